@@ -1,0 +1,2 @@
+//! lasthop-control
+fn main() {}

@@ -1,0 +1,2 @@
+//! lasthop-switch
+fn main() {}

@@ -1,0 +1,26 @@
+//! What control asks for: a masked key and what to do with a packet that matches.
+
+use lasthop_frame::{FlowKey, FlowMask};
+use lasthop_types::PortId;
+use serde::{Deserialize, Serialize};
+
+/// One step of what happens to a matching packet, in order. A flow without any drops the packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Action {
+    /// Deliver to this port, as the packet is at this point.
+    Output(PortId),
+}
+
+/// A flow as control installs it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowSpec {
+    /// Masked key: bits outside the mask are zero.
+    pub key: FlowKey,
+    /// Bits that matter.
+    pub mask: FlowMask,
+    /// What to do; empty drops.
+    pub actions: Vec<Action>,
+    /// Policy epoch in which this was computed; a flow of an older epoch is recomputed, not hunted.
+    pub epoch: u64,
+}

@@ -1,0 +1,15 @@
+//! Messages between the supervisor (`lasthop run`), the switch and control, and the socket that carries them.
+//!
+//! Three private `SOCK_SEQPACKET` pairs, made by the supervisor: supervisor–switch, supervisor–control and
+//! switch–control. One message is one packet, at most [`MAX_MESSAGE`] bytes, with at most one descriptor.
+
+mod channel;
+mod datapath;
+mod supervisor;
+
+pub use channel::{Channel, ChannelError, MAX_MESSAGE};
+pub use datapath::{
+    DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket, PortInfo, PortState, QueueInfo, ToControl,
+    WireFlow, WireKey,
+};
+pub use supervisor::{ControlToSupervisor, PortConfig, SupervisorToControl, SupervisorToSwitch, SwitchToSupervisor};

@@ -1,0 +1,141 @@
+//! Counters that one thread at a time writes and any thread reads.
+
+use crate::drop::DropReason;
+use serde::{Deserialize, Serialize};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// A 64-bit count. `add` is a plain load and store: callers hold the lock of the queue the counter belongs to,
+/// so there is one writer at a time; readers need no lock.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds `n`. One writer at a time.
+    #[inline]
+    pub fn add(&self, n: u64) {
+        self.0.store(self.0.load(Relaxed).wrapping_add(n), Relaxed);
+    }
+
+    /// The count so far. Any thread.
+    #[inline]
+    pub fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+/// What one queue counted; a queue pair has one for each direction. The law, summed over a switch:
+/// `from_guest.packets + replicated = to_guest.packets + all drops + waiting for control`.
+#[derive(Debug, Default)]
+pub struct PortCounters {
+    /// Packets taken from (or delivered to) the guest. A 64 KiB packet counts once.
+    pub packets: Counter,
+    /// Their bytes, without the virtio-net header.
+    pub bytes: Counter,
+    /// from_guest only: deliveries beyond the first that packets with several destinations caused.
+    pub replicated: Counter,
+    /// from_guest only: packets handed to control because no flow matched.
+    pub missed: Counter,
+    /// to_guest only: frames written because a packet had to be cut up for this receiver.
+    pub segments: Counter,
+    /// to_guest only: checksums completed because this receiver wants them complete.
+    pub checksums: Counter,
+    /// Kicks received (from_guest) or interrupts sent (to_guest).
+    pub notifications: Counter,
+    /// Undelivered packets by reason; indexed by `DropReason as usize`.
+    pub drops: DropCounters,
+}
+
+/// One counter per [`DropReason`].
+#[derive(Debug)]
+pub struct DropCounters([Counter; DropReason::COUNT]);
+
+impl Default for DropCounters {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| Counter::default()))
+    }
+}
+
+impl DropCounters {
+    /// Adds `n` packets under `reason`. One writer at a time.
+    #[inline]
+    pub fn add(&self, reason: DropReason, n: u64) {
+        if let Some(c) = self.0.get(reason as usize) {
+            c.add(n);
+        }
+    }
+
+    /// Packets dropped for `reason`.
+    pub fn get(&self, reason: DropReason) -> u64 {
+        self.0.get(reason as usize).map_or(0, Counter::get)
+    }
+}
+
+/// A snapshot of [`PortCounters`], summed over queues, as it travels to control and to `lasthop stats`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortTotals {
+    /// See [`PortCounters::packets`].
+    pub packets: u64,
+    /// See [`PortCounters::bytes`].
+    pub bytes: u64,
+    /// See [`PortCounters::replicated`].
+    pub replicated: u64,
+    /// See [`PortCounters::missed`].
+    pub missed: u64,
+    /// See [`PortCounters::segments`].
+    pub segments: u64,
+    /// See [`PortCounters::checksums`].
+    pub checksums: u64,
+    /// See [`PortCounters::notifications`].
+    pub notifications: u64,
+    /// Reasons with a count above zero, in the order of [`crate::DROP_REASONS`].
+    pub drops: Vec<(DropReason, u64)>,
+}
+
+impl PortTotals {
+    /// Adds what one queue counted.
+    pub fn add(&mut self, c: &PortCounters) {
+        self.packets += c.packets.get();
+        self.bytes += c.bytes.get();
+        self.replicated += c.replicated.get();
+        self.missed += c.missed.get();
+        self.segments += c.segments.get();
+        self.checksums += c.checksums.get();
+        self.notifications += c.notifications.get();
+        for &reason in crate::DROP_REASONS {
+            let n = c.drops.get(reason);
+            if n == 0 {
+                continue;
+            }
+            match self.drops.iter_mut().find(|(r, _)| *r == reason) {
+                Some((_, sum)) => *sum += n,
+                None => self.drops.push((reason, n)),
+            }
+        }
+        self.drops.sort_by_key(|(r, _)| *r as usize);
+    }
+
+    /// Packets dropped, all reasons.
+    pub fn dropped(&self) -> u64 {
+        self.drops.iter().map(|(_, n)| n).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn totals_add_up_over_queues() {
+        let (a, b) = (PortCounters::default(), PortCounters::default());
+        a.packets.add(3);
+        b.packets.add(4);
+        a.drops.add(DropReason::Policy, 1);
+        b.drops.add(DropReason::TooShort, 2);
+        b.drops.add(DropReason::Policy, 5);
+        let mut t = PortTotals::default();
+        t.add(&a);
+        t.add(&b);
+        assert_eq!((t.packets, t.dropped()), (7, 8));
+        assert_eq!(t.drops, [(DropReason::TooShort, 2), (DropReason::Policy, 6)]);
+    }
+}

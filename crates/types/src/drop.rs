@@ -1,0 +1,88 @@
+//! Why a packet was not delivered: every one that is not falls under exactly one of these (design rule 6).
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! drop_reasons {
+    ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)*) => {
+        /// Reason under which an undelivered packet is counted.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[repr(u8)]
+        pub enum DropReason { $($(#[doc = $doc])+ $variant,)* }
+
+        /// All reasons, in the order of their numbers.
+        pub const DROP_REASONS: &[DropReason] = &[$(DropReason::$variant,)*];
+
+        impl DropReason {
+            /// How many reasons there are.
+            pub const COUNT: usize = DROP_REASONS.len();
+
+            /// The name that `lasthop stats` shows.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+
+            /// One sentence that says what happened and, where there is one, what to do.
+            pub fn explain(self) -> &'static str {
+                match self { $(Self::$variant => concat!($($doc),+).trim_ascii(),)* }
+            }
+        }
+    };
+}
+
+drop_reasons! {
+    /// The chain was too short to hold a virtio-net header and an Ethernet header.
+    TooShort = "too_short",
+    /// The frame was longer than 64 KiB plus its link-layer headers.
+    TooLong = "too_long",
+    /// The virtio-net header asked for a checksum or segmentation that does not fit the frame.
+    BadOffload = "bad_offload",
+    /// The sender's descriptor chain was malformed: it went back to the sender unread.
+    BadChain = "bad_chain",
+    /// The source address was a group address or zero.
+    BadSource = "bad_source",
+    /// The destination is link-local (802.1D reserved) and is never forwarded.
+    LinkLocal = "link_local",
+    /// A flow said to drop the packet.
+    Policy = "policy",
+    /// The only destination was the port the packet came from.
+    Hairpin = "hairpin",
+    /// The destination port was removed meanwhile.
+    NoPort = "no_port",
+    /// The destination's front-end was not connected or its driver not ready.
+    PortDown = "port_down",
+    /// The receiver had made no buffers available.
+    NoBuffers = "no_buffers",
+    /// The receiver's buffers were too small for the frame.
+    BufferTooSmall = "buffer_too_small",
+    /// The frame was longer than the receiver's MTU and could not be segmented.
+    OverMtu = "over_mtu",
+    /// The receiver's ring or memory was found broken during the delivery.
+    ReceiverBroken = "receiver_broken",
+    /// The packet missed the flow table while too many of its port already waited for control.
+    MissQueueFull = "miss_queue_full",
+    /// Control did not answer the miss in time.
+    MissTimeout = "miss_timeout",
+    /// The sender's memory disappeared under the packet (its backing file was truncated).
+    MemoryFault = "memory_fault",
+    /// The flow has an action that this switch does not know.
+    BadAction = "bad_action",
+    /// The switch had been killed in the middle of the burst: the packet is not sent twice.
+    Recovered = "recovered",
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_distinct_and_numbers_are_dense() {
+        let mut names: Vec<_> = DROP_REASONS.iter().map(|r| r.name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), DropReason::COUNT);
+        for (i, r) in DROP_REASONS.iter().enumerate() {
+            assert_eq!(*r as usize, i);
+            assert!(r.explain().ends_with('.'), "{:?}", r.explain());
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! Words shared by every process of lasthop: port ids, MAC addresses, drop reasons and counters.
+//!
+//! No I/O, no `unsafe`, no dependency on any other crate of the project.
+
+mod counter;
+mod drop;
+mod mac;
+
+pub use counter::{Counter, DropCounters, PortCounters, PortTotals};
+pub use drop::{DROP_REASONS, DropReason};
+pub use mac::{MacAddr, ParseMacError};
+
+use serde::{Deserialize, Serialize};
+
+/// Number of a port, given by the supervisor, unique for as long as `lasthop run` lives; 0 is never used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PortId(pub u32);
+
+impl std::fmt::Display for PortId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// Most queue pairs one port may have (virtio-net multi-queue).
+pub const MAX_QUEUE_PAIRS: usize = 16;
+
+/// Longest frame carried inside the host, in bytes, without the virtio-net header: a 64 KiB IP packet and its
+/// link-layer headers with two VLAN tags.
+pub const MAX_FRAME_LEN: usize = 65_535 + 14 + 8;
