@@ -1,0 +1,111 @@
+//! Waiting for many descriptors (epoll(7)).
+
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::time::Timespec;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+/// When a watched descriptor reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trigger {
+    /// For as long as it is readable.
+    Level,
+    /// Once for every change: a kick need not be read back, which saves a system call each.
+    Edge,
+    /// For as long as it is readable or writable.
+    ReadWrite,
+}
+
+/// One report: the token the descriptor was added with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ready {
+    /// Token given to [`Epoll::add`].
+    pub token: u64,
+    /// The other end hung up or the descriptor is in error.
+    pub hung_up: bool,
+}
+
+/// An epoll instance. `add`, `modify` and `delete` may be called from any thread while another waits.
+#[derive(Debug)]
+pub struct Epoll {
+    fd: OwnedFd,
+}
+
+impl Epoll {
+    /// A new, empty instance.
+    pub fn new() -> Result<Self, Errno> {
+        Ok(Self { fd: epoll::create(epoll::CreateFlags::CLOEXEC)? })
+    }
+
+    /// Watches `fd` and reports it as `token`.
+    pub fn add(&self, fd: impl AsFd, token: u64, trigger: Trigger) -> Result<(), Errno> {
+        epoll::add(&self.fd, fd, epoll::EventData::new_u64(token), flags(trigger))
+    }
+
+    /// Changes how a watched `fd` reports.
+    pub fn modify(&self, fd: impl AsFd, token: u64, trigger: Trigger) -> Result<(), Errno> {
+        epoll::modify(&self.fd, fd, epoll::EventData::new_u64(token), flags(trigger))
+    }
+
+    /// Stops watching `fd`. Closing every copy of a descriptor does the same, but peers keep copies.
+    pub fn delete(&self, fd: impl AsFd) -> Result<(), Errno> {
+        epoll::delete(&self.fd, fd)
+    }
+
+    /// Waits until something is ready or the time is over (`None`: for ever) and appends to `ready` (cleared first).
+    /// A signal ends the wait early with nothing ready.
+    pub fn wait(&self, ready: &mut Vec<Ready>, timeout: Option<Duration>) -> Result<(), Errno> {
+        ready.clear();
+        let mut events = [const { std::mem::MaybeUninit::uninit() }; 64];
+        let timeout = timeout.map(|t| Timespec {
+            tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(t.subsec_nanos()),
+        });
+        match epoll::wait(&self.fd, &mut events, timeout.as_ref()) {
+            Ok((events, _)) => {
+                ready.extend(events.iter().map(|e| Ready {
+                    token: e.data.u64(),
+                    hung_up: e.flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR),
+                }));
+                Ok(())
+            }
+            Err(Errno::INTR) => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+impl AsFd for Epoll {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn flags(trigger: Trigger) -> epoll::EventFlags {
+    match trigger {
+        Trigger::Level => epoll::EventFlags::IN,
+        Trigger::Edge => epoll::EventFlags::IN | epoll::EventFlags::ET,
+        Trigger::ReadWrite => epoll::EventFlags::IN | epoll::EventFlags::OUT,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::EventFd;
+
+    #[test]
+    fn edge_reports_each_signal_once_without_a_read() {
+        let (epoll, event) = (Epoll::new().unwrap(), EventFd::new().unwrap());
+        epoll.add(&event, 5, Trigger::Edge).unwrap();
+        let mut ready = Vec::new();
+        for _ in 0..3 {
+            event.signal();
+            epoll.wait(&mut ready, Some(Duration::ZERO)).unwrap();
+            assert_eq!(ready, [Ready { token: 5, hung_up: false }]);
+            epoll.wait(&mut ready, Some(Duration::ZERO)).unwrap();
+            assert_eq!(ready, []);
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Event counters (eventfd(2)): kicks, calls, errors and wake-ups.
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::{Errno, read, write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// An eventfd, always non-blocking here. Any thread may signal, any thread may drain.
+#[derive(Debug)]
+pub struct EventFd(OwnedFd);
+
+impl EventFd {
+    /// A new counter at 0, close-on-exec.
+    pub fn new() -> Result<Self, Errno> {
+        Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+    }
+
+    /// Takes a descriptor somebody sent us. It is made non-blocking, so that a peer who sends us a pipe or a full
+    /// counter cannot hold up a worker. It need not be an eventfd: signalling writes eight bytes whatever it is.
+    pub fn from_peer(fd: OwnedFd) -> Result<Self, Errno> {
+        let flags = fcntl_getfl(&fd)?;
+        fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
+        Ok(Self(fd))
+    }
+
+    /// Adds one. A counter that is full already says what we want to say, and a peer's broken descriptor is the
+    /// peer's loss, so errors are ignored.
+    #[inline]
+    pub fn signal(&self) {
+        let _ = write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    /// Sets the count back to 0; true if it was not 0.
+    pub fn drain(&self) -> bool {
+        read(&self.0, &mut [0u8; 8]).is_ok()
+    }
+
+    /// A second descriptor of the same counter.
+    pub fn try_clone(&self) -> Result<Self, Errno> {
+        Ok(Self(rustix::io::fcntl_dupfd_cloexec(&self.0, 0)?))
+    }
+}
+
+impl AsFd for EventFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl From<EventFd> for OwnedFd {
+    fn from(e: EventFd) -> Self {
+        e.0
+    }
+}
