@@ -64,9 +64,10 @@ impl Epoll {
         });
         match epoll::wait(&self.fd, &mut events, timeout.as_ref()) {
             Ok((events, _)) => {
-                ready.extend(events.iter().map(|e| Ready {
-                    token: e.data.u64(),
-                    hung_up: e.flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR),
+                ready.extend(events.iter().map(|e| {
+                    let flags = e.flags;
+                    let hung_up = flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR);
+                    Ready { token: e.data.u64(), hung_up }
                 }));
                 Ok(())
             }
