@@ -1,1 +1,22 @@
-//! lasthop-guestmem
+//! Guest memory: mapping what a front-end hands us, translating its addresses, and moving bytes in and out of it.
+//!
+//! Unsafe room 2. Everybody else sees [`GuestSlice`], whose accesses are bounds-checked and never form a Rust reference
+//! to memory that a guest may write at any time. Three rules make it sound:
+//!
+//! 1. A [`GuestSlice`] borrows the [`GuestMemory`] (or is kept together with an `Arc` of it in a [`PinnedSlice`]), so
+//!    the mapping outlives it.
+//! 2. Words are read and written with volatile or atomic accesses, byte runs with `memmove`; the compiler is never
+//!    told that the bytes hold still.
+//! 3. A file truncated under a mapping raises SIGBUS; [`install_fault_handler`] puts zero pages there and marks the
+//!    region, which [`GuestMemory::faulted`] reports (design rule 3).
+#![allow(unsafe_code)]
+
+mod fault;
+mod memory;
+mod region;
+mod slice;
+
+pub use fault::install_fault_handler;
+pub use memory::{AccessError, GuestMemory, MAX_REGIONS};
+pub use region::{MapError, RegionSpec};
+pub use slice::{GuestSlice, PinnedSlice};

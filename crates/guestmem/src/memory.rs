@@ -1,0 +1,196 @@
+//! The set of regions a front-end has handed us.
+
+use crate::region::{MapError, Region, RegionSpec};
+use crate::slice::GuestSlice;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+/// Most regions one front-end may map: QEMU's own limit for memory slots.
+pub const MAX_REGIONS: usize = 509;
+
+/// An address the guest gave does not lie in its memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{len} bytes at guest address {addr:#x} are not in the guest's memory")]
+pub struct AccessError {
+    /// Guest physical address.
+    pub addr: u64,
+    /// Bytes wanted.
+    pub len: u64,
+}
+
+/// An immutable set of mapped regions. A change makes a new set that shares the mappings; share it by `Arc`.
+#[derive(Debug, Clone, Default)]
+pub struct GuestMemory {
+    /// Sorted by guest address, none overlapping.
+    regions: Vec<Arc<Region>>,
+}
+
+impl GuestMemory {
+    /// No memory at all.
+    pub fn empty() -> Self {
+        Self::default()
+    }
+
+    /// Private memory of our own: one region of `size` bytes at guest (and user) address 0.
+    pub fn anonymous(size: u64) -> Result<Self, MapError> {
+        let region = Region::anonymous(RegionSpec { guest_addr: 0, user_addr: 0, size, mmap_offset: 0 })?;
+        Ok(Self { regions: vec![Arc::new(region)] })
+    }
+
+    /// This set and one region more, mapped from `fd`, which may be closed afterwards.
+    pub fn with_region(&self, spec: RegionSpec, fd: impl AsFd) -> Result<Self, MapError> {
+        if self.regions.len() >= MAX_REGIONS {
+            return Err(MapError::TooMany);
+        }
+        // Map first: it also checks that the addresses do not wrap, which `overlaps` relies on.
+        let region = Region::map(spec, fd)?;
+        if self.regions.iter().any(|r| r.overlaps(&spec)) {
+            return Err(MapError::Overlaps(spec.guest_addr));
+        }
+        let mut regions = self.regions.clone();
+        let at = regions.partition_point(|r| r.spec.guest_addr < spec.guest_addr);
+        regions.insert(at, Arc::new(region));
+        Ok(Self { regions })
+    }
+
+    /// This set without the region that has exactly these addresses and size; `None` if there is none.
+    pub fn without_region(&self, guest_addr: u64, user_addr: u64, size: u64) -> Option<Self> {
+        let same = |s: &RegionSpec| (s.guest_addr, s.user_addr, s.size) == (guest_addr, user_addr, size);
+        let at = self.regions.iter().position(|r| same(&r.spec))?;
+        let mut regions = self.regions.clone();
+        regions.remove(at);
+        Some(Self { regions })
+    }
+
+    /// The regions, by guest address.
+    pub fn regions(&self) -> impl Iterator<Item = RegionSpec> + '_ {
+        self.regions.iter().map(|r| r.spec)
+    }
+
+    /// Sum of the regions' sizes, in bytes.
+    pub fn total_bytes(&self) -> u64 {
+        self.regions.iter().map(|r| r.spec.size).fold(0, u64::saturating_add)
+    }
+
+    /// Guest physical address of an address in the front-end's own address space.
+    pub fn user_to_guest(&self, user_addr: u64) -> Option<u64> {
+        self.regions.iter().map(|r| &r.spec).find_map(|s| {
+            let offset = user_addr.checked_sub(s.user_addr)?;
+            (offset < s.size).then_some(s.guest_addr + offset)
+        })
+    }
+
+    /// Whether the file under any region was truncated since it was mapped.
+    #[inline]
+    pub fn faulted(&self) -> bool {
+        self.regions.iter().any(|r| r.faulted())
+    }
+
+    /// `len` bytes at a guest physical address, all in one region: for rings.
+    #[inline]
+    pub fn slice(&self, addr: u64, len: usize) -> Result<GuestSlice<'_>, AccessError> {
+        let piece = self.piece(addr, len)?;
+        if piece.len() == len { Ok(piece) } else { Err(AccessError { addr, len: len as u64 }) }
+    }
+
+    /// The first part of `len` bytes at `addr`: all of them, unless the region ends before. A buffer may cross into
+    /// the next region, whose mapping lies elsewhere: ask again for the rest. `len` 0 must be inside memory too.
+    #[inline]
+    pub fn piece(&self, addr: u64, len: usize) -> Result<GuestSlice<'_>, AccessError> {
+        for r in &self.regions {
+            let Some(offset) = addr.checked_sub(r.spec.guest_addr) else { break };
+            if offset < r.spec.size {
+                let len = (r.spec.size - offset).min(len as u64) as usize;
+                // SAFETY: `offset + len <= size`, all of which is mapped from `host` on for as long as `self` lives.
+                return Ok(unsafe { GuestSlice::new(r.host().wrapping_add(offset as usize), len) });
+            }
+        }
+        Err(AccessError { addr, len: len as u64 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use std::os::fd::OwnedFd;
+
+    fn memfd(size: u64) -> OwnedFd {
+        let fd = memfd_create("guestmem-test", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&fd, size).unwrap();
+        fd
+    }
+
+    fn at(guest_addr: u64, size: u64) -> RegionSpec {
+        RegionSpec { guest_addr, user_addr: guest_addr + 0x1_0000_0000, size, mmap_offset: 0 }
+    }
+
+    #[test]
+    fn translation_stops_at_every_edge() {
+        let m = GuestMemory::empty().with_region(at(0x10000, 0x2000), memfd(0x2000)).unwrap();
+        let m = m.with_region(at(0x12000, 0x1000), memfd(0x1000)).unwrap();
+        assert!(m.slice(0x10000, 0x2000).is_ok());
+        assert!(m.slice(0xffff, 1).is_err());
+        assert!(m.slice(0x13000, 0).is_err());
+        assert!(m.slice(u64::MAX, 2).is_err());
+        assert!(m.slice(0x11fff, 2).is_err(), "crosses into the neighbour");
+        assert_eq!(m.piece(0x11fff, 2).unwrap().len(), 1);
+        assert_eq!(m.user_to_guest(0x1_0001_2001), Some(0x12001));
+        assert_eq!(m.user_to_guest(0x1_0001_3000), None);
+    }
+
+    #[test]
+    fn hostile_tables_are_refused() {
+        let m = GuestMemory::empty().with_region(at(0x10000, 0x2000), memfd(0x2000)).unwrap();
+        assert_eq!(m.with_region(at(0x11fff, 1), memfd(0x2000)).unwrap_err(), MapError::Overlaps(0x11fff));
+        assert_eq!(m.with_region(at(0, 0), memfd(1)).unwrap_err(), MapError::Empty(0));
+        let wraps = RegionSpec { guest_addr: u64::MAX - 1, user_addr: 0, size: 4096, mmap_offset: 0 };
+        assert!(matches!(m.with_region(wraps, memfd(4096)), Err(MapError::Wraps(_))));
+        let offset = RegionSpec { mmap_offset: u64::MAX - 10, ..at(0x20000, 4096) };
+        assert!(matches!(m.with_region(offset, memfd(4096)), Err(MapError::Wraps(_))));
+        assert!(matches!(m.with_region(at(0x20000, 8192), memfd(4096)), Err(MapError::FileTooShort { .. })));
+        let (socket, _) = rustix::pipe::pipe().unwrap();
+        assert!(m.with_region(at(0x20000, 4096), socket).is_err());
+    }
+
+    #[test]
+    fn an_offset_need_not_be_page_aligned() {
+        let fd = memfd(0x3000);
+        let whole = GuestMemory::empty().with_region(at(0, 0x3000), &fd).unwrap();
+        let part = RegionSpec { guest_addr: 0, user_addr: 0, size: 0x100, mmap_offset: 0x1010 };
+        let part = GuestMemory::empty().with_region(part, &fd).unwrap();
+        whole.slice(0x1010, 4).unwrap().write(0, &[1, 2, 3, 4]);
+        let mut out = [0; 4];
+        part.slice(0, 4).unwrap().read(0, &mut out);
+        assert_eq!(out, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn truncation_marks_the_region_and_reads_zero() {
+        install_fault_handler_for_test();
+        let fd = memfd(0x4000);
+        let m = GuestMemory::empty().with_region(at(0, 0x4000), &fd).unwrap();
+        m.slice(0x3000, 4).unwrap().write(0, &[9; 4]);
+        assert!(!m.faulted());
+        ftruncate(&fd, 0).unwrap();
+        let mut out = [7; 4];
+        m.slice(0x3000, 4).unwrap().read(0, &mut out);
+        assert_eq!(out, [0; 4]);
+        assert!(m.faulted());
+        drop(m);
+        let again = GuestMemory::empty().with_region(at(0, 0x1000), memfd(0x1000)).unwrap();
+        assert!(!again.faulted());
+    }
+
+    fn install_fault_handler_for_test() {
+        crate::install_fault_handler();
+    }
+
+    #[test]
+    fn regions_go_one_by_one() {
+        let m = GuestMemory::empty().with_region(at(0x10000, 0x2000), memfd(0x2000)).unwrap();
+        assert!(m.without_region(0x10000, 0, 0x2000).is_none());
+        let less = m.without_region(0x10000, 0x1_0001_0000, 0x2000).unwrap();
+        assert_eq!((less.regions().count(), m.total_bytes()), (0, 0x2000));
+    }
+}

@@ -1,0 +1,179 @@
+//! One mapped region.
+
+use crate::fault;
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
+
+/// Where a region lies: as the front-end says in SET_MEM_TABLE or ADD_MEM_REG (vhost-user, "Memory region description").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionSpec {
+    /// Guest physical address.
+    pub guest_addr: u64,
+    /// Address in the front-end's own address space; ring addresses use these.
+    pub user_addr: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Where in the file the region starts.
+    pub mmap_offset: u64,
+}
+
+/// Why guest memory cannot be mapped. The text is what `lasthop port list` shows.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum MapError {
+    /// Size 0.
+    #[error("memory region at {0:#x} is empty")]
+    Empty(u64),
+    /// Address plus size passes 2^64.
+    #[error("memory region at {0:#x} wraps around the end of the address space")]
+    Wraps(u64),
+    /// Two regions share guest or user addresses.
+    #[error("memory region at {0:#x} overlaps another")]
+    Overlaps(u64),
+    /// More than [`crate::MAX_REGIONS`].
+    #[error("more than {max} memory regions", max = crate::MAX_REGIONS)]
+    TooMany,
+    /// The region reaches past the end of its file.
+    #[error("memory region at {guest_addr:#x} needs {needed} bytes of its file, which has {length}")]
+    FileTooShort {
+        /// Which region.
+        guest_addr: u64,
+        /// Offset plus size.
+        needed: u64,
+        /// The file's length.
+        length: u64,
+    },
+    /// The kernel refused.
+    #[error(
+        "memory region at {guest_addr:#x} cannot be mapped: {errno}; guest memory must be shared (QEMU: memory-backend-memfd or -file with share=on)"
+    )]
+    Refused {
+        /// Which region.
+        guest_addr: u64,
+        /// What mmap or fstat said.
+        errno: Errno,
+    },
+    /// The table of mappings that the fault handler watches is full.
+    #[error("too many guest memory regions in this process")]
+    NoSlot,
+}
+
+/// A mapping with its place in the guest. Unmapped when dropped.
+#[derive(Debug)]
+pub(crate) struct Region {
+    pub(crate) spec: RegionSpec,
+    host: NonNull<u8>,
+    base: NonNull<u8>,
+    mapped: usize,
+    slot: fault::Slot,
+}
+
+// SAFETY: the pointers name a mapping that this value owns until it is dropped; all access goes through volatile, atomic
+// or memmove operations, which any thread may do at any time because the guest does so too.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Maps a region of a file, shared, readable and writable.
+    pub(crate) fn map(spec: RegionSpec, fd: impl AsFd) -> Result<Self, MapError> {
+        let guest_addr = spec.guest_addr;
+        check(&spec)?;
+        let refused = |errno| MapError::Refused { guest_addr, errno };
+        let needed = spec.mmap_offset.checked_add(spec.size).ok_or(MapError::Wraps(guest_addr))?;
+        let stat = rustix::fs::fstat(&fd).map_err(refused)?;
+        let length = u64::try_from(stat.st_size).unwrap_or(0);
+        if needed > length {
+            return Err(MapError::FileTooShort { guest_addr, needed, length });
+        }
+        // The whole file up to the region's end is mapped: an offset need not be a multiple of the page (or huge page)
+        // size, and mmap of a hugetlbfs file insists on whole huge pages, which st_blksize tells.
+        let page = u64::try_from(stat.st_blksize).unwrap_or(4096).clamp(4096, 1 << 30);
+        let start = spec.mmap_offset - spec.mmap_offset % page;
+        let mapped =
+            usize::try_from((needed - start).next_multiple_of(page)).map_err(|_| MapError::Wraps(guest_addr))?;
+        // SAFETY: a new mapping at an address the kernel chooses touches no memory of ours.
+        let base = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                mapped,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                fd,
+                start,
+            )
+        }
+        .map_err(refused)?;
+        let offset = usize::try_from(spec.mmap_offset - start).unwrap_or(0);
+        Self::adopt(spec, base.cast(), mapped, offset)
+    }
+
+    /// Maps private zero pages: a region of our own that behaves like a guest's.
+    pub(crate) fn anonymous(spec: RegionSpec) -> Result<Self, MapError> {
+        check(&spec)?;
+        let guest_addr = spec.guest_addr;
+        let mapped = usize::try_from(spec.size.next_multiple_of(4096)).map_err(|_| MapError::Wraps(guest_addr))?;
+        // SAFETY: as in `map`.
+        let base = unsafe {
+            mmap_anonymous(
+                std::ptr::null_mut(),
+                mapped,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        }
+        .map_err(|errno| MapError::Refused { guest_addr, errno })?;
+        Self::adopt(spec, base.cast(), mapped, 0)
+    }
+
+    fn adopt(spec: RegionSpec, base: *mut u8, mapped: usize, offset: usize) -> Result<Self, MapError> {
+        let unmap = || {
+            // SAFETY: this mapping was made by the caller just now and nobody else knows of it.
+            let _ = unsafe { munmap(base.cast(), mapped) };
+        };
+        let Some(slot) = fault::Slot::claim(base as usize, mapped) else {
+            unmap();
+            return Err(MapError::NoSlot);
+        };
+        let (Some(start), Some(host)) = (NonNull::new(base), NonNull::new(base.wrapping_add(offset))) else {
+            unmap();
+            return Err(MapError::NoSlot);
+        };
+        Ok(Self { spec, host, base: start, mapped, slot })
+    }
+
+    /// Host address of the region's first byte.
+    pub(crate) fn host(&self) -> *mut u8 {
+        self.host.as_ptr()
+    }
+
+    /// Whether the file under the mapping went away.
+    pub(crate) fn faulted(&self) -> bool {
+        self.slot.faulted()
+    }
+
+    pub(crate) fn overlaps(&self, other: &RegionSpec) -> bool {
+        let hit = |a: u64, b: u64| a < b + other.size && b < a + self.spec.size;
+        hit(self.spec.guest_addr, other.guest_addr) || hit(self.spec.user_addr, other.user_addr)
+    }
+}
+
+fn check(spec: &RegionSpec) -> Result<(), MapError> {
+    if spec.size == 0 {
+        return Err(MapError::Empty(spec.guest_addr));
+    }
+    let wraps = |a: u64| a.checked_add(spec.size).is_none();
+    if wraps(spec.guest_addr) || wraps(spec.user_addr) || spec.size > isize::MAX as u64 {
+        return Err(MapError::Wraps(spec.guest_addr));
+    }
+    Ok(())
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        self.slot.release();
+        // SAFETY: the mapping is ours, and whoever holds a slice of it also holds (or borrows) an Arc of this region.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.mapped) };
+    }
+}

@@ -1,0 +1,273 @@
+//! A run of guest memory and the only ways to touch it.
+
+use crate::memory::GuestMemory;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+/// Bytes of guest memory, contiguous in our address space. `Copy`, and valid for as long as the memory it borrows.
+/// The guest may change the bytes at any time: two reads may differ.
+#[derive(Clone, Copy, Debug)]
+pub struct GuestSlice<'m> {
+    ptr: *mut u8,
+    len: usize,
+    memory: PhantomData<&'m GuestMemory>,
+}
+
+// SAFETY: a slice is only an address range in a mapping that `'m` keeps alive; every access is volatile, atomic or
+// memmove, as it must be with the guest writing concurrently anyway.
+unsafe impl Send for GuestSlice<'_> {}
+
+impl<'m> GuestSlice<'m> {
+    /// # Safety
+    /// `[ptr, ptr + len)` is mapped readable and writable for all of `'m`.
+    #[inline]
+    pub(crate) unsafe fn new(ptr: *mut u8, len: usize) -> Self {
+        Self { ptr, len, memory: PhantomData }
+    }
+
+    /// Bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether the first byte lies at a multiple of `align` in our address space (and so in the guest's, for powers
+    /// of two up to the page size).
+    pub fn is_aligned(&self, align: usize) -> bool {
+        (self.ptr as usize).is_multiple_of(align)
+    }
+
+    /// `len` bytes from `offset` on, or as many of them as there are.
+    #[inline]
+    pub fn part(&self, offset: usize, len: usize) -> Self {
+        let offset = offset.min(self.len);
+        Self { ptr: self.ptr.wrapping_add(offset), len: len.min(self.len - offset), memory: PhantomData }
+    }
+
+    /// Copies bytes from `offset` on into private memory; returns how many there were.
+    #[inline]
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> usize {
+        let from = self.part(offset, out.len());
+        // SAFETY: `from` lies in the mapping, `out` in private memory; both are `from.len` bytes at least.
+        unsafe { std::ptr::copy(from.ptr, out.as_mut_ptr(), from.len) };
+        from.len
+    }
+
+    /// Copies private bytes to `offset`; returns how many fitted.
+    #[inline]
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> usize {
+        let to = self.part(offset, bytes.len());
+        // SAFETY: as in `read`, the other way round.
+        unsafe { std::ptr::copy(bytes.as_ptr(), to.ptr, to.len) };
+        to.len
+    }
+
+    /// Copies this slice's bytes to the start of `to`, guest to guest; returns how many fitted. The two may overlap:
+    /// a guest may have named the same memory twice. Never rounds up.
+    #[inline]
+    pub fn copy_to(&self, to: &GuestSlice<'_>) -> usize {
+        let len = self.len.min(to.len);
+        // SAFETY: both slices lie in live mappings and have at least `len` bytes; memmove allows overlap.
+        unsafe { std::ptr::copy(self.ptr, to.ptr, len) };
+        len
+    }
+
+    /// As [`GuestSlice::copy_to`], and returns the ones-complement sum of the bytes moved, as 16-bit words in memory
+    /// order starting at the first byte (RFC 1071): each byte is read once, so the sum is of what was written.
+    pub fn copy_to_with_sum(&self, to: &GuestSlice<'_>) -> (usize, u16) {
+        let len = self.len.min(to.len);
+        let mut sum: u64 = 0;
+        let mut at = 0;
+        while at + 8 <= len {
+            // SAFETY: `at + 8 <= len` and both slices have `len` mapped bytes; unaligned access is asked for.
+            let word = unsafe {
+                let word = self.ptr.add(at).cast::<u64>().read_unaligned();
+                to.ptr.add(at).cast::<u64>().write_unaligned(word);
+                word
+            };
+            let (next, carry) = sum.overflowing_add(word);
+            sum = next + u64::from(carry);
+            at += 8;
+        }
+        let mut tail = [0u8; 8];
+        let left = len - at;
+        self.read(at, &mut tail[..left]);
+        to.write(at, &tail[..left]);
+        let (next, carry) = sum.overflowing_add(u64::from_ne_bytes(tail));
+        (len, fold(next + u64::from(carry)))
+    }
+
+    /// Reads a little-endian word; 0 beyond the end. One volatile access if aligned, as ring fields are.
+    #[inline]
+    pub fn load_u16(&self, offset: usize) -> u16 {
+        if !self.holds(offset, 2) {
+            return 0;
+        }
+        // SAFETY: inside the mapping, aligned (`holds` checked both).
+        u16::from_le(unsafe { self.ptr.add(offset).cast::<u16>().read_volatile() })
+    }
+
+    /// Reads a little-endian word with acquire order: what the driver wrote before it is visible after.
+    #[inline]
+    pub fn load_u16_acquire(&self, offset: usize) -> u16 {
+        self.atomic_u16(offset).map_or(0, |a| u16::from_le(a.load(Ordering::Acquire)))
+    }
+
+    /// Writes a little-endian word with release order: what we wrote before is visible to whoever sees it.
+    #[inline]
+    pub fn store_u16_release(&self, offset: usize, value: u16) {
+        if let Some(a) = self.atomic_u16(offset) {
+            a.store(value.to_le(), Ordering::Release);
+        }
+    }
+
+    /// Writes a little-endian word.
+    #[inline]
+    pub fn store_u16(&self, offset: usize, value: u16) {
+        if self.holds(offset, 2) {
+            // SAFETY: inside the mapping, aligned.
+            unsafe { self.ptr.add(offset).cast::<u16>().write_volatile(value.to_le()) };
+        }
+    }
+
+    /// Reads a little-endian 64-bit word; 0 beyond the end.
+    #[inline]
+    pub fn load_u64(&self, offset: usize) -> u64 {
+        if !self.holds(offset, 8) {
+            return 0;
+        }
+        // SAFETY: inside the mapping, aligned.
+        u64::from_le(unsafe { self.ptr.add(offset).cast::<u64>().read_volatile() })
+    }
+
+    /// Writes a little-endian 64-bit word if it is 8-byte aligned, else as two 32-bit words (used-ring elements are
+    /// 4-byte aligned only).
+    #[inline]
+    pub fn store_u64(&self, offset: usize, value: u64) {
+        if self.holds(offset, 8) {
+            // SAFETY: inside the mapping, aligned.
+            unsafe { self.ptr.add(offset).cast::<u64>().write_volatile(value.to_le()) };
+        } else if self.holds(offset, 4) && self.holds(offset + 4, 4) {
+            // SAFETY: both halves are inside the mapping and aligned.
+            unsafe {
+                self.ptr.add(offset).cast::<u32>().write_volatile((value as u32).to_le());
+                self.ptr.add(offset + 4).cast::<u32>().write_volatile(((value >> 32) as u32).to_le());
+            }
+        }
+    }
+
+    /// Asks the processor to fetch the cache line that holds the first byte, for reading.
+    #[inline]
+    pub fn prefetch(&self) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: prefetch never faults and needs only SSE, which x86_64 always has.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(self.ptr.cast())
+        };
+    }
+
+    #[inline]
+    fn holds(&self, offset: usize, size: usize) -> bool {
+        offset <= self.len && self.len - offset >= size && (self.ptr as usize).wrapping_add(offset).is_multiple_of(size)
+    }
+
+    #[inline]
+    fn atomic_u16(&self, offset: usize) -> Option<&'m AtomicU16> {
+        // SAFETY: inside the mapping and aligned for all of `'m`; the guest's accesses to ring indices are atomic too.
+        self.holds(offset, 2).then(|| unsafe { AtomicU16::from_ptr(self.ptr.add(offset).cast()) })
+    }
+}
+
+/// A slice together with the memory it lies in, so that it can be kept: what a ring is made of.
+#[derive(Debug)]
+pub struct PinnedSlice {
+    ptr: *mut u8,
+    len: usize,
+    _memory: Arc<GuestMemory>,
+}
+
+// SAFETY: as for GuestSlice; the Arc keeps the mapping alive.
+unsafe impl Send for PinnedSlice {}
+// SAFETY: as above.
+unsafe impl Sync for PinnedSlice {}
+
+impl PinnedSlice {
+    /// `len` bytes at a guest physical address, in one region.
+    pub fn new(memory: &Arc<GuestMemory>, addr: u64, len: usize) -> Result<Self, crate::AccessError> {
+        let slice = memory.slice(addr, len)?;
+        Ok(Self { ptr: slice.ptr, len: slice.len, _memory: memory.clone() })
+    }
+
+    /// The slice.
+    #[inline]
+    pub fn get(&self) -> GuestSlice<'_> {
+        // SAFETY: `new` took it from the memory that `_memory` keeps alive, and the mapping does not move.
+        unsafe { GuestSlice::new(self.ptr, self.len) }
+    }
+}
+
+fn fold(sum: u64) -> u16 {
+    let sum = (sum & 0xffff_ffff) + (sum >> 32);
+    let sum = (sum & 0xffff) + ((sum >> 16) & 0xffff) + (sum >> 32);
+    let sum = (sum & 0xffff) + (sum >> 16);
+    let sum = (sum & 0xffff) + (sum >> 16);
+    sum as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn reference_sum(bytes: &[u8]) -> u16 {
+        let mut sum = 0u64;
+        for pair in bytes.chunks(2) {
+            sum += u64::from(u16::from_ne_bytes([pair[0], *pair.get(1).unwrap_or(&0)]));
+        }
+        while sum > 0xffff {
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+        sum as u16
+    }
+
+    proptest! {
+        #[test]
+        fn copies_are_exact_and_never_round_up(bytes in proptest::collection::vec(any::<u8>(), 0..200), shift in 0usize..9) {
+            let m = GuestMemory::anonymous(4096).unwrap();
+            let from = m.slice(shift as u64, bytes.len()).unwrap();
+            from.write(0, &bytes);
+            let to = m.slice(1024, bytes.len()).unwrap();
+            m.slice(1024, 1024).unwrap().write(0, &[0xee; 1024]);
+            let (n, sum) = from.copy_to_with_sum(&to);
+            prop_assert_eq!(n, bytes.len());
+            // 0 and 0xffff are the same ones-complement number.
+            prop_assert_eq!(sum % 0xffff, reference_sum(&bytes) % 0xffff);
+            let mut out = vec![0; bytes.len() + 1];
+            m.slice(1024, 1024).unwrap().read(0, &mut out);
+            prop_assert_eq!(&out[..bytes.len()], &bytes[..]);
+            prop_assert_eq!(out[bytes.len()], 0xee);
+        }
+    }
+
+    #[test]
+    fn words_beyond_the_end_or_misaligned_are_never_touched() {
+        let m = GuestMemory::anonymous(4096).unwrap();
+        let s = m.slice(0, 8).unwrap();
+        s.store_u64(0, 0x0102_0304_0506_0708);
+        assert_eq!(s.load_u16(0), 0x0708);
+        assert_eq!(s.load_u16(7), 0);
+        assert_eq!(s.load_u16(1), 0);
+        assert_eq!(s.load_u64(8), 0);
+        s.store_u16(8, 0xffff);
+        assert_eq!(m.slice(8, 2).unwrap().load_u16(0), 0);
+        m.slice(4, 12).unwrap().store_u64(0, 0x1112_1314_1516_1718);
+        assert_eq!(m.slice(8, 8).unwrap().load_u16(0), 0x1314);
+    }
+}
