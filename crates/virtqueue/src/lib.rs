@@ -1,1 +1,23 @@
-//! lasthop-virtqueue
+//! Virtqueues: split and packed rings (virtio 1.2 §2.7 and §2.8), the device side and the driver side.
+//!
+//! The device side is what the switch is to a guest; the driver side is what an uplink process (or a test) is to the
+//! switch. Everything a driver writes is read once, checked, and never trusted again (design rule 3).
+
+mod chain;
+mod error;
+mod packed;
+mod queue;
+mod ring;
+mod split;
+
+pub use chain::{BURST, Chain, Chains, MAX_PIECES};
+pub use error::QueueError;
+pub use queue::{Active, Queue, QueueGuard, QueueSetup, QueueStatus};
+pub use ring::{Reserved, Ring};
+
+/// Descriptor flag: another descriptor follows (split: at `next`; packed: in the next slot).
+pub const DESC_NEXT: u16 = 1;
+/// Descriptor flag: the device writes, the driver reads.
+pub const DESC_WRITE: u16 = 2;
+/// Descriptor flag: the buffer holds a table of descriptors.
+pub const DESC_INDIRECT: u16 = 4;

@@ -1,0 +1,181 @@
+//! Descriptor chains once they have been checked.
+
+use crate::{DESC_WRITE, QueueError};
+use arrayvec::ArrayVec;
+use lasthop_guestmem::{GuestMemory, GuestSlice};
+
+/// Most chains handled at once.
+pub const BURST: usize = 64;
+
+/// Most pieces of memory in all chains of a burst, and so in one chain. Twice the longest chain that drivers build
+/// (1024 descriptors), because a buffer that crosses from one region into another counts twice.
+pub const MAX_PIECES: usize = 2048;
+
+/// One chain: some of the pieces in [`Chains::pieces`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chain {
+    /// Split: index of the head descriptor. Packed: buffer id.
+    pub(crate) id: u16,
+    /// Ring slots it takes (always 1 in a split ring's available ring).
+    pub(crate) slots: u16,
+    first: u16,
+    count: u16,
+    /// Bytes in all its pieces.
+    pub len: u32,
+    /// A descriptor points the wrong way (device-writable where the device reads, or the reverse), or the chain has too
+    /// many pieces: it goes back to the driver unread.
+    pub bad: bool,
+}
+
+/// Chains and the memory they name. Reused from burst to burst; lives on the stack.
+#[derive(Debug, Default)]
+pub struct Chains<'m> {
+    /// The chains, in the order in which the driver made them available.
+    pub list: ArrayVec<Chain, BURST>,
+    pieces: ArrayVec<GuestSlice<'m>, MAX_PIECES>,
+}
+
+impl<'m> Chains<'m> {
+    /// None.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Forgets all chains.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.list.clear();
+        self.pieces.clear();
+    }
+
+    /// The memory of one chain, in order.
+    #[inline]
+    pub fn pieces(&self, chain: &Chain) -> &[GuestSlice<'m>] {
+        let first = usize::from(chain.first);
+        self.pieces.get(first..first + usize::from(chain.count)).unwrap_or(&[])
+    }
+
+    /// The memory of all chains, in order.
+    #[inline]
+    pub fn all_pieces(&self) -> &[GuestSlice<'m>] {
+        &self.pieces
+    }
+
+    /// No room for a chain of any length that drivers build.
+    #[inline]
+    pub(crate) fn is_full(&self) -> bool {
+        self.list.is_full() || self.pieces.len() + 1024 > MAX_PIECES
+    }
+
+    /// Starts a chain.
+    #[inline]
+    pub(crate) fn begin(&self) -> ChainBuilder {
+        ChainBuilder { first: self.pieces.len(), len: 0, bad: false }
+    }
+
+    /// Ends a chain. The caller checked `is_full` before it began.
+    #[inline]
+    pub(crate) fn end(&mut self, builder: &ChainBuilder, id: u16, slots: u16) {
+        if builder.bad {
+            self.pieces.truncate(builder.first);
+        }
+        let chain = Chain {
+            id,
+            slots,
+            first: builder.first as u16,
+            count: (self.pieces.len() - builder.first) as u16,
+            len: builder.len,
+            bad: builder.bad,
+        };
+        let _ = self.list.try_push(chain);
+    }
+
+    /// Drops the pieces of a chain that turned out to break the ring.
+    pub(crate) fn abandon(&mut self, builder: &ChainBuilder) {
+        self.pieces.truncate(builder.first);
+    }
+}
+
+/// A chain in the making.
+#[derive(Debug)]
+pub(crate) struct ChainBuilder {
+    first: usize,
+    len: u32,
+    bad: bool,
+}
+
+impl ChainBuilder {
+    /// Adds one descriptor's buffer. `device_writes` says which way the whole chain has to point.
+    #[inline]
+    pub(crate) fn add<'m>(
+        &mut self,
+        chains: &mut Chains<'m>,
+        memory: &'m GuestMemory,
+        descriptor: &Descriptor,
+        device_writes: bool,
+    ) -> Result<(), QueueError> {
+        let &Descriptor { mut addr, len, flags, .. } = descriptor;
+        if (flags & DESC_WRITE != 0) != device_writes {
+            self.bad = true;
+        }
+        match self.len.checked_add(len) {
+            Some(sum) => self.len = sum,
+            None => self.bad = true,
+        }
+        let mut left = len as usize;
+        if addr.checked_add(u64::from(len)).is_none() {
+            let access = lasthop_guestmem::AccessError { addr, len: u64::from(len) };
+            return Err(QueueError::Buffer(access));
+        }
+        loop {
+            let piece = memory.piece(addr, left).map_err(QueueError::Buffer)?;
+            if !piece.is_empty() && chains.pieces.try_push(piece).is_err() {
+                self.bad = true;
+            }
+            left -= piece.len();
+            addr += piece.len() as u64;
+            if left == 0 {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// A descriptor, split or packed, as it was read: once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Descriptor {
+    pub(crate) addr: u64,
+    pub(crate) len: u32,
+    pub(crate) flags: u16,
+    /// Split: next descriptor. Packed: buffer id.
+    pub(crate) next_or_id: u16,
+}
+
+impl Descriptor {
+    /// Split layout (§2.7.5): address, length, flags, next.
+    #[inline]
+    pub(crate) fn split(table: &GuestSlice<'_>, index: u32) -> Self {
+        let (addr, rest) = Self::words(table, index);
+        Self { addr, len: rest as u32, flags: (rest >> 32) as u16, next_or_id: (rest >> 48) as u16 }
+    }
+
+    /// Packed layout (§2.8.5): address, length, id, flags.
+    #[inline]
+    pub(crate) fn packed(table: &GuestSlice<'_>, index: u32) -> Self {
+        let (addr, rest) = Self::words(table, index);
+        Self { addr, len: rest as u32, flags: (rest >> 48) as u16, next_or_id: (rest >> 32) as u16 }
+    }
+
+    #[inline]
+    fn words(table: &GuestSlice<'_>, index: u32) -> (u64, u64) {
+        let at = index as usize * 16;
+        if table.is_aligned(8) {
+            return (table.load_u64(at), table.load_u64(at + 8));
+        }
+        // Rings are aligned; an indirect table need not be.
+        let mut bytes = [0; 16];
+        table.read(at, &mut bytes);
+        let word = u128::from_le_bytes(bytes);
+        (word as u64, (word >> 64) as u64)
+    }
+}

@@ -1,0 +1,273 @@
+//! The packed ring, device side (virtio 1.2 §2.8).
+
+use crate::chain::Descriptor;
+use crate::queue::QueueSetup;
+use crate::ring::need_event;
+use crate::{Chain, Chains, DESC_INDIRECT, DESC_NEXT, QueueError};
+use lasthop_guestmem::{GuestMemory, PinnedSlice};
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+/// Descriptor flag: equal to the driver's wrap counter when made available.
+pub(crate) const AVAIL: u16 = 1 << 7;
+/// Descriptor flag: equal to the device's wrap counter when used.
+pub(crate) const USED: u16 = 1 << 15;
+/// Event suppression flags (§2.8.10): always, never, at a certain descriptor.
+pub(crate) const EVENTS_ENABLE: u16 = 0;
+pub(crate) const EVENTS_DISABLE: u16 = 1;
+pub(crate) const EVENTS_DESC: u16 = 2;
+
+/// A place in the ring and the lap it belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Position {
+    pub(crate) index: u16,
+    pub(crate) wrap: bool,
+}
+
+impl Position {
+    /// As in GET_VRING_BASE: index in the low 15 bits, wrap counter in bit 15.
+    pub(crate) fn from_bits(bits: u16) -> Self {
+        Self { index: bits & 0x7fff, wrap: bits & 0x8000 != 0 }
+    }
+
+    pub(crate) fn bits(self) -> u16 {
+        self.index | u16::from(self.wrap) << 15
+    }
+
+    #[inline]
+    pub(crate) fn advance(&mut self, slots: u16, size: u16) {
+        let index = u32::from(self.index) + u32::from(slots);
+        if index >= u32::from(size) {
+            self.index = (index - u32::from(size)) as u16;
+            self.wrap = !self.wrap;
+        } else {
+            self.index = index as u16;
+        }
+    }
+
+    #[inline]
+    fn retreat(&mut self, slots: u16, size: u16) {
+        if slots > self.index {
+            self.index = self.index + size - slots;
+            self.wrap = !self.wrap;
+        } else {
+            self.index -= slots;
+        }
+    }
+
+    /// The flags of a descriptor made available in this lap.
+    pub(crate) fn avail_flags(self) -> u16 {
+        if self.wrap { AVAIL } else { USED }
+    }
+
+    /// The flags of a descriptor used in this lap.
+    pub(crate) fn used_flags(self) -> u16 {
+        if self.wrap { AVAIL | USED } else { 0 }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct PackedRing {
+    desc: PinnedSlice,
+    driver_event: PinnedSlice,
+    device_event: PinnedSlice,
+    size: u16,
+    next_avail: Position,
+    next_used: Position,
+    /// First used descriptor not yet published: its flags are written last.
+    staged: Option<(Position, u16)>,
+    /// Slots staged since the last publication.
+    staged_slots: u16,
+    event_idx: bool,
+    indirect: bool,
+}
+
+impl PackedRing {
+    pub(crate) fn new(setup: &QueueSetup, memory: &Arc<GuestMemory>) -> Result<Self, QueueError> {
+        let size = setup.size;
+        if size == 0 || size > 32768 {
+            return Err(QueueError::Size(size));
+        }
+        let part = |addr: u64, len: usize, align: u64| {
+            if !addr.is_multiple_of(align) {
+                return Err(QueueError::Alignment(addr));
+            }
+            PinnedSlice::new(memory, addr, len).map_err(QueueError::RingMemory)
+        };
+        // Bits 16 to 31 say where the device left off using; all that we take we use, so both are the same place.
+        let position = Position::from_bits(setup.base as u16);
+        if position.index >= size {
+            return Err(QueueError::Base(setup.base));
+        }
+        Ok(Self {
+            desc: part(setup.desc, 16 * usize::from(size), 16)?,
+            driver_event: part(setup.driver, 4, 4)?,
+            device_event: part(setup.device, 4, 4)?,
+            size,
+            next_avail: position,
+            next_used: position,
+            staged: None,
+            staged_slots: 0,
+            event_idx: setup.event_idx,
+            indirect: setup.indirect,
+        })
+    }
+
+    pub(crate) fn position(&self) -> u32 {
+        let bits = u32::from(self.next_used.bits());
+        bits | bits << 16
+    }
+
+    #[inline]
+    fn is_available(&self) -> bool {
+        let flags = self.desc.get().load_u16_acquire(usize::from(self.next_avail.index) * 16 + 14);
+        flags & (AVAIL | USED) == self.next_avail.avail_flags()
+    }
+
+    #[inline]
+    pub(crate) fn pop<'m>(
+        &mut self,
+        memory: &'m GuestMemory,
+        chains: &mut Chains<'m>,
+        device_writes: bool,
+        most: usize,
+    ) -> Result<(), QueueError> {
+        for _ in 0..most {
+            // Slots of chains taken and not yet used still look available once the ring has come round.
+            let taken = self.slots_between(self.next_used, self.next_avail);
+            if taken >= u32::from(self.size) || chains.is_full() || !self.is_available() {
+                break;
+            }
+            let mut builder = chains.begin();
+            match self.walk(memory, chains, &mut builder, device_writes, u32::from(self.size) - taken) {
+                Ok((id, slots)) => {
+                    chains.end(&builder, id, slots);
+                    self.next_avail.advance(slots, self.size);
+                }
+                Err(e) => {
+                    chains.abandon(&builder);
+                    return Err(e);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn slots_between(&self, from: Position, to: Position) -> u32 {
+        let (from_index, to_index) = (u32::from(from.index), u32::from(to.index));
+        if from.wrap == to.wrap { to_index - from_index } else { to_index + u32::from(self.size) - from_index }
+    }
+
+    #[inline]
+    fn walk<'m>(
+        &self,
+        memory: &'m GuestMemory,
+        chains: &mut Chains<'m>,
+        builder: &mut crate::chain::ChainBuilder,
+        device_writes: bool,
+        most_slots: u32,
+    ) -> Result<(u16, u16), QueueError> {
+        let ring = self.desc.get();
+        let mut at = self.next_avail;
+        let mut slots = 0;
+        loop {
+            // The head's flags were read with acquire order; the driver writes them last, so the rest of the chain is
+            // there. A flag word that changes between the two reads only ever changes what this guest gets.
+            let descriptor = Descriptor::packed(&ring, u32::from(at.index));
+            slots += 1;
+            at.advance(1, self.size);
+            if descriptor.flags & DESC_INDIRECT != 0 {
+                let len = descriptor.len;
+                let malformed = !self.indirect || descriptor.flags & DESC_NEXT != 0 || slots > 1;
+                if malformed || len == 0 || !len.is_multiple_of(16) {
+                    return Err(QueueError::Indirect(len));
+                }
+                if len / 16 > 1024 {
+                    return Err(QueueError::ChainTooLong);
+                }
+                let table = memory.slice(descriptor.addr, len as usize).map_err(QueueError::Buffer)?;
+                for index in 0..len / 16 {
+                    let inner = Descriptor::packed(&table, index);
+                    if inner.flags & DESC_INDIRECT != 0 {
+                        return Err(QueueError::Indirect(inner.len));
+                    }
+                    builder.add(chains, memory, &inner, device_writes)?;
+                }
+                return Ok((descriptor.next_or_id, 1));
+            }
+            builder.add(chains, memory, &descriptor, device_writes)?;
+            if descriptor.flags & DESC_NEXT == 0 {
+                // The id is ours to give back, nothing is looked up by it: any value is safe. A driver that checks
+                // ids is told by an id of its own.
+                return Ok((descriptor.next_or_id, slots));
+            }
+            if u32::from(slots) >= most_slots || slots >= 1024 {
+                return Err(QueueError::ChainTooLong);
+            }
+        }
+    }
+
+    #[inline]
+    pub(crate) fn unpop(&mut self, chains: &[Chain]) {
+        for chain in chains.iter().rev() {
+            self.next_avail.retreat(chain.slots, self.size);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn stage_used(&mut self, chain: &Chain, len: u32) {
+        let at = usize::from(self.next_used.index) * 16;
+        let flags = self.next_used.used_flags() | if len > 0 { crate::DESC_WRITE } else { 0 };
+        let desc = self.desc.get();
+        // Length and id; the flags, in the same word's top, stay as they are for the first of a batch.
+        if self.staged.is_none() {
+            desc.store_u32(at + 8, len);
+            desc.store_u16(at + 12, chain.id);
+            self.staged = Some((self.next_used, flags));
+        } else {
+            desc.store_u64(at + 8, u64::from(len) | u64::from(chain.id) << 32 | u64::from(flags) << 48);
+        }
+        self.next_used.advance(chain.slots, self.size);
+        self.staged_slots = self.staged_slots.saturating_add(chain.slots);
+    }
+
+    #[inline]
+    pub(crate) fn publish(&mut self) -> bool {
+        let Some((first, flags)) = self.staged.take() else { return false };
+        let slots = std::mem::take(&mut self.staged_slots);
+        self.desc.get().store_u16_release(usize::from(first.index) * 16 + 14, flags);
+        fence(Ordering::SeqCst);
+        let event = self.driver_event.get();
+        match event.load_u16(2) {
+            EVENTS_DISABLE => false,
+            EVENTS_DESC if self.event_idx => {
+                let wanted = Position::from_bits(event.load_u16(0));
+                // Unroll to indices on one line, as if the ring had no end (§2.8.10.1).
+                let new = self.next_used.index;
+                let mut at = wanted.index;
+                if wanted.wrap != self.next_used.wrap {
+                    at = at.wrapping_sub(self.size);
+                }
+                need_event(at, new, new.wrapping_sub(slots))
+            }
+            _ => true,
+        }
+    }
+
+    pub(crate) fn disable_kicks(&mut self) {
+        self.device_event.get().store_u16(2, EVENTS_DISABLE);
+    }
+
+    pub(crate) fn enable_kicks(&mut self) -> Result<bool, QueueError> {
+        let event = self.device_event.get();
+        if self.event_idx {
+            event.store_u16(0, self.next_avail.bits());
+            event.store_u16_release(2, EVENTS_DESC);
+        } else {
+            event.store_u16(2, EVENTS_ENABLE);
+        }
+        fence(Ordering::SeqCst);
+        Ok(self.is_available())
+    }
+}

@@ -1,0 +1,229 @@
+//! A queue of a port: its ring while there is one, the memory the ring's buffers lie in, whom to notify, what it counted.
+
+use crate::{QueueError, Ring};
+use lasthop_guestmem::GuestMemory;
+use lasthop_sys::EventFd;
+use lasthop_types::PortCounters;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+
+/// How a ring is to be started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueSetup {
+    /// Entries.
+    pub size: u16,
+    /// Guest physical address of the descriptor table or, packed, of the descriptor ring.
+    pub desc: u64,
+    /// Of the available ring or, packed, of the driver's event suppression.
+    pub driver: u64,
+    /// Of the used ring or, packed, of the device's event suppression.
+    pub device: u64,
+    /// From where on, as in SET_VRING_BASE.
+    pub base: u32,
+    /// VIRTIO_F_RING_PACKED.
+    pub packed: bool,
+    /// VIRTIO_F_RING_EVENT_IDX.
+    pub event_idx: bool,
+    /// VIRTIO_F_IN_ORDER. Used entries are in order whatever was negotiated.
+    pub in_order: bool,
+    /// VIRTIO_F_RING_INDIRECT_DESC.
+    pub indirect: bool,
+}
+
+/// What `lasthop port list` shows of a queue.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct QueueStatus {
+    /// Entries; 0 before the first start.
+    pub size: u16,
+    /// Packed layout.
+    pub packed: bool,
+    /// Has a ring.
+    pub started: bool,
+    /// The driver lets it be used.
+    pub enabled: bool,
+    /// Why it stopped, if it broke.
+    pub error: Option<QueueError>,
+}
+
+/// One virtqueue of a port, shared by the thread that talks to the front-end and the workers. Its lock is held for a
+/// burst at most; whoever holds the lock of a queue that packets come from may take that of one queue that packets go
+/// to, never the other way round.
+#[derive(Debug)]
+pub struct Queue {
+    index: u16,
+    ready: AtomicBool,
+    inner: Mutex<Inner>,
+    /// What it counted; written by whoever holds the lock.
+    pub counters: PortCounters,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    active: Option<Active>,
+    setup: Option<QueueSetup>,
+    enabled: bool,
+    error: Option<QueueError>,
+    call: Option<EventFd>,
+    err: Option<EventFd>,
+}
+
+/// A started ring with its memory.
+#[derive(Debug)]
+pub struct Active {
+    /// The ring.
+    pub ring: Ring,
+    /// The memory its buffers lie in.
+    pub memory: Arc<GuestMemory>,
+}
+
+impl Queue {
+    /// A stopped queue. `index` is its vring index, for messages.
+    pub fn new(index: u16) -> Self {
+        Self { index, ready: AtomicBool::new(false), inner: Mutex::default(), counters: PortCounters::default() }
+    }
+
+    /// Its vring index: even ones carry packets to the guest, odd ones from it.
+    pub fn index(&self) -> u16 {
+        self.index
+    }
+
+    /// Starts the ring. A broken or stopped queue becomes whole again.
+    pub fn start(&self, setup: &QueueSetup, memory: Arc<GuestMemory>) -> Result<(), QueueError> {
+        let mut guard = self.lock();
+        guard.inner.setup = Some(*setup);
+        match Ring::new(setup, &memory) {
+            Ok(mut ring) => {
+                ring.disable_kicks();
+                guard.inner.error = None;
+                guard.inner.active = Some(Active { ring, memory });
+                guard.refresh();
+                Ok(())
+            }
+            Err(e) => {
+                guard.fail(e);
+                Err(e)
+            }
+        }
+    }
+
+    /// Stops the ring, when no burst is on it; returns its position for GET_VRING_BASE (where it would have started,
+    /// if it broke or never ran). Clears an error.
+    pub fn stop(&self) -> Option<u32> {
+        let mut guard = self.lock();
+        let position = guard.inner.active.take().map(|a| a.ring.position());
+        guard.inner.error = None;
+        guard.refresh();
+        position
+    }
+
+    /// Replaces the memory under a running ring: its addresses are looked up anew, its position stays.
+    pub fn set_memory(&self, memory: Arc<GuestMemory>) -> Result<(), QueueError> {
+        let mut guard = self.lock();
+        let (Some(active), Some(setup)) = (&guard.inner.active, guard.inner.setup) else { return Ok(()) };
+        let setup = QueueSetup { base: active.ring.position(), ..setup };
+        match Ring::new(&setup, &memory) {
+            Ok(ring) => {
+                guard.inner.active = Some(Active { ring, memory });
+                Ok(())
+            }
+            Err(e) => {
+                guard.fail(e);
+                Err(e)
+            }
+        }
+    }
+
+    /// Whom to interrupt.
+    pub fn set_call(&self, call: Option<EventFd>) {
+        self.lock().inner.call = call;
+    }
+
+    /// Whom to tell when the ring breaks.
+    pub fn set_err(&self, err: Option<EventFd>) {
+        self.lock().inner.err = err;
+    }
+
+    /// SET_VRING_ENABLE.
+    pub fn set_enabled(&self, enabled: bool) {
+        let mut guard = self.lock();
+        guard.inner.enabled = enabled;
+        guard.refresh();
+    }
+
+    /// What state it is in.
+    pub fn status(&self) -> QueueStatus {
+        let guard = self.lock();
+        QueueStatus {
+            size: guard.inner.setup.map_or(0, |s| s.size),
+            packed: guard.inner.setup.is_some_and(|s| s.packed),
+            started: guard.inner.active.is_some(),
+            enabled: guard.inner.enabled,
+            error: guard.inner.error,
+        }
+    }
+
+    /// Started and enabled, as far as can be seen without the lock.
+    #[inline]
+    pub fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Relaxed)
+    }
+
+    /// Waits for the lock.
+    #[inline]
+    pub fn lock(&self) -> QueueGuard<'_> {
+        QueueGuard { inner: self.inner.lock().unwrap_or_else(|e| e.into_inner()), queue: self }
+    }
+
+    /// Takes the lock if nobody has it: otherwise somebody is on it already (PhD §4.4.3).
+    #[inline]
+    pub fn try_lock(&self) -> Option<QueueGuard<'_>> {
+        match self.inner.try_lock() {
+            Ok(inner) => Some(QueueGuard { inner, queue: self }),
+            Err(TryLockError::Poisoned(e)) => Some(QueueGuard { inner: e.into_inner(), queue: self }),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+}
+
+/// The queue's lock, held.
+#[derive(Debug)]
+pub struct QueueGuard<'q> {
+    inner: MutexGuard<'q, Inner>,
+    queue: &'q Queue,
+}
+
+impl QueueGuard<'_> {
+    /// The ring, if packets may pass.
+    #[inline]
+    pub fn active(&mut self) -> Option<&mut Active> {
+        if self.inner.enabled { self.inner.active.as_mut() } else { None }
+    }
+
+    /// Interrupts the guest.
+    #[inline]
+    pub fn call(&self) {
+        if let Some(call) = &self.inner.call {
+            call.signal();
+            self.queue.counters.notifications.add(1);
+        }
+    }
+
+    /// Stops the ring for good (until it is started anew) and tells the front-end.
+    pub fn fail(&mut self, error: QueueError) {
+        self.inner.active = None;
+        self.inner.error = Some(error);
+        if let Some(err) = &self.inner.err {
+            err.signal();
+        }
+        self.refresh();
+    }
+
+    /// Why it broke.
+    pub fn error(&self) -> Option<QueueError> {
+        self.inner.error
+    }
+
+    fn refresh(&mut self) {
+        self.queue.ready.store(self.inner.enabled && self.inner.active.is_some(), Ordering::Relaxed);
+    }
+}

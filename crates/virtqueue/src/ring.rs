@@ -1,0 +1,143 @@
+//! Either layout behind one set of calls.
+
+use crate::packed::PackedRing;
+use crate::queue::QueueSetup;
+use crate::split::SplitRing;
+use crate::{Chain, Chains, QueueError};
+use lasthop_guestmem::GuestMemory;
+use std::sync::Arc;
+
+/// A started ring, device side. One thread at a time: the queue's lock sees to it.
+#[derive(Debug)]
+pub struct Ring(Layout);
+
+#[derive(Debug)]
+enum Layout {
+    Split(SplitRing),
+    Packed(PackedRing),
+}
+
+/// What became of a wish for buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reserved {
+    /// The chains hold the bytes asked for.
+    Enough,
+    /// The driver has made too few buffers available; nothing was taken.
+    NoBuffers,
+    /// The next buffer is too small and may not be joined with others; nothing was taken.
+    TooSmall,
+}
+
+macro_rules! either {
+    ($self:ident, $ring:ident => $call:expr) => {
+        match &mut $self.0 {
+            Layout::Split($ring) => $call,
+            Layout::Packed($ring) => $call,
+        }
+    };
+}
+
+impl Ring {
+    pub(crate) fn new(setup: &QueueSetup, memory: &Arc<GuestMemory>) -> Result<Self, QueueError> {
+        Ok(Self(if setup.packed {
+            Layout::Packed(PackedRing::new(setup, memory)?)
+        } else {
+            Layout::Split(SplitRing::new(setup, memory)?)
+        }))
+    }
+
+    /// Where the ring stands, as GET_VRING_BASE wants it (vhost-user, "Vring state"): everything before is complete.
+    pub fn position(&self) -> u32 {
+        match &self.0 {
+            Layout::Split(r) => r.position(),
+            Layout::Packed(r) => r.position(),
+        }
+    }
+
+    /// Takes up to `most` chains that the device is to read. Chains before a broken one are still delivered: they are
+    /// in `chains` when the error comes.
+    #[inline]
+    pub fn pop<'m>(&mut self, memory: &'m GuestMemory, chains: &mut Chains<'m>, most: usize) -> Result<(), QueueError> {
+        either!(self, r => r.pop(memory, chains, false, most))
+    }
+
+    /// Puts back the last chains taken, given in the order they were taken.
+    #[inline]
+    pub fn unpop(&mut self, chains: &[Chain]) {
+        either!(self, r => r.unpop(chains))
+    }
+
+    /// Takes chains that the device may write until they hold `need` bytes: several if `join` (VIRTIO_NET_F_MRG_RXBUF),
+    /// otherwise exactly one. `chains` is cleared first. Chains pointing the wrong way are given back unused on the way.
+    #[inline]
+    pub fn reserve<'m>(
+        &mut self,
+        memory: &'m GuestMemory,
+        chains: &mut Chains<'m>,
+        need: usize,
+        join: bool,
+    ) -> Result<Reserved, QueueError> {
+        chains.clear();
+        let mut held = 0usize;
+        loop {
+            let before = chains.list.len();
+            either!(self, r => r.pop(memory, chains, true, 1))?;
+            let Some(&chain) = chains.list.get(before) else {
+                self.unpop(&chains.list);
+                chains.clear();
+                return Ok(Reserved::NoBuffers);
+            };
+            if chain.bad {
+                // In order: those before it go back to the ring, this one to the guest, then from the start again.
+                chains.list.pop();
+                if before == 0 {
+                    self.stage_used(&chain, 0);
+                    chains.clear();
+                    continue;
+                }
+                self.unpop(&[chain]);
+                self.unpop(&chains.list);
+                chains.clear();
+                return Ok(Reserved::TooSmall);
+            }
+            held += chain.len as usize;
+            if held >= need {
+                return Ok(Reserved::Enough);
+            }
+            if !join || chains.is_full() {
+                self.unpop(&chains.list);
+                chains.clear();
+                return Ok(Reserved::TooSmall);
+            }
+        }
+    }
+
+    /// Notes that a chain is used and `len` bytes of it were written (0 for one that was read). In the order taken.
+    /// The driver sees nothing of it before [`Ring::publish`].
+    #[inline]
+    pub fn stage_used(&mut self, chain: &Chain, len: u32) {
+        either!(self, r => r.stage_used(chain, len))
+    }
+
+    /// Shows the driver all that was staged, at once; true if it wants to be interrupted for it.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        either!(self, r => r.publish())
+    }
+
+    /// Asks the driver not to kick: we look by ourselves.
+    pub fn disable_kicks(&mut self) {
+        either!(self, r => r.disable_kicks())
+    }
+
+    /// Asks the driver to kick for the next chain. True if one is there already: then there may be no kick for it.
+    pub fn enable_kicks(&mut self) -> Result<bool, QueueError> {
+        either!(self, r => r.enable_kicks())
+    }
+}
+
+/// §2.7.10.1: whether `event` lies in `(old, new]`, that is, was just passed.
+#[inline]
+pub(crate) fn need_event(event: u16, new: u16, old: u16) -> bool {
+    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+}

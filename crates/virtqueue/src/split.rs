@@ -1,0 +1,206 @@
+//! The split ring, device side (virtio 1.2 §2.7).
+
+use crate::chain::{ChainBuilder, Descriptor};
+use crate::queue::QueueSetup;
+use crate::ring::need_event;
+use crate::{Chain, Chains, DESC_INDIRECT, DESC_NEXT, QueueError};
+use lasthop_guestmem::{GuestMemory, PinnedSlice};
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+/// Used ring flag: do not kick me (§2.7.10).
+const USED_NO_NOTIFY: u16 = 1;
+/// Available ring flag: do not interrupt me (§2.7.7).
+const AVAIL_NO_INTERRUPT: u16 = 1;
+
+#[derive(Debug)]
+pub(crate) struct SplitRing {
+    desc: PinnedSlice,
+    avail: PinnedSlice,
+    used: PinnedSlice,
+    size: u16,
+    /// Next entry of the available ring to take.
+    next_avail: u16,
+    /// The driver's index when it was last read.
+    seen_avail: u16,
+    /// Next entry of the used ring to fill; what the driver sees is `published`.
+    next_used: u16,
+    published: u16,
+    event_idx: bool,
+    indirect: bool,
+}
+
+impl SplitRing {
+    pub(crate) fn new(setup: &QueueSetup, memory: &Arc<GuestMemory>) -> Result<Self, QueueError> {
+        let size = setup.size;
+        if !size.is_power_of_two() || size > 32768 {
+            return Err(QueueError::Size(size));
+        }
+        let n = usize::from(size);
+        let part = |addr: u64, len: usize, align: u64| {
+            if !addr.is_multiple_of(align) {
+                return Err(QueueError::Alignment(addr));
+            }
+            PinnedSlice::new(memory, addr, len).map_err(QueueError::RingMemory)
+        };
+        let (avail, used) = (part(setup.driver, 6 + 2 * n, 2)?, part(setup.device, 6 + 8 * n, 4)?);
+        // A front-end that lost its device without notice may not know how far it got; the ring does. All that was
+        // taken is completed before anything else can happen to it, so the used index is also the next to take.
+        let position = used.get().load_u16(2);
+        Ok(Self {
+            desc: part(setup.desc, 16 * n, 16)?,
+            avail,
+            used,
+            size,
+            next_avail: position,
+            seen_avail: position,
+            next_used: position,
+            published: position,
+            event_idx: setup.event_idx,
+            indirect: setup.indirect,
+        })
+    }
+
+    pub(crate) fn position(&self) -> u32 {
+        u32::from(self.next_used)
+    }
+
+    /// How many chains wait, reading the driver's index only if none is known of.
+    #[inline]
+    fn waiting(&mut self) -> Result<u16, QueueError> {
+        let known = self.seen_avail.wrapping_sub(self.next_avail);
+        if known != 0 {
+            return Ok(known);
+        }
+        self.refresh()
+    }
+
+    #[inline]
+    fn refresh(&mut self) -> Result<u16, QueueError> {
+        let driver = self.avail.get().load_u16_acquire(2);
+        let waiting = driver.wrapping_sub(self.next_avail);
+        if waiting > self.size {
+            return Err(QueueError::AvailableJump { driver, device: self.next_avail, size: self.size });
+        }
+        self.seen_avail = driver;
+        Ok(waiting)
+    }
+
+    #[inline]
+    pub(crate) fn pop<'m>(
+        &mut self,
+        memory: &'m GuestMemory,
+        chains: &mut Chains<'m>,
+        device_writes: bool,
+        most: usize,
+    ) -> Result<(), QueueError> {
+        let waiting = usize::from(self.waiting()?).min(most);
+        let (avail, desc) = (self.avail.get(), self.desc.get());
+        for _ in 0..waiting {
+            if chains.is_full() {
+                break;
+            }
+            let slot = usize::from(self.next_avail & (self.size - 1));
+            let head = avail.load_u16(4 + 2 * slot);
+            let mut builder = chains.begin();
+            if let Err(e) = walk(&desc, self.size, self.indirect, head, memory, chains, &mut builder, device_writes) {
+                chains.abandon(&builder);
+                return Err(e);
+            }
+            chains.end(&builder, head, 1);
+            self.next_avail = self.next_avail.wrapping_add(1);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn unpop(&mut self, chains: &[Chain]) {
+        self.next_avail = self.next_avail.wrapping_sub(chains.len() as u16);
+    }
+
+    #[inline]
+    pub(crate) fn stage_used(&mut self, chain: &Chain, len: u32) {
+        let slot = usize::from(self.next_used & (self.size - 1));
+        self.used.get().store_u64(4 + 8 * slot, u64::from(chain.id) | u64::from(len) << 32);
+        self.next_used = self.next_used.wrapping_add(1);
+    }
+
+    #[inline]
+    pub(crate) fn publish(&mut self) -> bool {
+        let (old, new) = (self.published, self.next_used);
+        if old == new {
+            return false;
+        }
+        self.used.get().store_u16_release(2, new);
+        self.published = new;
+        // The driver writes its wish, then looks for used entries; we do it the other way round (§2.7.10.1).
+        fence(Ordering::SeqCst);
+        if self.event_idx {
+            let wanted = self.avail.get().load_u16(4 + 2 * usize::from(self.size));
+            need_event(wanted, new, old)
+        } else {
+            self.avail.get().load_u16(0) & AVAIL_NO_INTERRUPT == 0
+        }
+    }
+
+    /// Tells the driver not to kick. With EVENT_IDX the old `avail_event` stays behind, which says the same.
+    pub(crate) fn disable_kicks(&mut self) {
+        if !self.event_idx {
+            self.used.get().store_u16(0, USED_NO_NOTIFY);
+        }
+    }
+
+    /// Tells the driver to kick for the next chain; true if one came meanwhile, for which there may be no kick.
+    pub(crate) fn enable_kicks(&mut self) -> Result<bool, QueueError> {
+        if self.event_idx {
+            self.used.get().store_u16(4 + 8 * usize::from(self.size), self.next_avail);
+        } else {
+            self.used.get().store_u16(0, 0);
+        }
+        fence(Ordering::SeqCst);
+        Ok(self.refresh()? != 0)
+    }
+}
+
+#[allow(clippy::too_many_arguments)]
+#[inline]
+fn walk<'m>(
+    ring: &lasthop_guestmem::GuestSlice<'_>,
+    size: u16,
+    indirect_allowed: bool,
+    head: u16,
+    memory: &'m GuestMemory,
+    chains: &mut Chains<'m>,
+    builder: &mut ChainBuilder,
+    device_writes: bool,
+) -> Result<(), QueueError> {
+    let (mut table, mut entries) = (*ring, u32::from(size));
+    let mut index = u32::from(head);
+    let mut steps = 0;
+    let mut inside_indirect = false;
+    loop {
+        if index >= entries {
+            return Err(QueueError::DescriptorIndex { index, entries });
+        }
+        let descriptor = Descriptor::split(&table, index);
+        if descriptor.flags & DESC_INDIRECT != 0 {
+            let len = descriptor.len;
+            let malformed = inside_indirect || !indirect_allowed || descriptor.flags & DESC_NEXT != 0;
+            if malformed || len == 0 || !len.is_multiple_of(16) {
+                return Err(QueueError::Indirect(len));
+            }
+            table = memory.slice(descriptor.addr, len as usize).map_err(QueueError::Buffer)?;
+            (entries, index, inside_indirect) = (len / 16, 0, true);
+            continue;
+        }
+        builder.add(chains, memory, &descriptor, device_writes)?;
+        if descriptor.flags & DESC_NEXT == 0 {
+            return Ok(());
+        }
+        steps += 1;
+        if steps >= entries || steps >= 1024 {
+            return Err(QueueError::ChainTooLong);
+        }
+        index = u32::from(descriptor.next_or_id);
+    }
+}
