@@ -3,10 +3,15 @@
 //! Unsafe room 1: whatever needs `unsafe` and is not about guest memory lives here, behind safe functions.
 #![allow(unsafe_code)]
 
+mod affinity;
 mod epoll;
 mod eventfd;
 mod inherit;
+mod process;
+pub mod sandbox;
 
+pub use affinity::{CpuList, ParseCpusError};
 pub use epoll::{Epoll, Ready, Trigger};
 pub use eventfd::EventFd;
 pub use inherit::inherited_fd;
+pub use process::{PidFd, SignalFd, Watched, die_with_parent, set_thread_name};

@@ -1,0 +1,175 @@
+//! Starting and watching other processes: pidfd, death signal, signals as readable events.
+
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+
+/// A descriptor of a child process (pidfd_open(2)): readable once it has ended.
+#[derive(Debug)]
+pub struct PidFd(OwnedFd);
+
+impl PidFd {
+    /// For a child that has not been waited for, so that its number cannot have gone to somebody else.
+    pub fn of(child: &Child) -> Result<Self, Errno> {
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
+        Ok(Self(pidfd_open(pid, PidfdFlags::empty())?))
+    }
+
+    /// Ends the process at once (SIGKILL). One that has ended already is no error.
+    pub fn kill(&self) -> Result<(), Errno> {
+        match pidfd_send_signal(&self.0, Signal::KILL) {
+            Err(Errno::SRCH) => Ok(()),
+            other => other,
+        }
+    }
+}
+
+impl AsFd for PidFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Makes the process that `command` starts die by SIGKILL when the thread that starts it ends, however it ends.
+/// [`crate::sandbox::Plan::enter`] keeps this alive over the change of user, which would clear it.
+pub fn die_with_parent(command: &mut Command) {
+    let parent = std::process::id();
+    let prepare = move || {
+        // SAFETY: prctl with these arguments touches no memory.
+        if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // The parent may have died before the line above took effect.
+        // SAFETY: getppid has no preconditions.
+        if u32::try_from(unsafe { libc::getppid() }) != Ok(parent) {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
+        Ok(())
+    };
+    // SAFETY: the closure runs between fork and exec; it makes two system calls and neither allocates nor locks.
+    unsafe { command.pre_exec(prepare) };
+}
+
+/// Names the calling thread, at most 15 bytes (more are cut), as `ps` and `top` show it.
+pub fn set_thread_name(name: &str) {
+    let bytes: Vec<u8> = name.bytes().filter(|&b| b != 0).take(15).collect();
+    if let Ok(name) = CString::new(bytes) {
+        let _ = rustix::thread::set_name(&name);
+    }
+}
+
+/// A signal a [`SignalFd`] can watch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Watched {
+    /// SIGTERM: somebody asks us to end.
+    Terminate,
+    /// SIGINT: Ctrl-C.
+    Interrupt,
+    /// SIGHUP: the terminal went away.
+    HangUp,
+}
+
+const WATCHED: [(Watched, libc::c_int); 3] =
+    [(Watched::Terminate, libc::SIGTERM), (Watched::Interrupt, libc::SIGINT), (Watched::HangUp, libc::SIGHUP)];
+
+/// The signals of [`Watched`] as a readable descriptor (signalfd(2)), non-blocking.
+#[derive(Debug)]
+pub struct SignalFd(OwnedFd);
+
+impl SignalFd {
+    /// Blocks the signals in the calling thread (and those it starts later) and makes them readable here. For a
+    /// process with one thread: another thread that does not block them would still die of them.
+    pub fn new() -> Result<Self, Errno> {
+        // SAFETY: an all-zero sigset_t is valid memory for sigemptyset to initialise; the other calls get that set by
+        // valid pointers, signal numbers are constants, and the result is checked before it becomes an owner.
+        unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&mut set);
+            for (_, number) in WATCHED {
+                libc::sigaddset(&mut set, number);
+            }
+            let error = libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+            if error != 0 {
+                return Err(Errno::from_raw_os_error(error));
+            }
+            let fd = libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+            if fd < 0 {
+                return Err(last_errno());
+            }
+            Ok(Self(OwnedFd::from_raw_fd(fd)))
+        }
+    }
+
+    /// The next signal that has come, if one has.
+    pub fn read(&self) -> Option<Watched> {
+        // SAFETY: signalfd_siginfo is plain numbers, valid when zero; read gets its address and exact size.
+        let (read, info) = unsafe {
+            let mut info: libc::signalfd_siginfo = std::mem::zeroed();
+            let read = libc::read(self.0.as_raw_fd(), (&raw mut info).cast(), size_of_val(&info));
+            (read, info)
+        };
+        let number = libc::c_int::try_from(info.ssi_signo).ok()?;
+        if read <= 0 {
+            return None;
+        }
+        WATCHED.iter().find(|(_, n)| *n == number).map(|(signal, _)| *signal)
+    }
+}
+
+impl AsFd for SignalFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+pub(crate) fn last_errno() -> Errno {
+    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Epoll, Trigger};
+    use std::os::unix::process::ExitStatusExt;
+
+    #[test]
+    fn pidfd_reports_the_end_and_kills() {
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        let (pidfd, epoll) = (PidFd::of(&child).unwrap(), Epoll::new().unwrap());
+        epoll.add(&pidfd, 1, Trigger::Level).unwrap();
+        let mut ready = Vec::new();
+        epoll.wait(&mut ready, Some(std::time::Duration::ZERO)).unwrap();
+        assert!(ready.is_empty());
+        pidfd.kill().unwrap();
+        epoll.wait(&mut ready, None).unwrap();
+        assert_eq!(ready.len(), 1);
+        assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
+        pidfd.kill().unwrap();
+    }
+
+    #[test]
+    fn death_signal_is_set_before_exec() {
+        let spawned = std::thread::spawn(|| {
+            let mut command = Command::new("sleep");
+            command.arg("600");
+            die_with_parent(&mut command);
+            command.spawn().unwrap()
+        });
+        // The starting thread ends here, and so must the child.
+        let mut child = spawned.join().unwrap();
+        assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
+    }
+
+    #[test]
+    fn long_thread_names_are_cut() {
+        let name = std::thread::spawn(|| {
+            set_thread_name("port-\0with-a-long-name");
+            std::fs::read_to_string(format!("/proc/self/task/{}/comm", rustix::thread::gettid().as_raw_nonzero()))
+        });
+        assert_eq!(name.join().unwrap().unwrap().trim(), "port-with-a-lon");
+    }
+}

@@ -1,0 +1,191 @@
+//! The system calls each program may make. Everything else kills the process.
+
+use super::Program;
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
+};
+use std::collections::BTreeMap;
+
+type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+
+/// Why there is no filter.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FilterError {
+    #[error("cannot build the filter: {0}")]
+    Build(#[from] seccompiler::BackendError),
+    #[error("{0}")]
+    Install(#[from] seccompiler::Error),
+}
+
+/// Calls both programs make, whatever the arguments. They act on memory, time, threads of this process and descriptors
+/// it holds already.
+const COMMON: &[libc::c_long] = &[
+    // Descriptors.
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_readv,
+    libc::SYS_writev,
+    libc::SYS_pread64,
+    libc::SYS_pwrite64,
+    libc::SYS_lseek,
+    libc::SYS_close,
+    libc::SYS_dup,
+    libc::SYS_fstat,
+    libc::SYS_ftruncate,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_recvfrom,
+    libc::SYS_sendto,
+    libc::SYS_shutdown,
+    libc::SYS_getsockopt,
+    libc::SYS_memfd_create,
+    // Waiting.
+    libc::SYS_eventfd2,
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_ppoll,
+    libc::SYS_timerfd_create,
+    libc::SYS_timerfd_settime,
+    libc::SYS_timerfd_gettime,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_getres,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_nanosleep,
+    libc::SYS_gettimeofday,
+    libc::SYS_restart_syscall,
+    // Memory.
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    libc::SYS_brk,
+    libc::SYS_membarrier,
+    libc::SYS_getrandom,
+    // Threads and signals of this process.
+    libc::SYS_futex,
+    libc::SYS_set_robust_list,
+    libc::SYS_rseq,
+    libc::SYS_sigaltstack,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sched_yield,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sched_setaffinity,
+    libc::SYS_sched_getparam,
+    libc::SYS_sched_getscheduler,
+    libc::SYS_sched_setscheduler,
+    libc::SYS_sched_getattr,
+    libc::SYS_sched_setattr,
+    libc::SYS_getcpu,
+    libc::SYS_getrusage,
+    libc::SYS_getpid,
+    libc::SYS_getppid,
+    libc::SYS_gettid,
+    libc::SYS_getuid,
+    libc::SYS_geteuid,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+];
+
+/// Older forms that only x86-64 has.
+#[cfg(target_arch = "x86_64")]
+const OLDER: &[libc::c_long] = &[libc::SYS_epoll_wait, libc::SYS_poll];
+#[cfg(not(target_arch = "x86_64"))]
+const OLDER: &[libc::c_long] = &[];
+
+/// Control serves its API on a listening socket it inherited.
+const CONTROL: &[libc::c_long] = &[libc::SYS_accept4, libc::SYS_getsockname, libc::SYS_getpeername];
+
+/// fcntl(2): nothing that reaches another process (locks, owners, leases).
+const FCNTL: &[libc::c_int] = &[
+    libc::F_DUPFD_CLOEXEC,
+    libc::F_GETFD,
+    libc::F_SETFD,
+    libc::F_GETFL,
+    libc::F_SETFL,
+    libc::F_GET_SEALS,
+    libc::F_ADD_SEALS,
+];
+
+/// prctl(2): names of threads and of memory, and how exact timers are.
+const PRCTL: &[libc::c_int] = &[libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA, libc::PR_SET_TIMERSLACK];
+
+/// clone(2) flags looked at, and those of a thread: same memory and signals, no new namespace of any kind.
+const THREAD: libc::c_int = libc::CLONE_VM | libc::CLONE_SIGHAND | libc::CLONE_THREAD;
+const CLONE_MASK: libc::c_int = THREAD
+    | libc::CLONE_NEWNS
+    | libc::CLONE_NEWCGROUP
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUSER
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET;
+
+/// Installs the filter of `program` for this thread and those it starts. "No new privileges" must be set.
+pub(super) fn install(program: Program) -> Result<(), FilterError> {
+    // clone3 passes its flags by address, where a filter cannot look. The C library takes "not implemented" as the
+    // hint to use clone. Of two filters the stricter answer wins, and this one has to come first.
+    let no_clone3 = Rules::from([(libc::SYS_clone3, Vec::new())]);
+    let not_implemented = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());
+    seccompiler::apply_filter(&compile(no_clone3, SeccompAction::Allow, not_implemented)?)?;
+    seccompiler::apply_filter(&compile(rules(program)?, SeccompAction::KillProcess, SeccompAction::Allow)?)?;
+    Ok(())
+}
+
+fn compile(rules: Rules, otherwise: SeccompAction, on_match: SeccompAction) -> Result<BpfProgram, FilterError> {
+    let arch = TargetArch::try_from(std::env::consts::ARCH)?;
+    Ok(SeccompFilter::new(rules, otherwise, on_match, arch)?.try_into()?)
+}
+
+fn rules(program: Program) -> Result<Rules, FilterError> {
+    let control = if program == Program::Control { CONTROL } else { &[] };
+    let unconditional = COMMON.iter().chain(OLDER).chain(control);
+    // An empty list of rules matches whatever the arguments; clone3 is answered by the first filter.
+    let mut rules: Rules = unconditional.chain(&[libc::SYS_clone3]).map(|&call| (call, Vec::new())).collect();
+
+    rules.insert(libc::SYS_fcntl, one_of(1, FCNTL)?);
+    rules.insert(libc::SYS_prctl, one_of(0, PRCTL)?);
+    // Is this a terminal? Do not block.
+    rules.insert(libc::SYS_ioctl, vec![equals(1, libc::TCGETS)?, equals(1, libc::FIONBIO)?]);
+    // No memory that is executable.
+    let not_executable = || masked(2, libc::PROT_EXEC, 0);
+    rules.insert(libc::SYS_mmap, vec![not_executable()?]);
+    rules.insert(libc::SYS_mprotect, vec![not_executable()?]);
+    rules.insert(libc::SYS_clone, vec![masked(0, CLONE_MASK, THREAD)?]);
+    // abort(3) of this very process.
+    rules.insert(libc::SYS_tgkill, vec![equals(0, u64::from(std::process::id()))?]);
+    // Of a descriptor, not of a path (there are no paths to see in an empty root either).
+    rules.insert(libc::SYS_newfstatat, vec![masked(3, libc::AT_EMPTY_PATH, libc::AT_EMPTY_PATH)?]);
+    rules.insert(libc::SYS_statx, vec![masked(2, libc::AT_EMPTY_PATH, libc::AT_EMPTY_PATH)?]);
+    // Asking for limits of this process, not changing them.
+    rules.insert(
+        libc::SYS_prlimit64,
+        vec![SeccompRule::new(vec![
+            SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 0)?,
+            SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?,
+        ])?],
+    );
+    if program == Program::Control {
+        rules.insert(libc::SYS_socketpair, one_of(0, &[libc::AF_UNIX])?);
+    }
+    Ok(rules)
+}
+
+/// The low 32 bits of argument `index` are `value`.
+fn equals(index: u8, value: impl TryInto<u64>) -> Result<SeccompRule, seccompiler::BackendError> {
+    let value = value.try_into().unwrap_or(u64::MAX);
+    SeccompRule::new(vec![SeccompCondition::new(index, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)?])
+}
+
+fn one_of(index: u8, values: &[libc::c_int]) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+    values.iter().map(|&value| equals(index, value)).collect()
+}
+
+/// The bits of argument `index` that are in `mask` are `value`.
+fn masked(index: u8, mask: libc::c_int, value: libc::c_int) -> Result<SeccompRule, seccompiler::BackendError> {
+    let (mask, value) = (u64::from(mask.cast_unsigned()), u64::from(value.cast_unsigned()));
+    let op = SeccompCmpOp::MaskedEq(mask);
+    SeccompRule::new(vec![SeccompCondition::new(index, SeccompCmpArgLen::Dword, op, value)?])
+}

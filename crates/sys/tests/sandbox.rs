@@ -1,0 +1,287 @@
+//! A process in the sandbox, looked at from outside and made to try what it must not.
+//!
+//! Each case runs this binary again as a child, which enters the sandbox and does as told. A sandbox is entered by the
+//! only thread of a process, so this is a plain program and not a set of libtest tests, which each have a thread. Root
+//! sees every step; without root the steps that need it must be reported as left out.
+#![allow(unsafe_code)]
+
+use lasthop_sys::sandbox::{Plan, Program};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+const ACT: &str = "LASTHOP_TEST_ACT";
+const PROGRAM: &str = "LASTHOP_TEST_PROGRAM";
+
+fn main() {
+    if let Ok(act) = std::env::var(ACT) {
+        return confined(&act);
+    }
+    let tests: [(&str, fn()); 6] = [
+        ("root_becomes_nobody_with_nothing", root_becomes_nobody_with_nothing),
+        ("death_signal_outlives_the_change_of_user", death_signal_outlives_the_change_of_user),
+        ("forbidden_calls_kill", forbidden_calls_kill),
+        ("daily_work_is_allowed", daily_work_is_allowed),
+        ("without_root_the_rest_still_holds", without_root_the_rest_still_holds),
+        ("a_second_thread_is_refused", a_second_thread_is_refused),
+    ];
+    let wanted = std::env::args().skip(1).find(|a| !a.starts_with('-'));
+    for (name, test) in tests {
+        if wanted.as_deref().is_none_or(|w| name.contains(w)) {
+            test();
+            println!("test {name} ... ok");
+        }
+    }
+}
+
+/// The child.
+fn confined(act: &str) {
+    let control = std::env::var(PROGRAM).is_ok_and(|p| p == "control");
+    let plan = Plan::new(if control { Program::Control } else { Program::Switch });
+    if act == "thread first" {
+        let (_keep, wait) = std::sync::mpsc::channel::<()>();
+        std::thread::spawn(move || wait.recv());
+        eprintln!("error: {}", plan.enter().unwrap_err());
+        return;
+    }
+    match plan.enter() {
+        Ok(report) => eprintln!("entered: {report}"),
+        Err(e) => {
+            eprintln!("error: {e}");
+            return;
+        }
+    }
+    let mut go = [0];
+    std::io::stdin().read_exact(&mut go).unwrap();
+    perform(act);
+    eprintln!("still here");
+}
+
+fn perform(act: &str) {
+    match act {
+        "nothing" => {}
+        "open" => drop(std::fs::File::open("/etc/passwd")),
+        "exec" => drop(Command::new("/bin/true").exec()),
+        "fork" => drop(Command::new("/bin/true").spawn()),
+        "inet socket" => drop(std::net::UdpSocket::bind("127.0.0.1:0")),
+        "unix connect" => drop(std::os::unix::net::UnixStream::connect("/nowhere")),
+        "socketpair" => {
+            let (mut a, mut b) = std::os::unix::net::UnixStream::pair().unwrap();
+            a.write_all(b"x").unwrap();
+            b.read_exact(&mut [0]).unwrap();
+        }
+        "signal" => drop(rustix::process::kill_process(rustix::process::Pid::INIT, rustix::process::Signal::TERM)),
+        "executable memory" => {
+            use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+            let protection = ProtFlags::READ | ProtFlags::EXEC;
+            // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+            let _ = unsafe { mmap_anonymous(std::ptr::null_mut(), 4096, protection, MapFlags::PRIVATE) };
+        }
+        "work" => work(),
+        "abort" => std::process::abort(),
+        other => panic!("unknown act {other}"),
+    }
+}
+
+/// What the switch does all day.
+fn work() {
+    use lasthop_sys::{CpuList, Epoll, EventFd, Trigger};
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
+    use rustix::mm::{Advice, MapFlags, ProtFlags};
+    let threads: Vec<_> = (0..3)
+        .map(|i| {
+            let worker = std::thread::Builder::new().name(format!("worker-{i}"));
+            worker.spawn(|| {
+                CpuList::allowed().unwrap().bind_current_thread().unwrap();
+                let (epoll, event) = (Epoll::new().unwrap(), EventFd::new().unwrap());
+                epoll.add(&event, 1, Trigger::Edge).unwrap();
+                event.signal();
+                let mut ready = Vec::new();
+                epoll.wait(&mut ready, Some(std::time::Duration::from_secs(5))).unwrap();
+                std::thread::sleep(std::time::Duration::from_micros(1));
+                std::thread::yield_now();
+                ready.len()
+            })
+        })
+        .collect();
+    assert_eq!(threads.into_iter().map(|t| t.unwrap().join().unwrap()).sum::<usize>(), 3);
+
+    let memory = memfd_create("guest", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&memory, 1 << 20).unwrap();
+    fcntl_add_seals(&memory, SealFlags::SHRINK).unwrap();
+    assert_eq!(fstat(&memory).unwrap().st_size, 1 << 20);
+    let file = std::fs::File::from(memory.try_clone().unwrap());
+    assert_eq!(file.metadata().unwrap().len(), 1 << 20);
+    // SAFETY: a new shared mapping of a file nobody shortens; unmapped at the end, used by nobody after.
+    unsafe {
+        let at = rustix::mm::mmap(
+            std::ptr::null_mut(),
+            1 << 20,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED,
+            &memory,
+            0,
+        );
+        let at = at.unwrap();
+        at.cast::<u8>().write(1);
+        rustix::mm::madvise(at, 1 << 20, Advice::LinuxDontNeed).unwrap();
+        rustix::mm::munmap(at, 1 << 20).unwrap();
+    }
+    let many: Vec<Vec<u8>> = (0..64).map(|i| vec![1; i << 14]).collect();
+    assert!(many.iter().map(Vec::len).sum::<usize>() > 1 << 20);
+    let _ = std::collections::HashMap::<u8, u8>::new();
+    let _ = std::time::SystemTime::now();
+    let panicked = std::thread::spawn(|| std::panic::resume_unwind(Box::new(()))).join();
+    assert!(panicked.is_err());
+}
+
+struct Confined {
+    child: Child,
+    stderr: BufReader<std::process::ChildStderr>,
+    /// The line it said on entering (or why it did not).
+    entered: String,
+}
+
+impl Confined {
+    fn start(program: &str, act: &str, prepare: impl FnOnce(&mut Command)) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.env(ACT, act).env(PROGRAM, program).env_remove("RUST_BACKTRACE");
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        prepare(&mut command);
+        let mut child = command.spawn().unwrap();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut entered = String::new();
+        stderr.read_line(&mut entered).unwrap();
+        Self { child, stderr, entered }
+    }
+
+    fn status_field(&self, name: &str) -> String {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find(|l| l.starts_with(&format!("{name}:"))).unwrap();
+        line.split_once(':').unwrap().1.trim().to_owned()
+    }
+
+    fn go(mut self) -> (ExitStatus, String) {
+        // A process that has ended already cannot be told.
+        let _ = self.child.stdin.take().unwrap().write_all(b"g");
+        let mut said = String::new();
+        self.stderr.read_to_string(&mut said).unwrap();
+        (self.child.wait().unwrap(), said)
+    }
+}
+
+fn namespace(pid: u32, kind: &str) -> std::path::PathBuf {
+    std::fs::read_link(format!("/proc/{pid}/ns/{kind}")).unwrap()
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn root_becomes_nobody_with_nothing() {
+    if !is_root() {
+        return;
+    }
+    let users: Vec<String> = ["switch", "control"]
+        .map(|program| {
+            let confined = Confined::start(program, "nothing", |command| lasthop_sys::die_with_parent(command));
+            assert!(confined.entered.starts_with("entered: user "), "{}", confined.entered);
+            let pid = confined.child.id();
+            let uids = confined.status_field("Uid");
+            let ids: Vec<&str> = uids.split_whitespace().collect();
+            assert!(ids.iter().all(|id| *id == ids[0] && *id != "0"), "{uids}");
+            assert!(!confined.status_field("Gid").split_whitespace().any(|id| id == "0"));
+            assert_eq!(confined.status_field("Groups"), "");
+            for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+                assert_eq!(confined.status_field(set), "0000000000000000", "{set}");
+            }
+            assert_eq!(confined.status_field("NoNewPrivs"), "1");
+            assert_eq!(confined.status_field("Seccomp"), "2");
+            if !confined.entered.contains("without") {
+                for kind in ["net", "ipc", "uts", "mnt"] {
+                    assert_ne!(namespace(pid, kind), namespace(std::process::id(), kind), "{kind}");
+                }
+                let root = std::fs::read_link(format!("/proc/{pid}/root")).unwrap();
+                assert!(root.to_string_lossy().ends_with(" (deleted)"), "{root:?}");
+                assert_eq!(std::fs::read_dir(format!("/proc/{pid}/root/")).unwrap().count(), 0);
+            }
+            let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+            let core = limits.lines().find(|l| l.starts_with("Max core file size")).unwrap();
+            assert_eq!(core.split_whitespace().filter(|w| *w == "0").count(), 2, "{core}");
+            let (status, said) = confined.go();
+            assert!(status.success(), "{status} {said}");
+            ids[0].to_owned()
+        })
+        .into();
+    assert_ne!(users[0], users[1], "each program has its own user");
+}
+
+fn death_signal_outlives_the_change_of_user() {
+    let starter = std::thread::spawn(|| {
+        let confined = Confined::start("switch", "nothing", |command| lasthop_sys::die_with_parent(command));
+        assert!(confined.entered.starts_with("entered:"), "{}", confined.entered);
+        confined
+    });
+    // The thread that started it has ended, so it must be killed although nobody told it anything.
+    let mut confined = starter.join().unwrap();
+    assert_eq!(confined.child.wait().unwrap().signal(), Some(9));
+}
+
+fn forbidden_calls_kill() {
+    for program in ["switch", "control"] {
+        let mut acts = vec!["open", "exec", "fork", "inet socket", "unix connect", "signal", "executable memory"];
+        if program == "switch" {
+            acts.push("socketpair");
+        }
+        for act in acts {
+            let confined = Confined::start(program, act, |_| {});
+            assert!(confined.entered.starts_with("entered:"), "{}", confined.entered);
+            let (status, said) = confined.go();
+            assert_eq!(status.signal(), Some(31), "{program}: {act} gave {status} and {said:?}");
+            assert!(!status.core_dumped());
+        }
+    }
+}
+
+fn daily_work_is_allowed() {
+    for (program, act) in [("switch", "work"), ("control", "work"), ("control", "socketpair")] {
+        let confined = Confined::start(program, act, |_| {});
+        let (status, said) = confined.go();
+        assert!(status.success() && said.contains("still here"), "{program}: {act} gave {status} and {said:?}");
+    }
+    let (status, _) = Confined::start("switch", "abort", |_| {}).go();
+    assert_eq!(status.signal(), Some(6), "abort is told from a forbidden call");
+}
+
+fn without_root_the_rest_still_holds() {
+    let user = if is_root() { 65_534 } else { rustix::process::geteuid().as_raw() };
+    let copy = tempfile_readable_by_all();
+    let confined = Confined::start("switch", "open", |command| {
+        if is_root() {
+            let mut other = Command::new(&copy);
+            other.env(ACT, "open").env(PROGRAM, "switch").env_remove("RUST_BACKTRACE");
+            other.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).uid(user).gid(user);
+            *command = other;
+        }
+    });
+    assert!(confined.entered.starts_with(&format!("entered: user {user}, ")), "{}", confined.entered);
+    assert!(confined.entered.contains("not started as root"), "{}", confined.entered);
+    let (status, _) = confined.go();
+    assert_eq!(status.signal(), Some(31));
+    std::fs::remove_file(copy).unwrap();
+}
+
+/// This test binary where any user can run it.
+fn tempfile_readable_by_all() -> std::path::PathBuf {
+    let path = std::env::temp_dir().join(format!("lasthop-sandbox-test-{}", std::process::id()));
+    std::fs::copy(std::env::current_exe().unwrap(), &path).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&path, mode).unwrap();
+    path
+}
+
+fn a_second_thread_is_refused() {
+    let confined = Confined::start("switch", "thread first", |_| {});
+    assert!(confined.entered.contains("2 threads"), "{}", confined.entered);
+    assert!(confined.go().0.success());
+}
