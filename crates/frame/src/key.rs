@@ -19,7 +19,8 @@ pub struct FlowKey {
     pub eth_dst: [u8; 6],
     /// Source Ethernet address.
     pub eth_src: [u8; 6],
-    /// EtherType after the VLAN tags; 0x05ff for a frame with an 802.3 length field and no SNAP EtherType.
+    /// EtherType after the VLAN tags; of a frame with an 802.3 length the EtherType of its SNAP header (OUI 00-00-00), or
+    /// 0x05ff without one. A third tag's TPID, or that of a tag cut short, stands here like any other EtherType.
     pub eth_type: u16,
     /// Outer tag's TCI with bit 12 set to say that there is a tag; 0 without one.
     pub vlan_tci: u16,
@@ -36,15 +37,17 @@ pub struct FlowKey {
     pub ip_src: [u8; 16],
     /// IPv6 destination, or IPv4 / ARP target protocol address in the last four bytes.
     pub ip_dst: [u8; 16],
-    /// IP protocol or, for IPv6, the last header's number after the extension chain; low byte of the opcode for ARP.
+    /// IP protocol; for IPv6 the number of the first header that is not one of hop-by-hop options, routing, fragment,
+    /// destination options and AH, or of the one at which reading had to stop; ARP opcode, 0 if above 255.
     pub ip_proto: u8,
     /// Traffic class (DSCP and ECN).
     pub ip_tos: u8,
     /// TTL or hop limit.
     pub ip_ttl: u8,
-    /// [`FlowKey::FRAG_ANY`] for any fragment, plus [`FlowKey::FRAG_LATER`] for one that is not the first.
+    /// [`FlowKey::FRAG_ANY`] for any fragment, plus [`FlowKey::FRAG_LATER`] for one that is not the first, which has no
+    /// L4 field. An IPv6 fragment header that says "whole packet" (RFC 6946) makes no fragment.
     pub ip_frag: u8,
-    /// TCP, UDP or SCTP source port; ICMP type.
+    /// TCP, UDP or SCTP source port; ICMP type. UDP's own length field is not judged.
     pub l4_src: u16,
     /// TCP, UDP or SCTP destination port; ICMP code.
     pub l4_dst: u16,
@@ -88,13 +91,19 @@ impl FlowKey {
     pub const FRAG_LATER: u8 = 2;
     /// Bit 12 of a TCI field: there is a tag.
     pub const VLAN_PRESENT: u16 = 0x1000;
-    /// Network-layer header cut short or contradicting the frame's length: no L3 or L4 field is filled in.
+    /// IP header or its options cut short, of the wrong version, or with a total length below the header's or above the
+    /// frame's; ARP cut short. No L3 or L4 field is filled in. Padding behind the IP packet, however long, is no anomaly.
+    ///
+    /// This bit and the next can only be seen from [`Depth::L4`] on, as [`FlowMask::depth`] knows. A policy that judges by
+    /// addresses or ports should drop what has any of these bits: a receiver may read it differently.
     pub const MALFORMED_L3: u16 = 1;
-    /// Transport header cut short or malformed: no L4 field is filled in.
+    /// Transport header, or an IPv6 extension header before it, that the packet (or first fragment) does not hold in full,
+    /// or one that contradicts itself: TCP data offset, neighbour discovery options. No L4 field is filled in.
     pub const MALFORMED_L4: u16 = 2;
     /// More VLAN tags than the two the key has: nothing behind them is filled in.
     pub const DEEP_VLAN: u16 = 4;
-    /// IPv6 extension headers that reach behind the snapshot: no L4 field is filled in.
+    /// A header (behind IPv6 extensions) or neighbour discovery option lies behind the snapshot: no L4 field is filled in.
+    /// Seen from [`Depth::L4`] on.
     pub const DEEP_EXTENSIONS: u16 = 8;
 
     /// Source address.
@@ -110,6 +119,12 @@ impl FlowKey {
     /// Port the frame came from.
     pub fn port(&self) -> PortId {
         PortId(self.in_port)
+    }
+
+    /// The key as numbers, to be compared and hashed; [`Depth::words`] of them are meaningful.
+    #[inline]
+    pub fn words(&self) -> &[u64; size_of::<Self>() / 8] {
+        zerocopy::transmute_ref!(self)
     }
 
     /// This key with every bit cleared that `mask` does not have.
@@ -132,7 +147,7 @@ impl FlowMask {
     pub fn depth(&self) -> Depth {
         let bytes = self.0.as_bytes();
         let zero_from = |at: usize| bytes[at..].iter().all(|b| *b == 0);
-        if zero_from(Depth::L2.len()) {
+        if zero_from(Depth::L2.len()) && self.0.anomalies & !FlowKey::DEEP_VLAN == 0 {
             Depth::L2
         } else if zero_from(Depth::L4.len()) {
             Depth::L4
@@ -164,6 +179,11 @@ impl Depth {
         }
     }
 
+    /// 64-bit words of the key that are meaningful at this depth.
+    pub const fn words(self) -> usize {
+        self.len() / 8
+    }
+
     /// Never: every depth has bytes.
     pub const fn is_empty(self) -> bool {
         false
@@ -180,5 +200,22 @@ mod tests {
         assert_eq!(offset_of!(FlowKey, ip_src), Depth::L2.len());
         assert_eq!(offset_of!(FlowKey, arp_sha), Depth::L4.len());
         assert_eq!(size_of::<FlowKey>(), 160);
+        let key = FlowKey { in_port: 7, tunnel_dst: [9; 16], ..FlowKey::default() };
+        assert_eq!(key.words()[0].to_ne_bytes()[..4], 7u32.to_ne_bytes());
+        assert_eq!(key.words()[19], u64::from_ne_bytes([9; 8]));
+    }
+
+    #[test]
+    fn depth_of_masks() {
+        let depth = |key| FlowMask(key).depth();
+        assert_eq!(depth(FlowKey::default()), Depth::L2);
+        assert_eq!(
+            depth(FlowKey { eth_dst: [0xff; 6], anomalies: FlowKey::DEEP_VLAN, ..FlowKey::default() }),
+            Depth::L2
+        );
+        assert_eq!(depth(FlowKey { anomalies: FlowKey::MALFORMED_L3, ..FlowKey::default() }), Depth::L4);
+        assert_eq!(depth(FlowKey { ip_src: [1; 16], ..FlowKey::default() }), Depth::L4);
+        assert_eq!(depth(FlowKey { arp_sha: [1; 6], ..FlowKey::default() }), Depth::Full);
+        assert_eq!(depth(FlowKey { ct_state: 1, ..FlowKey::default() }), Depth::Full);
     }
 }

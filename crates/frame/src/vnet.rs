@@ -1,0 +1,91 @@
+//! The header in front of every frame in a virtio-net buffer (virtio 1.2 §5.1.6).
+
+/// `struct virtio_net_hdr` of a VIRTIO_F_VERSION_1 device: 12 bytes, little-endian.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VnetHdr {
+    /// [`VnetHdr::F_NEEDS_CSUM`] and the like.
+    pub flags: u8,
+    /// [`VnetHdr::GSO_NONE`] and the like, perhaps with [`VnetHdr::GSO_ECN`].
+    pub gso_type: u8,
+    /// Length of all headers in bytes: a hint that is not to be trusted.
+    pub hdr_len: u16,
+    /// Payload bytes in each segment.
+    pub gso_size: u16,
+    /// Where summing begins, in bytes from the start of the frame.
+    pub csum_start: u16,
+    /// Where the sum goes, in bytes from `csum_start`.
+    pub csum_offset: u16,
+    /// Buffers that the frame is spread over; meaningful towards the guest only.
+    pub num_buffers: u16,
+}
+
+impl VnetHdr {
+    /// Bytes on the ring.
+    pub const LEN: usize = 12;
+    /// The checksum field holds the sum of the pseudo header only.
+    pub const F_NEEDS_CSUM: u8 = 1;
+    /// The checksum has been verified.
+    pub const F_DATA_VALID: u8 = 2;
+    /// Not to be segmented.
+    pub const GSO_NONE: u8 = 0;
+    /// TCP over IPv4.
+    pub const GSO_TCPV4: u8 = 1;
+    /// UDP to be cut into IP fragments (UFO).
+    pub const GSO_UDP: u8 = 3;
+    /// TCP over IPv6.
+    pub const GSO_TCPV6: u8 = 4;
+    /// UDP to be cut into datagrams (USO).
+    pub const GSO_UDP_L4: u8 = 5;
+    /// Added to a TCP type: the CWR flag may be set.
+    pub const GSO_ECN: u8 = 0x80;
+
+    /// From the ring's bytes; any bytes are a header.
+    #[inline]
+    pub fn parse(b: &[u8; Self::LEN]) -> Self {
+        let le = |at: usize| u16::from_le_bytes([b[at], b[at + 1]]);
+        Self {
+            flags: b[0],
+            gso_type: b[1],
+            hdr_len: le(2),
+            gso_size: le(4),
+            csum_start: le(6),
+            csum_offset: le(8),
+            num_buffers: le(10),
+        }
+    }
+
+    /// As the ring's bytes.
+    #[inline]
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        let [h0, h1] = self.hdr_len.to_le_bytes();
+        let [g0, g1] = self.gso_size.to_le_bytes();
+        let [s0, s1] = self.csum_start.to_le_bytes();
+        let [o0, o1] = self.csum_offset.to_le_bytes();
+        let [n0, n1] = self.num_buffers.to_le_bytes();
+        [self.flags, self.gso_type, h0, h1, g0, g1, s0, s1, o0, o1, n0, n1]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layout_of_the_specification() {
+        let bytes = [1, 0x81, 66, 0, 0xb4, 5, 34, 0, 16, 0, 1, 0];
+        let hdr = VnetHdr::parse(&bytes);
+        assert_eq!(
+            hdr,
+            VnetHdr {
+                flags: VnetHdr::F_NEEDS_CSUM,
+                gso_type: VnetHdr::GSO_TCPV4 | VnetHdr::GSO_ECN,
+                hdr_len: 66,
+                gso_size: 1460,
+                csum_start: 34,
+                csum_offset: 16,
+                num_buffers: 1,
+            }
+        );
+        assert_eq!(hdr.to_bytes(), bytes);
+    }
+}
