@@ -1,1 +1,43 @@
-//! lasthop-policy
+//! Policy: what the switch should do, computed as flows. Now a learning switch that needs no configuration.
+//!
+//! Pure: no I/O, no clock (time is handed in as `now_ms`, milliseconds of any monotonic clock), no threads, no
+//! `unsafe`. `lasthop-control` feeds it misses, port changes and flow statistics and carries out the [`Effects`].
+//!
+//! # The widest flow that is still right
+//!
+//! | packet | flow's mask | why no wider |
+//! |---|---|---|
+//! | ordinary | in port, source, destination, VLAN id | the source and its port must come to control to be learned or to move; the destination and its VLAN choose the output; the in port is what a flood leaves out and what tells a hairpin |
+//! | group source | in port, the group bit | one flow per port refuses all 2^47 of them |
+//! | zero source | in port, source | |
+//! | link-local destination | the 44 bits of 01:80:c2:00:00:0x | one flow for the whole switch |
+//!
+//! Flows carry no priority, so those that overlap must agree: ordinary flows all have the same mask and never a
+//! group or zero source or a link-local destination; the others all drop.
+//!
+//! # VLANs
+//!
+//! Addresses are learned per VLAN: the id of the outer tag, of either TPID; frames without a tag and
+//! priority-tagged ones (id 0) share VLAN 0. Tags pass unchanged and every port is a member of every VLAN.
+//!
+//! # Limits against a hostile guest
+//!
+//! A port may hold `min(macs_per_port, macs / ports)` addresses; beyond, its packets are still forwarded, but their
+//! sources are not learned, and counted. No other port's entry is ever evicted. Flows have a limit per port too: the
+//! least recently used flow *of that port* makes room. An address may move between ports [`MAX_MOVES`] times in
+//! [`MOVE_WINDOW_MS`]; the next attempt sends it back to where it was before and holds it there for [`HOLD_MS`], so a
+//! guest that fights a neighbour for its address loses. (A silent neighbour's address can still be taken until it
+//! speaks: refusing that needs anti-spoofing rules, which are configuration.)
+
+mod explain;
+mod flows;
+mod learning;
+mod mactable;
+
+pub use explain::Explanation;
+pub use flows::{FLOWS_MAX, FLOWS_PER_PORT_MAX};
+pub use learning::{Change, Effects, FlowUse, Learning, Limits, PortView, Resume};
+pub use mactable::{AGEING_MS, HOLD_MS, MAX_MOVES, MOVE_WINDOW_MS, MacView};
+
+#[cfg(test)]
+mod tests;

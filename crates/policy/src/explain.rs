@@ -1,0 +1,76 @@
+//! What policy would do with a packet, in words (`lasthop trace`).
+
+use crate::Learning;
+use crate::flows::{Refusal, Verdict};
+use crate::learning::{pair, refusal};
+use crate::mactable::Learned;
+use lasthop_frame::FlowKey;
+use lasthop_types::PortId;
+
+/// A decision and its reasons.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explanation {
+    /// The reasons, in the order they were found.
+    pub lines: Vec<String>,
+    /// Where the packet goes; empty drops it.
+    pub outputs: Vec<PortId>,
+}
+
+impl Learning {
+    /// What a packet with this key would meet if no flow matched it. Changes nothing. `name` gives a port's name.
+    pub fn explain(&self, key: &FlowKey, now_ms: u64, name: impl Fn(PortId) -> String) -> Explanation {
+        if let Some(refusal) = refusal(key) {
+            let line = match refusal {
+                Refusal::GroupSource(_) => {
+                    format!("source {} is a group address: dropped, whatever the destination", key.src())
+                }
+                Refusal::ZeroSource(_) => "source is all zeros: dropped, whatever the destination".to_owned(),
+                Refusal::LinkLocal => {
+                    format!("destination {} is reserved for the link itself (IEEE 802.1D): never forwarded", key.dst())
+                }
+            };
+            return Explanation { lines: vec![line], outputs: Vec::new() };
+        }
+        let pair = pair(key);
+        let here = name(pair.port);
+        let vlan = if pair.vlan == 0 { String::new() } else { format!(" in VLAN {}", pair.vlan) };
+        let mut lines = Vec::new();
+        let source = format!("source {}{vlan}", pair.src);
+        lines.push(match self.macs.would_learn(pair.vlan, pair.src, pair.port, now_ms) {
+            _ if !self.has_port(pair.port) => format!("{source}: port {here} does not exist, nothing is learned"),
+            Learned::Known => format!("{source} is known to live at {here}"),
+            Learned::New => format!("{source} is new and would be learned at {here}"),
+            Learned::Moved { from, to } if to == pair.port => {
+                format!("{source} lives at {} and would move to {here}", name(from))
+            }
+            Learned::Moved { to, .. } => {
+                format!("{source} moves too often: it would go back to {} and be held there", name(to))
+            }
+            Learned::Held => format!("{source} moves too often: it is held at its present port, not learned at {here}"),
+            Learned::OverLimit => format!(
+                "{source} would not be learned: {here} has {} of {} addresses (a limit per port protects the others)",
+                self.macs.count(pair.port),
+                self.mac_limit()
+            ),
+        });
+        let verdict = self.verdict(&pair);
+        let outputs = self.outputs(verdict, pair.port);
+        lines.push(match verdict {
+            Verdict::To(port) => format!("destination {}{vlan} lives at {}", pair.dst, name(port)),
+            Verdict::Hairpin => format!(
+                "destination {}{vlan} lives at {here} itself: dropped, it needs no switch to get there",
+                pair.dst
+            ),
+            Verdict::Flood => {
+                let kind = if pair.dst.is_multicast() { "a group address" } else { "unknown" };
+                let to = if outputs.is_empty() {
+                    "no other port is up: dropped".to_owned()
+                } else {
+                    format!("flooded to the {} other ports that are up", outputs.len())
+                };
+                format!("destination {}{vlan} is {kind}: {to}", pair.dst)
+            }
+        });
+        Explanation { lines, outputs }
+    }
+}
