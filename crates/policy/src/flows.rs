@@ -206,12 +206,12 @@ impl FlowIndex {
         }
     }
 
-    pub fn from_source(&self, port: PortId, vlan: u16, src: MacAddr) -> Vec<Pair> {
+    pub fn of_source(&self, port: PortId, vlan: u16, src: MacAddr) -> Vec<Pair> {
         let at = |dst| Pair { port, vlan, src, dst };
         self.flows.range(at(LOWEST)..=at(HIGHEST)).map(|(p, _)| *p).collect()
     }
 
-    pub fn from_port(&self, port: PortId) -> Vec<Pair> {
+    pub fn of_port(&self, port: PortId) -> Vec<Pair> {
         let (low, high) = (
             Pair { port, vlan: 0, src: LOWEST, dst: LOWEST },
             Pair { port, vlan: u16::MAX, src: HIGHEST, dst: HIGHEST },

@@ -142,7 +142,7 @@ impl Learning {
     /// A port was removed.
     pub fn port_gone(&mut self, id: PortId, now_ms: u64, out: &mut Effects) {
         let Some(port) = self.ports.remove(&id) else { return };
-        for pair in self.flows.from_port(id) {
+        for pair in self.flows.of_port(id) {
             self.del_pair(&pair, out);
         }
         for refusal in [Refusal::GroupSource(id), Refusal::ZeroSource(id)] {
@@ -414,7 +414,7 @@ impl Learning {
 
     /// Removes the flows of a source that left `port`.
     fn forget_source(&mut self, vlan: u16, mac: MacAddr, port: PortId, out: &mut Effects) {
-        for pair in self.flows.from_source(port, vlan, mac) {
+        for pair in self.flows.of_source(port, vlan, mac) {
             self.del_pair(&pair, out);
         }
     }
