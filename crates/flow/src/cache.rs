@@ -1,0 +1,73 @@
+//! The exact-match cache that each worker asks first.
+
+use crate::entry::Flow;
+use lasthop_frame::{Depth, FlowKey};
+use std::sync::Arc;
+
+/// Remembers which flow keys met. Fixed size, one owner, no lock, nothing allocated after [`ExactCache::new`].
+///
+/// An entry is the key's hash and the flow; the key itself is not stored, because the flow's own mask says whether it
+/// matches. So one set of four fits a cache line, a wrong hit is impossible even when hashes collide, and an entry can
+/// only be wrong once its flow is dead, which is looked at every time.
+#[derive(Debug)]
+pub struct ExactCache {
+    /// A power of two of them.
+    sets: Box<[Set]>,
+    /// Which way of a full set goes next.
+    victim: usize,
+}
+
+const WAYS: usize = 4;
+
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Set {
+    tags: [u64; WAYS],
+    flows: [Option<Arc<Flow>>; WAYS],
+}
+
+impl ExactCache {
+    /// A cache of at least `entries` entries of 16 bytes each.
+    pub fn new(entries: usize) -> Self {
+        let sets = entries.div_ceil(WAYS).next_power_of_two();
+        Self { sets: (0..sets).map(|_| Set::default()).collect(), victim: 0 }
+    }
+
+    /// The flow that a key met before. `key` has been extracted to `depth` and `hash` is its
+    /// [`hash_key`](crate::hash_key) at that depth.
+    #[inline]
+    pub fn get(&self, key: &FlowKey, depth: Depth, hash: u64) -> Option<&Arc<Flow>> {
+        let set = &self.sets[self.index(hash)];
+        let way = set.tags.iter().position(|tag| *tag == hash)?;
+        let flow = set.flows[way].as_ref()?;
+        (!flow.is_dead() && flow.depth() <= depth && flow.matches(key)).then_some(flow)
+    }
+
+    /// Remembers that the key with this hash met this flow.
+    pub fn put(&mut self, hash: u64, flow: &Arc<Flow>) {
+        let index = self.index(hash);
+        let set = &mut self.sets[index];
+        let same = set.tags.iter().position(|tag| *tag == hash);
+        let way = same.or_else(|| set.flows.iter().position(|f| f.as_ref().is_none_or(|f| f.is_dead())));
+        let way = way.unwrap_or_else(|| {
+            self.victim = self.victim.wrapping_add(1);
+            self.victim % WAYS
+        });
+        set.tags[way] = hash;
+        set.flows[way] = Some(Arc::clone(flow));
+    }
+
+    /// Forgets everything; also lets go of the memory of dead flows.
+    pub fn flush(&mut self) {
+        self.sets.fill_with(Set::default);
+    }
+
+    /// In range, because the number of sets is a power of two.
+    #[inline]
+    fn index(&self, hash: u64) -> usize {
+        hash as usize & (self.sets.len() - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests;

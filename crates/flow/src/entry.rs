@@ -1,0 +1,138 @@
+//! One installed flow.
+
+use crate::spec::{Action, FlowSpec};
+use lasthop_frame::{Depth, FlowKey, FlowMask};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+/// An installed flow, shared by the table and every worker's cache. Only its statistics and its death ever change.
+///
+/// The first 64 bytes are all that a cache hit compares for a flow of [`Depth::L2`]; the next line says what to do; the
+/// statistics, which workers write, have a line of their own.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Flow {
+    head_key: [u64; HEAD],
+    head_mask: [u64; HEAD],
+    /// What to do with a packet that matches; empty drops it.
+    pub actions: Box<[Action]>,
+    /// Policy epoch in which it was computed.
+    pub epoch: u64,
+    depth: Depth,
+    dead: AtomicBool,
+    /// Masked key.
+    pub key: FlowKey,
+    /// Bits that matter.
+    pub mask: FlowMask,
+    /// What it has carried.
+    pub stats: FlowStats,
+}
+
+const HEAD: usize = Depth::L2.words();
+
+impl Flow {
+    pub(crate) fn new(spec: FlowSpec, now_ms: u64) -> Self {
+        let key = spec.key.masked(&spec.mask);
+        let head = |k: &FlowKey| std::array::from_fn(|i| k.words()[i]);
+        Self {
+            head_key: head(&key),
+            head_mask: head(&spec.mask.0),
+            actions: spec.actions.into(),
+            epoch: spec.epoch,
+            depth: spec.mask.depth(),
+            dead: AtomicBool::new(false),
+            key,
+            mask: spec.mask,
+            stats: FlowStats { last_used_ms: AtomicU64::new(now_ms), ..FlowStats::default() },
+        }
+    }
+
+    /// Whether a packet with this key meets the flow. Reads the key only as deep as [`Flow::depth`].
+    #[inline]
+    pub fn matches(&self, key: &FlowKey) -> bool {
+        let words = key.words();
+        let mut difference = 0;
+        for (i, word) in words.iter().enumerate().take(HEAD) {
+            difference |= (word ^ self.head_key[i]) & self.head_mask[i];
+        }
+        difference == 0 && (self.depth == Depth::L2 || self.matches_behind_head(words))
+    }
+
+    fn matches_behind_head(&self, words: &[u64]) -> bool {
+        let own = self.key.words().iter().zip(self.mask.0.words());
+        words.iter().zip(own).take(self.depth.words()).skip(HEAD).all(|(w, (k, m))| (w ^ k) & m == 0)
+    }
+
+    /// How much of a key its mask looks at.
+    #[inline]
+    pub fn depth(&self) -> Depth {
+        self.depth
+    }
+
+    /// It was removed, replaced or evicted and must not be used any more. Packets already on their way with it may
+    /// finish: a removal takes effect at the workers' next burst.
+    #[inline]
+    pub fn is_dead(&self) -> bool {
+        self.dead.load(Relaxed)
+    }
+
+    pub(crate) fn kill(&self) {
+        self.dead.store(true, Relaxed);
+    }
+
+    /// As control would install it.
+    pub fn spec(&self) -> FlowSpec {
+        FlowSpec { key: self.key, mask: self.mask, actions: self.actions.to_vec(), epoch: self.epoch }
+    }
+}
+
+/// What a flow has carried. Any thread may add and read.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub struct FlowStats {
+    packets: AtomicU64,
+    bytes: AtomicU64,
+    last_used_ms: AtomicU64,
+}
+
+impl FlowStats {
+    /// Adds what one burst carried; `now_ms` is the clock that [`FlowTable::insert`](crate::FlowTable::insert) gets.
+    #[inline]
+    pub fn add(&self, packets: u64, bytes: u64, now_ms: u64) {
+        self.packets.fetch_add(packets, Relaxed);
+        self.bytes.fetch_add(bytes, Relaxed);
+        // Not one atomic step: of two workers either one's time will do.
+        if self.last_used_ms() < now_ms {
+            self.last_used_ms.store(now_ms, Relaxed);
+        }
+    }
+
+    /// Packets so far.
+    pub fn packets(&self) -> u64 {
+        self.packets.load(Relaxed)
+    }
+
+    /// Their bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Relaxed)
+    }
+
+    /// When a packet last met the flow, or when it was installed.
+    pub fn last_used_ms(&self) -> u64 {
+        self.last_used_ms.load(Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::{align_of, offset_of};
+
+    #[test]
+    fn hot_fields_share_lines_and_statistics_do_not() {
+        assert_eq!(align_of::<Flow>(), 64);
+        assert_eq!(offset_of!(Flow, actions), 64);
+        assert!(offset_of!(Flow, dead) < 128);
+        assert_eq!(offset_of!(Flow, stats) % 64, 0);
+        assert_eq!(size_of::<FlowStats>(), 64);
+    }
+}
