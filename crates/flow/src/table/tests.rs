@@ -1,1 +1,313 @@
+use super::*;
+use proptest::prelude::*;
 
+const ALL_PORT: u32 = u32::MAX;
+
+fn to_mac(last: u8) -> FlowSpec {
+    FlowSpec {
+        key: FlowKey { eth_dst: [2, 0, 0, 0, 0, last], ..FlowKey::default() },
+        mask: FlowMask(FlowKey { eth_dst: [0xff; 6], ..FlowKey::default() }),
+        actions: vec![Action::Output(PortId(u32::from(last)))],
+        epoch: 1,
+    }
+}
+
+fn packet(last: u8) -> FlowKey {
+    FlowKey { in_port: 9, eth_src: [2; 6], eth_type: 0x800, ..to_mac(last).key }
+}
+
+fn met(table: &FlowTable, key: &FlowKey) -> Option<Arc<Flow>> {
+    match table.lookup(key, Depth::Full) {
+        Lookup::Flow(flow) => Some(flow),
+        Lookup::Miss => None,
+        Lookup::Deeper(d) => panic!("nothing is deeper than Full, but {d:?} was asked for"),
+    }
+}
+
+#[test]
+fn a_packet_meets_its_flow_until_it_is_removed() {
+    let table = FlowTable::new(10);
+    assert!(met(&table, &packet(1)).is_none());
+    let flow = table.insert(to_mac(1), 5).unwrap();
+    assert!(Arc::ptr_eq(&met(&table, &packet(1)).unwrap(), &flow));
+    assert!(met(&table, &packet(2)).is_none());
+    assert_eq!((table.len(), table.masks(), flow.stats.last_used_ms()), (1, 1, 5));
+    let generation = table.generation();
+    assert!(table.remove(&packet(1), &flow.mask).is_some(), "bits outside the mask do not matter");
+    assert!(flow.is_dead() && met(&table, &packet(1)).is_none() && table.is_empty());
+    assert_eq!(table.masks(), 0);
+    assert_ne!(table.generation(), generation);
+    assert!(table.remove(&packet(1), &flow.mask).is_none());
+}
+
+#[test]
+fn replacing_kills_the_old_flow_and_keeps_its_counts() {
+    let table = FlowTable::new(10);
+    let old = table.insert(to_mac(1), 5).unwrap();
+    old.stats.add(3, 200, 77);
+    let new = table.insert(FlowSpec { actions: vec![], epoch: 2, ..to_mac(1) }, 80).unwrap();
+    assert!(old.is_dead() && !new.is_dead());
+    assert_eq!(table.len(), 1);
+    assert_eq!((new.stats.packets(), new.stats.bytes(), new.stats.last_used_ms()), (3, 200, 80));
+    assert_eq!((met(&table, &packet(1)).unwrap().epoch, new.spec().actions), (2, vec![]));
+}
+
+#[test]
+fn the_least_recently_used_flow_goes_first() {
+    let table = FlowTable::new(4);
+    let flows: Vec<_> = (0..4).map(|i| table.insert(to_mac(i), u64::from(i)).unwrap()).collect();
+    flows[0].stats.add(1, 60, 100);
+    flows[2].stats.add(1, 60, 50);
+    let mut gone = vec![];
+    for i in 10..14 {
+        table.insert(to_mac(i), 200).unwrap();
+        assert_eq!(table.len(), 4);
+        gone.extend((0..4).filter(|i| flows[*i].is_dead() && !gone.contains(i)).collect::<Vec<_>>());
+    }
+    assert_eq!(gone, [1, 3, 2, 0]);
+    // Among equals the one installed first.
+    table.insert(to_mac(20), 300).unwrap();
+    assert!(met(&table, &packet(10)).is_none() && met(&table, &packet(11)).is_some());
+}
+
+#[test]
+fn a_replaced_flow_does_not_evict_and_churn_does_not_grow() {
+    let table = FlowTable::new(2);
+    let keep = table.insert(to_mac(1), 1).unwrap();
+    for i in 0..10_000 {
+        table.insert(to_mac(2), i).unwrap();
+    }
+    assert!(!keep.is_dead());
+    assert_eq!(table.len(), 2);
+    assert!(Arc::strong_count(&keep) < 5);
+    let churned = table.insert(to_mac(2), 0).unwrap();
+    table.remove(&churned.key, &churned.mask);
+    for i in 0..200 {
+        let flow = table.insert(to_mac(3), i).unwrap();
+        table.remove(&flow.key, &flow.mask);
+    }
+    assert_eq!(Arc::strong_count(&churned), 1, "the table lets go of removed flows");
+}
+
+#[test]
+fn flows_of_a_port_go_with_it() {
+    let table = FlowTable::new(100);
+    let from = |port, mask| FlowSpec {
+        key: FlowKey { in_port: port, ..to_mac(port as u8).key },
+        mask: FlowMask(FlowKey { in_port: mask, ..to_mac(0).mask.0 }),
+        actions: vec![],
+        epoch: 0,
+    };
+    table.insert(from(7, ALL_PORT), 0).unwrap();
+    table.insert(from(8, ALL_PORT), 0).unwrap();
+    table.insert(from(7, 0xf), 0).unwrap();
+    table.insert(to_mac(7), 0).unwrap();
+    table
+        .insert(FlowSpec { actions: vec![Action::Output(PortId(1)), Action::Output(PortId(7))], ..to_mac(9) }, 0)
+        .unwrap();
+    assert_eq!(table.remove_port(PortId(7)), 3);
+    assert_eq!(table.remove_port(PortId(7)), 0);
+    let left: Vec<_> = table.flows().iter().map(|f| f.key.in_port).collect();
+    assert_eq!(left.len(), 2, "port 8's, and the one that several ports may meet: {left:?}");
+}
+
+#[test]
+fn masks_are_limited_and_freed() {
+    let table = FlowTable::new(1000);
+    let with_mask = |n: u16| FlowSpec { mask: FlowMask(FlowKey { eth_type: n, ..to_mac(0).mask.0 }), ..to_mac(1) };
+    for n in 0..MAX_MASKS as u16 {
+        table.insert(with_mask(n), 0).unwrap();
+    }
+    let one_more = with_mask(0x8000);
+    assert_eq!(table.insert(one_more.clone(), 0).unwrap_err(), InsertError::TooManyMasks);
+    table.insert(with_mask(3), 0).expect("a mask in use");
+    table.remove(&with_mask(5).key, &with_mask(5).mask).unwrap();
+    table.insert(one_more, 0).expect("one mask became free");
+    assert_eq!(table.masks(), MAX_MASKS);
+}
+
+#[test]
+fn depth_follows_the_flows() {
+    let table = FlowTable::new(10);
+    table.insert(to_mac(1), 0).unwrap();
+    assert_eq!(table.depth(), Depth::L2);
+    let web = FlowSpec {
+        key: FlowKey { l4_dst: 80, ..FlowKey::default() },
+        mask: FlowMask(FlowKey { l4_dst: 0xffff, ..FlowKey::default() }),
+        actions: vec![],
+        epoch: 0,
+    };
+    table.insert(web.clone(), 0).unwrap();
+    assert_eq!(table.depth(), Depth::L4);
+    assert!(matches!(table.lookup(&packet(1), Depth::L2), Lookup::Deeper(Depth::L4)));
+    assert!(matches!(table.lookup(&packet(1), Depth::L4), Lookup::Flow(_)));
+    table.remove(&web.key, &web.mask);
+    assert_eq!(table.depth(), Depth::L2);
+    let spoofed = FlowSpec {
+        key: FlowKey { arp_sha: [9; 6], ..FlowKey::default() },
+        mask: FlowMask(FlowKey { arp_sha: [0xff; 6], ..FlowKey::default() }),
+        ..web
+    };
+    table.insert(spoofed, 0).unwrap();
+    assert_eq!(table.depth(), Depth::Full);
+}
+
+#[test]
+fn ranking_keeps_every_answer() {
+    let table = FlowTable::new(100);
+    table.insert(to_mac(1), 0).unwrap();
+    let by_type = FlowSpec {
+        key: FlowKey { eth_type: 0x806, ..FlowKey::default() },
+        mask: FlowMask(FlowKey { eth_type: 0xffff, ..FlowKey::default() }),
+        actions: vec![],
+        epoch: 0,
+    };
+    table.insert(by_type.clone(), 0).unwrap();
+    let arp = FlowKey { eth_type: 0x806, ..packet(2) };
+    for _ in 0..10 {
+        assert!(met(&table, &arp).is_some());
+    }
+    table.rank();
+    assert_eq!(table.read().subtables[0].mask, by_type.mask);
+    assert!(met(&table, &arp).is_some() && met(&table, &packet(1)).is_some() && met(&table, &packet(2)).is_none());
+}
+
+/// What a [`FlowTable`] should be, as a list.
+#[derive(Default)]
+struct Model(Vec<(FlowSpec, u64)>);
+
+impl Model {
+    fn insert(&mut self, spec: FlowSpec, now: u64, limit: usize) {
+        let key = spec.key.masked(&spec.mask);
+        let spec = FlowSpec { key, ..spec };
+        if let Some(old) = self.0.iter().position(|(f, _)| f.key == key && f.mask == spec.mask) {
+            self.0.remove(old);
+        } else if self.0.len() == limit {
+            let oldest = (0..limit).min_by_key(|i| self.0[*i].1).unwrap();
+            self.0.remove(oldest);
+        }
+        self.0.push((spec, now));
+    }
+
+    fn matching(&self, key: &FlowKey) -> Vec<&FlowSpec> {
+        self.0.iter().map(|(f, _)| f).filter(|f| key.masked(&f.mask) == f.key).collect()
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Insert(FlowSpec),
+    Remove(FlowSpec),
+    RemovePort(u32),
+    Packet(FlowKey),
+    Rank,
+}
+
+/// Few values for each field, so that keys meet.
+fn keys() -> impl Strategy<Value = FlowKey> {
+    (0u32..3, 0u8..3, 0u16..2, 0u8..2, 0u16..2, 0u8..2).prop_map(|(in_port, mac, eth_type, ip, l4_dst, sha)| FlowKey {
+        in_port,
+        eth_dst: [mac; 6],
+        eth_type,
+        ip_dst: [ip; 16],
+        l4_dst,
+        arp_sha: [sha; 6],
+        ..FlowKey::default()
+    })
+}
+
+fn masks() -> impl Strategy<Value = FlowMask> {
+    let bit = |on: bool| if on { u32::MAX } else { 0 };
+    (any::<bool>(), any::<bool>(), any::<bool>(), 0u8..8).prop_map(move |(port, mac, eth_type, deep)| {
+        FlowMask(FlowKey {
+            in_port: bit(port),
+            eth_dst: [bit(mac) as u8; 6],
+            eth_type: bit(eth_type) as u16,
+            ip_dst: [bit(deep == 5) as u8; 16],
+            l4_dst: bit(deep == 6) as u16,
+            arp_sha: [bit(deep == 7) as u8; 6],
+            ..FlowKey::default()
+        })
+    })
+}
+
+fn specs() -> impl Strategy<Value = FlowSpec> {
+    (keys(), masks(), proptest::collection::vec(0u32..3, 0..3), 0u64..3).prop_map(|(key, mask, outputs, epoch)| {
+        FlowSpec { key, mask, actions: outputs.into_iter().map(|p| Action::Output(PortId(p))).collect(), epoch }
+    })
+}
+
+fn steps() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => specs().prop_map(Step::Insert),
+        2 => specs().prop_map(Step::Remove),
+        1 => (0u32..3).prop_map(Step::RemovePort),
+        8 => keys().prop_map(Step::Packet),
+        1 => Just(Step::Rank),
+    ]
+}
+
+proptest! {
+    /// Table and cache against the list. Flows here may contradict each other, which control never lets happen, so any
+    /// live flow that matches is a right answer; none is right only if none matches.
+    #[test]
+    fn behaves_like_a_list(steps in proptest::collection::vec(steps(), 1..120)) {
+        const LIMIT: usize = 8;
+        let (table, mut model) = (FlowTable::new(LIMIT), Model::default());
+        let mut cache = crate::ExactCache::new(8);
+        for (now, step) in steps.into_iter().enumerate() {
+            let now = now as u64;
+            match step {
+                Step::Insert(spec) => {
+                    table.insert(spec.clone(), now).unwrap();
+                    model.insert(spec, now, LIMIT);
+                }
+                Step::Remove(spec) => {
+                    let key = spec.key.masked(&spec.mask);
+                    let known = model.0.iter().position(|(f, _)| f.key == key && f.mask == spec.mask);
+                    prop_assert_eq!(table.remove(&spec.key, &spec.mask).is_some(), known.is_some());
+                    known.map(|at| model.0.remove(at));
+                }
+                Step::RemovePort(port) => {
+                    let before = model.0.len();
+                    model.0.retain(|(f, _)| {
+                        let from = f.mask.0.in_port != 0 && f.key.in_port == port;
+                        !from && !f.actions.contains(&Action::Output(PortId(port)))
+                    });
+                    prop_assert_eq!(table.remove_port(PortId(port)), before - model.0.len());
+                }
+                Step::Packet(key) => {
+                    let depth = table.depth();
+                    let hash = crate::hash_key(&key, depth);
+                    let cached = cache.get(&key, depth, hash).cloned();
+                    let found = match table.lookup(&key, depth) {
+                        Lookup::Flow(flow) => Some(flow),
+                        Lookup::Miss => None,
+                        Lookup::Deeper(_) => unreachable!("the depth is the table's"),
+                    };
+                    let right = model.matching(&key);
+                    prop_assert_eq!(found.is_some(), !right.is_empty());
+                    for flow in cached.iter().chain(&found) {
+                        prop_assert!(right.contains(&&flow.spec()), "{:?} among {:?}", flow.spec(), right);
+                    }
+                    if let Some(flow) = cached.or(found) {
+                        flow.stats.add(1, 60, now);
+                        let used = model.0.iter().position(|(f, _)| *f == flow.spec());
+                        // Kept in order of installation among equals by time alone: every step has its own.
+                        model.0[used.unwrap()].1 = now;
+                        cache.put(hash, &flow);
+                    }
+                }
+                Step::Rank => table.rank(),
+            }
+            prop_assert_eq!(table.len(), model.0.len());
+            prop_assert_eq!(table.flows().len(), model.0.len());
+            let depth = model.0.iter().map(|(f, _)| f.mask.depth()).max().unwrap_or_default();
+            prop_assert_eq!(table.depth(), depth);
+            let mut masks: Vec<_> = model.0.iter().map(|(f, _)| f.mask.0.words()).collect();
+            masks.sort();
+            masks.dedup();
+            prop_assert_eq!(table.masks(), masks.len());
+        }
+    }
+}
