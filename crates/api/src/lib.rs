@@ -1,0 +1,16 @@
+//! The local API `org.lasthop.Switch`, spoken in Varlink over `RUN_DIR/api.sock`: what control serves and the
+//! command line asks for. Other programs may use it too; the interface text is in `lasthop-control`'s folder.
+//!
+//! Field names are stable: `lasthop … --json` prints these types as they are. New fields may be added.
+
+mod client;
+mod types;
+
+pub use client::SwitchProxy;
+pub use types::*;
+
+/// Name of the interface.
+pub const INTERFACE: &str = "org.lasthop.Switch";
+
+/// Name of the socket in the run directory.
+pub const SOCKET_NAME: &str = "api.sock";

@@ -1,0 +1,282 @@
+//! What travels.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use zlink::introspect::{self, CustomType};
+
+/// A port.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct Port {
+    /// Its name.
+    pub name: String,
+    /// Its number.
+    pub id: u32,
+    /// Path of its vhost-user socket.
+    pub path: String,
+    /// Whether lasthop connects (and the front-end listens).
+    pub client: bool,
+    /// `waiting` (no front-end), `connected` (its driver is not ready), `up`, `broken`, or `starting` while the switch
+    /// process has not reported the port.
+    pub state: String,
+    /// Why it is broken.
+    pub error: Option<String>,
+    /// Why the last connection ended.
+    pub last_error: Option<String>,
+    /// MTU in bytes that the front-end announced; 0 if it did not.
+    pub mtu: u16,
+    /// Negotiated virtio features, in hexadecimal.
+    pub features: String,
+    /// Negotiated vhost-user protocol features, in hexadecimal.
+    pub protocol_features: String,
+    /// Guest memory mapped, in bytes.
+    pub memory_bytes: u64,
+    /// Guest memory regions.
+    pub memory_regions: u32,
+    /// Its rings.
+    pub queues: Vec<Queue>,
+    /// Packets taken from the guest.
+    pub from_guest: Totals,
+    /// Packets delivered to the guest.
+    pub to_guest: Totals,
+    /// Addresses learned there.
+    pub macs: u64,
+    /// Most addresses that may be learned there.
+    pub mac_limit: u64,
+    /// Flows whose packets come from there.
+    pub flows: u64,
+    /// Packets whose source was not learned because of the limit.
+    pub sources_over_limit: u64,
+    /// Addresses that moved here from another port.
+    pub moves: u64,
+    /// Packets whose source is held at another port because it moved too often.
+    pub moves_refused: u64,
+}
+
+/// A ring. Even numbers carry packets to the guest, odd ones from it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct Queue {
+    /// Its number.
+    pub index: u16,
+    /// Entries.
+    pub size: u16,
+    /// Packed layout.
+    pub packed: bool,
+    /// Started and enabled.
+    pub enabled: bool,
+    /// Why it stopped.
+    pub error: Option<String>,
+}
+
+/// Counters of one direction of a port.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct Totals {
+    /// Packets; one of 64 KiB counts once.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// From the guest: deliveries beyond the first that packets with several destinations caused.
+    pub replicated: u64,
+    /// From the guest: packets that met no flow and were handed to control.
+    pub missed: u64,
+    /// To the guest: frames written because a packet had to be cut up.
+    pub segments: u64,
+    /// To the guest: checksums completed.
+    pub checksums: u64,
+    /// Kicks received or interrupts sent.
+    pub notifications: u64,
+    /// Packets not delivered, by reason; only reasons that occurred.
+    pub drops: Vec<Drops>,
+}
+
+/// Packets not delivered for one reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct Drops {
+    /// Name of the reason.
+    pub reason: String,
+    /// How many.
+    pub packets: u64,
+}
+
+/// A flow.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct Flow {
+    /// What a packet must look like; fields that are not named do not matter.
+    pub fields: Vec<Field>,
+    /// Names of the ports it goes to; empty drops it.
+    pub outputs: Vec<String>,
+    /// Packets that met it.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Milliseconds since the last one.
+    pub idle_ms: u64,
+    /// Policy epoch in which it was computed.
+    pub epoch: u64,
+}
+
+/// A field of a packet or a flow.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct Field {
+    /// Its name.
+    pub name: String,
+    /// Its value, in a flow followed by `/mask` when only some bits matter.
+    pub value: String,
+}
+
+/// A learned address.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct Mac {
+    /// The address.
+    pub mac: String,
+    /// VLAN id; 0 without a tag.
+    pub vlan: u16,
+    /// Name of the port where it lives.
+    pub port: String,
+    /// Milliseconds since it was last seen as a source (known to within the ten seconds between two looks).
+    pub age_ms: u64,
+    /// It moved between ports too often and is held at this one for now.
+    pub held: bool,
+}
+
+/// Answer to `PortAdd` and `PortDel`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct PortChanged {
+    /// Its name.
+    pub name: String,
+    /// Its number.
+    pub id: u32,
+    /// Path of its vhost-user socket.
+    pub path: String,
+    /// Whether lasthop connects.
+    pub client: bool,
+}
+
+/// Some of the ports.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct PortPage {
+    /// These.
+    pub ports: Vec<Port>,
+    /// How many there are in all.
+    pub total: u64,
+}
+
+/// Some of the flows.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct FlowPage {
+    /// These.
+    pub flows: Vec<Flow>,
+    /// How many there are in all.
+    pub total: u64,
+}
+
+/// Some of the learned addresses.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct MacPage {
+    /// These.
+    pub macs: Vec<Mac>,
+    /// How many there are in all.
+    pub total: u64,
+}
+
+/// Figures of the whole switch, as control sees them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct SwitchStats {
+    /// The switch process is connected.
+    pub switch_connected: bool,
+    /// Ports.
+    pub ports: u64,
+    /// Learned addresses.
+    pub macs: u64,
+    /// Flows that should be in the switch.
+    pub flows: u64,
+    /// Policy epoch.
+    pub epoch: u64,
+    /// Misses answered since control started.
+    pub misses: u64,
+    /// Flows sent to the switch since control started.
+    pub flows_put: u64,
+    /// Flows withdrawn since control started.
+    pub flows_deleted: u64,
+    /// Messages from the switch that made no sense.
+    pub malformed: u64,
+    /// Milliseconds since control started.
+    pub uptime_ms: u64,
+}
+
+/// What would happen to a packet.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct TraceReport {
+    /// The packet as the switch reads it.
+    pub key: Vec<Field>,
+    /// The flow it meets, if any.
+    pub flow: Option<Flow>,
+    /// What policy thinks of it and why.
+    pub reasons: Vec<String>,
+    /// Where it goes: by the flow, or by policy when it meets none. Empty: it is dropped.
+    pub outputs: Vec<TraceOutput>,
+}
+
+/// One destination of a traced packet.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct TraceOutput {
+    /// Name of the port.
+    pub port: String,
+    /// Its state, as [`Port::state`].
+    pub state: String,
+    /// Reason under which the packet would be counted as dropped there in that state, if it would.
+    pub drop: Option<String>,
+}
+
+/// Errors; `message` says what is wrong and what to do.
+#[derive(Clone, Debug, PartialEq, Eq, zlink::ReplyError, introspect::ReplyError)]
+#[zlink(interface = "org.lasthop.Switch")]
+pub enum ApiError {
+    /// There is no port of this name.
+    NoSuchPort {
+        /// The name.
+        name: String,
+        /// What to do.
+        message: String,
+    },
+    /// The port cannot be made or removed.
+    PortRefused {
+        /// Why, and what to do.
+        message: String,
+    },
+    /// The process that would have to answer is not there or does not answer.
+    NotAvailable {
+        /// Which, and what to do.
+        message: String,
+    },
+    /// The frame to trace is not a frame.
+    BadFrame {
+        /// What is wrong with it.
+        message: String,
+    },
+    /// Too many requests wait already.
+    Busy {
+        /// What to do.
+        message: String,
+    },
+}
+
+impl ApiError {
+    /// What is wrong and what to do.
+    pub fn message(&self) -> &str {
+        match self {
+            Self::NoSuchPort { message, .. }
+            | Self::PortRefused { message }
+            | Self::NotAvailable { message }
+            | Self::BadFrame { message }
+            | Self::Busy { message } => message,
+        }
+    }
+}
+
+impl fmt::Display for ApiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.message())
+    }
+}
+
+impl std::error::Error for ApiError {}
