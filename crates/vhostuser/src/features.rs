@@ -1,0 +1,240 @@
+//! Feature bits by name: virtio's (Virtual I/O Device 1.3, §5.1.3 and §6) and vhost-user's own.
+
+use std::fmt::Write;
+
+bitflags::bitflags! {
+    /// Virtio feature bits a network device can have, and the three that vhost borrows from the reserved ones.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct Features: u64 {
+        /// The guest may leave checksums of what it sends to us.
+        const CSUM = 1 << 0;
+        /// The guest takes packets whose checksum is not complete.
+        const GUEST_CSUM = 1 << 1;
+        /// The guest may change its GUEST_ offloads at run time.
+        const CTRL_GUEST_OFFLOADS = 1 << 2;
+        /// The device tells its greatest MTU.
+        const MTU = 1 << 3;
+        /// The device has a MAC address. The front-end's business.
+        const MAC = 1 << 5;
+        /// Legacy: any segmentation the guest likes.
+        const GSO = 1 << 6;
+        /// The guest takes TCP over IPv4 packets longer than its MTU.
+        const GUEST_TSO4 = 1 << 7;
+        /// The same over IPv6.
+        const GUEST_TSO6 = 1 << 8;
+        /// The guest takes such packets with ECN's CWR set.
+        const GUEST_ECN = 1 << 9;
+        /// The guest takes UDP datagrams to be fragmented.
+        const GUEST_UFO = 1 << 10;
+        /// The guest may send TCP over IPv4 packets longer than the MTU.
+        const HOST_TSO4 = 1 << 11;
+        /// The same over IPv6.
+        const HOST_TSO6 = 1 << 12;
+        /// It may send them with ECN's CWR set.
+        const HOST_ECN = 1 << 13;
+        /// The guest may send UDP datagrams to be fragmented.
+        const HOST_UFO = 1 << 14;
+        /// A packet to the guest may spread over several buffers.
+        const MRG_RXBUF = 1 << 15;
+        /// The configuration space tells whether the link is up.
+        const STATUS = 1 << 16;
+        /// There is a control queue. The front-end serves it.
+        const CTRL_VQ = 1 << 17;
+        /// Receive modes through the control queue.
+        const CTRL_RX = 1 << 18;
+        /// VLAN filter through the control queue.
+        const CTRL_VLAN = 1 << 19;
+        /// More receive modes.
+        const CTRL_RX_EXTRA = 1 << 20;
+        /// The guest announces itself after migration; without it the front-end asks us to (SEND_RARP).
+        const GUEST_ANNOUNCE = 1 << 21;
+        /// More than one queue pair.
+        const MQ = 1 << 22;
+        /// MAC address through the control queue.
+        const CTRL_MAC_ADDR = 1 << 23;
+        /// Legacy: an interrupt whenever the ring runs empty.
+        const NOTIFY_ON_EMPTY = 1 << 24;
+        /// vhost: log every write for live migration.
+        const LOG_ALL = 1 << 26;
+        /// Legacy: no assumption on how a frame is cut into descriptors.
+        const ANY_LAYOUT = 1 << 27;
+        /// Descriptor tables outside of the ring.
+        const RING_INDIRECT_DESC = 1 << 28;
+        /// Notifications suppressed by index.
+        const RING_EVENT_IDX = 1 << 29;
+        /// vhost-user: there are protocol features. Rings begin disabled.
+        const PROTOCOL_FEATURES = 1 << 30;
+        /// Not a legacy device.
+        const VERSION_1 = 1 << 32;
+        /// Addresses go through an IOMMU.
+        const ACCESS_PLATFORM = 1 << 33;
+        /// Packed rings.
+        const RING_PACKED = 1 << 34;
+        /// Buffers are used in the order in which they were made available.
+        const IN_ORDER = 1 << 35;
+        /// Memory accesses are ordered by the platform's barriers.
+        const ORDER_PLATFORM = 1 << 36;
+        /// Single root I/O virtualization.
+        const SR_IOV = 1 << 37;
+        /// Kicks carry data.
+        const NOTIFICATION_DATA = 1 << 38;
+        /// The device says what data.
+        const NOTIF_CONFIG_DATA = 1 << 39;
+        /// One ring can be reset alone.
+        const RING_RESET = 1 << 40;
+        /// The guest takes UDP over IPv4 packets to be segmented.
+        const GUEST_USO4 = 1 << 54;
+        /// The same over IPv6.
+        const GUEST_USO6 = 1 << 55;
+        /// The guest may send UDP packets to be segmented.
+        const HOST_USO = 1 << 56;
+        /// The device reports a hash per packet.
+        const HASH_REPORT = 1 << 57;
+        /// The guest tells the length of its headers exactly.
+        const GUEST_HDRLEN = 1 << 59;
+        /// Receive side scaling.
+        const RSS = 1 << 60;
+        /// Receive segment coalescing.
+        const RSC_EXT = 1 << 61;
+        /// Standby of a passthrough device.
+        const STANDBY = 1 << 62;
+        /// The configuration space tells the link's speed.
+        const SPEED_DUPLEX = 1 << 63;
+    }
+}
+
+bitflags::bitflags! {
+    /// vhost-user protocol feature bits.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct ProtocolFeatures: u64 {
+        /// More than one queue pair; GET_QUEUE_NUM.
+        const MQ = 1 << 0;
+        /// The dirty log is shared memory.
+        const LOG_SHMFD = 1 << 1;
+        /// SEND_RARP.
+        const RARP = 1 << 2;
+        /// Any message can ask to be acknowledged.
+        const REPLY_ACK = 1 << 3;
+        /// NET_SET_MTU.
+        const NET_MTU = 1 << 4;
+        /// A channel for requests of the back-end.
+        const BACKEND_REQ = 1 << 5;
+        /// Rings of the other byte order.
+        const CROSS_ENDIAN = 1 << 6;
+        /// Crypto devices.
+        const CRYPTO_SESSION = 1 << 7;
+        /// Post-copy migration.
+        const PAGEFAULT = 1 << 8;
+        /// GET_CONFIG and SET_CONFIG.
+        const CONFIG = 1 << 9;
+        /// Descriptors on the back-end's channel.
+        const BACKEND_SEND_FD = 1 << 10;
+        /// Doorbells mapped into the guest.
+        const HOST_NOTIFIER = 1 << 11;
+        /// GET_INFLIGHT_FD and SET_INFLIGHT_FD.
+        const INFLIGHT_SHMFD = 1 << 12;
+        /// RESET_DEVICE.
+        const RESET_DEVICE = 1 << 13;
+        /// Kicks and calls as messages.
+        const INBAND_NOTIFICATIONS = 1 << 14;
+        /// GET_MAX_MEM_SLOTS, ADD_MEM_REG and REM_MEM_REG.
+        const CONFIGURE_MEM_SLOTS = 1 << 15;
+        /// GET_STATUS and SET_STATUS.
+        const STATUS = 1 << 16;
+        /// Xen grants.
+        const XEN_MMAP = 1 << 17;
+        /// Shared buffers between devices.
+        const SHARED_OBJECT = 1 << 18;
+        /// Migration of the back-end's own state.
+        const DEVICE_STATE = 1 << 19;
+    }
+}
+
+impl Features {
+    /// What the switch offers to every front-end, whoever else is connected.
+    ///
+    /// Not offered, and why: CTRL_VQ and what needs it, because QEMU and DPDK's virtio-user add and serve the control
+    /// queue themselves and other front-ends would hand it to us; STATUS for the same reason is offered only as the bit
+    /// (the configuration space is the front-end's); LOG_ALL before there is a dirty log; RING_RESET before per-ring
+    /// reset is defined for vhost-user back-ends; NOTIFY_ON_EMPTY and GSO, which only legacy drivers know.
+    pub const OFFERED: Self = Self::CSUM
+        .union(Self::GUEST_CSUM)
+        .union(Self::MTU)
+        .union(Self::GUEST_TSO4)
+        .union(Self::GUEST_TSO6)
+        .union(Self::GUEST_ECN)
+        .union(Self::GUEST_UFO)
+        .union(Self::HOST_TSO4)
+        .union(Self::HOST_TSO6)
+        .union(Self::HOST_ECN)
+        .union(Self::HOST_UFO)
+        .union(Self::MRG_RXBUF)
+        .union(Self::STATUS)
+        .union(Self::GUEST_ANNOUNCE)
+        .union(Self::MQ)
+        .union(Self::ANY_LAYOUT)
+        .union(Self::RING_INDIRECT_DESC)
+        .union(Self::RING_EVENT_IDX)
+        .union(Self::PROTOCOL_FEATURES)
+        .union(Self::VERSION_1)
+        .union(Self::RING_PACKED)
+        .union(Self::IN_ORDER)
+        .union(Self::GUEST_USO4)
+        .union(Self::GUEST_USO6)
+        .union(Self::HOST_USO);
+
+    /// The bits by name, comma-separated, unnamed ones by number: for error messages and `port list`.
+    pub fn describe(bits: u64) -> String {
+        let known = Self::from_bits_truncate(bits);
+        describe(known.iter_names().map(|(name, _)| name), bits & !known.bits())
+    }
+}
+
+impl ProtocolFeatures {
+    /// What the switch offers. BACKEND_REQ is understood but not offered: there is nothing to request.
+    pub const OFFERED: Self = Self::MQ
+        .union(Self::RARP)
+        .union(Self::REPLY_ACK)
+        .union(Self::NET_MTU)
+        .union(Self::INFLIGHT_SHMFD)
+        .union(Self::RESET_DEVICE)
+        .union(Self::CONFIGURE_MEM_SLOTS)
+        .union(Self::STATUS);
+
+    /// As [`Features::describe`].
+    pub fn describe(bits: u64) -> String {
+        let known = Self::from_bits_truncate(bits);
+        describe(known.iter_names().map(|(name, _)| name), bits & !known.bits())
+    }
+}
+
+fn describe<'a>(names: impl Iterator<Item = &'a str>, unnamed: u64) -> String {
+    let mut text = names.collect::<Vec<_>>().join(", ");
+    for bit in (0..64).filter(|bit| unnamed >> bit & 1 == 1) {
+        let _ = write!(text, "{}bit {bit}", if text.is_empty() { "" } else { ", " });
+    }
+    if text.is_empty() { "none".into() } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_have_the_numbers_of_the_standard() {
+        let numbers = |f: Features| f.bits().trailing_zeros();
+        assert_eq!(numbers(Features::MRG_RXBUF), 15);
+        assert_eq!(numbers(Features::PROTOCOL_FEATURES), 30);
+        assert_eq!(numbers(Features::RING_PACKED), 34);
+        assert_eq!(numbers(Features::HOST_USO), 56);
+        assert_eq!(ProtocolFeatures::STATUS.bits(), 0x1_0000);
+    }
+
+    #[test]
+    fn errors_name_the_bits() {
+        assert_eq!(Features::describe(0), "none");
+        assert_eq!(Features::describe(1 | 1 << 34 | 1 << 58), "CSUM, RING_PACKED, bit 58");
+        assert_eq!(Features::describe(1 << 4), "bit 4");
+        assert_eq!(ProtocolFeatures::describe(1 << 3 | 1 << 63), "REPLY_ACK, bit 63");
+    }
+}

@@ -1,0 +1,278 @@
+//! The front-end side: small and blocking, for our own driver domains and for tests.
+
+use crate::message::{
+    HEADER_LEN, Header, InflightDesc, MAX_BODY, MAX_FDS, NO_FD, Region, Request, SingleRegion, TableHeader, VringAddr,
+    VringState, flag,
+};
+use crate::{Features, ProtocolFeatures};
+use lasthop_guestmem::RegionSpec;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg, socket_with,
+};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// Why a request of ours failed.
+#[derive(Debug, thiserror::Error)]
+pub enum FrontendError {
+    /// The back-end closed the connection.
+    #[error("the back-end disconnected")]
+    Closed,
+    /// It answered that it could not do it.
+    #[error("{0}: the back-end refused")]
+    Refused(Request),
+    /// It answered something else than was asked.
+    #[error("{0}: the reply does not fit")]
+    Reply(Request),
+    /// The socket failed.
+    #[error("socket: {0}")]
+    Io(#[from] Errno),
+}
+
+/// A front-end's connection. Every call sends one message and waits for its reply, if it has one; messages without one
+/// are acknowledged once REPLY_ACK is negotiated. Descriptors that are sent stay with the caller.
+#[derive(Debug)]
+pub struct Frontend {
+    socket: OwnedFd,
+    acks: bool,
+}
+
+impl Frontend {
+    /// Over a connected stream socket in blocking mode.
+    pub fn over(socket: OwnedFd) -> Self {
+        Self { socket, acks: false }
+    }
+
+    /// Connects to a back-end that listens at `path`.
+    pub fn connect(path: impl AsRef<Path>) -> Result<Self, FrontendError> {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        connect(&socket, &SocketAddrUnix::new(path.as_ref())?)?;
+        Ok(Self::over(socket))
+    }
+
+    /// GET_FEATURES. Unknown bits are kept.
+    pub fn features(&self) -> Result<Features, FrontendError> {
+        self.ask::<u64>(Request::GetFeatures, &[]).map(Features::from_bits_retain)
+    }
+
+    /// SET_FEATURES.
+    pub fn set_features(&self, features: Features) -> Result<(), FrontendError> {
+        self.tell(Request::SetFeatures, &features.bits(), &[])
+    }
+
+    /// GET_PROTOCOL_FEATURES.
+    pub fn protocol_features(&self) -> Result<ProtocolFeatures, FrontendError> {
+        self.ask::<u64>(Request::GetProtocolFeatures, &[]).map(ProtocolFeatures::from_bits_retain)
+    }
+
+    /// SET_PROTOCOL_FEATURES.
+    pub fn set_protocol_features(&mut self, features: ProtocolFeatures) -> Result<(), FrontendError> {
+        self.acks = false;
+        self.tell(Request::SetProtocolFeatures, &features.bits(), &[])?;
+        self.acks = features.contains(ProtocolFeatures::REPLY_ACK);
+        Ok(())
+    }
+
+    /// SET_OWNER.
+    pub fn set_owner(&self) -> Result<(), FrontendError> {
+        self.tell(Request::SetOwner, &(), &[])
+    }
+
+    /// GET_QUEUE_NUM: queue pairs.
+    pub fn queue_pairs(&self) -> Result<u64, FrontendError> {
+        self.ask(Request::GetQueueNum, &[])
+    }
+
+    /// SET_MEM_TABLE with at most 8 regions.
+    pub fn set_mem_table(&self, regions: &[(RegionSpec, BorrowedFd<'_>)]) -> Result<(), FrontendError> {
+        let count = u32::try_from(regions.len()).unwrap_or(u32::MAX);
+        let mut body = TableHeader { count: count.into(), padding: 0.into() }.as_bytes().to_vec();
+        regions.iter().for_each(|(spec, _)| body.extend_from_slice(Region::from(*spec).as_bytes()));
+        let fds: Vec<_> = regions.iter().map(|(_, fd)| *fd).collect();
+        self.tell(Request::SetMemTable, body.as_slice(), &fds)
+    }
+
+    /// ADD_MEM_REG.
+    pub fn add_region(&self, spec: RegionSpec, fd: BorrowedFd<'_>) -> Result<(), FrontendError> {
+        self.tell(Request::AddMemReg, &SingleRegion { padding: 0.into(), region: spec.into() }, &[fd])
+    }
+
+    /// REM_MEM_REG.
+    pub fn remove_region(&self, spec: RegionSpec) -> Result<(), FrontendError> {
+        self.tell(Request::RemMemReg, &SingleRegion { padding: 0.into(), region: spec.into() }, &[])
+    }
+
+    /// SET_VRING_NUM.
+    pub fn set_size(&self, ring: u32, size: u32) -> Result<(), FrontendError> {
+        self.tell(Request::SetVringNum, &state(ring, size), &[])
+    }
+
+    /// SET_VRING_BASE.
+    pub fn set_base(&self, ring: u32, base: u32) -> Result<(), FrontendError> {
+        self.tell(Request::SetVringBase, &state(ring, base), &[])
+    }
+
+    /// SET_VRING_ADDR: descriptors, the driver's part (available) and the device's (used), as user addresses.
+    pub fn set_addr(&self, ring: u32, desc: u64, driver: u64, device: u64) -> Result<(), FrontendError> {
+        let addr = VringAddr {
+            index: ring.into(),
+            descriptor: desc.into(),
+            used: device.into(),
+            available: driver.into(),
+            ..VringAddr::default()
+        };
+        self.tell(Request::SetVringAddr, &addr, &[])
+    }
+
+    /// SET_VRING_KICK; `None` asks the back-end to poll.
+    pub fn set_kick(&self, ring: u32, fd: Option<BorrowedFd<'_>>) -> Result<(), FrontendError> {
+        self.vring_fd(Request::SetVringKick, ring, fd)
+    }
+
+    /// SET_VRING_CALL; `None` says that we poll.
+    pub fn set_call(&self, ring: u32, fd: Option<BorrowedFd<'_>>) -> Result<(), FrontendError> {
+        self.vring_fd(Request::SetVringCall, ring, fd)
+    }
+
+    /// SET_VRING_ERR.
+    pub fn set_err(&self, ring: u32, fd: Option<BorrowedFd<'_>>) -> Result<(), FrontendError> {
+        self.vring_fd(Request::SetVringErr, ring, fd)
+    }
+
+    /// SET_VRING_ENABLE.
+    pub fn enable(&self, ring: u32, enabled: bool) -> Result<(), FrontendError> {
+        self.tell(Request::SetVringEnable, &state(ring, enabled.into()), &[])
+    }
+
+    /// GET_VRING_BASE: stops the ring and says where.
+    pub fn stop(&self, ring: u32) -> Result<u32, FrontendError> {
+        let reply: VringState = self.ask(Request::GetVringBase, state(ring, 0).as_bytes())?;
+        if reply.index.get() == ring { Ok(reply.num.get()) } else { Err(FrontendError::Reply(Request::GetVringBase)) }
+    }
+
+    /// GET_INFLIGHT_FD.
+    pub fn inflight(&self, queues: u16, size: u16) -> Result<(InflightDesc, OwnedFd), FrontendError> {
+        let desc = InflightDesc { num_queues: queues.into(), queue_size: size.into(), ..InflightDesc::default() };
+        self.send(Request::GetInflightFd as u32, flag::VERSION, desc.as_bytes(), &[])?;
+        let (desc, mut fds) = self.receive(Request::GetInflightFd)?;
+        let fd = fds.pop().ok_or(FrontendError::Reply(Request::GetInflightFd))?;
+        Ok((desc, fd))
+    }
+
+    /// SET_INFLIGHT_FD.
+    pub fn set_inflight(&self, desc: InflightDesc, fd: BorrowedFd<'_>) -> Result<(), FrontendError> {
+        self.tell(Request::SetInflightFd, &desc, &[fd])
+    }
+
+    /// Any request with a body that is a number, acknowledged if that was negotiated.
+    pub fn set_u64(&self, request: Request, value: u64) -> Result<(), FrontendError> {
+        self.tell(request, &value, &[])
+    }
+
+    /// Any request without a body that is answered by a number.
+    pub fn get_u64(&self, request: Request) -> Result<u64, FrontendError> {
+        self.ask(request, &[])
+    }
+
+    /// Sends any bytes as a message: what a hostile front-end needs.
+    pub fn send(&self, request: u32, flags: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), FrontendError> {
+        let size = u32::try_from(body.len()).unwrap_or(u32::MAX);
+        let header = Header { request: request.into(), flags: flags.into(), size: size.into() };
+        let mut bytes = header.as_bytes().to_vec();
+        bytes.extend_from_slice(body);
+        self.send_raw(&bytes, fds)
+    }
+
+    /// Sends any bytes at all.
+    pub fn send_raw(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), FrontendError> {
+        // More than a message may carry, for those who try.
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4 * MAX_FDS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+            return Err(Errno::TOOMANYREFS.into());
+        }
+        let mut sent = 0;
+        while let Some(rest) = bytes.get(sent..).filter(|rest| !rest.is_empty()) {
+            match sendmsg(&self.socket, &[IoSlice::new(rest)], &mut control, SendFlags::NOSIGNAL) {
+                Err(Errno::INTR) => continue,
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(FrontendError::Closed),
+                Err(e) => return Err(e.into()),
+                Ok(n) => sent += n,
+            }
+            control.clear();
+        }
+        Ok(())
+    }
+
+    /// Waits for one reply and takes its body and descriptors.
+    pub fn receive<T: FromBytes>(&self, request: Request) -> Result<(T, Vec<OwnedFd>), FrontendError> {
+        let mut bytes = [0; HEADER_LEN + MAX_BODY];
+        let mut fds = Vec::new();
+        self.fill(&mut bytes[..HEADER_LEN], &mut fds)?;
+        let wrong = || FrontendError::Reply(request);
+        let (header, _) = Header::read_from_prefix(&bytes).map_err(|_| wrong())?;
+        let fits = header.request.get() == request as u32 && header.flags.get() == flag::VERSION | flag::REPLY;
+        let body = bytes[HEADER_LEN..].get_mut(..header.size.get() as usize).filter(|_| fits).ok_or_else(wrong)?;
+        self.fill(body, &mut fds)?;
+        Ok((T::read_from_bytes(body).map_err(|_| wrong())?, fds))
+    }
+
+    fn fill(&self, mut room: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<(), FrontendError> {
+        while !room.is_empty() {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            match recvmsg(&self.socket, &mut [IoSliceMut::new(room)], &mut control, RecvFlags::CMSG_CLOEXEC) {
+                Err(Errno::INTR) => continue,
+                Err(Errno::CONNRESET) => return Err(FrontendError::Closed),
+                Err(e) => return Err(e.into()),
+                Ok(received) if received.bytes == 0 => return Err(FrontendError::Closed),
+                Ok(received) => room = room.split_at_mut(received.bytes).1,
+            }
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(received) = message {
+                    fds.extend(received);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn ask<T: FromBytes>(&self, request: Request, body: &[u8]) -> Result<T, FrontendError> {
+        self.send(request as u32, flag::VERSION, body, &[])?;
+        Ok(self.receive(request)?.0)
+    }
+
+    fn tell<T: IntoBytes + Immutable + ?Sized>(
+        &self,
+        request: Request,
+        body: &T,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), FrontendError> {
+        let flags = if self.acks { flag::VERSION | flag::NEED_REPLY } else { flag::VERSION };
+        self.send(request as u32, flags, body.as_bytes(), fds)?;
+        match self.acks.then(|| self.receive::<u64>(request)).transpose()? {
+            None | Some((0, _)) => Ok(()),
+            Some(_) => Err(FrontendError::Refused(request)),
+        }
+    }
+
+    fn vring_fd(&self, request: Request, ring: u32, fd: Option<BorrowedFd<'_>>) -> Result<(), FrontendError> {
+        let value = u64::from(ring) | if fd.is_none() { NO_FD } else { 0 };
+        self.tell(request, &value, fd.as_slice())
+    }
+}
+
+impl AsFd for Frontend {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn state(index: u32, num: u32) -> VringState {
+    VringState { index: index.into(), num: num.into() }
+}
