@@ -1,1 +1,20 @@
-//! lasthop-forward
+//! A burst of packets on its way: pop, snapshot, classify, group by destination, reserve, copy, publish, complete.
+//!
+//! [`Forwarder::run`] is the spine (design.md, "One packet's walk"); each stage is one named call in it. A [`Datapath`]
+//! is shared by all threads of the switch; each thread that moves packets has a [`Forwarder`] of its own.
+
+mod burst;
+mod cursor;
+mod datapath;
+mod deliver;
+mod miss;
+mod packet;
+mod port;
+
+#[cfg(test)]
+mod tests;
+
+pub use burst::{Forwarder, Outcome};
+pub use datapath::Datapath;
+pub use miss::{MISS_SLOTS, Missed};
+pub use port::{Port, PortTable};

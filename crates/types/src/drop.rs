@@ -62,8 +62,6 @@ drop_reasons! {
     MissQueueFull = "miss_queue_full",
     /// Control did not answer the miss in time.
     MissTimeout = "miss_timeout",
-    /// The sender's memory disappeared under the packet (its backing file was truncated).
-    MemoryFault = "memory_fault",
     /// The flow has an action that this switch does not know.
     BadAction = "bad_action",
     /// The switch had been killed in the middle of the burst: the packet is not sent twice.

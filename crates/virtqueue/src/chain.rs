@@ -4,8 +4,11 @@ use crate::{DESC_WRITE, QueueError};
 use arrayvec::ArrayVec;
 use lasthop_guestmem::{GuestMemory, GuestSlice};
 
-/// Most chains handled at once.
+/// Most chains taken from a guest at once.
 pub const BURST: usize = 64;
+
+/// Most chains that one frame may be spread over, or that may be held at once.
+pub const MAX_CHAINS: usize = 256;
 
 /// Most pieces of memory in all chains of a burst, and so in one chain. Twice the longest chain that drivers build
 /// (1024 descriptors), because a buffer that crosses from one region into another counts twice.
@@ -31,7 +34,7 @@ pub struct Chain {
 #[derive(Debug, Default)]
 pub struct Chains<'m> {
     /// The chains, in the order in which the driver made them available.
-    pub list: ArrayVec<Chain, BURST>,
+    pub list: ArrayVec<Chain, MAX_CHAINS>,
     pieces: ArrayVec<GuestSlice<'m>, MAX_PIECES>,
 }
 

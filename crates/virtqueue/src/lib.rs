@@ -10,7 +10,7 @@ mod queue;
 mod ring;
 mod split;
 
-pub use chain::{BURST, Chain, Chains, MAX_PIECES};
+pub use chain::{BURST, Chain, Chains, MAX_CHAINS, MAX_PIECES};
 pub use error::QueueError;
 pub use queue::{Active, Queue, QueueGuard, QueueSetup, QueueStatus};
 pub use ring::{Reserved, Ring};

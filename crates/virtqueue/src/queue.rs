@@ -28,6 +28,8 @@ pub struct QueueSetup {
     pub in_order: bool,
     /// VIRTIO_F_RING_INDIRECT_DESC.
     pub indirect: bool,
+    /// All negotiated virtio feature bits, for whoever interprets the buffers.
+    pub features: u64,
 }
 
 /// What `lasthop port list` shows of a queue.
@@ -74,6 +76,8 @@ pub struct Active {
     pub ring: Ring,
     /// The memory its buffers lie in.
     pub memory: Arc<GuestMemory>,
+    /// Negotiated virtio feature bits.
+    pub features: u64,
 }
 
 impl Queue {
@@ -95,7 +99,7 @@ impl Queue {
             Ok(mut ring) => {
                 ring.disable_kicks();
                 guard.inner.error = None;
-                guard.inner.active = Some(Active { ring, memory });
+                guard.inner.active = Some(Active { ring, memory, features: setup.features });
                 guard.refresh();
                 Ok(())
             }
@@ -123,7 +127,7 @@ impl Queue {
         let setup = QueueSetup { base: active.ring.position(), ..setup };
         match Ring::new(&setup, &memory) {
             Ok(ring) => {
-                guard.inner.active = Some(Active { ring, memory });
+                guard.inner.active = Some(Active { ring, memory, features: setup.features });
                 Ok(())
             }
             Err(e) => {

@@ -1,0 +1,116 @@
+//! What all threads of the switch share.
+
+use crate::port::{Port, PortTable};
+use lasthop_flow::FlowTable;
+use lasthop_sys::EventFd;
+use lasthop_types::PortId;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Instant;
+
+/// Ports, flows, and the way to the thread that talks to control. Shared by `Arc`; every method may be called from any
+/// thread.
+#[derive(Debug)]
+pub struct Datapath {
+    ports: RwLock<Arc<PortTable>>,
+    /// Counts changes of `ports`, so that workers look at an atomic and not at a lock.
+    ports_generation: AtomicU64,
+    flows: FlowTable,
+    /// Signalled when there is something for the main thread: a miss to tell control of, a ring that broke.
+    news: EventFd,
+    missed: AtomicBool,
+    broken: Mutex<Vec<(PortId, u16)>>,
+    control_answers: AtomicBool,
+    started: Instant,
+}
+
+impl Datapath {
+    /// An empty switch that holds up to `flow_limit` flows.
+    pub fn new(flow_limit: usize) -> io::Result<Self> {
+        Ok(Self {
+            ports: RwLock::default(),
+            ports_generation: AtomicU64::new(0),
+            flows: FlowTable::new(flow_limit),
+            news: EventFd::new()?,
+            missed: AtomicBool::new(false),
+            broken: Mutex::default(),
+            control_answers: AtomicBool::new(false),
+            started: Instant::now(),
+        })
+    }
+
+    /// Milliseconds since the switch started: the clock of flow statistics and of waiting packets.
+    #[inline]
+    pub fn now_ms(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Readable when [`Datapath::take_missed`] or [`Datapath::take_broken`] has something; drain it first.
+    pub fn news(&self) -> &EventFd {
+        &self.news
+    }
+
+    /// The ports as they are now.
+    pub fn ports(&self) -> Arc<PortTable> {
+        self.ports.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn ports_generation(&self) -> u64 {
+        self.ports_generation.load(Ordering::Acquire)
+    }
+
+    /// Adds a port (or replaces the one with its number).
+    pub fn add_port(&self, port: Arc<Port>) {
+        self.change_ports(|t| t.with(port));
+    }
+
+    /// Removes a port and all flows that name it.
+    pub fn remove_port(&self, id: PortId) {
+        self.change_ports(|t| t.without(id));
+        self.flows.remove_port(id);
+    }
+
+    fn change_ports(&self, change: impl FnOnce(&PortTable) -> PortTable) {
+        let mut ports = self.ports.write().unwrap_or_else(PoisonError::into_inner);
+        *ports = Arc::new(change(&ports));
+        self.ports_generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// The flow table.
+    #[inline]
+    pub fn flows(&self) -> &FlowTable {
+        &self.flows
+    }
+
+    /// Says whether control answers. While it does not, a port whose waiting places are used up drops new flows instead
+    /// of waiting, so that its known flows go on.
+    pub fn set_control_answers(&self, answers: bool) {
+        self.control_answers.store(answers, Ordering::Relaxed);
+    }
+
+    pub(crate) fn control_answers(&self) -> bool {
+        self.control_answers.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn note_missed(&self) {
+        if !self.missed.swap(true, Ordering::AcqRel) {
+            self.news.signal();
+        }
+    }
+
+    /// Whether a packet has missed since the last call.
+    pub fn take_missed(&self) -> bool {
+        self.missed.swap(false, Ordering::AcqRel)
+    }
+
+    pub(crate) fn note_broken(&self, port: PortId, queue: u16) {
+        self.broken.lock().unwrap_or_else(PoisonError::into_inner).push((port, queue));
+        self.news.signal();
+    }
+
+    /// Rings (port, vring index) that broke since the last call. Their queues say why.
+    pub fn take_broken(&self) -> Vec<(PortId, u16)> {
+        std::mem::take(&mut self.broken.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}

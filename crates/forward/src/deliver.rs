@@ -1,0 +1,178 @@
+//! One packet into one ring: reserve, copy, stage. The payload moves once, whatever has to be done to it on the way.
+
+use crate::cursor::Cursor;
+use crate::packet::Packet;
+use crate::port::{feature, header_len, receiver};
+use lasthop_frame::{
+    CompleteChecksum, Delivery, HeaderBuf, Offload, SEGMENT_HEADER_LEN, SNAPSHOT_LEN, Segmenter, VnetHdr,
+};
+use lasthop_guestmem::{GuestMemory, GuestSlice};
+use lasthop_types::{DropReason, PortCounters};
+use lasthop_virtqueue::{Active, Chains, QueueError, Reserved, Ring};
+
+/// Why a packet did not get there.
+#[derive(Debug)]
+pub(crate) enum Undelivered {
+    /// Dropped and to be counted; the ring is fine.
+    Drop(DropReason),
+    /// The receiver's ring broke.
+    Broken(QueueError),
+}
+
+impl From<DropReason> for Undelivered {
+    fn from(reason: DropReason) -> Self {
+        Self::Drop(reason)
+    }
+}
+
+/// A ring that packets are being written into, with its lock held.
+pub(crate) struct Target<'a> {
+    ring: &'a mut Ring,
+    memory: &'a GuestMemory,
+    chains: Chains<'a>,
+    receiver: lasthop_frame::Receiver,
+    header_len: usize,
+    join: bool,
+    counters: &'a PortCounters,
+}
+
+impl<'a> Target<'a> {
+    pub(crate) fn new(active: &'a mut Active, mtu: u16, counters: &'a PortCounters) -> Self {
+        let features = active.features;
+        Self {
+            ring: &mut active.ring,
+            memory: &active.memory,
+            chains: Chains::new(),
+            receiver: receiver(features, mtu),
+            header_len: header_len(features),
+            join: features & feature::MRG_RXBUF != 0,
+            counters,
+        }
+    }
+
+    /// Delivers one packet. The driver sees it when the ring is published.
+    #[inline]
+    pub(crate) fn deliver(&mut self, packet: &Packet, pieces: &[GuestSlice<'_>]) -> Result<(), Undelivered> {
+        if packet.offload == Offload::None && self.receiver.mtu == 0 {
+            self.as_is(&VnetHdr::default(), packet, pieces)?;
+        } else {
+            match packet.offload.for_receiver(&self.receiver, packet.header(), packet.frame_len)? {
+                Delivery::AsIs { vnet } => self.as_is(&vnet, packet, pieces)?,
+                Delivery::CompleteChecksum(rest) => self.with_checksum(&rest, packet, pieces)?,
+                Delivery::Segment(segmenter) => self.segments(segmenter, packet, pieces)?,
+            }
+        }
+        self.counters.packets.add(1);
+        self.counters.bytes.add(packet.frame_len as u64);
+        Ok(())
+    }
+
+    #[inline]
+    fn as_is(&mut self, vnet: &VnetHdr, packet: &Packet, pieces: &[GuestSlice<'_>]) -> Result<(), Undelivered> {
+        self.reserve(packet.frame_len)?;
+        let mut to = self.head(vnet);
+        to.write(packet.header());
+        let payload_len = packet.payload_len();
+        if payload_len > 0 {
+            to.copy_from(&mut packet.payload(pieces, packet.snapshot_len), payload_len);
+        }
+        self.stage(packet.frame_len);
+        Ok(())
+    }
+
+    fn with_checksum(
+        &mut self,
+        rest: &CompleteChecksum,
+        packet: &Packet,
+        pieces: &[GuestSlice<'_>],
+    ) -> Result<(), Undelivered> {
+        self.reserve(packet.frame_len)?;
+        let mut header = [0; SNAPSHOT_LEN];
+        let header = &mut header[..packet.snapshot_len];
+        header.copy_from_slice(packet.header());
+        let mut to = Cursor::at(self.chains.all_pieces(), self.header_len + header.len());
+        let mut from = packet.payload(pieces, header.len());
+        let (_, sum) = to.copy_from_with_sum(&mut from, packet.payload_len());
+        rest.finish(header, u32::from(sum));
+        self.head(&VnetHdr::default()).write(header);
+        self.counters.checksums.add(1);
+        self.stage(packet.frame_len);
+        Ok(())
+    }
+
+    /// A receiver that runs out of buffers keeps the segments it got, as from any congested link; the packet counts as
+    /// dropped, for it did not arrive whole.
+    fn segments(
+        &mut self,
+        mut segmenter: Segmenter,
+        packet: &Packet,
+        pieces: &[GuestSlice<'_>],
+    ) -> Result<(), Undelivered> {
+        if let Some(range) = segmenter.datagram() {
+            let sum = packet.payload(pieces, range.start).sum(range.len());
+            segmenter.set_datagram_sum(u32::from(sum));
+        }
+        let mut header: HeaderBuf = [0; SEGMENT_HEADER_LEN];
+        for i in 0..segmenter.count() {
+            let Some(segment) = segmenter.segment(i, packet.header(), &mut header) else {
+                return Err(DropReason::BadOffload.into());
+            };
+            self.reserve(segment.frame_len())?;
+            let payload = segment.payload.clone();
+            let mut to = Cursor::at(self.chains.all_pieces(), self.header_len + segment.header_len);
+            let mut from = packet.payload(pieces, payload.start);
+            if segment.needs_sum() {
+                let (_, sum) = to.copy_from_with_sum(&mut from, payload.len());
+                segment.finish(&mut header, u32::from(sum));
+            } else {
+                to.copy_from(&mut from, payload.len());
+            }
+            self.head(&segment.vnet).write(header.get(..segment.header_len).unwrap_or(&[]));
+            self.counters.segments.add(1);
+            self.stage(segment.frame_len());
+        }
+        Ok(())
+    }
+
+    /// Takes buffers for a frame of `frame_len` bytes and its header.
+    #[inline]
+    fn reserve(&mut self, frame_len: usize) -> Result<(), Undelivered> {
+        let need = self.header_len + frame_len;
+        match self.ring.reserve(self.memory, &mut self.chains, need, self.join) {
+            Ok(Reserved::Enough) => Ok(()),
+            Ok(Reserved::NoBuffers) => Err(DropReason::NoBuffers.into()),
+            Ok(Reserved::TooSmall) => Err(DropReason::BufferTooSmall.into()),
+            Err(e) => Err(Undelivered::Broken(e)),
+        }
+    }
+
+    /// Writes the virtio-net header; the cursor returned is where the frame begins.
+    #[inline]
+    fn head(&self, vnet: &VnetHdr) -> Cursor<'_, 'a> {
+        let vnet = VnetHdr { num_buffers: self.chains.list.len() as u16, ..*vnet };
+        let mut to = Cursor::new(self.chains.all_pieces());
+        to.write(vnet.to_bytes().get(..self.header_len).unwrap_or(&[]));
+        to
+    }
+
+    /// Notes the chains as used, each with what it holds of a frame of `frame_len` bytes and its header.
+    #[inline]
+    fn stage(&mut self, frame_len: usize) {
+        let mut left = (self.header_len + frame_len) as u32;
+        for chain in &self.chains.list {
+            let here = chain.len.min(left);
+            self.ring.stage_used(chain, here);
+            left -= here;
+        }
+    }
+
+    /// Counts a packet that was not delivered.
+    pub(crate) fn count_drop(&self, reason: DropReason) {
+        self.counters.drops.add(reason, 1);
+    }
+
+    /// Shows the driver all that was delivered; true if it wants an interrupt.
+    pub(crate) fn publish(&mut self) -> bool {
+        self.ring.publish()
+    }
+}

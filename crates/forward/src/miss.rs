@@ -1,0 +1,186 @@
+//! Packets that wait for control (design.md, "Flows"): bounded, and each port only fills its own places.
+
+use crate::cursor::Cursor;
+use crate::packet::Packet;
+use lasthop_frame::{FlowKey, VnetHdr};
+use lasthop_guestmem::{GuestMemory, GuestSlice};
+use lasthop_types::MAX_FRAME_LEN;
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, OnceLock};
+
+/// Packets of one port that may wait for control at a time. A port that has used them up is not read from until an
+/// answer comes: its guest's ring is the queue, and nobody else's first packet waits behind it.
+pub const MISS_SLOTS: usize = 32;
+
+/// Bytes one waiting packet may need, header included.
+const SLOT_BYTES: usize = (MAX_FRAME_LEN + VnetHdr::LEN).next_multiple_of(4096);
+
+/// A waiting packet, as control is told of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Missed {
+    /// Names it within its port.
+    pub id: u32,
+    /// Its full key.
+    pub key: FlowKey,
+    /// Its header snapshot.
+    pub header: Vec<u8>,
+    /// Bytes in the whole frame.
+    pub frame_len: usize,
+}
+
+/// A port's waiting packets. Locked briefly, after the lock of the queue that the packet came from.
+#[derive(Debug, Default)]
+pub struct Misses {
+    memory: OnceLock<Option<GuestMemory>>,
+    slots: Mutex<Slots>,
+}
+
+#[derive(Debug, Default)]
+struct Slots {
+    /// Made when first needed, then used again and again.
+    all: Vec<Slot>,
+    /// Not yet told to control, oldest first.
+    untold: VecDeque<usize>,
+    sequence: u32,
+    /// Some queue of the port was left unread because all places were taken.
+    stalled: bool,
+}
+
+#[derive(Debug)]
+struct Slot {
+    packet: Box<Packet>,
+    id: u32,
+    queue: u16,
+    since_ms: u64,
+    use_: Use,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    Free,
+    /// Control decides.
+    Waiting,
+    /// Control has decided; the packet is on its way.
+    Leaving,
+}
+
+/// Where a packet that leaves has been waiting.
+#[derive(Debug)]
+pub(crate) struct Left {
+    /// Index of the queue it came from.
+    pub(crate) queue: u16,
+    slot: usize,
+}
+
+impl Misses {
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn place(&self, slot: usize) -> Option<GuestSlice<'_>> {
+        // Mapped at the first miss, touched as far as packets reach: a port that never misses costs nothing.
+        let memory = self.memory.get_or_init(|| GuestMemory::anonymous((MISS_SLOTS * SLOT_BYTES) as u64).ok());
+        memory.as_ref()?.slice((slot * SLOT_BYTES) as u64, SLOT_BYTES).ok()
+    }
+
+    /// Copies a packet to a free place. False, and the port counts as stalled, if there is none.
+    pub(crate) fn park(&self, packet: &Packet, pieces: &[GuestSlice<'_>], queue: u16, now_ms: u64) -> bool {
+        let mut slots = self.lock();
+        let free = slots.all.iter().position(|s| s.use_ == Use::Free);
+        let slot = free.unwrap_or(slots.all.len());
+        let Some(place) = self.place(slot) else {
+            slots.stalled = true;
+            return false;
+        };
+        let id = slots.sequence;
+        slots.sequence = id.wrapping_add(1);
+        if free.is_none() {
+            slots.all.push(Slot { packet: Box::default(), id, queue, since_ms: now_ms, use_: Use::Free });
+        }
+        let Some(s) = slots.all.get_mut(slot) else { return false };
+        s.packet.clone_from_other(packet);
+        (s.id, s.queue, s.since_ms, s.use_) = (id, queue, now_ms, Use::Waiting);
+        slots.untold.push_back(slot);
+        // Same layout as in the guest: header room, snapshot, payload; what was judged is what is kept.
+        let mut to = Cursor::at(std::slice::from_ref(&place), packet.header_len);
+        to.write(packet.header());
+        to.copy_from(&mut packet.payload(pieces, packet.snapshot_len), packet.payload_len());
+        true
+    }
+
+    /// The oldest packet control has not been told of, now told.
+    pub fn tell(&self) -> Option<Missed> {
+        let mut slots = self.lock();
+        let slot = slots.untold.pop_front()?;
+        let slot = slots.all.get(slot)?;
+        let packet = &slot.packet;
+        Some(Missed { id: slot.id, key: packet.key, header: packet.header().to_vec(), frame_len: packet.frame_len })
+    }
+
+    /// Takes back a [`Misses::tell`] that could not be sent.
+    pub fn untell(&self, id: u32) {
+        let mut slots = self.lock();
+        if let Some(slot) = slots.waiting(id) {
+            slots.untold.push_front(slot);
+        }
+    }
+
+    /// Every waiting packet is untold again: a new control has come.
+    pub fn untell_all(&self) {
+        let mut slots = self.lock();
+        let waiting = slots.all.iter().enumerate().filter(|(_, s)| s.use_ == Use::Waiting);
+        let mut order: Vec<_> = waiting.map(|(i, s)| (s.since_ms, s.id, i)).collect();
+        order.sort_unstable();
+        slots.untold = order.into_iter().map(|(_, _, slot)| slot).collect();
+    }
+
+    /// Packets that wait.
+    pub fn len(&self) -> usize {
+        self.lock().all.iter().filter(|s| s.use_ != Use::Free).count()
+    }
+
+    /// Nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies the packet out for delivery; its place stays taken until [`Misses::free`].
+    pub(crate) fn take(&self, id: u32, packet: &mut Packet) -> Option<Left> {
+        let mut slots = self.lock();
+        let at = slots.waiting(id)?;
+        slots.untold.retain(|slot| *slot != at);
+        let slot = slots.all.get_mut(at)?;
+        slot.use_ = Use::Leaving;
+        packet.clone_from_other(&slot.packet);
+        Some(Left { queue: slot.queue, slot: at })
+    }
+
+    /// The bytes of a packet that leaves, header room first.
+    pub(crate) fn bytes(&self, left: &Left, packet: &Packet) -> Option<GuestSlice<'_>> {
+        Some(self.place(left.slot)?.part(0, packet.header_len + packet.frame_len))
+    }
+
+    /// Frees the place of a packet that has left; true if a queue of the port was stalled for want of places.
+    pub(crate) fn free(&self, left: &Left) -> bool {
+        let mut slots = self.lock();
+        if let Some(slot) = slots.all.get_mut(left.slot) {
+            slot.use_ = Use::Free;
+        }
+        std::mem::take(&mut slots.stalled)
+    }
+
+    /// Some packet that has waited since before `ms`.
+    pub(crate) fn older_than(&self, ms: u64) -> Option<u32> {
+        self.lock().all.iter().find(|s| s.use_ == Use::Waiting && s.since_ms < ms).map(|s| s.id)
+    }
+}
+
+impl Slots {
+    fn waiting(&self, id: u32) -> Option<usize> {
+        self.all.iter().position(|s| s.use_ == Use::Waiting && s.id == id)
+    }
+}

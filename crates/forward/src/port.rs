@@ -1,0 +1,180 @@
+//! A port as the packet path sees it.
+
+use crate::miss::Misses;
+use lasthop_frame::Receiver;
+use lasthop_types::{MAX_QUEUE_PAIRS, PortId, PortTotals};
+use lasthop_virtqueue::Queue;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering::Relaxed};
+
+/// Feature bits (virtio 1.2 §5.1.3, §6) that change how frames are handed to a guest.
+pub mod feature {
+    /// The guest takes frames whose checksum is not complete.
+    pub const GUEST_CSUM: u64 = 1 << 1;
+    /// The guest takes large TCP over IPv4.
+    pub const GUEST_TSO4: u64 = 1 << 7;
+    /// The guest takes large TCP over IPv6.
+    pub const GUEST_TSO6: u64 = 1 << 8;
+    /// And with ECN.
+    pub const GUEST_ECN: u64 = 1 << 9;
+    /// The guest takes UDP to be cut into IP fragments.
+    pub const GUEST_UFO: u64 = 1 << 10;
+    /// One frame may span several buffers.
+    pub const MRG_RXBUF: u64 = 1 << 15;
+    /// The guest takes large UDP over IPv4.
+    pub const GUEST_USO4: u64 = 1 << 54;
+    /// The guest takes large UDP over IPv6.
+    pub const GUEST_USO6: u64 = 1 << 55;
+    /// The current specification: the header has 12 bytes.
+    pub const VERSION_1: u64 = 1 << 32;
+}
+
+/// Bytes of virtio-net header in front of each frame, given the negotiated features (§5.1.6.1).
+pub fn header_len(features: u64) -> usize {
+    if features & (feature::VERSION_1 | feature::MRG_RXBUF) != 0 { 12 } else { 10 }
+}
+
+/// What a guest with these features takes.
+pub fn receiver(features: u64, mtu: u16) -> Receiver {
+    let has = |bit| features & bit != 0;
+    Receiver {
+        csum: has(feature::GUEST_CSUM),
+        tso4: has(feature::GUEST_TSO4),
+        tso6: has(feature::GUEST_TSO6),
+        ecn: has(feature::GUEST_ECN),
+        ufo: has(feature::GUEST_UFO),
+        uso: has(feature::GUEST_USO4) && has(feature::GUEST_USO6),
+        mtu,
+    }
+}
+
+/// One port. Shared; its queues have locks of their own.
+#[derive(Debug)]
+pub struct Port {
+    /// Its number.
+    pub id: PortId,
+    /// Its name.
+    pub name: String,
+    /// Vrings: `2 * pair` to the guest, `2 * pair + 1` from it.
+    pub queues: Arc<[Arc<Queue>]>,
+    /// Packets that wait for control's answer.
+    pub misses: Misses,
+    /// Largest IP packet the guest takes, as the front-end said; 0 if it did not.
+    mtu: AtomicU16,
+    /// Bit per pair whose queue to the guest is ready.
+    pairs_ready: AtomicU32,
+}
+
+impl Port {
+    /// A port whose queues are all stopped.
+    pub fn new(id: PortId, name: String) -> Self {
+        Self {
+            id,
+            name,
+            queues: (0..2 * MAX_QUEUE_PAIRS as u16).map(|i| Arc::new(Queue::new(i))).collect(),
+            misses: Misses::new(),
+            mtu: AtomicU16::new(0),
+            pairs_ready: AtomicU32::new(0),
+        }
+    }
+
+    /// The queue that carries packets to the guest for traffic with this hash, if there is one: any flow always takes
+    /// the same while the set of queues stays.
+    #[inline]
+    pub fn queue_to_guest(&self, hash: u64) -> Option<&Queue> {
+        let ready = self.pairs_ready.load(Relaxed);
+        if ready == 1 {
+            return self.queues.first().map(|q| &**q);
+        }
+        let count = u64::from(ready.count_ones());
+        if count == 0 {
+            return None;
+        }
+        let mut nth = (hash >> 32).wrapping_mul(count) >> 32;
+        let mut bits = ready;
+        while nth > 0 {
+            bits &= bits - 1;
+            nth -= 1;
+        }
+        self.queues.get(2 * bits.trailing_zeros() as usize).map(|q| &**q)
+    }
+
+    /// Looks which queues are ready; call after any of them started, stopped, broke or was enabled.
+    pub fn refresh(&self) {
+        let mut ready = 0;
+        for (pair, queue) in self.queues.iter().step_by(2).enumerate() {
+            ready |= u32::from(queue.is_ready()) << pair;
+        }
+        self.pairs_ready.store(ready, Relaxed);
+    }
+
+    /// Some queue to the guest is ready.
+    pub fn is_up(&self) -> bool {
+        self.pairs_ready.load(Relaxed) != 0
+    }
+
+    /// The guest's MTU; 0 if unknown.
+    pub fn mtu(&self) -> u16 {
+        self.mtu.load(Relaxed)
+    }
+
+    /// Sets the guest's MTU.
+    pub fn set_mtu(&self, mtu: u16) {
+        self.mtu.store(mtu, Relaxed);
+    }
+
+    /// Counters summed over queues: from the guest, to the guest.
+    pub fn totals(&self) -> (PortTotals, PortTotals) {
+        let (mut from_guest, mut to_guest) = (PortTotals::default(), PortTotals::default());
+        for (i, queue) in self.queues.iter().enumerate() {
+            if i % 2 == 0 {
+                to_guest.add(&queue.counters);
+            } else {
+                from_guest.add(&queue.counters);
+            }
+        }
+        (from_guest, to_guest)
+    }
+}
+
+/// All ports, found by number. Immutable: a change makes a new table.
+#[derive(Clone, Debug, Default)]
+pub struct PortTable {
+    by_id: Vec<Option<Arc<Port>>>,
+}
+
+/// Highest port number a table holds.
+const MAX_PORT: usize = 65_535;
+
+impl PortTable {
+    /// The port with this number.
+    #[inline]
+    pub fn get(&self, id: PortId) -> Option<&Arc<Port>> {
+        self.by_id.get(id.0 as usize)?.as_ref()
+    }
+
+    /// All ports.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Port>> {
+        self.by_id.iter().flatten()
+    }
+
+    pub(crate) fn with(&self, port: Arc<Port>) -> Self {
+        let at = port.id.0 as usize;
+        let mut by_id = self.by_id.clone();
+        if at <= MAX_PORT {
+            if by_id.len() <= at {
+                by_id.resize(at + 1, None);
+            }
+            by_id[at] = Some(port);
+        }
+        Self { by_id }
+    }
+
+    pub(crate) fn without(&self, id: PortId) -> Self {
+        let mut by_id = self.by_id.clone();
+        if let Some(place) = by_id.get_mut(id.0 as usize) {
+            *place = None;
+        }
+        Self { by_id }
+    }
+}
