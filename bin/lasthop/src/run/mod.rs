@@ -1,13 +1,58 @@
 //! `lasthop run`: the supervisor. It owns the sockets and the list of ports, starts the switch and control, and
 //! restarts whichever dies. One thread, no policy, and no guest memory.
+//!
+//! | file | does |
+//! |---|---|
+//! | `args` | the command line |
+//! | `setup` | directories, locks, programs: everything that may be missing |
+//! | `socket` | binding and connecting Unix sockets |
+//! | `store` | ports added at run time, on disk |
+//! | `port` | one port: its listener or its attempts to connect, and who is connected |
+//! | `child` | one child process: start, channel, back-off |
+//! | `supervisor` | the event loop that ties them together |
 
 mod args;
+mod backoff;
+mod child;
+mod port;
+mod setup;
+mod socket;
+mod store;
+mod supervisor;
 
 pub use args::RunArgs;
+use std::io::IsTerminal;
 use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+/// Why `lasthop run` ends with an error. The text is one line: what is wrong; what to do.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RunError {
+    /// The arguments make no sense here.
+    #[error("{0}")]
+    Usage(String),
+    /// Something needed is missing or failed.
+    #[error("{0}")]
+    Failed(String),
+}
 
 /// Runs until SIGTERM. Status 0 after a clean end, 1 when something failed, 2 when the arguments make no sense; then
-/// one line on stderr says what is wrong and what to do.
-pub fn run(_args: RunArgs) -> ExitCode {
-    ExitCode::FAILURE
+/// one line on stderr says what is wrong and what to do. Call it from the first thread: the children die with it.
+pub fn run(args: RunArgs) -> ExitCode {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_writer(std::io::stderr);
+    // Without a subscriber there is no log, and nothing else changes.
+    let _ = logs.with_ansi(std::io::stderr().is_terminal()).try_init();
+
+    let result = setup::Setup::new(&args).and_then(supervisor::Supervisor::new).and_then(|mut s| s.run());
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("lasthop: {e}");
+            match e {
+                RunError::Usage(_) => ExitCode::from(2),
+                RunError::Failed(_) => ExitCode::FAILURE,
+            }
+        }
+    }
 }

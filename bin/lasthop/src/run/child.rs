@@ -1,0 +1,246 @@
+//! One child process: its start, the channel to it, and when to start it again.
+
+use super::backoff::Backoff;
+use command_fds::{CommandFdExt, FdMapping};
+use lasthop_ipc::{Channel, ChannelError};
+use lasthop_sys::{Epoll, PidFd, Trigger, die_with_parent};
+use serde::{Serialize, de::DeserializeOwned};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+use tracing::{debug, warn};
+
+/// First wait before a child that keeps dying is started again, and the longest.
+const START_WAIT: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+/// A child that served this long did not die of its start: it is started again at once.
+const GOOD_LIFE: Duration = Duration::from_millis(200);
+/// A child that has not said it is ready by then hangs.
+const READY_LIMIT: Duration = Duration::from_secs(30);
+/// Messages taken from one child at a time.
+const RECEIVE_BURST: usize = 64;
+/// Descriptor number of the channel in the child.
+const CHANNEL_FD: i32 = 3;
+/// Descriptor number of the other thing it is given.
+const OTHER_FD: i32 = 4;
+/// The only variables of the environment that children see.
+const ENVIRONMENT: [&str; 2] = ["RUST_LOG", "RUST_BACKTRACE"];
+
+/// A child that is sent `S` and sends `R`.
+#[derive(Debug)]
+pub struct Child<S, R> {
+    name: &'static str,
+    path: PathBuf,
+    arguments: Vec<String>,
+    channel_token: u64,
+    pid_token: u64,
+    running: Option<Running<S, R>>,
+    start_at: Instant,
+    backoff: Backoff,
+    failed_starts: u32,
+}
+
+#[derive(Debug)]
+struct Running<S, R> {
+    process: std::process::Child,
+    pidfd: PidFd,
+    channel: Channel<S, R>,
+    /// Messages the channel had no room for.
+    queue: VecDeque<(S, Option<OwnedFd>)>,
+    /// Whether epoll reports room in the channel.
+    wants_room: bool,
+    started: Instant,
+    ready: bool,
+}
+
+/// How a child ended.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// Its number and status, for the log.
+    pub what: String,
+    /// How often in a row it has ended before it was ready.
+    pub failed_starts: u32,
+}
+
+impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
+    /// A child that is not running. `epoll` will report its channel and its end by the tokens.
+    pub fn new(name: &'static str, path: PathBuf, arguments: Vec<String>, channel_token: u64, pid_token: u64) -> Self {
+        let backoff = Backoff::new(START_WAIT.0, START_WAIT.1);
+        let start_at = Instant::now();
+        Self { name, path, arguments, channel_token, pid_token, running: None, start_at, backoff, failed_starts: 0 }
+    }
+
+    /// Whether the process exists.
+    pub fn is_up(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// Whether it has said that it is ready.
+    pub fn is_ready(&self) -> bool {
+        self.running.as_ref().is_some_and(|r| r.ready)
+    }
+
+    /// Whether it should be started now.
+    pub fn is_due(&self, now: Instant) -> bool {
+        self.running.is_none() && self.start_at <= now
+    }
+
+    /// Starts it with the channel as descriptor 3 and `other` as descriptor 4, and nothing else of ours: standard
+    /// input is empty, and what it prints goes to our standard error.
+    pub fn start(&mut self, epoll: &Epoll, other: OwnedFd) -> io::Result<()> {
+        let (ours, theirs) = Channel::<S, R>::pair().map_err(io::Error::other)?;
+        let mut command = Command::new(&self.path);
+        command.args(&self.arguments).current_dir("/").process_group(0).stdin(Stdio::null());
+        command.stdout(io::stderr().as_fd().try_clone_to_owned()?).stderr(Stdio::inherit());
+        command.env_clear().envs(ENVIRONMENT.iter().filter_map(|name| Some((*name, std::env::var_os(name)?))));
+        let mappings = [(theirs, CHANNEL_FD), (other, OTHER_FD)];
+        let mappings = mappings.map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
+        command.fd_mappings(mappings.into()).map_err(io::Error::other)?;
+        die_with_parent(&mut command);
+        let mut process = command.spawn()?;
+        let started = Instant::now();
+        let watched = PidFd::of(&process).and_then(|pidfd| {
+            epoll.add(&pidfd, self.pid_token, Trigger::Level)?;
+            epoll.add(&ours, self.channel_token, Trigger::Level)?;
+            Ok(pidfd)
+        });
+        let pidfd = match watched {
+            Ok(pidfd) => pidfd,
+            Err(e) => {
+                let _ = process.kill().and_then(|()| process.wait());
+                return Err(e.into());
+            }
+        };
+        debug!("{} started (pid {})", self.name, process.id());
+        let (channel, queue) = (Channel::new(ours), VecDeque::new());
+        self.running = Some(Running { process, pidfd, channel, queue, wants_room: false, started, ready: false });
+        Ok(())
+    }
+
+    /// A start failed before there was a process: try again later.
+    pub fn start_later(&mut self, now: Instant) {
+        self.start_at = now + self.backoff.wait().max(START_WAIT.0);
+    }
+
+    /// It has said that it is ready.
+    pub fn set_ready(&mut self) {
+        if let Some(running) = &mut self.running {
+            running.ready = true;
+            self.failed_starts = 0;
+        }
+    }
+
+    /// Sends a message after those still waiting to be sent. A child that does not run gets none: it is told
+    /// everything when it starts.
+    pub fn send(&mut self, message: S, fd: Option<OwnedFd>) {
+        if let Some(running) = &mut self.running {
+            running.queue.push_back((message, fd));
+        }
+    }
+
+    /// Takes back messages that have not been sent yet.
+    pub fn unsend(&mut self, which: impl Fn(&S) -> bool) {
+        if let Some(running) = &mut self.running {
+            running.queue.retain(|(message, _)| !which(message));
+        }
+    }
+
+    /// Sends as much as the channel has room for.
+    pub fn flush(&mut self, epoll: &Epoll) {
+        let Some(running) = &mut self.running else { return };
+        while let Some((message, fd)) = running.queue.front() {
+            match running.channel.send(message, fd.as_ref().map(AsFd::as_fd)) {
+                Err(ChannelError::WouldBlock) => break,
+                Ok(()) => {}
+                // It is ending; the pidfd will say so.
+                Err(ChannelError::Closed) => {}
+                Err(e) => warn!("{}: a message was not sent: {e}", self.name),
+            }
+            running.queue.pop_front();
+        }
+        let wants_room = !running.queue.is_empty();
+        if wants_room != running.wants_room {
+            let trigger = if wants_room { Trigger::ReadWrite } else { Trigger::Level };
+            running.wants_room = epoll.modify(&running.channel, self.channel_token, trigger).is_ok() && wants_room;
+        }
+    }
+
+    /// Takes what it has sent. A child whose channel is closed or makes no sense is of no use any more: it is killed.
+    pub fn receive(&mut self, epoll: &Epoll) -> Vec<R> {
+        let mut received = Vec::new();
+        let Some(running) = &mut self.running else { return received };
+        while received.len() < RECEIVE_BURST {
+            match running.channel.recv() {
+                Ok((message, _)) => received.push(message),
+                Err(ChannelError::WouldBlock) => break,
+                Err(e) => {
+                    if !matches!(e, ChannelError::Closed) {
+                        warn!("{} (pid {}): {e}; killing it", self.name, running.process.id());
+                    }
+                    let _ = epoll.delete(&running.channel);
+                    let _ = running.pidfd.kill();
+                    break;
+                }
+            }
+        }
+        received
+    }
+
+    /// If it has ended: collects it, decides when to start it again and says how it ended.
+    pub fn reap(&mut self, epoll: &Epoll, now: Instant) -> Option<Ended> {
+        let status: ExitStatus = self.running.as_mut()?.process.try_wait().ok()??;
+        let running = self.running.take()?;
+        let _ = epoll.delete(&running.pidfd);
+        let _ = epoll.delete(&running.channel);
+        if running.ready && now.saturating_duration_since(running.started) >= GOOD_LIFE {
+            self.backoff.reset();
+        }
+        if !running.ready {
+            self.failed_starts += 1;
+        }
+        self.start_at = now + self.backoff.wait();
+        let what = format!("{} (pid {}) ended: {status}", self.name, running.process.id());
+        Some(Ended { what, failed_starts: self.failed_starts })
+    }
+
+    /// When it has to be started, or killed because it hangs.
+    pub fn deadline(&self) -> Option<Instant> {
+        match &self.running {
+            None => Some(self.start_at),
+            Some(running) => (!running.ready).then(|| running.started + READY_LIMIT),
+        }
+    }
+
+    /// Kills it if it has not become ready in time.
+    pub fn check_hang(&mut self, now: Instant) {
+        if let Some(running) = &mut self.running
+            && !running.ready
+            && running.started + READY_LIMIT <= now
+        {
+            warn!("{} (pid {}) is not ready after {READY_LIMIT:?}; killing it", self.name, running.process.id());
+            let _ = running.pidfd.kill();
+            // Once is enough; the pidfd reports the end.
+            running.started = now;
+        }
+    }
+
+    /// Ends it at once. Its end is reported like any other.
+    pub fn kill(&self) {
+        if let Some(running) = &self.running {
+            let _ = running.pidfd.kill();
+        }
+    }
+}
+
+impl<S, R> Drop for Child<S, R> {
+    /// No child and no zombie is left, whatever ended the supervisor.
+    fn drop(&mut self) {
+        if let Some(running) = &mut self.running {
+            let _ = running.pidfd.kill();
+            let _ = running.process.wait();
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! One vhost-user port as the supervisor sees it: a listening socket, or attempts to connect to one.
+//!
+//! A port has at most one live connection, the one handed to the switch. Nothing here waits: events change the state,
+//! and [`Port::step`] does what is due.
+
+use super::backoff::{Backoff, LogLimit};
+use super::socket::{self, Listener};
+use super::store::SavedPort;
+use lasthop_ipc::PortConfig;
+use lasthop_sys::{Epoll, Trigger};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use tracing::{info, warn};
+
+/// First wait between two attempts to connect, and the longest.
+const CONNECT_WAIT: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
+/// A connection that lasted this long was a good one: the next loss is answered at once again. A peer that accepts and
+/// closes in a circle stays below it and meets the back-off.
+const GOOD_CONNECTION: Duration = Duration::from_millis(100);
+/// How long a second front-end may wait for the switch to notice that the first is gone.
+const HAND_OVER: Duration = Duration::from_millis(500);
+/// Wait between two attempts to bind a remembered port whose path is not usable now.
+const BIND_WAIT: Duration = Duration::from_secs(1);
+/// Rest when the process is out of descriptors.
+const ACCEPT_WAIT: Duration = Duration::from_millis(100);
+/// Connections taken from one listener at a time, so that one storm does not starve the rest.
+const ACCEPT_BURST: usize = 16;
+
+/// What [`Port::step`] and the event functions may use.
+#[derive(Clone, Copy, Debug)]
+pub struct Context<'a> {
+    /// Where listeners are watched.
+    pub epoll: &'a Epoll,
+    /// The current time.
+    pub now: Instant,
+    /// Whether there is a switch to hand connections to.
+    pub switch_up: bool,
+}
+
+/// A port.
+#[derive(Debug)]
+pub struct Port {
+    /// As children know it.
+    pub config: PortConfig,
+    /// Whether it is remembered in the state directory.
+    pub saved: bool,
+    /// Since when the switch has a connection of this port.
+    live: Option<Instant>,
+    end: End,
+    /// What was last written to the log as being wrong, to say it once.
+    complaint: Option<String>,
+    log: LogLimit,
+}
+
+#[derive(Debug)]
+enum End {
+    Listen {
+        listener: Option<Listener>,
+        /// When to bind (there is no listener) or to accept again (there is).
+        again_at: Option<Instant>,
+        /// Accepted and not handed over yet, with the time to refuse it.
+        waiting: Option<(OwnedFd, Instant)>,
+    },
+    Connect {
+        again_at: Instant,
+        backoff: Backoff,
+    },
+}
+
+impl Port {
+    /// A port that is not open yet.
+    pub fn new(config: PortConfig, saved: bool, now: Instant) -> Self {
+        let end = if config.client {
+            End::Connect { again_at: now, backoff: Backoff::new(CONNECT_WAIT.0, CONNECT_WAIT.1) }
+        } else {
+            End::Listen { listener: None, again_at: Some(now), waiting: None }
+        };
+        Self { config, saved, live: None, end, complaint: None, log: LogLimit::default() }
+    }
+
+    /// The port as it is written to disk.
+    pub fn to_saved(&self) -> SavedPort {
+        let PortConfig { name, path, client, .. } = self.config.clone();
+        SavedPort { name, path, client }
+    }
+
+    /// Binds the socket of a listening port, reported by `epoll` as `token`. The error says what to do.
+    pub fn open(&mut self, epoll: &Epoll, token: u64) -> Result<(), String> {
+        let End::Listen { listener: listener @ None, again_at, .. } = &mut self.end else { return Ok(()) };
+        let bound = Listener::bind(Path::new(&self.config.path), true)?;
+        epoll.add(&bound, token, Trigger::Level).map_err(|e| format!("epoll: {e}"))?;
+        (*listener, *again_at) = (Some(bound), None);
+        Ok(())
+    }
+
+    /// Takes the connections that wait at the listener: keeps the first if no other is kept, refuses the rest.
+    pub fn accept(&mut self, cx: Context<'_>) {
+        for _ in 0..ACCEPT_BURST {
+            let End::Listen { listener: Some(listener), again_at, waiting } = &mut self.end else { return };
+            match listener.accept() {
+                Ok(None) => return,
+                Ok(Some(fd)) if waiting.is_none() => *waiting = Some((fd, cx.now + HAND_OVER)),
+                Ok(Some(_refused)) => self.log_refusal(cx.now),
+                Err(e) => {
+                    // Out of descriptors or memory: the connections stay in the queue, so do not look for a while.
+                    let _ = cx.epoll.delete(&*listener);
+                    *again_at = Some(cx.now + ACCEPT_WAIT);
+                    warn!("port {}: cannot accept: {e}", self.config.name);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// The switch says that the connection has ended.
+    pub fn connection_closed(&mut self, now: Instant, reason: &str) {
+        let Some(since) = self.live.take() else { return };
+        if let End::Connect { again_at, backoff } = &mut self.end {
+            if now.saturating_duration_since(since) >= GOOD_CONNECTION {
+                backoff.reset();
+            }
+            *again_at = now + backoff.wait();
+        }
+        if let Some(more) = self.log.pass(now) {
+            info!("port {}: connection ended: {reason}{}", self.config.name, held_back(more));
+        }
+    }
+
+    /// The switch has ended, and every connection with it.
+    pub fn switch_gone(&mut self, now: Instant) {
+        self.live = None;
+        if let End::Connect { again_at, backoff } = &mut self.end {
+            backoff.reset();
+            *again_at = now + backoff.wait();
+        }
+    }
+
+    /// Does what is due. A connection returned is for the switch, and counts as live from now on.
+    pub fn step(&mut self, cx: Context<'_>, token: u64) -> Option<OwnedFd> {
+        let due = |at: Instant| at <= cx.now;
+        match &mut self.end {
+            End::Listen { listener: None, again_at, .. } => {
+                if again_at.is_some_and(due) {
+                    match self.open(cx.epoll, token) {
+                        Ok(()) => {
+                            self.complaint = None;
+                            info!("port {}: listening on {}", self.config.name, self.config.path);
+                        }
+                        Err(e) => self.bind_later(cx.now, e),
+                    }
+                }
+                None
+            }
+            End::Listen { listener: Some(listener), again_at, waiting } => {
+                if again_at.is_some_and(due) && cx.epoll.add(&*listener, token, Trigger::Level).is_ok() {
+                    *again_at = None;
+                }
+                if !cx.switch_up {
+                    return None;
+                }
+                if self.live.is_some() {
+                    if waiting.take_if(|(_, refuse_at)| due(*refuse_at)).is_some() {
+                        self.log_refusal(cx.now);
+                    }
+                    return None;
+                }
+                let (connection, _) = waiting.take()?;
+                Some(self.connected(connection, cx.now))
+            }
+            End::Connect { again_at, backoff } => {
+                if !cx.switch_up || self.live.is_some() || !due(*again_at) {
+                    return None;
+                }
+                match socket::connect(Path::new(&self.config.path)) {
+                    Ok(connection) => Some(self.connected(connection, cx.now)),
+                    Err(e) => {
+                        *again_at = cx.now + backoff.wait();
+                        self.complain(format!("cannot connect to {}: {e}; trying again", self.config.path));
+                        None
+                    }
+                }
+            }
+        }
+    }
+
+    /// When [`Port::step`] next has something to do, if no event comes first.
+    pub fn deadline(&self, switch_up: bool) -> Option<Instant> {
+        match &self.end {
+            End::Listen { again_at, waiting, .. } => {
+                let refuse_at = waiting.as_ref().filter(|_| switch_up).map(|(_, at)| *at);
+                again_at.iter().chain(&refuse_at).min().copied()
+            }
+            End::Connect { again_at, .. } => (switch_up && self.live.is_none()).then_some(*again_at),
+        }
+    }
+
+    /// Says why the port cannot listen, once, and tries again later.
+    pub fn bind_later(&mut self, now: Instant, error: String) {
+        if let End::Listen { again_at, .. } = &mut self.end {
+            *again_at = Some(now + BIND_WAIT);
+        }
+        self.complain(error);
+    }
+
+    fn connected(&mut self, connection: OwnedFd, now: Instant) -> OwnedFd {
+        self.live = Some(now);
+        self.complaint = None;
+        if let Some(more) = self.log.pass(now) {
+            let how = if self.config.client { "connected" } else { "front-end connected" };
+            info!("port {}: {how}{}", self.config.name, held_back(more));
+        }
+        connection
+    }
+
+    fn complain(&mut self, what: String) {
+        if self.complaint.as_ref() != Some(&what) {
+            warn!("port {}: {what}", self.config.name);
+            self.complaint = Some(what);
+        }
+    }
+
+    fn log_refusal(&mut self, now: Instant) {
+        if let Some(more) = self.log.pass(now) {
+            let name = &self.config.name;
+            warn!("port {name}: a second front-end refused, one is connected already{}", held_back(more));
+        }
+    }
+}
+
+fn held_back(lines: u32) -> String {
+    if lines == 0 { String::new() } else { format!(" (and {lines} lines like this one held back)") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lasthop_types::PortId;
+    use std::io::Read;
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    fn port(path: &Path, client: bool, now: Instant) -> Port {
+        let path = path.to_str().unwrap().to_owned();
+        Port::new(PortConfig { id: PortId(1), name: "vm".into(), path, client }, false, now)
+    }
+
+    fn ended(stream: &mut UnixStream) -> bool {
+        stream.set_nonblocking(true).unwrap();
+        matches!(stream.read(&mut [0]), Ok(0))
+    }
+
+    #[test]
+    fn connecting_backs_off_and_a_circle_of_short_connections_does_too() {
+        let (dir, epoll, start) = (tempfile::tempdir().unwrap(), Epoll::new().unwrap(), Instant::now());
+        let path = dir.path().join("vm.sock");
+        let mut port = port(&path, true, start);
+        let mut now = start;
+        let mut waits = Vec::new();
+        for _ in 0..10 {
+            assert!(port.step(Context { epoll: &epoll, now, switch_up: true }, 1).is_none());
+            let next = port.deadline(true).unwrap();
+            waits.push((next - now).as_millis());
+            now = next;
+        }
+        assert_eq!(waits, [0, 5, 10, 20, 40, 80, 160, 320, 500, 500]);
+        assert_eq!(port.deadline(false), None, "without a switch there is nothing to do");
+
+        let _listener = UnixListener::bind(&path).unwrap();
+        let connection = port.step(Context { epoll: &epoll, now, switch_up: true }, 1);
+        assert!(connection.is_some());
+        assert_eq!(port.deadline(true), None);
+        // It lasted: the loss is answered at once.
+        now += Duration::from_secs(5);
+        port.connection_closed(now, "test");
+        assert_eq!(port.deadline(true), Some(now));
+        // Short ones are not.
+        let mut waits = Vec::new();
+        for _ in 0..4 {
+            assert!(port.step(Context { epoll: &epoll, now, switch_up: true }, 1).is_some());
+            port.connection_closed(now, "test");
+            let next = port.deadline(true).unwrap();
+            waits.push((next - now).as_millis());
+            now = next;
+        }
+        assert_eq!(waits, [5, 10, 20, 40]);
+        port.switch_gone(now);
+        assert_eq!(port.deadline(true), Some(now), "a new switch is connected at once");
+    }
+
+    #[test]
+    fn a_second_front_end_waits_for_the_first_to_be_gone_and_a_third_is_refused() {
+        let (dir, epoll, now) = (tempfile::tempdir().unwrap(), Epoll::new().unwrap(), Instant::now());
+        let path = dir.path().join("vm.sock");
+        let mut port = port(&path, false, now);
+        let cx = Context { epoll: &epoll, now, switch_up: true };
+        port.open(&epoll, 1).unwrap();
+        let mut front_ends: Vec<_> = (0..3).map(|_| UnixStream::connect(&path).unwrap()).collect();
+        port.accept(cx);
+        assert!(port.step(cx, 1).is_some(), "nobody was there");
+        // The two others were refused as the first one was kept; they come again.
+        assert!(ended(&mut front_ends[1]) && ended(&mut front_ends[2]));
+        let mut second = UnixStream::connect(&path).unwrap();
+        let mut third = UnixStream::connect(&path).unwrap();
+        port.accept(cx);
+        assert!(port.step(cx, 1).is_none());
+        assert!(!ended(&mut second));
+        assert!(ended(&mut third));
+        port.connection_closed(now, "test");
+        let handed_over = port.step(cx, 1);
+        assert!(handed_over.is_some() && !ended(&mut second));
+
+        let mut fourth = UnixStream::connect(&path).unwrap();
+        port.accept(cx);
+        let refuse_at = port.deadline(true).unwrap();
+        assert_eq!(refuse_at, now + HAND_OVER);
+        assert!(port.step(Context { now: refuse_at, ..cx }, 1).is_none());
+        assert!(ended(&mut fourth), "the second one stayed");
+        assert_eq!(port.deadline(true), None);
+    }
+
+    #[test]
+    fn a_front_end_that_comes_while_the_switch_restarts_is_kept() {
+        let (dir, epoll, now) = (tempfile::tempdir().unwrap(), Epoll::new().unwrap(), Instant::now());
+        let path = dir.path().join("vm.sock");
+        let mut port = port(&path, false, now);
+        let down = Context { epoll: &epoll, now, switch_up: false };
+        port.open(&epoll, 1).unwrap();
+        let mut front_end = UnixStream::connect(&path).unwrap();
+        port.accept(down);
+        let later = now + Duration::from_secs(60);
+        assert!(port.step(Context { now: later, ..down }, 1).is_none());
+        assert_eq!(port.deadline(false), None);
+        assert!(port.step(Context { now: later, switch_up: true, ..down }, 1).is_some());
+        assert!(ended(&mut front_end), "the returned descriptor was the only one");
+    }
+}

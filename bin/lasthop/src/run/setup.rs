@@ -1,0 +1,233 @@
+//! What `lasthop run` needs before it can start: directories, locks, programs and sensible arguments.
+
+use super::args::{PortArg, RunArgs, check_name};
+use super::socket::{self, Listener};
+use super::store::{SavedPort, Store};
+use super::{RunError, RunError::Failed, RunError::Usage};
+use lasthop_ipc::MAX_MESSAGE;
+use lasthop_sys::CpuList;
+use rustix::fs::{FlockOperation, flock};
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Where packages put programs that people do not type.
+const LIBEXEC: &str = "/usr/libexec/lasthop";
+
+/// Everything found, checked and locked.
+#[derive(Debug)]
+pub struct Setup {
+    /// CPUs of the switch, if bounded.
+    pub cpus: Option<CpuList>,
+    /// Passed on to the switch.
+    pub spin_us: u32,
+    /// Program of the data plane.
+    pub switch: PathBuf,
+    /// Program of the control plane.
+    pub control: PathBuf,
+    /// Socket of the local API.
+    pub api: Listener,
+    /// Where ports are remembered.
+    pub store: Store,
+    /// Ports of the command line, paths made absolute.
+    pub ports: Vec<SavedPort>,
+    /// Ports remembered, without those named on the command line as well.
+    pub saved: Vec<SavedPort>,
+    /// Names of remembered ports that the command line names too; they stay remembered.
+    pub also_saved: HashSet<String>,
+    /// Held as long as we run.
+    pub locks: [File; 2],
+}
+
+impl Setup {
+    /// Checks everything, in the order in which a user would mend it.
+    pub fn new(args: &RunArgs) -> Result<Self, RunError> {
+        let cpus = args.cpus.as_deref().map(check_cpus).transpose()?;
+        let ports = absolute(&args.ports)?;
+        let switch = find_program("lasthop-switch", args.libexec.as_deref())?;
+        let control = find_program("lasthop-control", args.libexec.as_deref())?;
+        let run_lock = lock(&args.run_dir, "--run-dir", 0o755)?;
+        let state_lock = lock(&args.state_dir, "--state-dir", 0o755)?;
+        let store = Store::new(&args.state_dir);
+        let saved = store.load().map_err(Failed)?;
+        let (also_saved, saved) = reconcile(&ports, saved).map_err(Failed)?;
+        let run_dir = std::path::absolute(&args.run_dir).unwrap_or_else(|_| args.run_dir.clone());
+        let api = Listener::bind(&run_dir.join("api.sock"), false).map_err(Failed)?;
+        Ok(Self {
+            cpus,
+            spin_us: args.spin_us,
+            switch,
+            control,
+            api,
+            store,
+            ports,
+            saved,
+            also_saved,
+            locks: [run_lock, state_lock],
+        })
+    }
+}
+
+fn check_cpus(text: &str) -> Result<CpuList, RunError> {
+    let cpus: CpuList = text.parse().map_err(|e| Usage(format!("--cpus {text}: {e}")))?;
+    let allowed = CpuList::allowed().map_err(|e| Failed(format!("cannot read the CPUs of this process: {e}")))?;
+    let missing = cpus.without(&allowed);
+    if missing.is_empty() {
+        return Ok(cpus);
+    }
+    Err(Usage(format!("--cpus {text}: CPU {missing} cannot be used here; choose from {allowed}")))
+}
+
+fn absolute(ports: &[PortArg]) -> Result<Vec<SavedPort>, RunError> {
+    let mut checked: Vec<SavedPort> = Vec::new();
+    for port in ports {
+        let path = std::path::absolute(&port.path).map_err(|e| Failed(format!("{}: {e}", port.path.display())))?;
+        let path = path
+            .to_str()
+            .ok_or_else(|| Usage(format!("--port {}: the path is not UTF-8; choose one that is", port.name)))?;
+        let new = SavedPort { name: port.name.clone(), path: path.into(), client: port.client };
+        check_new(checked.iter(), &new).map_err(|e| Usage(format!("--port {}: {e}", new.name)))?;
+        checked.push(new);
+    }
+    Ok(checked)
+}
+
+/// Checks that a port may stand beside those there are. The error says what is wrong; what to do.
+pub fn check_new<'a>(there: impl Iterator<Item = &'a SavedPort>, new: &SavedPort) -> Result<(), String> {
+    check_name(&new.name)?;
+    if !Path::new(&new.path).is_absolute() {
+        return Err(format!("{:?} is not an absolute path; write it from / on", new.path));
+    }
+    socket::check_length(Path::new(&new.path))?;
+    // All ports travel to control in one message; 16 bytes are more than the other fields of one take.
+    let mut bytes = new.name.len() + new.path.len() + 16;
+    for port in there {
+        if port.name == new.name {
+            return Err(format!("there is a port {} already; choose another name", port.name));
+        }
+        if port.path == new.path {
+            return Err(format!("{} belongs to port {} already; choose another path", port.path, port.name));
+        }
+        bytes += port.name.len() + port.path.len() + 16;
+    }
+    if bytes > MAX_MESSAGE - 64 {
+        return Err("too many ports: the list of all names and paths is over 64 KiB; use shorter ones".into());
+    }
+    Ok(())
+}
+
+/// Takes out of `saved` what the command line names as well. Saying two different things about one port is an error.
+fn reconcile(given: &[SavedPort], saved: Vec<SavedPort>) -> Result<(HashSet<String>, Vec<SavedPort>), String> {
+    let (twice, once): (Vec<_>, Vec<_>) = saved.into_iter().partition(|port| given.contains(port));
+    let mut all = given.to_vec();
+    for port in &once {
+        check_new(all.iter(), port)
+            .map_err(|e| format!("remembered port {}: {e}, or move ports.json of --state-dir away", port.name))?;
+        all.push(port.clone());
+    }
+    Ok((twice.into_iter().map(|port| port.name).collect(), once))
+}
+
+/// Looks beside this program, then in PATH, then where packages put it; or only in `libexec`.
+fn find_program(name: &str, libexec: Option<&Path>) -> Result<PathBuf, RunError> {
+    let own = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.to_path_buf()));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let directories = match libexec {
+        Some(only) => vec![only.to_path_buf()],
+        None => own.into_iter().chain(std::env::split_paths(&path)).chain([PathBuf::from(LIBEXEC)]).collect(),
+    };
+    let found = directories.iter().map(|dir| dir.join(name)).find(|file| is_program(file));
+    found.ok_or_else(|| {
+        let place = directories.first().map_or(OsStr::new(LIBEXEC), |dir| dir.as_os_str()).display();
+        let elsewhere = if libexec.is_some() { String::new() } else { format!(", in PATH or in {LIBEXEC}") };
+        Failed(format!("{name} is not in {place}{elsewhere}; install it beside lasthop"))
+    })
+}
+
+fn is_program(file: &Path) -> bool {
+    file.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+}
+
+/// Makes the directory if need be and locks it for this process. The lock goes with the process, however it ends.
+fn lock(dir: &Path, option: &str, mode: u32) -> Result<File, RunError> {
+    let shown = dir.display();
+    DirBuilder::new().recursive(true).mode(mode).create(dir).map_err(|e| {
+        Failed(format!("{shown}: cannot make the directory: {e}; choose another with {option} or run as root"))
+    })?;
+    let path = dir.join("lock");
+    let mut options = OpenOptions::new();
+    let mut file =
+        options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&path).map_err(|e| {
+            Failed(format!("{}: {e}; make the directory writable or choose another with {option}", path.display()))
+        })?;
+    if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        let mut pid = String::new();
+        let _ = file.read_to_string(&mut pid);
+        return Err(Failed(format!(
+            "another lasthop (pid {}) runs with {option} {shown}; stop it or choose another directory",
+            pid.trim()
+        )));
+    }
+    // For the message above only; the lock holds without it.
+    let _ = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", std::process::id()));
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(name: &str, path: &str) -> SavedPort {
+        SavedPort { name: name.into(), path: path.into(), client: false }
+    }
+
+    #[test]
+    fn cpus_must_exist_and_be_allowed() {
+        let allowed = CpuList::allowed().unwrap();
+        assert_eq!(check_cpus(&allowed.to_string()), Ok(allowed.clone()));
+        let Err(Usage(text)) = check_cpus("1000") else { panic!("CPU 1000 is not here") };
+        assert!(text.contains("1000") && text.contains(&format!("choose from {allowed}")), "{text}");
+        assert!(matches!(check_cpus("x"), Err(Usage(_))));
+    }
+
+    #[test]
+    fn names_and_paths_are_used_once() {
+        let there = [port("a", "/a"), port("b", "/b")];
+        assert_eq!(check_new(there.iter(), &port("c", "/c")), Ok(()));
+        for (new, word) in [
+            (port("a", "/c"), "another name"),
+            (port("c", "/b"), "port b"),
+            (port("c", "c"), "absolute"),
+            (port("c/", "/c"), "cannot be in"),
+            (port("c", &format!("/{}", "x".repeat(107))), "107"),
+        ] {
+            assert!(check_new(there.iter(), &new).unwrap_err().contains(word), "{new:?}");
+        }
+        let many: Vec<_> = (0..700).map(|i| port(&format!("{i:060}"), &format!("/{i:060}"))).collect();
+        let room = (0..many.len()).find(|&n| check_new(many[..n].iter(), &many[n]).is_err()).unwrap();
+        assert!((400..600).contains(&room), "{room}");
+    }
+
+    #[test]
+    fn the_command_line_and_the_remembered_ports_must_agree() {
+        let (twice, once) = reconcile(&[port("a", "/a")], vec![port("a", "/a"), port("b", "/b")]).unwrap();
+        assert_eq!((twice, once), (HashSet::from(["a".to_owned()]), vec![port("b", "/b")]));
+        assert!(reconcile(&[port("a", "/a")], vec![port("a", "/other")]).unwrap_err().contains("ports.json"));
+        assert!(reconcile(&[], vec![port("a", "/a"), port("a", "/b")]).is_err());
+    }
+
+    #[test]
+    fn a_directory_is_locked_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = lock(&dir.path().join("new/dir"), "--run-dir", 0o755).unwrap();
+        let Err(Failed(text)) = lock(&dir.path().join("new/dir"), "--run-dir", 0o755) else { panic!("locked twice") };
+        assert!(text.contains(&format!("(pid {})", std::process::id())), "{text}");
+        drop(held);
+        assert!(lock(&dir.path().join("new/dir"), "--run-dir", 0o755).is_ok());
+        std::fs::write(dir.path().join("file"), "").unwrap();
+        assert!(lock(&dir.path().join("file/dir"), "--run-dir", 0o755).is_err());
+    }
+}

@@ -1,0 +1,189 @@
+//! Unix stream sockets with a name in the file system.
+
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect as connect_to, listen,
+    socket_with,
+};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+/// Longest path of a Unix socket, in bytes: `sun_path` without the closing zero (unix(7)).
+pub const MAX_PATH: usize = 107;
+
+/// Mode of every socket made here: its owner and its group. See [`Listener::bind`] for the group.
+const UMASK: Mode = Mode::from_raw_mode(0o117);
+
+/// A listening socket. The file is removed with it, unless somebody has put another in its place.
+#[derive(Debug)]
+pub struct Listener {
+    fd: OwnedFd,
+    path: PathBuf,
+    file: (u64, u64),
+}
+
+impl Listener {
+    /// Listens on `path` with mode 0660, non-blocking. A socket there that nobody listens on any more is replaced; one
+    /// that somebody does, or any other file, is an error. With `share_with_kvm` the group is `kvm` if the host has
+    /// one: virtual machines usually run with it.
+    ///
+    /// The error is one line: what is wrong with the path; what to do.
+    pub fn bind(path: &Path, share_with_kvm: bool) -> Result<Self, String> {
+        check_length(path)?;
+        make_room(path)?;
+        let shown = path.display();
+        let failed = |e: Errno| match e {
+            Errno::NOENT | Errno::NOTDIR => format!("{shown}: no such directory; create it or choose another path"),
+            Errno::ACCESS | Errno::PERM | Errno::ROFS => {
+                format!("{shown}: the directory is not writable ({e}); choose another or run as its owner")
+            }
+            e => format!("{shown}: cannot listen there: {e}; choose another path"),
+        };
+        let address = SocketAddrUnix::new(path).map_err(failed)?;
+        let fd = stream_socket().map_err(failed)?;
+        let before = rustix::process::umask(UMASK);
+        let bound = bind(&fd, &address);
+        rustix::process::umask(before);
+        bound.map_err(failed)?;
+        let file = own_file(path, share_with_kvm).map_err(failed)?;
+        let listener = Self { fd, path: path.into(), file };
+        listen(&listener.fd, 128).map_err(failed)?;
+        Ok(listener)
+    }
+
+    /// The next waiting connection, non-blocking; `Ok(None)` when there is none.
+    pub fn accept(&self) -> Result<Option<OwnedFd>, Errno> {
+        match accept_with(&self.fd, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(fd) => Ok(Some(fd)),
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if rustix::fs::lstat(&self.path).is_ok_and(|s| (s.st_dev, s.st_ino) == self.file) {
+            let _ = rustix::fs::unlink(&self.path);
+        }
+    }
+}
+
+/// Connects to `path` without waiting. A Unix socket connects at once or not at all.
+pub fn connect(path: &Path) -> Result<OwnedFd, Errno> {
+    let address = SocketAddrUnix::new(path)?;
+    let fd = stream_socket()?;
+    connect_to(&fd, &address)?;
+    Ok(fd)
+}
+
+/// Checks that `path` fits in a socket address.
+pub fn check_length(path: &Path) -> Result<(), String> {
+    match path.as_os_str().len() {
+        0..=MAX_PATH => Ok(()),
+        n => Err(format!(
+            "{}: a socket path has at most {MAX_PATH} bytes, this one {n}; choose a shorter one",
+            path.display()
+        )),
+    }
+}
+
+fn stream_socket() -> Result<OwnedFd, Errno> {
+    socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
+}
+
+/// Removes a socket file that nobody listens on; anything else in the way is an error.
+fn make_room(path: &Path) -> Result<(), String> {
+    let shown = path.display();
+    let Ok(file) = rustix::fs::lstat(path) else { return Ok(()) };
+    if FileType::from_raw_mode(file.st_mode) != FileType::Socket {
+        return Err(format!("{shown} exists and is not a socket; remove it or choose another path"));
+    }
+    match connect(path) {
+        Err(Errno::CONNREFUSED | Errno::NOENT) => match rustix::fs::unlink(path) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(e) => Err(format!("{shown}: cannot remove the old socket: {e}; remove it or choose another path")),
+        },
+        Err(Errno::ACCESS | Errno::PERM) => {
+            Err(format!("{shown} is a socket of another user; remove it or choose another path"))
+        }
+        _ => Err(format!("{shown} is in use by another process; stop that one or choose another path")),
+    }
+}
+
+/// Identity of the socket file just made, and its group. Goes through a descriptor: whoever may write the directory
+/// could put another file at the path meanwhile, and that one must not change hands.
+fn own_file(path: &Path, share_with_kvm: bool) -> Result<(u64, u64), Errno> {
+    let file = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let stat = rustix::fs::fstat(&file)?;
+    let ours = FileType::from_raw_mode(stat.st_mode) == FileType::Socket
+        && stat.st_uid == rustix::process::geteuid().as_raw()
+        && stat.st_nlink == 1;
+    if !ours {
+        return Err(Errno::EXIST);
+    }
+    if let Some(group) = share_with_kvm.then(kvm_group).flatten() {
+        // Without the right to, the group stays our own.
+        let _ = rustix::fs::chownat(&file, "", None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH);
+    }
+    Ok((stat.st_dev, stat.st_ino))
+}
+
+fn kvm_group() -> Option<u32> {
+    let groups = std::fs::read_to_string("/etc/group").ok()?;
+    groups.lines().find_map(|line| line.strip_prefix("kvm:")?.split(':').nth(1)?.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn a_path_is_taken_replaced_or_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("vm.sock");
+        let listener = Listener::bind(&path, true).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o660);
+        assert!(listener.accept().unwrap().is_none());
+        let _client = connect(&path).unwrap();
+        assert!(listener.accept().unwrap().is_some());
+        assert!(Listener::bind(&path, true).unwrap_err().contains("in use"));
+
+        // A killed process leaves its file behind.
+        drop(std::mem::ManuallyDrop::new(listener));
+        let stale = dir.path().join("stale.sock");
+        drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
+        assert!(stale.exists());
+        let listener = Listener::bind(&stale, false).unwrap();
+        drop(listener);
+        assert!(!stale.exists(), "removed with its listener");
+
+        let file = dir.path().join("file");
+        std::fs::write(&file, "precious").unwrap();
+        assert!(Listener::bind(&file, false).unwrap_err().contains("not a socket"));
+        std::os::unix::fs::symlink(&file, dir.path().join("link")).unwrap();
+        assert!(Listener::bind(&dir.path().join("link"), false).unwrap_err().contains("not a socket"));
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
+        assert!(Listener::bind(&dir.path().join("no/vm.sock"), false).unwrap_err().contains("no such directory"));
+        assert!(Listener::bind(&dir.path().join("x".repeat(107)), false).unwrap_err().contains("107 bytes"));
+    }
+
+    #[test]
+    fn a_file_put_in_our_place_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("vm.sock");
+        let listener = Listener::bind(&path, false).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "other").unwrap();
+        drop(listener);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "other");
+    }
+}

@@ -1,0 +1,126 @@
+//! Ports added at run time, remembered in `STATE_DIR/ports.json`.
+
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// Version of the file's format.
+const VERSION: u32 = 1;
+
+/// A remembered port. Numbers are not kept: they are unique only while `lasthop run` lives.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedPort {
+    /// Its name.
+    pub name: String,
+    /// Its socket's path.
+    pub path: String,
+    /// Whether lasthop connects.
+    #[serde(default)]
+    pub client: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document {
+    version: u32,
+    ports: Vec<SavedPort>,
+}
+
+/// The file.
+#[derive(Debug)]
+pub struct Store {
+    file: PathBuf,
+}
+
+impl Store {
+    /// In the directory `dir`, which exists.
+    pub fn new(dir: &Path) -> Self {
+        Self { file: dir.join("ports.json") }
+    }
+
+    /// Reads the ports; none if there is no file. A file that cannot be understood is left as it is, and the error
+    /// names it.
+    pub fn load(&self) -> Result<Vec<SavedPort>, String> {
+        let shown = self.file.display();
+        let text = match fs::read_to_string(&self.file) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => {
+                return Err(format!("{shown}: {e}; make it readable, or move it away to start without its ports"));
+            }
+            Ok(text) => text,
+        };
+        let wrong = |what: String| format!("{shown}: {what}; repair it, or move it away to start without its ports");
+        let document: Document = serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?;
+        if document.version != VERSION {
+            return Err(wrong(format!("format {} is not format {VERSION} of this lasthop", document.version)));
+        }
+        for port in &document.ports {
+            super::args::check_name(&port.name).map_err(|e| wrong(format!("port {:?}: {e}", port.name)))?;
+            if !Path::new(&port.path).is_absolute() {
+                return Err(wrong(format!("port {:?}: {:?} is not an absolute path", port.name, port.path)));
+            }
+        }
+        Ok(document.ports)
+    }
+
+    /// Replaces the remembered ports: all of them or, on an error, none.
+    pub fn save(&self, ports: Vec<SavedPort>) -> Result<(), String> {
+        self.write(ports).map_err(|e| format!("{}: {e}; nothing was changed", self.file.display()))
+    }
+
+    fn write(&self, ports: Vec<SavedPort>) -> io::Result<()> {
+        let new = self.file.with_extension("json.new");
+        let mut text = serde_json::to_vec_pretty(&Document { version: VERSION, ports })?;
+        text.push(b'\n');
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        file.write_all(&text)?;
+        file.sync_all()?;
+        fs::rename(&new, &self.file)?;
+        File::open(self.file.parent().unwrap_or(Path::new("/")))?.sync_all()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_come_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path());
+        assert_eq!(store.load().unwrap(), []);
+        let ports = vec![
+            SavedPort { name: "vm1".into(), path: "/run/vm 1\".sock".into(), client: false },
+            SavedPort { name: "vm2".into(), path: "/run/ü.sock".into(), client: true },
+        ];
+        store.save(ports.clone()).unwrap();
+        assert_eq!(store.load().unwrap(), ports);
+        store.save(Vec::new()).unwrap();
+        assert_eq!(store.load().unwrap(), []);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left behind");
+    }
+
+    #[test]
+    fn a_broken_file_is_named_and_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, file) = (Store::new(dir.path()), dir.path().join("ports.json"));
+        for text in [
+            "",
+            "{",
+            "{\"version\":2,\"ports\":[]}",
+            "{\"version\":1,\"ports\":[{\"name\":\"a\"}]}",
+            "{\"version\":1,\"ports\":[{\"name\":\"a b\",\"path\":\"/x\"}]}",
+            "{\"version\":1,\"ports\":[{\"name\":\"a\",\"path\":\"x\"}]}",
+            "{\"version\":1,\"ports\":[{\"name\":\"a\",\"path\":\"/x\",\"speed\":1}]}",
+        ] {
+            std::fs::write(&file, text).unwrap();
+            let error = store.load().unwrap_err();
+            assert!(error.starts_with(file.to_str().unwrap()), "{error}");
+            assert!(error.contains("move it away"), "{error}");
+            assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
+        }
+    }
+}

@@ -1,0 +1,377 @@
+//! The event loop of `lasthop run`.
+
+use super::child::{Child, Ended};
+use super::port::{Context, Port};
+use super::setup::{Setup, check_new};
+use super::socket::Listener;
+use super::store::{SavedPort, Store};
+use super::{RunError, RunError::Failed};
+use lasthop_ipc::{
+    Channel, ControlToSupervisor, FromControl, PortConfig, SupervisorToControl, SupervisorToSwitch, SwitchToSupervisor,
+    ToControl,
+};
+use lasthop_sys::{Epoll, Ready, SignalFd, Trigger};
+use lasthop_types::PortId;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+use tracing::{error, info, warn};
+
+/// Size of the memory that outlives each switch, in bytes.
+const JOURNAL_LEN: u64 = 1 << 20;
+/// How often a child may end before it is ready, at the start, until we give up.
+const START_ATTEMPTS: u32 = 5;
+/// How long children may take to end after they were asked.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
+
+const SIGNALS: u64 = 0;
+const SWITCH_CHANNEL: u64 = 1;
+const SWITCH_PID: u64 = 2;
+const CONTROL_CHANNEL: u64 = 3;
+const CONTROL_PID: u64 = 4;
+/// Listeners: this plus the port's number.
+const LISTENER: u64 = 1 << 32;
+
+/// The supervisor, ready to run.
+#[derive(Debug)]
+pub struct Supervisor {
+    epoll: Epoll,
+    signals: SignalFd,
+    switch: Child<SupervisorToSwitch, SwitchToSupervisor>,
+    control: Child<SupervisorToControl, ControlToSupervisor>,
+    ports: BTreeMap<u32, Port>,
+    next_id: u32,
+    store: Store,
+    api: Listener,
+    journal: OwnedFd,
+    /// Whether `ready` was printed.
+    announced: bool,
+    _locks: [File; 2],
+}
+
+impl Supervisor {
+    /// Opens the ports. Those of the command line must work; a remembered one that does not is tried again later.
+    pub fn new(setup: Setup) -> Result<Self, RunError> {
+        raise_descriptor_limit();
+        let system = |what: &str, e: rustix::io::Errno| Failed(format!("{what}: {e}"));
+        let epoll = Epoll::new().map_err(|e| system("epoll", e))?;
+        let signals = SignalFd::new().map_err(|e| system("signalfd", e))?;
+        epoll.add(&signals, SIGNALS, Trigger::Level).map_err(|e| system("epoll", e))?;
+        let journal = journal().map_err(|e| system("memfd_create", e))?;
+
+        let arguments = |text: &[&str]| text.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let mut for_switch = arguments(&["--supervisor-fd", "3", "--journal-fd", "4"]);
+        if let Some(cpus) = &setup.cpus {
+            for_switch.extend(["--cpus".into(), cpus.to_string()]);
+        }
+        for_switch.extend(["--spin-us".into(), setup.spin_us.to_string()]);
+        let for_control = arguments(&["--supervisor-fd", "3", "--api-fd", "4"]);
+        let mut supervisor = Self {
+            epoll,
+            signals,
+            switch: Child::new("lasthop-switch", setup.switch, for_switch, SWITCH_CHANNEL, SWITCH_PID),
+            control: Child::new("lasthop-control", setup.control, for_control, CONTROL_CHANNEL, CONTROL_PID),
+            ports: BTreeMap::new(),
+            next_id: 1,
+            store: setup.store,
+            api: setup.api,
+            journal,
+            announced: false,
+            _locks: setup.locks,
+        };
+        for port in setup.ports {
+            let saved = setup.also_saved.contains(&port.name);
+            let mut port = supervisor.number(port, saved);
+            let opened = port.open(&supervisor.epoll, token(&port));
+            opened.map_err(|e| Failed(format!("port {}: {e}", port.config.name)))?;
+            supervisor.ports.insert(port.config.id.0, port);
+        }
+        for port in setup.saved {
+            let mut port = supervisor.number(port, true);
+            if let Err(e) = port.open(&supervisor.epoll, token(&port)) {
+                port.bind_later(Instant::now(), e);
+            }
+            supervisor.ports.insert(port.config.id.0, port);
+        }
+        Ok(supervisor)
+    }
+
+    /// Runs until a signal asks to end. Errors only before `ready` was printed: afterwards everything is tried again.
+    pub fn run(&mut self) -> Result<(), RunError> {
+        let mut ready = Vec::new();
+        loop {
+            let now = Instant::now();
+            self.start_children(now)?;
+            self.step_ports(now);
+            self.switch.flush(&self.epoll);
+            self.control.flush(&self.epoll);
+            self.wait(&mut ready, self.deadline())?;
+            for event in &ready {
+                match event.token {
+                    SIGNALS => {
+                        if let Some(signal) = self.signals.read() {
+                            info!("ending ({signal:?})");
+                            return self.shut_down();
+                        }
+                    }
+                    SWITCH_CHANNEL => self.hear_switch(),
+                    CONTROL_CHANNEL => self.hear_control(),
+                    SWITCH_PID => {
+                        let now = Instant::now();
+                        if let Some(ended) = self.switch.reap(&self.epoll, now) {
+                            self.ports.values_mut().for_each(|port| port.switch_gone(now));
+                            self.restart_or_give_up(&ended)?;
+                        }
+                    }
+                    CONTROL_PID => {
+                        if let Some(ended) = self.control.reap(&self.epoll, Instant::now()) {
+                            self.restart_or_give_up(&ended)?;
+                        }
+                    }
+                    listener => {
+                        let cx = context(&self.epoll, &self.switch, Instant::now());
+                        let id = listener.checked_sub(LISTENER).and_then(|id| u32::try_from(id).ok());
+                        if let Some(port) = id.and_then(|id| self.ports.get_mut(&id)) {
+                            port.accept(cx);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn wait(&self, ready: &mut Vec<Ready>, until: Option<Instant>) -> Result<(), RunError> {
+        let timeout = until.map(|at| at.saturating_duration_since(Instant::now()));
+        self.epoll.wait(ready, timeout).map_err(|e| Failed(format!("epoll: {e}")))
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let switch_up = self.switch.is_up();
+        let ports = self.ports.values().filter_map(|port| port.deadline(switch_up));
+        ports.chain(self.switch.deadline()).chain(self.control.deadline()).min()
+    }
+
+    fn start_children(&mut self, now: Instant) -> Result<(), RunError> {
+        self.switch.check_hang(now);
+        self.control.check_hang(now);
+        let mut started = false;
+        if self.switch.is_due(now) {
+            let journal = self.journal.try_clone();
+            if let Err(e) = journal.and_then(|journal| self.switch.start(&self.epoll, journal)) {
+                self.cannot_start("lasthop-switch", &e)?;
+                self.switch.start_later(now);
+            } else {
+                for port in self.ports.values() {
+                    self.switch.send(SupervisorToSwitch::AddPort(port.config.clone()), None);
+                }
+                started = true;
+            }
+        }
+        if self.control.is_due(now) {
+            let api = self.api.as_fd().try_clone_to_owned();
+            if let Err(e) = api.and_then(|api| self.control.start(&self.epoll, api)) {
+                self.cannot_start("lasthop-control", &e)?;
+                self.control.start_later(now);
+            } else {
+                self.tell_control_ports();
+                started = true;
+            }
+        }
+        if started && self.switch.is_up() && self.control.is_up() {
+            self.join_children();
+        }
+        Ok(())
+    }
+
+    /// Gives the switch and control a new channel to each other; they drop the one they may still have.
+    fn join_children(&mut self) {
+        match Channel::<ToControl, FromControl>::pair() {
+            Ok((for_switch, for_control)) => {
+                self.switch.send(SupervisorToSwitch::ControlChannel, Some(for_switch));
+                self.control.send(SupervisorToControl::DatapathChannel, Some(for_control));
+            }
+            Err(e) => {
+                // Out of descriptors: start control afresh, which comes here again.
+                error!("cannot join the switch and control: {e}; restarting control");
+                self.control.kill();
+            }
+        }
+    }
+
+    fn cannot_start(&self, name: &str, e: &std::io::Error) -> Result<(), RunError> {
+        if !self.announced {
+            return Err(Failed(format!("cannot start {name}: {e}; check how it is installed")));
+        }
+        error!("cannot start {name}: {e}; trying again");
+        Ok(())
+    }
+
+    fn restart_or_give_up(&self, ended: &Ended) -> Result<(), RunError> {
+        if !self.announced && ended.failed_starts >= START_ATTEMPTS {
+            let what = &ended.what;
+            return Err(Failed(format!(
+                "{what}, for the {START_ATTEMPTS}th time before it was ready; see above for why"
+            )));
+        }
+        warn!("{}; restarting it", ended.what);
+        Ok(())
+    }
+
+    fn step_ports(&mut self, now: Instant) {
+        let cx = context(&self.epoll, &self.switch, now);
+        for port in self.ports.values_mut() {
+            if let Some(connection) = port.step(cx, token(port)) {
+                self.switch.send(SupervisorToSwitch::Connection(port.config.id), Some(connection));
+            }
+        }
+    }
+
+    fn hear_switch(&mut self) {
+        for message in self.switch.receive(&self.epoll) {
+            match message {
+                SwitchToSupervisor::Ready => {
+                    self.switch.set_ready();
+                    self.announce();
+                }
+                SwitchToSupervisor::ConnectionClosed { port, reason } => {
+                    if let Some(port) = self.ports.get_mut(&port.0) {
+                        port.connection_closed(Instant::now(), &reason);
+                    }
+                }
+            }
+        }
+    }
+
+    fn hear_control(&mut self) {
+        for message in self.control.receive(&self.epoll) {
+            let (request, result) = match message {
+                ControlToSupervisor::Ready => {
+                    self.control.set_ready();
+                    self.announce();
+                    continue;
+                }
+                ControlToSupervisor::PortAdd { request, name, path, client } => {
+                    (request, self.add_port(SavedPort { name, path, client }))
+                }
+                ControlToSupervisor::PortDel { request, name } => (request, self.delete_port(&name)),
+            };
+            if result.is_ok() {
+                self.tell_control_ports();
+            }
+            self.control.send(SupervisorToControl::Reply { request, result }, None);
+        }
+    }
+
+    /// The one line scripts wait for.
+    fn announce(&mut self) {
+        if !self.announced && self.switch.is_ready() && self.control.is_ready() {
+            self.announced = true;
+            let mut stdout = std::io::stdout().lock();
+            // Somebody who closed our standard output does not want to know.
+            let _ = writeln!(stdout, "ready").and_then(|()| stdout.flush());
+        }
+    }
+
+    fn add_port(&mut self, new: SavedPort) -> Result<PortConfig, String> {
+        let there: Vec<SavedPort> = self.ports.values().map(Port::to_saved).collect();
+        check_new(there.iter(), &new)?;
+        let mut port = self.number(new, true);
+        port.open(&self.epoll, token(&port))?;
+        self.save(Some(&port), None)?;
+        let config = port.config.clone();
+        info!("port {} added: {}{}", config.name, config.path, if config.client { ", connecting" } else { "" });
+        self.switch.send(SupervisorToSwitch::AddPort(config.clone()), None);
+        self.ports.insert(config.id.0, port);
+        Ok(config)
+    }
+
+    fn delete_port(&mut self, name: &str) -> Result<PortConfig, String> {
+        let Some(port) = self.ports.values().find(|port| port.config.name == name) else {
+            return Err(format!("there is no port {name}; `lasthop port list` shows those there are"));
+        };
+        let config = port.config.clone();
+        if port.saved {
+            self.save(None, Some(config.id))?;
+        }
+        self.ports.remove(&config.id.0);
+        info!("port {name} removed");
+        self.switch.send(SupervisorToSwitch::DelPort(config.id), None);
+        Ok(config)
+    }
+
+    fn save(&self, also: Option<&Port>, except: Option<PortId>) -> Result<(), String> {
+        let kept = self.ports.values().filter(|port| port.saved && Some(port.config.id) != except);
+        self.store.save(kept.chain(also).map(Port::to_saved).collect())
+    }
+
+    /// A port with the next number.
+    fn number(&mut self, port: SavedPort, saved: bool) -> Port {
+        let id = PortId(self.next_id);
+        // Four thousand million ports are not reached by adding one at a time.
+        self.next_id = self.next_id.saturating_add(1);
+        let SavedPort { name, path, client } = port;
+        Port::new(PortConfig { id, name, path, client }, saved, Instant::now())
+    }
+
+    fn tell_control_ports(&mut self) {
+        // Only the newest list matters.
+        self.control.unsend(|message| matches!(message, SupervisorToControl::Ports(_)));
+        let ports = self.ports.values().map(|port| port.config.clone()).collect();
+        self.control.send(SupervisorToControl::Ports(ports), None);
+    }
+
+    /// Closes the ports, asks the children to end, and makes them when they do not.
+    fn shut_down(&mut self) -> Result<(), RunError> {
+        self.ports.clear();
+        self.switch.send(SupervisorToSwitch::Shutdown, None);
+        self.control.send(SupervisorToControl::Shutdown, None);
+        let limit = Instant::now() + SHUTDOWN_LIMIT;
+        let mut ready = Vec::new();
+        while self.switch.is_up() || self.control.is_up() {
+            self.switch.flush(&self.epoll);
+            self.control.flush(&self.epoll);
+            let late = Instant::now() >= limit;
+            if late || self.signals.read().is_some() {
+                if late {
+                    warn!("a child did not end within {SHUTDOWN_LIMIT:?}; killing it");
+                }
+                break;
+            }
+            self.wait(&mut ready, Some(limit))?;
+            // What they still say no longer matters, but a closed channel must not report for ever.
+            self.switch.receive(&self.epoll);
+            self.control.receive(&self.epoll);
+            let now = Instant::now();
+            self.switch.reap(&self.epoll, now);
+            self.control.reap(&self.epoll, now);
+        }
+        // Dropping a child kills it.
+        Ok(())
+    }
+}
+
+fn token(port: &Port) -> u64 {
+    LISTENER + u64::from(port.config.id.0)
+}
+
+fn context<'a>(epoll: &'a Epoll, switch: &Child<SupervisorToSwitch, SwitchToSupervisor>, now: Instant) -> Context<'a> {
+    Context { epoll, now, switch_up: switch.is_up() }
+}
+
+/// Memory that every switch of this run is given, and none can make shorter or longer.
+fn journal() -> Result<OwnedFd, rustix::io::Errno> {
+    let journal = memfd_create("lasthop-journal", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&journal, JOURNAL_LEN)?;
+    fcntl_add_seals(&journal, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(journal)
+}
+
+/// Every port needs descriptors here and many in the switch, and the usual soft limit is 1024.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+}
