@@ -7,6 +7,7 @@ mod affinity;
 mod epoll;
 mod eventfd;
 mod inherit;
+mod memfd;
 mod process;
 pub mod sandbox;
 
@@ -14,4 +15,5 @@ pub use affinity::{CpuList, ParseCpusError};
 pub use epoll::{Epoll, Ready, Trigger};
 pub use eventfd::EventFd;
 pub use inherit::inherited_fd;
+pub use memfd::memfd;
 pub use process::{PidFd, SignalFd, Watched, die_with_parent, set_thread_name};

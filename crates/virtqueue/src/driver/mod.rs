@@ -7,12 +7,9 @@ mod net;
 mod packed;
 mod split;
 
-#[cfg(test)]
-mod tests;
-
 pub use net::{NetConfig, NetDriver, NetError, NetQueue, VNET_HDR_LEN};
 
-use crate::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, QueueError, QueueSetup};
+use crate::{DESC_NEXT, DESC_WRITE, QueueError, QueueSetup};
 use lasthop_guestmem::{GuestMemory, PinnedSlice};
 use packed::PackedDriver;
 use split::SplitDriver;
@@ -69,9 +66,10 @@ impl RingLayout {
         Self::contiguous(0, size, packed).device + device
     }
 
-    /// What the device side has to be told. `base` as [`DriverRing::base`] gives it (0 for a new split ring).
-    pub fn setup(&self, base: u32) -> QueueSetup {
+    /// What the device side has to be told. `base` is what [`DriverRing::base`] gives, `features` all that was negotiated.
+    pub fn setup(&self, base: u32, features: u64) -> QueueSetup {
         QueueSetup {
+            features,
             size: self.size,
             desc: self.desc,
             driver: self.driver,
@@ -204,6 +202,14 @@ impl DriverRing {
         match &self.ring {
             Either::Split(r) => r.outstanding(),
             Either::Packed(r) => r.outstanding(),
+        }
+    }
+
+    /// Buffers added and not yet published.
+    pub fn unpublished(&self) -> u16 {
+        match &self.ring {
+            Either::Split(r) => r.unpublished(),
+            Either::Packed(r) => r.unpublished(),
         }
     }
 

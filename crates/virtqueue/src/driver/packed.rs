@@ -75,6 +75,10 @@ impl PackedDriver {
         self.published.wrapping_sub(self.used) as u16
     }
 
+    pub(super) fn unpublished(&self) -> u16 {
+        self.next_number.wrapping_sub(self.published) as u16
+    }
+
     pub(super) fn base(&self) -> u32 {
         let bits = u32::from(self.next_used.bits());
         bits | bits << 16
@@ -173,7 +177,7 @@ impl PackedDriver {
     #[inline]
     pub(super) fn poll_used(&mut self) -> Result<Option<(u32, u32)>, DriverError> {
         if self.batch.is_some() {
-            return Ok(Some(self.from_batch()));
+            return Ok(Some(self.next_of_batch()));
         }
         if self.published == self.used || !self.is_used() {
             return Ok(None);
@@ -191,7 +195,7 @@ impl PackedDriver {
         }
         if self.in_order {
             self.batch = Some(Batch { last: slot.number, len });
-            return Ok(Some(self.from_batch()));
+            return Ok(Some(self.next_of_batch()));
         }
         self.slots[usize::from(id)] = Slot { entries: 0, link: self.free_id, ..slot };
         self.free_id = id;
@@ -208,7 +212,7 @@ impl PackedDriver {
 
     /// Takes the oldest buffer back.
     #[inline]
-    fn from_batch(&mut self) -> (u32, u32) {
+    fn next_of_batch(&mut self) -> (u32, u32) {
         let oldest = self.slots[usize::from(self.oldest)];
         self.slots[usize::from(self.oldest)].entries = 0;
         self.take(oldest.entries);
@@ -237,6 +241,6 @@ impl PackedDriver {
             event.store_u16(2, EVENTS_ENABLE);
         }
         fence(Ordering::SeqCst);
-        self.is_used()
+        self.batch.is_some() || self.is_used()
     }
 }

@@ -71,6 +71,10 @@ impl SplitDriver {
         (self.published as u16).wrapping_sub(self.next_used)
     }
 
+    pub(super) fn unpublished(&self) -> u16 {
+        self.next_avail.wrapping_sub(self.published) as u16
+    }
+
     pub(super) fn base(&self) -> u32 {
         u32::from(self.next_used)
     }
@@ -135,7 +139,7 @@ impl SplitDriver {
     #[inline]
     pub(super) fn poll_used(&mut self) -> Result<Option<(u32, u32)>, DriverError> {
         if self.batch.is_some() {
-            return Ok(Some(self.from_batch()));
+            return Ok(Some(self.next_of_batch()));
         }
         if self.seen_used == self.next_used {
             let device = self.used.get().load_u16_acquire(2);
@@ -166,7 +170,7 @@ impl SplitDriver {
                 return Err(DriverError::Order(id));
             }
             self.batch = Some(Batch { last: slot.number, len });
-            return Ok(Some(self.from_batch()));
+            return Ok(Some(self.next_of_batch()));
         }
         self.next_used = self.next_used.wrapping_add(1);
         self.slots[usize::from(slot.last)].link = self.free_head;
@@ -178,7 +182,7 @@ impl SplitDriver {
 
     /// Takes the oldest buffer back.
     #[inline]
-    fn from_batch(&mut self) -> (u32, u32) {
+    fn next_of_batch(&mut self) -> (u32, u32) {
         let slot = std::mem::take(&mut self.slots[usize::from(self.oldest)].entries);
         let oldest = self.slots[usize::from(self.oldest)];
         self.free += slot;
