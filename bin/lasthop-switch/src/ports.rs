@@ -1,0 +1,165 @@
+//! Ports and the front-ends connected to them.
+
+use lasthop_forward::{Datapath, Forwarder, Port};
+use lasthop_ipc::{PortConfig, PortInfo, PortState, QueueInfo};
+use lasthop_schedule::Workers;
+use lasthop_types::PortId;
+use lasthop_vhostuser::{Offer, Session, SessionError, SessionEvent};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A port with its connection.
+#[derive(Debug)]
+pub struct PortEntry {
+    /// The data plane's part.
+    pub port: Arc<Port>,
+    /// The front-end, while one is connected.
+    pub session: Option<Session>,
+    last_error: Option<String>,
+}
+
+/// What the port's events need.
+pub struct Context<'a> {
+    /// Ports and flows.
+    pub datapath: &'a Arc<Datapath>,
+    /// Threads that serve queues.
+    pub workers: &'a mut Workers,
+    /// For frames the switch sends itself.
+    pub forwarder: &'a mut Forwarder,
+}
+
+impl PortEntry {
+    /// A port nobody is connected to.
+    pub fn new(config: &PortConfig) -> Self {
+        Self { port: Arc::new(Port::new(config.id, config.name.clone())), session: None, last_error: None }
+    }
+
+    /// A front-end has connected.
+    pub fn connect(&mut self, socket: OwnedFd, now: Instant) {
+        self.session = Some(Session::new(socket, self.port.queues.clone(), Offer::default(), now));
+    }
+
+    /// The front-end said something. An error ends the connection: call [`PortEntry::disconnect`].
+    pub fn ready(&mut self, context: &mut Context<'_>) -> Result<bool, SessionError> {
+        let Some(session) = &mut self.session else { return Ok(false) };
+        let mut events = Vec::new();
+        let result = session.ready(Instant::now(), &mut events);
+        let mut changed = false;
+        for event in events {
+            changed |= self.handle(event, context);
+        }
+        result.map(|()| changed)
+    }
+
+    fn handle(&mut self, event: SessionEvent, context: &mut Context<'_>) -> bool {
+        let port = &self.port;
+        match event {
+            SessionEvent::Kick { queue, fd } => {
+                // The guest's buffers being there is no news to us: we look when we have something for it.
+                if queue % 2 == 1 {
+                    context.workers.attach(port, queue as u16, fd);
+                }
+                port.refresh();
+                return false;
+            }
+            SessionEvent::Stopped { queue } => {
+                context.workers.detach(port.id, queue as u16);
+                port.refresh();
+            }
+            SessionEvent::Failed { queue, error } => {
+                tracing::warn!(port = %port.name, queue, "ring not started: {error}");
+                self.last_error = Some(format!("queue {queue}: {error}"));
+                port.refresh();
+            }
+            SessionEvent::Changed => {
+                port.refresh();
+                context.workers.look(port.id);
+            }
+            SessionEvent::Announce { mac } => {
+                let now_ms = context.datapath.now_ms();
+                if !context.forwarder.inject(port, &lasthop_frame::rarp(mac), now_ms) {
+                    tracing::warn!(port = %port.name, %mac, "announcement not sent: too many packets wait for control");
+                }
+                return false;
+            }
+            SessionEvent::Mtu(mtu) => port.set_mtu(mtu),
+            SessionEvent::Refused(error) => {
+                tracing::warn!(port = %port.name, "refused: {error}");
+                self.last_error = Some(error.to_string());
+            }
+        }
+        true
+    }
+
+    /// Ends the connection, if there is one: rings stop, guest memory is unmapped.
+    pub fn disconnect(&mut self, reason: Option<&SessionError>, workers: &mut Workers) -> bool {
+        let Some(mut session) = self.session.take() else { return false };
+        session.close();
+        for index in (1..self.port.queues.len()).step_by(2) {
+            workers.detach(self.port.id, index as u16);
+        }
+        self.port.set_mtu(0);
+        self.port.refresh();
+        match reason {
+            Some(SessionError::Closed) => tracing::info!(port = %self.port.name, "front-end disconnected"),
+            Some(error) => {
+                tracing::warn!(port = %self.port.name, "connection closed: {error}");
+                self.last_error = Some(error.to_string());
+            }
+            None => {}
+        }
+        true
+    }
+
+    /// A ring broke under traffic: says so once, for the log and for `lasthop port list`.
+    pub fn broke(&mut self, index: u16) {
+        let Some(queue) = self.port.queues.get(usize::from(index)) else { return };
+        if let Some(error) = queue.status().error {
+            tracing::warn!(port = %self.port.name, queue = index, "ring stopped: {error}");
+            self.last_error = Some(format!("queue {index}: {error}"));
+        }
+        self.port.refresh();
+    }
+
+    /// As control is told of it.
+    pub fn info(&self) -> PortInfo {
+        let port = &self.port;
+        let (from_guest, to_guest) = port.totals();
+        let statuses: Vec<_> = port.queues.iter().map(|q| (q.index(), q.status())).collect();
+        let queues = statuses.iter().filter(|(_, s)| s.size != 0).map(|(index, s)| QueueInfo {
+            index: *index,
+            size: s.size,
+            packed: s.packed,
+            enabled: s.started && s.enabled,
+            error: s.error.map(|e| e.to_string()),
+        });
+        let broken = statuses.iter().find_map(|(i, s)| s.error.map(|e| format!("queue {i}: {e}")));
+        let state = match (&self.session, broken) {
+            (None, _) => PortState::Waiting,
+            (Some(_), Some(reason)) => PortState::Broken(reason),
+            (Some(_), None) if port.is_up() => PortState::Up,
+            (Some(_), None) => PortState::Connected,
+        };
+        let memory = self.session.as_ref().map(|s| s.memory().clone()).unwrap_or_default();
+        PortInfo {
+            id: port.id,
+            name: port.name.clone(),
+            state,
+            features: self.session.as_ref().map_or(0, |s| s.features().bits()),
+            protocol_features: self.session.as_ref().map_or(0, |s| s.protocol_features().bits()),
+            mtu: port.mtu(),
+            memory_bytes: memory.total_bytes(),
+            memory_regions: memory.regions().count() as u32,
+            last_error: self.last_error.clone(),
+            queues: queues.collect(),
+            from_guest,
+            to_guest,
+        }
+    }
+
+    /// The port's number.
+    pub fn id(&self) -> PortId {
+        self.port.id
+    }
+}

@@ -1,0 +1,346 @@
+//! The thread that talks: to the supervisor, to front-ends, to control. Packets are the workers' business; only those
+//! that waited for control are sent on from here.
+
+use crate::control::Control;
+use crate::ports::{Context, PortEntry};
+use lasthop_forward::{Datapath, Forwarder};
+use lasthop_ipc::{
+    Channel, ChannelError, FromControl, MissedPacket, SupervisorToSwitch, SwitchToSupervisor, ToControl, WireKey,
+};
+use lasthop_schedule::{Workers, WorkersConfig};
+use lasthop_sys::{Epoll, Trigger};
+use lasthop_types::PortId;
+use lasthop_vhostuser::SessionError;
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+type Failure = Box<dyn std::error::Error>;
+
+/// Flows a switch holds; beyond, the least recently used goes.
+const FLOW_LIMIT: usize = 200_000;
+/// How long a packet waits for control before it is dropped.
+const MISS_PATIENCE_MS: u64 = 1000;
+/// How often waiting packets are looked at.
+const MISS_CHECK: Duration = Duration::from_millis(250);
+/// Messages taken from control at a time.
+const CONTROL_BURST: usize = 256;
+
+const SUPERVISOR: u64 = 0;
+const CONTROL: u64 = 1;
+const NEWS: u64 = 2;
+const FIRST_PORT: u64 = 1 << 32;
+
+/// The switch but for its workers.
+pub struct Server {
+    datapath: Arc<Datapath>,
+    workers: Workers,
+    forwarder: Forwarder,
+    epoll: Epoll,
+    supervisor: Channel<SwitchToSupervisor, SupervisorToSwitch>,
+    control: Option<Control>,
+    ports: BTreeMap<PortId, PortEntry>,
+    /// Port whose waiting packets control is told of next, so that all get their turn.
+    next_to_tell: PortId,
+    /// Packets may wait for control.
+    misses_wait: bool,
+    stop: bool,
+}
+
+impl Server {
+    /// Starts the workers.
+    pub fn new(supervisor: OwnedFd, _journal: Option<OwnedFd>, config: WorkersConfig) -> Result<Self, Failure> {
+        let datapath = Arc::new(Datapath::new(FLOW_LIMIT)?);
+        let epoll = Epoll::new()?;
+        epoll.add(&supervisor, SUPERVISOR, Trigger::Level)?;
+        epoll.add(datapath.news(), NEWS, Trigger::Level)?;
+        Ok(Self {
+            workers: Workers::start(&datapath, config)?,
+            forwarder: Forwarder::new(datapath.clone()),
+            epoll,
+            supervisor: Channel::new(supervisor),
+            control: None,
+            ports: BTreeMap::new(),
+            next_to_tell: PortId(0),
+            misses_wait: false,
+            stop: false,
+            datapath,
+        })
+    }
+
+    /// Serves until told to stop or until the supervisor is gone.
+    pub fn serve(mut self) -> Result<(), Failure> {
+        self.supervisor.send(&SwitchToSupervisor::Ready, None)?;
+        let mut ready = Vec::with_capacity(64);
+        while !self.stop {
+            self.epoll.wait(&mut ready, self.timeout())?;
+            for event in &ready {
+                match event.token {
+                    SUPERVISOR => self.hear_supervisor()?,
+                    CONTROL => self.hear_control(),
+                    NEWS => self.hear_news(),
+                    token => self.hear_port(PortId(token as u32)),
+                }
+            }
+            self.expire();
+        }
+        Ok(())
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        let now = Instant::now();
+        let deadlines = self.ports.values().filter_map(|p| p.session.as_ref()?.deadline());
+        let session = deadlines.min().map(|d| d.saturating_duration_since(now));
+        let misses = self.misses_wait.then_some(MISS_CHECK);
+        session.into_iter().chain(misses).min()
+    }
+
+    /// Ends connections of front-ends that keep us waiting, and the wait of packets that control does not answer.
+    fn expire(&mut self) {
+        let now = Instant::now();
+        let late: Vec<_> =
+            self.ports.values().filter_map(|p| Some((p.id(), p.session.as_ref()?.expire(now).err()?))).collect();
+        for (id, error) in late {
+            self.disconnect(id, &error);
+        }
+        if self.misses_wait {
+            let before = self.datapath.now_ms().saturating_sub(MISS_PATIENCE_MS);
+            for entry in self.ports.values() {
+                if self.forwarder.expire(&entry.port, before) {
+                    self.workers.look(entry.port.id);
+                }
+            }
+            self.misses_wait = self.ports.values().any(|p| !p.port.misses.is_empty());
+        }
+    }
+
+    fn hear_supervisor(&mut self) -> Result<(), Failure> {
+        loop {
+            let (message, fd) = match self.supervisor.recv() {
+                Ok(received) => received,
+                Err(ChannelError::WouldBlock) => return Ok(()),
+                Err(ChannelError::Closed) => {
+                    self.stop = true;
+                    return Ok(());
+                }
+                Err(error) => return Err(format!("supervisor: {error}").into()),
+            };
+            match (message, fd) {
+                (SupervisorToSwitch::AddPort(config), _) => {
+                    self.del_port(config.id);
+                    let entry = PortEntry::new(&config);
+                    self.datapath.add_port(entry.port.clone());
+                    self.tell_control(ToControl::Port(entry.info()));
+                    self.ports.insert(config.id, entry);
+                }
+                (SupervisorToSwitch::DelPort(id), _) => self.del_port(id),
+                (SupervisorToSwitch::Connection(id), Some(socket)) => self.connect(id, socket),
+                (SupervisorToSwitch::ControlChannel, Some(socket)) => self.attach_control(socket),
+                (SupervisorToSwitch::Connection(_) | SupervisorToSwitch::ControlChannel, None) => {
+                    tracing::error!("supervisor sent no descriptor with a message that needs one");
+                }
+                (SupervisorToSwitch::Shutdown, _) => {
+                    self.stop = true;
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn connect(&mut self, id: PortId, socket: OwnedFd) {
+        let Some(entry) = self.ports.get_mut(&id) else { return };
+        if entry.session.is_some() {
+            entry.disconnect(None, &mut self.workers);
+        }
+        if let Err(error) = self.epoll.add(&socket, FIRST_PORT | u64::from(id.0), Trigger::Level) {
+            tracing::error!(port = %entry.port.name, "connection cannot be watched: {error}");
+            return;
+        }
+        tracing::info!(port = %entry.port.name, "front-end connected");
+        entry.connect(socket, Instant::now());
+        self.report(id);
+    }
+
+    fn hear_port(&mut self, id: PortId) {
+        let Some(entry) = self.ports.get_mut(&id) else { return };
+        let mut context =
+            Context { datapath: &self.datapath, workers: &mut self.workers, forwarder: &mut self.forwarder };
+        match entry.ready(&mut context) {
+            Ok(true) => self.report(id),
+            Ok(false) => {}
+            Err(error) => self.disconnect(id, &error),
+        }
+    }
+
+    fn disconnect(&mut self, id: PortId, error: &SessionError) {
+        let Some(entry) = self.ports.get_mut(&id) else { return };
+        if entry.disconnect(Some(error), &mut self.workers) {
+            let message = SwitchToSupervisor::ConnectionClosed { port: id, reason: error.to_string() };
+            if let Err(error) = self.supervisor.send(&message, None) {
+                tracing::error!("supervisor not told of a closed connection: {error}");
+            }
+            self.report(id);
+        }
+    }
+
+    fn del_port(&mut self, id: PortId) {
+        let Some(mut entry) = self.ports.remove(&id) else { return };
+        entry.disconnect(None, &mut self.workers);
+        self.datapath.remove_port(id);
+        self.tell_control(ToControl::PortGone(id));
+    }
+
+    fn hear_news(&mut self) {
+        self.datapath.news().drain();
+        for (id, queue) in self.datapath.take_broken() {
+            if let Some(entry) = self.ports.get_mut(&id) {
+                entry.broke(queue);
+                self.report(id);
+            }
+        }
+        if self.datapath.take_missed() {
+            self.misses_wait = true;
+            self.tell_misses();
+        }
+    }
+
+    /// Tells control of waiting packets, one of each port in turn, as long as the channel takes them.
+    fn tell_misses(&mut self) {
+        loop {
+            let Some(control) = &mut self.control else { return };
+            let after = self.ports.range(self.next_to_tell..).chain(self.ports.range(..self.next_to_tell));
+            let mut told = false;
+            let mut failed = false;
+            for (id, entry) in after {
+                if control.is_backlogged() {
+                    return;
+                }
+                let Some(missed) = entry.port.misses.tell() else { continue };
+                told = true;
+                let message = ToControl::Miss(MissedPacket {
+                    id: u64::from(id.0) << 32 | u64::from(missed.id),
+                    key: WireKey::new(&missed.key),
+                    header: missed.header,
+                    frame_len: missed.frame_len as u32,
+                });
+                self.next_to_tell = PortId(id.0 + 1);
+                if control.send(message).is_err() {
+                    failed = true;
+                    break;
+                }
+            }
+            if failed {
+                self.lose_control();
+            }
+            if !told {
+                return;
+            }
+        }
+    }
+
+    fn attach_control(&mut self, socket: OwnedFd) {
+        if self.control.is_some() {
+            self.lose_control();
+        }
+        if let Err(error) = self.epoll.add(&socket, CONTROL, Trigger::Level) {
+            tracing::error!("control's channel cannot be watched: {error}");
+            return;
+        }
+        let mut control = Control::new(socket);
+        let ports = self.ports.values().map(PortEntry::info).collect();
+        if control.send(ToControl::Hello { ports }).is_err() {
+            return;
+        }
+        self.control = Some(control);
+        self.datapath.set_control_answers(true);
+        for entry in self.ports.values() {
+            entry.port.misses.untell_all();
+        }
+        self.tell_misses();
+    }
+
+    /// Control is gone: known flows go on, new ones wait for its return as long as there is room.
+    fn lose_control(&mut self) {
+        self.control = None;
+        self.datapath.set_control_answers(false);
+        for id in self.ports.keys() {
+            self.workers.look(*id);
+        }
+    }
+
+    fn hear_control(&mut self) {
+        for _ in 0..CONTROL_BURST {
+            let Some(control) = &mut self.control else { return };
+            let received = control.flush().and_then(|()| control.receive());
+            let done = match received {
+                Ok(Some(message)) => self.obey(message),
+                Ok(None) => break,
+                Err(ChannelError::Malformed(error)) => {
+                    tracing::error!("control sent a malformed message: {error}");
+                    Ok(())
+                }
+                Err(error) => Err(error),
+            };
+            if let Err(error) = done {
+                tracing::info!("control: {error}");
+                self.lose_control();
+                return;
+            }
+        }
+        self.tell_misses();
+        if let Some(control) = &self.control {
+            let trigger = if control.is_backlogged() { Trigger::ReadWrite } else { Trigger::Level };
+            let _ = self.epoll.modify(control, CONTROL, trigger);
+        }
+    }
+
+    fn obey(&mut self, message: FromControl) -> Result<(), ChannelError> {
+        match message {
+            FromControl::PutFlow(flow) => match flow.spec() {
+                Some(spec) => {
+                    if let Err(error) = self.datapath.flows().insert(spec, self.datapath.now_ms()) {
+                        tracing::warn!("flow not installed: {error}");
+                    }
+                }
+                None => tracing::error!("control sent a flow of another version"),
+            },
+            FromControl::DelFlow { key, mask } => {
+                if let (Some(key), Some(mask)) = (key.key(), mask.key()) {
+                    self.datapath.flows().remove(&key, &lasthop_frame::FlowMask(mask));
+                }
+            }
+            FromControl::Resume { id, actions } => {
+                let port = PortId((id >> 32) as u32);
+                if let Some(entry) = self.ports.get(&port)
+                    && self.forwarder.resume(&entry.port, id as u32, &actions)
+                {
+                    self.workers.look(port);
+                }
+            }
+            FromControl::Ask { request, question } => {
+                let ports = self.ports.values().map(PortEntry::info);
+                if let Some(control) = &mut self.control {
+                    control.answer(request, question, &self.datapath, ports)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn report(&mut self, id: PortId) {
+        if let Some(entry) = self.ports.get(&id) {
+            self.tell_control(ToControl::Port(entry.info()));
+        }
+    }
+
+    fn tell_control(&mut self, message: ToControl) {
+        if let Some(control) = &mut self.control {
+            if control.send(message).is_err() {
+                self.lose_control();
+            } else if control.is_backlogged() {
+                let _ = self.epoll.modify(control, CONTROL, Trigger::ReadWrite);
+            }
+        }
+    }
+}
