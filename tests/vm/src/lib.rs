@@ -1,1 +1,68 @@
-//! lasthop-tests-vm
+//! Real guests for tests: Linux VMs under QEMU and DPDK's virtio-user ports, and `lasthop run` to plug them into.
+//!
+//! ```no_run
+//! use lasthop_tests_vm::{Lasthop, Nic, Port, Vm};
+//! let dir = lasthop_tests_vm::scratch();
+//! let lasthop = Lasthop::start(&[Port::listen("a", dir.path()), Port::listen("b", dir.path())]);
+//! let a = Vm::start("a", [Nic::vhost_user(&dir.path().join("a.sock"), 1)]);
+//! let b = Vm::start("b", [Nic::vhost_user(&dir.path().join("b.sock"), 2)]);
+//! a.run("ping -c 3 10.9.0.2");
+//! # drop((lasthop, b));
+//! ```
+//!
+//! `scripts/setup` (or `make setup`) makes the VM image and reserves huge pages; without it every start panics with that
+//! advice. Helpers panic on failure, with what the guest or program said: they are for tests only. Everything started
+//! here ends with the test process, however that ends.
+
+mod agent;
+mod bridge;
+pub mod checks;
+mod lasthop;
+mod nic;
+pub mod pcap;
+pub mod proc;
+mod qmp;
+mod spawn;
+mod testpmd;
+mod vm;
+
+pub use bridge::Bridge;
+pub use lasthop::{Lasthop, Port};
+pub use nic::{Backend, Nic};
+pub use testpmd::{Loopback, VirtioUser};
+pub use vm::{Memory, Output, Pending, Vm, VmConfig};
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// A fresh directory for sockets and files; gone when dropped. Its path is short enough for socket addresses.
+pub fn scratch() -> tempfile::TempDir {
+    tempfile::Builder::new().prefix("lasthop-").tempdir().expect("a temporary directory")
+}
+
+/// Polls `done` every 20 ms until it answers true; panics with `what` when it has not after `limit`.
+pub fn wait_for(what: &str, limit: Duration, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + limit;
+    while !done() {
+        assert!(Instant::now() < end, "waited {limit:?} in vain for {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The repository's root.
+fn root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
+/// Where `scripts/setup` put the VM image.
+fn image() -> PathBuf {
+    let dir = std::env::var_os("LASTHOP_CACHE").map_or_else(|| root().join("target/vm-image"), PathBuf::from);
+    assert!(dir.join("initrd").exists(), "no VM image in {}: run `make setup` (as root) first", dir.display());
+    dir
+}
+
+/// The last `n` lines.
+fn last_lines(text: &str, n: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(n)..].join("\n")
+}

@@ -1,0 +1,176 @@
+//! `lasthop run` as a test starts it, and the commands that ask it things.
+
+use crate::{last_lines, proc, root, scratch, spawn, wait_for};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+/// How long `lasthop run` may take to say `ready`.
+const READY_LIMIT: Duration = Duration::from_secs(20);
+
+/// A port as `lasthop run --port` and `lasthop port add` want it.
+#[derive(Clone, Debug)]
+pub struct Port {
+    /// Its name.
+    pub name: String,
+    /// Its vhost-user socket.
+    pub socket: PathBuf,
+    /// True where lasthop connects and the front-end listens.
+    pub client: bool,
+}
+
+impl Port {
+    /// lasthop listens on `dir/name.sock`.
+    pub fn listen(name: &str, dir: &Path) -> Self {
+        Self { name: name.into(), socket: dir.join(format!("{name}.sock")), client: false }
+    }
+
+    /// lasthop connects to `dir/name.sock`.
+    pub fn connect(name: &str, dir: &Path) -> Self {
+        Self { client: true, ..Self::listen(name, dir) }
+    }
+
+    fn argument(&self) -> String {
+        format!("{}={}{}", self.name, self.socket.display(), if self.client { ",client" } else { "" })
+    }
+}
+
+/// A running lasthop. Dropping it sends SIGTERM and waits.
+pub struct Lasthop {
+    run: Child,
+    dir: tempfile::TempDir,
+}
+
+impl Lasthop {
+    /// Starts a learning switch over the ports and waits until it is ready.
+    pub fn start(ports: &[Port]) -> Self {
+        Self::start_with(ports, &[])
+    }
+
+    /// The same, with further arguments of `lasthop run`.
+    pub fn start_with(ports: &[Port], arguments: &[&str]) -> Self {
+        let dir = scratch();
+        let (log, dir_path) = (dir.path().join("log"), dir.path().to_owned());
+        let mut run = spawn::spawn("TERM", &binary("lasthop").display().to_string(), |c| {
+            c.arg("run").arg("--run-dir").arg(dir_path.join("run")).arg("--state-dir").arg(dir_path.join("state"));
+            for port in ports {
+                c.args(["--port", &port.argument()]);
+            }
+            let log = std::fs::File::create(&log).expect("a log in the scratch directory");
+            c.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+        });
+        let stdout = run.stdout.take().expect("stdout is piped");
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                let _ = sender.send(line);
+            }
+        });
+        let lasthop = Self { run, dir };
+        match lines.recv_timeout(READY_LIMIT) {
+            Ok(line) if line == "ready" => lasthop,
+            other => panic!("lasthop run is not ready: {other:?}\n{}", lasthop.log()),
+        }
+    }
+
+    /// The supervisor's process.
+    pub fn pid(&self) -> u32 {
+        self.run.id()
+    }
+
+    /// The process of `lasthop-switch` or `lasthop-control`; waits for one that is being restarted.
+    pub fn child(&self, name: &str) -> u32 {
+        // The kernel keeps 15 characters of a name.
+        let short: String = name.chars().take(15).collect();
+        let mut found = 0;
+        wait_for(&format!("a process {name}"), Duration::from_secs(10), || {
+            let all = proc::tree(self.pid());
+            let of = |p: &u32| proc::children(*p).into_iter().find(|(_, n)| *n == short).map(|(p, _)| p);
+            found = all.iter().find_map(of).unwrap_or(0);
+            found != 0
+        });
+        found
+    }
+
+    /// `lasthop-switch`'s process.
+    pub fn switch(&self) -> u32 {
+        self.child("lasthop-switch")
+    }
+
+    /// `lasthop-control`'s process.
+    pub fn control(&self) -> u32 {
+        self.child("lasthop-control")
+    }
+
+    /// kill -9 of one of the processes; returns once another has taken its place.
+    pub fn kill(&self, name: &str) {
+        let old = self.child(name);
+        proc::signal(old, Signal::KILL);
+        wait_for(&format!("a new {name}"), Duration::from_secs(10), || !proc::alive(old) && self.child(name) != old);
+    }
+
+    /// All its processes.
+    pub fn pids(&self) -> Vec<u32> {
+        proc::tree(self.pid())
+    }
+
+    /// Processor time of all its processes so far, in nanoseconds.
+    pub fn cpu_ns(&self) -> u64 {
+        self.pids().into_iter().map(proc::cpu_ns).sum()
+    }
+
+    /// Runs `lasthop` with these words against this instance, whatever its exit code.
+    pub fn try_command(&self, words: &[&str]) -> Output {
+        let out =
+            Command::new(binary("lasthop")).args(words).arg("--run-dir").arg(self.dir.path().join("run")).output();
+        out.expect("lasthop starts")
+    }
+
+    /// The same; panics unless it exits with 0.
+    pub fn command(&self, words: &[&str]) -> String {
+        let out = self.try_command(words);
+        let (stdout, stderr) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+        assert!(out.status.success(), "lasthop {}: {}\n{stdout}{stderr}\n{}", words.join(" "), out.status, self.log());
+        stdout.into_owned()
+    }
+
+    /// The same with `--json`, parsed.
+    pub fn json(&self, words: &[&str]) -> Value {
+        let text = self.command(&[words, &["--json"]].concat());
+        serde_json::from_str(&text).unwrap_or_else(|e| panic!("lasthop {}: {e} in {text:?}", words.join(" ")))
+    }
+
+    /// What the processes logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
+    }
+
+    /// Sends SIGTERM and waits: true when all processes left by themselves.
+    pub fn stop(mut self) -> bool {
+        let all = self.pids();
+        let in_time = spawn::end(&mut self.run);
+        in_time && all.into_iter().all(|p| !proc::alive(p))
+    }
+}
+
+impl Drop for Lasthop {
+    fn drop(&mut self) {
+        spawn::end(&mut self.run);
+        if std::thread::panicking() {
+            eprintln!("--- lasthop's log\n{}", last_lines(&self.log(), 30));
+        }
+    }
+}
+
+/// One of the binaries under test: from LASTHOP_BIN_DIR, or the release build.
+fn binary(name: &str) -> PathBuf {
+    let target = || std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
+    let dir = std::env::var_os("LASTHOP_BIN_DIR").map_or_else(|| target().join("release"), PathBuf::from);
+    let path = dir.join(name);
+    assert!(path.exists(), "no {}: run `cargo build --release --bins` first, or set LASTHOP_BIN_DIR", path.display());
+    path
+}

@@ -1,0 +1,260 @@
+//! A Linux VM: Debian's kernel under QEMU, a busybox root, and an agent that runs commands.
+
+use crate::agent::{Agent, Answer};
+use crate::nic::{Backend, Nic};
+use crate::qmp::Qmp;
+use crate::{image, last_lines, proc, scratch, spawn};
+use serde_json::Value;
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+/// How long a VM may take to boot; two to four seconds are usual, but CI machines pause.
+const BOOT_LIMIT: Duration = Duration::from_secs(60);
+
+/// What backs the guest's memory. vhost-user needs memory that can be shared by descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// A memfd of small pages.
+    Memfd,
+    /// A memfd of 2 MiB pages.
+    Huge,
+}
+
+/// A VM to be started.
+#[derive(Clone, Debug)]
+pub struct VmConfig {
+    /// For messages.
+    pub name: String,
+    /// Its cards; the first is eth0.
+    pub nics: Vec<Nic>,
+    /// What backs its memory.
+    pub memory: Memory,
+    /// Its memory in MiB.
+    pub memory_mib: u32,
+    /// Its processors.
+    pub cpus: u32,
+    /// Slots for hot-plugged memory.
+    pub memory_slots: u32,
+}
+
+impl VmConfig {
+    /// One processor, 256 MiB of memfd memory.
+    pub fn new(name: &str, nics: impl IntoIterator<Item = Nic>) -> Self {
+        let nics = nics.into_iter().collect();
+        Self { name: name.into(), nics, memory: Memory::Memfd, memory_mib: 256, cpus: 1, memory_slots: 0 }
+    }
+
+    /// With this many processors.
+    pub fn cpus(mut self, cpus: u32) -> Self {
+        self.cpus = cpus;
+        self
+    }
+
+    /// With memory of 2 MiB pages.
+    pub fn huge(mut self) -> Self {
+        self.memory = Memory::Huge;
+        self
+    }
+
+    /// With slots for hot-plugged memory.
+    pub fn memory_slots(mut self, slots: u32) -> Self {
+        self.memory_slots = slots;
+        self
+    }
+}
+
+/// A running VM. Dropping it ends it.
+pub struct Vm {
+    /// As it was asked for.
+    pub config: VmConfig,
+    qemu: Child,
+    agent: Result<Agent, String>,
+    dir: tempfile::TempDir,
+}
+
+/// What a command in the guest came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Output {
+    /// Its exit code; 137 when it ran out of time.
+    pub code: i32,
+    /// What it printed.
+    pub stdout: String,
+    /// What it complained about.
+    pub stderr: String,
+}
+
+/// A command that runs in the guest meanwhile.
+pub struct Pending {
+    label: String,
+    answer: Receiver<Answer>,
+}
+
+impl Pending {
+    /// Waits for its end; panics after `limit`, or when the VM is gone.
+    pub fn output(self, limit: Duration) -> Output {
+        match self.answer.recv_timeout(limit) {
+            Ok((code, stdout, stderr)) => Output { code, stdout, stderr },
+            Err(RecvTimeoutError::Timeout) => panic!("{}: no end after {limit:?}", self.label),
+            Err(RecvTimeoutError::Disconnected) => panic!("{}: the VM is gone", self.label),
+        }
+    }
+
+    /// Waits for its end and returns its stdout; panics unless it exits with 0.
+    pub fn success(self, limit: Duration) -> String {
+        let label = self.label.clone();
+        let out = self.output(limit);
+        assert!(out.code == 0, "{label}: exit code {}\n{}{}", out.code, out.stdout, out.stderr);
+        out.stdout
+    }
+}
+
+impl Vm {
+    /// Boots a VM with the usual configuration and brings its cards up.
+    pub fn start(name: &str, nics: impl IntoIterator<Item = Nic>) -> Self {
+        Self::boot(VmConfig::new(name, nics))
+    }
+
+    /// Boots the VM and brings its cards up.
+    pub fn boot(config: VmConfig) -> Self {
+        Self::launch(config).ready()
+    }
+
+    /// Boots several VMs at once.
+    pub fn boot_all<const N: usize>(configs: [VmConfig; N]) -> [Self; N] {
+        configs.map(Self::launch).map(Self::ready)
+    }
+
+    /// Starts QEMU and does not wait.
+    pub fn launch(config: VmConfig) -> Self {
+        let (image, dir) = (image(), scratch());
+        let netns = config.nics.iter().find_map(|n| match &n.backend {
+            Backend::Tap { netns, .. } => Some(netns.clone()),
+            _ => None,
+        });
+        let program = if netns.is_some() { "ip" } else { "qemu-system-x86_64" };
+        let accel = std::env::var("LASTHOP_VM_ACCEL").unwrap_or_else(|_| "tcg".into());
+        let qemu = spawn::spawn("KILL", program, |c| {
+            if let Some(ns) = &netns {
+                c.args(["netns", "exec", ns, "qemu-system-x86_64"]);
+            }
+            let (mib, huge) =
+                (config.memory_mib, if config.memory == Memory::Huge { ",hugetlb=on,hugetlbsize=2M" } else { "" });
+            let slots = match config.memory_slots {
+                0 => String::new(),
+                n => format!(",slots={n},maxmem={}M", mib + n * 128),
+            };
+            let at = |file: &str| dir.path().join(file).display().to_string();
+            c.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-cpu", "max"]);
+            c.args(["-M", &format!("q35,accel={accel},memory-backend=ram"), "-smp", &config.cpus.to_string()]);
+            c.args(["-m", &format!("{mib}M{slots}")]);
+            c.args(["-object", &format!("memory-backend-memfd,id=ram,size={mib}M,share=on{huge}")]);
+            c.args([
+                "-kernel",
+                &format!("{}/vmlinuz", image.display()),
+                "-initrd",
+                &format!("{}/initrd", image.display()),
+            ]);
+            c.args(["-append", "console=ttyS0 quiet panic=-1 nokaslr mitigations=off net.ifnames=0"]);
+            c.args(["-serial", &format!("file:{}", at("console"))]);
+            c.args(["-chardev", &format!("socket,id=agent,path={},server=on,wait=off", at("agent"))]);
+            c.args(["-serial", "chardev:agent"]);
+            c.args(["-qmp", &format!("unix:{},server=on,wait=off", at("qmp"))]);
+            for (i, nic) in config.nics.iter().enumerate() {
+                c.args(nic.qemu_args(i));
+            }
+            let log = std::fs::File::create(at("qemu.log")).expect("a log in the scratch directory");
+            c.stdin(Stdio::null()).stdout(log.try_clone().expect("a second handle")).stderr(log);
+        });
+        let agent = Agent::connect(&dir.path().join("agent"), Duration::from_secs(20));
+        Self { config, qemu, agent, dir }
+    }
+
+    /// Waits for the agent and brings the cards up.
+    pub fn ready(self) -> Self {
+        if let Err(e) = self.agent.as_ref().map_err(String::clone).and_then(|a| a.ready(BOOT_LIMIT)) {
+            panic!(
+                "VM {} did not boot: {e}
+{}",
+                self.config.name,
+                self.logs()
+            );
+        }
+        for (i, nic) in self.config.nics.iter().enumerate() {
+            self.run(&nic.bring_up(i));
+        }
+        self
+    }
+
+    /// Runs a shell command in the guest and returns its stdout; panics unless it exits with 0 within 60 s.
+    pub fn run(&self, command: &str) -> String {
+        self.spawn(command).success(Duration::from_secs(65))
+    }
+
+    /// Runs a shell command in the guest, whatever its exit code; it is killed after `seconds`.
+    pub fn output(&self, command: &str, seconds: u64) -> Output {
+        self.start_command(command, seconds).output(Duration::from_secs(seconds + 5))
+    }
+
+    /// Starts a shell command in the guest; it is killed after 60 s.
+    pub fn spawn(&self, command: &str) -> Pending {
+        self.start_command(command, 60)
+    }
+
+    /// Starts a shell command that goes on until the VM ends.
+    pub fn background(&self, command: &str) {
+        self.start_command(command, 100_000);
+    }
+
+    fn start_command(&self, command: &str, seconds: u64) -> Pending {
+        let agent = self.agent.as_ref().expect("the VM has booted");
+        Pending { label: format!("VM {}: {command}", self.config.name), answer: agent.ask(command, seconds) }
+    }
+
+    /// Starts the TCP and UDP servers that `lasthop-guest tcp-check` and the like talk to, on port 7000.
+    pub fn serve(&self) {
+        self.background("lasthop-guest tcp-serve 7000");
+        self.background("lasthop-guest udp-serve 7000");
+        self.run("for i in $(seq 100); do netstat -ltn | grep -q :7000 && netstat -lun | grep -q :7000 && exit 0; usleep 50000; done; exit 1");
+    }
+
+    /// Runs a command of QEMU's machine protocol; panics when QEMU refuses.
+    pub fn qmp(&self, command: &str, arguments: Value) -> Value {
+        let answer = Qmp::connect(&self.dir.path().join("qmp")).and_then(|mut q| q.execute(command, arguments));
+        answer.unwrap_or_else(|e| panic!("VM {}: {e}", self.config.name))
+    }
+
+    /// QEMU's process.
+    pub fn pid(&self) -> u32 {
+        self.qemu.id()
+    }
+
+    /// Seconds since the guest's kernel started; a reboot would set it back.
+    pub fn uptime(&self) -> f64 {
+        let text = self.run("cat /proc/uptime");
+        text.split(' ').next().and_then(|s| s.parse().ok()).expect("/proc/uptime is a number")
+    }
+
+    /// True while QEMU runs.
+    pub fn alive(&self) -> bool {
+        proc::alive(self.qemu.id())
+    }
+
+    /// The last lines of QEMU's messages and of the guest's console.
+    pub fn logs(&self) -> String {
+        let tail = |f: &str| {
+            last_lines(&String::from_utf8_lossy(&std::fs::read(self.dir.path().join(f)).unwrap_or_default()), 15)
+        };
+        format!("--- QEMU\n{}\n--- console\n{}", tail("qemu.log"), tail("console"))
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("VM {}\n{}", self.config.name, self.logs());
+        }
+        let _ = self.qemu.kill();
+        let _ = self.qemu.wait();
+    }
+}
