@@ -227,7 +227,8 @@ fn ipv6(key: &mut FlowKey, frame: &[u8], frame_len: usize, l3: usize) -> Option<
             AUTHENTICATION => (usize::from(len) + 2) * 4,
             _ => (usize::from(len) + 1) * 8,
         };
-        if out.l4 + len > end {
+        // The fixed part of AH alone has twelve bytes.
+        if out.l4 + len > end || key.ip_proto == AUTHENTICATION && len < 12 {
             key.anomalies |= FlowKey::MALFORMED_L4;
             break;
         }
