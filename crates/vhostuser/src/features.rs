@@ -147,6 +147,12 @@ bitflags::bitflags! {
         const SHARED_OBJECT = 1 << 18;
         /// Migration of the back-end's own state.
         const DEVICE_STATE = 1 << 19;
+        /// GET_VRING_BASE leaves requests in flight.
+        const GET_VRING_BASE_INFLIGHT = 1 << 20;
+        /// Guest addresses where there were the front-end's own.
+        const GPA_ADDRESSES = 1 << 21;
+        /// Files of the back-end mapped into the guest.
+        const SHMEM = 1 << 22;
     }
 }
 

@@ -1,1 +1,659 @@
+//! The session against our own front-end: what is accepted, what is refused, and in which state a ring ends.
 
+use crate::message::{NO_FD, Request, SyntaxError, VringState, flag};
+use crate::{
+    Features, Frontend, HALF_MESSAGE, Offer, ProtocolFeatures, Refusal, RingError, RingState, SILENCE, Session,
+    SessionError, SessionEvent,
+};
+use lasthop_guestmem::{MapError, RegionSpec};
+use lasthop_sys::EventFd;
+use lasthop_virtqueue::{Queue, QueueError};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
+
+/// Guest memory of the tests: 1 MiB, at 0x10_0000 for the guest and at USER for the front-end.
+const GUEST: u64 = 0x10_0000;
+const USER: u64 = 0x7f00_0000_0000;
+const SIZE: u64 = 0x10_0000;
+/// Offsets of the parts of the one ring that most tests use.
+const PARTS: (u64, u64, u64) = (0, 0x1000, 0x2000);
+
+fn memfd(size: u64) -> OwnedFd {
+    let fd = memfd_create("vhostuser-test", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&fd, size).unwrap();
+    fd
+}
+
+fn region() -> RegionSpec {
+    RegionSpec { guest_addr: GUEST, user_addr: USER, size: SIZE, mmap_offset: 0 }
+}
+
+/// A session and the front-end at the other end of its socket.
+struct Rig {
+    front: Frontend,
+    session: Session,
+    queues: Arc<[Arc<Queue>]>,
+    ram: OwnedFd,
+    start: Instant,
+    events: Vec<SessionEvent>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let (a, b) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        let queues: Arc<[_]> = (0..32).map(|i| Arc::new(Queue::new(i))).collect();
+        let start = Instant::now();
+        let session = Session::new(b, queues.clone(), Offer::default(), start);
+        Self { front: Frontend::over(a), session, queues, ram: memfd(SIZE), start, events: Vec::new() }
+    }
+
+    /// With everything negotiated and memory given.
+    fn negotiated(features: Features) -> Self {
+        let mut rig = Self::new();
+        rig.drive(|front, ram| {
+            front.set_owner().unwrap();
+            assert_eq!(front.features().unwrap(), Features::OFFERED);
+            front.set_protocol_features(front.protocol_features().unwrap()).unwrap();
+            front.set_features(features).unwrap();
+            front.set_mem_table(&[(region(), ram.as_fd())]).unwrap();
+        });
+        rig
+    }
+
+    /// Lets the front-end talk in a thread of its own while the session serves it here.
+    fn drive<T: Send>(&mut self, talk: impl FnOnce(&mut Frontend, &OwnedFd) -> T + Send) -> T {
+        let Self { front, session, ram, events, start, .. } = self;
+        std::thread::scope(|scope| {
+            let talk = scope.spawn(|| talk(front, ram));
+            loop {
+                let over = talk.is_finished();
+                let mut fds = [PollFd::new(&*session, PollFlags::IN)];
+                let wait = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+                if poll(&mut fds, Some(&wait)).unwrap() != 0 {
+                    session.ready(*start, events).unwrap();
+                } else if over {
+                    return talk.join().unwrap();
+                }
+            }
+        })
+    }
+
+    /// What the session says to what was sent.
+    fn ready(&mut self) -> Result<(), SessionError> {
+        self.session.ready(self.start, &mut self.events)
+    }
+
+    /// The session's error for one message of any kind.
+    fn judge(&mut self, request: u32, flags: u32, body: &[u8], fds: usize) -> SessionError {
+        let event = EventFd::new().unwrap();
+        self.front.send(request, flags, body, &vec![event.as_fd(); fds]).unwrap();
+        self.ready().unwrap_err()
+    }
+
+    fn refusal(&mut self, request: Request, body: &[u8]) -> Refusal {
+        match self.judge(request as u32, flag::VERSION, body, 0) {
+            SessionError::Refused { request: name, why } if name == request.name() => why,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn state(&self, ring: usize) -> RingState {
+        self.session.rings().nth(ring).unwrap().state
+    }
+
+    fn describe(&mut self, ring: u32) {
+        self.drive(move |front, _| {
+            front.set_size(ring, 256).unwrap();
+            front.set_base(ring, 0).unwrap();
+            let (desc, driver, device) = PARTS;
+            front.set_addr(ring, USER + desc, USER + driver, USER + device).unwrap();
+        });
+    }
+}
+
+fn state(index: u32, num: u32) -> VringState {
+    VringState { index: index.into(), num: num.into() }
+}
+
+#[test]
+fn a_front_end_brings_its_rings_up_and_down() {
+    for packed in [Features::empty(), Features::RING_PACKED] {
+        let mut rig = Rig::negotiated(Features::VERSION_1 | Features::PROTOCOL_FEATURES | packed);
+        rig.describe(1);
+        let (kick, call) = (EventFd::new().unwrap(), EventFd::new().unwrap());
+        rig.drive(|front, _| {
+            assert_eq!(front.queue_pairs().unwrap(), 16);
+            if !packed.is_empty() {
+                front.set_base(1, 0x8000).unwrap();
+            }
+            front.set_call(1, Some(call.as_fd())).unwrap();
+            front.set_kick(1, Some(kick.as_fd())).unwrap();
+        });
+        assert_eq!(rig.state(1), RingState::Running);
+        assert!(call.drain(), "an interrupt may have been lost before");
+        assert!(!rig.queues[1].is_ready(), "rings begin disabled");
+        rig.drive(|front, _| front.enable(1, true).unwrap());
+        assert!(rig.queues[1].is_ready());
+        let fd = rig.events.iter_mut().find_map(|e| match e {
+            SessionEvent::Kick { queue: 1, fd } => fd.take(),
+            _ => None,
+        });
+        kick.signal();
+        assert!(fd.unwrap().drain());
+        assert!(matches!(rig.events.last(), Some(SessionEvent::Changed)));
+        let base = rig.drive(|front, _| front.stop(1).unwrap());
+        assert_eq!(base, if packed.is_empty() { 0 } else { 0x8000_8000 });
+        assert_eq!(rig.state(1), RingState::Stopped);
+        assert!(!rig.queues[1].is_ready());
+        assert!(rig.events.iter().any(|e| matches!(e, SessionEvent::Stopped { queue: 1 })));
+    }
+}
+
+/// The table in `ring.rs`, line by line.
+#[test]
+fn ring_states_follow_the_table() {
+    use RingState::*;
+    #[derive(Clone, Copy, Debug)]
+    enum Input {
+        NewSize,
+        SameSize,
+        Kick,
+        MemoryMoves,
+        MemoryGoes,
+        GetBase,
+        ResetOwner,
+        StatusZero,
+    }
+    use Input::*;
+    let table: [(RingState, [Result<RingState, ()>; 8]); 4] = [
+        //        NewSize      SameSize     Kick         MemoryMoves  MemoryGoes   GetBase      ResetOwner   StatusZero
+        (
+            Stopped,
+            [Ok(Stopped), Ok(Stopped), Ok(Running), Ok(Stopped), Ok(Stopped), Ok(Stopped), Ok(Stopped), Ok(Stopped)],
+        ),
+        (
+            Waiting,
+            [Ok(Running), Ok(Waiting), Ok(Waiting), Ok(Waiting), Ok(Waiting), Ok(Stopped), Ok(Stopped), Ok(Stopped)],
+        ),
+        (Running, [Err(()), Ok(Running), Ok(Running), Ok(Running), Ok(Failed), Ok(Stopped), Ok(Stopped), Ok(Stopped)]),
+        (Failed, [Ok(Running), Ok(Failed), Ok(Failed), Ok(Failed), Ok(Failed), Ok(Stopped), Ok(Stopped), Ok(Stopped)]),
+    ];
+    for (from, row) in table {
+        let inputs = [NewSize, SameSize, Kick, MemoryMoves, MemoryGoes, GetBase, ResetOwner, StatusZero];
+        for (input, expected) in inputs.into_iter().zip(row) {
+            let mut rig = Rig::negotiated(Features::VERSION_1 | Features::PROTOCOL_FEATURES);
+            // A ring waits for its size in Waiting; in Failed it has one that is no power of two.
+            let size = match from {
+                Stopped | Running => 256,
+                Waiting => 0,
+                Failed => 100,
+            };
+            let err = EventFd::new().unwrap();
+            let (desc, driver, device) = PARTS;
+            rig.drive(|front, _| {
+                front.set_err(0, Some(err.as_fd())).unwrap();
+                front.set_addr(0, USER + desc, USER + driver, USER + device).unwrap();
+                if size != 0 {
+                    front.set_size(0, size).unwrap();
+                }
+                if from != Stopped {
+                    front.set_kick(0, None).unwrap();
+                }
+            });
+            assert_eq!(rig.state(0), from);
+            assert_eq!(err.drain(), from == Failed);
+            let result = rig.drive(|front, ram| match input {
+                NewSize => front.set_size(0, 128),
+                SameSize if size == 0 => front.set_base(0, 0),
+                SameSize => front.set_size(0, size),
+                Kick => front.set_kick(0, None),
+                MemoryMoves => front.set_mem_table(&[(RegionSpec { guest_addr: 0, ..region() }, ram.as_fd())]),
+                MemoryGoes => front.set_mem_table(&[(RegionSpec { user_addr: 0, ..region() }, ram.as_fd())]),
+                GetBase => front.stop(0).map(|_| ()),
+                ResetOwner => front.send(Request::ResetOwner as u32, flag::VERSION, &[], &[]),
+                StatusZero => front.set_u64(Request::SetStatus, 0),
+            });
+            let found = result.map(|()| rig.state(0)).map_err(|_| ());
+            assert_eq!(found, expected, "{from:?} and {input:?}");
+            let started = rig.queues[0].status().started;
+            assert_eq!(started, rig.state(0) == Running, "{from:?} and {input:?}");
+            assert_eq!(
+                err.drain(),
+                matches!((from, input), (Failed, Kick | MemoryMoves) | (Running | Failed, MemoryGoes))
+            );
+        }
+    }
+}
+
+#[test]
+fn rings_are_enabled_at_once_without_protocol_features() {
+    let mut rig = Rig::new();
+    rig.drive(|front, ram| {
+        front.set_features(Features::VERSION_1).unwrap();
+        front.set_mem_table(&[(region(), ram.as_fd())]).unwrap();
+    });
+    rig.describe(0);
+    rig.drive(|front, _| front.set_kick(0, None).unwrap());
+    assert!(rig.queues[0].is_ready());
+    assert!(rig.events.iter().any(|e| matches!(e, SessionEvent::Kick { queue: 0, fd: None })));
+}
+
+#[test]
+fn qemu_enables_before_it_negotiates() {
+    let mut rig = Rig::new();
+    rig.drive(|front, ram| {
+        front.enable(1, true).unwrap();
+        front.set_features(Features::VERSION_1 | Features::PROTOCOL_FEATURES).unwrap();
+        front.set_mem_table(&[(region(), ram.as_fd())]).unwrap();
+    });
+    rig.describe(1);
+    rig.drive(|front, _| {
+        front.set_kick(1, None).unwrap();
+        // And repeats the features for the next queue pair while the first already runs.
+        front.set_features(Features::VERSION_1 | Features::PROTOCOL_FEATURES).unwrap();
+    });
+    assert!(rig.queues[1].is_ready() && !rig.queues[0].is_ready());
+    let why = rig.refusal(Request::SetFeatures, &Features::RING_PACKED.bits().to_le_bytes());
+    assert!(matches!(why, Refusal::FeaturesWhileRunning(_)));
+}
+
+#[test]
+fn a_running_ring_cannot_be_changed() {
+    for (request, body) in [(Request::SetVringNum, state(0, 128)), (Request::SetVringBase, state(0, 7))] {
+        let mut rig = Rig::negotiated(Features::VERSION_1 | Features::PROTOCOL_FEATURES);
+        rig.describe(0);
+        rig.drive(|front, _| front.set_kick(0, None).unwrap());
+        assert_eq!(rig.refusal(request, body.as_bytes()), Refusal::RingRunning(0));
+    }
+    let mut rig = Rig::negotiated(Features::VERSION_1 | Features::PROTOCOL_FEATURES);
+    rig.describe(0);
+    rig.drive(|front, _| {
+        front.set_kick(0, None).unwrap();
+        assert!(front.set_addr(0, USER, USER + 0x1000, USER + 0x3000).is_err());
+        front.set_addr(0, USER, USER + 0x1000, USER + 0x2000).unwrap();
+    });
+    assert!(rig.events.iter().any(|e| matches!(e, SessionEvent::Refused(SessionError::Refused { .. }))));
+    assert_eq!(rig.state(0), RingState::Running);
+}
+
+#[test]
+fn a_ring_that_its_guest_broke_works_again_after_a_reset() {
+    let mut rig = Rig::negotiated(Features::VERSION_1 | Features::PROTOCOL_FEATURES);
+    rig.describe(0);
+    rig.drive(|front, _| front.set_kick(0, None).unwrap());
+    rig.queues[0].lock().fail(QueueError::ChainTooLong);
+    assert_eq!(rig.state(0), RingState::Failed);
+    rig.drive(|front, ram| front.set_mem_table(&[(region(), ram.as_fd())]).unwrap());
+    assert_eq!(rig.state(0), RingState::Failed, "nothing but the front-end's reset makes it whole");
+    rig.drive(|front, _| {
+        assert_eq!(front.stop(0).unwrap(), 0);
+        front.set_kick(0, None).unwrap();
+    });
+    assert_eq!(rig.state(0), RingState::Running);
+    assert_eq!(rig.session.rings().next().unwrap().error, None);
+}
+
+#[test]
+fn ring_addresses_may_come_before_memory_and_kicks_before_both() {
+    let mut rig = Rig::new();
+    rig.drive(|front, _| {
+        front.set_features(Features::VERSION_1).unwrap();
+        front.set_kick(3, None).unwrap();
+    });
+    rig.describe(3);
+    assert_eq!(rig.state(3), RingState::Waiting);
+    rig.drive(|front, ram| front.set_mem_table(&[(region(), ram.as_fd())]).unwrap());
+    assert_eq!(rig.state(3), RingState::Running);
+}
+
+#[test]
+fn addresses_outside_of_memory_break_the_ring_only() {
+    let mut rig = Rig::negotiated(Features::VERSION_1 | Features::PROTOCOL_FEATURES);
+    rig.drive(|front, _| {
+        for (ring, used) in [(0, USER + SIZE), (1, USER + 0x2001), (2, USER + SIZE - 4)] {
+            front.set_size(ring, 256).unwrap();
+            front.set_addr(ring, USER, USER + 0x1000, used).unwrap();
+            front.set_kick(ring, None).unwrap();
+        }
+    });
+    let errors: Vec<_> = rig.session.rings().take(3).map(|r| r.error.unwrap()).collect();
+    assert_eq!(errors[0], RingError::Unmapped(USER + SIZE));
+    assert_eq!(errors[1], RingError::Queue(QueueError::Alignment(GUEST + 0x2001)));
+    assert!(matches!(errors[2], RingError::Queue(QueueError::RingMemory(_))));
+    assert_eq!(rig.events.iter().filter(|e| matches!(e, SessionEvent::Failed { .. })).count(), 3);
+}
+
+#[test]
+fn memory_comes_and_goes_by_slots() {
+    let mut rig = Rig::negotiated(Features::VERSION_1 | Features::PROTOCOL_FEATURES);
+    let slot = |i: u64| RegionSpec { guest_addr: i << 32, user_addr: i << 40, size: 4096, mmap_offset: i << 12 };
+    rig.drive(move |front, ram| {
+        assert_eq!(front.get_u64(Request::GetMaxMemSlots).unwrap(), 509);
+        for i in 1..=20 {
+            front.add_region(slot(i), ram.as_fd()).unwrap();
+        }
+        assert!(front.add_region(slot(7), ram.as_fd()).is_err(), "overlaps");
+        front.remove_region(slot(7)).unwrap();
+        assert!(front.remove_region(slot(7)).is_err(), "gone already");
+    });
+    assert_eq!(rig.session.memory().regions().count(), 20);
+    assert_eq!(rig.session.memory().total_bytes(), SIZE + 19 * 4096);
+    rig.drive(|front, ram| front.set_mem_table(&[(region(), ram.as_fd())]).unwrap());
+    assert_eq!(rig.session.memory().regions().count(), 1);
+    let refused: Vec<_> = rig.events.iter().filter(|e| matches!(e, SessionEvent::Refused(_))).collect();
+    assert_eq!(refused.len(), 2);
+}
+
+#[test]
+fn a_bad_table_leaves_the_old_one() {
+    let mut rig = Rig::negotiated(Features::VERSION_1 | Features::PROTOCOL_FEATURES);
+    rig.drive(|front, ram| {
+        let twice = [(region(), ram.as_fd()), (region(), ram.as_fd())];
+        assert!(front.set_mem_table(&twice).is_err());
+        assert!(front.set_mem_table(&[(RegionSpec { mmap_offset: 4096, ..region() }, ram.as_fd())]).is_err());
+        assert!(front.set_mem_table(&[(RegionSpec { guest_addr: u64::MAX - 1, ..region() }, ram.as_fd())]).is_err());
+    });
+    assert_eq!(rig.session.memory().regions().collect::<Vec<_>>(), [region()]);
+    assert!(rig.events.iter().any(|e| matches!(
+        e,
+        SessionEvent::Refused(SessionError::Refused { why: Refusal::Memory(MapError::Overlaps(GUEST)), .. })
+    )));
+}
+
+#[test]
+fn what_else_a_front_end_says() {
+    let mut rig = Rig::negotiated(Features::VERSION_1 | Features::PROTOCOL_FEATURES);
+    rig.drive(|front, _| {
+        front.set_u64(Request::SendRarp, 0x5634_1200_5452).unwrap();
+        assert!(front.set_u64(Request::SendRarp, 0xff).is_err(), "a group address");
+        front.set_u64(Request::NetSetMtu, 9000).unwrap();
+        assert!(front.set_u64(Request::NetSetMtu, 67).is_err());
+        assert!(front.set_u64(Request::NetSetMtu, 65536).is_err());
+        front.set_u64(Request::SetStatus, 0x0f).unwrap();
+        assert!(front.set_u64(Request::SetStatus, 0x100).is_err());
+        assert_eq!(front.get_u64(Request::GetStatus).unwrap(), 0x0f);
+    });
+    assert!(
+        rig.events
+            .iter()
+            .any(|e| matches!(e, SessionEvent::Announce { mac } if mac.to_string() == "52:54:00:12:34:56"))
+    );
+    assert!(rig.events.iter().any(|e| matches!(e, SessionEvent::Mtu(9000))));
+    assert_eq!((rig.session.mtu(), rig.session.device_status()), (9000, 0x0f));
+    rig.drive(|front, _| front.send(Request::ResetDevice as u32, flag::VERSION, &[], &[]).unwrap());
+    assert_eq!((rig.session.mtu(), rig.session.device_status()), (0, 0));
+    assert_eq!(rig.session.features(), Features::empty());
+    assert_eq!(rig.session.memory().regions().count(), 1, "memory stays");
+}
+
+#[test]
+fn inflight_regions_are_made_and_taken_back() {
+    for packed in [Features::empty(), Features::RING_PACKED] {
+        let mut rig = Rig::negotiated(Features::VERSION_1 | Features::PROTOCOL_FEATURES | packed);
+        rig.describe(1);
+        let fd = rig.drive(|front, _| {
+            let (desc, fd) = front.inflight(2, 256).unwrap();
+            assert_eq!((desc.num_queues.get(), desc.queue_size.get(), desc.mmap_offset.get()), (2, 256, 0));
+            front.set_inflight(desc, fd.as_fd()).unwrap();
+            assert!(
+                front.set_inflight(crate::message::InflightDesc { num_queues: 33.into(), ..desc }, fd.as_fd()).is_err()
+            );
+            front.set_kick(1, None).unwrap();
+            fd
+        });
+        let half = rustix::fs::fstat(&fd).unwrap().st_size as usize / 2;
+        let mut bytes = vec![0; 2 * half];
+        rustix::io::pread(&fd, &mut bytes, 0).unwrap();
+        assert_eq!(bytes[half + 8..half + 12], [1, 0, 0, 1], "version 1, 256 entries");
+        assert!(bytes[..half].iter().all(|b| *b == 0), "the other ring was not started");
+    }
+}
+
+/// F4: no growth however often a front-end asks.
+#[test]
+fn a_hundred_thousand_questions_leave_nothing_behind() {
+    let mut rig = Rig::negotiated(Features::VERSION_1 | Features::PROTOCOL_FEATURES);
+    let open = || std::fs::read_to_string("/proc/self/maps").map_or(0, |m| m.matches("lasthop-inflight").count());
+    let before = open();
+    let body = {
+        let (desc, _fd) = rig.drive(|front, _| front.inflight(32, 1024).unwrap());
+        *desc.as_bytes().first_chunk::<20>().unwrap()
+    };
+    for _ in 0..1_000 {
+        for _ in 0..25 {
+            rig.front.send(Request::GetInflightFd as u32, flag::VERSION, &body, &[]).unwrap();
+            rig.front.send(Request::GetFeatures as u32, flag::VERSION, &[], &[]).unwrap();
+            rig.front.send(Request::SetVringNum as u32, flag::VERSION, state(5, 512).as_bytes(), &[]).unwrap();
+            rig.front.send(Request::GetVringBase as u32, flag::VERSION, state(5, 0).as_bytes(), &[]).unwrap();
+        }
+        for _ in 0..4 {
+            rig.ready().unwrap();
+        }
+        for _ in 0..25 {
+            let (_, fds) = rig.front.receive::<[u8; 20]>(Request::GetInflightFd).unwrap();
+            assert_eq!(fds.len(), 1);
+            rig.front.receive::<u64>(Request::GetFeatures).unwrap();
+            rig.front.receive::<VringState>(Request::GetVringBase).unwrap();
+        }
+        assert!(rig.events.len() < 16);
+        rig.events.clear();
+    }
+    assert_eq!(open(), before);
+}
+
+/// F1 to F3, F5, F6: the form first, whatever the state.
+#[test]
+fn malformed_messages_end_the_connection() {
+    use Request as R;
+    let v = flag::VERSION;
+    let huge = vec![0; 513];
+    let cases: &[(u32, u32, &[u8], usize)] = &[
+        (R::GetFeatures as u32, 0, &[], 0),               // version 0
+        (R::GetFeatures as u32, 2, &[], 0),               // version 2
+        (R::GetFeatures as u32, v | flag::REPLY, &[], 0), // a reply
+        (R::GetFeatures as u32, v | 1 << 4, &[], 0),      // a flag nobody knows
+        (R::GetFeatures as u32, v, &[0], 0),              // too long
+        (R::GetFeatures as u32, v, &[], 1),               // a descriptor too many
+        (R::SetFeatures as u32, v, &[0; 7], 0),           // too short
+        (R::SetFeatures as u32, v, &[0; 9], 0),
+        (R::SetFeatures as u32, v, &[0; 8], 8),
+        (R::SetMemTable as u32, v, &[0; 7], 0),
+        (R::SetMemTable as u32, v, &[1, 0, 0, 0, 0, 0, 0, 0], 1), // one region announced, none there
+        (R::SetMemTable as u32, v, &[0; 264], 0),                 // none announced, eight there
+        (R::SetMemTable as u32, v, &[0xff; 264], 8),
+        (R::SetVringNum as u32, v, &[0; 12], 0),
+        (R::SetVringAddr as u32, v, &[0; 8], 0),
+        (R::SetVringAddr as u32, v, &[0xff; 40], 0), // unknown flags
+        (R::SetVringKick as u32, v, &[0; 8], 0),     // descriptor missing
+        (R::SetVringKick as u32, v, &[0; 8], 2),
+        (R::SetVringCall as u32, v, &[0, 1, 0, 0, 0, 0, 0, 0], 1), // announced as missing, yet there
+        (R::SetVringErr as u32, v, &[1, 0, 1, 0, 0, 0, 0, 0], 1),  // 0x10001
+        (R::SetVringEnable as u32, v, &[0, 0, 0, 0, 2, 0, 0, 0], 0),
+        (R::SetBackendReqFd as u32, v, &[], 0),
+        (R::GetInflightFd as u32, v, &[0; 19], 0),
+        (R::GetInflightFd as u32, v, &[0; 22], 0),
+        (R::SetInflightFd as u32, v, &[0; 24], 0),
+        (R::SetInflightFd as u32, v, &[0; 24], 2),
+        (R::AddMemReg as u32, v, &[0; 40], 0),
+        (R::AddMemReg as u32, v, &[0; 32], 1),
+        (R::RemMemReg as u32, v, &[0; 40], 2),
+        (77, v, &huge, 0),
+        (R::GetFeatures as u32, v, &[], 20), // more than the kernel hands us
+    ];
+    for (request, flags, body, fds) in cases {
+        for acks in [false, true] {
+            let mut rig = if acks { Rig::negotiated(Features::PROTOCOL_FEATURES) } else { Rig::new() };
+            let flags = flags | if acks { flag::NEED_REPLY } else { 0 };
+            let error = rig.judge(*request, flags, body, *fds);
+            assert!(matches!(error, SessionError::Syntax(_)), "{request} {flags:#x} {body:?} {fds}: {error:?}");
+        }
+    }
+    let mut rig = Rig::new();
+    let error = rig.judge(R::GetFeatures as u32, v, &[], 20);
+    assert_eq!(error, SessionError::Syntax(SyntaxError::Truncated));
+}
+
+#[test]
+fn meaningless_messages_end_the_connection_or_are_answered() {
+    use Request as R;
+    let u64s = |v: u64| v.to_le_bytes().to_vec();
+    let ring = |i: u32, n: u32| state(i, n).as_bytes().to_vec();
+    let cases: Vec<(Request, Vec<u8>)> = vec![
+        (R::SetFeatures, u64s(1 << 58)),
+        (R::SetFeatures, u64s(Features::LOG_ALL.bits())),
+        (R::SetProtocolFeatures, u64s(ProtocolFeatures::CONFIG.bits())),
+        (R::SetVringNum, ring(32, 256)),
+        (R::SetVringNum, ring(0x1_0001, 256)),
+        (R::SetVringNum, ring(u32::MAX, 256)),
+        (R::SetVringNum, ring(0, 0)),
+        (R::SetVringNum, ring(0, 32769)),
+        (R::SetVringNum, ring(0, 65536 + 256)),
+        (R::SetVringBase, ring(40, 0)),
+        (R::SetVringKick, u64s(NO_FD | 32)),
+        (R::SetVringCall, u64s(NO_FD | 255)),
+        (R::SetVringErr, u64s(NO_FD | 200)),
+        (R::SetVringEnable, ring(32, 1)),
+        (R::NetSetMtu, u64s(0)),
+        (R::SetLogBase, vec![0xff; 16]),
+        (R::SetLogFd, vec![]),
+        (R::IotlbMsg, vec![0; 32]),
+        (R::SetVringEndian, ring(0, 1)),
+        (R::SetConfig, vec![0; 16]),
+        (R::PostcopyListen, vec![]),
+        (R::VringKick, ring(0, 0)),
+        (R::RemMemReg, vec![0; 40]),
+    ];
+    for (request, body) in &cases {
+        let mut rig = Rig::new();
+        rig.refusal(*request, body);
+        let mut rig = Rig::negotiated(Features::VERSION_1 | Features::PROTOCOL_FEATURES);
+        rig.front.send(*request as u32, flag::VERSION | flag::NEED_REPLY, body, &[]).unwrap();
+        rig.ready().unwrap_or_else(|e| panic!("{request}: {e}"));
+        assert_eq!(rig.front.receive::<u64>(*request).unwrap().0, 1, "{request}");
+        assert!(matches!(rig.events[..], [.., SessionEvent::Refused(SessionError::Refused { .. })]), "{request}");
+    }
+    // Questions whose answer cannot say no.
+    for (request, body) in [(R::GetVringBase, ring(32, 0)), (R::GetConfig, vec![0; 16])] {
+        let mut rig = Rig::negotiated(Features::VERSION_1 | Features::PROTOCOL_FEATURES);
+        let error = rig.judge(request as u32, flag::VERSION | flag::NEED_REPLY, &body, 0);
+        assert!(matches!(error, SessionError::Refused { .. }));
+    }
+}
+
+#[test]
+fn extensions_must_be_negotiated() {
+    use Request as R;
+    let mut rig = Rig::new();
+    assert_eq!(rig.refusal(R::GetMaxMemSlots, &[]), Refusal::NotNegotiated(1 << 15));
+    let mut rig = Rig::new();
+    let error = rig.judge(R::GetStatus as u32, flag::VERSION, &[], 0);
+    assert_eq!(error.to_string(), "GET_STATUS: protocol feature STATUS was not negotiated");
+    let mut rig = Rig::new();
+    let error = rig.judge(99, flag::VERSION, &[1, 2, 3], 3);
+    assert_eq!(error.to_string(), "request 99: no request has this number");
+    let mut rig = Rig::new();
+    let error = rig.judge(R::SetFeatures as u32, flag::VERSION, &(1u64 << 58 | 1 << 33).to_le_bytes(), 0);
+    assert_eq!(error.to_string(), "SET_FEATURES: features not offered: ACCESS_PLATFORM, bit 58");
+}
+
+#[test]
+fn nobody_fills_the_log_with_refusals() {
+    let mut rig = Rig::negotiated(Features::VERSION_1 | Features::PROTOCOL_FEATURES);
+    let mut ended = 0;
+    while ended < 100 {
+        rig.front.send(99, flag::VERSION | flag::NEED_REPLY, &[], &[]).unwrap();
+        if rig.ready().is_err() {
+            break;
+        }
+        ended += 1;
+    }
+    assert_eq!(ended, 32);
+}
+
+#[test]
+fn files_are_no_event_descriptors() {
+    let mut rig = Rig::negotiated(Features::VERSION_1 | Features::PROTOCOL_FEATURES);
+    let (_read, pipe) = rustix::pipe::pipe().unwrap();
+    rig.drive(|front, ram| {
+        assert!(front.set_kick(0, Some(ram.as_fd())).is_err());
+        front.set_call(0, Some(pipe.as_fd())).unwrap();
+    });
+}
+
+/// F9.
+#[test]
+fn silence_and_half_messages_end_after_a_time() {
+    let mut rig = Rig::new();
+    let start = rig.start;
+    assert_eq!(rig.session.deadline(), Some(start + SILENCE));
+    assert_eq!(rig.session.expire(start + SILENCE - Duration::from_millis(1)), Ok(()));
+    assert_eq!(rig.session.expire(start + SILENCE), Err(SessionError::Silent));
+
+    let message = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+    rig.front.send_raw(&message[..5], &[]).unwrap();
+    rig.ready().unwrap();
+    assert_eq!(rig.session.expire(start + HALF_MESSAGE), Err(SessionError::HalfMessage));
+    rig.front.send_raw(&message[5..], &[]).unwrap();
+    rig.ready().unwrap();
+    assert_eq!(rig.front.receive::<u64>(Request::GetFeatures).unwrap().0, Features::OFFERED.bits());
+    assert_eq!(rig.session.deadline(), None, "a front-end that has spoken may be silent for ever");
+
+    rig.front.send(Request::SetVringNum as u32, flag::VERSION, &[0; 8], &[]).unwrap();
+    assert!(matches!(rig.ready(), Err(SessionError::Refused { .. })));
+
+    let mut rig = Rig::new();
+    rig.front.send_raw(&message[..11], &[]).unwrap();
+    let Rig { front, session, start, events, .. } = &mut rig;
+    session.ready(*start, events).unwrap();
+    *front = Rig::new().front;
+    assert_eq!(session.ready(*start, events), Err(SessionError::ClosedMidMessage));
+}
+
+#[test]
+fn every_cut_of_a_message_is_put_together_again() {
+    let body = state(4, 512);
+    let mut message = vec![8, 0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0];
+    message.extend_from_slice(body.as_bytes());
+    for cut in 0..=message.len() {
+        let mut rig = Rig::new();
+        rig.front.send_raw(&message[..cut], &[]).unwrap();
+        rig.ready().unwrap();
+        rig.front.send_raw(&message[cut..], &[]).unwrap();
+        rig.ready().unwrap();
+        assert_eq!(rig.session.rings().nth(4).unwrap().size, 512, "cut at {cut}");
+    }
+}
+
+#[test]
+fn replies_must_be_read() {
+    let mut rig = Rig::new();
+    let mut sent = 0;
+    let error = loop {
+        rig.front.send(Request::GetFeatures as u32, flag::VERSION, &[], &[]).unwrap();
+        sent += 1;
+        if let Err(e) = rig.ready() {
+            break e;
+        }
+        assert!(sent < 1_000_000);
+    };
+    assert_eq!(error, SessionError::RepliesUnread);
+}
+
+#[test]
+fn the_end_of_a_session_stops_everything() {
+    let mut rig = Rig::negotiated(Features::VERSION_1);
+    rig.describe(0);
+    rig.drive(|front, _| front.set_kick(0, None).unwrap());
+    let memory = Arc::downgrade(rig.session.memory());
+    let Rig { front, mut session, queues, start, mut events, .. } = rig;
+    drop(front);
+    assert_eq!(session.ready(start, &mut events), Err(SessionError::Closed));
+    drop(session);
+    assert!(!queues[0].status().started && !queues[0].status().enabled);
+    assert!(memory.upgrade().is_none(), "nobody holds guest memory any more");
+}
