@@ -135,4 +135,23 @@ mod tests {
         assert_eq!(offset_of!(Flow, stats) % 64, 0);
         assert_eq!(size_of::<FlowStats>(), 64);
     }
+
+    #[test]
+    fn every_bit_of_the_mask_counts_and_no_other() {
+        use lasthop_frame::FlowMask;
+        use zerocopy::{FromBytes, IntoBytes};
+        let key = FlowKey::read_from_bytes(&[0x5a; size_of::<FlowKey>()]).unwrap();
+        for at in 0..size_of::<FlowKey>() {
+            let mut mask = FlowMask::default();
+            mask.0.as_mut_bytes()[at] = 0x0f;
+            let flow = Flow::new(FlowSpec { key, mask, actions: vec![], epoch: 0 }, 0);
+            for other in 0..size_of::<FlowKey>() {
+                for bit in 0..8 {
+                    let mut key = key;
+                    key.as_mut_bytes()[other] ^= 1 << bit;
+                    assert_eq!(flow.matches(&key), other != at || bit >= 4, "byte {other} bit {bit}, mask at {at}");
+                }
+            }
+        }
+    }
 }

@@ -2,7 +2,7 @@
 //!
 //! Three tiers: [`Depth::L2`] reads 14 bytes of an untagged frame and is inlined into the caller's burst loop;
 //! [`Depth::L4`] walks IP and reads the transport header; [`Depth::Full`] also stores ARP and neighbour discovery.
-//! What each field holds in which odd case is said at [`FlowKey`]; the module `reference` says it a second time.
+//! What each field holds in which odd case is said at [`FlowKey`]; the tests say it a second time.
 
 use crate::be16;
 use crate::key::{Depth, FlowKey};
@@ -346,3 +346,6 @@ fn neighbour(key: &mut FlowKey, frame: &[u8], at: &Layout, depth: Depth) -> Resu
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -13,8 +13,6 @@ mod build;
 mod extract;
 mod key;
 mod offload;
-#[cfg(test)]
-mod reference;
 mod segment;
 pub mod sum;
 #[cfg(any(test, feature = "testutil"))]

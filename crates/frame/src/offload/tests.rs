@@ -50,6 +50,7 @@ fn checksum_positions() {
         (0xffff, 0xffff),
         (34, 0xffff),
         (34, SNAPSHOT_LEN as u16),
+        (34, SNAPSHOT_LEN as u16 - 34 - 1),
         (0, 0),   // destination address
         (6, 6),   // EtherType
         (14, 16), // IP destination address
@@ -63,6 +64,7 @@ fn checksum_positions() {
     }
     // Behind what was judged, as an inner header's would be.
     assert!(check(&VnetHdr { csum_start: 60, csum_offset: 6, ..good }, &f).is_ok());
+    assert!(check(&VnetHdr { csum_start: 60, csum_offset: SNAPSHOT_LEN as u16 - 60 - 2, ..good }, &f).is_ok());
     assert_eq!(check(&good, &f[..51]), BAD);
     assert_eq!(check(&good, &[]), BAD);
 }
@@ -128,6 +130,9 @@ fn segmentation_must_fit_the_frame() {
     assert_eq!(check(&udp.vnet(V::GSO_UDP_L4 | V::GSO_ECN, 1472), &udp.build()), BAD);
     let deep = tcp6().extension(60, &[&[14][..], &[0; 118]].concat());
     assert_eq!(check(&deep.vnet(V::GSO_TCPV6, 1000), &deep.build()), BAD, "headers reach behind the snapshot");
+    let options = tcp6().extension(60, &[&[12][..], &[0; 102]].concat()).tcp_fields(0x10, 1, &[1; 40]);
+    assert_eq!(check(&options.vnet(V::GSO_TCPV6, 1000), &options.build()), BAD, "options reach behind the snapshot");
+    assert!(check(&options.vnet(0, 0), &options.build()).is_ok());
 }
 
 #[test]

@@ -137,6 +137,16 @@ fn routing_header_keeps_the_senders_sum() {
 }
 
 #[test]
+fn the_longest_ipv6_fragment_fits_its_length_field() {
+    let f = Frame::new(1, 2).ipv6([3; 16], [4; 16]).udp(9, 10).payload(payload(65_535 - 8)).partial_checksum();
+    let segments = deliver(&f.build(), f.vnet(VnetHdr::GSO_UDP, 65_528), Receiver::default());
+    assert_eq!(segments.len(), 2);
+    for (_, bytes) in &segments {
+        assert_eq!(usize::from(be16(bytes, 18)), bytes.len() - 54);
+    }
+}
+
+#[test]
 fn padding_is_not_segmented() {
     let f = Frame::new(1, 2).ipv4([1; 4], [2; 4]).tcp(1, 2).payload(payload(250)).padding(500).partial_checksum();
     let segments = deliver(&f.build(), f.vnet(VnetHdr::GSO_TCPV4, 100), Receiver::default());

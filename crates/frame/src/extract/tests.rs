@@ -467,6 +467,10 @@ fn protocols_and_extension_chains() {
     let k = key(&v6().extension(0, &[200, 0, 0, 0, 0, 0, 0]).udp(5, 6).build());
     assert_eq!((k.ip_proto, k.anomalies), (0, FlowKey::MALFORMED_L4), "longer than the packet");
     assert_eq!(k.ip_src, [3; 16], "addresses are known all the same");
+    for (words, anomaly) in [(0, FlowKey::MALFORMED_L4), (1, 0)] {
+        let ah = v6().extension(51, &[words, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).udp(5, 6).build();
+        assert_eq!(key(&ah).anomalies, anomaly, "AH without its sequence number");
+    }
     let deep = v6().extension(60, &[&[19][..], &[0; 158]].concat()).tcp(5, 6).payload([0; 100]).build();
     assert_eq!((key(&deep).anomalies, key(&deep).l4_src), (FlowKey::DEEP_EXTENSIONS, 0));
     let long = (0..20).fold(v6(), |f, _| f.extension(0, &[0; 7])).udp(5, 6).build();
@@ -537,5 +541,7 @@ fn link_layer_lengths() {
     let llc = |bytes: &[u8]| [Frame::new(1, 2).ether_type(60).build(), bytes.to_vec()].concat();
     assert_eq!(key(&llc(&[0x42, 0x42, 3, 0, 0])).eth_type, 0x5ff);
     assert_eq!(key(&llc(&[0xaa, 0xaa, 3, 0, 0, 0, 0x88, 0xcc])).eth_type, 0x88cc);
+    assert_eq!(key(&llc(&[0xaa, 0xaa, 3, 0, 0, 0, 6, 0])).eth_type, 0x600, "the smallest");
+    assert_eq!(key(&llc(&[0xaa, 0xaa, 3, 0, 0, 0, 5, 0xff])).eth_type, 0x5ff);
     assert_eq!(key(&llc(&[0xaa, 0xaa, 3, 0, 0, 0x0c, 0x20, 0])).eth_type, 0x5ff, "another organisation's numbers");
 }
