@@ -14,6 +14,6 @@ pub mod sandbox;
 pub use affinity::{CpuList, ParseCpusError};
 pub use epoll::{Epoll, Ready, Trigger};
 pub use eventfd::EventFd;
-pub use inherit::inherited_fd;
+pub use inherit::{inherited_fd, keep_descriptors_from_children};
 pub use memfd::memfd;
 pub use process::{PidFd, SignalFd, Watched, die_with_parent, set_thread_name};

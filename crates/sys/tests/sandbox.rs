@@ -184,7 +184,7 @@ fn root_becomes_nobody_with_nothing() {
     }
     let users: Vec<String> = ["switch", "control"]
         .map(|program| {
-            let confined = Confined::start(program, "nothing", |command| lasthop_sys::die_with_parent(command));
+            let confined = Confined::start(program, "nothing", lasthop_sys::die_with_parent);
             assert!(confined.entered.starts_with("entered: user "), "{}", confined.entered);
             let pid = confined.child.id();
             let uids = confined.status_field("Uid");
@@ -218,7 +218,7 @@ fn root_becomes_nobody_with_nothing() {
 
 fn death_signal_outlives_the_change_of_user() {
     let starter = std::thread::spawn(|| {
-        let confined = Confined::start("switch", "nothing", |command| lasthop_sys::die_with_parent(command));
+        let confined = Confined::start("switch", "nothing", lasthop_sys::die_with_parent);
         assert!(confined.entered.starts_with("entered:"), "{}", confined.entered);
         confined
     });

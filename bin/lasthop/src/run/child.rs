@@ -20,6 +20,8 @@ const START_WAIT: (Duration, Duration) = (Duration::from_millis(10), Duration::f
 const GOOD_LIFE: Duration = Duration::from_millis(200);
 /// A child that has not said it is ready by then hangs.
 const READY_LIMIT: Duration = Duration::from_secs(30);
+/// A child whose channel is closed is ending; one that has not ended by then hangs.
+const ENDING_LIMIT: Duration = Duration::from_secs(1);
 /// Messages taken from one child at a time.
 const RECEIVE_BURST: usize = 64;
 /// Descriptor number of the channel in the child.
@@ -54,6 +56,8 @@ struct Running<S, R> {
     wants_room: bool,
     started: Instant,
     ready: bool,
+    /// When to kill it, as it is of no use any more.
+    kill_at: Option<Instant>,
 }
 
 /// How a child ended.
@@ -116,7 +120,16 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         };
         debug!("{} started (pid {})", self.name, process.id());
         let (channel, queue) = (Channel::new(ours), VecDeque::new());
-        self.running = Some(Running { process, pidfd, channel, queue, wants_room: false, started, ready: false });
+        self.running = Some(Running {
+            process,
+            pidfd,
+            channel,
+            queue,
+            wants_room: false,
+            started,
+            ready: false,
+            kill_at: Some(started + READY_LIMIT),
+        });
         Ok(())
     }
 
@@ -129,6 +142,7 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
     pub fn set_ready(&mut self) {
         if let Some(running) = &mut self.running {
             running.ready = true;
+            running.kill_at = None;
             self.failed_starts = 0;
         }
     }
@@ -168,8 +182,9 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         }
     }
 
-    /// Takes what it has sent. A child whose channel is closed or makes no sense is of no use any more: it is killed.
-    pub fn receive(&mut self, epoll: &Epoll) -> Vec<R> {
+    /// Takes what it has sent. A child that closed the channel or talks nonsense is of no use any more: it is killed if
+    /// it does not end by itself.
+    pub fn receive(&mut self, epoll: &Epoll, now: Instant) -> Vec<R> {
         let mut received = Vec::new();
         let Some(running) = &mut self.running else { return received };
         while received.len() < RECEIVE_BURST {
@@ -177,11 +192,13 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
                 Ok((message, _)) => received.push(message),
                 Err(ChannelError::WouldBlock) => break,
                 Err(e) => {
-                    if !matches!(e, ChannelError::Closed) {
-                        warn!("{} (pid {}): {e}; killing it", self.name, running.process.id());
-                    }
                     let _ = epoll.delete(&running.channel);
-                    let _ = running.pidfd.kill();
+                    if matches!(e, ChannelError::Closed) {
+                        running.kill_at = Some(now + ENDING_LIMIT);
+                    } else {
+                        warn!("{} (pid {}): {e}; killing it", self.name, running.process.id());
+                        let _ = running.pidfd.kill();
+                    }
                     break;
                 }
             }
@@ -210,20 +227,19 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
     pub fn deadline(&self) -> Option<Instant> {
         match &self.running {
             None => Some(self.start_at),
-            Some(running) => (!running.ready).then(|| running.started + READY_LIMIT),
+            Some(running) => running.kill_at,
         }
     }
 
-    /// Kills it if it has not become ready in time.
+    /// Kills it if it has not become ready, or not ended, in time.
     pub fn check_hang(&mut self, now: Instant) {
         if let Some(running) = &mut self.running
-            && !running.ready
-            && running.started + READY_LIMIT <= now
+            && running.kill_at.take_if(|at| *at <= now).is_some()
         {
-            warn!("{} (pid {}) is not ready after {READY_LIMIT:?}; killing it", self.name, running.process.id());
+            let fault = if running.ready { "has closed its channel but does not end" } else { "does not become ready" };
+            warn!("{} (pid {}) {fault}; killing it", self.name, running.process.id());
+            // The pidfd reports the end.
             let _ = running.pidfd.kill();
-            // Once is enough; the pidfd reports the end.
-            running.started = now;
         }
     }
 

@@ -44,6 +44,7 @@ pub fn run(args: RunArgs) -> ExitCode {
     // Without a subscriber there is no log, and nothing else changes.
     let _ = logs.with_ansi(std::io::stderr().is_terminal()).try_init();
 
+    lasthop_sys::keep_descriptors_from_children();
     let result = setup::Setup::new(&args).and_then(supervisor::Supervisor::new).and_then(|mut s| s.run());
     match result {
         Ok(()) => ExitCode::SUCCESS,

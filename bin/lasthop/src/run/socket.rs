@@ -158,7 +158,6 @@ mod tests {
         assert!(Listener::bind(&path, true).unwrap_err().contains("in use"));
 
         // A killed process leaves its file behind.
-        drop(std::mem::ManuallyDrop::new(listener));
         let stale = dir.path().join("stale.sock");
         drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
         assert!(stale.exists());

@@ -231,7 +231,7 @@ impl Supervisor {
     }
 
     fn hear_switch(&mut self) {
-        for message in self.switch.receive(&self.epoll) {
+        for message in self.switch.receive(&self.epoll, Instant::now()) {
             match message {
                 SwitchToSupervisor::Ready => {
                     self.switch.set_ready();
@@ -247,7 +247,7 @@ impl Supervisor {
     }
 
     fn hear_control(&mut self) {
-        for message in self.control.receive(&self.epoll) {
+        for message in self.control.receive(&self.epoll, Instant::now()) {
             let (request, result) = match message {
                 ControlToSupervisor::Ready => {
                     self.control.set_ready();
@@ -343,9 +343,9 @@ impl Supervisor {
             }
             self.wait(&mut ready, Some(limit))?;
             // What they still say no longer matters, but a closed channel must not report for ever.
-            self.switch.receive(&self.epoll);
-            self.control.receive(&self.epoll);
             let now = Instant::now();
+            self.switch.receive(&self.epoll, now);
+            self.control.receive(&self.epoll, now);
             self.switch.reap(&self.epoll, now);
             self.control.reap(&self.epoll, now);
         }

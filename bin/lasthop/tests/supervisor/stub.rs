@@ -1,0 +1,217 @@
+//! Children for the tests: they speak the real messages and print what they see.
+
+use lasthop_ipc::{
+    Channel, ChannelError, ControlToSupervisor, FromControl, SupervisorToControl, SupervisorToSwitch,
+    SwitchToSupervisor, ToControl,
+};
+use lasthop_sys::{Epoll, Trigger, inherited_fd};
+use lasthop_types::PortId;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::Duration;
+
+const SUPERVISOR: u64 = 0;
+const PEER: u64 = 1;
+const API: u64 = 2;
+/// Connections: this plus the port's number.
+const CONNECTION: u64 = 100;
+
+fn say(program: &str, what: &str) {
+    println!("{program}[{}]: {what}", std::process::id());
+}
+
+fn arguments() -> String {
+    std::env::args().skip(1).collect::<Vec<_>>().join(" ")
+}
+
+fn introduce(program: &str) {
+    say(program, &format!("arguments {}", arguments()));
+    let mut numbers: Vec<i32> = std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap())
+        .collect();
+    numbers.sort_unstable();
+    say(program, &format!("descriptors {numbers:?}"));
+    let mut names: Vec<String> = std::env::vars().map(|(name, _)| name).collect();
+    names.retain(|name| name != "RUST_BACKTRACE");
+    say(program, &format!("environment {names:?}"));
+}
+
+fn behaviour(called: &Path) -> String {
+    std::fs::read_to_string(called.with_file_name("behaviour")).unwrap_or_default()
+}
+
+/// All messages there are; the program ends when the supervisor does.
+fn messages<S: serde::Serialize, R: serde::de::DeserializeOwned>(
+    channel: &mut Channel<S, R>,
+) -> Vec<(R, Option<OwnedFd>)> {
+    let mut all = Vec::new();
+    loop {
+        match channel.recv() {
+            Ok(message) => all.push(message),
+            Err(ChannelError::WouldBlock) => return all,
+            Err(_) => std::process::exit(0),
+        }
+    }
+}
+
+/// `lasthop-switch`.
+pub fn switch(called: &Path) {
+    introduce("switch");
+    let behaviour = behaviour(called);
+    if behaviour == "switch fails" {
+        say("switch", "failing as told");
+        std::process::exit(3);
+    }
+    let mut supervisor = Channel::<SwitchToSupervisor, SupervisorToSwitch>::new(inherited_fd(3).unwrap());
+    let journal = std::fs::File::from(inherited_fd(4).unwrap());
+    assert_eq!(journal.metadata().unwrap().len(), 1 << 20);
+    assert!(journal.set_len(0).is_err(), "sealed");
+    let mut count = [0];
+    journal.read_exact_at(&mut count, 0).unwrap();
+    count[0] += 1;
+    journal.write_all_at(&count, 0).unwrap();
+    say("switch", &format!("journal {}", count[0]));
+
+    let epoll = Epoll::new().unwrap();
+    epoll.add(&supervisor, SUPERVISOR, Trigger::Level).unwrap();
+    supervisor.send(&SwitchToSupervisor::Ready, None).unwrap();
+    if behaviour == "switch is slow" {
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    let mut control: Option<Channel<ToControl, FromControl>> = None;
+    let mut connections: BTreeMap<u32, OwnedFd> = BTreeMap::new();
+    let mut ready = Vec::new();
+    loop {
+        epoll.wait(&mut ready, None).unwrap();
+        for event in ready.clone() {
+            if event.token == SUPERVISOR {
+                for (message, fd) in messages(&mut supervisor) {
+                    match message {
+                        SupervisorToSwitch::AddPort(port) => {
+                            let how = if port.client { "connecting" } else { "listening" };
+                            say("switch", &format!("add {} {} {} {how}", port.id, port.name, port.path));
+                        }
+                        SupervisorToSwitch::DelPort(PortId(id)) => {
+                            connections.remove(&id).into_iter().for_each(|fd| epoll.delete(fd).unwrap());
+                            say("switch", &format!("delete {id}"));
+                        }
+                        SupervisorToSwitch::Connection(PortId(id)) => {
+                            let fd = fd.unwrap();
+                            epoll.add(&fd, CONNECTION + u64::from(id), Trigger::Level).unwrap();
+                            assert!(connections.insert(id, fd).is_none(), "one at a time");
+                            say("switch", &format!("connection {id}"));
+                        }
+                        SupervisorToSwitch::ControlChannel => {
+                            let mut channel = Channel::new(fd.unwrap());
+                            channel.send(&ToControl::Hello { ports: Vec::new() }, None).unwrap();
+                            control = Some(channel);
+                        }
+                        SupervisorToSwitch::Shutdown if behaviour == "switch stays" => say("switch", "staying as told"),
+                        SupervisorToSwitch::Shutdown => {
+                            say("switch", &format!("shutdown, control known: {}", control.is_some()));
+                            return;
+                        }
+                    }
+                }
+            } else if event.hung_up {
+                let id = u32::try_from(event.token - CONNECTION).unwrap();
+                let Some(fd) = connections.remove(&id) else { continue };
+                // The supervisor may still hold its copy, which would keep the registration alive.
+                epoll.delete(&fd).unwrap();
+                drop(fd);
+                say("switch", &format!("closed {id}"));
+                let closed = SwitchToSupervisor::ConnectionClosed { port: PortId(id), reason: "hung up".into() };
+                supervisor.send(&closed, None).unwrap();
+            } else if let Some(fd) = connections.get(&u32::try_from(event.token - CONNECTION).unwrap()) {
+                // Whatever a front-end says is fine here.
+                let _ = rustix::io::read(fd, &mut [0u8; 64]);
+            }
+        }
+    }
+}
+
+/// `lasthop-control`, whose API is one line for a question and one for the answer.
+pub fn control(_called: &Path) {
+    introduce("control");
+    let mut supervisor = Channel::<ControlToSupervisor, SupervisorToControl>::new(inherited_fd(3).unwrap());
+    let api = UnixListener::from(inherited_fd(4).unwrap());
+    let epoll = Epoll::new().unwrap();
+    epoll.add(&supervisor, SUPERVISOR, Trigger::Level).unwrap();
+    epoll.add(&api, API, Trigger::Level).unwrap();
+    supervisor.send(&ControlToSupervisor::Ready, None).unwrap();
+    let mut datapath: Option<Channel<FromControl, ToControl>> = None;
+    let mut ports = None;
+    let mut waiting: BTreeMap<u64, UnixStream> = BTreeMap::new();
+    let mut request = 0;
+    let mut ready = Vec::new();
+    loop {
+        epoll.wait(&mut ready, None).unwrap();
+        for event in ready.clone() {
+            match event.token {
+                SUPERVISOR => {
+                    for (message, fd) in messages(&mut supervisor) {
+                        match message {
+                            SupervisorToControl::DatapathChannel => {
+                                let channel = Channel::new(fd.unwrap());
+                                epoll.add(&channel, PEER, Trigger::Level).unwrap();
+                                datapath = Some(channel);
+                            }
+                            SupervisorToControl::Ports(list) => {
+                                let list = list.iter().map(|port| format!("{}={}", port.id, port.name));
+                                ports = Some(list.collect::<Vec<_>>().join(" "));
+                            }
+                            SupervisorToControl::Reply { request, result } => {
+                                let mut client = waiting.remove(&request).unwrap();
+                                match result {
+                                    Ok(port) => writeln!(client, "ok {}", port.id).unwrap(),
+                                    Err(e) => writeln!(client, "error {e}").unwrap(),
+                                }
+                            }
+                            SupervisorToControl::Shutdown => return say("control", "shutdown"),
+                        }
+                    }
+                }
+                PEER => match datapath.as_mut().map(Channel::recv) {
+                    Some(Ok(_)) => say("control", "heard the switch"),
+                    Some(Err(ChannelError::WouldBlock)) | None => {}
+                    Some(Err(_)) => datapath = None,
+                },
+                _ => {
+                    // Taken only once the list of ports is here, so that every answer is complete.
+                    let Some(ports) = &ports else { continue };
+                    let Ok((client, _)) = api.accept() else { continue };
+                    client.set_nonblocking(false).unwrap();
+                    let mut line = String::new();
+                    BufReader::new(&client).read_line(&mut line).unwrap();
+                    let words: Vec<&str> = line.split_whitespace().collect();
+                    let asked = match words[..] {
+                        ["pid"] => Err(std::process::id().to_string()),
+                        ["arguments"] => Err(arguments()),
+                        ["ports"] => Err(ports.clone()),
+                        ["add", name, path, how] => Ok(ControlToSupervisor::PortAdd {
+                            request,
+                            name: name.into(),
+                            path: path.into(),
+                            client: how == "client",
+                        }),
+                        ["del", name] => Ok(ControlToSupervisor::PortDel { request, name: name.into() }),
+                        _ => Err(format!("what is {line:?}?")),
+                    };
+                    match asked {
+                        Err(answer) => writeln!(&client, "{answer}").unwrap(),
+                        Ok(message) => {
+                            supervisor.send(&message, None).unwrap();
+                            waiting.insert(request, client);
+                            request += 1;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
