@@ -2,16 +2,15 @@
 
 use crate::command::Command;
 use crate::features::{Features, ProtocolFeatures};
-use crate::inflight::{self, Inflight, InflightError};
-use crate::message::{InflightDesc, Request, SyntaxError, VRING_LOG, VringState};
+use crate::inflight::{self, Inflight};
+use crate::message::{InflightDesc, Request, VRING_LOG, VringState};
+use crate::outcome::{Offer, Refusal, RingView, SessionError, SessionEvent};
 use crate::ring::{Ring, RingError, RingState, packed_base};
 use crate::transport::{Envelope, Transport};
-use lasthop_guestmem::{AccessError, GuestMemory, MAX_REGIONS, MapError, RegionSpec};
+use lasthop_guestmem::{AccessError, GuestMemory, MAX_REGIONS, RegionSpec};
 use lasthop_sys::EventFd;
-use lasthop_types::MacAddr;
 use lasthop_virtqueue::{Queue, QueueError, QueueSetup};
 use rustix::fs::{FileType, fstat};
-use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,183 +22,6 @@ const MESSAGES_PER_CALL: usize = 32;
 const MAX_REFUSED: u32 = 32;
 /// The smallest MTU of IPv4 (RFC 791).
 const MIN_MTU: u64 = 68;
-
-/// What this back-end offers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Offer {
-    /// Answer to GET_FEATURES.
-    pub features: Features,
-    /// Answer to GET_PROTOCOL_FEATURES.
-    pub protocol_features: ProtocolFeatures,
-}
-
-impl Default for Offer {
-    /// Everything the switch can do.
-    fn default() -> Self {
-        Self { features: Features::OFFERED, protocol_features: ProtocolFeatures::OFFERED }
-    }
-}
-
-/// What the owner of a session has to act on.
-#[derive(Debug)]
-pub enum SessionEvent {
-    /// Watch this descriptor, instead of one given before, for the queue's kicks; without a descriptor the front-end
-    /// wants the queue to be polled. Look at the queue once now: a kick may have gone to the process before.
-    Kick {
-        /// Index of the vring.
-        queue: usize,
-        /// The descriptor.
-        fd: Option<EventFd>,
-    },
-    /// The queue stopped: drop its kick descriptor.
-    Stopped {
-        /// Index of the vring.
-        queue: usize,
-    },
-    /// A ring could not be started, or not be kept running over a change of memory.
-    Failed {
-        /// Index of the vring.
-        queue: usize,
-        /// Why.
-        error: RingError,
-    },
-    /// Features, memory, or which rings run or are enabled changed: read them from the session and the queues, and look
-    /// at the queues once. Comes at most once per call, last.
-    Changed,
-    /// The guest behind this address has moved here: broadcast a RARP in its name.
-    Announce {
-        /// The guest's address.
-        mac: MacAddr,
-    },
-    /// The front-end told the guest this MTU, in bytes without link-layer headers.
-    Mtu(u16),
-    /// A request was answered with a failure; the connection goes on. One line for the log.
-    Refused(SessionError),
-}
-
-/// Why a well-formed request cannot be carried out.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// No request has this number.
-    #[error("no request has this number")]
-    Unknown,
-    /// It needs something that we do not offer.
-    #[error("lasthop does not offer this")]
-    NotOffered,
-    /// It needs a protocol feature that the front-end did not accept.
-    #[error("protocol feature {} was not negotiated", ProtocolFeatures::describe(*.0))]
-    NotNegotiated(u64),
-    /// Virtio features that were not offered.
-    #[error("features not offered: {}", Features::describe(*.0))]
-    Features(u64),
-    /// Virtio features changed under running rings.
-    #[error("features change while rings run: {}", Features::describe(*.0))]
-    FeaturesWhileRunning(u64),
-    /// Protocol features that were not offered.
-    #[error("protocol features not offered: {}", ProtocolFeatures::describe(*.0))]
-    ProtocolFeatures(u64),
-    /// No such ring.
-    #[error("ring index {index} is beyond the port's {rings} rings")]
-    RingIndex {
-        /// What the front-end said.
-        index: u32,
-        /// How many there are.
-        rings: usize,
-    },
-    /// A size that no ring may have.
-    #[error("ring size {0} is not allowed (split: a power of two, both: 1 to 32768)")]
-    RingSize(u32),
-    /// Size, addresses or base of a running ring.
-    #[error("ring {0} runs: it cannot be changed before GET_VRING_BASE stops it")]
-    RingRunning(u32),
-    /// A base that is no ring position.
-    #[error("ring base {0:#x} is not allowed")]
-    RingBase(u32),
-    /// A region that cannot be added.
-    #[error("{0}")]
-    Memory(#[from] MapError),
-    /// A region that is not there cannot be removed.
-    #[error("no memory region of {size} bytes at {guest_addr:#x} (front-end address {user_addr:#x})")]
-    NoRegion {
-        /// Guest physical address.
-        guest_addr: u64,
-        /// Address in the front-end.
-        user_addr: u64,
-        /// Bytes.
-        size: u64,
-    },
-    /// An MTU outside of 68 to 65535.
-    #[error("MTU {0} is not between 68 and 65535")]
-    Mtu(u64),
-    /// A device status of more than eight bits.
-    #[error("device status {0:#x} has more than eight bits")]
-    Status(u64),
-    /// An address that no guest can have.
-    #[error("{0} is not the address of a guest")]
-    Address(MacAddr),
-    /// A kick, call or error descriptor that is neither eventfd nor pipe nor socket, or is broken.
-    #[error("the descriptor is not an eventfd, pipe or socket")]
-    Descriptor,
-    /// An inflight region that cannot be.
-    #[error("{0}")]
-    Inflight(#[from] InflightError),
-}
-
-/// Why a connection ended (or, inside [`SessionEvent::Refused`], what was refused). The text is the line for the log.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SessionError {
-    /// The front-end closed the connection between two messages: the normal end.
-    #[error("the front-end disconnected")]
-    Closed,
-    /// It closed the connection in the middle of a message.
-    #[error("the front-end disconnected in the middle of a message")]
-    ClosedMidMessage,
-    /// It connected and said nothing for [`crate::SILENCE`].
-    #[error("the front-end connected and said nothing")]
-    Silent,
-    /// It began a message and did not end it within [`crate::HALF_MESSAGE`].
-    #[error("the front-end sent half a message and stopped")]
-    HalfMessage,
-    /// It does not read its replies.
-    #[error("the front-end does not read its replies")]
-    RepliesUnread,
-    /// The form of a message is wrong.
-    #[error("{0}")]
-    Syntax(#[from] SyntaxError),
-    /// The meaning of a message is wrong.
-    #[error("{request}: {why}")]
-    Refused {
-        /// Name or number of the request.
-        request: String,
-        /// Why.
-        why: Refusal,
-    },
-    /// Any other error of the socket.
-    #[error("socket: {0}")]
-    Io(Errno),
-}
-
-impl From<Errno> for SessionError {
-    fn from(e: Errno) -> Self {
-        match e {
-            Errno::PIPE | Errno::CONNRESET => Self::Closed,
-            e => Self::Io(e),
-        }
-    }
-}
-
-/// What the front-end has said about a ring, for `lasthop port list`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RingView {
-    /// Entries; 0 before SET_VRING_NUM.
-    pub size: u16,
-    /// SET_VRING_ENABLE.
-    pub enabled: bool,
-    /// What it is doing.
-    pub state: RingState,
-    /// Why it failed, if it did.
-    pub error: Option<RingError>,
-}
 
 /// What a request is answered with.
 enum Answer {
@@ -337,7 +159,7 @@ impl Session {
         let code = envelope.code;
         let request = envelope.command.as_ref().map(|(request, _)| *request);
         let result = match envelope.command {
-            Some((request, command)) => self.command(request, command, events),
+            Some((_, command)) => self.command(command, events),
             None => Err(Refusal::Unknown),
         };
         // Judged after the command, so that the message that negotiates REPLY_ACK can itself ask for an answer.
@@ -367,12 +189,7 @@ impl Session {
         }
     }
 
-    fn command(
-        &mut self,
-        request: Request,
-        command: Command,
-        events: &mut Vec<SessionEvent>,
-    ) -> Result<Answer, Refusal> {
+    fn command(&mut self, command: Command, events: &mut Vec<SessionEvent>) -> Result<Answer, Refusal> {
         match command {
             Command::GetFeatures => return Ok(Answer::U64(self.offer.features.bits())),
             Command::SetFeatures(bits) => self.set_features(bits)?,
@@ -509,10 +326,7 @@ impl Session {
                 self.needs(ProtocolFeatures::STATUS)?;
                 return Ok(Answer::U64(self.status.into()));
             }
-            Command::Unsupported => {
-                tracing::debug!(%request, "request is not supported");
-                return Err(Refusal::NotOffered);
-            }
+            Command::Unsupported => return Err(Refusal::NotOffered),
         }
         Ok(Answer::Done)
     }

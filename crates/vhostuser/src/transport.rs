@@ -2,7 +2,7 @@
 
 use crate::command::{Command, parse};
 use crate::message::{HEADER_LEN, Header, MAX_BODY, MAX_FDS, Request, SyntaxError, check_header, flag};
-use crate::session::SessionError;
+use crate::outcome::SessionError;
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
