@@ -4,6 +4,7 @@
 use crate::control::Control;
 use crate::ports::{Context, PortEntry};
 use lasthop_forward::{Datapath, Forwarder};
+use lasthop_guestmem::{GuestMemory, PinnedSlice, RegionSpec};
 use lasthop_ipc::{
     Channel, ChannelError, FromControl, MissedPacket, SupervisorToSwitch, SwitchToSupervisor, ToControl, WireKey,
 };
@@ -11,6 +12,7 @@ use lasthop_schedule::{Workers, WorkersConfig};
 use lasthop_sys::{Epoll, Trigger};
 use lasthop_types::PortId;
 use lasthop_vhostuser::SessionError;
+use lasthop_virtqueue::{JOURNAL_BYTES, Journal};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -43,6 +45,8 @@ pub struct Server {
     ports: BTreeMap<PortId, PortEntry>,
     /// Port whose waiting packets control is told of next, so that all get their turn.
     next_to_tell: PortId,
+    /// Memory that outlives this process, with a record for each ring.
+    journal: Option<Arc<GuestMemory>>,
     /// Packets may wait for control.
     misses_wait: bool,
     stop: bool,
@@ -50,12 +54,17 @@ pub struct Server {
 
 impl Server {
     /// Starts the workers.
-    pub fn new(supervisor: OwnedFd, _journal: Option<OwnedFd>, config: WorkersConfig) -> Result<Self, Failure> {
+    pub fn new(supervisor: OwnedFd, journal: Option<OwnedFd>, config: WorkersConfig) -> Result<Self, Failure> {
         let datapath = Arc::new(Datapath::new(FLOW_LIMIT)?);
         let epoll = Epoll::new()?;
         epoll.add(&supervisor, SUPERVISOR, Trigger::Level)?;
         epoll.add(datapath.news(), NEWS, Trigger::Level)?;
+        let journal = match journal {
+            Some(fd) => Some(map_journal(fd)?),
+            None => None,
+        };
         Ok(Self {
+            journal,
             workers: Workers::start(&datapath, config)?,
             forwarder: Forwarder::new(datapath.clone()),
             epoll,
@@ -130,6 +139,9 @@ impl Server {
                 (SupervisorToSwitch::AddPort(config), _) => {
                     self.del_port(config.id);
                     let entry = PortEntry::new(&config);
+                    if let Some(journal) = &self.journal {
+                        keep_journal(&entry, journal);
+                    }
                     self.datapath.add_port(entry.port.clone());
                     self.tell_control(ToControl::Port(entry.info()));
                     self.ports.insert(config.id, entry);
@@ -341,6 +353,25 @@ impl Server {
             } else if control.is_backlogged() {
                 let _ = self.epoll.modify(control, CONTROL, Trigger::ReadWrite);
             }
+        }
+    }
+}
+
+/// Maps the memory that the supervisor keeps for us.
+fn map_journal(fd: OwnedFd) -> Result<Arc<GuestMemory>, Failure> {
+    let size = u64::try_from(rustix::fs::fstat(&fd)?.st_size)?;
+    let spec = RegionSpec { guest_addr: 0, user_addr: 0, size, mmap_offset: 0 };
+    Ok(Arc::new(GuestMemory::empty().with_region(spec, fd)?))
+}
+
+/// Gives each of the port's queues its record: by port number, which stays the same for as long as the memory does.
+/// A port for which there is no room goes without.
+fn keep_journal(entry: &PortEntry, journal: &Arc<GuestMemory>) {
+    let per_port = (entry.port.queues.len() * JOURNAL_BYTES) as u64;
+    for (i, queue) in entry.port.queues.iter().enumerate() {
+        let at = u64::from(entry.port.id.0) * per_port + (i * JOURNAL_BYTES) as u64;
+        if let Ok(place) = PinnedSlice::new(journal, at, JOURNAL_BYTES) {
+            queue.set_journal(Journal::new(place));
         }
     }
 }

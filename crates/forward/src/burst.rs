@@ -136,19 +136,21 @@ impl Forwarder {
         queue: &Queue,
         now_ms: u64,
     ) -> (Outcome, bool, Option<QueueError>) {
-        let (ring, memory, header_len) = (&mut active.ring, &*active.memory, header_len(active.features));
+        let memory = active.memory.clone();
+        let header_len = header_len(active.features);
         let mut chains = Chains::new();
-        let mut broken = ring.pop(memory, &mut chains, BURST).err();
+        let mut broken = active.ring.pop(&memory, &mut chains, BURST).err();
         if chains.list.is_empty() {
             return (Outcome::default(), false, broken);
         }
+        active.begin(&chains.list);
         let taken = self.judge(port, queue, &chains, header_len, now_ms);
         let (done, rest) = chains.list.split_at(taken.min(chains.list.len()));
-        ring.unpop(rest);
+        active.ring.unpop(rest);
         for chain in done {
-            ring.stage_used(chain, 0);
+            active.ring.stage_used(chain, 0);
         }
-        let call = ring.publish();
+        let call = active.complete();
         if memory.faulted() {
             broken = Some(QueueError::MemoryFault);
         }
@@ -441,7 +443,7 @@ fn fill<'p, 'm: 'p>(
     packets: impl Iterator<Item = (&'p Packet, &'p [GuestSlice<'m>])>,
 ) -> (bool, Option<QueueError>) {
     let memory = active.memory.clone();
-    let mut target = Target::new(active, mtu, counters);
+    let mut target = Target::new(active, &memory, mtu, counters);
     let mut error = None;
     for (packet, pieces) in packets {
         match target.deliver(packet, pieces) {

@@ -8,7 +8,7 @@ use lasthop_frame::{
 };
 use lasthop_guestmem::{GuestMemory, GuestSlice};
 use lasthop_types::{DropReason, PortCounters};
-use lasthop_virtqueue::{Active, Chains, QueueError, Reserved, Ring};
+use lasthop_virtqueue::{Active, Chains, QueueError, Reserved};
 
 /// Why a packet did not get there.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ impl From<DropReason> for Undelivered {
 
 /// A ring that packets are being written into, with its lock held.
 pub(crate) struct Target<'a> {
-    ring: &'a mut Ring,
+    active: &'a mut Active,
     memory: &'a GuestMemory,
     chains: Chains<'a>,
     receiver: lasthop_frame::Receiver,
@@ -37,11 +37,12 @@ pub(crate) struct Target<'a> {
 }
 
 impl<'a> Target<'a> {
-    pub(crate) fn new(active: &'a mut Active, mtu: u16, counters: &'a PortCounters) -> Self {
+    /// `memory` is the ring's.
+    pub(crate) fn new(active: &'a mut Active, memory: &'a GuestMemory, mtu: u16, counters: &'a PortCounters) -> Self {
         let features = active.features;
         Self {
-            ring: &mut active.ring,
-            memory: &active.memory,
+            active,
+            memory,
             chains: Chains::new(),
             receiver: receiver(features, mtu),
             header_len: header_len(features),
@@ -138,7 +139,7 @@ impl<'a> Target<'a> {
     #[inline]
     fn reserve(&mut self, frame_len: usize) -> Result<(), Undelivered> {
         let need = self.header_len + frame_len;
-        match self.ring.reserve(self.memory, &mut self.chains, need, self.join) {
+        match self.active.ring.reserve(self.memory, &mut self.chains, need, self.join) {
             Ok(Reserved::Enough) => Ok(()),
             Ok(Reserved::NoBuffers) => Err(DropReason::NoBuffers.into()),
             Ok(Reserved::TooSmall) => Err(DropReason::BufferTooSmall.into()),
@@ -161,7 +162,7 @@ impl<'a> Target<'a> {
         let mut left = (self.header_len + frame_len) as u32;
         for chain in &self.chains.list {
             let here = chain.len.min(left);
-            self.ring.stage_used(chain, here);
+            self.active.ring.stage_used(chain, here);
             left -= here;
         }
     }
@@ -173,6 +174,6 @@ impl<'a> Target<'a> {
 
     /// Shows the driver all that was delivered; true if it wants an interrupt.
     pub(crate) fn publish(&mut self) -> bool {
-        self.ring.publish()
+        self.active.complete()
     }
 }

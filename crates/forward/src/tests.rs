@@ -1,1 +1,400 @@
+//! Packets in, packets out: guests on our own driver side, real rings between, no processes.
 
+use crate::port::feature;
+use crate::{Datapath, Forwarder, Outcome, Port};
+use lasthop_flow::{Action, FlowSpec};
+use lasthop_frame::testutil::Frame;
+use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
+use lasthop_guestmem::{GuestMemory, PinnedSlice};
+use lasthop_types::{DropReason, MacAddr, PortId};
+use lasthop_virtqueue::driver::{NetConfig, NetDriver};
+use lasthop_virtqueue::{Chains, JOURNAL_BYTES, Journal, QueueSetup};
+use std::sync::Arc;
+
+/// A guest on a port.
+struct Guest {
+    driver: NetDriver,
+    port: Arc<Port>,
+}
+
+impl Guest {
+    fn new(datapath: &Datapath, id: u32, config: NetConfig, features: u64) -> Self {
+        Self::connect(datapath, id, NetDriver::new(config).unwrap(), features, None)
+    }
+
+    /// A guest that may have been connected before, by a switch that kept this journal.
+    fn connect(
+        datapath: &Datapath,
+        id: u32,
+        driver: NetDriver,
+        features: u64,
+        journal: Option<&Arc<GuestMemory>>,
+    ) -> Self {
+        let config = *driver.config();
+        let port = Arc::new(Port::new(PortId(id), format!("p{id}")));
+        for (i, queue) in driver.queues().iter().enumerate() {
+            let layout = queue.layout;
+            let setup = QueueSetup {
+                size: layout.size,
+                desc: layout.desc,
+                driver: layout.driver,
+                device: layout.device,
+                base: if layout.packed { 0x8000 } else { 0 },
+                packed: layout.packed,
+                event_idx: layout.event_idx,
+                in_order: layout.in_order,
+                indirect: layout.indirect.is_some(),
+                features: config.features() | features,
+            };
+            if let Some(journal) = journal {
+                let place = PinnedSlice::new(journal, (i * JOURNAL_BYTES) as u64, JOURNAL_BYTES).unwrap();
+                port.queues[i].set_journal(Journal::new(place));
+            }
+            port.queues[i].start(&setup, driver.memory().clone()).unwrap();
+            port.queues[i].set_enabled(true);
+        }
+        port.refresh();
+        datapath.add_port(port.clone());
+        Self { driver, port }
+    }
+
+    fn send(&mut self, header: VnetHdr, frame: &[u8]) {
+        self.driver.send(0, &header.to_bytes(), frame).unwrap().unwrap();
+        self.driver.flush(0);
+    }
+
+    fn received(&mut self) -> Vec<(VnetHdr, Vec<u8>)> {
+        let mut out = Vec::new();
+        loop {
+            let mut frame = Vec::new();
+            match self.driver.recv(0, &mut frame).unwrap() {
+                Some(header) => out.push((VnetHdr::parse(&header), frame)),
+                None => return out,
+            }
+        }
+    }
+}
+
+fn switch() -> (Arc<Datapath>, Forwarder) {
+    let datapath = Arc::new(Datapath::new(100).unwrap());
+    datapath.set_control_answers(true);
+    (datapath.clone(), Forwarder::new(datapath))
+}
+
+/// From one port to others, whatever the packet.
+fn flow(from: u32, to: &[u32]) -> FlowSpec {
+    let mask = FlowMask(FlowKey { in_port: u32::MAX, ..FlowKey::default() });
+    let actions = to.iter().map(|p| Action::Output(PortId(*p))).collect();
+    FlowSpec { key: FlowKey { in_port: from, ..FlowKey::default() }, mask, actions, epoch: 0 }
+}
+
+fn layouts() -> impl Iterator<Item = NetConfig> {
+    (0..8).map(|n| NetConfig {
+        packed: n & 1 != 0,
+        indirect: n & 2 != 0,
+        pieces: if n & 2 != 0 { 5 } else { 1 },
+        mergeable: n & 4 != 0,
+        event_idx: n & 4 == 0,
+        tx_buffer: 70_000,
+        rx_buffer: 70_000,
+        size: 64,
+        ..NetConfig::default()
+    })
+}
+
+#[test]
+fn frames_of_all_sizes_arrive_whole_and_in_order() {
+    for config in layouts() {
+        let (datapath, mut forwarder) = switch();
+        let mut a = Guest::new(&datapath, 1, config, 0);
+        let mut b = Guest::new(&datapath, 2, config, 0);
+        datapath.flows().insert(flow(1, &[2]), 0).unwrap();
+        let sizes: Vec<usize> = (0..400).map(|n| 1 + n * 163).collect();
+        let frames: Vec<_> = sizes
+            .iter()
+            .map(|n| {
+                Frame::new(1, 2)
+                    .ether_type(0x88b5)
+                    .payload((0..*n).map(|i| (i * 7 + n) as u8).collect::<Vec<_>>())
+                    .build()
+            })
+            .collect();
+        let mut got = Vec::new();
+        for frame in &frames {
+            a.send(VnetHdr::default(), frame);
+            assert_eq!(forwarder.run(&a.port, 1, 0), Outcome { packets: 1, stalled: false });
+            got.extend(b.received().into_iter().map(|(_, f)| f));
+        }
+        assert_eq!(got.len(), frames.len(), "{config:?}");
+        assert!(got == frames, "{config:?}");
+        assert_eq!(b.port.totals().1.packets, 400);
+    }
+}
+
+#[test]
+fn a_broadcast_reaches_everybody_else_once_and_the_sums_add_up() {
+    let (datapath, mut forwarder) = switch();
+    let mut a = Guest::new(&datapath, 1, NetConfig::default(), 0);
+    let mut others: Vec<_> = (2..6).map(|id| Guest::new(&datapath, id, NetConfig::default(), 0)).collect();
+    others[3].port.queues[0].stop();
+    others[3].port.refresh();
+    datapath.flows().insert(flow(1, &[2, 3, 4, 5, 6]), 0).unwrap();
+    for n in 0..50u8 {
+        a.send(VnetHdr::default(), &Frame::new(1, 255).payload([n; 64]).build());
+    }
+    forwarder.run(&a.port, 1, 0);
+    for guest in &mut others[..3] {
+        assert_eq!(guest.received().len(), 50);
+    }
+    let from = a.port.totals().0;
+    let delivered: u64 = others.iter().map(|g| g.port.totals().1.packets).sum();
+    let dropped: u64 = from.dropped() + others.iter().map(|g| g.port.totals().1.dropped()).sum::<u64>();
+    assert_eq!(from.packets + from.replicated, delivered + dropped);
+    assert_eq!(from.drops, [(DropReason::NoPort, 50)]);
+    assert_eq!(others[3].port.totals().1.drops, [(DropReason::PortDown, 50)]);
+}
+
+#[test]
+fn a_miss_waits_for_control_and_then_goes_where_control_says() {
+    let (datapath, mut forwarder) = switch();
+    let mut a = Guest::new(&datapath, 1, NetConfig { tx_buffer: 70_000, ..NetConfig::default() }, 0);
+    let mut b = Guest::new(&datapath, 2, NetConfig::default(), 0);
+    let frame = Frame::new(1, 2).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(7, 9).payload(vec![5; 1400]).build();
+    a.send(VnetHdr::default(), &frame);
+    forwarder.run(&a.port, 1, 0);
+    assert!(datapath.take_missed());
+    assert_eq!(a.driver.unsent(0).unwrap(), 0, "the guest has its buffer back");
+    let missed = a.port.misses.tell().unwrap();
+    assert_eq!((missed.key.l4_dst, missed.key.dst(), missed.frame_len), (9, MacAddr([2, 0, 0, 0, 0, 2]), frame.len()));
+    assert_eq!(missed.header, frame[..missed.header.len()]);
+    assert!(a.port.misses.tell().is_none());
+    forwarder.resume(&a.port, missed.id, &[Action::Output(PortId(2))]);
+    assert_eq!(b.received(), [(VnetHdr { num_buffers: 1, ..VnetHdr::default() }, frame)]);
+    assert!(a.port.misses.is_empty());
+    forwarder.resume(&a.port, missed.id, &[Action::Output(PortId(2))]);
+    assert_eq!(b.received(), [], "an answer counts once");
+}
+
+#[test]
+fn a_flood_of_new_flows_fills_only_the_senders_own_ring() {
+    let (datapath, mut forwarder) = switch();
+    let mut a = Guest::new(&datapath, 1, NetConfig::default(), 0);
+    for n in 0..100u8 {
+        a.send(VnetHdr::default(), &Frame::new(n, 200).payload([n; 64]).build());
+    }
+    let outcome = forwarder.run(&a.port, 1, 0);
+    assert_eq!(outcome, Outcome { packets: crate::MISS_SLOTS, stalled: true });
+    assert_eq!(forwarder.run(&a.port, 1, 0), Outcome { packets: 0, stalled: true });
+    // Each answer makes room for one more, in order, until all have come through.
+    let mut sources = Vec::new();
+    while let Some(missed) = a.port.misses.tell() {
+        sources.push(missed.key.eth_src[5]);
+        forwarder.resume(&a.port, missed.id, &[]);
+        forwarder.run(&a.port, 1, 0);
+    }
+    assert_eq!(sources, (0..100).collect::<Vec<u8>>());
+    let from = a.port.totals().0;
+    assert_eq!((from.packets, from.missed), (100, 100));
+    assert_eq!(
+        from.drops.iter().find(|(r, _)| *r == DropReason::Policy).unwrap().1 + drops(&a, DropReason::BadSource),
+        100
+    );
+}
+
+fn drops(guest: &Guest, reason: DropReason) -> u64 {
+    guest.port.totals().0.drops.iter().find(|(r, _)| *r == reason).map_or(0, |(_, n)| *n)
+}
+
+#[test]
+fn without_control_known_flows_go_on() {
+    let (datapath, mut forwarder) = switch();
+    let mut a = Guest::new(&datapath, 1, NetConfig::default(), 0);
+    let mut b = Guest::new(&datapath, 2, NetConfig::default(), 0);
+    let known = FlowKey { in_port: 1, eth_dst: [2, 0, 0, 0, 0, 2], ..FlowKey::default() };
+    let mask = FlowMask(FlowKey { in_port: u32::MAX, eth_dst: [0xff; 6], ..FlowKey::default() });
+    datapath
+        .flows()
+        .insert(FlowSpec { key: known, mask, actions: vec![Action::Output(PortId(2))], epoch: 0 }, 0)
+        .unwrap();
+    datapath.set_control_answers(false);
+    for n in 0..60u8 {
+        a.send(VnetHdr::default(), &Frame::new(1, 100 + n).build());
+        a.send(VnetHdr::default(), &Frame::new(1, 2).payload([n; 64]).build());
+        forwarder.run(&a.port, 1, 0);
+    }
+    assert_eq!(b.received().len(), 60);
+    let waiting = crate::MISS_SLOTS as u64;
+    assert_eq!(drops(&a, DropReason::MissQueueFull), 60 - waiting);
+    forwarder.expire(&a.port, 1);
+    assert_eq!(drops(&a, DropReason::MissTimeout), waiting);
+}
+
+#[test]
+fn large_packets_are_cut_for_a_receiver_that_cannot_take_them() {
+    for (packed, mergeable) in [(false, true), (true, true), (false, false), (true, false)] {
+        let (datapath, mut forwarder) = switch();
+        let sender = NetConfig { tx_buffer: 70_000, packed, ..NetConfig::default() };
+        let mut a = Guest::new(&datapath, 1, sender, 0);
+        let mut b = Guest::new(&datapath, 2, NetConfig { packed, mergeable, ..NetConfig::default() }, 0);
+        let tso = feature::GUEST_CSUM | feature::GUEST_TSO4;
+        let big =
+            NetConfig { packed, mergeable, rx_buffer: if mergeable { 2048 } else { 70_000 }, ..NetConfig::default() };
+        let mut c = Guest::new(&datapath, 3, big, tso);
+        datapath.flows().insert(flow(1, &[2, 3]), 0).unwrap();
+        let payload: Vec<u8> = (0..60_000u32).map(|i| ((i * 31) >> 3) as u8).collect();
+        let whole = Frame::new(1, 2)
+            .ipv4([10, 0, 0, 1], [10, 0, 0, 2])
+            .tcp(1000, 2000)
+            .payload(payload.clone())
+            .partial_checksum();
+        let header = whole.vnet(VnetHdr::GSO_TCPV4, 1448);
+        a.send(header, &whole.build());
+        forwarder.run(&a.port, 1, 0);
+
+        let segments = b.received();
+        assert_eq!(segments.len(), 60_000usize.div_ceil(1448));
+        let mut seen = Vec::new();
+        for (vnet, frame) in &segments {
+            assert_eq!((vnet.flags, vnet.gso_type, vnet.num_buffers), (0, 0, 1));
+            let parsed = etherparse::PacketHeaders::from_ethernet_slice(frame).unwrap();
+            let Some(etherparse::NetHeaders::Ipv4(ip, _)) = &parsed.net else { panic!("not IPv4") };
+            let Some(etherparse::TransportHeader::Tcp(tcp)) = &parsed.transport else { panic!("not TCP") };
+            assert_eq!(tcp.checksum, tcp.calc_checksum_ipv4(ip, parsed.payload.slice()).unwrap());
+            seen.extend_from_slice(parsed.payload.slice());
+        }
+        assert!(seen == payload);
+        let [(vnet, frame)] = &c.received()[..] else { panic!("one packet for the one who can") };
+        assert_eq!((vnet.gso_type, vnet.gso_size, vnet.flags), (VnetHdr::GSO_TCPV4, 1448, VnetHdr::F_NEEDS_CSUM));
+        assert!(*frame == whole.build());
+        let to = b.port.totals().1;
+        assert_eq!((to.packets, to.segments), (1, segments.len() as u64));
+    }
+}
+
+#[test]
+fn checksums_are_completed_for_a_receiver_that_wants_them() {
+    for len in [0usize, 1, 100, 101, 1399, 1400] {
+        let (datapath, mut forwarder) = switch();
+        let mut a = Guest::new(&datapath, 1, NetConfig { pieces: 3, indirect: true, ..NetConfig::default() }, 0);
+        let mut b = Guest::new(&datapath, 2, NetConfig { rx_buffer: 333, ..NetConfig::default() }, 0);
+        datapath.flows().insert(flow(1, &[2]), 0).unwrap();
+        let payload: Vec<u8> = (0..len).map(|i| (i * 131) as u8).collect();
+        let frame = Frame::new(1, 2).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(5, 6).payload(payload);
+        let partial = frame.clone().partial_checksum();
+        a.send(partial.vnet(VnetHdr::GSO_NONE, 0), &partial.build());
+        forwarder.run(&a.port, 1, 0);
+        let [(vnet, got)] = &b.received()[..] else { panic!("one frame") };
+        assert_eq!(vnet.flags, 0);
+        assert_eq!(*got, frame.build(), "{len} bytes");
+    }
+}
+
+#[test]
+fn bad_frames_are_dropped_under_their_names() {
+    let (datapath, mut forwarder) = switch();
+    let mut a = Guest::new(&datapath, 1, NetConfig { tx_buffer: 70_000, ..NetConfig::default() }, 0);
+    let mut b = Guest::new(&datapath, 2, NetConfig { rx_buffer: 256, mergeable: false, ..NetConfig::default() }, 0);
+    datapath.flows().insert(flow(1, &[2]), 0).unwrap();
+    let frame = Frame::new(1, 2).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(5, 6).payload([0; 40]).build();
+    a.send(VnetHdr::default(), &[]);
+    a.send(VnetHdr::default(), &frame[..13]);
+    a.send(VnetHdr::default(), &vec![0; 65_535 + 23]);
+    a.send(VnetHdr { flags: 1, csum_start: 60_000, csum_offset: 0, ..VnetHdr::default() }, &frame);
+    a.send(
+        VnetHdr { flags: 1, gso_type: 1, gso_size: 0, csum_start: 34, csum_offset: 6, ..VnetHdr::default() },
+        &frame,
+    );
+    a.send(VnetHdr::default(), &[frame.clone(), vec![0; 300]].concat());
+    a.send(VnetHdr::default(), &frame);
+    forwarder.run(&a.port, 1, 0);
+    assert_eq!(b.received().len(), 1);
+    let (from, to) = (a.port.totals().0, b.port.totals().1);
+    assert_eq!(from.drops, [(DropReason::TooShort, 2), (DropReason::TooLong, 1), (DropReason::BadOffload, 2)]);
+    assert_eq!(to.drops, [(DropReason::BufferTooSmall, 1)]);
+    assert_eq!(from.packets, 7);
+    assert_eq!(a.driver.unsent(0).unwrap(), 0, "every buffer went back");
+}
+
+#[test]
+fn no_buffers_drops_and_goes_on_when_there_are_some() {
+    let (datapath, mut forwarder) = switch();
+    let mut a = Guest::new(&datapath, 1, NetConfig::default(), 0);
+    let mut b = Guest::new(&datapath, 2, NetConfig { size: 4, ..NetConfig::default() }, 0);
+    datapath.flows().insert(flow(1, &[2]), 0).unwrap();
+    for round in 0..3 {
+        for n in 0..6u8 {
+            a.send(VnetHdr::default(), &Frame::new(1, 2).payload([n; 64]).build());
+        }
+        forwarder.run(&a.port, 1, 0);
+        assert_eq!(b.received().len(), 4, "round {round}");
+    }
+    assert_eq!(b.port.totals().1.drops, [(DropReason::NoBuffers, 6)]);
+}
+
+/// A switch that is killed at any point leaves its guests' rings as they are; its successor is given the base it was
+/// given itself, by a front-end that knows no better.
+#[test]
+fn a_killed_switch_delivers_nothing_twice_and_its_successor_goes_on() {
+    for (packed, laps) in [(false, 1), (true, 1), (true, 20), (true, 37), (false, 37)] {
+        let config = NetConfig { packed, size: 16, ..NetConfig::default() };
+        let journal = Arc::new(GuestMemory::anonymous(4096).unwrap());
+        let (datapath, mut forwarder) = switch();
+        let driver = NetDriver::new(config).unwrap();
+        let mut a = Guest::connect(&datapath, 1, driver, 0, Some(&journal));
+        let mut b = Guest::new(&datapath, 2, NetConfig::default(), 0);
+        datapath.flows().insert(flow(1, &[2]), 0).unwrap();
+        for n in 0..laps {
+            a.send(VnetHdr::default(), &Frame::new(1, 2).payload([n; 64]).build());
+            forwarder.run(&a.port, 1, 0);
+        }
+        assert_eq!(b.received().len(), usize::from(laps));
+        // Killed between delivery and completion of three frames.
+        for n in 0..3 {
+            a.send(VnetHdr::default(), &Frame::new(1, 2).payload([100 + n; 64]).build());
+        }
+        {
+            let mut guard = a.port.queues[1].lock();
+            let active = guard.active().unwrap();
+            let memory = active.memory.clone();
+            let mut chains = Chains::new();
+            active.ring.pop(&memory, &mut chains, 64).unwrap();
+            assert_eq!(chains.list.len(), 3);
+            active.begin(&chains.list);
+        }
+        a.send(VnetHdr::default(), &Frame::new(1, 2).payload([200; 64]).build());
+
+        let (datapath, mut forwarder) = switch();
+        datapath.flows().insert(flow(1, &[2]), 0).unwrap();
+        let mut a = Guest::connect(&datapath, 1, a.driver, 0, Some(&journal));
+        let mut b = Guest::new(&datapath, 2, NetConfig::default(), 0);
+        forwarder.run(&a.port, 1, 0);
+        let got: Vec<u8> = b.received().iter().map(|(_, f)| f[f.len() - 1]).collect();
+        assert_eq!(got, [200], "packed {packed}, {laps} frames before");
+        assert_eq!(drops(&a, DropReason::Recovered), 3);
+        assert_eq!(a.driver.unsent(0).unwrap(), 0, "every buffer went back");
+    }
+}
+
+#[test]
+fn frames_reach_a_guest_whose_switch_was_killed_and_a_reset_ring_starts_anew() {
+    for packed in [false, true] {
+        for before in [0u8, 1, 7, 15, 16, 17, 40] {
+            let config = NetConfig { packed, size: 16, ..NetConfig::default() };
+            let journal = Arc::new(GuestMemory::anonymous(4096).unwrap());
+            let mut driver = NetDriver::new(config).unwrap();
+            for round in 0..3 {
+                let (datapath, mut forwarder) = switch();
+                datapath.flows().insert(flow(1, &[2]), 0).unwrap();
+                let mut a = Guest::new(&datapath, 1, NetConfig::default(), 0);
+                let mut b = Guest::connect(&datapath, 2, driver, 0, Some(&journal));
+                for n in 0..before.max(1) {
+                    a.send(VnetHdr::default(), &Frame::new(1, 2).payload([n; 64]).build());
+                    forwarder.run(&a.port, 1, 0);
+                    assert_eq!(b.received().len(), 1, "packed {packed}, round {round}, frame {n} of {before}");
+                }
+                // Twice the switch is killed; then the driver is reloaded.
+                driver = if round == 1 { NetDriver::new(config).unwrap() } else { b.driver };
+            }
+        }
+    }
+}

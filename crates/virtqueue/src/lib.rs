@@ -6,6 +6,7 @@
 mod chain;
 pub mod driver;
 mod error;
+mod journal;
 mod packed;
 mod queue;
 mod ring;
@@ -13,6 +14,7 @@ mod split;
 
 pub use chain::{BURST, Chain, Chains, MAX_CHAINS, MAX_PIECES};
 pub use error::QueueError;
+pub use journal::{JOURNAL_BYTES, Journal};
 pub use queue::{Active, Queue, QueueGuard, QueueSetup, QueueStatus};
 pub use ring::{Reserved, Ring};
 

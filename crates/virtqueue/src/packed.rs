@@ -1,10 +1,11 @@
 //! The packed ring, device side (virtio 1.2 §2.8).
 
 use crate::chain::Descriptor;
+use crate::journal::{OpenBurst, Record};
 use crate::queue::QueueSetup;
 use crate::ring::need_event;
 use crate::{Chain, Chains, DESC_INDIRECT, DESC_NEXT, QueueError};
-use lasthop_guestmem::{GuestMemory, PinnedSlice};
+use lasthop_guestmem::{GuestMemory, GuestSlice, PinnedSlice};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
@@ -83,7 +84,11 @@ pub(crate) struct PackedRing {
 }
 
 impl PackedRing {
-    pub(crate) fn new(setup: &QueueSetup, memory: &Arc<GuestMemory>) -> Result<Self, QueueError> {
+    pub(crate) fn new(
+        setup: &QueueSetup,
+        memory: &Arc<GuestMemory>,
+        record: Option<&Record>,
+    ) -> Result<Self, QueueError> {
         let size = setup.size;
         if size == 0 || size > 32768 {
             return Err(QueueError::Size(size));
@@ -94,13 +99,15 @@ impl PackedRing {
             }
             PinnedSlice::new(memory, addr, len).map_err(QueueError::RingMemory)
         };
+        let desc = part(setup.desc, 16 * usize::from(size), 16)?;
         // Bits 16 to 31 say where the device left off using; all that we take we use, so both are the same place.
-        let position = Position::from_bits(setup.base as u16);
-        if position.index >= size {
+        let base = Position::from_bits(setup.base as u16);
+        if base.index >= size {
             return Err(QueueError::Base(setup.base));
         }
+        let position = record.and_then(|r| recover(&desc.get(), size, base, r)).unwrap_or(base);
         Ok(Self {
-            desc: part(setup.desc, 16 * usize::from(size), 16)?,
+            desc,
             driver_event: part(setup.driver, 4, 4)?,
             device_event: part(setup.device, 4, 4)?,
             size,
@@ -255,6 +262,12 @@ impl PackedRing {
         }
     }
 
+    /// Used descriptors that the driver does not see yet.
+    pub(crate) fn staged(&self) -> Option<OpenBurst> {
+        let (first, _) = self.staged?;
+        Some(OpenBurst { begin: first.bits(), chains: 0, slots: self.staged_slots })
+    }
+
     pub(crate) fn disable_kicks(&mut self) {
         self.device_event.get().store_u16(2, EVENTS_DISABLE);
     }
@@ -270,4 +283,28 @@ impl PackedRing {
         fence(Ordering::SeqCst);
         Ok(self.is_available())
     }
+}
+
+/// Where the ring really stands, if the front-end gives us the base it gave our predecessor although the ring has moved
+/// on since. `None` if that is not so: the driver has reset the ring.
+fn recover(desc: &GuestSlice<'_>, size: u16, base: Position, record: &Record) -> Option<Position> {
+    let at = |index: u16| desc.load_u16(usize::from(index) * 16 + 14) & (AVAIL | USED);
+    let mut position = record.position;
+    if let Some(open) = record.open {
+        let begin = Position::from_bits(open.begin);
+        // Used, and perhaps made available again for the next lap.
+        if begin.index < size && at(begin.index) != begin.avail_flags() {
+            position = begin;
+            position.advance(open.slots, size);
+        }
+    }
+    if record.base != base || position == base || position.index >= size {
+        return None;
+    }
+    // The next descriptor to use was last used, or is now available: either way its USED bit is of the other lap. In a
+    // lap in which that bit is 0 a fresh ring looks the same, but then the ring's first descriptor has been used, or
+    // made available again after that, which sets its USED bit.
+    let telling = if position.wrap { 0 } else { position.index };
+    let plausible = (position.wrap && position.index == 0) || at(telling) & USED != 0;
+    plausible.then_some(position)
 }

@@ -1,9 +1,10 @@
 //! A queue of a port: its ring while there is one, the memory the ring's buffers lie in, whom to notify, what it counted.
 
-use crate::{QueueError, Ring};
+use crate::journal::{Journal, Record};
+use crate::{Chain, Chains, QueueError, Ring};
 use lasthop_guestmem::GuestMemory;
 use lasthop_sys::EventFd;
-use lasthop_types::PortCounters;
+use lasthop_types::{DropReason, PortCounters};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
@@ -67,6 +68,7 @@ struct Inner {
     error: Option<QueueError>,
     call: Option<EventFd>,
     err: Option<EventFd>,
+    journal: Option<Arc<Journal>>,
 }
 
 /// A started ring with its memory.
@@ -78,6 +80,58 @@ pub struct Active {
     pub memory: Arc<GuestMemory>,
     /// Negotiated virtio feature bits.
     pub features: u64,
+    base: u16,
+    journal: Option<Arc<Journal>>,
+    /// A burst is noted in the journal.
+    open: bool,
+}
+
+impl Active {
+    /// Notes that these chains, taken just now, are about to be delivered: should this process be killed before
+    /// [`Active::complete`], they will not be delivered a second time.
+    #[inline]
+    pub fn begin(&mut self, chains: &[Chain]) {
+        if let Some(journal) = &self.journal {
+            journal.open(self.ring.open_burst(chains));
+            self.open = true;
+        }
+    }
+
+    /// Shows the driver all that was staged, as [`Ring::publish`], and closes what [`Active::begin`] opened.
+    #[inline]
+    pub fn complete(&mut self) -> bool {
+        let Some(journal) = &self.journal else { return self.ring.publish() };
+        if !std::mem::take(&mut self.open)
+            && let Some(staged) = self.ring.staged()
+        {
+            journal.open(staged);
+        }
+        let call = self.ring.publish();
+        journal.close(self.base, self.ring.position() as u16);
+        call
+    }
+
+    /// Completes the chains of a burst that a killed predecessor may have delivered; returns how many.
+    fn skip(&mut self, record: &Record) -> usize {
+        let Some(open) = record.open else { return 0 };
+        if self.ring.position() as u16 != open.begin {
+            return 0;
+        }
+        let mut skipped = 0;
+        while skipped < usize::from(open.chains) {
+            let mut chains = Chains::new();
+            let broken = self.ring.pop(&self.memory, &mut chains, usize::from(open.chains) - skipped).is_err();
+            for chain in &chains.list {
+                self.ring.stage_used(chain, 0);
+            }
+            skipped += chains.list.len();
+            if broken || chains.list.is_empty() {
+                break;
+            }
+        }
+        self.ring.publish();
+        skipped
+    }
 }
 
 impl Queue {
@@ -95,11 +149,24 @@ impl Queue {
     pub fn start(&self, setup: &QueueSetup, memory: Arc<GuestMemory>) -> Result<(), QueueError> {
         let mut guard = self.lock();
         guard.inner.setup = Some(*setup);
-        match Ring::new(setup, &memory) {
-            Ok(mut ring) => {
-                ring.disable_kicks();
+        let journal = guard.inner.journal.clone();
+        let record = journal.as_ref().and_then(|j| j.read());
+        match Ring::new(setup, &memory, record.as_ref()) {
+            Ok(ring) => {
+                let base = setup.base as u16;
+                let mut active = Active { ring, memory, features: setup.features, base, journal, open: false };
+                // Only rings that packets come from: a burst that was not published to a guest is simply lost.
+                if self.index % 2 == 1
+                    && let Some(record) = &record
+                {
+                    let skipped = active.skip(record) as u64;
+                    self.counters.packets.add(skipped);
+                    self.counters.drops.add(DropReason::Recovered, skipped);
+                }
+                active.ring.disable_kicks();
+                active.complete();
                 guard.inner.error = None;
-                guard.inner.active = Some(Active { ring, memory, features: setup.features });
+                guard.inner.active = Some(active);
                 guard.refresh();
                 Ok(())
             }
@@ -125,9 +192,11 @@ impl Queue {
         let mut guard = self.lock();
         let (Some(active), Some(setup)) = (&guard.inner.active, guard.inner.setup) else { return Ok(()) };
         let setup = QueueSetup { base: active.ring.position(), ..setup };
-        match Ring::new(&setup, &memory) {
+        match Ring::new(&setup, &memory, None) {
             Ok(ring) => {
-                guard.inner.active = Some(Active { ring, memory, features: setup.features });
+                let (base, journal) = (active.base, active.journal.clone());
+                let active = Active { ring, memory, features: setup.features, base, journal, open: false };
+                guard.inner.active = Some(active);
                 Ok(())
             }
             Err(e) => {
@@ -135,6 +204,11 @@ impl Queue {
                 Err(e)
             }
         }
+    }
+
+    /// Where to keep what must be known should this process be killed. Before the first start.
+    pub fn set_journal(&self, journal: Journal) {
+        self.lock().inner.journal = Some(Arc::new(journal));
     }
 
     /// Whom to interrupt.

@@ -1,5 +1,6 @@
 //! Either layout behind one set of calls.
 
+use crate::journal::{OpenBurst, Record};
 use crate::packed::PackedRing;
 use crate::queue::QueueSetup;
 use crate::split::SplitRing;
@@ -38,9 +39,13 @@ macro_rules! either {
 }
 
 impl Ring {
-    pub(crate) fn new(setup: &QueueSetup, memory: &Arc<GuestMemory>) -> Result<Self, QueueError> {
+    pub(crate) fn new(
+        setup: &QueueSetup,
+        memory: &Arc<GuestMemory>,
+        record: Option<&Record>,
+    ) -> Result<Self, QueueError> {
         Ok(Self(if setup.packed {
-            Layout::Packed(PackedRing::new(setup, memory)?)
+            Layout::Packed(PackedRing::new(setup, memory, record)?)
         } else {
             Layout::Split(SplitRing::new(setup, memory)?)
         }))
@@ -51,6 +56,22 @@ impl Ring {
         match &self.0 {
             Layout::Split(r) => r.position(),
             Layout::Packed(r) => r.position(),
+        }
+    }
+
+    /// A note on chains just taken, or about to be published as used, for the journal.
+    #[inline]
+    pub(crate) fn open_burst(&self, chains: &[Chain]) -> OpenBurst {
+        let slots = chains.iter().fold(0u16, |n, c| n.wrapping_add(c.slots));
+        OpenBurst { begin: self.position() as u16, chains: chains.len() as u16, slots }
+    }
+
+    /// What is staged, where a predecessor's successor could not tell by itself: in a packed ring.
+    #[inline]
+    pub(crate) fn staged(&self) -> Option<OpenBurst> {
+        match &self.0 {
+            Layout::Split(_) => None,
+            Layout::Packed(r) => r.staged(),
         }
     }
 
