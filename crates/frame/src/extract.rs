@@ -58,20 +58,18 @@ pub fn extract(key: &mut FlowKey, frame: &[u8], frame_len: usize, depth: Depth) 
 /// Fills in the link-layer fields; where the network header starts.
 #[inline]
 pub(crate) fn link_layer(key: &mut FlowKey, frame: &[u8]) -> usize {
-    key.vlan_tci = 0;
-    key.vlan_tpid = 0;
-    key.inner_vlan_tpid = 0;
-    key.inner_vlan_tci = 0;
-    key.anomalies = 0;
-    let Some(&[d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, t0, t1]) = frame.first_chunk::<14>() else {
-        key.eth_dst = [0; 6];
-        key.eth_src = [0; 6];
-        key.eth_type = 0;
+    let eth = frame.first_chunk::<14>();
+    let &[d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, t0, t1] = eth.unwrap_or(&[0; 14]);
+    let [e0, e1] = u16::from_be_bytes([t0, t1]).to_ne_bytes();
+    // Addresses, EtherType, and zero for everything else, in whole words: the hash reads them right afterwards and would
+    // have to wait for smaller stores.
+    let words = key.words_mut();
+    words[1] = u64::from_ne_bytes([d0, d1, d2, d3, d4, d5, s0, s1]);
+    words[2] = u64::from_ne_bytes([s2, s3, s4, s5, e0, e1, 0, 0]);
+    words[3] = 0;
+    if eth.is_none() {
         return frame.len();
-    };
-    key.eth_dst = [d0, d1, d2, d3, d4, d5];
-    key.eth_src = [s0, s1, s2, s3, s4, s5];
-    key.eth_type = u16::from_be_bytes([t0, t1]);
+    }
     if is_tag(key.eth_type) || key.eth_type < ETH_MIN { tags_and_llc(key, frame) } else { 14 }
 }
 

@@ -127,6 +127,11 @@ impl FlowKey {
         zerocopy::transmute_ref!(self)
     }
 
+    #[inline]
+    pub(crate) fn words_mut(&mut self) -> &mut [u64; size_of::<Self>() / 8] {
+        zerocopy::transmute_mut!(self)
+    }
+
     /// This key with every bit cleared that `mask` does not have.
     pub fn masked(&self, mask: &FlowMask) -> Self {
         let mut out = *self;
