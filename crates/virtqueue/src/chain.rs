@@ -132,8 +132,12 @@ impl ChainBuilder {
         }
         loop {
             let piece = memory.piece(addr, left).map_err(QueueError::Buffer)?;
-            if !piece.is_empty() && chains.pieces.try_push(piece).is_err() {
+            if !piece.is_empty() && !self.bad && chains.pieces.try_push(piece).is_err() {
                 self.bad = true;
+            }
+            if self.bad {
+                // Nobody will look at its memory, which may lie in hundreds of regions more.
+                return Ok(());
             }
             left -= piece.len();
             addr += piece.len() as u64;

@@ -4,7 +4,7 @@ use crate::journal::{OpenBurst, Record};
 use crate::packed::PackedRing;
 use crate::queue::QueueSetup;
 use crate::split::SplitRing;
-use crate::{Chain, Chains, QueueError};
+use crate::{BURST, Chain, Chains, QueueError};
 use lasthop_guestmem::GuestMemory;
 use std::sync::Arc;
 
@@ -99,7 +99,7 @@ impl Ring {
         join: bool,
     ) -> Result<Reserved, QueueError> {
         chains.clear();
-        let mut held = 0usize;
+        let (mut held, mut unfit) = (0usize, 0);
         loop {
             let before = chains.list.len();
             either!(self, r => r.pop(memory, chains, true, 1))?;
@@ -114,6 +114,11 @@ impl Ring {
                 if before == 0 {
                     self.stage_used(&chain, 0);
                     chains.clear();
+                    // A driver may make them faster than we give them back: no more than a burst of them in one call.
+                    unfit += 1;
+                    if unfit == BURST {
+                        return Ok(Reserved::TooSmall);
+                    }
                     continue;
                 }
                 self.unpop(&[chain]);
