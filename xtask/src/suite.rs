@@ -1,0 +1,113 @@
+//! `cargo test` over the whole workspace, with one closing line that adds up what cargo prints per test program.
+
+use crate::root;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+/// The package whose tests boot virtual machines.
+const VM_TESTS: &str = "lasthop-tests-vm";
+
+/// What one or several test programs came to.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Sum {
+    passed: usize,
+    failed: usize,
+    skipped: usize,
+}
+
+impl Sum {
+    /// Adds what a line such as `test result: ok. 3 passed; 0 failed; 1 ignored; …` says; other lines count nothing.
+    fn add_line(&mut self, line: &str) {
+        let Some(rest) = line.trim_start().strip_prefix("test result: ") else { return };
+        for part in rest.split([';', '.']) {
+            let mut words = part.split_ascii_whitespace();
+            let (Some(number), Some(what)) = (words.next().and_then(|n| n.parse::<usize>().ok()), words.next()) else {
+                continue;
+            };
+            match what {
+                "passed" => self.passed += number,
+                "failed" => self.failed += number,
+                "ignored" => self.skipped += number,
+                _ => {}
+            }
+        }
+    }
+
+    fn line(&self) -> String {
+        let Self { passed, failed, skipped } = self;
+        match skipped {
+            0 => format!("{passed} passed, {failed} failed"),
+            n => format!("{passed} passed, {failed} failed, {n} skipped"),
+        }
+    }
+}
+
+/// Runs everything, first what is quick, then (unless `quick`) the tests with virtual machines, one at a time. The closing
+/// line goes to stdout, last, and to the file `summary`.
+pub fn run(quick: bool, summary: Option<&Path>) -> Result<(), String> {
+    let mut sum = Sum::default();
+    // Cargo's own failure (a test that does not compile) has no result line and must fail the run all the same.
+    let mut broken = !cargo(&["test", "--workspace", "--exclude", VM_TESTS, "--no-fail-fast"], &[], &mut sum)?;
+    if !quick {
+        broken |= !cargo(&["test", "--package", VM_TESTS, "--no-fail-fast"], &["--test-threads=1"], &mut sum)?;
+    }
+    if broken && sum.failed == 0 {
+        // Something failed that no test counted.
+        sum.failed = 1;
+    }
+    if let Some(file) = summary {
+        std::fs::write(file, sum.line() + "\n").map_err(|e| format!("{}: {e}", file.display()))?;
+    }
+    println!("{}", sum.line());
+    if broken { Err("some tests failed; their output is above".into()) } else { Ok(()) }
+}
+
+/// Runs cargo, lets its output through without the names of tests that passed, and adds the results. False when it failed.
+fn cargo(arguments: &[&str], for_tests: &[&str], sum: &mut Sum) -> Result<bool, String> {
+    let started = Instant::now();
+    let mut child = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(arguments)
+        .arg("--")
+        .args(for_tests)
+        .current_dir(root())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|e| format!("cargo: {e}"))?;
+    if let Some(stdout) = child.stdout.take() {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            sum.add_line(&line);
+            let noise =
+                line.is_empty() || line.starts_with("running ") || (line.starts_with("test ") && line.ends_with(" ok"));
+            // Slow tests are worth a line of progress each.
+            let is_vm_test = !for_tests.is_empty() && !line.is_empty();
+            if !noise || is_vm_test {
+                println!("{line}");
+            }
+        }
+    }
+    let status = child.wait().map_err(|e| format!("cargo: {e}"))?;
+    println!("cargo {}: {:.0} s", arguments.join(" "), started.elapsed().as_secs_f32());
+    Ok(status.success())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn result_lines_add_up() {
+        let mut sum = Sum::default();
+        for line in [
+            "running 5 tests",
+            "test result: ok. 5 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.05s",
+            "test a::b ... ok",
+            "test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 7 filtered out; finished in 21.28s",
+        ] {
+            sum.add_line(line);
+        }
+        assert_eq!(sum, Sum { passed: 8, failed: 2, skipped: 1 });
+        assert_eq!(sum.line(), "8 passed, 2 failed, 1 skipped");
+    }
+}
