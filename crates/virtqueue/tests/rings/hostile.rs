@@ -153,7 +153,7 @@ fn g5_buffers_outside_of_memory_break_the_ring() {
             raw.breaks(outside(bad_addr, bad_len));
             let raw = Raw::new(packed);
             raw.desc(0, area(0), 32, DESC_INDIRECT, 0);
-            raw.table(0, area(1), 10, DESC_NEXT, 1);
+            raw.table(0, area(1), 0, DESC_NEXT, 1);
             raw.table(1, addr, len, 0, 0);
             raw.heads(&[0]);
             raw.breaks(outside(bad_addr, bad_len));
