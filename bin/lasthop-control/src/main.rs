@@ -1,2 +1,59 @@
-//! lasthop-control
-fn main() {}
+//! `lasthop-control`: learns addresses, answers the switch's misses, serves the local API. Started by `lasthop run`.
+
+use lasthop_control::Descriptors;
+use std::os::fd::OwnedFd;
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+const USAGE: &str = "lasthop-control is started by `lasthop run`; \
+                     arguments: --supervisor-fd N --api-fd N, both open descriptors";
+
+fn main() -> ExitCode {
+    let Some(descriptors) = descriptors(std::env::args().skip(1)) else {
+        eprintln!("lasthop-control: {USAGE}");
+        return ExitCode::from(2);
+    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_ansi(false);
+    logs.with_writer(std::io::stderr).init();
+
+    match sandbox::enter() {
+        Ok(report) => tracing::info!("sandbox: {report}"),
+        Err(e) => {
+            tracing::error!("sandbox: {e}");
+            return ExitCode::FAILURE;
+        }
+    }
+    match lasthop_control::run(descriptors) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            tracing::error!("{e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Takes the descriptors named on the command line. First thing in `main`: nothing else is open yet.
+fn descriptors(mut args: impl Iterator<Item = String>) -> Option<Descriptors> {
+    let (mut supervisor, mut api): (Option<OwnedFd>, Option<OwnedFd>) = (None, None);
+    while let Some(name) = args.next() {
+        let fd = args.next()?.parse().ok().and_then(lasthop_sys::inherited_fd)?;
+        match name.as_str() {
+            "--supervisor-fd" => supervisor = Some(fd),
+            "--api-fd" => api = Some(fd),
+            _ => return None,
+        }
+    }
+    Some(Descriptors { supervisor: supervisor?, api: api? })
+}
+
+mod sandbox {
+    //! Where this process gives up its rights.
+
+    use lasthop_sys::sandbox::{Plan, Program, Report, SandboxError};
+
+    /// Called once, before anything is read from anybody.
+    pub(super) fn enter() -> Result<Report, SandboxError> {
+        Plan::new(Program::Control).enter()
+    }
+}

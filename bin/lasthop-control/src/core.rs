@@ -1,0 +1,464 @@
+//! What control knows, and what follows from each thing it hears. No I/O: messages in, messages out.
+
+use crate::view;
+use lasthop_api::{ApiError, Flow, Mac, Port, PortChanged, SwitchStats, TraceReport};
+use lasthop_frame::SNAPSHOT_LEN;
+use lasthop_ipc::{
+    ControlToSupervisor, DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket, PortConfig, PortInfo,
+    PortState, SupervisorToControl, ToControl, WireFlow, WireKey,
+};
+use lasthop_policy::{Change, Effects, FlowUse, Learning};
+use lasthop_types::PortId;
+use std::collections::BTreeMap;
+use tokio::sync::oneshot;
+
+/// How often the switch is asked which flows are in use while it has any, in ms. A sixtieth part of an address's life.
+const POLL_MS: u64 = 10_000;
+/// The same when there are more than [`MANY_FLOWS`]: the answer is long then.
+const POLL_MANY_MS: u64 = 60_000;
+const MANY_FLOWS: usize = 8192;
+/// Questions waiting for the switch or the supervisor; more are refused.
+const MAX_QUESTIONS: usize = 64;
+
+/// Where an answer to a call of the API goes.
+pub(crate) type Answer<T> = oneshot::Sender<Result<T, ApiError>>;
+
+/// A call of the API.
+#[derive(Debug)]
+pub(crate) enum Call {
+    PortAdd { name: String, path: String, client: bool, answer: Answer<PortChanged> },
+    PortDel { name: String, answer: Answer<PortChanged> },
+    PortList { answer: Answer<Vec<Port>> },
+    FlowList { answer: Answer<Vec<Flow>> },
+    MacList { answer: Answer<Vec<Mac>> },
+    Stats { answer: Answer<SwitchStats> },
+    Trace { port: String, frame: Vec<u8>, answer: Answer<TraceReport> },
+}
+
+/// Something to react to; messages of the switch come in batches through [`Core::hear_switch`].
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// There is a new channel to the switch, which will say hello on it.
+    SwitchAttached,
+    /// The channel to the switch is gone.
+    SwitchGone,
+    Supervisor(SupervisorToControl),
+    Call(Call),
+    /// [`Core::deadline_ms`] may have passed.
+    Timer,
+}
+
+/// Something to send.
+#[derive(Debug)]
+pub(crate) enum Command {
+    Switch(FromControl),
+    Supervisor(ControlToSupervisor),
+}
+
+/// A question the switch has been asked, with the parts of the answer that have come.
+#[derive(Debug)]
+enum Question {
+    Statistics { asked: u64, reconcile: bool, flows: Vec<FlowUse> },
+    Flows { flows: Vec<FlowInfo>, answer: Answer<Vec<Flow>> },
+    Ports { ports: Vec<PortInfo>, answer: Answer<Vec<Port>> },
+    Trace { answer: Answer<TraceReport> },
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    misses: u64,
+    flows_put: u64,
+    flows_deleted: u64,
+    malformed: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Core {
+    policy: Learning,
+    /// There is a channel to the switch.
+    attached: bool,
+    configs: BTreeMap<PortId, PortConfig>,
+    infos: BTreeMap<PortId, PortInfo>,
+    questions: BTreeMap<u64, Question>,
+    requests: BTreeMap<u64, Answer<PortChanged>>,
+    next_number: u64,
+    next_tick_ms: Option<u64>,
+    commands: Vec<Command>,
+    counts: Counts,
+    started_ms: u64,
+}
+
+impl Core {
+    pub fn new(now_ms: u64) -> Self {
+        Self {
+            policy: Learning::default(),
+            attached: false,
+            configs: BTreeMap::new(),
+            infos: BTreeMap::new(),
+            questions: BTreeMap::new(),
+            requests: BTreeMap::new(),
+            next_number: 0,
+            next_tick_ms: None,
+            commands: Vec::new(),
+            counts: Counts::default(),
+            started_ms: now_ms,
+        }
+    }
+
+    /// What is to be sent, in order; leaves nothing behind.
+    pub fn commands(&mut self) -> Vec<Command> {
+        std::mem::take(&mut self.commands)
+    }
+
+    /// When [`Event::Timer`] is due; `None` while nothing can age.
+    pub fn deadline_ms(&self) -> Option<u64> {
+        self.next_tick_ms
+    }
+
+    pub fn count_malformed(&mut self, messages: u64) {
+        self.counts.malformed += messages;
+    }
+
+    /// A batch of the switch's messages. All misses in it are answered before any flow changes (see [`Effects`]).
+    pub fn hear_switch(&mut self, messages: impl Iterator<Item = ToControl>, now_ms: u64) {
+        let mut out = Effects::default();
+        for message in messages {
+            self.switch_says(message, now_ms, &mut out);
+        }
+        self.carry_out(out, now_ms);
+    }
+
+    pub fn handle(&mut self, event: Event, now_ms: u64) {
+        let mut out = Effects::default();
+        match event {
+            Event::SwitchAttached => {
+                self.drop_questions();
+                self.attached = true;
+                self.infos.clear();
+                self.policy.attached();
+            }
+            Event::SwitchGone => {
+                self.attached = false;
+                self.infos.clear();
+                self.drop_questions();
+            }
+            Event::Supervisor(message) => self.supervisor_says(message, now_ms, &mut out),
+            Event::Call(call) => self.call(call, now_ms),
+            Event::Timer => self.tick(now_ms, &mut out),
+        }
+        self.carry_out(out, now_ms);
+    }
+
+    fn carry_out(&mut self, out: Effects, now_ms: u64) {
+        if self.attached {
+            for r in out.resumes {
+                self.commands.push(Command::Switch(FromControl::Resume { id: r.id, actions: r.actions }));
+            }
+            for change in out.changes {
+                let message = match change {
+                    Change::Put(spec) => {
+                        self.counts.flows_put += 1;
+                        FromControl::PutFlow(WireFlow::new(&spec))
+                    }
+                    Change::Del(key, mask) => {
+                        self.counts.flows_deleted += 1;
+                        FromControl::DelFlow { key: WireKey::new(&key), mask: WireKey::new(&mask.0) }
+                    }
+                };
+                self.commands.push(Command::Switch(message));
+            }
+        }
+        let interval = if self.policy.flow_count() > MANY_FLOWS { POLL_MANY_MS } else { POLL_MS };
+        if self.policy.is_idle() {
+            self.next_tick_ms = None;
+        } else if self.next_tick_ms.is_none() {
+            self.next_tick_ms = Some(now_ms.saturating_add(interval));
+        }
+    }
+
+    fn tick(&mut self, now_ms: u64, out: &mut Effects) {
+        if self.next_tick_ms.is_none_or(|at| now_ms < at) {
+            return;
+        }
+        self.next_tick_ms = None;
+        if !self.attached || !self.policy.has_flows() {
+            self.policy.tick(now_ms, out);
+        } else if !self.questions.values().any(|q| matches!(q, Question::Statistics { .. })) {
+            self.ask_statistics(false);
+        }
+    }
+
+    fn ask_statistics(&mut self, reconcile: bool) {
+        let asked = self.policy.asked();
+        self.ask(DatapathRequest::Flows, Question::Statistics { asked, reconcile, flows: Vec::new() });
+    }
+
+    fn ask(&mut self, question: DatapathRequest, pending: Question) {
+        self.next_number += 1;
+        let request = self.next_number;
+        self.questions.insert(request, pending);
+        self.commands.push(Command::Switch(FromControl::Ask { request, question }));
+    }
+
+    fn drop_questions(&mut self) {
+        for question in std::mem::take(&mut self.questions).into_values() {
+            match question {
+                Question::Statistics { .. } => {}
+                Question::Flows { answer, .. } => refuse(answer, switch_away()),
+                Question::Ports { answer, .. } => refuse(answer, switch_away()),
+                Question::Trace { answer } => refuse(answer, switch_away()),
+            }
+        }
+    }
+
+    fn switch_says(&mut self, message: ToControl, now_ms: u64, out: &mut Effects) {
+        match message {
+            ToControl::Hello { ports } => {
+                tracing::info!("the switch is connected; it has {} ports", ports.len());
+                for port in ports {
+                    self.port_is(port, now_ms, out);
+                }
+                self.ask_statistics(true);
+            }
+            ToControl::Miss(missed) => self.miss(&missed, now_ms, out),
+            ToControl::Port(port) => self.port_is(port, now_ms, out),
+            ToControl::PortGone(id) => {
+                self.infos.remove(&id);
+                self.policy.port_gone(id, now_ms, out);
+            }
+            ToControl::Reply { request, last, reply } => self.switch_answers(request, last, reply, now_ms, out),
+        }
+    }
+
+    fn miss(&mut self, missed: &MissedPacket, now_ms: u64, out: &mut Effects) {
+        self.counts.misses += 1;
+        match missed.key.key() {
+            Some(key) => self.policy.miss(missed.id, &key, now_ms, out),
+            None => {
+                self.counts.malformed += 1;
+                out.resumes.push(lasthop_policy::Resume { id: missed.id, actions: Vec::new() });
+            }
+        }
+    }
+
+    fn port_is(&mut self, port: PortInfo, now_ms: u64, out: &mut Effects) {
+        tracing::debug!("port {}: {:?}", port.name, port.state);
+        self.policy.port(port.id, port.state == PortState::Up, now_ms, out);
+        self.infos.insert(port.id, port);
+    }
+
+    fn switch_answers(&mut self, request: u64, last: bool, reply: DatapathReply, now_ms: u64, out: &mut Effects) {
+        // Answers to questions that were given up are expected.
+        let Some(question) = self.questions.get_mut(&request) else { return };
+        match (question, reply) {
+            (Question::Statistics { flows, .. }, DatapathReply::Flows(part)) => {
+                let specs = part.iter().filter_map(|f| Some(FlowUse { spec: f.flow.spec()?, idle_ms: f.idle_ms }));
+                let before = flows.len();
+                flows.extend(specs);
+                self.counts.malformed += (part.len() - (flows.len() - before)) as u64;
+            }
+            (Question::Flows { flows, .. }, DatapathReply::Flows(part)) => flows.extend(part),
+            (Question::Ports { ports, .. }, DatapathReply::Ports(part)) => ports.extend(part),
+            (Question::Trace { .. }, DatapathReply::Lookup { key, flow }) => {
+                let Some(Question::Trace { answer }) = self.questions.remove(&request) else { return };
+                self.answer_trace(answer, &key, flow, now_ms);
+                return;
+            }
+            _ => self.counts.malformed += 1,
+        }
+        if !last {
+            return;
+        }
+        match self.questions.remove(&request) {
+            Some(Question::Statistics { asked, reconcile: true, flows }) => {
+                let before = out.changes.len();
+                self.policy.reconcile(asked, &flows, now_ms, out);
+                tracing::info!(
+                    "the switch has {} flows; {} addresses known, {} corrections",
+                    flows.len(),
+                    self.policy.mac_count(),
+                    out.changes.len() - before
+                );
+            }
+            Some(Question::Statistics { asked, flows, .. }) => {
+                self.policy.statistics(asked, &flows, now_ms, out);
+                self.policy.tick(now_ms, out);
+            }
+            Some(Question::Flows { flows, answer }) => {
+                let flows = flows.iter().filter_map(|f| view::flow(f, |id| self.name(id))).collect();
+                give(answer, flows);
+            }
+            Some(Question::Ports { ports, answer }) => {
+                let ports = self.ports(ports);
+                give(answer, ports);
+            }
+            Some(Question::Trace { answer }) => refuse(answer, switch_away()),
+            None => {}
+        }
+    }
+
+    fn supervisor_says(&mut self, message: SupervisorToControl, now_ms: u64, out: &mut Effects) {
+        match message {
+            SupervisorToControl::Ports(ports) => {
+                let new: BTreeMap<_, _> = ports.into_iter().map(|p| (p.id, p)).collect();
+                // A port that the switch reported but this list does not have yet is not gone.
+                for id in std::mem::take(&mut self.configs).into_keys().filter(|id| !new.contains_key(id)) {
+                    self.policy.port_gone(id, now_ms, out);
+                }
+                self.configs = new;
+            }
+            SupervisorToControl::Reply { request, result } => {
+                let Some(answer) = self.requests.remove(&request) else { return };
+                match result {
+                    Ok(p) => give(answer, PortChanged { name: p.name, id: p.id.0, path: p.path, client: p.client }),
+                    Err(message) => refuse(answer, ApiError::PortRefused { message }),
+                }
+            }
+            // Without a descriptor, or handled by the loop.
+            SupervisorToControl::DatapathChannel | SupervisorToControl::Shutdown => self.counts.malformed += 1,
+        }
+    }
+
+    fn call(&mut self, call: Call, now_ms: u64) {
+        match call {
+            Call::PortAdd { name, path, client, answer } => {
+                self.request(answer, |request| ControlToSupervisor::PortAdd { request, name, path, client });
+            }
+            Call::PortDel { name, answer } => {
+                self.request(answer, |request| ControlToSupervisor::PortDel { request, name });
+            }
+            Call::PortList { answer } => {
+                if !self.attached {
+                    let ports = self.ports(Vec::new());
+                    give(answer, ports);
+                } else if let Some(answer) = self.admit(answer) {
+                    self.ask(DatapathRequest::Ports, Question::Ports { ports: Vec::new(), answer });
+                }
+            }
+            Call::FlowList { answer } => {
+                if let Some(answer) = self.admit(answer) {
+                    self.ask(DatapathRequest::Flows, Question::Flows { flows: Vec::new(), answer });
+                }
+            }
+            Call::MacList { answer } => {
+                let macs = self.policy.macs(now_ms).map(|m| view::mac(&m, self.name(m.port))).collect();
+                give(answer, macs);
+            }
+            Call::Stats { answer } => give(answer, self.stats(now_ms)),
+            Call::Trace { port, frame, answer } => {
+                let Some(id) = self.find(&port) else {
+                    let message = format!("there is no port named {port:?}; `lasthop port list` shows those there are");
+                    return refuse(answer, ApiError::NoSuchPort { name: port, message });
+                };
+                let frame_len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
+                let mut frame = frame;
+                frame.truncate(SNAPSHOT_LEN);
+                if let Some(answer) = self.admit(answer) {
+                    let question = DatapathRequest::Classify { port: id, frame, frame_len };
+                    self.ask(question, Question::Trace { answer });
+                }
+            }
+        }
+    }
+
+    /// The answer's way back, unless the question cannot be asked now.
+    fn admit<T>(&mut self, answer: Answer<T>) -> Option<Answer<T>> {
+        if !self.attached {
+            refuse(answer, switch_away());
+            return None;
+        }
+        if self.questions.len() >= MAX_QUESTIONS {
+            self.questions.retain(|_, q| match q {
+                Question::Statistics { .. } => true,
+                Question::Flows { answer, .. } => !answer.is_closed(),
+                Question::Ports { answer, .. } => !answer.is_closed(),
+                Question::Trace { answer } => !answer.is_closed(),
+            });
+        }
+        if self.questions.len() >= MAX_QUESTIONS {
+            refuse(answer, busy());
+            return None;
+        }
+        Some(answer)
+    }
+
+    fn request(&mut self, answer: Answer<PortChanged>, message: impl FnOnce(u64) -> ControlToSupervisor) {
+        if self.requests.len() >= MAX_QUESTIONS {
+            self.requests.retain(|_, a| !a.is_closed());
+        }
+        if self.requests.len() >= MAX_QUESTIONS {
+            return refuse(answer, busy());
+        }
+        self.next_number += 1;
+        self.requests.insert(self.next_number, answer);
+        self.commands.push(Command::Supervisor(message(self.next_number)));
+    }
+
+    fn answer_trace(&self, answer: Answer<TraceReport>, key: &WireKey, flow: Option<FlowInfo>, now_ms: u64) {
+        let Some(key) = key.key() else { return refuse(answer, switch_away()) };
+        let explanation = self.policy.explain(&key, now_ms, |id| self.name(id));
+        let spec = flow.as_ref().and_then(|f| f.flow.spec());
+        let outputs = spec.as_ref().map_or(explanation.outputs, |s| view::outputs(&s.actions));
+        let report = TraceReport {
+            key: view::packet(&key, |id| self.name(id)),
+            flow: flow.and_then(|f| view::flow(&f, |id| self.name(id))),
+            reasons: explanation.lines,
+            outputs: outputs.iter().map(|id| view::trace_output(self.name(*id), self.infos.get(id))).collect(),
+        };
+        give(answer, report);
+    }
+
+    fn ports(&self, infos: Vec<PortInfo>) -> Vec<Port> {
+        let infos: BTreeMap<_, _> = infos.into_iter().map(|p| (p.id, p)).collect();
+        let mut ids: Vec<_> = self.configs.keys().chain(infos.keys()).copied().collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let limit = self.policy.mac_limit() as u64;
+        let port = |id| view::port(id, self.configs.get(&id), infos.get(&id), self.policy.port_view(id), limit);
+        ids.into_iter().map(port).collect()
+    }
+
+    fn stats(&self, now_ms: u64) -> SwitchStats {
+        SwitchStats {
+            switch_connected: self.attached,
+            ports: self.configs.len() as u64,
+            macs: self.policy.mac_count() as u64,
+            flows: self.policy.flow_count() as u64,
+            epoch: self.policy.epoch(),
+            misses: self.counts.misses,
+            flows_put: self.counts.flows_put,
+            flows_deleted: self.counts.flows_deleted,
+            malformed: self.counts.malformed,
+            uptime_ms: now_ms.saturating_sub(self.started_ms),
+        }
+    }
+
+    fn find(&self, name: &str) -> Option<PortId> {
+        let configured = self.configs.values().find(|c| c.name == name).map(|c| c.id);
+        configured.or_else(|| self.infos.values().find(|i| i.name == name).map(|i| i.id))
+    }
+
+    fn name(&self, id: PortId) -> String {
+        let configured = self.configs.get(&id).map(|c| c.name.clone());
+        configured.or_else(|| self.infos.get(&id).map(|i| i.name.clone())).unwrap_or_else(|| format!("#{id}"))
+    }
+}
+
+/// Nobody waits any more when this fails.
+fn give<T>(answer: Answer<T>, value: T) {
+    let _ = answer.send(Ok(value));
+}
+
+fn refuse<T>(answer: Answer<T>, error: ApiError) {
+    let _ = answer.send(Err(error));
+}
+
+pub(crate) fn switch_away() -> ApiError {
+    let message = "the switch process does not answer; it is starting or being restarted: try again in a second, \
+                   then look at the log of `lasthop run`";
+    ApiError::NotAvailable { message: message.into() }
+}
+
+pub(crate) fn busy() -> ApiError {
+    ApiError::Busy { message: "too many requests wait already; try again in a second".into() }
+}

@@ -1,0 +1,146 @@
+//! The control plane: one thread between the switch, the supervisor and the local API.
+//!
+//! | file | does |
+//! |---|---|
+//! | `link` | a channel to another process: batches in, a bounded queue out |
+//! | `core` | what is known and what follows from each message; no I/O |
+//! | `view` | what is known, as the API shows it |
+//! | `server` | Varlink: connections, limits, methods |
+//! | this file | the loop that ties them together |
+//!
+//! Nothing polls: without flows or learned addresses there is no timer either, so an idle host sees no wake-up of
+//! this process.
+
+mod core;
+mod link;
+mod server;
+mod view;
+
+use crate::core::{Command, Core, Event};
+use lasthop_ipc::{ControlToSupervisor, FromControl, SupervisorToControl, ToControl};
+use link::{Link, LinkError};
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+/// What the supervisor hands down.
+#[derive(Debug)]
+pub struct Descriptors {
+    /// Our end of the supervisor's channel.
+    pub supervisor: OwnedFd,
+    /// The listening Unix socket of the local API.
+    pub api: OwnedFd,
+}
+
+/// Why control ends with an error.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// No event loop.
+    #[error("cannot start the event loop: {0}")]
+    Runtime(std::io::Error),
+    /// The listening socket is not one.
+    #[error("API socket: {0}")]
+    Api(std::io::Error),
+    /// The supervisor's channel failed.
+    #[error("channel to the supervisor: {0}")]
+    Supervisor(LinkError),
+}
+
+/// Serves until the supervisor says so or is gone.
+pub fn run(descriptors: Descriptors) -> Result<(), ControlError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(ControlError::Runtime)?;
+    runtime.block_on(tokio::task::LocalSet::new().run_until(serve(descriptors)))
+}
+
+/// Milliseconds of the clock that policy and statistics use.
+fn now_ms() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let millis = i128::from(now.tv_sec) * 1000 + i128::from(now.tv_nsec) / 1_000_000;
+    u64::try_from(millis).unwrap_or(0)
+}
+
+type SupervisorLink = Link<ControlToSupervisor, SupervisorToControl>;
+type SwitchLink = Link<FromControl, ToControl>;
+
+async fn serve(descriptors: Descriptors) -> Result<(), ControlError> {
+    let mut supervisor = SupervisorLink::new(descriptors.supervisor).map_err(ControlError::Supervisor)?;
+    let mut switch: Option<SwitchLink> = None;
+    let (calls, mut api) = mpsc::channel(server::MAX_WAITING_CALLS);
+    server::start(descriptors.api, calls).map_err(ControlError::Api)?;
+    let mut core = Core::new(now_ms());
+    supervisor.queue(ControlToSupervisor::Ready);
+
+    let (mut from_supervisor, mut from_switch) = (Vec::new(), Vec::new());
+    loop {
+        let timer = core.deadline_ms().map(|at| Duration::from_millis(at.saturating_sub(now_ms())));
+        tokio::select! {
+            biased;
+            result = pump(&mut switch, &mut from_switch) => {
+                let now = now_ms();
+                core.hear_switch(from_switch.drain(..).map(|(message, _)| message), now);
+                if let Err(e) = result {
+                    tracing::warn!("channel to the switch: {e}; waiting for a new one");
+                    switch = None;
+                    core.handle(Event::SwitchGone, now);
+                }
+            }
+            result = supervisor.pump(&mut from_supervisor) => {
+                for (message, fd) in from_supervisor.drain(..) {
+                    match (message, fd) {
+                        (SupervisorToControl::Shutdown, _) => return Ok(()),
+                        (SupervisorToControl::DatapathChannel, Some(fd)) => match SwitchLink::new(fd) {
+                            Ok(link) => {
+                                switch = Some(link);
+                                core.handle(Event::SwitchAttached, now_ms());
+                            }
+                            Err(e) => tracing::error!("new channel to the switch: {e}"),
+                        },
+                        (message, _) => core.handle(Event::Supervisor(message), now_ms()),
+                    }
+                }
+                match result {
+                    Ok(()) => {}
+                    Err(LinkError::Closed) => {
+                        tracing::info!("the supervisor is gone");
+                        return Ok(());
+                    }
+                    Err(e) => return Err(ControlError::Supervisor(e)),
+                }
+            }
+            Some(call) = api.recv() => core.handle(Event::Call(call), now_ms()),
+            () = sleep(timer) => core.handle(Event::Timer, now_ms()),
+        }
+        for command in core.commands() {
+            match command {
+                Command::Supervisor(message) => supervisor.queue(message),
+                Command::Switch(message) => {
+                    if let Some(link) = &mut switch {
+                        link.queue(message);
+                    }
+                }
+            }
+        }
+        // Sent at once when there is room; what is left goes when `pump` finds room.
+        supervisor.flush();
+        if let Some(link) = &mut switch {
+            link.flush();
+        }
+        if let Some(malformed) = switch.as_mut().map(Link::take_malformed) {
+            core.count_malformed(malformed);
+        }
+    }
+}
+
+async fn pump(switch: &mut Option<SwitchLink>, into: &mut Vec<(ToControl, Option<OwnedFd>)>) -> Result<(), LinkError> {
+    match switch {
+        Some(link) => link.pump(into).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn sleep(timer: Option<Duration>) {
+    match timer {
+        Some(timer) => tokio::time::sleep(timer).await,
+        None => std::future::pending().await,
+    }
+}

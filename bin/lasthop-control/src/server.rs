@@ -1,0 +1,269 @@
+//! The local API: Varlink on the listening socket that the supervisor made, for as many clients as
+//! [`MAX_CONNECTIONS`], each in a task of its own so that one that does not read its replies stops nobody else.
+
+use crate::core::{Answer, Call, busy, switch_away};
+use futures_util::Stream;
+use lasthop_api::{
+    ApiError, Drops, Field, Flow, FlowPage, Mac, MacPage, Port, PortChanged, PortPage, Queue, SwitchStats, Totals,
+    TraceOutput, TraceReport,
+};
+use lasthop_types::MAX_FRAME_LEN;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{UnixListener, UnixStream, unix};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use zlink::connection::PassedCredentials;
+use zlink::connection::socket::{self, ReadResult};
+use zlink::{ReadyListener, Reply, Server};
+
+/// Clients at a time; others wait to be accepted.
+const MAX_CONNECTIONS: usize = 32;
+/// Calls on their way to the core; clients wait beyond.
+pub(crate) const MAX_WAITING_CALLS: usize = 32;
+/// Longest call in bytes: a traced frame of 64 KiB in hexadecimal and room to spare.
+const MAX_CALL: usize = 256 * 1024;
+/// How long the switch and the supervisor may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Objects in one reply of a list. Replies are kept short because the thread that answers misses writes them.
+const PORTS_PER_PAGE: usize = 8;
+const FLOWS_PER_PAGE: usize = 32;
+const MACS_PER_PAGE: usize = 128;
+/// Objects in the only reply to a client that does not take several.
+const WITHOUT_MORE: usize = 256;
+
+/// Starts serving; inside the event loop only.
+pub(crate) fn start(listener: OwnedFd, calls: mpsc::Sender<Call>) -> io::Result<()> {
+    let listener = std::os::unix::net::UnixListener::from(listener);
+    listener.set_nonblocking(true)?;
+    let listener = UnixListener::from_std(listener)?;
+    tokio::task::spawn_local(accept(listener, calls));
+    Ok(())
+}
+
+async fn accept(listener: UnixListener, calls: mpsc::Sender<Call>) {
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let Ok(place) = places.clone().acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let server = Server::new(ReadyListener::new(Bounded(stream)), Api { calls: calls.clone() });
+                tokio::task::spawn_local(async move {
+                    if let Err(e) = server.run().await {
+                        tracing::debug!("API client: {e}");
+                    }
+                    drop(place);
+                });
+            }
+            Err(e) => {
+                // Out of descriptors, most likely: that does not pass by trying again at once.
+                tracing::warn!("API: accept: {e}");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        }
+    }
+}
+
+/// The methods. Their doc comments go into the interface's description.
+#[derive(Debug)]
+struct Api {
+    calls: mpsc::Sender<Call>,
+}
+
+impl Api {
+    async fn ask<T>(&self, call: impl FnOnce(Answer<T>) -> Call) -> Result<T, ApiError> {
+        let (answer, reply) = oneshot::channel();
+        match tokio::time::timeout(PATIENCE, self.calls.send(call(answer))).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => return Err(switch_away()),
+            Err(_) => return Err(busy()),
+        }
+        match tokio::time::timeout(PATIENCE, reply).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) | Err(_) => Err(switch_away()),
+        }
+    }
+}
+
+#[zlink::service(
+    interface = "org.lasthop.Switch",
+    types = [Port, Queue, Totals, Drops, Flow, Field, Mac, PortChanged, PortPage, FlowPage, MacPage, SwitchStats,
+             TraceOutput, TraceReport],
+    vendor = "lasthop",
+    product = "lasthop",
+    version = env!("CARGO_PKG_VERSION")
+)]
+impl Api {
+    async fn port_add(&self, name: String, path: String, client: bool) -> Result<PortChanged, ApiError> {
+        self.ask(|answer| Call::PortAdd { name, path, client, answer }).await
+    }
+
+    async fn port_del(&self, name: String) -> Result<PortChanged, ApiError> {
+        self.ask(|answer| Call::PortDel { name, answer }).await
+    }
+
+    #[zlink(more)]
+    async fn port_list(&self, more: bool) -> impl Stream<Item = Result<Reply<PortPage>, ApiError>> + Unpin {
+        let ports = self.ask(|answer| Call::PortList { answer }).await;
+        pages(ports, more, PORTS_PER_PAGE, |ports, total| PortPage { ports, total })
+    }
+
+    #[zlink(more)]
+    async fn flow_list(&self, more: bool) -> impl Stream<Item = Result<Reply<FlowPage>, ApiError>> + Unpin {
+        let flows = self.ask(|answer| Call::FlowList { answer }).await;
+        pages(flows, more, FLOWS_PER_PAGE, |flows, total| FlowPage { flows, total })
+    }
+
+    #[zlink(more)]
+    async fn mac_list(&self, more: bool) -> impl Stream<Item = Result<Reply<MacPage>, ApiError>> + Unpin {
+        let macs = self.ask(|answer| Call::MacList { answer }).await;
+        pages(macs, more, MACS_PER_PAGE, |macs, total| MacPage { macs, total })
+    }
+
+    async fn stats(&self) -> Result<SwitchStats, ApiError> {
+        self.ask(|answer| Call::Stats { answer }).await
+    }
+
+    async fn trace(&self, port: String, frame: String) -> Result<TraceReport, ApiError> {
+        let frame = parse_frame(&frame).map_err(|message| ApiError::BadFrame { message })?;
+        self.ask(|answer| Call::Trace { port, frame, answer }).await
+    }
+}
+
+type Pages<P> = futures_util::stream::Iter<std::vec::IntoIter<Result<Reply<P>, ApiError>>>;
+
+/// The list cut into pages, at least one; or its beginning for a client that takes one reply only.
+fn pages<T, P>(list: Result<Vec<T>, ApiError>, more: bool, size: usize, page: impl Fn(Vec<T>, u64) -> P) -> Pages<P> {
+    let replies = match list {
+        Err(e) => vec![Err(e)],
+        Ok(list) => {
+            let (total, size) = (list.len(), if more { size } else { WITHOUT_MORE });
+            let count = if more { total.div_ceil(size).max(1) } else { 1 };
+            let mut items = list.into_iter();
+            let replies = (1..=count).map(|n| {
+                let items = items.by_ref().take(size).collect();
+                Ok(Reply::new(Some(page(items, total as u64))).set_continues(Some(n < count)))
+            });
+            replies.collect()
+        }
+    };
+    futures_util::stream::iter(replies)
+}
+
+/// Hexadecimal digits to bytes; white space and `:` between them do not matter.
+fn parse_frame(text: &str) -> Result<Vec<u8>, String> {
+    let mut digits = Vec::with_capacity(text.len());
+    for c in text.chars().filter(|c| !c.is_ascii_whitespace() && *c != ':') {
+        let digit = c.to_digit(16).and_then(|d| u8::try_from(d).ok());
+        digits.push(digit.ok_or_else(|| format!("{c:?} is not a hexadecimal digit"))?);
+    }
+    let (bytes, rest) = digits.as_chunks::<2>();
+    if !rest.is_empty() {
+        return Err(format!("the frame has {} hexadecimal digits; two make a byte", digits.len()));
+    }
+    match bytes.len() {
+        14..=MAX_FRAME_LEN => Ok(bytes.iter().map(|[high, low]| high << 4 | low).collect()),
+        n => Err(format!("the frame has {n} bytes; an Ethernet frame has 14 to {MAX_FRAME_LEN}")),
+    }
+}
+
+/// A client's connection that ends when a call is longer than [`MAX_CALL`].
+#[derive(Debug)]
+struct Bounded(UnixStream);
+
+#[derive(Debug)]
+struct BoundedRead {
+    socket: unix::OwnedReadHalf,
+    /// Bytes read since the last end of a message.
+    unfinished: usize,
+}
+
+#[derive(Debug)]
+struct Write(unix::OwnedWriteHalf);
+
+impl socket::Socket for Bounded {
+    type ReadHalf = BoundedRead;
+    type WriteHalf = Write;
+
+    fn split(self) -> (BoundedRead, Write) {
+        let (read, write) = self.0.into_split();
+        (BoundedRead { socket: read, unfinished: 0 }, Write(write))
+    }
+}
+
+impl socket::ReadHalf for BoundedRead {
+    async fn read(&mut self, buf: &mut [u8]) -> zlink::Result<ReadResult> {
+        loop {
+            self.socket.readable().await?;
+            match self.socket.try_read(buf) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                Err(e) => return Err(e.into()),
+                Ok(n) => {
+                    let read = buf.get(..n).unwrap_or(buf);
+                    self.unfinished = match read.iter().rposition(|b| *b == 0) {
+                        Some(end) => n - end - 1,
+                        None => self.unfinished + n,
+                    };
+                    if self.unfinished > MAX_CALL {
+                        return Err(zlink::Error::BufferOverflow);
+                    }
+                    return Ok(ReadResult::new(n));
+                }
+            }
+        }
+    }
+}
+
+impl socket::WriteHalf for Write {
+    async fn write(
+        &mut self,
+        mut buf: &[u8],
+        _fds: &[impl AsFd],
+        _credentials: Option<&PassedCredentials>,
+    ) -> zlink::Result<()> {
+        while !buf.is_empty() {
+            self.0.writable().await?;
+            match self.0.try_write(buf) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                Err(e) => return Err(e.into()),
+                Ok(n) => buf = buf.get(n..).unwrap_or_default(),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_hexadecimal() {
+        assert_eq!(parse_frame(&"0f".repeat(14)).unwrap(), [0x0f; 14]);
+        assert_eq!(parse_frame("ff:ff ffffffff 525400000001\n0800").unwrap().len(), 14);
+        for (bad, why) in [("0f", "1 bytes"), ("0f0", "two make a byte"), ("xy", "'x' is not"), ("", "0 bytes")] {
+            assert!(parse_frame(bad).unwrap_err().contains(why), "{bad}");
+        }
+        assert!(parse_frame(&"00".repeat(MAX_FRAME_LEN + 1)).is_err());
+    }
+
+    #[test]
+    fn lists_come_in_pages() {
+        let list = |n, more| -> Vec<(usize, Option<bool>)> {
+            let pages = pages(Ok((0..n).collect::<Vec<_>>()), more, 3, |items, total| (items, total));
+            let all: Vec<_> = futures_util::FutureExt::now_or_never(futures_util::StreamExt::collect(pages)).unwrap();
+            all.into_iter()
+                .map(|r: Result<Reply<(Vec<usize>, u64)>, _>| {
+                    let r = r.unwrap();
+                    assert_eq!(r.parameters().unwrap().1, n as u64);
+                    (r.parameters().unwrap().0.len(), r.continues())
+                })
+                .collect()
+        };
+        assert_eq!(list(0, true), [(0, Some(false))]);
+        assert_eq!(list(3, true), [(3, Some(false))]);
+        assert_eq!(list(7, true), [(3, Some(true)), (3, Some(true)), (1, Some(false))]);
+        assert_eq!(list(7, false), [(7, Some(false))]);
+    }
+}

@@ -1,0 +1,292 @@
+//! What is known, in the words of the API.
+
+use lasthop_api::{Drops, Field, Flow, Mac, Port, Queue, Totals, TraceOutput};
+use lasthop_flow::Action;
+use lasthop_frame::{FlowKey, FlowMask};
+use lasthop_ipc::{FlowInfo, PortConfig, PortInfo, PortState};
+use lasthop_policy::{MacView, PortView};
+use lasthop_types::{DropReason, MacAddr, PortId, PortTotals};
+use std::fmt::Display;
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+pub(crate) fn mac(m: &MacView, port: String) -> Mac {
+    Mac { mac: m.mac.to_string(), vlan: m.vlan, port, age_ms: m.age_ms, held: m.held }
+}
+
+fn state(info: Option<&PortInfo>) -> &'static str {
+    match info.map(|i| &i.state) {
+        None => "starting",
+        Some(PortState::Waiting) => "waiting",
+        Some(PortState::Connected) => "connected",
+        Some(PortState::Up) => "up",
+        Some(PortState::Broken(_)) => "broken",
+    }
+}
+
+pub(crate) fn port(
+    id: PortId,
+    config: Option<&PortConfig>,
+    info: Option<&PortInfo>,
+    view: Option<PortView>,
+    mac_limit: u64,
+) -> Port {
+    let view = view.unwrap_or_default();
+    let mut port = Port {
+        id: id.0,
+        name: format!("#{id}"),
+        state: state(info).into(),
+        features: "0x0".into(),
+        protocol_features: "0x0".into(),
+        macs: view.macs as u64,
+        mac_limit,
+        flows: view.flows as u64,
+        sources_over_limit: view.over_limit,
+        moves: view.moves,
+        moves_refused: view.moves_refused,
+        ..Port::default()
+    };
+    if let Some(i) = info {
+        port.name.clone_from(&i.name);
+        if let PortState::Broken(why) = &i.state {
+            port.error = Some(why.clone());
+        }
+        port.last_error.clone_from(&i.last_error);
+        port.mtu = i.mtu;
+        port.features = format!("{:#x}", i.features);
+        port.protocol_features = format!("{:#x}", i.protocol_features);
+        port.memory_bytes = i.memory_bytes;
+        port.memory_regions = i.memory_regions;
+        port.queues = i
+            .queues
+            .iter()
+            .map(|q| Queue {
+                index: q.index,
+                size: q.size,
+                packed: q.packed,
+                enabled: q.enabled,
+                error: q.error.clone(),
+            })
+            .collect();
+        port.from_guest = totals(&i.from_guest);
+        port.to_guest = totals(&i.to_guest);
+    }
+    if let Some(c) = config {
+        port.name.clone_from(&c.name);
+        port.path.clone_from(&c.path);
+        port.client = c.client;
+    }
+    port
+}
+
+fn totals(t: &PortTotals) -> Totals {
+    Totals {
+        packets: t.packets,
+        bytes: t.bytes,
+        replicated: t.replicated,
+        missed: t.missed,
+        segments: t.segments,
+        checksums: t.checksums,
+        notifications: t.notifications,
+        drops: t.drops.iter().map(|(r, n)| Drops { reason: r.name().into(), packets: *n }).collect(),
+    }
+}
+
+pub(crate) fn outputs(actions: &[Action]) -> Vec<PortId> {
+    let port = |a: &Action| match a {
+        Action::Output(port) => Some(*port),
+        _ => None,
+    };
+    actions.iter().filter_map(port).collect()
+}
+
+/// `None` for a flow that makes no sense.
+pub(crate) fn flow(f: &FlowInfo, name: impl Fn(PortId) -> String) -> Option<Flow> {
+    let spec = f.flow.spec()?;
+    Some(Flow {
+        fields: fields(&spec.key, &spec.mask, &name),
+        outputs: outputs(&spec.actions).into_iter().map(&name).collect(),
+        packets: f.packets,
+        bytes: f.bytes,
+        idle_ms: f.idle_ms,
+        epoch: f.flow.epoch,
+    })
+}
+
+pub(crate) fn trace_output(port: String, info: Option<&PortInfo>) -> TraceOutput {
+    let drop = match info.map(|i| &i.state) {
+        Some(PortState::Up) => None,
+        Some(_) => Some(DropReason::PortDown),
+        None => Some(DropReason::NoPort),
+    };
+    TraceOutput { port, state: state(info).into(), drop: drop.map(|d| d.name().into()) }
+}
+
+/// The fields that a packet has.
+pub(crate) fn packet(key: &FlowKey, name: impl Fn(PortId) -> String) -> Vec<Field> {
+    let mut mask = FlowMask(*key);
+    let m = &mut mask.0;
+    // Exact where the packet has something.
+    (m.in_port, m.eth_src, m.eth_dst, m.eth_type) = (u32::MAX, [0xff; 6], [0xff; 6], u16::MAX);
+    let numbers = [
+        &mut m.vlan_tci,
+        &mut m.vlan_tpid,
+        &mut m.inner_vlan_tpid,
+        &mut m.inner_vlan_tci,
+        &mut m.anomalies,
+        &mut m.l4_src,
+        &mut m.l4_dst,
+        &mut m.tcp_flags,
+    ];
+    for number in numbers.into_iter().filter(|n| **n != 0) {
+        *number = u16::MAX;
+    }
+    for number in [&mut m.ip_proto, &mut m.ip_tos, &mut m.ip_ttl, &mut m.ip_frag].into_iter().filter(|n| **n != 0) {
+        *number = u8::MAX;
+    }
+    for address in [&mut m.ip_src, &mut m.ip_dst, &mut m.nd_target].into_iter().filter(|a| **a != [0; 16]) {
+        *address = [0xff; 16];
+    }
+    for address in [&mut m.arp_sha, &mut m.arp_tha].into_iter().filter(|a| **a != [0; 6]) {
+        *address = [0xff; 6];
+    }
+    if m.ipv6_label != 0 {
+        m.ipv6_label = u32::MAX;
+    }
+    fields(key, &mask, &name)
+}
+
+struct Fields(Vec<Field>);
+
+impl Fields {
+    /// A field whose mask is `mask` of `full`, if any of its bits matter.
+    fn add<T: PartialEq + Default>(&mut self, name: &str, value: impl Display, mask: T, full: T, shown: impl Display) {
+        if mask == T::default() {
+            return;
+        }
+        let value = if mask == full { value.to_string() } else { format!("{value}/{shown}") };
+        self.0.push(Field { name: name.into(), value });
+    }
+
+    fn hex(&mut self, name: &str, value: u16, mask: u16) {
+        self.add(name, format_args!("{value:#06x}"), mask, u16::MAX, format_args!("{mask:#06x}"));
+    }
+
+    fn number(&mut self, name: &str, value: u16, mask: u16) {
+        self.add(name, value, mask, u16::MAX, format_args!("{mask:#x}"));
+    }
+
+    fn byte(&mut self, name: &str, value: u8, mask: u8) {
+        self.add(name, value, mask, u8::MAX, format_args!("{mask:#x}"));
+    }
+
+    fn mac(&mut self, name: &str, value: [u8; 6], mask: [u8; 6]) {
+        self.add(name, MacAddr(value), mask, [0xff; 6], MacAddr(mask));
+    }
+
+    fn ip(&mut self, name: &str, value: [u8; 16], mask: [u8; 16], eth_type: u16) {
+        if eth_type == 0x86dd {
+            self.add(name, Ipv6Addr::from(value), mask, [0xff; 16], Ipv6Addr::from(mask));
+        } else {
+            let v4 = |a: [u8; 16]| Ipv4Addr::new(a[12], a[13], a[14], a[15]);
+            self.add(name, v4(value), v4(mask).to_bits(), u32::MAX, v4(mask));
+        }
+    }
+
+    fn vlan(&mut self, name: &str, tci: u16, mask: u16) {
+        let id = tci & 0xfff;
+        match mask {
+            0 => {}
+            0xfff if id == 0 => self.0.push(Field { name: name.into(), value: "none".into() }),
+            0xfff => self.0.push(Field { name: name.into(), value: id.to_string() }),
+            u16::MAX if tci == 0 => self.0.push(Field { name: name.into(), value: "none".into() }),
+            u16::MAX => {
+                self.0.push(Field { name: name.into(), value: id.to_string() });
+                self.0.push(Field { name: format!("{name}_pcp"), value: (tci >> 13).to_string() });
+            }
+            _ => self.hex(&format!("{name}_tci"), tci, mask),
+        }
+    }
+}
+
+fn fields(key: &FlowKey, mask: &FlowMask, name: impl Fn(PortId) -> String) -> Vec<Field> {
+    let (k, m) = (key, &mask.0);
+    let mut f = Fields(Vec::new());
+    f.add("in_port", name(k.port()), m.in_port, u32::MAX, format_args!("{:#x}", m.in_port));
+    f.add("recirculation", k.recirculation, m.recirculation, u32::MAX, format_args!("{:#x}", m.recirculation));
+    f.mac("eth_src", k.eth_src, m.eth_src);
+    f.mac("eth_dst", k.eth_dst, m.eth_dst);
+    f.vlan("vlan", k.vlan_tci, m.vlan_tci);
+    f.hex("vlan_tpid", k.vlan_tpid, m.vlan_tpid);
+    f.vlan("inner_vlan", k.inner_vlan_tci, m.inner_vlan_tci);
+    f.hex("inner_vlan_tpid", k.inner_vlan_tpid, m.inner_vlan_tpid);
+    f.hex("eth_type", k.eth_type, m.eth_type);
+    f.hex("anomalies", k.anomalies, m.anomalies);
+    f.ip("ip_src", k.ip_src, m.ip_src, k.eth_type);
+    f.ip("ip_dst", k.ip_dst, m.ip_dst, k.eth_type);
+    f.byte("ip_proto", k.ip_proto, m.ip_proto);
+    f.byte("ip_tos", k.ip_tos, m.ip_tos);
+    f.byte("ip_ttl", k.ip_ttl, m.ip_ttl);
+    f.byte("ip_frag", k.ip_frag, m.ip_frag);
+    f.add("ipv6_label", k.ipv6_label, m.ipv6_label, u32::MAX, format_args!("{:#x}", m.ipv6_label));
+    f.number("l4_src", k.l4_src, m.l4_src);
+    f.number("l4_dst", k.l4_dst, m.l4_dst);
+    f.hex("tcp_flags", k.tcp_flags, m.tcp_flags);
+    f.mac("arp_sha", k.arp_sha, m.arp_sha);
+    f.mac("arp_tha", k.arp_tha, m.arp_tha);
+    f.ip("nd_target", k.nd_target, m.nd_target, 0x86dd);
+    f.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(fields: &[Field]) -> Vec<String> {
+        fields.iter().map(|f| format!("{}={}", f.name, f.value)).collect()
+    }
+
+    #[test]
+    fn a_packet_shows_what_it_has() {
+        let mut key = FlowKey {
+            in_port: 3,
+            eth_dst: [0xff; 6],
+            eth_src: [2, 0, 0, 0, 0, 1],
+            eth_type: 0x0800,
+            vlan_tci: 0xb005,
+            vlan_tpid: 0x8100,
+            ip_proto: 17,
+            l4_dst: 53,
+            ..FlowKey::default()
+        };
+        key.ip_src[12..].copy_from_slice(&[10, 0, 0, 1]);
+        key.ip_dst[12..].copy_from_slice(&[10, 0, 0, 2]);
+        assert_eq!(
+            text(&packet(&key, |p| format!("vm{p}"))),
+            [
+                "in_port=vm3",
+                "eth_src=02:00:00:00:00:01",
+                "eth_dst=ff:ff:ff:ff:ff:ff",
+                "vlan=5",
+                "vlan_pcp=5",
+                "vlan_tpid=0x8100",
+                "eth_type=0x0800",
+                "ip_src=10.0.0.1",
+                "ip_dst=10.0.0.2",
+                "ip_proto=17",
+                "l4_dst=53"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_flow_shows_what_matters() {
+        let mut key = FlowKey { in_port: 1, ..FlowKey::default() };
+        let mut mask = FlowMask::default();
+        (mask.0.in_port, mask.0.vlan_tci) = (u32::MAX, 0xfff);
+        (key.eth_src, mask.0.eth_src) = ([1, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]);
+        assert_eq!(
+            text(&fields(&key, &mask, |p| format!("vm{p}"))),
+            ["in_port=vm1", "eth_src=01:00:00:00:00:00/01:00:00:00:00:00", "vlan=none"]
+        );
+    }
+}

@@ -1,0 +1,269 @@
+//! Stands in for the supervisor and the switch of a control process: the other ends of its channels, and a switch
+//! with a flow table but no packets of its own. Used by the tests of control and of the command line.
+
+use lasthop_flow::{Action, FlowSpec};
+use lasthop_frame::{Depth, FlowKey, extract};
+use lasthop_ipc::{
+    Channel, ChannelError, ControlToSupervisor, DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket,
+    PortConfig, PortInfo, PortState, SupervisorToControl, ToControl, WireFlow, WireKey,
+};
+use lasthop_types::{DropReason, PortId, PortTotals};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+
+type Supervisor = Channel<SupervisorToControl, ControlToSupervisor>;
+type Switch = Channel<ToControl, FromControl>;
+
+/// Waits for as long as a broken test may take; a working one never waits that long.
+const PATIENCE: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
+
+/// Everything around a control process.
+pub struct Fake {
+    pub dir: tempfile::TempDir,
+    pub supervisor: Supervisor,
+    pub switch: Option<Switch>,
+    pub ports: BTreeMap<PortId, PortConfig>,
+    pub states: BTreeMap<PortId, PortState>,
+    pub flows: Vec<(FlowSpec, u64)>,
+    /// What control did with waiting packets.
+    pub resumed: Vec<(u64, Vec<Action>)>,
+    /// Everything the switch heard, in order, by kind.
+    pub heard: Vec<&'static str>,
+    pub ready: bool,
+    next_id: u64,
+}
+
+impl Fake {
+    /// The fake and what control inherits: its end of the supervisor's channel and the listening API socket.
+    pub fn new() -> (Self, OwnedFd, OwnedFd) {
+        let dir = tempfile::tempdir().unwrap();
+        let (ours, theirs) = Supervisor::pair().unwrap();
+        let api = UnixListener::bind(dir.path().join("api.sock")).unwrap();
+        let fake = Self {
+            dir,
+            supervisor: Channel::new(ours),
+            switch: None,
+            ports: BTreeMap::new(),
+            states: BTreeMap::new(),
+            flows: Vec::new(),
+            resumed: Vec::new(),
+            heard: Vec::new(),
+            ready: false,
+            next_id: 0,
+        };
+        (fake, theirs, api.into())
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.dir.path().join("api.sock")
+    }
+
+    /// Adds ports that are up, tells control of them.
+    pub fn add_ports(&mut self, names: &[&str]) {
+        for name in names {
+            self.add_port(name, format!("/run/{name}.sock"), false).unwrap();
+        }
+        self.announce_ports();
+    }
+
+    fn add_port(&mut self, name: &str, path: String, client: bool) -> Result<PortConfig, String> {
+        if self.ports.values().any(|p| p.name == name) {
+            return Err(format!("there is a port named {name:?} already; choose another name"));
+        }
+        let id = PortId(self.ports.keys().last().map_or(1, |id| id.0 + 1));
+        let config = PortConfig { id, name: name.into(), path, client };
+        self.ports.insert(id, config.clone());
+        self.states.insert(id, PortState::Up);
+        let info = self.info(id);
+        self.tell(&ToControl::Port(info));
+        Ok(config)
+    }
+
+    pub fn announce_ports(&mut self) {
+        let ports = self.ports.values().cloned().collect();
+        self.supervisor.send(&SupervisorToControl::Ports(ports), None).unwrap();
+    }
+
+    /// Gives control a new channel to the switch, which says hello on it.
+    pub fn attach(&mut self) {
+        let (ours, theirs) = Switch::pair().unwrap();
+        self.switch = Some(Channel::new(ours));
+        self.supervisor.send(&SupervisorToControl::DatapathChannel, Some(theirs.as_fd())).unwrap();
+        let ports = self.ports.keys().map(|id| self.info(*id)).collect();
+        self.tell(&ToControl::Hello { ports });
+    }
+
+    pub fn info(&self, id: PortId) -> PortInfo {
+        let state = self.states[&id].clone();
+        let packets = |packets, drops| PortTotals { packets, bytes: packets * 100, drops, ..PortTotals::default() };
+        PortInfo {
+            id,
+            name: self.ports[&id].name.clone(),
+            state,
+            features: 0x1_0000_0000,
+            protocol_features: 0,
+            mtu: 1500,
+            memory_bytes: 1 << 30,
+            memory_regions: 1,
+            last_error: None,
+            queues: Vec::new(),
+            from_guest: packets(10, vec![(DropReason::Policy, 2)]),
+            to_guest: packets(8, Vec::new()),
+        }
+    }
+
+    pub fn tell(&mut self, message: &ToControl) {
+        if let Some(switch) = &mut self.switch {
+            switch.send(message, None).unwrap();
+        }
+    }
+
+    /// A packet arrives at the switch: true when a flow took it, false when it was handed to control.
+    pub fn packet(&mut self, frame: &[u8], port: u32) -> bool {
+        let key = self.key(frame, port);
+        if self.lookup(&key).is_some() {
+            return true;
+        }
+        self.next_id += 1;
+        let missed = MissedPacket {
+            id: self.next_id,
+            key: WireKey::new(&key),
+            header: frame.to_vec(),
+            frame_len: u32::try_from(frame.len()).unwrap(),
+        };
+        self.tell(&ToControl::Miss(missed));
+        false
+    }
+
+    fn key(&self, frame: &[u8], port: u32) -> FlowKey {
+        let mut key = FlowKey { in_port: port, ..FlowKey::default() };
+        extract(&mut key, frame, frame.len(), Depth::Full);
+        key
+    }
+
+    pub fn lookup(&self, key: &FlowKey) -> Option<&FlowSpec> {
+        self.flows.iter().map(|(f, _)| f).find(|f| key.masked(&f.mask) == f.key)
+    }
+
+    /// Serves control's messages until `done`. Panics when nothing happens for a long time before that.
+    pub fn serve_until(&mut self, done: impl Fn(&Self) -> bool) {
+        while !done(self) {
+            let mut fds = vec![PollFd::new(&self.supervisor, PollFlags::IN)];
+            if let Some(switch) = &self.switch {
+                fds.push(PollFd::new(switch, PollFlags::IN));
+            }
+            assert!(poll(&mut fds, Some(&PATIENCE)).unwrap() > 0, "control says nothing; heard {:?}", self.heard);
+            self.serve_pending();
+        }
+    }
+
+    /// Serves what control says now or within some milliseconds.
+    pub fn serve_for_a_moment(&mut self) {
+        let mut fds = vec![PollFd::new(&self.supervisor, PollFlags::IN)];
+        if let Some(switch) = &self.switch {
+            fds.push(PollFd::new(switch, PollFlags::IN));
+        }
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 5_000_000 })).unwrap();
+        self.serve_pending();
+    }
+
+    fn serve_pending(&mut self) {
+        loop {
+            match self.supervisor.recv() {
+                Ok((message, _)) => self.supervisor_hears(message),
+                Err(ChannelError::WouldBlock) => break,
+                Err(e) => panic!("control is gone: {e}"),
+            }
+        }
+        while let Some(switch) = &mut self.switch {
+            match switch.recv() {
+                Ok((message, _)) => self.switch_hears(message),
+                Err(ChannelError::WouldBlock) => break,
+                Err(_) => self.switch = None,
+            }
+        }
+    }
+
+    fn supervisor_hears(&mut self, message: ControlToSupervisor) {
+        let (request, result) = match message {
+            ControlToSupervisor::Ready => {
+                self.ready = true;
+                return;
+            }
+            ControlToSupervisor::PortAdd { request, name, path, client } => {
+                (request, self.add_port(&name, path, client))
+            }
+            ControlToSupervisor::PortDel { request, name } => (request, self.del_port(&name)),
+        };
+        self.announce_ports();
+        self.supervisor.send(&SupervisorToControl::Reply { request, result }, None).unwrap();
+    }
+
+    fn del_port(&mut self, name: &str) -> Result<PortConfig, String> {
+        let id = self.ports.values().find(|p| p.name == name).map(|p| p.id);
+        let id = id.ok_or_else(|| format!("there is no port named {name:?}; `lasthop port list` shows them"))?;
+        self.flows.retain(|(f, _)| f.key.port() != id && !f.actions.contains(&Action::Output(id)));
+        self.tell(&ToControl::PortGone(id));
+        Ok(self.ports.remove(&id).unwrap())
+    }
+
+    fn switch_hears(&mut self, message: FromControl) {
+        let kind = match message {
+            FromControl::PutFlow(flow) => {
+                let flow = flow.spec().unwrap();
+                self.flows.retain(|(f, _)| (f.key, f.mask) != (flow.key, flow.mask));
+                self.flows.push((flow, 0));
+                "put"
+            }
+            FromControl::DelFlow { key, mask } => {
+                let (key, mask) = (key.key().unwrap(), mask.key().unwrap());
+                self.flows.retain(|(f, _)| (f.key, f.mask.0) != (key, mask));
+                "del"
+            }
+            FromControl::Resume { id, actions } => {
+                self.resumed.push((id, actions));
+                "resume"
+            }
+            FromControl::Ask { request, question } => {
+                self.answer(request, question);
+                "ask"
+            }
+        };
+        self.heard.push(kind);
+    }
+
+    fn flow_info(&self, spec: &FlowSpec, idle_ms: u64) -> FlowInfo {
+        FlowInfo { flow: WireFlow::new(spec), packets: 3, bytes: 300, idle_ms }
+    }
+
+    fn answer(&mut self, request: u64, question: DatapathRequest) {
+        let lookup = |fake: &Self, key: FlowKey| DatapathReply::Lookup {
+            key: WireKey::new(&key),
+            flow: fake.lookup(&key).map(|f| fake.flow_info(f, 0)),
+        };
+        let reply = match question {
+            DatapathRequest::Flows => {
+                // In two parts, the last of them empty.
+                let flows = self.flows.iter().map(|(f, idle)| self.flow_info(f, *idle)).collect();
+                self.tell(&ToControl::Reply { request, last: false, reply: DatapathReply::Flows(flows) });
+                DatapathReply::Flows(Vec::new())
+            }
+            DatapathRequest::Ports => DatapathReply::Ports(self.ports.keys().map(|id| self.info(*id)).collect()),
+            DatapathRequest::Lookup(key) => lookup(self, key.key().unwrap()),
+            DatapathRequest::Classify { port, frame, .. } => lookup(self, self.key(&frame, port.0)),
+            DatapathRequest::Barrier => DatapathReply::Barrier,
+        };
+        self.tell(&ToControl::Reply { request, last: true, reply });
+    }
+}
+
+/// A small IPv4 frame between stations numbered `src` and `dst`.
+pub fn frame(src: u8, dst: u8) -> Vec<u8> {
+    let mut f = vec![0x52, 0x54, 0, 0, 0, dst, 0x52, 0x54, 0, 0, 0, src, 8, 0];
+    f.extend([0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, src, 10, 0, 0, dst]);
+    f.extend([0, 7, 0, 9, 0, 8, 0, 0]);
+    f
+}

@@ -1,0 +1,240 @@
+//! The control process as `lasthop run` starts it, between a supervisor and a switch that are not real, and its API.
+
+mod fake;
+
+use command_fds::{CommandFdExt, FdMapping};
+use fake::{Fake, frame};
+use futures_util::StreamExt;
+use lasthop_api::{ApiError, SwitchProxy};
+use lasthop_flow::Action;
+use lasthop_ipc::{SupervisorToControl, ToControl};
+use lasthop_types::PortId;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command};
+use std::thread::JoinHandle;
+use zlink::tokio::unix::{Connection, connect};
+
+struct Control(Child);
+
+impl Control {
+    fn start() -> (Self, Fake) {
+        let (fake, supervisor, api) = Fake::new();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lasthop-control"));
+        let mappings =
+            vec![FdMapping { parent_fd: supervisor, child_fd: 3 }, FdMapping { parent_fd: api, child_fd: 4 }];
+        command.args(["--supervisor-fd", "3", "--api-fd", "4"]).fd_mappings(mappings).unwrap();
+        let child = command.spawn().unwrap();
+        drop(command);
+        (Self(child), fake)
+    }
+
+    fn status(mut self) -> i32 {
+        self.0.wait().unwrap().code().expect("control was killed")
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs a client in a thread of its own while the fake serves control.
+fn client<T: Send + 'static>(fake: &mut Fake, ask: impl AsyncFnOnce(&mut Connection) -> T + Send + 'static) -> T {
+    let socket = fake.socket();
+    let thread: JoinHandle<T> = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async move { ask(&mut connect(socket).await.unwrap()).await })
+    });
+    while !thread.is_finished() {
+        fake.serve_for_a_moment();
+    }
+    thread.join().unwrap()
+}
+
+fn to(ports: &[u32]) -> Vec<Action> {
+    ports.iter().map(|p| Action::Output(PortId(*p))).collect()
+}
+
+#[test]
+fn answers_misses_and_keeps_flows_over_restarts() {
+    let (control, mut fake) = Control::start();
+    fake.add_ports(&["vm1", "vm2", "vm3"]);
+    fake.attach();
+    fake.serve_until(|f| f.ready && f.heard == ["ask"]);
+    assert!(!fake.packet(&frame(1, 2), 1));
+    fake.serve_until(|f| f.flows.len() == 1);
+    assert_eq!(fake.resumed, [(1, to(&[2, 3]))]);
+    // Two packets of one flow in one go: both are answered before the flow is there to overtake them.
+    fake.heard.clear();
+    fake.packet(&frame(2, 1), 2);
+    fake.packet(&frame(2, 1), 2);
+    fake.serve_until(|f| f.resumed.len() == 3 && f.flows.len() == 2);
+    assert_eq!(fake.resumed[1..], [(2, to(&[1])), (3, to(&[1]))]);
+    assert_eq!(fake.heard[0], "resume");
+    assert!(fake.packet(&frame(1, 2), 1), "meets a flow");
+    let flow = fake.flows.iter().find(|(f, _)| f.key.in_port == 1).unwrap();
+    assert_eq!(flow.0.actions, to(&[2]), "no flood any more");
+
+    // Control is killed; its successor finds the flows and touches none of them.
+    drop(control);
+    let flows = fake.flows.clone();
+    let (control, mut next) = Control::start();
+    (next.flows, next.ports, next.states) = (flows.clone(), fake.ports, fake.states);
+    next.announce_ports();
+    next.attach();
+    next.packet(&frame(3, 1), 3);
+    next.serve_until(|f| f.resumed.len() == 1 && f.flows.len() == 3);
+    for flow in &flows {
+        assert!(next.flows.contains(flow));
+    }
+    let macs = client(&mut next, async |api| {
+        let mut pages = Box::pin(api.mac_list().await.unwrap());
+        pages.next().await.unwrap().unwrap().unwrap()
+    });
+    assert_eq!(macs.total, 3);
+    assert_eq!((macs.macs[0].mac.as_str(), macs.macs[0].port.as_str()), ("52:54:00:00:00:01", "vm1"));
+
+    next.supervisor.send(&SupervisorToControl::Shutdown, None).unwrap();
+    assert_eq!(control.status(), 0);
+}
+
+#[test]
+fn ends_with_its_supervisor() {
+    let (control, mut fake) = Control::start();
+    fake.serve_until(|f| f.ready);
+    drop(fake);
+    assert_eq!(control.status(), 0);
+}
+
+#[test]
+fn serves_the_api() {
+    let (_control, mut fake) = Control::start();
+    fake.serve_until(|f| f.ready);
+    fake.add_ports(&["vm1"]);
+    // Before there is a switch.
+    let ports = client(&mut fake, async |api| {
+        let mut pages = Box::pin(api.port_list().await.unwrap());
+        pages.next().await.unwrap().unwrap().unwrap().ports
+    });
+    assert_eq!((ports[0].name.as_str(), ports[0].state.as_str()), ("vm1", "starting"));
+    let error = client(&mut fake, async |api| {
+        let mut pages = Box::pin(api.flow_list().await.unwrap());
+        pages.next().await.unwrap().unwrap().unwrap_err()
+    });
+    assert!(matches!(error, ApiError::NotAvailable { .. }));
+
+    fake.attach();
+    let added = client(&mut fake, async |api| api.port_add("vm2", "/run/x.sock", true).await.unwrap().unwrap());
+    assert_eq!((added.id, added.client), (2, true));
+    let error = client(&mut fake, async |api| api.port_add("vm2", "/run/y.sock", true).await.unwrap().unwrap_err());
+    assert_eq!(error.message(), "there is a port named \"vm2\" already; choose another name");
+
+    fake.packet(&frame(1, 2), 1);
+    fake.serve_until(|f| f.flows.len() == 1);
+    fake.packet(&frame(2, 1), 2);
+    fake.serve_until(|f| f.flows.len() == 2);
+    let (ports, flows, stats) = client(&mut fake, async |api| {
+        let ports = {
+            let mut pages = Box::pin(api.port_list().await.unwrap());
+            pages.next().await.unwrap().unwrap().unwrap()
+        };
+        let flows = {
+            let mut pages = Box::pin(api.flow_list().await.unwrap());
+            pages.next().await.unwrap().unwrap().unwrap()
+        };
+        (ports.ports, flows.flows, api.stats().await.unwrap().unwrap())
+    });
+    assert_eq!(ports.len(), 2);
+    assert_eq!((ports[1].path.as_str(), ports[1].state.as_str(), ports[1].macs), ("/run/x.sock", "up", 1));
+    assert_eq!(ports[0].from_guest.drops[0].reason, "policy");
+    assert_eq!(flows.len(), 2);
+    assert!(flows.iter().any(|f| f.outputs == ["vm2"] && f.packets == 3));
+    assert_eq!((stats.misses, stats.macs, stats.flows, stats.switch_connected), (2, 2, 2, true));
+
+    let hex: String = frame(9, 1).iter().map(|b| format!("{b:02x}")).collect();
+    let (report, missing, bad) = client(&mut fake, async move |api| {
+        let report = api.trace("vm2", &hex).await.unwrap().unwrap();
+        let missing = api.trace("vm9", &hex).await.unwrap().unwrap_err();
+        (report, missing, api.trace("vm2", "0g").await.unwrap().unwrap_err())
+    });
+    assert!(report.flow.is_none());
+    assert!(report.key.iter().any(|f| f.name == "ip_dst" && f.value == "10.0.0.1"), "{report:?}");
+    assert!(report.reasons[0].contains("would be learned at vm2"), "{report:?}");
+    assert_eq!((report.outputs[0].port.as_str(), report.outputs[0].state.as_str()), ("vm1", "up"));
+    assert!(matches!(missing, ApiError::NoSuchPort { .. }));
+    assert!(matches!(bad, ApiError::BadFrame { .. }));
+
+    let error = client(&mut fake, async |api| {
+        api.port_del("vm2").await.unwrap().unwrap();
+        api.port_del("vm2").await.unwrap().unwrap_err()
+    });
+    assert!(matches!(error, ApiError::PortRefused { .. }));
+    fake.serve_until(|f| f.flows.iter().all(|(flow, _)| flow.key.in_port == 1));
+}
+
+#[test]
+fn describes_itself_as_documented() {
+    let (_control, mut fake) = Control::start();
+    fake.serve_until(|f| f.ready);
+    let call = r#"{"method":"org.varlink.service.GetInterfaceDescription","parameters":{"interface":"NAME"}}"#;
+    let mut socket = UnixStream::connect(fake.socket()).unwrap();
+    socket.write_all(call.replace("NAME", lasthop_api::INTERFACE).as_bytes()).unwrap();
+    socket.write_all(&[0]).unwrap();
+    let mut reply = Vec::new();
+    BufReader::new(socket).read_until(0, &mut reply).unwrap();
+    let reply: serde_json::Value = serde_json::from_slice(reply.strip_suffix(&[0]).unwrap()).unwrap();
+    let description = reply["parameters"]["description"].as_str().unwrap();
+    let documented = include_str!("../org.lasthop.Switch.varlink");
+    assert_eq!(words(documented), words(description), "update org.lasthop.Switch.varlink");
+}
+
+/// An interface description without comments and layout.
+fn words(description: &str) -> Vec<String> {
+    let lines = description.lines().map(|line| line.split('#').next().unwrap_or_default());
+    let text = lines.collect::<Vec<_>>().join(" ");
+    let text = text.replace('(', " ( ").replace(')', " ) ").replace(',', " , ");
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+#[test]
+fn survives_clients_and_switches_that_misbehave() {
+    let (_control, mut fake) = Control::start();
+    fake.add_ports(&["vm1", "vm2"]);
+    fake.attach();
+    fake.serve_until(|f| f.ready);
+    // A call without end is cut off.
+    let mut endless = UnixStream::connect(fake.socket()).unwrap();
+    let mut cut = false;
+    for _ in 0..1024 {
+        cut |= endless.write_all(&[b'x'; 1024]).is_err();
+    }
+    assert!(cut || endless.read(&mut [0]).map_or(true, |n| n == 0), "a megabyte without an end was taken");
+    // So is nonsense.
+    let mut nonsense = UnixStream::connect(fake.socket()).unwrap();
+    nonsense.write_all(b"{]\0").unwrap();
+    assert_eq!(nonsense.read(&mut [0; 8]).unwrap_or(0), 0);
+    // Nobody else notices.
+    fake.packet(&frame(1, 2), 1);
+    fake.serve_until(|f| f.flows.len() == 1);
+    // The switch dies and comes back empty.
+    fake.switch = None;
+    fake.flows.clear();
+    fake.attach();
+    fake.heard.clear();
+    fake.tell(&ToControl::PortGone(PortId(77)));
+    fake.packet(&frame(2, 1), 2);
+    fake.serve_until(|f| f.resumed.len() == 2);
+    assert_eq!(fake.resumed[1].1, to(&[1]), "what was learned is still known");
+}
+
+#[test]
+fn says_what_is_wrong_with_its_arguments() {
+    for args in [&["--api-fd", "4"][..], &[], &["--supervisor-fd", "x"], &["--help"]] {
+        let output = Command::new(env!("CARGO_BIN_EXE_lasthop-control")).args(args).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        assert!(String::from_utf8(output.stderr).unwrap().contains("lasthop run"));
+    }
+}
