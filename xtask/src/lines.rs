@@ -1,42 +1,111 @@
-//! Counting lines of Rust.
+//! Counting the lines of Rust that are compiled into a program: modules are followed from `lib.rs` and `main.rs`, so that
+//! tests and what a feature leaves out are told apart.
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Lines, comments and blank ones included.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Count {
-    /// In files that are part of the program.
-    pub code: usize,
-    /// In files that only tests see: `tests.rs`, `testutil.rs` and everything under a folder `tests`.
+    /// Part of the program.
+    pub linked: usize,
+    /// In modules that only tests see (`#[cfg(test)]`), in the same file or one of their own.
     pub tests: usize,
+    /// In modules of a feature that the program does not turn on.
+    pub left_out: usize,
 }
 
 impl Count {
     /// Adds another count.
     pub fn add(&mut self, other: &Self) {
-        self.code += other.code;
+        self.linked += other.linked;
         self.tests += other.tests;
+        self.left_out += other.left_out;
+    }
+
+    fn of(&mut self, kind: Kind) -> &mut usize {
+        match kind {
+            Kind::Linked => &mut self.linked,
+            Kind::Test => &mut self.tests,
+            Kind::LeftOut => &mut self.left_out,
+        }
     }
 }
 
-/// Counts all `.rs` files under `folder`.
-pub fn count(folder: &Path) -> Result<Count, String> {
+/// Where a module's lines go. What is not linked stays so in the modules below.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Linked,
+    Test,
+    LeftOut,
+}
+
+/// Counts the crate whose source folder is `src`, built with `features`.
+pub fn count(src: &Path, features: &BTreeSet<String>) -> Result<Count, String> {
+    let roots: Vec<PathBuf> = ["lib.rs", "main.rs"].iter().map(|f| src.join(f)).filter(|f| f.exists()).collect();
+    if roots.is_empty() {
+        return Err(format!("{}: neither lib.rs nor main.rs", src.display()));
+    }
     let mut sum = Count::default();
-    let error = |e: std::io::Error| format!("{}: {e}", folder.display());
-    for entry in fs::read_dir(folder).map_err(error)? {
-        let path = entry.map_err(error)?.path();
-        let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-        if path.is_dir() {
-            let Count { code, tests } = count(&path)?;
-            sum.add(&if name == "tests" { Count { code: 0, tests: code + tests } } else { Count { code, tests } });
-        } else if name.ends_with(".rs") {
-            let lines = fs::read_to_string(&path).map_err(error)?.lines().count();
-            let only_tests = matches!(name, "tests.rs" | "testutil.rs");
-            sum.add(&if only_tests { Count { code: 0, tests: lines } } else { Count { code: lines, tests: 0 } });
-        }
+    for root in roots {
+        walk(&root, src, Kind::Linked, features, &mut sum)?;
     }
     Ok(sum)
+}
+
+/// Counts one file and the modules it declares, whose files lie in `folder`.
+fn walk(file: &Path, folder: &Path, kind: Kind, features: &BTreeSet<String>, sum: &mut Count) -> Result<(), String> {
+    let text = fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
+    // The kind that an attribute above sets for the module it stands on; and that of the inline module we are in.
+    let (mut attribute, mut inline) = (kind, None);
+    for line in text.lines() {
+        if inline.is_none() && line.starts_with("#[cfg(") && kind == Kind::Linked {
+            attribute = gate(line, features);
+        }
+        *sum.of(inline.unwrap_or(attribute)) += 1;
+        if inline.is_some() {
+            if line == "}" {
+                (attribute, inline) = (kind, None);
+            }
+        } else if let Some((name, has_body)) = module(line) {
+            if has_body {
+                inline = Some(attribute);
+            } else {
+                let flat = folder.join(format!("{name}.rs"));
+                let file = if flat.exists() { flat } else { folder.join(name).join("mod.rs") };
+                walk(&file, &folder.join(name), attribute, features, sum)?;
+                attribute = kind;
+            }
+        } else if !line.starts_with("#[") && !line.starts_with("//") {
+            attribute = kind;
+        }
+    }
+    Ok(())
+}
+
+/// What `#[cfg(…)]` makes of the item below it.
+fn gate(attribute: &str, features: &BTreeSet<String>) -> Kind {
+    if attribute == "#[cfg(test)]" {
+        return Kind::Test;
+    }
+    let named: Vec<&str> = attribute.split("feature = \"").skip(1).filter_map(|s| s.split('"').next()).collect();
+    if named.is_empty() || attribute.contains("not(") || named.iter().any(|f| features.contains(*f)) {
+        Kind::Linked
+    } else if attribute.contains("(test,") {
+        Kind::Test
+    } else {
+        Kind::LeftOut
+    }
+}
+
+/// The name of the module that a line at the left margin declares, and whether its body follows.
+fn module(line: &str) -> Option<(&str, bool)> {
+    let rest = line.strip_prefix("pub ").or_else(|| line.strip_prefix("pub(crate) ")).unwrap_or(line);
+    let rest = rest.strip_prefix("mod ")?;
+    let body = rest.ends_with('{');
+    let name = rest.trim_end_matches([';', '{', ' ']);
+    (body || rest.ends_with(';')).then_some((name, body))
 }
 
 #[cfg(test)]
@@ -44,21 +113,46 @@ mod tests {
     use super::*;
 
     #[test]
-    fn test_files_are_counted_apart() {
+    fn tests_and_features_are_counted_apart() {
         let dir = std::env::temp_dir().join(format!("xtask-lines-{}", std::process::id()));
-        fs::create_dir_all(dir.join("a/tests")).unwrap();
+        fs::create_dir_all(dir.join("a")).unwrap();
+        fs::create_dir_all(dir.join("driver")).unwrap();
         for (file, text) in [
-            ("lib.rs", "// one\n\nfn two() {}\n"),
-            ("a/mod.rs", "x\n"),
-            ("a/tests.rs", "1\n2\n"),
-            ("a/tests/more.rs", "3\n"),
-            ("readme.md", "no\n"),
+            // 5 of its own, 2 of the attribute and module of tests, 2 of the feature's.
+            (
+                "lib.rs",
+                "// one\n\npub mod a;\n#[cfg(test)]\nmod tests;\n#[cfg(feature = \"driver\")]\npub mod driver;\nfn x() {}\n\n",
+            ),
+            // 2 of its own, 4 of tests.
+            ("a.rs", "mod b;\n#[cfg(test)]\nmod tests {\n    mod inner {\n}\nfn y() {}\n"),
+            ("a/b.rs", "1\n"),
+            ("tests.rs", "1\n2\n"),
+            ("driver/mod.rs", "1\nmod net;\n3\n"),
+            ("driver/net.rs", "1\n"),
+            ("not_declared.rs", "1\n"),
         ] {
             fs::write(dir.join(file), text).unwrap();
         }
-        let counted = count(&dir);
+        let features = |f: &[&str]| f.iter().map(|s| (*s).to_owned()).collect();
+        let (without, with) = (count(&dir, &features(&[])), count(&dir, &features(&["driver"])));
         fs::remove_dir_all(&dir).unwrap();
-        assert_eq!(counted, Ok(Count { code: 4, tests: 3 }));
-        assert!(count(&dir).is_err());
+        assert_eq!(without, Ok(Count { linked: 5 + 2 + 1, tests: 2 + 4 + 2, left_out: 2 + 4 }));
+        assert_eq!(with, Ok(Count { linked: 5 + 2 + 1 + 2 + 4, tests: 2 + 4 + 2, left_out: 0 }));
+        assert!(count(&dir, &features(&[])).is_err());
+    }
+
+    #[test]
+    fn attributes() {
+        let features = BTreeSet::from(["on".to_owned()]);
+        for (line, kind) in [
+            ("#[cfg(test)]", Kind::Test),
+            ("#[cfg(any(test, feature = \"testutil\"))]", Kind::Test),
+            ("#[cfg(any(test, feature = \"on\"))]", Kind::Linked),
+            ("#[cfg(feature = \"off\")]", Kind::LeftOut),
+            ("#[cfg(not(feature = \"off\"))]", Kind::Linked),
+            ("#[cfg(target_os = \"linux\")]", Kind::Linked),
+        ] {
+            assert!(gate(line, &features) == kind, "{line}");
+        }
     }
 }

@@ -167,6 +167,15 @@ impl Graph {
     }
 }
 
+/// The features of each crate, from `cargo tree --prefix none --format "{p}\t{f}"`.
+pub fn features(tree: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let lines = tree.lines().filter_map(|l| l.split_once('\t'));
+    let named = lines.filter_map(|(package, features)| Some((package.split(' ').next()?.to_owned(), features)));
+    // Cargo marks repeated lines with " (*)" at the end.
+    let set = |f: &str| f.trim_end_matches(" (*)").split(',').filter(|f| !f.is_empty()).map(String::from).collect();
+    named.map(|(name, f)| (name, set(f))).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -247,6 +256,14 @@ mod tests {
             ("lasthop-frame", "lasthop-ipc", None),
         ]);
         assert_eq!(g.breaches(), [""; 0]);
+    }
+
+    #[test]
+    fn features_of_a_tree() {
+        let all =
+            features("lasthop-frame v0.1.0 (/w/crates/frame)\tdefault,testutil\nlasthop-types v0.1.0 (/w)\t (*)\n");
+        assert_eq!(all["lasthop-frame"], BTreeSet::from(["default".into(), "testutil".into()]));
+        assert!(all["lasthop-types"].is_empty());
     }
 
     #[test]
