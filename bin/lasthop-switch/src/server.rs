@@ -162,9 +162,7 @@ impl Server {
 
     fn connect(&mut self, id: PortId, socket: OwnedFd) {
         let Some(entry) = self.ports.get_mut(&id) else { return };
-        if entry.session.is_some() {
-            entry.disconnect(None, &mut self.workers);
-        }
+        entry.disconnect(None, &mut self.workers, &self.epoll);
         if let Err(error) = self.epoll.add(&socket, FIRST_PORT | u64::from(id.0), Trigger::Level) {
             tracing::error!(port = %entry.port.name, "connection cannot be watched: {error}");
             return;
@@ -187,7 +185,7 @@ impl Server {
 
     fn disconnect(&mut self, id: PortId, error: &SessionError) {
         let Some(entry) = self.ports.get_mut(&id) else { return };
-        if entry.disconnect(Some(error), &mut self.workers) {
+        if entry.disconnect(Some(error), &mut self.workers, &self.epoll) {
             let message = SwitchToSupervisor::ConnectionClosed { port: id, reason: error.to_string() };
             if let Err(error) = self.supervisor.send(&message, None) {
                 tracing::error!("supervisor not told of a closed connection: {error}");
@@ -198,7 +196,7 @@ impl Server {
 
     fn del_port(&mut self, id: PortId) {
         let Some(mut entry) = self.ports.remove(&id) else { return };
-        entry.disconnect(None, &mut self.workers);
+        entry.disconnect(None, &mut self.workers, &self.epoll);
         self.datapath.remove_port(id);
         self.tell_control(ToControl::PortGone(id));
     }
@@ -274,7 +272,9 @@ impl Server {
 
     /// Control is gone: known flows go on, new ones wait for its return as long as there is room.
     fn lose_control(&mut self) {
-        self.control = None;
+        if let Some(control) = self.control.take() {
+            let _ = self.epoll.delete(&control);
+        }
         self.datapath.set_control_answers(false);
         for id in self.ports.keys() {
             self.workers.look(*id);
