@@ -6,7 +6,7 @@ use lasthop_guestmem::GuestMemory;
 use lasthop_sys::{Epoll, EventFd, Trigger};
 use lasthop_virtqueue::Chains;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// One side of the ring as a state machine: it works, then asks to be notified, then sleeps if there was nothing.
@@ -224,6 +224,66 @@ fn two_threads_never_wait_for_each_other() {
                     wait(&epoll, &call);
                 }
             }
+        });
+    }
+}
+
+/// One side publishes while the other asks to be notified, at the same instant as nearly as two threads can: either
+/// the first sees the wish or the second sees the work. This is what the fences are for.
+#[test]
+fn publishing_and_asking_at_once() {
+    const ROUNDS: u32 = 30_000;
+    for kind in every_kind(4).filter(|k| !k.indirect && !k.in_order) {
+        let Rig { mut driver, queue, memory, .. } = Rig::new(kind);
+        // Each thread says where it is and waits for the other there; and what the device found out in the last race.
+        let (ours, theirs, found) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+        let meet = |mine: &AtomicU64, other: &AtomicU64, at: u64| {
+            mine.store(at, Ordering::Release);
+            let mut spins = 0u32;
+            while other.load(Ordering::Acquire) < at {
+                spins += 1;
+                if spins.is_multiple_of(1000) {
+                    std::thread::yield_now();
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut guard = queue.lock();
+                let ring = &mut guard.active().unwrap().ring;
+                let mut chains = Box::new(Chains::new());
+                let mut at = 0;
+                for _ in 0..ROUNDS {
+                    ring.disable_kicks();
+                    meet(&theirs, &ours, at + 1);
+                    found.store(ring.enable_kicks().unwrap(), Ordering::Relaxed);
+                    meet(&theirs, &ours, at + 2);
+                    chains.clear();
+                    ring.pop(&memory, &mut chains, 4).unwrap();
+                    ring.stage_used(&chains.list[0], 0);
+                    meet(&theirs, &ours, at + 3);
+                    found.store(ring.publish(), Ordering::Relaxed);
+                    meet(&theirs, &ours, at + 4);
+                    at += 4;
+                }
+            });
+            let mut at = 0;
+            let mut lost = (0, 0);
+            for round in 0..ROUNDS {
+                driver.disable_calls();
+                driver.add(&[(area(0), 1)], &[], round).unwrap();
+                meet(&ours, &theirs, at + 1);
+                let kicked = driver.publish();
+                meet(&ours, &theirs, at + 2);
+                lost.0 += u32::from(!kicked && !found.load(Ordering::Relaxed));
+                meet(&ours, &theirs, at + 3);
+                let more = driver.enable_calls();
+                meet(&ours, &theirs, at + 4);
+                lost.1 += u32::from(!more && !found.load(Ordering::Relaxed));
+                assert_eq!(driver.poll_used(), Ok(Some((round, 0))));
+                at += 4;
+            }
+            assert_eq!(lost, (0, 0), "{kind:?}: kicks and calls that never came");
         });
     }
 }
