@@ -43,7 +43,7 @@ impl Drop for Control {
 
 /// Runs a client in a thread of its own while the fake serves control.
 fn client<T: Send + 'static>(fake: &mut Fake, ask: impl AsyncFnOnce(&mut Connection) -> T + Send + 'static) -> T {
-    let socket = fake.socket();
+    let socket = fake.dir.path().join("api.sock");
     let thread: JoinHandle<T> = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async move { ask(&mut connect(socket).await.unwrap()).await })
@@ -99,6 +99,29 @@ fn answers_misses_and_keeps_flows_over_restarts() {
 
     next.supervisor.send(&SupervisorToControl::Shutdown, None).unwrap();
     assert_eq!(control.status(), 0);
+}
+
+#[test]
+fn a_switch_that_is_slow_to_read_gets_everything_in_the_end() {
+    const FLOWS: u16 = 2000;
+    let (_control, mut fake) = Control::start();
+    fake.add_ports(&["vm1", "vm2"]);
+    fake.attach();
+    for n in 0..FLOWS {
+        let [high, low] = n.to_be_bytes();
+        let mut frame = frame(1, 2);
+        frame[..6].copy_from_slice(&[2, 0, 0, 0, high, low]);
+        fake.packet(&frame, 1);
+        fake.serve_until(|f| f.resumed.len() == usize::from(n) + 1);
+    }
+    fake.serve_until(|f| f.flows.len() == usize::from(FLOWS));
+    // All of them flood, so all change with each port; many more messages than a socket holds.
+    fake.add_ports(&["vm3"]);
+    fake.add_ports(&["vm4"]);
+    let last = fake.packet(&frame(4, 1), 4);
+    assert!(!last);
+    fake.serve_until(|f| f.flows.iter().filter(|(f, _)| f.actions.len() == 3).count() == usize::from(FLOWS));
+    fake.serve_until(|f| f.resumed.len() == usize::from(FLOWS) + 1);
 }
 
 #[test]
@@ -180,7 +203,7 @@ fn describes_itself_as_documented() {
     let (_control, mut fake) = Control::start();
     fake.serve_until(|f| f.ready);
     let call = r#"{"method":"org.varlink.service.GetInterfaceDescription","parameters":{"interface":"NAME"}}"#;
-    let mut socket = UnixStream::connect(fake.socket()).unwrap();
+    let mut socket = UnixStream::connect(fake.dir.path().join("api.sock")).unwrap();
     socket.write_all(call.replace("NAME", lasthop_api::INTERFACE).as_bytes()).unwrap();
     socket.write_all(&[0]).unwrap();
     let mut reply = Vec::new();
@@ -206,14 +229,14 @@ fn survives_clients_and_switches_that_misbehave() {
     fake.attach();
     fake.serve_until(|f| f.ready);
     // A call without end is cut off.
-    let mut endless = UnixStream::connect(fake.socket()).unwrap();
+    let mut endless = UnixStream::connect(fake.dir.path().join("api.sock")).unwrap();
     let mut cut = false;
     for _ in 0..1024 {
         cut |= endless.write_all(&[b'x'; 1024]).is_err();
     }
     assert!(cut || endless.read(&mut [0]).map_or(true, |n| n == 0), "a megabyte without an end was taken");
     // So is nonsense.
-    let mut nonsense = UnixStream::connect(fake.socket()).unwrap();
+    let mut nonsense = UnixStream::connect(fake.dir.path().join("api.sock")).unwrap();
     nonsense.write_all(b"{]\0").unwrap();
     assert_eq!(nonsense.read(&mut [0; 8]).unwrap_or(0), 0);
     // Nobody else notices.

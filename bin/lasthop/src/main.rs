@@ -1,25 +1,235 @@
-//! The command people type: `lasthop run` starts the switch, everything else asks a running one.
+//! The command people type: `lasthop run` starts the switch, everything else asks a running one over its local API.
 
+mod attach;
+mod client;
+mod list;
 mod run;
+mod stats;
+mod table;
+mod trace;
 
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use client::{CliError, Instance};
+use lasthop_api::SwitchProxy;
+use serde::Serialize;
+use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-#[derive(Parser)]
-#[command(name = "lasthop", version, about = "The last-hop switch for virtual machines")]
+/// The last-hop switch for virtual machines.
+#[derive(Debug, Parser)]
+#[command(name = "lasthop", version, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
 
-#[derive(Subcommand)]
+#[derive(Debug, Subcommand)]
 enum Command {
-    /// Run the switch in the foreground until SIGTERM
+    #[command(after_help = "Example:\n  lasthop run --port vm1=/run/lasthop/vm1.sock --port vm2=/run/vm2.sock,client")]
     Run(run::RunArgs),
+    /// Add, remove and show ports
+    #[command(subcommand)]
+    Port(PortCommand),
+    /// Show what the switch does with which packets
+    #[command(subcommand)]
+    Flow(FlowCommand),
+    /// Show which station lives at which port
+    #[command(subcommand)]
+    Mac(MacCommand),
+    /// Show counters of every port, drops by reason, and whether they add up
+    #[command(after_help = "Example:\n  lasthop stats --verbose")]
+    Stats(stats::StatsArgs),
+    /// Show what would happen to a packet, and why
+    #[command(after_help = "Examples:\n  \
+        lasthop trace --in-port vm1 --eth-src 52:54:00:00:00:01 --eth-dst 52:54:00:00:00:02\n  \
+        lasthop trace --in-port vm1 --eth-src 52:54:00:00:00:01 --eth-dst ff:ff:ff:ff:ff:ff --vlan 5 \\\n    \
+        --ip-src 10.0.0.1 --ip-dst 10.0.0.2 --proto udp --sport 68 --dport 67\n  \
+        lasthop trace --in-port vm1 --frame ffffffffffff5254000000010806")]
+    Trace(trace::TraceArgs),
+    /// Print the lines that plug a virtual machine into a port
+    #[command(after_help = "Example:\n  lasthop attach vm1 --vmm qemu")]
+    Attach(attach::AttachArgs),
+    /// Write manual pages
+    #[command(hide = true)]
+    Man {
+        /// Directory to write them to
+        dir: PathBuf,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum PortCommand {
+    /// Make a port
+    #[command(after_help = "Example:\n  lasthop port add vm1 /run/lasthop/vm1.sock")]
+    Add {
+        /// Its name: 1 to 63 letters, digits, '.', '_' or '-'
+        name: String,
+        /// Path of its vhost-user socket; lasthop listens there
+        path: PathBuf,
+        /// The front-end listens, and lasthop connects
+        #[arg(long)]
+        client: bool,
+        #[command(flatten)]
+        shared: SharedArgs,
+    },
+    /// Remove a port and end its connection
+    #[command(after_help = "Example:\n  lasthop port del vm1")]
+    Del {
+        /// Its name
+        name: String,
+        #[command(flatten)]
+        shared: SharedArgs,
+    },
+    /// Show all ports
+    #[command(after_help = "Example:\n  lasthop port list --json")]
+    List(SharedArgs),
+}
+
+#[derive(Debug, Subcommand)]
+enum FlowCommand {
+    /// Show all flows in the switch
+    #[command(after_help = "Example:\n  lasthop flow list")]
+    List(SharedArgs),
+}
+
+#[derive(Debug, Subcommand)]
+enum MacCommand {
+    /// Show all learned addresses
+    #[command(after_help = "Example:\n  lasthop mac list")]
+    List(SharedArgs),
+}
+
+/// Which instance to ask and how to print what it says.
+#[derive(Debug, Args)]
+pub struct SharedArgs {
+    /// Directory of the running instance's API socket
+    #[arg(long, value_name = "DIR", default_value = "/run/lasthop")]
+    pub run_dir: PathBuf,
+    /// Print JSON; its fields are those of the Varlink interface org.lasthop.Switch
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl SharedArgs {
+    fn instance(&self) -> Result<Instance, CliError> {
+        Instance::connect(&self.run_dir)
+    }
+
+    /// The answer as JSON, or as `human` makes it.
+    fn show<T: Serialize>(&self, answer: &T, human: impl FnOnce(&T) -> String) -> Result<String, CliError> {
+        if !self.json {
+            return Ok(human(answer));
+        }
+        let text = serde_json::to_string_pretty(answer);
+        text.map(|t| t + "\n").map_err(|e| CliError::new(format!("cannot write JSON: {e}")))
+    }
 }
 
 fn main() -> ExitCode {
-    match Cli::parse().command {
-        Command::Run(args) => run::run(args),
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => return usage(&e),
+    };
+    let result = match cli.command {
+        Command::Run(args) => return run::run(args),
+        Command::Port(PortCommand::Add { name, path, client, shared }) => port_add(&name, path, client, &shared),
+        Command::Port(PortCommand::Del { name, shared }) => port_del(&name, &shared),
+        Command::Port(PortCommand::List(shared)) => list::ports(&shared),
+        Command::Flow(FlowCommand::List(shared)) => list::flows(&shared),
+        Command::Mac(MacCommand::List(shared)) => list::macs(&shared),
+        Command::Stats(args) => stats::stats(&args),
+        Command::Trace(args) => trace::trace(&args),
+        Command::Attach(args) => attach::attach(&args),
+        Command::Man { dir } => man(&dir),
+    };
+    match result {
+        Ok(text) => {
+            // A reader that has seen enough (`| head`) is no error.
+            let _ = std::io::stdout().write_all(text.as_bytes());
+            ExitCode::SUCCESS
+        }
+        Err(e) => {
+            eprintln!("lasthop: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Help on stdout; what is wrong with the arguments in one line on stderr.
+fn usage(e: &clap::Error) -> ExitCode {
+    match e.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            let _ = e.print();
+            ExitCode::SUCCESS
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = e.print();
+            ExitCode::from(2)
+        }
+        _ => {
+            let text = e.to_string();
+            let words = |paragraph: &str| paragraph.split_whitespace().collect::<Vec<_>>().join(" ");
+            let mut paragraphs = text.split("\n\n");
+            let wrong = words(paragraphs.next().unwrap_or_default().trim_start_matches("error:"));
+            let tip = paragraphs.clone().find_map(|p| p.trim().strip_prefix("tip:").map(words));
+            let todo = tip.unwrap_or_else(|| {
+                let command = paragraphs.find_map(|p| p.strip_prefix("Usage: ")).unwrap_or("lasthop");
+                let command =
+                    command.split([' ', '\n']).take_while(|w| w.starts_with(|c: char| c.is_ascii_lowercase()));
+                format!("see `{} --help`", command.collect::<Vec<_>>().join(" "))
+            });
+            eprintln!("lasthop: {wrong}; {todo}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn port_add(name: &str, path: PathBuf, client: bool, shared: &SharedArgs) -> Result<String, CliError> {
+    let path = std::path::absolute(&path)
+        .map_err(|e| CliError::new(format!("{}: {e}; give an absolute path", path.display())))?;
+    let shown = path.display().to_string();
+    let Some(path) = path.to_str() else {
+        return Err(CliError::new(format!("{shown}: the path is not UTF-8; choose another")));
+    };
+    let port = shared.instance()?.ask(async |c| c.port_add(name, path, client).await)?;
+    shared.show(&port, |p| {
+        let how = if p.client { "connects to" } else { "listens on" };
+        format!("port {}: lasthop {how} {}\n", p.name, p.path)
+    })
+}
+
+fn port_del(name: &str, shared: &SharedArgs) -> Result<String, CliError> {
+    let port = shared.instance()?.ask(async |c| c.port_del(name).await)?;
+    shared.show(&port, |p| format!("port {}: removed\n", p.name))
+}
+
+fn man(dir: &std::path::Path) -> Result<String, CliError> {
+    clap_mangen::generate_to(Cli::command(), dir)
+        .map_err(|e| CliError::new(format!("{}: {e}; name a directory that can be written to", dir.display())))?;
+    Ok(String::new())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_has_help_and_an_example() {
+        fn check(command: &clap::Command) {
+            for sub in command.get_subcommands().filter(|c| !c.is_hide_set() && c.get_name() != "help") {
+                assert!(sub.get_about().is_some(), "{}", sub.get_name());
+                let group = sub.has_subcommands();
+                assert!(group || sub.get_after_help().is_some(), "{} has no example", sub.get_name());
+                check(sub);
+            }
+        }
+        check(&Cli::command());
     }
 }

@@ -12,7 +12,6 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
 
 type Supervisor = Channel<SupervisorToControl, ControlToSupervisor>;
 type Switch = Channel<ToControl, FromControl>;
@@ -55,10 +54,6 @@ impl Fake {
             next_id: 0,
         };
         (fake, theirs, api.into())
-    }
-
-    pub fn socket(&self) -> PathBuf {
-        self.dir.path().join("api.sock")
     }
 
     /// Adds ports that are up, tells control of them.
@@ -116,8 +111,10 @@ impl Fake {
     }
 
     pub fn tell(&mut self, message: &ToControl) {
-        if let Some(switch) = &mut self.switch {
-            switch.send(message, None).unwrap();
+        let Some(switch) = &mut self.switch else { return };
+        while let Err(e) = switch.send(message, None) {
+            assert!(matches!(e, ChannelError::WouldBlock), "{e}");
+            assert!(poll(&mut [PollFd::new(switch, PollFlags::OUT)], Some(&PATIENCE)).unwrap() > 0, "not read");
         }
     }
 
@@ -246,9 +243,12 @@ impl Fake {
         };
         let reply = match question {
             DatapathRequest::Flows => {
-                // In two parts, the last of them empty.
-                let flows = self.flows.iter().map(|(f, idle)| self.flow_info(f, *idle)).collect();
-                self.tell(&ToControl::Reply { request, last: false, reply: DatapathReply::Flows(flows) });
+                // In parts, the last of them empty.
+                let flows: Vec<_> = self.flows.iter().map(|(f, idle)| self.flow_info(f, *idle)).collect();
+                for part in flows.chunks(100) {
+                    let reply = DatapathReply::Flows(part.to_vec());
+                    self.tell(&ToControl::Reply { request, last: false, reply });
+                }
                 DatapathReply::Flows(Vec::new())
             }
             DatapathRequest::Ports => DatapathReply::Ports(self.ports.keys().map(|id| self.info(*id)).collect()),

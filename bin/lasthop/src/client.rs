@@ -1,0 +1,103 @@
+//! Asking a running instance.
+
+use futures_util::{Stream, StreamExt};
+use lasthop_api::{ApiError, SOCKET_NAME};
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+use tokio::runtime::Runtime;
+use zlink::tokio::unix::{Connection, connect};
+
+/// How long an answer may take; control gives up after less.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// What is wrong; what to do.
+#[derive(Debug)]
+pub struct CliError(String);
+
+impl CliError {
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+}
+
+impl fmt::Display for CliError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A connection to a running instance.
+#[derive(Debug)]
+pub struct Instance {
+    runtime: Runtime,
+    connection: Connection,
+    run_dir: String,
+}
+
+impl Instance {
+    /// To the instance whose run directory this is.
+    pub fn connect(run_dir: &Path) -> Result<Self, CliError> {
+        let socket = run_dir.join(SOCKET_NAME);
+        let dir = run_dir.display().to_string();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|e| CliError::new(format!("cannot start: {e}")))?;
+        let connection = runtime.block_on(connect(&socket)).map_err(|e| {
+            CliError(match &e {
+                zlink::Error::Io(e) => match e.kind() {
+                    io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::NotADirectory => {
+                        let default = if dir == "/run/lasthop" { String::new() } else { format!(" --run-dir {dir}") };
+                        format!(
+                            "no lasthop is running at {dir}; start one with `lasthop run{default}`, \
+                             or name another's directory with --run-dir"
+                        )
+                    }
+                    io::ErrorKind::PermissionDenied => {
+                        format!("may not use {}; run this as root", socket.display())
+                    }
+                    _ => format!("{}: {e}; is it the API socket of a running lasthop?", socket.display()),
+                },
+                e => format!("{}: {e}", socket.display()),
+            })
+        })?;
+        Ok(Self { runtime, connection, run_dir: dir })
+    }
+
+    /// Calls a method.
+    pub fn ask<T>(
+        &mut self,
+        call: impl AsyncFnOnce(&mut Connection) -> zlink::Result<Result<T, ApiError>>,
+    ) -> Result<T, CliError> {
+        let Self { runtime, connection, run_dir } = self;
+        match runtime.block_on(async { tokio::time::timeout(PATIENCE, call(connection)).await }) {
+            Ok(Ok(Ok(answer))) => Ok(answer),
+            Ok(Ok(Err(e))) => Err(CliError(e.to_string())),
+            Ok(Err(zlink::Error::VarlinkService(e))) => Err(CliError(format!(
+                "the lasthop running at {run_dir} does not know this request ({e}); use the command of its version"
+            ))),
+            Ok(Err(e)) => {
+                Err(CliError(format!("the lasthop running at {run_dir} broke off ({e}); try again in a second")))
+            }
+            Err(_) => Err(CliError(format!(
+                "the lasthop running at {run_dir} does not answer; look at the log of `lasthop run`"
+            ))),
+        }
+    }
+}
+
+/// All pages of a list.
+pub async fn collect<P, T>(
+    pages: zlink::Result<impl Stream<Item = zlink::Result<Result<P, ApiError>>>>,
+    items: impl Fn(P) -> Vec<T>,
+) -> zlink::Result<Result<Vec<T>, ApiError>> {
+    let mut pages = Box::pin(pages?);
+    let mut all = Vec::new();
+    while let Some(page) = pages.next().await {
+        match page? {
+            Ok(page) => all.extend(items(page)),
+            Err(e) => return Ok(Err(e)),
+        }
+    }
+    Ok(Ok(all))
+}

@@ -1,0 +1,179 @@
+//! `lasthop port list`, `flow list`, `mac list`.
+
+use crate::SharedArgs;
+use crate::client::{CliError, Instance, collect};
+use crate::table::{Align, Table, duration};
+use lasthop_api::{Field, Flow, Mac, Port, SwitchProxy};
+use serde::Serialize;
+
+/// `lasthop port list --json`
+#[derive(Debug, Serialize)]
+struct Ports {
+    ports: Vec<Port>,
+}
+
+/// `lasthop flow list --json`
+#[derive(Debug, Serialize)]
+struct Flows {
+    flows: Vec<Flow>,
+}
+
+/// `lasthop mac list --json`
+#[derive(Debug, Serialize)]
+struct Macs {
+    macs: Vec<Mac>,
+}
+
+/// Asks for all ports.
+pub fn all_ports(instance: &mut Instance) -> Result<Vec<Port>, CliError> {
+    instance.ask(async |c| collect(c.port_list().await, |page| page.ports).await)
+}
+
+pub fn ports(shared: &SharedArgs) -> Result<String, CliError> {
+    let ports = Ports { ports: all_ports(&mut shared.instance()?)? };
+    shared.show(&ports, |p| port_table(&p.ports))
+}
+
+pub fn flows(shared: &SharedArgs) -> Result<String, CliError> {
+    let flows = shared.instance()?.ask(async |c| collect(c.flow_list().await, |page| page.flows).await)?;
+    shared.show(&Flows { flows }, |f| flow_table(&f.flows))
+}
+
+pub fn macs(shared: &SharedArgs) -> Result<String, CliError> {
+    let macs = shared.instance()?.ask(async |c| collect(c.mac_list().await, |page| page.macs).await)?;
+    shared.show(&Macs { macs }, |m| mac_table(&m.macs))
+}
+
+/// Undelivered packets, both directions.
+pub fn dropped(port: &Port) -> u64 {
+    port.from_guest.drops.iter().chain(&port.to_guest.drops).map(|d| d.packets).sum()
+}
+
+fn port_table(ports: &[Port]) -> String {
+    if ports.is_empty() {
+        return "no ports; make one with `lasthop port add NAME PATH`\n".into();
+    }
+    let mut table = Table::new(&[
+        ("NAME", Align::Left),
+        ("STATE", Align::Left),
+        ("MODE", Align::Left),
+        ("QUEUES", Align::Right),
+        ("MACS", Align::Right),
+        ("FROM GUEST", Align::Right),
+        ("TO GUEST", Align::Right),
+        ("DROPPED", Align::Right),
+        ("SOCKET", Align::Left),
+    ]);
+    let mut notes = String::new();
+    for p in ports {
+        let enabled = p.queues.iter().filter(|q| q.enabled).count();
+        table.row(vec![
+            p.name.clone(),
+            p.state.clone(),
+            if p.client { "connect" } else { "listen" }.into(),
+            enabled.to_string(),
+            p.macs.to_string(),
+            p.from_guest.packets.to_string(),
+            p.to_guest.packets.to_string(),
+            dropped(p).to_string(),
+            p.path.clone(),
+        ]);
+        if let Some(why) = &p.error {
+            notes.push_str(&format!("{}: broken: {why}\n", p.name));
+        }
+        for q in &p.queues {
+            if let Some(why) = &q.error {
+                notes.push_str(&format!("{}: queue {} stopped: {why}\n", p.name, q.index));
+            }
+        }
+        if let Some(why) = p.last_error.as_ref().filter(|_| p.state != "up") {
+            notes.push_str(&format!("{}: the last connection ended: {why}\n", p.name));
+        }
+    }
+    table.render() + &notes
+}
+
+/// `name=value` pairs.
+pub fn fields(fields: &[Field]) -> String {
+    fields.iter().map(|f| format!("{}={}", f.name, f.value)).collect::<Vec<_>>().join(" ")
+}
+
+/// Ports, or that there are none.
+pub fn outputs(outputs: &[String]) -> String {
+    if outputs.is_empty() { "drop".into() } else { outputs.join(",") }
+}
+
+fn flow_table(flows: &[Flow]) -> String {
+    if flows.is_empty() {
+        return "no flows; they appear with the first packets\n".into();
+    }
+    let mut table = Table::new(&[
+        ("PACKETS", Align::Right),
+        ("BYTES", Align::Right),
+        ("IDLE", Align::Right),
+        ("TO", Align::Left),
+        ("FIELDS", Align::Left),
+    ]);
+    for f in flows {
+        table.row(vec![
+            f.packets.to_string(),
+            f.bytes.to_string(),
+            duration(f.idle_ms),
+            outputs(&f.outputs),
+            fields(&f.fields),
+        ]);
+    }
+    table.render()
+}
+
+fn mac_table(macs: &[Mac]) -> String {
+    if macs.is_empty() {
+        return "no addresses learned; they appear with the first packets\n".into();
+    }
+    let mut table =
+        Table::new(&[("MAC", Align::Left), ("VLAN", Align::Right), ("PORT", Align::Left), ("AGE", Align::Right)]);
+    for m in macs {
+        let vlan = if m.vlan == 0 { "-".into() } else { m.vlan.to_string() };
+        let held = if m.held { " (held: it moved too often)" } else { "" };
+        table.row(vec![m.mac.clone(), vlan, m.port.clone(), duration(m.age_ms) + held]);
+    }
+    table.render()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lasthop_api::{Drops, Queue, Totals};
+
+    #[test]
+    fn a_broken_port_says_why() {
+        let totals = |packets, drops| Totals { packets, drops, ..Totals::default() };
+        let port = Port {
+            name: "vm1".into(),
+            state: "broken".into(),
+            error: Some("ring 1: the available index jumped by 700".into()),
+            path: "/run/vm1.sock".into(),
+            queues: vec![Queue { index: 1, enabled: true, error: Some("here".into()), ..Queue::default() }],
+            from_guest: totals(5, vec![Drops { reason: "policy".into(), packets: 2 }]),
+            to_guest: totals(7, vec![Drops { reason: "no_buffers".into(), packets: 3 }]),
+            ..Port::default()
+        };
+        assert_eq!(
+            port_table(&[port]),
+            "NAME  STATE   MODE    QUEUES  MACS  FROM GUEST  TO GUEST  DROPPED  SOCKET\n\
+             vm1   broken  listen       1     0           5         7        5  /run/vm1.sock\n\
+             vm1: broken: ring 1: the available index jumped by 700\n\
+             vm1: queue 1 stopped: here\n"
+        );
+    }
+
+    #[test]
+    fn flows_that_drop_say_so() {
+        let field = |name: &str, value: &str| Field { name: name.into(), value: value.into() };
+        let flow = Flow { fields: vec![field("in_port", "vm1"), field("vlan", "none")], ..Flow::default() };
+        assert_eq!(
+            flow_table(&[flow]),
+            "PACKETS  BYTES  IDLE  TO    FIELDS\n      0      0   0ms  drop  in_port=vm1 vlan=none\n"
+        );
+    }
+}
