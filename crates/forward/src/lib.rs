@@ -9,7 +9,10 @@ mod datapath;
 mod deliver;
 mod miss;
 mod packet;
+mod plan;
 mod port;
+mod resume;
+mod run;
 
 #[cfg(test)]
 mod tests;

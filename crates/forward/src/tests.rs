@@ -122,7 +122,7 @@ fn frames_of_all_sizes_arrive_whole_and_in_order() {
         let mut got = Vec::new();
         for frame in &frames {
             a.send(VnetHdr::default(), frame);
-            assert_eq!(forwarder.run(&a.port, 1, 0), Outcome { packets: 1, stalled: false });
+            assert_eq!(forwarder.run(&a.port, 1, 0), Outcome { packets: 1, ..Outcome::default() });
             got.extend(b.received().into_iter().map(|(_, f)| f));
         }
         assert_eq!(got.len(), frames.len(), "{config:?}");
@@ -183,8 +183,8 @@ fn a_flood_of_new_flows_fills_only_the_senders_own_ring() {
         a.send(VnetHdr::default(), &Frame::new(n, 200).payload([n; 64]).build());
     }
     let outcome = forwarder.run(&a.port, 1, 0);
-    assert_eq!(outcome, Outcome { packets: crate::MISS_SLOTS, stalled: true });
-    assert_eq!(forwarder.run(&a.port, 1, 0), Outcome { packets: 0, stalled: true });
+    assert_eq!(outcome, Outcome { packets: crate::MISS_SLOTS, stalled: true, held: false });
+    assert_eq!(forwarder.run(&a.port, 1, 0), Outcome { packets: 0, stalled: true, held: false });
     // Each answer makes room for one more, in order, until all have come through.
     let mut sources = Vec::new();
     while let Some(missed) = a.port.misses.tell() {
@@ -316,19 +316,59 @@ fn bad_frames_are_dropped_under_their_names() {
 }
 
 #[test]
-fn no_buffers_drops_and_goes_on_when_there_are_some() {
+fn packets_wait_a_little_for_a_receiver_without_buffers_and_then_no_more() {
     let (datapath, mut forwarder) = switch();
     let mut a = Guest::new(&datapath, 1, NetConfig::default(), 0);
     let mut b = Guest::new(&datapath, 2, NetConfig { size: 4, ..NetConfig::default() }, 0);
     datapath.flows().insert(flow(1, &[2]), 0).unwrap();
-    for round in 0..3 {
-        for n in 0..6u8 {
-            a.send(VnetHdr::default(), &Frame::new(1, 2).payload([n; 64]).build());
-        }
-        forwarder.run(&a.port, 1, 0);
-        assert_eq!(b.received().len(), 4, "round {round}");
+    for n in 0..10u8 {
+        a.send(VnetHdr::default(), &Frame::new(1, 2).payload([n; 64]).build());
     }
-    assert_eq!(b.port.totals().1.drops, [(DropReason::NoBuffers, 6)]);
+    let held = |packets| Outcome { packets, stalled: false, held: true };
+    assert_eq!(forwarder.run(&a.port, 1, 100), held(4));
+    assert_eq!(forwarder.run(&a.port, 1, 101), held(0));
+    let last = |frames: Vec<(VnetHdr, Vec<u8>)>| frames.iter().map(|(_, f)| f[f.len() - 1]).collect::<Vec<_>>();
+    assert_eq!(last(b.received()), [0, 1, 2, 3]);
+    assert_eq!(forwarder.run(&a.port, 1, 102), held(4), "it has buffers again, and nothing is lost");
+    assert_eq!(forwarder.run(&a.port, 1, 112), held(0));
+    assert_eq!(forwarder.run(&a.port, 1, 113), Outcome { packets: 2, ..Outcome::default() }, "patience has an end");
+    assert_eq!(last(b.received()), [4, 5, 6, 7]);
+    let (from, to) = (a.port.totals().0, b.port.totals().1);
+    assert_eq!((from.packets, to.packets, to.drops), (10, 8, vec![(DropReason::NoBuffers, 2)]));
+    assert_eq!(a.driver.unsent(0).unwrap(), 0, "every buffer went back");
+    assert_eq!(datapath.flows().flows()[0].stats.packets(), 10, "each counted once");
+}
+
+#[test]
+fn packets_for_others_overtake_those_that_wait_but_are_completed_in_order() {
+    let (datapath, mut forwarder) = switch();
+    let mut a = Guest::new(&datapath, 1, NetConfig::default(), 0);
+    let mut slow = Guest::new(&datapath, 2, NetConfig { size: 2, ..NetConfig::default() }, 0);
+    let mut other = Guest::new(&datapath, 3, NetConfig::default(), 0);
+    let mask = FlowMask(FlowKey { in_port: u32::MAX, eth_dst: [0xff; 6], ..FlowKey::default() });
+    for port in [2u8, 3] {
+        let key = FlowKey { in_port: 1, eth_dst: [2, 0, 0, 0, 0, port], ..FlowKey::default() };
+        let actions = vec![Action::Output(PortId(u32::from(port)))];
+        datapath.flows().insert(FlowSpec { key, mask, actions, epoch: 0 }, 0).unwrap();
+    }
+    for n in 0..20u8 {
+        a.send(VnetHdr::default(), &Frame::new(1, 2 + n % 2).payload([n; 64]).build());
+    }
+    let last = |frames: Vec<(VnetHdr, Vec<u8>)>| frames.iter().map(|(_, f)| f[f.len() - 1]).collect::<Vec<_>>();
+    assert_eq!(forwarder.run(&a.port, 1, 5), Outcome { packets: 4, stalled: false, held: true });
+    assert_eq!(last(other.received()), [1, 3, 5, 7, 9, 11, 13, 15, 17, 19]);
+    assert_eq!(last(slow.received()), [0, 2]);
+    assert_eq!(forwarder.run(&a.port, 1, 6).packets, 4);
+    assert_eq!(last(slow.received()), [4, 6]);
+    assert_eq!(forwarder.run(&a.port, 1, 7).packets, 4);
+    assert_eq!(forwarder.run(&a.port, 1, 8).packets, 0);
+    assert_eq!(forwarder.run(&a.port, 1, 9).packets, 0);
+    assert_eq!(forwarder.run(&a.port, 1, 10).packets, 8, "less patience with others behind");
+    assert_eq!(last(slow.received()), [8, 10]);
+    assert_eq!(other.received(), []);
+    let (from, to) = (a.port.totals().0, slow.port.totals().1);
+    assert_eq!((from.packets, to.packets, to.dropped()), (20, 6, 4));
+    assert_eq!(a.driver.unsent(0).unwrap(), 0);
 }
 
 /// A switch that is killed at any point leaves its guests' rings as they are; its successor is given the base it was

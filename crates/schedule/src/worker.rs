@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 /// How often a front-end that asked to be polled is looked at, once nothing was found.
 const POLL_PERIOD: Duration = Duration::from_millis(1);
+/// How often a receiver without buffers is looked at while packets wait for it.
+const HOLD_RETRY: Duration = Duration::from_micros(100);
 /// Rounds with work after which kicks of sleeping queues are asked for.
 const ROUNDS_BETWEEN_KICKS: u32 = 16;
 const WAKE: u64 = u64::MAX;
@@ -150,6 +152,8 @@ struct Served {
     queue: u16,
     kick: Option<EventFd>,
     active: bool,
+    /// Its packets wait for a receiver.
+    held: bool,
 }
 
 impl Server {
@@ -179,7 +183,7 @@ impl Server {
                 continue;
             }
             self.rest();
-            let timeout = if self.active.is_empty() { self.longest_sleep() } else { Some(Duration::ZERO) };
+            let timeout = self.longest_sleep();
             if !self.wait(&mut ready, timeout) {
                 return;
             }
@@ -197,6 +201,7 @@ impl Server {
             };
             let outcome = self.forwarder.run(&served.port, served.queue, now_ms);
             packets += outcome.packets;
+            served.held = outcome.held;
             if outcome.stalled {
                 served.active = false;
                 self.active.swap_remove(i);
@@ -213,12 +218,20 @@ impl Server {
         let forwarder = &mut self.forwarder;
         self.active.retain(|&n| {
             let Some(Some(s)) = served.get_mut(n) else { return false };
-            s.active = forwarder.rest(&s.port, s.queue);
+            s.active = s.held || forwarder.rest(&s.port, s.queue);
             s.active
         });
     }
 
+    /// How long to sleep unless somebody kicks; for ever if `None`.
     fn longest_sleep(&self) -> Option<Duration> {
+        let served = |n: &usize| self.served.get(*n).and_then(Option::as_ref);
+        if self.active.iter().filter_map(served).any(|s| !s.held) {
+            return Some(Duration::ZERO);
+        }
+        if !self.active.is_empty() {
+            return Some(HOLD_RETRY);
+        }
         self.served.iter().flatten().any(|s| s.kick.is_none()).then_some(POLL_PERIOD)
     }
 
@@ -292,7 +305,7 @@ impl Server {
             tracing::warn!(port = %port.name, queue, %error, "kick descriptor cannot be waited for; not served");
             return;
         }
-        self.served[n] = Some(Served { port, queue, kick, active: false });
+        self.served[n] = Some(Served { port, queue, kick, active: false, held: false });
         // The guest may have made packets available before we could hear its kick.
         self.activate(n);
     }

@@ -15,7 +15,7 @@ mod split;
 pub use chain::{BURST, Chain, Chains, MAX_CHAINS, MAX_PIECES};
 pub use error::QueueError;
 pub use journal::{JOURNAL_BYTES, Journal};
-pub use queue::{Active, Queue, QueueGuard, QueueSetup, QueueStatus};
+pub use queue::{Active, Ahead, Queue, QueueGuard, QueueSetup, QueueStatus};
 pub use ring::{Reserved, Ring};
 
 /// Descriptor flag: another descriptor follows (split: at `next`; packed: in the next slot).

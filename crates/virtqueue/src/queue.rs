@@ -5,7 +5,7 @@ use crate::{Chain, Chains, QueueError, Ring};
 use lasthop_guestmem::GuestMemory;
 use lasthop_sys::EventFd;
 use lasthop_types::{DropReason, PortCounters};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 /// How a ring is to be started.
@@ -58,6 +58,8 @@ pub struct Queue {
     inner: Mutex<Inner>,
     /// What it counted; written by whoever holds the lock.
     pub counters: PortCounters,
+    /// When the driver was first found to have left too few buffers (a clock of the caller's), 0 while it has enough.
+    pub starved_since: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -80,10 +82,22 @@ pub struct Active {
     pub memory: Arc<GuestMemory>,
     /// Negotiated virtio feature bits.
     pub features: u64,
+    /// Of the chains that will be taken next: which have been dealt with before, out of turn.
+    pub ahead: Ahead,
     base: u16,
     journal: Option<Arc<Journal>>,
     /// A burst is noted in the journal.
     open: bool,
+}
+
+/// Chains at the head of a ring that were taken before and put back, because one of them had to wait: bit `n` stands for
+/// the `n`th chain that will be taken next. Completion stays in order whatever was dealt with first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ahead {
+    /// Delivered or dropped: only to be completed.
+    pub dealt: u64,
+    /// Looked at, and counted where looks are counted.
+    pub tried: u64,
 }
 
 impl Active {
@@ -108,6 +122,10 @@ impl Active {
         }
         let call = self.ring.publish();
         journal.close(self.base, self.ring.position() as u16);
+        if self.ahead.dealt != 0 {
+            let chains = 64 - self.ahead.dealt.leading_zeros() as u16;
+            journal.open(self.ring.open_ahead(chains));
+        }
         call
     }
 
@@ -137,7 +155,13 @@ impl Active {
 impl Queue {
     /// A stopped queue. `index` is its vring index, for messages.
     pub fn new(index: u16) -> Self {
-        Self { index, ready: AtomicBool::new(false), inner: Mutex::default(), counters: PortCounters::default() }
+        Self {
+            index,
+            ready: AtomicBool::new(false),
+            inner: Mutex::default(),
+            counters: PortCounters::default(),
+            starved_since: AtomicU64::new(0),
+        }
     }
 
     /// Its vring index: even ones carry packets to the guest, odd ones from it.
@@ -154,7 +178,15 @@ impl Queue {
         match Ring::new(setup, &memory, record.as_ref()) {
             Ok(ring) => {
                 let base = setup.base as u16;
-                let mut active = Active { ring, memory, features: setup.features, base, journal, open: false };
+                let mut active = Active {
+                    ring,
+                    memory,
+                    features: setup.features,
+                    base,
+                    journal,
+                    open: false,
+                    ahead: Ahead::default(),
+                };
                 // Only rings that packets come from: a burst that was not published to a guest is simply lost.
                 if self.index % 2 == 1
                     && let Some(record) = &record
@@ -195,7 +227,8 @@ impl Queue {
         match Ring::new(&setup, &memory, None) {
             Ok(ring) => {
                 let (base, journal) = (active.base, active.journal.clone());
-                let active = Active { ring, memory, features: setup.features, base, journal, open: false };
+                let (features, ahead) = (setup.features, active.ahead);
+                let active = Active { ring, memory, features, base, journal, open: false, ahead };
                 guard.inner.active = Some(active);
                 Ok(())
             }

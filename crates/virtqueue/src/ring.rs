@@ -66,6 +66,11 @@ impl Ring {
         OpenBurst { begin: self.position() as u16, chains: chains.len() as u16, slots }
     }
 
+    /// A note on chains that were put back although some of them have been delivered.
+    pub(crate) fn open_ahead(&self, chains: u16) -> OpenBurst {
+        OpenBurst { begin: self.position() as u16, chains, slots: 0 }
+    }
+
     /// What is staged, where a predecessor's successor could not tell by itself: in a packed ring.
     #[inline]
     pub(crate) fn staged(&self) -> Option<OpenBurst> {

@@ -1,0 +1,131 @@
+//! Packets that do not come from a burst: those that waited for control, and those the switch sends itself.
+
+use crate::burst::{Forwarder, fail};
+use crate::deliver::{Target, Undelivered};
+use crate::miss::Left;
+use crate::packet::Packet;
+use crate::port::Port;
+use lasthop_flow::Action;
+use lasthop_frame::{Depth, FlowKey};
+use lasthop_guestmem::{GuestMemory, GuestSlice};
+use lasthop_types::{DropReason, PortCounters, PortId};
+use lasthop_virtqueue::QueueError;
+
+impl Forwarder {
+    /// Control's answer to a miss: does `actions` with the waiting packet. True if a queue of the port had stalled and
+    /// can be looked at again. Unknown ids are ignored: the packet may have timed out.
+    pub fn resume(&mut self, port: &Port, id: u32, actions: &[Action]) -> bool {
+        self.resume_with(port, id, |this, packet, piece, counters| {
+            let mut outputs = 0;
+            for action in actions {
+                outputs += 1;
+                match action {
+                    Action::Output(to) if *to == port.id => counters.drops.add(DropReason::Hairpin, 1),
+                    Action::Output(to) => this.deliver_one(*to, packet, piece, counters),
+                    _ => counters.drops.add(DropReason::BadAction, 1),
+                }
+            }
+            match outputs {
+                0 => counters.drops.add(DropReason::Policy, 1),
+                n => counters.replicated.add(n - 1),
+            }
+        })
+    }
+
+    /// Drops packets of `port` that have waited since before `before_ms`. True as for [`Forwarder::resume`].
+    pub fn expire(&mut self, port: &Port, before_ms: u64) -> bool {
+        let mut goes_on = false;
+        while let Some(id) = port.misses.older_than(before_ms) {
+            goes_on |= self.resume_with(port, id, |_, _, _, counters| counters.drops.add(DropReason::MissTimeout, 1));
+        }
+        goes_on
+    }
+
+    fn resume_with(
+        &mut self,
+        port: &Port,
+        id: u32,
+        act: impl FnOnce(&mut Self, &Packet, &[GuestSlice<'_>], &PortCounters),
+    ) -> bool {
+        self.follow_ports();
+        let mut packet = Packet::default();
+        let Some(left) = port.misses.take(id, &mut packet) else { return false };
+        self.leave(port, &left, &packet, act);
+        port.misses.free(&left)
+    }
+
+    fn leave(
+        &mut self,
+        port: &Port,
+        left: &Left,
+        packet: &Packet,
+        act: impl FnOnce(&mut Self, &Packet, &[GuestSlice<'_>], &PortCounters),
+    ) {
+        let Some(queue) = port.queues.get(usize::from(left.queue)) else { return };
+        // The counters belong to the holder of the queue's lock.
+        let _guard = queue.lock();
+        let Some(piece) = port.misses.bytes(left, packet) else { return };
+        act(self, packet, &[piece], &queue.counters);
+    }
+
+    fn deliver_one(&mut self, to: PortId, packet: &Packet, pieces: &[GuestSlice<'_>], counters: &PortCounters) {
+        let Some(port) = self.ports.get(to) else {
+            counters.drops.add(DropReason::NoPort, 1);
+            return;
+        };
+        let Some(queue) = port.queue_to_guest(packet.hash).or(port.queues.first().map(|q| &**q)) else { return };
+        let mut guard = queue.lock();
+        let Some(active) = guard.active() else {
+            queue.counters.drops.add(DropReason::PortDown, 1);
+            return;
+        };
+        let memory = active.memory.clone();
+        let mut target = Target::new(active, &memory, port.mtu(), &queue.counters);
+        let error = match target.deliver(packet, pieces) {
+            Ok(()) => memory.faulted().then_some(QueueError::MemoryFault),
+            Err(Undelivered::Drop(reason)) => {
+                target.count_drop(reason);
+                None
+            }
+            Err(Undelivered::Broken(error)) => {
+                target.count_drop(DropReason::ReceiverBroken);
+                Some(error)
+            }
+        };
+        let call = target.publish();
+        drop(target);
+        if call {
+            guard.call();
+        }
+        if let Some(error) = error {
+            fail(&self.datapath, port, queue.index(), &mut guard, error);
+        }
+    }
+
+    /// Has the switch itself send a frame (without virtio-net header) as if it came from `port`: it waits for control
+    /// like any first packet. False if there is no room for it to wait.
+    pub fn inject(&mut self, port: &Port, frame: &[u8], now_ms: u64) -> bool {
+        let Ok(memory) = GuestMemory::anonymous(4096) else { return false };
+        let Ok(piece) = memory.slice(0, frame.len()) else { return false };
+        piece.write(0, frame);
+        let mut packet = Packet::default();
+        let Some(queue) = port.queues.get(1) else { return false };
+        let _guard = queue.lock();
+        let parked = packet.read(&[piece], frame.len(), 0, port.id, Depth::Full).is_ok()
+            && port.misses.park(&packet, &[piece], 1, now_ms);
+        if parked {
+            queue.counters.packets.add(1);
+            queue.counters.bytes.add(frame.len() as u64);
+            queue.counters.missed.add(1);
+            self.datapath.note_missed();
+        }
+        parked
+    }
+
+    /// Full key of a frame as if it came from `port`.
+    pub fn key_of(port: PortId, frame: &[u8], frame_len: usize) -> FlowKey {
+        let mut key = FlowKey { in_port: port.0, ..FlowKey::default() };
+        lasthop_frame::extract(&mut key, frame, frame_len.max(frame.len()), Depth::Full);
+        key
+    }
+}

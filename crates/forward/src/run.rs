@@ -1,0 +1,92 @@
+//! Packets of one flow that follow each other: the flow is looked up, and its statistics are written, once.
+
+use crate::packet::Packet;
+use lasthop_flow::{Action, ExactCache, Flow, FlowTable, Lookup};
+use lasthop_frame::{Depth, FlowKey};
+use lasthop_types::{DropReason, PortId};
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// What is to become of a packet.
+pub(crate) enum Verdict {
+    To(PortId),
+    Many(Arc<Flow>),
+    Drop(DropReason),
+    Miss,
+}
+
+/// The packets seen since the flow last changed.
+#[derive(Default)]
+pub(crate) struct Run {
+    flow: Option<Arc<Flow>>,
+    key: FlowKey,
+    packets: u64,
+    bytes: u64,
+}
+
+impl Run {
+    /// The flow's word on a packet classified to `depth`. A packet judged before is not `counted` again.
+    #[inline]
+    pub(crate) fn verdict(
+        &mut self,
+        flows: &FlowTable,
+        cache: &mut ExactCache,
+        packet: &mut Packet,
+        depth: Depth,
+        now_ms: u64,
+        counted: bool,
+    ) -> Verdict {
+        if self.flow.is_none() || !same(&self.key, &packet.key, depth) {
+            self.end(now_ms);
+            self.key = packet.key;
+            self.flow = cache.get(&packet.key, depth, packet.hash).cloned();
+            if self.flow.is_none() {
+                self.flow = look_up(flows, packet, depth);
+                if let Some(flow) = &self.flow {
+                    cache.put(packet.hash, flow);
+                }
+            }
+        }
+        let Some(flow) = &self.flow else { return Verdict::Miss };
+        if counted {
+            self.packets += 1;
+            self.bytes += packet.frame_len as u64;
+        }
+        match *flow.actions {
+            [] => Verdict::Drop(DropReason::Policy),
+            [Action::Output(to)] => Verdict::To(to),
+            _ => Verdict::Many(flow.clone()),
+        }
+    }
+
+    /// Writes the statistics.
+    #[inline]
+    pub(crate) fn end(&mut self, now_ms: u64) {
+        if let Some(flow) = self.flow.take()
+            && self.packets > 0
+        {
+            flow.stats.add(self.packets, self.bytes, now_ms);
+        }
+        (self.packets, self.bytes) = (0, 0);
+    }
+}
+
+/// Asks the classifier, again if a flow came that looks deeper than the packet was classified to.
+fn look_up(flows: &FlowTable, packet: &mut Packet, mut depth: Depth) -> Option<Arc<Flow>> {
+    loop {
+        match flows.lookup(&packet.key, depth) {
+            Lookup::Flow(flow) => return Some(flow),
+            Lookup::Miss => return None,
+            Lookup::Deeper(deeper) => {
+                depth = deeper;
+                packet.classify(depth);
+            }
+        }
+    }
+}
+
+#[inline]
+fn same(a: &FlowKey, b: &FlowKey, depth: Depth) -> bool {
+    let n = depth.len();
+    a.as_bytes().get(..n) == b.as_bytes().get(..n)
+}
