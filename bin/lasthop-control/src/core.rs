@@ -264,6 +264,8 @@ impl Core {
                 self.answer_trace(answer, &key, flow, now_ms);
                 return;
             }
+            // "Nothing", whatever the question.
+            (_, DatapathReply::Flows(part)) if part.is_empty() => {}
             _ => self.counts.malformed += 1,
         }
         if !last {
@@ -403,7 +405,10 @@ impl Core {
             key: view::packet(&key, |id| self.name(id)),
             flow: flow.and_then(|f| view::flow(&f, |id| self.name(id))),
             reasons: explanation.lines,
-            outputs: outputs.iter().map(|id| view::trace_output(self.name(*id), self.infos.get(id))).collect(),
+            outputs: outputs
+                .iter()
+                .map(|id| view::trace_output(self.name(*id), self.infos.get(id), *id == key.port()))
+                .collect(),
         };
         give(answer, report);
     }

@@ -112,8 +112,9 @@ pub(crate) fn flow(f: &FlowInfo, name: impl Fn(PortId) -> String) -> Option<Flow
     })
 }
 
-pub(crate) fn trace_output(port: String, info: Option<&PortInfo>) -> TraceOutput {
+pub(crate) fn trace_output(port: String, info: Option<&PortInfo>, hairpin: bool) -> TraceOutput {
     let drop = match info.map(|i| &i.state) {
+        _ if hairpin => Some(DropReason::Hairpin),
         Some(PortState::Up) => None,
         Some(_) => Some(DropReason::PortDown),
         None => Some(DropReason::NoPort),

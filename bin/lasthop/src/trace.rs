@@ -30,7 +30,7 @@ struct Fields {
     /// Destination address
     #[arg(long, value_name = "MAC", required_unless_present = "frame")]
     eth_dst: Option<MacAddr>,
-    /// EtherType, such as 0x0806 [default: that of the addresses given with --ip-src, else 0x0800]
+    /// EtherType, such as 0x0806 [default: that of the addresses given with --ip-src, else 0x88b5, which is free for experiments]
     #[arg(long, value_name = "NUMBER", value_parser = number)]
     eth_type: Option<u16>,
     /// VLAN id of an 802.1Q tag
@@ -91,7 +91,7 @@ impl Fields {
             (Some(src), Some(dst)) => Some(self.ip_packet(src, dst)?),
             _ => None,
         };
-        let (default, packet) = ip.unwrap_or((0x0800, Vec::new()));
+        let (default, packet) = ip.unwrap_or((0x88b5, Vec::new()));
         frame.extend(self.eth_type.unwrap_or(default).to_be_bytes());
         frame.extend(packet);
         Ok(frame)
@@ -221,5 +221,6 @@ mod tests {
         assert_eq!(key("--ip-src 10.0.0.1 --ip-dst 10.0.0.2 --proto icmp").l4_src, 8);
         assert_eq!(key("--ip-src 10.0.0.1 --ip-dst 10.0.0.2 --proto sctp --dport 9").l4_dst, 9);
         assert_eq!(key("--eth-type 0x88cc").eth_type, 0x88cc);
+        assert_eq!(key("").eth_type, 0x88b5);
     }
 }

@@ -12,7 +12,7 @@ use lasthop_types::PortId;
 pub struct Explanation {
     /// The reasons, in the order they were found.
     pub lines: Vec<String>,
-    /// Where the packet goes; empty drops it.
+    /// Where the packet goes; empty, or the port it came from, drops it.
     pub outputs: Vec<PortId>,
 }
 

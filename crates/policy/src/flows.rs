@@ -122,7 +122,7 @@ pub(crate) enum Verdict {
     Flood,
     /// To one port.
     To(PortId),
-    /// Nowhere: the destination lives where the packet comes from.
+    /// Back, which drops it: the destination lives where the packet comes from.
     Hairpin,
 }
 

@@ -402,7 +402,8 @@ impl Learning {
 
     pub(crate) fn outputs(&self, verdict: Verdict, from: PortId) -> Vec<PortId> {
         match verdict {
-            Verdict::Hairpin => Vec::new(),
+            // The switch counts a packet sent back where it came from as a hairpin.
+            Verdict::Hairpin => vec![from],
             Verdict::To(port) => vec![port],
             Verdict::Flood => self.ports.iter().filter(|(id, p)| p.up && **id != from).map(|(id, _)| *id).collect(),
         }

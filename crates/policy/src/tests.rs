@@ -142,7 +142,6 @@ impl Bench {
             return Vec::new();
         }
         match self.home(key.vlan_tci & 0xfff, key.dst()) {
-            Some(port) if port == key.port() => Vec::new(),
             Some(port) => vec![Action::Output(port)],
             None => {
                 let others = self.up.iter().filter(|(id, up)| **up && **id != key.port());
@@ -224,11 +223,12 @@ fn refuses_with_one_flow_what_no_station_may_send() {
 }
 
 #[test]
-fn hairpin_is_dropped() {
+fn hairpin_goes_back() {
     let mut b = Bench::new(Limits::default(), 2);
     b.packet(&key(1, mac(1), MacAddr::BROADCAST));
     b.packet(&key(1, mac(2), MacAddr::BROADCAST));
-    assert_eq!(b.packet(&key(1, mac(1), mac(2))), []);
+    // Sent back where it came from: the switch drops that and counts it as a hairpin.
+    assert_eq!(b.packet(&key(1, mac(1), mac(2))), outputs(&[1]));
     assert_eq!(b.packet(&key(2, mac(3), mac(2))), outputs(&[1]));
 }
 
