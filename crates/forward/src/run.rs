@@ -5,7 +5,6 @@ use lasthop_flow::{Action, ExactCache, Flow, FlowTable, Lookup};
 use lasthop_frame::{Depth, FlowKey};
 use lasthop_types::{DropReason, PortId};
 use std::sync::Arc;
-use zerocopy::IntoBytes;
 
 /// What is to become of a packet.
 pub(crate) enum Verdict {
@@ -87,6 +86,11 @@ fn look_up(flows: &FlowTable, packet: &mut Packet, mut depth: Depth) -> Option<A
 
 #[inline]
 fn same(a: &FlowKey, b: &FlowKey, depth: Depth) -> bool {
-    let n = depth.len();
-    a.as_bytes().get(..n) == b.as_bytes().get(..n)
+    let (a, b) = (a.words(), b.words());
+    if depth == Depth::L2 {
+        // A length the compiler knows: four words, no call.
+        const N: usize = Depth::L2.words();
+        return a.first_chunk::<N>() == b.first_chunk::<N>();
+    }
+    a.get(..depth.words()) == b.get(..depth.words())
 }

@@ -11,6 +11,7 @@
 //!    region, which [`GuestMemory::faulted`] reports (design rule 3).
 #![allow(unsafe_code)]
 
+mod copy;
 mod fault;
 mod memory;
 mod region;

@@ -1,5 +1,6 @@
 //! A run of guest memory and the only ways to touch it.
 
+use crate::copy::copy;
 use crate::memory::GuestMemory;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -56,7 +57,7 @@ impl<'m> GuestSlice<'m> {
     pub fn read(&self, offset: usize, out: &mut [u8]) -> usize {
         let from = self.part(offset, out.len());
         // SAFETY: `from` lies in the mapping, `out` in private memory; both are `from.len` bytes at least.
-        unsafe { std::ptr::copy(from.ptr, out.as_mut_ptr(), from.len) };
+        unsafe { copy(from.ptr, out.as_mut_ptr(), from.len) };
         from.len
     }
 
@@ -65,7 +66,7 @@ impl<'m> GuestSlice<'m> {
     pub fn write(&self, offset: usize, bytes: &[u8]) -> usize {
         let to = self.part(offset, bytes.len());
         // SAFETY: as in `read`, the other way round.
-        unsafe { std::ptr::copy(bytes.as_ptr(), to.ptr, to.len) };
+        unsafe { copy(bytes.as_ptr(), to.ptr, to.len) };
         to.len
     }
 
@@ -75,7 +76,7 @@ impl<'m> GuestSlice<'m> {
     pub fn copy_to(&self, to: &GuestSlice<'_>) -> usize {
         let len = self.len.min(to.len);
         // SAFETY: both slices lie in live mappings and have at least `len` bytes; memmove allows overlap.
-        unsafe { std::ptr::copy(self.ptr, to.ptr, len) };
+        unsafe { copy(self.ptr, to.ptr, len) };
         len
     }
 
@@ -172,13 +173,30 @@ impl<'m> GuestSlice<'m> {
         }
     }
 
-    /// Asks the processor to fetch the cache line that holds the first byte, for reading.
+    /// Asks the processor to fetch the first cache lines, as far as a header reaches, for reading.
     #[inline]
     pub fn prefetch(&self) {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: prefetch never faults and needs only SSE, which x86_64 always has.
         unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(self.ptr.cast())
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(self.ptr.cast());
+            _mm_prefetch::<_MM_HINT_T0>(self.ptr.wrapping_add(64).cast());
+        };
+    }
+
+    /// As [`GuestSlice::prefetch`], for writing.
+    #[inline]
+    pub fn prefetch_for_write(&self) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as in `prefetch`; a processor without PREFETCHW treats it as a no-operation.
+        unsafe {
+            std::arch::asm!(
+                "prefetchw [{0}]",
+                "prefetchw [{0} + 64]",
+                in(reg) self.ptr,
+                options(nostack, preserves_flags, readonly)
+            );
         };
     }
 
