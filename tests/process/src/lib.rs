@@ -1,1 +1,29 @@
-//! lasthop-tests-process
+//! Guests without machines: front-ends of our own that play the virtio driver against real lasthop processes, well
+//! behaved or hostile. Tests read as packets in, packets out.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `guest` | a guest: memory, rings, a vhost-user connection; frames in and out |
+//! | `frames` | numbered frames whose whole content can be checked |
+//! | `raw` | descriptors written by hand |
+//! | `bystanders` | two guests that exchange numbered frames and lose none |
+//! | `arena` | a running lasthop with an attacker's port, and what must hold after every attack |
+//!
+//! Helpers panic when something is not as it must be: they are for tests only.
+
+mod arena;
+mod bystanders;
+mod frames;
+mod guest;
+pub mod raw;
+
+pub use arena::{Arena, Attack};
+pub use bystanders::Bystanders;
+pub use frames::{mac, number_of, numbered};
+pub use guest::{Guest, Options, connect};
+pub use lasthop_tests_vm::{Lasthop, Port, proc, scratch, wait_for};
+
+use std::time::Duration;
+
+/// How long anything that must happen may take on a slow, busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(20);
