@@ -212,7 +212,7 @@ impl Forwarder {
             let Some(queue) = port.queues.get(usize::from(group.queue)) else { continue };
             let mut guard = queue.lock();
             let (call, error) = match guard.active() {
-                Some(active) => fill(&mut self.plan, &self.packets, &group, active, port.mtu(), queue, burst),
+                Some(active) => fill(&mut self.plan, &mut self.packets, &group, active, port.mtu(), queue, burst),
                 None => {
                     let mut next = self.plan.first(&group);
                     while let Some(node) = next {
@@ -302,7 +302,7 @@ pub(crate) fn fail(datapath: &Datapath, port: &Port, index: u16, guard: &mut Que
 /// Delivers one receiver's packets and publishes them at once. Returns whether to interrupt, and what broke the ring.
 fn fill(
     plan: &mut Plan,
-    packets: &[Packet],
+    packets: &mut [Packet],
     group: &Group,
     active: &mut Active,
     mtu: u16,
@@ -310,7 +310,7 @@ fn fill(
     burst: &Burst<'_, '_>,
 ) -> (bool, Option<QueueError>) {
     let memory = active.memory.clone();
-    let mut target = Target::new(active, &memory, mtu, &queue.counters);
+    let mut target = Target::new(active, &memory, mtu, &queue.counters, plan.len(group));
     let mut error = None;
     let mut next = plan.first(group);
     while let Some(node) = next {
@@ -319,7 +319,7 @@ fn fill(
         if node.may_wait && plan.is_held(group.port, group.queue) {
             continue;
         }
-        let (Some(packet), Some(chain)) = (packets.get(i), burst.chains.list.get(i)) else { continue };
+        let (Some(packet), Some(chain)) = (packets.get_mut(i), burst.chains.list.get(i)) else { continue };
         let result = match error {
             None => target.deliver(packet, burst.chains.pieces(chain)),
             Some(_) => Err(Undelivered::Drop(DropReason::ReceiverBroken)),

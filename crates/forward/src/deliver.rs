@@ -8,7 +8,7 @@ use lasthop_frame::{
 };
 use lasthop_guestmem::{GuestMemory, GuestSlice};
 use lasthop_types::{DropReason, PortCounters};
-use lasthop_virtqueue::{Active, Chains, QueueError, Reserved};
+use lasthop_virtqueue::{Active, QueueError, Reserved, Room};
 
 /// Why a packet did not get there.
 #[derive(Debug)]
@@ -29,7 +29,9 @@ impl From<DropReason> for Undelivered {
 pub(crate) struct Target<'a> {
     active: &'a mut Active,
     memory: &'a GuestMemory,
-    chains: Chains<'a>,
+    room: Room<'a>,
+    /// Frames still to come.
+    ahead: usize,
     receiver: lasthop_frame::Receiver,
     header_len: usize,
     join: bool,
@@ -37,13 +39,20 @@ pub(crate) struct Target<'a> {
 }
 
 impl<'a> Target<'a> {
-    /// `memory` is the ring's.
-    pub(crate) fn new(active: &'a mut Active, memory: &'a GuestMemory, mtu: u16, counters: &'a PortCounters) -> Self {
+    /// `memory` is the ring's; `ahead` is how many packets are to be delivered, as far as is known.
+    pub(crate) fn new(
+        active: &'a mut Active,
+        memory: &'a GuestMemory,
+        mtu: u16,
+        counters: &'a PortCounters,
+        ahead: usize,
+    ) -> Self {
         let features = active.features;
         Self {
             active,
             memory,
-            chains: Chains::new(),
+            room: Room::new(),
+            ahead,
             receiver: receiver(features, mtu),
             header_len: header_len(features),
             join: features & feature::MRG_RXBUF != 0,
@@ -53,7 +62,7 @@ impl<'a> Target<'a> {
 
     /// Delivers one packet. The driver sees it when the ring is published.
     #[inline]
-    pub(crate) fn deliver(&mut self, packet: &Packet, pieces: &[GuestSlice<'_>]) -> Result<(), Undelivered> {
+    pub(crate) fn deliver(&mut self, packet: &mut Packet, pieces: &[GuestSlice<'_>]) -> Result<(), Undelivered> {
         if packet.offload == Offload::None && self.receiver.mtu == 0 {
             self.as_is(&VnetHdr::default(), packet, pieces)?;
         } else {
@@ -63,19 +72,31 @@ impl<'a> Target<'a> {
                 Delivery::Segment(segmenter) => self.segments(segmenter, packet, pieces)?,
             }
         }
+        self.ahead = self.ahead.saturating_sub(1);
         self.counters.packets.add(1);
         self.counters.bytes.add(packet.frame_len as u64);
         Ok(())
     }
 
     #[inline]
-    fn as_is(&mut self, vnet: &VnetHdr, packet: &Packet, pieces: &[GuestSlice<'_>]) -> Result<(), Undelivered> {
+    fn as_is(&mut self, vnet: &VnetHdr, packet: &mut Packet, pieces: &[GuestSlice<'_>]) -> Result<(), Undelivered> {
         self.reserve(packet.frame_len)?;
-        let mut to = self.head(vnet);
-        to.write(packet.header());
-        let payload_len = packet.payload_len();
-        if payload_len > 0 {
-            to.copy_from(&mut packet.payload(pieces, packet.snapshot_len), payload_len);
+        let vnet = VnetHdr { num_buffers: self.room.chains().len() as u16, ..*vnet };
+        let (from, payload_len) = (packet.snapshot_len, packet.payload_len());
+        let head = packet.with_header(&vnet, self.header_len);
+        match self.room.pieces() {
+            [piece] => {
+                let done = piece.write(0, head);
+                if payload_len > 0 {
+                    let mut to = Cursor::at(std::slice::from_ref(piece), done);
+                    to.copy_from(&mut packet.payload(pieces, from), payload_len);
+                }
+            }
+            several => {
+                let mut to = Cursor::new(several);
+                to.write(head);
+                to.copy_from(&mut packet.payload(pieces, from), payload_len);
+            }
         }
         self.stage(packet.frame_len);
         Ok(())
@@ -84,14 +105,14 @@ impl<'a> Target<'a> {
     fn with_checksum(
         &mut self,
         rest: &CompleteChecksum,
-        packet: &Packet,
+        packet: &mut Packet,
         pieces: &[GuestSlice<'_>],
     ) -> Result<(), Undelivered> {
         self.reserve(packet.frame_len)?;
         let mut header = [0; SNAPSHOT_LEN];
         let header = &mut header[..packet.snapshot_len];
         header.copy_from_slice(packet.header());
-        let mut to = Cursor::at(self.chains.all_pieces(), self.header_len + header.len());
+        let mut to = Cursor::at(self.room.pieces(), self.header_len + header.len());
         let mut from = packet.payload(pieces, header.len());
         let (_, sum) = to.copy_from_with_sum(&mut from, packet.payload_len());
         rest.finish(header, u32::from(sum));
@@ -106,7 +127,7 @@ impl<'a> Target<'a> {
     fn segments(
         &mut self,
         mut segmenter: Segmenter,
-        packet: &Packet,
+        packet: &mut Packet,
         pieces: &[GuestSlice<'_>],
     ) -> Result<(), Undelivered> {
         if let Some(range) = segmenter.datagram() {
@@ -120,7 +141,7 @@ impl<'a> Target<'a> {
             };
             self.reserve(segment.frame_len())?;
             let payload = segment.payload.clone();
-            let mut to = Cursor::at(self.chains.all_pieces(), self.header_len + segment.header_len);
+            let mut to = Cursor::at(self.room.pieces(), self.header_len + segment.header_len);
             let mut from = packet.payload(pieces, payload.start);
             if segment.needs_sum() {
                 let (_, sum) = to.copy_from_with_sum(&mut from, payload.len());
@@ -139,7 +160,8 @@ impl<'a> Target<'a> {
     #[inline]
     fn reserve(&mut self, frame_len: usize) -> Result<(), Undelivered> {
         let need = self.header_len + frame_len;
-        match self.active.ring.reserve(self.memory, &mut self.chains, need, self.join) {
+        let ahead = self.ahead;
+        match self.room.reserve(&mut self.active.ring, self.memory, need, self.join, ahead) {
             Ok(Reserved::Enough) => Ok(()),
             Ok(Reserved::NoBuffers) => Err(DropReason::NoBuffers.into()),
             Ok(Reserved::TooSmall) => Err(DropReason::BufferTooSmall.into()),
@@ -150,8 +172,8 @@ impl<'a> Target<'a> {
     /// Writes the virtio-net header; the cursor returned is where the frame begins.
     #[inline]
     fn head(&self, vnet: &VnetHdr) -> Cursor<'_, 'a> {
-        let vnet = VnetHdr { num_buffers: self.chains.list.len() as u16, ..*vnet };
-        let mut to = Cursor::new(self.chains.all_pieces());
+        let vnet = VnetHdr { num_buffers: self.room.chains().len() as u16, ..*vnet };
+        let mut to = Cursor::new(self.room.pieces());
         to.write(vnet.to_bytes().get(..self.header_len).unwrap_or(&[]));
         to
     }
@@ -160,7 +182,7 @@ impl<'a> Target<'a> {
     #[inline]
     fn stage(&mut self, frame_len: usize) {
         let mut left = (self.header_len + frame_len) as u32;
-        for chain in &self.chains.list {
+        for chain in self.room.chains() {
             let here = chain.len.min(left);
             self.active.ring.stage_used(chain, here);
             left -= here;
@@ -174,6 +196,7 @@ impl<'a> Target<'a> {
 
     /// Shows the driver all that was delivered; true if it wants an interrupt.
     pub(crate) fn publish(&mut self) -> bool {
+        self.room.give_back(&mut self.active.ring);
         self.active.complete()
     }
 }

@@ -13,9 +13,10 @@ const MIN_FRAME_LEN: usize = 14;
 /// beside it.
 #[derive(Clone, Debug)]
 pub(crate) struct Packet {
-    /// The first bytes of the frame, read once.
-    pub(crate) snapshot: [u8; SNAPSHOT_LEN],
-    /// How many of them there are.
+    /// Room for a virtio-net header, then the first bytes of the frame, read once: as they go out, so that one copy
+    /// writes both.
+    head: [u8; VnetHdr::LEN + SNAPSHOT_LEN],
+    /// How many bytes of the frame there are.
     pub(crate) snapshot_len: usize,
     /// Bytes in the whole frame.
     pub(crate) frame_len: usize,
@@ -32,7 +33,7 @@ pub(crate) struct Packet {
 impl Default for Packet {
     fn default() -> Self {
         Self {
-            snapshot: [0; SNAPSHOT_LEN],
+            head: [0; VnetHdr::LEN + SNAPSHOT_LEN],
             snapshot_len: 0,
             frame_len: 0,
             header_len: 0,
@@ -44,7 +45,7 @@ impl Default for Packet {
 }
 
 impl Packet {
-    /// Takes the snapshot and judges it: header, offload request, key.
+    /// Takes the snapshot and judges it: header, offload request, key. `header_len` is at most [`VnetHdr::LEN`].
     #[inline]
     pub(crate) fn read(
         &mut self,
@@ -61,27 +62,56 @@ impl Packet {
         if frame_len > MAX_FRAME_LEN {
             return Err(DropReason::TooLong);
         }
-        let mut vnet = [0; VnetHdr::LEN];
-        let mut cursor = Cursor::new(pieces);
-        cursor.read(&mut vnet[..header_len.min(VnetHdr::LEN)]);
         self.snapshot_len = frame_len.min(SNAPSHOT_LEN);
         self.frame_len = frame_len;
         self.header_len = header_len;
-        cursor.read(&mut self.snapshot[..self.snapshot_len]);
-        self.offload = if vnet[0] | vnet[1] == 0 {
-            Offload::default()
-        } else {
-            Offload::check(&VnetHdr::parse(&vnet), &self.snapshot[..self.snapshot_len], frame_len)?
+        let end = VnetHdr::LEN + self.snapshot_len;
+        let Some(out) = self.head.get_mut(VnetHdr::LEN.saturating_sub(header_len)..end) else {
+            return Err(DropReason::TooLong);
+        };
+        match pieces {
+            // Most often all that is judged lies in the first piece.
+            [first, ..] if first.len() >= out.len() => first.read(0, out),
+            _ => Cursor::new(pieces).read(out),
+        };
+        self.offload = match header_len {
+            VnetHdr::LEN if self.head[0] | self.head[1] == 0 => Offload::None,
+            0 => Offload::None,
+            _ => self.requested()?,
         };
         self.key.in_port = in_port.0;
         self.classify(depth);
         Ok(())
     }
 
+    /// What the sender's virtio-net header asks for.
+    fn requested(&self) -> Result<Offload, DropReason> {
+        let mut vnet = [0; VnetHdr::LEN];
+        let given = self.head.get(VnetHdr::LEN - self.header_len..VnetHdr::LEN).unwrap_or(&[]);
+        for (to, from) in vnet.iter_mut().zip(given) {
+            *to = *from;
+        }
+        Offload::check(&VnetHdr::parse(&vnet), self.header(), self.frame_len)
+    }
+
+    /// The snapshot with `vnet` in front of it, as a receiver gets it whose header has `header_len` bytes.
+    #[inline]
+    pub(crate) fn with_header(&mut self, vnet: &VnetHdr, header_len: usize) -> &[u8] {
+        let start = VnetHdr::LEN.saturating_sub(header_len);
+        let bytes = vnet.to_bytes();
+        if header_len == VnetHdr::LEN {
+            self.head[..VnetHdr::LEN].copy_from_slice(&bytes);
+        } else if let (Some(to), Some(from)) = (self.head.get_mut(start..VnetHdr::LEN), bytes.get(..header_len)) {
+            to.copy_from_slice(from);
+        }
+        self.head.get(start..VnetHdr::LEN + self.snapshot_len).unwrap_or(&[])
+    }
+
     /// Fills in the key to `depth`.
     #[inline]
     pub(crate) fn classify(&mut self, depth: Depth) {
-        extract(&mut self.key, &self.snapshot[..self.snapshot_len], self.frame_len, depth);
+        let header = self.head.get(VnetHdr::LEN..VnetHdr::LEN + self.snapshot_len).unwrap_or(&[]);
+        extract(&mut self.key, header, self.frame_len, depth);
         self.hash = hash_key(&self.key, depth);
     }
 
@@ -94,7 +124,7 @@ impl Packet {
     /// The snapshot.
     #[inline]
     pub(crate) fn header(&self) -> &[u8] {
-        &self.snapshot[..self.snapshot_len]
+        self.head.get(VnetHdr::LEN..VnetHdr::LEN + self.snapshot_len).unwrap_or(&[])
     }
 
     /// Bytes behind the snapshot.

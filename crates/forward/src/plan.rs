@@ -30,6 +30,7 @@ pub(crate) struct Group {
     pub(crate) queue: u16,
     first: u16,
     last: u16,
+    len: u16,
 }
 
 /// A packet on its way to one receiver.
@@ -85,7 +86,8 @@ impl Plan {
                 last.next = node;
             }
             group.last = node;
-        } else if self.groups.try_push(Group { port, queue, first: node, last: node }).is_err() {
+            group.len += 1;
+        } else if self.groups.try_push(Group { port, queue, first: node, last: node, len: 1 }).is_err() {
             return false;
         }
         self.nodes.push(Node { packet: packet as u16, may_wait, next: NONE });
@@ -96,6 +98,12 @@ impl Plan {
     #[inline]
     pub(crate) fn group(&self, n: usize) -> Option<Group> {
         self.groups.get(n).copied()
+    }
+
+    /// Packets for a receiver.
+    #[inline]
+    pub(crate) fn len(&self, group: &Group) -> usize {
+        usize::from(group.len)
     }
 
     /// The first packet for a receiver.

@@ -58,6 +58,13 @@ impl<'m> Chains<'m> {
         self.pieces.get(first..first + usize::from(chain.count)).unwrap_or(&[])
     }
 
+    /// The memory of some chains that follow each other.
+    #[inline]
+    pub fn span(&self, chains: &[Chain]) -> &[GuestSlice<'m>] {
+        let (Some(first), Some(last)) = (chains.first(), chains.last()) else { return &[] };
+        self.pieces.get(usize::from(first.first)..usize::from(last.first) + usize::from(last.count)).unwrap_or(&[])
+    }
+
     /// The memory of all chains, in order.
     #[inline]
     pub fn all_pieces(&self) -> &[GuestSlice<'m>] {

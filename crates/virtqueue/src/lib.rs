@@ -10,13 +10,15 @@ mod journal;
 mod packed;
 mod queue;
 mod ring;
+mod room;
 mod split;
 
 pub use chain::{BURST, Chain, Chains, MAX_CHAINS, MAX_PIECES};
 pub use error::QueueError;
 pub use journal::{JOURNAL_BYTES, Journal};
 pub use queue::{Active, Ahead, Queue, QueueGuard, QueueSetup, QueueStatus};
-pub use ring::{Reserved, Ring};
+pub use ring::Ring;
+pub use room::{Reserved, Room};
 
 /// Descriptor flag: another descriptor follows (split: at `next`; packed: in the next slot).
 pub const DESC_NEXT: u16 = 1;

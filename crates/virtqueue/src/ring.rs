@@ -4,7 +4,7 @@ use crate::journal::{OpenBurst, Record};
 use crate::packed::PackedRing;
 use crate::queue::QueueSetup;
 use crate::split::SplitRing;
-use crate::{BURST, Chain, Chains, QueueError};
+use crate::{Chain, Chains, QueueError};
 use lasthop_guestmem::GuestMemory;
 use std::sync::Arc;
 
@@ -16,17 +16,6 @@ pub struct Ring(Layout);
 enum Layout {
     Split(SplitRing),
     Packed(PackedRing),
-}
-
-/// What became of a wish for buffers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reserved {
-    /// The chains hold the bytes asked for.
-    Enough,
-    /// The driver has made too few buffers available; nothing was taken.
-    NoBuffers,
-    /// The next buffer is too small and may not be joined with others; nothing was taken.
-    TooSmall,
 }
 
 macro_rules! either {
@@ -93,54 +82,15 @@ impl Ring {
         either!(self, r => r.unpop(chains))
     }
 
-    /// Takes chains that the device may write until they hold `need` bytes: several if `join` (VIRTIO_NET_F_MRG_RXBUF),
-    /// otherwise exactly one. `chains` is cleared first. Chains pointing the wrong way are given back unused on the way.
+    /// Takes up to `most` chains that the device is to write, as [`Ring::pop`].
     #[inline]
-    pub fn reserve<'m>(
+    pub(crate) fn pop_writable<'m>(
         &mut self,
         memory: &'m GuestMemory,
         chains: &mut Chains<'m>,
-        need: usize,
-        join: bool,
-    ) -> Result<Reserved, QueueError> {
-        chains.clear();
-        let (mut held, mut unfit) = (0usize, 0);
-        loop {
-            let before = chains.list.len();
-            either!(self, r => r.pop(memory, chains, true, 1))?;
-            let Some(&chain) = chains.list.get(before) else {
-                self.unpop(&chains.list);
-                chains.clear();
-                return Ok(Reserved::NoBuffers);
-            };
-            if chain.bad {
-                // In order: those before it go back to the ring, this one to the guest, then from the start again.
-                chains.list.pop();
-                if before == 0 {
-                    self.stage_used(&chain, 0);
-                    chains.clear();
-                    // A driver may make them faster than we give them back: no more than a burst of them in one call.
-                    unfit += 1;
-                    if unfit == BURST {
-                        return Ok(Reserved::TooSmall);
-                    }
-                    continue;
-                }
-                self.unpop(&[chain]);
-                self.unpop(&chains.list);
-                chains.clear();
-                return Ok(Reserved::TooSmall);
-            }
-            held += chain.len as usize;
-            if held >= need {
-                return Ok(Reserved::Enough);
-            }
-            if !join || chains.is_full() {
-                self.unpop(&chains.list);
-                chains.clear();
-                return Ok(Reserved::TooSmall);
-            }
-        }
+        most: usize,
+    ) -> Result<(), QueueError> {
+        either!(self, r => r.pop(memory, chains, true, most))
     }
 
     /// Notes that a chain is used and `len` bytes of it were written (0 for one that was read). In the order taken.

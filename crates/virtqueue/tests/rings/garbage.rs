@@ -1,6 +1,7 @@
 //! Rings full of rubbish, standing still or being rewritten under the device's hands: it neither panics nor loops nor
 //! writes anywhere but where a device may.
 
+use crate::Reserve as _;
 use crate::rig::*;
 use lasthop_virtqueue::{Chains, QueueError};
 use proptest::prelude::*;

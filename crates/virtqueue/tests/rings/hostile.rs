@@ -1,6 +1,7 @@
 //! Drivers and devices that break the rules. A driver's error stops the ring with a reason that names it; nothing
 //! panics, and a new start makes everything good. (G: a guest's rings; D: a driver domain's device.)
 
+use crate::Reserve as _;
 use crate::rig::*;
 use lasthop_guestmem::AccessError;
 use lasthop_virtqueue::driver::{DriverError, DriverRing, RingLayout};

@@ -1,5 +1,6 @@
 //! Our driver side against our device side: what goes in comes out, in order, once.
 
+use crate::Reserve as _;
 use crate::rig::*;
 use lasthop_virtqueue::driver::Piece;
 use lasthop_virtqueue::{Chain, Chains, Reserved};

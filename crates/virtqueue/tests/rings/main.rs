@@ -8,3 +8,33 @@ mod net;
 mod notify;
 mod oracle;
 mod rig;
+
+use lasthop_guestmem::GuestMemory;
+use lasthop_virtqueue::{Chains, QueueError, Reserved, Ring, Room};
+
+/// One reservation by itself: takes chains one at a time and leaves in `chains` those that hold the bytes.
+trait Reserve {
+    fn reserve<'m>(
+        &mut self,
+        memory: &'m GuestMemory,
+        chains: &mut Chains<'m>,
+        need: usize,
+        join: bool,
+    ) -> Result<Reserved, QueueError>;
+}
+
+impl Reserve for Ring {
+    fn reserve<'m>(
+        &mut self,
+        memory: &'m GuestMemory,
+        chains: &mut Chains<'m>,
+        need: usize,
+        join: bool,
+    ) -> Result<Reserved, QueueError> {
+        let mut room = Room::new();
+        let result = room.reserve(self, memory, need, join, 1);
+        room.give_back(self);
+        *chains = room.into_chains();
+        result
+    }
+}

@@ -1,5 +1,6 @@
 //! The network driver helper, against a device that echoes what it is sent.
 
+use crate::Reserve as _;
 use lasthop_guestmem::GuestMemory;
 use lasthop_virtqueue::driver::{Full, NetConfig, NetDriver, NetError, VNET_HDR_LEN};
 use lasthop_virtqueue::{Chains, Queue, Reserved};

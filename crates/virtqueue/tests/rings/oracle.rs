@@ -1,5 +1,6 @@
 //! The split ring against an implementation that is not ours (the `virtio-queue` crate), over the same memory.
 
+use crate::Reserve as _;
 use crate::rig::*;
 use lasthop_guestmem::{GuestMemory, RegionSpec};
 use lasthop_virtqueue::driver::{DriverRing, Piece, RingLayout};

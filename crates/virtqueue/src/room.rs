@@ -1,0 +1,137 @@
+//! Buffers of a receiving ring: taken some at a time, handed out frame by frame, the rest given back.
+
+use crate::{BURST, Chain, Chains, QueueError, Ring};
+use lasthop_guestmem::{GuestMemory, GuestSlice};
+
+/// What became of a wish for buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reserved {
+    /// The chains hold the bytes asked for.
+    Enough,
+    /// The driver has made too few buffers available; nothing was taken.
+    NoBuffers,
+    /// The next buffer is too small and may not be joined with others; nothing was taken.
+    TooSmall,
+}
+
+/// Chains taken from a ring that packets are written to. [`Room::give_back`] what is left before the ring's lock is
+/// released.
+#[derive(Debug, Default)]
+pub struct Room<'m> {
+    chains: Chains<'m>,
+    /// Chains before this one have been handed out.
+    first: usize,
+    /// Chains from `first` up to this one hold the frame at hand.
+    end: usize,
+}
+
+impl<'m> Room<'m> {
+    /// None taken yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Hands out chains that hold `need` bytes: several if `join` (VIRTIO_NET_F_MRG_RXBUF), otherwise exactly one.
+    /// When more must be taken from the ring, `ahead` is how many frames are still to come: their buffers' cache lines
+    /// are asked for together. Chains pointing the wrong way go back to the driver unused.
+    #[inline]
+    pub fn reserve(
+        &mut self,
+        ring: &mut Ring,
+        memory: &'m GuestMemory,
+        need: usize,
+        join: bool,
+        ahead: usize,
+    ) -> Result<Reserved, QueueError> {
+        self.first = self.end;
+        let (mut held, mut unfit) = (0usize, 0);
+        loop {
+            if self.end == self.chains.list.len() {
+                if self.chains.is_full() && self.first > 0 {
+                    // What was handed out takes up the space: begin anew with what was not.
+                    self.end = self.first;
+                    self.give_back(ring);
+                    held = 0;
+                }
+                if !self.refill(ring, memory, ahead)? {
+                    self.end = self.first;
+                    return Ok(if self.chains.is_full() { Reserved::TooSmall } else { Reserved::NoBuffers });
+                }
+            }
+            let Some(chain) = self.chains.list.get(self.end) else { return Ok(Reserved::NoBuffers) };
+            if chain.bad {
+                if self.end != self.first {
+                    self.end = self.first;
+                    return Ok(Reserved::TooSmall);
+                }
+                ring.stage_used(chain, 0);
+                self.end += 1;
+                self.first = self.end;
+                // A driver may make them faster than we give them back: no more than a burst of them in one call.
+                unfit += 1;
+                if unfit == BURST {
+                    return Ok(Reserved::TooSmall);
+                }
+                continue;
+            }
+            self.end += 1;
+            held += chain.len as usize;
+            if held >= need {
+                return Ok(Reserved::Enough);
+            }
+            if !join {
+                self.end = self.first;
+                return Ok(Reserved::TooSmall);
+            }
+        }
+    }
+
+    /// Takes more chains; false if there are none, or no room for them.
+    fn refill(&mut self, ring: &mut Ring, memory: &'m GuestMemory, ahead: usize) -> Result<bool, QueueError> {
+        if self.first == self.chains.list.len() {
+            // All handed out: their memory is written, their places are free.
+            self.chains.clear();
+            (self.first, self.end) = (0, 0);
+        }
+        let before = self.chains.list.len();
+        if self.chains.is_full() {
+            return Ok(false);
+        }
+        let result = ring.pop_writable(memory, &mut self.chains, ahead.max(1));
+        for chain in self.chains.list.get(before..).unwrap_or(&[]) {
+            if let Some(piece) = self.chains.pieces(chain).first() {
+                piece.prefetch_for_write();
+            }
+        }
+        // Chains before a broken one are good; if the frame needs more, the ring is asked again and says so again.
+        match result {
+            Err(error) if self.chains.list.len() == before => Err(error),
+            _ => Ok(self.chains.list.len() > before),
+        }
+    }
+
+    /// The chains handed out last.
+    #[inline]
+    pub fn chains(&self) -> &[Chain] {
+        self.chains.list.get(self.first..self.end).unwrap_or(&[])
+    }
+
+    /// Their memory, in order.
+    #[inline]
+    pub fn pieces(&self) -> &[GuestSlice<'m>] {
+        self.chains.span(self.chains())
+    }
+
+    /// The chains handed out last, alone.
+    pub fn into_chains(mut self) -> Chains<'m> {
+        self.chains.list.truncate(self.end);
+        self.chains.list.drain(..self.first);
+        self.chains
+    }
+
+    /// Puts back what was not handed out, or was by a `reserve` that failed.
+    pub fn give_back(&mut self, ring: &mut Ring) {
+        ring.unpop(self.chains.list.get(self.end..).unwrap_or(&[]));
+        self.chains.list.truncate(self.end);
+    }
+}
