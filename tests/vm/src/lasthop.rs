@@ -144,6 +144,34 @@ impl Lasthop {
         serde_json::from_str(&text).unwrap_or_else(|e| panic!("lasthop {}: {e} in {text:?}", words.join(" ")))
     }
 
+    /// What `lasthop port list --json` says of one port.
+    pub fn port(&self, name: &str) -> Value {
+        let list = self.json(&["port", "list"]);
+        let ports = list["ports"].as_array().cloned().unwrap_or_default();
+        ports.into_iter().find(|p| p["name"] == name).unwrap_or_else(|| panic!("no port {name} in {list}"))
+    }
+
+    /// Waits until a port is in this state (`waiting`, `connected`, `up`, …).
+    pub fn wait_for_state(&self, port: &str, state: &str) {
+        let what = format!("port {port} to be {state}");
+        wait_for(&what, Duration::from_secs(10), || self.port(port)["state"] == state);
+    }
+
+    /// Every packet taken from a guest is accounted for: delivered, dropped under a reason, or waiting. Call it when
+    /// nobody sends; waits a little, because packets that wait for control are counted later.
+    pub fn check_sums(&self) {
+        let mut sum = Value::Null;
+        for _ in 0..50 {
+            sum = self.json(&["stats"])["sum"].take();
+            let of = |name: &str| sum[name].as_u64().unwrap_or_else(|| panic!("no {name} in {sum}"));
+            if of("from_guest") + of("replicated") == of("to_guest") + of("dropped") + of("waiting") {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        panic!("the counters do not add up: {sum}");
+    }
+
     /// What the processes logged.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
@@ -159,6 +187,10 @@ impl Lasthop {
 
 impl Drop for Lasthop {
     fn drop(&mut self) {
+        if std::thread::panicking() && proc::alive(self.pid()) {
+            let stats = self.try_command(&["stats"]);
+            eprintln!("--- lasthop stats\n{}", String::from_utf8_lossy(&stats.stdout));
+        }
         spawn::end(&mut self.run);
         if std::thread::panicking() {
             eprintln!("--- lasthop's log\n{}", last_lines(&self.log(), 30));
@@ -166,11 +198,13 @@ impl Drop for Lasthop {
     }
 }
 
-/// One of the binaries under test: from LASTHOP_BIN_DIR, or the release build.
+/// One of the binaries under test: from LASTHOP_BIN_DIR, from beside the running program, or the release build.
 fn binary(name: &str) -> PathBuf {
     let target = || std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
-    let dir = std::env::var_os("LASTHOP_BIN_DIR").map_or_else(|| target().join("release"), PathBuf::from);
-    let path = dir.join(name);
+    let beside = std::env::current_exe().ok().and_then(|p| Some(p.parent()?.to_owned()));
+    let beside = beside.filter(|dir| dir.join("lasthop").exists());
+    let dir = std::env::var_os("LASTHOP_BIN_DIR").map(PathBuf::from).or(beside);
+    let path = dir.unwrap_or_else(|| target().join("release")).join(name);
     assert!(path.exists(), "no {}: run `cargo build --release --bins` first, or set LASTHOP_BIN_DIR", path.display());
     path
 }

@@ -22,7 +22,7 @@ mod nic;
 pub mod pcap;
 pub mod proc;
 mod qmp;
-mod spawn;
+pub mod spawn;
 mod testpmd;
 mod vm;
 

@@ -1,5 +1,6 @@
 //! Child processes that end when the test process does, even when it is killed.
 
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
@@ -24,6 +25,8 @@ pub fn spawn(signal: &str, program: &str, build: impl FnOnce(&mut Command)) -> C
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", signal, "--", program]);
     build(&mut command);
+    // Of its own group: ctrl-C at the terminal reaches this process alone, which then ends what it started in order.
+    command.process_group(0);
     let (answer, child) = channel();
     forker.send((command, answer)).expect("the forking thread never ends");
     child.recv().expect("the forking thread answers").unwrap_or_else(|e| panic!("cannot start setpriv {program}: {e}"))

@@ -4,8 +4,13 @@
 use crate::{last_lines, pcap, scratch, spawn};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
-use std::time::Duration;
+use std::process::{Child, ChildStdin, Stdio};
+use std::time::{Duration, Instant};
+
+const PROMPT: &str = "testpmd> ";
+
+/// How long a round waits for frames that do not come.
+const PATIENCE: Duration = Duration::from_secs(4);
 
 /// How both virtio-user ports are set up.
 #[derive(Clone, Debug)]
@@ -41,8 +46,9 @@ impl Loopback {
     }
 
     /// Plays `rounds` one after the other: in each, guest 0 sends the first list and guest 1 the second, one list of frames
-    /// per queue, and after each `settle` passes. Returns per round what guest 0 and guest 1 received.
-    pub fn play(&self, rounds: &[[Received; 2]], settle: Duration) -> Vec<[Received; 2]> {
+    /// per queue. A round ends when all arrived, or [`PATIENCE`] later. Returns per round what guest 0 and guest 1 received,
+    /// or why testpmd could not start its ports.
+    pub fn play(&self, rounds: &[[Received; 2]]) -> Result<Vec<[Received; 2]>, String> {
         let dir = scratch();
         let file = |round: usize, guest: usize, way: &str, queue: usize| {
             dir.path().join(format!("{way}-{round}-{guest}-{queue}.pcap"))
@@ -69,56 +75,132 @@ impl Loopback {
             }
         }
         // Ports 0 and 1 are the guests, 2 + 2r and 3 + 2r the files of round r; testpmd forwards within pairs of the list.
-        let mut script = String::from("set fwd io retry\nset burst tx delay 50 retry 100000\n");
-        for round in 0..rounds.len() {
-            script += &format!("set portlist 0,{},1,{}\nstart\n", 2 + 2 * round, 3 + 2 * round);
-            script += "#settle\nstop\n";
+        let mut testpmd = Testpmd::start(&self.devices, &vdevs);
+        if self.devices.mergeable {
+            testpmd.say("port config 0 rx_offload scatter on");
+            testpmd.say("port config 1 rx_offload scatter on");
         }
-        script += "show port stats all\nquit\n";
-        self.testpmd(&vdevs, &script, settle);
-        (0..rounds.len())
-            .map(|r| [0, 1].map(|g| (0..queues).map(|q| pcap::read(&file(r, g, "out", q))).collect()))
-            .collect()
+        let started = testpmd.say("port start all");
+        if started.contains("Fail") || started.contains("rror") {
+            return Err(format!("testpmd: {started}"));
+        }
+        testpmd.say("set fwd io retry");
+        testpmd.say("set burst tx delay 50 retry 100000");
+        let mut expected = [0, 0];
+        for (round, sides) in rounds.iter().enumerate() {
+            for (to, from) in [(0, 1), (1, 0)] {
+                expected[to] += sides[from].iter().map(Vec::len).sum::<usize>() as u64;
+            }
+            testpmd.say(&format!("set portlist 0,{},1,{}", 2 + 2 * round, 3 + 2 * round));
+            testpmd.say("start");
+            let end = Instant::now() + PATIENCE;
+            while [0, 1].iter().any(|g| testpmd.received(*g) < expected[*g]) && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            testpmd.say("stop");
+        }
+        testpmd.quit();
+        let received = |r| [0, 1].map(|g| (0..queues).map(|q| pcap::read(&file(r, g, "out", q))).collect());
+        Ok((0..rounds.len()).map(received).collect())
     }
+}
 
-    fn testpmd(&self, vdevs: &[String], script: &str, settle: Duration) {
+/// A testpmd at its prompt.
+struct Testpmd {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    log: PathBuf,
+    /// How much of the log has been read.
+    read: usize,
+    _dir: tempfile::TempDir,
+}
+
+impl Testpmd {
+    fn start(devices: &VirtioUser, vdevs: &[String]) -> Self {
         let dir = scratch();
         let log = dir.path().join("testpmd.log");
-        let mut child = spawn::spawn("KILL", "dpdk-testpmd", |c| {
+        // Unbuffered, so that what follows a prompt belongs to the next command.
+        let mut child = spawn::spawn("KILL", "stdbuf", |c| {
             let out = std::fs::File::create(&log).expect("a log in the scratch directory");
-            c.args(["--lcores", "0@(0,1),1@(0,1)", "--in-memory", "--single-file-segments", "--no-pci", "-m", "192"]);
-            c.arg("--file-prefix").arg(dir.path().file_name().expect("the directory has a name"));
+            c.args(["-o0", "dpdk-testpmd", "--lcores", "0@(0,1),1@(0,1)", "--in-memory", "--single-file-segments"]);
+            c.args(["--no-pci", "-m", "192", "--file-prefix"])
+                .arg(dir.path().file_name().expect("the directory has a name"));
             for vdev in vdevs {
                 c.args(["--vdev", vdev]);
             }
-            let queues = self.devices.queues;
+            if devices.arguments.contains("vectorized=1") {
+                c.arg("--force-max-simd-bitwidth=512");
+            }
+            let queues = devices.queues;
             // Without merged buffers a 9000-byte frame needs one buffer that long.
-            let mbuf = if self.devices.mergeable { 2176 } else { 9728 };
+            let mbuf = if devices.mergeable { 2176 } else { 9728 };
             c.args(["--", "-i", "--nb-cores=1", "--txd=1024", "--rxd=1024", "--burst=32", "--max-pkt-len=9018"]);
             c.args([format!("--rxq={queues}"), format!("--txq={queues}"), format!("--mbuf-size={mbuf}")]);
-            c.args([format!("--total-num-mbufs={}", 6000 * queues.min(2))]);
+            c.args([
+                format!("--total-num-mbufs={}", 6000 * queues.min(2)),
+                "--disable-device-start".into(),
+                "--no-flush-rx".into(),
+            ]);
             c.stdin(Stdio::piped()).stdout(out.try_clone().expect("a second handle")).stderr(out);
         });
-        let mut stdin = child.stdin.take().expect("stdin is piped");
-        let text = || String::from_utf8_lossy(&std::fs::read(&log).unwrap_or_default()).into_owned();
-        crate::wait_for("testpmd's prompt", Duration::from_secs(20), || {
-            let text = text();
+        let stdin = child.stdin.take();
+        let mut testpmd = Self { child, stdin, log, read: 0, _dir: dir };
+        testpmd.prompt();
+        testpmd
+    }
+
+    /// Waits for the next prompt and returns what came before it.
+    fn prompt(&mut self) -> String {
+        let mut said = String::new();
+        let (child, log, read) = (&mut self.child, &self.log, &mut self.read);
+        crate::wait_for("testpmd's prompt", Duration::from_secs(30), || {
+            let all = std::fs::read(log).unwrap_or_default();
+            let new = String::from_utf8_lossy(all.get(*read..).unwrap_or_default()).into_owned();
+            if let Some(at) = new.find(PROMPT) {
+                *read += at + PROMPT.len();
+                said = new[..at].into();
+                return true;
+            }
             if let Ok(Some(status)) = child.try_wait() {
-                panic!("testpmd ended with {status}:\n{}", last_lines(&text, 15));
+                panic!("testpmd ended with {status}:\n{}", last_lines(&String::from_utf8_lossy(&all), 15));
             }
-            text.contains("testpmd>")
+            false
         });
-        for line in script.lines() {
-            if line == "#settle" {
-                std::thread::sleep(settle);
-            } else if writeln!(stdin, "{line}").is_err() {
-                break;
-            }
+        said
+    }
+
+    /// Types one command and returns what it prints.
+    fn say(&mut self, command: &str) -> String {
+        let stdin = self.stdin.as_mut().expect("stdin is piped");
+        writeln!(stdin, "{command}").expect("testpmd reads its commands");
+        self.prompt()
+    }
+
+    /// Packets a port has received so far.
+    fn received(&mut self, port: usize) -> u64 {
+        let stats = self.say(&format!("show port stats {port}"));
+        let after = stats.split("RX-packets:").nth(1).and_then(|s| s.split_ascii_whitespace().next());
+        after.and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("no RX-packets in {stats:?}"))
+    }
+
+    /// Ends it, so that its files are complete.
+    fn quit(mut self) {
+        if let Some(mut stdin) = self.stdin.take() {
+            let _ = writeln!(stdin, "quit");
         }
-        drop(stdin);
-        crate::wait_for("testpmd's end", Duration::from_secs(20), || child.try_wait().is_ok_and(|s| s.is_some()));
+        crate::wait_for("testpmd's end", Duration::from_secs(20), || self.child.try_wait().is_ok_and(|s| s.is_some()));
+    }
+}
+
+impl Drop for Testpmd {
+    fn drop(&mut self) {
+        let text = String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned();
         if std::env::var_os("LASTHOP_TESTPMD_LOG").is_some() {
-            eprintln!("{}", text());
+            eprintln!("{text}");
+        } else if std::thread::panicking() {
+            eprintln!("--- testpmd\n{}", last_lines(&text, 20));
         }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }

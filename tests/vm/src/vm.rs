@@ -6,7 +6,7 @@ use crate::qmp::Qmp;
 use crate::{image, last_lines, proc, scratch, spawn};
 use serde_json::Value;
 use std::process::{Child, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::Duration;
 
 /// How long a VM may take to boot; two to four seconds are usual, but CI machines pause.
@@ -91,6 +91,15 @@ pub struct Pending {
 }
 
 impl Pending {
+    /// Its end, if it has come; panics when the VM is gone. For callers with something else to watch.
+    pub fn poll(&self) -> Option<Output> {
+        match self.answer.try_recv() {
+            Ok((code, stdout, stderr)) => Some(Output { code, stdout, stderr }),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => panic!("{}: the VM is gone", self.label),
+        }
+    }
+
     /// Waits for its end; panics after `limit`, or when the VM is gone.
     pub fn output(self, limit: Duration) -> Output {
         match self.answer.recv_timeout(limit) {

@@ -1,0 +1,164 @@
+//! DPDK's virtio-user driver as guests: every ring layout and feature it knows, each with frames that are compared byte
+//! for byte on the other side.
+
+use lasthop_tests_vm::{Lasthop, Loopback, Port, VirtioUser, proc, scratch};
+use std::collections::HashMap;
+
+/// Frames that guest `from` sends on queue `queue` to the other: lengths from 60 to 9014 bytes, IPv4 and IPv6 UDP, other
+/// EtherTypes and VLAN tags, numbered so that no two are the same.
+fn frames(from: u8, queue: usize, count: usize) -> Vec<Vec<u8>> {
+    (0..count).map(|n| frame(from, queue, n, 60 + n * 997 % (9014 - 60 + 1))).collect()
+}
+
+fn frame(from: u8, queue: usize, number: usize, len: usize) -> Vec<u8> {
+    let mac = |n: u8| [0x52, 0x54, 0, 0xd, 0xdc, n];
+    let mut f = [mac(1 - from), mac(from)].concat();
+    if number % 7 == 3 {
+        f.extend([0x81, 0x00, 0x00, 0x2a]);
+    }
+    let rest = len - f.len() - 2;
+    match number % 4 {
+        0 => f.extend([0x88, 0xb5]),
+        1 => {
+            f.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+            f.extend(((rest - 40) as u16).to_be_bytes());
+            // Next header 59: none, the rest is content.
+            f.extend([59, 64]);
+            for end in [from, 1 - from] {
+                f.extend([0xfd, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, queue as u8, end]);
+            }
+        }
+        _ => {
+            f.extend([0x08, 0x00]);
+            let start = f.len();
+            f.extend([0x45, 0]);
+            f.extend((rest as u16).to_be_bytes());
+            f.extend([0, 0, 0x40, 0, 64, 17, 0, 0, 10, 9, queue as u8, from, 10, 9, queue as u8, 1 - from]);
+            let sum = f[start..].chunks(2).map(|w| u32::from(w[0]) << 8 | u32::from(w[1])).sum::<u32>();
+            let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+            f[start + 10..start + 12].copy_from_slice(&sum.to_be_bytes());
+            // UDP without a checksum, which IPv4 allows.
+            f.extend([0x40, queue as u8, 0x40, queue as u8]);
+            f.extend(((rest - 20) as u16).to_be_bytes());
+            f.extend([0, 0]);
+        }
+    }
+    let mut word = (number as u32) << 8 | (queue as u32) << 4 | u32::from(from);
+    while f.len() < len {
+        word = word.wrapping_mul(0x9e37_79b1).rotate_left(9) ^ number as u32;
+        f.push((word >> 24) as u8);
+    }
+    f
+}
+
+/// One set-up of the two guests.
+struct Cell {
+    arguments: &'static str,
+    mergeable: bool,
+    queues: usize,
+}
+
+/// Every combination of the arguments, merged buffers on and off where `mergeable` says so, and 1, 2 and 4 queue pairs.
+fn cells(arguments: &[&'static str], mergeable: &[bool]) -> Vec<Cell> {
+    let of = |a: &&'static str, m: bool| [1, 2, 4].map(|queues| Cell { arguments: a, mergeable: m, queues });
+    arguments.iter().flat_map(|a| mergeable.iter().flat_map(move |m| of(a, *m))).collect()
+}
+
+/// Runs every cell on one lasthop, so that each also finds what the one before left behind; where `server` is true the
+/// guests listen and lasthop connects. Fails with the list of cells that failed.
+fn matrix(cells: &[Cell], server: bool) {
+    let dir = scratch();
+    let port = |n: &str| if server { Port::connect(n, dir.path()) } else { Port::listen(n, dir.path()) };
+    let lasthop = Lasthop::start(&[port("a"), port("b")]);
+    let switch = lasthop.switch();
+    let mut descriptors = Vec::new();
+    let failed: Vec<String> = cells
+        .iter()
+        .filter_map(|Cell { arguments, mergeable, queues }| {
+            let name = format!("[{arguments} mergeable={mergeable} queues={queues}]");
+            let devices = VirtioUser { queues: *queues, mergeable: *mergeable, arguments: (*arguments).into(), server };
+            let outcome = passes(&Loopback::new(dir.path(), devices)).err();
+            lasthop.wait_for_state("a", "waiting");
+            lasthop.wait_for_state("b", "waiting");
+            descriptors.push(proc::descriptors(switch));
+            outcome.map(|e| format!("{name}: {e}"))
+        })
+        .collect();
+    let stats = lasthop.command(&["stats"]);
+    assert!(failed.is_empty(), "{} of {} cells failed:\n{}\n{stats}", failed.len(), cells.len(), failed.join("\n"));
+    assert_eq!(lasthop.switch(), switch, "the switch was restarted");
+    lasthop.check_sums();
+    let (first, last) = (descriptors.first(), descriptors.last());
+    assert!(last <= first, "descriptors grew with every front-end that came and went: {descriptors:?}");
+}
+
+/// Plays a few frames both ways, twice, so that both addresses are learned and their flows are known; then as many as the
+/// rings can hold, and compares those.
+fn passes(guests: &Loopback) -> Result<(), String> {
+    let queues = guests.devices.queues;
+    // 9014 bytes fill up to five merged buffers: no more frames at once than the receiver's ring has room for.
+    let full = if guests.devices.mergeable { 200 } else { 900 };
+    let sides =
+        |count: usize| [0, 1].map(|from| (0..queues).map(|q| frames(from, q, count / queues)).collect::<Vec<_>>());
+    let few = sides(8 * queues);
+    let rounds = [few.clone(), few, sides(full)];
+    let received = guests.play(&rounds)?;
+    for (receiver, got) in received[2].iter().enumerate() {
+        let sent = &rounds[2][1 - receiver];
+        for (queue, sent) in sent.iter().enumerate() {
+            compare(sent, got).map_err(|e| format!("to guest {receiver} from queue {queue}: {e}"))?;
+        }
+        let (all, sent) = (got.iter().map(Vec::len).sum::<usize>(), sent.iter().map(Vec::len).sum::<usize>());
+        if all != sent {
+            return Err(format!("guest {receiver} got {all} frames of {sent}"));
+        }
+    }
+    Ok(())
+}
+
+/// Every frame sent on one queue arrived once and unchanged; those of one flow that arrived on one queue came in order.
+fn compare(sent: &[Vec<u8>], got: &[Vec<Vec<u8>>]) -> Result<(), String> {
+    let index: HashMap<&[u8], usize> = sent.iter().enumerate().map(|(i, f)| (&f[..], i)).collect();
+    let mut seen = vec![0; sent.len()];
+    for frames in got {
+        let order: Vec<usize> = frames.iter().filter_map(|f| index.get(&f[..]).copied()).collect();
+        // Frames with and without a VLAN tag are different flows to a learning switch.
+        for tagged in [false, true] {
+            let flow: Vec<_> = order.iter().filter(|i| (sent[**i][12..14] == [0x81, 0x00]) == tagged).collect();
+            if !flow.is_sorted() {
+                return Err(format!("frames overtook each other: {flow:?}"));
+            }
+        }
+        order.into_iter().for_each(|i| seen[i] += 1);
+    }
+    let wrong = seen.iter().enumerate().filter(|(_, n)| **n != 1);
+    let wrong: Vec<_> = wrong.map(|(i, n)| format!("{i} ({} bytes) {n} times", sent[i].len())).collect();
+    match wrong.len() {
+        0 => Ok(()),
+        n => {
+            Err(format!("{n} of {} frames not received once and whole: {}", sent.len(), wrong[..n.min(12)].join(", ")))
+        }
+    }
+}
+
+#[test]
+fn split_rings() {
+    matrix(&cells(&["", "in_order=1"], &[true, false]), true);
+}
+
+#[test]
+fn packed_rings() {
+    matrix(&cells(&["packed_vq=1", "packed_vq=1,in_order=1"], &[true, false]), true);
+}
+
+/// DPDK's vector code wants split rings as they are, packed rings in order, and no merged buffers.
+#[test]
+fn vectorized_guests() {
+    matrix(&cells(&["vectorized=1", "packed_vq=1,in_order=1,vectorized=1"], &[false]), true);
+}
+
+/// The guests connect to sockets lasthop listens on.
+#[test]
+fn guests_that_connect() {
+    matrix(&cells(&["", "packed_vq=1"], &[true]), false);
+}
