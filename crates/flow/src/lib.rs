@@ -18,6 +18,8 @@ mod hash;
 mod lru;
 mod spec;
 mod table;
+#[cfg(any(test, feature = "testutil"))]
+pub mod testutil;
 
 pub use cache::ExactCache;
 pub use entry::{Flow, FlowStats};

@@ -1,5 +1,7 @@
 //! Builds frames for tests, here and in other crates (feature `testutil`). Panics on nonsense: never for real input.
 
+pub mod reference;
+
 use crate::{VnetHdr, sum};
 use lasthop_types::MacAddr;
 

@@ -41,3 +41,5 @@ pub use mactable::{AGEING_MS, HOLD_MS, MAX_MOVES, MOVE_WINDOW_MS, MacView};
 
 #[cfg(test)]
 mod tests;
+#[cfg(any(test, feature = "testutil"))]
+pub mod testutil;

@@ -1,4 +1,5 @@
 use super::*;
+use crate::testutil::{Step, compare};
 use proptest::prelude::*;
 
 const ALL_PORT: u32 = u32::MAX;
@@ -172,37 +173,6 @@ fn ranking_keeps_every_answer() {
     assert!(met(&table, &arp).is_some() && met(&table, &packet(1)).is_some() && met(&table, &packet(2)).is_none());
 }
 
-/// What a [`FlowTable`] should be, as a list.
-#[derive(Default)]
-struct Model(Vec<(FlowSpec, u64)>);
-
-impl Model {
-    fn insert(&mut self, spec: FlowSpec, now: u64, limit: usize) {
-        let key = spec.key.masked(&spec.mask);
-        let spec = FlowSpec { key, ..spec };
-        if let Some(old) = self.0.iter().position(|(f, _)| f.key == key && f.mask == spec.mask) {
-            self.0.remove(old);
-        } else if self.0.len() == limit {
-            let oldest = (0..limit).min_by_key(|i| self.0[*i].1).unwrap();
-            self.0.remove(oldest);
-        }
-        self.0.push((spec, now));
-    }
-
-    fn matching(&self, key: &FlowKey) -> Vec<&FlowSpec> {
-        self.0.iter().map(|(f, _)| f).filter(|f| key.masked(&f.mask) == f.key).collect()
-    }
-}
-
-#[derive(Clone, Debug)]
-enum Step {
-    Insert(FlowSpec),
-    Remove(FlowSpec),
-    RemovePort(u32),
-    Packet(FlowKey),
-    Rank,
-}
-
 /// Few values for each field, so that keys meet.
 fn keys() -> impl Strategy<Value = FlowKey> {
     (0u32..3, 0u8..3, 0u16..2, 0u8..2, 0u16..2, 0u8..2).prop_map(|(in_port, mac, eth_type, ip, l4_dst, sha)| FlowKey {
@@ -248,66 +218,8 @@ fn steps() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Table and cache against the list. Flows here may contradict each other, which control never lets happen, so any
-    /// live flow that matches is a right answer; none is right only if none matches.
     #[test]
     fn behaves_like_a_list(steps in proptest::collection::vec(steps(), 1..120)) {
-        const LIMIT: usize = 8;
-        let (table, mut model) = (FlowTable::new(LIMIT), Model::default());
-        let mut cache = crate::ExactCache::new(8);
-        for (now, step) in steps.into_iter().enumerate() {
-            let now = now as u64;
-            match step {
-                Step::Insert(spec) => {
-                    table.insert(spec.clone(), now).unwrap();
-                    model.insert(spec, now, LIMIT);
-                }
-                Step::Remove(spec) => {
-                    let key = spec.key.masked(&spec.mask);
-                    let known = model.0.iter().position(|(f, _)| f.key == key && f.mask == spec.mask);
-                    prop_assert_eq!(table.remove(&spec.key, &spec.mask).is_some(), known.is_some());
-                    known.map(|at| model.0.remove(at));
-                }
-                Step::RemovePort(port) => {
-                    let before = model.0.len();
-                    model.0.retain(|(f, _)| {
-                        let from = f.mask.0.in_port != 0 && f.key.in_port == port;
-                        !from && !f.actions.contains(&Action::Output(PortId(port)))
-                    });
-                    prop_assert_eq!(table.remove_port(PortId(port)), before - model.0.len());
-                }
-                Step::Packet(key) => {
-                    let depth = table.depth();
-                    let hash = crate::hash_key(&key, depth);
-                    let cached = cache.get(&key, depth, hash).cloned();
-                    let found = match table.lookup(&key, depth) {
-                        Lookup::Flow(flow) => Some(flow),
-                        Lookup::Miss => None,
-                        Lookup::Deeper(_) => unreachable!("the depth is the table's"),
-                    };
-                    let right = model.matching(&key);
-                    prop_assert_eq!(found.is_some(), !right.is_empty());
-                    for flow in cached.iter().chain(&found) {
-                        prop_assert!(right.contains(&&flow.spec()), "{:?} among {:?}", flow.spec(), right);
-                    }
-                    if let Some(flow) = cached.or(found) {
-                        flow.stats.add(1, 60, now);
-                        let used = model.0.iter().position(|(f, _)| *f == flow.spec());
-                        // Kept in order of installation among equals by time alone: every step has its own.
-                        model.0[used.unwrap()].1 = now;
-                        cache.put(hash, &flow);
-                    }
-                }
-                Step::Rank => table.rank(),
-            }
-            prop_assert_eq!(table.len(), model.0.len());
-            prop_assert_eq!(table.flows().len(), model.0.len());
-            let depth = model.0.iter().map(|(f, _)| f.mask.depth()).max().unwrap_or_default();
-            prop_assert_eq!(table.depth(), depth);
-            let mut masks: Vec<_> = model.0.iter().map(|(f, _)| f.mask.0.words()).collect();
-            masks.sort();
-            masks.dedup();
-            prop_assert_eq!(table.masks(), masks.len());
-        }
+        compare(steps);
     }
 }

@@ -1,0 +1,256 @@
+//! The learning switch against a switch that only does what it is told, and against the definition of learning: for
+//! tests here and elsewhere (feature `testutil`). Panics when they disagree: never for real input.
+
+use crate::{Change, Effects, FlowUse, Learning, Limits, Resume};
+use lasthop_flow::{Action, FlowSpec};
+use lasthop_frame::FlowKey;
+use lasthop_types::{MacAddr, PortId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// An address, 52:54:00:00:00:n.
+pub fn mac(n: u8) -> MacAddr {
+    MacAddr([0x52, 0x54, 0, 0, 0, n])
+}
+
+/// An IPv4 packet from `port`.
+pub fn key(port: u32, src: MacAddr, dst: MacAddr) -> FlowKey {
+    FlowKey { in_port: port, eth_src: src.0, eth_dst: dst.0, eth_type: 0x0800, ..FlowKey::default() }
+}
+
+/// The same in a VLAN.
+pub fn tagged(mut key: FlowKey, vid: u16) -> FlowKey {
+    (key.vlan_tci, key.vlan_tpid) = (FlowKey::VLAN_PRESENT | vid, 0x8100);
+    key
+}
+
+/// A switch with a flow table, its ports, and the policy that fills it.
+pub(crate) struct Bench {
+    pub(crate) policy: Learning,
+    pub(crate) limits: Limits,
+    pub(crate) now_ms: u64,
+    pub(crate) next_id: u64,
+    pub(crate) up: BTreeMap<PortId, bool>,
+    /// Masked key and mask → flow, last use.
+    pub(crate) table: Vec<(FlowSpec, u64)>,
+}
+
+impl Bench {
+    pub(crate) fn new(limits: Limits, ports: u32) -> Self {
+        let mut bench = Self {
+            policy: Learning::new(limits.clone()),
+            limits,
+            now_ms: 1_000_000,
+            next_id: 0,
+            up: BTreeMap::new(),
+            table: Vec::new(),
+        };
+        for port in 1..=ports {
+            bench.port(port, true);
+        }
+        bench
+    }
+
+    pub(crate) fn apply(&mut self, out: Effects) -> Vec<Resume> {
+        for change in out.changes {
+            match change {
+                Change::Put(spec) => {
+                    assert_eq!(spec.key, spec.key.masked(&spec.mask), "key not masked");
+                    match self.table.iter_mut().find(|(f, _)| f.key == spec.key && f.mask == spec.mask) {
+                        Some((f, _)) => *f = spec,
+                        None => self.table.push((spec, self.now_ms)),
+                    }
+                }
+                Change::Del(key, mask) => self.table.retain(|(f, _)| f.key != key || f.mask != mask),
+            }
+        }
+        out.resumes
+    }
+
+    pub(crate) fn port(&mut self, id: u32, up: bool) {
+        let mut out = Effects::default();
+        self.policy.port(PortId(id), up, self.now_ms, &mut out);
+        self.up.insert(PortId(id), up);
+        self.apply(out);
+    }
+
+    pub(crate) fn port_gone(&mut self, id: u32) {
+        let (id, mut out) = (PortId(id), Effects::default());
+        self.up.remove(&id);
+        self.table.retain(|(f, _)| f.key.port() != id && !f.actions.contains(&Action::Output(id)));
+        self.policy.port_gone(id, self.now_ms, &mut out);
+        self.apply(out);
+    }
+
+    /// The flows a packet meets.
+    pub(crate) fn lookup(&self, key: &FlowKey) -> Vec<&FlowSpec> {
+        self.table.iter().map(|(f, _)| f).filter(|f| key.masked(&f.mask) == f.key).collect()
+    }
+
+    /// Sends a packet: what happened to it.
+    pub(crate) fn packet(&mut self, key: &FlowKey) -> Vec<Action> {
+        let now_ms = self.now_ms;
+        if let Some((flow, used)) = self.table.iter_mut().find(|(f, _)| key.masked(&f.mask) == f.key) {
+            *used = now_ms;
+            return flow.actions.clone();
+        }
+        let mut out = Effects::default();
+        self.next_id += 1;
+        self.policy.miss(self.next_id, key, now_ms, &mut out);
+        let resumes = self.apply(out);
+        assert_eq!(resumes.len(), 1, "each miss is answered once");
+        assert_eq!(resumes[0].id, self.next_id);
+        resumes[0].actions.clone()
+    }
+
+    pub(crate) fn dump(&self) -> Vec<FlowUse> {
+        self.table.iter().map(|(f, used)| FlowUse { spec: f.clone(), idle_ms: self.now_ms - used }).collect()
+    }
+
+    pub(crate) fn poll(&mut self, elapsed_ms: u64) {
+        self.now_ms += elapsed_ms;
+        let (asked, mut out) = (self.policy.asked(), Effects::default());
+        self.policy.statistics(asked, &self.dump(), self.now_ms, &mut out);
+        self.policy.tick(self.now_ms, &mut out);
+        self.apply(out);
+    }
+
+    /// Control was killed: another process takes over what is in the switch.
+    pub(crate) fn restart_control(&mut self) {
+        self.policy = Learning::new(self.limits.clone());
+        self.attach();
+    }
+
+    pub(crate) fn restart_switch(&mut self) {
+        self.table.clear();
+        self.attach();
+    }
+
+    pub(crate) fn attach(&mut self) {
+        self.policy.attached();
+        for (id, up) in self.up.clone() {
+            self.port(id.0, up);
+        }
+        let (asked, mut out) = (self.policy.asked(), Effects::default());
+        self.policy.reconcile(asked, &self.dump(), self.now_ms, &mut out);
+        self.apply(out);
+    }
+
+    pub(crate) fn home(&self, vlan: u16, mac: MacAddr) -> Option<PortId> {
+        self.policy.macs(self.now_ms).find(|m| m.mac == mac && m.vlan == vlan).map(|m| m.port)
+    }
+
+    /// What a learning switch with this address table does: the definition, without any index.
+    pub(crate) fn reference(&self, key: &FlowKey) -> Vec<Action> {
+        if !key.src().is_unicast_source() || key.dst().is_link_local() {
+            return Vec::new();
+        }
+        match self.home(key.vlan_tci & 0xfff, key.dst()) {
+            Some(port) => vec![Action::Output(port)],
+            None => {
+                let others = self.up.iter().filter(|(id, up)| **up && **id != key.port());
+                others.map(|(id, _)| Action::Output(*id)).collect()
+            }
+        }
+    }
+
+    pub(crate) fn limits_hold(&self) {
+        let mut per_port = BTreeMap::<PortId, usize>::new();
+        for m in self.policy.macs(self.now_ms) {
+            *per_port.entry(m.port).or_default() += 1;
+        }
+        assert!(self.policy.mac_count() <= self.limits.macs);
+        assert!(per_port.values().all(|n| *n <= self.limits.macs_per_port), "{per_port:?}");
+        assert!(per_port.keys().all(|p| self.up.contains_key(p)), "address on a port that is gone");
+        let ordinary = |f: &&(FlowSpec, u64)| f.0.mask.0.eth_dst == [0xff; 6];
+        assert!(self.table.iter().filter(ordinary).count() <= self.limits.flows);
+        for port in self.up.keys() {
+            let of_port = self.table.iter().filter(ordinary).filter(|(f, _)| f.key.port() == *port).count();
+            assert!(of_port <= self.limits.flows_per_port, "{of_port} flows from {port}");
+            assert_eq!(self.policy.port_view(*port).unwrap().flows, of_port, "index and switch agree");
+            assert_eq!(self.policy.port_view(*port).unwrap().macs, per_port.get(port).copied().unwrap_or(0));
+        }
+    }
+
+    pub(crate) fn refused(&self, port: u32) -> u64 {
+        self.policy.port_view(PortId(port)).map_or(0, |v| v.over_limit + v.moves_refused)
+    }
+}
+
+/// What happens on the bench.
+#[derive(Clone, Debug)]
+pub enum Op {
+    /// A packet with this key arrives.
+    Packet(FlowKey),
+    /// A port comes up or goes down.
+    Port(u32, bool),
+    /// A port is removed.
+    PortGone(u32),
+    /// Time passes (ms), then statistics are read and things age.
+    Poll(u64),
+    /// The switch loses a flow.
+    Evict(usize),
+    /// Control is killed and started anew.
+    RestartControl,
+    /// The switch is killed and started anew.
+    RestartSwitch,
+}
+
+/// Whatever happens: every packet is treated as a learning switch would, flows that overlap agree, and the limits hold.
+/// `probes` are asked for after each step without being sent.
+pub fn compare(ops: impl IntoIterator<Item = Op>, probes: &[FlowKey], small: bool) {
+    let limits =
+        if small { Limits { macs: 9, macs_per_port: 3, flows: 20, flows_per_port: 8 } } else { Limits::default() };
+    let mut b = Bench::new(limits, 4);
+    let mut sources = BTreeSet::new();
+    for op in ops {
+        b.now_ms += 7;
+        let mut ticked = false;
+        match op {
+            Op::Packet(key) => {
+                let known = b.up.contains_key(&key.port());
+                let (refused, vlan) = (b.refused(key.in_port), key.vlan_tci & 0xfff);
+                let hit = !b.lookup(&key).is_empty();
+                let done = b.packet(&key);
+                assert_eq!(done, b.reference(&key), "{:?}", key);
+                if known && key.src().is_unicast_source() && !key.dst().is_link_local() {
+                    sources.insert((vlan, key.src()));
+                    let home = b.home(vlan, key.src());
+                    assert!(
+                        hit || home == Some(key.port()) || b.refused(key.in_port) == refused + 1,
+                        "neither learned nor refused"
+                    );
+                }
+            }
+            Op::Port(p, up) => b.port(p, up),
+            Op::PortGone(p) => b.port_gone(p),
+            Op::Poll(ms) => {
+                b.poll(ms);
+                ticked = true;
+            }
+            Op::Evict(n) => {
+                if !b.table.is_empty() {
+                    let n = n % b.table.len();
+                    b.table.swap_remove(n);
+                }
+                b.poll(0);
+            }
+            Op::RestartControl => b.restart_control(),
+            Op::RestartSwitch => b.restart_switch(),
+        }
+        b.limits_hold();
+        for probe in probes {
+            for flow in b.lookup(probe) {
+                assert_eq!(&flow.actions, &b.reference(probe), "{:?} meets {:?}", probe, flow);
+            }
+        }
+        for (flow, _) in &b.table {
+            // A source that lives elsewhere may keep a flow only until the next tick.
+            if ticked && flow.mask.0.eth_dst == [0xff; 6] && flow.mask.0.in_port != 0 {
+                assert_eq!(b.home(flow.key.vlan_tci, flow.key.src()), Some(flow.key.port()));
+            }
+        }
+        for m in b.policy.macs(b.now_ms) {
+            assert!(sources.contains(&(m.vlan, m.mac)), "learned what was never sent");
+        }
+    }
+}
