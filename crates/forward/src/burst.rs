@@ -107,11 +107,11 @@ impl Forwarder {
 
         let (done, rest) = chains.list.split_at(taken.min(chains.list.len()));
         active.ring.unpop(rest);
-        for chain in done {
-            active.ring.stage_used(chain, 0);
-        }
+        active.ring.stage_read(done);
         if taken < seen {
-            active.ahead = Ahead { dealt: self.plan.dealt >> taken, tried: (1 << (seen - taken)) - 1 };
+            // 1 to 64 packets: BURST is the width of the word.
+            let tried = u64::MAX >> (BURST - (seen - taken));
+            active.ahead = Ahead { dealt: self.plan.dealt >> taken, tried };
         }
         let call = active.complete();
         if memory.faulted() {
@@ -212,7 +212,7 @@ impl Forwarder {
             let Some(queue) = port.queues.get(usize::from(group.queue)) else { continue };
             let mut guard = queue.lock();
             let (call, error) = match guard.active() {
-                Some(active) => fill(&mut self.plan, &mut self.packets, &group, active, port.mtu(), queue, burst),
+                Some(active) => fill(&mut self.plan, &self.packets, &group, active, port.mtu(), queue, burst),
                 None => {
                     let mut next = self.plan.first(&group);
                     while let Some(node) = next {
@@ -302,7 +302,7 @@ pub(crate) fn fail(datapath: &Datapath, port: &Port, index: u16, guard: &mut Que
 /// Delivers one receiver's packets and publishes them at once. Returns whether to interrupt, and what broke the ring.
 fn fill(
     plan: &mut Plan,
-    packets: &mut [Packet],
+    packets: &[Packet],
     group: &Group,
     active: &mut Active,
     mtu: u16,
@@ -319,14 +319,16 @@ fn fill(
         if node.may_wait && plan.is_held(group.port, group.queue) {
             continue;
         }
-        let (Some(packet), Some(chain)) = (packets.get_mut(i), burst.chains.list.get(i)) else { continue };
+        let (Some(packet), Some(chain)) = (packets.get(i), burst.chains.list.get(i)) else { continue };
         let result = match error {
             None => target.deliver(packet, burst.chains.pieces(chain)),
             Some(_) => Err(Undelivered::Drop(DropReason::ReceiverBroken)),
         };
         match result {
-            Ok(()) => queue.starved_since.store(0, Relaxed),
-            Err(Undelivered::Drop(DropReason::NoBuffers)) if node.may_wait && may_hold(queue, burst) => {
+            Ok(()) => {}
+            Err(Undelivered::Drop(DropReason::NoBuffers))
+                if node.may_wait && may_hold(queue, burst, target.delivered() > 0) =>
+            {
                 if plan.hold(group.port, group.queue) {
                     continue;
                 }
@@ -340,6 +342,9 @@ fn fill(
         }
         plan.set_dealt(i);
     }
+    if target.delivered() > 0 && !plan.is_held(group.port, group.queue) {
+        queue.starved_since.store(0, Relaxed);
+    }
     let call = target.publish();
     if error.is_none() && memory.faulted() {
         error = Some(QueueError::MemoryFault);
@@ -348,11 +353,11 @@ fn fill(
 }
 
 /// Whether packets may still wait for a receiver that has just been found without buffers.
-fn may_hold(queue: &Queue, burst: &Burst<'_, '_>) -> bool {
+fn may_hold(queue: &Queue, burst: &Burst<'_, '_>, some_delivered: bool) -> bool {
     // One writer: the holder of the queue's lock. 0 stands for "not starved", so the clock starts at 1.
     let now = burst.now_ms + 1;
     let since = queue.starved_since.load(Relaxed);
-    if since == 0 {
+    if since == 0 || some_delivered {
         queue.starved_since.store(now, Relaxed);
         return true;
     }

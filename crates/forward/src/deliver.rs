@@ -36,6 +36,8 @@ pub(crate) struct Target<'a> {
     header_len: usize,
     join: bool,
     counters: &'a PortCounters,
+    packets: u64,
+    bytes: u64,
 }
 
 impl<'a> Target<'a> {
@@ -57,55 +59,73 @@ impl<'a> Target<'a> {
             header_len: header_len(features),
             join: features & feature::MRG_RXBUF != 0,
             counters,
+            packets: 0,
+            bytes: 0,
         }
     }
 
     /// Delivers one packet. The driver sees it when the ring is published.
     #[inline]
-    pub(crate) fn deliver(&mut self, packet: &mut Packet, pieces: &[GuestSlice<'_>]) -> Result<(), Undelivered> {
+    pub(crate) fn deliver(&mut self, packet: &Packet, pieces: &[GuestSlice<'_>]) -> Result<(), Undelivered> {
         if packet.offload == Offload::None && self.receiver.mtu == 0 {
             self.as_is(&VnetHdr::default(), packet, pieces)?;
         } else {
-            match packet.offload.for_receiver(&self.receiver, packet.header(), packet.frame_len)? {
-                Delivery::AsIs { vnet } => self.as_is(&vnet, packet, pieces)?,
-                Delivery::CompleteChecksum(rest) => self.with_checksum(&rest, packet, pieces)?,
-                Delivery::Segment(segmenter) => self.segments(segmenter, packet, pieces)?,
-            }
+            self.offloaded(packet, pieces)?;
         }
         self.ahead = self.ahead.saturating_sub(1);
-        self.counters.packets.add(1);
-        self.counters.bytes.add(packet.frame_len as u64);
+        self.packets += 1;
+        self.bytes += packet.frame_len as u64;
         Ok(())
     }
 
+    #[inline(never)]
+    fn offloaded(&mut self, packet: &Packet, pieces: &[GuestSlice<'_>]) -> Result<(), Undelivered> {
+        match packet.offload.for_receiver(&self.receiver, packet.header(), packet.frame_len)? {
+            Delivery::AsIs { vnet } => self.as_is(&vnet, packet, pieces),
+            Delivery::CompleteChecksum(rest) => self.with_checksum(&rest, packet, pieces),
+            Delivery::Segment(segmenter) => self.segments(segmenter, packet, pieces),
+        }
+    }
+
     #[inline]
-    fn as_is(&mut self, vnet: &VnetHdr, packet: &mut Packet, pieces: &[GuestSlice<'_>]) -> Result<(), Undelivered> {
+    fn as_is(&mut self, vnet: &VnetHdr, packet: &Packet, pieces: &[GuestSlice<'_>]) -> Result<(), Undelivered> {
         self.reserve(packet.frame_len)?;
-        let vnet = VnetHdr { num_buffers: self.room.chains().len() as u16, ..*vnet };
-        let (from, payload_len) = (packet.snapshot_len, packet.payload_len());
-        let head = packet.with_header(&vnet, self.header_len);
-        match self.room.pieces() {
-            [piece] => {
-                let done = piece.write(0, head);
-                if payload_len > 0 {
-                    let mut to = Cursor::at(std::slice::from_ref(piece), done);
-                    to.copy_from(&mut packet.payload(pieces, from), payload_len);
-                }
+        let (header, payload_len) = (packet.header(), packet.payload_len());
+        let Some(to) = self.room.single() else {
+            let mut to = self.head(vnet);
+            to.write(header);
+            to.copy_from(&mut packet.payload(pieces, header.len()), payload_len);
+            self.stage(packet.frame_len);
+            return Ok(());
+        };
+        // Two writes and not one: gathering both in private memory first would stall on the fresh stores.
+        let vnet = VnetHdr { num_buffers: 1, ..*vnet }.to_bytes();
+        match self.header_len {
+            VnetHdr::LEN => to.write(0, &vnet),
+            n => to.write(0, vnet.get(..n).unwrap_or(&vnet)),
+        };
+        let at = self.header_len + header.len();
+        to.write(self.header_len, header);
+        match pieces {
+            _ if payload_len == 0 => {}
+            [from] => {
+                from.part(packet.header_len + header.len(), payload_len).copy_to(&to.part(at, payload_len));
             }
-            several => {
-                let mut to = Cursor::new(several);
-                to.write(head);
-                to.copy_from(&mut packet.payload(pieces, from), payload_len);
+            _ => {
+                let to = [to.part(at, payload_len)];
+                Cursor::new(&to).copy_from(&mut packet.payload(pieces, header.len()), payload_len);
             }
         }
-        self.stage(packet.frame_len);
+        if let [chain] = self.room.chains() {
+            self.active.ring.stage_used(chain, (self.header_len + packet.frame_len) as u32);
+        }
         Ok(())
     }
 
     fn with_checksum(
         &mut self,
         rest: &CompleteChecksum,
-        packet: &mut Packet,
+        packet: &Packet,
         pieces: &[GuestSlice<'_>],
     ) -> Result<(), Undelivered> {
         self.reserve(packet.frame_len)?;
@@ -127,7 +147,7 @@ impl<'a> Target<'a> {
     fn segments(
         &mut self,
         mut segmenter: Segmenter,
-        packet: &mut Packet,
+        packet: &Packet,
         pieces: &[GuestSlice<'_>],
     ) -> Result<(), Undelivered> {
         if let Some(range) = segmenter.datagram() {
@@ -189,6 +209,11 @@ impl<'a> Target<'a> {
         }
     }
 
+    /// Packets delivered since the last publication.
+    pub(crate) fn delivered(&self) -> u64 {
+        self.packets
+    }
+
     /// Counts a packet that was not delivered.
     pub(crate) fn count_drop(&self, reason: DropReason) {
         self.counters.drops.add(reason, 1);
@@ -196,6 +221,9 @@ impl<'a> Target<'a> {
 
     /// Shows the driver all that was delivered; true if it wants an interrupt.
     pub(crate) fn publish(&mut self) -> bool {
+        self.counters.packets.add(self.packets);
+        self.counters.bytes.add(self.bytes);
+        (self.packets, self.bytes) = (0, 0);
         self.room.give_back(&mut self.active.ring);
         self.active.complete()
     }

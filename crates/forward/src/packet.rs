@@ -13,8 +13,7 @@ const MIN_FRAME_LEN: usize = 14;
 /// beside it.
 #[derive(Clone, Debug)]
 pub(crate) struct Packet {
-    /// Room for a virtio-net header, then the first bytes of the frame, read once: as they go out, so that one copy
-    /// writes both.
+    /// The virtio-net header, then the first bytes of the frame: as they come in, so that one copy reads both.
     head: [u8; VnetHdr::LEN + SNAPSHOT_LEN],
     /// How many bytes of the frame there are.
     pub(crate) snapshot_len: usize,
@@ -45,7 +44,7 @@ impl Default for Packet {
 }
 
 impl Packet {
-    /// Takes the snapshot and judges it: header, offload request, key. `header_len` is at most [`VnetHdr::LEN`].
+    /// Takes the snapshot and judges it: header, offload request, key (not its hash). `header_len` is at most [`VnetHdr::LEN`].
     #[inline]
     pub(crate) fn read(
         &mut self,
@@ -80,7 +79,7 @@ impl Packet {
             _ => self.requested()?,
         };
         self.key.in_port = in_port.0;
-        self.classify(depth);
+        self.extract(depth);
         Ok(())
     }
 
@@ -94,25 +93,17 @@ impl Packet {
         Offload::check(&VnetHdr::parse(&vnet), self.header(), self.frame_len)
     }
 
-    /// The snapshot with `vnet` in front of it, as a receiver gets it whose header has `header_len` bytes.
-    #[inline]
-    pub(crate) fn with_header(&mut self, vnet: &VnetHdr, header_len: usize) -> &[u8] {
-        let start = VnetHdr::LEN.saturating_sub(header_len);
-        let bytes = vnet.to_bytes();
-        if header_len == VnetHdr::LEN {
-            self.head[..VnetHdr::LEN].copy_from_slice(&bytes);
-        } else if let (Some(to), Some(from)) = (self.head.get_mut(start..VnetHdr::LEN), bytes.get(..header_len)) {
-            to.copy_from_slice(from);
-        }
-        self.head.get(start..VnetHdr::LEN + self.snapshot_len).unwrap_or(&[])
-    }
-
-    /// Fills in the key to `depth`.
+    /// Fills in the key to `depth`, and its hash.
     #[inline]
     pub(crate) fn classify(&mut self, depth: Depth) {
+        self.extract(depth);
+        self.hash = hash_key(&self.key, depth);
+    }
+
+    #[inline]
+    fn extract(&mut self, depth: Depth) {
         let header = self.head.get(VnetHdr::LEN..VnetHdr::LEN + self.snapshot_len).unwrap_or(&[]);
         extract(&mut self.key, header, self.frame_len, depth);
-        self.hash = hash_key(&self.key, depth);
     }
 
     /// Becomes a copy of `other`.

@@ -45,12 +45,12 @@ impl Forwarder {
         &mut self,
         port: &Port,
         id: u32,
-        act: impl FnOnce(&mut Self, &mut Packet, &[GuestSlice<'_>], &PortCounters),
+        act: impl FnOnce(&mut Self, &Packet, &[GuestSlice<'_>], &PortCounters),
     ) -> bool {
         self.follow_ports();
         let mut packet = Packet::default();
         let Some(left) = port.misses.take(id, &mut packet) else { return false };
-        self.leave(port, &left, &mut packet, act);
+        self.leave(port, &left, &packet, act);
         port.misses.free(&left)
     }
 
@@ -58,8 +58,8 @@ impl Forwarder {
         &mut self,
         port: &Port,
         left: &Left,
-        packet: &mut Packet,
-        act: impl FnOnce(&mut Self, &mut Packet, &[GuestSlice<'_>], &PortCounters),
+        packet: &Packet,
+        act: impl FnOnce(&mut Self, &Packet, &[GuestSlice<'_>], &PortCounters),
     ) {
         let Some(queue) = port.queues.get(usize::from(left.queue)) else { return };
         // The counters belong to the holder of the queue's lock.
@@ -68,7 +68,7 @@ impl Forwarder {
         act(self, packet, &[piece], &queue.counters);
     }
 
-    fn deliver_one(&mut self, to: PortId, packet: &mut Packet, pieces: &[GuestSlice<'_>], counters: &PortCounters) {
+    fn deliver_one(&mut self, to: PortId, packet: &Packet, pieces: &[GuestSlice<'_>], counters: &PortCounters) {
         let Some(port) = self.ports.get(to) else {
             counters.drops.add(DropReason::NoPort, 1);
             return;

@@ -23,7 +23,22 @@ pub struct AccessError {
 pub struct GuestMemory {
     /// Sorted by guest address, none overlapping.
     regions: Vec<Arc<Region>>,
+    /// Where each of them lies, side by side: looked up for every buffer.
+    places: Vec<Place>,
 }
+
+/// A region's guest address, size and host address.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    guest: u64,
+    size: u64,
+    host: *mut u8,
+}
+
+// SAFETY: a number; it is only used while the region it belongs to is held beside it.
+unsafe impl Send for Place {}
+// SAFETY: as above.
+unsafe impl Sync for Place {}
 
 impl GuestMemory {
     /// No memory at all.
@@ -31,10 +46,15 @@ impl GuestMemory {
         Self::default()
     }
 
+    fn of(regions: Vec<Arc<Region>>) -> Self {
+        let place = |r: &Arc<Region>| Place { guest: r.spec.guest_addr, size: r.spec.size, host: r.host() };
+        Self { places: regions.iter().map(place).collect(), regions }
+    }
+
     /// Private memory of our own: one region of `size` bytes at guest (and user) address 0.
     pub fn anonymous(size: u64) -> Result<Self, MapError> {
         let region = Region::anonymous(RegionSpec { guest_addr: 0, user_addr: 0, size, mmap_offset: 0 })?;
-        Ok(Self { regions: vec![Arc::new(region)] })
+        Ok(Self::of(vec![Arc::new(region)]))
     }
 
     /// This set and one region more, mapped from `fd`, which may be closed afterwards.
@@ -50,7 +70,7 @@ impl GuestMemory {
         let mut regions = self.regions.clone();
         let at = regions.partition_point(|r| r.spec.guest_addr < spec.guest_addr);
         regions.insert(at, Arc::new(region));
-        Ok(Self { regions })
+        Ok(Self::of(regions))
     }
 
     /// This set without the region that has exactly these addresses and size; `None` if there is none.
@@ -59,7 +79,7 @@ impl GuestMemory {
         let at = self.regions.iter().position(|r| same(&r.spec))?;
         let mut regions = self.regions.clone();
         regions.remove(at);
-        Some(Self { regions })
+        Some(Self::of(regions))
     }
 
     /// The regions, by guest address.
@@ -97,12 +117,12 @@ impl GuestMemory {
     /// the next region, whose mapping lies elsewhere: ask again for the rest. `len` 0 must be inside memory too.
     #[inline]
     pub fn piece(&self, addr: u64, len: usize) -> Result<GuestSlice<'_>, AccessError> {
-        for r in &self.regions {
-            let Some(offset) = addr.checked_sub(r.spec.guest_addr) else { break };
-            if offset < r.spec.size {
-                let len = (r.spec.size - offset).min(len as u64) as usize;
+        for place in &self.places {
+            let offset = addr.wrapping_sub(place.guest);
+            if offset < place.size {
+                let len = (place.size - offset).min(len as u64) as usize;
                 // SAFETY: `offset + len <= size`, all of which is mapped from `host` on for as long as `self` lives.
-                return Ok(unsafe { GuestSlice::new(r.host().wrapping_add(offset as usize), len) });
+                return Ok(unsafe { GuestSlice::new(place.host.wrapping_add(offset as usize), len) });
             }
         }
         Err(AccessError { addr, len: len as u64 })

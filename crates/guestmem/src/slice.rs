@@ -232,6 +232,20 @@ impl PinnedSlice {
         Ok(Self { ptr: slice.ptr, len: slice.len, _memory: memory.clone() })
     }
 
+    /// The `n`th 16 bytes, a descriptor, as two little-endian words; zeros beyond the end or if the slice is not 8-byte
+    /// aligned, which whoever made it has checked.
+    #[inline]
+    pub fn load_pair(&self, n: usize) -> (u64, u64) {
+        if n >= self.len / 16 || !(self.ptr as usize).is_multiple_of(8) {
+            return (0, 0);
+        }
+        // SAFETY: `n * 16 + 16 <= len`, all of it mapped; aligned, as just checked.
+        unsafe {
+            let at = self.ptr.add(n * 16).cast::<u64>();
+            (u64::from_le(at.read_volatile()), u64::from_le(at.add(1).read_volatile()))
+        }
+    }
+
     /// The slice.
     #[inline]
     pub fn get(&self) -> GuestSlice<'_> {

@@ -1,6 +1,6 @@
 //! Descriptor chains once they have been checked.
 
-use crate::{DESC_WRITE, QueueError};
+use crate::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, QueueError};
 use arrayvec::ArrayVec;
 use lasthop_guestmem::{GuestMemory, GuestSlice};
 
@@ -58,6 +58,20 @@ impl<'m> Chains<'m> {
         self.pieces.get(first..first + usize::from(chain.count)).unwrap_or(&[])
     }
 
+    /// The memory of the `n`th chain, if it is one piece.
+    #[inline]
+    pub(crate) fn single(&self, n: usize) -> Option<GuestSlice<'m>> {
+        let chain = self.list.get(n)?;
+        if chain.count == 1 { self.pieces.get(usize::from(chain.first)).copied() } else { None }
+    }
+
+    /// The memory of all chains from the `n`th on.
+    #[inline]
+    pub(crate) fn pieces_from(&self, n: usize) -> &[GuestSlice<'m>] {
+        let first = self.list.get(n).map_or(self.pieces.len(), |c| usize::from(c.first));
+        self.pieces.get(first..).unwrap_or(&[])
+    }
+
     /// The memory of some chains that follow each other.
     #[inline]
     pub fn span(&self, chains: &[Chain]) -> &[GuestSlice<'m>] {
@@ -98,6 +112,32 @@ impl<'m> Chains<'m> {
             bad: builder.bad,
         };
         let _ = self.list.try_push(chain);
+    }
+
+    /// Adds a chain of one buffer, if it is all it seems: one piece of memory, pointing the right way. False if it has
+    /// to be walked. The caller checked `is_full`.
+    #[inline]
+    pub(crate) fn add_single(
+        &mut self,
+        memory: &'m GuestMemory,
+        descriptor: &Descriptor,
+        id: u16,
+        device_writes: bool,
+    ) -> bool {
+        let wanted = if device_writes { DESC_WRITE } else { 0 };
+        let flags = descriptor.flags & (DESC_NEXT | DESC_WRITE | DESC_INDIRECT);
+        let len = descriptor.len as usize;
+        if flags != wanted || len == 0 {
+            return false;
+        }
+        let Ok(piece) = memory.piece(descriptor.addr, len) else { return false };
+        let first = self.pieces.len() as u16;
+        if piece.len() != len || self.pieces.try_push(piece).is_err() {
+            return false;
+        }
+        let chain = Chain { id, slots: 1, first, count: 1, len: descriptor.len, bad: false };
+        let _ = self.list.try_push(chain);
+        true
     }
 
     /// Drops the pieces of a chain that turned out to break the ring.
@@ -166,18 +206,28 @@ pub(crate) struct Descriptor {
 }
 
 impl Descriptor {
+    /// From the two words of a split ring's descriptor.
+    #[inline]
+    pub(crate) fn from_split((addr, rest): (u64, u64)) -> Self {
+        Self { addr, len: rest as u32, flags: (rest >> 32) as u16, next_or_id: (rest >> 48) as u16 }
+    }
+
+    /// From the two words of a packed ring's descriptor.
+    #[inline]
+    pub(crate) fn from_packed((addr, rest): (u64, u64)) -> Self {
+        Self { addr, len: rest as u32, flags: (rest >> 48) as u16, next_or_id: (rest >> 32) as u16 }
+    }
+
     /// Split layout (§2.7.5): address, length, flags, next.
     #[inline]
     pub(crate) fn split(table: &GuestSlice<'_>, index: u32) -> Self {
-        let (addr, rest) = Self::words(table, index);
-        Self { addr, len: rest as u32, flags: (rest >> 32) as u16, next_or_id: (rest >> 48) as u16 }
+        Self::from_split(Self::words(table, index))
     }
 
     /// Packed layout (§2.8.5): address, length, id, flags.
     #[inline]
     pub(crate) fn packed(table: &GuestSlice<'_>, index: u32) -> Self {
-        let (addr, rest) = Self::words(table, index);
-        Self { addr, len: rest as u32, flags: (rest >> 48) as u16, next_or_id: (rest >> 32) as u16 }
+        Self::from_packed(Self::words(table, index))
     }
 
     #[inline]

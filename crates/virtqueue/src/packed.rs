@@ -4,7 +4,7 @@ use crate::chain::Descriptor;
 use crate::journal::{OpenBurst, Record};
 use crate::queue::QueueSetup;
 use crate::ring::need_event;
-use crate::{Chain, Chains, DESC_INDIRECT, DESC_NEXT, QueueError};
+use crate::{Chain, Chains, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, QueueError};
 use lasthop_guestmem::{GuestMemory, GuestSlice, PinnedSlice};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -145,6 +145,12 @@ impl PackedRing {
             if taken >= u32::from(self.size) || chains.is_full() || !self.is_available() {
                 break;
             }
+            // As in a split ring: one buffer at once, everything else by the walk.
+            let descriptor = Descriptor::from_packed(self.desc.load_pair(usize::from(self.next_avail.index)));
+            if chains.add_single(memory, &descriptor, descriptor.next_or_id, device_writes) {
+                self.next_avail.advance(1, self.size);
+                continue;
+            }
             let mut builder = chains.begin();
             match self.walk(memory, chains, &mut builder, device_writes, u32::from(self.size) - taken) {
                 Ok((id, slots)) => {
@@ -195,7 +201,11 @@ impl PackedRing {
                 }
                 let table = memory.slice(descriptor.addr, len as usize).map_err(QueueError::Buffer)?;
                 for index in 0..len / 16 {
-                    let inner = Descriptor::packed(&table, index);
+                    let mut inner = Descriptor::packed(&table, index);
+                    if !device_writes {
+                        // DPDK's driver marks the header it sends as writable here (22.11). Reading it harms nobody.
+                        inner.flags &= !DESC_WRITE;
+                    }
                     if inner.flags & DESC_INDIRECT != 0 {
                         return Err(QueueError::Indirect(inner.len));
                     }
@@ -222,10 +232,18 @@ impl PackedRing {
         }
     }
 
+    /// As [`PackedRing::stage_used`] for chains that were only read.
+    #[inline]
+    pub(crate) fn stage_read(&mut self, chains: &[Chain]) {
+        for chain in chains {
+            self.stage_used(chain, 0);
+        }
+    }
+
     #[inline]
     pub(crate) fn stage_used(&mut self, chain: &Chain, len: u32) {
         let at = usize::from(self.next_used.index) * 16;
-        let flags = self.next_used.used_flags() | if len > 0 { crate::DESC_WRITE } else { 0 };
+        let flags = self.next_used.used_flags() | if len > 0 { DESC_WRITE } else { 0 };
         let desc = self.desc.get();
         // Length and id; the flags, in the same word's top, stay as they are for the first of a batch.
         if self.staged.is_none() {

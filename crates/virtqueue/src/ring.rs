@@ -100,6 +100,12 @@ impl Ring {
         either!(self, r => r.stage_used(chain, len))
     }
 
+    /// As [`Ring::stage_used`] for chains that were only read.
+    #[inline]
+    pub fn stage_read(&mut self, chains: &[Chain]) {
+        either!(self, r => r.stage_read(chains))
+    }
+
     /// Shows the driver all that was staged, at once; true if it wants to be interrupted for it.
     #[inline]
     pub fn publish(&mut self) -> bool {

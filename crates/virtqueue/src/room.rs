@@ -44,6 +44,25 @@ impl<'m> Room<'m> {
         ahead: usize,
     ) -> Result<Reserved, QueueError> {
         self.first = self.end;
+        if let Some(chain) = self.chains.list.get(self.end)
+            && chain.len as usize >= need
+            && !chain.bad
+        {
+            self.end += 1;
+            return Ok(Reserved::Enough);
+        }
+        self.gather(ring, memory, need, join, ahead)
+    }
+
+    /// The rest of [`Room::reserve`]: several chains, or more from the ring.
+    fn gather(
+        &mut self,
+        ring: &mut Ring,
+        memory: &'m GuestMemory,
+        need: usize,
+        join: bool,
+        ahead: usize,
+    ) -> Result<Reserved, QueueError> {
         let (mut held, mut unfit) = (0usize, 0);
         loop {
             if self.end == self.chains.list.len() {
@@ -98,10 +117,8 @@ impl<'m> Room<'m> {
             return Ok(false);
         }
         let result = ring.pop_writable(memory, &mut self.chains, ahead.max(1));
-        for chain in self.chains.list.get(before..).unwrap_or(&[]) {
-            if let Some(piece) = self.chains.pieces(chain).first() {
-                piece.prefetch_for_write();
-            }
+        for piece in self.chains.pieces_from(before) {
+            piece.prefetch_for_write();
         }
         // Chains before a broken one are good; if the frame needs more, the ring is asked again and says so again.
         match result {
@@ -114,6 +131,12 @@ impl<'m> Room<'m> {
     #[inline]
     pub fn chains(&self) -> &[Chain] {
         self.chains.list.get(self.first..self.end).unwrap_or(&[])
+    }
+
+    /// Their memory, if it is one chain of one piece.
+    #[inline]
+    pub fn single(&self) -> Option<GuestSlice<'m>> {
+        if self.end - self.first == 1 { self.chains.single(self.first) } else { None }
     }
 
     /// Their memory, in order.

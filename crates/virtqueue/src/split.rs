@@ -102,6 +102,14 @@ impl SplitRing {
             }
             let slot = usize::from(self.next_avail & (self.size - 1));
             let head = avail.load_u16(4 + 2 * slot);
+            // Most chains are one buffer; whatever is not is read anew and walked, so only one reading ever counts.
+            if head < self.size {
+                let descriptor = Descriptor::from_split(self.desc.load_pair(usize::from(head)));
+                if chains.add_single(memory, &descriptor, head, device_writes) {
+                    self.next_avail = self.next_avail.wrapping_add(1);
+                    continue;
+                }
+            }
             let mut builder = chains.begin();
             if let Err(e) = walk(&desc, self.size, self.indirect, head, memory, chains, &mut builder, device_writes) {
                 chains.abandon(&builder);
@@ -116,6 +124,17 @@ impl SplitRing {
     #[inline]
     pub(crate) fn unpop(&mut self, chains: &[Chain]) {
         self.next_avail = self.next_avail.wrapping_sub(chains.len() as u16);
+    }
+
+    /// As [`SplitRing::stage_used`] for chains that were only read.
+    #[inline]
+    pub(crate) fn stage_read(&mut self, chains: &[Chain]) {
+        let used = self.used.get();
+        for chain in chains {
+            let slot = usize::from(self.next_used & (self.size - 1));
+            used.store_u64(4 + 8 * slot, u64::from(chain.id));
+            self.next_used = self.next_used.wrapping_add(1);
+        }
     }
 
     #[inline]

@@ -1,0 +1,63 @@
+//! DPDK's vhost library with nothing on top: testpmd passes packets between two vhost ports without looking at them. Not
+//! a switch, but what one that copies twice cannot beat.
+
+use super::{Spent, Switch};
+use crate::stop::{Outcome, failed};
+use crate::testpmd::{Testpmd, number_after};
+use lasthop_tests_vm::proc;
+use std::path::Path;
+
+/// Bytes of huge pages it takes, in MiB.
+pub const MIB: u32 = 400;
+
+/// A running testpmd between two vhost ports.
+pub struct DpdkVhost {
+    testpmd: Testpmd,
+    before: u64,
+}
+
+impl DpdkVhost {
+    /// Its commands run on CPU `main`, its packets on CPU `cpu`.
+    pub fn start(main: usize, cpu: usize, sockets: [&Path; 2]) -> Outcome<Self> {
+        let device = |i: usize| format!("net_vhost{i},iface={},client=1", sockets[i].display());
+        let mut testpmd = Testpmd::start(main, cpu, MIB, &[device(0), device(1)], &[])?;
+        testpmd.say("set fwd io")?;
+        testpmd.say("set record-core-cycles on")?;
+        testpmd.say("start")?;
+        Ok(Self { testpmd, before: 0 })
+    }
+}
+
+impl Switch for DpdkVhost {
+    fn begin(&mut self) -> Outcome<()> {
+        // A new start sets the cycle counts back; what circulates waits in the rings for a moment.
+        self.testpmd.say("stop")?;
+        self.testpmd.say("start")?;
+        self.before = proc::cpu_ns(self.testpmd.pid());
+        Ok(())
+    }
+
+    fn spent(&mut self, packets: f64) -> Outcome<Spent> {
+        let cpu_ns = proc::cpu_ns(self.testpmd.pid()).saturating_sub(self.before) as f64;
+        let text = self.testpmd.say("stop")?;
+        let ns = ns_per_packet(&text).ok_or_else(|| failed(format!("no cycle counts in {text:?}")))?;
+        Ok(Spent { cpu_ns, busy_ns: ns * packets })
+    }
+}
+
+/// Of the last summary: `CPU cycles/packet=C (total cycles=…) at M MHz Clock`.
+fn ns_per_packet(text: &str) -> Option<f64> {
+    let line = text.lines().rfind(|l| l.contains("CPU cycles/packet="))?;
+    let mhz = number_after(line, " at ")?;
+    Some(number_after(line, "CPU cycles/packet=")? * 1000.0 / mhz)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn cycles_become_nanoseconds() {
+        let text = "  CPU cycles/packet=46.00 (total cycles=92 / total RX packets=2) at 2300 MHz Clock\n";
+        assert_eq!(super::ns_per_packet(text), Some(20.0));
+        assert_eq!(super::ns_per_packet("Forward statistics"), None);
+    }
+}

@@ -1,0 +1,195 @@
+//! Open vSwitch with the DPDK datapath and one polling thread, as Debian packages it.
+//!
+//! Its daemons run in the foreground as our children and in a network namespace without a name, so its bridge device and
+//! everything else is gone when they are.
+
+use super::{Spent, Switch};
+use crate::stop::{Outcome, check, failed, until};
+use lasthop_tests_vm::{proc, scratch, spawn};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The daemon with DPDK linked in.
+pub const VSWITCHD: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
+
+/// Bytes of huge pages it takes, in MiB.
+pub const MIB: u32 = 300;
+
+const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
+const BRIDGE: &str = "bench";
+
+/// What it is told to do with packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rules {
+    /// From one port to the other: its shortcut that looks at nothing but the port.
+    PortToPort,
+    /// The same behind two access rules that never match, which makes it look up a full key.
+    Acl,
+    /// A learning switch.
+    Learning,
+}
+
+/// A running Open vSwitch.
+pub struct Ovs {
+    vswitchd: Child,
+    database: Child,
+    dir: tempfile::TempDir,
+    begun: Instant,
+    before: u64,
+}
+
+impl Ovs {
+    /// Its polling thread on CPU `cpu`, everything else on CPU `main`; with its segmentation offload where `tso`.
+    pub fn start(main: usize, cpu: usize, sockets: [&Path; 2], rules: Rules, tso: bool) -> Outcome<Self> {
+        let dir = scratch();
+        let at = |file: &str| dir.path().join(file).display().to_string();
+        run(Command::new("ovsdb-tool").args(["create", &at("conf.db"), SCHEMA]))?;
+        let daemon = |program: &str, before: &[&str], arguments: &[&str]| {
+            spawn::spawn("KILL", program, |c| {
+                c.args(before).args(arguments);
+                for variable in ["OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "OVS_SYSCONFDIR", "RUNTIME_DIRECTORY"] {
+                    c.env(variable, dir.path());
+                }
+                c.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            })
+        };
+        let remote = format!("unix:{}", at("db.sock"));
+        let database = daemon(
+            "ovsdb-server",
+            &[],
+            &[&at("conf.db"), &format!("--remote=p{remote}"), &format!("--unixctl={}", at("db.ctl")), "-vconsole:off"],
+        );
+        let log = format!("--log-file={}", at("log"));
+        let vswitchd = daemon(
+            "unshare",
+            &["--net", "--", VSWITCHD],
+            &[&remote, &format!("--unixctl={}", at("ctl")), &log, "-vconsole:off"],
+        );
+        let ovs = Self { vswitchd, database, dir, begun: Instant::now(), before: 0 };
+        ovs.configure(main, cpu, sockets, rules, tso).map_err(|e| match (e, check()) {
+            (crate::stop::Failure::Failed(why), Ok(())) => failed(format!("{why}\n{}", ovs.log())),
+            _ => crate::stop::Failure::Stopped,
+        })?;
+        Ok(ovs)
+    }
+
+    fn configure(&self, main: usize, cpu: usize, sockets: [&Path; 2], rules: Rules, tso: bool) -> Outcome<()> {
+        self.appears("db.sock")?;
+        let set = |key: &str, value: String| format!("other_config:{key}={value}");
+        let config = [
+            set("dpdk-init", "true".into()),
+            set("dpdk-lcore-mask", format!("{:#x}", 1u64 << main)),
+            set("pmd-cpu-mask", format!("{:#x}", 1u64 << cpu)),
+            set("userspace-tso-enable", tso.to_string()),
+            set("dpdk-extra", format!("--in-memory --no-pci --no-telemetry -m {MIB} --file-prefix={}", self.prefix())),
+        ];
+        let mut words = vec!["--no-wait", "init", "--", "set", "Open_vSwitch", "."];
+        words.extend(config.iter().map(String::as_str));
+        self.vsctl(&words)?;
+        self.appears("ctl")?;
+        self.vsctl(&["add-br", BRIDGE, "--", "set", "bridge", BRIDGE, "datapath_type=netdev"])?;
+        for (i, socket) in sockets.iter().enumerate() {
+            let (name, number) = (format!("v{i}"), format!("ofport_request={}", i + 1));
+            let path = format!("options:vhost-server-path={}", socket.display());
+            let kind = "type=dpdkvhostuserclient";
+            self.vsctl(&["add-port", BRIDGE, &name, "--", "set", "Interface", &name, kind, &path, &number])?;
+        }
+        if rules == Rules::Learning {
+            return Ok(());
+        }
+        let bridge = self.dir.path().join(format!("{BRIDGE}.mgmt")).display().to_string();
+        run(Command::new("ovs-ofctl").args(["del-flows", &bridge]))?;
+        let acl = ["priority=10,ip,nw_src=192.0.2.1,actions=drop", "priority=10,tcp,tp_dst=80,actions=drop"];
+        let cross = ["priority=1,in_port=1,actions=output:2", "priority=1,in_port=2,actions=output:1"];
+        for flow in acl.iter().filter(|_| rules == Rules::Acl).chain(&cross) {
+            run(Command::new("ovs-ofctl").args(["add-flow", &bridge, flow]))?;
+        }
+        Ok(())
+    }
+
+    fn appears(&self, file: &str) -> Outcome<()> {
+        let path = self.dir.path().join(file);
+        until(&format!("Open vSwitch's {file}"), Duration::from_secs(20), || Ok(path.exists().then_some(())))
+    }
+
+    fn vsctl(&self, words: &[&str]) -> Outcome<String> {
+        let database = format!("--db=unix:{}", self.dir.path().join("db.sock").display());
+        run(Command::new("ovs-vsctl").args([&database, "--timeout=20"]).args(words))
+    }
+
+    fn appctl(&self, command: &str) -> Outcome<String> {
+        run(Command::new("ovs-appctl").arg("-t").arg(self.dir.path().join("ctl")).args(["--timeout=20", command]))
+    }
+
+    /// Unique, as its directory is.
+    fn prefix(&self) -> String {
+        self.dir.path().file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    /// The warnings and errors it logged last.
+    fn log(&self) -> String {
+        let text = std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().filter(|l| ["|WARN|", "|ERR|", "|EMER|"].iter().any(|w| l.contains(w))).collect();
+        lines[lines.len().saturating_sub(5)..].join("\n")
+    }
+}
+
+impl Switch for Ovs {
+    fn begin(&mut self) -> Outcome<()> {
+        self.appctl("dpif-netdev/pmd-stats-clear")?;
+        (self.begun, self.before) = (Instant::now(), proc::cpu_ns(self.vswitchd.id()));
+        Ok(())
+    }
+
+    fn spent(&mut self, _packets: f64) -> Outcome<Spent> {
+        let cpu_ns = proc::cpu_ns(self.vswitchd.id()).saturating_sub(self.before) as f64;
+        let text = self.appctl("dpif-netdev/pmd-stats-show")?;
+        let elapsed = self.begun.elapsed().as_nanos() as f64;
+        // Its cycles are those of the clock it polls by, idle and busy add up to the time that has passed.
+        let busy = busy_share(&text).ok_or_else(|| failed(format!("no cycle counts in {text:?}")))?;
+        Ok(Spent { cpu_ns, busy_ns: busy * elapsed })
+    }
+}
+
+impl Drop for Ovs {
+    fn drop(&mut self) {
+        for child in [&mut self.vswitchd, &mut self.database] {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// The part of the polling threads' cycles that went into packets, of `pmd-stats-show`.
+fn busy_share(text: &str) -> Option<f64> {
+    let sum = |label: &str| {
+        let of = |line: &str| line.trim().strip_prefix(label)?.split_ascii_whitespace().next()?.parse().ok();
+        text.lines().filter_map(of).sum::<f64>()
+    };
+    let (idle, busy) = (sum("idle cycles:"), sum("processing cycles:") + sum("busy cycles:"));
+    (idle + busy > 0.0).then(|| busy / (idle + busy))
+}
+
+/// Runs a short command; its complaint is the error.
+fn run(command: &mut Command) -> Outcome<String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let out = command.stdin(Stdio::null()).output().map_err(|e| failed(format!("{name}: {e}")))?;
+    check()?;
+    if !out.status.success() {
+        return Err(failed(format!("{name}: {}", String::from_utf8_lossy(&out.stderr).trim())));
+    }
+    Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn idle_polls_are_told_apart() {
+        let text = "pmd thread numa_id 0 core_id 1:\n  packets received: 20\n  idle cycles: 300 (75.00%)\n  \
+                    processing cycles: 100 (25.00%)\n  avg processing cycles per packet: 5.00 (100/20)\nmain thread:\n  \
+                    packets received: 0\n";
+        assert_eq!(super::busy_share(text), Some(0.25));
+        assert_eq!(super::busy_share("main thread:\n  packets received: 0\n"), None);
+    }
+}
