@@ -17,12 +17,12 @@ const SLACK_KIB: u64 = 2048;
 
 /// Everything an attack needs.
 pub struct Arena {
-    /// The switch.
-    pub lasthop: Lasthop,
+    /// Others, who must not notice anything. First: they stop before the switch does.
+    pub bystanders: Bystanders,
     /// A well-behaved guest that the attacker may talk to.
     pub witness: Guest,
-    /// Others, who must not notice anything.
-    pub bystanders: Bystanders,
+    /// The switch.
+    pub lasthop: Lasthop,
     dir: tempfile::TempDir,
     /// Where lasthop connects to the attacker.
     listener: Option<UnixListener>,

@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Frames on their way at once: fewer than there are buffers, so that no loss is ever excused.
 const WINDOW: u32 = 16;
 /// Rest between two windows, so that on a small machine there is room for what is being tested.
-const REST: Duration = Duration::from_millis(2);
+const REST: Duration = Duration::from_millis(5);
 
 /// A thread with two guests.
 #[derive(Debug)]
@@ -30,7 +30,11 @@ impl Bystanders {
         let (stop_here, count) = (stop.clone(), exchanged.clone());
         let thread = std::thread::spawn(move || {
             let [a, b] = &mut guests;
-            a.greet(b, 0);
+            // Frames may overtake each other while their flow is being installed: wait until it is.
+            for _ in 0..5 {
+                a.greet(b, 0);
+                std::thread::sleep(REST);
+            }
             let mut number = 1;
             while !stop_here.load(Ordering::Relaxed) {
                 for (from, to) in [(0, 1), (1, 0)] {
