@@ -147,6 +147,8 @@ impl Forwarder {
                 Ok(()) => run.verdict(self.datapath.flows(), &mut self.cache, packet, depth, now_ms, first_look),
             };
             match verdict {
+                // What was the same as the last goes where the last went.
+                Verdict::To(_) if run.repeats && self.plan.repeat(i) => {}
                 Verdict::To(to) => self.output(burst, i, to, true),
                 Verdict::Many(flow) => self.output_all(burst, i, &flow.actions),
                 Verdict::Drop(reason) => self.drop(burst, i, reason),
@@ -177,6 +179,7 @@ impl Forwarder {
     /// Plans one delivery; the only one of its packet if it `may_wait`.
     #[inline]
     fn output(&mut self, burst: &Burst<'_, '_>, packet: usize, to: PortId, may_wait: bool) {
+        self.plan.no_repeat();
         if to == burst.port.id {
             return self.drop(burst, packet, DropReason::Hairpin);
         }

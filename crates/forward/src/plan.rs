@@ -18,6 +18,8 @@ pub(crate) struct Plan {
     nodes: ArrayVec<Node, MAX_DELIVERIES>,
     /// Receivers for which packets of this burst wait: those that follow must not overtake them.
     held: ArrayVec<(PortId, u16), MAX_HELD>,
+    /// Where the last delivery that may wait goes.
+    last: Option<usize>,
     /// Bit per packet of the burst: delivered or dropped.
     pub(crate) dealt: u64,
 }
@@ -81,7 +83,9 @@ impl Plan {
         if self.nodes.is_full() {
             return false;
         }
-        if let Some(group) = self.groups.iter_mut().rev().find(|g| g.port == port && g.queue == queue) {
+        let known = self.groups.iter().rposition(|g| g.port == port && g.queue == queue);
+        self.last = if may_wait { Some(known.unwrap_or(self.groups.len())) } else { None };
+        if let Some(group) = known.and_then(|n| self.groups.get_mut(n)) {
             if let Some(last) = self.nodes.get_mut(usize::from(group.last)) {
                 last.next = node;
             }
@@ -91,6 +95,30 @@ impl Plan {
             return false;
         }
         self.nodes.push(Node { packet: packet as u16, may_wait, next: NONE });
+        true
+    }
+
+    /// The packet at hand goes nowhere, or somewhere new: it is not to be repeated.
+    #[inline]
+    pub(crate) fn no_repeat(&mut self) {
+        self.last = None;
+    }
+
+    /// Adds a delivery to where the last one went that may wait. False if there is none, or it is held, or no room.
+    #[inline]
+    pub(crate) fn repeat(&mut self, packet: usize) -> bool {
+        let node = self.nodes.len() as u16;
+        let Some(group) = self.last.and_then(|n| self.groups.get_mut(n)) else { return false };
+        let Some(last) = self.nodes.get_mut(usize::from(group.last)) else { return false };
+        last.next = node;
+        if self.nodes.try_push(Node { packet: packet as u16, may_wait: true, next: NONE }).is_err() {
+            if let Some(last) = self.nodes.get_mut(usize::from(group.last)) {
+                last.next = NONE;
+            }
+            return false;
+        }
+        group.last = node;
+        group.len += 1;
         true
     }
 
@@ -120,6 +148,7 @@ impl Plan {
 
     /// All deliveries have been made.
     pub(crate) fn clear(&mut self) {
+        self.last = None;
         self.groups.clear();
         self.nodes.clear();
     }

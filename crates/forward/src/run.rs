@@ -20,6 +20,8 @@ pub(crate) struct Run {
     flow: Option<Arc<Flow>>,
     key: FlowKey,
     hash: u64,
+    /// The last packet's key was that of the one before.
+    pub(crate) repeats: bool,
     packets: u64,
     bytes: u64,
 }
@@ -38,7 +40,9 @@ impl Run {
     ) -> Verdict {
         if self.flow.is_some() && same(&self.key, &packet.key, depth) {
             packet.hash = self.hash;
+            self.repeats = true;
         } else {
+            self.repeats = false;
             self.end(now_ms);
             self.key = packet.key;
             packet.hash = hash_key(&packet.key, depth);

@@ -289,6 +289,37 @@ fn checksums_are_completed_for_a_receiver_that_wants_them() {
     }
 }
 
+/// From port 1 to a station, whose last byte is the port it goes to.
+fn to_station(port: u8) -> FlowSpec {
+    let mask = FlowMask(FlowKey { in_port: u32::MAX, eth_dst: [0xff; 6], ..FlowKey::default() });
+    let key = FlowKey { in_port: 1, eth_dst: [2, 0, 0, 0, 0, port], ..FlowKey::default() };
+    FlowSpec { key, mask, actions: vec![Action::Output(PortId(u32::from(port)))], epoch: 0 }
+}
+
+#[test]
+fn packets_of_a_burst_never_follow_the_one_before_to_a_wrong_port() {
+    let (datapath, mut forwarder) = switch();
+    let mut a = Guest::new(&datapath, 1, NetConfig::default(), 0);
+    let mut guests: Vec<_> =
+        [2, 3].map(|id| Guest::new(&datapath, id, NetConfig { size: 8, ..NetConfig::default() }, 0)).into();
+    for port in [1, 2, 3, 4] {
+        datapath.flows().insert(to_station(port), 0).unwrap();
+    }
+    // In pairs: to 2, back to 1, to 2, to a port that is not there, to 3, which soon is full, to 2.
+    for (n, to) in (0u8..).zip([2, 2, 1, 1, 2, 2, 4, 4, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 2, 3, 3, 2, 2]) {
+        a.send(VnetHdr::default(), &Frame::new(1, to).payload([n; 64]).build());
+    }
+    for now in [0, 1, 50, 51] {
+        forwarder.run(&a.port, 1, now);
+    }
+    for (guest, expected) in guests.iter_mut().zip([vec![0, 1, 4, 5, 18, 21, 22], (8..16).collect()]) {
+        let got: Vec<u8> = guest.received().iter().map(|(_, f)| f[f.len() - 1]).collect();
+        assert_eq!(got, expected);
+    }
+    assert_eq!((drops(&a, DropReason::Hairpin), drops(&a, DropReason::NoPort)), (2, 2));
+    assert_eq!(a.driver.unsent(0).unwrap(), 0);
+}
+
 #[test]
 fn bad_frames_are_dropped_under_their_names() {
     let (datapath, mut forwarder) = switch();
@@ -345,11 +376,8 @@ fn packets_for_others_overtake_those_that_wait_but_are_completed_in_order() {
     let mut a = Guest::new(&datapath, 1, NetConfig::default(), 0);
     let mut slow = Guest::new(&datapath, 2, NetConfig { size: 2, ..NetConfig::default() }, 0);
     let mut other = Guest::new(&datapath, 3, NetConfig::default(), 0);
-    let mask = FlowMask(FlowKey { in_port: u32::MAX, eth_dst: [0xff; 6], ..FlowKey::default() });
-    for port in [2u8, 3] {
-        let key = FlowKey { in_port: 1, eth_dst: [2, 0, 0, 0, 0, port], ..FlowKey::default() };
-        let actions = vec![Action::Output(PortId(u32::from(port)))];
-        datapath.flows().insert(FlowSpec { key, mask, actions, epoch: 0 }, 0).unwrap();
+    for port in [2, 3] {
+        datapath.flows().insert(to_station(port), 0).unwrap();
     }
     for n in 0..20u8 {
         a.send(VnetHdr::default(), &Frame::new(1, 2 + n % 2).payload([n; 64]).build());
