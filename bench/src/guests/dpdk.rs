@@ -27,7 +27,7 @@ pub enum Frames {
     Imix,
 }
 
-/// Bytes of huge pages the guests take, in MiB.
+/// Memory in huge pages the guests take, in MiB.
 pub const MIB: u32 = 600;
 
 /// The two guests.

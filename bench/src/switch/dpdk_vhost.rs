@@ -7,7 +7,7 @@ use crate::testpmd::{Testpmd, number_after};
 use lasthop_tests_vm::proc;
 use std::path::Path;
 
-/// Bytes of huge pages it takes, in MiB.
+/// Memory in huge pages it takes, in MiB.
 pub const MIB: u32 = 400;
 
 /// A running testpmd between two vhost ports.
@@ -20,7 +20,7 @@ impl DpdkVhost {
     /// Its commands run on CPU `main`, its packets on CPU `cpu`.
     pub fn start(main: usize, cpu: usize, sockets: [&Path; 2]) -> Outcome<Self> {
         let device = |i: usize| format!("net_vhost{i},iface={},client=1", sockets[i].display());
-        let mut testpmd = Testpmd::start(main, cpu, MIB, &[device(0), device(1)], &[])?;
+        let mut testpmd = Testpmd::start(main, cpu, MIB, &[device(0), device(1)], &["--no-flush-rx"])?;
         testpmd.say("set fwd io")?;
         testpmd.say("set record-core-cycles on")?;
         testpmd.say("start")?;
@@ -30,7 +30,7 @@ impl DpdkVhost {
 
 impl Switch for DpdkVhost {
     fn begin(&mut self) -> Outcome<()> {
-        // A new start sets the cycle counts back; what circulates waits in the rings for a moment.
+        // A new start sets the cycle counts back; what circulates waits in the rings for a moment (--no-flush-rx).
         self.testpmd.say("stop")?;
         self.testpmd.say("start")?;
         self.before = proc::cpu_ns(self.testpmd.pid());

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// The daemon with DPDK linked in.
 pub const VSWITCHD: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
 
-/// Bytes of huge pages it takes, in MiB.
+/// Memory in huge pages it takes, in MiB.
 pub const MIB: u32 = 300;
 
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
@@ -130,7 +130,8 @@ impl Ovs {
     /// The warnings and errors it logged last.
     fn log(&self) -> String {
         let text = std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
-        let lines: Vec<&str> = text.lines().filter(|l| ["|WARN|", "|ERR|", "|EMER|"].iter().any(|w| l.contains(w))).collect();
+        let lines: Vec<&str> =
+            text.lines().filter(|l| ["|WARN|", "|ERR|", "|EMER|"].iter().any(|w| l.contains(w))).collect();
         lines[lines.len().saturating_sub(5)..].join("\n")
     }
 }
@@ -164,7 +165,7 @@ impl Drop for Ovs {
 /// The part of the polling threads' cycles that went into packets, of `pmd-stats-show`.
 fn busy_share(text: &str) -> Option<f64> {
     let sum = |label: &str| {
-        let of = |line: &str| line.trim().strip_prefix(label)?.split_ascii_whitespace().next()?.parse().ok();
+        let of = |line: &str| line.trim().strip_prefix(label)?.split_ascii_whitespace().next()?.parse::<f64>().ok();
         text.lines().filter_map(of).sum::<f64>()
     };
     let (idle, busy) = (sum("idle cycles:"), sum("processing cycles:") + sum("busy cycles:"));

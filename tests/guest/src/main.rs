@@ -18,6 +18,7 @@ lasthop-guest agent DEVICE                                run the host's command
 lasthop-guest tcp-serve PORT                              answer tcp-check and take tcp-push, for ever
 lasthop-guest tcp-check ADDR:PORT MAX STRIDE              messages of 1..=MAX bytes there and back, compared
 lasthop-guest tcp-push ADDR:PORT SECONDS                  one stream with known content; the server checks it
+lasthop-guest tcp-transactions ADDR:PORT SECONDS          one byte there and back, one at a time; how many
 lasthop-guest udp-serve PORT                              echo datagrams after checking them, for ever
 lasthop-guest udp-check ADDR:PORT MAX STRIDE              datagrams of 16..=MAX bytes there and back, compared
 lasthop-guest raw-send IFACE DST ETHERTYPE COUNT MIN MAX PAUSE_US
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
         ["tcp-serve", port] => number(port).and_then(tcp::serve),
         ["tcp-check", to, max, stride] => number(max).and_then(|max| tcp::check(to, max, number(stride)?)),
         ["tcp-push", to, seconds] => number(seconds).and_then(|s| tcp::push(to, s)),
+        ["tcp-transactions", to, seconds] => number(seconds).and_then(|s| tcp::transactions(to, s)),
         ["udp-serve", port] => number(port).and_then(udp::serve),
         ["udp-check", to, max, stride] => number(max).and_then(|max| udp::check(to, max, number(stride)?)),
         ["raw-send", iface, dst, ethertype, count, min, max, pause] => raw::Flood::parse(dst, ethertype)

@@ -115,6 +115,25 @@ pub fn push(to: &str, seconds: u64) -> Outcome {
     }
 }
 
+/// One-byte requests, each sent when the answer to the last has come, for some seconds: `COUNT in MICROSECONDS us`.
+pub fn transactions(to: &str, seconds: u64) -> Outcome {
+    let mut s = connect(to)?;
+    write(&mut s, b"C")?;
+    let request = [&1u32.to_be_bytes()[..], &[0; 8], b"?"].concat();
+    let expected = [&hash(b"?").to_be_bytes()[..], b"?"].concat();
+    let mut answer = vec![0; expected.len()];
+    let (start, mut count) = (Instant::now(), 0);
+    while start.elapsed() < Duration::from_secs(seconds) {
+        write(&mut s, &request)?;
+        read(&mut s, &mut answer)?;
+        if answer != expected {
+            return Err(format!("transaction {count}: damaged"));
+        }
+        count += 1;
+    }
+    Ok(format!("{count} in {} us", start.elapsed().as_micros()))
+}
+
 fn connect(to: &str) -> Result<TcpStream, String> {
     let s = TcpStream::connect(to).map_err(|e| format!("{to}: {e}"))?;
     prepare(&s)?;
@@ -149,5 +168,7 @@ mod tests {
         });
         assert!(check(&to, 3000, 500).unwrap().starts_with("ok "));
         assert!(push(&to, 0).unwrap().starts_with("ok "));
+        assert!(transactions(&to, 0).unwrap().starts_with("0 in "));
+        assert!(!transactions(&to, 1).unwrap().starts_with("0 in "));
     }
 }

@@ -1,0 +1,141 @@
+//! Rounds over all contenders, one after the other in each: the machine's speed changes with time, and so everyone meets
+//! the same weather.
+
+use crate::machine::{self, Machine};
+use crate::results::{ContenderResults, Results, ScenarioResults};
+use crate::scenario::{Contender, Cpus, Scenario};
+use crate::stop::{Failure, Outcome, check, failed};
+use crate::{plot, table};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What to compare.
+pub struct Plan {
+    /// In this order.
+    pub scenarios: Vec<Scenario>,
+    /// Only these; all when empty.
+    pub contenders: Vec<Contender>,
+    /// Rounds.
+    pub rounds: usize,
+    /// Length of each measurement.
+    pub seconds: u64,
+    /// The CPUs to use.
+    pub cpus: Cpus,
+    /// Where JSON and SVG files go.
+    pub out: Option<PathBuf>,
+}
+
+/// Runs the plan; prints each table when its scenario is through. When the user stops it, what has been measured is
+/// shown and written all the same.
+pub fn run(plan: &Plan) -> Outcome<Results> {
+    let mut results = Results {
+        version: env!("CARGO_PKG_VERSION"),
+        machine: Machine::look(),
+        cpus: plan.cpus,
+        rounds: plan.rounds,
+        seconds: plan.seconds,
+        scenarios: plan.scenarios.iter().map(|s| empty(plan, s)).collect(),
+    };
+    let measured = results.scenarios.iter().flat_map(|s| &s.contenders).filter(|c| c.missing.is_none()).count();
+    let bar = progress(measured * plan.rounds);
+    let mut stopped = false;
+    for (scenario, results) in plan.scenarios.iter().zip(&mut results.scenarios) {
+        stopped = rounds(plan, scenario, results, &bar) == Err(Failure::Stopped);
+        bar.suspend(|| println!("{}", table::render(results)));
+        if stopped {
+            break;
+        }
+    }
+    bar.finish_and_clear();
+    results.machine.finish();
+    if let Some(dir) = &plan.out {
+        write(&results, dir)?;
+    }
+    if stopped { Err(Failure::Stopped) } else { Ok(results) }
+}
+
+fn empty(plan: &Plan, scenario: &Scenario) -> ScenarioResults {
+    let wanted = |c: &&Contender| plan.contenders.is_empty() || plan.contenders.contains(c);
+    let no_guests = machine::missing_guests(scenario.work);
+    let contenders = scenario.contenders().iter().filter(wanted).map(|c| {
+        let missing = no_guests.clone().or_else(|| machine::missing(*c, scenario.work));
+        ContenderResults::new(c.name(), c.title(), missing)
+    });
+    ScenarioResults {
+        name: scenario.name,
+        title: scenario.title,
+        figures: scenario.figures(),
+        contenders: contenders.collect(),
+    }
+}
+
+fn rounds(plan: &Plan, scenario: &Scenario, results: &mut ScenarioResults, bar: &ProgressBar) -> Outcome<()> {
+    for round in 1..=plan.rounds {
+        for contender in results.contenders.iter_mut().filter(|c| c.missing.is_none()) {
+            check()?;
+            let Some(who) = Contender::ALL.into_iter().find(|c| c.name() == contender.name) else { continue };
+            let what = format!("{} {round}/{}: {}", scenario.name, plan.rounds, who.title());
+            bar.set_message(what.clone());
+            match measure(plan, scenario, who) {
+                Ok(values) => {
+                    let shown = scenario.figures().iter().zip(&values).map(|(figure, value)| {
+                        let value = value.map_or("—".into(), table::number);
+                        format!("{value} {}", figure.unit)
+                    });
+                    say(bar, &format!("{what}: {}", shown.collect::<Vec<_>>().join(", ")));
+                    contender.add(scenario.figures(), values);
+                }
+                Err(Failure::Stopped) => return Err(Failure::Stopped),
+                Err(Failure::Failed(why)) => {
+                    say(bar, &format!("{what}: {why}"));
+                    contender.failures.push(why);
+                }
+            }
+            bar.inc(1);
+        }
+    }
+    Ok(())
+}
+
+/// The test harness that boots VMs reports failures by panicking; here they are a contender's failed round.
+fn measure(plan: &Plan, scenario: &Scenario, who: Contender) -> Outcome<Vec<Option<f64>>> {
+    let result = catch_unwind(AssertUnwindSafe(|| scenario.measure(who, plan.cpus, plan.seconds)));
+    let result = result.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(failed(text.unwrap_or("it panicked")))
+    });
+    // A stop that somebody else noticed first, as a failure of his.
+    check().and(result)
+}
+
+fn progress(measurements: usize) -> ProgressBar {
+    let bar = ProgressBar::new(measurements as u64);
+    let style = ProgressStyle::with_template("[{elapsed_precise}] {bar:30} {pos}/{len} {wide_msg} (about {eta} left)");
+    if let Ok(style) = style {
+        bar.set_style(style);
+    }
+    // Seldom, so that the bar takes nothing from what is measured.
+    bar.enable_steady_tick(Duration::from_secs(1));
+    bar
+}
+
+fn say(bar: &ProgressBar, line: &str) {
+    bar.suspend(|| eprintln!("{line}"));
+}
+
+fn write(results: &Results, dir: &PathBuf) -> Outcome<()> {
+    let at = |file: String| dir.join(file);
+    let json = serde_json::to_string_pretty(results).map_err(failed)?;
+    let file = at("compare.json".into());
+    std::fs::create_dir_all(dir)
+        .and_then(|()| std::fs::write(&file, json + "\n"))
+        .map_err(|e| failed(format!("cannot write {}: {e}", file.display())))?;
+    for scenario in results.scenarios.iter().filter(|s| s.contenders.iter().any(|c| !c.rounds.is_empty())) {
+        let file = at(format!("{}.svg", scenario.name));
+        plot::draw(scenario, &file).map_err(|e| failed(format!("cannot draw {}: {e}", file.display())))?;
+    }
+    eprintln!("written: {}/compare.json and an SVG file for each scenario", dir.display());
+    Ok(())
+}

@@ -1,0 +1,120 @@
+//! Two Linux VMs on one switch: what their users would measure.
+
+use crate::scenario::{Contender, Cpus};
+use crate::stop::{Outcome, check, failed, pause, until};
+use crate::switch::lasthop::Ours;
+use crate::switch::ovs::Ovs;
+use crate::switch::{Spent, Switch};
+use lasthop_tests_vm::{Bridge, Nic, Port, Vm, VmConfig, scratch};
+use serde_json::Value;
+use std::time::{Duration, Instant};
+
+/// How long the idle guests are watched.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// Two VMs and what they are plugged into.
+pub struct Pair {
+    vms: [Vm; 2],
+    switch: Option<Box<dyn Switch>>,
+    _bridge: Option<Bridge>,
+    _dir: tempfile::TempDir,
+}
+
+impl Pair {
+    /// Starts the switch, then boots both VMs.
+    pub fn boot(contender: Contender, cpus: Cpus) -> Outcome<Self> {
+        let dir = scratch();
+        let ports = ["a", "b"].map(|name| Port::listen(name, dir.path()));
+        let (mut switch, mut bridge): (Option<Box<dyn Switch>>, _) = (None, None);
+        let nics = match contender {
+            Contender::Lasthop => {
+                switch = Some(Box::new(Ours::start(&ports, &cpus.both())));
+                [1, 2].map(|n| Nic::vhost_user(&ports[n - 1].socket, n as u8))
+            }
+            Contender::Ovs(rules) => {
+                let sockets = [&*ports[0].socket, &*ports[1].socket];
+                switch = Some(Box::new(Ovs::start(cpus.guests, cpus.switch, sockets, rules, true)?));
+                [1, 2].map(|n| Nic::vhost_user_server(&ports[n - 1].socket, n as u8))
+            }
+            Contender::LinuxBridge => {
+                let started = bridge.insert(Bridge::start(2));
+                [1, 2].map(|n| started.nic(n))
+            }
+            Contender::DpdkVhost => return Err(failed("no switch that VMs could use")),
+        };
+        check()?;
+        let [a, b] = nics;
+        let vms = Vm::boot_all([VmConfig::new("a", [a]), VmConfig::new("b", [b])]);
+        check()?;
+        Ok(Self { vms, switch, _bridge: bridge, _dir: dir })
+    }
+
+    /// Gbit/s of one TCP connection, TCP transactions per second, and the mean of 50 pings in microseconds.
+    pub fn traffic(&self, seconds: u64) -> Outcome<Vec<Option<f64>>> {
+        let address = self.vms[1].config.nics[0].ip4();
+        self.vms[1].background("iperf3 -s");
+        self.vms[1].serve();
+        self.ask(1, "until netstat -ltn | grep -q :5201; do usleep 50000; done", 10)?;
+        let ping = self.ask(0, &format!("ping -c 50 -i 0.02 -q {address}"), 20)?;
+        let ping = mean_us(&ping).ok_or_else(|| failed(format!("no round-trip time in {ping:?}")))?;
+        let text = self.ask(0, &format!("lasthop-guest tcp-transactions {address}:7000 {seconds}"), seconds + 20)?;
+        let rate = per_second(&text).ok_or_else(|| failed(format!("no count in {text:?}")))?;
+        let text = self.ask(0, &format!("iperf3 -J -c {address} -t {seconds}"), seconds + 20)?;
+        let json: Value = serde_json::from_str(&text).map_err(|e| failed(format!("iperf3: {e}: {text:?}")))?;
+        let bits = json["end"]["sum_received"]["bits_per_second"].as_f64();
+        let bits = bits.ok_or_else(|| failed(format!("iperf3: {}", json["error"])))?;
+        Ok(vec![Some(bits / 1e9), Some(rate), Some(ping)])
+    }
+
+    /// Processor time of the switch while nobody says anything, in percent of one CPU.
+    pub fn idle(&mut self) -> Outcome<Vec<Option<f64>>> {
+        let Some(switch) = &mut self.switch else { return Ok(vec![None]) };
+        // IPv6 announces itself for some seconds after an interface comes up.
+        pause(Duration::from_secs(3))?;
+        switch.begin()?;
+        let start = Instant::now();
+        pause(IDLE)?;
+        let elapsed = start.elapsed().as_nanos() as f64;
+        let Spent { cpu_ns, .. } = switch.spent(0.0)?;
+        Ok(vec![Some(100.0 * cpu_ns / elapsed)])
+    }
+
+    /// Runs a command in one of the VMs, for at most so many seconds.
+    fn ask(&self, vm: usize, command: &str, seconds: u64) -> Outcome<String> {
+        let pending = self.vms[vm].spawn(command);
+        let out = until(command, Duration::from_secs(seconds), || Ok(pending.poll()))?;
+        if out.code != 0 {
+            return Err(failed(format!("{command}: exit code {}\n{}{}", out.code, out.stdout, out.stderr)));
+        }
+        Ok(out.stdout)
+    }
+}
+
+/// Of busybox's summary: `round-trip min/avg/max = 0.271/0.404/0.812 ms`. Nothing when a reply was lost.
+fn mean_us(text: &str) -> Option<f64> {
+    text.contains(" 0% packet loss").then_some(())?;
+    let (_, times) = text.split_once("min/avg/max = ")?;
+    Some(times.split('/').nth(1)?.parse::<f64>().ok()? * 1000.0)
+}
+
+/// Of `COUNT in MICROSECONDS us`.
+fn per_second(text: &str) -> Option<f64> {
+    let (count, time) = text.trim().strip_suffix(" us")?.split_once(" in ")?;
+    Some(count.parse::<f64>().ok()? * 1e6 / time.parse::<f64>().ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_tools_print_is_understood() {
+        let ping = |loss: u8| {
+            format!("50 packets received, {loss}% packet loss\nround-trip min/avg/max = 0.271/0.404/0.812 ms\n")
+        };
+        assert_eq!(mean_us(&ping(0)), Some(404.0));
+        assert_eq!(mean_us(&ping(20)), None);
+        assert_eq!(per_second("9000 in 3000000 us\n"), Some(3000.0));
+        assert_eq!(per_second("damaged"), None);
+    }
+}

@@ -1,0 +1,143 @@
+//! Where a run takes place, and what is missing there.
+
+use crate::guests::dpdk;
+use crate::scenario::{Contender, Work};
+use crate::switch::{dpdk_vhost, ovs};
+use serde::Serialize;
+use std::fs::read_to_string;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// What a figure depends on besides the programs.
+#[derive(Clone, Debug, Serialize)]
+pub struct Machine {
+    /// The processor's model.
+    pub processor: String,
+    /// How many the system has.
+    pub cpus: usize,
+    /// The kernel's release.
+    pub kernel: String,
+    /// Versions of the guests and peers.
+    pub programs: Vec<String>,
+    /// Load average over a minute before the run: what others were doing.
+    pub load_before: f64,
+    /// Part of the run's processor time that the hypervisor gave to others, in percent.
+    pub stolen_percent: f64,
+    /// Ticks at the start: all, and stolen.
+    #[serde(skip)]
+    start: (u64, u64),
+}
+
+impl Machine {
+    /// Looks around; once, at the start.
+    pub fn look() -> Self {
+        let cpuinfo = read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model = cpuinfo.lines().find_map(|l| l.strip_prefix("model name")?.split_once(": "));
+        let version = |program: &str| {
+            let out =
+                Command::new(program).arg("--version").stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
+            Some(String::from_utf8_lossy(&out.stdout).lines().next()?.trim().to_owned())
+        };
+        let package = |name: &str| {
+            let out = Command::new("dpkg-query").args(["-W", "-f=${Package} ${Version}", name]).output().ok()?;
+            out.status.success().then(|| String::from_utf8_lossy(&out.stdout).into_owned())
+        };
+        let programs = [version(ovs::VSWITCHD), package("dpdk-dev"), version("qemu-system-x86_64")];
+        Self {
+            processor: model.map_or("unknown".into(), |(_, name)| name.to_owned()),
+            cpus: cpuinfo.lines().filter(|l| l.starts_with("processor")).count(),
+            kernel: read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned(),
+            programs: programs.into_iter().flatten().collect(),
+            load_before: first_word("/proc/loadavg").and_then(|w| w.parse().ok()).unwrap_or(0.0),
+            stolen_percent: 0.0,
+            start: ticks(),
+        }
+    }
+
+    /// At the end of the run.
+    pub fn finish(&mut self) {
+        let (all, stolen) = ticks();
+        let (all, stolen) = (all.saturating_sub(self.start.0), stolen.saturating_sub(self.start.1));
+        self.stolen_percent = if all == 0 { 0.0 } else { 100.0 * stolen as f64 / all as f64 };
+    }
+}
+
+fn first_word(file: &str) -> Option<String> {
+    read_to_string(file).ok()?.split_ascii_whitespace().next().map(String::from)
+}
+
+/// proc(5), /proc/stat: the first line's columns; the eighth is what was stolen, guests' time is in the first two already.
+fn ticks() -> (u64, u64) {
+    let text = read_to_string("/proc/stat").unwrap_or_default();
+    let line = text.lines().next().unwrap_or_default();
+    let columns: Vec<u64> = line.split_ascii_whitespace().skip(1).take(8).filter_map(|w| w.parse().ok()).collect();
+    (columns.iter().sum(), columns.get(7).copied().unwrap_or(0))
+}
+
+/// Why the scenario's guests cannot run here.
+pub fn missing_guests(work: Work) -> Option<String> {
+    match work {
+        Work::Loop(..) => missing_program("dpdk-testpmd").or_else(|| missing_pages(dpdk::MIB)),
+        Work::Vms | Work::Idle => missing_program("qemu-system-x86_64"),
+    }
+}
+
+/// Why a contender cannot run here, beside guests that can.
+pub fn missing(contender: Contender, work: Work) -> Option<String> {
+    let guests = if matches!(work, Work::Loop(..)) { dpdk::MIB } else { 0 };
+    match contender {
+        Contender::Lasthop => None,
+        Contender::DpdkVhost => missing_pages(guests + dpdk_vhost::MIB),
+        Contender::LinuxBridge => missing_program("ip"),
+        Contender::Ovs(_) => {
+            let programs = ["ovsdb-tool", "ovsdb-server", "ovs-vsctl", "ovs-ofctl", "ovs-appctl", ovs::VSWITCHD];
+            programs.into_iter().find_map(missing_program).or_else(|| missing_pages(guests + ovs::MIB))
+        }
+    }
+}
+
+fn missing_program(name: &str) -> Option<String> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = if name.starts_with('/') {
+        Path::new(name).exists()
+    } else {
+        std::env::split_paths(&path).any(|dir: PathBuf| dir.join(name).exists())
+    };
+    (!found).then(|| format!("{name} is not installed; `make setup` (as root) installs it on Debian"))
+}
+
+fn missing_pages(mib: u32) -> Option<String> {
+    let meminfo = read_to_string("/proc/meminfo").unwrap_or_default();
+    let of = |name: &str| -> Option<u64> {
+        meminfo.lines().find_map(|l| l.strip_prefix(name))?.split_ascii_whitespace().next()?.parse().ok()
+    };
+    let free = of("HugePages_Free:").zip(of("Hugepagesize:")).map_or(0, |(pages, kib)| pages * kib / 1024);
+    // DPDK takes a few pages more than it is told to.
+    let needed = u64::from(mib) * 11 / 10;
+    let pages = needed / 2;
+    (free < needed).then(|| {
+        format!(
+            "{free} MiB of huge pages are free and {needed} needed; as root: echo {pages} >/proc/sys/vm/nr_hugepages"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_there_is_named() {
+        assert_eq!(missing_program("sh"), None);
+        assert_eq!(missing_program("/proc/self/exe"), None);
+        assert!(missing_program("no-such-program").is_some_and(|m| m.starts_with("no-such-program is not installed")));
+        assert!(missing_pages(u32::MAX / 16).is_some_and(|m| m.contains("huge pages")));
+    }
+
+    #[test]
+    fn the_machine_is_known() {
+        let mut machine = Machine::look();
+        machine.finish();
+        assert!(machine.cpus > 0 && !machine.kernel.is_empty() && (0.0..=100.0).contains(&machine.stolen_percent));
+    }
+}

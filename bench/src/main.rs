@@ -1,0 +1,126 @@
+//! `lasthop-bench compare`: lasthop and its peers on this machine, measured in turns.
+
+mod compare;
+mod guests;
+mod machine;
+mod plot;
+mod results;
+mod scenario;
+mod stop;
+mod switch;
+mod table;
+mod testpmd;
+
+use clap::builder::PossibleValuesParser;
+use clap::{Parser, Subcommand};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use scenario::{Contender, Cpus, Scenario};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use stop::{Failure, Outcome, failed};
+
+/// Measurements of lasthop beside its peers.
+#[derive(Parser)]
+#[command(version, about)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run lasthop and its peers in turns, several rounds, and show the best of each
+    ///
+    /// lasthop's binaries are taken from LASTHOP_BIN_DIR, from beside this program, or from the release build. Tables go
+    /// to stdout; behind a peer's figure stands, in brackets, lasthop's divided by it.
+    Compare(Compare),
+}
+
+#[derive(clap::Args)]
+struct Compare {
+    /// Rounds; the machine's speed varies, so fewer than five say little
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
+    /// Length of each measurement, in seconds
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=40))]
+    seconds: u16,
+    /// Only this scenario; may be given several times
+    #[arg(long = "scenario", value_name = "NAME", value_parser = PossibleValuesParser::new(scenario::ALL.map(|s| s.name)))]
+    scenarios: Vec<String>,
+    /// Only this contender; may be given several times
+    #[arg(long = "only", value_name = "NAME", value_parser = PossibleValuesParser::new(Contender::ALL.map(Contender::name)))]
+    contenders: Vec<String>,
+    /// Directory for compare.json and one SVG file for each scenario
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// CPU of the DPDK guests; VMs use both
+    #[arg(long, value_name = "CPU", default_value_t = 0)]
+    guest_cpu: usize,
+    /// CPU of the switch
+    #[arg(long, value_name = "CPU", default_value_t = 1)]
+    switch_cpu: usize,
+}
+
+fn main() -> ExitCode {
+    let Command::Compare(arguments) = Arguments::parse().command;
+    match compare(&arguments) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(Failure::Stopped) => {
+            eprintln!("lasthop-bench: stopped");
+            // As a shell would report the signal.
+            ExitCode::from(130)
+        }
+        Err(Failure::Failed(why)) => {
+            eprintln!("lasthop-bench: {why}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// True when every round of everyone who takes part has its figures.
+fn compare(arguments: &Compare) -> Outcome<bool> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(failed("needs root for huge pages, network namespaces and TAP devices: run it with sudo"));
+    }
+    let cpus = Cpus { guests: arguments.guest_cpu, switch: arguments.switch_cpu };
+    stay_on(cpus)?;
+    // Failures of the VM harness are reported where they are caught.
+    std::panic::set_hook(Box::new(|_| ()));
+    stop::watch()?;
+    let chosen = |s: &Scenario| arguments.scenarios.is_empty() || arguments.scenarios.iter().any(|n| n == s.name);
+    let plan = compare::Plan {
+        scenarios: scenario::ALL.into_iter().filter(chosen).collect(),
+        contenders: Contender::ALL.into_iter().filter(|c| arguments.contenders.iter().any(|n| n == c.name())).collect(),
+        rounds: arguments.rounds.into(),
+        seconds: arguments.seconds.into(),
+        cpus,
+        out: arguments.out.clone(),
+    };
+    let results = compare::run(&plan)?;
+    let load = results.machine.load_before;
+    if load > 0.5 {
+        eprintln!(
+            "note: the load average was {load} at the start; figures that count want a machine with nothing else to do"
+        );
+    }
+    Ok(results.scenarios.iter().flat_map(|s| &s.contenders).all(|c| c.failures.is_empty()))
+}
+
+/// Keeps this process and all it starts on the two CPUs.
+fn stay_on(cpus: Cpus) -> Outcome<()> {
+    let allowed = sched_getaffinity(None).map_err(failed)?;
+    if cpus.guests == cpus.switch {
+        return Err(failed(
+            "guests and switch on the same CPU would only wait for each other: see --guest-cpu, --switch-cpu",
+        ));
+    }
+    // Both end up in 64-bit masks.
+    if let Some(cpu) = [cpus.guests, cpus.switch].into_iter().find(|c| *c >= 64 || !allowed.is_set(*c)) {
+        return Err(failed(format!("there is no CPU {cpu} among the first 64 that this process may use")));
+    }
+    let mut set = CpuSet::new();
+    set.set(cpus.guests);
+    set.set(cpus.switch);
+    sched_setaffinity(None, &set).map_err(failed)
+}
