@@ -28,6 +28,15 @@ pub struct VirtioUser {
 /// What came out on one side: for every queue, the frames in the order they came.
 pub type Received = Vec<Vec<Vec<u8>>>;
 
+/// What a play came to.
+#[derive(Clone, Debug)]
+pub struct Played {
+    /// Per round what guest 0 and guest 1 received.
+    pub rounds: Vec<[Received; 2]>,
+    /// Which of its receive functions DPDK took, in its words, such as `packed ring mergeable buffer`.
+    pub path: String,
+}
+
 /// Two DPDK guests in one process.
 pub struct Loopback {
     /// How their devices are set up.
@@ -46,9 +55,9 @@ impl Loopback {
     }
 
     /// Plays `rounds` one after the other: in each, guest 0 sends the first list and guest 1 the second, one list of frames
-    /// per queue. A round ends when all arrived, or [`PATIENCE`] later. Returns per round what guest 0 and guest 1 received,
-    /// or why testpmd could not start its ports.
-    pub fn play(&self, rounds: &[[Received; 2]]) -> Result<Vec<[Received; 2]>, String> {
+    /// per queue. A round ends when all arrived, or [`PATIENCE`] later. Returns what they
+    /// received, or why testpmd could not start its ports.
+    pub fn play(&self, rounds: &[[Received; 2]]) -> Result<Played, String> {
         let dir = scratch();
         let file = |round: usize, guest: usize, way: &str, queue: usize| {
             dir.path().join(format!("{way}-{round}-{guest}-{queue}.pcap"))
@@ -81,6 +90,8 @@ impl Loopback {
             testpmd.say("port config 1 rx_offload scatter on");
         }
         let started = testpmd.say("port start all");
+        let paths = started.rsplit("virtio: using ").filter_map(|s| s.split_once(" Rx path"));
+        let path = paths.map(|(p, _)| p).find(|p| !p.contains('\n')).unwrap_or_default().to_owned();
         if started.contains("Fail") || started.contains("rror") {
             return Err(format!("testpmd: {started}"));
         }
@@ -101,7 +112,7 @@ impl Loopback {
         }
         testpmd.quit();
         let received = |r| [0, 1].map(|g| (0..queues).map(|q| pcap::read(&file(r, g, "out", q))).collect());
-        Ok((0..rounds.len()).map(received).collect())
+        Ok(Played { rounds: (0..rounds.len()).map(received).collect(), path })
     }
 }
 
@@ -123,7 +134,7 @@ impl Testpmd {
         let mut child = spawn::spawn("KILL", "stdbuf", |c| {
             let out = std::fs::File::create(&log).expect("a log in the scratch directory");
             c.args(["-o0", "dpdk-testpmd", "--lcores", "0@(0,1),1@(0,1)", "--in-memory", "--single-file-segments"]);
-            c.args(["--no-pci", "-m", "192", "--file-prefix"])
+            c.args(["--log-level=pmd.net.virtio.init:info", "--no-pci", "-m", "192", "--file-prefix"])
                 .arg(dir.path().file_name().expect("the directory has a name"));
             for vdev in vdevs {
                 c.args(["--vdev", vdev]);
