@@ -20,7 +20,7 @@ pub mod raw;
 pub use arena::{Arena, Attack};
 pub use bystanders::Bystanders;
 pub use frames::{mac, number_of, numbered};
-pub use guest::{Guest, Options, connect};
+pub use guest::{Guest, Options, accept, connect};
 pub use lasthop_tests_vm::{Lasthop, Port, proc, scratch, wait_for};
 
 use std::time::Duration;

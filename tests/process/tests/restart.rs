@@ -1,0 +1,244 @@
+//! Any process may be killed under load, and nothing but its own work stops.
+
+use lasthop_frame::VnetHdr;
+use lasthop_tests_process::{
+    Arena, Guest, Lasthop, Options, PATIENCE, Port, accept, connect, mac, number_of, numbered, proc, scratch, wait_for,
+};
+use rustix::process::Signal;
+use std::collections::BTreeSet;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+#[test]
+fn control_killed_known_flows_lose_nothing() {
+    let mut arena = Arena::new(false);
+    let attack = arena.begin("control killed");
+    for _ in 0..5 {
+        arena.bystanders.still_exchange();
+        arena.lasthop.kill("lasthop-control");
+        arena.bystanders.still_exchange();
+    }
+    // It knows what it knew, and learns what is new.
+    wait_for("control to know the bystanders", PATIENCE, || {
+        let out = arena.lasthop.try_command(&["mac", "list", "--json"]);
+        let text = String::from_utf8_lossy(&out.stdout).into_owned();
+        [0xa, 0xb].iter().all(|m| text.contains(&mac(*m).to_string()))
+    });
+    arena.end(&attack, &[]);
+}
+
+/// While control is stopped (not even dead), what is known goes on, and what is new waits and then arrives or is counted.
+#[test]
+fn control_hung_known_flows_go_on() {
+    let mut arena = Arena::new(false);
+    let control = arena.lasthop.control();
+    let mut guest = arena.guest(Options::default());
+    arena.works(&mut guest);
+    proc::signal(control, Signal::STOP);
+    for _ in 0..3 {
+        arena.bystanders.still_exchange();
+    }
+    guest.send(&numbered(mac(0x55), mac(0x44), 1, 60));
+    proc::signal(control, Signal::CONT);
+    arena.bystanders.still_exchange();
+    arena.works(&mut guest);
+}
+
+#[test]
+fn front_end_gone_a_hundred_times_leaks_nothing() {
+    for client in [false, true] {
+        let mut arena = Arena::new(client);
+        let attack = arena.begin("front-end killed");
+        let flows = || arena.lasthop.json(&["flow", "list"])["flows"].as_array().unwrap().len();
+        let before = flows();
+        let mut number = 0;
+        for round in 0..100 {
+            let options = Options::net(|n| (n.packed, n.size) = (round % 2 == 0, 64));
+            let mut guest = arena.guest(options);
+            // Gone in the middle of traffic, both ways.
+            for _ in 0..8 {
+                number += 1;
+                guest.try_send(VnetHdr::default(), &numbered(mac(0x66), mac(0x77), number, 500));
+                arena.witness.try_send(VnetHdr::default(), &numbered(mac(0x77), mac(0x66), number, 500));
+            }
+            if round % 10 == 0 {
+                arena.witness.drain();
+                arena.works(&mut guest);
+            }
+            drop(guest);
+            while arena.witness.try_recv().is_some() {}
+        }
+        arena.witness.drain();
+        arena.end(&attack, &[]);
+        let flows = arena.lasthop.json(&["flow", "list"])["flows"].as_array().unwrap().len();
+        assert!(flows <= before + 2, "{before} flows have become {flows}");
+    }
+}
+
+/// A port whose guest plugs itself in again when the connection breaks, as VMMs do.
+struct Plug {
+    path: PathBuf,
+    /// Where lasthop connects to us.
+    listener: Option<UnixListener>,
+    guest: Guest,
+    /// What it says of its rings when it comes back; `None`: where they really stand. QEMU says of a packed ring what
+    /// it last heard from a switch that had time to say something.
+    bases: Option<[u32; 2]>,
+    reconnected: u32,
+}
+
+impl Plug {
+    fn new(path: PathBuf, client: bool, number: u8, options: Options) -> (Port, impl FnOnce() -> Self) {
+        let name = format!("p{number}");
+        let listener = client.then(|| UnixListener::bind(&path).unwrap());
+        let port = Port { name, socket: path.clone(), client };
+        let plug = move || {
+            let guest = match &listener {
+                Some(listener) => Guest::accept(listener, mac(number), options),
+                None => Guest::connect(&path, mac(number), options),
+            };
+            Self { path, listener, guest, bases: None, reconnected: 0 }
+        };
+        (port, plug)
+    }
+
+    /// If the switch is gone: goes on with the next one, the rings as they are.
+    fn mend(&mut self) {
+        let end = Instant::now() + PATIENCE;
+        while self.guest.is_disconnected() {
+            let front = match &self.listener {
+                Some(listener) => accept(listener),
+                None => connect(&self.path),
+            };
+            // The next one may die as well.
+            let _ = self.guest.reattach(front, self.bases.as_ref().map(|b| &b[..]));
+            self.reconnected += 1;
+            assert!(Instant::now() < end, "no switch comes back");
+        }
+    }
+}
+
+/// kill -9 of the switch, several times, with frames flowing one after another: none arrives twice or changed, no more
+/// are lost than were on their way, and those sent afterwards arrive.
+fn switch_killed(client: bool, options: Options, bases: Option<[u32; 2]>) {
+    const KILLS: u32 = 4;
+    /// Sent, taken by the switch, received: what may be on its way when it dies.
+    const IN_FLIGHT: usize = 64 + 64 + 256;
+    let dir = scratch();
+    let (port_a, a) = Plug::new(dir.path().join("a.sock"), client, 1, options);
+    let (port_b, b) = Plug::new(dir.path().join("b.sock"), client, 2, options);
+    let lasthop = Lasthop::start(&[port_a, port_b]);
+    let (mut a, mut b) = (a(), b());
+    (a.bases, b.bases) = (bases, bases);
+    a.guest.greet(&mut b.guest, 0);
+    let (mut next, mut got) = (1u32, BTreeSet::new());
+    let mut receive = |b: &mut Plug, limit: Duration| {
+        while let Some((_, frame)) = b.guest.recv_within(limit) {
+            if let Some(number) = number_of(&frame).filter(|n| *n > 0) {
+                assert!(got.insert(number), "frame {number} arrived twice");
+            }
+        }
+        got.len()
+    };
+    let mut lost_before = 0;
+    for kill in 0..KILLS {
+        let switch = lasthop.switch();
+        let until = next + 3000 + 177 * kill;
+        let mut killed = None;
+        while next < until {
+            if next + 1500 >= until && killed.is_none() {
+                proc::signal(switch, Signal::KILL);
+                killed = Some(Instant::now());
+            }
+            a.mend();
+            b.mend();
+            for _ in 0..16 {
+                let len = 60 + (next as usize * 71) % 1400;
+                if a.guest.try_send(VnetHdr::default(), &numbered(mac(1), mac(2), next, len)) {
+                    next += 1;
+                } else {
+                    std::thread::sleep(Duration::from_micros(100));
+                    break;
+                }
+            }
+            receive(&mut b, Duration::ZERO);
+        }
+        // Everything comes to rest; then nothing more may be missing than was on its way.
+        let mut arrived = 0;
+        wait_for("the rest to arrive", PATIENCE, || {
+            a.mend();
+            b.mend();
+            let now = receive(&mut b, Duration::from_millis(100));
+            let all_given_back = a.guest.net.unsent(0).is_ok_and(|n| n == 0);
+            let rest = all_given_back && now == arrived;
+            arrived = now;
+            rest
+        });
+        let lost = (next - 1) as usize - arrived;
+        assert!(lost - lost_before <= IN_FLIGHT, "{} of {next} lost by kill {kill}", lost - lost_before);
+        lost_before = lost;
+        a.guest.greet(&mut b.guest, 0);
+    }
+    assert!(a.reconnected >= KILLS && b.reconnected >= KILLS);
+}
+
+fn rings(packed: bool) -> Options {
+    Options::net(|n| (n.packed, n.size, n.event_idx) = (packed, 64, true))
+}
+
+#[test]
+fn switch_killed_front_ends_come_back_split() {
+    switch_killed(false, rings(false), None);
+}
+
+#[test]
+fn switch_killed_front_ends_come_back_packed() {
+    switch_killed(false, rings(true), None);
+}
+
+#[test]
+fn switch_killed_lasthop_comes_back_split() {
+    switch_killed(true, rings(false), None);
+}
+
+#[test]
+fn switch_killed_lasthop_comes_back_packed() {
+    switch_killed(true, rings(true), None);
+}
+
+#[test]
+fn switch_killed_front_ends_come_back_not_knowing_where_they_were() {
+    switch_killed(false, rings(false), Some([0; 2]));
+    switch_killed(false, rings(true), Some([0x8000_8000; 2]));
+}
+
+/// Both of them, at once, and again.
+#[test]
+fn both_killed() {
+    let dir = scratch();
+    let lasthop = Lasthop::start(&["a", "b"].map(|n| Port::listen(n, dir.path())));
+    for round in 0..4 {
+        let guest = |name: &str, number| Guest::connect(&dir.path().join(name), mac(number), Options::default());
+        guest("a.sock", 1).greet(&mut guest("b.sock", 2), round);
+        let children = [lasthop.switch(), lasthop.control()];
+        children.iter().for_each(|p| proc::signal(*p, Signal::KILL));
+        wait_for("both to be gone", PATIENCE, || children.iter().all(|p| !proc::alive(*p)));
+    }
+    guest_list_is_served(&lasthop);
+}
+
+fn guest_list_is_served(lasthop: &Lasthop) {
+    wait_for("control to answer again", PATIENCE, || lasthop.try_command(&["port", "list"]).status.success());
+}
+
+#[test]
+fn sigterm_ends_everything() {
+    let dir = scratch();
+    let lasthop = Lasthop::start(&[Port::listen("a", dir.path())]);
+    let socket = dir.path().join("a.sock");
+    let guest = Guest::connect(&socket, mac(1), Options::default());
+    assert!(lasthop.stop(), "a process had to be killed");
+    wait_for("the connection to end", PATIENCE, || guest.is_disconnected());
+    assert!(!socket.exists(), "the socket is left behind");
+}
