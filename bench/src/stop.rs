@@ -25,7 +25,11 @@ static STOP: AtomicBool = AtomicBool::new(false);
 
 /// Turns SIGINT and SIGTERM into the flag; once, before anything is started.
 pub fn watch() -> Outcome<()> {
-    ctrlc::set_handler(|| STOP.store(true, Ordering::Relaxed)).map_err(failed)
+    let stop = || {
+        STOP.store(true, Ordering::Relaxed);
+        eprintln!("stopping; when VMs are booting, that takes some seconds");
+    };
+    ctrlc::set_handler(stop).map_err(failed)
 }
 
 /// An error once the user asked to stop.

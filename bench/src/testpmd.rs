@@ -38,9 +38,8 @@ impl Testpmd {
             c.env("RUNTIME_DIRECTORY", dir.path());
             c.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         });
-        let (Some(stdin), Some(mut stdout)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(failed("testpmd's pipes"));
-        };
+        let stdin = child.stdin.take().expect("stdin is piped");
+        let mut stdout = child.stdout.take().expect("stdout is piped");
         let (sender, output) = channel();
         std::thread::spawn(move || {
             let mut buf = [0; 4096];
