@@ -6,6 +6,7 @@ use crate::stop::{Outcome, failed};
 use crate::testpmd::{Testpmd, number_after};
 use lasthop_tests_vm::proc;
 use std::path::Path;
+use std::time::Instant;
 
 /// Memory in huge pages it takes, in MiB.
 pub const MIB: u32 = 400;
@@ -13,6 +14,7 @@ pub const MIB: u32 = 400;
 /// A running testpmd between two vhost ports.
 pub struct DpdkVhost {
     testpmd: Testpmd,
+    begun: Instant,
     before: u64,
 }
 
@@ -24,7 +26,7 @@ impl DpdkVhost {
         testpmd.say("set fwd io")?;
         testpmd.say("set record-core-cycles on")?;
         testpmd.say("start")?;
-        Ok(Self { testpmd, before: 0 })
+        Ok(Self { testpmd, begun: Instant::now(), before: 0 })
     }
 }
 
@@ -33,15 +35,17 @@ impl Switch for DpdkVhost {
         // A new start sets the cycle counts back; what circulates waits in the rings for a moment (--no-flush-rx).
         self.testpmd.say("stop")?;
         self.testpmd.say("start")?;
-        self.before = proc::cpu_ns(self.testpmd.pid());
+        (self.begun, self.before) = (Instant::now(), proc::cpu_ns(self.testpmd.pid()));
         Ok(())
     }
 
     fn spent(&mut self, packets: f64) -> Outcome<Spent> {
         let cpu_ns = proc::cpu_ns(self.testpmd.pid()).saturating_sub(self.before) as f64;
+        let elapsed = self.begun.elapsed().as_nanos() as f64;
         let text = self.testpmd.say("stop")?;
         let ns = ns_per_packet(&text).ok_or_else(|| failed(format!("no cycle counts in {text:?}")))?;
-        Ok(Spent { cpu_ns, busy_ns: ns * packets })
+        // Its cycles go on while others have its CPU, whether it is idle or busy then; so the share is what to trust.
+        Ok(Spent { cpu_ns, busy_ns: cpu_ns * (ns * packets / elapsed).min(1.0) })
     }
 }
 
