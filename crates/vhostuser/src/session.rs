@@ -44,6 +44,8 @@ pub struct Session {
     features: Features,
     protocol_features: ProtocolFeatures,
     memory: Arc<GuestMemory>,
+    /// Regions that ADD_MEM_REG named again, and how often.
+    repeated: Vec<(RegionSpec, u32)>,
     inflight: Option<Inflight>,
     backend_channel: Option<OwnedFd>,
     status: u8,
@@ -64,6 +66,7 @@ impl Session {
             features: Features::empty(),
             protocol_features: ProtocolFeatures::empty(),
             memory: Arc::new(GuestMemory::empty()),
+            repeated: Vec::new(),
             inflight: None,
             backend_channel: None,
             status: 0,
@@ -305,11 +308,27 @@ impl Session {
             }
             Command::AddMemReg(spec, fd) => {
                 self.needs(ProtocolFeatures::CONFIGURE_MEM_SLOTS)?;
+                if self.memory.regions().any(|r| r == spec) {
+                    // QEMU up to 8.0 adds, and later removes, every region once per queue pair.
+                    match self.repeated.iter_mut().find(|(s, _)| *s == spec) {
+                        Some((_, times)) => *times = times.saturating_add(1),
+                        None => self.repeated.push((spec, 1)),
+                    }
+                    return Ok(Answer::Done);
+                }
                 self.set_memory(self.memory.with_region(spec, fd)?, events);
             }
             Command::RemMemReg(spec) => {
                 self.needs(ProtocolFeatures::CONFIGURE_MEM_SLOTS)?;
                 let RegionSpec { guest_addr, user_addr, size, .. } = spec;
+                let same = |s: &RegionSpec| (s.guest_addr, s.user_addr, s.size) == (guest_addr, user_addr, size);
+                if let Some(at) = self.repeated.iter().position(|(s, _)| same(s)) {
+                    self.repeated[at].1 -= 1;
+                    if self.repeated[at].1 == 0 {
+                        self.repeated.swap_remove(at);
+                    }
+                    return Ok(Answer::Done);
+                }
                 let memory = self.memory.without_region(guest_addr, user_addr, size);
                 self.set_memory(memory.ok_or(Refusal::NoRegion { guest_addr, user_addr, size })?, events);
             }
@@ -415,6 +434,7 @@ impl Session {
         for (spec, fd) in table {
             memory = memory.with_region(spec, fd)?;
         }
+        self.repeated.clear();
         self.set_memory(memory, events);
         Ok(())
     }

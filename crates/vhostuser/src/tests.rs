@@ -337,7 +337,8 @@ fn memory_comes_and_goes_by_slots() {
         for i in 1..=20 {
             front.add_region(slot(i), ram.as_fd()).unwrap();
         }
-        assert!(front.add_region(slot(7), ram.as_fd()).is_err(), "overlaps");
+        let half = RegionSpec { size: 2048, ..slot(7) };
+        assert!(front.add_region(half, ram.as_fd()).is_err(), "overlaps");
         front.remove_region(slot(7)).unwrap();
         assert!(front.remove_region(slot(7)).is_err(), "gone already");
     });
@@ -347,6 +348,25 @@ fn memory_comes_and_goes_by_slots() {
     assert_eq!(rig.session.memory().regions().count(), 1);
     let refused: Vec<_> = rig.events.iter().filter(|e| matches!(e, SessionEvent::Refused(_))).collect();
     assert_eq!(refused.len(), 2);
+}
+
+#[test]
+fn a_region_added_per_queue_pair_goes_with_the_last() {
+    let mut rig = Rig::negotiated(Features::VERSION_1 | Features::PROTOCOL_FEATURES);
+    let slot = RegionSpec { guest_addr: 1 << 32, user_addr: 1 << 40, size: 4096, mmap_offset: 0 };
+    rig.drive(move |front, ram| {
+        for _ in 0..3 {
+            front.add_region(slot, ram.as_fd()).unwrap();
+        }
+        front.remove_region(slot).unwrap();
+        front.remove_region(slot).unwrap();
+    });
+    assert_eq!(rig.session.memory().regions().count(), 2);
+    rig.drive(move |front, _| {
+        front.remove_region(slot).unwrap();
+        assert!(front.remove_region(slot).is_err(), "gone already");
+    });
+    assert_eq!(rig.session.memory().regions().count(), 1);
 }
 
 #[test]
