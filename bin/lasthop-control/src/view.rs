@@ -69,6 +69,7 @@ pub(crate) fn port(
             .collect();
         port.from_guest = totals(&i.from_guest);
         port.to_guest = totals(&i.to_guest);
+        port.waiting = i.waiting;
     }
     if let Some(c) = config {
         port.name.clone_from(&c.name);

@@ -74,6 +74,8 @@ impl Control {
         let now_ms = datapath.now_ms();
         let parts: Vec<DatapathReply> = match question {
             DatapathRequest::Flows => {
+                // Control asks now and then while there is traffic: a good moment to put busy masks first.
+                datapath.flows().rank();
                 let flows: Vec<_> = datapath.flows().flows().iter().map(|f| flow_info(f, now_ms)).collect();
                 flows.chunks(FLOWS_PER_MESSAGE).map(|c| DatapathReply::Flows(c.to_vec())).collect()
             }

@@ -158,6 +158,7 @@ impl PortEntry {
             queues: queues.collect(),
             from_guest,
             to_guest,
+            waiting: port.misses.len() as u64,
         }
     }
 

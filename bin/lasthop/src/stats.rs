@@ -26,16 +26,17 @@ struct Stats {
     ports: Vec<Port>,
 }
 
-/// All ports together. `from_guest + replicated = to_guest + dropped + waiting` on a switch that was not interrupted
-/// and has lost no port; `waiting` is what the others leave over. It is negative or large only when the counters are
-/// wrong, when packets arrived between the readings of two ports, or when a port was removed with its counters.
+/// All ports together. `from_guest + replicated = to_guest + dropped + waiting`; `unaccounted` is the difference. It is
+/// not 0 when packets moved while one port after the other was read, when a port was removed with its counters, or when
+/// the counters are wrong.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 struct Sum {
     from_guest: u64,
     replicated: u64,
     to_guest: u64,
     dropped: u64,
-    waiting: i128,
+    waiting: u64,
+    unaccounted: i128,
     drops: BTreeMap<String, u64>,
 }
 
@@ -47,12 +48,13 @@ impl Sum {
             sum.replicated += p.from_guest.replicated;
             sum.to_guest += p.to_guest.packets;
             sum.dropped += dropped(p);
+            sum.waiting += p.waiting;
             for d in p.from_guest.drops.iter().chain(&p.to_guest.drops) {
                 *sum.drops.entry(d.reason.clone()).or_default() += d.packets;
             }
         }
-        let out = i128::from(sum.to_guest) + i128::from(sum.dropped);
-        sum.waiting = i128::from(sum.from_guest) + i128::from(sum.replicated) - out;
+        let out = i128::from(sum.to_guest) + i128::from(sum.dropped) + i128::from(sum.waiting);
+        sum.unaccounted = i128::from(sum.from_guest) + i128::from(sum.replicated) - out;
         sum
     }
 }
@@ -115,8 +117,11 @@ fn render(stats: &Stats, verbose: bool) -> String {
         "\nsum: {} in + {} replicated = {} out + {} dropped + {} waiting\n",
         sum.from_guest, sum.replicated, sum.to_guest, sum.dropped, sum.waiting
     ));
-    if sum.waiting < 0 {
-        out.push_str("     more went out than came in: a port was removed meanwhile, or traffic was flowing\n");
+    if sum.unaccounted != 0 {
+        out.push_str(&format!(
+            "     {} unaccounted for: packets moved while ports were read, or a port was removed\n",
+            sum.unaccounted
+        ));
     }
     if !s.switch_connected {
         out.push_str("the switch process is not connected; counters are not known now\n");
@@ -157,7 +162,7 @@ mod tests {
 
     #[test]
     fn adds_up() {
-        let ports = vec![
+        let mut ports = vec![
             port(
                 "a",
                 Totals { packets: 10, replicated: 3, drops: drops("policy", 2), ..Totals::default() },
@@ -169,8 +174,11 @@ mod tests {
                 Totals { packets: 6, drops: drops("no_buffers", 1), ..Totals::default() },
             ),
         ];
+        assert_eq!(Sum::of(&ports).unaccounted, 1);
+        ports[1].waiting = 1;
         let sum = Sum::of(&ports);
-        assert_eq!((sum.from_guest, sum.replicated, sum.to_guest, sum.dropped, sum.waiting), (11, 3, 10, 3, 1));
+        assert_eq!((sum.from_guest, sum.replicated, sum.to_guest, sum.dropped), (11, 3, 10, 3));
+        assert_eq!((sum.waiting, sum.unaccounted), (1, 0));
         let text = render(&Stats { switch: SwitchStats::default(), sum, ports }, true);
         assert!(text.contains("sum: 11 in + 3 replicated = 10 out + 3 dropped + 1 waiting\n"), "{text}");
         assert!(text.contains("from a  policy: A flow said to drop the packet."), "{text}");

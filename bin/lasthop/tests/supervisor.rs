@@ -522,9 +522,17 @@ fn a_killed_supervisor_leaves_nothing_in_the_way() {
     lasthop.process.wait().unwrap();
     // The log ends when the last of them has closed its standard error.
     lasthop.end_of_log();
-    for pid in [switch, control] {
+    // A process that dies closes its descriptors a moment before it is gone.
+    let gone = |pid: Pid| {
         let state = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap_or_default();
-        assert!(state.is_empty() || state.contains("State:\tZ"), "{state}");
+        state.is_empty() || state.contains("State:\tZ")
+    };
+    let deadline = Instant::now() + Duration::from_secs(10);
+    for pid in [switch, control] {
+        while !gone(pid) {
+            assert!(Instant::now() < deadline, "{pid:?} outlives the supervisor");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
     assert!(place.path("a.sock").exists());
     let lasthop = place.ready(&["--port", &place.port("a")]);

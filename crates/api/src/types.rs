@@ -38,6 +38,8 @@ pub struct Port {
     pub from_guest: Totals,
     /// Packets delivered to the guest.
     pub to_guest: Totals,
+    /// Packets taken from the guest that wait for control.
+    pub waiting: u64,
     /// Addresses learned there.
     pub macs: u64,
     /// Most addresses that may be learned there.

@@ -1,7 +1,7 @@
 //! What control asks for: a masked key and what to do with a packet that matches.
 
 use lasthop_frame::{FlowKey, FlowMask};
-use lasthop_types::PortId;
+use lasthop_types::{DropReason, PortId};
 use serde::{Deserialize, Serialize};
 
 /// One step of what happens to a matching packet, in order. A flow without any drops the packet.
@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 pub enum Action {
     /// Deliver to this port, as the packet is at this point.
     Output(PortId),
+    /// Drop it and count it under this reason, instead of the general one for a flow without actions.
+    Drop(DropReason),
 }
 
 /// A flow as control installs it.

@@ -118,7 +118,7 @@ impl FlowTable {
     pub fn remove_port(&self, port: PortId) -> usize {
         self.remove_if(|flow| {
             (flow.mask.0.in_port == u32::MAX && flow.key.in_port == port.0)
-                || flow.actions.iter().any(|Action::Output(to)| *to == port)
+                || flow.actions.contains(&Action::Output(port))
         })
     }
 

@@ -199,6 +199,7 @@ impl Forwarder {
         for action in actions {
             match action {
                 Action::Output(to) => self.output(burst, packet, *to, false),
+                Action::Drop(reason) => self.drop(burst, packet, *reason),
                 _ => self.drop(burst, packet, DropReason::BadAction),
             }
         }

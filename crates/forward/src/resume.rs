@@ -22,6 +22,7 @@ impl Forwarder {
                 match action {
                     Action::Output(to) if *to == port.id => counters.drops.add(DropReason::Hairpin, 1),
                     Action::Output(to) => this.deliver_one(*to, packet, piece, counters),
+                    Action::Drop(reason) => counters.drops.add(*reason, 1),
                     _ => counters.drops.add(DropReason::BadAction, 1),
                 }
             }

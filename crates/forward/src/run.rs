@@ -63,6 +63,7 @@ impl Run {
         match *flow.actions {
             [] => Verdict::Drop(DropReason::Policy),
             [Action::Output(to)] => Verdict::To(to),
+            [Action::Drop(reason)] => Verdict::Drop(reason),
             _ => Verdict::Many(flow.clone()),
         }
     }

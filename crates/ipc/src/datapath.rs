@@ -212,6 +212,8 @@ pub struct PortInfo {
     pub from_guest: PortTotals,
     /// Packets delivered to the guest.
     pub to_guest: PortTotals,
+    /// Packets taken from the guest that wait for control.
+    pub waiting: u64,
 }
 
 /// One ring.

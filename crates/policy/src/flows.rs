@@ -1,8 +1,8 @@
 //! The flows we asked for, indexed by what may make them wrong, so that a change touches only the flows it concerns.
 
-use lasthop_flow::FlowSpec;
+use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{FlowKey, FlowMask};
-use lasthop_types::{MacAddr, PortId};
+use lasthop_types::{DropReason, MacAddr, PortId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Default limit of flows whose packets come from one port.
@@ -29,6 +29,16 @@ pub(crate) enum Refusal {
     GroupSource(PortId),
     ZeroSource(PortId),
     LinkLocal,
+}
+
+impl Refusal {
+    /// Drops, under the reason's own name.
+    pub(crate) fn actions(self) -> Vec<Action> {
+        vec![Action::Drop(match self {
+            Self::GroupSource(_) | Self::ZeroSource(_) => DropReason::BadSource,
+            Self::LinkLocal => DropReason::LinkLocal,
+        })]
+    }
 }
 
 /// Either.

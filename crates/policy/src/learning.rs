@@ -164,7 +164,7 @@ impl Learning {
     /// A packet with this key waits under `id` for an answer.
     pub fn miss(&mut self, id: u64, key: &FlowKey, now_ms: u64, out: &mut Effects) {
         if let Some(refusal) = refusal(key) {
-            out.resumes.push(Resume { id, actions: Vec::new() });
+            out.resumes.push(Resume { id, actions: refusal.actions() });
             if self.has_port(key.port()) {
                 self.put_refusal(refusal, now_ms, out);
             }
@@ -275,7 +275,7 @@ impl Learning {
                     };
                     if !of_port {
                         out.changes.push(Change::Del(f.spec.key, f.spec.mask));
-                    } else if f.spec.actions.is_empty() {
+                    } else if f.spec.actions == r.actions() {
                         let entry = self.flows.refusals.entry(r).or_insert((used_ms, 0));
                         entry.0 = entry.0.max(used_ms);
                     } else {
@@ -487,7 +487,7 @@ impl Learning {
 
     fn put_refusal(&mut self, refusal: Refusal, used_ms: u64, out: &mut Effects) {
         self.flows.refusals.insert(refusal, (used_ms, self.asked));
-        self.put(Shape::Refusal(refusal), Vec::new(), out);
+        self.put(Shape::Refusal(refusal), refusal.actions(), out);
     }
 
     fn put(&self, shape: Shape, actions: Vec<Action>, out: &mut Effects) {

@@ -4,7 +4,7 @@ use super::*;
 use crate::testutil::{Bench, Op, compare, key, mac, tagged};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{FlowKey, FlowMask};
-use lasthop_types::{MacAddr, PortId};
+use lasthop_types::{DropReason, MacAddr, PortId};
 use proptest::prelude::*;
 
 fn outputs(ports: &[u32]) -> Vec<Action> {
@@ -43,13 +43,22 @@ fn broadcast_and_multicast_follow_the_ports() {
 fn refuses_with_one_flow_what_no_station_may_send() {
     let mut b = Bench::new(Limits::default(), 2);
     for n in 0..100 {
-        assert_eq!(b.packet(&key(1, MacAddr([0x01 | (n << 1), 9, n, 3, 1, n]), mac(2))), []);
+        assert_eq!(
+            b.packet(&key(1, MacAddr([0x01 | (n << 1), 9, n, 3, 1, n]), mac(2))),
+            [Action::Drop(DropReason::BadSource)]
+        );
     }
     assert_eq!((b.next_id, b.table.len(), b.policy.mac_count()), (1, 1, 0));
-    assert_eq!(b.packet(&key(1, MacAddr([0; 6]), mac(2))), []);
+    assert_eq!(b.packet(&key(1, MacAddr([0; 6]), mac(2))), [Action::Drop(DropReason::BadSource)]);
     for n in 0..16 {
-        assert_eq!(b.packet(&key(1, mac(1), MacAddr([0x01, 0x80, 0xc2, 0, 0, n]))), []);
-        assert_eq!(b.packet(&key(2, mac(2), MacAddr([0x01, 0x80, 0xc2, 0, 0, n]))), []);
+        assert_eq!(
+            b.packet(&key(1, mac(1), MacAddr([0x01, 0x80, 0xc2, 0, 0, n]))),
+            [Action::Drop(DropReason::LinkLocal)]
+        );
+        assert_eq!(
+            b.packet(&key(2, mac(2), MacAddr([0x01, 0x80, 0xc2, 0, 0, n]))),
+            [Action::Drop(DropReason::LinkLocal)]
+        );
     }
     assert_eq!((b.next_id, b.table.len()), (3, 3));
     // The neighbouring block is ordinary multicast.

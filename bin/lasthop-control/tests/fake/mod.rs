@@ -107,6 +107,7 @@ impl Fake {
             queues: Vec::new(),
             from_guest: packets(10, vec![(DropReason::Policy, 2)]),
             to_guest: packets(8, Vec::new()),
+            waiting: 0,
         }
     }
 
