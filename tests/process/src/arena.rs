@@ -39,6 +39,14 @@ pub struct Attack {
     log_len: usize,
 }
 
+impl Attack {
+    /// What it makes the switch remember, within limits, may take so much memory.
+    pub fn may_cost_kib(mut self, kib: u64) -> Self {
+        self.private_kib += kib;
+        self
+    }
+}
+
 impl Arena {
     /// `client`: lasthop connects to the attacker instead of listening for it.
     pub fn new(client: bool) -> Self {
@@ -159,7 +167,8 @@ impl Arena {
     }
 }
 
-/// Mappings of a process.
+/// Mappings of memory that others handed to a process: guest memory among it, the allocator's not.
 fn mappings(pid: u32) -> usize {
-    std::fs::read_to_string(format!("/proc/{pid}/maps")).map_or(0, |maps| maps.lines().count())
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    maps.lines().filter(|line| line.contains("memfd:")).count()
 }

@@ -151,8 +151,10 @@ fn f4_repetition() {
         front.set_err(1, Some(event.as_fd())).unwrap();
         front.features().unwrap();
     }
-    let after = (proc::descriptors(switch), proc::private_kib(switch));
-    assert!(after.0 <= before.0 && after.1 <= before.1 + 1024, "{before:?} has grown to {after:?}");
+    let after = || (proc::descriptors(switch), proc::private_kib(switch));
+    wait_for(&format!("no more than {before:?}; now {:?}", after()), PATIENCE, || {
+        after().0 <= before.0 && after().1 <= before.1 + 1024
+    });
     drop(front);
     arena.end(&attack, &[]);
 }
