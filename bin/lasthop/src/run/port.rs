@@ -100,7 +100,10 @@ impl Port {
             let End::Listen { listener: Some(listener), again_at, waiting } = &mut self.end else { return };
             match listener.accept() {
                 Ok(None) => return,
-                Ok(Some(fd)) if waiting.is_none() => *waiting = Some((fd, cx.now + HAND_OVER)),
+                // One that waits and has hung up meanwhile must not keep out the next: a front-end that comes and goes.
+                Ok(Some(fd)) if waiting.as_ref().is_none_or(|(old, _)| socket::has_hung_up(old)) => {
+                    *waiting = Some((fd, cx.now + HAND_OVER));
+                }
                 Ok(Some(_refused)) => self.log_refusal(cx.now),
                 Err(e) => {
                     // Out of descriptors or memory: the connections stay in the queue, so do not look for a while.

@@ -1,11 +1,13 @@
 //! Unix stream sockets with a name in the file system.
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect as connect_to, listen,
     socket_with,
 };
+use rustix::time::Timespec;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -82,6 +84,13 @@ pub fn connect(path: &Path) -> Result<OwnedFd, Errno> {
     let fd = stream_socket()?;
     connect_to(&fd, &address)?;
     Ok(fd)
+}
+
+/// Whether the other end of a connection is closed.
+pub fn has_hung_up(socket: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(socket, PollFlags::empty())];
+    let polled = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    polled.is_ok() && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
 /// Checks that `path` fits in a socket address.
