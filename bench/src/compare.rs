@@ -38,6 +38,10 @@ pub fn run(plan: &Plan) -> Outcome<Results> {
         seconds: plan.seconds,
         scenarios: plan.scenarios.iter().map(|s| empty(plan, s)).collect(),
     };
+    let load = results.machine.load_before;
+    if load > 0.5 {
+        eprintln!("note: the load average is {load}; figures that count want a machine with nothing else to do");
+    }
     let measured = results.scenarios.iter().flat_map(|s| &s.contenders).filter(|c| c.missing.is_none()).count();
     let bar = progress(measured * plan.rounds);
     let mut stopped = false;

@@ -4,6 +4,7 @@ mod compare;
 mod guests;
 mod machine;
 mod plot;
+mod record;
 mod results;
 mod scenario;
 mod stop;
@@ -53,6 +54,10 @@ struct Compare {
     /// Directory for compare.json and one SVG file for each scenario
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Put the tables into this Markdown file, between its two `<!-- lasthop-bench: … -->` lines; DIR is then the
+    /// directory beside it of the same name
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
     /// CPU of the DPDK guests; VMs use both
     #[arg(long, value_name = "CPU", default_value_t = 0)]
     guest_cpu: usize,
@@ -85,6 +90,9 @@ fn compare(arguments: &Compare) -> Outcome<bool> {
     }
     let cpus = Cpus { guests: arguments.guest_cpu, switch: arguments.switch_cpu };
     stay_on(cpus)?;
+    if let Some(file) = &arguments.record {
+        record::check(file)?;
+    }
     // Failures of the VM harness are reported where they are caught.
     std::panic::set_hook(Box::new(|_| ()));
     stop::watch()?;
@@ -95,14 +103,15 @@ fn compare(arguments: &Compare) -> Outcome<bool> {
         rounds: arguments.rounds.into(),
         seconds: arguments.seconds.into(),
         cpus,
-        out: arguments.out.clone(),
+        out: arguments.out.clone().or_else(|| arguments.record.as_ref().map(|file| file.with_extension(""))),
     };
     let results = compare::run(&plan)?;
-    let load = results.machine.load_before;
-    if load > 0.5 {
-        eprintln!(
-            "note: the load average was {load} at the start; figures that count want a machine with nothing else to do"
-        );
+    if let Some((file, out)) = arguments.record.as_ref().zip(plan.out) {
+        let drawings = match &arguments.out {
+            Some(dir) => dir.display().to_string(),
+            None => out.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        };
+        record::write(&results, file, &drawings)?;
     }
     Ok(results.scenarios.iter().flat_map(|s| &s.contenders).all(|c| c.failures.is_empty()))
 }

@@ -12,10 +12,33 @@ pub fn render(scenario: &ScenarioResults) -> String {
         row.extend((0..scenario.figures.len()).map(|f| cell(contender, f, ratios[f][i])));
         rows.push(row);
     }
-    let columns = scenario.figures.len() + 1;
+    let mut text = format!("{}: {}\n\n", scenario.name, scenario.title);
+    if rows.len() > 1 {
+        text += &align(&rows);
+    }
+    let mut skipped: Vec<&str> = scenario.contenders.iter().filter_map(|c| c.missing.as_deref()).collect();
+    skipped.dedup();
+    for contender in &scenario.contenders {
+        match &contender.missing {
+            Some(_) if rows.len() == 1 && skipped.len() == 1 => {}
+            Some(why) => text += &format!("\nskipped {}: {why}\n", contender.title),
+            None => {}
+        }
+        for why in &contender.failures {
+            text += &format!("\nfailed {}: {why}\n", contender.title);
+        }
+    }
+    if let ([why], 1) = (&skipped[..], rows.len()) {
+        text += &format!("skipped: {why}\n");
+    }
+    text
+}
+
+fn align(rows: &[Vec<String>]) -> String {
+    let columns = rows.first().map_or(0, Vec::len);
     let width = |c: usize| rows.iter().map(|r| r[c].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns).map(width).collect();
-    let mut text = format!("{}: {}\n\n", scenario.name, scenario.title);
+    let mut text = String::new();
     for (r, row) in rows.iter().enumerate() {
         let cells = row.iter().zip(&widths).enumerate().map(|(c, (cell, w))| match c {
             0 => format!(" {cell:w$} |"),
@@ -28,14 +51,6 @@ pub fn render(scenario: &ScenarioResults) -> String {
                 _ => format!("-{}:|", "-".repeat(*w)),
             });
             text += &format!("|{}\n", rule.collect::<String>());
-        }
-    }
-    for contender in &scenario.contenders {
-        if let Some(why) = &contender.missing {
-            text += &format!("\nskipped {}: {why}\n", contender.title);
-        }
-        for why in &contender.failures {
-            text += &format!("\nfailed {}: {why}\n", contender.title);
         }
     }
     text
