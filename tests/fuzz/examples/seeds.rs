@@ -1,0 +1,125 @@
+//! Writes the seeds that the fuzz targets start from to `fuzz/seeds`: real frames, real messages, and short programs for
+//! the targets whose input is one. `cargo run -p lasthop-tests-fuzz --example seeds`
+
+use lasthop_flow::{Action, FlowSpec};
+use lasthop_frame::testutil::{Frame, arp, neighbour_solicitation};
+use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
+use lasthop_ipc::{
+    ControlToSupervisor, DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket, PortConfig,
+    SupervisorToControl, SupervisorToSwitch, SwitchToSupervisor, ToControl, WireFlow, WireKey,
+};
+use lasthop_types::{MacAddr, PortId};
+use std::path::Path;
+
+fn main() -> std::io::Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds");
+    let mut all: Vec<(&str, Vec<Vec<u8>>)> = vec![("frame_key", frame_key()), ("messages", messages())];
+    for (name, count, len, first) in [
+        ("offload", 24, 40, None),
+        ("session", 12, 90, Some(0x37)),
+        ("split_device", 12, 240, None),
+        ("packed_device", 12, 240, None),
+        ("driver", 12, 160, None),
+        ("flow_table", 6, 240, None),
+        ("learning", 6, 240, None),
+        ("walk", 16, 300, None),
+    ] {
+        all.push((name, (0..count).map(|n| program(name, n, len, first)).collect()));
+    }
+    for (name, seeds) in all {
+        let folder = root.join(name);
+        std::fs::create_dir_all(&folder)?;
+        for (n, seed) in seeds.iter().enumerate() {
+            std::fs::write(folder.join(format!("start-{n:02}")), seed)?;
+        }
+    }
+    Ok(())
+}
+
+/// Bytes that always come out the same.
+fn program(name: &str, n: u64, len: usize, first: Option<u8>) -> Vec<u8> {
+    let mut state = name.bytes().fold(n + 1, |s, b| s.wrapping_mul(0x100_0000_01b3) ^ u64::from(b)) | 1;
+    let mut bytes: Vec<u8> = (0..len)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 24) as u8
+        })
+        .collect();
+    if let Some(first) = first {
+        bytes[0] = first | (bytes[0] & 0x0c);
+    }
+    bytes
+}
+
+fn frame_key() -> Vec<Vec<u8>> {
+    let v4 = || Frame::new(1, 2).ipv4([10, 0, 0, 1], [10, 0, 0, 2]);
+    let v6 = || Frame::new(1, 2).ipv6([0xfd; 16], [0xfe; 16]);
+    let mac = MacAddr([2, 0, 0, 0, 0, 7]);
+    let llc = [Frame::new(1, 2).ether_type(60).build(), vec![0xaa, 0xaa, 3, 0, 0, 0, 0x88, 0xcc]].concat();
+    let frames = [
+        Frame::new(1, 2).build(),
+        v4().tcp(1000, 80).tcp_fields(0x1a, 1, &[1; 12]).payload([7; 30]).build(),
+        v4().vlan(5).vlan(7).ip_options(&[1; 8]).udp(53, 5353).payload([1; 20]).padding(20).build(),
+        Frame::new(1, 2).vlan(5).vlan(7).vlan(9).ipv4([1; 4], [2; 4]).udp(1, 2).build(),
+        v4().fragment(0x2000).udp(1, 2).payload([0; 16]).build(),
+        v4().fragment(9).protocol(17).payload([0; 16]).build(),
+        v4().icmp(8, 0).payload([0; 20]).build(),
+        v4().protocol(132).payload([9; 20]).build(),
+        v6().extension(0, &[0; 7]).extension(43, &[0; 7]).extension(60, &[0; 7]).tcp(1, 2).build(),
+        v6().extension(51, &[4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).udp(5, 6).build(),
+        v6().extension(44, &[0, 0, 1, 0, 0, 0, 9]).udp(7, 9).payload([0; 8]).build(),
+        v6().extension(60, &[&[19][..], &[0; 158]].concat()).tcp(5, 6).payload([0; 100]).build(),
+        neighbour_solicitation((mac, [0xfe; 16]), [0xfd; 16]),
+        arp(1, (mac, [10, 0, 0, 1]), (MacAddr([2; 6]), [10, 0, 0, 2])),
+        llc,
+    ];
+    frames.iter().map(|f| [&[1], &f[..]].concat()).collect()
+}
+
+fn messages() -> Vec<Vec<u8>> {
+    fn seed(choice: u8, message: &impl serde::Serialize) -> Vec<u8> {
+        let mut out = vec![choice];
+        out.extend(postcard::to_extend(message, Vec::new()).expect("a message"));
+        out
+    }
+    let id = PortId(3);
+    let config = PortConfig { id, name: "vm3".into(), path: "/run/vm3".into(), client: true };
+    let key = FlowKey { in_port: 3, eth_src: [2; 6], ..FlowKey::default() };
+    let mask = FlowMask(FlowKey { in_port: u32::MAX, ..FlowKey::default() });
+    let flow = WireFlow::new(&FlowSpec { key, mask, actions: vec![Action::Output(id)], epoch: 9 });
+    let info = FlowInfo { flow: flow.clone(), packets: 300, bytes: 70_000, idle_ms: 5 };
+    let frame = vec![1; 60];
+    let missed = MissedPacket {
+        id: 1 << 40,
+        key: WireKey::new(&key),
+        header: VnetHdr::default().to_bytes().into(),
+        frame_len: 60,
+    };
+    let reply = |reply| ToControl::Reply { request: 8, last: true, reply };
+    vec![
+        seed(0, &SupervisorToSwitch::AddPort(config.clone())),
+        seed(0x10, &SupervisorToSwitch::Connection(id)),
+        seed(0x20, &SupervisorToSwitch::ControlChannel),
+        seed(1, &SwitchToSupervisor::ConnectionClosed { port: id, reason: "closed".into() }),
+        seed(2, &SupervisorToControl::Ports(vec![config.clone(), config.clone()])),
+        seed(2, &SupervisorToControl::Reply { request: 4, result: Ok(config) }),
+        seed(2, &SupervisorToControl::Reply { request: 4, result: Err("no".into()) }),
+        seed(3, &ControlToSupervisor::PortAdd { request: 1, name: "a".into(), path: "/b".into(), client: false }),
+        seed(4, &ToControl::Hello { ports: Vec::new() }),
+        seed(4, &ToControl::PortGone(id)),
+        seed(4, &ToControl::Miss(missed)),
+        seed(4, &reply(DatapathReply::Flows(vec![info.clone(), info.clone()]))),
+        seed(4, &reply(DatapathReply::Ports(Vec::new()))),
+        seed(4, &reply(DatapathReply::Lookup { key: WireKey::new(&key), flow: Some(info) })),
+        seed(6, &FromControl::PutFlow(flow)),
+        seed(6, &FromControl::DelFlow { key: WireKey::new(&key), mask: WireKey::new(&mask.0) }),
+        seed(6, &FromControl::Resume { id: 9, actions: vec![Action::Output(id); 3] }),
+        seed(
+            6,
+            &FromControl::Ask { request: 2, question: DatapathRequest::Classify { port: id, frame, frame_len: 99 } },
+        ),
+        seed(6, &FromControl::Ask { request: 2, question: DatapathRequest::Lookup(WireKey::new(&key)) }),
+    ]
+}

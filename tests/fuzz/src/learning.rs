@@ -1,0 +1,47 @@
+//! The learning switch against the definition of learning, with its limits. Input: limits, then one step after another.
+
+use crate::Input;
+use lasthop_frame::FlowKey;
+use lasthop_policy::testutil::{Op, compare, key, mac, tagged};
+use lasthop_types::MacAddr;
+
+fn address(n: u8) -> MacAddr {
+    match n & 15 {
+        0 => MacAddr::BROADCAST,
+        1 => MacAddr([0; 6]),
+        2 => MacAddr([1, 0x80, 0xc2, 0, 0, 3]),
+        3 => MacAddr([1, 0, 0x5e, 0, 0, 9]),
+        n => mac(n),
+    }
+}
+
+fn packet(input: &mut Input<'_>) -> FlowKey {
+    let (addresses, place) = (input.u8(), input.u8());
+    let key = key(u32::from(place & 3) + 1, address(addresses), address(addresses >> 4));
+    match place >> 2 & 3 {
+        3 => key,
+        vlan => tagged(key, u16::from(vlan) | u16::from(place >> 5) << 13),
+    }
+}
+
+pub(crate) fn run(data: &[u8]) {
+    let mut input = Input::new(data);
+    let small = input.flag();
+    let probes: Vec<_> = (0..6u8).map(|n| packet(&mut Input::new(&[n.wrapping_mul(43), n.wrapping_mul(77)]))).collect();
+    let mut steps = 0;
+    let ops = std::iter::from_fn(|| {
+        steps += 1;
+        (!input.is_empty() && steps < 400).then(|| match input.below(40) {
+            30..=32 => Op::Port(u32::from(input.u8() & 3) + 1, input.flag()),
+            33 => Op::PortGone(u32::from(input.u8() & 3) + 1),
+            34 => Op::Poll(10_000),
+            35 => Op::Poll(u64::from(input.u16())),
+            36 => Op::Poll(150_000),
+            37 => Op::Evict(input.u8().into()),
+            38 => Op::RestartControl,
+            39 => Op::RestartSwitch,
+            _ => Op::Packet(packet(&mut input)),
+        })
+    });
+    compare(ops, &probes, small);
+}

@@ -1,0 +1,343 @@
+//! A vhost-user session against a front-end that sends anything: messages that make sense, messages that do not, pieces
+//! of them, descriptors that belong to them or do not, files that are cut under a mapping. The session and its queues
+//! agree, replies answer what was asked, and when the connection ends nothing is left: no descriptor, no mapping, no
+//! started queue.
+//!
+//! Input: what is set up before, then one operation after another.
+
+use crate::Input;
+use lasthop_guestmem::GuestMemory;
+use lasthop_sys::EventFd;
+use lasthop_vhostuser::message::{HEADER_LEN, NO_FD, Request, flag};
+use lasthop_vhostuser::{Features, Frontend, Offer, ProtocolFeatures, RingState, Session, SessionEvent};
+use lasthop_virtqueue::{Chains, Queue};
+use rustix::fs::ftruncate;
+use rustix::io::{Errno, pwrite};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg, socketpair,
+};
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+const USER: u64 = 0x7f00_0000_0000;
+const GUEST: u64 = 0x10_0000;
+const SIZE: u64 = 0x1_0000;
+const RINGS: u16 = 4;
+/// Operations in one input.
+const MAX_OPS: usize = 80;
+
+pub(crate) fn run(data: &[u8]) {
+    lasthop_guestmem::install_fault_handler();
+    let before = descriptors();
+    play(&mut Input::new(data));
+    assert_eq!(descriptors(), before, "descriptors left behind");
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
+}
+
+/// What a front-end has at hand.
+struct Files([OwnedFd; 6]);
+
+impl Files {
+    fn new() -> Self {
+        let memfd = || lasthop_sys::memfd("fuzz-session", SIZE).expect("a memfd");
+        let (pipe, _) = rustix::pipe::pipe().expect("a pipe");
+        let (socket, _) =
+            socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("a pair");
+        let event = EventFd::new().expect("an eventfd").into();
+        let null = std::fs::File::open("/dev/null").expect("/dev/null").into();
+        Self([memfd(), event, memfd(), pipe, socket, null])
+    }
+
+    fn get(&self, n: u8) -> BorrowedFd<'_> {
+        self.0[usize::from(n) % self.0.len()].as_fd()
+    }
+}
+
+struct Rig {
+    front: Frontend,
+    session: Session,
+    queues: Arc<[Arc<Queue>]>,
+    files: Files,
+    now: Instant,
+    events: Vec<SessionEvent>,
+    /// Every set of memory the session ever had.
+    memories: Vec<Weak<GuestMemory>>,
+    /// Bytes sent.
+    sent: usize,
+    replies: usize,
+}
+
+fn play(input: &mut Input<'_>) {
+    let (a, b) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("a pair");
+    let queues: Arc<[_]> = (0..RINGS).map(|i| Arc::new(Queue::new(i))).collect();
+    let now = Instant::now();
+    let mut rig = Rig {
+        front: Frontend::over(a),
+        session: Session::new(b, queues.clone(), Offer::default(), now),
+        queues: queues.clone(),
+        files: Files::new(),
+        now,
+        events: Vec::new(),
+        memories: Vec::new(),
+        sent: 0,
+        replies: 0,
+    };
+    let mut over = prologue(&mut rig, input.u8()).is_err();
+    for _ in 0..MAX_OPS {
+        if input.is_empty() || over {
+            break;
+        }
+        over = step(&mut rig, input).is_err();
+    }
+    let memories = rig.end(over);
+    for queue in queues.iter() {
+        let status = queue.status();
+        assert!(!status.started && !status.enabled && !queue.is_ready(), "{status:?} after the end");
+    }
+    assert!(memories.iter().all(|m| m.strong_count() == 0), "memory still mapped");
+}
+
+/// The connection is over.
+#[derive(Debug)]
+struct Over;
+
+impl Rig {
+    /// Sends bytes of a message and lets the session have them.
+    fn send(&mut self, bytes: &[u8], fds: &[u8]) -> Result<(), Over> {
+        let fds: Vec<_> = fds.iter().map(|n| self.files.get(*n)).collect();
+        self.front.send_raw(bytes, &fds).expect("room in the socket");
+        self.sent += bytes.len();
+        self.ready()
+    }
+
+    fn message(&mut self, request: Request, flags: u32, words: &[u64], fds: &[u8]) -> Result<(), Over> {
+        self.send(&message(request as u32, flags, &bytes(words)), fds)
+    }
+
+    fn ready(&mut self) -> Result<(), Over> {
+        let result = self.session.ready(self.now, &mut self.events);
+        let memory = Arc::downgrade(self.session.memory());
+        if !self.memories.last().is_some_and(|m| m.ptr_eq(&memory)) {
+            self.memories.push(memory);
+        }
+        for (view, queue) in self.session.rings().zip(self.queues.iter()) {
+            let status = queue.status();
+            assert_eq!(view.state == RingState::Running, status.started, "{view:?} {status:?}");
+            assert_eq!(view.enabled, status.enabled);
+            assert!(!status.started || self.session.memory().regions().next().is_some());
+        }
+        let refused = self.events.iter().filter(|e| matches!(e, SessionEvent::Refused(_))).count();
+        assert!(refused <= 32, "{refused} refusals in the log");
+        self.replies();
+        result.map_err(|_| Over)
+    }
+
+    /// Takes the replies: whole ones, each to something that was sent.
+    fn replies(&mut self) {
+        let mut bytes = [0; 8192];
+        loop {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+            let received = match recvmsg(&self.front, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
+                Ok(received) if received.bytes > 0 => received,
+                Ok(_) | Err(Errno::AGAIN | Errno::CONNRESET) => return,
+                Err(e) => panic!("{e}"),
+            };
+            let fds: Vec<OwnedFd> = control
+                .drain()
+                .filter_map(|m| if let RecvAncillaryMessage::ScmRights(fds) = m { Some(fds) } else { None })
+                .flatten()
+                .collect();
+            let mut rest = &bytes[..received.bytes];
+            let mut with_fd = 0;
+            while let Some((header, body)) = rest.split_at_checked(HEADER_LEN) {
+                let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+                assert_eq!(word(4), flag::VERSION | flag::REPLY);
+                with_fd += usize::from(word(0) == Request::GetInflightFd as u32 && word(8) > 8);
+                rest = body.get(word(8) as usize..).expect("a whole reply");
+                self.replies += 1;
+            }
+            assert!(rest.is_empty());
+            assert!(fds.len() <= with_fd);
+            assert!(self.replies * HEADER_LEN <= self.sent, "{} replies to {} bytes", self.replies, self.sent);
+        }
+    }
+
+    /// Ends the connection: by an error that came before, by time, or because the front-end goes.
+    fn end(mut self, over: bool) -> Vec<Weak<GuestMemory>> {
+        let late = self.now + Duration::from_secs(60);
+        assert_eq!(self.session.deadline().is_some(), self.session.expire(late).is_err());
+        drop(self.front);
+        if !over {
+            while self.session.ready(late, &mut self.events).is_ok() {}
+        }
+        self.memories
+    }
+}
+
+fn bytes(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|w| w.to_le_bytes()).collect()
+}
+
+fn message(request: u32, flags: u32, body: &[u8]) -> Vec<u8> {
+    let mut out: Vec<u8> = [request, flags, body.len() as u32].iter().flat_map(|w| w.to_le_bytes()).collect();
+    out.extend_from_slice(body);
+    out
+}
+
+/// Brings things as far as the input asks.
+fn prologue(rig: &mut Rig, bits: u8) -> Result<(), Over> {
+    use Request as R;
+    if bits & 1 != 0 {
+        rig.message(R::SetProtocolFeatures, 1, &[ProtocolFeatures::OFFERED.bits()], &[])?;
+    }
+    if bits & 2 != 0 {
+        let packed = if bits & 4 != 0 { Features::RING_PACKED } else { Features::empty() };
+        let more = if bits & 8 != 0 { Features::RING_EVENT_IDX } else { Features::empty() };
+        let features = Features::VERSION_1 | Features::PROTOCOL_FEATURES | packed | more;
+        rig.message(R::SetFeatures, 1, &[features.bits()], &[])?;
+    }
+    if bits & 16 != 0 {
+        rig.message(R::SetMemTable, 1, &[1, GUEST, SIZE, USER, 0], &[0])?;
+    }
+    if bits & 32 != 0 {
+        for ring in 0..2 {
+            let at = USER + ring * 0x4000;
+            rig.message(R::SetVringNum, 1, &[ring | 64 << 32], &[])?;
+            rig.message(R::SetVringAddr, 1, &[ring, at, at + 0x2000, at + 0x1000, 0], &[])?;
+            rig.message(R::SetVringCall, 1, &[ring], &[1])?;
+            rig.message(R::SetVringKick, 1, &[ring], &[1])?;
+            rig.message(R::SetVringEnable, 1, &[ring | 1 << 32], &[])?;
+        }
+    }
+    Ok(())
+}
+
+fn step(rig: &mut Rig, input: &mut Input<'_>) -> Result<(), Over> {
+    match input.below(16) {
+        0..=8 => {
+            let (bytes, fds) = sensible(input);
+            rig.send(&bytes, fds)
+        }
+        9 | 10 => {
+            // The same, spoilt in one place, or cut.
+            let (mut bytes, fds) = sensible(input);
+            let mut fds = fds.to_vec();
+            let (what, n) = (input.u8(), input.u8());
+            match what % 5 {
+                0 => {
+                    let at = usize::from(what / 5) % bytes.len();
+                    bytes[at] = n;
+                }
+                1 => bytes.truncate(1 + usize::from(n) % bytes.len()),
+                2 => fds.extend((0..n % 12).map(|i| i + what)),
+                3 => drop(fds.pop()),
+                _ => fds.iter_mut().for_each(|f| *f = n),
+            }
+            rig.send(&bytes, &fds)
+        }
+        11 => {
+            let (request, flags) = (u32::from(input.u8() % 48), u32::from(input.u8()));
+            let len = usize::from(input.u8());
+            let body = input.bytes(len).to_vec();
+            let fds: Vec<u8> = (0..input.below(4)).map(|_| input.u8()).collect();
+            rig.send(&message(request, flags, &body), &fds)
+        }
+        12 => {
+            let len = 1 + input.below(40);
+            let bytes = input.bytes(len);
+            if bytes.is_empty() { Ok(()) } else { rig.send(bytes, &[]) }
+        }
+        13 => {
+            // A file is cut or grows again under the mapping.
+            let file = if input.flag() { 2 } else { 0 };
+            let _ = ftruncate(rig.files.get(file), u64::from(input.u8()) % 17 * 4096);
+            Ok(())
+        }
+        14 => {
+            // The guest writes to its memory, wherever its file still has some.
+            let at = u64::from(input.u16());
+            let len = 1 + input.below(16);
+            let _ = pwrite(rig.files.get(0), input.bytes(len), at);
+            Ok(())
+        }
+        _ => {
+            // A worker looks at a queue.
+            let queue = &rig.queues[input.below(RINGS.into())];
+            let mut guard = queue.lock();
+            let Some(active) = guard.active() else { return Ok(()) };
+            let memory = active.memory.clone();
+            let mut chains = Chains::new();
+            let mut broken = active.ring.pop(&memory, &mut chains, 8).err();
+            for chain in &chains.list {
+                for piece in chains.pieces(chain) {
+                    let mut bytes = [0; 64];
+                    piece.read(0, &mut bytes);
+                }
+                active.ring.stage_used(chain, 0);
+            }
+            if active.ring.publish() {
+                guard.call();
+            }
+            if memory.faulted() {
+                broken = Some(lasthop_virtqueue::QueueError::MemoryFault);
+            }
+            if let Some(error) = broken {
+                guard.fail(error);
+            }
+            drop(guard);
+            rig.ready()
+        }
+    }
+}
+
+/// A message of the right form, so that the others meet some state.
+fn sensible(input: &mut Input<'_>) -> (Vec<u8>, &'static [u8]) {
+    use Request as R;
+    let (kind, n) = (input.u8(), input.u8());
+    let ack = if n & 0x80 != 0 { 9 } else { 1 };
+    let ring = u64::from(n & 3);
+    let page = USER + u64::from(n >> 2 & 15) * 4096;
+    let value = u64::from(n >> 2 & 31);
+    let ok = |request: R, words: &[u64], fds: &'static [u8]| (message(request as u32, ack, &bytes(words)), fds);
+    let base = Features::VERSION_1 | Features::PROTOCOL_FEATURES;
+    match kind % 32 {
+        0 => ok(R::GetFeatures, &[], &[]),
+        1 => ok(R::SetFeatures, &[base.bits()], &[]),
+        2 => ok(R::SetFeatures, &[(base | Features::RING_PACKED | Features::RING_EVENT_IDX).bits()], &[]),
+        3 => ok(R::SetFeatures, &[(Features::OFFERED & !Features::PROTOCOL_FEATURES).bits()], &[]),
+        4 => ok(R::SetProtocolFeatures, &[ProtocolFeatures::OFFERED.bits()], &[]),
+        5 => ok(R::SetMemTable, &[1, GUEST, SIZE, USER, 0], &[0]),
+        6 => ok(R::SetMemTable, &[2, GUEST, SIZE, USER, 0, GUEST + SIZE, SIZE, USER + SIZE, 0], &[0, 2]),
+        7 => ok(R::SetMemTable, &[1, GUEST, value * 4096, USER, SIZE - value * 4096], &[2]),
+        8 => ok(R::AddMemReg, &[0, (ring + 1) << 32, SIZE - value * 2048, (ring + 1) << 44, value * 2048], &[2]),
+        9 => ok(R::RemMemReg, &[0, (ring + 1) << 32, SIZE - value * 2048, (ring + 1) << 44, value * 2048], &[]),
+        10 => ok(R::RemMemReg, &[0, GUEST, SIZE, USER, 0], &[]),
+        11 => ok(R::SetVringNum, &[ring | 1 << (32 + value % 17)], &[]),
+        12 => ok(R::SetVringNum, &[ring | value << 32], &[]),
+        13 => ok(R::SetVringBase, &[ring | value << 32], &[]),
+        14 => ok(R::SetVringBase, &[ring | (value | 0x8000) << 32], &[]),
+        15 => ok(R::SetVringAddr, &[ring, page, page + 0x2000, page + 0x1000, 0], &[]),
+        16 => ok(R::SetVringAddr, &[ring, (ring + 1) << 44, page, (ring + 1) << 44, 0], &[]),
+        17 | 18 => ok(R::SetVringKick, &[ring], &[1]),
+        19 => ok(R::SetVringKick, &[ring | NO_FD], &[]),
+        20 => ok(R::SetVringCall, &[ring], if value & 1 == 0 { &[1] } else { &[3] }),
+        21 => ok(R::SetVringErr, &[ring], if value & 1 == 0 { &[4] } else { &[5] }),
+        22 | 23 => ok(R::SetVringEnable, &[ring | (value & 1) << 32], &[]),
+        24 => ok(R::GetVringBase, &[ring], &[]),
+        25 => ok(R::GetInflightFd, &[0, 0, (ring + 1) | ((value * 8) << 16)], &[]),
+        26 => ok(R::SetInflightFd, &[SIZE, value * 8, (ring + 1) | (64 << 16)], &[2]),
+        27 => ok(R::SetStatus, &[value & 15], &[]),
+        28 => ok(R::ResetDevice, &[], &[]),
+        29 => ok(R::NetSetMtu, &[value * 60], &[]),
+        30 => ok(R::SetBackendReqFd, &[], &[4]),
+        _ => ok([R::ResetOwner, R::GetQueueNum, R::GetStatus, R::GetMaxMemSlots][ring as usize], &[], &[]),
+    }
+}

@@ -1,0 +1,348 @@
+//! The whole walk: three ports with guests on them, frames and chains of every kind, flows, misses, receivers without
+//! buffers, ports that go and come. The counters' law holds after every step; frames that ask for nothing arrive as they
+//! were sent, each once; and in the end every chain is back with its guest, unless the guest broke its own ring.
+//!
+//! Input: the guests, then one operation after another.
+
+use crate::{Input, frames};
+use lasthop_flow::{Action, FlowSpec};
+use lasthop_forward::{Datapath, Forwarder, Port};
+use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
+use lasthop_types::PortId;
+use lasthop_virtqueue::driver::{NetConfig, NetDriver, Piece, RingLayout};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+const PORTS: usize = 3;
+/// Operations in one input.
+const MAX_OPS: usize = 120;
+/// Bytes of a send buffer: the longest frame, more than it, and a header.
+const BUFFER: u32 = 66_560;
+/// The feature bits that a guest's driver may have for what it receives: checksums, TSO, ECN, UFO, USO.
+const OFFLOADS: [u64; 4] = [0, 1 << 1, 1 << 1 | 1 << 7 | 1 << 8, 1 << 1 | 0xf << 7 | 3 << 54];
+
+struct Guest {
+    driver: NetDriver,
+    port: Arc<Port>,
+    features: u64,
+    /// Send buffers not with the device.
+    spare: Vec<u32>,
+    /// It wrote rubbish into its own ring: nothing is promised to it.
+    hostile: bool,
+    received: u64,
+}
+
+struct World {
+    datapath: Arc<Datapath>,
+    forwarder: Forwarder,
+    guests: Vec<Guest>,
+    now_ms: u64,
+    /// Frames that asked for nothing.
+    plain: HashSet<Vec<u8>>,
+    /// Some frame asked for something.
+    offloads: bool,
+}
+
+pub(crate) fn run(data: &[u8]) {
+    let mut input = Input::new(data);
+    let datapath = Arc::new(Datapath::new(20).expect("an eventfd"));
+    let forwarder = Forwarder::new(datapath.clone());
+    let guests = (0..PORTS).map(|n| Guest::new(&datapath, n, input.u8())).collect();
+    let mut world = World { datapath, forwarder, guests, now_ms: 1000, plain: HashSet::new(), offloads: false };
+    let setup = input.u8();
+    world.datapath.set_control_answers(setup & 1 != 0);
+    for from in 0..PORTS as u32 {
+        if setup >> (from + 1) & 1 != 0 {
+            world.flow(from + 1, 0, setup >> 4);
+        }
+    }
+    for _ in 0..MAX_OPS {
+        if input.is_empty() {
+            break;
+        }
+        world.step(&mut input);
+        world.law();
+    }
+    world.end();
+}
+
+impl Guest {
+    fn new(datapath: &Datapath, n: usize, bits: u8) -> Self {
+        let config = NetConfig {
+            size: 16,
+            packed: bits & 1 != 0,
+            event_idx: bits & 2 != 0,
+            indirect: bits & 4 != 0,
+            pieces: if bits & 4 != 0 { 3 } else { 1 },
+            mergeable: bits & 8 != 0,
+            rx_buffer: if bits & 16 != 0 { 70_000 } else { 600 },
+            tx_buffer: BUFFER,
+            ..NetConfig::default()
+        };
+        let driver = NetDriver::new(config).expect("a driver");
+        let features = config.features() | OFFLOADS[usize::from(bits >> 6)];
+        let port = Arc::new(Port::new(PortId(n as u32 + 1), format!("p{n}")));
+        let guest = Self { driver, port, features, spare: (0..16).collect(), hostile: false, received: 0 };
+        for queue in 0..2 {
+            let base = guest.driver.queues()[queue].ring.base();
+            // Receive buffers were shown when the driver was made.
+            guest.start(queue, if queue == 0 && config.packed { 0x8000 } else { base });
+        }
+        guest.port.refresh();
+        datapath.add_port(guest.port.clone());
+        guest
+    }
+
+    fn start(&self, queue: usize, base: u32) {
+        let layout: RingLayout = self.driver.queues()[queue].layout;
+        let setup = layout.setup(base, self.features);
+        self.port.queues[queue].start(&setup, self.driver.memory().clone()).expect("a ring that lies in memory");
+        self.port.queues[queue].set_enabled(true);
+    }
+
+    /// Sends in a chain of any shape; true if it is one that keeps the rules.
+    fn send(&mut self, vnet: &VnetHdr, frame: &[u8], input: &mut Input<'_>) -> bool {
+        let Some(token) = self.spare.pop() else { return false };
+        let (memory, queue) = (self.driver.memory().clone(), &mut self.driver.queues_mut()[1]);
+        let at = queue.buffer(token);
+        let bytes = [&vnet.to_bytes()[..], frame].concat();
+        let len = bytes.len().min(BUFFER as usize);
+        memory.slice(at, len).expect("the buffer").write(0, &bytes[..len]);
+        let shape = input.u8();
+        let mut pieces: Vec<Piece> = Vec::new();
+        let mut from = 0;
+        for _ in 0..shape & 7 {
+            let here = (u32::from(input.u8()) % 40).min(len as u32 - from);
+            pieces.push((at + u64::from(from), here));
+            from += here;
+        }
+        pieces.push((at + u64::from(from), len as u32 - from));
+        let mut fair = true;
+        match shape >> 3 {
+            // Written by the device instead of read, in part or whole.
+            1 => fair = false,
+            2 => fair = false,
+            // Out of memory: this breaks the ring.
+            3 => {
+                pieces.push((u64::from(input.u8()), 1));
+                fair = false;
+            }
+            // Less than was written.
+            4 => {
+                pieces.truncate(1);
+                fair = false;
+            }
+            _ => {}
+        }
+        let split = if shape >> 3 == 1 {
+            0
+        } else if shape >> 3 == 2 {
+            pieces.len() / 2
+        } else {
+            pieces.len()
+        };
+        let (readable, writable) = pieces.split_at(split);
+        if queue.ring.add(readable, writable, token).is_err() {
+            self.spare.push(token);
+            return false;
+        }
+        queue.ring.publish();
+        fair && len == bytes.len()
+    }
+
+    /// Takes back the send buffers that the device is done with.
+    fn collect(&mut self) {
+        while !self.hostile {
+            match self.driver.queues_mut()[1].ring.poll_used() {
+                Ok(Some((token, len))) => {
+                    assert_eq!(len, 0, "nothing is written to what is sent");
+                    self.spare.push(token);
+                }
+                Ok(None) => return,
+                Err(e) => panic!("the switch broke a ring: {e}"),
+            }
+        }
+    }
+
+    /// The next frame.
+    fn receive(&mut self) -> Option<(VnetHdr, Vec<u8>)> {
+        let mut frame = Vec::new();
+        let header = self.driver.recv(0, &mut frame).expect("the switch keeps the rules")?;
+        self.received += 1;
+        Some((VnetHdr::parse(&header), frame))
+    }
+}
+
+impl World {
+    fn flow(&mut self, from: u32, mask: u8, to: u8) {
+        let key = FlowKey { in_port: from, eth_dst: [2, 0, 0, 0, 0, to & 3], l4_dst: 6, ..FlowKey::default() };
+        let mask = FlowMask(FlowKey {
+            in_port: u32::MAX,
+            eth_dst: [if mask & 1 != 0 { 0xff } else { 0 }; 6],
+            l4_dst: if mask & 2 != 0 { 0xffff } else { 0 },
+            ..FlowKey::default()
+        });
+        let spec = FlowSpec { key, mask, actions: outputs(to), epoch: 0 };
+        self.datapath.flows().insert(spec, self.now_ms).expect("few masks");
+    }
+
+    fn step(&mut self, input: &mut Input<'_>) {
+        let op = input.below(24);
+        let n = input.below(PORTS);
+        let guest = &mut self.guests[n];
+        let port = guest.port.clone();
+        match op {
+            0..=6 => {
+                let (vnet, frame) = frames::frame(input);
+                guest.collect();
+                let fair = guest.send(&vnet, &frame, input);
+                self.offloads |= vnet.flags != 0 || vnet.gso_type != 0 || !fair;
+                self.plain.insert(frame);
+            }
+            7..=10 => {
+                let outcome = self.forwarder.run(&port, 1, self.now_ms);
+                assert!(outcome.packets <= 16);
+            }
+            11 | 12 => {
+                for _ in 0..1 + input.below(20) {
+                    let Some((vnet, frame)) = self.guests[n].receive() else { break };
+                    self.judge(n, &vnet, &frame);
+                }
+            }
+            13 => {
+                let bits = input.u8();
+                self.flow(n as u32 + 1, bits, bits >> 2);
+            }
+            14 => {
+                self.datapath.flows().remove_if(|f| f.key.in_port == port.id.0);
+            }
+            15 | 16 => {
+                for _ in 0..1 + input.below(8) {
+                    let to = outputs(input.u8());
+                    let Some(missed) = port.misses.tell() else { break };
+                    assert!(missed.header.len() <= missed.frame_len);
+                    if input.u8() == 0xff {
+                        port.misses.untell(missed.id);
+                    } else {
+                        self.forwarder.resume(&port, missed.id, &to);
+                        self.forwarder.resume(&port, missed.id, &to);
+                    }
+                }
+            }
+            17 => {
+                self.now_ms += u64::from(input.u8());
+                self.forwarder.expire(&port, self.now_ms.saturating_sub(100));
+            }
+            18 => {
+                // Stopped and started where it stood, or left stopped, or disabled.
+                let (queue, how) = (input.below(2), input.below(4));
+                match how {
+                    0 => port.queues[queue].set_enabled(false),
+                    1 => port.queues[queue].set_enabled(true),
+                    _ => {
+                        let stood = port.queues[queue].stop();
+                        if let Some(base) = stood {
+                            guest.start(queue, base);
+                        }
+                    }
+                }
+                port.refresh();
+            }
+            19 => {
+                port.set_mtu(u16::from(input.u8()) * 20);
+            }
+            20 => {
+                if input.flag() {
+                    self.datapath.remove_port(port.id);
+                } else {
+                    self.datapath.add_port(port);
+                }
+            }
+            21 => {
+                let (_, frame) = frames::frame(input);
+                if frame.len() <= 4096 {
+                    self.forwarder.inject(&port, &frame, self.now_ms);
+                    self.plain.insert(frame);
+                }
+            }
+            22 => {
+                guest.hostile = true;
+                let queue = &guest.driver.queues()[1];
+                let at = queue.layout.desc + u64::from(input.u16()) % RingLayout::bytes(16, queue.layout.packed);
+                let len = 1 + input.below(16);
+                guest.driver.memory().slice(at, len).expect("the ring").write(0, input.bytes(len));
+                self.offloads = true;
+            }
+            _ => {
+                self.forwarder.attend(&port, 1);
+                self.forwarder.rest(&port, 1);
+            }
+        }
+    }
+
+    fn judge(&mut self, n: usize, vnet: &VnetHdr, frame: &[u8]) {
+        let guest = &self.guests[n];
+        if vnet.flags & VnetHdr::F_NEEDS_CSUM != 0 || vnet.gso_type != 0 {
+            assert!(guest.features & OFFLOADS[1] != 0, "asked to complete what it cannot");
+            assert!(self.offloads);
+        }
+        if !guest.driver.config().mergeable {
+            assert_eq!(vnet.num_buffers, 1);
+        }
+        assert!(self.offloads || self.plain.contains(frame), "{} bytes nobody sent", frame.len());
+    }
+
+    /// `from_guest.packets + replicated = to_guest.packets + drops + waiting`.
+    fn law(&self) {
+        let (mut sent, mut gone) = (0, 0);
+        for guest in &self.guests {
+            let (from, to) = guest.port.totals();
+            sent += from.packets + from.replicated;
+            gone += to.packets + from.dropped() + to.dropped() + guest.port.misses.len() as u64;
+        }
+        assert_eq!(sent, gone, "packets that nobody counted");
+    }
+
+    /// Everything is let through that can be: then every guest has its buffers back.
+    fn end(mut self) {
+        for round in 0..200 {
+            self.now_ms += 20;
+            let mut idle = true;
+            for n in 0..PORTS {
+                let port = self.guests[n].port.clone();
+                port.queues.iter().take(2).for_each(|q| q.set_enabled(true));
+                port.refresh();
+                while let Some((vnet, frame)) = self.guests[n].receive() {
+                    self.judge(n, &vnet, &frame);
+                    idle = false;
+                }
+                while let Some(missed) = port.misses.tell() {
+                    self.forwarder.resume(&port, missed.id, &[]);
+                    idle = false;
+                }
+                self.forwarder.expire(&port, u64::MAX);
+                let outcome = self.forwarder.run(&port, 1, self.now_ms);
+                idle &= outcome.packets == 0 && !outcome.held && !outcome.stalled;
+                self.law();
+            }
+            if idle {
+                break;
+            }
+            assert!(round < 199, "it never comes to rest");
+        }
+        for guest in &mut self.guests {
+            guest.collect();
+            let (broken, to) = (guest.port.queues[1].status().error, guest.port.totals().1);
+            assert!(guest.hostile || broken.is_some() || guest.spare.len() == 16, "chains kept: {:?}", guest.spare);
+            assert!(guest.port.queues[0].status().error.is_none(), "the receiving ring was as it should be");
+            assert!(to.segments != 0 || guest.received == to.packets, "{} of {}", guest.received, to.packets);
+            assert!(guest.port.misses.is_empty());
+        }
+        self.law();
+    }
+}
+
+/// Up to three outputs, one of them perhaps to a port that there is not.
+fn outputs(bits: u8) -> Vec<Action> {
+    (0..bits & 3).map(|i| Action::Output(PortId(u32::from(bits >> (2 + 2 * i) & 3) + 1))).collect()
+}
