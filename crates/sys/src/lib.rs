@@ -5,9 +5,11 @@
 
 mod affinity;
 mod epoll;
+mod errno;
 mod eventfd;
 mod inherit;
 mod memfd;
+#[cfg(any(test, feature = "supervisor"))]
 mod process;
 pub mod sandbox;
 
@@ -16,4 +18,5 @@ pub use epoll::{Epoll, Ready, Trigger};
 pub use eventfd::EventFd;
 pub use inherit::{inherited_fd, keep_descriptors_from_children};
 pub use memfd::memfd;
+#[cfg(any(test, feature = "supervisor"))]
 pub use process::{PidFd, SignalFd, Watched, die_with_parent, set_thread_name};

@@ -1,5 +1,6 @@
 //! Starting and watching other processes: pidfd, death signal, signals as readable events.
 
+use crate::errno::last_errno;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::ffi::CString;
@@ -124,10 +125,6 @@ impl AsFd for SignalFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
-}
-
-pub(crate) fn last_errno() -> Errno {
-    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
 #[cfg(test)]

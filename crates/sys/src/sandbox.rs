@@ -7,7 +7,7 @@
 
 mod filter;
 
-use crate::process::last_errno;
+use crate::errno::last_errno;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::fmt;

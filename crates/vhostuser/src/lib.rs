@@ -12,6 +12,7 @@
 
 mod command;
 pub mod features;
+#[cfg(any(test, feature = "frontend"))]
 mod frontend;
 mod inflight;
 pub mod message;
@@ -24,6 +25,7 @@ mod transport;
 mod tests;
 
 pub use features::{Features, ProtocolFeatures};
+#[cfg(any(test, feature = "frontend"))]
 pub use frontend::{Frontend, FrontendError};
 pub use inflight::InflightError;
 pub use message::{Request, SyntaxError};

@@ -4,6 +4,7 @@
 //! switch. Everything a driver writes is read once, checked, and never trusted again (design rule 3).
 
 mod chain;
+#[cfg(any(test, feature = "driver"))]
 pub mod driver;
 mod error;
 mod journal;
