@@ -189,10 +189,15 @@ impl Vm {
                 self.logs()
             );
         }
+        self.bring_up();
+        self
+    }
+
+    /// Sets MTU and addresses of the cards and brings them up; needed again after the driver was loaded anew.
+    pub fn bring_up(&self) {
         for (i, nic) in self.config.nics.iter().enumerate() {
             self.run(&nic.bring_up(i));
         }
-        self
     }
 
     /// Runs a shell command in the guest and returns its stdout; panics unless it exits with 0 within 60 s.

@@ -1,0 +1,74 @@
+//! What an operator sees: commands while VMs talk, and what idle VMs cost.
+
+use lasthop_tests_vm::checks;
+use lasthop_tests_vm::{Lasthop, Nic, Port, Vm, VmConfig, scratch};
+use std::time::{Duration, Instant};
+
+fn pair() -> (tempfile::TempDir, Lasthop, [Vm; 2]) {
+    let dir = scratch();
+    let ports = ["a", "b"].map(|n| Port::listen(n, dir.path()));
+    let lasthop = Lasthop::start(&ports);
+    let vm = |i: usize| VmConfig::new(&ports[i].name, [Nic::vhost_user(&ports[i].socket, i as u8 + 1)]);
+    let vms = Vm::boot_all([vm(0), vm(1)]);
+    (dir, lasthop, vms)
+}
+
+#[test]
+fn commands_show_what_flows() {
+    let (dir, lasthop, [a, b]) = pair();
+    checks::ping(&a, &b);
+    let ports = lasthop.command(&["port", "list"]);
+    assert!(ports.lines().count() == 3 && ports.matches(" up ").count() == 2, "{ports}");
+    let macs = lasthop.command(&["mac", "list"]);
+    for vm in [&a, &b] {
+        assert!(macs.contains(&vm.config.nics[0].mac()), "{macs}");
+    }
+    let flows = lasthop.json(&["flow", "list"]);
+    let carried = flows["flows"].as_array().into_iter().flatten().filter_map(|f| f["packets"].as_u64()).max();
+    assert!(carried >= Some(40), "{flows}");
+    let stats = lasthop.command(&["stats"]);
+    assert!(stats.contains("sum: "), "{stats}");
+    // An echo request from a to b: out of port b.
+    let frame = format!("{}{}0800", b.config.nics[0].mac(), a.config.nics[0].mac()).replace(':', "");
+    let frame = frame + "4500001c00010000400166cd0a0900010a0900020800f7fe00010000";
+    let trace = lasthop.command(&["trace", "a", &frame]);
+    assert!(trace.contains('b'), "{trace}");
+    // What `attach` prints is what the VM was started with.
+    let attach = lasthop.command(&["attach", "a"]);
+    for part in
+        ["-chardev socket,", &dir.path().join("a.sock").display().to_string(), "--net vhost_user=true", "vhostuser"]
+    {
+        assert!(attach.contains(part), "{part} is not in {attach}");
+    }
+}
+
+#[test]
+fn errors_say_what_to_do() {
+    let dir = scratch();
+    let lasthop = Lasthop::start(&[Port::listen("a", dir.path())]);
+    for (words, part) in [
+        (&["port", "del", "nobody"][..], "nobody"),
+        (&["port", "add", "a=/tmp/other.sock"], "a"),
+        (&["port", "add", "b=/no/such/directory/b.sock"], "/no/such/directory"),
+        (&["attach", "nobody"], "nobody"),
+        (&["trace", "nobody", "00"], "nobody"),
+    ] {
+        let out = lasthop.try_command(words);
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(!out.status.success() && said.contains(part), "{words:?}: {said}");
+    }
+}
+
+/// The one test that measures time: two VMs that do nothing must cost next to nothing.
+#[test]
+fn idle_vms_cost_nothing() {
+    let (_dir, lasthop, [a, b]) = pair();
+    checks::ping(&a, &b);
+    // IPv6's first announcements are over after a few seconds.
+    std::thread::sleep(Duration::from_secs(5));
+    let (start, before) = (Instant::now(), lasthop.cpu_ns());
+    std::thread::sleep(Duration::from_secs(12));
+    let share = (lasthop.cpu_ns() - before) as f64 / start.elapsed().as_nanos() as f64;
+    eprintln!("idle: {:.3} % of one CPU", share * 100.0);
+    assert!(share < 0.005, "{:.3} % of one CPU", share * 100.0);
+}
