@@ -1,0 +1,40 @@
+# lasthop: `make demo` shows two virtual machines talking through it, `make test` runs every test.
+# Both install what they need (Debian, as root) and build what they run.
+
+CARGO ?= cargo
+
+.PHONY: demo test quick bench fuzz setup build check clean
+
+## What it does, on the screen: two VMs, ping and TCP, then what the switch saw.
+demo: setup build
+	$(CARGO) run --release --quiet --package lasthop-tests-vm --bin demo
+
+## Every test: style, walls, units, processes, virtual machines. Ends with a line "N passed, N failed".
+test: setup build check
+	$(CARGO) xtask test
+
+## What needs neither root nor virtual machines.
+quick: check
+	$(CARGO) xtask test --quick
+
+## lasthop beside its peers; about 20 minutes on an idle machine.
+bench: setup build
+	target/release/lasthop-bench compare --out target/bench
+
+## Each fuzz target for a minute; needs the nightly toolchain and cargo-fuzz.
+fuzz:
+	cd fuzz && for target in $$($(CARGO) +nightly fuzz list); do $(CARGO) +nightly fuzz run $$target -- -max_total_time=60 || exit 1; done
+
+setup:
+	scripts/setup
+
+build:
+	$(CARGO) build --release --bins
+
+check:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --quiet --workspace --all-targets -- --deny warnings
+	$(CARGO) xtask walls
+
+clean:
+	$(CARGO) clean
