@@ -184,7 +184,9 @@ impl Forwarder {
             return self.drop(burst, packet, DropReason::Hairpin);
         }
         let Some(port) = self.ports.get(to) else { return self.drop(burst, packet, DropReason::NoPort) };
-        let hash = self.packets.get(packet).map_or(0, |p| p.hash);
+        // Connections between the same stations share a flow but not a queue, so the next packet has to be asked for anew.
+        let multi_queue = port.is_multi_queue();
+        let hash = if multi_queue { self.packets.get(packet).map_or(0, Packet::steering_hash) } else { 0 };
         let queue = port.queue_to_guest(hash).map_or(0, Queue::index);
         if may_wait && self.plan.is_held(to, queue) {
             return;
@@ -192,6 +194,9 @@ impl Forwarder {
         if !self.plan.add(packet, may_wait, to, queue) {
             self.deliver(burst);
             self.plan.add(packet, may_wait, to, queue);
+        }
+        if multi_queue {
+            self.plan.no_repeat();
         }
     }
 
@@ -261,8 +266,14 @@ impl Forwarder {
         })
     }
 
-    /// Asks the guest not to kick: the queue is being looked at.
-    pub fn attend(&mut self, port: &Port, index: u16) {
+    /// The guest kicked (or may have): asks it not to kick, now that the queue is being looked at.
+    pub fn attend(&mut self, port: &Port, index: u16, kicked: bool) {
+        if let Some(queue) = port.queues.get(usize::from(index))
+            && kicked
+        {
+            let _guard = queue.lock();
+            queue.counters.notifications.add(1);
+        }
         self.with_ring(port, index, |ring| {
             ring.disable_kicks();
             Ok(false)

@@ -100,6 +100,19 @@ impl Packet {
         self.hash = hash_key(&self.key, depth);
     }
 
+    /// Hash that keeps the packets of one connection together and spreads connections, however deep flows look.
+    pub(crate) fn steering_hash(&self) -> u64 {
+        let mut key = FlowKey { in_port: self.key.in_port, ..FlowKey::default() };
+        extract(&mut key, self.header(), self.frame_len, Depth::L4);
+        // What changes from packet to packet of a connection says nothing about which connection it is.
+        (key.tcp_flags, key.ip_tos, key.ip_ttl, key.anomalies) = (0, 0, 0, 0);
+        if key.ip_frag != 0 {
+            // Only a first fragment has ports.
+            (key.l4_src, key.l4_dst, key.ip_frag) = (0, 0, 0);
+        }
+        hash_key(&key, Depth::L4)
+    }
+
     #[inline]
     fn extract(&mut self, depth: Depth) {
         let header = self.head.get(VnetHdr::LEN..VnetHdr::LEN + self.snapshot_len).unwrap_or(&[]);

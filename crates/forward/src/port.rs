@@ -99,6 +99,12 @@ impl Port {
         self.queues.get(2 * bits.trailing_zeros() as usize).map(|q| &**q)
     }
 
+    /// More than one queue to the guest is ready.
+    #[inline]
+    pub fn is_multi_queue(&self) -> bool {
+        self.pairs_ready.load(Relaxed).count_ones() > 1
+    }
+
     /// Looks which queues are ready; call after any of them started, stopped, broke or was enabled.
     pub fn refresh(&self) {
         let mut ready = 0;

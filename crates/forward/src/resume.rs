@@ -74,7 +74,9 @@ impl Forwarder {
             counters.drops.add(DropReason::NoPort, 1);
             return;
         };
-        let Some(queue) = port.queue_to_guest(packet.hash).or(port.queues.first().map(|q| &**q)) else { return };
+        let Some(queue) = port.queue_to_guest(packet.steering_hash()).or(port.queues.first().map(|q| &**q)) else {
+            return;
+        };
         let mut guard = queue.lock();
         let Some(active) = guard.active() else {
             queue.counters.drops.add(DropReason::PortDown, 1);

@@ -321,6 +321,34 @@ fn packets_of_a_burst_never_follow_the_one_before_to_a_wrong_port() {
 }
 
 #[test]
+fn connections_spread_over_the_receivers_queues_and_each_stays_in_one() {
+    let (datapath, mut forwarder) = switch();
+    let mut a = Guest::new(&datapath, 1, NetConfig::default(), 0);
+    let mut b = Guest::new(&datapath, 2, NetConfig { pairs: 4, ..NetConfig::default() }, 0);
+    datapath.flows().insert(to_station(2), 0).unwrap();
+    let mut queue_of = std::collections::BTreeMap::new();
+    for round in 0..3u8 {
+        for port in 0..60 {
+            let frame = Frame::new(1, 2).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).ttl(64 - round).tcp(1000 + port, 80);
+            a.send(VnetHdr::default(), &frame.payload([round; 20]).build());
+        }
+        forwarder.run(&a.port, 1, 0);
+        for pair in 0..4 {
+            let mut frame = Vec::new();
+            while b.driver.recv(pair, &mut frame).unwrap().is_some() {
+                let port = u16::from_be_bytes([frame[34], frame[35]]);
+                assert_eq!(*queue_of.entry(port).or_insert(pair), pair, "connection {port} moved");
+                frame.clear();
+            }
+        }
+    }
+    assert_eq!(queue_of.len(), 60);
+    for pair in 0..4 {
+        assert!(queue_of.values().filter(|q| **q == pair).count() > 3, "queue {pair} of {queue_of:?}");
+    }
+}
+
+#[test]
 fn bad_frames_are_dropped_under_their_names() {
     let (datapath, mut forwarder) = switch();
     let mut a = Guest::new(&datapath, 1, NetConfig { tx_buffer: 70_000, ..NetConfig::default() }, 0);

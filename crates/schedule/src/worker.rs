@@ -245,25 +245,26 @@ impl Server {
             if event.token == WAKE {
                 goes_on &= self.obey();
             } else {
-                self.activate(event.token as usize);
+                self.activate(event.token as usize, true);
             }
         }
         if timeout == Some(POLL_PERIOD) {
             for n in 0..self.served.len() {
                 if matches!(self.served.get(n), Some(Some(s)) if s.kick.is_none()) {
-                    self.activate(n);
+                    self.activate(n, false);
                 }
             }
         }
         goes_on
     }
 
-    fn activate(&mut self, n: usize) {
+    /// Has the queue looked at from now on; `kicked` says that the guest asked for it.
+    fn activate(&mut self, n: usize, kicked: bool) {
         if let Some(Some(served)) = self.served.get_mut(n)
             && !served.active
         {
             served.active = true;
-            self.forwarder.attend(&served.port, served.queue);
+            self.forwarder.attend(&served.port, served.queue, kicked);
             self.active.push(n);
         }
     }
@@ -284,7 +285,7 @@ impl Server {
                 Command::Look { port } => {
                     for n in 0..self.served.len() {
                         if matches!(&self.served[n], Some(s) if s.port.id == port) {
-                            self.activate(n);
+                            self.activate(n, false);
                         }
                     }
                 }
@@ -307,7 +308,7 @@ impl Server {
         }
         self.served[n] = Some(Served { port, queue, kick, active: false, held: false });
         // The guest may have made packets available before we could hear its kick.
-        self.activate(n);
+        self.activate(n, false);
     }
 
     fn let_go(&mut self, n: usize) {

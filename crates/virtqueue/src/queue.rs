@@ -315,7 +315,10 @@ impl QueueGuard<'_> {
     pub fn call(&self) {
         if let Some(call) = &self.inner.call {
             call.signal();
-            self.queue.counters.notifications.add(1);
+            // Of a queue that packets come from, the guest's kicks are counted and not our answers.
+            if self.queue.index.is_multiple_of(2) {
+                self.queue.counters.notifications.add(1);
+            }
         }
     }
 
