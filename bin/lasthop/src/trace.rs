@@ -177,7 +177,7 @@ fn render(report: &TraceReport) -> String {
         lines.push((if n == 0 { "policy" } else { "" }, reason.clone()));
     }
     if report.outputs.is_empty() {
-        lines.push(("result", "dropped (policy)".into()));
+        lines.push(("result", "dropped".into()));
     }
     for (n, output) in report.outputs.iter().enumerate() {
         let text = match &output.drop {

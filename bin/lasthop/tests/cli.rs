@@ -156,7 +156,7 @@ fn traces_a_packet() {
     assert_eq!(report["outputs"][1]["port"], "vm3");
     assert_eq!(report["reasons"][0], "source 52:54:00:00:00:01 is known to live at vm1");
     let text = w.ok("trace --in-port vm1 --eth-src 01:00:00:00:00:00 --eth-dst 52:54:00:00:00:01");
-    assert!(text.contains("group address") && text.ends_with("result  dropped (policy)\n"), "{text}");
+    assert!(text.contains("group address") && text.ends_with("result  dropped\n"), "{text}");
     assert!(w.error(&format!("trace --in-port vm9 {macs}"), 1).contains("no port named \"vm9\"; `lasthop port list`"));
     assert!(w.error("trace --in-port vm1 --frame 00ff", 1).contains("an Ethernet frame has 14 to"));
 }

@@ -49,8 +49,8 @@ impl Setup {
         let ports = absolute(&args.ports)?;
         let switch = find_program("lasthop-switch", args.libexec.as_deref())?;
         let control = find_program("lasthop-control", args.libexec.as_deref())?;
-        let run_lock = lock(&args.run_dir, "--run-dir", 0o755)?;
-        let state_lock = lock(&args.state_dir, "--state-dir", 0o755)?;
+        let run_lock = lock(&args.run_dir, "lock", "--run-dir", 0o755)?;
+        let state_lock = lock(&args.state_dir, "state.lock", "--state-dir", 0o755)?;
         let store = Store::new(&args.state_dir);
         let saved = store.load().map_err(Failed)?;
         let (also_saved, saved) = reconcile(&ports, saved).map_err(Failed)?;
@@ -152,12 +152,12 @@ fn is_program(file: &Path) -> bool {
 }
 
 /// Makes the directory if need be and locks it for this process. The lock goes with the process, however it ends.
-fn lock(dir: &Path, option: &str, mode: u32) -> Result<File, RunError> {
+fn lock(dir: &Path, name: &str, option: &str, mode: u32) -> Result<File, RunError> {
     let shown = dir.display();
     DirBuilder::new().recursive(true).mode(mode).create(dir).map_err(|e| {
         Failed(format!("{shown}: cannot make the directory: {e}; choose another with {option} or run as root"))
     })?;
-    let path = dir.join("lock");
+    let path = dir.join(name);
     let mut options = OpenOptions::new();
     let mut file =
         options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&path).map_err(|e| {
