@@ -31,7 +31,7 @@ pub(crate) fn run(data: &[u8]) {
     let mut steps = 0;
     let ops = std::iter::from_fn(|| {
         steps += 1;
-        (!input.is_empty() && steps < 400).then(|| match input.below(40) {
+        (!input.is_empty() && steps < 150).then(|| match input.below(40) {
             30..=32 => Op::Port(u32::from(input.u8() & 3) + 1, input.flag()),
             33 => Op::PortGone(u32::from(input.u8() & 3) + 1),
             34 => Op::Poll(10_000),

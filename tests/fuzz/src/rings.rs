@@ -49,6 +49,10 @@ pub(crate) fn peek(memory: &GuestMemory) -> Vec<u8> {
 
 /// Where memory first differs from what it should be, for the message.
 pub(crate) fn difference(now: &[u8], expected: &[u8]) -> Option<String> {
+    // The common case in one call.
+    if now == expected {
+        return None;
+    }
     let at = now.iter().zip(expected).position(|(a, b)| a != b)?;
     let to = (at + 16).min(now.len());
     Some(format!("at {at:#x}: {:02x?}, not {:02x?}", &now[at..to], &expected[at..to]))

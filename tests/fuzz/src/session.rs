@@ -40,22 +40,23 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
 }
 
-/// What a front-end has at hand.
-struct Files([OwnedFd; 6]);
+/// What a front-end has at hand, and the other ends of its pipe and socket: what is written into them may fill them up.
+struct Files([OwnedFd; 6], [OwnedFd; 2]);
 
 impl Files {
     fn new() -> Self {
         let memfd = || lasthop_sys::memfd("fuzz-session", SIZE).expect("a memfd");
-        let (pipe, _) = rustix::pipe::pipe().expect("a pipe");
-        let (socket, _) =
+        let (other_end, pipe) = rustix::pipe::pipe().expect("a pipe");
+        let (socket, peer) =
             socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("a pair");
         let event = EventFd::new().expect("an eventfd").into();
         let null = std::fs::File::open("/dev/null").expect("/dev/null").into();
-        Self([memfd(), event, memfd(), pipe, socket, null])
+        Self([memfd(), event, memfd(), pipe, socket, null], [other_end, peer])
     }
 
     fn get(&self, n: u8) -> BorrowedFd<'_> {
-        self.0[usize::from(n) % self.0.len()].as_fd()
+        let Self(files, others) = self;
+        files.iter().chain(others).nth(usize::from(n) % 8).expect("eight of them").as_fd()
     }
 }
 
@@ -237,7 +238,7 @@ fn step(rig: &mut Rig, input: &mut Input<'_>) -> Result<(), Over> {
                     bytes[at] = n;
                 }
                 1 => bytes.truncate(1 + usize::from(n) % bytes.len()),
-                2 => fds.extend((0..n % 12).map(|i| i + what)),
+                2 => fds.extend((0..n % 12).map(|i| what.wrapping_add(i))),
                 3 => drop(fds.pop()),
                 _ => fds.iter_mut().for_each(|f| *f = n),
             }
@@ -316,7 +317,7 @@ fn sensible(input: &mut Input<'_>) -> (Vec<u8>, &'static [u8]) {
         4 => ok(R::SetProtocolFeatures, &[ProtocolFeatures::OFFERED.bits()], &[]),
         5 => ok(R::SetMemTable, &[1, GUEST, SIZE, USER, 0], &[0]),
         6 => ok(R::SetMemTable, &[2, GUEST, SIZE, USER, 0, GUEST + SIZE, SIZE, USER + SIZE, 0], &[0, 2]),
-        7 => ok(R::SetMemTable, &[1, GUEST, value * 4096, USER, SIZE - value * 4096], &[2]),
+        7 => ok(R::SetMemTable, &[1, GUEST, value * 4096, USER, SIZE.wrapping_sub(value * 4096)], &[2]),
         8 => ok(R::AddMemReg, &[0, (ring + 1) << 32, SIZE - value * 2048, (ring + 1) << 44, value * 2048], &[2]),
         9 => ok(R::RemMemReg, &[0, (ring + 1) << 32, SIZE - value * 2048, (ring + 1) << 44, value * 2048], &[]),
         10 => ok(R::RemMemReg, &[0, GUEST, SIZE, USER, 0], &[]),

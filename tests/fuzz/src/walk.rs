@@ -274,7 +274,7 @@ impl World {
                 self.offloads = true;
             }
             _ => {
-                self.forwarder.attend(&port, 1);
+                self.forwarder.attend(&port, 1, n == 0);
                 self.forwarder.rest(&port, 1);
             }
         }
