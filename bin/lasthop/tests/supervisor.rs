@@ -352,7 +352,12 @@ fn one_front_end_at_a_time_and_nothing_leaks() {
     drop(last);
     lasthop.wait(&["switch[", "closed 1"]);
     assert_eq!(place.ask("ports"), "1=a");
-    assert_eq!(lasthop.descriptors(), before);
+    // The supervisor lets go of its copy of a connection a moment after it has handed it over.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while lasthop.descriptors() > before {
+        assert!(Instant::now() < deadline, "{} descriptors instead of {before}", lasthop.descriptors());
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let log = lasthop.end();
     assert!(log.iter().all(|l| !l.contains("ERROR")), "{log:#?}");
 }

@@ -222,12 +222,14 @@ mod tests {
     #[test]
     fn a_directory_is_locked_once() {
         let dir = tempfile::tempdir().unwrap();
-        let held = lock(&dir.path().join("new/dir"), "--run-dir", 0o755).unwrap();
-        let Err(Failed(text)) = lock(&dir.path().join("new/dir"), "--run-dir", 0o755) else { panic!("locked twice") };
+        let held = lock(&dir.path().join("new/dir"), "lock", "--run-dir", 0o755).unwrap();
+        let Err(Failed(text)) = lock(&dir.path().join("new/dir"), "lock", "--run-dir", 0o755) else {
+            panic!("locked twice")
+        };
         assert!(text.contains(&format!("(pid {})", std::process::id())), "{text}");
         drop(held);
-        assert!(lock(&dir.path().join("new/dir"), "--run-dir", 0o755).is_ok());
+        assert!(lock(&dir.path().join("new/dir"), "lock", "--run-dir", 0o755).is_ok());
         std::fs::write(dir.path().join("file"), "").unwrap();
-        assert!(lock(&dir.path().join("file/dir"), "--run-dir", 0o755).is_err());
+        assert!(lock(&dir.path().join("file/dir"), "lock", "--run-dir", 0o755).is_err());
     }
 }
