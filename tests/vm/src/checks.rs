@@ -25,11 +25,11 @@ impl Depth {
 pub fn ping(from: &Vm, to: &Vm) {
     let (nic, mtu) = (&to.config.nics[0], from.config.nics[0].mtu);
     for ping in [
-        format!("ping -c 20 -i 0.02 -w 10 -q {}", nic.ip4()),
-        format!("ping -c 5 -i 0.02 -w 10 -q -s {} {}", mtu - 28, nic.ip4()),
-        format!("ping -6 -c 20 -i 0.02 -w 10 -q {}", nic.ip6()),
+        format!("ping -c 20 -i 0.02 -w 40 -q {}", nic.ip4()),
+        format!("ping -c 5 -i 0.02 -w 40 -q -s {} {}", mtu - 28, nic.ip4()),
+        format!("ping -6 -c 20 -i 0.02 -w 40 -q {}", nic.ip6()),
     ] {
-        let out = from.output(&ping, 20);
+        let out = from.output(&ping, 50);
         assert!(out.code == 0 && out.stdout.contains(" 0% packet loss"), "{ping}: {out:?}");
     }
 }

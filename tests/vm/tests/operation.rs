@@ -29,10 +29,14 @@ fn commands_show_what_flows() {
     let stats = lasthop.command(&["stats"]);
     assert!(stats.contains("sum: "), "{stats}");
     // An echo request from a to b: out of port b.
-    let frame = format!("{}{}0800", b.config.nics[0].mac(), a.config.nics[0].mac()).replace(':', "");
+    let (from, to) = (&a.config.nics[0], &b.config.nics[0]);
+    let frame = format!("{}{}0800", to.mac(), from.mac()).replace(':', "");
     let frame = frame + "4500001c00010000400166cd0a0900010a0900020800f7fe00010000";
-    let trace = lasthop.command(&["trace", "a", &frame]);
-    assert!(trace.contains('b'), "{trace}");
+    let by_fields = ["--eth-src", &from.mac(), "--eth-dst", &to.mac(), "--ip-src", "10.9.0.1", "--ip-dst", "10.9.0.2"];
+    for packet in [&["--frame", &frame][..], &by_fields] {
+        let trace = lasthop.command(&[&["trace", "--in-port", "a"], packet].concat());
+        assert!(trace.contains("delivered to b"), "{trace}");
+    }
     // What `attach` prints is what the VM was started with.
     let attach = lasthop.command(&["attach", "a"]);
     for part in
@@ -48,10 +52,10 @@ fn errors_say_what_to_do() {
     let lasthop = Lasthop::start(&[Port::listen("a", dir.path())]);
     for (words, part) in [
         (&["port", "del", "nobody"][..], "nobody"),
-        (&["port", "add", "a=/tmp/other.sock"], "a"),
-        (&["port", "add", "b=/no/such/directory/b.sock"], "/no/such/directory"),
+        (&["port", "add", "a", "/tmp/other.sock"], "a"),
+        (&["port", "add", "b", "/no/such/directory/b.sock"], "/no/such/directory"),
         (&["attach", "nobody"], "nobody"),
-        (&["trace", "nobody", "00"], "nobody"),
+        (&["trace", "--in-port", "nobody", "--frame", "5254000000025254000000010806"], "nobody"),
     ] {
         let out = lasthop.try_command(words);
         let said = String::from_utf8_lossy(&out.stderr).into_owned();

@@ -17,7 +17,7 @@ fn pair(client: bool, properties: &str) -> (tempfile::TempDir, Lasthop, [Vm; 2])
         nic.with(properties)
     };
     let vms = Vm::boot_all([VmConfig::new("a", [nic(0)]), VmConfig::new("b", [nic(1)])]);
-    vms[1].serve();
+    vms.iter().for_each(Vm::serve);
     checks::ping(&vms[0], &vms[1]);
     (dir, lasthop, vms)
 }
@@ -69,12 +69,12 @@ fn kill_switch(lasthop: &Lasthop, a: &Vm, b: &Vm, kills: u32) -> Counted {
 fn assert_outage(numbers: &Counted) {
     assert_eq!((numbers.repeated, numbers.damaged), (0, 0), "{numbers:?}");
     assert!(numbers.received > 1000, "{numbers:?}");
+    eprintln!("{numbers:?}");
 }
 
 #[test]
 fn switch_killed_under_load_where_it_connects() {
     let (_dir, lasthop, [a, b]) = pair(true, "");
-    b.serve();
     assert_outage(&kill_switch(&lasthop, &a, &b, 3));
 }
 
@@ -109,10 +109,10 @@ fn three_vms_and_ports_that_come_and_go_under_load() {
         let third = Port::listen("c", dir.path());
         let path = third.socket.display().to_string();
         for _ in 0..5 {
-            lasthop.command(&["port", "add", &format!("c={path}")]);
+            lasthop.command(&["port", "add", "c", &path]);
             lasthop.command(&["port", "del", "c"]);
         }
-        lasthop.command(&["port", "add", &format!("c={path}")]);
+        lasthop.command(&["port", "add", "c", &path]);
         let c = Vm::start("c", [Nic::vhost_user(&third.socket, 3).plain()]);
         c.serve();
         checks::ping(&c, &a);
@@ -120,14 +120,20 @@ fn three_vms_and_ports_that_come_and_go_under_load() {
         checks::group(&a, &[&b, &c], "255.255.255.255");
         checks::group(&c, &[&a, &b], "ff02::4242");
         checks::group(&b, &[&a, &c], "239.1.2.3");
+        // A port takes its counts along when it goes.
+        lasthop.check_sums();
         // The guest's card is pulled from under it.
         lasthop.command(&["port", "del", "c"]);
         assert!(c.alive());
         assert!(!third.socket.exists(), "the socket went with its port");
     });
-    assert_eq!((numbers.lost, numbers.repeated, numbers.damaged, numbers.reordered), (0, 0, 0, 0), "{numbers:?}");
+    assert_eq!((numbers.repeated, numbers.damaged, numbers.reordered), (0, 0, 0), "{numbers:?}");
+    // A guest that three others keep busy may run out of buffers; nothing else takes frames away from it.
+    let drops = lasthop.port("b")["to_guest"]["drops"].clone();
+    let drops = drops.as_array().into_iter().flatten();
+    let overrun: u64 = drops.filter(|d| d["reason"] == "no_buffers").filter_map(|d| d["packets"].as_u64()).sum();
+    assert!(numbers.lost <= overrun, "{numbers:?}, {overrun} for want of buffers");
     stream.success(Duration::from_secs(60));
-    lasthop.check_sums();
     assert!(!lasthop.command(&["port", "list"]).contains("\nc "));
 }
 
@@ -156,7 +162,7 @@ fn a_vm_killed_and_booted_again_leaves_nothing_behind() {
 #[test]
 fn a_stopped_guest_stops_nobody_else() {
     let (dir, lasthop, [a, b]) = pair(false, "");
-    lasthop.command(&["port", "add", &format!("c={}", dir.path().join("c.sock").display())]);
+    lasthop.command(&["port", "add", "c", &dir.path().join("c.sock").display().to_string()]);
     let c = Vm::start("c", [Nic::vhost_user(&dir.path().join("c.sock"), 3)]);
     checks::ping(&a, &c);
     // Its vCPU stands still and its rings fill up, while the others shout at it and talk to each other.
