@@ -23,7 +23,7 @@ bench: setup build
 
 ## Each fuzz target for a minute; needs the nightly toolchain and cargo-fuzz.
 fuzz:
-	cd fuzz && for target in $$($(CARGO) +nightly fuzz list); do $(CARGO) +nightly fuzz run $$target -- -max_total_time=60 || exit 1; done
+	fuzz/run
 
 setup:
 	scripts/setup
