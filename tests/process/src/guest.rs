@@ -8,6 +8,7 @@ use lasthop_vhostuser::{Features, Frontend, FrontendError, ProtocolFeatures};
 use lasthop_virtqueue::driver::{NetConfig, NetDriver};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use std::collections::VecDeque;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -94,6 +95,8 @@ pub struct Guest {
     /// Signalled when a ring breaks, by ring.
     pub errors: Vec<EventFd>,
     options: Options,
+    /// Frames taken from the rings and not yet asked for.
+    received: VecDeque<(VnetHdr, Vec<u8>)>,
 }
 
 impl Guest {
@@ -111,7 +114,7 @@ impl Guest {
     /// Brings the device up over a connection.
     pub fn attach(front: Frontend, net: NetDriver, mac: MacAddr, options: Options) -> Self {
         let errors = net.queues().iter().map(|_| EventFd::new().expect("an eventfd")).collect();
-        let mut guest = Self { mac, net, front, errors, options };
+        let mut guest = Self { mac, net, front, errors, options, received: VecDeque::new() };
         guest.bring_up(None).unwrap_or_else(|e| panic!("guest {mac}: {e}"));
         guest
     }
@@ -159,8 +162,12 @@ impl Guest {
     /// stand, if not what they really do.
     pub fn reattach(&mut self, front: Frontend, bases: Option<&[u32]>) -> Result<(), FrontendError> {
         self.front = front;
+        // Where a packed ring stands is known when all that was used has been taken from it.
         for pair in 0..self.options.net.pairs {
             self.net.unsent(pair).expect("the switch keeps to the rules");
+        }
+        while let Some(received) = self.take() {
+            self.received.push_back(received);
         }
         self.bring_up(bases)?;
         // What was added meanwhile the new switch has not been told of.
@@ -174,6 +181,7 @@ impl Guest {
             self.front.stop(ring).unwrap_or_else(|e| panic!("guest {}: ring {ring}: {e}", self.mac));
         }
         self.net = NetDriver::new(self.options.net).expect("guest memory");
+        self.received.clear();
         self.errors.iter().for_each(|e| {
             e.drain();
         });
@@ -204,6 +212,10 @@ impl Guest {
 
     /// Takes a frame that is there.
     pub fn try_recv(&mut self) -> Option<(VnetHdr, Vec<u8>)> {
+        self.received.pop_front().or_else(|| self.take())
+    }
+
+    fn take(&mut self) -> Option<(VnetHdr, Vec<u8>)> {
         for pair in 0..self.options.net.pairs {
             let mut frame = Vec::new();
             if let Some(header) = self.net.recv(pair, &mut frame).expect("the switch keeps to the rules") {

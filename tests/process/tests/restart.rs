@@ -4,10 +4,13 @@ use lasthop_frame::VnetHdr;
 use lasthop_tests_process::{
     Arena, Guest, Lasthop, Options, PATIENCE, Port, accept, connect, mac, number_of, numbered, proc, scratch, wait_for,
 };
+use lasthop_vhostuser::FrontendError;
+use rustix::io::Errno;
 use rustix::process::Signal;
 use std::collections::BTreeSet;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -111,8 +114,11 @@ impl Plug {
                 Some(listener) => accept(listener),
                 None => connect(&self.path),
             };
-            // The next one may die as well.
-            let _ = self.guest.reattach(front, self.bases.as_ref().map(|b| &b[..]));
+            // The next one may die as well: then this connection is closed too.
+            match self.guest.reattach(front, self.bases.as_ref().map(|b| &b[..])) {
+                Ok(()) | Err(FrontendError::Closed | FrontendError::Io(Errno::PIPE)) => {}
+                Err(e) => panic!("{}: {e}", self.path.display()),
+            }
             self.reconnected += 1;
             assert!(Instant::now() < end, "no switch comes back");
         }
@@ -211,6 +217,86 @@ fn switch_killed_lasthop_comes_back_packed() {
 fn switch_killed_front_ends_come_back_not_knowing_where_they_were() {
     switch_killed(false, rings(false), Some([0; 2]));
     switch_killed(false, rings(true), Some([0x8000_8000; 2]));
+}
+
+/// Sets it when dropped: threads end when the test fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Threads that send and receive as fast as they can, so that the switch is in the middle of a burst whenever it is
+/// killed. No frame arrives twice. (A switch that does not note what it is about to deliver fails this.)
+fn switch_killed_in_mid_burst(packed: bool) {
+    const KILLS: u32 = 20;
+    let options = Options::net(|n| (n.packed, n.size, n.rx_buffer, n.tx_buffer) = (packed, 256, 256, 256));
+    let dir = scratch();
+    let (port_a, a) = Plug::new(dir.path().join("a.sock"), true, 1, options);
+    let (port_b, b) = Plug::new(dir.path().join("b.sock"), true, 2, options);
+    let lasthop = Lasthop::start(&[port_a, port_b]);
+    let (mut a, mut b) = (a(), b());
+    a.guest.greet(&mut b.guest, 0);
+    let (stop, received) = (AtomicBool::new(false), AtomicU32::new(0));
+    std::thread::scope(|scope| {
+        let sender = scope.spawn(|| {
+            let mut next = 1;
+            while !stop.load(Ordering::Relaxed) {
+                let sent = (0..64).take_while(|_| {
+                    let frame = numbered(mac(1), mac(2), next, 60);
+                    let sent = a.guest.net.send(0, &[0; 12], &frame).expect("the switch keeps to the rules").is_ok();
+                    next += u32::from(sent);
+                    sent
+                });
+                if sent.count() == 0 {
+                    a.mend();
+                }
+                a.guest.net.flush(0);
+            }
+            next
+        });
+        let receiver = scope.spawn(|| {
+            let mut got = BTreeSet::new();
+            let mut rest = 0;
+            while rest < 20 {
+                let before = got.len();
+                while let Some((_, frame)) = b.guest.recv_within(Duration::from_millis(10)) {
+                    if let Some(number) = number_of(&frame).filter(|n| *n > 0) {
+                        assert!(got.insert(number), "frame {number} arrived twice");
+                    }
+                    received.store(got.len() as u32, Ordering::Relaxed);
+                }
+                b.mend();
+                let quiet = stop.load(Ordering::Relaxed) && got.len() == before;
+                rest = if quiet { rest + 1 } else { 0 };
+            }
+        });
+        let _stop = Stop(&stop);
+        for kill in 0..KILLS {
+            let before = received.load(Ordering::Relaxed);
+            wait_for("frames to flow again", PATIENCE, || {
+                assert!(!receiver.is_finished(), "see above");
+                received.load(Ordering::Relaxed) > before + 2000
+            });
+            // Long enough for the supervisor to restart the next one at once as well.
+            std::thread::sleep(Duration::from_micros(200_000 + u64::from(kill) * 97));
+            proc::signal(lasthop.switch(), Signal::KILL);
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert!(sender.join().expect("the sender") > 2000 * KILLS);
+    });
+}
+
+#[test]
+fn switch_killed_in_mid_burst_split() {
+    switch_killed_in_mid_burst(false);
+}
+
+#[test]
+fn switch_killed_in_mid_burst_packed() {
+    switch_killed_in_mid_burst(true);
 }
 
 /// Both of them, at once, and again.
