@@ -116,7 +116,9 @@ impl Server {
         if self.misses_wait {
             let before = self.datapath.now_ms().saturating_sub(MISS_PATIENCE_MS);
             for entry in self.ports.values() {
-                if self.forwarder.expire(&entry.port, before) {
+                if self.forwarder.expire(&entry.port, before) > 0 {
+                    // Alive or not, control does not answer: until it does, no queue waits for it.
+                    self.datapath.set_control_answers(false);
                     self.workers.look(entry.port.id);
                 }
             }
@@ -308,6 +310,7 @@ impl Server {
     }
 
     fn obey(&mut self, message: FromControl) -> Result<(), ChannelError> {
+        self.datapath.set_control_answers(true);
         match message {
             FromControl::PutFlow(flow) => match flow.spec() {
                 Some(spec) => {

@@ -33,13 +33,15 @@ impl Forwarder {
         })
     }
 
-    /// Drops packets of `port` that have waited since before `before_ms`. True as for [`Forwarder::resume`].
-    pub fn expire(&mut self, port: &Port, before_ms: u64) -> bool {
-        let mut goes_on = false;
+    /// Drops packets of `port` that have waited since before `before_ms`; how many. If there were any, the port's queues
+    /// may have stalled and can be looked at again.
+    pub fn expire(&mut self, port: &Port, before_ms: u64) -> usize {
+        let mut expired = 0;
         while let Some(id) = port.misses.older_than(before_ms) {
-            goes_on |= self.resume_with(port, id, |_, _, _, counters| counters.drops.add(DropReason::MissTimeout, 1));
+            expired += 1;
+            self.resume_with(port, id, |_, _, _, counters| counters.drops.add(DropReason::MissTimeout, 1));
         }
-        goes_on
+        expired
     }
 
     fn resume_with(

@@ -225,7 +225,7 @@ fn without_control_known_flows_go_on() {
     assert_eq!(b.received().len(), 60);
     let waiting = crate::MISS_SLOTS as u64;
     assert_eq!(drops(&a, DropReason::MissQueueFull), 60 - waiting);
-    forwarder.expire(&a.port, 1);
+    assert_eq!(forwarder.expire(&a.port, 1), crate::MISS_SLOTS);
     assert_eq!(drops(&a, DropReason::MissTimeout), waiting);
 }
 
