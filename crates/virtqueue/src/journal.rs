@@ -13,8 +13,8 @@ pub const JOURNAL_BYTES: usize = 16;
 
 /// First word: bits 0 to 15 the base the ring was started from, 16 to 31 its position, the top one that they are valid.
 const VALID: u64 = 1 << 63;
-/// Second word: bits 0 to 15 where the open burst begins, 16 to 31 its chains, 32 to 47 its slots, the top one that it
-/// is open.
+/// Second word: bits 0 to 15 where the open burst begins, 16 to 31 its chains, 32 to 47 slots and 48 to 62 chains that
+/// are being shown to the driver, the top one that it is open.
 const OPEN: u64 = 1 << 63;
 
 /// A ring's record. Two plain stores a burst; the process is killed between instructions, never within one.
@@ -25,7 +25,10 @@ pub struct Journal(PinnedSlice);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OpenBurst {
     pub(crate) begin: u16,
+    /// Chains that may have been delivered.
     pub(crate) chains: u16,
+    /// Of those, or else, the ones about to be marked used, and their slots.
+    pub(crate) shown: u16,
     pub(crate) slots: u16,
 }
 
@@ -51,6 +54,7 @@ impl Journal {
             begin: second as u16,
             chains: (second >> 16) as u16,
             slots: (second >> 32) as u16,
+            shown: (second >> 48) as u16 & 0x7fff,
         });
         (first & VALID != 0).then_some(Record {
             base: Position::from_bits(first as u16),
@@ -70,8 +74,11 @@ impl Journal {
     /// From here on, until `close`, the burst may have been delivered.
     #[inline]
     pub(crate) fn open(&self, burst: OpenBurst) {
-        let OpenBurst { begin, chains, slots } = burst;
-        let word = u64::from(begin) | u64::from(chains) << 16 | u64::from(slots) << 32 | OPEN;
+        let OpenBurst { begin, chains, slots, shown } = burst;
+        let word = u64::from(begin) | u64::from(chains) << 16 | u64::from(slots) << 32 | u64::from(shown) << 48 | OPEN;
         self.0.get().store_u64(8, word);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,7 @@ use crate::chain::Descriptor;
 use crate::journal::{OpenBurst, Record};
 use crate::queue::QueueSetup;
 use crate::ring::need_event;
-use crate::{Chain, Chains, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, QueueError};
+use crate::{Chain, Chains, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, MAX_CHAINS, QueueError};
 use lasthop_guestmem::{GuestMemory, GuestSlice, PinnedSlice};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -17,6 +17,13 @@ pub(crate) const USED: u16 = 1 << 15;
 pub(crate) const EVENTS_ENABLE: u16 = 0;
 pub(crate) const EVENTS_DISABLE: u16 = 1;
 pub(crate) const EVENTS_DESC: u16 = 2;
+/// Put where the driver does not look unless the flags are [`EVENTS_DESC`]: the structure is not zero while it has a
+/// device.
+const MARK: u16 = 0x7fff;
+
+fn is_marked(device_event: &GuestSlice<'_>) -> bool {
+    device_event.load_u16(0) | device_event.load_u16(2) != 0
+}
 
 /// A place in the ring and the lap it belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +74,14 @@ impl Position {
     }
 }
 
+/// A used descriptor to be.
+#[derive(Clone, Copy, Debug)]
+struct Staged {
+    id: u16,
+    slots: u16,
+    len: u32,
+}
+
 #[derive(Debug)]
 pub(crate) struct PackedRing {
     desc: PinnedSlice,
@@ -75,8 +90,9 @@ pub(crate) struct PackedRing {
     size: u16,
     next_avail: Position,
     next_used: Position,
-    /// First used descriptor not yet published: its flags are written last.
-    staged: Option<(Position, u16)>,
+    /// Used descriptors that the driver does not see yet; `next_used` is behind them. They are written when they are
+    /// shown, the last one first: a device killed in between leaves a head that is whole and a tail that is used.
+    staged: Vec<Staged>,
     /// Slots staged since the last publication.
     staged_slots: u16,
     event_idx: bool,
@@ -100,20 +116,21 @@ impl PackedRing {
             PinnedSlice::new(memory, addr, len).map_err(QueueError::RingMemory)
         };
         let desc = part(setup.desc, 16 * usize::from(size), 16)?;
+        let device_event = part(setup.device, 4, 4)?;
         // Bits 16 to 31 say where the device left off using; all that we take we use, so both are the same place.
         let base = Position::from_bits(setup.base as u16);
         if base.index >= size {
             return Err(QueueError::Base(setup.base));
         }
-        let position = record.and_then(|r| recover(&desc.get(), size, base, r)).unwrap_or(base);
+        let position = record.and_then(|r| recover(&desc.get(), &device_event.get(), size, base, r)).unwrap_or(base);
         Ok(Self {
             desc,
             driver_event: part(setup.driver, 4, 4)?,
-            device_event: part(setup.device, 4, 4)?,
+            device_event,
             size,
             next_avail: position,
             next_used: position,
-            staged: None,
+            staged: Vec::with_capacity(MAX_CHAINS),
             staged_slots: 0,
             event_idx: setup.event_idx,
             indirect: setup.indirect,
@@ -242,26 +259,30 @@ impl PackedRing {
 
     #[inline]
     pub(crate) fn stage_used(&mut self, chain: &Chain, len: u32) {
-        let at = usize::from(self.next_used.index) * 16;
-        let flags = self.next_used.used_flags() | if len > 0 { DESC_WRITE } else { 0 };
-        let desc = self.desc.get();
-        // Length and id; the flags, in the same word's top, stay as they are for the first of a batch.
-        if self.staged.is_none() {
-            desc.store_u32(at + 8, len);
-            desc.store_u16(at + 12, chain.id);
-            self.staged = Some((self.next_used, flags));
-        } else {
-            desc.store_u64(at + 8, u64::from(len) | u64::from(chain.id) << 32 | u64::from(flags) << 48);
-        }
+        self.staged.push(Staged { id: chain.id, slots: chain.slots, len });
         self.next_used.advance(chain.slots, self.size);
         self.staged_slots = self.staged_slots.saturating_add(chain.slots);
     }
 
     #[inline]
     pub(crate) fn publish(&mut self) -> bool {
-        let Some((first, flags)) = self.staged.take() else { return false };
+        let Some((first, rest)) = self.staged.split_first() else { return false };
+        let desc = self.desc.get();
+        let mut at = self.next_used;
+        let word = |staged: &Staged, at: Position| {
+            let flags = at.used_flags() | if staged.len > 0 { DESC_WRITE } else { 0 };
+            u64::from(staged.len) | u64::from(staged.id) << 32 | u64::from(flags) << 48
+        };
+        for staged in rest.iter().rev() {
+            at.retreat(staged.slots, self.size);
+            desc.store_u64(usize::from(at.index) * 16 + 8, word(staged, at));
+        }
+        at.retreat(first.slots, self.size);
+        // Length, id and flags in one store: the driver that sees the flags sees all before it.
+        fence(Ordering::Release);
+        desc.store_u64(usize::from(at.index) * 16 + 8, word(first, at));
+        self.staged.clear();
         let slots = std::mem::take(&mut self.staged_slots);
-        self.desc.get().store_u16_release(usize::from(first.index) * 16 + 14, flags);
         fence(Ordering::SeqCst);
         let event = self.driver_event.get();
         match event.load_u16(2) {
@@ -282,8 +303,30 @@ impl PackedRing {
 
     /// Used descriptors that the driver does not see yet.
     pub(crate) fn staged(&self) -> Option<OpenBurst> {
-        let (first, _) = self.staged?;
-        Some(OpenBurst { begin: first.bits(), chains: 0, slots: self.staged_slots })
+        let mut begin = self.next_used;
+        begin.retreat(self.staged_slots, self.size);
+        let shown = self.staged.len() as u16;
+        (shown > 0).then_some(OpenBurst { begin: begin.bits(), chains: 0, shown, slots: self.staged_slots })
+    }
+
+    /// The place behind a burst.
+    pub(crate) fn behind(&self, open: &OpenBurst) -> Position {
+        let mut behind = Position::from_bits(open.begin);
+        behind.advance(open.slots, self.size);
+        behind
+    }
+
+    /// A predecessor was killed while it showed the driver a burst that began here: the tail of it is marked used, the
+    /// head, which now is complete as well, is not. Goes on behind it.
+    pub(crate) fn jump(&mut self, open: &OpenBurst) {
+        let behind = self.behind(open);
+        (self.next_avail, self.next_used) = (behind, behind);
+    }
+
+    /// Whether the next descriptor is marked used although the device has not come to it.
+    pub(crate) fn is_tail_of_burst(&self) -> bool {
+        let flags = self.desc.get().load_u16_acquire(usize::from(self.next_avail.index) * 16 + 14);
+        flags & (AVAIL | USED) == self.next_avail.used_flags()
     }
 
     pub(crate) fn disable_kicks(&mut self) {
@@ -296,6 +339,7 @@ impl PackedRing {
             event.store_u16(0, self.next_avail.bits());
             event.store_u16_release(2, EVENTS_DESC);
         } else {
+            event.store_u16(0, MARK);
             event.store_u16(2, EVENTS_ENABLE);
         }
         fence(Ordering::SeqCst);
@@ -304,8 +348,16 @@ impl PackedRing {
 }
 
 /// Where the ring really stands, if the front-end gives us the base it gave our predecessor although the ring has moved
-/// on since. `None` if that is not so: the driver has reset the ring.
-fn recover(desc: &GuestSlice<'_>, size: u16, base: Position, record: &Record) -> Option<Position> {
+/// on since. `None` if that is not so: the driver has reset the ring. Descriptors do not tell (those inside of chains
+/// keep the flags of any lap); but a device leaves its mark on its event suppression structure, which only a driver that
+/// starts anew sets to zero.
+fn recover(
+    desc: &GuestSlice<'_>,
+    event: &GuestSlice<'_>,
+    size: u16,
+    base: Position,
+    record: &Record,
+) -> Option<Position> {
     let at = |index: u16| desc.load_u16(usize::from(index) * 16 + 14) & (AVAIL | USED);
     let mut position = record.position;
     if let Some(open) = record.open {
@@ -319,10 +371,5 @@ fn recover(desc: &GuestSlice<'_>, size: u16, base: Position, record: &Record) ->
     if record.base != base || position == base || position.index >= size {
         return None;
     }
-    // The next descriptor to use was last used, or is now available: either way its USED bit is of the other lap. In a
-    // lap in which that bit is 0 a fresh ring looks the same, but then the ring's first descriptor has been used, or
-    // made available again after that, which sets its USED bit.
-    let telling = if position.wrap { 0 } else { position.index };
-    let plausible = (position.wrap && position.index == 0) || at(telling) & USED != 0;
-    plausible.then_some(position)
+    is_marked(event).then_some(position)
 }

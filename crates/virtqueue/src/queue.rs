@@ -1,6 +1,6 @@
 //! A queue of a port: its ring while there is one, the memory the ring's buffers lie in, whom to notify, what it counted.
 
-use crate::journal::{Journal, Record};
+use crate::journal::{Journal, OpenBurst};
 use crate::{Chain, Chains, QueueError, Ring};
 use lasthop_guestmem::GuestMemory;
 use lasthop_sys::EventFd;
@@ -86,8 +86,8 @@ pub struct Active {
     pub ahead: Ahead,
     base: u16,
     journal: Option<Arc<Journal>>,
-    /// A burst is noted in the journal.
-    open: bool,
+    /// Chains of the burst that is noted in the journal.
+    noted: u16,
 }
 
 /// Chains at the head of a ring that were taken before and put back, because one of them had to wait: bit `n` stands for
@@ -106,21 +106,18 @@ impl Active {
     #[inline]
     pub fn begin(&mut self, chains: &[Chain]) {
         if let Some(journal) = &self.journal {
-            journal.open(self.ring.open_burst(chains));
-            self.open = true;
+            let burst = self.ring.open_burst(chains);
+            self.noted = burst.chains;
+            journal.open(burst);
         }
     }
 
     /// Shows the driver all that was staged, as [`Ring::publish`], and closes what [`Active::begin`] opened.
     #[inline]
     pub fn complete(&mut self) -> bool {
-        let Some(journal) = &self.journal else { return self.ring.publish() };
-        if !std::mem::take(&mut self.open)
-            && let Some(staged) = self.ring.staged()
-        {
-            journal.open(staged);
-        }
+        self.note_staged();
         let call = self.ring.publish();
+        let Some(journal) = &self.journal else { return call };
         journal.close(self.base, self.ring.position() as u16);
         if self.ahead.dealt != 0 {
             let chains = 64 - self.ahead.dealt.leading_zeros() as u16;
@@ -129,26 +126,71 @@ impl Active {
         call
     }
 
-    /// Completes the chains of a burst that a killed predecessor may have delivered; returns how many.
-    fn skip(&mut self, record: &Record) -> usize {
-        let Some(open) = record.open else { return 0 };
-        if self.ring.position() as u16 != open.begin {
-            return 0;
+    /// Notes what is about to be shown, beside what [`Active::begin`] has noted.
+    #[inline]
+    pub(crate) fn note_staged(&mut self) {
+        if let Some(journal) = &self.journal
+            && let Some(staged) = self.ring.staged(std::mem::take(&mut self.noted))
+        {
+            journal.open(staged);
         }
+    }
+
+    /// Completes the chains of a burst that a killed predecessor may have delivered; returns how many.
+    fn skip(&mut self, open: &OpenBurst) -> usize {
+        let position = self.ring.position() as u16;
+        let mut left = if position == open.begin {
+            open.chains
+        } else if position == self.ring.behind(open) {
+            // Killed after it showed what it was to show and before it closed the note.
+            open.chains.saturating_sub(open.shown)
+        } else {
+            0
+        };
         let mut skipped = 0;
-        while skipped < usize::from(open.chains) {
+        while left > 0 {
             let mut chains = Chains::new();
-            let broken = self.ring.pop(&self.memory, &mut chains, usize::from(open.chains) - skipped).is_err();
-            for chain in &chains.list {
-                self.ring.stage_used(chain, 0);
-            }
+            let broken = self.ring.pop(&self.memory, &mut chains, usize::from(left)).is_err();
+            self.ring.stage_read(&chains.list);
+            left = left.saturating_sub(chains.list.len() as u16);
             skipped += chains.list.len();
-            if broken || chains.list.is_empty() {
+            if broken {
                 break;
+            }
+            if chains.list.is_empty() {
+                if skipped >= usize::from(open.shown) || !self.ring.finish_showing(open) {
+                    break;
+                }
+                left = open.chains.saturating_sub(open.shown);
             }
         }
         self.ring.publish();
         skipped
+    }
+
+    /// A ring that packets go to: if a predecessor was killed while it showed some of them, those that it had not come
+    /// to are given back empty (how much was written is not known) and the others stand.
+    fn give_back_unshown(&mut self, open: &OpenBurst) {
+        if self.ring.position() as u16 != open.begin {
+            return;
+        }
+        let memory = self.memory.clone();
+        let mut taken: Vec<Chain> = Vec::new();
+        while taken.len() < usize::from(open.shown) {
+            let mut chains = Chains::new();
+            let most = usize::from(open.shown) - taken.len();
+            let broken = self.ring.pop_writable(&memory, &mut chains, most).is_err();
+            taken.extend(&chains.list);
+            if broken || chains.list.is_empty() {
+                break;
+            }
+        }
+        if taken.len() < usize::from(open.shown) && self.ring.is_half_shown(open) {
+            self.ring.stage_read(&taken);
+            self.ring.finish_showing(open);
+        } else {
+            self.ring.unpop(&taken);
+        }
     }
 }
 
@@ -178,22 +220,17 @@ impl Queue {
         match Ring::new(setup, &memory, record.as_ref()) {
             Ok(ring) => {
                 let base = setup.base as u16;
-                let mut active = Active {
-                    ring,
-                    memory,
-                    features: setup.features,
-                    base,
-                    journal,
-                    open: false,
-                    ahead: Ahead::default(),
-                };
-                // Only rings that packets come from: a burst that was not published to a guest is simply lost.
-                if self.index % 2 == 1
-                    && let Some(record) = &record
-                {
-                    let skipped = active.skip(record) as u64;
-                    self.counters.packets.add(skipped);
-                    self.counters.drops.add(DropReason::Recovered, skipped);
+                let mut active =
+                    Active { ring, memory, features: setup.features, base, journal, noted: 0, ahead: Ahead::default() };
+                // A burst that was not published to a guest is simply lost.
+                match record.and_then(|record| record.open) {
+                    Some(open) if self.index % 2 == 1 => {
+                        let skipped = active.skip(&open) as u64;
+                        self.counters.packets.add(skipped);
+                        self.counters.drops.add(DropReason::Recovered, skipped);
+                    }
+                    Some(open) => active.give_back_unshown(&open),
+                    None => {}
                 }
                 active.ring.disable_kicks();
                 active.complete();
@@ -228,7 +265,7 @@ impl Queue {
             Ok(ring) => {
                 let (base, journal) = (active.base, active.journal.clone());
                 let (features, ahead) = (setup.features, active.ahead);
-                let active = Active { ring, memory, features, base, journal, open: false, ahead };
+                let active = Active { ring, memory, features, base, journal, noted: 0, ahead };
                 guard.inner.active = Some(active);
                 Ok(())
             }

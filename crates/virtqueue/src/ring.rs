@@ -52,21 +52,50 @@ impl Ring {
     #[inline]
     pub(crate) fn open_burst(&self, chains: &[Chain]) -> OpenBurst {
         let slots = chains.iter().fold(0u16, |n, c| n.wrapping_add(c.slots));
-        OpenBurst { begin: self.position() as u16, chains: chains.len() as u16, slots }
+        OpenBurst { begin: self.position() as u16, chains: chains.len() as u16, shown: 0, slots }
     }
 
     /// A note on chains that were put back although some of them have been delivered.
     pub(crate) fn open_ahead(&self, chains: u16) -> OpenBurst {
-        OpenBurst { begin: self.position() as u16, chains, slots: 0 }
+        OpenBurst { begin: self.position() as u16, chains, shown: 0, slots: 0 }
     }
 
-    /// What is staged, where a predecessor's successor could not tell by itself: in a packed ring.
+    /// What is staged and worth noting beside the `noted` chains of a burst: whatever a successor cannot tell from the
+    /// ring. A split ring's used index says what was shown.
     #[inline]
-    pub(crate) fn staged(&self) -> Option<OpenBurst> {
-        match &self.0 {
+    pub(crate) fn staged(&self, noted: u16) -> Option<OpenBurst> {
+        let staged = match &self.0 {
+            Layout::Split(r) if noted > 0 => r.staged(),
             Layout::Split(_) => None,
             Layout::Packed(r) => r.staged(),
+        }?;
+        Some(OpenBurst { chains: noted, ..staged })
+    }
+
+    /// Where a ring stands behind the chains of a burst that were being shown.
+    pub(crate) fn behind(&self, open: &OpenBurst) -> u16 {
+        match &self.0 {
+            Layout::Split(_) => open.begin.wrapping_add(open.shown),
+            Layout::Packed(r) => r.behind(open).bits(),
         }
+    }
+
+    /// If a predecessor was killed while it showed chains to the driver, and the next chain is one that it had come to:
+    /// shows those before, which are staged, and goes on behind them all.
+    pub(crate) fn finish_showing(&mut self, open: &OpenBurst) -> bool {
+        let half = self.is_half_shown(open);
+        if let Layout::Packed(r) = &mut self.0
+            && half
+        {
+            r.publish();
+            r.jump(open);
+        }
+        half
+    }
+
+    /// Whether the next chain is the first of those that a predecessor had marked used when it was killed.
+    pub(crate) fn is_half_shown(&self, open: &OpenBurst) -> bool {
+        matches!(&self.0, Layout::Packed(r) if open.shown > 0 && r.is_tail_of_burst())
     }
 
     /// Takes up to `most` chains that the device is to read. Chains before a broken one are still delivered: they are

@@ -1,6 +1,7 @@
 //! The split ring, device side (virtio 1.2 §2.7).
 
 use crate::chain::{ChainBuilder, Descriptor};
+use crate::journal::OpenBurst;
 use crate::queue::QueueSetup;
 use crate::ring::need_event;
 use crate::{Chain, Chains, DESC_INDIRECT, DESC_NEXT, QueueError};
@@ -160,6 +161,12 @@ impl SplitRing {
         } else {
             self.avail.get().load_u16(0) & AVAIL_NO_INTERRUPT == 0
         }
+    }
+
+    /// Used entries that the driver does not see yet.
+    pub(crate) fn staged(&self) -> Option<OpenBurst> {
+        let shown = self.next_used.wrapping_sub(self.published);
+        (shown > 0).then_some(OpenBurst { begin: self.published, chains: 0, shown, slots: shown })
     }
 
     /// Tells the driver not to kick. With EVENT_IDX the old `avail_event` stays behind, which says the same.
