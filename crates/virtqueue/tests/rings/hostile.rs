@@ -333,8 +333,11 @@ fn wrong_direction_goes_back() {
         rig.driver.add(&[(area(3), 5)], &[], 2).unwrap();
         rig.driver.publish();
         rig.device().ring().pop(&memory, &mut chains, 64).unwrap();
-        assert_eq!(chains.list.iter().map(|c| c.bad).collect::<Vec<_>>(), [true, true, false]);
-        assert!(chains.pieces(&chains.list[0]).is_empty() && chains.pieces(&chains.list[1]).is_empty());
+        // In a packed ring's table the mark for writing is overlooked where the device reads: DPDK's driver sets it.
+        let overlooked = kind.packed && kind.indirect;
+        assert_eq!(chains.list.iter().map(|c| c.bad).collect::<Vec<_>>(), [true, !overlooked, false], "{kind:?}");
+        assert!(chains.pieces(&chains.list[0]).is_empty());
+        assert!(overlooked || chains.pieces(&chains.list[1]).is_empty());
         rig.device().ring().unpop(&chains.list);
         // The other way round the first is right, the next two are wrong and the last is right again.
         rig.driver.add(&[], &[(area(4), 6)], 3).unwrap();
