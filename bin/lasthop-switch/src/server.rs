@@ -314,8 +314,11 @@ impl Server {
         match message {
             FromControl::PutFlow(flow) => match flow.spec() {
                 Some(spec) => {
-                    if let Err(error) = self.datapath.flows().insert(spec, self.datapath.now_ms()) {
-                        tracing::warn!("flow not installed: {error}");
+                    let port = spec.key.port();
+                    match self.forwarder.install(spec) {
+                        Ok(true) => self.workers.look(port),
+                        Ok(false) => {}
+                        Err(error) => tracing::warn!("flow not installed: {error}"),
                     }
                 }
                 None => tracing::error!("control sent a flow of another version"),

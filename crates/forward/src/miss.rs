@@ -2,7 +2,7 @@
 
 use crate::cursor::Cursor;
 use crate::packet::Packet;
-use lasthop_frame::{FlowKey, VnetHdr};
+use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
 use lasthop_guestmem::{GuestMemory, GuestSlice};
 use lasthop_types::MAX_FRAME_LEN;
 use std::collections::VecDeque;
@@ -171,6 +171,13 @@ impl Misses {
             slot.use_ = Use::Free;
         }
         std::mem::take(&mut slots.stalled)
+    }
+
+    /// The packet that has waited longest of those this flow is for.
+    pub(crate) fn oldest_for(&self, key: &FlowKey, mask: &FlowMask) -> Option<u32> {
+        let slots = self.lock();
+        let for_it = slots.all.iter().filter(|s| s.use_ == Use::Waiting && s.packet.key.masked(mask) == *key);
+        for_it.min_by_key(|s| (s.since_ms, s.id)).map(|s| s.id)
     }
 
     /// Some packet that has waited since before `ms`.

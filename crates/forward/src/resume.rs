@@ -2,11 +2,11 @@
 
 use crate::burst::{Forwarder, fail};
 use crate::deliver::{Target, Undelivered};
-use crate::miss::Left;
+use crate::miss::{Left, MISS_SLOTS};
 use crate::packet::Packet;
 use crate::port::Port;
-use lasthop_flow::Action;
-use lasthop_frame::{Depth, FlowKey};
+use lasthop_flow::{Action, FlowSpec, InsertError};
+use lasthop_frame::{Depth, FlowKey, FlowMask};
 use lasthop_guestmem::{GuestMemory, GuestSlice};
 use lasthop_types::{DropReason, PortCounters, PortId};
 use lasthop_virtqueue::QueueError;
@@ -31,6 +31,31 @@ impl Forwarder {
                 n => counters.replicated.add(n - 1),
             }
         })
+    }
+
+    /// Installs a flow. Packets of its port that wait for just this are sent on first, so that those which meet the flow
+    /// do not overtake them. True if a queue of the port had stalled and can be looked at again.
+    pub fn install(&mut self, flow: FlowSpec) -> Result<bool, InsertError> {
+        self.follow_ports();
+        let of_port = flow.mask.0.in_port == u32::MAX;
+        let port = self.ports.get(flow.key.port()).filter(|_| of_port).cloned();
+        let (key, mask, actions) = (flow.key, flow.mask, flow.actions.clone());
+        let mut goes_on = self.resume_all(port.as_deref(), &key, &mask, &actions);
+        let now_ms = self.datapath.now_ms();
+        self.datapath.flows().insert(flow, now_ms)?;
+        // And those that were on their way to wait meanwhile.
+        goes_on |= self.resume_all(port.as_deref(), &key, &mask, &actions);
+        Ok(goes_on)
+    }
+
+    fn resume_all(&mut self, port: Option<&Port>, key: &FlowKey, mask: &FlowMask, actions: &[Action]) -> bool {
+        let mut goes_on = false;
+        // No more than there are places: a guest could fill them as fast as we empty them.
+        for _ in 0..MISS_SLOTS {
+            let Some((port, id)) = port.and_then(|p| Some((p, p.misses.oldest_for(key, mask)?))) else { break };
+            goes_on |= self.resume(port, id, actions);
+        }
+        goes_on
     }
 
     /// Drops packets of `port` that have waited since before `before_ms`; how many. If there were any, the port's queues

@@ -176,6 +176,27 @@ fn a_miss_waits_for_control_and_then_goes_where_control_says() {
 }
 
 #[test]
+fn packets_that_wait_for_a_flow_go_before_those_that_meet_it() {
+    let (datapath, mut forwarder) = switch();
+    let mut a = Guest::new(&datapath, 1, NetConfig::default(), 0);
+    let mut b = Guest::new(&datapath, 2, NetConfig::default(), 0);
+    for n in 0..5u8 {
+        // The fourth is for somebody else.
+        a.send(VnetHdr::default(), &Frame::new(1, if n == 3 { 9 } else { 2 }).payload([n; 64]).build());
+    }
+    forwarder.run(&a.port, 1, 0);
+    let first = a.port.misses.tell().unwrap();
+    forwarder.install(to_station(2)).unwrap();
+    a.send(VnetHdr::default(), &Frame::new(1, 2).payload([5; 64]).build());
+    forwarder.run(&a.port, 1, 0);
+    let got: Vec<u8> = b.received().iter().map(|(_, f)| f[f.len() - 1]).collect();
+    assert_eq!(got, [0, 1, 2, 4, 5]);
+    forwarder.resume(&a.port, first.id, &[Action::Output(PortId(2))]);
+    assert_eq!(b.received(), [], "control's own answer comes too late");
+    assert_eq!(a.port.misses.tell().unwrap().key.eth_dst[5], 9);
+}
+
+#[test]
 fn a_flood_of_new_flows_fills_only_the_senders_own_ring() {
     let (datapath, mut forwarder) = switch();
     let mut a = Guest::new(&datapath, 1, NetConfig::default(), 0);
