@@ -3,14 +3,14 @@
 
 CARGO ?= cargo
 
-.PHONY: demo test quick bench fuzz setup build check clean
+.PHONY: demo test quick bench fuzz setup build programs check clean
 
 ## What it does, on the screen: two VMs, ping and TCP, then what the switch saw.
 demo: setup build
 	$(CARGO) run --release --quiet --package lasthop-tests-vm --bin demo
 
 ## Every test: style, walls, units, processes, virtual machines. Ends with a line "N passed, N failed".
-test: setup build check
+test: setup programs check
 	$(CARGO) xtask test
 
 ## What needs neither root nor virtual machines.
@@ -30,6 +30,10 @@ setup:
 
 build:
 	$(CARGO) build --release --bins
+
+# What the tests run: no demo, no benchmark.
+programs:
+	$(CARGO) build --release --package lasthop --package lasthop-switch --package lasthop-control
 
 check:
 	$(CARGO) fmt --all --check
