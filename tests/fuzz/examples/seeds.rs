@@ -26,6 +26,9 @@ fn main() -> std::io::Result<()> {
     ] {
         all.push((name, (0..count).map(|n| program(name, n, len, first)).collect()));
     }
+    if let Some((_, seeds)) = all.iter_mut().find(|(name, _)| *name == "walk") {
+        seeds.push(two_receivers());
+    }
     for (name, seeds) in all {
         let folder = root.join(name);
         std::fs::create_dir_all(&folder)?;
@@ -53,10 +56,33 @@ fn program(name: &str, n: u64, len: usize, first: Option<u8>) -> Vec<u8> {
     bytes
 }
 
+/// The walk: port 1 sends to port 2, which runs out of buffers, and to port 3, whose packets overtake.
+fn two_receivers() -> Vec<u8> {
+    const TO: [u8; 2] = [1 | 1 << 2, 1 | 2 << 2];
+    // Three guests with mergeable buffers, control that answers, a flow for each of two destinations.
+    let mut out = vec![8, 8, 8, 1, 13, 0, 1 | 2 << 2, TO[0], 13, 0, 1 | 3 << 2, TO[1]];
+    for n in 0..24u8 {
+        // UDP over IPv4 from station 1 to 2 or 3, a payload of 100 bytes and a few, nothing spoilt, one piece.
+        out.extend([0, 0, 3, 1 | (2 + n % 2) << 2, 0, 0, 100 + n, 0, 0, 0]);
+        if n % 4 == 3 {
+            out.extend([7, 0]);
+        }
+        if n % 6 == 5 {
+            // The second receiver looks after its buffers.
+            out.extend([11, 2, 19]);
+        }
+    }
+    // Time passes, the first receiver wakes up.
+    out.extend([17, 0, 3, 7, 0, 11, 1, 19, 7, 0]);
+    out
+}
+
 fn frame_key() -> Vec<Vec<u8>> {
     let v4 = || Frame::new(1, 2).ipv4([10, 0, 0, 1], [10, 0, 0, 2]);
     let v6 = || Frame::new(1, 2).ipv6([0xfd; 16], [0xfe; 16]);
     let mac = MacAddr([2, 0, 0, 0, 0, 7]);
+    let options = |options: &[u8]| v6().ttl(255).icmp(136, 0).payload([&[0; 20][..], options].concat()).build();
+    let link = |kind| [kind, 1, 2, 0, 0, 0, 0, 9];
     let llc = [Frame::new(1, 2).ether_type(60).build(), vec![0xaa, 0xaa, 3, 0, 0, 0, 0x88, 0xcc]].concat();
     let frames = [
         Frame::new(1, 2).build(),
@@ -74,6 +100,9 @@ fn frame_key() -> Vec<Vec<u8>> {
         neighbour_solicitation((mac, [0xfe; 16]), [0xfd; 16]),
         arp(1, (mac, [10, 0, 0, 1]), (MacAddr([2; 6]), [10, 0, 0, 2])),
         llc,
+        options(&[link(1), link(2)].concat()),
+        options(&[link(2), link(2)].concat()),
+        options(&[link(14), link(1), link(1)].concat()),
     ];
     frames.iter().map(|f| [&[1], &f[..]].concat()).collect()
 }

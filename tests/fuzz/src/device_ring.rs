@@ -64,10 +64,10 @@ struct Model {
     seen: u16,
     used: u16,
     published: u16,
-    /// Packed: next chain to take, next descriptor to use; first of those used but not shown, and its flags.
+    /// Packed: next chain to take, next descriptor to use; those used but not shown: place, id, length, flags.
     take: Place,
     give: Place,
-    staged: Option<(Place, u16)>,
+    staged: Vec<(Place, u16, u32, u16)>,
     /// Slots of the chains taken and not used.
     held_slots: u32,
     /// Where the driver that offers chains stands.
@@ -102,7 +102,8 @@ impl Model {
             self.next = self.u16(self.layout.device + 2);
             (self.seen, self.used, self.published) = (self.next, self.next, self.next);
         }
-        (self.staged, self.held_slots) = (None, 0);
+        self.staged.clear();
+        self.held_slots = 0;
         self.kicks(false);
     }
 
@@ -114,7 +115,11 @@ impl Model {
             (false, true, true) => self.put(device + 4 + 8 * size, &self.next.to_le_bytes()),
             (false, true, false) => {}
             (true, _, false) => self.put(device + 2, &1u16.to_le_bytes()),
-            (true, false, true) => self.put(device + 2, &0u16.to_le_bytes()),
+            (true, false, true) => {
+                // Not looked at by the driver; says that the ring has had a device.
+                self.put(device, &0x7fffu16.to_le_bytes());
+                self.put(device + 2, &0u16.to_le_bytes());
+            }
             (true, true, true) => {
                 self.put(device, &self.take.bits().to_le_bytes());
                 self.put(device + 2, &2u16.to_le_bytes());
@@ -227,6 +232,8 @@ impl Model {
                     if f & DESC_INDIRECT != 0 {
                         return Err(Broken);
                     }
+                    // In these tables the direction is overlooked where nothing is written.
+                    let f = if writes { f } else { f & !DESC_WRITE };
                     chain.add(a, l, f, writes, room)?;
                 }
                 return Ok(chain.finished());
@@ -254,14 +261,8 @@ impl Model {
 
     fn stage(&mut self, chain: &Walked, len: u32) {
         if self.layout.packed {
-            let at = self.layout.desc + 16 * u64::from(self.give.0);
             let flags = if self.give.1 { AVAIL | USED } else { 0 } | if len > 0 { DESC_WRITE } else { 0 };
-            self.put(at + 8, &len.to_le_bytes());
-            self.put(at + 12, &chain.id.to_le_bytes());
-            match self.staged {
-                None => self.staged = Some((self.give, flags)),
-                Some(_) => self.put(at + 14, &flags.to_le_bytes()),
-            }
+            self.staged.push((self.give, chain.id, len, flags));
             self.give = self.give.forth(chain.slots, self.layout.size.into());
         } else {
             let slot = u64::from(self.used) % u64::from(self.layout.size);
@@ -273,8 +274,11 @@ impl Model {
     }
 
     fn publish(&mut self) {
-        if let Some((Place(index, _), flags)) = self.staged.take() {
-            self.put(self.layout.desc + 16 * u64::from(index) + 14, &flags.to_le_bytes());
+        for (Place(index, _), id, len, flags) in std::mem::take(&mut self.staged).into_iter().rev() {
+            let at = self.layout.desc + 16 * u64::from(index);
+            self.put(at + 8, &len.to_le_bytes());
+            self.put(at + 12, &id.to_le_bytes());
+            self.put(at + 14, &flags.to_le_bytes());
         }
         if !self.layout.packed && self.used != self.published {
             self.put(self.layout.device + 2, &self.used.to_le_bytes());
@@ -326,7 +330,12 @@ impl Walked {
 fn run(data: &[u8], packed: bool) {
     let mut input = Input::new(data);
     let (size, bits) = (input.u8(), input.u8());
-    let size = if packed { u16::from(size % 64) + 1 } else { 1 << (size % 7) };
+    // Small ones wrap often.
+    let size = match packed {
+        false => 1 << (size % 7),
+        true if size & 0x80 != 0 => u16::from(size % 64) + 1,
+        true => u16::from(size % 8) + 1,
+    };
     let mut layout = RingLayout::contiguous(0, size, packed);
     layout.event_idx = bits & 1 != 0;
     layout.indirect = (bits & 2 != 0).then_some(IndirectTables { addr: BUFFERS, entries: 8 });
@@ -344,7 +353,7 @@ fn run(data: &[u8], packed: bool) {
         published: 0,
         take: nowhere,
         give: nowhere,
-        staged: None,
+        staged: Vec::new(),
         held_slots: 0,
         driver: Place(u32::from(base & 0x7fff), base & 0x8000 != 0),
         driver_head: 0,

@@ -116,7 +116,10 @@ fn ring(bits: u8, input: &mut Input<'_>) {
             }
             12 | 13 => {
                 // A used entry, near the place where one is looked for.
-                let (slot, id, len) = (u64::from(input.u8()) % u64::from(size), input.u8(), input.u8());
+                let (slot, id, len) = (u64::from(input.u8()) % u64::from(size), input.u8(), u32::from(input.u8()));
+                // Often just about as long as some buffer is.
+                let some = given.get(len as usize >> 2 & 3).map_or(0, |g| g.room);
+                let len = if len & 0x80 != 0 { some + (len & 3) } else { len };
                 if packed {
                     let flags = u16::from(id >> 7) << 7 | u16::from(id >> 6 & 1) << 15 | DESC_WRITE;
                     let word = u64::from(len) | u64::from(id & 63) << 32 | u64::from(flags) << 48;

@@ -10,10 +10,12 @@ use lasthop_forward::{Datapath, Forwarder, Port};
 use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
 use lasthop_types::PortId;
 use lasthop_virtqueue::driver::{NetConfig, NetDriver, Piece, RingLayout};
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 const PORTS: usize = 3;
+/// Entries of every ring.
+const SIZE: u16 = 8;
 /// Operations in one input.
 const MAX_OPS: usize = 120;
 /// Bytes of a send buffer: the longest frame, more than it, and a header.
@@ -39,8 +41,10 @@ struct World {
     forwarder: Forwarder,
     guests: Vec<Guest>,
     now_ms: u64,
-    /// Frames that asked for nothing.
-    plain: HashSet<Vec<u8>>,
+    /// Frames that asked for nothing, how often each was sent, and how often it came to each port.
+    plain: HashMap<Vec<u8>, (u32, [u32; PORTS])>,
+    /// A ring that packets come from was started anew in the middle: what waited in it may come twice.
+    restarted: bool,
     /// Some frame asked for something.
     offloads: bool,
 }
@@ -50,7 +54,8 @@ pub(crate) fn run(data: &[u8]) {
     let datapath = Arc::new(Datapath::new(20).expect("an eventfd"));
     let forwarder = Forwarder::new(datapath.clone());
     let guests = (0..PORTS).map(|n| Guest::new(&datapath, n, input.u8())).collect();
-    let mut world = World { datapath, forwarder, guests, now_ms: 1000, plain: HashSet::new(), offloads: false };
+    let mut world =
+        World { datapath, forwarder, guests, now_ms: 1000, plain: HashMap::new(), restarted: false, offloads: false };
     let setup = input.u8();
     world.datapath.set_control_answers(setup & 1 != 0);
     for from in 0..PORTS as u32 {
@@ -71,7 +76,7 @@ pub(crate) fn run(data: &[u8]) {
 impl Guest {
     fn new(datapath: &Datapath, n: usize, bits: u8) -> Self {
         let config = NetConfig {
-            size: 16,
+            size: SIZE,
             packed: bits & 1 != 0,
             event_idx: bits & 2 != 0,
             indirect: bits & 4 != 0,
@@ -84,8 +89,15 @@ impl Guest {
         let driver = NetDriver::new(config).expect("a driver");
         let features = config.features() | OFFLOADS[usize::from(bits >> 6)];
         let port = Arc::new(Port::new(PortId(n as u32 + 1), format!("p{n}")));
-        let guest =
-            Self { driver, port, features, spare: (0..16).collect(), hostile: false, breaks: false, received: 0 };
+        let guest = Self {
+            driver,
+            port,
+            features,
+            spare: (0..SIZE.into()).collect(),
+            hostile: false,
+            breaks: false,
+            received: 0,
+        };
         for queue in 0..2 {
             let base = guest.driver.queues()[queue].ring.base();
             // Receive buffers were shown when the driver was made.
@@ -178,8 +190,9 @@ impl Guest {
 }
 
 impl World {
+    /// `mask`: whether the destination and its port count, and which destination.
     fn flow(&mut self, from: u32, mask: u8, to: u8) {
-        let key = FlowKey { in_port: from, eth_dst: [2, 0, 0, 0, 0, to & 3], l4_dst: 6, ..FlowKey::default() };
+        let key = FlowKey { in_port: from, eth_dst: [2, 0, 0, 0, 0, mask >> 2 & 3], l4_dst: 6, ..FlowKey::default() };
         let mask = FlowMask(FlowKey {
             in_port: u32::MAX,
             eth_dst: [if mask & 1 != 0 { 0xff } else { 0 }; 6],
@@ -201,11 +214,11 @@ impl World {
                 guest.collect();
                 let fair = guest.send(&vnet, &frame, input);
                 self.offloads |= vnet.flags != 0 || vnet.gso_type != 0 || !fair;
-                self.plain.insert(frame);
+                self.plain.entry(frame).or_default().0 += 1;
             }
             7..=10 => {
                 let outcome = self.forwarder.run(&port, 1, self.now_ms);
-                assert!(outcome.packets <= 16);
+                assert!(outcome.packets <= SIZE.into());
             }
             11 | 12 => {
                 for _ in 0..1 + input.below(20) {
@@ -214,8 +227,8 @@ impl World {
                 }
             }
             13 => {
-                let bits = input.u8();
-                self.flow(n as u32 + 1, bits, bits >> 2);
+                let (mask, to) = (input.u8(), input.u8());
+                self.flow(n as u32 + 1, mask, to);
             }
             14 => {
                 self.datapath.flows().remove_if(|f| f.key.in_port == port.id.0);
@@ -244,6 +257,7 @@ impl World {
                     0 => port.queues[queue].set_enabled(false),
                     1 => port.queues[queue].set_enabled(true),
                     _ => {
+                        self.restarted |= queue == 1;
                         let stood = port.queues[queue].stop();
                         if let Some(base) = stood {
                             guest.start(queue, base);
@@ -266,13 +280,13 @@ impl World {
                 let (_, frame) = frames::frame(input);
                 if frame.len() <= 4096 {
                     self.forwarder.inject(&port, &frame, self.now_ms);
-                    self.plain.insert(frame);
+                    self.plain.entry(frame).or_default().0 += 1;
                 }
             }
             22 => {
                 guest.hostile = true;
                 let queue = &guest.driver.queues()[1];
-                let at = queue.layout.desc + u64::from(input.u16()) % RingLayout::bytes(16, queue.layout.packed);
+                let at = queue.layout.desc + u64::from(input.u16()) % RingLayout::bytes(SIZE, queue.layout.packed);
                 let len = 1 + input.below(16);
                 guest.driver.memory().slice(at, len).expect("the ring").write(0, input.bytes(len));
                 self.offloads = true;
@@ -293,7 +307,12 @@ impl World {
         if !guest.driver.config().mergeable {
             assert_eq!(vnet.num_buffers, 1);
         }
-        assert!(self.offloads || self.plain.contains(frame), "{} bytes nobody sent", frame.len());
+        if self.offloads {
+            return;
+        }
+        let (sent, came) = self.plain.get_mut(frame).expect("a frame that somebody sent");
+        came[n] += 1;
+        assert!(came[n] <= *sent || self.restarted, "sent {sent} times, came {} times", came[n]);
     }
 
     /// `from_guest.packets + replicated = to_guest.packets + drops + waiting`.
@@ -337,7 +356,11 @@ impl World {
         for guest in &mut self.guests {
             guest.collect();
             let to = guest.port.totals().1;
-            assert!(guest.hostile || guest.breaks || guest.spare.len() == 16, "chains kept: {:?}", guest.spare);
+            assert!(
+                guest.hostile || guest.breaks || guest.spare.len() == usize::from(SIZE),
+                "chains kept: {:?}",
+                guest.spare
+            );
             assert!(guest.port.queues[0].status().error.is_none(), "the receiving ring was as it should be");
             assert!(to.segments != 0 || guest.received == to.packets, "{} of {}", guest.received, to.packets);
             assert!(guest.port.misses.is_empty());
@@ -346,7 +369,10 @@ impl World {
     }
 }
 
-/// Up to three outputs, one of them perhaps to a port that there is not.
+/// Up to three outputs to different ports, one of them perhaps to a port that there is not.
 fn outputs(bits: u8) -> Vec<Action> {
-    (0..bits & 3).map(|i| Action::Output(PortId(u32::from(bits >> (2 + 2 * i) & 3) + 1))).collect()
+    let mut ports: Vec<_> = (0..bits & 3).map(|i| PortId(u32::from(bits >> (2 + 2 * i) & 3) + 1)).collect();
+    ports.sort();
+    ports.dedup();
+    ports.into_iter().map(Action::Output).collect()
 }
