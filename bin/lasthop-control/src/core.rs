@@ -151,9 +151,6 @@ impl Core {
 
     fn carry_out(&mut self, out: Effects, now_ms: u64) {
         if self.attached {
-            for r in out.resumes {
-                self.commands.push(Command::Switch(FromControl::Resume { id: r.id, actions: r.actions }));
-            }
             for change in out.changes {
                 let message = match change {
                     Change::Put(spec) => {
@@ -166,6 +163,9 @@ impl Core {
                     }
                 };
                 self.commands.push(Command::Switch(message));
+            }
+            for r in out.resumes {
+                self.commands.push(Command::Switch(FromControl::Resume { id: r.id, actions: r.actions }));
             }
         }
         let interval = if self.policy.flow_count() > MANY_FLOWS { POLL_MANY_MS } else { POLL_MS };

@@ -65,15 +65,15 @@ fn answers_misses_and_keeps_flows_over_restarts() {
     fake.attach();
     fake.serve_until(|f| f.ready && f.heard == ["ask"]);
     assert!(!fake.packet(&frame(1, 2), 1));
-    fake.serve_until(|f| f.flows.len() == 1);
+    fake.serve_until(|f| f.flows.len() == 1 && f.resumed.len() == 1);
     assert_eq!(fake.resumed, [(1, to(&[2, 3]))]);
-    // Two packets of one flow in one go: both are answered before the flow is there to overtake them.
+    // Two packets of one flow in one go: both are answered, and only after the flows know what they have taught.
     fake.heard.clear();
     fake.packet(&frame(2, 1), 2);
     fake.packet(&frame(2, 1), 2);
     fake.serve_until(|f| f.resumed.len() == 3 && f.flows.len() == 2);
     assert_eq!(fake.resumed[1..], [(2, to(&[1])), (3, to(&[1]))]);
-    assert_eq!(fake.heard[0], "resume");
+    assert_ne!(fake.heard[0], "resume");
     assert!(fake.packet(&frame(1, 2), 1), "meets a flow");
     let flow = fake.flows.iter().find(|(f, _)| f.key.in_port == 1).unwrap();
     assert_eq!(flow.0.actions, to(&[2]), "no flood any more");

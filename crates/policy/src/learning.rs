@@ -48,8 +48,9 @@ pub enum Change {
     Del(FlowKey, FlowMask),
 }
 
-/// What must be sent to the switch. Send `resumes` first, then `changes` in order: a packet that arrives meanwhile
-/// still misses and queues up behind those that wait, instead of overtaking them through a flow already installed.
+/// What must be sent to the switch. Send `changes` first, in order, then `resumes`: what a packet has taught must be known
+/// before the packet is delivered, or the answer to it goes the old way. (The switch sends packets that wait for a flow on
+/// their way before it installs the flow, so none is overtaken.)
 #[derive(Debug, Default)]
 pub struct Effects {
     /// Answers to misses, in the order the misses came.
