@@ -3,7 +3,7 @@
 use crate::datapath::Datapath;
 use crate::deliver::{Target, Undelivered};
 use crate::packet::Packet;
-use crate::plan::{Group, Plan};
+use crate::plan::{Group, Plan, bit, members};
 use crate::port::{Port, PortTable, header_len};
 use crate::run::{Run, Verdict};
 use lasthop_flow::{Action, ExactCache};
@@ -103,7 +103,7 @@ impl Forwarder {
         let seen = self.judge(&burst, header_len(active.features));
         self.deliver(&burst);
         let taken = (self.plan.dealt.trailing_ones() as usize).min(seen);
-        self.count(&burst, header_len(active.features));
+        self.count(&burst);
 
         let (done, rest) = chains.list.split_at(taken.min(chains.list.len()));
         active.ring.unpop(rest);
@@ -123,38 +123,34 @@ impl Forwarder {
     /// Decides about each packet and plans deliveries; returns how many were looked at (the rest must wait).
     fn judge(&mut self, burst: &Burst<'_, '_>, header_len: usize) -> usize {
         let &Burst { port, queue, chains, ahead, now_ms } = burst;
-        let depth = self.datapath.flows().depth();
-        for piece in chains.all_pieces() {
-            piece.prefetch();
-        }
+        let datapath = self.datapath.clone();
+        let mut run = Run::new(datapath.flows(), now_ms);
         self.plan.begin(ahead.dealt);
-        let mut run = Run::default();
         let mut seen = 0;
         for (i, chain) in chains.list.iter().enumerate() {
             let Some(packet) = self.packets.get_mut(i) else { break };
-            if self.plan.is_dealt(i) {
+            if ahead.dealt & bit(i) != 0 {
                 seen += 1;
                 continue;
             }
-            let read = if chain.bad {
-                Err(DropReason::BadChain)
-            } else {
-                packet.read(chains.pieces(chain), chain.len as usize, header_len, port.id, depth)
-            };
-            let first_look = ahead.tried & 1 << (i & 63) == 0;
+            let read = packet.read(chains, chain, header_len, port.id, run.depth);
             let verdict = match read {
                 Err(reason) => Verdict::Drop(reason),
-                Ok(()) => run.verdict(self.datapath.flows(), &mut self.cache, packet, depth, now_ms, first_look),
+                Ok(()) if run.repeats(packet) && self.plan.repeat(i) => Verdict::Planned,
+                Ok(()) => run.verdict(&mut self.cache, packet, chains.pieces(chain)),
             };
+            if read.is_ok() && ahead.tried & bit(i) == 0 {
+                run.count(packet);
+            }
             match verdict {
-                // What was the same as the last goes where the last went.
-                Verdict::To(_) if run.repeats && self.plan.repeat(i) => {}
+                Verdict::Planned => {}
                 Verdict::To(to) => self.output(burst, i, to, true),
                 Verdict::Many(flow) => self.output_all(burst, i, &flow.actions),
                 Verdict::Drop(reason) => self.drop(burst, i, reason),
                 Verdict::Miss => {
-                    packet.classify(Depth::Full);
-                    if port.misses.park(packet, chains.pieces(chain), queue.index(), now_ms) {
+                    let pieces = chains.pieces(chain);
+                    packet.classify(pieces, Depth::Full);
+                    if port.misses.park(packet, pieces, queue.index(), now_ms) {
                         queue.counters.missed.add(1);
                         self.datapath.note_missed();
                         self.plan.set_dealt(i);
@@ -167,7 +163,7 @@ impl Forwarder {
             }
             seen += 1;
         }
-        run.end(now_ms);
+        run.end();
         seen
     }
 
@@ -186,7 +182,10 @@ impl Forwarder {
         let Some(port) = self.ports.get(to) else { return self.drop(burst, packet, DropReason::NoPort) };
         // Connections between the same stations share a flow but not a queue, so the next packet has to be asked for anew.
         let multi_queue = port.is_multi_queue();
-        let hash = if multi_queue { self.packets.get(packet).map_or(0, Packet::steering_hash) } else { 0 };
+        let hash = match (self.packets.get_mut(packet), burst.chains.list.get(packet)) {
+            (Some(p), Some(chain)) if multi_queue => p.steering_hash(burst.chains.pieces(chain)),
+            _ => 0,
+        };
         let queue = port.queue_to_guest(hash).map_or(0, Queue::index);
         if may_wait && self.plan.is_held(to, queue) {
             return;
@@ -223,12 +222,8 @@ impl Forwarder {
             let (call, error) = match guard.active() {
                 Some(active) => fill(&mut self.plan, &self.packets, &group, active, port.mtu(), queue, burst),
                 None => {
-                    let mut next = self.plan.first(&group);
-                    while let Some(node) = next {
-                        queue.counters.drops.add(DropReason::PortDown, 1);
-                        self.plan.set_dealt(usize::from(node.packet));
-                        next = self.plan.after(&node);
-                    }
+                    queue.counters.drops.add(DropReason::PortDown, u64::from(group.packets.count_ones()));
+                    self.plan.dealt |= group.packets;
                     (false, None)
                 }
             };
@@ -243,15 +238,12 @@ impl Forwarder {
     }
 
     /// Counts the packets that were dealt with in this burst and not before.
-    fn count(&self, burst: &Burst<'_, '_>, header_len: usize) {
-        let mut new = self.plan.dealt & !burst.ahead.dealt;
+    fn count(&self, burst: &Burst<'_, '_>) {
+        let new = self.plan.dealt & !burst.ahead.dealt;
+        // All that were looked at have their length noted.
+        let packets = self.packets.iter().enumerate().take(64 - new.leading_zeros() as usize);
+        let bytes = packets.map(|(i, packet)| packet.frame_len as u64 * (new >> (i & 63) & 1)).sum();
         burst.queue.counters.packets.add(u64::from(new.count_ones()));
-        let mut bytes = 0;
-        while new != 0 {
-            let chain = burst.chains.list.get(new.trailing_zeros() as usize);
-            bytes += chain.map_or(0, |c| u64::from(c.len).saturating_sub(header_len as u64));
-            new &= new - 1;
-        }
         burst.queue.counters.bytes.add(bytes);
     }
 
@@ -325,26 +317,26 @@ fn fill(
     burst: &Burst<'_, '_>,
 ) -> (bool, Option<QueueError>) {
     let memory = active.memory.clone();
-    let mut target = Target::new(active, &memory, mtu, &queue.counters, plan.len(group));
+    let mut target = Target::new(active, &memory, mtu, &queue.counters, group.packets.count_ones() as usize);
     let mut error = None;
-    let mut next = plan.first(group);
-    while let Some(node) = next {
-        next = plan.after(&node);
-        let i = usize::from(node.packet);
-        if node.may_wait && plan.is_held(group.port, group.queue) {
+    let mut held = plan.is_held(group.port, group.queue);
+    for i in members(group.packets) {
+        if held && plan.may_wait(i) {
             continue;
         }
         let (Some(packet), Some(chain)) = (packets.get(i), burst.chains.list.get(i)) else { continue };
         let result = match error {
+            None if target.deliver_at_once(packet, burst.chains.single(chain)) => Ok(()),
             None => target.deliver(packet, burst.chains.pieces(chain)),
             Some(_) => Err(Undelivered::Drop(DropReason::ReceiverBroken)),
         };
         match result {
             Ok(()) => {}
             Err(Undelivered::Drop(DropReason::NoBuffers))
-                if node.may_wait && may_hold(queue, burst, target.delivered() > 0) =>
+                if plan.may_wait(i) && may_hold(queue, burst, target.delivered() > 0) =>
             {
-                if plan.hold(group.port, group.queue) {
+                held = plan.hold(group.port, group.queue);
+                if held {
                     continue;
                 }
                 target.count_drop(DropReason::NoBuffers);
@@ -357,7 +349,7 @@ fn fill(
         }
         plan.set_dealt(i);
     }
-    if target.delivered() > 0 && !plan.is_held(group.port, group.queue) {
+    if target.delivered() > 0 && !held {
         queue.starved_since.store(0, Relaxed);
     }
     let call = target.publish();

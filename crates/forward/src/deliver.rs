@@ -33,6 +33,8 @@ pub(crate) struct Target<'a> {
     /// Frames still to come.
     ahead: usize,
     receiver: lasthop_frame::Receiver,
+    /// Frames up to this length are within the receiver's MTU whatever their link layer.
+    any_frame: usize,
     header_len: usize,
     join: bool,
     counters: &'a PortCounters,
@@ -56,6 +58,7 @@ impl<'a> Target<'a> {
             room: Room::new(),
             ahead,
             receiver: receiver(features, mtu),
+            any_frame: if mtu == 0 { usize::MAX } else { usize::from(mtu) + 14 },
             header_len: header_len(features),
             join: features & feature::MRG_RXBUF != 0,
             counters,
@@ -64,18 +67,45 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Delivers one packet. The driver sees it when the ring is published.
+    /// What most deliveries are: a frame that asks for nothing and is not among the shortest, from one piece of memory to
+    /// a buffer at hand that is one. As [`Target::deliver`]; false, and nothing has happened, if it is not that.
     #[inline]
+    pub(crate) fn deliver_at_once(&mut self, packet: &Packet, from: Option<GuestSlice<'_>>) -> bool {
+        const VNET: [u8; VnetHdr::LEN] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+        let len = VnetHdr::LEN + packet.frame_len;
+        let (Some(from), Some(header)) = (from, packet.usual_header()) else { return false };
+        if packet.offload != Offload::None || packet.frame_len > self.any_frame || self.header_len != VnetHdr::LEN {
+            return false;
+        }
+        let Some((to, chain)) = self.room.next_single(len) else { return false };
+        // Two writes and not one: gathering both in private memory first would stall on the fresh stores.
+        to.write_array(0, &VNET);
+        to.write_array(VnetHdr::LEN, header);
+        let at = VnetHdr::LEN + header.len();
+        if len > at {
+            from.part(at, len - at).copy_to(&to.part(at, len - at));
+        }
+        self.active.ring.stage_used(chain, len as u32);
+        self.count(packet);
+        true
+    }
+
+    /// Delivers one packet. The driver sees it when the ring is published.
     pub(crate) fn deliver(&mut self, packet: &Packet, pieces: &[GuestSlice<'_>]) -> Result<(), Undelivered> {
-        if packet.offload == Offload::None && self.receiver.mtu == 0 {
+        if packet.offload == Offload::None && packet.frame_len <= self.any_frame {
             self.as_is(&VnetHdr::default(), packet, pieces)?;
         } else {
             self.offloaded(packet, pieces)?;
         }
+        self.count(packet);
+        Ok(())
+    }
+
+    #[inline]
+    fn count(&mut self, packet: &Packet) {
         self.ahead = self.ahead.saturating_sub(1);
         self.packets += 1;
         self.bytes += packet.frame_len as u64;
-        Ok(())
     }
 
     #[inline(never)]
@@ -87,38 +117,13 @@ impl<'a> Target<'a> {
         }
     }
 
-    #[inline]
     fn as_is(&mut self, vnet: &VnetHdr, packet: &Packet, pieces: &[GuestSlice<'_>]) -> Result<(), Undelivered> {
         self.reserve(packet.frame_len)?;
         let (header, payload_len) = (packet.header(), packet.payload_len());
-        let Some(to) = self.room.single() else {
-            let mut to = self.head(vnet);
-            to.write(header);
-            to.copy_from(&mut packet.payload(pieces, header.len()), payload_len);
-            self.stage(packet.frame_len);
-            return Ok(());
-        };
-        // Two writes and not one: gathering both in private memory first would stall on the fresh stores.
-        let vnet = VnetHdr { num_buffers: 1, ..*vnet }.to_bytes();
-        match self.header_len {
-            VnetHdr::LEN => to.write(0, &vnet),
-            n => to.write(0, vnet.get(..n).unwrap_or(&vnet)),
-        };
-        let at = self.header_len + header.len();
-        to.write(self.header_len, header);
-        match pieces {
-            _ if payload_len == 0 => {}
-            [from] => {
-                from.part(packet.header_len + header.len(), payload_len).copy_to(&to.part(at, payload_len));
-            }
-            _ => {
-                let to = [to.part(at, payload_len)];
-                Cursor::new(&to).copy_from(&mut packet.payload(pieces, header.len()), payload_len);
-            }
-        }
-        if let [chain] = self.room.chains() {
-            self.active.ring.stage_used(chain, (self.header_len + packet.frame_len) as u32);
-        }
+        let mut to = self.head(vnet);
+        to.write(header);
+        to.copy_from(&mut packet.payload(pieces, header.len()), payload_len);
+        self.stage(packet.frame_len);
         Ok(())
     }
 

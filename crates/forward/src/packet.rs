@@ -5,22 +5,28 @@ use lasthop_flow::hash_key;
 use lasthop_frame::{Depth, FlowKey, Offload, SNAPSHOT_LEN, VnetHdr, extract};
 use lasthop_guestmem::GuestSlice;
 use lasthop_types::{DropReason, MAX_FRAME_LEN, PortId};
+use lasthop_virtqueue::{Chain, Chains};
 
 /// Shortest frame that is looked at: an Ethernet header.
 const MIN_FRAME_LEN: usize = 14;
+/// As much of a frame as is read while flows look at its link layer alone.
+const LINK_LEN: usize = 64;
 
 /// Private copy of everything that was judged about one packet. Its payload stays where it is, in `pieces` that travel
 /// beside it.
 #[derive(Clone, Debug)]
+#[repr(C, align(64))]
 pub(crate) struct Packet {
-    /// The virtio-net header, then the first bytes of the frame: as they come in, so that one copy reads both.
-    head: [u8; VnetHdr::LEN + SNAPSHOT_LEN],
+    /// The first bytes of the frame.
+    snapshot: [u8; SNAPSHOT_LEN],
     /// How many bytes of the frame there are.
     pub(crate) snapshot_len: usize,
     /// Bytes in the whole frame.
     pub(crate) frame_len: usize,
     /// Bytes in front of the frame in its pieces: the virtio-net header.
     pub(crate) header_len: usize,
+    /// Where it came from.
+    pub(crate) port: PortId,
     /// What the sender leaves to be done, checked.
     pub(crate) offload: Offload,
     /// What it is; filled in to the depth asked for.
@@ -32,10 +38,11 @@ pub(crate) struct Packet {
 impl Default for Packet {
     fn default() -> Self {
         Self {
-            head: [0; VnetHdr::LEN + SNAPSHOT_LEN],
+            snapshot: [0; SNAPSHOT_LEN],
             snapshot_len: 0,
             frame_len: 0,
             header_len: 0,
+            port: PortId(0),
             offload: Offload::default(),
             key: FlowKey::default(),
             hash: 0,
@@ -44,65 +51,101 @@ impl Default for Packet {
 }
 
 impl Packet {
-    /// Takes the snapshot and judges it: header, offload request, key (not its hash). `header_len` is at most [`VnetHdr::LEN`].
+    /// Takes the snapshot, as long as judging to `depth` needs it, and judges the offload request. `header_len` is at most
+    /// [`VnetHdr::LEN`]. Its bytes are all in `chain`.
     #[inline]
     pub(crate) fn read(
         &mut self,
-        pieces: &[GuestSlice<'_>],
-        chain_len: usize,
+        chains: &Chains<'_>,
+        chain: &Chain,
         header_len: usize,
-        in_port: PortId,
+        port: PortId,
         depth: Depth,
     ) -> Result<(), DropReason> {
-        let frame_len = chain_len.saturating_sub(header_len);
-        if frame_len < MIN_FRAME_LEN {
+        self.frame_len = (chain.len as usize).saturating_sub(header_len);
+        (self.header_len, self.port, self.offload) = (header_len, port, Offload::None);
+        // Most often nothing is asked for, and all is in one piece.
+        if let (Some(piece), VnetHdr::LEN, Depth::L2) = (chains.single(chain), header_len, depth)
+            && let Some(link) = piece.read_array::<LINK_LEN>(VnetHdr::LEN)
+            && self.frame_len <= MAX_FRAME_LEN
+            && let Some([0, 0, ..]) = piece.read_array::<{ VnetHdr::LEN }>(0)
+        {
+            if let Some(snapshot) = self.snapshot.first_chunk_mut() {
+                *snapshot = link;
+            }
+            self.snapshot_len = LINK_LEN;
+            return Ok(());
+        }
+        if chain.bad {
+            return Err(DropReason::BadChain);
+        }
+        self.read_all(chains.pieces(chain))
+    }
+
+    /// As [`Packet::read`] for a whole frame that lies in `piece`, without a virtio-net header.
+    pub(crate) fn read_frame(&mut self, piece: &GuestSlice<'_>, port: PortId) -> Result<(), DropReason> {
+        (self.frame_len, self.header_len, self.port, self.offload) = (piece.len(), 0, port, Offload::None);
+        self.read_all(std::slice::from_ref(piece))
+    }
+
+    /// The rest of [`Packet::read`]: as long a snapshot as there may be.
+    fn read_all(&mut self, pieces: &[GuestSlice<'_>]) -> Result<(), DropReason> {
+        if self.frame_len < MIN_FRAME_LEN {
             return Err(DropReason::TooShort);
         }
-        if frame_len > MAX_FRAME_LEN {
+        if self.frame_len > MAX_FRAME_LEN {
             return Err(DropReason::TooLong);
         }
-        self.snapshot_len = frame_len.min(SNAPSHOT_LEN);
-        self.frame_len = frame_len;
-        self.header_len = header_len;
-        let end = VnetHdr::LEN + self.snapshot_len;
-        let Some(out) = self.head.get_mut(VnetHdr::LEN.saturating_sub(header_len)..end) else {
-            return Err(DropReason::TooLong);
-        };
-        match pieces {
-            // Most often all that is judged lies in the first piece.
-            [first, ..] if first.len() >= out.len() => first.read(0, out),
-            _ => Cursor::new(pieces).read(out),
-        };
-        self.offload = match header_len {
-            VnetHdr::LEN if self.head[0] | self.head[1] == 0 => Offload::None,
-            0 => Offload::None,
-            _ => self.requested()?,
-        };
-        self.key.in_port = in_port.0;
-        self.extract(depth);
+        self.snapshot_len = self.frame_len.min(SNAPSHOT_LEN);
+        let mut from = Cursor::new(pieces);
+        let mut vnet = [0; VnetHdr::LEN];
+        from.read(vnet.get_mut(..self.header_len).unwrap_or(&mut []));
+        from.read(self.snapshot.get_mut(..self.snapshot_len).unwrap_or(&mut []));
+        if vnet[0] | vnet[1] != 0 {
+            self.offload = Offload::check(&VnetHdr::parse(&vnet), self.header(), self.frame_len)?;
+        }
         Ok(())
     }
 
-    /// What the sender's virtio-net header asks for.
-    fn requested(&self) -> Result<Offload, DropReason> {
-        let mut vnet = [0; VnetHdr::LEN];
-        let given = self.head.get(VnetHdr::LEN - self.header_len..VnetHdr::LEN).unwrap_or(&[]);
-        for (to, from) in vnet.iter_mut().zip(given) {
-            *to = *from;
+    /// Reads on where [`Packet::read`] has stopped: no byte is read twice.
+    pub(crate) fn read_on(&mut self, pieces: &[GuestSlice<'_>]) {
+        let (from, to) = (self.snapshot_len, self.frame_len.min(SNAPSHOT_LEN));
+        if let Some(rest) = self.snapshot.get_mut(from..to) {
+            Cursor::at(pieces, self.header_len + from).read(rest);
+            self.snapshot_len = to;
         }
-        Offload::check(&VnetHdr::parse(&vnet), self.header(), self.frame_len)
     }
 
-    /// Fills in the key to `depth`, and its hash.
+    /// What the link layer of an untagged Ethernet II frame says, to be compared with that of another; the in port aside,
+    /// all of a key of [`Depth::L2`].
     #[inline]
-    pub(crate) fn classify(&mut self, depth: Depth) {
+    pub(crate) fn link(&self) -> [u64; 2] {
+        let (first, second) =
+            (self.snapshot.first_chunk::<8>(), self.snapshot.get(8..).and_then(|s| s.first_chunk::<8>()));
+        let word = |bytes: Option<&[u8; 8]>| bytes.map_or(0, |b| u64::from_le_bytes(*b));
+        [word(first), word(second) & 0xffff_ffff_ffff]
+    }
+
+    /// Fills in the key to `depth`.
+    #[inline]
+    pub(crate) fn extract(&mut self, depth: Depth) {
+        self.key.in_port = self.port.0;
+        let header = self.snapshot.get(..self.snapshot_len).unwrap_or(&[]);
+        extract(&mut self.key, header, self.frame_len, depth);
+    }
+
+    /// Fills in the key to `depth`, and its hash. `pieces` is what it was read from.
+    pub(crate) fn classify(&mut self, pieces: &[GuestSlice<'_>], depth: Depth) {
+        self.read_on(pieces);
         self.extract(depth);
         self.hash = hash_key(&self.key, depth);
     }
 
-    /// Hash that keeps the packets of one connection together and spreads connections, however deep flows look.
-    pub(crate) fn steering_hash(&self) -> u64 {
-        let mut key = FlowKey { in_port: self.key.in_port, ..FlowKey::default() };
+    /// Hash that keeps the packets of one connection together and spreads connections, however deep flows look. `pieces`
+    /// is what it was read from.
+    pub(crate) fn steering_hash(&mut self, pieces: &[GuestSlice<'_>]) -> u64 {
+        self.read_on(pieces);
+        let mut key = FlowKey { in_port: self.port.0, ..FlowKey::default() };
         extract(&mut key, self.header(), self.frame_len, Depth::L4);
         // What changes from packet to packet of a connection says nothing about which connection it is.
         (key.tcp_flags, key.ip_tos, key.ip_ttl, key.anomalies) = (0, 0, 0, 0);
@@ -111,12 +154,6 @@ impl Packet {
             (key.l4_src, key.l4_dst, key.ip_frag) = (0, 0, 0);
         }
         hash_key(&key, Depth::L4)
-    }
-
-    #[inline]
-    fn extract(&mut self, depth: Depth) {
-        let header = self.head.get(VnetHdr::LEN..VnetHdr::LEN + self.snapshot_len).unwrap_or(&[]);
-        extract(&mut self.key, header, self.frame_len, depth);
     }
 
     /// Becomes a copy of `other`.
@@ -128,7 +165,13 @@ impl Packet {
     /// The snapshot.
     #[inline]
     pub(crate) fn header(&self) -> &[u8] {
-        self.head.get(VnetHdr::LEN..VnetHdr::LEN + self.snapshot_len).unwrap_or(&[])
+        self.snapshot.get(..self.snapshot_len).unwrap_or(&[])
+    }
+
+    /// The snapshot, if it is as long as most are.
+    #[inline]
+    pub(crate) fn usual_header(&self) -> Option<&[u8; LINK_LEN]> {
+        if self.snapshot_len == LINK_LEN { self.snapshot.first_chunk() } else { None }
     }
 
     /// Bytes behind the snapshot.

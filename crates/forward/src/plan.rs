@@ -3,24 +3,22 @@
 use arrayvec::ArrayVec;
 use lasthop_types::PortId;
 
-/// Deliveries collected before they are made.
-const MAX_DELIVERIES: usize = 512;
-/// Destinations among them.
+/// Receivers that packets are collected for before they are delivered.
 const MAX_GROUPS: usize = 64;
 /// Receivers that packets of one burst may wait for.
 const MAX_HELD: usize = 8;
-const NONE: u16 = u16::MAX;
 
-/// What is to be delivered where, each destination's in the order it came.
+/// What is to be delivered where. A burst has as many packets as a word has bits, so sets of them are words.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     groups: ArrayVec<Group, MAX_GROUPS>,
-    nodes: ArrayVec<Node, MAX_DELIVERIES>,
     /// Receivers for which packets of this burst wait: those that follow must not overtake them.
     held: ArrayVec<(PortId, u16), MAX_HELD>,
     /// Where the last delivery that may wait goes.
     last: Option<usize>,
-    /// Bit per packet of the burst: delivered or dropped.
+    /// Packets that have no other destination than the one they are planned for, so they may wait for it.
+    may_wait: u64,
+    /// Packets delivered or dropped.
     pub(crate) dealt: u64,
 }
 
@@ -30,19 +28,23 @@ pub(crate) struct Group {
     pub(crate) port: PortId,
     /// Index of the vring.
     pub(crate) queue: u16,
-    first: u16,
-    last: u16,
-    len: u16,
+    pub(crate) packets: u64,
 }
 
-/// A packet on its way to one receiver.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Node {
-    /// Its place in the burst.
-    pub(crate) packet: u16,
-    /// It has no other destination, so it may wait for this one.
-    pub(crate) may_wait: bool,
-    next: u16,
+/// The set of packet `i` alone.
+#[inline]
+pub(crate) fn bit(i: usize) -> u64 {
+    1 << (i & 63)
+}
+
+/// The packets of a set, in the order they came.
+#[inline]
+pub(crate) fn members(mut set: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let i = (set != 0).then_some(set.trailing_zeros() as usize);
+        set &= set.wrapping_sub(1);
+        i
+    })
 }
 
 impl Plan {
@@ -56,13 +58,13 @@ impl Plan {
     /// Notes that packet `i` is delivered or dropped.
     #[inline]
     pub(crate) fn set_dealt(&mut self, i: usize) {
-        self.dealt |= 1 << (i & 63);
+        self.dealt |= bit(i);
     }
 
-    /// Whether packet `i` is.
+    /// Whether packet `i` has no other destination than the one it is planned for.
     #[inline]
-    pub(crate) fn is_dealt(&self, i: usize) -> bool {
-        self.dealt & 1 << (i & 63) != 0
+    pub(crate) fn may_wait(&self, i: usize) -> bool {
+        self.may_wait & bit(i) != 0
     }
 
     /// A packet before has to wait for this receiver.
@@ -76,25 +78,20 @@ impl Plan {
         self.held.try_push((port, queue)).is_ok()
     }
 
-    /// Adds a delivery. False when there is no room: make those that are there, then add it again.
+    /// Adds a delivery. False when there is no room (a receiver too many, or a second copy for one): make those that are
+    /// there, then add it again.
     #[inline]
     pub(crate) fn add(&mut self, packet: usize, may_wait: bool, port: PortId, queue: u16) -> bool {
-        let node = self.nodes.len() as u16;
-        if self.nodes.is_full() {
-            return false;
-        }
         let known = self.groups.iter().rposition(|g| g.port == port && g.queue == queue);
-        self.last = if may_wait { Some(known.unwrap_or(self.groups.len())) } else { None };
-        if let Some(group) = known.and_then(|n| self.groups.get_mut(n)) {
-            if let Some(last) = self.nodes.get_mut(usize::from(group.last)) {
-                last.next = node;
-            }
-            group.last = node;
-            group.len += 1;
-        } else if self.groups.try_push(Group { port, queue, first: node, last: node, len: 1 }).is_err() {
+        let n = known.unwrap_or(self.groups.len());
+        let group = Group { port, queue, packets: 0 };
+        if known.is_none() && self.groups.try_push(group).is_err() {
             return false;
         }
-        self.nodes.push(Node { packet: packet as u16, may_wait, next: NONE });
+        let Some(group) = self.groups.get_mut(n).filter(|g| g.packets & bit(packet) == 0) else { return false };
+        group.packets |= bit(packet);
+        self.may_wait |= if may_wait { bit(packet) } else { 0 };
+        self.last = may_wait.then_some(n);
         true
     }
 
@@ -104,21 +101,12 @@ impl Plan {
         self.last = None;
     }
 
-    /// Adds a delivery to where the last one went that may wait. False if there is none, or it is held, or no room.
+    /// Adds a delivery to where the last one went that may wait. False if there is none.
     #[inline]
     pub(crate) fn repeat(&mut self, packet: usize) -> bool {
-        let node = self.nodes.len() as u16;
         let Some(group) = self.last.and_then(|n| self.groups.get_mut(n)) else { return false };
-        let Some(last) = self.nodes.get_mut(usize::from(group.last)) else { return false };
-        last.next = node;
-        if self.nodes.try_push(Node { packet: packet as u16, may_wait: true, next: NONE }).is_err() {
-            if let Some(last) = self.nodes.get_mut(usize::from(group.last)) {
-                last.next = NONE;
-            }
-            return false;
-        }
-        group.last = node;
-        group.len += 1;
+        group.packets |= bit(packet);
+        self.may_wait |= bit(packet);
         true
     }
 
@@ -128,28 +116,10 @@ impl Plan {
         self.groups.get(n).copied()
     }
 
-    /// Packets for a receiver.
-    #[inline]
-    pub(crate) fn len(&self, group: &Group) -> usize {
-        usize::from(group.len)
-    }
-
-    /// The first packet for a receiver.
-    #[inline]
-    pub(crate) fn first(&self, group: &Group) -> Option<Node> {
-        self.nodes.get(usize::from(group.first)).copied()
-    }
-
-    /// The packet after this one for the same receiver.
-    #[inline]
-    pub(crate) fn after(&self, node: &Node) -> Option<Node> {
-        self.nodes.get(usize::from(node.next)).copied()
-    }
-
     /// All deliveries have been made.
     pub(crate) fn clear(&mut self) {
         self.last = None;
+        self.may_wait = 0;
         self.groups.clear();
-        self.nodes.clear();
     }
 }

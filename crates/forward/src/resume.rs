@@ -73,12 +73,12 @@ impl Forwarder {
         &mut self,
         port: &Port,
         id: u32,
-        act: impl FnOnce(&mut Self, &Packet, &[GuestSlice<'_>], &PortCounters),
+        act: impl FnOnce(&mut Self, &mut Packet, &[GuestSlice<'_>], &PortCounters),
     ) -> bool {
         self.follow_ports();
         let mut packet = Packet::default();
         let Some(left) = port.misses.take(id, &mut packet) else { return false };
-        self.leave(port, &left, &packet, act);
+        self.leave(port, &left, &mut packet, act);
         port.misses.free(&left)
     }
 
@@ -86,8 +86,8 @@ impl Forwarder {
         &mut self,
         port: &Port,
         left: &Left,
-        packet: &Packet,
-        act: impl FnOnce(&mut Self, &Packet, &[GuestSlice<'_>], &PortCounters),
+        packet: &mut Packet,
+        act: impl FnOnce(&mut Self, &mut Packet, &[GuestSlice<'_>], &PortCounters),
     ) {
         let Some(queue) = port.queues.get(usize::from(left.queue)) else { return };
         // The counters belong to the holder of the queue's lock.
@@ -96,12 +96,13 @@ impl Forwarder {
         act(self, packet, &[piece], &queue.counters);
     }
 
-    fn deliver_one(&mut self, to: PortId, packet: &Packet, pieces: &[GuestSlice<'_>], counters: &PortCounters) {
+    fn deliver_one(&mut self, to: PortId, packet: &mut Packet, pieces: &[GuestSlice<'_>], counters: &PortCounters) {
         let Some(port) = self.ports.get(to) else {
             counters.drops.add(DropReason::NoPort, 1);
             return;
         };
-        let Some(queue) = port.queue_to_guest(packet.steering_hash()).or(port.queues.first().map(|q| &**q)) else {
+        let Some(queue) = port.queue_to_guest(packet.steering_hash(pieces)).or(port.queues.first().map(|q| &**q))
+        else {
             return;
         };
         let mut guard = queue.lock();
@@ -141,8 +142,9 @@ impl Forwarder {
         let mut packet = Packet::default();
         let Some(queue) = port.queues.get(1) else { return false };
         let _guard = queue.lock();
-        let parked = packet.read(&[piece], frame.len(), 0, port.id, Depth::Full).is_ok()
-            && port.misses.park(&packet, &[piece], 1, now_ms);
+        let read = packet.read_frame(&piece, port.id);
+        packet.extract(Depth::Full);
+        let parked = read.is_ok() && port.misses.park(&packet, &[piece], 1, now_ms);
         if parked {
             queue.counters.packets.add(1);
             queue.counters.bytes.add(frame.len() as u64);

@@ -2,107 +2,108 @@
 
 use crate::packet::Packet;
 use lasthop_flow::{Action, ExactCache, Flow, FlowTable, Lookup, hash_key};
-use lasthop_frame::{Depth, FlowKey};
+use lasthop_frame::{Depth, is_plain_link};
+use lasthop_guestmem::GuestSlice;
 use lasthop_types::{DropReason, PortId};
 use std::sync::Arc;
 
 /// What is to become of a packet.
 pub(crate) enum Verdict {
+    /// It goes where the last went.
+    Planned,
     To(PortId),
     Many(Arc<Flow>),
     Drop(DropReason),
     Miss,
 }
 
-/// The packets seen since the flow last changed.
-#[derive(Default)]
-pub(crate) struct Run {
+/// The packets of a burst seen since the flow last changed.
+pub(crate) struct Run<'a> {
+    flows: &'a FlowTable,
+    /// How deep flows look.
+    pub(crate) depth: Depth,
+    now_ms: u64,
     flow: Option<Arc<Flow>>,
-    key: FlowKey,
-    hash: u64,
-    /// The last packet's key was that of the one before.
-    pub(crate) repeats: bool,
+    /// [`Packet::link`] of the last packet, if that is all that the flow was found by.
+    link: Option<[u64; 2]>,
     packets: u64,
     bytes: u64,
 }
 
-impl Run {
-    /// The flow's word on a packet classified to `depth`. A packet judged before is not `counted` again.
+impl<'a> Run<'a> {
+    pub(crate) fn new(flows: &'a FlowTable, now_ms: u64) -> Self {
+        Self { flows, depth: flows.depth(), now_ms, flow: None, link: None, packets: 0, bytes: 0 }
+    }
+
+    /// Whether a packet is the same as the last, as far as any flow looks, and goes where that went.
     #[inline]
+    pub(crate) fn repeats(&self, packet: &Packet) -> bool {
+        self.link == Some(packet.link())
+    }
+
+    /// The flow's word on a packet. `pieces` is what it was read from.
     pub(crate) fn verdict(
         &mut self,
-        flows: &FlowTable,
         cache: &mut ExactCache,
         packet: &mut Packet,
-        depth: Depth,
-        now_ms: u64,
-        counted: bool,
+        pieces: &[GuestSlice<'_>],
     ) -> Verdict {
-        if self.flow.is_some() && same(&self.key, &packet.key, depth) {
-            packet.hash = self.hash;
-            self.repeats = true;
-        } else {
-            self.repeats = false;
-            self.end(now_ms);
-            self.key = packet.key;
-            packet.hash = hash_key(&packet.key, depth);
-            self.hash = packet.hash;
-            self.flow = cache.get(&packet.key, depth, packet.hash).cloned();
-            if self.flow.is_none() {
-                self.flow = look_up(flows, packet, depth);
-                if let Some(flow) = &self.flow {
-                    cache.put(packet.hash, flow);
-                }
-            }
+        packet.extract(self.depth);
+        // Flows that overlap agree, so the one that the last packet met is as good as any other.
+        if !self.flow.as_ref().is_some_and(|flow| flow.depth() <= self.depth && flow.matches(&packet.key)) {
+            self.end();
+            self.flow = self.look_up(cache, packet, pieces);
         }
         let Some(flow) = &self.flow else { return Verdict::Miss };
-        if counted {
-            self.packets += 1;
-            self.bytes += packet.frame_len as u64;
-        }
+        self.link = None;
         match *flow.actions {
             [] => Verdict::Drop(DropReason::Policy),
-            [Action::Output(to)] => Verdict::To(to),
+            [Action::Output(to)] => {
+                self.link = (self.depth == Depth::L2 && is_plain_link(packet.header())).then(|| packet.link());
+                Verdict::To(to)
+            }
             [Action::Drop(reason)] => Verdict::Drop(reason),
             _ => Verdict::Many(flow.clone()),
         }
     }
 
-    /// Writes the statistics.
-    #[inline]
-    pub(crate) fn end(&mut self, now_ms: u64) {
-        if let Some(flow) = self.flow.take()
-            && self.packets > 0
-        {
-            flow.stats.add(self.packets, self.bytes, now_ms);
+    /// Asks the cache, then the classifier; again if a flow came that looks deeper than the packet was classified to.
+    fn look_up(&self, cache: &mut ExactCache, packet: &mut Packet, pieces: &[GuestSlice<'_>]) -> Option<Arc<Flow>> {
+        packet.hash = hash_key(&packet.key, self.depth);
+        if let Some(flow) = cache.get(&packet.key, self.depth, packet.hash) {
+            return Some(flow.clone());
         }
-        (self.packets, self.bytes) = (0, 0);
-    }
-}
-
-/// Asks the classifier, again if a flow came that looks deeper than the packet was classified to.
-fn look_up(flows: &FlowTable, packet: &mut Packet, mut depth: Depth) -> Option<Arc<Flow>> {
-    loop {
-        match flows.lookup(&packet.key, depth) {
-            Lookup::Flow(flow) => return Some(flow),
-            Lookup::Miss => return None,
-            Lookup::Deeper(deeper) => {
-                depth = deeper;
-                packet.classify(depth);
+        let mut depth = self.depth;
+        loop {
+            match self.flows.lookup(&packet.key, depth) {
+                Lookup::Flow(flow) => {
+                    cache.put(packet.hash, &flow);
+                    return Some(flow);
+                }
+                Lookup::Miss => return None,
+                Lookup::Deeper(deeper) => {
+                    depth = deeper;
+                    packet.classify(pieces, depth);
+                }
             }
         }
     }
-}
 
-#[inline]
-fn same(a: &FlowKey, b: &FlowKey, depth: Depth) -> bool {
-    let (a, b) = (a.words(), b.words());
-    // Word by word: for 32 bytes a call to memcmp costs more than the comparison.
-    let words = a.iter().zip(b).take(depth.words());
-    if depth == Depth::L2 {
-        const N: usize = Depth::L2.words();
-        let (Some(a), Some(b)) = (a.first_chunk::<N>(), b.first_chunk::<N>()) else { return false };
-        return a.iter().zip(b).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0;
+    /// Adds a packet to the statistics of its flow.
+    #[inline]
+    pub(crate) fn count(&mut self, packet: &Packet) {
+        self.packets += 1;
+        self.bytes += packet.frame_len as u64;
     }
-    words.fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
+
+    /// Writes the statistics.
+    #[inline]
+    pub(crate) fn end(&mut self) {
+        if let Some(flow) = self.flow.take()
+            && self.packets > 0
+        {
+            flow.stats.add(self.packets, self.bytes, self.now_ms);
+        }
+        (self.link, self.packets, self.bytes) = (None, 0, 0);
+    }
 }

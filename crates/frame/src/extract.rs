@@ -73,6 +73,13 @@ pub(crate) fn link_layer(key: &mut FlowKey, frame: &[u8]) -> usize {
     if is_tag(key.eth_type) || key.eth_type < ETH_MIN { tags_and_llc(key, frame) } else { 14 }
 }
 
+/// Whether this is an Ethernet II frame without VLAN tag: then its first 14 bytes say all that [`extract`] finds out at
+/// [`Depth::L2`].
+#[inline]
+pub fn is_plain_link(frame: &[u8]) -> bool {
+    frame.len() >= 14 && be16(frame, 12) >= ETH_MIN && !is_tag(be16(frame, 12))
+}
+
 fn is_tag(eth_type: u16) -> bool {
     eth_type == ETH_CTAG || eth_type == ETH_STAG
 }

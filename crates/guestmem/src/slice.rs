@@ -4,7 +4,7 @@ use crate::copy::copy;
 use crate::memory::GuestMemory;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering, compiler_fence};
 
 /// Bytes of guest memory, contiguous in our address space. `Copy`, and valid for as long as the memory it borrows.
 /// The guest may change the bytes at any time: two reads may differ.
@@ -58,7 +58,28 @@ impl<'m> GuestSlice<'m> {
         let from = self.part(offset, out.len());
         // SAFETY: `from` lies in the mapping, `out` in private memory; both are `from.len` bytes at least.
         unsafe { copy(from.ptr, out.as_mut_ptr(), from.len) };
+        read_once();
         from.len
+    }
+
+    /// The `N` bytes from `offset` on, read once; `None` if there are fewer. For a number of bytes known beforehand.
+    #[inline]
+    pub fn read_array<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+        // SAFETY: inside the mapping; an array of bytes needs no alignment and may hold any value.
+        let bytes = self.holds_bytes(offset, N).then(|| unsafe { self.ptr.add(offset).cast::<[u8; N]>().read() });
+        read_once();
+        bytes
+    }
+
+    /// Writes `N` bytes at `offset`, or none if they do not fit. For a number of bytes known beforehand.
+    #[inline]
+    pub fn write_array<const N: usize>(&self, offset: usize, bytes: &[u8; N]) -> bool {
+        let fits = self.holds_bytes(offset, N);
+        if fits {
+            // SAFETY: inside the mapping, and `bytes` is private memory.
+            unsafe { self.ptr.add(offset).cast::<[u8; N]>().write(*bytes) };
+        }
+        fits
     }
 
     /// Copies private bytes to `offset`; returns how many fitted.
@@ -201,8 +222,13 @@ impl<'m> GuestSlice<'m> {
     }
 
     #[inline]
+    fn holds_bytes(&self, offset: usize, size: usize) -> bool {
+        offset <= self.len && self.len - offset >= size
+    }
+
+    #[inline]
     fn holds(&self, offset: usize, size: usize) -> bool {
-        offset <= self.len && self.len - offset >= size && (self.ptr as usize).wrapping_add(offset).is_multiple_of(size)
+        self.holds_bytes(offset, size) && (self.ptr as usize).wrapping_add(offset).is_multiple_of(size)
     }
 
     #[inline]
@@ -212,37 +238,74 @@ impl<'m> GuestSlice<'m> {
     }
 }
 
-/// A slice together with the memory it lies in, so that it can be kept: what a ring is made of.
+/// A slice together with the memory it lies in, so that it can be kept: what a ring is made of. It begins at a multiple
+/// of `ALIGN` in our address space, so its words are read and written by one check of the end alone.
 #[derive(Debug)]
-pub struct PinnedSlice {
+pub struct PinnedSlice<const ALIGN: usize = 2> {
     ptr: *mut u8,
     len: usize,
     _memory: Arc<GuestMemory>,
 }
 
 // SAFETY: as for GuestSlice; the Arc keeps the mapping alive.
-unsafe impl Send for PinnedSlice {}
+unsafe impl<const ALIGN: usize> Send for PinnedSlice<ALIGN> {}
 // SAFETY: as above.
-unsafe impl Sync for PinnedSlice {}
+unsafe impl<const ALIGN: usize> Sync for PinnedSlice<ALIGN> {}
 
-impl PinnedSlice {
-    /// `len` bytes at a guest physical address, in one region.
+impl<const ALIGN: usize> PinnedSlice<ALIGN> {
+    /// `len` bytes at a guest physical address, in one region. An address that is not aligned is refused like one that is
+    /// not there.
     pub fn new(memory: &Arc<GuestMemory>, addr: u64, len: usize) -> Result<Self, crate::AccessError> {
         let slice = memory.slice(addr, len)?;
+        if !slice.is_aligned(ALIGN) {
+            return Err(crate::AccessError { addr, len: len as u64 });
+        }
         Ok(Self { ptr: slice.ptr, len: slice.len, _memory: memory.clone() })
     }
 
-    /// The `n`th 16 bytes, a descriptor, as two little-endian words; zeros beyond the end or if the slice is not 8-byte
-    /// aligned, which whoever made it has checked.
+    /// Where a `T` lies that is wholly inside and aligned.
+    #[inline]
+    fn at<T>(&self, offset: usize) -> Option<*mut T> {
+        const { assert!(align_of::<T>() <= ALIGN) };
+        let fits = offset.is_multiple_of(align_of::<T>()) && offset < self.len && self.len - offset >= size_of::<T>();
+        fits.then(|| self.ptr.wrapping_add(offset).cast())
+    }
+
+    /// Reads a little-endian word; 0 beyond the end.
+    #[inline]
+    pub fn load_u16(&self, offset: usize) -> u16 {
+        // SAFETY: `at` says that it is mapped and aligned.
+        self.at::<u16>(offset).map_or(0, |at| u16::from_le(unsafe { at.read_volatile() }))
+    }
+
+    /// The `n`th 16 bytes, a descriptor, as two little-endian words; zeros beyond the end. The second word is read first,
+    /// with acquire order: a packed ring's driver writes the flags, which are in it, last.
     #[inline]
     pub fn load_pair(&self, n: usize) -> (u64, u64) {
-        if n >= self.len / 16 || !(self.ptr as usize).is_multiple_of(8) {
-            return (0, 0);
-        }
-        // SAFETY: `n * 16 + 16 <= len`, all of it mapped; aligned, as just checked.
+        let Some(at) = self.at::<[u64; 2]>(n.wrapping_mul(16)) else { return (0, 0) };
+        let at = at.cast::<u64>();
+        // SAFETY: both words are mapped and aligned; the guest's accesses to them are of whole words as well.
         unsafe {
-            let at = self.ptr.add(n * 16).cast::<u64>();
-            (u64::from_le(at.read_volatile()), u64::from_le(at.add(1).read_volatile()))
+            let second = AtomicU64::from_ptr(at.add(1)).load(Ordering::Acquire);
+            (u64::from_le(at.read_volatile()), u64::from_le(second))
+        }
+    }
+
+    /// Writes a little-endian word.
+    #[inline]
+    pub fn store_u64(&self, offset: usize, value: u64) {
+        if let Some(at) = self.at::<u64>(offset) {
+            // SAFETY: `at` says that it is mapped and aligned.
+            unsafe { at.write_volatile(value.to_le()) };
+        }
+    }
+
+    /// Writes two little-endian words side by side.
+    #[inline]
+    pub fn store_u32_pair(&self, offset: usize, first: u32, second: u32) {
+        if let Some(at) = self.at::<[u32; 2]>(offset) {
+            // SAFETY: `at` says that both are mapped and aligned.
+            unsafe { at.write_volatile([first.to_le(), second.to_le()]) };
         }
     }
 
@@ -252,6 +315,12 @@ impl PinnedSlice {
         // SAFETY: `new` took it from the memory that `_memory` keeps alive, and the mapping does not move.
         unsafe { GuestSlice::new(self.ptr, self.len) }
     }
+}
+
+/// What was read before this is not read again after it: the compiler may not fetch it anew where it is used.
+#[inline(always)]
+fn read_once() {
+    compiler_fence(Ordering::SeqCst);
 }
 
 fn fold(sum: u64) -> u16 {

@@ -58,18 +58,10 @@ impl<'m> Chains<'m> {
         self.pieces.get(first..first + usize::from(chain.count)).unwrap_or(&[])
     }
 
-    /// The memory of the `n`th chain, if it is one piece.
+    /// The memory of a chain, if it is one piece.
     #[inline]
-    pub(crate) fn single(&self, n: usize) -> Option<GuestSlice<'m>> {
-        let chain = self.list.get(n)?;
+    pub fn single(&self, chain: &Chain) -> Option<GuestSlice<'m>> {
         if chain.count == 1 { self.pieces.get(usize::from(chain.first)).copied() } else { None }
-    }
-
-    /// The memory of all chains from the `n`th on.
-    #[inline]
-    pub(crate) fn pieces_from(&self, n: usize) -> &[GuestSlice<'m>] {
-        let first = self.list.get(n).map_or(self.pieces.len(), |c| usize::from(c.first));
-        self.pieces.get(first..).unwrap_or(&[])
     }
 
     /// The memory of some chains that follow each other.
@@ -132,12 +124,23 @@ impl<'m> Chains<'m> {
         }
         let Ok(piece) = memory.piece(descriptor.addr, len) else { return false };
         let first = self.pieces.len() as u16;
-        if piece.len() != len || self.pieces.try_push(piece).is_err() {
+        let chain = Chain { id, slots: 1, first, count: 1, len: descriptor.len, bad: false };
+        if piece.len() != len || self.list.is_full() || !self.push(piece, device_writes) {
             return false;
         }
-        let chain = Chain { id, slots: 1, first, count: 1, len: descriptor.len, bad: false };
         let _ = self.list.try_push(chain);
         true
+    }
+
+    /// Adds a piece and asks for its first cache lines; false if there is no room.
+    #[inline]
+    fn push(&mut self, piece: GuestSlice<'m>, device_writes: bool) -> bool {
+        if device_writes {
+            piece.prefetch_for_write();
+        } else {
+            piece.prefetch();
+        }
+        self.pieces.try_push(piece).is_ok()
     }
 
     /// Drops the pieces of a chain that turned out to break the ring.
@@ -179,7 +182,7 @@ impl ChainBuilder {
         }
         loop {
             let piece = memory.piece(addr, left).map_err(QueueError::Buffer)?;
-            if !piece.is_empty() && !self.bad && chains.pieces.try_push(piece).is_err() {
+            if !piece.is_empty() && !self.bad && !chains.push(piece, device_writes) {
                 self.bad = true;
             }
             if self.bad {

@@ -3,7 +3,7 @@
 use crate::chain::Descriptor;
 use crate::journal::{OpenBurst, Record};
 use crate::queue::QueueSetup;
-use crate::ring::need_event;
+use crate::ring::{need_event, part};
 use crate::{Chain, Chains, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, MAX_CHAINS, QueueError};
 use lasthop_guestmem::{GuestMemory, GuestSlice, PinnedSlice};
 use std::sync::Arc;
@@ -84,18 +84,20 @@ struct Staged {
 
 #[derive(Debug)]
 pub(crate) struct PackedRing {
-    desc: PinnedSlice,
-    driver_event: PinnedSlice,
-    device_event: PinnedSlice,
+    desc: PinnedSlice<16>,
+    driver_event: PinnedSlice<4>,
+    device_event: PinnedSlice<4>,
     size: u16,
     next_avail: Position,
     next_used: Position,
     /// Used descriptors that the driver does not see yet; `next_used` is behind them. They are written when they are
     /// shown, the last one first: a device killed in between leaves a head that is whole and a tail that is used.
     staged: Vec<Staged>,
-    /// Slots staged since the last publication.
+    /// Chains and slots staged since the last publication.
+    staged_chains: u16,
     staged_slots: u16,
     event_idx: bool,
+    in_order: bool,
     indirect: bool,
 }
 
@@ -109,14 +111,8 @@ impl PackedRing {
         if size == 0 || size > 32768 {
             return Err(QueueError::Size(size));
         }
-        let part = |addr: u64, len: usize, align: u64| {
-            if !addr.is_multiple_of(align) {
-                return Err(QueueError::Alignment(addr));
-            }
-            PinnedSlice::new(memory, addr, len).map_err(QueueError::RingMemory)
-        };
-        let desc = part(setup.desc, 16 * usize::from(size), 16)?;
-        let device_event = part(setup.device, 4, 4)?;
+        let desc = part(memory, setup.desc, 16 * usize::from(size))?;
+        let device_event = part(memory, setup.device, 4)?;
         // Bits 16 to 31 say where the device left off using; all that we take we use, so both are the same place.
         let base = Position::from_bits(setup.base as u16);
         if base.index >= size {
@@ -125,14 +121,16 @@ impl PackedRing {
         let position = record.and_then(|r| recover(&desc.get(), &device_event.get(), size, base, r)).unwrap_or(base);
         Ok(Self {
             desc,
-            driver_event: part(setup.driver, 4, 4)?,
+            driver_event: part(memory, setup.driver, 4)?,
             device_event,
             size,
             next_avail: position,
             next_used: position,
             staged: Vec::with_capacity(MAX_CHAINS),
+            staged_chains: 0,
             staged_slots: 0,
             event_idx: setup.event_idx,
+            in_order: setup.in_order,
             indirect: setup.indirect,
         })
     }
@@ -156,31 +154,63 @@ impl PackedRing {
         device_writes: bool,
         most: usize,
     ) -> Result<(), QueueError> {
+        // Slots of chains taken and not yet used still look available once the ring has come round.
+        let mut free = u32::from(self.size).saturating_sub(self.taken());
+        let mut next = self.next_avail;
+        let mut result = Ok(());
         for _ in 0..most {
-            // Slots of chains taken and not yet used still look available once the ring has come round.
-            let taken = self.slots_between(self.next_used, self.next_avail);
-            if taken >= u32::from(self.size) || chains.is_full() || !self.is_available() {
+            // As in a split ring: one buffer at once, everything else by the walk.
+            let descriptor = Descriptor::from_packed(self.desc.load_pair(usize::from(next.index)));
+            if free == 0 || descriptor.flags & (AVAIL | USED) != next.avail_flags() {
                 break;
             }
-            // As in a split ring: one buffer at once, everything else by the walk.
-            let descriptor = Descriptor::from_packed(self.desc.load_pair(usize::from(self.next_avail.index)));
-            if chains.add_single(memory, &descriptor, descriptor.next_or_id, device_writes) {
-                self.next_avail.advance(1, self.size);
-                continue;
+            let mut slots = 1;
+            if !chains.add_single(memory, &descriptor, descriptor.next_or_id, device_writes) {
+                if chains.is_full() {
+                    break;
+                }
+                match self.walk(memory, chains, next, device_writes, free) {
+                    Ok(n) => slots = n,
+                    Err(e) => {
+                        result = Err(e);
+                        break;
+                    }
+                }
             }
-            let mut builder = chains.begin();
-            match self.walk(memory, chains, &mut builder, device_writes, u32::from(self.size) - taken) {
-                Ok((id, slots)) => {
-                    chains.end(&builder, id, slots);
-                    self.next_avail.advance(slots, self.size);
-                }
-                Err(e) => {
-                    chains.abandon(&builder);
-                    return Err(e);
-                }
+            next.advance(slots, self.size);
+            free -= u32::from(slots);
+        }
+        self.next_avail = next;
+        result
+    }
+
+    /// Takes the chain that begins at descriptor `at`; returns how many slots it has.
+    #[inline(never)]
+    fn walk<'m>(
+        &self,
+        memory: &'m GuestMemory,
+        chains: &mut Chains<'m>,
+        at: Position,
+        device_writes: bool,
+        most_slots: u32,
+    ) -> Result<u16, QueueError> {
+        let mut builder = chains.begin();
+        match self.walk_from(memory, chains, &mut builder, at, device_writes, most_slots) {
+            Ok((id, slots)) => {
+                chains.end(&builder, id, slots);
+                Ok(slots)
+            }
+            Err(e) => {
+                chains.abandon(&builder);
+                Err(e)
             }
         }
-        Ok(())
+    }
+
+    /// Slots of chains taken and not yet used.
+    #[inline]
+    pub(crate) fn taken(&self) -> u32 {
+        self.slots_between(self.next_used, self.next_avail)
     }
 
     #[inline]
@@ -189,17 +219,16 @@ impl PackedRing {
         if from.wrap == to.wrap { to_index - from_index } else { to_index + u32::from(self.size) - from_index }
     }
 
-    #[inline]
-    fn walk<'m>(
+    fn walk_from<'m>(
         &self,
         memory: &'m GuestMemory,
         chains: &mut Chains<'m>,
         builder: &mut crate::chain::ChainBuilder,
+        mut at: Position,
         device_writes: bool,
         most_slots: u32,
     ) -> Result<(u16, u16), QueueError> {
         let ring = self.desc.get();
-        let mut at = self.next_avail;
         let mut slots = 0;
         loop {
             // The head's flags were read with acquire order; the driver writes them last, so the rest of the chain is
@@ -249,9 +278,13 @@ impl PackedRing {
         }
     }
 
-    /// As [`PackedRing::stage_used`] for chains that were only read.
+    /// As [`PackedRing::stage_used`] for chains that were only read. With IN_ORDER one descriptor stands for all (§2.8).
     #[inline]
     pub(crate) fn stage_read(&mut self, chains: &[Chain]) {
+        if let ([.., last], true) = (chains, self.in_order) {
+            let slots = chains.iter().fold(0u16, |n, c| n.saturating_add(c.slots));
+            return self.stage(Staged { id: last.id, slots, len: 0 }, chains.len() as u16);
+        }
         for chain in chains {
             self.stage_used(chain, 0);
         }
@@ -259,15 +292,20 @@ impl PackedRing {
 
     #[inline]
     pub(crate) fn stage_used(&mut self, chain: &Chain, len: u32) {
-        self.staged.push(Staged { id: chain.id, slots: chain.slots, len });
-        self.next_used.advance(chain.slots, self.size);
-        self.staged_slots = self.staged_slots.saturating_add(chain.slots);
+        self.stage(Staged { id: chain.id, slots: chain.slots, len }, 1);
+    }
+
+    #[inline]
+    fn stage(&mut self, staged: Staged, chains: u16) {
+        self.staged.push(staged);
+        self.next_used.advance(staged.slots, self.size);
+        self.staged_chains = self.staged_chains.saturating_add(chains);
+        self.staged_slots = self.staged_slots.saturating_add(staged.slots);
     }
 
     #[inline]
     pub(crate) fn publish(&mut self) -> bool {
         let Some((first, rest)) = self.staged.split_first() else { return false };
-        let desc = self.desc.get();
         let mut at = self.next_used;
         let word = |staged: &Staged, at: Position| {
             let flags = at.used_flags() | if staged.len > 0 { DESC_WRITE } else { 0 };
@@ -275,14 +313,15 @@ impl PackedRing {
         };
         for staged in rest.iter().rev() {
             at.retreat(staged.slots, self.size);
-            desc.store_u64(usize::from(at.index) * 16 + 8, word(staged, at));
+            self.desc.store_u64(usize::from(at.index) * 16 + 8, word(staged, at));
         }
         at.retreat(first.slots, self.size);
         // Length, id and flags in one store: the driver that sees the flags sees all before it.
         fence(Ordering::Release);
-        desc.store_u64(usize::from(at.index) * 16 + 8, word(first, at));
+        self.desc.store_u64(usize::from(at.index) * 16 + 8, word(first, at));
         self.staged.clear();
         let slots = std::mem::take(&mut self.staged_slots);
+        self.staged_chains = 0;
         fence(Ordering::SeqCst);
         let event = self.driver_event.get();
         match event.load_u16(2) {
@@ -305,7 +344,7 @@ impl PackedRing {
     pub(crate) fn staged(&self) -> Option<OpenBurst> {
         let mut begin = self.next_used;
         begin.retreat(self.staged_slots, self.size);
-        let shown = self.staged.len() as u16;
+        let shown = self.staged_chains;
         (shown > 0).then_some(OpenBurst { begin: begin.bits(), chains: 0, shown, slots: self.staged_slots })
     }
 

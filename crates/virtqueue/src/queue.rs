@@ -186,7 +186,7 @@ impl Active {
             }
         }
         if taken.len() < usize::from(open.shown) && self.ring.is_half_shown(open) {
-            self.ring.stage_read(&taken);
+            taken.iter().for_each(|chain| self.ring.stage_used(chain, 0));
             self.ring.finish_showing(open);
         } else {
             self.ring.unpop(&taken);

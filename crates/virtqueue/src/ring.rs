@@ -5,7 +5,7 @@ use crate::packed::PackedRing;
 use crate::queue::QueueSetup;
 use crate::split::SplitRing;
 use crate::{Chain, Chains, QueueError};
-use lasthop_guestmem::GuestMemory;
+use lasthop_guestmem::{GuestMemory, PinnedSlice};
 use std::sync::Arc;
 
 /// A started ring, device side. One thread at a time: the queue's lock sees to it.
@@ -48,10 +48,13 @@ impl Ring {
         }
     }
 
-    /// A note on chains just taken, or about to be published as used, for the journal.
+    /// A note on chains just taken, for the journal. None is staged yet.
     #[inline]
     pub(crate) fn open_burst(&self, chains: &[Chain]) -> OpenBurst {
-        let slots = chains.iter().fold(0u16, |n, c| n.wrapping_add(c.slots));
+        let slots = match &self.0 {
+            Layout::Split(_) => chains.len() as u16,
+            Layout::Packed(r) => r.taken() as u16,
+        };
         OpenBurst { begin: self.position() as u16, chains: chains.len() as u16, shown: 0, slots }
     }
 
@@ -150,6 +153,18 @@ impl Ring {
     pub fn enable_kicks(&mut self) -> Result<bool, QueueError> {
         either!(self, r => r.enable_kicks())
     }
+}
+
+/// A part of a ring, aligned as the specification has it (§2.7, §2.8.10).
+pub(crate) fn part<const ALIGN: usize>(
+    memory: &Arc<GuestMemory>,
+    addr: u64,
+    len: usize,
+) -> Result<PinnedSlice<ALIGN>, QueueError> {
+    if !addr.is_multiple_of(ALIGN as u64) {
+        return Err(QueueError::Alignment(addr));
+    }
+    PinnedSlice::new(memory, addr, len).map_err(QueueError::RingMemory)
 }
 
 /// §2.7.10.1: whether `event` lies in `(old, new]`, that is, was just passed.

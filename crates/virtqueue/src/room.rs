@@ -54,6 +54,16 @@ impl<'m> Room<'m> {
         self.gather(ring, memory, need, join, ahead)
     }
 
+    /// Hands out the next chain taken already if that is one piece of memory of `need` bytes or more.
+    #[inline]
+    pub fn next_single(&mut self, need: usize) -> Option<(GuestSlice<'m>, &Chain)> {
+        let chain = self.chains.list.get(self.end)?;
+        let piece = self.chains.single(chain).filter(|piece| piece.len() >= need)?;
+        self.first = self.end;
+        self.end += 1;
+        Some((piece, chain))
+    }
+
     /// The rest of [`Room::reserve`]: several chains, or more from the ring.
     fn gather(
         &mut self,
@@ -117,9 +127,6 @@ impl<'m> Room<'m> {
             return Ok(false);
         }
         let result = ring.pop_writable(memory, &mut self.chains, ahead.max(1));
-        for piece in self.chains.pieces_from(before) {
-            piece.prefetch_for_write();
-        }
         // Chains before a broken one are good; if the frame needs more, the ring is asked again and says so again.
         match result {
             Err(error) if self.chains.list.len() == before => Err(error),
@@ -131,12 +138,6 @@ impl<'m> Room<'m> {
     #[inline]
     pub fn chains(&self) -> &[Chain] {
         self.chains.list.get(self.first..self.end).unwrap_or(&[])
-    }
-
-    /// Their memory, if it is one chain of one piece.
-    #[inline]
-    pub fn single(&self) -> Option<GuestSlice<'m>> {
-        if self.end - self.first == 1 { self.chains.single(self.first) } else { None }
     }
 
     /// Their memory, in order.

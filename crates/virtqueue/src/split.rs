@@ -3,7 +3,7 @@
 use crate::chain::{ChainBuilder, Descriptor};
 use crate::journal::OpenBurst;
 use crate::queue::QueueSetup;
-use crate::ring::need_event;
+use crate::ring::{need_event, part};
 use crate::{Chain, Chains, DESC_INDIRECT, DESC_NEXT, QueueError};
 use lasthop_guestmem::{GuestMemory, PinnedSlice};
 use std::sync::Arc;
@@ -16,10 +16,12 @@ const AVAIL_NO_INTERRUPT: u16 = 1;
 
 #[derive(Debug)]
 pub(crate) struct SplitRing {
-    desc: PinnedSlice,
+    desc: PinnedSlice<16>,
     avail: PinnedSlice,
-    used: PinnedSlice,
+    used: PinnedSlice<4>,
     size: u16,
+    /// `size - 1`, in a word of its own: read together with an index just written, it would wait for that.
+    mask: usize,
     /// Next entry of the available ring to take.
     next_avail: u16,
     /// The driver's index when it was last read.
@@ -28,6 +30,7 @@ pub(crate) struct SplitRing {
     next_used: u16,
     published: u16,
     event_idx: bool,
+    in_order: bool,
     indirect: bool,
 }
 
@@ -38,26 +41,22 @@ impl SplitRing {
             return Err(QueueError::Size(size));
         }
         let n = usize::from(size);
-        let part = |addr: u64, len: usize, align: u64| {
-            if !addr.is_multiple_of(align) {
-                return Err(QueueError::Alignment(addr));
-            }
-            PinnedSlice::new(memory, addr, len).map_err(QueueError::RingMemory)
-        };
-        let (avail, used) = (part(setup.driver, 6 + 2 * n, 2)?, part(setup.device, 6 + 8 * n, 4)?);
+        let (desc, used) = (part(memory, setup.desc, 16 * n)?, part(memory, setup.device, 6 + 8 * n)?);
         // A front-end that lost its device without notice may not know how far it got; the ring does. All that was
         // taken is completed before anything else can happen to it, so the used index is also the next to take.
         let position = used.get().load_u16(2);
         Ok(Self {
-            desc: part(setup.desc, 16 * n, 16)?,
-            avail,
+            desc,
+            avail: part(memory, setup.driver, 6 + 2 * n)?,
             used,
             size,
+            mask: n - 1,
             next_avail: position,
             seen_avail: position,
             next_used: position,
             published: position,
             event_idx: setup.event_idx,
+            in_order: setup.in_order,
             indirect: setup.indirect,
         })
     }
@@ -96,30 +95,43 @@ impl SplitRing {
         most: usize,
     ) -> Result<(), QueueError> {
         let waiting = usize::from(self.waiting()?).min(most);
-        let (avail, desc) = (self.avail.get(), self.desc.get());
+        let mut next = self.next_avail;
+        let mut result = Ok(());
         for _ in 0..waiting {
-            if chains.is_full() {
-                break;
-            }
-            let slot = usize::from(self.next_avail & (self.size - 1));
-            let head = avail.load_u16(4 + 2 * slot);
+            let head = self.avail.load_u16(4 + 2 * (usize::from(next) & self.mask));
             // Most chains are one buffer; whatever is not is read anew and walked, so only one reading ever counts.
-            if head < self.size {
-                let descriptor = Descriptor::from_split(self.desc.load_pair(usize::from(head)));
-                if chains.add_single(memory, &descriptor, head, device_writes) {
-                    self.next_avail = self.next_avail.wrapping_add(1);
-                    continue;
+            let descriptor = Descriptor::from_split(self.desc.load_pair(usize::from(head)));
+            if !chains.add_single(memory, &descriptor, head, device_writes) {
+                if chains.is_full() {
+                    break;
+                }
+                result = self.walk(memory, chains, head, device_writes);
+                if result.is_err() {
+                    break;
                 }
             }
-            let mut builder = chains.begin();
-            if let Err(e) = walk(&desc, self.size, self.indirect, head, memory, chains, &mut builder, device_writes) {
-                chains.abandon(&builder);
-                return Err(e);
-            }
-            chains.end(&builder, head, 1);
-            self.next_avail = self.next_avail.wrapping_add(1);
+            next = next.wrapping_add(1);
         }
-        Ok(())
+        self.next_avail = next;
+        result
+    }
+
+    /// Takes the chain that begins at descriptor `head`.
+    #[inline(never)]
+    fn walk<'m>(
+        &self,
+        memory: &'m GuestMemory,
+        chains: &mut Chains<'m>,
+        head: u16,
+        device_writes: bool,
+    ) -> Result<(), QueueError> {
+        let mut builder = chains.begin();
+        let result = self.walk_from(memory, chains, &mut builder, head, device_writes);
+        match result {
+            Ok(()) => chains.end(&builder, head, 1),
+            Err(_) => chains.abandon(&builder),
+        }
+        result
     }
 
     #[inline]
@@ -127,21 +139,23 @@ impl SplitRing {
         self.next_avail = self.next_avail.wrapping_sub(chains.len() as u16);
     }
 
-    /// As [`SplitRing::stage_used`] for chains that were only read.
+    /// As [`SplitRing::stage_used`] for chains that were only read. With IN_ORDER one entry stands for all (§2.7.9).
     #[inline]
     pub(crate) fn stage_read(&mut self, chains: &[Chain]) {
-        let used = self.used.get();
+        if let ([.., last], true) = (chains, self.in_order) {
+            self.stage_used(last, 0);
+            self.next_used = self.next_used.wrapping_add(chains.len() as u16 - 1);
+            return;
+        }
         for chain in chains {
-            let slot = usize::from(self.next_used & (self.size - 1));
-            used.store_u64(4 + 8 * slot, u64::from(chain.id));
-            self.next_used = self.next_used.wrapping_add(1);
+            self.stage_used(chain, 0);
         }
     }
 
     #[inline]
     pub(crate) fn stage_used(&mut self, chain: &Chain, len: u32) {
-        let slot = usize::from(self.next_used & (self.size - 1));
-        self.used.get().store_u64(4 + 8 * slot, u64::from(chain.id) | u64::from(len) << 32);
+        let slot = usize::from(self.next_used) & self.mask;
+        self.used.store_u32_pair(4 + 8 * slot, u32::from(chain.id), len);
         self.next_used = self.next_used.wrapping_add(1);
     }
 
@@ -186,47 +200,43 @@ impl SplitRing {
         fence(Ordering::SeqCst);
         Ok(self.refresh()? != 0)
     }
-}
 
-#[allow(clippy::too_many_arguments)]
-#[inline]
-fn walk<'m>(
-    ring: &lasthop_guestmem::GuestSlice<'_>,
-    size: u16,
-    indirect_allowed: bool,
-    head: u16,
-    memory: &'m GuestMemory,
-    chains: &mut Chains<'m>,
-    builder: &mut ChainBuilder,
-    device_writes: bool,
-) -> Result<(), QueueError> {
-    let (mut table, mut entries) = (*ring, u32::from(size));
-    let mut index = u32::from(head);
-    let mut steps = 0;
-    let mut inside_indirect = false;
-    loop {
-        if index >= entries {
-            return Err(QueueError::DescriptorIndex { index, entries });
-        }
-        let descriptor = Descriptor::split(&table, index);
-        if descriptor.flags & DESC_INDIRECT != 0 {
-            let len = descriptor.len;
-            let malformed = inside_indirect || !indirect_allowed || descriptor.flags & DESC_NEXT != 0;
-            if malformed || len == 0 || !len.is_multiple_of(16) {
-                return Err(QueueError::Indirect(len));
+    fn walk_from<'m>(
+        &self,
+        memory: &'m GuestMemory,
+        chains: &mut Chains<'m>,
+        builder: &mut ChainBuilder,
+        head: u16,
+        device_writes: bool,
+    ) -> Result<(), QueueError> {
+        let (mut table, mut entries) = (self.desc.get(), u32::from(self.size));
+        let mut index = u32::from(head);
+        let mut steps = 0;
+        let mut inside_indirect = false;
+        loop {
+            if index >= entries {
+                return Err(QueueError::DescriptorIndex { index, entries });
             }
-            table = memory.slice(descriptor.addr, len as usize).map_err(QueueError::Buffer)?;
-            (entries, index, inside_indirect) = (len / 16, 0, true);
-            continue;
+            let descriptor = Descriptor::split(&table, index);
+            if descriptor.flags & DESC_INDIRECT != 0 {
+                let len = descriptor.len;
+                let malformed = inside_indirect || !self.indirect || descriptor.flags & DESC_NEXT != 0;
+                if malformed || len == 0 || !len.is_multiple_of(16) {
+                    return Err(QueueError::Indirect(len));
+                }
+                table = memory.slice(descriptor.addr, len as usize).map_err(QueueError::Buffer)?;
+                (entries, index, inside_indirect) = (len / 16, 0, true);
+                continue;
+            }
+            builder.add(chains, memory, &descriptor, device_writes)?;
+            if descriptor.flags & DESC_NEXT == 0 {
+                return Ok(());
+            }
+            steps += 1;
+            if steps >= entries || steps >= 1024 {
+                return Err(QueueError::ChainTooLong);
+            }
+            index = u32::from(descriptor.next_or_id);
         }
-        builder.add(chains, memory, &descriptor, device_writes)?;
-        if descriptor.flags & DESC_NEXT == 0 {
-            return Ok(());
-        }
-        steps += 1;
-        if steps >= entries || steps >= 1024 {
-            return Err(QueueError::ChainTooLong);
-        }
-        index = u32::from(descriptor.next_or_id);
     }
 }

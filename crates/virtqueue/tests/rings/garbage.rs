@@ -167,7 +167,11 @@ fn g8_rewritten_while_in_use() {
                 }
             });
             let (mut worked, mut broke) = (0, 0);
-            for round in 0..60_000 {
+            // Until the other thread has been seen at work, however late it was given a processor.
+            let enough = |round: u32, broke: u32| round >= 60_000 && broke > 0 || round >= 20_000_000;
+            let mut round = 0u32;
+            while !enough(round, broke) {
+                round += 1;
                 let op = match round % 4 {
                     0 => Op::Pop(64, 1),
                     1 => Op::Reserve(2000, true),
