@@ -3,7 +3,7 @@
 use crate::datapath::Datapath;
 use crate::deliver::{Target, Undelivered};
 use crate::packet::Packet;
-use crate::plan::{Group, Plan, bit, members};
+use crate::plan::{Group, Plan, bit};
 use crate::port::{Port, PortTable, header_len};
 use crate::run::{Run, Verdict};
 use lasthop_flow::{Action, ExactCache};
@@ -126,25 +126,27 @@ impl Forwarder {
         let datapath = self.datapath.clone();
         let mut run = Run::new(datapath.flows(), now_ms);
         self.plan.begin(ahead.dealt);
-        let mut seen = 0;
-        for (i, chain) in chains.list.iter().enumerate() {
-            let Some(packet) = self.packets.get_mut(i) else { break };
+        let mut i = 0;
+        while let (Some(packet), Some(chain)) = (self.packets.get_mut(i), chains.list.get(i)) {
             if ahead.dealt & bit(i) != 0 {
-                seen += 1;
+                i += 1;
                 continue;
             }
             let read = packet.read(chains, chain, header_len, port.id, run.depth);
             let verdict = match read {
                 Err(reason) => Verdict::Drop(reason),
-                Ok(()) if run.repeats(packet) && self.plan.repeat(i) => Verdict::Planned,
                 Ok(()) => run.verdict(&mut self.cache, packet, chains.pieces(chain)),
             };
             if read.is_ok() && ahead.tried & bit(i) == 0 {
-                run.count(packet);
+                run.count(1, packet.frame_len);
             }
             match verdict {
-                Verdict::Planned => {}
-                Verdict::To(to) => self.output(burst, i, to, true),
+                Verdict::To(to) => {
+                    self.output(burst, i, to, true);
+                    if ahead == Ahead::default() && self.plan.repeats() {
+                        i += self.repeat(burst, &mut run, i + 1);
+                    }
+                }
                 Verdict::Many(flow) => self.output_all(burst, i, &flow.actions),
                 Verdict::Drop(reason) => self.drop(burst, i, reason),
                 Verdict::Miss => {
@@ -161,10 +163,34 @@ impl Forwarder {
                     }
                 }
             }
-            seen += 1;
+            i += 1;
         }
         run.end();
-        seen
+        i
+    }
+
+    /// Has packets from the `first` on that are the same as the one before go where that went; returns how many are.
+    #[inline]
+    fn repeat(&mut self, burst: &Burst<'_, '_>, run: &mut Run<'_>, first: usize) -> usize {
+        let (Some(link), Some(packets), Some(chains)) =
+            (run.link, self.packets.get_mut(first..), burst.chains.list.get(first..))
+        else {
+            return 0;
+        };
+        let (mut n, mut bytes) = (0, 0);
+        for (packet, chain) in packets.iter_mut().zip(chains) {
+            // One that turns out to be another is read anew: only one reading of it counts.
+            if !packet.read_link(burst.chains, chain, burst.port.id) || packet.link() != link {
+                break;
+            }
+            n += 1;
+            bytes += packet.frame_len;
+        }
+        if n > 0 {
+            self.plan.repeat(u64::MAX >> (BURST - n) << first);
+            run.count(n, bytes);
+        }
+        n
     }
 
     fn drop(&mut self, burst: &Burst<'_, '_>, packet: usize, reason: DropReason) {
@@ -320,13 +346,23 @@ fn fill(
     let mut target = Target::new(active, &memory, mtu, &queue.counters, group.packets.count_ones() as usize);
     let mut error = None;
     let mut held = plan.is_held(group.port, group.queue);
-    for i in members(group.packets) {
+    let mut left = group.packets;
+    while left != 0 {
+        if error.is_none() && !held {
+            let done = target.deliver_at_once(packets, burst.chains, left);
+            plan.dealt |= done;
+            left &= !done;
+            if left == 0 {
+                break;
+            }
+        }
+        let i = left.trailing_zeros() as usize;
+        left &= left.wrapping_sub(1);
         if held && plan.may_wait(i) {
             continue;
         }
         let (Some(packet), Some(chain)) = (packets.get(i), burst.chains.list.get(i)) else { continue };
         let result = match error {
-            None if target.deliver_at_once(packet, burst.chains.single(chain)) => Ok(()),
             None => target.deliver(packet, burst.chains.pieces(chain)),
             Some(_) => Err(Undelivered::Drop(DropReason::ReceiverBroken)),
         };

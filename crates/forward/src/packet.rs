@@ -62,24 +62,30 @@ impl Packet {
         port: PortId,
         depth: Depth,
     ) -> Result<(), DropReason> {
-        self.frame_len = (chain.len as usize).saturating_sub(header_len);
-        (self.header_len, self.port, self.offload) = (header_len, port, Offload::None);
-        // Most often nothing is asked for, and all is in one piece.
-        if let (Some(piece), VnetHdr::LEN, Depth::L2) = (chains.single(chain), header_len, depth)
-            && let Some(link) = piece.read_array::<LINK_LEN>(VnetHdr::LEN)
-            && self.frame_len <= MAX_FRAME_LEN
-            && let Some([0, 0, ..]) = piece.read_array::<{ VnetHdr::LEN }>(0)
-        {
-            if let Some(snapshot) = self.snapshot.first_chunk_mut() {
-                *snapshot = link;
-            }
-            self.snapshot_len = LINK_LEN;
+        if (header_len, depth) == (VnetHdr::LEN, Depth::L2) && self.read_link(chains, chain, port) {
             return Ok(());
         }
+        self.frame_len = (chain.len as usize).saturating_sub(header_len);
+        (self.header_len, self.port, self.offload) = (header_len, port, Offload::None);
         if chain.bad {
             return Err(DropReason::BadChain);
         }
         self.read_all(chains.pieces(chain))
+    }
+
+    /// Takes a snapshot for [`Depth::L2`] of what most packets are: they ask for nothing, have a header of
+    /// [`VnetHdr::LEN`], are in one piece and not among the shortest. False if it is not that.
+    #[inline]
+    pub(crate) fn read_link(&mut self, chains: &Chains<'_>, chain: &Chain, port: PortId) -> bool {
+        let Some(piece) = chains.single(chain) else { return false };
+        let Some(link) = piece.read_array::<LINK_LEN>(VnetHdr::LEN) else { return false };
+        let Some([0, 0, ..]) = piece.read_array::<{ VnetHdr::LEN }>(0) else { return false };
+        if let Some(snapshot) = self.snapshot.first_chunk_mut() {
+            *snapshot = link;
+        }
+        (self.snapshot_len, self.frame_len, self.header_len) = (LINK_LEN, piece.len() - VnetHdr::LEN, VnetHdr::LEN);
+        (self.port, self.offload) = (port, Offload::None);
+        self.frame_len <= MAX_FRAME_LEN
     }
 
     /// As [`Packet::read`] for a whole frame that lies in `piece`, without a virtio-net header.

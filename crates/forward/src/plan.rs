@@ -37,16 +37,6 @@ pub(crate) fn bit(i: usize) -> u64 {
     1 << (i & 63)
 }
 
-/// The packets of a set, in the order they came.
-#[inline]
-pub(crate) fn members(mut set: u64) -> impl Iterator<Item = usize> {
-    std::iter::from_fn(move || {
-        let i = (set != 0).then_some(set.trailing_zeros() as usize);
-        set &= set.wrapping_sub(1);
-        i
-    })
-}
-
 impl Plan {
     /// Forgets the last burst. `dealt` is what was dealt with of this one before.
     pub(crate) fn begin(&mut self, dealt: u64) {
@@ -101,13 +91,19 @@ impl Plan {
         self.last = None;
     }
 
-    /// Adds a delivery to where the last one went that may wait. False if there is none.
+    /// Whether what is the same as the last packet goes where that went.
     #[inline]
-    pub(crate) fn repeat(&mut self, packet: usize) -> bool {
-        let Some(group) = self.last.and_then(|n| self.groups.get_mut(n)) else { return false };
-        group.packets |= bit(packet);
-        self.may_wait |= bit(packet);
-        true
+    pub(crate) fn repeats(&self) -> bool {
+        self.last.is_some()
+    }
+
+    /// Adds these packets to where the last one went.
+    #[inline]
+    pub(crate) fn repeat(&mut self, packets: u64) {
+        if let Some(group) = self.last.and_then(|n| self.groups.get_mut(n)) {
+            group.packets |= packets;
+            self.may_wait |= packets;
+        }
     }
 
     /// The `n`th receiver.

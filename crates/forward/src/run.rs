@@ -9,8 +9,6 @@ use std::sync::Arc;
 
 /// What is to become of a packet.
 pub(crate) enum Verdict {
-    /// It goes where the last went.
-    Planned,
     To(PortId),
     Many(Arc<Flow>),
     Drop(DropReason),
@@ -24,8 +22,8 @@ pub(crate) struct Run<'a> {
     pub(crate) depth: Depth,
     now_ms: u64,
     flow: Option<Arc<Flow>>,
-    /// [`Packet::link`] of the last packet, if that is all that the flow was found by.
-    link: Option<[u64; 2]>,
+    /// [`Packet::link`] of the last packet, if it goes to one port and that is all that this was found by.
+    pub(crate) link: Option<[u64; 2]>,
     packets: u64,
     bytes: u64,
 }
@@ -33,12 +31,6 @@ pub(crate) struct Run<'a> {
 impl<'a> Run<'a> {
     pub(crate) fn new(flows: &'a FlowTable, now_ms: u64) -> Self {
         Self { flows, depth: flows.depth(), now_ms, flow: None, link: None, packets: 0, bytes: 0 }
-    }
-
-    /// Whether a packet is the same as the last, as far as any flow looks, and goes where that went.
-    #[inline]
-    pub(crate) fn repeats(&self, packet: &Packet) -> bool {
-        self.link == Some(packet.link())
     }
 
     /// The flow's word on a packet. `pieces` is what it was read from.
@@ -89,11 +81,11 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Adds a packet to the statistics of its flow.
+    /// Adds to the statistics of the flow.
     #[inline]
-    pub(crate) fn count(&mut self, packet: &Packet) {
-        self.packets += 1;
-        self.bytes += packet.frame_len as u64;
+    pub(crate) fn count(&mut self, packets: usize, bytes: usize) {
+        self.packets += packets as u64;
+        self.bytes += bytes as u64;
     }
 
     /// Writes the statistics.

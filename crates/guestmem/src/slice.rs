@@ -223,7 +223,7 @@ impl<'m> GuestSlice<'m> {
 
     #[inline]
     fn holds_bytes(&self, offset: usize, size: usize) -> bool {
-        offset <= self.len && self.len - offset >= size
+        self.len.checked_sub(size).is_some_and(|last| offset <= last)
     }
 
     #[inline]
@@ -267,7 +267,8 @@ impl<const ALIGN: usize> PinnedSlice<ALIGN> {
     #[inline]
     fn at<T>(&self, offset: usize) -> Option<*mut T> {
         const { assert!(align_of::<T>() <= ALIGN) };
-        let fits = offset.is_multiple_of(align_of::<T>()) && offset < self.len && self.len - offset >= size_of::<T>();
+        let last = self.len.checked_sub(size_of::<T>());
+        let fits = offset.is_multiple_of(align_of::<T>()) && last.is_some_and(|last| offset <= last);
         fits.then(|| self.ptr.wrapping_add(offset).cast())
     }
 
