@@ -19,6 +19,13 @@ pub struct ExactCache {
 
 const WAYS: usize = 4;
 
+/// A place in the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    index: usize,
+    way: usize,
+}
+
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Set {
@@ -33,18 +40,25 @@ impl ExactCache {
         Self { sets: (0..sets).map(|_| Set::default()).collect(), victim: 0 }
     }
 
-    /// The flow that a key met before. `key` has been extracted to `depth` and `hash` is its
+    /// Where the flow lies that a key met before. `key` has been extracted to `depth` and `hash` is its
     /// [`hash_key`](crate::hash_key) at that depth.
     #[inline]
-    pub fn get(&self, key: &FlowKey, depth: Depth, hash: u64) -> Option<&Arc<Flow>> {
-        let set = &self.sets[self.index(hash)];
+    pub fn find(&self, key: &FlowKey, depth: Depth, hash: u64) -> Option<Slot> {
+        let index = self.index(hash);
+        let set = &self.sets[index];
         let way = set.tags.iter().position(|tag| *tag == hash)?;
         let flow = set.flows[way].as_ref()?;
-        (!flow.is_dead() && flow.depth() <= depth && flow.matches(key)).then_some(flow)
+        (!flow.is_dead() && flow.depth() <= depth && flow.matches(key)).then_some(Slot { index, way })
     }
 
-    /// Remembers that the key with this hash met this flow.
-    pub fn put(&mut self, hash: u64, flow: &Arc<Flow>) {
+    /// What lies there. Good until the next [`ExactCache::put`].
+    #[inline]
+    pub fn get(&self, slot: Slot) -> Option<&Arc<Flow>> {
+        self.sets.get(slot.index)?.flows.get(slot.way)?.as_ref()
+    }
+
+    /// Remembers that the key with this hash met this flow; where.
+    pub fn put(&mut self, hash: u64, flow: Arc<Flow>) -> Slot {
         let index = self.index(hash);
         let set = &mut self.sets[index];
         let same = set.tags.iter().position(|tag| *tag == hash);
@@ -54,7 +68,8 @@ impl ExactCache {
             self.victim % WAYS
         });
         set.tags[way] = hash;
-        set.flows[way] = Some(Arc::clone(flow));
+        set.flows[way] = Some(flow);
+        Slot { index, way }
     }
 
     /// Forgets everything; also lets go of the memory of dead flows.

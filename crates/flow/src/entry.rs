@@ -85,35 +85,64 @@ impl Flow {
     }
 }
 
-/// What a flow has carried. Any thread may add and read.
+/// What a flow has carried. Any thread may add and read. Nearly always one thread carries all packets of a flow: the first
+/// that does owns counters of its own and needs no atomic addition; all others share the rest.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct FlowStats {
+    /// The [`WriterId`] that owns the first two counters; 0 while nobody does.
+    owner: AtomicU64,
     packets: AtomicU64,
     bytes: AtomicU64,
+    others_packets: AtomicU64,
+    others_bytes: AtomicU64,
     last_used_ms: AtomicU64,
+}
+
+/// Who adds to statistics: unique in the process, one for each thread that carries packets.
+#[derive(Clone, Copy, Debug)]
+pub struct WriterId(u64);
+
+impl Default for WriterId {
+    fn default() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self(NEXT.fetch_add(1, Relaxed))
+    }
 }
 
 impl FlowStats {
     /// Adds what one burst carried; `now_ms` is the clock that [`FlowTable::insert`](crate::FlowTable::insert) gets.
     #[inline]
-    pub fn add(&self, packets: u64, bytes: u64, now_ms: u64) {
-        self.packets.fetch_add(packets, Relaxed);
-        self.bytes.fetch_add(bytes, Relaxed);
+    pub fn add(&self, writer: WriterId, packets: u64, bytes: u64, now_ms: u64) {
+        let owner = self.owner.load(Relaxed);
+        if owner == writer.0 || owner == 0 && self.owner.compare_exchange(0, writer.0, Relaxed, Relaxed).is_ok() {
+            self.packets.store(self.packets.load(Relaxed).wrapping_add(packets), Relaxed);
+            self.bytes.store(self.bytes.load(Relaxed).wrapping_add(bytes), Relaxed);
+        } else {
+            self.others_packets.fetch_add(packets, Relaxed);
+            self.others_bytes.fetch_add(bytes, Relaxed);
+        }
         // Not one atomic step: of two workers either one's time will do.
         if self.last_used_ms() < now_ms {
             self.last_used_ms.store(now_ms, Relaxed);
         }
     }
 
+    /// Carries the statistics of a flow that this one replaces over.
+    pub(crate) fn inherit(&self, old: &Self) {
+        self.others_packets.fetch_add(old.packets(), Relaxed);
+        self.others_bytes.fetch_add(old.bytes(), Relaxed);
+        self.last_used_ms.fetch_max(old.last_used_ms(), Relaxed);
+    }
+
     /// Packets so far.
     pub fn packets(&self) -> u64 {
-        self.packets.load(Relaxed)
+        self.packets.load(Relaxed).wrapping_add(self.others_packets.load(Relaxed))
     }
 
     /// Their bytes.
     pub fn bytes(&self) -> u64 {
-        self.bytes.load(Relaxed)
+        self.bytes.load(Relaxed).wrapping_add(self.others_bytes.load(Relaxed))
     }
 
     /// When a packet last met the flow, or when it was installed.
@@ -134,6 +163,26 @@ mod tests {
         assert!(offset_of!(Flow, dead) < 128);
         assert_eq!(offset_of!(Flow, stats) % 64, 0);
         assert_eq!(size_of::<FlowStats>(), 64);
+    }
+
+    #[test]
+    fn nothing_is_lost_between_writers() {
+        let stats = FlowStats::default();
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let writer = WriterId::default();
+                    for now in 0..20_000 {
+                        stats.add(writer, 1, 60, now);
+                    }
+                });
+            }
+        });
+        assert_eq!((stats.packets(), stats.bytes(), stats.last_used_ms()), (60_000, 3_600_000, 19_999));
+        let heir = FlowStats::default();
+        heir.inherit(&stats);
+        heir.add(WriterId::default(), 1, 60, 5);
+        assert_eq!((heir.packets(), heir.bytes(), heir.last_used_ms()), (60_001, 3_600_060, 19_999));
     }
 
     #[test]

@@ -21,8 +21,8 @@ mod table;
 #[cfg(any(test, feature = "testutil"))]
 pub mod testutil;
 
-pub use cache::ExactCache;
-pub use entry::{Flow, FlowStats};
+pub use cache::{ExactCache, Slot};
+pub use entry::{Flow, FlowStats, WriterId};
 pub use hash::hash_key;
 pub use spec::{Action, FlowSpec};
 pub use table::{FlowTable, InsertError, Lookup, MAX_MASKS};

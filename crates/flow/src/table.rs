@@ -93,7 +93,7 @@ impl FlowTable {
             return Err(InsertError::TooManyMasks);
         }
         if let Some(old) = inner.take(&flow.key, &flow.mask) {
-            flow.stats.add(old.stats.packets(), old.stats.bytes(), old.stats.last_used_ms());
+            flow.stats.inherit(&old.stats);
         } else {
             while inner.len >= self.limit {
                 let Some(oldest) = inner.lru.pop() else { break };

@@ -48,6 +48,7 @@ pub enum Step {
 pub fn compare(steps: impl IntoIterator<Item = Step>) {
     const LIMIT: usize = 8;
     let (table, mut model) = (FlowTable::new(LIMIT), Model::default());
+    let writer = crate::WriterId::default();
     let mut cache = ExactCache::new(8);
     for (now, step) in steps.into_iter().enumerate() {
         let now = now as u64;
@@ -73,7 +74,7 @@ pub fn compare(steps: impl IntoIterator<Item = Step>) {
             Step::Packet(key) => {
                 let depth = table.depth();
                 let hash = hash_key(&key, depth);
-                let cached = cache.get(&key, depth, hash).cloned();
+                let cached = cache.find(&key, depth, hash).and_then(|slot| cache.get(slot)).cloned();
                 let found = match table.lookup(&key, depth) {
                     Lookup::Flow(flow) => Some(flow),
                     Lookup::Miss => None,
@@ -85,11 +86,11 @@ pub fn compare(steps: impl IntoIterator<Item = Step>) {
                     assert!(right.contains(&&flow.spec()), "{:?} among {:?}", flow.spec(), right);
                 }
                 if let Some(flow) = cached.or(found) {
-                    flow.stats.add(1, 60, now);
+                    flow.stats.add(writer, 1, 60, now);
                     let used = model.0.iter().position(|(f, _)| *f == flow.spec());
                     // Kept in order of installation among equals by time alone: every step has its own.
                     model.0[used.unwrap()].1 = now;
-                    cache.put(hash, &flow);
+                    cache.put(hash, flow);
                 }
             }
             Step::Rank => table.rank(),

@@ -6,7 +6,7 @@ use crate::packet::Packet;
 use crate::plan::{Group, Plan, bit};
 use crate::port::{Port, PortTable, header_len};
 use crate::run::{Run, Verdict};
-use lasthop_flow::{Action, ExactCache};
+use lasthop_flow::{Action, ExactCache, WriterId};
 use lasthop_frame::Depth;
 use lasthop_types::{DropReason, PortId};
 use lasthop_virtqueue::{Active, Ahead, BURST, Chains, Queue, QueueError, QueueGuard};
@@ -40,6 +40,7 @@ pub struct Forwarder {
     pub(crate) ports: Arc<PortTable>,
     ports_generation: u64,
     cache: ExactCache,
+    writer: WriterId,
     packets: Box<[Packet]>,
     plan: Plan,
 }
@@ -60,6 +61,7 @@ impl Forwarder {
             ports: datapath.ports(),
             ports_generation: datapath.ports_generation(),
             cache: ExactCache::new(CACHE_ENTRIES),
+            writer: WriterId::default(),
             packets: vec![Packet::default(); BURST].into_boxed_slice(),
             plan: Plan::default(),
             datapath,
@@ -124,7 +126,7 @@ impl Forwarder {
     fn judge(&mut self, burst: &Burst<'_, '_>, header_len: usize) -> usize {
         let &Burst { port, queue, chains, ahead, now_ms } = burst;
         let datapath = self.datapath.clone();
-        let mut run = Run::new(datapath.flows(), now_ms);
+        let mut run = Run::new(datapath.flows(), self.writer, now_ms);
         self.plan.begin(ahead.dealt);
         let mut i = 0;
         while let (Some(packet), Some(chain)) = (self.packets.get_mut(i), chains.list.get(i)) {
@@ -165,7 +167,7 @@ impl Forwarder {
             }
             i += 1;
         }
-        run.end();
+        run.end(&self.cache);
         i
     }
 

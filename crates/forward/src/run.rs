@@ -1,7 +1,7 @@
 //! Packets of one flow that follow each other: the flow is looked up, and its statistics are written, once.
 
 use crate::packet::Packet;
-use lasthop_flow::{Action, ExactCache, Flow, FlowTable, Lookup, hash_key};
+use lasthop_flow::{Action, ExactCache, Flow, FlowTable, Lookup, Slot, WriterId, hash_key};
 use lasthop_frame::{Depth, is_plain_link};
 use lasthop_guestmem::GuestSlice;
 use lasthop_types::{DropReason, PortId};
@@ -18,10 +18,12 @@ pub(crate) enum Verdict {
 /// The packets of a burst seen since the flow last changed.
 pub(crate) struct Run<'a> {
     flows: &'a FlowTable,
+    writer: WriterId,
     /// How deep flows look.
     pub(crate) depth: Depth,
     now_ms: u64,
-    flow: Option<Arc<Flow>>,
+    /// Where in the cache the flow is that the last packet met.
+    slot: Option<Slot>,
     /// [`Packet::link`] of the last packet, if it goes to one port and that is all that this was found by.
     pub(crate) link: Option<[u64; 2]>,
     packets: u64,
@@ -29,11 +31,11 @@ pub(crate) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    pub(crate) fn new(flows: &'a FlowTable, now_ms: u64) -> Self {
-        Self { flows, depth: flows.depth(), now_ms, flow: None, link: None, packets: 0, bytes: 0 }
+    pub(crate) fn new(flows: &'a FlowTable, writer: WriterId, now_ms: u64) -> Self {
+        Self { flows, writer, depth: flows.depth(), now_ms, slot: None, link: None, packets: 0, bytes: 0 }
     }
 
-    /// The flow's word on a packet. `pieces` is what it was read from.
+    /// The flow's word on a packet. `pieces` is what it was read from; `cache` is the same in all calls.
     pub(crate) fn verdict(
         &mut self,
         cache: &mut ExactCache,
@@ -42,12 +44,12 @@ impl<'a> Run<'a> {
     ) -> Verdict {
         packet.extract(self.depth);
         // Flows that overlap agree, so the one that the last packet met is as good as any other.
-        if !self.flow.as_ref().is_some_and(|flow| flow.depth() <= self.depth && flow.matches(&packet.key)) {
-            self.end();
-            self.flow = self.look_up(cache, packet, pieces);
+        if !self.flow(cache).is_some_and(|flow| flow.depth() <= self.depth && flow.matches(&packet.key)) {
+            self.end(cache);
+            self.slot = self.look_up(cache, packet, pieces);
         }
-        let Some(flow) = &self.flow else { return Verdict::Miss };
         self.link = None;
+        let Some(flow) = self.flow(cache) else { return Verdict::Miss };
         match *flow.actions {
             [] => Verdict::Drop(DropReason::Policy),
             [Action::Output(to)] => {
@@ -59,19 +61,21 @@ impl<'a> Run<'a> {
         }
     }
 
+    #[inline]
+    fn flow<'c>(&self, cache: &'c ExactCache) -> Option<&'c Arc<Flow>> {
+        self.slot.and_then(|slot| cache.get(slot))
+    }
+
     /// Asks the cache, then the classifier; again if a flow came that looks deeper than the packet was classified to.
-    fn look_up(&self, cache: &mut ExactCache, packet: &mut Packet, pieces: &[GuestSlice<'_>]) -> Option<Arc<Flow>> {
-        packet.hash = hash_key(&packet.key, self.depth);
-        if let Some(flow) = cache.get(&packet.key, self.depth, packet.hash) {
-            return Some(flow.clone());
-        }
+    fn look_up(&self, cache: &mut ExactCache, packet: &mut Packet, pieces: &[GuestSlice<'_>]) -> Option<Slot> {
         let mut depth = self.depth;
+        packet.hash = hash_key(&packet.key, depth);
+        if let Some(slot) = cache.find(&packet.key, depth, packet.hash) {
+            return Some(slot);
+        }
         loop {
             match self.flows.lookup(&packet.key, depth) {
-                Lookup::Flow(flow) => {
-                    cache.put(packet.hash, &flow);
-                    return Some(flow);
-                }
+                Lookup::Flow(flow) => return Some(cache.put(packet.hash, flow)),
                 Lookup::Miss => return None,
                 Lookup::Deeper(deeper) => {
                     depth = deeper;
@@ -90,12 +94,12 @@ impl<'a> Run<'a> {
 
     /// Writes the statistics.
     #[inline]
-    pub(crate) fn end(&mut self) {
-        if let Some(flow) = self.flow.take()
+    pub(crate) fn end(&mut self, cache: &ExactCache) {
+        if let Some(flow) = self.flow(cache)
             && self.packets > 0
         {
-            flow.stats.add(self.packets, self.bytes, self.now_ms);
+            flow.stats.add(self.writer, self.packets, self.bytes, self.now_ms);
         }
-        (self.link, self.packets, self.bytes) = (None, 0, 0);
+        (self.slot, self.link, self.packets, self.bytes) = (None, None, 0, 0);
     }
 }

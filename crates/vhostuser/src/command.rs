@@ -127,15 +127,15 @@ struct Parser<'b> {
 
 impl Parser<'_> {
     fn descriptors(&self, got: usize, wanted: usize) -> SyntaxError {
-        SyntaxError::Descriptors { request: self.request, got, wanted }
+        SyntaxError::Descriptors(self.request, got, wanted)
     }
 
     fn value(&self, value: u64) -> SyntaxError {
-        SyntaxError::Value { request: self.request, value }
+        SyntaxError::Value(self.request, value)
     }
 
     fn size(&self) -> SyntaxError {
-        SyntaxError::Size { request: self.request, size: self.body.len() }
+        SyntaxError::Size(self.request, self.body.len())
     }
 
     fn sized(&self, size: usize) -> Result<(), SyntaxError> {

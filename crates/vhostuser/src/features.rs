@@ -1,5 +1,8 @@
 //! Feature bits by name: virtio's (Virtual I/O Device 1.3, §5.1.3 and §6) and vhost-user's own.
 
+// Those never offered have their names for messages only; the specifications say what they are.
+#![allow(missing_docs)]
+
 use std::fmt::Write;
 
 bitflags::bitflags! {
@@ -10,13 +13,10 @@ bitflags::bitflags! {
         const CSUM = 1 << 0;
         /// The guest takes packets whose checksum is not complete.
         const GUEST_CSUM = 1 << 1;
-        /// The guest may change its GUEST_ offloads at run time.
         const CTRL_GUEST_OFFLOADS = 1 << 2;
         /// The device tells its greatest MTU.
         const MTU = 1 << 3;
-        /// The device has a MAC address. The front-end's business.
         const MAC = 1 << 5;
-        /// Legacy: any segmentation the guest likes.
         const GSO = 1 << 6;
         /// The guest takes TCP over IPv4 packets longer than its MTU.
         const GUEST_TSO4 = 1 << 7;
@@ -38,21 +38,15 @@ bitflags::bitflags! {
         const MRG_RXBUF = 1 << 15;
         /// The configuration space tells whether the link is up.
         const STATUS = 1 << 16;
-        /// There is a control queue. The front-end serves it.
         const CTRL_VQ = 1 << 17;
-        /// Receive modes through the control queue.
         const CTRL_RX = 1 << 18;
-        /// VLAN filter through the control queue.
         const CTRL_VLAN = 1 << 19;
-        /// More receive modes.
         const CTRL_RX_EXTRA = 1 << 20;
         /// The guest announces itself after migration; without it the front-end asks us to (SEND_RARP).
         const GUEST_ANNOUNCE = 1 << 21;
         /// More than one queue pair.
         const MQ = 1 << 22;
-        /// MAC address through the control queue.
         const CTRL_MAC_ADDR = 1 << 23;
-        /// Legacy: an interrupt whenever the ring runs empty.
         const NOTIFY_ON_EMPTY = 1 << 24;
         /// vhost: log every write for live migration.
         const LOG_ALL = 1 << 26;
@@ -66,21 +60,15 @@ bitflags::bitflags! {
         const PROTOCOL_FEATURES = 1 << 30;
         /// Not a legacy device.
         const VERSION_1 = 1 << 32;
-        /// Addresses go through an IOMMU.
         const ACCESS_PLATFORM = 1 << 33;
         /// Packed rings.
         const RING_PACKED = 1 << 34;
         /// Buffers are used in the order in which they were made available.
         const IN_ORDER = 1 << 35;
-        /// Memory accesses are ordered by the platform's barriers.
         const ORDER_PLATFORM = 1 << 36;
-        /// Single root I/O virtualization.
         const SR_IOV = 1 << 37;
-        /// Kicks carry data.
         const NOTIFICATION_DATA = 1 << 38;
-        /// The device says what data.
         const NOTIF_CONFIG_DATA = 1 << 39;
-        /// One ring can be reset alone.
         const RING_RESET = 1 << 40;
         /// The guest takes UDP over IPv4 packets to be segmented.
         const GUEST_USO4 = 1 << 54;
@@ -88,17 +76,11 @@ bitflags::bitflags! {
         const GUEST_USO6 = 1 << 55;
         /// The guest may send UDP packets to be segmented.
         const HOST_USO = 1 << 56;
-        /// The device reports a hash per packet.
         const HASH_REPORT = 1 << 57;
-        /// The guest tells the length of its headers exactly.
         const GUEST_HDRLEN = 1 << 59;
-        /// Receive side scaling.
         const RSS = 1 << 60;
-        /// Receive segment coalescing.
         const RSC_EXT = 1 << 61;
-        /// Standby of a passthrough device.
         const STANDBY = 1 << 62;
-        /// The configuration space tells the link's speed.
         const SPEED_DUPLEX = 1 << 63;
     }
 }
@@ -109,7 +91,6 @@ bitflags::bitflags! {
     pub struct ProtocolFeatures: u64 {
         /// More than one queue pair; GET_QUEUE_NUM.
         const MQ = 1 << 0;
-        /// The dirty log is shared memory.
         const LOG_SHMFD = 1 << 1;
         /// SEND_RARP.
         const RARP = 1 << 2;
@@ -119,39 +100,26 @@ bitflags::bitflags! {
         const NET_MTU = 1 << 4;
         /// A channel for requests of the back-end.
         const BACKEND_REQ = 1 << 5;
-        /// Rings of the other byte order.
         const CROSS_ENDIAN = 1 << 6;
-        /// Crypto devices.
         const CRYPTO_SESSION = 1 << 7;
-        /// Post-copy migration.
         const PAGEFAULT = 1 << 8;
-        /// GET_CONFIG and SET_CONFIG.
         const CONFIG = 1 << 9;
-        /// Descriptors on the back-end's channel.
         const BACKEND_SEND_FD = 1 << 10;
-        /// Doorbells mapped into the guest.
         const HOST_NOTIFIER = 1 << 11;
         /// GET_INFLIGHT_FD and SET_INFLIGHT_FD.
         const INFLIGHT_SHMFD = 1 << 12;
         /// RESET_DEVICE.
         const RESET_DEVICE = 1 << 13;
-        /// Kicks and calls as messages.
         const INBAND_NOTIFICATIONS = 1 << 14;
         /// GET_MAX_MEM_SLOTS, ADD_MEM_REG and REM_MEM_REG.
         const CONFIGURE_MEM_SLOTS = 1 << 15;
         /// GET_STATUS and SET_STATUS.
         const STATUS = 1 << 16;
-        /// Xen grants.
         const XEN_MMAP = 1 << 17;
-        /// Shared buffers between devices.
         const SHARED_OBJECT = 1 << 18;
-        /// Migration of the back-end's own state.
         const DEVICE_STATE = 1 << 19;
-        /// GET_VRING_BASE leaves requests in flight.
         const GET_VRING_BASE_INFLIGHT = 1 << 20;
-        /// Guest addresses where there were the front-end's own.
         const GPA_ADDRESSES = 1 << 21;
-        /// Files of the back-end mapped into the guest.
         const SHMEM = 1 << 22;
     }
 }

@@ -22,29 +22,18 @@ const SPLIT_ENTRY: usize = 16;
 const PACKED_ENTRY: usize = 32;
 const VERSION: u16 = 1;
 
-/// Why an inflight region cannot be made or used.
+/// Why an inflight region cannot be made or used: the messages say it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)]
 pub enum InflightError {
-    /// No queues, or more than the port has.
     #[error("inflight region for {0} queues")]
     Queues(u16),
-    /// Not a size a ring can have.
     #[error("inflight region for queues of {0} entries")]
     QueueSize(u16),
-    /// Too small for its queues, or at an offset that is no multiple of 8.
     #[error("inflight region of {size} bytes at offset {offset} cannot hold {needed} bytes")]
-    Area {
-        /// Bytes it has.
-        size: u64,
-        /// Where it starts in the file.
-        offset: u64,
-        /// Bytes it needs.
-        needed: u64,
-    },
-    /// It cannot be mapped.
+    Area { size: u64, offset: u64, needed: u64 },
     #[error("inflight region: {0}")]
     Map(#[from] MapError),
-    /// The kernel gave no memory for it.
     #[error("inflight region: {0}")]
     Create(Errno),
 }

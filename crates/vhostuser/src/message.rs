@@ -218,75 +218,37 @@ impl std::fmt::Display for Request {
     }
 }
 
-/// A message's form is wrong. The stream may be out of step, so the connection ends.
+/// A message's form is wrong, as the messages say. The stream may be out of step, so the connection ends.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)]
 pub enum SyntaxError {
-    /// Version bits.
-    #[error("request {request}: protocol version {version}; lasthop speaks version 1")]
-    Version {
-        /// The request's number.
-        request: u32,
-        /// The version found.
-        version: u32,
-    },
-    /// The reply flag on a request, or a flag nobody knows.
-    #[error("request {request}: flags {flags:#x} make no sense on a request")]
-    Flags {
-        /// The request's number.
-        request: u32,
-        /// The flags found.
-        flags: u32,
-    },
-    /// Longer than any message.
-    #[error("request {request}: body of {size} bytes; the longest there is has {MAX_BODY}")]
-    TooLong {
-        /// The request's number.
-        request: u32,
-        /// Bytes announced.
-        size: u32,
-    },
-    /// Not the size the request has.
-    #[error("{request}: body of {size} bytes does not fit the request")]
-    Size {
-        /// Which request.
-        request: Request,
-        /// Bytes found.
-        size: usize,
-    },
-    /// Too few or too many descriptors.
-    #[error("{request}: {got} descriptors came with it, {wanted} belong to it")]
-    Descriptors {
-        /// Which request.
-        request: Request,
-        /// How many came.
-        got: usize,
-        /// How many belong to it.
-        wanted: usize,
-    },
-    /// More than [`MAX_FDS`] descriptors, or more than this process may still open: the kernel dropped some.
+    #[error("request {0}: protocol version {1}; lasthop speaks version 1")]
+    Version(u32, u32),
+    #[error("request {0}: flags {1:#x} make no sense on a request")]
+    Flags(u32, u32),
+    #[error("request {0}: body of {1} bytes; the longest there is has {MAX_BODY}")]
+    TooLong(u32, u32),
+    #[error("{0}: body of {1} bytes does not fit the request")]
+    Size(Request, usize),
+    #[error("{0}: {1} descriptors came with it, {2} belong to it")]
+    Descriptors(Request, usize, usize),
     #[error("too many descriptors came with one message (or this process has no room for more)")]
     Truncated,
-    /// Bits that must be zero are not, or a value is neither of those defined.
-    #[error("{request}: {value:#x} is not a value this request can have")]
-    Value {
-        /// Which request.
-        request: Request,
-        /// What it said.
-        value: u64,
-    },
+    #[error("{0}: {1:#x} is not a value this request can have")]
+    Value(Request, u64),
 }
 
 /// Judges a header alone: version, flags, size.
 pub fn check_header(h: &Header) -> Result<(), SyntaxError> {
     let (request, flags, size) = (h.request.get(), h.flags.get(), h.size.get());
     if flags & flag::VERSION_MASK != flag::VERSION {
-        return Err(SyntaxError::Version { request, version: flags & flag::VERSION_MASK });
+        return Err(SyntaxError::Version(request, flags & flag::VERSION_MASK));
     }
     if flags & !(flag::VERSION_MASK | flag::NEED_REPLY) != 0 {
-        return Err(SyntaxError::Flags { request, flags });
+        return Err(SyntaxError::Flags(request, flags));
     }
     if size as usize > MAX_BODY {
-        return Err(SyntaxError::TooLong { request, size });
+        return Err(SyntaxError::TooLong(request, size));
     }
     Ok(())
 }
@@ -321,10 +283,10 @@ mod tests {
         let header = |flags: u32, size: u32| Header { request: 1.into(), flags: flags.into(), size: size.into() };
         assert_eq!(check_header(&header(1, 0)), Ok(()));
         assert_eq!(check_header(&header(9, 512)), Ok(()));
-        assert!(matches!(check_header(&header(2, 0)), Err(SyntaxError::Version { version: 2, .. })));
-        assert!(matches!(check_header(&header(5, 0)), Err(SyntaxError::Flags { .. })));
-        assert!(matches!(check_header(&header(0x11, 0)), Err(SyntaxError::Flags { .. })));
-        assert!(matches!(check_header(&header(1, 513)), Err(SyntaxError::TooLong { .. })));
-        assert!(matches!(check_header(&header(1, u32::MAX)), Err(SyntaxError::TooLong { .. })));
+        assert!(matches!(check_header(&header(2, 0)), Err(SyntaxError::Version(_, 2))));
+        assert!(matches!(check_header(&header(5, 0)), Err(SyntaxError::Flags(..))));
+        assert!(matches!(check_header(&header(0x11, 0)), Err(SyntaxError::Flags(..))));
+        assert!(matches!(check_header(&header(1, 513)), Err(SyntaxError::TooLong(..))));
+        assert!(matches!(check_header(&header(1, u32::MAX)), Err(SyntaxError::TooLong(..))));
     }
 }

@@ -62,70 +62,42 @@ pub enum SessionEvent {
     Refused(SessionError),
 }
 
-/// Why a well-formed request cannot be carried out.
+/// Why a well-formed request cannot be carried out: the messages say it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)]
 pub enum Refusal {
-    /// No request has this number.
     #[error("no request has this number")]
     Unknown,
-    /// It needs something that we do not offer.
     #[error("lasthop does not offer this")]
     NotOffered,
-    /// It needs a protocol feature that the front-end did not accept.
     #[error("protocol feature {} was not negotiated", ProtocolFeatures::describe(*.0))]
     NotNegotiated(u64),
-    /// Virtio features that were not offered.
     #[error("features not offered: {}", Features::describe(*.0))]
     Features(u64),
-    /// Virtio features changed under running rings.
     #[error("features change while rings run: {}", Features::describe(*.0))]
     FeaturesWhileRunning(u64),
-    /// Protocol features that were not offered.
     #[error("protocol features not offered: {}", ProtocolFeatures::describe(*.0))]
     ProtocolFeatures(u64),
-    /// No such ring.
     #[error("ring index {index} is beyond the port's {rings} rings")]
-    RingIndex {
-        /// What the front-end said.
-        index: u32,
-        /// How many there are.
-        rings: usize,
-    },
-    /// A size that no ring may have.
+    RingIndex { index: u32, rings: usize },
     #[error("ring size {0} is not allowed (split: a power of two, both: 1 to 32768)")]
     RingSize(u32),
-    /// Size, addresses or base of a running ring.
     #[error("ring {0} runs: it cannot be changed before GET_VRING_BASE stops it")]
     RingRunning(u32),
-    /// A base that is no ring position.
     #[error("ring base {0:#x} is not allowed")]
     RingBase(u32),
-    /// A region that cannot be added.
     #[error("{0}")]
     Memory(#[from] MapError),
-    /// A region that is not there cannot be removed.
     #[error("no memory region of {size} bytes at {guest_addr:#x} (front-end address {user_addr:#x})")]
-    NoRegion {
-        /// Guest physical address.
-        guest_addr: u64,
-        /// Address in the front-end.
-        user_addr: u64,
-        /// Bytes.
-        size: u64,
-    },
-    /// An MTU outside of 68 to 65535.
+    NoRegion { guest_addr: u64, user_addr: u64, size: u64 },
     #[error("MTU {0} is not between 68 and 65535")]
     Mtu(u64),
-    /// A device status of more than eight bits.
     #[error("device status {0:#x} has more than eight bits")]
     Status(u64),
-    /// An address that no guest can have.
     #[error("{0} is not the address of a guest")]
     Address(MacAddr),
-    /// A kick, call or error descriptor that is neither eventfd nor pipe nor socket, or is broken.
     #[error("the descriptor is not an eventfd, pipe or socket")]
     Descriptor,
-    /// An inflight region that cannot be.
     #[error("{0}")]
     Inflight(#[from] InflightError),
 }

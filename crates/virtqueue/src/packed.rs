@@ -179,6 +179,10 @@ impl PackedRing {
             }
             next.advance(slots, self.size);
             free -= u32::from(slots);
+            if device_writes {
+                // It will be read two lines of descriptors later, then marked used.
+                self.desc.prefetch_for_write(16 * (usize::from(next.index) + 8));
+            }
         }
         self.next_avail = next;
         result

@@ -112,6 +112,13 @@ impl SplitRing {
             }
             next = next.wrapping_add(1);
         }
+        if device_writes {
+            // Each of them gets an entry of its own: eight to a cache line.
+            for n in (0..next.wrapping_sub(self.next_avail)).step_by(8) {
+                let slot = usize::from(self.next_avail.wrapping_add(n)) & self.mask;
+                self.used.prefetch_for_write(4 + 8 * slot);
+            }
+        }
         self.next_avail = next;
         result
     }

@@ -18,7 +18,7 @@ fn packet(last: u8) -> FlowKey {
 }
 
 fn ask(cache: &ExactCache, key: &FlowKey) -> bool {
-    cache.get(key, Depth::L2, hash_key(key, Depth::L2)).is_some()
+    cache.find(key, Depth::L2, hash_key(key, Depth::L2)).is_some()
 }
 
 #[test]
@@ -31,18 +31,18 @@ fn dead_flows_are_never_returned() {
     let table = FlowTable::new(2);
     let mut cache = ExactCache::new(64);
     let flow = flow_to(&table, 1);
-    cache.put(hash_key(&packet(1), Depth::L2), &flow);
+    cache.put(hash_key(&packet(1), Depth::L2), flow.clone());
     assert!(ask(&cache, &packet(1)) && !ask(&cache, &packet(2)));
     table.remove(&flow.key, &flow.mask);
     assert!(!ask(&cache, &packet(1)), "removed");
 
     let flow = flow_to(&table, 1);
-    cache.put(hash_key(&packet(1), Depth::L2), &flow);
+    cache.put(hash_key(&packet(1), Depth::L2), flow.clone());
     flow_to(&table, 1);
     assert!(!ask(&cache, &packet(1)), "replaced");
 
     let flow = flow_to(&table, 5);
-    cache.put(hash_key(&packet(5), Depth::L2), &flow);
+    cache.put(hash_key(&packet(5), Depth::L2), flow.clone());
     for last in 6..9 {
         flow_to(&table, last);
     }
@@ -53,13 +53,13 @@ fn dead_flows_are_never_returned() {
 fn equal_hashes_of_different_keys_are_told_apart() {
     let table = FlowTable::new(10);
     let mut cache = ExactCache::new(64);
-    cache.put(42, &flow_to(&table, 1));
-    assert!(cache.get(&packet(1), Depth::L2, 42).is_some());
-    assert!(cache.get(&packet(2), Depth::L2, 42).is_none());
-    cache.put(42, &flow_to(&table, 2));
-    assert!(cache.get(&packet(2), Depth::L2, 42).is_some());
-    cache.put(0, &flow_to(&table, 3));
-    assert!(cache.get(&packet(3), Depth::L2, 0).is_some(), "zero is a hash like any other");
+    cache.put(42, flow_to(&table, 1));
+    assert!(cache.find(&packet(1), Depth::L2, 42).is_some());
+    assert!(cache.find(&packet(2), Depth::L2, 42).is_none());
+    cache.put(42, flow_to(&table, 2));
+    assert!(cache.find(&packet(2), Depth::L2, 42).is_some());
+    cache.put(0, flow_to(&table, 3));
+    assert!(cache.find(&packet(3), Depth::L2, 0).is_some(), "zero is a hash like any other");
 }
 
 #[test]
@@ -72,9 +72,9 @@ fn a_flow_deeper_than_the_key_is_not_met() {
         epoch: 0,
     };
     let mut cache = ExactCache::new(64);
-    cache.put(7, &table.insert(spec, 0).unwrap());
-    assert!(cache.get(&packet(1), Depth::L2, 7).is_none(), "its port is not known to be 0");
-    assert!(cache.get(&packet(1), Depth::L4, 7).is_some());
+    cache.put(7, table.insert(spec, 0).unwrap());
+    assert!(cache.find(&packet(1), Depth::L2, 7).is_none(), "its port is not known to be 0");
+    assert!(cache.find(&packet(1), Depth::L4, 7).is_some());
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn holds_what_fits_and_lets_go() {
     let mut cache = ExactCache::new(4);
     let flows: Vec<_> = (0..200).map(|last| flow_to(&table, last)).collect();
     for (last, flow) in flows.iter().enumerate() {
-        cache.put(hash_key(&packet(last as u8), Depth::L2), flow);
+        cache.put(hash_key(&packet(last as u8), Depth::L2), flow.clone());
         assert!(ask(&cache, &packet(last as u8)));
     }
     let known = (0..200).filter(|last| ask(&cache, &packet(*last))).count();

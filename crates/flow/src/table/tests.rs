@@ -1,4 +1,5 @@
 use super::*;
+use crate::WriterId;
 use crate::testutil::{Step, compare};
 use proptest::prelude::*;
 
@@ -45,7 +46,7 @@ fn a_packet_meets_its_flow_until_it_is_removed() {
 fn replacing_kills_the_old_flow_and_keeps_its_counts() {
     let table = FlowTable::new(10);
     let old = table.insert(to_mac(1), 5).unwrap();
-    old.stats.add(3, 200, 77);
+    old.stats.add(WriterId::default(), 3, 200, 77);
     let new = table.insert(FlowSpec { actions: vec![], epoch: 2, ..to_mac(1) }, 80).unwrap();
     assert!(old.is_dead() && !new.is_dead());
     assert_eq!(table.len(), 1);
@@ -57,8 +58,8 @@ fn replacing_kills_the_old_flow_and_keeps_its_counts() {
 fn the_least_recently_used_flow_goes_first() {
     let table = FlowTable::new(4);
     let flows: Vec<_> = (0..4).map(|i| table.insert(to_mac(i), u64::from(i)).unwrap()).collect();
-    flows[0].stats.add(1, 60, 100);
-    flows[2].stats.add(1, 60, 50);
+    flows[0].stats.add(WriterId::default(), 1, 60, 100);
+    flows[2].stats.add(WriterId::default(), 1, 60, 50);
     let mut gone = vec![];
     for i in 10..14 {
         table.insert(to_mac(i), 200).unwrap();
