@@ -88,6 +88,7 @@ fn totals(t: &PortTotals) -> Totals {
         segments: t.segments,
         checksums: t.checksums,
         notifications: t.notifications,
+        busy_ns: t.busy_ns,
         drops: t.drops.iter().map(|(r, n)| Drops { reason: r.name().into(), packets: *n }).collect(),
     }
 }

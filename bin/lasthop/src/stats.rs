@@ -78,7 +78,7 @@ fn render(stats: &Stats, verbose: bool) -> String {
         number("DROPPED"),
     ];
     if verbose {
-        columns.extend(["REPLICATED", "MISSED", "SEGMENTS", "CHECKSUMS", "KICKS", "INTERRUPTS"].map(number));
+        columns.extend(["REPLICATED", "MISSED", "SEGMENTS", "CHECKSUMS", "KICKS", "INTERRUPTS", "BUSY MS"].map(number));
     }
     let mut table = Table::new(&columns);
     for p in &stats.ports {
@@ -86,7 +86,7 @@ fn render(stats: &Stats, verbose: bool) -> String {
         let mut cells = vec![from.packets, from.bytes, to.packets, to.bytes, dropped(p)];
         if verbose {
             cells.extend([from.replicated, from.missed, to.segments, to.checksums]);
-            cells.extend([from.notifications, to.notifications]);
+            cells.extend([from.notifications, to.notifications, from.busy_ns / 1_000_000]);
         }
         let numbers = cells.into_iter().map(|n| n.to_string());
         table.row(std::iter::once(p.name.clone()).chain(numbers).collect());

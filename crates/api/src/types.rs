@@ -86,6 +86,8 @@ pub struct Totals {
     pub checksums: u64,
     /// Kicks received or interrupts sent.
     pub notifications: u64,
+    /// From the guest: nanoseconds in which the switch was busy with its packets.
+    pub busy_ns: u64,
     /// Packets not delivered, by reason; only reasons that occurred.
     pub drops: Vec<Drops>,
 }

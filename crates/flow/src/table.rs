@@ -21,7 +21,6 @@ pub struct FlowTable {
     limit: usize,
     len: AtomicUsize,
     depth: AtomicU8,
-    generation: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -77,7 +76,6 @@ impl FlowTable {
             limit: limit.max(1),
             len: AtomicUsize::new(0),
             depth: AtomicU8::new(Depth::L2 as u8),
-            generation: AtomicU64::new(0),
         }
     }
 
@@ -181,12 +179,6 @@ impl FlowTable {
         }
     }
 
-    /// Changes with every flow that comes or goes. Without a lock.
-    #[inline]
-    pub fn generation(&self) -> u64 {
-        self.generation.load(Relaxed)
-    }
-
     /// All flows, in no order.
     pub fn flows(&self) -> Vec<Arc<Flow>> {
         self.read().subtables.iter().flat_map(|s| &s.flows).cloned().collect()
@@ -213,7 +205,6 @@ impl FlowTable {
         let depth = inner.subtables.iter().map(|s| s.depth).max().unwrap_or_default();
         self.depth.store(depth as u8, Relaxed);
         self.len.store(inner.len, Relaxed);
-        self.generation.fetch_add(1, Relaxed);
     }
 
     // A panic while the lock was held cannot leave it worse than one change half made: go on.

@@ -43,7 +43,13 @@ impl Datapath {
     /// Milliseconds since the switch started: the clock of flow statistics and of waiting packets.
     #[inline]
     pub fn now_ms(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+        self.ms_at(Instant::now())
+    }
+
+    /// The same clock at another time.
+    #[inline]
+    pub fn ms_at(&self, at: Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.started).as_millis()).unwrap_or(u64::MAX)
     }
 
     /// Readable when [`Datapath::take_missed`] or [`Datapath::take_broken`] has something; drain it first.

@@ -102,7 +102,7 @@ impl Misses {
             slots.all.push(Slot { packet: Box::default(), id, queue, since_ms: now_ms, use_: Use::Free });
         }
         let Some(s) = slots.all.get_mut(slot) else { return false };
-        s.packet.clone_from_other(packet);
+        s.packet.as_mut().clone_from(packet);
         (s.id, s.queue, s.since_ms, s.use_) = (id, queue, now_ms, Use::Waiting);
         slots.untold.push_back(slot);
         // Same layout as in the guest: header room, snapshot, payload; what was judged is what is kept.
@@ -155,7 +155,7 @@ impl Misses {
         slots.untold.retain(|slot| *slot != at);
         let slot = slots.all.get_mut(at)?;
         slot.use_ = Use::Leaving;
-        packet.clone_from_other(&slot.packet);
+        packet.clone_from(&slot.packet);
         Some(Left { queue: slot.queue, slot: at })
     }
 

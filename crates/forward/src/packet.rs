@@ -162,12 +162,6 @@ impl Packet {
         hash_key(&key, Depth::L4)
     }
 
-    /// Becomes a copy of `other`.
-    #[inline]
-    pub(crate) fn clone_from_other(&mut self, other: &Self) {
-        self.clone_from(other);
-    }
-
     /// The snapshot.
     #[inline]
     pub(crate) fn header(&self) -> &[u8] {

@@ -19,42 +19,24 @@ pub struct RegionSpec {
     pub mmap_offset: u64,
 }
 
-/// Why guest memory cannot be mapped. The text is what `lasthop port list` shows.
+/// Why guest memory cannot be mapped: the messages say it. The text is what `lasthop port list` shows.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)]
 pub enum MapError {
-    /// Size 0.
     #[error("memory region at {0:#x} is empty")]
     Empty(u64),
-    /// Address plus size passes 2^64.
     #[error("memory region at {0:#x} wraps around the end of the address space")]
     Wraps(u64),
-    /// Two regions share guest or user addresses.
     #[error("memory region at {0:#x} overlaps another")]
     Overlaps(u64),
-    /// More than [`crate::MAX_REGIONS`].
     #[error("more than {max} memory regions", max = crate::MAX_REGIONS)]
     TooMany,
-    /// The region reaches past the end of its file.
     #[error("memory region at {guest_addr:#x} needs {needed} bytes of its file, which has {length}")]
-    FileTooShort {
-        /// Which region.
-        guest_addr: u64,
-        /// Offset plus size.
-        needed: u64,
-        /// The file's length.
-        length: u64,
-    },
-    /// The kernel refused.
+    FileTooShort { guest_addr: u64, needed: u64, length: u64 },
     #[error(
         "memory region at {guest_addr:#x} cannot be mapped: {errno}; guest memory must be shared (QEMU: memory-backend-memfd or -file with share=on)"
     )]
-    Refused {
-        /// Which region.
-        guest_addr: u64,
-        /// What mmap or fstat said.
-        errno: Errno,
-    },
-    /// The table of mappings that the fault handler watches is full.
+    Refused { guest_addr: u64, errno: Errno },
     #[error("too many guest memory regions in this process")]
     NoSlot,
 }

@@ -162,8 +162,7 @@ impl Server {
         let mut rounds = 0;
         let mut last_work = Instant::now();
         loop {
-            let now_ms = self.datapath.now_ms();
-            if self.round(now_ms) > 0 {
+            if self.round(Instant::now()) > 0 {
                 rounds += 1;
                 if rounds % ROUNDS_BETWEEN_KICKS == 0 {
                     last_work = Instant::now();
@@ -191,7 +190,8 @@ impl Server {
     }
 
     /// One burst from each active queue; returns how many packets there were.
-    fn round(&mut self, now_ms: u64) -> usize {
+    fn round(&mut self, mut now: Instant) -> usize {
+        let now_ms = self.datapath.ms_at(now);
         let mut packets = 0;
         let mut i = 0;
         while let Some(&n) = self.active.get(i) {
@@ -200,7 +200,13 @@ impl Server {
                 continue;
             };
             let outcome = self.forwarder.run(&served.port, served.queue, now_ms);
-            packets += outcome.packets;
+            if outcome.packets > 0 {
+                packets += outcome.packets;
+                let since = std::mem::replace(&mut now, Instant::now());
+                if let Some(queue) = served.port.queues.get(usize::from(served.queue)) {
+                    queue.counters.busy_ns.add((now - since).as_nanos() as u64);
+                }
+            }
             served.held = outcome.held;
             if outcome.stalled {
                 served.active = false;

@@ -41,6 +41,9 @@ pub struct PortCounters {
     pub checksums: Counter,
     /// Kicks received (from_guest) or interrupts sent (to_guest).
     pub notifications: Counter,
+    /// from_guest only: nanoseconds in which packets from it were switched, to wherever they went. Written by the worker
+    /// that serves the queue, of which there is one.
+    pub busy_ns: Counter,
     /// Undelivered packets by reason; indexed by `DropReason as usize`.
     pub drops: DropCounters,
 }
@@ -87,6 +90,8 @@ pub struct PortTotals {
     pub checksums: u64,
     /// See [`PortCounters::notifications`].
     pub notifications: u64,
+    /// See [`PortCounters::busy_ns`].
+    pub busy_ns: u64,
     /// Reasons with a count above zero, in the order of [`crate::DROP_REASONS`].
     pub drops: Vec<(DropReason, u64)>,
 }
@@ -101,6 +106,7 @@ impl PortTotals {
         self.segments += c.segments.get();
         self.checksums += c.checksums.get();
         self.notifications += c.notifications.get();
+        self.busy_ns += c.busy_ns.get();
         for &reason in crate::DROP_REASONS {
             let n = c.drops.get(reason);
             if n == 0 {

@@ -102,36 +102,27 @@ pub enum Refusal {
     Inflight(#[from] InflightError),
 }
 
-/// Why a connection ended (or, inside [`SessionEvent::Refused`], what was refused). The text is the line for the log.
+/// Why a connection ended, as the messages say (or, inside [`SessionEvent::Refused`], what was refused). The text is the line for the log.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)]
 pub enum SessionError {
-    /// The front-end closed the connection between two messages: the normal end.
     #[error("the front-end disconnected")]
     Closed,
-    /// It closed the connection in the middle of a message.
     #[error("the front-end disconnected in the middle of a message")]
     ClosedMidMessage,
-    /// It connected and said nothing for [`crate::SILENCE`].
     #[error("the front-end connected and said nothing")]
     Silent,
-    /// It began a message and did not end it within [`crate::HALF_MESSAGE`].
     #[error("the front-end sent half a message and stopped")]
     HalfMessage,
-    /// It does not read its replies.
     #[error("the front-end does not read its replies")]
     RepliesUnread,
-    /// The form of a message is wrong.
     #[error("{0}")]
     Syntax(#[from] SyntaxError),
-    /// The meaning of a message is wrong.
     #[error("{request}: {why}")]
     Refused {
-        /// Name or number of the request.
         request: String,
-        /// Why.
         why: Refusal,
     },
-    /// Any other error of the socket.
     #[error("socket: {0}")]
     Io(Errno),
 }

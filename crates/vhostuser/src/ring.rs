@@ -1,22 +1,5 @@
-//! One vring as the front-end has described it, and its state (specification, "Ring states").
-//!
-//! ```text
-//!               KICK, something still missing
-//!   +---------+ ----------------------------> +---------+
-//!   | Stopped |                               | Waiting |
-//!   +---------+ <---------------------------- +---------+
-//!     |     ^            GET_VRING_BASE         |     |
-//!     |     |                                   |     |
-//!     |     +---------------+     the rest came |     | the rest came
-//!     | KICK                |                   |     | and is no ring
-//!     v                     |                   |     v
-//!   +---------+ ------------+ <-----------------|-- +--------+
-//!   | Running |   GET_VRING_BASE                |   | Failed |
-//!   +---------+ <-------------------------------+   +--------+
-//!        |                                              ^
-//!        +----------------------------------------------+
-//!          its memory went away, or its guest broke it
-//! ```
+//! One vring as the front-end has described it, and its state (specification, "Ring states");
+//! docs/architecture.md has a picture of them.
 //!
 //! | state | NUM, ADDR, BASE with a new value | KICK | memory changes | GET_VRING_BASE, resets |
 //! |---|---|---|---|---|
