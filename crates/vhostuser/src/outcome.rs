@@ -119,10 +119,7 @@ pub enum SessionError {
     #[error("{0}")]
     Syntax(#[from] SyntaxError),
     #[error("{request}: {why}")]
-    Refused {
-        request: String,
-        why: Refusal,
-    },
+    Refused { request: String, why: Refusal },
     #[error("socket: {0}")]
     Io(Errno),
 }
