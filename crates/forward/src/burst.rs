@@ -182,7 +182,7 @@ impl Forwarder {
         let (mut n, mut bytes) = (0, 0);
         for (packet, chain) in packets.iter_mut().zip(chains) {
             // One that turns out to be another is read anew: only one reading of it counts.
-            if !packet.read_link(burst.chains, chain, burst.port.id) || packet.link() != link {
+            if !packet.read_link(chain, burst.port.id) || packet.link() != link {
                 break;
             }
             n += 1;

@@ -77,7 +77,7 @@ impl<'a> Target<'a> {
         while left != 0 && self.header_len == VnetHdr::LEN {
             let i = left.trailing_zeros() as usize;
             let (Some(packet), Some(chain)) = (packets.get(i), chains.list.get(i)) else { break };
-            let (Some(from), Some(header)) = (chains.single(chain), packet.usual_header()) else { break };
+            let (Some(from), Some(header)) = (chain.single(), packet.usual_header()) else { break };
             let len = VnetHdr::LEN + packet.frame_len;
             if packet.offload != Offload::None || packet.frame_len > self.any_frame {
                 break;

@@ -57,12 +57,12 @@ impl Packet {
     pub(crate) fn read(
         &mut self,
         chains: &Chains<'_>,
-        chain: &Chain,
+        chain: &Chain<'_>,
         header_len: usize,
         port: PortId,
         depth: Depth,
     ) -> Result<(), DropReason> {
-        if (header_len, depth) == (VnetHdr::LEN, Depth::L2) && self.read_link(chains, chain, port) {
+        if (header_len, depth) == (VnetHdr::LEN, Depth::L2) && self.read_link(chain, port) {
             return Ok(());
         }
         self.frame_len = (chain.len as usize).saturating_sub(header_len);
@@ -76,8 +76,8 @@ impl Packet {
     /// Takes a snapshot for [`Depth::L2`] of what most packets are: they ask for nothing, have a header of
     /// [`VnetHdr::LEN`], are in one piece and not among the shortest. False if it is not that.
     #[inline]
-    pub(crate) fn read_link(&mut self, chains: &Chains<'_>, chain: &Chain, port: PortId) -> bool {
-        let Some(piece) = chains.single(chain) else { return false };
+    pub(crate) fn read_link(&mut self, chain: &Chain<'_>, port: PortId) -> bool {
+        let Some(piece) = chain.single() else { return false };
         let Some(link) = piece.read_array::<LINK_LEN>(VnetHdr::LEN) else { return false };
         let Some([0, 0, ..]) = piece.read_array::<{ VnetHdr::LEN }>(0) else { return false };
         if let Some(snapshot) = self.snapshot.first_chunk_mut() {

@@ -20,6 +20,9 @@ pub struct GuestSlice<'m> {
 unsafe impl Send for GuestSlice<'_> {}
 
 impl<'m> GuestSlice<'m> {
+    /// No bytes of no memory.
+    pub const EMPTY: Self = Self { ptr: std::ptr::dangling_mut(), len: 0, memory: PhantomData };
+
     /// # Safety
     /// `[ptr, ptr + len)` is mapped readable and writable for all of `'m`.
     #[inline]

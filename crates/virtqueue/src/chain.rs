@@ -14,9 +14,11 @@ pub const MAX_CHAINS: usize = 256;
 /// (1024 descriptors), because a buffer that crosses from one region into another counts twice.
 pub const MAX_PIECES: usize = 2048;
 
-/// One chain: some of the pieces in [`Chains::pieces`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Chain {
+/// One chain: a piece of memory, or some of those in [`Chains::pieces`].
+#[derive(Clone, Copy, Debug)]
+pub struct Chain<'m> {
+    /// Its memory, if it is one piece: then `first` only counts in a ring that the device writes to.
+    piece: GuestSlice<'m>,
     /// Split: index of the head descriptor. Packed: buffer id.
     pub(crate) id: u16,
     /// Ring slots it takes (always 1 in a split ring's available ring).
@@ -34,7 +36,7 @@ pub struct Chain {
 #[derive(Debug, Default)]
 pub struct Chains<'m> {
     /// The chains, in the order in which the driver made them available.
-    pub list: ArrayVec<Chain, MAX_CHAINS>,
+    pub list: ArrayVec<Chain<'m>, MAX_CHAINS>,
     pieces: ArrayVec<GuestSlice<'m>, MAX_PIECES>,
 }
 
@@ -53,28 +55,24 @@ impl<'m> Chains<'m> {
 
     /// The memory of one chain, in order.
     #[inline]
-    pub fn pieces(&self, chain: &Chain) -> &[GuestSlice<'m>] {
+    pub fn pieces<'a>(&'a self, chain: &'a Chain<'m>) -> &'a [GuestSlice<'m>] {
+        if chain.count == 1 {
+            return std::slice::from_ref(&chain.piece);
+        }
         let first = usize::from(chain.first);
         self.pieces.get(first..first + usize::from(chain.count)).unwrap_or(&[])
     }
 
-    /// The memory of a chain, if it is one piece.
+    /// The memory of some chains, that the device writes to, one behind the other.
     #[inline]
-    pub fn single(&self, chain: &Chain) -> Option<GuestSlice<'m>> {
-        if chain.count == 1 { self.pieces.get(usize::from(chain.first)).copied() } else { None }
-    }
-
-    /// The memory of some chains that follow each other.
-    #[inline]
-    pub fn span(&self, chains: &[Chain]) -> &[GuestSlice<'m>] {
+    pub(crate) fn span(&self, chains: &[Chain<'m>]) -> &[GuestSlice<'m>] {
         let (Some(first), Some(last)) = (chains.first(), chains.last()) else { return &[] };
         self.pieces.get(usize::from(first.first)..usize::from(last.first) + usize::from(last.count)).unwrap_or(&[])
     }
 
-    /// The memory of all chains, in order.
-    #[inline]
-    pub fn all_pieces(&self) -> &[GuestSlice<'m>] {
-        &self.pieces
+    /// How many pieces of memory all chains have.
+    pub fn count_pieces(&self) -> usize {
+        self.list.iter().map(|chain| usize::from(chain.count)).sum()
     }
 
     /// No room for a chain of any length that drivers build.
@@ -96,6 +94,7 @@ impl<'m> Chains<'m> {
             self.pieces.truncate(builder.first);
         }
         let chain = Chain {
+            piece: self.pieces.get(builder.first).copied().unwrap_or(GuestSlice::EMPTY),
             id,
             slots,
             first: builder.first as u16,
@@ -124,28 +123,35 @@ impl<'m> Chains<'m> {
         }
         let Ok(piece) = memory.piece(descriptor.addr, len) else { return false };
         let first = self.pieces.len() as u16;
-        let chain = Chain { id, slots: 1, first, count: 1, len: descriptor.len, bad: false };
-        if piece.len() != len || self.list.is_full() || !self.push(piece, device_writes) {
+        let chain = Chain { piece, id, slots: 1, first, count: 1, len: descriptor.len, bad: false };
+        if piece.len() != len || self.list.is_full() || device_writes && self.pieces.try_push(piece).is_err() {
             return false;
         }
+        prefetch(&piece, device_writes);
         let _ = self.list.try_push(chain);
         true
-    }
-
-    /// Adds a piece and asks for its first cache lines; false if there is no room.
-    #[inline]
-    fn push(&mut self, piece: GuestSlice<'m>, device_writes: bool) -> bool {
-        if device_writes {
-            piece.prefetch_for_write();
-        } else {
-            piece.prefetch();
-        }
-        self.pieces.try_push(piece).is_ok()
     }
 
     /// Drops the pieces of a chain that turned out to break the ring.
     pub(crate) fn abandon(&mut self, builder: &ChainBuilder) {
         self.pieces.truncate(builder.first);
+    }
+}
+
+impl<'m> Chain<'m> {
+    /// Its memory, if it is one piece.
+    #[inline]
+    pub fn single(&self) -> Option<GuestSlice<'m>> {
+        (self.count == 1).then_some(self.piece)
+    }
+}
+
+#[inline]
+fn prefetch(piece: &GuestSlice<'_>, device_writes: bool) {
+    if device_writes {
+        piece.prefetch_for_write();
+    } else {
+        piece.prefetch();
     }
 }
 
@@ -182,13 +188,14 @@ impl ChainBuilder {
         }
         loop {
             let piece = memory.piece(addr, left).map_err(QueueError::Buffer)?;
-            if !piece.is_empty() && !self.bad && !chains.push(piece, device_writes) {
+            if !piece.is_empty() && !self.bad && chains.pieces.try_push(piece).is_err() {
                 self.bad = true;
             }
             if self.bad {
                 // Nobody will look at its memory, which may lie in hundreds of regions more.
                 return Ok(());
             }
+            prefetch(&piece, device_writes);
             left -= piece.len();
             addr += piece.len() as u64;
             if left == 0 {

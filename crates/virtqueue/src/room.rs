@@ -56,9 +56,9 @@ impl<'m> Room<'m> {
 
     /// Hands out the next chain taken already if that is one piece of memory of `need` bytes or more.
     #[inline]
-    pub fn next_single(&mut self, need: usize) -> Option<(GuestSlice<'m>, &Chain)> {
+    pub fn next_single(&mut self, need: usize) -> Option<(GuestSlice<'m>, &Chain<'m>)> {
         let chain = self.chains.list.get(self.end)?;
-        let piece = self.chains.single(chain).filter(|piece| piece.len() >= need)?;
+        let piece = chain.single().filter(|piece| piece.len() >= need)?;
         self.first = self.end;
         self.end += 1;
         Some((piece, chain))
@@ -136,7 +136,7 @@ impl<'m> Room<'m> {
 
     /// The chains handed out last.
     #[inline]
-    pub fn chains(&self) -> &[Chain] {
+    pub fn chains(&self) -> &[Chain<'m>] {
         self.chains.list.get(self.first..self.end).unwrap_or(&[])
     }
 

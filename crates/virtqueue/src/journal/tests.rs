@@ -66,16 +66,16 @@ impl Crash {
     }
 
     /// Takes all that is there.
-    fn take(&self) -> Vec<Chain> {
+    fn take<'m>(&self, memory: &'m GuestMemory) -> Vec<Chain<'m>> {
         let mut guard = self.queue.lock();
         let active = guard.active().unwrap();
         let mut list = Vec::new();
         loop {
             let mut chains = Chains::new();
             if self.reads() {
-                active.ring.pop(&self.memory, &mut chains, 64).unwrap();
+                active.ring.pop(memory, &mut chains, 64).unwrap();
             } else {
-                active.ring.pop_writable(&self.memory, &mut chains, 64).unwrap();
+                active.ring.pop_writable(memory, &mut chains, 64).unwrap();
             }
             if chains.list.is_empty() {
                 return list;
@@ -90,7 +90,8 @@ impl Crash {
             let pieces = 1 + i % 2;
             let token = self.add(if pieces <= self.driver.free().into() { pieces } else { 1 });
             self.driver.publish();
-            let chains = self.take();
+            let memory = self.memory.clone();
+            let chains = self.take(&memory);
             assert_eq!(chains.len(), 1, "exchange {i}");
             let mut guard = self.queue.lock();
             let active = guard.active().unwrap();
@@ -124,9 +125,10 @@ impl Crash {
 fn killed(packed: bool, size: u16, index: u16, warm_up: u16, pieces: &[u32], shown: usize) {
     let what = format!("packed {packed} size {size} queue {index} warm-up {warm_up} chains {pieces:?} shown {shown}");
     let mut crash = Crash::new(packed, size, index, warm_up);
+    let memory = crash.memory.clone();
     let tokens: Vec<u32> = pieces.iter().map(|n| crash.add(*n)).collect();
     crash.driver.publish();
-    let chains = crash.take();
+    let chains = crash.take(&memory);
     assert_eq!(chains.len(), pieces.len(), "{what}");
     let before = crash.image();
     let mut guard = crash.queue.lock();
@@ -160,7 +162,7 @@ fn killed(packed: bool, size: u16, index: u16, warm_up: u16, pieces: &[u32], sho
     if untouched || (!packed && index == TO_GUEST && shown < chains.len()) {
         // Nothing of it was shown: the buffers serve again.
         assert_eq!(crash.driver.poll_used(), Ok(None), "{what}");
-        let again = crash.take();
+        let again = crash.take(&memory);
         assert_eq!(again.len(), chains.len(), "{what}");
         let mut guard = crash.queue.lock();
         let active = guard.active().unwrap();
