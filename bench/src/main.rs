@@ -7,13 +7,14 @@ mod plot;
 mod record;
 mod results;
 mod scenario;
-mod stop;
+
 mod switch;
 mod table;
 mod testpmd;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Parser, Subcommand};
+use lasthop_bench::stop;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use scenario::{Contender, Cpus, Scenario};
 use std::path::PathBuf;

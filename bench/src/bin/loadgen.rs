@@ -1,0 +1,279 @@
+//! `lasthop-loadgen`: guests for any vhost-user switch.
+
+use clap::{CommandFactory, Parser};
+use lasthop_bench::load::frame::Vary;
+use lasthop_bench::load::{
+    self, Check, FlowOrder, Listening, Notify, Observer, Pattern, Report, Settings, Sizes, Socket,
+};
+use lasthop_bench::stop::{self, Failure, Outcome, failed};
+use lasthop_sys::CpuList;
+use lasthop_tests_vm::proc;
+use serde::Serialize;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Plays guests over any vhost-user back-end: sends, receives, checks and measures
+///
+/// Each socket is a port with a virtio network card. By default the generator listens on it and the switch connects; with
+/// `,client` it connects to the switch. Before the traffic every port says to everybody where it is, so that a learning
+/// switch knows. Lengths of frames are without checksum.
+///
+/// Exit codes: 0 when everything was measured, 1 when something was lost, reordered, doubled or damaged and
+/// --strict was given, 2 when it could not be measured, 130 when it was stopped.
+#[derive(Parser)]
+#[command(name = "lasthop-loadgen", version, after_help = EXAMPLES)]
+struct Arguments {
+    /// Sockets of the ports, two at least: PATH, or PATH,client to connect to it
+    #[arg(value_name = "PATH[,client]", required_unless_present = "man", value_parser = socket)]
+    sockets: Vec<Socket>,
+    /// Who sends to whom
+    #[arg(long, value_enum, default_value_t = Pattern::BothWays)]
+    pattern: Pattern,
+    /// Lengths of frames in bytes, in turn with commas between; `imix` for 64, 594 and 1514 (7:4:1); `gso` for 64 KiB TCP
+    /// packets that the receiver's card would cut
+    #[arg(long, default_value = "64", value_name = "BYTES")]
+    size: Sizes,
+    /// Packets a second, all senders together, evenly spaced [default: as many as go]
+    #[arg(long, value_name = "N")]
+    rate: Option<f64>,
+    /// Packets of each sender on their way at most; with the pattern `loop`, how many go round each way
+    #[arg(long, value_name = "N")]
+    window: Option<u32>,
+    /// Flows of each sender to each receiver
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    flows: u32,
+    /// What tells flows apart
+    #[arg(long, value_enum, default_value_t)]
+    vary: Vary,
+    /// Which flow comes next
+    #[arg(long, value_enum, default_value_t)]
+    flow_order: FlowOrder,
+    /// How much of what is received is checked [default: order; with the pattern `loop`: count]
+    #[arg(long, value_enum)]
+    check: Option<Check>,
+    /// Measure times from when a packet was due to when it was received; always on with a rate and where packets come back
+    #[arg(long)]
+    latency: bool,
+    /// Packed rings instead of split ones
+    #[arg(long)]
+    packed: bool,
+    /// Entries of each ring
+    #[arg(long, default_value_t = 1024, value_name = "N")]
+    ring: u16,
+    /// Queue pairs of each port; flows are spread over them
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    queues: u16,
+    /// Bytes of a receive buffer; longer frames take several
+    #[arg(long, default_value_t = 2048, value_name = "BYTES")]
+    rx_buffer: usize,
+    /// Do not accept VIRTIO_F_IN_ORDER
+    #[arg(long)]
+    no_in_order: bool,
+    /// What guests with nothing to do do
+    #[arg(long, value_enum, default_value_t)]
+    notify: Notify,
+    /// CPUs to run on, one thread on each [default: one thread, anywhere]
+    #[arg(long, value_name = "LIST")]
+    cpus: Option<CpuList>,
+    /// Guest memory in huge pages: auto, yes, no
+    #[arg(long, default_value = "auto", value_name = "WHEN", value_parser = ["auto", "yes", "no"])]
+    huge: String,
+    /// Seconds of traffic before the measurement
+    #[arg(long, default_value_t = 0.5, value_name = "N")]
+    warmup: f64,
+    /// Seconds to measure
+    #[arg(long, default_value_t = 5.0, value_name = "N")]
+    seconds: f64,
+    /// Seconds to wait for the switch
+    #[arg(long, default_value_t = 30.0, value_name = "N")]
+    patience: f64,
+    /// Processes of the switch, with their children: their processor time is shown
+    #[arg(long, value_name = "PID", value_delimiter = ',')]
+    pid: Vec<u32>,
+    /// Fail when anything was lost, reordered, doubled or damaged
+    #[arg(long)]
+    strict: bool,
+    /// JSON instead of text
+    #[arg(long)]
+    json: bool,
+    /// Write the manual page to this directory and do nothing else
+    #[arg(long, value_name = "DIR", hide = true)]
+    man: Option<PathBuf>,
+}
+
+const EXAMPLES: &str = "Examples:
+  lasthop run --port a=/tmp/a,client --port b=/tmp/b,client &
+  lasthop-loadgen /tmp/a /tmp/b --pattern loop --cpus 0
+      as many 64-byte packets as go, both ways
+  lasthop-loadgen /tmp/a /tmp/b --pattern echo --rate 100000 --pid $(pgrep -x lasthop)
+      times there and back, and processor time of the switch, at 100 000 packets a second
+  lasthop-loadgen /tmp/a /tmp/b --size imix --flows 100000 --check content --rate 50000 --strict
+      fails if a byte is wrong or a packet is lost
+  lasthop-loadgen /tmp/a /tmp/b /tmp/c /tmp/d --pattern incast --window 256 --json
+      three guests send to the fourth
+  lasthop run --port a=/tmp/a --port b=/tmp/b &
+  lasthop-loadgen /tmp/a,client /tmp/b,client --size gso --ring 256 --rx-buffer 4096 --window 64
+      64 KiB packets, over sockets on which the switch listens";
+
+fn socket(text: &str) -> Result<Socket, String> {
+    let (path, listen) = match text.strip_suffix(",client") {
+        Some(path) => (path, false),
+        None => (text, true),
+    };
+    if path.is_empty() || path.contains(',') {
+        return Err("PATH or PATH,client".into());
+    }
+    Ok(Socket { path: path.into(), listen })
+}
+
+fn settings(a: &Arguments) -> Outcome<Settings> {
+    let time = |name: &str, seconds: f64| {
+        Duration::try_from_secs_f64(seconds).map_err(|e| failed(format!("--{name} {seconds}: {e}")))
+    };
+    let circulates = a.pattern.circulates();
+    let settings = Settings {
+        sizes: a.size.clone(),
+        rate: a.rate,
+        window: a.window,
+        flows: a.flows,
+        vary: a.vary,
+        flow_order: a.flow_order,
+        check: a.check.unwrap_or(if circulates { Check::Count } else { Check::Order }),
+        latency: a.latency || a.pattern.returns() || (a.rate.is_some() && a.check != Some(Check::Count)),
+        packed: a.packed,
+        ring_size: a.ring,
+        queues: a.queues,
+        rx_buffer: a.rx_buffer,
+        in_order: !a.no_in_order,
+        notify: a.notify,
+        cpus: a.cpus.as_ref().map(|c| c.iter().collect()).unwrap_or_default(),
+        huge: match a.huge.as_str() {
+            "yes" => Some(true),
+            "no" => Some(false),
+            _ => None,
+        },
+        warmup: time("warmup", a.warmup)?,
+        length: time("seconds", a.seconds)?,
+        patience: time("patience", a.patience)?,
+        ..Settings::new(a.sockets.clone(), a.pattern)
+    };
+    settings.validate()?;
+    Ok(settings)
+}
+
+/// Processor time of the switch.
+struct Cpu {
+    roots: Vec<u32>,
+    before: u64,
+    /// Nanoseconds, and packets meanwhile.
+    spent: Option<(u64, f64)>,
+}
+
+impl Cpu {
+    fn now(&self) -> u64 {
+        self.roots.iter().flat_map(|p| proc::tree(*p)).map(proc::cpu_ns).sum()
+    }
+}
+
+impl Observer for Cpu {
+    fn begin(&mut self) -> Outcome<()> {
+        self.before = self.now();
+        Ok(())
+    }
+
+    fn end(&mut self, packets: f64) -> Outcome<()> {
+        self.spent = Some((self.now().saturating_sub(self.before), packets));
+        Ok(())
+    }
+}
+
+/// The JSON document.
+#[derive(Serialize)]
+struct Document {
+    #[serde(flatten)]
+    report: Report,
+    /// Of the switch's processes, per received packet; without --pid unknown.
+    switch_ns_per_packet: Option<f64>,
+    /// Of one CPU.
+    switch_cpu_percent: Option<f64>,
+}
+
+fn play(a: &Arguments) -> Outcome<bool> {
+    let settings = settings(a)?;
+    if let Some(gone) = a.pid.iter().find(|p| !proc::alive(**p)) {
+        return Err(failed(format!("there is no process {gone}")));
+    }
+    stop::watch()?;
+    lasthop_guestmem::install_fault_handler();
+    let listening: Listening = load::listen(&settings)?;
+    let mut cpu = Cpu { roots: a.pid.clone(), before: 0, spent: None };
+    let report = load::run(&settings, &listening, &stop::check, &mut cpu)?;
+    let spent = cpu.spent.filter(|(_, packets)| !a.pid.is_empty() && *packets > 0.0);
+    let document = Document {
+        switch_ns_per_packet: spent.map(|(ns, packets)| ns as f64 / packets),
+        switch_cpu_percent: spent.map(|(ns, _)| ns as f64 / report.seconds / 1e7),
+        report,
+    };
+    if a.json {
+        println!("{}", serde_json::to_string_pretty(&document).map_err(failed)?);
+    } else {
+        print!("{}", document.report.text());
+        if let (Some(ns), Some(percent)) = (document.switch_ns_per_packet, document.switch_cpu_percent) {
+            println!("switch     {ns:.1} ns of processor time a packet, {percent:.1} % of a CPU");
+        }
+    }
+    let r = &document.report;
+    Ok(!a.strict || r.lost + r.reordered + r.doubled + r.damaged == 0)
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    if let Some(dir) = &arguments.man {
+        return match clap_mangen::generate_to(Arguments::command(), dir) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(e) => {
+                eprintln!("lasthop-loadgen: {}: {e}; name a directory that can be written to", dir.display());
+                ExitCode::from(2)
+            }
+        };
+    }
+    match play(&arguments) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(Failure::Stopped) => {
+            eprintln!("lasthop-loadgen: stopped");
+            ExitCode::from(130)
+        }
+        Err(Failure::Failed(why)) => {
+            eprintln!("lasthop-loadgen: {why}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent_and_its_examples_hold() {
+        Arguments::command().debug_assert();
+        let examples = EXAMPLES.lines().map(str::trim).filter(|l| l.starts_with("lasthop-loadgen"));
+        let mut count = 0;
+        for line in examples {
+            let words = line.replace("$(pgrep -x lasthop)", "1");
+            let parsed = Arguments::try_parse_from(words.split(' ')).unwrap_or_else(|e| panic!("{line}: {e}"));
+            settings(&parsed).unwrap_or_else(|e| panic!("{line}: {e:?}"));
+            count += 1;
+        }
+        assert!(count >= 4);
+    }
+
+    #[test]
+    fn sockets_are_understood() {
+        assert_eq!(socket("/a,client").unwrap(), Socket { path: "/a".into(), listen: false });
+        assert_eq!(socket("/a").unwrap(), Socket { path: "/a".into(), listen: true });
+        assert!(socket("/a,server").is_err() && socket(",client").is_err());
+    }
+}

@@ -1,0 +1,4 @@
+//! What both programs of this package share: the load generator.
+
+pub mod load;
+pub mod stop;

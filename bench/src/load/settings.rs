@@ -1,0 +1,325 @@
+//! What the generator is to play.
+
+use super::frame::{self, Vary};
+use super::{Outcome, Socket, failed};
+use lasthop_vhostuser::Features;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Who sends to whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Pattern {
+    /// Port 0 to port 1, 2 to 3, and so on
+    OneWay,
+    /// Port 0 to port 1 and back, 2 to 3 and back, and so on: different packets each way
+    BothWays,
+    /// All others to port 0
+    Incast,
+    /// Every port to every other
+    AllToAll,
+    /// Port 0 to everybody, by broadcast
+    Broadcast,
+    /// Port 0 to port 1, which sends each packet back; the time there and back is measured
+    Echo,
+    /// As echo, one packet at a time
+    PingPong,
+    /// A fixed number of packets goes from port 0 to port 1, which hands each to port 0 to be sent again; and the other
+    /// way round. Nothing is made or dropped meanwhile, so the slower of guests and switch sets the pace
+    Loop,
+}
+
+impl Pattern {
+    /// Packets go round and are not made.
+    pub fn circulates(self) -> bool {
+        self == Self::Loop
+    }
+
+    /// Packets come back to who sent them.
+    pub fn returns(self) -> bool {
+        matches!(self, Self::Echo | Self::PingPong)
+    }
+
+    /// To whom a port of `ports` sends packets of its own; nobody stands for everybody.
+    pub fn targets(self, port: u16, ports: u16) -> Vec<Option<u16>> {
+        match self {
+            Self::OneWay | Self::Echo | Self::PingPong if port.is_multiple_of(2) => vec![Some(port + 1)],
+            Self::BothWays | Self::Loop => vec![Some(port ^ 1)],
+            Self::Incast if port != 0 => vec![Some(0)],
+            // Each begins with its neighbour, or all would begin with the same.
+            Self::AllToAll => (1..ports).map(|d| Some((port + d) % ports)).collect(),
+            Self::Broadcast if port == 0 => vec![None],
+            _ => vec![],
+        }
+    }
+}
+
+/// How much of a received frame is looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub enum Check {
+    /// Frames are counted
+    Count,
+    /// Sequence numbers are checked: order, doubles
+    #[default]
+    Order,
+    /// Every byte too; senders fill each frame anew
+    Content,
+}
+
+/// In which order flows get their packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum FlowOrder {
+    /// By chance, each as likely as the other
+    #[default]
+    Random,
+    /// One after the other
+    Round,
+}
+
+/// What a guest with nothing to do does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Notify {
+    /// It looks again, without interrupts
+    #[default]
+    Poll,
+    /// It sleeps until the switch interrupts it or the next packet is due
+    Sleep,
+}
+
+/// Lengths of frames, in turn; without checksum.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// As given.
+    pub name: String,
+    /// Lengths in the order in which they come.
+    pub cycle: Vec<usize>,
+    /// GSO packets.
+    pub gso: bool,
+}
+
+impl FromStr for Sizes {
+    type Err = String;
+
+    /// `imix`, `gso`, or lengths in bytes with commas between.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let name = text.to_owned();
+        match text {
+            // 7 : 4 : 1, mixed evenly.
+            "imix" => {
+                let (s, m, l) = (64, 594, 1514);
+                return Ok(Self { name, cycle: vec![s, m, s, s, m, s, l, s, m, s, s, m], gso: false });
+            }
+            "gso" => return Ok(Self { name, cycle: vec![frame::GSO_FRAME], gso: true }),
+            _ => {}
+        }
+        let cycle: Result<Vec<usize>, _> = text.split(',').map(|w| w.trim().parse::<usize>()).collect();
+        let cycle = cycle.map_err(|_| format!("not a list of lengths, nor imix or gso: {text:?}"))?;
+        match cycle.iter().find(|len| !(frame::SHORTEST..=frame::LONGEST).contains(len)) {
+            Some(len) => Err(format!("{len}: a frame has {} to {} bytes", frame::SHORTEST, frame::LONGEST)),
+            None => Ok(Self { name, cycle, gso: false }),
+        }
+    }
+}
+
+impl Sizes {
+    /// Frames of one length.
+    pub fn of(len: usize) -> Self {
+        Self { name: len.to_string(), cycle: vec![len], gso: false }
+    }
+
+    /// The longest.
+    pub fn longest(&self) -> usize {
+        self.cycle.iter().copied().max().unwrap_or(frame::SHORTEST)
+    }
+}
+
+/// All of it.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// One for each port.
+    pub sockets: Vec<Socket>,
+    /// Who sends to whom.
+    pub pattern: Pattern,
+    /// How long frames are.
+    pub sizes: Sizes,
+    /// Packets a second, all senders together; as many as go without.
+    pub rate: Option<f64>,
+    /// Packets of one sender on their way at most; for `Loop`: that circulate in each direction.
+    pub window: Option<u32>,
+    /// Flows of each sender to each receiver.
+    pub flows: u32,
+    /// What tells them apart.
+    pub vary: Vary,
+    /// Which comes next.
+    pub flow_order: FlowOrder,
+    /// How much is checked.
+    pub check: Check,
+    /// Whether times are measured.
+    pub latency: bool,
+    /// Packed rings.
+    pub packed: bool,
+    /// Entries of each ring.
+    pub ring_size: u16,
+    /// Queue pairs of each port.
+    pub queues: u16,
+    /// Bytes of a receive buffer.
+    pub rx_buffer: usize,
+    /// Accept IN_ORDER.
+    pub in_order: bool,
+    /// Poll or sleep.
+    pub notify: Notify,
+    /// One thread on each; one thread anywhere when empty.
+    pub cpus: Vec<usize>,
+    /// Huge pages: if there are enough, always, or never.
+    pub huge: Option<bool>,
+    /// Traffic before the measurement.
+    pub warmup: Duration,
+    /// Length of the measurement.
+    pub length: Duration,
+    /// How long to wait for the switch.
+    pub patience: Duration,
+}
+
+impl Settings {
+    /// Over these sockets, 64-byte frames as fast as they go, one second.
+    pub fn new(sockets: Vec<Socket>, pattern: Pattern) -> Self {
+        Self {
+            sockets,
+            pattern,
+            sizes: Sizes::of(64),
+            rate: None,
+            window: None,
+            flows: 1,
+            vary: Vary::Tuple,
+            flow_order: FlowOrder::Random,
+            check: Check::Order,
+            latency: false,
+            packed: false,
+            ring_size: 1024,
+            queues: 1,
+            rx_buffer: 2048,
+            in_order: true,
+            notify: Notify::Poll,
+            cpus: Vec::new(),
+            huge: None,
+            warmup: Duration::from_millis(500),
+            length: Duration::from_secs(1),
+            patience: Duration::from_secs(30),
+        }
+    }
+
+    /// An error that says what does not fit together.
+    pub fn validate(&self) -> Outcome<()> {
+        let ports = self.sockets.len();
+        let wrong = if ports < 2 || ports > 1024 {
+            "two ports at least, and 1024 at most"
+        } else if !matches!(self.pattern, Pattern::Incast | Pattern::AllToAll | Pattern::Broadcast) && ports % 2 != 0 {
+            "this pattern wants an even number of ports"
+        } else if !self.ring_size.is_power_of_two() || !(8..=32768).contains(&self.ring_size) {
+            "a ring has 8 to 32768 entries, a power of two"
+        } else if !(1..=128).contains(&self.queues) {
+            "1 to 128 queue pairs"
+        } else if !(1..=frame::MAX_FLOWS).contains(&self.flows) {
+            "1 to 1048576 flows"
+        } else if self.rx_buffer < 256 || self.rx_buffer > 1 << 20 {
+            "a receive buffer has 256 bytes to 1 MiB"
+        } else if self.pattern.circulates() && (self.check != Check::Count || self.rate.is_some() || self.latency) {
+            "packets that go round can only be counted: no check, rate or latency"
+        } else if self.pattern.circulates() && self.window.is_some_and(|w| w > self.ring_size.into()) {
+            "no more packets can go round than a ring has entries"
+        } else if self.pattern == Pattern::PingPong && (self.rate.is_some() || self.window.is_some()) {
+            "ping-pong has its own pace: no rate or window"
+        } else if self.latency && self.check == Check::Count && !self.pattern.returns() {
+            "times are in the frames, which must be looked at: no check by count"
+        } else if self.rate.is_some_and(|r| !r.is_finite() || r <= 0.0) {
+            "a rate above 0"
+        } else if self.window == Some(0) {
+            "a window of one packet at least"
+        } else if self.length.is_zero() {
+            "some time to measure"
+        } else {
+            return Ok(());
+        };
+        Err(failed(wrong))
+    }
+
+    /// Features without which it cannot be played.
+    pub(super) fn features_needed(&self) -> Features {
+        let when = |on: bool, f: Features| if on { f } else { Features::empty() };
+        Features::VERSION_1
+            | Features::PROTOCOL_FEATURES
+            | when(self.packed, Features::RING_PACKED)
+            | when(self.queues > 1, Features::MQ)
+            | when(self.sizes.gso, Features::CSUM | Features::HOST_TSO4 | Features::GUEST_CSUM | Features::GUEST_TSO4)
+            | when(self.sizes.longest() + frame::VNET > self.rx_buffer && !self.circulates(), Features::MRG_RXBUF)
+    }
+
+    /// Features taken if they are offered.
+    pub(super) fn features_welcome(&self) -> Features {
+        let when = |on: bool, f: Features| if on { f } else { Features::empty() };
+        Features::MRG_RXBUF
+            | when(self.in_order, Features::IN_ORDER)
+            | when(self.notify == Notify::Sleep, Features::RING_EVENT_IDX)
+    }
+
+    fn circulates(&self) -> bool {
+        self.pattern.circulates()
+    }
+
+    /// Bytes of a send buffer, virtio-net header included.
+    pub(super) fn tx_buffer(&self) -> usize {
+        self.sizes.longest() + frame::VNET
+    }
+
+    /// Bytes of a receive buffer: a whole frame, where it is to be sent on as it is.
+    pub(super) fn receive_buffer(&self) -> usize {
+        if self.circulates() { self.rx_buffer.max(self.tx_buffer()) } else { self.rx_buffer }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_understood() {
+        let imix: Sizes = "imix".parse().unwrap();
+        let count = |len| imix.cycle.iter().filter(|l| **l == len).count();
+        assert_eq!([count(64), count(594), count(1514)], [7, 4, 1]);
+        assert_eq!("64, 1514".parse::<Sizes>().unwrap().cycle, [64, 1514]);
+        assert!("gso".parse::<Sizes>().unwrap().gso);
+        for bad in ["", "63", "70000", "big", "64,,64"] {
+            assert!(bad.parse::<Sizes>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn everybody_sends_to_whom_the_pattern_says() {
+        assert_eq!(Pattern::OneWay.targets(2, 4), [Some(3)]);
+        assert_eq!(Pattern::OneWay.targets(3, 4), []);
+        assert_eq!(Pattern::BothWays.targets(3, 4), [Some(2)]);
+        assert_eq!(Pattern::Incast.targets(0, 4), []);
+        assert_eq!(Pattern::Incast.targets(3, 4), [Some(0)]);
+        assert_eq!(Pattern::AllToAll.targets(2, 4), [Some(3), Some(0), Some(1)]);
+        assert_eq!(Pattern::Broadcast.targets(0, 4), [None]);
+        assert_eq!(Pattern::Broadcast.targets(1, 4), []);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let socket = Socket { path: "/s".into(), listen: true };
+        let good = Settings::new(vec![socket.clone(); 2], Pattern::Echo);
+        assert_eq!(good.validate(), Ok(()));
+        let bad = |change: &dyn Fn(&mut Settings)| {
+            let mut s = good.clone();
+            change(&mut s);
+            s.validate().is_err()
+        };
+        assert!(bad(&|s| s.sockets.truncate(1)));
+        assert!(bad(&|s| s.sockets.push(socket.clone())));
+        assert!(bad(&|s| s.ring_size = 1000));
+        assert!(bad(&|s| s.flows = 0));
+        assert!(bad(&|s| s.rate = Some(f64::NAN)));
+        assert!(bad(&|s| (s.pattern, s.check) = (Pattern::Loop, Check::Order)));
+        assert!(bad(&|s| (s.pattern, s.rate) = (Pattern::PingPong, Some(1.0))));
+    }
+}

@@ -1,0 +1,562 @@
+//! One thread and its ports.
+
+use super::frame::{self, PROBED, Probe, Template, VNET};
+use super::order::{Order, Seen};
+use super::pace::Pacer;
+use super::port::{Buffers, Memory, Port, Ring};
+use super::report::{Findings, Window, histogram};
+use super::sender::Sender;
+use super::{Check, Notify, Outcome, Pattern, Phase, Settings, Shared, failed};
+use hdrhistogram::Histogram;
+use lasthop_vhostuser::Features;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::{ClockId, Timespec, clock_gettime};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Frames taken or given at a time.
+const BURST: usize = 64;
+/// A sleeping guest looks up this often for what it may have been told.
+const LOOK_UP_NS: u64 = 10_000_000;
+
+/// What a thread hands back.
+#[derive(Debug)]
+pub struct WorkerReport {
+    pub findings: Findings,
+    pub times: Option<Histogram<u64>>,
+}
+
+/// Nanoseconds of CLOCK_MONOTONIC.
+#[inline]
+fn now() -> u64 {
+    let t = clock_gettime(ClockId::Monotonic);
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+/// Memory for so many ports.
+pub fn bytes(settings: &Settings, ports: usize) -> u64 {
+    let (entries, queues) = (u64::from(settings.ring_size), u64::from(settings.queues));
+    let rings = 2 * queues * Ring::bytes(settings);
+    let rx = Buffers::stride(settings.receive_buffer());
+    let tx = if settings.pattern.circulates() { rx } else { Buffers::stride(settings.tx_buffer()) };
+    // Each piece begins on a page.
+    ports as u64 * (rings + entries * queues * (rx + tx)) + 4096 * (2 + 4 * ports as u64 * queues)
+}
+
+/// A port with its buffers.
+struct Card {
+    port: Port,
+    rx: Buffers,
+    rx_len: u32,
+    tx: Buffers,
+    /// By queue: send buffers that are not with the device.
+    spare: Vec<Vec<u32>>,
+    sender: Option<Sender>,
+    mergeable: bool,
+    /// By source port: what was received of it, by flow.
+    orders: Vec<Vec<Order>>,
+}
+
+pub struct Worker {
+    settings: Settings,
+    thread: usize,
+    cards: Vec<Card>,
+    /// Packets that go round: buffers that no ring has.
+    pool: Vec<u32>,
+    memory: Memory,
+    shared: Arc<Shared>,
+    phase: Phase,
+    window: Window,
+    /// When the measurement began.
+    window_start: Window,
+    findings: Findings,
+    times: Option<Histogram<u64>>,
+    senders: usize,
+    /// Frames received, counted or not.
+    seen: u64,
+    scratch: Vec<u8>,
+}
+
+impl Worker {
+    pub fn new(
+        settings: &Settings,
+        thread: usize,
+        ports: Vec<Port>,
+        mut memory: Memory,
+        shared: Arc<Shared>,
+    ) -> Outcome<Self> {
+        let (entries, queues) = (u32::from(settings.ring_size), u32::from(settings.queues));
+        let count = settings.sockets.len() as u16;
+        let senders = (0..count).filter(|p| !settings.pattern.targets(*p, count).is_empty()).count();
+        let rx_len = settings.receive_buffer();
+        let (rx_stride, tx_stride) = (Buffers::stride(rx_len), Buffers::stride(settings.tx_buffer()));
+        let circulates = settings.pattern.circulates();
+        // Packets that go round use one pool, others have buffers of their own.
+        let all = 2 * entries * queues * ports.len() as u32;
+        let pool_base = if circulates { memory.take(u64::from(all) * rx_stride)? } else { 0 };
+        let mut pool: Vec<u32> = if circulates { (0..all).rev().collect() } else { Vec::new() };
+        let mut cards = Vec::new();
+        for mut port in ports {
+            let mergeable = port.features.contains(Features::MRG_RXBUF);
+            let of = |n: u32, stride: u64| u64::from(n * queues) * stride;
+            let (rx, tx) = if circulates {
+                let shared = Buffers { base: pool_base, stride: rx_stride };
+                (shared, shared)
+            } else {
+                let rx = Buffers { base: memory.take(of(entries, rx_stride))?, stride: rx_stride };
+                (rx, Buffers { base: memory.take(of(entries, tx_stride))?, stride: tx_stride })
+            };
+            for (queue, ring) in port.rx.iter_mut().enumerate() {
+                for i in 0..entries {
+                    let own = queue as u32 * entries + i;
+                    let token = if circulates { pool.pop().unwrap_or(own) } else { own };
+                    let added = ring.ring.add(&[], &[(rx.at(token), rx_len as u32)], token);
+                    added.map_err(|e| failed(format!("a new ring: {e}")))?;
+                }
+                ring.publish();
+            }
+            let spare = if circulates {
+                vec![Vec::new(); queues as usize]
+            } else {
+                (0..queues).map(|q| (q * entries..(q + 1) * entries).rev().collect()).collect()
+            };
+            let sender = Sender::new(settings, port.number);
+            cards.push(Card {
+                port,
+                rx,
+                rx_len: rx_len as u32,
+                tx,
+                spare,
+                sender,
+                mergeable,
+                orders: vec![Vec::new(); usize::from(count)],
+            });
+        }
+        Ok(Self {
+            settings: settings.clone(),
+            thread,
+            cards,
+            pool,
+            memory,
+            shared,
+            phase: Phase::Rest,
+            window: Window::default(),
+            window_start: Window::default(),
+            findings: Findings::default(),
+            times: settings.latency.then(histogram),
+            senders,
+            seen: 0,
+            scratch: Vec::new(),
+        })
+    }
+
+    /// Copies of the connections.
+    pub fn watched(&self) -> Outcome<Vec<OwnedFd>> {
+        self.cards.iter().map(|c| c.port.front.as_fd().try_clone_to_owned().map_err(failed)).collect()
+    }
+
+    pub fn run(mut self) -> Outcome<WorkerReport> {
+        if self.settings.notify == Notify::Sleep {
+            // A timer that fires 50 µs late would send in clumps.
+            let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
+        }
+        loop {
+            let phase = self.shared.phase();
+            if phase != self.phase {
+                if phase == Phase::End {
+                    break;
+                }
+                self.enter(phase)?;
+                self.shared.seen.fetch_add(1, Ordering::AcqRel);
+            }
+            let mut busy = false;
+            for i in 0..self.cards.len() {
+                busy |= if self.settings.pattern.circulates() { self.pass_on(i)? } else { self.receive(i)? };
+                if matches!(self.phase, Phase::Warm | Phase::Measure | Phase::After) {
+                    busy |= self.send(i)?;
+                }
+            }
+            if !busy {
+                self.shared.received[self.thread].0.store(self.seen, Ordering::Relaxed);
+                match self.settings.notify {
+                    // The lines that tell of news are left to the switch for a moment.
+                    Notify::Poll => (0..8).for_each(|_| std::hint::spin_loop()),
+                    Notify::Sleep => self.sleep()?,
+                }
+            }
+        }
+        self.findings.kicks = self.cards.iter().flat_map(|c| c.port.rx.iter().chain(&c.port.tx)).map(|r| r.kicks).sum();
+        Ok(WorkerReport { findings: self.findings, times: self.times })
+    }
+
+    fn enter(&mut self, phase: Phase) -> Outcome<()> {
+        let before = std::mem::replace(&mut self.phase, phase);
+        match phase {
+            Phase::Announce => (0..self.cards.len()).try_for_each(|i| self.announce(i))?,
+            Phase::Reset => {
+                (self.window, self.findings) = (Window::default(), Findings::default());
+                self.times.iter_mut().for_each(Histogram::reset);
+            }
+            Phase::Warm | Phase::Measure => {
+                let start = now();
+                let rate = self.settings.rate.map(|r| r / self.senders as f64);
+                for sender in self.cards.iter_mut().filter_map(|c| c.sender.as_mut()) {
+                    sender.pacer = rate.map(|r| Pacer::new(start, r));
+                }
+                if self.settings.pattern.circulates() && before < Phase::Warm {
+                    (0..self.cards.len()).try_for_each(|i| self.inject(i))?;
+                }
+                self.window_start = self.window;
+            }
+            Phase::After => {
+                let mut windows = self.shared.windows.lock().unwrap_or_else(|e| e.into_inner());
+                windows.push(self.window.since(&self.window_start));
+                let now = now();
+                let pacers = self.cards.iter().filter_map(|c| c.sender.as_ref()?.pacer.as_ref());
+                self.findings.unsent += pacers.map(|p| p.overdue(now)).sum::<u64>();
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// One frame to everybody, so that who learns has learned where this port is.
+    fn announce(&mut self, i: usize) -> Outcome<()> {
+        let card = &mut self.cards[i];
+        let mut template = Template::new(card.port.number, None, 64, false, self.settings.vary);
+        let token = reclaim(card, 0, &mut self.pool, self.settings.pattern.circulates())?;
+        let Some(token) = token else { return Ok(()) };
+        let head = template.stamp(0, 0, 0);
+        let addr = card.tx.at(token);
+        // Not a probe: nobody counts it.
+        let mut bytes = [0; VNET + 64];
+        bytes[..head.len()].copy_from_slice(head);
+        bytes[VNET + 42..VNET + 44].fill(0);
+        self.memory.slice(addr, bytes.len()).write(0, &bytes);
+        let ring = &mut card.port.tx[0];
+        let _ = ring.ring.add(&[(addr, bytes.len() as u32)], &[], token);
+        ring.publish();
+        Ok(())
+    }
+
+    /// Puts the packets in that are to go round.
+    fn inject(&mut self, i: usize) -> Outcome<()> {
+        let entries = u32::from(self.settings.ring_size);
+        for _ in 0..self.settings.window.unwrap_or(entries).min(entries) {
+            let card = &mut self.cards[i];
+            let Some(token) = reclaim(card, 0, &mut self.pool, true)? else { break };
+            let Some(sender) = &mut card.sender else { break };
+            let packet = sender.next(0);
+            let (addr, len) = (card.tx.at(token), packet.head.len() + packet.tail);
+            self.memory.slice(addr, len).write(0, packet.head);
+            if card.port.tx[0].ring.add(&[(addr, len as u32)], &[], token).is_err() {
+                self.pool.push(token);
+                break;
+            }
+            self.findings.expected += 1;
+        }
+        self.cards[i].port.tx[0].publish();
+        Ok(())
+    }
+
+    /// Packets that go round: what port `i` receives is sent by its partner, in the same buffer.
+    fn pass_on(&mut self, i: usize) -> Outcome<bool> {
+        let going = matches!(self.phase, Phase::Warm | Phase::Measure | Phase::After);
+        let mut count = 0;
+        let (left, right) = self.cards.split_at_mut(i & !1 | 1);
+        let (even, odd) = (&mut left[i & !1], &mut right[0]);
+        let (card, partner) = if i % 2 == 0 { (even, odd) } else { (odd, even) };
+        for queue in 0..card.port.rx.len() {
+            let (rx, tx) = (&mut card.port.rx[queue], &mut partner.port.tx[queue]);
+            while let Some((token, _)) = tx.ring.poll_used()? {
+                self.pool.push(token);
+            }
+            let mut taken = 0;
+            while taken < BURST && (!going || tx.ring.free() > 0) {
+                let Some((token, len)) = rx.ring.poll_used()? else { break };
+                taken += 1;
+                if !going {
+                    // Announcements, and at the end what went round.
+                    self.findings.received += u64::from(self.phase == Phase::Drain);
+                    self.pool.push(token);
+                    continue;
+                }
+                self.window.received += 1;
+                self.window.bytes += u64::from(len) - VNET as u64;
+                let addr = card.rx.at(token);
+                if !self.settings.sizes.gso {
+                    self.memory.slice(addr, VNET).write(0, &[0; VNET]);
+                }
+                if tx.ring.add(&[(addr, len)], &[], token).is_err() {
+                    self.pool.push(token);
+                }
+            }
+            if taken == 0 {
+                continue;
+            }
+            if going {
+                tx.publish();
+            }
+            for _ in 0..taken {
+                let Some(token) = self.pool.pop() else { break };
+                let _ = rx.ring.add(&[], &[(card.rx.at(token), card.rx_len)], token);
+            }
+            rx.publish();
+            count += taken;
+        }
+        self.window.sent += if going { count as u64 } else { 0 };
+        self.seen += count as u64;
+        Ok(count > 0)
+    }
+
+    fn receive(&mut self, i: usize) -> Outcome<bool> {
+        let mut any = false;
+        for queue in 0..self.cards[i].port.rx.len() {
+            // By source: frames of this burst, told together.
+            let mut run = (0u16, 0u64);
+            let mut taken = 0;
+            let mut arrived = 0;
+            while taken < BURST {
+                let card = &mut self.cards[i];
+                let Some((token, len)) = card.port.rx[queue].ring.poll_used()? else { break };
+                taken += 1;
+                if arrived == 0 && (self.times.is_some() || self.settings.pattern.returns()) {
+                    arrived = now();
+                }
+                let addr = card.rx.at(token);
+                let first = self.memory.slice(addr, len as usize);
+                let mut head = [0; VNET + PROBED];
+                let got = first.read(0, &mut head);
+                let buffers = if card.mergeable { u16::from_le_bytes([head[10], head[11]]) } else { 1 };
+                if got < VNET || buffers == 0 {
+                    return Err(failed(format!("port {}: a frame without a whole header", card.port.number)));
+                }
+                let mut bytes = len as usize - VNET;
+                let whole = self.settings.check == Check::Content;
+                if whole {
+                    self.scratch.resize(bytes, 0);
+                    first.read(VNET, &mut self.scratch);
+                }
+                let rx = &mut card.port.rx[queue];
+                let _ = rx.ring.add(&[], &[(addr, card.rx_len)], token);
+                for _ in 1..buffers {
+                    let Some((token, len)) = rx.ring.poll_used()? else {
+                        return Err(failed(format!("port {}: a frame lacks a buffer", card.port.number)));
+                    };
+                    let addr = card.rx.at(token);
+                    if whole {
+                        let at = self.scratch.len();
+                        self.scratch.resize(at + len as usize, 0);
+                        self.memory.slice(addr, len as usize).read(0, &mut self.scratch[at..]);
+                    }
+                    bytes += len as usize;
+                    let _ = rx.ring.add(&[], &[(addr, card.rx_len)], token);
+                }
+                let probe = Probe::parse(&head[VNET..got]);
+                let Some(probe) = probe.filter(|p| usize::from(p.source) < self.shared.delivered.len()) else {
+                    // Announcements of ours and of the switch's other users.
+                    self.findings.stray += u64::from(!is_announcement(&head[VNET..got]));
+                    continue;
+                };
+                if self.settings.pattern.returns() && !probe.back {
+                    self.send_back(i, queue, addr, len, &mut head[VNET..got])?;
+                    continue;
+                }
+                self.window.received += 1;
+                self.window.bytes += bytes as u64;
+                if run.0 != probe.source && run.1 > 0 {
+                    self.delivered(run);
+                    run.1 = 0;
+                }
+                run = (probe.source, run.1 + 1);
+                self.check(i, &probe);
+                if let Some(times) = &mut self.times {
+                    times.saturating_record(arrived.saturating_sub(probe.stamp).max(1));
+                }
+            }
+            if taken > 0 {
+                self.cards[i].port.rx[queue].publish();
+                self.seen += taken as u64;
+                any = true;
+            }
+            if run.1 > 0 {
+                self.delivered(run);
+            }
+        }
+        Ok(any)
+    }
+
+    #[inline]
+    fn delivered(&self, (source, count): (u16, u64)) {
+        if self.settings.window.is_some() || self.settings.pattern == Pattern::PingPong {
+            self.shared.delivered[usize::from(source)].0.fetch_add(count, Ordering::Relaxed);
+        }
+    }
+
+    /// Judges a received frame; its bytes are in `scratch` if its content is to be checked.
+    #[inline]
+    fn check(&mut self, i: usize, probe: &Probe) {
+        self.findings.received += 1;
+        if self.settings.check == Check::Count {
+            return;
+        }
+        let (card, flows) = (&mut self.cards[i], self.settings.flows);
+        let orders = &mut card.orders[usize::from(probe.source)];
+        if orders.is_empty() {
+            orders.resize(flows as usize, Order::default());
+        }
+        match orders.get_mut(probe.flow as usize).map(|o| o.see(probe.sequence)) {
+            Some(Seen::Next | Seen::Gap(_)) => {}
+            Some(Seen::Late) => self.findings.reordered += 1,
+            Some(Seen::Again) => self.findings.doubled += 1,
+            None => self.findings.damaged += 1,
+        }
+        if self.settings.check == Check::Content {
+            let to = match self.settings.pattern {
+                Pattern::Broadcast => None,
+                _ if probe.back => Some(card.port.number ^ 1),
+                _ => Some(card.port.number),
+            };
+            if !frame::is_intact(&self.scratch, probe, to, self.settings.vary) {
+                self.findings.damaged += 1;
+            }
+        }
+    }
+
+    /// Sends a received frame back to where it came from; it is in one buffer, or it is lost.
+    fn send_back(&mut self, i: usize, queue: usize, addr: u64, len: u32, head: &mut [u8]) -> Outcome<()> {
+        let card = &mut self.cards[i];
+        let Some(token) = reclaim(card, queue, &mut self.pool, false)? else {
+            self.findings.unsent += 1;
+            return Ok(());
+        };
+        frame::turn_round(head);
+        let to = self.memory.slice(card.tx.at(token), len as usize);
+        self.memory.slice(addr, len as usize).copy_to(&to);
+        to.write(0, &[0; VNET]);
+        to.write(VNET, head);
+        let ring = &mut card.port.tx[queue];
+        if ring.ring.add(&[(card.tx.at(token), len)], &[], token).is_err() {
+            card.spare[queue].push(token);
+        }
+        ring.publish();
+        Ok(())
+    }
+
+    fn send(&mut self, i: usize) -> Outcome<bool> {
+        let Some(card) = self.cards.get_mut(i) else { return Ok(false) };
+        if self.settings.pattern.circulates() {
+            return Ok(false);
+        }
+        let Some(sender) = &mut card.sender else { return Ok(false) };
+        let ping_pong = self.settings.pattern == Pattern::PingPong;
+        let paced = sender.pacer.is_some();
+        let time = if paced || ping_pong || sender.window.is_some() || self.times.is_some() { now() } else { 0 };
+        let mut room = BURST as u64;
+        if let Some(window) = &mut sender.window {
+            let delivered = self.shared.delivered[usize::from(card.port.number)].0.load(Ordering::Relaxed);
+            room = room.min(window.room(delivered, time));
+        }
+        let (mut count, queues) = (0, self.settings.queues);
+        while count < room {
+            let queue = if queues == 1 { 0 } else { (sender.flow() % u32::from(queues)) as usize };
+            let (spare, ring) = (&mut card.spare[queue], &mut card.port.tx[queue].ring);
+            if spare.is_empty() || (count == 0 && spare.len() < BURST) {
+                while let Some((token, _)) = ring.poll_used()? {
+                    spare.push(token);
+                }
+            }
+            let Some(&token) = spare.last() else { break };
+            let stamp = match &mut sender.pacer {
+                Some(pacer) => match pacer.take(time) {
+                    Some(due) => due,
+                    None => break,
+                },
+                None => time,
+            };
+            let packet = sender.next(stamp);
+            let (addr, len) = (card.tx.at(token), packet.head.len() + packet.tail);
+            let buffer = self.memory.slice(addr, len);
+            buffer.write(0, packet.head);
+            if self.settings.check == Check::Content {
+                self.scratch.resize(packet.tail, 0);
+                frame::fill(card.port.number, packet.flow, packet.sequence, &mut self.scratch);
+                buffer.write(packet.head.len(), &self.scratch);
+            }
+            if ring.add(&[(addr, len as u32)], &[], token).is_err() {
+                return Err(failed("a ring with room refuses a buffer: a bug"));
+            }
+            spare.pop();
+            count += 1;
+            if let Some(window) = &mut sender.window {
+                window.sent();
+            }
+        }
+        if count == 0 {
+            return Ok(false);
+        }
+        let copies =
+            if self.settings.pattern == Pattern::Broadcast { self.shared.delivered.len() as u64 - 1 } else { 1 };
+        self.window.sent += count;
+        self.findings.expected += count * copies;
+        for ring in &mut card.port.tx {
+            ring.publish();
+        }
+        Ok(true)
+    }
+
+    /// Asks for interrupts and sleeps until one comes or something is due.
+    fn sleep(&mut self) -> Outcome<()> {
+        let sending = matches!(self.phase, Phase::Warm | Phase::Measure | Phase::After);
+        let (start, mut news) = (now(), false);
+        let mut until = start + LOOK_UP_NS;
+        for card in &mut self.cards {
+            news |= card.port.rx.iter_mut().fold(false, |n, r| r.ring.enable_calls() | n);
+            let full = card.spare.iter().any(Vec::is_empty);
+            match card.sender.as_ref().filter(|_| sending) {
+                // Who sends as fast as he can sleeps only for want of room.
+                Some(s) if full => {
+                    news |= card.port.tx.iter_mut().fold(false, |n, r| r.ring.enable_calls() | n);
+                    until = until.min(s.pacer.as_ref().map_or(until, |p| p.next().max(start + 100_000)));
+                }
+                Some(s) => until = until.min(s.pacer.as_ref().map_or(until, Pacer::next)),
+                None => {}
+            }
+        }
+        if !news && until > start {
+            self.findings.sleeps += 1;
+            let calls: Vec<_> =
+                self.cards.iter().flat_map(|c| c.port.rx.iter().chain(&c.port.tx)).map(|r| &r.call).collect();
+            let mut fds: Vec<_> = calls.iter().map(|c| PollFd::new(*c, PollFlags::IN)).collect();
+            let left = until - start;
+            let limit = Timespec { tv_sec: (left / 1_000_000_000) as i64, tv_nsec: (left % 1_000_000_000) as i64 };
+            let _ = poll(&mut fds, Some(&limit));
+            let woken: Vec<bool> = fds.iter().map(|f| !f.revents().is_empty()).collect();
+            calls.iter().zip(woken).filter(|(_, woken)| *woken).for_each(|(c, _)| {
+                c.drain();
+            });
+        }
+        for card in &mut self.cards {
+            card.port.rx.iter_mut().chain(&mut card.port.tx).for_each(|r| r.ring.disable_calls());
+        }
+        Ok(())
+    }
+}
+
+/// Takes a send buffer, after taking back what the device is done with if there is none.
+fn reclaim(card: &mut Card, queue: usize, pool: &mut Vec<u32>, circulates: bool) -> Outcome<Option<u32>> {
+    let spare = if circulates { pool } else { &mut card.spare[queue] };
+    let ring = &mut card.port.tx[queue].ring;
+    if spare.is_empty() || ring.free() == 0 {
+        while let Some((token, _)) = ring.poll_used()? {
+            spare.push(token);
+        }
+    }
+    Ok(if ring.free() == 0 { None } else { spare.pop() })
+}
+
+/// Frames with an address of ours that are no probes.
+fn is_announcement(frame: &[u8]) -> bool {
+    frame.get(6..8) == Some(&[2, 0x4c])
+}
