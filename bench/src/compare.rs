@@ -1,6 +1,7 @@
 //! Rounds over all contenders, one after the other in each: the machine's speed changes with time, and so everyone meets
 //! the same weather.
 
+use crate::guests::load::Stage;
 use crate::machine::{self, Machine};
 use crate::results::{ContenderResults, Results, ScenarioResults};
 use crate::scenario::{Contender, Cpus, Scenario};
@@ -45,9 +46,12 @@ pub fn run(plan: &Plan) -> Outcome<Results> {
     let measured = results.scenarios.iter().flat_map(|s| &s.contenders).filter(|c| c.missing.is_none()).count();
     let bar = progress(measured * plan.rounds);
     let mut stopped = false;
-    for (scenario, results) in plan.scenarios.iter().zip(&mut results.scenarios) {
-        stopped = rounds(plan, scenario, results, &bar) == Err(Failure::Stopped);
-        bar.suspend(|| println!("{}", table::render(results)));
+    let mut rest = &mut results.scenarios[..];
+    for group in plan.scenarios.chunk_by(Scenario::shares_with) {
+        let (here, later) = std::mem::take(&mut rest).split_at_mut(group.len());
+        rest = later;
+        stopped = rounds(plan, group, here, &bar) == Err(Failure::Stopped);
+        bar.suspend(|| here.iter().for_each(|r| println!("{}", table::render(r))));
         if stopped {
             break;
         }
@@ -63,7 +67,7 @@ pub fn run(plan: &Plan) -> Outcome<Results> {
 fn empty(plan: &Plan, scenario: &Scenario) -> ScenarioResults {
     let wanted = |c: &&Contender| plan.contenders.is_empty() || plan.contenders.contains(c);
     let no_guests = machine::missing_guests(scenario.work);
-    let contenders = scenario.contenders().iter().filter(wanted).map(|c| {
+    let contenders = scenario.contenders.iter().filter(wanted).map(|c| {
         let missing = no_guests.clone().or_else(|| machine::missing(*c, scenario.work));
         ContenderResults::new(c.name(), c.title(), missing)
     });
@@ -75,37 +79,41 @@ fn empty(plan: &Plan, scenario: &Scenario) -> ScenarioResults {
     }
 }
 
-fn rounds(plan: &Plan, scenario: &Scenario, results: &mut ScenarioResults, bar: &ProgressBar) -> Outcome<()> {
+fn rounds(plan: &Plan, group: &[Scenario], results: &mut [ScenarioResults], bar: &ProgressBar) -> Outcome<()> {
     for round in 1..=plan.rounds {
-        for contender in results.contenders.iter_mut().filter(|c| c.missing.is_none()) {
-            check()?;
-            let Some(who) = Contender::ALL.into_iter().find(|c| c.name() == contender.name) else { continue };
-            let what = format!("{} {round}/{}: {}", scenario.name, plan.rounds, who.title());
-            bar.set_message(what.clone());
-            match measure(plan, scenario, who) {
-                Ok(values) => {
-                    let shown = scenario.figures().iter().zip(&values).map(|(figure, value)| {
-                        let value = value.map_or("—".into(), table::number);
-                        format!("{value} {}", figure.unit)
-                    });
-                    say(bar, &format!("{what}: {}", shown.collect::<Vec<_>>().join(", ")));
-                    contender.add(scenario.figures(), values);
+        for who in Contender::ALL {
+            let mut stage = None;
+            for (scenario, results) in group.iter().zip(&mut *results) {
+                let mut present = results.contenders.iter_mut().filter(|c| c.missing.is_none());
+                let Some(contender) = present.find(|c| c.name == who.name()) else { continue };
+                check()?;
+                let what = format!("{} {round}/{}: {}", scenario.name, plan.rounds, who.title());
+                bar.set_message(what.clone());
+                match measure(plan, scenario, who, &mut stage) {
+                    Ok(values) => {
+                        let shown = scenario.figures().iter().zip(&values).map(|(figure, value)| {
+                            let value = value.map_or("—".into(), table::number);
+                            format!("{value} {}", figure.unit)
+                        });
+                        say(bar, &format!("{what}: {}", shown.collect::<Vec<_>>().join(", ")));
+                        contender.add(scenario.figures(), values);
+                    }
+                    Err(Failure::Stopped) => return Err(Failure::Stopped),
+                    Err(Failure::Failed(why)) => {
+                        say(bar, &format!("{what}: {why}"));
+                        contender.failures.push(why);
+                    }
                 }
-                Err(Failure::Stopped) => return Err(Failure::Stopped),
-                Err(Failure::Failed(why)) => {
-                    say(bar, &format!("{what}: {why}"));
-                    contender.failures.push(why);
-                }
+                bar.inc(1);
             }
-            bar.inc(1);
         }
     }
     Ok(())
 }
 
 /// The test harness that boots VMs reports failures by panicking; here they are a contender's failed round.
-fn measure(plan: &Plan, scenario: &Scenario, who: Contender) -> Outcome<Vec<Option<f64>>> {
-    let result = catch_unwind(AssertUnwindSafe(|| scenario.measure(who, plan.cpus, plan.seconds)));
+fn measure(plan: &Plan, scenario: &Scenario, who: Contender, stage: &mut Option<Stage>) -> Outcome<Vec<Option<f64>>> {
+    let result = catch_unwind(AssertUnwindSafe(|| scenario.measure(who, plan.cpus, plan.seconds, stage)));
     let result = result.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
         Err(failed(text.unwrap_or("it panicked")))

@@ -3,6 +3,7 @@
 use crate::guests::dpdk;
 use crate::scenario::{Contender, Work};
 use crate::switch::{dpdk_vhost, ovs};
+use lasthop_tests_vm::Lasthop;
 use serde::Serialize;
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
@@ -78,15 +79,19 @@ fn ticks() -> (u64, u64) {
 pub fn missing_guests(work: Work) -> Option<String> {
     match work {
         Work::Loop(..) => missing_program("dpdk-testpmd").or_else(|| missing_pages(dpdk::MIB)),
+        Work::Load(..) | Work::Memory => None,
         Work::Vms | Work::Idle => missing_program("qemu-system-x86_64"),
     }
 }
 
 /// Why a contender cannot run here, beside guests that can.
 pub fn missing(contender: Contender, work: Work) -> Option<String> {
+    // Our own guests take ordinary memory where there are no huge pages left.
     let guests = if matches!(work, Work::Loop(..)) { dpdk::MIB } else { 0 };
+    let list = matches!(work, Work::Load(setup, _) if setup.rules > 0);
     match contender {
-        Contender::Lasthop => None,
+        Contender::Lasthop => (list && !Lasthop::knows("acl"))
+            .then(|| "this lasthop has no access lists (there is no command `lasthop acl`)".into()),
         Contender::DpdkVhost => missing_pages(guests + dpdk_vhost::MIB),
         Contender::LinuxBridge => missing_program("ip"),
         Contender::Ovs(_) => {

@@ -1,5 +1,6 @@
 //! `lasthop-bench compare`: lasthop and its peers on this machine, measured in turns.
 
+mod acl;
 mod compare;
 mod guests;
 mod machine;
@@ -46,8 +47,8 @@ struct Compare {
     /// Length of each measurement, in seconds
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=40))]
     seconds: u16,
-    /// Only this scenario; may be given several times
-    #[arg(long = "scenario", value_name = "NAME", value_parser = PossibleValuesParser::new(scenario::ALL.map(|s| s.name)))]
+    /// Only this scenario, or those of this group; may be given several times
+    #[arg(long = "scenario", value_name = "NAME", value_parser = PossibleValuesParser::new(scenario::names()))]
     scenarios: Vec<String>,
     /// Only this contender; may be given several times
     #[arg(long = "only", value_name = "NAME", value_parser = PossibleValuesParser::new(Contender::ALL.map(Contender::name)))]
@@ -97,7 +98,9 @@ fn compare(arguments: &Compare) -> Outcome<bool> {
     // Failures of the VM harness are reported where they are caught.
     std::panic::set_hook(Box::new(|_| ()));
     stop::watch()?;
-    let chosen = |s: &Scenario| arguments.scenarios.is_empty() || arguments.scenarios.iter().any(|n| n == s.name);
+    let chosen = |s: &Scenario| {
+        arguments.scenarios.is_empty() || arguments.scenarios.iter().any(|n| n == s.name || n == s.group())
+    };
     let plan = compare::Plan {
         scenarios: scenario::ALL.into_iter().filter(chosen).collect(),
         contenders: Contender::ALL.into_iter().filter(|c| arguments.contenders.iter().any(|n| n == c.name())).collect(),

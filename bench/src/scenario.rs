@@ -1,12 +1,14 @@
 //! What is compared: each scenario's guests, its contenders, and the figures it yields.
 
 use crate::guests::dpdk::{Frames, Guests, Ring};
+use crate::guests::load::{Act, Setup, Stage, Yields, memory_per_port};
 use crate::guests::vms::Pair;
 use crate::stop::{Outcome, failed, pause};
-use crate::switch::Switch;
 use crate::switch::dpdk_vhost::DpdkVhost;
 use crate::switch::lasthop::Ours;
 use crate::switch::ovs::{Ovs, Rules};
+use crate::switch::{Extras, Switch};
+use lasthop_bench::load::Pattern;
 use lasthop_tests_vm::{Port, scratch};
 use serde::Serialize;
 use std::time::Duration;
@@ -42,11 +44,12 @@ pub enum Contender {
 
 impl Contender {
     /// All there are.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Lasthop,
         Self::Ovs(Rules::PortToPort),
         Self::Ovs(Rules::Acl),
         Self::Ovs(Rules::Learning),
+        Self::Ovs(Rules::List),
         Self::DpdkVhost,
         Self::LinuxBridge,
     ];
@@ -58,6 +61,7 @@ impl Contender {
             Self::Ovs(Rules::PortToPort) => "ovs-flows",
             Self::Ovs(Rules::Acl) => "ovs-acl",
             Self::Ovs(Rules::Learning) => "ovs-learning",
+            Self::Ovs(Rules::List) => "ovs-list",
             Self::DpdkVhost => "dpdk-vhost",
             Self::LinuxBridge => "linux-bridge",
         }
@@ -70,6 +74,7 @@ impl Contender {
             Self::Ovs(Rules::PortToPort) => "OVS-DPDK, port-to-port flows",
             Self::Ovs(Rules::Acl) => "OVS-DPDK, two ACL rules",
             Self::Ovs(Rules::Learning) => "OVS-DPDK, learning",
+            Self::Ovs(Rules::List) => "OVS-DPDK, the same rules",
             Self::DpdkVhost => "DPDK vhost, no switch",
             Self::LinuxBridge => "Linux bridge + TAP",
         }
@@ -100,21 +105,46 @@ const VMS: [Figure; 3] = [
 ];
 const IDLE: [Figure; 1] = [Figure { name: "switch CPU", unit: "% of a CPU", more_is_better: false }];
 
-const LOOP_CONTENDERS: [Contender; 5] = [
-    Contender::Lasthop,
-    Contender::Ovs(Rules::PortToPort),
-    Contender::Ovs(Rules::Acl),
-    Contender::Ovs(Rules::Learning),
-    Contender::DpdkVhost,
+const TIMES: [Figure; 6] = [
+    Figure { name: "there and back", unit: "1000/s", more_is_better: true },
+    Figure { name: "p50", unit: "µs", more_is_better: false },
+    Figure { name: "p99", unit: "µs", more_is_better: false },
+    Figure { name: "p99.9", unit: "µs", more_is_better: false },
+    Figure { name: "switch busy", unit: "ns/packet", more_is_better: false },
+    Figure { name: "switch CPU", unit: "% of a CPU", more_is_better: false },
 ];
-const VM_CONTENDERS: [Contender; 3] = [Contender::Lasthop, Contender::LinuxBridge, Contender::Ovs(Rules::PortToPort)];
-const IDLE_CONTENDERS: [Contender; 2] = [Contender::Lasthop, Contender::Ovs(Rules::PortToPort)];
+const COST: [Figure; 4] = [
+    Figure { name: "packets", unit: "1000/s", more_is_better: true },
+    Figure { name: "switch busy", unit: "ns/packet", more_is_better: false },
+    Figure { name: "switch CPU", unit: "ns/packet", more_is_better: false },
+    Figure { name: "switch CPU", unit: "% of a CPU", more_is_better: false },
+];
+const FLOWS: [Figure; 3] = [
+    Figure { name: "new flows", unit: "1000/s", more_is_better: true },
+    Figure { name: "switch CPU", unit: "µs/flow", more_is_better: false },
+    Figure { name: "memory", unit: "B/flow", more_is_better: false },
+];
+const MEMORY: [Figure; 2] = [
+    Figure { name: "memory", unit: "KiB/port", more_is_better: false },
+    Figure { name: "memory with two ports", unit: "KiB", more_is_better: false },
+];
+
+const OURS: Contender = Contender::Lasthop;
+const FLOW: Contender = Contender::Ovs(Rules::PortToPort);
+const RULE: Contender = Contender::Ovs(Rules::Acl);
+const LEARN: Contender = Contender::Ovs(Rules::Learning);
+const LIST: Contender = Contender::Ovs(Rules::List);
+const VHOST: Contender = Contender::DpdkVhost;
 
 /// What the guests are and do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Work {
     /// DPDK guests pass packets round.
     Loop(Ring, Frames),
+    /// Guests of our own.
+    Load(Setup, Act),
+    /// Memory of each port.
+    Memory,
     /// VMs talk TCP and ping.
     Vms,
     /// VMs do nothing.
@@ -124,63 +154,194 @@ pub enum Work {
 /// One comparison.
 #[derive(Clone, Copy, Debug)]
 pub struct Scenario {
-    /// For the command line and file names.
+    /// For the command line and file names; up to the first `-` its group.
     pub name: &'static str,
     /// For people.
     pub title: &'static str,
     /// What the guests are and do.
     pub work: Work,
+    /// Who takes part, lasthop first.
+    pub contenders: &'static [Contender],
 }
 
-/// All there are.
-pub const ALL: [Scenario; 6] = [
-    Scenario {
-        name: "loop-64-split",
-        title: "two DPDK guests, 64-byte frames, split rings",
-        work: Work::Loop(Ring::Split, Frames::Size(64)),
-    },
-    Scenario {
-        name: "loop-64-packed",
-        title: "two DPDK guests, 64-byte frames, packed rings",
-        work: Work::Loop(Ring::Packed, Frames::Size(64)),
-    },
-    Scenario {
-        name: "loop-1472-split",
-        title: "two DPDK guests, 1472-byte frames, split rings",
-        work: Work::Loop(Ring::Split, Frames::Size(1472)),
-    },
-    Scenario {
-        name: "loop-imix-split",
-        title: "two DPDK guests, frames of 64, 594 and 1514 bytes (7:4:1), split rings",
-        work: Work::Loop(Ring::Split, Frames::Imix),
-    },
-    Scenario { name: "vms", title: "two Linux VMs (QEMU), virtio-net with TSO", work: Work::Vms },
-    Scenario { name: "idle", title: "two Linux VMs (QEMU) that do nothing, 5 s", work: Work::Idle },
+const fn scenario(name: &'static str, title: &'static str, contenders: &'static [Contender], work: Work) -> Scenario {
+    Scenario { name, title, work, contenders }
+}
+
+const fn dpdk(name: &'static str, title: &'static str, ring: Ring, frames: Frames) -> Scenario {
+    scenario(name, title, &[OURS, FLOW, RULE, LEARN, VHOST], Work::Loop(ring, frames))
+}
+
+const fn round(name: &'static str, title: &'static str, packed: bool, sizes: &'static str) -> Scenario {
+    let act = Act { pattern: Pattern::Loop, sizes, window: None, ..Act::PLAIN };
+    scenario(name, title, &[OURS, FLOW, VHOST], Work::Load(Setup { packed, ..Setup::ROUND }, act))
+}
+
+const fn large(name: &'static str, title: &'static str, packed: bool, sizes: &'static str) -> Scenario {
+    let act = Act { sizes, window: Some(32), ..Act::PLAIN };
+    scenario(name, title, &[OURS, FLOW, VHOST], Work::Load(Setup { packed, large: true, ..Setup::PLAIN }, act))
+}
+
+const fn flows(name: &'static str, title: &'static str, flows: u32) -> Scenario {
+    let act = Act { flows, ..Act::PLAIN };
+    scenario(name, title, &[OURS, RULE, LEARN], Work::Load(Setup::PLAIN, act))
+}
+
+const fn acl(name: &'static str, title: &'static str, rules: usize, flows: u32) -> Scenario {
+    let act = Act { flows, ..Act::PLAIN };
+    scenario(name, title, &[OURS, LIST], Work::Load(Setup { rules, ..Setup::PLAIN }, act))
+}
+
+const fn ports(name: &'static str, title: &'static str, pattern: Pattern) -> Scenario {
+    let act = Act { pattern, ..Act::PLAIN };
+    scenario(name, title, &[OURS, LEARN], Work::Load(Setup { ports: 4, ..Setup::PLAIN }, act))
+}
+
+const fn latency(name: &'static str, title: &'static str, rate: Option<f64>) -> Scenario {
+    let pattern = if rate.is_some() { Pattern::Echo } else { Pattern::PingPong };
+    let act = Act { pattern, rate, window: None, yields: Yields::Times, ..Act::PLAIN };
+    scenario(name, title, &[OURS, FLOW, VHOST], Work::Load(Setup::PLAIN, act))
+}
+
+const fn cpu(name: &'static str, title: &'static str, rate: f64) -> Scenario {
+    let act = Act { pattern: Pattern::OneWay, rate: Some(rate), window: None, yields: Yields::Cost, ..Act::PLAIN };
+    scenario(name, title, &[OURS, FLOW], Work::Load(Setup { sleep: true, ..Setup::PLAIN }, act))
+}
+
+const QUEUES: Act = Act { flows: 64, ..Act::PLAIN };
+const NEW_FLOWS: Act =
+    Act { pattern: Pattern::OneWay, window: Some(64), flows: 4000, once: true, yields: Yields::Flows, ..Act::PLAIN };
+
+/// All there are, those of a group together.
+pub const ALL: [Scenario; 47] = [
+    dpdk("loop-64-split", "two DPDK guests, 64-byte frames, split rings", Ring::Split, Frames::Size(64)),
+    dpdk("loop-64-packed", "two DPDK guests, 64-byte frames, packed rings", Ring::Packed, Frames::Size(64)),
+    dpdk("loop-1472-split", "two DPDK guests, 1472-byte frames, split rings", Ring::Split, Frames::Size(1472)),
+    scenario(
+        "loop-imix-split",
+        "two DPDK guests, frames of 64, 594 and 1514 bytes (7:4:1), split rings",
+        &[OURS, FLOW, VHOST],
+        Work::Loop(Ring::Split, Frames::Imix),
+    ),
+    round("size-64-split", "64-byte frames go round, split rings", false, "64"),
+    round("size-256-split", "256-byte frames go round, split rings", false, "256"),
+    round("size-512-split", "512-byte frames go round, split rings", false, "512"),
+    round("size-1024-split", "1024-byte frames go round, split rings", false, "1024"),
+    round("size-1514-split", "1514-byte frames go round, split rings", false, "1514"),
+    round("size-imix-split", "frames of 64, 594 and 1514 bytes (7:4:1) go round, split rings", false, "imix"),
+    round("size-64-packed", "64-byte frames go round, packed rings", true, "64"),
+    round("size-256-packed", "256-byte frames go round, packed rings", true, "256"),
+    round("size-512-packed", "512-byte frames go round, packed rings", true, "512"),
+    round("size-1024-packed", "1024-byte frames go round, packed rings", true, "1024"),
+    round("size-1514-packed", "1514-byte frames go round, packed rings", true, "1514"),
+    round("size-imix-packed", "frames of 64, 594 and 1514 bytes (7:4:1) go round, packed rings", true, "imix"),
+    large("size-9000-split", "9000-byte frames both ways, split rings", false, "9000"),
+    large("size-gso-split", "64 KiB GSO packets both ways, split rings", false, "gso"),
+    large("size-9000-packed", "9000-byte frames both ways, packed rings", true, "9000"),
+    large("size-gso-packed", "64 KiB GSO packets both ways, packed rings", true, "gso"),
+    flows("flows-1", "64-byte frames both ways, one flow each way", 1),
+    flows("flows-1k", "64-byte frames both ways, 1000 flows each way", 1000),
+    flows("flows-100k", "64-byte frames both ways, 100 000 flows each way", 100_000),
+    flows("flows-1m", "64-byte frames both ways, a million flows each way", 1_000_000),
+    acl("acl-1", "64-byte frames both ways, one access rule, one flow each way", 1, 1),
+    acl("acl-1-flows", "64-byte frames both ways, one access rule, 100 000 flows each way", 1, 100_000),
+    acl("acl-100", "64-byte frames both ways, 100 access rules, one flow each way", 100, 1),
+    acl("acl-100-flows", "64-byte frames both ways, 100 access rules, 100 000 flows each way", 100, 100_000),
+    acl("acl-1000", "64-byte frames both ways, 1000 access rules, one flow each way", 1000, 1),
+    acl("acl-1000-flows", "64-byte frames both ways, 1000 access rules, 100 000 flows each way", 1000, 100_000),
+    ports("ports-pairs", "four guests, two pairs, 64-byte frames one way", Pattern::OneWay),
+    ports("ports-incast", "four guests, three send to one, 64-byte frames", Pattern::Incast),
+    ports("ports-all", "four guests, all to all, 64-byte frames", Pattern::AllToAll),
+    ports("ports-broadcast", "four guests, one to all by broadcast, 64-byte frames", Pattern::Broadcast),
+    scenario(
+        "queues-2",
+        "two guests with two queue pairs, 64 flows each way, 64-byte frames",
+        &[OURS, FLOW, VHOST],
+        Work::Load(Setup { queues: 2, ..Setup::PLAIN }, QUEUES),
+    ),
+    latency("latency-one", "there and back, one 64-byte packet at a time", None),
+    latency("latency-1k", "there and back, 1000 packets a second", Some(1e3)),
+    latency("latency-100k", "there and back, 100 000 packets a second", Some(1e5)),
+    latency("latency-1m", "there and back, a million packets a second", Some(1e6)),
+    cpu("cpu-1k", "1000 packets a second to a guest that sleeps", 1e3),
+    cpu("cpu-10k", "10 000 packets a second to a guest that sleeps", 1e4),
+    cpu("cpu-100k", "100 000 packets a second to a guest that sleeps", 1e5),
+    cpu("cpu-1m", "a million packets a second to a guest that sleeps", 1e6),
+    scenario(
+        "setup-flows",
+        "4000 packets, each from another MAC address, 64 on their way",
+        &[OURS, LEARN],
+        Work::Load(Setup::PLAIN, NEW_FLOWS),
+    ),
+    scenario("setup-ports", "memory of 34 ports less that of two", &[OURS, LEARN], Work::Memory),
+    scenario("vms", "two Linux VMs (QEMU), virtio-net with TSO", &[OURS, Contender::LinuxBridge, FLOW], Work::Vms),
+    scenario("idle", "two Linux VMs (QEMU) that do nothing, 5 s", &[OURS, FLOW], Work::Idle),
 ];
 
+/// What `--scenario` takes: names, and of each group what its names begin with.
+pub fn names() -> Vec<&'static str> {
+    let mut names = Vec::new();
+    for s in &ALL {
+        for name in [s.group(), s.name] {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+    }
+    names
+}
+
 impl Scenario {
+    /// What comes before the first `-` of its name.
+    pub fn group(&self) -> &'static str {
+        self.name.split('-').next().unwrap_or(self.name)
+    }
+
     /// What a measurement yields, in this order.
     pub fn figures(&self) -> &'static [Figure] {
         match self.work {
             Work::Loop(..) => &LOOP,
             Work::Vms => &VMS,
             Work::Idle => &IDLE,
+            Work::Memory => &MEMORY,
+            Work::Load(_, act) => match act.yields {
+                Yields::Speed => &LOOP,
+                Yields::Times => &TIMES,
+                Yields::Cost => &COST,
+                Yields::Flows => &FLOWS,
+            },
         }
     }
 
-    /// Who takes part, lasthop first.
-    pub fn contenders(&self) -> &'static [Contender] {
-        match self.work {
-            Work::Loop(..) => &LOOP_CONTENDERS,
-            Work::Vms => &VM_CONTENDERS,
-            Work::Idle => &IDLE_CONTENDERS,
+    /// Whether both can be played on the same switch, one after the other.
+    pub fn shares_with(&self, other: &Self) -> bool {
+        match (self.work, other.work) {
+            (Work::Load(a, _), Work::Load(b, _)) => a == b && self.contenders == other.contenders,
+            _ => false,
         }
     }
 
-    /// Starts everything, measures once for `seconds`, ends everything.
-    pub fn measure(&self, contender: Contender, cpus: Cpus, seconds: u64) -> Outcome<Vec<Option<f64>>> {
+    /// Measures once. `stage` is what an earlier scenario of the same setup has left, and what this one leaves.
+    pub fn measure(
+        &self,
+        contender: Contender,
+        cpus: Cpus,
+        seconds: u64,
+        stage: &mut Option<Stage>,
+    ) -> Outcome<Vec<Option<f64>>> {
         match self.work {
             Work::Loop(ring, frames) => round_and_round(contender, cpus, ring, frames, seconds),
+            Work::Load(setup, act) => {
+                // After a failure everything starts anew.
+                let mut here = match stage.take() {
+                    Some(stage) => stage,
+                    None => Stage::set(contender, cpus, setup)?,
+                };
+                let figures = here.play(act, seconds as f64)?;
+                *stage = Some(here);
+                Ok(figures)
+            }
+            Work::Memory => memory_per_port(contender, cpus, 2, 34),
             Work::Vms => Pair::boot(contender, cpus)?.traffic(seconds),
             Work::Idle => Pair::boot(contender, cpus)?.idle(),
         }
@@ -198,9 +359,9 @@ fn round_and_round(
     let ports = ["a", "b"].map(|name| Port::connect(name, dir.path()));
     let sockets = [&*ports[0].socket, &*ports[1].socket];
     let mut switch: Box<dyn Switch> = match contender {
-        Contender::Lasthop => Box::new(Ours::start(&ports, &cpus.switch.to_string())),
-        Contender::Ovs(rules) => Box::new(Ovs::start(cpus.guests, cpus.switch, sockets, rules, false)?),
-        Contender::DpdkVhost => Box::new(DpdkVhost::start(cpus.guests, cpus.switch, sockets)?),
+        Contender::Lasthop => Box::new(Ours::start(&ports, &cpus.switch.to_string(), Extras::default())?),
+        Contender::Ovs(rules) => Box::new(Ovs::start(cpus.guests, cpus.switch, &sockets, rules, Extras::default())?),
+        Contender::DpdkVhost => Box::new(DpdkVhost::start(cpus.guests, cpus.switch, &sockets, Extras::default())?),
         Contender::LinuxBridge => return Err(failed("has no vhost-user ports")),
     };
     let mut guests = Guests::start(cpus.guests, sockets, ring)?;
@@ -231,7 +392,7 @@ mod tests {
     #[test]
     fn lasthop_comes_first_everywhere_and_names_are_unique() {
         for s in &ALL {
-            assert_eq!(s.contenders()[0], Contender::Lasthop, "{}", s.name);
+            assert_eq!(s.contenders[0], Contender::Lasthop, "{}", s.name);
             assert_eq!(ALL.iter().filter(|o| o.name == s.name).count(), 1, "{}", s.name);
         }
         for c in Contender::ALL {

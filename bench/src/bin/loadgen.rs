@@ -40,6 +40,9 @@ struct Arguments {
     /// Packets of each sender on their way at most; with the pattern `loop`, how many go round each way
     #[arg(long, value_name = "N")]
     window: Option<u32>,
+    /// Packets of each sender, then it stops; the measurement ends when nothing comes any more
+    #[arg(long, value_name = "N")]
+    packets: Option<u64>,
     /// Flows of each sender to each receiver
     #[arg(long, default_value_t = 1, value_name = "N")]
     flows: u32,
@@ -136,6 +139,7 @@ fn settings(a: &Arguments) -> Outcome<Settings> {
         sizes: a.size.clone(),
         rate: a.rate,
         window: a.window,
+        packets: a.packets,
         flows: a.flows,
         vary: a.vary,
         flow_order: a.flow_order,

@@ -1,4 +1,6 @@
-//! Guests that nobody here wrote: DPDK's virtio-user driver in a closed loop, and Linux VMs.
+//! Guests: DPDK's virtio-user driver in a closed loop and Linux VMs, which nobody here wrote; our own load generator for
+//! what they cannot do.
 
 pub mod dpdk;
+pub mod load;
 pub mod vms;

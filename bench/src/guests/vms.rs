@@ -4,7 +4,7 @@ use crate::scenario::{Contender, Cpus};
 use crate::stop::{Outcome, check, failed, pause, until};
 use crate::switch::lasthop::Ours;
 use crate::switch::ovs::Ovs;
-use crate::switch::{Spent, Switch};
+use crate::switch::{Extras, Spent, Switch};
 use lasthop_tests_vm::{Bridge, Nic, Port, Vm, VmConfig, scratch};
 use serde_json::Value;
 use std::time::{Duration, Instant};
@@ -28,12 +28,13 @@ impl Pair {
         let (mut switch, mut bridge): (Option<Box<dyn Switch>>, _) = (None, None);
         let nics = match contender {
             Contender::Lasthop => {
-                switch = Some(Box::new(Ours::start(&ports, &cpus.both())));
+                switch = Some(Box::new(Ours::start(&ports, &cpus.both(), Extras::default())?));
                 [1, 2].map(|n| Nic::vhost_user(&ports[n - 1].socket, n as u8))
             }
             Contender::Ovs(rules) => {
                 let sockets = [&*ports[0].socket, &*ports[1].socket];
-                switch = Some(Box::new(Ovs::start(cpus.guests, cpus.switch, sockets, rules, true)?));
+                let extras = Extras { large: true, ..Extras::default() };
+                switch = Some(Box::new(Ovs::start(cpus.guests, cpus.switch, &sockets, rules, extras)?));
                 [1, 2].map(|n| Nic::vhost_user_server(&ports[n - 1].socket, n as u8))
             }
             Contender::LinuxBridge => {

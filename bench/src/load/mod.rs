@@ -30,7 +30,7 @@ use report::Window;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use worker::{Worker, WorkerReport};
@@ -43,6 +43,8 @@ enum Phase {
     Rest,
     /// Every port tells everybody its address, once.
     Announce,
+    /// Take what is to be played next.
+    Prepare,
     /// Traffic that does not count.
     Warm,
     /// Counters begin at 0; as `Rest` else.
@@ -53,12 +55,31 @@ enum Phase {
     After,
     /// Nothing more is sent; what is on its way still comes.
     Drain,
+    /// Say what was found.
+    Tell,
     /// Return.
     End,
 }
 
-const PHASES: [Phase; 8] =
-    [Phase::Rest, Phase::Announce, Phase::Warm, Phase::Reset, Phase::Measure, Phase::After, Phase::Drain, Phase::End];
+impl Phase {
+    /// In the order of their numbers.
+    const ALL: [Self; 10] = [
+        Self::Rest,
+        Self::Announce,
+        Self::Prepare,
+        Self::Warm,
+        Self::Reset,
+        Self::Measure,
+        Self::After,
+        Self::Drain,
+        Self::Tell,
+        Self::End,
+    ];
+
+    fn sends(self) -> bool {
+        matches!(self, Self::Warm | Self::Measure | Self::After)
+    }
+}
 
 /// What the threads share. Packets touch only `delivered`, and that only where a window asks for it.
 #[derive(Debug)]
@@ -70,8 +91,12 @@ struct Shared {
     received: Vec<Line>,
     /// By port: frames of its own that others have received.
     delivered: Vec<Line>,
+    /// What is to be played.
+    act: Mutex<Arc<Settings>>,
     /// What each thread counted while it was measured.
     windows: Mutex<Vec<Window>>,
+    /// What each thread found.
+    reports: Mutex<Vec<WorkerReport>>,
 }
 
 /// A counter on a cache line of its own.
@@ -81,7 +106,7 @@ struct Line(AtomicU64);
 
 impl Shared {
     fn phase(&self) -> Phase {
-        PHASES[usize::from(self.phase.load(Ordering::Acquire)) % PHASES.len()]
+        Phase::ALL[usize::from(self.phase.load(Ordering::Acquire)) % Phase::ALL.len()]
     }
 }
 
@@ -113,112 +138,136 @@ pub fn listen(settings: &Settings) -> Outcome<Listening> {
     settings.sockets.iter().map(bind).collect::<Outcome<_>>().map(Listening)
 }
 
-/// Plays the guests. `check` is asked often; its error ends everything.
+/// Plays the guests once. `check` is asked often; its error ends everything.
 pub fn run(
     settings: &Settings,
     listening: &Listening,
     check: &dyn Fn() -> Outcome<()>,
     observer: &mut dyn Observer,
 ) -> Outcome<Report> {
-    settings.validate()?;
-    let threads = settings.cpus.len().max(1);
-    let shared = Arc::new(Shared {
-        phase: AtomicU8::new(Phase::Rest as u8),
-        seen: AtomicUsize::new(0),
-        received: (0..threads).map(|_| Line::default()).collect(),
-        delivered: settings.sockets.iter().map(|_| Line::default()).collect(),
-        windows: Mutex::new(Vec::new()),
-    });
-    let mut workers = Vec::new();
-    for thread in 0..threads {
-        // Pairs stay together: what one receives the other can send.
-        let mine: Vec<u16> =
-            (0..settings.sockets.len() as u16).filter(|p| usize::from(*p / 2) % threads == thread).collect();
-        if mine.is_empty() {
-            continue;
-        }
-        let mut memory = Memory::new(worker::bytes(settings, mine.len()), settings.huge)?;
-        let mut ports = Vec::new();
-        for number in mine {
-            let socket = &settings.sockets[usize::from(number)];
-            let listener = listening.0.get(usize::from(number)).and_then(Option::as_ref);
-            let front = port::connect(socket, listener, settings.patience, check)?;
-            ports.push(port::bring_up(front, number, settings, &mut memory)?);
-        }
-        workers.push(Worker::new(settings, thread, ports, memory, shared.clone())?);
-    }
-    let mut play = Play { shared, check, threads: Vec::new(), watched: Vec::new() };
-    for (thread, worker) in workers.into_iter().enumerate() {
-        play.watched.extend(worker.watched()?);
-        let cpu = settings.cpus.get(thread).copied();
-        play.threads.push(std::thread::spawn(move || {
-            if let Some(cpu) = cpu {
-                let mut set = CpuSet::new();
-                set.set(cpu);
-                sched_setaffinity(None, &set).map_err(|e| failed(format!("cannot run on CPU {cpu}: {e}")))?;
-            }
-            worker.run()
-        }));
-    }
-    play.through(settings, observer)
+    Session::connect(settings, listening, check)?.play(settings, observer)
 }
 
-/// The running threads.
-struct Play<'a> {
+/// Guests that are plugged in and can be played again and again.
+pub struct Session<'a> {
+    setup: Arc<Settings>,
     shared: Arc<Shared>,
     check: &'a dyn Fn() -> Outcome<()>,
-    threads: Vec<JoinHandle<Outcome<WorkerReport>>>,
+    threads: Vec<JoinHandle<Outcome<()>>>,
     /// Copies of the connections, to notice that a back-end has gone.
     watched: Vec<std::os::fd::OwnedFd>,
 }
 
-impl Play<'_> {
-    fn through(mut self, settings: &Settings, observer: &mut dyn Observer) -> Outcome<Report> {
-        // Rings are enabled by a message; a back-end may take a moment.
-        self.pause(Duration::from_millis(50))?;
-        for _ in 0..3 {
-            self.enter(Phase::Announce)?;
-            self.pause(Duration::from_millis(60))?;
-            self.enter(Phase::Rest)?;
+impl<'a> Session<'a> {
+    /// Connects all ports, starts the threads, and lets every port say where it is.
+    pub fn connect(settings: &Settings, listening: &Listening, check: &'a dyn Fn() -> Outcome<()>) -> Outcome<Self> {
+        settings.validate()?;
+        let setup = Arc::new(settings.clone());
+        let threads = settings.cpus.len().max(1);
+        let shared = Arc::new(Shared {
+            phase: AtomicU8::new(Phase::Rest as u8),
+            seen: AtomicUsize::new(0),
+            received: (0..threads).map(|_| Line::default()).collect(),
+            delivered: settings.sockets.iter().map(|_| Line::default()).collect(),
+            act: Mutex::new(setup.clone()),
+            windows: Mutex::default(),
+            reports: Mutex::default(),
+        });
+        let mut workers = Vec::new();
+        for thread in 0..threads {
+            // Pairs stay together: what one receives the other can send.
+            let mine: Vec<u16> =
+                (0..settings.sockets.len() as u16).filter(|p| usize::from(*p / 2) % threads == thread).collect();
+            if mine.is_empty() {
+                continue;
+            }
+            let mut memory = Memory::new(worker::bytes(settings, mine.len()), settings.huge)?;
+            let mut ports = Vec::new();
+            for number in mine {
+                let socket = &settings.sockets[usize::from(number)];
+                let listener = listening.0.get(usize::from(number)).and_then(Option::as_ref);
+                let front = port::connect(socket, listener, settings.patience, check)?;
+                ports.push(port::bring_up(front, number, settings, &mut memory)?);
+            }
+            workers.push(Worker::new(setup.clone(), thread, ports, memory, shared.clone())?);
         }
-        self.quiet(Duration::from_millis(30), Duration::from_secs(2))?;
+        let mut session = Self { setup, shared, check, threads: Vec::new(), watched: Vec::new() };
+        for (thread, worker) in workers.into_iter().enumerate() {
+            session.watched.extend(worker.watched()?);
+            let cpu = settings.cpus.get(thread).copied();
+            session.threads.push(std::thread::spawn(move || {
+                if let Some(cpu) = cpu {
+                    let mut set = CpuSet::new();
+                    set.set(cpu);
+                    sched_setaffinity(None, &set).map_err(|e| failed(format!("cannot run on CPU {cpu}: {e}")))?;
+                }
+                worker.run()
+            }));
+        }
+        // Rings are enabled by a message; a back-end may take a moment.
+        session.pause(Duration::from_millis(50))?;
+        for _ in 0..3 {
+            session.enter(Phase::Announce)?;
+            session.pause(Duration::from_millis(60))?;
+            session.enter(Phase::Rest)?;
+        }
+        session.quiet(Duration::from_millis(30), Duration::from_secs(2))?;
+        Ok(session)
+    }
+
+    /// Plays once. Ports, rings and buffers stay as they were connected, whatever `settings` says of them.
+    pub fn play(&mut self, settings: &Settings, observer: &mut dyn Observer) -> Outcome<Report> {
+        settings.validate()?;
+        let setup = &self.setup;
+        if settings.sizes.longest() > setup.sizes.longest() || (settings.sizes.gso && !setup.sizes.gso) {
+            return Err(failed("frames longer than the ports were made for"));
+        }
+        let circulates = settings.pattern.circulates();
+        if circulates != setup.pattern.circulates() || settings.sockets.len() != setup.sockets.len() {
+            return Err(failed("other ports than those that are connected"));
+        }
+        let act =
+            Settings { notify: setup.notify, queues: setup.queues, ring_size: setup.ring_size, ..settings.clone() };
+        *lock(&self.shared.act) = Arc::new(act);
+        self.shared.delivered.iter().for_each(|l| l.0.store(0, Ordering::Relaxed));
+        lock(&self.shared.windows).clear();
+        lock(&self.shared.reports).clear();
+        self.enter(Phase::Prepare)?;
         if settings.warmup > Duration::ZERO {
             self.enter(Phase::Warm)?;
             self.pause(settings.warmup)?;
-            if !settings.pattern.circulates() {
+            if !circulates {
                 self.enter(Phase::Rest)?;
                 self.quiet(Duration::from_millis(30), Duration::from_secs(2))?;
             }
         }
-        if !settings.pattern.circulates() {
+        if !circulates {
             self.enter(Phase::Reset)?;
         }
         observer.begin()?;
         let start = Instant::now();
         self.enter(Phase::Measure)?;
-        self.pause(settings.length)?;
+        match settings.packets {
+            Some(_) => self.quiet(Duration::from_millis(200), settings.length)?,
+            None => self.pause(settings.length)?,
+        }
         self.enter(Phase::After)?;
         let elapsed = start.elapsed();
-        let window = {
-            let windows = self.shared.windows.lock().unwrap_or_else(|e| e.into_inner());
-            windows.iter().fold(Window::default(), |sum, w| sum.with(w))
-        };
+        let window = lock(&self.shared.windows).iter().fold(Window::default(), |sum, w| sum.with(w));
         observer.end(window.received as f64)?;
         self.enter(Phase::Drain)?;
-        self.quiet(Duration::from_millis(100), Duration::from_secs(3))?;
-        self.enter(Phase::End)?;
-        let mut reports = Vec::new();
-        for thread in self.threads.drain(..) {
-            reports.push(thread.join().unwrap_or_else(|_| Err(failed("a thread of the generator panicked")))?);
-        }
-        Ok(Report::new(settings, elapsed, &window, &reports))
+        self.quiet(Duration::from_millis(50), Duration::from_secs(3))?;
+        self.enter(Phase::Tell)?;
+        let report = Report::new(settings, elapsed, &window, &lock(&self.shared.reports));
+        self.enter(Phase::Rest)?;
+        Ok(report)
     }
 
     /// Tells the threads and waits until all have heard.
     fn enter(&mut self, phase: Phase) -> Outcome<()> {
         self.shared.seen.store(0, Ordering::Relaxed);
         self.shared.phase.store(phase as u8, Ordering::Release);
-        while phase != Phase::End && self.shared.seen.load(Ordering::Acquire) < self.threads.len() {
+        while self.shared.seen.load(Ordering::Acquire) < self.threads.len() {
             self.look()?;
             std::thread::sleep(Duration::from_micros(100));
         }
@@ -257,7 +306,7 @@ impl Play<'_> {
         (self.check)()?;
         if let Some(at) = self.threads.iter().position(JoinHandle::is_finished) {
             return match self.threads.swap_remove(at).join() {
-                Ok(Ok(_)) => Err(failed("a thread of the generator ended early: a bug")),
+                Ok(Ok(())) => Err(failed("a thread of the generator ended early: a bug")),
                 Ok(Err(e)) => Err(e),
                 Err(_) => Err(failed("a thread of the generator panicked")),
             };
@@ -271,11 +320,25 @@ impl Play<'_> {
     }
 }
 
-impl Drop for Play<'_> {
+impl Drop for Session<'_> {
     fn drop(&mut self) {
         self.shared.phase.store(Phase::End as u8, Ordering::Release);
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
+    }
+}
+
+/// What a panicking thread leaves behind is still whole: it is replaced, never changed in place.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn phases_are_where_their_numbers_say() {
+        assert!(super::Phase::ALL.iter().enumerate().all(|(i, p)| *p as usize == i));
+        assert_eq!(super::Phase::End as usize, super::Phase::ALL.len() - 1);
     }
 }

@@ -16,12 +16,19 @@ pub struct Window {
     pub received: u64,
     /// Bytes in them.
     pub bytes: u64,
+    /// Nanoseconds from the start to the last frame received; known where senders stop by themselves.
+    pub last: u64,
 }
 
 impl Window {
     /// The sum of both.
     pub fn with(self, other: &Self) -> Self {
-        Self { sent: self.sent + other.sent, received: self.received + other.received, bytes: self.bytes + other.bytes }
+        Self {
+            sent: self.sent + other.sent,
+            received: self.received + other.received,
+            bytes: self.bytes + other.bytes,
+            last: self.last.max(other.last),
+        }
     }
 
     /// The difference to an earlier one.
@@ -30,6 +37,7 @@ impl Window {
             sent: self.sent - earlier.sent,
             received: self.received - earlier.received,
             bytes: self.bytes - earlier.bytes,
+            last: self.last,
         }
     }
 }
@@ -152,6 +160,7 @@ impl Report {
         let found = workers.iter().fold(Findings::default(), |sum, w| sum.with(&w.findings));
         let mut times = histogram();
         workers.iter().filter_map(|w| w.times.as_ref()).for_each(|t| times.add(t).expect("the same bounds"));
+        let elapsed = if settings.packets.is_some() { Duration::from_nanos(window.last.max(1)) } else { elapsed };
         let seconds = elapsed.as_secs_f64();
         Self {
             seconds,
@@ -215,8 +224,12 @@ mod tests {
         let settings = Settings::new(vec![], super::super::Pattern::OneWay);
         let findings = Findings { expected: 100, received: 98, doubled: 3, ..Findings::default() };
         let workers = [WorkerReport { findings, times: None }];
-        let report =
-            Report::new(&settings, Duration::from_secs(2), &Window { sent: 90, received: 80, bytes: 8000 }, &workers);
+        let report = Report::new(
+            &settings,
+            Duration::from_secs(2),
+            &Window { sent: 90, received: 80, bytes: 8000, last: 0 },
+            &workers,
+        );
         assert_eq!((report.lost, report.doubled), (5, 3));
         assert_eq!(report.mpps, 40e-6);
         assert!(report.text().contains("5 lost") && report.text().contains("3 doubled"));

@@ -20,6 +20,8 @@ pub struct Sender {
     random: u64,
     /// At a fixed rate.
     pub pacer: Option<Pacer>,
+    /// Packets still to be sent.
+    pub left: u64,
     /// Packets on their way at most.
     pub window: Option<Flight>,
 }
@@ -78,6 +80,7 @@ impl Sender {
             order: settings.flow_order,
             random: 0x9e37_79b9_7f4a_7c15 ^ u64::from(port) << 32,
             pacer: None,
+            left: u64::MAX,
             window: most.map(|most| Flight { most: most * copies, copies, expected: 0, last: (0, 0) }),
         })
     }

@@ -145,6 +145,8 @@ pub struct Settings {
     pub rate: Option<f64>,
     /// Packets of one sender on their way at most; for `Loop`: that circulate in each direction.
     pub window: Option<u32>,
+    /// Each sender stops after so many, and the measurement ends when nothing comes any more.
+    pub packets: Option<u64>,
     /// Flows of each sender to each receiver.
     pub flows: u32,
     /// What tells them apart.
@@ -188,6 +190,7 @@ impl Settings {
             sizes: Sizes::of(64),
             rate: None,
             window: None,
+            packets: None,
             flows: 1,
             vary: Vary::Tuple,
             flow_order: FlowOrder::Random,
@@ -232,6 +235,8 @@ impl Settings {
             "times are in the frames, which must be looked at: no check by count"
         } else if self.rate.is_some_and(|r| !r.is_finite() || r <= 0.0) {
             "a rate above 0"
+        } else if self.packets.is_some() && self.pattern.circulates() {
+            "packets that go round do not end"
         } else if self.window == Some(0) {
             "a window of one packet at least"
         } else if self.length.is_zero() {

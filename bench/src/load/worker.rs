@@ -6,7 +6,7 @@ use super::pace::Pacer;
 use super::port::{Buffers, Memory, Port, Ring};
 use super::report::{Findings, Window, histogram};
 use super::sender::Sender;
-use super::{Check, Notify, Outcome, Pattern, Phase, Settings, Shared, failed};
+use super::{Check, Notify, Outcome, Pattern, Phase, Settings, Shared, failed, lock};
 use hdrhistogram::Histogram;
 use lasthop_vhostuser::Features;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -59,7 +59,8 @@ struct Card {
 }
 
 pub struct Worker {
-    settings: Settings,
+    settings: Arc<Settings>,
+    queues: u16,
     thread: usize,
     cards: Vec<Card>,
     /// Packets that go round: buffers that no ring has.
@@ -73,6 +74,8 @@ pub struct Worker {
     findings: Findings,
     times: Option<Histogram<u64>>,
     senders: usize,
+    /// When traffic began.
+    started: u64,
     /// Frames received, counted or not.
     seen: u64,
     scratch: Vec<u8>,
@@ -80,7 +83,7 @@ pub struct Worker {
 
 impl Worker {
     pub fn new(
-        settings: &Settings,
+        settings: Arc<Settings>,
         thread: usize,
         ports: Vec<Port>,
         mut memory: Memory,
@@ -88,7 +91,6 @@ impl Worker {
     ) -> Outcome<Self> {
         let (entries, queues) = (u32::from(settings.ring_size), u32::from(settings.queues));
         let count = settings.sockets.len() as u16;
-        let senders = (0..count).filter(|p| !settings.pattern.targets(*p, count).is_empty()).count();
         let rx_len = settings.receive_buffer();
         let (rx_stride, tx_stride) = (Buffers::stride(rx_len), Buffers::stride(settings.tx_buffer()));
         let circulates = settings.pattern.circulates();
@@ -121,20 +123,20 @@ impl Worker {
             } else {
                 (0..queues).map(|q| (q * entries..(q + 1) * entries).rev().collect()).collect()
             };
-            let sender = Sender::new(settings, port.number);
             cards.push(Card {
                 port,
                 rx,
                 rx_len: rx_len as u32,
                 tx,
                 spare,
-                sender,
+                sender: None,
                 mergeable,
                 orders: vec![Vec::new(); usize::from(count)],
             });
         }
         Ok(Self {
-            settings: settings.clone(),
+            queues: settings.queues,
+            settings,
             thread,
             cards,
             pool,
@@ -144,8 +146,9 @@ impl Worker {
             window: Window::default(),
             window_start: Window::default(),
             findings: Findings::default(),
-            times: settings.latency.then(histogram),
-            senders,
+            times: None,
+            senders: 0,
+            started: 0,
             seen: 0,
             scratch: Vec::new(),
         })
@@ -156,7 +159,7 @@ impl Worker {
         self.cards.iter().map(|c| c.port.front.as_fd().try_clone_to_owned().map_err(failed)).collect()
     }
 
-    pub fn run(mut self) -> Outcome<WorkerReport> {
+    pub fn run(mut self) -> Outcome<()> {
         if self.settings.notify == Notify::Sleep {
             // A timer that fires 50 µs late would send in clumps.
             let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
@@ -173,7 +176,7 @@ impl Worker {
             let mut busy = false;
             for i in 0..self.cards.len() {
                 busy |= if self.settings.pattern.circulates() { self.pass_on(i)? } else { self.receive(i)? };
-                if matches!(self.phase, Phase::Warm | Phase::Measure | Phase::After) {
+                if self.phase.sends() {
                     busy |= self.send(i)?;
                 }
             }
@@ -186,23 +189,47 @@ impl Worker {
                 }
             }
         }
-        self.findings.kicks = self.cards.iter().flat_map(|c| c.port.rx.iter().chain(&c.port.tx)).map(|r| r.kicks).sum();
-        Ok(WorkerReport { findings: self.findings, times: self.times })
+        Ok(())
+    }
+
+    fn prepare(&mut self) {
+        self.settings = lock(&self.shared.act).clone();
+        let settings = &*self.settings;
+        let ports = self.shared.delivered.len() as u16;
+        self.senders = (0..ports).filter(|p| !settings.pattern.targets(*p, ports).is_empty()).count();
+        for card in &mut self.cards {
+            card.sender = Sender::new(settings, card.port.number);
+            card.orders.iter_mut().for_each(Vec::clear);
+        }
+        self.times = settings.latency.then(histogram);
+        self.reset();
+    }
+
+    fn reset(&mut self) {
+        (self.window, self.findings) = (Window::default(), Findings::default());
+        self.times.iter_mut().for_each(Histogram::reset);
+        let rings = self.cards.iter_mut().flat_map(|c| c.port.rx.iter_mut().chain(&mut c.port.tx));
+        rings.for_each(|r| r.kicks = 0);
     }
 
     fn enter(&mut self, phase: Phase) -> Outcome<()> {
         let before = std::mem::replace(&mut self.phase, phase);
         match phase {
             Phase::Announce => (0..self.cards.len()).try_for_each(|i| self.announce(i))?,
-            Phase::Reset => {
-                (self.window, self.findings) = (Window::default(), Findings::default());
-                self.times.iter_mut().for_each(Histogram::reset);
+            Phase::Prepare => self.prepare(),
+            Phase::Reset => self.reset(),
+            Phase::Tell => {
+                let rings = self.cards.iter().flat_map(|c| c.port.rx.iter().chain(&c.port.tx));
+                self.findings.kicks = rings.map(|r| r.kicks).sum();
+                lock(&self.shared.reports).push(WorkerReport { findings: self.findings, times: self.times.take() });
             }
             Phase::Warm | Phase::Measure => {
                 let start = now();
+                self.started = start;
                 let rate = self.settings.rate.map(|r| r / self.senders as f64);
                 for sender in self.cards.iter_mut().filter_map(|c| c.sender.as_mut()) {
                     sender.pacer = rate.map(|r| Pacer::new(start, r));
+                    sender.left = self.settings.packets.unwrap_or(u64::MAX);
                 }
                 if self.settings.pattern.circulates() && before < Phase::Warm {
                     (0..self.cards.len()).try_for_each(|i| self.inject(i))?;
@@ -210,8 +237,7 @@ impl Worker {
                 self.window_start = self.window;
             }
             Phase::After => {
-                let mut windows = self.shared.windows.lock().unwrap_or_else(|e| e.into_inner());
-                windows.push(self.window.since(&self.window_start));
+                lock(&self.shared.windows).push(self.window.since(&self.window_start));
                 let now = now();
                 let pacers = self.cards.iter().filter_map(|c| c.sender.as_ref()?.pacer.as_ref());
                 self.findings.unsent += pacers.map(|p| p.overdue(now)).sum::<u64>();
@@ -262,7 +288,7 @@ impl Worker {
 
     /// Packets that go round: what port `i` receives is sent by its partner, in the same buffer.
     fn pass_on(&mut self, i: usize) -> Outcome<bool> {
-        let going = matches!(self.phase, Phase::Warm | Phase::Measure | Phase::After);
+        let going = self.phase.sends();
         let mut count = 0;
         let (left, right) = self.cards.split_at_mut(i & !1 | 1);
         let (even, odd) = (&mut left[i & !1], &mut right[0]);
@@ -321,7 +347,7 @@ impl Worker {
                 let card = &mut self.cards[i];
                 let Some((token, len)) = card.port.rx[queue].ring.poll_used()? else { break };
                 taken += 1;
-                if arrived == 0 && (self.times.is_some() || self.settings.pattern.returns()) {
+                if arrived == 0 && (self.times.is_some() || self.settings.packets.is_some()) {
                     arrived = now();
                 }
                 let addr = card.rx.at(token);
@@ -382,6 +408,7 @@ impl Worker {
             }
             if run.1 > 0 {
                 self.delivered(run);
+                self.window.last = arrived.saturating_sub(self.started);
             }
         }
         Ok(any)
@@ -453,12 +480,12 @@ impl Worker {
         let ping_pong = self.settings.pattern == Pattern::PingPong;
         let paced = sender.pacer.is_some();
         let time = if paced || ping_pong || sender.window.is_some() || self.times.is_some() { now() } else { 0 };
-        let mut room = BURST as u64;
+        let mut room = sender.left.min(BURST as u64);
         if let Some(window) = &mut sender.window {
             let delivered = self.shared.delivered[usize::from(card.port.number)].0.load(Ordering::Relaxed);
             room = room.min(window.room(delivered, time));
         }
-        let (mut count, queues) = (0, self.settings.queues);
+        let (mut count, queues) = (0, self.queues);
         while count < room {
             let queue = if queues == 1 { 0 } else { (sender.flow() % u32::from(queues)) as usize };
             let (spare, ring) = (&mut card.spare[queue], &mut card.port.tx[queue].ring);
@@ -488,6 +515,7 @@ impl Worker {
                 return Err(failed("a ring with room refuses a buffer: a bug"));
             }
             spare.pop();
+            sender.left -= 1;
             count += 1;
             if let Some(window) = &mut sender.window {
                 window.sent();
@@ -508,7 +536,7 @@ impl Worker {
 
     /// Asks for interrupts and sleeps until one comes or something is due.
     fn sleep(&mut self) -> Outcome<()> {
-        let sending = matches!(self.phase, Phase::Warm | Phase::Measure | Phase::After);
+        let sending = self.phase.sends();
         let (start, mut news) = (now(), false);
         let mut until = start + LOOK_UP_NS;
         for card in &mut self.cards {

@@ -1,7 +1,7 @@
 //! DPDK's vhost library with nothing on top: testpmd passes packets between two vhost ports without looking at them. Not
 //! a switch, but what one that copies twice cannot beat.
 
-use super::{Spent, Switch};
+use super::{Extras, Spent, Switch};
 use crate::stop::{Outcome, failed};
 use crate::testpmd::{Testpmd, number_after};
 use lasthop_tests_vm::proc;
@@ -20,9 +20,15 @@ pub struct DpdkVhost {
 
 impl DpdkVhost {
     /// Its commands run on CPU `main`, its packets on CPU `cpu`.
-    pub fn start(main: usize, cpu: usize, sockets: [&Path; 2]) -> Outcome<Self> {
-        let device = |i: usize| format!("net_vhost{i},iface={},client=1", sockets[i].display());
-        let mut testpmd = Testpmd::start(main, cpu, MIB, &[device(0), device(1)], &["--no-flush-rx"])?;
+    pub fn start(main: usize, cpu: usize, sockets: &[&Path], extras: Extras<'_>) -> Outcome<Self> {
+        let queues = extras.queues.max(1);
+        let large = if extras.large { ",tso=1" } else { "" };
+        let device = |(i, socket): (usize, &&Path)| {
+            format!("net_vhost{i},iface={},client=1,queues={queues}{large}", socket.display())
+        };
+        let devices: Vec<String> = sockets.iter().enumerate().map(device).collect();
+        let (rxq, txq) = (format!("--rxq={queues}"), format!("--txq={queues}"));
+        let mut testpmd = Testpmd::start(main, cpu, MIB, &devices, &["--no-flush-rx", &rxq, &txq])?;
         testpmd.say("set fwd io")?;
         testpmd.say("set record-core-cycles on")?;
         testpmd.say("start")?;
@@ -43,9 +49,14 @@ impl Switch for DpdkVhost {
         let cpu_ns = proc::cpu_ns(self.testpmd.pid()).saturating_sub(self.before) as f64;
         let elapsed = self.begun.elapsed().as_nanos() as f64;
         let text = self.testpmd.say("stop")?;
+        self.testpmd.say("start")?;
         let ns = ns_per_packet(&text).ok_or_else(|| failed(format!("no cycle counts in {text:?}")))?;
         // Its cycles go on while others have its CPU, whether it is idle or busy then; so the share is what to trust.
         Ok(Spent { cpu_ns, busy_ns: cpu_ns * (ns * packets / elapsed).min(1.0) })
+    }
+
+    fn memory_kib(&self) -> u64 {
+        proc::private_kib(self.testpmd.pid())
     }
 }
 

@@ -3,7 +3,7 @@
 //! Its daemons run in the foreground as our children and in a network namespace without a name, so its bridge device and
 //! everything else is gone when they are.
 
-use super::{Spent, Switch};
+use super::{Extras, Spent, Switch};
 use crate::stop::{Outcome, check, failed, until};
 use lasthop_tests_vm::{proc, scratch, spawn};
 use std::path::Path;
@@ -28,6 +28,8 @@ pub enum Rules {
     Acl,
     /// A learning switch.
     Learning,
+    /// From one port to the other behind an access list.
+    List,
 }
 
 /// A running Open vSwitch.
@@ -39,8 +41,8 @@ pub struct Ovs {
 }
 
 impl Ovs {
-    /// Its polling thread on CPU `cpu`, everything else on CPU `main`; with its segmentation offload where `tso`.
-    pub fn start(main: usize, cpu: usize, sockets: [&Path; 2], rules: Rules, tso: bool) -> Outcome<Self> {
+    /// Its polling thread on CPU `cpu`, everything else on CPU `main`. Only a learning one has more than two ports.
+    pub fn start(main: usize, cpu: usize, sockets: &[&Path], rules: Rules, extras: Extras<'_>) -> Outcome<Self> {
         let dir = scratch();
         let at = |file: &str| dir.path().join(file).display().to_string();
         run(Command::new("ovsdb-tool").args(["create", &at("conf.db"), SCHEMA]))?;
@@ -66,21 +68,21 @@ impl Ovs {
             &[&remote, &format!("--unixctl={}", at("ctl")), &log, "-vconsole:off"],
         );
         let ovs = Self { vswitchd, database, dir, before: 0 };
-        ovs.configure(main, cpu, sockets, rules, tso).map_err(|e| match (e, check()) {
+        ovs.configure(main, cpu, sockets, rules, extras).map_err(|e| match (e, check()) {
             (crate::stop::Failure::Failed(why), Ok(())) => failed(format!("{why}\n{}", ovs.log())),
             _ => crate::stop::Failure::Stopped,
         })?;
         Ok(ovs)
     }
 
-    fn configure(&self, main: usize, cpu: usize, sockets: [&Path; 2], rules: Rules, tso: bool) -> Outcome<()> {
+    fn configure(&self, main: usize, cpu: usize, sockets: &[&Path], rules: Rules, extras: Extras<'_>) -> Outcome<()> {
         self.appears("db.sock")?;
         let set = |key: &str, value: String| format!("other_config:{key}={value}");
         let config = [
             set("dpdk-init", "true".into()),
             set("dpdk-lcore-mask", format!("{:#x}", 1u64 << main)),
             set("pmd-cpu-mask", format!("{:#x}", 1u64 << cpu)),
-            set("userspace-tso-enable", tso.to_string()),
+            set("userspace-tso-enable", extras.large.to_string()),
             set("dpdk-extra", format!("--in-memory --no-pci --no-telemetry -m {MIB} --file-prefix={}", self.prefix())),
         ];
         let mut words = vec!["--no-wait", "init", "--", "set", "Open_vSwitch", "."];
@@ -92,13 +94,22 @@ impl Ovs {
             let (name, number) = (format!("v{i}"), format!("ofport_request={}", i + 1));
             let path = format!("options:vhost-server-path={}", socket.display());
             let kind = "type=dpdkvhostuserclient";
-            self.vsctl(&["add-port", BRIDGE, &name, "--", "set", "Interface", &name, kind, &path, &number])?;
+            let mut words = vec!["add-port", BRIDGE, &name, "--", "set", "Interface", &name, kind, &path, &number];
+            if extras.large {
+                words.push("mtu_request=9000");
+            }
+            self.vsctl(&words)?;
         }
         if rules == Rules::Learning {
             return Ok(());
         }
         let bridge = self.dir.path().join(format!("{BRIDGE}.mgmt")).display().to_string();
         run(Command::new("ovs-ofctl").args(["del-flows", &bridge]))?;
+        if let Some(list) = extras.list {
+            let file = self.dir.path().join("list");
+            std::fs::write(&file, list.flows()).map_err(failed)?;
+            run(Command::new("ovs-ofctl").args(["add-flows", &bridge]).arg(file))?;
+        }
         let acl = ["priority=10,ip,nw_src=192.0.2.1,actions=drop", "priority=10,tcp,tp_dst=80,actions=drop"];
         let cross = ["priority=1,in_port=1,actions=output:2", "priority=1,in_port=2,actions=output:1"];
         for flow in acl.iter().filter(|_| rules == Rules::Acl).chain(&cross) {
@@ -148,6 +159,10 @@ impl Switch for Ovs {
         // Its cycles go on while others have its CPU, whether it is idle or busy then; so the share is what to trust.
         let busy = busy_share(&text).ok_or_else(|| failed(format!("no cycle counts in {text:?}")))?;
         Ok(Spent { cpu_ns, busy_ns: busy * cpu_ns })
+    }
+
+    fn memory_kib(&self) -> u64 {
+        proc::private_kib(self.vswitchd.id())
     }
 }
 

@@ -77,6 +77,12 @@ impl Lasthop {
         }
     }
 
+    /// Whether the program has such a command.
+    pub fn knows(command: &str) -> bool {
+        let help = Command::new(binary("lasthop")).args([command, "--help"]).stdin(Stdio::null()).output();
+        help.is_ok_and(|out| out.status.success())
+    }
+
     /// The supervisor's process.
     pub fn pid(&self) -> u32 {
         self.run.id()

@@ -1,0 +1,222 @@
+//! Our own load generator as the guests of any switch.
+
+use crate::acl::List;
+use crate::scenario::{Contender, Cpus};
+use crate::stop::{Outcome, check, failed};
+use crate::switch::dpdk_vhost::DpdkVhost;
+use crate::switch::lasthop::Ours;
+use crate::switch::ovs::Ovs;
+use crate::switch::{Extras, Spent, Switch};
+use lasthop_bench::load::frame::Vary;
+use lasthop_bench::load::{
+    self, Check, FlowOrder, Listening, Notify, Observer, Pattern, Report, Session, Settings, Sizes, Socket,
+};
+use lasthop_tests_vm::{Port, scratch};
+use std::time::Duration;
+
+/// What is plugged in: scenarios that agree in it are played one after the other on the same switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setup {
+    /// Guests.
+    pub ports: usize,
+    /// Packed rings.
+    pub packed: bool,
+    /// Queue pairs of each guest.
+    pub queues: u16,
+    /// 64 KiB packets and jumbo frames.
+    pub large: bool,
+    /// Packets go round and are not made.
+    pub round: bool,
+    /// Guests sleep when they have nothing to do.
+    pub sleep: bool,
+    /// Rules of an access list.
+    pub rules: usize,
+}
+
+impl Setup {
+    /// Two guests, split rings, one queue pair, nothing special.
+    pub const PLAIN: Self =
+        Self { ports: 2, packed: false, queues: 1, large: false, round: false, sleep: false, rules: 0 };
+    /// The same, packets go round.
+    pub const ROUND: Self = Self { round: true, ..Self::PLAIN };
+}
+
+/// What is played.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Act {
+    /// Who sends to whom.
+    pub pattern: Pattern,
+    /// Lengths of frames, as the generator wants them.
+    pub sizes: &'static str,
+    /// Packets a second.
+    pub rate: Option<f64>,
+    /// Packets of each sender on their way.
+    pub window: Option<u32>,
+    /// Flows.
+    pub flows: u32,
+    /// Every packet is the first of its flow, each from another MAC address.
+    pub once: bool,
+    /// What comes out of it.
+    pub yields: Yields,
+}
+
+/// The figures of an act.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Yields {
+    /// Packets and bytes, processor time of each packet.
+    Speed,
+    /// Times there and back.
+    Times,
+    /// Processor time at a fixed rate.
+    Cost,
+    /// New flows a second, memory of each.
+    Flows,
+}
+
+impl Act {
+    /// 64-byte frames both ways, as many as go with 256 on their way.
+    pub const PLAIN: Self = Self {
+        pattern: Pattern::BothWays,
+        sizes: "64",
+        rate: None,
+        window: Some(256),
+        flows: 1,
+        once: false,
+        yields: Yields::Speed,
+    };
+}
+
+/// A switch with guests plugged in.
+pub struct Stage {
+    // In this order: guests leave before their switch ends.
+    session: Session<'static>,
+    _listening: Listening,
+    switch: Box<dyn Switch>,
+    settings: Settings,
+    _dir: tempfile::TempDir,
+}
+
+impl Stage {
+    /// Starts the switch and plugs the guests in.
+    pub fn set(contender: Contender, cpus: Cpus, setup: Setup) -> Outcome<Self> {
+        let dir = scratch();
+        let ports: Vec<Port> = (0..setup.ports).map(|i| Port::connect(&format!("p{i}"), dir.path())).collect();
+        let sockets: Vec<_> = ports.iter().map(|p| &*p.socket).collect();
+        let list = (setup.rules > 0).then(|| List::generate(setup.rules));
+        let extras = Extras { large: setup.large, queues: setup.queues, list: list.as_ref() };
+        let listen = |p: &Port| Socket { path: p.socket.clone(), listen: true };
+        let pattern = if setup.round { Pattern::Loop } else { Pattern::BothWays };
+        let mut settings = Settings::new(ports.iter().map(listen).collect(), pattern);
+        settings.packed = setup.packed;
+        settings.queues = setup.queues;
+        settings.notify = if setup.sleep { Notify::Sleep } else { Notify::Poll };
+        settings.cpus = vec![cpus.guests];
+        settings.check = if setup.round { Check::Count } else { Check::Order };
+        settings.sizes = Sizes::of(1514);
+        if setup.large {
+            (settings.ring_size, settings.rx_buffer) = (256, 4096);
+            settings.sizes = "gso".parse().map_err(failed)?;
+        }
+        if setup.ports > 4 {
+            // Many ports are for counting memory.
+            settings.ring_size = 64;
+        }
+        // Before the switch tries to connect for the first time.
+        let listening = load::listen(&settings)?;
+        let switch: Box<dyn Switch> = match contender {
+            Contender::Lasthop => Box::new(Ours::start(&ports, &cpus.switch.to_string(), extras)?),
+            Contender::Ovs(rules) => Box::new(Ovs::start(cpus.guests, cpus.switch, &sockets, rules, extras)?),
+            Contender::DpdkVhost => Box::new(DpdkVhost::start(cpus.guests, cpus.switch, &sockets, extras)?),
+            Contender::LinuxBridge => return Err(failed("has no vhost-user ports")),
+        };
+        let session = Session::connect(&settings, &listening, &check)?;
+        Ok(Self { session, _listening: listening, switch, settings, _dir: dir })
+    }
+
+    /// Plays an act for so many seconds; its figures.
+    pub fn play(&mut self, act: Act, seconds: f64) -> Outcome<Vec<Option<f64>>> {
+        let times = act.yields == Yields::Times;
+        let settings = Settings {
+            pattern: act.pattern,
+            sizes: act.sizes.parse().map_err(failed)?,
+            rate: act.rate,
+            window: act.window,
+            flows: act.flows,
+            packets: act.once.then_some(act.flows.into()),
+            vary: if act.once { Vary::Mac } else { Vary::Tuple },
+            flow_order: if act.once { FlowOrder::Round } else { FlowOrder::Random },
+            // A number for each of a million flows would be a cache miss of the guests'.
+            check: if act.flows > 10_000 || act.pattern.circulates() { Check::Count } else { Check::Order },
+            latency: times,
+            // Switches that learn or cache flows do so here.
+            warmup: Duration::from_millis(if act.once {
+                0
+            } else if act.flows > 10_000 {
+                1000
+            } else {
+                300
+            }),
+            length: Duration::from_secs_f64(if act.once { 10.0 } else { seconds }),
+            ..self.settings.clone()
+        };
+        let before = self.switch.memory_kib();
+        let factor = if act.pattern.returns() { 2.0 } else { 1.0 };
+        let mut watch = Watch { switch: &mut *self.switch, factor, spent: None };
+        let report = self.session.play(&settings, &mut watch)?;
+        let spent = watch.spent.ok_or_else(|| failed("nothing was measured"))?;
+        if report.received == 0 {
+            return Err(failed("no packet came through"));
+        }
+        if report.reordered + report.damaged > 0 {
+            return Err(failed(format!("{} packets out of order, {} damaged", report.reordered, report.damaged)));
+        }
+        let memory = self.switch.memory_kib().saturating_sub(before) as f64 * 1024.0;
+        Ok(figures(act.yields, &report, spent, factor * report.received as f64, memory))
+    }
+
+    /// Memory of the switch, in KiB.
+    pub fn memory_kib(&self) -> f64 {
+        self.switch.memory_kib() as f64
+    }
+}
+
+fn figures(yields: Yields, report: &Report, spent: Spent, packets: f64, memory: f64) -> Vec<Option<f64>> {
+    let (busy, cpu) = (spent.busy_ns / packets, spent.cpu_ns / packets);
+    let percent = spent.cpu_ns / report.seconds / 1e7;
+    let figures = match yields {
+        Yields::Speed => vec![report.mpps, report.gbit_per_second, busy, cpu],
+        Yields::Times => {
+            let Some(l) = &report.latency else { return vec![None; 6] };
+            vec![report.mpps * 1e3, l.p50, l.p99, l.p999, busy, percent]
+        }
+        Yields::Cost => vec![report.mpps * 1e3, busy, cpu, percent],
+        Yields::Flows => vec![report.mpps * 1e3, cpu / 1e3, memory / packets],
+    };
+    figures.into_iter().map(Some).collect()
+}
+
+/// Takes the switch's processor time while packets flow.
+struct Watch<'a> {
+    switch: &'a mut dyn Switch,
+    /// Times that a packet which was received has gone through the switch.
+    factor: f64,
+    spent: Option<Spent>,
+}
+
+impl Observer for Watch<'_> {
+    fn begin(&mut self) -> Outcome<()> {
+        self.switch.begin()
+    }
+
+    fn end(&mut self, packets: f64) -> Outcome<()> {
+        self.spent = Some(self.switch.spent(packets * self.factor)?);
+        Ok(())
+    }
+}
+
+/// KiB of the switch for each port: between `few` and `many` of them.
+pub fn memory_per_port(contender: Contender, cpus: Cpus, few: usize, many: usize) -> Outcome<Vec<Option<f64>>> {
+    let of = |ports| Stage::set(contender, cpus, Setup { ports, ..Setup::PLAIN }).map(|s| s.memory_kib());
+    let (small, large) = (of(few)?, of(many)?);
+    Ok(vec![Some((large - small) / (many - few) as f64), Some(small)])
+}
