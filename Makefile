@@ -3,7 +3,7 @@
 
 CARGO ?= cargo
 
-.PHONY: demo test quick bench fuzz setup build programs check clean
+.PHONY: demo test quick bench bench-quick fuzz setup build programs check clean
 
 ## What it does, on the screen: two VMs, ping and TCP, then what the switch saw.
 demo: setup build
@@ -17,9 +17,13 @@ test: setup programs check
 quick: check
 	$(CARGO) xtask test --quick
 
-## lasthop beside its peers; about 20 minutes on an idle machine.
+## lasthop beside its peers; about half an hour on an idle machine.
 bench: setup build
 	target/release/lasthop-bench compare --out target/bench
+
+## The same with one round of everything; about 6 minutes.
+bench-quick: setup build
+	target/release/lasthop-bench compare --quick --out target/bench
 
 ## Each fuzz target for a minute; needs the nightly toolchain and cargo-fuzz.
 fuzz:

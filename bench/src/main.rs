@@ -11,6 +11,7 @@ mod scenario;
 
 mod switch;
 mod table;
+mod target;
 mod testpmd;
 
 use clap::builder::PossibleValuesParser;
@@ -41,11 +42,14 @@ enum Command {
 
 #[derive(clap::Args)]
 struct Compare {
+    /// One round of one second each, to see that everything works; the figures say little
+    #[arg(long, conflicts_with_all = ["rounds", "seconds", "record"])]
+    quick: bool,
     /// Rounds; the machine's speed varies, so fewer than five say little
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
     /// Length of each measurement, in seconds
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=40))]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=40))]
     seconds: u16,
     /// Only this scenario, or those of this group; may be given several times
     #[arg(long = "scenario", value_name = "NAME", value_parser = PossibleValuesParser::new(scenario::names()))]
@@ -95,6 +99,7 @@ fn compare(arguments: &Compare) -> Outcome<bool> {
     if let Some(file) = &arguments.record {
         record::check(file)?;
     }
+    lasthop_guestmem::install_fault_handler();
     // Failures of the VM harness are reported where they are caught.
     std::panic::set_hook(Box::new(|_| ()));
     stop::watch()?;
@@ -104,12 +109,15 @@ fn compare(arguments: &Compare) -> Outcome<bool> {
     let plan = compare::Plan {
         scenarios: scenario::ALL.into_iter().filter(chosen).collect(),
         contenders: Contender::ALL.into_iter().filter(|c| arguments.contenders.iter().any(|n| n == c.name())).collect(),
-        rounds: arguments.rounds.into(),
-        seconds: arguments.seconds.into(),
+        rounds: if arguments.quick { 1 } else { arguments.rounds.into() },
+        seconds: if arguments.quick { 1 } else { arguments.seconds.into() },
         cpus,
         out: arguments.out.clone().or_else(|| arguments.record.as_ref().map(|file| file.with_extension(""))),
     };
     let results = compare::run(&plan)?;
+    if let Some(targets) = target::render(&results) {
+        println!("targets\n\n{targets}");
+    }
     if let Some((file, out)) = arguments.record.as_ref().zip(plan.out) {
         let drawings = match &arguments.out {
             Some(dir) => dir.display().to_string(),

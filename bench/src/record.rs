@@ -48,6 +48,9 @@ fn render(results: &Results, drawings: &str) -> String {
         m.load_before,
         m.stolen_percent,
     );
+    if let Some(targets) = crate::target::render(results) {
+        text += &format!("\n### Targets\n\n{targets}");
+    }
     for scenario in &results.scenarios {
         text += &format!("\n### {}", table::render(scenario));
         if scenario.contenders.iter().any(|c| !c.rounds.is_empty()) {

@@ -34,7 +34,8 @@ pub fn render(scenario: &ScenarioResults) -> String {
     text
 }
 
-fn align(rows: &[Vec<String>]) -> String {
+/// Rows, the first a heading, as a table.
+pub fn align(rows: &[Vec<String>]) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let width = |c: usize| rows.iter().map(|r| r[c].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns).map(width).collect();

@@ -1,0 +1,147 @@
+//! What lasthop is to reach beside its peers, and whether it does.
+
+use crate::results::{Results, ScenarioResults};
+use crate::table::{align, number};
+
+/// A bound on lasthop's figure, divided by a peer's.
+struct Target {
+    what: &'static str,
+    scenario: &'static str,
+    figure: usize,
+    /// Without one the figure itself counts.
+    peer: Option<&'static str>,
+    bound: Bound,
+    aim: Option<f64>,
+}
+
+#[derive(Clone, Copy)]
+enum Bound {
+    Least(f64),
+    Most(f64),
+}
+use Bound::{Least, Most};
+
+const fn target(what: &'static str, scenario: &'static str, figure: usize, peer: &'static str, bound: Bound) -> Target {
+    Target { what, scenario, figure, peer: Some(peer), bound, aim: None }
+}
+
+const fn aiming(aim: f64, target: Target) -> Target {
+    Target { aim: Some(aim), ..target }
+}
+
+const OVS: &str = "ovs-flows";
+const VHOST: &str = "dpdk-vhost";
+// Figures of loops: packets, bytes, busy time.
+const PACKETS: usize = 0;
+const BYTES: usize = 1;
+const BUSY: usize = 2;
+
+const TARGETS: [Target; 13] = [
+    target("64 B split, packets", "loop-64-split", PACKETS, OVS, Least(1.5)),
+    target("64 B split, packets", "loop-64-split", PACKETS, VHOST, Least(0.95)),
+    target("64 B packed, packets", "loop-64-packed", PACKETS, OVS, Least(1.6)),
+    target("64 B packed, packets", "loop-64-packed", PACKETS, VHOST, Least(0.95)),
+    aiming(0.33, target("64 B split, switch busy", "loop-64-split", BUSY, OVS, Most(0.45))),
+    aiming(2.8, target("1472 B split, packets", "loop-1472-split", PACKETS, OVS, Least(2.3))),
+    target("1472 B split, packets", "loop-1472-split", PACKETS, VHOST, Least(2.0)),
+    target("64 KiB GSO, bytes", "size-gso-split", BYTES, OVS, Least(2.5)),
+    target("1000 access rules, 100 000 flows, packets", "acl-1000-flows", PACKETS, "ovs-list", Least(2.0)),
+    target("switch CPU at 10 000 packets/s", "cpu-10k", 2, OVS, Most(0.05)),
+    target("switch CPU at 100 000 packets/s", "cpu-100k", 2, OVS, Most(0.25)),
+    target("latency p99 at 100 000 packets/s", "latency-100k", 2, OVS, Most(1.0)),
+    // The scheduler's account is never quite 0.
+    Target { what: "idle, % of a CPU", scenario: "idle", figure: 0, peer: None, bound: Most(0.1), aim: None },
+];
+
+impl Target {
+    /// The ratio (or the figure), if it was measured.
+    fn measured(&self, results: &Results) -> Option<f64> {
+        let scenario: &ScenarioResults = results.scenarios.iter().find(|s| s.name == self.scenario)?;
+        let at = |name: &str| scenario.contenders.iter().position(|c| c.name == name);
+        match self.peer {
+            Some(peer) => *scenario.ratios(self.figure).get(at(peer)?)?,
+            None => *scenario.contenders.get(at("lasthop")?)?.best.get(self.figure)?,
+        }
+    }
+
+    fn met(&self, value: f64) -> bool {
+        match self.bound {
+            Least(bound) => value >= bound,
+            Most(bound) => value <= bound,
+        }
+    }
+}
+
+/// A table of targets, measured, met; nothing when none was measured.
+pub fn render(results: &Results) -> Option<String> {
+    let mut rows =
+        vec![["lasthop divided by the peer", "peer", "target", "measured", "met"].map(String::from).to_vec()];
+    let mut any = false;
+    for t in &TARGETS {
+        let (sign, bound) = match t.bound {
+            Least(bound) => ('≥', bound),
+            Most(bound) => ('≤', bound),
+        };
+        let aim = t.aim.map_or(String::new(), |aim| format!(", aim {}", number(aim)));
+        let measured = t.measured(results);
+        any |= measured.is_some();
+        rows.push(vec![
+            t.what.to_owned(),
+            t.peer.unwrap_or("—").to_owned(),
+            format!("{sign} {}{aim}", number(bound)),
+            measured.map_or("—".to_owned(), number),
+            measured.map_or("not measured", |m| if t.met(m) { "yes" } else { "no" }).to_owned(),
+        ]);
+    }
+    any.then(|| align(&rows))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::Machine;
+    use crate::results::ContenderResults;
+    use crate::scenario::{ALL, Cpus};
+
+    #[test]
+    fn every_target_names_a_figure_that_is_measured() {
+        for t in &TARGETS {
+            let scenario = ALL.iter().find(|s| s.name == t.scenario).expect(t.scenario);
+            let figure = scenario.figures()[t.figure];
+            assert_eq!(figure.more_is_better, matches!(t.bound, Least(_)), "{}", t.what);
+            assert!(t.peer.is_none_or(|p| scenario.contenders.iter().any(|c| c.name() == p)), "{}", t.what);
+        }
+    }
+
+    #[test]
+    fn what_was_measured_is_judged() {
+        let scenario = ALL.iter().find(|s| s.name == "loop-64-split").unwrap();
+        let contender = |name: &'static str, packets: f64, busy: f64| {
+            let mut c = ContenderResults::new(name, name, None);
+            c.add(scenario.figures(), vec![Some(packets), Some(1.0), Some(busy), Some(1.0)]);
+            c
+        };
+        let results = |contenders| Results {
+            version: "0",
+            machine: Machine::look(),
+            cpus: Cpus { guests: 0, switch: 1 },
+            rounds: 1,
+            seconds: 1,
+            scenarios: vec![ScenarioResults {
+                name: scenario.name,
+                title: scenario.title,
+                figures: scenario.figures(),
+                contenders,
+            }],
+        };
+        let text = render(&results(vec![contender("lasthop", 20.0, 50.0), contender(OVS, 10.0, 100.0)])).unwrap();
+        let line = |what: &str| text.lines().find(|l| l.contains(what)).unwrap().to_owned();
+        assert!(
+            line("64 B split, packets").contains("| 2.00 |") && line("64 B split, packets").contains("yes"),
+            "{text}"
+        );
+        assert!(line("64 B split, switch busy").contains("0.50 |") && line("switch busy").contains(" no "), "{text}");
+        assert!(line("idle").contains("not measured"));
+        assert_eq!(render(&results(vec![contender("lasthop", 20.0, 50.0)])), None);
+    }
+}
