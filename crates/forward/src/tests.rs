@@ -11,6 +11,8 @@ use lasthop_virtqueue::driver::{NetConfig, NetDriver};
 use lasthop_virtqueue::{Chains, JOURNAL_BYTES, Journal, QueueSetup};
 use std::sync::Arc;
 
+mod once;
+
 /// A guest on a port.
 struct Guest {
     driver: NetDriver,

@@ -10,6 +10,8 @@ const INLINE: usize = 256;
 /// either meanwhile: the result is then any mixture, as between any two processes that share memory.
 #[inline(always)]
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    #[cfg(feature = "meter")]
+    crate::meter::add(len);
     // Two blocks, from the start and up to the end, cover every length between one block and two: nothing is rounded up.
     macro_rules! two {
         ($block:ty) => {{

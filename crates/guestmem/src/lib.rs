@@ -14,6 +14,8 @@
 mod copy;
 mod fault;
 mod memory;
+#[cfg(feature = "meter")]
+pub mod meter;
 mod region;
 mod slice;
 

@@ -121,6 +121,8 @@ impl<'m> GuestSlice<'m> {
             sum = next + u64::from(carry);
             at += 8;
         }
+        #[cfg(feature = "meter")]
+        crate::meter::add(at);
         let mut tail = [0u8; 8];
         let left = len - at;
         self.read(at, &mut tail[..left]);

@@ -1,0 +1,140 @@
+//! The load generator against a real switch: every pattern, split and packed, content checked, nothing lost at a rate
+//! that any machine manages.
+
+use lasthop_bench::load::frame::Vary;
+use lasthop_bench::load::{self, Check, Notify, Pattern, Report, Session, Settings, Socket};
+use lasthop_tests_process::{Lasthop, Port, scratch};
+use std::time::Duration;
+
+/// Ports to which lasthop connects, and sockets of the generator for them.
+fn ports(count: usize, dir: &std::path::Path) -> (Vec<Port>, Vec<Socket>) {
+    let ports: Vec<Port> = (0..count).map(|i| Port::connect(&format!("p{i}"), dir)).collect();
+    let sockets = ports.iter().map(|p| Socket { path: p.socket.clone(), listen: true }).collect();
+    (ports, sockets)
+}
+
+/// Modest: sleeping guests, ordinary memory, 2000 packets a second in all.
+fn modest(sockets: Vec<Socket>, pattern: Pattern) -> Settings {
+    Settings {
+        rate: Some(2000.0),
+        check: Check::Content,
+        latency: true,
+        notify: Notify::Sleep,
+        ring_size: 256,
+        huge: Some(false),
+        warmup: Duration::from_millis(100),
+        length: Duration::from_millis(300),
+        ..Settings::new(sockets, pattern)
+    }
+}
+
+fn expect_whole(what: &str, report: &Report) {
+    let wrong = report.lost + report.reordered + report.doubled + report.damaged + report.stray;
+    assert_eq!(wrong, 0, "{what}: {report:?}");
+    assert!(report.received > 0 && report.latency.is_some(), "{what}: {report:?}");
+}
+
+#[test]
+fn every_pattern_arrives_whole() {
+    for packed in [false, true] {
+        let dir = scratch();
+        let (ports, sockets) = ports(4, dir.path());
+        let setup = Settings { packed, sizes: "64,1514".parse().unwrap(), ..modest(sockets, Pattern::BothWays) };
+        let listening = load::listen(&setup).unwrap();
+        let lasthop = Lasthop::start(&ports);
+        let mut session = Session::connect(&setup, &listening, &|| Ok(())).unwrap();
+        let patterns = [
+            Pattern::OneWay,
+            Pattern::BothWays,
+            Pattern::Incast,
+            Pattern::AllToAll,
+            Pattern::Broadcast,
+            Pattern::Echo,
+            Pattern::PingPong,
+        ];
+        for pattern in patterns {
+            let rate = if pattern == Pattern::PingPong { None } else { setup.rate };
+            let sizes = "64,300,1514".parse().unwrap();
+            let act = Settings { pattern, rate, sizes, flows: 50, ..setup.clone() };
+            let report = session.play(&act, &mut ()).unwrap();
+            expect_whole(&format!("{pattern:?}, packed: {packed}"), &report);
+            assert!(report.sleeps > 0, "guests that sleep do sleep");
+        }
+        drop(session);
+        lasthop.check_sums();
+        assert!(lasthop.stop());
+    }
+}
+
+#[test]
+fn packets_that_go_round_are_all_there_at_the_end() {
+    let dir = scratch();
+    let (ports, sockets) = ports(2, dir.path());
+    let settings = Settings {
+        window: Some(100),
+        check: Check::Count,
+        rate: None,
+        latency: false,
+        notify: Notify::Poll,
+        ..modest(sockets, Pattern::Loop)
+    };
+    let listening = load::listen(&settings).unwrap();
+    let _lasthop = Lasthop::start(&ports);
+    let report = load::run(&settings, &listening, &|| Ok(()), &mut ()).unwrap();
+    assert!(report.received > 200, "{report:?}");
+    assert_eq!(report.lost, 0, "{report:?}");
+}
+
+#[test]
+fn large_packets_many_queues_and_sockets_on_which_the_switch_listens() {
+    let dir = scratch();
+    let ports: Vec<Port> = ["a", "b"].iter().map(|n| Port::listen(n, dir.path())).collect();
+    let sockets = ports.iter().map(|p| Socket { path: p.socket.clone(), listen: false }).collect();
+    let mut settings = modest(sockets, Pattern::BothWays);
+    settings.sizes = "gso".parse().unwrap();
+    (settings.queues, settings.flows, settings.rate) = (2, 10, Some(200.0));
+    let _lasthop = Lasthop::start(&ports);
+    let listening = load::listen(&settings).unwrap();
+    let mut session = Session::connect(&settings, &listening, &|| Ok(())).unwrap();
+    expect_whole("64 KiB", &session.play(&settings, &mut ()).unwrap());
+    settings.sizes = "9000".parse().unwrap();
+    expect_whole("9000 B", &session.play(&settings, &mut ()).unwrap());
+}
+
+#[test]
+fn a_number_of_packets_from_as_many_stations_ends_by_itself() {
+    let dir = scratch();
+    let (ports, sockets) = ports(2, dir.path());
+    let settings = Settings {
+        packets: Some(300),
+        flows: 300,
+        flow_order: load::FlowOrder::Round,
+        vary: Vary::Mac,
+        rate: None,
+        window: Some(16),
+        warmup: Duration::ZERO,
+        length: Duration::from_secs(20),
+        ..modest(sockets, Pattern::OneWay)
+    };
+    let listening = load::listen(&settings).unwrap();
+    let lasthop = Lasthop::start(&ports);
+    let report = load::run(&settings, &listening, &|| Ok(()), &mut ()).unwrap();
+    expect_whole("stations", &report);
+    assert_eq!(report.received, 300);
+    let learned = lasthop.json(&["mac", "list"]);
+    assert!(learned["macs"].as_array().is_some_and(|m| m.len() >= 300), "{learned}");
+}
+
+#[test]
+fn a_switch_that_goes_is_noticed() {
+    let dir = scratch();
+    let (ports, sockets) = ports(2, dir.path());
+    let settings = Settings { length: Duration::from_secs(60), ..modest(sockets, Pattern::BothWays) };
+    let listening = load::listen(&settings).unwrap();
+    let lasthop = Lasthop::start(&ports);
+    let mut session = Session::connect(&settings, &listening, &|| Ok(())).unwrap();
+    let killer = std::thread::spawn(move || drop(lasthop));
+    let failure = session.play(&settings, &mut ()).unwrap_err();
+    killer.join().unwrap();
+    assert!(format!("{failure:?}").contains("has closed the connection"), "{failure:?}");
+}
