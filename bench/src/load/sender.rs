@@ -5,7 +5,7 @@ use super::pace::Pacer;
 use super::{FlowOrder, Pattern, Settings};
 
 /// A sender that waits this long for its window to move gives what is on its way up for lost.
-const STALL_NS: u64 = 20_000_000;
+const STALL_NS: u64 = 100_000_000;
 
 /// The packets of one port.
 #[derive(Debug)]

@@ -15,7 +15,8 @@ fn moved(forwarder: &mut Forwarder, a: &Guest) -> u64 {
 /// each segment the header made from it. A second move of the payload, whole or in part, exceeds that.
 fn check(what: &str, moved: u64, packets: usize, received: &[(VnetHdr, Vec<u8>)], payload: usize) {
     let frames: u64 = received.iter().map(|(_, f)| f.len() as u64).sum();
-    let headers = (packets * (VnetHdr::LEN + SNAPSHOT_LEN) + received.len() * (VnetHdr::LEN + SEGMENT_HEADER_LEN)) as u64;
+    let headers =
+        (packets * (VnetHdr::LEN + SNAPSHOT_LEN) + received.len() * (VnetHdr::LEN + SEGMENT_HEADER_LEN)) as u64;
     // Headers may be written by other means, payload may not: it is of no fixed length.
     let least = (payload as u64).saturating_sub(headers);
     assert!(moved >= least, "{what}: {moved} bytes moved for {frames} delivered: payload moves where nobody counts");
@@ -77,14 +78,16 @@ fn segments_and_sums_are_made_in_the_one_copy() {
     // Takes neither large packets nor incomplete sums.
     let mut b = Guest::new(&datapath, 2, config, 0);
     datapath.flows().insert(flow(1, &[2]), 0).unwrap();
-    let whole = Frame::new(1, 2).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).tcp(1, 2).payload(vec![5; 60_000]).partial_checksum();
+    let whole =
+        Frame::new(1, 2).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).tcp(1, 2).payload(vec![5; 60_000]).partial_checksum();
     a.send(whole.vnet(VnetHdr::GSO_TCPV4, 1448), &whole.build());
     let segmented = moved(&mut forwarder, &a);
     let received = b.received();
     assert_eq!(received.len(), 60_000usize.div_ceil(1448));
     check("segmented", segmented, 1, &received, 60_000);
 
-    let partial = Frame::new(1, 2).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).tcp(1, 2).payload(vec![5; 1400]).partial_checksum();
+    let partial =
+        Frame::new(1, 2).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).tcp(1, 2).payload(vec![5; 1400]).partial_checksum();
     a.send(partial.vnet(VnetHdr::GSO_NONE, 0), &partial.build());
     let summed = moved(&mut forwarder, &a);
     let received = b.received();
