@@ -137,10 +137,10 @@ mod tests {
         let text = render(&results(vec![contender("lasthop", 20.0, 50.0), contender(OVS, 10.0, 100.0)])).unwrap();
         let line = |what: &str| text.lines().find(|l| l.contains(what)).unwrap().to_owned();
         assert!(
-            line("64 B split, packets").contains("| 2.00 |") && line("64 B split, packets").contains("yes"),
+            line("64 B split, packets").contains(" 2.00 |") && line("64 B split, packets").contains("yes"),
             "{text}"
         );
-        assert!(line("64 B split, switch busy").contains("0.50 |") && line("switch busy").contains(" no "), "{text}");
+        assert!(line("64 B split, switch busy").contains(" 0.50 |") && line("switch busy").contains(" no "), "{text}");
         assert!(line("idle").contains("not measured"));
         assert_eq!(render(&results(vec![contender("lasthop", 20.0, 50.0)])), None);
     }

@@ -9,7 +9,7 @@
 //! | 4 | 4 | flow |
 //! | 8 | 4 | sequence number within the flow |
 //! | 12 | 8 | when it was sent, or was meant to be: CLOCK_MONOTONIC, nanoseconds |
-//! | 20 | 2 | low half of the frame's length |
+//! | 20 | 2 | a check of port, flow, number and the frame's length |
 //!
 //! After it come words that follow from port, flow and sequence number, so that any changed byte is found.
 
@@ -81,6 +81,7 @@ pub struct Template {
     tcp_sum: Option<u32>,
     vary: Vary,
     probe: usize,
+    source: u16,
 }
 
 /// What changes from frame to frame.
@@ -96,8 +97,6 @@ pub struct Probe {
     pub sequence: u32,
     /// When it was sent or meant to be, in nanoseconds.
     pub stamp: u64,
-    /// Low half of its length.
-    pub length: u16,
 }
 
 impl Template {
@@ -133,8 +132,7 @@ impl Template {
         let probe = VNET + headers;
         head[probe..probe + 2].copy_from_slice(&MARK.to_be_bytes());
         head[probe + 2..probe + 4].copy_from_slice(&source.to_be_bytes());
-        head[probe + 20..probe + 22].copy_from_slice(&(len as u16).to_be_bytes());
-        Self { head, head_len, len, ip_sum, tcp_sum, vary, probe }
+        Self { head, head_len, len, ip_sum, tcp_sum, vary, probe, source }
     }
 
     /// The head of the frame of this flow, number and time: virtio-net header, headers and probe.
@@ -145,6 +143,8 @@ impl Template {
         head[at..at + 4].copy_from_slice(&flow.to_be_bytes());
         head[at + 4..at + 8].copy_from_slice(&sequence.to_be_bytes());
         head[at + 8..at + 16].copy_from_slice(&stamp.to_be_bytes());
+        let check = seed(self.source, flow, sequence).wrapping_add(self.len as u64).wrapping_mul(MULTIPLIER) >> 48;
+        head[at + 16..at + 18].copy_from_slice(&(check as u16).to_be_bytes());
         let low = (flow >> PORT_BITS) as u16;
         let port = FIRST_PORT + (flow & ((1 << PORT_BITS) - 1)) as u16;
         head[VNET + SRC_LOW..VNET + SRC_LOW + 2].copy_from_slice(&low.to_be_bytes());
@@ -157,7 +157,7 @@ impl Template {
         }
         if self.vary == Vary::Mac {
             let [_, a, b, c] = flow.to_be_bytes();
-            head[VNET + 9] = a | 0x10 * u8::from(flow != 0);
+            head[VNET + 9] = a | (0x10 * u8::from(flow != 0));
             head[VNET + 10] = b;
             head[VNET + 11] = c;
         }
@@ -183,8 +183,7 @@ impl Probe {
             back: half(2) & BACK != 0,
             flow: whole(4),
             sequence: whole(8),
-            stamp: u64::from(whole(12)) << 32 | u64::from(whole(16)),
-            length: half(20),
+            stamp: (u64::from(whole(12)) << 32) | u64::from(whole(16)),
         })
     }
 }
@@ -223,7 +222,7 @@ pub fn fill(source: u16, flow: u32, sequence: u32, tail: &mut [u8]) {
 pub fn is_intact(frame: &[u8], probe: &Probe, to: Option<u16>, vary: Vary) -> bool {
     let gso = frame.get(IP_PROTOCOL) == Some(&6);
     let headers = if gso { TCP_HEADERS } else { UDP_HEADERS };
-    if frame.len() < headers + PROBE || probe.length != frame.len() as u16 {
+    if frame.len() < headers + PROBE || probe.flow >= MAX_FLOWS {
         return false;
     }
     let mut expected = Template::new(probe.source, to, frame.len(), gso, vary);
@@ -244,14 +243,20 @@ struct Words(u64);
 
 impl Words {
     fn new(source: u16, flow: u32, sequence: u32) -> Self {
-        let seed = u64::from(flow) << 32 | u64::from(sequence);
-        Self((seed ^ u64::from(source) << 48).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+        Self(seed(source, flow, sequence))
     }
 
     fn next(&mut self) -> [u8; 8] {
         self.0 = self.0.wrapping_add(0xd1b5_4a32_d192_ed03);
         (self.0 ^ self.0 >> 29).to_le_bytes()
     }
+}
+
+const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+
+#[inline]
+fn seed(source: u16, flow: u32, sequence: u32) -> u64 {
+    (((u64::from(flow) << 32) | u64::from(sequence)) ^ (u64::from(source) << 48)).wrapping_mul(MULTIPLIER)
 }
 
 fn word(bytes: &[u8], at: usize) -> u32 {
@@ -287,7 +292,7 @@ mod tests {
             for flow in [0, 1, 1023, 1024, MAX_FLOWS - 1] {
                 let bytes = frame(&mut template, 3, flow, 9);
                 assert_eq!(bytes.len(), len);
-                let expected = Probe { source: 3, back: false, flow, sequence: 9, stamp: 77, length: len as u16 };
+                let expected = Probe { source: 3, back: false, flow, sequence: 9, stamp: 77 };
                 let probe = Probe::parse(&bytes).unwrap();
                 assert_eq!(probe, expected);
                 assert_eq!(fold(sum(&bytes[14..34])), 0xffff, "IPv4 checksum of flow {flow}");

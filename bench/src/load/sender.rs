@@ -78,7 +78,7 @@ impl Sender {
             flow: 0,
             flows: settings.flows,
             order: settings.flow_order,
-            random: 0x9e37_79b9_7f4a_7c15 ^ u64::from(port) << 32,
+            random: 0x9e37_79b9_7f4a_7c15 ^ (u64::from(port) << 32),
             pacer: None,
             left: u64::MAX,
             window: most.map(|most| Flight { most: most * copies, copies, expected: 0, last: (0, 0) }),
@@ -105,7 +105,7 @@ impl Sender {
                     self.random ^= self.random << 25;
                     self.random ^= self.random >> 27;
                     let high = self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32;
-                    (high * u64::from(self.flows) >> 32) as u32
+                    ((high * u64::from(self.flows)) >> 32) as u32
                 }
             };
         }

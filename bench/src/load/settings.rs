@@ -213,9 +213,11 @@ impl Settings {
     /// An error that says what does not fit together.
     pub fn validate(&self) -> Outcome<()> {
         let ports = self.sockets.len();
-        let wrong = if ports < 2 || ports > 1024 {
+        let wrong = if !(2..=1024).contains(&ports) {
             "two ports at least, and 1024 at most"
-        } else if !matches!(self.pattern, Pattern::Incast | Pattern::AllToAll | Pattern::Broadcast) && ports % 2 != 0 {
+        } else if !matches!(self.pattern, Pattern::Incast | Pattern::AllToAll | Pattern::Broadcast)
+            && !ports.is_multiple_of(2)
+        {
             "this pattern wants an even number of ports"
         } else if !self.ring_size.is_power_of_two() || !(8..=32768).contains(&self.ring_size) {
             "a ring has 8 to 32768 entries, a power of two"

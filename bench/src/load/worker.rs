@@ -292,7 +292,7 @@ impl Worker {
         let mut count = 0;
         let (left, right) = self.cards.split_at_mut(i & !1 | 1);
         let (even, odd) = (&mut left[i & !1], &mut right[0]);
-        let (card, partner) = if i % 2 == 0 { (even, odd) } else { (odd, even) };
+        let (card, partner) = if i.is_multiple_of(2) { (even, odd) } else { (odd, even) };
         for queue in 0..card.port.rx.len() {
             let (rx, tx) = (&mut card.port.rx[queue], &mut partner.port.tx[queue]);
             while let Some((token, _)) = tx.ring.poll_used()? {
