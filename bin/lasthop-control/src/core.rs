@@ -157,6 +157,7 @@ impl Core {
                         self.counts.flows_put += 1;
                         FromControl::PutFlow(WireFlow::new(&spec))
                     }
+                    Change::Clear => FromControl::ClearFlows,
                     Change::Del(key, mask) => {
                         self.counts.flows_deleted += 1;
                         FromControl::DelFlow { key: WireKey::new(&key), mask: WireKey::new(&mask.0) }

@@ -221,6 +221,10 @@ impl Fake {
                 self.flows.retain(|(f, _)| (f.key, f.mask.0) != (key, mask));
                 "del"
             }
+            FromControl::ClearFlows => {
+                self.flows.clear();
+                "clear"
+            }
             FromControl::Resume { id, actions } => {
                 self.resumed.push((id, actions));
                 "resume"
