@@ -61,7 +61,25 @@ pub enum SupervisorToControl {
     },
     /// Exit with status 0.
     Shutdown,
+    /// Part of the text of all access lists, as control last had it kept; sent at the start, before `DatapathChannel`,
+    /// if there is any.
+    Lists {
+        /// The part, at most [`LISTS_PART`] bytes.
+        part: Vec<u8>,
+        /// No further part follows.
+        last: bool,
+    },
+    /// Answer to `KeepLists`: kept for good, or nothing was changed and why.
+    ListsKept {
+        /// The request's number.
+        request: u64,
+        /// What went wrong.
+        result: Result<(), String>,
+    },
 }
+
+/// Longest part of the text of access lists, in bytes.
+pub const LISTS_PART: usize = 32 * 1024;
 
 /// From control.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,5 +103,14 @@ pub enum ControlToSupervisor {
         request: u64,
         /// Its name.
         name: String,
+    },
+    /// Part of the text of all access lists, to be kept over restarts instead of what was kept before.
+    KeepLists {
+        /// Echoed in the reply, which follows the last part.
+        request: u64,
+        /// The part, at most [`LISTS_PART`] bytes.
+        part: Vec<u8>,
+        /// No further part follows.
+        last: bool,
     },
 }

@@ -1,9 +1,9 @@
 //! What becomes of a packet: the sender's access list, then where learning sends it, then the receivers' lists.
 
 use super::{Learning, refusal};
-use crate::acl::{Direction, List, Scope};
+use crate::acl::{Decision, Direction, List, Scope};
 use crate::flows::{PAIR_MASK, PORT_MASK, Pair, Verdict, has};
-use lasthop_flow::Action;
+use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_types::{DropReason, PortId};
 use std::sync::Arc;
@@ -24,6 +24,33 @@ impl Learning {
 
     pub(crate) fn scoped_list(&self, port: PortId, direction: Direction) -> Option<&(Scope, Arc<List>)> {
         self.lists.get(&port)?[direction as usize].as_ref()
+    }
+
+    /// What the lists that were asked said of the packets of a flow, for display.
+    pub fn decisions(&self, flow: &FlowSpec) -> Vec<(&Scope, Direction, Decision)> {
+        let key = &flow.key;
+        let mut lists: Vec<&(Scope, Arc<List>)> = Vec::new();
+        let mut found = Vec::new();
+        if let Some((scope, list)) = self.scoped_list(key.port(), Direction::FromGuest) {
+            let decision = list.decide(key);
+            found.push((scope, Direction::FromGuest, decision));
+            if !decision.permits() {
+                return found;
+            }
+        }
+        if !has(&flow.mask, &PAIR_MASK) {
+            return found;
+        }
+        let verdict = self.verdict(&Pair::of(key));
+        for port in self.outputs(verdict, key.port()).into_iter().filter(|_| verdict != Verdict::Hairpin) {
+            if let Some(scoped) = self.scoped_list(port, Direction::ToGuest)
+                && !lists.iter().any(|other| Arc::ptr_eq(&other.1, &scoped.1))
+            {
+                lists.push(scoped);
+                found.push((&scoped.0, Direction::ToGuest, scoped.1.decide(key)));
+            }
+        }
+        found
     }
 
     /// The list of the port that it comes from lets it in.
