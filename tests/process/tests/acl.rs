@@ -3,8 +3,11 @@
 
 use lasthop_frame::VnetHdr;
 use lasthop_frame::testutil::Frame;
-use lasthop_tests_process::{Guest, Lasthop, Options, Port, mac, numbered, scratch};
+use lasthop_tests_process::{Guest, Lasthop, Options, Port, binary, connect, mac, numbered, proc, scratch};
+use rustix::process::Signal;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 /// Two guests on a lasthop of their own, which know each other.
 struct World {
@@ -110,7 +113,7 @@ fn a_change_is_in_force_when_the_command_returns() {
 }
 
 #[test]
-fn lists_survive_kills_of_control_of_the_switch_and_a_new_run() {
+fn lists_survive_kills_of_control_and_of_the_switch() {
     let mut w = World::new();
     w.load("deny udp to any port 53", &[]);
     w.udp(53, false);
@@ -126,7 +129,62 @@ fn lists_survive_kills_of_control_of_the_switch_and_a_new_run() {
     w.udp(53, true);
     let shown = w.lasthop.command(&["acl", "show"]);
     assert!(shown.contains("deny udp to any port 55") && !shown.contains("port 53"), "{shown}");
-    assert!(w.lasthop.log().contains("access lists changed"));
+    let (switch, control) = (w.lasthop.switch(), w.lasthop.control());
+    w.lasthop.kill("lasthop-switch");
+    assert_ne!(w.lasthop.switch(), switch);
+    assert_eq!(w.lasthop.control(), control, "control goes on");
+    let front = connect(&w.dir.path().join("a.sock"));
+    w.a.reattach(front, None).unwrap();
+    let front = connect(&w.dir.path().join("b.sock"));
+    w.b.reattach(front, None).unwrap();
+    for port in ["a", "b"] {
+        w.lasthop.wait_for_state(port, "up");
+    }
+    w.udp(55, false);
+    w.udp(53, true);
+}
+
+/// `lasthop run` in `dir`, ready. Ends with the handle.
+struct Run(std::process::Child);
+
+impl Run {
+    fn start(dir: &Path) -> Self {
+        let mut command = lasthop_run(dir, &dir.join("state"));
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        Self(child)
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        proc::signal(self.0.id(), Signal::TERM);
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn lists_are_there_in_the_next_run() {
+    let dir = scratch();
+    let command = |words: &[&str]| {
+        let mut command = Command::new(binary("lasthop"));
+        let out = command.args(words).arg("--run-dir").arg(dir.path()).output().unwrap();
+        assert!(out.status.success(), "{out:?}");
+        String::from_utf8(out.stdout).unwrap()
+    };
+    let rules = dir.path().join("rules");
+    // Longer than one message between processes.
+    let text: String = (0..3000).map(|n| format!("deny udp to 10.0.{}.{} port {n}\n", n / 250, n % 250)).collect();
+    std::fs::write(&rules, text + "permit to-guest arp\ndefault to-guest deny\n").unwrap();
+    let run = Run::start(dir.path());
+    command(&["acl", "load", rules.to_str().unwrap()]);
+    let shown = command(&["acl", "show"]);
+    assert_eq!(shown.lines().count(), 1 + 3001 + 2);
+    drop(run);
+    let _run = Run::start(dir.path());
+    assert_eq!(command(&["acl", "show"]), shown);
 }
 
 #[test]
@@ -174,7 +232,7 @@ fn a_damaged_file_of_saved_lists_stops_the_start() {
     let file = state.join("acl.rules");
     std::fs::write(&file, "# lasthop access lists, format 1. `lasthop acl load` writes this file.\nlist from-gue")
         .unwrap();
-    let out = lasthop_run(dir.path(), &state);
+    let out = lasthop_run(dir.path(), &state).output().unwrap();
     let said = String::from_utf8_lossy(&out.stderr).into_owned();
     assert!(!out.status.success(), "{said}");
     assert!(
@@ -183,7 +241,8 @@ fn a_damaged_file_of_saved_lists_stops_the_start() {
     );
 }
 
-fn lasthop_run(dir: &Path, state: &Path) -> std::process::Output {
-    let dirs = ["--run-dir".as_ref(), dir.as_os_str(), "--state-dir".as_ref(), state.as_os_str()];
-    std::process::Command::new(lasthop_tests_process::binary("lasthop")).arg("run").args(dirs).output().unwrap()
+fn lasthop_run(dir: &Path, state: &Path) -> Command {
+    let mut command = Command::new(binary("lasthop"));
+    command.arg("run").arg("--run-dir").arg(dir).arg("--state-dir").arg(state);
+    command
 }

@@ -253,6 +253,10 @@ const PARTS: &str = "any, ip, ipv4, ipv6, arp, ethertype, tcp, udp, sctp, icmp, 
 impl<'a> Parts<'a> {
     fn read(words: &mut Words<'a>) -> Result<Self, Located> {
         let mut parts = Self::default();
+        if words.peek().is_none() {
+            // A file cut short must not end in a rule about everything.
+            words.expect(PARTS)?;
+        }
         // Whose ports `port` means.
         let mut side = None;
         while let Some(word) = words.next() {

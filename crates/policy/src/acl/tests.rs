@@ -154,6 +154,8 @@ fn errors_say_where_and_what() {
         ("deny tcp from-guest", None, "a direction stands right behind permit or deny"),
         ("deny to-guest tcp", Some(Direction::FromGuest), "this line is for to-guest, but only from-guest is loaded"),
         ("default deny\ndefault permit", None, "line 2, column 1: a second default"),
+        ("permit any\npermit", None, "line 2, column 7: the line ends here; expected any, ip,"),
+        ("deny to-guest # all", None, "line 1, column 14: the line ends here; expected any, ip,"),
         ("default drop", None, "\"drop\": expected permit or deny"),
         ("default", None, "line 1, column 8: the line ends here; expected permit or deny"),
         ("default deny all", None, "line 1, column 14: \"all\": expected nothing more"),
