@@ -76,7 +76,8 @@ fn access_lists_close_and_open() {
         lasthop.command(&["acl", "load", &rules.display().to_string()]);
     };
     let pings = |ip6: bool| {
-        let (option, to) = if ip6 { ("-6", b.config.nics[0].ip6()) } else { ("-4", b.config.nics[0].ip4()) };
+        let (option, to) =
+            if ip6 { ("-6", b.config.nics[0].ip6()) } else { ("-4", b.config.nics[0].ip4().to_string()) };
         a.output(&format!("ping {option} -c 3 -i 0.1 -W 1 -q {to}"), 30).code == 0
     };
     checks::ping(&a, &b);
