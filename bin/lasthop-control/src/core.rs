@@ -374,8 +374,8 @@ impl Core {
                     Err(message) => refuse(answer, ApiError::PortRefused { message }),
                 }
             }
-            SupervisorToControl::Lists { part, last } => self.lists_are(&part, last),
-            SupervisorToControl::ListsKept { request, result } => self.lists_kept(request, result, now_ms),
+            SupervisorToControl::Lists(part) => self.lists_are(&part),
+            SupervisorToControl::ListsKept(result) => self.lists_kept(result, now_ms),
             // Without a descriptor, or handled by the loop.
             SupervisorToControl::DatapathChannel | SupervisorToControl::Shutdown => self.counts.malformed += 1,
         }

@@ -61,21 +61,10 @@ pub enum SupervisorToControl {
     },
     /// Exit with status 0.
     Shutdown,
-    /// Part of the text of all access lists, as control last had it kept; sent at the start, before `DatapathChannel`,
-    /// if there is any.
-    Lists {
-        /// The part, at most [`LISTS_PART`] bytes.
-        part: Vec<u8>,
-        /// No further part follows.
-        last: bool,
-    },
-    /// Answer to `KeepLists`: kept for good, or nothing was changed and why.
-    ListsKept {
-        /// The request's number.
-        request: u64,
-        /// What went wrong.
-        result: Result<(), String>,
-    },
+    /// Part (at most [`LISTS_PART`] bytes, empty behind the last) of the access lists' text; before `DatapathChannel`.
+    Lists(Vec<u8>),
+    /// Answer to the last part of `KeepLists`: kept for good, or nothing was changed and why.
+    ListsKept(Result<(), String>),
 }
 
 /// Longest part of the text of access lists, in bytes.
@@ -104,13 +93,6 @@ pub enum ControlToSupervisor {
         /// Its name.
         name: String,
     },
-    /// Part of the text of all access lists, to be kept over restarts instead of what was kept before.
-    KeepLists {
-        /// Echoed in the reply, which follows the last part.
-        request: u64,
-        /// The part, at most [`LISTS_PART`] bytes.
-        part: Vec<u8>,
-        /// No further part follows.
-        last: bool,
-    },
+    /// Part (as of `Lists`) of the text of all access lists, to be kept over restarts instead of what was kept before.
+    KeepLists(Vec<u8>),
 }

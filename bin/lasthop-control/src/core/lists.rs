@@ -11,7 +11,6 @@ use std::collections::BTreeMap;
 /// A change of lists that the supervisor is asked to keep.
 #[derive(Debug)]
 pub(super) struct Pending {
-    request: u64,
     book: Book,
     changed: AclChanged,
     answer: Answer<AclChanged>,
@@ -126,19 +125,15 @@ impl Core {
             lists.next().map(|(_, _, list)| list.rules().len() as u64)
         };
         (changed.from_guest, changed.to_guest) = (rules(Direction::FromGuest), rules(Direction::ToGuest));
-        self.next_number += 1;
-        let request = self.next_number;
-        let mut parts = text.as_bytes().chunks(LISTS_PART).peekable();
-        while let Some(part) = parts.next() {
-            let (part, last) = (part.to_vec(), parts.peek().is_none());
-            self.commands.push(Command::Supervisor(ControlToSupervisor::KeepLists { request, part, last }));
+        for part in text.as_bytes().chunks(LISTS_PART).chain([&[][..]]) {
+            self.commands.push(Command::Supervisor(ControlToSupervisor::KeepLists(part.to_vec())));
         }
-        self.pending = Some(Pending { request, book, changed, answer });
+        self.pending = Some(Pending { book, changed, answer });
     }
 
     /// The supervisor has kept them, or not.
-    pub(super) fn lists_kept(&mut self, request: u64, result: Result<(), String>, now_ms: u64) {
-        let Some(pending) = self.pending.take_if(|p| p.request == request) else { return };
+    pub(super) fn lists_kept(&mut self, result: Result<(), String>, now_ms: u64) {
+        let Some(pending) = self.pending.take() else { return };
         if let Err(message) = result {
             return refuse(pending.answer, ApiError::BadRules { message });
         }
@@ -168,10 +163,9 @@ impl Core {
     }
 
     /// Part of what the supervisor has kept.
-    pub(super) fn lists_are(&mut self, part: &[u8], last: bool) {
-        self.incoming.extend(part);
-        if !last {
-            return;
+    pub(super) fn lists_are(&mut self, part: &[u8]) {
+        if !part.is_empty() {
+            return self.incoming.extend(part);
         }
         let bytes = std::mem::take(&mut self.incoming);
         let text = String::from_utf8_lossy(&bytes);

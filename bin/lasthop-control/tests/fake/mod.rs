@@ -98,8 +98,9 @@ impl Fake {
         if self.lists.is_empty() {
             return;
         }
-        let message = SupervisorToControl::Lists { part: self.lists.clone().into_bytes(), last: true };
-        self.supervisor.send(&message, None).unwrap();
+        for part in [self.lists.as_bytes(), &[]] {
+            self.supervisor.send(&SupervisorToControl::Lists(part.to_vec()), None).unwrap();
+        }
     }
 
     /// Gives control a new channel to the switch, which says hello on it.
@@ -215,16 +216,16 @@ impl Fake {
                 (request, self.add_port(&name, path, client))
             }
             ControlToSupervisor::PortDel { request, name } => (request, self.del_port(&name)),
-            ControlToSupervisor::KeepLists { request, part, last } => {
-                self.parts.extend(part);
-                if last {
+            ControlToSupervisor::KeepLists(part) => {
+                if part.is_empty() {
                     let text = String::from_utf8(std::mem::take(&mut self.parts)).unwrap();
                     let result = if self.disk_full { Err("disk full; make room".into()) } else { Ok(()) };
                     if result.is_ok() {
                         self.lists = text;
                     }
-                    self.supervisor.send(&SupervisorToControl::ListsKept { request, result }, None).unwrap();
+                    self.supervisor.send(&SupervisorToControl::ListsKept(result), None).unwrap();
                 }
+                self.parts.extend(part);
                 return;
             }
         };

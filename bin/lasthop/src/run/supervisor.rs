@@ -265,12 +265,12 @@ impl Supervisor {
                     (request, self.add_port(SavedPort { name, path, client }))
                 }
                 ControlToSupervisor::PortDel { request, name } => (request, self.delete_port(&name)),
-                ControlToSupervisor::KeepLists { request, part, last } => {
-                    self.new_lists.extend(part);
-                    if last {
+                ControlToSupervisor::KeepLists(part) => {
+                    if part.is_empty() {
                         let result = self.keep_lists();
-                        self.control.send(SupervisorToControl::ListsKept { request, result }, None);
+                        self.control.send(SupervisorToControl::ListsKept(result), None);
                     }
+                    self.new_lists.extend(part);
                     continue;
                 }
             };
@@ -350,12 +350,11 @@ impl Supervisor {
     /// What a new control judges by. Goes before it gets to know the switch.
     fn tell_control_lists(&mut self) {
         self.new_lists.clear();
-        let mut parts = self.lists.chunks(LISTS_PART).peekable();
-        let mut messages = Vec::new();
-        while let Some(part) = parts.next() {
-            messages.push(SupervisorToControl::Lists { part: part.to_vec(), last: parts.peek().is_none() });
+        if !self.lists.is_empty() {
+            for part in self.lists.chunks(LISTS_PART).chain([&[][..]]) {
+                self.control.send(SupervisorToControl::Lists(part.to_vec()), None);
+            }
         }
-        messages.into_iter().for_each(|message| self.control.send(message, None));
     }
 
     /// Closes the ports, asks the children to end, and makes them when they do not.
