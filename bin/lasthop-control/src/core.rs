@@ -1,16 +1,22 @@
 //! What control knows, and what follows from each thing it hears. No I/O: messages in, messages out.
 
 use crate::view;
-use lasthop_api::{ApiError, Flow, Mac, Port, PortChanged, SwitchStats, TraceReport};
+use lasthop_api::{AclChanged, AclRule, ApiError, Flow, Mac, Port, PortChanged, SwitchStats, TraceReport};
 use lasthop_frame::SNAPSHOT_LEN;
 use lasthop_ipc::{
     ControlToSupervisor, DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket, PortConfig, PortInfo,
     PortState, SupervisorToControl, ToControl, WireFlow, WireKey,
 };
+use lasthop_policy::acl::Book;
 use lasthop_policy::{Change, Effects, FlowUse, Learning};
 use lasthop_types::PortId;
+use lists::Pending;
 use std::collections::BTreeMap;
 use tokio::sync::oneshot;
+
+mod lists;
+
+pub(crate) use lists::Load;
 
 /// How often the switch is asked which flows are in use while it has any, in ms. A sixtieth part of an address's life.
 const POLL_MS: u64 = 10_000;
@@ -33,6 +39,9 @@ pub(crate) enum Call {
     MacList { answer: Answer<Vec<Mac>> },
     Stats { answer: Answer<SwitchStats> },
     Trace { port: String, frame: Vec<u8>, answer: Answer<TraceReport> },
+    AclLoad { load: Load, answer: Answer<AclChanged> },
+    AclClear { ports: Vec<String>, direction: Option<String>, answer: Answer<AclChanged> },
+    AclShow { ports: Vec<String>, packets: bool, answer: Answer<Vec<AclRule>> },
 }
 
 /// Something to react to; messages of the switch come in batches through [`Core::hear_switch`].
@@ -58,10 +67,31 @@ pub(crate) enum Command {
 /// A question the switch has been asked, with the parts of the answer that have come.
 #[derive(Debug)]
 enum Question {
-    Statistics { asked: u64, reconcile: bool, flows: Vec<FlowUse> },
-    Flows { flows: Vec<FlowInfo>, answer: Answer<Vec<Flow>> },
-    Ports { ports: Vec<PortInfo>, answer: Answer<Vec<Port>> },
-    Trace { answer: Answer<TraceReport> },
+    Statistics {
+        asked: u64,
+        reconcile: bool,
+        flows: Vec<FlowUse>,
+    },
+    Flows {
+        flows: Vec<FlowInfo>,
+        answer: Answer<Vec<Flow>>,
+    },
+    Ports {
+        ports: Vec<PortInfo>,
+        answer: Answer<Vec<Port>>,
+    },
+    Trace {
+        answer: Answer<TraceReport>,
+    },
+    Rules {
+        ports: Vec<String>,
+        flows: Vec<FlowInfo>,
+        answer: Answer<Vec<AclRule>>,
+    },
+    /// Answered when no packet is judged by older lists any more.
+    Barrier {
+        waiting: Vec<(AclChanged, Answer<AclChanged>)>,
+    },
 }
 
 #[derive(Debug, Default)]
@@ -86,6 +116,14 @@ pub(crate) struct Core {
     commands: Vec<Command>,
     counts: Counts,
     started_ms: u64,
+    /// The access lists in force.
+    book: Book,
+    /// Parts of the text of access lists that the supervisor is telling us.
+    incoming: Vec<u8>,
+    /// A change that the supervisor has not kept yet.
+    pending: Option<Pending>,
+    /// Changes in force that the switch has not confirmed and cannot now.
+    unconfirmed: Vec<(AclChanged, Answer<AclChanged>)>,
 }
 
 impl Core {
@@ -102,6 +140,10 @@ impl Core {
             commands: Vec::new(),
             counts: Counts::default(),
             started_ms: now_ms,
+            book: Book::default(),
+            incoming: Vec::new(),
+            pending: None,
+            unconfirmed: Vec::new(),
         }
     }
 
@@ -157,6 +199,7 @@ impl Core {
                         self.counts.flows_put += 1;
                         FromControl::PutFlow(WireFlow::new(&spec))
                     }
+                    Change::Clear => FromControl::ClearFlows,
                     Change::Del(key, mask) => {
                         self.counts.flows_deleted += 1;
                         FromControl::DelFlow { key: WireKey::new(&key), mask: WireKey::new(&mask.0) }
@@ -207,6 +250,8 @@ impl Core {
                 Question::Flows { answer, .. } => refuse(answer, switch_away()),
                 Question::Ports { answer, .. } => refuse(answer, switch_away()),
                 Question::Trace { answer } => refuse(answer, switch_away()),
+                Question::Rules { answer, .. } => refuse(answer, switch_away()),
+                Question::Barrier { waiting } => self.unconfirmed.extend(waiting),
             }
         }
     }
@@ -217,6 +262,9 @@ impl Core {
                 tracing::info!("the switch is connected; it has {} ports", ports.len());
                 for port in ports {
                     self.port_is(port, now_ms, out);
+                }
+                if !self.unconfirmed.is_empty() {
+                    self.confirm(now_ms);
                 }
                 self.ask_statistics(true);
             }
@@ -243,8 +291,11 @@ impl Core {
 
     fn port_is(&mut self, port: PortInfo, now_ms: u64, out: &mut Effects) {
         tracing::debug!("port {}: {:?}", port.name, port.state);
-        self.policy.port(port.id, port.state == PortState::Up, now_ms, out);
-        self.infos.insert(port.id, port);
+        // Lists first: they go by the port's name.
+        let (id, up) = (port.id, port.state == PortState::Up);
+        self.infos.insert(id, port);
+        self.set_lists(id);
+        self.policy.port(id, up, now_ms, out);
     }
 
     fn switch_answers(&mut self, request: u64, last: bool, reply: DatapathReply, now_ms: u64, out: &mut Effects) {
@@ -258,7 +309,9 @@ impl Core {
                 self.counts.malformed += (part.len() - (flows.len() - before)) as u64;
             }
             (Question::Flows { flows, .. }, DatapathReply::Flows(part)) => flows.extend(part),
+            (Question::Rules { flows, .. }, DatapathReply::Flows(part)) => flows.extend(part),
             (Question::Ports { ports, .. }, DatapathReply::Ports(part)) => ports.extend(part),
+            (Question::Barrier { .. }, DatapathReply::Barrier) => {}
             (Question::Trace { .. }, DatapathReply::Lookup { key, flow }) => {
                 let Some(Question::Trace { answer }) = self.questions.remove(&request) else { return };
                 self.answer_trace(answer, &key, flow, now_ms);
@@ -294,6 +347,11 @@ impl Core {
                 let ports = self.ports(ports);
                 give(answer, ports);
             }
+            Some(Question::Rules { ports, flows, answer }) => {
+                let rules = self.acl_rules(&ports, Some(&flows));
+                give(answer, rules);
+            }
+            Some(Question::Barrier { waiting }) => lists::confirmed(waiting),
             Some(Question::Trace { answer }) => refuse(answer, switch_away()),
             None => {}
         }
@@ -316,6 +374,8 @@ impl Core {
                     Err(message) => refuse(answer, ApiError::PortRefused { message }),
                 }
             }
+            SupervisorToControl::Lists(part) => self.lists_are(&part),
+            SupervisorToControl::ListsKept(result) => self.lists_kept(result, now_ms),
             // Without a descriptor, or handled by the loop.
             SupervisorToControl::DatapathChannel | SupervisorToControl::Shutdown => self.counts.malformed += 1,
         }
@@ -346,6 +406,9 @@ impl Core {
                 let macs = self.policy.macs(now_ms).map(|m| view::mac(&m, self.name(m.port))).collect();
                 give(answer, macs);
             }
+            Call::AclLoad { load, answer } => self.acl_load(load, answer),
+            Call::AclClear { ports, direction, answer } => self.acl_clear(&ports, direction.as_deref(), answer),
+            Call::AclShow { ports, packets, answer } => self.acl_show(ports, packets, answer),
             Call::Stats { answer } => give(answer, self.stats(now_ms)),
             Call::Trace { port, frame, answer } => {
                 let Some(id) = self.find(&port) else {
@@ -363,6 +426,15 @@ impl Core {
         }
     }
 
+    fn acl_show(&mut self, ports: Vec<String>, packets: bool, answer: Answer<Vec<AclRule>>) {
+        if !packets {
+            let rules = self.acl_rules(&ports, None);
+            give(answer, rules);
+        } else if let Some(answer) = self.admit(answer) {
+            self.ask(DatapathRequest::Flows, Question::Rules { ports, flows: Vec::new(), answer });
+        }
+    }
+
     /// The answer's way back, unless the question cannot be asked now.
     fn admit<T>(&mut self, answer: Answer<T>) -> Option<Answer<T>> {
         if !self.attached {
@@ -375,6 +447,8 @@ impl Core {
                 Question::Flows { answer, .. } => !answer.is_closed(),
                 Question::Ports { answer, .. } => !answer.is_closed(),
                 Question::Trace { answer } => !answer.is_closed(),
+                Question::Rules { answer, .. } => !answer.is_closed(),
+                Question::Barrier { .. } => true,
             });
         }
         if self.questions.len() >= MAX_QUESTIONS {

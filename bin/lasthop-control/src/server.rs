@@ -1,13 +1,15 @@
 //! The local API: Varlink on the listening socket that the supervisor made, for as many clients as
 //! [`MAX_CONNECTIONS`], each in a task of its own so that one that does not read its replies stops nobody else.
 
-use crate::core::{Answer, Call, busy, switch_away};
+use crate::core::{Answer, Call, Load, busy, switch_away};
 use futures_util::Stream;
 use lasthop_api::{
-    ApiError, Drops, Field, Flow, FlowPage, Mac, MacPage, Port, PortChanged, PortPage, Queue, SwitchStats, Totals,
-    TraceOutput, TraceReport,
+    AclChanged, AclPage, AclRule, AclText, ApiError, Drops, Field, Flow, FlowPage, Mac, MacPage, Port, PortChanged,
+    PortPage, Queue, SwitchStats, Totals, TraceOutput, TraceReport,
 };
+use lasthop_policy::acl::MAX_TEXT;
 use lasthop_types::MAX_FRAME_LEN;
+use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -30,6 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const PORTS_PER_PAGE: usize = 8;
 const FLOWS_PER_PAGE: usize = 32;
 const MACS_PER_PAGE: usize = 128;
+const RULES_PER_PAGE: usize = 128;
 /// Objects in the only reply to a client that does not take several.
 const WITHOUT_MORE: usize = 256;
 
@@ -48,7 +51,10 @@ async fn accept(listener: UnixListener, calls: mpsc::Sender<Call>) {
         let Ok(place) = places.clone().acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, _)) => {
-                let server = Server::new(ReadyListener::new(Bounded(stream)), Api { calls: calls.clone() });
+                let server = Server::new(
+                    ReadyListener::new(Bounded(stream)),
+                    Api { calls: calls.clone(), text: RefCell::default() },
+                );
                 tokio::task::spawn_local(async move {
                     if let Err(e) = server.run().await {
                         tracing::debug!("API client: {e}");
@@ -69,6 +75,8 @@ async fn accept(listener: UnixListener, calls: mpsc::Sender<Call>) {
 #[derive(Debug)]
 struct Api {
     calls: mpsc::Sender<Call>,
+    /// Rules told on this connection and not loaded yet.
+    text: RefCell<String>,
 }
 
 impl Api {
@@ -88,7 +96,7 @@ impl Api {
 
 #[zlink::service(
     interface = "org.lasthop.Switch",
-    types = [Port, Queue, Totals, Drops, Flow, Field, Mac, PortChanged, PortPage, FlowPage, MacPage, SwitchStats,
+    types = [AclRule, AclPage, AclText, AclChanged, Port, Queue, Totals, Drops, Flow, Field, Mac, PortChanged, PortPage, FlowPage, MacPage, SwitchStats,
              TraceOutput, TraceReport],
     vendor = "lasthop",
     product = "lasthop",
@@ -123,6 +131,44 @@ impl Api {
 
     async fn stats(&self) -> Result<SwitchStats, ApiError> {
         self.ask(|answer| Call::Stats { answer }).await
+    }
+
+    async fn acl_text(&self, text: String) -> Result<AclText, ApiError> {
+        let mut all = self.text.borrow_mut();
+        if all.len() + text.len() > MAX_TEXT {
+            all.clear();
+            let message = format!("the rules are longer than {} MiB; use fewer, or wider ones", MAX_TEXT >> 20);
+            return Err(ApiError::BadRules { message });
+        }
+        all.push_str(&text);
+        Ok(AclText { bytes: all.len() as u64 })
+    }
+
+    async fn acl_load(
+        &self,
+        format: String,
+        action: String,
+        ports: Vec<String>,
+        direction: Option<String>,
+    ) -> Result<AclChanged, ApiError> {
+        let text = self.text.take();
+        let load = Load { text, format, action, ports, direction };
+        self.ask(|answer| Call::AclLoad { load, answer }).await
+    }
+
+    async fn acl_clear(&self, ports: Vec<String>, direction: Option<String>) -> Result<AclChanged, ApiError> {
+        self.ask(|answer| Call::AclClear { ports, direction, answer }).await
+    }
+
+    #[zlink(more)]
+    async fn acl_show(
+        &self,
+        more: bool,
+        ports: Vec<String>,
+        packets: bool,
+    ) -> impl Stream<Item = Result<Reply<AclPage>, ApiError>> + Unpin {
+        let rules = self.ask(|answer| Call::AclShow { ports, packets, answer }).await;
+        pages(rules, more, RULES_PER_PAGE, |rules, total| AclPage { rules, total })
     }
 
     async fn trace(&self, port: String, frame: String) -> Result<TraceReport, ApiError> {

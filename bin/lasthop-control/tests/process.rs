@@ -214,6 +214,89 @@ fn describes_itself_as_documented() {
     assert_eq!(words(documented), words(description), "update org.lasthop.Switch.varlink");
 }
 
+async fn load(api: &mut Connection, text: &str, ports: &[&str]) -> Result<lasthop_api::AclChanged, ApiError> {
+    let half = text.len() / 2;
+    for part in [&text[..half], &text[half..]] {
+        api.acl_text(part).await.unwrap().unwrap();
+    }
+    api.acl_load("auto", "deny", ports, None).await.unwrap()
+}
+
+#[test]
+fn access_lists_are_kept_then_in_force_and_then_the_call_returns() {
+    let (control, mut fake) = Control::start();
+    fake.add_ports(&["vm1", "vm2"]);
+    fake.attach();
+    fake.packet(&frame(2, 1), 2);
+    fake.packet(&frame(1, 2), 1);
+    fake.serve_until(|f| f.resumed.len() == 2 && f.flows.len() == 2);
+
+    // A list that cannot be read or kept changes nothing.
+    let wrong = client(&mut fake, async |api| load(api, "deny udp\npermit tpc", &[]).await.unwrap_err());
+    assert!(wrong.message().starts_with("line 2, column 8: \"tpc\": expected"), "{wrong}");
+    let nobody = client(&mut fake, async |api| load(api, "deny udp", &["vm9"]).await.unwrap_err());
+    assert!(matches!(nobody, ApiError::NoSuchPort { .. }), "{nobody}");
+    fake.disk_full = true;
+    let full = client(&mut fake, async |api| load(api, "deny udp", &[]).await.unwrap_err());
+    assert_eq!(full.message(), "disk full; make room");
+    assert_eq!((fake.flows.len(), fake.lists.as_str()), (2, ""));
+    fake.disk_full = false;
+
+    // The call waits for the switch to say that nothing follows the old flows any more.
+    (fake.holds_barriers, fake.heard) = (true, Vec::new());
+    let socket = fake.dir.path().join("api.sock");
+    let loading = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async move { load(&mut connect(socket).await.unwrap(), "deny udp to any port 9", &[]).await })
+    });
+    fake.serve_until(|f| f.heard == ["clear", "ask"]);
+    assert!(!loading.is_finished() && fake.flows.is_empty() && fake.lists.contains("deny udp"));
+    // A switch that is replaced meanwhile is asked again.
+    fake.holds_barriers = false;
+    fake.attach();
+    while !loading.is_finished() {
+        fake.serve_for_a_moment();
+    }
+    assert_eq!(loading.join().unwrap().unwrap().from_guest, Some(1));
+    fake.packet(&frame(1, 2), 1);
+    fake.serve_until(|f| f.resumed.len() == 3 && f.flows.len() == 1);
+    assert_eq!(fake.resumed[2].1, [Action::Drop(lasthop_types::DropReason::Policy)]);
+    assert!(fake.packet(&frame(1, 77), 1), "one flow denies them all");
+
+    // Its successor judges by what was kept: a flow left behind that says otherwise goes.
+    drop(control);
+    let mut wrong = fake.flows[0].clone();
+    wrong.0.actions = to(&[2]);
+    let (_control, mut next) = Control::start();
+    (next.flows, next.ports, next.states, next.lists) = (vec![wrong], fake.ports, fake.states, fake.lists);
+    next.announce_ports();
+    next.announce_lists();
+    next.attach();
+    next.serve_until(|f| f.flows.iter().all(|(f, _)| f.actions != to(&[2])));
+    let cleared = client(&mut next, async |api| {
+        let rules = Box::pin(api.acl_show(&["vm2"], true).await.unwrap()).next().await.unwrap().unwrap().unwrap();
+        assert_eq!((rules.total, rules.rules[0].text.as_str()), (2, "deny udp to any port 9"));
+        api.acl_clear(&[], None).await.unwrap()
+    });
+    assert_eq!(cleared.unwrap().from_guest, None);
+    assert!(!next.lists.contains("deny"));
+    next.packet(&frame(1, 2), 1);
+    next.serve_until(|f| f.resumed.len() == 1);
+    assert_eq!(next.resumed[0].1, to(&[2]));
+}
+
+#[test]
+fn lists_that_control_cannot_read_let_nothing_pass() {
+    let (_control, mut fake) = Control::start();
+    fake.lists = "nonsense".into();
+    fake.announce_lists();
+    fake.add_ports(&["vm1", "vm2"]);
+    fake.attach();
+    fake.packet(&frame(1, 2), 1);
+    fake.serve_until(|f| f.resumed.len() == 1);
+    assert_eq!(fake.resumed[0].1, [Action::Drop(lasthop_types::DropReason::Policy)]);
+}
+
 /// An interface description without comments and layout.
 fn words(description: &str) -> Vec<String> {
     let lines = description.lines().map(|line| line.split('#').next().unwrap_or_default());

@@ -6,7 +6,8 @@ use crate::ports::{Context, PortEntry};
 use lasthop_forward::{Datapath, Forwarder};
 use lasthop_guestmem::{GuestMemory, PinnedSlice, RegionSpec};
 use lasthop_ipc::{
-    Channel, ChannelError, FromControl, MissedPacket, SupervisorToSwitch, SwitchToSupervisor, ToControl, WireKey,
+    Channel, ChannelError, DatapathRequest, FromControl, MissedPacket, SupervisorToSwitch, SwitchToSupervisor,
+    ToControl, WireKey,
 };
 use lasthop_schedule::{Workers, WorkersConfig};
 use lasthop_sys::{Epoll, Trigger};
@@ -328,6 +329,7 @@ impl Server {
                     self.datapath.flows().remove(&key, &lasthop_frame::FlowMask(mask));
                 }
             }
+            FromControl::ClearFlows => drop(self.datapath.flows().remove_if(|_| true)),
             FromControl::Resume { id, actions } => {
                 let port = PortId((id >> 32) as u32);
                 if let Some(entry) = self.ports.get(&port)
@@ -337,6 +339,11 @@ impl Server {
                 }
             }
             FromControl::Ask { request, question } => {
+                if question == DatapathRequest::Barrier {
+                    // A burst under way may still follow a flow removed meanwhile: it ends with its queue's lock.
+                    let queues = self.ports.values().flat_map(|entry| entry.port.queues.iter());
+                    queues.for_each(|queue| drop(queue.lock()));
+                }
                 let ports = self.ports.values().map(PortEntry::info);
                 if let Some(control) = &mut self.control {
                     control.answer(request, question, &self.datapath, ports)?;

@@ -1,5 +1,6 @@
 //! The command people type: `lasthop run` starts the switch, everything else asks a running one over its local API.
 
+mod acl;
 mod attach;
 mod client;
 mod list;
@@ -38,6 +39,9 @@ enum Command {
     /// Show which station lives at which port
     #[command(subcommand)]
     Mac(MacCommand),
+    /// Load, show and clear access lists: which packets may pass
+    #[command(subcommand)]
+    Acl(AclCommand),
     /// Show counters of every port, drops by reason, and whether they add up
     #[command(after_help = "Example:\n  lasthop stats --verbose")]
     Stats(stats::StatsArgs),
@@ -101,6 +105,33 @@ enum MacCommand {
     List(SharedArgs),
 }
 
+#[derive(Debug, Subcommand)]
+enum AclCommand {
+    /// Load a file of rules instead of the rules there are
+    ///
+    /// One rule a line; the first that matches a packet decides, and where none does the packet passes, unless a line says
+    /// `default deny`. When the command returns, no packet is judged by older rules, and the new ones are kept over
+    /// restarts. A file with a mistake changes nothing.
+    #[command(after_help = "Example file:\n  \
+        # what vm1 may be asked for\n  \
+        default to-guest deny\n  \
+        permit to-guest arp\n  \
+        permit to-guest icmp\n  \
+        permit to-guest tcp from 10.0.0.0/8 to any port 22,80-90\n  \
+        deny from-guest udp to any port 53\n\n\
+        Examples:\n  \
+        lasthop acl load general.rules\n  \
+        lasthop acl load vm1.rules --port vm1\n  \
+        lasthop acl load acl1_1k --format classbench --action deny")]
+    Load(acl::LoadArgs),
+    /// Show the rules
+    #[command(after_help = "Examples:\n  lasthop acl show\n  lasthop acl show --port vm1 --packets")]
+    Show(acl::ShowArgs),
+    /// Remove lists: the general ones, or a port's own, which brings back the general ones there
+    #[command(after_help = "Examples:\n  lasthop acl clear\n  lasthop acl clear --port vm1 --direction to-guest")]
+    Clear(acl::ClearArgs),
+}
+
 /// Which instance to ask and how to print what it says.
 #[derive(Debug, Args)]
 pub struct SharedArgs {
@@ -139,6 +170,9 @@ fn main() -> ExitCode {
         Command::Port(PortCommand::List(shared)) => list::ports(&shared),
         Command::Flow(FlowCommand::List(shared)) => list::flows(&shared),
         Command::Mac(MacCommand::List(shared)) => list::macs(&shared),
+        Command::Acl(AclCommand::Load(args)) => acl::load(&args),
+        Command::Acl(AclCommand::Show(args)) => acl::show(&args),
+        Command::Acl(AclCommand::Clear(args)) => acl::clear(&args),
         Command::Stats(args) => stats::stats(&args),
         Command::Trace(args) => trace::trace(&args),
         Command::Attach(args) => attach::attach(&args),

@@ -18,6 +18,7 @@ impl World {
     fn new(ports: &[&str]) -> Self {
         let (mut fake, supervisor, api) = Fake::new();
         let control = std::thread::spawn(|| lasthop_control::run(Descriptors { supervisor, api }).unwrap());
+        fake.announce_lists();
         fake.add_ports(ports);
         fake.attach();
         fake.serve_until(|f| f.ready && f.heard == ["ask"]);
@@ -159,6 +160,70 @@ fn traces_a_packet() {
     assert!(text.contains("group address") && text.ends_with("result  dropped\n"), "{text}");
     assert!(w.error(&format!("trace --in-port vm9 {macs}"), 1).contains("no port named \"vm9\"; `lasthop port list`"));
     assert!(w.error("trace --in-port vm1 --frame 00ff", 1).contains("an Ethernet frame has 14 to"));
+}
+
+#[test]
+fn loads_shows_and_clears_access_lists() {
+    let mut w = World::new(&["vm1", "vm2"]);
+    assert!(w.ok("acl show").starts_with("no access lists"));
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let good =
+        file("good", "# who may\ndeny udp to any port 9 # discard\npermit to-guest arp\ndefault to-guest deny\n");
+    assert_eq!(w.ok(&format!("acl load {good}")), "general access lists: 1 rules from guests, 1 rules to guests\n");
+    let set = file("set", "@10.0.0.0/8\t0.0.0.0/0\t0 : 65535\t53 : 53\t0x11/0xFF\t0x0000/0x0200\n");
+    let said = w.ok(&format!("acl load {set} --port vm1 --direction to-guest"));
+    assert!(said.contains("access lists of vm1: no list from guests, 1 rules to guests"), "{said}");
+    assert!(said.contains("1 filters also name flags"), "{said}");
+    w.fake().packet(&frame(1, 2), 1);
+    w.fake().serve_until(|f| f.flows.len() == 1);
+    assert_eq!(
+        w.ok("acl show --packets"),
+        "LIST       DIRECTION   RULE  PACKETS  TEXT\n\
+         (general)  from-guest     1        3  deny udp to any port 9\n\
+         (general)  from-guest     -        0  default permit\n\
+         (general)  to-guest       1        0  permit arp\n\
+         (general)  to-guest       -        0  default deny\n\
+         vm1        to-guest       1        0  deny udp from 10.0.0.0/8 to 0.0.0.0/0 port 53\n\
+         vm1        to-guest       -        0  default permit\n"
+    );
+    let shown = w.json("acl show --port vm1");
+    let numbers: Vec<_> = shown["rules"].as_array().unwrap().iter().map(|r| (&r["port"], &r["number"])).collect();
+    assert_eq!(
+        format!("{numbers:?}"),
+        "[(Null, Number(1)), (Null, Number(0)), (String(\"vm1\"), Number(1)), (String(\"vm1\"), Number(0))]"
+    );
+    let macs = "--eth-src 52:54:00:00:00:01 --eth-dst 52:54:00:00:00:02 --ip-src 10.0.0.1 --ip-dst 10.0.0.2 --dport 9";
+    let text = w.ok(&format!("trace --in-port vm1 {macs}"));
+    assert!(
+        text.contains("general access list, from-guest at vm1: rule 1 decides: deny udp to any port 9\n"),
+        "{text}"
+    );
+    assert!(text.ends_with("result  dropped\n"), "{text}");
+    // A set longer than one call, from standard input's stand-in; and what is wrong with files.
+    let long = "@1.2.3.4/32\t4.3.2.1/32\t0 : 65535\t80 : 80\t0x06/0xff\n".repeat(5000);
+    let long = file("long", &long);
+    assert!(w.ok(&format!("acl load {long} --action permit")).contains("5000 rules from guests, no list to guests"));
+    let bad = file("bad", "permit any\npermit tcp to 10.0.0.0/40\n");
+    let error = w.error(&format!("acl load {bad}"), 1);
+    assert!(error.contains("/bad: line 2, column 15: \"10.0.0.0/40\": expected a prefix length"), "{error}");
+    assert!(error.contains("; nothing was changed"), "{error}");
+    std::fs::write(&bad, b"permit any\n\xff\xfe").unwrap();
+    assert!(w.error(&format!("acl load {bad}"), 1).contains("line 2: not UTF-8 text; is this a file of rules?"));
+    assert!(w.error("acl load /nonexistent/rules", 1).contains("/nonexistent/rules: No such file"));
+    assert!(w.error(&format!("acl load {good} --port vm9"), 1).contains("no port named \"vm9\""));
+    assert!(
+        w.error(&format!("acl load {good} --direction from-guest"), 1)
+            .contains("line 3, column 8: this line is for to-guest")
+    );
+    assert!(w.error("acl load x --direction up", 2).contains("from-guest, to-guest"));
+    assert_eq!(w.ok("acl clear"), "general access lists: cleared\n");
+    assert_eq!(w.ok("acl clear --port vm1 --direction to-guest"), "access lists of vm1: cleared to-guest\n");
+    assert!(w.ok("acl show").starts_with("no access lists"));
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! The methods as a client calls them.
 
-use crate::{ApiError, FlowPage, MacPage, PortChanged, PortPage, SwitchStats, TraceReport};
+use crate::{
+    AclChanged, AclPage, AclText, ApiError, FlowPage, MacPage, PortChanged, PortPage, SwitchStats, TraceReport,
+};
 use futures_util::Stream;
 
 /// The interface, implemented by every `zlink` connection. The outer error is the connection's, the inner one the
@@ -27,6 +29,37 @@ pub trait SwitchProxy {
 
     /// Figures of the whole switch.
     async fn stats(&mut self) -> zlink::Result<Result<SwitchStats, ApiError>>;
+
+    /// Adds to the text that the next `acl_load` of this connection reads; how many bytes it has now. A text of any
+    /// length comes in parts, none of them longer than 64 KiB.
+    async fn acl_text(&mut self, text: &str) -> zlink::Result<Result<AclText, ApiError>>;
+
+    /// Loads access lists from the text told before, in the `format` `lasthop`, `classbench` or `auto`, for the ports
+    /// named or, without any, as the general list. `action`, `permit` or `deny`, is that of ClassBench's filters.
+    /// Without a `direction`, lists of both are replaced. When it returns, no packet is judged by older lists.
+    async fn acl_load(
+        &mut self,
+        format: &str,
+        action: &str,
+        ports: &[&str],
+        direction: Option<&str>,
+    ) -> zlink::Result<Result<AclChanged, ApiError>>;
+
+    /// Removes the access lists of these ports or, without any, the general ones.
+    async fn acl_clear(
+        &mut self,
+        ports: &[&str],
+        direction: Option<&str>,
+    ) -> zlink::Result<Result<AclChanged, ApiError>>;
+
+    /// The access lists: all of them, or those that hold for these ports. With the packets of each rule's flows if
+    /// `packets`, which takes longer.
+    #[zlink(more)]
+    async fn acl_show(
+        &mut self,
+        ports: &[&str],
+        packets: bool,
+    ) -> zlink::Result<impl Stream<Item = zlink::Result<Result<AclPage, ApiError>>>>;
 
     /// What would happen to `frame` (hexadecimal digits, from the Ethernet header on) if it came from `port`.
     async fn trace(&mut self, port: &str, frame: &str) -> zlink::Result<Result<TraceReport, ApiError>>;

@@ -182,6 +182,51 @@ pub struct MacPage {
     pub total: u64,
 }
 
+/// A rule of an access list, or its default.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct AclRule {
+    /// Name of the port whose own list this is; none in a general list.
+    pub port: Option<String>,
+    /// `from-guest` or `to-guest`.
+    pub direction: String,
+    /// Place in the list, from 1; 0 for the default, which comes last.
+    pub number: u32,
+    /// The rule, as it may be written in a file.
+    pub text: String,
+    /// Packets of those flows in the switch that this rule decided; flows that are gone are not counted, nor is a flow's
+    /// first packet. None if it was not asked for.
+    pub packets: Option<u64>,
+}
+
+/// Some of the rules.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct AclPage {
+    /// These.
+    pub rules: Vec<AclRule>,
+    /// How many there are in all, defaults included.
+    pub total: u64,
+}
+
+/// Answer to `AclText`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct AclText {
+    /// Length of the whole text so far.
+    pub bytes: u64,
+}
+
+/// Answer to `AclLoad` and `AclClear`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct AclChanged {
+    /// Rules loaded for what comes from guests; none if there is no such list now.
+    pub from_guest: Option<u64>,
+    /// Rules loaded for what goes to guests; none if there is no such list now.
+    pub to_guest: Option<u64>,
+    /// Filters of a ClassBench set left out because no frame can match them.
+    pub left_out: u64,
+    /// Filters of a ClassBench set that also name flags, which are not looked at.
+    pub flags_ignored: u64,
+}
+
 /// Figures of the whole switch, as control sees them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
 pub struct SwitchStats {
@@ -257,6 +302,11 @@ pub enum ApiError {
         /// What is wrong with it.
         message: String,
     },
+    /// Access lists cannot be changed like this; nothing was changed.
+    BadRules {
+        /// Where, what is wrong, and what is expected.
+        message: String,
+    },
     /// Too many requests wait already.
     Busy {
         /// What to do.
@@ -272,6 +322,7 @@ impl ApiError {
             | Self::PortRefused { message }
             | Self::NotAvailable { message }
             | Self::BadFrame { message }
+            | Self::BadRules { message }
             | Self::Busy { message } => message,
         }
     }

@@ -117,6 +117,8 @@ pub enum FromControl {
         /// The question.
         question: DatapathRequest,
     },
+    /// Remove all flows.
+    ClearFlows,
 }
 
 /// Questions control may ask.
@@ -137,7 +139,7 @@ pub enum DatapathRequest {
         /// Length of the whole frame.
         frame_len: u32,
     },
-    /// Answered when everything sent before has taken effect.
+    /// Answered when everything sent before has taken effect: no packet is judged by a flow removed before.
     Barrier,
 }
 

@@ -12,4 +12,6 @@ pub use datapath::{
     DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket, PortInfo, PortState, QueueInfo, ToControl,
     WireFlow, WireKey,
 };
-pub use supervisor::{ControlToSupervisor, PortConfig, SupervisorToControl, SupervisorToSwitch, SwitchToSupervisor};
+pub use supervisor::{
+    ControlToSupervisor, LISTS_PART, PortConfig, SupervisorToControl, SupervisorToSwitch, SwitchToSupervisor,
+};

@@ -61,7 +61,14 @@ pub enum SupervisorToControl {
     },
     /// Exit with status 0.
     Shutdown,
+    /// Part (at most [`LISTS_PART`] bytes, empty behind the last) of the access lists' text; before `DatapathChannel`.
+    Lists(Vec<u8>),
+    /// Answer to the last part of `KeepLists`: kept for good, or nothing was changed and why.
+    ListsKept(Result<(), String>),
 }
+
+/// Longest part of the text of access lists, in bytes.
+pub const LISTS_PART: usize = 32 * 1024;
 
 /// From control.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,4 +93,6 @@ pub enum ControlToSupervisor {
         /// Its name.
         name: String,
     },
+    /// Part (as of `Lists`) of the text of all access lists, to be kept over restarts instead of what was kept before.
+    KeepLists(Vec<u8>),
 }

@@ -1,8 +1,9 @@
 //! What policy would do with a packet, in words (`lasthop trace`).
 
 use crate::Learning;
-use crate::flows::{Refusal, Verdict};
-use crate::learning::{pair, refusal};
+use crate::acl::{Decision, Direction, List};
+use crate::flows::{Pair, Refusal, Verdict};
+use crate::learning::refusal;
 use crate::mactable::Learned;
 use lasthop_frame::FlowKey;
 use lasthop_types::PortId;
@@ -31,10 +32,17 @@ impl Learning {
             };
             return Explanation { lines: vec![line], outputs: Vec::new() };
         }
-        let pair = pair(key);
+        let pair = Pair::of(key);
         let here = name(pair.port);
         let vlan = if pair.vlan == 0 { String::new() } else { format!(" in VLAN {}", pair.vlan) };
         let mut lines = Vec::new();
+        if let Some((scope, list)) = self.scoped_list(pair.port, Direction::FromGuest) {
+            let decision = list.decide(key);
+            lines.push(format!("{scope} access list, from-guest at {here}: {}", decided(list, decision)));
+            if !decision.permits() {
+                return Explanation { lines, outputs: Vec::new() };
+            }
+        }
         let source = format!("source {}{vlan}", pair.src);
         lines.push(match self.macs.would_learn(pair.vlan, pair.src, pair.port, now_ms) {
             _ if !self.has_port(pair.port) => format!("{source}: port {here} does not exist, nothing is learned"),
@@ -54,7 +62,7 @@ impl Learning {
             ),
         });
         let verdict = self.verdict(&pair);
-        let outputs = self.outputs(verdict, pair.port);
+        let mut outputs = self.outputs(verdict, pair.port);
         lines.push(match verdict {
             Verdict::To(port) => format!("destination {}{vlan} lives at {}", pair.dst, name(port)),
             Verdict::Hairpin => format!(
@@ -71,6 +79,27 @@ impl Learning {
                 format!("destination {}{vlan} is {kind}: {to}", pair.dst)
             }
         });
+        if verdict != Verdict::Hairpin {
+            outputs.retain(|port| {
+                let Some((scope, list)) = self.scoped_list(*port, Direction::ToGuest) else { return true };
+                let decision = list.decide(key);
+                let there = name(*port);
+                lines.push(format!("{scope} access list, to-guest at {there}: {}", decided(list, decision)));
+                decision.permits()
+            });
+        }
         Explanation { lines, outputs }
+    }
+}
+
+/// What decided, in words. Rules are counted from 1, as `lasthop acl show` does.
+fn decided(list: &List, decision: Decision) -> String {
+    match decision {
+        Decision::Rule(n, _) => match list.rules().get(n) {
+            Some(rule) => format!("rule {} decides: {rule}", n + 1),
+            None => format!("rule {} decides", n + 1),
+        },
+        Decision::Default(action) => format!("none of {} rules matches, its default is {action}", list.rules().len()),
+        Decision::Malformed => "the packet's headers are malformed, so it is dropped".to_owned(),
     }
 }

@@ -1,20 +1,25 @@
 //! The flows we asked for, indexed by what may make them wrong, so that a change touches only the flows it concerns.
 
-use lasthop_flow::{Action, FlowSpec};
-use lasthop_frame::{FlowKey, FlowMask};
+use hashbrown::HashTable;
+use lasthop_flow::{Action, FlowSpec, hash_key};
+use lasthop_frame::{Depth, FlowKey, FlowMask};
 use lasthop_types::{DropReason, MacAddr, PortId};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Default limit of flows whose packets come from one port.
-pub const FLOWS_PER_PORT_MAX: usize = 4096;
-/// Default limit of all flows.
-pub const FLOWS_MAX: usize = 65_536;
+/// Default limit of flows whose packets come from one port. One that talks to one neighbour under an access list may
+/// need a flow for each connection; when the table is full, the port with most flows makes room.
+pub const FLOWS_PER_PORT_MAX: usize = 131_072;
+/// Default limit of all flows; a little below what the switch holds.
+pub const FLOWS_MAX: usize = 196_608;
+/// Default limit of different masks of flows. The switch takes 128, and tries them one after the other for a packet that
+/// its caches do not know. Beyond, a flow gets the narrowest mask in use that is enough, and at last one that looks at
+/// everything a rule can name.
+pub const MASKS_MAX: usize = 40;
 
 /// Bits of a TCI that are the VLAN id: 0 both for no tag and for a priority tag, so presence need not be looked at.
 pub(crate) const VID: u16 = 0x0fff;
 
-/// An ordinary flow: what its masked key says. The order of the fields is the order of the index: all flows from a
-/// port, of those all in a VLAN, of those all from a source, are neighbours.
+/// What learning looks at: one station's packets to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Pair {
     pub port: PortId,
@@ -23,8 +28,15 @@ pub(crate) struct Pair {
     pub dst: MacAddr,
 }
 
+impl Pair {
+    /// Of a packet, or of a flow whose mask has [`PAIR_MASK`].
+    pub fn of(key: &FlowKey) -> Self {
+        Self { port: key.port(), vlan: key.vlan_tci & VID, src: key.src(), dst: key.dst() }
+    }
+}
+
 /// A flow that only drops.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Refusal {
     GroupSource(PortId),
     ZeroSource(PortId),
@@ -39,13 +51,6 @@ impl Refusal {
             Self::LinkLocal => DropReason::LinkLocal,
         })]
     }
-}
-
-/// Either.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Shape {
-    Pair(Pair),
-    Refusal(Refusal),
 }
 
 const ONES: [u8; 6] = [0xff; 6];
@@ -87,45 +92,62 @@ const NONE: FlowKey = FlowKey {
     tunnel_src: [0; 16],
     tunnel_dst: [0; 16],
 };
-const PAIR_MASK: FlowMask =
+/// Flows of the port, whatever else.
+pub(crate) const PORT_MASK: FlowMask = FlowMask(FlowKey { in_port: u32::MAX, ..NONE });
+/// What learning needs to know.
+pub(crate) const PAIR_MASK: FlowMask =
     FlowMask(FlowKey { in_port: u32::MAX, eth_dst: ONES, eth_src: ONES, vlan_tci: VID, ..NONE });
+/// And everything that an access list may look at.
+pub(crate) const EXACT_MASK: FlowMask = FlowMask(FlowKey {
+    eth_type: u16::MAX,
+    anomalies: u16::MAX,
+    ip_src: [0xff; 16],
+    ip_dst: [0xff; 16],
+    ip_proto: u8::MAX,
+    ip_frag: u8::MAX,
+    l4_src: u16::MAX,
+    l4_dst: u16::MAX,
+    ..PAIR_MASK.0
+});
 const GROUP_SOURCE_MASK: FlowMask = FlowMask(FlowKey { in_port: u32::MAX, eth_src: GROUP_BIT, ..NONE });
 const ZERO_SOURCE_MASK: FlowMask = FlowMask(FlowKey { in_port: u32::MAX, eth_src: ONES, ..NONE });
 const LINK_LOCAL_DST_MASK: FlowMask = FlowMask(FlowKey { eth_dst: LINK_LOCAL_MASK, ..NONE });
 
-impl Shape {
+/// Every bit of `part` is in `whole`.
+pub(crate) fn has(whole: &FlowMask, part: &FlowMask) -> bool {
+    part.0.words().iter().zip(whole.0.words()).all(|(p, w)| p & !w == 0)
+}
+
+fn hash(key: &FlowKey) -> u64 {
+    hash_key(key, Depth::Full)
+}
+
+fn bits(mask: &FlowMask) -> u32 {
+    mask.0.words().iter().map(|w| w.count_ones()).sum()
+}
+
+impl Refusal {
     pub fn key_mask(self) -> (FlowKey, FlowMask) {
         match self {
-            Self::Pair(p) => {
-                (FlowKey { in_port: p.port.0, eth_dst: p.dst.0, eth_src: p.src.0, vlan_tci: p.vlan, ..NONE }, PAIR_MASK)
-            }
-            Self::Refusal(Refusal::GroupSource(port)) => {
-                (FlowKey { in_port: port.0, eth_src: GROUP_BIT, ..NONE }, GROUP_SOURCE_MASK)
-            }
-            Self::Refusal(Refusal::ZeroSource(port)) => (FlowKey { in_port: port.0, ..NONE }, ZERO_SOURCE_MASK),
-            Self::Refusal(Refusal::LinkLocal) => (FlowKey { eth_dst: LINK_LOCAL, ..NONE }, LINK_LOCAL_DST_MASK),
+            Self::GroupSource(port) => (FlowKey { in_port: port.0, eth_src: GROUP_BIT, ..NONE }, GROUP_SOURCE_MASK),
+            Self::ZeroSource(port) => (FlowKey { in_port: port.0, ..NONE }, ZERO_SOURCE_MASK),
+            Self::LinkLocal => (FlowKey { eth_dst: LINK_LOCAL, ..NONE }, LINK_LOCAL_DST_MASK),
         }
     }
 
-    /// What kind of flow of ours this is; `None` for one that this policy never makes.
+    /// The refusal that this flow is, if it is one.
     pub fn of(spec: &FlowSpec) -> Option<Self> {
-        let k = &spec.key;
-        let shape = match spec.mask {
-            PAIR_MASK => Self::Pair(Pair { port: k.port(), vlan: k.vlan_tci, src: k.src(), dst: k.dst() }),
-            GROUP_SOURCE_MASK => Self::Refusal(Refusal::GroupSource(k.port())),
-            ZERO_SOURCE_MASK => Self::Refusal(Refusal::ZeroSource(k.port())),
-            LINK_LOCAL_DST_MASK => Self::Refusal(Refusal::LinkLocal),
+        let refusal = match spec.mask {
+            GROUP_SOURCE_MASK => Self::GroupSource(spec.key.port()),
+            ZERO_SOURCE_MASK => Self::ZeroSource(spec.key.port()),
+            LINK_LOCAL_DST_MASK => Self::LinkLocal,
             _ => return None,
         };
-        let ordinary = match shape {
-            Self::Pair(p) => p.src.is_unicast_source() && !p.dst.is_link_local(),
-            Self::Refusal(_) => true,
-        };
-        (ordinary && shape.key_mask().0 == spec.key).then_some(shape)
+        (refusal.key_mask().0 == spec.key).then_some(refusal)
     }
 }
 
-/// Where packets of an ordinary flow go.
+/// Where learning sends packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// To every other port that is up.
@@ -136,9 +158,17 @@ pub(crate) enum Verdict {
     Hairpin,
 }
 
+/// Names a flow of the index, for as long as it is there.
+pub(crate) type Id = u32;
+
 #[derive(Clone, Debug)]
 pub(crate) struct Installed {
-    pub verdict: Verdict,
+    /// Masked.
+    pub key: FlowKey,
+    pub mask: FlowMask,
+    pub actions: Box<[Action]>,
+    /// Where learning sends its packets; `None` when an access list drops them before that, whatever their addresses.
+    pub verdict: Option<Verdict>,
     /// Its source lives elsewhere or nowhere as far as we know.
     pub unlearned: bool,
     pub used_ms: u64,
@@ -147,105 +177,161 @@ pub(crate) struct Installed {
     pub put_after: u64,
 }
 
+impl Installed {
+    pub fn port(&self) -> PortId {
+        self.key.port()
+    }
+
+    /// What learning knows it by, if learning has a say.
+    pub fn pair(&self) -> Option<Pair> {
+        self.verdict.map(|_| Pair::of(&self.key))
+    }
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct FlowIndex {
-    flows: BTreeMap<Pair, Installed>,
-    by_dst: BTreeSet<(u16, MacAddr, Pair)>,
-    floods: BTreeSet<Pair>,
-    unlearned: BTreeSet<Pair>,
-    by_use: BTreeSet<(PortId, u64, Pair)>,
+    slots: Vec<Option<Installed>>,
+    free: Vec<Id>,
+    by_match: HashTable<Id>,
+    by_source: BTreeSet<(PortId, u16, MacAddr, Id)>,
+    by_dst: BTreeSet<(u16, MacAddr, Id)>,
+    floods: BTreeSet<Id>,
+    unlearned: BTreeSet<Id>,
+    by_use: BTreeSet<(PortId, u64, Id)>,
     counts: BTreeMap<PortId, usize>,
+    masks: HashMap<FlowMask, usize>,
     /// When each was last used, and after how many requests for statistics it was sent.
     pub refusals: BTreeMap<Refusal, (u64, u64)>,
 }
 
-const LOWEST: MacAddr = MacAddr([0; 6]);
-const HIGHEST: MacAddr = MacAddr([0xff; 6]);
-
 impl FlowIndex {
     pub fn len(&self) -> usize {
-        self.flows.len()
+        self.by_match.len()
     }
 
     pub fn count(&self, port: PortId) -> usize {
         self.counts.get(&port).copied().unwrap_or(0)
     }
 
-    pub fn get(&self, pair: &Pair) -> Option<&Installed> {
-        self.flows.get(pair)
+    pub fn get(&self, id: Id) -> Option<&Installed> {
+        self.slots.get(id as usize)?.as_ref()
+    }
+
+    /// The flow with this masked key and mask.
+    pub fn find(&self, key: &FlowKey, mask: &FlowMask) -> Option<Id> {
+        let same = |id: &Id| self.get(*id).is_some_and(|f| f.key == *key && f.mask == *mask);
+        self.by_match.find(hash(key), same).copied()
+    }
+
+    /// The mask that a flow gets which needs at least this one: itself while there are few, else one in use.
+    pub fn settle(&self, mask: &FlowMask, limit: usize) -> FlowMask {
+        if self.masks.len() < limit || self.masks.contains_key(mask) {
+            return *mask;
+        }
+        let enough = self.masks.keys().filter(|m| has(m, mask) && has(&EXACT_MASK, m));
+        enough.min_by_key(|m| (bits(m), m.0.words())).copied().unwrap_or(EXACT_MASK)
+    }
+
+    /// How many different masks there are.
+    pub fn masks(&self) -> usize {
+        self.masks.len()
     }
 
     /// Inserts or replaces.
-    pub fn insert(&mut self, pair: Pair, flow: Installed) {
-        self.remove(&pair);
-        if flow.verdict == Verdict::Flood {
-            self.floods.insert(pair);
+    pub fn insert(&mut self, flow: Installed) -> Id {
+        if let Some(id) = self.find(&flow.key, &flow.mask) {
+            self.remove(id);
+        }
+        let id = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            // As many as flows, of which there are less than 2^32.
+            (self.slots.len() - 1) as Id
+        });
+        if let Some(pair) = flow.pair() {
+            self.by_source.insert((pair.port, pair.vlan, pair.src, id));
+            self.by_dst.insert((pair.vlan, pair.dst, id));
+        }
+        if flow.verdict == Some(Verdict::Flood) {
+            self.floods.insert(id);
         }
         if flow.unlearned {
-            self.unlearned.insert(pair);
+            self.unlearned.insert(id);
         }
-        self.by_dst.insert((pair.vlan, pair.dst, pair));
-        self.by_use.insert((pair.port, flow.used_ms, pair));
-        *self.counts.entry(pair.port).or_insert(0) += 1;
-        self.flows.insert(pair, flow);
+        self.by_use.insert((flow.port(), flow.used_ms, id));
+        *self.counts.entry(flow.port()).or_insert(0) += 1;
+        *self.masks.entry(flow.mask).or_insert(0) += 1;
+        let slots = &mut self.slots;
+        let hashed = hash(&flow.key);
+        if let Some(slot) = slots.get_mut(id as usize) {
+            *slot = Some(flow);
+        }
+        let rehash = |id: &Id| slots.get(*id as usize).and_then(Option::as_ref).map_or(0, |f| hash(&f.key));
+        self.by_match.insert_unique(hashed, id, rehash);
+        id
     }
 
-    pub fn remove(&mut self, pair: &Pair) -> Option<Installed> {
-        let flow = self.flows.remove(pair)?;
-        self.floods.remove(pair);
-        self.unlearned.remove(pair);
-        self.by_dst.remove(&(pair.vlan, pair.dst, *pair));
-        self.by_use.remove(&(pair.port, flow.used_ms, *pair));
-        if let Some(n) = self.counts.get_mut(&pair.port) {
+    pub fn remove(&mut self, id: Id) -> Option<Installed> {
+        let flow = self.slots.get_mut(id as usize)?.take()?;
+        self.free.push(id);
+        if let Ok(entry) = self.by_match.find_entry(hash(&flow.key), |other| *other == id) {
+            entry.remove();
+        }
+        if let Some(pair) = flow.pair() {
+            self.by_source.remove(&(pair.port, pair.vlan, pair.src, id));
+            self.by_dst.remove(&(pair.vlan, pair.dst, id));
+        }
+        self.floods.remove(&id);
+        self.unlearned.remove(&id);
+        self.by_use.remove(&(flow.port(), flow.used_ms, id));
+        if let Some(n) = self.counts.get_mut(&flow.port()) {
             *n -= 1;
             if *n == 0 {
-                self.counts.remove(&pair.port);
+                self.counts.remove(&flow.port());
+            }
+        }
+        if let Some(n) = self.masks.get_mut(&flow.mask) {
+            *n -= 1;
+            if *n == 0 {
+                self.masks.remove(&flow.mask);
             }
         }
         Some(flow)
     }
 
     /// The flow was used at `used_ms`.
-    pub fn used(&mut self, pair: &Pair, used_ms: u64) {
-        if let Some(flow) = self.flows.get_mut(pair)
+    pub fn used(&mut self, id: Id, used_ms: u64) {
+        if let Some(flow) = self.slots.get_mut(id as usize).and_then(Option::as_mut)
             && flow.used_ms < used_ms
         {
-            self.by_use.remove(&(pair.port, flow.used_ms, *pair));
+            self.by_use.remove(&(flow.port(), flow.used_ms, id));
             flow.used_ms = used_ms;
-            self.by_use.insert((pair.port, used_ms, *pair));
+            self.by_use.insert((flow.port(), used_ms, id));
         }
     }
 
-    pub fn of_source(&self, port: PortId, vlan: u16, src: MacAddr) -> Vec<Pair> {
-        let at = |dst| Pair { port, vlan, src, dst };
-        self.flows.range(at(LOWEST)..=at(HIGHEST)).map(|(p, _)| *p).collect()
+    pub fn of_source(&self, port: PortId, vlan: u16, src: MacAddr) -> Vec<Id> {
+        self.by_source.range((port, vlan, src, 0)..=(port, vlan, src, Id::MAX)).map(|e| e.3).collect()
     }
 
-    pub fn of_port(&self, port: PortId) -> Vec<Pair> {
-        let (low, high) = (
-            Pair { port, vlan: 0, src: LOWEST, dst: LOWEST },
-            Pair { port, vlan: u16::MAX, src: HIGHEST, dst: HIGHEST },
-        );
-        self.flows.range(low..=high).map(|(p, _)| *p).collect()
+    pub fn of_port(&self, port: PortId) -> Vec<Id> {
+        self.by_use.range((port, 0, 0)..=(port, u64::MAX, Id::MAX)).map(|e| e.2).collect()
     }
 
-    pub fn to_destination(&self, vlan: u16, dst: MacAddr) -> Vec<Pair> {
-        let lowest = Pair { port: PortId(0), vlan: 0, src: LOWEST, dst: LOWEST };
-        self.by_dst.range((vlan, dst, lowest)..).take_while(|(v, d, _)| (*v, *d) == (vlan, dst)).map(|e| e.2).collect()
+    pub fn to_destination(&self, vlan: u16, dst: MacAddr) -> Vec<Id> {
+        self.by_dst.range((vlan, dst, 0)..=(vlan, dst, Id::MAX)).map(|e| e.2).collect()
     }
 
-    pub fn floods(&self) -> Vec<Pair> {
+    pub fn floods(&self) -> Vec<Id> {
         self.floods.iter().copied().collect()
     }
 
-    pub fn unlearned(&self) -> Vec<Pair> {
+    pub fn unlearned(&self) -> Vec<Id> {
         self.unlearned.iter().copied().collect()
     }
 
     /// The flow from `port` that has not been used for the longest time.
-    pub fn oldest_of(&self, port: PortId) -> Option<Pair> {
-        let lowest = Pair { port: PortId(0), vlan: 0, src: LOWEST, dst: LOWEST };
-        self.by_use.range((port, 0, lowest)..).next().filter(|e| e.0 == port).map(|e| e.2)
+    pub fn oldest_of(&self, port: PortId) -> Option<Id> {
+        self.by_use.range((port, 0, 0)..).next().filter(|e| e.0 == port).map(|e| e.2)
     }
 
     /// The port with most flows.
@@ -254,12 +340,12 @@ impl FlowIndex {
     }
 
     /// Flows not used since `since_ms`.
-    pub fn unused_since(&self, since_ms: u64) -> Vec<Pair> {
-        self.flows.iter().filter(|(_, f)| f.used_ms <= since_ms).map(|(p, _)| *p).collect()
+    pub fn unused_since(&self, since_ms: u64) -> Vec<Id> {
+        self.iter().filter(|(_, f)| f.used_ms <= since_ms).map(|(id, _)| id).collect()
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (&Pair, &Installed)> {
-        self.flows.iter()
+    pub fn iter(&self) -> impl Iterator<Item = (Id, &Installed)> {
+        (0..).zip(&self.slots).filter_map(|(id, slot)| Some((id, slot.as_ref()?)))
     }
 
     pub fn clear(&mut self) {

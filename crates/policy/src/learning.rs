@@ -1,12 +1,19 @@
 //! The learning switch.
 
-use crate::flows::{FlowIndex, Installed, Pair, Refusal, Shape, VID, Verdict};
+use crate::acl::{List, Scope};
+use crate::flows::{FlowIndex, Id, Installed, Pair, Refusal, Verdict};
 use crate::mactable::{AGEING_MS, Learned, MacTable, MacView};
-use crate::{FLOWS_MAX, FLOWS_PER_PORT_MAX};
+use crate::{FLOWS_MAX, FLOWS_PER_PORT_MAX, MASKS_MAX};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_types::{MacAddr, PortId};
 use std::collections::BTreeMap;
+use std::sync::Arc;
+
+mod judging;
+mod reconcile;
+
+pub(crate) use judging::Judged;
 
 /// A flow that is missed again this soon after it was sent is not sent once more: it is on its way. In ms.
 const RESEND_MS: u64 = 50;
@@ -22,11 +29,19 @@ pub struct Limits {
     pub flows: usize,
     /// Flows whose packets come from one port.
     pub flows_per_port: usize,
+    /// Different masks of flows; one more, which is exact, may come on top.
+    pub masks: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { macs: 65_536, macs_per_port: 4096, flows: FLOWS_MAX, flows_per_port: FLOWS_PER_PORT_MAX }
+        Self {
+            macs: 65_536,
+            macs_per_port: 4096,
+            flows: FLOWS_MAX,
+            flows_per_port: FLOWS_PER_PORT_MAX,
+            masks: MASKS_MAX,
+        }
     }
 }
 
@@ -46,6 +61,8 @@ pub enum Change {
     Put(FlowSpec),
     /// Remove the flow with exactly this key and mask.
     Del(FlowKey, FlowMask),
+    /// Remove all flows.
+    Clear,
 }
 
 /// What must be sent to the switch. Send `changes` first, in order, then `resumes`: what a packet has taught must be known
@@ -98,15 +115,23 @@ struct Port {
     moves: u64,
 }
 
+/// Lists that a port's frames are judged by, by [`Direction`], and whose they are: what [`Book::of_port`] says.
+///
+/// [`Book::of_port`]: crate::acl::Book::of_port
+pub type PortLists = [Option<(Scope, Arc<List>)>; 2];
+
 /// The learning switch. One thread; time never goes back.
 #[derive(Debug)]
 pub struct Learning {
     limits: Limits,
     ports: BTreeMap<PortId, Port>,
+    lists: BTreeMap<PortId, PortLists>,
     pub(crate) macs: MacTable,
     flows: FlowIndex,
     epoch: u64,
     asked: u64,
+    /// Answers to questions up to this one tell of flows that have been removed since.
+    cleared: u64,
 }
 
 impl Default for Learning {
@@ -119,7 +144,35 @@ impl Learning {
     /// An empty table.
     pub fn new(limits: Limits) -> Self {
         let macs = MacTable::new(limits.macs, limits.macs_per_port);
-        Self { limits, ports: BTreeMap::new(), macs, flows: FlowIndex::default(), epoch: 1, asked: 0 }
+        Self {
+            limits,
+            ports: BTreeMap::new(),
+            lists: BTreeMap::new(),
+            macs,
+            flows: FlowIndex::default(),
+            epoch: 1,
+            asked: 0,
+            cleared: 0,
+        }
+    }
+
+    /// The access lists that hold for a port. To be said before the port is announced with [`Learning::port`]; when it
+    /// is said of a port that was, [`Learning::clear_flows`] must follow.
+    pub fn set_lists(&mut self, id: PortId, lists: PortLists) {
+        if lists.iter().all(Option::is_none) {
+            self.lists.remove(&id);
+        } else {
+            self.lists.insert(id, lists);
+        }
+    }
+
+    /// Has all flows removed: they were computed under rules that do not hold any more. What was learned is kept. Packets
+    /// meet no flow until they are judged anew.
+    pub fn clear_flows(&mut self, out: &mut Effects) {
+        self.flows.clear();
+        self.epoch += 1;
+        self.cleared = self.asked;
+        out.changes.push(Change::Clear);
     }
 
     /// The switch was (re)connected: nothing is known of its flows until [`Learning::reconcile`], and its ports are
@@ -142,9 +195,10 @@ impl Learning {
 
     /// A port was removed.
     pub fn port_gone(&mut self, id: PortId, now_ms: u64, out: &mut Effects) {
+        self.lists.remove(&id);
         let Some(port) = self.ports.remove(&id) else { return };
-        for pair in self.flows.of_port(id) {
-            self.del_pair(&pair, out);
+        for flow in self.flows.of_port(id) {
+            self.del_flow(flow, out);
         }
         for refusal in [Refusal::GroupSource(id), Refusal::ZeroSource(id)] {
             self.del_refusal(refusal, out);
@@ -171,25 +225,33 @@ impl Learning {
             }
             return;
         }
-        let pair = pair(key);
-        if !self.has_port(pair.port) {
-            // Not announced (yet): serve the packet, remember nothing of it.
-            let actions = self.actions(self.verdict(&pair), pair.port);
+        let port = key.port();
+        if !self.has_port(port) {
+            // Not announced (yet): serve the packet, remember nothing of it. Unless there are rules that we might break.
+            let actions = if self.lists.is_empty() { self.judge_anew(key, true).actions } else { Vec::new() };
             out.resumes.push(Resume { id, actions });
             return;
         }
-        let learned = self.learn(&pair, now_ms, out);
-        let verdict = self.verdict(&pair);
-        out.resumes.push(Resume { id, actions: self.actions(verdict, pair.port) });
-        if let Some(flow) = self.flows.get(&pair)
+        // What may not even enter teaches nothing.
+        let enters = self.may_enter(key);
+        let learned = !enters || self.learn(&Pair::of(key), now_ms, out);
+        let Judged { mask, verdict, actions } = self.judge_anew(key, enters);
+        out.resumes.push(Resume { id, actions: actions.clone() });
+        let mask = self.flows.settle(&mask, self.limits.masks);
+        let key = key.masked(&mask);
+        let known = self.flows.find(&key, &mask);
+        if let Some(id) = known
+            && let Some(flow) = self.flows.get(id)
             && flow.unlearned != learned
             && now_ms.saturating_sub(flow.put_ms) < RESEND_MS
         {
-            self.flows.used(&pair, now_ms);
+            self.flows.used(id, now_ms);
             return;
         }
-        self.make_room(&pair, out);
-        self.put_pair(pair, verdict, !learned, now_ms, now_ms, out);
+        if known.is_none() {
+            self.make_room(port, out);
+        }
+        self.put_flow(key, mask, Judged { mask, verdict, actions }, !learned, now_ms, now_ms, out);
     }
 
     /// Learns the source; true when it lives where the packet came from.
@@ -229,96 +291,6 @@ impl Learning {
         self.asked
     }
 
-    /// All the switch's flows as it answered the request numbered `asked`. Refreshes ages, forgets flows that the
-    /// switch has evicted, corrects what differs from what was asked for.
-    pub fn statistics(&mut self, asked: u64, flows: &[FlowUse], now_ms: u64, out: &mut Effects) {
-        self.compare(asked, flows, now_ms, out);
-    }
-
-    /// As [`Learning::statistics`], for the first answer after [`Learning::attached`]: learns from the flows that an
-    /// earlier control process left behind, keeps those that are right and removes those that are not.
-    pub fn reconcile(&mut self, asked: u64, flows: &[FlowUse], now_ms: u64, out: &mut Effects) {
-        self.epoch = flows.iter().map(|f| f.spec.epoch).fold(self.epoch, u64::max).saturating_add(1);
-        for (pair, seen_ms) in flows.iter().filter_map(|f| {
-            let Some(Shape::Pair(pair)) = Shape::of(&f.spec) else { return None };
-            (!f.spec.actions.is_empty()).then(|| (pair, now_ms.saturating_sub(f.idle_ms)))
-        }) {
-            let moved = self.macs.adopt(pair.vlan, pair.src, pair.port, seen_ms);
-            if let Some(from) = moved {
-                self.forget_source(pair.vlan, pair.src, from, out);
-            }
-        }
-        // Flows made since the attachment did not know of what has just been learned.
-        for pair in self.flows.iter().map(|(p, _)| *p).collect::<Vec<_>>() {
-            self.refresh(&pair, now_ms, out);
-        }
-        self.compare(asked, flows, now_ms, out);
-    }
-
-    fn compare(&mut self, asked: u64, flows: &[FlowUse], now_ms: u64, out: &mut Effects) {
-        let mut seen = std::collections::BTreeSet::new();
-        for f in flows {
-            let Some(shape) = Shape::of(&f.spec) else {
-                out.changes.push(Change::Del(f.spec.key, f.spec.mask));
-                continue;
-            };
-            seen.insert(shape);
-            let used_ms = now_ms.saturating_sub(f.idle_ms);
-            match shape {
-                Shape::Pair(pair) => {
-                    self.macs.refresh(pair.vlan, pair.src, pair.port, used_ms);
-                    self.compare_pair(pair, f, asked, used_ms, now_ms, out);
-                }
-                Shape::Refusal(r) => {
-                    let of_port = match r {
-                        Refusal::GroupSource(p) | Refusal::ZeroSource(p) => self.has_port(p),
-                        Refusal::LinkLocal => true,
-                    };
-                    if !of_port {
-                        out.changes.push(Change::Del(f.spec.key, f.spec.mask));
-                    } else if f.spec.actions == r.actions() {
-                        let entry = self.flows.refusals.entry(r).or_insert((used_ms, 0));
-                        entry.0 = entry.0.max(used_ms);
-                    } else {
-                        self.put_refusal(r, used_ms, out);
-                    }
-                }
-            }
-        }
-        let gone = |put_after: u64, shape: Shape| put_after < asked && !seen.contains(&shape);
-        let evicted: Vec<_> =
-            self.flows.iter().filter(|(p, f)| gone(f.put_after, Shape::Pair(**p))).map(|(p, _)| *p).collect();
-        for pair in evicted {
-            self.flows.remove(&pair);
-        }
-        self.flows.refusals.retain(|r, (_, put_after)| !gone(*put_after, Shape::Refusal(*r)));
-    }
-
-    fn compare_pair(&mut self, pair: Pair, f: &FlowUse, asked: u64, used_ms: u64, now_ms: u64, out: &mut Effects) {
-        let verdict = self.verdict(&pair);
-        match self.flows.get(&pair) {
-            Some(flow) => {
-                // What we sent after asking is newer than the answer.
-                let answer_is_newer = flow.put_after < asked;
-                let unlearned = flow.unlearned;
-                self.flows.used(&pair, used_ms);
-                if answer_is_newer && f.spec.actions != self.actions(verdict, pair.port) {
-                    self.put_pair(pair, verdict, unlearned, used_ms, now_ms, out);
-                }
-            }
-            None if self.lives_at(&pair) => {
-                self.make_room(&pair, out);
-                if f.spec.actions == self.actions(verdict, pair.port) {
-                    let flow = Installed { verdict, unlearned: false, used_ms, put_ms: 0, put_after: 0 };
-                    self.flows.insert(pair, flow);
-                } else {
-                    self.put_pair(pair, verdict, false, used_ms, now_ms, out);
-                }
-            }
-            None => out.changes.push(Change::Del(f.spec.key, f.spec.mask)),
-        }
-    }
-
     /// Ageing. Call it after each [`Learning::statistics`], or every few seconds, while [`Learning::is_idle`] is
     /// false.
     pub fn tick(&mut self, now_ms: u64, out: &mut Effects) {
@@ -327,12 +299,12 @@ impl Learning {
             self.refresh_destination(vlan, mac, now_ms, out);
         }
         // Their sources get a new chance to be learned.
-        for pair in self.flows.unlearned() {
-            self.del_pair(&pair, out);
+        for id in self.flows.unlearned() {
+            self.del_flow(id, out);
         }
         if let Some(since_ms) = now_ms.checked_sub(AGEING_MS) {
-            for pair in self.flows.unused_since(since_ms) {
-                self.del_pair(&pair, out);
+            for id in self.flows.unused_since(since_ms) {
+                self.del_flow(id, out);
             }
             let unused: Vec<_> =
                 self.flows.refusals.iter().filter(|(_, (used, _))| *used <= since_ms).map(|(r, _)| *r).collect();
@@ -372,6 +344,11 @@ impl Learning {
         self.macs.port_limit()
     }
 
+    /// How many different masks they have, those that refuse what no station may send left out.
+    pub fn mask_count(&self) -> usize {
+        self.flows.masks()
+    }
+
     /// Number of flows the switch should have.
     pub fn flow_count(&self) -> usize {
         self.flows.len() + self.flows.refusals.len()
@@ -401,6 +378,7 @@ impl Learning {
         }
     }
 
+    /// Where learning would send it.
     pub(crate) fn outputs(&self, verdict: Verdict, from: PortId) -> Vec<PortId> {
         match verdict {
             // The switch counts a packet sent back where it came from as a hairpin.
@@ -410,102 +388,103 @@ impl Learning {
         }
     }
 
-    fn actions(&self, verdict: Verdict, from: PortId) -> Vec<Action> {
-        self.outputs(verdict, from).into_iter().map(Action::Output).collect()
-    }
-
     /// Removes the flows of a source that left `port`.
     fn forget_source(&mut self, vlan: u16, mac: MacAddr, port: PortId, out: &mut Effects) {
-        for pair in self.flows.of_source(port, vlan, mac) {
-            self.del_pair(&pair, out);
+        for id in self.flows.of_source(port, vlan, mac) {
+            self.del_flow(id, out);
         }
     }
 
     /// The station behind these flows was learned, moved or was forgotten.
     fn refresh_destination(&mut self, vlan: u16, mac: MacAddr, now_ms: u64, out: &mut Effects) {
-        let pairs = self.flows.to_destination(vlan, mac);
-        if pairs.is_empty() {
+        let flows = self.flows.to_destination(vlan, mac);
+        if flows.is_empty() {
             return;
         }
         self.epoch += 1;
-        for pair in pairs {
-            self.refresh(&pair, now_ms, out);
+        for id in flows {
+            self.refresh(id, now_ms, out);
         }
     }
 
     /// The set of ports that are up changed.
     fn refresh_floods(&mut self, now_ms: u64, out: &mut Effects) {
         self.epoch += 1;
-        for pair in self.flows.floods() {
-            if let Some(flow) = self.flows.get(&pair) {
-                let (unlearned, used_ms) = (flow.unlearned, flow.used_ms);
-                self.put_pair(pair, Verdict::Flood, unlearned, used_ms, now_ms, out);
-            }
+        for id in self.flows.floods() {
+            self.rejudge(id, now_ms, out);
         }
     }
 
     /// Replaces the flow if its verdict changed.
-    fn refresh(&mut self, pair: &Pair, now_ms: u64, out: &mut Effects) {
-        let verdict = self.verdict(pair);
-        if let Some(flow) = self.flows.get(pair)
-            && flow.verdict != verdict
+    fn refresh(&mut self, id: Id, now_ms: u64, out: &mut Effects) {
+        if let Some(flow) = self.flows.get(id)
+            && let Some(pair) = flow.pair()
+            && flow.verdict != Some(self.verdict(&pair))
         {
-            let (unlearned, used_ms) = (flow.unlearned, flow.used_ms);
-            self.put_pair(*pair, verdict, unlearned, used_ms, now_ms, out);
+            self.rejudge(id, now_ms, out);
         }
     }
 
-    /// Makes room for a flow if it is not there yet: of this port's own flows, unless the whole table is full.
-    fn make_room(&mut self, pair: &Pair, out: &mut Effects) {
-        if self.flows.get(pair).is_some() {
-            return;
+    /// Replaces the flow by what is right now, or removes it if that takes a closer look at its packets.
+    fn rejudge(&mut self, id: Id, now_ms: u64, out: &mut Effects) {
+        let Some(flow) = self.flows.get(id) else { return };
+        let (key, mask, unlearned, used_ms) = (flow.key, flow.mask, flow.unlearned, flow.used_ms);
+        match self.judge_flow(&key, &mask) {
+            Some(judged) => {
+                self.put_flow(key, mask, judged, unlearned, used_ms, now_ms, out);
+            }
+            None => self.del_flow(id, out),
         }
-        let port = pair.port;
+    }
+
+    /// Makes room for another flow: of this port's own, unless the whole table is full.
+    fn make_room(&mut self, port: PortId, out: &mut Effects) {
         while self.flows.count(port) >= self.limits.flows_per_port.max(1) {
             let Some(oldest) = self.flows.oldest_of(port) else { return };
-            self.del_pair(&oldest, out);
+            self.del_flow(oldest, out);
         }
         while self.flows.len() >= self.limits.flows.max(1) {
             let Some(oldest) = self.flows.greediest().and_then(|p| self.flows.oldest_of(p)) else { return };
-            self.del_pair(&oldest, out);
+            self.del_flow(oldest, out);
         }
     }
 
-    fn put_pair(
+    #[expect(clippy::too_many_arguments)]
+    fn put_flow(
         &mut self,
-        pair: Pair,
-        verdict: Verdict,
+        key: FlowKey,
+        mask: FlowMask,
+        judged: Judged,
         unlearned: bool,
         used_ms: u64,
         now_ms: u64,
         out: &mut Effects,
-    ) {
-        let flow = Installed { verdict, unlearned, used_ms, put_ms: now_ms, put_after: self.asked };
-        self.flows.insert(pair, flow);
-        let actions = self.actions(verdict, pair.port);
-        self.put(Shape::Pair(pair), actions, out);
+    ) -> Id {
+        let Judged { verdict, actions, .. } = judged;
+        self.put(key, mask, actions.clone(), out);
+        let (actions, put_after) = (actions.into(), self.asked);
+        self.flows.insert(Installed { key, mask, actions, verdict, unlearned, used_ms, put_ms: now_ms, put_after })
     }
 
     fn put_refusal(&mut self, refusal: Refusal, used_ms: u64, out: &mut Effects) {
         self.flows.refusals.insert(refusal, (used_ms, self.asked));
-        self.put(Shape::Refusal(refusal), refusal.actions(), out);
+        let (key, mask) = refusal.key_mask();
+        self.put(key, mask, refusal.actions(), out);
     }
 
-    fn put(&self, shape: Shape, actions: Vec<Action>, out: &mut Effects) {
-        let (key, mask) = shape.key_mask();
+    fn put(&self, key: FlowKey, mask: FlowMask, actions: Vec<Action>, out: &mut Effects) {
         out.changes.push(Change::Put(FlowSpec { key, mask, actions, epoch: self.epoch }));
     }
 
-    fn del_pair(&mut self, pair: &Pair, out: &mut Effects) {
-        if self.flows.remove(pair).is_some() {
-            let (key, mask) = Shape::Pair(*pair).key_mask();
-            out.changes.push(Change::Del(key, mask));
+    fn del_flow(&mut self, id: Id, out: &mut Effects) {
+        if let Some(flow) = self.flows.remove(id) {
+            out.changes.push(Change::Del(flow.key, flow.mask));
         }
     }
 
     fn del_refusal(&mut self, refusal: Refusal, out: &mut Effects) {
         if self.flows.refusals.remove(&refusal).is_some() {
-            let (key, mask) = Shape::Refusal(refusal).key_mask();
+            let (key, mask) = refusal.key_mask();
             out.changes.push(Change::Del(key, mask));
         }
     }
@@ -522,8 +501,4 @@ pub(crate) fn refusal(key: &FlowKey) -> Option<Refusal> {
     } else {
         None
     }
-}
-
-pub(crate) fn pair(key: &FlowKey) -> Pair {
-    Pair { port: key.port(), vlan: key.vlan_tci & VID, src: key.src(), dst: key.dst() }
 }

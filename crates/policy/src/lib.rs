@@ -1,4 +1,5 @@
-//! Policy: what the switch should do, computed as flows. Now a learning switch that needs no configuration.
+//! Policy: what the switch should do, computed as flows. A learning switch that needs no configuration,
+//! and access lists (`acl`) in front of and behind it.
 //!
 //! Pure: no I/O, no clock (time is handed in as `now_ms`, milliseconds of any monotonic clock), no threads, no
 //! `unsafe`. `lasthop-control` feeds it misses, port changes and flow statistics and carries out the [`Effects`].
@@ -9,11 +10,15 @@
 //! |---|---|---|
 //! | ordinary | in port, source, destination, VLAN id | the source and its port must come to control to be learned or to move; the destination and its VLAN choose the output; the in port is what a flood leaves out and what tells a hairpin |
 //! | group source | in port, the group bit | one flow per port refuses all 2^47 of them |
+//! | may not enter, by an access list | in port, and the bits that it took to know | learning has no say |
+//! | ordinary, under access lists | as ordinary, and the bits that it took to know | a rule may ask for anything else |
 //! | zero source | in port, source | |
 //! | link-local destination | the 44 bits of 01:80:c2:00:00:0x | one flow for the whole switch |
 //!
-//! Flows carry no priority, so those that overlap must agree: ordinary flows all have the same mask and never a
-//! group or zero source or a link-local destination; the others all drop.
+//! Flows carry no priority, so those that overlap must agree. They do, because each says what the same lists and the same
+//! addresses say of every packet it matches: when either changes, flows that say otherwise go or are replaced in the same
+//! step, and other lists remove them all. Those that refuse a packet whatever the lists say all drop, and so does what
+//! they overlap with.
 //!
 //! # VLANs
 //!
@@ -29,14 +34,15 @@
 //! guest that fights a neighbour for its address loses. (A silent neighbour's address can still be taken until it
 //! speaks: refusing that needs anti-spoofing rules, which are configuration.)
 
+pub mod acl;
 mod explain;
 mod flows;
 mod learning;
 mod mactable;
 
 pub use explain::Explanation;
-pub use flows::{FLOWS_MAX, FLOWS_PER_PORT_MAX};
-pub use learning::{Change, Effects, FlowUse, Learning, Limits, PortView, Resume};
+pub use flows::{FLOWS_MAX, FLOWS_PER_PORT_MAX, MASKS_MAX};
+pub use learning::{Change, Effects, FlowUse, Learning, Limits, PortLists, PortView, Resume};
 pub use mactable::{AGEING_MS, HOLD_MS, MAX_MOVES, MOVE_WINDOW_MS, MacView};
 
 #[cfg(test)]

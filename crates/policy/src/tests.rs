@@ -143,7 +143,7 @@ fn a_guest_that_fights_for_a_neighbours_address_loses() {
 
 #[test]
 fn a_flood_of_addresses_evicts_nobody_and_is_still_forwarded() {
-    let limits = Limits { macs: 64, macs_per_port: 16, flows: 256, flows_per_port: 32 };
+    let limits = Limits { macs: 64, macs_per_port: 16, flows: 256, flows_per_port: 32, ..Limits::default() };
     let mut b = Bench::new(limits, 3);
     b.packet(&key(2, mac(2), mac(3)));
     b.packet(&key(3, mac(3), mac(2)));

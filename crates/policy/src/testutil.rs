@@ -1,7 +1,8 @@
 //! The learning switch against a switch that only does what it is told, and against the definition of learning: for
 //! tests here and elsewhere (feature `testutil`). Panics when they disagree: never for real input.
 
-use crate::{Change, Effects, FlowUse, Learning, Limits, Resume};
+use crate::acl::{Direction, List};
+use crate::{Change, Effects, FlowUse, Learning, Limits, PortLists, Resume};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::FlowKey;
 use lasthop_types::{DropReason, MacAddr, PortId};
@@ -30,6 +31,7 @@ pub(crate) struct Bench {
     pub(crate) now_ms: u64,
     pub(crate) next_id: u64,
     pub(crate) up: BTreeMap<PortId, bool>,
+    pub(crate) lists: BTreeMap<PortId, PortLists>,
     /// Masked key and mask → flow, last use.
     pub(crate) table: Vec<(FlowSpec, u64)>,
 }
@@ -42,6 +44,7 @@ impl Bench {
             now_ms: 1_000_000,
             next_id: 0,
             up: BTreeMap::new(),
+            lists: BTreeMap::new(),
             table: Vec::new(),
         };
         for port in 1..=ports {
@@ -60,6 +63,7 @@ impl Bench {
                         None => self.table.push((spec, self.now_ms)),
                     }
                 }
+                Change::Clear => self.table.clear(),
                 Change::Del(key, mask) => self.table.retain(|(f, _)| f.key != key || f.mask != mask),
             }
         }
@@ -68,6 +72,7 @@ impl Bench {
 
     pub(crate) fn port(&mut self, id: u32, up: bool) {
         let mut out = Effects::default();
+        self.policy.set_lists(PortId(id), self.lists.get(&PortId(id)).cloned().unwrap_or_default());
         self.policy.port(PortId(id), up, self.now_ms, &mut out);
         self.up.insert(PortId(id), up);
         self.apply(out);
@@ -79,6 +84,27 @@ impl Bench {
         self.table.retain(|(f, _)| f.key.port() != id && !f.actions.contains(&Action::Output(id)));
         self.policy.port_gone(id, self.now_ms, &mut out);
         self.apply(out);
+    }
+
+    /// Other access lists hold from now on.
+    pub(crate) fn load(&mut self, lists: BTreeMap<PortId, PortLists>) {
+        self.lists = lists;
+        for id in self.up.keys() {
+            self.policy.set_lists(*id, self.lists.get(id).cloned().unwrap_or_default());
+        }
+        let mut out = Effects::default();
+        self.policy.clear_flows(&mut out);
+        self.apply(out);
+    }
+
+    fn list(&self, port: PortId, direction: Direction) -> Option<&List> {
+        // Lists of ports that were never announced hold for nobody.
+        self.up.get(&port)?;
+        Some(&self.lists.get(&port)?[direction as usize].as_ref()?.1)
+    }
+
+    fn permits(&self, port: PortId, direction: Direction, key: &FlowKey) -> bool {
+        self.list(port, direction).is_none_or(|list| list.decide(key).permits())
     }
 
     /// The flows a packet meets.
@@ -147,13 +173,21 @@ impl Bench {
         if key.dst().is_link_local() {
             return vec![Action::Drop(DropReason::LinkLocal)];
         }
-        match self.home(key.vlan_tci & 0xfff, key.dst()) {
-            Some(port) => vec![Action::Output(port)],
-            None => {
-                let others = self.up.iter().filter(|(id, up)| **up && **id != key.port());
-                others.map(|(id, _)| Action::Output(*id)).collect()
-            }
+        if !self.permits(key.port(), Direction::FromGuest, key) {
+            return vec![Action::Drop(DropReason::Policy)];
         }
+        if !self.up.contains_key(&key.port())
+            && self.up.keys().any(|id| Direction::ALL.iter().any(|d| self.list(*id, *d).is_some()))
+        {
+            return Vec::new();
+        }
+        let outputs: Vec<_> = match self.home(key.vlan_tci & 0xfff, key.dst()) {
+            Some(port) if port == key.port() => return vec![Action::Output(port)],
+            Some(port) => vec![port],
+            None => self.up.iter().filter(|(id, up)| **up && **id != key.port()).map(|(id, _)| *id).collect(),
+        };
+        let permitted = outputs.into_iter().filter(|id| self.permits(*id, Direction::ToGuest, key));
+        permitted.map(Action::Output).collect()
     }
 
     pub(crate) fn limits_hold(&self) {
@@ -164,7 +198,8 @@ impl Bench {
         assert!(self.policy.mac_count() <= self.limits.macs);
         assert!(per_port.values().all(|n| *n <= self.limits.macs_per_port), "{per_port:?}");
         assert!(per_port.keys().all(|p| self.up.contains_key(p)), "address on a port that is gone");
-        let ordinary = |f: &&(FlowSpec, u64)| f.0.mask.0.eth_dst == [0xff; 6];
+        let refusals = |f: &FlowSpec| matches!(*f.actions, [Action::Drop(reason)] if reason != DropReason::Policy);
+        let ordinary = |f: &&(FlowSpec, u64)| !refusals(&f.0);
         assert!(self.table.iter().filter(ordinary).count() <= self.limits.flows);
         for port in self.up.keys() {
             let of_port = self.table.iter().filter(ordinary).filter(|(f, _)| f.key.port() == *port).count();
@@ -188,6 +223,8 @@ pub enum Op {
     Port(u32, bool),
     /// A port is removed.
     PortGone(u32),
+    /// Access lists are loaded, instead of those there were: by port.
+    Load(BTreeMap<PortId, PortLists>),
     /// Time passes (ms), then statistics are read and things age.
     Poll(u64),
     /// The switch loses a flow.
@@ -201,8 +238,11 @@ pub enum Op {
 /// Whatever happens: every packet is treated as a learning switch would, flows that overlap agree, and the limits hold.
 /// `probes` are asked for after each step without being sent.
 pub fn compare(ops: impl IntoIterator<Item = Op>, probes: &[FlowKey], small: bool) {
-    let limits =
-        if small { Limits { macs: 9, macs_per_port: 3, flows: 20, flows_per_port: 8 } } else { Limits::default() };
+    let limits = if small {
+        Limits { macs: 9, macs_per_port: 3, flows: 20, flows_per_port: 8, masks: 3 }
+    } else {
+        Limits::default()
+    };
     let mut b = Bench::new(limits, 4);
     let mut sources = BTreeSet::new();
     for op in ops {
@@ -212,10 +252,15 @@ pub fn compare(ops: impl IntoIterator<Item = Op>, probes: &[FlowKey], small: boo
             Op::Packet(key) => {
                 let known = b.up.contains_key(&key.port());
                 let (refused, vlan) = (b.refused(key.in_port), key.vlan_tci & 0xfff);
+                let home = b.home(vlan, key.src());
                 let hit = !b.lookup(&key).is_empty();
                 let done = b.packet(&key);
                 assert_eq!(outputs(&done), outputs(&b.reference(&key)), "{:?}", key);
-                if known && key.src().is_unicast_source() && !key.dst().is_link_local() {
+                let enters = b.permits(key.port(), Direction::FromGuest, &key);
+                if !enters {
+                    assert_eq!(b.home(vlan, key.src()), home, "what may not enter teaches nothing");
+                }
+                if known && enters && key.src().is_unicast_source() && !key.dst().is_link_local() {
                     sources.insert((vlan, key.src()));
                     let home = b.home(vlan, key.src());
                     assert!(
@@ -225,6 +270,7 @@ pub fn compare(ops: impl IntoIterator<Item = Op>, probes: &[FlowKey], small: boo
                 }
             }
             Op::Port(p, up) => b.port(p, up),
+            Op::Load(lists) => b.load(lists),
             Op::PortGone(p) => b.port_gone(p),
             Op::Poll(ms) => {
                 b.poll(ms);
@@ -241,6 +287,7 @@ pub fn compare(ops: impl IntoIterator<Item = Op>, probes: &[FlowKey], small: boo
             Op::RestartSwitch => b.restart_switch(),
         }
         b.limits_hold();
+        assert!(b.policy.mask_count() <= b.limits.masks + 1, "{} masks", b.policy.mask_count());
         for probe in probes {
             for flow in b.lookup(probe) {
                 assert_eq!(outputs(&flow.actions), outputs(&b.reference(probe)), "{:?} meets {:?}", probe, flow);
@@ -248,7 +295,8 @@ pub fn compare(ops: impl IntoIterator<Item = Op>, probes: &[FlowKey], small: boo
         }
         for (flow, _) in &b.table {
             // A source that lives elsewhere may keep a flow only until the next tick.
-            if ticked && flow.mask.0.eth_dst == [0xff; 6] && flow.mask.0.in_port != 0 {
+            let enters = b.permits(flow.key.port(), Direction::FromGuest, &flow.key);
+            if ticked && enters && flow.mask.0.eth_dst == [0xff; 6] && flow.mask.0.in_port != 0 {
                 assert_eq!(b.home(flow.key.vlan_tci, flow.key.src()), Some(flow.key.port()));
             }
         }

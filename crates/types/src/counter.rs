@@ -73,24 +73,17 @@ impl DropCounters {
     }
 }
 
-/// A snapshot of [`PortCounters`], summed over queues, as it travels to control and to `lasthop stats`.
+/// A snapshot of [`PortCounters`], whose docs say what each is, summed over queues, as it travels to `lasthop stats`.
+#[allow(missing_docs)]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortTotals {
-    /// See [`PortCounters::packets`].
     pub packets: u64,
-    /// See [`PortCounters::bytes`].
     pub bytes: u64,
-    /// See [`PortCounters::replicated`].
     pub replicated: u64,
-    /// See [`PortCounters::missed`].
     pub missed: u64,
-    /// See [`PortCounters::segments`].
     pub segments: u64,
-    /// See [`PortCounters::checksums`].
     pub checksums: u64,
-    /// See [`PortCounters::notifications`].
     pub notifications: u64,
-    /// See [`PortCounters::busy_ns`].
     pub busy_ns: u64,
     /// Reasons with a count above zero, in the order of [`crate::DROP_REASONS`].
     pub drops: Vec<(DropReason, u64)>,

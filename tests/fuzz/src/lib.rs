@@ -4,6 +4,7 @@
 //! A target reads its input front to back as a small program ([`Input`]); where the input ends, everything is 0. Each has
 //! an oracle: a slow reference, a model or a law. It panics when the oracle disagrees: never for real input.
 
+mod acl;
 mod device_ring;
 mod driver_ring;
 mod flow_table;
@@ -34,6 +35,7 @@ pub const TARGETS: &[Target] = &[
     ("flow_table", flow_table::run),
     ("learning", learning::run),
     ("walk", walk::run),
+    ("acl", acl::run),
 ];
 
 /// Runs the target of this name.

@@ -205,7 +205,7 @@ impl Drop for Lasthop {
 }
 
 /// One of the binaries under test: from LASTHOP_BIN_DIR, from beside the running program, or the release build.
-fn binary(name: &str) -> PathBuf {
+pub fn binary(name: &str) -> PathBuf {
     let target = || std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
     let beside = std::env::current_exe().ok().and_then(|p| Some(p.parent()?.to_owned()));
     let beside = beside.filter(|dir| dir.join("lasthop").exists());

@@ -27,7 +27,7 @@ mod testpmd;
 mod vm;
 
 pub use bridge::Bridge;
-pub use lasthop::{Lasthop, Port};
+pub use lasthop::{Lasthop, Port, binary};
 pub use nic::{Backend, Nic};
 pub use testpmd::{Loopback, VirtioUser};
 pub use vm::{Memory, Output, Pending, Vm, VmConfig};

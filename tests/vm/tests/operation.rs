@@ -63,6 +63,45 @@ fn errors_say_what_to_do() {
     }
 }
 
+/// Rules with real stacks on both ends: what is denied stops, what is not goes on, and without rules all passes again.
+#[test]
+fn access_lists_close_and_open() {
+    let (dir, lasthop, [a, b]) = pair();
+    for vm in [&a, &b] {
+        vm.serve();
+    }
+    let rules = dir.path().join("rules");
+    let load = |text: &str| {
+        std::fs::write(&rules, text).expect("a file in the scratch directory");
+        lasthop.command(&["acl", "load", &rules.display().to_string()]);
+    };
+    let pings = |ip6: bool| {
+        let (option, to) =
+            if ip6 { ("-6", b.config.nics[0].ip6()) } else { ("-4", b.config.nics[0].ip4().to_string()) };
+        a.output(&format!("ping {option} -c 3 -i 0.1 -W 1 -q {to}"), 30).code == 0
+    };
+    checks::ping(&a, &b);
+    // Neighbour discovery is ICMPv6 too, so echo requests alone are denied.
+    load("deny icmp\ndeny icmpv6 type 128\n");
+    assert!(!pings(false) && !pings(true), "{}", lasthop.command(&["acl", "show", "--packets"]));
+    checks::tcp(&a, &b, checks::Depth::Quick);
+    checks::udp(&a, &b, checks::Depth::Quick);
+    let trace = ["trace", "--in-port", "a", "--ip-src", "10.9.0.1", "--ip-dst", "10.9.0.2", "--proto", "icmp"];
+    let macs = ["--eth-src", &a.config.nics[0].mac(), "--eth-dst", &b.config.nics[0].mac()];
+    let said = lasthop.command(&[&trace[..], &macs].concat());
+    assert!(said.contains("rule 1 decides: deny icmp") && said.contains("dropped"), "{said}");
+    // One TCP port of b is closed, others are open. The connection would hang: its first packet is dropped.
+    load("deny to-guest tcp to any port 7000\n");
+    assert!(pings(false) && pings(true));
+    let to = b.config.nics[0].ip4();
+    assert_ne!(a.output(&format!("timeout 3 lasthop-guest tcp-check {to}:7000 10 1"), 30).code, 0);
+    checks::udp(&a, &b, checks::Depth::Quick);
+    lasthop.command(&["acl", "clear"]);
+    checks::ping(&a, &b);
+    checks::tcp(&a, &b, checks::Depth::Quick);
+    lasthop.check_sums();
+}
+
 /// The one test that measures time: two VMs that do nothing must cost next to nothing.
 #[test]
 fn idle_vms_cost_nothing() {

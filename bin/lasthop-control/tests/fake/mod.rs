@@ -32,6 +32,13 @@ pub struct Fake {
     /// Everything the switch heard, in order, by kind.
     pub heard: Vec<&'static str>,
     pub ready: bool,
+    /// Access lists as control had them kept.
+    pub lists: String,
+    /// The supervisor cannot keep lists.
+    pub disk_full: bool,
+    /// The switch does not answer barriers.
+    pub holds_barriers: bool,
+    parts: Vec<u8>,
     next_id: u64,
 }
 
@@ -51,6 +58,10 @@ impl Fake {
             resumed: Vec::new(),
             heard: Vec::new(),
             ready: false,
+            lists: String::new(),
+            disk_full: false,
+            holds_barriers: false,
+            parts: Vec::new(),
             next_id: 0,
         };
         (fake, theirs, api.into())
@@ -80,6 +91,16 @@ impl Fake {
     pub fn announce_ports(&mut self) {
         let ports = self.ports.values().cloned().collect();
         self.supervisor.send(&SupervisorToControl::Ports(ports), None).unwrap();
+    }
+
+    /// Tells a new control of the lists that were kept.
+    pub fn announce_lists(&mut self) {
+        if self.lists.is_empty() {
+            return;
+        }
+        for part in [self.lists.as_bytes(), &[]] {
+            self.supervisor.send(&SupervisorToControl::Lists(part.to_vec()), None).unwrap();
+        }
     }
 
     /// Gives control a new channel to the switch, which says hello on it.
@@ -195,6 +216,18 @@ impl Fake {
                 (request, self.add_port(&name, path, client))
             }
             ControlToSupervisor::PortDel { request, name } => (request, self.del_port(&name)),
+            ControlToSupervisor::KeepLists(part) => {
+                if part.is_empty() {
+                    let text = String::from_utf8(std::mem::take(&mut self.parts)).unwrap();
+                    let result = if self.disk_full { Err("disk full; make room".into()) } else { Ok(()) };
+                    if result.is_ok() {
+                        self.lists = text;
+                    }
+                    self.supervisor.send(&SupervisorToControl::ListsKept(result), None).unwrap();
+                }
+                self.parts.extend(part);
+                return;
+            }
         };
         self.announce_ports();
         self.supervisor.send(&SupervisorToControl::Reply { request, result }, None).unwrap();
@@ -220,6 +253,10 @@ impl Fake {
                 let (key, mask) = (key.key().unwrap(), mask.key().unwrap());
                 self.flows.retain(|(f, _)| (f.key, f.mask.0) != (key, mask));
                 "del"
+            }
+            FromControl::ClearFlows => {
+                self.flows.clear();
+                "clear"
             }
             FromControl::Resume { id, actions } => {
                 self.resumed.push((id, actions));
@@ -255,6 +292,7 @@ impl Fake {
             DatapathRequest::Ports => DatapathReply::Ports(self.ports.keys().map(|id| self.info(*id)).collect()),
             DatapathRequest::Lookup(key) => lookup(self, key.key().unwrap()),
             DatapathRequest::Classify { port, frame, .. } => lookup(self, self.key(&frame, port.0)),
+            DatapathRequest::Barrier if self.holds_barriers => return,
             DatapathRequest::Barrier => DatapathReply::Barrier,
         };
         self.tell(&ToControl::Reply { request, last: true, reply });

@@ -38,6 +38,8 @@ pub struct Setup {
     pub saved: Vec<SavedPort>,
     /// Names of remembered ports that the command line names too; they stay remembered.
     pub also_saved: HashSet<String>,
+    /// Text of the access lists remembered; empty if there are none.
+    pub lists: Vec<u8>,
     /// Held as long as we run.
     pub locks: [File; 2],
 }
@@ -53,6 +55,7 @@ impl Setup {
         let state_lock = lock(&args.state_dir, "state.lock", "--state-dir", 0o755)?;
         let store = Store::new(&args.state_dir);
         let saved = store.load().map_err(Failed)?;
+        let lists = store.load_lists().map_err(Failed)?;
         let (also_saved, saved) = reconcile(&ports, saved).map_err(Failed)?;
         let run_dir = std::path::absolute(&args.run_dir).unwrap_or_else(|_| args.run_dir.clone());
         let api = Listener::bind(&run_dir.join("api.sock"), false).map_err(Failed)?;
@@ -66,6 +69,7 @@ impl Setup {
             ports,
             saved,
             also_saved,
+            lists,
             locks: [run_lock, state_lock],
         })
     }

@@ -1,5 +1,6 @@
-//! Ports added at run time, remembered in `STATE_DIR/ports.json`.
+//! What outlives a run: ports added at run time in `STATE_DIR/ports.json`, access lists in `STATE_DIR/acl.rules`.
 
+use lasthop_policy::acl::Book;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -29,16 +30,30 @@ struct Document {
     ports: Vec<SavedPort>,
 }
 
-/// The file.
+/// The files.
 #[derive(Debug)]
 pub struct Store {
     file: PathBuf,
+    lists: PathBuf,
+}
+
+/// Replaces a file: a crash at any moment leaves either the old one or the new one.
+fn write(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    for part in parts {
+        file.write_all(part)?;
+    }
+    file.sync_all()?;
+    fs::rename(&new, path)?;
+    File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
 }
 
 impl Store {
     /// In the directory `dir`, which exists.
     pub fn new(dir: &Path) -> Self {
-        Self { file: dir.join("ports.json") }
+        Self { file: dir.join("ports.json"), lists: dir.join("acl.rules") }
     }
 
     /// Reads the ports; none if there is no file. A file that cannot be understood is left as it is, and the error
@@ -68,18 +83,28 @@ impl Store {
 
     /// Replaces the remembered ports: all of them or, on an error, none.
     pub fn save(&self, ports: Vec<SavedPort>) -> Result<(), String> {
-        self.write(ports).map_err(|e| format!("{}: {e}; nothing was changed", self.file.display()))
+        let text = serde_json::to_vec_pretty(&Document { version: VERSION, ports }).map_err(io::Error::from);
+        let written = text.and_then(|text| write(&self.file, &[&text, b"\n"]));
+        written.map_err(|e| format!("{}: {e}; nothing was changed", self.file.display()))
     }
 
-    fn write(&self, ports: Vec<SavedPort>) -> io::Result<()> {
-        let new = self.file.with_extension("json.new");
-        let mut text = serde_json::to_vec_pretty(&Document { version: VERSION, ports })?;
-        text.push(b'\n');
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-        file.write_all(&text)?;
-        file.sync_all()?;
-        fs::rename(&new, &self.file)?;
-        File::open(self.file.parent().unwrap_or(Path::new("/")))?.sync_all()
+    /// The text of the access lists; empty if there is no file. One that cannot be understood is left as it is: to go on
+    /// without it would open what somebody has closed.
+    pub fn load_lists(&self) -> Result<Vec<u8>, String> {
+        let shown = self.lists.display();
+        let wrong = |e: String| format!("{shown}: {e}; repair it, or move it away to start without access lists");
+        let text = match fs::read_to_string(&self.lists) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(wrong(e.to_string())),
+            Ok(text) => text,
+        };
+        Book::from_text(&text).map_err(|e| wrong(e.to_string()))?;
+        Ok(text.into_bytes())
+    }
+
+    /// Replaces the text of the access lists or, on an error, nothing.
+    pub fn save_lists(&self, text: &[u8]) -> Result<(), String> {
+        write(&self.lists, &[text]).map_err(|e| format!("{}: {e}; nothing was changed", self.lists.display()))
     }
 }
 
@@ -101,6 +126,23 @@ mod tests {
         store.save(Vec::new()).unwrap();
         assert_eq!(store.load().unwrap(), []);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left behind");
+    }
+
+    #[test]
+    fn access_lists_come_back_and_a_broken_file_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, file) = (Store::new(dir.path()), dir.path().join("acl.rules"));
+        assert_eq!(store.load_lists().unwrap(), b"");
+        let text = Book::default().to_text();
+        store.save_lists(text.as_bytes()).unwrap();
+        assert_eq!(store.load_lists().unwrap(), text.as_bytes());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left behind");
+        for broken in ["", "permit any\n", &text[..text.len() - 4], "\u{0}"] {
+            std::fs::write(&file, broken).unwrap();
+            let error = store.load_lists().unwrap_err();
+            assert!(error.starts_with(file.to_str().unwrap()) && error.contains("move it away"), "{error}");
+            assert_eq!(std::fs::read_to_string(&file).unwrap(), broken);
+        }
     }
 
     #[test]

@@ -7,8 +7,8 @@ use super::socket::Listener;
 use super::store::{SavedPort, Store};
 use super::{RunError, RunError::Failed};
 use lasthop_ipc::{
-    Channel, ControlToSupervisor, FromControl, PortConfig, SupervisorToControl, SupervisorToSwitch, SwitchToSupervisor,
-    ToControl,
+    Channel, ControlToSupervisor, FromControl, LISTS_PART, PortConfig, SupervisorToControl, SupervisorToSwitch,
+    SwitchToSupervisor, ToControl,
 };
 use lasthop_sys::{Epoll, Ready, SignalFd, Trigger};
 use lasthop_types::PortId;
@@ -46,6 +46,10 @@ pub struct Supervisor {
     ports: BTreeMap<u32, Port>,
     next_id: u32,
     store: Store,
+    /// Text of the access lists, as it is kept.
+    lists: Vec<u8>,
+    /// The same as far as control has told us of a change.
+    new_lists: Vec<u8>,
     api: Listener,
     journal: OwnedFd,
     /// Whether `ready` was printed.
@@ -78,6 +82,8 @@ impl Supervisor {
             ports: BTreeMap::new(),
             next_id: 1,
             store: setup.store,
+            lists: setup.lists,
+            new_lists: Vec::new(),
             api: setup.api,
             journal,
             announced: false,
@@ -178,6 +184,7 @@ impl Supervisor {
                 self.control.start_later(now);
             } else {
                 self.tell_control_ports();
+                self.tell_control_lists();
                 started = true;
             }
         }
@@ -258,6 +265,14 @@ impl Supervisor {
                     (request, self.add_port(SavedPort { name, path, client }))
                 }
                 ControlToSupervisor::PortDel { request, name } => (request, self.delete_port(&name)),
+                ControlToSupervisor::KeepLists(part) => {
+                    if part.is_empty() {
+                        let result = self.keep_lists();
+                        self.control.send(SupervisorToControl::ListsKept(result), None);
+                    }
+                    self.new_lists.extend(part);
+                    continue;
+                }
             };
             if result.is_ok() {
                 self.tell_control_ports();
@@ -322,6 +337,24 @@ impl Supervisor {
         self.control.unsend(|message| matches!(message, SupervisorToControl::Ports(_)));
         let ports = self.ports.values().map(|port| port.config.clone()).collect();
         self.control.send(SupervisorToControl::Ports(ports), None);
+    }
+
+    fn keep_lists(&mut self) -> Result<(), String> {
+        let new = std::mem::take(&mut self.new_lists);
+        self.store.save_lists(&new)?;
+        self.lists = new;
+        info!("access lists changed");
+        Ok(())
+    }
+
+    /// What a new control judges by. Goes before it gets to know the switch.
+    fn tell_control_lists(&mut self) {
+        self.new_lists.clear();
+        if !self.lists.is_empty() {
+            for part in self.lists.chunks(LISTS_PART).chain([&[][..]]) {
+                self.control.send(SupervisorToControl::Lists(part.to_vec()), None);
+            }
+        }
     }
 
     /// Closes the ports, asks the children to end, and makes them when they do not.

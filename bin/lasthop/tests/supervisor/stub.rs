@@ -172,6 +172,7 @@ pub fn control(_called: &Path) {
                                     Err(e) => writeln!(client, "error {e}").unwrap(),
                                 }
                             }
+                            SupervisorToControl::Lists(_) | SupervisorToControl::ListsKept(_) => {}
                             SupervisorToControl::Shutdown => return say("control", "shutdown"),
                         }
                     }

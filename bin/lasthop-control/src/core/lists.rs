@@ -1,0 +1,249 @@
+//! Access lists: read, kept by the supervisor, then in force; never one without the other.
+
+use super::{Answer, Command, Core, Question, give, refuse};
+use lasthop_api::{AclChanged, AclRule, ApiError};
+use lasthop_ipc::{ControlToSupervisor, DatapathRequest, FlowInfo, LISTS_PART};
+use lasthop_policy::Effects;
+use lasthop_policy::acl::{self, Action, Book, Decision, Direction, List, Lists, Scope};
+use lasthop_types::PortId;
+use std::collections::BTreeMap;
+
+/// A change of lists that the supervisor is asked to keep.
+#[derive(Debug)]
+pub(super) struct Pending {
+    book: Book,
+    changed: AclChanged,
+    answer: Answer<AclChanged>,
+}
+
+/// What `lasthop acl load` says beside the rules.
+#[derive(Debug)]
+pub(crate) struct Load {
+    pub text: String,
+    pub format: String,
+    pub action: String,
+    pub ports: Vec<String>,
+    pub direction: Option<String>,
+}
+
+fn bad(message: impl Into<String>) -> ApiError {
+    ApiError::BadRules { message: format!("{}; nothing was changed", message.into()) }
+}
+
+fn direction(name: Option<&str>) -> Result<Option<Direction>, ApiError> {
+    let Some(name) = name else { return Ok(None) };
+    Direction::parse(name).map(Some).ok_or_else(|| bad(format!("{name:?} is no direction; use from-guest or to-guest")))
+}
+
+impl Load {
+    /// The rules, and what is to be told of them.
+    fn read(&self) -> Result<(Lists, AclChanged), ApiError> {
+        let only = direction(self.direction.as_deref())?;
+        let action = match self.action.as_str() {
+            "permit" => Action::Permit,
+            "deny" => Action::Deny,
+            other => return Err(bad(format!("{other:?} is no action; use permit or deny"))),
+        };
+        let classbench = match self.format.as_str() {
+            "auto" => acl::looks_like_classbench(&self.text),
+            "classbench" => true,
+            "lasthop" => false,
+            other => return Err(bad(format!("{other:?} is no format; use auto, lasthop or classbench"))),
+        };
+        let mut changed = AclChanged::default();
+        let lists = if classbench {
+            let set = acl::read_classbench(&self.text, action).map_err(|e| bad(e.to_string()))?;
+            (changed.left_out, changed.flags_ignored) = (set.never as u64, set.flags as u64);
+            Lists::of(only.unwrap_or(Direction::FromGuest), set.rules, Action::Permit)
+        } else {
+            acl::read(&self.text, only).map_err(|e| bad(e.to_string()))?
+        };
+        Ok((lists, changed))
+    }
+}
+
+impl Core {
+    pub(super) fn acl_load(&mut self, load: Load, answer: Answer<AclChanged>) {
+        let changed = load.read().and_then(|(lists, changed)| {
+            let only = direction(load.direction.as_deref())?;
+            let scopes = self.scopes(&load.ports, false)?;
+            Ok((self.changed_book(&scopes, only, &lists)?, scopes, changed))
+        });
+        match changed {
+            Ok((book, scopes, changed)) => self.keep(book, &scopes, changed, answer),
+            Err(e) => refuse(answer, e),
+        }
+    }
+
+    pub(super) fn acl_clear(&mut self, ports: &[String], only: Option<&str>, answer: Answer<AclChanged>) {
+        let changed = direction(only).and_then(|only| {
+            let scopes = self.scopes(ports, true)?;
+            Ok((self.changed_book(&scopes, only, &Lists::default())?, scopes))
+        });
+        match changed {
+            Ok((book, scopes)) => self.keep(book, &scopes, AclChanged::default(), answer),
+            Err(e) => refuse(answer, e),
+        }
+    }
+
+    /// The scopes named. A port has to be there, or at least to have a list if that is `enough`.
+    fn scopes(&self, ports: &[String], enough: bool) -> Result<Vec<Scope>, ApiError> {
+        if ports.is_empty() {
+            return Ok(vec![Scope::General]);
+        }
+        let scope = |name: &String| {
+            let scope = Scope::Port(name.clone());
+            if self.find(name).is_some() || enough && self.book.has(&scope, None) {
+                return Ok(scope);
+            }
+            let message = format!("there is no port named {name:?}; `lasthop port list` shows those there are");
+            Err(ApiError::NoSuchPort { name: name.clone(), message })
+        };
+        ports.iter().map(scope).collect()
+    }
+
+    fn changed_book(&self, scopes: &[Scope], only: Option<Direction>, lists: &Lists) -> Result<Book, ApiError> {
+        let mut book = self.book.clone();
+        for scope in scopes {
+            book.replace(scope, only, lists).map_err(|e| bad(e.to_string()))?;
+        }
+        Ok(book)
+    }
+
+    /// Asks the supervisor to keep these lists; they come into force once it has.
+    fn keep(&mut self, book: Book, scopes: &[Scope], mut changed: AclChanged, answer: Answer<AclChanged>) {
+        if self.pending.is_some() {
+            let message = "another change of access lists is under way; try again in a second".into();
+            return refuse(answer, ApiError::Busy { message });
+        }
+        let text = book.to_text();
+        if text.len() > acl::MAX_TEXT {
+            return refuse(answer, bad(format!("all lists together are over {} MiB of text", acl::MAX_TEXT >> 20)));
+        }
+        let rules = |direction: Direction| {
+            let mut lists = book.iter().filter(|(scope, d, _)| scopes.first() == Some(scope) && *d == direction);
+            lists.next().map(|(_, _, list)| list.rules().len() as u64)
+        };
+        (changed.from_guest, changed.to_guest) = (rules(Direction::FromGuest), rules(Direction::ToGuest));
+        for part in text.as_bytes().chunks(LISTS_PART).chain([&[][..]]) {
+            self.commands.push(Command::Supervisor(ControlToSupervisor::KeepLists(part.to_vec())));
+        }
+        self.pending = Some(Pending { book, changed, answer });
+    }
+
+    /// The supervisor has kept them, or not.
+    pub(super) fn lists_kept(&mut self, result: Result<(), String>, now_ms: u64) {
+        let Some(pending) = self.pending.take() else { return };
+        if let Err(message) = result {
+            return refuse(pending.answer, ApiError::BadRules { message });
+        }
+        self.book = pending.book;
+        let ids: Vec<_> = self.configs.keys().chain(self.infos.keys()).copied().collect();
+        for id in ids {
+            self.set_lists(id);
+        }
+        self.unconfirmed.push((pending.changed, pending.answer));
+        if self.attached {
+            self.confirm(now_ms);
+        }
+    }
+
+    /// Has the switch forget all flows, and answers those who wait for a change once it has.
+    pub(super) fn confirm(&mut self, now_ms: u64) {
+        let mut out = Effects::default();
+        self.policy.clear_flows(&mut out);
+        self.carry_out(out, now_ms);
+        let waiting = std::mem::take(&mut self.unconfirmed);
+        self.ask(DatapathRequest::Barrier, Question::Barrier { waiting });
+    }
+
+    /// Tells policy which lists hold for a port.
+    pub(super) fn set_lists(&mut self, id: PortId) {
+        self.policy.set_lists(id, self.book.of_port(&self.name(id)));
+    }
+
+    /// Part of what the supervisor has kept.
+    pub(super) fn lists_are(&mut self, part: &[u8]) {
+        if !part.is_empty() {
+            return self.incoming.extend(part);
+        }
+        let bytes = std::mem::take(&mut self.incoming);
+        let text = String::from_utf8_lossy(&bytes);
+        self.book = Book::from_text(&text).unwrap_or_else(|e| {
+            // The supervisor has read it, so this does not happen; if it does, nothing may pass.
+            tracing::error!("access lists: {e}; every packet is dropped until `lasthop acl load` or `acl clear`");
+            let mut book = Book::default();
+            for direction in Direction::ALL {
+                let closed = Lists::of(direction, Vec::new(), Action::Deny);
+                // Without rules there is room.
+                let _ = book.replace(&Scope::General, Some(direction), &closed);
+            }
+            book
+        });
+        tracing::info!("{} access lists", self.book.iter().count());
+    }
+
+    /// The lists that `lasthop acl show` is asked for.
+    pub(super) fn acl_rules(&self, ports: &[String], flows: Option<&[FlowInfo]>) -> Vec<AclRule> {
+        let mut shown: Vec<(Scope, Direction)> = Vec::new();
+        if ports.is_empty() {
+            shown.extend(self.book.iter().map(|(scope, direction, _)| (scope.clone(), direction)));
+        }
+        for name in ports {
+            let lists = Direction::ALL.into_iter().zip(self.book.of_port(name));
+            shown.extend(lists.filter_map(|(direction, list)| Some((list?.0, direction))));
+        }
+        // Two ports may share a list.
+        shown.sort();
+        shown.dedup();
+        let packets = flows.map(|flows| self.packets_by_rule(flows));
+        let mut rules = Vec::new();
+        for (scope, direction, list) in self.book.iter() {
+            if shown.contains(&(scope.clone(), direction)) {
+                let packets =
+                    |number: u32| Some(packets.as_ref()?.get(&(scope, direction, number)).copied().unwrap_or(0));
+                rules.extend(show(scope, direction, list, packets));
+            }
+        }
+        rules
+    }
+
+    fn packets_by_rule(&self, flows: &[FlowInfo]) -> BTreeMap<(&Scope, Direction, u32), u64> {
+        let mut packets = BTreeMap::new();
+        for flow in flows {
+            let Some(spec) = flow.flow.spec() else { continue };
+            for (scope, direction, decision) in self.policy.decisions(&spec) {
+                let number = match decision {
+                    Decision::Rule(n, _) => u32::try_from(n + 1).unwrap_or(u32::MAX),
+                    Decision::Default(_) => 0,
+                    Decision::Malformed => continue,
+                };
+                *packets.entry((scope, direction, number)).or_insert(0) += flow.packets;
+            }
+        }
+        packets
+    }
+}
+
+fn show(scope: &Scope, direction: Direction, list: &List, packets: impl Fn(u32) -> Option<u64>) -> Vec<AclRule> {
+    let port = match scope {
+        Scope::General => None,
+        Scope::Port(name) => Some(name.clone()),
+    };
+    let line = |number: u32, text: String| AclRule {
+        port: port.clone(),
+        direction: direction.to_string(),
+        number,
+        text,
+        packets: packets(number),
+    };
+    let rules = (1..).zip(list.rules()).map(|(number, rule)| line(number, rule.to_string()));
+    rules.chain([line(0, format!("default {}", list.default()))]).collect()
+}
+
+/// Answers everybody who waited for the same barrier.
+pub(super) fn confirmed(waiting: Vec<(AclChanged, Answer<AclChanged>)>) {
+    for (changed, answer) in waiting {
+        give(answer, changed);
+    }
+}

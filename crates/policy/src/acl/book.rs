@@ -1,0 +1,181 @@
+//! All lists: a general one for each direction, and ports' own, which replace it there.
+
+use super::judge::List;
+use super::parse::{Lists, Located, MAX_RULES, Rules, checked_lines, read_rule};
+use super::rule::{Action, Direction};
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+use std::sync::Arc;
+
+/// Most rules of all lists together.
+const MAX_TOTAL: usize = 2 * MAX_RULES;
+/// First line of the text of all lists.
+const HEAD: &str = "# lasthop access lists, format 1. `lasthop acl load` writes this file.";
+
+/// Whose list.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Scope {
+    /// Of every port that has none of its own.
+    General,
+    /// Of the port with this name.
+    Port(String),
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::General => f.write_str("general"),
+            Self::Port(name) => write!(f, "port {name}"),
+        }
+    }
+}
+
+/// Why lists cannot be taken in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BookError {
+    /// A line of the text of all lists is wrong.
+    Line(Located),
+    /// It ends early, is of another format, or was written by somebody else.
+    Whole(&'static str),
+    /// More than fit.
+    TooMany,
+}
+
+impl fmt::Display for BookError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Line(e) => e.fmt(f),
+            Self::Whole(what) => f.write_str(what),
+            Self::TooMany => write!(f, "more than {MAX_TOTAL} rules in all lists together"),
+        }
+    }
+}
+
+impl std::error::Error for BookError {}
+
+impl From<Located> for BookError {
+    fn from(e: Located) -> Self {
+        Self::Line(e)
+    }
+}
+
+/// All lists.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Book(BTreeMap<(Scope, Direction), Arc<List>>);
+
+impl Book {
+    /// No lists at all.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Every list, the general ones first.
+    pub fn iter(&self) -> impl Iterator<Item = (&Scope, Direction, &Arc<List>)> {
+        self.0.iter().map(|((scope, direction), list)| (scope, *direction, list))
+    }
+
+    /// The lists that hold for a port, by direction, and whose they are.
+    pub fn of_port(&self, name: &str) -> [Option<(Scope, Arc<List>)>; 2] {
+        Direction::ALL.map(|direction| {
+            [Scope::Port(name.to_owned()), Scope::General].into_iter().find_map(|scope| {
+                let key = (scope, direction);
+                self.0.get(&key).cloned().map(|list| (key.0, list))
+            })
+        })
+    }
+
+    /// Replaces the lists of a scope: of one direction, or of both. Where `lists` has none, there is none afterwards.
+    pub fn replace(&mut self, scope: &Scope, only: Option<Direction>, lists: &Lists) -> Result<(), BookError> {
+        let mut lists = lists.clone();
+        for direction in Direction::ALL.into_iter().filter(|d| only.is_none_or(|only| only == *d)) {
+            let key = (scope.clone(), direction);
+            match lists.take(direction) {
+                Some(rules) => self.0.insert(key, Arc::new(List::new(rules))),
+                None => self.0.remove(&key),
+            };
+        }
+        self.check_size()
+    }
+
+    /// Whether the scope has a list of its own in this direction, or in any.
+    pub fn has(&self, scope: &Scope, only: Option<Direction>) -> bool {
+        self.0.keys().any(|(s, d)| s == scope && only.is_none_or(|only| only == *d))
+    }
+
+    fn check_size(&self) -> Result<(), BookError> {
+        let total: usize = self.0.values().map(|l| l.rules().len()).sum();
+        if total > MAX_TOTAL { Err(BookError::TooMany) } else { Ok(()) }
+    }
+
+    /// Everything as text that [`Book::from_text`] reads.
+    pub fn to_text(&self) -> String {
+        let mut text = format!("{HEAD}\n");
+        let mut lines = 0;
+        for ((scope, direction), list) in &self.0 {
+            // Writing to a String does not fail.
+            let _ = writeln!(text, "list {direction} {} {scope}", list.default());
+            lines += 1 + list.rules().len();
+            for rule in list.rules() {
+                let _ = writeln!(text, "{rule}");
+            }
+        }
+        let _ = writeln!(text, "end {lines}");
+        text
+    }
+
+    /// Reads what [`Book::to_text`] wrote. A text that was cut short is an error.
+    pub fn from_text(text: &str) -> Result<Self, BookError> {
+        let mut lines = checked_lines(text)?;
+        if lines.next().is_none_or(|(_, l)| l != HEAD) {
+            return Err(BookError::Whole("the first line is not that of access lists of this version"));
+        }
+        let mut book = Self::default();
+        let mut open: Option<((Scope, Direction), Rules)> = None;
+        let close = |book: &mut Self, list: Option<((Scope, Direction), Rules)>| {
+            list.is_none_or(|(key, rules)| book.0.insert(key, Arc::new(List::new(rules))).is_none())
+        };
+        for (count, (number, line)) in lines.by_ref().enumerate() {
+            let wrong = |message: &str| Located { line: number, column: 1, message: message.into() };
+            if let Some(rest) = line.strip_prefix("end ") {
+                if rest.parse() != Ok(count) {
+                    return Err(wrong("lines are missing").into());
+                }
+                if !close(&mut book, open.take()) {
+                    return Err(wrong("two lists for the same").into());
+                }
+                if lines.next().is_some() {
+                    return Err(BookError::Whole("something follows after the end"));
+                }
+                book.check_size()?;
+                return Ok(book);
+            }
+            if let Some(rest) = line.strip_prefix("list ") {
+                let list =
+                    parse_head(rest).ok_or_else(|| wrong("expected list DIRECTION DEFAULT general or port NAME"))?;
+                if !close(&mut book, open.replace(list)) {
+                    return Err(wrong("two lists for the same").into());
+                }
+            } else {
+                let (_, rules) = open.as_mut().ok_or_else(|| wrong("a rule outside of a list"))?;
+                rules.rules.push(read_rule(number, line)?);
+            }
+        }
+        Err(BookError::Whole("the end is missing: the file was cut short"))
+    }
+}
+
+fn parse_head(text: &str) -> Option<((Scope, Direction), Rules)> {
+    let mut words = text.split(' ');
+    let direction = Direction::parse(words.next()?)?;
+    let default = match words.next()? {
+        "permit" => Action::Permit,
+        "deny" => Action::Deny,
+        _ => return None,
+    };
+    let scope = match (words.next()?, words.next(), words.next()) {
+        ("general", None, None) => Scope::General,
+        ("port", Some(name), None) if !name.is_empty() => Scope::Port(name.to_owned()),
+        _ => return None,
+    };
+    Some(((scope, direction), Rules { rules: Vec::new(), default }))
+}

@@ -1,0 +1,119 @@
+//! What becomes of a packet: the sender's access list, then where learning sends it, then the receivers' lists.
+
+use super::{Learning, refusal};
+use crate::acl::{Decision, Direction, List, Scope};
+use crate::flows::{PAIR_MASK, PORT_MASK, Pair, Verdict, has};
+use lasthop_flow::{Action, FlowSpec};
+use lasthop_frame::{FlowKey, FlowMask};
+use lasthop_types::{DropReason, PortId};
+use std::sync::Arc;
+
+/// What becomes of a packet or of the packets of a flow, and the flow that says so.
+pub(crate) struct Judged {
+    /// The bits of the packet that it took to know.
+    pub mask: FlowMask,
+    /// As [`Installed::verdict`].
+    pub verdict: Option<Verdict>,
+    pub actions: Vec<Action>,
+}
+
+impl Learning {
+    pub(crate) fn list(&self, port: PortId, direction: Direction) -> Option<&Arc<List>> {
+        self.scoped_list(port, direction).map(|(_, list)| list)
+    }
+
+    pub(crate) fn scoped_list(&self, port: PortId, direction: Direction) -> Option<&(Scope, Arc<List>)> {
+        self.lists.get(&port)?[direction as usize].as_ref()
+    }
+
+    /// What the lists that were asked said of the packets of a flow, for display.
+    pub fn decisions(&self, flow: &FlowSpec) -> Vec<(&Scope, Direction, Decision)> {
+        let key = &flow.key;
+        let mut lists: Vec<&(Scope, Arc<List>)> = Vec::new();
+        let mut found = Vec::new();
+        if let Some((scope, list)) = self.scoped_list(key.port(), Direction::FromGuest) {
+            let decision = list.decide(key);
+            found.push((scope, Direction::FromGuest, decision));
+            if !decision.permits() {
+                return found;
+            }
+        }
+        if !has(&flow.mask, &PAIR_MASK) {
+            return found;
+        }
+        let verdict = self.verdict(&Pair::of(key));
+        for port in self.outputs(verdict, key.port()).into_iter().filter(|_| verdict != Verdict::Hairpin) {
+            if let Some(scoped) = self.scoped_list(port, Direction::ToGuest)
+                && !lists.iter().any(|other| Arc::ptr_eq(&other.1, &scoped.1))
+            {
+                lists.push(scoped);
+                found.push((&scoped.0, Direction::ToGuest, scoped.1.decide(key)));
+            }
+        }
+        found
+    }
+
+    /// The list of the port that it comes from lets it in.
+    pub(super) fn may_enter(&self, key: &FlowKey) -> bool {
+        self.list(key.port(), Direction::FromGuest).is_none_or(|list| list.decide(key).permits())
+    }
+
+    /// The same, of all packets of a flow.
+    pub(super) fn all_may_enter(&self, key: &FlowKey, mask: &FlowMask) -> bool {
+        let mut looked_at = *mask;
+        self.list(key.port(), Direction::FromGuest)
+            .is_none_or(|list| list.judge(key, &mut looked_at).permits() && looked_at == *mask)
+    }
+
+    /// What becomes of a packet that [`Learning::may_enter`] or not, and the widest flow that says so.
+    pub(super) fn judge_anew(&self, key: &FlowKey, enters: bool) -> Judged {
+        // A flow for what may not enter need not know who sends it to whom.
+        self.judge(key, if enters { PAIR_MASK } else { PORT_MASK })
+    }
+
+    /// What becomes of all packets of a flow; `None` if the flow does not say enough of them.
+    pub(super) fn judge_flow(&self, key: &FlowKey, mask: &FlowMask) -> Option<Judged> {
+        if !has(mask, &PORT_MASK) {
+            return None;
+        }
+        let judged = self.judge(key, *mask);
+        let refused = has(mask, &PAIR_MASK) && refusal(key).is_some();
+        let enough = judged.verdict.is_none() || has(mask, &PAIR_MASK);
+        (judged.mask == *mask && enough && !refused).then_some(judged)
+    }
+
+    /// Judges by the sender's list, where learning sends it, and the receivers' lists. Adds to `mask` what it looked at.
+    fn judge(&self, key: &FlowKey, mut mask: FlowMask) -> Judged {
+        let from = key.port();
+        if let Some(list) = self.list(from, Direction::FromGuest)
+            && !list.judge(key, &mut mask).permits()
+        {
+            return Judged { mask, verdict: None, actions: vec![Action::Drop(DropReason::Policy)] };
+        }
+        let verdict = self.verdict(&Pair::of(key));
+        let mut outputs = self.outputs(verdict, from);
+        if verdict != Verdict::Hairpin {
+            let before = outputs.len();
+            self.filter(key, &mut mask, &mut outputs);
+            if outputs.is_empty() && before > 0 {
+                return Judged { mask, verdict: Some(verdict), actions: vec![Action::Drop(DropReason::Policy)] };
+            }
+        }
+        Judged { mask, verdict: Some(verdict), actions: outputs.into_iter().map(Action::Output).collect() }
+    }
+
+    /// Takes out the ports whose lists do not let it through.
+    fn filter(&self, key: &FlowKey, mask: &mut FlowMask, outputs: &mut Vec<PortId>) {
+        // Most ports share a list: it is asked once.
+        let mut asked: Vec<(&Arc<List>, bool)> = Vec::new();
+        outputs.retain(|port| {
+            let Some(list) = self.list(*port, Direction::ToGuest) else { return true };
+            if let Some((_, permits)) = asked.iter().find(|(l, _)| Arc::ptr_eq(l, list)) {
+                return *permits;
+            }
+            let permits = list.judge(key, mask).permits();
+            asked.push((list, permits));
+            permits
+        });
+    }
+}
