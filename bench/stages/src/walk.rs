@@ -1,0 +1,299 @@
+//! Guests on our own driver side, with packets in their rings, and a forwarder that takes them on.
+
+use crate::{BURSTS, PACKETS, Stage};
+use lasthop_flow::{Action, FlowSpec};
+use lasthop_forward::{Datapath, Forwarder, Port};
+use lasthop_frame::testutil::Frame;
+use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
+use lasthop_types::{MacAddr, PortId};
+use lasthop_virtqueue::driver::{NetConfig, NetDriver};
+use lasthop_virtqueue::{BURST, Chains};
+use std::sync::Arc;
+
+/// What is sent, and what is known of it. Port 1 sends.
+pub struct Traffic {
+    /// Sent in turns, each with its header and with what a receiver is to find.
+    frames: Vec<(VnetHdr, Vec<u8>, Vec<u8>)>,
+    flows: Vec<FlowSpec>,
+    receivers: u32,
+    packed: bool,
+    rx_buffer: u32,
+    /// Receive buffers that a packet takes, and frames that it becomes.
+    buffers: usize,
+    segments: usize,
+}
+
+/// One of 64 stations.
+fn mac(n: usize) -> MacAddr {
+    MacAddr([2, 0, 0, 0, 1, n as u8])
+}
+
+fn from_port_1() -> FlowKey {
+    FlowKey { in_port: u32::MAX, ..FlowKey::default() }
+}
+
+fn flow(key: FlowKey, mask: FlowKey, to: impl IntoIterator<Item = u32>) -> FlowSpec {
+    let actions = to.into_iter().map(|port| Action::Output(PortId(port))).collect();
+    FlowSpec { key, mask: FlowMask(mask), actions, epoch: 0 }
+}
+
+/// A frame of this length, with UDP over IPv4 from one of 64 sockets of one station.
+fn udp(len: usize, n: usize) -> Vec<u8> {
+    let frame = Frame::new(1, 2).ipv4([10, 0, 1, n as u8], [10, 0, 0, 2]).udp(1000 + n as u16, 53);
+    frame.payload(vec![7; len - 42]).build()
+}
+
+impl Traffic {
+    /// Frames of these lengths in turns, of one flow that knows stations only.
+    pub fn udp(lens: &[usize]) -> Self {
+        let mask = FlowKey { eth_dst: [0xff; 6], eth_src: [0xff; 6], ..from_port_1() };
+        let key =
+            FlowKey { in_port: 1, eth_dst: [2, 0, 0, 0, 0, 2], eth_src: [2, 0, 0, 0, 0, 1], ..FlowKey::default() };
+        Self::new(lens.iter().map(|len| udp(*len, 0)), vec![flow(key, mask, [2])])
+    }
+
+    fn new(frames: impl IntoIterator<Item = Vec<u8>>, flows: Vec<FlowSpec>) -> Self {
+        let frames = frames.into_iter().map(|frame| (VnetHdr::default(), frame.clone(), frame)).collect();
+        Self { frames, flows, receivers: 1, packed: false, rx_buffer: 2048, buffers: 1, segments: 1 }
+    }
+
+    /// Seven of 64 bytes, four of 594 and one of 1514 (without checksum).
+    pub fn imix() -> Self {
+        Self::udp(&[64, 594, 64, 64, 594, 64, 1514, 64, 594, 64, 594, 64])
+    }
+
+    /// With packed rings.
+    pub fn packed(self) -> Self {
+        Self { packed: true, ..self }
+    }
+
+    /// 64 pairs of stations take turns, each a flow.
+    pub fn stations() -> Self {
+        let frame = |n| Frame::between(mac(n), mac(n + 64)).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(1, 2);
+        let mask = FlowKey { eth_dst: [0xff; 6], eth_src: [0xff; 6], ..from_port_1() };
+        let key = |n| FlowKey { in_port: 1, eth_dst: mac(n + 64).0, eth_src: mac(n).0, ..FlowKey::default() };
+        Self::new(
+            (0..BURST).map(|n| frame(n).payload([7; 22]).build()),
+            (0..BURST).map(|n| flow(key(n), mask, [2])).collect(),
+        )
+    }
+
+    /// 64 sockets take turns, and one flow matches all of them.
+    pub fn sockets_of_one_flow() -> Self {
+        let mask = FlowKey { eth_type: u16::MAX, ip_proto: u8::MAX, l4_dst: u16::MAX, ..from_port_1() };
+        let key = FlowKey { in_port: 1, eth_type: 0x800, ip_proto: 17, l4_dst: 53, ..FlowKey::default() };
+        Self::new((0..BURST).map(|n| udp(64, n)), vec![flow(key, mask, [2])])
+    }
+
+    /// 64 sockets take turns, each a flow.
+    pub fn sockets() -> Self {
+        let mask = FlowKey {
+            eth_dst: [0xff; 6],
+            eth_src: [0xff; 6],
+            eth_type: u16::MAX,
+            ip_src: [0xff; 16],
+            ip_dst: [0xff; 16],
+            ip_proto: u8::MAX,
+            l4_src: u16::MAX,
+            l4_dst: u16::MAX,
+            ..from_port_1()
+        };
+        let frames: Vec<_> = (0..BURST).map(|n| udp(64, n)).collect();
+        let key = |frame: &Vec<u8>| Forwarder::key_of(PortId(1), frame, frame.len());
+        let flows = frames.iter().map(|frame| flow(key(frame), mask, [2])).collect();
+        Self::new(frames, flows)
+    }
+
+    /// Everything goes to three ports.
+    pub fn flood() -> Self {
+        let key = FlowKey { in_port: 1, ..FlowKey::default() };
+        Self { receivers: 3, ..Self::new([udp(64, 0)], vec![flow(key, from_port_1(), 2..5)]) }
+    }
+
+    /// The sender leaves checksums to somebody else, and the receiver wants them whole.
+    pub fn checksum(len: usize) -> Self {
+        let frame = || Frame::new(1, 2).ipv4([10, 0, 1, 1], [10, 0, 0, 2]).tcp(1000, 80).payload(vec![7; len - 54]);
+        let partial = frame().partial_checksum();
+        let sent = (partial.vnet(VnetHdr::GSO_NONE, 0), partial.build(), frame().build());
+        Self { frames: vec![sent], ..Self::udp(&[]) }
+    }
+
+    /// The longest TCP packets there are, and a receiver that takes none longer than 1500 bytes.
+    pub fn gso() -> Self {
+        let frame = Frame::new(1, 2).ipv4([10, 0, 1, 1], [10, 0, 0, 2]).tcp(1000, 80);
+        let frame = frame.partial_checksum().payload(vec![7; 65_495]);
+        let segments = 65_495usize.div_ceil(1460);
+        let sent = (frame.vnet(VnetHdr::GSO_TCPV4, 1460), frame.build(), Vec::new());
+        Self { frames: vec![sent], buffers: segments, segments, ..Self::udp(&[]) }
+    }
+
+    /// Jumbo frames, for which a receiver joins buffers that hold 1500 bytes and the headers.
+    pub fn joined_buffers() -> Self {
+        Self { rx_buffer: 1526, buffers: 9014usize.div_ceil(1526 - VnetHdr::LEN), ..Self::udp(&[9014]) }
+    }
+}
+
+/// A forwarder and a sender's ring full of packets, the first burst of which has gone: their flows are in the cache.
+pub struct Walk {
+    forwarder: Forwarder,
+    from: Arc<Port>,
+    sender: NetDriver,
+    receivers: Vec<NetDriver>,
+    traffic: Traffic,
+    packets: usize,
+}
+
+impl Walk {
+    /// With this traffic.
+    pub fn new(traffic: Traffic) -> Box<Self> {
+        let datapath = Arc::new(Datapath::new(1000).expect("eventfd"));
+        let most = PACKETS + BURST;
+        let longest = traffic.frames.iter().map(|(_, frame, _)| frame.len()).max().expect("a frame");
+        let config = |entries: usize| NetConfig {
+            packed: traffic.packed,
+            in_order: true,
+            size: entries.next_power_of_two() as u16,
+            rx_buffer: traffic.rx_buffer,
+            ..NetConfig::default()
+        };
+        let tx_buffer = (VnetHdr::LEN + longest).next_multiple_of(64) as u32;
+        let (mut sender, from) = guest(&datapath, 1, NetConfig { tx_buffer, rx_buffer: 64, ..config(most) });
+        let rx = NetConfig { tx_buffer: 64, ..config(most * traffic.buffers) };
+        let receivers = (0..traffic.receivers).map(|i| guest(&datapath, 2 + i, rx).0).collect();
+        for flow in &traffic.flows {
+            datapath.flows().insert(flow.clone(), 0).expect("room");
+        }
+        for (header, frame, _) in traffic.frames.iter().cycle().take(most) {
+            sender.send(0, &header.to_bytes(), frame).expect("ring").expect("room");
+        }
+        sender.flush(0);
+        let mut forwarder = Forwarder::new(datapath);
+        let packets = forwarder.run(&from, 1, 0).packets;
+        Box::new(Self { forwarder, from, sender, receivers, traffic, packets })
+    }
+}
+
+impl Stage for Walk {
+    #[inline]
+    fn run(&mut self) {
+        for _ in 0..BURSTS {
+            self.packets += self.forwarder.run(&self.from, 1, 0).packets;
+        }
+    }
+
+    fn check(mut self: Box<Self>) {
+        assert_eq!(self.packets, PACKETS + BURST, "packets taken");
+        assert_eq!(self.sender.unsent(0).expect("ring"), 0, "buffers not given back");
+        let Traffic { frames, segments, .. } = &self.traffic;
+        for receiver in &mut self.receivers {
+            let mut got = Vec::new();
+            for (_, sent, wanted) in frames.iter().cycle().take(PACKETS + BURST) {
+                let mut len = 0;
+                for _ in 0..*segments {
+                    got.clear();
+                    assert!(receiver.recv(0, &mut got).expect("ring").is_some(), "a frame is missing");
+                    len += got.len();
+                }
+                // Each segment repeats 54 bytes of headers.
+                assert_eq!(len, sent.len() + 54 * (segments - 1));
+                assert!(*segments > 1 || got == *wanted, "a frame has changed");
+            }
+            got.clear();
+            assert!(receiver.recv(0, &mut got).expect("ring").is_none(), "a frame too many");
+        }
+    }
+}
+
+/// A ring full of packets that are only taken out of it.
+pub struct Take {
+    port: Arc<Port>,
+    _sender: NetDriver,
+    taken: usize,
+}
+
+impl Take {
+    /// From this layout.
+    pub fn new(packed: bool) -> Box<Self> {
+        let datapath = Datapath::new(1).expect("eventfd");
+        let config = NetConfig { packed, in_order: true, size: PACKETS as u16, ..NetConfig::default() };
+        let (mut sender, port) = guest(&datapath, 1, config);
+        for _ in 0..PACKETS {
+            sender.send(0, &VnetHdr::default().to_bytes(), &udp(64, 0)).expect("ring").expect("room");
+        }
+        sender.flush(0);
+        Box::new(Self { port, _sender: sender, taken: 0 })
+    }
+}
+
+impl Stage for Take {
+    #[inline]
+    fn run(&mut self) {
+        let mut guard = self.port.queues[1].lock();
+        let active = guard.active().expect("started");
+        let memory = active.memory.clone();
+        for _ in 0..BURSTS {
+            let mut chains = Chains::new();
+            active.ring.pop(&memory, &mut chains, BURST).expect("ring");
+            self.taken += std::hint::black_box(&chains).list.len();
+        }
+    }
+
+    fn check(self: Box<Self>) {
+        assert_eq!(self.taken, PACKETS, "chains taken");
+    }
+}
+
+fn guest(datapath: &Datapath, id: u32, config: NetConfig) -> (NetDriver, Arc<Port>) {
+    let driver = NetDriver::new(config).expect("memory");
+    let port = Arc::new(Port::new(PortId(id), format!("p{id}")));
+    for (queue, device) in driver.queues().iter().zip(port.queues.iter()) {
+        let base = if config.packed { 0x8000 } else { 0 };
+        device.start(&queue.layout.setup(base, config.features()), driver.memory().clone()).expect("ring");
+        device.set_enabled(true);
+    }
+    port.refresh();
+    datapath.add_port(port.clone());
+    (driver, port)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arrives(traffic: Traffic) {
+        let mut walk = Walk::new(traffic);
+        walk.run();
+        walk.check();
+    }
+
+    #[test]
+    fn every_packet_of_every_kind_arrives() {
+        arrives(Traffic::udp(&[64]));
+        arrives(Traffic::udp(&[64]).packed());
+        arrives(Traffic::udp(&[1472]));
+        arrives(Traffic::imix());
+        arrives(Traffic::stations());
+        arrives(Traffic::sockets_of_one_flow());
+        arrives(Traffic::sockets());
+        arrives(Traffic::flood());
+        arrives(Traffic::checksum(1514));
+        arrives(Traffic::gso());
+        arrives(Traffic::joined_buffers());
+    }
+
+    #[test]
+    #[should_panic(expected = "packets taken")]
+    fn packets_without_a_flow_are_noticed() {
+        let walk = Walk::new(Traffic { flows: Vec::new(), ..Traffic::udp(&[64]) });
+        walk.check();
+    }
+
+    #[test]
+    fn a_ring_is_emptied() {
+        for packed in [false, true] {
+            let mut take = Take::new(packed);
+            take.run();
+            take.check();
+        }
+    }
+}
