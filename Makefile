@@ -9,7 +9,7 @@ CARGO ?= cargo
 demo: setup build
 	$(CARGO) run --release --quiet --package lasthop-tests-vm --bin demo
 
-## Every test: style, walls, units, processes, virtual machines. Ends with a line "N passed, N failed".
+## Every test: style, walls, units, processes, instruction counts, virtual machines. Ends with a line "N passed, N failed".
 test: setup programs check
 	$(CARGO) xtask test
 

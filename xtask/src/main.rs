@@ -1,5 +1,6 @@
-//! Chores of the repository: `cargo xtask walls` and `cargo xtask test`.
+//! Chores of the repository: `cargo xtask walls`, `cargo xtask counts` and `cargo xtask test`.
 
+mod counts;
 mod lines;
 mod suite;
 mod walls;
@@ -19,6 +20,12 @@ struct Arguments {
 enum Chore {
     /// Check who may depend on whom, and count the lines that lasthop-switch trusts
     Walls,
+    /// Compare the instructions of the packet path's stages with the stored counts (needs valgrind)
+    Counts {
+        /// Store what is counted now
+        #[arg(long)]
+        update: bool,
+    },
     /// Run all tests and close with one line that adds them up
     Test {
         /// Only the tests that need neither root nor virtual machines
@@ -33,6 +40,7 @@ enum Chore {
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().chore {
         Chore::Walls => check_walls(),
+        Chore::Counts { update } => counts::run(update),
         Chore::Test { quick, summary } => suite::run(quick, summary.as_deref()),
     };
     match outcome {

@@ -1,5 +1,7 @@
-//! `cargo test` over the whole workspace, with one closing line that adds up what cargo prints per test program.
+//! `cargo test` over the whole workspace and the instruction counts, with one closing line that adds up what cargo prints
+//! per test program, and each counted stage.
 
+use crate::counts::{self, Comparison};
 use crate::root;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -35,6 +37,23 @@ impl Sum {
         }
     }
 
+    /// Adds what a comparison of instruction counts came to, and prints it; false unless all stages passed.
+    fn add_counts(&mut self, comparison: Result<Comparison, String>) -> bool {
+        let failed = match comparison {
+            Ok(comparison) => {
+                comparison.print();
+                self.passed += comparison.passed;
+                comparison.failures.len()
+            }
+            Err(why) => {
+                println!("{why}");
+                1
+            }
+        };
+        self.failed += failed;
+        failed == 0
+    }
+
     fn line(&self) -> String {
         let Self { passed, failed, skipped } = self;
         match skipped {
@@ -44,13 +63,14 @@ impl Sum {
     }
 }
 
-/// Runs everything, first what is quick, then (unless `quick`) the tests with virtual machines, one at a time. The closing
-/// line goes to stdout, last, and to the file `summary`.
+/// Runs everything, first what is quick, then (unless `quick`) the instruction counts and the tests with virtual machines,
+/// one at a time. The closing line goes to stdout, last, and to the file `summary`.
 pub fn run(quick: bool, summary: Option<&Path>) -> Result<(), String> {
     let mut sum = Sum::default();
     // Cargo's own failure (a test that does not compile) has no result line and must fail the run all the same.
     let mut broken = !cargo(&["test", "--workspace", "--exclude", VM_TESTS, "--no-fail-fast"], &[], &mut sum)?;
     if !quick {
+        broken |= !count(&mut sum);
         broken |= !cargo(&["test", "--package", VM_TESTS, "--no-fail-fast"], &["--test-threads=1"], &mut sum)?;
     }
     if broken && sum.failed == 0 {
@@ -62,6 +82,14 @@ pub fn run(quick: bool, summary: Option<&Path>) -> Result<(), String> {
     }
     println!("{}", sum.line());
     if broken { Err("some tests failed; their output is above".into()) } else { Ok(()) }
+}
+
+/// Compares instruction counts, each stage a test. False when one failed or none could be counted.
+fn count(sum: &mut Sum) -> bool {
+    let started = Instant::now();
+    let passed = sum.add_counts(counts::compare_with_stored());
+    println!("cargo xtask counts: {:.0} s", started.elapsed().as_secs_f32());
+    passed
 }
 
 /// Runs cargo, lets its output through without the names of tests that passed, and adds the results. False when it failed.
@@ -109,5 +137,15 @@ mod tests {
         }
         assert_eq!(sum, Sum { passed: 8, failed: 2, skipped: 1 });
         assert_eq!(sum.line(), "8 passed, 2 failed, 1 skipped");
+    }
+
+    #[test]
+    fn each_counted_stage_is_a_test_and_a_failure_to_count_is_one_that_failed() {
+        let mut sum = Sum::default();
+        assert!(sum.add_counts(Ok(Comparison { passed: 3, ..Comparison::default() })));
+        let failures = vec!["walk/a".into(), "walk/b".into()];
+        assert!(!sum.add_counts(Ok(Comparison { passed: 1, failures, ..Comparison::default() })));
+        assert!(!sum.add_counts(Err("valgrind is missing".into())));
+        assert_eq!(sum, Sum { passed: 4, failed: 3, skipped: 0 });
     }
 }
