@@ -324,7 +324,7 @@ fn survives_clients_and_switches_that_misbehave() {
     assert_eq!(nonsense.read(&mut [0; 8]).unwrap_or(0), 0);
     // Nobody else notices.
     fake.packet(&frame(1, 2), 1);
-    fake.serve_until(|f| f.flows.len() == 1);
+    fake.serve_until(|f| f.flows.len() == 1 && f.resumed.len() == 1);
     // The switch dies and comes back empty.
     fake.switch = None;
     fake.flows.clear();

@@ -5,6 +5,8 @@
 
 mod channel;
 mod datapath;
+#[cfg(feature = "management")]
+mod management;
 mod supervisor;
 
 pub use channel::{Channel, ChannelError, MAX_MESSAGE};
@@ -12,6 +14,6 @@ pub use datapath::{
     DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket, PortInfo, PortState, QueueInfo, ToControl,
     WireFlow, WireKey,
 };
-pub use supervisor::{
-    ControlToSupervisor, LISTS_PART, PortConfig, SupervisorToControl, SupervisorToSwitch, SwitchToSupervisor,
-};
+#[cfg(feature = "management")]
+pub use management::{ControlToSupervisor, LISTS_PART, SupervisorToControl};
+pub use supervisor::{PortConfig, SupervisorToSwitch, SwitchToSupervisor};
