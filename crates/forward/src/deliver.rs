@@ -68,8 +68,8 @@ impl<'a> Target<'a> {
     }
 
     /// Delivers packets of a set, in their order, up to the first that is not what most are: a frame that asks for
-    /// nothing and is not among the shortest, from one piece of memory to a buffer at hand that is one. Returns those
-    /// delivered, as [`Target::deliver`] would have done it.
+    /// nothing, from one piece of memory to a buffer at hand that is one. Returns those delivered, as [`Target::deliver`]
+    /// would have done it.
     #[inline]
     pub(crate) fn deliver_at_once(&mut self, packets: &[Packet], chains: &Chains<'_>, set: u64) -> u64 {
         const VNET: [u8; VnetHdr::LEN] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
@@ -77,7 +77,7 @@ impl<'a> Target<'a> {
         while left != 0 && self.header_len == VnetHdr::LEN {
             let i = left.trailing_zeros() as usize;
             let (Some(packet), Some(chain)) = (packets.get(i), chains.list.get(i)) else { break };
-            let (Some(from), Some(header)) = (chain.single(), packet.usual_header()) else { break };
+            let Some(from) = chain.single().filter(|_| packet.header_len == VnetHdr::LEN) else { break };
             let len = VnetHdr::LEN + packet.frame_len;
             if packet.offload != Offload::None || packet.frame_len > self.any_frame {
                 break;
@@ -85,8 +85,8 @@ impl<'a> Target<'a> {
             let Some((to, chain)) = self.room.next_single(len) else { break };
             // Two writes and not one: gathering both in private memory first would stall on the fresh stores.
             to.write_array(0, &VNET);
-            to.write_array(VnetHdr::LEN, header);
-            let at = VnetHdr::LEN + header.len();
+            packet.write_header(&to, VnetHdr::LEN);
+            let at = VnetHdr::LEN + packet.snapshot_len;
             if len > at {
                 from.part(at, len - at).copy_to(&to.part(at, len - at));
             }

@@ -95,6 +95,7 @@ impl Packet {
     }
 
     /// The rest of [`Packet::read`]: as long a snapshot as there may be.
+    #[inline]
     fn read_all(&mut self, pieces: &[GuestSlice<'_>]) -> Result<(), DropReason> {
         if self.frame_len < MIN_FRAME_LEN {
             return Err(DropReason::TooShort);
@@ -103,10 +104,16 @@ impl Packet {
             return Err(DropReason::TooLong);
         }
         self.snapshot_len = self.frame_len.min(SNAPSHOT_LEN);
-        let mut from = Cursor::new(pieces);
+        let snapshot = self.snapshot.get_mut(..self.snapshot_len).unwrap_or(&mut []);
         let mut vnet = [0; VnetHdr::LEN];
-        from.read(vnet.get_mut(..self.header_len).unwrap_or(&mut []));
-        from.read(self.snapshot.get_mut(..self.snapshot_len).unwrap_or(&mut []));
+        if let ([piece], VnetHdr::LEN) = (pieces, self.header_len) {
+            vnet = piece.read_array(0).unwrap_or(vnet);
+            piece.read(VnetHdr::LEN, snapshot);
+        } else {
+            let mut from = Cursor::new(pieces);
+            from.read(vnet.get_mut(..self.header_len).unwrap_or(&mut []));
+            from.read(snapshot);
+        }
         if vnet[0] | vnet[1] != 0 {
             self.offload = Offload::check(&VnetHdr::parse(&vnet), self.header(), self.frame_len)?;
         }
@@ -168,10 +175,14 @@ impl Packet {
         self.snapshot.get(..self.snapshot_len).unwrap_or(&[])
     }
 
-    /// The snapshot, if it is as long as most are.
+    /// Writes the snapshot.
     #[inline]
-    pub(crate) fn usual_header(&self) -> Option<&[u8; LINK_LEN]> {
-        if self.snapshot_len == LINK_LEN { self.snapshot.first_chunk() } else { None }
+    pub(crate) fn write_header(&self, to: &GuestSlice<'_>, offset: usize) {
+        match self.snapshot.first_chunk::<LINK_LEN>() {
+            // A number of bytes known beforehand: no call, no branch on the length.
+            Some(link) if self.snapshot_len == LINK_LEN => drop(to.write_array(offset, link)),
+            _ => drop(to.write(offset, self.header())),
+        }
     }
 
     /// Bytes behind the snapshot.

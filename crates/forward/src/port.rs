@@ -102,7 +102,8 @@ impl Port {
     /// More than one queue to the guest is ready.
     #[inline]
     pub fn is_multi_queue(&self) -> bool {
-        self.pairs_ready.load(Relaxed).count_ones() > 1
+        let ready = self.pairs_ready.load(Relaxed);
+        ready & ready.wrapping_sub(1) != 0
     }
 
     /// Looks which queues are ready; call after any of them started, stopped, broke or was enabled.
