@@ -50,9 +50,41 @@ pub(crate) struct Layout {
 pub fn extract(key: &mut FlowKey, frame: &[u8], frame_len: usize, depth: Depth) {
     let frame = frame.get(..frame_len).unwrap_or(frame);
     let l3 = link_layer(key, frame);
-    if depth > Depth::L2 {
+    if depth > Depth::L2 && (depth > Depth::L4 || !usual_ipv4(key, frame, frame_len, l3)) {
         network_layer(key, frame, frame_len, l3, depth);
     }
+}
+
+/// As [`network_layer`] to [`Depth::L4`] for what most packets are: TCP or UDP over IPv4, whole, without options, in
+/// order. False, and nothing is filled in, if it is not that.
+#[inline]
+fn usual_ipv4(key: &mut FlowKey, frame: &[u8], frame_len: usize, l3: usize) -> bool {
+    let Some(&h) = frame.get(l3..).and_then(|packet| packet.first_chunk::<28>()) else { return false };
+    let total_len = usize::from(be16(&h, 2));
+    let fragment = be16(&h, 6) & 0x3fff != 0;
+    if key.eth_type != ETH_IPV4 || key.anomalies != 0 || h[0] != 0x45 || fragment || l3 + total_len > frame_len {
+        return false;
+    }
+    let tcp_flags = match h[9] {
+        UDP if total_len >= 28 => 0,
+        TCP => match frame.get(l3 + 32..l3 + 40) {
+            Some(&[offset, flags, ..]) if offset >= 0x50 && total_len >= 20 + usize::from(offset >> 4) * 4 => {
+                u16::from_be_bytes([offset & 15, flags])
+            }
+            _ => return false,
+        },
+        _ => return false,
+    };
+    let address = |at: usize| u64::from_ne_bytes([0, 0, 0, 0, h[at], h[at + 1], h[at + 2], h[at + 3]]);
+    let [s0, s1] = be16(&h, 20).to_ne_bytes();
+    let [d0, d1] = be16(&h, 22).to_ne_bytes();
+    let [f0, f1] = tcp_flags.to_ne_bytes();
+    // In whole words, as the link layer.
+    let words = key.words_mut();
+    (words[4], words[5], words[6], words[7]) = (0, address(12), 0, address(16));
+    words[8] = u64::from_ne_bytes([h[9], h[1], h[8], 0, s0, s1, d0, d1]);
+    words[9] = u64::from_ne_bytes([f0, f1, 0, 0, 0, 0, 0, 0]);
+    true
 }
 
 /// Fills in the link-layer fields; where the network header starts.

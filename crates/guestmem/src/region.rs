@@ -2,7 +2,7 @@
 
 use crate::fault;
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
@@ -122,9 +122,6 @@ impl Region {
             unmap();
             return Err(MapError::NoSlot);
         };
-        // Memory that is not from a pool of huge pages may still be given them (Menon, Cox and Zwaenepoel: superpages). No is no error.
-        // SAFETY: advice changes no contents, and the mapping is ours.
-        let _ = unsafe { madvise(base.cast(), mapped, Advice::LinuxHugepage) };
         Ok(Self { spec, host, base: start, mapped, slot })
     }
 
