@@ -25,6 +25,14 @@ impl From<DropReason> for Undelivered {
     }
 }
 
+/// Copies what lies between `at` and `len` in both.
+#[inline]
+fn copy_rest(from: &GuestSlice<'_>, to: &GuestSlice<'_>, at: usize, len: usize) {
+    if len > at {
+        from.part(at, len - at).copy_to(&to.part(at, len - at));
+    }
+}
+
 /// A ring that packets are being written into, with its lock held.
 pub(crate) struct Target<'a> {
     active: &'a mut Active,
@@ -74,10 +82,13 @@ impl<'a> Target<'a> {
     pub(crate) fn deliver_at_once(&mut self, packets: &[Packet], chains: &Chains<'_>, set: u64) -> u64 {
         const VNET: [u8; VnetHdr::LEN] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
         let (mut left, mut bytes) = (set, 0);
-        while left != 0 && self.header_len == VnetHdr::LEN {
+        // All packets of a burst come from one ring.
+        let sender = packets.get(set.trailing_zeros() as usize).map(|p| p.header_len);
+        let plain = (self.header_len, sender) == (VnetHdr::LEN, Some(VnetHdr::LEN));
+        while left != 0 && plain {
             let i = left.trailing_zeros() as usize;
             let (Some(packet), Some(chain)) = (packets.get(i), chains.list.get(i)) else { break };
-            let Some(from) = chain.single().filter(|_| packet.header_len == VnetHdr::LEN) else { break };
+            let Some(from) = chain.single() else { break };
             let len = VnetHdr::LEN + packet.frame_len;
             if packet.offload != Offload::None || packet.frame_len > self.any_frame {
                 break;
@@ -85,10 +96,13 @@ impl<'a> Target<'a> {
             let Some((to, chain)) = self.room.next_single(len) else { break };
             // Two writes and not one: gathering both in private memory first would stall on the fresh stores.
             to.write_array(0, &VNET);
-            packet.write_header(&to, VnetHdr::LEN);
-            let at = VnetHdr::LEN + packet.snapshot_len;
-            if len > at {
-                from.part(at, len - at).copy_to(&to.part(at, len - at));
+            if let Some(header) = packet.usual_header() {
+                to.write_array(VnetHdr::LEN, header);
+                copy_rest(&from, &to, VnetHdr::LEN + header.len(), len);
+            } else {
+                let header = packet.header();
+                to.write(VnetHdr::LEN, header);
+                copy_rest(&from, &to, VnetHdr::LEN + header.len(), len);
             }
             self.active.ring.stage_used(chain, len as u32);
             bytes += packet.frame_len;

@@ -175,14 +175,10 @@ impl Packet {
         self.snapshot.get(..self.snapshot_len).unwrap_or(&[])
     }
 
-    /// Writes the snapshot.
+    /// The snapshot, if it is as long as most are: a number of bytes known beforehand is copied without a branch.
     #[inline]
-    pub(crate) fn write_header(&self, to: &GuestSlice<'_>, offset: usize) {
-        match self.snapshot.first_chunk::<LINK_LEN>() {
-            // A number of bytes known beforehand: no call, no branch on the length.
-            Some(link) if self.snapshot_len == LINK_LEN => drop(to.write_array(offset, link)),
-            _ => drop(to.write(offset, self.header())),
-        }
+    pub(crate) fn usual_header(&self) -> Option<&[u8; LINK_LEN]> {
+        if self.snapshot_len == LINK_LEN { self.snapshot.first_chunk() } else { None }
     }
 
     /// Bytes behind the snapshot.

@@ -57,7 +57,7 @@ pub fn extract(key: &mut FlowKey, frame: &[u8], frame_len: usize, depth: Depth) 
 
 /// As [`network_layer`] to [`Depth::L4`] for what most packets are: TCP or UDP over IPv4, whole, without options, in
 /// order. False, and nothing is filled in, if it is not that.
-#[inline]
+#[inline(never)]
 fn usual_ipv4(key: &mut FlowKey, frame: &[u8], frame_len: usize, l3: usize) -> bool {
     let Some(&h) = frame.get(l3..).and_then(|packet| packet.first_chunk::<28>()) else { return false };
     let total_len = usize::from(be16(&h, 2));
