@@ -60,9 +60,9 @@ struct Compare {
     /// Directory for compare.json and one SVG file for each scenario
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Put the tables into this Markdown file, between its two `<!-- lasthop-bench: … -->` lines; DIR is then the
-    /// directory beside it of the same name
-    #[arg(long, value_name = "FILE")]
+    /// Put the tables into this Markdown file, between its two `<!-- lasthop-bench: … -->` lines; instead of DIR, the
+    /// directory beside it of the same name gets the other files, which its pictures are
+    #[arg(long, value_name = "FILE", conflicts_with = "out")]
     record: Option<PathBuf>,
     /// CPU of the DPDK guests; VMs use both
     #[arg(long, value_name = "CPU", default_value_t = 0)]
