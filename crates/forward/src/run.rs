@@ -2,7 +2,7 @@
 
 use crate::packet::Packet;
 use lasthop_flow::{Action, ExactCache, Flow, FlowTable, Lookup, Slot, WriterId, hash_key};
-use lasthop_frame::{Depth, is_plain_link};
+use lasthop_frame::{Depth, VnetHdr, is_plain_link};
 use lasthop_guestmem::GuestSlice;
 use lasthop_types::{DropReason, PortId};
 use std::sync::Arc;
@@ -24,7 +24,8 @@ pub(crate) struct Run<'a> {
     now_ms: u64,
     /// Where in the cache the flow is that the last packet met.
     slot: Option<Slot>,
-    /// [`Packet::link`] of the last packet, if it goes to one port and that is all that this was found by.
+    /// [`Packet::link`] of the last packet, if it goes to one port, that is all that this was found by, and packets like
+    /// it are read by [`Packet::read_link`].
     pub(crate) link: Option<[u64; 2]>,
     packets: u64,
     bytes: u64,
@@ -53,7 +54,8 @@ impl<'a> Run<'a> {
         match *flow.actions {
             [] => Verdict::Drop(DropReason::Policy),
             [Action::Output(to)] => {
-                self.link = (self.depth == Depth::L2 && is_plain_link(packet.header())).then(|| packet.link());
+                let usual = self.depth == Depth::L2 && packet.header_len == VnetHdr::LEN;
+                self.link = (usual && is_plain_link(packet.header())).then(|| packet.link());
                 Verdict::To(to)
             }
             [Action::Drop(reason)] => Verdict::Drop(reason),
