@@ -31,8 +31,6 @@ pub(crate) struct Packet {
     pub(crate) offload: Offload,
     /// What it is; filled in to the depth asked for.
     pub(crate) key: FlowKey,
-    /// Hash of the key at that depth.
-    pub(crate) hash: u64,
 }
 
 impl Default for Packet {
@@ -45,7 +43,6 @@ impl Default for Packet {
             port: PortId(0),
             offload: Offload::default(),
             key: FlowKey::default(),
-            hash: 0,
         }
     }
 }
@@ -147,11 +144,10 @@ impl Packet {
         extract(&mut self.key, header, self.frame_len, depth);
     }
 
-    /// Fills in the key to `depth`, and its hash. `pieces` is what it was read from.
+    /// Fills in the key to `depth`, out of all that may be looked at. `pieces` is what it was read from.
     pub(crate) fn classify(&mut self, pieces: &[GuestSlice<'_>], depth: Depth) {
         self.read_on(pieces);
         self.extract(depth);
-        self.hash = hash_key(&self.key, depth);
     }
 
     /// Hash that keeps the packets of one connection together and spreads connections, however deep flows look. `pieces`

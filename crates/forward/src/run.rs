@@ -71,17 +71,18 @@ impl<'a> Run<'a> {
     /// Asks the cache, then the classifier; again if a flow came that looks deeper than the packet was classified to.
     fn look_up(&self, cache: &mut ExactCache, packet: &mut Packet, pieces: &[GuestSlice<'_>]) -> Option<Slot> {
         let mut depth = self.depth;
-        packet.hash = hash_key(&packet.key, depth);
-        if let Some(slot) = cache.find(&packet.key, depth, packet.hash) {
+        let mut hash = hash_key(&packet.key, depth);
+        if let Some(slot) = cache.find(&packet.key, depth, hash) {
             return Some(slot);
         }
         loop {
             match self.flows.lookup(&packet.key, depth) {
-                Lookup::Flow(flow) => return Some(cache.put(packet.hash, flow)),
+                Lookup::Flow(flow) => return Some(cache.put(hash, flow)),
                 Lookup::Miss => return None,
                 Lookup::Deeper(deeper) => {
                     depth = deeper;
                     packet.classify(pieces, depth);
+                    hash = hash_key(&packet.key, depth);
                 }
             }
         }
