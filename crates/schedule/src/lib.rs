@@ -1,6 +1,6 @@
-//! Who moves packets and when: worker threads that sleep until a guest kicks, serve what is there, look a little longer,
-//! and sleep again. An idle switch has no running thread.
+//! When which thread does what: the policy, and the threads that follow it (PhD §4.3).
 
+pub mod policy;
 mod worker;
 
 pub use worker::{Workers, WorkersConfig};
