@@ -7,6 +7,7 @@ mod affinity;
 mod epoll;
 mod errno;
 mod eventfd;
+pub mod hostview;
 mod inherit;
 mod memfd;
 #[cfg(any(test, feature = "supervisor"))]
