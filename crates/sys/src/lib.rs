@@ -4,6 +4,8 @@
 #![allow(unsafe_code)]
 
 mod affinity;
+#[cfg(any(test, feature = "supervisor"))]
+pub mod bpf;
 mod epoll;
 mod errno;
 mod eventfd;
