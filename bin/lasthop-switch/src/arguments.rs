@@ -11,6 +11,8 @@ pub struct Arguments {
     pub supervisor: OwnedFd,
     /// Memory that outlives this process.
     pub journal: Option<OwnedFd>,
+    /// What the host's cores and VMs do.
+    pub host_view: Option<OwnedFd>,
     /// CPUs to stay on.
     pub cpus: Option<CpuList>,
     /// How long a worker looks for more before it sleeps.
@@ -18,9 +20,10 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Reads `--supervisor-fd N [--journal-fd N] [--cpus LIST] [--spin-us N]`. Run first thing in `main`.
+    /// Reads `--supervisor-fd N [--journal-fd N] [--host-view-fd N] [--cpus LIST] [--spin-us N]`. Run first thing in `main`.
     pub fn take(mut words: impl Iterator<Item = String>) -> Result<Self, String> {
-        let (mut supervisor, mut journal, mut cpus, mut spin) = (None, None, None, Duration::from_micros(5));
+        let (mut supervisor, mut journal, mut host_view, mut cpus) = (None, None, None, None);
+        let mut spin = Duration::from_micros(5);
         while let Some(option) = words.next() {
             let value = words.next().ok_or_else(|| format!("{option} needs a value"))?;
             let number = || value.parse::<u32>().map_err(|_| format!("{option} {value}: not a number"));
@@ -31,12 +34,13 @@ impl Arguments {
             match option.as_str() {
                 "--supervisor-fd" => supervisor = Some(descriptor()?),
                 "--journal-fd" => journal = Some(descriptor()?),
+                "--host-view-fd" => host_view = Some(descriptor()?),
                 "--cpus" => cpus = Some(value.parse().map_err(|e| format!("{option} {value}: {e}"))?),
                 "--spin-us" => spin = Duration::from_micros(u64::from(number()?)),
                 _ => return Err(format!("unknown option {option}")),
             }
         }
         let supervisor = supervisor.ok_or("--supervisor-fd is missing")?;
-        Ok(Self { supervisor, journal, cpus, spin })
+        Ok(Self { supervisor, journal, host_view, cpus, spin })
     }
 }

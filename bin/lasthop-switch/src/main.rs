@@ -5,6 +5,7 @@ mod control;
 mod ports;
 mod server;
 
+use lasthop_sys::hostview::HostView;
 use lasthop_sys::sandbox::{Plan, Program};
 use std::process::ExitCode;
 
@@ -35,11 +36,13 @@ fn run(arguments: arguments::Arguments) -> Result<(), Box<dyn std::error::Error>
         None => lasthop_sys::CpuList::allowed()?.len(),
     };
     lasthop_guestmem::install_fault_handler();
+    let view = arguments.host_view.map(HostView::map).transpose();
+    let view = view.inspect_err(|e| tracing::warn!("not known what cores and VMs do: {e}")).unwrap_or_default();
     // Threads made from here on are born inside the sandbox.
     let report = Plan::new(Program::Switch).enter()?;
     for left_out in &report.left_out {
         tracing::warn!("sandbox: {left_out}");
     }
     let config = lasthop_schedule::WorkersConfig { threads, spin: arguments.spin };
-    server::Server::new(arguments.supervisor, arguments.journal, config)?.serve()
+    server::Server::new(arguments.supervisor, arguments.journal, view, config)?.serve()
 }

@@ -1,9 +1,10 @@
 //! Ports and the front-ends connected to them.
 
 use lasthop_forward::{Datapath, Forwarder, Port};
-use lasthop_ipc::{PortConfig, PortInfo, PortState, QueueInfo};
+use lasthop_ipc::{PortConfig, PortInfo, PortState, PortVm, QueueInfo};
 use lasthop_schedule::Workers;
 use lasthop_sys::Epoll;
+use lasthop_sys::hostview::{HostView, VmState};
 use lasthop_types::PortId;
 use lasthop_vhostuser::{Offer, Session, SessionError, SessionEvent};
 use std::os::fd::OwnedFd;
@@ -17,6 +18,8 @@ pub struct PortEntry {
     pub port: Arc<Port>,
     /// The front-end, while one is connected.
     pub session: Option<Session>,
+    /// Where to look up what its VM does, and under which number.
+    pub vm: Option<(HostView, u32)>,
     last_error: Option<String>,
 }
 
@@ -33,7 +36,7 @@ pub struct Context<'a> {
 impl PortEntry {
     /// A port nobody is connected to.
     pub fn new(config: &PortConfig) -> Self {
-        Self { port: Arc::new(Port::new(config.id, config.name.clone())), session: None, last_error: None }
+        Self { port: Arc::new(Port::new(config.id, config.name.clone())), session: None, vm: None, last_error: None }
     }
 
     /// A front-end has connected.
@@ -144,6 +147,11 @@ impl PortEntry {
             (Some(_), None) if port.is_up() => PortState::Up,
             (Some(_), None) => PortState::Connected,
         };
+        let vm = match self.vm.filter(|_| self.session.is_some()).and_then(|(view, slot)| view.vm(slot)) {
+            None => PortVm::Unknown,
+            Some(VmState::Running { core }) => PortVm::Running { core },
+            Some(VmState::Blocked { .. }) => PortVm::Blocked,
+        };
         let memory = self.session.as_ref().map(|s| s.memory().clone()).unwrap_or_default();
         PortInfo {
             id: port.id,
@@ -159,6 +167,7 @@ impl PortEntry {
             from_guest,
             to_guest,
             waiting: port.misses.len() as u64,
+            vm,
         }
     }
 

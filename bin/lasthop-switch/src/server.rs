@@ -10,6 +10,7 @@ use lasthop_ipc::{
     ToControl, WireKey,
 };
 use lasthop_schedule::{Workers, WorkersConfig};
+use lasthop_sys::hostview::HostView;
 use lasthop_sys::{Epoll, Trigger};
 use lasthop_types::PortId;
 use lasthop_vhostuser::SessionError;
@@ -48,6 +49,8 @@ pub struct Server {
     next_to_tell: PortId,
     /// Memory that outlives this process, with a record for each ring.
     journal: Option<Arc<GuestMemory>>,
+    /// What the host's cores and VMs do.
+    view: Option<HostView>,
     /// Packets may wait for control.
     misses_wait: bool,
     stop: bool,
@@ -55,7 +58,12 @@ pub struct Server {
 
 impl Server {
     /// Starts the workers.
-    pub fn new(supervisor: OwnedFd, journal: Option<OwnedFd>, config: WorkersConfig) -> Result<Self, Failure> {
+    pub fn new(
+        supervisor: OwnedFd,
+        journal: Option<OwnedFd>,
+        view: Option<HostView>,
+        config: WorkersConfig,
+    ) -> Result<Self, Failure> {
         let datapath = Arc::new(Datapath::new(FLOW_LIMIT)?);
         let epoll = Epoll::new()?;
         epoll.add(&supervisor, SUPERVISOR, Trigger::Level)?;
@@ -66,6 +74,7 @@ impl Server {
         };
         Ok(Self {
             journal,
+            view,
             workers: Workers::start(&datapath, config)?,
             forwarder: Forwarder::new(datapath.clone()),
             epoll,
@@ -150,9 +159,9 @@ impl Server {
                     self.ports.insert(config.id, entry);
                 }
                 (SupervisorToSwitch::DelPort(id), _) => self.del_port(id),
-                (SupervisorToSwitch::Connection(id), Some(socket)) => self.connect(id, socket),
+                (SupervisorToSwitch::Connection(id, vm), Some(socket)) => self.connect(id, socket, vm),
                 (SupervisorToSwitch::ControlChannel, Some(socket)) => self.attach_control(socket),
-                (SupervisorToSwitch::Connection(_) | SupervisorToSwitch::ControlChannel, None) => {
+                (SupervisorToSwitch::Connection(..) | SupervisorToSwitch::ControlChannel, None) => {
                     tracing::error!("supervisor sent no descriptor with a message that needs one");
                 }
                 (SupervisorToSwitch::Shutdown, _) => {
@@ -163,7 +172,7 @@ impl Server {
         }
     }
 
-    fn connect(&mut self, id: PortId, socket: OwnedFd) {
+    fn connect(&mut self, id: PortId, socket: OwnedFd, vm: Option<u32>) {
         let Some(entry) = self.ports.get_mut(&id) else { return };
         entry.disconnect(None, &mut self.workers, &self.epoll);
         if let Err(error) = self.epoll.add(&socket, FIRST_PORT | u64::from(id.0), Trigger::Level) {
@@ -172,6 +181,7 @@ impl Server {
         }
         tracing::info!(port = %entry.port.name, "front-end connected");
         entry.connect(socket, Instant::now());
+        entry.vm = self.view.zip(vm);
         self.report(id);
     }
 

@@ -116,6 +116,11 @@ impl HostMonitor {
         Ok(Self { view: memory.as_fd().try_clone_to_owned().map_err(|_| Errno::MFILE)?, program: Some(program) })
     }
 
+    /// Whether cores and VMs are watched. Then this is the host's PID namespace, and every process has a number here.
+    pub fn is_live(&self) -> bool {
+        self.program.is_some()
+    }
+
     /// The memory, of which nobody but the program can change a byte. A process maps it with `HostView::map`.
     pub fn view(&self) -> BorrowedFd<'_> {
         self.view.as_fd()

@@ -23,6 +23,9 @@ pub struct RunArgs {
     /// Microseconds a worker looks for more packets before it sleeps
     #[arg(long, value_name = "US", default_value_t = 5)]
     pub spin_us: u32,
+    /// Do not load the eBPF program that watches which VMs run and which cores are idle
+    #[arg(long)]
+    pub no_bpf: bool,
     /// Directory of lasthop-switch and lasthop-control
     #[arg(long, value_name = "DIR", hide = true)]
     pub libexec: Option<PathBuf>,

@@ -24,6 +24,8 @@ pub struct Setup {
     pub cpus: Option<CpuList>,
     /// Passed on to the switch.
     pub spin_us: u32,
+    /// Whether to watch cores and VMs.
+    pub bpf: bool,
     /// Program of the data plane.
     pub switch: PathBuf,
     /// Program of the control plane.
@@ -62,6 +64,7 @@ impl Setup {
         Ok(Self {
             cpus,
             spin_us: args.spin_us,
+            bpf: !args.no_bpf,
             switch,
             control,
             api,

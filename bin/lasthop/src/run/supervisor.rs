@@ -6,6 +6,7 @@ use super::setup::{Setup, check_new};
 use super::socket::Listener;
 use super::store::{SavedPort, Store};
 use super::{RunError, RunError::Failed};
+use lasthop_hostview::HostMonitor;
 use lasthop_ipc::{
     Channel, ControlToSupervisor, FromControl, LISTS_PART, PortConfig, SupervisorToControl, SupervisorToSwitch,
     SwitchToSupervisor, ToControl,
@@ -13,6 +14,7 @@ use lasthop_ipc::{
 use lasthop_sys::{Epoll, Ready, SignalFd, Trigger};
 use lasthop_types::PortId;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -52,6 +54,8 @@ pub struct Supervisor {
     new_lists: Vec<u8>,
     api: Listener,
     journal: OwnedFd,
+    /// What cores and VMs do.
+    monitor: HostMonitor,
     /// Whether `ready` was printed.
     announced: bool,
     _locks: [File; 2],
@@ -66,9 +70,10 @@ impl Supervisor {
         let signals = SignalFd::new().map_err(|e| system("signalfd", e))?;
         epoll.add(&signals, SIGNALS, Trigger::Level).map_err(|e| system("epoll", e))?;
         let journal = journal().map_err(|e| system("memfd_create", e))?;
+        let monitor = monitor(setup.bpf).map_err(|e| system("memfd_create", e))?;
 
         let arguments = |text: &[&str]| text.iter().map(ToString::to_string).collect::<Vec<_>>();
-        let mut for_switch = arguments(&["--supervisor-fd", "3", "--journal-fd", "4"]);
+        let mut for_switch = arguments(&["--supervisor-fd", "3", "--journal-fd", "4", "--host-view-fd", "5"]);
         if let Some(cpus) = &setup.cpus {
             for_switch.extend(["--cpus".into(), cpus.to_string()]);
         }
@@ -86,6 +91,7 @@ impl Supervisor {
             new_lists: Vec::new(),
             api: setup.api,
             journal,
+            monitor,
             announced: false,
             _locks: setup.locks,
         };
@@ -129,7 +135,10 @@ impl Supervisor {
                     SWITCH_PID => {
                         let now = Instant::now();
                         if let Some(ended) = self.switch.reap(&self.epoll, now) {
-                            self.ports.values_mut().for_each(|port| port.switch_gone(now));
+                            for (id, port) in &mut self.ports {
+                                port.switch_gone(now);
+                                self.monitor.forget(*id);
+                            }
                             self.restart_or_give_up(&ended)?;
                         }
                     }
@@ -166,8 +175,9 @@ impl Supervisor {
         self.control.check_hang(now);
         let mut started = false;
         if self.switch.is_due(now) {
-            let journal = self.journal.try_clone();
-            if let Err(e) = journal.and_then(|journal| self.switch.start(&self.epoll, journal)) {
+            let memory = [self.journal.as_fd(), self.monitor.view()].map(|fd| fd.try_clone_to_owned());
+            let memory: std::io::Result<Vec<_>> = memory.into_iter().collect();
+            if let Err(e) = memory.and_then(|memory| self.switch.start(&self.epoll, memory)) {
                 self.cannot_start("lasthop-switch", &e)?;
                 self.switch.start_later(now);
             } else {
@@ -179,7 +189,7 @@ impl Supervisor {
         }
         if self.control.is_due(now) {
             let api = self.api.as_fd().try_clone_to_owned();
-            if let Err(e) = api.and_then(|api| self.control.start(&self.epoll, api)) {
+            if let Err(e) = api.and_then(|api| self.control.start(&self.epoll, vec![api])) {
                 self.cannot_start("lasthop-control", &e)?;
                 self.control.start_later(now);
             } else {
@@ -232,7 +242,10 @@ impl Supervisor {
         let cx = context(&self.epoll, &self.switch, now);
         for port in self.ports.values_mut() {
             if let Some(connection) = port.step(cx, token(port)) {
-                self.switch.send(SupervisorToSwitch::Connection(port.config.id), Some(connection));
+                let id = port.config.id;
+                let tgid = if self.monitor.is_live() { peer(&connection) } else { None };
+                let vm = tgid.and_then(|tgid| self.monitor.watch(id.0, tgid));
+                self.switch.send(SupervisorToSwitch::Connection(id, vm), Some(connection));
             }
         }
     }
@@ -245,6 +258,7 @@ impl Supervisor {
                     self.announce();
                 }
                 SwitchToSupervisor::ConnectionClosed { port, reason } => {
+                    self.monitor.forget(port.0);
                     if let Some(port) = self.ports.get_mut(&port.0) {
                         port.connection_closed(Instant::now(), &reason);
                     }
@@ -313,6 +327,7 @@ impl Supervisor {
             self.save(None, Some(config.id))?;
         }
         self.ports.remove(&config.id.0);
+        self.monitor.forget(config.id.0);
         info!("port {name} removed");
         self.switch.send(SupervisorToSwitch::DelPort(config.id), None);
         Ok(config)
@@ -401,6 +416,24 @@ fn journal() -> Result<OwnedFd, rustix::io::Errno> {
     ftruncate(&journal, JOURNAL_LEN)?;
     fcntl_add_seals(&journal, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(journal)
+}
+
+/// Watches cores and VMs, if the kernel lets us; if not, says why, once.
+fn monitor(bpf: bool) -> Result<HostMonitor, rustix::io::Errno> {
+    if bpf {
+        match HostMonitor::start() {
+            Ok(monitor) => return Ok(monitor),
+            Err(e) => warn!("not known which VMs run and which cores are idle: {e}; going on without"),
+        }
+    }
+    HostMonitor::without_program()
+}
+
+/// The process at the other end: the one that called connect(2), or listen(2) where we did. That is the VMM, unless
+/// somebody else made the socket for it.
+fn peer(connection: &OwnedFd) -> Option<u32> {
+    let pid = socket_peercred(connection).ok()?.pid.as_raw_nonzero().get();
+    u32::try_from(pid).ok()
 }
 
 /// Every port needs descriptors here and many in the switch, and the usual soft limit is 1024.
