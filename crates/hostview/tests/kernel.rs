@@ -7,7 +7,10 @@ use rustix::io::{read, write};
 use rustix::pipe::pipe;
 use rustix::process::Pid;
 use rustix::thread::gettid;
+use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -275,4 +278,76 @@ fn cost() {
         monitor.watch(2, 0x4000_0000 + i);
     }
     println!("{} ns to register a VM and forget another", start.elapsed().as_nanos() / 1000);
+}
+
+/// A machine (KVM) whose boot sector is this code, with a monitor.
+fn machine(dir: &Path, code: &[u8]) -> Option<Other> {
+    let mut sector = vec![0; 512];
+    sector[..code.len()].copy_from_slice(code);
+    sector[510..].copy_from_slice(&[0x55, 0xaa]);
+    std::fs::write(dir.join("disk"), sector).unwrap();
+    let mut command = Command::new("qemu-system-x86_64");
+    command.args(["-accel", "kvm", "-m", "16", "-nodefaults", "-display", "none"]);
+    command.args(["-drive", &format!("format=raw,file={}", dir.join("disk").display())]);
+    command.args(["-qmp", &format!("unix:{},server=on,wait=off", dir.join("qmp").display())]);
+    let spawned = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let mut machine = Other(spawned.ok()?);
+    let start = Instant::now();
+    while !dir.join("qmp").exists() {
+        assert!(start.elapsed() < LIMIT);
+        if machine.0.try_wait().unwrap().is_some() {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Some(machine)
+}
+
+#[test]
+fn of_a_machine_only_vcpus_count() {
+    let Some((mut monitor, view)) = monitor() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    // cli; hlt: sleeps for ever.
+    let Some(machine) = machine(dir.path(), &[0xfa, 0xf4]) else { return eprintln!("skipped: no QEMU with KVM here") };
+    let slot = monitor.watch(1, machine.tgid()).unwrap();
+    let blocked = || match view.vm(slot) {
+        Some(VmState::Blocked { since_ns }) => Some(since_ns),
+        _ => None,
+    };
+    eventually("it has booted and sleeps", || blocked().is_some_and(|since| now_ns() > since + 500_000_000));
+    let since = blocked().unwrap();
+    // The thread that serves the monitor is busy, and that is nothing to the guest.
+    let mut monitor_of_machine = BufReader::new(UnixStream::connect(dir.path().join("qmp")).unwrap());
+    let mut line = String::new();
+    monitor_of_machine.read_line(&mut line).unwrap();
+    let mut seen = false;
+    for command in std::iter::once("qmp_capabilities").chain(std::iter::repeat_n("query-status", 2000)) {
+        monitor_of_machine.get_mut().write_all(format!("{{\"execute\":\"{command}\"}}\n").as_bytes()).unwrap();
+        line.clear();
+        monitor_of_machine.read_line(&mut line).unwrap();
+        assert!(line.contains("return"), "{line}");
+        seen |= (0..view.cores()).any(|c| view.core(c).is_some_and(|c| c.tgid == machine.tgid()));
+        assert_eq!(blocked(), Some(since), "the guest sleeps");
+    }
+    eprintln!("the monitor's thread was{} seen on a core", if seen { "" } else { " not" });
+}
+
+#[test]
+fn a_machine_that_runs_is_seen_running() {
+    let Some((mut monitor, view)) = monitor() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    // jmp $: never leaves the guest.
+    let Some(machine) = machine(dir.path(), &[0xeb, 0xfe]) else { return eprintln!("skipped: no QEMU with KVM here") };
+    let slot = monitor.watch(1, machine.tgid()).unwrap();
+    let mut since = Instant::now();
+    eventually("it has booted and spins", || {
+        if !running(&view, slot) {
+            since = Instant::now();
+        }
+        since.elapsed() > Duration::from_millis(300)
+    });
+    // Found anew by a monitor that comes later.
+    monitor.forget(1);
+    let slot = monitor.watch(2, machine.tgid()).unwrap();
+    eventually("it is known at once or with its next turn", || running(&view, slot));
 }
