@@ -27,19 +27,15 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: arguments::Arguments) -> Result<(), Box<dyn std::error::Error>> {
-    let threads = match &arguments.cpus {
-        Some(cpus) => {
-            cpus.bind_current_thread()?;
-            cpus.len()
-        }
-        None => lasthop_sys::CpuList::allowed()?.len(),
-    };
+    if let Some(cpus) = &arguments.cpus {
+        cpus.bind_current_thread()?;
+    }
+    lasthop_sys::set_exact_timers()?;
     lasthop_guestmem::install_fault_handler();
     // Threads made from here on are born inside the sandbox.
     let report = Plan::new(Program::Switch).enter()?;
     for left_out in &report.left_out {
         tracing::warn!("sandbox: {left_out}");
     }
-    let config = lasthop_schedule::WorkersConfig { threads, spin: arguments.spin };
-    server::Server::new(arguments.supervisor, arguments.journal, config)?.serve()
+    server::Server::new(arguments.supervisor, arguments.journal, arguments.settings)?.serve()
 }
