@@ -12,6 +12,7 @@ mod memfd;
 #[cfg(any(test, feature = "supervisor"))]
 mod process;
 pub mod sandbox;
+mod socket;
 
 pub use affinity::{CpuList, ParseCpusError};
 pub use epoll::{Epoll, Ready, Trigger};
@@ -20,3 +21,4 @@ pub use inherit::{inherited_fd, keep_descriptors_from_children};
 pub use memfd::memfd;
 #[cfg(any(test, feature = "supervisor"))]
 pub use process::{PidFd, SignalFd, Watched, die_with_parent, set_thread_name};
+pub use socket::{receive_with_fds, send_with_fds};

@@ -109,10 +109,11 @@ fn f3_inflight() {
     let mut arena = Arena::new(false);
     let attack = arena.begin("F3");
     let area = |size: u64, offset: u64, queues: u16, entries: u16| InflightDesc {
-        mmap_size: size.into(),
-        mmap_offset: offset.into(),
-        num_queues: queues.into(),
-        queue_size: entries.into(),
+        mmap_size: size,
+        mmap_offset: offset,
+        num_queues: queues,
+        queue_size: entries,
+        padding: 0,
     };
     let cases = [
         area(4096, 0, 33, 256),
