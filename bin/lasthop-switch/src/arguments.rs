@@ -1,6 +1,6 @@
 //! What `lasthop run` says on the command line: descriptors and limits. No parser library in the data plane.
 
-use lasthop_sys::{CpuList, inherited_fd};
+use lasthop_sys::inherited_fd;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -11,16 +11,14 @@ pub struct Arguments {
     pub supervisor: OwnedFd,
     /// Memory that outlives this process.
     pub journal: Option<OwnedFd>,
-    /// CPUs to stay on.
-    pub cpus: Option<CpuList>,
     /// How long a worker looks for more before it sleeps.
     pub spin: Duration,
 }
 
 impl Arguments {
-    /// Reads `--supervisor-fd N [--journal-fd N] [--cpus LIST] [--spin-us N]`. Run first thing in `main`.
+    /// Reads `--supervisor-fd N [--journal-fd N] [--spin-us N]`. Run first thing in `main`.
     pub fn take(mut words: impl Iterator<Item = String>) -> Result<Self, String> {
-        let (mut supervisor, mut journal, mut cpus, mut spin) = (None, None, None, Duration::from_micros(5));
+        let (mut supervisor, mut journal, mut spin) = (None, None, Duration::from_micros(5));
         while let Some(option) = words.next() {
             let value = words.next().ok_or_else(|| format!("{option} needs a value"))?;
             let number = || value.parse::<u32>().map_err(|_| format!("{option} {value}: not a number"));
@@ -31,12 +29,11 @@ impl Arguments {
             match option.as_str() {
                 "--supervisor-fd" => supervisor = Some(descriptor()?),
                 "--journal-fd" => journal = Some(descriptor()?),
-                "--cpus" => cpus = Some(value.parse().map_err(|e| format!("{option} {value}: {e}"))?),
                 "--spin-us" => spin = Duration::from_micros(u64::from(number()?)),
                 _ => return Err(format!("unknown option {option}")),
             }
         }
         let supervisor = supervisor.ok_or("--supervisor-fd is missing")?;
-        Ok(Self { supervisor, journal, cpus, spin })
+        Ok(Self { supervisor, journal, spin })
     }
 }

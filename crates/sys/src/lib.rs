@@ -3,9 +3,9 @@
 //! Unsafe room 1: whatever needs `unsafe` and is not about guest memory lives here, behind safe functions.
 #![allow(unsafe_code)]
 
+#[cfg(any(test, feature = "supervisor"))]
 mod affinity;
 mod epoll;
-mod errno;
 mod eventfd;
 mod inherit;
 mod memfd;
@@ -14,11 +14,14 @@ mod process;
 pub mod sandbox;
 mod socket;
 
+#[cfg(any(test, feature = "supervisor"))]
 pub use affinity::{CpuList, ParseCpusError};
 pub use epoll::{Epoll, Ready, Trigger};
 pub use eventfd::EventFd;
-pub use inherit::{inherited_fd, keep_descriptors_from_children};
+pub use inherit::inherited_fd;
 pub use memfd::memfd;
 #[cfg(any(test, feature = "supervisor"))]
-pub use process::{PidFd, SignalFd, Watched, die_with_parent, set_thread_name};
+pub use process::{
+    PidFd, SignalFd, Watched, bind_when_started, die_with_parent, keep_descriptors_from_children, set_thread_name,
+};
 pub use socket::{receive_with_fds, send_with_fds};

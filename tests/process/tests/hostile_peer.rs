@@ -168,7 +168,7 @@ fn f5_descriptors() {
     let (a, b) = (memfd(4096), memfd(4096));
     let event = lasthop_sys::EventFd::new().unwrap();
     let fds = [a.as_fd(), b.as_fd(), event.as_fd(), a.as_fd(), b.as_fd(), a.as_fd(), b.as_fd(), a.as_fd(), b.as_fd()];
-    for request in Request::ALL {
+    for request in (1..45).filter_map(Request::from_code) {
         for count in [0, 1, 2, 8, 9] {
             let front = negotiated(&arena);
             let size = match request {
@@ -179,7 +179,7 @@ fn f5_descriptors() {
             };
             let mut body = vec![0; size];
             body[0] = 1;
-            let _ = front.send(*request as u32, flag::VERSION | flag::NEED_REPLY, &body, &fds[..count]);
+            let _ = front.send(request as u32, flag::VERSION | flag::NEED_REPLY, &body, &fds[..count]);
             // Half of them say no more, the others something sensible.
             if count % 2 == 0 {
                 let _ = front.set_owner();
