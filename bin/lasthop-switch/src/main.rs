@@ -5,7 +5,7 @@ mod control;
 mod ports;
 mod server;
 
-use lasthop_sys::sandbox::{Plan, Program};
+use lasthop_sys::sandbox::Program;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -27,13 +27,10 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: arguments::Arguments) -> Result<(), Box<dyn std::error::Error>> {
-    if let Some(cpus) = &arguments.cpus {
-        cpus.bind_current_thread()?;
-    }
     lasthop_sys::set_exact_timers()?;
     lasthop_guestmem::install_fault_handler();
     // Threads made from here on are born inside the sandbox.
-    let report = Plan::new(Program::Switch).enter()?;
+    let report = Program::SWITCH.enter_sandbox()?;
     for left_out in &report.left_out {
         tracing::warn!("sandbox: {left_out}");
     }

@@ -5,7 +5,7 @@ use lasthop_ipc::{PortConfig, PortInfo, PortState, QueueInfo};
 use lasthop_schedule::Workers;
 use lasthop_sys::Epoll;
 use lasthop_types::PortId;
-use lasthop_vhostuser::{Offer, Session, SessionError, SessionEvent};
+use lasthop_vhostuser::{Session, SessionError, SessionEvent};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -38,7 +38,7 @@ impl PortEntry {
 
     /// A front-end has connected.
     pub fn connect(&mut self, socket: OwnedFd, now: Instant) {
-        self.session = Some(Session::new(socket, self.port.queues.clone(), Offer::default(), now));
+        self.session = Some(Session::new(socket, self.port.queues.clone(), now));
     }
 
     /// The front-end said something. An error ends the connection: call [`PortEntry::disconnect`].

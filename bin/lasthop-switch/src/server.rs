@@ -7,7 +7,7 @@ use lasthop_forward::{Datapath, Forwarder};
 use lasthop_guestmem::{GuestMemory, PinnedSlice, RegionSpec};
 use lasthop_ipc::{
     Channel, ChannelError, DatapathRequest, FromControl, MissedPacket, SupervisorToSwitch, SwitchToSupervisor,
-    ToControl, WireKey,
+    ToControl,
 };
 use lasthop_schedule::{Settings, Workers};
 use lasthop_sys::{Epoll, Trigger};
@@ -234,7 +234,7 @@ impl Server {
                 told = true;
                 let message = ToControl::Miss(MissedPacket {
                     id: u64::from(id.0) << 32 | u64::from(missed.id),
-                    key: WireKey::new(&missed.key),
+                    key: missed.key,
                     header: missed.header,
                     frame_len: missed.frame_len as u32,
                 });
@@ -314,22 +314,15 @@ impl Server {
     fn obey(&mut self, message: FromControl) -> Result<(), ChannelError> {
         self.datapath.set_control_answers(true);
         match message {
-            FromControl::PutFlow(flow) => match flow.spec() {
-                Some(spec) => {
-                    let port = spec.key.port();
-                    match self.forwarder.install(spec) {
-                        Ok(true) => self.workers.look(port),
-                        Ok(false) => {}
-                        Err(error) => tracing::warn!("flow not installed: {error}"),
-                    }
-                }
-                None => tracing::error!("control sent a flow of another version"),
-            },
-            FromControl::DelFlow { key, mask } => {
-                if let (Some(key), Some(mask)) = (key.key(), mask.key()) {
-                    self.datapath.flows().remove(&key, &lasthop_frame::FlowMask(mask));
+            FromControl::PutFlow(spec) => {
+                let port = spec.key.port();
+                match self.forwarder.install(spec) {
+                    Ok(true) => self.workers.look(port),
+                    Ok(false) => {}
+                    Err(error) => tracing::warn!("flow not installed: {error}"),
                 }
             }
+            FromControl::DelFlow { key, mask } => drop(self.datapath.flows().remove(&key, &mask)),
             FromControl::ClearFlows => drop(self.datapath.flows().remove_if(|_| true)),
             FromControl::Resume { id, actions } => {
                 let port = PortId((id >> 32) as u32);

@@ -222,7 +222,9 @@ fn starts_its_children_says_ready_and_ends_cleanly() {
         place.start(&["--port", &place.port("a"), "--port", &place.port("b"), "--cpus", "0", "--spin-us", "7"]);
     let switch = lasthop.wait_pid("switch", "arguments");
     let line = lasthop.seen.last().unwrap().clone();
-    assert!(line.ends_with("arguments --supervisor-fd 3 --journal-fd 4 --cpus 0 --spin-us 7"), "{line}");
+    assert!(line.ends_with("arguments --supervisor-fd 3 --journal-fd 4 --spin-us 7"), "{line}");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", switch.as_raw_pid())).unwrap();
+    assert!(status.contains("Cpus_allowed_list:\t0\n"), "{status}");
     // 0 to 4, and one to list the directory with.
     lasthop.wait(&["switch[", "descriptors [0, 1, 2, 3, 4, 5]"]);
     let line = lasthop.wait(&["switch[", "environment"]);

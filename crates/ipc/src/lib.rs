@@ -12,7 +12,6 @@ mod supervisor;
 pub use channel::{Channel, ChannelError, MAX_MESSAGE};
 pub use datapath::{
     DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket, PortInfo, PortState, QueueInfo, ToControl,
-    WireFlow, WireKey,
 };
 #[cfg(feature = "management")]
 pub use management::{ControlToSupervisor, LISTS_PART, SupervisorToControl};

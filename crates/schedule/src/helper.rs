@@ -9,7 +9,7 @@ use crate::mailbox::Mailbox;
 use crate::policy::{Arrivals, BackOff, Core, Hysteresis, choose_core};
 use crate::served::Served;
 use lasthop_forward::{Datapath, Forwarder};
-use lasthop_sys::{CpuList, Epoll, ThreadId};
+use lasthop_sys::{Epoll, ThreadId, bind_current_thread};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -52,11 +52,11 @@ enum Letter {
 impl Helpers {
     pub(crate) fn new(
         datapath: Arc<Datapath>,
-        cpus: &CpuList,
+        cpus: &[usize],
         hysteresis: Hysteresis,
         dedicated: bool,
     ) -> io::Result<Self> {
-        let helper = |cpu| {
+        let helper = |&cpu| {
             Ok(Helper {
                 cpu,
                 mailbox: Mailbox::new()?,
@@ -154,7 +154,7 @@ impl Thread {
         let helpers = self.helpers.clone();
         let Some(helper) = helpers.all.get(self.n) else { return };
         let thread = ThreadId::current();
-        let bound = [helper.cpu].into_iter().collect::<CpuList>().bind_current_thread();
+        let bound = bind_current_thread(helper.cpu);
         if let Err(error) = bound.and_then(|()| if helpers.dedicated { Ok(()) } else { thread.set_idle(true) }) {
             // One that is not bound, or is in nobody's way only by chance, is worse than none.
             tracing::warn!(cpu = helper.cpu, "no helper on this core: {error}");

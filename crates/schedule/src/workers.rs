@@ -6,7 +6,7 @@ use crate::policy::{Arrivals, Batch, Hysteresis};
 use crate::port::{Letter, PortThread};
 use crate::served::Served;
 use lasthop_forward::{Datapath, Port};
-use lasthop_sys::{CpuList, EventFd, ThreadId};
+use lasthop_sys::EventFd;
 use lasthop_types::PortId;
 use std::collections::{HashMap, hash_map};
 use std::io;
@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 /// How packets are moved. Every mechanism can be switched off alone.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// Cores that get a helper; none: no helpers.
-    pub helpers: CpuList,
+    pub helpers: Vec<usize>,
     /// Cores that do nothing but poll; if there are any they do all the work, and there are no helpers.
-    pub poll: CpuList,
+    pub poll: Vec<usize>,
     /// How long helpers look for more before they sleep.
     pub hysteresis: Hysteresis,
     /// How packets from guests are gathered before the switch is woken.
@@ -48,15 +48,7 @@ impl Workers {
     /// Starts helpers, or pollers. All threads inherit the caller's signal mask, and those of ports its CPU affinity.
     pub fn start(datapath: &Arc<Datapath>, settings: Settings) -> io::Result<Self> {
         let dedicated = !settings.poll.is_empty();
-        let none = CpuList::default();
-        let cpus = match () {
-            () if dedicated => &settings.poll,
-            () if settings.helpers.is_empty() || may_hurry() => &settings.helpers,
-            () => {
-                tracing::warn!("no helpers on idle cores: RLIMIT_NICE must be 20 or more (ulimit -e)");
-                &none
-            }
-        };
+        let cpus = if dedicated { &settings.poll } else { &settings.helpers };
         let helpers = Arc::new(Helpers::new(datapath.clone(), cpus, settings.hysteresis, dedicated)?);
         let threads = helpers.start()?;
         let waiting = helpers.clone();
@@ -138,15 +130,6 @@ fn start_port(
     let coalescing = Arc::new(Coalescing::new(datapath.clone(), settings.receive)?);
     port.set_coalescing(coalescing.clone());
     PortThread::start(port, helpers, settings.transmit, coalescing).map(Some)
-}
-
-/// Whether threads may leave the idle class again.
-fn may_hurry() -> bool {
-    let thread = std::thread::spawn(|| {
-        let this = ThreadId::current();
-        this.set_idle(true).and_then(|()| this.set_idle(false)).is_ok()
-    });
-    thread.join().unwrap_or(false)
 }
 
 impl Drop for Workers {

@@ -1,8 +1,7 @@
 //! Scheduling classes of our own threads, and timers.
 
-use crate::errno::last_errno;
 use rustix::io::Errno;
-use rustix::thread::gettid;
+use rustix::thread::{CpuSet, gettid, sched_setaffinity};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
@@ -24,8 +23,22 @@ impl ThreadId {
         let policy = if idle { libc::SCHED_IDLE } else { libc::SCHED_OTHER };
         let param = libc::sched_param { sched_priority: 0 };
         // SAFETY: the kernel reads `param`, which lives until the call returns, and changes nothing of ours in memory.
-        if unsafe { libc::sched_setscheduler(self.0, policy, &param) } < 0 { Err(last_errno()) } else { Ok(()) }
+        if unsafe { libc::sched_setscheduler(self.0, policy, &param) } < 0 { Err(last_error()) } else { Ok(()) }
     }
+}
+
+fn last_error() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+/// Binds the calling thread to one CPU. `INVAL` when it is not online or not allowed here.
+pub fn bind_current_thread(cpu: usize) -> Result<(), Errno> {
+    let mut set = CpuSet::new();
+    if cpu >= CpuSet::MAX_CPU {
+        return Err(Errno::INVAL);
+    }
+    set.set(cpu);
+    sched_setaffinity(None, &set)
 }
 
 /// Timers of this thread, and of threads it starts, run out when they are to (the kernel gives itself 50 µs otherwise).

@@ -1,5 +1,6 @@
 //! Arguments of `lasthop run`.
 
+use lasthop_sys::{CpuList, ParseCpusError};
 use std::path::PathBuf;
 
 /// Longest port name, in characters.
@@ -34,10 +35,10 @@ pub struct Scheduling {
     /// CPUs on which a helper takes over the polling of busy rings, on cycles nobody else wants; "none" for no helpers
     /// [default: those of --cpus]
     #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
-    pub helpers: Option<String>,
+    pub helpers: Option<Cpus>,
     /// CPUs to give to lasthop for good: each is polled on at 100 %, and there are no helpers
     #[arg(long, value_name = "LIST", value_parser = parse_cpus, conflicts_with = "helpers")]
-    pub poll: Option<String>,
+    pub poll: Option<Cpus>,
     /// Microseconds a helper looks for more packets before it sleeps, and the most it does so while packets come often
     #[arg(long, value_name = "US[,US]", default_value = "5,50", value_parser = parse_hysteresis)]
     pub hysteresis: Pair,
@@ -60,20 +61,34 @@ impl std::fmt::Display for Pair {
 }
 
 impl Scheduling {
-    /// The arguments of lasthop-switch that say the same.
-    pub fn for_switch(&self) -> Vec<String> {
-        let list = |option: &str, list: &Option<String>| list.iter().flat_map(|l| [option.into(), l.clone()]).collect();
-        let lists: [Vec<String>; 2] = [list("--helpers", &self.helpers), list("--poll", &self.poll)];
-        let pairs = [("--hysteresis", self.hysteresis), ("--tx-batch", self.tx_batch), ("--rx-batch", self.rx_batch)];
-        lists.concat().into_iter().chain(pairs.iter().flat_map(|(o, p)| [String::from(*o), p.to_string()])).collect()
+    /// The arguments of lasthop-switch that say the same. `cpus` are those it may use.
+    pub fn for_switch(&self, cpus: &CpuList) -> Vec<String> {
+        let mut arguments = Vec::new();
+        let mut push = |option: &str, value: String| arguments.extend([option.to_owned(), value]);
+        let numbers = |list: &CpuList| list.iter().map(|cpu| cpu.to_string()).collect::<Vec<_>>().join(",");
+        match (&self.poll, &self.helpers) {
+            (Some(Cpus(Some(poll))), _) => push("--poll", numbers(poll)),
+            (_, Some(Cpus(None))) => {}
+            (_, Some(Cpus(Some(helpers)))) => push("--helpers", numbers(helpers)),
+            (_, None) => push("--helpers", numbers(cpus)),
+        }
+        push("--hysteresis", self.hysteresis.to_string());
+        push("--tx-batch", self.tx_batch.to_string());
+        push("--rx-batch", self.rx_batch.to_string());
+        arguments
     }
 }
 
-fn parse_cpus(text: &str) -> Result<String, String> {
-    if text != "none" {
-        text.parse::<lasthop_sys::CpuList>().map_err(|e| e.to_string())?;
+/// A list of CPUs, or none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cpus(pub Option<CpuList>);
+
+fn parse_cpus(text: &str) -> Result<Cpus, String> {
+    if text == "none" {
+        Ok(Cpus(None))
+    } else {
+        text.parse().map(|l| Cpus(Some(l))).map_err(|e: ParseCpusError| e.to_string())
     }
-    Ok(text.into())
 }
 
 /// Two numbers, or one that stands for itself and `second`.

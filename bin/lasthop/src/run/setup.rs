@@ -50,8 +50,8 @@ impl Setup {
         let allowed = CpuList::allowed().map_err(|e| Failed(format!("cannot read the CPUs of this process: {e}")))?;
         let cpus = args.cpus.as_deref().map(|text| check_cpus("--cpus", text, &allowed)).transpose()?;
         for (option, list) in [("--helpers", &args.scheduling.helpers), ("--poll", &args.scheduling.poll)] {
-            if let Some(text) = list.as_deref().filter(|text| *text != "none") {
-                check_cpus(option, text, cpus.as_ref().unwrap_or(&allowed))?;
+            if let Some(list) = list.as_ref().and_then(|cpus| cpus.0.as_ref()) {
+                check_cpus(option, &list.to_string(), cpus.as_ref().unwrap_or(&allowed))?;
             }
         }
         let ports = absolute(&args.ports)?;
@@ -66,8 +66,8 @@ impl Setup {
         let run_dir = std::path::absolute(&args.run_dir).unwrap_or_else(|_| args.run_dir.clone());
         let api = Listener::bind(&run_dir.join("api.sock"), false).map_err(Failed)?;
         Ok(Self {
+            scheduling: args.scheduling.for_switch(cpus.as_ref().unwrap_or(&allowed)),
             cpus,
-            scheduling: args.scheduling.for_switch(),
             switch,
             control,
             api,

@@ -70,15 +70,13 @@ impl Supervisor {
 
         let arguments = |text: &[&str]| text.iter().map(ToString::to_string).collect::<Vec<_>>();
         let mut for_switch = arguments(&["--supervisor-fd", "3", "--journal-fd", "4"]);
-        if let Some(cpus) = &setup.cpus {
-            for_switch.extend(["--cpus".into(), cpus.to_string()]);
-        }
         for_switch.extend(setup.scheduling);
         let for_control = arguments(&["--supervisor-fd", "3", "--api-fd", "4"]);
         let mut supervisor = Self {
             epoll,
             signals,
-            switch: Child::new("lasthop-switch", setup.switch, for_switch, SWITCH_CHANNEL, SWITCH_PID),
+            switch: Child::new("lasthop-switch", setup.switch, for_switch, SWITCH_CHANNEL, SWITCH_PID)
+                .bound_to(setup.cpus),
             control: Child::new("lasthop-control", setup.control, for_control, CONTROL_CHANNEL, CONTROL_PID),
             ports: BTreeMap::new(),
             next_id: 1,
