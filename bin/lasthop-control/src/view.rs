@@ -106,17 +106,16 @@ pub(crate) fn outputs(actions: &[Action]) -> Vec<PortId> {
     actions.iter().filter_map(port).collect()
 }
 
-/// `None` for a flow that makes no sense.
-pub(crate) fn flow(f: &FlowInfo, name: impl Fn(PortId) -> String) -> Option<Flow> {
-    let spec = f.flow.spec()?;
-    Some(Flow {
+pub(crate) fn flow(f: &FlowInfo, name: impl Fn(PortId) -> String) -> Flow {
+    let spec = &f.flow;
+    Flow {
         fields: fields(&spec.key, &spec.mask, &name),
         outputs: outputs(&spec.actions).into_iter().map(&name).collect(),
         packets: f.packets,
         bytes: f.bytes,
         idle_ms: f.idle_ms,
-        epoch: f.flow.epoch,
-    })
+        epoch: spec.epoch,
+    }
 }
 
 pub(crate) fn trace_output(port: String, info: Option<&PortInfo>, hairpin: bool) -> TraceOutput {

@@ -6,7 +6,7 @@ use lasthop_schedule::Workers;
 use lasthop_sys::Epoll;
 use lasthop_sys::hostview::{HostView, VmState};
 use lasthop_types::PortId;
-use lasthop_vhostuser::{Offer, Session, SessionError, SessionEvent};
+use lasthop_vhostuser::{Session, SessionError, SessionEvent};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,8 +18,6 @@ pub struct PortEntry {
     pub port: Arc<Port>,
     /// The front-end, while one is connected.
     pub session: Option<Session>,
-    /// Where to look up what its VM does, and under which number.
-    pub vm: Option<(HostView, u32)>,
     last_error: Option<String>,
 }
 
@@ -36,12 +34,12 @@ pub struct Context<'a> {
 impl PortEntry {
     /// A port nobody is connected to.
     pub fn new(config: &PortConfig) -> Self {
-        Self { port: Arc::new(Port::new(config.id, config.name.clone())), session: None, vm: None, last_error: None }
+        Self { port: Arc::new(Port::new(config.id, config.name.clone())), session: None, last_error: None }
     }
 
     /// A front-end has connected.
     pub fn connect(&mut self, socket: OwnedFd, now: Instant) {
-        self.session = Some(Session::new(socket, self.port.queues.clone(), Offer::default(), now));
+        self.session = Some(Session::new(socket, self.port.queues.clone(), now));
     }
 
     /// The front-end said something. An error ends the connection: call [`PortEntry::disconnect`].
@@ -129,7 +127,7 @@ impl PortEntry {
     }
 
     /// As control is told of it.
-    pub fn info(&self) -> PortInfo {
+    pub fn info(&self, view: Option<&HostView>) -> PortInfo {
         let port = &self.port;
         let (from_guest, to_guest) = port.totals();
         let statuses: Vec<_> = port.queues.iter().map(|q| (q.index(), q.status())).collect();
@@ -147,7 +145,7 @@ impl PortEntry {
             (Some(_), None) if port.is_up() => PortState::Up,
             (Some(_), None) => PortState::Connected,
         };
-        let vm = match self.vm.filter(|_| self.session.is_some()).and_then(|(view, slot)| view.vm(slot)) {
+        let vm = match port.vm().filter(|_| self.session.is_some()).and_then(|vm| view?.vm(vm)) {
             None => PortVm::Unknown,
             Some(VmState::Running { core }) => PortVm::Running { core },
             Some(VmState::Blocked { .. }) => PortVm::Blocked,

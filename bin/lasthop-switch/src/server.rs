@@ -7,9 +7,9 @@ use lasthop_forward::{Datapath, Forwarder};
 use lasthop_guestmem::{GuestMemory, PinnedSlice, RegionSpec};
 use lasthop_ipc::{
     Channel, ChannelError, DatapathRequest, FromControl, MissedPacket, SupervisorToSwitch, SwitchToSupervisor,
-    ToControl, WireKey,
+    ToControl,
 };
-use lasthop_schedule::{Workers, WorkersConfig};
+use lasthop_schedule::{Settings, Workers};
 use lasthop_sys::hostview::HostView;
 use lasthop_sys::{Epoll, Trigger};
 use lasthop_types::PortId;
@@ -58,12 +58,7 @@ pub struct Server {
 
 impl Server {
     /// Starts the workers.
-    pub fn new(
-        supervisor: OwnedFd,
-        journal: Option<OwnedFd>,
-        view: Option<HostView>,
-        config: WorkersConfig,
-    ) -> Result<Self, Failure> {
+    pub fn new(supervisor: OwnedFd, journal: Option<OwnedFd>, settings: Settings) -> Result<Self, Failure> {
         let datapath = Arc::new(Datapath::new(FLOW_LIMIT)?);
         let epoll = Epoll::new()?;
         epoll.add(&supervisor, SUPERVISOR, Trigger::Level)?;
@@ -74,8 +69,8 @@ impl Server {
         };
         Ok(Self {
             journal,
-            view,
-            workers: Workers::start(&datapath, config)?,
+            view: settings.view,
+            workers: Workers::start(&datapath, settings)?,
             forwarder: Forwarder::new(datapath.clone()),
             epoll,
             supervisor: Channel::new(supervisor),
@@ -155,7 +150,7 @@ impl Server {
                         keep_journal(&entry, journal);
                     }
                     self.datapath.add_port(entry.port.clone());
-                    self.tell_control(ToControl::Port(entry.info()));
+                    self.tell_control(ToControl::Port(entry.info(self.view.as_ref())));
                     self.ports.insert(config.id, entry);
                 }
                 (SupervisorToSwitch::DelPort(id), _) => self.del_port(id),
@@ -181,7 +176,7 @@ impl Server {
         }
         tracing::info!(port = %entry.port.name, "front-end connected");
         entry.connect(socket, Instant::now());
-        entry.vm = self.view.zip(vm);
+        entry.port.set_vm(vm);
         self.report(id);
     }
 
@@ -210,6 +205,7 @@ impl Server {
     fn del_port(&mut self, id: PortId) {
         let Some(mut entry) = self.ports.remove(&id) else { return };
         entry.disconnect(None, &mut self.workers, &self.epoll);
+        self.workers.remove(id);
         self.datapath.remove_port(id);
         self.tell_control(ToControl::PortGone(id));
     }
@@ -243,7 +239,7 @@ impl Server {
                 told = true;
                 let message = ToControl::Miss(MissedPacket {
                     id: u64::from(id.0) << 32 | u64::from(missed.id),
-                    key: WireKey::new(&missed.key),
+                    key: missed.key,
                     header: missed.header,
                     frame_len: missed.frame_len as u32,
                 });
@@ -271,7 +267,7 @@ impl Server {
             return;
         }
         let mut control = Control::new(socket);
-        let ports = self.ports.values().map(PortEntry::info).collect();
+        let ports = self.ports.values().map(|p| p.info(self.view.as_ref())).collect();
         if control.send(ToControl::Hello { ports }).is_err() {
             return;
         }
@@ -323,22 +319,15 @@ impl Server {
     fn obey(&mut self, message: FromControl) -> Result<(), ChannelError> {
         self.datapath.set_control_answers(true);
         match message {
-            FromControl::PutFlow(flow) => match flow.spec() {
-                Some(spec) => {
-                    let port = spec.key.port();
-                    match self.forwarder.install(spec) {
-                        Ok(true) => self.workers.look(port),
-                        Ok(false) => {}
-                        Err(error) => tracing::warn!("flow not installed: {error}"),
-                    }
-                }
-                None => tracing::error!("control sent a flow of another version"),
-            },
-            FromControl::DelFlow { key, mask } => {
-                if let (Some(key), Some(mask)) = (key.key(), mask.key()) {
-                    self.datapath.flows().remove(&key, &lasthop_frame::FlowMask(mask));
+            FromControl::PutFlow(spec) => {
+                let port = spec.key.port();
+                match self.forwarder.install(spec) {
+                    Ok(true) => self.workers.look(port),
+                    Ok(false) => {}
+                    Err(error) => tracing::warn!("flow not installed: {error}"),
                 }
             }
+            FromControl::DelFlow { key, mask } => drop(self.datapath.flows().remove(&key, &mask)),
             FromControl::ClearFlows => drop(self.datapath.flows().remove_if(|_| true)),
             FromControl::Resume { id, actions } => {
                 let port = PortId((id >> 32) as u32);
@@ -354,7 +343,7 @@ impl Server {
                     let queues = self.ports.values().flat_map(|entry| entry.port.queues.iter());
                     queues.for_each(|queue| drop(queue.lock()));
                 }
-                let ports = self.ports.values().map(PortEntry::info);
+                let ports = self.ports.values().map(|p| p.info(self.view.as_ref()));
                 if let Some(control) = &mut self.control {
                     control.answer(request, question, &self.datapath, ports)?;
                 }
@@ -365,7 +354,7 @@ impl Server {
 
     fn report(&mut self, id: PortId) {
         if let Some(entry) = self.ports.get(&id) {
-            self.tell_control(ToControl::Port(entry.info()));
+            self.tell_control(ToControl::Port(entry.info(self.view.as_ref())));
         }
     }
 

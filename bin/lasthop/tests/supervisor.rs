@@ -222,16 +222,31 @@ fn wait_for_end(stream: &mut UnixStream) {
 
 fn starts_its_children_says_ready_and_ends_cleanly() {
     let place = Place::new();
-    let mut lasthop =
-        place.start(&["--port", &place.port("a"), "--port", &place.port("b"), "--cpus", "0", "--spin-us", "7"]);
+    let mut lasthop = place.start(&[
+        "--port",
+        &place.port("a"),
+        "--port",
+        &place.port("b"),
+        "--cpus",
+        "0",
+        "--hysteresis",
+        "7,9",
+        "--rx-batch",
+        "off",
+    ]);
     let switch = lasthop.wait_pid("switch", "arguments");
     let line = lasthop.seen.last().unwrap().clone();
     assert!(
-        line.ends_with("arguments --supervisor-fd 3 --journal-fd 4 --host-view-fd 5 --cpus 0 --spin-us 7"),
+        line.ends_with(
+            "arguments --supervisor-fd 3 --journal-fd 4 --host-view-fd 5 --hurry-fd 6 --helpers 0 --hysteresis 7,9 \
+             --tx-batch 125,64 --rx-batch 0,0"
+        ),
         "{line}"
     );
-    // 0 to 5, and one to list the directory with.
-    lasthop.wait(&["switch[", "descriptors [0, 1, 2, 3, 4, 5, 6]"]);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", switch.as_raw_pid())).unwrap();
+    assert!(status.contains("Cpus_allowed_list:\t0\n"), "{status}");
+    // 0 to 6, and one to list the directory with.
+    lasthop.wait(&["switch[", "descriptors [0, 1, 2, 3, 4, 5, 6, 7]"]);
     let line = lasthop.wait(&["switch[", "environment"]);
     assert!(line.ends_with("environment [\"RUST_LOG\"]"), "{line}");
     lasthop.wait(&["switch[", "add 1 a", "a.sock listening"]);

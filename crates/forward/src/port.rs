@@ -4,8 +4,9 @@ use crate::miss::Misses;
 use lasthop_frame::Receiver;
 use lasthop_types::{MAX_QUEUE_PAIRS, PortId, PortTotals};
 use lasthop_virtqueue::Queue;
-use std::sync::Arc;
+use std::fmt;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 /// Feature bits (virtio 1.2 §5.1.3, §6) that change how frames are handed to a guest.
 pub mod feature {
@@ -63,6 +64,14 @@ pub struct Port {
     mtu: AtomicU16,
     /// Bit per pair whose queue to the guest is ready.
     pairs_ready: AtomicU32,
+    coalescing: OnceLock<Arc<dyn Coalesce>>,
+    vm: AtomicU32,
+}
+
+/// Decides when a guest that wants to be interrupted is. Called with the lock of the queue to the guest held.
+pub trait Coalesce: fmt::Debug + Send + Sync {
+    /// `packets` more have been delivered. True: interrupt now. False: whoever says so does it later.
+    fn interrupts_now(&self, port: &Port, queue: &Queue, packets: u32) -> bool;
 }
 
 impl Port {
@@ -75,7 +84,28 @@ impl Port {
             misses: Misses::new(),
             mtu: AtomicU16::new(0),
             pairs_ready: AtomicU32::new(0),
+            coalescing: OnceLock::new(),
+            vm: AtomicU32::new(u32::MAX),
         }
+    }
+
+    /// Has somebody else decide when the guest is interrupted; from then on for good.
+    pub fn set_coalescing(&self, coalescing: Arc<dyn Coalesce>) {
+        let _ = self.coalescing.set(coalescing);
+    }
+
+    /// Under which number the supervisor watches its VM, if it does.
+    pub fn vm(&self) -> Option<u32> {
+        Some(self.vm.load(Relaxed)).filter(|vm| *vm != u32::MAX)
+    }
+
+    /// Says so.
+    pub fn set_vm(&self, vm: Option<u32>) {
+        self.vm.store(vm.unwrap_or(u32::MAX), Relaxed);
+    }
+
+    pub(crate) fn interrupts_now(&self, queue: &Queue, packets: u32) -> bool {
+        self.coalescing.get().is_none_or(|c| c.interrupts_now(self, queue, packets))
     }
 
     /// The queue that carries packets to the guest for traffic with this hash, if there is one: any flow always takes

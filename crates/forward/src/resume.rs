@@ -39,7 +39,7 @@ impl Forwarder {
         self.follow_ports();
         let of_port = flow.mask.0.in_port == u32::MAX;
         let port = self.ports.get(flow.key.port()).filter(|_| of_port).cloned();
-        let (key, mask, actions) = (flow.key, flow.mask, flow.actions.clone());
+        let (key, mask, actions) = (flow.key.masked(&flow.mask), flow.mask, flow.actions.clone());
         let mut goes_on = self.resume_all(port.as_deref(), &key, &mask, &actions);
         let now_ms = self.datapath.now_ms();
         self.datapath.flows().insert(flow, now_ms)?;
@@ -125,7 +125,7 @@ impl Forwarder {
         };
         let call = target.publish();
         drop(target);
-        if call {
+        if call && port.interrupts_now(queue, 1) {
             guard.call();
         }
         if let Some(error) = error {

@@ -301,7 +301,7 @@ pub struct CompleteChecksum {
 
 impl CompleteChecksum {
     /// Stores the checksum in `header`, the private first bytes of the frame (the snapshot). `rest_sum` is the partial
-    /// sum over all bytes behind them, taken as if they began at an even offset ([`sum::sum`], [`sum::Accumulator`]).
+    /// sum over all bytes behind them, taken as if they began at an even offset ([`sum::sum`]).
     #[inline]
     pub fn finish(&self, header: &mut [u8], rest_sum: u32) {
         let summed = header.get(usize::from(self.start)..).unwrap_or_default();

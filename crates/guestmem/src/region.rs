@@ -5,16 +5,18 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Where a region lies: as the front-end says in SET_MEM_TABLE or ADD_MEM_REG (vhost-user, "Memory region description").
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
 pub struct RegionSpec {
     /// Guest physical address.
     pub guest_addr: u64,
-    /// Address in the front-end's own address space; ring addresses use these.
-    pub user_addr: u64,
     /// Bytes.
     pub size: u64,
+    /// Address in the front-end's own address space; ring addresses use these.
+    pub user_addr: u64,
     /// Where in the file the region starts.
     pub mmap_offset: u64,
 }

@@ -12,7 +12,7 @@ mod supervisor;
 pub use channel::{Channel, ChannelError, MAX_MESSAGE};
 pub use datapath::{
     DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket, PortInfo, PortState, PortVm, QueueInfo,
-    ToControl, WireFlow, WireKey,
+    ToControl,
 };
 #[cfg(feature = "management")]
 pub use management::{ControlToSupervisor, LISTS_PART, SupervisorToControl};

@@ -1,7 +1,7 @@
 //! bpf(2): as much of it as it takes to load a tracing program and to share memory with it. Only for processes with
 //! CAP_BPF and CAP_PERFMON (or root); everybody else gets `EPERM`.
 
-use crate::errno::last_errno;
+use crate::sched::last_errno;
 use rustix::io::Errno;
 use std::ffi::CStr;
 use std::mem::size_of;

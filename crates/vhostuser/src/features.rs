@@ -3,8 +3,6 @@
 // Those never offered have their names for messages only; the specifications say what they are.
 #![allow(missing_docs)]
 
-use std::fmt::Write;
-
 bitflags::bitflags! {
     /// Virtio feature bits a network device can have, and the three that vhost borrows from the reserved ones.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -156,16 +154,10 @@ impl Features {
         .union(Self::GUEST_USO4)
         .union(Self::GUEST_USO6)
         .union(Self::HOST_USO);
-
-    /// The bits by name, comma-separated, unnamed ones by number: for error messages and `port list`.
-    pub fn describe(bits: u64) -> String {
-        let known = Self::from_bits_truncate(bits);
-        describe(known.iter_names().map(|(name, _)| name), bits & !known.bits())
-    }
 }
 
 impl ProtocolFeatures {
-    /// What the switch offers. BACKEND_REQ is understood but not offered: there is nothing to request.
+    /// What the switch offers. Not BACKEND_REQ: there is nothing to request.
     pub const OFFERED: Self = Self::MQ
         .union(Self::RARP)
         .union(Self::REPLY_ACK)
@@ -174,20 +166,14 @@ impl ProtocolFeatures {
         .union(Self::RESET_DEVICE)
         .union(Self::CONFIGURE_MEM_SLOTS)
         .union(Self::STATUS);
-
-    /// As [`Features::describe`].
-    pub fn describe(bits: u64) -> String {
-        let known = Self::from_bits_truncate(bits);
-        describe(known.iter_names().map(|(name, _)| name), bits & !known.bits())
-    }
 }
 
-fn describe<'a>(names: impl Iterator<Item = &'a str>, unnamed: u64) -> String {
-    let mut text = names.collect::<Vec<_>>().join(", ");
-    for bit in (0..64).filter(|bit| unnamed >> bit & 1 == 1) {
-        let _ = write!(text, "{}bit {bit}", if text.is_empty() { "" } else { ", " });
-    }
-    if text.is_empty() { "none".into() } else { text }
+/// Bits by name, comma-separated, unnamed ones by number: for error messages.
+pub fn describe<F: bitflags::Flags<Bits = u64>>(bits: u64) -> String {
+    let known = F::from_bits_truncate(bits);
+    let mut names: Vec<String> = known.iter_names().map(|(name, _)| name.into()).collect();
+    names.extend((0..64).filter(|n| (bits & !known.bits()) >> n & 1 == 1).map(|n| format!("bit {n}")));
+    if names.is_empty() { "none".into() } else { names.join(", ") }
 }
 
 #[cfg(test)]
@@ -206,9 +192,9 @@ mod tests {
 
     #[test]
     fn errors_name_the_bits() {
-        assert_eq!(Features::describe(0), "none");
-        assert_eq!(Features::describe(1 | 1 << 34 | 1 << 58), "CSUM, RING_PACKED, bit 58");
-        assert_eq!(Features::describe(1 << 4), "bit 4");
-        assert_eq!(ProtocolFeatures::describe(1 << 3 | 1 << 63), "REPLY_ACK, bit 63");
+        assert_eq!(describe::<Features>(0), "none");
+        assert_eq!(describe::<Features>(1 | 1 << 34 | 1 << 58), "CSUM, RING_PACKED, bit 58");
+        assert_eq!(describe::<Features>(1 << 4), "bit 4");
+        assert_eq!(describe::<ProtocolFeatures>(1 << 3 | 1 << 63), "REPLY_ACK, bit 63");
     }
 }

@@ -1,7 +1,7 @@
 //! The session against the front-end of the `vhost` crate (rust-vmm), which is what Cloud Hypervisor uses.
 
 use lasthop_sys::EventFd;
-use lasthop_vhostuser::{Features, Offer, RingState, Session, SessionError, SessionEvent};
+use lasthop_vhostuser::{Features, RingState, Session, SessionError, SessionEvent};
 use lasthop_virtqueue::Queue;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -26,7 +26,7 @@ fn serve(
     let ram = memfd_create("foreign", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&ram, 4 * SIZE).unwrap();
     let queues: Arc<[_]> = (0..32).map(|i| Arc::new(Queue::new(i))).collect();
-    let mut session = Session::new(b.into(), queues.clone(), Offer::default(), Instant::now());
+    let mut session = Session::new(b.into(), queues.clone(), Instant::now());
     let mut events = Vec::new();
     std::thread::scope(|scope| {
         let talk = scope.spawn(|| front(Frontend::from_stream(a, 32), &ram));

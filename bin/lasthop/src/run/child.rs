@@ -3,7 +3,7 @@
 use super::backoff::Backoff;
 use command_fds::{CommandFdExt, FdMapping};
 use lasthop_ipc::{Channel, ChannelError};
-use lasthop_sys::{Epoll, PidFd, Trigger, die_with_parent};
+use lasthop_sys::{CpuList, Epoll, PidFd, Trigger, bind_when_started, die_with_parent};
 use serde::{Serialize, de::DeserializeOwned};
 use std::collections::VecDeque;
 use std::io;
@@ -37,6 +37,7 @@ pub struct Child<S, R> {
     name: &'static str,
     path: PathBuf,
     arguments: Vec<String>,
+    cpus: Option<CpuList>,
     channel_token: u64,
     pid_token: u64,
     running: Option<Running<S, R>>,
@@ -74,12 +75,35 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
     pub fn new(name: &'static str, path: PathBuf, arguments: Vec<String>, channel_token: u64, pid_token: u64) -> Self {
         let backoff = Backoff::new(START_WAIT.0, START_WAIT.1);
         let start_at = Instant::now();
-        Self { name, path, arguments, channel_token, pid_token, running: None, start_at, backoff, failed_starts: 0 }
+        let cpus = None;
+        Self {
+            name,
+            path,
+            arguments,
+            cpus,
+            channel_token,
+            pid_token,
+            running: None,
+            start_at,
+            backoff,
+            failed_starts: 0,
+        }
+    }
+
+    /// Has it run on these CPUs only, if any are given.
+    pub fn bound_to(mut self, cpus: Option<CpuList>) -> Self {
+        self.cpus = cpus;
+        self
     }
 
     /// Whether the process exists.
     pub fn is_up(&self) -> bool {
         self.running.is_some()
+    }
+
+    /// Its number, while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.running.as_ref().map(|r| r.process.id())
     }
 
     /// Whether it has said that it is ready.
@@ -104,6 +128,9 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         let mappings = mappings.map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
         command.fd_mappings(mappings.collect()).map_err(io::Error::other)?;
         die_with_parent(&mut command);
+        if let Some(cpus) = &self.cpus {
+            bind_when_started(&mut command, cpus);
+        }
         let mut process = command.spawn()?;
         let started = Instant::now();
         let watched = PidFd::of(&process).and_then(|pidfd| {

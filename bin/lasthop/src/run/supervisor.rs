@@ -1,6 +1,7 @@
 //! The event loop of `lasthop run`.
 
 use super::child::{Child, Ended};
+use super::hurry::Hurry;
 use super::port::{Context, Port};
 use super::setup::{Setup, check_new};
 use super::socket::Listener;
@@ -35,6 +36,7 @@ const SWITCH_CHANNEL: u64 = 1;
 const SWITCH_PID: u64 = 2;
 const CONTROL_CHANNEL: u64 = 3;
 const CONTROL_PID: u64 = 4;
+const HURRY: u64 = 5;
 /// Listeners: this plus the port's number.
 const LISTENER: u64 = 1 << 32;
 
@@ -56,6 +58,8 @@ pub struct Supervisor {
     journal: OwnedFd,
     /// What cores and VMs do.
     monitor: HostMonitor,
+    /// Where the switch asks for threads to leave the idle class.
+    hurry: Option<Hurry>,
     /// Whether `ready` was printed.
     announced: bool,
     _locks: [File; 2],
@@ -74,15 +78,18 @@ impl Supervisor {
 
         let arguments = |text: &[&str]| text.iter().map(ToString::to_string).collect::<Vec<_>>();
         let mut for_switch = arguments(&["--supervisor-fd", "3", "--journal-fd", "4", "--host-view-fd", "5"]);
-        if let Some(cpus) = &setup.cpus {
-            for_switch.extend(["--cpus".into(), cpus.to_string()]);
+        let hurry = Hurry::new().map_err(|e| warn!("no helpers on idle cores: {e}")).ok();
+        if let Some(hurry) = &hurry {
+            epoll.add(hurry, HURRY, Trigger::Level).map_err(|e| system("epoll", e))?;
+            for_switch.extend(arguments(&["--hurry-fd", "6"]));
         }
-        for_switch.extend(["--spin-us".into(), setup.spin_us.to_string()]);
+        for_switch.extend(setup.scheduling);
         let for_control = arguments(&["--supervisor-fd", "3", "--api-fd", "4"]);
         let mut supervisor = Self {
             epoll,
             signals,
-            switch: Child::new("lasthop-switch", setup.switch, for_switch, SWITCH_CHANNEL, SWITCH_PID),
+            switch: Child::new("lasthop-switch", setup.switch, for_switch, SWITCH_CHANNEL, SWITCH_PID)
+                .bound_to(setup.cpus),
             control: Child::new("lasthop-control", setup.control, for_control, CONTROL_CHANNEL, CONTROL_PID),
             ports: BTreeMap::new(),
             next_id: 1,
@@ -92,6 +99,7 @@ impl Supervisor {
             api: setup.api,
             journal,
             monitor,
+            hurry,
             announced: false,
             _locks: setup.locks,
         };
@@ -132,6 +140,7 @@ impl Supervisor {
                     }
                     SWITCH_CHANNEL => self.hear_switch(),
                     CONTROL_CHANNEL => self.hear_control(),
+                    HURRY => self.hurry(),
                     SWITCH_PID => {
                         let now = Instant::now();
                         if let Some(ended) = self.switch.reap(&self.epoll, now) {
@@ -175,9 +184,10 @@ impl Supervisor {
         self.control.check_hang(now);
         let mut started = false;
         if self.switch.is_due(now) {
-            let memory = [self.journal.as_fd(), self.monitor.view()].map(|fd| fd.try_clone_to_owned());
-            let memory: std::io::Result<Vec<_>> = memory.into_iter().collect();
-            if let Err(e) = memory.and_then(|memory| self.switch.start(&self.epoll, memory)) {
+            let hurry = self.hurry.as_ref().map(Hurry::ask);
+            let descriptors = [self.journal.as_fd(), self.monitor.view()].into_iter().chain(hurry);
+            let given: std::io::Result<Vec<_>> = descriptors.map(|fd| fd.try_clone_to_owned()).collect();
+            if let Err(e) = given.and_then(|given| self.switch.start(&self.epoll, given)) {
                 self.cannot_start("lasthop-switch", &e)?;
                 self.switch.start_later(now);
             } else {
@@ -247,6 +257,12 @@ impl Supervisor {
                 let vm = tgid.and_then(|tgid| self.monitor.watch(id.0, tgid));
                 self.switch.send(SupervisorToSwitch::Connection(id, vm), Some(connection));
             }
+        }
+    }
+
+    fn hurry(&mut self) {
+        if let (Some(hurry), Some(switch)) = (&self.hurry, self.switch.pid()) {
+            hurry.serve(switch);
         }
     }
 
