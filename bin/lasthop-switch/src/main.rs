@@ -27,14 +27,12 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: arguments::Arguments) -> Result<(), Box<dyn std::error::Error>> {
-    // One for each CPU that `lasthop run` lets us use.
-    let threads = rustix::thread::sched_getaffinity(None)?.count() as usize;
+    lasthop_sys::set_exact_timers()?;
     lasthop_guestmem::install_fault_handler();
     // Threads made from here on are born inside the sandbox.
     let report = Program::SWITCH.enter_sandbox()?;
     for left_out in &report.left_out {
         tracing::warn!("sandbox: {left_out}");
     }
-    let config = lasthop_schedule::WorkersConfig { threads, spin: arguments.spin };
-    server::Server::new(arguments.supervisor, arguments.journal, config)?.serve()
+    server::Server::new(arguments.supervisor, arguments.journal, arguments.settings)?.serve()
 }

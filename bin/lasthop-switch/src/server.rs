@@ -9,7 +9,7 @@ use lasthop_ipc::{
     Channel, ChannelError, DatapathRequest, FromControl, MissedPacket, SupervisorToSwitch, SwitchToSupervisor,
     ToControl,
 };
-use lasthop_schedule::{Workers, WorkersConfig};
+use lasthop_schedule::{Settings, Workers};
 use lasthop_sys::{Epoll, Trigger};
 use lasthop_types::PortId;
 use lasthop_vhostuser::{Session, SessionError};
@@ -55,14 +55,14 @@ pub struct Server {
 
 impl Server {
     /// Starts the workers.
-    pub fn new(supervisor: OwnedFd, journal: Option<OwnedFd>, config: WorkersConfig) -> Result<Self, Failure> {
+    pub fn new(supervisor: OwnedFd, journal: Option<OwnedFd>, settings: Settings) -> Result<Self, Failure> {
         let datapath = Arc::new(Datapath::new(FLOW_LIMIT)?);
         let epoll = Epoll::new()?;
         epoll.add(&supervisor, SUPERVISOR, Trigger::Level)?;
         epoll.add(datapath.news(), NEWS, Trigger::Level)?;
         Ok(Self {
             journal: journal.map(map_journal).transpose()?,
-            workers: Workers::start(&datapath, config)?,
+            workers: Workers::start(&datapath, settings)?,
             forwarder: Forwarder::new(datapath.clone()),
             epoll,
             supervisor: Channel::new(supervisor),
@@ -194,6 +194,7 @@ impl Server {
     fn del_port(&mut self, id: PortId) {
         let Some(mut entry) = self.ports.remove(&id) else { return };
         entry.disconnect(None, &mut self.workers, &self.epoll);
+        self.workers.remove(id);
         self.datapath.remove_port(id);
         self.tell_control(ToControl::PortGone(id));
     }

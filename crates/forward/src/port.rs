@@ -5,8 +5,9 @@ use lasthop_frame::Receiver;
 pub use lasthop_frame::feature;
 use lasthop_types::{MAX_QUEUE_PAIRS, PortId, PortTotals};
 use lasthop_virtqueue::Queue;
-use std::sync::Arc;
+use std::fmt;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 /// Bytes of virtio-net header in front of each frame, given the negotiated features (§5.1.6.1).
 pub fn header_len(features: u64) -> usize {
@@ -33,6 +34,13 @@ pub struct Port {
     mtu: AtomicU16,
     /// Bit per pair whose queue to the guest is ready.
     pairs_ready: AtomicU32,
+    coalescing: OnceLock<Arc<dyn Coalesce>>,
+}
+
+/// Decides when a guest that wants to be interrupted is. Called with the lock of the queue to the guest held.
+pub trait Coalesce: fmt::Debug + Send + Sync {
+    /// `packets` more have been delivered. True: interrupt now. False: whoever says so does it later.
+    fn interrupts_now(&self, queue: &Queue, packets: u32) -> bool;
 }
 
 impl Port {
@@ -45,7 +53,17 @@ impl Port {
             misses: Misses::default(),
             mtu: AtomicU16::new(0),
             pairs_ready: AtomicU32::new(0),
+            coalescing: OnceLock::new(),
         }
+    }
+
+    /// Has somebody else decide when the guest is interrupted; from then on for good.
+    pub fn set_coalescing(&self, coalescing: Arc<dyn Coalesce>) {
+        let _ = self.coalescing.set(coalescing);
+    }
+
+    pub(crate) fn interrupts_now(&self, queue: &Queue, packets: u32) -> bool {
+        self.coalescing.get().is_none_or(|c| c.interrupts_now(queue, packets))
     }
 
     /// The queue that carries packets to the guest for traffic with this hash, if there is one: any flow always takes

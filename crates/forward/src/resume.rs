@@ -117,7 +117,7 @@ impl Forwarder {
         };
         let call = target.publish();
         drop(target);
-        if call {
+        if call && port.interrupts_now(queue, 1) {
             guard.call();
         }
         if let Some(error) = error {

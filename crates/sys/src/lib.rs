@@ -12,6 +12,7 @@ mod memfd;
 #[cfg(any(test, feature = "supervisor"))]
 mod process;
 pub mod sandbox;
+mod sched;
 mod socket;
 
 #[cfg(any(test, feature = "supervisor"))]
@@ -24,4 +25,5 @@ pub use memfd::memfd;
 pub use process::{
     PidFd, SignalFd, Watched, bind_when_started, die_with_parent, keep_descriptors_from_children, set_thread_name,
 };
+pub use sched::{ThreadId, TimerFd, bind_current_thread, set_exact_timers};
 pub use socket::{receive_with_fds, send_with_fds};

@@ -492,7 +492,7 @@ fn step<'m>(
             Ok(())
         }
         15 => {
-            let enabled = ring.enable_kicks();
+            let enabled = ring.enable_kicks(0);
             model.kicks(true);
             if packed {
                 assert_eq!(enabled, Ok(model.is_available()));

@@ -293,7 +293,7 @@ impl World {
             }
             _ => {
                 self.forwarder.attend(&port, 1, n == 0);
-                self.forwarder.rest(&port, 1);
+                self.forwarder.rest(&port, 1, 0);
             }
         }
     }

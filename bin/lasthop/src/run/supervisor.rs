@@ -61,6 +61,7 @@ impl Supervisor {
     /// Opens the ports. Those of the command line must work; a remembered one that does not is tried again later.
     pub fn new(setup: Setup) -> Result<Self, RunError> {
         raise_descriptor_limit();
+        allow_idle_class();
         let system = |what: &str, e: rustix::io::Errno| Failed(format!("{what}: {e}"));
         let epoll = Epoll::new().map_err(|e| system("epoll", e))?;
         let signals = SignalFd::new().map_err(|e| system("signalfd", e))?;
@@ -69,7 +70,7 @@ impl Supervisor {
 
         let arguments = |text: &[&str]| text.iter().map(ToString::to_string).collect::<Vec<_>>();
         let mut for_switch = arguments(&["--supervisor-fd", "3", "--journal-fd", "4"]);
-        for_switch.extend(["--spin-us".into(), setup.spin_us.to_string()]);
+        for_switch.extend(setup.scheduling);
         let for_control = arguments(&["--supervisor-fd", "3", "--api-fd", "4"]);
         let mut supervisor = Self {
             epoll,
@@ -399,6 +400,16 @@ fn journal() -> Result<OwnedFd, rustix::io::Errno> {
     ftruncate(&journal, JOURNAL_LEN)?;
     fcntl_add_seals(&journal, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(journal)
+}
+
+/// Lets threads of the switch leave the idle class again (sched(7): RLIMIT_NICE of 20 is nice 0). Without that right it
+/// has no helpers, and says so.
+fn allow_idle_class() {
+    let limit = getrlimit(Resource::Nice);
+    if limit.current.is_some_and(|n| n < 20) {
+        let enough = limit.maximum.map(|n| n.max(20));
+        let _ = setrlimit(Resource::Nice, Rlimit { current: Some(20), maximum: enough });
+    }
 }
 
 /// Every port needs descriptors here and many in the switch, and the usual soft limit is 1024.
