@@ -3,7 +3,7 @@
 use lasthop_api::{Drops, Field, Flow, Mac, Port, Queue, Totals, TraceOutput};
 use lasthop_flow::Action;
 use lasthop_frame::{FlowKey, FlowMask};
-use lasthop_ipc::{FlowInfo, PortConfig, PortInfo, PortState};
+use lasthop_ipc::{FlowInfo, PortConfig, PortInfo, PortState, PortVm};
 use lasthop_policy::{MacView, PortView};
 use lasthop_types::{DropReason, MacAddr, PortId, PortTotals};
 use std::fmt::Display;
@@ -70,6 +70,11 @@ pub(crate) fn port(
         port.from_guest = totals(&i.from_guest);
         port.to_guest = totals(&i.to_guest);
         port.waiting = i.waiting;
+        (port.vm, port.vm_cpu) = match i.vm {
+            PortVm::Unknown => (None, None),
+            PortVm::Running { core } => (Some("running".into()), Some(core)),
+            PortVm::Blocked => (Some("blocked".into()), None),
+        };
     }
     if let Some(c) = config {
         port.name.clone_from(&c.name);

@@ -12,26 +12,38 @@ pub struct Arguments {
     pub supervisor: OwnedFd,
     /// Memory that outlives this process.
     pub journal: Option<OwnedFd>,
+    /// What the host's cores and VMs do.
+    pub host_view: Option<OwnedFd>,
+    /// Where to ask that threads of ours leave the idle class.
+    pub hurry: Option<OwnedFd>,
     /// How packets are moved.
     pub settings: Settings,
 }
 
 impl Arguments {
-    /// Reads `--supervisor-fd N [--journal-fd N] [--helpers N,N…] [--poll N,N…] [--hysteresis US,US]
-    /// [--tx-batch US,PACKETS] [--rx-batch US,PACKETS]`. Run first thing in `main`.
+    /// Reads `--supervisor-fd N [--journal-fd N] [--host-view-fd N] [--hurry-fd N] [--helpers N,N…] [--poll N,N…]
+    /// [--hysteresis US,US] [--tx-batch US,PACKETS] [--rx-batch US,PACKETS]`. Run first thing in `main`.
     pub fn take(mut words: impl Iterator<Item = String>) -> Result<Self, String> {
         let (mut supervisor, mut journal) = (None, None);
+        let (mut host_view, mut hurry) = (None, None);
         let mut settings = Settings::default();
         while let Some(option) = words.next() {
             let value = words.next().ok_or_else(|| format!("{option} needs a value"))?;
             let wrong = |why: &str| format!("{option} {value}: {why}");
             let descriptor = || value.parse().ok().and_then(inherited_fd).ok_or_else(|| wrong("no such descriptor"));
-            let numbers = || value.split(',').map(|n| n.parse().map_err(|_| wrong("not a list of numbers"))).collect();
+            let numbers = || {
+                value
+                    .split(',')
+                    .map(|n| n.parse().map_err(|_| wrong("not a list of numbers")))
+                    .collect::<Result<Vec<usize>, _>>()
+            };
             let two = || <[usize; 2]>::try_from(numbers()?).map_err(|_| wrong("not two numbers"));
             let batch = || two().map(|[us, packets]| Batch { period_ns: us as u64 * 1000, packets: packets as u16 });
             match option.as_str() {
                 "--supervisor-fd" => supervisor = Some(descriptor()?),
                 "--journal-fd" => journal = Some(descriptor()?),
+                "--host-view-fd" => host_view = Some(descriptor()?),
+                "--hurry-fd" => hurry = Some(descriptor()?),
                 "--helpers" => settings.helpers = numbers()?,
                 "--poll" => settings.poll = numbers()?,
                 "--hysteresis" => {
@@ -44,6 +56,6 @@ impl Arguments {
             }
         }
         let supervisor = supervisor.ok_or("--supervisor-fd is missing")?;
-        Ok(Self { supervisor, journal, settings })
+        Ok(Self { supervisor, journal, host_view, hurry, settings })
     }
 }

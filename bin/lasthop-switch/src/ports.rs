@@ -1,9 +1,10 @@
 //! Ports and the front-ends connected to them.
 
 use lasthop_forward::{Forwarder, Port};
-use lasthop_ipc::{PortConfig, PortInfo, PortState, QueueInfo};
+use lasthop_ipc::{PortConfig, PortInfo, PortState, PortVm, QueueInfo};
 use lasthop_schedule::Workers;
 use lasthop_sys::Epoll;
+use lasthop_sys::hostview::{HostView, VmState};
 use lasthop_vhostuser::{Session, SessionError, SessionEvent};
 use std::sync::Arc;
 use std::time::Instant;
@@ -113,7 +114,7 @@ impl PortEntry {
     }
 
     /// As control is told of it.
-    pub fn info(&self) -> PortInfo {
+    pub fn info(&self, view: Option<&HostView>) -> PortInfo {
         let port = &self.port;
         let (from_guest, to_guest) = port.totals();
         let statuses: Vec<_> = port.queues.iter().map(|q| (q.index(), q.status())).collect();
@@ -131,6 +132,11 @@ impl PortEntry {
             (Some(_), None) if port.is_up() => PortState::Up,
             (Some(_), None) => PortState::Connected,
         };
+        let vm = match port.vm().filter(|_| self.session.is_some()).and_then(|vm| view?.vm(vm)) {
+            None => PortVm::Unknown,
+            Some(VmState::Running { core }) => PortVm::Running { core },
+            Some(VmState::Blocked { .. }) => PortVm::Blocked,
+        };
         let memory = self.session.as_ref().map(|s| s.memory().clone()).unwrap_or_default();
         PortInfo {
             id: port.id,
@@ -146,6 +152,7 @@ impl PortEntry {
             from_guest,
             to_guest,
             waiting: port.misses.len() as u64,
+            vm,
         }
     }
 }

@@ -10,6 +10,7 @@ use lasthop_ipc::{
     ToControl,
 };
 use lasthop_schedule::{Settings, Workers};
+use lasthop_sys::hostview::HostView;
 use lasthop_sys::{Epoll, Trigger};
 use lasthop_types::PortId;
 use lasthop_vhostuser::{Session, SessionError};
@@ -48,6 +49,8 @@ pub struct Server {
     next_to_tell: PortId,
     /// Memory that outlives this process, with a record for each ring.
     journal: Option<Arc<GuestMemory>>,
+    /// What the host's cores and VMs do.
+    view: Option<HostView>,
     /// Packets may wait for control.
     misses_wait: bool,
     stop: bool,
@@ -62,6 +65,7 @@ impl Server {
         epoll.add(datapath.news(), NEWS, Trigger::Level)?;
         Ok(Self {
             journal: journal.map(map_journal).transpose()?,
+            view: settings.view,
             workers: Workers::start(&datapath, settings)?,
             forwarder: Forwarder::new(datapath.clone()),
             epoll,
@@ -142,13 +146,13 @@ impl Server {
                         keep_journal(&entry, journal);
                     }
                     self.datapath.add_port(entry.port.clone());
-                    self.tell_control(ToControl::Port(entry.info()));
+                    self.tell_control(ToControl::Port(entry.info(self.view.as_ref())));
                     self.ports.insert(config.id, entry);
                 }
                 (SupervisorToSwitch::DelPort(id), _) => self.del_port(id),
-                (SupervisorToSwitch::Connection(id), Some(socket)) => self.connect(id, socket),
+                (SupervisorToSwitch::Connection(id, vm), Some(socket)) => self.connect(id, socket, vm),
                 (SupervisorToSwitch::ControlChannel, Some(socket)) => self.attach_control(socket),
-                (SupervisorToSwitch::Connection(_) | SupervisorToSwitch::ControlChannel, None) => {
+                (SupervisorToSwitch::Connection(..) | SupervisorToSwitch::ControlChannel, None) => {
                     tracing::error!("supervisor sent no descriptor with a message that needs one");
                 }
                 (SupervisorToSwitch::Shutdown, _) => {
@@ -159,7 +163,7 @@ impl Server {
         }
     }
 
-    fn connect(&mut self, id: PortId, socket: OwnedFd) {
+    fn connect(&mut self, id: PortId, socket: OwnedFd, vm: Option<u32>) {
         let Some(entry) = self.ports.get_mut(&id) else { return };
         entry.disconnect(None, &mut self.workers, &self.epoll);
         if let Err(error) = self.epoll.add(&socket, FIRST_PORT | u64::from(id.0), Trigger::Level) {
@@ -168,6 +172,7 @@ impl Server {
         }
         tracing::info!(port = %entry.port.name, "front-end connected");
         entry.session = Some(Session::new(socket, entry.port.queues.clone(), Instant::now()));
+        entry.port.set_vm(vm);
         self.report(id);
     }
 
@@ -247,7 +252,7 @@ impl Server {
             return;
         }
         let mut control = Control::new(socket);
-        let ports = self.ports.values().map(PortEntry::info).collect();
+        let ports = self.ports.values().map(|p| p.info(self.view.as_ref())).collect();
         if control.send(ToControl::Hello { ports }).is_err() {
             return;
         }
@@ -323,7 +328,7 @@ impl Server {
                     let queues = self.ports.values().flat_map(|entry| entry.port.queues.iter());
                     queues.for_each(|queue| drop(queue.lock()));
                 }
-                let ports = self.ports.values().map(PortEntry::info);
+                let ports = self.ports.values().map(|p| p.info(self.view.as_ref()));
                 if let Some(control) = &mut self.control {
                     control.answer(request, question, &self.datapath, ports)?;
                 }
@@ -334,7 +339,7 @@ impl Server {
 
     fn report(&mut self, id: PortId) {
         if let Some(entry) = self.ports.get(&id) {
-            self.tell_control(ToControl::Port(entry.info()));
+            self.tell_control(ToControl::Port(entry.info(self.view.as_ref())));
         }
     }
 

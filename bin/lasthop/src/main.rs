@@ -28,7 +28,9 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    #[command(after_help = "Example:\n  lasthop run --port vm1=/run/lasthop/vm1.sock --port vm2=/run/vm2.sock,client")]
+    #[command(after_help = "Examples:\n  \
+        lasthop run --port vm1=/run/lasthop/vm1.sock --port vm2=/run/vm2.sock,client\n  \
+        lasthop run --cpus 2-3 --no-bpf")]
     Run(run::RunArgs),
     /// Add, remove and show ports
     #[command(subcommand)]

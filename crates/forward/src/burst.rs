@@ -45,6 +45,8 @@ pub struct Forwarder {
     writer: WriterId,
     packets: Box<[Packet]>,
     plan: Plan,
+    /// Where the last delivery went.
+    receiver: PortId,
 }
 
 /// The burst at hand: where it comes from.
@@ -75,8 +77,14 @@ impl Forwarder {
             writer: WriterId::default(),
             packets: vec![Packet::default(); BURST].into_boxed_slice(),
             plan: Plan::default(),
+            receiver: PortId(0),
             datapath,
         }
+    }
+
+    /// The port that packets last went to.
+    pub fn last_receiver(&self) -> Option<&Port> {
+        self.ports.get(self.receiver).map(|port| &**port)
     }
 
     /// [`Datapath::now_ns`].
@@ -262,6 +270,7 @@ impl Forwarder {
         while let Some(group) = self.plan.group(n) {
             n += 1;
             let Some(port) = self.ports.get(group.port) else { continue };
+            self.receiver = group.port;
             let Some(queue) = port.queues.get(usize::from(group.queue)) else { continue };
             let mut guard = queue.lock();
             let (mut call, error) = match guard.active() {

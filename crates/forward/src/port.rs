@@ -35,12 +35,13 @@ pub struct Port {
     /// Bit per pair whose queue to the guest is ready.
     pairs_ready: AtomicU32,
     coalescing: OnceLock<Arc<dyn Coalesce>>,
+    vm: AtomicU32,
 }
 
 /// Decides when a guest that wants to be interrupted is. Called with the lock of the queue to the guest held.
 pub trait Coalesce: fmt::Debug + Send + Sync {
     /// `packets` more have been delivered. True: interrupt now. False: whoever says so does it later.
-    fn interrupts_now(&self, queue: &Queue, packets: u32) -> bool;
+    fn interrupts_now(&self, port: &Port, queue: &Queue, packets: u32) -> bool;
 }
 
 impl Port {
@@ -54,6 +55,7 @@ impl Port {
             mtu: AtomicU16::new(0),
             pairs_ready: AtomicU32::new(0),
             coalescing: OnceLock::new(),
+            vm: AtomicU32::new(u32::MAX),
         }
     }
 
@@ -62,8 +64,18 @@ impl Port {
         let _ = self.coalescing.set(coalescing);
     }
 
+    /// Under which number the supervisor watches its VM, if it does.
+    pub fn vm(&self) -> Option<u32> {
+        Some(self.vm.load(Relaxed)).filter(|vm| *vm != u32::MAX)
+    }
+
+    /// Says so.
+    pub fn set_vm(&self, vm: Option<u32>) {
+        self.vm.store(vm.unwrap_or(u32::MAX), Relaxed);
+    }
+
     pub(crate) fn interrupts_now(&self, queue: &Queue, packets: u32) -> bool {
-        self.coalescing.get().is_none_or(|c| c.interrupts_now(queue, packets))
+        self.coalescing.get().is_none_or(|c| c.interrupts_now(self, queue, packets))
     }
 
     /// The queue that carries packets to the guest for traffic with this hash, if there is one: any flow always takes

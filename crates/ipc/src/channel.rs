@@ -107,10 +107,10 @@ mod tests {
         let (mut supervisor, mut switch) = (Supervisor::new(a), Switch::new(b));
         assert!(matches!(switch.recv(), Err(ChannelError::WouldBlock)));
         let (carried, _other) = Supervisor::pair().unwrap();
-        supervisor.send(&SupervisorToSwitch::Connection(PortId(7)), Some(carried.as_fd())).unwrap();
+        supervisor.send(&SupervisorToSwitch::Connection(PortId(7), Some(2)), Some(carried.as_fd())).unwrap();
         supervisor.send(&SupervisorToSwitch::Shutdown, None).unwrap();
         let (message, fd) = switch.recv().unwrap();
-        assert_eq!(message, SupervisorToSwitch::Connection(PortId(7)));
+        assert_eq!(message, SupervisorToSwitch::Connection(PortId(7), Some(2)));
         assert!(fd.is_some());
         assert_eq!(switch.recv().unwrap().0, SupervisorToSwitch::Shutdown);
         drop(supervisor);

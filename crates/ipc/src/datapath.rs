@@ -139,6 +139,15 @@ pub enum PortState {
     Broken(String),
 }
 
+/// What the VM behind a port does at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum PortVm {
+    Unknown,
+    Running { core: u32 },
+    Blocked,
+}
+
 /// A port as the data plane sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortInfo {
@@ -168,6 +177,8 @@ pub struct PortInfo {
     pub to_guest: PortTotals,
     /// Packets taken from the guest that wait for control.
     pub waiting: u64,
+    /// Its VM.
+    pub vm: PortVm,
 }
 
 /// One ring.

@@ -11,7 +11,8 @@ mod supervisor;
 
 pub use channel::{Channel, ChannelError, MAX_MESSAGE};
 pub use datapath::{
-    DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket, PortInfo, PortState, QueueInfo, ToControl,
+    DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket, PortInfo, PortState, PortVm, QueueInfo,
+    ToControl,
 };
 #[cfg(feature = "management")]
 pub use management::{ControlToSupervisor, LISTS_PART, SupervisorToControl};

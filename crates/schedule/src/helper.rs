@@ -8,8 +8,10 @@
 use crate::mailbox::Mailbox;
 use crate::policy::{Arrivals, BackOff, Core, Hysteresis, choose_core};
 use crate::served::Served;
-use lasthop_forward::{Datapath, Forwarder};
-use lasthop_sys::{Epoll, ThreadId, bind_current_thread};
+use crate::workers::Settings;
+use lasthop_forward::{Datapath, Forwarder, Port};
+use lasthop_sys::hostview::{HostView, VmState};
+use lasthop_sys::{Epoll, Prompter, ThreadId, bind_current_thread};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -30,6 +32,8 @@ pub(crate) struct Helpers {
     pub(crate) hysteresis: Hysteresis,
     /// They own their cores, and the rings for good.
     pub(crate) dedicated: bool,
+    prompter: Option<Prompter>,
+    view: Option<HostView>,
 }
 
 #[derive(Debug)]
@@ -50,12 +54,14 @@ enum Letter {
 }
 
 impl Helpers {
-    pub(crate) fn new(
-        datapath: Arc<Datapath>,
-        cpus: &[usize],
-        hysteresis: Hysteresis,
-        dedicated: bool,
-    ) -> io::Result<Self> {
+    pub(crate) fn new(datapath: Arc<Datapath>, settings: &mut Settings) -> io::Result<Self> {
+        let dedicated = !settings.poll.is_empty();
+        let prompter = settings.prompter.take();
+        let cpus: &[usize] = match &prompter {
+            _ if dedicated => &settings.poll,
+            Some(_) => &settings.helpers,
+            None => &[],
+        };
         let helper = |&cpu| {
             Ok(Helper {
                 cpu,
@@ -66,7 +72,8 @@ impl Helpers {
                 back_off: Mutex::default(),
             })
         };
-        Ok(Self { all: cpus.iter().map(helper).collect::<io::Result<_>>()?, datapath, hysteresis, dedicated })
+        let all = cpus.iter().map(helper).collect::<io::Result<_>>()?;
+        Ok(Self { all, datapath, hysteresis: settings.hysteresis, dedicated, prompter, view: settings.view })
     }
 
     /// Starts their threads, each bound to its core.
@@ -87,13 +94,32 @@ impl Helpers {
         self.all.iter().for_each(|helper| helper.mailbox.send(Letter::Stop));
     }
 
-    /// The helper that is to be offered a ring with this hash; `None` if no core is idle, as far as is known.
-    pub(crate) fn choose(&self, hash: u64, now_ns: u64) -> Option<usize> {
-        let core = |helper: &Helper| {
-            let back_off = helper.back_off.lock().unwrap_or_else(PoisonError::into_inner);
-            Core { backs_off: back_off.holds(now_ns), ..Core::default() }
-        };
-        choose_core(self.all.iter().map(core), None, hash)
+    /// The helper that is to be offered a ring with this hash, whose packets last went to a guest that runs on core
+    /// `near`; `None` if no core is idle, as far as is known.
+    pub(crate) fn choose(&self, hash: u64, near: Option<usize>, now_ns: u64) -> Option<usize> {
+        let cache = near.and_then(|core| Some(self.view?.place(core)?.llc as u16));
+        let us = std::process::id();
+        choose_core(self.all.iter().map(|helper| self.core(helper, us, now_ns)), cache, hash)
+    }
+
+    /// Where the VM at this port runs, or last did.
+    pub(crate) fn core_of(&self, port: Option<&Port>) -> Option<usize> {
+        match self.view?.vm(port?.vm()?)? {
+            VmState::Running { core } => Some(core as usize),
+            VmState::Blocked { .. } => None,
+        }
+    }
+
+    fn core(&self, helper: &Helper, us: u32, now_ns: u64) -> Core {
+        let backs_off = helper.back_off.lock().unwrap_or_else(PoisonError::into_inner).holds(now_ns);
+        let Some(view) = &self.view else { return Core { backs_off, ..Core::default() } };
+        // A thread of ours is about to sleep or is a helper itself.
+        let free = |core| view.core(core).map(|c| c.idle || c.idle_class_only || c.tgid == us);
+        let place = view.place(helper.cpu).unwrap_or_default();
+        let sibling =
+            |core: &usize| *core != helper.cpu && view.place(*core).is_some_and(|p| p.physical == place.physical);
+        let sibling_busy = (0..view.cores()).filter(sibling).any(|core| free(core) == Some(false));
+        Core { idle: free(helper.cpu), sibling_busy, cache: place.llc as u16, backs_off }
     }
 
     /// Tells helper `n` of a ring that it may keep while it has packets.
@@ -122,12 +148,11 @@ impl Helpers {
     /// they have gone round once.
     pub(crate) fn hurry(&self) {
         let now_ns = self.datapath.now_ns();
-        for (n, helper) in self.all.iter().enumerate().filter(|(n, _)| self.is_lost(*n, now_ns)) {
-            if let Some(thread) = helper.thread.get()
+        for (_, helper) in self.all.iter().enumerate().filter(|(n, _)| self.is_lost(*n, now_ns)) {
+            if let (Some(thread), Some(prompter)) = (helper.thread.get(), &self.prompter)
                 && !helper.hurried.swap(true, Ordering::AcqRel)
-                && let Err(error) = thread.set_idle(false)
             {
-                tracing::warn!(helper = n, "cannot be hurried: {error}");
+                prompter.hurry(*thread);
             }
         }
     }

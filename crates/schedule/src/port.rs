@@ -158,7 +158,7 @@ impl Server {
             ring.next = Next::At(*now_ns + HOLD_RETRY_NS);
             return false;
         }
-        let offered = ring.offer(helpers, *now_ns);
+        let offered = ring.offer(helpers, forwarder.last_receiver(), *now_ns);
         if outcome.packets == BURST {
             ring.next = Next::Now;
             return true;
@@ -258,7 +258,7 @@ impl Server {
 
 impl Ring {
     /// Offers the ring to an idle core if more packets are expected soon; true if it lies with one now.
-    fn offer(&mut self, helpers: &Helpers, now_ns: u64) -> bool {
+    fn offer(&mut self, helpers: &Helpers, receiver: Option<&Port>, now_ns: u64) -> bool {
         if self.served.offered.load(Ordering::Relaxed) {
             let late = |since_ns: u64| now_ns.saturating_sub(since_ns) > OFFER_NS;
             let Some((helper, _)) = self.offer.filter(|(_, since_ns)| late(*since_ns)) else {
@@ -271,7 +271,9 @@ impl Ring {
         self.offer = None;
         if self.arrivals.expects_more(&helpers.hysteresis) {
             let hash = u64::from(self.served.port.id.0) << 8 | u64::from(self.served.queue);
-            if let Some(helper) = helpers.choose(hash.wrapping_mul(0x9e37_79b9_7f4a_7c15), now_ns) {
+            if let Some(helper) =
+                helpers.choose(hash.wrapping_mul(0x9e37_79b9_7f4a_7c15), helpers.core_of(receiver), now_ns)
+            {
                 helpers.offer(helper, &self.served, &self.arrivals);
                 self.offer = Some((helper, now_ns));
             }

@@ -6,7 +6,8 @@ use crate::policy::{Arrivals, Batch, Hysteresis};
 use crate::port::{Letter, PortThread};
 use crate::served::Served;
 use lasthop_forward::{Datapath, Port};
-use lasthop_sys::EventFd;
+use lasthop_sys::hostview::HostView;
+use lasthop_sys::{EventFd, Prompter};
 use lasthop_types::PortId;
 use std::collections::{HashMap, hash_map};
 use std::io;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 /// How packets are moved. Every mechanism can be switched off alone.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct Settings {
     /// Cores that get a helper; none: no helpers.
     pub helpers: Vec<usize>,
@@ -26,6 +27,10 @@ pub struct Settings {
     pub transmit: Batch,
     /// How packets to guests are gathered before a running guest is interrupted.
     pub receive: Batch,
+    /// What is known of cores and VMs.
+    pub view: Option<HostView>,
+    /// Who gets helpers out of the idle class when they are in the way; without there are none.
+    pub prompter: Option<Prompter>,
 }
 
 /// The threads. Used by one thread, the one that talks to front-ends.
@@ -46,10 +51,8 @@ struct Entry {
 
 impl Workers {
     /// Starts helpers, or pollers. All threads inherit the caller's signal mask, and those of ports its CPU affinity.
-    pub fn start(datapath: &Arc<Datapath>, settings: Settings) -> io::Result<Self> {
-        let dedicated = !settings.poll.is_empty();
-        let cpus = if dedicated { &settings.poll } else { &settings.helpers };
-        let helpers = Arc::new(Helpers::new(datapath.clone(), cpus, settings.hysteresis, dedicated)?);
+    pub fn start(datapath: &Arc<Datapath>, mut settings: Settings) -> io::Result<Self> {
+        let helpers = Arc::new(Helpers::new(datapath.clone(), &mut settings)?);
         let threads = helpers.start()?;
         let waiting = helpers.clone();
         lasthop_virtqueue::on_wait(Box::new(move || waiting.hurry()));
@@ -79,7 +82,7 @@ impl Workers {
             Some(thread) => thread.mailbox.send(Letter::Attach(served)),
             None => {
                 let hash = u64::from(port.id.0).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-                if let Some(n) = self.helpers.choose(hash.wrapping_add(u64::from(queue) << 62), 0) {
+                if let Some(n) = self.helpers.choose(hash.wrapping_add(u64::from(queue) << 62), None, 0) {
                     self.helpers.offer(n, &served, &Arrivals::default());
                 }
             }
@@ -127,7 +130,7 @@ fn start_port(
     if helpers.dedicated {
         return Ok(None);
     }
-    let coalescing = Arc::new(Coalescing::new(datapath.clone(), settings.receive)?);
+    let coalescing = Arc::new(Coalescing::new(datapath.clone(), settings.receive, settings.view)?);
     port.set_coalescing(coalescing.clone());
     PortThread::start(port, helpers, settings.transmit, coalescing).map(Some)
 }

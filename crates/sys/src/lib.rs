@@ -5,8 +5,11 @@
 
 #[cfg(any(test, feature = "supervisor"))]
 mod affinity;
+#[cfg(any(test, feature = "supervisor"))]
+pub mod bpf;
 mod epoll;
 mod eventfd;
+pub mod hostview;
 mod inherit;
 mod memfd;
 #[cfg(any(test, feature = "supervisor"))]
@@ -25,5 +28,5 @@ pub use memfd::memfd;
 pub use process::{
     PidFd, SignalFd, Watched, bind_when_started, die_with_parent, keep_descriptors_from_children, set_thread_name,
 };
-pub use sched::{ThreadId, TimerFd, bind_current_thread, set_exact_timers};
+pub use sched::{Prompter, ThreadId, TimerFd, bind_current_thread, set_exact_timers};
 pub use socket::{receive_with_fds, send_with_fds};

@@ -17,18 +17,40 @@ impl ThreadId {
         Self(gettid().as_raw_nonzero().get())
     }
 
+    /// The thread with this number, whoever's it is.
+    #[cfg(any(test, feature = "supervisor"))]
+    pub fn from_raw(number: i32) -> Self {
+        Self(number)
+    }
+
     /// Lets the thread run only on cycles that nobody else wants (SCHED_IDLE), or again like any other. The way back
     /// needs RLIMIT_NICE to be 20 or more, or CAP_SYS_NICE: `PERM` otherwise. `SRCH` when it has ended.
     pub fn set_idle(self, idle: bool) -> Result<(), Errno> {
         let policy = if idle { libc::SCHED_IDLE } else { libc::SCHED_OTHER };
         let param = libc::sched_param { sched_priority: 0 };
         // SAFETY: the kernel reads `param`, which lives until the call returns, and changes nothing of ours in memory.
-        if unsafe { libc::sched_setscheduler(self.0, policy, &param) } < 0 { Err(last_error()) } else { Ok(()) }
+        if unsafe { libc::sched_setscheduler(self.0, policy, &param) } < 0 { Err(last_errno()) } else { Ok(()) }
     }
 }
 
-fn last_error() -> Errno {
+pub(crate) fn last_errno() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+/// Asks the supervisor, who may, to put threads of ours into the normal class.
+#[derive(Debug)]
+pub struct Prompter(OwnedFd);
+
+impl Prompter {
+    /// By a pipe that does not block.
+    pub fn new(pipe: OwnedFd) -> Self {
+        Self(pipe)
+    }
+
+    /// Asks for this one. If the pipe is full, somebody has asked often enough.
+    pub fn hurry(&self, thread: ThreadId) {
+        let _ = rustix::io::write(&self.0, &thread.0.to_ne_bytes());
+    }
 }
 
 /// Binds the calling thread to one CPU. `INVAL` when it is not online or not allowed here.

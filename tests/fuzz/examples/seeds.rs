@@ -124,7 +124,7 @@ fn messages() -> Vec<Vec<u8>> {
     let reply = |reply| ToControl::Reply { request: 8, last: true, reply };
     vec![
         seed(0, &SupervisorToSwitch::AddPort(config.clone())),
-        seed(0x10, &SupervisorToSwitch::Connection(id)),
+        seed(0x10, &SupervisorToSwitch::Connection(id, Some(3))),
         seed(0x20, &SupervisorToSwitch::ControlChannel),
         seed(1, &SwitchToSupervisor::ConnectionClosed { port: id, reason: "closed".into() }),
         seed(2, &SupervisorToControl::Ports(vec![config.clone(), config.clone()])),

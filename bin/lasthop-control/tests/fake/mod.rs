@@ -5,7 +5,7 @@ use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{Depth, FlowKey, extract};
 use lasthop_ipc::{
     Channel, ChannelError, ControlToSupervisor, DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket,
-    PortConfig, PortInfo, PortState, SupervisorToControl, ToControl,
+    PortConfig, PortInfo, PortState, PortVm, SupervisorToControl, ToControl,
 };
 use lasthop_types::{DropReason, PortId, PortTotals};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -129,6 +129,7 @@ impl Fake {
             from_guest: packets(10, vec![(DropReason::Policy, 2)]),
             to_guest: packets(8, Vec::new()),
             waiting: 0,
+            vm: PortVm::Unknown,
         }
     }
 

@@ -23,6 +23,9 @@ pub struct RunArgs {
     pub ports: Vec<PortArg>,
     #[command(flatten)]
     pub scheduling: Scheduling,
+    /// Do not load the eBPF program that watches which VMs run and which cores are idle
+    #[arg(long, help_heading = "Scheduling")]
+    pub no_bpf: bool,
     /// Directory of lasthop-switch and lasthop-control
     #[arg(long, value_name = "DIR", hide = true)]
     pub libexec: Option<PathBuf>,

@@ -26,7 +26,7 @@ const ENDING_LIMIT: Duration = Duration::from_secs(1);
 const RECEIVE_BURST: usize = 64;
 /// Descriptor number of the channel in the child.
 const CHANNEL_FD: i32 = 3;
-/// Descriptor number of the other thing it is given.
+/// Descriptor number of the first other thing it is given.
 const OTHER_FD: i32 = 4;
 /// The only variables of the environment that children see.
 const ENVIRONMENT: [&str; 2] = ["RUST_LOG", "RUST_BACKTRACE"];
@@ -101,6 +101,11 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         self.running.is_some()
     }
 
+    /// Its number, while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.running.as_ref().map(|r| r.process.id())
+    }
+
     /// Whether it has said that it is ready.
     pub fn is_ready(&self) -> bool {
         self.running.as_ref().is_some_and(|r| r.ready)
@@ -111,17 +116,17 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         self.running.is_none() && self.start_at <= now
     }
 
-    /// Starts it with the channel as descriptor 3 and `other` as descriptor 4, and nothing else of ours: standard
-    /// input is empty, and what it prints goes to our standard error.
-    pub fn start(&mut self, epoll: &Epoll, other: OwnedFd) -> io::Result<()> {
+    /// Starts it with the channel as descriptor 3 and `others` as descriptors 4 and up, and nothing else of ours:
+    /// standard input is empty, and what it prints goes to our standard error.
+    pub fn start(&mut self, epoll: &Epoll, others: Vec<OwnedFd>) -> io::Result<()> {
         let (ours, theirs) = Channel::<S, R>::pair().map_err(io::Error::other)?;
         let mut command = Command::new(&self.path);
         command.args(&self.arguments).current_dir("/").process_group(0).stdin(Stdio::null());
         command.stdout(io::stderr().as_fd().try_clone_to_owned()?).stderr(Stdio::inherit());
         command.env_clear().envs(ENVIRONMENT.iter().filter_map(|name| Some((*name, std::env::var_os(name)?))));
-        let mappings = [(theirs, CHANNEL_FD), (other, OTHER_FD)];
+        let mappings = std::iter::once((theirs, CHANNEL_FD)).chain(others.into_iter().zip(OTHER_FD..));
         let mappings = mappings.map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
-        command.fd_mappings(mappings.into()).map_err(io::Error::other)?;
+        command.fd_mappings(mappings.collect()).map_err(io::Error::other)?;
         die_with_parent(&mut command);
         if let Some(cpus) = &self.cpus {
             bind_when_started(&mut command, cpus);

@@ -14,6 +14,7 @@
 mod args;
 mod backoff;
 mod child;
+mod hurry;
 mod port;
 mod setup;
 mod socket;

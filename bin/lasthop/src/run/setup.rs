@@ -24,6 +24,8 @@ pub struct Setup {
     pub cpus: Option<CpuList>,
     /// How packets are moved, in the switch's words.
     pub scheduling: Vec<String>,
+    /// Whether to watch cores and VMs.
+    pub bpf: bool,
     /// Program of the data plane.
     pub switch: PathBuf,
     /// Program of the control plane.
@@ -68,6 +70,7 @@ impl Setup {
         Ok(Self {
             scheduling: args.scheduling.for_switch(cpus.as_ref().unwrap_or(&allowed)),
             cpus,
+            bpf: !args.no_bpf,
             switch,
             control,
             api,

@@ -1,11 +1,13 @@
 //! The event loop of `lasthop run`.
 
 use super::child::{Child, Ended};
+use super::hurry::Hurry;
 use super::port::{Context, Port};
 use super::setup::{Setup, check_new};
 use super::socket::Listener;
 use super::store::{SavedPort, Store};
 use super::{RunError, RunError::Failed};
+use lasthop_hostview::HostMonitor;
 use lasthop_ipc::{
     Channel, ControlToSupervisor, FromControl, LISTS_PART, PortConfig, SupervisorToControl, SupervisorToSwitch,
     SwitchToSupervisor, ToControl,
@@ -13,6 +15,7 @@ use lasthop_ipc::{
 use lasthop_sys::{Epoll, Ready, SignalFd, Trigger};
 use lasthop_types::PortId;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -33,6 +36,7 @@ const SWITCH_CHANNEL: u64 = 1;
 const SWITCH_PID: u64 = 2;
 const CONTROL_CHANNEL: u64 = 3;
 const CONTROL_PID: u64 = 4;
+const HURRY: u64 = 5;
 /// Listeners: this plus the port's number.
 const LISTENER: u64 = 1 << 32;
 
@@ -52,6 +56,10 @@ pub struct Supervisor {
     new_lists: Vec<u8>,
     api: Listener,
     journal: OwnedFd,
+    /// What cores and VMs do.
+    monitor: HostMonitor,
+    /// Where the switch asks for threads to leave the idle class.
+    hurry: Option<Hurry>,
     /// Whether `ready` was printed.
     announced: bool,
     _locks: [File; 2],
@@ -61,15 +69,20 @@ impl Supervisor {
     /// Opens the ports. Those of the command line must work; a remembered one that does not is tried again later.
     pub fn new(setup: Setup) -> Result<Self, RunError> {
         raise_descriptor_limit();
-        allow_idle_class();
         let system = |what: &str, e: rustix::io::Errno| Failed(format!("{what}: {e}"));
         let epoll = Epoll::new().map_err(|e| system("epoll", e))?;
         let signals = SignalFd::new().map_err(|e| system("signalfd", e))?;
         epoll.add(&signals, SIGNALS, Trigger::Level).map_err(|e| system("epoll", e))?;
         let journal = journal().map_err(|e| system("memfd_create", e))?;
+        let monitor = monitor(setup.bpf).map_err(|e| system("memfd_create", e))?;
 
         let arguments = |text: &[&str]| text.iter().map(ToString::to_string).collect::<Vec<_>>();
-        let mut for_switch = arguments(&["--supervisor-fd", "3", "--journal-fd", "4"]);
+        let mut for_switch = arguments(&["--supervisor-fd", "3", "--journal-fd", "4", "--host-view-fd", "5"]);
+        let hurry = Hurry::new().map_err(|e| warn!("no helpers on idle cores: {e}")).ok();
+        if let Some(hurry) = &hurry {
+            epoll.add(hurry, HURRY, Trigger::Level).map_err(|e| system("epoll", e))?;
+            for_switch.extend(arguments(&["--hurry-fd", "6"]));
+        }
         for_switch.extend(setup.scheduling);
         let for_control = arguments(&["--supervisor-fd", "3", "--api-fd", "4"]);
         let mut supervisor = Self {
@@ -85,6 +98,8 @@ impl Supervisor {
             new_lists: Vec::new(),
             api: setup.api,
             journal,
+            monitor,
+            hurry,
             announced: false,
             _locks: setup.locks,
         };
@@ -125,10 +140,14 @@ impl Supervisor {
                     }
                     SWITCH_CHANNEL => self.hear_switch(),
                     CONTROL_CHANNEL => self.hear_control(),
+                    HURRY => self.hurry(),
                     SWITCH_PID => {
                         let now = Instant::now();
                         if let Some(ended) = self.switch.reap(&self.epoll, now) {
-                            self.ports.values_mut().for_each(|port| port.switch_gone(now));
+                            for (id, port) in &mut self.ports {
+                                port.switch_gone(now);
+                                self.monitor.forget(*id);
+                            }
                             self.restart_or_give_up(&ended)?;
                         }
                     }
@@ -165,8 +184,10 @@ impl Supervisor {
         self.control.check_hang(now);
         let mut started = false;
         if self.switch.is_due(now) {
-            let journal = self.journal.try_clone();
-            if let Err(e) = journal.and_then(|journal| self.switch.start(&self.epoll, journal)) {
+            let hurry = self.hurry.as_ref().map(Hurry::ask);
+            let descriptors = [self.journal.as_fd(), self.monitor.view()].into_iter().chain(hurry);
+            let given: std::io::Result<Vec<_>> = descriptors.map(|fd| fd.try_clone_to_owned()).collect();
+            if let Err(e) = given.and_then(|given| self.switch.start(&self.epoll, given)) {
                 self.cannot_start("lasthop-switch", &e)?;
                 self.switch.start_later(now);
             } else {
@@ -178,7 +199,7 @@ impl Supervisor {
         }
         if self.control.is_due(now) {
             let api = self.api.as_fd().try_clone_to_owned();
-            if let Err(e) = api.and_then(|api| self.control.start(&self.epoll, api)) {
+            if let Err(e) = api.and_then(|api| self.control.start(&self.epoll, vec![api])) {
                 self.cannot_start("lasthop-control", &e)?;
                 self.control.start_later(now);
             } else {
@@ -231,8 +252,17 @@ impl Supervisor {
         let cx = context(&self.epoll, &self.switch, now);
         for port in self.ports.values_mut() {
             if let Some(connection) = port.step(cx, token(port)) {
-                self.switch.send(SupervisorToSwitch::Connection(port.config.id), Some(connection));
+                let id = port.config.id;
+                let tgid = if self.monitor.is_live() { peer(&connection) } else { None };
+                let vm = tgid.and_then(|tgid| self.monitor.watch(id.0, tgid));
+                self.switch.send(SupervisorToSwitch::Connection(id, vm), Some(connection));
             }
+        }
+    }
+
+    fn hurry(&mut self) {
+        if let (Some(hurry), Some(switch)) = (&self.hurry, self.switch.pid()) {
+            hurry.serve(switch);
         }
     }
 
@@ -244,6 +274,7 @@ impl Supervisor {
                     self.announce();
                 }
                 SwitchToSupervisor::ConnectionClosed { port, reason } => {
+                    self.monitor.forget(port.0);
                     if let Some(port) = self.ports.get_mut(&port.0) {
                         port.connection_closed(Instant::now(), &reason);
                     }
@@ -312,6 +343,7 @@ impl Supervisor {
             self.save(None, Some(config.id))?;
         }
         self.ports.remove(&config.id.0);
+        self.monitor.forget(config.id.0);
         info!("port {name} removed");
         self.switch.send(SupervisorToSwitch::DelPort(config.id), None);
         Ok(config)
@@ -402,14 +434,22 @@ fn journal() -> Result<OwnedFd, rustix::io::Errno> {
     Ok(journal)
 }
 
-/// Lets threads of the switch leave the idle class again (sched(7): RLIMIT_NICE of 20 is nice 0). Without that right it
-/// has no helpers, and says so.
-fn allow_idle_class() {
-    let limit = getrlimit(Resource::Nice);
-    if limit.current.is_some_and(|n| n < 20) {
-        let enough = limit.maximum.map(|n| n.max(20));
-        let _ = setrlimit(Resource::Nice, Rlimit { current: Some(20), maximum: enough });
+/// Watches cores and VMs, if the kernel lets us; if not, says why, once.
+fn monitor(bpf: bool) -> Result<HostMonitor, rustix::io::Errno> {
+    if bpf {
+        match HostMonitor::start() {
+            Ok(monitor) => return Ok(monitor),
+            Err(e) => warn!("not known which VMs run and which cores are idle: {e}; going on without"),
+        }
     }
+    HostMonitor::without_program()
+}
+
+/// The process at the other end: the one that called connect(2), or listen(2) where we did. That is the VMM, unless
+/// somebody else made the socket for it.
+fn peer(connection: &OwnedFd) -> Option<u32> {
+    let pid = socket_peercred(connection).ok()?.pid.as_raw_nonzero().get();
+    u32::try_from(pid).ok()
 }
 
 /// Every port needs descriptors here and many in the switch, and the usual soft limit is 1024.
