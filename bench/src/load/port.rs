@@ -236,7 +236,7 @@ pub fn bring_up(mut front: Frontend, number: u16, settings: &Settings, memory: &
     let offered = front.features().map_err(told)?;
     let needed = settings.features_needed();
     if !offered.contains(needed) {
-        let missing = lasthop_vhostuser::features::describe::<Features>((needed - offered).bits());
+        let missing = Features::describe((needed - offered).bits());
         return Err(failed(format!("port {number}: the back-end does not offer {missing}")));
     }
     let features = offered & (needed | settings.features_welcome());

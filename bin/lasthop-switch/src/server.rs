@@ -2,7 +2,7 @@
 //! that waited for control are sent on from here.
 
 use crate::control::Control;
-use crate::ports::{Context, PortEntry};
+use crate::ports::PortEntry;
 use lasthop_forward::{Datapath, Forwarder};
 use lasthop_guestmem::{GuestMemory, PinnedSlice, RegionSpec};
 use lasthop_ipc::{
@@ -13,7 +13,7 @@ use lasthop_schedule::{Settings, Workers};
 use lasthop_sys::hostview::HostView;
 use lasthop_sys::{Epoll, Trigger};
 use lasthop_types::PortId;
-use lasthop_vhostuser::SessionError;
+use lasthop_vhostuser::{Session, SessionError};
 use lasthop_virtqueue::{JOURNAL_BYTES, Journal};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -63,12 +63,8 @@ impl Server {
         let epoll = Epoll::new()?;
         epoll.add(&supervisor, SUPERVISOR, Trigger::Level)?;
         epoll.add(datapath.news(), NEWS, Trigger::Level)?;
-        let journal = match journal {
-            Some(fd) => Some(map_journal(fd)?),
-            None => None,
-        };
         Ok(Self {
-            journal,
+            journal: journal.map(map_journal).transpose()?,
             view: settings.view,
             workers: Workers::start(&datapath, settings)?,
             forwarder: Forwarder::new(datapath.clone()),
@@ -114,7 +110,7 @@ impl Server {
     fn expire(&mut self) {
         let now = Instant::now();
         let late: Vec<_> =
-            self.ports.values().filter_map(|p| Some((p.id(), p.session.as_ref()?.expire(now).err()?))).collect();
+            self.ports.values().filter_map(|p| Some((p.port.id, p.session.as_ref()?.expire(now).err()?))).collect();
         for (id, error) in late {
             self.disconnect(id, &error);
         }
@@ -175,16 +171,14 @@ impl Server {
             return;
         }
         tracing::info!(port = %entry.port.name, "front-end connected");
-        entry.connect(socket, Instant::now());
+        entry.session = Some(Session::new(socket, entry.port.queues.clone(), Instant::now()));
         entry.port.set_vm(vm);
         self.report(id);
     }
 
     fn hear_port(&mut self, id: PortId) {
         let Some(entry) = self.ports.get_mut(&id) else { return };
-        let mut context =
-            Context { datapath: &self.datapath, workers: &mut self.workers, forwarder: &mut self.forwarder };
-        match entry.ready(&mut context) {
+        match entry.ready(&mut self.workers, &mut self.forwarder, self.datapath.now_ms()) {
             Ok(true) => self.report(id),
             Ok(false) => {}
             Err(error) => self.disconnect(id, &error),
@@ -226,12 +220,10 @@ impl Server {
 
     /// Tells control of waiting packets, one of each port in turn, as long as the channel takes them.
     fn tell_misses(&mut self) {
-        loop {
+        let mut told = true;
+        while std::mem::take(&mut told) {
             let Some(control) = &mut self.control else { return };
-            let after = self.ports.range(self.next_to_tell..).chain(self.ports.range(..self.next_to_tell));
-            let mut told = false;
-            let mut failed = false;
-            for (id, entry) in after {
+            for (id, entry) in self.ports.range(self.next_to_tell..).chain(self.ports.range(..self.next_to_tell)) {
                 if control.is_backlogged() {
                     return;
                 }
@@ -245,15 +237,8 @@ impl Server {
                 });
                 self.next_to_tell = PortId(id.0 + 1);
                 if control.send(message).is_err() {
-                    failed = true;
-                    break;
+                    return self.lose_control();
                 }
-            }
-            if failed {
-                self.lose_control();
-            }
-            if !told {
-                return;
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::burst::{Forwarder, fail};
 use crate::deliver::{Target, Undelivered};
-use crate::miss::{Left, MISS_SLOTS};
+use crate::miss::MISS_SLOTS;
 use crate::packet::Packet;
 use crate::port::Port;
 use lasthop_flow::{Action, FlowSpec, InsertError};
@@ -78,22 +78,14 @@ impl Forwarder {
         self.follow_ports();
         let mut packet = Packet::default();
         let Some(left) = port.misses.take(id, &mut packet) else { return false };
-        self.leave(port, &left, &mut packet, act);
+        if let Some(queue) = port.queues.get(usize::from(left.queue)) {
+            // The counters belong to the holder of the queue's lock.
+            let _guard = queue.lock();
+            if let Some(piece) = port.misses.bytes(&left, &packet) {
+                act(self, &mut packet, &[piece], &queue.counters);
+            }
+        }
         port.misses.free(&left)
-    }
-
-    fn leave(
-        &mut self,
-        port: &Port,
-        left: &Left,
-        packet: &mut Packet,
-        act: impl FnOnce(&mut Self, &mut Packet, &[GuestSlice<'_>], &PortCounters),
-    ) {
-        let Some(queue) = port.queues.get(usize::from(left.queue)) else { return };
-        // The counters belong to the holder of the queue's lock.
-        let _guard = queue.lock();
-        let Some(piece) = port.misses.bytes(left, packet) else { return };
-        act(self, packet, &[piece], &queue.counters);
     }
 
     fn deliver_one(&mut self, to: PortId, packet: &mut Packet, pieces: &[GuestSlice<'_>], counters: &PortCounters) {

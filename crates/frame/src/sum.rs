@@ -45,13 +45,6 @@ pub fn finish(sum: u32) -> u16 {
     }
 }
 
-/// Sum over the pseudo header of TCP or UDP without its length field: `addresses` are source and destination, of four
-/// or of sixteen bytes each (RFC 9293 §3.1, RFC 8200 §8.1).
-#[inline]
-pub(crate) fn pseudo(addresses: &[u8], proto: u8) -> u32 {
-    sum(addresses) + u32::from(proto)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

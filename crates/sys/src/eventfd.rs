@@ -34,11 +34,6 @@ impl EventFd {
     pub fn drain(&self) -> bool {
         read(&self.0, &mut [0u8; 8]).is_ok()
     }
-
-    /// A second descriptor of the same counter.
-    pub fn try_clone(&self) -> Result<Self, Errno> {
-        Ok(Self(rustix::io::fcntl_dupfd_cloexec(&self.0, 0)?))
-    }
 }
 
 impl AsFd for EventFd {

@@ -12,7 +12,6 @@ use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::process::{chroot, fchdir, geteuid, getppid, parent_process_death_signal, set_parent_process_death_signal};
 use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags};
-use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
@@ -65,16 +64,6 @@ pub struct Report {
     pub done: Vec<&'static str>,
     /// What was left out, each with its reason.
     pub left_out: Vec<String>,
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "user {}, {}", self.user, self.done.join(", "))?;
-        if !self.left_out.is_empty() {
-            write!(f, "; without {}", self.left_out.join(", "))?;
-        }
-        Ok(())
-    }
 }
 
 impl Program {

@@ -25,11 +25,6 @@ impl MacAddr {
     pub fn is_unicast_source(self) -> bool {
         !self.is_multicast() && !self.is_zero()
     }
-
-    /// 01:80:c2:00:00:00 to :0f, which a bridge must not forward (IEEE 802.1D §7.12.6).
-    pub fn is_link_local(self) -> bool {
-        self.0[..5] == [0x01, 0x80, 0xc2, 0, 0] && self.0[5] & 0xf0 == 0
-    }
 }
 
 impl fmt::Display for MacAddr {

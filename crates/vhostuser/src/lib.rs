@@ -10,7 +10,7 @@
 //! ([`Session`]: order, ring index, values), whose violation is answered with a failure when the front-end asked for an
 //! answer (REPLY_ACK) and ends the connection otherwise.
 
-pub mod features;
+mod features;
 mod form;
 #[cfg(any(test, feature = "frontend"))]
 mod frontend;

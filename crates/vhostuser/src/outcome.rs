@@ -1,6 +1,6 @@
 //! What a session reports and refuses.
 
-use crate::features::{Features, ProtocolFeatures, describe};
+use crate::features::{Features, ProtocolFeatures};
 use crate::inflight::InflightError;
 use crate::message::SyntaxError;
 use crate::ring::RingError;
@@ -54,13 +54,13 @@ pub enum Refusal {
     Unknown,
     #[error("lasthop does not offer this")]
     NotOffered,
-    #[error("protocol feature {} was not negotiated", describe::<ProtocolFeatures>(*.0))]
+    #[error("protocol feature {} was not negotiated", ProtocolFeatures::describe(*.0))]
     NotNegotiated(u64),
-    #[error("features not offered: {}", describe::<Features>(*.0))]
+    #[error("features not offered: {}", Features::describe(*.0))]
     Features(u64),
-    #[error("features change while rings run: {}", describe::<Features>(*.0))]
+    #[error("features change while rings run: {}", Features::describe(*.0))]
     FeaturesWhileRunning(u64),
-    #[error("protocol features not offered: {}", describe::<ProtocolFeatures>(*.0))]
+    #[error("protocol features not offered: {}", ProtocolFeatures::describe(*.0))]
     ProtocolFeatures(u64),
     #[error("ring index {index} is beyond the port's {rings} rings")]
     RingIndex { index: u32, rings: usize },

@@ -3,10 +3,10 @@
 use crate::features::{Features, ProtocolFeatures};
 use crate::form::Form;
 use crate::inflight::{self, Inflight};
-use crate::message::{InflightDesc, Request, SingleRegion, SyntaxError, VRING_LOG, VringAddr, VringState};
+use crate::message::{Request, SingleRegion, SyntaxError, VRING_LOG, VringAddr, flag};
 use crate::outcome::{Refusal, SessionError, SessionEvent};
 use crate::ring::{Ring, RingError, RingState, packed_base};
-use crate::transport::{Envelope, Transport};
+use crate::transport::{Message, Transport};
 use lasthop_guestmem::{AccessError, GuestMemory, MAX_REGIONS, RegionSpec};
 use lasthop_sys::EventFd;
 use lasthop_types::MacAddr;
@@ -59,13 +59,11 @@ enum Fault {
     Meaning(#[from] Refusal),
 }
 
-/// What a request is answered with.
-enum Answer {
-    /// Nothing, or success if the front-end asked.
-    Done,
-    U64(u64),
-    State(VringState),
-    Inflight(InflightDesc, usize, OwnedFd),
+/// What a request is answered with: bytes and perhaps a descriptor; or nothing, or success if the front-end asked.
+type Answer = Option<(Vec<u8>, Option<OwnedFd>)>;
+
+fn number(value: u64) -> Answer {
+    Some((value.to_ne_bytes().into(), None))
 }
 
 /// One connection of a front-end to a port. Owned by one thread; the queues are shared with the workers, and it is the
@@ -118,8 +116,8 @@ impl Session {
 
     fn messages(&mut self, now: Instant, events: &mut Vec<SessionEvent>) -> Result<(), SessionError> {
         for _ in 0..MESSAGES_PER_CALL {
-            let Some(envelope) = self.transport.receive(now)? else { break };
-            self.message(envelope, events)?;
+            let Some(message) = self.transport.receive(now)? else { break };
+            self.message(message, events)?;
         }
         Ok(())
     }
@@ -163,24 +161,21 @@ impl Session {
         &self.memory
     }
 
-    fn message(&mut self, envelope: Envelope, events: &mut Vec<SessionEvent>) -> Result<(), SessionError> {
-        let Envelope { code, need_reply, body, fds } = envelope;
+    fn message(&mut self, message: Message, events: &mut Vec<SessionEvent>) -> Result<(), SessionError> {
+        let (header, body, fds) = message;
+        let code = header.request;
         let request = Request::from_code(code);
         let result = match request {
             Some(request) => self.command(Form { request, body, fds }, events),
             None => Err(Refusal::Unknown.into()),
         };
         // Judged after the command, so that the message that negotiates REPLY_ACK can itself ask for an answer.
-        let wants_ack = need_reply && self.protocol_features.contains(ProtocolFeatures::REPLY_ACK);
+        let acks = self.protocol_features.contains(ProtocolFeatures::REPLY_ACK);
+        let wants_ack = acks && header.flags & flag::NEED_REPLY != 0;
         match result {
-            Ok(Answer::Done) if wants_ack => self.transport.reply(code, 0u64.as_bytes(), None),
-            Ok(Answer::Done) => Ok(()),
-            Ok(Answer::U64(value)) => self.transport.reply(code, value.as_bytes(), None),
-            Ok(Answer::State(state)) => self.transport.reply(code, state.as_bytes(), None),
-            Ok(Answer::Inflight(desc, len, fd)) => {
-                let desc = desc.as_bytes();
-                self.transport.reply(code, desc.get(..len).unwrap_or(desc), Some(fd.as_fd()))
-            }
+            Ok(Some((body, fd))) => self.transport.reply(code, &body, fd.as_ref().map(AsFd::as_fd)),
+            Ok(None) if wants_ack => self.transport.reply(code, 0u64.as_bytes(), None),
+            Ok(None) => Ok(()),
             Err(Fault::Form(error)) => Err(error.into()),
             Err(Fault::Meaning(why)) => {
                 let name = request.map_or(format!("request {code}"), |r| r.to_string());
@@ -202,7 +197,7 @@ impl Session {
             form.empty()?;
         }
         match form.request {
-            R::GetFeatures => return Ok(Answer::U64(Features::OFFERED.bits())),
+            R::GetFeatures => return Ok(number(Features::OFFERED.bits())),
             R::SetFeatures => self.set_features(form.exactly()?)?,
             // It marks the start of a session; QEMU and virtio-user send it more than once.
             R::SetOwner => {}
@@ -227,7 +222,8 @@ impl Session {
                 if addr.flags & !VRING_LOG != 0 {
                     return Err(form.wrong(addr.flags.into()).into());
                 }
-                if addr.flags & VRING_LOG != 0 && !self.features.contains(Features::LOG_ALL) {
+                if addr.flags & VRING_LOG != 0 {
+                    // The feature LOG_ALL is not.
                     return Err(Refusal::NotOffered.into());
                 }
                 let i = self.index(addr.index)?;
@@ -240,7 +236,7 @@ impl Session {
             R::GetVringBase => {
                 let (i, _) = self.ring(&form)?;
                 self.stop(i, events);
-                return Ok(Answer::State(VringState { index: i as u32, num: self.rings[i].base }));
+                return Ok(Some(([i as u32, self.rings[i].base].as_bytes().to_vec(), None)));
             }
             R::SetVringKick => {
                 let (i, fd) = self.ring_fd(form)?;
@@ -263,7 +259,7 @@ impl Session {
                 let (i, fd) = self.ring_fd(form)?;
                 self.queues[i].set_err(fd);
             }
-            R::GetProtocolFeatures => return Ok(Answer::U64(ProtocolFeatures::OFFERED.bits())),
+            R::GetProtocolFeatures => return Ok(number(ProtocolFeatures::OFFERED.bits())),
             R::SetProtocolFeatures => {
                 let bits: u64 = form.exactly()?;
                 let unoffered = bits & !ProtocolFeatures::OFFERED.bits();
@@ -274,15 +270,15 @@ impl Session {
                 self.changed = true;
             }
             // virtio-user asks before it accepts MQ. Pairs, as network front-ends count.
-            R::GetQueueNum => return Ok(Answer::U64((self.queues.len() / 2) as u64)),
+            R::GetQueueNum => return Ok(number((self.queues.len() / 2) as u64)),
             R::SetVringEnable => {
                 // QEMU enables rings before SET_FEATURES when it reconnects.
-                let (index, enabled) = match form.state()? {
-                    (index, enabled @ 0..=1) => (index, enabled == 1),
-                    (_, other) => return Err(form.wrong(other.into()).into()),
-                };
+                let (index, enabled) = form.state()?;
+                if enabled > 1 {
+                    return Err(form.wrong(enabled.into()).into());
+                }
                 let i = self.index(index)?;
-                self.enable(i, enabled);
+                self.enable(i, enabled == 1);
             }
             R::SendRarp => {
                 let [mac @ .., _, _] = form.exactly::<[u8; 8]>()?;
@@ -301,14 +297,14 @@ impl Session {
             }
             R::SetBackendReqFd => {
                 form.with_fd::<[u8; 0]>()?;
-                self.needs(ProtocolFeatures::BACKEND_REQ)?;
+                return Err(Refusal::NotOffered.into());
             }
             R::GetInflightFd => {
                 let (desc, _) = form.inflight(false)?;
                 self.needs(ProtocolFeatures::INFLIGHT_SHMFD)?;
                 let made = inflight::create(&desc, self.rings.len(), self.packed());
                 let (desc, fd) = made.map_err(Refusal::Inflight)?;
-                return Ok(Answer::Inflight(desc, form.body.len(), fd));
+                return Ok(Some((desc.as_bytes()[..form.body.len()].to_vec(), Some(fd))));
             }
             R::SetInflightFd => {
                 let (desc, fd) = form.inflight(true)?;
@@ -325,7 +321,7 @@ impl Session {
             }
             R::GetMaxMemSlots => {
                 self.needs(ProtocolFeatures::CONFIGURE_MEM_SLOTS)?;
-                return Ok(Answer::U64(MAX_REGIONS as u64));
+                return Ok(number(MAX_REGIONS as u64));
             }
             R::AddMemReg => {
                 let (SingleRegion { region, .. }, fd) = form.with_fd()?;
@@ -365,12 +361,12 @@ impl Session {
             }
             R::GetStatus => {
                 self.needs(ProtocolFeatures::STATUS)?;
-                return Ok(Answer::U64(self.status.into()));
+                return Ok(number(self.status.into()));
             }
             // Nothing that we ever offer: its form is not judged.
             _ => return Err(Refusal::NotOffered.into()),
         }
-        Ok(Answer::Done)
+        Ok(None)
     }
 
     /// A ring's place in `rings` and `queues`, and the number that belongs to it.

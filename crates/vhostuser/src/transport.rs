@@ -14,14 +14,8 @@ pub const HALF_MESSAGE: Duration = Duration::from_secs(1);
 /// How long a front-end may be connected without a word. QEMU and DPDK speak at once.
 pub const SILENCE: Duration = Duration::from_secs(5);
 
-/// One message of the front-end. Only its header has been judged.
-#[derive(Debug)]
-pub(crate) struct Envelope {
-    pub(crate) code: u32,
-    pub(crate) need_reply: bool,
-    pub(crate) body: Vec<u8>,
-    pub(crate) fds: Vec<OwnedFd>,
-}
+/// Header, body and descriptors of a message; only the header has been judged.
+pub(crate) type Message = (Header, Vec<u8>, Vec<OwnedFd>);
 
 /// A stream socket with the beginning of the message that is on its way.
 #[derive(Debug)]
@@ -43,7 +37,7 @@ impl Transport {
     }
 
     /// The next whole message, if it is here. The socket need not be in non-blocking mode.
-    pub(crate) fn receive(&mut self, now: Instant) -> Result<Option<Envelope>, SessionError> {
+    pub(crate) fn receive(&mut self, now: Instant) -> Result<Option<Message>, SessionError> {
         loop {
             // Never read past the message: what follows may come with descriptors of its own.
             let mut end = HEADER_LEN;
@@ -52,12 +46,8 @@ impl Transport {
                 end += header.size as usize;
                 if self.filled == end {
                     (self.spoke, self.filled) = (true, 0);
-                    return Ok(Some(Envelope {
-                        code: header.request,
-                        need_reply: header.flags & flag::NEED_REPLY != 0,
-                        body: self.buffer[HEADER_LEN..end].to_vec(),
-                        fds: std::mem::take(&mut self.fds),
-                    }));
+                    let body = self.buffer[HEADER_LEN..end].to_vec();
+                    return Ok(Some((header, body, std::mem::take(&mut self.fds))));
                 }
             }
             let room = &mut self.buffer[self.filled..end];

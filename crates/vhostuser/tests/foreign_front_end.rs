@@ -5,7 +5,7 @@ use lasthop_vhostuser::{Features, RingState, Session, SessionError, SessionEvent
 use lasthop_virtqueue::Queue;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
@@ -143,7 +143,8 @@ fn every_message_of_a_negotiation() {
 #[test]
 fn a_negotiation_without_acknowledgements() {
     let (done, wait) = (EventFd::new().unwrap(), EventFd::new().unwrap());
-    let (tell, told) = (done.try_clone().unwrap(), wait.try_clone().unwrap());
+    let copy = |event: &EventFd| EventFd::from_peer(event.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    let (tell, told) = (copy(&done), copy(&wait));
     let (events, end) = serve(
         move |mut front, ram| {
             negotiate(&mut front, Features::VERSION_1 | Features::PROTOCOL_FEATURES);

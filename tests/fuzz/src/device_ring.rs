@@ -452,7 +452,7 @@ fn step<'m>(
         8..=10 => {
             let most = input.below(BURST + 2);
             let before = chains.list.len();
-            let pieces = chains.count_pieces();
+            let pieces = chains.list.iter().map(|chain| chains.pieces(chain).len()).sum::<usize>();
             let popped = ring.pop(memory, chains, most);
             let (expected, broken) = model.pop(false, most, before, pieces);
             let got = &chains.list[before..];

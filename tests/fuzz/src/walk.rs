@@ -239,7 +239,7 @@ impl World {
                     let Some(missed) = port.misses.tell() else { break };
                     assert!(missed.header.len() <= missed.frame_len);
                     if input.u8() == 0xff {
-                        port.misses.untell(missed.id);
+                        port.misses.untell_all();
                     } else {
                         self.forwarder.resume(&port, missed.id, &to);
                         self.forwarder.resume(&port, missed.id, &to);

@@ -1,6 +1,7 @@
 //! What `lasthop-control` may do: it serves its API on a listening socket that it inherited.
 
-use super::Program;
+use super::{Program, Report};
+use std::fmt;
 
 impl Program {
     /// `lasthop-control`.
@@ -10,4 +11,14 @@ impl Program {
         calls: &[libc::SYS_accept4, libc::SYS_getsockname, libc::SYS_getpeername],
         socketpair: true,
     };
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "user {}, {}", self.user, self.done.join(", "))?;
+        if !self.left_out.is_empty() {
+            write!(f, "; without {}", self.left_out.join(", "))?;
+        }
+        Ok(())
+    }
 }

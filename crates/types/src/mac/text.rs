@@ -1,8 +1,15 @@
-//! Ethernet addresses as people write them.
+//! Ethernet addresses as people write them and as policy tells them apart.
 
 use super::MacAddr;
 use std::fmt;
 use std::str::FromStr;
+
+impl MacAddr {
+    /// 01:80:c2:00:00:00 to :0f, which a bridge must not forward (IEEE 802.1D §7.12.6).
+    pub fn is_link_local(self) -> bool {
+        self.0[..5] == [0x01, 0x80, 0xc2, 0, 0] && self.0[5] & 0xf0 == 0
+    }
+}
 
 /// The text is not six two-digit hexadecimal numbers with colons between.
 #[derive(Debug, PartialEq, Eq)]
