@@ -29,7 +29,7 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: arguments::Arguments) -> Result<(), Box<dyn std::error::Error>> {
-    lasthop_sys::set_exact_timers()?;
+    lasthop_sys::prepare_for_threads()?;
     lasthop_guestmem::install_fault_handler();
     let view = arguments.host_view.map(HostView::map).transpose();
     let view = view.inspect_err(|e| tracing::warn!("not known what cores and VMs do: {e}")).unwrap_or_default();

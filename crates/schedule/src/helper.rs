@@ -125,7 +125,7 @@ impl Helpers {
     /// Tells helper `n` of a ring that it may keep while it has packets.
     pub(crate) fn offer(&self, n: usize, served: &Arc<Served>, arrivals: &Arrivals) {
         if let Some(helper) = self.all.get(n) {
-            served.offered.store(true, Ordering::Relaxed);
+            served.offer();
             helper.mailbox.send(Letter::Offer(served.clone(), *arrivals));
         }
     }
@@ -210,8 +210,7 @@ impl Thread {
     }
 
     fn take(&mut self, served: Arc<Served>, arrivals: Arrivals) {
-        served.offered.store(false, Ordering::Relaxed);
-        if served.take(self.n) {
+        if served.take_up(self.n) {
             self.forwarder.attend(&served.port, served.queue, false);
             self.kept.push(Kept { served, arrivals, found_ns: self.helpers.datapath.now_ns() });
         }

@@ -11,7 +11,6 @@ use lasthop_sys::{Epoll, Ready, Trigger};
 use lasthop_virtqueue::BURST;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -145,13 +144,14 @@ impl Server {
             helpers.avoid(helper, *now_ns);
             helpers.hurry();
         }
-        if !std::mem::replace(&mut ring.attended, true) {
+        if !std::mem::replace(&mut ring.attended, true) || ring.kicked {
             forwarder.attend(port, queue, std::mem::take(&mut ring.kicked));
         }
         let outcome = ring.served.run(forwarder, &mut ring.arrivals, now_ns);
         ring.gathered += outcome.packets;
         if outcome.stalled {
-            ring.next = Next::Woken;
+            // Until control has answered, unless a helper takes it meanwhile.
+            ring.next = if ring.served.is_offered() { Next::At(*now_ns + GUARD_NS) } else { Next::Woken };
             return false;
         }
         if outcome.held {
@@ -257,15 +257,14 @@ impl Server {
 }
 
 impl Ring {
-    /// Offers the ring to an idle core if more packets are expected soon; true if it lies with one now.
+    /// Offers the ring to an idle core if more packets are expected soon; true if it is on offer now.
     fn offer(&mut self, helpers: &Helpers, receiver: Option<&Port>, now_ns: u64) -> bool {
-        if self.served.offered.load(Ordering::Relaxed) {
+        if self.served.is_offered() {
             let late = |since_ns: u64| now_ns.saturating_sub(since_ns) > OFFER_NS;
-            let Some((helper, _)) = self.offer.filter(|(_, since_ns)| late(*since_ns)) else {
+            let Some((helper, _)) = self.offer.filter(|(_, since_ns)| late(*since_ns)) else { return true };
+            if !self.served.withdraw() {
                 return true;
-            };
-            // When it wakes up after all it will find that it comes too late, or that it does not.
-            self.served.offered.store(false, Ordering::Relaxed);
+            }
             helpers.avoid(helper, now_ns);
         }
         self.offer = None;

@@ -14,8 +14,8 @@ pub(crate) struct Served {
     /// Without one the guest is polled.
     pub(crate) kick: Option<EventFd>,
     keeper: AtomicUsize,
-    /// Some helper has been told of it and has not answered.
-    pub(crate) offered: AtomicBool,
+    /// Some helper has been told of it and may take it.
+    offered: AtomicBool,
 }
 
 const OWN_THREAD: usize = 0;
@@ -35,7 +35,27 @@ impl Served {
         }
     }
 
-    /// Helper `n` takes it, if its port's thread has it.
+    /// Says that a helper is told of it. From now on, and while one keeps it, its port's thread looks after it at times.
+    pub(crate) fn offer(&self) {
+        self.offered.store(true, Ordering::Release);
+    }
+
+    /// It is on offer.
+    pub(crate) fn is_offered(&self) -> bool {
+        self.offered.load(Ordering::Acquire)
+    }
+
+    /// Takes the offer back; false if it has been taken up.
+    pub(crate) fn withdraw(&self) -> bool {
+        self.offered.swap(false, Ordering::AcqRel)
+    }
+
+    /// Helper `n`, who has been told of it, takes it, if it is still on offer and its port's thread has it.
+    pub(crate) fn take_up(&self, n: usize) -> bool {
+        self.withdraw() && self.take(n)
+    }
+
+    /// Helper `n`, who has just given it back, takes it again.
     pub(crate) fn take(&self, n: usize) -> bool {
         self.keeper.compare_exchange(OWN_THREAD, n + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }

@@ -28,5 +28,5 @@ pub use memfd::memfd;
 pub use process::{
     PidFd, SignalFd, Watched, bind_when_started, die_with_parent, keep_descriptors_from_children, set_thread_name,
 };
-pub use sched::{Prompter, ThreadId, TimerFd, bind_current_thread, set_exact_timers};
+pub use sched::{Prompter, ThreadId, TimerFd, bind_current_thread, prepare_for_threads};
 pub use socket::{receive_with_fds, send_with_fds};

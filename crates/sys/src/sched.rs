@@ -63,9 +63,17 @@ pub fn bind_current_thread(cpu: usize) -> Result<(), Errno> {
     sched_setaffinity(None, &set)
 }
 
-/// Timers of this thread, and of threads it starts, run out when they are to (the kernel gives itself 50 µs otherwise).
-pub fn set_exact_timers() -> Result<(), Errno> {
-    rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1))
+/// Before threads are started, of which there may be many. Their timers run out when they are to (the kernel gives itself
+/// 50 µs otherwise), and they share two heaps: one each would cost memory, and to decide how many there may be, glibc opens
+/// a file, which the sandbox does not allow.
+pub fn prepare_for_threads() -> Result<(), Errno> {
+    rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1))?;
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it sets a number of the allocator, under the allocator's own lock.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 2);
+    }
+    Ok(())
 }
 
 /// A timer that is readable when its time has come (timerfd_create(2), CLOCK_MONOTONIC). Any thread may set it.
