@@ -54,6 +54,6 @@ mod sandbox {
 
     /// Called once, before anything is read from anybody.
     pub(super) fn enter() -> Result<Report, SandboxError> {
-        Plan::new(Program::Control).enter()
+        Plan::new(Program::CONTROL).enter()
     }
 }

@@ -36,7 +36,7 @@ fn run(arguments: arguments::Arguments) -> Result<(), Box<dyn std::error::Error>
     };
     lasthop_guestmem::install_fault_handler();
     // Threads made from here on are born inside the sandbox.
-    let report = Plan::new(Program::Switch).enter()?;
+    let report = Plan::new(Program::SWITCH).enter()?;
     for left_out in &report.left_out {
         tracing::warn!("sandbox: {left_out}");
     }

@@ -6,6 +6,8 @@
 //! filter are never left out.
 
 mod filter;
+#[cfg(any(test, feature = "others"))]
+mod programs;
 
 use crate::errno::last_errno;
 use rustix::fs::{Mode, OFlags};
@@ -14,32 +16,26 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
-/// Which program gives up its rights: it decides the user and the list of system calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Program {
-    /// `lasthop-switch`.
-    Switch,
-    /// `lasthop-control`.
-    Control,
+/// A program that gives up its rights: who it becomes, and what it may call beside what every program may.
+#[derive(Clone, Copy, Debug)]
+pub struct Program {
+    /// User taken when there is one of this name.
+    pub user_name: &'static str,
+    /// Number of user and group taken when there is no such user: in the range systemd keeps for users without an entry
+    /// (61184 to 65519), so that no file on the host belongs to it.
+    pub fixed_user: u32,
+    /// System calls, whatever their arguments.
+    pub calls: &'static [libc::c_long],
+    /// Requests of ioctl(2).
+    pub ioctls: &'static [libc::c_ulong],
+    /// Families of socketpair(2).
+    pub socket_pairs: &'static [libc::c_int],
 }
 
 impl Program {
-    /// User taken when there is one of this name.
-    fn user_name(self) -> &'static str {
-        match self {
-            Self::Switch => "lasthop-switch",
-            Self::Control => "lasthop-control",
-        }
-    }
-
-    /// Number of user and group taken when there is no such user: in the range systemd keeps for users without an
-    /// entry (61184 to 65519), so that no file on the host belongs to it.
-    fn fixed_user(self) -> u32 {
-        match self {
-            Self::Switch => 61_901,
-            Self::Control => 61_902,
-        }
-    }
+    /// `lasthop-switch`.
+    pub const SWITCH: Self =
+        Self { user_name: "lasthop-switch", fixed_user: 61_901, calls: &[], ioctls: &[], socket_pairs: &[] };
 }
 
 /// Descriptors wanted: a port with 16 queue pairs and many memory regions holds some hundred.
@@ -244,7 +240,7 @@ fn bounding_set(report: &mut Report) {
 /// User and group of `program`: its own in the password file, else fixed numbers.
 fn user_of(program: Program) -> (u32, u32) {
     let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
-    find_user(&passwd, program.user_name()).unwrap_or((program.fixed_user(), program.fixed_user()))
+    find_user(&passwd, program.user_name).unwrap_or((program.fixed_user, program.fixed_user))
 }
 
 fn find_user(passwd: &str, name: &str) -> Option<(u32, u32)> {

@@ -37,7 +37,7 @@ fn main() {
 /// The child.
 fn confined(act: &str) {
     let control = std::env::var(PROGRAM).is_ok_and(|p| p == "control");
-    let plan = Plan::new(if control { Program::Control } else { Program::Switch });
+    let plan = Plan::new(if control { Program::CONTROL } else { Program::SWITCH });
     if act == "thread first" {
         let (_keep, wait) = std::sync::mpsc::channel::<()>();
         std::thread::spawn(move || wait.recv());

@@ -34,7 +34,7 @@ const ENVIRONMENT: [&str; 2] = ["RUST_LOG", "RUST_BACKTRACE"];
 /// A child that is sent `S` and sends `R`.
 #[derive(Debug)]
 pub struct Child<S, R> {
-    name: &'static str,
+    name: String,
     path: PathBuf,
     arguments: Vec<String>,
     channel_token: u64,
@@ -71,9 +71,9 @@ pub struct Ended {
 
 impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
     /// A child that is not running. `epoll` will report its channel and its end by the tokens.
-    pub fn new(name: &'static str, path: PathBuf, arguments: Vec<String>, channel_token: u64, pid_token: u64) -> Self {
+    pub fn new(name: &str, path: PathBuf, arguments: Vec<String>, channel_token: u64, pid_token: u64) -> Self {
         let backoff = Backoff::new(START_WAIT.0, START_WAIT.1);
-        let start_at = Instant::now();
+        let (name, start_at) = (name.to_owned(), Instant::now());
         Self { name, path, arguments, channel_token, pid_token, running: None, start_at, backoff, failed_starts: 0 }
     }
 
@@ -92,17 +92,27 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         self.running.is_none() && self.start_at <= now
     }
 
-    /// Starts it with the channel as descriptor 3 and `other` as descriptor 4, and nothing else of ours: standard
+    /// What it is started with from now on.
+    pub fn set_arguments(&mut self, arguments: Vec<String>) {
+        self.arguments = arguments;
+    }
+
+    /// Its process, if it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.running.as_ref().map(|r| r.process.id())
+    }
+
+    /// Starts it with the channel as descriptor 3 and `other`, if given, as descriptor 4, and nothing else of ours: standard
     /// input is empty, and what it prints goes to our standard error.
-    pub fn start(&mut self, epoll: &Epoll, other: OwnedFd) -> io::Result<()> {
+    pub fn start(&mut self, epoll: &Epoll, other: Option<OwnedFd>) -> io::Result<()> {
         let (ours, theirs) = Channel::<S, R>::pair().map_err(io::Error::other)?;
         let mut command = Command::new(&self.path);
         command.args(&self.arguments).current_dir("/").process_group(0).stdin(Stdio::null());
         command.stdout(io::stderr().as_fd().try_clone_to_owned()?).stderr(Stdio::inherit());
         command.env_clear().envs(ENVIRONMENT.iter().filter_map(|name| Some((*name, std::env::var_os(name)?))));
-        let mappings = [(theirs, CHANNEL_FD), (other, OTHER_FD)];
+        let mappings = [(theirs, CHANNEL_FD)].into_iter().chain(other.map(|other| (other, OTHER_FD)));
         let mappings = mappings.map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
-        command.fd_mappings(mappings.into()).map_err(io::Error::other)?;
+        command.fd_mappings(mappings.collect()).map_err(io::Error::other)?;
         die_with_parent(&mut command);
         let mut process = command.spawn()?;
         let started = Instant::now();
