@@ -69,11 +69,7 @@ impl Server {
             self.epoll.wait(&mut ready, None)?;
             for event in &ready {
                 match event.token {
-                    CHANNEL => {
-                        if self.obey(supervisor)? {
-                            return Ok(());
-                        }
-                    }
+                    CHANNEL if self.obey(supervisor)? => return Ok(()),
                     // It has nothing to say but that it is gone.
                     SWITCH => drop(self.disconnect(supervisor)?),
                     ANSWERED => self.hear_engines(supervisor)?,

@@ -176,7 +176,10 @@ impl Engine {
                 self.pair.to_network.kick();
                 self.pair.from_network.kick();
             }
-            Order::Ping => self.answer(Answer::Alive),
+            Order::Ping => {
+                self.queue.check()?;
+                self.answer(Answer::Alive);
+            }
             Order::End => {
                 self.queue.end();
                 self.answer(Answer::Ended);

@@ -29,8 +29,8 @@ pub struct Setup {
     pub switch: PathBuf,
     /// Program of the control plane.
     pub control: PathBuf,
-    /// Program of uplinks.
-    pub uplink: PathBuf,
+    /// Program of uplinks, or why there is none.
+    pub uplink: Result<PathBuf, String>,
     /// How long an uplink may take to answer.
     pub uplink_limit: Duration,
     /// Socket of the local API.
@@ -60,7 +60,10 @@ impl Setup {
         let ports = absolute(&args.ports)?;
         let switch = find_program("lasthop-switch", args.libexec.as_deref())?;
         let control = find_program("lasthop-control", args.libexec.as_deref())?;
-        let uplink = find_program("lasthop-uplink", args.libexec.as_deref())?;
+        let uplink = find_program("lasthop-uplink", args.libexec.as_deref()).map_err(|e| e.to_string());
+        if let (Err(e), false) = (&uplink, args.uplinks.is_empty()) {
+            return Err(Failed(e.clone()));
+        }
         let run_lock = lock(&args.run_dir, "lock", "--run-dir", 0o755)?;
         let state_lock = lock(&args.state_dir, "state.lock", "--state-dir", 0o755)?;
         let store = Store::new(&args.state_dir);
@@ -179,6 +182,12 @@ pub fn check_new_uplink<'a>(
     Ok(())
 }
 
+/// What is remembered has a driver, even if it was chosen.
+fn is_same(given: &SavedUplink, saved: &SavedUplink) -> bool {
+    let driver = given.driver.as_ref().or(saved.driver.as_ref()).cloned();
+    SavedUplink { driver, ..given.clone() } == *saved
+}
+
 type Uplinks = (Vec<(SavedUplink, bool)>, Vec<SavedUplink>);
 
 /// The uplinks of the command line, each with whether it is remembered as well, and those only remembered.
@@ -188,7 +197,8 @@ fn reconcile_uplinks(
     given: &[SavedUplink],
     saved: Vec<SavedUplink>,
 ) -> Result<Uplinks, RunError> {
-    let (twice, once): (Vec<_>, Vec<_>) = saved.into_iter().partition(|uplink| given.contains(uplink));
+    let (twice, once): (Vec<_>, Vec<_>) =
+        saved.into_iter().partition(|saved| given.iter().any(|given| is_same(given, saved)));
     let mut all: Vec<SavedUplink> = Vec::new();
     for uplink in given {
         check_new_uplink(ports.iter().chain(saved_ports), all.iter(), uplink)
@@ -201,7 +211,7 @@ fn reconcile_uplinks(
         })?;
         all.push(uplink.clone());
     }
-    let given = given.iter().map(|uplink| (uplink.clone(), twice.contains(uplink)));
+    let given = given.iter().map(|uplink| (uplink.clone(), twice.iter().any(|saved| is_same(uplink, saved))));
     Ok((given.collect(), once))
 }
 

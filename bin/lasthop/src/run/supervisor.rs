@@ -48,9 +48,11 @@ pub struct Supervisor {
     pub(super) control: Child<SupervisorToControl, ControlToSupervisor>,
     pub(super) ports: BTreeMap<u32, Port>,
     pub(super) uplinks: BTreeMap<u32, Uplink>,
+    /// Requests for a list of uplinks, and until when they are to be answered.
+    pub(super) uplink_lists: Vec<(u64, Instant)>,
     /// Uplinks that must be ready before we are.
     pub(super) uplinks_needed: BTreeSet<u32>,
-    pub(super) uplink_program: PathBuf,
+    pub(super) uplink_program: Result<PathBuf, String>,
     pub(super) uplink_limit: Duration,
     next_id: u32,
     store: Store,
@@ -90,6 +92,7 @@ impl Supervisor {
             ports: BTreeMap::new(),
             uplinks: BTreeMap::new(),
             uplinks_needed: BTreeSet::new(),
+            uplink_lists: Vec::new(),
             uplink_program: setup.uplink,
             uplink_limit: setup.uplink_limit,
             next_id: 1,
@@ -127,6 +130,7 @@ impl Supervisor {
             self.start_children(now)?;
             self.step_ports(now);
             self.step_uplinks(now);
+            self.answer_uplink_lists(now);
             self.switch.flush(&self.epoll);
             self.control.flush(&self.epoll);
             self.wait(&mut ready, self.deadline())?;
@@ -175,6 +179,7 @@ impl Supervisor {
         let switch_up = self.switch.is_up();
         let ports = self.ports.values().filter_map(|port| port.deadline(switch_up));
         let uplinks = self.uplinks.values().filter_map(|uplink| uplink.deadline(switch_up));
+        let uplinks = uplinks.chain(self.uplink_lists_deadline());
         ports.chain(uplinks).chain(self.switch.deadline()).chain(self.control.deadline()).min()
     }
 

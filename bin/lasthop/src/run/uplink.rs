@@ -28,6 +28,8 @@ use tracing::{info, warn};
 const CONNECT_WAIT: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
 /// How long the switch may take to say that the connection of a dead uplink has ended.
 const CLOSING_LIMIT: Duration = Duration::from_secs(1);
+/// How much later than the end of its connection the end of a process may be reported.
+const END_LIMIT: Duration = Duration::from_millis(20);
 /// How long the switch may take to answer an uplink.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 /// How long an uplink may take to end after it was asked.
@@ -80,6 +82,8 @@ pub struct Uplink {
     ping: Option<Instant>,
     ping_number: u64,
     ping_at: Instant,
+    /// The counters are as new as somebody wants them.
+    fresh: bool,
     leaving: Option<Instant>,
 }
 
@@ -114,6 +118,7 @@ impl Uplink {
             ping: None,
             ping_number: 0,
             ping_at: now,
+            fresh: true,
             leaving: None,
         }
     }
@@ -139,10 +144,11 @@ impl Uplink {
         let wait = match self.link {
             Link::Closing { .. } => Duration::ZERO,
             Link::Joined => {
-                if self.child.is_ready() {
+                if !self.said_why {
                     self.last_error = Some(format!("the switch: {reason}"));
                 }
-                self.join_backoff.wait()
+                // If it is the process that has ended, its end will be reported in a moment.
+                self.join_backoff.wait().max(END_LIMIT)
             }
             Link::Apart { .. } => return,
         };
@@ -228,6 +234,8 @@ impl Uplink {
                     self.ping_at = now + self.limit / 2;
                     let UplinkDevice { driver, mode, mac, .. } = &device;
                     info!("uplink {}: {} ({}, {mode}), {mac}", self.spec.name, self.spec.device, driver.name());
+                    // The next start must not choose anew: the interface may be gone, and a TAP device is no substitute.
+                    self.spec.driver.get_or_insert_with(|| driver.name().into());
                     self.device = Some(UplinkDevice { created, ..device });
                     became_ready = true;
                 }
@@ -236,7 +244,7 @@ impl Uplink {
                         self.ping = None;
                         self.ping_at = now + self.limit / 2;
                     }
-                    self.counters = counters;
+                    (self.counters, self.fresh) = (counters, true);
                 }
                 UplinkToSupervisor::Failed(why) => {
                     self.complain(why.clone());
@@ -251,15 +259,28 @@ impl Uplink {
     /// If the process has ended: how. It will be started again, unless it is leaving.
     pub fn reap(&mut self, epoll: &Epoll, now: Instant) -> Option<Ended> {
         let ended = self.child.reap(epoll, now)?;
-        if matches!(self.link, Link::Joined) {
-            self.link = Link::Closing { until: now + CLOSING_LIMIT };
-        }
-        (self.ping, self.ping_at) = (None, now);
+        self.link = match self.link {
+            Link::Joined => Link::Closing { until: now + CLOSING_LIMIT },
+            _ => Link::Apart { join_at: now },
+        };
+        (self.ping, self.ping_at, self.fresh) = (None, now, true);
         add(&mut self.before, std::mem::take(&mut self.counters));
         if !std::mem::take(&mut self.said_why) {
             self.last_error = Some(ended.what.clone());
         }
         Some(ended)
+    }
+
+    /// Somebody wants its counters as they are now: asks for them. See [`Uplink::is_fresh`].
+    pub fn refresh(&mut self, now: Instant) {
+        if self.child.is_ready() {
+            (self.ping, self.ping_at, self.fresh) = (None, now, false);
+        }
+    }
+
+    /// Whether it has told its counters since [`Uplink::refresh`], or cannot.
+    pub fn is_fresh(&self) -> bool {
+        self.fresh
     }
 
     /// Asks it to end for good and to take along a device that it has made.

@@ -7,8 +7,11 @@ use super::uplink::{Uplink, Waiting};
 use super::{RunError, RunError::Failed};
 use lasthop_ipc::{PortConfig, SupervisorToControl, SupervisorToSwitch, UplinkInfo};
 use lasthop_types::PortId;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tracing::{info, warn};
+
+/// How long the counters of all uplinks may take.
+const LIST_LIMIT: Duration = Duration::from_millis(200);
 
 /// Channels of uplinks: this plus the port's number; their ends: [`PID`].
 const CHANNEL: u64 = 2 << 32;
@@ -28,9 +31,11 @@ impl Supervisor {
 
     fn make_uplink(&mut self, spec: SavedUplink, saved: bool) -> PortId {
         let id = self.next_port();
+        // Without one, starting it fails and says so.
+        let program = self.uplink_program.clone().unwrap_or_else(|_| "lasthop-uplink".into());
         let config = PortConfig { id, name: spec.name.clone(), path: String::new(), client: true };
         let tokens = (CHANNEL | u64::from(id.0), PID | u64::from(id.0));
-        let uplink = Uplink::new(config, spec, saved, self.uplink_program.clone(), tokens, self.uplink_limit);
+        let uplink = Uplink::new(config, spec, saved, program, tokens, self.uplink_limit);
         self.uplinks.insert(id.0, uplink);
         id
     }
@@ -45,31 +50,26 @@ impl Supervisor {
     pub(super) fn uplink_event(&mut self, token: u64, now: Instant) -> Result<(), RunError> {
         let id = token as u32;
         let Some(uplink) = self.uplinks.get_mut(&id) else { return Ok(()) };
-        match token & !u64::from(u32::MAX) {
-            CHANNEL => {
-                let name = uplink.spec.name.clone();
-                match uplink.hear(&self.epoll, now) {
-                    Ok(false) => {}
-                    Ok(true) => self.uplink_is_ready(id),
-                    Err(why) if self.uplinks_needed.contains(&id) => {
-                        return Err(Failed(format!("uplink {name}: {why}")));
-                    }
-                    Err(why) => self.uplink_failed(id, &why),
+        // What it had to say comes first, even when it has ended.
+        let name = uplink.spec.name.clone();
+        match uplink.hear(&self.epoll, now) {
+            Ok(false) => {}
+            Ok(true) => self.uplink_is_ready(id),
+            Err(why) if self.uplinks_needed.contains(&id) => return Err(Failed(format!("uplink {name}: {why}"))),
+            Err(why) => self.uplink_failed(id, &why),
+        }
+        if token & !u64::from(u32::MAX) == PID {
+            let Some(uplink) = self.uplinks.get_mut(&id) else { return Ok(()) };
+            let Some(ended) = uplink.reap(&self.epoll, now) else { return Ok(()) };
+            if uplink.is_leaving() {
+                self.uplink_is_gone(id);
+            } else {
+                warn!("{}; restarting it", ended.what);
+                self.uplink_failed(id, &ended.what);
+                if self.uplinks_needed.contains(&id) {
+                    self.restart_or_give_up(&ended)?;
                 }
             }
-            PID => {
-                let Some(ended) = uplink.reap(&self.epoll, now) else { return Ok(()) };
-                if uplink.is_leaving() {
-                    self.uplink_is_gone(id);
-                } else {
-                    warn!("{}; restarting it", ended.what);
-                    self.uplink_failed(id, &ended.what);
-                    if self.uplinks_needed.contains(&id) {
-                        self.restart_or_give_up(&ended)?;
-                    }
-                }
-            }
-            _ => {}
         }
         Ok(())
     }
@@ -119,7 +119,8 @@ impl Supervisor {
     pub(super) fn add_uplink(&mut self, request: u64, spec: SavedUplink) {
         let ports: Vec<_> = self.ports.values().map(super::port::Port::to_saved).collect();
         let there = self.uplinks.values().map(|uplink| &uplink.spec);
-        if let Err(e) = check_new_uplink(ports.iter(), there, &spec) {
+        let program = self.uplink_program.as_ref().map(drop).map_err(String::clone);
+        if let Err(e) = program.and_then(|()| check_new_uplink(ports.iter(), there, &spec)) {
             self.control.send(SupervisorToControl::UplinkReply { request, result: Err(e) }, None);
             return;
         }
@@ -147,9 +148,30 @@ impl Supervisor {
         self.remove_uplink(id.0, Some(Waiting::Deleted(request)));
     }
 
+    /// Somebody asks for all of them. Answered when they have told their counters, or soon.
     pub(super) fn list_uplinks(&mut self, request: u64) {
-        let uplinks: Vec<UplinkInfo> =
-            self.uplinks.values().filter(|u| !u.is_leaving()).map(super::uplink::Uplink::info).collect();
+        let now = Instant::now();
+        self.uplinks.values_mut().for_each(|uplink| uplink.refresh(now));
+        self.uplink_lists.push((request, now + LIST_LIMIT));
+        self.answer_uplink_lists(now);
+    }
+
+    /// Until when [`Supervisor::answer_uplink_lists`] has to be called.
+    pub(super) fn uplink_lists_deadline(&self) -> Option<Instant> {
+        self.uplink_lists.first().map(|(_, until)| *until)
+    }
+
+    pub(super) fn answer_uplink_lists(&mut self, now: Instant) {
+        let fresh = self.uplinks.values().all(Uplink::is_fresh);
+        let due = |until: Instant| fresh || until <= now;
+        while let Some((request, _)) = self.uplink_lists.first().copied().filter(|(_, until)| due(*until)) {
+            self.uplink_lists.remove(0);
+            self.answer_uplink_list(request);
+        }
+    }
+
+    fn answer_uplink_list(&mut self, request: u64) {
+        let uplinks: Vec<UplinkInfo> = self.uplinks.values().filter(|u| !u.is_leaving()).map(Uplink::info).collect();
         self.control.send(SupervisorToControl::UplinkReply { request, result: Ok(uplinks) }, None);
     }
 

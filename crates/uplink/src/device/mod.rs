@@ -99,6 +99,14 @@ impl Queue {
         }
     }
 
+    /// Whether the device is still there: when it is removed, some say so only when they are asked.
+    pub fn check(&self) -> Result<(), DeviceError> {
+        match self {
+            Self::Packets(socket) if !socket.is_bound() => Err(DeviceError::Gone),
+            _ => Ok(()),
+        }
+    }
+
     /// The device is to end with this process, if we made it.
     pub fn end(&self) {
         if let Self::Tap(tap) = self {

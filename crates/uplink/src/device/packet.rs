@@ -43,6 +43,10 @@ impl Packets {
         Ok(Device { queues, about, uso: true })
     }
 
+    pub(super) fn is_bound(&self) -> bool {
+        self.socket.is_bound()
+    }
+
     pub(super) fn send(&mut self, pair: &Pair, packets: &[Packet], counters: &Counters) -> Result<Sent, DeviceError> {
         let mut done = 0;
         while let Some(rest) = packets.get(done..).filter(|rest| !rest.is_empty()) {
@@ -99,7 +103,7 @@ impl Packets {
             Ok(()) if received.is_full() => Ok(Got::More),
             Ok(()) | Err(Errno::AGAIN) => Ok(Got::All),
             Err(Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => Ok(Got::More),
-            // Set down, or removed: the same error for both.
+            // Set down, or about to be removed: the same error for both, and only once.
             Err(Errno::NETDOWN) if self.socket.is_bound() => Ok(Got::All),
             Err(Errno::NETDOWN | Errno::NXIO | Errno::NODEV) => Err(DeviceError::Gone),
             Err(e) => Err(DeviceError::Io(e)),
