@@ -203,6 +203,8 @@ fn serves_the_api() {
 fn uplinks_are_shown_and_kept_apart() {
     let (_control, mut fake) = Control::start();
     fake.serve_until(|f| f.ready);
+    fake.attach();
+    fake.add_ports(&["vm1", "vm2"]);
     let (list, refused, ports) = client(&mut fake, async |api| {
         let list = api.uplink_list().await.unwrap().unwrap().uplinks;
         let refused = api.uplink_add("x", "eth7", None, 1).await.unwrap().unwrap_err();

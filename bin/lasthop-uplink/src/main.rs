@@ -9,7 +9,7 @@ use lasthop_ipc::{Channel, UplinkToSupervisor};
 use lasthop_uplink_core::counters::Counters;
 use lasthop_uplink_core::device::Device;
 use lasthop_uplink_core::engine::Engine;
-use lasthop_uplink_core::memory::{MemoryConfig, SharedMemory};
+use lasthop_uplink_core::memory::SharedMemory;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -34,8 +34,9 @@ fn main() -> ExitCode {
 }
 
 fn start(wanted: &lasthop_uplink_core::device::Wanted) -> Result<server::Server, Box<dyn std::error::Error>> {
-    let device = Device::open(wanted)?;
-    let (memory, pairs) = SharedMemory::new(MemoryConfig::whole_packets(wanted.queues))?;
+    let mut device = Device::open(wanted)?;
+    let (memory, mut pairs) = SharedMemory::new(device.memory)?;
+    device.bind(&mut pairs)?;
     confine::confine()?;
     let (counters, answered) = (Arc::new(Counters::default()), lasthop_sys::EventFd::new()?);
     let mut engines = Vec::new();
@@ -45,5 +46,5 @@ fn start(wanted: &lasthop_uplink_core::device::Wanted) -> Result<server::Server,
         std::thread::Builder::new().name(format!("queue-{i}")).spawn(move || engine.run())?;
         engines.push(handle);
     }
-    Ok(server::Server::new(memory, engines, answered, counters, device.about, device.uso)?)
+    Ok(server::Server::new(memory, engines, answered, counters, device.about, device.features)?)
 }

@@ -7,7 +7,7 @@ use lasthop_uplink_core::counters::Counters;
 use lasthop_uplink_core::engine::{Answer, Handle, Order};
 use lasthop_uplink_core::link;
 use lasthop_uplink_core::memory::SharedMemory;
-use lasthop_vhostuser::Frontend;
+use lasthop_vhostuser::{Features, Frontend};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use std::error::Error;
@@ -36,7 +36,7 @@ pub struct Server {
     answered: EventFd,
     counters: Arc<Counters>,
     about: UplinkDevice,
-    uso: bool,
+    offloads: Features,
     /// Signalled by the switch when it found a ring broken.
     broken: EventFd,
     front: Option<Frontend>,
@@ -52,12 +52,12 @@ impl Server {
         answered: EventFd,
         counters: Arc<Counters>,
         about: UplinkDevice,
-        uso: bool,
+        offloads: Features,
     ) -> Result<Self, rustix::io::Errno> {
         let (epoll, broken) = (Epoll::new()?, EventFd::new()?);
         epoll.add(&answered, ANSWERED, Trigger::Level)?;
         epoll.add(&broken, BROKEN, Trigger::Level)?;
-        Ok(Self { epoll, memory, engines, answered, counters, about, uso, broken, front: None, ping: None })
+        Ok(Self { epoll, memory, engines, answered, counters, about, offloads, broken, front: None, ping: None })
     }
 
     /// Runs until the supervisor asks to end. An error means that this process is of no use any more.
@@ -166,7 +166,7 @@ impl Server {
             }
         }
         let bases = self.disconnect(supervisor)?;
-        match link::connect(socket, &self.memory, &bases, self.uso, &self.broken) {
+        match link::connect(socket, &self.memory, &bases, self.offloads, &self.broken) {
             Ok(front) => {
                 self.epoll.add(&front, SWITCH, Trigger::Level)?;
                 self.front = Some(front);

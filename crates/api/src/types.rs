@@ -186,7 +186,7 @@ pub struct Uplink {
     pub pid: Option<u32>,
     /// How often the process was started again.
     pub restarts: u64,
-    /// Packets to the network and their bytes; one of 64 KiB counts once. Up to a second old, like all counters here.
+    /// Packets to the network and their bytes; one of 64 KiB counts once.
     pub to_network: Carried,
     /// Packets from the network.
     pub from_network: Carried,

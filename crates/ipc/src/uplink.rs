@@ -40,17 +40,20 @@ pub enum UplinkDriver {
     Tap,
     /// A packet socket.
     AfPacket,
+    /// An AF_XDP socket, with a program on the interface.
+    AfXdp,
 }
 
 impl UplinkDriver {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Tap, Self::AfPacket];
+    pub const ALL: [Self; 3] = [Self::Tap, Self::AfPacket, Self::AfXdp];
 
     /// As people write it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tap => "tap",
             Self::AfPacket => "af_packet",
+            Self::AfXdp => "af_xdp",
         }
     }
 

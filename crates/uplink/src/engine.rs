@@ -9,6 +9,7 @@ use lasthop_sys::EventFd;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
+use rustix::time::Timespec;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
@@ -18,6 +19,9 @@ use std::time::{Duration, Instant};
 const STALE: Duration = Duration::from_secs(1);
 /// Most of them that are thrown away at once.
 const STALE_MOST: usize = 100_000;
+
+/// When to look again for frames that the device keeps until they are sent.
+const SOON: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
 /// What an engine is told.
 #[derive(Clone, Debug)]
@@ -204,8 +208,7 @@ impl Engine {
             self.pair.to_network.publish();
             return Ok(false);
         }
-        let sent = self.queue.send(&self.pair, packets, &self.counters)?;
-        packets.iter().take(sent.done).for_each(|p| self.pair.to_network.give_back(p));
+        let sent = self.queue.send(&mut self.pair, packets, &self.counters)?;
         self.next += sent.done;
         self.blocked = sent.blocked;
         if sent.blocked {
@@ -239,7 +242,8 @@ impl Engine {
             self.interest = interest;
         }
         let mut events = Vec::with_capacity(4);
-        match epoll::wait(&self.epoll, spare_capacity(&mut events), None) {
+        let soon = (self.running && self.queue.is_sending()).then_some(SOON);
+        match epoll::wait(&self.epoll, spare_capacity(&mut events), soon.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(e) => return Err(e),
         }

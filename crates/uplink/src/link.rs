@@ -16,38 +16,19 @@ pub enum LinkError {
     Missing(String),
 }
 
-/// What an uplink needs of the switch and says that it can: whole packets of up to 64 KiB both ways, with checksums and
-/// segmentation left for the device or the kernel to do. UFO is left out: kernels have given it up.
-fn features(uso: bool, pairs: usize) -> Features {
-    let mut wanted = Features::VERSION_1
-        | Features::PROTOCOL_FEATURES
-        | Features::RING_EVENT_IDX
-        | Features::MRG_RXBUF
-        | Features::CSUM
-        | Features::HOST_TSO4
-        | Features::HOST_TSO6
-        | Features::HOST_ECN
-        | Features::GUEST_CSUM
-        | Features::GUEST_TSO4
-        | Features::GUEST_TSO6
-        | Features::GUEST_ECN;
-    wanted.set(Features::HOST_USO | Features::GUEST_USO4 | Features::GUEST_USO6, uso);
-    wanted.set(Features::MQ, pairs > 1);
-    wanted
-}
-
 /// Brings the device up over a connection, whose maker has set how long the switch may take to answer. The rings go on where `bases` says; `broken` is signalled when the switch finds one
 /// of them broken.
 pub fn connect(
     socket: OwnedFd,
     memory: &SharedMemory,
     bases: &[u32],
-    uso: bool,
+    offloads: Features,
     broken: &EventFd,
 ) -> Result<Frontend, LinkError> {
     let mut front = Frontend::over(socket);
     front.set_owner()?;
-    let wanted = features(uso, memory.rings.len() / 2);
+    let mut wanted = offloads | Features::VERSION_1 | Features::PROTOCOL_FEATURES | Features::RING_EVENT_IDX;
+    wanted.set(Features::MQ, memory.rings.len() > 2);
     let missing = wanted - front.features()?;
     if !missing.is_empty() {
         return Err(LinkError::Missing(Features::describe(missing.bits())));

@@ -79,6 +79,13 @@ impl Pair {
         Ok(true)
     }
 
+    /// The part of the shared memory that frames are in: all buffers, then all slots.
+    pub(crate) fn buffers_and_slots(&self) -> Run {
+        let start = (self.to_network.buffers - GUEST_BASE) as usize;
+        let end = self.from_network.slot(self.from_network.count.into()).0;
+        (start, end - start)
+    }
+
     /// Bytes of the shared memory, to look at; fewer than asked for at its end.
     pub fn bytes(&self, (offset, len): Run) -> GuestSlice<'_> {
         self.memory.slice(GUEST_BASE + offset as u64, len).unwrap_or(GuestSlice::EMPTY)
@@ -137,6 +144,14 @@ impl ToNetwork {
         self.kick.signal();
     }
 
+    /// The same, of the buffer that this offset in the shared memory is in.
+    pub(crate) fn give_back_at(&mut self, offset: usize) {
+        let at = (GUEST_BASE + offset as u64).checked_sub(self.buffers).map(|at| at / u64::from(self.buffer_len));
+        if let Some(token) = at.filter(|token| *token < u64::from(self.size)) {
+            self.add(token as u32);
+        }
+    }
+
     /// Shows the switch what was given back.
     pub fn publish(&mut self) {
         if self.ring.publish() {
@@ -157,6 +172,7 @@ pub struct FromNetwork {
     slot_len: u32,
     /// Slots that neither the switch nor the device has. The one used last is taken first: it is in the cache.
     spare: Vec<u32>,
+    count: u16,
     reclaim_below: usize,
 }
 
@@ -164,7 +180,7 @@ impl FromNetwork {
     pub(crate) fn new(ring: (DriverRing, EventFd, EventFd), slots: u64, slot_len: u32, count: u16) -> Self {
         let (ring, kick, call) = ring;
         let spare = (0..u32::from(count)).rev().collect();
-        Self { ring, kick, call, slots, slot_len, spare, reclaim_below: usize::from(count) / 2 }
+        Self { ring, kick, call, slots, slot_len, spare, count, reclaim_below: usize::from(count) / 2 }
     }
 
     /// Takes back what the switch is done with, unless there is plenty.
@@ -186,6 +202,19 @@ impl FromNetwork {
     /// A slot to be filled; `None` when the switch or the device has all of them.
     pub fn take(&mut self) -> Option<u32> {
         if self.ring.free() == 0 { None } else { self.spare.pop() }
+    }
+
+    /// A slot for the device to keep, whether or not the ring has room.
+    pub(crate) fn take_spare(&mut self) -> Option<u32> {
+        self.spare.pop()
+    }
+
+    /// The slot that a frame at this offset of the shared memory lies in wholly, and where in it.
+    pub(crate) fn slot_of(&self, offset: usize, len: usize) -> Option<(u32, usize)> {
+        let at = offset.checked_sub((self.slots - GUEST_BASE) as usize)?;
+        let (slot, in_slot) = (at / self.slot_len as usize, at % self.slot_len as usize);
+        let fits = slot < usize::from(self.count) && in_slot + len <= self.slot_len as usize;
+        fits.then_some((slot as u32, in_slot))
     }
 
     /// A slot that was not filled.

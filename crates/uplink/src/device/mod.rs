@@ -5,15 +5,19 @@
 
 mod packet;
 mod tap;
+mod xdp;
 
 pub use packet::Packets;
 pub use tap::Tap;
+pub use xdp::Xdp;
 
 use crate::counters::Counters;
+use crate::memory::MemoryConfig;
 use crate::pair::{FromNetwork, Packet, Pair, PairError};
 use crate::room::Interface;
 use lasthop_ipc::{UplinkDevice, UplinkDriver};
 use lasthop_types::MacAddr;
+use lasthop_vhostuser::Features;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -80,15 +84,21 @@ pub enum Queue {
     Tap(Tap),
     /// A packet socket.
     Packets(Packets),
+    /// An AF_XDP socket.
+    Xdp(Xdp),
 }
 
 impl Queue {
-    /// Sends packets of the pair's memory; the first [`Sent::done`] of them may be given back.
-    pub fn send(&mut self, pair: &Pair, packets: &[Packet], counters: &Counters) -> Result<Sent, DeviceError> {
-        match self {
-            Self::Tap(tap) => tap.send(pair, packets, counters),
-            Self::Packets(socket) => socket.send(pair, packets, counters),
-        }
+    /// Sends packets of the pair's memory. The buffers of the first [`Sent::done`] go back to the switch, now or when the device
+    /// is done with them.
+    pub fn send(&mut self, pair: &mut Pair, packets: &[Packet], counters: &Counters) -> Result<Sent, DeviceError> {
+        let sent = match self {
+            Self::Tap(tap) => tap.send(pair, packets, counters)?,
+            Self::Packets(socket) => socket.send(pair, packets, counters)?,
+            Self::Xdp(xdp) => return xdp.send(pair, packets, counters),
+        };
+        packets.iter().take(sent.done).for_each(|p| pair.to_network.give_back(p));
+        Ok(sent)
     }
 
     /// Receives a burst into slots of the pair's memory and adds them to its ring.
@@ -96,6 +106,7 @@ impl Queue {
         match self {
             Self::Tap(tap) => tap.receive(pair, counters),
             Self::Packets(socket) => socket.receive(pair, counters),
+            Self::Xdp(xdp) => xdp.receive(pair, counters),
         }
     }
 
@@ -105,6 +116,19 @@ impl Queue {
             Self::Packets(socket) if !socket.is_bound() => Err(DeviceError::Gone),
             _ => Ok(()),
         }
+    }
+
+    /// Gives it the pair's memory, for a device that uses that itself.
+    fn bind(&mut self, pair: &mut Pair) -> Result<Option<String>, Errno> {
+        match self {
+            Self::Xdp(xdp) => xdp.bind(pair).map(|zero_copy| Some(xdp.mode(zero_copy))),
+            _ => Ok(None),
+        }
+    }
+
+    /// Frames are with the device, and nothing will tell that it is done with them: look again soon.
+    pub fn is_sending(&self) -> bool {
+        matches!(self, Self::Xdp(xdp) if xdp.is_sending())
     }
 
     /// The device is to end with this process, if we made it.
@@ -120,6 +144,7 @@ impl AsFd for Queue {
         match self {
             Self::Tap(tap) => tap.as_fd(),
             Self::Packets(socket) => socket.as_fd(),
+            Self::Xdp(xdp) => xdp.as_fd(),
         }
     }
 }
@@ -131,8 +156,10 @@ pub struct Device {
     pub queues: Vec<Queue>,
     /// What people are told of it.
     pub about: UplinkDevice,
-    /// Packets we may take and give with UDP segmentation left to do.
-    pub uso: bool,
+    /// Offloads to be negotiated with the switch.
+    pub features: Features,
+    /// What the memory shared with the switch must be like.
+    pub memory: MemoryConfig,
 }
 
 impl Device {
@@ -158,12 +185,45 @@ impl Device {
                 Err(OpenError(format!("{name} is no TAP device; use the driver af_packet, or another name")))
             }
             UplinkDriver::Tap => Tap::open(wanted, exists),
-            UplinkDriver::AfPacket if !exists => {
+            UplinkDriver::AfPacket | UplinkDriver::AfXdp if !exists => {
                 Err(OpenError(format!("there is no interface {name}; `ip link` shows those there are")))
             }
             UplinkDriver::AfPacket => Packets::open(wanted),
+            UplinkDriver::AfXdp => Xdp::open(wanted),
         }
     }
+}
+
+impl Device {
+    /// Gives the device the memory of the queue pairs, if it uses that itself. Needs the same rights as opening it.
+    pub fn bind(&mut self, pairs: &mut [Pair]) -> Result<(), OpenError> {
+        for (i, (queue, pair)) in self.queues.iter_mut().zip(pairs).enumerate() {
+            match queue.bind(pair) {
+                Ok(None) => {}
+                Ok(Some(mode)) => self.about.mode = mode,
+                Err(e) => {
+                    return Err(OpenError(format!("queue {i}: {e}; has the interface so many queues (`ethtool -l`)?")));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Offloads of a device that the kernel stands behind: whole packets of up to 64 KiB both ways, with checksums and segmentation
+/// left for the kernel to do. UFO is left out: kernels have given it up.
+fn whole_packets(uso: bool) -> Features {
+    let mut wanted = Features::MRG_RXBUF
+        | Features::CSUM
+        | Features::HOST_TSO4
+        | Features::HOST_TSO6
+        | Features::HOST_ECN
+        | Features::GUEST_CSUM
+        | Features::GUEST_TSO4
+        | Features::GUEST_TSO6
+        | Features::GUEST_ECN;
+    wanted.set(Features::HOST_USO | Features::GUEST_USO4 | Features::GUEST_USO6, uso);
+    wanted
 }
 
 /// Brings the interface up and reads what people are told of it.

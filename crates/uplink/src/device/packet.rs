@@ -4,8 +4,9 @@
 //! ways (PACKET_VNET_HDR): what the NIC's driver has aggregated (GRO, LRO) crosses whole, and what the NIC cannot segment or sum
 //! the kernel does for it after the switch's copy.
 
-use super::{Device, DeviceError, Got, OpenError, SHORTEST, Sent, Wanted, about, denied, take_slot};
+use super::{Device, DeviceError, Got, OpenError, SHORTEST, Sent, Wanted, about, denied, take_slot, whole_packets};
 use crate::counters::{Counters, Reason};
+use crate::memory::MemoryConfig;
 use crate::pair::{Packet, Pair, Run, VNET};
 use crate::room::{BATCH, Interface, PacketSocket, Place, Received};
 use arrayvec::ArrayVec;
@@ -40,7 +41,8 @@ impl Packets {
             let socket = PacketSocket::open(index, group).map_err(failed)?;
             queues.push(super::Queue::Packets(Self { socket }));
         }
-        Ok(Device { queues, about, uso: true })
+        let (features, memory) = (whole_packets(true), MemoryConfig::whole_packets(wanted.queues));
+        Ok(Device { queues, about, features, memory })
     }
 
     pub(super) fn is_bound(&self) -> bool {

@@ -1,8 +1,9 @@
 //! TAP: the host's own stack, or a bridge of the host, as the network. Headers with offload requests pass both ways as they
 //! are: the kernel's format is virtio's.
 
-use super::{Device, DeviceError, Got, OpenError, SHORTEST, Sent, Wanted, about, denied, take_slot};
+use super::{Device, DeviceError, Got, OpenError, SHORTEST, Sent, Wanted, about, denied, take_slot, whole_packets};
 use crate::counters::{Counters, Reason};
+use crate::memory::MemoryConfig;
 use crate::pair::{Packet, Pair, VNET};
 use crate::room::Tun;
 use lasthop_ipc::UplinkDriver;
@@ -54,7 +55,8 @@ impl Tap {
         }
         let about = about(wanted, UplinkDriver::Tap, "vnet_hdr", created)?;
         let queues = queues.into_iter().map(|tun| super::Queue::Tap(Self { tun, created })).collect();
-        Ok(Device { queues, about, uso })
+        let (features, memory) = (whole_packets(uso), MemoryConfig::whole_packets(wanted.queues));
+        Ok(Device { queues, about, features, memory })
     }
 
     pub(super) fn end(&self) {

@@ -3,16 +3,20 @@
 #![allow(unsafe_code)]
 
 mod arena;
+mod bpf;
 mod interface;
 mod messages;
 mod packet;
 mod tun;
+mod xsk;
 
 pub use arena::Arena;
+pub use bpf::XdpProgram;
 pub use interface::Interface;
 pub use messages::{BATCH, Place, Received};
 pub use packet::PacketSocket;
 pub use tun::Tun;
+pub use xsk::Xsk;
 
 use rustix::io::Errno;
 
