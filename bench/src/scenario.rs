@@ -34,6 +34,8 @@ impl Cpus {
 pub enum Contender {
     /// lasthop, a learning switch.
     Lasthop,
+    /// The same, its scheduling changed.
+    Changed(Change),
     /// Open vSwitch with DPDK.
     Ovs(Rules),
     /// DPDK's vhost library, which copies twice and does nothing else.
@@ -42,10 +44,49 @@ pub enum Contender {
     LinuxBridge,
 }
 
+/// What is different in how lasthop schedules its work: one thing each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A core of its own, polled on.
+    Poll,
+    /// No helpers on idle cores.
+    NoHelpers,
+    /// Guests kick for every packet.
+    NoTransmitBatch,
+    /// Guests are interrupted whenever they want to be.
+    NoReceiveBatch,
+    /// Helpers wait 5 µs for the next packet, however often packets come.
+    FixedHysteresis,
+    /// Not known which VMs run and which cores are idle.
+    NoView,
+}
+
+impl Change {
+    /// Arguments of `lasthop run`; `cpu` is the switch's.
+    pub fn arguments(self, cpu: usize) -> Vec<String> {
+        let poll = cpu.to_string();
+        let words: &[&str] = match self {
+            Self::Poll => &["--poll", &poll],
+            Self::NoHelpers => &["--helpers", "none"],
+            Self::NoTransmitBatch => &["--tx-batch", "off"],
+            Self::NoReceiveBatch => &["--rx-batch", "off"],
+            Self::FixedHysteresis => &["--hysteresis", "5"],
+            Self::NoView => &["--no-bpf"],
+        };
+        words.iter().map(ToString::to_string).collect()
+    }
+}
+
 impl Contender {
     /// All there are.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 13] = [
         Self::Lasthop,
+        Self::Changed(Change::Poll),
+        Self::Changed(Change::NoHelpers),
+        Self::Changed(Change::NoTransmitBatch),
+        Self::Changed(Change::NoReceiveBatch),
+        Self::Changed(Change::FixedHysteresis),
+        Self::Changed(Change::NoView),
         Self::Ovs(Rules::PortToPort),
         Self::Ovs(Rules::Acl),
         Self::Ovs(Rules::Learning),
@@ -58,6 +99,12 @@ impl Contender {
     pub fn name(self) -> &'static str {
         match self {
             Self::Lasthop => "lasthop",
+            Self::Changed(Change::Poll) => "lasthop-poll",
+            Self::Changed(Change::NoHelpers) => "lasthop-no-helpers",
+            Self::Changed(Change::NoTransmitBatch) => "lasthop-no-tx-batch",
+            Self::Changed(Change::NoReceiveBatch) => "lasthop-no-rx-batch",
+            Self::Changed(Change::FixedHysteresis) => "lasthop-fixed-hysteresis",
+            Self::Changed(Change::NoView) => "lasthop-no-bpf",
             Self::Ovs(Rules::PortToPort) => "ovs-flows",
             Self::Ovs(Rules::Acl) => "ovs-acl",
             Self::Ovs(Rules::Learning) => "ovs-learning",
@@ -71,6 +118,12 @@ impl Contender {
     pub fn title(self) -> &'static str {
         match self {
             Self::Lasthop => "lasthop",
+            Self::Changed(Change::Poll) => "lasthop, polling on a core of its own",
+            Self::Changed(Change::NoHelpers) => "lasthop without helpers",
+            Self::Changed(Change::NoTransmitBatch) => "lasthop without transmit batching",
+            Self::Changed(Change::NoReceiveBatch) => "lasthop without receive batching",
+            Self::Changed(Change::FixedHysteresis) => "lasthop, hysteresis always 5 µs",
+            Self::Changed(Change::NoView) => "lasthop without eBPF",
             Self::Ovs(Rules::PortToPort) => "OVS-DPDK, port-to-port flows",
             Self::Ovs(Rules::Acl) => "OVS-DPDK, two ACL rules",
             Self::Ovs(Rules::Learning) => "OVS-DPDK, learning",
@@ -113,11 +166,17 @@ const TIMES: [Figure; 6] = [
     Figure { name: "switch busy", unit: "ns/packet", more_is_better: false },
     Figure { name: "switch CPU", unit: "% of a CPU", more_is_better: false },
 ];
-const COST: [Figure; 4] = [
+const LEFT: [Figure; 3] = [
+    Figure { name: "left to others", unit: "% of both CPUs", more_is_better: true },
+    Figure { name: "packets", unit: "1000/s", more_is_better: true },
+    Figure { name: "switch CPU", unit: "ns/packet", more_is_better: false },
+];
+const COST: [Figure; 5] = [
     Figure { name: "packets", unit: "1000/s", more_is_better: true },
     Figure { name: "switch busy", unit: "ns/packet", more_is_better: false },
     Figure { name: "switch CPU", unit: "ns/packet", more_is_better: false },
     Figure { name: "switch CPU", unit: "% of a CPU", more_is_better: false },
+    Figure { name: "of it not on idle cycles", unit: "% of a CPU", more_is_better: false },
 ];
 const FLOWS: [Figure; 3] = [
     Figure { name: "new flows", unit: "1000/s", more_is_better: true },
@@ -135,6 +194,16 @@ const RULE: Contender = Contender::Ovs(Rules::Acl);
 const LEARN: Contender = Contender::Ovs(Rules::Learning);
 const LIST: Contender = Contender::Ovs(Rules::List);
 const VHOST: Contender = Contender::DpdkVhost;
+const POLL: Contender = Contender::Changed(Change::Poll);
+/// lasthop, and with each mechanism off alone.
+const ABLATION: [Contender; 6] = [
+    OURS,
+    Contender::Changed(Change::NoHelpers),
+    Contender::Changed(Change::NoTransmitBatch),
+    Contender::Changed(Change::NoReceiveBatch),
+    Contender::Changed(Change::FixedHysteresis),
+    Contender::Changed(Change::NoView),
+];
 
 /// What the guests are and do.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -169,7 +238,7 @@ const fn scenario(name: &'static str, title: &'static str, contenders: &'static 
 }
 
 const fn dpdk(name: &'static str, title: &'static str, ring: Ring, frames: Frames) -> Scenario {
-    scenario(name, title, &[OURS, FLOW, RULE, LEARN, VHOST], Work::Loop(ring, frames))
+    scenario(name, title, &[OURS, POLL, FLOW, RULE, LEARN, VHOST], Work::Loop(ring, frames))
 }
 
 const fn round(name: &'static str, title: &'static str, packed: bool, sizes: &'static str) -> Scenario {
@@ -200,7 +269,7 @@ const fn ports(name: &'static str, title: &'static str, pattern: Pattern) -> Sce
 const fn latency(name: &'static str, title: &'static str, rate: Option<f64>) -> Scenario {
     let pattern = if rate.is_some() { Pattern::Echo } else { Pattern::PingPong };
     let act = Act { pattern, rate, window: None, yields: Yields::Times, ..Act::PLAIN };
-    scenario(name, title, &[OURS, FLOW, VHOST], Work::Load(Setup::PLAIN, act))
+    scenario(name, title, &[OURS, POLL, FLOW, VHOST], Work::Load(Setup::PLAIN, act))
 }
 
 const fn cpu(name: &'static str, title: &'static str, rate: f64) -> Scenario {
@@ -208,12 +277,20 @@ const fn cpu(name: &'static str, title: &'static str, rate: f64) -> Scenario {
     scenario(name, title, &[OURS, FLOW], Work::Load(Setup { sleep: true, ..Setup::PLAIN }, act))
 }
 
+const fn shared(name: &'static str, title: &'static str, contenders: &'static [Contender], rate: f64) -> Scenario {
+    let act = Act { pattern: Pattern::OneWay, rate: Some(rate), window: None, yields: Yields::Left, ..Act::PLAIN };
+    scenario(name, title, contenders, Work::Load(Setup { sleep: true, crowd: true, ..Setup::PLAIN }, act))
+}
+
+/// Packets at a fixed rate to a guest that sleeps; what each mechanism is worth.
+const SLOW: Act = Act { pattern: Pattern::OneWay, rate: Some(1e5), window: None, yields: Yields::Cost, ..Act::PLAIN };
+const ECHO: Act = Act { pattern: Pattern::Echo, yields: Yields::Times, ..SLOW };
 const QUEUES: Act = Act { flows: 64, ..Act::PLAIN };
 const NEW_FLOWS: Act =
     Act { pattern: Pattern::OneWay, window: Some(64), flows: 4000, once: true, yields: Yields::Flows, ..Act::PLAIN };
 
 /// All there are, those of a group together.
-pub const ALL: [Scenario; 47] = [
+pub const ALL: [Scenario; 52] = [
     dpdk("loop-64-split", "two DPDK guests, 64-byte frames, split rings", Ring::Split, Frames::Size(64)),
     dpdk("loop-64-packed", "two DPDK guests, 64-byte frames, packed rings", Ring::Packed, Frames::Size(64)),
     dpdk("loop-1472-split", "two DPDK guests, 1472-byte frames, split rings", Ring::Split, Frames::Size(1472)),
@@ -267,6 +344,21 @@ pub const ALL: [Scenario; 47] = [
     cpu("cpu-10k", "10 000 packets a second to a guest that sleeps", 1e4),
     cpu("cpu-100k", "100 000 packets a second to a guest that sleeps", 1e5),
     cpu("cpu-1m", "a million packets a second to a guest that sleeps", 1e6),
+    shared("shared-idle", "spinning programs on both CPUs, a packet a second", &[OURS, FLOW], 1.0),
+    shared("shared-100k", "spinning programs on both CPUs, 100 000 packets a second", &[OURS, FLOW], 1e5),
+    scenario(
+        "mechanisms-cost",
+        "100 000 packets a second to a guest that sleeps, each mechanism off alone",
+        &ABLATION,
+        Work::Load(Setup { sleep: true, ..Setup::PLAIN }, SLOW),
+    ),
+    scenario(
+        "mechanisms-latency",
+        "there and back, 100 000 packets a second, each mechanism off alone",
+        &ABLATION,
+        Work::Load(Setup::PLAIN, ECHO),
+    ),
+    shared("mechanisms-shared", "spinning programs on both CPUs, each mechanism off alone", &ABLATION, 1e5),
     scenario(
         "setup-flows",
         "4000 packets, each from another MAC address, 64 on their way",
@@ -308,6 +400,7 @@ impl Scenario {
                 Yields::Speed => &LOOP,
                 Yields::Times => &TIMES,
                 Yields::Cost => &COST,
+                Yields::Left => &LEFT,
                 Yields::Flows => &FLOWS,
             },
         }
@@ -359,7 +452,10 @@ fn round_and_round(
     let ports = ["a", "b"].map(|name| Port::connect(name, dir.path()));
     let sockets = [&*ports[0].socket, &*ports[1].socket];
     let mut switch: Box<dyn Switch> = match contender {
-        Contender::Lasthop => Box::new(Ours::start(&ports, &cpus.switch.to_string(), Extras::default())?),
+        Contender::Lasthop => Box::new(Ours::start(&ports, &cpus.switch.to_string(), Extras::default(), None)?),
+        Contender::Changed(change) => {
+            Box::new(Ours::start(&ports, &cpus.switch.to_string(), Extras::default(), Some(change))?)
+        }
         Contender::Ovs(rules) => Box::new(Ovs::start(cpus.guests, cpus.switch, &sockets, rules, Extras::default())?),
         Contender::DpdkVhost => Box::new(DpdkVhost::start(cpus.guests, cpus.switch, &sockets, Extras::default())?),
         Contender::LinuxBridge => return Err(failed("has no vhost-user ports")),

@@ -31,12 +31,13 @@ const fn aiming(aim: f64, target: Target) -> Target {
 
 const OVS: &str = "ovs-flows";
 const VHOST: &str = "dpdk-vhost";
+const POLL: &str = "lasthop-poll";
 // Figures of loops: packets, bytes, busy time.
 const PACKETS: usize = 0;
 const BYTES: usize = 1;
 const BUSY: usize = 2;
 
-const TARGETS: [Target; 13] = [
+const TARGETS: [Target; 20] = [
     target("64 B split, packets", "loop-64-split", PACKETS, OVS, Least(1.5)),
     target("64 B split, packets", "loop-64-split", PACKETS, VHOST, Least(0.95)),
     target("64 B packed, packets", "loop-64-packed", PACKETS, OVS, Least(1.6)),
@@ -49,6 +50,13 @@ const TARGETS: [Target; 13] = [
     target("switch CPU at 10 000 packets/s", "cpu-10k", 2, OVS, Most(0.05)),
     target("switch CPU at 100 000 packets/s", "cpu-100k", 2, OVS, Most(0.25)),
     target("latency p99 at 100 000 packets/s", "latency-100k", 2, OVS, Most(1.0)),
+    target("64 B split, packets, against polling", "loop-64-split", PACKETS, POLL, Least(0.94)),
+    target("latency p99 at 100 000 packets/s, against polling", "latency-100k", 2, POLL, Most(1.5)),
+    target("two VMs, TCP stream", "vms", 0, "linux-bridge", Least(1.2)),
+    target("two VMs, TCP stream", "vms", 0, OVS, Least(1.8)),
+    target("two VMs, transactions", "vms", 1, "linux-bridge", Least(1.3)),
+    target("two VMs, transactions", "vms", 1, OVS, Least(1.3)),
+    target("100 000 packets/s, CPU left to spinning programs", "shared-100k", 0, OVS, Least(1.5)),
     // The scheduler's account is never quite 0.
     Target { what: "idle, % of a CPU", scenario: "idle", figure: 0, peer: None, bound: Most(0.1), aim: None },
 ];

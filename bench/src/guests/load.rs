@@ -11,8 +11,13 @@ use lasthop_bench::load::frame::Vary;
 use lasthop_bench::load::{
     self, Check, FlowOrder, Listening, Notify, Observer, Pattern, Report, Session, Settings, Sizes, Socket,
 };
+use lasthop_sys::CpuList;
 use lasthop_tests_vm::{Port, scratch};
-use std::time::Duration;
+use rustix::time::{ClockId, clock_gettime};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// What is plugged in: scenarios that agree in it are played one after the other on the same switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,12 +36,14 @@ pub struct Setup {
     pub sleep: bool,
     /// Rules of an access list.
     pub rules: usize,
+    /// A program that spins on each of the CPUs.
+    pub crowd: bool,
 }
 
 impl Setup {
     /// Two guests, split rings, one queue pair, nothing special.
     pub const PLAIN: Self =
-        Self { ports: 2, packed: false, queues: 1, large: false, round: false, sleep: false, rules: 0 };
+        Self { ports: 2, packed: false, queues: 1, large: false, round: false, sleep: false, rules: 0, crowd: false };
     /// The same, packets go round.
     pub const ROUND: Self = Self { round: true, ..Self::PLAIN };
 }
@@ -69,6 +76,8 @@ pub enum Yields {
     Times,
     /// Processor time at a fixed rate.
     Cost,
+    /// Processor time left to programs that spin.
+    Left,
     /// New flows a second, memory of each.
     Flows,
 }
@@ -93,6 +102,7 @@ pub struct Stage {
     _listening: Listening,
     switch: Box<dyn Switch>,
     settings: Settings,
+    crowd: Vec<usize>,
     _dir: tempfile::TempDir,
 }
 
@@ -124,13 +134,17 @@ impl Stage {
         // Before the switch tries to connect for the first time.
         let listening = load::listen(&settings)?;
         let switch: Box<dyn Switch> = match contender {
-            Contender::Lasthop => Box::new(Ours::start(&ports, &cpus.switch.to_string(), extras)?),
+            Contender::Lasthop => Box::new(Ours::start(&ports, &cpus.switch.to_string(), extras, None)?),
+            Contender::Changed(change) => {
+                Box::new(Ours::start(&ports, &cpus.switch.to_string(), extras, Some(change))?)
+            }
             Contender::Ovs(rules) => Box::new(Ovs::start(cpus.guests, cpus.switch, &sockets, rules, extras)?),
             Contender::DpdkVhost => Box::new(DpdkVhost::start(cpus.guests, cpus.switch, &sockets, extras)?),
             Contender::LinuxBridge => return Err(failed("has no vhost-user ports")),
         };
         let session = Session::connect(&settings, &listening, &check)?;
-        Ok(Self { session, _listening: listening, switch, settings, _dir: dir })
+        let crowd = if setup.crowd { vec![cpus.guests, cpus.switch] } else { Vec::new() };
+        Ok(Self { session, _listening: listening, switch, settings, crowd, _dir: dir })
     }
 
     /// Plays an act for so many seconds; its figures.
@@ -161,8 +175,10 @@ impl Stage {
         };
         let before = self.switch.memory_kib();
         let factor = if act.pattern.returns() { 2.0 } else { 1.0 };
-        let mut watch = Watch { switch: &mut *self.switch, factor, spent: None };
+        let mut watch =
+            Watch { switch: &mut *self.switch, factor, crowd: Crowd::new(&self.crowd)?, left: 0.0, spent: None };
         let report = self.session.play(&settings, &mut watch)?;
+        let left = 100.0 * watch.left;
         let spent = watch.spent.ok_or_else(|| failed("nothing was measured"))?;
         if report.received == 0 {
             return Err(failed("no packet came through"));
@@ -171,7 +187,7 @@ impl Stage {
             return Err(failed(format!("{} packets out of order, {} damaged", report.reordered, report.damaged)));
         }
         let memory = self.switch.memory_kib().saturating_sub(before) as f64 * 1024.0;
-        Ok(figures(act.yields, &report, spent, factor * report.received as f64, memory))
+        Ok(figures(act.yields, &report, spent, factor * report.received as f64, memory, left))
     }
 
     /// Memory of the switch, in KiB.
@@ -180,7 +196,7 @@ impl Stage {
     }
 }
 
-fn figures(yields: Yields, report: &Report, spent: Spent, packets: f64, memory: f64) -> Vec<Option<f64>> {
+fn figures(yields: Yields, report: &Report, spent: Spent, packets: f64, memory: f64, left: f64) -> Vec<Option<f64>> {
     let (busy, cpu) = (spent.busy_ns / packets, spent.cpu_ns / packets);
     let percent = spent.cpu_ns / report.seconds / 1e7;
     let figures = match yields {
@@ -189,7 +205,11 @@ fn figures(yields: Yields, report: &Report, spent: Spent, packets: f64, memory: 
             let Some(l) = &report.latency else { return vec![None; 6] };
             vec![report.mpps * 1e3, l.p50, l.p99, l.p999, busy, percent]
         }
-        Yields::Cost => vec![report.mpps * 1e3, busy, cpu, percent],
+        Yields::Cost => {
+            let taken = (spent.cpu_ns - spent.idle_ns) / report.seconds / 1e7;
+            vec![report.mpps * 1e3, busy, cpu, percent, taken]
+        }
+        Yields::Left => vec![left, report.mpps * 1e3, cpu],
         Yields::Flows => vec![report.mpps * 1e3, cpu / 1e3, memory / packets],
     };
     figures.into_iter().map(Some).collect()
@@ -200,17 +220,75 @@ struct Watch<'a> {
     switch: &'a mut dyn Switch,
     /// Times that a packet which was received has gone through the switch.
     factor: f64,
+    crowd: Crowd,
+    /// Part of the CPUs' time that the crowd got.
+    left: f64,
     spent: Option<Spent>,
 }
 
 impl Observer for Watch<'_> {
     fn begin(&mut self) -> Outcome<()> {
-        self.switch.begin()
+        self.switch.begin()?;
+        self.crowd.begin();
+        Ok(())
     }
 
     fn end(&mut self, packets: f64) -> Outcome<()> {
+        self.left = self.crowd.left();
         self.spent = Some(self.switch.spent(packets * self.factor)?);
         Ok(())
+    }
+}
+
+/// Programs that take whatever processor time they are given, one on each of some CPUs.
+struct Crowd {
+    stop: Arc<AtomicBool>,
+    members: Vec<(JoinHandle<()>, Arc<AtomicU64>)>,
+    began: Instant,
+    before: u64,
+}
+
+impl Crowd {
+    fn new(cpus: &[usize]) -> Outcome<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let members = cpus.iter().map(|&cpu| {
+            let (stop, used) = (stop.clone(), Arc::new(AtomicU64::new(0)));
+            let counter = used.clone();
+            let spin = move || {
+                let _ = [cpu].into_iter().collect::<CpuList>().bind_current_thread();
+                while !stop.load(Relaxed) {
+                    (0..1000).for_each(|_| std::hint::spin_loop());
+                    let time = clock_gettime(ClockId::ThreadCPUTime);
+                    counter.store(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64, Relaxed);
+                }
+            };
+            std::thread::Builder::new().name("crowd".into()).spawn(spin).map(|thread| (thread, used)).map_err(failed)
+        });
+        let members = members.collect::<Outcome<_>>()?;
+        Ok(Self { stop, members, began: Instant::now(), before: 0 })
+    }
+
+    fn used(&self) -> u64 {
+        self.members.iter().map(|(_, used)| used.load(Relaxed)).sum()
+    }
+
+    fn begin(&mut self) {
+        (self.began, self.before) = (Instant::now(), self.used());
+    }
+
+    /// What they got since, as a part of all there was.
+    fn left(&self) -> f64 {
+        let all = self.began.elapsed().as_nanos() as f64 * self.members.len().max(1) as f64;
+        (self.used() - self.before) as f64 / all
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        for (thread, _) in self.members.drain(..) {
+            let _ = thread.join();
+        }
     }
 }
 

@@ -27,8 +27,9 @@ impl Pair {
         let ports = ["a", "b"].map(|name| Port::listen(name, dir.path()));
         let (mut switch, mut bridge): (Option<Box<dyn Switch>>, _) = (None, None);
         let nics = match contender {
-            Contender::Lasthop => {
-                switch = Some(Box::new(Ours::start(&ports, &cpus.both(), Extras::default())?));
+            Contender::Lasthop | Contender::Changed(_) => {
+                let change = if let Contender::Changed(change) = contender { Some(change) } else { None };
+                switch = Some(Box::new(Ours::start(&ports, &cpus.both(), Extras::default(), change)?));
                 [1, 2].map(|n| Nic::vhost_user(&ports[n - 1].socket, n as u8))
             }
             Contender::Ovs(rules) => {

@@ -52,7 +52,7 @@ impl Switch for DpdkVhost {
         self.testpmd.say("start")?;
         let ns = ns_per_packet(&text).ok_or_else(|| failed(format!("no cycle counts in {text:?}")))?;
         // Its cycles go on while others have its CPU, whether it is idle or busy then; so the share is what to trust.
-        Ok(Spent { cpu_ns, busy_ns: cpu_ns * (ns * packets / elapsed).min(1.0) })
+        Ok(Spent { cpu_ns, busy_ns: cpu_ns * (ns * packets / elapsed).min(1.0), idle_ns: 0.0 })
     }
 
     fn memory_kib(&self) -> u64 {

@@ -1,6 +1,7 @@
 //! lasthop, as people start it.
 
 use super::{Extras, Spent, Switch};
+use crate::scenario::Change;
 use crate::stop::{Outcome, failed};
 use lasthop_tests_vm::{Lasthop, Port, proc};
 
@@ -9,12 +10,17 @@ pub struct Ours {
     lasthop: Lasthop,
     cpu_before: u64,
     busy_before: u64,
+    idle_before: u64,
 }
 
 impl Ours {
     /// A learning switch on these CPUs.
-    pub fn start(ports: &[Port], cpus: &str, extras: Extras<'_>) -> Outcome<Self> {
-        let lasthop = Lasthop::start_with(ports, &["--cpus", cpus]);
+    pub fn start(ports: &[Port], cpus: &str, extras: Extras<'_>, change: Option<Change>) -> Outcome<Self> {
+        let polled = cpus.split(',').next_back().and_then(|cpu| cpu.parse().ok()).unwrap_or(0);
+        let changed = change.map(|change| change.arguments(polled)).unwrap_or_default();
+        let mut arguments = vec!["--cpus", cpus];
+        arguments.extend(changed.iter().map(String::as_str));
+        let lasthop = Lasthop::start_with(ports, &arguments);
         if let Some(list) = extras.list {
             let file = tempfile::NamedTempFile::new().map_err(failed)?;
             std::fs::write(&file, list.classbench()).map_err(failed)?;
@@ -24,7 +30,18 @@ impl Ours {
                 return Err(failed(format!("lasthop acl load: {}", String::from_utf8_lossy(&out.stderr).trim())));
             }
         }
-        Ok(Self { lasthop, cpu_before: 0, busy_before: 0 })
+        Ok(Self { lasthop, cpu_before: 0, busy_before: 0, idle_before: 0 })
+    }
+
+    /// Processor time of its helpers, which are in the idle class.
+    fn idle_ns(&self) -> u64 {
+        let Ok(tasks) = std::fs::read_dir(format!("/proc/{}/task", self.lasthop.switch())) else { return 0 };
+        let time = |task: std::fs::DirEntry| {
+            let read = |file: &str| std::fs::read_to_string(task.path().join(file)).ok();
+            let helper = read("comm")?.starts_with("helper-");
+            read("schedstat")?.split(' ').next()?.parse::<u64>().ok().filter(|_| helper)
+        };
+        tasks.filter_map(Result::ok).filter_map(time).sum()
     }
 
     /// Time in which its workers had packets, as it counts that itself.
@@ -39,15 +56,17 @@ impl Switch for Ours {
     fn begin(&mut self) -> Outcome<()> {
         // The question costs processor time too: it is asked outside of what is measured.
         self.busy_before = self.busy_ns();
+        self.idle_before = self.idle_ns();
         self.cpu_before = self.lasthop.cpu_ns();
         Ok(())
     }
 
     fn spent(&mut self, _packets: f64) -> Outcome<Spent> {
         let cpu_ns = self.lasthop.cpu_ns().saturating_sub(self.cpu_before) as f64;
+        let idle_ns = self.idle_ns().saturating_sub(self.idle_before) as f64;
         let busy_ns = self.busy_ns().saturating_sub(self.busy_before) as f64;
         // A clock goes on while others have the CPU.
-        Ok(Spent { cpu_ns, busy_ns: busy_ns.min(cpu_ns) })
+        Ok(Spent { cpu_ns, busy_ns: busy_ns.min(cpu_ns), idle_ns })
     }
 
     fn memory_kib(&self) -> u64 {

@@ -14,6 +14,8 @@ pub struct Spent {
     pub cpu_ns: f64,
     /// Without polls that found nothing, where the switch tells them apart; otherwise all of it.
     pub busy_ns: f64,
+    /// On cycles that nobody else wanted.
+    pub idle_ns: f64,
 }
 
 /// What a switch is to be besides its ports.

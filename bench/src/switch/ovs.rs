@@ -158,7 +158,7 @@ impl Switch for Ovs {
         let text = self.appctl("dpif-netdev/pmd-stats-show")?;
         // Its cycles go on while others have its CPU, whether it is idle or busy then; so the share is what to trust.
         let busy = busy_share(&text).ok_or_else(|| failed(format!("no cycle counts in {text:?}")))?;
-        Ok(Spent { cpu_ns, busy_ns: busy * cpu_ns })
+        Ok(Spent { cpu_ns, busy_ns: busy * cpu_ns, idle_ns: 0.0 })
     }
 
     fn memory_kib(&self) -> u64 {

@@ -1,0 +1,188 @@
+//! Whoever moves packets, and whenever: all of them arrive, in order. Nothing here depends on how long it takes.
+
+use lasthop_frame::VnetHdr;
+use lasthop_sys::CpuList;
+use lasthop_tests_process::{Guest, Lasthop, Options, PATIENCE, Port, mac, number_of, numbered, scratch, wait_for};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// Two guests on one lasthop.
+struct Pair {
+    lasthop: Lasthop,
+    guests: [Guest; 2],
+    next: u32,
+    _dir: tempfile::TempDir,
+}
+
+impl Pair {
+    fn new(arguments: &[&str], options: [Options; 2]) -> Self {
+        let dir = scratch();
+        let ports = ["a", "b"].map(|name| Port::listen(name, dir.path()));
+        let lasthop = Lasthop::start_with(&ports, arguments);
+        let [a, b] = options;
+        let mut guests = [Guest::connect(&ports[0].socket, mac(1), a), Guest::connect(&ports[1].socket, mac(2), b)];
+        let [a, b] = &mut guests;
+        a.greet(b, 1);
+        Self { lasthop, guests, next: 2, _dir: dir }
+    }
+
+    /// Sends `count` frames from the first guest, as fast as the ring takes them, and waits for all, in order.
+    fn stream(&mut self, count: u32) {
+        let (first, last) = (self.next, self.next + count);
+        self.next = last;
+        let [a, b] = &mut self.guests;
+        let (mut sent, mut expected) = (first, first);
+        let end = Instant::now() + PATIENCE;
+        while expected < last {
+            while sent < last && sent < expected + 64 {
+                if !a.try_send(VnetHdr::default(), &numbered(mac(1), mac(2), sent, 60 + (sent as usize % 900))) {
+                    break;
+                }
+                sent += 1;
+            }
+            while let Some((_, frame)) = b.try_recv() {
+                let number = number_of(&frame).expect("a numbered frame");
+                assert_eq!(number, expected, "lost or out of order");
+                expected += 1;
+            }
+            assert!(Instant::now() < end, "frame {expected} of {last} does not come");
+            std::thread::yield_now();
+        }
+    }
+
+    /// One frame at a time, there and back; the guests sleep meanwhile.
+    fn one_by_one(&mut self, count: u32) {
+        for _ in 0..count {
+            let [a, b] = &mut self.guests;
+            a.greet(b, self.next);
+            self.next += 1;
+        }
+    }
+
+    /// Names of the switch's threads.
+    fn threads(&self) -> Vec<String> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.lasthop.switch())).expect("the switch runs");
+        let name = |task: std::io::Result<std::fs::DirEntry>| {
+            std::fs::read_to_string(task.ok()?.path().join("comm")).ok().map(|name| name.trim_end().to_owned())
+        };
+        tasks.filter_map(name).collect()
+    }
+
+    fn has(&self, what: &str) -> bool {
+        self.threads().iter().any(|name| name.starts_with(what))
+    }
+
+    fn adds_up(&self) {
+        wait_for("the counters to add up", PATIENCE, || {
+            let sum = self.lasthop.json(&["stats"])["sum"].clone();
+            let number = |name: &str| sum[name].as_u64().unwrap();
+            number("waiting") == 0
+                && number("from_guest") + number("replicated") == number("to_guest") + number("dropped")
+        });
+    }
+}
+
+fn rings(packed: bool, event_idx: bool) -> Options {
+    Options::net(|n| (n.packed, n.event_idx, n.size) = (packed, event_idx, 256))
+}
+
+/// Each mechanism off alone, and timers far longer than anybody waits for a lone packet, on all kinds of rings.
+#[test]
+fn all_arrive_whatever_is_switched_off() {
+    let modes: [&[&str]; 9] = [
+        &[],
+        &["--helpers", "none"],
+        &["--tx-batch", "off"],
+        &["--rx-batch", "off"],
+        &["--hysteresis", "0"],
+        &["--hysteresis", "5,1000"],
+        &["--no-bpf"],
+        &["--helpers", "none", "--tx-batch", "50000,3", "--rx-batch", "50000,3"],
+        &["--poll", "0"],
+    ];
+    for arguments in modes {
+        for (packed, event_idx) in [(false, false), (false, true), (true, false), (true, true)] {
+            let mut pair = Pair::new(arguments, [rings(packed, event_idx), rings(!packed, event_idx)]);
+            pair.one_by_one(20);
+            pair.stream(3000);
+            pair.one_by_one(5);
+            pair.adds_up();
+        }
+    }
+}
+
+/// The threads that there are say who works.
+#[test]
+fn helpers_are_there_if_wanted() {
+    let pair = Pair::new(&[], [Options::default(); 2]);
+    assert!(pair.has("helper-") && pair.has("port-") && !pair.has("poll-"), "{:?}", pair.threads());
+    let pair = Pair::new(&["--helpers", "none"], [Options::default(); 2]);
+    assert!(!pair.has("helper-") && pair.has("port-"), "{:?}", pair.threads());
+    let pair = Pair::new(&["--poll", "0"], [Options::default(); 2]);
+    assert!(pair.has("poll-0") && !pair.has("helper-") && !pair.has("port-"), "{:?}", pair.threads());
+}
+
+/// While guests send much, helpers poll their rings and the guests need not kick; they are in the idle class, and take
+/// over whatever core they find free.
+#[test]
+fn a_stream_is_taken_over_by_helpers() {
+    let mut pair = Pair::new(&[], [Options::default(); 2]);
+    let kicks = |pair: &Pair| pair.lasthop.port("a")["from_guest"]["notifications"].as_u64().unwrap();
+    let before = kicks(&pair);
+    pair.stream(100_000);
+    let after = kicks(&pair);
+    assert!(after - before < 50_000, "{} kicks for 100 000 frames", after - before);
+    pair.adds_up();
+}
+
+/// Somebody else wants all cores, again and again, in the middle of a stream: helpers lose theirs at any instruction.
+/// Nothing is lost and nothing stands still.
+#[test]
+fn cores_taken_away_stop_nothing() {
+    let mut pair = Pair::new(&[], [rings(false, true), rings(true, true)]);
+    let stop = AtomicBool::new(false);
+    let cpus = CpuList::allowed().expect("an affinity");
+    std::thread::scope(|scope| {
+        for cpu in cpus.iter() {
+            let stop = &stop;
+            scope.spawn(move || {
+                [cpu].into_iter().collect::<CpuList>().bind_current_thread().expect("an allowed CPU");
+                while !stop.load(Ordering::Relaxed) {
+                    let start = Instant::now();
+                    while start.elapsed().as_millis() < 15 {
+                        std::hint::spin_loop();
+                    }
+                    std::thread::sleep(std::time::Duration::from_millis(10));
+                }
+            });
+        }
+        for _ in 0..20 {
+            pair.stream(5000);
+            pair.one_by_one(3);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    pair.adds_up();
+}
+
+/// What the options must not be is said before anything is started.
+#[test]
+fn wrong_options_are_refused() {
+    let program = lasthop_tests_vm::binary("lasthop");
+    for (option, value, hint) in [
+        ("--helpers", "900", "cannot be used here"),
+        ("--poll", "0-x", "neither a CPU number nor a range"),
+        ("--hysteresis", "9,5", "less than"),
+        ("--tx-batch", "5,40000", "32768"),
+        ("--rx-batch", "soon", "not a number"),
+    ] {
+        let dir = scratch();
+        let run = |d: &str| dir.path().join(d).display().to_string();
+        let output = std::process::Command::new(&program)
+            .args(["run", option, value, "--run-dir", &run("run"), "--state-dir", &run("state")])
+            .output()
+            .expect("lasthop is built");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && text.contains(hint), "{option} {value}: {text}");
+    }
+}
