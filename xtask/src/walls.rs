@@ -22,11 +22,21 @@ const DATA_PLANE: &[&str] = &[
     "lasthop-schedule",
     "lasthop-ipc",
     "lasthop-switch",
+    // Not linked into the switch, but held to the same.
+    "lasthop-uplink",
+    "lasthop-uplink-core",
 ];
 
 /// What they must not see: our own crates that decide policy or talk to people …
-const MANAGEMENT: &[&str] =
-    &["lasthop", "lasthop-api", "lasthop-control", "lasthop-openflow", "lasthop-ovsdb", "lasthop-policy"];
+const MANAGEMENT: &[&str] = &[
+    "lasthop",
+    "lasthop-api",
+    "lasthop-control",
+    "lasthop-hostview",
+    "lasthop-openflow",
+    "lasthop-ovsdb",
+    "lasthop-policy",
+];
 
 /// … async runtimes and what drags one in …
 const RUNTIMES: &[&str] = &[

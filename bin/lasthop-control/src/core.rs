@@ -1,22 +1,24 @@
 //! What control knows, and what follows from each thing it hears. No I/O: messages in, messages out.
 
 use crate::view;
-use lasthop_api::{AclChanged, AclRule, ApiError, Flow, Mac, Port, PortChanged, SwitchStats, TraceReport};
-use lasthop_frame::SNAPSHOT_LEN;
+use lasthop_api::{AclChanged, AclRule, ApiError, Flow, Mac, Port, PortChanged, SwitchStats, TraceReport, UplinkList};
+use lasthop_frame::{FlowKey, SNAPSHOT_LEN};
 use lasthop_ipc::{
     ControlToSupervisor, DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket, PortConfig, PortInfo,
-    PortState, SupervisorToControl, ToControl, WireFlow, WireKey,
+    PortState, SupervisorToControl, ToControl,
 };
 use lasthop_policy::acl::Book;
 use lasthop_policy::{Change, Effects, FlowUse, Learning};
 use lasthop_types::PortId;
 use lists::Pending;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tokio::sync::oneshot;
 
 mod lists;
+mod uplinks;
 
 pub(crate) use lists::Load;
+pub(crate) use uplinks::UplinkCall;
 
 /// How often the switch is asked which flows are in use while it has any, in ms. A sixtieth part of an address's life.
 const POLL_MS: u64 = 10_000;
@@ -34,6 +36,7 @@ pub(crate) type Answer<T> = oneshot::Sender<Result<T, ApiError>>;
 pub(crate) enum Call {
     PortAdd { name: String, path: String, client: bool, answer: Answer<PortChanged> },
     PortDel { name: String, answer: Answer<PortChanged> },
+    Uplink { call: UplinkCall, answer: Answer<UplinkList> },
     PortList { answer: Answer<Vec<Port>> },
     FlowList { answer: Answer<Vec<Flow>> },
     MacList { answer: Answer<Vec<Mac>> },
@@ -60,7 +63,7 @@ pub(crate) enum Event {
 /// Something to send.
 #[derive(Debug)]
 pub(crate) enum Command {
-    Switch(FromControl),
+    Switch(Box<FromControl>),
     Supervisor(ControlToSupervisor),
 }
 
@@ -111,6 +114,9 @@ pub(crate) struct Core {
     infos: BTreeMap<PortId, PortInfo>,
     questions: BTreeMap<u64, Question>,
     requests: BTreeMap<u64, Answer<PortChanged>>,
+    uplink_requests: BTreeMap<u64, Answer<UplinkList>>,
+    /// Ports that are uplinks.
+    uplinks: BTreeSet<PortId>,
     next_number: u64,
     next_tick_ms: Option<u64>,
     commands: Vec<Command>,
@@ -135,6 +141,8 @@ impl Core {
             infos: BTreeMap::new(),
             questions: BTreeMap::new(),
             requests: BTreeMap::new(),
+            uplink_requests: BTreeMap::new(),
+            uplinks: BTreeSet::new(),
             next_number: 0,
             next_tick_ms: None,
             commands: Vec::new(),
@@ -197,18 +205,18 @@ impl Core {
                 let message = match change {
                     Change::Put(spec) => {
                         self.counts.flows_put += 1;
-                        FromControl::PutFlow(WireFlow::new(&spec))
+                        FromControl::PutFlow(spec)
                     }
                     Change::Clear => FromControl::ClearFlows,
                     Change::Del(key, mask) => {
                         self.counts.flows_deleted += 1;
-                        FromControl::DelFlow { key: WireKey::new(&key), mask: WireKey::new(&mask.0) }
+                        FromControl::DelFlow { key, mask }
                     }
                 };
-                self.commands.push(Command::Switch(message));
+                self.commands.push(Command::Switch(message.into()));
             }
             for r in out.resumes {
-                self.commands.push(Command::Switch(FromControl::Resume { id: r.id, actions: r.actions }));
+                self.commands.push(Command::Switch(FromControl::Resume { id: r.id, actions: r.actions }.into()));
             }
         }
         let interval = if self.policy.flow_count() > MANY_FLOWS { POLL_MANY_MS } else { POLL_MS };
@@ -240,7 +248,7 @@ impl Core {
         self.next_number += 1;
         let request = self.next_number;
         self.questions.insert(request, pending);
-        self.commands.push(Command::Switch(FromControl::Ask { request, question }));
+        self.commands.push(Command::Switch(FromControl::Ask { request, question }.into()));
     }
 
     fn drop_questions(&mut self) {
@@ -280,13 +288,7 @@ impl Core {
 
     fn miss(&mut self, missed: &MissedPacket, now_ms: u64, out: &mut Effects) {
         self.counts.misses += 1;
-        match missed.key.key() {
-            Some(key) => self.policy.miss(missed.id, &key, now_ms, out),
-            None => {
-                self.counts.malformed += 1;
-                out.resumes.push(lasthop_policy::Resume { id: missed.id, actions: Vec::new() });
-            }
-        }
+        self.policy.miss(missed.id, &missed.key, now_ms, out);
     }
 
     fn port_is(&mut self, port: PortInfo, now_ms: u64, out: &mut Effects) {
@@ -303,10 +305,7 @@ impl Core {
         let Some(question) = self.questions.get_mut(&request) else { return };
         match (question, reply) {
             (Question::Statistics { flows, .. }, DatapathReply::Flows(part)) => {
-                let specs = part.iter().filter_map(|f| Some(FlowUse { spec: f.flow.spec()?, idle_ms: f.idle_ms }));
-                let before = flows.len();
-                flows.extend(specs);
-                self.counts.malformed += (part.len() - (flows.len() - before)) as u64;
+                flows.extend(part.into_iter().map(|f| FlowUse { spec: f.flow, idle_ms: f.idle_ms }));
             }
             (Question::Flows { flows, .. }, DatapathReply::Flows(part)) => flows.extend(part),
             (Question::Rules { flows, .. }, DatapathReply::Flows(part)) => flows.extend(part),
@@ -340,7 +339,7 @@ impl Core {
                 self.policy.tick(now_ms, out);
             }
             Some(Question::Flows { flows, answer }) => {
-                let flows = flows.iter().filter_map(|f| view::flow(f, |id| self.name(id))).collect();
+                let flows = flows.iter().map(|f| view::flow(f, |id| self.name(id))).collect();
                 give(answer, flows);
             }
             Some(Question::Ports { ports, answer }) => {
@@ -374,6 +373,11 @@ impl Core {
                     Err(message) => refuse(answer, ApiError::PortRefused { message }),
                 }
             }
+            SupervisorToControl::Uplinks(ports) => {
+                self.uplinks = ports.into_iter().collect();
+                self.policy.set_uplinks(&self.uplinks, now_ms, out);
+            }
+            SupervisorToControl::UplinkReply { request, result } => self.uplink_reply(request, result),
             SupervisorToControl::Lists(part) => self.lists_are(&part),
             SupervisorToControl::ListsKept(result) => self.lists_kept(result, now_ms),
             // Without a descriptor, or handled by the loop.
@@ -389,6 +393,7 @@ impl Core {
             Call::PortDel { name, answer } => {
                 self.request(answer, |request| ControlToSupervisor::PortDel { request, name });
             }
+            Call::Uplink { call, answer } => self.uplink_request(call, answer),
             Call::PortList { answer } => {
                 if !self.attached {
                     let ports = self.ports(Vec::new());
@@ -470,14 +475,12 @@ impl Core {
         self.commands.push(Command::Supervisor(message(self.next_number)));
     }
 
-    fn answer_trace(&self, answer: Answer<TraceReport>, key: &WireKey, flow: Option<FlowInfo>, now_ms: u64) {
-        let Some(key) = key.key() else { return refuse(answer, switch_away()) };
-        let explanation = self.policy.explain(&key, now_ms, |id| self.name(id));
-        let spec = flow.as_ref().and_then(|f| f.flow.spec());
-        let outputs = spec.as_ref().map_or(explanation.outputs, |s| view::outputs(&s.actions));
+    fn answer_trace(&self, answer: Answer<TraceReport>, key: &FlowKey, flow: Option<Box<FlowInfo>>, now_ms: u64) {
+        let explanation = self.policy.explain(key, now_ms, |id| self.name(id));
+        let outputs = flow.as_ref().map_or(explanation.outputs, |f| view::outputs(&f.flow.actions));
         let report = TraceReport {
-            key: view::packet(&key, |id| self.name(id)),
-            flow: flow.and_then(|f| view::flow(&f, |id| self.name(id))),
+            key: view::packet(key, |id| self.name(id)),
+            flow: flow.map(|f| view::flow(&f, |id| self.name(id))),
             reasons: explanation.lines,
             outputs: outputs
                 .iter()
@@ -493,7 +496,10 @@ impl Core {
         ids.sort_unstable();
         ids.dedup();
         let limit = self.policy.mac_limit() as u64;
-        let port = |id| view::port(id, self.configs.get(&id), infos.get(&id), self.policy.port_view(id), limit);
+        let port = |id| Port {
+            uplink: self.uplinks.contains(&id),
+            ..view::port(id, self.configs.get(&id), infos.get(&id), self.policy.port_view(id), limit)
+        };
         ids.into_iter().map(port).collect()
     }
 

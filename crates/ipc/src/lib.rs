@@ -8,12 +8,16 @@ mod datapath;
 #[cfg(feature = "management")]
 mod management;
 mod supervisor;
+#[cfg(feature = "uplink")]
+mod uplink;
 
 pub use channel::{Channel, ChannelError, MAX_MESSAGE};
 pub use datapath::{
-    DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket, PortInfo, PortState, QueueInfo, ToControl,
-    WireFlow, WireKey,
+    DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket, PortInfo, PortState, PortVm, QueueInfo,
+    ToControl,
 };
 #[cfg(feature = "management")]
-pub use management::{ControlToSupervisor, LISTS_PART, SupervisorToControl};
+pub use management::{ControlToSupervisor, LISTS_PART, SupervisorToControl, UplinkInfo};
 pub use supervisor::{PortConfig, SupervisorToSwitch, SwitchToSupervisor};
+#[cfg(feature = "uplink")]
+pub use uplink::*;

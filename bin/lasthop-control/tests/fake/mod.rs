@@ -5,9 +5,10 @@ use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{Depth, FlowKey, extract};
 use lasthop_ipc::{
     Channel, ChannelError, ControlToSupervisor, DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket,
-    PortConfig, PortInfo, PortState, SupervisorToControl, ToControl, WireFlow, WireKey,
+    PortConfig, PortInfo, PortState, PortVm, SupervisorToControl, ToControl, UplinkCounters, UplinkDevice,
+    UplinkDriver, UplinkInfo,
 };
-use lasthop_types::{DropReason, PortId, PortTotals};
+use lasthop_types::{DropReason, MacAddr, PortId, PortTotals};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -129,6 +130,7 @@ impl Fake {
             from_guest: packets(10, vec![(DropReason::Policy, 2)]),
             to_guest: packets(8, Vec::new()),
             waiting: 0,
+            vm: PortVm::Unknown,
         }
     }
 
@@ -149,7 +151,7 @@ impl Fake {
         self.next_id += 1;
         let missed = MissedPacket {
             id: self.next_id,
-            key: WireKey::new(&key),
+            key,
             header: frame.to_vec(),
             frame_len: u32::try_from(frame.len()).unwrap(),
         };
@@ -228,9 +230,42 @@ impl Fake {
                 self.parts.extend(part);
                 return;
             }
+            // Whatever is asked of uplinks: port 2 is one, and no other can be made.
+            ControlToSupervisor::UplinkAdd { request, device, .. } => {
+                let result = Err(format!("there is no interface {device}; `ip link` shows those there are"));
+                self.supervisor.send(&SupervisorToControl::UplinkReply { request, result }, None).unwrap();
+                return;
+            }
+            ControlToSupervisor::UplinkList { request } | ControlToSupervisor::UplinkDel { request, .. } => {
+                let result = Ok(vec![self.uplink()]);
+                self.supervisor.send(&SupervisorToControl::UplinkReply { request, result }, None).unwrap();
+                return;
+            }
         };
         self.announce_ports();
         self.supervisor.send(&SupervisorToControl::Reply { request, result }, None).unwrap();
+    }
+
+    /// The uplink at port 2.
+    fn uplink(&self) -> UplinkInfo {
+        UplinkInfo {
+            name: "vm2".into(),
+            port: PortId(2),
+            device: "eth0".into(),
+            running: true,
+            about: Some(UplinkDevice {
+                driver: UplinkDriver::Tap,
+                mode: "vnet_hdr".into(),
+                mac: MacAddr([2, 0, 0, 0, 0, 9]),
+                mtu: 1500,
+                queues: 1,
+                created: true,
+            }),
+            pid: Some(4711),
+            restarts: 3,
+            last_error: None,
+            counters: UplinkCounters { to_network_packets: 5, to_network_bytes: 300, ..UplinkCounters::default() },
+        }
     }
 
     fn del_port(&mut self, name: &str) -> Result<PortConfig, String> {
@@ -244,14 +279,13 @@ impl Fake {
     fn switch_hears(&mut self, message: FromControl) {
         let kind = match message {
             FromControl::PutFlow(flow) => {
-                let flow = flow.spec().unwrap();
+                let flow = FlowSpec { key: flow.key.masked(&flow.mask), ..flow };
                 self.flows.retain(|(f, _)| (f.key, f.mask) != (flow.key, flow.mask));
                 self.flows.push((flow, 0));
                 "put"
             }
             FromControl::DelFlow { key, mask } => {
-                let (key, mask) = (key.key().unwrap(), mask.key().unwrap());
-                self.flows.retain(|(f, _)| (f.key, f.mask.0) != (key, mask));
+                self.flows.retain(|(f, _)| (f.key, f.mask) != (key, mask));
                 "del"
             }
             FromControl::ClearFlows => {
@@ -271,13 +305,13 @@ impl Fake {
     }
 
     fn flow_info(&self, spec: &FlowSpec, idle_ms: u64) -> FlowInfo {
-        FlowInfo { flow: WireFlow::new(spec), packets: 3, bytes: 300, idle_ms }
+        FlowInfo { flow: spec.clone(), packets: 3, bytes: 300, idle_ms }
     }
 
     fn answer(&mut self, request: u64, question: DatapathRequest) {
         let lookup = |fake: &Self, key: FlowKey| DatapathReply::Lookup {
-            key: WireKey::new(&key),
-            flow: fake.lookup(&key).map(|f| fake.flow_info(f, 0)),
+            key,
+            flow: fake.lookup(&key).map(|f| Box::new(fake.flow_info(f, 0))),
         };
         let reply = match question {
             DatapathRequest::Flows => {
@@ -290,7 +324,7 @@ impl Fake {
                 DatapathReply::Flows(Vec::new())
             }
             DatapathRequest::Ports => DatapathReply::Ports(self.ports.keys().map(|id| self.info(*id)).collect()),
-            DatapathRequest::Lookup(key) => lookup(self, key.key().unwrap()),
+            DatapathRequest::Lookup(key) => lookup(self, key),
             DatapathRequest::Classify { port, frame, .. } => lookup(self, self.key(&frame, port.0)),
             DatapathRequest::Barrier if self.holds_barriers => return,
             DatapathRequest::Barrier => DatapathReply::Barrier,

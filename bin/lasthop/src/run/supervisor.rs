@@ -1,11 +1,14 @@
 //! The event loop of `lasthop run`.
 
 use super::child::{Child, Ended};
+use super::hurry::Hurry;
 use super::port::{Context, Port};
 use super::setup::{Setup, check_new};
 use super::socket::Listener;
-use super::store::{SavedPort, Store};
+use super::store::{Saved, SavedPort, SavedUplink, Store};
+use super::uplink::Uplink;
 use super::{RunError, RunError::Failed};
+use lasthop_hostview::HostMonitor;
 use lasthop_ipc::{
     Channel, ControlToSupervisor, FromControl, LISTS_PART, PortConfig, SupervisorToControl, SupervisorToSwitch,
     SwitchToSupervisor, ToControl,
@@ -13,11 +16,13 @@ use lasthop_ipc::{
 use lasthop_sys::{Epoll, Ready, SignalFd, Trigger};
 use lasthop_types::PortId;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 
@@ -33,17 +38,26 @@ const SWITCH_CHANNEL: u64 = 1;
 const SWITCH_PID: u64 = 2;
 const CONTROL_CHANNEL: u64 = 3;
 const CONTROL_PID: u64 = 4;
-/// Listeners: this plus the port's number.
+const HURRY: u64 = 5;
+/// Listeners: this plus the port's number. Uplinks' are above.
 const LISTENER: u64 = 1 << 32;
+const LISTENERS_END: u64 = 2 << 32;
 
 /// The supervisor, ready to run.
 #[derive(Debug)]
 pub struct Supervisor {
-    epoll: Epoll,
+    pub(super) epoll: Epoll,
     signals: SignalFd,
-    switch: Child<SupervisorToSwitch, SwitchToSupervisor>,
-    control: Child<SupervisorToControl, ControlToSupervisor>,
-    ports: BTreeMap<u32, Port>,
+    pub(super) switch: Child<SupervisorToSwitch, SwitchToSupervisor>,
+    pub(super) control: Child<SupervisorToControl, ControlToSupervisor>,
+    pub(super) ports: BTreeMap<u32, Port>,
+    pub(super) uplinks: BTreeMap<u32, Uplink>,
+    /// Requests for a list of uplinks, and until when they are to be answered.
+    pub(super) uplink_lists: Vec<(u64, Instant)>,
+    /// Uplinks that must be ready before we are.
+    pub(super) uplinks_needed: BTreeSet<u32>,
+    pub(super) uplink_program: Result<PathBuf, String>,
+    pub(super) uplink_limit: Duration,
     next_id: u32,
     store: Store,
     /// Text of the access lists, as it is kept.
@@ -52,6 +66,10 @@ pub struct Supervisor {
     new_lists: Vec<u8>,
     api: Listener,
     journal: OwnedFd,
+    /// What cores and VMs do.
+    monitor: HostMonitor,
+    /// Where the switch asks for threads to leave the idle class.
+    hurry: Option<Hurry>,
     /// Whether `ready` was printed.
     announced: bool,
     _locks: [File; 2],
@@ -66,26 +84,37 @@ impl Supervisor {
         let signals = SignalFd::new().map_err(|e| system("signalfd", e))?;
         epoll.add(&signals, SIGNALS, Trigger::Level).map_err(|e| system("epoll", e))?;
         let journal = journal().map_err(|e| system("memfd_create", e))?;
+        let monitor = monitor(setup.bpf).map_err(|e| system("memfd_create", e))?;
 
         let arguments = |text: &[&str]| text.iter().map(ToString::to_string).collect::<Vec<_>>();
-        let mut for_switch = arguments(&["--supervisor-fd", "3", "--journal-fd", "4"]);
-        if let Some(cpus) = &setup.cpus {
-            for_switch.extend(["--cpus".into(), cpus.to_string()]);
+        let mut for_switch = arguments(&["--supervisor-fd", "3", "--journal-fd", "4", "--host-view-fd", "5"]);
+        let hurry = Hurry::new().map_err(|e| warn!("no helpers on idle cores: {e}")).ok();
+        if let Some(hurry) = &hurry {
+            epoll.add(hurry, HURRY, Trigger::Level).map_err(|e| system("epoll", e))?;
+            for_switch.extend(arguments(&["--hurry-fd", "6"]));
         }
-        for_switch.extend(["--spin-us".into(), setup.spin_us.to_string()]);
+        for_switch.extend(setup.scheduling);
         let for_control = arguments(&["--supervisor-fd", "3", "--api-fd", "4"]);
         let mut supervisor = Self {
             epoll,
             signals,
-            switch: Child::new("lasthop-switch", setup.switch, for_switch, SWITCH_CHANNEL, SWITCH_PID),
+            switch: Child::new("lasthop-switch", setup.switch, for_switch, SWITCH_CHANNEL, SWITCH_PID)
+                .bound_to(setup.cpus),
             control: Child::new("lasthop-control", setup.control, for_control, CONTROL_CHANNEL, CONTROL_PID),
             ports: BTreeMap::new(),
+            uplinks: BTreeMap::new(),
+            uplinks_needed: BTreeSet::new(),
+            uplink_lists: Vec::new(),
+            uplink_program: setup.uplink,
+            uplink_limit: setup.uplink_limit,
             next_id: 1,
             store: setup.store,
             lists: setup.lists,
             new_lists: Vec::new(),
             api: setup.api,
             journal,
+            monitor,
+            hurry,
             announced: false,
             _locks: setup.locks,
         };
@@ -103,6 +132,7 @@ impl Supervisor {
             }
             supervisor.ports.insert(port.config.id.0, port);
         }
+        supervisor.make_uplinks(setup.uplinks, setup.saved_uplinks);
         Ok(supervisor)
     }
 
@@ -113,6 +143,8 @@ impl Supervisor {
             let now = Instant::now();
             self.start_children(now)?;
             self.step_ports(now);
+            self.step_uplinks(now);
+            self.answer_uplink_lists(now);
             self.switch.flush(&self.epoll);
             self.control.flush(&self.epoll);
             self.wait(&mut ready, self.deadline())?;
@@ -126,10 +158,15 @@ impl Supervisor {
                     }
                     SWITCH_CHANNEL => self.hear_switch(),
                     CONTROL_CHANNEL => self.hear_control(),
+                    HURRY => self.hurry(),
                     SWITCH_PID => {
                         let now = Instant::now();
                         if let Some(ended) = self.switch.reap(&self.epoll, now) {
-                            self.ports.values_mut().for_each(|port| port.switch_gone(now));
+                            for (id, port) in &mut self.ports {
+                                port.switch_gone(now);
+                                self.monitor.forget(*id);
+                            }
+                            self.uplinks.values_mut().for_each(|uplink| uplink.switch_gone(now));
                             self.restart_or_give_up(&ended)?;
                         }
                     }
@@ -138,6 +175,7 @@ impl Supervisor {
                             self.restart_or_give_up(&ended)?;
                         }
                     }
+                    uplink if uplink >= LISTENERS_END => self.uplink_event(uplink, Instant::now())?,
                     listener => {
                         let cx = context(&self.epoll, &self.switch, Instant::now());
                         let id = listener.checked_sub(LISTENER).and_then(|id| u32::try_from(id).ok());
@@ -158,7 +196,9 @@ impl Supervisor {
     fn deadline(&self) -> Option<Instant> {
         let switch_up = self.switch.is_up();
         let ports = self.ports.values().filter_map(|port| port.deadline(switch_up));
-        ports.chain(self.switch.deadline()).chain(self.control.deadline()).min()
+        let uplinks = self.uplinks.values().filter_map(|uplink| uplink.deadline(switch_up));
+        let uplinks = uplinks.chain(self.uplink_lists_deadline());
+        ports.chain(uplinks).chain(self.switch.deadline()).chain(self.control.deadline()).min()
     }
 
     fn start_children(&mut self, now: Instant) -> Result<(), RunError> {
@@ -166,20 +206,22 @@ impl Supervisor {
         self.control.check_hang(now);
         let mut started = false;
         if self.switch.is_due(now) {
-            let journal = self.journal.try_clone();
-            if let Err(e) = journal.and_then(|journal| self.switch.start(&self.epoll, journal)) {
+            let hurry = self.hurry.as_ref().map(Hurry::ask);
+            let descriptors = [self.journal.as_fd(), self.monitor.view()].into_iter().chain(hurry);
+            let given: std::io::Result<Vec<_>> = descriptors.map(|fd| fd.try_clone_to_owned()).collect();
+            if let Err(e) = given.and_then(|given| self.switch.start(&self.epoll, given)) {
                 self.cannot_start("lasthop-switch", &e)?;
                 self.switch.start_later(now);
             } else {
-                for port in self.ports.values() {
-                    self.switch.send(SupervisorToSwitch::AddPort(port.config.clone()), None);
+                for config in self.configs() {
+                    self.switch.send(SupervisorToSwitch::AddPort(config), None);
                 }
                 started = true;
             }
         }
         if self.control.is_due(now) {
             let api = self.api.as_fd().try_clone_to_owned();
-            if let Err(e) = api.and_then(|api| self.control.start(&self.epoll, api)) {
+            if let Err(e) = api.and_then(|api| self.control.start(&self.epoll, vec![api])) {
                 self.cannot_start("lasthop-control", &e)?;
                 self.control.start_later(now);
             } else {
@@ -217,7 +259,7 @@ impl Supervisor {
         Ok(())
     }
 
-    fn restart_or_give_up(&self, ended: &Ended) -> Result<(), RunError> {
+    pub(super) fn restart_or_give_up(&self, ended: &Ended) -> Result<(), RunError> {
         if !self.announced && ended.failed_starts >= START_ATTEMPTS {
             let what = &ended.what;
             return Err(Failed(format!(
@@ -232,8 +274,17 @@ impl Supervisor {
         let cx = context(&self.epoll, &self.switch, now);
         for port in self.ports.values_mut() {
             if let Some(connection) = port.step(cx, token(port)) {
-                self.switch.send(SupervisorToSwitch::Connection(port.config.id), Some(connection));
+                let id = port.config.id;
+                let tgid = if self.monitor.is_live() { peer(&connection) } else { None };
+                let vm = tgid.and_then(|tgid| self.monitor.watch(id.0, tgid));
+                self.switch.send(SupervisorToSwitch::Connection(id, vm), Some(connection));
             }
+        }
+    }
+
+    fn hurry(&mut self) {
+        if let (Some(hurry), Some(switch)) = (&self.hurry, self.switch.pid()) {
+            hurry.serve(switch);
         }
     }
 
@@ -245,8 +296,12 @@ impl Supervisor {
                     self.announce();
                 }
                 SwitchToSupervisor::ConnectionClosed { port, reason } => {
-                    if let Some(port) = self.ports.get_mut(&port.0) {
-                        port.connection_closed(Instant::now(), &reason);
+                    self.monitor.forget(port.0);
+                    let now = Instant::now();
+                    if let Some(uplink) = self.uplinks.get_mut(&port.0) {
+                        uplink.connection_closed(now, &reason);
+                    } else if let Some(port) = self.ports.get_mut(&port.0) {
+                        port.connection_closed(now, &reason);
                     }
                 }
             }
@@ -265,6 +320,18 @@ impl Supervisor {
                     (request, self.add_port(SavedPort { name, path, client }))
                 }
                 ControlToSupervisor::PortDel { request, name } => (request, self.delete_port(&name)),
+                ControlToSupervisor::UplinkAdd { request, name, device, driver, queues } => {
+                    self.add_uplink(request, SavedUplink { name, device, driver, queues });
+                    continue;
+                }
+                ControlToSupervisor::UplinkDel { request, name } => {
+                    self.delete_uplink(request, &name);
+                    continue;
+                }
+                ControlToSupervisor::UplinkList { request } => {
+                    self.list_uplinks(request);
+                    continue;
+                }
                 ControlToSupervisor::KeepLists(part) => {
                     if part.is_empty() {
                         let result = self.keep_lists();
@@ -282,8 +349,9 @@ impl Supervisor {
     }
 
     /// The one line scripts wait for.
-    fn announce(&mut self) {
-        if !self.announced && self.switch.is_ready() && self.control.is_ready() {
+    pub(super) fn announce(&mut self) {
+        let ready = self.switch.is_ready() && self.control.is_ready() && self.uplinks_needed.is_empty();
+        if !self.announced && ready {
             self.announced = true;
             let mut stdout = std::io::stdout().lock();
             // Somebody who closed our standard output does not want to know.
@@ -294,6 +362,9 @@ impl Supervisor {
     fn add_port(&mut self, new: SavedPort) -> Result<PortConfig, String> {
         let there: Vec<SavedPort> = self.ports.values().map(Port::to_saved).collect();
         check_new(there.iter(), &new)?;
+        if self.uplinks.values().any(|uplink| uplink.spec.name == new.name) {
+            return Err(format!("there is an uplink {} already; choose another name", new.name));
+        }
         let mut port = self.number(new, true);
         port.open(&self.epoll, token(&port))?;
         self.save(Some(&port), None)?;
@@ -305,6 +376,9 @@ impl Supervisor {
     }
 
     fn delete_port(&mut self, name: &str) -> Result<PortConfig, String> {
+        if self.uplinks.values().any(|uplink| uplink.spec.name == name) {
+            return Err(format!("{name} is an uplink; remove it with `lasthop uplink del {name}`"));
+        }
         let Some(port) = self.ports.values().find(|port| port.config.name == name) else {
             return Err(format!("there is no port {name}; `lasthop port list` shows those there are"));
         };
@@ -313,30 +387,46 @@ impl Supervisor {
             self.save(None, Some(config.id))?;
         }
         self.ports.remove(&config.id.0);
+        self.monitor.forget(config.id.0);
         info!("port {name} removed");
         self.switch.send(SupervisorToSwitch::DelPort(config.id), None);
         Ok(config)
     }
 
-    fn save(&self, also: Option<&Port>, except: Option<PortId>) -> Result<(), String> {
+    pub(super) fn save(&self, also: Option<&Port>, except: Option<PortId>) -> Result<(), String> {
         let kept = self.ports.values().filter(|port| port.saved && Some(port.config.id) != except);
-        self.store.save(kept.chain(also).map(Port::to_saved).collect())
+        let ports = kept.chain(also).map(Port::to_saved).collect();
+        let kept = self.uplinks.values().filter(|u| u.saved && !u.is_leaving() && Some(u.config.id) != except);
+        self.store.save(Saved { ports, uplinks: kept.map(|u| u.spec.clone()).collect() })
+    }
+
+    pub(super) fn next_port(&mut self) -> PortId {
+        let id = PortId(self.next_id);
+        // Four thousand million ports are not reached by adding one at a time.
+        self.next_id = self.next_id.saturating_add(1);
+        id
+    }
+
+    /// All ports, those of uplinks included.
+    fn configs(&self) -> Vec<PortConfig> {
+        let uplinks = self.uplinks.values().filter(|uplink| !uplink.is_leaving());
+        self.ports.values().map(|port| port.config.clone()).chain(uplinks.map(|u| u.config.clone())).collect()
     }
 
     /// A port with the next number.
     fn number(&mut self, port: SavedPort, saved: bool) -> Port {
-        let id = PortId(self.next_id);
-        // Four thousand million ports are not reached by adding one at a time.
-        self.next_id = self.next_id.saturating_add(1);
+        let id = self.next_port();
         let SavedPort { name, path, client } = port;
         Port::new(PortConfig { id, name, path, client }, saved, Instant::now())
     }
 
-    fn tell_control_ports(&mut self) {
+    pub(super) fn tell_control_ports(&mut self) {
         // Only the newest list matters.
-        self.control.unsend(|message| matches!(message, SupervisorToControl::Ports(_)));
-        let ports = self.ports.values().map(|port| port.config.clone()).collect();
-        self.control.send(SupervisorToControl::Ports(ports), None);
+        let is_list = |m: &_| matches!(m, SupervisorToControl::Ports(_) | SupervisorToControl::Uplinks(_));
+        self.control.unsend(is_list);
+        let uplinks = self.uplinks.values().filter(|uplink| !uplink.is_leaving()).map(|u| u.config.id).collect();
+        self.control.send(SupervisorToControl::Uplinks(uplinks), None);
+        self.control.send(SupervisorToControl::Ports(self.configs()), None);
     }
 
     fn keep_lists(&mut self) -> Result<(), String> {
@@ -360,11 +450,13 @@ impl Supervisor {
     /// Closes the ports, asks the children to end, and makes them when they do not.
     fn shut_down(&mut self) -> Result<(), RunError> {
         self.ports.clear();
+        self.end_uplinks();
         self.switch.send(SupervisorToSwitch::Shutdown, None);
         self.control.send(SupervisorToControl::Shutdown, None);
         let limit = Instant::now() + SHUTDOWN_LIMIT;
         let mut ready = Vec::new();
-        while self.switch.is_up() || self.control.is_up() {
+        while self.switch.is_up() || self.control.is_up() || self.uplinks.values().any(Uplink::is_up) {
+            self.ending_uplinks();
             self.switch.flush(&self.epoll);
             self.control.flush(&self.epoll);
             let late = Instant::now() >= limit;
@@ -401,6 +493,24 @@ fn journal() -> Result<OwnedFd, rustix::io::Errno> {
     ftruncate(&journal, JOURNAL_LEN)?;
     fcntl_add_seals(&journal, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(journal)
+}
+
+/// Watches cores and VMs, if the kernel lets us; if not, says why, once.
+fn monitor(bpf: bool) -> Result<HostMonitor, rustix::io::Errno> {
+    if bpf {
+        match HostMonitor::start() {
+            Ok(monitor) => return Ok(monitor),
+            Err(e) => warn!("not known which VMs run and which cores are idle: {e}; going on without"),
+        }
+    }
+    HostMonitor::without_program()
+}
+
+/// The process at the other end: the one that called connect(2), or listen(2) where we did. That is the VMM, unless
+/// somebody else made the socket for it.
+fn peer(connection: &OwnedFd) -> Option<u32> {
+    let pid = socket_peercred(connection).ok()?.pid.as_raw_nonzero().get();
+    u32::try_from(pid).ok()
 }
 
 /// Every port needs descriptors here and many in the switch, and the usual soft limit is 1024.

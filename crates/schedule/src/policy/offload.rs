@@ -64,6 +64,11 @@ impl BackOff {
         self.until_ns = now_ns + self.length_ns;
     }
 
+    /// It cannot help at all.
+    pub fn for_ever(&mut self) {
+        self.until_ns = u64::MAX;
+    }
+
     /// Whether it is to be left alone.
     pub fn holds(&self, now_ns: u64) -> bool {
         now_ns < self.until_ns

@@ -8,16 +8,7 @@ use std::collections::BTreeMap;
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// Why there is no filter.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum FilterError {
-    #[error("cannot build the filter: {0}")]
-    Build(#[from] seccompiler::BackendError),
-    #[error("{0}")]
-    Install(#[from] seccompiler::Error),
-}
-
-/// Calls both programs make, whatever the arguments. They act on memory, time, threads of this process and descriptors
+/// Calls every program makes, whatever the arguments. They act on memory, time, threads of this process and descriptors
 /// it holds already.
 const COMMON: &[libc::c_long] = &[
     // Descriptors.
@@ -95,9 +86,6 @@ const OLDER: &[libc::c_long] = &[libc::SYS_epoll_wait, libc::SYS_poll];
 #[cfg(not(target_arch = "x86_64"))]
 const OLDER: &[libc::c_long] = &[];
 
-/// Control serves its API on a listening socket it inherited.
-const CONTROL: &[libc::c_long] = &[libc::SYS_accept4, libc::SYS_getsockname, libc::SYS_getpeername];
-
 /// fcntl(2): nothing that reaches another process (locks, owners, leases).
 const FCNTL: &[libc::c_int] = &[
     libc::F_DUPFD_CLOEXEC,
@@ -124,7 +112,7 @@ const CLONE_MASK: libc::c_int = THREAD
     | libc::CLONE_NEWNET;
 
 /// Installs the filter of `program` for this thread and those it starts. "No new privileges" must be set.
-pub(super) fn install(program: Program) -> Result<(), FilterError> {
+pub(super) fn install(program: Program) -> Result<(), seccompiler::Error> {
     // clone3 passes its flags by address, where a filter cannot look. The C library takes "not implemented" as the
     // hint to use clone. Of two filters the stricter answer wins, and this one has to come first.
     let no_clone3 = Rules::from([(libc::SYS_clone3, Vec::new())]);
@@ -134,21 +122,21 @@ pub(super) fn install(program: Program) -> Result<(), FilterError> {
     Ok(())
 }
 
-fn compile(rules: Rules, otherwise: SeccompAction, on_match: SeccompAction) -> Result<BpfProgram, FilterError> {
+fn compile(rules: Rules, otherwise: SeccompAction, on_match: SeccompAction) -> Result<BpfProgram, seccompiler::Error> {
     let arch = TargetArch::try_from(std::env::consts::ARCH)?;
     Ok(SeccompFilter::new(rules, otherwise, on_match, arch)?.try_into()?)
 }
 
-fn rules(program: Program) -> Result<Rules, FilterError> {
-    let control = if program == Program::Control { CONTROL } else { &[] };
-    let unconditional = COMMON.iter().chain(OLDER).chain(control);
+fn rules(program: Program) -> Result<Rules, seccompiler::Error> {
+    let unconditional = COMMON.iter().chain(OLDER).chain(program.calls);
     // An empty list of rules matches whatever the arguments; clone3 is answered by the first filter.
     let mut rules: Rules = unconditional.chain(&[libc::SYS_clone3]).map(|&call| (call, Vec::new())).collect();
 
     rules.insert(libc::SYS_fcntl, one_of(1, FCNTL)?);
     rules.insert(libc::SYS_prctl, one_of(0, PRCTL)?);
     // Is this a terminal? Do not block.
-    rules.insert(libc::SYS_ioctl, vec![equals(1, libc::TCGETS)?, equals(1, libc::FIONBIO)?]);
+    let ioctls = [libc::TCGETS, libc::FIONBIO].into_iter().chain(program.ioctls.iter().copied());
+    rules.insert(libc::SYS_ioctl, ioctls.map(|request| equals(1, request)).collect::<Result<_, _>>()?);
     // No memory that is executable.
     let not_executable = || masked(2, libc::PROT_EXEC, 0);
     rules.insert(libc::SYS_mmap, vec![not_executable()?]);
@@ -167,8 +155,8 @@ fn rules(program: Program) -> Result<Rules, FilterError> {
             SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?,
         ])?],
     );
-    if program == Program::Control {
-        rules.insert(libc::SYS_socketpair, one_of(0, &[libc::AF_UNIX])?);
+    if !program.socket_pairs.is_empty() {
+        rules.insert(libc::SYS_socketpair, one_of(0, program.socket_pairs)?);
     }
     Ok(rules)
 }
