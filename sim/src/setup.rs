@@ -1,0 +1,135 @@
+//! What is simulated: a host, who lives on it, who carries their packets, and what they do.
+
+use crate::host::Host;
+use crate::inputs::Costs;
+
+/// Who carries packets between the guests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carrier {
+    /// The papers' prototype: switching and copying inside the hypervisor, on the time of the guest that enters it.
+    HyperSwitch,
+    /// lasthop on Linux: a thread for each port at normal priority, helpers at idle priority.
+    Lasthop,
+    /// KVM's vhost-net: a kernel thread for each guest; one copy into the host and one out of it.
+    Vhost,
+    /// Xen's netback: a few threads in a driver domain, guests bound to them; two copies and grants.
+    Netback,
+}
+
+/// The switch's mechanisms, each with a switch of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mechanisms {
+    /// Guests kick for batches.
+    pub transmit_batching: bool,
+    /// Guests are interrupted for batches.
+    pub receive_batching: bool,
+    /// It is known which guest runs and which core is idle.
+    pub vm_state: bool,
+    /// Idle cores take work.
+    pub helpers: bool,
+    /// They wait a little for more before they sleep.
+    pub hysteresis: bool,
+    /// … longer while packets come often. Off on the papers' machine, where it is 5 µs.
+    pub adaptive: bool,
+    /// Caches and siblings count when one is chosen.
+    pub cache: bool,
+    /// A core that was taken away is left alone for a while.
+    pub back_off: bool,
+    /// What a guest has left undone when it blocks is done then.
+    pub before_blocking: bool,
+    /// A helper stops when somebody begins to use its execution units from another core, too. The policy does not have
+    /// this; the thesis can be read so.
+    pub give_way: bool,
+}
+
+impl Mechanisms {
+    /// Everything that the policy has.
+    pub const ALL: Self = Self {
+        transmit_batching: true,
+        receive_batching: true,
+        vm_state: true,
+        helpers: true,
+        hysteresis: true,
+        adaptive: true,
+        cache: true,
+        back_off: true,
+        before_blocking: true,
+        give_way: false,
+    };
+}
+
+/// A connection: so many packets may be on their way unacknowledged.
+#[derive(Clone, Copy, Debug)]
+pub struct Flow {
+    /// Sender.
+    pub from: usize,
+    /// Receiver.
+    pub to: usize,
+    /// Packets.
+    pub window: u32,
+}
+
+/// What the guests do.
+#[derive(Clone, Debug)]
+pub enum Traffic {
+    /// TCP as fast as the window lets it, in packets of `bytes`; each is acknowledged.
+    Streams {
+        /// Connections.
+        flows: Vec<Flow>,
+        /// Length of a packet.
+        bytes: u32,
+    },
+    /// One small packet there, one back, then the next.
+    Transactions {
+        /// Connections; their window is 1.
+        flows: Vec<Flow>,
+    },
+    /// Bursts with heavy tails, and other work.
+    Bursts(Bursts),
+}
+
+/// On and off: each guest sends bursts to one of its peers, and computes now and then.
+#[derive(Clone, Copy, Debug)]
+pub struct Bursts {
+    /// Packets of a burst on average; Pareto.
+    pub packets: f64,
+    /// From one to the next within a burst, on average; exponential.
+    pub gap_ns: f64,
+    /// From the end of a burst to the next, on average; Pareto.
+    pub silence_ns: f64,
+    /// Peers of each guest.
+    pub peers: usize,
+    /// Share of its time for which a guest would compute if it had a core for itself.
+    pub compute: f64,
+    /// Computing at a stretch, on average; Pareto.
+    pub compute_ns: f64,
+}
+
+/// All of it.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The machine.
+    pub host: Host,
+    /// What things cost on it.
+    pub costs: Costs,
+    /// Who carries.
+    pub carrier: Carrier,
+    /// What of the policy is switched on.
+    pub mechanisms: Mechanisms,
+    /// Where each guest's virtual CPU is pinned; `None`: the scheduler decides.
+    pub guests: Vec<Option<usize>>,
+    /// The same of vhost-net's or netback's threads; guest n is served by thread n modulo their number.
+    pub services: Vec<Option<usize>>,
+    /// This core's helper never sleeps and takes all work that is handed over.
+    pub dedicated: Option<usize>,
+    /// What the guests do.
+    pub traffic: Traffic,
+    /// Guests do not work like clocks: by this part more or less, so that they do not fall into step with each other.
+    pub variation: f64,
+    /// Not measured.
+    pub warm_up_ns: u64,
+    /// Measured.
+    pub measure_ns: u64,
+    /// Chance.
+    pub seed: u64,
+}
