@@ -183,6 +183,11 @@ impl Server {
             Ok(false) => {}
             Err(error) => self.disconnect(id, &error),
         }
+        for (port, thread) in self.workers.take_started() {
+            if let Err(error) = self.supervisor.send(&SwitchToSupervisor::Thread(port, thread.number()), None) {
+                tracing::error!("supervisor not told of a thread: {error}");
+            }
+        }
     }
 
     fn disconnect(&mut self, id: PortId, error: &SessionError) {

@@ -44,4 +44,6 @@ pub enum SwitchToSupervisor {
         /// One line for the log.
         reason: String,
     },
+    /// The port has a thread of its own now, with this number.
+    Thread(PortId, i32),
 }

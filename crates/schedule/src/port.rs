@@ -7,10 +7,11 @@ use crate::mailbox::Mailbox;
 use crate::policy::{Arrivals, Batch, Kicks, TransmitTimer};
 use crate::served::Served;
 use lasthop_forward::{Forwarder, Port};
-use lasthop_sys::{Epoll, Ready, Trigger};
+use lasthop_sys::{Epoll, Ready, ThreadId, Trigger};
 use lasthop_virtqueue::BURST;
 use std::io;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -39,6 +40,7 @@ pub(crate) enum Letter {
 pub(crate) struct PortThread {
     pub(crate) mailbox: Arc<Mailbox<Letter>>,
     pub(crate) thread: JoinHandle<()>,
+    pub(crate) id: ThreadId,
 }
 
 impl PortThread {
@@ -63,8 +65,13 @@ impl PortThread {
             rings: Vec::new(),
         };
         // As `top -H` shows it; the kernel cuts it after 15 bytes.
-        let thread = std::thread::Builder::new().name(format!("port-{}", port.name)).spawn(move || server.serve())?;
-        Ok(Self { mailbox, thread })
+        let (tell, told) = channel();
+        let thread = std::thread::Builder::new().name(format!("port-{}", port.name)).spawn(move || {
+            let _ = tell.send(ThreadId::current());
+            server.serve();
+        })?;
+        let id = told.recv().map_err(io::Error::other)?;
+        Ok(Self { mailbox, thread, id })
     }
 }
 

@@ -7,7 +7,7 @@ use crate::port::{Letter, PortThread};
 use crate::served::Served;
 use lasthop_forward::{Datapath, Port};
 use lasthop_sys::hostview::HostView;
-use lasthop_sys::{EventFd, Prompter};
+use lasthop_sys::{EventFd, Prompter, ThreadId};
 use lasthop_types::PortId;
 use std::collections::{HashMap, hash_map};
 use std::io;
@@ -41,6 +41,7 @@ pub struct Workers {
     helpers: Arc<Helpers>,
     threads: Vec<JoinHandle<()>>,
     ports: HashMap<PortId, Entry>,
+    started: Vec<(PortId, ThreadId)>,
 }
 
 #[derive(Debug)]
@@ -56,7 +57,7 @@ impl Workers {
         let threads = helpers.start()?;
         let waiting = helpers.clone();
         lasthop_virtqueue::on_wait(Box::new(move || waiting.hurry()));
-        Ok(Self { datapath: datapath.clone(), settings, helpers, threads, ports: HashMap::new() })
+        Ok(Self { datapath: datapath.clone(), settings, helpers, threads, ports: HashMap::new(), started: Vec::new() })
     }
 
     /// Has a port's vring served, from which packets come. Without a kick descriptor it is polled. One that is served
@@ -68,7 +69,10 @@ impl Workers {
             hash_map::Entry::Vacant(place) => {
                 let started = start_port(port, &self.datapath, &self.settings, &self.helpers);
                 match started {
-                    Ok(thread) => place.insert(Entry { thread, rings: Vec::new() }),
+                    Ok(thread) => {
+                        self.started.extend(thread.as_ref().map(|thread| (port.id, thread.id)));
+                        place.insert(Entry { thread, rings: Vec::new() })
+                    }
                     Err(error) => {
                         tracing::error!(port = %port.name, "no thread for this port: {error}");
                         return;
@@ -87,6 +91,11 @@ impl Workers {
                 }
             }
         }
+    }
+
+    /// Threads of ports started since the last call.
+    pub fn take_started(&mut self) -> Vec<(PortId, ThreadId)> {
+        std::mem::take(&mut self.started)
     }
 
     /// The vring is not to be served any more. Its keeper lets go of it soon; the queue's own lock says when a burst is

@@ -17,6 +17,11 @@ impl ThreadId {
         Self(gettid().as_raw_nonzero().get())
     }
 
+    /// As the kernel numbers it.
+    pub fn number(self) -> i32 {
+        self.0
+    }
+
     /// The thread with this number, whoever's it is.
     #[cfg(any(test, feature = "supervisor"))]
     pub fn from_raw(number: i32) -> Self {

@@ -165,6 +165,49 @@ fn cores_taken_away_stop_nothing() {
     pair.adds_up();
 }
 
+/// The thread of a port works in the control group of its VM while that is connected, and lasthop's otherwise. Which VM it is
+/// says the process that connects; here that is this one, whose first thread, which only waits, is put into a group.
+#[test]
+fn ports_work_in_the_control_groups_of_their_vms() {
+    let group = std::path::PathBuf::from(format!("/sys/fs/cgroup/cpu/lasthop-test-{}", std::process::id()));
+    if std::fs::create_dir(&group).is_err() {
+        println!("no control groups of version 1 for processor time here: not tested");
+        return;
+    }
+    let me = std::process::id().to_string();
+    std::fs::write(group.join("tasks"), &me).expect("a thread of ours is moved");
+    let mut pair = Pair::new(&["--vm-cgroup"], [Options::default(); 2]);
+    let groups = |pair: &Pair| {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", pair.lasthop.switch())).expect("the switch runs");
+        let ports = tasks.filter_map(|task| {
+            let read = |file: &str| std::fs::read_to_string(task.as_ref().ok()?.path().join(file)).ok();
+            Some(read("cgroup")?).filter(|_| read("comm").is_some_and(|name| name.starts_with("port-")))
+        });
+        ports.filter(|groups| groups.contains("/lasthop-test-")).count()
+    };
+    wait_for("both threads to be in the group", PATIENCE, || groups(&pair) == 2);
+    pair.stream(2000);
+    let Pair { lasthop, guests: [a, b], next, _dir } = pair;
+    drop(b);
+    let pair = Pair {
+        lasthop,
+        guests: [a, Guest::connect(&_dir.path().join("b.sock"), mac(2), Options::default())],
+        next,
+        _dir,
+    };
+    wait_for("the thread to follow its port's VM", PATIENCE, || groups(&pair) == 2);
+    let Pair { lasthop, guests, next: _, _dir } = pair;
+    drop(guests);
+    let left = || {
+        let tasks = std::fs::read_to_string(group.join("tasks")).expect("the group's threads");
+        tasks.lines().filter(|task| *task != me).count()
+    };
+    wait_for("the threads to be gone from the group", PATIENCE, || left() == 0);
+    drop(lasthop);
+    std::fs::write("/sys/fs/cgroup/cpu/tasks", &me).expect("back again");
+    std::fs::remove_dir(&group).expect("the group is empty");
+}
+
 /// What the options must not be is said before anything is started.
 #[test]
 fn wrong_options_are_refused() {

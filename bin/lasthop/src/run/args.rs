@@ -34,6 +34,9 @@ pub struct RunArgs {
     pub uplink_limit_ms: u64,
     #[command(flatten)]
     pub scheduling: Scheduling,
+    /// Put the thread of each port into the control group of its VM, which then pays for what it causes
+    #[arg(long, help_heading = "Scheduling")]
+    pub vm_cgroup: bool,
     /// Do not load the eBPF program that watches which VMs run and which cores are idle
     #[arg(long, help_heading = "Scheduling")]
     pub no_bpf: bool,

@@ -13,6 +13,7 @@
 //! | `uplinks` | all of them, and what people ask of them |
 //! | `supervisor` | the event loop that ties them together |
 
+mod account;
 mod args;
 mod backoff;
 mod child;

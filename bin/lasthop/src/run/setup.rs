@@ -25,6 +25,8 @@ pub struct Setup {
     pub cpus: Option<CpuList>,
     /// How packets are moved, in the switch's words.
     pub scheduling: Vec<String>,
+    /// Whether ports' threads go into their VMs' control groups.
+    pub vm_cgroup: bool,
     /// Whether to watch cores and VMs.
     pub bpf: bool,
     /// Program of the data plane.
@@ -84,6 +86,7 @@ impl Setup {
         Ok(Self {
             scheduling: args.scheduling.for_switch(cpus.as_ref().unwrap_or(&allowed)),
             cpus,
+            vm_cgroup: args.vm_cgroup,
             bpf: !args.no_bpf,
             switch,
             control,

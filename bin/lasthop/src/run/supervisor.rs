@@ -1,5 +1,6 @@
 //! The event loop of `lasthop run`.
 
+use super::account::Accounts;
 use super::child::{Child, Ended};
 use super::hurry::Hurry;
 use super::port::{Context, Port};
@@ -70,6 +71,8 @@ pub struct Supervisor {
     monitor: HostMonitor,
     /// Where the switch asks for threads to leave the idle class.
     hurry: Option<Hurry>,
+    /// Whose work ports' threads do, if VMs are to pay for it.
+    accounts: Option<Accounts>,
     /// Whether `ready` was printed.
     announced: bool,
     _locks: [File; 2],
@@ -115,6 +118,7 @@ impl Supervisor {
             journal,
             monitor,
             hurry,
+            accounts: setup.vm_cgroup.then(Accounts::new),
             announced: false,
             _locks: setup.locks,
         };
@@ -165,6 +169,9 @@ impl Supervisor {
                             for (id, port) in &mut self.ports {
                                 port.switch_gone(now);
                                 self.monitor.forget(*id);
+                            }
+                            if let Some(accounts) = &mut self.accounts {
+                                accounts.forget_threads();
                             }
                             self.uplinks.values_mut().for_each(|uplink| uplink.switch_gone(now));
                             self.restart_or_give_up(&ended)?;
@@ -275,7 +282,11 @@ impl Supervisor {
         for port in self.ports.values_mut() {
             if let Some(connection) = port.step(cx, token(port)) {
                 let id = port.config.id;
-                let tgid = if self.monitor.is_live() { peer(&connection) } else { None };
+                let tgid = peer(&connection);
+                if let Some(accounts) = &mut self.accounts {
+                    accounts.set_vm(id.0, tgid, self.switch.pid());
+                }
+                let tgid = tgid.filter(|_| self.monitor.is_live());
                 let vm = tgid.and_then(|tgid| self.monitor.watch(id.0, tgid));
                 self.switch.send(SupervisorToSwitch::Connection(id, vm), Some(connection));
             }
@@ -295,9 +306,13 @@ impl Supervisor {
                     self.switch.set_ready();
                     self.announce();
                 }
+                SwitchToSupervisor::Thread(port, thread) => self.hear_thread(port, thread),
                 SwitchToSupervisor::ConnectionClosed { port, reason } => {
                     self.monitor.forget(port.0);
                     let now = Instant::now();
+                    if let Some(accounts) = &mut self.accounts {
+                        accounts.set_vm(port.0, None, self.switch.pid());
+                    }
                     if let Some(uplink) = self.uplinks.get_mut(&port.0) {
                         uplink.connection_closed(now, &reason);
                     } else if let Some(port) = self.ports.get_mut(&port.0) {
@@ -305,6 +320,12 @@ impl Supervisor {
                     }
                 }
             }
+        }
+    }
+
+    fn hear_thread(&mut self, port: PortId, thread: i32) {
+        if let Some(accounts) = &mut self.accounts {
+            accounts.set_thread(port.0, thread, self.switch.pid());
         }
     }
 
@@ -388,6 +409,9 @@ impl Supervisor {
         }
         self.ports.remove(&config.id.0);
         self.monitor.forget(config.id.0);
+        if let Some(accounts) = &mut self.accounts {
+            accounts.forget(config.id.0);
+        }
         info!("port {name} removed");
         self.switch.send(SupervisorToSwitch::DelPort(config.id), None);
         Ok(config)

@@ -1,0 +1,145 @@
+//! Work on a VM's account: the thread of a port is put into the control group of its VM, so that the kernel counts and
+//! limits what the VM causes as it does the VM itself (PhD §4.3.1).
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use tracing::{info, warn};
+
+/// Threads of ports, and the VMs they work for.
+#[derive(Debug, Default)]
+pub struct Accounts {
+    hierarchies: Vec<Hierarchy>,
+    /// By port number.
+    threads: BTreeMap<u32, i32>,
+    vms: BTreeMap<u32, u32>,
+    complained: bool,
+}
+
+/// A mounted hierarchy of control groups that accounts for processor time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Hierarchy {
+    mount: PathBuf,
+    /// Version 2; its line of /proc/PID/cgroup names no controller.
+    unified: bool,
+}
+
+impl Accounts {
+    /// With whatever hierarchies there are.
+    pub fn new() -> Self {
+        let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
+        let hierarchies = hierarchies(&mounts);
+        if hierarchies.is_empty() {
+            warn!("--vm-cgroup: no control groups for processor time are mounted; ports' threads stay where they are");
+        }
+        Self { hierarchies, ..Self::default() }
+    }
+
+    /// The process at the other end of the port's connection, if it is known; `None`: it is gone.
+    pub fn set_vm(&mut self, port: u32, pid: Option<u32>, switch: Option<u32>) {
+        let known = match pid {
+            Some(pid) => self.vms.insert(port, pid) != Some(pid),
+            None => self.vms.remove(&port).is_some(),
+        };
+        if known {
+            self.place(port, switch);
+        }
+    }
+
+    /// The port's thread has been started. Its number is the switch's word, so it is looked up among its threads.
+    pub fn set_thread(&mut self, port: u32, thread: i32, switch: Option<u32>) {
+        self.threads.insert(port, thread);
+        self.place(port, switch);
+    }
+
+    /// The switch is gone, and its threads with it.
+    pub fn forget_threads(&mut self) {
+        self.threads.clear();
+    }
+
+    /// The port is gone; so is its thread.
+    pub fn forget(&mut self, port: u32) {
+        self.threads.remove(&port);
+        self.vms.remove(&port);
+    }
+
+    fn place(&mut self, port: u32, switch: Option<u32>) {
+        let (Some(thread), Some(switch)) = (self.threads.get(&port), switch) else { return };
+        if !Path::new(&format!("/proc/{switch}/task/{thread}")).exists() {
+            return;
+        }
+        // Without a VM it goes back to where we are.
+        let of = self.vms.get(&port).copied().unwrap_or_else(std::process::id);
+        let groups = fs::read_to_string(format!("/proc/{of}/cgroup")).unwrap_or_default();
+        let results = self.hierarchies.iter().filter_map(|hierarchy| {
+            let file = hierarchy.file(group(&groups, hierarchy.unified)?);
+            Some(fs::write(&file, thread.to_string()).map_err(|e| (file, e)))
+        });
+        let results: Vec<Result<(), (PathBuf, io::Error)>> = results.collect();
+        if results.iter().any(Result::is_ok) {
+            info!("the thread of port {port} works in the control group of process {of}");
+        } else if let Some(Err((file, error))) = results.first()
+            && !std::mem::replace(&mut self.complained, true)
+        {
+            warn!(
+                "--vm-cgroup: {}: {error}; with version 2 this takes a threaded control group that holds lasthop and the \
+                 VM, so ports' threads stay where they are",
+                file.display()
+            );
+        }
+    }
+}
+
+impl Hierarchy {
+    /// The file of a group that takes numbers of threads.
+    fn file(&self, group: &str) -> PathBuf {
+        let name = if self.unified { "cgroup.threads" } else { "tasks" };
+        self.mount.join(group.trim_start_matches('/')).join(name)
+    }
+}
+
+/// Of /proc/mounts: the hierarchies of version 1 with the controllers cpu or cpuacct, else the one of version 2.
+fn hierarchies(mounts: &str) -> Vec<Hierarchy> {
+    let of = |kind: &'static str, unified: bool| {
+        mounts.lines().filter_map(move |line| {
+            let mut words = line.split(' ').skip(1);
+            let (mount, found, options) = (words.next()?, words.next()?, words.next()?);
+            let cpu = options.split(',').any(|o| o == "cpu" || o == "cpuacct");
+            (found == kind && (unified || cpu)).then(|| Hierarchy { mount: mount.into(), unified })
+        })
+    };
+    let first: Vec<_> = of("cgroup", false).collect();
+    if first.is_empty() { of("cgroup2", true).take(1).collect() } else { first }
+}
+
+/// Of /proc/PID/cgroup: the group in the hierarchy with processor time.
+fn group(groups: &str, unified: bool) -> Option<&str> {
+    groups.lines().find_map(|line| {
+        let (number, rest) = line.split_once(':')?;
+        let (controllers, path) = rest.split_once(':')?;
+        let cpu = controllers.split(',').any(|c| c == "cpu" || c == "cpuacct");
+        (if unified { number == "0" } else { cpu }).then_some(path)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_both_versions() {
+        let both = "cgroup /sys/fs/cgroup/cpu,cpuacct cgroup rw,cpu,cpuacct 0 0\n\
+                    cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\ntmpfs /tmp tmpfs rw,cpu 0 0\n";
+        let found = hierarchies(both);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].file("/machine/vm1"), Path::new("/sys/fs/cgroup/cpu,cpuacct/machine/vm1/tasks"));
+        let second = hierarchies("cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n");
+        assert_eq!(second[0].file("/vm.scope"), Path::new("/sys/fs/cgroup/vm.scope/cgroup.threads"));
+        assert!(hierarchies("").is_empty());
+        let groups = "9:name=systemd:/\n2:cpu,cpuacct:/machine/vm:1\n0::/unified\n";
+        assert_eq!(group(groups, false), Some("/machine/vm:1"));
+        assert_eq!(group(groups, true), Some("/unified"));
+        assert_eq!(group("broken", true), None);
+    }
+}
