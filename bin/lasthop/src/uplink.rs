@@ -20,7 +20,7 @@ pub enum UplinkCommand {
         name: String,
         /// The interface
         device: String,
-        /// How to use it: tap or af_packet [default: tap if it is a TAP device or does not exist, else af_packet]
+        /// How to use it: tap, af_packet or af_xdp [default: tap if it is a TAP device or does not exist, else af_packet]
         #[arg(long)]
         driver: Option<String>,
         /// Queue pairs, each with a thread of its own

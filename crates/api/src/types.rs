@@ -166,7 +166,7 @@ pub struct Uplink {
     pub id: u32,
     /// Its interface.
     pub device: String,
-    /// `tap` or `af_packet`; none before the interface was opened for the first time.
+    /// `tap`, `af_packet` or `af_xdp`; none before the interface was opened for the first time.
     pub driver: Option<String>,
     /// In which of the ways that the driver knows it is used.
     pub mode: Option<String>,

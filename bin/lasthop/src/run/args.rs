@@ -24,7 +24,7 @@ pub struct RunArgs {
     /// A port and its vhost-user socket; lasthop listens there, or with ",client" connects to it. May be repeated
     #[arg(long = "port", value_name = "NAME=PATH[,client]", value_parser = parse_port)]
     pub ports: Vec<PortArg>,
-    /// An uplink: a port that is a network interface of this host, or a TAP device that is made. Drivers: tap, af_packet. May be
+    /// An uplink: a port that is a network interface of this host, or a TAP device that is made. Drivers: tap, af_packet, af_xdp. May be
     /// repeated
     #[arg(long = "uplink", value_name = "NAME=DEVICE[,DRIVER][,queues=N]", value_parser = parse_uplink)]
     pub uplinks: Vec<SavedUplink>,
