@@ -180,6 +180,8 @@ pub struct Uplink {
     pub mtu: Option<u32>,
     /// Queue pairs.
     pub queues: u16,
+    /// Its process's priority, as of nice(1).
+    pub nice: i32,
     /// The interface was made by the uplink and goes with it.
     pub created: bool,
     /// Its process.

@@ -57,7 +57,7 @@ fn vms_and_the_network(uplink: &str, device: &str, whole: bool, prepare: impl Fn
     let dir = scratch();
     let ports = ["a", "b"].map(|n| Port::listen(n, dir.path()));
     let lasthop = Lasthop::start_in(Some(&netns), &ports, &["--uplink", uplink]);
-    let outside = Outside::serve(netns, device);
+    let mut outside = Outside::serve(netns, device);
     let nic = |i: usize| Nic::vhost_user(&ports[i].socket, i as u8 + 1);
     let vms = Vm::boot_all([
         lasthop_tests_vm::VmConfig::new("a", [nic(0)]),
@@ -78,10 +78,11 @@ fn vms_and_the_network(uplink: &str, device: &str, whole: bool, prepare: impl Fn
         outside.run(&format!("udp-check {ip4}:7000 65507 4001"));
     }
     // With TSO at both ends an average packet is longer than any frame on a wire.
-    let _iperf = spawn::spawn("KILL", "ip", |c| {
+    let iperf = spawn::spawn("KILL", "ip", |c| {
         c.args(["netns", "exec", outside.netns.name(), "iperf3", "-s"]);
         c.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     });
+    outside.servers.push(iperf);
     wait_for("iperf3", Duration::from_secs(10), || outside.netns.shell("cat /proc/net/tcp*").contains(":1451 "));
     for direction in ["", "-R"] {
         let before = lasthop.json(&["uplink", "list"])["uplinks"][0].clone();
