@@ -28,8 +28,15 @@ const DATA_PLANE: &[&str] = &[
 ];
 
 /// What they must not see: our own crates that decide policy or talk to people …
-const MANAGEMENT: &[&str] =
-    &["lasthop", "lasthop-api", "lasthop-control", "lasthop-openflow", "lasthop-ovsdb", "lasthop-policy"];
+const MANAGEMENT: &[&str] = &[
+    "lasthop",
+    "lasthop-api",
+    "lasthop-control",
+    "lasthop-hostview",
+    "lasthop-openflow",
+    "lasthop-ovsdb",
+    "lasthop-policy",
+];
 
 /// … async runtimes and what drags one in …
 const RUNTIMES: &[&str] = &[

@@ -2,10 +2,10 @@
 
 use crate::view;
 use lasthop_api::{AclChanged, AclRule, ApiError, Flow, Mac, Port, PortChanged, SwitchStats, TraceReport, UplinkList};
-use lasthop_frame::SNAPSHOT_LEN;
+use lasthop_frame::{FlowKey, SNAPSHOT_LEN};
 use lasthop_ipc::{
     ControlToSupervisor, DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket, PortConfig, PortInfo,
-    PortState, SupervisorToControl, ToControl, WireFlow, WireKey,
+    PortState, SupervisorToControl, ToControl,
 };
 use lasthop_policy::acl::Book;
 use lasthop_policy::{Change, Effects, FlowUse, Learning};
@@ -63,7 +63,7 @@ pub(crate) enum Event {
 /// Something to send.
 #[derive(Debug)]
 pub(crate) enum Command {
-    Switch(FromControl),
+    Switch(Box<FromControl>),
     Supervisor(ControlToSupervisor),
 }
 
@@ -205,18 +205,18 @@ impl Core {
                 let message = match change {
                     Change::Put(spec) => {
                         self.counts.flows_put += 1;
-                        FromControl::PutFlow(WireFlow::new(&spec))
+                        FromControl::PutFlow(spec)
                     }
                     Change::Clear => FromControl::ClearFlows,
                     Change::Del(key, mask) => {
                         self.counts.flows_deleted += 1;
-                        FromControl::DelFlow { key: WireKey::new(&key), mask: WireKey::new(&mask.0) }
+                        FromControl::DelFlow { key, mask }
                     }
                 };
-                self.commands.push(Command::Switch(message));
+                self.commands.push(Command::Switch(message.into()));
             }
             for r in out.resumes {
-                self.commands.push(Command::Switch(FromControl::Resume { id: r.id, actions: r.actions }));
+                self.commands.push(Command::Switch(FromControl::Resume { id: r.id, actions: r.actions }.into()));
             }
         }
         let interval = if self.policy.flow_count() > MANY_FLOWS { POLL_MANY_MS } else { POLL_MS };
@@ -248,7 +248,7 @@ impl Core {
         self.next_number += 1;
         let request = self.next_number;
         self.questions.insert(request, pending);
-        self.commands.push(Command::Switch(FromControl::Ask { request, question }));
+        self.commands.push(Command::Switch(FromControl::Ask { request, question }.into()));
     }
 
     fn drop_questions(&mut self) {
@@ -288,13 +288,7 @@ impl Core {
 
     fn miss(&mut self, missed: &MissedPacket, now_ms: u64, out: &mut Effects) {
         self.counts.misses += 1;
-        match missed.key.key() {
-            Some(key) => self.policy.miss(missed.id, &key, now_ms, out),
-            None => {
-                self.counts.malformed += 1;
-                out.resumes.push(lasthop_policy::Resume { id: missed.id, actions: Vec::new() });
-            }
-        }
+        self.policy.miss(missed.id, &missed.key, now_ms, out);
     }
 
     fn port_is(&mut self, port: PortInfo, now_ms: u64, out: &mut Effects) {
@@ -311,10 +305,7 @@ impl Core {
         let Some(question) = self.questions.get_mut(&request) else { return };
         match (question, reply) {
             (Question::Statistics { flows, .. }, DatapathReply::Flows(part)) => {
-                let specs = part.iter().filter_map(|f| Some(FlowUse { spec: f.flow.spec()?, idle_ms: f.idle_ms }));
-                let before = flows.len();
-                flows.extend(specs);
-                self.counts.malformed += (part.len() - (flows.len() - before)) as u64;
+                flows.extend(part.into_iter().map(|f| FlowUse { spec: f.flow, idle_ms: f.idle_ms }));
             }
             (Question::Flows { flows, .. }, DatapathReply::Flows(part)) => flows.extend(part),
             (Question::Rules { flows, .. }, DatapathReply::Flows(part)) => flows.extend(part),
@@ -348,7 +339,7 @@ impl Core {
                 self.policy.tick(now_ms, out);
             }
             Some(Question::Flows { flows, answer }) => {
-                let flows = flows.iter().filter_map(|f| view::flow(f, |id| self.name(id))).collect();
+                let flows = flows.iter().map(|f| view::flow(f, |id| self.name(id))).collect();
                 give(answer, flows);
             }
             Some(Question::Ports { ports, answer }) => {
@@ -484,14 +475,12 @@ impl Core {
         self.commands.push(Command::Supervisor(message(self.next_number)));
     }
 
-    fn answer_trace(&self, answer: Answer<TraceReport>, key: &WireKey, flow: Option<FlowInfo>, now_ms: u64) {
-        let Some(key) = key.key() else { return refuse(answer, switch_away()) };
-        let explanation = self.policy.explain(&key, now_ms, |id| self.name(id));
-        let spec = flow.as_ref().and_then(|f| f.flow.spec());
-        let outputs = spec.as_ref().map_or(explanation.outputs, |s| view::outputs(&s.actions));
+    fn answer_trace(&self, answer: Answer<TraceReport>, key: &FlowKey, flow: Option<Box<FlowInfo>>, now_ms: u64) {
+        let explanation = self.policy.explain(key, now_ms, |id| self.name(id));
+        let outputs = flow.as_ref().map_or(explanation.outputs, |f| view::outputs(&f.flow.actions));
         let report = TraceReport {
-            key: view::packet(&key, |id| self.name(id)),
-            flow: flow.and_then(|f| view::flow(&f, |id| self.name(id))),
+            key: view::packet(key, |id| self.name(id)),
+            flow: flow.map(|f| view::flow(&f, |id| self.name(id))),
             reasons: explanation.lines,
             outputs: outputs
                 .iter()

@@ -115,7 +115,7 @@ async fn serve(descriptors: Descriptors) -> Result<(), ControlError> {
                 Command::Supervisor(message) => supervisor.queue(message),
                 Command::Switch(message) => {
                     if let Some(link) = &mut switch {
-                        link.queue(message);
+                        link.queue(*message);
                     }
                 }
             }

@@ -50,10 +50,10 @@ fn descriptors(mut args: impl Iterator<Item = String>) -> Option<Descriptors> {
 mod sandbox {
     //! Where this process gives up its rights.
 
-    use lasthop_sys::sandbox::{Plan, Program, Report, SandboxError};
+    use lasthop_sys::sandbox::{Program, Report, SandboxError};
 
     /// Called once, before anything is read from anybody.
     pub(super) fn enter() -> Result<Report, SandboxError> {
-        Plan::new(Program::CONTROL).enter()
+        Program::CONTROL.enter_sandbox()
     }
 }

@@ -3,7 +3,7 @@
 use lasthop_api::{Carried, Drops, Field, Flow, Mac, Port, Queue, Totals, TraceOutput, Uplink};
 use lasthop_flow::Action;
 use lasthop_frame::{FlowKey, FlowMask};
-use lasthop_ipc::{FlowInfo, PortConfig, PortInfo, PortState, UplinkInfo};
+use lasthop_ipc::{FlowInfo, PortConfig, PortInfo, PortState, PortVm, UplinkInfo};
 use lasthop_policy::{MacView, PortView};
 use lasthop_types::{DropReason, MacAddr, PortId, PortTotals};
 use std::fmt::Display;
@@ -94,6 +94,11 @@ pub(crate) fn port(
         port.from_guest = totals(&i.from_guest);
         port.to_guest = totals(&i.to_guest);
         port.waiting = i.waiting;
+        (port.vm, port.vm_cpu) = match i.vm {
+            PortVm::Unknown => (None, None),
+            PortVm::Running { core } => (Some("running".into()), Some(core)),
+            PortVm::Blocked => (Some("blocked".into()), None),
+        };
     }
     if let Some(c) = config {
         port.name.clone_from(&c.name);
@@ -125,17 +130,16 @@ pub(crate) fn outputs(actions: &[Action]) -> Vec<PortId> {
     actions.iter().filter_map(port).collect()
 }
 
-/// `None` for a flow that makes no sense.
-pub(crate) fn flow(f: &FlowInfo, name: impl Fn(PortId) -> String) -> Option<Flow> {
-    let spec = f.flow.spec()?;
-    Some(Flow {
+pub(crate) fn flow(f: &FlowInfo, name: impl Fn(PortId) -> String) -> Flow {
+    let spec = &f.flow;
+    Flow {
         fields: fields(&spec.key, &spec.mask, &name),
         outputs: outputs(&spec.actions).into_iter().map(&name).collect(),
         packets: f.packets,
         bytes: f.bytes,
         idle_ms: f.idle_ms,
-        epoch: f.flow.epoch,
-    })
+        epoch: spec.epoch,
+    }
 }
 
 pub(crate) fn trace_output(port: String, info: Option<&PortInfo>, hairpin: bool) -> TraceOutput {

@@ -1,8 +1,9 @@
 //! What `lasthop run` says on the command line: descriptors and limits. No parser library in the data plane.
 
-use lasthop_sys::{CpuList, inherited_fd};
+use lasthop_schedule::Settings;
+use lasthop_schedule::policy::{Batch, Hysteresis};
+use lasthop_sys::inherited_fd;
 use std::os::fd::OwnedFd;
-use std::time::Duration;
 
 /// The command line, its descriptors taken.
 #[derive(Debug)]
@@ -11,32 +12,50 @@ pub struct Arguments {
     pub supervisor: OwnedFd,
     /// Memory that outlives this process.
     pub journal: Option<OwnedFd>,
-    /// CPUs to stay on.
-    pub cpus: Option<CpuList>,
-    /// How long a worker looks for more before it sleeps.
-    pub spin: Duration,
+    /// What the host's cores and VMs do.
+    pub host_view: Option<OwnedFd>,
+    /// Where to ask that threads of ours leave the idle class.
+    pub hurry: Option<OwnedFd>,
+    /// How packets are moved.
+    pub settings: Settings,
 }
 
 impl Arguments {
-    /// Reads `--supervisor-fd N [--journal-fd N] [--cpus LIST] [--spin-us N]`. Run first thing in `main`.
+    /// Reads `--supervisor-fd N [--journal-fd N] [--host-view-fd N] [--hurry-fd N] [--helpers N,N…] [--poll N,N…]
+    /// [--hysteresis US,US] [--tx-batch US,PACKETS] [--rx-batch US,PACKETS]`. Run first thing in `main`.
     pub fn take(mut words: impl Iterator<Item = String>) -> Result<Self, String> {
-        let (mut supervisor, mut journal, mut cpus, mut spin) = (None, None, None, Duration::from_micros(5));
+        let (mut supervisor, mut journal) = (None, None);
+        let (mut host_view, mut hurry) = (None, None);
+        let mut settings = Settings::default();
         while let Some(option) = words.next() {
             let value = words.next().ok_or_else(|| format!("{option} needs a value"))?;
-            let number = || value.parse::<u32>().map_err(|_| format!("{option} {value}: not a number"));
-            let descriptor = || {
-                let fd = i32::try_from(number()?).ok().and_then(inherited_fd);
-                fd.ok_or_else(|| format!("{option} {value}: no such descriptor"))
+            let wrong = |why: &str| format!("{option} {value}: {why}");
+            let descriptor = || value.parse().ok().and_then(inherited_fd).ok_or_else(|| wrong("no such descriptor"));
+            let numbers = || {
+                value
+                    .split(',')
+                    .map(|n| n.parse().map_err(|_| wrong("not a list of numbers")))
+                    .collect::<Result<Vec<usize>, _>>()
             };
+            let two = || <[usize; 2]>::try_from(numbers()?).map_err(|_| wrong("not two numbers"));
+            let batch = || two().map(|[us, packets]| Batch { period_ns: us as u64 * 1000, packets: packets as u16 });
             match option.as_str() {
                 "--supervisor-fd" => supervisor = Some(descriptor()?),
                 "--journal-fd" => journal = Some(descriptor()?),
-                "--cpus" => cpus = Some(value.parse().map_err(|e| format!("{option} {value}: {e}"))?),
-                "--spin-us" => spin = Duration::from_micros(u64::from(number()?)),
+                "--host-view-fd" => host_view = Some(descriptor()?),
+                "--hurry-fd" => hurry = Some(descriptor()?),
+                "--helpers" => settings.helpers = numbers()?,
+                "--poll" => settings.poll = numbers()?,
+                "--hysteresis" => {
+                    let [base_ns, limit_ns] = two()?.map(|us| us as u64 * 1000);
+                    settings.hysteresis = Hysteresis { base_ns, limit_ns };
+                }
+                "--tx-batch" => settings.transmit = batch()?,
+                "--rx-batch" => settings.receive = batch()?,
                 _ => return Err(format!("unknown option {option}")),
             }
         }
         let supervisor = supervisor.ok_or("--supervisor-fd is missing")?;
-        Ok(Self { supervisor, journal, cpus, spin })
+        Ok(Self { supervisor, journal, host_view, hurry, settings })
     }
 }

@@ -3,10 +3,7 @@
 use lasthop_flow::{Flow, Lookup};
 use lasthop_forward::{Datapath, Forwarder};
 use lasthop_frame::{Depth, FlowKey};
-use lasthop_ipc::{
-    Channel, ChannelError, DatapathReply, DatapathRequest, FlowInfo, FromControl, PortInfo, ToControl, WireFlow,
-    WireKey,
-};
+use lasthop_ipc::{Channel, ChannelError, DatapathReply, DatapathRequest, FlowInfo, FromControl, PortInfo, ToControl};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -80,7 +77,7 @@ impl Control {
                 flows.chunks(FLOWS_PER_MESSAGE).map(|c| DatapathReply::Flows(c.to_vec())).collect()
             }
             DatapathRequest::Ports => ports.map(|p| DatapathReply::Ports(vec![p])).collect(),
-            DatapathRequest::Lookup(key) => key.key().map(|key| lookup(datapath, &key, now_ms)).into_iter().collect(),
+            DatapathRequest::Lookup(key) => vec![lookup(datapath, &key, now_ms)],
             DatapathRequest::Classify { port, frame, frame_len } => {
                 let key = Forwarder::key_of(port, &frame, frame_len as usize);
                 vec![lookup(datapath, &key, now_ms)]
@@ -106,15 +103,15 @@ impl AsFd for Control {
 
 fn lookup(datapath: &Datapath, key: &FlowKey, now_ms: u64) -> DatapathReply {
     let flow = match datapath.flows().lookup(key, Depth::Full) {
-        Lookup::Flow(flow) => Some(flow_info(&flow, now_ms)),
+        Lookup::Flow(flow) => Some(Box::new(flow_info(&flow, now_ms))),
         _ => None,
     };
-    DatapathReply::Lookup { key: WireKey::new(key), flow }
+    DatapathReply::Lookup { key: *key, flow }
 }
 
 fn flow_info(flow: &Flow, now_ms: u64) -> FlowInfo {
     FlowInfo {
-        flow: WireFlow::new(&flow.spec()),
+        flow: flow.spec(),
         packets: flow.stats.packets(),
         bytes: flow.stats.bytes(),
         idle_ms: now_ms.saturating_sub(flow.stats.last_used_ms()),

@@ -5,7 +5,9 @@ mod control;
 mod ports;
 mod server;
 
-use lasthop_sys::sandbox::{Plan, Program};
+use lasthop_sys::Prompter;
+use lasthop_sys::hostview::HostView;
+use lasthop_sys::sandbox::Program;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -27,19 +29,17 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: arguments::Arguments) -> Result<(), Box<dyn std::error::Error>> {
-    let threads = match &arguments.cpus {
-        Some(cpus) => {
-            cpus.bind_current_thread()?;
-            cpus.len()
-        }
-        None => lasthop_sys::CpuList::allowed()?.len(),
-    };
+    lasthop_sys::prepare_for_threads()?;
     lasthop_guestmem::install_fault_handler();
+    let view = arguments.host_view.map(HostView::map).transpose();
+    let view = view.inspect_err(|e| tracing::warn!("not known what cores and VMs do: {e}")).unwrap_or_default();
     // Threads made from here on are born inside the sandbox.
-    let report = Plan::new(Program::SWITCH).enter()?;
+    let report = Program::SWITCH.enter_sandbox()?;
     for left_out in &report.left_out {
         tracing::warn!("sandbox: {left_out}");
     }
-    let config = lasthop_schedule::WorkersConfig { threads, spin: arguments.spin };
-    server::Server::new(arguments.supervisor, arguments.journal, config)?.serve()
+    let mut settings = arguments.settings;
+    settings.view = view;
+    settings.prompter = arguments.hurry.map(Prompter::new);
+    server::Server::new(arguments.supervisor, arguments.journal, settings)?.serve()
 }

@@ -1,12 +1,11 @@
 //! Ports and the front-ends connected to them.
 
-use lasthop_forward::{Datapath, Forwarder, Port};
-use lasthop_ipc::{PortConfig, PortInfo, PortState, QueueInfo};
+use lasthop_forward::{Forwarder, Port};
+use lasthop_ipc::{PortConfig, PortInfo, PortState, PortVm, QueueInfo};
 use lasthop_schedule::Workers;
 use lasthop_sys::Epoll;
-use lasthop_types::PortId;
-use lasthop_vhostuser::{Offer, Session, SessionError, SessionEvent};
-use std::os::fd::OwnedFd;
+use lasthop_sys::hostview::{HostView, VmState};
+use lasthop_vhostuser::{Session, SessionError, SessionEvent};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -20,52 +19,42 @@ pub struct PortEntry {
     last_error: Option<String>,
 }
 
-/// What the port's events need.
-pub struct Context<'a> {
-    /// Ports and flows.
-    pub datapath: &'a Arc<Datapath>,
-    /// Threads that serve queues.
-    pub workers: &'a mut Workers,
-    /// For frames the switch sends itself.
-    pub forwarder: &'a mut Forwarder,
-}
-
 impl PortEntry {
     /// A port nobody is connected to.
     pub fn new(config: &PortConfig) -> Self {
         Self { port: Arc::new(Port::new(config.id, config.name.clone())), session: None, last_error: None }
     }
 
-    /// A front-end has connected.
-    pub fn connect(&mut self, socket: OwnedFd, now: Instant) {
-        self.session = Some(Session::new(socket, self.port.queues.clone(), Offer::default(), now));
-    }
-
     /// The front-end said something. An error ends the connection: call [`PortEntry::disconnect`].
-    pub fn ready(&mut self, context: &mut Context<'_>) -> Result<bool, SessionError> {
+    pub fn ready(
+        &mut self,
+        workers: &mut Workers,
+        forwarder: &mut Forwarder,
+        now_ms: u64,
+    ) -> Result<bool, SessionError> {
         let Some(session) = &mut self.session else { return Ok(false) };
         let mut events = Vec::new();
         let result = session.ready(Instant::now(), &mut events);
         let mut changed = false;
         for event in events {
-            changed |= self.handle(event, context);
+            changed |= self.handle(event, workers, forwarder, now_ms);
         }
         result.map(|()| changed)
     }
 
-    fn handle(&mut self, event: SessionEvent, context: &mut Context<'_>) -> bool {
+    fn handle(&mut self, event: SessionEvent, workers: &mut Workers, forwarder: &mut Forwarder, now_ms: u64) -> bool {
         let port = &self.port;
         match event {
             SessionEvent::Kick { queue, fd } => {
                 // The guest's buffers being there is no news to us: we look when we have something for it.
                 if queue % 2 == 1 {
-                    context.workers.attach(port, queue as u16, fd);
+                    workers.attach(port, queue as u16, fd);
                 }
                 port.refresh();
                 return false;
             }
             SessionEvent::Stopped { queue } => {
-                context.workers.detach(port.id, queue as u16);
+                workers.detach(port.id, queue as u16);
                 port.refresh();
             }
             SessionEvent::Failed { queue, error } => {
@@ -75,11 +64,10 @@ impl PortEntry {
             }
             SessionEvent::Changed => {
                 port.refresh();
-                context.workers.look(port.id);
+                workers.look(port.id);
             }
             SessionEvent::Announce { mac } => {
-                let now_ms = context.datapath.now_ms();
-                if !context.forwarder.inject(port, &lasthop_frame::rarp(mac), now_ms) {
+                if !forwarder.inject(port, &lasthop_frame::rarp(mac), now_ms) {
                     tracing::warn!(port = %port.name, %mac, "announcement not sent: too many packets wait for control");
                 }
                 return false;
@@ -126,7 +114,7 @@ impl PortEntry {
     }
 
     /// As control is told of it.
-    pub fn info(&self) -> PortInfo {
+    pub fn info(&self, view: Option<&HostView>) -> PortInfo {
         let port = &self.port;
         let (from_guest, to_guest) = port.totals();
         let statuses: Vec<_> = port.queues.iter().map(|q| (q.index(), q.status())).collect();
@@ -144,6 +132,11 @@ impl PortEntry {
             (Some(_), None) if port.is_up() => PortState::Up,
             (Some(_), None) => PortState::Connected,
         };
+        let vm = match port.vm().filter(|_| self.session.is_some()).and_then(|vm| view?.vm(vm)) {
+            None => PortVm::Unknown,
+            Some(VmState::Running { core }) => PortVm::Running { core },
+            Some(VmState::Blocked { .. }) => PortVm::Blocked,
+        };
         let memory = self.session.as_ref().map(|s| s.memory().clone()).unwrap_or_default();
         PortInfo {
             id: port.id,
@@ -159,11 +152,7 @@ impl PortEntry {
             from_guest,
             to_guest,
             waiting: port.misses.len() as u64,
+            vm,
         }
-    }
-
-    /// The port's number.
-    pub fn id(&self) -> PortId {
-        self.port.id
     }
 }

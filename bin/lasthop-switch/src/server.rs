@@ -2,17 +2,18 @@
 //! that waited for control are sent on from here.
 
 use crate::control::Control;
-use crate::ports::{Context, PortEntry};
+use crate::ports::PortEntry;
 use lasthop_forward::{Datapath, Forwarder};
 use lasthop_guestmem::{GuestMemory, PinnedSlice, RegionSpec};
 use lasthop_ipc::{
     Channel, ChannelError, DatapathRequest, FromControl, MissedPacket, SupervisorToSwitch, SwitchToSupervisor,
-    ToControl, WireKey,
+    ToControl,
 };
-use lasthop_schedule::{Workers, WorkersConfig};
+use lasthop_schedule::{Settings, Workers};
+use lasthop_sys::hostview::HostView;
 use lasthop_sys::{Epoll, Trigger};
 use lasthop_types::PortId;
-use lasthop_vhostuser::SessionError;
+use lasthop_vhostuser::{Session, SessionError};
 use lasthop_virtqueue::{JOURNAL_BYTES, Journal};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -48,6 +49,8 @@ pub struct Server {
     next_to_tell: PortId,
     /// Memory that outlives this process, with a record for each ring.
     journal: Option<Arc<GuestMemory>>,
+    /// What the host's cores and VMs do.
+    view: Option<HostView>,
     /// Packets may wait for control.
     misses_wait: bool,
     stop: bool,
@@ -55,18 +58,15 @@ pub struct Server {
 
 impl Server {
     /// Starts the workers.
-    pub fn new(supervisor: OwnedFd, journal: Option<OwnedFd>, config: WorkersConfig) -> Result<Self, Failure> {
+    pub fn new(supervisor: OwnedFd, journal: Option<OwnedFd>, settings: Settings) -> Result<Self, Failure> {
         let datapath = Arc::new(Datapath::new(FLOW_LIMIT)?);
         let epoll = Epoll::new()?;
         epoll.add(&supervisor, SUPERVISOR, Trigger::Level)?;
         epoll.add(datapath.news(), NEWS, Trigger::Level)?;
-        let journal = match journal {
-            Some(fd) => Some(map_journal(fd)?),
-            None => None,
-        };
         Ok(Self {
-            journal,
-            workers: Workers::start(&datapath, config)?,
+            journal: journal.map(map_journal).transpose()?,
+            view: settings.view,
+            workers: Workers::start(&datapath, settings)?,
             forwarder: Forwarder::new(datapath.clone()),
             epoll,
             supervisor: Channel::new(supervisor),
@@ -110,7 +110,7 @@ impl Server {
     fn expire(&mut self) {
         let now = Instant::now();
         let late: Vec<_> =
-            self.ports.values().filter_map(|p| Some((p.id(), p.session.as_ref()?.expire(now).err()?))).collect();
+            self.ports.values().filter_map(|p| Some((p.port.id, p.session.as_ref()?.expire(now).err()?))).collect();
         for (id, error) in late {
             self.disconnect(id, &error);
         }
@@ -146,13 +146,13 @@ impl Server {
                         keep_journal(&entry, journal);
                     }
                     self.datapath.add_port(entry.port.clone());
-                    self.tell_control(ToControl::Port(entry.info()));
+                    self.tell_control(ToControl::Port(entry.info(self.view.as_ref())));
                     self.ports.insert(config.id, entry);
                 }
                 (SupervisorToSwitch::DelPort(id), _) => self.del_port(id),
-                (SupervisorToSwitch::Connection(id), Some(socket)) => self.connect(id, socket),
+                (SupervisorToSwitch::Connection(id, vm), Some(socket)) => self.connect(id, socket, vm),
                 (SupervisorToSwitch::ControlChannel, Some(socket)) => self.attach_control(socket),
-                (SupervisorToSwitch::Connection(_) | SupervisorToSwitch::ControlChannel, None) => {
+                (SupervisorToSwitch::Connection(..) | SupervisorToSwitch::ControlChannel, None) => {
                     tracing::error!("supervisor sent no descriptor with a message that needs one");
                 }
                 (SupervisorToSwitch::Shutdown, _) => {
@@ -163,7 +163,7 @@ impl Server {
         }
     }
 
-    fn connect(&mut self, id: PortId, socket: OwnedFd) {
+    fn connect(&mut self, id: PortId, socket: OwnedFd, vm: Option<u32>) {
         let Some(entry) = self.ports.get_mut(&id) else { return };
         entry.disconnect(None, &mut self.workers, &self.epoll);
         if let Err(error) = self.epoll.add(&socket, FIRST_PORT | u64::from(id.0), Trigger::Level) {
@@ -171,15 +171,14 @@ impl Server {
             return;
         }
         tracing::info!(port = %entry.port.name, "front-end connected");
-        entry.connect(socket, Instant::now());
+        entry.session = Some(Session::new(socket, entry.port.queues.clone(), Instant::now()));
+        entry.port.set_vm(vm);
         self.report(id);
     }
 
     fn hear_port(&mut self, id: PortId) {
         let Some(entry) = self.ports.get_mut(&id) else { return };
-        let mut context =
-            Context { datapath: &self.datapath, workers: &mut self.workers, forwarder: &mut self.forwarder };
-        match entry.ready(&mut context) {
+        match entry.ready(&mut self.workers, &mut self.forwarder, self.datapath.now_ms()) {
             Ok(true) => self.report(id),
             Ok(false) => {}
             Err(error) => self.disconnect(id, &error),
@@ -200,6 +199,7 @@ impl Server {
     fn del_port(&mut self, id: PortId) {
         let Some(mut entry) = self.ports.remove(&id) else { return };
         entry.disconnect(None, &mut self.workers, &self.epoll);
+        self.workers.remove(id);
         self.datapath.remove_port(id);
         self.tell_control(ToControl::PortGone(id));
     }
@@ -220,12 +220,10 @@ impl Server {
 
     /// Tells control of waiting packets, one of each port in turn, as long as the channel takes them.
     fn tell_misses(&mut self) {
-        loop {
+        let mut told = true;
+        while std::mem::take(&mut told) {
             let Some(control) = &mut self.control else { return };
-            let after = self.ports.range(self.next_to_tell..).chain(self.ports.range(..self.next_to_tell));
-            let mut told = false;
-            let mut failed = false;
-            for (id, entry) in after {
+            for (id, entry) in self.ports.range(self.next_to_tell..).chain(self.ports.range(..self.next_to_tell)) {
                 if control.is_backlogged() {
                     return;
                 }
@@ -233,21 +231,14 @@ impl Server {
                 told = true;
                 let message = ToControl::Miss(MissedPacket {
                     id: u64::from(id.0) << 32 | u64::from(missed.id),
-                    key: WireKey::new(&missed.key),
+                    key: missed.key,
                     header: missed.header,
                     frame_len: missed.frame_len as u32,
                 });
                 self.next_to_tell = PortId(id.0 + 1);
                 if control.send(message).is_err() {
-                    failed = true;
-                    break;
+                    return self.lose_control();
                 }
-            }
-            if failed {
-                self.lose_control();
-            }
-            if !told {
-                return;
             }
         }
     }
@@ -261,7 +252,7 @@ impl Server {
             return;
         }
         let mut control = Control::new(socket);
-        let ports = self.ports.values().map(PortEntry::info).collect();
+        let ports = self.ports.values().map(|p| p.info(self.view.as_ref())).collect();
         if control.send(ToControl::Hello { ports }).is_err() {
             return;
         }
@@ -313,22 +304,15 @@ impl Server {
     fn obey(&mut self, message: FromControl) -> Result<(), ChannelError> {
         self.datapath.set_control_answers(true);
         match message {
-            FromControl::PutFlow(flow) => match flow.spec() {
-                Some(spec) => {
-                    let port = spec.key.port();
-                    match self.forwarder.install(spec) {
-                        Ok(true) => self.workers.look(port),
-                        Ok(false) => {}
-                        Err(error) => tracing::warn!("flow not installed: {error}"),
-                    }
-                }
-                None => tracing::error!("control sent a flow of another version"),
-            },
-            FromControl::DelFlow { key, mask } => {
-                if let (Some(key), Some(mask)) = (key.key(), mask.key()) {
-                    self.datapath.flows().remove(&key, &lasthop_frame::FlowMask(mask));
+            FromControl::PutFlow(spec) => {
+                let port = spec.key.port();
+                match self.forwarder.install(spec) {
+                    Ok(true) => self.workers.look(port),
+                    Ok(false) => {}
+                    Err(error) => tracing::warn!("flow not installed: {error}"),
                 }
             }
+            FromControl::DelFlow { key, mask } => drop(self.datapath.flows().remove(&key, &mask)),
             FromControl::ClearFlows => drop(self.datapath.flows().remove_if(|_| true)),
             FromControl::Resume { id, actions } => {
                 let port = PortId((id >> 32) as u32);
@@ -344,7 +328,7 @@ impl Server {
                     let queues = self.ports.values().flat_map(|entry| entry.port.queues.iter());
                     queues.for_each(|queue| drop(queue.lock()));
                 }
-                let ports = self.ports.values().map(PortEntry::info);
+                let ports = self.ports.values().map(|p| p.info(self.view.as_ref()));
                 if let Some(control) = &mut self.control {
                     control.answer(request, question, &self.datapath, ports)?;
                 }
@@ -355,7 +339,7 @@ impl Server {
 
     fn report(&mut self, id: PortId) {
         if let Some(entry) = self.ports.get(&id) {
-            self.tell_control(ToControl::Port(entry.info()));
+            self.tell_control(ToControl::Port(entry.info(self.view.as_ref())));
         }
     }
 

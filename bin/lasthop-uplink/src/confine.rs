@@ -2,11 +2,11 @@
 
 use landlock::{ABI, Access, AccessFs, AccessNet, RulesetAttr, RulesetStatus, Scope};
 use landlock::{CompatLevel, Compatible, Ruleset, RulesetCreatedAttr};
-use lasthop_sys::sandbox::{Plan, Program, SandboxError};
+use lasthop_sys::sandbox::{Program, SandboxError};
 
 /// Leaves this process its memory and its device. Call it from the only thread. What could not be done is logged.
 pub fn confine() -> Result<(), SandboxError> {
-    let mut report = Plan::new(Program::UPLINK).enter()?;
+    let mut report = Program::UPLINK.enter_sandbox()?;
     match no_files() {
         Ok(()) => report.done.push("no files (Landlock)"),
         Err(why) => report.left_out.push(format!("no files (Landlock: {why})")),

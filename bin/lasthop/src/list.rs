@@ -61,6 +61,7 @@ fn port_table(ports: &[Port]) -> String {
         ("NAME", Align::Left),
         ("STATE", Align::Left),
         ("MODE", Align::Left),
+        ("VM", Align::Left),
         ("QUEUES", Align::Right),
         ("MACS", Align::Right),
         ("FROM GUEST", Align::Right),
@@ -75,6 +76,7 @@ fn port_table(ports: &[Port]) -> String {
             p.name.clone(),
             p.state.clone(),
             if p.uplink { "uplink" } else { mode(p.client) }.into(),
+            vm(p),
             enabled.to_string(),
             p.macs.to_string(),
             p.from_guest.packets.to_string(),
@@ -95,6 +97,15 @@ fn port_table(ports: &[Port]) -> String {
         }
     }
     table.render() + &notes
+}
+
+/// What its VM does; `-` if that is not known.
+fn vm(port: &Port) -> String {
+    match (&port.vm, port.vm_cpu) {
+        (Some(_), Some(cpu)) => format!("cpu {cpu}"),
+        (Some(state), None) => state.clone(),
+        (None, _) => "-".into(),
+    }
 }
 
 /// `name=value` pairs.
@@ -157,6 +168,8 @@ mod tests {
             state: "broken".into(),
             error: Some("ring 1: the available index jumped by 700".into()),
             path: "/run/vm1.sock".into(),
+            vm: Some("running".into()),
+            vm_cpu: Some(12),
             queues: vec![Queue { index: 1, enabled: true, error: Some("here".into()), ..Queue::default() }],
             from_guest: totals(5, vec![Drops { reason: "policy".into(), packets: 2 }]),
             to_guest: totals(7, vec![Drops { reason: "no_buffers".into(), packets: 3 }]),
@@ -164,8 +177,8 @@ mod tests {
         };
         assert_eq!(
             port_table(&[port]),
-            "NAME  STATE   MODE    QUEUES  MACS  FROM GUEST  TO GUEST  DROPPED  SOCKET\n\
-             vm1   broken  listen       1     0           5         7        5  /run/vm1.sock\n\
+            "NAME  STATE   MODE    VM      QUEUES  MACS  FROM GUEST  TO GUEST  DROPPED  SOCKET\n\
+             vm1   broken  listen  cpu 12       1     0           5         7        5  /run/vm1.sock\n\
              vm1: broken: ring 1: the available index jumped by 700\n\
              vm1: queue 1 stopped: here\n"
         );

@@ -32,7 +32,8 @@ enum Command {
     #[command(
         after_help = "Examples:\n  lasthop run --port vm1=/run/lasthop/vm1.sock --port vm2=/run/vm2.sock,client\n  \
         lasthop run --port vm1=/run/lasthop/vm1.sock --uplink net=eth1\n  \
-        lasthop run --port vm1=/run/lasthop/vm1.sock --uplink host=lasthop0,tap,queues=2"
+        lasthop run --port vm1=/run/lasthop/vm1.sock --uplink host=lasthop0,tap,queues=2\n  \
+         lasthop run --cpus 2-3 --helpers 3 --no-bpf --port vm1=/run/lasthop/vm1.sock"
     )]
     Run(run::RunArgs),
     /// Add, remove and show ports

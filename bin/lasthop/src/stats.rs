@@ -67,6 +67,11 @@ pub fn stats(args: &StatsArgs) -> Result<String, CliError> {
     args.shared.show(&stats, |s| render(s, args.verbose))
 }
 
+/// Somebody is connected there.
+fn has_guest(port: &Port) -> bool {
+    matches!(port.state.as_str(), "connected" | "up" | "broken")
+}
+
 fn render(stats: &Stats, verbose: bool) -> String {
     let number = |name| (name, Align::Right);
     let mut columns = vec![
@@ -123,6 +128,13 @@ fn render(stats: &Stats, verbose: bool) -> String {
             sum.unaccounted
         ));
     }
+    let doing = |what: Option<&str>| stats.ports.iter().filter(|p| p.vm.as_deref() == what && has_guest(p)).count();
+    out.push_str(&format!(
+        "VMs: {} running, {} blocked, {} not known\n",
+        doing(Some("running")),
+        doing(Some("blocked")),
+        doing(None)
+    ));
     if !s.switch_connected {
         out.push_str("the switch process is not connected; counters are not known now\n");
     }
@@ -176,11 +188,13 @@ mod tests {
         ];
         assert_eq!(Sum::of(&ports).unaccounted, 1);
         ports[1].waiting = 1;
+        (ports[1].state, ports[1].vm) = ("up".into(), Some("blocked".into()));
         let sum = Sum::of(&ports);
         assert_eq!((sum.from_guest, sum.replicated, sum.to_guest, sum.dropped), (11, 3, 10, 3));
         assert_eq!((sum.waiting, sum.unaccounted), (1, 0));
         let text = render(&Stats { switch: SwitchStats::default(), sum, ports }, true);
         assert!(text.contains("sum: 11 in + 3 replicated = 10 out + 3 dropped + 1 waiting\n"), "{text}");
+        assert!(text.contains("VMs: 0 running, 1 blocked, 0 not known\n"), "{text}");
         assert!(text.contains("from a  policy: A flow said to drop the packet."), "{text}");
         assert!(text.contains("to b    no_buffers: The receiver"), "{text}");
     }

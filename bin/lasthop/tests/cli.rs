@@ -86,7 +86,7 @@ fn ports_come_and_go() {
     assert_eq!(w.json("port add vm3 /run/vm3.sock")["id"], 3);
     let list = w.ok("port list");
     let columns: Vec<_> = list.lines().nth(2).unwrap().split_whitespace().collect();
-    assert_eq!(columns, ["vm2", "up", "connect", "0", "0", "10", "8", "2", "/run/vm2.sock"]);
+    assert_eq!(columns, ["vm2", "up", "connect", "-", "0", "0", "10", "8", "2", "/run/vm2.sock"]);
     let list = w.json("port list");
     assert_eq!(list["ports"].as_array().unwrap().len(), 3);
     assert_eq!(list["ports"][1]["client"], true);

@@ -28,7 +28,7 @@ fn main() {
         Some("lasthop-control") => return supervisor::stub::control(&called),
         _ => {}
     }
-    let tests: [(&str, fn()); 14] = [
+    let tests: [(&str, fn()); 15] = [
         ("starts_its_children_says_ready_and_ends_cleanly", starts_its_children_says_ready_and_ends_cleanly),
         ("a_killed_switch_is_replaced", a_killed_switch_is_replaced),
         ("a_killed_control_is_replaced_and_its_clients_wait", a_killed_control_is_replaced_and_its_clients_wait),
@@ -43,6 +43,7 @@ fn main() {
         ("a_child_that_does_not_end_is_killed", a_child_that_does_not_end_is_killed),
         ("a_killed_supervisor_leaves_nothing_in_the_way", a_killed_supervisor_leaves_nothing_in_the_way),
         ("hundreds_of_ports_reach_the_children", hundreds_of_ports_reach_the_children),
+        ("without_ebpf_it_says_why_once_and_goes_on", without_ebpf_it_says_why_once_and_goes_on),
     ];
     let wanted = std::env::args().skip(1).find(|a| !a.starts_with('-'));
     for (name, test) in tests {
@@ -90,7 +91,10 @@ impl Place {
     }
 
     fn start(&self, arguments: &[&str]) -> Lasthop {
-        let mut command = self.command(arguments);
+        self.start_command(self.command(arguments))
+    }
+
+    fn start_command(&self, mut command: Command) -> Lasthop {
         let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (sender, lines) = channel();
         let stderr = BufReader::new(process.stderr.take().unwrap());
@@ -218,13 +222,31 @@ fn wait_for_end(stream: &mut UnixStream) {
 
 fn starts_its_children_says_ready_and_ends_cleanly() {
     let place = Place::new();
-    let mut lasthop =
-        place.start(&["--port", &place.port("a"), "--port", &place.port("b"), "--cpus", "0", "--spin-us", "7"]);
+    let mut lasthop = place.start(&[
+        "--port",
+        &place.port("a"),
+        "--port",
+        &place.port("b"),
+        "--cpus",
+        "0",
+        "--hysteresis",
+        "7,9",
+        "--rx-batch",
+        "off",
+    ]);
     let switch = lasthop.wait_pid("switch", "arguments");
     let line = lasthop.seen.last().unwrap().clone();
-    assert!(line.ends_with("arguments --supervisor-fd 3 --journal-fd 4 --cpus 0 --spin-us 7"), "{line}");
-    // 0 to 4, and one to list the directory with.
-    lasthop.wait(&["switch[", "descriptors [0, 1, 2, 3, 4, 5]"]);
+    assert!(
+        line.ends_with(
+            "arguments --supervisor-fd 3 --journal-fd 4 --host-view-fd 5 --hurry-fd 6 --helpers 0 --hysteresis 7,9 \
+             --tx-batch 125,64 --rx-batch 0,0"
+        ),
+        "{line}"
+    );
+    let status = std::fs::read_to_string(format!("/proc/{}/status", switch.as_raw_pid())).unwrap();
+    assert!(status.contains("Cpus_allowed_list:\t0\n"), "{status}");
+    // 0 to 6, and one to list the directory with.
+    lasthop.wait(&["switch[", "descriptors [0, 1, 2, 3, 4, 5, 6, 7]"]);
     let line = lasthop.wait(&["switch[", "environment"]);
     assert!(line.ends_with("environment [\"RUST_LOG\"]"), "{line}");
     lasthop.wait(&["switch[", "add 1 a", "a.sock listening"]);
@@ -556,4 +578,31 @@ fn hundreds_of_ports_reach_the_children() {
     assert_eq!(place.ask("ports").split(' ').count(), 300);
     let log = lasthop.end();
     assert_eq!(log.iter().filter(|l| l.contains("switch[") && l.contains("]: add ")).count(), 300);
+}
+
+fn without_ebpf_it_says_why_once_and_goes_on() {
+    let place = Place::new();
+    let lasthop = place.command(&["--port", &place.port("a")]);
+    let run = |wrapper: &[&str], more: &[&str]| {
+        let mut command = Command::new(wrapper[0]);
+        command.args(&wrapper[1..]).arg(lasthop.get_program()).args(lasthop.get_args()).args(more);
+        let mut lasthop = place.start_command(command);
+        let mut front_end = None;
+        lasthop.wait_ready();
+        for _ in 0..2 {
+            let stream = front_end.insert(connect(&place.path("a.sock")));
+            lasthop.wait(&["switch[", "connection 1 vm None"]);
+            stream.shutdown(std::net::Shutdown::Both).unwrap();
+            lasthop.wait(&["switch[", "closed 1"]);
+        }
+        let log = lasthop.end();
+        log.into_iter().filter(|line| line.contains("not known which VMs run")).collect::<Vec<_>>()
+    };
+    assert_eq!(run(&["env"], &["--no-bpf"]), [""; 0], "what was asked for is no news");
+    if !rustix::process::geteuid().is_root() {
+        return println!("the rest skipped: not root");
+    }
+    let said = run(&["setpriv", "--bounding-set", "-bpf,-perfmon,-sys_admin"], &[]);
+    assert_eq!(said.len(), 1, "{said:#?}");
+    assert!(said[0].contains("not permitted") && said[0].contains("CAP_BPF"), "{said:?}");
 }

@@ -42,6 +42,10 @@ pub struct Port {
     pub to_guest: Totals,
     /// Packets taken from the guest that wait for control.
     pub waiting: u64,
+    /// What the VM does: `running` (on a core, or preempted there) or `blocked`; none if that is not known.
+    pub vm: Option<String>,
+    /// Core on which one of its threads last began to run, if it is running.
+    pub vm_cpu: Option<u32>,
     /// Addresses learned there.
     pub macs: u64,
     /// Most addresses that may be learned there.

@@ -72,11 +72,6 @@ impl ExactCache {
         Slot { index, way }
     }
 
-    /// Forgets everything; also lets go of the memory of dead flows.
-    pub fn flush(&mut self) {
-        self.sets.fill_with(Set::default);
-    }
-
     /// In range, because the number of sets is a power of two.
     #[inline]
     fn index(&self, hash: u64) -> usize {

@@ -15,7 +15,7 @@ pub enum Action {
 }
 
 /// A flow as control installs it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowSpec {
     /// Masked key: bits outside the mask are zero.
     pub key: FlowKey,

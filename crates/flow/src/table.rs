@@ -40,21 +40,12 @@ struct Subtable {
 }
 
 /// Why a flow was not installed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InsertError {
     /// Its mask would be one more than [`MAX_MASKS`]: policy has to use fewer combinations of fields.
+    #[error("flows use {MAX_MASKS} different masks already")]
     TooManyMasks,
 }
-
-impl std::fmt::Display for InsertError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::TooManyMasks => write!(f, "flows use {MAX_MASKS} different masks already"),
-        }
-    }
-}
-
-impl std::error::Error for InsertError {}
 
 /// Answer of [`FlowTable::lookup`].
 #[derive(Clone, Debug)]

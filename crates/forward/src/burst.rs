@@ -13,8 +13,10 @@ use lasthop_virtqueue::{Active, Ahead, BURST, Chains, Queue, QueueError, QueueGu
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Entries of each thread's exact-match cache.
+/// Entries of a thread's exact-match cache, if it serves whoever has something.
 const CACHE_ENTRIES: usize = 8192;
+/// The same, if it serves one port.
+const PORT_CACHE_ENTRIES: usize = 1024;
 /// How long packets wait in their sender's ring for a receiver that has run out of buffers. After that the receiver
 /// counts as congested and they are dropped at once, until it has made buffers available again.
 const PATIENCE_MS: u64 = 10;
@@ -43,6 +45,8 @@ pub struct Forwarder {
     writer: WriterId,
     packets: Box<[Packet]>,
     plan: Plan,
+    /// Where the last delivery went.
+    receiver: PortId,
 }
 
 /// The burst at hand: where it comes from.
@@ -57,15 +61,36 @@ struct Burst<'a, 'm> {
 impl Forwarder {
     /// For one thread.
     pub fn new(datapath: Arc<Datapath>) -> Self {
+        Self::with_cache(datapath, CACHE_ENTRIES)
+    }
+
+    /// For a thread of which there may be very many.
+    pub fn small(datapath: Arc<Datapath>) -> Self {
+        Self::with_cache(datapath, PORT_CACHE_ENTRIES)
+    }
+
+    fn with_cache(datapath: Arc<Datapath>, entries: usize) -> Self {
         Self {
             ports: datapath.ports(),
             ports_generation: datapath.ports_generation(),
-            cache: ExactCache::new(CACHE_ENTRIES),
+            cache: ExactCache::new(entries),
             writer: WriterId::default(),
             packets: vec![Packet::default(); BURST].into_boxed_slice(),
             plan: Plan::default(),
+            receiver: PortId(0),
             datapath,
         }
+    }
+
+    /// The port that packets last went to.
+    pub fn last_receiver(&self) -> Option<&Port> {
+        self.ports.get(self.receiver).map(|port| &**port)
+    }
+
+    /// [`Datapath::now_ns`].
+    #[inline]
+    pub fn now_ns(&self) -> u64 {
+        self.datapath.now_ns()
     }
 
     /// Moves up to [`BURST`] packets that came from `port`'s vring `index`. Returns at once if another thread is on
@@ -245,9 +270,10 @@ impl Forwarder {
         while let Some(group) = self.plan.group(n) {
             n += 1;
             let Some(port) = self.ports.get(group.port) else { continue };
+            self.receiver = group.port;
             let Some(queue) = port.queues.get(usize::from(group.queue)) else { continue };
             let mut guard = queue.lock();
-            let (call, error) = match guard.active() {
+            let (mut call, error) = match guard.active() {
                 Some(active) => fill(&mut self.plan, &self.packets, &group, active, port.mtu(), queue, burst),
                 None => {
                     queue.counters.drops.add(DropReason::PortDown, u64::from(group.packets.count_ones()));
@@ -255,6 +281,7 @@ impl Forwarder {
                     (false, None)
                 }
             };
+            call = call && port.interrupts_now(queue, group.packets.count_ones());
             if call {
                 guard.call();
             }
@@ -275,11 +302,12 @@ impl Forwarder {
         burst.queue.counters.bytes.add(bytes);
     }
 
-    /// Asks the guest to kick when it has more packets; true if it has some already, and then it was not asked.
-    pub fn rest(&mut self, port: &Port, index: u16) -> bool {
+    /// Asks the guest to kick when it has more packets; true if it has some already, and then it was not asked. With
+    /// `skip`, only when so many have gathered before: whoever asks for this looks again by itself.
+    pub fn rest(&mut self, port: &Port, index: u16, skip: u16) -> bool {
         self.with_ring(port, index, |ring| {
-            let more = ring.enable_kicks()?;
-            if more {
+            let more = ring.enable_kicks(skip)?;
+            if more && skip == 0 {
                 ring.disable_kicks();
             }
             Ok(more)

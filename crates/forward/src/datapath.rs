@@ -43,13 +43,13 @@ impl Datapath {
     /// Milliseconds since the switch started: the clock of flow statistics and of waiting packets.
     #[inline]
     pub fn now_ms(&self) -> u64 {
-        self.ms_at(Instant::now())
+        self.now_ns() / 1_000_000
     }
 
-    /// The same clock at another time.
+    /// The same clock in nanoseconds.
     #[inline]
-    pub fn ms_at(&self, at: Instant) -> u64 {
-        u64::try_from(at.saturating_duration_since(self.started).as_millis()).unwrap_or(u64::MAX)
+    pub fn now_ns(&self) -> u64 {
+        self.started.elapsed().as_nanos() as u64
     }
 
     /// Readable when [`Datapath::take_missed`] or [`Datapath::take_broken`] has something; drain it first.

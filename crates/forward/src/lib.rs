@@ -20,4 +20,4 @@ mod tests;
 pub use burst::{Forwarder, Outcome};
 pub use datapath::Datapath;
 pub use miss::{MISS_SLOTS, Missed};
-pub use port::{Port, PortTable};
+pub use port::{Coalesce, Port, PortTable};

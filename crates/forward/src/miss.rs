@@ -73,10 +73,6 @@ pub(crate) struct Left {
 }
 
 impl Misses {
-    pub(crate) fn new() -> Self {
-        Self::default()
-    }
-
     fn lock(&self) -> MutexGuard<'_, Slots> {
         self.slots.lock().unwrap_or_else(|e| e.into_inner())
     }
@@ -119,14 +115,6 @@ impl Misses {
         let slot = slots.all.get(slot)?;
         let packet = &slot.packet;
         Some(Missed { id: slot.id, key: packet.key, header: packet.header().to_vec(), frame_len: packet.frame_len })
-    }
-
-    /// Takes back a [`Misses::tell`] that could not be sent.
-    pub fn untell(&self, id: u32) {
-        let mut slots = self.lock();
-        if let Some(slot) = slots.waiting(id) {
-            slots.untold.push_front(slot);
-        }
     }
 
     /// Every waiting packet is untold again: a new control has come.

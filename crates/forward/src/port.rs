@@ -2,32 +2,12 @@
 
 use crate::miss::Misses;
 use lasthop_frame::Receiver;
+pub use lasthop_frame::feature;
 use lasthop_types::{MAX_QUEUE_PAIRS, PortId, PortTotals};
 use lasthop_virtqueue::Queue;
-use std::sync::Arc;
+use std::fmt;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering::Relaxed};
-
-/// Feature bits (virtio 1.2 §5.1.3, §6) that change how frames are handed to a guest.
-pub mod feature {
-    /// The guest takes frames whose checksum is not complete.
-    pub const GUEST_CSUM: u64 = 1 << 1;
-    /// The guest takes large TCP over IPv4.
-    pub const GUEST_TSO4: u64 = 1 << 7;
-    /// The guest takes large TCP over IPv6.
-    pub const GUEST_TSO6: u64 = 1 << 8;
-    /// And with ECN.
-    pub const GUEST_ECN: u64 = 1 << 9;
-    /// The guest takes UDP to be cut into IP fragments.
-    pub const GUEST_UFO: u64 = 1 << 10;
-    /// One frame may span several buffers.
-    pub const MRG_RXBUF: u64 = 1 << 15;
-    /// The guest takes large UDP over IPv4.
-    pub const GUEST_USO4: u64 = 1 << 54;
-    /// The guest takes large UDP over IPv6.
-    pub const GUEST_USO6: u64 = 1 << 55;
-    /// The current specification: the header has 12 bytes.
-    pub const VERSION_1: u64 = 1 << 32;
-}
+use std::sync::{Arc, OnceLock};
 
 /// Bytes of virtio-net header in front of each frame, given the negotiated features (§5.1.6.1).
 pub fn header_len(features: u64) -> usize {
@@ -36,16 +16,7 @@ pub fn header_len(features: u64) -> usize {
 
 /// What a guest with these features takes.
 pub fn receiver(features: u64, mtu: u16) -> Receiver {
-    let has = |bit| features & bit != 0;
-    Receiver {
-        csum: has(feature::GUEST_CSUM),
-        tso4: has(feature::GUEST_TSO4),
-        tso6: has(feature::GUEST_TSO6),
-        ecn: has(feature::GUEST_ECN),
-        ufo: has(feature::GUEST_UFO),
-        uso: has(feature::GUEST_USO4) && has(feature::GUEST_USO6),
-        mtu,
-    }
+    Receiver { features, mtu }
 }
 
 /// One port. Shared; its queues have locks of their own.
@@ -63,6 +34,14 @@ pub struct Port {
     mtu: AtomicU16,
     /// Bit per pair whose queue to the guest is ready.
     pairs_ready: AtomicU32,
+    coalescing: OnceLock<Arc<dyn Coalesce>>,
+    vm: AtomicU32,
+}
+
+/// Decides when a guest that wants to be interrupted is. Called with the lock of the queue to the guest held.
+pub trait Coalesce: fmt::Debug + Send + Sync {
+    /// `packets` more have been delivered. True: interrupt now. False: whoever says so does it later.
+    fn interrupts_now(&self, port: &Port, queue: &Queue, packets: u32) -> bool;
 }
 
 impl Port {
@@ -72,10 +51,31 @@ impl Port {
             id,
             name,
             queues: (0..2 * MAX_QUEUE_PAIRS as u16).map(|i| Arc::new(Queue::new(i))).collect(),
-            misses: Misses::new(),
+            misses: Misses::default(),
             mtu: AtomicU16::new(0),
             pairs_ready: AtomicU32::new(0),
+            coalescing: OnceLock::new(),
+            vm: AtomicU32::new(u32::MAX),
         }
+    }
+
+    /// Has somebody else decide when the guest is interrupted; from then on for good.
+    pub fn set_coalescing(&self, coalescing: Arc<dyn Coalesce>) {
+        let _ = self.coalescing.set(coalescing);
+    }
+
+    /// Under which number the supervisor watches its VM, if it does.
+    pub fn vm(&self) -> Option<u32> {
+        Some(self.vm.load(Relaxed)).filter(|vm| *vm != u32::MAX)
+    }
+
+    /// Says so.
+    pub fn set_vm(&self, vm: Option<u32>) {
+        self.vm.store(vm.unwrap_or(u32::MAX), Relaxed);
+    }
+
+    pub(crate) fn interrupts_now(&self, queue: &Queue, packets: u32) -> bool {
+        self.coalescing.get().is_none_or(|c| c.interrupts_now(self, queue, packets))
     }
 
     /// The queue that carries packets to the guest for traffic with this hash, if there is one: any flow always takes

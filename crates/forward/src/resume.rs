@@ -2,7 +2,7 @@
 
 use crate::burst::{Forwarder, fail};
 use crate::deliver::{Target, Undelivered};
-use crate::miss::{Left, MISS_SLOTS};
+use crate::miss::MISS_SLOTS;
 use crate::packet::Packet;
 use crate::port::Port;
 use lasthop_flow::{Action, FlowSpec, InsertError};
@@ -39,7 +39,7 @@ impl Forwarder {
         self.follow_ports();
         let of_port = flow.mask.0.in_port == u32::MAX;
         let port = self.ports.get(flow.key.port()).filter(|_| of_port).cloned();
-        let (key, mask, actions) = (flow.key, flow.mask, flow.actions.clone());
+        let (key, mask, actions) = (flow.key.masked(&flow.mask), flow.mask, flow.actions.clone());
         let mut goes_on = self.resume_all(port.as_deref(), &key, &mask, &actions);
         let now_ms = self.datapath.now_ms();
         self.datapath.flows().insert(flow, now_ms)?;
@@ -78,22 +78,14 @@ impl Forwarder {
         self.follow_ports();
         let mut packet = Packet::default();
         let Some(left) = port.misses.take(id, &mut packet) else { return false };
-        self.leave(port, &left, &mut packet, act);
+        if let Some(queue) = port.queues.get(usize::from(left.queue)) {
+            // The counters belong to the holder of the queue's lock.
+            let _guard = queue.lock();
+            if let Some(piece) = port.misses.bytes(&left, &packet) {
+                act(self, &mut packet, &[piece], &queue.counters);
+            }
+        }
         port.misses.free(&left)
-    }
-
-    fn leave(
-        &mut self,
-        port: &Port,
-        left: &Left,
-        packet: &mut Packet,
-        act: impl FnOnce(&mut Self, &mut Packet, &[GuestSlice<'_>], &PortCounters),
-    ) {
-        let Some(queue) = port.queues.get(usize::from(left.queue)) else { return };
-        // The counters belong to the holder of the queue's lock.
-        let _guard = queue.lock();
-        let Some(piece) = port.misses.bytes(left, packet) else { return };
-        act(self, packet, &[piece], &queue.counters);
     }
 
     fn deliver_one(&mut self, to: PortId, packet: &mut Packet, pieces: &[GuestSlice<'_>], counters: &PortCounters) {
@@ -125,7 +117,7 @@ impl Forwarder {
         };
         let call = target.publish();
         drop(target);
-        if call {
+        if call && port.interrupts_now(queue, 1) {
             guard.call();
         }
         if let Some(error) = error {

@@ -152,17 +152,7 @@ fn tags_and_llc(key: &mut FlowKey, frame: &[u8]) -> usize {
 
 /// Fills in everything behind the link layer, up to `depth`.
 pub(crate) fn network_layer(key: &mut FlowKey, frame: &[u8], frame_len: usize, l3: usize, depth: Depth) -> Layout {
-    key.ip_src = [0; 16];
-    key.ip_dst = [0; 16];
-    key.ip_proto = 0;
-    key.ip_tos = 0;
-    key.ip_ttl = 0;
-    key.ip_frag = 0;
-    key.l4_src = 0;
-    key.l4_dst = 0;
-    key.tcp_flags = 0;
-    key.reserved = 0;
-    key.ipv6_label = 0;
+    key.words_mut()[Depth::L2.words()..Depth::L4.words()].fill(0);
     if depth == Depth::Full {
         key.arp_sha = [0; 6];
         key.arp_tha = [0; 6];

@@ -1,6 +1,7 @@
 //! The flow key: what a frame is, as far as any rule may ask (design.md, "Flows").
 
 use lasthop_types::{MacAddr, PortId};
+use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Fields of a frame in a fixed layout without padding, so that a key is compared, masked and hashed as bytes.
@@ -8,7 +9,21 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// The order matters: a lookup that only needs the link layer reads the first [`Depth::L2`] bytes, one that needs
 /// addresses and ports the first [`Depth::L4`], so a learning switch pays for 32 bytes and not for 160.
 /// Numbers are in host order; a field that the frame does not have is zero.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    FromBytes,
+    IntoBytes,
+    KnownLayout,
+    Immutable,
+)]
 #[repr(C)]
 pub struct FlowKey {
     /// Number of the port the frame came from.
@@ -143,7 +158,21 @@ impl FlowKey {
 }
 
 /// Which bits of a [`FlowKey`] a rule looks at: a key whose set bits are those that matter.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    FromBytes,
+    IntoBytes,
+    KnownLayout,
+    Immutable,
+)]
 #[repr(transparent)]
 pub struct FlowMask(pub FlowKey);
 

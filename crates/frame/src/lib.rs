@@ -24,7 +24,7 @@ pub use extract::{extract, is_plain_link};
 pub use key::{Depth, FlowKey, FlowMask};
 pub use offload::{CompleteChecksum, Delivery, Gso, GsoKind, MAX_SEGMENTS, Offload, Receiver};
 pub use segment::{HeaderBuf, SEGMENT_HEADER_LEN, Segment, Segmenter};
-pub use vnet::VnetHdr;
+pub use vnet::{VnetHdr, feature};
 
 /// Bytes of a frame that are copied into private memory, once, before anything looks at them (design rule 1).
 /// Whatever is judged lies inside; what lies behind is payload.

@@ -3,7 +3,7 @@
 use crate::extract::{self, ETH_ARP, ETH_IPV4, ETH_IPV6, ETH_RARP, Layout, link_layer, network_layer};
 use crate::key::{Depth, FlowKey};
 use crate::segment::Segmenter;
-use crate::vnet::VnetHdr;
+use crate::vnet::{VnetHdr, feature};
 use crate::{put16, sum};
 use lasthop_types::DropReason;
 
@@ -18,12 +18,7 @@ pub enum Offload {
     #[default]
     None,
     /// A checksum to be completed.
-    Checksum {
-        /// Where summing begins, in bytes from the start of the frame.
-        start: u16,
-        /// Where the sum goes, in bytes from the start of the frame.
-        field: u16,
-    },
+    Checksum(CompleteChecksum),
     /// Segmentation (which includes checksums).
     Gso(Gso),
 }
@@ -61,23 +56,21 @@ pub struct Gso {
     pub(crate) end: u32,
 }
 
-/// What a receiver's driver accepts (its negotiated features).
+/// What a receiver's driver accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Receiver {
-    /// VIRTIO_NET_F_GUEST_CSUM. Without it the others do not count (virtio 1.2 §5.1.3.1).
-    pub csum: bool,
-    /// VIRTIO_NET_F_GUEST_TSO4.
-    pub tso4: bool,
-    /// VIRTIO_NET_F_GUEST_TSO6.
-    pub tso6: bool,
-    /// VIRTIO_NET_F_GUEST_ECN.
-    pub ecn: bool,
-    /// VIRTIO_NET_F_GUEST_UFO.
-    pub ufo: bool,
-    /// VIRTIO_NET_F_GUEST_USO4 and USO6.
-    pub uso: bool,
+    /// Its negotiated virtio features, see [`feature`]. Without GUEST_CSUM the others do not count (virtio 1.2 §5.1.3.1).
+    pub features: u64,
     /// Longest network-layer packet in bytes; 0 if unknown.
     pub mtu: u16,
+}
+
+impl Receiver {
+    /// Whether it has all of these features.
+    #[inline]
+    pub fn takes(&self, features: u64) -> bool {
+        self.features & features == features
+    }
 }
 
 /// How a packet gets to one receiver.
@@ -125,7 +118,8 @@ impl Offload {
             return None;
         }
         if vnet.gso_type == VnetHdr::GSO_NONE {
-            return Some(Self::Checksum { start: vnet.csum_start, field: u16::try_from(field).ok()? });
+            let field = u16::try_from(field).ok()?;
+            return Some(Self::Checksum(CompleteChecksum { start: vnet.csum_start, field }));
         }
         Gso::new(vnet, snapshot, &key, &at).map(Self::Gso)
     }
@@ -147,24 +141,25 @@ impl Offload {
                 return Err(DropReason::OverMtu);
             }
             Self::None => return Ok(Delivery::AsIs { vnet: VnetHdr::default() }),
-            Self::Checksum { start, field } if receiver.csum => {
-                return Ok(Delivery::AsIs { vnet: needs_csum(*start, field - start) });
+            Self::Checksum(job) if receiver.takes(feature::GUEST_CSUM) => {
+                return Ok(Delivery::AsIs { vnet: needs_csum(job.start, job.field - job.start) });
             }
-            &Self::Checksum { start, field } => {
-                return Ok(Delivery::CompleteChecksum(CompleteChecksum { start, field }));
-            }
+            Self::Checksum(job) => return Ok(Delivery::CompleteChecksum(*job)),
         };
         let gso = gso.for_mtu(mtu).ok_or(DropReason::OverMtu)?;
-        let feature = match (gso.kind, gso.ipv6) {
-            (GsoKind::Tcp, false) => receiver.tso4,
-            (GsoKind::Tcp, true) => receiver.tso6,
-            (GsoKind::Ufo, _) => receiver.ufo,
-            (GsoKind::Uso, _) => receiver.uso,
+        let needed = match (gso.kind, gso.ipv6) {
+            (GsoKind::Tcp, false) => feature::GUEST_TSO4,
+            (GsoKind::Tcp, true) => feature::GUEST_TSO6,
+            (GsoKind::Ufo, _) => feature::GUEST_UFO,
+            (GsoKind::Uso, _) => feature::GUEST_USO4 | feature::GUEST_USO6,
         };
-        if receiver.csum && feature && (receiver.ecn || !gso.ecn) {
+        let ecn = if gso.ecn { feature::GUEST_ECN } else { 0 };
+        if receiver.takes(feature::GUEST_CSUM | needed | ecn) {
             Ok(Delivery::AsIs { vnet: gso.vnet() })
         } else {
-            Segmenter::new(gso, receiver.csum, snapshot).map(Delivery::Segment).ok_or(DropReason::BadOffload)
+            Segmenter::new(gso, receiver.takes(feature::GUEST_CSUM), snapshot)
+                .map(Delivery::Segment)
+                .ok_or(DropReason::BadOffload)
         }
     }
 }
@@ -274,18 +269,28 @@ impl Gso {
         gso.is_bounded().then_some(gso)
     }
 
+    /// Protocol number of the transport header.
+    pub(crate) fn protocol(&self) -> u8 {
+        if self.kind == GsoKind::Tcp { extract::TCP } else { extract::UDP }
+    }
+
+    /// Of the checksum field in the transport header.
+    pub(crate) fn csum_offset(&self) -> usize {
+        if self.kind == GsoKind::Tcp { 16 } else { 6 }
+    }
+
     fn vnet(&self) -> VnetHdr {
-        let (gso_type, offset) = match (self.kind, self.ipv6) {
-            (GsoKind::Tcp, false) => (VnetHdr::GSO_TCPV4, 16),
-            (GsoKind::Tcp, true) => (VnetHdr::GSO_TCPV6, 16),
-            (GsoKind::Ufo, _) => (VnetHdr::GSO_UDP, 6),
-            (GsoKind::Uso, _) => (VnetHdr::GSO_UDP_L4, 6),
+        let gso_type = match (self.kind, self.ipv6) {
+            (GsoKind::Tcp, false) => VnetHdr::GSO_TCPV4,
+            (GsoKind::Tcp, true) => VnetHdr::GSO_TCPV6,
+            (GsoKind::Ufo, _) => VnetHdr::GSO_UDP,
+            (GsoKind::Uso, _) => VnetHdr::GSO_UDP_L4,
         };
         VnetHdr {
             gso_type: if self.ecn { gso_type | VnetHdr::GSO_ECN } else { gso_type },
             hdr_len: self.hdr_len,
             gso_size: self.size,
-            ..needs_csum(self.l4, offset)
+            ..needs_csum(self.l4, self.csum_offset() as u16)
         }
     }
 }
@@ -301,7 +306,7 @@ pub struct CompleteChecksum {
 
 impl CompleteChecksum {
     /// Stores the checksum in `header`, the private first bytes of the frame (the snapshot). `rest_sum` is the partial
-    /// sum over all bytes behind them, taken as if they began at an even offset ([`sum::sum`], [`sum::Accumulator`]).
+    /// sum over all bytes behind them, taken as if they began at an even offset ([`sum::sum`]).
     #[inline]
     pub fn finish(&self, header: &mut [u8], rest_sum: u32) {
         let summed = header.get(usize::from(self.start)..).unwrap_or_default();

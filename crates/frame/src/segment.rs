@@ -80,13 +80,13 @@ impl Segmenter {
     pub(crate) fn new(mut gso: Gso, partial: bool, snapshot: &[u8]) -> Option<Self> {
         let (l3, l4) = (usize::from(gso.l3), usize::from(gso.l4));
         snapshot.get(..usize::from(gso.hdr_len))?;
-        let (addresses, proto) = (if gso.ipv6 { l3 + 8..l3 + 40 } else { l3 + 12..l3 + 20 }, gso.protocol());
+        let addresses = if gso.ipv6 { l3 + 8..l3 + 40 } else { l3 + 12..l3 + 20 };
         let pseudo = if gso.routing {
             // The last hop's address is somewhere in the routing header; the sender has already summed it.
             let total_len = gso.end.saturating_sub(u32::from(gso.l4));
             u32::from(be16(snapshot, l4 + gso.csum_offset())) + u32::from(!sum::fold(total_len))
         } else {
-            sum::pseudo(snapshot.get(addresses)?, proto)
+            sum::sum(snapshot.get(addresses)?) + u32::from(gso.protocol())
         };
         if gso.kind == GsoKind::Ufo && gso.ipv6 {
             // So that a fragment's payload length fits its field together with the fragment header.
@@ -102,13 +102,6 @@ impl Segmenter {
     #[inline]
     pub fn count(&self) -> usize {
         self.count
-    }
-
-    /// Length of the longest segment's frame in bytes, without the virtio-net header.
-    pub fn longest(&self) -> usize {
-        let (from, _) = self.gso.cut_from();
-        let extra = if self.is_fragmenting() && self.gso.ipv6 { 8 } else { 0 };
-        from + extra + self.gso.cut_len().min(usize::from(self.gso.size))
     }
 
     /// Bytes of the frame whose sum must be handed over with [`Segmenter::set_datagram_sum`] before the first segment.
@@ -235,17 +228,6 @@ impl Segmenter {
             put16(ip, 10, !sum::fold(sum));
         }
         Some(())
-    }
-}
-
-impl Gso {
-    fn protocol(&self) -> u8 {
-        if self.kind == GsoKind::Tcp { crate::extract::TCP } else { crate::extract::UDP }
-    }
-
-    /// Of the checksum field in the transport header.
-    fn csum_offset(&self) -> usize {
-        if self.kind == GsoKind::Tcp { 16 } else { 6 }
     }
 }
 

@@ -1,7 +1,13 @@
 //! The header in front of every frame in a virtio-net buffer (virtio 1.2 §5.1.6).
 
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+#[cfg(target_endian = "big")]
+compile_error!("virtio is little-endian, and so are its structures here");
+
 /// `struct virtio_net_hdr` of a VIRTIO_F_VERSION_1 device: 12 bytes, little-endian.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
 pub struct VnetHdr {
     /// [`VnetHdr::F_NEEDS_CSUM`] and the like.
     pub flags: u8,
@@ -42,28 +48,36 @@ impl VnetHdr {
     /// From the ring's bytes; any bytes are a header.
     #[inline]
     pub fn parse(b: &[u8; Self::LEN]) -> Self {
-        let le = |at: usize| u16::from_le_bytes([b[at], b[at + 1]]);
-        Self {
-            flags: b[0],
-            gso_type: b[1],
-            hdr_len: le(2),
-            gso_size: le(4),
-            csum_start: le(6),
-            csum_offset: le(8),
-            num_buffers: le(10),
-        }
+        zerocopy::transmute!(*b)
     }
 
     /// As the ring's bytes.
     #[inline]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
-        let [h0, h1] = self.hdr_len.to_le_bytes();
-        let [g0, g1] = self.gso_size.to_le_bytes();
-        let [s0, s1] = self.csum_start.to_le_bytes();
-        let [o0, o1] = self.csum_offset.to_le_bytes();
-        let [n0, n1] = self.num_buffers.to_le_bytes();
-        [self.flags, self.gso_type, h0, h1, g0, g1, s0, s1, o0, o1, n0, n1]
+        zerocopy::transmute!(*self)
     }
+}
+
+/// Feature bits (virtio 1.2 §5.1.3, §6) that change how frames are handed to a guest.
+pub mod feature {
+    /// The guest takes frames whose checksum is not complete.
+    pub const GUEST_CSUM: u64 = 1 << 1;
+    /// The guest takes large TCP over IPv4.
+    pub const GUEST_TSO4: u64 = 1 << 7;
+    /// The guest takes large TCP over IPv6.
+    pub const GUEST_TSO6: u64 = 1 << 8;
+    /// And with ECN.
+    pub const GUEST_ECN: u64 = 1 << 9;
+    /// The guest takes UDP to be cut into IP fragments.
+    pub const GUEST_UFO: u64 = 1 << 10;
+    /// One frame may span several buffers.
+    pub const MRG_RXBUF: u64 = 1 << 15;
+    /// The guest takes large UDP over IPv4.
+    pub const GUEST_USO4: u64 = 1 << 54;
+    /// The guest takes large UDP over IPv6.
+    pub const GUEST_USO6: u64 = 1 << 55;
+    /// The current specification: the header has 12 bytes.
+    pub const VERSION_1: u64 = 1 << 32;
 }
 
 #[cfg(test)]

@@ -47,14 +47,16 @@ impl GuestMemory {
     }
 
     fn of(regions: Vec<Arc<Region>>) -> Self {
-        let place = |r: &Arc<Region>| Place { guest: r.spec.guest_addr, size: r.spec.size, host: r.host() };
+        let place = |r: &Arc<Region>| Place { guest: r.spec.guest_addr, size: r.spec.size, host: r.host };
         Self { places: regions.iter().map(place).collect(), regions }
     }
 
-    /// Private memory of our own: one region of `size` bytes at guest (and user) address 0.
+    /// Memory of our own, zeros at first: one region of `size` bytes at guest (and user) address 0.
     pub fn anonymous(size: u64) -> Result<Self, MapError> {
-        let region = Region::anonymous(RegionSpec { guest_addr: 0, user_addr: 0, size, mmap_offset: 0 })?;
-        Ok(Self::of(vec![Arc::new(region)]))
+        let refused = |errno| MapError::Refused { guest_addr: 0, errno };
+        let fd = rustix::fs::memfd_create("lasthop", rustix::fs::MemfdFlags::CLOEXEC).map_err(refused)?;
+        rustix::fs::ftruncate(&fd, size).map_err(refused)?;
+        Self::empty().with_region(RegionSpec { guest_addr: 0, user_addr: 0, size, mmap_offset: 0 }, fd)
     }
 
     /// This set and one region more, mapped from `fd`, which may be closed afterwards.

@@ -2,19 +2,20 @@
 
 use crate::fault;
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::os::fd::AsFd;
-use std::ptr::NonNull;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Where a region lies: as the front-end says in SET_MEM_TABLE or ADD_MEM_REG (vhost-user, "Memory region description").
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
 pub struct RegionSpec {
     /// Guest physical address.
     pub guest_addr: u64,
-    /// Address in the front-end's own address space; ring addresses use these.
-    pub user_addr: u64,
     /// Bytes.
     pub size: u64,
+    /// Address in the front-end's own address space; ring addresses use these.
+    pub user_addr: u64,
     /// Where in the file the region starts.
     pub mmap_offset: u64,
 }
@@ -45,8 +46,9 @@ pub enum MapError {
 #[derive(Debug)]
 pub(crate) struct Region {
     pub(crate) spec: RegionSpec,
-    host: NonNull<u8>,
-    base: NonNull<u8>,
+    /// The region's first byte.
+    pub(crate) host: *mut u8,
+    base: *mut u8,
     mapped: usize,
     slot: fault::Slot,
 }
@@ -87,47 +89,14 @@ impl Region {
             )
         }
         .map_err(refused)?;
-        let offset = usize::try_from(spec.mmap_offset - start).unwrap_or(0);
-        Self::adopt(spec, base.cast(), mapped, offset)
-    }
-
-    /// Maps private zero pages: a region of our own that behaves like a guest's.
-    pub(crate) fn anonymous(spec: RegionSpec) -> Result<Self, MapError> {
-        check(&spec)?;
-        let guest_addr = spec.guest_addr;
-        let mapped = usize::try_from(spec.size.next_multiple_of(4096)).map_err(|_| MapError::Wraps(guest_addr))?;
-        // SAFETY: as in `map`.
-        let base = unsafe {
-            mmap_anonymous(
-                std::ptr::null_mut(),
-                mapped,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )
-        }
-        .map_err(|errno| MapError::Refused { guest_addr, errno })?;
-        Self::adopt(spec, base.cast(), mapped, 0)
-    }
-
-    fn adopt(spec: RegionSpec, base: *mut u8, mapped: usize, offset: usize) -> Result<Self, MapError> {
-        let unmap = || {
-            // SAFETY: this mapping was made by the caller just now and nobody else knows of it.
-            let _ = unsafe { munmap(base.cast(), mapped) };
-        };
+        let base = base.cast::<u8>();
         let Some(slot) = fault::Slot::claim(base as usize, mapped) else {
-            unmap();
+            // SAFETY: this mapping was made just now and nobody else knows of it.
+            let _ = unsafe { munmap(base.cast(), mapped) };
             return Err(MapError::NoSlot);
         };
-        let (Some(start), Some(host)) = (NonNull::new(base), NonNull::new(base.wrapping_add(offset))) else {
-            unmap();
-            return Err(MapError::NoSlot);
-        };
-        Ok(Self { spec, host, base: start, mapped, slot })
-    }
-
-    /// Host address of the region's first byte.
-    pub(crate) fn host(&self) -> *mut u8 {
-        self.host.as_ptr()
+        let host = base.wrapping_add(usize::try_from(spec.mmap_offset - start).unwrap_or(0));
+        Ok(Self { spec, host, base, mapped, slot })
     }
 
     /// Whether the file under the mapping went away.
@@ -156,6 +125,6 @@ impl Drop for Region {
     fn drop(&mut self) {
         self.slot.release();
         // SAFETY: the mapping is ours, and whoever holds a slice of it also holds (or borrows) an Arc of this region.
-        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.mapped) };
+        let _ = unsafe { munmap(self.base.cast(), self.mapped) };
     }
 }

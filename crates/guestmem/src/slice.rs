@@ -164,15 +164,6 @@ impl<'m> GuestSlice<'m> {
         }
     }
 
-    /// Writes a little-endian 32-bit word.
-    #[inline]
-    pub fn store_u32(&self, offset: usize, value: u32) {
-        if self.holds(offset, 4) {
-            // SAFETY: inside the mapping, aligned.
-            unsafe { self.ptr.add(offset).cast::<u32>().write_volatile(value.to_le()) };
-        }
-    }
-
     /// Reads a little-endian 64-bit word; 0 beyond the end.
     #[inline]
     pub fn load_u64(&self, offset: usize) -> u64 {

@@ -1,14 +1,10 @@
 //! A `SOCK_SEQPACKET` socket that carries one type each way.
 
+use lasthop_sys::{receive_with_fds, send_with_fds};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
-};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};
 use serde::{Serialize, de::DeserializeOwned};
-use std::io::{IoSlice, IoSliceMut};
 use std::marker::PhantomData;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Longest message, in bytes. Below the kernel's default send buffer, so that a message always fits.
@@ -67,55 +63,26 @@ impl<S: Serialize, R: DeserializeOwned> Channel<S, R> {
 
     /// Sends one message, with a descriptor if given. All or nothing.
     pub fn send(&mut self, message: &S, fd: Option<BorrowedFd<'_>>) -> Result<(), ChannelError> {
-        let buffer = std::mem::take(&mut self.buffer);
-        let mut bytes = buffer;
+        let mut bytes = std::mem::take(&mut self.buffer);
         bytes.clear();
-        let bytes = postcard::to_extend(message, bytes).map_err(ChannelError::Malformed)?;
-        let sent = self.send_bytes(&bytes, fd);
-        self.buffer = bytes;
-        sent
-    }
-
-    fn send_bytes(&self, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), ChannelError> {
-        if bytes.len() > MAX_MESSAGE {
+        self.buffer = postcard::to_extend(message, bytes).map_err(ChannelError::Malformed)?;
+        if self.buffer.len() > MAX_MESSAGE {
             return Err(ChannelError::TooLong);
         }
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let fds = fd.map(|fd| [fd]);
-        if let Some(fds) = &fds {
-            control.push(SendAncillaryMessage::ScmRights(fds));
-        }
-        loop {
-            match sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
-                Err(Errno::INTR) => {}
-                Err(e) => return Err(e.into()),
-                Ok(_) => return Ok(()),
-            }
-        }
+        send_with_fds(&self.socket, &self.buffer, fd.as_slice(), SendFlags::empty())?;
+        Ok(())
     }
 
     /// Receives one message and the descriptor that came with it, if one did.
     pub fn recv(&mut self) -> Result<(R, Option<OwnedFd>), ChannelError> {
         self.buffer.resize(MAX_MESSAGE, 0);
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let received = loop {
-            let iov = &mut [IoSliceMut::new(&mut self.buffer)];
-            match recvmsg(&self.socket, iov, &mut control, RecvFlags::CMSG_CLOEXEC) {
-                Err(Errno::INTR) => {}
-                Err(e) => return Err(e.into()),
-                Ok(r) => break r,
-            }
-        };
-        let fd = control
-            .drain()
-            .find_map(|m| if let RecvAncillaryMessage::ScmRights(mut fds) = m { fds.next() } else { None });
-        if received.bytes == 0 {
+        let mut fds = Vec::new();
+        let (bytes, _) = receive_with_fds(&self.socket, &mut self.buffer, &mut fds, RecvFlags::empty())?;
+        if bytes == 0 {
             return Err(ChannelError::Closed);
         }
-        let message = postcard::from_bytes(&self.buffer[..received.bytes]).map_err(ChannelError::Malformed)?;
-        Ok((message, fd))
+        let message = postcard::from_bytes(&self.buffer[..bytes]).map_err(ChannelError::Malformed)?;
+        Ok((message, fds.into_iter().next()))
     }
 }
 
@@ -140,10 +107,10 @@ mod tests {
         let (mut supervisor, mut switch) = (Supervisor::new(a), Switch::new(b));
         assert!(matches!(switch.recv(), Err(ChannelError::WouldBlock)));
         let (carried, _other) = Supervisor::pair().unwrap();
-        supervisor.send(&SupervisorToSwitch::Connection(PortId(7)), Some(carried.as_fd())).unwrap();
+        supervisor.send(&SupervisorToSwitch::Connection(PortId(7), Some(2)), Some(carried.as_fd())).unwrap();
         supervisor.send(&SupervisorToSwitch::Shutdown, None).unwrap();
         let (message, fd) = switch.recv().unwrap();
-        assert_eq!(message, SupervisorToSwitch::Connection(PortId(7)));
+        assert_eq!(message, SupervisorToSwitch::Connection(PortId(7), Some(2)));
         assert!(fd.is_some());
         assert_eq!(switch.recv().unwrap().0, SupervisorToSwitch::Shutdown);
         drop(supervisor);

@@ -4,54 +4,6 @@ use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_types::{PortId, PortTotals};
 use serde::{Deserialize, Serialize};
-use zerocopy::{FromBytes, IntoBytes};
-
-/// A [`FlowKey`] (or the key inside a [`FlowMask`]) as its bytes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WireKey(pub Vec<u8>);
-
-impl WireKey {
-    /// From a key.
-    pub fn new(key: &FlowKey) -> Self {
-        Self(key.as_bytes().to_vec())
-    }
-
-    /// The key, unless the length is wrong.
-    pub fn key(&self) -> Option<FlowKey> {
-        FlowKey::read_from_bytes(&self.0).ok()
-    }
-}
-
-/// A [`FlowSpec`] on its way.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WireFlow {
-    /// Masked key.
-    pub key: WireKey,
-    /// Mask.
-    pub mask: WireKey,
-    /// Actions; empty drops.
-    pub actions: Vec<Action>,
-    /// Policy epoch.
-    pub epoch: u64,
-}
-
-impl WireFlow {
-    /// From a flow.
-    pub fn new(flow: &FlowSpec) -> Self {
-        Self {
-            key: WireKey::new(&flow.key),
-            mask: WireKey::new(&flow.mask.0),
-            actions: flow.actions.clone(),
-            epoch: flow.epoch,
-        }
-    }
-
-    /// The flow, unless a length is wrong.
-    pub fn spec(&self) -> Option<FlowSpec> {
-        let mask = FlowMask(self.mask.key()?);
-        Some(FlowSpec { key: self.key.key()?.masked(&mask), mask, actions: self.actions.clone(), epoch: self.epoch })
-    }
-}
 
 /// A packet no flow matched. The packet itself stays with the switch; control sees its headers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,7 +11,7 @@ pub struct MissedPacket {
     /// Names the waiting packet in [`FromControl::Resume`].
     pub id: u64,
     /// Its full key.
-    pub key: WireKey,
+    pub key: FlowKey,
     /// The header snapshot, at most `SNAPSHOT_LEN` bytes.
     pub header: Vec<u8>,
     /// Length of the whole frame in bytes.
@@ -95,13 +47,13 @@ pub enum ToControl {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromControl {
     /// Install or replace a flow.
-    PutFlow(WireFlow),
+    PutFlow(FlowSpec),
     /// Remove the flow with exactly this key and mask, if there is one.
     DelFlow {
         /// Masked key.
-        key: WireKey,
+        key: FlowKey,
         /// Mask.
-        mask: WireKey,
+        mask: FlowMask,
     },
     /// Answer to a miss: do this with the packet now. Empty drops it by policy. Unknown ids are ignored.
     Resume {
@@ -129,7 +81,7 @@ pub enum DatapathRequest {
     /// All ports with their counters.
     Ports,
     /// Which flow would a packet with this key meet? (`lasthop trace`)
-    Lookup(WireKey),
+    Lookup(FlowKey),
     /// Parse this frame, as if it had come from the port, to its full key and look it up.
     Classify {
         /// Port it would come from.
@@ -153,9 +105,9 @@ pub enum DatapathReply {
     /// The full key and the flow it meets, if any.
     Lookup {
         /// The full key.
-        key: WireKey,
+        key: FlowKey,
         /// The flow.
-        flow: Option<FlowInfo>,
+        flow: Option<Box<FlowInfo>>,
     },
     /// See [`DatapathRequest::Barrier`].
     Barrier,
@@ -165,7 +117,7 @@ pub enum DatapathReply {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowInfo {
     /// The flow.
-    pub flow: WireFlow,
+    pub flow: FlowSpec,
     /// Packets that met it.
     pub packets: u64,
     /// Their bytes.
@@ -185,6 +137,15 @@ pub enum PortState {
     Up,
     /// Stopped; the text says why. Reset or reconnect by the front-end clears it.
     Broken(String),
+}
+
+/// What the VM behind a port does at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum PortVm {
+    Unknown,
+    Running { core: u32 },
+    Blocked,
 }
 
 /// A port as the data plane sees it.
@@ -216,6 +177,8 @@ pub struct PortInfo {
     pub to_guest: PortTotals,
     /// Packets taken from the guest that wait for control.
     pub waiting: u64,
+    /// Its VM.
+    pub vm: PortVm,
 }
 
 /// One ring.

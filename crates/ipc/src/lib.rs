@@ -13,8 +13,8 @@ mod uplink;
 
 pub use channel::{Channel, ChannelError, MAX_MESSAGE};
 pub use datapath::{
-    DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket, PortInfo, PortState, QueueInfo, ToControl,
-    WireFlow, WireKey,
+    DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket, PortInfo, PortState, PortVm, QueueInfo,
+    ToControl,
 };
 #[cfg(feature = "management")]
 pub use management::{ControlToSupervisor, LISTS_PART, SupervisorToControl, UplinkInfo};

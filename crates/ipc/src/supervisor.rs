@@ -23,8 +23,9 @@ pub enum SupervisorToSwitch {
     AddPort(PortConfig),
     /// The port and its connection go away.
     DelPort(PortId),
-    /// A connected vhost-user socket for the port travels with this message; it replaces one the port still has.
-    Connection(PortId),
+    /// A connected vhost-user socket for the port travels with this message; it replaces one the port still has. The VM
+    /// behind it has that slot in the host view, if it is watched.
+    Connection(PortId, Option<u32>),
     /// The switch's end of a new switch–control channel travels with this message.
     ControlChannel,
     /// Finish the current bursts and exit with status 0.

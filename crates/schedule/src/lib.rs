@@ -1,6 +1,16 @@
-//! Who moves packets and when: worker threads that sleep until a guest kicks, serve what is there, look a little longer,
-//! and sleep again. An idle switch has no running thread.
+//! When which thread does what: the policy, and the threads that follow it (PhD §4.3).
+//!
+//! Each port has a thread of its own ([`port`]), which sleeps until its guest kicks, moves what is there and sleeps again.
+//! When more is expected soon, it offers the ring to a [`helper`]: one for each core, in the idle class, which takes it
+//! if and when the core has nothing else to do, and then polls it without kicks. Whoever keeps a ring looks after it
+//! alone; a ring whose helper has lost its core is taken back by the port's thread.
 
-mod worker;
+mod coalesce;
+mod helper;
+mod mailbox;
+pub mod policy;
+mod port;
+mod served;
+mod workers;
 
-pub use worker::{Workers, WorkersConfig};
+pub use workers::{Settings, Workers};

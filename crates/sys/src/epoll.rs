@@ -58,10 +58,8 @@ impl Epoll {
     pub fn wait(&self, ready: &mut Vec<Ready>, timeout: Option<Duration>) -> Result<(), Errno> {
         ready.clear();
         let mut events = [const { std::mem::MaybeUninit::uninit() }; 64];
-        let timeout = timeout.map(|t| Timespec {
-            tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(t.subsec_nanos()),
-        });
+        // One that is too long for the kernel is as good as none.
+        let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
         match epoll::wait(&self.fd, &mut events, timeout.as_ref()) {
             Ok((events, _)) => {
                 ready.extend(events.iter().map(|e| {

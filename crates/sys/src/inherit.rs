@@ -21,17 +21,3 @@ pub fn inherited_fd(fd: i32) -> Option<OwnedFd> {
     // thing in `main`, before anything else of this process has opened descriptors.
     Some(unsafe { OwnedFd::from_raw_fd(fd) })
 }
-
-/// Sets close-on-exec on every descriptor from 3 on, so that what a careless parent left open in us does not reach the
-/// processes we start.
-pub fn keep_descriptors_from_children() {
-    // SAFETY: with CLOSE_RANGE_CLOEXEC nothing is closed; only a flag changes, which no owner in this process relies on.
-    let done = unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
-    if done < 0 {
-        // Linux before 5.11.
-        for fd in 3..4096 {
-            // SAFETY: fcntl on any number is harmless; it fails with EBADF on one that is not open.
-            unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
-        }
-    }
-}

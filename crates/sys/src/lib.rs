@@ -3,20 +3,30 @@
 //! Unsafe room 1: whatever needs `unsafe` and is not about guest memory lives here, behind safe functions.
 #![allow(unsafe_code)]
 
+#[cfg(any(test, feature = "supervisor"))]
 mod affinity;
+#[cfg(any(test, feature = "supervisor"))]
+pub mod bpf;
 mod epoll;
-mod errno;
 mod eventfd;
+pub mod hostview;
 mod inherit;
 mod memfd;
 #[cfg(any(test, feature = "supervisor"))]
 mod process;
 pub mod sandbox;
+mod sched;
+mod socket;
 
+#[cfg(any(test, feature = "supervisor"))]
 pub use affinity::{CpuList, ParseCpusError};
 pub use epoll::{Epoll, Ready, Trigger};
 pub use eventfd::EventFd;
-pub use inherit::{inherited_fd, keep_descriptors_from_children};
+pub use inherit::inherited_fd;
 pub use memfd::memfd;
 #[cfg(any(test, feature = "supervisor"))]
-pub use process::{PidFd, SignalFd, Watched, die_with_parent, set_thread_name};
+pub use process::{
+    PidFd, SignalFd, Watched, bind_when_started, die_with_parent, keep_descriptors_from_children, set_thread_name,
+};
+pub use sched::{Prompter, ThreadId, TimerFd, bind_current_thread, prepare_for_threads};
+pub use socket::{receive_with_fds, send_with_fds};

@@ -1,6 +1,6 @@
 //! Starting and watching other processes: pidfd, death signal, signals as readable events.
 
-use crate::errno::last_errno;
+use crate::CpuList;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::ffi::CString;
@@ -36,7 +36,7 @@ impl AsFd for PidFd {
 }
 
 /// Makes the process that `command` starts die by SIGKILL when the thread that starts it ends, however it ends.
-/// [`crate::sandbox::Plan::enter`] keeps this alive over the change of user, which would clear it.
+/// [`crate::sandbox::Program::enter_sandbox`] keeps this alive over the change of user, which would clear it.
 pub fn die_with_parent(command: &mut Command) {
     let parent = std::process::id();
     let prepare = move || {
@@ -53,6 +53,28 @@ pub fn die_with_parent(command: &mut Command) {
     };
     // SAFETY: the closure runs between fork and exec; it makes two system calls and neither allocates nor locks.
     unsafe { command.pre_exec(prepare) };
+}
+
+/// Binds the process that `command` starts, and so all its threads, to these CPUs. Starting it fails with `INVAL` when
+/// none of them is online or allowed here.
+pub fn bind_when_started(command: &mut Command, cpus: &CpuList) {
+    let set = cpus.set();
+    // SAFETY: the closure runs between fork and exec; it makes one system call and neither allocates nor locks.
+    unsafe { command.pre_exec(move || Ok(rustix::thread::sched_setaffinity(None, &set)?)) };
+}
+
+/// Sets close-on-exec on every descriptor from 3 on, so that what a careless parent left open in us does not reach the
+/// processes we start.
+pub fn keep_descriptors_from_children() {
+    // SAFETY: with CLOSE_RANGE_CLOEXEC nothing is closed; only a flag changes, which no owner in this process relies on.
+    let done = unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+    if done < 0 {
+        // Linux before 5.11.
+        for fd in 3..4096 {
+            // SAFETY: fcntl on any number is harmless; it fails with EBADF on one that is not open.
+            unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
+        }
+    }
 }
 
 /// Names the calling thread, at most 15 bytes (more are cut), as `ps` and `top` show it.
@@ -99,7 +121,7 @@ impl SignalFd {
             }
             let fd = libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
             if fd < 0 {
-                return Err(last_errno());
+                return Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO));
             }
             Ok(Self(OwnedFd::from_raw_fd(fd)))
         }

@@ -9,12 +9,13 @@ mod filter;
 #[cfg(any(test, feature = "others"))]
 mod programs;
 
-use crate::errno::last_errno;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use std::fmt;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{chroot, fchdir, geteuid, getppid, parent_process_death_signal, set_parent_process_death_signal};
+use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A program that gives up its rights: who it becomes, and what it may call beside what every program may.
 #[derive(Clone, Copy, Debug)]
@@ -30,12 +31,6 @@ pub struct Program {
     pub ioctls: &'static [libc::c_ulong],
     /// Families of socketpair(2).
     pub socket_pairs: &'static [libc::c_int],
-}
-
-impl Program {
-    /// `lasthop-switch`.
-    pub const SWITCH: Self =
-        Self { user_name: "lasthop-switch", fixed_user: 61_901, calls: &[], ioctls: &[], socket_pairs: &[] };
 }
 
 /// Descriptors wanted: a port with 16 queue pairs and many memory regions holds some hundred.
@@ -72,73 +67,46 @@ pub struct Report {
     pub left_out: Vec<String>,
 }
 
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "user {}, {}", self.user, self.done.join(", "))?;
-        if !self.left_out.is_empty() {
-            write!(f, "; without {}", self.left_out.join(", "))?;
-        }
-        Ok(())
-    }
-}
+impl Program {
+    /// `lasthop-switch`.
+    pub const SWITCH: Self =
+        Self { user_name: "lasthop-switch", fixed_user: 61_901, calls: &[], ioctls: &[], socket_pairs: &[] };
 
-/// What a process is about to give up.
-#[derive(Clone, Copy, Debug)]
-pub struct Plan {
-    program: Program,
-}
-
-impl Plan {
-    /// The plan of `program`.
-    pub fn new(program: Program) -> Self {
-        Self { program }
-    }
-
-    /// Carries it out for the whole process. Call it from the only thread, after everything that must be opened has
+    /// Gives up the whole process's rights. Call it from the only thread, after everything that must be opened has
     /// been; threads started later inherit all of it. On an error the process may be half confined: end it.
-    pub fn enter(self) -> Result<Report, SandboxError> {
+    pub fn enter_sandbox(self) -> Result<Report, SandboxError> {
         let threads = threads();
         if threads > 1 {
             return Err(SandboxError::Threads(threads));
         }
         warm_up();
-        // SAFETY: getppid has no preconditions.
-        let parent = unsafe { libc::getppid() };
-        let mut death_signal: libc::c_int = 0;
-        // SAFETY: the kernel writes one int to the address, which is that of a live local.
-        unsafe { libc::prctl(libc::PR_GET_PDEATHSIG, &raw mut death_signal) };
+        let (parent, death_signal) = (getppid(), parent_process_death_signal().unwrap_or_default());
 
         let mut report = Report::default();
         limits(&mut report);
-        if rustix::process::geteuid().is_root() {
+        if geteuid().is_root() {
             namespaces(&mut report);
             note(&mut report, "empty root", empty_root());
-            bounding_set(&mut report);
-            let (user, group) = user_of(self.program);
+            note(&mut report, "empty bounding set", empty_bounding_set());
+            let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+            let (user, group) = find_user(&passwd, self.user_name).unwrap_or((self.fixed_user, self.fixed_user));
             note(&mut report, "own user", become_user(user, group));
         } else {
             report.left_out.push("namespaces, empty root and own user (not started as root)".into());
         }
         no_capabilities().map_err(SandboxError::Capabilities)?;
         report.done.push("no capabilities");
-        report.user = rustix::process::geteuid().as_raw();
+        report.user = geteuid().as_raw();
 
         // A change of user clears the death signal, and the parent may have died in between.
-        // SAFETY: prctl with these arguments touches no memory; getppid has no preconditions.
-        let orphaned = unsafe {
-            libc::prctl(libc::PR_SET_PDEATHSIG, death_signal);
-            libc::prctl(libc::PR_SET_DUMPABLE, 0);
-            libc::getppid() != parent
-        };
-        if orphaned {
+        let _ = set_parent_process_death_signal(death_signal);
+        let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
+        if getppid() != parent {
             return Err(SandboxError::Orphaned);
         }
-        // SAFETY: prctl with these arguments touches no memory.
-        if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } < 0 {
-            return Err(SandboxError::NoNewPrivs(last_errno()));
-        }
+        rustix::thread::set_no_new_privs(true).map_err(SandboxError::NoNewPrivs)?;
         report.done.push("no new privileges");
-        filter::install(self.program).map_err(|e| SandboxError::Seccomp(e.to_string()))?;
+        filter::install(self).map_err(|e| SandboxError::Seccomp(e.to_string()))?;
         report.done.push("system call filter");
         Ok(report)
     }
@@ -163,38 +131,25 @@ fn note(report: &mut Report, what: &'static str, result: Result<(), Errno>) {
     }
 }
 
-fn check(result: libc::c_int) -> Result<(), Errno> {
-    if result < 0 { Err(last_errno()) } else { Ok(()) }
-}
-
 fn limits(report: &mut Report) {
-    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the limits are live locals; setrlimit reads them and getrlimit writes one.
-    let core = check(unsafe { libc::setrlimit(libc::RLIMIT_CORE, &none) });
-    note(report, "no core dumps", core);
-    let mut files = none;
-    // SAFETY: as above.
-    unsafe {
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut files) == 0 {
-            let more = files.rlim_max.max(WANTED_DESCRIPTORS);
-            let more = libc::rlimit { rlim_cur: more, rlim_max: more };
-            if libc::setrlimit(libc::RLIMIT_NOFILE, &more) < 0 {
-                let most = libc::rlimit { rlim_cur: files.rlim_max, rlim_max: files.rlim_max };
-                libc::setrlimit(libc::RLIMIT_NOFILE, &most);
-            }
-        }
+    let to = |limit| Rlimit { current: limit, maximum: limit };
+    note(report, "no core dumps", setrlimit(Resource::Core, to(Some(0))));
+    // `None` is no limit.
+    let most = getrlimit(Resource::Nofile).maximum;
+    if setrlimit(Resource::Nofile, to(most.map(|n| n.max(WANTED_DESCRIPTORS)))).is_err() {
+        let _ = setrlimit(Resource::Nofile, to(most));
     }
 }
 
 fn namespaces(report: &mut Report) {
     for (what, flag) in [
-        ("own network namespace", libc::CLONE_NEWNET),
-        ("own IPC namespace", libc::CLONE_NEWIPC),
-        ("own UTS namespace", libc::CLONE_NEWUTS),
-        ("own mount namespace", libc::CLONE_NEWNS),
+        ("own network namespace", UnshareFlags::NEWNET),
+        ("own IPC namespace", UnshareFlags::NEWIPC),
+        ("own UTS namespace", UnshareFlags::NEWUTS),
+        ("own mount namespace", UnshareFlags::NEWNS),
     ] {
         // SAFETY: none of these flags unshares memory or the table of descriptors, so nothing Rust relies on changes.
-        note(report, what, check(unsafe { libc::unshare(flag) }));
+        note(report, what, unsafe { rustix::thread::unshare_unsafe(flag) });
     }
 }
 
@@ -205,9 +160,8 @@ fn empty_root() -> Result<(), Errno> {
     for parent in [PathBuf::from("/run"), std::env::temp_dir(), PathBuf::from("/dev/shm"), PathBuf::from("/")] {
         match nameless_directory(&parent.join(&name)) {
             Ok(directory) => {
-                rustix::process::fchdir(&directory)?;
-                // SAFETY: the path is a NUL-terminated literal.
-                return check(unsafe { libc::chroot(c".".as_ptr()) });
+                fchdir(&directory)?;
+                return chroot(".");
             }
             Err(e) => error = e,
         }
@@ -215,34 +169,27 @@ fn empty_root() -> Result<(), Errno> {
     Err(error)
 }
 
-fn nameless_directory(path: &std::path::Path) -> Result<OwnedFd, Errno> {
+fn nameless_directory(path: &Path) -> Result<OwnedFd, Errno> {
     rustix::fs::mkdir(path, Mode::empty())?;
     let opened = rustix::fs::open(path, OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
     rustix::fs::rmdir(path)?;
     opened
 }
 
-fn bounding_set(report: &mut Report) {
+fn empty_bounding_set() -> Result<(), Errno> {
     let mut result = Ok(());
-    // Numbers beyond the last capability end the loop: PR_CAPBSET_READ fails for them.
-    for capability in 0..64 as libc::c_ulong {
-        // SAFETY: prctl with these arguments touches no memory.
-        match unsafe { libc::prctl(libc::PR_CAPBSET_READ, capability) } {
-            0 => {}
-            // SAFETY: as above.
-            1 => result = result.and(check(unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability) })),
-            _ => break,
+    for capability in (0..64).map(|n| CapabilitySet::from_bits_retain(1 << n)) {
+        match rustix::thread::capability_is_in_bounding_set(capability) {
+            Ok(true) => result = result.and(rustix::thread::remove_capability_from_bounding_set(capability)),
+            Ok(false) => {}
+            // Beyond the last capability.
+            Err(_) => break,
         }
     }
-    note(report, "empty bounding set", result);
+    result
 }
 
-/// User and group of `program`: its own in the password file, else fixed numbers.
-fn user_of(program: Program) -> (u32, u32) {
-    let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
-    find_user(&passwd, program.user_name).unwrap_or((program.fixed_user, program.fixed_user))
-}
-
+/// User and group of this name, unless one of them is root's.
 fn find_user(passwd: &str, name: &str) -> Option<(u32, u32)> {
     passwd.lines().find_map(|line| {
         let mut fields = line.split(':');
@@ -254,41 +201,18 @@ fn find_user(passwd: &str, name: &str) -> Option<(u32, u32)> {
     })
 }
 
+/// For the calling thread; there is no other.
 fn become_user(user: u32, group: u32) -> Result<(), Errno> {
-    // SAFETY: no group list is read as its length is 0; the other calls take numbers. This is the only thread, so
-    // nothing runs on with the old user.
-    unsafe {
-        check(libc::setgroups(0, std::ptr::null()))?;
-        check(libc::setresgid(group, group, group))?;
-        check(libc::setresuid(user, user, user))
-    }
+    let (user, group) = (rustix::process::Uid::from_raw(user), rustix::process::Gid::from_raw(group));
+    rustix::thread::set_thread_groups(&[])?;
+    rustix::thread::set_thread_res_gid(group, group, group)?;
+    rustix::thread::set_thread_res_uid(user, user, user)
 }
 
 fn no_capabilities() -> Result<(), Errno> {
-    /// `struct __user_cap_header_struct` of linux/capability.h.
-    #[repr(C)]
-    struct Header {
-        version: u32,
-        pid: libc::c_int,
-    }
-    /// `struct __user_cap_data_struct`, of which version 3 has two.
-    #[repr(C)]
-    #[derive(Clone, Copy)]
-    struct Data {
-        effective: u32,
-        permitted: u32,
-        inheritable: u32,
-    }
-    let header = Header { version: 0x2008_0522, pid: 0 };
-    let none = [Data { effective: 0, permitted: 0, inheritable: 0 }; 2];
-    // SAFETY: prctl with these arguments touches no memory; capset reads the two structures laid out as it documents.
-    unsafe {
-        libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
-        match libc::syscall(libc::SYS_capset, &raw const header, none.as_ptr()) {
-            0 => Ok(()),
-            _ => Err(last_errno()),
-        }
-    }
+    let none = CapabilitySet::empty();
+    let _ = rustix::thread::clear_ambient_capability_set();
+    rustix::thread::set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
 }
 
 #[cfg(test)]

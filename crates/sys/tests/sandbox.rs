@@ -5,7 +5,7 @@
 //! sees every step; without root the steps that need it must be reported as left out.
 #![allow(unsafe_code)]
 
-use lasthop_sys::sandbox::{Plan, Program};
+use lasthop_sys::sandbox::Program;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -36,18 +36,18 @@ fn main() {
 
 /// The child.
 fn confined(act: &str) {
-    let plan = Plan::new(match std::env::var(PROGRAM).as_deref() {
+    let program = match std::env::var(PROGRAM).as_deref() {
         Ok("control") => Program::CONTROL,
         Ok("uplink") => Program::UPLINK,
         _ => Program::SWITCH,
-    });
+    };
     if act == "thread first" {
         let (_keep, wait) = std::sync::mpsc::channel::<()>();
         std::thread::spawn(move || wait.recv());
-        eprintln!("error: {}", plan.enter().unwrap_err());
+        eprintln!("error: {}", program.enter_sandbox().unwrap_err());
         return;
     }
-    match plan.enter() {
+    match program.enter_sandbox() {
         Ok(report) => eprintln!("entered: {report}"),
         Err(e) => {
             eprintln!("error: {e}");

@@ -3,21 +3,16 @@
 // Those never offered have their names for messages only; the specifications say what they are.
 #![allow(missing_docs)]
 
-use std::fmt::Write;
-
 bitflags::bitflags! {
-    /// Virtio feature bits a network device can have, and the three that vhost borrows from the reserved ones.
+    /// Virtio feature bits that the switch offers to every front-end, whoever else is connected.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct Features: u64 {
         /// The guest may leave checksums of what it sends to us.
         const CSUM = 1 << 0;
         /// The guest takes packets whose checksum is not complete.
         const GUEST_CSUM = 1 << 1;
-        const CTRL_GUEST_OFFLOADS = 1 << 2;
         /// The device tells its greatest MTU.
         const MTU = 1 << 3;
-        const MAC = 1 << 5;
-        const GSO = 1 << 6;
         /// The guest takes TCP over IPv4 packets longer than its MTU.
         const GUEST_TSO4 = 1 << 7;
         /// The same over IPv6.
@@ -38,18 +33,10 @@ bitflags::bitflags! {
         const MRG_RXBUF = 1 << 15;
         /// The configuration space tells whether the link is up.
         const STATUS = 1 << 16;
-        const CTRL_VQ = 1 << 17;
-        const CTRL_RX = 1 << 18;
-        const CTRL_VLAN = 1 << 19;
-        const CTRL_RX_EXTRA = 1 << 20;
         /// The guest announces itself after migration; without it the front-end asks us to (SEND_RARP).
         const GUEST_ANNOUNCE = 1 << 21;
         /// More than one queue pair.
         const MQ = 1 << 22;
-        const CTRL_MAC_ADDR = 1 << 23;
-        const NOTIFY_ON_EMPTY = 1 << 24;
-        /// vhost: log every write for live migration.
-        const LOG_ALL = 1 << 26;
         /// Legacy: no assumption on how a frame is cut into descriptors.
         const ANY_LAYOUT = 1 << 27;
         /// Descriptor tables outside of the ring.
@@ -60,22 +47,41 @@ bitflags::bitflags! {
         const PROTOCOL_FEATURES = 1 << 30;
         /// Not a legacy device.
         const VERSION_1 = 1 << 32;
-        const ACCESS_PLATFORM = 1 << 33;
         /// Packed rings.
         const RING_PACKED = 1 << 34;
         /// Buffers are used in the order in which they were made available.
         const IN_ORDER = 1 << 35;
-        const ORDER_PLATFORM = 1 << 36;
-        const SR_IOV = 1 << 37;
-        const NOTIFICATION_DATA = 1 << 38;
-        const NOTIF_CONFIG_DATA = 1 << 39;
-        const RING_RESET = 1 << 40;
         /// The guest takes UDP over IPv4 packets to be segmented.
         const GUEST_USO4 = 1 << 54;
         /// The same over IPv6.
         const GUEST_USO6 = 1 << 55;
         /// The guest may send UDP packets to be segmented.
         const HOST_USO = 1 << 56;
+    }
+
+    /// Others a network device can have, and LOG_ALL, which vhost borrows from the reserved ones. Why they are not offered:
+    /// CTRL_VQ and what needs it, because QEMU and DPDK's virtio-user add and serve the control queue themselves and other
+    /// front-ends would hand it to us; what the configuration space tells, because that is the front-end's (so STATUS is
+    /// offered as no more than the bit); LOG_ALL before there is a dirty log; RING_RESET before per-ring reset is defined
+    /// for vhost-user back-ends; NOTIFY_ON_EMPTY and GSO, which only legacy drivers know.
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) struct NotOffered: u64 {
+        const CTRL_GUEST_OFFLOADS = 1 << 2;
+        const MAC = 1 << 5;
+        const GSO = 1 << 6;
+        const CTRL_VQ = 1 << 17;
+        const CTRL_RX = 1 << 18;
+        const CTRL_VLAN = 1 << 19;
+        const CTRL_RX_EXTRA = 1 << 20;
+        const CTRL_MAC_ADDR = 1 << 23;
+        const NOTIFY_ON_EMPTY = 1 << 24;
+        const LOG_ALL = 1 << 26;
+        const ACCESS_PLATFORM = 1 << 33;
+        const ORDER_PLATFORM = 1 << 36;
+        const SR_IOV = 1 << 37;
+        const NOTIFICATION_DATA = 1 << 38;
+        const NOTIF_CONFIG_DATA = 1 << 39;
+        const RING_RESET = 1 << 40;
         const HASH_REPORT = 1 << 57;
         const GUEST_HDRLEN = 1 << 59;
         const RSS = 1 << 60;
@@ -83,22 +89,32 @@ bitflags::bitflags! {
         const STANDBY = 1 << 62;
         const SPEED_DUPLEX = 1 << 63;
     }
-}
 
-bitflags::bitflags! {
-    /// vhost-user protocol feature bits.
+    /// vhost-user protocol feature bits that the switch offers.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct ProtocolFeatures: u64 {
         /// More than one queue pair; GET_QUEUE_NUM.
         const MQ = 1 << 0;
-        const LOG_SHMFD = 1 << 1;
         /// SEND_RARP.
         const RARP = 1 << 2;
         /// Any message can ask to be acknowledged.
         const REPLY_ACK = 1 << 3;
         /// NET_SET_MTU.
         const NET_MTU = 1 << 4;
-        /// A channel for requests of the back-end.
+        /// GET_INFLIGHT_FD and SET_INFLIGHT_FD.
+        const INFLIGHT_SHMFD = 1 << 12;
+        /// RESET_DEVICE.
+        const RESET_DEVICE = 1 << 13;
+        /// GET_MAX_MEM_SLOTS, ADD_MEM_REG and REM_MEM_REG.
+        const CONFIGURE_MEM_SLOTS = 1 << 15;
+        /// GET_STATUS and SET_STATUS.
+        const STATUS = 1 << 16;
+    }
+
+    /// Others. Not BACKEND_REQ: there is nothing to request.
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) struct ProtocolNotOffered: u64 {
+        const LOG_SHMFD = 1 << 1;
         const BACKEND_REQ = 1 << 5;
         const CROSS_ENDIAN = 1 << 6;
         const CRYPTO_SESSION = 1 << 7;
@@ -106,15 +122,7 @@ bitflags::bitflags! {
         const CONFIG = 1 << 9;
         const BACKEND_SEND_FD = 1 << 10;
         const HOST_NOTIFIER = 1 << 11;
-        /// GET_INFLIGHT_FD and SET_INFLIGHT_FD.
-        const INFLIGHT_SHMFD = 1 << 12;
-        /// RESET_DEVICE.
-        const RESET_DEVICE = 1 << 13;
         const INBAND_NOTIFICATIONS = 1 << 14;
-        /// GET_MAX_MEM_SLOTS, ADD_MEM_REG and REM_MEM_REG.
-        const CONFIGURE_MEM_SLOTS = 1 << 15;
-        /// GET_STATUS and SET_STATUS.
-        const STATUS = 1 << 16;
         const XEN_MMAP = 1 << 17;
         const SHARED_OBJECT = 1 << 18;
         const DEVICE_STATE = 1 << 19;
@@ -125,69 +133,32 @@ bitflags::bitflags! {
 }
 
 impl Features {
-    /// What the switch offers to every front-end, whoever else is connected.
-    ///
-    /// Not offered, and why: CTRL_VQ and what needs it, because QEMU and DPDK's virtio-user add and serve the control
-    /// queue themselves and other front-ends would hand it to us; STATUS for the same reason is offered only as the bit
-    /// (the configuration space is the front-end's); LOG_ALL before there is a dirty log; RING_RESET before per-ring
-    /// reset is defined for vhost-user back-ends; NOTIFY_ON_EMPTY and GSO, which only legacy drivers know.
-    pub const OFFERED: Self = Self::CSUM
-        .union(Self::GUEST_CSUM)
-        .union(Self::MTU)
-        .union(Self::GUEST_TSO4)
-        .union(Self::GUEST_TSO6)
-        .union(Self::GUEST_ECN)
-        .union(Self::GUEST_UFO)
-        .union(Self::HOST_TSO4)
-        .union(Self::HOST_TSO6)
-        .union(Self::HOST_ECN)
-        .union(Self::HOST_UFO)
-        .union(Self::MRG_RXBUF)
-        .union(Self::STATUS)
-        .union(Self::GUEST_ANNOUNCE)
-        .union(Self::MQ)
-        .union(Self::ANY_LAYOUT)
-        .union(Self::RING_INDIRECT_DESC)
-        .union(Self::RING_EVENT_IDX)
-        .union(Self::PROTOCOL_FEATURES)
-        .union(Self::VERSION_1)
-        .union(Self::RING_PACKED)
-        .union(Self::IN_ORDER)
-        .union(Self::GUEST_USO4)
-        .union(Self::GUEST_USO6)
-        .union(Self::HOST_USO);
+    /// The answer to GET_FEATURES.
+    pub const OFFERED: Self = Self::all();
 
-    /// The bits by name, comma-separated, unnamed ones by number: for error messages and `port list`.
+    /// The bits by name, comma-separated, unnamed ones by number: for error messages.
     pub fn describe(bits: u64) -> String {
-        let known = Self::from_bits_truncate(bits);
-        describe(known.iter_names().map(|(name, _)| name), bits & !known.bits())
+        describe::<Self, NotOffered>(bits)
     }
 }
 
 impl ProtocolFeatures {
-    /// What the switch offers. BACKEND_REQ is understood but not offered: there is nothing to request.
-    pub const OFFERED: Self = Self::MQ
-        .union(Self::RARP)
-        .union(Self::REPLY_ACK)
-        .union(Self::NET_MTU)
-        .union(Self::INFLIGHT_SHMFD)
-        .union(Self::RESET_DEVICE)
-        .union(Self::CONFIGURE_MEM_SLOTS)
-        .union(Self::STATUS);
+    /// The answer to GET_PROTOCOL_FEATURES.
+    pub const OFFERED: Self = Self::all();
 
     /// As [`Features::describe`].
     pub fn describe(bits: u64) -> String {
-        let known = Self::from_bits_truncate(bits);
-        describe(known.iter_names().map(|(name, _)| name), bits & !known.bits())
+        describe::<Self, ProtocolNotOffered>(bits)
     }
 }
 
-fn describe<'a>(names: impl Iterator<Item = &'a str>, unnamed: u64) -> String {
-    let mut text = names.collect::<Vec<_>>().join(", ");
-    for bit in (0..64).filter(|bit| unnamed >> bit & 1 == 1) {
-        let _ = write!(text, "{}bit {bit}", if text.is_empty() { "" } else { ", " });
-    }
-    if text.is_empty() { "none".into() } else { text }
+fn describe<A: bitflags::Flags<Bits = u64>, B: bitflags::Flags<Bits = u64>>(bits: u64) -> String {
+    let (offered, others) = (A::from_bits_truncate(bits), B::from_bits_truncate(bits));
+    let mut names: Vec<_> = offered.iter_names().map(|(name, _)| name.to_owned()).collect();
+    names.extend(others.iter_names().map(|(name, _)| name.to_owned()));
+    let unnamed = bits & !offered.bits() & !others.bits();
+    names.extend((0..64).filter(|n| unnamed >> n & 1 == 1).map(|n| format!("bit {n}")));
+    if names.is_empty() { "none".into() } else { names.join(", ") }
 }
 
 #[cfg(test)]

@@ -1,18 +1,13 @@
 //! The front-end side: small and blocking, for our own driver domains and for tests.
 
 use crate::message::{
-    HEADER_LEN, Header, InflightDesc, MAX_BODY, MAX_FDS, NO_FD, Region, Request, SingleRegion, TableHeader, VringAddr,
-    VringState, flag,
+    HEADER_LEN, Header, InflightDesc, MAX_BODY, NO_FD, Request, SingleRegion, VringAddr, VringState, flag,
 };
 use crate::{Features, ProtocolFeatures};
 use lasthop_guestmem::RegionSpec;
+use lasthop_sys::{receive_with_fds, send_with_fds};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg, socket_with,
-};
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -91,20 +86,20 @@ impl Frontend {
     /// SET_MEM_TABLE with at most 8 regions.
     pub fn set_mem_table(&self, regions: &[(RegionSpec, BorrowedFd<'_>)]) -> Result<(), FrontendError> {
         let count = u32::try_from(regions.len()).unwrap_or(u32::MAX);
-        let mut body = TableHeader { count: count.into(), padding: 0.into() }.as_bytes().to_vec();
-        regions.iter().for_each(|(spec, _)| body.extend_from_slice(Region::from(*spec).as_bytes()));
+        let mut body = [count, 0].as_bytes().to_vec();
+        regions.iter().for_each(|(spec, _)| body.extend_from_slice(spec.as_bytes()));
         let fds: Vec<_> = regions.iter().map(|(_, fd)| *fd).collect();
         self.tell(Request::SetMemTable, body.as_slice(), &fds)
     }
 
     /// ADD_MEM_REG.
     pub fn add_region(&self, spec: RegionSpec, fd: BorrowedFd<'_>) -> Result<(), FrontendError> {
-        self.tell(Request::AddMemReg, &SingleRegion { padding: 0.into(), region: spec.into() }, &[fd])
+        self.tell(Request::AddMemReg, &SingleRegion { padding: 0, region: spec }, &[fd])
     }
 
     /// REM_MEM_REG.
     pub fn remove_region(&self, spec: RegionSpec) -> Result<(), FrontendError> {
-        self.tell(Request::RemMemReg, &SingleRegion { padding: 0.into(), region: spec.into() }, &[])
+        self.tell(Request::RemMemReg, &SingleRegion { padding: 0, region: spec }, &[])
     }
 
     /// SET_VRING_NUM.
@@ -119,13 +114,7 @@ impl Frontend {
 
     /// SET_VRING_ADDR: descriptors, the driver's part (available) and the device's (used), as user addresses.
     pub fn set_addr(&self, ring: u32, desc: u64, driver: u64, device: u64) -> Result<(), FrontendError> {
-        let addr = VringAddr {
-            index: ring.into(),
-            descriptor: desc.into(),
-            used: device.into(),
-            available: driver.into(),
-            ..VringAddr::default()
-        };
+        let addr = VringAddr { index: ring, descriptor: desc, used: device, available: driver, ..VringAddr::default() };
         self.tell(Request::SetVringAddr, &addr, &[])
     }
 
@@ -152,12 +141,12 @@ impl Frontend {
     /// GET_VRING_BASE: stops the ring and says where.
     pub fn stop(&self, ring: u32) -> Result<u32, FrontendError> {
         let reply: VringState = self.ask(Request::GetVringBase, state(ring, 0).as_bytes())?;
-        if reply.index.get() == ring { Ok(reply.num.get()) } else { Err(FrontendError::Reply(Request::GetVringBase)) }
+        if reply.index == ring { Ok(reply.num) } else { Err(FrontendError::Reply(Request::GetVringBase)) }
     }
 
     /// GET_INFLIGHT_FD.
     pub fn inflight(&self, queues: u16, size: u16) -> Result<(InflightDesc, OwnedFd), FrontendError> {
-        let desc = InflightDesc { num_queues: queues.into(), queue_size: size.into(), ..InflightDesc::default() };
+        let desc = InflightDesc { num_queues: queues, queue_size: size, ..InflightDesc::default() };
         self.send(Request::GetInflightFd as u32, flag::VERSION, desc.as_bytes(), &[])?;
         let (desc, mut fds) = self.receive(Request::GetInflightFd)?;
         let fd = fds.pop().ok_or(FrontendError::Reply(Request::GetInflightFd))?;
@@ -182,7 +171,7 @@ impl Frontend {
     /// Sends any bytes as a message: what a hostile front-end needs.
     pub fn send(&self, request: u32, flags: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), FrontendError> {
         let size = u32::try_from(body.len()).unwrap_or(u32::MAX);
-        let header = Header { request: request.into(), flags: flags.into(), size: size.into() };
+        let header = Header { request, flags, size };
         let mut bytes = header.as_bytes().to_vec();
         bytes.extend_from_slice(body);
         self.send_raw(&bytes, fds)
@@ -190,21 +179,13 @@ impl Frontend {
 
     /// Sends any bytes at all.
     pub fn send_raw(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), FrontendError> {
-        // More than a message may carry, for those who try.
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4 * MAX_FDS))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-            return Err(Errno::TOOMANYREFS.into());
-        }
         let mut sent = 0;
         while let Some(rest) = bytes.get(sent..).filter(|rest| !rest.is_empty()) {
-            match sendmsg(&self.socket, &[IoSlice::new(rest)], &mut control, SendFlags::NOSIGNAL) {
-                Err(Errno::INTR) => continue,
+            let fds = if sent == 0 { fds } else { &[] };
+            match send_with_fds(&self.socket, rest, fds, SendFlags::empty()) {
                 Err(Errno::PIPE | Errno::CONNRESET) => return Err(FrontendError::Closed),
-                Err(e) => return Err(e.into()),
-                Ok(n) => sent += n,
+                n => sent += n?,
             }
-            control.clear();
         }
         Ok(())
     }
@@ -216,27 +197,17 @@ impl Frontend {
         self.fill(&mut bytes[..HEADER_LEN], &mut fds)?;
         let wrong = || FrontendError::Reply(request);
         let (header, _) = Header::read_from_prefix(&bytes).map_err(|_| wrong())?;
-        let fits = header.request.get() == request as u32 && header.flags.get() == flag::VERSION | flag::REPLY;
-        let body = bytes[HEADER_LEN..].get_mut(..header.size.get() as usize).filter(|_| fits).ok_or_else(wrong)?;
+        let fits = header.request == request as u32 && header.flags == flag::VERSION | flag::REPLY;
+        let body = bytes[HEADER_LEN..].get_mut(..header.size as usize).filter(|_| fits).ok_or_else(wrong)?;
         self.fill(body, &mut fds)?;
         Ok((T::read_from_bytes(body).map_err(|_| wrong())?, fds))
     }
 
     fn fill(&self, mut room: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<(), FrontendError> {
         while !room.is_empty() {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-            let mut control = RecvAncillaryBuffer::new(&mut space);
-            match recvmsg(&self.socket, &mut [IoSliceMut::new(room)], &mut control, RecvFlags::CMSG_CLOEXEC) {
-                Err(Errno::INTR) => continue,
-                Err(Errno::CONNRESET) => return Err(FrontendError::Closed),
-                Err(e) => return Err(e.into()),
-                Ok(received) if received.bytes == 0 => return Err(FrontendError::Closed),
-                Ok(received) => room = room.split_at_mut(received.bytes).1,
-            }
-            for message in control.drain() {
-                if let RecvAncillaryMessage::ScmRights(received) = message {
-                    fds.extend(received);
-                }
+            match receive_with_fds(&self.socket, room, fds, RecvFlags::empty()) {
+                Err(Errno::CONNRESET) | Ok((0, _)) => return Err(FrontendError::Closed),
+                received => room = room.split_at_mut(received?.0).1,
             }
         }
         Ok(())
@@ -274,5 +245,5 @@ impl AsFd for Frontend {
 }
 
 fn state(index: u32, num: u32) -> VringState {
-    VringState { index: index.into(), num: num.into() }
+    VringState { index, num }
 }

@@ -9,7 +9,6 @@
 
 use crate::message::InflightDesc;
 use lasthop_guestmem::{GuestMemory, GuestSlice, MapError, RegionSpec};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -47,7 +46,7 @@ struct Layout {
 
 impl Layout {
     fn new(desc: &InflightDesc, rings: usize, packed: bool) -> Result<Self, InflightError> {
-        let (queues, size) = (desc.num_queues.get(), desc.queue_size.get());
+        let (queues, size) = (desc.num_queues, desc.queue_size);
         if queues == 0 || usize::from(queues) > rings {
             return Err(InflightError::Queues(queues));
         }
@@ -67,9 +66,8 @@ pub(crate) fn create(
     packed: bool,
 ) -> Result<(InflightDesc, OwnedFd), InflightError> {
     let total = Layout::new(desc, rings, packed)?.total as u64;
-    let fd = memfd_create("lasthop-inflight", MemfdFlags::CLOEXEC).map_err(InflightError::Create)?;
-    ftruncate(&fd, total).map_err(InflightError::Create)?;
-    Ok((InflightDesc { mmap_size: total.into(), mmap_offset: 0.into(), ..*desc }, fd))
+    let fd = lasthop_sys::memfd("lasthop-inflight", total).map_err(InflightError::Create)?;
+    Ok((InflightDesc { mmap_size: total, mmap_offset: 0, ..*desc }, fd))
 }
 
 /// A region in use.
@@ -85,13 +83,13 @@ impl Inflight {
     /// Maps what came with SET_INFLIGHT_FD.
     pub(crate) fn adopt(desc: &InflightDesc, fd: impl AsFd, rings: usize, packed: bool) -> Result<Self, InflightError> {
         let layout = Layout::new(desc, rings, packed)?;
-        let (size, offset, needed) = (desc.mmap_size.get(), desc.mmap_offset.get(), layout.total as u64);
+        let (size, offset, needed) = (desc.mmap_size, desc.mmap_offset, layout.total as u64);
         if size < needed || offset % 8 != 0 {
             return Err(InflightError::Area { size, offset, needed });
         }
         let spec = RegionSpec { guest_addr: 0, user_addr: 0, size: needed, mmap_offset: offset };
         let memory = GuestMemory::empty().with_region(spec, fd)?;
-        Ok(Self { memory, layout, queue_size: desc.queue_size.get(), packed })
+        Ok(Self { memory, layout, queue_size: desc.queue_size, packed })
     }
 
     /// Notes where a ring of `size` entries stands. Rings that the region was not made for are left out.
@@ -130,7 +128,7 @@ mod tests {
     use super::*;
 
     fn desc(queues: u16, size: u16) -> InflightDesc {
-        InflightDesc { num_queues: queues.into(), queue_size: size.into(), ..InflightDesc::default() }
+        InflightDesc { num_queues: queues, queue_size: size, ..InflightDesc::default() }
     }
 
     #[test]
@@ -173,12 +171,12 @@ mod tests {
     fn lying_descriptions_are_refused() {
         let (made, fd) = create(&desc(2, 64), 32, false).unwrap();
         let adopt = |d: InflightDesc| Inflight::adopt(&d, &fd, 32, false).map(|_| ()).unwrap_err();
-        assert!(matches!(adopt(InflightDesc { mmap_size: 100.into(), ..made }), InflightError::Area { .. }));
-        assert!(matches!(adopt(InflightDesc { mmap_offset: 4.into(), ..made }), InflightError::Area { .. }));
-        let far = InflightDesc { mmap_offset: (u64::MAX - 7).into(), mmap_size: u64::MAX.into(), ..made };
+        assert!(matches!(adopt(InflightDesc { mmap_size: 100, ..made }), InflightError::Area { .. }));
+        assert!(matches!(adopt(InflightDesc { mmap_offset: 4, ..made }), InflightError::Area { .. }));
+        let far = InflightDesc { mmap_offset: u64::MAX - 7, mmap_size: u64::MAX, ..made };
         assert!(matches!(adopt(far), InflightError::Map(MapError::Wraps(_))));
-        let beyond = InflightDesc { mmap_offset: 64.into(), ..made };
+        let beyond = InflightDesc { mmap_offset: 64, ..made };
         assert!(matches!(adopt(beyond), InflightError::Map(MapError::FileTooShort { .. })));
-        assert!(matches!(adopt(InflightDesc { num_queues: 40.into(), ..made }), InflightError::Queues(40)));
+        assert!(matches!(adopt(InflightDesc { num_queues: 40, ..made }), InflightError::Queues(40)));
     }
 }

@@ -10,8 +10,8 @@
 //! ([`Session`]: order, ring index, values), whose violation is answered with a failure when the front-end asked for an
 //! answer (REPLY_ACK) and ends the connection otherwise.
 
-mod command;
-pub mod features;
+mod features;
+mod form;
 #[cfg(any(test, feature = "frontend"))]
 mod frontend;
 mod inflight;
@@ -29,7 +29,9 @@ pub use features::{Features, ProtocolFeatures};
 pub use frontend::{Frontend, FrontendError};
 pub use inflight::InflightError;
 pub use message::{Request, SyntaxError};
-pub use outcome::{Offer, Refusal, RingView, SessionError, SessionEvent};
+pub use outcome::{Refusal, SessionError, SessionEvent};
 pub use ring::{RingError, RingState};
+#[cfg(any(test, feature = "frontend"))]
+pub use session::RingView;
 pub use session::Session;
 pub use transport::{HALF_MESSAGE, SILENCE};

@@ -1,29 +1,13 @@
-//! What a session offers, reports and refuses.
+//! What a session reports and refuses.
 
 use crate::features::{Features, ProtocolFeatures};
 use crate::inflight::InflightError;
 use crate::message::SyntaxError;
-use crate::ring::{RingError, RingState};
+use crate::ring::RingError;
 use lasthop_guestmem::MapError;
 use lasthop_sys::EventFd;
 use lasthop_types::MacAddr;
 use rustix::io::Errno;
-
-/// What this back-end offers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Offer {
-    /// Answer to GET_FEATURES.
-    pub features: Features,
-    /// Answer to GET_PROTOCOL_FEATURES.
-    pub protocol_features: ProtocolFeatures,
-}
-
-impl Default for Offer {
-    /// Everything the switch can do.
-    fn default() -> Self {
-        Self { features: Features::OFFERED, protocol_features: ProtocolFeatures::OFFERED }
-    }
-}
 
 /// What the owner of a session has to act on.
 #[derive(Debug)]
@@ -84,8 +68,6 @@ pub enum Refusal {
     RingSize(u32),
     #[error("ring {0} runs: it cannot be changed before GET_VRING_BASE stops it")]
     RingRunning(u32),
-    #[error("ring base {0:#x} is not allowed")]
-    RingBase(u32),
     #[error("{0}")]
     Memory(#[from] MapError),
     #[error("no memory region of {size} bytes at {guest_addr:#x} (front-end address {user_addr:#x})")]
@@ -131,17 +113,4 @@ impl From<Errno> for SessionError {
             e => Self::Io(e),
         }
     }
-}
-
-/// What the front-end has said about a ring, for `lasthop port list`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RingView {
-    /// Entries; 0 before SET_VRING_NUM.
-    pub size: u16,
-    /// SET_VRING_ENABLE.
-    pub enabled: bool,
-    /// What it is doing.
-    pub state: RingState,
-    /// Why it failed, if it did.
-    pub error: Option<RingError>,
 }

@@ -57,7 +57,6 @@ pub(crate) struct Ring {
     pub(crate) state: RingState,
     /// How it was started.
     pub(crate) setup: Option<QueueSetup>,
-    pub(crate) error: Option<RingError>,
 }
 
 /// Where a packed ring goes on, from SET_VRING_BASE's number: bits 0 to 15 say where the device takes, 16 to 31 where

@@ -1,14 +1,15 @@
 //! The back-end side of one connection.
 
-use crate::command::Command;
 use crate::features::{Features, ProtocolFeatures};
+use crate::form::Form;
 use crate::inflight::{self, Inflight};
-use crate::message::{InflightDesc, Request, VRING_LOG, VringState};
-use crate::outcome::{Offer, Refusal, RingView, SessionError, SessionEvent};
+use crate::message::{Request, SingleRegion, SyntaxError, VRING_LOG, VringAddr, flag};
+use crate::outcome::{Refusal, SessionError, SessionEvent};
 use crate::ring::{Ring, RingError, RingState, packed_base};
-use crate::transport::{Envelope, Transport};
+use crate::transport::{Message, Transport};
 use lasthop_guestmem::{AccessError, GuestMemory, MAX_REGIONS, RegionSpec};
 use lasthop_sys::EventFd;
+use lasthop_types::MacAddr;
 use lasthop_virtqueue::{Queue, QueueError, QueueSetup};
 use rustix::fs::{FileType, fstat};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,15 +22,48 @@ const MESSAGES_PER_CALL: usize = 32;
 /// Most refused messages in one connection: front-ends give up at the first, so this is somebody filling our log.
 const MAX_REFUSED: u32 = 32;
 /// The smallest MTU of IPv4 (RFC 791).
-const MIN_MTU: u64 = 68;
+const MIN_MTU: u16 = 68;
 
-/// What a request is answered with.
-enum Answer {
-    /// Nothing, or success if the front-end asked.
-    Done,
-    U64(u64),
-    State(VringState),
-    Inflight(InflightDesc, usize, OwnedFd),
+/// Requests without a body, of those we know.
+const BARE: &[Request] = {
+    use Request::*;
+    &[GetFeatures, SetOwner, ResetOwner, GetProtocolFeatures, GetQueueNum, ResetDevice, GetMaxMemSlots, GetStatus]
+};
+/// Requests whose reply is not an acknowledgement: a failure cannot be told.
+const ANSWERED: &[Request] = {
+    use Request::*;
+    &[
+        GetFeatures,
+        GetVringBase,
+        GetProtocolFeatures,
+        GetQueueNum,
+        GetConfig,
+        CreateCryptoSession,
+        PostcopyAdvise,
+        GetInflightFd,
+        GetMaxMemSlots,
+        GetStatus,
+        GetSharedObject,
+        SetDeviceStateFd,
+        CheckDeviceState,
+        GetShmemConfig,
+    ]
+};
+
+/// What is wrong with a request.
+#[derive(Debug, thiserror::Error)]
+enum Fault {
+    #[error(transparent)]
+    Form(#[from] SyntaxError),
+    #[error(transparent)]
+    Meaning(#[from] Refusal),
+}
+
+/// What a request is answered with: bytes and perhaps a descriptor; or nothing, or success if the front-end asked.
+type Answer = Option<(Vec<u8>, Option<OwnedFd>)>;
+
+fn number(value: u64) -> Answer {
+    Some((value.to_ne_bytes().into(), None))
 }
 
 /// One connection of a front-end to a port. Owned by one thread; the queues are shared with the workers, and it is the
@@ -40,16 +74,13 @@ pub struct Session {
     transport: Transport,
     queues: Arc<[Arc<Queue>]>,
     rings: Vec<Ring>,
-    offer: Offer,
     features: Features,
     protocol_features: ProtocolFeatures,
     memory: Arc<GuestMemory>,
     /// Regions that ADD_MEM_REG named again, and how often.
     repeated: Vec<(RegionSpec, u32)>,
     inflight: Option<Inflight>,
-    backend_channel: Option<OwnedFd>,
     status: u8,
-    mtu: u16,
     refused: u32,
     changed: bool,
 }
@@ -57,20 +88,17 @@ pub struct Session {
 impl Session {
     /// Takes a connected socket. `queues` are the port's, two per pair, all stopped: even ones carry packets to the
     /// guest, odd ones from it; their number says how many pairs the front-end may use.
-    pub fn new(socket: OwnedFd, queues: Arc<[Arc<Queue>]>, offer: Offer, now: Instant) -> Self {
+    pub fn new(socket: OwnedFd, queues: Arc<[Arc<Queue>]>, now: Instant) -> Self {
         Self {
             transport: Transport::new(socket, now),
             rings: queues.iter().map(|_| Ring::default()).collect(),
             queues,
-            offer,
             features: Features::empty(),
             protocol_features: ProtocolFeatures::empty(),
             memory: Arc::new(GuestMemory::empty()),
             repeated: Vec::new(),
             inflight: None,
-            backend_channel: None,
             status: 0,
-            mtu: 0,
             refused: 0,
             changed: false,
         }
@@ -88,8 +116,8 @@ impl Session {
 
     fn messages(&mut self, now: Instant, events: &mut Vec<SessionEvent>) -> Result<(), SessionError> {
         for _ in 0..MESSAGES_PER_CALL {
-            let Some(envelope) = self.transport.receive(now)? else { break };
-            self.message(envelope, events)?;
+            let Some(message) = self.transport.receive(now)? else { break };
+            self.message(message, events)?;
         }
         Ok(())
     }
@@ -116,7 +144,6 @@ impl Session {
         }
         self.memory = Arc::new(GuestMemory::empty());
         self.inflight = None;
-        self.backend_channel = None;
     }
 
     /// Virtio features the front-end accepted for its guest; empty before SET_FEATURES.
@@ -134,93 +161,85 @@ impl Session {
         &self.memory
     }
 
-    /// MTU given by NET_SET_MTU, in bytes; 0 if none was.
-    pub fn mtu(&self) -> u16 {
-        self.mtu
-    }
-
-    /// Device status given by SET_STATUS; 0 from front-ends that do not tell.
-    pub fn device_status(&self) -> u8 {
-        self.status
-    }
-
-    /// The rings, by index.
-    pub fn rings(&self) -> impl Iterator<Item = RingView> + '_ {
-        self.rings.iter().zip(self.queues.iter()).map(|(ring, queue)| {
-            let broken = queue.status().error.map(RingError::Queue);
-            let running = ring.state == RingState::Running;
-            RingView {
-                size: ring.size,
-                enabled: ring.enabled,
-                state: if running && broken.is_some() { RingState::Failed } else { ring.state },
-                error: ring.error.or(broken),
-            }
-        })
-    }
-
-    fn message(&mut self, envelope: Envelope, events: &mut Vec<SessionEvent>) -> Result<(), SessionError> {
-        let code = envelope.code;
-        let request = envelope.command.as_ref().map(|(request, _)| *request);
-        let result = match envelope.command {
-            Some((_, command)) => self.command(command, events),
-            None => Err(Refusal::Unknown),
+    fn message(&mut self, message: Message, events: &mut Vec<SessionEvent>) -> Result<(), SessionError> {
+        let (header, body, fds) = message;
+        let code = header.request;
+        let request = Request::from_code(code);
+        let result = match request {
+            Some(request) => self.command(Form { request, body, fds }, events),
+            None => Err(Refusal::Unknown.into()),
         };
         // Judged after the command, so that the message that negotiates REPLY_ACK can itself ask for an answer.
-        let wants_ack = envelope.need_reply && self.protocol_features.contains(ProtocolFeatures::REPLY_ACK);
+        let acks = self.protocol_features.contains(ProtocolFeatures::REPLY_ACK);
+        let wants_ack = acks && header.flags & flag::NEED_REPLY != 0;
         match result {
-            Ok(Answer::Done) if wants_ack => self.transport.reply(code, &0u64.to_le_bytes(), None),
-            Ok(Answer::Done) => Ok(()),
-            Ok(Answer::U64(value)) => self.transport.reply(code, &value.to_le_bytes(), None),
-            Ok(Answer::State(state)) => self.transport.reply(code, state.as_bytes(), None),
-            Ok(Answer::Inflight(desc, len, fd)) => {
-                let mut body = [0; 24];
-                body[..size_of::<InflightDesc>()].copy_from_slice(desc.as_bytes());
-                self.transport.reply(code, body.get(..len).unwrap_or(&body), Some(fd.as_fd()))
-            }
-            Err(why) => {
-                let error = SessionError::Refused {
-                    request: request.map_or(format!("request {code}"), |r| r.to_string()),
-                    why,
-                };
+            Ok(Some((body, fd))) => self.transport.reply(code, &body, fd.as_ref().map(AsFd::as_fd)),
+            Ok(None) if wants_ack => self.transport.reply(code, 0u64.as_bytes(), None),
+            Ok(None) => Ok(()),
+            Err(Fault::Form(error)) => Err(error.into()),
+            Err(Fault::Meaning(why)) => {
+                let name = request.map_or(format!("request {code}"), |r| r.to_string());
+                let error = SessionError::Refused { request: name, why };
                 self.refused += 1;
-                if !wants_ack || request.is_some_and(has_own_reply) || self.refused > MAX_REFUSED {
+                if !wants_ack || request.is_some_and(|r| ANSWERED.contains(&r)) || self.refused > MAX_REFUSED {
                     return Err(error);
                 }
                 events.push(SessionEvent::Refused(error));
-                self.transport.reply(code, &1u64.to_le_bytes(), None)
+                self.transport.reply(code, 1u64.as_bytes(), None)
             }
         }
     }
 
-    fn command(&mut self, command: Command, events: &mut Vec<SessionEvent>) -> Result<Answer, Refusal> {
-        match command {
-            Command::GetFeatures => return Ok(Answer::U64(self.offer.features.bits())),
-            Command::SetFeatures(bits) => self.set_features(bits)?,
+    /// Carries out one request: first its form is judged, then what it means.
+    fn command(&mut self, mut form: Form, events: &mut Vec<SessionEvent>) -> Result<Answer, Fault> {
+        use Request as R;
+        if BARE.contains(&form.request) {
+            form.empty()?;
+        }
+        match form.request {
+            R::GetFeatures => return Ok(number(Features::OFFERED.bits())),
+            R::SetFeatures => self.set_features(form.exactly()?)?,
             // It marks the start of a session; QEMU and virtio-user send it more than once.
-            Command::SetOwner => {}
-            Command::ResetOwner => self.reset(events),
-            Command::SetMemTable(table) => self.set_mem_table(table, events)?,
-            Command::SetVringNum(index, size) => self.set_size(index, size, events)?,
-            Command::SetVringAddr(addr) => {
-                if addr.flags.get() & VRING_LOG != 0 && !self.features.contains(Features::LOG_ALL) {
-                    return Err(Refusal::NotOffered);
+            R::SetOwner => {}
+            R::ResetOwner => self.reset(events),
+            R::SetMemTable => {
+                let mut memory = GuestMemory::empty();
+                for (spec, fd) in form.table()? {
+                    memory = memory.with_region(spec, fd).map_err(Refusal::Memory)?;
                 }
-                let i = self.index(addr.index.get())?;
+                self.repeated.clear();
+                self.set_memory(memory, events);
+            }
+            R::SetVringNum => {
+                let (i, size) = self.ring(&form)?;
+                // Whether it must be a power of two is known when the ring starts.
+                let small = u16::try_from(size).ok().filter(|size| (1..=32768).contains(size));
+                let size = small.ok_or(Refusal::RingSize(size))?;
+                self.configure(i, self.rings[i].size != size, |ring| ring.size = size, events)?;
+            }
+            R::SetVringAddr => {
+                let addr: VringAddr = form.exactly()?;
+                if addr.flags & !VRING_LOG != 0 {
+                    return Err(form.wrong(addr.flags.into()).into());
+                }
+                if addr.flags & VRING_LOG != 0 {
+                    // The feature LOG_ALL is not.
+                    return Err(Refusal::NotOffered.into());
+                }
+                let i = self.index(addr.index)?;
                 self.configure(i, self.rings[i].addr != Some(addr), |ring| ring.addr = Some(addr), events)?;
             }
-            Command::SetVringBase(index, base) => {
-                let i = self.index(index)?;
+            R::SetVringBase => {
+                let (i, base) = self.ring(&form)?;
                 self.configure(i, self.rings[i].base != base, |ring| ring.base = base, events)?;
             }
-            Command::GetVringBase(index) => {
-                let i = self.index(index)?;
+            R::GetVringBase => {
+                let (i, _) = self.ring(&form)?;
                 self.stop(i, events);
-                let base = self.rings[i].base;
-                return Ok(Answer::State(VringState { index: index.into(), num: base.into() }));
+                return Ok(Some(([i as u32, self.rings[i].base].as_bytes().to_vec(), None)));
             }
-            Command::SetVringKick(index, fd) => {
-                let i = self.index(index)?;
-                let fd = event_fd(fd)?;
+            R::SetVringKick => {
+                let (i, fd) = self.ring_fd(form)?;
                 if !self.is_running(i) {
                     self.rings[i].state = RingState::Waiting;
                 }
@@ -228,111 +247,110 @@ impl Session {
                 self.try_start(i, events);
                 self.changed = true;
             }
-            Command::SetVringCall(index, fd) => {
-                let i = self.index(index)?;
-                let fd = event_fd(fd)?;
+            R::SetVringCall => {
+                let (i, fd) = self.ring_fd(form)?;
                 // What was used while there was no call descriptor, or another, must not wait for the next packet.
                 if let Some(fd) = fd.as_ref().filter(|_| self.is_running(i)) {
                     fd.signal();
                 }
                 self.queues[i].set_call(fd);
             }
-            Command::SetVringErr(index, fd) => {
-                let i = self.index(index)?;
-                self.queues[i].set_err(event_fd(fd)?);
+            R::SetVringErr => {
+                let (i, fd) = self.ring_fd(form)?;
+                self.queues[i].set_err(fd);
             }
-            Command::GetProtocolFeatures => {
-                self.needs_offered(Features::PROTOCOL_FEATURES)?;
-                return Ok(Answer::U64(self.offer.protocol_features.bits()));
-            }
-            Command::SetProtocolFeatures(bits) => {
-                self.needs_offered(Features::PROTOCOL_FEATURES)?;
-                let unoffered = bits & !self.offer.protocol_features.bits();
+            R::GetProtocolFeatures => return Ok(number(ProtocolFeatures::OFFERED.bits())),
+            R::SetProtocolFeatures => {
+                let bits: u64 = form.exactly()?;
+                let unoffered = bits & !ProtocolFeatures::OFFERED.bits();
                 if unoffered != 0 {
-                    return Err(Refusal::ProtocolFeatures(unoffered));
+                    return Err(Refusal::ProtocolFeatures(unoffered).into());
                 }
                 self.protocol_features = ProtocolFeatures::from_bits_truncate(bits);
                 self.changed = true;
             }
-            Command::GetQueueNum => {
-                // Enough that it was offered: virtio-user asks before it accepts. Pairs, as network front-ends count.
-                if !self.offer.protocol_features.contains(ProtocolFeatures::MQ) {
-                    return Err(Refusal::NotOffered);
-                }
-                return Ok(Answer::U64((self.queues.len() / 2) as u64));
-            }
-            Command::SetVringEnable(index, enabled) => {
+            // virtio-user asks before it accepts MQ. Pairs, as network front-ends count.
+            R::GetQueueNum => return Ok(number((self.queues.len() / 2) as u64)),
+            R::SetVringEnable => {
                 // QEMU enables rings before SET_FEATURES when it reconnects.
-                self.needs_offered(Features::PROTOCOL_FEATURES)?;
+                let (index, enabled) = form.state()?;
+                if enabled > 1 {
+                    return Err(form.wrong(enabled.into()).into());
+                }
                 let i = self.index(index)?;
-                self.enable(i, enabled);
+                self.enable(i, enabled == 1);
             }
-            Command::SendRarp(mac) => {
+            R::SendRarp => {
+                let [mac @ .., _, _] = form.exactly::<[u8; 8]>()?;
                 self.needs(ProtocolFeatures::RARP)?;
+                let mac = MacAddr(mac);
                 if !mac.is_unicast_source() {
-                    return Err(Refusal::Address(mac));
+                    return Err(Refusal::Address(mac).into());
                 }
                 events.push(SessionEvent::Announce { mac });
             }
-            Command::NetSetMtu(mtu) => {
+            R::NetSetMtu => {
+                let mtu: u64 = form.exactly()?;
                 self.needs(ProtocolFeatures::NET_MTU)?;
-                self.mtu = match u16::try_from(mtu) {
-                    Ok(small) if mtu >= MIN_MTU => small,
-                    _ => return Err(Refusal::Mtu(mtu)),
-                };
-                events.push(SessionEvent::Mtu(self.mtu));
+                let small = u16::try_from(mtu).ok().filter(|mtu| *mtu >= MIN_MTU);
+                events.push(SessionEvent::Mtu(small.ok_or(Refusal::Mtu(mtu))?));
             }
-            Command::SetBackendReqFd(fd) => {
-                self.needs(ProtocolFeatures::BACKEND_REQ)?;
-                self.backend_channel = Some(fd);
+            R::SetBackendReqFd => {
+                form.with_fd::<[u8; 0]>()?;
+                return Err(Refusal::NotOffered.into());
             }
-            Command::GetInflightFd(desc, len) => {
+            R::GetInflightFd => {
+                let (desc, _) = form.inflight(false)?;
                 self.needs(ProtocolFeatures::INFLIGHT_SHMFD)?;
-                let (desc, fd) = inflight::create(&desc, self.rings.len(), self.packed())?;
-                return Ok(Answer::Inflight(desc, len, fd));
+                let made = inflight::create(&desc, self.rings.len(), self.packed());
+                let (desc, fd) = made.map_err(Refusal::Inflight)?;
+                return Ok(Some((desc.as_bytes()[..form.body.len()].to_vec(), Some(fd))));
             }
-            Command::SetInflightFd(desc, fd) => {
+            R::SetInflightFd => {
+                let (desc, fd) = form.inflight(true)?;
                 self.needs(ProtocolFeatures::INFLIGHT_SHMFD)?;
-                self.inflight = Some(Inflight::adopt(&desc, fd, self.rings.len(), self.packed())?);
+                let fd = fd.ok_or(Refusal::Descriptor)?;
+                let adopted = Inflight::adopt(&desc, fd, self.rings.len(), self.packed());
+                self.inflight = Some(adopted.map_err(Refusal::Inflight)?);
             }
-            Command::ResetDevice => {
+            R::ResetDevice => {
                 self.needs(ProtocolFeatures::RESET_DEVICE)?;
                 self.reset(events);
                 self.features = Features::empty();
                 self.status = 0;
-                self.mtu = 0;
             }
-            Command::GetMaxMemSlots => {
+            R::GetMaxMemSlots => {
                 self.needs(ProtocolFeatures::CONFIGURE_MEM_SLOTS)?;
-                return Ok(Answer::U64(MAX_REGIONS as u64));
+                return Ok(number(MAX_REGIONS as u64));
             }
-            Command::AddMemReg(spec, fd) => {
+            R::AddMemReg => {
+                let (SingleRegion { region, .. }, fd) = form.with_fd()?;
                 self.needs(ProtocolFeatures::CONFIGURE_MEM_SLOTS)?;
-                if self.memory.regions().any(|r| r == spec) {
+                if self.memory.regions().any(|r| r == region) {
                     // QEMU up to 8.0 adds, and later removes, every region once per queue pair.
-                    match self.repeated.iter_mut().find(|(s, _)| *s == spec) {
+                    match self.repeated.iter_mut().find(|(r, _)| *r == region) {
                         Some((_, times)) => *times = times.saturating_add(1),
-                        None => self.repeated.push((spec, 1)),
+                        None => self.repeated.push((region, 1)),
                     }
-                    return Ok(Answer::Done);
+                } else {
+                    let memory = self.memory.with_region(region, fd).map_err(Refusal::Memory)?;
+                    self.set_memory(memory, events);
                 }
-                self.set_memory(self.memory.with_region(spec, fd)?, events);
             }
-            Command::RemMemReg(spec) => {
+            R::RemMemReg => {
+                let RegionSpec { guest_addr, user_addr, size, .. } = form.gone()?;
                 self.needs(ProtocolFeatures::CONFIGURE_MEM_SLOTS)?;
-                let RegionSpec { guest_addr, user_addr, size, .. } = spec;
                 let same = |s: &RegionSpec| (s.guest_addr, s.user_addr, s.size) == (guest_addr, user_addr, size);
-                if let Some(at) = self.repeated.iter().position(|(s, _)| same(s)) {
-                    self.repeated[at].1 -= 1;
-                    if self.repeated[at].1 == 0 {
-                        self.repeated.swap_remove(at);
-                    }
-                    return Ok(Answer::Done);
+                if let Some((_, times)) = self.repeated.iter_mut().find(|(r, _)| same(r)) {
+                    *times -= 1;
+                    self.repeated.retain(|(_, times)| *times > 0);
+                } else {
+                    let memory = self.memory.without_region(guest_addr, user_addr, size);
+                    self.set_memory(memory.ok_or(Refusal::NoRegion { guest_addr, user_addr, size })?, events);
                 }
-                let memory = self.memory.without_region(guest_addr, user_addr, size);
-                self.set_memory(memory.ok_or(Refusal::NoRegion { guest_addr, user_addr, size })?, events);
             }
-            Command::SetStatus(value) => {
+            R::SetStatus => {
+                let value: u64 = form.exactly()?;
                 self.needs(ProtocolFeatures::STATUS)?;
                 self.status = u8::try_from(value).map_err(|_| Refusal::Status(value))?;
                 if self.status == 0 {
@@ -341,21 +359,30 @@ impl Session {
                 }
                 self.changed = true;
             }
-            Command::GetStatus => {
+            R::GetStatus => {
                 self.needs(ProtocolFeatures::STATUS)?;
-                return Ok(Answer::U64(self.status.into()));
+                return Ok(number(self.status.into()));
             }
-            Command::Unsupported => return Err(Refusal::NotOffered),
+            // Nothing that we ever offer: its form is not judged.
+            _ => return Err(Refusal::NotOffered.into()),
         }
-        Ok(Answer::Done)
+        Ok(None)
+    }
+
+    /// A ring's place in `rings` and `queues`, and the number that belongs to it.
+    fn ring(&self, form: &Form) -> Result<(usize, u32), Fault> {
+        let (index, number) = form.state()?;
+        Ok((self.index(index)?, number))
+    }
+
+    /// A ring's place and the kick, call or error descriptor for it.
+    fn ring_fd(&self, mut form: Form) -> Result<(usize, Option<EventFd>), Fault> {
+        let (index, fd) = form.vring_fd()?;
+        Ok((self.index(index)?, event_fd(fd)?))
     }
 
     fn needs(&self, feature: ProtocolFeatures) -> Result<(), Refusal> {
         if self.protocol_features.contains(feature) { Ok(()) } else { Err(Refusal::NotNegotiated(feature.bits())) }
-    }
-
-    fn needs_offered(&self, feature: Features) -> Result<(), Refusal> {
-        if self.offer.features.contains(feature) { Ok(()) } else { Err(Refusal::NotOffered) }
     }
 
     /// The ring's place in `rings` and `queues`, which have the same length.
@@ -374,7 +401,7 @@ impl Session {
     }
 
     fn set_features(&mut self, bits: u64) -> Result<(), Refusal> {
-        let unoffered = bits & !self.offer.features.bits();
+        let unoffered = bits & !Features::OFFERED.bits();
         if unoffered != 0 {
             return Err(Refusal::Features(unoffered));
         }
@@ -389,16 +416,6 @@ impl Session {
         }
         self.changed = true;
         Ok(())
-    }
-
-    fn set_size(&mut self, index: u32, size: u32, events: &mut Vec<SessionEvent>) -> Result<(), Refusal> {
-        let i = self.index(index)?;
-        let size = match u16::try_from(size) {
-            // Whether it must be a power of two is known when the ring starts.
-            Ok(small @ 1..=32768) => small,
-            _ => return Err(Refusal::RingSize(size)),
-        };
-        self.configure(i, self.rings[i].size != size, |ring| ring.size = size, events)
     }
 
     /// Changes what is known of a ring, unless it runs.
@@ -423,20 +440,6 @@ impl Session {
         self.rings[i].enabled = enabled;
         self.queues[i].set_enabled(enabled);
         self.changed = true;
-    }
-
-    fn set_mem_table(
-        &mut self,
-        table: Vec<(RegionSpec, OwnedFd)>,
-        events: &mut Vec<SessionEvent>,
-    ) -> Result<(), Refusal> {
-        let mut memory = GuestMemory::empty();
-        for (spec, fd) in table {
-            memory = memory.with_region(spec, fd)?;
-        }
-        self.repeated.clear();
-        self.set_memory(memory, events);
-        Ok(())
     }
 
     fn set_memory(&mut self, memory: GuestMemory, events: &mut Vec<SessionEvent>) {
@@ -475,9 +478,9 @@ impl Session {
         let packed = self.packed();
         Ok(Some(QueueSetup {
             size: ring.size,
-            desc: guest(addr.descriptor.get())?,
-            driver: guest(addr.available.get())?,
-            device: guest(addr.used.get())?,
+            desc: guest(addr.descriptor)?,
+            driver: guest(addr.available)?,
+            device: guest(addr.used)?,
             base: if packed { packed_base(ring.base) } else { ring.base },
             packed,
             event_idx: self.features.contains(Features::RING_EVENT_IDX),
@@ -510,7 +513,7 @@ impl Session {
         // The process before may have died between filling the ring and saying so.
         queue.lock().call();
         let ring = &mut self.rings[i];
-        (ring.state, ring.setup, ring.error) = (RingState::Running, Some(setup), None);
+        (ring.state, ring.setup) = (RingState::Running, Some(setup));
         if let Some(inflight) = &self.inflight {
             inflight.note(i, setup.size, setup.packed, setup.base);
         }
@@ -523,7 +526,7 @@ impl Session {
             self.queues[i].lock().fail(QueueError::RingMemory(AccessError { addr, len: 1 }));
         }
         let ring = &mut self.rings[i];
-        (ring.state, ring.setup, ring.error) = (RingState::Failed, None, Some(error));
+        (ring.state, ring.setup) = (RingState::Failed, None);
         self.changed = true;
         events.push(SessionEvent::Failed { queue: i, error });
     }
@@ -537,7 +540,7 @@ impl Session {
                 inflight.note(i, setup.size, setup.packed, position);
             }
         }
-        (ring.state, ring.setup, ring.error) = (RingState::Stopped, None, None);
+        (ring.state, ring.setup) = (RingState::Stopped, None);
     }
 
     fn stop(&mut self, i: usize, events: &mut Vec<SessionEvent>) {
@@ -569,28 +572,6 @@ impl Drop for Session {
     }
 }
 
-/// Requests whose reply is not an acknowledgement: a failure cannot be told.
-fn has_own_reply(request: Request) -> bool {
-    use Request as R;
-    matches!(
-        request,
-        R::GetFeatures
-            | R::GetVringBase
-            | R::GetProtocolFeatures
-            | R::GetQueueNum
-            | R::GetConfig
-            | R::CreateCryptoSession
-            | R::PostcopyAdvise
-            | R::GetInflightFd
-            | R::GetMaxMemSlots
-            | R::GetStatus
-            | R::GetSharedObject
-            | R::SetDeviceStateFd
-            | R::CheckDeviceState
-            | R::GetShmemConfig
-    )
-}
-
 /// Takes a kick, call or error descriptor. Reading or writing a file may wait for a disk or for whoever serves a FUSE
 /// mount, non-blocking or not, so only what cannot is taken: eventfds (which have no file type), pipes and sockets.
 fn event_fd(fd: Option<OwnedFd>) -> Result<Option<EventFd>, Refusal> {
@@ -602,3 +583,8 @@ fn event_fd(fd: Option<OwnedFd>) -> Result<Option<EventFd>, Refusal> {
     }
     EventFd::from_peer(fd).map(Some).map_err(|_| Refusal::Descriptor)
 }
+
+#[cfg(any(test, feature = "frontend"))]
+mod view;
+#[cfg(any(test, feature = "frontend"))]
+pub use view::RingView;

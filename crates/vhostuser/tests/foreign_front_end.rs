@@ -1,11 +1,11 @@
 //! The session against the front-end of the `vhost` crate (rust-vmm), which is what Cloud Hypervisor uses.
 
 use lasthop_sys::EventFd;
-use lasthop_vhostuser::{Features, Offer, RingState, Session, SessionError, SessionEvent};
+use lasthop_vhostuser::{Features, RingState, Session, SessionError, SessionEvent};
 use lasthop_virtqueue::Queue;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
@@ -26,7 +26,7 @@ fn serve(
     let ram = memfd_create("foreign", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&ram, 4 * SIZE).unwrap();
     let queues: Arc<[_]> = (0..32).map(|i| Arc::new(Queue::new(i))).collect();
-    let mut session = Session::new(b.into(), queues.clone(), Offer::default(), Instant::now());
+    let mut session = Session::new(b.into(), queues.clone(), Instant::now());
     let mut events = Vec::new();
     std::thread::scope(|scope| {
         let talk = scope.spawn(|| front(Frontend::from_stream(a, 32), &ram));
@@ -143,7 +143,8 @@ fn every_message_of_a_negotiation() {
 #[test]
 fn a_negotiation_without_acknowledgements() {
     let (done, wait) = (EventFd::new().unwrap(), EventFd::new().unwrap());
-    let (tell, told) = (done.try_clone().unwrap(), wait.try_clone().unwrap());
+    let copy = |event: &EventFd| EventFd::from_peer(event.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    let (tell, told) = (copy(&done), copy(&wait));
     let (events, end) = serve(
         move |mut front, ram| {
             negotiate(&mut front, Features::VERSION_1 | Features::PROTOCOL_FEATURES);

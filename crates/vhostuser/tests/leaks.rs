@@ -4,7 +4,7 @@
 
 use lasthop_sys::EventFd;
 use lasthop_vhostuser::message::{NO_FD, Request};
-use lasthop_vhostuser::{Features, Frontend, Offer, ProtocolFeatures, Session, SessionEvent};
+use lasthop_vhostuser::{Features, Frontend, ProtocolFeatures, Session, SessionEvent};
 use lasthop_virtqueue::Queue;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -153,7 +153,7 @@ fn play(steps: &[Step], at_hand: &[OwnedFd]) -> bool {
     let (a, b) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
     let queues: Arc<[_]> = (0..32).map(|i| Arc::new(Queue::new(i))).collect();
     let now = Instant::now();
-    let (front, mut session) = (Frontend::over(a), Session::new(b, queues.clone(), Offer::default(), now));
+    let (front, mut session) = (Frontend::over(a), Session::new(b, queues.clone(), now));
     let mut events = Vec::new();
     let mut ran = false;
     for step in steps {

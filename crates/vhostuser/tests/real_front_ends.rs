@@ -2,7 +2,7 @@
 //! what counts is that they negotiate, start their rings, and stop them again. A program that is not installed is
 //! skipped with a line that says so.
 
-use lasthop_vhostuser::{Features, Offer, ProtocolFeatures, RingState, Session, SessionError, SessionEvent};
+use lasthop_vhostuser::{Features, ProtocolFeatures, RingState, Session, SessionError, SessionEvent};
 use lasthop_virtqueue::Queue;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::Write;
@@ -64,7 +64,7 @@ impl Bench {
             assert!(Instant::now() < give_up, "{command:?} does not connect");
         };
         let queues: Arc<[_]> = (0..32).map(|i| Arc::new(Queue::new(i))).collect();
-        let session = Session::new(socket.into(), queues.clone(), Offer::default(), Instant::now());
+        let session = Session::new(socket.into(), queues.clone(), Instant::now());
         Some(Self { program, session, queues, events: Vec::new(), _dir: dir })
     }
 

@@ -70,11 +70,6 @@ impl<'m> Chains<'m> {
         self.pieces.get(usize::from(first.first)..usize::from(last.first) + usize::from(last.count)).unwrap_or(&[])
     }
 
-    /// How many pieces of memory all chains have.
-    pub fn count_pieces(&self) -> usize {
-        self.list.iter().map(|chain| usize::from(chain.count)).sum()
-    }
-
     /// No room for a chain of any length that drivers build.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {

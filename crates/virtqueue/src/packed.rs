@@ -376,12 +376,15 @@ impl PackedRing {
         self.device_event.get().store_u16(2, EVENTS_DISABLE);
     }
 
-    pub(crate) fn enable_kicks(&mut self) -> Result<bool, QueueError> {
+    /// As [`Ring::enable_kicks`](crate::Ring::enable_kicks); what it skips are descriptors, not chains.
+    pub(crate) fn enable_kicks(&mut self, skip: u16) -> Result<bool, QueueError> {
         let event = self.device_event.get();
         if self.event_idx {
-            event.store_u16(0, self.next_avail.bits());
+            let mut wanted = self.next_avail;
+            wanted.advance(skip.min(self.size - 1), self.size);
+            event.store_u16(0, wanted.bits());
             event.store_u16_release(2, EVENTS_DESC);
-        } else {
+        } else if skip == 0 {
             event.store_u16(0, MARK);
             event.store_u16(2, EVENTS_ENABLE);
         }

@@ -6,7 +6,19 @@ use lasthop_guestmem::GuestMemory;
 use lasthop_sys::EventFd;
 use lasthop_types::{DropReason, PortCounters};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
+use std::time::Duration;
+
+/// How often a lock is tried before its owner is looked for: some microseconds.
+const SPINS: usize = 256;
+/// Between one look and the next.
+const NAP: Duration = Duration::from_micros(20);
+static ON_WAIT: OnceLock<Box<dyn Fn() + Send + Sync>> = OnceLock::new();
+
+/// Has `act` called, again and again, while somebody waits for the lock of a queue. Once per process.
+pub fn on_wait(act: Box<dyn Fn() + Send + Sync>) {
+    let _ = ON_WAIT.set(act);
+}
 
 /// How a ring is to be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -319,7 +331,24 @@ impl Queue {
     /// Waits for the lock.
     #[inline]
     pub fn lock(&self) -> QueueGuard<'_> {
-        QueueGuard { inner: self.inner.lock().unwrap_or_else(|e| e.into_inner()), queue: self }
+        self.try_lock().unwrap_or_else(|| self.wait())
+    }
+
+    /// Whoever has the lock has it for a burst, unless it has lost its core: [`on_wait`] says what to do then.
+    #[cold]
+    fn wait(&self) -> QueueGuard<'_> {
+        loop {
+            for _ in 0..SPINS {
+                if let Some(guard) = self.try_lock() {
+                    return guard;
+                }
+                std::hint::spin_loop();
+            }
+            if let Some(act) = ON_WAIT.get() {
+                act();
+            }
+            std::thread::sleep(NAP);
+        }
     }
 
     /// Takes the lock if nobody has it: otherwise somebody is on it already (PhD §4.4.3).

@@ -149,9 +149,10 @@ impl Ring {
         either!(self, r => r.disable_kicks())
     }
 
-    /// Asks the driver to kick for the next chain. True if one is there already: then there may be no kick for it.
-    pub fn enable_kicks(&mut self) -> Result<bool, QueueError> {
-        either!(self, r => r.enable_kicks())
+    /// Asks the driver to kick for the next chain, or only when `skip` are there before it; without EVENT_IDX a driver
+    /// that may skip some does not kick at all. True if one is there already: then there may be no kick for it.
+    pub fn enable_kicks(&mut self, skip: u16) -> Result<bool, QueueError> {
+        either!(self, r => r.enable_kicks(skip))
     }
 }
 

@@ -197,11 +197,12 @@ impl SplitRing {
         }
     }
 
-    /// Tells the driver to kick for the next chain; true if one came meanwhile, for which there may be no kick.
-    pub(crate) fn enable_kicks(&mut self) -> Result<bool, QueueError> {
+    /// As [`Ring::enable_kicks`](crate::Ring::enable_kicks).
+    pub(crate) fn enable_kicks(&mut self, skip: u16) -> Result<bool, QueueError> {
         if self.event_idx {
-            self.used.get().store_u16(4 + 8 * usize::from(self.size), self.next_avail);
-        } else {
+            let wanted = self.next_avail.wrapping_add(skip.min(self.size - 1));
+            self.used.get().store_u16(4 + 8 * usize::from(self.size), wanted);
+        } else if skip == 0 {
             self.used.get().store_u16(0, 0);
         }
         fence(Ordering::SeqCst);

@@ -6,7 +6,7 @@ use lasthop_frame::testutil::{Frame, arp, neighbour_solicitation};
 use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
 use lasthop_ipc::{
     ControlToSupervisor, DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket, PortConfig,
-    SupervisorToControl, SupervisorToSwitch, SwitchToSupervisor, ToControl, WireFlow, WireKey,
+    SupervisorToControl, SupervisorToSwitch, SwitchToSupervisor, ToControl,
 };
 use lasthop_types::{MacAddr, PortId};
 use std::path::Path;
@@ -117,19 +117,14 @@ fn messages() -> Vec<Vec<u8>> {
     let config = PortConfig { id, name: "vm3".into(), path: "/run/vm3".into(), client: true };
     let key = FlowKey { in_port: 3, eth_src: [2; 6], ..FlowKey::default() };
     let mask = FlowMask(FlowKey { in_port: u32::MAX, ..FlowKey::default() });
-    let flow = WireFlow::new(&FlowSpec { key, mask, actions: vec![Action::Output(id)], epoch: 9 });
+    let flow = FlowSpec { key, mask, actions: vec![Action::Output(id)], epoch: 9 };
     let info = FlowInfo { flow: flow.clone(), packets: 300, bytes: 70_000, idle_ms: 5 };
     let frame = vec![1; 60];
-    let missed = MissedPacket {
-        id: 1 << 40,
-        key: WireKey::new(&key),
-        header: VnetHdr::default().to_bytes().into(),
-        frame_len: 60,
-    };
+    let missed = MissedPacket { id: 1 << 40, key, header: VnetHdr::default().to_bytes().into(), frame_len: 60 };
     let reply = |reply| ToControl::Reply { request: 8, last: true, reply };
     vec![
         seed(0, &SupervisorToSwitch::AddPort(config.clone())),
-        seed(0x10, &SupervisorToSwitch::Connection(id)),
+        seed(0x10, &SupervisorToSwitch::Connection(id, Some(3))),
         seed(0x20, &SupervisorToSwitch::ControlChannel),
         seed(1, &SwitchToSupervisor::ConnectionClosed { port: id, reason: "closed".into() }),
         seed(2, &SupervisorToControl::Ports(vec![config.clone(), config.clone()])),
@@ -141,14 +136,14 @@ fn messages() -> Vec<Vec<u8>> {
         seed(4, &ToControl::Miss(missed)),
         seed(4, &reply(DatapathReply::Flows(vec![info.clone(), info.clone()]))),
         seed(4, &reply(DatapathReply::Ports(Vec::new()))),
-        seed(4, &reply(DatapathReply::Lookup { key: WireKey::new(&key), flow: Some(info) })),
+        seed(4, &reply(DatapathReply::Lookup { key, flow: Some(Box::new(info)) })),
         seed(6, &FromControl::PutFlow(flow)),
-        seed(6, &FromControl::DelFlow { key: WireKey::new(&key), mask: WireKey::new(&mask.0) }),
+        seed(6, &FromControl::DelFlow { key, mask }),
         seed(6, &FromControl::Resume { id: 9, actions: vec![Action::Output(id); 3] }),
         seed(
             6,
             &FromControl::Ask { request: 2, question: DatapathRequest::Classify { port: id, frame, frame_len: 99 } },
         ),
-        seed(6, &FromControl::Ask { request: 2, question: DatapathRequest::Lookup(WireKey::new(&key)) }),
+        seed(6, &FromControl::Ask { request: 2, question: DatapathRequest::Lookup(key) }),
     ]
 }

@@ -452,7 +452,7 @@ fn step<'m>(
         8..=10 => {
             let most = input.below(BURST + 2);
             let before = chains.list.len();
-            let pieces = chains.count_pieces();
+            let pieces = chains.list.iter().map(|chain| chains.pieces(chain).len()).sum::<usize>();
             let popped = ring.pop(memory, chains, most);
             let (expected, broken) = model.pop(false, most, before, pieces);
             let got = &chains.list[before..];
@@ -492,7 +492,7 @@ fn step<'m>(
             Ok(())
         }
         15 => {
-            let enabled = ring.enable_kicks();
+            let enabled = ring.enable_kicks(0);
             model.kicks(true);
             if packed {
                 assert_eq!(enabled, Ok(model.is_available()));

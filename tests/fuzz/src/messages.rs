@@ -5,8 +5,8 @@
 
 use crate::Input;
 use lasthop_ipc::{
-    Channel, ChannelError, ControlToSupervisor, DatapathReply, FromControl, SupervisorToControl, SupervisorToSwitch,
-    SwitchToSupervisor, ToControl, WireFlow, WireKey,
+    Channel, ChannelError, ControlToSupervisor, FromControl, SupervisorToControl, SupervisorToSwitch,
+    SwitchToSupervisor, ToControl,
 };
 use lasthop_sys::EventFd;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -26,43 +26,16 @@ pub(crate) fn run(data: &[u8]) {
     let fds = &fds[..usize::from(choice >> 4) % 4];
     let bytes = input.rest();
     match choice & 7 {
-        0 => there_and_back::<SupervisorToSwitch>(bytes, fds, |_| {}),
-        1 => there_and_back::<SwitchToSupervisor>(bytes, fds, |_| {}),
-        2 => there_and_back::<SupervisorToControl>(bytes, fds, |_| {}),
-        3 => there_and_back::<ControlToSupervisor>(bytes, fds, |_| {}),
-        4 | 5 => there_and_back::<ToControl>(bytes, fds, |m| match m {
-            ToControl::Miss(missed) => key(&missed.key),
-            ToControl::Reply { reply: DatapathReply::Flows(flows), .. } => flows.iter().for_each(|f| flow(&f.flow)),
-            ToControl::Reply { reply: DatapathReply::Lookup { key: k, .. }, .. } => key(k),
-            _ => {}
-        }),
-        _ => there_and_back::<FromControl>(bytes, fds, |m| match m {
-            FromControl::PutFlow(f) => flow(f),
-            FromControl::DelFlow { key: k, mask } => {
-                key(k);
-                key(mask);
-            }
-            _ => {}
-        }),
+        0 => there_and_back::<SupervisorToSwitch>(bytes, fds),
+        1 => there_and_back::<SwitchToSupervisor>(bytes, fds),
+        2 => there_and_back::<SupervisorToControl>(bytes, fds),
+        3 => there_and_back::<ControlToSupervisor>(bytes, fds),
+        4 | 5 => there_and_back::<ToControl>(bytes, fds),
+        _ => there_and_back::<FromControl>(bytes, fds),
     }
 }
 
-fn key(wire: &WireKey) {
-    if let Some(key) = wire.key() {
-        assert_eq!(WireKey::new(&key), *wire);
-    }
-}
-
-fn flow(wire: &WireFlow) {
-    if let Some(spec) = wire.spec() {
-        assert_eq!(spec.key, spec.key.masked(&spec.mask));
-        let again = WireFlow::new(&spec);
-        assert_eq!(again.spec(), Some(spec));
-        assert_eq!((&again.mask, &again.actions, again.epoch), (&wire.mask, &wire.actions, wire.epoch));
-    }
-}
-
-fn there_and_back<M>(bytes: &[u8], fds: &[BorrowedFd<'_>], judge: impl Fn(&M))
+fn there_and_back<M>(bytes: &[u8], fds: &[BorrowedFd<'_>])
 where
     M: Serialize + DeserializeOwned + PartialEq + Debug,
 {
@@ -88,7 +61,6 @@ where
     };
     assert_eq!(postcard::from_bytes::<M>(bytes).as_ref(), Ok(&message));
     assert_eq!(fd.is_some(), fds.len() == 1 || fd.is_some() && !fds.is_empty());
-    judge(&message);
     let mut back = Channel::<M, M>::new(a);
     match there.send(&message, fd.as_ref().map(|fd| fd.as_fd())) {
         Ok(()) => {

@@ -6,22 +6,23 @@
 use crate::{Input, frames};
 use lasthop_frame::{
     Delivery, Depth, FlowKey, MAX_SEGMENTS, Offload, Receiver, SEGMENT_HEADER_LEN, SNAPSHOT_LEN, Segmenter, VnetHdr,
-    extract, sum,
+    extract, feature, sum,
 };
 use lasthop_types::MAX_FRAME_LEN;
 
 pub(crate) fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let bits = input.u8();
-    let receiver = Receiver {
-        csum: bits & 1 != 0,
-        tso4: bits & 2 != 0,
-        tso6: bits & 4 != 0,
-        ecn: bits & 8 != 0,
-        ufo: bits & 16 != 0,
-        uso: bits & 32 != 0,
-        mtu: if bits & 64 != 0 { input.u16() } else { 0 },
-    };
+    let choices = [
+        feature::GUEST_CSUM,
+        feature::GUEST_TSO4,
+        feature::GUEST_TSO6,
+        feature::GUEST_ECN,
+        feature::GUEST_UFO,
+        feature::GUEST_USO4 | feature::GUEST_USO6,
+    ];
+    let features = choices.iter().enumerate().map(|(i, feature)| u64::from(bits >> i & 1) * feature).sum();
+    let receiver = Receiver { features, mtu: if bits & 64 != 0 { input.u16() } else { 0 } };
     let (vnet, frame) = frames::frame(&mut input);
     // The switch looks at no others.
     if frame.len() < 14 || frame.len() > MAX_FRAME_LEN {
@@ -37,7 +38,10 @@ pub(crate) fn run(data: &[u8]) {
     let fits = |len: usize| receiver.mtu == 0 || len <= l3 + usize::from(receiver.mtu);
     match delivery {
         Delivery::AsIs { vnet } => {
-            assert!(receiver.csum || vnet == VnetHdr::default(), "a receiver that cannot complete checksums");
+            assert!(
+                receiver.takes(feature::GUEST_CSUM) || vnet == VnetHdr::default(),
+                "a receiver that cannot complete checksums"
+            );
             assert!(vnet.gso_type != VnetHdr::GSO_NONE || fits(frame.len()));
             let again = Offload::check(&vnet, snapshot, frame.len());
             let small =
@@ -95,10 +99,10 @@ fn segments(mut segmenter: Segmenter, frame: &[u8], receiver: Receiver, l3: usiz
         segment.finish(&mut buf, sum::sum(payload));
         let bytes = [&buf[..segment.header_len], payload].concat();
         assert_eq!(bytes.len(), segment.frame_len());
-        assert!(bytes.len() <= segmenter.longest() && bytes.len() <= MAX_FRAME_LEN);
+        assert!(bytes.len() <= MAX_FRAME_LEN);
         assert!(receiver.mtu == 0 || bytes.len() <= l3 + usize::from(receiver.mtu));
         assert_eq!(segment.vnet.gso_type, VnetHdr::GSO_NONE);
-        assert!(receiver.csum || segment.vnet.flags == 0);
+        assert!(receiver.takes(feature::GUEST_CSUM) || segment.vnet.flags == 0);
         assert_eq!(bytes[..l3], frame[..l3], "the link layer");
 
         let key = key(&bytes);

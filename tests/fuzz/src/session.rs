@@ -9,7 +9,7 @@ use crate::Input;
 use lasthop_guestmem::GuestMemory;
 use lasthop_sys::EventFd;
 use lasthop_vhostuser::message::{HEADER_LEN, NO_FD, Request, flag};
-use lasthop_vhostuser::{Features, Frontend, Offer, ProtocolFeatures, RingState, Session, SessionEvent};
+use lasthop_vhostuser::{Features, Frontend, ProtocolFeatures, RingState, Session, SessionEvent};
 use lasthop_virtqueue::{Chains, Queue};
 use rustix::fs::ftruncate;
 use rustix::io::{Errno, pwrite};
@@ -80,7 +80,7 @@ fn play(input: &mut Input<'_>) {
     let now = Instant::now();
     let mut rig = Rig {
         front: Frontend::over(a),
-        session: Session::new(b, queues.clone(), Offer::default(), now),
+        session: Session::new(b, queues.clone(), now),
         queues: queues.clone(),
         files: Files::new(),
         now,

@@ -239,7 +239,7 @@ impl World {
                     let Some(missed) = port.misses.tell() else { break };
                     assert!(missed.header.len() <= missed.frame_len);
                     if input.u8() == 0xff {
-                        port.misses.untell(missed.id);
+                        port.misses.untell_all();
                     } else {
                         self.forwarder.resume(&port, missed.id, &to);
                         self.forwarder.resume(&port, missed.id, &to);
@@ -293,7 +293,7 @@ impl World {
             }
             _ => {
                 self.forwarder.attend(&port, 1, n == 0);
-                self.forwarder.rest(&port, 1);
+                self.forwarder.rest(&port, 1, 0);
             }
         }
     }

@@ -109,10 +109,11 @@ fn f3_inflight() {
     let mut arena = Arena::new(false);
     let attack = arena.begin("F3");
     let area = |size: u64, offset: u64, queues: u16, entries: u16| InflightDesc {
-        mmap_size: size.into(),
-        mmap_offset: offset.into(),
-        num_queues: queues.into(),
-        queue_size: entries.into(),
+        mmap_size: size,
+        mmap_offset: offset,
+        num_queues: queues,
+        queue_size: entries,
+        padding: 0,
     };
     let cases = [
         area(4096, 0, 33, 256),
@@ -167,7 +168,7 @@ fn f5_descriptors() {
     let (a, b) = (memfd(4096), memfd(4096));
     let event = lasthop_sys::EventFd::new().unwrap();
     let fds = [a.as_fd(), b.as_fd(), event.as_fd(), a.as_fd(), b.as_fd(), a.as_fd(), b.as_fd(), a.as_fd(), b.as_fd()];
-    for request in Request::ALL {
+    for request in (1..45).filter_map(Request::from_code) {
         for count in [0, 1, 2, 8, 9] {
             let front = negotiated(&arena);
             let size = match request {
@@ -178,7 +179,7 @@ fn f5_descriptors() {
             };
             let mut body = vec![0; size];
             body[0] = 1;
-            let _ = front.send(*request as u32, flag::VERSION | flag::NEED_REPLY, &body, &fds[..count]);
+            let _ = front.send(request as u32, flag::VERSION | flag::NEED_REPLY, &body, &fds[..count]);
             // Half of them say no more, the others something sensible.
             if count % 2 == 0 {
                 let _ = front.set_owner();

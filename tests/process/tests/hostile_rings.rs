@@ -10,6 +10,7 @@ use lasthop_types::MacAddr;
 use lasthop_vhostuser::Features;
 use lasthop_virtqueue::driver::NetDriver;
 use lasthop_virtqueue::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -355,7 +356,7 @@ fn g8_a_ring_rewritten_meanwhile_harms_only_itself() {
             let stop = Arc::new(AtomicBool::new(false));
             let (memory, layouts) = (guest.net.memory().clone(), [RX, TX].map(|q| guest.net.queues()[q].layout));
             let buffers = [RX, TX].map(|q| guest.net.queues()[q].buffer(0));
-            let kick = guest.net.queues()[TX].kick.try_clone().unwrap();
+            let kick = guest.net.queues()[TX].kick.as_fd().try_clone_to_owned().unwrap();
             let stop_here = stop.clone();
             let scribbler = std::thread::spawn(move || {
                 let mut seed = 0x9e37_79b9_7f4a_7c15 + round;
@@ -377,7 +378,7 @@ fn g8_a_ring_rewritten_meanwhile_harms_only_itself() {
                             random(),
                         );
                     }
-                    kick.signal();
+                    let _ = rustix::io::write(&kick, &1u64.to_ne_bytes());
                 }
             });
             for i in 0..20 {

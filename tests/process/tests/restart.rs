@@ -67,6 +67,8 @@ fn front_end_gone_a_hundred_times_leaks_nothing() {
             }
             if round % 10 == 0 {
                 arena.witness.drain();
+                // On a slow machine the frames of ten rounds may come now, more than it has buffers.
+                guest.drain();
                 arena.works(&mut guest);
             }
             drop(guest);

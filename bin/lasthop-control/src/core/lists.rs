@@ -211,8 +211,7 @@ impl Core {
     fn packets_by_rule(&self, flows: &[FlowInfo]) -> BTreeMap<(&Scope, Direction, u32), u64> {
         let mut packets = BTreeMap::new();
         for flow in flows {
-            let Some(spec) = flow.flow.spec() else { continue };
-            for (scope, direction, decision) in self.policy.decisions(&spec) {
+            for (scope, direction, decision) in self.policy.decisions(&flow.flow) {
                 let number = match decision {
                     Decision::Rule(n, _) => u32::try_from(n + 1).unwrap_or(u32::MAX),
                     Decision::Default(_) => 0,

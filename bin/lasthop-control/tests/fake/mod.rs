@@ -5,8 +5,8 @@ use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{Depth, FlowKey, extract};
 use lasthop_ipc::{
     Channel, ChannelError, ControlToSupervisor, DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket,
-    PortConfig, PortInfo, PortState, SupervisorToControl, ToControl, UplinkCounters, UplinkDevice, UplinkDriver,
-    UplinkInfo, WireFlow, WireKey,
+    PortConfig, PortInfo, PortState, PortVm, SupervisorToControl, ToControl, UplinkCounters, UplinkDevice,
+    UplinkDriver, UplinkInfo,
 };
 use lasthop_types::{DropReason, MacAddr, PortId, PortTotals};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -130,6 +130,7 @@ impl Fake {
             from_guest: packets(10, vec![(DropReason::Policy, 2)]),
             to_guest: packets(8, Vec::new()),
             waiting: 0,
+            vm: PortVm::Unknown,
         }
     }
 
@@ -150,7 +151,7 @@ impl Fake {
         self.next_id += 1;
         let missed = MissedPacket {
             id: self.next_id,
-            key: WireKey::new(&key),
+            key,
             header: frame.to_vec(),
             frame_len: u32::try_from(frame.len()).unwrap(),
         };
@@ -279,14 +280,13 @@ impl Fake {
     fn switch_hears(&mut self, message: FromControl) {
         let kind = match message {
             FromControl::PutFlow(flow) => {
-                let flow = flow.spec().unwrap();
+                let flow = FlowSpec { key: flow.key.masked(&flow.mask), ..flow };
                 self.flows.retain(|(f, _)| (f.key, f.mask) != (flow.key, flow.mask));
                 self.flows.push((flow, 0));
                 "put"
             }
             FromControl::DelFlow { key, mask } => {
-                let (key, mask) = (key.key().unwrap(), mask.key().unwrap());
-                self.flows.retain(|(f, _)| (f.key, f.mask.0) != (key, mask));
+                self.flows.retain(|(f, _)| (f.key, f.mask) != (key, mask));
                 "del"
             }
             FromControl::ClearFlows => {
@@ -306,13 +306,13 @@ impl Fake {
     }
 
     fn flow_info(&self, spec: &FlowSpec, idle_ms: u64) -> FlowInfo {
-        FlowInfo { flow: WireFlow::new(spec), packets: 3, bytes: 300, idle_ms }
+        FlowInfo { flow: spec.clone(), packets: 3, bytes: 300, idle_ms }
     }
 
     fn answer(&mut self, request: u64, question: DatapathRequest) {
         let lookup = |fake: &Self, key: FlowKey| DatapathReply::Lookup {
-            key: WireKey::new(&key),
-            flow: fake.lookup(&key).map(|f| fake.flow_info(f, 0)),
+            key,
+            flow: fake.lookup(&key).map(|f| Box::new(fake.flow_info(f, 0))),
         };
         let reply = match question {
             DatapathRequest::Flows => {
@@ -325,7 +325,7 @@ impl Fake {
                 DatapathReply::Flows(Vec::new())
             }
             DatapathRequest::Ports => DatapathReply::Ports(self.ports.keys().map(|id| self.info(*id)).collect()),
-            DatapathRequest::Lookup(key) => lookup(self, key.key().unwrap()),
+            DatapathRequest::Lookup(key) => lookup(self, key),
             DatapathRequest::Classify { port, frame, .. } => lookup(self, self.key(&frame, port.0)),
             DatapathRequest::Barrier if self.holds_barriers => return,
             DatapathRequest::Barrier => DatapathReply::Barrier,

@@ -2,6 +2,7 @@
 
 use super::store::SavedUplink;
 use lasthop_ipc::UplinkDriver;
+use lasthop_sys::{CpuList, ParseCpusError};
 use std::path::PathBuf;
 
 /// Longest port name, in characters.
@@ -31,12 +32,109 @@ pub struct RunArgs {
     /// Milliseconds an uplink may take to answer before it is replaced
     #[arg(long, value_name = "MS", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(20..))]
     pub uplink_limit_ms: u64,
-    /// Microseconds a worker looks for more packets before it sleeps
-    #[arg(long, value_name = "US", default_value_t = 5)]
-    pub spin_us: u32,
+    #[command(flatten)]
+    pub scheduling: Scheduling,
+    /// Do not load the eBPF program that watches which VMs run and which cores are idle
+    #[arg(long, help_heading = "Scheduling")]
+    pub no_bpf: bool,
     /// Directory of lasthop-switch, lasthop-control and lasthop-uplink
     #[arg(long, value_name = "DIR", hide = true)]
     pub libexec: Option<PathBuf>,
+}
+
+/// How packets are moved. Each mechanism can be switched off alone.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Scheduling")]
+pub struct Scheduling {
+    /// CPUs on which a helper takes over the polling of busy rings, on cycles nobody else wants; "none" for no helpers
+    /// [default: those of --cpus]
+    #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
+    pub helpers: Option<Cpus>,
+    /// CPUs to give to lasthop for good: each is polled on at 100 %, and there are no helpers
+    #[arg(long, value_name = "LIST", value_parser = parse_cpus, conflicts_with = "helpers")]
+    pub poll: Option<Cpus>,
+    /// Microseconds a helper looks for more packets before it sleeps, and the most it does so while packets come often
+    #[arg(long, value_name = "US[,US]", default_value = "5,50", value_parser = parse_hysteresis)]
+    pub hysteresis: Pair,
+    /// Microseconds and packets for which a guest that sends a stream does not kick; "off": it kicks for each
+    #[arg(long, value_name = "US[,PACKETS]", default_value = "125,64", value_parser = parse_batch)]
+    pub tx_batch: Pair,
+    /// Microseconds and packets for which a guest that runs is not interrupted again; "off": it is whenever it wants
+    #[arg(long, value_name = "US[,PACKETS]", default_value = "125,64", value_parser = parse_batch)]
+    pub rx_batch: Pair,
+}
+
+/// Two numbers as lasthop-switch takes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pair(u32, u32);
+
+impl std::fmt::Display for Pair {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{},{}", self.0, self.1)
+    }
+}
+
+impl Scheduling {
+    /// The arguments of lasthop-switch that say the same. `cpus` are those it may use.
+    pub fn for_switch(&self, cpus: &CpuList) -> Vec<String> {
+        let mut arguments = Vec::new();
+        let mut push = |option: &str, value: String| arguments.extend([option.to_owned(), value]);
+        let numbers = |list: &CpuList| list.iter().map(|cpu| cpu.to_string()).collect::<Vec<_>>().join(",");
+        match (&self.poll, &self.helpers) {
+            (Some(Cpus(Some(poll))), _) => push("--poll", numbers(poll)),
+            (_, Some(Cpus(None))) => {}
+            (_, Some(Cpus(Some(helpers)))) => push("--helpers", numbers(helpers)),
+            (_, None) => push("--helpers", numbers(cpus)),
+        }
+        push("--hysteresis", self.hysteresis.to_string());
+        push("--tx-batch", self.tx_batch.to_string());
+        push("--rx-batch", self.rx_batch.to_string());
+        arguments
+    }
+}
+
+/// A list of CPUs, or none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cpus(pub Option<CpuList>);
+
+fn parse_cpus(text: &str) -> Result<Cpus, String> {
+    if text == "none" {
+        Ok(Cpus(None))
+    } else {
+        text.parse().map(|l| Cpus(Some(l))).map_err(|e: ParseCpusError| e.to_string())
+    }
+}
+
+/// Two numbers, or one that stands for itself and `second`.
+fn parse_pair(text: &str, second: impl Fn(u32) -> u32) -> Result<Pair, String> {
+    let number = |digits: &str| match digits.parse::<u32>() {
+        Ok(n) if n <= 1_000_000 => Ok(n),
+        _ => Err(format!("{digits:?} is not a number from 0 to 1000000; write 125 or 125,64")),
+    };
+    match text.split_once(',') {
+        Some((a, b)) => Ok(Pair(number(a)?, number(b)?)),
+        None => number(text).map(|a| Pair(a, second(a))),
+    }
+}
+
+/// Alone, the period is fixed.
+fn parse_hysteresis(text: &str) -> Result<Pair, String> {
+    match parse_pair(text, |base| base)? {
+        Pair(base, limit) if limit < base => {
+            Err(format!("{limit} is less than {base}; write the most it may be second"))
+        }
+        pair => Ok(pair),
+    }
+}
+
+fn parse_batch(text: &str) -> Result<Pair, String> {
+    match text {
+        "off" => Ok(Pair(0, 0)),
+        _ => match parse_pair(text, |_| 64)? {
+            Pair(_, packets) if packets > 32_768 => Err(format!("{packets} packets fit no ring; write 32768 or less")),
+            pair => Ok(pair),
+        },
+    }
 }
 
 /// One `--port`.
@@ -124,6 +222,21 @@ fn parse_uplink(text: &str) -> Result<SavedUplink, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn batches_and_periods() {
+        assert_eq!(parse_batch("off"), Ok(Pair(0, 0)));
+        assert_eq!(parse_batch("250"), Ok(Pair(250, 64)));
+        assert_eq!(parse_batch("250,32").unwrap().to_string(), "250,32");
+        assert_eq!(parse_hysteresis("7"), Ok(Pair(7, 7)));
+        assert_eq!(parse_hysteresis("0,20"), Ok(Pair(0, 20)));
+        for bad in ["", "x", "1,", ",1", "1,2,3", "-1", "4000000"] {
+            assert!(parse_batch(bad).is_err() && parse_hysteresis(bad).is_err(), "{bad}");
+        }
+        assert!(parse_hysteresis("9,8").unwrap_err().contains("second"));
+        assert!(parse_batch("1,40000").is_err());
+        assert!(parse_cpus("0-3").is_ok() && parse_cpus("none").is_ok() && parse_cpus("3-0").is_err());
+    }
 
     #[test]
     fn port_is_name_path_and_perhaps_client() {

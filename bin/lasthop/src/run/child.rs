@@ -3,7 +3,7 @@
 use super::backoff::Backoff;
 use command_fds::{CommandFdExt, FdMapping};
 use lasthop_ipc::{Channel, ChannelError};
-use lasthop_sys::{Epoll, PidFd, Trigger, die_with_parent};
+use lasthop_sys::{CpuList, Epoll, PidFd, Trigger, bind_when_started, die_with_parent};
 use serde::{Serialize, de::DeserializeOwned};
 use std::collections::VecDeque;
 use std::io;
@@ -26,7 +26,7 @@ const ENDING_LIMIT: Duration = Duration::from_secs(1);
 const RECEIVE_BURST: usize = 64;
 /// Descriptor number of the channel in the child.
 const CHANNEL_FD: i32 = 3;
-/// Descriptor number of the other thing it is given.
+/// Descriptor number of the first other thing it is given.
 const OTHER_FD: i32 = 4;
 /// The only variables of the environment that children see.
 const ENVIRONMENT: [&str; 2] = ["RUST_LOG", "RUST_BACKTRACE"];
@@ -37,6 +37,7 @@ pub struct Child<S, R> {
     name: String,
     path: PathBuf,
     arguments: Vec<String>,
+    cpus: Option<CpuList>,
     channel_token: u64,
     pid_token: u64,
     running: Option<Running<S, R>>,
@@ -74,12 +75,35 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
     pub fn new(name: &str, path: PathBuf, arguments: Vec<String>, channel_token: u64, pid_token: u64) -> Self {
         let backoff = Backoff::new(START_WAIT.0, START_WAIT.1);
         let (name, start_at) = (name.to_owned(), Instant::now());
-        Self { name, path, arguments, channel_token, pid_token, running: None, start_at, backoff, failed_starts: 0 }
+        let cpus = None;
+        Self {
+            name,
+            path,
+            arguments,
+            cpus,
+            channel_token,
+            pid_token,
+            running: None,
+            start_at,
+            backoff,
+            failed_starts: 0,
+        }
+    }
+
+    /// Has it run on these CPUs only, if any are given.
+    pub fn bound_to(mut self, cpus: Option<CpuList>) -> Self {
+        self.cpus = cpus;
+        self
     }
 
     /// Whether the process exists.
     pub fn is_up(&self) -> bool {
         self.running.is_some()
+    }
+
+    /// Its number, while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.running.as_ref().map(|r| r.process.id())
     }
 
     /// Whether it has said that it is ready.
@@ -97,23 +121,21 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         self.arguments = arguments;
     }
 
-    /// Its process, if it runs.
-    pub fn pid(&self) -> Option<u32> {
-        self.running.as_ref().map(|r| r.process.id())
-    }
-
-    /// Starts it with the channel as descriptor 3 and `other`, if given, as descriptor 4, and nothing else of ours: standard
-    /// input is empty, and what it prints goes to our standard error.
-    pub fn start(&mut self, epoll: &Epoll, other: Option<OwnedFd>) -> io::Result<()> {
+    /// Starts it with the channel as descriptor 3 and `others` as descriptors 4 and up, and nothing else of ours:
+    /// standard input is empty, and what it prints goes to our standard error.
+    pub fn start(&mut self, epoll: &Epoll, others: Vec<OwnedFd>) -> io::Result<()> {
         let (ours, theirs) = Channel::<S, R>::pair().map_err(io::Error::other)?;
         let mut command = Command::new(&self.path);
         command.args(&self.arguments).current_dir("/").process_group(0).stdin(Stdio::null());
         command.stdout(io::stderr().as_fd().try_clone_to_owned()?).stderr(Stdio::inherit());
         command.env_clear().envs(ENVIRONMENT.iter().filter_map(|name| Some((*name, std::env::var_os(name)?))));
-        let mappings = [(theirs, CHANNEL_FD)].into_iter().chain(other.map(|other| (other, OTHER_FD)));
+        let mappings = std::iter::once((theirs, CHANNEL_FD)).chain(others.into_iter().zip(OTHER_FD..));
         let mappings = mappings.map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
         command.fd_mappings(mappings.collect()).map_err(io::Error::other)?;
         die_with_parent(&mut command);
+        if let Some(cpus) = &self.cpus {
+            bind_when_started(&mut command, cpus);
+        }
         let mut process = command.spawn()?;
         let started = Instant::now();
         let watched = PidFd::of(&process).and_then(|pidfd| {

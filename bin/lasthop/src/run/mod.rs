@@ -16,6 +16,7 @@
 mod args;
 mod backoff;
 mod child;
+mod hurry;
 mod port;
 mod setup;
 mod socket;

@@ -23,8 +23,10 @@ const LIBEXEC: &str = "/usr/libexec/lasthop";
 pub struct Setup {
     /// CPUs of the switch, if bounded.
     pub cpus: Option<CpuList>,
-    /// Passed on to the switch.
-    pub spin_us: u32,
+    /// How packets are moved, in the switch's words.
+    pub scheduling: Vec<String>,
+    /// Whether to watch cores and VMs.
+    pub bpf: bool,
     /// Program of the data plane.
     pub switch: PathBuf,
     /// Program of the control plane.
@@ -56,7 +58,13 @@ pub struct Setup {
 impl Setup {
     /// Checks everything, in the order in which a user would mend it.
     pub fn new(args: &RunArgs) -> Result<Self, RunError> {
-        let cpus = args.cpus.as_deref().map(check_cpus).transpose()?;
+        let allowed = CpuList::allowed().map_err(|e| Failed(format!("cannot read the CPUs of this process: {e}")))?;
+        let cpus = args.cpus.as_deref().map(|text| check_cpus("--cpus", text, &allowed)).transpose()?;
+        for (option, list) in [("--helpers", &args.scheduling.helpers), ("--poll", &args.scheduling.poll)] {
+            if let Some(list) = list.as_ref().and_then(|cpus| cpus.0.as_ref()) {
+                check_cpus(option, &list.to_string(), cpus.as_ref().unwrap_or(&allowed))?;
+            }
+        }
         let ports = absolute(&args.ports)?;
         let switch = find_program("lasthop-switch", args.libexec.as_deref())?;
         let control = find_program("lasthop-control", args.libexec.as_deref())?;
@@ -74,8 +82,9 @@ impl Setup {
         let run_dir = std::path::absolute(&args.run_dir).unwrap_or_else(|_| args.run_dir.clone());
         let api = Listener::bind(&run_dir.join("api.sock"), false).map_err(Failed)?;
         Ok(Self {
+            scheduling: args.scheduling.for_switch(cpus.as_ref().unwrap_or(&allowed)),
             cpus,
-            spin_us: args.spin_us,
+            bpf: !args.no_bpf,
             switch,
             control,
             uplink,
@@ -93,14 +102,13 @@ impl Setup {
     }
 }
 
-fn check_cpus(text: &str) -> Result<CpuList, RunError> {
-    let cpus: CpuList = text.parse().map_err(|e| Usage(format!("--cpus {text}: {e}")))?;
-    let allowed = CpuList::allowed().map_err(|e| Failed(format!("cannot read the CPUs of this process: {e}")))?;
-    let missing = cpus.without(&allowed);
+fn check_cpus(option: &str, text: &str, allowed: &CpuList) -> Result<CpuList, RunError> {
+    let cpus: CpuList = text.parse().map_err(|e| Usage(format!("{option} {text}: {e}")))?;
+    let missing = cpus.without(allowed);
     if missing.is_empty() {
         return Ok(cpus);
     }
-    Err(Usage(format!("--cpus {text}: CPU {missing} cannot be used here; choose from {allowed}")))
+    Err(Usage(format!("{option} {text}: CPU {missing} cannot be used here; choose from {allowed}")))
 }
 
 fn absolute(ports: &[PortArg]) -> Result<Vec<SavedPort>, RunError> {
@@ -271,10 +279,10 @@ mod tests {
     #[test]
     fn cpus_must_exist_and_be_allowed() {
         let allowed = CpuList::allowed().unwrap();
-        assert_eq!(check_cpus(&allowed.to_string()), Ok(allowed.clone()));
-        let Err(Usage(text)) = check_cpus("1000") else { panic!("CPU 1000 is not here") };
+        assert_eq!(check_cpus("--cpus", &allowed.to_string(), &allowed), Ok(allowed.clone()));
+        let Err(Usage(text)) = check_cpus("--cpus", "1000", &allowed) else { panic!("CPU 1000 is not here") };
         assert!(text.contains("1000") && text.contains(&format!("choose from {allowed}")), "{text}");
-        assert!(matches!(check_cpus("x"), Err(Usage(_))));
+        assert!(matches!(check_cpus("--cpus", "x", &allowed), Err(Usage(_))));
     }
 
     #[test]

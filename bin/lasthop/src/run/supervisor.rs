@@ -1,12 +1,14 @@
 //! The event loop of `lasthop run`.
 
 use super::child::{Child, Ended};
+use super::hurry::Hurry;
 use super::port::{Context, Port};
 use super::setup::{Setup, check_new};
 use super::socket::Listener;
 use super::store::{Saved, SavedPort, SavedUplink, Store};
 use super::uplink::Uplink;
 use super::{RunError, RunError::Failed};
+use lasthop_hostview::HostMonitor;
 use lasthop_ipc::{
     Channel, ControlToSupervisor, FromControl, LISTS_PART, PortConfig, SupervisorToControl, SupervisorToSwitch,
     SwitchToSupervisor, ToControl,
@@ -14,6 +16,7 @@ use lasthop_ipc::{
 use lasthop_sys::{Epoll, Ready, SignalFd, Trigger};
 use lasthop_types::PortId;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -35,6 +38,7 @@ const SWITCH_CHANNEL: u64 = 1;
 const SWITCH_PID: u64 = 2;
 const CONTROL_CHANNEL: u64 = 3;
 const CONTROL_PID: u64 = 4;
+const HURRY: u64 = 5;
 /// Listeners: this plus the port's number. Uplinks' are above.
 const LISTENER: u64 = 1 << 32;
 const LISTENERS_END: u64 = 2 << 32;
@@ -62,6 +66,10 @@ pub struct Supervisor {
     new_lists: Vec<u8>,
     api: Listener,
     journal: OwnedFd,
+    /// What cores and VMs do.
+    monitor: HostMonitor,
+    /// Where the switch asks for threads to leave the idle class.
+    hurry: Option<Hurry>,
     /// Whether `ready` was printed.
     announced: bool,
     _locks: [File; 2],
@@ -76,18 +84,22 @@ impl Supervisor {
         let signals = SignalFd::new().map_err(|e| system("signalfd", e))?;
         epoll.add(&signals, SIGNALS, Trigger::Level).map_err(|e| system("epoll", e))?;
         let journal = journal().map_err(|e| system("memfd_create", e))?;
+        let monitor = monitor(setup.bpf).map_err(|e| system("memfd_create", e))?;
 
         let arguments = |text: &[&str]| text.iter().map(ToString::to_string).collect::<Vec<_>>();
-        let mut for_switch = arguments(&["--supervisor-fd", "3", "--journal-fd", "4"]);
-        if let Some(cpus) = &setup.cpus {
-            for_switch.extend(["--cpus".into(), cpus.to_string()]);
+        let mut for_switch = arguments(&["--supervisor-fd", "3", "--journal-fd", "4", "--host-view-fd", "5"]);
+        let hurry = Hurry::new().map_err(|e| warn!("no helpers on idle cores: {e}")).ok();
+        if let Some(hurry) = &hurry {
+            epoll.add(hurry, HURRY, Trigger::Level).map_err(|e| system("epoll", e))?;
+            for_switch.extend(arguments(&["--hurry-fd", "6"]));
         }
-        for_switch.extend(["--spin-us".into(), setup.spin_us.to_string()]);
+        for_switch.extend(setup.scheduling);
         let for_control = arguments(&["--supervisor-fd", "3", "--api-fd", "4"]);
         let mut supervisor = Self {
             epoll,
             signals,
-            switch: Child::new("lasthop-switch", setup.switch, for_switch, SWITCH_CHANNEL, SWITCH_PID),
+            switch: Child::new("lasthop-switch", setup.switch, for_switch, SWITCH_CHANNEL, SWITCH_PID)
+                .bound_to(setup.cpus),
             control: Child::new("lasthop-control", setup.control, for_control, CONTROL_CHANNEL, CONTROL_PID),
             ports: BTreeMap::new(),
             uplinks: BTreeMap::new(),
@@ -101,6 +113,8 @@ impl Supervisor {
             new_lists: Vec::new(),
             api: setup.api,
             journal,
+            monitor,
+            hurry,
             announced: false,
             _locks: setup.locks,
         };
@@ -144,10 +158,14 @@ impl Supervisor {
                     }
                     SWITCH_CHANNEL => self.hear_switch(),
                     CONTROL_CHANNEL => self.hear_control(),
+                    HURRY => self.hurry(),
                     SWITCH_PID => {
                         let now = Instant::now();
                         if let Some(ended) = self.switch.reap(&self.epoll, now) {
-                            self.ports.values_mut().for_each(|port| port.switch_gone(now));
+                            for (id, port) in &mut self.ports {
+                                port.switch_gone(now);
+                                self.monitor.forget(*id);
+                            }
                             self.uplinks.values_mut().for_each(|uplink| uplink.switch_gone(now));
                             self.restart_or_give_up(&ended)?;
                         }
@@ -188,8 +206,10 @@ impl Supervisor {
         self.control.check_hang(now);
         let mut started = false;
         if self.switch.is_due(now) {
-            let journal = self.journal.try_clone();
-            if let Err(e) = journal.and_then(|journal| self.switch.start(&self.epoll, Some(journal))) {
+            let hurry = self.hurry.as_ref().map(Hurry::ask);
+            let descriptors = [self.journal.as_fd(), self.monitor.view()].into_iter().chain(hurry);
+            let given: std::io::Result<Vec<_>> = descriptors.map(|fd| fd.try_clone_to_owned()).collect();
+            if let Err(e) = given.and_then(|given| self.switch.start(&self.epoll, given)) {
                 self.cannot_start("lasthop-switch", &e)?;
                 self.switch.start_later(now);
             } else {
@@ -201,7 +221,7 @@ impl Supervisor {
         }
         if self.control.is_due(now) {
             let api = self.api.as_fd().try_clone_to_owned();
-            if let Err(e) = api.and_then(|api| self.control.start(&self.epoll, Some(api))) {
+            if let Err(e) = api.and_then(|api| self.control.start(&self.epoll, vec![api])) {
                 self.cannot_start("lasthop-control", &e)?;
                 self.control.start_later(now);
             } else {
@@ -254,8 +274,17 @@ impl Supervisor {
         let cx = context(&self.epoll, &self.switch, now);
         for port in self.ports.values_mut() {
             if let Some(connection) = port.step(cx, token(port)) {
-                self.switch.send(SupervisorToSwitch::Connection(port.config.id), Some(connection));
+                let id = port.config.id;
+                let tgid = if self.monitor.is_live() { peer(&connection) } else { None };
+                let vm = tgid.and_then(|tgid| self.monitor.watch(id.0, tgid));
+                self.switch.send(SupervisorToSwitch::Connection(id, vm), Some(connection));
             }
+        }
+    }
+
+    fn hurry(&mut self) {
+        if let (Some(hurry), Some(switch)) = (&self.hurry, self.switch.pid()) {
+            hurry.serve(switch);
         }
     }
 
@@ -267,6 +296,7 @@ impl Supervisor {
                     self.announce();
                 }
                 SwitchToSupervisor::ConnectionClosed { port, reason } => {
+                    self.monitor.forget(port.0);
                     let now = Instant::now();
                     if let Some(uplink) = self.uplinks.get_mut(&port.0) {
                         uplink.connection_closed(now, &reason);
@@ -357,6 +387,7 @@ impl Supervisor {
             self.save(None, Some(config.id))?;
         }
         self.ports.remove(&config.id.0);
+        self.monitor.forget(config.id.0);
         info!("port {name} removed");
         self.switch.send(SupervisorToSwitch::DelPort(config.id), None);
         Ok(config)
@@ -462,6 +493,24 @@ fn journal() -> Result<OwnedFd, rustix::io::Errno> {
     ftruncate(&journal, JOURNAL_LEN)?;
     fcntl_add_seals(&journal, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(journal)
+}
+
+/// Watches cores and VMs, if the kernel lets us; if not, says why, once.
+fn monitor(bpf: bool) -> Result<HostMonitor, rustix::io::Errno> {
+    if bpf {
+        match HostMonitor::start() {
+            Ok(monitor) => return Ok(monitor),
+            Err(e) => warn!("not known which VMs run and which cores are idle: {e}; going on without"),
+        }
+    }
+    HostMonitor::without_program()
+}
+
+/// The process at the other end: the one that called connect(2), or listen(2) where we did. That is the VMM, unless
+/// somebody else made the socket for it.
+fn peer(connection: &OwnedFd) -> Option<u32> {
+    let pid = socket_peercred(connection).ok()?.pid.as_raw_nonzero().get();
+    u32::try_from(pid).ok()
 }
 
 /// Every port needs descriptors here and many in the switch, and the usual soft limit is 1024.

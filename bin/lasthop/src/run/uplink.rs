@@ -164,7 +164,7 @@ impl Uplink {
         if self.leaving.is_none() && self.child.is_due(now) {
             let ours = self.device.as_ref().is_some_and(|d| d.created);
             self.child.set_arguments(arguments(&self.spec, ours));
-            match self.child.start(epoll, None) {
+            match self.child.start(epoll, Vec::new()) {
                 Ok(()) => self.starts += 1,
                 Err(e) => {
                     self.complain(format!("cannot start lasthop-uplink: {e}"));
@@ -197,7 +197,7 @@ impl Uplink {
         });
         match pair {
             Ok((ours, theirs)) => {
-                switch.send(SupervisorToSwitch::Connection(self.config.id), Some(theirs));
+                switch.send(SupervisorToSwitch::Connection(self.config.id, None), Some(theirs));
                 self.child.send(SupervisorToUplink::Connection, Some(ours));
                 self.link = Link::Joined;
             }

@@ -100,11 +100,11 @@ pub fn switch(called: &Path) {
                             connections.remove(&id).into_iter().for_each(|fd| epoll.delete(fd).unwrap());
                             say("switch", &format!("delete {id}"));
                         }
-                        SupervisorToSwitch::Connection(PortId(id)) => {
+                        SupervisorToSwitch::Connection(PortId(id), vm) => {
                             let fd = fd.unwrap();
                             epoll.add(&fd, CONNECTION + u64::from(id), Trigger::Level).unwrap();
                             assert!(connections.insert(id, fd).is_none(), "one at a time");
-                            say("switch", &format!("connection {id}"));
+                            say("switch", &format!("connection {id} vm {vm:?}"));
                         }
                         SupervisorToSwitch::ControlChannel => {
                             let mut channel = Channel::new(fd.unwrap());

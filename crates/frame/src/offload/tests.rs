@@ -5,7 +5,12 @@ use lasthop_types::MacAddr;
 use proptest::prelude::*;
 
 const BAD: Result<Offload, DropReason> = Err(DropReason::BadOffload);
-const ALL: Receiver = Receiver { csum: true, tso4: true, tso6: true, ecn: true, ufo: true, uso: true, mtu: 0 };
+const ALL: Receiver = without(0);
+
+/// A receiver that takes everything but these.
+const fn without(features: u64) -> Receiver {
+    Receiver { features: !features, mtu: 0 }
+}
 
 fn tcp4() -> Frame {
     Frame::new(1, 2).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).tcp(1000, 80).payload([7; 3000]).partial_checksum()
@@ -42,7 +47,7 @@ fn nothing_asked_nothing_told() {
 #[test]
 fn checksum_positions() {
     let (f, good) = (tcp4().build(), tcp4().vnet(0, 0));
-    assert_eq!(check(&good, &f), Ok(Offload::Checksum { start: 34, field: 50 }));
+    assert_eq!(check(&good, &f), Ok(Offload::Checksum(CompleteChecksum { start: 34, field: 50 })));
     let len = f.len() as u16;
     for (start, offset) in [
         (len - 1, 0),
@@ -142,21 +147,23 @@ fn receivers_get_what_they_can_take() {
     let big = tcp4().vnet(V::GSO_TCPV4 | V::GSO_ECN, 1460);
     let Ok(Delivery::AsIs { vnet }) = deliver(&V { hdr_len: 9, num_buffers: 77, ..big }, &f, ALL) else { panic!() };
     assert_eq!(vnet, V { hdr_len: 54, ..big });
-    for less in [
-        Receiver { csum: false, ..ALL },
-        Receiver { tso4: false, ..ALL },
-        Receiver { ecn: false, ..ALL },
-        Receiver::default(),
-    ] {
+    for less in
+        [without(feature::GUEST_CSUM), without(feature::GUEST_TSO4), without(feature::GUEST_ECN), Receiver::default()]
+    {
         assert!(matches!(deliver(&big, &f, less), Ok(Delivery::Segment(_))), "{less:?}");
     }
     let f6 = tcp6().build();
     let big6 = tcp6().vnet(V::GSO_TCPV6, 1440);
-    assert!(matches!(deliver(&big6, &f6, Receiver { tso4: false, ecn: false, ..ALL }), Ok(Delivery::AsIs { .. })));
-    assert!(matches!(deliver(&big6, &f6, Receiver { tso6: false, ..ALL }), Ok(Delivery::Segment(_))));
-    for (gso_type, lacks) in
-        [(V::GSO_UDP, Receiver { ufo: false, ..ALL }), (V::GSO_UDP_L4, Receiver { uso: false, ..ALL })]
-    {
+    assert!(matches!(
+        deliver(&big6, &f6, without(feature::GUEST_TSO4 | feature::GUEST_ECN)),
+        Ok(Delivery::AsIs { .. })
+    ));
+    assert!(matches!(deliver(&big6, &f6, without(feature::GUEST_TSO6)), Ok(Delivery::Segment(_))));
+    for (gso_type, lacks) in [
+        (V::GSO_UDP, without(feature::GUEST_UFO)),
+        (V::GSO_UDP_L4, without(feature::GUEST_USO4)),
+        (V::GSO_UDP_L4, without(feature::GUEST_USO6)),
+    ] {
         let (f, vnet) = (udp4().build(), udp4().vnet(gso_type, 1472));
         let Ok(Delivery::AsIs { vnet: got }) = deliver(&vnet, &f, ALL) else { panic!() };
         assert_eq!(got, vnet);
@@ -217,12 +224,13 @@ proptest! {
         start in prop_oneof![Just(34u16), Just(54), any::<u16>()],
         cut in 0usize..3100,
         change in (0usize..80, any::<u8>()),
-        receiver in any::<[bool; 7]>(),
+        likely in any::<bool>(),
+        features in any::<u64>(),
         mtu in any::<u16>(),
     ) {
         let frame = [tcp4(), tcp6(), udp4(), udp4().vlan(3)][kind].clone();
         let mut vnet = VnetHdr::parse(bytes[..].try_into().unwrap());
-        if receiver[0] {
+        if likely {
             vnet = VnetHdr { csum_start: start, csum_offset: if kind < 2 { 16 } else { 6 }, ..vnet };
             vnet.flags |= 1;
             vnet.gso_type %= 6;
@@ -230,13 +238,12 @@ proptest! {
         let mut frame = frame.build();
         frame[change.0] = change.1;
         frame.truncate(cut);
-        let [_, csum, tso4, tso6, ecn, ufo, uso] = receiver;
         let snapshot = &frame[..frame.len().min(SNAPSHOT_LEN)];
         if let Ok(offload) = check(&vnet, &frame) {
-            let receiver = Receiver { csum, tso4, tso6, ecn, ufo, uso, mtu };
+            let receiver = Receiver { features, mtu };
             match offload {
                 Offload::None => {}
-                Offload::Checksum { start, field } => {
+                Offload::Checksum(CompleteChecksum { start, field }) => {
                     prop_assert!(start <= field && usize::from(field) + 2 <= snapshot.len());
                 }
                 Offload::Gso(g) => {

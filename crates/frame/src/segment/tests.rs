@@ -1,8 +1,17 @@
 use super::*;
 use crate::testutil::Frame;
-use crate::{Delivery, MAX_SEGMENTS, Offload, Receiver};
+use crate::{Delivery, MAX_SEGMENTS, Offload, Receiver, feature};
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use proptest::prelude::*;
+
+impl Segmenter {
+    /// Length of the longest segment's frame in bytes, without the virtio-net header.
+    pub(crate) fn longest(&self) -> usize {
+        let (from, _) = self.gso.cut_from();
+        let extra = if self.is_fragmenting() && self.gso.ipv6 { 8 } else { 0 };
+        from + extra + self.gso.cut_len().min(usize::from(self.gso.size))
+    }
+}
 
 /// Delivers a packet as the switch does: header from the snapshot, payload from the "guest", summed on the way.
 fn deliver(frame: &[u8], vnet: VnetHdr, receiver: Receiver) -> Vec<(VnetHdr, Vec<u8>)> {
@@ -77,7 +86,7 @@ fn fragments_reassemble() {
     let mut pool = etherparse::defrag::IpDefragPool::<(), ()>::new();
     let mut whole = None;
     for (vnet, bytes) in
-        deliver(&f.build(), f.vnet(VnetHdr::GSO_UDP, 1480), Receiver { csum: true, ..Receiver::default() })
+        deliver(&f.build(), f.vnet(VnetHdr::GSO_UDP, 1480), Receiver { features: feature::GUEST_CSUM, mtu: 0 })
     {
         assert_eq!(vnet, VnetHdr::default(), "one fragment alone has no checksum to complete");
         let packet = SlicedPacket::from_ethernet(&bytes).unwrap();
@@ -200,7 +209,7 @@ proptest! {
         let f = f.id(id).tcp(5, 6);
         let whole = f.clone().tcp_fields(flags, seq, &options).payload(data.clone()).partial_checksum();
         let gso_type = if v6 { VnetHdr::GSO_TCPV6 } else { VnetHdr::GSO_TCPV4 };
-        let got = deliver(&whole.build(), whole.vnet(gso_type, size), Receiver { csum, ..Receiver::default() });
+        let got = deliver(&whole.build(), whole.vnet(gso_type, size), Receiver { features: if csum { feature::GUEST_CSUM } else { 0 }, mtu: 0 });
         let mut pieces: Vec<_> = data.chunks(size.into()).collect();
         if pieces.is_empty() {
             pieces.push(&[]);
@@ -228,7 +237,7 @@ proptest! {
         let data = payload(len.clamp(1, 65_400 - 60 - 8));
         let f = f.id(id).udp(5, 6);
         let whole = f.clone().payload(data.clone()).partial_checksum();
-        let got = deliver(&whole.build(), whole.vnet(VnetHdr::GSO_UDP_L4, size), Receiver { csum, ..Receiver::default() });
+        let got = deliver(&whole.build(), whole.vnet(VnetHdr::GSO_UDP_L4, size), Receiver { features: if csum { feature::GUEST_CSUM } else { 0 }, mtu: 0 });
         prop_assert_eq!(got.len(), data.len().div_ceil(size.into()));
         for (i, (got, piece)) in got.into_iter().zip(data.chunks(size.into())).enumerate() {
             let f = f.clone().id(id.wrapping_add(i as u16)).payload(piece);
@@ -244,7 +253,7 @@ proptest! {
         let f = f.udp(5, 6).payload(data);
         let partial = f.clone().partial_checksum();
         let vnet = partial.vnet(VnetHdr::GSO_UDP, size);
-        let got = deliver(&partial.build(), vnet, Receiver { csum, ..Receiver::default() });
+        let got = deliver(&partial.build(), vnet, Receiver { features: if csum { feature::GUEST_CSUM } else { 0 }, mtu: 0 });
         let whole = f.build();
         if let [only] = &got[..] {
             prop_assert!(completed(only.clone()) == whole);

@@ -8,15 +8,6 @@ use std::collections::BTreeMap;
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// Why there is no filter.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum FilterError {
-    #[error("cannot build the filter: {0}")]
-    Build(#[from] seccompiler::BackendError),
-    #[error("{0}")]
-    Install(#[from] seccompiler::Error),
-}
-
 /// Calls every program makes, whatever the arguments. They act on memory, time, threads of this process and descriptors
 /// it holds already.
 const COMMON: &[libc::c_long] = &[
@@ -121,7 +112,7 @@ const CLONE_MASK: libc::c_int = THREAD
     | libc::CLONE_NEWNET;
 
 /// Installs the filter of `program` for this thread and those it starts. "No new privileges" must be set.
-pub(super) fn install(program: Program) -> Result<(), FilterError> {
+pub(super) fn install(program: Program) -> Result<(), seccompiler::Error> {
     // clone3 passes its flags by address, where a filter cannot look. The C library takes "not implemented" as the
     // hint to use clone. Of two filters the stricter answer wins, and this one has to come first.
     let no_clone3 = Rules::from([(libc::SYS_clone3, Vec::new())]);
@@ -131,12 +122,12 @@ pub(super) fn install(program: Program) -> Result<(), FilterError> {
     Ok(())
 }
 
-fn compile(rules: Rules, otherwise: SeccompAction, on_match: SeccompAction) -> Result<BpfProgram, FilterError> {
+fn compile(rules: Rules, otherwise: SeccompAction, on_match: SeccompAction) -> Result<BpfProgram, seccompiler::Error> {
     let arch = TargetArch::try_from(std::env::consts::ARCH)?;
     Ok(SeccompFilter::new(rules, otherwise, on_match, arch)?.try_into()?)
 }
 
-fn rules(program: Program) -> Result<Rules, FilterError> {
+fn rules(program: Program) -> Result<Rules, seccompiler::Error> {
     let unconditional = COMMON.iter().chain(OLDER).chain(program.calls);
     // An empty list of rules matches whatever the arguments; clone3 is answered by the first filter.
     let mut rules: Rules = unconditional.chain(&[libc::SYS_clone3]).map(|&call| (call, Vec::new())).collect();

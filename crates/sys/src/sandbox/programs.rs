@@ -1,6 +1,7 @@
 //! The programs beside the switch. Behind the feature `others`: the switch need not know them.
 
-use super::Program;
+use super::{Program, Report};
+use std::fmt;
 
 impl Program {
     /// `lasthop-control`: serves its API on a listening socket it inherited.
@@ -27,4 +28,14 @@ impl Program {
         ioctls: &[libc::TUNSETPERSIST],
         socket_pairs: &[],
     };
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "user {}, {}", self.user, self.done.join(", "))?;
+        if !self.left_out.is_empty() {
+            write!(f, "; without {}", self.left_out.join(", "))?;
+        }
+        Ok(())
+    }
 }

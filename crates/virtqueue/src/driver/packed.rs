@@ -140,7 +140,7 @@ impl PackedDriver {
         if self.staged.is_some() {
             desc.store_u64(at + 8, word(len, id, flags));
         } else {
-            desc.store_u32(at + 8, len);
+            desc.write_array(at + 8, &len.to_le_bytes());
             desc.store_u16(at + 12, id);
         }
     }

@@ -89,7 +89,7 @@ fn step(rig: &Rig, op: &Op) -> Result<(), QueueError> {
             device.ring().publish();
         }
         Op::Kicks(true) => {
-            device.ring().enable_kicks()?;
+            device.ring().enable_kicks(0)?;
         }
         Op::Kicks(false) => device.ring().disable_kicks(),
         Op::Restart => return Err(QueueError::ChainTooLong),

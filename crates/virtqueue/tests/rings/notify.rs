@@ -78,7 +78,7 @@ fn play(memory: &Arc<GuestMemory>, kind: Kind, warm_up: u32, schedule: &[Step]) 
                     }
                 }
                 Side::Asking => {
-                    let more = rig.device().ring().enable_kicks().unwrap();
+                    let more = rig.device().ring().enable_kicks(0).unwrap();
                     assert_eq!(more, waiting > 0);
                     device = if more { Side::Working } else { Side::Asleep };
                 }
@@ -197,7 +197,7 @@ fn two_threads_never_wait_for_each_other() {
                         call.signal();
                     }
                     served.fetch_add(chains.list.len() as u64, Ordering::Relaxed);
-                    if chains.list.is_empty() && !ring.enable_kicks().unwrap() {
+                    if chains.list.is_empty() && !ring.enable_kicks(0).unwrap() {
                         wait(&epoll, &kick);
                     }
                 }
@@ -256,7 +256,7 @@ fn publishing_and_asking_at_once() {
                 for _ in 0..ROUNDS {
                     ring.disable_kicks();
                     meet(&theirs, &ours, at + 1);
-                    found.store(ring.enable_kicks().unwrap(), Ordering::Relaxed);
+                    found.store(ring.enable_kicks(0).unwrap(), Ordering::Relaxed);
                     meet(&theirs, &ours, at + 2);
                     chains.clear();
                     ring.pop(&memory, &mut chains, 4).unwrap();

@@ -1,0 +1,254 @@
+//! Helpers: a thread for each core that works on cycles nobody else wants (PhD §4.3.4, figure 4.5).
+//!
+//! A helper is in the idle class (SCHED_IDLE): the kernel takes the core from it at any instruction, as soon as anybody
+//! else can run there. So it never has to ask, and handing the core back takes a context switch. What it was about is
+//! finished on borrowed time: who needs a ring of a helper that makes no progress puts that helper into the normal class
+//! ([`Helpers::hurry`]) until it has let go.
+
+use crate::mailbox::Mailbox;
+use crate::policy::{Arrivals, BackOff, Core, Hysteresis, choose_core};
+use crate::served::Served;
+use crate::workers::Settings;
+use lasthop_forward::{Datapath, Forwarder, Port};
+use lasthop_sys::hostview::{HostView, VmState};
+use lasthop_sys::{Epoll, Prompter, ThreadId, bind_current_thread};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+
+/// A helper that keeps rings and shows no sign of life for so long has lost its core. More than the largest burst takes.
+const LOST_NS: u64 = 1_000_000;
+/// An offer that nobody has taken for so long: that core has other things to do.
+pub(crate) const OFFER_NS: u64 = 200_000;
+/// What [`Helper::beat_ns`] says when nothing is to be expected of it.
+const ASLEEP: u64 = u64::MAX;
+
+/// All helpers of a switch. Shared by everybody.
+#[derive(Debug)]
+pub(crate) struct Helpers {
+    all: Vec<Helper>,
+    pub(crate) datapath: Arc<Datapath>,
+    pub(crate) hysteresis: Hysteresis,
+    /// They own their cores, and the rings for good.
+    pub(crate) dedicated: bool,
+    prompter: Option<Prompter>,
+    view: Option<HostView>,
+}
+
+#[derive(Debug)]
+struct Helper {
+    cpu: usize,
+    mailbox: Mailbox<Letter>,
+    /// When it last went round its rings.
+    beat_ns: AtomicU64,
+    thread: OnceLock<ThreadId>,
+    hurried: AtomicBool,
+    back_off: Mutex<BackOff>,
+}
+
+#[derive(Debug)]
+enum Letter {
+    Offer(Arc<Served>, Arrivals),
+    Stop,
+}
+
+impl Helpers {
+    pub(crate) fn new(datapath: Arc<Datapath>, settings: &mut Settings) -> io::Result<Self> {
+        let dedicated = !settings.poll.is_empty();
+        let prompter = settings.prompter.take();
+        let cpus: &[usize] = match &prompter {
+            _ if dedicated => &settings.poll,
+            Some(_) => &settings.helpers,
+            None => &[],
+        };
+        let helper = |&cpu| {
+            Ok(Helper {
+                cpu,
+                mailbox: Mailbox::new()?,
+                beat_ns: AtomicU64::new(ASLEEP),
+                thread: OnceLock::new(),
+                hurried: AtomicBool::new(false),
+                back_off: Mutex::default(),
+            })
+        };
+        let all = cpus.iter().map(helper).collect::<io::Result<_>>()?;
+        Ok(Self { all, datapath, hysteresis: settings.hysteresis, dedicated, prompter, view: settings.view })
+    }
+
+    /// Starts their threads, each bound to its core.
+    pub(crate) fn start(self: &Arc<Self>) -> io::Result<Vec<JoinHandle<()>>> {
+        let start = |(n, helper): (usize, &Helper)| {
+            let epoll = Epoll::new()?;
+            helper.mailbox.watch(&epoll, 0)?;
+            let forwarder = Forwarder::new(self.datapath.clone());
+            let mut thread = Thread { n, helpers: self.clone(), forwarder, epoll, kept: Vec::new() };
+            let name = format!("{}-{}", if self.dedicated { "poll" } else { "helper" }, helper.cpu);
+            std::thread::Builder::new().name(name).spawn(move || thread.serve())
+        };
+        self.all.iter().enumerate().map(start).collect()
+    }
+
+    /// Ends the threads.
+    pub(crate) fn stop(&self) {
+        self.all.iter().for_each(|helper| helper.mailbox.send(Letter::Stop));
+    }
+
+    /// The helper that is to be offered a ring with this hash, whose packets last went to a guest that runs on core
+    /// `near`; `None` if no core is idle, as far as is known.
+    pub(crate) fn choose(&self, hash: u64, near: Option<usize>, now_ns: u64) -> Option<usize> {
+        let cache = near.and_then(|core| Some(self.view?.place(core)?.llc as u16));
+        let us = std::process::id();
+        choose_core(self.all.iter().map(|helper| self.core(helper, us, now_ns)), cache, hash)
+    }
+
+    /// Where the VM at this port runs, or last did.
+    pub(crate) fn core_of(&self, port: Option<&Port>) -> Option<usize> {
+        match self.view?.vm(port?.vm()?)? {
+            VmState::Running { core } => Some(core as usize),
+            VmState::Blocked { .. } => None,
+        }
+    }
+
+    fn core(&self, helper: &Helper, us: u32, now_ns: u64) -> Core {
+        let backs_off = helper.back_off.lock().unwrap_or_else(PoisonError::into_inner).holds(now_ns);
+        let Some(view) = &self.view else { return Core { backs_off, ..Core::default() } };
+        // A thread of ours is about to sleep or is a helper itself.
+        let free = |core| view.core(core).map(|c| c.idle || c.idle_class_only || c.tgid == us);
+        let place = view.place(helper.cpu).unwrap_or_default();
+        let sibling =
+            |core: &usize| *core != helper.cpu && view.place(*core).is_some_and(|p| p.physical == place.physical);
+        let sibling_busy = (0..view.cores()).filter(sibling).any(|core| free(core) == Some(false));
+        Core { idle: free(helper.cpu), sibling_busy, cache: place.llc as u16, backs_off }
+    }
+
+    /// Tells helper `n` of a ring that it may keep while it has packets.
+    pub(crate) fn offer(&self, n: usize, served: &Arc<Served>, arrivals: &Arrivals) {
+        if let Some(helper) = self.all.get(n) {
+            served.offer();
+            helper.mailbox.send(Letter::Offer(served.clone(), *arrivals));
+        }
+    }
+
+    /// Whether helper `n`, which keeps a ring, gets to look after it.
+    pub(crate) fn is_lost(&self, n: usize, now_ns: u64) -> bool {
+        let Some(helper) = self.all.get(n) else { return true };
+        // ASLEEP is in the future.
+        !self.dedicated && now_ns.saturating_sub(helper.beat_ns.load(Ordering::Relaxed)) > LOST_NS
+    }
+
+    /// Helper `n`'s core has other things to do: it is not asked for a while.
+    pub(crate) fn avoid(&self, n: usize, now_ns: u64) {
+        if let Some(helper) = self.all.get(n) {
+            helper.back_off.lock().unwrap_or_else(PoisonError::into_inner).taken_away(now_ns);
+        }
+    }
+
+    /// Somebody waits for a lock: helpers that may have it and do not get to run are put into the normal class, until
+    /// they have gone round once.
+    pub(crate) fn hurry(&self) {
+        let now_ns = self.datapath.now_ns();
+        for (_, helper) in self.all.iter().enumerate().filter(|(n, _)| self.is_lost(*n, now_ns)) {
+            if let (Some(thread), Some(prompter)) = (helper.thread.get(), &self.prompter)
+                && !helper.hurried.swap(true, Ordering::AcqRel)
+            {
+                prompter.hurry(*thread);
+            }
+        }
+    }
+}
+
+/// The inside of a helper's thread.
+struct Thread {
+    n: usize,
+    helpers: Arc<Helpers>,
+    forwarder: Forwarder,
+    epoll: Epoll,
+    kept: Vec<Kept>,
+}
+
+struct Kept {
+    served: Arc<Served>,
+    arrivals: Arrivals,
+    /// When it last had packets, or was taken.
+    found_ns: u64,
+}
+
+impl Thread {
+    fn serve(&mut self) {
+        let helpers = self.helpers.clone();
+        let Some(helper) = helpers.all.get(self.n) else { return };
+        let thread = ThreadId::current();
+        let bound = bind_current_thread(helper.cpu);
+        if let Err(error) = bound.and_then(|()| if helpers.dedicated { Ok(()) } else { thread.set_idle(true) }) {
+            // One that is not bound, or is in nobody's way only by chance, is worse than none.
+            tracing::warn!(cpu = helper.cpu, "no helper on this core: {error}");
+            helper.back_off.lock().unwrap_or_else(PoisonError::into_inner).for_ever();
+            return;
+        }
+        let _ = helper.thread.set(thread);
+        let mut ready = Vec::with_capacity(1);
+        loop {
+            for letter in helper.mailbox.take() {
+                match letter {
+                    Letter::Offer(served, arrivals) => self.take(served, arrivals),
+                    Letter::Stop => return,
+                }
+            }
+            if helper.hurried.load(Ordering::Relaxed) && helper.hurried.swap(false, Ordering::AcqRel) {
+                let _ = thread.set_idle(true);
+            }
+            if self.kept.is_empty() {
+                helper.beat_ns.store(ASLEEP, Ordering::Relaxed);
+                if self.epoll.wait(&mut ready, None).is_err() {
+                    return;
+                }
+                continue;
+            }
+            self.round(helper);
+        }
+    }
+
+    fn take(&mut self, served: Arc<Served>, arrivals: Arrivals) {
+        if served.take_up(self.n) {
+            self.forwarder.attend(&served.port, served.queue, false);
+            self.kept.push(Kept { served, arrivals, found_ns: self.helpers.datapath.now_ns() });
+        }
+    }
+
+    /// One burst from each ring.
+    fn round(&mut self, helper: &Helper) {
+        let mut now_ns = self.helpers.datapath.now_ns();
+        let mut i = 0;
+        while let Some(kept) = self.kept.get_mut(i) {
+            helper.beat_ns.store(now_ns, Ordering::Relaxed);
+            if kept.served.helper() != Some(self.n) {
+                self.kept.swap_remove(i);
+                continue;
+            }
+            let outcome = kept.served.run(&mut self.forwarder, &mut kept.arrivals, &mut now_ns);
+            if outcome.packets > 0 {
+                kept.found_ns = now_ns;
+            }
+            let patience_ns = self.helpers.hysteresis.patience_ns(&kept.arrivals);
+            let silent = now_ns.saturating_sub(kept.found_ns) > patience_ns;
+            if self.helpers.dedicated || !(silent || outcome.stalled) || self.keeps(i, outcome.stalled || outcome.held)
+            {
+                i += 1;
+            } else {
+                self.kept.swap_remove(i);
+            }
+        }
+    }
+
+    /// Gives a ring back to its port's thread; true if it has packets again. With packets that have to wait (`stuck`)
+    /// it is the port's thread that looks after them, next time it looks whether the ring is in good hands.
+    fn keeps(&mut self, i: usize, stuck: bool) -> bool {
+        let Some(Kept { served, found_ns, .. }) = self.kept.get_mut(i) else { return false };
+        if !served.give_back(self.n) || stuck || !self.forwarder.rest(&served.port, served.queue, 0) {
+            return false;
+        }
+        *found_ns = self.helpers.datapath.now_ns();
+        served.take(self.n)
+    }
+}

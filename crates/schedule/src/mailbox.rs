@@ -1,0 +1,40 @@
+//! Letters to a thread that sleeps in epoll.
+
+use lasthop_sys::{Epoll, EventFd, Trigger};
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Letters that a thread has not read yet. Anyone sends; one thread takes.
+#[derive(Debug)]
+pub(crate) struct Mailbox<T> {
+    letters: Mutex<Vec<T>>,
+    any: AtomicBool,
+    wake: EventFd,
+}
+
+impl<T> Mailbox<T> {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self { letters: Mutex::new(Vec::new()), any: AtomicBool::new(false), wake: EventFd::new()? })
+    }
+
+    /// Has `epoll` report letters as `token`.
+    pub(crate) fn watch(&self, epoll: &Epoll, token: u64) -> io::Result<()> {
+        Ok(epoll.add(&self.wake, token, Trigger::Edge)?)
+    }
+
+    pub(crate) fn send(&self, letter: T) {
+        self.letters.lock().unwrap_or_else(PoisonError::into_inner).push(letter);
+        self.any.store(true, Ordering::Release);
+        self.wake.signal();
+    }
+
+    /// What has come; costs one load if nothing has.
+    #[inline]
+    pub(crate) fn take(&self) -> Vec<T> {
+        if !self.any.load(Ordering::Relaxed) || !self.any.swap(false, Ordering::Acquire) {
+            return Vec::new();
+        }
+        std::mem::take(&mut *self.letters.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}

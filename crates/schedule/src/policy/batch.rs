@@ -1,0 +1,201 @@
+//! VM-state-aware batching (PhD §4.3.3, figures 4.3 and 4.4).
+
+use super::Vm;
+
+/// How packets are gathered before somebody is woken for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// How long, in nanoseconds; 0: not at all.
+    pub period_ns: u64,
+    /// As many as this do not wait any longer.
+    pub packets: u16,
+}
+
+impl Default for Batch {
+    /// The papers' figures: 125 µs, 64 packets.
+    fn default() -> Self {
+        Self { period_ns: 125_000, packets: 64 }
+    }
+}
+
+impl Batch {
+    /// Nobody waits.
+    pub const OFF: Self = Self { period_ns: 0, packets: 0 };
+
+    fn is_off(&self) -> bool {
+        self.period_ns == 0 || self.packets == 0
+    }
+}
+
+/// What to ask of a guest whose ring has just been emptied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kicks {
+    /// A kick for the next packet.
+    Next,
+    /// A kick for the packet that completes a batch of so many; and at this time the ring is to be looked at without one.
+    Batch {
+        /// Packets.
+        packets: u16,
+        /// When.
+        due_ns: u64,
+    },
+}
+
+/// The transmit timer of a ring (figure 4.3).
+///
+/// It differs from the figure in one point: the first packet after silence does not start it. A lone packet (a request,
+/// an acknowledgement) then costs no timer; the price is one kick more at the beginning of a stream.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TransmitTimer {
+    due_ns: Option<u64>,
+    /// When packets were last found.
+    found_ns: u64,
+}
+
+impl TransmitTimer {
+    /// The ring has been emptied at `now_ns` of `packets` packets. Ring and guest stay as this says until they kick or
+    /// the time is there.
+    pub fn emptied(&mut self, batch: &Batch, packets: usize, now_ns: u64) -> Kicks {
+        let expired = self.due_ns.is_some_and(|due| now_ns >= due);
+        let silent = now_ns.saturating_sub(self.found_ns) > batch.period_ns;
+        if packets > 0 {
+            self.found_ns = now_ns;
+        }
+        // Expiry does not start it again: perhaps there is not much going on. A kick does, when there is: either a batch
+        // is full or the timer was off.
+        if batch.is_off() || packets == 0 || expired || silent {
+            self.due_ns = None;
+            return Kicks::Next;
+        }
+        let due_ns = now_ns + batch.period_ns;
+        self.due_ns = Some(due_ns);
+        Kicks::Batch { packets: batch.packets, due_ns }
+    }
+
+    /// When the ring is to be looked at.
+    pub fn due_ns(&self) -> Option<u64> {
+        self.due_ns
+    }
+
+    /// Somebody else looks after the ring.
+    pub fn stop(&mut self) {
+        self.due_ns = None;
+    }
+}
+
+/// Whether a guest that wants an interrupt gets one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interrupt {
+    /// At once.
+    Now,
+    /// At this time, and it is the first packet to wait for it: start a timer.
+    At(u64),
+    /// When the timer that runs already is over.
+    Later,
+}
+
+/// The receive timer of a ring (figure 4.4).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReceiveTimer {
+    /// Until when further packets wait: a period from the last interrupt.
+    until_ns: u64,
+    /// Packets that wait for an interrupt.
+    owed: u32,
+}
+
+impl ReceiveTimer {
+    /// `packets` packets have been put into the ring of a guest that wants to be interrupted for them. It is, at once,
+    /// if it is blocked (or might be, for all we know), if a batch is full, or if it has not been for a period.
+    pub fn delivered(&mut self, batch: &Batch, packets: u32, vm: Vm, now_ns: u64) -> Interrupt {
+        let first = self.owed == 0;
+        self.owed = self.owed.saturating_add(packets);
+        let running = matches!(vm, Vm::Running(_));
+        if batch.is_off() || !running || self.owed >= u32::from(batch.packets) || now_ns >= self.until_ns {
+            self.interrupted(batch, now_ns);
+            return Interrupt::Now;
+        }
+        if first { Interrupt::At(self.until_ns) } else { Interrupt::Later }
+    }
+
+    /// The timer is over: whether an interrupt is due.
+    pub fn expired(&mut self, batch: &Batch, now_ns: u64) -> bool {
+        let due = self.owed > 0;
+        if due {
+            self.interrupted(batch, now_ns);
+        }
+        due
+    }
+
+    fn interrupted(&mut self, batch: &Batch, now_ns: u64) {
+        self.owed = 0;
+        self.until_ns = now_ns + batch.period_ns;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BATCH: Batch = Batch { period_ns: 100, packets: 8 };
+
+    #[test]
+    fn a_lone_packet_starts_no_transmit_timer() {
+        let mut timer = TransmitTimer::default();
+        for now in [1000, 2000, 2101] {
+            assert_eq!(timer.emptied(&BATCH, 1, now), Kicks::Next);
+        }
+        assert_eq!(timer.due_ns(), None);
+    }
+
+    #[test]
+    fn a_stream_is_taken_in_batches() {
+        let mut timer = TransmitTimer::default();
+        assert_eq!(timer.emptied(&BATCH, 1, 1000), Kicks::Next);
+        assert_eq!(timer.emptied(&BATCH, 1, 1010), Kicks::Batch { packets: 8, due_ns: 1110 });
+        // A full batch comes first: the timer starts anew.
+        assert_eq!(timer.emptied(&BATCH, 8, 1050), Kicks::Batch { packets: 8, due_ns: 1150 });
+        // The time is over first: it does not.
+        assert_eq!(timer.emptied(&BATCH, 3, 1150), Kicks::Next);
+        assert_eq!(timer.due_ns(), None);
+        // The next kick starts it again.
+        assert_eq!(timer.emptied(&BATCH, 1, 1160), Kicks::Batch { packets: 8, due_ns: 1260 });
+        assert_eq!(timer.emptied(&BATCH, 0, 1260), Kicks::Next);
+    }
+
+    #[test]
+    fn batching_switched_off() {
+        let mut timer = TransmitTimer::default();
+        let mut receive = ReceiveTimer::default();
+        for now in [1000, 1001, 1002] {
+            assert_eq!(timer.emptied(&Batch::OFF, 1, now), Kicks::Next);
+            assert_eq!(receive.delivered(&Batch::OFF, 1, Vm::Running(0), now), Interrupt::Now);
+        }
+    }
+
+    #[test]
+    fn a_running_guest_is_interrupted_once_a_period() {
+        let mut timer = ReceiveTimer::default();
+        let vm = Vm::Running(3);
+        assert_eq!(timer.delivered(&BATCH, 1, vm, 1000), Interrupt::Now);
+        assert_eq!(timer.delivered(&BATCH, 1, vm, 1010), Interrupt::At(1100));
+        assert_eq!(timer.delivered(&BATCH, 1, vm, 1020), Interrupt::Later);
+        assert!(timer.expired(&BATCH, 1100));
+        // Not back to back.
+        assert_eq!(timer.delivered(&BATCH, 1, vm, 1101), Interrupt::At(1200));
+        assert!(timer.expired(&BATCH, 1200));
+        assert!(!timer.expired(&BATCH, 1300));
+        assert_eq!(timer.delivered(&BATCH, 1, vm, 1301), Interrupt::Now);
+    }
+
+    #[test]
+    fn a_full_batch_and_a_blocked_guest_do_not_wait() {
+        let mut timer = ReceiveTimer::default();
+        assert_eq!(timer.delivered(&BATCH, 1, Vm::Running(0), 1000), Interrupt::Now);
+        assert_eq!(timer.delivered(&BATCH, 5, Vm::Running(0), 1001), Interrupt::At(1100));
+        assert_eq!(timer.delivered(&BATCH, 3, Vm::Running(0), 1002), Interrupt::Now);
+        assert_eq!(timer.delivered(&BATCH, 1, Vm::Running(0), 1003), Interrupt::At(1102));
+        assert_eq!(timer.delivered(&BATCH, 1, Vm::Blocked, 1004), Interrupt::Now);
+        assert!(!timer.expired(&BATCH, 1102), "it has had its interrupt");
+        assert_eq!(timer.delivered(&BATCH, 1, Vm::Unknown, 1103), Interrupt::Now);
+    }
+}

@@ -1,0 +1,114 @@
+//! How long an idle core goes on looking for packets (PhD §4.3.4, "Hysteresis Period").
+
+/// How long a helper polls in vain before it sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hysteresis {
+    /// At least, in nanoseconds.
+    pub base_ns: u64,
+    /// At most: while packets come, on average, [`Hysteresis::OFTEN`] times as often.
+    pub limit_ns: u64,
+}
+
+impl Default for Hysteresis {
+    /// The papers' 5 µs; the limit is about what it costs to sleep and to be woken again.
+    fn default() -> Self {
+        Self { base_ns: 5_000, limit_ns: 50_000 }
+    }
+}
+
+impl Hysteresis {
+    /// How many packets should come within the limit for it to be worth waiting for the next one.
+    const OFTEN: u64 = 4;
+
+    fn expects_more(&self, arrivals: &Arrivals) -> bool {
+        arrivals.gap_ns.saturating_mul(Self::OFTEN) <= self.limit_ns
+    }
+
+    /// How long to poll for the next packet.
+    pub fn patience_ns(&self, arrivals: &Arrivals) -> u64 {
+        if self.expects_more(arrivals) { self.limit_ns.max(self.base_ns) } else { self.base_ns }
+    }
+}
+
+/// How often packets come from a ring: the mean gap between them, the latest counting most.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrivals {
+    gap_ns: u64,
+    last_ns: u64,
+}
+
+impl Default for Arrivals {
+    fn default() -> Self {
+        Self { gap_ns: Self::SILENCE_NS, last_ns: 0 }
+    }
+}
+
+impl Arrivals {
+    /// A gap of this length is as good as any longer one.
+    const SILENCE_NS: u64 = 1_000_000;
+
+    /// `packets` packets have been found.
+    #[inline]
+    pub fn found(&mut self, packets: usize, now_ns: u64) {
+        let gap = now_ns.saturating_sub(self.last_ns).min(Self::SILENCE_NS) / (packets as u64).max(1);
+        // A burst counts for as many gaps as it has packets, up to what one would weigh alone.
+        let weight = (packets as u64).min(4);
+        self.gap_ns = (self.gap_ns * (8 - weight) + gap * weight) / 8;
+        self.last_ns = now_ns;
+    }
+
+    /// Whether the next packet is expected soon enough for an idle core to wait for it.
+    pub fn expects_more(&self, hysteresis: &Hysteresis) -> bool {
+        hysteresis.expects_more(self)
+    }
+
+    /// When packets were last found.
+    pub fn last_ns(&self) -> u64 {
+        self.last_ns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(gap_ns: u64, packets: usize) -> Arrivals {
+        let mut arrivals = Arrivals::default();
+        for n in 1..200 {
+            arrivals.found(packets, n * gap_ns);
+        }
+        arrivals
+    }
+
+    #[test]
+    fn a_helper_waits_for_those_who_come_often() {
+        let hysteresis = Hysteresis::default();
+        for (gap_ns, packets, patience) in [
+            (10_000, 1, 50_000),
+            (12_000, 1, 50_000),
+            (100_000, 1, 5_000),
+            (100_000, 16, 50_000),
+            (10_000_000, 1, 5_000),
+        ] {
+            assert_eq!(hysteresis.patience_ns(&after(gap_ns, packets)), patience, "{packets} each {gap_ns} ns");
+        }
+    }
+
+    #[test]
+    fn one_packet_is_no_stream_and_silence_ends_one() {
+        let hysteresis = Hysteresis::default();
+        let mut arrivals = Arrivals::default();
+        arrivals.found(1, 5_000_000);
+        assert!(!arrivals.expects_more(&hysteresis));
+        let mut arrivals = after(1_000, 1);
+        assert!(arrivals.expects_more(&hysteresis));
+        arrivals.found(1, arrivals.last_ns() + 3_600_000_000_000);
+        assert!(!arrivals.expects_more(&hysteresis));
+    }
+
+    #[test]
+    fn a_fixed_period() {
+        let fixed = Hysteresis { base_ns: 5_000, limit_ns: 0 };
+        assert_eq!(fixed.patience_ns(&after(100, 1)), 5_000);
+    }
+}

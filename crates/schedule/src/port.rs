@@ -1,0 +1,282 @@
+//! A port's own thread: it sleeps until the guest kicks, moves what is there, and sleeps again. It runs like any other
+//! thread, and in the VM's cgroup when it has been put there, so what a guest causes is the guest's (PhD §4.3.1).
+
+use crate::coalesce::Coalescing;
+use crate::helper::{Helpers, OFFER_NS};
+use crate::mailbox::Mailbox;
+use crate::policy::{Arrivals, Batch, Kicks, TransmitTimer};
+use crate::served::Served;
+use lasthop_forward::{Forwarder, Port};
+use lasthop_sys::{Epoll, Ready, Trigger};
+use lasthop_virtqueue::BURST;
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How often a front-end that asked to be polled is looked at, once nothing was found.
+const POLL_NS: u64 = 1_000_000;
+/// How often a receiver without buffers is looked at while packets wait for it.
+const HOLD_RETRY_NS: u64 = 100_000;
+/// How often a ring that a helper keeps is looked after: the longest that packets lie if its core is taken away.
+const GUARD_NS: u64 = 500_000;
+/// Rounds with work after which letters and kicks are looked for.
+const ROUNDS: u32 = 16;
+
+const LETTERS: u64 = u64::MAX;
+const TIMER: u64 = u64::MAX - 1;
+
+#[derive(Debug)]
+pub(crate) enum Letter {
+    Attach(Arc<Served>),
+    Detach { queue: u16 },
+    Look,
+    Stop,
+}
+
+/// What others know of a port's thread.
+#[derive(Debug)]
+pub(crate) struct PortThread {
+    pub(crate) mailbox: Arc<Mailbox<Letter>>,
+    pub(crate) thread: JoinHandle<()>,
+}
+
+impl PortThread {
+    pub(crate) fn start(
+        port: &Arc<Port>,
+        helpers: &Arc<Helpers>,
+        transmit: Batch,
+        coalescing: Arc<Coalescing>,
+    ) -> io::Result<Self> {
+        let mailbox = Arc::new(Mailbox::new()?);
+        let epoll = Epoll::new()?;
+        mailbox.watch(&epoll, LETTERS)?;
+        epoll.add(&coalescing.timer, TIMER, Trigger::Edge)?;
+        let mut server = Server {
+            port: port.clone(),
+            helpers: helpers.clone(),
+            forwarder: Forwarder::small(helpers.datapath.clone()),
+            epoll,
+            mailbox: mailbox.clone(),
+            transmit,
+            coalescing,
+            rings: Vec::new(),
+        };
+        // As `top -H` shows it; the kernel cuts it after 15 bytes.
+        let thread = std::thread::Builder::new().name(format!("port-{}", port.name)).spawn(move || server.serve())?;
+        Ok(Self { mailbox, thread })
+    }
+}
+
+/// The inside of a port's thread.
+struct Server {
+    port: Arc<Port>,
+    helpers: Arc<Helpers>,
+    forwarder: Forwarder,
+    epoll: Epoll,
+    mailbox: Arc<Mailbox<Letter>>,
+    transmit: Batch,
+    coalescing: Arc<Coalescing>,
+    rings: Vec<Option<Ring>>,
+}
+
+struct Ring {
+    served: Arc<Served>,
+    next: Next,
+    /// The guest has been asked not to kick.
+    attended: bool,
+    kicked: bool,
+    /// Packets since the ring was last empty.
+    gathered: usize,
+    timer: TransmitTimer,
+    arrivals: Arrivals,
+    /// The helper it was last offered to, and when.
+    offer: Option<(usize, u64)>,
+}
+
+/// When a ring is to be looked at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Now,
+    At(u64),
+    /// When it is kicked, or somebody says so.
+    Woken,
+}
+
+impl Server {
+    fn serve(&mut self) {
+        let mut ready = Vec::with_capacity(64);
+        let mut rounds = 0;
+        loop {
+            let mut now_ns = self.forwarder.now_ns();
+            let mut busy = false;
+            for n in 0..self.rings.len() {
+                busy |= self.look_after(n, &mut now_ns);
+            }
+            rounds += 1;
+            if busy && rounds % ROUNDS != 0 {
+                continue;
+            }
+            let timeout = if busy { Some(Duration::ZERO) } else { self.longest_sleep() };
+            if !self.wait(&mut ready, timeout) {
+                return;
+            }
+        }
+    }
+
+    /// One burst from a ring, if its time has come. True if there is more.
+    fn look_after(&mut self, n: usize, now_ns: &mut u64) -> bool {
+        let Self { forwarder, helpers, .. } = self;
+        let Some(Some(ring)) = self.rings.get_mut(n) else { return false };
+        match ring.next {
+            Next::Now => {}
+            Next::At(then_ns) if then_ns <= *now_ns => {}
+            Next::At(_) | Next::Woken => return false,
+        }
+        let (port, queue) = (&self.port, ring.served.queue);
+        if let Some(helper) = ring.served.helper() {
+            ring.attended = true;
+            if !helpers.is_lost(helper, *now_ns) {
+                ring.next = Next::At(*now_ns + GUARD_NS);
+                return false;
+            }
+            ring.served.give_back(helper);
+            helpers.avoid(helper, *now_ns);
+            helpers.hurry();
+        }
+        if !std::mem::replace(&mut ring.attended, true) || ring.kicked {
+            forwarder.attend(port, queue, std::mem::take(&mut ring.kicked));
+        }
+        let outcome = ring.served.run(forwarder, &mut ring.arrivals, now_ns);
+        ring.gathered += outcome.packets;
+        if outcome.stalled {
+            // Until control has answered, unless a helper takes it meanwhile.
+            ring.next = if ring.served.is_offered() { Next::At(*now_ns + GUARD_NS) } else { Next::Woken };
+            return false;
+        }
+        if outcome.held {
+            ring.next = Next::At(*now_ns + HOLD_RETRY_NS);
+            return false;
+        }
+        let offered = ring.offer(helpers, forwarder.last_receiver(), *now_ns);
+        if outcome.packets == BURST {
+            ring.next = Next::Now;
+            return true;
+        }
+        ring.next = match ring.timer.emptied(&self.transmit, std::mem::take(&mut ring.gathered), *now_ns) {
+            _ if ring.served.kick.is_none() => Next::At(*now_ns + POLL_NS),
+            Kicks::Batch { packets, due_ns } => {
+                forwarder.rest(port, queue, packets.saturating_sub(1));
+                Next::At(due_ns)
+            }
+            Kicks::Next if forwarder.rest(port, queue, 0) => {
+                ring.next = Next::Now;
+                return true;
+            }
+            Kicks::Next if offered => Next::At(*now_ns + GUARD_NS),
+            Kicks::Next => Next::Woken,
+        };
+        ring.attended = false;
+        false
+    }
+
+    /// How long to sleep unless somebody kicks; for ever if `None`.
+    fn longest_sleep(&self) -> Option<Duration> {
+        let times = self.rings.iter().flatten().filter_map(|ring| match ring.next {
+            Next::Now => Some(0),
+            Next::At(then_ns) => Some(then_ns),
+            Next::Woken => None,
+        });
+        Some(Duration::from_nanos(times.min()?.saturating_sub(self.forwarder.now_ns())))
+    }
+
+    /// Waits for kicks and letters; false when told to stop.
+    fn wait(&mut self, ready: &mut Vec<Ready>, timeout: Option<Duration>) -> bool {
+        if self.epoll.wait(ready, timeout).is_err() {
+            return false;
+        }
+        let mut goes_on = true;
+        for event in ready.iter() {
+            match event.token {
+                LETTERS => goes_on &= self.read_letters(),
+                TIMER => self.coalescing.expire(&self.port),
+                n => {
+                    if let Some(Some(ring)) = self.rings.get_mut(n as usize) {
+                        ring.next = Next::Now;
+                        ring.kicked = true;
+                    }
+                }
+            }
+        }
+        goes_on
+    }
+
+    fn read_letters(&mut self) -> bool {
+        for letter in self.mailbox.take() {
+            match letter {
+                Letter::Attach(served) => self.attach(served),
+                Letter::Detach { queue } => {
+                    for place in self.rings.iter_mut().filter(|r| r.as_ref().is_some_and(|r| r.served.queue == queue)) {
+                        if let Some(kick) = place.take().as_ref().and_then(|ring| ring.served.kick.as_ref()) {
+                            // Closing our copy is not enough: the front-end keeps one, and epoll goes by the file.
+                            let _ = self.epoll.delete(kick);
+                        }
+                    }
+                }
+                Letter::Look => self.rings.iter_mut().flatten().for_each(|ring| ring.next = Next::Now),
+                Letter::Stop => return false,
+            }
+        }
+        true
+    }
+
+    fn attach(&mut self, served: Arc<Served>) {
+        let n = self.rings.iter().position(Option::is_none).unwrap_or(self.rings.len());
+        if n == self.rings.len() {
+            self.rings.push(None);
+        }
+        if let Some(kick) = &served.kick
+            && let Err(error) = self.epoll.add(kick, n as u64, Trigger::Edge)
+        {
+            let (port, queue) = (&served.port.name, served.queue);
+            tracing::warn!(port, queue, %error, "kick descriptor cannot be waited for; not served");
+            return;
+        }
+        // The guest may have made packets available before we could hear its kick.
+        self.rings[n] = Some(Ring {
+            served,
+            next: Next::Now,
+            attended: false,
+            kicked: false,
+            gathered: 0,
+            timer: TransmitTimer::default(),
+            arrivals: Arrivals::default(),
+            offer: None,
+        });
+    }
+}
+
+impl Ring {
+    /// Offers the ring to an idle core if more packets are expected soon; true if it is on offer now.
+    fn offer(&mut self, helpers: &Helpers, receiver: Option<&Port>, now_ns: u64) -> bool {
+        if self.served.is_offered() {
+            let late = |since_ns: u64| now_ns.saturating_sub(since_ns) > OFFER_NS;
+            let Some((helper, _)) = self.offer.filter(|(_, since_ns)| late(*since_ns)) else { return true };
+            if !self.served.withdraw() {
+                return true;
+            }
+            helpers.avoid(helper, now_ns);
+        }
+        self.offer = None;
+        if self.arrivals.expects_more(&helpers.hysteresis) {
+            let hash = u64::from(self.served.port.id.0) << 8 | u64::from(self.served.queue);
+            if let Some(helper) =
+                helpers.choose(hash.wrapping_mul(0x9e37_79b9_7f4a_7c15), helpers.core_of(receiver), now_ns)
+            {
+                helpers.offer(helper, &self.served, &self.arrivals);
+                self.offer = Some((helper, now_ns));
+            }
+        }
+        self.offer.is_some()
+    }
+}

@@ -1,0 +1,149 @@
+//! All threads that move packets, and who commands them.
+
+use crate::coalesce::Coalescing;
+use crate::helper::Helpers;
+use crate::policy::{Arrivals, Batch, Hysteresis};
+use crate::port::{Letter, PortThread};
+use crate::served::Served;
+use lasthop_forward::{Datapath, Port};
+use lasthop_sys::hostview::HostView;
+use lasthop_sys::{EventFd, Prompter};
+use lasthop_types::PortId;
+use std::collections::{HashMap, hash_map};
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// How packets are moved. Every mechanism can be switched off alone.
+#[derive(Debug, Default)]
+pub struct Settings {
+    /// Cores that get a helper; none: no helpers.
+    pub helpers: Vec<usize>,
+    /// Cores that do nothing but poll; if there are any they do all the work, and there are no helpers.
+    pub poll: Vec<usize>,
+    /// How long helpers look for more before they sleep.
+    pub hysteresis: Hysteresis,
+    /// How packets from guests are gathered before the switch is woken.
+    pub transmit: Batch,
+    /// How packets to guests are gathered before a running guest is interrupted.
+    pub receive: Batch,
+    /// What is known of cores and VMs.
+    pub view: Option<HostView>,
+    /// Who gets helpers out of the idle class when they are in the way; without there are none.
+    pub prompter: Option<Prompter>,
+}
+
+/// The threads. Used by one thread, the one that talks to front-ends.
+#[derive(Debug)]
+pub struct Workers {
+    datapath: Arc<Datapath>,
+    settings: Settings,
+    helpers: Arc<Helpers>,
+    threads: Vec<JoinHandle<()>>,
+    ports: HashMap<PortId, Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    thread: Option<PortThread>,
+    rings: Vec<Arc<Served>>,
+}
+
+impl Workers {
+    /// Starts helpers, or pollers. All threads inherit the caller's signal mask, and those of ports its CPU affinity.
+    pub fn start(datapath: &Arc<Datapath>, mut settings: Settings) -> io::Result<Self> {
+        let helpers = Arc::new(Helpers::new(datapath.clone(), &mut settings)?);
+        let threads = helpers.start()?;
+        let waiting = helpers.clone();
+        lasthop_virtqueue::on_wait(Box::new(move || waiting.hurry()));
+        Ok(Self { datapath: datapath.clone(), settings, helpers, threads, ports: HashMap::new() })
+    }
+
+    /// Has a port's vring served, from which packets come. Without a kick descriptor it is polled. One that is served
+    /// already is handed over.
+    pub fn attach(&mut self, port: &Arc<Port>, queue: u16, kick: Option<EventFd>) {
+        self.detach(port.id, queue);
+        let entry = match self.ports.entry(port.id) {
+            hash_map::Entry::Occupied(entry) => entry.into_mut(),
+            hash_map::Entry::Vacant(place) => {
+                let started = start_port(port, &self.datapath, &self.settings, &self.helpers);
+                match started {
+                    Ok(thread) => place.insert(Entry { thread, rings: Vec::new() }),
+                    Err(error) => {
+                        tracing::error!(port = %port.name, "no thread for this port: {error}");
+                        return;
+                    }
+                }
+            }
+        };
+        let served = Arc::new(Served::new(port.clone(), queue, kick));
+        entry.rings.push(served.clone());
+        match &entry.thread {
+            Some(thread) => thread.mailbox.send(Letter::Attach(served)),
+            None => {
+                let hash = u64::from(port.id.0).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                if let Some(n) = self.helpers.choose(hash.wrapping_add(u64::from(queue) << 62), None, 0) {
+                    self.helpers.offer(n, &served, &Arrivals::default());
+                }
+            }
+        }
+    }
+
+    /// The vring is not to be served any more. Its keeper lets go of it soon; the queue's own lock says when a burst is
+    /// over.
+    pub fn detach(&mut self, port: PortId, queue: u16) {
+        let Some(entry) = self.ports.get_mut(&port) else { return };
+        entry.rings.retain(|served| {
+            let gone = served.queue == queue;
+            if gone {
+                served.let_go();
+            }
+            !gone
+        });
+        if let Some(thread) = &entry.thread {
+            thread.mailbox.send(Letter::Detach { queue });
+        }
+    }
+
+    /// The port is no more.
+    pub fn remove(&mut self, port: PortId) {
+        if let Some(thread) = self.ports.remove(&port).and_then(|entry| entry.thread) {
+            thread.mailbox.send(Letter::Stop);
+        }
+    }
+
+    /// Has the port's queues looked at without a kick: they were enabled, or had stalled and may go on.
+    pub fn look(&self, port: PortId) {
+        if let Some(thread) = self.ports.get(&port).and_then(|entry| entry.thread.as_ref()) {
+            thread.mailbox.send(Letter::Look);
+        }
+    }
+}
+
+/// `None`: pollers do without.
+fn start_port(
+    port: &Arc<Port>,
+    datapath: &Arc<Datapath>,
+    settings: &Settings,
+    helpers: &Arc<Helpers>,
+) -> io::Result<Option<PortThread>> {
+    if helpers.dedicated {
+        return Ok(None);
+    }
+    let coalescing = Arc::new(Coalescing::new(datapath.clone(), settings.receive, settings.view)?);
+    port.set_coalescing(coalescing.clone());
+    PortThread::start(port, helpers, settings.transmit, coalescing).map(Some)
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.helpers.stop();
+        for thread in self.ports.drain().filter_map(|(_, entry)| entry.thread) {
+            thread.mailbox.send(Letter::Stop);
+            self.threads.push(thread.thread);
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
