@@ -123,8 +123,9 @@ impl Api {
         device: String,
         driver: Option<String>,
         queues: u16,
+        nice: i32,
     ) -> Result<UplinkList, ApiError> {
-        self.ask(|answer| Call::Uplink { call: UplinkCall::Add { name, device, driver, queues }, answer }).await
+        self.ask(|answer| Call::Uplink { call: UplinkCall::Add { name, device, driver, queues, nice }, answer }).await
     }
 
     async fn uplink_del(&self, name: String) -> Result<UplinkList, ApiError> {

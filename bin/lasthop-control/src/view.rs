@@ -25,6 +25,7 @@ pub(crate) fn uplink(uplink: UplinkInfo, port: Option<&PortInfo>) -> Uplink {
         mac: about.map(|a| a.mac.to_string()),
         mtu: about.map(|a| a.mtu),
         queues: about.map_or(0, |a| a.queues),
+        nice: uplink.nice,
         created: about.is_some_and(|a| a.created),
         pid: uplink.pid,
         restarts: uplink.restarts,

@@ -12,12 +12,14 @@ pub struct Arguments {
     pub supervisor: OwnedFd,
     /// The device.
     pub wanted: Wanted,
+    /// Priority, as of nice(1).
+    pub nice: i32,
 }
 
 impl Arguments {
-    /// Reads `--supervisor-fd N --device NAME [--driver NAME] [--queues N] [--ours]`. Run first thing in `main`.
+    /// Reads `--supervisor-fd N --device NAME [--driver NAME] [--queues N] [--nice N] [--ours]`. Run first thing in `main`.
     pub fn take(mut words: impl Iterator<Item = String>) -> Result<Self, String> {
-        let mut supervisor = None;
+        let (mut supervisor, mut nice) = (None, 0);
         let mut wanted = Wanted { device: String::new(), driver: None, queues: 1, ours: false };
         while let Some(option) = words.next() {
             if option == "--ours" {
@@ -36,10 +38,11 @@ impl Arguments {
                     wanted.driver = Some(driver.ok_or_else(|| format!("{option} {value}: no such driver"))?);
                 }
                 "--queues" => wanted.queues = value.parse().map_err(|_| format!("{option} {value}: not a number"))?,
+                "--nice" => nice = value.parse().map_err(|_| format!("{option} {value}: not a number"))?,
                 _ => return Err(format!("unknown option {option}")),
             }
         }
         let supervisor = supervisor.ok_or("--supervisor-fd is missing")?;
-        Ok(Self { supervisor, wanted })
+        Ok(Self { supervisor, wanted, nice })
     }
 }

@@ -22,6 +22,10 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    // Threads made later inherit it. Without the right to, it stays what it is.
+    if let Err(e) = rustix::process::setpriority_process(None, arguments.nice) {
+        tracing::warn!("priority {}: {e}", arguments.nice);
+    }
     let mut channel = Channel::new(arguments.supervisor);
     match start(&arguments.wanted).and_then(|server| server.serve(&mut channel)) {
         Ok(()) => ExitCode::SUCCESS,

@@ -13,19 +13,22 @@ pub enum UplinkCommand {
     /// An interface that does not exist is made as a TAP device and removed with the uplink. Give it an address
     /// (`ip addr add 10.0.0.1/24 dev DEVICE`) or add it to a bridge. The uplink is remembered over restarts.
     #[command(
-        after_help = "Examples:\n  lasthop uplink add net eth1\n  lasthop uplink add host lasthop0 --driver tap --queues 2"
+        after_help = "Examples:\n  lasthop uplink add net eth1\n  lasthop uplink add host lasthop0 --driver tap --queues 2\n  lasthop uplink add storage eth2 --nice -5"
     )]
     Add {
         /// Its name and that of its port: 1 to 63 letters, digits, '.', '_' or '-'
         name: String,
         /// The interface
         device: String,
-        /// How to use it: tap or af_packet [default: tap if it is a TAP device or does not exist, else af_packet]
+        /// How to use it: tap, af_packet or af_xdp [default: tap if it is a TAP device or does not exist, else af_packet]
         #[arg(long)]
         driver: Option<String>,
         /// Queue pairs, each with a thread of its own
         #[arg(long, default_value_t = 1)]
         queues: u16,
+        /// Priority of its processes: -20 (first) to 19 (last)
+        #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
+        nice: i32,
         #[command(flatten)]
         shared: SharedArgs,
     },
@@ -44,9 +47,10 @@ pub enum UplinkCommand {
 
 pub fn uplink(command: &UplinkCommand) -> Result<String, CliError> {
     match command {
-        UplinkCommand::Add { name, device, driver, queues, shared } => {
-            let list =
-                shared.instance()?.ask(async |c| c.uplink_add(name, device, driver.as_deref(), *queues).await)?;
+        UplinkCommand::Add { name, device, driver, queues, nice, shared } => {
+            let list = shared
+                .instance()?
+                .ask(async |c| c.uplink_add(name, device, driver.as_deref(), *queues, *nice).await)?;
             let uplink = list.uplinks.into_iter().next().unwrap_or_default();
             shared.show(&uplink, |u| {
                 let made = if u.created { ", which it made" } else { "" };

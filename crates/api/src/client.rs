@@ -21,13 +21,14 @@ pub trait SwitchProxy {
     async fn port_list(&mut self) -> zlink::Result<impl Stream<Item = zlink::Result<Result<PortPage, ApiError>>>>;
 
     /// Makes an uplink: a port that is the interface `device`, used by `driver` (chosen if not given) with so many queue
-    /// pairs. Answers when the interface is open.
+    /// pairs, and at this priority, from -20 to 19 as of nice(1). Answers when the interface is open.
     async fn uplink_add(
         &mut self,
         name: &str,
         device: &str,
         driver: Option<&str>,
         queues: u16,
+        nice: i32,
     ) -> zlink::Result<Result<UplinkList, ApiError>>;
 
     /// Removes an uplink and its port; an interface that it made goes with it.

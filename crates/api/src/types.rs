@@ -170,7 +170,7 @@ pub struct Uplink {
     pub id: u32,
     /// Its interface.
     pub device: String,
-    /// `tap` or `af_packet`; none before the interface was opened for the first time.
+    /// `tap`, `af_packet` or `af_xdp`; none before the interface was opened for the first time.
     pub driver: Option<String>,
     /// In which of the ways that the driver knows it is used.
     pub mode: Option<String>,
@@ -184,6 +184,8 @@ pub struct Uplink {
     pub mtu: Option<u32>,
     /// Queue pairs.
     pub queues: u16,
+    /// Its process's priority, as of nice(1).
+    pub nice: i32,
     /// The interface was made by the uplink and goes with it.
     pub created: bool,
     /// Its process.

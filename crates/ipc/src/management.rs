@@ -45,6 +45,8 @@ pub struct UplinkInfo {
     pub port: PortId,
     /// Its interface.
     pub device: String,
+    /// Its processes' priority.
+    pub nice: i32,
     /// Whether its process runs and has opened the device.
     pub running: bool,
     /// The device as it was last opened.
@@ -99,6 +101,8 @@ pub enum ControlToSupervisor {
         driver: Option<String>,
         /// Queue pairs.
         queues: u16,
+        /// Its processes' priority, as of nice(1).
+        nice: i32,
     },
     /// Remove an uplink and its port.
     UplinkDel {

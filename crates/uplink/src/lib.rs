@@ -5,7 +5,7 @@
 //! |---|---|
 //! | [`memory`] | the memfd that is shared with the switch: rings, buffers, and who may touch them |
 //! | [`pair`] | one queue pair: frames out of the ring, frames into it |
-//! | [`device`] | TAP, AF_PACKET: opening, sending, receiving |
+//! | [`device`] | TAP, AF_PACKET, AF_XDP: opening, sending, receiving |
 //! | [`engine`] | the thread of one queue pair: sleeps until there is something to carry |
 //! | [`link`] | the vhost-user connection to the switch |
 //! | [`counters`] | what was carried and what was not |

@@ -77,17 +77,15 @@ fn frames_cross(wire: &Wire) {
     exchange(&mut near, &mut far, [1515, 4000, 8999, 9014].into_iter(), number);
     // Tags pass as they are: one, a service tag, two.
     for (vlan, tags) in [&[(0x8100, 5)][..], &[(0x88a8, 7)], &[(0x8100, 0x6007), (0x8100, 9)]].into_iter().enumerate() {
-        for (from, to) in [(&mut near, &mut far)] {
-            let tagged = |a: MacAddr, b: MacAddr| {
-                let frame = Frame::between(a, b).payload(vec![vlan as u8 + 1; 100]);
-                tags.iter().fold(frame, |f, (tpid, tci)| f.tag(*tpid, *tci)).build()
-            };
-            let (there, back) = (tagged(from.mac, to.mac), tagged(to.mac, from.mac));
-            from.send(&there);
-            to.expect(&there);
-            to.send(&back);
-            from.expect(&back);
-        }
+        let tagged = |a: MacAddr, b: MacAddr| {
+            let frame = Frame::between(a, b).payload(vec![vlan as u8 + 1; 100]);
+            tags.iter().fold(frame, |f, (tpid, tci)| f.tag(*tpid, *tci)).build()
+        };
+        let (there, back) = (tagged(near.mac, far.mac), tagged(far.mac, near.mac));
+        near.send(&there);
+        far.expect(&there);
+        far.send(&back);
+        near.expect(&back);
     }
     left.lasthop.check_sums();
     right.lasthop.check_sums();
@@ -114,6 +112,40 @@ fn frames_of_all_kinds_cross_tap() {
 #[test]
 fn frames_of_all_kinds_cross_tap_with_several_queues() {
     frames_cross(&Wire::taps(2));
+}
+
+#[test]
+fn frames_cross_af_xdp() {
+    let wire = Wire::xdp();
+    let (left, right) = (Site::new(wire.netns(), &wire.left), Site::new(wire.netns(), &wire.right));
+    assert_eq!(left.uplink()["mode"], "native, copy");
+    let (mut near, mut far) =
+        (left.guest("a", mac(1), Options::default()), right.guest("a", mac(2), Options::default()));
+    let number = exchange(&mut near, &mut far, 60..1515, 1);
+    // More at once than any ring holds, in both directions; what goes on the way is few, and counted by the kernel.
+    let arrived = |guest: &mut Guest| guest.drain().into_iter().filter(|f| number_of(f).is_some()).count();
+    for n in number..number + 3000 {
+        near.send(&numbered(near.mac, far.mac, n, 1000));
+    }
+    assert!(arrived(&mut far) > 100);
+    near.greet(&mut far, 5);
+    // A packet to be cut and summed is, before it is sent.
+    let mut sender = left.guest("b", mac(3), Options::offloading());
+    sender.greet(&mut far, 6);
+    let payload: Vec<u8> = (0..20_000u32).map(|i| (i * 7 / 3) as u8).collect();
+    let tcp = Frame::between(mac(3), mac(2)).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).tcp(1000, 2000);
+    let tcp = tcp.payload(payload.clone()).partial_checksum();
+    sender.send_as(tcp.vnet(VnetHdr::GSO_TCPV4, 1400), &tcp.build());
+    let mut got: Vec<u8> = Vec::new();
+    while got.len() < payload.len() {
+        let (header, frame) = far.recv("a segment", |_, f| f.len() > 300);
+        assert_eq!(header.gso_type, VnetHdr::GSO_NONE);
+        got.extend(&frame[54..]);
+    }
+    assert_eq!(got, payload);
+    for site in [&left, &right] {
+        assert_eq!(site.uplink()["drops"], Value::Array(Vec::new()));
+    }
 }
 
 /// A TCP segment of 60 KB leaves a guest whole and arrives whole, its checksum still open; where the wire's end cannot, the
@@ -211,7 +243,7 @@ fn thousands_of_stations_live_behind_one_uplink() {
 #[test]
 fn uplink_killed_under_load() {
     const KILLS: u32 = 10;
-    for wire in [Wire::veth(1), Wire::taps(1)] {
+    for wire in [Wire::veth(1), Wire::taps(1), Wire::xdp()] {
         let right = Site::new(wire.netns(), &wire.right);
         let dir = scratch();
         let ports = ["a", "c", "d"].map(|name| Port::listen(name, dir.path()));
@@ -270,6 +302,22 @@ fn uplink_killed_under_load() {
     }
 }
 
+/// With nothing to carry nothing runs, but for the question whether they live, once a second.
+#[test]
+fn an_idle_uplink_takes_no_processor_time() {
+    let wire = Wire::xdp();
+    let others = [wire.right.replace("net=v1,af_xdp", "pkt=v1,af_packet"), "tap=t9,queues=2".to_owned()];
+    let site = Site::with(wire.netns(), &["--uplink", &wire.left, "--uplink", &others[0], "--uplink", &others[1]]);
+    let mut guest = site.guest("a", mac(1), Options::default());
+    guest.send(&numbered(mac(1), MacAddr::BROADCAST, 1, 60));
+    std::thread::sleep(Duration::from_millis(500));
+    let before = site.lasthop.cpu_ns();
+    std::thread::sleep(Duration::from_secs(3));
+    let used = site.lasthop.cpu_ns() - before;
+    // Six processes, and three thousand milliseconds: a thread that spins takes all of them.
+    assert!(used < 100_000_000, "{} ms", used / 1_000_000);
+}
+
 /// Stopped, not dead: noticed and replaced.
 #[test]
 fn uplink_hung_is_replaced() {
@@ -293,7 +341,7 @@ fn uplink_hung_is_replaced() {
 /// The switch dies, the uplink stays and is joined to the next one.
 #[test]
 fn switch_killed_uplinks_are_joined_to_the_next() {
-    for wire in [Wire::veth(1), Wire::taps(2)] {
+    for wire in [Wire::veth(1), Wire::taps(2), Wire::xdp()] {
         let (left, right) = (Site::new(wire.netns(), &wire.left), Site::new(wire.netns(), &wire.right));
         wire.join();
         let mut far = right.guest("a", mac(2), Options::default());
@@ -400,9 +448,16 @@ fn what_cannot_be_an_uplink_is_refused_with_the_reason() {
         assert!(!out.status.success() && text.contains(part) && text.lines().count() == 1, "{words:?}: {text}");
     }
     // After all that there is one uplink, and a name that was refused can be used.
-    site.lasthop.command(&["uplink", "add", "x", "v0"]);
+    site.lasthop.command(&["uplink", "add", "x", "v0", "--nice", "7"]);
     site.lasthop.wait_for_state("x", "up");
     assert_eq!(site.lasthop.json(&["uplink", "list"])["uplinks"].as_array().map(Vec::len), Some(2));
+    let niceness = |pid: u64| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit(')').next().and_then(|s| s.split(' ').nth(17)?.parse::<i32>().ok())
+    };
+    let list = site.lasthop.json(&["uplink", "list"]);
+    let x = list["uplinks"].as_array().unwrap().iter().find(|u| u["name"] == "x").cloned().unwrap_or_default();
+    assert_eq!((x["nice"].as_i64(), niceness(x["pid"].as_u64().unwrap_or(0))), (Some(7), Some(7)), "{x}");
     let port = site.lasthop.try_command(&["port", "del", "x"]);
     assert!(String::from_utf8_lossy(&port.stderr).contains("uplink del x"));
     // The device is taken away: said, tried again, and back when it is.

@@ -252,6 +252,7 @@ impl Fake {
             name: "vm2".into(),
             port: PortId(2),
             device: "eth0".into(),
+            nice: 0,
             running: true,
             about: Some(UplinkDevice {
                 driver: UplinkDriver::Tap,

@@ -25,9 +25,9 @@ pub struct RunArgs {
     /// A port and its vhost-user socket; lasthop listens there, or with ",client" connects to it. May be repeated
     #[arg(long = "port", value_name = "NAME=PATH[,client]", value_parser = parse_port)]
     pub ports: Vec<PortArg>,
-    /// An uplink: a port that is a network interface of this host, or a TAP device that is made. Drivers: tap, af_packet. May be
+    /// An uplink: a port that is a network interface of this host, or a TAP device that is made. Drivers: tap, af_packet, af_xdp. May be
     /// repeated
-    #[arg(long = "uplink", value_name = "NAME=DEVICE[,DRIVER][,queues=N]", value_parser = parse_uplink)]
+    #[arg(long = "uplink", value_name = "NAME=DEVICE[,DRIVER][,queues=N][,nice=N]", value_parser = parse_uplink)]
     pub uplinks: Vec<SavedUplink>,
     /// Milliseconds an uplink may take to answer before it is replaced
     #[arg(long, value_name = "MS", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(20..))]
@@ -197,6 +197,9 @@ pub fn check_uplink(uplink: &SavedUplink) -> Result<(), String> {
     if !(1..=MAX_QUEUES).contains(&uplink.queues) {
         return Err(format!("{} queues; use 1 to {MAX_QUEUES}", uplink.queues));
     }
+    if !(-20..=19).contains(&uplink.nice) {
+        return Err(format!("nice {}; use -20 (first) to 19 (last)", uplink.nice));
+    }
     Ok(())
 }
 
@@ -204,12 +207,15 @@ fn parse_uplink(text: &str) -> Result<SavedUplink, String> {
     let (name, rest) = text.split_once('=').ok_or("no '='; write NAME=DEVICE or NAME=DEVICE,DRIVER")?;
     let mut words = rest.split(',');
     let device = words.next().unwrap_or_default().into();
-    let mut uplink = SavedUplink { name: name.into(), device, driver: None, queues: 1 };
+    let mut uplink = SavedUplink { name: name.into(), device, driver: None, queues: 1, nice: 0 };
     for word in words {
         match word.split_once('=') {
             None => uplink.driver = Some(word.into()),
             Some(("queues", n)) => uplink.queues = n.parse().map_err(|_| format!("{word}: not a number"))?,
-            Some(_) => return Err(format!("unknown option {word:?}; there are a driver's name and queues=N")),
+            Some(("nice", n)) => uplink.nice = n.parse().map_err(|_| format!("{word}: not a number"))?,
+            Some(_) => {
+                return Err(format!("unknown option {word:?}; there are a driver's name, queues=N and nice=N"));
+            }
         }
     }
     check_uplink(&uplink)?;
@@ -251,14 +257,24 @@ mod tests {
     #[test]
     fn uplink_is_name_device_and_perhaps_how() {
         let uplink = |driver: Option<&str>, queues| {
-            Ok(SavedUplink { name: "up0".into(), device: "eth0".into(), driver: driver.map(Into::into), queues })
+            let driver = driver.map(Into::into);
+            Ok(SavedUplink { name: "up0".into(), device: "eth0".into(), driver, queues, nice: 0 })
         };
         assert_eq!(parse_uplink("up0=eth0"), uplink(None, 1));
+        assert_eq!(parse_uplink("up0=eth0,nice=-5").unwrap().nice, -5);
         assert_eq!(parse_uplink("up0=eth0,tap"), uplink(Some("tap"), 1));
         assert_eq!(parse_uplink("up0=eth0,af_packet,queues=4"), uplink(Some("af_packet"), 4));
-        for bad in
-            ["up0", "=eth0", "up0=", "up0=e/0", "up0=eth0,dpdk", "up0=eth0,queues=0", "up0=eth0,queue=1", "u p=eth0"]
-        {
+        for bad in [
+            "up0",
+            "=eth0",
+            "up0=",
+            "up0=e/0",
+            "up0=eth0,dpdk",
+            "up0=eth0,queues=0",
+            "up0=eth0,nice=20",
+            "up0=eth0,queue=1",
+            "u p=eth0",
+        ] {
             assert!(parse_uplink(bad).is_err(), "{bad}");
         }
         assert!(parse_uplink("up0=eth0,dpdk").unwrap_err().contains("af_packet"));

@@ -36,6 +36,9 @@ pub struct SavedUplink {
     pub driver: Option<String>,
     /// Queue pairs.
     pub queues: u16,
+    /// Its processes' priority, as of nice(1).
+    #[serde(default)]
+    pub nice: i32,
 }
 
 /// What is remembered in `ports.json`.
@@ -150,7 +153,8 @@ mod tests {
             SavedPort { name: "vm1".into(), path: "/run/vm 1\".sock".into(), client: false },
             SavedPort { name: "vm2".into(), path: "/run/ü.sock".into(), client: true },
         ];
-        let uplinks = vec![SavedUplink { name: "up0".into(), device: "eth0".into(), driver: None, queues: 2 }];
+        let uplinks =
+            vec![SavedUplink { name: "up0".into(), device: "eth0".into(), driver: None, queues: 2, nice: -5 }];
         let saved = Saved { ports, uplinks };
         store.save(saved.clone()).unwrap();
         assert_eq!(store.load().unwrap(), saved);

@@ -316,6 +316,7 @@ impl Uplink {
             name: self.spec.name.clone(),
             port: self.config.id,
             device: self.spec.device.clone(),
+            nice: self.spec.nice,
             running: self.child.is_ready(),
             about: self.device.clone(),
             pid: self.child.pid(),
@@ -339,7 +340,7 @@ fn arguments(spec: &SavedUplink, ours: bool) -> Vec<String> {
     if let Some(driver) = &spec.driver {
         words.extend(["--driver".into(), driver.clone()]);
     }
-    words.extend(["--queues".into(), spec.queues.to_string()]);
+    words.extend(["--queues".into(), spec.queues.to_string(), "--nice".into(), spec.nice.to_string()]);
     if ours {
         words.push("--ours".into());
     }

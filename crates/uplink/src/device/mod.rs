@@ -1,7 +1,7 @@
 //! Network devices as an uplink uses them: one queue of a device for each queue pair.
 //!
 //! Whatever a device cannot do (segmentation, checksums, scatter/gather) is done at the
-//! last moment, after the one copy that the switch makes: by the kernel, for the drivers here.
+//! last moment: by the kernel, after the one copy that the switch makes, or by the switch in that copy (AF_XDP).
 
 mod packet;
 mod tap;
@@ -85,7 +85,7 @@ pub enum Queue {
     /// A packet socket.
     Packets(Packets),
     /// An AF_XDP socket.
-    Xdp(Xdp),
+    Xdp(Box<Xdp>),
 }
 
 impl Queue {

@@ -53,7 +53,13 @@ impl Xdp {
         about.mode = if program.native { "native" } else { "generic" }.into();
         let program = Arc::new(program);
         let queue = |queue| {
-            super::Queue::Xdp(Self { program: program.clone(), index, queue: u32::from(queue), socket: None, umem: 0 })
+            super::Queue::Xdp(Box::new(Self {
+                program: program.clone(),
+                index,
+                queue: u32::from(queue),
+                socket: None,
+                umem: 0,
+            }))
         };
         let memory = MemoryConfig { pairs: wanted.queues, ring: 512, buffer: 2048, slot: CHUNK, slots: 1536 };
         let features = Features::CSUM;

@@ -27,6 +27,14 @@ impl Wire {
         Self { netns, left: end("v0"), right: end("v1"), bridged: false }
     }
 
+    /// A veth pair, for AF_XDP: no jumbo frames.
+    pub fn xdp() -> Self {
+        let netns = Netns::new();
+        netns.ip("link add v0 type veth peer name v1");
+        let end = |name: &str| format!("net={name},af_xdp");
+        Self { netns, left: end("v0"), right: end("v1"), bridged: false }
+    }
+
     /// Two TAP devices that the uplinks make, on a Linux bridge.
     pub fn taps(queues: u16) -> Self {
         let netns = Netns::new();
