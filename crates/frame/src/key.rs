@@ -9,21 +9,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// The order matters: a lookup that only needs the link layer reads the first [`Depth::L2`] bytes, one that needs
 /// addresses and ports the first [`Depth::L4`], so a learning switch pays for 32 bytes and not for 160.
 /// Numbers are in host order; a field that the frame does not have is zero.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    Hash,
-    Serialize,
-    Deserialize,
-    FromBytes,
-    IntoBytes,
-    KnownLayout,
-    Immutable,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct FlowKey {
     /// Number of the port the frame came from.
@@ -158,21 +145,8 @@ impl FlowKey {
 }
 
 /// Which bits of a [`FlowKey`] a rule looks at: a key whose set bits are those that matter.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    Hash,
-    Serialize,
-    Deserialize,
-    FromBytes,
-    IntoBytes,
-    KnownLayout,
-    Immutable,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(transparent)]
 pub struct FlowMask(pub FlowKey);
 
