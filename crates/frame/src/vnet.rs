@@ -46,13 +46,11 @@ impl VnetHdr {
     pub const GSO_ECN: u8 = 0x80;
 
     /// From the ring's bytes; any bytes are a header.
-    #[inline]
     pub fn parse(b: &[u8; Self::LEN]) -> Self {
         zerocopy::transmute!(*b)
     }
 
     /// As the ring's bytes.
-    #[inline]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         zerocopy::transmute!(*self)
     }

@@ -39,8 +39,7 @@ const OLDER: &[libc::c_long] = &[libc::SYS_epoll_wait, libc::SYS_poll];
 const OLDER: &[libc::c_long] = &[];
 
 /// fcntl(2): nothing that reaches another process (locks, owners, leases).
-const FCNTL: &[libc::c_int] =
-    numbers! { F_DUPFD_CLOEXEC F_GETFD F_SETFD F_GETFL F_SETFL F_GET_SEALS F_ADD_SEALS };
+const FCNTL: &[libc::c_int] = numbers! { F_DUPFD_CLOEXEC F_GETFD F_SETFD F_GETFL F_SETFL F_GET_SEALS F_ADD_SEALS };
 
 /// prctl(2): names of threads and of memory, and how exact timers are.
 const PRCTL: &[libc::c_int] = &[libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA, libc::PR_SET_TIMERSLACK];
