@@ -37,7 +37,7 @@ build:
 
 # What the tests run: no demo, no benchmark.
 programs:
-	$(CARGO) build --release --package lasthop --package lasthop-switch --package lasthop-control
+	$(CARGO) build --release --package lasthop --package lasthop-switch --package lasthop-control --package lasthop-uplink
 
 check:
 	$(CARGO) fmt --all --check

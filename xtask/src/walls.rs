@@ -22,6 +22,9 @@ const DATA_PLANE: &[&str] = &[
     "lasthop-schedule",
     "lasthop-ipc",
     "lasthop-switch",
+    // Not linked into the switch, but held to the same.
+    "lasthop-uplink",
+    "lasthop-uplink-core",
 ];
 
 /// What they must not see: our own crates that decide policy or talk to people …

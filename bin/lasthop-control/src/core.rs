@@ -1,7 +1,7 @@
 //! What control knows, and what follows from each thing it hears. No I/O: messages in, messages out.
 
 use crate::view;
-use lasthop_api::{AclChanged, AclRule, ApiError, Flow, Mac, Port, PortChanged, SwitchStats, TraceReport};
+use lasthop_api::{AclChanged, AclRule, ApiError, Flow, Mac, Port, PortChanged, SwitchStats, TraceReport, UplinkList};
 use lasthop_frame::{FlowKey, SNAPSHOT_LEN};
 use lasthop_ipc::{
     ControlToSupervisor, DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket, PortConfig, PortInfo,
@@ -11,12 +11,14 @@ use lasthop_policy::acl::Book;
 use lasthop_policy::{Change, Effects, FlowUse, Learning};
 use lasthop_types::PortId;
 use lists::Pending;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tokio::sync::oneshot;
 
 mod lists;
+mod uplinks;
 
 pub(crate) use lists::Load;
+pub(crate) use uplinks::UplinkCall;
 
 /// How often the switch is asked which flows are in use while it has any, in ms. A sixtieth part of an address's life.
 const POLL_MS: u64 = 10_000;
@@ -34,6 +36,7 @@ pub(crate) type Answer<T> = oneshot::Sender<Result<T, ApiError>>;
 pub(crate) enum Call {
     PortAdd { name: String, path: String, client: bool, answer: Answer<PortChanged> },
     PortDel { name: String, answer: Answer<PortChanged> },
+    Uplink { call: UplinkCall, answer: Answer<UplinkList> },
     PortList { answer: Answer<Vec<Port>> },
     FlowList { answer: Answer<Vec<Flow>> },
     MacList { answer: Answer<Vec<Mac>> },
@@ -111,6 +114,9 @@ pub(crate) struct Core {
     infos: BTreeMap<PortId, PortInfo>,
     questions: BTreeMap<u64, Question>,
     requests: BTreeMap<u64, Answer<PortChanged>>,
+    uplink_requests: BTreeMap<u64, Answer<UplinkList>>,
+    /// Ports that are uplinks.
+    uplinks: BTreeSet<PortId>,
     next_number: u64,
     next_tick_ms: Option<u64>,
     commands: Vec<Command>,
@@ -135,6 +141,8 @@ impl Core {
             infos: BTreeMap::new(),
             questions: BTreeMap::new(),
             requests: BTreeMap::new(),
+            uplink_requests: BTreeMap::new(),
+            uplinks: BTreeSet::new(),
             next_number: 0,
             next_tick_ms: None,
             commands: Vec::new(),
@@ -365,6 +373,11 @@ impl Core {
                     Err(message) => refuse(answer, ApiError::PortRefused { message }),
                 }
             }
+            SupervisorToControl::Uplinks(ports) => {
+                self.uplinks = ports.into_iter().collect();
+                self.policy.set_uplinks(&self.uplinks, now_ms, out);
+            }
+            SupervisorToControl::UplinkReply { request, result } => self.uplink_reply(request, result),
             SupervisorToControl::Lists(part) => self.lists_are(&part),
             SupervisorToControl::ListsKept(result) => self.lists_kept(result, now_ms),
             // Without a descriptor, or handled by the loop.
@@ -380,6 +393,7 @@ impl Core {
             Call::PortDel { name, answer } => {
                 self.request(answer, |request| ControlToSupervisor::PortDel { request, name });
             }
+            Call::Uplink { call, answer } => self.uplink_request(call, answer),
             Call::PortList { answer } => {
                 if !self.attached {
                     let ports = self.ports(Vec::new());
@@ -482,7 +496,10 @@ impl Core {
         ids.sort_unstable();
         ids.dedup();
         let limit = self.policy.mac_limit() as u64;
-        let port = |id| view::port(id, self.configs.get(&id), infos.get(&id), self.policy.port_view(id), limit);
+        let port = |id| Port {
+            uplink: self.uplinks.contains(&id),
+            ..view::port(id, self.configs.get(&id), infos.get(&id), self.policy.port_view(id), limit)
+        };
         ids.into_iter().map(port).collect()
     }
 

@@ -1,11 +1,11 @@
 //! The local API: Varlink on the listening socket that the supervisor made, for as many clients as
 //! [`MAX_CONNECTIONS`], each in a task of its own so that one that does not read its replies stops nobody else.
 
-use crate::core::{Answer, Call, Load, busy, switch_away};
+use crate::core::{Answer, Call, Load, UplinkCall, busy, switch_away};
 use futures_util::Stream;
 use lasthop_api::{
-    AclChanged, AclPage, AclRule, AclText, ApiError, Drops, Field, Flow, FlowPage, Mac, MacPage, Port, PortChanged,
-    PortPage, Queue, SwitchStats, Totals, TraceOutput, TraceReport,
+    AclChanged, AclPage, AclRule, AclText, ApiError, Carried, Drops, Field, Flow, FlowPage, Mac, MacPage, Port,
+    PortChanged, PortPage, Queue, SwitchStats, Totals, TraceOutput, TraceReport, Uplink, UplinkList,
 };
 use lasthop_policy::acl::MAX_TEXT;
 use lasthop_types::MAX_FRAME_LEN;
@@ -97,7 +97,7 @@ impl Api {
 #[zlink::service(
     interface = "org.lasthop.Switch",
     types = [AclRule, AclPage, AclText, AclChanged, Port, Queue, Totals, Drops, Flow, Field, Mac, PortChanged, PortPage, FlowPage, MacPage, SwitchStats,
-             TraceOutput, TraceReport],
+             TraceOutput, TraceReport, Uplink, Carried, UplinkList],
     vendor = "lasthop",
     product = "lasthop",
     version = env!("CARGO_PKG_VERSION")
@@ -115,6 +115,24 @@ impl Api {
     async fn port_list(&self, more: bool) -> impl Stream<Item = Result<Reply<PortPage>, ApiError>> + Unpin {
         let ports = self.ask(|answer| Call::PortList { answer }).await;
         pages(ports, more, PORTS_PER_PAGE, |ports, total| PortPage { ports, total })
+    }
+
+    async fn uplink_add(
+        &self,
+        name: String,
+        device: String,
+        driver: Option<String>,
+        queues: u16,
+    ) -> Result<UplinkList, ApiError> {
+        self.ask(|answer| Call::Uplink { call: UplinkCall::Add { name, device, driver, queues }, answer }).await
+    }
+
+    async fn uplink_del(&self, name: String) -> Result<UplinkList, ApiError> {
+        self.ask(|answer| Call::Uplink { call: UplinkCall::Del { name }, answer }).await
+    }
+
+    async fn uplink_list(&self) -> Result<UplinkList, ApiError> {
+        self.ask(|answer| Call::Uplink { call: UplinkCall::List, answer }).await
     }
 
     #[zlink(more)]

@@ -1,9 +1,9 @@
 //! What is known, in the words of the API.
 
-use lasthop_api::{Drops, Field, Flow, Mac, Port, Queue, Totals, TraceOutput};
+use lasthop_api::{Carried, Drops, Field, Flow, Mac, Port, Queue, Totals, TraceOutput, Uplink};
 use lasthop_flow::Action;
 use lasthop_frame::{FlowKey, FlowMask};
-use lasthop_ipc::{FlowInfo, PortConfig, PortInfo, PortState, PortVm};
+use lasthop_ipc::{FlowInfo, PortConfig, PortInfo, PortState, PortVm, UplinkInfo};
 use lasthop_policy::{MacView, PortView};
 use lasthop_types::{DropReason, MacAddr, PortId, PortTotals};
 use std::fmt::Display;
@@ -11,6 +11,29 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 pub(crate) fn mac(m: &MacView, port: String) -> Mac {
     Mac { mac: m.mac.to_string(), vlan: m.vlan, port, age_ms: m.age_ms, held: m.held }
+}
+
+pub(crate) fn uplink(uplink: UplinkInfo, port: Option<&PortInfo>) -> Uplink {
+    let about = uplink.about.as_ref();
+    let counters = uplink.counters;
+    Uplink {
+        id: uplink.port.0,
+        driver: about.map(|a| a.driver.name().into()),
+        mode: about.map(|a| a.mode.clone()),
+        state: if uplink.running { state(port) } else { "starting" }.into(),
+        last_error: uplink.last_error,
+        mac: about.map(|a| a.mac.to_string()),
+        mtu: about.map(|a| a.mtu),
+        queues: about.map_or(0, |a| a.queues),
+        created: about.is_some_and(|a| a.created),
+        pid: uplink.pid,
+        restarts: uplink.restarts,
+        to_network: Carried { packets: counters.to_network_packets, bytes: counters.to_network_bytes },
+        from_network: Carried { packets: counters.from_network_packets, bytes: counters.from_network_bytes },
+        drops: counters.drops.into_iter().map(|d| Drops { reason: d.reason, packets: d.packets }).collect(),
+        name: uplink.name,
+        device: uplink.device,
+    }
 }
 
 fn state(info: Option<&PortInfo>) -> &'static str {

@@ -198,6 +198,34 @@ fn serves_the_api() {
     fake.serve_until(|f| f.flows.iter().all(|(flow, _)| flow.key.in_port == 1));
 }
 
+/// Uplinks are asked of the supervisor; nothing goes from one to another.
+#[test]
+fn uplinks_are_shown_and_kept_apart() {
+    let (_control, mut fake) = Control::start();
+    fake.serve_until(|f| f.ready);
+    fake.attach();
+    fake.add_ports(&["vm1", "vm2"]);
+    let (list, refused, ports) = client(&mut fake, async |api| {
+        let list = api.uplink_list().await.unwrap().unwrap().uplinks;
+        let refused = api.uplink_add("x", "eth7", None, 1).await.unwrap().unwrap_err();
+        let ports = api.trace("vm1", "ffffffffffff0200000000010800").await.unwrap().unwrap().outputs;
+        (list, refused, ports)
+    });
+    assert_eq!((list.len(), list[0].device.as_str(), list[0].driver.as_deref()), (1, "eth0", Some("tap")));
+    assert_eq!((list[0].state.as_str(), list[0].to_network.packets, list[0].restarts), ("up", 5, 3));
+    assert!(matches!(&refused, ApiError::UplinkRefused { message } if message.contains("no interface eth7")));
+    assert!(ports.iter().any(|o| o.port == "vm2"));
+    let both = vec![PortId(1), PortId(2)];
+    fake.supervisor.send(&SupervisorToControl::Uplinks(both), None).unwrap();
+    let (report, ports) = client(&mut fake, async |api| {
+        let report = api.trace("vm1", "ffffffffffff0200000000010800").await.unwrap().unwrap();
+        let ports = api.port_list().await.unwrap().collect::<Vec<_>>().await;
+        (report, ports)
+    });
+    assert!(!report.outputs.iter().any(|o| o.port == "vm2"), "{report:?}");
+    assert!(ports[0].as_ref().unwrap().as_ref().unwrap().ports.iter().all(|p| p.uplink));
+}
+
 #[test]
 fn describes_itself_as_documented() {
     let (_control, mut fake) = Control::start();

@@ -42,6 +42,12 @@ pub fn attach(args: &AttachArgs) -> Result<String, CliError> {
             args.port
         )));
     };
+    if port.uplink {
+        let name = &port.name;
+        return Err(CliError::new(format!(
+            "{name} is an uplink, not a machine's port; `lasthop uplink list` shows it"
+        )));
+    }
     Ok(match args.vmm {
         Some(vmm) => lines(vmm, port, args),
         None => {

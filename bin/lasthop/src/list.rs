@@ -44,6 +44,10 @@ pub fn macs(shared: &SharedArgs) -> Result<String, CliError> {
     shared.show(&Macs { macs }, |m| mac_table(&m.macs))
 }
 
+fn mode(client: bool) -> &'static str {
+    if client { "connect" } else { "listen" }
+}
+
 /// Undelivered packets, both directions.
 pub fn dropped(port: &Port) -> u64 {
     port.from_guest.drops.iter().chain(&port.to_guest.drops).map(|d| d.packets).sum()
@@ -71,14 +75,14 @@ fn port_table(ports: &[Port]) -> String {
         table.row(vec![
             p.name.clone(),
             p.state.clone(),
-            if p.client { "connect" } else { "listen" }.into(),
+            if p.uplink { "uplink" } else { mode(p.client) }.into(),
             vm(p),
             enabled.to_string(),
             p.macs.to_string(),
             p.from_guest.packets.to_string(),
             p.to_guest.packets.to_string(),
             dropped(p).to_string(),
-            p.path.clone(),
+            if p.uplink { "-".into() } else { p.path.clone() },
         ]);
         if let Some(why) = &p.error {
             notes.push_str(&format!("{}: broken: {why}\n", p.name));

@@ -8,6 +8,7 @@ mod run;
 mod stats;
 mod table;
 mod trace;
+mod uplink;
 
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
@@ -28,13 +29,19 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    #[command(after_help = "Examples:\n  \
-        lasthop run --port vm1=/run/lasthop/vm1.sock --port vm2=/run/vm2.sock,client\n  \
-        lasthop run --cpus 2-3 --no-bpf")]
+    #[command(
+        after_help = "Examples:\n  lasthop run --port vm1=/run/lasthop/vm1.sock --port vm2=/run/vm2.sock,client\n  \
+        lasthop run --port vm1=/run/lasthop/vm1.sock --uplink net=eth1\n  \
+        lasthop run --port vm1=/run/lasthop/vm1.sock --uplink host=lasthop0,tap,queues=2\n  \
+         lasthop run --cpus 2-3 --helpers 3 --no-bpf --port vm1=/run/lasthop/vm1.sock"
+    )]
     Run(run::RunArgs),
     /// Add, remove and show ports
     #[command(subcommand)]
     Port(PortCommand),
+    /// Connect the switch to the network, and show how
+    #[command(subcommand)]
+    Uplink(uplink::UplinkCommand),
     /// Show what the switch does with which packets
     #[command(subcommand)]
     Flow(FlowCommand),
@@ -170,6 +177,7 @@ fn main() -> ExitCode {
         Command::Port(PortCommand::Add { name, path, client, shared }) => port_add(&name, path, client, &shared),
         Command::Port(PortCommand::Del { name, shared }) => port_del(&name, &shared),
         Command::Port(PortCommand::List(shared)) => list::ports(&shared),
+        Command::Uplink(command) => uplink::uplink(&command),
         Command::Flow(FlowCommand::List(shared)) => list::flows(&shared),
         Command::Mac(MacCommand::List(shared)) => list::macs(&shared),
         Command::Acl(AclCommand::Load(args)) => acl::load(&args),

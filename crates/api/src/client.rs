@@ -2,6 +2,7 @@
 
 use crate::{
     AclChanged, AclPage, AclText, ApiError, FlowPage, MacPage, PortChanged, PortPage, SwitchStats, TraceReport,
+    UplinkList,
 };
 use futures_util::Stream;
 
@@ -18,6 +19,22 @@ pub trait SwitchProxy {
     /// All ports with their counters.
     #[zlink(more)]
     async fn port_list(&mut self) -> zlink::Result<impl Stream<Item = zlink::Result<Result<PortPage, ApiError>>>>;
+
+    /// Makes an uplink: a port that is the interface `device`, used by `driver` (chosen if not given) with so many queue
+    /// pairs. Answers when the interface is open.
+    async fn uplink_add(
+        &mut self,
+        name: &str,
+        device: &str,
+        driver: Option<&str>,
+        queues: u16,
+    ) -> zlink::Result<Result<UplinkList, ApiError>>;
+
+    /// Removes an uplink and its port; an interface that it made goes with it.
+    async fn uplink_del(&mut self, name: &str) -> zlink::Result<Result<UplinkList, ApiError>>;
+
+    /// All uplinks with their counters.
+    async fn uplink_list(&mut self) -> zlink::Result<Result<UplinkList, ApiError>>;
 
     /// All flows in the switch.
     #[zlink(more)]

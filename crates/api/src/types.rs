@@ -15,6 +15,8 @@ pub struct Port {
     pub path: String,
     /// Whether lasthop connects (and the front-end listens).
     pub client: bool,
+    /// It is an uplink's; then there is no socket, and `uplink_list` says more.
+    pub uplink: bool,
     /// `waiting` (no front-end), `connected` (its driver is not ready), `up`, `broken`, or `starting` while the switch
     /// process has not reported the port.
     pub state: String,
@@ -159,6 +161,59 @@ pub struct PortChanged {
     pub client: bool,
 }
 
+/// An uplink: a port that is a network interface.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct Uplink {
+    /// Its name, which is that of its port.
+    pub name: String,
+    /// The number of its port.
+    pub id: u32,
+    /// Its interface.
+    pub device: String,
+    /// `tap` or `af_packet`; none before the interface was opened for the first time.
+    pub driver: Option<String>,
+    /// In which of the ways that the driver knows it is used.
+    pub mode: Option<String>,
+    /// `starting` (its process does not run, or has not opened the interface), or that of its port.
+    pub state: String,
+    /// What was last wrong with it.
+    pub last_error: Option<String>,
+    /// The interface's Ethernet address.
+    pub mac: Option<String>,
+    /// The interface's MTU in bytes when it was opened.
+    pub mtu: Option<u32>,
+    /// Queue pairs.
+    pub queues: u16,
+    /// The interface was made by the uplink and goes with it.
+    pub created: bool,
+    /// Its process.
+    pub pid: Option<u32>,
+    /// How often the process was started again.
+    pub restarts: u64,
+    /// Packets to the network and their bytes; one of 64 KiB counts once.
+    pub to_network: Carried,
+    /// Packets from the network.
+    pub from_network: Carried,
+    /// Packets that the interface or its process did not carry, by reason; only reasons that occurred.
+    pub drops: Vec<Drops>,
+}
+
+/// What an uplink carried one way.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct Carried {
+    /// Packets.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// All uplinks, or the one that a call was about.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct UplinkList {
+    /// These.
+    pub uplinks: Vec<Uplink>,
+}
+
 /// Some of the ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
 pub struct PortPage {
@@ -296,6 +351,11 @@ pub enum ApiError {
         /// Why, and what to do.
         message: String,
     },
+    /// The uplink cannot be made or removed.
+    UplinkRefused {
+        /// Why, and what to do.
+        message: String,
+    },
     /// The process that would have to answer is not there or does not answer.
     NotAvailable {
         /// Which, and what to do.
@@ -324,6 +384,7 @@ impl ApiError {
         match self {
             Self::NoSuchPort { message, .. }
             | Self::PortRefused { message }
+            | Self::UplinkRefused { message }
             | Self::NotAvailable { message }
             | Self::BadFrame { message }
             | Self::BadRules { message }

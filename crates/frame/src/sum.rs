@@ -43,10 +43,21 @@ pub fn finish(sum: u32) -> u16 {
     }
 }
 
+/// Sum over an IPv4 pseudo header (RFC 9293 §3.1); `len` is that of the transport header and its payload in bytes.
+#[cfg(any(test, feature = "testutil", feature = "uplink"))]
+pub fn pseudo_v4(src: [u8; 4], dst: [u8; 4], proto: u8, len: u16) -> u32 {
+    sum(&src) + sum(&dst) + u32::from(proto) + u32::from(len)
+}
+
+/// Sum over an IPv6 pseudo header (RFC 8200 §8.1); `len` as in [`pseudo_v4`].
+#[cfg(any(test, feature = "testutil", feature = "uplink"))]
+pub fn pseudo_v6(src: [u8; 16], dst: [u8; 16], proto: u8, len: u32) -> u32 {
+    sum(&src) + sum(&dst) + u32::from(proto) + (len & 0xffff) + (len >> 16)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testutil::{pseudo_v4, pseudo_v6};
     use proptest::prelude::*;
 
     /// Word by word, as RFC 1071 says it.

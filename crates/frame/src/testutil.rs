@@ -295,8 +295,8 @@ impl Frame {
         if let Some(field) = field {
             let pseudo = match self.ip {
                 Ip::V4(..) if self.number() == 1 => 0,
-                Ip::V4(src, dst) => pseudo_v4(src, dst, self.number(), out.len() as u16),
-                Ip::V6(src, dst) => pseudo_v6(src, dst, self.number(), out.len() as u32),
+                Ip::V4(src, dst) => sum::pseudo_v4(src, dst, self.number(), out.len() as u16),
+                Ip::V6(src, dst) => sum::pseudo_v6(src, dst, self.number(), out.len() as u32),
                 Ip::None => 0,
             };
             let value = if self.partial { sum::fold(pseudo) } else { sum::finish(pseudo + sum::sum(&out)) };
@@ -326,14 +326,4 @@ pub fn neighbour_solicitation(sender: (MacAddr, [u8; 16]), target: [u8; 16]) -> 
     let dst = MacAddr([0x33, 0x33, 0xff, target[13], target[14], target[15]]);
     let message = [&[0; 4][..], &target, &[1, 1], &sender.0.0].concat();
     Frame::between(sender.0, dst).ipv6(sender.1, group).ttl(255).icmp(135, 0).payload(message).build()
-}
-
-/// Sum over an IPv4 pseudo header; `len` is that of the transport header and its payload in bytes.
-pub(crate) fn pseudo_v4(src: [u8; 4], dst: [u8; 4], proto: u8, len: u16) -> u32 {
-    sum::sum(&src) + sum::sum(&dst) + u32::from(proto) + u32::from(len)
-}
-
-/// Sum over an IPv6 pseudo header; `len` as in [`pseudo_v4`].
-pub(crate) fn pseudo_v6(src: [u8; 16], dst: [u8; 16], proto: u8, len: u32) -> u32 {
-    sum::sum(&src) + sum::sum(&dst) + u32::from(proto) + (len & 0xffff) + (len >> 16)
 }

@@ -8,6 +8,8 @@ mod datapath;
 #[cfg(feature = "management")]
 mod management;
 mod supervisor;
+#[cfg(feature = "uplink")]
+mod uplink;
 
 pub use channel::{Channel, ChannelError, MAX_MESSAGE};
 pub use datapath::{
@@ -15,5 +17,7 @@ pub use datapath::{
     ToControl,
 };
 #[cfg(feature = "management")]
-pub use management::{ControlToSupervisor, LISTS_PART, SupervisorToControl};
+pub use management::{ControlToSupervisor, LISTS_PART, SupervisorToControl, UplinkInfo};
 pub use supervisor::{PortConfig, SupervisorToSwitch, SwitchToSupervisor};
+#[cfg(feature = "uplink")]
+pub use uplink::*;

@@ -1,6 +1,7 @@
 //! What the supervisor says to control and hears from it. Behind the feature `management`: the switch does without.
 
-use crate::PortConfig;
+use crate::{PortConfig, UplinkCounters, UplinkDevice};
+use lasthop_types::PortId;
 use serde::{Deserialize, Serialize};
 
 /// To control.
@@ -23,6 +24,39 @@ pub enum SupervisorToControl {
     Lists(Vec<u8>),
     /// Answer to the last part of `KeepLists`: kept for good, or nothing was changed and why.
     ListsKept(Result<(), String>),
+    /// Which ports are uplinks; before `Ports`.
+    Uplinks(Vec<PortId>),
+    /// Answer to `UplinkAdd`, `UplinkDel` (the uplink it was about) and `UplinkList` (all): an error says what is wrong and
+    /// what to do.
+    UplinkReply {
+        /// The request's number.
+        request: u64,
+        /// The uplinks, or what is wrong.
+        result: Result<Vec<UplinkInfo>, String>,
+    },
+}
+
+/// An uplink.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UplinkInfo {
+    /// Its name, which is that of its port.
+    pub name: String,
+    /// Its port.
+    pub port: PortId,
+    /// Its interface.
+    pub device: String,
+    /// Whether its process runs and has opened the device.
+    pub running: bool,
+    /// The device as it was last opened.
+    pub about: Option<UplinkDevice>,
+    /// Its process.
+    pub pid: Option<u32>,
+    /// How often the process was started again.
+    pub restarts: u64,
+    /// What was last wrong with it.
+    pub last_error: Option<String>,
+    /// What it has carried, all its processes together, as last heard.
+    pub counters: UplinkCounters,
 }
 
 /// Longest part of the text of access lists, in bytes.
@@ -53,4 +87,29 @@ pub enum ControlToSupervisor {
     },
     /// Part (as of `Lists`) of the text of all access lists, to be kept over restarts instead of what was kept before.
     KeepLists(Vec<u8>),
+    /// Make an uplink and its port.
+    UplinkAdd {
+        /// Echoed in the reply.
+        request: u64,
+        /// Its name.
+        name: String,
+        /// Its interface.
+        device: String,
+        /// How to use it; chosen by the uplink if not given.
+        driver: Option<String>,
+        /// Queue pairs.
+        queues: u16,
+    },
+    /// Remove an uplink and its port.
+    UplinkDel {
+        /// Echoed in the reply.
+        request: u64,
+        /// Its name.
+        name: String,
+    },
+    /// All uplinks.
+    UplinkList {
+        /// Echoed in the reply.
+        request: u64,
+    },
 }

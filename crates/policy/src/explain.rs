@@ -64,6 +64,11 @@ impl Learning {
         let verdict = self.verdict(&pair);
         let mut outputs = self.outputs(verdict, pair.port);
         lines.push(match verdict {
+            Verdict::To(port) if self.between_uplinks(pair.port, port) => format!(
+                "destination {}{vlan} lives at {}, and nothing goes from one uplink to another: dropped",
+                pair.dst,
+                name(port)
+            ),
             Verdict::To(port) => format!("destination {}{vlan} lives at {}", pair.dst, name(port)),
             Verdict::Hairpin => format!(
                 "destination {}{vlan} lives at {here} itself: dropped, it needs no switch to get there",

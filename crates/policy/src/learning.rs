@@ -7,7 +7,7 @@ use crate::{FLOWS_MAX, FLOWS_PER_PORT_MAX, MASKS_MAX};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_types::{MacAddr, PortId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 mod judging;
@@ -126,6 +126,8 @@ pub struct Learning {
     limits: Limits,
     ports: BTreeMap<PortId, Port>,
     lists: BTreeMap<PortId, PortLists>,
+    /// Ports to the network: nothing goes from one to another.
+    uplinks: BTreeSet<PortId>,
     pub(crate) macs: MacTable,
     flows: FlowIndex,
     epoch: u64,
@@ -148,6 +150,7 @@ impl Learning {
             limits,
             ports: BTreeMap::new(),
             lists: BTreeMap::new(),
+            uplinks: BTreeSet::new(),
             macs,
             flows: FlowIndex::default(),
             epoch: 1,
@@ -164,6 +167,26 @@ impl Learning {
         } else {
             self.lists.insert(id, lists);
         }
+    }
+
+    /// Which ports are uplinks. Nothing goes from one uplink to another, known or flooded: two of them may be on one segment,
+    /// and a frame that went out by one and came in by the other would go round for ever. To be said before such a port is
+    /// announced with [`Learning::port`]; said later, flows between uplinks are replaced.
+    pub fn set_uplinks(&mut self, uplinks: &BTreeSet<PortId>, now_ms: u64, out: &mut Effects) {
+        if self.uplinks == *uplinks {
+            return;
+        }
+        self.uplinks.clone_from(uplinks);
+        self.epoch += 1;
+        let flows: Vec<Id> = self.flows.iter().map(|(id, _)| id).collect();
+        for id in flows {
+            self.rejudge(id, now_ms, out);
+        }
+    }
+
+    /// Whether both are uplinks.
+    pub(crate) fn between_uplinks(&self, from: PortId, to: PortId) -> bool {
+        self.uplinks.contains(&from) && self.uplinks.contains(&to)
     }
 
     /// Has all flows removed: they were computed under rules that do not hold any more. What was learned is kept. Packets
@@ -383,8 +406,12 @@ impl Learning {
         match verdict {
             // The switch counts a packet sent back where it came from as a hairpin.
             Verdict::Hairpin => vec![from],
+            Verdict::To(port) if self.between_uplinks(from, port) => Vec::new(),
             Verdict::To(port) => vec![port],
-            Verdict::Flood => self.ports.iter().filter(|(id, p)| p.up && **id != from).map(|(id, _)| *id).collect(),
+            Verdict::Flood => {
+                let others = self.ports.iter().filter(|(id, p)| p.up && **id != from);
+                others.map(|(id, _)| *id).filter(|id| !self.between_uplinks(from, *id)).collect()
+            }
         }
     }
 

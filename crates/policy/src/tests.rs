@@ -24,6 +24,32 @@ fn floods_then_forwards_then_stops_asking() {
 }
 
 #[test]
+fn nothing_goes_from_one_uplink_to_another() {
+    let mut b = Bench::new(Limits::default(), 4);
+    let (all, known) = (key(1, mac(1), MacAddr::BROADCAST), key(2, mac(2), mac(1)));
+    assert_eq!(b.packet(&all), outputs(&[2, 3, 4]));
+    assert_eq!(b.packet(&known), outputs(&[1]));
+    // Flows that are there are replaced when ports turn out to be uplinks.
+    let mut out = Effects::default();
+    b.policy.set_uplinks(&[PortId(1), PortId(2)].into(), b.now_ms, &mut out);
+    b.apply(out);
+    assert_eq!(b.packet(&all), outputs(&[3, 4]));
+    assert_eq!(b.packet(&known), outputs(&[]));
+    assert_eq!(b.packet(&key(2, mac(2), mac(9))), outputs(&[3, 4]), "unknown");
+    // Guests reach both, and are reached.
+    assert_eq!(b.packet(&key(3, mac(3), MacAddr::BROADCAST)), outputs(&[1, 2, 4]));
+    assert_eq!(b.packet(&key(3, mac(3), mac(1))), outputs(&[1]));
+    assert_eq!(b.packet(&key(2, mac(2), mac(3))), outputs(&[3]));
+    let lines = b.policy.explain(&known, b.now_ms, |id| format!("p{id}")).lines;
+    assert!(lines.iter().any(|l| l.contains("nothing goes from one uplink to another")), "{lines:?}");
+    // One of them is taken away and comes back as a guest.
+    let mut out = Effects::default();
+    b.policy.set_uplinks(&[PortId(2)].into(), b.now_ms, &mut out);
+    b.apply(out);
+    assert_eq!(b.packet(&known), outputs(&[1]));
+}
+
+#[test]
 fn broadcast_and_multicast_follow_the_ports() {
     let mut b = Bench::new(Limits::default(), 2);
     let all = key(1, mac(1), MacAddr::BROADCAST);

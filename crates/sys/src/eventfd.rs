@@ -29,6 +29,12 @@ impl EventFd {
         let _ = write(&self.0, &1u64.to_ne_bytes());
     }
 
+    /// A second descriptor of the same counter.
+    #[cfg(any(test, feature = "others"))]
+    pub fn try_clone(&self) -> Result<Self, Errno> {
+        Ok(Self(rustix::io::fcntl_dupfd_cloexec(&self.0, 0)?))
+    }
+
     /// Sets the count back to 0; true if it was not 0.
     pub fn drain(&self) -> bool {
         read(&self.0, &mut [0u8; 8]).is_ok()

@@ -6,6 +6,8 @@
 //! filter are never left out.
 
 mod filter;
+#[cfg(any(test, feature = "others"))]
+mod programs;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -15,22 +17,21 @@ use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-/// Which program gives up its rights: it decides the user and the list of system calls.
+/// A program that gives up its rights: who it becomes, and what it may call beside what every program may.
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
     /// User taken when there is one of this name.
-    user: &'static str,
-    /// Number of user and group taken when there is no such user: in the range systemd keeps for users without an
-    /// entry (61184 to 65519), so that no file on the host belongs to it.
-    number: u32,
-    /// System calls beside those that every program may make.
-    calls: &'static [libc::c_long],
-    /// Whether it may make pairs of Unix sockets.
-    socketpair: bool,
+    pub user_name: &'static str,
+    /// Number of user and group taken when there is no such user: in the range systemd keeps for users without an entry
+    /// (61184 to 65519), so that no file on the host belongs to it.
+    pub fixed_user: u32,
+    /// System calls, whatever their arguments.
+    pub calls: &'static [libc::c_long],
+    /// Requests of ioctl(2).
+    pub ioctls: &'static [libc::c_ulong],
+    /// Families of socketpair(2).
+    pub socket_pairs: &'static [libc::c_int],
 }
-
-#[cfg(any(test, feature = "control"))]
-mod control;
 
 /// Descriptors wanted: a port with 16 queue pairs and many memory regions holds some hundred.
 const WANTED_DESCRIPTORS: u64 = 262_144;
@@ -68,7 +69,8 @@ pub struct Report {
 
 impl Program {
     /// `lasthop-switch`.
-    pub const SWITCH: Self = Self { user: "lasthop-switch", number: 61_901, calls: &[], socketpair: false };
+    pub const SWITCH: Self =
+        Self { user_name: "lasthop-switch", fixed_user: 61_901, calls: &[], ioctls: &[], socket_pairs: &[] };
 
     /// Gives up the whole process's rights. Call it from the only thread, after everything that must be opened has
     /// been; threads started later inherit all of it. On an error the process may be half confined: end it.
@@ -87,7 +89,7 @@ impl Program {
             note(&mut report, "empty root", empty_root());
             note(&mut report, "empty bounding set", empty_bounding_set());
             let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
-            let (user, group) = find_user(&passwd, self.user).unwrap_or((self.number, self.number));
+            let (user, group) = find_user(&passwd, self.user_name).unwrap_or((self.fixed_user, self.fixed_user));
             note(&mut report, "own user", become_user(user, group));
         } else {
             report.left_out.push("namespaces, empty root and own user (not started as root)".into());

@@ -21,7 +21,7 @@ pub use arena::{Arena, Attack};
 pub use bystanders::Bystanders;
 pub use frames::{mac, number_of, numbered};
 pub use guest::{Guest, Options, accept, connect};
-pub use lasthop_tests_vm::{Lasthop, Port, binary, proc, scratch, wait_for};
+pub use lasthop_tests_vm::{Lasthop, Netns, Port, binary, proc, scratch, wait_for};
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! `lasthop run` as a test starts it, and the commands that ask it things.
 
-use crate::{last_lines, proc, root, scratch, spawn, wait_for};
+use crate::{Netns, last_lines, proc, root, scratch, spawn, wait_for};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
@@ -53,9 +53,18 @@ impl Lasthop {
 
     /// The same, with further arguments of `lasthop run`.
     pub fn start_with(ports: &[Port], arguments: &[&str]) -> Self {
+        Self::start_in(None, ports, arguments)
+    }
+
+    /// The same, in a network namespace.
+    pub fn start_in(netns: Option<&Netns>, ports: &[Port], arguments: &[&str]) -> Self {
         let dir = scratch();
         let (log, dir_path) = (dir.path().join("log"), dir.path().to_owned());
-        let mut run = spawn::spawn("TERM", &binary("lasthop").display().to_string(), |c| {
+        let program = binary("lasthop").display().to_string();
+        let mut run = spawn::spawn("TERM", netns.map_or(program.as_str(), |_| "ip"), |c| {
+            if let Some(netns) = netns {
+                c.args(["netns", "exec", netns.name(), &program]);
+            }
             c.arg("run").arg("--run-dir").arg(dir_path.join("run")).arg("--state-dir").arg(dir_path.join("state"));
             for port in ports {
                 c.args(["--port", &port.argument()]);

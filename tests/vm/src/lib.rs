@@ -18,6 +18,7 @@ mod agent;
 mod bridge;
 pub mod checks;
 mod lasthop;
+mod netns;
 mod nic;
 pub mod pcap;
 pub mod proc;
@@ -28,6 +29,7 @@ mod vm;
 
 pub use bridge::Bridge;
 pub use lasthop::{Lasthop, Port, binary};
+pub use netns::Netns;
 pub use nic::{Backend, Nic};
 pub use testpmd::{Loopback, VirtioUser};
 pub use vm::{Memory, Output, Pending, Vm, VmConfig};
@@ -59,6 +61,11 @@ fn image() -> PathBuf {
     let dir = std::env::var_os("LASTHOP_CACHE").map_or_else(|| root().join("target/vm-image"), PathBuf::from);
     assert!(dir.join("initrd").exists(), "no VM image in {}: run `make setup` (as root) first", dir.display());
     dir
+}
+
+/// The program that runs inside VMs, for the other end of a conversation outside of them.
+pub fn guest_program() -> PathBuf {
+    image().join("build/x86_64-unknown-linux-gnu/release/lasthop-guest")
 }
 
 /// The last `n` lines.

@@ -5,9 +5,10 @@ use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{Depth, FlowKey, extract};
 use lasthop_ipc::{
     Channel, ChannelError, ControlToSupervisor, DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket,
-    PortConfig, PortInfo, PortState, PortVm, SupervisorToControl, ToControl,
+    PortConfig, PortInfo, PortState, PortVm, SupervisorToControl, ToControl, UplinkCounters, UplinkDevice,
+    UplinkDriver, UplinkInfo,
 };
-use lasthop_types::{DropReason, PortId, PortTotals};
+use lasthop_types::{DropReason, MacAddr, PortId, PortTotals};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -229,9 +230,42 @@ impl Fake {
                 self.parts.extend(part);
                 return;
             }
+            // Whatever is asked of uplinks: port 2 is one, and no other can be made.
+            ControlToSupervisor::UplinkAdd { request, device, .. } => {
+                let result = Err(format!("there is no interface {device}; `ip link` shows those there are"));
+                self.supervisor.send(&SupervisorToControl::UplinkReply { request, result }, None).unwrap();
+                return;
+            }
+            ControlToSupervisor::UplinkList { request } | ControlToSupervisor::UplinkDel { request, .. } => {
+                let result = Ok(vec![self.uplink()]);
+                self.supervisor.send(&SupervisorToControl::UplinkReply { request, result }, None).unwrap();
+                return;
+            }
         };
         self.announce_ports();
         self.supervisor.send(&SupervisorToControl::Reply { request, result }, None).unwrap();
+    }
+
+    /// The uplink at port 2.
+    fn uplink(&self) -> UplinkInfo {
+        UplinkInfo {
+            name: "vm2".into(),
+            port: PortId(2),
+            device: "eth0".into(),
+            running: true,
+            about: Some(UplinkDevice {
+                driver: UplinkDriver::Tap,
+                mode: "vnet_hdr".into(),
+                mac: MacAddr([2, 0, 0, 0, 0, 9]),
+                mtu: 1500,
+                queues: 1,
+                created: true,
+            }),
+            pid: Some(4711),
+            restarts: 3,
+            last_error: None,
+            counters: UplinkCounters { to_network_packets: 5, to_network_bytes: 300, ..UplinkCounters::default() },
+        }
     }
 
     fn del_port(&mut self, name: &str) -> Result<PortConfig, String> {

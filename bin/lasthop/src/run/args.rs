@@ -1,10 +1,14 @@
 //! Arguments of `lasthop run`.
 
+use super::store::SavedUplink;
+use lasthop_ipc::UplinkDriver;
 use lasthop_sys::{CpuList, ParseCpusError};
 use std::path::PathBuf;
 
 /// Longest port name, in characters.
 const MAX_NAME: usize = 63;
+/// Most queue pairs of an uplink.
+const MAX_QUEUES: u16 = 16;
 
 /// Run the switch in the foreground until SIGTERM: a learning switch over the ports named here and those added later.
 #[derive(Clone, Debug, clap::Args)]
@@ -21,12 +25,19 @@ pub struct RunArgs {
     /// A port and its vhost-user socket; lasthop listens there, or with ",client" connects to it. May be repeated
     #[arg(long = "port", value_name = "NAME=PATH[,client]", value_parser = parse_port)]
     pub ports: Vec<PortArg>,
+    /// An uplink: a port that is a network interface of this host, or a TAP device that is made. Drivers: tap, af_packet. May be
+    /// repeated
+    #[arg(long = "uplink", value_name = "NAME=DEVICE[,DRIVER][,queues=N]", value_parser = parse_uplink)]
+    pub uplinks: Vec<SavedUplink>,
+    /// Milliseconds an uplink may take to answer before it is replaced
+    #[arg(long, value_name = "MS", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(20..))]
+    pub uplink_limit_ms: u64,
     #[command(flatten)]
     pub scheduling: Scheduling,
     /// Do not load the eBPF program that watches which VMs run and which cores are idle
     #[arg(long, help_heading = "Scheduling")]
     pub no_bpf: bool,
-    /// Directory of lasthop-switch and lasthop-control
+    /// Directory of lasthop-switch, lasthop-control and lasthop-uplink
     #[arg(long, value_name = "DIR", hide = true)]
     pub libexec: Option<PathBuf>,
 }
@@ -164,6 +175,44 @@ fn parse_port(text: &str) -> Result<PortArg, String> {
     Ok(PortArg { name: name.into(), path: path.into(), client })
 }
 
+/// Checks an uplink's name, interface, driver and number of queues. The error says what is wrong and what would be right.
+pub fn check_uplink(uplink: &SavedUplink) -> Result<(), String> {
+    check_name(&uplink.name)?;
+    let device = &uplink.device;
+    if device.is_empty()
+        || device.len() > 15
+        || device.contains(|c: char| c == '/' || c.is_whitespace() || c.is_control())
+    {
+        return Err(format!("{device:?} cannot be an interface; its name has 1 to 15 characters, no '/' and no space"));
+    }
+    if let Some(driver) = &uplink.driver
+        && UplinkDriver::from_name(driver).is_none()
+    {
+        let known = UplinkDriver::ALL.map(UplinkDriver::name).join(", ");
+        return Err(format!("there is no driver {driver:?}; choose one of {known}"));
+    }
+    if !(1..=MAX_QUEUES).contains(&uplink.queues) {
+        return Err(format!("{} queues; use 1 to {MAX_QUEUES}", uplink.queues));
+    }
+    Ok(())
+}
+
+fn parse_uplink(text: &str) -> Result<SavedUplink, String> {
+    let (name, rest) = text.split_once('=').ok_or("no '='; write NAME=DEVICE or NAME=DEVICE,DRIVER")?;
+    let mut words = rest.split(',');
+    let device = words.next().unwrap_or_default().into();
+    let mut uplink = SavedUplink { name: name.into(), device, driver: None, queues: 1 };
+    for word in words {
+        match word.split_once('=') {
+            None => uplink.driver = Some(word.into()),
+            Some(("queues", n)) => uplink.queues = n.parse().map_err(|_| format!("{word}: not a number"))?,
+            Some(_) => return Err(format!("unknown option {word:?}; there are a driver's name and queues=N")),
+        }
+    }
+    check_uplink(&uplink)?;
+    Ok(uplink)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -194,5 +243,21 @@ mod tests {
         assert!(parse_port(&format!("{}=/x", "n".repeat(63))).is_ok());
         assert!(parse_port(&format!("{}=/x", "n".repeat(64))).is_err());
         assert!(parse_port("vm1=/x,cleint").unwrap_err().contains("client"));
+    }
+
+    #[test]
+    fn uplink_is_name_device_and_perhaps_how() {
+        let uplink = |driver: Option<&str>, queues| {
+            Ok(SavedUplink { name: "up0".into(), device: "eth0".into(), driver: driver.map(Into::into), queues })
+        };
+        assert_eq!(parse_uplink("up0=eth0"), uplink(None, 1));
+        assert_eq!(parse_uplink("up0=eth0,tap"), uplink(Some("tap"), 1));
+        assert_eq!(parse_uplink("up0=eth0,af_packet,queues=4"), uplink(Some("af_packet"), 4));
+        for bad in
+            ["up0", "=eth0", "up0=", "up0=e/0", "up0=eth0,dpdk", "up0=eth0,queues=0", "up0=eth0,queue=1", "u p=eth0"]
+        {
+            assert!(parse_uplink(bad).is_err(), "{bad}");
+        }
+        assert!(parse_uplink("up0=eth0,dpdk").unwrap_err().contains("af_packet"));
     }
 }

@@ -34,7 +34,7 @@ const ENVIRONMENT: [&str; 2] = ["RUST_LOG", "RUST_BACKTRACE"];
 /// A child that is sent `S` and sends `R`.
 #[derive(Debug)]
 pub struct Child<S, R> {
-    name: &'static str,
+    name: String,
     path: PathBuf,
     arguments: Vec<String>,
     cpus: Option<CpuList>,
@@ -72,9 +72,9 @@ pub struct Ended {
 
 impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
     /// A child that is not running. `epoll` will report its channel and its end by the tokens.
-    pub fn new(name: &'static str, path: PathBuf, arguments: Vec<String>, channel_token: u64, pid_token: u64) -> Self {
+    pub fn new(name: &str, path: PathBuf, arguments: Vec<String>, channel_token: u64, pid_token: u64) -> Self {
         let backoff = Backoff::new(START_WAIT.0, START_WAIT.1);
-        let start_at = Instant::now();
+        let (name, start_at) = (name.to_owned(), Instant::now());
         let cpus = None;
         Self {
             name,
@@ -114,6 +114,11 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
     /// Whether it should be started now.
     pub fn is_due(&self, now: Instant) -> bool {
         self.running.is_none() && self.start_at <= now
+    }
+
+    /// What it is started with from now on.
+    pub fn set_arguments(&mut self, arguments: Vec<String>) {
+        self.arguments = arguments;
     }
 
     /// Starts it with the channel as descriptor 3 and `others` as descriptors 4 and up, and nothing else of ours:

@@ -9,6 +9,8 @@
 //! | `store` | ports added at run time, on disk |
 //! | `port` | one port: its listener or its attempts to connect, and who is connected |
 //! | `child` | one child process: start, channel, back-off |
+//! | `uplink` | one uplink: its process, its connection to the switch, whether it is alive |
+//! | `uplinks` | all of them, and what people ask of them |
 //! | `supervisor` | the event loop that ties them together |
 
 mod args;
@@ -20,6 +22,8 @@ mod setup;
 mod socket;
 mod store;
 mod supervisor;
+mod uplink;
+mod uplinks;
 
 pub use args::RunArgs;
 use std::io::IsTerminal;

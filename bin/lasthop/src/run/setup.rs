@@ -1,8 +1,8 @@
 //! What `lasthop run` needs before it can start: directories, locks, programs and sensible arguments.
 
-use super::args::{PortArg, RunArgs, check_name};
+use super::args::{PortArg, RunArgs, check_name, check_uplink};
 use super::socket::{self, Listener};
-use super::store::{SavedPort, Store};
+use super::store::{Saved, SavedPort, SavedUplink, Store};
 use super::{RunError, RunError::Failed, RunError::Usage};
 use lasthop_ipc::MAX_MESSAGE;
 use lasthop_sys::CpuList;
@@ -13,6 +13,7 @@ use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Where packages put programs that people do not type.
 const LIBEXEC: &str = "/usr/libexec/lasthop";
@@ -30,6 +31,10 @@ pub struct Setup {
     pub switch: PathBuf,
     /// Program of the control plane.
     pub control: PathBuf,
+    /// Program of uplinks, or why there is none.
+    pub uplink: Result<PathBuf, String>,
+    /// How long an uplink may take to answer.
+    pub uplink_limit: Duration,
     /// Socket of the local API.
     pub api: Listener,
     /// Where ports are remembered.
@@ -38,6 +43,10 @@ pub struct Setup {
     pub ports: Vec<SavedPort>,
     /// Ports remembered, without those named on the command line as well.
     pub saved: Vec<SavedPort>,
+    /// Uplinks of the command line, and whether each is remembered too.
+    pub uplinks: Vec<(SavedUplink, bool)>,
+    /// Uplinks remembered, without those named on the command line as well.
+    pub saved_uplinks: Vec<SavedUplink>,
     /// Names of remembered ports that the command line names too; they stay remembered.
     pub also_saved: HashSet<String>,
     /// Text of the access lists remembered; empty if there are none.
@@ -59,12 +68,17 @@ impl Setup {
         let ports = absolute(&args.ports)?;
         let switch = find_program("lasthop-switch", args.libexec.as_deref())?;
         let control = find_program("lasthop-control", args.libexec.as_deref())?;
+        let uplink = find_program("lasthop-uplink", args.libexec.as_deref()).map_err(|e| e.to_string());
+        if let (Err(e), false) = (&uplink, args.uplinks.is_empty()) {
+            return Err(Failed(e.clone()));
+        }
         let run_lock = lock(&args.run_dir, "lock", "--run-dir", 0o755)?;
         let state_lock = lock(&args.state_dir, "state.lock", "--state-dir", 0o755)?;
         let store = Store::new(&args.state_dir);
-        let saved = store.load().map_err(Failed)?;
+        let Saved { ports: saved, uplinks: saved_uplinks } = store.load().map_err(Failed)?;
         let lists = store.load_lists().map_err(Failed)?;
         let (also_saved, saved) = reconcile(&ports, saved).map_err(Failed)?;
+        let (uplinks, saved_uplinks) = reconcile_uplinks(&ports, &saved, &args.uplinks, saved_uplinks)?;
         let run_dir = std::path::absolute(&args.run_dir).unwrap_or_else(|_| args.run_dir.clone());
         let api = Listener::bind(&run_dir.join("api.sock"), false).map_err(Failed)?;
         Ok(Self {
@@ -73,10 +87,14 @@ impl Setup {
             bpf: !args.no_bpf,
             switch,
             control,
+            uplink,
+            uplink_limit: Duration::from_millis(args.uplink_limit_ms),
             api,
             store,
             ports,
             saved,
+            uplinks,
+            saved_uplinks,
             also_saved,
             lists,
             locks: [run_lock, state_lock],
@@ -141,6 +159,68 @@ fn reconcile(given: &[SavedPort], saved: Vec<SavedPort>) -> Result<(HashSet<Stri
         all.push(port.clone());
     }
     Ok((twice.into_iter().map(|port| port.name).collect(), once))
+}
+
+/// Most uplinks.
+const MAX_UPLINKS: usize = 64;
+
+/// Checks that an uplink may stand beside the ports and uplinks there are. The error says what is wrong; what to do.
+pub fn check_new_uplink<'a>(
+    mut ports: impl Iterator<Item = &'a SavedPort>,
+    uplinks: impl Iterator<Item = &'a SavedUplink>,
+    new: &SavedUplink,
+) -> Result<(), String> {
+    check_uplink(new)?;
+    if ports.any(|port| port.name == new.name) {
+        return Err(format!("there is a port {} already; choose another name", new.name));
+    }
+    let mut count = 0;
+    for uplink in uplinks {
+        if uplink.name == new.name {
+            return Err(format!("there is an uplink {} already; choose another name", new.name));
+        }
+        if uplink.device == new.device {
+            return Err(format!("{} is uplink {} already; choose another device", new.device, uplink.name));
+        }
+        count += 1;
+    }
+    if count >= MAX_UPLINKS {
+        return Err(format!("there are {MAX_UPLINKS} uplinks already; remove one first"));
+    }
+    Ok(())
+}
+
+/// What is remembered has a driver, even if it was chosen.
+fn is_same(given: &SavedUplink, saved: &SavedUplink) -> bool {
+    let driver = given.driver.as_ref().or(saved.driver.as_ref()).cloned();
+    SavedUplink { driver, ..given.clone() } == *saved
+}
+
+type Uplinks = (Vec<(SavedUplink, bool)>, Vec<SavedUplink>);
+
+/// The uplinks of the command line, each with whether it is remembered as well, and those only remembered.
+fn reconcile_uplinks(
+    ports: &[SavedPort],
+    saved_ports: &[SavedPort],
+    given: &[SavedUplink],
+    saved: Vec<SavedUplink>,
+) -> Result<Uplinks, RunError> {
+    let (twice, once): (Vec<_>, Vec<_>) =
+        saved.into_iter().partition(|saved| given.iter().any(|given| is_same(given, saved)));
+    let mut all: Vec<SavedUplink> = Vec::new();
+    for uplink in given {
+        check_new_uplink(ports.iter().chain(saved_ports), all.iter(), uplink)
+            .map_err(|e| Usage(format!("--uplink {}: {e}", uplink.name)))?;
+        all.push(uplink.clone());
+    }
+    for uplink in &once {
+        check_new_uplink(ports.iter().chain(saved_ports), all.iter(), uplink).map_err(|e| {
+            Failed(format!("remembered uplink {}: {e}, or move ports.json of --state-dir away", uplink.name))
+        })?;
+        all.push(uplink.clone());
+    }
+    let given = given.iter().map(|uplink| (uplink.clone(), twice.iter().any(|saved| is_same(uplink, saved))));
+    Ok((given.collect(), once))
 }
 
 /// Looks beside this program, then in PATH, then where packages put it; or only in `libexec`.

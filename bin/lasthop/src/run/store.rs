@@ -23,11 +23,37 @@ pub struct SavedPort {
     pub client: bool,
 }
 
+/// A remembered uplink.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedUplink {
+    /// Its name.
+    pub name: String,
+    /// Its interface.
+    pub device: String,
+    /// How to use it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
+    /// Queue pairs.
+    pub queues: u16,
+}
+
+/// What is remembered in `ports.json`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Saved {
+    /// Ports.
+    pub ports: Vec<SavedPort>,
+    /// Uplinks.
+    pub uplinks: Vec<SavedUplink>,
+}
+
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Document {
     version: u32,
     ports: Vec<SavedPort>,
+    #[serde(default)]
+    uplinks: Vec<SavedUplink>,
 }
 
 /// The files.
@@ -56,12 +82,12 @@ impl Store {
         Self { file: dir.join("ports.json"), lists: dir.join("acl.rules") }
     }
 
-    /// Reads the ports; none if there is no file. A file that cannot be understood is left as it is, and the error
+    /// Reads ports and uplinks; none if there is no file. A file that cannot be understood is left as it is, and the error
     /// names it.
-    pub fn load(&self) -> Result<Vec<SavedPort>, String> {
+    pub fn load(&self) -> Result<Saved, String> {
         let shown = self.file.display();
         let text = match fs::read_to_string(&self.file) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Saved::default()),
             Err(e) => {
                 return Err(format!("{shown}: {e}; make it readable, or move it away to start without its ports"));
             }
@@ -78,12 +104,15 @@ impl Store {
                 return Err(wrong(format!("port {:?}: {:?} is not an absolute path", port.name, port.path)));
             }
         }
-        Ok(document.ports)
+        for uplink in &document.uplinks {
+            super::args::check_uplink(uplink).map_err(|e| wrong(format!("uplink {:?}: {e}", uplink.name)))?;
+        }
+        Ok(Saved { ports: document.ports, uplinks: document.uplinks })
     }
 
-    /// Replaces the remembered ports: all of them or, on an error, none.
-    pub fn save(&self, ports: Vec<SavedPort>) -> Result<(), String> {
-        let text = serde_json::to_vec_pretty(&Document { version: VERSION, ports }).map_err(io::Error::from);
+    /// Replaces what is remembered: all of them or, on an error, none.
+    pub fn save(&self, Saved { ports, uplinks }: Saved) -> Result<(), String> {
+        let text = serde_json::to_vec_pretty(&Document { version: VERSION, ports, uplinks }).map_err(io::Error::from);
         let written = text.and_then(|text| write(&self.file, &[&text, b"\n"]));
         written.map_err(|e| format!("{}: {e}; nothing was changed", self.file.display()))
     }
@@ -116,15 +145,17 @@ mod tests {
     fn ports_come_back() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path());
-        assert_eq!(store.load().unwrap(), []);
+        assert_eq!(store.load().unwrap(), Saved::default());
         let ports = vec![
             SavedPort { name: "vm1".into(), path: "/run/vm 1\".sock".into(), client: false },
             SavedPort { name: "vm2".into(), path: "/run/ü.sock".into(), client: true },
         ];
-        store.save(ports.clone()).unwrap();
-        assert_eq!(store.load().unwrap(), ports);
-        store.save(Vec::new()).unwrap();
-        assert_eq!(store.load().unwrap(), []);
+        let uplinks = vec![SavedUplink { name: "up0".into(), device: "eth0".into(), driver: None, queues: 2 }];
+        let saved = Saved { ports, uplinks };
+        store.save(saved.clone()).unwrap();
+        assert_eq!(store.load().unwrap(), saved);
+        store.save(Saved::default()).unwrap();
+        assert_eq!(store.load().unwrap(), Saved::default());
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left behind");
     }
 

@@ -5,7 +5,8 @@ use super::hurry::Hurry;
 use super::port::{Context, Port};
 use super::setup::{Setup, check_new};
 use super::socket::Listener;
-use super::store::{SavedPort, Store};
+use super::store::{Saved, SavedPort, SavedUplink, Store};
+use super::uplink::Uplink;
 use super::{RunError, RunError::Failed};
 use lasthop_hostview::HostMonitor;
 use lasthop_ipc::{
@@ -17,10 +18,11 @@ use lasthop_types::PortId;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 
@@ -37,17 +39,25 @@ const SWITCH_PID: u64 = 2;
 const CONTROL_CHANNEL: u64 = 3;
 const CONTROL_PID: u64 = 4;
 const HURRY: u64 = 5;
-/// Listeners: this plus the port's number.
+/// Listeners: this plus the port's number. Uplinks' are above.
 const LISTENER: u64 = 1 << 32;
+const LISTENERS_END: u64 = 2 << 32;
 
 /// The supervisor, ready to run.
 #[derive(Debug)]
 pub struct Supervisor {
-    epoll: Epoll,
+    pub(super) epoll: Epoll,
     signals: SignalFd,
-    switch: Child<SupervisorToSwitch, SwitchToSupervisor>,
-    control: Child<SupervisorToControl, ControlToSupervisor>,
-    ports: BTreeMap<u32, Port>,
+    pub(super) switch: Child<SupervisorToSwitch, SwitchToSupervisor>,
+    pub(super) control: Child<SupervisorToControl, ControlToSupervisor>,
+    pub(super) ports: BTreeMap<u32, Port>,
+    pub(super) uplinks: BTreeMap<u32, Uplink>,
+    /// Requests for a list of uplinks, and until when they are to be answered.
+    pub(super) uplink_lists: Vec<(u64, Instant)>,
+    /// Uplinks that must be ready before we are.
+    pub(super) uplinks_needed: BTreeSet<u32>,
+    pub(super) uplink_program: Result<PathBuf, String>,
+    pub(super) uplink_limit: Duration,
     next_id: u32,
     store: Store,
     /// Text of the access lists, as it is kept.
@@ -92,6 +102,11 @@ impl Supervisor {
                 .bound_to(setup.cpus),
             control: Child::new("lasthop-control", setup.control, for_control, CONTROL_CHANNEL, CONTROL_PID),
             ports: BTreeMap::new(),
+            uplinks: BTreeMap::new(),
+            uplinks_needed: BTreeSet::new(),
+            uplink_lists: Vec::new(),
+            uplink_program: setup.uplink,
+            uplink_limit: setup.uplink_limit,
             next_id: 1,
             store: setup.store,
             lists: setup.lists,
@@ -117,6 +132,7 @@ impl Supervisor {
             }
             supervisor.ports.insert(port.config.id.0, port);
         }
+        supervisor.make_uplinks(setup.uplinks, setup.saved_uplinks);
         Ok(supervisor)
     }
 
@@ -127,6 +143,8 @@ impl Supervisor {
             let now = Instant::now();
             self.start_children(now)?;
             self.step_ports(now);
+            self.step_uplinks(now);
+            self.answer_uplink_lists(now);
             self.switch.flush(&self.epoll);
             self.control.flush(&self.epoll);
             self.wait(&mut ready, self.deadline())?;
@@ -148,6 +166,7 @@ impl Supervisor {
                                 port.switch_gone(now);
                                 self.monitor.forget(*id);
                             }
+                            self.uplinks.values_mut().for_each(|uplink| uplink.switch_gone(now));
                             self.restart_or_give_up(&ended)?;
                         }
                     }
@@ -156,6 +175,7 @@ impl Supervisor {
                             self.restart_or_give_up(&ended)?;
                         }
                     }
+                    uplink if uplink >= LISTENERS_END => self.uplink_event(uplink, Instant::now())?,
                     listener => {
                         let cx = context(&self.epoll, &self.switch, Instant::now());
                         let id = listener.checked_sub(LISTENER).and_then(|id| u32::try_from(id).ok());
@@ -176,7 +196,9 @@ impl Supervisor {
     fn deadline(&self) -> Option<Instant> {
         let switch_up = self.switch.is_up();
         let ports = self.ports.values().filter_map(|port| port.deadline(switch_up));
-        ports.chain(self.switch.deadline()).chain(self.control.deadline()).min()
+        let uplinks = self.uplinks.values().filter_map(|uplink| uplink.deadline(switch_up));
+        let uplinks = uplinks.chain(self.uplink_lists_deadline());
+        ports.chain(uplinks).chain(self.switch.deadline()).chain(self.control.deadline()).min()
     }
 
     fn start_children(&mut self, now: Instant) -> Result<(), RunError> {
@@ -191,8 +213,8 @@ impl Supervisor {
                 self.cannot_start("lasthop-switch", &e)?;
                 self.switch.start_later(now);
             } else {
-                for port in self.ports.values() {
-                    self.switch.send(SupervisorToSwitch::AddPort(port.config.clone()), None);
+                for config in self.configs() {
+                    self.switch.send(SupervisorToSwitch::AddPort(config), None);
                 }
                 started = true;
             }
@@ -237,7 +259,7 @@ impl Supervisor {
         Ok(())
     }
 
-    fn restart_or_give_up(&self, ended: &Ended) -> Result<(), RunError> {
+    pub(super) fn restart_or_give_up(&self, ended: &Ended) -> Result<(), RunError> {
         if !self.announced && ended.failed_starts >= START_ATTEMPTS {
             let what = &ended.what;
             return Err(Failed(format!(
@@ -275,8 +297,11 @@ impl Supervisor {
                 }
                 SwitchToSupervisor::ConnectionClosed { port, reason } => {
                     self.monitor.forget(port.0);
-                    if let Some(port) = self.ports.get_mut(&port.0) {
-                        port.connection_closed(Instant::now(), &reason);
+                    let now = Instant::now();
+                    if let Some(uplink) = self.uplinks.get_mut(&port.0) {
+                        uplink.connection_closed(now, &reason);
+                    } else if let Some(port) = self.ports.get_mut(&port.0) {
+                        port.connection_closed(now, &reason);
                     }
                 }
             }
@@ -295,6 +320,18 @@ impl Supervisor {
                     (request, self.add_port(SavedPort { name, path, client }))
                 }
                 ControlToSupervisor::PortDel { request, name } => (request, self.delete_port(&name)),
+                ControlToSupervisor::UplinkAdd { request, name, device, driver, queues } => {
+                    self.add_uplink(request, SavedUplink { name, device, driver, queues });
+                    continue;
+                }
+                ControlToSupervisor::UplinkDel { request, name } => {
+                    self.delete_uplink(request, &name);
+                    continue;
+                }
+                ControlToSupervisor::UplinkList { request } => {
+                    self.list_uplinks(request);
+                    continue;
+                }
                 ControlToSupervisor::KeepLists(part) => {
                     if part.is_empty() {
                         let result = self.keep_lists();
@@ -312,8 +349,9 @@ impl Supervisor {
     }
 
     /// The one line scripts wait for.
-    fn announce(&mut self) {
-        if !self.announced && self.switch.is_ready() && self.control.is_ready() {
+    pub(super) fn announce(&mut self) {
+        let ready = self.switch.is_ready() && self.control.is_ready() && self.uplinks_needed.is_empty();
+        if !self.announced && ready {
             self.announced = true;
             let mut stdout = std::io::stdout().lock();
             // Somebody who closed our standard output does not want to know.
@@ -324,6 +362,9 @@ impl Supervisor {
     fn add_port(&mut self, new: SavedPort) -> Result<PortConfig, String> {
         let there: Vec<SavedPort> = self.ports.values().map(Port::to_saved).collect();
         check_new(there.iter(), &new)?;
+        if self.uplinks.values().any(|uplink| uplink.spec.name == new.name) {
+            return Err(format!("there is an uplink {} already; choose another name", new.name));
+        }
         let mut port = self.number(new, true);
         port.open(&self.epoll, token(&port))?;
         self.save(Some(&port), None)?;
@@ -335,6 +376,9 @@ impl Supervisor {
     }
 
     fn delete_port(&mut self, name: &str) -> Result<PortConfig, String> {
+        if self.uplinks.values().any(|uplink| uplink.spec.name == name) {
+            return Err(format!("{name} is an uplink; remove it with `lasthop uplink del {name}`"));
+        }
         let Some(port) = self.ports.values().find(|port| port.config.name == name) else {
             return Err(format!("there is no port {name}; `lasthop port list` shows those there are"));
         };
@@ -349,25 +393,40 @@ impl Supervisor {
         Ok(config)
     }
 
-    fn save(&self, also: Option<&Port>, except: Option<PortId>) -> Result<(), String> {
+    pub(super) fn save(&self, also: Option<&Port>, except: Option<PortId>) -> Result<(), String> {
         let kept = self.ports.values().filter(|port| port.saved && Some(port.config.id) != except);
-        self.store.save(kept.chain(also).map(Port::to_saved).collect())
+        let ports = kept.chain(also).map(Port::to_saved).collect();
+        let kept = self.uplinks.values().filter(|u| u.saved && !u.is_leaving() && Some(u.config.id) != except);
+        self.store.save(Saved { ports, uplinks: kept.map(|u| u.spec.clone()).collect() })
+    }
+
+    pub(super) fn next_port(&mut self) -> PortId {
+        let id = PortId(self.next_id);
+        // Four thousand million ports are not reached by adding one at a time.
+        self.next_id = self.next_id.saturating_add(1);
+        id
+    }
+
+    /// All ports, those of uplinks included.
+    fn configs(&self) -> Vec<PortConfig> {
+        let uplinks = self.uplinks.values().filter(|uplink| !uplink.is_leaving());
+        self.ports.values().map(|port| port.config.clone()).chain(uplinks.map(|u| u.config.clone())).collect()
     }
 
     /// A port with the next number.
     fn number(&mut self, port: SavedPort, saved: bool) -> Port {
-        let id = PortId(self.next_id);
-        // Four thousand million ports are not reached by adding one at a time.
-        self.next_id = self.next_id.saturating_add(1);
+        let id = self.next_port();
         let SavedPort { name, path, client } = port;
         Port::new(PortConfig { id, name, path, client }, saved, Instant::now())
     }
 
-    fn tell_control_ports(&mut self) {
+    pub(super) fn tell_control_ports(&mut self) {
         // Only the newest list matters.
-        self.control.unsend(|message| matches!(message, SupervisorToControl::Ports(_)));
-        let ports = self.ports.values().map(|port| port.config.clone()).collect();
-        self.control.send(SupervisorToControl::Ports(ports), None);
+        let is_list = |m: &_| matches!(m, SupervisorToControl::Ports(_) | SupervisorToControl::Uplinks(_));
+        self.control.unsend(is_list);
+        let uplinks = self.uplinks.values().filter(|uplink| !uplink.is_leaving()).map(|u| u.config.id).collect();
+        self.control.send(SupervisorToControl::Uplinks(uplinks), None);
+        self.control.send(SupervisorToControl::Ports(self.configs()), None);
     }
 
     fn keep_lists(&mut self) -> Result<(), String> {
@@ -391,11 +450,13 @@ impl Supervisor {
     /// Closes the ports, asks the children to end, and makes them when they do not.
     fn shut_down(&mut self) -> Result<(), RunError> {
         self.ports.clear();
+        self.end_uplinks();
         self.switch.send(SupervisorToSwitch::Shutdown, None);
         self.control.send(SupervisorToControl::Shutdown, None);
         let limit = Instant::now() + SHUTDOWN_LIMIT;
         let mut ready = Vec::new();
-        while self.switch.is_up() || self.control.is_up() {
+        while self.switch.is_up() || self.control.is_up() || self.uplinks.values().any(Uplink::is_up) {
+            self.ending_uplinks();
             self.switch.flush(&self.epoll);
             self.control.flush(&self.epoll);
             let late = Instant::now() >= limit;

@@ -172,7 +172,10 @@ pub fn control(_called: &Path) {
                                     Err(e) => writeln!(client, "error {e}").unwrap(),
                                 }
                             }
-                            SupervisorToControl::Lists(_) | SupervisorToControl::ListsKept(_) => {}
+                            SupervisorToControl::Lists(_)
+                            | SupervisorToControl::ListsKept(_)
+                            | SupervisorToControl::Uplinks(_)
+                            | SupervisorToControl::UplinkReply { .. } => {}
                             SupervisorToControl::Shutdown => return say("control", "shutdown"),
                         }
                     }

@@ -79,7 +79,8 @@ fn rules(program: Program) -> Result<Rules, seccompiler::Error> {
     rules.insert(libc::SYS_fcntl, one_of(1, FCNTL)?);
     rules.insert(libc::SYS_prctl, one_of(0, PRCTL)?);
     // Is this a terminal? Do not block.
-    rules.insert(libc::SYS_ioctl, vec![equals(1, libc::TCGETS)?, equals(1, libc::FIONBIO)?]);
+    let ioctls = [libc::TCGETS, libc::FIONBIO].into_iter().chain(program.ioctls.iter().copied());
+    rules.insert(libc::SYS_ioctl, ioctls.map(|request| equals(1, request)).collect::<Result<_, _>>()?);
     // No memory that is executable.
     let not_executable = || masked(2, libc::PROT_EXEC, 0);
     rules.insert(libc::SYS_mmap, vec![not_executable()?]);
@@ -98,8 +99,8 @@ fn rules(program: Program) -> Result<Rules, seccompiler::Error> {
             SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?,
         ])?],
     );
-    if program.socketpair {
-        rules.insert(libc::SYS_socketpair, one_of(0, &[libc::AF_UNIX])?);
+    if !program.socket_pairs.is_empty() {
+        rules.insert(libc::SYS_socketpair, one_of(0, program.socket_pairs)?);
     }
     Ok(rules)
 }

@@ -1,0 +1,180 @@
+//! The thread that talks: to the supervisor and, over the sockets that it sends, to the switch. Packets are the engines'
+//! business.
+
+use lasthop_ipc::{Channel, ChannelError, SupervisorToUplink, UplinkDevice, UplinkToSupervisor};
+use lasthop_sys::{Epoll, EventFd, Trigger};
+use lasthop_uplink_core::counters::Counters;
+use lasthop_uplink_core::engine::{Answer, Handle, Order};
+use lasthop_uplink_core::link;
+use lasthop_uplink_core::memory::SharedMemory;
+use lasthop_vhostuser::{Features, Frontend};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
+use std::error::Error;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+type Supervisor = Channel<UplinkToSupervisor, SupervisorToUplink>;
+
+const CHANNEL: u64 = 0;
+const SWITCH: u64 = 1;
+const ANSWERED: u64 = 2;
+const BROKEN: u64 = 3;
+
+/// How long an engine may take to stop: a burst.
+const PAUSE_LIMIT: Duration = Duration::from_secs(2);
+/// How long the switch may take to let go of a connection that it has been given another for.
+const LET_GO_LIMIT: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
+
+/// Everything but the packets.
+#[derive(Debug)]
+pub struct Server {
+    epoll: Epoll,
+    memory: SharedMemory,
+    engines: Vec<Handle>,
+    answered: EventFd,
+    counters: Arc<Counters>,
+    about: UplinkDevice,
+    offloads: Features,
+    /// Signalled by the switch when it found a ring broken.
+    broken: EventFd,
+    front: Option<Frontend>,
+    /// The ping that is to be answered, and how many engines have not answered it.
+    ping: Option<(u64, usize)>,
+}
+
+impl Server {
+    /// Nothing is connected yet.
+    pub fn new(
+        memory: SharedMemory,
+        engines: Vec<Handle>,
+        answered: EventFd,
+        counters: Arc<Counters>,
+        about: UplinkDevice,
+        offloads: Features,
+    ) -> Result<Self, rustix::io::Errno> {
+        let (epoll, broken) = (Epoll::new()?, EventFd::new()?);
+        epoll.add(&answered, ANSWERED, Trigger::Level)?;
+        epoll.add(&broken, BROKEN, Trigger::Level)?;
+        Ok(Self { epoll, memory, engines, answered, counters, about, offloads, broken, front: None, ping: None })
+    }
+
+    /// Runs until the supervisor asks to end. An error means that this process is of no use any more.
+    pub fn serve(mut self, supervisor: &mut Supervisor) -> Result<(), Box<dyn Error>> {
+        self.epoll.add(supervisor.as_fd(), CHANNEL, Trigger::Level)?;
+        supervisor.send(&UplinkToSupervisor::Ready(self.about.clone()), None)?;
+        let mut ready = Vec::new();
+        loop {
+            self.epoll.wait(&mut ready, None)?;
+            for event in &ready {
+                match event.token {
+                    CHANNEL if self.obey(supervisor)? => return Ok(()),
+                    // It has nothing to say but that it is gone.
+                    SWITCH => drop(self.disconnect(supervisor)?),
+                    ANSWERED => self.hear_engines(supervisor)?,
+                    BROKEN => return Err("the switch finds a ring of this uplink broken".into()),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Does what the supervisor asks; true if that is to end.
+    fn obey(&mut self, supervisor: &mut Supervisor) -> Result<bool, Box<dyn Error>> {
+        loop {
+            match supervisor.recv() {
+                Ok((SupervisorToUplink::Connection, Some(socket))) => self.connect(socket, supervisor)?,
+                Ok((SupervisorToUplink::Connection, None)) => tracing::warn!("a connection without a socket"),
+                Ok((SupervisorToUplink::Ping(number), _)) => {
+                    self.ping = Some((number, self.engines.len()));
+                    self.engines.iter().for_each(|engine| engine.order(Order::Ping));
+                }
+                Ok((SupervisorToUplink::Shutdown { remove }, _)) => {
+                    if remove {
+                        self.order_all(&Order::End, supervisor)?;
+                    }
+                    return Ok(true);
+                }
+                Err(ChannelError::WouldBlock) => return Ok(false),
+                Err(ChannelError::Closed) => return Ok(true),
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    /// What the engines answer to pings, or that one cannot go on.
+    fn hear_engines(&mut self, supervisor: &mut Supervisor) -> Result<(), Box<dyn Error>> {
+        self.answered.drain();
+        for engine in &self.engines {
+            while let Ok(answer) = engine.answers.try_recv() {
+                match answer {
+                    Answer::Alive => {
+                        if let Some((_, left)) = &mut self.ping {
+                            *left = left.saturating_sub(1);
+                        }
+                    }
+                    Answer::Failed(e) => return Err(e.into()),
+                    Answer::Paused(_) | Answer::Ended => {}
+                }
+            }
+        }
+        if let Some((number, _)) = self.ping.take_if(|(_, left)| *left == 0) {
+            let counters = self.counters.snapshot();
+            supervisor.send(&UplinkToSupervisor::Pong { number, counters }, None)?;
+        }
+        Ok(())
+    }
+
+    /// Tells every engine the same and waits until each has done it.
+    fn order_all(&mut self, order: &Order, supervisor: &mut Supervisor) -> Result<Vec<u32>, Box<dyn Error>> {
+        self.engines.iter().for_each(|engine| engine.order(order.clone()));
+        let mut bases = Vec::new();
+        for engine in &self.engines {
+            loop {
+                match engine.answers.recv_timeout(PAUSE_LIMIT).map_err(|_| "an engine hangs")? {
+                    Answer::Paused(both) => bases.extend(both),
+                    Answer::Ended => {}
+                    Answer::Alive => {
+                        if let Some((_, left)) = &mut self.ping {
+                            *left = left.saturating_sub(1);
+                        }
+                        continue;
+                    }
+                    Answer::Failed(e) => return Err(e.into()),
+                }
+                break;
+            }
+        }
+        self.hear_engines(supervisor)?;
+        Ok(bases)
+    }
+
+    fn disconnect(&mut self, supervisor: &mut Supervisor) -> Result<Vec<u32>, Box<dyn Error>> {
+        if let Some(front) = self.front.take() {
+            let _ = self.epoll.delete(&front);
+        }
+        self.order_all(&Order::Pause, supervisor)
+    }
+
+    /// A connection to a switch that may be a new one. The old one must be let go of first: only one may use the rings.
+    fn connect(&mut self, socket: OwnedFd, supervisor: &mut Supervisor) -> Result<(), Box<dyn Error>> {
+        if let Some(front) = &self.front {
+            let mut fds = [PollFd::new(front, PollFlags::IN)];
+            if poll(&mut fds, Some(&LET_GO_LIMIT)) == Ok(0) {
+                return Err("the switch does not let go of the old connection".into());
+            }
+        }
+        let bases = self.disconnect(supervisor)?;
+        match link::connect(socket, &self.memory, &bases, self.offloads, &self.broken) {
+            Ok(front) => {
+                self.epoll.add(&front, SWITCH, Trigger::Level)?;
+                self.front = Some(front);
+                self.engines.iter().for_each(|engine| engine.order(Order::Resume));
+            }
+            // The supervisor hears from the switch that the connection has ended, and makes another.
+            Err(e) => tracing::warn!("{e}"),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,133 @@
+//! `lasthop uplink add`, `del`, `list`.
+
+use crate::SharedArgs;
+use crate::client::CliError;
+use crate::table::{Align, Table};
+use clap::Subcommand;
+use lasthop_api::{SwitchProxy, Uplink, UplinkList};
+
+#[derive(Debug, Subcommand)]
+pub enum UplinkCommand {
+    /// Make an uplink: a port that is a network interface of this host
+    ///
+    /// An interface that does not exist is made as a TAP device and removed with the uplink. Give it an address
+    /// (`ip addr add 10.0.0.1/24 dev DEVICE`) or add it to a bridge. The uplink is remembered over restarts.
+    #[command(
+        after_help = "Examples:\n  lasthop uplink add net eth1\n  lasthop uplink add host lasthop0 --driver tap --queues 2"
+    )]
+    Add {
+        /// Its name and that of its port: 1 to 63 letters, digits, '.', '_' or '-'
+        name: String,
+        /// The interface
+        device: String,
+        /// How to use it: tap or af_packet [default: tap if it is a TAP device or does not exist, else af_packet]
+        #[arg(long)]
+        driver: Option<String>,
+        /// Queue pairs, each with a thread of its own
+        #[arg(long, default_value_t = 1)]
+        queues: u16,
+        #[command(flatten)]
+        shared: SharedArgs,
+    },
+    /// Remove an uplink and its port; an interface that it made goes with it
+    #[command(after_help = "Example:\n  lasthop uplink del net")]
+    Del {
+        /// Its name
+        name: String,
+        #[command(flatten)]
+        shared: SharedArgs,
+    },
+    /// Show all uplinks
+    #[command(after_help = "Example:\n  lasthop uplink list --json")]
+    List(SharedArgs),
+}
+
+pub fn uplink(command: &UplinkCommand) -> Result<String, CliError> {
+    match command {
+        UplinkCommand::Add { name, device, driver, queues, shared } => {
+            let list =
+                shared.instance()?.ask(async |c| c.uplink_add(name, device, driver.as_deref(), *queues).await)?;
+            let uplink = list.uplinks.into_iter().next().unwrap_or_default();
+            shared.show(&uplink, |u| {
+                let made = if u.created { ", which it made" } else { "" };
+                format!("uplink {}: {}{made}, {}\n", u.name, u.device, how(u))
+            })
+        }
+        UplinkCommand::Del { name, shared } => {
+            let list = shared.instance()?.ask(async |c| c.uplink_del(name).await)?;
+            let uplink = list.uplinks.into_iter().next().unwrap_or_default();
+            shared.show(&uplink, |u| format!("uplink {}: removed\n", u.name))
+        }
+        UplinkCommand::List(shared) => {
+            let list = shared.instance()?.ask(async |c| c.uplink_list().await)?;
+            shared.show(&list, table)
+        }
+    }
+}
+
+/// The driver and its mode.
+fn how(u: &Uplink) -> String {
+    match (&u.driver, &u.mode) {
+        (Some(driver), Some(mode)) => format!("{driver} ({mode})"),
+        _ => "-".into(),
+    }
+}
+
+fn table(list: &UplinkList) -> String {
+    if list.uplinks.is_empty() {
+        return "no uplinks; make one with `lasthop uplink add NAME DEVICE`\n".into();
+    }
+    let mut table = Table::new(&[
+        ("NAME", Align::Left),
+        ("STATE", Align::Left),
+        ("DEVICE", Align::Left),
+        ("DRIVER", Align::Left),
+        ("MTU", Align::Right),
+        ("MAC", Align::Left),
+        ("TO NETWORK", Align::Right),
+        ("FROM NETWORK", Align::Right),
+        ("DROPPED", Align::Right),
+        ("RESTARTS", Align::Right),
+    ]);
+    let mut notes = String::new();
+    for u in &list.uplinks {
+        table.row(vec![
+            u.name.clone(),
+            u.state.clone(),
+            u.device.clone(),
+            how(u),
+            u.mtu.map_or("-".into(), |mtu| mtu.to_string()),
+            u.mac.clone().unwrap_or_else(|| "-".into()),
+            u.to_network.packets.to_string(),
+            u.from_network.packets.to_string(),
+            u.drops.iter().map(|d| d.packets).sum::<u64>().to_string(),
+            u.restarts.to_string(),
+        ]);
+        for d in &u.drops {
+            notes.push_str(&format!("{}: {} packets dropped: {}\n", u.name, d.packets, d.reason));
+        }
+        if let Some(why) = &u.last_error {
+            notes.push_str(&format!("{}: last trouble: {why}\n", u.name));
+        }
+    }
+    table.render() + &notes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_uplink_that_does_not_run_says_why() {
+        let uplink = Uplink {
+            name: "net".into(),
+            device: "eth1".into(),
+            state: "starting".into(),
+            last_error: Some("there is no interface eth1".into()),
+            ..Uplink::default()
+        };
+        let text = table(&UplinkList { uplinks: vec![uplink] });
+        assert!(text.contains("net   starting  eth1"), "{text}");
+        assert!(text.ends_with("net: last trouble: there is no interface eth1\n"), "{text}");
+    }
+}

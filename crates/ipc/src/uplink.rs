@@ -1,0 +1,105 @@
+//! What the supervisor says to an uplink and hears from it. Behind the feature `uplink`: the switch does without.
+
+use lasthop_types::MacAddr;
+use serde::{Deserialize, Serialize};
+
+/// To an uplink.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SupervisorToUplink {
+    /// A vhost-user socket travels with this message; the switch has the other end of it. It replaces one there is.
+    Connection,
+    /// Are you alive? To be answered by everything that carries packets.
+    Ping(u64),
+    /// Exit with status 0. `remove`: take along a device that you have made.
+    Shutdown {
+        /// Whether the device goes too.
+        remove: bool,
+    },
+}
+
+/// From an uplink.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum UplinkToSupervisor {
+    /// The device is open, the rights to open others are given up: ready for a connection.
+    Ready(UplinkDevice),
+    /// It cannot go on and ends: what is wrong, what to do.
+    Failed(String),
+    /// Answer to `Ping`.
+    Pong {
+        /// The ping's number.
+        number: u64,
+        /// What it has carried since it started.
+        counters: UplinkCounters,
+    },
+}
+
+/// How a device is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum UplinkDriver {
+    /// A TAP device.
+    Tap,
+    /// A packet socket.
+    AfPacket,
+    /// An AF_XDP socket, with a program on the interface.
+    AfXdp,
+}
+
+impl UplinkDriver {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Tap, Self::AfPacket, Self::AfXdp];
+
+    /// As people write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tap => "tap",
+            Self::AfPacket => "af_packet",
+            Self::AfXdp => "af_xdp",
+        }
+    }
+
+    /// From how people write it.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|d| d.name() == name)
+    }
+}
+
+/// A device that is open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UplinkDevice {
+    /// How it is used.
+    pub driver: UplinkDriver,
+    /// In which of the ways that the driver knows.
+    pub mode: String,
+    /// Its Ethernet address.
+    pub mac: MacAddr,
+    /// Its MTU in bytes when it was opened.
+    pub mtu: u32,
+    /// Queue pairs.
+    pub queues: u16,
+    /// The uplink made it.
+    pub created: bool,
+}
+
+/// What an uplink has carried.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UplinkCounters {
+    /// Packets to the network; one of 64 KiB counts once.
+    pub to_network_packets: u64,
+    /// Their bytes.
+    pub to_network_bytes: u64,
+    /// Packets from the network.
+    pub from_network_packets: u64,
+    /// Their bytes.
+    pub from_network_bytes: u64,
+    /// Packets not carried, by reason.
+    pub drops: Vec<UplinkDrops>,
+}
+
+/// Packets not carried for one reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UplinkDrops {
+    /// Name of the reason.
+    pub reason: String,
+    /// How many.
+    pub packets: u64,
+}

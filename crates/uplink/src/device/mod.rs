@@ -1,0 +1,265 @@
+//! Network devices as an uplink uses them: one queue of a device for each queue pair.
+//!
+//! Whatever a device cannot do (segmentation, checksums, scatter/gather) is done at the
+//! last moment, after the one copy that the switch makes: by the kernel, for the drivers here.
+
+mod packet;
+mod tap;
+mod xdp;
+
+pub use packet::Packets;
+pub use tap::Tap;
+pub use xdp::Xdp;
+
+use crate::counters::Counters;
+use crate::memory::MemoryConfig;
+use crate::pair::{FromNetwork, Packet, Pair, PairError};
+use crate::room::Interface;
+use lasthop_ipc::{UplinkDevice, UplinkDriver};
+use lasthop_types::MacAddr;
+use lasthop_vhostuser::Features;
+use rustix::io::Errno;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+
+/// Most queues of a device.
+pub const MAX_QUEUES: u16 = 16;
+
+/// What is to be opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The interface.
+    pub device: String,
+    /// How to use it; `None`: TAP if it is one or does not exist, else AF_PACKET.
+    pub driver: Option<UplinkDriver>,
+    /// Queue pairs.
+    pub queues: u16,
+    /// We made it in an earlier life, so it is removed in the end.
+    pub ours: bool,
+}
+
+/// Why a device cannot be used. What is wrong; what to do.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct OpenError(String);
+
+/// Something is wrong with the device that only opening it anew can mend.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// It has been removed.
+    #[error("the device is gone")]
+    Gone,
+    /// The kernel says what we do not know what to do about.
+    #[error("the device: {0}")]
+    Io(Errno),
+    /// The ring to the switch is broken.
+    #[error(transparent)]
+    Pair(#[from] PairError),
+}
+
+/// Where sending stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sent {
+    /// So many packets are done with, sent or dropped and counted.
+    pub done: usize,
+    /// The device takes no more before it is writable.
+    pub blocked: bool,
+}
+
+/// Where receiving stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Got {
+    /// There is nothing more.
+    All,
+    /// There may be more.
+    More,
+    /// The switch has all slots: there may be more when it gives some back.
+    Stalled,
+}
+
+/// One queue of a device.
+#[derive(Debug)]
+pub enum Queue {
+    /// Of a TAP device.
+    Tap(Tap),
+    /// A packet socket.
+    Packets(Packets),
+    /// An AF_XDP socket.
+    Xdp(Xdp),
+}
+
+impl Queue {
+    /// Sends packets of the pair's memory. The buffers of the first [`Sent::done`] go back to the switch, now or when the device
+    /// is done with them.
+    pub fn send(&mut self, pair: &mut Pair, packets: &[Packet], counters: &Counters) -> Result<Sent, DeviceError> {
+        let sent = match self {
+            Self::Tap(tap) => tap.send(pair, packets, counters)?,
+            Self::Packets(socket) => socket.send(pair, packets, counters)?,
+            Self::Xdp(xdp) => return xdp.send(pair, packets, counters),
+        };
+        packets.iter().take(sent.done).for_each(|p| pair.to_network.give_back(p));
+        Ok(sent)
+    }
+
+    /// Receives a burst into slots of the pair's memory and adds them to its ring.
+    pub fn receive(&mut self, pair: &mut Pair, counters: &Counters) -> Result<Got, DeviceError> {
+        match self {
+            Self::Tap(tap) => tap.receive(pair, counters),
+            Self::Packets(socket) => socket.receive(pair, counters),
+            Self::Xdp(xdp) => xdp.receive(pair, counters),
+        }
+    }
+
+    /// Whether the device is still there: when it is removed, some say so only when they are asked.
+    pub fn check(&self) -> Result<(), DeviceError> {
+        match self {
+            Self::Packets(socket) if !socket.is_bound() => Err(DeviceError::Gone),
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives it the pair's memory, for a device that uses that itself.
+    fn bind(&mut self, pair: &mut Pair) -> Result<Option<String>, Errno> {
+        match self {
+            Self::Xdp(xdp) => xdp.bind(pair).map(|zero_copy| Some(xdp.mode(zero_copy))),
+            _ => Ok(None),
+        }
+    }
+
+    /// Frames are with the device, and nothing will tell that it is done with them: look again soon.
+    pub fn is_sending(&self) -> bool {
+        matches!(self, Self::Xdp(xdp) if xdp.is_sending())
+    }
+
+    /// The device is to end with this process, if we made it.
+    pub fn end(&self) {
+        if let Self::Tap(tap) = self {
+            tap.end();
+        }
+    }
+}
+
+impl AsFd for Queue {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tap(tap) => tap.as_fd(),
+            Self::Packets(socket) => socket.as_fd(),
+            Self::Xdp(xdp) => xdp.as_fd(),
+        }
+    }
+}
+
+/// An open device.
+#[derive(Debug)]
+pub struct Device {
+    /// Its queues, one for each queue pair.
+    pub queues: Vec<Queue>,
+    /// What people are told of it.
+    pub about: UplinkDevice,
+    /// Offloads to be negotiated with the switch.
+    pub features: Features,
+    /// What the memory shared with the switch must be like.
+    pub memory: MemoryConfig,
+}
+
+impl Device {
+    /// Opens a device, makes it if it is to be made, and brings it up. Needs rights that this process gives up afterwards.
+    pub fn open(wanted: &Wanted) -> Result<Self, OpenError> {
+        let name = &wanted.device;
+        if wanted.queues == 0 || wanted.queues > MAX_QUEUES {
+            return Err(OpenError(format!("{} queues; use 1 to {MAX_QUEUES}", wanted.queues)));
+        }
+        let exists = match Interface::named(name) {
+            Ok(_) => true,
+            Err(Errno::NODEV) => false,
+            Err(Errno::NAMETOOLONG) => {
+                return Err(OpenError(format!("{name:?}: an interface has a name of 1 to 15 characters")));
+            }
+            Err(e) => return Err(OpenError(format!("{name}: {e}"))),
+        };
+        let is_tap = exists && Path::new(&format!("/sys/class/net/{name}/tun_flags")).exists();
+        let driver =
+            wanted.driver.unwrap_or(if is_tap || !exists { UplinkDriver::Tap } else { UplinkDriver::AfPacket });
+        match driver {
+            UplinkDriver::Tap if exists && !is_tap => {
+                Err(OpenError(format!("{name} is no TAP device; use the driver af_packet, or another name")))
+            }
+            UplinkDriver::Tap => Tap::open(wanted, exists),
+            UplinkDriver::AfPacket | UplinkDriver::AfXdp if !exists => {
+                Err(OpenError(format!("there is no interface {name}; `ip link` shows those there are")))
+            }
+            UplinkDriver::AfPacket => Packets::open(wanted),
+            UplinkDriver::AfXdp => Xdp::open(wanted),
+        }
+    }
+}
+
+impl Device {
+    /// Gives the device the memory of the queue pairs, if it uses that itself. Needs the same rights as opening it.
+    pub fn bind(&mut self, pairs: &mut [Pair]) -> Result<(), OpenError> {
+        for (i, (queue, pair)) in self.queues.iter_mut().zip(pairs).enumerate() {
+            match queue.bind(pair) {
+                Ok(None) => {}
+                Ok(Some(mode)) => self.about.mode = mode,
+                Err(e) => {
+                    return Err(OpenError(format!("queue {i}: {e}; has the interface so many queues (`ethtool -l`)?")));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Offloads of a device that the kernel stands behind: whole packets of up to 64 KiB both ways, with checksums and segmentation
+/// left for the kernel to do. UFO is left out: kernels have given it up.
+fn whole_packets(uso: bool) -> Features {
+    let mut wanted = Features::MRG_RXBUF
+        | Features::CSUM
+        | Features::HOST_TSO4
+        | Features::HOST_TSO6
+        | Features::HOST_ECN
+        | Features::GUEST_CSUM
+        | Features::GUEST_TSO4
+        | Features::GUEST_TSO6
+        | Features::GUEST_ECN;
+    wanted.set(Features::HOST_USO | Features::GUEST_USO4 | Features::GUEST_USO6, uso);
+    wanted
+}
+
+/// Brings the interface up and reads what people are told of it.
+fn about(wanted: &Wanted, driver: UplinkDriver, mode: &str, created: bool) -> Result<UplinkDevice, OpenError> {
+    let name = &wanted.device;
+    let failed = |e: Errno| OpenError(denied(name, e));
+    let interface = Interface::named(name).map_err(failed)?;
+    let mac = interface.mac().map_err(|e| match e {
+        Errno::OPNOTSUPP => {
+            OpenError(format!("{name} carries no Ethernet frames; an uplink needs an interface that does"))
+        }
+        e => failed(e),
+    })?;
+    interface.bring_up().map_err(failed)?;
+    let mtu = interface.mtu().map_err(failed)?;
+    Ok(UplinkDevice { driver, mode: mode.into(), mac: MacAddr(mac), mtu, queues: wanted.queues, created })
+}
+
+fn denied(name: &str, e: Errno) -> String {
+    match e {
+        Errno::PERM | Errno::ACCESS => {
+            format!("{name}: {e}; run lasthop as root, or with CAP_NET_ADMIN and CAP_NET_RAW")
+        }
+        Errno::BUSY => format!("{name} is in use by another process; stop that one or choose another device"),
+        e => format!("{name}: {e}"),
+    }
+}
+
+/// A frame shorter than its Ethernet header is none.
+const SHORTEST: usize = 14;
+
+/// Makes room for a burst: a slot, or why there is none.
+fn take_slot(way: &mut FromNetwork) -> Result<Option<u32>, PairError> {
+    if let Some(slot) = way.take() {
+        return Ok(Some(slot));
+    }
+    way.reclaim_all()?;
+    Ok(way.take())
+}

@@ -1,0 +1,171 @@
+//! AF_PACKET: any Ethernet interface, without taking it from the host. Frames are received and sent in batches, straight into
+//! and out of the memory shared with the switch: recvmmsg(2) needs no ring in between, so there is no second copy and no block
+//! that has to fill or to time out before anybody hears of it, as there would be with TPACKET_V3. Virtio-net headers pass both
+//! ways (PACKET_VNET_HDR): what the NIC's driver has aggregated (GRO, LRO) crosses whole, and what the NIC cannot segment or sum
+//! the kernel does for it after the switch's copy.
+
+use super::{Device, DeviceError, Got, OpenError, SHORTEST, Sent, Wanted, about, denied, take_slot, whole_packets};
+use crate::counters::{Counters, Reason};
+use crate::memory::MemoryConfig;
+use crate::pair::{Packet, Pair, Run, VNET};
+use crate::room::{BATCH, Interface, PacketSocket, Place, Received};
+use arrayvec::ArrayVec;
+use lasthop_frame::VnetHdr;
+use lasthop_guestmem::GuestSlice;
+use lasthop_ipc::UplinkDriver;
+use rustix::io::Errno;
+use std::os::fd::{AsFd, BorrowedFd};
+
+/// Where in a slot the kernel's header goes and where the frame does. A VLAN tag that the kernel took out goes back in with
+/// everything before it moved forward by its 4 bytes.
+const HEADER: usize = 4;
+const FRAME: usize = HEADER + VNET;
+const TAG: usize = 4;
+
+/// A packet socket.
+#[derive(Debug)]
+pub struct Packets {
+    socket: PacketSocket,
+}
+
+impl Packets {
+    pub(super) fn open(wanted: &Wanted) -> Result<Device, OpenError> {
+        let name = &wanted.device;
+        let failed = |e: Errno| OpenError(denied(name, e));
+        let index = Interface::named(name).and_then(|i| i.index()).map_err(failed)?;
+        // Of several processes in one network namespace each has a number of its own, and of the low 16 bits enough differ.
+        let group = (wanted.queues > 1).then_some(std::process::id() as u16);
+        let about = about(wanted, UplinkDriver::AfPacket, "mmsg", false)?;
+        let mut queues = Vec::new();
+        for _ in 0..wanted.queues {
+            let socket = PacketSocket::open(index, group).map_err(failed)?;
+            queues.push(super::Queue::Packets(Self { socket }));
+        }
+        let (features, memory) = (whole_packets(true), MemoryConfig::whole_packets(wanted.queues));
+        Ok(Device { queues, about, features, memory })
+    }
+
+    pub(super) fn is_bound(&self) -> bool {
+        self.socket.is_bound()
+    }
+
+    pub(super) fn send(&mut self, pair: &Pair, packets: &[Packet], counters: &Counters) -> Result<Sent, DeviceError> {
+        let mut done = 0;
+        while let Some(rest) = packets.get(done..).filter(|rest| !rest.is_empty()) {
+            match pair.arena.send(&self.socket, rest.iter().map(|p| &p.runs[..])) {
+                Ok(n) => {
+                    let bytes = rest.iter().take(n).map(|p| p.frame_len() as u64).sum();
+                    counters.sent(n as u64, bytes);
+                    done += n;
+                    continue;
+                }
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => return Ok(Sent { done, blocked: true }),
+                Err(Errno::NETDOWN) => counters.dropped(Reason::DeviceDown),
+                Err(Errno::NOBUFS | Errno::NOMEM) => counters.dropped(Reason::NoRoom),
+                Err(Errno::MSGSIZE) => counters.dropped(Reason::TooLong),
+                Err(Errno::INVAL | Errno::FAULT) => counters.dropped(Reason::Refused),
+                Err(Errno::NXIO | Errno::NODEV) => return Err(DeviceError::Gone),
+                Err(e) => return Err(DeviceError::Io(e)),
+            }
+            done += 1;
+        }
+        Ok(Sent { done, blocked: false })
+    }
+
+    pub(super) fn receive(&mut self, pair: &mut Pair, counters: &Counters) -> Result<Got, DeviceError> {
+        let mut slots = ArrayVec::<u32, BATCH>::new();
+        let mut places = ArrayVec::<Place, BATCH>::new();
+        let way = &mut pair.from_network;
+        way.reclaim()?;
+        while !slots.is_full() {
+            let Some(slot) = take_slot(way)? else { break };
+            let (at, len) = way.slot(slot);
+            slots.push(slot);
+            places.push(Place { header: at + HEADER, frame: (at + FRAME, len - FRAME) });
+        }
+        if slots.is_empty() {
+            return Ok(Got::Stalled);
+        }
+        let mut received = ArrayVec::<Received, BATCH>::new();
+        let result = pair.arena.receive(&self.socket, &places, &mut received);
+        let (mut packets, mut bytes) = (0, 0);
+        for (i, slot) in slots.iter().enumerate() {
+            let Some((offset, len)) = received.get(i).and_then(|r| arrange(pair, *slot, *r, counters)) else {
+                pair.from_network.put_back(*slot);
+                continue;
+            };
+            pair.from_network.add(*slot, offset, len);
+            packets += 1;
+            bytes += (len - VNET) as u64;
+        }
+        pair.from_network.publish();
+        counters.received(packets, bytes);
+        match result {
+            Ok(()) if received.is_full() => Ok(Got::More),
+            Ok(()) | Err(Errno::AGAIN) => Ok(Got::All),
+            Err(Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => Ok(Got::More),
+            // Set down, or about to be removed: the same error for both, and only once.
+            Err(Errno::NETDOWN) if self.socket.is_bound() => Ok(Got::All),
+            Err(Errno::NETDOWN | Errno::NXIO | Errno::NODEV) => Err(DeviceError::Gone),
+            Err(e) => Err(DeviceError::Io(e)),
+        }
+    }
+}
+
+/// Makes a packet of what the kernel wrote into a slot: puts the tag back, and nothing else of the frame is touched. Where it
+/// begins in the slot, and its length with the header; `None` if it is dropped.
+fn arrange(pair: &Pair, slot: u32, received: Received, counters: &Counters) -> Option<Run> {
+    let Received { len, truncated, tag } = received;
+    if truncated || len < SHORTEST {
+        counters.dropped(if truncated { Reason::TooLong } else { Reason::TooShort });
+        return None;
+    }
+    let bytes = pair.bytes(pair.from_network.slot(slot));
+    // The kernel writes 10 bytes of the 12; `num_buffers` is for the other direction.
+    bytes.write_array(HEADER + 10, &[0; 2]);
+    let Some(tag) = tag else { return Some((HEADER, VNET + len)) };
+    put_back_tag(&bytes, tag)?;
+    Some((HEADER - TAG, VNET + TAG + len))
+}
+
+fn put_back_tag(bytes: &GuestSlice<'_>, (tpid, tci): (u16, u16)) -> Option<()> {
+    let mut header = VnetHdr::parse(&bytes.read_array(HEADER)?);
+    if header.flags & VnetHdr::F_NEEDS_CSUM != 0 {
+        header.csum_start = header.csum_start.checked_add(TAG as u16)?;
+    }
+    let addresses = bytes.read_array::<12>(FRAME)?;
+    bytes.write_array(HEADER - TAG, &header.to_bytes());
+    bytes.write_array(FRAME - TAG, &addresses);
+    let ([t0, t1], [c0, c1]) = (tpid.to_be_bytes(), tci.to_be_bytes());
+    bytes.write_array(FRAME - TAG + 12, &[t0, t1, c0, c1]);
+    Some(())
+}
+
+impl AsFd for Packets {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lasthop_guestmem::GuestMemory;
+
+    #[test]
+    fn a_tag_goes_back_between_addresses_and_type() {
+        let memory = GuestMemory::anonymous(4096).unwrap();
+        let bytes = memory.slice(0, 256).unwrap();
+        let frame: Vec<u8> = (0..64).collect();
+        let header = VnetHdr { flags: VnetHdr::F_NEEDS_CSUM, csum_start: 34, csum_offset: 16, ..VnetHdr::default() };
+        bytes.write_array(HEADER, &header.to_bytes());
+        bytes.write(FRAME, &frame);
+        put_back_tag(&bytes, (0x88a8, 0x2005)).unwrap();
+        let moved = VnetHdr::parse(&bytes.read_array(0).unwrap());
+        assert_eq!(moved, VnetHdr { csum_start: 38, ..header });
+        let mut out = vec![0; 68];
+        bytes.read(VNET, &mut out);
+        assert_eq!(out, [&frame[..12], &[0x88, 0xa8, 0x20, 0x05], &frame[12..]].concat());
+    }
+}

@@ -1,0 +1,135 @@
+//! TAP: the host's own stack, or a bridge of the host, as the network. Headers with offload requests pass both ways as they
+//! are: the kernel's format is virtio's.
+
+use super::{Device, DeviceError, Got, OpenError, SHORTEST, Sent, Wanted, about, denied, take_slot, whole_packets};
+use crate::counters::{Counters, Reason};
+use crate::memory::MemoryConfig;
+use crate::pair::{Packet, Pair, VNET};
+use crate::room::Tun;
+use lasthop_ipc::UplinkDriver;
+use rustix::io::Errno;
+use std::os::fd::{AsFd, BorrowedFd};
+
+/// Frames read before the ring is looked at again.
+const BURST: usize = 32;
+
+/// One queue of a TAP device.
+#[derive(Debug)]
+pub struct Tap {
+    tun: Tun,
+    created: bool,
+}
+
+impl Tap {
+    /// Opens the device with all its queues. One that does not exist is made and lasts until [`Tap::end`], so that its
+    /// addresses and routes outlive this process.
+    pub(super) fn open(wanted: &Wanted, exists: bool) -> Result<Device, OpenError> {
+        let name = &wanted.device;
+        let several = wanted.queues > 1;
+        let first = match Tun::attach(name, several) {
+            // One that exists has several queues or one, and wants to be told.
+            Err(Errno::INVAL) if exists && !several => Tun::attach(name, true),
+            other => other,
+        };
+        let first = first.map_err(|e| match e {
+            Errno::INVAL if several => {
+                OpenError(format!("{name} was made with one queue; use one, or make it with multi_queue"))
+            }
+            Errno::NOENT | Errno::NODEV | Errno::NXIO => {
+                OpenError(format!("/dev/net/tun: {e}; load the kernel's module tun"))
+            }
+            e => OpenError(denied(name, e)),
+        })?;
+        let created = !exists || wanted.ours;
+        let mut queues = vec![first];
+        let failed = |e: Errno| OpenError(denied(name, e));
+        for _ in 1..wanted.queues {
+            queues.push(Tun::attach(name, true).map_err(failed)?);
+        }
+        let mut uso = true;
+        for queue in &queues {
+            uso &= queue.set_offloads().map_err(failed)?;
+            if created {
+                queue.set_persistent(true).map_err(failed)?;
+            }
+        }
+        let about = about(wanted, UplinkDriver::Tap, "vnet_hdr", created)?;
+        let queues = queues.into_iter().map(|tun| super::Queue::Tap(Self { tun, created })).collect();
+        let (features, memory) = (whole_packets(uso), MemoryConfig::whole_packets(wanted.queues));
+        Ok(Device { queues, about, features, memory })
+    }
+
+    pub(super) fn end(&self) {
+        if self.created {
+            // It goes with the last descriptor. If the kernel refuses, it stays, which harms nobody.
+            let _ = self.tun.set_persistent(false);
+        }
+    }
+
+    pub(super) fn send(&mut self, pair: &Pair, packets: &[Packet], counters: &Counters) -> Result<Sent, DeviceError> {
+        let (mut sent, mut bytes) = (0, 0);
+        let mut blocked = false;
+        let mut done = 0;
+        for packet in packets {
+            match pair.arena.write(&self.tun, &packet.runs) {
+                Ok(_) => {
+                    sent += 1;
+                    bytes += packet.frame_len() as u64;
+                }
+                Err(Errno::INTR) => break,
+                Err(Errno::AGAIN) => {
+                    blocked = true;
+                    break;
+                }
+                // The interface was set down by somebody.
+                Err(Errno::IO) => counters.dropped(Reason::DeviceDown),
+                Err(Errno::NOBUFS | Errno::NOMEM) => counters.dropped(Reason::NoRoom),
+                Err(Errno::BADFD | Errno::NODEV) => return Err(DeviceError::Gone),
+                Err(Errno::INVAL | Errno::MSGSIZE | Errno::FAULT) => counters.dropped(Reason::Refused),
+                Err(e) => return Err(DeviceError::Io(e)),
+            }
+            done += 1;
+        }
+        counters.sent(sent, bytes);
+        Ok(Sent { done, blocked })
+    }
+
+    pub(super) fn receive(&mut self, pair: &mut Pair, counters: &Counters) -> Result<Got, DeviceError> {
+        let Pair { arena, from_network: way, .. } = pair;
+        way.reclaim()?;
+        let (mut received, mut bytes) = (0, 0);
+        let mut got = Got::More;
+        for _ in 0..BURST {
+            let Some(slot) = take_slot(way)? else {
+                got = Got::Stalled;
+                break;
+            };
+            match arena.read(&self.tun, way.slot(slot)) {
+                Ok(n) if n >= VNET + SHORTEST => {
+                    way.add(slot, 0, n);
+                    received += 1;
+                    bytes += (n - VNET) as u64;
+                    continue;
+                }
+                Ok(_) => counters.dropped(Reason::TooShort),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => got = Got::All,
+                Err(Errno::BADFD | Errno::NODEV) => return Err(DeviceError::Gone),
+                Err(e) => return Err(DeviceError::Io(e)),
+            }
+            way.put_back(slot);
+            if got == Got::All {
+                break;
+            }
+        }
+        way.publish();
+        counters.received(received, bytes);
+        Ok(got)
+    }
+}
+
+impl AsFd for Tap {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.tun.as_fd()
+    }
+}

@@ -1,0 +1,254 @@
+//! AF_XDP: a NIC's queue, its UMEM in the memory that is shared with the switch. What is received lies in a slot of ours and is
+//! copied once, by the switch, to the guest; what is to be sent is handed over where the switch has written it.
+//!
+//! The interface is taken from the host: what it receives does not reach the host's stack. Frames fit one buffer, so there are
+//! no packets beyond the MTU: the switch cuts them and completes their checksums in its one copy.
+
+use super::{Device, DeviceError, Got, OpenError, SHORTEST, Sent, Wanted, about, denied};
+use crate::counters::{Counters, Reason};
+use crate::memory::MemoryConfig;
+use crate::pair::{Packet, Pair, VNET};
+use crate::room::{Interface, XdpProgram, Xsk};
+use lasthop_frame::{VnetHdr, sum};
+use lasthop_guestmem::GuestSlice;
+use lasthop_ipc::UplinkDriver;
+use lasthop_vhostuser::Features;
+use rustix::io::Errno;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+/// Bytes of a slot, which is a chunk of the UMEM. The kernel leaves its first 256 free: there virtio's header goes.
+const CHUNK: u32 = 4096;
+/// Longest frame that fits a buffer of 2 KiB with virtio's header, without the Ethernet header and two tags.
+const MAX_MTU: u32 = 2048 - VNET as u32 - 22;
+/// Frames in one burst.
+const BURST: usize = 64;
+/// How often the kernel is asked to go on sending before others get their turn.
+const PUSHES: usize = 8;
+
+/// A queue of an interface.
+#[derive(Debug)]
+pub struct Xdp {
+    program: Arc<XdpProgram>,
+    index: i32,
+    queue: u32,
+    socket: Option<Xsk>,
+    /// Where the UMEM begins in the shared memory.
+    umem: usize,
+}
+
+impl Xdp {
+    pub(super) fn open(wanted: &Wanted) -> Result<Device, OpenError> {
+        let name = &wanted.device;
+        let failed = |e: Errno| OpenError(denied(name, e));
+        let index = Interface::named(name).and_then(|i| i.index()).map_err(failed)?;
+        let mut about = about(wanted, UplinkDriver::AfXdp, "", false)?;
+        if about.mtu > MAX_MTU {
+            let mtu = about.mtu;
+            return Err(OpenError(format!(
+                "{name} has an MTU of {mtu}; af_xdp takes up to {MAX_MTU}: set it lower, or use af_packet"
+            )));
+        }
+        let program = XdpProgram::attach(index, wanted.queues.into()).map_err(failed)?;
+        about.mode = if program.native { "native" } else { "generic" }.into();
+        let program = Arc::new(program);
+        let queue = |queue| {
+            super::Queue::Xdp(Self { program: program.clone(), index, queue: u32::from(queue), socket: None, umem: 0 })
+        };
+        let memory = MemoryConfig { pairs: wanted.queues, ring: 512, buffer: 2048, slot: CHUNK, slots: 1536 };
+        let features = Features::CSUM;
+        Ok(Device { queues: (0..wanted.queues).map(queue).collect(), about, features, memory })
+    }
+
+    /// Binds the socket to the pair's memory. True if the NIC uses that memory itself.
+    pub(super) fn bind(&mut self, pair: &mut Pair) -> Result<bool, Errno> {
+        let umem = pair.buffers_and_slots();
+        self.umem = umem.0;
+        let mut socket = Xsk::bind(&pair.arena, umem, CHUNK, self.index, self.queue)?;
+        fill(&mut socket, pair, self.umem);
+        self.program.redirect(self.queue, socket.as_fd())?;
+        let zero_copy = socket.zero_copy;
+        self.socket = Some(socket);
+        Ok(zero_copy)
+    }
+
+    pub(super) fn send(
+        &mut self,
+        pair: &mut Pair,
+        packets: &[Packet],
+        counters: &Counters,
+    ) -> Result<Sent, DeviceError> {
+        let Some(socket) = &mut self.socket else { return Err(DeviceError::Gone) };
+        let (mut done, mut sent, mut bytes) = (0, 0, 0);
+        for packet in packets {
+            let [(at, len)] = packet.runs[..] else {
+                counters.dropped(Reason::TooLong);
+                pair.to_network.give_back(packet);
+                done += 1;
+                continue;
+            };
+            if !socket.send((at + VNET - self.umem) as u64, (len - VNET) as u32) {
+                break;
+            }
+            (done, sent, bytes) = (done + 1, sent + 1, bytes + (len - VNET) as u64);
+        }
+        push(socket)?;
+        counters.sent(sent, bytes);
+        give_back(socket, pair, self.umem);
+        Ok(Sent { done, blocked: done < packets.len() })
+    }
+
+    pub(super) fn receive(&mut self, pair: &mut Pair, counters: &Counters) -> Result<Got, DeviceError> {
+        let Some(socket) = &mut self.socket else { return Err(DeviceError::Gone) };
+        if socket.is_sending() {
+            push(socket)?;
+        }
+        give_back(socket, pair, self.umem);
+        pair.from_network.reclaim_all()?;
+        let (mut packets, mut bytes, mut taken) = (0, 0, 0);
+        while taken < BURST && pair.from_network.ring.free() > 0 {
+            let Some((at, len)) = socket.received() else { break };
+            taken += 1;
+            let (offset, len) = (self.umem + at as usize, len as usize);
+            let Some((slot, in_slot)) = pair.from_network.slot_of(offset, len).filter(|(_, at)| *at >= VNET) else {
+                // The kernel speaks of memory that it was not given: nothing of this is right any more.
+                return Err(DeviceError::Io(Errno::FAULT));
+            };
+            if len < SHORTEST {
+                counters.dropped(Reason::TooShort);
+                pair.from_network.put_back(slot);
+                continue;
+            }
+            let header = open_checksum(&pair.bytes((offset, len)));
+            pair.bytes((offset - VNET, VNET)).write_array(0, &header.to_bytes());
+            pair.from_network.add(slot, in_slot - VNET, VNET + len);
+            packets += 1;
+            bytes += len as u64;
+        }
+        socket.taken();
+        fill(socket, pair, self.umem);
+        pair.from_network.publish();
+        counters.received(packets, bytes);
+        Ok(match taken {
+            BURST => Got::More,
+            _ if pair.from_network.ring.free() == 0 => Got::Stalled,
+            _ => Got::All,
+        })
+    }
+
+    /// Frames are with the kernel that nobody will tell us the end of.
+    pub(super) fn is_sending(&self) -> bool {
+        self.socket.as_ref().is_some_and(|s| s.in_flight > 0)
+    }
+
+    /// Its mode, in full.
+    pub(super) fn mode(&self, zero_copy: bool) -> String {
+        let place = if self.program.native { "native" } else { "generic" };
+        format!("{place}, {}", if zero_copy { "zero-copy" } else { "copy" })
+    }
+}
+
+/// Has the kernel send what it was given.
+fn push(socket: &Xsk) -> Result<(), DeviceError> {
+    for _ in 0..PUSHES {
+        match socket.flush() {
+            Err(Errno::AGAIN | Errno::BUSY | Errno::NOBUFS | Errno::INTR) if socket.is_sending() => {}
+            Ok(()) | Err(Errno::AGAIN | Errno::BUSY | Errno::NOBUFS | Errno::INTR | Errno::NETDOWN) => return Ok(()),
+            Err(Errno::NXIO | Errno::NODEV) => return Err(DeviceError::Gone),
+            Err(e) => return Err(DeviceError::Io(e)),
+        }
+    }
+    Ok(())
+}
+
+/// Buffers that were sent go back to the switch.
+fn give_back(socket: &mut Xsk, pair: &mut Pair, umem: usize) {
+    while let Some(at) = socket.completed() {
+        pair.to_network.give_back_at(umem + at as usize);
+    }
+}
+
+/// Spare slots go to the kernel.
+fn fill(socket: &mut Xsk, pair: &mut Pair, umem: usize) {
+    while let Some(slot) = pair.from_network.take_spare() {
+        if !socket.fill((pair.from_network.slot(slot).0 - umem) as u64) {
+            pair.from_network.put_back(slot);
+            break;
+        }
+    }
+    socket.filled();
+}
+
+/// The header for a received frame. A veth's other end leaves checksums open and XDP has no word for that; but then the field
+/// holds the sum over the pseudo header, which is easily known. (One in 65 536 finished checksums looks the same; to have it
+/// summed once more does no harm.)
+fn open_checksum(frame: &GuestSlice<'_>) -> VnetHdr {
+    partial(frame).unwrap_or_default()
+}
+
+fn partial(frame: &GuestSlice<'_>) -> Option<VnetHdr> {
+    let mut bytes = [0; 14 + 40 + 20];
+    let len = frame.read(0, &mut bytes);
+    let bytes = bytes.get(..len)?;
+    let word = |at: usize| Some(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?]));
+    let (l4, proto, pseudo) = match word(12)? {
+        0x0800 => {
+            let (header, total) = (usize::from(bytes.get(14)? & 15) * 4, word(16)?);
+            // A fragment's checksum is not its own.
+            if word(20)? & 0x3fff != 0 {
+                return None;
+            }
+            let [src, dst] = [bytes.get(26..30)?, bytes.get(30..34)?].map(<[u8; 4]>::try_from);
+            let len = total.checked_sub(header as u16)?;
+            (14 + header, *bytes.get(23)?, sum::pseudo_v4(src.ok()?, dst.ok()?, *bytes.get(23)?, len))
+        }
+        0x86dd => {
+            let [src, dst] = [bytes.get(22..38)?, bytes.get(38..54)?].map(<[u8; 16]>::try_from);
+            (54, *bytes.get(20)?, sum::pseudo_v6(src.ok()?, dst.ok()?, *bytes.get(20)?, word(18)?.into()))
+        }
+        _ => return None,
+    };
+    let offset = match proto {
+        6 => 16,
+        17 => 6,
+        _ => return None,
+    };
+    let open = word(l4 + offset)? == sum::fold(pseudo);
+    let (flags, start, offset) = (VnetHdr::F_NEEDS_CSUM, l4 as u16, offset as u16);
+    open.then(|| VnetHdr { flags, csum_start: start, csum_offset: offset, ..VnetHdr::default() })
+}
+
+impl AsFd for Xdp {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.socket {
+            Some(socket) => socket.as_fd(),
+            None => self.program.as_fd(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lasthop_frame::testutil::Frame;
+    use lasthop_guestmem::GuestMemory;
+
+    fn header_of(frame: &[u8]) -> VnetHdr {
+        let memory = GuestMemory::anonymous(4096).unwrap();
+        let bytes = memory.slice(0, frame.len()).unwrap();
+        bytes.write(0, frame);
+        open_checksum(&bytes)
+    }
+
+    #[test]
+    fn an_open_checksum_is_found_and_a_finished_one_left_alone() {
+        let udp = Frame::new(1, 2).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(7, 8).payload(vec![5; 99]);
+        let tcp = Frame::new(1, 2).ipv6([1; 16], [2; 16]).tcp(7, 8).payload(vec![6; 99]);
+        for (frame, start, offset) in [(udp, 34, 6), (tcp, 54, 16)] {
+            assert_eq!(header_of(&frame.build()), VnetHdr::default());
+            let header = header_of(&frame.partial_checksum().build());
+            assert_eq!((header.flags, header.csum_start, header.csum_offset), (VnetHdr::F_NEEDS_CSUM, start, offset));
+        }
+        assert_eq!(header_of(&[0; 14]), VnetHdr::default());
+    }
+}

@@ -1,0 +1,276 @@
+//! The thread of one queue pair. It carries what is there in bursts and sleeps when nothing is; while it carries, the switch
+//! is asked for no interrupts.
+
+use crate::counters::{Counters, Reason};
+use crate::device::{DeviceError, Got, Queue};
+use crate::pair::{Packet, Pair};
+use crate::room::BATCH;
+use lasthop_sys::EventFd;
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::time::Timespec;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::time::{Duration, Instant};
+
+/// Frames that waited in the device longer than this while the switch was away are not delivered any more.
+const STALE: Duration = Duration::from_secs(1);
+/// Most of them that are thrown away at once.
+const STALE_MOST: usize = 100_000;
+
+/// When to look again for frames that the device keeps until they are sent.
+const SOON: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+
+/// What an engine is told.
+#[derive(Clone, Debug)]
+pub enum Order {
+    /// The switch is gone: take everything that it has done from the rings, stop, and answer.
+    Pause,
+    /// There is a switch again.
+    Resume,
+    /// Answer.
+    Ping,
+    /// The device is to go with the process, if it is ours. Answer when that is arranged.
+    End,
+}
+
+/// What it answers.
+#[derive(Debug)]
+pub enum Answer {
+    /// To `Pause`: where the rings stand, as SET_VRING_BASE wants it.
+    Paused([u32; 2]),
+    /// To `Ping`.
+    Alive,
+    /// To `End`.
+    Ended,
+    /// It cannot go on.
+    Failed(DeviceError),
+}
+
+/// How to reach an engine.
+#[derive(Debug)]
+pub struct Handle {
+    orders: Sender<Order>,
+    wake: EventFd,
+    /// What it answers.
+    pub answers: Receiver<Answer>,
+}
+
+impl Handle {
+    /// Tells it something.
+    pub fn order(&self, order: Order) {
+        // One that has ended has said why.
+        let _ = self.orders.send(order);
+        self.wake.signal();
+    }
+}
+
+/// The state of the thread.
+#[derive(Debug)]
+pub struct Engine {
+    pair: Pair,
+    queue: Queue,
+    counters: Arc<Counters>,
+    orders: Receiver<Order>,
+    answers: Sender<Answer>,
+    /// Signalled with every order.
+    wake: EventFd,
+    /// Signalled with every answer.
+    answered: EventFd,
+    epoll: OwnedFd,
+    /// What epoll reports of the device.
+    interest: EventFlags,
+    running: bool,
+    paused: Instant,
+    /// Packets from the ring; those from `next` to `end` are not sent yet.
+    batch: Vec<Packet>,
+    next: usize,
+    end: usize,
+    /// The device takes no more now.
+    blocked: bool,
+    /// The switch has all slots.
+    stalled: bool,
+}
+
+impl Engine {
+    /// An engine that is not running yet. `answered` is signalled when it answers.
+    pub fn new(pair: Pair, queue: Queue, counters: Arc<Counters>, answered: EventFd) -> Result<(Self, Handle), Errno> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let wake = EventFd::new()?;
+        epoll::add(&epoll, &wake, EventData::new_u64(0), EventFlags::IN)?;
+        epoll::add(&epoll, &pair.to_network.call, EventData::new_u64(1), EventFlags::IN)?;
+        epoll::add(&epoll, &pair.from_network.call, EventData::new_u64(2), EventFlags::IN)?;
+        epoll::add(&epoll, &queue, EventData::new_u64(3), EventFlags::empty())?;
+        let (orders, inbox) = std::sync::mpsc::channel();
+        let (outbox, answers) = std::sync::mpsc::channel();
+        let handle = Handle { orders, wake: wake.try_clone()?, answers };
+        let engine = Self {
+            pair,
+            queue,
+            counters,
+            orders: inbox,
+            answers: outbox,
+            wake,
+            answered,
+            epoll,
+            interest: EventFlags::empty(),
+            running: false,
+            paused: Instant::now(),
+            batch: vec![Packet::default(); BATCH],
+            next: 0,
+            end: 0,
+            blocked: false,
+            stalled: false,
+        };
+        Ok((engine, handle))
+    }
+
+    /// Carries packets until the other end of the orders is gone.
+    pub fn run(mut self) {
+        if let Err(e) = self.carry() {
+            self.answer(Answer::Failed(e));
+        }
+    }
+
+    fn answer(&self, answer: Answer) {
+        let _ = self.answers.send(answer);
+        self.answered.signal();
+    }
+
+    fn carry(&mut self) -> Result<(), DeviceError> {
+        loop {
+            loop {
+                match self.orders.try_recv() {
+                    Ok(order) => self.obey(order)?,
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => return Ok(()),
+                }
+            }
+            if self.running {
+                let more = self.send()? | self.receive()?;
+                if more || self.prepare_to_sleep() {
+                    continue;
+                }
+            }
+            self.sleep().map_err(DeviceError::Io)?;
+        }
+    }
+
+    fn obey(&mut self, order: Order) -> Result<(), DeviceError> {
+        match order {
+            Order::Pause => {
+                // What the switch has delivered still goes out; where the rings stand is known when all is taken.
+                while self.running && self.send()? {}
+                self.pair.from_network.reclaim_all()?;
+                if std::mem::take(&mut self.running) {
+                    self.paused = Instant::now();
+                }
+                self.blocked = false;
+                let bases = [self.pair.to_network.ring.base(), self.pair.from_network.ring.base()];
+                self.answer(Answer::Paused(bases));
+            }
+            Order::Resume => {
+                if self.paused.elapsed() > STALE {
+                    self.discard()?;
+                }
+                (self.running, self.stalled) = (true, false);
+                // What was added meanwhile the new switch has not been told of.
+                self.pair.to_network.kick();
+                self.pair.from_network.kick();
+            }
+            Order::Ping => {
+                self.queue.check()?;
+                self.answer(Answer::Alive);
+            }
+            Order::End => {
+                self.queue.end();
+                self.answer(Answer::Ended);
+            }
+        }
+        Ok(())
+    }
+
+    /// From the ring to the device; true if there may be more.
+    fn send(&mut self) -> Result<bool, DeviceError> {
+        if self.next == self.end {
+            (self.next, self.end) = (0, 0);
+            while let Some(packet) = self.batch.get_mut(self.end) {
+                if !self.pair.next(packet)? {
+                    break;
+                }
+                self.end += 1;
+            }
+        }
+        let packets = self.batch.get(self.next..self.end).unwrap_or_default();
+        if packets.is_empty() {
+            self.pair.to_network.publish();
+            return Ok(false);
+        }
+        let sent = self.queue.send(&mut self.pair, packets, &self.counters)?;
+        self.next += sent.done;
+        self.blocked = sent.blocked;
+        if sent.blocked {
+            self.pair.to_network.publish();
+        }
+        Ok(!sent.blocked)
+    }
+
+    /// From the device to the ring; true if there may be more.
+    fn receive(&mut self) -> Result<bool, DeviceError> {
+        let got = self.queue.receive(&mut self.pair, &self.counters)?;
+        self.stalled = got == Got::Stalled;
+        Ok(got == Got::More)
+    }
+
+    /// Asks to be woken; true if something came meanwhile.
+    fn prepare_to_sleep(&mut self) -> bool {
+        let mut more = !self.blocked && self.pair.to_network.ring.enable_calls();
+        if self.stalled {
+            more |= self.pair.from_network.ring.enable_calls();
+        }
+        more
+    }
+
+    fn sleep(&mut self) -> Result<(), Errno> {
+        let mut interest = EventFlags::empty();
+        interest.set(EventFlags::IN, self.running && !self.stalled);
+        interest.set(EventFlags::OUT, self.running && self.blocked);
+        if interest != self.interest {
+            epoll::modify(&self.epoll, &self.queue, EventData::new_u64(3), interest)?;
+            self.interest = interest;
+        }
+        let mut events = Vec::with_capacity(4);
+        let soon = (self.running && self.queue.is_sending()).then_some(SOON);
+        match epoll::wait(&self.epoll, spare_capacity(&mut events), soon.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => return Err(e),
+        }
+        for event in &events {
+            match event.data.u64() {
+                0 => self.wake.drain(),
+                1 => self.pair.to_network.call.drain(),
+                2 => self.pair.from_network.call.drain(),
+                _ => false,
+            };
+        }
+        self.pair.to_network.ring.disable_calls();
+        self.pair.from_network.ring.disable_calls();
+        Ok(())
+    }
+
+    /// Throws away what waited in the device for a switch that was away for long.
+    fn discard(&mut self) -> Result<(), DeviceError> {
+        let Some(slot) = self.pair.from_network.take() else { return Ok(()) };
+        let run = self.pair.from_network.slot(slot);
+        for _ in 0..STALE_MOST {
+            if self.pair.arena.read(self.queue.as_fd(), run).is_err() {
+                break;
+            }
+            self.counters.dropped(Reason::Stale);
+        }
+        self.pair.from_network.put_back(slot);
+        Ok(())
+    }
+}

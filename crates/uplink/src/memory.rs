@@ -1,0 +1,121 @@
+//! The memory that the switch and the uplink share: one memfd with rings and buffers, made by the uplink.
+//!
+//! The switch maps it like a guest's. Here it is mapped twice: once as [`GuestMemory`], through which rings and headers are
+//! read and written, and once as an `Arena`, through which the kernel moves frames by system calls.
+
+use crate::pair::{FromNetwork, Pair, ToNetwork};
+use crate::room::Arena;
+use lasthop_guestmem::{GuestMemory, RegionSpec};
+use lasthop_sys::EventFd;
+use lasthop_virtqueue::QueueError;
+use lasthop_virtqueue::driver::{DriverRing, RingLayout};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// Where the memory lies for the switch, and where we say it lies in our own address space.
+pub(crate) const GUEST_BASE: u64 = 0x1000_0000;
+const USER_BASE: u64 = 0x7a00_0000_0000;
+const PAGE: u64 = 4096;
+
+/// Sizes of rings and buffers.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryConfig {
+    /// Queue pairs.
+    pub pairs: u16,
+    /// Entries of every ring.
+    pub ring: u16,
+    /// Bytes of a buffer that the switch fills. 2 KiB, as the papers found: whole Ethernet frames fit, longer packets spread
+    /// over several.
+    pub buffer: u32,
+    /// Bytes of a slot that the device fills: a whole packet, with room in front of it.
+    pub slot: u32,
+    /// Slots of every pair.
+    pub slots: u16,
+}
+
+impl MemoryConfig {
+    /// For a device that hands over packets of up to 64 KiB. Of a slot only those pages exist that a packet ever reached.
+    pub fn whole_packets(pairs: u16) -> Self {
+        Self { pairs, ring: 512, buffer: 2048, slot: 68 * 1024, slots: 256 }
+    }
+}
+
+/// Why there is no memory.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// The kernel refused.
+    #[error("no shared memory: {0}")]
+    Refused(#[from] Errno),
+    /// It could not be mapped.
+    #[error("no shared memory: {0}")]
+    Map(#[from] lasthop_guestmem::MapError),
+    /// A ring does not fit where it should.
+    #[error("no ring: {0}")]
+    Ring(#[from] QueueError),
+}
+
+/// One ring, for the connection: where it lies and how both sides wake each other.
+#[derive(Debug)]
+pub struct RingEnd {
+    /// Where it lies.
+    pub layout: RingLayout,
+    /// We signal it when the switch is to look.
+    pub kick: EventFd,
+    /// The switch signals it when we are to look.
+    pub call: EventFd,
+}
+
+/// The memory, and what the switch has to be told of it.
+#[derive(Debug)]
+pub struct SharedMemory {
+    memfd: OwnedFd,
+    region: RegionSpec,
+    /// As virtio numbers them: `2n` is written by the switch, `2n + 1` read.
+    pub rings: Vec<RingEnd>,
+}
+
+impl SharedMemory {
+    /// Makes the memory and the queue pairs in it, their rings empty but for the buffers that the switch may fill.
+    pub fn new(config: MemoryConfig) -> Result<(Self, Vec<Pair>), MemoryError> {
+        let page = |bytes: u64| bytes.next_multiple_of(PAGE);
+        let ring_bytes = page(RingLayout::bytes(config.ring, false));
+        let buffers_bytes = page(u64::from(config.ring) * u64::from(config.buffer));
+        let slots_bytes = page(u64::from(config.slots) * u64::from(config.slot));
+        let pair_bytes = 2 * ring_bytes + buffers_bytes + slots_bytes;
+        let total = pair_bytes * u64::from(config.pairs);
+        let memfd = lasthop_sys::memfd("lasthop-uplink", total)?;
+        let region = RegionSpec { guest_addr: GUEST_BASE, user_addr: USER_BASE, size: total, mmap_offset: 0 };
+        let memory = Arc::new(GuestMemory::empty().with_region(region, &memfd)?);
+        let arena = Arc::new(Arena::map(memfd.as_fd(), usize::try_from(total).unwrap_or(usize::MAX))?);
+        let (mut rings, mut pairs) = (Vec::new(), Vec::new());
+        for n in 0..u64::from(config.pairs) {
+            let at = GUEST_BASE + n * pair_bytes;
+            let mut ring = |at| -> Result<(DriverRing, EventFd, EventFd), MemoryError> {
+                let layout = RingLayout { event_idx: true, ..RingLayout::contiguous(at, config.ring, false) };
+                let (kick, call) = (EventFd::new()?, EventFd::new()?);
+                rings.push(RingEnd { layout, kick: kick.try_clone()?, call: call.try_clone()? });
+                Ok((DriverRing::new(layout, memory.clone())?, kick, call))
+            };
+            let (receive, transmit) = (ring(at)?, ring(at + ring_bytes)?);
+            let buffers = at + 2 * ring_bytes;
+            pairs.push(Pair {
+                memory: memory.clone(),
+                arena: arena.clone(),
+                to_network: ToNetwork::new(receive, buffers, config.buffer, config.ring),
+                from_network: FromNetwork::new(transmit, buffers + buffers_bytes, config.slot, config.slots),
+            });
+        }
+        Ok((Self { memfd, region, rings }, pairs))
+    }
+
+    /// The memory's file, and how it is to be described to the switch.
+    pub fn region(&self) -> (RegionSpec, BorrowedFd<'_>) {
+        (self.region, self.memfd.as_fd())
+    }
+
+    /// The address in our own address space, as vhost-user wants it, of a guest address.
+    pub fn user_addr(&self, guest_addr: u64) -> u64 {
+        guest_addr - GUEST_BASE + USER_BASE
+    }
+}

@@ -1,0 +1,251 @@
+//! One queue pair: the ring that the switch fills, the ring that we fill, and their buffers. No system call but the
+//! signals; one thread at a time.
+
+use crate::memory::GUEST_BASE;
+use crate::room::Arena;
+use arrayvec::ArrayVec;
+use lasthop_guestmem::{GuestMemory, GuestSlice};
+use lasthop_sys::EventFd;
+use lasthop_virtqueue::driver::{DriverError, DriverRing};
+use std::sync::Arc;
+
+/// Bytes of the virtio-net header in front of every frame (virtio 1.2 §5.1.6).
+pub const VNET: usize = lasthop_frame::VnetHdr::LEN;
+/// Most buffers one packet may be spread over: 64 KiB and its headers in 2 KiB buffers, and some to spare.
+pub const MAX_PIECES: usize = 40;
+
+/// The switch broke the rules of the ring. Nothing more can be done with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PairError {
+    /// Of rings.
+    #[error("ring: {0}")]
+    Ring(#[from] DriverError),
+    /// A packet that is said to be spread over more (or fewer) buffers than came, or more than any packet needs.
+    #[error("a packet is said to be in {0} buffers, which cannot be")]
+    Buffers(u16),
+    /// A packet without a whole header.
+    #[error("a packet of {0} bytes has no header")]
+    NoHeader(u32),
+}
+
+/// A run of bytes of the shared memory: offset and length.
+pub type Run = (usize, usize);
+
+/// A packet from the switch: where its bytes are, the virtio-net header first, and the buffers they are in.
+#[derive(Clone, Debug, Default)]
+pub struct Packet {
+    /// Its bytes, in order. The first run holds the whole header.
+    pub runs: ArrayVec<Run, MAX_PIECES>,
+    tokens: ArrayVec<u32, MAX_PIECES>,
+}
+
+impl Packet {
+    /// Length in bytes without the virtio-net header.
+    pub fn frame_len(&self) -> usize {
+        self.runs.iter().map(|r| r.1).sum::<usize>().saturating_sub(VNET)
+    }
+}
+
+/// A queue pair with the memory it lies in.
+#[derive(Debug)]
+pub struct Pair {
+    pub(crate) memory: Arc<GuestMemory>,
+    pub(crate) arena: Arc<Arena>,
+    /// What the switch delivers here.
+    pub to_network: ToNetwork,
+    /// What the device received.
+    pub from_network: FromNetwork,
+}
+
+impl Pair {
+    /// The next packet from the switch goes to `packet`; false if there is none.
+    pub fn next(&mut self, packet: &mut Packet) -> Result<bool, PairError> {
+        let way = &mut self.to_network;
+        packet.runs.clear();
+        packet.tokens.clear();
+        let Some((token, len)) = way.ring.poll_used()? else { return Ok(false) };
+        if (len as usize) < VNET {
+            return Err(PairError::NoHeader(len));
+        }
+        way.push(packet, token, len);
+        let buffers = self.memory.slice(way.buffer(token) + 10, 2).map_or(0, |s| s.load_u16(0));
+        if buffers == 0 || usize::from(buffers) > MAX_PIECES {
+            return Err(PairError::Buffers(buffers));
+        }
+        for _ in 1..buffers {
+            let Some((token, len)) = way.ring.poll_used()? else { return Err(PairError::Buffers(buffers)) };
+            way.push(packet, token, len);
+        }
+        Ok(true)
+    }
+
+    /// The part of the shared memory that frames are in: all buffers, then all slots.
+    pub(crate) fn buffers_and_slots(&self) -> Run {
+        let start = (self.to_network.buffers - GUEST_BASE) as usize;
+        let end = self.from_network.slot(self.from_network.count.into()).0;
+        (start, end - start)
+    }
+
+    /// Bytes of the shared memory, to look at; fewer than asked for at its end.
+    pub fn bytes(&self, (offset, len): Run) -> GuestSlice<'_> {
+        self.memory.slice(GUEST_BASE + offset as u64, len).unwrap_or(GuestSlice::EMPTY)
+    }
+}
+
+/// The ring that the switch fills.
+#[derive(Debug)]
+pub struct ToNetwork {
+    /// The ring.
+    pub ring: DriverRing,
+    /// We signal it when we gave buffers back and the switch wants to know.
+    kick: EventFd,
+    /// The switch signals it when it delivered.
+    pub call: EventFd,
+    buffers: u64,
+    buffer_len: u32,
+    size: u16,
+}
+
+impl ToNetwork {
+    pub(crate) fn new(ring: (DriverRing, EventFd, EventFd), buffers: u64, buffer_len: u32, size: u16) -> Self {
+        let (ring, kick, call) = ring;
+        let mut way = Self { ring, kick, call, buffers, buffer_len, size };
+        (0..u32::from(size)).for_each(|token| way.add(token));
+        way.publish();
+        way
+    }
+
+    fn buffer(&self, token: u32) -> u64 {
+        self.buffers + u64::from(token) * u64::from(self.buffer_len)
+    }
+
+    fn push(&self, packet: &mut Packet, token: u32, len: u32) {
+        // As many as `MAX_PIECES` at most, which the caller has checked.
+        let _ = packet.runs.try_push(((self.buffer(token) - GUEST_BASE) as usize, len as usize));
+        let _ = packet.tokens.try_push(token);
+    }
+
+    fn add(&mut self, token: u32) {
+        // There are as many buffers as entries.
+        let _ = self.ring.add(&[], &[(self.buffer(token), self.buffer_len)], token);
+    }
+
+    /// The packet's buffers may be filled again. The switch sees them when a quarter of the ring is to be seen, or at
+    /// [`ToNetwork::publish`].
+    pub fn give_back(&mut self, packet: &Packet) {
+        packet.tokens.iter().for_each(|token| self.add(*token));
+        if self.ring.unpublished() >= self.size / 4 {
+            self.publish();
+        }
+    }
+
+    /// Signals the switch, whether it has asked for it or not.
+    pub fn kick(&self) {
+        self.kick.signal();
+    }
+
+    /// The same, of the buffer that this offset in the shared memory is in.
+    pub(crate) fn give_back_at(&mut self, offset: usize) {
+        let at = (GUEST_BASE + offset as u64).checked_sub(self.buffers).map(|at| at / u64::from(self.buffer_len));
+        if let Some(token) = at.filter(|token| *token < u64::from(self.size)) {
+            self.add(token as u32);
+        }
+    }
+
+    /// Shows the switch what was given back.
+    pub fn publish(&mut self) {
+        if self.ring.publish() {
+            self.kick.signal();
+        }
+    }
+}
+
+/// The ring that we fill.
+#[derive(Debug)]
+pub struct FromNetwork {
+    /// The ring.
+    pub ring: DriverRing,
+    kick: EventFd,
+    /// The switch signals it when it has taken packets and we asked to be told.
+    pub call: EventFd,
+    slots: u64,
+    slot_len: u32,
+    /// Slots that neither the switch nor the device has. The one used last is taken first: it is in the cache.
+    spare: Vec<u32>,
+    count: u16,
+    reclaim_below: usize,
+}
+
+impl FromNetwork {
+    pub(crate) fn new(ring: (DriverRing, EventFd, EventFd), slots: u64, slot_len: u32, count: u16) -> Self {
+        let (ring, kick, call) = ring;
+        let spare = (0..u32::from(count)).rev().collect();
+        Self { ring, kick, call, slots, slot_len, spare, count, reclaim_below: usize::from(count) / 2 }
+    }
+
+    /// Takes back what the switch is done with, unless there is plenty.
+    pub fn reclaim(&mut self) -> Result<(), PairError> {
+        if self.spare.len() < self.reclaim_below {
+            self.reclaim_all()?;
+        }
+        Ok(())
+    }
+
+    /// Takes back all that the switch is done with.
+    pub fn reclaim_all(&mut self) -> Result<(), PairError> {
+        while let Some((slot, _)) = self.ring.poll_used()? {
+            self.spare.push(slot);
+        }
+        Ok(())
+    }
+
+    /// A slot to be filled; `None` when the switch or the device has all of them.
+    pub fn take(&mut self) -> Option<u32> {
+        if self.ring.free() == 0 { None } else { self.spare.pop() }
+    }
+
+    /// A slot for the device to keep, whether or not the ring has room.
+    pub(crate) fn take_spare(&mut self) -> Option<u32> {
+        self.spare.pop()
+    }
+
+    /// The slot that a frame at this offset of the shared memory lies in wholly, and where in it.
+    pub(crate) fn slot_of(&self, offset: usize, len: usize) -> Option<(u32, usize)> {
+        let at = offset.checked_sub((self.slots - GUEST_BASE) as usize)?;
+        let (slot, in_slot) = (at / self.slot_len as usize, at % self.slot_len as usize);
+        let fits = slot < usize::from(self.count) && in_slot + len <= self.slot_len as usize;
+        fits.then_some((slot as u32, in_slot))
+    }
+
+    /// A slot that was not filled.
+    pub fn put_back(&mut self, slot: u32) {
+        self.spare.push(slot);
+    }
+
+    /// Where a slot's bytes begin in the shared memory, and how many there are.
+    pub fn slot(&self, slot: u32) -> Run {
+        let at = self.slots + u64::from(slot) * u64::from(self.slot_len) - GUEST_BASE;
+        (at as usize, self.slot_len as usize)
+    }
+
+    /// Gives the switch a packet: `len` bytes, header included, from `offset` in the slot on. It sees it at
+    /// [`FromNetwork::publish`].
+    pub fn add(&mut self, slot: u32, offset: usize, len: usize) {
+        let piece = (GUEST_BASE + (self.slot(slot).0 + offset) as u64, len as u32);
+        if self.ring.add(&[piece], &[], slot).is_err() {
+            self.spare.push(slot);
+        }
+    }
+
+    /// Signals the switch, whether it has asked for it or not.
+    pub fn kick(&self) {
+        self.kick.signal();
+    }
+
+    /// Shows the switch what was added.
+    pub fn publish(&mut self) {
+        if self.ring.publish() {
+            self.kick.signal();
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Network interfaces by name (netdevice(7)).
+
+use super::check;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// An interface of this network namespace that exists.
+#[derive(Debug)]
+pub struct Interface {
+    socket: OwnedFd,
+    request: libc::ifreq,
+}
+
+impl Interface {
+    /// `NODEV` if there is none of this name.
+    pub fn named(name: &str) -> Result<Self, Errno> {
+        let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        let interface = Self { socket, request: request(name)? };
+        interface.index()?;
+        Ok(interface)
+    }
+
+    fn ask(&self, what: libc::c_ulong) -> Result<libc::ifreq, Errno> {
+        let mut request = self.request;
+        // SAFETY: these requests read and write one `ifreq`, which is a live local.
+        check(unsafe { libc::ioctl(self.socket.as_raw_fd(), what as _, &raw mut request) })?;
+        Ok(request)
+    }
+
+    /// Its number.
+    pub fn index(&self) -> Result<i32, Errno> {
+        // SAFETY: SIOCGIFINDEX sets this member.
+        Ok(unsafe { self.ask(libc::SIOCGIFINDEX)?.ifr_ifru.ifru_ifindex })
+    }
+
+    /// Its MTU in bytes.
+    pub fn mtu(&self) -> Result<u32, Errno> {
+        // SAFETY: SIOCGIFMTU sets this member.
+        Ok(unsafe { self.ask(libc::SIOCGIFMTU)?.ifr_ifru.ifru_mtu }.unsigned_abs())
+    }
+
+    /// Its Ethernet address; `OPNOTSUPP` for what is no Ethernet.
+    pub fn mac(&self) -> Result<[u8; 6], Errno> {
+        // SAFETY: SIOCGIFHWADDR sets this member.
+        let address = unsafe { self.ask(libc::SIOCGIFHWADDR)?.ifr_ifru.ifru_hwaddr };
+        if address.sa_family != libc::ARPHRD_ETHER {
+            return Err(Errno::OPNOTSUPP);
+        }
+        Ok(std::array::from_fn(|i| address.sa_data[i] as u8))
+    }
+
+    /// Brings it up, if it is not.
+    pub fn bring_up(&self) -> Result<(), Errno> {
+        let mut request = self.ask(libc::SIOCGIFFLAGS)?;
+        // SAFETY: SIOCGIFFLAGS sets this member.
+        let flags = unsafe { request.ifr_ifru.ifru_flags };
+        if flags & libc::IFF_UP as libc::c_short != 0 {
+            return Ok(());
+        }
+        request.ifr_ifru.ifru_flags = flags | libc::IFF_UP as libc::c_short;
+        // SAFETY: as in `ask`.
+        check(unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &raw mut request) }).map(drop)
+    }
+}
+
+/// A request about the interface `name`; `NAMETOOLONG` beyond 15 bytes.
+pub(super) fn request(name: &str) -> Result<libc::ifreq, Errno> {
+    // SAFETY: all-zero is a valid request: no name, no flags.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    if name.is_empty() || name.len() >= request.ifr_name.len() {
+        return Err(Errno::NAMETOOLONG);
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    Ok(request)
+}

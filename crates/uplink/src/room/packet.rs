@@ -1,0 +1,76 @@
+//! A packet socket on one interface (packet(7)).
+
+use super::check;
+use rustix::io::Errno;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// Bytes that may wait in the socket either way. The usual 208 KiB are three packets of 64 KiB.
+const BUFFER: libc::c_int = 4 << 20;
+/// `PACKET_IGNORE_OUTGOING` of linux/if_packet.h.
+const IGNORE_OUTGOING: libc::c_int = 23;
+
+/// A bound socket: every frame that the interface receives, whoever it is for, behind a virtio-net header.
+#[derive(Debug)]
+pub struct PacketSocket(OwnedFd);
+
+impl PacketSocket {
+    /// On the interface with this number. `group`: the frames are shared among the sockets of this group, by flow.
+    pub fn open(index: i32, group: Option<u16>) -> Result<Self, Errno> {
+        // Protocol 0: nothing arrives before `bind`.
+        // SAFETY: socket(2) takes numbers; a result that is not negative is a descriptor of ours.
+        let socket = unsafe {
+            let flags = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+            Self(OwnedFd::from_raw_fd(check(libc::socket(libc::AF_PACKET, flags, 0))?))
+        };
+        socket.set(libc::SOL_PACKET, libc::PACKET_VNET_HDR, &1i32)?;
+        socket.set(libc::SOL_PACKET, libc::PACKET_AUXDATA, &1i32)?;
+        socket.set(libc::SOL_PACKET, IGNORE_OUTGOING, &1i32)?;
+        for option in [libc::SO_RCVBUFFORCE, libc::SO_SNDBUFFORCE] {
+            socket.set(libc::SOL_SOCKET, option, &BUFFER)?;
+        }
+        // SAFETY: all-zero is valid for both structures.
+        let (mut address, mut membership): (libc::sockaddr_ll, libc::packet_mreq) = unsafe { std::mem::zeroed() };
+        address.sll_family = libc::AF_PACKET as u16;
+        address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+        address.sll_ifindex = index;
+        membership.mr_ifindex = index;
+        membership.mr_type = libc::PACKET_MR_PROMISC as u16;
+        // SAFETY: the address is a live local of the length given.
+        check(unsafe {
+            let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+            libc::bind(socket.0.as_raw_fd(), (&raw const address).cast(), len)
+        })?;
+        socket.set(libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &membership)?;
+        if let Some(group) = group {
+            let fanout = i32::from(group) | (libc::PACKET_FANOUT_HASH as i32) << 16;
+            socket.set(libc::SOL_PACKET, libc::PACKET_FANOUT, &fanout)?;
+        }
+        Ok(socket)
+    }
+
+    fn set<T: Copy>(&self, level: libc::c_int, option: libc::c_int, value: &T) -> Result<(), Errno> {
+        // SAFETY: the value is live, and its length is given.
+        let result = unsafe {
+            let len = size_of::<T>() as libc::socklen_t;
+            libc::setsockopt(self.0.as_raw_fd(), level, option, std::ptr::from_ref(value).cast(), len)
+        };
+        check(result).map(drop)
+    }
+
+    /// Whether the interface still exists.
+    pub fn is_bound(&self) -> bool {
+        // SAFETY: all-zero is valid for the address; the kernel writes at most the length given.
+        let (result, address) = unsafe {
+            let mut address: libc::sockaddr_ll = std::mem::zeroed();
+            let mut len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+            (libc::getsockname(self.0.as_raw_fd(), (&raw mut address).cast(), &raw mut len), address)
+        };
+        result == 0 && address.sll_ifindex > 0
+    }
+}
+
+impl AsFd for PacketSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

@@ -1,0 +1,116 @@
+//! Real VMs and the network: TAP and veth uplinks, with the stack of a network namespace outside.
+
+use lasthop_tests_vm::{Lasthop, Netns, Nic, Port, Vm, scratch, spawn, wait_for};
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+/// The outside: a namespace with 10.9.0.100 and fd09::100, and `lasthop-guest` serving there.
+struct Outside {
+    servers: Vec<Child>,
+    netns: Netns,
+}
+
+impl Outside {
+    /// Gives the interface its addresses and starts the servers.
+    fn serve(netns: Netns, device: &str) -> Self {
+        netns.shell(&format!("echo 0 >/proc/sys/net/ipv6/conf/{device}/disable_ipv6"));
+        netns.ip(&format!("link set {device} up"));
+        netns.ip(&format!("addr add 10.9.0.100/24 dev {device}"));
+        netns.ip(&format!("addr add fd09::100/64 dev {device} nodad"));
+        let servers = ["tcp-serve", "udp-serve"].map(|what| {
+            spawn::spawn("KILL", "ip", |c| {
+                c.args(["netns", "exec", netns.name(), &guest_program(), what, "7000"]);
+                c.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            })
+        });
+        wait_for("the servers outside", Duration::from_secs(10), || {
+            let listening = netns.shell("cat /proc/net/tcp /proc/net/tcp6 /proc/net/udp /proc/net/udp6");
+            listening.matches(":1B58 ").count() >= 2
+        });
+        Self { servers: servers.into(), netns }
+    }
+
+    fn run(&self, what: &str) -> String {
+        self.netns.shell(&format!("timeout 60 {} {what}", guest_program()))
+    }
+}
+
+impl Drop for Outside {
+    fn drop(&mut self) {
+        for server in &mut self.servers {
+            let _ = server.kill();
+            let _ = server.wait();
+        }
+    }
+}
+
+/// The program that runs inside VMs runs outside of them as well.
+fn guest_program() -> String {
+    lasthop_tests_vm::guest_program().display().to_string()
+}
+
+/// Ping, TCP and UDP with content checked, both ways, IPv4 and IPv6, from two kinds of cards; then iperf3 both ways.
+fn vms_and_the_network(uplink: &str, device: &str, prepare: impl FnOnce(&Netns)) {
+    let netns = Netns::new();
+    prepare(&netns);
+    let dir = scratch();
+    let ports = ["a", "b"].map(|n| Port::listen(n, dir.path()));
+    let lasthop = Lasthop::start_in(Some(&netns), &ports, &["--uplink", uplink]);
+    let outside = Outside::serve(netns, device);
+    let nic = |i: usize| Nic::vhost_user(&ports[i].socket, i as u8 + 1);
+    let vms = Vm::boot_all([
+        lasthop_tests_vm::VmConfig::new("a", [nic(0)]),
+        lasthop_tests_vm::VmConfig::new("b", [nic(1).plain()]),
+    ]);
+    for vm in &vms {
+        vm.serve();
+        let (ip4, ip6) = (vm.config.nics[0].ip4(), vm.config.nics[0].ip6());
+        for ping in ["ping -c 10 -i 0.02 -w 40 -q 10.9.0.100", "ping -6 -c 5 -i 0.05 -w 40 -q fd09::100"] {
+            let out = vm.output(ping, 50);
+            assert!(out.code == 0 && out.stdout.contains(" 0% packet loss"), "{ping}: {out:?}");
+        }
+        vm.run("lasthop-guest tcp-check 10.9.0.100:7000 65536 4001");
+        vm.run("lasthop-guest tcp-check [fd09::100]:7000 65536 9001");
+        vm.run("lasthop-guest udp-check 10.9.0.100:7000 65507 4001");
+        outside.run(&format!("tcp-check {ip4}:7000 65536 4001"));
+        outside.run(&format!("tcp-check [{ip6}]:7000 65536 9001"));
+        outside.run(&format!("udp-check {ip4}:7000 65507 4001"));
+    }
+    // Whole segments cross: with TSO at both ends an average packet is longer than any frame on a wire.
+    let _iperf = spawn::spawn("KILL", "ip", |c| {
+        c.args(["netns", "exec", outside.netns.name(), "iperf3", "-s"]);
+        c.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    });
+    wait_for("iperf3", Duration::from_secs(10), || outside.netns.shell("cat /proc/net/tcp*").contains(":1451 "));
+    for direction in ["", "-R"] {
+        let before = lasthop.json(&["uplink", "list"])["uplinks"][0].clone();
+        let out = vms[0].run(&format!("iperf3 -c 10.9.0.100 -t 3 {direction} | grep receiver"));
+        println!("{uplink} {direction}: {}", out.trim());
+        let after = lasthop.json(&["uplink", "list"])["uplinks"][0].clone();
+        let way = if direction.is_empty() { "to_network" } else { "from_network" };
+        let of = |v: &serde_json::Value, what: &str| v[way][what].as_u64().unwrap_or(0);
+        let [packets, bytes] = ["packets", "bytes"].map(|w| of(&after, w) - of(&before, w));
+        assert!(bytes / packets.max(1) > 2000, "packets of {} bytes on average: {after}", bytes / packets.max(1));
+    }
+    let uplink = lasthop.json(&["uplink", "list"])["uplinks"][0].clone();
+    assert_eq!(uplink["drops"], serde_json::json!([]), "{uplink}");
+    assert_eq!(uplink["restarts"], 0);
+    // kill -9 in the middle of a stream: the connection survives.
+    let stream = vms[0].spawn("lasthop-guest tcp-push 10.9.0.100:7000 6");
+    std::thread::sleep(Duration::from_secs(2));
+    lasthop.kill("lasthop-uplink");
+    stream.success(Duration::from_secs(60));
+    lasthop.check_sums();
+}
+
+#[test]
+fn vms_and_the_host_through_tap() {
+    vms_and_the_network("net=lh0,tap", "lh0", |_| {});
+}
+
+#[test]
+fn vms_and_the_network_through_af_packet() {
+    vms_and_the_network("net=v0,af_packet", "v1", |netns| {
+        netns.ip("link add v0 type veth peer name v1");
+    });
+}
