@@ -83,10 +83,10 @@ impl PortEntry {
 
     /// Ends the connection, if there is one: rings stop, guest memory is unmapped.
     pub fn disconnect(&mut self, reason: Option<&SessionError>, workers: &mut Workers, epoll: &Epoll) -> bool {
-        let Some(mut session) = self.session.take() else { return false };
+        let Some(session) = self.session.take() else { return false };
         // The supervisor may hold its copy of the socket a moment longer, and epoll goes by the file.
         let _ = epoll.delete(&session);
-        session.close();
+        drop(session);
         for index in (1..self.port.queues.len()).step_by(2) {
             workers.detach(self.port.id, index as u16);
         }

@@ -52,7 +52,6 @@ impl ExactCache {
     }
 
     /// What lies there. Good until the next [`ExactCache::put`].
-    #[inline]
     pub fn get(&self, slot: Slot) -> Option<&Arc<Flow>> {
         self.sets.get(slot.index)?.flows.get(slot.way)?.as_ref()
     }
@@ -73,7 +72,6 @@ impl ExactCache {
     }
 
     /// In range, because the number of sets is a power of two.
-    #[inline]
     fn index(&self, hash: u64) -> usize {
         hash as usize & (self.sets.len() - 1)
     }

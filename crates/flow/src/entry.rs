@@ -63,14 +63,12 @@ impl Flow {
     }
 
     /// How much of a key its mask looks at.
-    #[inline]
     pub fn depth(&self) -> Depth {
         self.depth
     }
 
     /// It was removed, replaced or evicted and must not be used any more. Packets already on their way with it may
     /// finish: a removal takes effect at the workers' next burst.
-    #[inline]
     pub fn is_dead(&self) -> bool {
         self.dead.load(Relaxed)
     }

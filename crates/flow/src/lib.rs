@@ -1,10 +1,5 @@
-//! Flow key → actions: per-worker exact-match cache, wildcard classifier, and their limits (design.md, "Flows").
-//!
-//! A packet's way, and what each step costs:
-//! 1. [`hash_key`] over the key as deep as [`FlowTable::depth`] says: a few nanoseconds.
-//! 2. [`ExactCache::get`]: one cache line of the cache and the flow's own first line. No lock, no write.
-//! 3. [`FlowTable::lookup`]: a read lock and one hash table for each mask in use, at most [`MAX_MASKS`].
-//! 4. A miss goes to control.
+//! Flow key → actions: per-worker exact-match cache, wildcard classifier, and their limits. docs/architecture.md, "Flows and
+//! policy", has what each level costs.
 //!
 //! **Flows that overlap must agree.** Where two installed flows match the same packet, either may be used; control only
 //! installs flows for which that makes no difference (and removes a flow before it installs one that contradicts it).

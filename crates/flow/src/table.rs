@@ -7,7 +7,7 @@ use crate::spec::{Action, FlowSpec};
 use hashbrown::HashTable;
 use lasthop_frame::{Depth, FlowKey, FlowMask};
 use lasthop_types::PortId;
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Most different masks at a time. A lookup tries them one after the other, so this bounds what a packet can cost that
@@ -19,20 +19,19 @@ pub const MAX_MASKS: usize = 128;
 pub struct FlowTable {
     inner: RwLock<Inner>,
     limit: usize,
-    len: AtomicUsize,
     depth: AtomicU8,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+pub(crate) struct Inner {
     /// Those with most hits first, as of the last [`FlowTable::rank`].
-    subtables: Vec<Subtable>,
+    pub(crate) subtables: Vec<Subtable>,
     lru: Lru,
     len: usize,
 }
 
 #[derive(Debug)]
-struct Subtable {
+pub(crate) struct Subtable {
     mask: FlowMask,
     depth: Depth,
     flows: HashTable<Arc<Flow>>,
@@ -62,12 +61,7 @@ pub enum Lookup {
 impl FlowTable {
     /// An empty table for at most `limit` flows (at least one).
     pub fn new(limit: usize) -> Self {
-        Self {
-            inner: RwLock::default(),
-            limit: limit.max(1),
-            len: AtomicUsize::new(0),
-            depth: AtomicU8::new(Depth::L2 as u8),
-        }
+        Self { inner: RwLock::default(), limit: limit.max(1), depth: AtomicU8::new(Depth::L2 as u8) }
     }
 
     /// Installs a flow, instead of one with the same key and mask if there is one; that one dies, and its statistics
@@ -175,31 +169,15 @@ impl FlowTable {
         self.read().subtables.iter().flat_map(|s| &s.flows).cloned().collect()
     }
 
-    /// How many flows there are. Without a lock.
-    pub fn len(&self) -> usize {
-        self.len.load(Relaxed)
-    }
-
-    /// No flows.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// How many different masks they have.
-    pub fn masks(&self) -> usize {
-        self.read().subtables.len()
-    }
-
-    /// After a change: forgets unused masks and publishes the numbers that are read without a lock.
+    /// After a change: forgets unused masks and publishes the depth, which is read without a lock.
     fn changed(&self, inner: &mut Inner) {
         inner.subtables.retain(|s| !s.flows.is_empty());
         let depth = inner.subtables.iter().map(|s| s.depth).max().unwrap_or_default();
         self.depth.store(depth as u8, Relaxed);
-        self.len.store(inner.len, Relaxed);
     }
 
     // A panic while the lock was held cannot leave it worse than one change half made: go on.
-    fn read(&self) -> RwLockReadGuard<'_, Inner> {
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, Inner> {
         self.inner.read().unwrap_or_else(PoisonError::into_inner)
     }
 

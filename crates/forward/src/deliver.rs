@@ -2,9 +2,9 @@
 
 use crate::cursor::Cursor;
 use crate::packet::Packet;
-use crate::port::{feature, header_len, receiver};
+use crate::port::{feature, header_len};
 use lasthop_frame::{
-    CompleteChecksum, Delivery, HeaderBuf, Offload, SEGMENT_HEADER_LEN, SNAPSHOT_LEN, Segmenter, VnetHdr,
+    CompleteChecksum, Delivery, HeaderBuf, Offload, Receiver, SEGMENT_HEADER_LEN, SNAPSHOT_LEN, Segmenter, VnetHdr,
 };
 use lasthop_guestmem::{GuestMemory, GuestSlice};
 use lasthop_types::{DropReason, PortCounters};
@@ -26,7 +26,6 @@ impl From<DropReason> for Undelivered {
 }
 
 /// Copies what lies between `at` and `len` in both.
-#[inline]
 fn copy_rest(from: &GuestSlice<'_>, to: &GuestSlice<'_>, at: usize, len: usize) {
     if len > at {
         from.part(at, len - at).copy_to(&to.part(at, len - at));
@@ -40,7 +39,7 @@ pub(crate) struct Target<'a> {
     room: Room<'a>,
     /// Frames still to come.
     ahead: usize,
-    receiver: lasthop_frame::Receiver,
+    receiver: Receiver,
     /// Frames up to this length are within the receiver's MTU whatever their link layer.
     any_frame: usize,
     header_len: usize,
@@ -65,7 +64,7 @@ impl<'a> Target<'a> {
             memory,
             room: Room::new(),
             ahead,
-            receiver: receiver(features, mtu),
+            receiver: Receiver { features, mtu },
             any_frame: if mtu == 0 { usize::MAX } else { usize::from(mtu) + 14 },
             header_len: header_len(features),
             join: features & feature::MRG_RXBUF != 0,
@@ -124,7 +123,6 @@ impl<'a> Target<'a> {
         Ok(())
     }
 
-    #[inline]
     fn count(&mut self, packets: usize, bytes: usize) {
         self.ahead = self.ahead.saturating_sub(packets);
         self.packets += packets as u64;

@@ -129,15 +129,12 @@ impl Packet {
     /// What the link layer of an untagged Ethernet II frame says, to be compared with that of another; the in port aside,
     /// all of a key of [`Depth::L2`].
     #[inline]
-    pub(crate) fn link(&self) -> [u64; 2] {
-        let (first, second) =
-            (self.snapshot.first_chunk::<8>(), self.snapshot.get(8..).and_then(|s| s.first_chunk::<8>()));
-        let word = |bytes: Option<&[u8; 8]>| bytes.map_or(0, |b| u64::from_le_bytes(*b));
-        [word(first), word(second) & 0xffff_ffff_ffff]
+    pub(crate) fn link(&self) -> u128 {
+        let bytes = self.snapshot.first_chunk().copied().unwrap_or_default();
+        u128::from_le_bytes(bytes) & ((1 << (8 * MIN_FRAME_LEN)) - 1)
     }
 
     /// Fills in the key to `depth`.
-    #[inline]
     pub(crate) fn extract(&mut self, depth: Depth) {
         self.key.in_port = self.port.0;
         let header = self.snapshot.get(..self.snapshot_len).unwrap_or(&[]);
@@ -166,25 +163,21 @@ impl Packet {
     }
 
     /// The snapshot.
-    #[inline]
     pub(crate) fn header(&self) -> &[u8] {
         self.snapshot.get(..self.snapshot_len).unwrap_or(&[])
     }
 
     /// The snapshot, if it is as long as most are: a number of bytes known beforehand is copied without a branch.
-    #[inline]
     pub(crate) fn usual_header(&self) -> Option<&[u8; LINK_LEN]> {
         if self.snapshot_len == LINK_LEN { self.snapshot.first_chunk() } else { None }
     }
 
     /// Bytes behind the snapshot.
-    #[inline]
     pub(crate) fn payload_len(&self) -> usize {
         self.frame_len - self.snapshot_len
     }
 
     /// Where a byte of the frame (at `offset`, behind the snapshot) lies in its pieces.
-    #[inline]
     pub(crate) fn payload<'a, 'm>(&self, pieces: &'a [GuestSlice<'m>], offset: usize) -> Cursor<'a, 'm> {
         Cursor::at(pieces, self.header_len + offset)
     }

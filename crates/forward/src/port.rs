@@ -1,7 +1,6 @@
 //! A port as the packet path sees it.
 
 use crate::miss::Misses;
-use lasthop_frame::Receiver;
 pub use lasthop_frame::feature;
 use lasthop_types::{MAX_QUEUE_PAIRS, PortId, PortTotals};
 use lasthop_virtqueue::Queue;
@@ -12,11 +11,6 @@ use std::sync::{Arc, OnceLock};
 /// Bytes of virtio-net header in front of each frame, given the negotiated features (§5.1.6.1).
 pub fn header_len(features: u64) -> usize {
     if features & (feature::VERSION_1 | feature::MRG_RXBUF) != 0 { 12 } else { 10 }
-}
-
-/// What a guest with these features takes.
-pub fn receiver(features: u64, mtu: u16) -> Receiver {
-    Receiver { features, mtu }
 }
 
 /// One port. Shared; its queues have locks of their own.
@@ -100,7 +94,6 @@ impl Port {
     }
 
     /// More than one queue to the guest is ready.
-    #[inline]
     pub fn is_multi_queue(&self) -> bool {
         let ready = self.pairs_ready.load(Relaxed);
         ready & ready.wrapping_sub(1) != 0
@@ -155,14 +148,8 @@ const MAX_PORT: usize = 65_535;
 
 impl PortTable {
     /// The port with this number.
-    #[inline]
     pub fn get(&self, id: PortId) -> Option<&Arc<Port>> {
         self.by_id.get(id.0 as usize)?.as_ref()
-    }
-
-    /// All ports.
-    pub fn iter(&self) -> impl Iterator<Item = &Arc<Port>> {
-        self.by_id.iter().flatten()
     }
 
     pub(crate) fn with(&self, port: Arc<Port>) -> Self {

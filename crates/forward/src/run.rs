@@ -26,7 +26,7 @@ pub(crate) struct Run<'a> {
     slot: Option<Slot>,
     /// [`Packet::link`] of the last packet, if it goes to one port, that is all that this was found by, and packets like
     /// it are read by [`Packet::read_link`].
-    pub(crate) link: Option<[u64; 2]>,
+    pub(crate) link: Option<u128>,
     packets: u64,
     bytes: u64,
 }
@@ -63,7 +63,6 @@ impl<'a> Run<'a> {
         }
     }
 
-    #[inline]
     fn flow<'c>(&self, cache: &'c ExactCache) -> Option<&'c Arc<Flow>> {
         self.slot.and_then(|slot| cache.get(slot))
     }
@@ -89,7 +88,6 @@ impl<'a> Run<'a> {
     }
 
     /// Adds to the statistics of the flow.
-    #[inline]
     pub(crate) fn count(&mut self, packets: usize, bytes: usize) {
         self.packets += packets as u64;
         self.bytes += bytes as u64;

@@ -137,12 +137,10 @@ impl FlowKey {
     }
 
     /// The key as numbers, to be compared and hashed; [`Depth::words`] of them are meaningful.
-    #[inline]
     pub fn words(&self) -> &[u64; size_of::<Self>() / 8] {
         zerocopy::transmute_ref!(self)
     }
 
-    #[inline]
     pub(crate) fn words_mut(&mut self) -> &mut [u64; size_of::<Self>() / 8] {
         zerocopy::transmute_mut!(self)
     }
@@ -179,11 +177,10 @@ pub struct FlowMask(pub FlowKey);
 impl FlowMask {
     /// How much of a key has to be filled in for this mask.
     pub fn depth(&self) -> Depth {
-        let bytes = self.0.as_bytes();
-        let zero_from = |at: usize| bytes[at..].iter().all(|b| *b == 0);
-        if zero_from(Depth::L2.len()) && self.0.anomalies & !FlowKey::DEEP_VLAN == 0 {
+        let zero_behind = |depth: Depth| self.0.words()[depth.words()..].iter().all(|word| *word == 0);
+        if zero_behind(Depth::L2) && self.0.anomalies & !FlowKey::DEEP_VLAN == 0 {
             Depth::L2
-        } else if zero_from(Depth::L4.len()) {
+        } else if zero_behind(Depth::L4) {
             Depth::L4
         } else {
             Depth::Full
@@ -204,23 +201,13 @@ pub enum Depth {
 }
 
 impl Depth {
-    /// Bytes of the key that are meaningful at this depth.
-    pub const fn len(self) -> usize {
-        match self {
-            Self::L2 => 32,
-            Self::L4 => 80,
-            Self::Full => size_of::<FlowKey>(),
-        }
-    }
-
     /// 64-bit words of the key that are meaningful at this depth.
     pub const fn words(self) -> usize {
-        self.len() / 8
-    }
-
-    /// Never: every depth has bytes.
-    pub const fn is_empty(self) -> bool {
-        false
+        match self {
+            Self::L2 => 4,
+            Self::L4 => 10,
+            Self::Full => size_of::<FlowKey>() / 8,
+        }
     }
 }
 
@@ -231,8 +218,8 @@ mod tests {
 
     #[test]
     fn layout() {
-        assert_eq!(offset_of!(FlowKey, ip_src), Depth::L2.len());
-        assert_eq!(offset_of!(FlowKey, arp_sha), Depth::L4.len());
+        assert_eq!(offset_of!(FlowKey, ip_src), 8 * Depth::L2.words());
+        assert_eq!(offset_of!(FlowKey, arp_sha), 8 * Depth::L4.words());
         assert_eq!(size_of::<FlowKey>(), 160);
         let key = FlowKey { in_port: 7, tunnel_dst: [9; 16], ..FlowKey::default() };
         assert_eq!(key.words()[0].to_ne_bytes()[..4], 7u32.to_ne_bytes());

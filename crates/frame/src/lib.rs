@@ -40,7 +40,6 @@ pub(crate) fn be16(bytes: &[u8], at: usize) -> u16 {
 }
 
 /// Stores a big-endian number at `at`; does nothing behind the end.
-#[inline]
 pub(crate) fn put16(bytes: &mut [u8], at: usize, value: u16) {
     if let Some(to) = bytes.get_mut(at..at + 2) {
         to.copy_from_slice(&value.to_be_bytes());

@@ -67,7 +67,6 @@ pub struct Receiver {
 
 impl Receiver {
     /// Whether it has all of these features.
-    #[inline]
     pub fn takes(&self, features: u64) -> bool {
         self.features & features == features
     }
@@ -307,7 +306,6 @@ pub struct CompleteChecksum {
 impl CompleteChecksum {
     /// Stores the checksum in `header`, the private first bytes of the frame (the snapshot). `rest_sum` is the partial
     /// sum over all bytes behind them, taken as if they began at an even offset ([`sum::sum`]).
-    #[inline]
     pub fn finish(&self, header: &mut [u8], rest_sum: u32) {
         let summed = header.get(usize::from(self.start)..).unwrap_or_default();
         let total = sum::append(sum::sum(summed), summed.len(), rest_sum);

@@ -55,13 +55,11 @@ pub struct Segment {
 
 impl Segment {
     /// Whether [`Segment::finish`] needs the payload's sum; if not, the header is already complete.
-    #[inline]
     pub fn needs_sum(&self) -> bool {
         self.pending.is_some()
     }
 
     /// Stores the checksum in the segment's header. `payload_sum` is the partial sum over [`Segment::payload`].
-    #[inline]
     pub fn finish(&self, header: &mut [u8], payload_sum: u32) {
         if let Some((sum, field)) = self.pending {
             put16(header, field, sum::finish(sum + u32::from(sum::fold(payload_sum))));
@@ -69,7 +67,6 @@ impl Segment {
     }
 
     /// Length of the frame, without the virtio-net header.
-    #[inline]
     pub fn frame_len(&self) -> usize {
         self.header_len + self.payload.len()
     }
@@ -99,7 +96,6 @@ impl Segmenter {
     }
 
     /// How many segments there are: 1 to [`MAX_SEGMENTS`](crate::MAX_SEGMENTS).
-    #[inline]
     pub fn count(&self) -> usize {
         self.count
     }

@@ -21,14 +21,12 @@ pub fn sum(bytes: &[u8]) -> u32 {
 }
 
 /// Brings a partial sum to 16 bits.
-#[inline]
 pub fn fold(sum: u32) -> u16 {
     let sum = (sum & 0xffff) + (sum >> 16);
     ((sum & 0xffff) + (sum >> 16)) as u16
 }
 
 /// The sum of two neighbouring pieces, the first of which has `first_len` bytes.
-#[inline]
 pub fn append(first: u32, first_len: usize, second: u32) -> u32 {
     let second = fold(second);
     let second = if first_len % 2 == 1 { second.swap_bytes() } else { second };

@@ -46,37 +46,27 @@ impl VnetHdr {
     pub const GSO_ECN: u8 = 0x80;
 
     /// From the ring's bytes; any bytes are a header.
-    #[inline]
     pub fn parse(b: &[u8; Self::LEN]) -> Self {
         zerocopy::transmute!(*b)
     }
 
     /// As the ring's bytes.
-    #[inline]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         zerocopy::transmute!(*self)
     }
 }
 
 /// Feature bits (virtio 1.2 §5.1.3, §6) that change how frames are handed to a guest.
+#[allow(missing_docs)]
 pub mod feature {
-    /// The guest takes frames whose checksum is not complete.
     pub const GUEST_CSUM: u64 = 1 << 1;
-    /// The guest takes large TCP over IPv4.
     pub const GUEST_TSO4: u64 = 1 << 7;
-    /// The guest takes large TCP over IPv6.
     pub const GUEST_TSO6: u64 = 1 << 8;
-    /// And with ECN.
     pub const GUEST_ECN: u64 = 1 << 9;
-    /// The guest takes UDP to be cut into IP fragments.
     pub const GUEST_UFO: u64 = 1 << 10;
-    /// One frame may span several buffers.
     pub const MRG_RXBUF: u64 = 1 << 15;
-    /// The guest takes large UDP over IPv4.
     pub const GUEST_USO4: u64 = 1 << 54;
-    /// The guest takes large UDP over IPv6.
     pub const GUEST_USO6: u64 = 1 << 55;
-    /// The current specification: the header has 12 bytes.
     pub const VERSION_1: u64 = 1 << 32;
 }
 

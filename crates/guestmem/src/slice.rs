@@ -25,19 +25,16 @@ impl<'m> GuestSlice<'m> {
 
     /// # Safety
     /// `[ptr, ptr + len)` is mapped readable and writable for all of `'m`.
-    #[inline]
     pub(crate) unsafe fn new(ptr: *mut u8, len: usize) -> Self {
         Self { ptr, len, memory: PhantomData }
     }
 
     /// Bytes.
-    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Whether there are none.
-    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -49,7 +46,6 @@ impl<'m> GuestSlice<'m> {
     }
 
     /// `len` bytes from `offset` on, or as many of them as there are.
-    #[inline]
     pub fn part(&self, offset: usize, len: usize) -> Self {
         let offset = offset.min(self.len);
         Self { ptr: self.ptr.wrapping_add(offset), len: len.min(self.len - offset), memory: PhantomData }
@@ -128,58 +124,55 @@ impl<'m> GuestSlice<'m> {
         self.read(at, &mut tail[..left]);
         to.write(at, &tail[..left]);
         let (next, carry) = sum.overflowing_add(u64::from_ne_bytes(tail));
-        (len, fold(next + u64::from(carry)))
+        // Modulo 0xffff is what adding up the carries comes to; 0 and 0xffff are the same ones-complement number.
+        (len, ((next + u64::from(carry)) % 0xffff) as u16)
     }
 
-    /// Reads a little-endian word; 0 beyond the end. One volatile access if aligned, as ring fields are.
+    /// Reads a little-endian word; 0 beyond the end, or if not aligned. One volatile access, as all of ring fields.
     #[inline]
     pub fn load_u16(&self, offset: usize) -> u16 {
-        if !self.holds(offset, 2) {
-            return 0;
-        }
-        // SAFETY: inside the mapping, aligned (`holds` checked both).
-        u16::from_le(unsafe { self.ptr.add(offset).cast::<u16>().read_volatile() })
+        // SAFETY: `at` says that it is mapped and aligned.
+        self.at::<u16>(offset).map_or(0, |at| u16::from_le(unsafe { at.read_volatile() }))
     }
 
     /// Reads a little-endian word with acquire order: what the driver wrote before it is visible after.
     #[inline]
     pub fn load_u16_acquire(&self, offset: usize) -> u16 {
-        self.atomic_u16(offset).map_or(0, |a| u16::from_le(a.load(Ordering::Acquire)))
+        // SAFETY: as above, for all of `'m`; the guest's accesses to ring indices are atomic too.
+        self.at(offset).map_or(0, |at| u16::from_le(unsafe { AtomicU16::from_ptr(at) }.load(Ordering::Acquire)))
     }
 
     /// Writes a little-endian word with release order: what we wrote before is visible to whoever sees it.
     #[inline]
     pub fn store_u16_release(&self, offset: usize, value: u16) {
-        if let Some(a) = self.atomic_u16(offset) {
-            a.store(value.to_le(), Ordering::Release);
+        if let Some(at) = self.at(offset) {
+            // SAFETY: as above.
+            unsafe { AtomicU16::from_ptr(at) }.store(value.to_le(), Ordering::Release);
         }
     }
 
-    /// Writes a little-endian word.
+    /// Writes a little-endian word, or none.
     #[inline]
     pub fn store_u16(&self, offset: usize, value: u16) {
-        if self.holds(offset, 2) {
-            // SAFETY: inside the mapping, aligned.
-            unsafe { self.ptr.add(offset).cast::<u16>().write_volatile(value.to_le()) };
+        if let Some(at) = self.at::<u16>(offset) {
+            // SAFETY: `at` says that it is mapped and aligned.
+            unsafe { at.write_volatile(value.to_le()) };
         }
     }
 
-    /// Reads a little-endian 64-bit word; 0 beyond the end.
+    /// Reads a little-endian 64-bit word; 0 beyond the end, or if not aligned.
     #[inline]
     pub fn load_u64(&self, offset: usize) -> u64 {
-        if !self.holds(offset, 8) {
-            return 0;
-        }
-        // SAFETY: inside the mapping, aligned.
-        u64::from_le(unsafe { self.ptr.add(offset).cast::<u64>().read_volatile() })
+        // SAFETY: `at` says that it is mapped and aligned.
+        self.at::<u64>(offset).map_or(0, |at| u64::from_le(unsafe { at.read_volatile() }))
     }
 
-    /// Writes a little-endian 64-bit word.
+    /// Writes a little-endian 64-bit word, or none.
     #[inline]
     pub fn store_u64(&self, offset: usize, value: u64) {
-        if self.holds(offset, 8) {
-            // SAFETY: inside the mapping, aligned.
-            unsafe { self.ptr.add(offset).cast::<u64>().write_volatile(value.to_le()) };
+        if let Some(at) = self.at::<u64>(offset) {
+            // SAFETY: `at` says that it is mapped and aligned.
+            unsafe { at.write_volatile(value.to_le()) };
         }
     }
 
@@ -196,26 +189,19 @@ impl<'m> GuestSlice<'m> {
     }
 
     /// As [`GuestSlice::prefetch`], for writing.
-    #[inline]
     pub fn prefetch_for_write(&self) {
         prefetch_line_for_write(self.ptr);
         prefetch_line_for_write(self.ptr.wrapping_add(64));
     }
 
-    #[inline]
     fn holds_bytes(&self, offset: usize, size: usize) -> bool {
         self.len.checked_sub(size).is_some_and(|last| offset <= last)
     }
 
-    #[inline]
-    fn holds(&self, offset: usize, size: usize) -> bool {
-        self.holds_bytes(offset, size) && (self.ptr as usize).wrapping_add(offset).is_multiple_of(size)
-    }
-
-    #[inline]
-    fn atomic_u16(&self, offset: usize) -> Option<&'m AtomicU16> {
-        // SAFETY: inside the mapping and aligned for all of `'m`; the guest's accesses to ring indices are atomic too.
-        self.holds(offset, 2).then(|| unsafe { AtomicU16::from_ptr(self.ptr.add(offset).cast()) })
+    /// Where a `T` lies that is wholly inside and aligned.
+    fn at<T>(&self, offset: usize) -> Option<*mut T> {
+        let at: *mut T = self.ptr.wrapping_add(offset).cast();
+        (self.holds_bytes(offset, size_of::<T>()) && at.is_aligned()).then_some(at)
     }
 }
 
@@ -254,7 +240,6 @@ impl<const ALIGN: usize> PinnedSlice<ALIGN> {
     }
 
     /// Reads a little-endian word; 0 beyond the end.
-    #[inline]
     pub fn load_u16(&self, offset: usize) -> u16 {
         // SAFETY: `at` says that it is mapped and aligned.
         self.at::<u16>(offset).map_or(0, |at| u16::from_le(unsafe { at.read_volatile() }))
@@ -274,7 +259,6 @@ impl<const ALIGN: usize> PinnedSlice<ALIGN> {
     }
 
     /// Asks for a cache line that is going to be written to. `offset` may lie anywhere.
-    #[inline]
     pub fn prefetch_for_write(&self, offset: usize) {
         prefetch_line_for_write(self.ptr.wrapping_add(offset));
     }
@@ -298,7 +282,6 @@ impl<const ALIGN: usize> PinnedSlice<ALIGN> {
     }
 
     /// The slice.
-    #[inline]
     pub fn get(&self) -> GuestSlice<'_> {
         // SAFETY: `new` took it from the memory that `_memory` keeps alive, and the mapping does not move.
         unsafe { GuestSlice::new(self.ptr, self.len) }
@@ -319,14 +302,6 @@ fn prefetch_line_for_write(at: *const u8) {
 #[inline(always)]
 fn read_once() {
     compiler_fence(Ordering::SeqCst);
-}
-
-fn fold(sum: u64) -> u16 {
-    let sum = (sum & 0xffff_ffff) + (sum >> 32);
-    let sum = (sum & 0xffff) + ((sum >> 16) & 0xffff) + (sum >> 32);
-    let sum = (sum & 0xffff) + (sum >> 16);
-    let sum = (sum & 0xffff) + (sum >> 16);
-    sum as u16
 }
 
 #[cfg(test)]

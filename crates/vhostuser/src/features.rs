@@ -1,61 +1,39 @@
 //! Feature bits by name: virtio's (Virtual I/O Device 1.3, §5.1.3 and §6) and vhost-user's own.
 
-// Those never offered have their names for messages only; the specifications say what they are.
+// The specifications say what they are. Those never offered have their names for messages only.
 #![allow(missing_docs)]
 
 bitflags::bitflags! {
-    /// Virtio feature bits that the switch offers to every front-end, whoever else is connected.
+    /// Virtio feature bits that the switch offers to every front-end, whoever else is connected. CSUM and HOST_*: what the
+    /// guest may leave to us of what it sends. GUEST_*: what it takes undone from us; but GUEST_ANNOUNCE: it announces itself
+    /// after migration, and without it the front-end asks us to (SEND_RARP). PROTOCOL_FEATURES is vhost-user's: there are
+    /// some, and rings begin disabled.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct Features: u64 {
-        /// The guest may leave checksums of what it sends to us.
         const CSUM = 1 << 0;
-        /// The guest takes packets whose checksum is not complete.
         const GUEST_CSUM = 1 << 1;
-        /// The device tells its greatest MTU.
         const MTU = 1 << 3;
-        /// The guest takes TCP over IPv4 packets longer than its MTU.
         const GUEST_TSO4 = 1 << 7;
-        /// The same over IPv6.
         const GUEST_TSO6 = 1 << 8;
-        /// The guest takes such packets with ECN's CWR set.
         const GUEST_ECN = 1 << 9;
-        /// The guest takes UDP datagrams to be fragmented.
         const GUEST_UFO = 1 << 10;
-        /// The guest may send TCP over IPv4 packets longer than the MTU.
         const HOST_TSO4 = 1 << 11;
-        /// The same over IPv6.
         const HOST_TSO6 = 1 << 12;
-        /// It may send them with ECN's CWR set.
         const HOST_ECN = 1 << 13;
-        /// The guest may send UDP datagrams to be fragmented.
         const HOST_UFO = 1 << 14;
-        /// A packet to the guest may spread over several buffers.
         const MRG_RXBUF = 1 << 15;
-        /// The configuration space tells whether the link is up.
         const STATUS = 1 << 16;
-        /// The guest announces itself after migration; without it the front-end asks us to (SEND_RARP).
         const GUEST_ANNOUNCE = 1 << 21;
-        /// More than one queue pair.
         const MQ = 1 << 22;
-        /// Legacy: no assumption on how a frame is cut into descriptors.
         const ANY_LAYOUT = 1 << 27;
-        /// Descriptor tables outside of the ring.
         const RING_INDIRECT_DESC = 1 << 28;
-        /// Notifications suppressed by index.
         const RING_EVENT_IDX = 1 << 29;
-        /// vhost-user: there are protocol features. Rings begin disabled.
         const PROTOCOL_FEATURES = 1 << 30;
-        /// Not a legacy device.
         const VERSION_1 = 1 << 32;
-        /// Packed rings.
         const RING_PACKED = 1 << 34;
-        /// Buffers are used in the order in which they were made available.
         const IN_ORDER = 1 << 35;
-        /// The guest takes UDP over IPv4 packets to be segmented.
         const GUEST_USO4 = 1 << 54;
-        /// The same over IPv6.
         const GUEST_USO6 = 1 << 55;
-        /// The guest may send UDP packets to be segmented.
         const HOST_USO = 1 << 56;
     }
 
@@ -93,21 +71,13 @@ bitflags::bitflags! {
     /// vhost-user protocol feature bits that the switch offers.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct ProtocolFeatures: u64 {
-        /// More than one queue pair; GET_QUEUE_NUM.
         const MQ = 1 << 0;
-        /// SEND_RARP.
         const RARP = 1 << 2;
-        /// Any message can ask to be acknowledged.
         const REPLY_ACK = 1 << 3;
-        /// NET_SET_MTU.
         const NET_MTU = 1 << 4;
-        /// GET_INFLIGHT_FD and SET_INFLIGHT_FD.
         const INFLIGHT_SHMFD = 1 << 12;
-        /// RESET_DEVICE.
         const RESET_DEVICE = 1 << 13;
-        /// GET_MAX_MEM_SLOTS, ADD_MEM_REG and REM_MEM_REG.
         const CONFIGURE_MEM_SLOTS = 1 << 15;
-        /// GET_STATUS and SET_STATUS.
         const STATUS = 1 << 16;
     }
 

@@ -1,11 +1,9 @@
-//! The inflight region (specification, "Inflight I/O tracking"): where a back-end leaves a note of what it has taken and
-//! not yet used, for whoever continues after it.
+//! The inflight region (specification, "Inflight I/O tracking"): where a back-end notes what it has taken and not yet used.
 //!
-//! Our rings complete strictly in order and all that is taken is completed before a ring stops, so no descriptor is ever
-//! recorded as in flight, and resuming needs nothing from the region: a split ring's used index lies in guest memory, a
-//! packed ring's comes with SET_VRING_BASE. We keep the headers true when a ring starts and when it stops (version,
-//! number of entries, used index and wrap counter, an intact free list), so that another back-end can take over, and read
-//! nothing back. The region belongs to the front-end, who may scribble on it or truncate it; `lasthop-guestmem` bears both.
+//! Our rings complete in order, and all that is taken before they stop: nothing is ever in flight, and to resume we need
+//! nothing from here. We keep the headers true when a ring starts and stops (version, entries, used index and wrap counter,
+//! free list), so that another back-end can take over, and read nothing back. The region is the front-end's, who may
+//! scribble on it or truncate it; `lasthop-guestmem` bears both.
 
 use crate::message::InflightDesc;
 use lasthop_guestmem::{GuestMemory, GuestSlice, MapError, RegionSpec};

@@ -1,14 +1,12 @@
 //! The vhost-user protocol (QEMU, `docs/interop/vhost-user.rst`): messages, negotiation, ring states.
 //!
-//! [`Session`] is the back-end side of one connection: the switch gives it a connected socket and the port's queues,
-//! calls [`Session::ready`] when the socket is readable and acts on the events. [`Frontend`] is the other side, for our
-//! own driver domains and for tests. Everything here runs on the control path: one thread per session at a time, no call
-//! ever blocks (but for [`Frontend`], which is meant to), nothing here touches a packet.
+//! [`Session`] is the back-end side of one connection; [`Frontend`] is the other side, for our own driver domains and for
+//! tests. Everything here runs on the control path: one thread per session at a time, no call ever blocks (but for
+//! [`Frontend`], which is meant to), nothing here touches a packet.
 //!
-//! A message is judged twice, in this order: its syntax ([`message`]: version, flags, size, number of descriptors), which
-//! can be told without knowing any state and whose violation always ends the connection, and then its meaning
-//! ([`Session`]: order, ring index, values), whose violation is answered with a failure when the front-end asked for an
-//! answer (REPLY_ACK) and ends the connection otherwise.
+//! A message is judged twice: its syntax ([`message`]: version, flags, size, number of descriptors), which depends on no
+//! state and whose violation always ends the connection; then its meaning ([`Session`]: order, ring index, values), whose
+//! violation is answered with a failure when the front-end asked for an answer (REPLY_ACK) and ends the connection otherwise.
 
 mod features;
 mod form;

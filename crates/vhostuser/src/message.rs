@@ -1,6 +1,7 @@
 //! Messages on the wire and the rules their form must obey, whatever the state of the session.
 //!
 //! Numbers are in the machine's own byte order, as the specification says. A memory region is a [`RegionSpec`].
+#![allow(missing_docs)] // Fields have the specification's names.
 
 use lasthop_guestmem::RegionSpec;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
@@ -37,7 +38,6 @@ pub const VRING_LOG: u32 = 1;
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct Header {
-    /// A [`Request`].
     pub request: u32,
     /// See [`flag`].
     pub flags: u32,
@@ -45,13 +45,11 @@ pub struct Header {
     pub size: u32,
 }
 
-/// "A vring state description", or an index and what belongs to it.
+/// "A vring state description", or an index and what belongs to it: size, base or whether enabled.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct VringState {
-    /// Ring.
     pub index: u32,
-    /// Size, base or whether enabled.
     pub num: u32,
 }
 
@@ -59,7 +57,6 @@ pub struct VringState {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct VringAddr {
-    /// Ring.
     pub index: u32,
     /// Only [`VRING_LOG`] is known.
     pub flags: u32,
@@ -77,9 +74,7 @@ pub struct VringAddr {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct SingleRegion {
-    /// Unused.
     pub padding: u64,
-    /// The region.
     pub region: RegionSpec,
 }
 
@@ -87,22 +82,16 @@ pub struct SingleRegion {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct InflightDesc {
-    /// Bytes of the area.
     pub mmap_size: u64,
-    /// Where in the file it starts.
     pub mmap_offset: u64,
-    /// Rings.
     pub num_queues: u16,
-    /// Entries of each.
     pub queue_size: u16,
-    /// Unused.
     pub padding: u32,
 }
 
 /// Requests of the front-end, by the numbers and names of the specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, TryFromBytes)]
 #[repr(u32)]
-#[allow(missing_docs)]
 pub enum Request {
     GetFeatures = 1,
     SetFeatures,
@@ -170,7 +159,6 @@ impl std::fmt::Display for Request {
 
 /// A message's form is wrong, as the messages say. The stream may be out of step, so the connection ends.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs)]
 pub enum SyntaxError {
     #[error("request {0}: protocol version {1}; lasthop speaks version 1")]
     Version(u32, u32),

@@ -9,37 +9,22 @@ use lasthop_sys::EventFd;
 use lasthop_types::MacAddr;
 use rustix::io::Errno;
 
-/// What the owner of a session has to act on.
+/// What the owner of a session has to act on. `queue` is the index of a vring.
 #[derive(Debug)]
+#[allow(missing_docs)]
 pub enum SessionEvent {
     /// Watch this descriptor, instead of one given before, for the queue's kicks; without a descriptor the front-end
     /// wants the queue to be polled. Look at the queue once now: a kick may have gone to the process before.
-    Kick {
-        /// Index of the vring.
-        queue: usize,
-        /// The descriptor.
-        fd: Option<EventFd>,
-    },
+    Kick { queue: usize, fd: Option<EventFd> },
     /// The queue stopped: drop its kick descriptor.
-    Stopped {
-        /// Index of the vring.
-        queue: usize,
-    },
+    Stopped { queue: usize },
     /// A ring could not be started, or not be kept running over a change of memory.
-    Failed {
-        /// Index of the vring.
-        queue: usize,
-        /// Why.
-        error: RingError,
-    },
+    Failed { queue: usize, error: RingError },
     /// Features, memory, or which rings run or are enabled changed: read them from the session and the queues, and look
     /// at the queues once. Comes at most once per call, last.
     Changed,
     /// The guest behind this address has moved here: broadcast a RARP in its name.
-    Announce {
-        /// The guest's address.
-        mac: MacAddr,
-    },
+    Announce { mac: MacAddr },
     /// The front-end told the guest this MTU, in bytes without link-layer headers.
     Mtu(u16),
     /// A request was answered with a failure; the connection goes on. One line for the log.

@@ -132,20 +132,6 @@ impl Session {
         self.transport.expire(now)
     }
 
-    /// Stops all queues and lets go of memory and descriptors, as dropping does.
-    pub fn close(&mut self) {
-        for i in 0..self.rings.len() {
-            self.halt(i);
-            self.rings[i] = Ring::default();
-            let queue = &self.queues[i];
-            queue.set_enabled(false);
-            queue.set_call(None);
-            queue.set_err(None);
-        }
-        self.memory = Arc::new(GuestMemory::empty());
-        self.inflight = None;
-    }
-
     /// Virtio features the front-end accepted for its guest; empty before SET_FEATURES.
     pub fn features(&self) -> Features {
         self.features
@@ -568,7 +554,13 @@ impl AsFd for Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.close();
+        for i in 0..self.rings.len() {
+            self.halt(i);
+            let queue = &self.queues[i];
+            queue.set_enabled(false);
+            queue.set_call(None);
+            queue.set_err(None);
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, QueueError};
 use arrayvec::ArrayVec;
-use lasthop_guestmem::{GuestMemory, GuestSlice};
+use lasthop_guestmem::{AccessError, GuestMemory, GuestSlice};
 
 /// Most chains taken from a guest at once.
 pub const BURST: usize = 64;
@@ -47,7 +47,6 @@ impl<'m> Chains<'m> {
     }
 
     /// Forgets all chains.
-    #[inline]
     pub fn clear(&mut self) {
         self.list.clear();
         self.pieces.clear();
@@ -64,40 +63,19 @@ impl<'m> Chains<'m> {
     }
 
     /// The memory of some chains, that the device writes to, one behind the other.
-    #[inline]
     pub(crate) fn span(&self, chains: &[Chain<'m>]) -> &[GuestSlice<'m>] {
         let (Some(first), Some(last)) = (chains.first(), chains.last()) else { return &[] };
         self.pieces.get(usize::from(first.first)..usize::from(last.first) + usize::from(last.count)).unwrap_or(&[])
     }
 
     /// No room for a chain of any length that drivers build.
-    #[inline]
     pub(crate) fn is_full(&self) -> bool {
         self.list.is_full() || self.pieces.len() + 1024 > MAX_PIECES
     }
 
-    /// Starts a chain.
-    #[inline]
-    pub(crate) fn begin(&self) -> ChainBuilder {
-        ChainBuilder { first: self.pieces.len(), len: 0, bad: false }
-    }
-
-    /// Ends a chain. The caller checked `is_full` before it began.
-    #[inline]
-    pub(crate) fn end(&mut self, builder: &ChainBuilder, id: u16, slots: u16) {
-        if builder.bad {
-            self.pieces.truncate(builder.first);
-        }
-        let chain = Chain {
-            piece: self.pieces.get(builder.first).copied().unwrap_or(GuestSlice::EMPTY),
-            id,
-            slots,
-            first: builder.first as u16,
-            count: (self.pieces.len() - builder.first) as u16,
-            len: builder.len,
-            bad: builder.bad,
-        };
-        let _ = self.list.try_push(chain);
+    /// Starts a chain all of whose descriptors have to point one way. The caller checked `is_full`.
+    pub(crate) fn begin(&mut self, memory: &'m GuestMemory, device_writes: bool) -> ChainBuilder<'_, 'm> {
+        ChainBuilder { first: self.pieces.len(), chains: self, memory, device_writes, len: 0, bad: false }
     }
 
     /// Adds a chain of one buffer, if it is all it seems: one piece of memory, pointing the right way. False if it has
@@ -126,16 +104,10 @@ impl<'m> Chains<'m> {
         let _ = self.list.try_push(chain);
         true
     }
-
-    /// Drops the pieces of a chain that turned out to break the ring.
-    pub(crate) fn abandon(&mut self, builder: &ChainBuilder) {
-        self.pieces.truncate(builder.first);
-    }
 }
 
 impl<'m> Chain<'m> {
     /// Its memory, if it is one piece.
-    #[inline]
     pub fn single(&self) -> Option<GuestSlice<'m>> {
         (self.count == 1).then_some(self.piece)
     }
@@ -152,51 +124,66 @@ fn prefetch(piece: &GuestSlice<'_>, device_writes: bool) {
 
 /// A chain in the making.
 #[derive(Debug)]
-pub(crate) struct ChainBuilder {
+pub(crate) struct ChainBuilder<'c, 'm> {
+    chains: &'c mut Chains<'m>,
+    memory: &'m GuestMemory,
+    pub(crate) device_writes: bool,
     first: usize,
     len: u32,
     bad: bool,
 }
 
-impl ChainBuilder {
-    /// Adds one descriptor's buffer. `device_writes` says which way the whole chain has to point.
+impl<'m> ChainBuilder<'_, 'm> {
+    /// Adds one descriptor's buffer.
     #[inline]
-    pub(crate) fn add<'m>(
-        &mut self,
-        chains: &mut Chains<'m>,
-        memory: &'m GuestMemory,
-        descriptor: &Descriptor,
-        device_writes: bool,
-    ) -> Result<(), QueueError> {
+    pub(crate) fn add(&mut self, descriptor: &Descriptor) -> Result<(), QueueError> {
         let &Descriptor { mut addr, len, flags, .. } = descriptor;
-        if (flags & DESC_WRITE != 0) != device_writes {
-            self.bad = true;
-        }
-        match self.len.checked_add(len) {
-            Some(sum) => self.len = sum,
-            None => self.bad = true,
-        }
+        let sum = self.len.checked_add(len);
+        self.len = sum.unwrap_or(self.len);
+        self.bad |= sum.is_none() || (flags & DESC_WRITE != 0) != self.device_writes;
         let mut left = len as usize;
         if addr.checked_add(u64::from(len)).is_none() {
-            let access = lasthop_guestmem::AccessError { addr, len: u64::from(len) };
-            return Err(QueueError::Buffer(access));
+            return Err(QueueError::Buffer(AccessError { addr, len: u64::from(len) }));
         }
         loop {
-            let piece = memory.piece(addr, left).map_err(QueueError::Buffer)?;
-            if !piece.is_empty() && !self.bad && chains.pieces.try_push(piece).is_err() {
+            let piece = self.memory.piece(addr, left).map_err(QueueError::Buffer)?;
+            if !piece.is_empty() && !self.bad && self.chains.pieces.try_push(piece).is_err() {
                 self.bad = true;
             }
             if self.bad {
                 // Nobody will look at its memory, which may lie in hundreds of regions more.
                 return Ok(());
             }
-            prefetch(&piece, device_writes);
+            prefetch(&piece, self.device_writes);
             left -= piece.len();
             addr += piece.len() as u64;
             if left == 0 {
                 return Ok(());
             }
         }
+    }
+
+    /// The table that an indirect descriptor names, and its entries; `allowed` says whether there may be one at this place.
+    pub(crate) fn table(&self, descriptor: &Descriptor, allowed: bool) -> Result<(GuestSlice<'m>, u32), QueueError> {
+        let &Descriptor { addr, len, flags, .. } = descriptor;
+        if !allowed || flags & DESC_NEXT != 0 || len == 0 || !len.is_multiple_of(16) {
+            return Err(QueueError::Indirect(len));
+        }
+        Ok((self.memory.slice(addr, len as usize).map_err(QueueError::Buffer)?, len / 16))
+    }
+
+    /// Ends the chain, whose id and slots are known now; returns the slots. Of one that breaks the ring nothing is left.
+    #[inline]
+    pub(crate) fn end(self, walked: Result<(u16, u16), QueueError>) -> Result<u16, QueueError> {
+        let Self { chains, first, len, bad, .. } = self;
+        if bad || walked.is_err() {
+            chains.pieces.truncate(first);
+        }
+        let (id, slots) = walked?;
+        let piece = chains.pieces.get(first).copied().unwrap_or(GuestSlice::EMPTY);
+        let count = (chains.pieces.len() - first) as u16;
+        let _ = chains.list.try_push(Chain { piece, id, slots, first: first as u16, count, len, bad });
+        Ok(slots)
     }
 }
 
@@ -211,32 +198,19 @@ pub(crate) struct Descriptor {
 }
 
 impl Descriptor {
-    /// From the two words of a split ring's descriptor.
-    #[inline]
-    pub(crate) fn from_split((addr, rest): (u64, u64)) -> Self {
+    /// Split layout (§2.7.5): address, length, flags, next.
+    pub(crate) fn split((addr, rest): (u64, u64)) -> Self {
         Self { addr, len: rest as u32, flags: (rest >> 32) as u16, next_or_id: (rest >> 48) as u16 }
     }
 
-    /// From the two words of a packed ring's descriptor.
-    #[inline]
-    pub(crate) fn from_packed((addr, rest): (u64, u64)) -> Self {
+    /// Packed layout (§2.8.5): address, length, id, flags.
+    pub(crate) fn packed((addr, rest): (u64, u64)) -> Self {
         Self { addr, len: rest as u32, flags: (rest >> 48) as u16, next_or_id: (rest >> 32) as u16 }
     }
 
-    /// Split layout (§2.7.5): address, length, flags, next.
+    /// The two words of a table's entry.
     #[inline]
-    pub(crate) fn split(table: &GuestSlice<'_>, index: u32) -> Self {
-        Self::from_split(Self::words(table, index))
-    }
-
-    /// Packed layout (§2.8.5): address, length, id, flags.
-    #[inline]
-    pub(crate) fn packed(table: &GuestSlice<'_>, index: u32) -> Self {
-        Self::from_packed(Self::words(table, index))
-    }
-
-    #[inline]
-    fn words(table: &GuestSlice<'_>, index: u32) -> (u64, u64) {
+    pub(crate) fn words(table: &GuestSlice<'_>, index: u32) -> (u64, u64) {
         let at = index as usize * 16;
         if table.is_aligned(8) {
             return (table.load_u64(at), table.load_u64(at + 8));

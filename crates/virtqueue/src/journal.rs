@@ -1,9 +1,8 @@
 //! What is known of a ring when the switch was killed in the middle of it: 16 bytes in memory that outlives the process.
 //!
-//! Two things cannot be told from guest memory alone. *What was being delivered*: a burst that is delivered but not yet
-//! completed would be taken, and delivered, a second time. So the burst is noted before its first packet is published
-//! anywhere; if the note still stands at the next start, these chains are completed and not delivered again. *Where a
-//! packed ring stands*: it has no used index, and QEMU (7.2) only knows the position it last got from GET_VRING_BASE.
+//! Guest memory does not say which burst was being delivered and would be a second time: it is noted before its first packet
+//! is published anywhere, and if the note still stands at the next start, its chains are completed only. Nor does it say
+//! where a packed ring stands, and QEMU (7.2) only knows the position it last got from GET_VRING_BASE.
 
 use crate::packed::Position;
 use lasthop_guestmem::PinnedSlice;
@@ -64,7 +63,6 @@ impl Journal {
     }
 
     /// The ring stands at `position` with nothing open; it was started from `base`.
-    #[inline]
     pub(crate) fn close(&self, base: u16, position: u16) {
         let place = self.0.get();
         place.store_u64(0, u64::from(base) | u64::from(position) << 16 | VALID);
@@ -72,7 +70,6 @@ impl Journal {
     }
 
     /// From here on, until `close`, the burst may have been delivered.
-    #[inline]
     pub(crate) fn open(&self, burst: OpenBurst) {
         let OpenBurst { begin, chains, slots, shown } = burst;
         let word = u64::from(begin) | u64::from(chains) << 16 | u64::from(slots) << 32 | u64::from(shown) << 48 | OPEN;

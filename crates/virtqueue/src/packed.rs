@@ -1,6 +1,6 @@
 //! The packed ring, device side (virtio 1.2 §2.8).
 
-use crate::chain::Descriptor;
+use crate::chain::{ChainBuilder, Descriptor};
 use crate::journal::{OpenBurst, Record};
 use crate::queue::QueueSetup;
 use crate::ring::{need_event, part};
@@ -140,7 +140,6 @@ impl PackedRing {
         bits | bits << 16
     }
 
-    #[inline]
     fn is_available(&self) -> bool {
         let flags = self.desc.get().load_u16_acquire(usize::from(self.next_avail.index) * 16 + 14);
         flags & (AVAIL | USED) == self.next_avail.avail_flags()
@@ -160,7 +159,7 @@ impl PackedRing {
         let mut result = Ok(());
         for _ in 0..most {
             // As in a split ring: one buffer at once, everything else by the walk.
-            let descriptor = Descriptor::from_packed(self.desc.load_pair(usize::from(next.index)));
+            let descriptor = Descriptor::packed(self.desc.load_pair(usize::from(next.index)));
             if free == 0 || descriptor.flags & (AVAIL | USED) != next.avail_flags() {
                 break;
             }
@@ -169,7 +168,9 @@ impl PackedRing {
                 if chains.is_full() {
                     break;
                 }
-                match self.walk(memory, chains, next, device_writes, free) {
+                let mut builder = chains.begin(memory, device_writes);
+                let walked = self.walk(&mut builder, next, free);
+                match builder.end(walked) {
                     Ok(n) => slots = n,
                     Err(e) => {
                         result = Err(e);
@@ -188,48 +189,22 @@ impl PackedRing {
         result
     }
 
-    /// Takes the chain that begins at descriptor `at`; returns how many slots it has.
-    #[inline(never)]
-    fn walk<'m>(
-        &self,
-        memory: &'m GuestMemory,
-        chains: &mut Chains<'m>,
-        at: Position,
-        device_writes: bool,
-        most_slots: u32,
-    ) -> Result<u16, QueueError> {
-        let mut builder = chains.begin();
-        match self.walk_from(memory, chains, &mut builder, at, device_writes, most_slots) {
-            Ok((id, slots)) => {
-                chains.end(&builder, id, slots);
-                Ok(slots)
-            }
-            Err(e) => {
-                chains.abandon(&builder);
-                Err(e)
-            }
-        }
-    }
-
     /// Slots of chains taken and not yet used.
-    #[inline]
     pub(crate) fn taken(&self) -> u32 {
         self.slots_between(self.next_used, self.next_avail)
     }
 
-    #[inline]
     fn slots_between(&self, from: Position, to: Position) -> u32 {
         let (from_index, to_index) = (u32::from(from.index), u32::from(to.index));
         if from.wrap == to.wrap { to_index - from_index } else { to_index + u32::from(self.size) - from_index }
     }
 
-    fn walk_from<'m>(
+    /// Walks the chain that begins at descriptor `at`; returns its id and slots.
+    #[inline(never)]
+    fn walk(
         &self,
-        memory: &'m GuestMemory,
-        chains: &mut Chains<'m>,
-        builder: &mut crate::chain::ChainBuilder,
+        builder: &mut ChainBuilder<'_, '_>,
         mut at: Position,
-        device_writes: bool,
         most_slots: u32,
     ) -> Result<(u16, u16), QueueError> {
         let ring = self.desc.get();
@@ -237,33 +212,28 @@ impl PackedRing {
         loop {
             // The head's flags were read with acquire order; the driver writes them last, so the rest of the chain is
             // there. A flag word that changes between the two reads only ever changes what this guest gets.
-            let descriptor = Descriptor::packed(&ring, u32::from(at.index));
+            let descriptor = Descriptor::packed(Descriptor::words(&ring, u32::from(at.index)));
             slots += 1;
             at.advance(1, self.size);
             if descriptor.flags & DESC_INDIRECT != 0 {
-                let len = descriptor.len;
-                let malformed = !self.indirect || descriptor.flags & DESC_NEXT != 0 || slots > 1;
-                if malformed || len == 0 || !len.is_multiple_of(16) {
-                    return Err(QueueError::Indirect(len));
-                }
-                if len / 16 > 1024 {
+                let (table, entries) = builder.table(&descriptor, self.indirect && slots == 1)?;
+                if entries > 1024 {
                     return Err(QueueError::ChainTooLong);
                 }
-                let table = memory.slice(descriptor.addr, len as usize).map_err(QueueError::Buffer)?;
-                for index in 0..len / 16 {
-                    let mut inner = Descriptor::packed(&table, index);
-                    if !device_writes {
+                for index in 0..entries {
+                    let mut inner = Descriptor::packed(Descriptor::words(&table, index));
+                    if !builder.device_writes {
                         // DPDK's driver marks the header it sends as writable here (22.11). Reading it harms nobody.
                         inner.flags &= !DESC_WRITE;
                     }
                     if inner.flags & DESC_INDIRECT != 0 {
                         return Err(QueueError::Indirect(inner.len));
                     }
-                    builder.add(chains, memory, &inner, device_writes)?;
+                    builder.add(&inner)?;
                 }
                 return Ok((descriptor.next_or_id, 1));
             }
-            builder.add(chains, memory, &descriptor, device_writes)?;
+            builder.add(&descriptor)?;
             if descriptor.flags & DESC_NEXT == 0 {
                 // The id is ours to give back, nothing is looked up by it: any value is safe. A driver that checks
                 // ids is told by an id of its own.
@@ -275,7 +245,6 @@ impl PackedRing {
         }
     }
 
-    #[inline]
     pub(crate) fn unpop(&mut self, chains: &[Chain]) {
         for chain in chains.iter().rev() {
             self.next_avail.retreat(chain.slots, self.size);
@@ -294,7 +263,6 @@ impl PackedRing {
         }
     }
 
-    #[inline]
     pub(crate) fn stage_used(&mut self, chain: &Chain, len: u32) {
         self.stage(Staged { id: chain.id, slots: chain.slots, len }, 1);
     }

@@ -229,33 +229,25 @@ impl Queue {
         guard.inner.setup = Some(*setup);
         let journal = guard.inner.journal.clone();
         let record = journal.as_ref().and_then(|j| j.read());
-        match Ring::new(setup, &memory, record.as_ref()) {
-            Ok(ring) => {
-                let base = setup.base as u16;
-                let mut active =
-                    Active { ring, memory, features: setup.features, base, journal, noted: 0, ahead: Ahead::default() };
-                // A burst that was not published to a guest is simply lost.
-                match record.and_then(|record| record.open) {
-                    Some(open) if self.index % 2 == 1 => {
-                        let skipped = active.skip(&open) as u64;
-                        self.counters.packets.add(skipped);
-                        self.counters.drops.add(DropReason::Recovered, skipped);
-                    }
-                    Some(open) => active.give_back_unshown(&open),
-                    None => {}
-                }
-                active.ring.disable_kicks();
-                active.complete();
-                guard.inner.error = None;
-                guard.inner.active = Some(active);
-                guard.refresh();
-                Ok(())
+        let ring = Ring::new(setup, &memory, record.as_ref()).inspect_err(|e| guard.fail(*e))?;
+        let (features, base) = (setup.features, setup.base as u16);
+        let mut active = Active { ring, memory, features, base, journal, noted: 0, ahead: Ahead::default() };
+        // A burst that was not published to a guest is simply lost.
+        match record.and_then(|record| record.open) {
+            Some(open) if self.index % 2 == 1 => {
+                let skipped = active.skip(&open) as u64;
+                self.counters.packets.add(skipped);
+                self.counters.drops.add(DropReason::Recovered, skipped);
             }
-            Err(e) => {
-                guard.fail(e);
-                Err(e)
-            }
+            Some(open) => active.give_back_unshown(&open),
+            None => {}
         }
+        active.ring.disable_kicks();
+        active.complete();
+        guard.inner.error = None;
+        guard.inner.active = Some(active);
+        guard.refresh();
+        Ok(())
     }
 
     /// Stops the ring, when no burst is on it; returns its position for GET_VRING_BASE (where it would have started,
@@ -273,19 +265,11 @@ impl Queue {
         let mut guard = self.lock();
         let (Some(active), Some(setup)) = (&guard.inner.active, guard.inner.setup) else { return Ok(()) };
         let setup = QueueSetup { base: active.ring.position(), ..setup };
-        match Ring::new(&setup, &memory, None) {
-            Ok(ring) => {
-                let (base, journal) = (active.base, active.journal.clone());
-                let (features, ahead) = (setup.features, active.ahead);
-                let active = Active { ring, memory, features, base, journal, noted: 0, ahead };
-                guard.inner.active = Some(active);
-                Ok(())
-            }
-            Err(e) => {
-                guard.fail(e);
-                Err(e)
-            }
+        let ring = Ring::new(&setup, &memory, None).inspect_err(|e| guard.fail(*e))?;
+        if let Some(active) = &mut guard.inner.active {
+            (active.ring, active.memory, active.noted) = (ring, memory, 0);
         }
+        Ok(())
     }
 
     /// Where to keep what must be known should this process be killed. Before the first start.
@@ -323,13 +307,11 @@ impl Queue {
     }
 
     /// Started and enabled, as far as can be seen without the lock.
-    #[inline]
     pub fn is_ready(&self) -> bool {
         self.ready.load(Ordering::Relaxed)
     }
 
     /// Waits for the lock.
-    #[inline]
     pub fn lock(&self) -> QueueGuard<'_> {
         self.try_lock().unwrap_or_else(|| self.wait())
     }
@@ -371,7 +353,6 @@ pub struct QueueGuard<'q> {
 
 impl QueueGuard<'_> {
     /// The ring, if packets may pass.
-    #[inline]
     pub fn active(&mut self) -> Option<&mut Active> {
         if self.inner.enabled { self.inner.active.as_mut() } else { None }
     }
@@ -396,11 +377,6 @@ impl QueueGuard<'_> {
             err.signal();
         }
         self.refresh();
-    }
-
-    /// Why it broke.
-    pub fn error(&self) -> Option<QueueError> {
-        self.inner.error
     }
 
     fn refresh(&mut self) {

@@ -18,11 +18,11 @@ pub enum Reserved {
 /// released.
 #[derive(Debug, Default)]
 pub struct Room<'m> {
-    chains: Chains<'m>,
+    pub(crate) chains: Chains<'m>,
     /// Chains before this one have been handed out.
-    first: usize,
+    pub(crate) first: usize,
     /// Chains from `first` up to this one hold the frame at hand.
-    end: usize,
+    pub(crate) end: usize,
 }
 
 impl<'m> Room<'m> {
@@ -135,22 +135,13 @@ impl<'m> Room<'m> {
     }
 
     /// The chains handed out last.
-    #[inline]
     pub fn chains(&self) -> &[Chain<'m>] {
         self.chains.list.get(self.first..self.end).unwrap_or(&[])
     }
 
     /// Their memory, in order.
-    #[inline]
     pub fn pieces(&self) -> &[GuestSlice<'m>] {
         self.chains.span(self.chains())
-    }
-
-    /// The chains handed out last, alone.
-    pub fn into_chains(mut self) -> Chains<'m> {
-        self.chains.list.truncate(self.end);
-        self.chains.list.drain(..self.first);
-        self.chains
     }
 
     /// Puts back what was not handed out, or was by a `reserve` that failed.

@@ -100,12 +100,14 @@ impl SplitRing {
         for _ in 0..waiting {
             let head = self.avail.load_u16(4 + 2 * (usize::from(next) & self.mask));
             // Most chains are one buffer; whatever is not is read anew and walked, so only one reading ever counts.
-            let descriptor = Descriptor::from_split(self.desc.load_pair(usize::from(head)));
+            let descriptor = Descriptor::split(self.desc.load_pair(usize::from(head)));
             if !chains.add_single(memory, &descriptor, head, device_writes) {
                 if chains.is_full() {
                     break;
                 }
-                result = self.walk(memory, chains, head, device_writes);
+                let mut builder = chains.begin(memory, device_writes);
+                let walked = self.walk(&mut builder, head);
+                result = builder.end(walked).map(drop);
                 if result.is_err() {
                     break;
                 }
@@ -123,25 +125,6 @@ impl SplitRing {
         result
     }
 
-    /// Takes the chain that begins at descriptor `head`.
-    #[inline(never)]
-    fn walk<'m>(
-        &self,
-        memory: &'m GuestMemory,
-        chains: &mut Chains<'m>,
-        head: u16,
-        device_writes: bool,
-    ) -> Result<(), QueueError> {
-        let mut builder = chains.begin();
-        let result = self.walk_from(memory, chains, &mut builder, head, device_writes);
-        match result {
-            Ok(()) => chains.end(&builder, head, 1),
-            Err(_) => chains.abandon(&builder),
-        }
-        result
-    }
-
-    #[inline]
     pub(crate) fn unpop(&mut self, chains: &[Chain]) {
         self.next_avail = self.next_avail.wrapping_sub(chains.len() as u16);
     }
@@ -159,7 +142,6 @@ impl SplitRing {
         }
     }
 
-    #[inline]
     pub(crate) fn stage_used(&mut self, chain: &Chain, len: u32) {
         let slot = usize::from(self.next_used) & self.mask;
         self.used.store_u32_pair(4 + 8 * slot, u32::from(chain.id), len);
@@ -209,36 +191,26 @@ impl SplitRing {
         Ok(self.refresh()? != 0)
     }
 
-    fn walk_from<'m>(
-        &self,
-        memory: &'m GuestMemory,
-        chains: &mut Chains<'m>,
-        builder: &mut ChainBuilder,
-        head: u16,
-        device_writes: bool,
-    ) -> Result<(), QueueError> {
+    /// Walks the chain that begins at descriptor `head`; returns its id and slots.
+    #[inline(never)]
+    fn walk(&self, builder: &mut ChainBuilder<'_, '_>, head: u16) -> Result<(u16, u16), QueueError> {
         let (mut table, mut entries) = (self.desc.get(), u32::from(self.size));
         let mut index = u32::from(head);
         let mut steps = 0;
-        let mut inside_indirect = false;
+        let mut indirect = self.indirect;
         loop {
             if index >= entries {
                 return Err(QueueError::DescriptorIndex { index, entries });
             }
-            let descriptor = Descriptor::split(&table, index);
+            let descriptor = Descriptor::split(Descriptor::words(&table, index));
             if descriptor.flags & DESC_INDIRECT != 0 {
-                let len = descriptor.len;
-                let malformed = inside_indirect || !self.indirect || descriptor.flags & DESC_NEXT != 0;
-                if malformed || len == 0 || !len.is_multiple_of(16) {
-                    return Err(QueueError::Indirect(len));
-                }
-                table = memory.slice(descriptor.addr, len as usize).map_err(QueueError::Buffer)?;
-                (entries, index, inside_indirect) = (len / 16, 0, true);
+                (table, entries) = builder.table(&descriptor, indirect)?;
+                (index, indirect) = (0, false);
                 continue;
             }
-            builder.add(chains, memory, &descriptor, device_writes)?;
+            builder.add(&descriptor)?;
             if descriptor.flags & DESC_NEXT == 0 {
-                return Ok(());
+                return Ok((head, 1));
             }
             steps += 1;
             if steps >= entries || steps >= 1024 {

@@ -250,7 +250,7 @@ pub fn check(frame: &[u8], frame_len: usize) -> FlowKey {
         }
         let mut got = dirt;
         extract(&mut got, snapshot, frame_len, depth);
-        let len = depth.len();
+        let len = 8 * depth.words();
         assert_eq!(&got.as_bytes()[len..], &dirt.as_bytes()[len..], "beyond {:?}", depth);
         assert_eq!(&got.as_bytes()[..len], &expected.as_bytes()[..len], "{:?}: {:?}\nnot {:?}", depth, got, expected);
     }

@@ -33,12 +33,8 @@ pub enum Kicks {
     /// A kick for the next packet.
     Next,
     /// A kick for the packet that completes a batch of so many; and at this time the ring is to be looked at without one.
-    Batch {
-        /// Packets.
-        packets: u16,
-        /// When.
-        due_ns: u64,
-    },
+    #[allow(missing_docs)]
+    Batch { packets: u16, due_ns: u64 },
 }
 
 /// The transmit timer of a ring (figure 4.3).
@@ -75,11 +71,6 @@ impl TransmitTimer {
     /// When the ring is to be looked at.
     pub fn due_ns(&self) -> Option<u64> {
         self.due_ns
-    }
-
-    /// Somebody else looks after the ring.
-    pub fn stop(&mut self) {
-        self.due_ns = None;
     }
 }
 

@@ -61,11 +61,6 @@ impl Arrivals {
     pub fn expects_more(&self, hysteresis: &Hysteresis) -> bool {
         hysteresis.expects_more(self)
     }
-
-    /// When packets were last found.
-    pub fn last_ns(&self) -> u64 {
-        self.last_ns
-    }
 }
 
 #[cfg(test)]
@@ -102,7 +97,7 @@ mod tests {
         assert!(!arrivals.expects_more(&hysteresis));
         let mut arrivals = after(1_000, 1);
         assert!(arrivals.expects_more(&hysteresis));
-        arrivals.found(1, arrivals.last_ns() + 3_600_000_000_000);
+        arrivals.found(1, arrivals.last_ns + 3_600_000_000_000);
         assert!(!arrivals.expects_more(&hysteresis));
     }
 

@@ -8,77 +8,29 @@ use std::collections::BTreeMap;
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
+/// A list of numbers by their names in `libc`.
+macro_rules! numbers {
+    ($($name:ident)*) => { &[$(libc::$name),*] };
+}
+
 /// Calls every program makes, whatever the arguments. They act on memory, time, threads of this process and descriptors
 /// it holds already.
-const COMMON: &[libc::c_long] = &[
+const COMMON: &[libc::c_long] = numbers! {
     // Descriptors.
-    libc::SYS_read,
-    libc::SYS_write,
-    libc::SYS_readv,
-    libc::SYS_writev,
-    libc::SYS_pread64,
-    libc::SYS_pwrite64,
-    libc::SYS_lseek,
-    libc::SYS_close,
-    libc::SYS_dup,
-    libc::SYS_fstat,
-    libc::SYS_ftruncate,
-    libc::SYS_recvmsg,
-    libc::SYS_sendmsg,
-    libc::SYS_recvfrom,
-    libc::SYS_sendto,
-    libc::SYS_shutdown,
-    libc::SYS_getsockopt,
-    libc::SYS_memfd_create,
+    SYS_read SYS_write SYS_readv SYS_writev SYS_pread64 SYS_pwrite64 SYS_lseek SYS_close SYS_dup SYS_fstat SYS_ftruncate
+    SYS_recvmsg SYS_sendmsg SYS_recvfrom SYS_sendto SYS_shutdown SYS_getsockopt SYS_memfd_create
     // Waiting.
-    libc::SYS_eventfd2,
-    libc::SYS_epoll_create1,
-    libc::SYS_epoll_ctl,
-    libc::SYS_epoll_pwait,
-    libc::SYS_epoll_pwait2,
-    libc::SYS_ppoll,
-    libc::SYS_timerfd_create,
-    libc::SYS_timerfd_settime,
-    libc::SYS_timerfd_gettime,
-    libc::SYS_clock_gettime,
-    libc::SYS_clock_getres,
-    libc::SYS_clock_nanosleep,
-    libc::SYS_nanosleep,
-    libc::SYS_gettimeofday,
-    libc::SYS_restart_syscall,
+    SYS_eventfd2 SYS_epoll_create1 SYS_epoll_ctl SYS_epoll_pwait SYS_epoll_pwait2 SYS_ppoll
+    SYS_timerfd_create SYS_timerfd_settime SYS_timerfd_gettime SYS_clock_gettime SYS_clock_getres
+    SYS_clock_nanosleep SYS_nanosleep SYS_gettimeofday SYS_restart_syscall
     // Memory.
-    libc::SYS_munmap,
-    libc::SYS_mremap,
-    libc::SYS_madvise,
-    libc::SYS_brk,
-    libc::SYS_membarrier,
-    libc::SYS_getrandom,
+    SYS_munmap SYS_mremap SYS_madvise SYS_brk SYS_membarrier SYS_getrandom
     // Threads and signals of this process.
-    libc::SYS_futex,
-    libc::SYS_set_robust_list,
-    libc::SYS_rseq,
-    libc::SYS_sigaltstack,
-    libc::SYS_rt_sigaction,
-    libc::SYS_rt_sigprocmask,
-    libc::SYS_rt_sigreturn,
-    libc::SYS_sched_yield,
-    libc::SYS_sched_getaffinity,
-    libc::SYS_sched_setaffinity,
-    libc::SYS_sched_getparam,
-    libc::SYS_sched_getscheduler,
-    libc::SYS_sched_setscheduler,
-    libc::SYS_sched_getattr,
-    libc::SYS_sched_setattr,
-    libc::SYS_getcpu,
-    libc::SYS_getrusage,
-    libc::SYS_getpid,
-    libc::SYS_getppid,
-    libc::SYS_gettid,
-    libc::SYS_getuid,
-    libc::SYS_geteuid,
-    libc::SYS_exit,
-    libc::SYS_exit_group,
-];
+    SYS_futex SYS_set_robust_list SYS_rseq SYS_sigaltstack SYS_rt_sigaction SYS_rt_sigprocmask SYS_rt_sigreturn
+    SYS_sched_yield SYS_sched_getaffinity SYS_sched_setaffinity SYS_sched_getparam SYS_sched_getscheduler
+    SYS_sched_setscheduler SYS_sched_getattr SYS_sched_setattr SYS_getcpu SYS_getrusage
+    SYS_getpid SYS_getppid SYS_gettid SYS_getuid SYS_geteuid SYS_exit SYS_exit_group
+};
 
 /// Older forms that only x86-64 has.
 #[cfg(target_arch = "x86_64")]
@@ -87,15 +39,7 @@ const OLDER: &[libc::c_long] = &[libc::SYS_epoll_wait, libc::SYS_poll];
 const OLDER: &[libc::c_long] = &[];
 
 /// fcntl(2): nothing that reaches another process (locks, owners, leases).
-const FCNTL: &[libc::c_int] = &[
-    libc::F_DUPFD_CLOEXEC,
-    libc::F_GETFD,
-    libc::F_SETFD,
-    libc::F_GETFL,
-    libc::F_SETFL,
-    libc::F_GET_SEALS,
-    libc::F_ADD_SEALS,
-];
+const FCNTL: &[libc::c_int] = numbers! { F_DUPFD_CLOEXEC F_GETFD F_SETFD F_GETFL F_SETFL F_GET_SEALS F_ADD_SEALS };
 
 /// prctl(2): names of threads and of memory, and how exact timers are.
 const PRCTL: &[libc::c_int] = &[libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA, libc::PR_SET_TIMERSLACK];

@@ -9,7 +9,7 @@ mod split;
 
 pub use net::{NetConfig, NetDriver, NetError, NetQueue, VNET_HDR_LEN};
 
-use crate::{DESC_NEXT, DESC_WRITE, QueueError, QueueSetup};
+use crate::{Chains, DESC_NEXT, DESC_WRITE, QueueError, QueueSetup, Room};
 use lasthop_guestmem::{GuestMemory, PinnedSlice};
 use packed::PackedDriver;
 use split::SplitDriver;
@@ -326,4 +326,13 @@ fn indirect(tables: &Option<Tables>, count: usize) -> Option<&Tables> {
 struct Batch {
     last: u32,
     len: u32,
+}
+
+impl<'m> Room<'m> {
+    /// The chains handed out last, alone.
+    pub fn into_chains(mut self) -> Chains<'m> {
+        self.chains.list.truncate(self.end);
+        self.chains.list.drain(..self.first);
+        self.chains
+    }
 }
