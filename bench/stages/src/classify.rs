@@ -81,7 +81,8 @@ impl Lookups {
         }
         let all = FlowMask(FlowKey { ip_proto: u8::MAX, ..FlowKey::default() });
         table.insert(flow(Self::key(0), all), 0).expect("room");
-        assert_eq!(table.masks(), masks);
+        // Each with a mask of its own.
+        assert_eq!(table.flows().len(), masks);
         Box::new(Self { table, keys, found: 0 })
     }
 
