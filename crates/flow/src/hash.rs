@@ -21,6 +21,7 @@ pub fn hash_key(key: &FlowKey, depth: Depth) -> u64 {
     }
 }
 
+#[inline]
 fn hash_words<const N: usize>(words: Option<&[u64; N]>) -> u64 {
     let mut hasher = SEED.build_hasher();
     words.into_iter().flatten().for_each(|word| hasher.write_u64(*word));

@@ -88,6 +88,7 @@ impl Forwarder {
     }
 
     /// [`Datapath::now_ns`].
+    #[inline]
     pub fn now_ns(&self) -> u64 {
         self.datapath.now_ns()
     }

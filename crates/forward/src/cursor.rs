@@ -10,11 +10,13 @@ pub(crate) struct Cursor<'a, 'm> {
 }
 
 impl<'a, 'm> Cursor<'a, 'm> {
+    #[inline]
     pub(crate) fn new(pieces: &'a [GuestSlice<'m>]) -> Self {
         Self { pieces, offset: 0 }
     }
 
     /// A cursor `bytes` into the pieces.
+    #[inline]
     pub(crate) fn at(pieces: &'a [GuestSlice<'m>], bytes: usize) -> Self {
         let mut cursor = Self::new(pieces);
         cursor.skip(bytes);
@@ -34,6 +36,7 @@ impl<'a, 'm> Cursor<'a, 'm> {
         }
     }
 
+    #[inline]
     fn next(&mut self) {
         self.pieces = self.pieces.get(1..).unwrap_or(&[]);
         self.offset = 0;
@@ -52,36 +55,34 @@ impl<'a, 'm> Cursor<'a, 'm> {
         }
     }
 
-    /// Has `copy` move bytes from or to one piece after the other, until `len` are moved or it moves none; returns how many.
+    /// Copies into private memory; returns how many bytes there were.
     #[inline]
-    fn each(&mut self, len: usize, mut copy: impl FnMut(GuestSlice<'m>, usize) -> usize) -> usize {
+    pub(crate) fn read(&mut self, out: &mut [u8]) -> usize {
         let mut done = 0;
-        while done < len
-            && let Some(here) = self.here()
-        {
-            let n = copy(here, done);
-            if n == 0 {
-                break;
-            }
+        while done < out.len() {
+            let Some(here) = self.here() else { break };
+            let n = here.read(0, &mut out[done..]);
             self.offset += n;
             done += n;
         }
         done
     }
 
-    /// Copies into private memory; returns how many bytes there were.
-    #[inline]
-    pub(crate) fn read(&mut self, out: &mut [u8]) -> usize {
-        self.each(out.len(), |here, done| here.read(0, out.get_mut(done..).unwrap_or(&mut [])))
-    }
-
     /// Copies from private memory; returns how many bytes fitted.
     #[inline]
     pub(crate) fn write(&mut self, bytes: &[u8]) -> usize {
-        self.each(bytes.len(), |here, done| here.write(0, bytes.get(done..).unwrap_or(&[])))
+        let mut done = 0;
+        while done < bytes.len() {
+            let Some(here) = self.here() else { break };
+            let n = here.write(0, &bytes[done..]);
+            self.offset += n;
+            done += n;
+        }
+        done
     }
 
     /// Copies `bytes` from `source`, guest to guest; returns how many were moved.
+    #[inline]
     pub(crate) fn copy_from(&mut self, source: &mut Cursor<'_, '_>, bytes: usize) -> usize {
         self.transfer(source, bytes, |from, to, _| from.copy_to(&to))
     }
@@ -123,11 +124,15 @@ impl<'a, 'm> Cursor<'a, 'm> {
         bytes: usize,
         mut copy: impl FnMut(GuestSlice<'_>, GuestSlice<'_>, usize) -> usize,
     ) -> usize {
-        self.each(bytes, |to, done| {
-            let n = source.here().map_or(0, |from| copy(from.part(0, bytes - done), to, done));
+        let mut done = 0;
+        while done < bytes {
+            let (Some(from), Some(to)) = (source.here(), self.here()) else { break };
+            let n = copy(from.part(0, bytes - done), to, done);
             source.offset += n;
-            n
-        })
+            self.offset += n;
+            done += n;
+        }
+        done
     }
 }
 

@@ -41,11 +41,13 @@ impl Datapath {
     }
 
     /// Milliseconds since the switch started: the clock of flow statistics and of waiting packets.
+    #[inline]
     pub fn now_ms(&self) -> u64 {
         self.now_ns() / 1_000_000
     }
 
     /// The same clock in nanoseconds.
+    #[inline]
     pub fn now_ns(&self) -> u64 {
         self.started.elapsed().as_nanos() as u64
     }
@@ -82,6 +84,7 @@ impl Datapath {
     }
 
     /// The flow table.
+    #[inline]
     pub fn flows(&self) -> &FlowTable {
         &self.flows
     }

@@ -26,6 +26,7 @@ impl From<DropReason> for Undelivered {
 }
 
 /// Copies what lies between `at` and `len` in both.
+#[inline]
 fn copy_rest(from: &GuestSlice<'_>, to: &GuestSlice<'_>, at: usize, len: usize) {
     if len > at {
         from.part(at, len - at).copy_to(&to.part(at, len - at));
@@ -123,6 +124,7 @@ impl<'a> Target<'a> {
         Ok(())
     }
 
+    #[inline]
     fn count(&mut self, packets: usize, bytes: usize) {
         self.ahead = self.ahead.saturating_sub(packets);
         self.packets += packets as u64;

@@ -135,6 +135,7 @@ impl Packet {
     }
 
     /// Fills in the key to `depth`.
+    #[inline]
     pub(crate) fn extract(&mut self, depth: Depth) {
         self.key.in_port = self.port.0;
         let header = self.snapshot.get(..self.snapshot_len).unwrap_or(&[]);
@@ -163,21 +164,25 @@ impl Packet {
     }
 
     /// The snapshot.
+    #[inline]
     pub(crate) fn header(&self) -> &[u8] {
         self.snapshot.get(..self.snapshot_len).unwrap_or(&[])
     }
 
     /// The snapshot, if it is as long as most are: a number of bytes known beforehand is copied without a branch.
+    #[inline]
     pub(crate) fn usual_header(&self) -> Option<&[u8; LINK_LEN]> {
         if self.snapshot_len == LINK_LEN { self.snapshot.first_chunk() } else { None }
     }
 
     /// Bytes behind the snapshot.
+    #[inline]
     pub(crate) fn payload_len(&self) -> usize {
         self.frame_len - self.snapshot_len
     }
 
     /// Where a byte of the frame (at `offset`, behind the snapshot) lies in its pieces.
+    #[inline]
     pub(crate) fn payload<'a, 'm>(&self, pieces: &'a [GuestSlice<'m>], offset: usize) -> Cursor<'a, 'm> {
         Cursor::at(pieces, self.header_len + offset)
     }

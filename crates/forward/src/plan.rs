@@ -32,6 +32,7 @@ pub(crate) struct Group {
 }
 
 /// The set of packet `i` alone.
+#[inline]
 pub(crate) fn bit(i: usize) -> u64 {
     1 << (i & 63)
 }
@@ -45,16 +46,19 @@ impl Plan {
     }
 
     /// Notes that packet `i` is delivered or dropped.
+    #[inline]
     pub(crate) fn set_dealt(&mut self, i: usize) {
         self.dealt |= bit(i);
     }
 
     /// Whether packet `i` has no other destination than the one it is planned for.
+    #[inline]
     pub(crate) fn may_wait(&self, i: usize) -> bool {
         self.may_wait & bit(i) != 0
     }
 
     /// A packet before has to wait for this receiver.
+    #[inline]
     pub(crate) fn is_held(&self, port: PortId, queue: u16) -> bool {
         self.held.contains(&(port, queue))
     }
@@ -82,11 +86,13 @@ impl Plan {
     }
 
     /// The packet at hand goes nowhere, or somewhere new: it is not to be repeated.
+    #[inline]
     pub(crate) fn no_repeat(&mut self) {
         self.last = None;
     }
 
     /// Whether what is the same as the last packet goes where that went.
+    #[inline]
     pub(crate) fn repeats(&self) -> bool {
         self.last.is_some()
     }
@@ -101,6 +107,7 @@ impl Plan {
     }
 
     /// The `n`th receiver.
+    #[inline]
     pub(crate) fn group(&self, n: usize) -> Option<Group> {
         self.groups.get(n).copied()
     }

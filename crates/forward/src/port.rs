@@ -94,6 +94,7 @@ impl Port {
     }
 
     /// More than one queue to the guest is ready.
+    #[inline]
     pub fn is_multi_queue(&self) -> bool {
         let ready = self.pairs_ready.load(Relaxed);
         ready & ready.wrapping_sub(1) != 0
@@ -148,6 +149,7 @@ const MAX_PORT: usize = 65_535;
 
 impl PortTable {
     /// The port with this number.
+    #[inline]
     pub fn get(&self, id: PortId) -> Option<&Arc<Port>> {
         self.by_id.get(id.0 as usize)?.as_ref()
     }

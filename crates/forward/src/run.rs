@@ -63,6 +63,7 @@ impl<'a> Run<'a> {
         }
     }
 
+    #[inline]
     fn flow<'c>(&self, cache: &'c ExactCache) -> Option<&'c Arc<Flow>> {
         self.slot.and_then(|slot| cache.get(slot))
     }
@@ -88,6 +89,7 @@ impl<'a> Run<'a> {
     }
 
     /// Adds to the statistics of the flow.
+    #[inline]
     pub(crate) fn count(&mut self, packets: usize, bytes: usize) {
         self.packets += packets as u64;
         self.bytes += bytes as u64;

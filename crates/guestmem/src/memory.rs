@@ -103,11 +103,13 @@ impl GuestMemory {
     }
 
     /// Whether the file under any region was truncated since it was mapped.
+    #[inline]
     pub fn faulted(&self) -> bool {
         self.regions.iter().any(|r| r.faulted())
     }
 
     /// `len` bytes at a guest physical address, all in one region: for rings.
+    #[inline]
     pub fn slice(&self, addr: u64, len: usize) -> Result<GuestSlice<'_>, AccessError> {
         let piece = self.piece(addr, len)?;
         if piece.len() == len { Ok(piece) } else { Err(AccessError { addr, len: len as u64 }) }

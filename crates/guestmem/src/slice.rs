@@ -25,16 +25,19 @@ impl<'m> GuestSlice<'m> {
 
     /// # Safety
     /// `[ptr, ptr + len)` is mapped readable and writable for all of `'m`.
+    #[inline]
     pub(crate) unsafe fn new(ptr: *mut u8, len: usize) -> Self {
         Self { ptr, len, memory: PhantomData }
     }
 
     /// Bytes.
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Whether there are none.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -46,6 +49,7 @@ impl<'m> GuestSlice<'m> {
     }
 
     /// `len` bytes from `offset` on, or as many of them as there are.
+    #[inline]
     pub fn part(&self, offset: usize, len: usize) -> Self {
         let offset = offset.min(self.len);
         Self { ptr: self.ptr.wrapping_add(offset), len: len.min(self.len - offset), memory: PhantomData }
@@ -189,16 +193,19 @@ impl<'m> GuestSlice<'m> {
     }
 
     /// As [`GuestSlice::prefetch`], for writing.
+    #[inline]
     pub fn prefetch_for_write(&self) {
         prefetch_line_for_write(self.ptr);
         prefetch_line_for_write(self.ptr.wrapping_add(64));
     }
 
+    #[inline]
     fn holds_bytes(&self, offset: usize, size: usize) -> bool {
         self.len.checked_sub(size).is_some_and(|last| offset <= last)
     }
 
     /// Where a `T` lies that is wholly inside and aligned.
+    #[inline]
     fn at<T>(&self, offset: usize) -> Option<*mut T> {
         let at: *mut T = self.ptr.wrapping_add(offset).cast();
         (self.holds_bytes(offset, size_of::<T>()) && at.is_aligned()).then_some(at)
@@ -240,6 +247,7 @@ impl<const ALIGN: usize> PinnedSlice<ALIGN> {
     }
 
     /// Reads a little-endian word; 0 beyond the end.
+    #[inline]
     pub fn load_u16(&self, offset: usize) -> u16 {
         // SAFETY: `at` says that it is mapped and aligned.
         self.at::<u16>(offset).map_or(0, |at| u16::from_le(unsafe { at.read_volatile() }))
@@ -259,6 +267,7 @@ impl<const ALIGN: usize> PinnedSlice<ALIGN> {
     }
 
     /// Asks for a cache line that is going to be written to. `offset` may lie anywhere.
+    #[inline]
     pub fn prefetch_for_write(&self, offset: usize) {
         prefetch_line_for_write(self.ptr.wrapping_add(offset));
     }
@@ -282,6 +291,7 @@ impl<const ALIGN: usize> PinnedSlice<ALIGN> {
     }
 
     /// The slice.
+    #[inline]
     pub fn get(&self) -> GuestSlice<'_> {
         // SAFETY: `new` took it from the memory that `_memory` keeps alive, and the mapping does not move.
         unsafe { GuestSlice::new(self.ptr, self.len) }

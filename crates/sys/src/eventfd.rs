@@ -25,6 +25,7 @@ impl EventFd {
 
     /// Adds one. A counter that is full already says what we want to say, and a peer's broken descriptor is the
     /// peer's loss, so errors are ignored.
+    #[inline]
     pub fn signal(&self) {
         let _ = write(&self.0, &1u64.to_ne_bytes());
     }

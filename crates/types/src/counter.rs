@@ -11,11 +11,13 @@ pub struct Counter(AtomicU64);
 
 impl Counter {
     /// Adds `n`. One writer at a time.
+    #[inline]
     pub fn add(&self, n: u64) {
         self.0.store(self.0.load(Relaxed).wrapping_add(n), Relaxed);
     }
 
     /// The count so far. Any thread.
+    #[inline]
     pub fn get(&self) -> u64 {
         self.0.load(Relaxed)
     }
@@ -58,6 +60,7 @@ impl Default for DropCounters {
 
 impl DropCounters {
     /// Adds `n` packets under `reason`. One writer at a time.
+    #[inline]
     pub fn add(&self, reason: DropReason, n: u64) {
         if let Some(c) = self.0.get(reason as usize) {
             c.add(n);

@@ -47,6 +47,7 @@ impl<'m> Chains<'m> {
     }
 
     /// Forgets all chains.
+    #[inline]
     pub fn clear(&mut self) {
         self.list.clear();
         self.pieces.clear();
@@ -63,17 +64,20 @@ impl<'m> Chains<'m> {
     }
 
     /// The memory of some chains, that the device writes to, one behind the other.
+    #[inline]
     pub(crate) fn span(&self, chains: &[Chain<'m>]) -> &[GuestSlice<'m>] {
         let (Some(first), Some(last)) = (chains.first(), chains.last()) else { return &[] };
         self.pieces.get(usize::from(first.first)..usize::from(last.first) + usize::from(last.count)).unwrap_or(&[])
     }
 
     /// No room for a chain of any length that drivers build.
+    #[inline]
     pub(crate) fn is_full(&self) -> bool {
         self.list.is_full() || self.pieces.len() + 1024 > MAX_PIECES
     }
 
     /// Starts a chain all of whose descriptors have to point one way. The caller checked `is_full`.
+    #[inline]
     pub(crate) fn begin(&mut self, memory: &'m GuestMemory, device_writes: bool) -> ChainBuilder<'_, 'm> {
         ChainBuilder { first: self.pieces.len(), chains: self, memory, device_writes, len: 0, bad: false }
     }
@@ -108,6 +112,7 @@ impl<'m> Chains<'m> {
 
 impl<'m> Chain<'m> {
     /// Its memory, if it is one piece.
+    #[inline]
     pub fn single(&self) -> Option<GuestSlice<'m>> {
         (self.count == 1).then_some(self.piece)
     }
@@ -199,11 +204,13 @@ pub(crate) struct Descriptor {
 
 impl Descriptor {
     /// Split layout (§2.7.5): address, length, flags, next.
+    #[inline]
     pub(crate) fn split((addr, rest): (u64, u64)) -> Self {
         Self { addr, len: rest as u32, flags: (rest >> 32) as u16, next_or_id: (rest >> 48) as u16 }
     }
 
     /// Packed layout (§2.8.5): address, length, id, flags.
+    #[inline]
     pub(crate) fn packed((addr, rest): (u64, u64)) -> Self {
         Self { addr, len: rest as u32, flags: (rest >> 48) as u16, next_or_id: (rest >> 32) as u16 }
     }

@@ -63,6 +63,7 @@ impl Journal {
     }
 
     /// The ring stands at `position` with nothing open; it was started from `base`.
+    #[inline]
     pub(crate) fn close(&self, base: u16, position: u16) {
         let place = self.0.get();
         place.store_u64(0, u64::from(base) | u64::from(position) << 16 | VALID);
@@ -70,6 +71,7 @@ impl Journal {
     }
 
     /// From here on, until `close`, the burst may have been delivered.
+    #[inline]
     pub(crate) fn open(&self, burst: OpenBurst) {
         let OpenBurst { begin, chains, slots, shown } = burst;
         let word = u64::from(begin) | u64::from(chains) << 16 | u64::from(slots) << 32 | u64::from(shown) << 48 | OPEN;

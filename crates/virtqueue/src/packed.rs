@@ -140,6 +140,7 @@ impl PackedRing {
         bits | bits << 16
     }
 
+    #[inline]
     fn is_available(&self) -> bool {
         let flags = self.desc.get().load_u16_acquire(usize::from(self.next_avail.index) * 16 + 14);
         flags & (AVAIL | USED) == self.next_avail.avail_flags()
@@ -168,9 +169,7 @@ impl PackedRing {
                 if chains.is_full() {
                     break;
                 }
-                let mut builder = chains.begin(memory, device_writes);
-                let walked = self.walk(&mut builder, next, free);
-                match builder.end(walked) {
+                match self.take(chains.begin(memory, device_writes), next, free) {
                     Ok(n) => slots = n,
                     Err(e) => {
                         result = Err(e);
@@ -190,17 +189,25 @@ impl PackedRing {
     }
 
     /// Slots of chains taken and not yet used.
+    #[inline]
     pub(crate) fn taken(&self) -> u32 {
         self.slots_between(self.next_used, self.next_avail)
     }
 
+    #[inline]
     fn slots_between(&self, from: Position, to: Position) -> u32 {
         let (from_index, to_index) = (u32::from(from.index), u32::from(to.index));
         if from.wrap == to.wrap { to_index - from_index } else { to_index + u32::from(self.size) - from_index }
     }
 
-    /// Walks the chain that begins at descriptor `at`; returns its id and slots.
+    /// Takes the chain that begins at descriptor `at`; returns how many slots it has.
     #[inline(never)]
+    fn take(&self, mut builder: ChainBuilder<'_, '_>, at: Position, most_slots: u32) -> Result<u16, QueueError> {
+        let walked = self.walk(&mut builder, at, most_slots);
+        builder.end(walked)
+    }
+
+    /// Walks the chain that begins at descriptor `at`; returns its id and slots.
     fn walk(
         &self,
         builder: &mut ChainBuilder<'_, '_>,
@@ -245,6 +252,7 @@ impl PackedRing {
         }
     }
 
+    #[inline]
     pub(crate) fn unpop(&mut self, chains: &[Chain]) {
         for chain in chains.iter().rev() {
             self.next_avail.retreat(chain.slots, self.size);
@@ -263,6 +271,7 @@ impl PackedRing {
         }
     }
 
+    #[inline]
     pub(crate) fn stage_used(&mut self, chain: &Chain, len: u32) {
         self.stage(Staged { id: chain.id, slots: chain.slots, len }, 1);
     }

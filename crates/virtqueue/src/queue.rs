@@ -307,11 +307,13 @@ impl Queue {
     }
 
     /// Started and enabled, as far as can be seen without the lock.
+    #[inline]
     pub fn is_ready(&self) -> bool {
         self.ready.load(Ordering::Relaxed)
     }
 
     /// Waits for the lock.
+    #[inline]
     pub fn lock(&self) -> QueueGuard<'_> {
         self.try_lock().unwrap_or_else(|| self.wait())
     }
@@ -353,6 +355,7 @@ pub struct QueueGuard<'q> {
 
 impl QueueGuard<'_> {
     /// The ring, if packets may pass.
+    #[inline]
     pub fn active(&mut self) -> Option<&mut Active> {
         if self.inner.enabled { self.inner.active.as_mut() } else { None }
     }

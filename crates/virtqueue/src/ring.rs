@@ -103,16 +103,19 @@ impl Ring {
 
     /// Takes up to `most` chains that the device is to read. Chains before a broken one are still delivered: they are
     /// in `chains` when the error comes.
+    #[inline]
     pub fn pop<'m>(&mut self, memory: &'m GuestMemory, chains: &mut Chains<'m>, most: usize) -> Result<(), QueueError> {
         either!(self, r => r.pop(memory, chains, false, most))
     }
 
     /// Puts back the last chains taken, given in the order they were taken.
+    #[inline]
     pub fn unpop(&mut self, chains: &[Chain]) {
         either!(self, r => r.unpop(chains))
     }
 
     /// Takes up to `most` chains that the device is to write, as [`Ring::pop`].
+    #[inline]
     pub(crate) fn pop_writable<'m>(
         &mut self,
         memory: &'m GuestMemory,
@@ -124,16 +127,19 @@ impl Ring {
 
     /// Notes that a chain is used and `len` bytes of it were written (0 for one that was read). In the order taken.
     /// The driver sees nothing of it before [`Ring::publish`].
+    #[inline]
     pub fn stage_used(&mut self, chain: &Chain, len: u32) {
         either!(self, r => r.stage_used(chain, len))
     }
 
     /// As [`Ring::stage_used`] for chains that were only read.
+    #[inline]
     pub fn stage_read(&mut self, chains: &[Chain]) {
         either!(self, r => r.stage_read(chains))
     }
 
     /// Shows the driver all that was staged, at once; true if it wants to be interrupted for it.
+    #[inline]
     pub fn publish(&mut self) -> bool {
         either!(self, r => r.publish())
     }
@@ -163,6 +169,7 @@ pub(crate) fn part<const ALIGN: usize>(
 }
 
 /// §2.7.10.1: whether `event` lies in `(old, new]`, that is, was just passed.
+#[inline]
 pub(crate) fn need_event(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }

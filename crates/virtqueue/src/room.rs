@@ -135,11 +135,13 @@ impl<'m> Room<'m> {
     }
 
     /// The chains handed out last.
+    #[inline]
     pub fn chains(&self) -> &[Chain<'m>] {
         self.chains.list.get(self.first..self.end).unwrap_or(&[])
     }
 
     /// Their memory, in order.
+    #[inline]
     pub fn pieces(&self) -> &[GuestSlice<'m>] {
         self.chains.span(self.chains())
     }

@@ -125,6 +125,7 @@ impl SplitRing {
         result
     }
 
+    #[inline]
     pub(crate) fn unpop(&mut self, chains: &[Chain]) {
         self.next_avail = self.next_avail.wrapping_sub(chains.len() as u16);
     }
@@ -142,6 +143,7 @@ impl SplitRing {
         }
     }
 
+    #[inline]
     pub(crate) fn stage_used(&mut self, chain: &Chain, len: u32) {
         let slot = usize::from(self.next_used) & self.mask;
         self.used.store_u32_pair(4 + 8 * slot, u32::from(chain.id), len);
