@@ -112,7 +112,10 @@ impl Helpers {
 
     fn core(&self, helper: &Helper, us: u32, now_ns: u64) -> Core {
         let backs_off = helper.back_off.lock().unwrap_or_else(PoisonError::into_inner).holds(now_ns);
-        let Some(view) = &self.view else { return Core { backs_off, ..Core::default() } };
+        // Its own core is busy, for it polls.
+        let Some(view) = self.view.as_ref().filter(|_| !self.dedicated) else {
+            return Core { backs_off, ..Core::default() };
+        };
         // A thread of ours is about to sleep or is a helper itself.
         let free = |core| view.core(core).map(|c| c.idle || c.idle_class_only || c.tgid == us);
         let place = view.place(helper.cpu).unwrap_or_default();

@@ -21,8 +21,8 @@ pub struct Accounts {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Hierarchy {
     mount: PathBuf,
-    /// Version 2; its line of /proc/PID/cgroup names no controller.
-    unified: bool,
+    /// Of version 1: what it controls. Version 2 has one hierarchy for everything.
+    controller: Option<&'static str>,
 }
 
 impl Accounts {
@@ -73,7 +73,7 @@ impl Accounts {
         let of = self.vms.get(&port).copied().unwrap_or_else(std::process::id);
         let groups = fs::read_to_string(format!("/proc/{of}/cgroup")).unwrap_or_default();
         let results = self.hierarchies.iter().filter_map(|hierarchy| {
-            let file = hierarchy.file(group(&groups, hierarchy.unified)?);
+            let file = hierarchy.file(hierarchy.group(&groups)?);
             Some(fs::write(&file, thread.to_string()).map_err(|e| (file, e)))
         });
         let results: Vec<Result<(), (PathBuf, io::Error)>> = results.collect();
@@ -94,33 +94,34 @@ impl Accounts {
 impl Hierarchy {
     /// The file of a group that takes numbers of threads.
     fn file(&self, group: &str) -> PathBuf {
-        let name = if self.unified { "cgroup.threads" } else { "tasks" };
+        let name = if self.controller.is_some() { "tasks" } else { "cgroup.threads" };
         self.mount.join(group.trim_start_matches('/')).join(name)
+    }
+
+    /// Of /proc/PID/cgroup: the process's group here.
+    fn group<'t>(&self, groups: &'t str) -> Option<&'t str> {
+        groups.lines().find_map(|line| {
+            let (number, rest) = line.split_once(':')?;
+            let (controllers, path) = rest.split_once(':')?;
+            let here = self.controller.map_or(number == "0", |ours| controllers.split(',').any(|c| c == ours));
+            here.then_some(path)
+        })
     }
 }
 
-/// Of /proc/mounts: the hierarchies of version 1 with the controllers cpu or cpuacct, else the one of version 2.
+/// Of /proc/mounts: the hierarchies of version 1 with the controllers cpu and cpuacct, else the one of version 2.
 fn hierarchies(mounts: &str) -> Vec<Hierarchy> {
-    let of = |kind: &'static str, unified: bool| {
-        mounts.lines().filter_map(move |line| {
+    let find = |kind: &str, controller: Option<&'static str>| {
+        mounts.lines().find_map(|line| {
             let mut words = line.split(' ').skip(1);
             let (mount, found, options) = (words.next()?, words.next()?, words.next()?);
-            let cpu = options.split(',').any(|o| o == "cpu" || o == "cpuacct");
-            (found == kind && (unified || cpu)).then(|| Hierarchy { mount: mount.into(), unified })
+            let here = controller.is_none_or(|ours| options.split(',').any(|o| o == ours));
+            (found == kind && here).then(|| Hierarchy { mount: mount.into(), controller })
         })
     };
-    let first: Vec<_> = of("cgroup", false).collect();
-    if first.is_empty() { of("cgroup2", true).take(1).collect() } else { first }
-}
-
-/// Of /proc/PID/cgroup: the group in the hierarchy with processor time.
-fn group(groups: &str, unified: bool) -> Option<&str> {
-    groups.lines().find_map(|line| {
-        let (number, rest) = line.split_once(':')?;
-        let (controllers, path) = rest.split_once(':')?;
-        let cpu = controllers.split(',').any(|c| c == "cpu" || c == "cpuacct");
-        (if unified { number == "0" } else { cpu }).then_some(path)
-    })
+    let mut found: Vec<_> = ["cpu", "cpuacct"].into_iter().filter_map(|c| find("cgroup", Some(c))).collect();
+    found.dedup_by(|a, b| a.mount == b.mount);
+    if found.is_empty() { find("cgroup2", None).into_iter().collect() } else { found }
 }
 
 #[cfg(test)]
@@ -137,9 +138,11 @@ mod tests {
         let second = hierarchies("cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n");
         assert_eq!(second[0].file("/vm.scope"), Path::new("/sys/fs/cgroup/vm.scope/cgroup.threads"));
         assert!(hierarchies("").is_empty());
-        let groups = "9:name=systemd:/\n2:cpu,cpuacct:/machine/vm:1\n0::/unified\n";
-        assert_eq!(group(groups, false), Some("/machine/vm:1"));
-        assert_eq!(group(groups, true), Some("/unified"));
-        assert_eq!(group("broken", true), None);
+        let groups = "9:name=systemd:/\n3:cpuacct:/\n2:cpu,cpuset:/machine/vm:1\n0::/unified\n";
+        let group = |controller| Hierarchy { mount: "/".into(), controller }.group(groups);
+        assert_eq!(group(Some("cpu")), Some("/machine/vm:1"));
+        assert_eq!(group(Some("cpuacct")), Some("/"));
+        assert_eq!(group(None), Some("/unified"));
+        assert_eq!(Hierarchy { mount: "/".into(), controller: None }.group("broken"), None);
     }
 }
