@@ -21,6 +21,8 @@ use std::thread::JoinHandle;
 const LOST_NS: u64 = 1_000_000;
 /// An offer that nobody has taken for so long: that core has other things to do.
 pub(crate) const OFFER_NS: u64 = 200_000;
+/// How often a helper sees to it that it is in the idle class.
+const HUMBLE_NS: u64 = 10_000_000;
 /// What [`Helper::beat_ns`] says when nothing is to be expected of it.
 const ASLEEP: u64 = u64::MAX;
 
@@ -191,6 +193,7 @@ impl Thread {
         }
         let _ = helper.thread.set(thread);
         let mut ready = Vec::with_capacity(1);
+        let mut humble_ns = 0;
         loop {
             for letter in helper.mailbox.take() {
                 match letter {
@@ -198,8 +201,12 @@ impl Thread {
                     Letter::Stop => return,
                 }
             }
-            if helper.hurried.load(Ordering::Relaxed) && helper.hurried.swap(false, Ordering::AcqRel) {
+            // Whoever was asked to hurry us may only do so when we need it no longer: it must not stay like that.
+            let now_ns = helpers.datapath.now_ns();
+            if !helpers.dedicated && (now_ns >= humble_ns || helper.hurried.load(Ordering::Relaxed)) {
+                helper.hurried.store(false, Ordering::Release);
                 let _ = thread.set_idle(true);
+                humble_ns = now_ns + HUMBLE_NS;
             }
             if self.kept.is_empty() {
                 helper.beat_ns.store(ASLEEP, Ordering::Relaxed);
@@ -208,7 +215,7 @@ impl Thread {
                 }
                 continue;
             }
-            self.round(helper);
+            self.round(helper, now_ns);
         }
     }
 
@@ -220,8 +227,7 @@ impl Thread {
     }
 
     /// One burst from each ring.
-    fn round(&mut self, helper: &Helper) {
-        let mut now_ns = self.helpers.datapath.now_ns();
+    fn round(&mut self, helper: &Helper, mut now_ns: u64) {
         let mut i = 0;
         while let Some(kept) = self.kept.get_mut(i) {
             helper.beat_ns.store(now_ns, Ordering::Relaxed);

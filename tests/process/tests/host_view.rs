@@ -15,6 +15,15 @@ fn doing(lasthop: &Lasthop, what: Option<&str>) {
     wait_for(&format!("the VM to be {what:?}"), PATIENCE, || vm(lasthop).0.as_deref() == what);
 }
 
+/// Sets it when dropped: the thread ends when the test fails, too.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
 #[test]
 fn what_the_vm_does_is_known_while_it_is_there() {
     let dir = scratch();
@@ -35,12 +44,12 @@ fn what_the_vm_does_is_known_while_it_is_there() {
                     std::hint::spin_loop();
                 }
             });
-            doing(&lasthop, Some("running"));
-            let (state, cpu) = vm(&lasthop);
-            assert_eq!(state.as_deref(), Some("running"), "it does not pause");
-            let cores = std::thread::available_parallelism().unwrap().get() as u64;
-            assert!(cpu.is_some_and(|cpu| cpu < cores.max(64)), "{cpu:?}");
-            stop.store(true, Relaxed);
+            let _stop = Stop(&stop);
+            // Two words are read, one after the other: a VM that is being preempted may look blocked for that instant.
+            wait_for("the VM to run on a core", PATIENCE, || {
+                let (state, cpu) = vm(&lasthop);
+                state.as_deref() == Some("running") && cpu.is_some_and(|cpu| cpu < 1024)
+            });
         });
         doing(&lasthop, Some("blocked"));
         assert!(lasthop.command(&["stats"]).contains("VMs: 0 running, 1 blocked, 0 not known"));

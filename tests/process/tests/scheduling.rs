@@ -135,6 +135,15 @@ fn a_stream_is_taken_over_by_helpers() {
     pair.adds_up();
 }
 
+/// Sets it when dropped: threads end when the test fails, too.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Somebody else wants all cores, again and again, in the middle of a stream: helpers lose theirs at any instruction.
 /// Nothing is lost and nothing stands still.
 #[test]
@@ -156,11 +165,11 @@ fn cores_taken_away_stop_nothing() {
                 }
             });
         }
+        let _stop = Stop(&stop);
         for _ in 0..20 {
             pair.stream(5000);
             pair.one_by_one(3);
         }
-        stop.store(true, Ordering::Relaxed);
     });
     pair.adds_up();
 }
