@@ -52,7 +52,10 @@ fn what_the_vm_does_is_known_while_it_is_there() {
             });
         });
         doing(&lasthop, Some("blocked"));
-        assert!(lasthop.command(&["stats"]).contains("VMs: 0 running, 1 blocked, 0 not known"));
+        // We are the VM, and asking takes us some work.
+        wait_for("stats to say so", PATIENCE, || {
+            lasthop.command(&["stats"]).contains("VMs: 0 running, 1 blocked, 0 not known")
+        });
         if round == 0 {
             // The next switch is told anew.
             lasthop.kill("lasthop-switch");
