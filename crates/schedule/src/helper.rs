@@ -236,13 +236,13 @@ impl Thread {
                 continue;
             }
             let outcome = kept.served.run(&mut self.forwarder, &mut kept.arrivals, &mut now_ns);
-            if outcome.packets > 0 {
+            // Packets that wait for a receiver's buffers wait for milliseconds at most.
+            if outcome.packets > 0 || outcome.held {
                 kept.found_ns = now_ns;
             }
             let patience_ns = self.helpers.hysteresis.patience_ns(&kept.arrivals);
             let silent = now_ns.saturating_sub(kept.found_ns) > patience_ns;
-            if self.helpers.dedicated || !(silent || outcome.stalled) || self.keeps(i, outcome.stalled || outcome.held)
-            {
+            if self.helpers.dedicated || !(silent || outcome.stalled) || self.keeps(i, outcome.stalled) {
                 i += 1;
             } else {
                 self.kept.swap_remove(i);
@@ -250,7 +250,7 @@ impl Thread {
         }
     }
 
-    /// Gives a ring back to its port's thread; true if it has packets again. With packets that have to wait (`stuck`)
+    /// Gives a ring back to its port's thread; true if it has packets again. With packets that wait for control (`stuck`)
     /// it is the port's thread that looks after them, next time it looks whether the ring is in good hands.
     fn keeps(&mut self, i: usize, stuck: bool) -> bool {
         let Some(Kept { served, found_ns, .. }) = self.kept.get_mut(i) else { return false };

@@ -21,6 +21,11 @@ const POLL_NS: u64 = 1_000_000;
 const HOLD_RETRY_NS: u64 = 100_000;
 /// How often a ring that a helper keeps is looked after: the longest that packets lie if its core is taken away.
 const GUARD_NS: u64 = 500_000;
+/// How long a ring that has just been offered is left for the helper to take.
+const GIVE_WAY_NS: u64 = 50_000;
+/// Packets a guest should send within the period for it to be worth gathering them: questions and answers, one at a time,
+/// never wait for a timer.
+const STREAM: u64 = 8;
 /// Rounds with work after which letters and kicks are looked for.
 const ROUNDS: u32 = 16;
 
@@ -110,6 +115,14 @@ enum Next {
     Woken,
 }
 
+/// Whether a ring is on offer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Offered {
+    Now,
+    Before,
+    Not,
+}
+
 impl Server {
     fn serve(&mut self) {
         let mut ready = Vec::with_capacity(64);
@@ -166,11 +179,21 @@ impl Server {
             return false;
         }
         let offered = ring.offer(helpers, forwarder.last_receiver(), *now_ns);
+        if offered == Offered::Now {
+            // Out of the way, in case the idle core is our own.
+            ring.next = Next::At(*now_ns + GIVE_WAY_NS);
+            return false;
+        }
         if outcome.packets == BURST {
             ring.next = Next::Now;
             return true;
         }
-        ring.next = match ring.timer.emptied(&self.transmit, std::mem::take(&mut ring.gathered), *now_ns) {
+        // No longer than the batch takes to come: not every guest can kick for its last packet.
+        let Batch { period_ns, packets } = self.transmit;
+        let gap_ns = ring.arrivals.gap_ns();
+        let period_ns = if gap_ns * STREAM <= period_ns { period_ns.min(gap_ns * u64::from(packets)) } else { 0 };
+        let batch = Batch { period_ns, packets };
+        ring.next = match ring.timer.emptied(&batch, std::mem::take(&mut ring.gathered), *now_ns) {
             _ if ring.served.kick.is_none() => Next::At(*now_ns + POLL_NS),
             Kicks::Batch { packets, due_ns } => {
                 forwarder.rest(port, queue, packets.saturating_sub(1));
@@ -180,7 +203,7 @@ impl Server {
                 ring.next = Next::Now;
                 return true;
             }
-            Kicks::Next if offered => Next::At(*now_ns + GUARD_NS),
+            Kicks::Next if offered == Offered::Before => Next::At(*now_ns + GUARD_NS),
             Kicks::Next => Next::Woken,
         };
         ring.attended = false;
@@ -264,13 +287,13 @@ impl Server {
 }
 
 impl Ring {
-    /// Offers the ring to an idle core if more packets are expected soon; true if it is on offer now.
-    fn offer(&mut self, helpers: &Helpers, receiver: Option<&Port>, now_ns: u64) -> bool {
+    /// Offers the ring to an idle core if more packets are expected soon.
+    fn offer(&mut self, helpers: &Helpers, receiver: Option<&Port>, now_ns: u64) -> Offered {
         if self.served.is_offered() {
             let late = |since_ns: u64| now_ns.saturating_sub(since_ns) > OFFER_NS;
-            let Some((helper, _)) = self.offer.filter(|(_, since_ns)| late(*since_ns)) else { return true };
+            let Some((helper, _)) = self.offer.filter(|(_, since_ns)| late(*since_ns)) else { return Offered::Before };
             if !self.served.withdraw() {
-                return true;
+                return Offered::Before;
             }
             helpers.avoid(helper, now_ns);
         }
@@ -282,8 +305,9 @@ impl Ring {
             {
                 helpers.offer(helper, &self.served, &self.arrivals);
                 self.offer = Some((helper, now_ns));
+                return Offered::Now;
             }
         }
-        self.offer.is_some()
+        Offered::Not
     }
 }

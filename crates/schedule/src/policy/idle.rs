@@ -45,7 +45,7 @@ impl Default for Arrivals {
 
 impl Arrivals {
     /// A gap of this length is as good as any longer one.
-    const SILENCE_NS: u64 = 1_000_000;
+    const SILENCE_NS: u64 = 200_000;
 
     /// `packets` packets have been found.
     #[inline]
@@ -55,6 +55,11 @@ impl Arrivals {
         let weight = (packets as u64).min(4);
         self.gap_ns = (self.gap_ns * (8 - weight) + gap * weight) / 8;
         self.last_ns = now_ns;
+    }
+
+    /// The mean gap.
+    pub fn gap_ns(&self) -> u64 {
+        self.gap_ns
     }
 
     /// Whether the next packet is expected soon enough for an idle core to wait for it.
