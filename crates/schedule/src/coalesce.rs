@@ -2,8 +2,7 @@
 
 use crate::policy::{Batch, Interrupt, ReceiveTimer, Vm};
 use lasthop_forward::{Coalesce, Datapath, Port};
-use lasthop_sys::TimerFd;
-use lasthop_sys::hostview::{HostView, VmState};
+use lasthop_sys::{TimerFd, hostview::HostView, hostview::VmState};
 use lasthop_types::MAX_QUEUE_PAIRS;
 use lasthop_virtqueue::Queue;
 use std::io;

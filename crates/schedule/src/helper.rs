@@ -1,9 +1,8 @@
 //! Helpers: a thread for each core that works on cycles nobody else wants (PhD §4.3.4, figure 4.5).
 //!
 //! A helper is in the idle class (SCHED_IDLE): the kernel takes the core from it at any instruction, as soon as anybody
-//! else can run there. So it never has to ask, and handing the core back takes a context switch. What it was about is
-//! finished on borrowed time: who needs a ring of a helper that makes no progress puts that helper into the normal class
-//! ([`Helpers::hurry`]) until it has let go.
+//! else can run there. What it was about is finished on borrowed time: who needs a ring of a helper that makes no progress
+//! has it put into the normal class ([`Helpers::hurry`]) until it has let go.
 
 use crate::mailbox::Mailbox;
 use crate::policy::{Arrivals, BackOff, Core, Hysteresis, choose_core};

@@ -21,11 +21,10 @@ const POLL_NS: u64 = 1_000_000;
 const HOLD_RETRY_NS: u64 = 100_000;
 /// How often a ring that a helper keeps is looked after: the longest that packets lie if its core is taken away.
 const GUARD_NS: u64 = 500_000;
-/// How long a ring that has just been offered is left for the helper to take.
+/// How long a ring just offered is left for the helper to take: its core may be the one that we are on.
 const GIVE_WAY_NS: u64 = 50_000;
-/// Packets a guest should send within the period for it to be worth gathering them: questions and answers, one at a time,
-/// never wait for a timer.
-const STREAM: u64 = 8;
+/// Lookings without a timer once one has run out with a single packet: questions and answers do not wait.
+const ALONE: u32 = 256;
 /// Rounds with work after which letters and kicks are looked for.
 const ROUNDS: u32 = 16;
 
@@ -100,6 +99,7 @@ struct Ring {
     kicked: bool,
     /// Packets since the ring was last empty.
     gathered: usize,
+    alone: u32,
     timer: TransmitTimer,
     arrivals: Arrivals,
     /// The helper it was last offered to, and when.
@@ -180,7 +180,6 @@ impl Server {
         }
         let offered = ring.offer(helpers, forwarder.last_receiver(), *now_ns);
         if offered == Offered::Now {
-            // Out of the way, in case the idle core is our own.
             ring.next = Next::At(*now_ns + GIVE_WAY_NS);
             return false;
         }
@@ -188,12 +187,15 @@ impl Server {
             ring.next = Next::Now;
             return true;
         }
+        let gathered = std::mem::take(&mut ring.gathered);
+        if ring.timer.due_ns().is_some_and(|due| *now_ns >= due) {
+            ring.alone = if gathered > 1 { 0 } else { ALONE };
+        }
         // No longer than the batch takes to come: not every guest can kick for its last packet.
-        let Batch { period_ns, packets } = self.transmit;
-        let gap_ns = ring.arrivals.gap_ns();
-        let period_ns = if gap_ns * STREAM <= period_ns { period_ns.min(gap_ns * u64::from(packets)) } else { 0 };
-        let batch = Batch { period_ns, packets };
-        ring.next = match ring.timer.emptied(&batch, std::mem::take(&mut ring.gathered), *now_ns) {
+        let mut batch = if ring.alone == 0 { self.transmit } else { Batch::OFF };
+        batch.period_ns = batch.period_ns.min(ring.arrivals.gap_ns() * u64::from(batch.packets));
+        ring.alone = ring.alone.saturating_sub(1);
+        ring.next = match ring.timer.emptied(&batch, gathered, *now_ns) {
             _ if ring.served.kick.is_none() => Next::At(*now_ns + POLL_NS),
             Kicks::Batch { packets, due_ns } => {
                 forwarder.rest(port, queue, packets.saturating_sub(1));
@@ -279,6 +281,7 @@ impl Server {
             attended: false,
             kicked: false,
             gathered: 0,
+            alone: 0,
             timer: TransmitTimer::default(),
             arrivals: Arrivals::default(),
             offer: None,
