@@ -312,6 +312,11 @@ fn both_killed() {
         let children = [lasthop.switch(), lasthop.control()];
         children.iter().for_each(|p| proc::signal(*p, Signal::KILL));
         wait_for("both to be gone", PATIENCE, || children.iter().all(|p| !proc::alive(*p)));
+        // Who connects while the supervisor has not yet heard of it is handed to a dead switch, and has to come again.
+        wait_for("the next switch", PATIENCE, || {
+            let there = proc::children(lasthop.pid());
+            there.iter().any(|(pid, name)| name == "lasthop-switch" && !children.contains(pid))
+        });
     }
     guest_list_is_served(&lasthop);
 }
