@@ -23,8 +23,6 @@ const HOLD_RETRY_NS: u64 = 100_000;
 const GUARD_NS: u64 = 500_000;
 /// How long a ring just offered is left for the helper to take: its core may be the one that we are on.
 const GIVE_WAY_NS: u64 = 50_000;
-/// Lookings without a timer once one has run out with a single packet: questions and answers do not wait.
-const ALONE: u32 = 256;
 /// Rounds with work after which letters and kicks are looked for.
 const ROUNDS: u32 = 16;
 
@@ -99,7 +97,6 @@ struct Ring {
     kicked: bool,
     /// Packets since the ring was last empty.
     gathered: usize,
-    alone: u32,
     timer: TransmitTimer,
     arrivals: Arrivals,
     /// The helper it was last offered to, and when.
@@ -188,13 +185,9 @@ impl Server {
             return true;
         }
         let gathered = std::mem::take(&mut ring.gathered);
-        if ring.timer.due_ns().is_some_and(|due| *now_ns >= due) {
-            ring.alone = if gathered > 1 { 0 } else { ALONE };
-        }
         // No longer than the batch takes to come: not every guest can kick for its last packet.
-        let mut batch = if ring.alone == 0 { self.transmit } else { Batch::OFF };
+        let mut batch = self.transmit;
         batch.period_ns = batch.period_ns.min(ring.arrivals.gap_ns() * u64::from(batch.packets));
-        ring.alone = ring.alone.saturating_sub(1);
         ring.next = match ring.timer.emptied(&batch, gathered, *now_ns) {
             _ if ring.served.kick.is_none() => Next::At(*now_ns + POLL_NS),
             Kicks::Batch { packets, due_ns } => {
@@ -281,7 +274,6 @@ impl Server {
             attended: false,
             kicked: false,
             gathered: 0,
-            alone: 0,
             timer: TransmitTimer::default(),
             arrivals: Arrivals::default(),
             offer: None,

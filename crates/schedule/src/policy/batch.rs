@@ -39,16 +39,20 @@ pub enum Kicks {
 
 /// The transmit timer of a ring (figure 4.3).
 ///
-/// It differs from the figure in one point: the first packet after silence does not start it. A lone packet (a request,
-/// an acknowledgement) then costs no timer; the price is one kick more at the beginning of a stream.
+/// It differs from the figure in two points. The first packet after silence does not start it: a lone packet then costs no
+/// timer; the price is one kick more at the beginning of a stream. And once it ran out with one packet or none it is not
+/// started for the next [`TransmitTimer::ALONE`] times: questions and answers do not wait.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TransmitTimer {
     due_ns: Option<u64>,
     /// When packets were last found.
     found_ns: u64,
+    alone: u32,
 }
 
 impl TransmitTimer {
+    const ALONE: u32 = 256;
+
     /// The ring has been emptied at `now_ns` of `packets` packets. Ring and guest stay as this says until they kick or
     /// the time is there.
     pub fn emptied(&mut self, batch: &Batch, packets: usize, now_ns: u64) -> Kicks {
@@ -59,7 +63,8 @@ impl TransmitTimer {
         }
         // Expiry does not start it again: perhaps there is not much going on. A kick does, when there is: either a batch
         // is full or the timer was off.
-        if batch.is_off() || packets == 0 || expired || silent {
+        self.alone = if expired && packets <= 1 { Self::ALONE } else { self.alone.saturating_sub(1) };
+        if batch.is_off() || packets == 0 || expired || silent || self.alone > 0 {
             self.due_ns = None;
             return Kicks::Next;
         }
@@ -151,6 +156,21 @@ mod tests {
         // The next kick starts it again.
         assert_eq!(timer.emptied(&BATCH, 1, 1160), Kicks::Batch { packets: 8, due_ns: 1260 });
         assert_eq!(timer.emptied(&BATCH, 0, 1260), Kicks::Next);
+    }
+
+    #[test]
+    fn questions_and_answers_do_not_wait_for_long() {
+        let mut timer = TransmitTimer::default();
+        let mut waits = 0;
+        let mut now = 1000;
+        for _ in 0..2000 {
+            now += 40;
+            if let Kicks::Batch { due_ns, .. } = timer.emptied(&BATCH, 1, now) {
+                (waits, now) = (waits + 1, due_ns);
+                assert_eq!(timer.emptied(&BATCH, 1, now), Kicks::Next);
+            }
+        }
+        assert!((1..=10).contains(&waits), "{waits}");
     }
 
     #[test]
