@@ -40,13 +40,16 @@ pub enum Kicks {
 /// The transmit timer of a ring (figure 4.3).
 ///
 /// It differs from the figure in two points. The first packet after silence does not start it: a lone packet then costs no
-/// timer; the price is one kick more at the beginning of a stream. And once it ran out with one packet or none it is not
-/// started for the next [`TransmitTimer::ALONE`] times: questions and answers do not wait.
+/// timer; the price is one kick more at the beginning of a stream. And each time it runs out with a single packet, which
+/// waited for nobody, it is left off for twice as many lookings, up to [`TransmitTimer::ALONE`], until it gathers more
+/// again: questions and answers do not wait.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TransmitTimer {
     due_ns: Option<u64>,
     /// When packets were last found.
     found_ns: u64,
+    /// Lookings without it still to come, and how many they were at first.
+    left_off: u32,
     alone: u32,
 }
 
@@ -63,8 +66,16 @@ impl TransmitTimer {
         }
         // Expiry does not start it again: perhaps there is not much going on. A kick does, when there is: either a batch
         // is full or the timer was off.
-        self.alone = if expired && packets <= 1 { Self::ALONE } else { self.alone.saturating_sub(1) };
-        if batch.is_off() || packets == 0 || expired || silent || self.alone > 0 {
+        self.left_off = self.left_off.saturating_sub(1);
+        match packets {
+            1 if expired => {
+                self.alone = (self.alone * 2).clamp(1, Self::ALONE);
+                self.left_off = self.alone;
+            }
+            2.. if self.due_ns.is_some() => self.alone = 0,
+            _ => {}
+        }
+        if batch.is_off() || packets == 0 || expired || silent || self.left_off > 0 {
             self.due_ns = None;
             return Kicks::Next;
         }
@@ -170,7 +181,7 @@ mod tests {
                 assert_eq!(timer.emptied(&BATCH, 1, now), Kicks::Next);
             }
         }
-        assert!((1..=10).contains(&waits), "{waits}");
+        assert!((1..=16).contains(&waits), "{waits}");
     }
 
     #[test]
