@@ -39,10 +39,9 @@ pub enum Kicks {
 
 /// The transmit timer of a ring (figure 4.3).
 ///
-/// It differs from the figure in two points. The first packet after silence does not start it: a lone packet then costs no
-/// timer; the price is one kick more at the beginning of a stream. And each time it runs out with a single packet, which
-/// waited for nobody, it is left off for twice as many lookings, up to [`TransmitTimer::ALONE`], until it gathers more
-/// again: questions and answers do not wait.
+/// Other than in the figure the first packet after silence does not start it: it costs a stream one kick more, and a lone
+/// packet no timer. And each time it runs out with a single packet, which waited for nobody, it is left off for twice as
+/// many lookings, up to [`TransmitTimer::ALONE`], until it gathers more again: questions and answers do not wait.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TransmitTimer {
     due_ns: Option<u64>,
@@ -67,21 +66,15 @@ impl TransmitTimer {
         // Expiry does not start it again: perhaps there is not much going on. A kick does, when there is: either a batch
         // is full or the timer was off.
         self.left_off = self.left_off.saturating_sub(1);
-        match packets {
-            1 if expired => {
-                self.alone = (self.alone * 2).clamp(1, Self::ALONE);
-                self.left_off = self.alone;
-            }
-            2.. if self.due_ns.is_some() => self.alone = 0,
-            _ => {}
+        if expired && packets == 1 {
+            self.alone = (self.alone * 2).clamp(1, Self::ALONE);
+            self.left_off = self.alone;
+        } else if packets > 1 && self.due_ns.is_some() {
+            self.alone = 0;
         }
-        if batch.is_off() || packets == 0 || expired || silent || self.left_off > 0 {
-            self.due_ns = None;
-            return Kicks::Next;
-        }
-        let due_ns = now_ns + batch.period_ns;
-        self.due_ns = Some(due_ns);
-        Kicks::Batch { packets: batch.packets, due_ns }
+        let gathers = packets > 0 && !(batch.is_off() || expired || silent || self.left_off > 0);
+        self.due_ns = gathers.then(|| now_ns + batch.period_ns);
+        self.due_ns.map_or(Kicks::Next, |due_ns| Kicks::Batch { packets: batch.packets, due_ns })
     }
 
     /// When the ring is to be looked at.
