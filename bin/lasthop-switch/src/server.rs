@@ -85,8 +85,8 @@ impl Server {
         let mut ready = Vec::with_capacity(64);
         while !self.stop {
             self.epoll.wait(&mut ready, self.timeout())?;
-            for event in &ready {
-                match event.token {
+            for token in &ready {
+                match *token {
                     SUPERVISOR => self.hear_supervisor()?,
                     CONTROL => self.hear_control(),
                     NEWS => self.hear_news(),

@@ -67,8 +67,8 @@ impl Server {
         let mut ready = Vec::new();
         loop {
             self.epoll.wait(&mut ready, None)?;
-            for event in &ready {
-                match event.token {
+            for token in &ready {
+                match *token {
                     CHANNEL if self.obey(supervisor)? => return Ok(()),
                     // It has nothing to say but that it is gone.
                     SWITCH => drop(self.disconnect(supervisor)?),

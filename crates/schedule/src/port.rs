@@ -7,7 +7,7 @@ use crate::mailbox::Mailbox;
 use crate::policy::{Arrivals, Batch, Kicks, TransmitTimer};
 use crate::served::Served;
 use lasthop_forward::{Forwarder, Port};
-use lasthop_sys::{Epoll, Ready, ThreadId, Trigger};
+use lasthop_sys::{Epoll, ThreadId, Trigger};
 use lasthop_virtqueue::BURST;
 use std::io;
 use std::sync::Arc;
@@ -216,13 +216,13 @@ impl Server {
     }
 
     /// Waits for kicks and letters; false when told to stop.
-    fn wait(&mut self, ready: &mut Vec<Ready>, timeout: Option<Duration>) -> bool {
+    fn wait(&mut self, ready: &mut Vec<u64>, timeout: Option<Duration>) -> bool {
         if self.epoll.wait(ready, timeout).is_err() {
             return false;
         }
         let mut goes_on = true;
-        for event in ready.iter() {
-            match event.token {
+        for token in ready.iter() {
+            match *token {
                 LETTERS => goes_on &= self.read_letters(),
                 TIMER => self.coalescing.expire(&self.port),
                 n => {

@@ -17,15 +17,6 @@ pub enum Trigger {
     ReadWrite,
 }
 
-/// One report: the token the descriptor was added with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ready {
-    /// Token given to [`Epoll::add`].
-    pub token: u64,
-    /// The other end hung up or the descriptor is in error.
-    pub hung_up: bool,
-}
-
 /// An epoll instance. `add`, `modify` and `delete` may be called from any thread while another waits.
 #[derive(Debug)]
 pub struct Epoll {
@@ -53,25 +44,19 @@ impl Epoll {
         epoll::delete(&self.fd, fd)
     }
 
-    /// Waits until something is ready or the time is over (`None`: for ever) and appends to `ready` (cleared first).
-    /// A signal ends the wait early with nothing ready.
-    pub fn wait(&self, ready: &mut Vec<Ready>, timeout: Option<Duration>) -> Result<(), Errno> {
+    /// Waits until something is ready or the time is over (`None`: for ever). What is (one that hung up or failed, too)
+    /// replaces what was in `ready`, by its token. A signal ends the wait early with nothing ready.
+    pub fn wait(&self, ready: &mut Vec<u64>, timeout: Option<Duration>) -> Result<(), Errno> {
         ready.clear();
         let mut events = [const { std::mem::MaybeUninit::uninit() }; 64];
         // One that is too long for the kernel is as good as none.
         let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
         match epoll::wait(&self.fd, &mut events, timeout.as_ref()) {
-            Ok((events, _)) => {
-                ready.extend(events.iter().map(|e| {
-                    let flags = e.flags;
-                    let hung_up = flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR);
-                    Ready { token: e.data.u64(), hung_up }
-                }));
-                Ok(())
-            }
-            Err(Errno::INTR) => Ok(()),
-            Err(e) => Err(e),
+            Ok((events, _)) => ready.extend(events.iter().map(|e| e.data.u64())),
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e),
         }
+        Ok(())
     }
 }
 
@@ -102,7 +87,7 @@ mod tests {
         for _ in 0..3 {
             event.signal();
             epoll.wait(&mut ready, Some(Duration::ZERO)).unwrap();
-            assert_eq!(ready, [Ready { token: 5, hung_up: false }]);
+            assert_eq!(ready, [5]);
             epoll.wait(&mut ready, Some(Duration::ZERO)).unwrap();
             assert_eq!(ready, []);
         }

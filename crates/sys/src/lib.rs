@@ -20,7 +20,7 @@ mod socket;
 
 #[cfg(any(test, feature = "supervisor"))]
 pub use affinity::{CpuList, ParseCpusError};
-pub use epoll::{Epoll, Ready, Trigger};
+pub use epoll::{Epoll, Trigger};
 pub use eventfd::EventFd;
 pub use inherit::inherited_fd;
 pub use memfd::memfd;

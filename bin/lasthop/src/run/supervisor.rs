@@ -14,7 +14,7 @@ use lasthop_ipc::{
     Channel, ControlToSupervisor, FromControl, LISTS_PART, PortConfig, SupervisorToControl, SupervisorToSwitch,
     SwitchToSupervisor, ToControl,
 };
-use lasthop_sys::{Epoll, Ready, SignalFd, Trigger};
+use lasthop_sys::{Epoll, SignalFd, Trigger};
 use lasthop_types::PortId;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::net::sockopt::socket_peercred;
@@ -152,8 +152,8 @@ impl Supervisor {
             self.switch.flush(&self.epoll);
             self.control.flush(&self.epoll);
             self.wait(&mut ready, self.deadline())?;
-            for event in &ready {
-                match event.token {
+            for token in &ready {
+                match *token {
                     SIGNALS => {
                         if let Some(signal) = self.signals.read() {
                             info!("ending ({signal:?})");
@@ -195,7 +195,7 @@ impl Supervisor {
         }
     }
 
-    fn wait(&self, ready: &mut Vec<Ready>, until: Option<Instant>) -> Result<(), RunError> {
+    fn wait(&self, ready: &mut Vec<u64>, until: Option<Instant>) -> Result<(), RunError> {
         let timeout = until.map(|at| at.saturating_duration_since(Instant::now()));
         self.epoll.wait(ready, timeout).map_err(|e| Failed(format!("epoll: {e}")))
     }

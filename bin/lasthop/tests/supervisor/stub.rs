@@ -88,8 +88,8 @@ pub fn switch(called: &Path) {
     let mut ready = Vec::new();
     loop {
         epoll.wait(&mut ready, None).unwrap();
-        for event in ready.clone() {
-            if event.token == SUPERVISOR {
+        for token in ready.clone() {
+            if token == SUPERVISOR {
                 for (message, fd) in messages(&mut supervisor) {
                     match message {
                         SupervisorToSwitch::AddPort(port) => {
@@ -118,18 +118,19 @@ pub fn switch(called: &Path) {
                         }
                     }
                 }
-            } else if event.hung_up {
-                let id = u32::try_from(event.token - CONNECTION).unwrap();
-                let Some(fd) = connections.remove(&id) else { continue };
+            } else {
+                let id = u32::try_from(token - CONNECTION).unwrap();
+                let Some(fd) = connections.get(&id) else { continue };
+                // Whatever a front-end says is fine here; nothing is what it says when it has hung up.
+                if rustix::io::read(fd, &mut [0u8; 64]).is_ok_and(|n| n > 0) {
+                    continue;
+                }
                 // The supervisor may still hold its copy, which would keep the registration alive.
-                epoll.delete(&fd).unwrap();
-                drop(fd);
+                epoll.delete(fd).unwrap();
+                connections.remove(&id);
                 say("switch", &format!("closed {id}"));
                 let closed = SwitchToSupervisor::ConnectionClosed { port: PortId(id), reason: "hung up".into() };
                 supervisor.send(&closed, None).unwrap();
-            } else if let Some(fd) = connections.get(&u32::try_from(event.token - CONNECTION).unwrap()) {
-                // Whatever a front-end says is fine here.
-                let _ = rustix::io::read(fd, &mut [0u8; 64]);
             }
         }
     }
@@ -151,8 +152,8 @@ pub fn control(_called: &Path) {
     let mut ready = Vec::new();
     loop {
         epoll.wait(&mut ready, None).unwrap();
-        for event in ready.clone() {
-            match event.token {
+        for token in ready.clone() {
+            match token {
                 SUPERVISOR => {
                     for (message, fd) in messages(&mut supervisor) {
                         match message {
