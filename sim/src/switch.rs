@@ -70,13 +70,16 @@ impl World {
     /// A guest's ring is empty: what it is asked to do next.
     pub(crate) fn emptied(&mut self, n: usize) {
         let now_ns = self.clock.now_ns();
+        // In the Hyper-Switch it is the guest that does this, before it blocks.
+        let looks = self.setup.carrier == Carrier::Lasthop && self.setup.mechanisms.before_blocking;
+        let vm = if looks { self.vm(n) } else { Vm::Unknown };
         let guest = &mut self.guests[n];
         let found = std::mem::take(&mut guest.found);
         if found > 0 {
             guest.arrivals.found(found, now_ns);
         }
         guest.unkicked = 0;
-        match guest.transmit.emptied(&self.transmit_batch, found, now_ns) {
+        match guest.transmit.emptied(&self.transmit_batch, found, vm, now_ns) {
             Kicks::Next => guest.kick_after = 1,
             Kicks::Batch { packets, due_ns } => {
                 guest.kick_after = u32::from(packets);

@@ -9,7 +9,7 @@ use crate::run::{Run, Verdict};
 use lasthop_flow::{Action, ExactCache, WriterId};
 use lasthop_frame::Depth;
 use lasthop_types::{DropReason, PortId};
-use lasthop_virtqueue::{Active, Ahead, BURST, Chains, Queue, QueueError, QueueGuard};
+use lasthop_virtqueue::{Active, Ahead, BURST, Chains, Queue, QueueError, QueueGuard, Ring};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -305,7 +305,7 @@ impl Forwarder {
     /// Asks the guest to kick when it has more packets; true if it has some already, and then it was not asked. With
     /// `skip`, only when so many have gathered before: whoever asks for this looks again by itself.
     pub fn rest(&mut self, port: &Port, index: u16, skip: u16) -> bool {
-        self.with_ring(port, index, |ring| {
+        self.with_ring(port, index, |ring, _| {
             let more = ring.enable_kicks(skip)?;
             if more && skip == 0 {
                 ring.disable_kicks();
@@ -314,16 +314,14 @@ impl Forwarder {
         })
     }
 
-    /// The guest kicked (or may have): asks it not to kick, now that the queue is being looked at.
-    pub fn attend(&mut self, port: &Port, index: u16, kicked: bool) {
-        if let Some(queue) = port.queues.get(usize::from(index))
-            && kicked
-        {
-            let _guard = queue.lock();
-            queue.counters.notifications.add(1);
-        }
-        self.with_ring(port, index, |ring| {
-            ring.disable_kicks();
+    /// The guest kicked (or may have): asks it not to kick, now that the queue is being looked at, if `still` says so with the
+    /// queue locked.
+    pub fn attend(&mut self, port: &Port, index: u16, kicked: bool, still: impl FnOnce() -> bool) {
+        self.with_ring(port, index, |ring, queue| {
+            queue.counters.notifications.add(u64::from(kicked));
+            if still() {
+                ring.disable_kicks();
+            }
             Ok(false)
         });
     }
@@ -332,12 +330,12 @@ impl Forwarder {
         &mut self,
         port: &Port,
         index: u16,
-        act: impl FnOnce(&mut lasthop_virtqueue::Ring) -> Result<bool, QueueError>,
+        act: impl FnOnce(&mut Ring, &Queue) -> Result<bool, QueueError>,
     ) -> bool {
         let Some(queue) = port.queues.get(usize::from(index)) else { return false };
         let mut guard = queue.lock();
         let Some(active) = guard.active() else { return false };
-        match act(&mut active.ring) {
+        match act(&mut active.ring, queue) {
             Ok(answer) => answer,
             Err(error) => {
                 fail(&self.datapath, port, index, &mut guard, error);

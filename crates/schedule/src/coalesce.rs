@@ -1,8 +1,9 @@
 //! Interrupts held back while their guest runs (PhD figure 4.4).
 
-use crate::policy::{Batch, Interrupt, ReceiveTimer, Vm};
+use crate::helper::vm_of;
+use crate::policy::{Batch, Interrupt, ReceiveTimer};
 use lasthop_forward::{Coalesce, Datapath, Port};
-use lasthop_sys::{TimerFd, hostview::HostView, hostview::VmState};
+use lasthop_sys::{TimerFd, hostview::HostView};
 use lasthop_types::MAX_QUEUE_PAIRS;
 use lasthop_virtqueue::Queue;
 use std::io;
@@ -47,12 +48,7 @@ impl Coalesce for Coalescing {
     fn interrupts_now(&self, port: &Port, queue: &Queue, packets: u32) -> bool {
         let Some(mut timer) = self.timer_of(queue) else { return true };
         let now_ns = self.datapath.now_ns();
-        let vm = match port.vm().and_then(|vm| self.view?.vm(vm)) {
-            None => Vm::Unknown,
-            Some(VmState::Running { core }) => Vm::Running(core as usize),
-            Some(VmState::Blocked { .. }) => Vm::Blocked,
-        };
-        match timer.delivered(&self.batch, packets, vm, now_ns) {
+        match timer.delivered(&self.batch, packets, vm_of(self.view, port), now_ns) {
             Interrupt::Now => true,
             Interrupt::At(then_ns) => {
                 self.timer.set_ns(then_ns.saturating_sub(now_ns));

@@ -5,7 +5,7 @@
 //! has it put into the normal class ([`Helpers::hurry`]) until it has let go.
 
 use crate::mailbox::Mailbox;
-use crate::policy::{Arrivals, BackOff, Core, Hysteresis, choose_core};
+use crate::policy::{Arrivals, BackOff, Core, Hysteresis, Vm, choose_core};
 use crate::served::Served;
 use crate::workers::Settings;
 use lasthop_forward::{Datapath, Forwarder, Port};
@@ -34,7 +34,7 @@ pub(crate) struct Helpers {
     /// They own their cores, and the rings for good.
     pub(crate) dedicated: bool,
     prompter: Option<Prompter>,
-    view: Option<HostView>,
+    pub(crate) view: Option<HostView>,
 }
 
 #[derive(Debug)]
@@ -50,7 +50,7 @@ struct Helper {
 
 #[derive(Debug)]
 enum Letter {
-    Offer(Arc<Served>, Arrivals),
+    Offer(Arc<Served>, Option<Arrivals>),
     Stop,
 }
 
@@ -95,20 +95,15 @@ impl Helpers {
         self.all.iter().for_each(|helper| helper.mailbox.send(Letter::Stop));
     }
 
-    /// The helper that is to be offered a ring with this hash, whose packets last went to a guest that runs on core
-    /// `near`; `None` if no core is idle, as far as is known.
-    pub(crate) fn choose(&self, hash: u64, near: Option<usize>, now_ns: u64) -> Option<usize> {
-        let cache = near.and_then(|core| Some(self.view?.place(core)?.llc as u16));
+    /// The helper that is to be offered a ring with this hash, whose packets last went to `receiver`; `None` if no core is
+    /// idle, as far as is known.
+    pub(crate) fn choose(&self, hash: u64, receiver: Option<&Port>, now_ns: u64) -> Option<usize> {
+        let cache = match receiver.map(|port| vm_of(self.view, port)) {
+            Some(Vm::Running(core)) => self.view.and_then(|view| Some(view.place(core)?.llc as u16)),
+            _ => None,
+        };
         let us = std::process::id();
         choose_core(self.all.iter().map(|helper| self.core(helper, us, now_ns)), cache, hash)
-    }
-
-    /// Where the VM at this port runs, or last did.
-    pub(crate) fn core_of(&self, port: Option<&Port>) -> Option<usize> {
-        match self.view?.vm(port?.vm()?)? {
-            VmState::Running { core } => Some(core as usize),
-            VmState::Blocked { .. } => None,
-        }
     }
 
     fn core(&self, helper: &Helper, us: u32, now_ns: u64) -> Core {
@@ -126,11 +121,15 @@ impl Helpers {
         Core { idle: free(helper.cpu), sibling_busy, cache: place.llc as u16, backs_off }
     }
 
-    /// Tells helper `n` of a ring that it may keep while it has packets.
-    pub(crate) fn offer(&self, n: usize, served: &Arc<Served>, arrivals: &Arrivals) {
-        if let Some(helper) = self.all.get(n) {
-            served.offer();
-            helper.mailbox.send(Letter::Offer(served.clone(), *arrivals));
+    /// The helper on this core.
+    pub(crate) fn on(&self, core: usize) -> Option<usize> {
+        self.all.iter().position(|helper| helper.cpu == core)
+    }
+
+    /// Tells helper `n` of a ring that it may keep while it has packets; without `arrivals` only to empty it once.
+    pub(crate) fn offer(&self, n: usize, served: &Arc<Served>, arrivals: Option<Arrivals>) {
+        if let Some(helper) = self.all.get(n).filter(|_| served.offer(n)) {
+            helper.mailbox.send(Letter::Offer(served.clone(), arrivals));
         }
     }
 
@@ -162,6 +161,15 @@ impl Helpers {
     }
 }
 
+/// What the view says of the VM at a port.
+pub(crate) fn vm_of(view: Option<HostView>, port: &Port) -> Vm {
+    match port.vm().and_then(|vm| view?.vm(vm)) {
+        None => Vm::Unknown,
+        Some(VmState::Running { core }) => Vm::Running(core as usize),
+        Some(VmState::Blocked { .. }) => Vm::Blocked,
+    }
+}
+
 /// The inside of a helper's thread.
 struct Thread {
     n: usize,
@@ -174,6 +182,7 @@ struct Thread {
 struct Kept {
     served: Arc<Served>,
     arrivals: Arrivals,
+    patient: bool,
     /// When it last had packets, or was taken.
     found_ns: u64,
 }
@@ -218,10 +227,12 @@ impl Thread {
         }
     }
 
-    fn take(&mut self, served: Arc<Served>, arrivals: Arrivals) {
+    fn take(&mut self, served: Arc<Served>, arrivals: Option<Arrivals>) {
         if served.take_up(self.n) {
-            self.forwarder.attend(&served.port, served.queue, false);
-            self.kept.push(Kept { served, arrivals, found_ns: self.helpers.datapath.now_ns() });
+            // Its port's thread may have it back by now, and wait for a kick.
+            self.forwarder.attend(&served.port, served.queue, false, || served.helper() == Some(self.n));
+            let (patient, arrivals) = (arrivals.is_some(), arrivals.unwrap_or_default());
+            self.kept.push(Kept { served, arrivals, patient, found_ns: self.helpers.datapath.now_ns() });
         }
     }
 
@@ -240,7 +251,7 @@ impl Thread {
                 kept.found_ns = now_ns;
             }
             let patience_ns = self.helpers.hysteresis.patience_ns(&kept.arrivals);
-            let silent = now_ns.saturating_sub(kept.found_ns) > patience_ns;
+            let silent = now_ns.saturating_sub(kept.found_ns) > patience_ns || !kept.patient && outcome.packets == 0;
             if self.helpers.dedicated || !(silent || outcome.stalled) || self.keeps(i, outcome.stalled) {
                 i += 1;
             } else {

@@ -2,9 +2,9 @@
 //! thread, and in the VM's cgroup when it has been put there, so what a guest causes is the guest's (PhD §4.3.1).
 
 use crate::coalesce::Coalescing;
-use crate::helper::{Helpers, OFFER_NS};
+use crate::helper::{Helpers, OFFER_NS, vm_of};
 use crate::mailbox::Mailbox;
-use crate::policy::{Arrivals, Batch, Kicks, TransmitTimer};
+use crate::policy::{Arrivals, Batch, Kicks, TransmitTimer, Vm};
 use crate::served::Served;
 use lasthop_forward::{Forwarder, Port};
 use lasthop_sys::{Epoll, ThreadId, Trigger};
@@ -99,7 +99,7 @@ struct Ring {
     gathered: usize,
     timer: TransmitTimer,
     arrivals: Arrivals,
-    /// The helper it was last offered to, and when.
+    /// The helper it was last offered to, and when, unless for when the guest sleeps.
     offer: Option<(usize, u64)>,
 }
 
@@ -162,7 +162,7 @@ impl Server {
             helpers.hurry();
         }
         if !std::mem::replace(&mut ring.attended, true) || ring.kicked {
-            forwarder.attend(port, queue, std::mem::take(&mut ring.kicked));
+            forwarder.attend(port, queue, std::mem::take(&mut ring.kicked), || true);
         }
         let outcome = ring.served.run(forwarder, &mut ring.arrivals, now_ns);
         ring.gathered += outcome.packets;
@@ -186,12 +186,18 @@ impl Server {
         }
         let gathered = std::mem::take(&mut ring.gathered);
         // No longer than the batch takes to come: not every guest can kick for its last packet.
-        let mut batch = self.transmit;
+        let (mut batch, vm) = (self.transmit, vm_of(helpers.view, port));
         batch.period_ns = batch.period_ns.min(ring.arrivals.gap_ns() * u64::from(batch.packets));
-        ring.next = match ring.timer.emptied(&batch, gathered, *now_ns) {
+        ring.next = match ring.timer.emptied(&batch, gathered, vm, *now_ns) {
             _ if ring.served.kick.is_none() => Next::At(*now_ns + POLL_NS),
             Kicks::Batch { packets, due_ns } => {
                 forwarder.rest(port, queue, packets.saturating_sub(1));
+                // Work before blocking (PhD §4.3.5): nothing waits for the timer once the guest sleeps.
+                if let (Vm::Running(core), Offered::Not) = (vm, offered)
+                    && let Some(helper) = helpers.on(core)
+                {
+                    helpers.offer(helper, &ring.served, None);
+                }
                 Next::At(due_ns)
             }
             Kicks::Next if forwarder.rest(port, queue, 0) => {
@@ -285,20 +291,19 @@ impl Ring {
     /// Offers the ring to an idle core if more packets are expected soon.
     fn offer(&mut self, helpers: &Helpers, receiver: Option<&Port>, now_ns: u64) -> Offered {
         if self.served.is_offered() {
-            let late = |since_ns: u64| now_ns.saturating_sub(since_ns) > OFFER_NS;
-            let Some((helper, _)) = self.offer.filter(|(_, since_ns)| late(*since_ns)) else { return Offered::Before };
-            if !self.served.withdraw() {
+            let young = |(_, since_ns)| now_ns.saturating_sub(since_ns) <= OFFER_NS;
+            if self.offer.is_some_and(young) || !self.served.withdraw() {
                 return Offered::Before;
             }
-            helpers.avoid(helper, now_ns);
+            if let Some((helper, _)) = self.offer {
+                helpers.avoid(helper, now_ns);
+            }
         }
         self.offer = None;
         if self.arrivals.expects_more(&helpers.hysteresis) {
             let hash = u64::from(self.served.port.id.0) << 8 | u64::from(self.served.queue);
-            if let Some(helper) =
-                helpers.choose(hash.wrapping_mul(0x9e37_79b9_7f4a_7c15), helpers.core_of(receiver), now_ns)
-            {
-                helpers.offer(helper, &self.served, &self.arrivals);
+            if let Some(helper) = helpers.choose(hash.wrapping_mul(0x9e37_79b9_7f4a_7c15), receiver, now_ns) {
+                helpers.offer(helper, &self.served, Some(self.arrivals));
                 self.offer = Some((helper, now_ns));
                 return Offered::Now;
             }

@@ -16,6 +16,8 @@ pub(crate) struct Served {
     keeper: AtomicUsize,
     /// Some helper has been told of it and may take it.
     offered: AtomicBool,
+    /// Plus one: the helper that has not read yet what it was told of it.
+    told: AtomicUsize,
 }
 
 const OWN_THREAD: usize = 0;
@@ -24,7 +26,7 @@ const NOBODY: usize = usize::MAX;
 impl Served {
     /// Kept by its port's thread.
     pub(crate) fn new(port: Arc<Port>, queue: u16, kick: Option<EventFd>) -> Self {
-        Self { port, queue, kick, keeper: AtomicUsize::new(OWN_THREAD), offered: AtomicBool::new(false) }
+        Self { port, queue, kick, keeper: OWN_THREAD.into(), offered: false.into(), told: 0.into() }
     }
 
     /// The helper that keeps it, if one does.
@@ -35,9 +37,11 @@ impl Served {
         }
     }
 
-    /// Says that a helper is told of it. From now on, and while one keeps it, its port's thread looks after it at times.
-    pub(crate) fn offer(&self) {
+    /// Says that helper `n` is told of it; true if it has to be, for the last time is over. From now on, and while one keeps
+    /// it, its port's thread looks after it at times.
+    pub(crate) fn offer(&self, n: usize) -> bool {
         self.offered.store(true, Ordering::Release);
+        self.told.swap(n + 1, Ordering::AcqRel) != n + 1
     }
 
     /// It is on offer.
@@ -52,6 +56,7 @@ impl Served {
 
     /// Helper `n`, who has been told of it, takes it, if it is still on offer and its port's thread has it.
     pub(crate) fn take_up(&self, n: usize) -> bool {
+        let _ = self.told.compare_exchange(n + 1, 0, Ordering::AcqRel, Ordering::Relaxed);
         self.withdraw() && self.take(n)
     }
 

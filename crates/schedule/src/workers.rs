@@ -87,7 +87,7 @@ impl Workers {
             None => {
                 let hash = u64::from(port.id.0).wrapping_mul(0x9e37_79b9_7f4a_7c15);
                 if let Some(n) = self.helpers.choose(hash.wrapping_add(u64::from(queue) << 62), None, 0) {
-                    self.helpers.offer(n, &served, &Arrivals::default());
+                    self.helpers.offer(n, &served, Some(Arrivals::default()));
                 }
             }
         }

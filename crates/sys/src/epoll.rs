@@ -19,29 +19,27 @@ pub enum Trigger {
 
 /// An epoll instance. `add`, `modify` and `delete` may be called from any thread while another waits.
 #[derive(Debug)]
-pub struct Epoll {
-    fd: OwnedFd,
-}
+pub struct Epoll(OwnedFd);
 
 impl Epoll {
     /// A new, empty instance.
     pub fn new() -> Result<Self, Errno> {
-        Ok(Self { fd: epoll::create(epoll::CreateFlags::CLOEXEC)? })
+        Ok(Self(epoll::create(epoll::CreateFlags::CLOEXEC)?))
     }
 
     /// Watches `fd` and reports it as `token`.
     pub fn add(&self, fd: impl AsFd, token: u64, trigger: Trigger) -> Result<(), Errno> {
-        epoll::add(&self.fd, fd, epoll::EventData::new_u64(token), flags(trigger))
+        epoll::add(&self.0, fd, epoll::EventData::new_u64(token), flags(trigger))
     }
 
     /// Changes how a watched `fd` reports.
     pub fn modify(&self, fd: impl AsFd, token: u64, trigger: Trigger) -> Result<(), Errno> {
-        epoll::modify(&self.fd, fd, epoll::EventData::new_u64(token), flags(trigger))
+        epoll::modify(&self.0, fd, epoll::EventData::new_u64(token), flags(trigger))
     }
 
     /// Stops watching `fd`. Closing every copy of a descriptor does the same, but peers keep copies.
     pub fn delete(&self, fd: impl AsFd) -> Result<(), Errno> {
-        epoll::delete(&self.fd, fd)
+        epoll::delete(&self.0, fd)
     }
 
     /// Waits until something is ready or the time is over (`None`: for ever). What is (one that hung up or failed, too)
@@ -51,7 +49,7 @@ impl Epoll {
         let mut events = [const { std::mem::MaybeUninit::uninit() }; 64];
         // One that is too long for the kernel is as good as none.
         let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
-        match epoll::wait(&self.fd, &mut events, timeout.as_ref()) {
+        match epoll::wait(&self.0, &mut events, timeout.as_ref()) {
             Ok((events, _)) => ready.extend(events.iter().map(|e| e.data.u64())),
             Err(Errno::INTR) => {}
             Err(e) => return Err(e),
@@ -62,7 +60,7 @@ impl Epoll {
 
 impl AsFd for Epoll {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.0.as_fd()
     }
 }
 

@@ -292,7 +292,7 @@ impl World {
                 self.offloads = true;
             }
             _ => {
-                self.forwarder.attend(&port, 1, n == 0);
+                self.forwarder.attend(&port, 1, n == 0, || true);
                 self.forwarder.rest(&port, 1, 0);
             }
         }

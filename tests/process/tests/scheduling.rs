@@ -4,18 +4,21 @@ use lasthop_frame::VnetHdr;
 use lasthop_sys::CpuList;
 use lasthop_tests_process::{Guest, Lasthop, Options, PATIENCE, Port, mac, number_of, numbered, scratch, wait_for};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Two guests on one lasthop.
 struct Pair {
     lasthop: Lasthop,
     guests: [Guest; 2],
     next: u32,
+    mode: String,
     _dir: tempfile::TempDir,
 }
 
 impl Pair {
     fn new(arguments: &[&str], options: [Options; 2]) -> Self {
+        let rings = options.map(|o| (o.net.packed, o.net.event_idx));
+        let mode = format!("{arguments:?}, (packed, EVENT_IDX): {rings:?}");
         let dir = scratch();
         let ports = ["a", "b"].map(|name| Port::listen(name, dir.path()));
         let lasthop = Lasthop::start_with(&ports, arguments);
@@ -23,7 +26,7 @@ impl Pair {
         let mut guests = [Guest::connect(&ports[0].socket, mac(1), a), Guest::connect(&ports[1].socket, mac(2), b)];
         let [a, b] = &mut guests;
         a.greet(b, 1);
-        Self { lasthop, guests, next: 2, _dir: dir }
+        Self { lasthop, guests, next: 2, mode, _dir: dir }
     }
 
     /// Sends `count` frames from the first guest, as fast as the ring takes them, and waits for all, in order.
@@ -42,10 +45,10 @@ impl Pair {
             }
             while let Some((_, frame)) = b.try_recv() {
                 let number = number_of(&frame).expect("a numbered frame");
-                assert_eq!(number, expected, "lost or out of order");
+                assert_eq!(number, expected, "lost or out of order: {}", self.mode);
                 expected += 1;
             }
-            assert!(Instant::now() < end, "frame {expected} of {last} does not come");
+            assert!(Instant::now() < end, "frame {expected} of {last} does not come: {}", self.mode);
             std::thread::yield_now();
         }
     }
@@ -135,6 +138,24 @@ fn a_stream_is_taken_over_by_helpers() {
     pair.adds_up();
 }
 
+/// What a guest sends behind a first frame waits for a timer of a second, unless the guest sleeps: then a helper on its core
+/// takes it. All of them together are there much sooner than the timers would be.
+#[test]
+fn what_a_guest_leaves_behind_does_not_wait_while_it_sleeps() {
+    let mut pair = Pair::new(&["--tx-batch", "1000000,32768"], [rings(false, true), rings(true, true)]);
+    let end = Instant::now() + PATIENCE;
+    for burst in 0..60 {
+        let [a, b] = &mut pair.guests;
+        let numbers = 10 + 3 * burst..13 + 3 * burst;
+        for number in numbers.clone() {
+            assert!(a.try_send(VnetHdr::default(), &numbered(mac(1), mac(2), number, 100)));
+        }
+        numbers.for_each(|number| b.expect_number(number));
+        assert!(Instant::now() < end, "burst {burst} came too late");
+    }
+    pair.adds_up();
+}
+
 /// Sets it when dropped: threads end when the test fails, too.
 struct Stop<'a>(&'a AtomicBool);
 
@@ -161,7 +182,7 @@ fn cores_taken_away_stop_nothing() {
                     while start.elapsed().as_millis() < 15 {
                         std::hint::spin_loop();
                     }
-                    std::thread::sleep(std::time::Duration::from_millis(10));
+                    std::thread::sleep(Duration::from_millis(10));
                 }
             });
         }
@@ -196,16 +217,17 @@ fn ports_work_in_the_control_groups_of_their_vms() {
     };
     wait_for("both threads to be in the group", PATIENCE, || groups(&pair) == 2);
     pair.stream(2000);
-    let Pair { lasthop, guests: [a, b], next, _dir } = pair;
+    let Pair { lasthop, guests: [a, b], next, mode, _dir } = pair;
     drop(b);
     let pair = Pair {
         lasthop,
         guests: [a, Guest::connect(&_dir.path().join("b.sock"), mac(2), Options::default())],
         next,
+        mode,
         _dir,
     };
     wait_for("the thread to follow its port's VM", PATIENCE, || groups(&pair) == 2);
-    let Pair { lasthop, guests, next: _, _dir } = pair;
+    let Pair { lasthop, guests, next: _, mode: _, _dir } = pair;
     drop(guests);
     let left = || {
         let tasks = std::fs::read_to_string(group.join("tasks")).expect("the group's threads");

@@ -55,9 +55,9 @@ pub struct TransmitTimer {
 impl TransmitTimer {
     const ALONE: u32 = 256;
 
-    /// The ring has been emptied at `now_ns` of `packets` packets. Ring and guest stay as this says until they kick or
-    /// the time is there.
-    pub fn emptied(&mut self, batch: &Batch, packets: usize, now_ns: u64) -> Kicks {
+    /// The ring of this VM has been emptied at `now_ns` of `packets` packets. Ring and guest stay as this says until they
+    /// kick or the time is there. A VM that sleeps gathers nothing.
+    pub fn emptied(&mut self, batch: &Batch, packets: usize, vm: Vm, now_ns: u64) -> Kicks {
         let expired = self.due_ns.is_some_and(|due| now_ns >= due);
         let silent = now_ns.saturating_sub(self.found_ns) > batch.period_ns;
         if packets > 0 {
@@ -72,7 +72,7 @@ impl TransmitTimer {
         } else if packets > 1 && self.due_ns.is_some() {
             self.alone = 0;
         }
-        let gathers = packets > 0 && !(batch.is_off() || expired || silent || self.left_off > 0);
+        let gathers = packets > 0 && vm != Vm::Blocked && !(batch.is_off() || expired || silent || self.left_off > 0);
         self.due_ns = gathers.then(|| now_ns + batch.period_ns);
         self.due_ns.map_or(Kicks::Next, |due_ns| Kicks::Batch { packets: batch.packets, due_ns })
     }
@@ -137,12 +137,13 @@ mod tests {
     use super::*;
 
     const BATCH: Batch = Batch { period_ns: 100, packets: 8 };
+    const VM: Vm = Vm::Running(0);
 
     #[test]
     fn a_lone_packet_starts_no_transmit_timer() {
         let mut timer = TransmitTimer::default();
         for now in [1000, 2000, 2101] {
-            assert_eq!(timer.emptied(&BATCH, 1, now), Kicks::Next);
+            assert_eq!(timer.emptied(&BATCH, 1, VM, now), Kicks::Next);
         }
         assert_eq!(timer.due_ns(), None);
     }
@@ -150,16 +151,24 @@ mod tests {
     #[test]
     fn a_stream_is_taken_in_batches() {
         let mut timer = TransmitTimer::default();
-        assert_eq!(timer.emptied(&BATCH, 1, 1000), Kicks::Next);
-        assert_eq!(timer.emptied(&BATCH, 1, 1010), Kicks::Batch { packets: 8, due_ns: 1110 });
+        assert_eq!(timer.emptied(&BATCH, 1, VM, 1000), Kicks::Next);
+        assert_eq!(timer.emptied(&BATCH, 1, VM, 1010), Kicks::Batch { packets: 8, due_ns: 1110 });
         // A full batch comes first: the timer starts anew.
-        assert_eq!(timer.emptied(&BATCH, 8, 1050), Kicks::Batch { packets: 8, due_ns: 1150 });
+        assert_eq!(timer.emptied(&BATCH, 8, VM, 1050), Kicks::Batch { packets: 8, due_ns: 1150 });
         // The time is over first: it does not.
-        assert_eq!(timer.emptied(&BATCH, 3, 1150), Kicks::Next);
+        assert_eq!(timer.emptied(&BATCH, 3, VM, 1150), Kicks::Next);
         assert_eq!(timer.due_ns(), None);
         // The next kick starts it again.
-        assert_eq!(timer.emptied(&BATCH, 1, 1160), Kicks::Batch { packets: 8, due_ns: 1260 });
-        assert_eq!(timer.emptied(&BATCH, 0, 1260), Kicks::Next);
+        assert_eq!(timer.emptied(&BATCH, 1, VM, 1160), Kicks::Batch { packets: 8, due_ns: 1260 });
+        assert_eq!(timer.emptied(&BATCH, 0, VM, 1260), Kicks::Next);
+    }
+
+    #[test]
+    fn nothing_is_gathered_from_a_guest_that_sleeps() {
+        let mut timer = TransmitTimer::default();
+        assert_eq!(timer.emptied(&BATCH, 1, Vm::Unknown, 1000), Kicks::Next);
+        assert_eq!(timer.emptied(&BATCH, 3, Vm::Blocked, 1010), Kicks::Next);
+        assert_eq!(timer.emptied(&BATCH, 3, Vm::Unknown, 1020), Kicks::Batch { packets: 8, due_ns: 1120 });
     }
 
     #[test]
@@ -169,9 +178,9 @@ mod tests {
         let mut now = 1000;
         for _ in 0..2000 {
             now += 40;
-            if let Kicks::Batch { due_ns, .. } = timer.emptied(&BATCH, 1, now) {
+            if let Kicks::Batch { due_ns, .. } = timer.emptied(&BATCH, 1, VM, now) {
                 (waits, now) = (waits + 1, due_ns);
-                assert_eq!(timer.emptied(&BATCH, 1, now), Kicks::Next);
+                assert_eq!(timer.emptied(&BATCH, 1, VM, now), Kicks::Next);
             }
         }
         assert!((1..=16).contains(&waits), "{waits}");
@@ -182,7 +191,7 @@ mod tests {
         let mut timer = TransmitTimer::default();
         let mut receive = ReceiveTimer::default();
         for now in [1000, 1001, 1002] {
-            assert_eq!(timer.emptied(&Batch::OFF, 1, now), Kicks::Next);
+            assert_eq!(timer.emptied(&Batch::OFF, 1, VM, now), Kicks::Next);
             assert_eq!(receive.delivered(&Batch::OFF, 1, Vm::Running(0), now), Interrupt::Now);
         }
     }
