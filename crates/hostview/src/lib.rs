@@ -3,7 +3,6 @@
 //!
 //! Nothing here waits or polls. [`HostMonitor`] is of the thread that made it.
 
-mod assembler;
 mod btf;
 mod program;
 mod topology;

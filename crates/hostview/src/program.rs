@@ -8,8 +8,8 @@
 //! The kernel lets only programs under a licence compatible with the GPL look into its structures. This file may be used
 //! under the MIT licence or the GPL, version 2, as well.
 
-use crate::assembler::{Assembler, Helper, Reg, Width};
 use crate::btf::Btf;
+use lasthop_sys::bpf::assembler::{Assembler, Helper, Label, Reg, Width};
 use lasthop_sys::hostview::image::layout::{
     CORE_SINCE, CORE_WHAT, CORE_WHO, IDLE, IDLE_CLASS, KNOWN, LINE, VM_CORE, VM_PREEMPTED, VM_RUNNING, VM_SINCE,
 };
@@ -235,13 +235,7 @@ fn body(a: &mut Assembler, kernel: &Kernel, maps: &Maps) {
 /// Of a VM that has vCPUs only these count, not the threads that serve disks or a monitor. KVM hangs a notifier on a
 /// thread while it is in KVM_RUN, blocked guests included. One that was seen there is a vCPU even if it is now
 /// between two KVM_RUN. Without any (emulation, DPDK) all threads count.
-fn vcpu(
-    a: &mut Assembler,
-    maps: &Maps,
-    notifiers: i16,
-    counts: crate::assembler::Label,
-    store: crate::assembler::Label,
-) {
+fn vcpu(a: &mut Assembler, maps: &Maps, notifiers: i16, counts: Label, store: Label) {
     let not_now = a.label();
     let key = |a: &mut Assembler| {
         a.map(Reg(1), maps.vcpus);

@@ -5,7 +5,7 @@
 
 #[cfg(any(test, feature = "supervisor"))]
 mod affinity;
-#[cfg(any(test, feature = "supervisor"))]
+#[cfg(any(test, feature = "bpf"))]
 pub mod bpf;
 mod epoll;
 mod eventfd;

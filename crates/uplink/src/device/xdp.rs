@@ -4,15 +4,18 @@
 //! The interface is taken from the host: what it receives does not reach the host's stack. Frames fit one buffer, so there are
 //! no packets beyond the MTU: the switch cuts them and completes their checksums in its one copy.
 
+mod program;
+
 use super::{Device, DeviceError, Got, OpenError, SHORTEST, Sent, Wanted, about, denied};
 use crate::counters::{Counters, Reason};
 use crate::memory::MemoryConfig;
 use crate::pair::{Packet, Pair, VNET};
-use crate::room::{Interface, XdpProgram, Xsk};
+use crate::room::{Interface, Xsk};
 use lasthop_frame::{VnetHdr, sum};
 use lasthop_guestmem::GuestSlice;
 use lasthop_ipc::UplinkDriver;
 use lasthop_vhostuser::Features;
+use program::XdpProgram;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -49,7 +52,7 @@ impl Xdp {
                 "{name} has an MTU of {mtu}; af_xdp takes up to {MAX_MTU}: set it lower, or use af_packet"
             )));
         }
-        let program = XdpProgram::attach(index, wanted.queues.into()).map_err(failed)?;
+        let program = XdpProgram::attach(index.cast_unsigned(), wanted.queues.into()).map_err(failed)?;
         about.mode = if program.native { "native" } else { "generic" }.into();
         let program = Arc::new(program);
         let queue = |queue| {

@@ -3,7 +3,6 @@
 #![allow(unsafe_code)]
 
 mod arena;
-mod bpf;
 mod interface;
 mod messages;
 mod packet;
@@ -11,7 +10,6 @@ mod tun;
 mod xsk;
 
 pub use arena::Arena;
-pub use bpf::XdpProgram;
 pub use interface::Interface;
 pub use messages::{BATCH, Place, Received};
 pub use packet::PacketSocket;

@@ -1,5 +1,10 @@
-//! bpf(2): as much of it as it takes to load a tracing program and to share memory with it. Only for processes with
-//! CAP_BPF and CAP_PERFMON (or root); everybody else gets `EPERM`.
+//! bpf(2): as much of it as it takes to load a program, to attach it to a tracepoint or an interface, and to share memory
+//! with it. Only for processes with CAP_BPF and CAP_PERFMON or CAP_NET_ADMIN (or root); everybody else gets `EPERM`.
+
+pub mod assembler;
+mod mapped;
+
+pub use mapped::MappedValue;
 
 use crate::sched::last_errno;
 use rustix::io::Errno;
@@ -16,6 +21,7 @@ mod command {
     pub(super) const PROG_TEST_RUN: libc::c_int = 10;
     pub(super) const RAW_TRACEPOINT_OPEN: libc::c_int = 17;
     pub(super) const MAP_FREEZE: libc::c_int = 22;
+    pub(super) const LINK_CREATE: libc::c_int = 28;
 }
 
 /// Kinds of map, `enum bpf_map_type` with the flags we make them with.
@@ -27,6 +33,8 @@ pub enum MapKind {
     MappedArray,
     /// A hash table that forgets what was not used for longest when it is full.
     LruHash,
+    /// Descriptors of AF_XDP sockets by number.
+    XdpSockets,
 }
 
 /// Kinds of program, `enum bpf_prog_type`.
@@ -36,6 +44,8 @@ pub enum ProgramKind {
     TypedTracepoint(u32),
     /// Run by hand: [`BpfProgram::run_on`].
     RawTracepoint,
+    /// On a network interface: [`BpfProgram::attach_to_interface`].
+    Xdp,
 }
 
 /// A map: memory that programs and user space share.
@@ -64,6 +74,7 @@ impl BpfMap {
             MapKind::Hash => (1, 0),
             MapKind::MappedArray => (2, 1 << 10),
             MapKind::LruHash => (9, 0),
+            MapKind::XdpSockets => (17, 0),
         };
         let size = |bytes: usize| u32::try_from(bytes).map_err(|_| Errno::INVAL);
         let create = Create {
@@ -111,6 +122,11 @@ impl BpfMap {
         // SAFETY: the kernel reads as many bytes of key and value as the map was made for; both callers have checked that
         // they are there, or ask for a command that does not look at the value.
         unsafe { bpf(command, &element) }.map(drop)
+    }
+
+    /// Maps the only value of a [`MapKind::MappedArray`] into this process, to be read and written while programs do.
+    pub fn mapped(&self) -> Result<MappedValue, Errno> {
+        MappedValue::map(&self.fd, self.value)
     }
 
     /// From now on only programs may write; user space may read. Fails while a writable mapping exists.
@@ -177,6 +193,7 @@ impl BpfProgram {
         let (kind, attach_type, attach_btf_id) = match kind {
             ProgramKind::TypedTracepoint(id) => (26, TRACE_RAW_TP, id),
             ProgramKind::RawTracepoint => (17, 0, 0),
+            ProgramKind::Xdp => (6, 0, 0),
         };
         let attempt = |log: &mut [u8]| {
             let load = Load {
@@ -227,6 +244,28 @@ impl BpfProgram {
         let open = Open { name: 0, program: self.0.as_raw_fd(), pad: 0 };
         // SAFETY: RAW_TRACEPOINT_OPEN reads the structure; a typed tracepoint has no name to read.
         let fd = unsafe { bpf(command::RAW_TRACEPOINT_OPEN, &open)? };
+        // SAFETY: the kernel has just made the descriptor for us.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    /// Attaches it to the interface with this number, in its driver or in the kernel's generic path, until the descriptor
+    /// returned is closed. `BUSY`: it has another program.
+    pub fn attach_to_interface(&self, index: u32, in_driver: bool) -> Result<OwnedFd, Errno> {
+        #[repr(C)]
+        struct Link {
+            program: RawFd,
+            interface: u32,
+            attach_type: u32,
+            flags: u32,
+        }
+        /// `BPF_XDP` of `enum bpf_attach_type`.
+        const XDP: u32 = 37;
+        /// `XDP_FLAGS_SKB_MODE` and `XDP_FLAGS_DRV_MODE` of linux/if_link.h.
+        const MODES: [u32; 2] = [2, 4];
+        let flags = MODES[usize::from(in_driver)];
+        let link = Link { program: self.0.as_raw_fd(), interface: index, attach_type: XDP, flags };
+        // SAFETY: LINK_CREATE reads the structure and no memory beyond it.
+        let fd = unsafe { bpf(command::LINK_CREATE, &link)? };
         // SAFETY: the kernel has just made the descriptor for us.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }

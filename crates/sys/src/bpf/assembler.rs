@@ -1,5 +1,5 @@
-//! eBPF instructions (kernel documentation, "BPF Instruction Set Architecture"), with labels. The program is short and every
-//! line of it counts at each context switch of the host; so it is written by hand, and nobody needs a compiler for it.
+//! eBPF instructions (kernel documentation, "BPF Instruction Set Architecture"), with labels. Our programs are short, and every
+//! line of them counts at each context switch or each packet; so they are written by hand, and nobody needs a compiler.
 
 /// A register: 0 is a call's result, 1 to 5 its arguments, 6 to 9 outlive calls, 10 is the end of the stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +12,8 @@ pub struct Label(usize);
 /// Width of a load or store.
 #[derive(Clone, Copy, Debug)]
 pub enum Width {
+    /// 16 bits.
+    Half,
     /// 32 bits.
     Word,
     /// 64 bits.
@@ -22,6 +24,7 @@ impl Width {
     fn bits(self) -> u8 {
         match self {
             Self::Word => 0x00,
+            Self::Half => 0x08,
             Self::Double => 0x18,
         }
     }
@@ -39,6 +42,8 @@ pub enum Helper {
     KtimeGetNs = 5,
     /// Number of the core.
     GetSmpProcessorId = 8,
+    /// Map of targets, key, what to return if it is not there.
+    RedirectMap = 51,
     /// The running task. Linux 5.11 on.
     GetCurrentTaskBtf = 158,
 }
@@ -109,6 +114,11 @@ impl Assembler {
         self.emit(0x07, dst, Reg(0), 0, value);
     }
 
+    /// `dst *= src`
+    pub fn multiply(&mut self, dst: Reg, src: Reg) {
+        self.emit(0x2f, dst, src, 0, 0);
+    }
+
     /// `dst |= src`
     pub fn or(&mut self, dst: Reg, src: Reg) {
         self.emit(0x4f, dst, src, 0, 0);
@@ -117,6 +127,11 @@ impl Assembler {
     /// `dst <<= bits`
     pub fn shift_left(&mut self, dst: Reg, bits: u8) {
         self.emit(0x67, dst, Reg(0), 0, i32::from(bits));
+    }
+
+    /// `dst >>= bits`, zeros shifted in.
+    pub fn shift_right(&mut self, dst: Reg, bits: u8) {
+        self.emit(0x77, dst, Reg(0), 0, i32::from(bits));
     }
 
     /// `dst = *(base + offset)`, zero-extended.
@@ -165,6 +180,12 @@ impl Assembler {
         self.emit(0x1d, a, b, 0, 0);
     }
 
+    /// Jumps if `a > b`, unsigned.
+    pub fn jump_above(&mut self, a: Reg, b: Reg, to: Label) {
+        self.jumps.push((self.code.len(), to));
+        self.emit(0x2d, a, b, 0, 0);
+    }
+
     fn jump_if(&mut self, op: u8, reg: Reg, value: i32, to: Label) {
         self.jumps.push((self.code.len(), to));
         self.emit(op, reg, Reg(0), 0, value);
@@ -173,6 +194,11 @@ impl Assembler {
     /// Returns 0.
     pub fn exit(&mut self) {
         self.set(Reg(0), 0);
+        self.exit_with_result();
+    }
+
+    /// Returns what is in register 0.
+    pub fn exit_with_result(&mut self) {
         self.emit(0x95, Reg(0), Reg(0), 0, 0);
     }
 
