@@ -4,8 +4,8 @@
 use crate::core::{Answer, Call, Load, UplinkCall, busy, switch_away};
 use futures_util::Stream;
 use lasthop_api::{
-    AclChanged, AclPage, AclRule, AclText, ApiError, Carried, Drops, Field, Flow, FlowPage, Mac, MacPage, Port,
-    PortChanged, PortPage, Queue, SwitchStats, Totals, TraceOutput, TraceReport, Uplink, UplinkList,
+    AclChanged, AclPage, AclRule, AclText, ApiError, Carried, Drops, Field, Flow, FlowPage, GuestQueue, Mac, MacPage,
+    Port, PortChanged, PortPage, Queue, SwitchStats, Totals, TraceOutput, TraceReport, Uplink, UplinkList,
 };
 use lasthop_policy::acl::MAX_TEXT;
 use lasthop_types::MAX_FRAME_LEN;
@@ -97,7 +97,7 @@ impl Api {
 #[zlink::service(
     interface = "org.lasthop.Switch",
     types = [AclRule, AclPage, AclText, AclChanged, Port, Queue, Totals, Drops, Flow, Field, Mac, PortChanged, PortPage, FlowPage, MacPage, SwitchStats,
-             TraceOutput, TraceReport, Uplink, Carried, UplinkList],
+             TraceOutput, TraceReport, Uplink, Carried, GuestQueue, UplinkList],
     vendor = "lasthop",
     product = "lasthop",
     version = env!("CARGO_PKG_VERSION")

@@ -1,9 +1,9 @@
 //! What is known, in the words of the API.
 
-use lasthop_api::{Carried, Drops, Field, Flow, Mac, Port, Queue, Totals, TraceOutput, Uplink};
+use lasthop_api::{Carried, Drops, Field, Flow, GuestQueue, Mac, Port, Queue, Totals, TraceOutput, Uplink};
 use lasthop_flow::Action;
 use lasthop_frame::{FlowKey, FlowMask};
-use lasthop_ipc::{FlowInfo, PortConfig, PortInfo, PortState, PortVm, UplinkInfo};
+use lasthop_ipc::{FlowInfo, PortConfig, PortInfo, PortState, PortVm, UplinkInfo, UplinkQueue};
 use lasthop_policy::{MacView, PortView};
 use lasthop_types::{DropReason, MacAddr, PortId, PortTotals};
 use std::fmt::Display;
@@ -32,9 +32,15 @@ pub(crate) fn uplink(uplink: UplinkInfo, port: Option<&PortInfo>) -> Uplink {
         to_network: Carried { packets: counters.to_network_packets, bytes: counters.to_network_bytes },
         from_network: Carried { packets: counters.from_network_packets, bytes: counters.from_network_bytes },
         drops: counters.drops.into_iter().map(|d| Drops { reason: d.reason, packets: d.packets }).collect(),
+        guest_queues: (0..).zip(counters.queues).map(guest_queue).collect(),
         name: uplink.name,
         device: uplink.device,
     }
+}
+
+fn guest_queue((queue, of): (u16, UplinkQueue)) -> GuestQueue {
+    let mac = of.mac.map(|mac| mac.to_string());
+    GuestQueue { queue, mac, size: of.size, packets: of.packets, dropped: of.dropped }
 }
 
 fn state(info: Option<&PortInfo>) -> &'static str {

@@ -10,6 +10,7 @@ use lasthop_uplink_core::counters::Counters;
 use lasthop_uplink_core::device::Device;
 use lasthop_uplink_core::engine::Engine;
 use lasthop_uplink_core::memory::SharedMemory;
+use lasthop_uplink_core::vmq::manager::Manager;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -50,5 +51,6 @@ fn start(wanted: &lasthop_uplink_core::device::Wanted) -> Result<server::Server,
         std::thread::Builder::new().name(format!("queue-{i}")).spawn(move || engine.run())?;
         engines.push(handle);
     }
-    Ok(server::Server::new(memory, engines, answered, counters, device.about, device.features)?)
+    let queues = device.steering.map(Manager::new);
+    Ok(server::Server::new(memory, engines, answered, counters, queues, device.about, device.features)?)
 }

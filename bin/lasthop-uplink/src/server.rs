@@ -1,19 +1,20 @@
 //! The thread that talks: to the supervisor and, over the sockets that it sends, to the switch. Packets are the engines'
 //! business.
 
-use lasthop_ipc::{Channel, ChannelError, SupervisorToUplink, UplinkDevice, UplinkToSupervisor};
+use lasthop_ipc::{Channel, ChannelError, SupervisorToUplink, UplinkCounters, UplinkDevice, UplinkToSupervisor};
 use lasthop_sys::{Epoll, EventFd, Trigger};
 use lasthop_uplink_core::counters::Counters;
 use lasthop_uplink_core::engine::{Answer, Handle, Order};
 use lasthop_uplink_core::link;
 use lasthop_uplink_core::memory::SharedMemory;
+use lasthop_uplink_core::vmq::manager::Manager;
 use lasthop_vhostuser::{Features, Frontend};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use std::error::Error;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 type Supervisor = Channel<UplinkToSupervisor, SupervisorToUplink>;
 
@@ -21,6 +22,7 @@ const CHANNEL: u64 = 0;
 const SWITCH: u64 = 1;
 const ANSWERED: u64 = 2;
 const BROKEN: u64 = 3;
+const TRAFFIC: u64 = 4;
 
 /// How long an engine may take to stop: a burst.
 const PAUSE_LIMIT: Duration = Duration::from_secs(2);
@@ -35,6 +37,8 @@ pub struct Server {
     engines: Vec<Handle>,
     answered: EventFd,
     counters: Arc<Counters>,
+    /// Queues for guests, where the device has them.
+    queues: Option<Manager>,
     about: UplinkDevice,
     offloads: Features,
     /// Signalled by the switch when it found a ring broken.
@@ -51,13 +55,18 @@ impl Server {
         engines: Vec<Handle>,
         answered: EventFd,
         counters: Arc<Counters>,
+        queues: Option<Manager>,
         about: UplinkDevice,
         offloads: Features,
     ) -> Result<Self, rustix::io::Errno> {
         let (epoll, broken) = (Epoll::new()?, EventFd::new()?);
         epoll.add(&answered, ANSWERED, Trigger::Level)?;
         epoll.add(&broken, BROKEN, Trigger::Level)?;
-        Ok(Self { epoll, memory, engines, answered, counters, about, offloads, broken, front: None, ping: None })
+        if let Some(queues) = &queues {
+            epoll.add(queues.traffic(), TRAFFIC, Trigger::Level)?;
+        }
+        let (front, ping) = (None, None);
+        Ok(Self { epoll, memory, engines, answered, counters, queues, about, offloads, broken, front, ping })
     }
 
     /// Runs until the supervisor asks to end. An error means that this process is of no use any more.
@@ -66,13 +75,18 @@ impl Server {
         supervisor.send(&UplinkToSupervisor::Ready(self.about.clone()), None)?;
         let mut ready = Vec::new();
         loop {
-            self.epoll.wait(&mut ready, None)?;
+            let deadline = self.queues.as_ref().and_then(Manager::deadline);
+            self.epoll.wait(&mut ready, deadline.map(|at| at.saturating_duration_since(Instant::now())))?;
+            if let Some(queues) = &mut self.queues {
+                queues.step(Instant::now());
+            }
             for token in &ready {
                 match *token {
                     CHANNEL if self.obey(supervisor)? => return Ok(()),
                     // It has nothing to say but that it is gone.
                     SWITCH => drop(self.disconnect(supervisor)?),
                     ANSWERED => self.hear_engines(supervisor)?,
+                    TRAFFIC => self.queues.iter_mut().for_each(|queues| queues.wake(Instant::now())),
                     BROKEN => return Err("the switch finds a ring of this uplink broken".into()),
                     _ => {}
                 }
@@ -120,7 +134,8 @@ impl Server {
             }
         }
         if let Some((number, _)) = self.ping.take_if(|(_, left)| *left == 0) {
-            let counters = self.counters.snapshot();
+            let queues = self.queues.as_ref().map(Manager::queues).unwrap_or_default();
+            let counters = UplinkCounters { queues, ..self.counters.snapshot() };
             supervisor.send(&UplinkToSupervisor::Pong { number, counters }, None)?;
         }
         Ok(())

@@ -110,6 +110,15 @@ fn table(list: &UplinkList) -> String {
         for d in &u.drops {
             notes.push_str(&format!("{}: {} packets dropped: {}\n", u.name, d.packets, d.reason));
         }
+        for q in &u.guest_queues {
+            let whose = match &q.mac {
+                _ if q.queue == 0 => "shared".into(),
+                Some(mac) => format!("of {mac}"),
+                None => "free".to_owned(),
+            };
+            let lost = if q.dropped > 0 { format!(", {} dropped", q.dropped) } else { String::new() };
+            notes.push_str(&format!("{}: queue {} ({whose}): {} packets{lost}\n", u.name, q.queue, q.packets));
+        }
         if let Some(why) = &u.last_error {
             notes.push_str(&format!("{}: last trouble: {why}\n", u.name));
         }
@@ -120,6 +129,24 @@ fn table(list: &UplinkList) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lasthop_api::GuestQueue;
+
+    #[test]
+    fn who_has_which_queue() {
+        let queue = |queue, mac: Option<&str>, dropped| GuestQueue {
+            queue,
+            mac: mac.map(str::to_owned),
+            size: 1024,
+            packets: 7,
+            dropped,
+        };
+        let guest_queues = vec![queue(0, None, 0), queue(1, Some("02:00:00:00:00:01"), 3), queue(2, None, 0)];
+        let text =
+            table(&UplinkList { uplinks: vec![Uplink { name: "net".into(), guest_queues, ..Uplink::default() }] });
+        let expected = "net: queue 0 (shared): 7 packets\nnet: queue 1 (of 02:00:00:00:00:01): 7 packets, 3 dropped\n\
+                        net: queue 2 (free): 7 packets\n";
+        assert!(text.ends_with(expected), "{text}");
+    }
 
     #[test]
     fn an_uplink_that_does_not_run_says_why() {

@@ -198,6 +198,24 @@ pub struct Uplink {
     pub from_network: Carried,
     /// Packets that the interface or its process did not carry, by reason; only reasons that occurred.
     pub drops: Vec<Drops>,
+    /// Queues that busy guests have for themselves; empty where the uplink has no such queues. The first is the default
+    /// queue, which the other guests share.
+    pub guest_queues: Vec<GuestQueue>,
+}
+
+/// A queue of an uplink that a guest can have for itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct GuestQueue {
+    /// Its number.
+    pub queue: u16,
+    /// The Ethernet address of the guest that has it; none for the default queue and for one that is free.
+    pub mac: Option<String>,
+    /// Packets that its rings can keep.
+    pub size: u32,
+    /// Packets from the network that it carried.
+    pub packets: u64,
+    /// Packets that its rings had no room for.
+    pub dropped: u64,
 }
 
 /// What an uplink carried one way.

@@ -93,6 +93,21 @@ pub struct UplinkCounters {
     pub from_network_bytes: u64,
     /// Packets not carried, by reason.
     pub drops: Vec<UplinkDrops>,
+    /// Queues that guests can have for themselves, by number; empty where they cannot.
+    pub queues: Vec<UplinkQueue>,
+}
+
+/// A queue that a guest can have for itself. The first is the default queue, which is shared.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UplinkQueue {
+    /// The guest that has it.
+    pub mac: Option<MacAddr>,
+    /// Packets that it can keep.
+    pub size: u32,
+    /// Packets from the network that it carried.
+    pub packets: u64,
+    /// Packets that it had no room for.
+    pub dropped: u64,
 }
 
 /// Packets not carried for one reason.

@@ -74,6 +74,7 @@ impl Counters {
             from_network_packets: self.from_network.packets.load(Relaxed),
             from_network_bytes: self.from_network.bytes.load(Relaxed),
             drops: drops.collect(),
+            queues: Vec::new(),
         }
     }
 }

@@ -103,6 +103,9 @@ impl Engine {
         epoll::add(&epoll, &pair.to_network.call, EventData::new_u64(1), EventFlags::IN)?;
         epoll::add(&epoll, &pair.from_network.call, EventData::new_u64(2), EventFlags::IN)?;
         epoll::add(&epoll, &queue, EventData::new_u64(3), EventFlags::empty())?;
+        if let Some(others) = queue.others() {
+            epoll::add(&epoll, others, EventData::new_u64(3), EventFlags::empty())?;
+        }
         let (orders, inbox) = std::sync::mpsc::channel();
         let (outbox, answers) = std::sync::mpsc::channel();
         let handle = Handle { orders, wake: wake.try_clone()?, answers };
@@ -239,10 +242,13 @@ impl Engine {
         interest.set(EventFlags::OUT, self.running && self.blocked);
         if interest != self.interest {
             epoll::modify(&self.epoll, &self.queue, EventData::new_u64(3), interest)?;
+            if let Some(others) = self.queue.others() {
+                epoll::modify(&self.epoll, others, EventData::new_u64(3), interest & EventFlags::IN)?;
+            }
             self.interest = interest;
         }
         let mut events = Vec::with_capacity(4);
-        let soon = (self.running && self.queue.is_sending()).then_some(SOON);
+        let soon = (self.running && self.queue.is_busy()).then_some(SOON);
         match epoll::wait(&self.epoll, spare_capacity(&mut events), soon.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(e) => return Err(e),

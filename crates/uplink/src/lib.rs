@@ -7,6 +7,7 @@
 //! | [`pair`] | one queue pair: frames out of the ring, frames into it |
 //! | [`device`] | TAP, AF_PACKET, AF_XDP: opening, sending, receiving |
 //! | [`engine`] | the thread of one queue pair: sleeps until there is something to carry |
+//! | [`vmq`] | a queue pair for each busy guest, where the device can |
 //! | [`link`] | the vhost-user connection to the switch |
 //! | [`counters`] | what was carried and what was not |
 //! | `room` | unsafe room: system calls on the shared memory, ioctls, socket options |
@@ -21,3 +22,4 @@ pub mod link;
 pub mod memory;
 pub mod pair;
 mod room;
+pub mod vmq;

@@ -3,7 +3,7 @@
 //! The switch maps it like a guest's. Here it is mapped twice: once as [`GuestMemory`], through which rings and headers are
 //! read and written, and once as an `Arena`, through which the kernel moves frames by system calls.
 
-use crate::pair::{FromNetwork, Pair, ToNetwork};
+use crate::pair::{FromNetwork, Pair, Slots, ToNetwork};
 use crate::room::Arena;
 use lasthop_guestmem::{GuestMemory, RegionSpec};
 use lasthop_sys::EventFd;
@@ -89,6 +89,14 @@ impl SharedMemory {
         let memory = Arc::new(GuestMemory::empty().with_region(region, &memfd)?);
         let arena = Arc::new(Arena::map(memfd.as_fd(), usize::try_from(total).unwrap_or(usize::MAX))?);
         let (mut rings, mut pairs) = (Vec::new(), Vec::new());
+        let slots = Slots {
+            start: GUEST_BASE + 2 * ring_bytes + buffers_bytes,
+            stride: pair_bytes,
+            pairs: config.pairs,
+            count: config.slots,
+            len: config.slot,
+            pair: 0,
+        };
         for n in 0..u64::from(config.pairs) {
             let at = GUEST_BASE + n * pair_bytes;
             let mut ring = |at| -> Result<(DriverRing, EventFd, EventFd), MemoryError> {
@@ -103,7 +111,7 @@ impl SharedMemory {
                 memory: memory.clone(),
                 arena: arena.clone(),
                 to_network: ToNetwork::new(receive, buffers, config.buffer, config.ring),
-                from_network: FromNetwork::new(transmit, buffers + buffers_bytes, config.slot, config.slots),
+                from_network: FromNetwork::new(transmit, Slots { pair: n as u16, ..slots }),
             });
         }
         Ok((Self { memfd, region, rings }, pairs))

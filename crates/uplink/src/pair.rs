@@ -82,7 +82,7 @@ impl Pair {
     /// The part of the shared memory that frames are in: all buffers, then all slots.
     pub(crate) fn buffers_and_slots(&self) -> Run {
         let start = (self.to_network.buffers - GUEST_BASE) as usize;
-        let end = self.from_network.slot(self.from_network.count.into()).0;
+        let (_, end) = self.from_network.own_slots();
         (start, end - start)
     }
 
@@ -160,6 +160,24 @@ impl ToNetwork {
     }
 }
 
+/// Where slots lie. Every pair has its own; a device whose queues share theirs may have any pair carry any of them, so they
+/// are numbered through.
+#[derive(Clone, Copy, Debug)]
+pub struct Slots {
+    /// Address of the first pair's first.
+    pub start: u64,
+    /// From a pair's first to the next pair's first.
+    pub stride: u64,
+    /// Pairs.
+    pub pairs: u16,
+    /// Of each pair.
+    pub count: u16,
+    /// Bytes of a slot.
+    pub len: u32,
+    /// The pair whose own are meant.
+    pub pair: u16,
+}
+
 /// The ring that we fill.
 #[derive(Debug)]
 pub struct FromNetwork {
@@ -168,19 +186,30 @@ pub struct FromNetwork {
     kick: EventFd,
     /// The switch signals it when it has taken packets and we asked to be told.
     pub call: EventFd,
-    slots: u64,
-    slot_len: u32,
+    slots: Slots,
     /// Slots that neither the switch nor the device has. The one used last is taken first: it is in the cache.
     spare: Vec<u32>,
-    count: u16,
     reclaim_below: usize,
 }
 
 impl FromNetwork {
-    pub(crate) fn new(ring: (DriverRing, EventFd, EventFd), slots: u64, slot_len: u32, count: u16) -> Self {
+    pub(crate) fn new(ring: (DriverRing, EventFd, EventFd), slots: Slots) -> Self {
         let (ring, kick, call) = ring;
-        let spare = (0..u32::from(count)).rev().collect();
-        Self { ring, kick, call, slots, slot_len, spare, count, reclaim_below: usize::from(count) / 2 }
+        let first = u32::from(slots.pair) * u32::from(slots.count);
+        let spare = (first..first + u32::from(slots.count)).rev().collect();
+        Self { ring, kick, call, slots, spare, reclaim_below: usize::from(slots.count) / 2 }
+    }
+
+    /// Where this pair's own slots begin and end in the shared memory.
+    fn own_slots(&self) -> (usize, usize) {
+        let slots = &self.slots;
+        let start = (slots.start + u64::from(slots.pair) * slots.stride - GUEST_BASE) as usize;
+        (start, start + usize::from(slots.count) * slots.len as usize)
+    }
+
+    /// The pair whose own this slot is.
+    pub(crate) fn pair_of(&self, slot: u32) -> usize {
+        (slot / u32::from(self.slots.count)) as usize
     }
 
     /// Takes back what the switch is done with, unless there is plenty.
@@ -211,10 +240,12 @@ impl FromNetwork {
 
     /// The slot that a frame at this offset of the shared memory lies in wholly, and where in it.
     pub(crate) fn slot_of(&self, offset: usize, len: usize) -> Option<(u32, usize)> {
-        let at = offset.checked_sub((self.slots - GUEST_BASE) as usize)?;
-        let (slot, in_slot) = (at / self.slot_len as usize, at % self.slot_len as usize);
-        let fits = slot < usize::from(self.count) && in_slot + len <= self.slot_len as usize;
-        fits.then_some((slot as u32, in_slot))
+        let slots = &self.slots;
+        let at = (offset as u64).checked_sub(slots.start - GUEST_BASE)?;
+        let (pair, at) = (at / slots.stride, at % slots.stride);
+        let (slot, in_slot) = (at / u64::from(slots.len), (at % u64::from(slots.len)) as usize);
+        let fits = slot < u64::from(slots.count) && in_slot + len <= slots.len as usize;
+        (fits && pair < u64::from(slots.pairs)).then_some(((pair * u64::from(slots.count) + slot) as u32, in_slot))
     }
 
     /// A slot that was not filled.
@@ -224,8 +255,10 @@ impl FromNetwork {
 
     /// Where a slot's bytes begin in the shared memory, and how many there are.
     pub fn slot(&self, slot: u32) -> Run {
-        let at = self.slots + u64::from(slot) * u64::from(self.slot_len) - GUEST_BASE;
-        (at as usize, self.slot_len as usize)
+        let slots = &self.slots;
+        let (pair, n) = (slot / u32::from(slots.count), slot % u32::from(slots.count));
+        let at = slots.start + u64::from(pair) * slots.stride + u64::from(n) * u64::from(slots.len) - GUEST_BASE;
+        (at as usize, slots.len as usize)
     }
 
     /// Gives the switch a packet: `len` bytes, header included, from `offset` in the slot on. It sees it at

@@ -15,12 +15,14 @@ use crate::counters::Counters;
 use crate::memory::MemoryConfig;
 use crate::pair::{FromNetwork, Packet, Pair, PairError};
 use crate::room::Interface;
+use crate::vmq::steering::Steering;
 use lasthop_ipc::{UplinkDevice, UplinkDriver};
 use lasthop_types::MacAddr;
 use lasthop_vhostuser::Features;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
+use std::sync::Arc;
 
 /// Most queues of a device.
 pub const MAX_QUEUES: u16 = 16;
@@ -118,17 +120,17 @@ impl Queue {
         }
     }
 
-    /// Gives it the pair's memory, for a device that uses that itself.
-    fn bind(&mut self, pair: &mut Pair) -> Result<Option<String>, Errno> {
-        match self {
-            Self::Xdp(xdp) => xdp.bind(pair).map(|zero_copy| Some(xdp.mode(zero_copy))),
-            _ => Ok(None),
-        }
+    /// Something is under way that nothing will tell the end of, such as frames that the device sends: look again soon.
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Self::Xdp(xdp) if xdp.is_busy())
     }
 
-    /// Frames are with the device, and nothing will tell that it is done with them: look again soon.
-    pub fn is_sending(&self) -> bool {
-        matches!(self, Self::Xdp(xdp) if xdp.is_sending())
+    /// Readable when there is something to receive that [`AsFd`] does not tell of.
+    pub fn others(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Xdp(xdp) => xdp.others(),
+            _ => None,
+        }
     }
 
     /// The device is to end with this process, if we made it.
@@ -160,6 +162,8 @@ pub struct Device {
     pub features: Features,
     /// What the memory shared with the switch must be like.
     pub memory: MemoryConfig,
+    /// How guests get queues of their own; once it is [bound](Device::bind), and only where they can.
+    pub steering: Option<Arc<Steering>>,
 }
 
 impl Device {
@@ -197,15 +201,22 @@ impl Device {
 impl Device {
     /// Gives the device the memory of the queue pairs, if it uses that itself. Needs the same rights as opening it.
     pub fn bind(&mut self, pairs: &mut [Pair]) -> Result<(), OpenError> {
-        for (i, (queue, pair)) in self.queues.iter_mut().zip(pairs).enumerate() {
-            match queue.bind(pair) {
-                Ok(None) => {}
-                Ok(Some(mode)) => self.about.mode = mode,
-                Err(e) => {
-                    return Err(OpenError(format!("queue {i}: {e}; has the interface so many queues (`ethtool -l`)?")));
-                }
+        let mut queues: Vec<&mut Xdp> = Vec::new();
+        for queue in &mut self.queues {
+            if let Queue::Xdp(xdp) = queue {
+                queues.push(xdp);
             }
         }
+        if queues.is_empty() {
+            return Ok(());
+        }
+        let mut bound = Vec::new();
+        for (i, (queue, pair)) in queues.iter().zip(pairs.iter()).enumerate() {
+            let refused = |e| OpenError(format!("queue {i}: {e}; has the interface so many queues (`ethtool -l`)?"));
+            bound.push(queue.bind(pair).map_err(refused)?);
+        }
+        let connected = Xdp::connect(&mut queues, bound, pairs);
+        (self.steering, self.about.mode) = connected.map_err(|e| OpenError(format!("sockets: {e}")))?;
         Ok(())
     }
 }

@@ -42,7 +42,7 @@ impl Packets {
             queues.push(super::Queue::Packets(Self { socket }));
         }
         let (features, memory) = (whole_packets(true), MemoryConfig::whole_packets(wanted.queues));
-        Ok(Device { queues, about, features, memory })
+        Ok(Device { queues, about, features, memory, steering: None })
     }
 
     pub(super) fn is_bound(&self) -> bool {

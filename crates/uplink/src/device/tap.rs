@@ -56,7 +56,7 @@ impl Tap {
         let about = about(wanted, UplinkDriver::Tap, "vnet_hdr", created)?;
         let queues = queues.into_iter().map(|tun| super::Queue::Tap(Self { tun, created })).collect();
         let (features, memory) = (whole_packets(uso), MemoryConfig::whole_packets(wanted.queues));
-        Ok(Device { queues, about, features, memory })
+        Ok(Device { queues, about, features, memory, steering: None })
     }
 
     pub(super) fn end(&self) {

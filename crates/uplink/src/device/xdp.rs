@@ -3,22 +3,29 @@
 //!
 //! The interface is taken from the host: what it receives does not reach the host's stack. Frames fit one buffer, so there are
 //! no packets beyond the MTU: the switch cuts them and completes their checksums in its one copy.
+//!
+//! With several queues the program gives each busy guest a queue pair of its own ([`crate::vmq`]).
 
+mod inbox;
 mod program;
 
 use super::{Device, DeviceError, Got, OpenError, SHORTEST, Sent, Wanted, about, denied};
 use crate::counters::{Counters, Reason};
-use crate::memory::MemoryConfig;
 use crate::pair::{Packet, Pair, VNET};
-use crate::room::{Interface, Xsk};
+use crate::room::{Fill, Interface, Plan, Receiver, Sender};
+use crate::vmq::steering::{Lane, Sources, Steering};
+use inbox::{Home, Inbox, Inboxes};
 use lasthop_frame::{VnetHdr, sum};
 use lasthop_guestmem::GuestSlice;
 use lasthop_ipc::UplinkDriver;
+use lasthop_sys::EventFd;
+use lasthop_types::MacAddr;
 use lasthop_vhostuser::Features;
 use program::XdpProgram;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Bytes of a slot, which is a chunk of the UMEM. The kernel leaves its first 256 free: there virtio's header goes.
 const CHUNK: u32 = 4096;
@@ -26,25 +33,51 @@ const CHUNK: u32 = 4096;
 const MAX_MTU: u32 = 2048 - VNET as u32 - 22;
 /// Frames in one burst.
 const BURST: usize = 64;
+/// How long a queue that was given away waits for the default queue at most.
+const HAND_OVER: Duration = Duration::from_millis(20);
 /// How often the kernel is asked to go on sending before others get their turn.
 const PUSHES: usize = 8;
 
-/// A queue of an interface.
+/// A queue pair: what one queue of the interface sends, and what the sockets of all queues receive for it.
 #[derive(Debug)]
 pub struct Xdp {
     program: Arc<XdpProgram>,
-    index: i32,
-    queue: u32,
-    socket: Option<Xsk>,
-    /// Where the UMEM begins in the shared memory.
+    index: u32,
+    queue: u16,
+    pairs: u16,
+    sockets: Option<Sockets>,
+}
+
+/// Once they are bound.
+#[derive(Debug)]
+struct Sockets {
+    sender: Sender,
+    inboxes: Inboxes,
+    /// Where the UMEM of this queue begins in the shared memory.
     umem: usize,
+    steering: Option<Arc<Steering>>,
+    sources: Sources,
+    /// The default queue: the hand-over that is asked of it, and how many slots have to be back for it. Others: the one that
+    /// is waited for, and since when.
+    asked: Option<(u64, u64)>,
+    waits: Option<(u64, Instant)>,
+}
+
+/// The first socket of a queue, on its way from [`Xdp::bind`] to [`Xdp::connect`].
+#[derive(Debug)]
+pub(super) struct Bound {
+    plan: Plan,
+    sender: Sender,
+    receiver: Receiver,
+    home: Arc<Home>,
+    wake: EventFd,
 }
 
 impl Xdp {
     pub(super) fn open(wanted: &Wanted) -> Result<Device, OpenError> {
         let name = &wanted.device;
         let failed = |e: Errno| OpenError(denied(name, e));
-        let index = Interface::named(name).and_then(|i| i.index()).map_err(failed)?;
+        let index = Interface::named(name).and_then(|i| i.index()).map_err(failed)?.cast_unsigned();
         let mut about = about(wanted, UplinkDriver::AfXdp, "", false)?;
         if about.mtu > MAX_MTU {
             let mtu = about.mtu;
@@ -52,33 +85,75 @@ impl Xdp {
                 "{name} has an MTU of {mtu}; af_xdp takes up to {MAX_MTU}: set it lower, or use af_packet"
             )));
         }
-        let program = XdpProgram::attach(index.cast_unsigned(), wanted.queues.into()).map_err(failed)?;
+        let program = XdpProgram::attach(index, wanted.queues).map_err(failed)?;
         about.mode = if program.native { "native" } else { "generic" }.into();
-        let program = Arc::new(program);
-        let queue = |queue| {
-            super::Queue::Xdp(Box::new(Self {
-                program: program.clone(),
-                index,
-                queue: u32::from(queue),
-                socket: None,
-                umem: 0,
-            }))
-        };
-        let memory = MemoryConfig { pairs: wanted.queues, ring: 512, buffer: 2048, slot: CHUNK, slots: 1536 };
-        let features = Features::CSUM;
-        Ok(Device { queues: (0..wanted.queues).map(queue).collect(), about, features, memory })
+        let (program, pairs) = (Arc::new(program), wanted.queues);
+        let queue =
+            |queue| super::Queue::Xdp(Box::new(Self { program: program.clone(), index, queue, pairs, sockets: None }));
+        let queues = (0..pairs).map(queue).collect();
+        Ok(Device { queues, about, features: Features::CSUM, memory: inbox::memory(pairs), steering: None })
     }
 
-    /// Binds the socket to the pair's memory. True if the NIC uses that memory itself.
-    pub(super) fn bind(&mut self, pair: &mut Pair) -> Result<bool, Errno> {
+    /// Binds the first socket of its queue to the pair's memory.
+    pub(super) fn bind(&self, pair: &Pair) -> Result<Bound, Errno> {
         let umem = pair.buffers_and_slots();
-        self.umem = umem.0;
-        let mut socket = Xsk::bind(&pair.arena, umem, CHUNK, self.index, self.queue)?;
-        fill(&mut socket, pair, self.umem);
-        self.program.redirect(self.queue, socket.as_fd())?;
-        let zero_copy = socket.zero_copy;
-        self.socket = Some(socket);
-        Ok(zero_copy)
+        let plan = inbox::plan(umem, self.index, self.queue, self.pairs);
+        let (sender, receiver, fill): (Sender, Receiver, Fill) = plan.bind(&pair.arena)?;
+        let home = Arc::new(Home::new(umem.0, fill));
+        Ok(Bound { plan, sender, receiver, home, wake: pair.to_network.call.try_clone()? })
+    }
+
+    /// Connects all queues of an interface with all pairs. The queues are those that `bound` were made for.
+    pub(super) fn connect(
+        queues: &mut [&mut Self],
+        bound: Vec<Bound>,
+        pairs: &mut [Pair],
+    ) -> Result<(Option<Arc<Steering>>, String), Errno> {
+        let Some(program) = queues.first().map(|q| q.program.clone()) else { return Err(Errno::INVAL) };
+        let zero_copy = bound.iter().all(|b| b.sender.zero_copy);
+        // Of each pair the sockets of all queues, in their order.
+        let mut inboxes: Vec<Vec<Inbox>> = queues.iter().map(|_| Vec::new()).collect();
+        let (mut senders, mut wakes) = (Vec::new(), Vec::new());
+        for Bound { plan, sender, receiver, home, wake } in bound {
+            let (queue, mut own) = (plan.queue as usize, Some(receiver));
+            for (pair, inboxes) in inboxes.iter_mut().enumerate() {
+                let receiver = match own.take_if(|_| pair == queue) {
+                    Some(own) => own,
+                    None => plan.bind_more(&sender)?,
+                };
+                inboxes.push(Inbox::new(receiver, home.clone()));
+            }
+            senders.push((sender, home.umem));
+            wakes.push(wake);
+        }
+        let steering = match program.table() {
+            None => None,
+            Some(table) => {
+                let (table, seed) = table?;
+                let lane = |(inboxes, wake): (&Vec<Inbox>, EventFd)| {
+                    let sockets = inboxes.iter().map(|inbox| inbox.receiver.socket()).collect();
+                    Lane::new(wake, sockets, inboxes.iter().map(|inbox| inbox.receiver.size()).sum())
+                };
+                let lanes = inboxes.iter().zip(wakes).map(lane).collect();
+                Some(Arc::new(Steering::new(table, seed, lanes, EventFd::new()?)))
+            }
+        };
+        for (((own, queue), inboxes), (sender, umem)) in queues.iter_mut().enumerate().zip(inboxes).zip(senders) {
+            let mut inboxes = Inboxes::new(inboxes, own)?;
+            if let Some(pair) = pairs.get_mut(own) {
+                inboxes.start(pair);
+            }
+            let (steering, sources) = (steering.clone(), Sources::default());
+            queue.sockets = Some(Sockets { sender, inboxes, umem, steering, sources, asked: None, waits: None });
+        }
+        // Only now: a frame finds a slot in whichever queue it comes in on.
+        for queue in queues.iter() {
+            for (from, inbox) in (0..).zip(queue.sockets.iter().flat_map(|s| &s.inboxes.all)) {
+                program.redirect(from, queue.queue, inbox.receiver.as_fd())?;
+            }
+        }
+        let place = if program.native { "native" } else { "generic" };
+        Ok((steering, format!("{place}, {}", if zero_copy { "zero-copy" } else { "copy" })))
     }
 
     pub(super) fn send(
@@ -87,7 +162,12 @@ impl Xdp {
         packets: &[Packet],
         counters: &Counters,
     ) -> Result<Sent, DeviceError> {
-        let Some(socket) = &mut self.socket else { return Err(DeviceError::Gone) };
+        let Some(Sockets { sender, umem, steering, sources, .. }) = &mut self.sockets else {
+            return Err(DeviceError::Gone);
+        };
+        if let Some(steering) = steering {
+            sources.refresh(steering);
+        }
         let (mut done, mut sent, mut bytes) = (0, 0, 0);
         for packet in packets {
             let [(at, len)] = packet.runs[..] else {
@@ -96,69 +176,134 @@ impl Xdp {
                 done += 1;
                 continue;
             };
-            if !socket.send((at + VNET - self.umem) as u64, (len - VNET) as u32) {
+            if !sender.send((at + VNET - *umem) as u64, (len - VNET) as u32) {
                 break;
+            }
+            if let Some(steering) = steering
+                && let Some(source) = pair.bytes((at + VNET + 6, 6)).read_array(0)
+            {
+                sources.note(MacAddr(source), steering);
             }
             (done, sent, bytes) = (done + 1, sent + 1, bytes + (len - VNET) as u64);
         }
-        push(socket)?;
+        push(sender)?;
         counters.sent(sent, bytes);
-        give_back(socket, pair, self.umem);
+        give_back(sender, pair, *umem);
         Ok(Sent { done, blocked: done < packets.len() })
     }
 
     pub(super) fn receive(&mut self, pair: &mut Pair, counters: &Counters) -> Result<Got, DeviceError> {
-        let Some(socket) = &mut self.socket else { return Err(DeviceError::Gone) };
-        if socket.is_sending() {
-            push(socket)?;
+        let queue = self.queue;
+        let Some(sockets) = &mut self.sockets else { return Err(DeviceError::Gone) };
+        if sockets.sender.is_sending() {
+            push(&sockets.sender)?;
         }
-        give_back(socket, pair, self.umem);
+        give_back(&mut sockets.sender, pair, sockets.umem);
         pair.from_network.reclaim_all()?;
-        let (mut packets, mut bytes, mut taken) = (0, 0, 0);
-        while taken < BURST && pair.from_network.ring.free() > 0 {
-            let Some((at, len)) = socket.received() else { break };
-            taken += 1;
-            let (offset, len) = (self.umem + at as usize, len as usize);
-            let Some((slot, in_slot)) = pair.from_network.slot_of(offset, len).filter(|(_, at)| *at >= VNET) else {
-                // The kernel speaks of memory that it was not given: nothing of this is right any more.
-                return Err(DeviceError::Io(Errno::FAULT));
-            };
-            if len < SHORTEST {
-                counters.dropped(Reason::TooShort);
-                pair.from_network.put_back(slot);
-                continue;
-            }
-            let header = open_checksum(&pair.bytes((offset, len)));
-            pair.bytes((offset - VNET, VNET)).write_array(0, &header.to_bytes());
-            pair.from_network.add(slot, in_slot - VNET, VNET + len);
-            packets += 1;
-            bytes += len as u64;
+        sockets.inboxes.fill(pair);
+        if let Some(steering) = &sockets.steering
+            && let Some(got) = hand_over(steering, queue, &sockets.inboxes, &mut sockets.asked, &mut sockets.waits)
+        {
+            return Ok(got);
         }
-        socket.taken();
-        fill(socket, pair, self.umem);
+        let inboxes = &mut sockets.inboxes;
+        let (mut packets, mut bytes, mut left, mut stalled) = (0, 0, BURST, false);
+        let (count, first) = (inboxes.all.len(), inboxes.first);
+        inboxes.first = (first + 1) % count.max(1);
+        for i in 0..count {
+            let Some(inbox) = inboxes.all.get_mut((first + i) % count) else { break };
+            let before = left;
+            while left > 0 {
+                if pair.from_network.ring.free() == 0 || (count > 1 && inbox.is_full()) {
+                    stalled |= inbox.receiver.waiting() > 0;
+                    break;
+                }
+                let Some((offset, len)) = inbox.take() else { break };
+                left -= 1;
+                let Some((slot, in_slot)) = pair.from_network.slot_of(offset, len).filter(|(_, at)| *at >= VNET) else {
+                    // The kernel speaks of memory that it was not given: nothing of this is right any more.
+                    return Err(DeviceError::Io(Errno::FAULT));
+                };
+                if len < SHORTEST {
+                    counters.dropped(Reason::TooShort);
+                    pair.from_network.put_back(slot);
+                    continue;
+                }
+                let header = open_checksum(&pair.bytes((offset, len)));
+                pair.bytes((offset - VNET, VNET)).write_array(0, &header.to_bytes());
+                pair.from_network.add(slot, in_slot - VNET, VNET + len);
+                packets += 1;
+                bytes += len as u64;
+            }
+            if left < before {
+                inbox.receiver.taken();
+            }
+        }
+        let taken = (BURST - left) as u64;
+        inboxes.taken += taken;
         pair.from_network.publish();
         counters.received(packets, bytes);
-        Ok(match taken {
-            BURST => Got::More,
-            _ if pair.from_network.ring.free() == 0 => Got::Stalled,
+        if let Some(steering) = &sockets.steering
+            && taken > 0
+        {
+            steering.received(queue, packets);
+        }
+        Ok(match left {
+            0 => Got::More,
+            _ if stalled || pair.from_network.ring.free() == 0 => Got::Stalled,
             _ => Got::All,
         })
     }
 
-    /// Frames are with the kernel that nobody will tell us the end of.
-    pub(super) fn is_sending(&self) -> bool {
-        self.socket.as_ref().is_some_and(|s| s.in_flight > 0)
+    /// Frames are with the kernel, or one queue waits for another, and nobody will tell us the end of it.
+    pub(super) fn is_busy(&self) -> bool {
+        self.sockets.as_ref().is_some_and(|s| s.sender.in_flight > 0 || s.asked.is_some() || s.waits.is_some())
     }
 
-    /// Its mode, in full.
-    pub(super) fn mode(&self, zero_copy: bool) -> String {
-        let place = if self.program.native { "native" } else { "generic" };
-        format!("{place}, {}", if zero_copy { "zero-copy" } else { "copy" })
+    /// Readable when there is something to receive that [`AsFd`] does not tell of.
+    pub(super) fn others(&self) -> Option<BorrowedFd<'_>> {
+        self.sockets.as_ref().and_then(|s| s.inboxes.others())
     }
 }
 
+/// A guest that gets a queue may have frames left in the default queue, which must reach the switch first. So its queue,
+/// when it has its first frames, asks the default queue, and that answers when all that was in it is with the switch and
+/// the switch has given the slots back. Rather than lose frames, the queue waits no longer when its rings are half full.
+/// `None`: frames may be taken.
+fn hand_over(
+    steering: &Steering,
+    queue: u16,
+    inboxes: &Inboxes,
+    asked: &mut Option<(u64, u64)>,
+    waits: &mut Option<(u64, Instant)>,
+) -> Option<Got> {
+    if queue == 0 {
+        if asked.is_none() && !steering.is_answered(steering.asked()) {
+            *asked = Some((steering.asked(), inboxes.taken + inboxes.waiting()));
+        }
+        if let Some((ticket, _)) = asked.take_if(|(_, until)| inboxes.returned >= *until) {
+            steering.answer(ticket);
+        }
+        return None;
+    }
+    let Some(lane) = steering.lane(queue).filter(|lane| lane.is_held()) else {
+        *waits = None;
+        return None;
+    };
+    if inboxes.waiting() == 0 {
+        return Some(Got::All);
+    }
+    let (ticket, since) = *waits.get_or_insert_with(|| (steering.ask(), Instant::now()));
+    if !steering.is_answered(ticket) && !inboxes.is_filling() && since.elapsed() <= HAND_OVER {
+        return Some(Got::Stalled);
+    }
+    lane.begin();
+    *waits = None;
+    None
+}
+
 /// Has the kernel send what it was given.
-fn push(socket: &Xsk) -> Result<(), DeviceError> {
+fn push(socket: &Sender) -> Result<(), DeviceError> {
     for _ in 0..PUSHES {
         match socket.flush() {
             Err(Errno::AGAIN | Errno::BUSY | Errno::NOBUFS | Errno::INTR) if socket.is_sending() => {}
@@ -171,21 +316,10 @@ fn push(socket: &Xsk) -> Result<(), DeviceError> {
 }
 
 /// Buffers that were sent go back to the switch.
-fn give_back(socket: &mut Xsk, pair: &mut Pair, umem: usize) {
+fn give_back(socket: &mut Sender, pair: &mut Pair, umem: usize) {
     while let Some(at) = socket.completed() {
         pair.to_network.give_back_at(umem + at as usize);
     }
-}
-
-/// Spare slots go to the kernel.
-fn fill(socket: &mut Xsk, pair: &mut Pair, umem: usize) {
-    while let Some(slot) = pair.from_network.take_spare() {
-        if !socket.fill((pair.from_network.slot(slot).0 - umem) as u64) {
-            pair.from_network.put_back(slot);
-            break;
-        }
-    }
-    socket.filled();
 }
 
 /// The header for a received frame. A veth's other end leaves checksums open and XDP has no word for that; but then the field
@@ -229,8 +363,8 @@ fn partial(frame: &GuestSlice<'_>) -> Option<VnetHdr> {
 
 impl AsFd for Xdp {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match &self.socket {
-            Some(socket) => socket.as_fd(),
+        match &self.sockets {
+            Some(sockets) => sockets.sender.as_fd(),
             None => self.program.as_fd(),
         }
     }

@@ -14,7 +14,7 @@ pub use interface::Interface;
 pub use messages::{BATCH, Place, Received};
 pub use packet::PacketSocket;
 pub use tun::Tun;
-pub use xsk::Xsk;
+pub use xsk::{Fill, Plan, Receiver, Sender, dropped};
 
 use rustix::io::Errno;
 

@@ -1,5 +1,6 @@
-//! An AF_XDP socket (Documentation/networking/af_xdp.rst of the kernel): its four rings, and a UMEM that is a part of the memory
-//! shared with the switch.
+//! AF_XDP sockets (Documentation/networking/af_xdp.rst of the kernel): their rings, and a UMEM that is a part of the memory
+//! shared with the switch. A queue of an interface has one UMEM and one fill ring, and may have several sockets: one that
+//! sends and receives, and others that only receive into the same UMEM.
 //!
 //! All offsets here are from the start of the UMEM. What the kernel says is checked before it is used.
 
@@ -9,10 +10,11 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Entries of every ring.
-pub const RING: u32 = 1024;
+/// Entries of the rings for what is sent.
+const SEND: u32 = 1024;
 
 /// A ring that the kernel shares with us: two running numbers and the entries.
 #[derive(Debug)]
@@ -20,6 +22,7 @@ struct Ring {
     base: NonNull<u8>,
     len: usize,
     offsets: libc::xdp_ring_offset,
+    entries: u32,
     /// Our own number: of the next entry to be written, or to be read.
     next: u32,
 }
@@ -28,13 +31,20 @@ struct Ring {
 unsafe impl Send for Ring {}
 
 impl Ring {
-    fn map(socket: &OwnedFd, offsets: libc::xdp_ring_offset, entry: usize, at: u64) -> Result<Self, Errno> {
-        let len = offsets.desc as usize + RING as usize * entry;
+    /// `entry`: bytes of one; `at`: which ring of the socket it is.
+    fn map(
+        socket: &OwnedFd,
+        offsets: libc::xdp_ring_offset,
+        entries: u32,
+        entry: usize,
+        at: u64,
+    ) -> Result<Self, Errno> {
+        let len = offsets.desc as usize + entries as usize * entry;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
         let base =
             unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED | MapFlags::POPULATE, socket, at) }?;
-        Ok(Self { base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, len, offsets, next: 0 })
+        Ok(Self { base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, len, offsets, entries, next: 0 })
     }
 
     fn number(&self, offset: u64) -> &AtomicU32 {
@@ -45,25 +55,25 @@ impl Ring {
     /// Entries that we may write: we produce.
     fn room(&self) -> u32 {
         let consumed = self.number(self.offsets.consumer).load(Ordering::Acquire);
-        RING.saturating_sub(self.next.wrapping_sub(consumed))
+        self.entries.saturating_sub(self.next.wrapping_sub(consumed))
     }
 
     /// Entries that we may read: the kernel produces.
     fn waiting(&self) -> u32 {
-        self.number(self.offsets.producer).load(Ordering::Acquire).wrapping_sub(self.next).min(RING)
+        self.number(self.offsets.producer).load(Ordering::Acquire).wrapping_sub(self.next).min(self.entries)
     }
 
     /// Writes the next entry; only while there is room.
     fn write<T: Copy>(&mut self, entry: T) {
-        let at = self.offsets.desc as usize + (self.next % RING) as usize * size_of::<T>();
-        // SAFETY: inside the mapping, which has `RING` entries behind `desc`; the kernel does not read it before `produce`.
+        let at = self.offsets.desc as usize + (self.next % self.entries) as usize * size_of::<T>();
+        // SAFETY: inside the mapping, which has `entries` of them behind `desc`; the kernel does not read it before `produce`.
         unsafe { self.base.as_ptr().add(at).cast::<T>().write_volatile(entry) };
         self.next = self.next.wrapping_add(1);
     }
 
     /// Reads the next entry; only while one waits.
     fn read<T: Copy>(&mut self) -> T {
-        let at = self.offsets.desc as usize + (self.next % RING) as usize * size_of::<T>();
+        let at = self.offsets.desc as usize + (self.next % self.entries) as usize * size_of::<T>();
         // SAFETY: as in `write`; the kernel does not write it before `consume`. Any bytes are a `T`: plain numbers.
         let entry = unsafe { self.base.as_ptr().add(at).cast::<T>().read_volatile() };
         self.next = self.next.wrapping_add(1);
@@ -86,95 +96,170 @@ impl Drop for Ring {
     }
 }
 
-/// A bound socket.
+/// Sends frames from one queue of an interface. With a [`Receiver`] it is one socket.
 #[derive(Debug)]
-pub struct Xsk {
-    socket: OwnedFd,
-    fill: Ring,
-    completion: Ring,
-    receive: Ring,
+pub struct Sender {
+    socket: Arc<OwnedFd>,
     send: Ring,
+    completion: Ring,
     /// Sent and not completed.
     pub in_flight: u32,
     /// The NIC reads and writes the UMEM itself.
     pub zero_copy: bool,
 }
 
-impl Xsk {
-    /// Binds a socket to one queue of the interface. `umem`: the part of the arena that the kernel may use, in chunks of
-    /// `chunk` bytes.
-    pub fn bind(arena: &Arena, umem: Run, chunk: u32, index: i32, queue: u32) -> Result<Self, Errno> {
-        Self::bind_as(arena, umem, chunk, index, queue, libc::XDP_ZEROCOPY)
-            .or_else(|_| Self::bind_as(arena, umem, chunk, index, queue, libc::XDP_COPY))
+/// Takes frames that the XDP program gives to this socket.
+#[derive(Debug)]
+pub struct Receiver {
+    socket: Arc<OwnedFd>,
+    ring: Ring,
+}
+
+/// Chunks that frames of a queue may be received into, whichever socket they are for.
+#[derive(Debug)]
+pub struct Fill(Ring);
+
+/// What a queue's first socket is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// The part of the arena that the kernel may use, in chunks of `chunk` bytes.
+    pub umem: Run,
+    /// Bytes of a chunk.
+    pub chunk: u32,
+    /// The interface's number.
+    pub index: u32,
+    /// Its queue.
+    pub queue: u32,
+    /// Entries of a receiver's ring, a power of two.
+    pub receive: u32,
+    /// Entries of the fill ring, a power of two.
+    pub fill: u32,
+}
+
+impl Plan {
+    /// Binds the first socket of the queue.
+    pub fn bind(&self, arena: &Arena) -> Result<(Sender, Receiver, Fill), Errno> {
+        self.bind_as(arena, libc::XDP_ZEROCOPY).or_else(|_| self.bind_as(arena, libc::XDP_COPY))
     }
 
-    fn bind_as(arena: &Arena, umem: Run, chunk: u32, index: i32, queue: u32, mode: u16) -> Result<Self, Errno> {
-        // SAFETY: socket(2) takes numbers; a result that is not negative is a descriptor of ours.
-        let socket =
-            unsafe { OwnedFd::from_raw_fd(check(libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0))?) };
-        let iovec = arena.iovec(umem).ok_or(Errno::FAULT)?;
+    fn bind_as(&self, arena: &Arena, mode: u16) -> Result<(Sender, Receiver, Fill), Errno> {
+        let socket = socket()?;
+        let iovec = arena.iovec(self.umem).ok_or(Errno::FAULT)?;
         // SAFETY: all-zero is valid for this structure.
         let mut register: libc::xdp_umem_reg = unsafe { std::mem::zeroed() };
-        (register.addr, register.len, register.chunk_size) = (iovec.iov_base as u64, umem.1 as u64, chunk);
+        (register.addr, register.len, register.chunk_size) = (iovec.iov_base as u64, self.umem.1 as u64, self.chunk);
         set(&socket, libc::XDP_UMEM_REG, &register)?;
-        for ring in [libc::XDP_UMEM_FILL_RING, libc::XDP_UMEM_COMPLETION_RING, libc::XDP_RX_RING, libc::XDP_TX_RING] {
-            set(&socket, ring, &RING)?;
-        }
-        // SAFETY: all-zero is valid for this structure; the kernel writes at most the length given.
-        let offsets = unsafe {
-            let mut offsets: libc::xdp_mmap_offsets = std::mem::zeroed();
-            let mut len = size_of_val(&offsets) as libc::socklen_t;
-            let fd = socket.as_raw_fd();
-            let to = (&raw mut offsets).cast();
-            check(libc::getsockopt(fd, libc::SOL_XDP, libc::XDP_MMAP_OFFSETS, to, &raw mut len))?;
-            offsets
-        };
+        set(&socket, libc::XDP_UMEM_FILL_RING, &self.fill)?;
+        set(&socket, libc::XDP_UMEM_COMPLETION_RING, &SEND)?;
+        set(&socket, libc::XDP_TX_RING, &SEND)?;
+        let receive = self.receiver(&socket)?;
+        let offsets = offsets(&socket)?;
+        let fill = Ring::map(&socket, offsets.fr, self.fill, 8, libc::XDP_UMEM_PGOFF_FILL_RING)?;
+        let completion = Ring::map(&socket, offsets.cr, SEND, 8, libc::XDP_UMEM_PGOFF_COMPLETION_RING)?;
         let descriptor = size_of::<libc::xdp_desc>();
-        let fill = Ring::map(&socket, offsets.fr, 8, libc::XDP_UMEM_PGOFF_FILL_RING)?;
-        let completion = Ring::map(&socket, offsets.cr, 8, libc::XDP_UMEM_PGOFF_COMPLETION_RING)?;
-        let receive = Ring::map(&socket, offsets.rx, descriptor, libc::XDP_PGOFF_RX_RING as u64)?;
-        let send = Ring::map(&socket, offsets.tx, descriptor, libc::XDP_PGOFF_TX_RING as u64)?;
+        let send = Ring::map(&socket, offsets.tx, SEND, descriptor, libc::XDP_PGOFF_TX_RING as u64)?;
+        self.address(&socket, mode, None)?;
+        let (socket, zero_copy) = (Arc::new(socket), mode == libc::XDP_ZEROCOPY);
+        let sender = Sender { socket: socket.clone(), send, completion, in_flight: 0, zero_copy };
+        Ok((sender, Receiver { socket, ring: receive }, Fill(fill)))
+    }
+
+    /// Binds one more socket to the same queue, whose first one `first` is of. It uses the same UMEM and the same fill ring.
+    pub fn bind_more(&self, first: &Sender) -> Result<Receiver, Errno> {
+        let socket = socket()?;
+        let ring = self.receiver(&socket)?;
+        self.address(&socket, libc::XDP_SHARED_UMEM, Some(&first.socket))?;
+        Ok(Receiver { socket: Arc::new(socket), ring })
+    }
+
+    fn receiver(&self, socket: &OwnedFd) -> Result<Ring, Errno> {
+        set(socket, libc::XDP_RX_RING, &self.receive)?;
+        let descriptor = size_of::<libc::xdp_desc>();
+        Ring::map(socket, offsets(socket)?.rx, self.receive, descriptor, libc::XDP_PGOFF_RX_RING as u64)
+    }
+
+    fn address(&self, socket: &OwnedFd, flags: u16, shared: Option<&OwnedFd>) -> Result<(), Errno> {
         // SAFETY: all-zero is valid for the address.
         let mut address: libc::sockaddr_xdp = unsafe { std::mem::zeroed() };
-        (address.sxdp_family, address.sxdp_flags) = (libc::AF_XDP as u16, mode);
-        (address.sxdp_ifindex, address.sxdp_queue_id) = (index as u32, queue);
+        (address.sxdp_family, address.sxdp_flags) = (libc::AF_XDP as u16, flags);
+        (address.sxdp_ifindex, address.sxdp_queue_id) = (self.index, self.queue);
+        address.sxdp_shared_umem_fd = shared.map_or(0, |s| s.as_raw_fd().cast_unsigned());
         // SAFETY: the address is a live local of the length given.
         check(unsafe {
             let len = size_of_val(&address) as libc::socklen_t;
             libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len)
-        })?;
-        let zero_copy = mode == libc::XDP_ZEROCOPY;
-        Ok(Self { socket, fill, completion, receive, send, in_flight: 0, zero_copy })
+        })
+        .map(drop)
     }
+}
 
+impl Fill {
     /// Gives the kernel a chunk to receive into; false if it has as many as it can keep.
-    pub fn fill(&mut self, chunk: u64) -> bool {
-        let fits = self.fill.room() > 0;
+    pub fn add(&mut self, chunk: u64) -> bool {
+        let fits = self.0.room() > 0;
         if fits {
-            self.fill.write(chunk);
+            self.0.write(chunk);
         }
         fits
     }
 
     /// Shows the kernel the chunks.
-    pub fn filled(&self) {
-        self.fill.produce();
+    pub fn publish(&self) {
+        self.0.produce();
+    }
+}
+
+impl Receiver {
+    /// Frames that wait.
+    pub fn waiting(&self) -> u32 {
+        self.ring.waiting()
+    }
+
+    /// Frames that it can keep.
+    pub fn size(&self) -> u32 {
+        self.ring.entries
     }
 
     /// A frame that was received: offset and length. It is ours from now on.
     pub fn received(&mut self) -> Option<(u64, u32)> {
-        let frame = (self.receive.waiting() > 0).then(|| self.receive.read::<libc::xdp_desc>());
+        let frame = (self.ring.waiting() > 0).then(|| self.ring.read::<libc::xdp_desc>());
         frame.map(|d| (d.addr, d.len))
     }
 
     /// Tells the kernel that what was received has been taken from the ring.
     pub fn taken(&self) {
-        self.receive.consume();
+        self.ring.consume();
     }
 
+    /// The socket, for [`dropped`].
+    pub fn socket(&self) -> Arc<OwnedFd> {
+        self.socket.clone()
+    }
+}
+
+impl AsFd for Receiver {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Frames for this socket that the kernel has dropped because its ring was full.
+pub fn dropped(socket: &OwnedFd) -> u64 {
+    // SAFETY: all-zero is valid for this structure; the kernel writes at most the length given.
+    let (result, statistics) = unsafe {
+        let mut statistics: libc::xdp_statistics = std::mem::zeroed();
+        let mut len = size_of_val(&statistics) as libc::socklen_t;
+        let to = (&raw mut statistics).cast();
+        let result = libc::getsockopt(socket.as_raw_fd(), libc::SOL_XDP, libc::XDP_STATISTICS, to, &raw mut len);
+        (result, statistics)
+    };
+    if result < 0 { 0 } else { statistics.rx_dropped + statistics.rx_ring_full }
+}
+
+impl Sender {
     /// Gives the kernel a frame to send; false if the ring is full. It keeps it until it is [completed](Self::completed).
     pub fn send(&mut self, offset: u64, len: u32) -> bool {
-        let fits = self.send.room() > 0 && self.in_flight < RING;
+        let fits = self.send.room() > 0 && self.in_flight < SEND;
         if fits {
             self.send.write(libc::xdp_desc { addr: offset, len, options: 0 });
             self.in_flight += 1;
@@ -195,7 +280,7 @@ impl Xsk {
 
     /// Whether the kernel has not begun to send all that was given to it.
     pub fn is_sending(&self) -> bool {
-        self.send.room() < RING
+        self.send.room() < SEND
     }
 
     /// A frame that the kernel is done with.
@@ -207,9 +292,26 @@ impl Xsk {
     }
 }
 
-impl AsFd for Xsk {
+impl AsFd for Sender {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+}
+
+fn socket() -> Result<OwnedFd, Errno> {
+    // SAFETY: socket(2) takes numbers; a result that is not negative is a descriptor of ours.
+    Ok(unsafe { OwnedFd::from_raw_fd(check(libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0))?) })
+}
+
+/// Where in the mapping of each ring what is.
+fn offsets(socket: &OwnedFd) -> Result<libc::xdp_mmap_offsets, Errno> {
+    // SAFETY: all-zero is valid for this structure; the kernel writes at most the length given.
+    unsafe {
+        let mut offsets: libc::xdp_mmap_offsets = std::mem::zeroed();
+        let mut len = size_of_val(&offsets) as libc::socklen_t;
+        let to = (&raw mut offsets).cast();
+        check(libc::getsockopt(socket.as_raw_fd(), libc::SOL_XDP, libc::XDP_MMAP_OFFSETS, to, &raw mut len))?;
+        Ok(offsets)
     }
 }
 

@@ -1,0 +1,266 @@
+//! What engines and the main thread share to steer guests to queues.
+//!
+//! | who | does |
+//! |---|---|
+//! | the XDP program | looks up the destination address, counts, chooses the queue |
+//! | an engine that sends | tells of addresses that the switch sends from: only they can get a queue |
+//! | the main thread | samples the counts, decides, writes the table |
+//! | an engine that receives | counts; a queue that has just been given away waits for the default queue, so that nothing overtakes |
+
+use super::Filter;
+use super::table::{self, Entry, Table};
+use crate::room::dropped;
+use lasthop_sys::EventFd;
+use lasthop_sys::bpf::MappedValue;
+use lasthop_types::MacAddr;
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Addresses that may wait for the main thread to see them.
+const SEEN: usize = 256;
+
+/// A queue pair, as the others know it.
+#[derive(Debug)]
+pub struct Lane {
+    /// Packets from the network.
+    pub packets: AtomicU64,
+    /// It has been given away, and has not begun: what came before for its guest may still be in the default queue.
+    held: AtomicBool,
+    /// Wakes its engine.
+    wake: EventFd,
+    /// Its sockets, one for each queue of the interface.
+    sockets: Vec<Arc<OwnedFd>>,
+    /// Frames that its rings can keep.
+    size: u32,
+}
+
+impl Lane {
+    /// `wake`: wakes its engine.
+    pub fn new(wake: EventFd, sockets: Vec<Arc<OwnedFd>>, size: u32) -> Self {
+        Self { packets: AtomicU64::new(0), held: AtomicBool::new(false), wake, sockets, size }
+    }
+
+    /// Whether it is to wait for the default queue before it takes its first frames.
+    pub fn is_held(&self) -> bool {
+        self.held.load(Acquire)
+    }
+
+    /// It may begin.
+    pub fn begin(&self) {
+        self.held.store(false, Release);
+    }
+}
+
+/// Shared by all threads of an uplink.
+#[derive(Debug)]
+pub struct Steering {
+    table: MappedValue,
+    seed: u64,
+    lanes: Vec<Lane>,
+    seen: Mutex<Vec<MacAddr>>,
+    /// Counts how often addresses were forgotten: engines tell of all of them anew.
+    forgotten: AtomicU32,
+    /// The main thread looks no more until somebody wakes it.
+    at_rest: AtomicBool,
+    main: EventFd,
+    /// Hand-overs that were asked of the default queue, and those it has answered.
+    asked: AtomicU64,
+    answered: AtomicU64,
+}
+
+impl Steering {
+    /// `main` is signalled when there is traffic after a rest.
+    pub fn new(table: MappedValue, seed: u64, lanes: Vec<Lane>, main: EventFd) -> Self {
+        Self {
+            table,
+            seed,
+            lanes,
+            seen: Mutex::default(),
+            forgotten: AtomicU32::new(0),
+            at_rest: AtomicBool::new(true),
+            main,
+            asked: AtomicU64::new(0),
+            answered: AtomicU64::new(0),
+        }
+    }
+
+    /// Queues, the default queue among them.
+    pub fn queues(&self) -> u16 {
+        self.lanes.len() as u16
+    }
+
+    /// A queue as the others know it.
+    pub fn lane(&self, queue: u16) -> Option<&Lane> {
+        self.lanes.get(usize::from(queue))
+    }
+
+    /// Frames that the kernel had no room for in the queue's rings.
+    pub fn dropped(&self, queue: u16) -> u64 {
+        self.lane(queue).map_or(0, |lane| lane.sockets.iter().map(|s| dropped(s)).sum())
+    }
+
+    /// A queue carried packets from the network.
+    pub fn received(&self, queue: u16, packets: u64) {
+        if let Some(lane) = self.lane(queue) {
+            lane.packets.fetch_add(packets, Relaxed);
+        }
+        if self.at_rest.load(Relaxed) && self.at_rest.swap(false, AcqRel) {
+            self.main.signal();
+        }
+    }
+
+    /// Signalled when there is traffic after a rest.
+    pub fn traffic(&self) -> &EventFd {
+        &self.main
+    }
+
+    /// The main thread looks no more before it is woken.
+    pub fn rest(&self) {
+        self.at_rest.store(true, Release);
+    }
+
+    /// The addresses that were seen since the last call.
+    pub fn take_seen(&self) -> Vec<MacAddr> {
+        std::mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// An address is no longer in the table.
+    pub fn forget(&self) {
+        self.forgotten.fetch_add(1, Relaxed);
+    }
+
+    /// Asks the default queue to be told when all that is in it now has reached the switch; [`Steering::is_answered`].
+    pub fn ask(&self) -> u64 {
+        let ticket = self.asked.fetch_add(1, AcqRel) + 1;
+        self.lanes.iter().take(1).for_each(|lane| lane.wake.signal());
+        ticket
+    }
+
+    /// Whether that has been answered.
+    pub fn is_answered(&self, ticket: u64) -> bool {
+        self.answered.load(Acquire) >= ticket
+    }
+
+    /// The last ticket asked for.
+    pub fn asked(&self) -> u64 {
+        self.asked.load(Acquire)
+    }
+
+    /// Everything up to this ticket is done; those who wait are woken.
+    pub fn answer(&self, ticket: u64) {
+        self.answered.store(ticket, Release);
+        self.lanes.iter().filter(|lane| lane.is_held()).for_each(|lane| lane.wake.signal());
+    }
+}
+
+/// The addresses that an engine has told of, as far as it remembers them.
+#[derive(Debug)]
+pub struct Sources {
+    known: [u64; 64],
+    forgotten: u32,
+}
+
+impl Default for Sources {
+    fn default() -> Self {
+        Self { known: [0; 64], forgotten: 0 }
+    }
+}
+
+impl Sources {
+    /// Before a burst.
+    pub fn refresh(&mut self, steering: &Steering) {
+        let forgotten = steering.forgotten.load(Relaxed);
+        if forgotten != self.forgotten {
+            *self = Self { forgotten, ..Self::default() };
+        }
+    }
+
+    /// The switch sends from this address. It waits for nobody: what cannot be told now is told with the next packet.
+    pub fn note(&mut self, mac: MacAddr, steering: &Steering) {
+        let key = table::key(mac);
+        let mixed = key ^ key >> 24;
+        let Some(known) = self.known.get_mut((mixed ^ mixed >> 12) as usize % 64).filter(|known| **known != key) else {
+            return;
+        };
+        let Ok(mut seen) = steering.seen.try_lock() else { return };
+        if seen.len() < SEEN {
+            seen.push(mac);
+            *known = key;
+        }
+    }
+}
+
+/// The table's side of the main thread: addresses that can be steered.
+#[derive(Debug)]
+pub struct Steerer {
+    steering: Arc<Steering>,
+    entries: BTreeMap<MacAddr, Entry>,
+}
+
+impl Steerer {
+    /// No address is known yet.
+    pub fn new(steering: Arc<Steering>) -> Self {
+        Self { steering, entries: BTreeMap::new() }
+    }
+
+    /// What is shared.
+    pub fn steering(&self) -> &Arc<Steering> {
+        &self.steering
+    }
+
+    fn table(&self) -> Table<'_> {
+        Table(self.steering.table.words())
+    }
+
+    /// An address can be steered from now on. Where there is no room, one that is `dispensable` is forgotten.
+    pub fn learn(&mut self, mac: MacAddr, dispensable: impl Fn(MacAddr) -> bool) {
+        if !mac.is_unicast_source() || self.entries.contains_key(&mac) {
+            return;
+        }
+        let places = table::places(self.steering.seed, mac);
+        let occupied: Vec<(MacAddr, Entry)> =
+            self.entries.iter().map(|(m, e)| (*m, *e)).filter(|(_, e)| places.contains(e)).collect();
+        let free = places.into_iter().find(|place| occupied.iter().all(|(_, e)| e != place));
+        let place = free.or_else(|| {
+            let (old, entry) = occupied.into_iter().find(|(m, _)| dispensable(*m))?;
+            self.entries.remove(&old);
+            self.steering.forget();
+            Some(entry)
+        });
+        if let Some(place) = place {
+            self.table().insert(place, mac);
+            self.entries.insert(mac, place);
+        }
+    }
+
+    /// All addresses that can be steered, and how many frames came for each since it was learned.
+    pub fn counts(&self) -> impl Iterator<Item = (MacAddr, u64)> {
+        self.entries.iter().map(|(mac, entry)| (*mac, self.table().packets(*entry)))
+    }
+}
+
+impl Filter for Steerer {
+    fn steer(&mut self, mac: MacAddr, queue: u16) -> bool {
+        let (Some(entry), Some(lane)) = (self.entries.get(&mac), self.steering.lane(queue)) else { return false };
+        lane.held.store(true, Release);
+        self.table().steer(*entry, queue);
+        true
+    }
+
+    fn unsteer(&mut self, mac: MacAddr, queue: u16) {
+        if let Some(entry) = self.entries.get(&mac) {
+            self.table().steer(*entry, 0);
+        }
+        if let Some(lane) = self.steering.lane(queue) {
+            lane.begin();
+            lane.wake.signal();
+        }
+    }
+
+    fn size(&self, queue: u16) -> u32 {
+        self.steering.lane(queue).map_or(0, |lane| lane.size)
+    }
+}
