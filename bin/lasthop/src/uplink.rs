@@ -13,7 +13,7 @@ pub enum UplinkCommand {
     /// An interface that does not exist is made as a TAP device and removed with the uplink. Give it an address
     /// (`ip addr add 10.0.0.1/24 dev DEVICE`) or add it to a bridge. The uplink is remembered over restarts.
     #[command(
-        after_help = "Examples:\n  lasthop uplink add net eth1\n  lasthop uplink add host lasthop0 --driver tap --queues 2\n  lasthop uplink add storage eth2 --nice -5"
+        after_help = "Examples:\n  lasthop uplink add net eth1\n  lasthop uplink add host lasthop0 --driver tap --queues 2\n  lasthop uplink add storage eth2 --nice -5\n  lasthop uplink add fast eth3 --driver af_xdp --queues 4"
     )]
     Add {
         /// Its name and that of its port: 1 to 63 letters, digits, '.', '_' or '-'
@@ -23,7 +23,7 @@ pub enum UplinkCommand {
         /// How to use it: tap, af_packet or af_xdp [default: tap if it is a TAP device or does not exist, else af_packet]
         #[arg(long)]
         driver: Option<String>,
-        /// Queue pairs, each with a thread of its own
+        /// Queue pairs, each with a thread of its own; with af_xdp the busiest guests get one each
         #[arg(long, default_value_t = 1)]
         queues: u16,
         /// Priority of its processes: -20 (first) to 19 (last)

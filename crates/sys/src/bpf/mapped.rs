@@ -19,8 +19,9 @@ unsafe impl Send for MappedValue {}
 unsafe impl Sync for MappedValue {}
 
 impl MappedValue {
-    /// `fd`: of an array that may be mapped, with one value of `bytes` bytes.
-    pub(super) fn map(fd: impl AsFd, bytes: usize) -> Result<Self, Errno> {
+    /// `fd`: of an array that may be mapped, with one value of `bytes` bytes; or a file of as many, which must not be
+    /// shortened.
+    pub fn map(fd: impl AsFd, bytes: usize) -> Result<Self, Errno> {
         let (words, protection) = (bytes / 8, ProtFlags::READ | ProtFlags::WRITE);
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
         let base = unsafe { mmap(std::ptr::null_mut(), words * 8, protection, MapFlags::SHARED, fd, 0) }?;

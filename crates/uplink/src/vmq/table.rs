@@ -40,6 +40,14 @@ fn bucket(seed: u64, mac: MacAddr) -> usize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Entry(usize);
 
+impl Entry {
+    /// Its first word's number in the table.
+    #[cfg(test)]
+    pub fn word(self) -> usize {
+        self.0
+    }
+}
+
 /// The entries an address may lie in.
 pub fn places(seed: u64, mac: MacAddr) -> [Entry; WAYS] {
     let first = bucket(seed, mac);
