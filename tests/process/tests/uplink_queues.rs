@@ -172,6 +172,16 @@ fn a_queue_moves_to_whoever_is_busy() {
     }
 }
 
+#[test]
+fn many_queues_carry_as_one_does() {
+    let mut wire = Wire::new(8, &[]);
+    assert_eq!(wire.queues().len(), 8);
+    (0..5).for_each(|_| wire.exchange(&[0, 1, 2]));
+    for guest in &mut wire.guests {
+        guest.greet(&mut wire.outside, 5);
+    }
+}
+
 /// Addresses that nobody behind the switch sends from get no queue, whatever is sent to them or pretended outside.
 #[test]
 fn a_stranger_wins_no_queue() {
