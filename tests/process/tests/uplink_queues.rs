@@ -135,7 +135,8 @@ fn a_flood_for_one_guest_takes_nothing_from_another() {
     wait_for("the flood to have gone out", PATIENCE, || {
         for _ in 0..500 {
             number += 1;
-            wire.outside.send(&numbered(wire.outside.mac, a, number, 60));
+            // From many stations, so that it comes in on all queues of the wire.
+            wire.outside.send(&numbered(mac(0x80 + number as u8 % 32), a, number, 60));
         }
         wire.sent() >= start + flood
     });
