@@ -10,6 +10,7 @@ use lasthop_uplink_core::counters::Counters;
 use lasthop_uplink_core::device::Device;
 use lasthop_uplink_core::engine::Engine;
 use lasthop_uplink_core::memory::SharedMemory;
+use lasthop_uplink_core::probe::{Heard, Prober};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -39,7 +40,9 @@ fn main() -> ExitCode {
 
 fn start(wanted: &lasthop_uplink_core::device::Wanted) -> Result<server::Server, Box<dyn std::error::Error>> {
     let mut device = Device::open(wanted)?;
-    let (memory, mut pairs) = SharedMemory::new(device.memory)?;
+    let prober = Prober::open(&wanted.device, &device)?;
+    let heard = Arc::new(Heard::new()?);
+    let (memory, mut pairs) = SharedMemory::new(device.memory, &heard)?;
     device.bind(&mut pairs)?;
     confine::confine()?;
     let (counters, answered) = (Arc::new(Counters::default()), lasthop_sys::EventFd::new()?);
@@ -50,5 +53,5 @@ fn start(wanted: &lasthop_uplink_core::device::Wanted) -> Result<server::Server,
         std::thread::Builder::new().name(format!("queue-{i}")).spawn(move || engine.run())?;
         engines.push(handle);
     }
-    Ok(server::Server::new(memory, engines, answered, counters, device.about, device.features)?)
+    Ok(server::Server::new(memory, engines, answered, counters, device.about, device.features, (prober, heard))?)
 }

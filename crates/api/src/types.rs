@@ -174,10 +174,13 @@ pub struct Uplink {
     pub driver: Option<String>,
     /// In which of the ways that the driver knows it is used.
     pub mode: Option<String>,
-    /// `starting` (its process does not run, or has not opened the interface), or that of its port.
+    /// `starting` (its process does not run, or has not opened the interface), `blocked` (see `blocked_by`), or that of its
+    /// port.
     pub state: String,
     /// What was last wrong with it.
     pub last_error: Option<String>,
+    /// The uplink on the same network segment that carries the frames, so that this one must not; it is ready to take over.
+    pub blocked_by: Option<String>,
     /// The interface's Ethernet address.
     pub mac: Option<String>,
     /// The interface's MTU in bytes when it was opened.

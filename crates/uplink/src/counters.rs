@@ -26,6 +26,10 @@ reasons! {
     Stale = "stale",
     /// No Ethernet frame.
     TooShort = "too_short",
+    /// A probe, of ours or of another lasthop.
+    Probe = "probe",
+    /// The uplink only listens: another on the same segment carries the frames.
+    Blocked = "blocked",
 }
 
 /// Counters of one device; any thread adds and reads.

@@ -7,6 +7,7 @@
 //! | [`pair`] | one queue pair: frames out of the ring, frames into it |
 //! | [`device`] | TAP, AF_PACKET, AF_XDP: opening, sending, receiving |
 //! | [`engine`] | the thread of one queue pair: sleeps until there is something to carry |
+//! | [`probe`] | frames that find two uplinks on one segment: sent, and kept from the switch |
 //! | [`link`] | the vhost-user connection to the switch |
 //! | [`counters`] | what was carried and what was not |
 //! | `room` | unsafe room: system calls on the shared memory, ioctls, socket options |
@@ -20,4 +21,5 @@ pub mod engine;
 pub mod link;
 pub mod memory;
 pub mod pair;
+pub mod probe;
 mod room;

@@ -2,11 +2,13 @@
 //! signals; one thread at a time.
 
 use crate::memory::GUEST_BASE;
+use crate::probe::Sieve;
 use crate::room::Arena;
 use arrayvec::ArrayVec;
 use lasthop_guestmem::{GuestMemory, GuestSlice};
 use lasthop_sys::EventFd;
-use lasthop_virtqueue::driver::{DriverError, DriverRing};
+use lasthop_virtqueue::QueueError;
+use lasthop_virtqueue::driver::{DriverError, DriverRing, RingLayout};
 use std::sync::Arc;
 
 /// Bytes of the virtio-net header in front of every frame (virtio 1.2 §5.1.6).
@@ -55,6 +57,8 @@ pub struct Pair {
     pub to_network: ToNetwork,
     /// What the device received.
     pub from_network: FromNetwork,
+    /// What of that the switch does not get.
+    pub sieve: Sieve,
 }
 
 impl Pair {
@@ -86,10 +90,22 @@ impl Pair {
         (start, end - start)
     }
 
-    /// Bytes of the shared memory, to look at; fewer than asked for at its end.
-    pub fn bytes(&self, (offset, len): Run) -> GuestSlice<'_> {
-        self.memory.slice(GUEST_BASE + offset as u64, len).unwrap_or(GuestSlice::EMPTY)
+    /// From now on the switch gets nothing, and what it has not taken it never will: it must have let go of the rings.
+    pub fn listen(&mut self) -> Result<(), QueueError> {
+        self.from_network.empty(&self.memory)?;
+        self.sieve.listening = true;
+        Ok(())
     }
+
+    /// Bytes of the shared memory, to look at; fewer than asked for at its end.
+    pub fn bytes(&self, run: Run) -> GuestSlice<'_> {
+        at(&self.memory, run)
+    }
+}
+
+/// As [`Pair::bytes`].
+pub(crate) fn at(memory: &GuestMemory, (offset, len): Run) -> GuestSlice<'_> {
+    memory.slice(GUEST_BASE + offset as u64, len).unwrap_or(GuestSlice::EMPTY)
 }
 
 /// The ring that the switch fills.
@@ -165,6 +181,7 @@ impl ToNetwork {
 pub struct FromNetwork {
     /// The ring.
     pub ring: DriverRing,
+    layout: RingLayout,
     kick: EventFd,
     /// The switch signals it when it has taken packets and we asked to be told.
     pub call: EventFd,
@@ -172,15 +189,33 @@ pub struct FromNetwork {
     slot_len: u32,
     /// Slots that neither the switch nor the device has. The one used last is taken first: it is in the cache.
     spare: Vec<u32>,
+    /// By slot: it is in the ring.
+    lent: Vec<bool>,
     count: u16,
     reclaim_below: usize,
 }
 
 impl FromNetwork {
-    pub(crate) fn new(ring: (DriverRing, EventFd, EventFd), slots: u64, slot_len: u32, count: u16) -> Self {
-        let (ring, kick, call) = ring;
-        let spare = (0..u32::from(count)).rev().collect();
-        Self { ring, kick, call, slots, slot_len, spare, count, reclaim_below: usize::from(count) / 2 }
+    pub(crate) fn new(
+        (ring, kick, call): (DriverRing, EventFd, EventFd),
+        layout: RingLayout,
+        slots: u64,
+        slot_len: u32,
+        count: u16,
+    ) -> Self {
+        let (spare, lent) = ((0..u32::from(count)).rev().collect(), vec![false; count.into()]);
+        Self { ring, layout, kick, call, slots, slot_len, spare, lent, count, reclaim_below: usize::from(count) / 2 }
+    }
+
+    /// Takes back all that is in the ring and makes it as new.
+    fn empty(&mut self, memory: &Arc<GuestMemory>) -> Result<(), QueueError> {
+        self.ring = DriverRing::new(self.layout, memory.clone())?;
+        for (slot, lent) in (0..).zip(&mut self.lent) {
+            if std::mem::take(lent) {
+                self.spare.push(slot);
+            }
+        }
+        Ok(())
     }
 
     /// Takes back what the switch is done with, unless there is plenty.
@@ -194,6 +229,7 @@ impl FromNetwork {
     /// Takes back all that the switch is done with.
     pub fn reclaim_all(&mut self) -> Result<(), PairError> {
         while let Some((slot, _)) = self.ring.poll_used()? {
+            self.set_lent(slot, false);
             self.spare.push(slot);
         }
         Ok(())
@@ -234,6 +270,14 @@ impl FromNetwork {
         let piece = (GUEST_BASE + (self.slot(slot).0 + offset) as u64, len as u32);
         if self.ring.add(&[piece], &[], slot).is_err() {
             self.spare.push(slot);
+        } else {
+            self.set_lent(slot, true);
+        }
+    }
+
+    fn set_lent(&mut self, slot: u32, is: bool) {
+        if let Some(lent) = self.lent.get_mut(slot as usize) {
+            *lent = is;
         }
     }
 

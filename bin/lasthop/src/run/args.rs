@@ -32,6 +32,9 @@ pub struct RunArgs {
     /// Milliseconds an uplink may take to answer before it is replaced
     #[arg(long, value_name = "MS", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(20..))]
     pub uplink_limit_ms: u64,
+    /// Send no probes on uplinks. Without, two uplinks on one network segment are not found, and broadcasts go out and come in twice
+    #[arg(long)]
+    pub no_uplink_probe: bool,
     #[command(flatten)]
     pub scheduling: Scheduling,
     /// Put the thread of each port into the control group of its VM, which then pays for what it causes

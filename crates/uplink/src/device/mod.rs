@@ -18,6 +18,7 @@ use crate::room::Interface;
 use lasthop_ipc::{UplinkDevice, UplinkDriver};
 use lasthop_types::MacAddr;
 use lasthop_vhostuser::Features;
+use lasthop_virtqueue::QueueError;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -55,6 +56,9 @@ pub enum DeviceError {
     /// The ring to the switch is broken.
     #[error(transparent)]
     Pair(#[from] PairError),
+    /// The ring to the switch cannot be made anew.
+    #[error("ring: {0}")]
+    Ring(#[from] QueueError),
 }
 
 /// Where sending stopped.

@@ -125,6 +125,10 @@ impl Xdp {
                 pair.from_network.put_back(slot);
                 continue;
             }
+            if pair.sieve.keeps(&pair.bytes((offset, len)), counters) {
+                pair.from_network.put_back(slot);
+                continue;
+            }
             let header = open_checksum(&pair.bytes((offset, len)));
             pair.bytes((offset - VNET, VNET)).write_array(0, &header.to_bytes());
             pair.from_network.add(slot, in_slot - VNET, VNET + len);

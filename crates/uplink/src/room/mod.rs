@@ -14,7 +14,7 @@ pub use arena::Arena;
 pub use bpf::XdpProgram;
 pub use interface::Interface;
 pub use messages::{BATCH, Place, Received};
-pub use packet::PacketSocket;
+pub use packet::{PacketSocket, SendSocket};
 pub use tun::Tun;
 pub use xsk::Xsk;
 
