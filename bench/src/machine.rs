@@ -96,8 +96,9 @@ pub fn missing(contender: Contender, work: Work) -> Option<String> {
     let guests = if matches!(work, Work::Loop(..)) { dpdk::MIB } else { 0 };
     let list = matches!(work, Work::Load(setup, _) if setup.rules > 0);
     match contender {
-        Contender::Lasthop | Contender::Tap | Contender::Changed(_) => (list && !Lasthop::knows("acl"))
-            .then(|| "this lasthop has no access lists (there is no command `lasthop acl`)".into()),
+        Contender::Lasthop | Contender::Tap | Contender::NoGro | Contender::Changed(_) => (list
+            && !Lasthop::knows("acl"))
+        .then(|| "this lasthop has no access lists (there is no command `lasthop acl`)".into()),
         Contender::DpdkVhost => missing_pages(guests + dpdk_vhost::MIB),
         Contender::LinuxBridge => missing_program("ip"),
         Contender::Ovs(_) => {

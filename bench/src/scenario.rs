@@ -39,6 +39,8 @@ pub enum Contender {
     Changed(Change),
     /// The same, a TAP device on a bridge as its uplink.
     Tap,
+    /// The same, its uplink without receive aggregation.
+    NoGro,
     /// Open vSwitch with DPDK.
     Ovs(Rules),
     /// DPDK's vhost library, which copies twice and does nothing else.
@@ -82,7 +84,7 @@ impl Change {
 
 impl Contender {
     /// All there are.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Lasthop,
         Self::Changed(Change::Poll),
         Self::Changed(Change::NoHelpers),
@@ -91,6 +93,7 @@ impl Contender {
         Self::Changed(Change::FixedHysteresis),
         Self::Changed(Change::NoView),
         Self::Tap,
+        Self::NoGro,
         Self::Ovs(Rules::PortToPort),
         Self::Ovs(Rules::Acl),
         Self::Ovs(Rules::Learning),
@@ -110,6 +113,7 @@ impl Contender {
             Self::Changed(Change::FixedHysteresis) => "lasthop-fixed-hysteresis",
             Self::Changed(Change::NoView) => "lasthop-no-bpf",
             Self::Tap => "lasthop-tap",
+            Self::NoGro => "lasthop-no-gro",
             Self::Ovs(Rules::PortToPort) => "ovs-flows",
             Self::Ovs(Rules::Acl) => "ovs-acl",
             Self::Ovs(Rules::Learning) => "ovs-learning",
@@ -130,6 +134,7 @@ impl Contender {
             Self::Changed(Change::FixedHysteresis) => "lasthop, hysteresis always 5 µs",
             Self::Changed(Change::NoView) => "lasthop without eBPF",
             Self::Tap => "lasthop, TAP on a bridge",
+            Self::NoGro => "lasthop without aggregation",
             Self::Ovs(Rules::PortToPort) => "OVS-DPDK, port-to-port flows",
             Self::Ovs(Rules::Acl) => "OVS-DPDK, two ACL rules",
             Self::Ovs(Rules::Learning) => "OVS-DPDK, learning",
@@ -389,7 +394,7 @@ pub const ALL: [Scenario; 54] = [
     scenario(
         "uplink-xdp",
         "a Linux VM (QEMU) and the network outside, AF_XDP",
-        &[OURS, FLOW, BRIDGE],
+        &[OURS, Contender::NoGro, FLOW, BRIDGE],
         Work::Outside(Device::Xdp),
     ),
     scenario(
@@ -470,7 +475,11 @@ impl Scenario {
             Work::Vms => Pair::boot(contender, cpus)?.traffic(seconds),
             Work::Idle => Pair::boot(contender, cpus)?.idle(),
             Work::Outside(device) => {
-                let device = if contender == Contender::Tap { Device::Tap } else { device };
+                let device = match contender {
+                    Contender::Tap => Device::Tap,
+                    Contender::NoGro => Device::XdpNoGro,
+                    _ => device,
+                };
                 Outside::start(contender, cpus, device)?.traffic(seconds)
             }
         }
@@ -494,7 +503,7 @@ fn round_and_round(
         }
         Contender::Ovs(rules) => Box::new(Ovs::start(cpus.guests, cpus.switch, &sockets, rules, Extras::default())?),
         Contender::DpdkVhost => Box::new(DpdkVhost::start(cpus.guests, cpus.switch, &sockets, Extras::default())?),
-        Contender::LinuxBridge | Contender::Tap => return Err(failed("has no such ports")),
+        Contender::LinuxBridge | Contender::Tap | Contender::NoGro => return Err(failed("has no such ports")),
     };
     let mut guests = Guests::start(cpus.guests, sockets, ring)?;
     guests.circulate(frames)?;

@@ -140,7 +140,7 @@ impl Stage {
             }
             Contender::Ovs(rules) => Box::new(Ovs::start(cpus.guests, cpus.switch, &sockets, rules, extras)?),
             Contender::DpdkVhost => Box::new(DpdkVhost::start(cpus.guests, cpus.switch, &sockets, extras)?),
-            Contender::LinuxBridge | Contender::Tap => return Err(failed("has no such ports")),
+            Contender::LinuxBridge | Contender::Tap | Contender::NoGro => return Err(failed("has no such ports")),
         };
         let session = Session::connect(&settings, &listening, &check)?;
         let crowd = if setup.crowd { vec![cpus.guests, cpus.switch] } else { Vec::new() };

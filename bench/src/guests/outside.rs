@@ -23,6 +23,8 @@ const OUTSIDE: &str = "10.9.0.100";
 pub enum Device {
     /// AF_XDP. No packet longer than a frame crosses the pair, and checksums are finished, as on a wire.
     Xdp,
+    /// The same, lasthop's own receive aggregation off.
+    XdpNoGro,
     /// A packet socket. Packets of up to 64 KiB cross the pair.
     Packet,
     /// A TAP device on a bridge with the pair's end. Packets of up to 64 KiB cross it.
@@ -34,6 +36,7 @@ impl Device {
     pub fn uplink(self) -> &'static str {
         match self {
             Self::Xdp => "up=net0,af_xdp",
+            Self::XdpNoGro => "up=net0,af_xdp,gro=off",
             Self::Packet => "up=net0,af_packet",
             Self::Tap => "up=lh0,tap",
         }
@@ -70,7 +73,7 @@ impl Outside {
         site.ip("link set net0 up");
         far.ip("link set net1 up");
         far.ip(&format!("addr add {OUTSIDE}/24 dev net1"));
-        if device == Device::Xdp {
+        if matches!(device, Device::Xdp | Device::XdpNoGro) {
             far.shell("ethtool -K net1 tx off tso off gso off gro on");
             site.shell("ethtool -K net0 tso off gro on");
         }
@@ -108,7 +111,7 @@ impl Outside {
             ..Extras::default()
         };
         match contender {
-            Contender::Lasthop | Contender::Tap | Contender::Changed(_) => {
+            Contender::Lasthop | Contender::Tap | Contender::NoGro | Contender::Changed(_) => {
                 let change = if let Contender::Changed(change) = contender { Some(change) } else { None };
                 let nic = Nic::vhost_user(&port.socket, 1);
                 self.switch = Some(Box::new(Ours::start(&[port], &cpus.both(), extras, change)?));

@@ -42,7 +42,9 @@ impl Pair {
                 let started = bridge.insert(Bridge::start(2));
                 [1, 2].map(|n| started.nic(n))
             }
-            Contender::DpdkVhost | Contender::Tap => return Err(failed("no switch that VMs could use")),
+            Contender::DpdkVhost | Contender::Tap | Contender::NoGro => {
+                return Err(failed("no switch that VMs could use"));
+            }
         };
         check()?;
         let [a, b] = nics;

@@ -6,6 +6,7 @@
 //! | [`memory`] | the memfd that is shared with the switch: rings, buffers, and who may touch them |
 //! | [`pair`] | one queue pair: frames out of the ring, frames into it |
 //! | [`device`] | TAP, AF_PACKET, AF_XDP: opening, sending, receiving |
+//! | [`gro`] | TCP segments of one flow become one packet |
 //! | [`engine`] | the thread of one queue pair: sleeps until there is something to carry |
 //! | [`link`] | the vhost-user connection to the switch |
 //! | [`counters`] | what was carried and what was not |
@@ -17,6 +18,7 @@
 pub mod counters;
 pub mod device;
 pub mod engine;
+pub mod gro;
 pub mod link;
 pub mod memory;
 pub mod pair;

@@ -1,6 +1,7 @@
 //! One queue pair: the ring that the switch fills, the ring that we fill, and their buffers. No system call but the
 //! signals; one thread at a time.
 
+use crate::gro::BURST;
 use crate::memory::GUEST_BASE;
 use crate::room::Arena;
 use arrayvec::ArrayVec;
@@ -172,6 +173,8 @@ pub struct FromNetwork {
     slot_len: u32,
     /// Slots that neither the switch nor the device has. The one used last is taken first: it is in the cache.
     spare: Vec<u32>,
+    /// For a slot with the switch: the next of the same packet, or itself.
+    next: Vec<u32>,
     count: u16,
     reclaim_below: usize,
 }
@@ -179,8 +182,8 @@ pub struct FromNetwork {
 impl FromNetwork {
     pub(crate) fn new(ring: (DriverRing, EventFd, EventFd), slots: u64, slot_len: u32, count: u16) -> Self {
         let (ring, kick, call) = ring;
-        let spare = (0..u32::from(count)).rev().collect();
-        Self { ring, kick, call, slots, slot_len, spare, count, reclaim_below: usize::from(count) / 2 }
+        let (spare, next) = ((0..u32::from(count)).rev().collect(), (0..u32::from(count)).collect());
+        Self { ring, kick, call, slots, slot_len, spare, next, count, reclaim_below: usize::from(count) / 2 }
     }
 
     /// Takes back what the switch is done with, unless there is plenty.
@@ -194,7 +197,7 @@ impl FromNetwork {
     /// Takes back all that the switch is done with.
     pub fn reclaim_all(&mut self) -> Result<(), PairError> {
         while let Some((slot, _)) = self.ring.poll_used()? {
-            self.spare.push(slot);
+            self.put_back_all(slot);
         }
         Ok(())
     }
@@ -217,6 +220,18 @@ impl FromNetwork {
         fits.then_some((slot as u32, in_slot))
     }
 
+    /// The slots of a packet, by its first.
+    fn put_back_all(&mut self, mut slot: u32) {
+        loop {
+            self.spare.push(slot);
+            let Some(next) = self.next.get_mut(slot as usize) else { return };
+            match std::mem::replace(next, slot) {
+                last if last == slot => return,
+                more => slot = more,
+            }
+        }
+    }
+
     /// A slot that was not filled.
     pub fn put_back(&mut self, slot: u32) {
         self.spare.push(slot);
@@ -234,6 +249,23 @@ impl FromNetwork {
         let piece = (GUEST_BASE + (self.slot(slot).0 + offset) as u64, len as u32);
         if self.ring.add(&[piece], &[], slot).is_err() {
             self.spare.push(slot);
+        }
+    }
+
+    /// The same with a packet in several slots: of each, offset and length. It takes an entry of the ring for each.
+    pub fn add_pieces(&mut self, pieces: &[(u32, usize, usize)]) {
+        let Some((first, _, _)) = pieces.first() else { return };
+        for [(slot, ..), (next, ..)] in pieces.array_windows() {
+            if let Some(to) = self.next.get_mut(*slot as usize) {
+                *to = *next;
+            }
+        }
+        let place = |(slot, offset, len): &(u32, usize, usize)| {
+            (GUEST_BASE + (self.slot(*slot).0 + offset) as u64, *len as u32)
+        };
+        let places: ArrayVec<_, BURST> = pieces.iter().take(BURST).map(place).collect();
+        if places.len() < pieces.len() || self.ring.add(&places, &[], *first).is_err() {
+            self.put_back_all(*first);
         }
     }
 
