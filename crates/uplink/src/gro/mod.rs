@@ -88,8 +88,9 @@ impl Merger {
         self.links.clear();
     }
 
-    /// Adds the burst's next frame, of `len` bytes; frames count from 0. `read(frame, buffer)` copies the beginning of a frame that has been added, this one included, to a buffer
-    /// and says how many bytes that were. Frames beyond [`BURST`] are not taken; false then.
+    /// Adds the burst's next frame, of `len` bytes; frames count from 0. `read(frame, buffer)` copies the beginning of a frame
+    /// that has been added, this one included, to a buffer and says how many bytes that were. Frames beyond [`BURST`] are not
+    /// taken; false then.
     pub fn add(&mut self, len: usize, read: &mut impl FnMut(usize, &mut [u8]) -> usize) -> bool {
         if self.links.is_full() {
             return false;
@@ -192,7 +193,8 @@ impl Merger {
     }
 
     /// Of a packet of several frames: makes the first one's headers those of all. `headers` is the beginning of that frame, as
-    /// long as it can be up to [`SNAPSHOT`]. Returns the virtio-net header, and how many bytes of the frame come before the second's payload; `None` if the packet is a single frame, and nothing was changed then.
+    /// long as it can be up to [`SNAPSHOT`]. Returns the virtio-net header, and how many bytes of the frame come before the
+    /// second's payload; `None` if the packet is a single frame, and nothing was changed then.
     pub fn finish(&self, packet: usize, headers: &mut [u8]) -> Option<(VnetHdr, usize)> {
         let packet = self.packets.get(packet).filter(|p| p.frames > 1)?;
         let Kind::Tcp(head) = Segment::parse(headers, usize::MAX) else { return None };

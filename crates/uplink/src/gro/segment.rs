@@ -205,8 +205,8 @@ impl Segment {
         self.addresses + 6 + (l4_len & 0xffff) as u32 + (l4_len >> 16) as u32
     }
 
-    /// Whether the checksum is right. Or open: then the field holds the sum over the pseudo header, as the other end of a veth pair
-    /// leaves it. That a wrong one looks like that is as unlikely as that it looks right.
+    /// Whether the checksum is right. Or open: then the field holds the sum over the pseudo header, as the other end of a veth
+    /// pair leaves it. That a wrong one looks like that is as unlikely as that it looks right.
     /// `room` is for a whole frame.
     pub(super) fn is_sound(
         &self,
