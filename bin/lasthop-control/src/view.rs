@@ -37,6 +37,7 @@ pub(crate) fn uplink(uplink: UplinkInfo, port: Option<&PortInfo>) -> Uplink {
         restarts: uplink.restarts,
         to_network: Carried { packets: counters.to_network_packets, bytes: counters.to_network_bytes },
         from_network: Carried { packets: counters.from_network_packets, bytes: counters.from_network_bytes },
+        merged: counters.merged,
         drops: counters.drops.into_iter().map(|d| Drops { reason: d.reason, packets: d.packets }).collect(),
         name: uplink.name,
         device: uplink.device,

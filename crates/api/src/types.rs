@@ -199,6 +199,9 @@ pub struct Uplink {
     pub to_network: Carried,
     /// Packets from the network.
     pub from_network: Carried,
+    /// Frames from the network that became part of a packet before them (receive aggregation with `af_xdp`), and are not
+    /// counted as packets themselves.
+    pub merged: u64,
     /// Packets that the interface or its process did not carry, by reason; only reasons that occurred.
     pub drops: Vec<Drops>,
 }

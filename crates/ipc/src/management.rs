@@ -107,6 +107,8 @@ pub enum ControlToSupervisor {
         queues: u16,
         /// Its processes' priority, as of nice(1).
         nice: i32,
+        /// Receive aggregation, where the uplink would do it.
+        gro: bool,
     },
     /// Remove an uplink and its port.
     UplinkDel {

@@ -106,6 +106,8 @@ pub struct UplinkCounters {
     pub from_network_packets: u64,
     /// Their bytes.
     pub from_network_bytes: u64,
+    /// Frames from the network that became part of a packet before them, and are not counted as packets themselves.
+    pub merged: u64,
     /// Packets not carried, by reason.
     pub drops: Vec<UplinkDrops>,
 }

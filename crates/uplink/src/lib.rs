@@ -6,6 +6,7 @@
 //! | [`memory`] | the memfd that is shared with the switch: rings, buffers, and who may touch them |
 //! | [`pair`] | one queue pair: frames out of the ring, frames into it |
 //! | [`device`] | TAP, AF_PACKET, AF_XDP: opening, sending, receiving |
+//! | [`gro`] | TCP segments of one flow become one packet |
 //! | [`engine`] | the thread of one queue pair: sleeps until there is something to carry |
 //! | [`probe`] | frames that find two uplinks on one segment: sent, and kept from the switch |
 //! | [`link`] | the vhost-user connection to the switch |
@@ -18,6 +19,7 @@
 pub mod counters;
 pub mod device;
 pub mod engine;
+pub mod gro;
 pub mod link;
 pub mod memory;
 pub mod pair;

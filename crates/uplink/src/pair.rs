@@ -1,6 +1,7 @@
 //! One queue pair: the ring that the switch fills, the ring that we fill, and their buffers. No system call but the
 //! signals; one thread at a time.
 
+use crate::gro::BURST;
 use crate::memory::GUEST_BASE;
 use crate::probe::Sieve;
 use crate::room::Arena;
@@ -191,6 +192,8 @@ pub struct FromNetwork {
     spare: Vec<u32>,
     /// By slot: it is in the ring.
     lent: Vec<bool>,
+    /// For a slot with the switch: the next of the same packet, or itself.
+    next: Vec<u32>,
     count: u16,
     reclaim_below: usize,
 }
@@ -204,13 +207,15 @@ impl FromNetwork {
         count: u16,
     ) -> Self {
         let (spare, lent) = ((0..u32::from(count)).rev().collect(), vec![false; count.into()]);
-        Self { ring, layout, kick, call, slots, slot_len, spare, lent, count, reclaim_below: usize::from(count) / 2 }
+        let (next, reclaim_below) = ((0..u32::from(count)).collect(), usize::from(count) / 2);
+        Self { ring, layout, kick, call, slots, slot_len, spare, lent, next, count, reclaim_below }
     }
 
     /// Takes back all that is in the ring and makes it as new.
     fn empty(&mut self, memory: &Arc<GuestMemory>) -> Result<(), QueueError> {
         self.ring = DriverRing::new(self.layout, memory.clone())?;
-        for (slot, lent) in (0..).zip(&mut self.lent) {
+        for (slot, (lent, next)) in (0..).zip(self.lent.iter_mut().zip(&mut self.next)) {
+            *next = slot;
             if std::mem::take(lent) {
                 self.spare.push(slot);
             }
@@ -229,8 +234,7 @@ impl FromNetwork {
     /// Takes back all that the switch is done with.
     pub fn reclaim_all(&mut self) -> Result<(), PairError> {
         while let Some((slot, _)) = self.ring.poll_used()? {
-            self.set_lent(slot, false);
-            self.spare.push(slot);
+            self.put_back_all(slot);
         }
         Ok(())
     }
@@ -253,6 +257,19 @@ impl FromNetwork {
         fits.then_some((slot as u32, in_slot))
     }
 
+    /// The slots of a packet, by its first.
+    fn put_back_all(&mut self, mut slot: u32) {
+        loop {
+            self.set_lent(slot, false);
+            self.spare.push(slot);
+            let Some(next) = self.next.get_mut(slot as usize) else { return };
+            match std::mem::replace(next, slot) {
+                last if last == slot => return,
+                more => slot = more,
+            }
+        }
+    }
+
     /// A slot that was not filled.
     pub fn put_back(&mut self, slot: u32) {
         self.spare.push(slot);
@@ -272,6 +289,25 @@ impl FromNetwork {
             self.spare.push(slot);
         } else {
             self.set_lent(slot, true);
+        }
+    }
+
+    /// The same with a packet in several slots: of each, offset and length. It takes an entry of the ring for each.
+    pub fn add_pieces(&mut self, pieces: &[(u32, usize, usize)]) {
+        let Some((first, _, _)) = pieces.first() else { return };
+        for [(slot, ..), (next, ..)] in pieces.array_windows() {
+            if let Some(to) = self.next.get_mut(*slot as usize) {
+                *to = *next;
+            }
+        }
+        let place = |(slot, offset, len): &(u32, usize, usize)| {
+            (GUEST_BASE + (self.slot(*slot).0 + offset) as u64, *len as u32)
+        };
+        let places: ArrayVec<_, BURST> = pieces.iter().take(BURST).map(place).collect();
+        if places.len() < pieces.len() || self.ring.add(&places, &[], *first).is_err() {
+            self.put_back_all(*first);
+        } else {
+            pieces.iter().for_each(|(slot, ..)| self.set_lent(*slot, true));
         }
     }
 

@@ -358,6 +358,9 @@ fn arguments(spec: &SavedUplink, ours: bool) -> Vec<String> {
     if ours {
         words.push("--ours".into());
     }
+    if spec.no_gro {
+        words.push("--no-gro".into());
+    }
     words
 }
 
@@ -366,6 +369,7 @@ fn add(sum: &mut UplinkCounters, more: UplinkCounters) {
     sum.to_network_bytes += more.to_network_bytes;
     sum.from_network_packets += more.from_network_packets;
     sum.from_network_bytes += more.from_network_bytes;
+    sum.merged += more.merged;
     for drop in more.drops {
         match sum.drops.iter_mut().find(|d| d.reason == drop.reason) {
             Some(same) => same.packets += drop.packets,

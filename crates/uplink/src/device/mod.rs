@@ -37,6 +37,8 @@ pub struct Wanted {
     pub queues: u16,
     /// We made it in an earlier life, so it is removed in the end.
     pub ours: bool,
+    /// AF_XDP: receive aggregation.
+    pub gro: bool,
 }
 
 /// Why a device cannot be used. What is wrong; what to do.

@@ -6,9 +6,11 @@
 
 use super::{Device, DeviceError, Got, OpenError, SHORTEST, Sent, Wanted, about, denied};
 use crate::counters::{Counters, Reason};
+use crate::gro::{BURST, Merger, SNAPSHOT};
 use crate::memory::MemoryConfig;
-use crate::pair::{Packet, Pair, VNET};
+use crate::pair::{Packet, Pair, Run, VNET};
 use crate::room::{Interface, XdpProgram, Xsk};
+use arrayvec::ArrayVec;
 use lasthop_frame::{VnetHdr, sum};
 use lasthop_guestmem::GuestSlice;
 use lasthop_ipc::UplinkDriver;
@@ -21,8 +23,6 @@ use std::sync::Arc;
 const CHUNK: u32 = 4096;
 /// Longest frame that fits a buffer of 2 KiB with virtio's header, without the Ethernet header and two tags.
 const MAX_MTU: u32 = 2048 - VNET as u32 - 22;
-/// Frames in one burst.
-const BURST: usize = 64;
 /// How often the kernel is asked to go on sending before others get their turn.
 const PUSHES: usize = 8;
 
@@ -35,6 +35,17 @@ pub struct Xdp {
     socket: Option<Xsk>,
     /// Where the UMEM begins in the shared memory.
     umem: usize,
+    /// Makes packets of the frames of a burst, unless that is switched off.
+    merger: Option<Merger>,
+    burst: ArrayVec<Frame, BURST>,
+}
+
+/// A received frame: where it lies in the shared memory, and in which slot, and where in that.
+#[derive(Clone, Copy, Debug)]
+struct Frame {
+    at: Run,
+    slot: u32,
+    in_slot: usize,
 }
 
 impl Xdp {
@@ -59,10 +70,13 @@ impl Xdp {
                 queue: u32::from(queue),
                 socket: None,
                 umem: 0,
+                merger: wanted.gro.then(Merger::default),
+                burst: ArrayVec::new(),
             }))
         };
         let memory = MemoryConfig { pairs: wanted.queues, ring: 512, buffer: 2048, slot: CHUNK, slots: 1536 };
-        let features = Features::CSUM;
+        let mut features = Features::CSUM;
+        features.set(Features::HOST_TSO4 | Features::HOST_TSO6 | Features::HOST_ECN, wanted.gro);
         Ok(Device { queues: (0..wanted.queues).map(queue).collect(), about, features, memory })
     }
 
@@ -111,8 +125,9 @@ impl Xdp {
         }
         give_back(socket, pair, self.umem);
         pair.from_network.reclaim_all()?;
-        let (mut packets, mut bytes, mut taken) = (0, 0, 0);
-        while taken < BURST && pair.from_network.ring.free() > 0 {
+        let (room, mut taken) = (usize::from(pair.from_network.ring.free()).min(BURST), 0);
+        self.burst.clear();
+        while taken < room {
             let Some((at, len)) = socket.received() else { break };
             taken += 1;
             let (offset, len) = (self.umem + at as usize, len as usize);
@@ -129,16 +144,21 @@ impl Xdp {
                 pair.from_network.put_back(slot);
                 continue;
             }
-            let header = open_checksum(&pair.bytes((offset, len)));
-            pair.bytes((offset - VNET, VNET)).write_array(0, &header.to_bytes());
-            pair.from_network.add(slot, in_slot - VNET, VNET + len);
-            packets += 1;
-            bytes += len as u64;
+            let _ = self.burst.try_push(Frame { at: (offset, len), slot, in_slot });
         }
         socket.taken();
         fill(socket, pair, self.umem);
+        let bytes = self.burst.iter().map(|f| f.at.1 as u64).sum();
+        let packets = match &mut self.merger {
+            Some(merger) if self.burst.len() > 1 => hand_over_merged(pair, &self.burst, merger),
+            _ => {
+                self.burst.iter().for_each(|frame| hand_over(pair, frame));
+                self.burst.len()
+            }
+        };
         pair.from_network.publish();
-        counters.received(packets, bytes);
+        counters.received(packets as u64, bytes);
+        counters.merged((self.burst.len() - packets) as u64);
         Ok(match taken {
             BURST => Got::More,
             _ if pair.from_network.ring.free() == 0 => Got::Stalled,
@@ -187,6 +207,51 @@ fn fill(socket: &mut Xsk, pair: &mut Pair, umem: usize) {
         }
     }
     socket.filled();
+}
+
+/// Gives the switch a frame as it is.
+fn hand_over(pair: &mut Pair, frame: &Frame) {
+    let (offset, len) = frame.at;
+    let header = open_checksum(&pair.bytes(frame.at));
+    pair.bytes((offset - VNET, VNET)).write_array(0, &header.to_bytes());
+    pair.from_network.add(frame.slot, frame.in_slot - VNET, VNET + len);
+}
+
+/// Gives the switch the frames of a burst, those of a flow as one packet; how many packets that were.
+fn hand_over_merged(pair: &mut Pair, burst: &[Frame], merger: &mut Merger) -> usize {
+    merger.clear();
+    let mut read = |frame: usize, to: &mut [u8]| burst.get(frame).map_or(0, |f| pair.bytes(f.at).read(0, to));
+    for frame in burst {
+        merger.add(frame.at.1, &mut read);
+    }
+    for packet in 0..merger.packets() {
+        let Some((first, more)) = merger.first(packet) else { continue };
+        let Some(frame) = burst.get(first) else { continue };
+        let mut headers = [0; SNAPSHOT];
+        let merged = if more == 0 {
+            None
+        } else {
+            let len = pair.bytes(frame.at).read(0, &mut headers);
+            headers.get_mut(..len).and_then(|headers| merger.finish(packet, headers))
+        };
+        let Some((header, len)) = merged else {
+            hand_over(pair, frame);
+            merger.rest(packet).filter_map(|(number, ..)| burst.get(number)).for_each(|f| hand_over(pair, f));
+            continue;
+        };
+        let hdr_len = usize::from(header.hdr_len);
+        pair.bytes(frame.at).write(0, headers.get(..hdr_len).unwrap_or_default());
+        pair.bytes((frame.at.0 - VNET, VNET)).write_array(0, &header.to_bytes());
+        let mut pieces = ArrayVec::<_, BURST>::new();
+        let _ = pieces.try_push((frame.slot, frame.in_slot - VNET, VNET + len));
+        for (number, from, len) in merger.rest(packet) {
+            if let Some(next) = burst.get(number) {
+                let _ = pieces.try_push((next.slot, next.in_slot + from, len));
+            }
+        }
+        pair.from_network.add_pieces(&pieces);
+    }
+    merger.packets()
 }
 
 /// The header for a received frame. A veth's other end leaves checksums open and XDP has no word for that; but then the field
