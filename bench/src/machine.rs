@@ -81,6 +81,12 @@ pub fn missing_guests(work: Work) -> Option<String> {
         Work::Loop(..) => missing_program("dpdk-testpmd").or_else(|| missing_pages(dpdk::MIB)),
         Work::Load(..) | Work::Memory => None,
         Work::Vms | Work::Idle => missing_program("qemu-system-x86_64"),
+        Work::Outside(_) => {
+            ["qemu-system-x86_64", "iperf3", "ethtool"].into_iter().find_map(missing_program).or_else(|| {
+                let program = lasthop_tests_vm::try_guest_program();
+                program.is_none().then(|| "lasthop-guest is not there; `make setup` (as root) makes it".into())
+            })
+        }
     }
 }
 
@@ -90,8 +96,9 @@ pub fn missing(contender: Contender, work: Work) -> Option<String> {
     let guests = if matches!(work, Work::Loop(..)) { dpdk::MIB } else { 0 };
     let list = matches!(work, Work::Load(setup, _) if setup.rules > 0);
     match contender {
-        Contender::Lasthop | Contender::Changed(_) => (list && !Lasthop::knows("acl"))
-            .then(|| "this lasthop has no access lists (there is no command `lasthop acl`)".into()),
+        Contender::Lasthop | Contender::Tap | Contender::NoGro | Contender::Changed(_) => (list
+            && !Lasthop::knows("acl"))
+        .then(|| "this lasthop has no access lists (there is no command `lasthop acl`)".into()),
         Contender::DpdkVhost => missing_pages(guests + dpdk_vhost::MIB),
         Contender::LinuxBridge => missing_program("ip"),
         Contender::Ovs(_) => {

@@ -2,6 +2,7 @@
 
 use crate::guests::dpdk::{Frames, Guests, Ring};
 use crate::guests::load::{Act, Setup, Stage, Yields, memory_per_port};
+use crate::guests::outside::{Device, Outside};
 use crate::guests::vms::Pair;
 use crate::stop::{Outcome, failed, pause};
 use crate::switch::dpdk_vhost::DpdkVhost;
@@ -36,6 +37,10 @@ pub enum Contender {
     Lasthop,
     /// The same, its scheduling changed.
     Changed(Change),
+    /// The same, a TAP device on a bridge as its uplink.
+    Tap,
+    /// The same, its uplink without receive aggregation.
+    NoGro,
     /// Open vSwitch with DPDK.
     Ovs(Rules),
     /// DPDK's vhost library, which copies twice and does nothing else.
@@ -79,7 +84,7 @@ impl Change {
 
 impl Contender {
     /// All there are.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 15] = [
         Self::Lasthop,
         Self::Changed(Change::Poll),
         Self::Changed(Change::NoHelpers),
@@ -87,6 +92,8 @@ impl Contender {
         Self::Changed(Change::NoReceiveBatch),
         Self::Changed(Change::FixedHysteresis),
         Self::Changed(Change::NoView),
+        Self::Tap,
+        Self::NoGro,
         Self::Ovs(Rules::PortToPort),
         Self::Ovs(Rules::Acl),
         Self::Ovs(Rules::Learning),
@@ -105,6 +112,8 @@ impl Contender {
             Self::Changed(Change::NoReceiveBatch) => "lasthop-no-rx-batch",
             Self::Changed(Change::FixedHysteresis) => "lasthop-fixed-hysteresis",
             Self::Changed(Change::NoView) => "lasthop-no-bpf",
+            Self::Tap => "lasthop-tap",
+            Self::NoGro => "lasthop-no-gro",
             Self::Ovs(Rules::PortToPort) => "ovs-flows",
             Self::Ovs(Rules::Acl) => "ovs-acl",
             Self::Ovs(Rules::Learning) => "ovs-learning",
@@ -124,6 +133,8 @@ impl Contender {
             Self::Changed(Change::NoReceiveBatch) => "lasthop without receive batching",
             Self::Changed(Change::FixedHysteresis) => "lasthop, hysteresis always 5 µs",
             Self::Changed(Change::NoView) => "lasthop without eBPF",
+            Self::Tap => "lasthop, TAP on a bridge",
+            Self::NoGro => "lasthop without aggregation",
             Self::Ovs(Rules::PortToPort) => "OVS-DPDK, port-to-port flows",
             Self::Ovs(Rules::Acl) => "OVS-DPDK, two ACL rules",
             Self::Ovs(Rules::Learning) => "OVS-DPDK, learning",
@@ -183,6 +194,16 @@ const FLOWS: [Figure; 3] = [
     Figure { name: "switch CPU", unit: "µs/flow", more_is_better: false },
     Figure { name: "memory", unit: "B/flow", more_is_better: false },
 ];
+const OUTSIDE: [Figure; 8] = [
+    Figure { name: "TCP transmitted", unit: "Gbit/s", more_is_better: true },
+    Figure { name: "TCP received", unit: "Gbit/s", more_is_better: true },
+    Figure { name: "TCP transactions", unit: "1/s", more_is_better: true },
+    Figure { name: "CPU between, transmitting", unit: "ms/Gbit", more_is_better: false },
+    Figure { name: "CPU between, receiving", unit: "ms/Gbit", more_is_better: false },
+    Figure { name: "all CPU, transmitting", unit: "ms/Gbit", more_is_better: false },
+    Figure { name: "all CPU, receiving", unit: "ms/Gbit", more_is_better: false },
+    Figure { name: "uplink process", unit: "% of a CPU", more_is_better: false },
+];
 const MEMORY: [Figure; 2] = [
     Figure { name: "memory", unit: "KiB/port", more_is_better: false },
     Figure { name: "memory with two ports", unit: "KiB", more_is_better: false },
@@ -194,6 +215,7 @@ const RULE: Contender = Contender::Ovs(Rules::Acl);
 const LEARN: Contender = Contender::Ovs(Rules::Learning);
 const LIST: Contender = Contender::Ovs(Rules::List);
 const VHOST: Contender = Contender::DpdkVhost;
+const BRIDGE: Contender = Contender::LinuxBridge;
 const POLL: Contender = Contender::Changed(Change::Poll);
 /// lasthop, and with each mechanism off alone.
 const ABLATION: [Contender; 6] = [
@@ -218,6 +240,8 @@ pub enum Work {
     Vms,
     /// VMs do nothing.
     Idle,
+    /// A VM and a network outside.
+    Outside(Device),
 }
 
 /// One comparison.
@@ -290,7 +314,7 @@ const NEW_FLOWS: Act =
     Act { pattern: Pattern::OneWay, window: Some(64), flows: 4000, once: true, yields: Yields::Flows, ..Act::PLAIN };
 
 /// All there are, those of a group together.
-pub const ALL: [Scenario; 52] = [
+pub const ALL: [Scenario; 54] = [
     dpdk("loop-64-split", "two DPDK guests, 64-byte frames, split rings", Ring::Split, Frames::Size(64)),
     dpdk("loop-64-packed", "two DPDK guests, 64-byte frames, packed rings", Ring::Packed, Frames::Size(64)),
     dpdk("loop-1472-split", "two DPDK guests, 1472-byte frames, split rings", Ring::Split, Frames::Size(1472)),
@@ -366,7 +390,19 @@ pub const ALL: [Scenario; 52] = [
         Work::Load(Setup::PLAIN, NEW_FLOWS),
     ),
     scenario("setup-ports", "memory of 34 ports less that of two", &[OURS, LEARN], Work::Memory),
-    scenario("vms", "two Linux VMs (QEMU), virtio-net with TSO", &[OURS, Contender::LinuxBridge, FLOW], Work::Vms),
+    scenario("vms", "two Linux VMs (QEMU), virtio-net with TSO", &[OURS, BRIDGE, FLOW], Work::Vms),
+    scenario(
+        "uplink-xdp",
+        "a Linux VM (QEMU) and the network outside, AF_XDP",
+        &[OURS, Contender::NoGro, FLOW, BRIDGE],
+        Work::Outside(Device::Xdp),
+    ),
+    scenario(
+        "uplink-packet",
+        "a Linux VM (QEMU) and the network outside, AF_PACKET",
+        &[OURS, Contender::Tap, FLOW, BRIDGE],
+        Work::Outside(Device::Packet),
+    ),
     scenario("idle", "two Linux VMs (QEMU) that do nothing, 5 s", &[OURS, FLOW], Work::Idle),
 ];
 
@@ -396,6 +432,7 @@ impl Scenario {
             Work::Vms => &VMS,
             Work::Idle => &IDLE,
             Work::Memory => &MEMORY,
+            Work::Outside(_) => &OUTSIDE,
             Work::Load(_, act) => match act.yields {
                 Yields::Speed => &LOOP,
                 Yields::Times => &TIMES,
@@ -437,6 +474,14 @@ impl Scenario {
             Work::Memory => memory_per_port(contender, cpus, 2, 34),
             Work::Vms => Pair::boot(contender, cpus)?.traffic(seconds),
             Work::Idle => Pair::boot(contender, cpus)?.idle(),
+            Work::Outside(device) => {
+                let device = match contender {
+                    Contender::Tap => Device::Tap,
+                    Contender::NoGro => Device::XdpNoGro,
+                    _ => device,
+                };
+                Outside::start(contender, cpus, device)?.traffic(seconds)
+            }
         }
     }
 }
@@ -458,7 +503,7 @@ fn round_and_round(
         }
         Contender::Ovs(rules) => Box::new(Ovs::start(cpus.guests, cpus.switch, &sockets, rules, Extras::default())?),
         Contender::DpdkVhost => Box::new(DpdkVhost::start(cpus.guests, cpus.switch, &sockets, Extras::default())?),
-        Contender::LinuxBridge => return Err(failed("has no vhost-user ports")),
+        Contender::LinuxBridge | Contender::Tap | Contender::NoGro => return Err(failed("has no such ports")),
     };
     let mut guests = Guests::start(cpus.guests, sockets, ring)?;
     guests.circulate(frames)?;

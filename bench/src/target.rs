@@ -32,12 +32,13 @@ const fn aiming(aim: f64, target: Target) -> Target {
 const OVS: &str = "ovs-flows";
 const VHOST: &str = "dpdk-vhost";
 const POLL: &str = "lasthop-poll";
+const BRIDGE: &str = "linux-bridge";
 // Figures of loops: packets, bytes, busy time.
 const PACKETS: usize = 0;
 const BYTES: usize = 1;
 const BUSY: usize = 2;
 
-const TARGETS: [Target; 20] = [
+const TARGETS: [Target; 38] = [
     target("64 B split, packets", "loop-64-split", PACKETS, OVS, Least(1.5)),
     target("64 B split, packets", "loop-64-split", PACKETS, VHOST, Least(0.95)),
     target("64 B packed, packets", "loop-64-packed", PACKETS, OVS, Least(1.6)),
@@ -57,6 +58,38 @@ const TARGETS: [Target; 20] = [
     target("two VMs, transactions", "vms", 1, "linux-bridge", Least(1.3)),
     target("two VMs, transactions", "vms", 1, OVS, Least(1.3)),
     target("100 000 packets/s, CPU left to spinning programs", "shared-100k", 0, OVS, Least(1.5)),
+    target("AF_XDP uplink, TCP transmitted", "uplink-xdp", 0, OVS, Least(1.5)),
+    target("AF_XDP uplink, TCP received", "uplink-xdp", 1, OVS, Least(1.5)),
+    target("AF_XDP uplink, TCP transmitted", "uplink-xdp", 0, BRIDGE, Least(1.0)),
+    target("AF_XDP uplink, TCP received", "uplink-xdp", 1, BRIDGE, Least(1.0)),
+    target("AF_XDP uplink, CPU between, transmitting", "uplink-xdp", 3, OVS, Most(1.0)),
+    target("AF_XDP uplink, CPU between, receiving", "uplink-xdp", 4, OVS, Most(1.0)),
+    target("AF_XDP uplink, CPU between, transmitting", "uplink-xdp", 3, BRIDGE, Most(1.0)),
+    target("AF_XDP uplink, CPU between, receiving", "uplink-xdp", 4, BRIDGE, Most(1.0)),
+    Target {
+        what: "AF_XDP uplink, its process, % of a CPU",
+        scenario: "uplink-xdp",
+        figure: 7,
+        peer: None,
+        bound: Most(100.0),
+        aim: None,
+    },
+    target("AF_PACKET uplink, TCP transmitted", "uplink-packet", 0, OVS, Least(1.5)),
+    target("AF_PACKET uplink, TCP received", "uplink-packet", 1, OVS, Least(1.5)),
+    target("AF_PACKET uplink, TCP transmitted", "uplink-packet", 0, BRIDGE, Least(1.0)),
+    target("AF_PACKET uplink, TCP received", "uplink-packet", 1, BRIDGE, Least(1.0)),
+    target("AF_PACKET uplink, CPU between, transmitting", "uplink-packet", 3, OVS, Most(1.0)),
+    target("AF_PACKET uplink, CPU between, receiving", "uplink-packet", 4, OVS, Most(1.0)),
+    target("AF_PACKET uplink, CPU between, transmitting", "uplink-packet", 3, BRIDGE, Most(1.0)),
+    target("AF_PACKET uplink, CPU between, receiving", "uplink-packet", 4, BRIDGE, Most(1.0)),
+    Target {
+        what: "AF_PACKET uplink, its process, % of a CPU",
+        scenario: "uplink-packet",
+        figure: 7,
+        peer: None,
+        bound: Most(100.0),
+        aim: None,
+    },
     // The scheduler's account is never quite 0.
     Target { what: "idle, % of a CPU", scenario: "idle", figure: 0, peer: None, bound: Most(0.1), aim: None },
 ];

@@ -113,7 +113,7 @@ impl Stage {
         let ports: Vec<Port> = (0..setup.ports).map(|i| Port::connect(&format!("p{i}"), dir.path())).collect();
         let sockets: Vec<_> = ports.iter().map(|p| &*p.socket).collect();
         let list = (setup.rules > 0).then(|| List::generate(setup.rules));
-        let extras = Extras { large: setup.large, queues: setup.queues, list: list.as_ref() };
+        let extras = Extras { large: setup.large, queues: setup.queues, list: list.as_ref(), ..Extras::default() };
         let listen = |p: &Port| Socket { path: p.socket.clone(), listen: true };
         let pattern = if setup.round { Pattern::Loop } else { Pattern::BothWays };
         let mut settings = Settings::new(ports.iter().map(listen).collect(), pattern);
@@ -140,7 +140,7 @@ impl Stage {
             }
             Contender::Ovs(rules) => Box::new(Ovs::start(cpus.guests, cpus.switch, &sockets, rules, extras)?),
             Contender::DpdkVhost => Box::new(DpdkVhost::start(cpus.guests, cpus.switch, &sockets, extras)?),
-            Contender::LinuxBridge => return Err(failed("has no vhost-user ports")),
+            Contender::LinuxBridge | Contender::Tap | Contender::NoGro => return Err(failed("has no such ports")),
         };
         let session = Session::connect(&settings, &listening, &check)?;
         let crowd = if setup.crowd { vec![cpus.guests, cpus.switch] } else { Vec::new() };

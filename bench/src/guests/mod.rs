@@ -3,4 +3,5 @@
 
 pub mod dpdk;
 pub mod load;
+pub mod outside;
 pub mod vms;

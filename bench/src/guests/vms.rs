@@ -42,7 +42,9 @@ impl Pair {
                 let started = bridge.insert(Bridge::start(2));
                 [1, 2].map(|n| started.nic(n))
             }
-            Contender::DpdkVhost => return Err(failed("no switch that VMs could use")),
+            Contender::DpdkVhost | Contender::Tap | Contender::NoGro => {
+                return Err(failed("no switch that VMs could use"));
+            }
         };
         check()?;
         let [a, b] = nics;
@@ -83,13 +85,18 @@ impl Pair {
 
     /// Runs a command in one of the VMs, for at most so many seconds.
     fn ask(&self, vm: usize, command: &str, seconds: u64) -> Outcome<String> {
-        let pending = self.vms[vm].spawn(command);
-        let out = until(command, Duration::from_secs(seconds), || Ok(pending.poll()))?;
-        if out.code != 0 {
-            return Err(failed(format!("{command}: exit code {}\n{}{}", out.code, out.stdout, out.stderr)));
-        }
-        Ok(out.stdout)
+        ask(&self.vms[vm], command, seconds)
     }
+}
+
+/// Runs a command in a VM, for at most so many seconds.
+pub fn ask(vm: &Vm, command: &str, seconds: u64) -> Outcome<String> {
+    let pending = vm.spawn(command);
+    let out = until(command, Duration::from_secs(seconds), || Ok(pending.poll()))?;
+    if out.code != 0 {
+        return Err(failed(format!("{command}: exit code {}\n{}{}", out.code, out.stdout, out.stderr)));
+    }
+    Ok(out.stdout)
 }
 
 /// Of busybox's summary: `round-trip min/avg/max = 0.271/0.404/0.812 ms`. Nothing when a reply was lost.
@@ -100,7 +107,7 @@ fn mean_us(text: &str) -> Option<f64> {
 }
 
 /// Of `COUNT in MICROSECONDS us`.
-fn per_second(text: &str) -> Option<f64> {
+pub fn per_second(text: &str) -> Option<f64> {
     let (count, time) = text.trim().strip_suffix(" us")?.split_once(" in ")?;
     Some(count.parse::<f64>().ok()? * 1e6 / time.parse::<f64>().ok()?)
 }

@@ -20,7 +20,8 @@ impl Ours {
         let changed = change.map(|change| change.arguments(polled)).unwrap_or_default();
         let mut arguments = vec!["--cpus", cpus];
         arguments.extend(changed.iter().map(String::as_str));
-        let lasthop = Lasthop::start_with(ports, &arguments);
+        arguments.extend(extras.uplink.iter().flat_map(|u| ["--uplink", u.device.uplink()]));
+        let lasthop = Lasthop::start_in(extras.uplink.map(|u| u.netns), ports, &arguments);
         if let Some(list) = extras.list {
             let file = tempfile::NamedTempFile::new().map_err(failed)?;
             std::fs::write(&file, list.classbench()).map_err(failed)?;
@@ -71,5 +72,10 @@ impl Switch for Ours {
 
     fn memory_kib(&self) -> u64 {
         self.lasthop.pids().into_iter().map(proc::private_kib).sum()
+    }
+
+    fn uplink(&self) -> Option<u32> {
+        let list = self.lasthop.json(&["uplink", "list"]);
+        list["uplinks"][0]["pid"].as_u64().map(|pid| pid as u32)
     }
 }

@@ -5,7 +5,9 @@ pub mod lasthop;
 pub mod ovs;
 
 use crate::acl::List;
+use crate::guests::outside::Device;
 use crate::stop::Outcome;
+use lasthop_tests_vm::Netns;
 
 /// Processor time a switch took between two moments, all its processes together, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,6 +29,17 @@ pub struct Extras<'a> {
     pub queues: u16,
     /// An access list for everything that enters.
     pub list: Option<&'a List>,
+    /// A way out, beside the ports.
+    pub uplink: Option<Uplink<'a>>,
+}
+
+/// A network interface that is to be one of the switch's ports.
+#[derive(Clone, Copy, Debug)]
+pub struct Uplink<'a> {
+    /// Where it is, and the switch too.
+    pub netns: &'a Netns,
+    /// Which, and how it is to be used.
+    pub device: Device,
 }
 
 /// A running switch. Dropping it ends it.
@@ -39,4 +52,9 @@ pub trait Switch {
 
     /// Memory of its own, in KiB: nothing that is shared with guests, and no huge pages.
     fn memory_kib(&self) -> u64;
+
+    /// The process that does nothing but serve the uplink, if it is one of its own.
+    fn uplink(&self) -> Option<u32> {
+        None
+    }
 }

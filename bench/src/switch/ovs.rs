@@ -4,6 +4,7 @@
 //! everything else is gone when they are.
 
 use super::{Extras, Spent, Switch};
+use crate::guests::outside::Device;
 use crate::stop::{Outcome, check, failed, until};
 use lasthop_tests_vm::{proc, scratch, spawn};
 use std::path::Path;
@@ -62,9 +63,10 @@ impl Ovs {
             &[&at("conf.db"), &format!("--remote=p{remote}"), &format!("--unixctl={}", at("db.ctl")), "-vconsole:off"],
         );
         let log = format!("--log-file={}", at("log"));
+        let netns = extras.uplink.map(|u| u.netns.name());
         let vswitchd = daemon(
-            "unshare",
-            &["--net", "--", VSWITCHD],
+            if netns.is_some() { "ip" } else { "unshare" },
+            &netns.map_or(["--net", "--", VSWITCHD].to_vec(), |name| vec!["netns", "exec", name, VSWITCHD]),
             &[&remote, &format!("--unixctl={}", at("ctl")), &log, "-vconsole:off"],
         );
         let ovs = Self { vswitchd, database, dir, before: 0 };
@@ -99,6 +101,14 @@ impl Ovs {
                 words.push("mtu_request=9000");
             }
             self.vsctl(&words)?;
+        }
+        if let Some(uplink) = extras.uplink {
+            let number = format!("ofport_request={}", sockets.len() + 1);
+            let words = ["add-port", BRIDGE, "net0", "--", "set", "Interface", "net0", &number];
+            match uplink.device {
+                Device::Xdp => self.vsctl(&[&words[..], &["type=afxdp", "options:xdp-mode=native"]].concat())?,
+                _ => self.vsctl(&words)?,
+            };
         }
         if rules == Rules::Learning {
             return Ok(());

@@ -378,6 +378,7 @@ impl Core {
                 self.policy.set_uplinks(&self.uplinks, now_ms, out);
             }
             SupervisorToControl::UplinkReply { request, result } => self.uplink_reply(request, result),
+            SupervisorToControl::Forget(port) => self.policy.forget_addresses(port, now_ms, out),
             SupervisorToControl::Lists(part) => self.lists_are(&part),
             SupervisorToControl::ListsKept(result) => self.lists_kept(result, now_ms),
             // Without a descriptor, or handled by the loop.

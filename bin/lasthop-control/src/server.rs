@@ -124,8 +124,10 @@ impl Api {
         driver: Option<String>,
         queues: u16,
         nice: i32,
+        gro: bool,
     ) -> Result<UplinkList, ApiError> {
-        self.ask(|answer| Call::Uplink { call: UplinkCall::Add { name, device, driver, queues, nice }, answer }).await
+        self.ask(|answer| Call::Uplink { call: UplinkCall::Add { name, device, driver, queues, nice, gro }, answer })
+            .await
     }
 
     async fn uplink_del(&self, name: String) -> Result<UplinkList, ApiError> {

@@ -16,12 +16,18 @@ pub(crate) fn mac(m: &MacView, port: String) -> Mac {
 pub(crate) fn uplink(uplink: UplinkInfo, port: Option<&PortInfo>) -> Uplink {
     let about = uplink.about.as_ref();
     let counters = uplink.counters;
+    let state = match &uplink.blocked_by {
+        _ if !uplink.running => "starting",
+        Some(_) => "blocked",
+        None => state(port),
+    };
     Uplink {
         id: uplink.port.0,
         driver: about.map(|a| a.driver.name().into()),
         mode: about.map(|a| a.mode.clone()),
-        state: if uplink.running { state(port) } else { "starting" }.into(),
+        state: state.into(),
         last_error: uplink.last_error,
+        blocked_by: uplink.blocked_by,
         mac: about.map(|a| a.mac.to_string()),
         mtu: about.map(|a| a.mtu),
         queues: about.map_or(0, |a| a.queues),
@@ -31,6 +37,7 @@ pub(crate) fn uplink(uplink: UplinkInfo, port: Option<&PortInfo>) -> Uplink {
         restarts: uplink.restarts,
         to_network: Carried { packets: counters.to_network_packets, bytes: counters.to_network_bytes },
         from_network: Carried { packets: counters.from_network_packets, bytes: counters.from_network_bytes },
+        merged: counters.merged,
         drops: counters.drops.into_iter().map(|d| Drops { reason: d.reason, packets: d.packets }).collect(),
         guest_queues: (0..).zip(counters.queues).map(guest_queue).collect(),
         name: uplink.name,
@@ -280,6 +287,26 @@ mod tests {
 
     fn text(fields: &[Field]) -> Vec<String> {
         fields.iter().map(|f| format!("{}={}", f.name, f.value)).collect()
+    }
+
+    #[test]
+    fn an_uplink_that_stands_by_says_for_whom() {
+        let info = UplinkInfo {
+            name: "net2".into(),
+            port: PortId(2),
+            device: "eth1".into(),
+            nice: 0,
+            running: true,
+            about: None,
+            pid: Some(1),
+            restarts: 0,
+            last_error: None,
+            blocked_by: Some("net".into()),
+            counters: Default::default(),
+        };
+        let shown = uplink(info.clone(), None);
+        assert_eq!((shown.state.as_str(), shown.blocked_by.as_deref()), ("blocked", Some("net")));
+        assert_eq!(uplink(UplinkInfo { running: false, ..info }, None).state, "starting");
     }
 
     #[test]

@@ -17,14 +17,21 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Reads `--supervisor-fd N --device NAME [--driver NAME] [--queues N] [--nice N] [--ours]`. Run first thing in `main`.
+    /// Reads `--supervisor-fd N --device NAME [--driver NAME] [--queues N] [--nice N] [--ours] [--no-gro]`. Run first thing in `main`.
     pub fn take(mut words: impl Iterator<Item = String>) -> Result<Self, String> {
         let (mut supervisor, mut nice) = (None, 0);
-        let mut wanted = Wanted { device: String::new(), driver: None, queues: 1, ours: false };
+        let mut wanted = Wanted { device: String::new(), driver: None, queues: 1, ours: false, gro: true };
         while let Some(option) = words.next() {
-            if option == "--ours" {
-                wanted.ours = true;
-                continue;
+            match option.as_str() {
+                "--ours" => {
+                    wanted.ours = true;
+                    continue;
+                }
+                "--no-gro" => {
+                    wanted.gro = false;
+                    continue;
+                }
+                _ => {}
             }
             let value = words.next().ok_or_else(|| format!("{option} needs a value"))?;
             match option.as_str() {

@@ -10,6 +10,7 @@ use lasthop_uplink_core::counters::Counters;
 use lasthop_uplink_core::device::Device;
 use lasthop_uplink_core::engine::Engine;
 use lasthop_uplink_core::memory::SharedMemory;
+use lasthop_uplink_core::probe::{Heard, Prober};
 use lasthop_uplink_core::vmq::manager::Manager;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -40,7 +41,9 @@ fn main() -> ExitCode {
 
 fn start(wanted: &lasthop_uplink_core::device::Wanted) -> Result<server::Server, Box<dyn std::error::Error>> {
     let mut device = Device::open(wanted)?;
-    let (memory, mut pairs) = SharedMemory::new(device.memory)?;
+    let prober = Prober::open(&wanted.device, &device)?;
+    let heard = Arc::new(Heard::new()?);
+    let (memory, mut pairs) = SharedMemory::new(device.memory, &heard)?;
     device.bind(&mut pairs)?;
     confine::confine()?;
     let (counters, answered) = (Arc::new(Counters::default()), lasthop_sys::EventFd::new()?);
@@ -52,5 +55,14 @@ fn start(wanted: &lasthop_uplink_core::device::Wanted) -> Result<server::Server,
         engines.push(handle);
     }
     let queues = device.steering.map(Manager::new);
-    Ok(server::Server::new(memory, engines, answered, counters, queues, device.about, device.features)?)
+    let server = server::Server::new(
+        memory,
+        engines,
+        answered,
+        counters,
+        queues,
+        (device.about, device.features),
+        (prober, heard),
+    )?;
+    Ok(server)
 }

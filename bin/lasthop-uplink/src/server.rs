@@ -7,9 +7,11 @@ use lasthop_uplink_core::counters::Counters;
 use lasthop_uplink_core::engine::{Answer, Handle, Order};
 use lasthop_uplink_core::link;
 use lasthop_uplink_core::memory::SharedMemory;
+use lasthop_uplink_core::probe::{Heard, Prober};
 use lasthop_uplink_core::vmq::manager::Manager;
 use lasthop_vhostuser::{Features, Frontend};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{Shutdown, shutdown};
 use rustix::time::Timespec;
 use std::error::Error;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,7 +24,8 @@ const CHANNEL: u64 = 0;
 const SWITCH: u64 = 1;
 const ANSWERED: u64 = 2;
 const BROKEN: u64 = 3;
-const TRAFFIC: u64 = 4;
+const PROBED: u64 = 4;
+const TRAFFIC: u64 = 5;
 
 /// How long an engine may take to stop: a burst.
 const PAUSE_LIMIT: Duration = Duration::from_secs(2);
@@ -44,6 +47,10 @@ pub struct Server {
     /// Signalled by the switch when it found a ring broken.
     broken: EventFd,
     front: Option<Frontend>,
+    /// Once the switch has let go of the connection there is, nothing but probes is looked for.
+    listen: bool,
+    prober: Prober,
+    heard: Arc<Heard>,
     /// The ping that is to be answered, and how many engines have not answered it.
     ping: Option<(u64, usize)>,
 }
@@ -56,8 +63,8 @@ impl Server {
         answered: EventFd,
         counters: Arc<Counters>,
         queues: Option<Manager>,
-        about: UplinkDevice,
-        offloads: Features,
+        (about, offloads): (UplinkDevice, Features),
+        (prober, heard): (Prober, Arc<Heard>),
     ) -> Result<Self, rustix::io::Errno> {
         let (epoll, broken) = (Epoll::new()?, EventFd::new()?);
         epoll.add(&answered, ANSWERED, Trigger::Level)?;
@@ -65,8 +72,23 @@ impl Server {
         if let Some(queues) = &queues {
             epoll.add(queues.traffic(), TRAFFIC, Trigger::Level)?;
         }
-        let (front, ping) = (None, None);
-        Ok(Self { epoll, memory, engines, answered, counters, queues, about, offloads, broken, front, ping })
+        epoll.add(&*heard, PROBED, Trigger::Level)?;
+        Ok(Self {
+            epoll,
+            memory,
+            engines,
+            answered,
+            counters,
+            queues,
+            about,
+            offloads,
+            broken,
+            front: None,
+            listen: false,
+            prober,
+            heard,
+            ping: None,
+        })
     }
 
     /// Runs until the supervisor asks to end. An error means that this process is of no use any more.
@@ -84,9 +106,20 @@ impl Server {
                 match *token {
                     CHANNEL if self.obey(supervisor)? => return Ok(()),
                     // It has nothing to say but that it is gone.
-                    SWITCH => drop(self.disconnect(supervisor)?),
+                    SWITCH => {
+                        self.disconnect(supervisor)?;
+                        if self.listen {
+                            self.engines.iter().for_each(|engine| engine.order(Order::Listen));
+                        }
+                    }
                     ANSWERED => self.hear_engines(supervisor)?,
                     TRAFFIC => self.queues.iter_mut().for_each(|queues| queues.wake(Instant::now())),
+                    PROBED => {
+                        for token in self.heard.take() {
+                            // If the supervisor has too much to do, there will be another.
+                            let _ = supervisor.send(&UplinkToSupervisor::Heard(token), None);
+                        }
+                    }
                     BROKEN => return Err("the switch finds a ring of this uplink broken".into()),
                     _ => {}
                 }
@@ -104,6 +137,11 @@ impl Server {
                     self.ping = Some((number, self.engines.len()));
                     self.engines.iter().for_each(|engine| engine.order(Order::Ping));
                 }
+                Ok((SupervisorToUplink::Probe { instance, token }, _)) => {
+                    self.heard.expect(instance);
+                    self.prober.send(&instance, &token);
+                }
+                Ok((SupervisorToUplink::Listen, _)) => self.listen(),
                 Ok((SupervisorToUplink::Shutdown { remove }, _)) => {
                     if remove {
                         self.order_all(&Order::End, supervisor)?;
@@ -172,6 +210,16 @@ impl Server {
         self.order_all(&Order::Pause, supervisor)
     }
 
+    /// Says good-bye to the switch, which lets go of the rings before it hangs up.
+    fn listen(&mut self) {
+        self.listen = true;
+        match &self.front {
+            // If it has gone already, that is reported too.
+            Some(front) => drop(shutdown(front, Shutdown::Write)),
+            None => self.engines.iter().for_each(|engine| engine.order(Order::Listen)),
+        }
+    }
+
     /// A connection to a switch that may be a new one. The old one must be let go of first: only one may use the rings.
     fn connect(&mut self, socket: OwnedFd, supervisor: &mut Supervisor) -> Result<(), Box<dyn Error>> {
         if let Some(front) = &self.front {
@@ -181,6 +229,7 @@ impl Server {
             }
         }
         let bases = self.disconnect(supervisor)?;
+        self.listen = false;
         match link::connect(socket, &self.memory, &bases, self.offloads, &self.broken) {
             Ok(front) => {
                 self.epoll.add(&front, SWITCH, Trigger::Level)?;

@@ -33,6 +33,7 @@ enum Command {
         after_help = "Examples:\n  lasthop run --port vm1=/run/lasthop/vm1.sock --port vm2=/run/vm2.sock,client\n  \
         lasthop run --port vm1=/run/lasthop/vm1.sock --uplink net=eth1\n  \
         lasthop run --port vm1=/run/lasthop/vm1.sock --uplink host=lasthop0,tap,queues=2\n  \
+        lasthop run --port vm1=/run/lasthop/vm1.sock --uplink net=eth1 --uplink standby=eth2\n  \
          lasthop run --cpus 2-3 --helpers 3 --no-bpf --port vm1=/run/lasthop/vm1.sock"
     )]
     Run(run::RunArgs),

@@ -13,7 +13,7 @@ pub enum UplinkCommand {
     /// An interface that does not exist is made as a TAP device and removed with the uplink. Give it an address
     /// (`ip addr add 10.0.0.1/24 dev DEVICE`) or add it to a bridge. The uplink is remembered over restarts.
     #[command(
-        after_help = "Examples:\n  lasthop uplink add net eth1\n  lasthop uplink add host lasthop0 --driver tap --queues 2\n  lasthop uplink add storage eth2 --nice -5\n  lasthop uplink add fast eth3 --driver af_xdp --queues 4"
+        after_help = "Examples:\n  lasthop uplink add net eth1\n  lasthop uplink add host lasthop0 --driver tap --queues 2\n  lasthop uplink add storage eth2 --nice -5\n  lasthop uplink add fast eth3 --driver af_xdp --queues 4 --gro off"
     )]
     Add {
         /// Its name and that of its port: 1 to 63 letters, digits, '.', '_' or '-'
@@ -29,6 +29,9 @@ pub enum UplinkCommand {
         /// Priority of its processes: -20 (first) to 19 (last)
         #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
         nice: i32,
+        /// Whether af_xdp makes one packet of a burst's TCP segments
+        #[arg(long, value_name = "on|off", default_value = "on", value_parser = ["on", "off"])]
+        gro: String,
         #[command(flatten)]
         shared: SharedArgs,
     },
@@ -47,10 +50,10 @@ pub enum UplinkCommand {
 
 pub fn uplink(command: &UplinkCommand) -> Result<String, CliError> {
     match command {
-        UplinkCommand::Add { name, device, driver, queues, nice, shared } => {
+        UplinkCommand::Add { name, device, driver, queues, nice, gro, shared } => {
             let list = shared
                 .instance()?
-                .ask(async |c| c.uplink_add(name, device, driver.as_deref(), *queues, *nice).await)?;
+                .ask(async |c| c.uplink_add(name, device, driver.as_deref(), *queues, *nice, gro == "on").await)?;
             let uplink = list.uplinks.into_iter().next().unwrap_or_default();
             shared.show(&uplink, |u| {
                 let made = if u.created { ", which it made" } else { "" };
@@ -90,6 +93,7 @@ fn table(list: &UplinkList) -> String {
         ("MAC", Align::Left),
         ("TO NETWORK", Align::Right),
         ("FROM NETWORK", Align::Right),
+        ("MERGED", Align::Right),
         ("DROPPED", Align::Right),
         ("RESTARTS", Align::Right),
     ]);
@@ -104,6 +108,7 @@ fn table(list: &UplinkList) -> String {
             u.mac.clone().unwrap_or_else(|| "-".into()),
             u.to_network.packets.to_string(),
             u.from_network.packets.to_string(),
+            u.merged.to_string(),
             u.drops.iter().map(|d| d.packets).sum::<u64>().to_string(),
             u.restarts.to_string(),
         ]);

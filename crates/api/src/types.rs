@@ -174,10 +174,13 @@ pub struct Uplink {
     pub driver: Option<String>,
     /// In which of the ways that the driver knows it is used.
     pub mode: Option<String>,
-    /// `starting` (its process does not run, or has not opened the interface), or that of its port.
+    /// `starting` (its process does not run, or has not opened the interface), `blocked` (see `blocked_by`), or that of its
+    /// port.
     pub state: String,
     /// What was last wrong with it.
     pub last_error: Option<String>,
+    /// The uplink on the same network segment that carries the frames, so that this one must not; it is ready to take over.
+    pub blocked_by: Option<String>,
     /// The interface's Ethernet address.
     pub mac: Option<String>,
     /// The interface's MTU in bytes when it was opened.
@@ -196,6 +199,9 @@ pub struct Uplink {
     pub to_network: Carried,
     /// Packets from the network.
     pub from_network: Carried,
+    /// Frames from the network that became part of a packet before them (receive aggregation with `af_xdp`), and are not
+    /// counted as packets themselves.
+    pub merged: u64,
     /// Packets that the interface or its process did not carry, by reason; only reasons that occurred.
     pub drops: Vec<Drops>,
     /// Queues that busy guests have for themselves; empty where the uplink has no such queues. The first is the default

@@ -34,6 +34,8 @@ pub enum SupervisorToControl {
         /// The uplinks, or what is wrong.
         result: Result<Vec<UplinkInfo>, String>,
     },
+    /// Addresses learned at this port may be elsewhere now: forget them.
+    Forget(PortId),
 }
 
 /// An uplink.
@@ -57,6 +59,8 @@ pub struct UplinkInfo {
     pub restarts: u64,
     /// What was last wrong with it.
     pub last_error: Option<String>,
+    /// The uplink on the same segment that carries the frames, so that this one must not.
+    pub blocked_by: Option<String>,
     /// What it has carried, all its processes together, as last heard.
     pub counters: UplinkCounters,
 }
@@ -103,6 +107,8 @@ pub enum ControlToSupervisor {
         queues: u16,
         /// Its processes' priority, as of nice(1).
         nice: i32,
+        /// Receive aggregation, where the uplink would do it.
+        gro: bool,
     },
     /// Remove an uplink and its port.
     UplinkDel {

@@ -15,7 +15,20 @@ pub enum SupervisorToUplink {
         /// Whether the device goes too.
         remove: bool,
     },
+    /// Send one probe on the device; probes of the same instance are to be reported from now on.
+    Probe {
+        /// Random bytes of this lasthop.
+        instance: Token,
+        /// Random bytes of this probe.
+        token: Token,
+    },
+    /// Let go of the connection to the switch. Until there is another, look for probes in what the device receives and
+    /// throw all of it away.
+    Listen,
 }
+
+/// Random bytes that nobody can guess.
+pub type Token = [u8; 16];
 
 /// From an uplink.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +44,8 @@ pub enum UplinkToSupervisor {
         /// What it has carried since it started.
         counters: UplinkCounters,
     },
+    /// A probe of the same instance came in, with this token.
+    Heard(Token),
 }
 
 /// How a device is used.
@@ -91,6 +106,8 @@ pub struct UplinkCounters {
     pub from_network_packets: u64,
     /// Their bytes.
     pub from_network_bytes: u64,
+    /// Frames from the network that became part of a packet before them, and are not counted as packets themselves.
+    pub merged: u64,
     /// Packets not carried, by reason.
     pub drops: Vec<UplinkDrops>,
     /// Queues that guests can have for themselves, by number; empty where they cannot.

@@ -234,6 +234,17 @@ impl Learning {
         }
     }
 
+    /// What lives behind this port may live behind another now: the addresses learned there are forgotten.
+    pub fn forget_addresses(&mut self, id: PortId, now_ms: u64, out: &mut Effects) {
+        for (vlan, mac) in self.macs.remove_port(id) {
+            self.forget_source(vlan, mac, id, out);
+            self.refresh_destination(vlan, mac, now_ms, out);
+        }
+        if self.has_port(id) {
+            self.macs.add_port(id);
+        }
+    }
+
     /// Whether the port was announced.
     pub fn has_port(&self, id: PortId) -> bool {
         self.ports.contains_key(&id)

@@ -50,6 +50,26 @@ fn nothing_goes_from_one_uplink_to_another() {
 }
 
 #[test]
+fn a_port_whose_addresses_are_forgotten_learns_them_anew() {
+    let mut b = Bench::new(Limits::default(), 3);
+    assert_eq!(b.packet(&key(2, mac(2), mac(1))), outputs(&[1, 3]));
+    assert_eq!(b.packet(&key(1, mac(1), mac(2))), outputs(&[2]));
+    let mut out = Effects::default();
+    b.policy.forget_addresses(PortId(2), b.now_ms, &mut out);
+    b.apply(out);
+    assert_eq!(b.policy.port_view(PortId(2)).map(|v| v.macs), Some(0));
+    // Those of other ports stay.
+    assert_eq!(b.packet(&key(3, mac(3), mac(1))), outputs(&[1]));
+    // It is looked for everywhere, and found behind another port at once.
+    assert_eq!(b.packet(&key(1, mac(1), mac(2))), outputs(&[2, 3]));
+    assert_eq!(b.packet(&key(3, mac(2), mac(1))), outputs(&[1]));
+    assert_eq!(b.packet(&key(1, mac(1), mac(2))), outputs(&[3]));
+    // The port may learn again.
+    assert_eq!(b.packet(&key(2, mac(5), mac(1))), outputs(&[1]));
+    assert_eq!(b.policy.port_view(PortId(2)).map(|v| v.macs), Some(1));
+}
+
+#[test]
 fn broadcast_and_multicast_follow_the_ports() {
     let mut b = Bench::new(Limits::default(), 2);
     let all = key(1, mac(1), MacAddr::BROADCAST);

@@ -73,6 +73,25 @@ fn perform(act: &str) {
             a.write_all(b"x").unwrap();
             b.read_exact(&mut [0]).unwrap();
         }
+        "read memory of another process" => {
+            let mut byte = 0u8;
+            let local = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+            let remote = libc::iovec { iov_base: std::ptr::without_provenance_mut(0x1000), iov_len: 1 };
+            // SAFETY: what is read goes to a live local.
+            unsafe { libc::process_vm_readv(1, &raw const local, 1, &raw const remote, 1, 0) };
+        }
+        "write memory of another process" => {
+            let byte = 0u8;
+            let local = libc::iovec { iov_base: (&raw const byte).cast_mut().cast(), iov_len: 1 };
+            let remote = libc::iovec { iov_base: std::ptr::without_provenance_mut(0x1000), iov_len: 1 };
+            // SAFETY: nothing of this process is written.
+            unsafe { libc::process_vm_writev(1, &raw const local, 1, &raw const remote, 1, 0) };
+        }
+        // SAFETY: to trace another process changes nothing here.
+        "trace" => drop(unsafe { libc::ptrace(libc::PTRACE_ATTACH, 1, 0, 0) }),
+        "open memory" => drop(std::fs::File::open("/proc/1/mem")),
+        // SAFETY: these only make descriptors.
+        "take a descriptor" => drop(unsafe { libc::syscall(libc::SYS_pidfd_getfd, 0, 0, 0) }),
         "signal" => drop(rustix::process::kill_process(rustix::process::Pid::INIT, rustix::process::Signal::TERM)),
         "executable memory" => {
             use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
@@ -234,6 +253,8 @@ fn death_signal_outlives_the_change_of_user() {
 fn forbidden_calls_kill() {
     for program in ["switch", "control", "uplink"] {
         let mut acts = vec!["open", "exec", "fork", "inet socket", "unix connect", "signal", "executable memory"];
+        acts.extend(["read memory of another process", "write memory of another process", "trace"]);
+        acts.extend(["open memory", "take a descriptor"]);
         if program != "control" {
             acts.push("socketpair");
         }

@@ -26,6 +26,10 @@ reasons! {
     Stale = "stale",
     /// No Ethernet frame.
     TooShort = "too_short",
+    /// A probe, of ours or of another lasthop.
+    Probe = "probe",
+    /// The uplink only listens: another on the same segment carries the frames.
+    Blocked = "blocked",
 }
 
 /// Counters of one device; any thread adds and reads.
@@ -33,6 +37,7 @@ reasons! {
 pub struct Counters {
     to_network: Way,
     from_network: Way,
+    merged: AtomicU64,
     drops: [AtomicU64; NAMES.len()],
 }
 
@@ -55,6 +60,11 @@ impl Counters {
         self.from_network.bytes.fetch_add(bytes, Relaxed);
     }
 
+    /// So many frames became part of others.
+    pub fn merged(&self, frames: u64) {
+        self.merged.fetch_add(frames, Relaxed);
+    }
+
     /// A frame was not carried.
     pub fn dropped(&self, reason: Reason) {
         if let Some(counter) = self.drops.get(reason as usize) {
@@ -73,6 +83,7 @@ impl Counters {
             to_network_bytes: self.to_network.bytes.load(Relaxed),
             from_network_packets: self.from_network.packets.load(Relaxed),
             from_network_bytes: self.from_network.bytes.load(Relaxed),
+            merged: self.merged.load(Relaxed),
             drops: drops.collect(),
             queues: Vec::new(),
         }

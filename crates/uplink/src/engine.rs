@@ -30,6 +30,8 @@ pub enum Order {
     Pause,
     /// There is a switch again.
     Resume,
+    /// While paused: receive, for the sake of probes, and throw all of it away.
+    Listen,
     /// Answer.
     Ping,
     /// The device is to go with the process, if it is ours. Answer when that is arranged.
@@ -156,6 +158,8 @@ impl Engine {
                 if more || self.prepare_to_sleep() {
                     continue;
                 }
+            } else if self.pair.sieve.listening && self.receive()? {
+                continue;
             }
             self.sleep().map_err(DeviceError::Io)?;
         }
@@ -174,8 +178,11 @@ impl Engine {
                 let bases = [self.pair.to_network.ring.base(), self.pair.from_network.ring.base()];
                 self.answer(Answer::Paused(bases));
             }
+            Order::Listen => self.pair.listen()?,
             Order::Resume => {
-                if self.paused.elapsed() > STALE {
+                let listened = std::mem::take(&mut self.pair.sieve.listening);
+                // Who listens has left nothing waiting.
+                if !listened && self.paused.elapsed() > STALE {
                     self.discard()?;
                 }
                 (self.running, self.stalled) = (true, false);
@@ -238,7 +245,7 @@ impl Engine {
 
     fn sleep(&mut self) -> Result<(), Errno> {
         let mut interest = EventFlags::empty();
-        interest.set(EventFlags::IN, self.running && !self.stalled);
+        interest.set(EventFlags::IN, if self.running { !self.stalled } else { self.pair.sieve.listening });
         interest.set(EventFlags::OUT, self.running && self.blocked);
         if interest != self.interest {
             epoll::modify(&self.epoll, &self.queue, EventData::new_u64(3), interest)?;

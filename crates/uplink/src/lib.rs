@@ -6,8 +6,10 @@
 //! | [`memory`] | the memfd that is shared with the switch: rings, buffers, and who may touch them |
 //! | [`pair`] | one queue pair: frames out of the ring, frames into it |
 //! | [`device`] | TAP, AF_PACKET, AF_XDP: opening, sending, receiving |
+//! | [`gro`] | TCP segments of one flow become one packet |
 //! | [`engine`] | the thread of one queue pair: sleeps until there is something to carry |
 //! | [`vmq`] | a queue pair for each busy guest, where the device can |
+//! | [`probe`] | frames that find two uplinks on one segment: sent, and kept from the switch |
 //! | [`link`] | the vhost-user connection to the switch |
 //! | [`counters`] | what was carried and what was not |
 //! | `room` | unsafe room: system calls on the shared memory, ioctls, socket options |
@@ -18,8 +20,10 @@
 pub mod counters;
 pub mod device;
 pub mod engine;
+pub mod gro;
 pub mod link;
 pub mod memory;
 pub mod pair;
+pub mod probe;
 mod room;
 pub mod vmq;

@@ -4,6 +4,7 @@
 //! read and written, and once as an `Arena`, through which the kernel moves frames by system calls.
 
 use crate::pair::{FromNetwork, Pair, Slots, ToNetwork};
+use crate::probe::{Heard, Sieve};
 use crate::room::Arena;
 use lasthop_guestmem::{GuestMemory, RegionSpec};
 use lasthop_sys::EventFd;
@@ -77,7 +78,8 @@ pub struct SharedMemory {
 
 impl SharedMemory {
     /// Makes the memory and the queue pairs in it, their rings empty but for the buffers that the switch may fill.
-    pub fn new(config: MemoryConfig) -> Result<(Self, Vec<Pair>), MemoryError> {
+    /// Probes that come in go to `heard`.
+    pub fn new(config: MemoryConfig, heard: &Arc<Heard>) -> Result<(Self, Vec<Pair>), MemoryError> {
         let page = |bytes: u64| bytes.next_multiple_of(PAGE);
         let ring_bytes = page(RingLayout::bytes(config.ring, false));
         let buffers_bytes = page(u64::from(config.ring) * u64::from(config.buffer));
@@ -88,6 +90,7 @@ impl SharedMemory {
         let region = RegionSpec { guest_addr: GUEST_BASE, user_addr: USER_BASE, size: total, mmap_offset: 0 };
         let memory = Arc::new(GuestMemory::empty().with_region(region, &memfd)?);
         let arena = Arc::new(Arena::map(memfd.as_fd(), usize::try_from(total).unwrap_or(usize::MAX))?);
+        let layout = |at| RingLayout { event_idx: true, ..RingLayout::contiguous(at, config.ring, false) };
         let (mut rings, mut pairs) = (Vec::new(), Vec::new());
         let slots = Slots {
             start: GUEST_BASE + 2 * ring_bytes + buffers_bytes,
@@ -100,7 +103,7 @@ impl SharedMemory {
         for n in 0..u64::from(config.pairs) {
             let at = GUEST_BASE + n * pair_bytes;
             let mut ring = |at| -> Result<(DriverRing, EventFd, EventFd), MemoryError> {
-                let layout = RingLayout { event_idx: true, ..RingLayout::contiguous(at, config.ring, false) };
+                let layout = layout(at);
                 let (kick, call) = (EventFd::new()?, EventFd::new()?);
                 rings.push(RingEnd { layout, kick: kick.try_clone()?, call: call.try_clone()? });
                 Ok((DriverRing::new(layout, memory.clone())?, kick, call))
@@ -111,7 +114,8 @@ impl SharedMemory {
                 memory: memory.clone(),
                 arena: arena.clone(),
                 to_network: ToNetwork::new(receive, buffers, config.buffer, config.ring),
-                from_network: FromNetwork::new(transmit, Slots { pair: n as u16, ..slots }),
+                from_network: FromNetwork::new(transmit, layout(at + ring_bytes), Slots { pair: n as u16, ..slots }),
+                sieve: Sieve::new(heard.clone()),
             });
         }
         Ok((Self { memfd, region, rings }, pairs))

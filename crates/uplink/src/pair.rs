@@ -1,12 +1,15 @@
 //! One queue pair: the ring that the switch fills, the ring that we fill, and their buffers. No system call but the
 //! signals; one thread at a time.
 
+use crate::gro::BURST;
 use crate::memory::GUEST_BASE;
+use crate::probe::Sieve;
 use crate::room::Arena;
 use arrayvec::ArrayVec;
 use lasthop_guestmem::{GuestMemory, GuestSlice};
 use lasthop_sys::EventFd;
-use lasthop_virtqueue::driver::{DriverError, DriverRing};
+use lasthop_virtqueue::QueueError;
+use lasthop_virtqueue::driver::{DriverError, DriverRing, RingLayout};
 use std::sync::Arc;
 
 /// Bytes of the virtio-net header in front of every frame (virtio 1.2 §5.1.6).
@@ -55,6 +58,8 @@ pub struct Pair {
     pub to_network: ToNetwork,
     /// What the device received.
     pub from_network: FromNetwork,
+    /// What of that the switch does not get.
+    pub sieve: Sieve,
 }
 
 impl Pair {
@@ -86,10 +91,22 @@ impl Pair {
         (start, end - start)
     }
 
-    /// Bytes of the shared memory, to look at; fewer than asked for at its end.
-    pub fn bytes(&self, (offset, len): Run) -> GuestSlice<'_> {
-        self.memory.slice(GUEST_BASE + offset as u64, len).unwrap_or(GuestSlice::EMPTY)
+    /// From now on the switch gets nothing, and what it has not taken it never will: it must have let go of the rings.
+    pub fn listen(&mut self) -> Result<(), QueueError> {
+        self.from_network.empty(&self.memory)?;
+        self.sieve.listening = true;
+        Ok(())
     }
+
+    /// Bytes of the shared memory, to look at; fewer than asked for at its end.
+    pub fn bytes(&self, run: Run) -> GuestSlice<'_> {
+        at(&self.memory, run)
+    }
+}
+
+/// As [`Pair::bytes`].
+pub(crate) fn at(memory: &GuestMemory, (offset, len): Run) -> GuestSlice<'_> {
+    memory.slice(GUEST_BASE + offset as u64, len).unwrap_or(GuestSlice::EMPTY)
 }
 
 /// The ring that the switch fills.
@@ -183,21 +200,27 @@ pub struct Slots {
 pub struct FromNetwork {
     /// The ring.
     pub ring: DriverRing,
+    layout: RingLayout,
     kick: EventFd,
     /// The switch signals it when it has taken packets and we asked to be told.
     pub call: EventFd,
     slots: Slots,
     /// Slots that neither the switch nor the device has. The one used last is taken first: it is in the cache.
     spare: Vec<u32>,
+    /// By slot: it is in the ring.
+    lent: Vec<bool>,
+    /// For a slot with the switch: the next of the same packet, or itself.
+    next: Vec<u32>,
     reclaim_below: usize,
 }
 
 impl FromNetwork {
-    pub(crate) fn new(ring: (DriverRing, EventFd, EventFd), slots: Slots) -> Self {
-        let (ring, kick, call) = ring;
-        let first = u32::from(slots.pair) * u32::from(slots.count);
-        let spare = (first..first + u32::from(slots.count)).rev().collect();
-        Self { ring, kick, call, slots, spare, reclaim_below: usize::from(slots.count) / 2 }
+    pub(crate) fn new((ring, kick, call): (DriverRing, EventFd, EventFd), layout: RingLayout, slots: Slots) -> Self {
+        let (count, all) = (u32::from(slots.count), u32::from(slots.pairs) * u32::from(slots.count));
+        let first = u32::from(slots.pair) * count;
+        let (spare, lent) = ((first..first + count).rev().collect(), vec![false; all as usize]);
+        let (next, reclaim_below) = ((0..all).collect(), usize::from(slots.count) / 2);
+        Self { ring, layout, kick, call, slots, spare, lent, next, reclaim_below }
     }
 
     /// Where this pair's own slots begin and end in the shared memory.
@@ -212,6 +235,18 @@ impl FromNetwork {
         (slot / u32::from(self.slots.count)) as usize
     }
 
+    /// Takes back all that is in the ring and makes it as new.
+    fn empty(&mut self, memory: &Arc<GuestMemory>) -> Result<(), QueueError> {
+        self.ring = DriverRing::new(self.layout, memory.clone())?;
+        for (slot, (lent, next)) in (0..).zip(self.lent.iter_mut().zip(&mut self.next)) {
+            *next = slot;
+            if std::mem::take(lent) {
+                self.spare.push(slot);
+            }
+        }
+        Ok(())
+    }
+
     /// Takes back what the switch is done with, unless there is plenty.
     pub fn reclaim(&mut self) -> Result<(), PairError> {
         if self.spare.len() < self.reclaim_below {
@@ -223,7 +258,7 @@ impl FromNetwork {
     /// Takes back all that the switch is done with.
     pub fn reclaim_all(&mut self) -> Result<(), PairError> {
         while let Some((slot, _)) = self.ring.poll_used()? {
-            self.spare.push(slot);
+            self.put_back_all(slot);
         }
         Ok(())
     }
@@ -248,6 +283,19 @@ impl FromNetwork {
         (fits && pair < u64::from(slots.pairs)).then_some(((pair * u64::from(slots.count) + slot) as u32, in_slot))
     }
 
+    /// The slots of a packet, by its first.
+    fn put_back_all(&mut self, mut slot: u32) {
+        loop {
+            self.set_lent(slot, false);
+            self.spare.push(slot);
+            let Some(next) = self.next.get_mut(slot as usize) else { return };
+            match std::mem::replace(next, slot) {
+                last if last == slot => return,
+                more => slot = more,
+            }
+        }
+    }
+
     /// A slot that was not filled.
     pub fn put_back(&mut self, slot: u32) {
         self.spare.push(slot);
@@ -267,6 +315,33 @@ impl FromNetwork {
         let piece = (GUEST_BASE + (self.slot(slot).0 + offset) as u64, len as u32);
         if self.ring.add(&[piece], &[], slot).is_err() {
             self.spare.push(slot);
+        } else {
+            self.set_lent(slot, true);
+        }
+    }
+
+    /// The same with a packet in several slots: of each, offset and length. It takes an entry of the ring for each.
+    pub fn add_pieces(&mut self, pieces: &[(u32, usize, usize)]) {
+        let Some((first, _, _)) = pieces.first() else { return };
+        for [(slot, ..), (next, ..)] in pieces.array_windows() {
+            if let Some(to) = self.next.get_mut(*slot as usize) {
+                *to = *next;
+            }
+        }
+        let place = |(slot, offset, len): &(u32, usize, usize)| {
+            (GUEST_BASE + (self.slot(*slot).0 + offset) as u64, *len as u32)
+        };
+        let places: ArrayVec<_, BURST> = pieces.iter().take(BURST).map(place).collect();
+        if places.len() < pieces.len() || self.ring.add(&places, &[], *first).is_err() {
+            self.put_back_all(*first);
+        } else {
+            pieces.iter().for_each(|(slot, ..)| self.set_lent(*slot, true));
+        }
+    }
+
+    fn set_lent(&mut self, slot: u32, is: bool) {
+        if let Some(lent) = self.lent.get_mut(slot as usize) {
+            *lent = is;
         }
     }
 

@@ -23,11 +23,15 @@ fn main() -> std::io::Result<()> {
         ("flow_table", 6, 240, None),
         ("learning", 6, 240, None),
         ("walk", 16, 300, None),
+        ("gro", 12, 160, None),
     ] {
         all.push((name, (0..count).map(|n| program(name, n, len, first)).collect()));
     }
     if let Some((_, seeds)) = all.iter_mut().find(|(name, _)| *name == "walk") {
         seeds.push(two_receivers());
+    }
+    if let Some((_, seeds)) = all.iter_mut().find(|(name, _)| *name == "gro") {
+        seeds.push(streams());
     }
     for (name, seeds) in all {
         let folder = root.join(name);
@@ -74,6 +78,13 @@ fn two_receivers() -> Vec<u8> {
     }
     // Time passes, the first receiver wakes up.
     out.extend([17, 0, 3, 7, 0, 11, 1, 19, 7, 0]);
+    out
+}
+
+/// Receive aggregation: three streams in turns, then one alone.
+fn streams() -> Vec<u8> {
+    let mut out: Vec<u8> = (0..30).flat_map(|n| [100 + n % 3, 200]).collect();
+    out.extend([100, 250].repeat(20));
     out
 }
 

@@ -10,6 +10,7 @@ mod driver_ring;
 mod flow_table;
 mod frame_key;
 mod frames;
+mod gro;
 mod input;
 mod learning;
 mod messages;
@@ -36,6 +37,7 @@ pub const TARGETS: &[Target] = &[
     ("learning", learning::run),
     ("walk", walk::run),
     ("acl", acl::run),
+    ("gro", gro::run),
 ];
 
 /// Runs the target of this name.

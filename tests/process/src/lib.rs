@@ -7,6 +7,7 @@
 //! | `frames` | numbered frames whose whole content can be checked |
 //! | `raw` | descriptors written by hand |
 //! | `bystanders` | two guests that exchange numbered frames and lose none |
+//! | `station` | raw frames on an interface outside |
 //! | `arena` | a running lasthop with an attacker's port, and what must hold after every attack |
 //!
 //! Helpers panic when something is not as it must be: they are for tests only.
@@ -16,12 +17,14 @@ mod bystanders;
 mod frames;
 mod guest;
 pub mod raw;
+mod station;
 
 pub use arena::{Arena, Attack};
 pub use bystanders::Bystanders;
 pub use frames::{mac, number_of, numbered};
 pub use guest::{Guest, Options, accept, connect};
 pub use lasthop_tests_vm::{Lasthop, Netns, Port, binary, proc, scratch, wait_for};
+pub use station::Station;
 
 use std::time::Duration;
 

@@ -68,6 +68,12 @@ pub fn guest_program() -> PathBuf {
     image().join("build/x86_64-unknown-linux-gnu/release/lasthop-guest")
 }
 
+/// The same, if it has been made.
+pub fn try_guest_program() -> Option<PathBuf> {
+    let dir = std::env::var_os("LASTHOP_CACHE").map_or_else(|| root().join("target/vm-image"), PathBuf::from);
+    Some(dir.join("build/x86_64-unknown-linux-gnu/release/lasthop-guest")).filter(|p| p.exists())
+}
+
 /// The last `n` lines.
 fn last_lines(text: &str, n: usize) -> String {
     let lines: Vec<&str> = text.lines().collect();

@@ -46,6 +46,12 @@ pub fn cpu_ns(pid: u32) -> u64 {
     exact.unwrap_or_else(|| stat(pid).map_or(0, |s| s.ticks * 10_000_000))
 }
 
+/// The same of one thread.
+pub fn thread_ns(pid: u32, thread: u32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/schedstat")).unwrap_or_default();
+    text.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0)
+}
+
 /// Open descriptors.
 pub fn descriptors(pid: u32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)

@@ -25,13 +25,16 @@ pub struct RunArgs {
     /// A port and its vhost-user socket; lasthop listens there, or with ",client" connects to it. May be repeated
     #[arg(long = "port", value_name = "NAME=PATH[,client]", value_parser = parse_port)]
     pub ports: Vec<PortArg>,
-    /// An uplink: a port that is a network interface of this host, or a TAP device that is made. Drivers: tap, af_packet, af_xdp. May be
-    /// repeated
-    #[arg(long = "uplink", value_name = "NAME=DEVICE[,DRIVER][,queues=N][,nice=N]", value_parser = parse_uplink)]
+    /// An uplink: a port that is a network interface of this host, or a TAP device that is made. Drivers: tap, af_packet, af_xdp.
+    /// gro=off: af_xdp does not make one packet of TCP segments. May be repeated
+    #[arg(long = "uplink", value_name = "NAME=DEVICE[,DRIVER][,queues=N][,nice=N][,gro=off]", value_parser = parse_uplink)]
     pub uplinks: Vec<SavedUplink>,
     /// Milliseconds an uplink may take to answer before it is replaced
     #[arg(long, value_name = "MS", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(20..))]
     pub uplink_limit_ms: u64,
+    /// Send no probes on uplinks. Without, two uplinks on one network segment are not found, and broadcasts go out and come in twice
+    #[arg(long)]
+    pub no_uplink_probe: bool,
     #[command(flatten)]
     pub scheduling: Scheduling,
     /// Put the thread of each port into the control group of its VM, which then pays for what it causes
@@ -200,6 +203,11 @@ pub fn check_uplink(uplink: &SavedUplink) -> Result<(), String> {
     if !(-20..=19).contains(&uplink.nice) {
         return Err(format!("nice {}; use -20 (first) to 19 (last)", uplink.nice));
     }
+    if uplink.no_gro && uplink.driver.as_deref() != Some(UplinkDriver::AfXdp.name()) {
+        return Err(
+            "gro=off is for af_xdp; for other drivers the kernel aggregates: `ethtool -K DEVICE gro off`".into()
+        );
+    }
     Ok(())
 }
 
@@ -207,14 +215,19 @@ fn parse_uplink(text: &str) -> Result<SavedUplink, String> {
     let (name, rest) = text.split_once('=').ok_or("no '='; write NAME=DEVICE or NAME=DEVICE,DRIVER")?;
     let mut words = rest.split(',');
     let device = words.next().unwrap_or_default().into();
-    let mut uplink = SavedUplink { name: name.into(), device, driver: None, queues: 1, nice: 0 };
+    let mut uplink = SavedUplink { name: name.into(), device, driver: None, queues: 1, nice: 0, no_gro: false };
     for word in words {
         match word.split_once('=') {
             None => uplink.driver = Some(word.into()),
             Some(("queues", n)) => uplink.queues = n.parse().map_err(|_| format!("{word}: not a number"))?,
             Some(("nice", n)) => uplink.nice = n.parse().map_err(|_| format!("{word}: not a number"))?,
+            Some(("gro", "on")) => uplink.no_gro = false,
+            Some(("gro", "off")) => uplink.no_gro = true,
+            Some(("gro", _)) => return Err(format!("{word}: write gro=on or gro=off")),
             Some(_) => {
-                return Err(format!("unknown option {word:?}; there are a driver's name, queues=N and nice=N"));
+                return Err(format!(
+                    "unknown option {word:?}; there are a driver's name, queues=N, nice=N and gro=off"
+                ));
             }
         }
     }
@@ -258,10 +271,13 @@ mod tests {
     fn uplink_is_name_device_and_perhaps_how() {
         let uplink = |driver: Option<&str>, queues| {
             let driver = driver.map(Into::into);
-            Ok(SavedUplink { name: "up0".into(), device: "eth0".into(), driver, queues, nice: 0 })
+            Ok(SavedUplink { name: "up0".into(), device: "eth0".into(), driver, queues, nice: 0, no_gro: false })
         };
         assert_eq!(parse_uplink("up0=eth0"), uplink(None, 1));
         assert_eq!(parse_uplink("up0=eth0,nice=-5").unwrap().nice, -5);
+        assert!(parse_uplink("up0=eth0,af_xdp,gro=off").unwrap().no_gro);
+        assert!(!parse_uplink("up0=eth0,gro=on").unwrap().no_gro);
+        assert!(parse_uplink("up0=eth0,gro=off").unwrap_err().contains("ethtool"));
         assert_eq!(parse_uplink("up0=eth0,tap"), uplink(Some("tap"), 1));
         assert_eq!(parse_uplink("up0=eth0,af_packet,queues=4"), uplink(Some("af_packet"), 4));
         for bad in [
@@ -273,6 +289,7 @@ mod tests {
             "up0=eth0,queues=0",
             "up0=eth0,nice=20",
             "up0=eth0,queue=1",
+            "up0=eth0,af_xdp,gro=maybe",
             "u p=eth0",
         ] {
             assert!(parse_uplink(bad).is_err(), "{bad}");

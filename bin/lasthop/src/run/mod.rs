@@ -10,6 +10,9 @@
 //! | `port` | one port: its listener or its attempts to connect, and who is connected |
 //! | `child` | one child process: start, channel, back-off |
 //! | `uplink` | one uplink: its process, its connection to the switch, whether it is alive |
+//! | `uplink/standby` | one that runs and is kept from the switch |
+//! | `segments` | which uplinks are on one network segment, and which of them has to be blocked |
+//! | `probing` | probes sent and heard, and what follows |
 //! | `uplinks` | all of them, and what people ask of them |
 //! | `supervisor` | the event loop that ties them together |
 
@@ -19,6 +22,8 @@ mod backoff;
 mod child;
 mod hurry;
 mod port;
+mod probing;
+mod segments;
 mod setup;
 mod socket;
 mod store;

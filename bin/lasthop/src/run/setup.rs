@@ -37,6 +37,8 @@ pub struct Setup {
     pub uplink: Result<PathBuf, String>,
     /// How long an uplink may take to answer.
     pub uplink_limit: Duration,
+    /// Whether to look for uplinks on one segment.
+    pub uplink_probe: bool,
     /// Socket of the local API.
     pub api: Listener,
     /// Where ports are remembered.
@@ -92,6 +94,7 @@ impl Setup {
             control,
             uplink,
             uplink_limit: Duration::from_millis(args.uplink_limit_ms),
+            uplink_probe: !args.no_uplink_probe,
             api,
             store,
             ports,

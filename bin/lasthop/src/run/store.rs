@@ -39,6 +39,9 @@ pub struct SavedUplink {
     /// Its processes' priority, as of nice(1).
     #[serde(default)]
     pub nice: i32,
+    /// Without receive aggregation of its own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_gro: bool,
 }
 
 /// What is remembered in `ports.json`.
@@ -153,8 +156,14 @@ mod tests {
             SavedPort { name: "vm1".into(), path: "/run/vm 1\".sock".into(), client: false },
             SavedPort { name: "vm2".into(), path: "/run/ü.sock".into(), client: true },
         ];
-        let uplinks =
-            vec![SavedUplink { name: "up0".into(), device: "eth0".into(), driver: None, queues: 2, nice: -5 }];
+        let uplinks = vec![SavedUplink {
+            name: "up0".into(),
+            device: "eth0".into(),
+            driver: None,
+            queues: 2,
+            nice: -5,
+            no_gro: false,
+        }];
         let saved = Saved { ports, uplinks };
         store.save(saved.clone()).unwrap();
         assert_eq!(store.load().unwrap(), saved);

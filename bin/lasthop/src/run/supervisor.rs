@@ -4,6 +4,8 @@ use super::account::Accounts;
 use super::child::{Child, Ended};
 use super::hurry::Hurry;
 use super::port::{Context, Port};
+use super::probing;
+use super::segments::Segments;
 use super::setup::{Setup, check_new};
 use super::socket::Listener;
 use super::store::{Saved, SavedPort, SavedUplink, Store};
@@ -59,6 +61,8 @@ pub struct Supervisor {
     pub(super) uplinks_needed: BTreeSet<u32>,
     pub(super) uplink_program: Result<PathBuf, String>,
     pub(super) uplink_limit: Duration,
+    /// Which uplinks are on one segment, if that is to be found out.
+    pub(super) segments: Option<Segments>,
     next_id: u32,
     store: Store,
     /// Text of the access lists, as it is kept.
@@ -110,6 +114,7 @@ impl Supervisor {
             uplink_lists: Vec::new(),
             uplink_program: setup.uplink,
             uplink_limit: setup.uplink_limit,
+            segments: setup.uplink_probe.then(|| Segments::new(probing::token())),
             next_id: 1,
             store: setup.store,
             lists: setup.lists,
@@ -147,6 +152,7 @@ impl Supervisor {
             let now = Instant::now();
             self.start_children(now)?;
             self.step_ports(now);
+            self.step_segments(now);
             self.step_uplinks(now);
             self.answer_uplink_lists(now);
             self.switch.flush(&self.epoll);
@@ -205,6 +211,7 @@ impl Supervisor {
         let ports = self.ports.values().filter_map(|port| port.deadline(switch_up));
         let uplinks = self.uplinks.values().filter_map(|uplink| uplink.deadline(switch_up));
         let uplinks = uplinks.chain(self.uplink_lists_deadline());
+        let uplinks = uplinks.chain(self.segments.as_ref().and_then(Segments::deadline));
         ports.chain(uplinks).chain(self.switch.deadline()).chain(self.control.deadline()).min()
     }
 
@@ -341,8 +348,8 @@ impl Supervisor {
                     (request, self.add_port(SavedPort { name, path, client }))
                 }
                 ControlToSupervisor::PortDel { request, name } => (request, self.delete_port(&name)),
-                ControlToSupervisor::UplinkAdd { request, name, device, driver, queues, nice } => {
-                    self.add_uplink(request, SavedUplink { name, device, driver, queues, nice });
+                ControlToSupervisor::UplinkAdd { request, name, device, driver, queues, nice, gro } => {
+                    self.add_uplink(request, SavedUplink { name, device, driver, queues, nice, no_gro: !gro });
                     continue;
                 }
                 ControlToSupervisor::UplinkDel { request, name } => {

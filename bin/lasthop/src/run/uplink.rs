@@ -8,18 +8,23 @@
 //!                              | the process ended                 | closed, or nothing heard for a second
 //!                              +--------------> Closing -----------+
 //! ```
+//!
+//! Whether it may be joined at all is the business of `standby.rs`.
+
+mod standby;
 
 use super::backoff::Backoff;
 use super::child::{Child, Ended};
 use super::store::SavedUplink;
 use lasthop_ipc::{
-    PortConfig, SupervisorToSwitch, SupervisorToUplink, SwitchToSupervisor, UplinkCounters, UplinkDevice, UplinkInfo,
-    UplinkToSupervisor,
+    PortConfig, SupervisorToSwitch, SupervisorToUplink, SwitchToSupervisor, Token, UplinkCounters, UplinkDevice,
+    UplinkInfo, UplinkToSupervisor,
 };
 use lasthop_sys::Epoll;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use standby::Standby;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -85,6 +90,9 @@ pub struct Uplink {
     /// The counters are as new as somebody wants them.
     fresh: bool,
     leaving: Option<Instant>,
+    standby: Standby,
+    /// Tokens of probes that came in.
+    heard: Vec<Token>,
 }
 
 impl Uplink {
@@ -120,6 +128,8 @@ impl Uplink {
             ping_at: now,
             fresh: true,
             leaving: None,
+            standby: Standby::default(),
+            heard: Vec::new(),
         }
     }
 
@@ -141,10 +151,11 @@ impl Uplink {
 
     /// The switch says that the connection has ended.
     pub fn connection_closed(&mut self, now: Instant, reason: &str) {
+        self.has_let_go();
         let wait = match self.link {
             Link::Closing { .. } => Duration::ZERO,
             Link::Joined => {
-                if !self.said_why {
+                if !self.said_why && self.may_join() {
                     self.last_error = Some(format!("the switch: {reason}"));
                 }
                 // If it is the process that has ended, its end will be reported in a moment.
@@ -175,6 +186,7 @@ impl Uplink {
         if matches!(self.link, Link::Closing { until } if until <= now) {
             self.link = Link::Apart { join_at: now };
         }
+        self.step_standby(now);
         if self.child.is_ready() {
             self.join(switch, now);
             self.ask(now);
@@ -185,7 +197,7 @@ impl Uplink {
     /// Gives the switch and the process a connection to each other.
     fn join(&mut self, switch: &mut Switch, now: Instant) {
         let due = matches!(self.link, Link::Apart { join_at } if join_at <= now);
-        if !due || !switch.is_up() || self.leaving.is_some() {
+        if !due || !switch.is_up() || self.leaving.is_some() || !self.may_join() {
             return;
         }
         let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
@@ -246,6 +258,7 @@ impl Uplink {
                     }
                     (self.counters, self.fresh) = (counters, true);
                 }
+                UplinkToSupervisor::Heard(token) => self.heard.push(token),
                 UplinkToSupervisor::Failed(why) => {
                     self.complain(why.clone());
                     self.said_why = true;
@@ -300,12 +313,12 @@ impl Uplink {
             return self.leaving;
         }
         let join_at = match self.link {
-            Link::Apart { join_at } if switch_up && self.child.is_ready() => Some(join_at),
+            Link::Apart { join_at } if switch_up && self.child.is_ready() && self.may_join() => Some(join_at),
             Link::Closing { until } => Some(until),
             _ => None,
         };
         let ping = if self.child.is_ready() { Some(self.ping.unwrap_or(self.ping_at)) } else { None };
-        self.child.deadline().into_iter().chain(join_at).chain(ping).min()
+        self.child.deadline().into_iter().chain(join_at).chain(ping).chain(self.standby_deadline()).min()
     }
 
     /// As `lasthop uplink list` shows it.
@@ -322,6 +335,7 @@ impl Uplink {
             pid: self.child.pid(),
             restarts: self.starts.saturating_sub(1),
             last_error: self.last_error.clone(),
+            blocked_by: self.behind().cloned(),
             counters,
         }
     }
@@ -344,6 +358,9 @@ fn arguments(spec: &SavedUplink, ours: bool) -> Vec<String> {
     if ours {
         words.push("--ours".into());
     }
+    if spec.no_gro {
+        words.push("--no-gro".into());
+    }
     words
 }
 
@@ -360,6 +377,7 @@ fn add(sum: &mut UplinkCounters, more: UplinkCounters) {
         sum.packets += more.packets;
         sum.dropped += more.dropped;
     }
+    sum.merged += more.merged;
     for drop in more.drops {
         match sum.drops.iter_mut().find(|d| d.reason == drop.reason) {
             Some(same) => same.packets += drop.packets,

@@ -54,7 +54,10 @@ impl Supervisor {
         let name = uplink.spec.name.clone();
         match uplink.hear(&self.epoll, now) {
             Ok(false) => {}
-            Ok(true) => self.uplink_is_ready(id),
+            Ok(true) => {
+                self.stand_by(id, now);
+                self.uplink_is_ready(id);
+            }
             Err(why) if self.uplinks_needed.contains(&id) => return Err(Failed(format!("uplink {name}: {why}"))),
             Err(why) => self.uplink_failed(id, &why),
         }

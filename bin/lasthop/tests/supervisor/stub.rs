@@ -176,6 +176,7 @@ pub fn control(_called: &Path) {
                             SupervisorToControl::Lists(_)
                             | SupervisorToControl::ListsKept(_)
                             | SupervisorToControl::Uplinks(_)
+                            | SupervisorToControl::Forget(_)
                             | SupervisorToControl::UplinkReply { .. } => {}
                             SupervisorToControl::Shutdown => return say("control", "shutdown"),
                         }

@@ -19,6 +19,7 @@ use crate::vmq::steering::Steering;
 use lasthop_ipc::{UplinkDevice, UplinkDriver};
 use lasthop_types::MacAddr;
 use lasthop_vhostuser::Features;
+use lasthop_virtqueue::QueueError;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -38,6 +39,8 @@ pub struct Wanted {
     pub queues: u16,
     /// We made it in an earlier life, so it is removed in the end.
     pub ours: bool,
+    /// AF_XDP: receive aggregation.
+    pub gro: bool,
 }
 
 /// Why a device cannot be used. What is wrong; what to do.
@@ -57,6 +60,9 @@ pub enum DeviceError {
     /// The ring to the switch is broken.
     #[error(transparent)]
     Pair(#[from] PairError),
+    /// The ring to the switch cannot be made anew.
+    #[error("ring: {0}")]
+    Ring(#[from] QueueError),
 }
 
 /// Where sending stopped.

@@ -4,7 +4,7 @@
 use super::{Device, DeviceError, Got, OpenError, SHORTEST, Sent, Wanted, about, denied, take_slot, whole_packets};
 use crate::counters::{Counters, Reason};
 use crate::memory::MemoryConfig;
-use crate::pair::{Packet, Pair, VNET};
+use crate::pair::{Packet, Pair, VNET, at};
 use crate::room::Tun;
 use lasthop_ipc::UplinkDriver;
 use rustix::io::Errno;
@@ -95,7 +95,7 @@ impl Tap {
     }
 
     pub(super) fn receive(&mut self, pair: &mut Pair, counters: &Counters) -> Result<Got, DeviceError> {
-        let Pair { arena, from_network: way, .. } = pair;
+        let Pair { arena, from_network: way, memory, sieve, .. } = pair;
         way.reclaim()?;
         let (mut received, mut bytes) = (0, 0);
         let mut got = Got::More;
@@ -106,10 +106,12 @@ impl Tap {
             };
             match arena.read(&self.tun, way.slot(slot)) {
                 Ok(n) if n >= VNET + SHORTEST => {
-                    way.add(slot, 0, n);
-                    received += 1;
-                    bytes += (n - VNET) as u64;
-                    continue;
+                    if !sieve.keeps(&at(memory, way.slot(slot)).part(VNET, n - VNET), counters) {
+                        way.add(slot, 0, n);
+                        received += 1;
+                        bytes += (n - VNET) as u64;
+                        continue;
+                    }
                 }
                 Ok(_) => counters.dropped(Reason::TooShort),
                 Err(Errno::INTR) => {}

@@ -11,9 +11,11 @@ mod program;
 
 use super::{Device, DeviceError, Got, OpenError, SHORTEST, Sent, Wanted, about, denied};
 use crate::counters::{Counters, Reason};
-use crate::pair::{Packet, Pair, VNET};
+use crate::gro::{BURST, Merger, SNAPSHOT};
+use crate::pair::{Packet, Pair, Run, VNET};
 use crate::room::{Fill, Interface, Plan, Receiver, Sender};
 use crate::vmq::steering::{Lane, Sources, Steering};
+use arrayvec::ArrayVec;
 use inbox::{Home, Inbox, Inboxes};
 use lasthop_frame::{VnetHdr, sum};
 use lasthop_guestmem::GuestSlice;
@@ -31,8 +33,6 @@ use std::time::{Duration, Instant};
 const CHUNK: u32 = 4096;
 /// Longest frame that fits a buffer of 2 KiB with virtio's header, without the Ethernet header and two tags.
 const MAX_MTU: u32 = 2048 - VNET as u32 - 22;
-/// Frames in one burst.
-const BURST: usize = 64;
 /// How long a queue that was given away waits for the default queue at most.
 const HAND_OVER: Duration = Duration::from_millis(20);
 /// How often the kernel is asked to go on sending before others get their turn.
@@ -46,6 +46,17 @@ pub struct Xdp {
     queue: u16,
     pairs: u16,
     sockets: Option<Sockets>,
+    /// Makes packets of the frames of a burst, unless that is switched off.
+    merger: Option<Merger>,
+    burst: ArrayVec<Frame, BURST>,
+}
+
+/// A received frame: where it lies in the shared memory, and in which slot, and where in that.
+#[derive(Clone, Copy, Debug)]
+struct Frame {
+    at: Run,
+    slot: u32,
+    in_slot: usize,
 }
 
 /// Once they are bound.
@@ -88,10 +99,22 @@ impl Xdp {
         let program = XdpProgram::attach(index, wanted.queues).map_err(failed)?;
         about.mode = if program.native { "native" } else { "generic" }.into();
         let (program, pairs) = (Arc::new(program), wanted.queues);
-        let queue =
-            |queue| super::Queue::Xdp(Box::new(Self { program: program.clone(), index, queue, pairs, sockets: None }));
+        let queue = |queue| {
+            let (merger, burst) = (wanted.gro.then(Merger::default), ArrayVec::new());
+            super::Queue::Xdp(Box::new(Self {
+                program: program.clone(),
+                index,
+                queue,
+                pairs,
+                sockets: None,
+                merger,
+                burst,
+            }))
+        };
         let queues = (0..pairs).map(queue).collect();
-        Ok(Device { queues, about, features: Features::CSUM, memory: inbox::memory(pairs), steering: None })
+        let mut features = Features::CSUM;
+        features.set(Features::HOST_TSO4 | Features::HOST_TSO6 | Features::HOST_ECN, wanted.gro);
+        Ok(Device { queues, about, features, memory: inbox::memory(pairs), steering: None })
     }
 
     /// Binds the first socket of its queue to the pair's memory.
@@ -207,19 +230,20 @@ impl Xdp {
             return Ok(got);
         }
         let inboxes = &mut sockets.inboxes;
-        let (mut packets, mut bytes, mut left, mut stalled) = (0, 0, BURST, false);
+        let (mut room, mut taken, mut stalled) = (usize::from(pair.from_network.ring.free()), 0, false);
+        self.burst.clear();
         let (count, first) = (inboxes.all.len(), inboxes.first);
         inboxes.first = (first + 1) % count.max(1);
         for i in 0..count {
             let Some(inbox) = inboxes.all.get_mut((first + i) % count) else { break };
-            let before = left;
-            while left > 0 {
-                if pair.from_network.ring.free() == 0 || (count > 1 && inbox.is_full()) {
+            let before = taken;
+            while taken < BURST {
+                if room == 0 || (count > 1 && inbox.is_full()) {
                     stalled |= inbox.receiver.waiting() > 0;
                     break;
                 }
                 let Some((offset, len)) = inbox.take() else { break };
-                left -= 1;
+                taken += 1;
                 let Some((slot, in_slot)) = pair.from_network.slot_of(offset, len).filter(|(_, at)| *at >= VNET) else {
                     // The kernel speaks of memory that it was not given: nothing of this is right any more.
                     return Err(DeviceError::Io(Errno::FAULT));
@@ -229,27 +253,36 @@ impl Xdp {
                     pair.from_network.put_back(slot);
                     continue;
                 }
-                let header = open_checksum(&pair.bytes((offset, len)));
-                pair.bytes((offset - VNET, VNET)).write_array(0, &header.to_bytes());
-                pair.from_network.add(slot, in_slot - VNET, VNET + len);
-                packets += 1;
-                bytes += len as u64;
+                if pair.sieve.keeps(&pair.bytes((offset, len)), counters) {
+                    pair.from_network.put_back(slot);
+                    continue;
+                }
+                room -= 1;
+                let _ = self.burst.try_push(Frame { at: (offset, len), slot, in_slot });
             }
-            if left < before {
+            if taken > before {
                 inbox.receiver.taken();
             }
         }
-        let taken = (BURST - left) as u64;
-        inboxes.taken += taken;
+        inboxes.taken += taken as u64;
+        let bytes = self.burst.iter().map(|f| f.at.1 as u64).sum();
+        let packets = match &mut self.merger {
+            Some(merger) if self.burst.len() > 1 => deliver_merged(pair, &self.burst, merger),
+            _ => {
+                self.burst.iter().for_each(|frame| deliver(pair, frame));
+                self.burst.len()
+            }
+        };
         pair.from_network.publish();
-        counters.received(packets, bytes);
+        counters.received(packets as u64, bytes);
+        counters.merged((self.burst.len() - packets) as u64);
         if let Some(steering) = &sockets.steering
             && taken > 0
         {
-            steering.received(queue, packets);
+            steering.received(queue, packets as u64);
         }
-        Ok(match left {
-            0 => Got::More,
+        Ok(match taken {
+            BURST => Got::More,
             _ if stalled || pair.from_network.ring.free() == 0 => Got::Stalled,
             _ => Got::All,
         })
@@ -320,6 +353,51 @@ fn give_back(socket: &mut Sender, pair: &mut Pair, umem: usize) {
     while let Some(at) = socket.completed() {
         pair.to_network.give_back_at(umem + at as usize);
     }
+}
+
+/// Gives the switch a frame as it is.
+fn deliver(pair: &mut Pair, frame: &Frame) {
+    let (offset, len) = frame.at;
+    let header = open_checksum(&pair.bytes(frame.at));
+    pair.bytes((offset - VNET, VNET)).write_array(0, &header.to_bytes());
+    pair.from_network.add(frame.slot, frame.in_slot - VNET, VNET + len);
+}
+
+/// Gives the switch the frames of a burst, those of a flow as one packet; how many packets that were.
+fn deliver_merged(pair: &mut Pair, burst: &[Frame], merger: &mut Merger) -> usize {
+    merger.clear();
+    let mut read = |frame: usize, to: &mut [u8]| burst.get(frame).map_or(0, |f| pair.bytes(f.at).read(0, to));
+    for frame in burst {
+        merger.add(frame.at.1, &mut read);
+    }
+    for packet in 0..merger.packets() {
+        let Some((first, more)) = merger.first(packet) else { continue };
+        let Some(frame) = burst.get(first) else { continue };
+        let mut headers = [0; SNAPSHOT];
+        let merged = if more == 0 {
+            None
+        } else {
+            let len = pair.bytes(frame.at).read(0, &mut headers);
+            headers.get_mut(..len).and_then(|headers| merger.finish(packet, headers))
+        };
+        let Some((header, len)) = merged else {
+            deliver(pair, frame);
+            merger.rest(packet).filter_map(|(number, ..)| burst.get(number)).for_each(|f| deliver(pair, f));
+            continue;
+        };
+        let hdr_len = usize::from(header.hdr_len);
+        pair.bytes(frame.at).write(0, headers.get(..hdr_len).unwrap_or_default());
+        pair.bytes((frame.at.0 - VNET, VNET)).write_array(0, &header.to_bytes());
+        let mut pieces = ArrayVec::<_, BURST>::new();
+        let _ = pieces.try_push((frame.slot, frame.in_slot - VNET, VNET + len));
+        for (number, from, len) in merger.rest(packet) {
+            if let Some(next) = burst.get(number) {
+                let _ = pieces.try_push((next.slot, next.in_slot + from, len));
+            }
+        }
+        pair.from_network.add_pieces(&pieces);
+    }
+    merger.packets()
 }
 
 /// The header for a received frame. A veth's other end leaves checksums open and XDP has no word for that; but then the field

@@ -12,7 +12,7 @@ mod xsk;
 pub use arena::Arena;
 pub use interface::Interface;
 pub use messages::{BATCH, Place, Received};
-pub use packet::PacketSocket;
+pub use packet::{PacketSocket, SendSocket};
 pub use tun::Tun;
 pub use xsk::{Fill, Plan, Receiver, Sender, dropped};
 

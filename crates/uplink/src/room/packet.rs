@@ -16,30 +16,18 @@ pub struct PacketSocket(OwnedFd);
 impl PacketSocket {
     /// On the interface with this number. `group`: the frames are shared among the sockets of this group, by flow.
     pub fn open(index: i32, group: Option<u16>) -> Result<Self, Errno> {
-        // Protocol 0: nothing arrives before `bind`.
-        // SAFETY: socket(2) takes numbers; a result that is not negative is a descriptor of ours.
-        let socket = unsafe {
-            let flags = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-            Self(OwnedFd::from_raw_fd(check(libc::socket(libc::AF_PACKET, flags, 0))?))
-        };
+        let socket = Self(unbound()?);
         socket.set(libc::SOL_PACKET, libc::PACKET_VNET_HDR, &1i32)?;
         socket.set(libc::SOL_PACKET, libc::PACKET_AUXDATA, &1i32)?;
         socket.set(libc::SOL_PACKET, IGNORE_OUTGOING, &1i32)?;
         for option in [libc::SO_RCVBUFFORCE, libc::SO_SNDBUFFORCE] {
             socket.set(libc::SOL_SOCKET, option, &BUFFER)?;
         }
-        // SAFETY: all-zero is valid for both structures.
-        let (mut address, mut membership): (libc::sockaddr_ll, libc::packet_mreq) = unsafe { std::mem::zeroed() };
-        address.sll_family = libc::AF_PACKET as u16;
-        address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
-        address.sll_ifindex = index;
+        // SAFETY: all-zero is a valid membership.
+        let mut membership: libc::packet_mreq = unsafe { std::mem::zeroed() };
         membership.mr_ifindex = index;
         membership.mr_type = libc::PACKET_MR_PROMISC as u16;
-        // SAFETY: the address is a live local of the length given.
-        check(unsafe {
-            let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-            libc::bind(socket.0.as_raw_fd(), (&raw const address).cast(), len)
-        })?;
+        bind(&socket.0, index, libc::ETH_P_ALL as u16)?;
         socket.set(libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &membership)?;
         if let Some(group) = group {
             let fanout = i32::from(group) | (libc::PACKET_FANOUT_HASH as i32) << 16;
@@ -73,4 +61,47 @@ impl AsFd for PacketSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// A packet socket that only sends: whole frames on one interface, one for each write(2).
+#[derive(Debug)]
+pub struct SendSocket(OwnedFd);
+
+impl SendSocket {
+    /// On the interface with this number.
+    pub fn open(index: i32) -> Result<Self, Errno> {
+        let socket = Self(unbound()?);
+        // Protocol 0: nothing arrives.
+        bind(&socket.0, index, 0)?;
+        Ok(socket)
+    }
+}
+
+impl AsFd for SendSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// A packet socket at which nothing arrives before it is bound.
+fn unbound() -> Result<OwnedFd, Errno> {
+    // SAFETY: socket(2) takes numbers; a result that is not negative is a descriptor of ours.
+    unsafe {
+        let flags = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        Ok(OwnedFd::from_raw_fd(check(libc::socket(libc::AF_PACKET, flags, 0))?))
+    }
+}
+
+fn bind(socket: &OwnedFd, index: i32, protocol: u16) -> Result<(), Errno> {
+    // SAFETY: all-zero is a valid address.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_protocol = protocol.to_be();
+    address.sll_ifindex = index;
+    // SAFETY: the address is a live local of the length given.
+    check(unsafe {
+        let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+        libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len)
+    })
+    .map(drop)
 }

@@ -1,0 +1,66 @@
+//! The supervisor's part in finding two uplinks on one segment: it makes the tokens, hears which came in where, and keeps
+//! all but one of a segment from the switch.
+
+use super::supervisor::Supervisor;
+use super::uplink::Uplink;
+use lasthop_ipc::{SupervisorToControl, Token};
+use lasthop_types::PortId;
+use rustix::rand::{GetRandomFlags, getrandom};
+use std::time::Instant;
+
+/// Random bytes of the kernel's.
+pub(super) fn token() -> Token {
+    let mut token = Token::default();
+    // So few bytes come whole, once there is any entropy at all, which is long before anybody starts programs.
+    let _ = getrandom(&mut token, GetRandomFlags::empty());
+    token
+}
+
+impl Supervisor {
+    /// Sends probes, if that is due, and blocks and unblocks uplinks.
+    pub(super) fn step_segments(&mut self, now: Instant) {
+        let Some(segments) = &mut self.segments else { return };
+        for (id, uplink) in &mut self.uplinks {
+            uplink.take_heard().iter().for_each(|token| segments.heard(*id, token));
+        }
+        let there = self.uplinks.iter().filter(|(_, uplink)| !uplink.is_leaving());
+        segments.set(there.map(|(id, uplink)| (*id, uplink.is_ready())), now);
+        let instance = segments.instance();
+        for (id, token) in segments.round(now, token) {
+            if let Some(uplink) = self.uplinks.get_mut(&id) {
+                uplink.probe(instance, token);
+            }
+        }
+        let blocked = segments.blocked();
+        let mut moved = Vec::new();
+        let ids: Vec<u32> = self.uplinks.keys().copied().collect();
+        for id in ids {
+            let other = blocked.get(&id).and_then(|other| self.uplinks.get(other)).map(|u| u.spec.name.clone());
+            let Some(uplink) = self.uplinks.get_mut(&id).filter(|uplink| !uplink.is_leaving()) else { continue };
+            let before = uplink.behind().cloned();
+            if uplink.set_behind(other.as_deref(), now) {
+                // What was learned where frames do not come in any more would lead nowhere.
+                moved.extend(if other.is_some() {
+                    Some(PortId(id))
+                } else {
+                    before.and_then(|name| self.port_of(&name))
+                });
+            }
+        }
+        for port in moved {
+            self.control.send(SupervisorToControl::Forget(port), None);
+        }
+    }
+
+    fn port_of(&self, uplink: &str) -> Option<PortId> {
+        self.uplinks.values().find(|u| u.spec.name == uplink).map(|u| u.config.id)
+    }
+
+    /// An uplink's process has become ready.
+    pub(super) fn stand_by(&mut self, id: u32, now: Instant) {
+        let alone = self.segments.is_none() || self.uplinks.range(..id).all(|(_, u)| Uplink::is_leaving(u));
+        if let Some(uplink) = self.uplinks.get_mut(&id) {
+            uplink.stand_by(alone, now);
+        }
+    }
+}

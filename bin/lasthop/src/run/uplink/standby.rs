@@ -1,0 +1,117 @@
+//! An uplink that runs and is kept from the switch: it listens whether it is on the segment of another, or it is and
+//! stands by.
+
+use super::{Link, Uplink};
+use lasthop_ipc::{SupervisorToUplink, Token};
+use std::time::{Duration, Instant};
+use tracing::{info, warn};
+
+/// How long a new uplink listens before it is joined to the switch, if there is another: probes go there and back.
+const LISTEN: Duration = Duration::from_millis(300);
+/// How long an uplink may take to let go of the switch.
+const LET_GO_LIMIT: Duration = Duration::from_secs(3);
+
+/// Why it is kept from the switch, if it is.
+#[derive(Debug, Default)]
+pub struct Standby {
+    /// It has been up before.
+    known: bool,
+    listen_until: Option<Instant>,
+    /// The uplink that carries the frames of the same segment.
+    behind: Option<String>,
+    let_go_by: Option<Instant>,
+}
+
+impl Uplink {
+    /// Whether its process is there and has opened the device.
+    pub fn is_ready(&self) -> bool {
+        self.child.is_ready()
+    }
+
+    /// Its process has become ready. `alone`: there is no uplink before it whose segment it could be on.
+    pub fn stand_by(&mut self, alone: bool, now: Instant) {
+        let new = !std::mem::replace(&mut self.standby.known, true);
+        if new && !alone && self.standby.behind.is_none() {
+            self.standby.listen_until = Some(now + LISTEN);
+        }
+        if let Some(other) = &self.standby.behind {
+            self.last_error = Some(why(other));
+        }
+        if !self.may_join() {
+            self.child.send(SupervisorToUplink::Listen, None);
+        }
+    }
+
+    /// Has it send a probe.
+    pub fn probe(&mut self, instance: Token, token: Token) {
+        self.child.send(SupervisorToUplink::Probe { instance, token }, None);
+    }
+
+    /// Tokens of probes that came in since it was last asked.
+    pub fn take_heard(&mut self) -> Vec<Token> {
+        std::mem::take(&mut self.heard)
+    }
+
+    /// It must not carry frames because `other` does on the same segment; or it may. True if that is new.
+    pub fn set_behind(&mut self, other: Option<&str>, now: Instant) -> bool {
+        if self.standby.behind.as_deref() == other {
+            return false;
+        }
+        let name = &self.spec.name;
+        match other {
+            Some(other) => {
+                warn!("uplink {name}: {}", why(other));
+                self.last_error = Some(why(other));
+                if self.child.is_ready() {
+                    self.child.send(SupervisorToUplink::Listen, None);
+                }
+                if matches!(self.link, Link::Joined) {
+                    self.standby.let_go_by = Some(now + LET_GO_LIMIT);
+                }
+            }
+            None => {
+                let other = self.standby.behind.as_deref().unwrap_or_default();
+                info!("uplink {name}: not blocked any more");
+                self.last_error = Some(format!("was blocked: on the same segment as uplink {other}"));
+                self.join_backoff.reset();
+                self.standby.let_go_by = None;
+            }
+        }
+        self.standby.behind = other.map(Into::into);
+        true
+    }
+
+    /// Whether it may be joined to the switch.
+    pub(super) fn may_join(&self) -> bool {
+        self.standby.behind.is_none() && self.standby.listen_until.is_none()
+    }
+
+    /// The uplink that carries the frames in its place.
+    pub fn behind(&self) -> Option<&String> {
+        self.standby.behind.as_ref()
+    }
+
+    /// The switch says that there is no connection any more.
+    pub(super) fn has_let_go(&mut self) {
+        self.standby.let_go_by = None;
+    }
+
+    /// Ends what has lasted long enough.
+    pub(super) fn step_standby(&mut self, now: Instant) {
+        self.standby.listen_until.take_if(|until| *until <= now);
+        if self.standby.let_go_by.take_if(|by| *by <= now).is_some() {
+            self.complain("it does not let go of the switch; replacing it".into());
+            self.said_why = true;
+            self.child.kill();
+        }
+    }
+
+    /// When [`Uplink::step_standby`] has something to do.
+    pub(super) fn standby_deadline(&self) -> impl Iterator<Item = Instant> {
+        self.standby.listen_until.into_iter().chain(self.standby.let_go_by)
+    }
+}
+
+fn why(other: &str) -> String {
+    format!("on the same segment as uplink {other}; blocked")
+}

@@ -1,0 +1,217 @@
+//! An uplink's process that has turned: to the switch it is one more guest, and can do no more than one.
+
+use lasthop_frame::VnetHdr;
+use lasthop_tests_process::{
+    Bystanders, Guest, Lasthop, Netns, Options, PATIENCE, Port, Station, mac, number_of, numbered, proc, scratch,
+    wait_for,
+};
+use lasthop_types::MacAddr;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open};
+use serde_json::Value;
+use std::fs::{File, OpenOptions};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+
+/// lasthop with ports a, c and d, bystanders at c and d, and an uplink `net` with a station at the other end of its wire.
+struct Site {
+    // Gone before what they talk through is.
+    bystanders: Bystanders,
+    lasthop: Lasthop,
+    guest: Guest,
+    station: Station,
+    _netns: Netns,
+    _dir: tempfile::TempDir,
+}
+
+impl Site {
+    fn new(more: &[&str]) -> Self {
+        let (netns, dir) = (Netns::new(), scratch());
+        netns.ip("link add u0 type veth peer name s0");
+        netns.ip("link set s0 up");
+        let ports = ["a", "c", "d"].map(|name| Port::listen(name, dir.path()));
+        let arguments = [&["--uplink", "net=u0,af_packet"], more].concat();
+        let lasthop = Lasthop::start_in(Some(&netns), &ports, &arguments);
+        lasthop.wait_for_state("net", "up");
+        let path = |name: &str| dir.path().join(format!("{name}.sock"));
+        let bystanders = Bystanders::start(&path("c"), &path("d"), [mac(0xc), mac(0xd)]);
+        let guest = Guest::connect(&path("a"), mac(1), Options::default());
+        let station = Station::on(&netns, "s0");
+        let mut site = Self { lasthop, bystanders, guest, station, _netns: netns, _dir: dir };
+        site.greet(1);
+        site
+    }
+
+    fn greet(&mut self, number: u32) {
+        self.station.send(&numbered(mac(9), mac(1), number, 60));
+        self.guest.expect_number(number);
+        self.guest.send(&numbered(mac(1), mac(9), number, 60));
+        self.station.recv("a greeting", |f| number_of(f) == Some(number));
+    }
+
+    fn uplink(&self) -> Value {
+        self.lasthop.json(&["uplink", "list"])["uplinks"][0].clone()
+    }
+
+    fn pid(&self) -> u32 {
+        self.uplink()["pid"].as_u64().unwrap_or(0) as u32
+    }
+
+    /// The numbers of the uplink's descriptors whose links begin like this.
+    fn descriptors(&self, link: &str) -> Vec<i32> {
+        let all = std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().flatten().map(|d| d.path());
+        let wanted = all.filter(|path| std::fs::read_link(path).is_ok_and(|to| to.to_string_lossy().starts_with(link)));
+        wanted.filter_map(|path| path.file_name()?.to_str()?.parse().ok()).collect()
+    }
+
+    /// The memory that the uplink shares with the switch.
+    fn memory(&self) -> File {
+        let number = self.descriptors("/memfd:lasthop-uplink")[0];
+        OpenOptions::new().read(true).write(true).open(format!("/proc/{}/fd/{number}", self.pid())).unwrap()
+    }
+
+    /// Everything by which the uplink wakes somebody.
+    fn events(&self) -> Vec<OwnedFd> {
+        let pid = Pid::from_raw(self.pid() as i32).expect("the uplink runs");
+        let process = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        let take = |number| pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).unwrap();
+        self.descriptors("anon_inode:[eventfd]").into_iter().map(take).collect()
+    }
+}
+
+/// Where things are in that memory: the ring that the uplink fills is the second one, each has 512 entries and begins on a
+/// page, and its available ring follows the descriptors.
+const RING: u64 = 16 * 1024;
+const AVAILABLE: u64 = RING + 512 * 16;
+
+/// One more buffer, or many, than the uplink has made available.
+fn advance(memory: &File, by: u16) {
+    let mut index = [0; 2];
+    memory.read_exact_at(&mut index, AVAILABLE + 2).unwrap();
+    let index = u16::from_le_bytes(index).wrapping_add(by);
+    memory.write_all_at(&index.to_le_bytes(), AVAILABLE + 2).unwrap();
+}
+
+fn kick(event: &OwnedFd) {
+    // A full counter is a kick as well.
+    let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+}
+
+/// Does something to the memory.
+type Attack = fn(&File);
+
+/// Its rings say what cannot be: its port breaks and says why, its process is replaced, the bystanders lose nothing.
+#[test]
+fn rings_that_lie_break_the_port_and_the_uplink_is_replaced() {
+    let mut site = Site::new(&["--uplink-limit-ms", "600000"]);
+    let attacks: [(&str, Attack); 3] = [
+        ("the available index jumps", |memory| advance(memory, 5000)),
+        ("a head beyond the ring", |memory| {
+            memory.write_all_at(&[0xff; 1024], AVAILABLE + 4).unwrap();
+            advance(memory, 1);
+        }),
+        ("buffers outside of memory", |memory| {
+            for entry in 0..512 {
+                memory.write_all_at(&0xffff_ffff_0000_u64.to_le_bytes(), RING + entry * 16).unwrap();
+                memory.write_all_at(&100u32.to_le_bytes(), RING + entry * 16 + 8).unwrap();
+            }
+            advance(memory, 1);
+        }),
+    ];
+    for (n, (what, attack)) in (0..).zip(attacks) {
+        let (old, switch) = (site.pid(), site.lasthop.switch());
+        let events = site.events();
+        proc::signal(old, Signal::STOP);
+        attack(&site.memory());
+        wait_for(&format!("{what}: the port to break"), PATIENCE, || {
+            events.iter().for_each(kick);
+            site.lasthop.port("net")["state"] == "broken"
+        });
+        let error = site.lasthop.port("net")["error"].clone();
+        assert!(error.as_str().is_some_and(|e| !e.is_empty()), "{what}: {error}");
+        site.bystanders.still_exchange();
+        proc::signal(old, Signal::CONT);
+        wait_for(&format!("{what}: the uplink to be replaced"), PATIENCE, || !proc::alive(old));
+        site.lasthop.wait_for_state("net", "up");
+        assert_eq!(site.lasthop.switch(), switch, "{what}: the switch was restarted");
+        wait_for("the restart to be counted", PATIENCE, || site.uplink()["restarts"] == n + 1);
+        let why = site.uplink()["last_error"].clone();
+        assert!(why.as_str().is_some_and(|w| w.contains("ring")), "{what}: {why}");
+        site.bystanders.still_exchange();
+        site.guest.drain();
+        site.greet(10 + n);
+    }
+    site.lasthop.check_sums();
+}
+
+/// It wakes the switch for nothing, as often as it can.
+#[test]
+fn an_uplink_that_kicks_without_end_stops_nobody() {
+    let mut site = Site::new(&["--uplink-limit-ms", "600000"]);
+    let (pid, events) = (site.pid(), site.events());
+    for _ in 0..20 {
+        for _ in 0..5000 {
+            events.iter().for_each(kick);
+        }
+        site.bystanders.still_exchange();
+    }
+    // One of them says that a ring is broken, so the uplink may have been replaced.
+    wait_for("the network to be back", PATIENCE, || site.lasthop.port("net")["state"] == "up");
+    site.guest.drain();
+    site.greet(2);
+    assert!(site.pid() == pid || site.uplink()["restarts"] == 1, "{}", site.uplink());
+    site.lasthop.check_sums();
+}
+
+/// It takes nothing any more: what is for it is bounded, dropped and counted, and guests go on among themselves.
+#[test]
+fn an_uplink_that_gives_nothing_back_harms_nobody() {
+    let mut site = Site::new(&["--uplink-limit-ms", "600000"]);
+    let pid = site.pid();
+    let before = proc::private_kib(site.lasthop.switch());
+    proc::signal(pid, Signal::STOP);
+    let dropped = || {
+        let drops = site.lasthop.port("net")["to_guest"]["drops"].as_array().cloned().unwrap_or_default();
+        drops.iter().find(|d| d["reason"] == "no_buffers").map_or(0, |d| d["packets"].as_u64().unwrap_or(0))
+    };
+    let mut sent = 0;
+    wait_for("its ring to be full", PATIENCE, || {
+        for _ in 0..500 {
+            sent += u64::from(site.guest.try_send(VnetHdr::default(), &numbered(mac(1), mac(9), 7, 1000)));
+        }
+        dropped() > 1000
+    });
+    assert!(sent < 1_000_000, "{sent}");
+    site.bystanders.still_exchange();
+    let grown = proc::private_kib(site.lasthop.switch()).saturating_sub(before);
+    assert!(grown < 4096, "the switch has grown by {grown} KiB");
+    proc::signal(pid, Signal::CONT);
+    site.station.drain();
+    site.greet(2);
+    assert_eq!((site.pid(), site.uplink()["restarts"].as_u64()), (pid, Some(0)));
+    site.lasthop.check_sums();
+}
+
+/// It sends what it likes, as fast as it can: here what its network sends it, broadcasts with ever new addresses.
+#[test]
+fn an_uplink_that_floods_fills_its_own_share_only() {
+    let mut site = Site::new(&[]);
+    let mut n = 0u32;
+    for _ in 0..5 {
+        for _ in 0..2000 {
+            n += 1;
+            let source = MacAddr([2, 3, 0, (n >> 16) as u8, (n >> 8) as u8, n as u8]);
+            site.station.send(&numbered(source, if n.is_multiple_of(3) { mac(1) } else { MacAddr::BROADCAST }, n, 60));
+        }
+        site.bystanders.still_exchange();
+    }
+    site.guest.drain();
+    let port = site.lasthop.port("net");
+    assert!(port["macs"].as_u64() <= port["mac_limit"].as_u64(), "{port}");
+    let macs = site.lasthop.json(&["mac", "list"])["macs"].as_array().cloned().unwrap_or_default();
+    for (mac, port) in [(mac(1), "a"), (mac(0xc), "c"), (mac(0xd), "d")] {
+        let at = macs.iter().find(|m| m["mac"] == mac.to_string()).map(|m| m["port"].clone());
+        assert_eq!(at, Some(port.into()), "{mac}");
+    }
+    site.greet(77);
+    site.lasthop.check_sums();
+}
