@@ -125,9 +125,10 @@ impl Api {
         queues: u16,
         nice: i32,
         gro: bool,
+        spare: bool,
     ) -> Result<UplinkList, ApiError> {
-        self.ask(|answer| Call::Uplink { call: UplinkCall::Add { name, device, driver, queues, nice, gro }, answer })
-            .await
+        let call = UplinkCall::Add { name, device, driver, queues, nice, gro, spare };
+        self.ask(|answer| Call::Uplink { call, answer }).await
     }
 
     async fn uplink_del(&self, name: String) -> Result<UplinkList, ApiError> {

@@ -35,6 +35,7 @@ pub(crate) fn uplink(uplink: UplinkInfo, port: Option<&PortInfo>) -> Uplink {
         created: about.is_some_and(|a| a.created),
         pid: uplink.pid,
         restarts: uplink.restarts,
+        spare: uplink.spare.map(|ready| if ready { "ready" } else { "starting" }.into()),
         to_network: Carried { packets: counters.to_network_packets, bytes: counters.to_network_bytes },
         from_network: Carried { packets: counters.from_network_packets, bytes: counters.from_network_bytes },
         merged: counters.merged,

@@ -84,6 +84,20 @@ impl Pair {
         Ok(true)
     }
 
+    /// Takes all buffers and slots that the device does not have: from now on the switch may fill the buffers. Once, before
+    /// anything else.
+    pub(crate) fn claim(&mut self, held: impl Fn(usize) -> bool) {
+        let way = &mut self.to_network;
+        for token in 0..u32::from(way.size) {
+            if !held((way.buffer(token) - GUEST_BASE) as usize) {
+                way.add(token);
+            }
+        }
+        way.publish();
+        let way = &mut self.from_network;
+        way.spare = (0..u32::from(way.count)).rev().filter(|slot| !held(way.slot(*slot).0)).collect();
+    }
+
     /// The part of the shared memory that frames are in: all buffers, then all slots.
     pub(crate) fn buffers_and_slots(&self) -> Run {
         let start = (self.to_network.buffers - GUEST_BASE) as usize;
@@ -126,10 +140,7 @@ pub struct ToNetwork {
 impl ToNetwork {
     pub(crate) fn new(ring: (DriverRing, EventFd, EventFd), buffers: u64, buffer_len: u32, size: u16) -> Self {
         let (ring, kick, call) = ring;
-        let mut way = Self { ring, kick, call, buffers, buffer_len, size };
-        (0..u32::from(size)).for_each(|token| way.add(token));
-        way.publish();
-        way
+        Self { ring, kick, call, buffers, buffer_len, size }
     }
 
     fn buffer(&self, token: u32) -> u64 {
@@ -206,7 +217,7 @@ impl FromNetwork {
         slot_len: u32,
         count: u16,
     ) -> Self {
-        let (spare, lent) = ((0..u32::from(count)).rev().collect(), vec![false; count.into()]);
+        let (spare, lent) = (Vec::with_capacity(count.into()), vec![false; count.into()]);
         let (next, reclaim_below) = ((0..u32::from(count)).collect(), usize::from(count) / 2);
         Self { ring, layout, kick, call, slots, slot_len, spare, lent, next, count, reclaim_below }
     }

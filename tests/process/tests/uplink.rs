@@ -1,6 +1,7 @@
 //! Uplinks: frames between guests and a network outside, made of network namespaces. What an uplink carries is checked by a
 //! second lasthop at the other end of the wire; what the host's own stack makes of it, by that stack.
 
+mod death;
 mod outside;
 
 use lasthop_frame::VnetHdr;

@@ -12,7 +12,8 @@ pub use tap::Tap;
 pub use xdp::Xdp;
 
 use crate::counters::Counters;
-use crate::memory::MemoryConfig;
+use crate::ledger::Ledger;
+use crate::memory::{MemoryConfig, SharedMemory};
 use crate::pair::{FromNetwork, Packet, Pair, PairError};
 use crate::room::Interface;
 use lasthop_ipc::{UplinkDevice, UplinkDriver};
@@ -20,8 +21,9 @@ use lasthop_types::MacAddr;
 use lasthop_vhostuser::Features;
 use lasthop_virtqueue::QueueError;
 use rustix::io::Errno;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 
 /// Most queues of a device.
 pub const MAX_QUEUES: u16 = 16;
@@ -39,6 +41,15 @@ pub struct Wanted {
     pub ours: bool,
     /// AF_XDP: receive aggregation.
     pub gro: bool,
+}
+
+/// An open device as one process leaves it to the next: the same sockets, with what waits in them.
+#[derive(Debug)]
+pub struct Kept {
+    /// What [`Device::to_keep`] named, in its order.
+    pub descriptors: Vec<OwnedFd>,
+    /// How it is used, as people are told.
+    pub mode: String,
 }
 
 /// Why a device cannot be used. What is wrong; what to do.
@@ -125,9 +136,9 @@ impl Queue {
     }
 
     /// Gives it the pair's memory, for a device that uses that itself.
-    fn bind(&mut self, pair: &mut Pair) -> Result<Option<String>, Errno> {
+    fn bind(&mut self, pair: &mut Pair, ledger: Option<&Arc<Ledger>>) -> Result<Option<String>, Errno> {
         match self {
-            Self::Xdp(xdp) => xdp.bind(pair).map(|zero_copy| Some(xdp.mode(zero_copy))),
+            Self::Xdp(xdp) => xdp.bind(pair, ledger).map(|zero_copy| Some(xdp.mode(zero_copy))),
             _ => Ok(None),
         }
     }
@@ -166,11 +177,15 @@ pub struct Device {
     pub features: Features,
     /// What the memory shared with the switch must be like.
     pub memory: MemoryConfig,
+    /// The memory, where it is a part of the device and was kept with it: then nothing may be done with it, nor with the
+    /// device, before the process that used them has ended.
+    pub kept: Option<OwnedFd>,
 }
 
 impl Device {
-    /// Opens a device, makes it if it is to be made, and brings it up. Needs rights that this process gives up afterwards.
-    pub fn open(wanted: &Wanted) -> Result<Self, OpenError> {
+    /// Opens a device, makes it if it is to be made, and brings it up; or takes over one that is `kept` open. Needs rights that
+    /// this process gives up afterwards.
+    pub fn open(wanted: &Wanted, kept: Option<Kept>) -> Result<Self, OpenError> {
         let name = &wanted.device;
         if wanted.queues == 0 || wanted.queues > MAX_QUEUES {
             return Err(OpenError(format!("{} queues; use 1 to {MAX_QUEUES}", wanted.queues)));
@@ -190,21 +205,31 @@ impl Device {
             UplinkDriver::Tap if exists && !is_tap => {
                 Err(OpenError(format!("{name} is no TAP device; use the driver af_packet, or another name")))
             }
-            UplinkDriver::Tap => Tap::open(wanted, exists),
+            UplinkDriver::Tap => Tap::open(wanted, exists, kept),
             UplinkDriver::AfPacket | UplinkDriver::AfXdp if !exists => {
                 Err(OpenError(format!("there is no interface {name}; `ip link` shows those there are")))
             }
-            UplinkDriver::AfPacket => Packets::open(wanted),
-            UplinkDriver::AfXdp => Xdp::open(wanted),
+            UplinkDriver::AfPacket => Packets::open(wanted, kept),
+            UplinkDriver::AfXdp => Xdp::open(wanted, kept),
         }
     }
 }
 
 impl Device {
+    /// What the next process takes over.
+    pub fn to_keep<'a>(&'a self, memory: &'a SharedMemory) -> Vec<BorrowedFd<'a>> {
+        let of = |queue: &'a Queue| match queue {
+            Queue::Xdp(xdp) => xdp.to_keep().collect(),
+            other => vec![other.as_fd()],
+        };
+        let memory = memory.ledger.as_ref().map(|_| memory.region().1);
+        memory.into_iter().chain(self.queues.iter().flat_map(of)).collect()
+    }
+
     /// Gives the device the memory of the queue pairs, if it uses that itself. Needs the same rights as opening it.
-    pub fn bind(&mut self, pairs: &mut [Pair]) -> Result<(), OpenError> {
+    pub fn bind(&mut self, pairs: &mut [Pair], memory: &SharedMemory) -> Result<(), OpenError> {
         for (i, (queue, pair)) in self.queues.iter_mut().zip(pairs).enumerate() {
-            match queue.bind(pair) {
+            match queue.bind(pair, memory.ledger.as_ref()) {
                 Ok(None) => {}
                 Ok(Some(mode)) => self.about.mode = mode,
                 Err(e) => {

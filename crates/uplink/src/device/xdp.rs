@@ -4,9 +4,10 @@
 //! The interface is taken from the host: what it receives does not reach the host's stack. Frames fit one buffer, so there are
 //! no packets beyond the MTU: the switch cuts them and completes their checksums in its one copy.
 
-use super::{Device, DeviceError, Got, OpenError, SHORTEST, Sent, Wanted, about, denied};
+use super::{Device, DeviceError, Got, Kept, OpenError, SHORTEST, Sent, Wanted, about, denied};
 use crate::counters::{Counters, Reason};
 use crate::gro::{BURST, Merger, SNAPSHOT};
+use crate::ledger::{Holder, Ledger};
 use crate::memory::MemoryConfig;
 use crate::pair::{Packet, Pair, Run, VNET};
 use crate::room::{Interface, XdpProgram, Xsk};
@@ -16,13 +17,16 @@ use lasthop_guestmem::GuestSlice;
 use lasthop_ipc::UplinkDriver;
 use lasthop_vhostuser::Features;
 use rustix::io::Errno;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Bytes of a slot, which is a chunk of the UMEM. The kernel leaves its first 256 free: there virtio's header goes.
 const CHUNK: u32 = 4096;
 /// Longest frame that fits a buffer of 2 KiB with virtio's header, without the Ethernet header and two tags.
 const MAX_MTU: u32 = 2048 - VNET as u32 - 22;
+/// How long another process's socket may be in the way.
+const PATIENCE: Duration = Duration::from_millis(500);
 /// How often the kernel is asked to go on sending before others get their turn.
 const PUSHES: usize = 8;
 
@@ -33,6 +37,9 @@ pub struct Xdp {
     index: i32,
     queue: u32,
     socket: Option<Xsk>,
+    /// The socket is a dead process's, and not taken over yet.
+    kept: bool,
+    ledger: Option<Arc<Ledger>>,
     /// Where the UMEM begins in the shared memory.
     umem: usize,
     /// Makes packets of the frames of a burst, unless that is switched off.
@@ -49,7 +56,7 @@ struct Frame {
 }
 
 impl Xdp {
-    pub(super) fn open(wanted: &Wanted) -> Result<Device, OpenError> {
+    pub(super) fn open(wanted: &Wanted, kept: Option<Kept>) -> Result<Device, OpenError> {
         let name = &wanted.device;
         let failed = |e: Errno| OpenError(denied(name, e));
         let index = Interface::named(name).and_then(|i| i.index()).map_err(failed)?;
@@ -60,32 +67,54 @@ impl Xdp {
                 "{name} has an MTU of {mtu}; af_xdp takes up to {MAX_MTU}: set it lower, or use af_packet"
             )));
         }
-        let program = XdpProgram::attach(index, wanted.queues.into()).map_err(failed)?;
-        about.mode = if program.native { "native" } else { "generic" }.into();
+        let (program, sockets, kept) = match kept {
+            Some(kept) => {
+                let (program, sockets, memory) = handed_down(kept, &mut about.mode).map_err(failed)?;
+                (program, sockets.into_iter().map(Some).collect::<Vec<_>>(), Some(memory))
+            }
+            None => {
+                let program = patiently(|| XdpProgram::attach(index, wanted.queues.into())).map_err(failed)?;
+                about.mode = if program.native { "native" } else { "generic" }.into();
+                (program, (0..wanted.queues).map(|_| None).collect(), None)
+            }
+        };
         let program = Arc::new(program);
-        let queue = |queue| {
+        let queue = |(queue, socket): (u32, Option<Xsk>)| {
+            let (program, kept) = (program.clone(), socket.is_some());
+            let (merger, burst) = (wanted.gro.then(Merger::default), ArrayVec::new());
             super::Queue::Xdp(Box::new(Self {
-                program: program.clone(),
+                program,
                 index,
-                queue: u32::from(queue),
-                socket: None,
+                queue,
+                socket,
+                kept,
+                ledger: None,
                 umem: 0,
-                merger: wanted.gro.then(Merger::default),
-                burst: ArrayVec::new(),
+                merger,
+                burst,
             }))
         };
-        let memory = MemoryConfig { pairs: wanted.queues, ring: 512, buffer: 2048, slot: CHUNK, slots: 1536 };
+        let queues = (0..).zip(sockets).map(queue).collect();
+        let pairs = wanted.queues;
+        let memory = MemoryConfig { pairs, ring: 512, buffer: 2048, slot: CHUNK, slots: 1536, ledger: true };
         let mut features = Features::CSUM;
         features.set(Features::HOST_TSO4 | Features::HOST_TSO6 | Features::HOST_ECN, wanted.gro);
-        Ok(Device { queues: (0..wanted.queues).map(queue).collect(), about, features, memory })
+        Ok(Device { queues, about, features, memory, kept })
     }
 
-    /// Binds the socket to the pair's memory. True if the NIC uses that memory itself.
-    pub(super) fn bind(&mut self, pair: &mut Pair) -> Result<bool, Errno> {
+    /// Binds the socket to the pair's memory, or takes over one that is bound to it. True if the NIC uses that memory itself.
+    pub(super) fn bind(&mut self, pair: &mut Pair, ledger: Option<&Arc<Ledger>>) -> Result<bool, Errno> {
         let umem = pair.buffers_and_slots();
         self.umem = umem.0;
-        let mut socket = Xsk::bind(&pair.arena, umem, CHUNK, self.index, self.queue)?;
-        fill(&mut socket, pair, self.umem);
+        self.ledger = ledger.cloned();
+        let ledger = self.ledger.as_deref();
+        if let Some(socket) = self.socket.as_mut().filter(|_| self.kept) {
+            take_over(socket, pair, ledger, self.umem);
+            fill(socket, pair, ledger, self.umem);
+            return Ok(socket.zero_copy);
+        }
+        let mut socket = patiently(|| Xsk::bind(&pair.arena, umem, CHUNK, self.index, self.queue))?;
+        fill(&mut socket, pair, ledger, self.umem);
         self.program.redirect(self.queue, socket.as_fd())?;
         let zero_copy = socket.zero_copy;
         self.socket = Some(socket);
@@ -107,14 +136,20 @@ impl Xdp {
                 done += 1;
                 continue;
             };
+            if let Some(ledger) = &self.ledger {
+                ledger.note(at, Holder::Send(socket.next().1));
+            }
             if !socket.send((at + VNET - self.umem) as u64, (len - VNET) as u32) {
+                if let Some(ledger) = &self.ledger {
+                    ledger.note(at, Holder::Us);
+                }
                 break;
             }
             (done, sent, bytes) = (done + 1, sent + 1, bytes + (len - VNET) as u64);
         }
-        push(socket)?;
         counters.sent(sent, bytes);
-        give_back(socket, pair, self.umem);
+        push(socket)?;
+        give_back(socket, pair, self.ledger.as_deref(), self.umem);
         Ok(Sent { done, blocked: done < packets.len() })
     }
 
@@ -123,7 +158,7 @@ impl Xdp {
         if socket.is_sending() {
             push(socket)?;
         }
-        give_back(socket, pair, self.umem);
+        give_back(socket, pair, self.ledger.as_deref(), self.umem);
         pair.from_network.reclaim_all()?;
         let (room, mut taken) = (usize::from(pair.from_network.ring.free()).min(BURST), 0);
         self.burst.clear();
@@ -135,6 +170,9 @@ impl Xdp {
                 // The kernel speaks of memory that it was not given: nothing of this is right any more.
                 return Err(DeviceError::Io(Errno::FAULT));
             };
+            if let Some(ledger) = &self.ledger {
+                ledger.note(pair.from_network.slot(slot).0, Holder::Us);
+            }
             if len < SHORTEST {
                 counters.dropped(Reason::TooShort);
                 pair.from_network.put_back(slot);
@@ -147,7 +185,7 @@ impl Xdp {
             let _ = self.burst.try_push(Frame { at: (offset, len), slot, in_slot });
         }
         socket.taken();
-        fill(socket, pair, self.umem);
+        fill(socket, pair, self.ledger.as_deref(), self.umem);
         let bytes = self.burst.iter().map(|f| f.at.1 as u64).sum();
         let packets = match &mut self.merger {
             Some(merger) if self.burst.len() > 1 => hand_over_merged(pair, &self.burst, merger),
@@ -156,9 +194,9 @@ impl Xdp {
                 self.burst.len()
             }
         };
-        pair.from_network.publish();
         counters.received(packets as u64, bytes);
         counters.merged((self.burst.len() - packets) as u64);
+        pair.from_network.publish();
         Ok(match taken {
             BURST => Got::More,
             _ if pair.from_network.ring.free() == 0 => Got::Stalled,
@@ -171,10 +209,65 @@ impl Xdp {
         self.socket.as_ref().is_some_and(|s| s.in_flight > 0)
     }
 
+    /// Its part of what the next process takes over; the first queue has the program too.
+    pub(super) fn to_keep(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let program = (self.queue == 0).then(|| self.program.to_keep());
+        program.into_iter().flatten().chain(self.socket.as_ref().map(AsFd::as_fd))
+    }
+
     /// Its mode, in full.
     pub(super) fn mode(&self, zero_copy: bool) -> String {
         let place = if self.program.native { "native" } else { "generic" };
         format!("{place}, {}", if zero_copy { "zero-copy" } else { "copy" })
+    }
+}
+
+/// A device that another process has opened: the program, the sockets and the memory that they use.
+fn handed_down(kept: Kept, mode: &mut String) -> Result<(XdpProgram, Vec<Xsk>, OwnedFd), Errno> {
+    let mut descriptors = kept.descriptors.into_iter();
+    let mut next = || descriptors.next().ok_or(Errno::BADF);
+    let (memory, map, link) = (next()?, next()?, next()?);
+    let program = XdpProgram::kept(map, link, kept.mode.starts_with("native"));
+    let zero_copy = kept.mode.ends_with("zero-copy");
+    let sockets = descriptors.map(|socket| Xsk::kept(socket, zero_copy)).collect::<Result<_, _>>()?;
+    *mode = kept.mode;
+    Ok((program, sockets, memory))
+}
+
+/// Goes on where a process has ended: what the kernel has is left to it, all else is free again. Frames that the switch had
+/// delivered to that process and it had not sent are lost.
+fn take_over(socket: &mut Xsk, pair: &mut Pair, ledger: Option<&Ledger>, umem: usize) {
+    let Some(ledger) = ledger else { return };
+    let (received, sent) = socket.take_over();
+    let (filled, sending) = socket.shown();
+    // They wait in the rings, whether or not the process had begun to read them.
+    for at in received {
+        if let Some((slot, _)) = pair.from_network.slot_of(umem + at as usize, 0) {
+            ledger.note(pair.from_network.slot(slot).0, Holder::Fill(filled.wrapping_sub(1)));
+        }
+    }
+    sent.iter().for_each(|at| ledger.note(umem + *at as usize, Holder::Send(sending.wrapping_sub(1))));
+    let in_flight = std::cell::Cell::new(0);
+    pair.claim(|offset| {
+        let held = ledger.is_held(offset, filled, sending);
+        match ledger.holder(offset) {
+            Holder::Send(_) if held => in_flight.set(in_flight.get() + 1),
+            _ if held => {}
+            _ => ledger.note(offset, Holder::Us),
+        }
+        held
+    });
+    socket.in_flight = in_flight.get();
+}
+
+/// Again and again while the device is busy: when a process ends and nobody keeps what it had, the kernel takes its time.
+fn patiently<T>(open: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match open() {
+            Err(Errno::BUSY) if Instant::now() < until => std::thread::sleep(Duration::from_millis(2)),
+            result => return result,
+        }
     }
 }
 
@@ -192,16 +285,27 @@ fn push(socket: &Xsk) -> Result<(), DeviceError> {
 }
 
 /// Buffers that were sent go back to the switch.
-fn give_back(socket: &mut Xsk, pair: &mut Pair, umem: usize) {
+fn give_back(socket: &mut Xsk, pair: &mut Pair, ledger: Option<&Ledger>, umem: usize) {
     while let Some(at) = socket.completed() {
+        if let Some(ledger) = ledger {
+            ledger.note(umem + at as usize, Holder::Us);
+        }
         pair.to_network.give_back_at(umem + at as usize);
     }
 }
 
 /// Spare slots go to the kernel.
-fn fill(socket: &mut Xsk, pair: &mut Pair, umem: usize) {
+fn fill(socket: &mut Xsk, pair: &mut Pair, ledger: Option<&Ledger>, umem: usize) {
     while let Some(slot) = pair.from_network.take_spare() {
-        if !socket.fill((pair.from_network.slot(slot).0 - umem) as u64) {
+        let at = pair.from_network.slot(slot).0;
+        if let Some(ledger) = ledger {
+            ledger.note(at, Holder::Fill(socket.next().0));
+        }
+        if !socket.fill((at - umem) as u64) {
+            // What was noted never comes true, and is struck out here or by the next process.
+            if let Some(ledger) = ledger {
+                ledger.note(at, Holder::Us);
+            }
             pair.from_network.put_back(slot);
             break;
         }

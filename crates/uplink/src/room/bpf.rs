@@ -69,7 +69,7 @@ fn address<T: ?Sized>(of: &T) -> [u32; 2] {
 #[derive(Debug)]
 pub struct XdpProgram {
     sockets: OwnedFd,
-    _link: OwnedFd,
+    link: OwnedFd,
     /// It runs in the driver, not in the kernel's generic path.
     pub native: bool,
 }
@@ -89,7 +89,17 @@ impl XdpProgram {
             Err(Errno::BUSY) => return Err(Errno::BUSY),
             Err(_) => (attach(FLAG_SKB_MODE)?, false),
         };
-        Ok(Self { sockets, _link: link, native })
+        Ok(Self { sockets, link, native })
+    }
+
+    /// One that another process has attached.
+    pub fn kept(sockets: OwnedFd, link: OwnedFd, native: bool) -> Self {
+        Self { sockets, link, native }
+    }
+
+    /// All of it, for the next process.
+    pub fn to_keep(&self) -> [BorrowedFd<'_>; 2] {
+        [self.sockets.as_fd(), self.link.as_fd()]
     }
 
     /// Any descriptor of it.

@@ -7,6 +7,7 @@ mod bpf;
 mod interface;
 mod messages;
 mod packet;
+mod page;
 mod tun;
 mod xsk;
 
@@ -15,6 +16,7 @@ pub use bpf::XdpProgram;
 pub use interface::Interface;
 pub use messages::{BATCH, Place, Received};
 pub use packet::{PacketSocket, SendSocket};
+pub use page::CounterPage;
 pub use tun::Tun;
 pub use xsk::Xsk;
 

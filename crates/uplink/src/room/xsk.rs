@@ -120,20 +120,7 @@ impl Xsk {
         for ring in [libc::XDP_UMEM_FILL_RING, libc::XDP_UMEM_COMPLETION_RING, libc::XDP_RX_RING, libc::XDP_TX_RING] {
             set(&socket, ring, &RING)?;
         }
-        // SAFETY: all-zero is valid for this structure; the kernel writes at most the length given.
-        let offsets = unsafe {
-            let mut offsets: libc::xdp_mmap_offsets = std::mem::zeroed();
-            let mut len = size_of_val(&offsets) as libc::socklen_t;
-            let fd = socket.as_raw_fd();
-            let to = (&raw mut offsets).cast();
-            check(libc::getsockopt(fd, libc::SOL_XDP, libc::XDP_MMAP_OFFSETS, to, &raw mut len))?;
-            offsets
-        };
-        let descriptor = size_of::<libc::xdp_desc>();
-        let fill = Ring::map(&socket, offsets.fr, 8, libc::XDP_UMEM_PGOFF_FILL_RING)?;
-        let completion = Ring::map(&socket, offsets.cr, 8, libc::XDP_UMEM_PGOFF_COMPLETION_RING)?;
-        let receive = Ring::map(&socket, offsets.rx, descriptor, libc::XDP_PGOFF_RX_RING as u64)?;
-        let send = Ring::map(&socket, offsets.tx, descriptor, libc::XDP_PGOFF_TX_RING as u64)?;
+        let (fill, completion, receive, send) = map(&socket)?;
         // SAFETY: all-zero is valid for the address.
         let mut address: libc::sockaddr_xdp = unsafe { std::mem::zeroed() };
         (address.sxdp_family, address.sxdp_flags) = (libc::AF_XDP as u16, mode);
@@ -145,6 +132,40 @@ impl Xsk {
         })?;
         let zero_copy = mode == libc::XDP_ZEROCOPY;
         Ok(Self { socket, fill, completion, receive, send, in_flight: 0, zero_copy })
+    }
+
+    /// One that another process has bound. Nothing of it is used before [`Xsk::take_over`].
+    pub fn kept(socket: OwnedFd, zero_copy: bool) -> Result<Self, Errno> {
+        let (fill, completion, receive, send) = map(&socket)?;
+        Ok(Self { socket, fill, completion, receive, send, in_flight: 0, zero_copy })
+    }
+
+    /// The process that used it has ended: goes on where that one has left the rings. What the kernel has given back and
+    /// nobody has taken from the rings is still to come: all chunks that were received, all that were sent.
+    pub fn take_over(&mut self) -> (Vec<u64>, Vec<u64>) {
+        for ring in [&mut self.fill, &mut self.send] {
+            ring.next = ring.number(ring.offsets.producer).load(Ordering::Acquire);
+        }
+        for ring in [&mut self.receive, &mut self.completion] {
+            ring.next = ring.number(ring.offsets.consumer).load(Ordering::Acquire);
+        }
+        let (received, completed) = (self.receive.next, self.completion.next);
+        let frames = std::iter::from_fn(|| self.received()).map(|(at, _)| at).collect();
+        let waiting = self.completion.waiting();
+        let sent = (0..waiting).map(|_| self.completion.read::<u64>()).collect();
+        (self.receive.next, self.completion.next) = (received, completed);
+        (frames, sent)
+    }
+
+    /// How many chunks, and how many frames to be sent, the kernel was ever shown, modulo 2³².
+    pub fn shown(&self) -> (u32, u32) {
+        let shown = |ring: &Ring| ring.number(ring.offsets.producer).load(Ordering::Acquire);
+        (shown(&self.fill), shown(&self.send))
+    }
+
+    /// The numbers of the entries that [`Xsk::fill`] and [`Xsk::send`] write next.
+    pub fn next(&self) -> (u32, u32) {
+        (self.fill.next, self.send.next)
     }
 
     /// Gives the kernel a chunk to receive into; false if it has as many as it can keep.
@@ -211,6 +232,26 @@ impl AsFd for Xsk {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
+}
+
+/// Maps the fill, completion, receive and send rings of a socket that has them.
+fn map(socket: &OwnedFd) -> Result<(Ring, Ring, Ring, Ring), Errno> {
+    // SAFETY: all-zero is valid for this structure; the kernel writes at most the length given.
+    let offsets = unsafe {
+        let mut offsets: libc::xdp_mmap_offsets = std::mem::zeroed();
+        let mut len = size_of_val(&offsets) as libc::socklen_t;
+        let fd = socket.as_raw_fd();
+        let to = (&raw mut offsets).cast();
+        check(libc::getsockopt(fd, libc::SOL_XDP, libc::XDP_MMAP_OFFSETS, to, &raw mut len))?;
+        offsets
+    };
+    let descriptor = size_of::<libc::xdp_desc>();
+    Ok((
+        Ring::map(socket, offsets.fr, 8, libc::XDP_UMEM_PGOFF_FILL_RING)?,
+        Ring::map(socket, offsets.cr, 8, libc::XDP_UMEM_PGOFF_COMPLETION_RING)?,
+        Ring::map(socket, offsets.rx, descriptor, libc::XDP_PGOFF_RX_RING as u64)?,
+        Ring::map(socket, offsets.tx, descriptor, libc::XDP_PGOFF_TX_RING as u64)?,
+    ))
 }
 
 fn set<T: Copy>(socket: &OwnedFd, option: libc::c_int, value: &T) -> Result<(), Errno> {
