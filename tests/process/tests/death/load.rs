@@ -7,6 +7,9 @@ use std::time::{Duration, Instant};
 /// Between a frame each way and the next.
 const REST: Duration = Duration::from_micros(200);
 
+/// A return that takes longer is worth a line.
+const SLOW: Duration = Duration::from_millis(300);
+
 /// What has been sent and what has come, by the near guest and the far one.
 #[derive(Default)]
 pub struct Load {
@@ -62,10 +65,20 @@ impl Load {
 
     /// Goes on until frames that are sent from now on have come both ways.
     pub fn until_back(&mut self, near: &mut Guest, far: &mut Guest, lasthop: &Lasthop) {
-        let (from, end) = (self.number, Instant::now() + PATIENCE);
+        let (from, start) = (self.number, Instant::now());
+        let end = start + PATIENCE;
         while self.last.iter().any(|last| *last <= from) {
             self.turn(near, far);
             assert!(Instant::now() < end, "the network is not back: {:?} since {from}\n{}", self.last, lasthop.log());
+        }
+        if start.elapsed() > SLOW {
+            let log = lasthop.log();
+            let lines: Vec<_> = log.lines().rev().take(12).collect();
+            println!(
+                "back after {:?} only; the last lines of the log, backwards:\n{}",
+                start.elapsed(),
+                lines.join("\n")
+            );
         }
     }
 
