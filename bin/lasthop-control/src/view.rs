@@ -295,6 +295,7 @@ mod tests {
             about: None,
             pid: Some(1),
             restarts: 0,
+            spare: None,
             last_error: None,
             blocked_by: Some("net".into()),
             counters: Default::default(),

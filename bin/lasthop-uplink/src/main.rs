@@ -10,7 +10,7 @@ use lasthop_uplink_core::counters::{CounterPage, Counters};
 use lasthop_uplink_core::device::{Device, Kept, Wanted};
 use lasthop_uplink_core::memory::SharedMemory;
 use lasthop_uplink_core::probe::{Heard, Prober};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
         tracing::warn!("priority {}: {e}", arguments.nice);
     }
     let mut channel = Channel::new(arguments.supervisor);
-    match start(&arguments.wanted, arguments.kept, &arguments.counters, &mut channel)
+    match start(&arguments.wanted, arguments.kept, arguments.counters, &mut channel)
         .and_then(|server| server.serve(&mut channel))
     {
         Ok(()) => ExitCode::SUCCESS,
@@ -43,10 +43,10 @@ fn main() -> ExitCode {
 fn start(
     wanted: &Wanted,
     mut kept: Option<Kept>,
-    counters: &OwnedFd,
+    counters: OwnedFd,
     supervisor: &mut server::Supervisor,
 ) -> Result<server::Server, Box<dyn std::error::Error>> {
-    let counters = Counters::new(CounterPage::map(counters.as_fd())?);
+    let counters = Counters::new(CounterPage::map(counters)?);
     let inherited = kept.is_some();
     let probes = kept.as_mut().and_then(|kept| Prober::take_kept(kept, wanted.driver));
     let mut device = Device::open(wanted, kept)?;
@@ -66,5 +66,5 @@ fn start(
     }
     confine::confine()?;
     // Threads made from here on are born inside the sandbox.
-    Ok(server::Server::carrying(device, counters, (prober, heard), memory, pairs)?)
+    server::Server::carrying(device, counters, (prober, heard), memory, pairs)
 }

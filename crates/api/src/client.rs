@@ -1,4 +1,6 @@
 //! The methods as a client calls them.
+// The interface says so.
+#![allow(clippy::too_many_arguments)]
 
 use crate::{
     AclChanged, AclPage, AclText, ApiError, FlowPage, MacPage, PortChanged, PortPage, SwitchStats, TraceReport,

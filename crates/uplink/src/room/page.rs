@@ -3,7 +3,7 @@
 use lasthop_ipc::{COUNTERS_NAME, COUNTERS_PAGE, COUNTERS_ROW};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use std::os::fd::BorrowedFd;
+use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,7 +18,7 @@ unsafe impl Sync for CounterPage {}
 
 impl CounterPage {
     /// Maps it. The file is that long: the supervisor has made it, and nobody makes it shorter but who wants to end by it.
-    pub fn map(memfd: BorrowedFd<'_>) -> Result<Self, Errno> {
+    pub fn map(memfd: impl AsFd) -> Result<Self, Errno> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
         let base = unsafe { mmap(std::ptr::null_mut(), COUNTERS_PAGE, protection, MapFlags::SHARED, memfd, 0) }?;
