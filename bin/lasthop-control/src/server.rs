@@ -1,5 +1,7 @@
 //! The local API: Varlink on the listening socket that the supervisor made, for as many clients as
 //! [`MAX_CONNECTIONS`], each in a task of its own so that one that does not read its replies stops nobody else.
+// The interface says so.
+#![allow(clippy::too_many_arguments)]
 
 use crate::core::{Answer, Call, Load, UplinkCall, busy, switch_away};
 use futures_util::Stream;
@@ -125,9 +127,10 @@ impl Api {
         queues: u16,
         nice: i32,
         gro: bool,
+        spare: bool,
     ) -> Result<UplinkList, ApiError> {
-        self.ask(|answer| Call::Uplink { call: UplinkCall::Add { name, device, driver, queues, nice, gro }, answer })
-            .await
+        let call = UplinkCall::Add { name, device, driver, queues, nice, gro, spare };
+        self.ask(|answer| Call::Uplink { call, answer }).await
     }
 
     async fn uplink_del(&self, name: String) -> Result<UplinkList, ApiError> {

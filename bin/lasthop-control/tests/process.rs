@@ -207,7 +207,7 @@ fn uplinks_are_shown_and_kept_apart() {
     fake.add_ports(&["vm1", "vm2"]);
     let (list, refused, ports) = client(&mut fake, async |api| {
         let list = api.uplink_list().await.unwrap().unwrap().uplinks;
-        let refused = api.uplink_add("x", "eth7", None, 1, 0, true).await.unwrap().unwrap_err();
+        let refused = api.uplink_add("x", "eth7", None, 1, 0, true, false).await.unwrap().unwrap_err();
         let ports = api.trace("vm1", "ffffffffffff0200000000010800").await.unwrap().unwrap().outputs;
         (list, refused, ports)
     });

@@ -6,12 +6,11 @@ mod confine;
 mod server;
 
 use lasthop_ipc::{Channel, UplinkToSupervisor};
-use lasthop_uplink_core::counters::Counters;
-use lasthop_uplink_core::device::Device;
-use lasthop_uplink_core::engine::Engine;
+use lasthop_uplink_core::counters::{CounterPage, Counters};
+use lasthop_uplink_core::device::{Device, Kept, Wanted};
 use lasthop_uplink_core::memory::SharedMemory;
 use lasthop_uplink_core::probe::{Heard, Prober};
-use lasthop_uplink_core::vmq::manager::Manager;
+use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -29,7 +28,9 @@ fn main() -> ExitCode {
         tracing::warn!("priority {}: {e}", arguments.nice);
     }
     let mut channel = Channel::new(arguments.supervisor);
-    match start(&arguments.wanted).and_then(|server| server.serve(&mut channel)) {
+    match start(&arguments.wanted, arguments.kept, arguments.counters, &mut channel)
+        .and_then(|server| server.serve(&mut channel))
+    {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // The supervisor writes it to the log, with the uplink's name.
@@ -39,30 +40,33 @@ fn main() -> ExitCode {
     }
 }
 
-fn start(wanted: &lasthop_uplink_core::device::Wanted) -> Result<server::Server, Box<dyn std::error::Error>> {
-    let mut device = Device::open(wanted)?;
-    let prober = Prober::open(&wanted.device, &device)?;
+fn start(
+    wanted: &Wanted,
+    mut kept: Option<Kept>,
+    counters: OwnedFd,
+    supervisor: &mut server::Supervisor,
+) -> Result<server::Server, Box<dyn std::error::Error>> {
+    let counters = Counters::new(CounterPage::map(counters)?);
+    let inherited = kept.is_some();
+    let probes = kept.as_mut().and_then(|kept| Prober::take_kept(kept, wanted.driver));
+    let mut device = Device::open(wanted, kept)?;
+    let prober = Prober::open(&wanted.device, &device, probes)?;
     let heard = Arc::new(Heard::new()?);
-    let (memory, mut pairs) = SharedMemory::new(device.memory, &heard)?;
-    device.bind(&mut pairs)?;
-    confine::confine()?;
-    let (counters, answered) = (Arc::new(Counters::default()), lasthop_sys::EventFd::new()?);
-    let mut engines = Vec::new();
-    // Threads made from here on are born inside the sandbox.
-    for (i, (pair, queue)) in pairs.into_iter().zip(device.queues).enumerate() {
-        let (engine, handle) = Engine::new(pair, queue, counters.clone(), answered.try_clone()?)?;
-        std::thread::Builder::new().name(format!("queue-{i}")).spawn(move || engine.run())?;
-        engines.push(handle);
+    if device.kept.is_some() {
+        confine::confine()?;
+        return Ok(server::Server::waiting(device, counters, (prober, heard))?);
     }
-    let queues = device.steering.map(Manager::new);
-    let server = server::Server::new(
-        memory,
-        engines,
-        answered,
-        counters,
-        queues,
-        (device.about, device.features),
-        (prober, heard),
-    )?;
-    Ok(server)
+    let (memory, mut pairs) = SharedMemory::new(device.memory, &heard, None)?;
+    device.bind(&mut pairs, &memory)?;
+    if !inherited {
+        // The next process is to find the device open, with what waits in it, if it can be handed down.
+        let device = device.to_keep(&memory);
+        let probes = prober.to_keep().filter(|_| !device.is_empty());
+        for descriptor in device.into_iter().chain(probes) {
+            supervisor.send(&UplinkToSupervisor::Keep, Some(descriptor))?;
+        }
+    }
+    confine::confine()?;
+    // Threads made from here on are born inside the sandbox.
+    server::Server::carrying(device, counters, (prober, heard), memory, pairs)
 }

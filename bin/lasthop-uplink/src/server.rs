@@ -4,9 +4,11 @@
 use lasthop_ipc::{Channel, ChannelError, SupervisorToUplink, UplinkCounters, UplinkDevice, UplinkToSupervisor};
 use lasthop_sys::{Epoll, EventFd, Trigger};
 use lasthop_uplink_core::counters::Counters;
-use lasthop_uplink_core::engine::{Answer, Handle, Order};
+use lasthop_uplink_core::device::{Device, Queue};
+use lasthop_uplink_core::engine::{Answer, Engine, Handle, Order};
 use lasthop_uplink_core::link;
 use lasthop_uplink_core::memory::SharedMemory;
+use lasthop_uplink_core::pair::Pair;
 use lasthop_uplink_core::probe::{Heard, Prober};
 use lasthop_uplink_core::vmq::manager::Manager;
 use lasthop_vhostuser::{Features, Frontend};
@@ -18,7 +20,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-type Supervisor = Channel<UplinkToSupervisor, SupervisorToUplink>;
+pub type Supervisor = Channel<UplinkToSupervisor, SupervisorToUplink>;
 
 const CHANNEL: u64 = 0;
 const SWITCH: u64 = 1;
@@ -29,6 +31,8 @@ const TRAFFIC: u64 = 5;
 
 /// How long an engine may take to stop: a burst.
 const PAUSE_LIMIT: Duration = Duration::from_secs(2);
+/// Frames that waited in the device longer than this are not delivered any more.
+const STALE_MS: u64 = 1000;
 /// How long the switch may take to let go of a connection that it has been given another for.
 const LET_GO_LIMIT: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 
@@ -36,7 +40,9 @@ const LET_GO_LIMIT: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 #[derive(Debug)]
 pub struct Server {
     epoll: Epoll,
-    memory: SharedMemory,
+    /// A device that is in use by the process before this one.
+    waiting: Option<Device>,
+    memory: Option<SharedMemory>,
     engines: Vec<Handle>,
     answered: EventFd,
     counters: Arc<Counters>,
@@ -56,29 +62,28 @@ pub struct Server {
 }
 
 impl Server {
-    /// Nothing is connected yet.
-    pub fn new(
-        memory: SharedMemory,
-        engines: Vec<Handle>,
-        answered: EventFd,
-        counters: Arc<Counters>,
-        queues: Option<Manager>,
-        (about, offloads): (UplinkDevice, Features),
+    /// Nothing is connected yet, and the device is not used before something is.
+    pub fn waiting(
+        mut device: Device,
+        counters: Counters,
         (prober, heard): (Prober, Arc<Heard>),
     ) -> Result<Self, rustix::io::Errno> {
-        let (epoll, broken) = (Epoll::new()?, EventFd::new()?);
+        let (epoll, broken, answered) = (Epoll::new()?, EventFd::new()?, EventFd::new()?);
         epoll.add(&answered, ANSWERED, Trigger::Level)?;
         epoll.add(&broken, BROKEN, Trigger::Level)?;
+        let queues = device.steering.take().map(Manager::new);
         if let Some(queues) = &queues {
             epoll.add(queues.traffic(), TRAFFIC, Trigger::Level)?;
         }
         epoll.add(&*heard, PROBED, Trigger::Level)?;
+        let (about, offloads) = (device.about.clone(), device.features);
         Ok(Self {
             epoll,
-            memory,
-            engines,
+            waiting: Some(device),
+            memory: None,
+            engines: Vec::new(),
             answered,
-            counters,
+            counters: Arc::new(counters),
             queues,
             about,
             offloads,
@@ -89,6 +94,40 @@ impl Server {
             heard,
             ping: None,
         })
+    }
+
+    /// Nothing is connected yet, but all is there.
+    pub fn carrying(
+        mut device: Device,
+        counters: Counters,
+        probes: (Prober, Arc<Heard>),
+        memory: SharedMemory,
+        pairs: Vec<Pair>,
+    ) -> Result<Self, Box<dyn Error>> {
+        let queues = std::mem::take(&mut device.queues);
+        let mut server = Self::waiting(device, counters, probes)?;
+        server.waiting = None;
+        server.carry(memory, pairs, queues)?;
+        Ok(server)
+    }
+
+    /// Starts the engines.
+    fn carry(&mut self, memory: SharedMemory, pairs: Vec<Pair>, queues: Vec<Queue>) -> Result<(), Box<dyn Error>> {
+        for (i, (pair, queue)) in pairs.into_iter().zip(queues).enumerate() {
+            let (engine, handle) = Engine::new(pair, queue, self.counters.clone(), self.answered.try_clone()?)?;
+            std::thread::Builder::new().name(format!("queue-{i}")).spawn(move || engine.run())?;
+            self.engines.push(handle);
+        }
+        self.memory = Some(memory);
+        Ok(())
+    }
+
+    /// The process before this one has ended: the device is ours.
+    fn take_over(&mut self) -> Result<(), Box<dyn Error>> {
+        let Some(mut device) = self.waiting.take() else { return Ok(()) };
+        let (memory, mut pairs) = SharedMemory::new(device.memory, &self.heard, device.kept.take())?;
+        device.bind(&mut pairs, &memory)?;
+        self.carry(memory, pairs, device.queues)
     }
 
     /// Runs until the supervisor asks to end. An error means that this process is of no use any more.
@@ -131,17 +170,21 @@ impl Server {
     fn obey(&mut self, supervisor: &mut Supervisor) -> Result<bool, Box<dyn Error>> {
         loop {
             match supervisor.recv() {
-                Ok((SupervisorToUplink::Connection, Some(socket))) => self.connect(socket, supervisor)?,
-                Ok((SupervisorToUplink::Connection, None)) => tracing::warn!("a connection without a socket"),
+                Ok((SupervisorToUplink::Connection { away_ms }, Some(socket))) => {
+                    self.connect(socket, away_ms > STALE_MS, supervisor)?;
+                }
+                Ok((SupervisorToUplink::Connection { .. }, None)) => tracing::warn!("a connection without a socket"),
                 Ok((SupervisorToUplink::Ping(number), _)) => {
                     self.ping = Some((number, self.engines.len()));
                     self.engines.iter().for_each(|engine| engine.order(Order::Ping));
+                    // One that waits has nobody to ask.
+                    self.hear_engines(supervisor)?;
                 }
                 Ok((SupervisorToUplink::Probe { instance, token }, _)) => {
                     self.heard.expect(instance);
                     self.prober.send(&instance, &token);
                 }
-                Ok((SupervisorToUplink::Listen, _)) => self.listen(),
+                Ok((SupervisorToUplink::Listen, _)) => self.listen()?,
                 Ok((SupervisorToUplink::Shutdown { remove }, _)) => {
                     if remove {
                         self.order_all(&Order::End, supervisor)?;
@@ -211,30 +254,35 @@ impl Server {
     }
 
     /// Says good-bye to the switch, which lets go of the rings before it hangs up.
-    fn listen(&mut self) {
+    fn listen(&mut self) -> Result<(), Box<dyn Error>> {
+        self.take_over()?;
         self.listen = true;
         match &self.front {
             // If it has gone already, that is reported too.
             Some(front) => drop(shutdown(front, Shutdown::Write)),
             None => self.engines.iter().for_each(|engine| engine.order(Order::Listen)),
         }
+        Ok(())
     }
 
     /// A connection to a switch that may be a new one. The old one must be let go of first: only one may use the rings.
-    fn connect(&mut self, socket: OwnedFd, supervisor: &mut Supervisor) -> Result<(), Box<dyn Error>> {
+    /// `stale`: what waits in the device is not to be delivered any more.
+    fn connect(&mut self, socket: OwnedFd, stale: bool, supervisor: &mut Supervisor) -> Result<(), Box<dyn Error>> {
         if let Some(front) = &self.front {
             let mut fds = [PollFd::new(front, PollFlags::IN)];
             if poll(&mut fds, Some(&LET_GO_LIMIT)) == Ok(0) {
                 return Err("the switch does not let go of the old connection".into());
             }
         }
+        self.take_over()?;
         let bases = self.disconnect(supervisor)?;
         self.listen = false;
-        match link::connect(socket, &self.memory, &bases, self.offloads, &self.broken) {
+        let Some(memory) = &self.memory else { return Err("there is no memory to be shared".into()) };
+        match link::connect(socket, memory, &bases, self.offloads, &self.broken) {
             Ok(front) => {
                 self.epoll.add(&front, SWITCH, Trigger::Level)?;
                 self.front = Some(front);
-                self.engines.iter().for_each(|engine| engine.order(Order::Resume));
+                self.engines.iter().for_each(|engine| engine.order(Order::Resume { stale }));
             }
             // The supervisor hears from the switch that the connection has ended, and makes another.
             Err(e) => tracing::warn!("{e}"),

@@ -13,7 +13,7 @@ pub enum UplinkCommand {
     /// An interface that does not exist is made as a TAP device and removed with the uplink. Give it an address
     /// (`ip addr add 10.0.0.1/24 dev DEVICE`) or add it to a bridge. The uplink is remembered over restarts.
     #[command(
-        after_help = "Examples:\n  lasthop uplink add net eth1\n  lasthop uplink add host lasthop0 --driver tap --queues 2\n  lasthop uplink add storage eth2 --nice -5\n  lasthop uplink add fast eth3 --driver af_xdp --queues 4 --gro off"
+        after_help = "Examples:\n  lasthop uplink add net eth1\n  lasthop uplink add host lasthop0 --driver tap --queues 2\n  lasthop uplink add storage eth2 --nice -5 --spare\n  lasthop uplink add fast eth3 --driver af_xdp --queues 4 --gro off"
     )]
     Add {
         /// Its name and that of its port: 1 to 63 letters, digits, '.', '_' or '-'
@@ -32,6 +32,9 @@ pub enum UplinkCommand {
         /// Whether af_xdp makes one packet of a burst's TCP segments
         #[arg(long, value_name = "on|off", default_value = "on", value_parser = ["on", "off"])]
         gro: String,
+        /// Keep a second process that takes over when the first ends or hangs; not with af_xdp and several queues
+        #[arg(long)]
+        spare: bool,
         #[command(flatten)]
         shared: SharedArgs,
     },
@@ -50,10 +53,10 @@ pub enum UplinkCommand {
 
 pub fn uplink(command: &UplinkCommand) -> Result<String, CliError> {
     match command {
-        UplinkCommand::Add { name, device, driver, queues, nice, gro, shared } => {
-            let list = shared
-                .instance()?
-                .ask(async |c| c.uplink_add(name, device, driver.as_deref(), *queues, *nice, gro == "on").await)?;
+        UplinkCommand::Add { name, device, driver, queues, nice, gro, spare, shared } => {
+            let list = shared.instance()?.ask(async |c| {
+                c.uplink_add(name, device, driver.as_deref(), *queues, *nice, gro == "on", *spare).await
+            })?;
             let uplink = list.uplinks.into_iter().next().unwrap_or_default();
             shared.show(&uplink, |u| {
                 let made = if u.created { ", which it made" } else { "" };
@@ -96,6 +99,7 @@ fn table(list: &UplinkList) -> String {
         ("MERGED", Align::Right),
         ("DROPPED", Align::Right),
         ("RESTARTS", Align::Right),
+        ("SPARE", Align::Left),
     ]);
     let mut notes = String::new();
     for u in &list.uplinks {
@@ -111,6 +115,7 @@ fn table(list: &UplinkList) -> String {
             u.merged.to_string(),
             u.drops.iter().map(|d| d.packets).sum::<u64>().to_string(),
             u.restarts.to_string(),
+            u.spare.clone().unwrap_or_else(|| "-".into()),
         ]);
         for d in &u.drops {
             notes.push_str(&format!("{}: {} packets dropped: {}\n", u.name, d.packets, d.reason));

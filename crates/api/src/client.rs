@@ -1,4 +1,6 @@
 //! The methods as a client calls them.
+// The interface says so.
+#![allow(clippy::too_many_arguments)]
 
 use crate::{
     AclChanged, AclPage, AclText, ApiError, FlowPage, MacPage, PortChanged, PortPage, SwitchStats, TraceReport,
@@ -21,8 +23,8 @@ pub trait SwitchProxy {
     async fn port_list(&mut self) -> zlink::Result<impl Stream<Item = zlink::Result<Result<PortPage, ApiError>>>>;
 
     /// Makes an uplink: a port that is the interface `device`, used by `driver` (chosen if not given) with so many queue
-    /// pairs, and at this priority, from -20 to 19 as of nice(1). `gro` may be false with `af_xdp`: no receive aggregation.
-    /// Answers when the interface is open.
+    /// pairs, at this priority, from -20 to 19 as of nice(1), and with a second process that stands by if `spare`. `gro` may be
+    /// false with `af_xdp`: no receive aggregation. Answers when the interface is open.
     async fn uplink_add(
         &mut self,
         name: &str,
@@ -31,6 +33,7 @@ pub trait SwitchProxy {
         queues: u16,
         nice: i32,
         gro: bool,
+        spare: bool,
     ) -> zlink::Result<Result<UplinkList, ApiError>>;
 
     /// Removes an uplink and its port; an interface that it made goes with it.

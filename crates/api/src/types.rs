@@ -193,8 +193,10 @@ pub struct Uplink {
     pub created: bool,
     /// Its process.
     pub pid: Option<u32>,
-    /// How often the process was started again.
+    /// Another process has taken the place of one that ended so many times.
     pub restarts: u64,
+    /// `ready` (a second process stands by to take over) or `starting`; none if none is wanted.
+    pub spare: Option<String>,
     /// Packets to the network and their bytes; one of 64 KiB counts once.
     pub to_network: Carried,
     /// Packets from the network.

@@ -4,6 +4,8 @@
 //! switch–control. One message is one packet, at most [`MAX_MESSAGE`] bytes, with at most one descriptor.
 
 mod channel;
+#[cfg(feature = "uplink")]
+mod counters_page;
 mod datapath;
 #[cfg(feature = "management")]
 mod management;
@@ -12,6 +14,8 @@ mod supervisor;
 mod uplink;
 
 pub use channel::{Channel, ChannelError, MAX_MESSAGE};
+#[cfg(feature = "uplink")]
+pub use counters_page::{CARRIED_ROWS, COUNTERS_NAME, COUNTERS_PAGE, COUNTERS_ROW};
 pub use datapath::{
     DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket, PortInfo, PortState, PortVm, QueueInfo,
     ToControl,

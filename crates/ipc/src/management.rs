@@ -57,6 +57,8 @@ pub struct UplinkInfo {
     pub pid: Option<u32>,
     /// How often the process was started again.
     pub restarts: u64,
+    /// Whether a second process stands by to take over; `None` if none is wanted.
+    pub spare: Option<bool>,
     /// What was last wrong with it.
     pub last_error: Option<String>,
     /// The uplink on the same segment that carries the frames, so that this one must not.
@@ -109,6 +111,8 @@ pub enum ControlToSupervisor {
         nice: i32,
         /// Receive aggregation, where the uplink would do it.
         gro: bool,
+        /// Whether a second process is to stand by.
+        spare: bool,
     },
     /// Remove an uplink and its port.
     UplinkDel {

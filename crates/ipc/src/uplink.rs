@@ -6,8 +6,12 @@ use serde::{Deserialize, Serialize};
 /// To an uplink.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SupervisorToUplink {
-    /// A vhost-user socket travels with this message; the switch has the other end of it. It replaces one there is.
-    Connection,
+    /// A vhost-user socket travels with this message; the switch has the other end of it. It replaces one there is. The
+    /// first makes a process that was given its predecessor's device the one that uses it: the predecessor has ended.
+    Connection {
+        /// For how long nobody may have carried packets, in milliseconds.
+        away_ms: u64,
+    },
     /// Are you alive? To be answered by everything that carries packets.
     Ping(u64),
     /// Exit with status 0. `remove`: take along a device that you have made.
@@ -33,6 +37,9 @@ pub type Token = [u8; 16];
 /// From an uplink.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum UplinkToSupervisor {
+    /// A part of the open device travels with this message, to be given to the next process: before `Ready` only, which is
+    /// before this process has heard anything from anybody.
+    Keep,
     /// The device is open, the rights to open others are given up: ready for a connection.
     Ready(UplinkDevice),
     /// It cannot go on and ends: what is wrong, what to do.

@@ -1,7 +1,7 @@
 //! What an uplink has carried, and why it has not carried the rest.
 
-use lasthop_ipc::{UplinkCounters, UplinkDrops};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+pub use crate::room::CounterPage;
+use lasthop_ipc::{CARRIED_ROWS, UplinkCounters, UplinkDrops};
 
 macro_rules! reasons {
     ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)*) => {
@@ -32,58 +32,58 @@ reasons! {
     Blocked = "blocked",
 }
 
-/// Counters of one device; any thread adds and reads.
-#[derive(Debug, Default)]
-pub struct Counters {
-    to_network: Way,
-    from_network: Way,
-    merged: AtomicU64,
-    drops: [AtomicU64; NAMES.len()],
-}
+/// Counters of one device; any thread adds and reads. They lie in a page of the supervisor's, which reads them once more when
+/// this process has ended. So frames are counted before they are handed on, where that can be: what is handed on was
+/// counted.
+#[derive(Debug)]
+pub struct Counters(CounterPage);
 
-#[derive(Debug, Default)]
-struct Way {
-    packets: AtomicU64,
-    bytes: AtomicU64,
-}
+const CARRIED: [&str; CARRIED_ROWS] =
+    ["to_network_packets", "to_network_bytes", "from_network_packets", "from_network_bytes", "merged"];
 
 impl Counters {
+    /// In this page.
+    pub fn new(page: CounterPage) -> Self {
+        for (row, name) in CARRIED.iter().chain(NAMES).enumerate() {
+            page.name(row, name);
+        }
+        Self(page)
+    }
+
     /// Frames of together so many bytes went out.
     pub fn sent(&self, packets: u64, bytes: u64) {
-        self.to_network.packets.fetch_add(packets, Relaxed);
-        self.to_network.bytes.fetch_add(bytes, Relaxed);
+        self.0.add(0, packets);
+        self.0.add(1, bytes);
     }
 
     /// Frames of together so many bytes came in.
     pub fn received(&self, packets: u64, bytes: u64) {
-        self.from_network.packets.fetch_add(packets, Relaxed);
-        self.from_network.bytes.fetch_add(bytes, Relaxed);
+        self.0.add(2, packets);
+        self.0.add(3, bytes);
     }
 
     /// So many frames became part of others.
     pub fn merged(&self, frames: u64) {
-        self.merged.fetch_add(frames, Relaxed);
+        self.0.add(4, frames);
     }
 
     /// A frame was not carried.
     pub fn dropped(&self, reason: Reason) {
-        if let Some(counter) = self.drops.get(reason as usize) {
-            counter.fetch_add(1, Relaxed);
-        }
+        self.0.add(CARRIED_ROWS + reason as usize, 1);
     }
 
     /// As they are now.
     pub fn snapshot(&self) -> UplinkCounters {
-        let drops = NAMES.iter().zip(&self.drops).filter_map(|(name, counter)| {
-            let packets = counter.load(Relaxed);
+        let drops = NAMES.iter().enumerate().filter_map(|(reason, name)| {
+            let packets = self.0.get(CARRIED_ROWS + reason);
             (packets > 0).then(|| UplinkDrops { reason: (*name).into(), packets })
         });
         UplinkCounters {
-            to_network_packets: self.to_network.packets.load(Relaxed),
-            to_network_bytes: self.to_network.bytes.load(Relaxed),
-            from_network_packets: self.from_network.packets.load(Relaxed),
-            from_network_bytes: self.from_network.bytes.load(Relaxed),
-            merged: self.merged.load(Relaxed),
+            to_network_packets: self.0.get(0),
+            to_network_bytes: self.0.get(1),
+            from_network_packets: self.0.get(2),
+            from_network_bytes: self.0.get(3),
+            merged: self.0.get(4),
             drops: drops.collect(),
             queues: Vec::new(),
         }
@@ -91,17 +91,34 @@ impl Counters {
 }
 
 #[cfg(test)]
+impl Counters {
+    /// In a page that nobody else has.
+    pub(crate) fn alone() -> Self {
+        let page = lasthop_sys::memfd("page", lasthop_ipc::COUNTERS_PAGE as u64).unwrap();
+        Self::new(CounterPage::map(std::os::fd::AsFd::as_fd(&page)).unwrap())
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
+    use lasthop_ipc::COUNTERS_PAGE;
+    use std::os::fd::AsFd;
 
     #[test]
     fn only_reasons_that_occurred_are_shown() {
-        let counters = Counters::default();
+        let page = lasthop_sys::memfd("page", COUNTERS_PAGE as u64).unwrap();
+        let counters = Counters::new(CounterPage::map(page.as_fd()).unwrap());
         counters.sent(2, 120);
         counters.dropped(Reason::Stale);
         counters.dropped(Reason::Stale);
         let snapshot = counters.snapshot();
         assert_eq!((snapshot.to_network_packets, snapshot.to_network_bytes), (2, 120));
         assert_eq!(snapshot.drops, [UplinkDrops { reason: "stale".into(), packets: 2 }]);
+        // And somebody else reads the same.
+        let (mut bytes, mut read) = ([0; COUNTERS_PAGE], UplinkCounters::default());
+        assert_eq!(rustix::io::pread(&page, &mut bytes, 0), Ok(COUNTERS_PAGE));
+        read.read_page(&bytes);
+        assert_eq!(read, snapshot);
     }
 }

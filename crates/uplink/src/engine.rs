@@ -10,14 +10,11 @@ use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::time::Timespec;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
-use std::time::{Duration, Instant};
 
-/// Frames that waited in the device longer than this while the switch was away are not delivered any more.
-const STALE: Duration = Duration::from_secs(1);
-/// Most of them that are thrown away at once.
+/// Most frames that are thrown away at once.
 const STALE_MOST: usize = 100_000;
 
 /// When to look again for frames that the device keeps until they are sent.
@@ -29,7 +26,10 @@ pub enum Order {
     /// The switch is gone: take everything that it has done from the rings, stop, and answer.
     Pause,
     /// There is a switch again.
-    Resume,
+    Resume {
+        /// What waits in the device has done so for too long to be delivered.
+        stale: bool,
+    },
     /// While paused: receive, for the sake of probes, and throw all of it away.
     Listen,
     /// Answer.
@@ -82,10 +82,9 @@ pub struct Engine {
     /// Signalled with every answer.
     answered: EventFd,
     epoll: OwnedFd,
-    /// What epoll reports of the device.
-    interest: EventFlags,
+    /// What epoll reports of the device; `None`: it does not know it. A process that stands by is not to be told of each frame.
+    interest: Option<EventFlags>,
     running: bool,
-    paused: Instant,
     /// Packets from the ring; those from `next` to `end` are not sent yet.
     batch: Vec<Packet>,
     next: usize,
@@ -104,10 +103,6 @@ impl Engine {
         epoll::add(&epoll, &wake, EventData::new_u64(0), EventFlags::IN)?;
         epoll::add(&epoll, &pair.to_network.call, EventData::new_u64(1), EventFlags::IN)?;
         epoll::add(&epoll, &pair.from_network.call, EventData::new_u64(2), EventFlags::IN)?;
-        epoll::add(&epoll, &queue, EventData::new_u64(3), EventFlags::empty())?;
-        if let Some(others) = queue.others() {
-            epoll::add(&epoll, others, EventData::new_u64(3), EventFlags::empty())?;
-        }
         let (orders, inbox) = std::sync::mpsc::channel();
         let (outbox, answers) = std::sync::mpsc::channel();
         let handle = Handle { orders, wake: wake.try_clone()?, answers };
@@ -120,9 +115,8 @@ impl Engine {
             wake,
             answered,
             epoll,
-            interest: EventFlags::empty(),
+            interest: None,
             running: false,
-            paused: Instant::now(),
             batch: vec![Packet::default(); BATCH],
             next: 0,
             end: 0,
@@ -171,18 +165,16 @@ impl Engine {
                 // What the switch has delivered still goes out; where the rings stand is known when all is taken.
                 while self.running && self.send()? {}
                 self.pair.from_network.reclaim_all()?;
-                if std::mem::take(&mut self.running) {
-                    self.paused = Instant::now();
-                }
+                self.running = false;
                 self.blocked = false;
                 let bases = [self.pair.to_network.ring.base(), self.pair.from_network.ring.base()];
                 self.answer(Answer::Paused(bases));
             }
             Order::Listen => self.pair.listen()?,
-            Order::Resume => {
+            Order::Resume { stale } => {
                 let listened = std::mem::take(&mut self.pair.sieve.listening);
                 // Who listens has left nothing waiting.
-                if !listened && self.paused.elapsed() > STALE {
+                if stale && !listened {
                     self.discard()?;
                 }
                 (self.running, self.stalled) = (true, false);
@@ -247,12 +239,16 @@ impl Engine {
         let mut interest = EventFlags::empty();
         interest.set(EventFlags::IN, if self.running { !self.stalled } else { self.pair.sieve.listening });
         interest.set(EventFlags::OUT, self.running && self.blocked);
-        if interest != self.interest {
-            epoll::modify(&self.epoll, &self.queue, EventData::new_u64(3), interest)?;
+        if self.interest.unwrap_or_default() != interest {
+            let change = |fd: BorrowedFd<'_>, interest| match self.interest {
+                None => epoll::add(&self.epoll, fd, EventData::new_u64(3), interest),
+                Some(_) => epoll::modify(&self.epoll, fd, EventData::new_u64(3), interest),
+            };
+            change(self.queue.as_fd(), interest)?;
             if let Some(others) = self.queue.others() {
-                epoll::modify(&self.epoll, others, EventData::new_u64(3), interest & EventFlags::IN)?;
+                change(others, interest & EventFlags::IN)?;
             }
-            self.interest = interest;
+            self.interest = Some(interest);
         }
         let mut events = Vec::with_capacity(4);
         let soon = (self.running && self.queue.is_busy()).then_some(SOON);

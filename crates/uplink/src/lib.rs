@@ -4,6 +4,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`memory`] | the memfd that is shared with the switch: rings, buffers, and who may touch them |
+//! | [`ledger`] | of memory that a device uses itself: who has which piece |
 //! | [`pair`] | one queue pair: frames out of the ring, frames into it |
 //! | [`device`] | TAP, AF_PACKET, AF_XDP: opening, sending, receiving |
 //! | [`gro`] | TCP segments of one flow become one packet |
@@ -21,6 +22,7 @@ pub mod counters;
 pub mod device;
 pub mod engine;
 pub mod gro;
+pub mod ledger;
 pub mod link;
 pub mod memory;
 pub mod pair;

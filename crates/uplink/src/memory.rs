@@ -3,6 +3,7 @@
 //! The switch maps it like a guest's. Here it is mapped twice: once as [`GuestMemory`], through which rings and headers are
 //! read and written, and once as an `Arena`, through which the kernel moves frames by system calls.
 
+use crate::ledger::Ledger;
 use crate::pair::{FromNetwork, Pair, Slots, ToNetwork};
 use crate::probe::{Heard, Sieve};
 use crate::room::Arena;
@@ -33,12 +34,14 @@ pub struct MemoryConfig {
     pub slot: u32,
     /// Slots of every pair.
     pub slots: u16,
+    /// The device uses the memory itself: it is kept for the next process, with a [`Ledger`] of who has what.
+    pub ledger: bool,
 }
 
 impl MemoryConfig {
     /// For a device that hands over packets of up to 64 KiB. Of a slot only those pages exist that a packet ever reached.
     pub fn whole_packets(pairs: u16) -> Self {
-        Self { pairs, ring: 512, buffer: 2048, slot: 68 * 1024, slots: 256 }
+        Self { pairs, ring: 512, buffer: 2048, slot: 68 * 1024, slots: 256, ledger: false }
     }
 }
 
@@ -74,23 +77,37 @@ pub struct SharedMemory {
     region: RegionSpec,
     /// As virtio numbers them: `2n` is written by the switch, `2n + 1` read.
     pub rings: Vec<RingEnd>,
+    /// Who has which piece, if the device uses the memory itself.
+    pub ledger: Option<Arc<Ledger>>,
 }
 
 impl SharedMemory {
-    /// Makes the memory and the queue pairs in it, their rings empty but for the buffers that the switch may fill.
-    /// Probes that come in go to `heard`.
-    pub fn new(config: MemoryConfig, heard: &Arc<Heard>) -> Result<(Self, Vec<Pair>), MemoryError> {
+    /// Makes the memory and the queue pairs in it, their rings empty but for the buffers that the switch may fill. `kept`: the
+    /// memory of a process that has ended, with frames that the device has; its rings are begun anew, and empty until
+    /// [`Pair::claim`]. Probes that come in go to `heard`.
+    pub fn new(
+        config: MemoryConfig,
+        heard: &Arc<Heard>,
+        kept: Option<OwnedFd>,
+    ) -> Result<(Self, Vec<Pair>), MemoryError> {
         let page = |bytes: u64| bytes.next_multiple_of(PAGE);
         let ring_bytes = page(RingLayout::bytes(config.ring, false));
         let buffers_bytes = page(u64::from(config.ring) * u64::from(config.buffer));
         let slots_bytes = page(u64::from(config.slots) * u64::from(config.slot));
         let pair_bytes = 2 * ring_bytes + buffers_bytes + slots_bytes;
-        let total = pair_bytes * u64::from(config.pairs);
-        let memfd = lasthop_sys::memfd("lasthop-uplink", total)?;
+        let frames = pair_bytes * u64::from(config.pairs);
+        let total = frames + if config.ledger { page(Ledger::bytes(frames)) } else { 0 };
+        let is_kept = kept.is_some();
+        let memfd = match kept {
+            Some(kept) => kept,
+            None => lasthop_sys::memfd("lasthop-uplink", total)?,
+        };
         let region = RegionSpec { guest_addr: GUEST_BASE, user_addr: USER_BASE, size: total, mmap_offset: 0 };
         let memory = Arc::new(GuestMemory::empty().with_region(region, &memfd)?);
         let arena = Arc::new(Arena::map(memfd.as_fd(), usize::try_from(total).unwrap_or(usize::MAX))?);
         let layout = |at| RingLayout { event_idx: true, ..RingLayout::contiguous(at, config.ring, false) };
+        let ledger = config.ledger.then(|| Ledger::new(&memory, GUEST_BASE + frames, frames).map(Arc::new));
+        let ledger = ledger.transpose().map_err(|_| Errno::INVAL)?;
         let (mut rings, mut pairs) = (Vec::new(), Vec::new());
         let slots = Slots {
             start: GUEST_BASE + 2 * ring_bytes + buffers_bytes,
@@ -102,6 +119,10 @@ impl SharedMemory {
         };
         for n in 0..u64::from(config.pairs) {
             let at = GUEST_BASE + n * pair_bytes;
+            if is_kept {
+                let rings = memory.slice(at, 2 * ring_bytes as usize).map_err(|_| Errno::INVAL)?;
+                (0..rings.len()).step_by(8).for_each(|at| rings.store_u64(at, 0));
+            }
             let mut ring = |at| -> Result<(DriverRing, EventFd, EventFd), MemoryError> {
                 let layout = layout(at);
                 let (kick, call) = (EventFd::new()?, EventFd::new()?);
@@ -118,7 +139,10 @@ impl SharedMemory {
                 sieve: Sieve::new(heard.clone()),
             });
         }
-        Ok((Self { memfd, region, rings }, pairs))
+        if !is_kept {
+            pairs.iter_mut().for_each(|pair: &mut Pair| pair.claim(|_| false));
+        }
+        Ok((Self { memfd, region, rings, ledger }, pairs))
     }
 
     /// The memory's file, and how it is to be described to the switch.

@@ -84,6 +84,21 @@ impl Pair {
         Ok(true)
     }
 
+    /// Takes all buffers and slots that the device does not have: from now on the switch may fill the buffers. Once, before
+    /// anything else.
+    pub(crate) fn claim(&mut self, held: impl Fn(usize) -> bool) {
+        let way = &mut self.to_network;
+        for token in 0..u32::from(way.size) {
+            if !held((way.buffer(token) - GUEST_BASE) as usize) {
+                way.add(token);
+            }
+        }
+        way.publish();
+        let way = &mut self.from_network;
+        let (first, count) = (u32::from(way.slots.pair) * u32::from(way.slots.count), u32::from(way.slots.count));
+        way.spare = (first..first + count).rev().filter(|slot| !held(way.slot(*slot).0)).collect();
+    }
+
     /// The part of the shared memory that frames are in: all buffers, then all slots.
     pub(crate) fn buffers_and_slots(&self) -> Run {
         let start = (self.to_network.buffers - GUEST_BASE) as usize;
@@ -126,10 +141,7 @@ pub struct ToNetwork {
 impl ToNetwork {
     pub(crate) fn new(ring: (DriverRing, EventFd, EventFd), buffers: u64, buffer_len: u32, size: u16) -> Self {
         let (ring, kick, call) = ring;
-        let mut way = Self { ring, kick, call, buffers, buffer_len, size };
-        (0..u32::from(size)).for_each(|token| way.add(token));
-        way.publish();
-        way
+        Self { ring, kick, call, buffers, buffer_len, size }
     }
 
     fn buffer(&self, token: u32) -> u64 {
@@ -217,8 +229,7 @@ pub struct FromNetwork {
 impl FromNetwork {
     pub(crate) fn new((ring, kick, call): (DriverRing, EventFd, EventFd), layout: RingLayout, slots: Slots) -> Self {
         let (count, all) = (u32::from(slots.count), u32::from(slots.pairs) * u32::from(slots.count));
-        let first = u32::from(slots.pair) * count;
-        let (spare, lent) = ((first..first + count).rev().collect(), vec![false; all as usize]);
+        let (spare, lent) = (Vec::with_capacity(count as usize), vec![false; all as usize]);
         let (next, reclaim_below) = ((0..all).collect(), usize::from(slots.count) / 2);
         Self { ring, layout, kick, call, slots, spare, lent, next, reclaim_below }
     }

@@ -13,7 +13,7 @@
 //! bridge them. No frame to that group reaches the switch, whoever sent it and whatever is in it.
 
 use crate::counters::{Counters, Reason};
-use crate::device::Device;
+use crate::device::{Device, Kept};
 use crate::room::{Interface, SendSocket};
 use arrayvec::ArrayVec;
 use lasthop_guestmem::GuestSlice;
@@ -68,7 +68,8 @@ enum Way {
 
 impl Prober {
     /// Needs the rights that it takes to open the device.
-    pub fn open(name: &str, device: &Device) -> Result<Self, Errno> {
+    /// `kept`: the socket of the process before this one.
+    pub fn open(name: &str, device: &Device, kept: Option<OwnedFd>) -> Result<Self, Errno> {
         let mac = device.about.mac;
         if let (UplinkDriver::Tap, Some(queue)) = (device.about.driver, device.queues.first()) {
             return Ok(Self {
@@ -76,8 +77,24 @@ impl Prober {
                 source: opposite(mac),
             });
         }
-        let socket = SendSocket::open(Interface::named(name)?.index()?)?;
+        let socket = match kept {
+            Some(kept) => SendSocket::kept(kept),
+            None => SendSocket::open(Interface::named(name)?.index()?)?,
+        };
         Ok(Self { way: Way::Socket(socket), source: mac })
+    }
+
+    /// A socket of its own, to be kept with the device: the kernel takes its time to close one.
+    pub fn to_keep(&self) -> Option<BorrowedFd<'_>> {
+        match &self.way {
+            Way::Tap(_) => None,
+            Way::Socket(socket) => Some(socket.as_fd()),
+        }
+    }
+
+    /// Takes it from what was kept.
+    pub fn take_kept(kept: &mut Kept, driver: Option<UplinkDriver>) -> Option<OwnedFd> {
+        if driver == Some(UplinkDriver::Tap) { None } else { kept.descriptors.pop() }
     }
 
     /// Sends one. That the device is down or its queue full is nothing to worry about: another will follow.
@@ -210,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_probe_of_ours_is_heard_and_no_probe_passes() {
-        let (heard, counters) = (Arc::new(Heard::new().unwrap()), Counters::default());
+        let (heard, counters) = (Arc::new(Heard::new().unwrap()), Counters::alone());
         let mut sieve = Sieve::new(heard.clone());
         let source = MacAddr([2, 0, 0, 0, 0, 1]);
         let probe = |instance, token| frame(source, &[instance; 16], &[token; 16]);

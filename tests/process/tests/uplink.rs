@@ -1,6 +1,7 @@
 //! Uplinks: frames between guests and a network outside, made of network namespaces. What an uplink carries is checked by a
 //! second lasthop at the other end of the wire; what the host's own stack makes of it, by that stack.
 
+mod death;
 mod outside;
 
 use lasthop_frame::VnetHdr;
@@ -451,12 +452,13 @@ fn an_uplink_holds_no_guest_memory_and_no_rights() {
             .filter(|l| l.contains("memfd:"))
             .filter_map(|l| l.split_ascii_whitespace().nth(5).map(Into::into))
             .collect();
+        all.sort();
         all.dedup();
         all
     };
     // The guests of this test keep their memory in memfds of another name, which the switch maps.
     assert!(memfds(switch).contains(&"/memfd:lasthop-driver".into()), "{:?}", memfds(switch));
-    assert_eq!(memfds(pid), ["/memfd:lasthop-uplink"]);
+    assert_eq!(memfds(pid), ["/memfd:lasthop-counters", "/memfd:lasthop-uplink"]);
     let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
     let held: Vec<_> = descriptors.map(|d| std::fs::read_link(d.path()).unwrap().display().to_string()).collect();
     let allowed = ["/memfd:lasthop-uplink", "anon_inode:", "socket:", "/dev/null", "pipe:"];

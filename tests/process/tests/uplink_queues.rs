@@ -183,6 +183,29 @@ fn many_queues_carry_as_one_does() {
     }
 }
 
+/// With several queues nothing of the device is handed down: each process opens it anew, and deals the queues out anew.
+#[test]
+fn a_killed_uplink_opens_its_queues_anew() {
+    let mut wire = Wire::new(2, &[]);
+    for restarts in 1..=3_u32 {
+        wire.busy_until("the guest to have the queue", &[0], |w| w.queue_of(mac(1)) == Some(1));
+        let old = Wire::uplink(&wire.left)["pid"].as_u64();
+        proc::signal(old.expect("it runs") as u32, Signal::KILL);
+        wait_for("another process to carry", PATIENCE, || {
+            let now = Wire::uplink(&wire.left);
+            now["state"] == "up" && now["pid"].as_u64().is_some_and(|pid| Some(pid) != old)
+        });
+        assert_eq!(Wire::uplink(&wire.left)["restarts"], restarts);
+        wire.exchange(&[0, 1, 2]);
+        // The new process knows a guest that sends.
+        let Wire { guests, outside, .. } = &mut wire;
+        guests[0].greet(outside, restarts);
+    }
+    let add = ["uplink", "add", "more", "v9", "--driver", "af_xdp", "--queues", "2", "--spare"];
+    let refused = String::from_utf8_lossy(&wire.left.try_command(&add).stderr).into_owned();
+    assert!(refused.contains("leave out spare"), "{refused}");
+}
+
 /// Addresses that nobody behind the switch sends from get no queue, whatever is sent to them or pretended outside.
 #[test]
 fn a_stranger_wins_no_queue() {

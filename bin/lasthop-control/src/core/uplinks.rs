@@ -8,7 +8,7 @@ use lasthop_ipc::{ControlToSupervisor, UplinkInfo};
 /// What is wanted of uplinks.
 #[derive(Debug)]
 pub(crate) enum UplinkCall {
-    Add { name: String, device: String, driver: Option<String>, queues: u16, nice: i32, gro: bool },
+    Add { name: String, device: String, driver: Option<String>, queues: u16, nice: i32, gro: bool, spare: bool },
     Del { name: String },
     List,
 }
@@ -23,8 +23,8 @@ impl Core {
         let request = self.next_number;
         self.uplink_requests.insert(request, answer);
         self.commands.push(Command::Supervisor(match call {
-            UplinkCall::Add { name, device, driver, queues, nice, gro } => {
-                ControlToSupervisor::UplinkAdd { request, name, device, driver, queues, nice, gro }
+            UplinkCall::Add { name, device, driver, queues, nice, gro, spare } => {
+                ControlToSupervisor::UplinkAdd { request, name, device, driver, queues, nice, gro, spare }
             }
             UplinkCall::Del { name } => ControlToSupervisor::UplinkDel { request, name },
             UplinkCall::List => ControlToSupervisor::UplinkList { request },

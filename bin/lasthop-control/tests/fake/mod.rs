@@ -264,6 +264,7 @@ impl Fake {
             }),
             pid: Some(4711),
             restarts: 3,
+            spare: None,
             last_error: None,
             blocked_by: None,
             counters: UplinkCounters { to_network_packets: 5, to_network_bytes: 300, ..UplinkCounters::default() },

@@ -26,10 +26,10 @@ pub struct RunArgs {
     #[arg(long = "port", value_name = "NAME=PATH[,client]", value_parser = parse_port)]
     pub ports: Vec<PortArg>,
     /// An uplink: a port that is a network interface of this host, or a TAP device that is made. Drivers: tap, af_packet, af_xdp.
-    /// gro=off: af_xdp does not make one packet of TCP segments. May be repeated
-    #[arg(long = "uplink", value_name = "NAME=DEVICE[,DRIVER][,queues=N][,nice=N][,gro=off]", value_parser = parse_uplink)]
+    /// gro=off: af_xdp does not make one packet of TCP segments. spare: a second process stands by to take over. May be repeated
+    #[arg(long = "uplink", value_name = "NAME=DEVICE[,DRIVER][,queues=N][,nice=N][,gro=off][,spare]", value_parser = parse_uplink)]
     pub uplinks: Vec<SavedUplink>,
-    /// Milliseconds an uplink may take to answer before it is replaced
+    /// Milliseconds within which an uplink that hangs is found out and replaced
     #[arg(long, value_name = "MS", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(20..))]
     pub uplink_limit_ms: u64,
     /// Send no probes on uplinks. Without, two uplinks on one network segment are not found, and broadcasts go out and come in twice
@@ -208,6 +208,12 @@ pub fn check_uplink(uplink: &SavedUplink) -> Result<(), String> {
             "gro=off is for af_xdp; for other drivers the kernel aggregates: `ethtool -K DEVICE gro off`".into()
         );
     }
+    if uplink.spare && uplink.queues > 1 && uplink.driver.as_deref() == Some(UplinkDriver::AfXdp.name()) {
+        return Err(format!(
+            "af_xdp with {} queues cannot have a spare: its device is not handed down; leave out spare, or use one queue",
+            uplink.queues
+        ));
+    }
     Ok(())
 }
 
@@ -215,9 +221,11 @@ fn parse_uplink(text: &str) -> Result<SavedUplink, String> {
     let (name, rest) = text.split_once('=').ok_or("no '='; write NAME=DEVICE or NAME=DEVICE,DRIVER")?;
     let mut words = rest.split(',');
     let device = words.next().unwrap_or_default().into();
-    let mut uplink = SavedUplink { name: name.into(), device, driver: None, queues: 1, nice: 0, no_gro: false };
+    let mut uplink =
+        SavedUplink { name: name.into(), device, driver: None, queues: 1, nice: 0, no_gro: false, spare: false };
     for word in words {
         match word.split_once('=') {
+            None if word == "spare" => uplink.spare = true,
             None => uplink.driver = Some(word.into()),
             Some(("queues", n)) => uplink.queues = n.parse().map_err(|_| format!("{word}: not a number"))?,
             Some(("nice", n)) => uplink.nice = n.parse().map_err(|_| format!("{word}: not a number"))?,
@@ -226,7 +234,7 @@ fn parse_uplink(text: &str) -> Result<SavedUplink, String> {
             Some(("gro", _)) => return Err(format!("{word}: write gro=on or gro=off")),
             Some(_) => {
                 return Err(format!(
-                    "unknown option {word:?}; there are a driver's name, queues=N, nice=N and gro=off"
+                    "unknown option {word:?}; there are a driver's name, queues=N, nice=N, gro=off and spare"
                 ));
             }
         }
@@ -271,13 +279,26 @@ mod tests {
     fn uplink_is_name_device_and_perhaps_how() {
         let uplink = |driver: Option<&str>, queues| {
             let driver = driver.map(Into::into);
-            Ok(SavedUplink { name: "up0".into(), device: "eth0".into(), driver, queues, nice: 0, no_gro: false })
+            Ok(SavedUplink {
+                name: "up0".into(),
+                device: "eth0".into(),
+                driver,
+                queues,
+                nice: 0,
+                no_gro: false,
+                spare: false,
+            })
         };
         assert_eq!(parse_uplink("up0=eth0"), uplink(None, 1));
         assert_eq!(parse_uplink("up0=eth0,nice=-5").unwrap().nice, -5);
         assert!(parse_uplink("up0=eth0,af_xdp,gro=off").unwrap().no_gro);
         assert!(!parse_uplink("up0=eth0,gro=on").unwrap().no_gro);
         assert!(parse_uplink("up0=eth0,gro=off").unwrap_err().contains("ethtool"));
+        assert!(parse_uplink("up0=eth0,af_xdp,queues=2,spare").unwrap_err().contains("one queue"));
+        assert!(
+            parse_uplink("up0=eth0,af_xdp,spare").is_ok() && parse_uplink("up0=eth0,af_packet,queues=2,spare").is_ok()
+        );
+        assert!(parse_uplink("up0=eth0,tap,spare").is_ok_and(|u| u.spare && u.driver.is_some()));
         assert_eq!(parse_uplink("up0=eth0,tap"), uplink(Some("tap"), 1));
         assert_eq!(parse_uplink("up0=eth0,af_packet,queues=4"), uplink(Some("af_packet"), 4));
         for bad in [

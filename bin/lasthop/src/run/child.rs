@@ -4,11 +4,12 @@ use super::backoff::Backoff;
 use command_fds::{CommandFdExt, FdMapping};
 use lasthop_ipc::{Channel, ChannelError};
 use lasthop_sys::{CpuList, Epoll, PidFd, Trigger, bind_when_started, die_with_parent};
+use rustix::process::Signal;
 use serde::{Serialize, de::DeserializeOwned};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -68,6 +69,8 @@ pub struct Ended {
     pub what: String,
     /// How often in a row it has ended before it was ready.
     pub failed_starts: u32,
+    /// It was ready, and somebody has killed it (SIGKILL): that was no fault of its own.
+    pub was_killed: bool,
 }
 
 impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
@@ -217,11 +220,16 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
     /// Takes what it has sent. A child that closed the channel or talks nonsense is of no use any more: it is killed if
     /// it does not end by itself.
     pub fn receive(&mut self, epoll: &Epoll, now: Instant) -> Vec<R> {
+        self.receive_with_fds(epoll, now).into_iter().map(|(message, _)| message).collect()
+    }
+
+    /// The same, each message with the descriptor that came with it.
+    pub fn receive_with_fds(&mut self, epoll: &Epoll, now: Instant) -> Vec<(R, Option<OwnedFd>)> {
         let mut received = Vec::new();
         let Some(running) = &mut self.running else { return received };
         while received.len() < RECEIVE_BURST {
             match running.channel.recv() {
-                Ok((message, _)) => received.push(message),
+                Ok(message) => received.push(message),
                 Err(ChannelError::WouldBlock) => break,
                 Err(e) => {
                     let _ = epoll.delete(&running.channel);
@@ -252,7 +260,8 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         }
         self.start_at = now + self.backoff.wait();
         let what = format!("{} (pid {}) ended: {status}", self.name, running.process.id());
-        Some(Ended { what, failed_starts: self.failed_starts })
+        let was_killed = running.ready && status.signal() == Some(Signal::KILL.as_raw());
+        Some(Ended { what, failed_starts: self.failed_starts, was_killed })
     }
 
     /// When it has to be started, or killed because it hangs.

@@ -9,7 +9,8 @@
 //! | `store` | ports added at run time, on disk |
 //! | `port` | one port: its listener or its attempts to connect, and who is connected |
 //! | `child` | one child process: start, channel, back-off |
-//! | `uplink` | one uplink: its process, its connection to the switch, whether it is alive |
+//! | `driver` | one process of an uplink: what it was given, whether it lives |
+//! | `uplink` | one uplink: its processes, the device that they share, its connection to the switch |
 //! | `uplink/standby` | one that runs and is kept from the switch |
 //! | `segments` | which uplinks are on one network segment, and which of them has to be blocked |
 //! | `probing` | probes sent and heard, and what follows |
@@ -20,6 +21,7 @@ mod account;
 mod args;
 mod backoff;
 mod child;
+mod driver;
 mod hurry;
 mod port;
 mod probing;

@@ -42,6 +42,9 @@ pub struct SavedUplink {
     /// Without receive aggregation of its own.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub no_gro: bool,
+    /// Whether a second process stands by.
+    #[serde(default)]
+    pub spare: bool,
 }
 
 /// What is remembered in `ports.json`.
@@ -163,6 +166,7 @@ mod tests {
             queues: 2,
             nice: -5,
             no_gro: false,
+            spare: true,
         }];
         let saved = Saved { ports, uplinks };
         store.save(saved.clone()).unwrap();

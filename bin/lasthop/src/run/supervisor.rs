@@ -348,8 +348,8 @@ impl Supervisor {
                     (request, self.add_port(SavedPort { name, path, client }))
                 }
                 ControlToSupervisor::PortDel { request, name } => (request, self.delete_port(&name)),
-                ControlToSupervisor::UplinkAdd { request, name, device, driver, queues, nice, gro } => {
-                    self.add_uplink(request, SavedUplink { name, device, driver, queues, nice, no_gro: !gro });
+                ControlToSupervisor::UplinkAdd { request, name, device, driver, queues, nice, gro, spare } => {
+                    self.add_uplink(request, SavedUplink { name, device, driver, queues, nice, no_gro: !gro, spare });
                     continue;
                 }
                 ControlToSupervisor::UplinkDel { request, name } => {

@@ -1,5 +1,5 @@
-//! One uplink as the supervisor sees it: a process for a device, the connection between it and the switch, and whether it
-//! is alive.
+//! One uplink as the supervisor sees it: a process for a device, perhaps one that stands by, the open device that one leaves
+//! to the other, and the connection to the switch.
 //!
 //! ```text
 //!          ready, switch up                 connection closed
@@ -15,19 +15,19 @@ mod standby;
 
 use super::backoff::Backoff;
 use super::child::{Child, Ended};
+use super::driver::{Driver, Heard, Kept};
 use super::store::SavedUplink;
 use lasthop_ipc::{
-    PortConfig, SupervisorToSwitch, SupervisorToUplink, SwitchToSupervisor, Token, UplinkCounters, UplinkDevice,
-    UplinkInfo, UplinkToSupervisor,
+    PortConfig, SupervisorToSwitch, SupervisorToUplink, SwitchToSupervisor, UplinkCounters, UplinkDevice, UplinkInfo,
 };
 use lasthop_sys::Epoll;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use standby::Standby;
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::{Duration, Instant};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 /// First wait before the switch is given another connection, and the longest.
 const CONNECT_WAIT: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
@@ -39,6 +39,8 @@ const END_LIMIT: Duration = Duration::from_millis(20);
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 /// How long an uplink may take to end after it was asked.
 const LEAVING_LIMIT: Duration = Duration::from_secs(2);
+/// How long after a connection was made a spare is started: its start is work that packets would wait for.
+const SPARE_WAIT: Duration = Duration::from_millis(50);
 
 /// The switch, which uplinks are joined to.
 pub type Switch = Child<SupervisorToSwitch, SwitchToSupervisor>;
@@ -70,72 +72,73 @@ pub struct Uplink {
     pub saved: bool,
     /// A call of the API that waits for it.
     pub waiting: Option<Waiting>,
-    child: Child<SupervisorToUplink, UplinkToSupervisor>,
+    /// The process that carries packets, or is to.
+    driver: Driver,
+    /// The one that is to take over from it, if there is to be one.
+    spare: Option<Driver>,
+    spare_at: Instant,
+    /// The open device.
+    kept: Option<Kept>,
     link: Link,
+    /// Since when nobody carries packets, or nobody is known to.
+    apart_since: Option<Instant>,
     join_backoff: Backoff,
     device: Option<UplinkDevice>,
     /// Of the processes that have ended.
     before: UplinkCounters,
-    /// Of the one that runs.
-    counters: UplinkCounters,
     starts: u64,
     last_error: Option<String>,
+    spare_trouble: Option<String>,
     /// The process that runs, or was killed, is known to be of no use, and `last_error` says why.
     said_why: bool,
-    /// How long it may take to answer, and what it has to answer until when.
-    limit: Duration,
-    ping: Option<Instant>,
-    ping_number: u64,
-    ping_at: Instant,
-    /// The counters are as new as somebody wants them.
-    fresh: bool,
     leaving: Option<Instant>,
     standby: Standby,
-    /// Tokens of probes that came in.
-    heard: Vec<Token>,
 }
 
 impl Uplink {
-    /// One that does not run yet. `tokens`: under which `epoll` reports its channel and its end. `limit`: how long it may
-    /// take to answer before it counts as hung.
+    /// One that does not run yet. `tokens`: under which `epoll` reports the channels and the ends of its two processes.
+    /// `limit`: within which it is found out that one hangs.
     pub fn new(
         config: PortConfig,
         spec: SavedUplink,
         saved: bool,
-        program: PathBuf,
-        tokens: (u64, u64),
+        program: &Path,
+        tokens: [(u64, u64); 2],
         limit: Duration,
     ) -> Self {
         let now = Instant::now();
         let name = format!("uplink {}: lasthop-uplink", spec.name);
+        let [driver, spare] = tokens.map(|tokens| Driver::new(&name, program.to_owned(), tokens, limit));
         Self {
-            child: Child::new(&name, program, arguments(&spec, false), tokens.0, tokens.1),
+            driver,
+            spare: spec.spare.then_some(spare),
+            spare_at: now,
+            kept: None,
             config,
             spec,
             saved,
             waiting: None,
             link: Link::Apart { join_at: now },
+            apart_since: None,
             join_backoff: Backoff::new(CONNECT_WAIT.0, CONNECT_WAIT.1),
             device: None,
             before: UplinkCounters::default(),
-            counters: UplinkCounters::default(),
             starts: 0,
             last_error: None,
+            spare_trouble: None,
             said_why: false,
-            limit,
-            ping: None,
-            ping_number: 0,
-            ping_at: now,
-            fresh: true,
             leaving: None,
             standby: Standby::default(),
-            heard: Vec::new(),
         }
     }
 
-    /// Whether the process exists.
+    /// Whether a process of it exists.
     pub fn is_up(&self) -> bool {
-        self.child.is_up()
+        self.driver.is_up() || self.spare_is_up()
+    }
+
+    fn spare_is_up(&self) -> bool {
+        self.spare.as_ref().is_some_and(Driver::is_up)
     }
 
     /// Whether it is going to be removed.
@@ -146,7 +149,14 @@ impl Uplink {
     /// The switch has ended, and every connection with it.
     pub fn switch_gone(&mut self, now: Instant) {
         self.join_backoff.reset();
-        self.link = Link::Apart { join_at: now };
+        self.part(Link::Apart { join_at: now }, now);
+    }
+
+    fn part(&mut self, link: Link, now: Instant) {
+        if matches!(self.link, Link::Joined) {
+            self.apart_since.get_or_insert(now);
+        }
+        self.link = link;
     }
 
     /// The switch says that the connection has ended.
@@ -163,35 +173,55 @@ impl Uplink {
             }
             Link::Apart { .. } => return,
         };
-        self.link = Link::Apart { join_at: now + wait };
+        self.part(Link::Apart { join_at: now + wait }, now);
     }
 
-    /// Does what is due: starts the process, joins it to the switch, asks whether it lives.
+    /// Does what is due: starts processes, joins the one that carries to the switch, asks whether they live.
     pub fn step(&mut self, epoll: &Epoll, switch: &mut Switch, now: Instant) {
-        self.child.check_hang(now);
-        if self.leaving.is_some_and(|at| at <= now) {
-            self.child.kill();
+        if let Some(why) = self.driver.watch(epoll, now) {
+            self.apart_since = Some(self.driver.last_heard());
+            self.complain(why);
+            self.said_why = true;
         }
-        if self.leaving.is_none() && self.child.is_due(now) {
-            let ours = self.device.as_ref().is_some_and(|d| d.created);
-            self.child.set_arguments(arguments(&self.spec, ours));
-            match self.child.start(epoll, Vec::new()) {
-                Ok(()) => self.starts += 1,
-                Err(e) => {
-                    self.complain(format!("cannot start lasthop-uplink: {e}"));
-                    self.child.start_later(now);
-                }
-            }
+        if let Some(why) = self.spare.as_mut().and_then(|spare| spare.watch(epoll, now)) {
+            self.complain_of_spare(why);
+        }
+        if self.leaving.is_some_and(|at| at <= now) {
+            self.driver.kill();
+        }
+        if self.leaving.is_none() {
+            self.start(epoll, now);
         }
         if matches!(self.link, Link::Closing { until } if until <= now) {
             self.link = Link::Apart { join_at: now };
         }
         self.step_standby(now);
-        if self.child.is_ready() {
+        if self.driver.is_ready() {
             self.join(switch, now);
-            self.ask(now);
         }
-        self.child.flush(epoll);
+        self.flush(epoll);
+    }
+
+    fn start(&mut self, epoll: &Epoll, now: Instant) {
+        let ours = self.device.as_ref().is_some_and(|d| d.created);
+        let kept = self.kept.as_ref();
+        // Who is to open the device needs the last one to have closed it.
+        if self.driver.is_due(now) && (kept.is_some() || !self.spare_is_up()) {
+            match self.driver.start(epoll, &self.spec, kept, ours, now) {
+                Ok(()) => self.starts += 1,
+                Err(e) => self.complain(format!("cannot start lasthop-uplink: {e}")),
+            }
+        } else if self.spare_is_wanted()
+            && let Some(spare) = self.spare.as_mut().filter(|spare| self.spare_at <= now && spare.is_due(now))
+            && let Err(e) = spare.start(epoll, &self.spec, self.kept.as_ref(), ours, now)
+        {
+            self.complain_of_spare(format!("cannot start: {e}"));
+        }
+    }
+
+    /// There is something that one could take over.
+    fn spare_is_wanted(&self) -> bool {
+        self.kept.is_some() && (matches!(self.link, Link::Joined) || !self.may_join()) && self.leaving.is_none()
     }
 
     /// Gives the switch and the process a connection to each other.
@@ -210,8 +240,11 @@ impl Uplink {
         match pair {
             Ok((ours, theirs)) => {
                 switch.send(SupervisorToSwitch::Connection(self.config.id, None), Some(theirs));
-                self.child.send(SupervisorToUplink::Connection, Some(ours));
+                let away = self.apart_since.take().map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+                let away_ms = away.as_millis() as u64;
+                self.driver.send(SupervisorToUplink::Connection { away_ms }, Some(ours));
                 self.link = Link::Joined;
+                self.spare_at = now + SPARE_WAIT;
             }
             Err(e) => {
                 self.complain(format!("cannot be joined to the switch: {e}"));
@@ -220,91 +253,99 @@ impl Uplink {
         }
     }
 
-    fn ask(&mut self, now: Instant) {
-        if let Some(until) = self.ping {
-            if until <= now {
-                self.ping = None;
-                self.complain(format!("it has not answered for {} ms; replacing it", self.limit.as_millis()));
-                self.said_why = true;
-                self.child.kill();
-            }
-        } else if self.ping_at <= now {
-            self.ping_number += 1;
-            self.child.send(SupervisorToUplink::Ping(self.ping_number), None);
-            self.ping = Some(now + self.limit);
-        }
-    }
-
     /// Takes what it says. True if it has become ready; an error is why it cannot be used.
     pub fn hear(&mut self, epoll: &Epoll, now: Instant) -> Result<bool, String> {
-        let mut became_ready = false;
-        for message in self.child.receive(epoll, now) {
-            match message {
-                UplinkToSupervisor::Ready(device) => {
-                    let created = device.created || self.device.as_ref().is_some_and(|d| d.created);
-                    self.child.set_ready();
-                    self.ping_at = now + self.limit / 2;
-                    let UplinkDevice { driver, mode, mac, .. } = &device;
-                    info!("uplink {}: {} ({}, {mode}), {mac}", self.spec.name, self.spec.device, driver.name());
-                    // The next start must not choose anew: the interface may be gone, and a TAP device is no substitute.
-                    self.spec.driver.get_or_insert_with(|| driver.name().into());
-                    self.device = Some(UplinkDevice { created, ..device });
-                    became_ready = true;
-                }
-                UplinkToSupervisor::Pong { number, counters } => {
-                    if number == self.ping_number {
-                        self.ping = None;
-                        self.ping_at = now + self.limit / 2;
-                    }
-                    (self.counters, self.fresh) = (counters, true);
-                }
-                UplinkToSupervisor::Heard(token) => self.heard.push(token),
-                UplinkToSupervisor::Failed(why) => {
-                    self.complain(why.clone());
-                    self.said_why = true;
-                    return Err(why);
-                }
-            }
+        match self.spare.as_mut().and_then(|spare| spare.hear(epoll, now)) {
+            Some(Heard::Ready(..)) => debug!("uplink {}: its spare stands by", self.spec.name),
+            Some(Heard::Failed(why)) => self.complain_of_spare(why),
+            None => {}
         }
-        Ok(became_ready)
+        match self.driver.hear(epoll, now) {
+            Some(Heard::Ready(device, kept)) => {
+                let created = device.created || self.device.as_ref().is_some_and(|d| d.created);
+                let UplinkDevice { driver, mode, mac, .. } = &device;
+                info!("uplink {}: {} ({}, {mode}), {mac}", self.spec.name, self.spec.device, driver.name());
+                // The next start must not choose anew: the interface may be gone, and a TAP device is no substitute.
+                self.spec.driver.get_or_insert_with(|| driver.name().into());
+                self.device = Some(UplinkDevice { created, ..device });
+                if kept.is_some() {
+                    self.kept = kept;
+                }
+                Ok(true)
+            }
+            Some(Heard::Failed(why)) => {
+                self.complain(why.clone());
+                self.said_why = true;
+                Err(why)
+            }
+            None => Ok(false),
+        }
     }
 
-    /// If the process has ended: how. It will be started again, unless it is leaving.
+    /// If the process that carries has ended: how. Its spare takes its place, or it is started again, unless the uplink is
+    /// leaving.
     pub fn reap(&mut self, epoll: &Epoll, now: Instant) -> Option<Ended> {
-        let ended = self.child.reap(epoll, now)?;
-        self.link = match self.link {
+        if let Some((ended, _)) = self.spare.as_mut().and_then(|spare| spare.reap(epoll, now))
+            && self.leaving.is_none()
+            && self.kept.is_some()
+        {
+            // Its number would make every line a new one.
+            debug!("{}; it stood by", ended.what);
+            self.complain_of_spare("has ended; starting another".into());
+        }
+        let (ended, sound) = self.driver.reap(epoll, now)?;
+        let link = match self.link {
             Link::Joined => Link::Closing { until: now + CLOSING_LIMIT },
             _ => Link::Apart { join_at: now },
         };
-        (self.ping, self.ping_at, self.fresh) = (None, now, true);
-        add(&mut self.before, std::mem::take(&mut self.counters));
+        self.part(link, now);
+        add(&mut self.before, self.driver.take_counters());
         if !std::mem::take(&mut self.said_why) {
             self.last_error = Some(ended.what.clone());
+        }
+        if self.leaving.is_some() {
+            return Some(ended);
+        }
+        if !sound {
+            // It may have ended because of the device as it was: it is opened anew.
+            self.kept = None;
+            self.spare.iter().for_each(Driver::kill);
+        } else if let Some(spare) = self.spare.as_mut().filter(|spare| spare.is_up()) {
+            std::mem::swap(&mut self.driver, spare);
+            self.starts += 1;
+            if self.driver.is_ready() && !self.may_join() {
+                self.driver.send(SupervisorToUplink::Listen, None);
+            }
         }
         Some(ended)
     }
 
     /// Somebody wants its counters as they are now: asks for them. See [`Uplink::is_fresh`].
     pub fn refresh(&mut self, now: Instant) {
-        if self.child.is_ready() {
-            (self.ping, self.ping_at, self.fresh) = (None, now, false);
-        }
+        self.driver.refresh(now);
     }
 
     /// Whether it has told its counters since [`Uplink::refresh`], or cannot.
     pub fn is_fresh(&self) -> bool {
-        self.fresh
+        self.driver.is_fresh()
     }
 
     /// Asks it to end for good and to take along a device that it has made.
     pub fn leave(&mut self, now: Instant) {
         self.leaving = Some(now + LEAVING_LIMIT);
-        self.child.send(SupervisorToUplink::Shutdown { remove: true }, None);
+        self.spare.iter().for_each(Driver::kill);
+        if let Some(kept) = self.kept.take() {
+            kept.close();
+        }
+        self.driver.send(SupervisorToUplink::Shutdown { remove: true }, None);
     }
 
     /// Sends what waits.
     pub fn flush(&mut self, epoll: &Epoll) {
-        self.child.flush(epoll);
+        self.driver.flush(epoll);
+        if let Some(spare) = &mut self.spare {
+            spare.flush(epoll);
+        }
     }
 
     /// When [`Uplink::step`] next has something to do, if no event comes first.
@@ -313,30 +354,45 @@ impl Uplink {
             return self.leaving;
         }
         let join_at = match self.link {
-            Link::Apart { join_at } if switch_up && self.child.is_ready() && self.may_join() => Some(join_at),
+            Link::Apart { join_at } if switch_up && self.driver.is_ready() && self.may_join() => Some(join_at),
             Link::Closing { until } => Some(until),
             _ => None,
         };
-        let ping = if self.child.is_ready() { Some(self.ping.unwrap_or(self.ping_at)) } else { None };
-        self.child.deadline().into_iter().chain(join_at).chain(ping).chain(self.standby_deadline()).min()
+        let waits_for_spare = !self.driver.is_up() && self.kept.is_none() && self.spare_is_up();
+        let driver = self.driver.deadline().filter(|_| !waits_for_spare);
+        let spare = self.spare.as_ref().and_then(|spare| match spare.deadline() {
+            at if spare.is_up() => at,
+            at if self.spare_is_wanted() => at.max(Some(self.spare_at)),
+            _ => None,
+        });
+        [driver, spare, join_at].into_iter().flatten().chain(self.standby_deadline()).min()
     }
 
     /// As `lasthop uplink list` shows it.
     pub fn info(&self) -> UplinkInfo {
         let mut counters = self.before.clone();
-        add(&mut counters, self.counters.clone());
+        add(&mut counters, self.driver.counters().clone());
         UplinkInfo {
             name: self.spec.name.clone(),
             port: self.config.id,
             device: self.spec.device.clone(),
             nice: self.spec.nice,
-            running: self.child.is_ready(),
+            running: self.driver.is_ready(),
             about: self.device.clone(),
-            pid: self.child.pid(),
+            pid: self.driver.pid(),
             restarts: self.starts.saturating_sub(1),
+            spare: self.spare.as_ref().map(Driver::is_ready),
             last_error: self.last_error.clone(),
             blocked_by: self.behind().cloned(),
             counters,
+        }
+    }
+
+    /// Says what is wrong with the process that stands by, once.
+    fn complain_of_spare(&mut self, what: String) {
+        if self.spare_trouble.as_ref() != Some(&what) {
+            warn!("uplink {}: its spare: {what}", self.spec.name);
+            self.spare_trouble = Some(what);
         }
     }
 
@@ -347,21 +403,6 @@ impl Uplink {
             self.last_error = Some(what);
         }
     }
-}
-
-fn arguments(spec: &SavedUplink, ours: bool) -> Vec<String> {
-    let mut words = vec!["--supervisor-fd".to_owned(), "3".into(), "--device".into(), spec.device.clone()];
-    if let Some(driver) = &spec.driver {
-        words.extend(["--driver".into(), driver.clone()]);
-    }
-    words.extend(["--queues".into(), spec.queues.to_string(), "--nice".into(), spec.nice.to_string()]);
-    if ours {
-        words.push("--ours".into());
-    }
-    if spec.no_gro {
-        words.push("--no-gro".into());
-    }
-    words
 }
 
 fn add(sum: &mut UplinkCounters, more: UplinkCounters) {

@@ -13,9 +13,9 @@ use tracing::{info, warn};
 /// How long the counters of all uplinks may take.
 const LIST_LIMIT: Duration = Duration::from_millis(200);
 
-/// Channels of uplinks: this plus the port's number; their ends: [`PID`].
-const CHANNEL: u64 = 2 << 32;
-const PID: u64 = 3 << 32;
+/// Channels of uplinks' processes, of which each has two: this plus the port's number; and their ends.
+const CHANNELS: [u64; 2] = [2 << 32, 4 << 32];
+const PIDS: [u64; 2] = [3 << 32, 5 << 32];
 
 impl Supervisor {
     /// Those of the command line must work; a remembered one that does not is tried again and again.
@@ -34,8 +34,8 @@ impl Supervisor {
         // Without one, starting it fails and says so.
         let program = self.uplink_program.clone().unwrap_or_else(|_| "lasthop-uplink".into());
         let config = PortConfig { id, name: spec.name.clone(), path: String::new(), client: true };
-        let tokens = (CHANNEL | u64::from(id.0), PID | u64::from(id.0));
-        let uplink = Uplink::new(config, spec, saved, program, tokens, self.uplink_limit);
+        let tokens = [0, 1].map(|n| (CHANNELS[n] | u64::from(id.0), PIDS[n] | u64::from(id.0)));
+        let uplink = Uplink::new(config, spec, saved, &program, tokens, self.uplink_limit);
         self.uplinks.insert(id.0, uplink);
         id
     }
@@ -61,12 +61,14 @@ impl Supervisor {
             Err(why) if self.uplinks_needed.contains(&id) => return Err(Failed(format!("uplink {name}: {why}"))),
             Err(why) => self.uplink_failed(id, &why),
         }
-        if token & !u64::from(u32::MAX) == PID {
+        if PIDS.contains(&(token & !u64::from(u32::MAX))) {
             let Some(uplink) = self.uplinks.get_mut(&id) else { return Ok(()) };
-            let Some(ended) = uplink.reap(&self.epoll, now) else { return Ok(()) };
+            let ended = uplink.reap(&self.epoll, now);
             if uplink.is_leaving() {
-                self.uplink_is_gone(id);
-            } else {
+                if !uplink.is_up() {
+                    self.uplink_is_gone(id);
+                }
+            } else if let Some(ended) = ended {
                 warn!("{}; restarting it", ended.what);
                 self.uplink_failed(id, &ended.what);
                 if self.uplinks_needed.contains(&id) {

@@ -93,6 +93,11 @@ impl BpfMap {
         Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd) }, key, value })
     }
 
+    /// One that another process has made, with keys and values of so many bytes.
+    pub fn kept(fd: OwnedFd, key: usize, value: usize) -> Self {
+        Self { fd, key, value }
+    }
+
     /// Puts a value under a key. `INVAL` if one of them has another length than the map's.
     pub fn put(&self, key: &[u8], value: &[u8]) -> Result<(), Errno> {
         if value.len() != self.value {

@@ -12,7 +12,7 @@ pub use tap::Tap;
 pub use xdp::Xdp;
 
 use crate::counters::Counters;
-use crate::memory::MemoryConfig;
+use crate::memory::{MemoryConfig, SharedMemory};
 use crate::pair::{FromNetwork, Packet, Pair, PairError};
 use crate::room::Interface;
 use crate::vmq::steering::Steering;
@@ -21,7 +21,7 @@ use lasthop_types::MacAddr;
 use lasthop_vhostuser::Features;
 use lasthop_virtqueue::QueueError;
 use rustix::io::Errno;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -41,6 +41,15 @@ pub struct Wanted {
     pub ours: bool,
     /// AF_XDP: receive aggregation.
     pub gro: bool,
+}
+
+/// An open device as one process leaves it to the next: the same sockets, with what waits in them.
+#[derive(Debug)]
+pub struct Kept {
+    /// What [`Device::to_keep`] named, in its order.
+    pub descriptors: Vec<OwnedFd>,
+    /// How it is used, as people are told.
+    pub mode: String,
 }
 
 /// Why a device cannot be used. What is wrong; what to do.
@@ -168,13 +177,17 @@ pub struct Device {
     pub features: Features,
     /// What the memory shared with the switch must be like.
     pub memory: MemoryConfig,
+    /// The memory, where it is a part of the device and was kept with it: then nothing may be done with it, nor with the
+    /// device, before the process that used them has ended.
+    pub kept: Option<OwnedFd>,
     /// How guests get queues of their own; once it is [bound](Device::bind), and only where they can.
     pub steering: Option<Arc<Steering>>,
 }
 
 impl Device {
-    /// Opens a device, makes it if it is to be made, and brings it up. Needs rights that this process gives up afterwards.
-    pub fn open(wanted: &Wanted) -> Result<Self, OpenError> {
+    /// Opens a device, makes it if it is to be made, and brings it up; or takes over one that is `kept` open. Needs rights that
+    /// this process gives up afterwards.
+    pub fn open(wanted: &Wanted, kept: Option<Kept>) -> Result<Self, OpenError> {
         let name = &wanted.device;
         if wanted.queues == 0 || wanted.queues > MAX_QUEUES {
             return Err(OpenError(format!("{} queues; use 1 to {MAX_QUEUES}", wanted.queues)));
@@ -194,19 +207,29 @@ impl Device {
             UplinkDriver::Tap if exists && !is_tap => {
                 Err(OpenError(format!("{name} is no TAP device; use the driver af_packet, or another name")))
             }
-            UplinkDriver::Tap => Tap::open(wanted, exists),
+            UplinkDriver::Tap => Tap::open(wanted, exists, kept),
             UplinkDriver::AfPacket | UplinkDriver::AfXdp if !exists => {
                 Err(OpenError(format!("there is no interface {name}; `ip link` shows those there are")))
             }
-            UplinkDriver::AfPacket => Packets::open(wanted),
-            UplinkDriver::AfXdp => Xdp::open(wanted),
+            UplinkDriver::AfPacket => Packets::open(wanted, kept),
+            UplinkDriver::AfXdp => Xdp::open(wanted, kept),
         }
     }
 }
 
 impl Device {
+    /// What the next process takes over. Nothing of a device with queues for guests: it is opened anew.
+    pub fn to_keep<'a>(&'a self, memory: &'a SharedMemory) -> Vec<BorrowedFd<'a>> {
+        let of = |queue: &'a Queue| match queue {
+            Queue::Xdp(xdp) => xdp.to_keep(),
+            other => vec![other.as_fd()],
+        };
+        let memory = memory.ledger.as_ref().map(|_| memory.region().1);
+        memory.into_iter().chain(self.queues.iter().flat_map(of)).collect()
+    }
+
     /// Gives the device the memory of the queue pairs, if it uses that itself. Needs the same rights as opening it.
-    pub fn bind(&mut self, pairs: &mut [Pair]) -> Result<(), OpenError> {
+    pub fn bind(&mut self, pairs: &mut [Pair], memory: &SharedMemory) -> Result<(), OpenError> {
         let mut queues: Vec<&mut Xdp> = Vec::new();
         for queue in &mut self.queues {
             if let Queue::Xdp(xdp) = queue {
@@ -217,9 +240,9 @@ impl Device {
             return Ok(());
         }
         let mut bound = Vec::new();
-        for (i, (queue, pair)) in queues.iter().zip(pairs.iter()).enumerate() {
+        for (i, (queue, pair)) in queues.iter_mut().zip(pairs.iter_mut()).enumerate() {
             let refused = |e| OpenError(format!("queue {i}: {e}; has the interface so many queues (`ethtool -l`)?"));
-            bound.push(queue.bind(pair).map_err(refused)?);
+            bound.push(queue.bind(pair, memory.ledger.as_ref()).map_err(refused)?);
         }
         let connected = Xdp::connect(&mut queues, bound, pairs);
         (self.steering, self.about.mode) = connected.map_err(|e| OpenError(format!("sockets: {e}")))?;

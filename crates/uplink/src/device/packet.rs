@@ -4,7 +4,9 @@
 //! ways (PACKET_VNET_HDR): what the NIC's driver has aggregated (GRO, LRO) crosses whole, and what the NIC cannot segment or sum
 //! the kernel does for it after the switch's copy.
 
-use super::{Device, DeviceError, Got, OpenError, SHORTEST, Sent, Wanted, about, denied, take_slot, whole_packets};
+use super::{
+    Device, DeviceError, Got, Kept, OpenError, SHORTEST, Sent, Wanted, about, denied, take_slot, whole_packets,
+};
 use crate::counters::{Counters, Reason};
 use crate::memory::MemoryConfig;
 use crate::pair::{Packet, Pair, Run, VNET};
@@ -29,20 +31,21 @@ pub struct Packets {
 }
 
 impl Packets {
-    pub(super) fn open(wanted: &Wanted) -> Result<Device, OpenError> {
+    pub(super) fn open(wanted: &Wanted, kept: Option<Kept>) -> Result<Device, OpenError> {
         let name = &wanted.device;
         let failed = |e: Errno| OpenError(denied(name, e));
         let index = Interface::named(name).and_then(|i| i.index()).map_err(failed)?;
         // Of several processes in one network namespace each has a number of its own, and of the low 16 bits enough differ.
         let group = (wanted.queues > 1).then_some(std::process::id() as u16);
         let about = about(wanted, UplinkDriver::AfPacket, "mmsg", false)?;
-        let mut queues = Vec::new();
-        for _ in 0..wanted.queues {
-            let socket = PacketSocket::open(index, group).map_err(failed)?;
-            queues.push(super::Queue::Packets(Self { socket }));
-        }
+        let sockets = match kept {
+            Some(kept) => Ok(kept.descriptors.into_iter().map(PacketSocket::kept).collect()),
+            None => (0..wanted.queues).map(|_| PacketSocket::open(index, group)).collect::<Result<Vec<_>, _>>(),
+        };
+        let sockets = sockets.map_err(failed)?;
+        let queues = sockets.into_iter().map(|socket| super::Queue::Packets(Self { socket })).collect();
         let (features, memory) = (whole_packets(true), MemoryConfig::whole_packets(wanted.queues));
-        Ok(Device { queues, about, features, memory, steering: None })
+        Ok(Device { queues, about, features, memory, kept: None, steering: None })
     }
 
     pub(super) fn is_bound(&self) -> bool {
@@ -99,8 +102,8 @@ impl Packets {
             packets += 1;
             bytes += (len - VNET) as u64;
         }
-        pair.from_network.publish();
         counters.received(packets, bytes);
+        pair.from_network.publish();
         match result {
             Ok(()) if received.is_full() => Ok(Got::More),
             Ok(()) | Err(Errno::AGAIN) => Ok(Got::All),

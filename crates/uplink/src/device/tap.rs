@@ -1,7 +1,9 @@
 //! TAP: the host's own stack, or a bridge of the host, as the network. Headers with offload requests pass both ways as they
 //! are: the kernel's format is virtio's.
 
-use super::{Device, DeviceError, Got, OpenError, SHORTEST, Sent, Wanted, about, denied, take_slot, whole_packets};
+use super::{
+    Device, DeviceError, Got, Kept, OpenError, SHORTEST, Sent, Wanted, about, denied, take_slot, whole_packets,
+};
 use crate::counters::{Counters, Reason};
 use crate::memory::MemoryConfig;
 use crate::pair::{Packet, Pair, VNET, at};
@@ -21,9 +23,30 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Opens the device with all its queues. One that does not exist is made and lasts until [`Tap::end`], so that its
-    /// addresses and routes outlive this process.
-    pub(super) fn open(wanted: &Wanted, exists: bool) -> Result<Device, OpenError> {
+    /// Opens the device with all its queues, or goes on with those kept. One that does not exist is made and lasts until
+    /// [`Tap::end`], so that its addresses and routes outlive this process.
+    pub(super) fn open(wanted: &Wanted, exists: bool, kept: Option<Kept>) -> Result<Device, OpenError> {
+        let name = &wanted.device;
+        let failed = |e: Errno| OpenError(denied(name, e));
+        let created = !exists || wanted.ours;
+        let queues = match kept {
+            Some(kept) => kept.descriptors.into_iter().map(Tun::kept).collect(),
+            None => Self::attach(wanted, exists)?,
+        };
+        let mut uso = true;
+        for queue in &queues {
+            uso &= queue.set_offloads().map_err(failed)?;
+            if created {
+                queue.set_persistent(true).map_err(failed)?;
+            }
+        }
+        let about = about(wanted, UplinkDriver::Tap, "vnet_hdr", created)?;
+        let queues = queues.into_iter().map(|tun| super::Queue::Tap(Self { tun, created })).collect();
+        let (features, memory) = (whole_packets(uso), MemoryConfig::whole_packets(wanted.queues));
+        Ok(Device { queues, about, features, memory, kept: None, steering: None })
+    }
+
+    fn attach(wanted: &Wanted, exists: bool) -> Result<Vec<Tun>, OpenError> {
         let name = &wanted.device;
         let several = wanted.queues > 1;
         let first = match Tun::attach(name, several) {
@@ -40,23 +63,11 @@ impl Tap {
             }
             e => OpenError(denied(name, e)),
         })?;
-        let created = !exists || wanted.ours;
         let mut queues = vec![first];
-        let failed = |e: Errno| OpenError(denied(name, e));
         for _ in 1..wanted.queues {
-            queues.push(Tun::attach(name, true).map_err(failed)?);
+            queues.push(Tun::attach(name, true).map_err(|e| OpenError(denied(name, e)))?);
         }
-        let mut uso = true;
-        for queue in &queues {
-            uso &= queue.set_offloads().map_err(failed)?;
-            if created {
-                queue.set_persistent(true).map_err(failed)?;
-            }
-        }
-        let about = about(wanted, UplinkDriver::Tap, "vnet_hdr", created)?;
-        let queues = queues.into_iter().map(|tun| super::Queue::Tap(Self { tun, created })).collect();
-        let (features, memory) = (whole_packets(uso), MemoryConfig::whole_packets(wanted.queues));
-        Ok(Device { queues, about, features, memory, steering: None })
+        Ok(queues)
     }
 
     pub(super) fn end(&self) {
@@ -124,8 +135,8 @@ impl Tap {
                 break;
             }
         }
-        way.publish();
         counters.received(received, bytes);
+        way.publish();
         Ok(got)
     }
 }

@@ -4,16 +4,18 @@
 //! The interface is taken from the host: what it receives does not reach the host's stack. Frames fit one buffer, so there are
 //! no packets beyond the MTU: the switch cuts them and completes their checksums in its one copy.
 //!
-//! With several queues the program gives each busy guest a queue pair of its own ([`crate::vmq`]).
+//! With several queues the program gives each busy guest a queue pair of its own ([`crate::vmq`]). With one, the next process
+//! takes over the open device ([`crate::ledger`]); with several, whose slots are on their way between pairs, it opens it anew.
 
 mod inbox;
 mod program;
 
-use super::{Device, DeviceError, Got, OpenError, SHORTEST, Sent, Wanted, about, denied};
+use super::{Device, DeviceError, Got, Kept, OpenError, SHORTEST, Sent, Wanted, about, denied};
 use crate::counters::{Counters, Reason};
 use crate::gro::{BURST, Merger, SNAPSHOT};
+use crate::ledger::{Holder, Ledger, note};
 use crate::pair::{Packet, Pair, Run, VNET};
-use crate::room::{Fill, Interface, Plan, Receiver, Sender};
+use crate::room::{Fill, Interface, Plan, Receiver, Sender, first_socket, take_over};
 use crate::vmq::steering::{Lane, Sources, Steering};
 use arrayvec::ArrayVec;
 use inbox::{Home, Inbox, Inboxes};
@@ -25,7 +27,8 @@ use lasthop_types::MacAddr;
 use lasthop_vhostuser::Features;
 use program::XdpProgram;
 use rustix::io::Errno;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::cell::Cell;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,6 +36,8 @@ use std::time::{Duration, Instant};
 const CHUNK: u32 = 4096;
 /// Longest frame that fits a buffer of 2 KiB with virtio's header, without the Ethernet header and two tags.
 const MAX_MTU: u32 = 2048 - VNET as u32 - 22;
+/// How long another process's socket may be in the way.
+const PATIENCE: Duration = Duration::from_millis(500);
 /// How long a queue that was given away waits for the default queue at most.
 const HAND_OVER: Duration = Duration::from_millis(20);
 /// How often the kernel is asked to go on sending before others get their turn.
@@ -45,11 +50,15 @@ pub struct Xdp {
     index: u32,
     queue: u16,
     pairs: u16,
+    /// The socket of a process before this one, until it is taken over.
+    kept: Option<FirstSocket>,
     sockets: Option<Sockets>,
     /// Makes packets of the frames of a burst, unless that is switched off.
     merger: Option<Merger>,
     burst: ArrayVec<Frame, BURST>,
 }
+
+type FirstSocket = (Sender, Receiver, Fill);
 
 /// A received frame: where it lies in the shared memory, and in which slot, and where in that.
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +75,7 @@ struct Sockets {
     inboxes: Inboxes,
     /// Where the UMEM of this queue begins in the shared memory.
     umem: usize,
+    ledger: Option<Arc<Ledger>>,
     steering: Option<Arc<Steering>>,
     sources: Sources,
     /// The default queue: the hand-over that is asked of it, and how many slots have to be back for it. Others: the one that
@@ -81,11 +91,14 @@ pub(super) struct Bound {
     sender: Sender,
     receiver: Receiver,
     home: Arc<Home>,
+    ledger: Option<Arc<Ledger>>,
     wake: EventFd,
+    /// The program knows it already.
+    kept: bool,
 }
 
 impl Xdp {
-    pub(super) fn open(wanted: &Wanted) -> Result<Device, OpenError> {
+    pub(super) fn open(wanted: &Wanted, kept: Option<Kept>) -> Result<Device, OpenError> {
         let name = &wanted.device;
         let failed = |e: Errno| OpenError(denied(name, e));
         let index = Interface::named(name).and_then(|i| i.index()).map_err(failed)?.cast_unsigned();
@@ -96,34 +109,43 @@ impl Xdp {
                 "{name} has an MTU of {mtu}; af_xdp takes up to {MAX_MTU}: set it lower, or use af_packet"
             )));
         }
-        let program = XdpProgram::attach(index, wanted.queues).map_err(failed)?;
-        about.mode = if program.native { "native" } else { "generic" }.into();
-        let (program, pairs) = (Arc::new(program), wanted.queues);
+        let pairs = wanted.queues;
+        let (program, mut first, kept) = match kept {
+            Some(kept) => {
+                let (program, socket, memory) = handed_down(kept, &mut about.mode).map_err(failed)?;
+                (program, Some(socket), Some(memory))
+            }
+            None => {
+                let program = patiently(|| XdpProgram::attach(index, pairs)).map_err(failed)?;
+                about.mode = if program.native { "native" } else { "generic" }.into();
+                (program, None, None)
+            }
+        };
+        let program = Arc::new(program);
         let queue = |queue| {
+            let (program, kept) = (program.clone(), first.take());
             let (merger, burst) = (wanted.gro.then(Merger::default), ArrayVec::new());
-            super::Queue::Xdp(Box::new(Self {
-                program: program.clone(),
-                index,
-                queue,
-                pairs,
-                sockets: None,
-                merger,
-                burst,
-            }))
+            super::Queue::Xdp(Box::new(Self { program, index, queue, pairs, kept, sockets: None, merger, burst }))
         };
         let queues = (0..pairs).map(queue).collect();
         let mut features = Features::CSUM;
         features.set(Features::HOST_TSO4 | Features::HOST_TSO6 | Features::HOST_ECN, wanted.gro);
-        Ok(Device { queues, about, features, memory: inbox::memory(pairs), steering: None })
+        Ok(Device { queues, about, features, memory: inbox::memory(pairs), kept, steering: None })
     }
 
-    /// Binds the first socket of its queue to the pair's memory.
-    pub(super) fn bind(&self, pair: &Pair) -> Result<Bound, Errno> {
-        let umem = pair.buffers_and_slots();
+    /// Binds the first socket of its queue to the pair's memory, or takes over one that is bound to it.
+    pub(super) fn bind(&mut self, pair: &mut Pair, ledger: Option<&Arc<Ledger>>) -> Result<Bound, Errno> {
+        let (umem, kept) = (pair.buffers_and_slots(), self.kept.is_some());
         let plan = inbox::plan(umem, self.index, self.queue, self.pairs);
-        let (sender, receiver, fill): (Sender, Receiver, Fill) = plan.bind(&pair.arena)?;
-        let home = Arc::new(Home::new(umem.0, fill));
-        Ok(Bound { plan, sender, receiver, home, wake: pair.to_network.call.try_clone()? })
+        let (sender, receiver, fill) = match (self.kept.take(), ledger) {
+            (Some(mut socket), Some(ledger)) => {
+                claim(&mut socket, pair, ledger, umem.0);
+                socket
+            }
+            _ => patiently(|| plan.bind(&pair.arena))?,
+        };
+        let (home, ledger) = (Arc::new(Home::new(umem.0, fill)), ledger.cloned());
+        Ok(Bound { plan, sender, receiver, home, ledger, wake: pair.to_network.call.try_clone()?, kept })
     }
 
     /// Connects all queues of an interface with all pairs. The queues are those that `bound` were made for.
@@ -133,11 +155,11 @@ impl Xdp {
         pairs: &mut [Pair],
     ) -> Result<(Option<Arc<Steering>>, String), Errno> {
         let Some(program) = queues.first().map(|q| q.program.clone()) else { return Err(Errno::INVAL) };
-        let zero_copy = bound.iter().all(|b| b.sender.zero_copy);
+        let (zero_copy, kept) = (bound.iter().all(|b| b.sender.zero_copy), bound.iter().any(|b| b.kept));
         // Of each pair the sockets of all queues, in their order.
         let mut inboxes: Vec<Vec<Inbox>> = queues.iter().map(|_| Vec::new()).collect();
         let (mut senders, mut wakes) = (Vec::new(), Vec::new());
-        for Bound { plan, sender, receiver, home, wake } in bound {
+        for Bound { plan, sender, receiver, home, ledger, wake, .. } in bound {
             let (queue, mut own) = (plan.queue as usize, Some(receiver));
             for (pair, inboxes) in inboxes.iter_mut().enumerate() {
                 let receiver = match own.take_if(|_| pair == queue) {
@@ -146,7 +168,7 @@ impl Xdp {
                 };
                 inboxes.push(Inbox::new(receiver, home.clone()));
             }
-            senders.push((sender, home.umem));
+            senders.push((sender, home.umem, ledger));
             wakes.push(wake);
         }
         let steering = match program.table() {
@@ -161,16 +183,18 @@ impl Xdp {
                 Some(Arc::new(Steering::new(table, seed, lanes, EventFd::new()?)))
             }
         };
-        for (((own, queue), inboxes), (sender, umem)) in queues.iter_mut().enumerate().zip(inboxes).zip(senders) {
+        for (((own, queue), inboxes), (sender, umem, ledger)) in queues.iter_mut().enumerate().zip(inboxes).zip(senders)
+        {
             let mut inboxes = Inboxes::new(inboxes, own)?;
             if let Some(pair) = pairs.get_mut(own) {
-                inboxes.start(pair);
+                inboxes.start(pair, ledger.as_deref());
             }
             let (steering, sources) = (steering.clone(), Sources::default());
-            queue.sockets = Some(Sockets { sender, inboxes, umem, steering, sources, asked: None, waits: None });
+            queue.sockets =
+                Some(Sockets { sender, inboxes, umem, ledger, steering, sources, asked: None, waits: None });
         }
         // Only now: a frame finds a slot in whichever queue it comes in on.
-        for queue in queues.iter() {
+        for queue in queues.iter().filter(|_| !kept) {
             for (from, inbox) in (0..).zip(queue.sockets.iter().flat_map(|s| &s.inboxes.all)) {
                 program.redirect(from, queue.queue, inbox.receiver.as_fd())?;
             }
@@ -185,9 +209,10 @@ impl Xdp {
         packets: &[Packet],
         counters: &Counters,
     ) -> Result<Sent, DeviceError> {
-        let Some(Sockets { sender, umem, steering, sources, .. }) = &mut self.sockets else {
+        let Some(Sockets { sender, umem, ledger, steering, sources, .. }) = &mut self.sockets else {
             return Err(DeviceError::Gone);
         };
+        let ledger = ledger.as_deref();
         if let Some(steering) = steering {
             sources.refresh(steering);
         }
@@ -199,7 +224,9 @@ impl Xdp {
                 done += 1;
                 continue;
             };
+            note(ledger, at, Holder::Send(sender.next()));
             if !sender.send((at + VNET - *umem) as u64, (len - VNET) as u32) {
+                note(ledger, at, Holder::Us);
                 break;
             }
             if let Some(steering) = steering
@@ -209,9 +236,9 @@ impl Xdp {
             }
             (done, sent, bytes) = (done + 1, sent + 1, bytes + (len - VNET) as u64);
         }
-        push(sender)?;
         counters.sent(sent, bytes);
-        give_back(sender, pair, *umem);
+        push(sender)?;
+        give_back(sender, pair, ledger, *umem);
         Ok(Sent { done, blocked: done < packets.len() })
     }
 
@@ -221,9 +248,10 @@ impl Xdp {
         if sockets.sender.is_sending() {
             push(&sockets.sender)?;
         }
-        give_back(&mut sockets.sender, pair, sockets.umem);
+        let ledger = sockets.ledger.as_deref();
+        give_back(&mut sockets.sender, pair, ledger, sockets.umem);
         pair.from_network.reclaim_all()?;
-        sockets.inboxes.fill(pair);
+        sockets.inboxes.fill(pair, ledger);
         if let Some(steering) = &sockets.steering
             && let Some(got) = hand_over(steering, queue, &sockets.inboxes, &mut sockets.asked, &mut sockets.waits)
         {
@@ -248,6 +276,7 @@ impl Xdp {
                     // The kernel speaks of memory that it was not given: nothing of this is right any more.
                     return Err(DeviceError::Io(Errno::FAULT));
                 };
+                note(ledger, pair.from_network.slot(slot).0, Holder::Us);
                 if len < SHORTEST {
                     counters.dropped(Reason::TooShort);
                     pair.from_network.put_back(slot);
@@ -273,9 +302,9 @@ impl Xdp {
                 self.burst.len()
             }
         };
-        pair.from_network.publish();
         counters.received(packets as u64, bytes);
         counters.merged((self.burst.len() - packets) as u64);
+        pair.from_network.publish();
         if let Some(steering) = &sockets.steering
             && taken > 0
         {
@@ -291,6 +320,17 @@ impl Xdp {
     /// Frames are with the kernel, or one queue waits for another, and nobody will tell us the end of it.
     pub(super) fn is_busy(&self) -> bool {
         self.sockets.as_ref().is_some_and(|s| s.sender.in_flight > 0 || s.asked.is_some() || s.waits.is_some())
+    }
+
+    /// What the next process takes over besides the memory. With several queues nothing.
+    pub(super) fn to_keep(&self) -> Vec<BorrowedFd<'_>> {
+        match &self.sockets {
+            Some(Sockets { sender, ledger: Some(_), .. }) => {
+                let [map, link] = self.program.to_keep();
+                vec![map, link, sender.as_fd()]
+            }
+            _ => Vec::new(),
+        }
     }
 
     /// Readable when there is something to receive that [`AsFd`] does not tell of.
@@ -335,6 +375,58 @@ fn hand_over(
     None
 }
 
+/// A device that another process has opened: the program, the socket and the memory that it uses.
+fn handed_down(kept: Kept, mode: &mut String) -> Result<(XdpProgram, FirstSocket, OwnedFd), Errno> {
+    let mut descriptors = kept.descriptors.into_iter();
+    let mut next = || descriptors.next().ok_or(Errno::BADF);
+    let (memory, map, link, socket) = (next()?, next()?, next()?, next()?);
+    let program = XdpProgram::kept(map, link, kept.mode.starts_with("native"));
+    let (receive, fill) = inbox::rings(1);
+    let socket = first_socket(socket, kept.mode.ends_with("zero-copy"), receive, fill)?;
+    *mode = kept.mode;
+    Ok((program, socket, memory))
+}
+
+/// Goes on where a process has ended: what the kernel has is left to it, all else is free again. Frames that the switch had
+/// delivered to that process and it had not sent are lost.
+fn claim(socket: &mut FirstSocket, pair: &mut Pair, ledger: &Ledger, umem: usize) {
+    let (received, sent) = take_over(socket);
+    let (sender, _, fill) = socket;
+    // Those before are with the kernel: it was shown them.
+    let (filled, sending) = (fill.next(), sender.next());
+    // They wait in the rings, whether or not the process had begun to read them.
+    for at in received {
+        if let Some((slot, _)) = pair.from_network.slot_of(umem.saturating_add(at as usize), 0) {
+            ledger.note(pair.from_network.slot(slot).0, Holder::Fill(filled.wrapping_sub(1)));
+        }
+    }
+    for at in sent {
+        ledger.note(umem.saturating_add(at as usize), Holder::Send(sending.wrapping_sub(1)));
+    }
+    let in_flight = Cell::new(0);
+    pair.claim(|offset| {
+        let held = ledger.is_held(offset, filled, sending);
+        match ledger.holder(offset) {
+            Holder::Send(_) if held => in_flight.set(in_flight.get() + 1),
+            _ if held => {}
+            _ => ledger.note(offset, Holder::Us),
+        }
+        held
+    });
+    sender.in_flight = in_flight.get();
+}
+
+/// Again and again while the device is busy: when a process ends and nobody keeps what it had, the kernel takes its time.
+fn patiently<T>(open: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match open() {
+            Err(Errno::BUSY) if Instant::now() < until => std::thread::sleep(Duration::from_millis(2)),
+            result => return result,
+        }
+    }
+}
+
 /// Has the kernel send what it was given.
 fn push(socket: &Sender) -> Result<(), DeviceError> {
     for _ in 0..PUSHES {
@@ -349,8 +441,9 @@ fn push(socket: &Sender) -> Result<(), DeviceError> {
 }
 
 /// Buffers that were sent go back to the switch.
-fn give_back(socket: &mut Sender, pair: &mut Pair, umem: usize) {
+fn give_back(socket: &mut Sender, pair: &mut Pair, ledger: Option<&Ledger>, umem: usize) {
     while let Some(at) = socket.completed() {
+        note(ledger, umem + at as usize, Holder::Us);
         pair.to_network.give_back_at(umem + at as usize);
     }
 }

@@ -6,6 +6,7 @@ mod arena;
 mod interface;
 mod messages;
 mod packet;
+mod page;
 mod tun;
 mod xsk;
 
@@ -13,8 +14,9 @@ pub use arena::Arena;
 pub use interface::Interface;
 pub use messages::{BATCH, Place, Received};
 pub use packet::{PacketSocket, SendSocket};
+pub use page::CounterPage;
 pub use tun::Tun;
-pub use xsk::{Fill, Plan, Receiver, Sender, dropped};
+pub use xsk::{Fill, Plan, Receiver, Sender, dropped, first_socket, take_over};
 
 use rustix::io::Errno;
 

@@ -36,6 +36,11 @@ impl PacketSocket {
         Ok(socket)
     }
 
+    /// One that another process has bound.
+    pub fn kept(socket: OwnedFd) -> Self {
+        Self(socket)
+    }
+
     fn set<T: Copy>(&self, level: libc::c_int, option: libc::c_int, value: &T) -> Result<(), Errno> {
         // SAFETY: the value is live, and its length is given.
         let result = unsafe {
@@ -74,6 +79,13 @@ impl SendSocket {
         // Protocol 0: nothing arrives.
         bind(&socket.0, index, 0)?;
         Ok(socket)
+    }
+}
+
+impl SendSocket {
+    /// One that another process has opened.
+    pub fn kept(socket: OwnedFd) -> Self {
+        Self(socket)
     }
 }
 

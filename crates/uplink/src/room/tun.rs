@@ -31,6 +31,11 @@ impl Tun {
         Ok(tun)
     }
 
+    /// A queue that another process has attached.
+    pub fn kept(queue: OwnedFd) -> Self {
+        Self(queue)
+    }
+
     /// Tells the host's stack what it may leave undone in what we read: checksums, segmentation. True if UDP segmentation
     /// is among it (Linux 6.2).
     pub fn set_offloads(&self) -> Result<bool, Errno> {

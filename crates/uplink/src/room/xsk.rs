@@ -80,6 +80,20 @@ impl Ring {
         entry
     }
 
+    /// Goes on to write where another process has ended.
+    fn resume_writing(&mut self) {
+        self.next = self.number(self.offsets.producer).load(Ordering::Acquire);
+    }
+
+    /// Goes on to read where another process has ended. These wait, and are still to be read.
+    fn resume_reading<T: Copy>(&mut self) -> Vec<T> {
+        let next = self.number(self.offsets.consumer).load(Ordering::Acquire);
+        self.next = next;
+        let waiting = (0..self.waiting()).map(|_| self.read()).collect();
+        self.next = next;
+        waiting
+    }
+
     fn produce(&self) {
         self.number(self.offsets.producer).store(self.next, Ordering::Release);
     }
@@ -152,30 +166,19 @@ impl Plan {
         set(&socket, libc::XDP_UMEM_FILL_RING, &self.fill)?;
         set(&socket, libc::XDP_UMEM_COMPLETION_RING, &SEND)?;
         set(&socket, libc::XDP_TX_RING, &SEND)?;
-        let receive = self.receiver(&socket)?;
-        let offsets = offsets(&socket)?;
-        let fill = Ring::map(&socket, offsets.fr, self.fill, 8, libc::XDP_UMEM_PGOFF_FILL_RING)?;
-        let completion = Ring::map(&socket, offsets.cr, SEND, 8, libc::XDP_UMEM_PGOFF_COMPLETION_RING)?;
-        let descriptor = size_of::<libc::xdp_desc>();
-        let send = Ring::map(&socket, offsets.tx, SEND, descriptor, libc::XDP_PGOFF_TX_RING as u64)?;
-        self.address(&socket, mode, None)?;
-        let (socket, zero_copy) = (Arc::new(socket), mode == libc::XDP_ZEROCOPY);
-        let sender = Sender { socket: socket.clone(), send, completion, in_flight: 0, zero_copy };
-        Ok((sender, Receiver { socket, ring: receive }, Fill(fill)))
+        set(&socket, libc::XDP_RX_RING, &self.receive)?;
+        let all = first_socket(socket, mode == libc::XDP_ZEROCOPY, self.receive, self.fill)?;
+        self.address(&all.0.socket, mode, None)?;
+        Ok(all)
     }
 
     /// Binds one more socket to the same queue, whose first one `first` is of. It uses the same UMEM and the same fill ring.
     pub fn bind_more(&self, first: &Sender) -> Result<Receiver, Errno> {
         let socket = socket()?;
-        let ring = self.receiver(&socket)?;
+        set(&socket, libc::XDP_RX_RING, &self.receive)?;
+        let ring = receive_ring(&socket, &offsets(&socket)?, self.receive)?;
         self.address(&socket, libc::XDP_SHARED_UMEM, Some(&first.socket))?;
         Ok(Receiver { socket: Arc::new(socket), ring })
-    }
-
-    fn receiver(&self, socket: &OwnedFd) -> Result<Ring, Errno> {
-        set(socket, libc::XDP_RX_RING, &self.receive)?;
-        let descriptor = size_of::<libc::xdp_desc>();
-        Ring::map(socket, offsets(socket)?.rx, self.receive, descriptor, libc::XDP_PGOFF_RX_RING as u64)
     }
 
     fn address(&self, socket: &OwnedFd, flags: u16, shared: Option<&OwnedFd>) -> Result<(), Errno> {
@@ -193,7 +196,39 @@ impl Plan {
     }
 }
 
+/// What a queue's first socket consists of; also that of a process that has ended, if nothing of it is used before
+/// [`take_over`]. `receive` and `fill` are as in its [`Plan`].
+pub fn first_socket(
+    socket: OwnedFd,
+    zero_copy: bool,
+    receive: u32,
+    fill: u32,
+) -> Result<(Sender, Receiver, Fill), Errno> {
+    let offsets = offsets(&socket)?;
+    let fill = Ring::map(&socket, offsets.fr, fill, 8, libc::XDP_UMEM_PGOFF_FILL_RING)?;
+    let completion = Ring::map(&socket, offsets.cr, SEND, 8, libc::XDP_UMEM_PGOFF_COMPLETION_RING)?;
+    let send = Ring::map(&socket, offsets.tx, SEND, size_of::<libc::xdp_desc>(), libc::XDP_PGOFF_TX_RING as u64)?;
+    let ring = receive_ring(&socket, &offsets, receive)?;
+    let socket = Arc::new(socket);
+    let sender = Sender { socket: socket.clone(), send, completion, in_flight: 0, zero_copy };
+    Ok((sender, Receiver { socket, ring }, Fill(fill)))
+}
+
+/// The process that used this socket has ended: goes on where that one has left the rings. What the kernel has given back
+/// and nobody has taken from the rings is still to come: all chunks that were received, all that were sent.
+pub fn take_over((sender, receiver, fill): &mut (Sender, Receiver, Fill)) -> (Vec<u64>, Vec<u64>) {
+    fill.0.resume_writing();
+    sender.send.resume_writing();
+    let received = receiver.ring.resume_reading::<libc::xdp_desc>();
+    (received.iter().map(|frame| frame.addr).collect(), sender.completion.resume_reading())
+}
+
 impl Fill {
+    /// The number of the entry that [`Fill::add`] writes next, modulo 2³².
+    pub fn next(&self) -> u32 {
+        self.0.next
+    }
+
     /// Gives the kernel a chunk to receive into; false if it has as many as it can keep.
     pub fn add(&mut self, chunk: u64) -> bool {
         let fits = self.0.room() > 0;
@@ -257,6 +292,11 @@ pub fn dropped(socket: &OwnedFd) -> u64 {
 }
 
 impl Sender {
+    /// The number of the entry that [`Sender::send`] writes next, modulo 2³².
+    pub fn next(&self) -> u32 {
+        self.send.next
+    }
+
     /// Gives the kernel a frame to send; false if the ring is full. It keeps it until it is [completed](Self::completed).
     pub fn send(&mut self, offset: u64, len: u32) -> bool {
         let fits = self.send.room() > 0 && self.in_flight < SEND;
@@ -313,6 +353,10 @@ fn offsets(socket: &OwnedFd) -> Result<libc::xdp_mmap_offsets, Errno> {
         check(libc::getsockopt(socket.as_raw_fd(), libc::SOL_XDP, libc::XDP_MMAP_OFFSETS, to, &raw mut len))?;
         Ok(offsets)
     }
+}
+
+fn receive_ring(socket: &OwnedFd, offsets: &libc::xdp_mmap_offsets, entries: u32) -> Result<Ring, Errno> {
+    Ring::map(socket, offsets.rx, entries, size_of::<libc::xdp_desc>(), libc::XDP_PGOFF_RX_RING as u64)
 }
 
 fn set<T: Copy>(socket: &OwnedFd, option: libc::c_int, value: &T) -> Result<(), Errno> {

@@ -25,7 +25,7 @@ pub struct Standby {
 impl Uplink {
     /// Whether its process is there and has opened the device.
     pub fn is_ready(&self) -> bool {
-        self.child.is_ready()
+        self.driver.is_ready()
     }
 
     /// Its process has become ready. `alone`: there is no uplink before it whose segment it could be on.
@@ -38,18 +38,18 @@ impl Uplink {
             self.last_error = Some(why(other));
         }
         if !self.may_join() {
-            self.child.send(SupervisorToUplink::Listen, None);
+            self.driver.send(SupervisorToUplink::Listen, None);
         }
     }
 
     /// Has it send a probe.
     pub fn probe(&mut self, instance: Token, token: Token) {
-        self.child.send(SupervisorToUplink::Probe { instance, token }, None);
+        self.driver.send(SupervisorToUplink::Probe { instance, token }, None);
     }
 
     /// Tokens of probes that came in since it was last asked.
     pub fn take_heard(&mut self) -> Vec<Token> {
-        std::mem::take(&mut self.heard)
+        self.driver.take_tokens()
     }
 
     /// It must not carry frames because `other` does on the same segment; or it may. True if that is new.
@@ -62,8 +62,8 @@ impl Uplink {
             Some(other) => {
                 warn!("uplink {name}: {}", why(other));
                 self.last_error = Some(why(other));
-                if self.child.is_ready() {
-                    self.child.send(SupervisorToUplink::Listen, None);
+                if self.driver.is_ready() {
+                    self.driver.send(SupervisorToUplink::Listen, None);
                 }
                 if matches!(self.link, Link::Joined) {
                     self.standby.let_go_by = Some(now + LET_GO_LIMIT);
@@ -102,7 +102,7 @@ impl Uplink {
         if self.standby.let_go_by.take_if(|by| *by <= now).is_some() {
             self.complain("it does not let go of the switch; replacing it".into());
             self.said_why = true;
-            self.child.kill();
+            self.driver.kill();
         }
     }
 

@@ -10,6 +10,7 @@
 //! `x`: the queue's first socket, which also sends; `o`: sockets beside it ([`Plan::bind_more`]).
 
 use super::CHUNK;
+use crate::ledger::{Holder, Ledger, note};
 use crate::memory::MemoryConfig;
 use crate::pair::Pair;
 use crate::room::{Fill, Plan, Receiver};
@@ -31,7 +32,12 @@ pub fn ring_of(pairs: u16) -> u16 {
 /// Memory of so many pairs.
 pub fn memory(pairs: u16) -> MemoryConfig {
     let slots = if pairs == 1 { 1536 } else { pairs * 2 * ring_of(pairs) + MARGIN };
-    MemoryConfig { pairs, ring: RING, buffer: 2048, slot: CHUNK, slots }
+    MemoryConfig { pairs, ring: RING, buffer: 2048, slot: CHUNK, slots, ledger: pairs == 1 }
+}
+
+/// Entries of the receive ring and of the fill ring of a queue's first socket.
+pub fn rings(pairs: u16) -> (u32, u32) {
+    (ring_of(pairs).into(), u32::from(memory(pairs).slots).next_power_of_two())
 }
 
 /// A queue of the interface, as all pairs use it.
@@ -105,9 +111,9 @@ impl Inboxes {
         Ok(Self { all, others, first: 0, taken: 0, returned: 0 })
     }
 
-    /// The kernel gets all slots of a pair that has just been made.
-    pub fn start(&mut self, pair: &mut Pair) {
-        self.fill(pair);
+    /// The kernel gets all slots that a pair has at its start.
+    pub fn start(&mut self, pair: &mut Pair, ledger: Option<&Ledger>) {
+        self.fill(pair, ledger);
         self.returned = 0;
     }
 
@@ -127,7 +133,7 @@ impl Inboxes {
     }
 
     /// Spare slots go to the kernel, each to the queue it belongs to.
-    pub fn fill(&mut self, pair: &mut Pair) {
+    pub fn fill(&mut self, pair: &mut Pair, ledger: Option<&Ledger>) {
         let mut next = pair.from_network.take_spare();
         while let Some(mut slot) = next {
             // As many as belong to the same queue, under one lock.
@@ -135,8 +141,15 @@ impl Inboxes {
             let Some(inbox) = self.all.get_mut(queue) else { return };
             let mut fill = inbox.home.fill.lock().unwrap_or_else(PoisonError::into_inner);
             loop {
-                // There is room for all slots of a queue.
-                fill.add((pair.from_network.slot(slot).0 - inbox.home.umem) as u64);
+                let at = pair.from_network.slot(slot).0;
+                note(ledger, at, Holder::Fill(fill.next()));
+                if !fill.add((at - inbox.home.umem) as u64) {
+                    // There is room for all slots of a queue, unless the process before this one has put in others.
+                    note(ledger, at, Holder::Us);
+                    pair.from_network.put_back(slot);
+                    next = None;
+                    break;
+                }
                 inbox.held = inbox.held.saturating_sub(1);
                 self.returned += 1;
                 next = pair.from_network.take_spare();
@@ -152,15 +165,8 @@ impl Inboxes {
 
 /// How to bind the sockets of a queue. `umem`: its part of the shared memory.
 pub fn plan(umem: crate::pair::Run, index: u32, queue: u16, pairs: u16) -> Plan {
-    let memory = memory(pairs);
-    Plan {
-        umem,
-        chunk: CHUNK,
-        index,
-        queue: queue.into(),
-        receive: ring_of(pairs).into(),
-        fill: u32::from(memory.slots).next_power_of_two(),
-    }
+    let (receive, fill) = rings(pairs);
+    Plan { umem, chunk: CHUNK, index, queue: queue.into(), receive, fill }
 }
 
 #[cfg(test)]

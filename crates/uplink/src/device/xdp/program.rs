@@ -19,6 +19,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 const DATA: i16 = 0;
 const DATA_END: i16 = 4;
 const RX_QUEUE: i16 = 16;
+/// Bytes of a key and a value of the map of sockets.
+const KEY: usize = size_of::<u32>();
+const SOCKET: usize = size_of::<i32>();
 /// For queues without a socket.
 const XDP_PASS: u64 = 2;
 
@@ -91,7 +94,7 @@ pub struct XdpProgram {
     sockets: BpfMap,
     pairs: u16,
     lookup: Option<Lookup>,
-    _link: OwnedFd,
+    link: OwnedFd,
     /// It runs in the driver, not in the kernel's generic path.
     pub native: bool,
 }
@@ -100,7 +103,8 @@ impl XdpProgram {
     /// Attaches it to the interface with this number: in its driver if that can, else in the generic path. `pairs`: queue
     /// pairs, and queues of the interface that have sockets.
     pub fn attach(index: u32, pairs: u16) -> Result<Self, Errno> {
-        let sockets = BpfMap::new(MapKind::XdpSockets, c"lasthop_xsk", 4, 4, u32::from(pairs) * u32::from(pairs))?;
+        let sockets =
+            BpfMap::new(MapKind::XdpSockets, c"lasthop_xsk", KEY, SOCKET, u32::from(pairs) * u32::from(pairs))?;
         let lookup = if pairs > 1 {
             let map = BpfMap::new(MapKind::MappedArray, c"lasthop_vmdq", 4, BYTES, 1)?;
             // Odd, so that no bit of an address is lost.
@@ -116,7 +120,17 @@ impl XdpProgram {
             Err(Errno::BUSY) => return Err(Errno::BUSY),
             Err(_) => (loaded.attach_to_interface(index, false)?, false),
         };
-        Ok(Self { sockets, pairs, lookup, _link: link, native })
+        Ok(Self { sockets, pairs, lookup, link, native })
+    }
+
+    /// One for one queue pair, that another process has attached.
+    pub fn kept(sockets: OwnedFd, link: OwnedFd, native: bool) -> Self {
+        Self { sockets: BpfMap::kept(sockets, KEY, SOCKET), pairs: 1, lookup: None, link, native }
+    }
+
+    /// All of it, for the next process, if it is for one queue pair.
+    pub fn to_keep(&self) -> [BorrowedFd<'_>; 2] {
+        [self.sockets.as_fd(), self.link.as_fd()]
     }
 
     /// Any descriptor of it.

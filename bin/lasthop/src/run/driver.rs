@@ -1,0 +1,297 @@
+//! One process of an uplink: what it was given, whether it lives, what it has carried.
+
+use super::child::{Child, Ended};
+use super::store::SavedUplink;
+use lasthop_ipc::{COUNTERS_PAGE, SupervisorToUplink, Token, UplinkCounters, UplinkDevice, UplinkToSupervisor};
+use lasthop_sys::Epoll;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Most descriptors of a device: more than any driver has for 16 queues.
+const MAX_KEPT: usize = 64;
+
+/// An open device, as one process of an uplink leaves it to the next: what must not be closed when a process ends, because
+/// frames wait in it, and because closing and opening it takes longer than all the rest.
+#[derive(Debug)]
+pub struct Kept {
+    /// In the order in which the driver wants them back.
+    descriptors: Vec<OwnedFd>,
+    device: UplinkDevice,
+}
+
+impl Kept {
+    /// Closes it at once, for when others still have it or nobody is in a hurry.
+    pub fn close(mut self) {
+        self.descriptors.clear();
+    }
+}
+
+impl Drop for Kept {
+    /// The last to close a device waits for the kernel, which nobody else should.
+    fn drop(&mut self) {
+        let descriptors = std::mem::take(&mut self.descriptors);
+        if descriptors.is_empty() {
+            return;
+        }
+        // Without a thread it is done here, and takes as long.
+        let _ = std::thread::Builder::new().name("close".into()).spawn(move || drop(descriptors));
+    }
+}
+
+/// What [`Driver::hear`] has heard.
+#[derive(Debug)]
+pub enum Heard {
+    /// It is ready; the device, if it has opened it itself.
+    Ready(UplinkDevice, Option<Kept>),
+    /// It cannot be used, and why.
+    Failed(String),
+}
+
+/// A process, running or not.
+#[derive(Debug)]
+pub struct Driver {
+    child: Child<SupervisorToUplink, UplinkToSupervisor>,
+    /// What it keeps of the device, before it is ready.
+    descriptors: Vec<OwnedFd>,
+    /// It was given its predecessor's device.
+    inherited: bool,
+    /// What it has carried, as last heard, and the page in which it counts.
+    counters: UplinkCounters,
+    page: Option<OwnedFd>,
+    /// Within which it is found out that it hangs.
+    limit: Duration,
+    /// When it last showed that it lives.
+    heard: Instant,
+    /// It has answered since it started.
+    answered: bool,
+    /// The number of the last question, and when it was asked if it is not answered.
+    ping: (u64, Option<Instant>),
+    /// The answer is overdue, but may lie here unread.
+    late: bool,
+    /// Tokens of probes that came in.
+    tokens: Vec<Token>,
+    /// The counters are as new as somebody wants them.
+    fresh: bool,
+}
+
+impl Driver {
+    /// One that does not run. `tokens`: under which `epoll` reports its channel and its end.
+    pub fn new(name: &str, program: PathBuf, tokens: (u64, u64), limit: Duration) -> Self {
+        let now = Instant::now();
+        Self {
+            child: Child::new(name, program, Vec::new(), tokens.0, tokens.1),
+            descriptors: Vec::new(),
+            inherited: false,
+            counters: UplinkCounters::default(),
+            page: None,
+            limit,
+            heard: now,
+            answered: false,
+            ping: (0, None),
+            late: false,
+            tokens: Vec::new(),
+            fresh: true,
+        }
+    }
+
+    /// Whether the process exists.
+    pub fn is_up(&self) -> bool {
+        self.child.is_up()
+    }
+
+    /// Whether it has opened the device, or is ready to take it over.
+    pub fn is_ready(&self) -> bool {
+        self.child.is_ready()
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> Option<u32> {
+        self.child.pid()
+    }
+
+    /// Whether it should be started now.
+    pub fn is_due(&self, now: Instant) -> bool {
+        self.child.is_due(now)
+    }
+
+    /// Starts it. `kept` is its predecessor's device; `ours`: we made it.
+    pub fn start(
+        &mut self,
+        epoll: &Epoll,
+        spec: &SavedUplink,
+        kept: Option<&Kept>,
+        ours: bool,
+        now: Instant,
+    ) -> io::Result<()> {
+        self.child.set_arguments(arguments(spec, kept, ours));
+        let started = self.give(kept).and_then(|given| self.child.start(epoll, given));
+        if started.is_err() {
+            self.child.start_later(now);
+        }
+        self.inherited = kept.is_some();
+        started
+    }
+
+    /// What it starts with: a page to count in, and its predecessor's device.
+    fn give(&mut self, kept: Option<&Kept>) -> io::Result<Vec<OwnedFd>> {
+        let page = lasthop_sys::memfd("lasthop-counters", COUNTERS_PAGE as u64)?;
+        let kept = kept.map_or(&[][..], |kept| &kept.descriptors);
+        let given = std::iter::once(&page).chain(kept).map(OwnedFd::try_clone).collect();
+        self.page = Some(page);
+        given
+    }
+
+    /// Sends a message.
+    pub fn send(&mut self, message: SupervisorToUplink, fd: Option<OwnedFd>) {
+        self.child.send(message, fd);
+    }
+
+    /// Sends what waits.
+    pub fn flush(&mut self, epoll: &Epoll) {
+        self.child.flush(epoll);
+    }
+
+    /// Ends it at once.
+    pub fn kill(&self) {
+        self.child.kill();
+    }
+
+    /// Asks whether it lives, and kills it if it does not. `Some` if it was killed.
+    pub fn watch(&mut self, epoll: &Epoll, now: Instant) -> Option<String> {
+        self.child.check_hang(now);
+        if !self.child.is_ready() {
+            return None;
+        }
+        match self.ping.1 {
+            // Asked in the middle of the limit, so that it is over when half of it has passed since.
+            Some(asked) if asked + self.limit / 2 <= now => {
+                if !std::mem::replace(&mut self.late, true) {
+                    return None;
+                }
+                self.ping.1 = None;
+                self.child.kill();
+                return Some(format!("it has not answered for {} ms; replacing it", self.limit.as_millis()));
+            }
+            None if !self.late && self.heard + self.limit / 2 <= now => {
+                self.ping = (self.ping.0 + 1, Some(now));
+                self.child.send(SupervisorToUplink::Ping(self.ping.0), None);
+                self.child.flush(epoll);
+            }
+            _ => {}
+        }
+        None
+    }
+
+    /// Takes what it says.
+    pub fn hear(&mut self, epoll: &Epoll, now: Instant) -> Option<Heard> {
+        let mut heard = None;
+        for (message, fd) in self.child.receive_with_fds(epoll, now) {
+            match message {
+                UplinkToSupervisor::Keep => {
+                    // Whoever speaks to it now may have taken it over.
+                    if self.child.is_ready() || self.inherited || self.descriptors.len() >= MAX_KEPT {
+                        return Some(Heard::Failed("it gives away what nobody wants".into()));
+                    }
+                    self.descriptors.extend(fd);
+                }
+                UplinkToSupervisor::Ready(device) => {
+                    self.child.set_ready();
+                    (self.heard, self.answered, self.ping.1, self.late) = (now, false, None, false);
+                    let descriptors = std::mem::take(&mut self.descriptors);
+                    let kept = (!descriptors.is_empty()).then(|| Kept { descriptors, device: device.clone() });
+                    heard = Some(Heard::Ready(device, kept));
+                }
+                UplinkToSupervisor::Pong { number, counters } => {
+                    if number == self.ping.0 {
+                        (self.ping.1, self.heard, self.answered, self.late) = (None, now, true, false);
+                        self.fresh = true;
+                    }
+                    self.counters = counters;
+                }
+                UplinkToSupervisor::Heard(token) => self.tokens.push(token),
+                UplinkToSupervisor::Failed(why) => return Some(Heard::Failed(why)),
+            }
+        }
+        heard
+    }
+
+    /// If the process has ended: how, and whether its device is in a good state for the next.
+    pub fn reap(&mut self, epoll: &Epoll, now: Instant) -> Option<(Ended, bool)> {
+        let ended = self.child.reap(epoll, now)?;
+        self.descriptors.clear();
+        self.tokens.clear();
+        let mut bytes = [0; COUNTERS_PAGE];
+        if let Some(page) = self.page.take()
+            && let Ok(read) = rustix::io::pread(&page, &mut bytes, 0)
+        {
+            self.counters.read_page(bytes.get(..read).unwrap_or_default());
+        }
+        (self.ping.1, self.fresh) = (None, true);
+        // One that hung before it ever answered may hang because of what it was given.
+        let sound = ended.was_killed && (self.answered || !self.inherited);
+        Some((ended, sound))
+    }
+
+    /// When it last showed that it lives.
+    pub fn last_heard(&self) -> Instant {
+        self.heard
+    }
+
+    /// Tokens of probes that came in since it was last asked.
+    pub fn take_tokens(&mut self) -> Vec<Token> {
+        std::mem::take(&mut self.tokens)
+    }
+
+    /// What it has carried since it was last asked this.
+    pub fn take_counters(&mut self) -> UplinkCounters {
+        std::mem::take(&mut self.counters)
+    }
+
+    /// What it has carried, as last heard.
+    pub fn counters(&self) -> &UplinkCounters {
+        &self.counters
+    }
+
+    /// Somebody wants its counters as they are now: asks for them. See [`Driver::is_fresh`].
+    pub fn refresh(&mut self, now: Instant) {
+        if self.child.is_ready() {
+            self.fresh = false;
+            let asked = self.ping.1.unwrap_or(now);
+            self.ping = (self.ping.0 + 1, Some(asked));
+            self.child.send(SupervisorToUplink::Ping(self.ping.0), None);
+        }
+    }
+
+    /// Whether it has told its counters since [`Driver::refresh`], or cannot.
+    pub fn is_fresh(&self) -> bool {
+        self.fresh
+    }
+
+    /// When [`Driver::watch`] has something to do, or it is to be started.
+    pub fn deadline(&self) -> Option<Instant> {
+        let watch = self.ping.1.unwrap_or(self.heard) + self.limit / 2;
+        // One that is late and no longer asked is being killed.
+        let watch = (self.child.is_ready() && (self.ping.1.is_some() || !self.late)).then_some(watch);
+        self.child.deadline().into_iter().chain(watch).min()
+    }
+}
+
+fn arguments(spec: &SavedUplink, kept: Option<&Kept>, ours: bool) -> Vec<String> {
+    let mut words = ["--supervisor-fd", "3", "--counters-fd", "4", "--device", &spec.device].map(String::from).to_vec();
+    if let Some(driver) = &spec.driver {
+        words.extend(["--driver".into(), driver.clone()]);
+    }
+    words.extend(["--queues".into(), spec.queues.to_string(), "--nice".into(), spec.nice.to_string()]);
+    if let Some(Kept { descriptors, device }) = kept {
+        words.extend(["--kept".to_owned(), descriptors.len().to_string(), "--mode".into(), device.mode.clone()]);
+    }
+    if ours {
+        words.push("--ours".into());
+    }
+    if spec.no_gro {
+        words.push("--no-gro".into());
+    }
+    words
+}

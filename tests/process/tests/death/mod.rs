@@ -1,0 +1,304 @@
+//! Death and return of uplinks: killed or stopped again and again under load, with a spare and without.
+//!
+//! What can be known of the frames on their way is known exactly, because both switches and the other uplink live, and
+//! because a process of an uplink counts in memory that outlives it, before it hands a frame on. Three things cannot:
+//!
+//! * frames that a process had read from its device and not counted yet: one batch for each queue and death at most;
+//! * frames that it had given to the kernel and not counted yet: the same;
+//! * which of the frames between the two rings of a dead process were sent: they are lost or not, one ring full at most.
+
+mod load;
+
+use crate::outside::Wire;
+use lasthop_frame::VnetHdr;
+use lasthop_tests_process::{
+    Bystanders, Guest, Lasthop, Options, PATIENCE, Port, mac, number_of, numbered, proc, scratch, wait_for,
+};
+use load::Load;
+use rustix::process::Signal;
+use serde_json::Value;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Most frames that a process reads or sends by one system call.
+const BATCH: u64 = 64;
+/// Most frames that lie in a ring between it and the switch.
+const RING: u64 = 512;
+
+/// Two lasthops on a wire, with a guest each. The left one's uplink is what dies.
+struct Site {
+    left: Lasthop,
+    right: Lasthop,
+    near: Guest,
+    far: Guest,
+    dirs: [tempfile::TempDir; 2],
+}
+
+impl Site {
+    fn new(wire: &Wire, left: &str, arguments: &[&str]) -> Self {
+        let start = |uplink: &str, arguments: &[&str]| {
+            let dir = scratch();
+            let arguments = [&["--uplink", uplink], arguments].concat();
+            let ports = ["a", "c", "d"].map(|name| Port::listen(name, dir.path()));
+            let lasthop = Lasthop::start_in(Some(wire.netns()), &ports, &arguments);
+            lasthop.wait_for_state("net", "up");
+            (lasthop, dir)
+        };
+        let ((left, left_dir), (right, right_dir)) = (start(left, arguments), start(&wire.right, &[]));
+        wire.join();
+        let guest = |dir: &tempfile::TempDir, n| Guest::connect(&dir.path().join("a.sock"), mac(n), Options::default());
+        let (mut near, mut far) = (guest(&left_dir, 1), guest(&right_dir, 2));
+        near.greet(&mut far, 1);
+        Self { left, right, near, far, dirs: [left_dir, right_dir] }
+    }
+
+    fn socket(&self, port: &str) -> PathBuf {
+        self.dirs[0].path().join(format!("{port}.sock"))
+    }
+}
+
+fn uplink(lasthop: &Lasthop) -> Value {
+    lasthop.json(&["uplink", "list"])["uplinks"][0].clone()
+}
+
+/// The process that carries, once it does, and once its spare stands by if it has one.
+fn pid(lasthop: &Lasthop) -> u32 {
+    let mut pid = 0;
+    wait_for("the uplink to run", PATIENCE, || {
+        let uplink = uplink(lasthop);
+        pid = uplink["pid"].as_u64().unwrap_or(0) as u32;
+        pid != 0 && uplink["state"] == "up" && uplink["spare"] != "starting"
+    });
+    pid
+}
+
+fn kills(usual: u32) -> u32 {
+    std::env::var("LASTHOP_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(usual)
+}
+
+/// What was counted on the way between the guests.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counted {
+    /// Given to the right uplink by its switch, sent by it, received by it, given to its switch.
+    right: [u64; 4],
+    /// The same of the left one.
+    left: [u64; 4],
+    /// Dropped by the left switch, from the near guest or for its uplink, under whatever name.
+    dropped: u64,
+    /// Dropped by the switches because the guests had no buffers: near, far.
+    late: [u64; 2],
+    /// Dropped by the left uplink, after it had waited for too long, or by the kernel's devices.
+    kernel: u64,
+}
+
+impl Counted {
+    fn now(site: &Site, wire: &Wire) -> Self {
+        let of = |lasthop: &Lasthop| {
+            lasthop.check_sums();
+            let (port, uplink) = (lasthop.port("net"), uplink(lasthop));
+            let packets = |v: &Value| v["packets"].as_u64().unwrap();
+            [&port["to_guest"], &uplink["to_network"], &uplink["from_network"], &port["from_guest"]].map(packets)
+        };
+        let drops =
+            |v: &Value| v["drops"].as_array().unwrap().iter().map(|d| d["packets"].as_u64().unwrap()).sum::<u64>();
+        let (net, near) = (site.left.port("net"), site.left.port("a"));
+        let dropped = drops(&net["to_guest"]) + drops(&near["from_guest"]);
+        let late = [drops(&near["to_guest"]), drops(&site.right.port("a")["to_guest"])];
+        let counted = wire.netns().shell("cat /sys/class/net/*/statistics/[rt]x_dropped");
+        let kernel = counted.lines().map(|n| n.parse::<u64>().unwrap()).sum::<u64>() + drops(&uplink(&site.left));
+        Self { right: of(&site.right), left: of(&site.left), dropped, late, kernel }
+    }
+
+    fn since(self, before: Self) -> Self {
+        let less = |now: [u64; 4], before: [u64; 4]| std::array::from_fn(|i| now[i] - before[i]);
+        let (right, left) = (less(self.right, before.right), less(self.left, before.left));
+        Self {
+            right,
+            left,
+            dropped: self.dropped - before.dropped,
+            late: [0, 1].map(|i| self.late[i] - before.late[i]),
+            kernel: self.kernel - before.kernel,
+        }
+    }
+}
+
+/// kill -9 under load, again and again: guests among themselves lose nothing, the sequences of frames between near and far
+/// go on without doubles, and in order where there is one queue for all, what is missing of them is accounted for, and nothing is left behind.
+fn killed_under_load(wire: &Wire, how: &str) {
+    let kills = kills(17);
+    let mut site = Site::new(wire, &format!("{}{how}", wire.left), &[]);
+    let bystanders = Bystanders::start(&site.socket("c"), &site.socket("d"), [mac(0xc), mac(0xd)]);
+    bystanders.still_exchange();
+    let held = |site: &Site| {
+        let (run, switch) = (site.left.pid(), site.left.switch());
+        let processes = site.left.pids().len();
+        [proc::descriptors(run), proc::descriptors(switch), proc::threads(run), proc::threads(switch), processes]
+    };
+    let memory = |site: &Site| [site.left.pid(), site.left.switch()].map(proc::private_kib);
+    pid(&site.left);
+    let (before, counted) = (held(&site), Counted::now(&site, wire));
+    let mut load = Load::new(!wire.left.contains("queues=2"));
+    let mut kib = [0; 2];
+    for kill in 0..kills {
+        let old = pid(&site.left);
+        // A life long enough that the next begins at once.
+        load.run(&mut site.near, &mut site.far, 1000);
+        proc::signal(old, Signal::KILL);
+        load.until_back(&mut site.near, &mut site.far, &site.left);
+        bystanders.still_exchange();
+        if kill == kills / 4 {
+            kib = memory(&site);
+        }
+    }
+    let uplink = uplink(&site.left);
+    assert_eq!(uplink["restarts"], kills, "{uplink}");
+    assert!(uplink["last_error"].as_str().is_some_and(|e| e.contains("SIGKILL")), "{uplink}");
+    load.settle(&mut site.near, &mut site.far);
+    let way = Counted::now(&site, wire).since(counted);
+    let Load { sent, received, .. } = load;
+    let what = format!("{} deaths, {sent:?} sent, {received:?} received, {way:?}", kills);
+    println!("{}{how}: {what}", wire.left);
+
+    // From the far guest to the near one.
+    let [given, out, _, _] = way.right;
+    assert_eq!((given, out), (sent[1], sent[1]), "the right uplink, which lives, sends all: {what}");
+    let [_, _, came, taken] = way.left;
+    assert!(out >= came && out - came <= way.kernel + u64::from(kills) * BATCH, "lost before it was counted: {what}");
+    assert!(came >= taken && came - taken <= u64::from(kills) * RING, "lost between uplink and switch: {what}");
+    assert_eq!(taken, received[0] + way.late[0], "what the switch took the guest has got: {what}");
+    // From the near guest to the far one. What the uplink was not given the switch has dropped under a name.
+    let [given, out, _, _] = way.left;
+    assert_eq!(sent[0], given + way.dropped, "{what}");
+    let [_, _, came, taken] = way.right;
+    assert_eq!(
+        (came, taken),
+        (taken, received[1] + way.late[1]),
+        "what the right uplink received the guest has got: {what}"
+    );
+    assert!(given >= came && given - came <= way.kernel + u64::from(kills) * RING, "lost in rings: {what}");
+    assert!(out <= came + way.kernel, "counted as sent, and not there: {what}");
+    assert!(came.saturating_sub(out) <= u64::from(kills) * BATCH, "sent before it was counted: {what}");
+
+    wait_for("descriptors, threads and processes to be as before", PATIENCE, || {
+        pid(&site.left);
+        held(&site).iter().zip(before).all(|(now, before)| *now <= before)
+    });
+    let grown = memory(&site).iter().zip(kib).map(|(now, then)| now.saturating_sub(then)).max();
+    assert!(grown < Some(2048), "{grown:?} KiB more after {kills} deaths than after a quarter of them");
+}
+
+#[test]
+fn tap_killed_under_load() {
+    killed_under_load(&Wire::taps(1), ",spare");
+}
+
+#[test]
+fn tap_with_two_queues_killed_under_load_without_a_spare() {
+    killed_under_load(&Wire::taps(2), "");
+}
+
+#[test]
+fn af_packet_killed_under_load() {
+    killed_under_load(&Wire::veth(1), ",spare");
+}
+
+#[test]
+fn af_packet_with_two_queues_killed_under_load_without_a_spare() {
+    killed_under_load(&Wire::veth(2), "");
+}
+
+#[test]
+fn af_xdp_killed_under_load() {
+    killed_under_load(&Wire::xdp(), ",spare");
+}
+
+#[test]
+fn af_xdp_killed_under_load_without_a_spare() {
+    killed_under_load(&Wire::xdp(), "");
+}
+
+/// Stopped, not dead: its spare takes its place. Spares that are stopped or die are replaced too, and nobody notices.
+#[test]
+fn a_spare_replaces_what_hangs_and_is_replaced() {
+    let wires: [fn() -> Wire; 3] = [|| Wire::taps(1), || Wire::veth(1), Wire::xdp];
+    for wire in wires {
+        let wire = wire();
+        let mut site = Site::new(&wire, &format!("{},spare", wire.left), &["--uplink-limit-ms", "500"]);
+        let of_uplink = |site: &Site| -> Vec<u32> {
+            let children = proc::children(site.left.pid());
+            children.into_iter().filter(|(_, name)| name == "lasthop-uplink").map(|(pid, _)| pid).collect()
+        };
+        let carries = pid(&site.left);
+        let spare = |site: &Site, carries| of_uplink(site).into_iter().find(|pid| *pid != carries).unwrap();
+        let first = spare(&site, carries);
+        proc::signal(first, Signal::KILL);
+        wait_for("another spare", PATIENCE, || !proc::alive(first) && of_uplink(&site).len() == 2);
+        assert_eq!(pid(&site.left), carries);
+        let second = spare(&site, carries);
+        proc::signal(second, Signal::STOP);
+        wait_for("another spare", PATIENCE, || !proc::alive(second) && of_uplink(&site).len() == 2);
+        assert_eq!((pid(&site.left), uplink(&site.left)["restarts"].as_u64()), (carries, Some(0)));
+        site.near.greet(&mut site.far, 2);
+        let third = spare(&site, carries);
+        proc::signal(carries, Signal::STOP);
+        wait_for("the hung one to be replaced", PATIENCE, || !proc::alive(carries));
+        site.left.wait_for_state("net", "up");
+        site.near.greet(&mut site.far, 3);
+        let uplink = uplink(&site.left);
+        assert_eq!((uplink["pid"].as_u64(), uplink["restarts"].as_u64()), (Some(third.into()), Some(1)), "{uplink}");
+        assert!(uplink["last_error"].as_str().is_some_and(|e| e.contains("not answered for 500 ms")), "{uplink}");
+        // Who breaks by itself leaves nothing to others: the device is opened anew.
+        proc::signal(third, Signal::ABORT);
+        wait_for("the broken one to be gone", PATIENCE, || !proc::alive(third));
+        let fourth = pid(&site.left);
+        assert!(![carries, first, second, third].contains(&fourth));
+        site.near.greet(&mut site.far, 4);
+        site.left.command(&["uplink", "del", "net"]);
+        assert!(of_uplink(&site).is_empty());
+        if wire.left.contains("tap") {
+            assert!(!wire.netns().output("ip link show t0").status.success(), "the device is left behind");
+        }
+    }
+}
+
+/// Not a test but a measurement, which takes some minutes: `cargo test -p lasthop-tests-process --test uplink -- --ignored
+/// --nocapture time_to_return`. LASTHOP_KILLS says how often (100), LASTHOP_DRIVER of which driver only.
+#[test]
+#[ignore = "a measurement"]
+fn time_to_return() {
+    let kills = kills(100);
+    let only = std::env::var("LASTHOP_DRIVER").unwrap_or_default();
+    let limit = Duration::from_millis(100);
+    type Make = fn() -> Wire;
+    let drivers: [(&str, Make); 3] =
+        [("tap", || Wire::taps(1)), ("af_packet", || Wire::veth(1)), ("af_xdp", Wire::xdp)];
+    for (driver, wire) in drivers.into_iter().filter(|(driver, _)| only.is_empty() || *driver == only) {
+        for spare in ["", ",spare"] {
+            for signal in [Signal::KILL, Signal::STOP] {
+                let wire = wire();
+                let arguments = ["--uplink-limit-ms", &limit.as_millis().to_string()];
+                let mut site = Site::new(&wire, &format!("{}{spare}", wire.left), &arguments);
+                let mut load = Load::new(true);
+                let mut times = Vec::new();
+                for _ in 0..kills {
+                    // Long enough to count as a good life.
+                    std::thread::sleep(Duration::from_millis(250));
+                    let old = pid(&site.left);
+                    load.run(&mut site.near, &mut site.far, 5);
+                    let died = Instant::now();
+                    proc::signal(old, signal);
+                    // The last frames that the old one has in its hands are not those of the next.
+                    std::thread::sleep(Duration::from_micros(100));
+                    load.until_back(&mut site.near, &mut site.far, &site.left);
+                    let time = died.elapsed();
+                    times.push(if signal == Signal::STOP { time.saturating_sub(limit) } else { time });
+                }
+                times.sort();
+                let at = |percent: usize| times[(times.len() * percent / 100).min(times.len() - 1)].as_secs_f64() * 1e3;
+                let how = if spare.is_empty() { "cold" } else { "spare" };
+                let what = if signal == Signal::STOP { "stopped (beyond the limit)" } else { "killed" };
+                println!("{driver:9} {how:5} {what:26} p50 {:6.1} ms  p99 {:6.1} ms", at(50), at(99));
+            }
+        }
+    }
+}
