@@ -23,8 +23,8 @@ pub trait SwitchProxy {
     async fn port_list(&mut self) -> zlink::Result<impl Stream<Item = zlink::Result<Result<PortPage, ApiError>>>>;
 
     /// Makes an uplink: a port that is the interface `device`, used by `driver` (chosen if not given) with so many queue
-    /// pairs, at this priority, from -20 to 19 as of nice(1), and with a second process that stands by if `spare`. `gro` may be
-    /// false with `af_xdp`: no receive aggregation. Answers when the interface is open.
+    /// pairs, at this priority, from -20 to 19 as of nice(1), and with a second process that stands by if `spare` (not
+    /// with `af_xdp` and several pairs). `gro` may be false with `af_xdp`: no receive aggregation. Answers when the interface is open.
     async fn uplink_add(
         &mut self,
         name: &str,
