@@ -25,6 +25,11 @@ const fn target(what: &'static str, scenario: &'static str, figure: usize, peer:
     Target { what, scenario, figure, peer: Some(peer), bound, aim: None }
 }
 
+/// A bound on the figure itself.
+const fn alone(what: &'static str, scenario: &'static str, figure: usize, bound: Bound) -> Target {
+    Target { what, scenario, figure, peer: None, bound, aim: None }
+}
+
 const fn aiming(aim: f64, target: Target) -> Target {
     Target { aim: Some(aim), ..target }
 }
@@ -53,9 +58,9 @@ const TARGETS: [Target; 38] = [
     target("latency p99 at 100 000 packets/s", "latency-100k", 2, OVS, Most(1.0)),
     target("64 B split, packets, against polling", "loop-64-split", PACKETS, POLL, Least(0.94)),
     target("latency p99 at 100 000 packets/s, against polling", "latency-100k", 2, POLL, Most(1.5)),
-    target("two VMs, TCP stream", "vms", 0, "linux-bridge", Least(1.2)),
+    target("two VMs, TCP stream", "vms", 0, BRIDGE, Least(1.2)),
     target("two VMs, TCP stream", "vms", 0, OVS, Least(1.8)),
-    target("two VMs, transactions", "vms", 1, "linux-bridge", Least(1.3)),
+    target("two VMs, transactions", "vms", 1, BRIDGE, Least(1.3)),
     target("two VMs, transactions", "vms", 1, OVS, Least(1.3)),
     target("100 000 packets/s, CPU left to spinning programs", "shared-100k", 0, OVS, Least(1.5)),
     target("AF_XDP uplink, TCP transmitted", "uplink-xdp", 0, OVS, Least(1.5)),
@@ -66,14 +71,7 @@ const TARGETS: [Target; 38] = [
     target("AF_XDP uplink, CPU between, receiving", "uplink-xdp", 4, OVS, Most(1.0)),
     target("AF_XDP uplink, CPU between, transmitting", "uplink-xdp", 3, BRIDGE, Most(1.0)),
     target("AF_XDP uplink, CPU between, receiving", "uplink-xdp", 4, BRIDGE, Most(1.0)),
-    Target {
-        what: "AF_XDP uplink, its process, % of a CPU",
-        scenario: "uplink-xdp",
-        figure: 7,
-        peer: None,
-        bound: Most(100.0),
-        aim: None,
-    },
+    alone("AF_XDP uplink, its process, % of a CPU", "uplink-xdp", 7, Most(100.0)),
     target("AF_PACKET uplink, TCP transmitted", "uplink-packet", 0, OVS, Least(1.5)),
     target("AF_PACKET uplink, TCP received", "uplink-packet", 1, OVS, Least(1.5)),
     target("AF_PACKET uplink, TCP transmitted", "uplink-packet", 0, BRIDGE, Least(1.0)),
@@ -82,16 +80,9 @@ const TARGETS: [Target; 38] = [
     target("AF_PACKET uplink, CPU between, receiving", "uplink-packet", 4, OVS, Most(1.0)),
     target("AF_PACKET uplink, CPU between, transmitting", "uplink-packet", 3, BRIDGE, Most(1.0)),
     target("AF_PACKET uplink, CPU between, receiving", "uplink-packet", 4, BRIDGE, Most(1.0)),
-    Target {
-        what: "AF_PACKET uplink, its process, % of a CPU",
-        scenario: "uplink-packet",
-        figure: 7,
-        peer: None,
-        bound: Most(100.0),
-        aim: None,
-    },
+    alone("AF_PACKET uplink, its process, % of a CPU", "uplink-packet", 7, Most(100.0)),
     // The scheduler's account is never quite 0.
-    Target { what: "idle, % of a CPU", scenario: "idle", figure: 0, peer: None, bound: Most(0.1), aim: None },
+    alone("idle, % of a CPU", "idle", 0, Most(0.1)),
 ];
 
 impl Target {

@@ -63,8 +63,6 @@ impl TransmitTimer {
         if packets > 0 {
             self.found_ns = now_ns;
         }
-        // Expiry does not start it again: perhaps there is not much going on. A kick does, when there is: either a batch
-        // is full or the timer was off.
         self.left_off = self.left_off.saturating_sub(1);
         if expired && packets == 1 {
             self.alone = (self.alone * 2).clamp(1, Self::ALONE);
@@ -72,6 +70,8 @@ impl TransmitTimer {
         } else if packets > 1 && self.due_ns.is_some() {
             self.alone = 0;
         }
+        // Expiry does not start it again: perhaps there is not much going on. A kick does, when there is: either a batch
+        // is full or the timer was off.
         let gathers = packets > 0 && vm != Vm::Blocked && !(batch.is_off() || expired || silent || self.left_off > 0);
         self.due_ns = gathers.then(|| now_ns + batch.period_ns);
         self.due_ns.map_or(Kicks::Next, |due_ns| Kicks::Batch { packets: batch.packets, due_ns })
