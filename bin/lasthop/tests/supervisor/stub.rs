@@ -59,6 +59,15 @@ fn messages<S: serde::Serialize, R: serde::de::DeserializeOwned>(
     }
 }
 
+/// The program ends when the supervisor has.
+fn tell<S: serde::Serialize, R: serde::de::DeserializeOwned>(channel: &mut Channel<S, R>, message: &S) {
+    match channel.send(message, None) {
+        Ok(()) => {}
+        Err(ChannelError::Closed) => std::process::exit(0),
+        Err(e) => panic!("{e}"),
+    }
+}
+
 /// `lasthop-switch`.
 pub fn switch(called: &Path) {
     introduce("switch");
@@ -79,7 +88,7 @@ pub fn switch(called: &Path) {
 
     let epoll = Epoll::new().unwrap();
     epoll.add(&supervisor, SUPERVISOR, Trigger::Level).unwrap();
-    supervisor.send(&SwitchToSupervisor::Ready, None).unwrap();
+    tell(&mut supervisor, &SwitchToSupervisor::Ready);
     if behaviour == "switch is slow" {
         std::thread::sleep(Duration::from_millis(300));
     }
@@ -108,7 +117,11 @@ pub fn switch(called: &Path) {
                         }
                         SupervisorToSwitch::ControlChannel => {
                             let mut channel = Channel::new(fd.unwrap());
-                            channel.send(&ToControl::Hello { ports: Vec::new() }, None).unwrap();
+                            // Control may have ended since, as everything does at a shutdown.
+                            match channel.send(&ToControl::Hello { ports: Vec::new() }, None) {
+                                Ok(()) | Err(ChannelError::Closed) => {}
+                                Err(e) => panic!("{e}"),
+                            }
                             control = Some(channel);
                         }
                         SupervisorToSwitch::Shutdown if behaviour == "switch stays" => say("switch", "staying as told"),
@@ -130,7 +143,7 @@ pub fn switch(called: &Path) {
                 connections.remove(&id);
                 say("switch", &format!("closed {id}"));
                 let closed = SwitchToSupervisor::ConnectionClosed { port: PortId(id), reason: "hung up".into() };
-                supervisor.send(&closed, None).unwrap();
+                tell(&mut supervisor, &closed);
             }
         }
     }
@@ -144,7 +157,7 @@ pub fn control(_called: &Path) {
     let epoll = Epoll::new().unwrap();
     epoll.add(&supervisor, SUPERVISOR, Trigger::Level).unwrap();
     epoll.add(&api, API, Trigger::Level).unwrap();
-    supervisor.send(&ControlToSupervisor::Ready, None).unwrap();
+    tell(&mut supervisor, &ControlToSupervisor::Ready);
     let mut datapath: Option<Channel<FromControl, ToControl>> = None;
     let mut ports = None;
     let mut waiting: BTreeMap<u64, UnixStream> = BTreeMap::new();
@@ -177,6 +190,7 @@ pub fn control(_called: &Path) {
                             | SupervisorToControl::ListsKept(_)
                             | SupervisorToControl::Uplinks(_)
                             | SupervisorToControl::Forget(_)
+                            | SupervisorToControl::Announce(_)
                             | SupervisorToControl::UplinkReply { .. } => {}
                             SupervisorToControl::Shutdown => return say("control", "shutdown"),
                         }
@@ -211,7 +225,7 @@ pub fn control(_called: &Path) {
                     match asked {
                         Err(answer) => writeln!(&client, "{answer}").unwrap(),
                         Ok(message) => {
-                            supervisor.send(&message, None).unwrap();
+                            tell(&mut supervisor, &message);
                             waiting.insert(request, client);
                             request += 1;
                         }
