@@ -2,14 +2,14 @@
 
 use crate::datapath::Datapath;
 use crate::deliver::{Target, Undelivered};
-use crate::packet::Packet;
-use crate::plan::{Group, Plan, bit};
+use crate::packet::{Packet, link, usual};
+use crate::plan::{Group, Plan, Repeat, bit};
 use crate::port::{Port, PortTable, header_len};
 use crate::run::{Run, Verdict};
 use lasthop_flow::{Action, ExactCache, WriterId};
 use lasthop_frame::Depth;
 use lasthop_types::{DropReason, PortId};
-use lasthop_virtqueue::{Active, Ahead, BURST, Chains, Queue, QueueError, QueueGuard, Ring};
+use lasthop_virtqueue::{AHEAD, Active, Ahead, BURST, Chains, Queue, QueueError, QueueGuard, Ring};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -124,11 +124,12 @@ impl Forwarder {
         if chains.list.is_empty() {
             return (Outcome::default(), false, broken);
         }
+        (0..AHEAD).for_each(|n| chains.prefetch(n, false));
         active.begin(&chains.list);
         let ahead = std::mem::take(&mut active.ahead);
         let burst = Burst { port, queue, chains: &chains, ahead, now_ms };
         let seen = self.judge(&burst, header_len(active.features));
-        self.deliver(&burst);
+        self.deliver(&burst, None);
         let taken = (self.plan.dealt.trailing_ones() as usize).min(seen);
         self.count(&burst);
 
@@ -153,12 +154,13 @@ impl Forwarder {
         let datapath = self.datapath.clone();
         let mut run = Run::new(datapath.flows(), self.writer, now_ms);
         self.plan.begin(ahead.dealt);
-        let mut i = 0;
+        let (mut i, mut passes) = (0, ahead == Ahead::default());
         while let (Some(packet), Some(chain)) = (self.packets.get_mut(i), chains.list.get(i)) {
             if ahead.dealt & bit(i) != 0 {
                 i += 1;
                 continue;
             }
+            chains.prefetch(i + AHEAD, false);
             let read = packet.read(chains, chain, header_len, port.id, run.depth);
             let verdict = match read {
                 Err(reason) => Verdict::Drop(reason),
@@ -170,8 +172,14 @@ impl Forwarder {
             match verdict {
                 Verdict::To(to) => {
                     self.output(burst, i, to, true);
-                    if ahead == Ahead::default() && self.plan.repeats() {
-                        i += self.repeat(burst, &mut run, i + 1);
+                    if passes
+                        && self.plan.last.is_some()
+                        && let Some(like) = run.link.filter(|like| goes_on(chains, i + 1, *like))
+                    {
+                        self.deliver(burst, Some((i + 1, like)));
+                        passes = self.plan.passed.0 > 0;
+                        run.count(self.plan.passed.0, self.plan.passed.1);
+                        i += self.plan.passed.0;
                     }
                 }
                 Verdict::Many(flow) => self.output_all(burst, i, &flow.actions),
@@ -194,30 +202,6 @@ impl Forwarder {
         }
         run.end(&self.cache);
         i
-    }
-
-    /// Has packets from the `first` on that are the same as the one before go where that went; returns how many are.
-    #[inline]
-    fn repeat(&mut self, burst: &Burst<'_, '_>, run: &mut Run<'_>, first: usize) -> usize {
-        let (Some(link), Some(packets), Some(chains)) =
-            (run.link, self.packets.get_mut(first..), burst.chains.list.get(first..))
-        else {
-            return 0;
-        };
-        let (mut n, mut bytes) = (0, 0);
-        for (packet, chain) in packets.iter_mut().zip(chains) {
-            // One that turns out to be another is read anew: only one reading of it counts.
-            if !packet.read_link(chain, burst.port.id) || packet.link() != link {
-                break;
-            }
-            n += 1;
-            bytes += packet.frame_len;
-        }
-        if n > 0 {
-            self.plan.repeat(u64::MAX >> (BURST - n) << first);
-            run.count(n, bytes);
-        }
-        n
     }
 
     fn drop(&mut self, burst: &Burst<'_, '_>, packet: usize, reason: DropReason) {
@@ -244,7 +228,7 @@ impl Forwarder {
             return;
         }
         if !self.plan.add(packet, may_wait, to, queue) {
-            self.deliver(burst);
+            self.deliver(burst, None);
             self.plan.add(packet, may_wait, to, queue);
         }
         if multi_queue {
@@ -264,25 +248,31 @@ impl Forwarder {
         burst.queue.counters.replicated.add((actions.len() as u64).saturating_sub(1));
     }
 
-    /// Makes the deliveries planned so far: each receiver's ring is locked, filled, published and notified once.
-    fn deliver(&mut self, burst: &Burst<'_, '_>) {
+    /// Makes the deliveries planned so far, and that of `run`: each receiver's ring is locked, filled, published and
+    /// notified once.
+    fn deliver(&mut self, burst: &Burst<'_, '_>, run: Option<Repeat>) {
         let mut n = 0;
+        self.plan.passed = (0, 0);
         while let Some(group) = self.plan.group(n) {
+            let run = run.filter(|_| self.plan.last == Some(n));
             n += 1;
             let Some(port) = self.ports.get(group.port) else { continue };
             self.receiver = group.port;
             let Some(queue) = port.queues.get(usize::from(group.queue)) else { continue };
             let mut guard = queue.lock();
-            let (mut call, error) = match guard.active() {
-                Some(active) => fill(&mut self.plan, &self.packets, &group, active, port.mtu(), queue, burst),
+            let (call, error) = match guard.active() {
+                Some(active) => {
+                    let target = (active, port.mtu(), &**queue);
+                    fill(&mut self.plan, &mut self.packets, &group, target, burst, run)
+                }
                 None => {
                     queue.counters.drops.add(DropReason::PortDown, u64::from(group.packets.count_ones()));
                     self.plan.dealt |= group.packets;
                     (false, None)
                 }
             };
-            call = call && port.interrupts_now(queue, group.packets.count_ones());
-            if call {
+            let passed = run.map_or(0, |_| self.plan.passed.0 as u32);
+            if call && port.interrupts_now(queue, group.packets.count_ones() + passed) {
                 guard.call();
             }
             if let Some(error) = error {
@@ -360,18 +350,26 @@ pub(crate) fn fail(datapath: &Datapath, port: &Port, index: u16, guard: &mut Que
     datapath.note_broken(port.id, index);
 }
 
-/// Delivers one receiver's packets and publishes them at once. Returns whether to interrupt, and what broke the ring.
+/// Whether some packets from the `next` on are like the one before: enough for a visit to their receiver of their own.
+#[inline]
+fn goes_on(chains: &Chains<'_>, next: usize, like: u128) -> bool {
+    let like = |chain| usual(chain).is_some_and(|(_, frame)| link(&frame) == like);
+    chains.list.get(next..next + 3).is_some_and(|chains| chains.iter().all(like))
+}
+
+/// Delivers one receiver's packets, with those of `run`, and publishes them at once. Returns whether to interrupt, and what
+/// broke the ring.
 fn fill(
     plan: &mut Plan,
-    packets: &[Packet],
+    packets: &mut [Packet],
     group: &Group,
-    active: &mut Active,
-    mtu: u16,
-    queue: &Queue,
+    (active, mtu, queue): (&mut Active, u16, &Queue),
     burst: &Burst<'_, '_>,
+    run: Option<Repeat>,
 ) -> (bool, Option<QueueError>) {
     let memory = active.memory.clone();
-    let mut target = Target::new(active, &memory, mtu, &queue.counters, group.packets.count_ones() as usize);
+    let count = if run.is_some() { burst.chains.list.len() } else { group.packets.count_ones() as usize };
+    let mut target = Target::new(active, &memory, mtu, &queue.counters, count);
     let mut error = None;
     let mut held = plan.is_held(group.port, group.queue);
     let mut left = group.packets;
@@ -412,6 +410,10 @@ fn fill(
             }
         }
         plan.set_dealt(i);
+    }
+    if let Some(run) = run.filter(|_| error.is_none() && !held) {
+        plan.passed = target.pass(packets, burst.chains, run);
+        plan.dealt |= !(u64::MAX << plan.passed.0) << run.0;
     }
     if target.delivered() > 0 && !held {
         queue.starved_since.store(0, Relaxed);

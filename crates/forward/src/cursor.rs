@@ -55,30 +55,30 @@ impl<'a, 'm> Cursor<'a, 'm> {
         }
     }
 
-    /// Copies into private memory; returns how many bytes there were.
+    /// Has `act` move bytes that lie here, piece by piece, until `bytes` are done or it moves none; returns how many were.
     #[inline]
-    pub(crate) fn read(&mut self, out: &mut [u8]) -> usize {
+    fn each(&mut self, bytes: usize, mut act: impl FnMut(GuestSlice<'m>, usize) -> usize) -> usize {
         let mut done = 0;
-        while done < out.len() {
-            let Some(here) = self.here() else { break };
-            let n = here.read(0, &mut out[done..]);
+        while done < bytes
+            && let Some(here) = self.here()
+            && let n @ 1.. = act(here, done)
+        {
             self.offset += n;
             done += n;
         }
         done
     }
 
+    /// Copies into private memory; returns how many bytes there were.
+    #[inline]
+    pub(crate) fn read(&mut self, out: &mut [u8]) -> usize {
+        self.each(out.len(), |here, done| here.read(0, &mut out[done..]))
+    }
+
     /// Copies from private memory; returns how many bytes fitted.
     #[inline]
     pub(crate) fn write(&mut self, bytes: &[u8]) -> usize {
-        let mut done = 0;
-        while done < bytes.len() {
-            let Some(here) = self.here() else { break };
-            let n = here.write(0, &bytes[done..]);
-            self.offset += n;
-            done += n;
-        }
-        done
+        self.each(bytes.len(), |here, done| here.write(0, &bytes[done..]))
     }
 
     /// Copies `bytes` from `source`, guest to guest; returns how many were moved.
@@ -124,15 +124,12 @@ impl<'a, 'm> Cursor<'a, 'm> {
         bytes: usize,
         mut copy: impl FnMut(GuestSlice<'_>, GuestSlice<'_>, usize) -> usize,
     ) -> usize {
-        let mut done = 0;
-        while done < bytes {
-            let (Some(from), Some(to)) = (source.here(), self.here()) else { break };
+        self.each(bytes, |to, done| {
+            let Some(from) = source.here() else { return 0 };
             let n = copy(from.part(0, bytes - done), to, done);
             source.offset += n;
-            self.offset += n;
-            done += n;
-        }
-        done
+            n
+        })
     }
 }
 

@@ -1,14 +1,15 @@
 //! One packet into one ring: reserve, copy, stage. The payload moves once, whatever has to be done to it on the way.
 
 use crate::cursor::Cursor;
-use crate::packet::Packet;
+use crate::packet::{LINK_LEN, Packet, link, usual};
+use crate::plan::Repeat;
 use crate::port::{feature, header_len};
 use lasthop_frame::{
     CompleteChecksum, Delivery, HeaderBuf, Offload, Receiver, SEGMENT_HEADER_LEN, SNAPSHOT_LEN, Segmenter, VnetHdr,
 };
 use lasthop_guestmem::{GuestMemory, GuestSlice};
 use lasthop_types::{DropReason, PortCounters};
-use lasthop_virtqueue::{Active, Chains, QueueError, Reserved, Room};
+use lasthop_virtqueue::{AHEAD, Active, Chains, QueueError, Reserved, Room};
 
 /// Why a packet did not get there.
 #[derive(Debug)]
@@ -22,14 +23,6 @@ pub(crate) enum Undelivered {
 impl From<DropReason> for Undelivered {
     fn from(reason: DropReason) -> Self {
         Self::Drop(reason)
-    }
-}
-
-/// Copies what lies between `at` and `len` in both.
-#[inline]
-fn copy_rest(from: &GuestSlice<'_>, to: &GuestSlice<'_>, at: usize, len: usize) {
-    if len > at {
-        from.part(at, len - at).copy_to(&to.part(at, len - at));
     }
 }
 
@@ -80,7 +73,6 @@ impl<'a> Target<'a> {
     /// would have done it.
     #[inline]
     pub(crate) fn deliver_at_once(&mut self, packets: &[Packet], chains: &Chains<'_>, set: u64) -> u64 {
-        const VNET: [u8; VnetHdr::LEN] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
         let (mut left, mut bytes) = (set, 0);
         // All packets of a burst come from one ring.
         let sender = packets.get(set.trailing_zeros() as usize).map(|p| p.header_len);
@@ -89,28 +81,58 @@ impl<'a> Target<'a> {
             let i = left.trailing_zeros() as usize;
             let (Some(packet), Some(chain)) = (packets.get(i), chains.list.get(i)) else { break };
             let Some(from) = chain.single() else { break };
-            let len = VnetHdr::LEN + packet.frame_len;
-            if packet.offload != Offload::None || packet.frame_len > self.any_frame {
+            let usual = packet.offload == Offload::None && packet.frame_len <= self.any_frame;
+            if !(usual && self.put(&from, packet.header(), VnetHdr::LEN + packet.frame_len)) {
                 break;
             }
-            let Some((to, chain)) = self.room.next_single(len) else { break };
-            // Two writes and not one: gathering both in private memory first would stall on the fresh stores.
-            to.write_array(0, &VNET);
-            if let Some(header) = packet.usual_header() {
-                to.write_array(VnetHdr::LEN, header);
-                copy_rest(&from, &to, VnetHdr::LEN + header.len(), len);
-            } else {
-                let header = packet.header();
-                to.write(VnetHdr::LEN, header);
-                copy_rest(&from, &to, VnetHdr::LEN + header.len(), len);
-            }
-            self.active.ring.stage_used(chain, len as u32);
             bytes += packet.frame_len;
             left &= left.wrapping_sub(1);
         }
         let done = set & !left;
         self.count(done.count_ones() as usize, bytes);
         done
+    }
+
+    /// Delivers packets of `chains` from the `next` on as long as they are like the one before, whose link layer is `like`,
+    /// each read and written in one go. Of `packets` only their length is filled in. Returns how many, and their bytes.
+    pub(crate) fn pass(&mut self, packets: &mut [Packet], chains: &Chains<'_>, (next, like): Repeat) -> (usize, usize) {
+        let (mut n, mut bytes) = (0, 0);
+        for (packet, chain) in packets.iter_mut().skip(next).zip(chains.list.iter().skip(next)) {
+            chains.prefetch(next + n + AHEAD, false);
+            let Some((from, frame)) = usual(chain).filter(|(_, frame)| link(frame) == like) else { break };
+            let len = from.len() - VnetHdr::LEN;
+            let fits = len <= self.any_frame && self.header_len == VnetHdr::LEN;
+            if !(fits && self.put(&from, &frame, from.len())) {
+                break;
+            }
+            packet.frame_len = len;
+            (n, bytes) = (n + 1, bytes + len);
+        }
+        self.count(n, bytes);
+        (n, bytes)
+    }
+
+    /// Writes a packet that asks for nothing into the next buffer, if that is at hand and holds its `len` bytes: the frame
+    /// begins with `header`, read from `from` before, where the rest is still to be read.
+    #[inline]
+    fn put(&mut self, from: &GuestSlice<'_>, header: &[u8], len: usize) -> bool {
+        const VNET: [u8; VnetHdr::LEN] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+        let Some((to, chain)) = self.room.next_single(len) else { return false };
+        // Two writes and not one: gathering both in private memory first would stall on the fresh stores.
+        // Often it is there from the last time, and a line that is not written to stays in the driver's cache.
+        if to.read_array(0) != Some(VNET) {
+            to.write_array(0, &VNET);
+        }
+        match <&[u8; LINK_LEN]>::try_from(header) {
+            Ok(header) => drop(to.write_array(VnetHdr::LEN, header)),
+            Err(_) => drop(to.write(VnetHdr::LEN, header)),
+        }
+        let copied = VnetHdr::LEN + header.len();
+        if len > copied {
+            from.part(copied, len - copied).copy_to(&to.part(copied, len - copied));
+        }
+        self.active.ring.stage_used(chain, len as u32);
+        true
     }
 
     /// Delivers one packet. The driver sees it when the ring is published.

@@ -10,7 +10,7 @@ use lasthop_virtqueue::{Chain, Chains};
 /// Shortest frame that is looked at: an Ethernet header.
 const MIN_FRAME_LEN: usize = 14;
 /// As much of a frame as is read while flows look at its link layer alone.
-const LINK_LEN: usize = 64;
+pub(crate) const LINK_LEN: usize = 64;
 
 /// Private copy of everything that was judged about one packet. Its payload stays where it is, in `pieces` that travel
 /// beside it.
@@ -31,6 +31,23 @@ pub(crate) struct Packet {
     pub(crate) offload: Offload,
     /// What it is; filled in to the depth asked for.
     pub(crate) key: FlowKey,
+}
+
+/// Where a packet lies and how its frame begins, if it is what most are: it asks for nothing, has a header of
+/// [`VnetHdr::LEN`], is in one piece, not among the shortest and not too long.
+#[inline]
+pub(crate) fn usual<'m>(chain: &Chain<'m>) -> Option<(GuestSlice<'m>, [u8; LINK_LEN])> {
+    let piece = chain.single()?;
+    let frame = piece.read_array::<LINK_LEN>(VnetHdr::LEN)?;
+    let Some([0, 0]) = piece.read_array(0) else { return None };
+    (piece.len() <= VnetHdr::LEN + MAX_FRAME_LEN).then_some((piece, frame))
+}
+
+/// What the link layer of an untagged Ethernet II frame says, to be compared with that of another; the in port aside, all
+/// of a key of [`Depth::L2`].
+#[inline]
+pub(crate) fn link(frame: &[u8]) -> u128 {
+    u128::from_le_bytes(frame.first_chunk().copied().unwrap_or_default()) & ((1 << (8 * MIN_FRAME_LEN)) - 1)
 }
 
 impl Default for Packet {
@@ -70,19 +87,16 @@ impl Packet {
         self.read_all(chains.pieces(chain))
     }
 
-    /// Takes a snapshot for [`Depth::L2`] of what most packets are: they ask for nothing, have a header of
-    /// [`VnetHdr::LEN`], are in one piece and not among the shortest. False if it is not that.
+    /// Takes a snapshot for [`Depth::L2`] of a packet that is [`usual`]. False if it is not.
     #[inline]
     pub(crate) fn read_link(&mut self, chain: &Chain<'_>, port: PortId) -> bool {
-        let Some(piece) = chain.single() else { return false };
-        let Some(link) = piece.read_array::<LINK_LEN>(VnetHdr::LEN) else { return false };
-        let Some([0, 0, ..]) = piece.read_array::<{ VnetHdr::LEN }>(0) else { return false };
+        let Some((piece, link)) = usual(chain) else { return false };
         if let Some(snapshot) = self.snapshot.first_chunk_mut() {
             *snapshot = link;
         }
         (self.snapshot_len, self.frame_len, self.header_len) = (LINK_LEN, piece.len() - VnetHdr::LEN, VnetHdr::LEN);
         (self.port, self.offload) = (port, Offload::None);
-        self.frame_len <= MAX_FRAME_LEN
+        true
     }
 
     /// As [`Packet::read`] for a whole frame that lies in `piece`, without a virtio-net header.
@@ -126,12 +140,10 @@ impl Packet {
         }
     }
 
-    /// What the link layer of an untagged Ethernet II frame says, to be compared with that of another; the in port aside,
-    /// all of a key of [`Depth::L2`].
+    /// [`link`] of the snapshot.
     #[inline]
     pub(crate) fn link(&self) -> u128 {
-        let bytes = self.snapshot.first_chunk().copied().unwrap_or_default();
-        u128::from_le_bytes(bytes) & ((1 << (8 * MIN_FRAME_LEN)) - 1)
+        link(&self.snapshot)
     }
 
     /// Fills in the key to `depth`.
@@ -167,12 +179,6 @@ impl Packet {
     #[inline]
     pub(crate) fn header(&self) -> &[u8] {
         self.snapshot.get(..self.snapshot_len).unwrap_or(&[])
-    }
-
-    /// The snapshot, if it is as long as most are: a number of bytes known beforehand is copied without a branch.
-    #[inline]
-    pub(crate) fn usual_header(&self) -> Option<&[u8; LINK_LEN]> {
-        if self.snapshot_len == LINK_LEN { self.snapshot.first_chunk() } else { None }
     }
 
     /// Bytes behind the snapshot.

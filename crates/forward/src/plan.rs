@@ -14,13 +14,19 @@ pub(crate) struct Plan {
     groups: ArrayVec<Group, MAX_GROUPS>,
     /// Receivers for which packets of this burst wait: those that follow must not overtake them.
     held: ArrayVec<(PortId, u16), MAX_HELD>,
-    /// Where the last delivery that may wait goes.
-    last: Option<usize>,
+    /// Which receiver gets the last packet, if what is the same as that goes there too.
+    pub(crate) last: Option<usize>,
     /// Packets that have no other destination than the one they are planned for, so they may wait for it.
     may_wait: u64,
     /// Packets delivered or dropped.
     pub(crate) dealt: u64,
+    /// How many packets were delivered without having been planned, and their bytes.
+    pub(crate) passed: (usize, usize),
 }
+
+/// Packets that go where the last one went, as long as they are like it: the first one's place, and what
+/// [`link`](crate::packet::link) says of them.
+pub(crate) type Repeat = (usize, u128);
 
 /// One receiver's ring and the packets for it.
 #[derive(Clone, Copy, Debug)]
@@ -89,21 +95,6 @@ impl Plan {
     #[inline]
     pub(crate) fn no_repeat(&mut self) {
         self.last = None;
-    }
-
-    /// Whether what is the same as the last packet goes where that went.
-    #[inline]
-    pub(crate) fn repeats(&self) -> bool {
-        self.last.is_some()
-    }
-
-    /// Adds these packets to where the last one went.
-    #[inline]
-    pub(crate) fn repeat(&mut self, packets: u64) {
-        if let Some(group) = self.last.and_then(|n| self.groups.get_mut(n)) {
-            group.packets |= packets;
-            self.may_wait |= packets;
-        }
     }
 
     /// The `n`th receiver.

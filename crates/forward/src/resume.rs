@@ -89,19 +89,13 @@ impl Forwarder {
     }
 
     fn deliver_one(&mut self, to: PortId, packet: &mut Packet, pieces: &[GuestSlice<'_>], counters: &PortCounters) {
-        let Some(port) = self.ports.get(to) else {
-            counters.drops.add(DropReason::NoPort, 1);
-            return;
-        };
+        let Some(port) = self.ports.get(to) else { return counters.drops.add(DropReason::NoPort, 1) };
         let Some(queue) = port.queue_to_guest(packet.steering_hash(pieces)).or(port.queues.first().map(|q| &**q))
         else {
             return;
         };
         let mut guard = queue.lock();
-        let Some(active) = guard.active() else {
-            queue.counters.drops.add(DropReason::PortDown, 1);
-            return;
-        };
+        let Some(active) = guard.active() else { return queue.counters.drops.add(DropReason::PortDown, 1) };
         let memory = active.memory.clone();
         let mut target = Target::new(active, &memory, port.mtu(), &queue.counters, 1);
         let error = match target.deliver(packet, pieces) {

@@ -12,6 +12,7 @@ use lasthop_virtqueue::{Chains, JOURNAL_BYTES, Journal, QueueSetup};
 use std::sync::Arc;
 
 mod once;
+mod runs;
 
 /// A guest on a port.
 struct Guest {

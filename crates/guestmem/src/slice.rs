@@ -180,23 +180,13 @@ impl<'m> GuestSlice<'m> {
         }
     }
 
-    /// Asks the processor to fetch the first cache lines, as far as a header reaches, for reading.
+    /// Asks the processor to fetch the first cache lines, as far as a header reaches, to read them or `to_write` them.
     #[inline]
-    pub fn prefetch(&self) {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: prefetch never faults and needs only SSE, which x86_64 always has.
-        unsafe {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            _mm_prefetch::<_MM_HINT_T0>(self.ptr.cast());
-            _mm_prefetch::<_MM_HINT_T0>(self.ptr.wrapping_add(64).cast());
-        };
-    }
-
-    /// As [`GuestSlice::prefetch`], for writing.
-    #[inline]
-    pub fn prefetch_for_write(&self) {
-        prefetch_line_for_write(self.ptr);
-        prefetch_line_for_write(self.ptr.wrapping_add(64));
+    pub fn prefetch(&self, to_write: bool) {
+        // A line with nothing but the 12 bytes of a virtio-net header mostly stays as it is.
+        let first_to_write = to_write && self.ptr as usize % 64 != 64 - 12;
+        prefetch_line(self.ptr, first_to_write);
+        prefetch_line(self.ptr.wrapping_add(64), to_write);
     }
 
     #[inline]
@@ -269,7 +259,7 @@ impl<const ALIGN: usize> PinnedSlice<ALIGN> {
     /// Asks for a cache line that is going to be written to. `offset` may lie anywhere.
     #[inline]
     pub fn prefetch_for_write(&self, offset: usize) {
-        prefetch_line_for_write(self.ptr.wrapping_add(offset));
+        prefetch_line(self.ptr.wrapping_add(offset), true);
     }
 
     /// Writes a little-endian word.
@@ -298,13 +288,19 @@ impl<const ALIGN: usize> PinnedSlice<ALIGN> {
     }
 }
 
-/// Asks the processor for the cache line that `at` lies in, to write to it.
+/// Asks the processor for the cache line that `at` lies in, to read it or `to_write` to it.
 #[inline]
-fn prefetch_line_for_write(at: *const u8) {
+fn prefetch_line(at: *const u8, to_write: bool) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: prefetch never faults, whatever the address; a processor without PREFETCHW takes it for a no-operation.
+    // SAFETY: prefetch never faults, whatever the address; SSE is always there, and a processor without PREFETCHW takes it
+    // for a no-operation.
     unsafe {
-        std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
+        use std::arch::asm;
+        if to_write {
+            asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
+        } else {
+            asm!("prefetcht0 [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
+        }
     };
 }
 

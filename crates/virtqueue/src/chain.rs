@@ -7,6 +7,10 @@ use lasthop_guestmem::{AccessError, GuestMemory, GuestSlice};
 /// Most chains taken from a guest at once.
 pub const BURST: usize = 64;
 
+/// How many chains before its turn the memory of one is asked for: what other cores have written takes as long to come as
+/// some packets take to be moved, and all at once would be more than a core can wait for.
+pub const AHEAD: usize = 8;
+
 /// Most chains that one frame may be spread over, or that may be held at once.
 pub const MAX_CHAINS: usize = 256;
 
@@ -63,6 +67,14 @@ impl<'m> Chains<'m> {
         self.pieces.get(first..first + usize::from(chain.count)).unwrap_or(&[])
     }
 
+    /// Asks the processor for the memory of the `n`th chain, if there is one, unless it was walked: that has asked already.
+    #[inline]
+    pub fn prefetch(&self, n: usize, to_write: bool) {
+        if let Some(piece) = self.list.get(n).and_then(Chain::single) {
+            piece.prefetch(to_write);
+        }
+    }
+
     /// The memory of some chains, that the device writes to, one behind the other.
     #[inline]
     pub(crate) fn span(&self, chains: &[Chain<'m>]) -> &[GuestSlice<'m>] {
@@ -83,7 +95,7 @@ impl<'m> Chains<'m> {
     }
 
     /// Adds a chain of one buffer, if it is all it seems: one piece of memory, pointing the right way. False if it has
-    /// to be walked. The caller checked `is_full`.
+    /// to be walked. The caller checked `is_full`, and asks for the memory with [`Chains::prefetch`].
     #[inline]
     pub(crate) fn add_single(
         &mut self,
@@ -104,7 +116,6 @@ impl<'m> Chains<'m> {
         if piece.len() != len || self.list.is_full() || device_writes && self.pieces.try_push(piece).is_err() {
             return false;
         }
-        prefetch(&piece, device_writes);
         let _ = self.list.try_push(chain);
         true
     }
@@ -115,15 +126,6 @@ impl<'m> Chain<'m> {
     #[inline]
     pub fn single(&self) -> Option<GuestSlice<'m>> {
         (self.count == 1).then_some(self.piece)
-    }
-}
-
-#[inline]
-fn prefetch(piece: &GuestSlice<'_>, device_writes: bool) {
-    if device_writes {
-        piece.prefetch_for_write();
-    } else {
-        piece.prefetch();
     }
 }
 
@@ -159,7 +161,7 @@ impl<'m> ChainBuilder<'_, 'm> {
                 // Nobody will look at its memory, which may lie in hundreds of regions more.
                 return Ok(());
             }
-            prefetch(&piece, self.device_writes);
+            piece.prefetch(self.device_writes);
             left -= piece.len();
             addr += piece.len() as u64;
             if left == 0 {

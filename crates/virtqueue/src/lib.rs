@@ -14,7 +14,7 @@ mod ring;
 mod room;
 mod split;
 
-pub use chain::{BURST, Chain, Chains, MAX_CHAINS, MAX_PIECES};
+pub use chain::{AHEAD, BURST, Chain, Chains, MAX_CHAINS, MAX_PIECES};
 pub use error::QueueError;
 pub use journal::{JOURNAL_BYTES, Journal};
 pub use queue::{Active, Ahead, Queue, QueueGuard, QueueSetup, QueueStatus, on_wait};

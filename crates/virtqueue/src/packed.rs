@@ -53,6 +53,15 @@ impl Position {
         }
     }
 
+    /// How many slots further on `to` is: less than two laps.
+    #[inline]
+    fn distance(self, to: Position, size: u16) -> i32 {
+        let size = i32::from(size);
+        let place = |at: Position| i32::from(at.index) + if at.wrap { 0 } else { size };
+        let slots = place(to) - place(self);
+        if slots < 0 { slots + 2 * size } else { slots }
+    }
+
     #[inline]
     fn retreat(&mut self, slots: u16, size: u16) {
         if slots > self.index {
@@ -105,7 +114,7 @@ impl PackedRing {
     pub(crate) fn new(
         setup: &QueueSetup,
         memory: &Arc<GuestMemory>,
-        record: Option<&Record>,
+        record: Option<&mut Record>,
     ) -> Result<Self, QueueError> {
         let size = setup.size;
         if size == 0 || size > 32768 {
@@ -191,13 +200,7 @@ impl PackedRing {
     /// Slots of chains taken and not yet used.
     #[inline]
     pub(crate) fn taken(&self) -> u32 {
-        self.slots_between(self.next_used, self.next_avail)
-    }
-
-    #[inline]
-    fn slots_between(&self, from: Position, to: Position) -> u32 {
-        let (from_index, to_index) = (u32::from(from.index), u32::from(to.index));
-        if from.wrap == to.wrap { to_index - from_index } else { to_index + u32::from(self.size) - from_index }
+        self.next_used.distance(self.next_avail, self.size) as u32
     }
 
     /// Takes the chain that begins at descriptor `at`; returns how many slots it has.
@@ -374,12 +377,15 @@ impl PackedRing {
 /// on since. `None` if that is not so: the driver has reset the ring. Descriptors do not tell (those inside of chains
 /// keep the flags of any lap); but a device leaves its mark on its event suppression structure, which only a driver that
 /// starts anew sets to zero.
+///
+/// QEMU (7.2) itself drops what a guest sends while it has no back-end, and in the last lap before the base that it knows
+/// it does so there, out of turn, and gives us the base behind. Then all before are to be completed as one open burst.
 fn recover(
     desc: &GuestSlice<'_>,
     event: &GuestSlice<'_>,
     size: u16,
     base: Position,
-    record: &Record,
+    record: &mut Record,
 ) -> Option<Position> {
     let at = |index: u16| desc.load_u16(usize::from(index) * 16 + 14) & (AVAIL | USED);
     let mut position = record.position;
@@ -391,8 +397,15 @@ fn recover(
             position.advance(open.slots, size);
         }
     }
-    if record.base != base || position == base || position.index >= size {
+    if position == base || position.index >= size || !is_marked(event) {
         return None;
     }
-    is_marked(event).then_some(position)
+    if record.base != base {
+        let slots = position.distance(record.base, size) + record.base.distance(base, size);
+        if slots > i32::from(size) || at(position.index) == position.used_flags() {
+            return None;
+        }
+        record.open = Some(OpenBurst { begin: position.bits(), slots: slots as u16, chains: 0x7fff, shown: 0x7fff });
+    }
+    Some(position)
 }

@@ -228,8 +228,8 @@ impl Queue {
         let mut guard = self.lock();
         guard.inner.setup = Some(*setup);
         let journal = guard.inner.journal.clone();
-        let record = journal.as_ref().and_then(|j| j.read());
-        let ring = Ring::new(setup, &memory, record.as_ref()).inspect_err(|e| guard.fail(*e))?;
+        let mut record = journal.as_ref().and_then(|j| j.read());
+        let ring = Ring::new(setup, &memory, record.as_mut()).inspect_err(|e| guard.fail(*e))?;
         let (features, base) = (setup.features, setup.base as u16);
         let mut active = Active { ring, memory, features, base, journal, noted: 0, ahead: Ahead::default() };
         // A burst that was not published to a guest is simply lost.

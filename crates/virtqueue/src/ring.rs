@@ -31,7 +31,7 @@ impl Ring {
     pub(crate) fn new(
         setup: &QueueSetup,
         memory: &Arc<GuestMemory>,
-        record: Option<&Record>,
+        record: Option<&mut Record>,
     ) -> Result<Self, QueueError> {
         Ok(Self(if setup.packed {
             Layout::Packed(PackedRing::new(setup, memory, record)?)

@@ -1,5 +1,6 @@
 //! Buffers of a receiving ring: taken some at a time, handed out frame by frame, the rest given back.
 
+use crate::chain::AHEAD;
 use crate::{BURST, Chain, Chains, QueueError, Ring};
 use lasthop_guestmem::{GuestMemory, GuestSlice};
 
@@ -32,8 +33,8 @@ impl<'m> Room<'m> {
     }
 
     /// Hands out chains that hold `need` bytes: several if `join` (VIRTIO_NET_F_MRG_RXBUF), otherwise exactly one.
-    /// When more must be taken from the ring, `ahead` is how many frames are still to come: their buffers' cache lines
-    /// are asked for together. Chains pointing the wrong way go back to the driver unused.
+    /// When more must be taken from the ring, `ahead` is how many frames are still to come. Chains pointing the wrong way
+    /// go back to the driver unused.
     #[inline]
     pub fn reserve(
         &mut self,
@@ -61,6 +62,7 @@ impl<'m> Room<'m> {
         let piece = chain.single().filter(|piece| piece.len() >= need)?;
         self.first = self.end;
         self.end += 1;
+        self.chains.prefetch(self.end + AHEAD, true);
         Some((piece, chain))
     }
 
@@ -127,6 +129,7 @@ impl<'m> Room<'m> {
             return Ok(false);
         }
         let result = ring.pop_writable(memory, &mut self.chains, ahead.max(1));
+        (before..=before + AHEAD).for_each(|n| self.chains.prefetch(n, true));
         // Chains before a broken one are good; if the frame needs more, the ring is asked again and says so again.
         match result {
             Err(error) if self.chains.list.len() == before => Err(error),

@@ -1,0 +1,114 @@
+//! Packets that are like the one before go with it to the same receiver: whatever ends such a run, nothing is lost, doubled,
+//! overtaken or put where it does not belong.
+
+use super::{Guest, layouts, switch, to_station};
+use lasthop_flow::{Action, FlowSpec};
+use lasthop_frame::testutil::Frame;
+use lasthop_frame::{FlowKey, VnetHdr};
+use lasthop_types::PortId;
+use lasthop_virtqueue::driver::NetConfig;
+use proptest::prelude::*;
+use std::collections::VecDeque;
+
+/// Port 2 and 3 are guests, 4 is a flood to both, 5 is nobody.
+const STATIONS: [u8; 4] = [2, 3, 4, 5];
+
+fn flood(port: u8) -> FlowSpec {
+    let actions = [2, 3].map(|p| Action::Output(PortId(p))).into();
+    FlowSpec { actions, key: FlowKey { eth_dst: [2, 0, 0, 0, 0, port], ..to_station(port).key }, ..to_station(port) }
+}
+
+/// What a guest is to get of what is for it alone, and of what is for all: frames, and whether their checksum may be left to it.
+type Expected = [VecDeque<(bool, Vec<u8>)>; 2];
+
+/// Runs of packets to one station: how long each, and the packets' payload and whether they leave their checksum to others.
+fn runs() -> impl Strategy<Value = Vec<(u8, usize, usize, bool)>> {
+    let station = prop_oneof![4 => Just(2u8), 2 => Just(3u8), 1 => Just(4u8), 1 => Just(5u8)];
+    let count = prop_oneof![1usize..4, 1usize..70];
+    let len = prop_oneof![8usize..40, 20usize..100, 1000usize..1473];
+    proptest::collection::vec((station, count, len, proptest::bool::weighted(0.1)), 1..12)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+    #[test]
+    fn every_packet_arrives_once_and_in_order(
+        runs in runs(),
+        layout in 0usize..8,
+        room in 2u16..6,
+        small_buffers in any::<bool>(),
+    ) {
+        let config = NetConfig { size: 256, tx_buffer: 2048, ..layouts().nth(layout).unwrap() };
+        let (datapath, mut forwarder) = switch();
+        let mut a = Guest::new(&datapath, 1, config, 0);
+        // With small buffers a frame takes several, if they may be joined.
+        let rx_buffer = if small_buffers && config.mergeable { 512 } else { 2048 };
+        let config = NetConfig { size: 1 << room, rx_buffer, pieces: 1, ..config };
+        let mut guests = [2, 3].map(|id| Guest::new(&datapath, id, config, 0));
+        for station in STATIONS {
+            let spec = if station == 4 { flood(station) } else { to_station(station) };
+            datapath.flows().insert(spec, 0).unwrap();
+        }
+        let mut expected: [Expected; 2] = Default::default();
+        let (mut sent, mut now, mut lost) = (0u64, 0, 0);
+        for (station, count, len, leaves_sum) in runs {
+            for n in 0..count {
+                let payload: Vec<u8> = (0..len).map(|i| (i + n + sent as usize) as u8).collect();
+                let frame = Frame::new(1, station).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(1, 2).payload(payload);
+                let frame = if leaves_sum { frame.partial_checksum() } else { frame };
+                a.send(if leaves_sum { frame.vnet(0, 0) } else { VnetHdr::default() }, &frame.build());
+                for (guest, to) in expected.iter_mut().zip([2, 3]) {
+                    if station == to || station == 4 {
+                        guest[usize::from(station == 4)].push_back((leaves_sum, without_sum(frame.build())));
+                    }
+                }
+                sent += 1;
+                // Bursts of every length: the ring is emptied now and then.
+                if sent % 97 == 96 {
+                    while a.driver.unsent(0).unwrap() > 0 {
+                        forwarder.run(&a.port, 1, now);
+                        now += 1;
+                        lost += check(&mut guests, &mut expected)?;
+                    }
+                }
+            }
+        }
+        while a.driver.unsent(0).unwrap() > 0 {
+            forwarder.run(&a.port, 1, now);
+            now += 1;
+            lost += check(&mut guests, &mut expected)?;
+        }
+        let dropped: u64 = guests.iter().map(|g| g.port.totals().1.dropped()).sum();
+        lost += expected.iter().flatten().map(VecDeque::len).sum::<usize>();
+        // Copies of a flood do not wait for buffers, and so may overtake others that do.
+        prop_assert_eq!(dropped, lost as u64);
+        let counted: u64 = datapath.flows().flows().iter().map(|flow| flow.stats.packets()).sum();
+        prop_assert_eq!((counted, a.port.totals().0.packets), (sent, sent));
+    }
+}
+
+/// A frame without its UDP checksum, which may be completed on the way.
+fn without_sum(mut frame: Vec<u8>) -> Vec<u8> {
+    frame[40..42].fill(0);
+    frame
+}
+
+/// Takes what the guests have received: what was expected, in that order. Returns how many were left out.
+fn check(guests: &mut [Guest; 2], expected: &mut [Expected; 2]) -> Result<usize, TestCaseError> {
+    let mut lost = 0;
+    for (guest, expected) in guests.iter_mut().zip(expected) {
+        for (header, frame) in guest.received() {
+            let frame = without_sum(frame);
+            let expected = &mut expected[usize::from(frame[5] == 4)];
+            let Some(at) = expected.iter().position(|(_, e)| *e == frame) else {
+                return Err(TestCaseError::fail("a frame that nobody sent there, or not in this order"));
+            };
+            lost += at;
+            // The buffer may have held another header before.
+            let plain = expected.drain(..=at).next_back().is_some_and(|(leaves_sum, _)| !leaves_sum);
+            prop_assert_eq!((header.flags & u8::from(plain), header.gso_type), (0, 0));
+            prop_assert!(header.num_buffers > 0);
+        }
+    }
+    Ok(lost)
+}
