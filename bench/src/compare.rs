@@ -1,9 +1,10 @@
 //! Rounds over all contenders, one after the other in each: the machine's speed changes with time, and so everyone meets
 //! the same weather.
 
+use crate::distance::{self, Distance};
 use crate::guests::load::Stage;
 use crate::machine::{self, Machine};
-use crate::results::{ContenderResults, Results, ScenarioResults};
+use crate::results::{ContenderResults, Results, Round, ScenarioResults};
 use crate::scenario::{Contender, Cpus, Scenario};
 use crate::stop::{Failure, Outcome, check, failed};
 use crate::{plot, table};
@@ -20,6 +21,8 @@ pub struct Plan {
     pub contenders: Vec<Contender>,
     /// Rounds.
     pub rounds: usize,
+    /// Rounds after those at most, of contenders that have too few at the distance of the CPUs at which they are compared.
+    pub more: usize,
     /// Length of each measurement.
     pub seconds: u64,
     /// The CPUs to use.
@@ -71,48 +74,86 @@ fn empty(plan: &Plan, scenario: &Scenario) -> ScenarioResults {
         let missing = no_guests.clone().or_else(|| machine::missing(*c, scenario.work));
         ContenderResults::new(c.name(), c.title(), missing)
     });
-    ScenarioResults {
-        name: scenario.name,
-        title: scenario.title,
-        figures: scenario.figures(),
-        contenders: contenders.collect(),
-    }
+    ScenarioResults::new(scenario, contenders.collect())
+}
+
+/// Rounds at one distance that are enough to take the best of: more would cost a run on a machine that never rests up to
+/// twice its time, for little.
+fn enough(rounds: usize) -> usize {
+    rounds.min(3).max(rounds / 2)
 }
 
 fn rounds(plan: &Plan, group: &[Scenario], results: &mut [ScenarioResults], bar: &ProgressBar) -> Outcome<()> {
-    for round in 1..=plan.rounds {
-        for who in Contender::ALL {
-            let mut stage = None;
-            for (scenario, results) in group.iter().zip(&mut *results) {
-                let mut present = results.contenders.iter_mut().filter(|c| c.missing.is_none());
-                let Some(contender) = present.find(|c| c.name == who.name()) else { continue };
-                check()?;
-                let what = format!("{} {round}/{}: {}", scenario.name, plan.rounds, who.title());
-                bar.set_message(what.clone());
-                match measure(plan, scenario, who, &mut stage) {
-                    Ok(values) => {
-                        let shown = scenario.figures().iter().zip(&values).map(|(figure, value)| {
-                            let value = value.map_or("—".into(), table::number);
-                            format!("{value} {}", figure.unit)
-                        });
-                        say(bar, &format!("{what}: {}", shown.collect::<Vec<_>>().join(", ")));
-                        contender.add(scenario.figures(), values);
-                    }
-                    Err(Failure::Stopped) => return Err(Failure::Stopped),
-                    Err(Failure::Failed(why)) => {
-                        say(bar, &format!("{what}: {why}"));
-                        contender.failures.push(why);
-                    }
+    for n in 1..=plan.rounds {
+        let present = |r: &ScenarioResults, i: usize| r.contenders[i].missing.is_none();
+        let wanted = choose(results, present);
+        round(plan, &format!("{n}/{}", plan.rounds), group, results, &wanted, bar)?;
+    }
+    for n in 1..=plan.more {
+        let wanted = choose(results, |r, i| r.is_short(i, enough(plan.rounds)));
+        let measurements = wanted.iter().flatten().count();
+        if measurements == 0 {
+            break;
+        }
+        bar.inc_length(measurements as u64);
+        round(plan, &format!("again {n}/{}", plan.more), group, results, &wanted, bar)?;
+    }
+    Ok(())
+}
+
+/// By the scenarios, their contenders to be measured.
+fn choose(results: &[ScenarioResults], wanted: impl Fn(&ScenarioResults, usize) -> bool) -> Vec<Vec<usize>> {
+    results.iter().map(|r| (0..r.contenders.len()).filter(|i| wanted(r, *i)).collect()).collect()
+}
+
+/// One round of those who are wanted; `which` says which.
+fn round(
+    plan: &Plan,
+    which: &str,
+    group: &[Scenario],
+    results: &mut [ScenarioResults],
+    wanted: &[Vec<usize>],
+    bar: &ProgressBar,
+) -> Outcome<()> {
+    for who in Contender::ALL {
+        let mut stage = None;
+        for ((scenario, results), wanted) in group.iter().zip(&mut *results).zip(wanted) {
+            let contender = wanted.iter().copied().find(|i| results.contenders[*i].name == who.name());
+            let Some(contender) = contender else { continue };
+            check()?;
+            let what = format!("{} {which}: {}", scenario.name, who.title());
+            bar.set_message(what.clone());
+            match measure(plan, scenario, who, &mut stage) {
+                Ok(round) => {
+                    say(bar, &format!("{what}: {}", describe(scenario, &round)));
+                    results.add(contender, round);
                 }
-                bar.inc(1);
+                Err(Failure::Stopped) => return Err(Failure::Stopped),
+                Err(Failure::Failed(why)) => {
+                    say(bar, &format!("{what}: {why}"));
+                    results.contenders[contender].failures.push(why);
+                }
             }
+            bar.inc(1);
         }
     }
     Ok(())
 }
 
+fn describe(scenario: &Scenario, round: &Round) -> String {
+    let figures = scenario.figures().iter().zip(&round.figures).map(|(figure, value)| {
+        let value = value.map_or("—".into(), table::number);
+        format!("{value} {}", figure.unit)
+    });
+    let figures = figures.collect::<Vec<_>>().join(", ");
+    match distance::range(&round.round_trips_ns) {
+        Some(trips) => format!("{figures}; {} ({trips})", round.distance.map_or("CPUs moved", Distance::name)),
+        None => figures,
+    }
+}
+
 /// The test harness that boots VMs reports failures by panicking; here they are a contender's failed round.
-fn measure(plan: &Plan, scenario: &Scenario, who: Contender, stage: &mut Option<Stage>) -> Outcome<Vec<Option<f64>>> {
+fn measure(plan: &Plan, scenario: &Scenario, who: Contender, stage: &mut Option<Stage>) -> Outcome<Round> {
     let result = catch_unwind(AssertUnwindSafe(|| scenario.measure(who, plan.cpus, plan.seconds, stage)));
     let result = result.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());

@@ -2,6 +2,7 @@
 
 mod acl;
 mod compare;
+mod distance;
 mod guests;
 mod machine;
 mod plot;
@@ -37,15 +38,23 @@ enum Command {
     ///
     /// lasthop's binaries are taken from LASTHOP_BIN_DIR, from beside this program, or from the release build. Tables go
     /// to stdout; behind a peer's figure stands, in brackets, lasthop's divided by it.
+    ///
+    /// Where a hypervisor moves the two CPUs about, figures compare only when a cache line took about as long from one to
+    /// the other and back (about 50 ns in one core, 100 at one cache, 500 far apart). That is probed around most
+    /// measurements; what is compared are rounds at the same distance, and the line below a table says which. Who has too
+    /// few of them after all rounds is measured again, as often as there were rounds at most.
     Compare(Compare),
 }
 
 #[derive(clap::Args)]
 struct Compare {
-    /// One round of one second each, to see that everything works; the figures say little
+    /// One round of one second each and none again, to see that everything works; the figures say little
     #[arg(long, conflicts_with_all = ["rounds", "seconds", "record"])]
     quick: bool,
     /// Rounds; the machine's speed varies, so fewer than five say little
+    ///
+    /// Contenders that have fewer than three of them, or than half, at the distance between the CPUs at which all are
+    /// compared are measured again, up to as many times.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
     /// Length of each measurement, in seconds
@@ -110,6 +119,7 @@ fn compare(arguments: &Compare) -> Outcome<bool> {
         scenarios: scenario::ALL.into_iter().filter(chosen).collect(),
         contenders: Contender::ALL.into_iter().filter(|c| arguments.contenders.iter().any(|n| n == c.name())).collect(),
         rounds: if arguments.quick { 1 } else { arguments.rounds.into() },
+        more: if arguments.quick { 0 } else { arguments.rounds.into() },
         seconds: if arguments.quick { 1 } else { arguments.seconds.into() },
         cpus,
         out: arguments.out.clone().or_else(|| arguments.record.as_ref().map(|file| file.with_extension(""))),

@@ -35,7 +35,8 @@ fn replace(old: &str, tables: &str) -> Option<String> {
 fn render(results: &Results, drawings: &str) -> String {
     let m = &results.machine;
     let mut text = format!(
-        "{}, {} CPUs, Linux {}; {}. Guests on CPU {}, switch on CPU {}. Best of {} rounds of {} s; load average before the \
+        "{}, {} CPUs, Linux {}; {}. Guests on CPU {}, switch on CPU {}. Best of {} rounds of {} s, or of those that \
+         the line below a table names; load average before the \
          run {}; {:.1} % of the processor time stolen by the hypervisor.\n",
         m.processor,
         m.cpus,

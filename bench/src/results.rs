@@ -1,7 +1,8 @@
 //! What was measured, and what follows from it. This is also the JSON file.
 
+use crate::distance::Distance;
 use crate::machine::Machine;
-use crate::scenario::{Cpus, Figure};
+use crate::scenario::{Cpus, Figure, Scenario};
 use serde::Serialize;
 
 /// A whole run.
@@ -13,7 +14,7 @@ pub struct Results {
     pub machine: Machine,
     /// The CPUs used.
     pub cpus: Cpus,
-    /// Rounds asked for.
+    /// Rounds asked for; contenders that were not measured at one distance of the CPUs have more.
     pub rounds: usize,
     /// Seconds each measurement lasts.
     pub seconds: u64,
@@ -30,8 +31,30 @@ pub struct ScenarioResults {
     pub title: &'static str,
     /// What each number below is.
     pub figures: &'static [Figure],
+    /// Between the CPUs, in the rounds that best and median are of; null: all rounds, there is no distance at which everybody
+    /// was measured.
+    pub distance: Option<Distance>,
     /// lasthop first.
     pub contenders: Vec<ContenderResults>,
+}
+
+/// One measurement.
+#[derive(Debug, Serialize)]
+pub struct Round {
+    /// As the scenario says.
+    pub figures: Vec<Option<f64>>,
+    /// Between the CPUs all the while; null: they were moved meanwhile, or it is not known.
+    pub distance: Option<Distance>,
+    /// What that was judged by: how long a cache line took from one CPU to the other and back, in time order. Empty: not
+    /// known.
+    pub round_trips_ns: Vec<f64>,
+}
+
+impl Round {
+    /// Figures, and the distance that follows from the round trips.
+    pub fn new(figures: Vec<Option<f64>>, round_trips_ns: Vec<f64>) -> Self {
+        Self { figures, distance: Distance::of_all(&round_trips_ns), round_trips_ns }
+    }
 }
 
 /// One switch in one comparison.
@@ -43,13 +66,13 @@ pub struct ContenderResults {
     pub title: &'static str,
     /// Why it did not take part, if it did not.
     pub missing: Option<String>,
-    /// Each round's figures.
-    pub rounds: Vec<Vec<Option<f64>>>,
+    /// Those that have figures.
+    pub rounds: Vec<Round>,
     /// What went wrong in rounds that have no figures.
     pub failures: Vec<String>,
-    /// The best round, for each figure by itself.
+    /// The best of the scenario's distance, for each figure by itself.
     pub best: Vec<Option<f64>>,
-    /// The middle round, for each figure by itself.
+    /// The middle one of the scenario's distance, for each figure by itself.
     pub median: Vec<Option<f64>>,
 }
 
@@ -59,22 +82,69 @@ impl ContenderResults {
         Self { name, title, missing, rounds: vec![], failures: vec![], best: vec![], median: vec![] }
     }
 
-    /// Adds a round and brings best and median up to date.
-    pub fn add(&mut self, figures: &[Figure], round: Vec<Option<f64>>) {
-        self.rounds.push(round);
-        let mut sorted = figures.iter().enumerate().map(|(i, figure)| {
-            let mut values: Vec<f64> = self.rounds.iter().filter_map(|r| *r.get(i)?).collect();
+    /// Its rounds at a distance, or all.
+    pub fn rounds_at(&self, distance: Option<Distance>) -> impl Iterator<Item = &Round> {
+        self.rounds.iter().filter(move |r| distance.is_none() || r.distance == distance)
+    }
+
+    fn settle(&mut self, figures: &[Figure], distance: Option<Distance>) {
+        let sorted = figures.iter().enumerate().map(|(i, figure)| {
+            let mut values: Vec<f64> = self.rounds_at(distance).filter_map(|r| *r.figures.get(i)?).collect();
             values.sort_by(f64::total_cmp);
             if figure.more_is_better {
                 values.reverse();
             }
             values
         });
-        (self.best, self.median) = sorted.by_ref().map(|v| (v.first().copied(), v.get(v.len() / 2).copied())).unzip();
+        (self.best, self.median) = sorted.map(|v| (v.first().copied(), v.get(v.len() / 2).copied())).unzip();
     }
 }
 
 impl ScenarioResults {
+    /// One in which nothing has been measured yet.
+    pub fn new(scenario: &Scenario, contenders: Vec<ContenderResults>) -> Self {
+        let (name, title, figures) = (scenario.name, scenario.title, scenario.figures());
+        Self { name, title, figures, distance: None, contenders }
+    }
+
+    /// Adds a contender's round and brings distance, best and median up to date.
+    pub fn add(&mut self, contender: usize, round: Round) {
+        self.contenders[contender].rounds.push(round);
+        self.distance = self.common();
+        self.contenders.iter_mut().for_each(|c| c.settle(self.figures, self.distance));
+    }
+
+    /// Those that have rounds.
+    pub fn measured(&self) -> impl Iterator<Item = &ContenderResults> {
+        self.contenders.iter().filter(|c| !c.rounds.is_empty())
+    }
+
+    /// The distance at which everybody has rounds: the one where whoever has fewest has most.
+    fn common(&self) -> Option<Distance> {
+        let rounds = |distance| {
+            let each = || self.measured().map(move |c| c.rounds_at(Some(distance)).count());
+            (each().min().unwrap_or(0), each().sum::<usize>())
+        };
+        // Of equals the nearest.
+        let best = Distance::ALL.into_iter().rev().max_by_key(|distance| rounds(*distance))?;
+        (rounds(best).0 > 0).then_some(best)
+    }
+
+    /// Round trips between the CPUs, in nanoseconds, of all rounds that count.
+    pub fn round_trips_ns(&self) -> Vec<f64> {
+        let rounds = self.contenders.iter().flat_map(|c| c.rounds_at(self.distance));
+        rounds.flat_map(|r| r.round_trips_ns.iter().copied()).collect()
+    }
+
+    /// Whether a contender is short of `enough` rounds at the distance at which everybody is compared. Those that failed
+    /// count as if they were there.
+    pub fn is_short(&self, contender: usize, enough: usize) -> bool {
+        let probed = self.measured().any(|c| c.rounds.iter().any(|r| !r.round_trips_ns.is_empty()));
+        let c = &self.contenders[contender];
+        let there = self.distance.map_or(0, |_| c.rounds_at(self.distance).count());
+        probed && !c.rounds.is_empty() && there + c.failures.len() < enough
+    }
+
     /// For each contender, lasthop's best divided by its best; nothing for lasthop itself and where one is unknown.
     pub fn ratios(&self, figure: usize) -> Vec<Option<f64>> {
         let best = |c: &ContenderResults| c.best.get(figure).copied().flatten();
@@ -96,23 +166,102 @@ pub mod tests {
         Figure { name: "switch CPU", unit: "ns/packet", more_is_better: false },
     ];
 
+    /// One cache.
+    const NEAR: f64 = 100.0;
+    const FAR: f64 = 500.0;
+
+    /// A round's figures, and the round trip if it is known.
+    type Sample = ([f64; 2], Option<f64>);
+
+    /// Contenders and their rounds.
+    pub fn scenario(contenders: &[(&'static str, &[Sample])]) -> ScenarioResults {
+        let none = contenders.iter().map(|(name, _)| ContenderResults::new(name, name, None)).collect();
+        let mut results =
+            ScenarioResults { name: "loop", title: "a loop", figures: &FIGURES, distance: None, contenders: none };
+        for (i, (_, rounds)) in contenders.iter().enumerate() {
+            for (figures, trip) in *rounds {
+                results.add(i, Round::new(figures.map(Some).to_vec(), trip.iter().copied().collect()));
+            }
+        }
+        results
+    }
+
     /// lasthop, a slower peer, a missing and a failing one.
     pub fn sample() -> ScenarioResults {
-        let contender = |name, rounds: &[[f64; 2]]| {
-            let mut c = ContenderResults::new(name, name, None);
-            rounds.iter().for_each(|r| c.add(&FIGURES, r.iter().copied().map(Some).collect()));
-            c
+        let mut results = scenario(&[
+            ("lasthop", &[([15.0, 60.0], None), ([20.0, 50.0], None), ([18.0, 55.0], None)]),
+            ("peer", &[([10.0, 220.0], None), ([8.0, 200.0], None), ([9.0, 210.0], None)]),
+            ("absent", &[]),
+            ("failing", &[]),
+        ]);
+        results.contenders[2].missing = Some("no such program".into());
+        results.contenders[3].failures.push("it\nfell".into());
+        results
+    }
+
+    /// lasthop was near three times, and the peer once.
+    pub fn moved() -> ScenarioResults {
+        let near = |ns| (ns, Some(NEAR));
+        let mut results = scenario(&[
+            ("lasthop", &[near([10.0, 90.0]), near([12.0, 80.0]), near([11.0, 85.0]), ([30.0, 10.0], Some(47.0))]),
+            ("peer", &[([5.0, 300.0], Some(FAR)), near([9.0, 100.0])]),
+            ("failing", &[]),
+        ]);
+        results.contenders[2].failures = vec!["it fell".into(); 2];
+        results.add(1, Round::new(vec![Some(20.0), Some(50.0)], vec![47.0, 118.0]));
+        results
+    }
+
+    #[test]
+    fn best_and_median_are_of_the_common_distance() {
+        let s = moved();
+        assert_eq!(s.distance, Some(Distance::OneCache));
+        assert_eq!(s.contenders[0].best, [Some(12.0), Some(80.0)]);
+        assert_eq!(s.contenders[0].median, [Some(11.0), Some(85.0)]);
+        assert_eq!(s.contenders[1].best, [Some(9.0), Some(100.0)], "neither far nor while they moved");
+        assert_eq!(s.round_trips_ns(), [NEAR; 4]);
+    }
+
+    #[test]
+    fn whoever_has_fewest_rounds_chooses_the_distance() {
+        let rounds = |near: usize, far: usize| -> Vec<_> {
+            let of = |ns, n| std::iter::repeat_n(([1.0, 1.0], Some(ns)), n);
+            of(NEAR, near).chain(of(FAR, far)).collect()
         };
-        let mut failing = contender("failing", &[]);
-        failing.failures.push("it\nfell".into());
-        let missing = ContenderResults::new("absent", "absent", Some("no such program".into()));
-        let contenders = vec![
-            contender("lasthop", &[[15.0, 60.0], [20.0, 50.0], [18.0, 55.0]]),
-            contender("peer", &[[10.0, 220.0], [8.0, 200.0], [9.0, 210.0]]),
-            missing,
-            failing,
-        ];
-        ScenarioResults { name: "loop", title: "a loop", figures: &FIGURES, contenders }
+        let common = |a: [usize; 2], b: [usize; 2]| {
+            scenario(&[("lasthop", &rounds(a[0], a[1])), ("peer", &rounds(b[0], b[1])), ("failing", &[])]).distance
+        };
+        assert_eq!(common([4, 1], [1, 4]), Some(Distance::OneCache), "equals: the nearest");
+        assert_eq!(common([4, 2], [1, 2]), Some(Distance::Apart));
+        assert_eq!(common([2, 2], [1, 2]), Some(Distance::Apart));
+        assert_eq!(common([1, 2], [1, 1]), Some(Distance::Apart), "equally few: the most altogether");
+        assert_eq!(common([3, 0], [0, 3]), None);
+        assert_eq!(common([3, 0], [0, 0]), Some(Distance::OneCache), "one that never came to a round has no say");
+        assert_eq!(scenario(&[]).distance, None);
+    }
+
+    #[test]
+    fn without_a_common_distance_all_rounds_count() {
+        let s = scenario(&[
+            ("lasthop", &[([10.0, 90.0], Some(NEAR)), ([20.0, 50.0], Some(47.0))]),
+            ("peer", &[([5.0, 200.0], Some(FAR))]),
+        ]);
+        assert_eq!(s.distance, None);
+        assert_eq!(s.contenders[0].best, [Some(20.0), Some(50.0)]);
+    }
+
+    #[test]
+    fn those_with_too_few_rounds_at_the_distance_are_short() {
+        let s = moved();
+        let short = |enough| [0, 1, 2].map(|contender| s.is_short(contender, enough));
+        assert_eq!(short(1), [false; 3]);
+        assert_eq!(short(3), [false, true, false]);
+        assert_eq!(short(4), [true, true, false], "one that never came to a round would not now");
+        let mut apart = scenario(&[("lasthop", &[([1.0, 1.0], Some(NEAR))]), ("peer", &[([1.0, 1.0], Some(FAR))])]);
+        assert!(apart.is_short(0, 1) && apart.is_short(1, 1));
+        apart.contenders[0].failures.push("it fell".into());
+        assert!(!apart.is_short(0, 1), "a failed round is not made up for");
+        assert!(!sample().is_short(0, 9), "nothing was probed");
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! What is compared: each scenario's guests, its contenders, and the figures it yields.
 
+use crate::distance::Track;
 use crate::guests::dpdk::{Frames, Guests, Ring};
 use crate::guests::load::{Act, Setup, Stage, Yields, memory_per_port};
 use crate::guests::outside::{Device, Outside};
 use crate::guests::vms::Pair;
+use crate::results::Round;
 use crate::stop::{Outcome, failed, pause};
 use crate::switch::dpdk_vhost::DpdkVhost;
 use crate::switch::lasthop::Ours;
@@ -452,24 +454,18 @@ impl Scenario {
     }
 
     /// Measures once. `stage` is what an earlier scenario of the same setup has left, and what this one leaves.
-    pub fn measure(
-        &self,
-        contender: Contender,
-        cpus: Cpus,
-        seconds: u64,
-        stage: &mut Option<Stage>,
-    ) -> Outcome<Vec<Option<f64>>> {
-        match self.work {
-            Work::Loop(ring, frames) => round_and_round(contender, cpus, ring, frames, seconds),
+    pub fn measure(&self, contender: Contender, cpus: Cpus, seconds: u64, stage: &mut Option<Stage>) -> Outcome<Round> {
+        let figures = match self.work {
+            Work::Loop(ring, frames) => return round_and_round(contender, cpus, ring, frames, seconds),
             Work::Load(setup, act) => {
                 // After a failure everything starts anew.
                 let mut here = match stage.take() {
                     Some(stage) => stage,
                     None => Stage::set(contender, cpus, setup)?,
                 };
-                let figures = here.play(act, seconds as f64)?;
+                let round = here.play(act, seconds as f64)?;
                 *stage = Some(here);
-                Ok(figures)
+                return Ok(round);
             }
             Work::Memory => memory_per_port(contender, cpus, 2, 34),
             Work::Vms => Pair::boot(contender, cpus)?.traffic(seconds),
@@ -482,17 +478,13 @@ impl Scenario {
                 };
                 Outside::start(contender, cpus, device)?.traffic(seconds)
             }
-        }
+        };
+        // Here guests and switch share both CPUs, or nothing is timed.
+        Ok(Round::new(figures?, Vec::new()))
     }
 }
 
-fn round_and_round(
-    contender: Contender,
-    cpus: Cpus,
-    ring: Ring,
-    frames: Frames,
-    seconds: u64,
-) -> Outcome<Vec<Option<f64>>> {
+fn round_and_round(contender: Contender, cpus: Cpus, ring: Ring, frames: Frames, seconds: u64) -> Outcome<Round> {
     let dir = scratch();
     let ports = ["a", "b"].map(|name| Port::connect(name, dir.path()));
     let sockets = [&*ports[0].socket, &*ports[1].socket];
@@ -508,22 +500,21 @@ fn round_and_round(
     let mut guests = Guests::start(cpus.guests, sockets, ring)?;
     guests.circulate(frames)?;
     pause(Duration::from_secs(1))?;
+    let track = Track::new(cpus, true);
     switch.begin()?;
+    track.begin();
     let before = guests.count()?;
     pause(Duration::from_secs(seconds))?;
     let after = guests.count()?;
+    let trips = track.end();
     let (packets, time) = (after.packets - before.packets, (after.at - before.at).as_secs_f64());
     if packets < 1.0 {
         return Err(failed("no packet came round"));
     }
     let spent = switch.spent(packets)?;
     let bits = (after.bytes - before.bytes) * 8.0;
-    Ok(vec![
-        Some(packets / time / 1e6),
-        Some(bits / time / 1e9),
-        Some(spent.busy_ns / packets),
-        Some(spent.cpu_ns / packets),
-    ])
+    let figures = [packets / time / 1e6, bits / time / 1e9, spent.busy_ns / packets, spent.cpu_ns / packets];
+    Ok(Round::new(figures.map(Some).to_vec(), trips))
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Results as a table, which is also valid Markdown.
 
+use crate::distance;
 use crate::results::{ContenderResults, ScenarioResults};
 
 /// One scenario: a row for each contender; behind a peer's figure, in brackets, lasthop's divided by it.
@@ -15,6 +16,9 @@ pub fn render(scenario: &ScenarioResults) -> String {
     let mut text = format!("{}: {}\n\n", scenario.name, scenario.title);
     if rows.len() > 1 {
         text += &align(&rows);
+    }
+    if let Some(line) = distance(scenario) {
+        text += &format!("\n{line}\n");
     }
     let mut skipped: Vec<&str> = scenario.contenders.iter().filter_map(|c| c.missing.as_deref()).collect();
     skipped.dedup();
@@ -32,6 +36,22 @@ pub fn render(scenario: &ScenarioResults) -> String {
         text += &format!("skipped: {why}\n");
     }
     text
+}
+
+/// At which distance of the CPUs the figures were taken, and how many rounds of each contender they come from.
+fn distance(scenario: &ScenarioResults) -> Option<String> {
+    let trips = distance::range(&scenario.round_trips_ns())?;
+    let Some(distance) = scenario.distance else {
+        return Some(format!(
+            "at no distance of the CPUs (round trip {trips}) was everybody measured: the figures are of all rounds and may \
+             not compare"
+        ));
+    };
+    let rounds = || scenario.measured().map(|c| c.rounds_at(scenario.distance).count());
+    let (fewest, most) = (rounds().min()?, rounds().max()?);
+    let number = if fewest < most { format!("{fewest} to {most}") } else { fewest.to_string() };
+    let word = if most == 1 { "round" } else { "rounds" };
+    Some(format!("{} (round trip {trips}): {number} {word} each", distance.name()))
 }
 
 /// Rows, the first a heading, as a table.
@@ -76,6 +96,8 @@ pub fn number(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use crate::results::tests::{moved, sample, scenario};
+
     #[test]
     fn a_table_is_markdown_with_ratios() {
         let expected = "\
@@ -92,7 +114,22 @@ skipped absent: no such program
 failed failing: it
 fell
 ";
-        assert_eq!(super::render(&crate::results::tests::sample()), expected);
+        assert_eq!(super::render(&sample()), expected);
+    }
+
+    #[test]
+    fn a_line_says_at_which_distance_the_figures_were_taken() {
+        let line = |s| super::distance(&s);
+        let text = super::render(&moved());
+        assert!(text.contains("|\n\nat one cache (round trip 100 ns): 1 to 3 rounds each\n\nfailed failing"), "{text}");
+        let one = |ns| ([1.0, 1.0], Some(ns));
+        let near = scenario(&[("lasthop", &[one(96.2), one(118.0)]), ("peer", &[one(99.0), one(107.0)])]);
+        assert_eq!(line(near).unwrap(), "at one cache (round trip 96–118 ns): 2 rounds each");
+        let far = scenario(&[("lasthop", &[one(500.0)]), ("peer", &[one(480.0)])]);
+        assert_eq!(line(far).unwrap(), "far apart (round trip 480–500 ns): 1 round each");
+        let split = scenario(&[("lasthop", &[one(500.0)]), ("peer", &[one(47.0)])]);
+        assert!(line(split).unwrap().starts_with("at no distance of the CPUs (round trip 47–500 ns) was everybody"));
+        assert_eq!(line(sample()), None, "nothing was probed");
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Our own load generator as the guests of any switch.
 
 use crate::acl::List;
+use crate::distance::Track;
+use crate::results::Round;
 use crate::scenario::{Contender, Cpus};
 use crate::stop::{Outcome, check, failed};
 use crate::switch::dpdk_vhost::DpdkVhost;
@@ -102,6 +104,7 @@ pub struct Stage {
     _listening: Listening,
     switch: Box<dyn Switch>,
     settings: Settings,
+    cpus: Cpus,
     crowd: Vec<usize>,
     _dir: tempfile::TempDir,
 }
@@ -144,11 +147,11 @@ impl Stage {
         };
         let session = Session::connect(&settings, &listening, &check)?;
         let crowd = if setup.crowd { vec![cpus.guests, cpus.switch] } else { Vec::new() };
-        Ok(Self { session, _listening: listening, switch, settings, crowd, _dir: dir })
+        Ok(Self { session, _listening: listening, switch, settings, cpus, crowd, _dir: dir })
     }
 
-    /// Plays an act for so many seconds; its figures.
-    pub fn play(&mut self, act: Act, seconds: f64) -> Outcome<Vec<Option<f64>>> {
+    /// Plays an act for so many seconds.
+    pub fn play(&mut self, act: Act, seconds: f64) -> Outcome<Round> {
         let times = act.yields == Yields::Times;
         let settings = Settings {
             pattern: act.pattern,
@@ -175,10 +178,20 @@ impl Stage {
         };
         let before = self.switch.memory_kib();
         let factor = if act.pattern.returns() { 2.0 } else { 1.0 };
-        let mut watch =
-            Watch { switch: &mut *self.switch, factor, crowd: Crowd::new(&self.crowd)?, left: 0.0, spent: None };
+        let crowd = Crowd::new(&self.crowd)?;
+        let mut watch = Watch {
+            switch: &mut *self.switch,
+            factor,
+            crowd,
+            left: 0.0,
+            spent: None,
+            cpus: self.cpus,
+            within: !times,
+            track: None,
+            trips: Vec::new(),
+        };
         let report = self.session.play(&settings, &mut watch)?;
-        let left = 100.0 * watch.left;
+        let (left, trips) = (100.0 * watch.left, watch.trips);
         let spent = watch.spent.ok_or_else(|| failed("nothing was measured"))?;
         if report.received == 0 {
             return Err(failed("no packet came through"));
@@ -187,7 +200,8 @@ impl Stage {
             return Err(failed(format!("{} packets out of order, {} damaged", report.reordered, report.damaged)));
         }
         let memory = self.switch.memory_kib().saturating_sub(before) as f64 * 1024.0;
-        Ok(figures(act.yields, &report, spent, factor * report.received as f64, memory, left))
+        let figures = figures(act.yields, &report, spent, factor * report.received as f64, memory, left);
+        Ok(Round::new(figures, trips))
     }
 
     /// Memory of the switch, in KiB.
@@ -215,7 +229,7 @@ fn figures(yields: Yields, report: &Report, spent: Spent, packets: f64, memory: 
     figures.into_iter().map(Some).collect()
 }
 
-/// Takes the switch's processor time while packets flow.
+/// Takes the switch's processor time while packets flow, and the distance between the CPUs.
 struct Watch<'a> {
     switch: &'a mut dyn Switch,
     /// Times that a packet which was received has gone through the switch.
@@ -224,17 +238,27 @@ struct Watch<'a> {
     /// Part of the CPUs' time that the crowd got.
     left: f64,
     spent: Option<Spent>,
+    cpus: Cpus,
+    /// Whether the distance is probed within, too: packets wait for a probe.
+    within: bool,
+    track: Option<Track>,
+    /// Between the CPUs, in nanoseconds.
+    trips: Vec<f64>,
 }
 
 impl Observer for Watch<'_> {
     fn begin(&mut self) -> Outcome<()> {
+        let track = Track::new(self.cpus, self.within);
         self.switch.begin()?;
+        track.begin();
+        self.track = Some(track);
         self.crowd.begin();
         Ok(())
     }
 
     fn end(&mut self, packets: f64) -> Outcome<()> {
         self.left = self.crowd.left();
+        self.trips = self.track.take().map(Track::end).unwrap_or_default();
         self.spent = Some(self.switch.spent(packets * self.factor)?);
         Ok(())
     }
