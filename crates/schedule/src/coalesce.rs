@@ -36,8 +36,7 @@ impl Coalescing {
     pub(crate) fn expire(&self, port: &Port) {
         for queue in port.queues.iter().step_by(2).filter(|queue| queue.is_ready()) {
             let guard = queue.lock();
-            let due = self.timer_of(queue).is_some_and(|mut t| t.expired(&self.batch, self.datapath.now_ns()));
-            if due {
+            if self.timer_of(queue).is_some_and(|mut t| t.expired(&self.batch, self.datapath.now_ns())) {
                 guard.call();
             }
         }

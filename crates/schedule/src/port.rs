@@ -20,7 +20,7 @@ const POLL_NS: u64 = 1_000_000;
 /// How often a receiver without buffers is looked at while packets wait for it.
 const HOLD_RETRY_NS: u64 = 100_000;
 /// How often a ring that a helper keeps is looked after: the longest that packets lie if its core is taken away.
-const GUARD_NS: u64 = 500_000;
+const GUARD_NS: u64 = 1_000_000;
 /// How long a ring just offered is left for the helper to take: its core may be the one that we are on.
 const GIVE_WAY_NS: u64 = 50_000;
 /// Rounds with work after which letters and kicks are looked for.

@@ -66,19 +66,16 @@ impl Workers {
         self.detach(port.id, queue);
         let entry = match self.ports.entry(port.id) {
             hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            hash_map::Entry::Vacant(place) => {
-                let started = start_port(port, &self.datapath, &self.settings, &self.helpers);
-                match started {
-                    Ok(thread) => {
-                        self.started.extend(thread.as_ref().map(|thread| (port.id, thread.id)));
-                        place.insert(Entry { thread, rings: Vec::new() })
-                    }
-                    Err(error) => {
-                        tracing::error!(port = %port.name, "no thread for this port: {error}");
-                        return;
-                    }
+            hash_map::Entry::Vacant(place) => match start_port(port, &self.datapath, &self.settings, &self.helpers) {
+                Ok(thread) => {
+                    self.started.extend(thread.as_ref().map(|thread| (port.id, thread.id)));
+                    place.insert(Entry { thread, rings: Vec::new() })
                 }
-            }
+                Err(error) => {
+                    tracing::error!(port = %port.name, "no thread for this port: {error}");
+                    return;
+                }
+            },
         };
         let served = Arc::new(Served::new(port.clone(), queue, kick));
         entry.rings.push(served.clone());

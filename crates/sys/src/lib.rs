@@ -25,8 +25,6 @@ pub use eventfd::EventFd;
 pub use inherit::inherited_fd;
 pub use memfd::memfd;
 #[cfg(any(test, feature = "supervisor"))]
-pub use process::{
-    PidFd, SignalFd, Watched, bind_when_started, die_with_parent, keep_descriptors_from_children, set_thread_name,
-};
+pub use process::{PidFd, SignalFd, Watched, bind_when_started, die_with_parent, keep_descriptors_from_children};
 pub use sched::{Prompter, ThreadId, TimerFd, bind_current_thread, prepare_for_threads};
 pub use socket::{receive_with_fds, send_with_fds};

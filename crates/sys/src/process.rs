@@ -3,7 +3,6 @@
 use crate::CpuList;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -74,14 +73,6 @@ pub fn keep_descriptors_from_children() {
             // SAFETY: fcntl on any number is harmless; it fails with EBADF on one that is not open.
             unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
         }
-    }
-}
-
-/// Names the calling thread, at most 15 bytes (more are cut), as `ps` and `top` show it.
-pub fn set_thread_name(name: &str) {
-    let bytes: Vec<u8> = name.bytes().filter(|&b| b != 0).take(15).collect();
-    if let Ok(name) = CString::new(bytes) {
-        let _ = rustix::thread::set_name(&name);
     }
 }
 
@@ -181,14 +172,5 @@ mod tests {
         // The starting thread ends here, and so must the child.
         let mut child = spawned.join().unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
-    }
-
-    #[test]
-    fn long_thread_names_are_cut() {
-        let name = std::thread::spawn(|| {
-            set_thread_name("port-\0with-a-long-name");
-            std::fs::read_to_string(format!("/proc/self/task/{}/comm", rustix::thread::gettid().as_raw_nonzero()))
-        });
-        assert_eq!(name.join().unwrap().unwrap().trim(), "port-with-a-lon");
     }
 }

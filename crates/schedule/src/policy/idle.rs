@@ -5,28 +5,22 @@
 pub struct Hysteresis {
     /// At least, in nanoseconds.
     pub base_ns: u64,
-    /// At most: while packets come, on average, [`Hysteresis::OFTEN`] times as often.
+    /// At most: while the next packet is expected, on average, within that time.
     pub limit_ns: u64,
 }
 
 impl Default for Hysteresis {
-    /// The papers' 5 µs; the limit is about what it costs to sleep and to be woken again.
+    /// The papers' 5 µs; the limit is about what it costs to sleep and to be woken again, twice: two guests that ask and
+    /// answer in turns look that slow until a helper looks after both.
     fn default() -> Self {
         Self { base_ns: 5_000, limit_ns: 50_000 }
     }
 }
 
 impl Hysteresis {
-    /// How many packets should come within the limit for it to be worth waiting for the next one.
-    const OFTEN: u64 = 4;
-
-    fn expects_more(&self, arrivals: &Arrivals) -> bool {
-        arrivals.gap_ns.saturating_mul(Self::OFTEN) <= self.limit_ns
-    }
-
     /// How long to poll for the next packet.
     pub fn patience_ns(&self, arrivals: &Arrivals) -> u64 {
-        if self.expects_more(arrivals) { self.limit_ns.max(self.base_ns) } else { self.base_ns }
+        if arrivals.expects_more(self) { self.limit_ns.max(self.base_ns) } else { self.base_ns }
     }
 }
 
@@ -44,8 +38,8 @@ impl Default for Arrivals {
 }
 
 impl Arrivals {
-    /// A gap of this length is as good as any longer one.
-    const SILENCE_NS: u64 = 200_000;
+    /// A gap of this length is as good as any longer one, and ends a stream.
+    const SILENCE_NS: u64 = 500_000;
 
     /// `packets` packets have been found.
     #[inline]
@@ -64,7 +58,7 @@ impl Arrivals {
 
     /// Whether the next packet is expected soon enough for an idle core to wait for it.
     pub fn expects_more(&self, hysteresis: &Hysteresis) -> bool {
-        hysteresis.expects_more(self)
+        self.gap_ns <= hysteresis.limit_ns
     }
 }
 
@@ -85,7 +79,8 @@ mod tests {
         let hysteresis = Hysteresis::default();
         for (gap_ns, packets, patience) in [
             (10_000, 1, 50_000),
-            (12_000, 1, 50_000),
+            (45_000, 1, 50_000),
+            (60_000, 1, 5_000),
             (100_000, 1, 5_000),
             (100_000, 16, 50_000),
             (10_000_000, 1, 5_000),
