@@ -8,10 +8,10 @@ use lasthop_ipc::{
     PortState, SupervisorToControl, ToControl,
 };
 use lasthop_policy::acl::Book;
-use lasthop_policy::{Change, Effects, FlowUse, Learning};
+use lasthop_policy::{Change, Effects, FlowUse, Learning, Uplinks, Vlans};
 use lasthop_types::PortId;
 use lists::Pending;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use tokio::sync::oneshot;
 
 mod lists;
@@ -115,8 +115,8 @@ pub(crate) struct Core {
     questions: BTreeMap<u64, Question>,
     requests: BTreeMap<u64, Answer<PortChanged>>,
     uplink_requests: BTreeMap<u64, Answer<UplinkList>>,
-    /// Ports that are uplinks.
-    uplinks: BTreeSet<PortId>,
+    /// Ports that are uplinks, and the VLANs that each carries.
+    uplinks: Uplinks,
     next_number: u64,
     next_tick_ms: Option<u64>,
     commands: Vec<Command>,
@@ -142,7 +142,7 @@ impl Core {
             questions: BTreeMap::new(),
             requests: BTreeMap::new(),
             uplink_requests: BTreeMap::new(),
-            uplinks: BTreeSet::new(),
+            uplinks: Uplinks::new(),
             next_number: 0,
             next_tick_ms: None,
             commands: Vec::new(),
@@ -374,11 +374,13 @@ impl Core {
                 }
             }
             SupervisorToControl::Uplinks(ports) => {
-                self.uplinks = ports.into_iter().collect();
+                let vlans = |bytes: Vec<u8>| Vlans::from_bytes(&bytes);
+                self.uplinks = ports.into_iter().map(|(id, bytes)| (id, bytes.map(vlans))).collect();
                 self.policy.set_uplinks(&self.uplinks, now_ms, out);
             }
             SupervisorToControl::UplinkReply { request, result } => self.uplink_reply(request, result),
             SupervisorToControl::Forget(port) => self.policy.forget_addresses(port, now_ms, out),
+            SupervisorToControl::Announce(uplink) => self.announce(uplink, now_ms),
             SupervisorToControl::Lists(part) => self.lists_are(&part),
             SupervisorToControl::ListsKept(result) => self.lists_kept(result, now_ms),
             // Without a descriptor, or handled by the loop.
@@ -498,7 +500,7 @@ impl Core {
         ids.dedup();
         let limit = self.policy.mac_limit() as u64;
         let port = |id| Port {
-            uplink: self.uplinks.contains(&id),
+            uplink: self.uplinks.contains_key(&id),
             ..view::port(id, self.configs.get(&id), infos.get(&id), self.policy.port_view(id), limit)
         };
         ids.into_iter().map(port).collect()

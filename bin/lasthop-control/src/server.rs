@@ -9,6 +9,7 @@ use lasthop_api::{
     AclChanged, AclPage, AclRule, AclText, ApiError, Carried, Drops, Field, Flow, FlowPage, GuestQueue, Mac, MacPage,
     Port, PortChanged, PortPage, Queue, SwitchStats, Totals, TraceOutput, TraceReport, Uplink, UplinkList,
 };
+use lasthop_ipc::UplinkConfig;
 use lasthop_policy::acl::MAX_TEXT;
 use lasthop_types::MAX_FRAME_LEN;
 use std::cell::RefCell;
@@ -128,8 +129,9 @@ impl Api {
         nice: i32,
         gro: bool,
         spare: bool,
+        vlans: Option<String>,
     ) -> Result<UplinkList, ApiError> {
-        let call = UplinkCall::Add { name, device, driver, queues, nice, gro, spare };
+        let call = UplinkCall::Add(UplinkConfig { name, device, driver, queues, nice, gro, spare, vlans });
         self.ask(|answer| Call::Uplink { call, answer }).await
     }
 

@@ -4,7 +4,7 @@ use lasthop_api::{Carried, Drops, Field, Flow, GuestQueue, Mac, Port, Queue, Tot
 use lasthop_flow::Action;
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_ipc::{FlowInfo, PortConfig, PortInfo, PortState, PortVm, UplinkInfo, UplinkQueue};
-use lasthop_policy::{MacView, PortView};
+use lasthop_policy::{MacView, PortView, Vlans};
 use lasthop_types::{DropReason, MacAddr, PortId, PortTotals};
 use std::fmt::Display;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -13,7 +13,7 @@ pub(crate) fn mac(m: &MacView, port: String) -> Mac {
     Mac { mac: m.mac.to_string(), vlan: m.vlan, port, age_ms: m.age_ms, held: m.held }
 }
 
-pub(crate) fn uplink(uplink: UplinkInfo, port: Option<&PortInfo>) -> Uplink {
+pub(crate) fn uplink(uplink: UplinkInfo, port: Option<&PortInfo>, vlans: Option<&Vlans>) -> Uplink {
     let about = uplink.about.as_ref();
     let counters = uplink.counters;
     let state = match &uplink.blocked_by {
@@ -35,6 +35,7 @@ pub(crate) fn uplink(uplink: UplinkInfo, port: Option<&PortInfo>) -> Uplink {
         created: about.is_some_and(|a| a.created),
         pid: uplink.pid,
         restarts: uplink.restarts,
+        vlans: vlans.map(Vlans::to_string),
         spare: uplink.spare.map(|ready| if ready { "ready" } else { "starting" }.into()),
         to_network: Carried { packets: counters.to_network_packets, bytes: counters.to_network_bytes },
         from_network: Carried { packets: counters.from_network_packets, bytes: counters.from_network_bytes },
@@ -306,9 +307,9 @@ mod tests {
             blocked_by: Some("net".into()),
             counters: Default::default(),
         };
-        let shown = uplink(info.clone(), None);
+        let shown = uplink(info.clone(), None, None);
         assert_eq!((shown.state.as_str(), shown.blocked_by.as_deref()), ("blocked", Some("net")));
-        assert_eq!(uplink(UplinkInfo { running: false, ..info }, None).state, "starting");
+        assert_eq!(uplink(UplinkInfo { running: false, ..info }, None, None).state, "starting");
     }
 
     #[test]

@@ -7,8 +7,8 @@ use fake::{Fake, frame};
 use futures_util::StreamExt;
 use lasthop_api::{ApiError, SwitchProxy};
 use lasthop_flow::Action;
-use lasthop_ipc::{SupervisorToControl, ToControl};
-use lasthop_types::PortId;
+use lasthop_ipc::{PortState, STATIONS_PART, SupervisorToControl, ToControl};
+use lasthop_types::{MacAddr, PortId};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command};
@@ -207,7 +207,7 @@ fn uplinks_are_shown_and_kept_apart() {
     fake.add_ports(&["vm1", "vm2"]);
     let (list, refused, ports) = client(&mut fake, async |api| {
         let list = api.uplink_list().await.unwrap().unwrap().uplinks;
-        let refused = api.uplink_add("x", "eth7", None, 1, 0, true, false).await.unwrap().unwrap_err();
+        let refused = api.uplink_add("x", "eth7", None, 1, 0, true, false, Some("10")).await.unwrap().unwrap_err();
         let ports = api.trace("vm1", "ffffffffffff0200000000010800").await.unwrap().unwrap().outputs;
         (list, refused, ports)
     });
@@ -215,7 +215,7 @@ fn uplinks_are_shown_and_kept_apart() {
     assert_eq!((list[0].state.as_str(), list[0].to_network.packets, list[0].restarts), ("up", 5, 3));
     assert!(matches!(&refused, ApiError::UplinkRefused { message } if message.contains("no interface eth7")));
     assert!(ports.iter().any(|o| o.port == "vm2"));
-    let both = vec![PortId(1), PortId(2)];
+    let both = vec![(PortId(1), None), (PortId(2), None)];
     fake.supervisor.send(&SupervisorToControl::Uplinks(both), None).unwrap();
     let (report, ports) = client(&mut fake, async |api| {
         let report = api.trace("vm1", "ffffffffffff0200000000010800").await.unwrap().unwrap();
@@ -224,6 +224,62 @@ fn uplinks_are_shown_and_kept_apart() {
     });
     assert!(!report.outputs.iter().any(|o| o.port == "vm2"), "{report:?}");
     assert!(ports[0].as_ref().unwrap().as_ref().unwrap().ports.iter().all(|p| p.uplink));
+    // One of them is a trunk: VLANs 0 and 8 to 15.
+    let trunk = vec![(PortId(2), Some(vec![1, 0xff]))];
+    fake.supervisor.send(&SupervisorToControl::Uplinks(trunk), None).unwrap();
+    let (list, reports) = client(&mut fake, async |api| {
+        let list = api.uplink_list().await.unwrap().unwrap().uplinks;
+        let mut reports = Vec::new();
+        for frame in ["ffffffffffff02000000000181000008", "ffffffffffff02000000000181000010"] {
+            reports.push(api.trace("vm1", &format!("{frame}0800")).await.unwrap().unwrap());
+        }
+        (list, reports)
+    });
+    assert_eq!(list[0].vlans.as_deref(), Some("untagged:8-15"));
+    assert!(reports[0].outputs.iter().any(|o| o.port == "vm2"), "{reports:?}");
+    assert!(!reports[1].outputs.iter().any(|o| o.port == "vm2"), "{reports:?}");
+    assert!(reports[1].reasons[1].contains("uplink vm2 does not carry VLAN 16"), "{reports:?}");
+}
+
+/// Stations to be announced at an uplink: not those behind uplinks, nor those of a port whose VM has gone; those of each port
+/// in turn, and not too many in one message; and those of VLANs that the uplink carries.
+#[test]
+fn says_who_is_to_be_announced() {
+    let (_control, mut fake) = Control::start();
+    fake.add_ports(&["vm1", "vm2", "net", "vm4"]);
+    fake.supervisor.send(&SupervisorToControl::Uplinks(vec![(PortId(3), None)]), None).unwrap();
+    fake.attach();
+    fake.serve_until(|f| f.ready && f.heard == ["ask"]);
+    let station = |n: u16| MacAddr([0x52, 0x54, 0, 0, (n >> 8) as u8, n as u8]);
+    let from = |n: u16| [&[0xff; 6][..], &station(n).0, &[8, 0], &[0; 46]].concat();
+    let tagged = |n: u16| [&[0xff; 6][..], &station(n).0, &[0x81, 0, 0x20, 7, 8, 0], &[0; 46]].concat();
+    let (many, last) = (4096, 5000);
+    let frames = (0..many).map(|n| (from(n + 1), 1)).chain([(tagged(last), 2), (from(6000), 3), (from(7000), 4)]);
+    for (n, (frame, port)) in frames.enumerate() {
+        assert!(!fake.packet(&frame, port));
+        fake.serve_until(|f| f.resumed.len() == n + 1);
+    }
+    fake.states.insert(PortId(4), PortState::Waiting);
+    let gone = fake.info(PortId(4));
+    fake.tell(&ToControl::Port(gone));
+    // What the switch has said has been heard when this is answered.
+    let states = client(&mut fake, async |api| api.trace("vm4", "ffffffffffff0200000000010800").await.unwrap().is_ok());
+    assert!(states);
+    fake.supervisor.send(&SupervisorToControl::Announce(PortId(3)), None).unwrap();
+    fake.serve_until(|f| f.announced.iter().map(|(_, stations)| stations.len()).sum::<usize>() > usize::from(many));
+    assert!(fake.announced.iter().all(|(uplink, stations)| *uplink == PortId(3) && stations.len() <= STATIONS_PART));
+    let all: Vec<_> = fake.announced.iter().flat_map(|(_, stations)| stations).copied().collect();
+    assert_eq!(all[..3], [(0, station(1)), (7, station(last)), (0, station(2))]);
+    assert_eq!((all.len(), all.last()), (4097, Some(&(0, station(many)))));
+
+    // And only in VLANs that the uplink carries.
+    let seven: lasthop_policy::Vlans = "7".parse().unwrap();
+    let uplinks = vec![(PortId(3), Some(seven.as_bytes().to_vec()))];
+    fake.announced.clear();
+    fake.supervisor.send(&SupervisorToControl::Uplinks(uplinks), None).unwrap();
+    fake.supervisor.send(&SupervisorToControl::Announce(PortId(3)), None).unwrap();
+    fake.serve_until(|f| !f.announced.is_empty());
+    assert_eq!(fake.announced, [(PortId(3), vec![(7, station(last))])]);
 }
 
 #[test]

@@ -24,19 +24,14 @@ impl Arguments {
     /// Reads `--supervisor-fd N [--journal-fd N] [--host-view-fd N] [--hurry-fd N] [--helpers N,N…] [--poll N,N…]
     /// [--hysteresis US,US] [--tx-batch US,PACKETS] [--rx-batch US,PACKETS]`. Run first thing in `main`.
     pub fn take(mut words: impl Iterator<Item = String>) -> Result<Self, String> {
-        let (mut supervisor, mut journal) = (None, None);
-        let (mut host_view, mut hurry) = (None, None);
+        let (mut supervisor, mut journal, mut host_view, mut hurry) = (None, None, None, None);
         let mut settings = Settings::default();
         while let Some(option) = words.next() {
             let value = words.next().ok_or_else(|| format!("{option} needs a value"))?;
             let wrong = |why: &str| format!("{option} {value}: {why}");
             let descriptor = || value.parse().ok().and_then(inherited_fd).ok_or_else(|| wrong("no such descriptor"));
-            let numbers = || {
-                value
-                    .split(',')
-                    .map(|n| n.parse().map_err(|_| wrong("not a list of numbers")))
-                    .collect::<Result<Vec<usize>, _>>()
-            };
+            let list = || value.split(',').map(str::parse).collect::<Result<Vec<usize>, _>>();
+            let numbers = || list().map_err(|_| wrong("not a list of numbers"));
             let two = || <[usize; 2]>::try_from(numbers()?).map_err(|_| wrong("not two numbers"));
             let batch = || two().map(|[us, packets]| Batch { period_ns: us as u64 * 1000, packets: packets as u16 });
             match option.as_str() {

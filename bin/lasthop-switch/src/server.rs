@@ -155,10 +155,7 @@ impl Server {
                 (SupervisorToSwitch::Connection(..) | SupervisorToSwitch::ControlChannel, None) => {
                     tracing::error!("supervisor sent no descriptor with a message that needs one");
                 }
-                (SupervisorToSwitch::Shutdown, _) => {
-                    self.stop = true;
-                    return Ok(());
-                }
+                (SupervisorToSwitch::Shutdown, _) => self.stop = true,
             }
         }
     }
@@ -283,8 +280,7 @@ impl Server {
     fn hear_control(&mut self) {
         for _ in 0..CONTROL_BURST {
             let Some(control) = &mut self.control else { return };
-            let received = control.flush().and_then(|()| control.receive());
-            let done = match received {
+            let done = match control.flush().and_then(|()| control.receive()) {
                 Ok(Some(message)) => self.obey(message),
                 Ok(None) => break,
                 Err(ChannelError::Malformed(error)) => {

@@ -3,6 +3,7 @@
 
 use lasthop_ipc::{Channel, ChannelError, SupervisorToUplink, UplinkCounters, UplinkDevice, UplinkToSupervisor};
 use lasthop_sys::{Epoll, EventFd, Trigger};
+use lasthop_uplink_core::announce::Announcer;
 use lasthop_uplink_core::counters::Counters;
 use lasthop_uplink_core::device::{Device, Queue};
 use lasthop_uplink_core::engine::{Answer, Engine, Handle, Order};
@@ -57,6 +58,7 @@ pub struct Server {
     listen: bool,
     prober: Prober,
     heard: Arc<Heard>,
+    announcer: Announcer,
     /// The ping that is to be answered, and how many engines have not answered it.
     ping: Option<(u64, usize)>,
 }
@@ -92,6 +94,7 @@ impl Server {
             listen: false,
             prober,
             heard,
+            announcer: Announcer::default(),
             ping: None,
         })
     }
@@ -136,8 +139,10 @@ impl Server {
         supervisor.send(&UplinkToSupervisor::Ready(self.about.clone()), None)?;
         let mut ready = Vec::new();
         loop {
-            let deadline = self.queues.as_ref().and_then(Manager::deadline);
+            let queues = self.queues.as_ref().and_then(Manager::deadline);
+            let deadline = queues.into_iter().chain(self.announcer.deadline()).min();
             self.epoll.wait(&mut ready, deadline.map(|at| at.saturating_duration_since(Instant::now())))?;
+            self.announcer.step(Instant::now(), |frame| self.prober.announce(frame, &self.counters));
             if let Some(queues) = &mut self.queues {
                 queues.step(Instant::now());
             }
@@ -185,6 +190,11 @@ impl Server {
                     self.prober.send(&instance, &token);
                 }
                 Ok((SupervisorToUplink::Listen, _)) => self.listen()?,
+                Ok((SupervisorToUplink::Announce(stations), _)) => {
+                    if !self.listen {
+                        self.announcer.add(&stations, Instant::now());
+                    }
+                }
                 Ok((SupervisorToUplink::Shutdown { remove }, _)) => {
                     if remove {
                         self.order_all(&Order::End, supervisor)?;
@@ -256,6 +266,7 @@ impl Server {
     /// Says good-bye to the switch, which lets go of the rings before it hangs up.
     fn listen(&mut self) -> Result<(), Box<dyn Error>> {
         self.take_over()?;
+        self.announcer.stop();
         self.listen = true;
         match &self.front {
             // If it has gone already, that is reported too.

@@ -13,7 +13,7 @@ pub enum UplinkCommand {
     /// An interface that does not exist is made as a TAP device and removed with the uplink. Give it an address
     /// (`ip addr add 10.0.0.1/24 dev DEVICE`) or add it to a bridge. The uplink is remembered over restarts.
     #[command(
-        after_help = "Examples:\n  lasthop uplink add net eth1\n  lasthop uplink add host lasthop0 --driver tap --queues 2\n  lasthop uplink add storage eth2 --nice -5 --spare\n  lasthop uplink add fast eth3 --driver af_xdp --queues 4 --gro off"
+        after_help = "Examples:\n  lasthop uplink add net eth1\n  lasthop uplink add host lasthop0 --driver tap --queues 2\n  lasthop uplink add storage eth2 --nice -5 --spare\n  lasthop uplink add fast eth3 --driver af_xdp --queues 4 --gro off\n  lasthop uplink add trunk eth4 --vlans untagged:10:20-30"
     )]
     Add {
         /// Its name and that of its port: 1 to 63 letters, digits, '.', '_' or '-'
@@ -35,6 +35,9 @@ pub enum UplinkCommand {
         /// Keep a second process that takes over when the first ends or hangs; not with af_xdp and several queues
         #[arg(long)]
         spare: bool,
+        /// VLANs that it carries, like 10:20-30; "untagged" among them: frames without a tag too [default: all frames]
+        #[arg(long, value_name = "LIST")]
+        vlans: Option<String>,
         #[command(flatten)]
         shared: SharedArgs,
     },
@@ -53,10 +56,11 @@ pub enum UplinkCommand {
 
 pub fn uplink(command: &UplinkCommand) -> Result<String, CliError> {
     match command {
-        UplinkCommand::Add { name, device, driver, queues, nice, gro, spare, shared } => {
-            let list = shared.instance()?.ask(async |c| {
-                c.uplink_add(name, device, driver.as_deref(), *queues, *nice, gro == "on", *spare).await
-            })?;
+        UplinkCommand::Add { name, device, driver, queues, nice, gro, spare, vlans, shared } => {
+            let (driver, vlans) = (driver.as_deref(), vlans.as_deref());
+            let list = shared
+                .instance()?
+                .ask(async |c| c.uplink_add(name, device, driver, *queues, *nice, gro == "on", *spare, vlans).await)?;
             let uplink = list.uplinks.into_iter().next().unwrap_or_default();
             shared.show(&uplink, |u| {
                 let made = if u.created { ", which it made" } else { "" };
@@ -100,6 +104,7 @@ fn table(list: &UplinkList) -> String {
         ("DROPPED", Align::Right),
         ("RESTARTS", Align::Right),
         ("SPARE", Align::Left),
+        ("VLANS", Align::Left),
     ]);
     let mut notes = String::new();
     for u in &list.uplinks {
@@ -116,6 +121,7 @@ fn table(list: &UplinkList) -> String {
             u.drops.iter().map(|d| d.packets).sum::<u64>().to_string(),
             u.restarts.to_string(),
             u.spare.clone().unwrap_or_else(|| "-".into()),
+            u.vlans.clone().unwrap_or_else(|| "all".into()),
         ]);
         for d in &u.drops {
             notes.push_str(&format!("{}: {} packets dropped: {}\n", u.name, d.packets, d.reason));

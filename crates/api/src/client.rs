@@ -24,7 +24,8 @@ pub trait SwitchProxy {
 
     /// Makes an uplink: a port that is the interface `device`, used by `driver` (chosen if not given) with so many queue
     /// pairs, at this priority, from -20 to 19 as of nice(1), and with a second process that stands by if `spare` (not
-    /// with `af_xdp` and several pairs). `gro` may be false with `af_xdp`: no receive aggregation. Answers when the interface is open.
+    /// with `af_xdp` and several pairs). `gro` may be false with `af_xdp`: no receive aggregation. `vlans`, like
+    /// `untagged:10:20-30`, are the VLANs that it carries, all if not given. Answers when the interface is open.
     async fn uplink_add(
         &mut self,
         name: &str,
@@ -34,6 +35,7 @@ pub trait SwitchProxy {
         nice: i32,
         gro: bool,
         spare: bool,
+        vlans: Option<&str>,
     ) -> zlink::Result<Result<UplinkList, ApiError>>;
 
     /// Removes an uplink and its port; an interface that it made goes with it.

@@ -197,6 +197,8 @@ pub struct Uplink {
     pub restarts: u64,
     /// `ready` (a second process stands by to take over) or `starting`; none if none is wanted.
     pub spare: Option<String>,
+    /// The VLANs that it carries, like `untagged:10:20-30`; none if it carries all, or is no uplink any more.
+    pub vlans: Option<String>,
     /// Packets to the network and their bytes; one of 64 KiB counts once.
     pub to_network: Carried,
     /// Packets from the network.

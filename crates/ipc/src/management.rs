@@ -1,6 +1,6 @@
 //! What the supervisor says to control and hears from it. Behind the feature `management`: the switch does without.
 
-use crate::{PortConfig, UplinkCounters, UplinkDevice};
+use crate::{PortConfig, Station, UplinkCounters, UplinkDevice};
 use lasthop_types::PortId;
 use serde::{Deserialize, Serialize};
 
@@ -24,8 +24,9 @@ pub enum SupervisorToControl {
     Lists(Vec<u8>),
     /// Answer to the last part of `KeepLists`: kept for good, or nothing was changed and why.
     ListsKept(Result<(), String>),
-    /// Which ports are uplinks; before `Ports`.
-    Uplinks(Vec<PortId>),
+    /// Which ports are uplinks, each with the VLANs that it carries if not all: 512 bytes, a bit for each id, the lowest of a
+    /// byte first; that of id 0 is for frames without a VLAN. Before `Ports`.
+    Uplinks(Vec<(PortId, Option<Vec<u8>>)>),
     /// Answer to `UplinkAdd`, `UplinkDel` (the uplink it was about) and `UplinkList` (all): an error says what is wrong and
     /// what to do.
     UplinkReply {
@@ -36,6 +37,8 @@ pub enum SupervisorToControl {
     },
     /// Addresses learned at this port may be elsewhere now: forget them.
     Forget(PortId),
+    /// This uplink carries frames that another one carried before: which stations are to be announced there?
+    Announce(PortId),
 }
 
 /// An uplink.
@@ -70,6 +73,27 @@ pub struct UplinkInfo {
 /// Longest part of the text of access lists, in bytes.
 pub const LISTS_PART: usize = 32 * 1024;
 
+/// An uplink as somebody wants it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UplinkConfig {
+    /// Its name.
+    pub name: String,
+    /// Its interface.
+    pub device: String,
+    /// How to use it; chosen by the uplink if not given.
+    pub driver: Option<String>,
+    /// Queue pairs.
+    pub queues: u16,
+    /// Its processes' priority, as of nice(1).
+    pub nice: i32,
+    /// Receive aggregation, where the uplink would do it.
+    pub gro: bool,
+    /// Whether a second process is to stand by.
+    pub spare: bool,
+    /// The VLANs that it carries, as people write them, if not all.
+    pub vlans: Option<String>,
+}
+
 /// From control.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ControlToSupervisor {
@@ -99,20 +123,8 @@ pub enum ControlToSupervisor {
     UplinkAdd {
         /// Echoed in the reply.
         request: u64,
-        /// Its name.
-        name: String,
-        /// Its interface.
-        device: String,
-        /// How to use it; chosen by the uplink if not given.
-        driver: Option<String>,
-        /// Queue pairs.
-        queues: u16,
-        /// Its processes' priority, as of nice(1).
-        nice: i32,
-        /// Receive aggregation, where the uplink would do it.
-        gro: bool,
-        /// Whether a second process is to stand by.
-        spare: bool,
+        /// What it is to be.
+        uplink: UplinkConfig,
     },
     /// Remove an uplink and its port.
     UplinkDel {
@@ -125,5 +137,12 @@ pub enum ControlToSupervisor {
     UplinkList {
         /// Echoed in the reply.
         request: u64,
+    },
+    /// Announce these, at most [`STATIONS_PART`](crate::STATIONS_PART), at this uplink. There may be more such messages.
+    Announce {
+        /// The uplink's port.
+        uplink: PortId,
+        /// Who lives at ports that are not uplinks.
+        stations: Vec<Station>,
     },
 }

@@ -2,10 +2,10 @@
 
 use crate::Learning;
 use crate::acl::{Decision, Direction, List};
-use crate::flows::{Pair, Refusal, Verdict};
+use crate::flows::{Pair, Refusal, VID, Verdict};
 use crate::learning::refusal;
 use crate::mactable::Learned;
-use lasthop_frame::FlowKey;
+use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_types::PortId;
 
 /// A decision and its reasons.
@@ -36,6 +36,9 @@ impl Learning {
         let here = name(pair.port);
         let vlan = if pair.vlan == 0 { String::new() } else { format!(" in VLAN {}", pair.vlan) };
         let mut lines = Vec::new();
+        if let Some(why) = self.why_not_carried(pair.port, key, &name) {
+            return Explanation { lines: vec![format!("{why}: dropped")], outputs: Vec::new() };
+        }
         if let Some((scope, list)) = self.scoped_list(pair.port, Direction::FromGuest) {
             let decision = list.decide(key);
             lines.push(format!("{scope} access list, from-guest at {here}: {}", decided(list, decision)));
@@ -62,13 +65,17 @@ impl Learning {
             ),
         });
         let verdict = self.verdict(&pair);
-        let mut outputs = self.outputs(verdict, pair.port);
+        let mut outputs = self.outputs(verdict, key, &mut FlowMask::default());
         lines.push(match verdict {
             Verdict::To(port) if self.between_uplinks(pair.port, port) => format!(
                 "destination {}{vlan} lives at {}, and nothing goes from one uplink to another: dropped",
                 pair.dst,
                 name(port)
             ),
+            Verdict::To(port) if outputs.is_empty() => {
+                let why = self.why_not_carried(port, key, &name).unwrap_or_default();
+                format!("destination {}{vlan} lives at {}, but {why}: dropped", pair.dst, name(port))
+            }
             Verdict::To(port) => format!("destination {}{vlan} lives at {}", pair.dst, name(port)),
             Verdict::Hairpin => format!(
                 "destination {}{vlan} lives at {here} itself: dropped, it needs no switch to get there",
@@ -76,10 +83,14 @@ impl Learning {
             ),
             Verdict::Flood => {
                 let kind = if pair.dst.is_multicast() { "a group address" } else { "unknown" };
-                let to = if outputs.is_empty() {
-                    "no other port is up: dropped".to_owned()
-                } else {
-                    format!("flooded to the {} other ports that are up", outputs.len())
+                let left_out = self.flood_leaves_out(key, &name);
+                let to = match (outputs.is_empty(), left_out.is_empty()) {
+                    (true, true) => "no other port is up: dropped".to_owned(),
+                    (true, false) => format!("{}, and no other port is up: dropped", left_out.join(", ")),
+                    (false, true) => format!("flooded to the {} other ports that are up", outputs.len()),
+                    (false, false) => {
+                        format!("flooded to {} other ports that are up; {}", outputs.len(), left_out.join(", "))
+                    }
                 };
                 format!("destination {}{vlan} is {kind}: {to}", pair.dst)
             }
@@ -94,6 +105,23 @@ impl Learning {
             });
         }
         Explanation { lines, outputs }
+    }
+
+    /// That a port does not carry the frame's VLAN, if it does not.
+    fn why_not_carried(&self, port: PortId, key: &FlowKey, name: impl Fn(PortId) -> String) -> Option<String> {
+        let vlans = self.vlans_of(port).filter(|vlans| !vlans.carry(key, &mut FlowMask::default()))?;
+        let what = match key.vlan_tci & VID {
+            0 if vlans.contains(0) => "a VLAN tag that is cut off or behind a priority tag".to_owned(),
+            0 => "untagged frames".to_owned(),
+            vlan => format!("VLAN {vlan}"),
+        };
+        Some(format!("uplink {} does not carry {what} (vlans={vlans})", name(port)))
+    }
+
+    /// Which uplinks a flood would have reached if they carried its VLAN.
+    fn flood_leaves_out(&self, key: &FlowKey, name: impl Fn(PortId) -> String) -> Vec<String> {
+        let others = self.up().filter(|to| *to != key.port() && !self.between_uplinks(key.port(), *to));
+        others.filter_map(|to| self.why_not_carried(to, key, &name)).collect()
     }
 }
 

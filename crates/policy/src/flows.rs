@@ -97,9 +97,10 @@ pub(crate) const PORT_MASK: FlowMask = FlowMask(FlowKey { in_port: u32::MAX, ..N
 /// What learning needs to know.
 pub(crate) const PAIR_MASK: FlowMask =
     FlowMask(FlowKey { in_port: u32::MAX, eth_dst: ONES, eth_src: ONES, vlan_tci: VID, ..NONE });
-/// And everything that an access list may look at.
+/// And everything that an access list or an uplink's VLANs may look at.
 pub(crate) const EXACT_MASK: FlowMask = FlowMask(FlowKey {
     eth_type: u16::MAX,
+    inner_vlan_tci: VID,
     anomalies: u16::MAX,
     ip_src: [0xff; 16],
     ip_dst: [0xff; 16],

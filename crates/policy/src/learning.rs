@@ -3,11 +3,11 @@
 use crate::acl::{List, Scope};
 use crate::flows::{FlowIndex, Id, Installed, Pair, Refusal, Verdict};
 use crate::mactable::{AGEING_MS, Learned, MacTable, MacView};
-use crate::{FLOWS_MAX, FLOWS_PER_PORT_MAX, MASKS_MAX};
+use crate::{FLOWS_MAX, FLOWS_PER_PORT_MAX, MASKS_MAX, Vlans};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_types::{MacAddr, PortId};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 mod judging;
@@ -120,14 +120,17 @@ struct Port {
 /// [`Book::of_port`]: crate::acl::Book::of_port
 pub type PortLists = [Option<(Scope, Arc<List>)>; 2];
 
+/// Ports that are uplinks, and the VLANs that each carries; `None`: every frame, tagged or not.
+pub type Uplinks = BTreeMap<PortId, Option<Vlans>>;
+
 /// The learning switch. One thread; time never goes back.
 #[derive(Debug)]
 pub struct Learning {
     limits: Limits,
     ports: BTreeMap<PortId, Port>,
     lists: BTreeMap<PortId, PortLists>,
-    /// Ports to the network: nothing goes from one to another.
-    uplinks: BTreeSet<PortId>,
+    /// Ports to the network, and the VLANs that each carries if not all: nothing goes from one to another.
+    uplinks: Uplinks,
     pub(crate) macs: MacTable,
     flows: FlowIndex,
     epoch: u64,
@@ -150,7 +153,7 @@ impl Learning {
             limits,
             ports: BTreeMap::new(),
             lists: BTreeMap::new(),
-            uplinks: BTreeSet::new(),
+            uplinks: Uplinks::new(),
             macs,
             flows: FlowIndex::default(),
             epoch: 1,
@@ -170,14 +173,24 @@ impl Learning {
     }
 
     /// Which ports are uplinks. Nothing goes from one uplink to another, known or flooded: two of them may be on one segment,
-    /// and a frame that went out by one and came in by the other would go round for ever. To be said before such a port is
-    /// announced with [`Learning::port`]; said later, flows between uplinks are replaced.
-    pub fn set_uplinks(&mut self, uplinks: &BTreeSet<PortId>, now_ms: u64, out: &mut Effects) {
+    /// and a frame that went out by one and came in by the other would go round for ever. Nor does a frame go into or out of
+    /// an uplink that does not carry its VLAN. To be said before such a port is announced with [`Learning::port`]; said later,
+    /// flows that say otherwise are replaced.
+    pub fn set_uplinks(&mut self, uplinks: &Uplinks, now_ms: u64, out: &mut Effects) {
         if self.uplinks == *uplinks {
             return;
         }
-        self.uplinks.clone_from(uplinks);
+        let before = std::mem::replace(&mut self.uplinks, uplinks.clone());
         self.epoch += 1;
+        // Where other VLANs are carried now, everything is learned anew.
+        for id in before.keys().chain(uplinks.keys()) {
+            if before.get(id).and_then(Option::as_ref) != self.vlans_of(*id) {
+                for flow in self.flows.of_port(*id) {
+                    self.del_flow(flow, out);
+                }
+                self.forget_addresses(*id, now_ms, out);
+            }
+        }
         let flows: Vec<Id> = self.flows.iter().map(|(id, _)| id).collect();
         for id in flows {
             self.rejudge(id, now_ms, out);
@@ -186,7 +199,18 @@ impl Learning {
 
     /// Whether both are uplinks.
     pub(crate) fn between_uplinks(&self, from: PortId, to: PortId) -> bool {
-        self.uplinks.contains(&from) && self.uplinks.contains(&to)
+        self.uplinks.contains_key(&from) && self.uplinks.contains_key(&to)
+    }
+
+    /// Whether a frame may pass the port into the switch or out of it, by the VLANs that the port carries. Adds to `mask` what
+    /// it took to know.
+    pub(crate) fn carries(&self, port: PortId, key: &FlowKey, mask: &mut FlowMask) -> bool {
+        self.vlans_of(port).is_none_or(|vlans| vlans.carry(key, mask))
+    }
+
+    /// The VLANs that a port carries, if not all.
+    pub(crate) fn vlans_of(&self, port: PortId) -> Option<&Vlans> {
+        self.uplinks.get(&port)?.as_ref()
     }
 
     /// Has all flows removed: they were computed under rules that do not hold any more. What was learned is kept. Packets
@@ -400,6 +424,11 @@ impl Learning {
         })
     }
 
+    /// Ports that carry packets.
+    pub(crate) fn up(&self) -> impl Iterator<Item = PortId> + '_ {
+        self.ports.iter().filter(|(_, port)| port.up).map(|(id, _)| *id)
+    }
+
     pub(crate) fn lives_at(&self, pair: &Pair) -> bool {
         self.macs.get(pair.vlan, pair.src).is_some_and(|e| e.port == pair.port)
     }
@@ -412,18 +441,18 @@ impl Learning {
         }
     }
 
-    /// Where learning would send it.
-    pub(crate) fn outputs(&self, verdict: Verdict, from: PortId) -> Vec<PortId> {
-        match verdict {
+    /// Where learning would send it. Adds to `mask` what the uplinks looked at.
+    pub(crate) fn outputs(&self, verdict: Verdict, key: &FlowKey, mask: &mut FlowMask) -> Vec<PortId> {
+        let from = key.port();
+        let mut outputs = match verdict {
             // The switch counts a packet sent back where it came from as a hairpin.
-            Verdict::Hairpin => vec![from],
+            Verdict::Hairpin => return vec![from],
             Verdict::To(port) if self.between_uplinks(from, port) => Vec::new(),
             Verdict::To(port) => vec![port],
-            Verdict::Flood => {
-                let others = self.ports.iter().filter(|(id, p)| p.up && **id != from);
-                others.map(|(id, _)| *id).filter(|id| !self.between_uplinks(from, *id)).collect()
-            }
-        }
+            Verdict::Flood => self.up().filter(|id| *id != from && !self.between_uplinks(from, *id)).collect(),
+        };
+        outputs.retain(|to| self.carries(*to, key, mask));
+        outputs
     }
 
     /// Removes the flows of a source that left `port`.

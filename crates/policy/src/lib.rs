@@ -12,6 +12,8 @@
 //! | group source | in port, the group bit | one flow per port refuses all 2^47 of them |
 //! | may not enter, by an access list | in port, and the bits that it took to know | learning has no say |
 //! | ordinary, under access lists | as ordinary, and the bits that it took to know | a rule may ask for anything else |
+//! | of a VLAN that its uplink does not carry | in port, VLAN id | learning has no say |
+//! | without a VLAN, from or to an uplink with a list of VLANs that carries it | as ordinary, EtherType, inner VLAN id | a tag may be hidden behind a priority tag, or be cut off |
 //! | zero source | in port, source | |
 //! | link-local destination | the 44 bits of 01:80:c2:00:00:0x | one flow for the whole switch |
 //!
@@ -23,7 +25,8 @@
 //! # VLANs
 //!
 //! Addresses are learned per VLAN: the id of the outer tag, of either TPID; frames without a tag and
-//! priority-tagged ones (id 0) share VLAN 0. Tags pass unchanged and every port is a member of every VLAN.
+//! priority-tagged ones (id 0) share VLAN 0. Tags pass unchanged. Every port is a member of every VLAN, but for uplinks that
+//! carry some only ([`Vlans`]): frames of others do not enter there, teach nothing, and are not sent there.
 //!
 //! # Limits against a hostile guest
 //!
@@ -39,11 +42,13 @@ mod explain;
 mod flows;
 mod learning;
 mod mactable;
+mod vlans;
 
 pub use explain::Explanation;
 pub use flows::{FLOWS_MAX, FLOWS_PER_PORT_MAX, MASKS_MAX};
-pub use learning::{Change, Effects, FlowUse, Learning, Limits, PortLists, PortView, Resume};
+pub use learning::{Change, Effects, FlowUse, Learning, Limits, PortLists, PortView, Resume, Uplinks};
 pub use mactable::{AGEING_MS, HOLD_MS, MAX_MOVES, MOVE_WINDOW_MS, MacView};
+pub use vlans::{ParseVlansError, Vlans};
 
 #[cfg(test)]
 mod tests;

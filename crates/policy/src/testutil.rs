@@ -2,7 +2,7 @@
 //! tests here and elsewhere (feature `testutil`). Panics when they disagree: never for real input.
 
 use crate::acl::{Direction, List};
-use crate::{Change, Effects, FlowUse, Learning, Limits, PortLists, Resume};
+use crate::{Change, Effects, FlowUse, Learning, Limits, PortLists, Resume, Uplinks};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::FlowKey;
 use lasthop_types::{DropReason, MacAddr, PortId};
@@ -32,6 +32,7 @@ pub(crate) struct Bench {
     pub(crate) next_id: u64,
     pub(crate) up: BTreeMap<PortId, bool>,
     pub(crate) lists: BTreeMap<PortId, PortLists>,
+    pub(crate) uplinks: Uplinks,
     /// Masked key and mask → flow, last use.
     pub(crate) table: Vec<(FlowSpec, u64)>,
 }
@@ -45,6 +46,7 @@ impl Bench {
             next_id: 0,
             up: BTreeMap::new(),
             lists: BTreeMap::new(),
+            uplinks: Uplinks::new(),
             table: Vec::new(),
         };
         for port in 1..=ports {
@@ -97,6 +99,25 @@ impl Bench {
         self.apply(out);
     }
 
+    /// These ports are uplinks from now on, and carry these VLANs.
+    pub(crate) fn set_uplinks(&mut self, uplinks: Uplinks) {
+        self.uplinks = uplinks;
+        let mut out = Effects::default();
+        self.policy.set_uplinks(&self.uplinks, self.now_ms, &mut out);
+        self.apply(out);
+    }
+
+    fn carries(&self, port: PortId, key: &FlowKey) -> bool {
+        let Some(Some(vlans)) = self.uplinks.get(&port) else { return true };
+        let tag = |eth_type: u16| [0x8100, 0x88a8].contains(&eth_type);
+        let hidden = key.inner_vlan_tci & 0xfff != 0 || tag(key.eth_type);
+        vlans.contains(key.vlan_tci & 0xfff) && !(key.vlan_tci & 0xfff == 0 && hidden)
+    }
+
+    fn enters(&self, key: &FlowKey) -> bool {
+        self.carries(key.port(), key) && self.permits(key.port(), Direction::FromGuest, key)
+    }
+
     fn list(&self, port: PortId, direction: Direction) -> Option<&List> {
         // Lists of ports that were never announced hold for nobody.
         self.up.get(&port)?;
@@ -143,6 +164,7 @@ impl Bench {
     /// Control was killed: another process takes over what is in the switch.
     pub(crate) fn restart_control(&mut self) {
         self.policy = Learning::new(self.limits.clone());
+        self.set_uplinks(self.uplinks.clone());
         self.attach();
     }
 
@@ -173,7 +195,7 @@ impl Bench {
         if key.dst().is_link_local() {
             return vec![Action::Drop(DropReason::LinkLocal)];
         }
-        if !self.permits(key.port(), Direction::FromGuest, key) {
+        if !self.enters(key) {
             return vec![Action::Drop(DropReason::Policy)];
         }
         if !self.up.contains_key(&key.port())
@@ -186,7 +208,10 @@ impl Bench {
             Some(port) => vec![port],
             None => self.up.iter().filter(|(id, up)| **up && **id != key.port()).map(|(id, _)| *id).collect(),
         };
-        let permitted = outputs.into_iter().filter(|id| self.permits(*id, Direction::ToGuest, key));
+        let apart = |id: &PortId| self.uplinks.contains_key(id) && self.uplinks.contains_key(&key.port());
+        let permitted = outputs
+            .into_iter()
+            .filter(|id| !apart(id) && self.carries(*id, key) && self.permits(*id, Direction::ToGuest, key));
         permitted.map(Action::Output).collect()
     }
 
@@ -225,6 +250,8 @@ pub enum Op {
     PortGone(u32),
     /// Access lists are loaded, instead of those there were: by port.
     Load(BTreeMap<PortId, PortLists>),
+    /// Other ports are uplinks, or they carry other VLANs.
+    Uplinks(Uplinks),
     /// Time passes (ms), then statistics are read and things age.
     Poll(u64),
     /// The switch loses a flow.
@@ -256,7 +283,7 @@ pub fn compare(ops: impl IntoIterator<Item = Op>, probes: &[FlowKey], small: boo
                 let hit = !b.lookup(&key).is_empty();
                 let done = b.packet(&key);
                 assert_eq!(outputs(&done), outputs(&b.reference(&key)), "{:?}", key);
-                let enters = b.permits(key.port(), Direction::FromGuest, &key);
+                let enters = b.enters(&key);
                 if !enters {
                     assert_eq!(b.home(vlan, key.src()), home, "what may not enter teaches nothing");
                 }
@@ -271,6 +298,7 @@ pub fn compare(ops: impl IntoIterator<Item = Op>, probes: &[FlowKey], small: boo
             }
             Op::Port(p, up) => b.port(p, up),
             Op::Load(lists) => b.load(lists),
+            Op::Uplinks(uplinks) => b.set_uplinks(uplinks),
             Op::PortGone(p) => b.port_gone(p),
             Op::Poll(ms) => {
                 b.poll(ms);
@@ -295,7 +323,7 @@ pub fn compare(ops: impl IntoIterator<Item = Op>, probes: &[FlowKey], small: boo
         }
         for (flow, _) in &b.table {
             // A source that lives elsewhere may keep a flow only until the next tick.
-            let enters = b.permits(flow.key.port(), Direction::FromGuest, &flow.key);
+            let enters = b.enters(&flow.key);
             if ticked && enters && flow.mask.0.eth_dst == [0xff; 6] && flow.mask.0.in_port != 0 {
                 assert_eq!(b.home(flow.key.vlan_tci, flow.key.src()), Some(flow.key.port()));
             }

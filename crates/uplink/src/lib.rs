@@ -11,6 +11,7 @@
 //! | [`engine`] | the thread of one queue pair: sleeps until there is something to carry |
 //! | [`vmq`] | a queue pair for each busy guest, where the device can |
 //! | [`probe`] | frames that find two uplinks on one segment: sent, and kept from the switch |
+//! | [`announce`] | frames that tell the network where stations are now |
 //! | [`link`] | the vhost-user connection to the switch |
 //! | [`counters`] | what was carried and what was not |
 //! | `room` | unsafe room: system calls on the shared memory, ioctls, socket options |
@@ -18,6 +19,7 @@
 //! Directions are the network's: `to_network` is what the switch delivers here (virtio's receive queue), `from_network` what
 //! the device received (virtio's transmit queue).
 
+pub mod announce;
 pub mod counters;
 pub mod device;
 pub mod engine;

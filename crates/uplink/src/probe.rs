@@ -21,6 +21,7 @@ use lasthop_ipc::{Token, UplinkDriver};
 use lasthop_sys::EventFd;
 use lasthop_types::MacAddr;
 use rustix::io::Errno;
+use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -52,7 +53,7 @@ fn parse(frame: &GuestSlice<'_>) -> Option<(Token, Token)> {
     if is_probe { Some((frame.read_array(30)?, frame.read_array(46)?)) } else { None }
 }
 
-/// Sends probes on a device.
+/// Sends frames of the uplink's own on a device: probes and announcements.
 #[derive(Debug)]
 pub struct Prober {
     way: Way,
@@ -99,17 +100,28 @@ impl Prober {
 
     /// Sends one. That the device is down or its queue full is nothing to worry about: another will follow.
     pub fn send(&self, instance: &Token, token: &Token) {
-        let frame = frame(self.source, instance, token);
-        let sent = match &self.way {
+        let _ = self.write(&frame(self.source, instance, token));
+    }
+
+    /// Sends an announcement, which counts as a packet to the network. One that the device does not take is dropped.
+    pub fn announce(&self, frame: &[u8], counters: &Counters) {
+        match self.write(frame) {
+            Ok(()) => counters.sent(1, frame.len() as u64),
+            Err(Errno::IO | Errno::NETDOWN) => counters.dropped(Reason::DeviceDown),
+            Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => counters.dropped(Reason::NoRoom),
+            Err(_) => counters.dropped(Reason::Refused),
+        }
+    }
+
+    /// The device's own thread finds out if something is wrong with it.
+    fn write(&self, frame: &[u8]) -> Result<(), Errno> {
+        match &self.way {
             Way::Tap(fd) => {
-                let mut packet = [0; lasthop_frame::VnetHdr::LEN + LEN];
-                packet[lasthop_frame::VnetHdr::LEN..].copy_from_slice(&frame);
-                rustix::io::write(fd, &packet)
+                let header = [0; lasthop_frame::VnetHdr::LEN];
+                rustix::io::writev(fd, &[IoSlice::new(&header), IoSlice::new(frame)]).map(drop)
             }
-            Way::Socket(socket) => rustix::io::write(socket, &frame),
-        };
-        // The device's own thread finds out what is wrong with it.
-        let _ = sent;
+            Way::Socket(socket) => rustix::io::write(socket, frame).map(drop),
+        }
     }
 }
 

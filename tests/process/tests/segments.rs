@@ -1,6 +1,7 @@
 //! Several uplinks on one network segment or on several: segments are bridges in a network namespace, and stations on them
 //! see every frame that passes.
 
+use lasthop_frame::testutil::Frame;
 use lasthop_tests_process::{
     Guest, Lasthop, Netns, Options, PATIENCE, Port, Station, mac, number_of, numbered, proc, scratch, wait_for,
 };
@@ -38,6 +39,14 @@ impl Yard {
     fn station(&self, bridge: &str, interface: &str) -> Station {
         self.plug(bridge, interface);
         Station::on(&self.netns, interface)
+    }
+
+    /// The bridge br0 has learned that this address is behind that port of it.
+    fn wait_for_address(&self, mac: MacAddr, port: &str) {
+        let entry = format!("{mac} dev {port} ");
+        wait_for(&format!("br0 to know {entry}"), PATIENCE, || {
+            self.netns.shell("bridge fdb show br br0").lines().any(|line| line.starts_with(&entry))
+        });
     }
 }
 
@@ -334,6 +343,86 @@ fn the_second_uplink_of_a_segment_takes_over() {
     site.lasthop.command(&["uplink", "add", "net", "u0", "--driver", "af_packet"]);
     site.wait_for_blocked("net", "net2");
     each_frame_crosses_once(&mut guest, &station, mac(9), 60_000);
+}
+
+/// A request of RARP in this station's name.
+fn announces(mac: MacAddr) -> impl Fn(&[u8]) -> bool {
+    move |frame| frame[..6] == [0xff; 6] && frame[6..12] == mac.0 && frame[12..14] == [0x80, 0x35]
+}
+
+/// An uplink that takes over says who is behind it, and bridges send there what is for guests that have not said a word since.
+fn the_network_learns_who_took_over(driver: &str) {
+    let yard = Yard::new(&["br0"]);
+    for interface in ["u0", "u1"] {
+        if driver == "tap" {
+            yard.netns.ip(&format!("tuntap add {interface} mode tap"));
+            yard.netns.ip(&format!("link set {interface} master br0 up"));
+        } else {
+            yard.plug("br0", interface);
+        }
+    }
+    let [first, second] = if driver == "tap" { ["u0", "u1"] } else { ["u0x", "u1x"] };
+    let station = yard.station("br0", "s0");
+    let site = Site::new(&yard, &[&format!("net=u0,{driver}"), &format!("net2=u1,{driver}")], &[]);
+    site.wait_for_blocked("net2", "net");
+    site.wait_for_port("net", "up");
+    let mut guest = site.guest("a", mac(1));
+    guest.send(&numbered(mac(1), MacAddr::BROADCAST, 1, 60));
+    guest.send(&Frame::between(mac(2), MacAddr::BROADCAST).tag(0x8100, 5).payload(vec![0; 46]).build());
+    yard.wait_for_address(mac(1), first);
+    yard.wait_for_address(mac(2), first);
+    site.lasthop.command(&["uplink", "del", "net"]);
+    let announcement = station.recv("an announcement", announces(mac(1)));
+    assert_eq!(announcement.len(), 60);
+    // The kernel takes the tag out.
+    station.recv("an announcement with a tag", |f| announces(mac(2))(f) && f.len() == 60);
+    yard.wait_for_address(mac(1), second);
+    yard.wait_for_address(mac(2), second);
+    station.send(&numbered(mac(9), mac(1), 2, 60));
+    guest.expect_number(2);
+    // There are three rounds for each of the two, and they are counted.
+    wait_for("all to be counted", PATIENCE, || site.uplink("net2")["to_network"]["packets"] == 6);
+    let later = station.drain();
+    assert_eq!(later.iter().filter(|f| announces(mac(1))(f)).count(), 2);
+}
+
+#[test]
+fn the_network_learns_who_took_over_with_tap() {
+    the_network_learns_who_took_over("tap");
+}
+
+#[test]
+fn the_network_learns_who_took_over_with_af_packet() {
+    the_network_learns_who_took_over("af_packet");
+}
+
+#[test]
+fn the_network_learns_who_took_over_with_af_xdp() {
+    the_network_learns_who_took_over("af_xdp");
+}
+
+/// And one that was never blocked itself, when another that carried beside it has to let go.
+#[test]
+fn the_network_learns_who_has_its_place_back() {
+    let yard = Yard::new(&["br0"]);
+    yard.plug("br0", "u0");
+    yard.plug("br0", "u1");
+    let station = yard.station("br0", "s0");
+    let site = Site::new(&yard, &["net=u0,af_packet", "net2=u1,af_packet"], &[]);
+    site.wait_for_blocked("net2", "net");
+    site.wait_for_port("net", "up");
+    let mut guest = site.guest("a", mac(1));
+    guest.send(&numbered(mac(1), MacAddr::BROADCAST, 1, 60));
+    yard.wait_for_address(mac(1), "u0x");
+    yard.netns.ip("link set u0x nomaster");
+    (0..3).for_each(|_| drop(station.recv("a round of announcements", announces(mac(1)))));
+    yard.wait_for_address(mac(1), "u1x");
+    yard.netns.ip("link set u0x master br0");
+    site.wait_for_blocked("net2", "net");
+    yard.wait_for_address(mac(1), "u0x");
+    station.send(&numbered(mac(9), mac(1), 2, 60));
+    guest.expect_number(2);
+    nothing_flaps(&site, &guest, mac(9), "net");
 }
 
 /// No frames that nobody asked for: not with one uplink, and not if it is forbidden.

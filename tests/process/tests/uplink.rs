@@ -27,9 +27,18 @@ impl Site {
     }
 
     fn with(netns: &Netns, arguments: &[&str]) -> Self {
+        Self::start(Some(netns), arguments)
+    }
+
+    /// In this thread's network namespace.
+    fn here(arguments: &[&str]) -> Self {
+        Self::start(None, arguments)
+    }
+
+    fn start(netns: Option<&Netns>, arguments: &[&str]) -> Self {
         let dir = scratch();
         let ports = ["a", "b"].map(|name| Port::listen(name, dir.path()));
-        let lasthop = Lasthop::start_in(Some(netns), &ports, arguments);
+        let lasthop = Lasthop::start_in(netns, &ports, arguments);
         let site = Self { lasthop, dir };
         site.lasthop.wait_for_state("net", "up");
         site
@@ -410,8 +419,13 @@ fn uplink_hung_is_replaced() {
     let stopped = Instant::now();
     wait_for("the hung one to be replaced", PATIENCE, || !proc::alive(old));
     println!("replaced {:?} after it was stopped, with a limit of 300 ms", stopped.elapsed());
-    left.lasthop.wait_for_state("net", "up");
-    near.greet(&mut far, 2);
+    // The port may be up still when it has gone.
+    let mut number = 1;
+    wait_for("the network to be back", PATIENCE, || {
+        number += 1;
+        near.send(&numbered(near.mac, far.mac, number, 100));
+        far.recv_within(Duration::from_millis(20)).is_some()
+    });
     let uplink = left.uplink();
     assert!(uplink["last_error"].as_str().is_some_and(|e| e.contains("not answered for 300 ms")), "{uplink}");
 }
@@ -504,6 +518,24 @@ fn two_uplinks_make_no_loop() {
     let words = port("net");
     let trace = left.lasthop.command(&words.each_ref().map(String::as_str));
     assert!(!trace.contains("delivered to net2"), "{trace}");
+}
+
+/// Whoever starts lasthop in a network namespace need not have mounted its sysfs.
+#[test]
+fn a_tap_device_is_known_where_sysfs_shows_another_namespace() {
+    let netns = Netns::new();
+    netns.ip("tuntap add tap9 mode tap");
+    let file = std::fs::File::open(format!("/run/netns/{}", netns.name())).unwrap();
+    // This thread's; what it starts is there too.
+    nix::sched::setns(file, nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+    assert!(!std::path::Path::new("/sys/class/net/tap9").exists());
+    let site = Site::here(&["--uplink", "net=tap9,spare"]);
+    assert_eq!(site.uplink()["driver"], "tap");
+    // Its successor has the device in its hands.
+    let first = site.pid();
+    proc::signal(first, Signal::KILL);
+    wait_for("another process", PATIENCE, || site.uplink()["pid"].as_u64().is_some_and(|pid| pid != u64::from(first)));
+    site.lasthop.wait_for_state("net", "up");
 }
 
 #[test]

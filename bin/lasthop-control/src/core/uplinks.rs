@@ -3,12 +3,14 @@
 use super::{Answer, Command, Core, MAX_QUESTIONS, busy, give, refuse};
 use crate::view;
 use lasthop_api::{ApiError, UplinkList};
-use lasthop_ipc::{ControlToSupervisor, UplinkInfo};
+use lasthop_ipc::{ControlToSupervisor, PortState, STATIONS_PART, UplinkConfig, UplinkInfo};
+use lasthop_types::PortId;
+use std::collections::BTreeMap;
 
 /// What is wanted of uplinks.
 #[derive(Debug)]
 pub(crate) enum UplinkCall {
-    Add { name: String, device: String, driver: Option<String>, queues: u16, nice: i32, gro: bool, spare: bool },
+    Add(UplinkConfig),
     Del { name: String },
     List,
 }
@@ -23,9 +25,7 @@ impl Core {
         let request = self.next_number;
         self.uplink_requests.insert(request, answer);
         self.commands.push(Command::Supervisor(match call {
-            UplinkCall::Add { name, device, driver, queues, nice, gro, spare } => {
-                ControlToSupervisor::UplinkAdd { request, name, device, driver, queues, nice, gro, spare }
-            }
+            UplinkCall::Add(uplink) => ControlToSupervisor::UplinkAdd { request, uplink },
             UplinkCall::Del { name } => ControlToSupervisor::UplinkDel { request, name },
             UplinkCall::List => ControlToSupervisor::UplinkList { request },
         }));
@@ -36,13 +36,39 @@ impl Core {
         match result {
             Ok(uplinks) => {
                 let uplinks = uplinks.into_iter().map(|u| {
+                    let vlans = self.uplinks.get(&u.port).and_then(Option::as_ref);
                     let port = self.infos.get(&u.port);
-                    view::uplink(u, port)
+                    view::uplink(u, port, vlans)
                 });
                 let uplinks = uplinks.collect();
                 give(answer, UplinkList { uplinks });
             }
             Err(message) => refuse(answer, ApiError::UplinkRefused { message }),
+        }
+    }
+
+    /// Says who lives at ports that are up and are not uplinks, in the VLANs that this uplink carries. A VM that has left may
+    /// be elsewhere by now.
+    pub(super) fn announce(&mut self, uplink: PortId, now_ms: u64) {
+        let is_up = |port: &PortId| self.infos.get(port).is_some_and(|info| info.state == PortState::Up);
+        let vlans = self.uplinks.get(&uplink).and_then(Option::as_ref);
+        let macs = self.policy.macs(now_ms).filter(|mac| {
+            let carried = vlans.is_none_or(|vlans| vlans.contains(mac.vlan));
+            carried && !self.uplinks.contains_key(&mac.port) && is_up(&mac.port)
+        });
+        // Every port's first station, then every port's second: nobody waits for a guest that has thousands.
+        let mut seen = BTreeMap::<PortId, usize>::new();
+        let mut stations: Vec<_> = macs
+            .map(|mac| {
+                let turn = seen.entry(mac.port).or_default();
+                *turn += 1;
+                (*turn, (mac.vlan, mac.mac))
+            })
+            .collect();
+        stations.sort_by_key(|(turn, _)| *turn);
+        for part in stations.chunks(STATIONS_PART) {
+            let stations = part.iter().map(|(_, station)| *station).collect();
+            self.commands.push(Command::Supervisor(ControlToSupervisor::Announce { uplink, stations }));
         }
     }
 }

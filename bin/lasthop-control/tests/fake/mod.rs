@@ -5,8 +5,8 @@ use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{Depth, FlowKey, extract};
 use lasthop_ipc::{
     Channel, ChannelError, ControlToSupervisor, DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket,
-    PortConfig, PortInfo, PortState, PortVm, SupervisorToControl, ToControl, UplinkCounters, UplinkDevice,
-    UplinkDriver, UplinkInfo,
+    PortConfig, PortInfo, PortState, PortVm, Station, SupervisorToControl, ToControl, UplinkConfig, UplinkCounters,
+    UplinkDevice, UplinkDriver, UplinkInfo,
 };
 use lasthop_types::{DropReason, MacAddr, PortId, PortTotals};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -33,6 +33,8 @@ pub struct Fake {
     /// Everything the switch heard, in order, by kind.
     pub heard: Vec<&'static str>,
     pub ready: bool,
+    /// Which stations are to be announced where.
+    pub announced: Vec<(PortId, Vec<Station>)>,
     /// Access lists as control had them kept.
     pub lists: String,
     /// The supervisor cannot keep lists.
@@ -59,6 +61,7 @@ impl Fake {
             resumed: Vec::new(),
             heard: Vec::new(),
             ready: false,
+            announced: Vec::new(),
             lists: String::new(),
             disk_full: false,
             holds_barriers: false,
@@ -218,6 +221,10 @@ impl Fake {
                 (request, self.add_port(&name, path, client))
             }
             ControlToSupervisor::PortDel { request, name } => (request, self.del_port(&name)),
+            ControlToSupervisor::Announce { uplink, stations } => {
+                self.announced.push((uplink, stations));
+                return;
+            }
             ControlToSupervisor::KeepLists(part) => {
                 if part.is_empty() {
                     let text = String::from_utf8(std::mem::take(&mut self.parts)).unwrap();
@@ -231,7 +238,7 @@ impl Fake {
                 return;
             }
             // Whatever is asked of uplinks: port 2 is one, and no other can be made.
-            ControlToSupervisor::UplinkAdd { request, device, .. } => {
+            ControlToSupervisor::UplinkAdd { request, uplink: UplinkConfig { device, .. } } => {
                 let result = Err(format!("there is no interface {device}; `ip link` shows those there are"));
                 self.supervisor.send(&SupervisorToControl::UplinkReply { request, result }, None).unwrap();
                 return;

@@ -26,8 +26,10 @@ pub struct RunArgs {
     #[arg(long = "port", value_name = "NAME=PATH[,client]", value_parser = parse_port)]
     pub ports: Vec<PortArg>,
     /// An uplink: a port that is a network interface of this host, or a TAP device that is made. Drivers: tap, af_packet, af_xdp.
-    /// gro=off: af_xdp does not make one packet of TCP segments. spare: a second process stands by to take over. May be repeated
-    #[arg(long = "uplink", value_name = "NAME=DEVICE[,DRIVER][,queues=N][,nice=N][,gro=off][,spare]", value_parser = parse_uplink)]
+    /// gro=off: af_xdp does not make one packet of TCP segments. spare: a second process stands by to take over.
+    /// Of several on one network segment the first carries; another takes over, and announces the VMs' addresses, when it is away.
+    /// vlans: the VLANs that it carries, like vlans=untagged:10:20-30; all without. May be repeated
+    #[arg(long = "uplink", value_name = "NAME=DEVICE[,DRIVER][,queues=N][,nice=N][,gro=off][,spare][,vlans=LIST]", value_parser = parse_uplink)]
     pub uplinks: Vec<SavedUplink>,
     /// Milliseconds within which an uplink that hangs is found out and replaced
     #[arg(long, value_name = "MS", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(20..))]
@@ -221,20 +223,37 @@ fn parse_uplink(text: &str) -> Result<SavedUplink, String> {
     let (name, rest) = text.split_once('=').ok_or("no '='; write NAME=DEVICE or NAME=DEVICE,DRIVER")?;
     let mut words = rest.split(',');
     let device = words.next().unwrap_or_default().into();
-    let mut uplink =
-        SavedUplink { name: name.into(), device, driver: None, queues: 1, nice: 0, no_gro: false, spare: false };
+    let mut uplink = SavedUplink {
+        name: name.into(),
+        device,
+        driver: None,
+        queues: 1,
+        nice: 0,
+        no_gro: false,
+        spare: false,
+        vlans: None,
+    };
     for word in words {
         match word.split_once('=') {
             None if word == "spare" => uplink.spare = true,
+            None if uplink.vlans.is_some()
+                && (word == "untagged" || word.starts_with(|c: char| c.is_ascii_digit())) =>
+            {
+                return Err(format!("{word}: write ':' between VLANs, as in vlans=10:{word}"));
+            }
             None => uplink.driver = Some(word.into()),
             Some(("queues", n)) => uplink.queues = n.parse().map_err(|_| format!("{word}: not a number"))?,
             Some(("nice", n)) => uplink.nice = n.parse().map_err(|_| format!("{word}: not a number"))?,
+            Some(("vlans", _)) if uplink.vlans.is_some() => {
+                return Err(format!("{word}: there is a list of VLANs already"));
+            }
+            Some(("vlans", list)) => uplink.vlans = Some(list.parse().map_err(|e| format!("{word}: {e}"))?),
             Some(("gro", "on")) => uplink.no_gro = false,
             Some(("gro", "off")) => uplink.no_gro = true,
             Some(("gro", _)) => return Err(format!("{word}: write gro=on or gro=off")),
             Some(_) => {
                 return Err(format!(
-                    "unknown option {word:?}; there are a driver's name, queues=N, nice=N, gro=off and spare"
+                    "unknown option {word:?}; there are a driver's name, queues=N, nice=N, gro=off, spare and vlans=LIST"
                 ));
             }
         }
@@ -287,6 +306,7 @@ mod tests {
                 nice: 0,
                 no_gro: false,
                 spare: false,
+                vlans: None,
             })
         };
         assert_eq!(parse_uplink("up0=eth0"), uplink(None, 1));
@@ -301,6 +321,21 @@ mod tests {
         assert!(parse_uplink("up0=eth0,tap,spare").is_ok_and(|u| u.spare && u.driver.is_some()));
         assert_eq!(parse_uplink("up0=eth0,tap"), uplink(Some("tap"), 1));
         assert_eq!(parse_uplink("up0=eth0,af_packet,queues=4"), uplink(Some("af_packet"), 4));
+        let vlans = parse_uplink("up0=eth0,vlans=20-30:untagged,af_packet,spare").unwrap().vlans;
+        assert_eq!(vlans.map(String::from).as_deref(), Some("untagged:20-30"));
+        for (bad, wrong) in [
+            ("vlans=", "no VLANs"),
+            ("vlans=5000", "vlans=5000: \"5000\" is not a VLAN id; use 1 to 4094"),
+            ("vlans=20-10", "write 10-20"),
+            ("vlans=10:10", "twice"),
+            ("vlans=10,20", "20: write ':' between VLANs"),
+            ("vlans=10,untagged", "write ':'"),
+            ("vlans=10,vlans=20", "already"),
+            ("vlans", "no driver"),
+        ] {
+            let error = parse_uplink(&format!("up0=eth0,{bad}")).unwrap_err();
+            assert!(error.contains(wrong), "{bad}: {error}");
+        }
         for bad in [
             "up0",
             "=eth0",

@@ -12,6 +12,7 @@
 //! | `driver` | one process of an uplink: what it was given, whether it lives |
 //! | `uplink` | one uplink: its processes, the device that they share, its connection to the switch |
 //! | `uplink/standby` | one that runs and is kept from the switch |
+//! | `uplink/rounds` | when the stations behind one that took over are announced |
 //! | `segments` | which uplinks are on one network segment, and which of them has to be blocked |
 //! | `probing` | probes sent and heard, and what follows |
 //! | `uplinks` | all of them, and what people ask of them |

@@ -7,6 +7,7 @@ use lasthop_ipc::{SupervisorToControl, Token};
 use lasthop_types::PortId;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::time::Instant;
+use tracing::debug;
 
 /// Random bytes of the kernel's.
 pub(super) fn token() -> Token {
@@ -31,14 +32,20 @@ impl Supervisor {
                 uplink.probe(instance, token);
             }
         }
-        let blocked = segments.blocked();
-        let mut moved = Vec::new();
+        let vlans = |id| self.uplinks.get(&id).and_then(|uplink| uplink.spec.vlans.as_ref());
+        let blocked = segments.blocked(|a, b| match (vlans(a), vlans(b)) {
+            (Some(a), Some(b)) => a.overlaps(b),
+            _ => true,
+        });
+        let (mut moved, mut replacing) = (Vec::new(), Vec::new());
         let ids: Vec<u32> = self.uplinks.keys().copied().collect();
         for id in ids {
             let other = blocked.get(&id).and_then(|other| self.uplinks.get(other)).map(|u| u.spec.name.clone());
             let Some(uplink) = self.uplinks.get_mut(&id).filter(|uplink| !uplink.is_leaving()) else { continue };
             let before = uplink.behind().cloned();
+            let carried = uplink.carries();
             if uplink.set_behind(other.as_deref(), now) {
+                replacing.extend(blocked.get(&id).filter(|_| carried));
                 // What was learned where frames do not come in any more would lead nowhere.
                 moved.extend(if other.is_some() {
                     Some(PortId(id))
@@ -49,6 +56,21 @@ impl Supervisor {
         }
         for port in moved {
             self.control.send(SupervisorToControl::Forget(port), None);
+        }
+        for id in replacing {
+            self.uplinks.get_mut(id).into_iter().for_each(Uplink::replaces);
+        }
+    }
+
+    /// Has the network told where stations are whose frames another uplink carried before. Not while that one may still bring
+    /// such a frame in: the stations would seem to be outside.
+    pub(super) fn step_announcements(&mut self, now: Instant) {
+        let alone = !self.uplinks.values().any(Uplink::is_letting_go);
+        for (id, uplink) in &mut self.uplinks {
+            if uplink.is_to_announce(alone, now) {
+                debug!("uplink {}: tells the network which stations are behind it now", uplink.spec.name);
+                self.control.send(SupervisorToControl::Announce(PortId(*id)), None);
+            }
         }
     }
 

@@ -119,14 +119,16 @@ impl Segments {
         }
     }
 
-    /// Those to be blocked, and for whose sake.
-    pub fn blocked(&self) -> BTreeMap<Id, Id> {
+    /// Those to be blocked, and for whose sake. `overlap`: whether two carry a VLAN in common; those that do not are as if on
+    /// segments of their own.
+    pub fn blocked(&self, overlap: impl Fn(Id, Id) -> bool) -> BTreeMap<Id, Id> {
         let replaced =
             |wanted: bool| self.members.iter().filter(move |(_, m)| m.replaced == wanted && (m.up || !wanted));
         let mut carry: Vec<Id> = Vec::new();
         let mut blocked = BTreeMap::new();
         for (id, _) in replaced(false).chain(replaced(true)) {
-            let same = |other: &Id| self.crossings.contains_key(&(*id.min(other), *id.max(other)));
+            let crosses = |other: &Id| self.crossings.contains_key(&(*id.min(other), *id.max(other)));
+            let same = |other: &Id| crosses(other) && overlap(*id, *other);
             match carry.iter().find(|other| same(other)) {
                 Some(other) => drop(blocked.insert(*id, *other)),
                 None => carry.push(*id),
@@ -200,7 +202,7 @@ mod tests {
         }
 
         fn blocked(&self) -> Vec<(Id, Id)> {
-            self.segments.blocked().into_iter().collect()
+            self.segments.blocked(|_, _| true).into_iter().collect()
         }
     }
 
@@ -213,6 +215,15 @@ mod tests {
         assert_eq!((bench.blocked(), bench.tokens), (Vec::new(), 0), "one uplink has nothing to ask");
         bench.put(2, Some('a'));
         assert_eq!(bench.blocked(), [(2, 1)]);
+    }
+
+    #[test]
+    fn those_that_carry_different_vlans_do_not_block_each_other() {
+        let bench = Bench::new(&[(1, 'a'), (2, 'a'), (3, 'a'), (4, 'a')]);
+        // 1 and 2 have none in common, 3 has one of each, 4 has that of 2.
+        let vlans = |id: Id| [&[10][..], &[20], &[10, 20], &[20]][id as usize - 1];
+        let overlap = |a: Id, b: Id| vlans(a).iter().any(|vlan| vlans(b).contains(vlan));
+        assert_eq!(bench.segments.blocked(overlap), [(3, 1), (4, 2)].into());
     }
 
     #[test]

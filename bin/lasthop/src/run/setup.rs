@@ -5,8 +5,9 @@ use super::socket::{self, Listener};
 use super::store::{Saved, SavedPort, SavedUplink, Store};
 use super::{RunError, RunError::Failed, RunError::Usage};
 use lasthop_ipc::MAX_MESSAGE;
-use lasthop_sys::CpuList;
+use lasthop_sys::{CpuList, Epoll};
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -62,6 +63,7 @@ pub struct Setup {
 impl Setup {
     /// Checks everything, in the order in which a user would mend it.
     pub fn new(args: &RunArgs) -> Result<Self, RunError> {
+        check_kernel()?;
         let allowed = CpuList::allowed().map_err(|e| Failed(format!("cannot read the CPUs of this process: {e}")))?;
         let cpus = args.cpus.as_deref().map(|text| check_cpus("--cpus", text, &allowed)).transpose()?;
         for (option, list) in [("--helpers", &args.scheduling.helpers), ("--poll", &args.scheduling.poll)] {
@@ -106,6 +108,15 @@ impl Setup {
             locks: [run_lock, state_lock],
         })
     }
+}
+
+/// Every thread waits by epoll_pwait2(2), whose times are shorter than a millisecond.
+fn check_kernel() -> Result<(), RunError> {
+    let waited = Epoll::new().and_then(|epoll| epoll.wait(&mut Vec::new(), Some(Duration::ZERO)));
+    waited.map_err(|e| match e {
+        Errno::NOSYS => Failed("this kernel has no epoll_pwait2; lasthop needs Linux 5.11 or newer".into()),
+        e => Failed(format!("cannot wait for events: {e}")),
+    })
 }
 
 fn check_cpus(option: &str, text: &str, allowed: &CpuList) -> Result<CpuList, RunError> {

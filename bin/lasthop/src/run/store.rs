@@ -1,6 +1,6 @@
 //! What outlives a run: ports added at run time in `STATE_DIR/ports.json`, access lists in `STATE_DIR/acl.rules`.
 
-use lasthop_policy::acl::Book;
+use lasthop_policy::{Vlans, acl::Book};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -45,6 +45,9 @@ pub struct SavedUplink {
     /// Whether a second process stands by.
     #[serde(default)]
     pub spare: bool,
+    /// The VLANs that it carries; none given: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vlans: Option<Vlans>,
 }
 
 /// What is remembered in `ports.json`.
@@ -167,6 +170,7 @@ mod tests {
             nice: -5,
             no_gro: false,
             spare: true,
+            vlans: Some("untagged:10:20-30".parse().unwrap()),
         }];
         let saved = Saved { ports, uplinks };
         store.save(saved.clone()).unwrap();
@@ -205,6 +209,7 @@ mod tests {
             "{\"version\":1,\"ports\":[{\"name\":\"a b\",\"path\":\"/x\"}]}",
             "{\"version\":1,\"ports\":[{\"name\":\"a\",\"path\":\"x\"}]}",
             "{\"version\":1,\"ports\":[{\"name\":\"a\",\"path\":\"/x\",\"speed\":1}]}",
+            "{\"version\":1,\"ports\":[],\"uplinks\":[{\"name\":\"a\",\"device\":\"b\",\"queues\":1,\"vlans\":\"5000\"}]}",
         ] {
             std::fs::write(&file, text).unwrap();
             let error = store.load().unwrap_err();

@@ -14,8 +14,9 @@ use super::{RunError, RunError::Failed};
 use lasthop_hostview::HostMonitor;
 use lasthop_ipc::{
     Channel, ControlToSupervisor, FromControl, LISTS_PART, PortConfig, SupervisorToControl, SupervisorToSwitch,
-    SwitchToSupervisor, ToControl,
+    SwitchToSupervisor, ToControl, UplinkConfig,
 };
+use lasthop_policy::Vlans;
 use lasthop_sys::{Epoll, SignalFd, Trigger};
 use lasthop_types::PortId;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -154,6 +155,7 @@ impl Supervisor {
             self.step_ports(now);
             self.step_segments(now);
             self.step_uplinks(now);
+            self.step_announcements(now);
             self.answer_uplink_lists(now);
             self.switch.flush(&self.epoll);
             self.control.flush(&self.epoll);
@@ -348,8 +350,11 @@ impl Supervisor {
                     (request, self.add_port(SavedPort { name, path, client }))
                 }
                 ControlToSupervisor::PortDel { request, name } => (request, self.delete_port(&name)),
-                ControlToSupervisor::UplinkAdd { request, name, device, driver, queues, nice, gro, spare } => {
-                    self.add_uplink(request, SavedUplink { name, device, driver, queues, nice, no_gro: !gro, spare });
+                ControlToSupervisor::UplinkAdd { request, uplink } => {
+                    let UplinkConfig { name, device, driver, queues, nice, gro, spare, vlans } = uplink;
+                    let spec = |vlans| SavedUplink { name, device, driver, queues, nice, no_gro: !gro, spare, vlans };
+                    let vlans = vlans.map(|list| list.parse::<Vlans>().map_err(|e| format!("VLANs {list}: {e}")));
+                    self.add_uplink(request, vlans.transpose().map(spec));
                     continue;
                 }
                 ControlToSupervisor::UplinkDel { request, name } => {
@@ -358,6 +363,12 @@ impl Supervisor {
                 }
                 ControlToSupervisor::UplinkList { request } => {
                     self.list_uplinks(request);
+                    continue;
+                }
+                ControlToSupervisor::Announce { uplink, stations } => {
+                    if let Some(uplink) = self.uplinks.get_mut(&uplink.0) {
+                        uplink.announce(stations);
+                    }
                     continue;
                 }
                 ControlToSupervisor::KeepLists(part) => {
@@ -455,8 +466,9 @@ impl Supervisor {
         // Only the newest list matters.
         let is_list = |m: &_| matches!(m, SupervisorToControl::Ports(_) | SupervisorToControl::Uplinks(_));
         self.control.unsend(is_list);
-        let uplinks = self.uplinks.values().filter(|uplink| !uplink.is_leaving()).map(|u| u.config.id).collect();
-        self.control.send(SupervisorToControl::Uplinks(uplinks), None);
+        let vlans = |uplink: &Uplink| uplink.spec.vlans.as_ref().map(|vlans| vlans.as_bytes().to_vec());
+        let uplinks = self.uplinks.values().filter(|uplink| !uplink.is_leaving()).map(|u| (u.config.id, vlans(u)));
+        self.control.send(SupervisorToControl::Uplinks(uplinks.collect()), None);
         self.control.send(SupervisorToControl::Ports(self.configs()), None);
     }
 

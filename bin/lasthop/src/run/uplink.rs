@@ -11,6 +11,7 @@
 //!
 //! Whether it may be joined at all is the business of `standby.rs`.
 
+mod rounds;
 mod standby;
 
 use super::backoff::Backoff;

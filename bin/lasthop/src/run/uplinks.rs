@@ -121,14 +121,21 @@ impl Supervisor {
     }
 
     /// Somebody asks for a new one. Answered when it is ready, or cannot be.
-    pub(super) fn add_uplink(&mut self, request: u64, spec: SavedUplink) {
+    pub(super) fn add_uplink(&mut self, request: u64, spec: Result<SavedUplink, String>) {
         let ports: Vec<_> = self.ports.values().map(super::port::Port::to_saved).collect();
         let there = self.uplinks.values().map(|uplink| &uplink.spec);
         let program = self.uplink_program.as_ref().map(drop).map_err(String::clone);
-        if let Err(e) = program.and_then(|()| check_new_uplink(ports.iter(), there, &spec)) {
-            self.control.send(SupervisorToControl::UplinkReply { request, result: Err(e) }, None);
-            return;
-        }
+        let checked = spec.and_then(|spec| {
+            program.and_then(|()| check_new_uplink(ports.iter(), there, &spec))?;
+            Ok(spec)
+        });
+        let spec = match checked {
+            Ok(spec) => spec,
+            Err(e) => {
+                self.control.send(SupervisorToControl::UplinkReply { request, result: Err(e) }, None);
+                return;
+            }
+        };
         let id = self.make_uplink(spec, false);
         let Some(uplink) = self.uplinks.get_mut(&id.0) else { return };
         uplink.waiting = Some(Waiting::Added(request));

@@ -1,4 +1,4 @@
-//! What becomes of a packet: the sender's access list, then where learning sends it, then the receivers' lists.
+//! What becomes of a packet: the sender's VLANs and access list, then where learning sends it, then the receivers'.
 
 use super::{Learning, refusal};
 use crate::acl::{Decision, Direction, List, Scope};
@@ -31,6 +31,10 @@ impl Learning {
         let key = &flow.key;
         let mut lists: Vec<&(Scope, Arc<List>)> = Vec::new();
         let mut found = Vec::new();
+        let mut looked_at = flow.mask;
+        if !self.carries(key.port(), key, &mut looked_at) {
+            return found;
+        }
         if let Some((scope, list)) = self.scoped_list(key.port(), Direction::FromGuest) {
             let decision = list.decide(key);
             found.push((scope, Direction::FromGuest, decision));
@@ -42,7 +46,7 @@ impl Learning {
             return found;
         }
         let verdict = self.verdict(&Pair::of(key));
-        for port in self.outputs(verdict, key.port()).into_iter().filter(|_| verdict != Verdict::Hairpin) {
+        for port in self.outputs(verdict, key, &mut looked_at).into_iter().filter(|_| verdict != Verdict::Hairpin) {
             if let Some(scoped) = self.scoped_list(port, Direction::ToGuest)
                 && !lists.iter().any(|other| Arc::ptr_eq(&other.1, &scoped.1))
             {
@@ -53,16 +57,19 @@ impl Learning {
         found
     }
 
-    /// The list of the port that it comes from lets it in.
+    /// The port that it comes from carries its VLAN, and the list there lets it in.
     pub(super) fn may_enter(&self, key: &FlowKey) -> bool {
-        self.list(key.port(), Direction::FromGuest).is_none_or(|list| list.decide(key).permits())
+        let carried = self.carries(key.port(), key, &mut FlowMask::default());
+        carried && self.list(key.port(), Direction::FromGuest).is_none_or(|list| list.decide(key).permits())
     }
 
     /// The same, of all packets of a flow.
     pub(super) fn all_may_enter(&self, key: &FlowKey, mask: &FlowMask) -> bool {
         let mut looked_at = *mask;
-        self.list(key.port(), Direction::FromGuest)
-            .is_none_or(|list| list.judge(key, &mut looked_at).permits() && looked_at == *mask)
+        let list = self.list(key.port(), Direction::FromGuest);
+        self.carries(key.port(), key, &mut looked_at)
+            && list.is_none_or(|list| list.judge(key, &mut looked_at).permits())
+            && looked_at == *mask
     }
 
     /// What becomes of a packet that [`Learning::may_enter`] or not, and the widest flow that says so.
@@ -82,16 +89,16 @@ impl Learning {
         (judged.mask == *mask && enough && !refused).then_some(judged)
     }
 
-    /// Judges by the sender's list, where learning sends it, and the receivers' lists. Adds to `mask` what it looked at.
+    /// Judges by the sender's VLANs and list, where learning sends it, and the receivers' VLANs and lists. Adds to `mask`
+    /// what it looked at.
     fn judge(&self, key: &FlowKey, mut mask: FlowMask) -> Judged {
         let from = key.port();
-        if let Some(list) = self.list(from, Direction::FromGuest)
-            && !list.judge(key, &mut mask).permits()
-        {
+        let list = self.list(from, Direction::FromGuest);
+        if !self.carries(from, key, &mut mask) || list.is_some_and(|list| !list.judge(key, &mut mask).permits()) {
             return Judged { mask, verdict: None, actions: vec![Action::Drop(DropReason::Policy)] };
         }
         let verdict = self.verdict(&Pair::of(key));
-        let mut outputs = self.outputs(verdict, from);
+        let mut outputs = self.outputs(verdict, key, &mut mask);
         if verdict != Verdict::Hairpin {
             let before = outputs.len();
             self.filter(key, &mut mask, &mut outputs);

@@ -22,7 +22,6 @@ use lasthop_vhostuser::Features;
 use lasthop_virtqueue::QueueError;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 use std::sync::Arc;
 
 /// Most queues of a device.
@@ -192,15 +191,15 @@ impl Device {
         if wanted.queues == 0 || wanted.queues > MAX_QUEUES {
             return Err(OpenError(format!("{} queues; use 1 to {MAX_QUEUES}", wanted.queues)));
         }
-        let exists = match Interface::named(name) {
-            Ok(_) => true,
-            Err(Errno::NODEV) => false,
+        let interface = match Interface::named(name) {
+            Ok(interface) => Some(interface),
+            Err(Errno::NODEV) => None,
             Err(Errno::NAMETOOLONG) => {
                 return Err(OpenError(format!("{name:?}: an interface has a name of 1 to 15 characters")));
             }
             Err(e) => return Err(OpenError(format!("{name}: {e}"))),
         };
-        let is_tap = exists && Path::new(&format!("/sys/class/net/{name}/tun_flags")).exists();
+        let (exists, is_tap) = (interface.is_some(), interface.is_some_and(|i| i.is_tap()));
         let driver =
             wanted.driver.unwrap_or(if is_tap || !exists { UplinkDriver::Tap } else { UplinkDriver::AfPacket });
         match driver {

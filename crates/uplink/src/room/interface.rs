@@ -5,6 +5,10 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::os::fd::{AsRawFd, OwnedFd};
 
+/// linux/sockios.h, linux/ethtool.h.
+const SIOCETHTOOL: libc::c_ulong = 0x8946;
+const ETHTOOL_GDRVINFO: u32 = 3;
+
 /// An interface of this network namespace that exists.
 #[derive(Debug)]
 pub struct Interface {
@@ -48,6 +52,19 @@ impl Interface {
             return Err(Errno::OPNOTSUPP);
         }
         Ok(std::array::from_fn(|i| address.sa_data[i] as u8))
+    }
+
+    /// Whether it is a TAP device: its driver says so (ethtool's GDRVINFO). sysfs may show another network namespace.
+    pub fn is_tap(&self) -> bool {
+        // `struct ethtool_drvinfo` of linux/ethtool.h: the command, then texts of 32 bytes (driver, version, firmware's
+        // version, bus), more, and five numbers.
+        let mut info = [0u8; 196];
+        info[..4].copy_from_slice(&ETHTOOL_GDRVINFO.to_ne_bytes());
+        let mut request = self.request;
+        request.ifr_ifru.ifru_data = info.as_mut_ptr().cast();
+        // SAFETY: the request points to as many bytes as the kernel reads and writes for this command; both are live locals.
+        let asked = check(unsafe { libc::ioctl(self.socket.as_raw_fd(), SIOCETHTOOL as _, &raw mut request) });
+        asked.is_ok() && info[4..].starts_with(b"tun\0") && info[100..].starts_with(b"tap\0")
     }
 
     /// Brings it up, if it is not.

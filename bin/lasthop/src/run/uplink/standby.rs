@@ -1,8 +1,9 @@
 //! An uplink that runs and is kept from the switch: it listens whether it is on the segment of another, or it is and
 //! stands by.
 
+use super::rounds::Rounds;
 use super::{Link, Uplink};
-use lasthop_ipc::{SupervisorToUplink, Token};
+use lasthop_ipc::{Station, SupervisorToUplink, Token};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
@@ -20,6 +21,8 @@ pub struct Standby {
     /// The uplink that carries the frames of the same segment.
     behind: Option<String>,
     let_go_by: Option<Instant>,
+    /// In which the network is told of the stations behind it.
+    rounds: Rounds,
 }
 
 impl Uplink {
@@ -62,6 +65,7 @@ impl Uplink {
             Some(other) => {
                 warn!("uplink {name}: {}", why(other));
                 self.last_error = Some(why(other));
+                self.standby.rounds.stop();
                 if self.driver.is_ready() {
                     self.driver.send(SupervisorToUplink::Listen, None);
                 }
@@ -75,10 +79,39 @@ impl Uplink {
                 self.last_error = Some(format!("was blocked: on the same segment as uplink {other}"));
                 self.join_backoff.reset();
                 self.standby.let_go_by = None;
+                self.standby.rounds.start();
             }
         }
         self.standby.behind = other.map(Into::into);
         true
+    }
+
+    /// Another one carried frames that it alone carries from now on.
+    pub fn replaces(&mut self) {
+        self.standby.rounds.start();
+    }
+
+    /// Whether the stations behind it are to be announced now. `alone`: no other one is still to let go of the switch.
+    pub fn is_to_announce(&mut self, alone: bool, now: Instant) -> bool {
+        let can = alone && self.carries();
+        self.standby.rounds.is_due(can, now)
+    }
+
+    /// Has it announce these.
+    pub fn announce(&mut self, stations: Vec<Station>) {
+        if self.carries() {
+            self.driver.send(SupervisorToUplink::Announce(stations), None);
+        }
+    }
+
+    /// Whether it is joined to the switch, and is to stay so.
+    pub fn carries(&self) -> bool {
+        matches!(self.link, Link::Joined) && self.may_join() && self.leaving.is_none()
+    }
+
+    /// It must not carry frames, and the switch may still take some from it.
+    pub fn is_letting_go(&self) -> bool {
+        !matches!(self.link, Link::Apart { .. }) && !self.may_join()
     }
 
     /// Whether it may be joined to the switch.
@@ -108,7 +141,7 @@ impl Uplink {
 
     /// When [`Uplink::step_standby`] has something to do.
     pub(super) fn standby_deadline(&self) -> impl Iterator<Item = Instant> {
-        self.standby.listen_until.into_iter().chain(self.standby.let_go_by)
+        self.standby.listen_until.into_iter().chain(self.standby.let_go_by).chain(self.standby.rounds.deadline())
     }
 }
 
