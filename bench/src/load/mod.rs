@@ -35,6 +35,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use worker::{Worker, WorkerReport};
 
+/// After so long in which nothing has come, what is missing is lost: a busy machine may keep a switch from its CPU for long.
+const LATE: Duration = Duration::from_millis(500);
+
 /// What the threads are to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
@@ -248,7 +251,7 @@ impl<'a> Session<'a> {
         let start = Instant::now();
         self.enter(Phase::Measure)?;
         match settings.packets {
-            Some(_) => self.quiet(Duration::from_millis(200), settings.length)?,
+            Some(_) => self.quiet(LATE, settings.length)?,
             None => self.pause(settings.length)?,
         }
         self.enter(Phase::After)?;
@@ -256,7 +259,7 @@ impl<'a> Session<'a> {
         let window = lock(&self.shared.windows).iter().fold(Window::default(), |sum, w| sum.with(w));
         observer.end(window.received as f64)?;
         self.enter(Phase::Drain)?;
-        self.quiet(Duration::from_millis(50), Duration::from_secs(3))?;
+        self.quiet(LATE, Duration::from_secs(3))?;
         self.enter(Phase::Tell)?;
         let report = Report::new(settings, elapsed, &window, &lock(&self.shared.reports));
         self.enter(Phase::Rest)?;

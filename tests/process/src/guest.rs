@@ -297,6 +297,23 @@ impl Guest {
         self.expect_number(number);
     }
 
+    /// As [`Guest::greet`] where the way between both has just been interrupted. What was put into the rings of a process that
+    /// is gone is lost, and a port may be said to be up still when it is not: each frame is sent until one arrives.
+    pub fn greet_when_back(&mut self, other: &mut Guest, number: u32) {
+        self.send_until_received(other, number);
+        other.send_until_received(self, number);
+    }
+
+    fn send_until_received(&mut self, other: &mut Guest, number: u32) {
+        let frame = crate::numbered(self.mac, other.mac, number, 60);
+        crate::wait_for(&format!("frame {number} of {} to arrive", self.mac), PATIENCE, || {
+            self.send(&frame);
+            let end = Instant::now() + Duration::from_millis(20);
+            let mut more = || other.recv_within(end.saturating_duration_since(Instant::now()));
+            std::iter::from_fn(&mut more).any(|(_, f)| f == frame)
+        });
+    }
+
     /// Whether the switch has closed the connection.
     pub fn is_disconnected(&self) -> bool {
         let mut fds = [PollFd::new(&self.front, PollFlags::IN)];
