@@ -34,11 +34,12 @@ impl Distance {
     pub const ALL: [Self; 3] = [Self::OneCore, Self::OneCache, Self::Apart];
 
     /// Where CPUs with this round trip are. The bounds lie between what today's x86 servers take: about 50 ns within a
-    /// core, about 100 within a cache, 500 beyond.
+    /// core; within a cache about 100 where it serves a few cores, 230 to 430 where it is spread over a mesh of many; 450 and
+    /// more beyond.
     pub fn of(round_trip_ns: f64) -> Self {
         match round_trip_ns {
             ns if ns < 70.0 => Self::OneCore,
-            ns if ns < 250.0 => Self::OneCache,
+            ns if ns < 440.0 => Self::OneCache,
             _ => Self::Apart,
         }
     }
@@ -235,8 +236,8 @@ mod tests {
     fn round_trips_have_their_distance() {
         let of = |ns| Distance::of(ns);
         assert_eq!([of(47.0), of(69.9)], [Distance::OneCore; 2]);
-        assert_eq!([of(70.0), of(95.0), of(249.9)], [Distance::OneCache; 3]);
-        assert_eq!([of(250.0), of(500.0)], [Distance::Apart; 2]);
+        assert_eq!([of(70.0), of(95.0), of(439.9)], [Distance::OneCache; 3]);
+        assert_eq!([of(440.0), of(500.0)], [Distance::Apart; 2]);
         assert_eq!(Distance::of_all(&[96.0, 118.0]), Some(Distance::OneCache));
         assert_eq!(Distance::of_all(&[96.0, 47.0, 96.0]), None, "they moved");
         assert_eq!(Distance::of_all(&[]), None);

@@ -40,7 +40,7 @@ enum Command {
     /// to stdout; behind a peer's figure stands, in brackets, lasthop's divided by it.
     ///
     /// Where a hypervisor moves the two CPUs about, figures compare only when a cache line took about as long from one to
-    /// the other and back (about 50 ns in one core, 100 at one cache, 500 far apart). That is probed around most
+    /// the other and back (about 50 ns in one core, 100 to 400 at one cache, 500 far apart). That is probed around most
     /// measurements; what is compared are rounds at the same distance, and the line below a table says which. Who has too
     /// few of them after all rounds is measured again, as often as there were rounds at most.
     Compare(Compare),
