@@ -19,6 +19,7 @@ mod uplinks;
 
 pub(crate) use lists::Load;
 pub(crate) use uplinks::UplinkCall;
+use uplinks::UplinkRequest;
 
 /// How often the switch is asked which flows are in use while it has any, in ms. A sixtieth part of an address's life.
 const POLL_MS: u64 = 10_000;
@@ -93,8 +94,24 @@ enum Question {
     },
     /// Answered when no packet is judged by older lists any more.
     Barrier {
-        waiting: Vec<(AclChanged, Answer<AclChanged>)>,
+        waiting: Vec<Unconfirmed>,
     },
+}
+
+/// A change in force, and who is told so once the switch goes by it.
+#[derive(Debug)]
+enum Unconfirmed {
+    Lists(AclChanged, Answer<AclChanged>),
+    Uplinks(UplinkList, Answer<UplinkList>),
+}
+
+impl Unconfirmed {
+    fn confirm(self) {
+        match self {
+            Self::Lists(changed, answer) => give(answer, changed),
+            Self::Uplinks(list, answer) => give(answer, list),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -110,11 +127,13 @@ pub(crate) struct Core {
     policy: Learning,
     /// There is a channel to the switch.
     attached: bool,
+    /// Which flows the switch has is known.
+    reconciled: bool,
     configs: BTreeMap<PortId, PortConfig>,
     infos: BTreeMap<PortId, PortInfo>,
     questions: BTreeMap<u64, Question>,
     requests: BTreeMap<u64, Answer<PortChanged>>,
-    uplink_requests: BTreeMap<u64, Answer<UplinkList>>,
+    uplink_requests: BTreeMap<u64, UplinkRequest>,
     /// Ports that are uplinks, and the VLANs that each carries.
     uplinks: Uplinks,
     next_number: u64,
@@ -129,7 +148,7 @@ pub(crate) struct Core {
     /// A change that the supervisor has not kept yet.
     pending: Option<Pending>,
     /// Changes in force that the switch has not confirmed and cannot now.
-    unconfirmed: Vec<(AclChanged, Answer<AclChanged>)>,
+    unconfirmed: Vec<Unconfirmed>,
 }
 
 impl Core {
@@ -137,6 +156,7 @@ impl Core {
         Self {
             policy: Learning::default(),
             attached: false,
+            reconciled: false,
             configs: BTreeMap::new(),
             infos: BTreeMap::new(),
             questions: BTreeMap::new(),
@@ -183,7 +203,7 @@ impl Core {
         match event {
             Event::SwitchAttached => {
                 self.drop_questions();
-                self.attached = true;
+                (self.attached, self.reconciled) = (true, false);
                 self.infos.clear();
                 self.policy.attached();
             }
@@ -327,6 +347,7 @@ impl Core {
             Some(Question::Statistics { asked, reconcile: true, flows }) => {
                 let before = out.changes.len();
                 self.policy.reconcile(asked, &flows, now_ms, out);
+                self.reconciled = true;
                 tracing::info!(
                     "the switch has {} flows; {} addresses known, {} corrections",
                     flows.len(),
@@ -350,7 +371,7 @@ impl Core {
                 let rules = self.acl_rules(&ports, Some(&flows));
                 give(answer, rules);
             }
-            Some(Question::Barrier { waiting }) => lists::confirmed(waiting),
+            Some(Question::Barrier { waiting }) => waiting.into_iter().for_each(Unconfirmed::confirm),
             Some(Question::Trace { answer }) => refuse(answer, switch_away()),
             None => {}
         }
@@ -378,7 +399,7 @@ impl Core {
                 self.uplinks = ports.into_iter().map(|(id, bytes)| (id, bytes.map(vlans))).collect();
                 self.policy.set_uplinks(&self.uplinks, now_ms, out);
             }
-            SupervisorToControl::UplinkReply { request, result } => self.uplink_reply(request, result),
+            SupervisorToControl::UplinkReply { request, result } => self.uplink_reply(request, result, now_ms),
             SupervisorToControl::Forget(port) => self.policy.forget_addresses(port, now_ms, out),
             SupervisorToControl::Announce(uplink) => self.announce(uplink, now_ms),
             SupervisorToControl::Lists(part) => self.lists_are(&part),

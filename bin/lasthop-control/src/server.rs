@@ -135,6 +135,10 @@ impl Api {
         self.ask(|answer| Call::Uplink { call, answer }).await
     }
 
+    async fn uplink_set(&self, name: String, vlans: Option<String>) -> Result<UplinkList, ApiError> {
+        self.ask(|answer| Call::Uplink { call: UplinkCall::Set { name, vlans }, answer }).await
+    }
+
     async fn uplink_del(&self, name: String) -> Result<UplinkList, ApiError> {
         self.ask(|answer| Call::Uplink { call: UplinkCall::Del { name }, answer }).await
     }

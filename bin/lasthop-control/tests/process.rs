@@ -241,6 +241,38 @@ fn uplinks_are_shown_and_kept_apart() {
     assert!(reports[1].reasons[1].contains("uplink vm2 does not carry VLAN 16"), "{reports:?}");
 }
 
+/// Other VLANs of an uplink are in force when the call returns: flows that say otherwise are gone from the switch.
+#[test]
+fn vlans_are_in_force_when_the_call_returns() {
+    let (_control, mut fake) = Control::start();
+    fake.add_ports(&["vm1", "vm2"]);
+    fake.supervisor.send(&SupervisorToControl::Uplinks(vec![(PortId(2), None)]), None).unwrap();
+    fake.attach();
+    fake.packet(&frame(2, 1), 2);
+    fake.packet(&frame(1, 2), 1);
+    fake.serve_until(|f| f.resumed.len() == 2 && f.flows.len() == 2);
+    let leaves = |f: &Fake| f.flows.iter().any(|(flow, _)| flow.actions.contains(&Action::Output(PortId(2))));
+    assert!(leaves(&fake));
+
+    (fake.holds_barriers, fake.heard) = (true, Vec::new());
+    let socket = fake.dir.path().join("api.sock");
+    let setting = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async move { connect(socket).await.unwrap().uplink_set("vm2", Some("10")).await.unwrap() })
+    });
+    fake.serve_until(|f| f.heard.contains(&"ask"));
+    assert!(!setting.is_finished() && !leaves(&fake));
+    // A switch that is replaced meanwhile is asked again.
+    fake.holds_barriers = false;
+    fake.attach();
+    while !setting.is_finished() {
+        fake.serve_for_a_moment();
+    }
+    assert_eq!(setting.join().unwrap().unwrap().uplinks[0].vlans.as_deref(), Some("10"));
+    let all = client(&mut fake, async |api| api.uplink_set("vm2", None).await.unwrap().unwrap());
+    assert_eq!(all.uplinks[0].vlans, None);
+}
+
 /// Stations to be announced at an uplink: not those behind uplinks, nor those of a port whose VM has gone; those of each port
 /// in turn, and not too many in one message; and those of VLANs that the uplink carries.
 #[test]

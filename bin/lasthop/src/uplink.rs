@@ -1,4 +1,4 @@
-//! `lasthop uplink add`, `del`, `list`.
+//! `lasthop uplink add`, `set`, `del`, `list`.
 
 use crate::SharedArgs;
 use crate::client::CliError;
@@ -29,7 +29,7 @@ pub enum UplinkCommand {
         /// Priority of its processes: -20 (first) to 19 (last)
         #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
         nice: i32,
-        /// Whether af_xdp makes one packet of a burst's TCP segments
+        /// Whether af_xdp makes one packet of a burst's TCP segments or UDP datagrams
         #[arg(long, value_name = "on|off", default_value = "on", value_parser = ["on", "off"])]
         gro: String,
         /// Keep a second process that takes over when the first ends or hangs; not with af_xdp and several queues
@@ -38,6 +38,22 @@ pub enum UplinkCommand {
         /// VLANs that it carries, like 10:20-30; "untagged" among them: frames without a tag too [default: all frames]
         #[arg(long, value_name = "LIST")]
         vlans: Option<String>,
+        #[command(flatten)]
+        shared: SharedArgs,
+    },
+    /// Change the VLANs that an uplink carries, without interrupting the others
+    ///
+    /// In force when the command returns. What was learned at the uplink is learned anew. Remembered over restarts like the
+    /// uplink itself; for one of the command line of `lasthop run` it holds until that ends.
+    #[command(
+        after_help = "Examples:\n  lasthop uplink set trunk --vlans untagged:10:20-40\n  lasthop uplink set trunk --vlans all"
+    )]
+    Set {
+        /// Its name
+        name: String,
+        /// VLANs that it carries from now on, like 10:20-30; "untagged" among them: frames without a tag too; "all": all frames
+        #[arg(long, value_name = "LIST")]
+        vlans: String,
         #[command(flatten)]
         shared: SharedArgs,
     },
@@ -67,6 +83,12 @@ pub fn uplink(command: &UplinkCommand) -> Result<String, CliError> {
                 format!("uplink {}: {}{made}, {}\n", u.name, u.device, how(u))
             })
         }
+        UplinkCommand::Set { name, vlans, shared } => {
+            let vlans = Some(vlans.as_str()).filter(|list| *list != "all");
+            let list = shared.instance()?.ask(async |c| c.uplink_set(name, vlans).await)?;
+            let uplink = list.uplinks.into_iter().next().unwrap_or_default();
+            shared.show(&uplink, |u| format!("uplink {}: carries {}\n", u.name, carried(u)))
+        }
         UplinkCommand::Del { name, shared } => {
             let list = shared.instance()?.ask(async |c| c.uplink_del(name).await)?;
             let uplink = list.uplinks.into_iter().next().unwrap_or_default();
@@ -84,6 +106,13 @@ fn how(u: &Uplink) -> String {
     match (&u.driver, &u.mode) {
         (Some(driver), Some(mode)) => format!("{driver} ({mode})"),
         _ => "-".into(),
+    }
+}
+
+fn carried(u: &Uplink) -> String {
+    match &u.vlans {
+        Some(vlans) => format!("VLANs {vlans}"),
+        None => "all frames".into(),
     }
 }
 

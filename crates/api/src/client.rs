@@ -38,6 +38,9 @@ pub trait SwitchProxy {
         vlans: Option<&str>,
     ) -> zlink::Result<Result<UplinkList, ApiError>>;
 
+    /// Changes the VLANs that an uplink carries, all if not given. Answers when the switch goes by it.
+    async fn uplink_set(&mut self, name: &str, vlans: Option<&str>) -> zlink::Result<Result<UplinkList, ApiError>>;
+
     /// Removes an uplink and its port; an interface that it made goes with it.
     async fn uplink_del(&mut self, name: &str) -> zlink::Result<Result<UplinkList, ApiError>>;
 

@@ -27,7 +27,7 @@ pub enum SupervisorToControl {
     /// Which ports are uplinks, each with the VLANs that it carries if not all: 512 bytes, a bit for each id, the lowest of a
     /// byte first; that of id 0 is for frames without a VLAN. Before `Ports`.
     Uplinks(Vec<(PortId, Option<Vec<u8>>)>),
-    /// Answer to `UplinkAdd`, `UplinkDel` (the uplink it was about) and `UplinkList` (all): an error says what is wrong and
+    /// Answer to `UplinkAdd`, `UplinkSet`, `UplinkDel` (the uplink it was about) and `UplinkList` (all): an error says what is wrong and
     /// what to do.
     UplinkReply {
         /// The request's number.
@@ -125,6 +125,15 @@ pub enum ControlToSupervisor {
         request: u64,
         /// What it is to be.
         uplink: UplinkConfig,
+    },
+    /// Change the VLANs that an uplink carries.
+    UplinkSet {
+        /// Echoed in the reply.
+        request: u64,
+        /// Its name.
+        name: String,
+        /// The VLANs, as people write them, if not all.
+        vlans: Option<String>,
     },
     /// Remove an uplink and its port.
     UplinkDel {

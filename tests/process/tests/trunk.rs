@@ -154,3 +154,35 @@ fn a_trunk_without_untagged_frames() {
     assert!(site.lasthop.json(&["uplink", "list"])["uplinks"][0]["vlans"].is_null());
     site.check(mac(9), &[40, 0, 10, 25]);
 }
+
+/// Another list, while frames pass: in force for the first frame after the command, for flows that there were before too, and
+/// remembered.
+#[test]
+fn the_vlans_of_a_trunk_are_changed() {
+    let dir = scratch();
+    let mut site = Site::new(dir.path(), "untagged:10");
+    site.check(mac(9), &[10, 0]);
+    for (list, carried, now) in [("25:10", &[10, 25][..], "VLANs 10:25"), ("all", &[40, 0, 10, 25], "all frames")] {
+        let said = site.lasthop.command(&["uplink", "set", "net", "--vlans", list]);
+        assert_eq!(said, format!("uplink net: carries {now}\n"));
+        site.check(mac(9), carried);
+    }
+    for (arguments, wrong) in [
+        (["uplink", "set", "net", "--vlans", "30-20"], "write 20-30"),
+        (["uplink", "set", "nobody", "--vlans", "10"], "there is no uplink nobody"),
+    ] {
+        let out = site.lasthop.try_command(&arguments);
+        let error = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(!out.status.success() && error.contains(wrong), "{error}");
+    }
+    site.lasthop.command(&["uplink", "set", "net", "--vlans", "untagged:20-30"]);
+    let carried = [0, 25];
+    site.check(mac(10), &carried);
+    site.lasthop.kill("lasthop-control");
+    wait_for("control to be back", PATIENCE, || site.lasthop.try_command(&["uplink", "list"]).status.success());
+    site.lasthop.wait_for_state("net", "up");
+    site.check(mac(10), &carried);
+    site.lasthop.check_sums();
+    let saved = std::fs::read_to_string(site.lasthop.state_file("ports.json")).unwrap();
+    assert!(saved.contains("untagged:20-30"), "{saved}");
+}

@@ -133,6 +133,11 @@ impl Lasthop {
         proc::tree(self.pid())
     }
 
+    /// A file that outlives it.
+    pub fn state_file(&self, name: &str) -> PathBuf {
+        self.dir.path().join("state").join(name)
+    }
+
     /// Processor time of all its processes so far, in nanoseconds.
     pub fn cpu_ns(&self) -> u64 {
         self.pids().into_iter().map(proc::cpu_ns).sum()

@@ -1,6 +1,6 @@
 //! Access lists: read, kept by the supervisor, then in force; never one without the other.
 
-use super::{Answer, Command, Core, Question, give, refuse};
+use super::{Answer, Command, Core, Question, Unconfirmed, refuse};
 use lasthop_api::{AclChanged, AclRule, ApiError};
 use lasthop_ipc::{ControlToSupervisor, DatapathRequest, FlowInfo, LISTS_PART};
 use lasthop_policy::Effects;
@@ -142,7 +142,7 @@ impl Core {
         for id in ids {
             self.set_lists(id);
         }
-        self.unconfirmed.push((pending.changed, pending.answer));
+        self.unconfirmed.push(Unconfirmed::Lists(pending.changed, pending.answer));
         if self.attached {
             self.confirm(now_ms);
         }
@@ -153,6 +153,21 @@ impl Core {
         let mut out = Effects::default();
         self.policy.clear_flows(&mut out);
         self.carry_out(out, now_ms);
+        self.ask_for_confirmation();
+    }
+
+    /// Tells whoever waits for it once the switch has carried out what followed from a change, if need be the next switch.
+    pub(super) fn when_confirmed(&mut self, change: Unconfirmed, now_ms: u64) {
+        self.unconfirmed.push(change);
+        match (self.attached, self.reconciled) {
+            (true, true) => self.ask_for_confirmation(),
+            // It may have flows that nothing is known of yet.
+            (true, false) => self.confirm(now_ms),
+            (false, _) => {}
+        }
+    }
+
+    fn ask_for_confirmation(&mut self) {
         let waiting = std::mem::take(&mut self.unconfirmed);
         self.ask(DatapathRequest::Barrier, Question::Barrier { waiting });
     }
@@ -238,11 +253,4 @@ fn show(scope: &Scope, direction: Direction, list: &List, packets: impl Fn(u32) 
     };
     let rules = (1..).zip(list.rules()).map(|(number, rule)| line(number, rule.to_string()));
     rules.chain([line(0, format!("default {}", list.default()))]).collect()
-}
-
-/// Answers everybody who waited for the same barrier.
-pub(super) fn confirmed(waiting: Vec<(AclChanged, Answer<AclChanged>)>) {
-    for (changed, answer) in waiting {
-        give(answer, changed);
-    }
 }

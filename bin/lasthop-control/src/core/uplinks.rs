@@ -1,6 +1,6 @@
 //! Uplinks: asked of the supervisor, which has them.
 
-use super::{Answer, Command, Core, MAX_QUESTIONS, busy, give, refuse};
+use super::{Answer, Command, Core, MAX_QUESTIONS, Unconfirmed, busy, give, refuse};
 use crate::view;
 use lasthop_api::{ApiError, UplinkList};
 use lasthop_ipc::{ControlToSupervisor, PortState, STATIONS_PART, UplinkConfig, UplinkInfo};
@@ -11,28 +11,39 @@ use std::collections::BTreeMap;
 #[derive(Debug)]
 pub(crate) enum UplinkCall {
     Add(UplinkConfig),
+    Set { name: String, vlans: Option<String> },
     Del { name: String },
     List,
 }
 
+/// A question to the supervisor.
+#[derive(Debug)]
+pub(super) struct UplinkRequest {
+    answer: Answer<UplinkList>,
+    /// It is answered when the switch goes by it.
+    in_force: bool,
+}
+
 impl Core {
     pub(super) fn uplink_request(&mut self, call: UplinkCall, answer: Answer<UplinkList>) {
-        self.uplink_requests.retain(|_, a| !a.is_closed());
-        if self.uplink_requests.len() >= MAX_QUESTIONS {
+        self.uplink_requests.retain(|_, r| !r.answer.is_closed());
+        if self.uplink_requests.len() >= MAX_QUESTIONS || self.questions.len() >= MAX_QUESTIONS {
             return refuse(answer, busy());
         }
         self.next_number += 1;
         let request = self.next_number;
-        self.uplink_requests.insert(request, answer);
+        let in_force = matches!(call, UplinkCall::Set { .. });
+        self.uplink_requests.insert(request, UplinkRequest { answer, in_force });
         self.commands.push(Command::Supervisor(match call {
             UplinkCall::Add(uplink) => ControlToSupervisor::UplinkAdd { request, uplink },
+            UplinkCall::Set { name, vlans } => ControlToSupervisor::UplinkSet { request, name, vlans },
             UplinkCall::Del { name } => ControlToSupervisor::UplinkDel { request, name },
             UplinkCall::List => ControlToSupervisor::UplinkList { request },
         }));
     }
 
-    pub(super) fn uplink_reply(&mut self, request: u64, result: Result<Vec<UplinkInfo>, String>) {
-        let Some(answer) = self.uplink_requests.remove(&request) else { return };
+    pub(super) fn uplink_reply(&mut self, request: u64, result: Result<Vec<UplinkInfo>, String>, now_ms: u64) {
+        let Some(UplinkRequest { answer, in_force }) = self.uplink_requests.remove(&request) else { return };
         match result {
             Ok(uplinks) => {
                 let uplinks = uplinks.into_iter().map(|u| {
@@ -40,8 +51,13 @@ impl Core {
                     let port = self.infos.get(&u.port);
                     view::uplink(u, port, vlans)
                 });
-                let uplinks = uplinks.collect();
-                give(answer, UplinkList { uplinks });
+                let list = UplinkList { uplinks: uplinks.collect() };
+                if in_force {
+                    // What follows from it has been sent before.
+                    self.when_confirmed(Unconfirmed::Uplinks(list, answer), now_ms);
+                } else {
+                    give(answer, list);
+                }
             }
             Err(message) => refuse(answer, ApiError::UplinkRefused { message }),
         }

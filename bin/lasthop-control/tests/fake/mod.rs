@@ -243,6 +243,13 @@ impl Fake {
                 self.supervisor.send(&SupervisorToControl::UplinkReply { request, result }, None).unwrap();
                 return;
             }
+            ControlToSupervisor::UplinkSet { request, vlans, .. } => {
+                let bytes = vlans.map(|list| list.parse::<lasthop_policy::Vlans>().unwrap().as_bytes().to_vec());
+                self.supervisor.send(&SupervisorToControl::Uplinks(vec![(PortId(2), bytes)]), None).unwrap();
+                let result = Ok(vec![self.uplink()]);
+                self.supervisor.send(&SupervisorToControl::UplinkReply { request, result }, None).unwrap();
+                return;
+            }
             ControlToSupervisor::UplinkList { request } | ControlToSupervisor::UplinkDel { request, .. } => {
                 let result = Ok(vec![self.uplink()]);
                 self.supervisor.send(&SupervisorToControl::UplinkReply { request, result }, None).unwrap();

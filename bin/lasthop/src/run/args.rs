@@ -26,7 +26,7 @@ pub struct RunArgs {
     #[arg(long = "port", value_name = "NAME=PATH[,client]", value_parser = parse_port)]
     pub ports: Vec<PortArg>,
     /// An uplink: a port that is a network interface of this host, or a TAP device that is made. Drivers: tap, af_packet, af_xdp.
-    /// gro=off: af_xdp does not make one packet of TCP segments. spare: a second process stands by to take over.
+    /// gro=off: af_xdp does not make one packet of TCP segments or UDP datagrams. spare: a second process stands by to take over.
     /// Of several on one network segment the first carries; another takes over, and announces the VMs' addresses, when it is away.
     /// vlans: the VLANs that it carries, like vlans=untagged:10:20-30; all without. May be repeated
     #[arg(long = "uplink", value_name = "NAME=DEVICE[,DRIVER][,queues=N][,nice=N][,gro=off][,spare][,vlans=LIST]", value_parser = parse_uplink)]

@@ -71,6 +71,8 @@ pub struct Ended {
     pub failed_starts: u32,
     /// It was ready, and somebody has killed it (SIGKILL): that was no fault of its own.
     pub was_killed: bool,
+    /// With status 0, as one does that was asked to.
+    pub well: bool,
 }
 
 impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
@@ -261,7 +263,7 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         self.start_at = now + self.backoff.wait();
         let what = format!("{} (pid {}) ended: {status}", self.name, running.process.id());
         let was_killed = running.ready && status.signal() == Some(Signal::KILL.as_raw());
-        Some(Ended { what, failed_starts: self.failed_starts, was_killed })
+        Some(Ended { what, failed_starts: self.failed_starts, was_killed, well: status.success() })
     }
 
     /// When it has to be started, or killed because it hangs.

@@ -353,8 +353,12 @@ impl Supervisor {
                 ControlToSupervisor::UplinkAdd { request, uplink } => {
                     let UplinkConfig { name, device, driver, queues, nice, gro, spare, vlans } = uplink;
                     let spec = |vlans| SavedUplink { name, device, driver, queues, nice, no_gro: !gro, spare, vlans };
-                    let vlans = vlans.map(|list| list.parse::<Vlans>().map_err(|e| format!("VLANs {list}: {e}")));
-                    self.add_uplink(request, vlans.transpose().map(spec));
+                    self.add_uplink(request, parse_vlans(vlans).map(spec));
+                    continue;
+                }
+                ControlToSupervisor::UplinkSet { request, name, vlans } => {
+                    let result = parse_vlans(vlans).and_then(|vlans| self.set_vlans(&name, vlans));
+                    self.control.send(SupervisorToControl::UplinkReply { request, result }, None);
                     continue;
                 }
                 ControlToSupervisor::UplinkDel { request, name } => {
@@ -509,7 +513,9 @@ impl Supervisor {
                 }
                 break;
             }
-            self.wait(&mut ready, Some(limit))?;
+            let uplinks = self.uplinks.values().filter(|uplink| uplink.is_up());
+            let next = uplinks.filter_map(|uplink| uplink.deadline(false)).fold(limit, Instant::min);
+            self.wait(&mut ready, Some(next))?;
             // What they still say no longer matters, but a closed channel must not report for ever.
             let now = Instant::now();
             self.switch.receive(&self.epoll, now);
@@ -520,6 +526,11 @@ impl Supervisor {
         // Dropping a child kills it.
         Ok(())
     }
+}
+
+fn parse_vlans(list: Option<String>) -> Result<Option<Vlans>, String> {
+    let parse = |list: String| list.parse::<Vlans>().map_err(|e| format!("VLANs {list}: {e}"));
+    list.map(parse).transpose()
 }
 
 fn token(port: &Port) -> u64 {

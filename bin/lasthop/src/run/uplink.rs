@@ -38,8 +38,9 @@ const CLOSING_LIMIT: Duration = Duration::from_secs(1);
 const END_LIMIT: Duration = Duration::from_millis(20);
 /// How long the switch may take to answer an uplink.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
-/// How long an uplink may take to end after it was asked.
-const LEAVING_LIMIT: Duration = Duration::from_secs(2);
+/// How long an uplink may take to end after it was asked; when everything ends, a part of what all have.
+pub const LEAVING_LIMIT: Duration = Duration::from_secs(2);
+pub const ENDING_LIMIT: Duration = Duration::from_millis(700);
 /// How long after a connection was made a spare is started: its start is work that packets would wait for.
 const SPARE_WAIT: Duration = Duration::from_millis(50);
 
@@ -93,6 +94,8 @@ pub struct Uplink {
     /// The process that runs, or was killed, is known to be of no use, and `last_error` says why.
     said_why: bool,
     leaving: Option<Instant>,
+    /// A device that it made has been removed, or a process was started to do that.
+    removed: bool,
     standby: Standby,
 }
 
@@ -129,6 +132,7 @@ impl Uplink {
             spare_trouble: None,
             said_why: false,
             leaving: None,
+            removed: false,
             standby: Standby::default(),
         }
     }
@@ -187,9 +191,7 @@ impl Uplink {
         if let Some(why) = self.spare.as_mut().and_then(|spare| spare.watch(epoll, now)) {
             self.complain_of_spare(why);
         }
-        if self.leaving.is_some_and(|at| at <= now) {
-            self.driver.kill();
-        }
+        self.hasten(now);
         if self.leaving.is_none() {
             self.start(epoll, now);
         }
@@ -269,8 +271,11 @@ impl Uplink {
                 // The next start must not choose anew: the interface may be gone, and a TAP device is no substitute.
                 self.spec.driver.get_or_insert_with(|| driver.name().into());
                 self.device = Some(UplinkDevice { created, ..device });
-                if kept.is_some() {
-                    self.kept = kept;
+                match kept {
+                    // It would keep a device that is to go.
+                    Some(kept) if self.leaving.is_some() => kept.close(),
+                    Some(kept) => self.kept = Some(kept),
+                    None => {}
                 }
                 Ok(true)
             }
@@ -305,6 +310,7 @@ impl Uplink {
             self.last_error = Some(ended.what.clone());
         }
         if self.leaving.is_some() {
+            self.removed |= ended.well;
             return Some(ended);
         }
         if !sound {
@@ -331,14 +337,41 @@ impl Uplink {
         self.driver.is_fresh()
     }
 
-    /// Asks it to end for good and to take along a device that it has made.
-    pub fn leave(&mut self, now: Instant) {
-        self.leaving = Some(now + LEAVING_LIMIT);
+    /// Asks it to end for good within `limit`, and to take along a device that it has made.
+    pub fn leave(&mut self, now: Instant, limit: Duration) {
+        self.leaving = Some(now + limit);
         self.spare.iter().for_each(Driver::kill);
         if let Some(kept) = self.kept.take() {
             kept.close();
         }
         self.driver.send(SupervisorToUplink::Shutdown { remove: true }, None);
+    }
+
+    /// Ends it if it was asked to end long enough ago.
+    pub fn hasten(&mut self, now: Instant) {
+        if self.leaving.is_some_and(|at| at <= now) {
+            self.driver.kill();
+        }
+    }
+
+    /// It is leaving, and if no process of it is left that did what it was asked, one more is started, which has no other work
+    /// than to take along a device that was made here. Once; false when nothing is left to be done.
+    pub fn remove_device(&mut self, epoll: &Epoll, now: Instant, limit: Duration) -> bool {
+        if self.is_up() {
+            return true;
+        }
+        let made = self.device.as_ref().is_some_and(|d| d.created);
+        if std::mem::replace(&mut self.removed, true) || !made {
+            return false;
+        }
+        if let Err(e) = self.driver.start(epoll, &self.spec, None, true, now) {
+            warn!("uplink {}: {} is left behind: cannot start lasthop-uplink: {e}", self.spec.name, self.spec.device);
+            return false;
+        }
+        self.leaving = Some(now + limit);
+        self.driver.send(SupervisorToUplink::Shutdown { remove: true }, None);
+        self.flush(epoll);
+        true
     }
 
     /// Sends what waits.

@@ -3,9 +3,10 @@
 use super::setup::check_new_uplink;
 use super::store::SavedUplink;
 use super::supervisor::Supervisor;
-use super::uplink::{Uplink, Waiting};
+use super::uplink::{ENDING_LIMIT, LEAVING_LIMIT, Uplink, Waiting};
 use super::{RunError, RunError::Failed};
 use lasthop_ipc::{PortConfig, SupervisorToControl, SupervisorToSwitch, UplinkInfo};
+use lasthop_policy::Vlans;
 use lasthop_types::PortId;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -53,6 +54,7 @@ impl Supervisor {
         // What it had to say comes first, even when it has ended.
         let name = uplink.spec.name.clone();
         match uplink.hear(&self.epoll, now) {
+            Ok(_) if uplink.is_leaving() => {}
             Ok(false) => {}
             Ok(true) => {
                 self.stand_by(id, now);
@@ -65,7 +67,7 @@ impl Supervisor {
             let Some(uplink) = self.uplinks.get_mut(&id) else { return Ok(()) };
             let ended = uplink.reap(&self.epoll, now);
             if uplink.is_leaving() {
-                if !uplink.is_up() {
+                if !uplink.remove_device(&self.epoll, now, LEAVING_LIMIT) {
                     self.uplink_is_gone(id);
                 }
             } else if let Some(ended) = ended {
@@ -83,7 +85,7 @@ impl Supervisor {
         self.uplinks_needed.remove(&id);
         self.announce();
         let Some(uplink) = self.uplinks.get_mut(&id) else { return };
-        let Some(Waiting::Added(request)) = uplink.waiting.take() else { return };
+        let Some(Waiting::Added(request)) = uplink.waiting.take_if(|w| matches!(w, Waiting::Added(_))) else { return };
         uplink.saved = true;
         let info = uplink.info();
         let result = self.save(None, None).map(|()| vec![info]);
@@ -95,7 +97,8 @@ impl Supervisor {
 
     /// One that was just added and does not work is taken back.
     fn uplink_failed(&mut self, id: u32, why: &str) {
-        let Some(Waiting::Added(request)) = self.uplinks.get_mut(&id).and_then(|u| u.waiting.take()) else { return };
+        let Some(uplink) = self.uplinks.get_mut(&id) else { return };
+        let Some(Waiting::Added(request)) = uplink.waiting.take_if(|w| matches!(w, Waiting::Added(_))) else { return };
         self.remove_uplink(id, None);
         self.control.send(SupervisorToControl::UplinkReply { request, result: Err(why.to_owned()) }, None);
     }
@@ -112,9 +115,10 @@ impl Supervisor {
     fn remove_uplink(&mut self, id: u32, waiting: Option<Waiting>) {
         let Some(uplink) = self.uplinks.get_mut(&id) else { return };
         uplink.waiting = waiting;
-        uplink.leave(Instant::now());
+        let now = Instant::now();
+        uplink.leave(now, LEAVING_LIMIT);
         self.switch.send(SupervisorToSwitch::DelPort(PortId(id)), None);
-        if !uplink.is_up() {
+        if !uplink.remove_device(&self.epoll, now, LEAVING_LIMIT) {
             self.uplink_is_gone(id);
         }
         self.tell_control_ports();
@@ -145,19 +149,41 @@ impl Supervisor {
         self.switch.send(SupervisorToSwitch::AddPort(config), None);
     }
 
+    /// Somebody wants one to carry other VLANs; none given: all. Control goes by it once it has heard.
+    pub(super) fn set_vlans(&mut self, name: &str, vlans: Option<Vlans>) -> Result<Vec<UplinkInfo>, String> {
+        let uplink = self.uplink_named(name)?;
+        let before = std::mem::replace(&mut uplink.spec.vlans, vlans);
+        let (id, saved) = (uplink.config.id, uplink.saved);
+        if saved && let Err(e) = self.save(None, None) {
+            self.uplinks.get_mut(&id.0).into_iter().for_each(|uplink| uplink.spec.vlans = before.clone());
+            return Err(e);
+        }
+        info!("uplink {name}: other VLANs");
+        // One that carries a VLAN of another one's on the same segment now is kept from the switch first.
+        self.step_segments(Instant::now());
+        self.tell_control_ports();
+        Ok(self.uplinks.get(&id.0).map(Uplink::info).into_iter().collect())
+    }
+
+    fn uplink_named(&mut self, name: &str) -> Result<&mut Uplink, String> {
+        let mut there = self.uplinks.values_mut();
+        let found = there.find(|u| u.spec.name == name && !u.is_leaving() && u.waiting.is_none());
+        found.ok_or_else(|| format!("there is no uplink {name}; `lasthop uplink list` shows those there are"))
+    }
+
     /// Somebody wants one removed. Answered when it is gone.
     pub(super) fn delete_uplink(&mut self, request: u64, name: &str) {
-        let found = self.uplinks.values().find(|u| u.spec.name == name && !u.is_leaving() && u.waiting.is_none());
-        let Some((id, saved)) = found.map(|u| (u.config.id, u.saved)) else {
-            let why = format!("there is no uplink {name}; `lasthop uplink list` shows those there are");
-            self.control.send(SupervisorToControl::UplinkReply { request, result: Err(why) }, None);
-            return;
-        };
-        if saved && let Err(e) = self.save(None, Some(id)) {
-            self.control.send(SupervisorToControl::UplinkReply { request, result: Err(e) }, None);
-            return;
+        let found = self.uplink_named(name).map(|u| (u.config.id, u.saved));
+        let unsaved = found.and_then(|(id, saved)| {
+            if saved {
+                self.save(None, Some(id))?;
+            }
+            Ok(id)
+        });
+        match unsaved {
+            Ok(id) => self.remove_uplink(id.0, Some(Waiting::Deleted(request))),
+            Err(e) => self.control.send(SupervisorToControl::UplinkReply { request, result: Err(e) }, None),
         }
-        self.remove_uplink(id.0, Some(Waiting::Deleted(request)));
     }
 
     /// Somebody asks for all of them. Answered when they have told their counters, or soon.
@@ -190,7 +216,7 @@ impl Supervisor {
     /// Asks all of them to end; those that do not are killed when they are dropped.
     pub(super) fn end_uplinks(&mut self) {
         let now = Instant::now();
-        self.uplinks.values_mut().for_each(|uplink| uplink.leave(now));
+        self.uplinks.values_mut().for_each(|uplink| uplink.leave(now, ENDING_LIMIT));
     }
 
     /// Something of an uplink's happened while everything ends.
@@ -200,6 +226,8 @@ impl Supervisor {
             uplink.flush(&self.epoll);
             let _ = uplink.hear(&self.epoll, now);
             uplink.reap(&self.epoll, now);
+            uplink.hasten(now);
+            uplink.remove_device(&self.epoll, now, ENDING_LIMIT);
         }
     }
 }

@@ -129,7 +129,8 @@ impl Xdp {
         };
         let queues = (0..pairs).map(queue).collect();
         let mut features = Features::CSUM;
-        features.set(Features::HOST_TSO4 | Features::HOST_TSO6 | Features::HOST_ECN, wanted.gro);
+        let merged = Features::HOST_TSO4 | Features::HOST_TSO6 | Features::HOST_ECN | Features::HOST_USO;
+        features.set(merged, wanted.gro);
         Ok(Device { queues, about, features, memory: inbox::memory(pairs), kept, steering: None })
     }
 

@@ -1,10 +1,10 @@
-//! Receive aggregation: the TCP segments of a flow that came in one burst become one packet of up to 64 KiB, without a byte
-//! being copied: it is the first frame followed by the payloads of the others. The switch hands it over whole, or cuts it for
-//! a receiver that cannot take it; then what comes out is what came in.
+//! Receive aggregation: the TCP segments, or the UDP datagrams, of a flow that came in one burst become one packet of up to
+//! 64 KiB, without a byte being copied: it is the first frame followed by the payloads of the others. The switch hands it over
+//! whole, or cuts it for a receiver that cannot take it; then what comes out is what came in.
 //!
-//! The rules are those of Linux (`tcp_gro_receive`, `inet_gro_receive`, `ipv6_gro_receive`): in order, same headers and
-//! options, all but the last of one size, PSH and FIN end a packet, CWR begins one; no fragments, no IP options or extension
-//! headers. Checksums must be right, or known to be open. What does not fit is left alone, and nothing of its connection
+//! The rules are those of Linux (`tcp_gro_receive`, `udp_gro_receive_segment`, `inet_gro_receive`, `ipv6_gro_receive`): in
+//! order, same headers and options, all but the last of one size, PSH and FIN end a packet, CWR begins one; no fragments, no IP
+//! options or extension headers, no datagrams without a checksum. Checksums must be right, or known to be open. What does not fit is left alone, and nothing of its connection
 //! overtakes it.
 //!
 //! A pure function of the frames: no I/O, no allocation, at most [`FLOWS`] flows and [`BURST`] frames; nothing is kept from
@@ -33,7 +33,7 @@ struct Packet {
     first: u8,
     last: u8,
     frames: u8,
-    /// TCP payload of all of them in bytes, and of the first.
+    /// Payload of all of them in bytes, and of the first.
     payload: usize,
     size: u16,
     /// FIN and PSH of the last.
@@ -99,7 +99,7 @@ impl Merger {
         let mut snapshot = [0; SNAPSHOT];
         let got = read(number.into(), &mut snapshot).min(SNAPSHOT);
         let kind = Segment::parse(snapshot.get(..got).unwrap_or_default(), len);
-        if let Kind::Tcp(segment) = &kind {
+        if let Kind::Segment(segment) = &kind {
             self.links.push(Link { next: number, payload: segment.payload_range() });
             if self.join(number, segment, read) {
                 return true;
@@ -107,12 +107,12 @@ impl Merger {
         } else {
             self.links.push(Link { next: number, payload: (0, 0) });
         }
-        let (payload, size) = if let Kind::Tcp(s) = &kind { (usize::from(s.payload), s.payload) } else { (0, 0) };
+        let (payload, size) = if let Kind::Segment(s) = &kind { (usize::from(s.payload), s.payload) } else { (0, 0) };
         self.packets.push(Packet { first: number, last: number, frames: 1, payload, size, ending: 0 });
         match kind {
             Kind::Other => {}
             Kind::Odd => self.flows.iter_mut().for_each(|f| f.open = false),
-            Kind::Tcp(head) => self.begin(head),
+            Kind::Segment(head) => self.begin(head),
         }
         true
     }
@@ -197,7 +197,7 @@ impl Merger {
     /// second's payload; `None` if the packet is a single frame, and nothing was changed then.
     pub fn finish(&self, packet: usize, headers: &mut [u8]) -> Option<(VnetHdr, usize)> {
         let packet = self.packets.get(packet).filter(|p| p.frames > 1)?;
-        let Kind::Tcp(head) = Segment::parse(headers, usize::MAX) else { return None };
+        let Kind::Segment(head) = Segment::parse(headers, usize::MAX) else { return None };
         let (l3, l4) = (usize::from(head.l3), usize::from(head.l4));
         let l4_len = usize::from(head.hdr_len) - l4 + packet.payload;
         if head.ipv6 {
@@ -209,9 +209,17 @@ impl Merger {
             let sum = sum::sum(ip);
             put16(ip, 10, !sum::fold(sum));
         }
-        *headers.get_mut(l4 + 13)? |= packet.ending;
-        put16(headers, l4 + 16, sum::fold(head.pseudo(l4_len)));
-        let kind = if head.ipv6 { VnetHdr::GSO_TCPV6 } else { VnetHdr::GSO_TCPV4 };
+        if head.udp {
+            put16(headers, l4 + 4, l4_len as u16);
+        } else {
+            *headers.get_mut(l4 + 13)? |= packet.ending;
+        }
+        put16(headers, l4 + usize::from(head.checksum_offset()), sum::fold(head.pseudo(l4_len)));
+        let kind = match (head.udp, head.ipv6) {
+            (true, _) => VnetHdr::GSO_UDP_L4,
+            (false, true) => VnetHdr::GSO_TCPV6,
+            (false, false) => VnetHdr::GSO_TCPV4,
+        };
         let ecn = if head.flags & CWR != 0 { VnetHdr::GSO_ECN } else { 0 };
         let header = VnetHdr {
             flags: VnetHdr::F_NEEDS_CSUM,
@@ -219,7 +227,7 @@ impl Merger {
             hdr_len: head.hdr_len,
             gso_size: packet.size,
             csum_start: head.l4,
-            csum_offset: 16,
+            csum_offset: head.checksum_offset(),
             num_buffers: 0,
         };
         Some((header, usize::from(head.hdr_len) + usize::from(packet.size)))

@@ -1,4 +1,4 @@
-//! One TCP segment's headers, and what makes two segments neighbours.
+//! The headers of one TCP segment or UDP datagram, and what makes two of them neighbours.
 
 use lasthop_frame::sum;
 
@@ -16,18 +16,19 @@ pub(super) const CWR: u8 = 0x80;
 /// What a frame is to receive aggregation.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
-    /// No TCP.
+    /// Neither TCP nor UDP.
     Other,
-    /// TCP, but no more is known of it.
+    /// One of both, but no more is known of it.
     Odd,
-    /// A segment without anything unusual around it.
-    Tcp(Segment),
+    /// One without anything unusual around it.
+    Segment(Segment),
 }
 
-/// A TCP segment's headers.
+/// The headers of a TCP segment, or of a UDP datagram, which has neither flags nor a sequence.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Segment {
     pub(super) ipv6: bool,
+    pub(super) udp: bool,
     pub(super) l3: u16,
     pub(super) l4: u16,
     pub(super) hdr_len: u16,
@@ -42,6 +43,10 @@ pub(super) struct Segment {
     same: [u8; SNAPSHOT],
     addresses: u32,
 }
+
+/// Parses what is behind the IP header: from the snapshot, the frame's length, where both headers begin, and where the IP
+/// packet ends.
+type Layer4 = fn(&[u8], usize, (usize, usize), usize) -> Option<Segment>;
 
 fn be16(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
@@ -72,24 +77,26 @@ impl Segment {
             Some(0x86dd) => (true, ip.get(6)),
             _ => return Kind::Other,
         };
-        match protocol {
-            Some(6) => {}
+        let udp = match protocol {
+            Some(6) => false,
+            Some(17) => true,
             // Behind extension headers there may be anything.
             Some(0 | 43 | 44 | 51 | 60 | 135) if ipv6 => return Kind::Odd,
             _ => return Kind::Other,
-        }
-        let parsed = if ipv6 { Self::ipv6(snapshot, len, l3) } else { Self::ipv4(snapshot, len, l3) };
-        parsed.map_or(Kind::Odd, Kind::Tcp)
+        };
+        let layer4 = if udp { Self::udp } else { Self::tcp };
+        let parsed = if ipv6 { Self::ipv6(snapshot, len, l3, layer4) } else { Self::ipv4(snapshot, len, l3, layer4) };
+        parsed.map_or(Kind::Odd, Kind::Segment)
     }
 
-    fn ipv4(snapshot: &[u8], len: usize, l3: usize) -> Option<Self> {
+    fn ipv4(snapshot: &[u8], len: usize, l3: usize, layer4: Layer4) -> Option<Self> {
         let ip: &[u8; 20] = snapshot.get(l3..)?.first_chunk()?;
         let (total, id, fragment) = (be16(ip, 2)?, be16(ip, 4)?, be16(ip, 6)?);
         // No options; no fragment and no reserved bit; a right checksum.
         if ip[0] != 0x45 || fragment & 0xbfff != 0 || sum::fold(sum::sum(ip)) != 0xffff {
             return None;
         }
-        let mut segment = Self::tcp(snapshot, len, (l3, l3 + 20), l3 + usize::from(total))?;
+        let mut segment = layer4(snapshot, len, (l3, l3 + 20), l3 + usize::from(total))?;
         (segment.id, segment.dont_fragment) = (id, fragment & 0x4000 != 0);
         segment.addresses = sum::sum(&ip[12..]);
         for at in [2, 4, 10] {
@@ -98,12 +105,12 @@ impl Segment {
         Some(segment)
     }
 
-    fn ipv6(snapshot: &[u8], len: usize, l3: usize) -> Option<Self> {
+    fn ipv6(snapshot: &[u8], len: usize, l3: usize, layer4: Layer4) -> Option<Self> {
         let ip: &[u8; 40] = snapshot.get(l3..)?.first_chunk()?;
         if ip[0] >> 4 != 6 {
             return None;
         }
-        let mut segment = Self::tcp(snapshot, len, (l3, l3 + 40), l3 + 40 + usize::from(be16(ip, 4)?))?;
+        let mut segment = layer4(snapshot, len, (l3, l3 + 40), l3 + 40 + usize::from(be16(ip, 4)?))?;
         (segment.ipv6, segment.addresses) = (true, sum::sum(&ip[8..]));
         put16(&mut segment.same, l3 + 4, 0);
         Some(segment)
@@ -124,6 +131,7 @@ impl Segment {
         let [s0, s1, s2, s3] = [tcp[4], tcp[5], tcp[6], tcp[7]];
         Some(Self {
             ipv6: false,
+            udp: false,
             l3: l3 as u16,
             l4: l4 as u16,
             hdr_len: hdr_len as u16,
@@ -131,6 +139,33 @@ impl Segment {
             flags: tcp[13],
             sequence: u32::from_be_bytes([s0, s1, s2, s3]),
             checksum: be16(tcp, 16)?,
+            id: 0,
+            dont_fragment: false,
+            same,
+            addresses: 0,
+        })
+    }
+
+    /// The same of a datagram.
+    fn udp(snapshot: &[u8], len: usize, (l3, l4): (usize, usize), end: usize) -> Option<Self> {
+        let udp: &[u8; 8] = snapshot.get(l4..)?.first_chunk()?;
+        let hdr_len = l4 + 8;
+        // Between its end and that of the IP packet there may be something (RFC 9868) that would be lost.
+        if hdr_len > end || end > len || usize::from(be16(udp, 4)?) != end - l4 {
+            return None;
+        }
+        let mut same = [0; SNAPSHOT];
+        same.get_mut(..l4 + 4)?.copy_from_slice(snapshot.get(..l4 + 4)?);
+        Some(Self {
+            ipv6: false,
+            udp: true,
+            l3: l3 as u16,
+            l4: l4 as u16,
+            hdr_len: hdr_len as u16,
+            payload: u16::try_from(end - hdr_len).ok()?,
+            flags: 0,
+            sequence: 0,
+            checksum: be16(udp, 6)?,
             id: 0,
             dont_fragment: false,
             same,
@@ -155,7 +190,18 @@ impl Segment {
 
     /// Whether others may follow it in a packet.
     pub(super) fn may_begin(&self) -> bool {
-        self.payload > 0 && self.flags & (FIN | SYN | RST | PSH | ACK | URG) == ACK
+        let plain = self.flags & (FIN | SYN | RST | PSH | ACK | URG) == ACK;
+        self.payload > 0 && if self.udp { self.is_summed() } else { plain }
+    }
+
+    /// A datagram may come without a checksum (RFC 768), and what is cut out of a packet has one.
+    fn is_summed(&self) -> bool {
+        !self.udp || self.checksum != 0
+    }
+
+    /// Where in its own header the checksum is.
+    pub(super) fn checksum_offset(&self) -> u16 {
+        if self.udp { 6 } else { 16 }
     }
 
     fn part(&self, from: usize, len: usize) -> Option<&[u8]> {
@@ -170,7 +216,9 @@ impl Segment {
             (at, len, l4)
         };
         let ((a, len, a4), (b, _, b4)) = (key(self), key(other));
-        self.ipv6 == other.ipv6 && self.part(a, len) == other.part(b, len) && self.part(a4, 4) == other.part(b4, 4)
+        (self.ipv6, self.udp) == (other.ipv6, other.udp)
+            && self.part(a, len) == other.part(b, len)
+            && self.part(a4, 4) == other.part(b4, 4)
     }
 
     /// Whether `next` comes right behind this one and `payload` bytes of it and others, `frames` in all. If so: whether
@@ -182,9 +230,9 @@ impl Segment {
         frames: usize,
         fixed_id: Option<bool>,
     ) -> Option<Option<bool>> {
-        let follows = next.sequence == self.sequence.wrapping_add(payload as u32);
+        let follows = self.udp || next.sequence == self.sequence.wrapping_add(payload as u32);
         let same = self.hdr_len == next.hdr_len && self.same == next.same;
-        if !follows || !same || next.payload == 0 || next.flags & CWR != 0 {
+        if !follows || !same || next.payload == 0 || next.flags & CWR != 0 || !next.is_summed() {
             return None;
         }
         if self.ipv6 {
@@ -200,9 +248,10 @@ impl Segment {
         }
     }
 
-    /// Sum over the pseudo header, for so many bytes of TCP.
+    /// Sum over the pseudo header, for so many bytes of TCP or UDP.
     pub(super) fn pseudo(&self, l4_len: usize) -> u32 {
-        self.addresses + 6 + (l4_len & 0xffff) as u32 + (l4_len >> 16) as u32
+        let protocol = if self.udp { 17 } else { 6 };
+        self.addresses + protocol + (l4_len & 0xffff) as u32 + (l4_len >> 16) as u32
     }
 
     /// Whether the checksum is right. Or open: then the field holds the sum over the pseudo header, as the other end of a veth
@@ -223,7 +272,7 @@ impl Segment {
         if read(frame, bytes) != end {
             return false;
         }
-        let tcp = bytes.get(usize::from(self.l4)..).unwrap_or_default();
-        sum::fold(pseudo + sum::sum(tcp)) == 0xffff
+        let l4 = bytes.get(usize::from(self.l4)..).unwrap_or_default();
+        sum::fold(pseudo + sum::sum(l4)) == 0xffff
     }
 }

@@ -85,6 +85,24 @@ impl Stream {
         frame.tcp(self.port, 80).tcp_fields(flags, sequence, options).payload(payload)
     }
 
+    /// A datagram, the `n`th of its flow.
+    fn datagram(self, n: u16, payload: &[u8]) -> Frame {
+        let frame = Frame::new(1, 2);
+        let frame = if self.vlan { frame.vlan(5) } else { frame };
+        let frame = if self.ipv6 {
+            frame.ipv6([0xfd; 16], [0xfe; 16])
+        } else {
+            frame.ipv4([10, 0, 0, 1], [10, 0, 0, 2]).fragment(0x4000).id(n)
+        };
+        frame.udp(self.port, 80).payload(payload)
+    }
+
+    /// Datagrams of these lengths.
+    fn datagrams(self, lens: &[usize]) -> Vec<Vec<u8>> {
+        let payload = |n: usize, len: usize| (0..len).map(|i| (i * 7 + n) as u8).collect::<Vec<_>>();
+        lens.iter().enumerate().map(|(n, len)| self.datagram(n as u16, &payload(n, *len)).build()).collect()
+    }
+
     /// Segments of these lengths, one behind the other.
     fn run(self, lens: &[usize]) -> Vec<Vec<u8>> {
         let mut sequence = u32::MAX - 2000;
@@ -118,6 +136,71 @@ fn a_run_of_segments_is_one_packet_and_cut_again_they_are_the_same() {
             }
         }
     }
+}
+
+#[test]
+fn datagrams_of_one_size_are_one_packet_and_cut_again_they_are_the_same() {
+    for ipv6 in [false, true] {
+        for vlan in [false, true] {
+            let stream = Stream { ipv6, vlan, ..Stream::PLAIN };
+            let frames = stream.datagrams(&[1200, 1200, 1200, 1200, 77]);
+            let packets = merge(&frames);
+            assert_eq!(packets.len(), 1, "{stream:?}");
+            let header = packets[0].0.unwrap();
+            assert_eq!((header.gso_type, header.gso_size), (VnetHdr::GSO_UDP_L4, 1200));
+            assert_eq!((header.hdr_len - header.csum_start, header.csum_offset), (8, 6));
+            assert_eq!(cut(&packets[0]), frames);
+            // A shorter one ends a packet, a longer one begins one.
+            for (sizes, expected) in [
+                (&[500, 500, 300, 500, 500][..], &[3, 2][..]),
+                (&[500, 501, 500, 501], &[1, 2, 1]),
+                (&[500, 0, 500, 500], &[1, 1, 2]),
+                (&[100; BURST], &[BURST]),
+            ] {
+                let frames = stream.datagrams(sizes);
+                let packets = merge(&frames);
+                assert_eq!(lens(&packets), expected, "{sizes:?}");
+                assert_eq!(packets.iter().flat_map(cut).collect::<Vec<_>>(), frames);
+            }
+        }
+    }
+    let frames = Stream::PLAIN.datagrams(&[1472; BURST]);
+    assert_eq!(lens(&merge(&frames)), [44, 20], "no more than 64 KiB");
+}
+
+#[test]
+fn datagrams_that_do_not_belong_together_stay_apart_and_in_order() {
+    let s = Stream::PLAIN;
+    let frame = |n: u16| s.datagram(n, &[n as u8; 100]);
+    let changed = |at: usize, to: &[u8]| {
+        let mut bytes = frame(1).build();
+        bytes[at..at + to.len()].copy_from_slice(to);
+        bytes
+    };
+    for (what, middle) in [
+        ("no checksum", changed(40, &[0, 0])),
+        ("a wrong checksum", changed(50, &[77])),
+        ("shorter than its IP packet", changed(38, &100u16.to_be_bytes())),
+        ("longer than its IP packet", changed(38, &200u16.to_be_bytes())),
+        ("shorter than its header", changed(38, &7u16.to_be_bytes())),
+        ("another TTL", frame(1).ttl(9).build()),
+        ("another identification", frame(1).id(77).build()),
+        ("a fragment", frame(1).fragment(0x2000).build()),
+        ("IP options", frame(1).ip_options(&[1, 1, 1, 1]).build()),
+    ] {
+        let frames = vec![frame(0).build(), middle, frame(2).build(), frame(3).build()];
+        let packets = merge(&frames);
+        assert_eq!(lens(&packets), [1, 1, 2], "{what}");
+        assert_eq!(packets.iter().flat_map(cut).collect::<Vec<_>>(), frames, "{what}");
+    }
+    // The ports of a TCP connection, in turns with its segments.
+    let (tcp, udp) = (s.run(&[200; 3]), s.datagrams(&[200; 3]));
+    let packets = merge(&tcp.iter().zip(&udp).flat_map(|(t, u)| [t.clone(), u.clone()]).collect::<Vec<_>>());
+    assert_eq!(packets.iter().map(cut).collect::<Vec<_>>(), [tcp, udp]);
+    // Sums that are open.
+    let open: Vec<_> = (0..3).map(|n| frame(n).partial_checksum().build()).collect();
+    let summed: Vec<_> = (0..3).map(|n| frame(n).build()).collect();
+    assert_eq!(merge(&open).iter().map(cut).collect::<Vec<_>>(), [summed]);
 }
 
 #[test]
@@ -267,15 +350,16 @@ fn a_packet_stays_within_64_kib_and_flows_are_followed_side_by_side() {
     }
 }
 
-/// Segments of a few flows, in order or not, well formed or not.
+/// Segments and datagrams of a few flows, in order or not, well formed or not.
 fn burst() -> impl Strategy<Value = Vec<Vec<u8>>> {
-    let one = (0..3u16, any::<bool>(), any::<bool>(), 0..4u8, 1..300usize, 0..40u8, any::<u16>());
+    let kind = (any::<bool>(), any::<bool>());
+    let one = (0..3u16, kind, any::<bool>(), 0..4u8, 1..300usize, 0..40u8, any::<u16>());
     proptest::collection::vec(one, 0..BURST).prop_map(|all| {
-        let mut at = [0u32; 6];
-        let mut ids = [0u16; 6];
-        let frames = all.into_iter().map(|(flow, ipv6, whole, tos, len, oddity, where_)| {
+        let mut at = [0u32; 12];
+        let mut ids = [0u16; 12];
+        let frames = all.into_iter().map(|(flow, (ipv6, udp), whole, tos, len, oddity, where_)| {
             let stream = Stream { ipv6, vlan: flow == 2, timestamps: flow > 0, port: flow };
-            let f = usize::from(flow) + if ipv6 { 3 } else { 0 };
+            let f = usize::from(flow) + if ipv6 { 3 } else { 0 } + if udp { 6 } else { 0 };
             let len = if whole { 100 } else { len };
             let flags = match oddity {
                 0 => 0x18,
@@ -284,7 +368,9 @@ fn burst() -> impl Strategy<Value = Vec<Vec<u8>>> {
                 3 => 0x14,
                 _ => 0x10,
             };
-            let frame = stream.segment(ids[f], at[f], flags, &vec![oddity; len]);
+            let payload = vec![oddity; len];
+            let frame =
+                if udp { stream.datagram(ids[f], &payload) } else { stream.segment(ids[f], at[f], flags, &payload) };
             (at[f], ids[f]) = (at[f].wrapping_add(len as u32), ids[f].wrapping_add(1));
             let frame = if oddity == 4 { frame.tos(tos) } else { frame };
             let mut bytes = frame.build();
@@ -313,14 +399,17 @@ proptest! {
         sorted_in.sort();
         sorted_out.sort();
         prop_assert_eq!(sorted_in, sorted_out);
-        let ports = |f: &Vec<u8>| {
+        let flow = |f: &Vec<u8>| {
             let l3 = if f.get(12..14) == Some(&[0x81, 0]) { 18 } else { 14 };
-            let l4 = if f.get(l3).is_some_and(|v| v >> 4 == 6) { l3 + 40 } else { l3 + 20 };
-            (l3, l4, f.get(l4..l4 + 4).map(<[u8]>::to_vec))
+            let ipv6 = f.get(l3).is_some_and(|v| v >> 4 == 6);
+            let (protocol, addresses, l4) = if ipv6 { (l3 + 6, l3 + 8, l3 + 40) } else { (l3 + 9, l3 + 12, l3 + 20) };
+            // Damage may have made another flow of it.
+            let parts = [l3 - 2..l3, protocol..protocol + 1, addresses..l4 + 4];
+            (l3, parts.map(|part| f.get(part).map(<[u8]>::to_vec)))
         };
         for frame in &frames {
-            let key = ports(frame);
-            let of = |all: &[Vec<u8>]| all.iter().filter(|f| ports(f) == key).cloned().collect::<Vec<_>>();
+            let key = flow(frame);
+            let of = |all: &[Vec<u8>]| all.iter().filter(|f| flow(f) == key).cloned().collect::<Vec<_>>();
             prop_assert_eq!(of(&frames), of(&out));
         }
     }
