@@ -73,28 +73,24 @@ struct Stream {
 impl Stream {
     const PLAIN: Self = Self { ipv6: false, vlan: false, timestamps: true, port: 5000 };
 
-    fn segment(self, n: u16, sequence: u32, flags: u16, payload: &[u8]) -> Frame {
+    /// The headers below, the `n`th of its flow.
+    fn packet(self, n: u16) -> Frame {
         let frame = Frame::new(1, 2);
         let frame = if self.vlan { frame.vlan(5) } else { frame };
-        let frame = if self.ipv6 {
+        if self.ipv6 {
             frame.ipv6([0xfd; 16], [0xfe; 16])
         } else {
             frame.ipv4([10, 0, 0, 1], [10, 0, 0, 2]).fragment(0x4000).id(n)
-        };
-        let options = if self.timestamps { &TIMESTAMPS[..] } else { &[] };
-        frame.tcp(self.port, 80).tcp_fields(flags, sequence, options).payload(payload)
+        }
     }
 
-    /// A datagram, the `n`th of its flow.
+    fn segment(self, n: u16, sequence: u32, flags: u16, payload: &[u8]) -> Frame {
+        let options = if self.timestamps { &TIMESTAMPS[..] } else { &[] };
+        self.packet(n).tcp(self.port, 80).tcp_fields(flags, sequence, options).payload(payload)
+    }
+
     fn datagram(self, n: u16, payload: &[u8]) -> Frame {
-        let frame = Frame::new(1, 2);
-        let frame = if self.vlan { frame.vlan(5) } else { frame };
-        let frame = if self.ipv6 {
-            frame.ipv6([0xfd; 16], [0xfe; 16])
-        } else {
-            frame.ipv4([10, 0, 0, 1], [10, 0, 0, 2]).fragment(0x4000).id(n)
-        };
-        frame.udp(self.port, 80).payload(payload)
+        self.packet(n).udp(self.port, 80).payload(payload)
     }
 
     /// Datagrams of these lengths.
