@@ -155,7 +155,7 @@ impl Supervisor {
         let before = std::mem::replace(&mut uplink.spec.vlans, vlans);
         let (id, saved) = (uplink.config.id, uplink.saved);
         if saved && let Err(e) = self.save(None, None) {
-            self.uplinks.get_mut(&id.0).into_iter().for_each(|uplink| uplink.spec.vlans = before.clone());
+            self.uplink_named(name)?.spec.vlans = before;
             return Err(e);
         }
         info!("uplink {name}: other VLANs");

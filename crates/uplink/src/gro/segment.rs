@@ -120,52 +120,47 @@ impl Segment {
     fn tcp(snapshot: &[u8], len: usize, (l3, l4): (usize, usize), end: usize) -> Option<Self> {
         let tcp: &[u8; 20] = snapshot.get(l4..)?.first_chunk()?;
         let hdr_len = l4 + usize::from(tcp[12] >> 4) * 4;
-        if hdr_len < l4 + 20 || hdr_len > end || end > len {
+        if hdr_len < l4 + 20 || end > len {
             return None;
         }
-        let mut same = [0; SNAPSHOT];
-        same.get_mut(..hdr_len)?.copy_from_slice(snapshot.get(..hdr_len)?);
+        let mut segment = Self::bare(snapshot, (l3, l4), hdr_len, end)?;
+        let same = &mut segment.same;
         same.get_mut(l4 + 4..l4 + 8)?.fill(0);
         *same.get_mut(l4 + 13)? &= !(FIN | PSH | CWR);
-        put16(&mut same, l4 + 16, 0);
+        put16(same, l4 + 16, 0);
         let [s0, s1, s2, s3] = [tcp[4], tcp[5], tcp[6], tcp[7]];
+        (segment.flags, segment.sequence) = (tcp[13], u32::from_be_bytes([s0, s1, s2, s3]));
+        segment.checksum = be16(tcp, 16)?;
+        Some(segment)
+    }
+
+    /// The same of a datagram.
+    fn udp(snapshot: &[u8], len: usize, (l3, l4): (usize, usize), end: usize) -> Option<Self> {
+        let udp: &[u8; 8] = snapshot.get(l4..)?.first_chunk()?;
+        // Between its end and that of the IP packet there may be something (RFC 9868) that would be lost.
+        if end > len || l4 + usize::from(be16(udp, 4)?) != end {
+            return None;
+        }
+        let mut segment = Self::bare(snapshot, (l3, l4), l4 + 8, end)?;
+        segment.same.get_mut(l4 + 4..l4 + 8)?.fill(0);
+        (segment.udp, segment.checksum) = (true, be16(udp, 6)?);
+        Some(segment)
+    }
+
+    /// What both have: where things are, and the headers as they came.
+    fn bare(snapshot: &[u8], (l3, l4): (usize, usize), hdr_len: usize, end: usize) -> Option<Self> {
+        let mut same = [0; SNAPSHOT];
+        same.get_mut(..hdr_len)?.copy_from_slice(snapshot.get(..hdr_len)?);
         Some(Self {
             ipv6: false,
             udp: false,
             l3: l3 as u16,
             l4: l4 as u16,
             hdr_len: hdr_len as u16,
-            payload: u16::try_from(end - hdr_len).ok()?,
-            flags: tcp[13],
-            sequence: u32::from_be_bytes([s0, s1, s2, s3]),
-            checksum: be16(tcp, 16)?,
-            id: 0,
-            dont_fragment: false,
-            same,
-            addresses: 0,
-        })
-    }
-
-    /// The same of a datagram.
-    fn udp(snapshot: &[u8], len: usize, (l3, l4): (usize, usize), end: usize) -> Option<Self> {
-        let udp: &[u8; 8] = snapshot.get(l4..)?.first_chunk()?;
-        let hdr_len = l4 + 8;
-        // Between its end and that of the IP packet there may be something (RFC 9868) that would be lost.
-        if hdr_len > end || end > len || usize::from(be16(udp, 4)?) != end - l4 {
-            return None;
-        }
-        let mut same = [0; SNAPSHOT];
-        same.get_mut(..l4 + 4)?.copy_from_slice(snapshot.get(..l4 + 4)?);
-        Some(Self {
-            ipv6: false,
-            udp: true,
-            l3: l3 as u16,
-            l4: l4 as u16,
-            hdr_len: hdr_len as u16,
-            payload: u16::try_from(end - hdr_len).ok()?,
+            payload: u16::try_from(end.checked_sub(hdr_len)?).ok()?,
             flags: 0,
             sequence: 0,
-            checksum: be16(udp, 6)?,
+            checksum: 0,
             id: 0,
             dont_fragment: false,
             same,
@@ -191,7 +186,7 @@ impl Segment {
     /// Whether others may follow it in a packet.
     pub(super) fn may_begin(&self) -> bool {
         let plain = self.flags & (FIN | SYN | RST | PSH | ACK | URG) == ACK;
-        self.payload > 0 && if self.udp { self.is_summed() } else { plain }
+        self.payload > 0 && self.is_summed() && (self.udp || plain)
     }
 
     /// A datagram may come without a checksum (RFC 768), and what is cut out of a packet has one.
