@@ -206,6 +206,11 @@ const OUTSIDE: [Figure; 8] = [
     Figure { name: "all CPU, receiving", unit: "ms/Gbit", more_is_better: false },
     Figure { name: "uplink process", unit: "% of a CPU", more_is_better: false },
 ];
+const THROUGH: [Figure; 3] = [
+    Figure { name: "there and back", unit: "Mpps", more_is_better: true },
+    Figure { name: "bytes", unit: "Gbit/s", more_is_better: true },
+    Figure { name: "switch CPU", unit: "ns/packet", more_is_better: false },
+];
 const MEMORY: [Figure; 2] = [
     Figure { name: "memory", unit: "KiB/port", more_is_better: false },
     Figure { name: "memory with two ports", unit: "KiB", more_is_better: false },
@@ -308,6 +313,13 @@ const fn shared(name: &'static str, title: &'static str, contenders: &'static [C
     scenario(name, title, contenders, Work::Load(Setup { sleep: true, crowd: true, ..Setup::PLAIN }, act))
 }
 
+const fn outside(name: &'static str, title: &'static str, device: Device, sizes: &'static str) -> Scenario {
+    let contenders: &[Contender] =
+        if let Device::Xdp = device { &[OURS, Contender::NoGro, FLOW] } else { &[OURS, FLOW] };
+    let act = Act { pattern: Pattern::Reflect, sizes, yields: Yields::Outside, ..Act::PLAIN };
+    scenario(name, title, contenders, Work::Load(Setup { ports: 1, outside: Some(device), ..Setup::PLAIN }, act))
+}
+
 /// Packets at a fixed rate to a guest that sleeps; what each mechanism is worth.
 const SLOW: Act = Act { pattern: Pattern::OneWay, rate: Some(1e5), window: None, yields: Yields::Cost, ..Act::PLAIN };
 const ECHO: Act = Act { pattern: Pattern::Echo, yields: Yields::Times, ..SLOW };
@@ -316,7 +328,7 @@ const NEW_FLOWS: Act =
     Act { pattern: Pattern::OneWay, window: Some(64), flows: 4000, once: true, yields: Yields::Flows, ..Act::PLAIN };
 
 /// All there are, those of a group together.
-pub const ALL: [Scenario; 54] = [
+pub const ALL: [Scenario; 58] = [
     dpdk("loop-64-split", "two DPDK guests, 64-byte frames, split rings", Ring::Split, Frames::Size(64)),
     dpdk("loop-64-packed", "two DPDK guests, 64-byte frames, packed rings", Ring::Packed, Frames::Size(64)),
     dpdk("loop-1472-split", "two DPDK guests, 1472-byte frames, split rings", Ring::Split, Frames::Size(1472)),
@@ -405,6 +417,10 @@ pub const ALL: [Scenario; 54] = [
         &[OURS, Contender::Tap, FLOW, BRIDGE],
         Work::Outside(Device::Packet),
     ),
+    outside("outside-xdp-64", "64-byte frames to the network and back, AF_XDP", Device::Xdp, "64"),
+    outside("outside-xdp-1514", "1514-byte frames to the network and back, AF_XDP", Device::Xdp, "1514"),
+    outside("outside-packet-64", "64-byte frames to the network and back, AF_PACKET", Device::Packet, "64"),
+    outside("outside-packet-1514", "1514-byte frames to the network and back, AF_PACKET", Device::Packet, "1514"),
     scenario("idle", "two Linux VMs (QEMU) that do nothing, 5 s", &[OURS, FLOW], Work::Idle),
 ];
 
@@ -440,6 +456,7 @@ impl Scenario {
                 Yields::Times => &TIMES,
                 Yields::Cost => &COST,
                 Yields::Left => &LEFT,
+                Yields::Outside => &THROUGH,
                 Yields::Flows => &FLOWS,
             },
         }

@@ -24,7 +24,7 @@ use std::time::Duration;
 #[derive(Parser)]
 #[command(name = "lasthop-loadgen", version, after_help = EXAMPLES)]
 struct Arguments {
-    /// Sockets of the ports, two at least: PATH, or PATH,client to connect to it
+    /// Sockets of the ports, two at least (one with the pattern `reflect`): PATH, or PATH,client to connect to it
     #[arg(value_name = "PATH[,client]", required_unless_present = "man", value_parser = socket)]
     sockets: Vec<Socket>,
     /// Who sends to whom

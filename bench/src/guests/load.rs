@@ -2,13 +2,15 @@
 
 use crate::acl::List;
 use crate::distance::Track;
+use crate::guests::outside::Device;
+use crate::guests::reflector::Reflector;
 use crate::results::Round;
 use crate::scenario::{Contender, Cpus};
 use crate::stop::{Outcome, check, failed};
 use crate::switch::dpdk_vhost::DpdkVhost;
 use crate::switch::lasthop::Ours;
 use crate::switch::ovs::Ovs;
-use crate::switch::{Extras, Spent, Switch};
+use crate::switch::{Extras, Spent, Switch, Uplink};
 use lasthop_bench::load::frame::Vary;
 use lasthop_bench::load::{
     self, Check, FlowOrder, Listening, Notify, Observer, Pattern, Report, Session, Settings, Sizes, Socket,
@@ -40,12 +42,23 @@ pub struct Setup {
     pub rules: usize,
     /// A program that spins on each of the CPUs.
     pub crowd: bool,
+    /// An uplink to a world outside that sends everything back.
+    pub outside: Option<Device>,
 }
 
 impl Setup {
     /// Two guests, split rings, one queue pair, nothing special.
-    pub const PLAIN: Self =
-        Self { ports: 2, packed: false, queues: 1, large: false, round: false, sleep: false, rules: 0, crowd: false };
+    pub const PLAIN: Self = Self {
+        ports: 2,
+        packed: false,
+        queues: 1,
+        large: false,
+        round: false,
+        sleep: false,
+        rules: 0,
+        crowd: false,
+        outside: None,
+    };
     /// The same, packets go round.
     pub const ROUND: Self = Self { round: true, ..Self::PLAIN };
 }
@@ -80,6 +93,8 @@ pub enum Yields {
     Cost,
     /// Processor time left to programs that spin.
     Left,
+    /// Packets and bytes through an uplink, processor time of each packet.
+    Outside,
     /// New flows a second, memory of each.
     Flows,
 }
@@ -103,6 +118,7 @@ pub struct Stage {
     session: Session<'static>,
     _listening: Listening,
     switch: Box<dyn Switch>,
+    _outside: Option<Reflector>,
     settings: Settings,
     cpus: Cpus,
     crowd: Vec<usize>,
@@ -116,9 +132,17 @@ impl Stage {
         let ports: Vec<Port> = (0..setup.ports).map(|i| Port::connect(&format!("p{i}"), dir.path())).collect();
         let sockets: Vec<_> = ports.iter().map(|p| &*p.socket).collect();
         let list = (setup.rules > 0).then(|| List::generate(setup.rules));
-        let extras = Extras { large: setup.large, queues: setup.queues, list: list.as_ref(), ..Extras::default() };
+        let outside = setup.outside.map(|device| Reflector::new(device == Device::Xdp)).transpose()?;
+        // Its receive aggregation is what differs, and nothing of the switch.
+        let device = if contender == Contender::NoGro { Some(Device::XdpNoGro) } else { setup.outside };
+        let uplink = outside.as_ref().zip(device).map(|(world, device)| Uplink { netns: &world.site, device });
+        let extras = Extras { large: setup.large, queues: setup.queues, list: list.as_ref(), uplink };
         let listen = |p: &Port| Socket { path: p.socket.clone(), listen: true };
-        let pattern = if setup.round { Pattern::Loop } else { Pattern::BothWays };
+        let pattern = match setup {
+            Setup { round: true, .. } => Pattern::Loop,
+            Setup { outside: Some(_), .. } => Pattern::Reflect,
+            _ => Pattern::BothWays,
+        };
         let mut settings = Settings::new(ports.iter().map(listen).collect(), pattern);
         settings.packed = setup.packed;
         settings.queues = setup.queues;
@@ -137,17 +161,24 @@ impl Stage {
         // Before the switch tries to connect for the first time.
         let listening = load::listen(&settings)?;
         let switch: Box<dyn Switch> = match contender {
-            Contender::Lasthop => Box::new(Ours::start(&ports, &cpus.switch.to_string(), extras, None)?),
+            Contender::Lasthop | Contender::NoGro => {
+                let start = || Ours::start(&ports, &cpus.switch.to_string(), extras, None);
+                Box::new(if uplink.is_some() { start_on(cpus.switch, start)? } else { start()? })
+            }
             Contender::Changed(change) => {
                 Box::new(Ours::start(&ports, &cpus.switch.to_string(), extras, Some(change))?)
             }
-            Contender::Ovs(rules) => Box::new(Ovs::start(cpus.guests, cpus.switch, &sockets, rules, extras)?),
+            Contender::Ovs(rules) => {
+                // Its main thread is who serves an interface without a polling thread.
+                let main = if uplink.is_some() { cpus.switch } else { cpus.guests };
+                Box::new(Ovs::start(main, cpus.switch, &sockets, rules, extras)?)
+            }
             Contender::DpdkVhost => Box::new(DpdkVhost::start(cpus.guests, cpus.switch, &sockets, extras)?),
-            Contender::LinuxBridge | Contender::Tap | Contender::NoGro => return Err(failed("has no such ports")),
+            Contender::LinuxBridge | Contender::Tap => return Err(failed("has no such ports")),
         };
         let session = Session::connect(&settings, &listening, &check)?;
         let crowd = if setup.crowd { vec![cpus.guests, cpus.switch] } else { Vec::new() };
-        Ok(Self { session, _listening: listening, switch, settings, cpus, crowd, _dir: dir })
+        Ok(Self { session, _listening: listening, switch, _outside: outside, settings, cpus, crowd, _dir: dir })
     }
 
     /// Plays an act for so many seconds.
@@ -210,6 +241,15 @@ impl Stage {
     }
 }
 
+/// Starts something all of whose processes are to stay on one CPU.
+fn start_on<T>(cpu: usize, start: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+    let before = CpuList::allowed().map_err(failed)?;
+    [cpu].into_iter().collect::<CpuList>().bind_current_thread().map_err(failed)?;
+    let started = start();
+    before.bind_current_thread().map_err(failed)?;
+    started
+}
+
 fn figures(yields: Yields, report: &Report, spent: Spent, packets: f64, memory: f64, left: f64) -> Vec<Option<f64>> {
     let (busy, cpu) = (spent.busy_ns / packets, spent.cpu_ns / packets);
     let percent = spent.cpu_ns / report.seconds / 1e7;
@@ -223,6 +263,7 @@ fn figures(yields: Yields, report: &Report, spent: Spent, packets: f64, memory: 
             let taken = (spent.cpu_ns - spent.idle_ns) / report.seconds / 1e7;
             vec![report.mpps * 1e3, busy, cpu, percent, taken]
         }
+        Yields::Outside => vec![report.mpps, report.gbit_per_second, cpu],
         Yields::Left => vec![left, report.mpps * 1e3, cpu],
         Yields::Flows => vec![report.mpps * 1e3, cpu / 1e3, memory / packets],
     };

@@ -4,4 +4,5 @@
 pub mod dpdk;
 pub mod load;
 pub mod outside;
+pub mod reflector;
 pub mod vms;

@@ -200,6 +200,13 @@ pub fn turn_round(head: &mut [u8]) {
     head[at + 2] |= (BACK >> 8) as u8;
 }
 
+/// The addresses of the link layer change places. Nothing of a frame too short to have both.
+pub fn swap_macs(frame: &mut [u8]) {
+    if frame.len() >= 12 {
+        swap(frame, 0, 6, 6);
+    }
+}
+
 fn swap(bytes: &mut [u8], a: usize, b: usize, len: usize) {
     let (left, right) = bytes.split_at_mut(b);
     left[a..a + len].swap_with_slice(&mut right[..len]);

@@ -6,6 +6,9 @@ use lasthop_vhostuser::Features;
 use std::str::FromStr;
 use std::time::Duration;
 
+/// What the number of a port and that of the station behind the switch that it talks to differ in.
+pub(super) const BEHIND: u16 = 1 << 14;
+
 /// Who sends to whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Pattern {
@@ -23,6 +26,9 @@ pub enum Pattern {
     Echo,
     /// As echo, one packet at a time
     PingPong,
+    /// Every port to a station behind the switch that sends each packet back, its MAC addresses swapped; the time there and
+    /// back is measured
+    Reflect,
     /// A fixed number of packets goes from port 0 to port 1, which hands each to port 0 to be sent again; and the other
     /// way round. Nothing is made or dropped meanwhile, so the slower of guests and switch sets the pace
     Loop,
@@ -36,7 +42,17 @@ impl Pattern {
 
     /// Packets come back to who sent them.
     pub fn returns(self) -> bool {
+        self.echoes() || self == Self::Reflect
+    }
+
+    /// Ports send packets of others back.
+    pub fn echoes(self) -> bool {
         matches!(self, Self::Echo | Self::PingPong)
+    }
+
+    /// Who sends and who receives are two ports.
+    pub fn pairs_up(self) -> bool {
+        !matches!(self, Self::Incast | Self::AllToAll | Self::Broadcast | Self::Reflect)
     }
 
     /// To whom a port of `ports` sends packets of its own; nobody stands for everybody.
@@ -48,6 +64,7 @@ impl Pattern {
             // Each begins with its neighbour, or all would begin with the same.
             Self::AllToAll => (1..ports).map(|d| Some((port + d) % ports)).collect(),
             Self::Broadcast if port == 0 => vec![None],
+            Self::Reflect => vec![Some(port ^ BEHIND)],
             _ => vec![],
         }
     }
@@ -213,11 +230,10 @@ impl Settings {
     /// An error that says what does not fit together.
     pub fn validate(&self) -> Outcome<()> {
         let ports = self.sockets.len();
-        let wrong = if !(2..=1024).contains(&ports) {
-            "two ports at least, and 1024 at most"
-        } else if !matches!(self.pattern, Pattern::Incast | Pattern::AllToAll | Pattern::Broadcast)
-            && !ports.is_multiple_of(2)
-        {
+        let fewest = if self.pattern == Pattern::Reflect { 1 } else { 2 };
+        let wrong = if !(fewest..=1024).contains(&ports) {
+            "two ports at least (one with the pattern `reflect`), and 1024 at most"
+        } else if self.pattern.pairs_up() && !ports.is_multiple_of(2) {
             "this pattern wants an even number of ports"
         } else if !self.ring_size.is_power_of_two() || !(8..=32768).contains(&self.ring_size) {
             "a ring has 8 to 32768 entries, a power of two"
@@ -309,6 +325,7 @@ mod tests {
         assert_eq!(Pattern::AllToAll.targets(2, 4), [Some(3), Some(0), Some(1)]);
         assert_eq!(Pattern::Broadcast.targets(0, 4), [None]);
         assert_eq!(Pattern::Broadcast.targets(1, 4), []);
+        assert_eq!(Pattern::Reflect.targets(0, 1), [Some(BEHIND)]);
     }
 
     #[test]
@@ -322,6 +339,7 @@ mod tests {
             s.validate().is_err()
         };
         assert!(bad(&|s| s.sockets.truncate(1)));
+        assert!(!bad(&|s| (s.pattern, _) = (Pattern::Reflect, s.sockets.truncate(1))));
         assert!(bad(&|s| s.sockets.push(socket.clone())));
         assert!(bad(&|s| s.ring_size = 1000));
         assert!(bad(&|s| s.flows = 0));

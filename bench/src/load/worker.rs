@@ -6,6 +6,7 @@ use super::pace::Pacer;
 use super::port::{Buffers, Memory, Port, Ring};
 use super::report::{Findings, Window, histogram};
 use super::sender::Sender;
+use super::settings::BEHIND;
 use super::{Check, Notify, Outcome, Pattern, Phase, Settings, Shared, failed, lock};
 use hdrhistogram::Histogram;
 use lasthop_vhostuser::Features;
@@ -385,7 +386,7 @@ impl Worker {
                     self.findings.stray += u64::from(!is_announcement(&head[VNET..got]));
                     continue;
                 };
-                if self.settings.pattern.returns() && !probe.back {
+                if self.settings.pattern.echoes() && !probe.back {
                     self.send_back(i, queue, addr, len, &mut head[VNET..got])?;
                     continue;
                 }
@@ -442,6 +443,10 @@ impl Worker {
         if self.settings.check == Check::Content {
             let to = match self.settings.pattern {
                 Pattern::Broadcast => None,
+                Pattern::Reflect => {
+                    frame::swap_macs(&mut self.scratch);
+                    Some(card.port.number ^ BEHIND)
+                }
                 _ if probe.back => Some(card.port.number ^ 1),
                 _ => Some(card.port.number),
             };

@@ -1,0 +1,94 @@
+//! A world outside that sends everything back: a veth pair, on one end of it the switch's uplink, on the other an XDP
+//! program that swaps each frame's MAC addresses.
+//!
+//! ```text
+//!  load generator ─ vhost-user ─ switch, uplink ─ net0 ═ net1 ─ XDP_TX
+//! ```
+
+use crate::stop::{Outcome, failed};
+use lasthop_sys::bpf::assembler::{Assembler, Reg, Width};
+use lasthop_sys::bpf::{BpfProgram, ProgramKind};
+use lasthop_tests_vm::Netns;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+
+/// Both namespaces. Dropping it removes them.
+pub struct Reflector {
+    /// Where the switch is, with `net0`.
+    pub site: Netns,
+    _far: Netns,
+    _attached: Vec<OwnedFd>,
+}
+
+impl Reflector {
+    /// Makes the pair, which is like a wire: no packet longer than a frame, and checksums finished. If `taken`, the switch will
+    /// have an XDP program of its own on its end.
+    pub fn new(taken: bool) -> Outcome<Self> {
+        let (site, far) = (Netns::new(), Netns::new());
+        site.ip(&format!("link add net0 type veth peer name net1 netns {}", far.name()));
+        far.shell("ethtool -K net1 tx off tso off gso off gro on");
+        site.shell("ethtool -K net0 tso off gro on");
+        let mut attached = vec![attach(&far, "net1", reflect)?];
+        if !taken {
+            // A veth takes what its peer's XDP program sends only while it has one itself.
+            attached.push(attach(&site, "net0", pass)?);
+        }
+        far.ip("link set net1 up");
+        site.ip("link set net0 up");
+        Ok(Self { site, _far: far, _attached: attached })
+    }
+}
+
+/// Attaches a program in the interface's driver, until the descriptor is closed.
+fn attach(netns: &Netns, interface: &str, code: fn(&mut Assembler)) -> Outcome<OwnedFd> {
+    let index = netns.shell(&format!("cat /sys/class/net/{interface}/ifindex"));
+    let index = index.trim().parse().map_err(|_| failed(format!("an interface with the number {index:?}")))?;
+    let mut a = Assembler::default();
+    code(&mut a);
+    let code = a.finish().ok_or_else(|| failed("an XDP program that does not assemble: a bug"))?;
+    let program = BpfProgram::load(ProgramKind::Xdp, c"lasthop_bench", c"MIT", &code).map_err(failed)?;
+    let place = File::open(format!("/run/netns/{}", netns.name())).map_err(failed)?;
+    // An interface has its number in its own namespace, which only a thread of its own can enter.
+    let attached = std::thread::spawn(move || {
+        move_into_link_name_space(place.as_fd(), Some(LinkNameSpaceType::Network))?;
+        program.attach_to_interface(index, true)
+    });
+    attached.join().map_err(|_| failed("the thread that attaches an XDP program panicked"))?.map_err(failed)
+}
+
+/// `XDP_PASS`.
+fn pass(a: &mut Assembler) {
+    a.set(Reg(0), 2);
+    a.exit_with_result();
+}
+
+/// `XDP_TX` with the MAC addresses swapped; `XDP_DROP` of what is for more than one station, and of what is too short.
+fn reflect(a: &mut Assembler) {
+    const XDP_DROP: u64 = 1;
+    const XDP_TX: u64 = 3;
+    const FRAME: Reg = Reg(2);
+    let drop = a.label();
+    // `data` and `data_end` of `struct xdp_md`.
+    a.load(Width::Word, FRAME, Reg(1), 0);
+    a.load(Width::Word, Reg(3), Reg(1), 4);
+    a.copy(Reg(4), FRAME);
+    a.add_value(Reg(4), 14);
+    a.jump_above(Reg(4), Reg(3), drop);
+    let halves = [0, 2, 4, 6, 8, 10];
+    // The bit that says so is the lowest of the first byte.
+    a.load(Width::Half, Reg(3), FRAME, 0);
+    a.shift_left(Reg(3), 63);
+    a.jump_ne(Reg(3), 0, drop);
+    for (to, from) in halves.into_iter().take(3).zip(halves.into_iter().skip(3)) {
+        a.load(Width::Half, Reg(3), FRAME, to);
+        a.load(Width::Half, Reg(4), FRAME, from);
+        a.store(Width::Half, FRAME, to, Reg(4));
+        a.store(Width::Half, FRAME, from, Reg(3));
+    }
+    a.set(Reg(0), XDP_TX);
+    a.exit_with_result();
+    a.place(drop);
+    a.set(Reg(0), XDP_DROP);
+    a.exit_with_result();
+}
