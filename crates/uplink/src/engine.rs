@@ -5,17 +5,21 @@ use crate::counters::{Counters, Reason};
 use crate::device::{DeviceError, Got, Queue};
 use crate::pair::{Packet, Pair};
 use crate::room::BATCH;
+use arrayvec::ArrayVec;
 use lasthop_sys::EventFd;
-use rustix::buffer::spare_capacity;
-use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::time::Timespec;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 
 /// Most frames that are thrown away at once.
 const STALE_MOST: usize = 100_000;
+
+/// Rounds with something to carry after which the switch is told. It would be woken, and take this core if it has no other, for
+/// each burst; what it has been shown it sees at once if it is awake.
+const ROUNDS: u32 = 4;
 
 /// When to look again for frames that the device keeps until they are sent.
 const SOON: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
@@ -81,9 +85,6 @@ pub struct Engine {
     wake: EventFd,
     /// Signalled with every answer.
     answered: EventFd,
-    epoll: OwnedFd,
-    /// What epoll reports of the device; `None`: it does not know it. A process that stands by is not to be told of each frame.
-    interest: Option<EventFlags>,
     running: bool,
     /// Packets from the ring; those from `next` to `end` are not sent yet.
     batch: Vec<Packet>,
@@ -98,11 +99,7 @@ pub struct Engine {
 impl Engine {
     /// An engine that is not running yet. `answered` is signalled when it answers.
     pub fn new(pair: Pair, queue: Queue, counters: Arc<Counters>, answered: EventFd) -> Result<(Self, Handle), Errno> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = EventFd::new()?;
-        epoll::add(&epoll, &wake, EventData::new_u64(0), EventFlags::IN)?;
-        epoll::add(&epoll, &pair.to_network.call, EventData::new_u64(1), EventFlags::IN)?;
-        epoll::add(&epoll, &pair.from_network.call, EventData::new_u64(2), EventFlags::IN)?;
         let (orders, inbox) = std::sync::mpsc::channel();
         let (outbox, answers) = std::sync::mpsc::channel();
         let handle = Handle { orders, wake: wake.try_clone()?, answers };
@@ -114,8 +111,6 @@ impl Engine {
             answers: outbox,
             wake,
             answered,
-            epoll,
-            interest: None,
             running: false,
             batch: vec![Packet::default(); BATCH],
             next: 0,
@@ -139,6 +134,7 @@ impl Engine {
     }
 
     fn carry(&mut self) -> Result<(), DeviceError> {
+        let mut rounds = 0;
         loop {
             loop {
                 match self.orders.try_recv() {
@@ -149,6 +145,10 @@ impl Engine {
             }
             if self.running {
                 let more = self.send()? | self.receive()?;
+                rounds += 1;
+                if !more || rounds % ROUNDS == 0 {
+                    self.pair.from_network.tell();
+                }
                 if more || self.prepare_to_sleep() {
                     continue;
                 }
@@ -235,34 +235,29 @@ impl Engine {
         more
     }
 
+    /// With poll(2) and not epoll(7), which would have the kernel call it for every frame that comes or goes while we are awake. And
+    /// a process that stands by is not to be told of frames at all.
     fn sleep(&mut self) -> Result<(), Errno> {
-        let mut interest = EventFlags::empty();
-        interest.set(EventFlags::IN, if self.running { !self.stalled } else { self.pair.sieve.listening });
-        interest.set(EventFlags::OUT, self.running && self.blocked);
-        if self.interest.unwrap_or_default() != interest {
-            let change = |fd: BorrowedFd<'_>, interest| match self.interest {
-                None => epoll::add(&self.epoll, fd, EventData::new_u64(3), interest),
-                Some(_) => epoll::modify(&self.epoll, fd, EventData::new_u64(3), interest),
-            };
-            change(self.queue.as_fd(), interest)?;
-            if let Some(others) = self.queue.others() {
-                change(others, interest & EventFlags::IN)?;
-            }
-            self.interest = Some(interest);
+        let mut interest = PollFlags::empty();
+        interest.set(PollFlags::IN, if self.running { !self.stalled } else { self.pair.sieve.listening });
+        interest.set(PollFlags::OUT, self.running && self.blocked);
+        let calls = [&self.wake, &self.pair.to_network.call, &self.pair.from_network.call];
+        let mut fds: ArrayVec<PollFd<'_>, 5> = calls.iter().map(|call| PollFd::new(*call, PollFlags::IN)).collect();
+        if !interest.is_empty() {
+            fds.push(PollFd::from_borrowed_fd(self.queue.as_fd(), interest));
         }
-        let mut events = Vec::with_capacity(4);
+        if let Some(others) = self.queue.others().filter(|_| interest.contains(PollFlags::IN)) {
+            fds.push(PollFd::from_borrowed_fd(others, PollFlags::IN));
+        }
         let soon = (self.running && self.queue.is_busy()).then_some(SOON);
-        match epoll::wait(&self.epoll, spare_capacity(&mut events), soon.as_ref()) {
+        match poll(&mut fds, soon.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(e) => return Err(e),
         }
-        for event in &events {
-            match event.data.u64() {
-                0 => self.wake.drain(),
-                1 => self.pair.to_network.call.drain(),
-                2 => self.pair.from_network.call.drain(),
-                _ => false,
-            };
+        for (call, fd) in calls.iter().zip(&fds) {
+            if !fd.revents().is_empty() {
+                call.drain();
+            }
         }
         self.pair.to_network.ring.disable_calls();
         self.pair.from_network.ring.disable_calls();

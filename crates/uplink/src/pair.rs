@@ -224,6 +224,8 @@ pub struct FromNetwork {
     /// For a slot with the switch: the next of the same packet, or itself.
     next: Vec<u32>,
     reclaim_below: usize,
+    /// The switch wants a signal for what was published.
+    due: bool,
 }
 
 impl FromNetwork {
@@ -231,7 +233,7 @@ impl FromNetwork {
         let (count, all) = (u32::from(slots.count), u32::from(slots.pairs) * u32::from(slots.count));
         let (spare, lent) = (Vec::with_capacity(count as usize), vec![false; all as usize]);
         let (next, reclaim_below) = ((0..all).collect(), usize::from(slots.count) / 2);
-        Self { ring, layout, kick, call, slots, spare, lent, next, reclaim_below }
+        Self { ring, layout, kick, call, slots, spare, lent, next, reclaim_below, due: false }
     }
 
     /// Where this pair's own slots begin and end in the shared memory.
@@ -361,9 +363,14 @@ impl FromNetwork {
         self.kick.signal();
     }
 
-    /// Shows the switch what was added.
+    /// Shows the switch what was added. If it sleeps it is not woken before [`FromNetwork::tell`].
     pub fn publish(&mut self) {
-        if self.ring.publish() {
+        self.due |= self.ring.publish();
+    }
+
+    /// Signals the switch if it wants that for what was published since the last time.
+    pub fn tell(&mut self) {
+        if std::mem::take(&mut self.due) {
             self.kick.signal();
         }
     }
