@@ -24,7 +24,7 @@ pub struct Bystanders {
 impl Bystanders {
     /// Plugs them in and starts them.
     pub fn start(a: &Path, b: &Path, macs: [MacAddr; 2]) -> Self {
-        let options = Options::net(|n| n.size = 64);
+        let options = Options::net(|n| n.size = 256);
         let mut guests = [Guest::connect(a, macs[0], options), Guest::connect(b, macs[1], options)];
         let (stop, exchanged) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stop_here, count) = (stop.clone(), exchanged.clone());
@@ -58,6 +58,16 @@ impl Bystanders {
     /// Frames exchanged so far.
     pub fn exchanged(&self) -> u64 {
         self.exchanged.load(Ordering::Relaxed)
+    }
+
+    /// Waits until they have taken what was in their rings, or most of it: who sends frames to them has no right to fill those.
+    pub fn take_a_turn(&self) {
+        let before = self.exchanged();
+        crate::wait_for("bystanders to take a turn", PATIENCE, || {
+            let alive = !self.thread.as_ref().is_some_and(JoinHandle::is_finished);
+            assert!(alive, "bystanders have lost a frame: see above");
+            self.exchanged() != before
+        });
     }
 
     /// Waits until they have exchanged a good many more: what was done to them until now has had its effect.
