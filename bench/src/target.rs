@@ -43,7 +43,7 @@ const PACKETS: usize = 0;
 const BYTES: usize = 1;
 const BUSY: usize = 2;
 
-const TARGETS: [Target; 40] = [
+const TARGETS: [Target; 44] = [
     target("64 B split, packets", "loop-64-split", PACKETS, OVS, Least(1.5)),
     target("64 B split, packets", "loop-64-split", PACKETS, VHOST, Least(0.95)),
     target("64 B packed, packets", "loop-64-packed", PACKETS, OVS, Least(1.6)),
@@ -84,6 +84,10 @@ const TARGETS: [Target; 40] = [
     target("AF_PACKET uplink, CPU between, transmitting", "uplink-packet", 3, BRIDGE, Most(1.0)),
     target("AF_PACKET uplink, CPU between, receiving", "uplink-packet", 4, BRIDGE, Most(1.0)),
     alone("AF_PACKET uplink, its process, % of a CPU", "uplink-packet", 7, Most(100.0)),
+    target("AF_XDP uplink, 64-byte frames", "outside-xdp-64", PACKETS, OVS, Least(1.5)),
+    target("AF_XDP uplink, 1514-byte frames", "outside-xdp-1514", PACKETS, OVS, Least(1.5)),
+    target("AF_PACKET uplink, 64-byte frames", "outside-packet-64", PACKETS, OVS, Least(1.5)),
+    target("AF_PACKET uplink, 1514-byte frames", "outside-packet-1514", PACKETS, OVS, Least(1.5)),
     // The scheduler's account is never quite 0.
     alone("idle, % of a CPU", "idle", 0, Most(0.1)),
 ];

@@ -3,7 +3,9 @@
 
 use lasthop_bench::load::frame::Vary;
 use lasthop_bench::load::{self, Check, Notify, Pattern, Report, Session, Settings, Socket};
-use lasthop_tests_process::{Lasthop, Port, scratch};
+use lasthop_tests_process::{Guest, Lasthop, Options, Port, scratch};
+use lasthop_types::MacAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Ports to which lasthop connects, and sockets of the generator for them.
@@ -67,6 +69,36 @@ fn every_pattern_arrives_whole() {
         lasthop.check_sums();
         assert!(lasthop.stop());
     }
+}
+
+/// The station that sends everything back is a guest of another kind here; where uplinks are measured it is an XDP program.
+#[test]
+fn what_a_station_behind_the_switch_sends_back_arrives_whole() {
+    let dir = scratch();
+    let (ports, sockets) = ports(1, dir.path());
+    let mirror = Port::listen("mirror", dir.path());
+    let settings = Settings { sizes: "64,1514".parse().unwrap(), flows: 5, ..modest(sockets, Pattern::Reflect) };
+    let listening = load::listen(&settings).unwrap();
+    let _lasthop = Lasthop::start(&[ports[0].clone(), mirror.clone()]);
+    let mut station = Guest::connect(&mirror.socket, MacAddr([2, 0, 0, 0, 0, 0x99]), Options::default());
+    let stop = AtomicBool::new(false);
+    let report = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let Some((_, mut frame)) = station.recv_within(Duration::from_millis(20)) else { continue };
+                // Announcements are for everybody, and come back to nobody.
+                if frame[0] & 1 == 0 {
+                    let (to, from) = frame[..12].split_at_mut(6);
+                    to.swap_with_slice(from);
+                    station.send(&frame);
+                }
+            }
+        });
+        let report = load::run(&settings, &listening, &|| Ok(()), &mut ());
+        stop.store(true, Ordering::Relaxed);
+        report.unwrap()
+    });
+    expect_whole("reflected", &report);
 }
 
 #[test]
