@@ -130,8 +130,8 @@ impl Server {
             for n in 0..self.rings.len() {
                 busy |= self.look_after(n, &mut now_ns);
             }
-            rounds += 1;
-            if busy && rounds % ROUNDS != 0 {
+            rounds = (rounds + 1) % ROUNDS;
+            if busy && rounds != 0 {
                 continue;
             }
             let timeout = if busy { Some(Duration::ZERO) } else { self.longest_sleep() };

@@ -146,7 +146,8 @@ impl Engine {
             if self.running {
                 let more = self.send()? | self.receive()?;
                 rounds += 1;
-                if !more || rounds % ROUNDS == 0 {
+                if !more || rounds == ROUNDS {
+                    rounds = 0;
                     self.pair.from_network.tell();
                 }
                 if more || self.prepare_to_sleep() {
