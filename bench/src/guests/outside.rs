@@ -69,14 +69,10 @@ impl Outside {
     /// Makes the namespaces, starts the switch, boots the VM.
     pub fn start(contender: Contender, cpus: Cpus, device: Device) -> Outcome<Self> {
         let (site, far, dir) = (Netns::new(), Netns::new(), scratch());
-        site.ip(&format!("link add net0 type veth peer name net1 netns {}", far.name()));
+        join(&site, &far, matches!(device, Device::Xdp | Device::XdpNoGro));
         site.ip("link set net0 up");
         far.ip("link set net1 up");
         far.ip(&format!("addr add {OUTSIDE}/24 dev net1"));
-        if matches!(device, Device::Xdp | Device::XdpNoGro) {
-            far.shell("ethtool -K net1 tx off tso off gso off gro on");
-            site.shell("ethtool -K net0 tso off gro on");
-        }
         let mut here = Self { vm: None, servers: Vec::new(), switch: None, site, far, dir };
         here.serve()?;
         let nic = here.plug(contender, cpus, device)?;
@@ -196,6 +192,16 @@ impl Drop for Outside {
             let _ = server.kill();
             let _ = server.wait();
         }
+    }
+}
+
+/// Joins two namespaces by a veth pair, `net0` and `net1`, both down. If it is to be like a wire, no packet longer than a frame
+/// crosses it, and checksums are finished.
+pub fn join(site: &Netns, far: &Netns, like_a_wire: bool) {
+    site.ip(&format!("link add net0 type veth peer name net1 netns {}", far.name()));
+    if like_a_wire {
+        far.shell("ethtool -K net1 tx off tso off gso off gro on");
+        site.shell("ethtool -K net0 tso off gro on");
     }
 }
 

@@ -5,6 +5,7 @@
 //!  load generator ─ vhost-user ─ switch, uplink ─ net0 ═ net1 ─ XDP_TX
 //! ```
 
+use super::outside::join;
 use crate::stop::{Outcome, failed};
 use lasthop_sys::bpf::assembler::{Assembler, Reg, Width};
 use lasthop_sys::bpf::{BpfProgram, ProgramKind};
@@ -22,13 +23,10 @@ pub struct Reflector {
 }
 
 impl Reflector {
-    /// Makes the pair, which is like a wire: no packet longer than a frame, and checksums finished. If `taken`, the switch will
-    /// have an XDP program of its own on its end.
+    /// Makes the pair. If `taken`, the switch will have an XDP program of its own on its end.
     pub fn new(taken: bool) -> Outcome<Self> {
         let (site, far) = (Netns::new(), Netns::new());
-        site.ip(&format!("link add net0 type veth peer name net1 netns {}", far.name()));
-        far.shell("ethtool -K net1 tx off tso off gso off gro on");
-        site.shell("ethtool -K net0 tso off gro on");
+        join(&site, &far, true);
         let mut attached = vec![attach(&far, "net1", reflect)?];
         if !taken {
             // A veth takes what its peer's XDP program sends only while it has one itself.
@@ -75,16 +73,16 @@ fn reflect(a: &mut Assembler) {
     a.copy(Reg(4), FRAME);
     a.add_value(Reg(4), 14);
     a.jump_above(Reg(4), Reg(3), drop);
-    let halves = [0, 2, 4, 6, 8, 10];
     // The bit that says so is the lowest of the first byte.
     a.load(Width::Half, Reg(3), FRAME, 0);
     a.shift_left(Reg(3), 63);
     a.jump_ne(Reg(3), 0, drop);
-    for (to, from) in halves.into_iter().take(3).zip(halves.into_iter().skip(3)) {
-        a.load(Width::Half, Reg(3), FRAME, to);
-        a.load(Width::Half, Reg(4), FRAME, from);
-        a.store(Width::Half, FRAME, to, Reg(4));
-        a.store(Width::Half, FRAME, from, Reg(3));
+    for destination in [0, 2, 4] {
+        let source = destination + 6;
+        a.load(Width::Half, Reg(3), FRAME, destination);
+        a.load(Width::Half, Reg(4), FRAME, source);
+        a.store(Width::Half, FRAME, destination, Reg(4));
+        a.store(Width::Half, FRAME, source, Reg(3));
     }
     a.set(Reg(0), XDP_TX);
     a.exit_with_result();
