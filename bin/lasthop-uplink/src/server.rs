@@ -128,6 +128,7 @@ impl Server {
     /// The process before this one has ended: the device is ours.
     fn take_over(&mut self) -> Result<(), Box<dyn Error>> {
         let Some(mut device) = self.waiting.take() else { return Ok(()) };
+        device.examine(&self.counters)?;
         let (memory, mut pairs) = SharedMemory::new(device.memory, &self.heard, device.kept.take())?;
         device.bind(&mut pairs, &memory)?;
         self.carry(memory, pairs, device.queues)
@@ -197,6 +198,7 @@ impl Server {
                 }
                 Ok((SupervisorToUplink::Shutdown { remove }, _)) => {
                     if remove {
+                        self.waiting.iter().for_each(Device::end);
                         self.order_all(&Order::End, supervisor)?;
                     }
                     return Ok(true);

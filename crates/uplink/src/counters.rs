@@ -30,6 +30,10 @@ reasons! {
     Probe = "probe",
     /// The uplink only listens: another on the same segment carries the frames.
     Blocked = "blocked",
+    /// The switch had delivered it, and the process ended before it could send it.
+    LostToNetwork = "lost_to_network",
+    /// It was taken from the device, and the process ended before the switch had taken it.
+    LostFromNetwork = "lost_from_network",
 }
 
 /// Counters of one device; any thread adds and reads. They lie in a page of the supervisor's, which reads them once more when
@@ -70,6 +74,11 @@ impl Counters {
     /// A frame was not carried.
     pub fn dropped(&self, reason: Reason) {
         self.0.add(CARRIED_ROWS + reason as usize, 1);
+    }
+
+    /// So many frames were lost.
+    pub fn lost(&self, reason: Reason, frames: u64) {
+        self.0.add(CARRIED_ROWS + reason as usize, frames);
     }
 
     /// As they are now.

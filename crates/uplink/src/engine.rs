@@ -171,7 +171,10 @@ impl Engine {
                 let bases = [self.pair.to_network.ring.base(), self.pair.from_network.ring.base()];
                 self.answer(Answer::Paused(bases));
             }
-            Order::Listen => self.pair.listen()?,
+            Order::Listen => {
+                let lost = self.pair.listen()?;
+                self.counters.lost(Reason::LostFromNetwork, lost);
+            }
             Order::Resume { stale } => {
                 let listened = std::mem::take(&mut self.pair.sieve.listening);
                 // Who listens has left nothing waiting.

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`memory`] | the memfd that is shared with the switch: rings, buffers, and who may touch them |
 //! | [`ledger`] | of memory that a device uses itself: who has which piece |
+//! | [`progress`] | what is lost when a process ends, counted by the next |
 //! | [`pair`] | one queue pair: frames out of the ring, frames into it |
 //! | [`device`] | TAP, AF_PACKET, AF_XDP: opening, sending, receiving |
 //! | [`gro`] | TCP segments of one flow become one packet |
@@ -29,5 +30,6 @@ pub mod link;
 pub mod memory;
 pub mod pair;
 pub mod probe;
+pub mod progress;
 mod room;
 pub mod vmq;

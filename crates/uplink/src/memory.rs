@@ -6,7 +6,8 @@
 use crate::ledger::Ledger;
 use crate::pair::{FromNetwork, Pair, Slots, ToNetwork};
 use crate::probe::{Heard, Sieve};
-use crate::room::Arena;
+use crate::progress::{self, Progress};
+use crate::room::{Arena, Notes};
 use lasthop_guestmem::{GuestMemory, RegionSpec};
 use lasthop_sys::EventFd;
 use lasthop_virtqueue::QueueError;
@@ -34,7 +35,7 @@ pub struct MemoryConfig {
     pub slot: u32,
     /// Slots of every pair.
     pub slots: u16,
-    /// The device uses the memory itself: it is kept for the next process, with a [`Ledger`] of who has what.
+    /// The device uses the memory itself, so there is a [`Ledger`] of who has what.
     pub ledger: bool,
 }
 
@@ -43,6 +44,57 @@ impl MemoryConfig {
     pub fn whole_packets(pairs: u16) -> Self {
         Self { pairs, ring: 512, buffer: 2048, slot: 68 * 1024, slots: 256, ledger: false }
     }
+
+    /// Bytes of a ring, of a pair's buffers, and of all that a pair has.
+    fn bytes(&self) -> (u64, u64, u64) {
+        let page = |bytes: u64| bytes.next_multiple_of(PAGE);
+        let ring = page(RingLayout::bytes(self.ring, false));
+        let buffers = page(u64::from(self.ring) * u64::from(self.buffer));
+        (ring, buffers, 2 * ring + buffers + page(u64::from(self.slots) * u64::from(self.slot)))
+    }
+
+    /// The memory as it is described to the switch, and how much of it is the pairs'; behind that the ledger is.
+    pub(crate) fn region(&self) -> (RegionSpec, u64) {
+        let pairs = self.bytes().2 * u64::from(self.pairs);
+        let size = pairs + if self.ledger { Ledger::bytes(pairs).next_multiple_of(PAGE) } else { 0 };
+        (RegionSpec { guest_addr: GUEST_BASE, user_addr: USER_BASE, size, mmap_offset: 0 }, pairs)
+    }
+
+    /// Where a pair has what.
+    pub(crate) fn places(&self, pair: u16) -> Places {
+        let (ring, buffers, stride) = self.bytes();
+        let at = GUEST_BASE + u64::from(pair) * stride;
+        let layout = |at| RingLayout { event_idx: true, ..RingLayout::contiguous(at, self.ring, false) };
+        let start = GUEST_BASE + 2 * ring + buffers;
+        Places {
+            to_network: layout(at),
+            from_network: layout(at + ring),
+            rings: (at, 2 * ring as usize),
+            buffers: at + 2 * ring,
+            slots: Slots { start, stride, pairs: self.pairs, count: self.slots, len: self.slot, pair },
+        }
+    }
+}
+
+/// Where a pair has what: guest addresses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Places {
+    pub to_network: RingLayout,
+    pub from_network: RingLayout,
+    /// Both of them: address and bytes.
+    pub rings: (u64, usize),
+    /// The first buffer that the switch fills.
+    pub buffers: u64,
+    pub slots: Slots,
+}
+
+/// The memory of a process that has ended, and what it has [noted](crate::progress).
+#[derive(Debug)]
+pub struct KeptMemory {
+    /// What it shared with the switch.
+    pub memory: OwnedFd,
+    /// What it did not.
+    pub notes: OwnedFd,
 }
 
 /// Why there is no memory.
@@ -74,6 +126,7 @@ pub struct RingEnd {
 #[derive(Debug)]
 pub struct SharedMemory {
     memfd: OwnedFd,
+    notes: OwnedFd,
     region: RegionSpec,
     /// As virtio numbers them: `2n` is written by the switch, `2n + 1` read.
     pub rings: Vec<RingEnd>,
@@ -83,66 +136,57 @@ pub struct SharedMemory {
 
 impl SharedMemory {
     /// Makes the memory and the queue pairs in it, their rings empty but for the buffers that the switch may fill. `kept`: the
-    /// memory of a process that has ended, with frames that the device has; its rings are begun anew, and empty until
+    /// memory of a process that has ended; its rings are begun anew, and if the device has frames in it they stay empty until
     /// [`Pair::claim`]. Probes that come in go to `heard`.
     pub fn new(
         config: MemoryConfig,
         heard: &Arc<Heard>,
-        kept: Option<OwnedFd>,
+        kept: Option<KeptMemory>,
     ) -> Result<(Self, Vec<Pair>), MemoryError> {
-        let page = |bytes: u64| bytes.next_multiple_of(PAGE);
-        let ring_bytes = page(RingLayout::bytes(config.ring, false));
-        let buffers_bytes = page(u64::from(config.ring) * u64::from(config.buffer));
-        let slots_bytes = page(u64::from(config.slots) * u64::from(config.slot));
-        let pair_bytes = 2 * ring_bytes + buffers_bytes + slots_bytes;
-        let frames = pair_bytes * u64::from(config.pairs);
-        let total = frames + if config.ledger { page(Ledger::bytes(frames)) } else { 0 };
-        let is_kept = kept.is_some();
-        let memfd = match kept {
+        let (region, frames) = config.region();
+        let (is_kept, total) = (kept.is_some(), region.size);
+        let KeptMemory { memory: memfd, notes } = match kept {
             Some(kept) => kept,
-            None => lasthop_sys::memfd("lasthop-uplink", total)?,
+            None => KeptMemory {
+                memory: lasthop_sys::memfd("lasthop-uplink", total)?,
+                notes: progress::create(config.pairs)?,
+            },
         };
-        let region = RegionSpec { guest_addr: GUEST_BASE, user_addr: USER_BASE, size: total, mmap_offset: 0 };
         let memory = Arc::new(GuestMemory::empty().with_region(region, &memfd)?);
         let arena = Arc::new(Arena::map(memfd.as_fd(), usize::try_from(total).unwrap_or(usize::MAX))?);
-        let layout = |at| RingLayout { event_idx: true, ..RingLayout::contiguous(at, config.ring, false) };
         let ledger = config.ledger.then(|| Ledger::new(&memory, GUEST_BASE + frames, frames).map(Arc::new));
         let ledger = ledger.transpose().map_err(|_| Errno::INVAL)?;
         let (mut rings, mut pairs) = (Vec::new(), Vec::new());
-        let slots = Slots {
-            start: GUEST_BASE + 2 * ring_bytes + buffers_bytes,
-            stride: pair_bytes,
-            pairs: config.pairs,
-            count: config.slots,
-            len: config.slot,
-            pair: 0,
-        };
-        for n in 0..u64::from(config.pairs) {
-            let at = GUEST_BASE + n * pair_bytes;
+        for n in 0..config.pairs {
+            let places = config.places(n);
             if is_kept {
-                let rings = memory.slice(at, 2 * ring_bytes as usize).map_err(|_| Errno::INVAL)?;
+                let rings = memory.slice(places.rings.0, places.rings.1).map_err(|_| Errno::INVAL)?;
                 (0..rings.len()).step_by(8).for_each(|at| rings.store_u64(at, 0));
             }
-            let mut ring = |at| -> Result<(DriverRing, EventFd, EventFd), MemoryError> {
-                let layout = layout(at);
+            let mut ring = |layout| -> Result<(DriverRing, EventFd, EventFd), MemoryError> {
                 let (kick, call) = (EventFd::new()?, EventFd::new()?);
                 rings.push(RingEnd { layout, kick: kick.try_clone()?, call: call.try_clone()? });
                 Ok((DriverRing::new(layout, memory.clone())?, kick, call))
             };
-            let (receive, transmit) = (ring(at)?, ring(at + ring_bytes)?);
-            let buffers = at + 2 * ring_bytes;
+            let (receive, transmit) = (ring(places.to_network)?, ring(places.from_network)?);
             pairs.push(Pair {
                 memory: memory.clone(),
                 arena: arena.clone(),
-                to_network: ToNetwork::new(receive, buffers, config.buffer, config.ring),
-                from_network: FromNetwork::new(transmit, layout(at + ring_bytes), Slots { pair: n as u16, ..slots }),
+                to_network: ToNetwork::new(receive, places.buffers, config.buffer, config.ring),
+                from_network: FromNetwork::new(transmit, places.from_network, places.slots),
                 sieve: Sieve::new(heard.clone()),
+                progress: Progress::new(Notes::map(notes.as_fd(), n)?, 0),
             });
         }
-        if !is_kept {
+        if !is_kept || !config.ledger {
             pairs.iter_mut().for_each(|pair: &mut Pair| pair.claim(|_| false));
         }
-        Ok((Self { memfd, region, rings, ledger }, pairs))
+        Ok((Self { memfd, notes, region, rings, ledger }, pairs))
+    }
+
+    /// What the next process takes over, as [`KeptMemory`] has it.
+    pub fn to_keep(&self) -> [BorrowedFd<'_>; 2] {
+        [self.memfd.as_fd(), self.notes.as_fd()]
     }
 
     /// The memory's file, and how it is to be described to the switch.

@@ -4,6 +4,7 @@
 use crate::gro::BURST;
 use crate::memory::GUEST_BASE;
 use crate::probe::Sieve;
+use crate::progress::Progress;
 use crate::room::Arena;
 use arrayvec::ArrayVec;
 use lasthop_guestmem::{GuestMemory, GuestSlice};
@@ -29,6 +30,9 @@ pub enum PairError {
     /// A packet without a whole header.
     #[error("a packet of {0} bytes has no header")]
     NoHeader(u32),
+    /// A ring cannot be made anew.
+    #[error("ring: {0}")]
+    New(#[from] QueueError),
 }
 
 /// A run of bytes of the shared memory: offset and length.
@@ -43,6 +47,11 @@ pub struct Packet {
 }
 
 impl Packet {
+    /// How many buffers it is in.
+    pub fn buffers(&self) -> usize {
+        self.tokens.len()
+    }
+
     /// Length in bytes without the virtio-net header.
     pub fn frame_len(&self) -> usize {
         self.runs.iter().map(|r| r.1).sum::<usize>().saturating_sub(VNET)
@@ -60,6 +69,8 @@ pub struct Pair {
     pub from_network: FromNetwork,
     /// What of that the switch does not get.
     pub sieve: Sieve,
+    /// How far it is, for the process after this one.
+    pub progress: Progress,
 }
 
 impl Pair {
@@ -106,11 +117,15 @@ impl Pair {
         (start, end - start)
     }
 
-    /// From now on the switch gets nothing, and what it has not taken it never will: it must have let go of the rings.
-    pub fn listen(&mut self) -> Result<(), QueueError> {
+    /// From now on the switch gets nothing, and what it has not taken it never will: it must have let go of the rings. How many
+    /// packets that were.
+    pub fn listen(&mut self) -> Result<u64, PairError> {
+        self.from_network.reclaim_all()?;
+        let lost = self.from_network.ring.outstanding().into();
         self.from_network.empty(&self.memory)?;
+        self.progress.emptied();
         self.sieve.listening = true;
-        Ok(())
+        Ok(lost)
     }
 
     /// Bytes of the shared memory, to look at; fewer than asked for at its end.
@@ -205,6 +220,14 @@ pub struct Slots {
     pub len: u32,
     /// The pair whose own are meant.
     pub pair: u16,
+}
+
+impl Slots {
+    /// The address of a slot, and its bytes.
+    pub(crate) fn place(&self, slot: u32) -> (u64, usize) {
+        let (pair, n) = (slot / u32::from(self.count), slot % u32::from(self.count));
+        (self.start + u64::from(pair) * self.stride + u64::from(n) * u64::from(self.len), self.len as usize)
+    }
 }
 
 /// The ring that we fill.
@@ -316,10 +339,13 @@ impl FromNetwork {
 
     /// Where a slot's bytes begin in the shared memory, and how many there are.
     pub fn slot(&self, slot: u32) -> Run {
-        let slots = &self.slots;
-        let (pair, n) = (slot / u32::from(slots.count), slot % u32::from(slots.count));
-        let at = slots.start + u64::from(pair) * slots.stride + u64::from(n) * u64::from(slots.len) - GUEST_BASE;
-        (at as usize, slots.len as usize)
+        let (at, len) = self.slots.place(slot);
+        ((at - GUEST_BASE) as usize, len)
+    }
+
+    /// The ring's position behind all that was added, shown to the switch or not.
+    pub(crate) fn position(&self) -> u16 {
+        (self.ring.base() as u16).wrapping_add(self.ring.outstanding()).wrapping_add(self.ring.unpublished())
     }
 
     /// Gives the switch a packet: `len` bytes, header included, from `offset` in the slot on. It sees it at

@@ -12,14 +12,14 @@ pub use tap::Tap;
 pub use xdp::Xdp;
 
 use crate::counters::Counters;
-use crate::memory::{MemoryConfig, SharedMemory};
+use crate::memory::{KeptMemory, MemoryConfig, SharedMemory};
 use crate::pair::{FromNetwork, Packet, Pair, PairError};
+use crate::progress;
 use crate::room::Interface;
 use crate::vmq::steering::Steering;
 use lasthop_ipc::{UplinkDevice, UplinkDriver};
 use lasthop_types::MacAddr;
 use lasthop_vhostuser::Features;
-use lasthop_virtqueue::QueueError;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -68,9 +68,6 @@ pub enum DeviceError {
     /// The ring to the switch is broken.
     #[error(transparent)]
     Pair(#[from] PairError),
-    /// The ring to the switch cannot be made anew.
-    #[error("ring: {0}")]
-    Ring(#[from] QueueError),
 }
 
 /// Where sending stopped.
@@ -176,9 +173,9 @@ pub struct Device {
     pub features: Features,
     /// What the memory shared with the switch must be like.
     pub memory: MemoryConfig,
-    /// The memory, where it is a part of the device and was kept with it: then nothing may be done with it, nor with the
-    /// device, before the process that used them has ended.
-    pub kept: Option<OwnedFd>,
+    /// The memory, where the device was kept and it with it: then nothing may be done with either before the process that used
+    /// them has ended.
+    pub kept: Option<KeptMemory>,
     /// How guests get queues of their own; once it is [bound](Device::bind), and only where they can.
     pub steering: Option<Arc<Steering>>,
 }
@@ -187,6 +184,17 @@ impl Device {
     /// Opens a device, makes it if it is to be made, and brings it up; or takes over one that is `kept` open. Needs rights that
     /// this process gives up afterwards.
     pub fn open(wanted: &Wanted, kept: Option<Kept>) -> Result<Self, OpenError> {
+        let Some(mut kept) = kept else { return Self::open_as(wanted, None) };
+        if kept.descriptors.len() < 2 {
+            return Err(OpenError(format!("{}: what was kept of it is not whole", wanted.device)));
+        }
+        let mut first = kept.descriptors.drain(..2);
+        let memory = first.next().zip(first.next()).map(|(memory, notes)| KeptMemory { memory, notes });
+        drop(first);
+        Ok(Self { kept: memory, ..Self::open_as(wanted, Some(kept))? })
+    }
+
+    fn open_as(wanted: &Wanted, kept: Option<Kept>) -> Result<Self, OpenError> {
         let name = &wanted.device;
         if wanted.queues == 0 || wanted.queues > MAX_QUEUES {
             return Err(OpenError(format!("{} queues; use 1 to {MAX_QUEUES}", wanted.queues)));
@@ -223,8 +231,21 @@ impl Device {
             Queue::Xdp(xdp) => xdp.to_keep(),
             other => vec![other.as_fd()],
         };
-        let memory = memory.ledger.as_ref().map(|_| memory.region().1);
-        memory.into_iter().chain(self.queues.iter().flat_map(of)).collect()
+        let device: Vec<_> = self.queues.iter().flat_map(of).collect();
+        if device.is_empty() { device } else { memory.to_keep().into_iter().chain(device).collect() }
+    }
+
+    /// Counts what was lost with the process that this device was kept of, if it was, and what that had not counted.
+    pub fn examine(&self, counters: &Counters) -> Result<(), Errno> {
+        let Some(kept) = &self.kept else { return Ok(()) };
+        let shown = |queue: &Queue| if let Queue::Xdp(xdp) = queue { xdp.shown() } else { None };
+        let shown: Vec<_> = self.queues.iter().map(shown).collect();
+        progress::examine(kept, self.memory, &shown, counters)
+    }
+
+    /// Has what we made of the device removed with this process.
+    pub fn end(&self) {
+        self.queues.iter().for_each(Queue::end);
     }
 
     /// Gives the device the memory of the queue pairs, if it uses that itself. Needs the same rights as opening it.

@@ -10,7 +10,8 @@ use super::{
 use crate::counters::{Counters, Reason};
 use crate::memory::MemoryConfig;
 use crate::pair::{Packet, Pair, Run, VNET};
-use crate::room::{BATCH, Interface, PacketSocket, Place, Received};
+use crate::progress::{MESSAGES, Progress, Reading};
+use crate::room::{BATCH, Interface, Notes, PacketSocket, Place, Received};
 use arrayvec::ArrayVec;
 use lasthop_frame::VnetHdr;
 use lasthop_guestmem::GuestSlice;
@@ -52,18 +53,32 @@ impl Packets {
         self.socket.is_bound()
     }
 
-    pub(super) fn send(&mut self, pair: &Pair, packets: &[Packet], counters: &Counters) -> Result<Sent, DeviceError> {
+    pub(super) fn send(
+        &mut self,
+        pair: &mut Pair,
+        packets: &[Packet],
+        counters: &Counters,
+    ) -> Result<Sent, DeviceError> {
         let mut done = 0;
         while let Some(rest) = packets.get(done..).filter(|rest| !rest.is_empty()) {
-            match pair.arena.send(&self.socket, rest.iter().map(|p| &p.runs[..])) {
+            let (at, progress) = (pair.progress.done(), &mut pair.progress);
+            let buffers = |n| rest.iter().take(n).map(Packet::buffers).sum();
+            let begin = |notes: &Notes, n| Progress::note_sending(notes, at, buffers(n), MESSAGES);
+            match pair.arena.send(&self.socket, rest.iter().map(|p| &p.runs[..]), &mut progress.notes, begin) {
                 Ok(n) => {
                     let bytes = rest.iter().take(n).map(|p| p.frame_len() as u64).sum();
                     counters.sent(n as u64, bytes);
+                    progress.sent(buffers(n));
                     done += n;
                     continue;
                 }
-                Err(Errno::INTR) => continue,
-                Err(Errno::AGAIN) => return Ok(Sent { done, blocked: true }),
+                Err(e @ (Errno::INTR | Errno::AGAIN)) => {
+                    progress.sent(0);
+                    if e == Errno::INTR {
+                        continue;
+                    }
+                    return Ok(Sent { done, blocked: true });
+                }
                 Err(Errno::NETDOWN) => counters.dropped(Reason::DeviceDown),
                 Err(Errno::NOBUFS | Errno::NOMEM) => counters.dropped(Reason::NoRoom),
                 Err(Errno::MSGSIZE) => counters.dropped(Reason::TooLong),
@@ -71,6 +86,7 @@ impl Packets {
                 Err(Errno::NXIO | Errno::NODEV) => return Err(DeviceError::Gone),
                 Err(e) => return Err(DeviceError::Io(e)),
             }
+            progress.sent(buffers(1));
             done += 1;
         }
         Ok(Sent { done, blocked: false })
@@ -91,7 +107,10 @@ impl Packets {
             return Ok(Got::Stalled);
         }
         let mut received = ArrayVec::<Received, BATCH>::new();
-        let result = pair.arena.receive(&self.socket, &places, &mut received);
+        let position = pair.from_network.position();
+        let begin = |notes: &Notes| Progress::note_reading(notes, position, position, Reading::Messages);
+        let notes = &mut pair.progress.notes;
+        let result = pair.arena.receive(&self.socket, &places, &mut received, notes, begin);
         let (mut packets, mut bytes) = (0, 0);
         for (i, slot) in slots.iter().enumerate() {
             let Some((offset, len)) = received.get(i).and_then(|r| arrange(pair, *slot, *r, counters)) else {
@@ -103,6 +122,7 @@ impl Packets {
             bytes += (len - VNET) as u64;
         }
         counters.received(packets, bytes);
+        pair.progress.counted(position.wrapping_add(packets as u16), 0);
         pair.from_network.publish();
         match result {
             Ok(()) if received.is_full() => Ok(Got::More),

@@ -7,6 +7,7 @@ use super::{
 use crate::counters::{Counters, Reason};
 use crate::memory::MemoryConfig;
 use crate::pair::{Packet, Pair, VNET, at};
+use crate::progress::{Reading, UNREAD};
 use crate::room::Tun;
 use lasthop_ipc::UplinkDriver;
 use rustix::io::Errno;
@@ -77,20 +78,20 @@ impl Tap {
         }
     }
 
-    pub(super) fn send(&mut self, pair: &Pair, packets: &[Packet], counters: &Counters) -> Result<Sent, DeviceError> {
-        let (mut sent, mut bytes) = (0, 0);
-        let mut blocked = false;
+    pub(super) fn send(
+        &mut self,
+        pair: &mut Pair,
+        packets: &[Packet],
+        counters: &Counters,
+    ) -> Result<Sent, DeviceError> {
         let mut done = 0;
         for packet in packets {
+            pair.progress.sending(packet.buffers(), 0);
             match pair.arena.write(&self.tun, &packet.runs) {
-                Ok(_) => {
-                    sent += 1;
-                    bytes += packet.frame_len() as u64;
-                }
-                Err(Errno::INTR) => break,
-                Err(Errno::AGAIN) => {
-                    blocked = true;
-                    break;
+                Ok(_) => counters.sent(1, packet.frame_len() as u64),
+                Err(e @ (Errno::INTR | Errno::AGAIN)) => {
+                    pair.progress.sent(0);
+                    return Ok(Sent { done, blocked: e == Errno::AGAIN });
                 }
                 // The interface was set down by somebody.
                 Err(Errno::IO) => counters.dropped(Reason::DeviceDown),
@@ -99,28 +100,30 @@ impl Tap {
                 Err(Errno::INVAL | Errno::MSGSIZE | Errno::FAULT) => counters.dropped(Reason::Refused),
                 Err(e) => return Err(DeviceError::Io(e)),
             }
+            pair.progress.sent(packet.buffers());
             done += 1;
         }
-        counters.sent(sent, bytes);
-        Ok(Sent { done, blocked })
+        Ok(Sent { done, blocked: false })
     }
 
     pub(super) fn receive(&mut self, pair: &mut Pair, counters: &Counters) -> Result<Got, DeviceError> {
-        let Pair { arena, from_network: way, memory, sieve, .. } = pair;
+        let Pair { arena, from_network: way, memory, sieve, progress, .. } = pair;
         way.reclaim()?;
-        let (mut received, mut bytes) = (0, 0);
         let mut got = Got::More;
         for _ in 0..BURST {
             let Some(slot) = take_slot(way)? else {
                 got = Got::Stalled;
                 break;
             };
-            match arena.read(&self.tun, way.slot(slot)) {
+            let (run, position) = (way.slot(slot), way.position());
+            at(memory, run).write(0, &[UNREAD]);
+            progress.reading(position, position, Reading::Slot(slot));
+            match arena.read(&self.tun, run) {
                 Ok(n) if n >= VNET + SHORTEST => {
-                    if !sieve.keeps(&at(memory, way.slot(slot)).part(VNET, n - VNET), counters) {
+                    if !sieve.keeps(&at(memory, run).part(VNET, n - VNET), counters) {
                         way.add(slot, 0, n);
-                        received += 1;
-                        bytes += (n - VNET) as u64;
+                        counters.received(1, (n - VNET) as u64);
+                        progress.counted(position.wrapping_add(1), 0);
                         continue;
                     }
                 }
@@ -130,12 +133,12 @@ impl Tap {
                 Err(Errno::BADFD | Errno::NODEV) => return Err(DeviceError::Gone),
                 Err(e) => return Err(DeviceError::Io(e)),
             }
+            progress.counted(position, 0);
             way.put_back(slot);
             if got == Got::All {
                 break;
             }
         }
-        counters.received(received, bytes);
         way.publish();
         Ok(got)
     }

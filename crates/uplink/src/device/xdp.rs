@@ -15,7 +15,8 @@ use crate::counters::{Counters, Reason};
 use crate::gro::{BURST, Merger, SNAPSHOT};
 use crate::ledger::{Holder, Ledger, note};
 use crate::pair::{Packet, Pair, Run, VNET};
-use crate::room::{Fill, Interface, Plan, Receiver, Sender, first_socket, take_over};
+use crate::progress::Reading;
+use crate::room::{Fill, Interface, Plan, Receiver, Sender, first_socket, shown, take_over};
 use crate::vmq::steering::{Lane, Sources, Steering};
 use arrayvec::ArrayVec;
 use inbox::{Home, Inbox, Inboxes};
@@ -28,7 +29,7 @@ use lasthop_vhostuser::Features;
 use program::XdpProgram;
 use rustix::io::Errno;
 use std::cell::Cell;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -110,15 +111,15 @@ impl Xdp {
             )));
         }
         let pairs = wanted.queues;
-        let (program, mut first, kept) = match kept {
+        let (program, mut first) = match kept {
             Some(kept) => {
-                let (program, socket, memory) = handed_down(kept, &mut about.mode).map_err(failed)?;
-                (program, Some(socket), Some(memory))
+                let (program, socket) = handed_down(kept, &mut about.mode).map_err(failed)?;
+                (program, Some(socket))
             }
             None => {
                 let program = patiently(|| XdpProgram::attach(index, pairs)).map_err(failed)?;
                 about.mode = if program.native { "native" } else { "generic" }.into();
-                (program, None, None)
+                (program, None)
             }
         };
         let program = Arc::new(program);
@@ -131,7 +132,7 @@ impl Xdp {
         let mut features = Features::CSUM;
         let merged = Features::HOST_TSO4 | Features::HOST_TSO6 | Features::HOST_ECN | Features::HOST_USO;
         features.set(merged, wanted.gro);
-        Ok(Device { queues, about, features, memory: inbox::memory(pairs), kept, steering: None })
+        Ok(Device { queues, about, features, memory: inbox::memory(pairs), kept: None, steering: None })
     }
 
     /// Binds the first socket of its queue to the pair's memory, or takes over one that is bound to it.
@@ -147,6 +148,11 @@ impl Xdp {
         };
         let (home, ledger) = (Arc::new(Home::new(umem.0, fill)), ledger.cloned());
         Ok(Bound { plan, sender, receiver, home, ledger, wake: pair.to_network.call.try_clone()?, kept })
+    }
+
+    /// How far the process before this one has shown the kernel the rings of the socket that is kept.
+    pub(super) fn shown(&self) -> Option<(u32, u32)> {
+        self.kept.as_ref().map(shown)
     }
 
     /// Connects all queues of an interface with all pairs. The queues are those that `bound` were made for.
@@ -237,8 +243,11 @@ impl Xdp {
             }
             (done, sent, bytes) = (done + 1, sent + 1, bytes + (len - VNET) as u64);
         }
-        counters.sent(sent, bytes);
+        let buffers = packets.iter().take(done).map(Packet::buffers).sum();
+        pair.progress.sending(buffers, sender.next());
         push(sender)?;
+        counters.sent(sent, bytes);
+        pair.progress.sent(buffers);
         give_back(sender, pair, ledger, *umem);
         Ok(Sent { done, blocked: done < packets.len() })
     }
@@ -265,7 +274,6 @@ impl Xdp {
         inboxes.first = (first + 1) % count.max(1);
         for i in 0..count {
             let Some(inbox) = inboxes.all.get_mut((first + i) % count) else { break };
-            let before = taken;
             while taken < BURST {
                 if room == 0 || (count > 1 && inbox.is_full()) {
                     stalled |= inbox.receiver.waiting() > 0;
@@ -290,11 +298,10 @@ impl Xdp {
                 room -= 1;
                 let _ = self.burst.try_push(Frame { at: (offset, len), slot, in_slot });
             }
-            if taken > before {
-                inbox.receiver.taken();
-            }
         }
         inboxes.taken += taken as u64;
+        let (before, read) =
+            (pair.from_network.position(), inboxes.all.first().map_or(0, |first| first.receiver.next()));
         let bytes = self.burst.iter().map(|f| f.at.1 as u64).sum();
         let packets = match &mut self.merger {
             Some(merger) if self.burst.len() > 1 => deliver_merged(pair, &self.burst, merger),
@@ -303,8 +310,14 @@ impl Xdp {
                 self.burst.len()
             }
         };
+        let after = before.wrapping_add(packets as u16);
+        pair.progress.reading(before, after, Reading::Ring(read));
+        if taken > 0 {
+            inboxes.all.iter().for_each(|inbox| inbox.receiver.taken());
+        }
         counters.received(packets as u64, bytes);
         counters.merged((self.burst.len() - packets) as u64);
+        pair.progress.counted(after, read);
         pair.from_network.publish();
         if let Some(steering) = &sockets.steering
             && taken > 0
@@ -376,16 +389,16 @@ fn hand_over(
     None
 }
 
-/// A device that another process has opened: the program, the socket and the memory that it uses.
-fn handed_down(kept: Kept, mode: &mut String) -> Result<(XdpProgram, FirstSocket, OwnedFd), Errno> {
+/// A device that another process has opened: the program and the socket that it uses.
+fn handed_down(kept: Kept, mode: &mut String) -> Result<(XdpProgram, FirstSocket), Errno> {
     let mut descriptors = kept.descriptors.into_iter();
     let mut next = || descriptors.next().ok_or(Errno::BADF);
-    let (memory, map, link, socket) = (next()?, next()?, next()?, next()?);
+    let (map, link, socket) = (next()?, next()?, next()?);
     let program = XdpProgram::kept(map, link, kept.mode.starts_with("native"));
     let (receive, fill) = inbox::rings(1);
     let socket = first_socket(socket, kept.mode.ends_with("zero-copy"), receive, fill)?;
     *mode = kept.mode;
-    Ok((program, socket, memory))
+    Ok((program, socket))
 }
 
 /// Goes on where a process has ended: what the kernel has is left to it, all else is free again. Frames that the switch had

@@ -1,6 +1,7 @@
-//! Batches of frames through a packet socket, straight from and to the shared memory (recvmmsg(2), sendmmsg(2)).
+//! Batches of frames through a packet socket, straight from and to the shared memory (recvmmsg(2), sendmmsg(2)). The message
+//! headers lie in a pair's [`Notes`]: if this process ends meanwhile, the next one sees there what the kernel has carried.
 
-use super::{Arena, last_errno};
+use super::{Arena, Notes, last_errno};
 use crate::pair::{MAX_PIECES, Run};
 use arrayvec::ArrayVec;
 use rustix::io::Errno;
@@ -35,12 +36,15 @@ pub struct Received {
 }
 
 impl Arena {
-    /// Receives as many frames as are there and have a place; `INTR`, `AGAIN` and so on if there is none.
+    /// Receives as many frames as are there and have a place; `INTR`, `AGAIN` and so on if there is none. `begin` is called
+    /// when the headers say that none has come yet, right before one may.
     pub fn receive(
         &self,
         fd: impl AsFd,
         places: &[Place],
         received: &mut ArrayVec<Received, BATCH>,
+        notes: &mut Notes,
+        begin: impl FnOnce(&Notes),
     ) -> Result<(), Errno> {
         received.clear();
         let n = places.len().min(BATCH);
@@ -50,23 +54,26 @@ impl Arena {
             iovecs.push([header, self.iovec(place.frame).ok_or(Errno::FAULT)?]);
         }
         let mut control = [const { MaybeUninit::<[u64; CONTROL / 8]>::uninit() }; BATCH];
-        let mut messages = ArrayVec::<libc::mmsghdr, BATCH>::new();
-        for (iovecs, control) in iovecs.iter_mut().zip(&mut control) {
-            // SAFETY: all-zero is a valid message header: no name, no bytes.
-            let mut message: libc::mmsghdr = unsafe { std::mem::zeroed() };
+        let headers = iovecs.iter_mut().zip(&mut control).map(|(iovecs, control)| {
+            let mut message = empty();
             message.msg_hdr.msg_iov = iovecs.as_mut_ptr();
             message.msg_hdr.msg_iovlen = 2;
             message.msg_hdr.msg_control = control.as_mut_ptr().cast();
             message.msg_hdr.msg_controllen = CONTROL as _;
-            messages.push(message);
-        }
-        // SAFETY: the headers and what they point to are live locals of the sizes they say, and the runs lie in the mapping.
+            message
+        });
+        let messages = write(notes, headers);
+        begin(notes);
+        // SAFETY: `n` headers have been written there, which nobody else does while `notes` is borrowed; what they point to are live
+        // locals of the sizes they say, and the runs lie in the mapping.
         let got = unsafe {
             let fd = fd.as_fd().as_raw_fd();
-            libc::recvmmsg(fd, messages.as_mut_ptr(), n as libc::c_uint, libc::MSG_DONTWAIT as _, std::ptr::null_mut())
+            libc::recvmmsg(fd, messages, n as libc::c_uint, libc::MSG_DONTWAIT as _, std::ptr::null_mut())
         };
-        let got = usize::try_from(got).map_err(|_| last_errno())?;
-        for message in messages.iter().take(got) {
+        let got = usize::try_from(got).map_err(|_| last_errno())?.min(n);
+        for i in 0..got {
+            // SAFETY: one of the headers written above.
+            let message = unsafe { messages.add(i).read() };
             received.push(Received {
                 len: (message.msg_len as usize).saturating_sub(KERNEL_HEADER),
                 truncated: message.msg_hdr.msg_flags & libc::MSG_TRUNC != 0,
@@ -77,8 +84,15 @@ impl Arena {
     }
 
     /// Sends packets, each of runs whose first begins with a 12-byte virtio-net header. Returns how many the kernel took;
-    /// an error is the first one's.
-    pub fn send<'p>(&self, fd: impl AsFd, packets: impl Iterator<Item = &'p [Run]>) -> Result<usize, Errno> {
+    /// an error is the first one's. `begin` is called with their number when the headers say that none has been sent yet, right
+    /// before one is.
+    pub fn send<'p>(
+        &self,
+        fd: impl AsFd,
+        packets: impl Iterator<Item = &'p [Run]>,
+        notes: &mut Notes,
+        begin: impl FnOnce(&Notes, usize),
+    ) -> Result<usize, Errno> {
         let mut iovecs = ArrayVec::<libc::iovec, { BATCH * (MAX_PIECES + 1) }>::new();
         let mut bounds = ArrayVec::<Run, BATCH>::new();
         for runs in packets.take(BATCH) {
@@ -91,21 +105,35 @@ impl Arena {
             }
             bounds.push((first, iovecs.len() - first));
         }
-        let mut messages = ArrayVec::<libc::mmsghdr, BATCH>::new();
-        for (first, count) in bounds {
-            // SAFETY: all-zero is a valid message header.
-            let mut message: libc::mmsghdr = unsafe { std::mem::zeroed() };
-            message.msg_hdr.msg_iov = iovecs.as_mut_ptr().wrapping_add(first);
-            message.msg_hdr.msg_iovlen = count as _;
-            messages.push(message);
-        }
+        let headers = bounds.iter().map(|(first, count)| {
+            let mut message = empty();
+            message.msg_hdr.msg_iov = iovecs.as_mut_ptr().wrapping_add(*first);
+            message.msg_hdr.msg_iovlen = *count as _;
+            message
+        });
+        let messages = write(notes, headers);
+        begin(notes, bounds.len());
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         // SAFETY: as in `receive`.
-        let sent = unsafe {
-            libc::sendmmsg(fd.as_fd().as_raw_fd(), messages.as_mut_ptr(), messages.len() as libc::c_uint, flags as _)
-        };
+        let sent =
+            unsafe { libc::sendmmsg(fd.as_fd().as_raw_fd(), messages, bounds.len() as libc::c_uint, flags as _) };
         usize::try_from(sent).map_err(|_| last_errno())
     }
+}
+
+fn empty() -> libc::mmsghdr {
+    // SAFETY: all-zero is a valid message header: no name, no bytes.
+    unsafe { std::mem::zeroed() }
+}
+
+/// Writes headers, [`BATCH`] at most, to the notes, and behind the last an empty one, if there is room. Where they are.
+fn write(notes: &mut Notes, headers: impl Iterator<Item = libc::mmsghdr>) -> *mut libc::mmsghdr {
+    let messages = notes.messages();
+    for (i, message) in headers.chain([empty()]).take(BATCH).enumerate() {
+        // SAFETY: there is room for so many, aligned, and nobody else has it while `notes` is borrowed.
+        unsafe { messages.add(i).write(message) };
+    }
+    messages
 }
 
 /// The VLAN tag in a message's auxiliary data (packet(7)).

@@ -14,9 +14,9 @@ pub use arena::Arena;
 pub use interface::Interface;
 pub use messages::{BATCH, Place, Received};
 pub use packet::{PacketSocket, SendSocket};
-pub use page::CounterPage;
+pub use page::{CounterPage, NOTES, Notes};
 pub use tun::Tun;
-pub use xsk::{Fill, Plan, Receiver, Sender, dropped, first_socket, take_over};
+pub use xsk::{Fill, Plan, Receiver, Sender, dropped, first_socket, shown, take_over};
 
 use rustix::io::Errno;
 

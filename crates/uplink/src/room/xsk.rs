@@ -223,6 +223,13 @@ pub fn take_over((sender, receiver, fill): &mut (Sender, Receiver, Fill)) -> (Ve
     (received.iter().map(|frame| frame.addr).collect(), sender.completion.resume_reading())
 }
 
+/// How far the kernel was shown what is to be sent, and what was received: numbers of entries, modulo 2³².
+pub fn shown((sender, receiver, _): &(Sender, Receiver, Fill)) -> (u32, u32) {
+    let (send, receive) = (&sender.send, &receiver.ring);
+    let [sent, taken] = [send.number(send.offsets.producer), receive.number(receive.offsets.consumer)];
+    (sent.load(Ordering::Acquire), taken.load(Ordering::Acquire))
+}
+
 impl Fill {
     /// The number of the entry that [`Fill::add`] writes next, modulo 2³².
     pub fn next(&self) -> u32 {
@@ -259,6 +266,11 @@ impl Receiver {
     pub fn received(&mut self) -> Option<(u64, u32)> {
         let frame = (self.ring.waiting() > 0).then(|| self.ring.read::<libc::xdp_desc>());
         frame.map(|d| (d.addr, d.len))
+    }
+
+    /// The number of the entry that [`Receiver::received`] reads next, modulo 2³².
+    pub fn next(&self) -> u32 {
+        self.ring.next
     }
 
     /// Tells the kernel that what was received has been taken from the ring.
