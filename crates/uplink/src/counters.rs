@@ -30,6 +30,8 @@ reasons! {
     Probe = "probe",
     /// The uplink only listens: another on the same segment carries the frames.
     Blocked = "blocked",
+    /// The kernel had no room for it any more: it came faster than this process took it.
+    Overrun = "overrun",
     /// The switch had delivered it, and the process ended before it could send it.
     LostToNetwork = "lost_to_network",
     /// It was taken from the device, and the process ended before the switch had taken it.
@@ -76,8 +78,8 @@ impl Counters {
         self.0.add(CARRIED_ROWS + reason as usize, 1);
     }
 
-    /// So many frames were lost.
-    pub fn lost(&self, reason: Reason, frames: u64) {
+    /// So many frames were not carried.
+    pub fn dropped_several(&self, reason: Reason, frames: u64) {
         self.0.add(CARRIED_ROWS + reason as usize, frames);
     }
 

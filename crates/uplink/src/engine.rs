@@ -173,7 +173,7 @@ impl Engine {
             }
             Order::Listen => {
                 let lost = self.pair.listen()?;
-                self.counters.lost(Reason::LostFromNetwork, lost);
+                self.counters.dropped_several(Reason::LostFromNetwork, lost);
             }
             Order::Resume { stale } => {
                 let listened = std::mem::take(&mut self.pair.sieve.listening);
@@ -188,6 +188,7 @@ impl Engine {
             }
             Order::Ping => {
                 self.queue.check()?;
+                self.queue.count_overruns(&self.pair.progress, &self.counters);
                 self.answer(Answer::Alive);
             }
             Order::End => {

@@ -24,6 +24,7 @@ use std::os::fd::{AsFd, OwnedFd};
 /// Words of the notes.
 const SEND: usize = 0;
 const RECEIVE: usize = 1;
+const OVERRUNS: usize = 2;
 
 /// What a pair is receiving with just now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +106,13 @@ impl Progress {
         notes.set(RECEIVE, u64::from(position) | u64::from(counted) << 16 | value << 32 | kind << 62);
     }
 
+    /// The kernel says that so many frames found no room since the device was opened. How many of them nobody has counted yet.
+    pub fn overruns(&self, all: u64) -> u64 {
+        let counted = self.notes.get(OVERRUNS);
+        self.notes.set(OVERRUNS, all);
+        all.saturating_sub(counted)
+    }
+
     /// The ring from the network is as new.
     pub fn emptied(&self) {
         self.counted(0, self.notes.get(RECEIVE).wrapping_shr(32) as u32);
@@ -144,8 +152,8 @@ pub fn examine(
         let found = rings.found(*shown);
         counters.sent(found.sent.0, found.sent.1);
         counters.received(found.received.0, found.received.1);
-        counters.lost(Reason::LostToNetwork, found.lost_to_network);
-        counters.lost(Reason::LostFromNetwork, found.lost_from_network);
+        counters.dropped_several(Reason::LostToNetwork, found.lost_to_network);
+        counters.dropped_several(Reason::LostFromNetwork, found.lost_from_network);
     }
     Ok(())
 }

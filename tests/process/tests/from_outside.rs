@@ -3,9 +3,11 @@
 
 use lasthop_frame::testutil::Frame;
 use lasthop_tests_process::{
-    Bystanders, Guest, Lasthop, Netns, Options, PATIENCE, Port, Station, mac, number_of, numbered, scratch, wait_for,
+    Bystanders, Guest, Lasthop, Netns, Options, PATIENCE, Port, Station, mac, number_of, numbered, proc, scratch,
+    wait_for,
 };
 use lasthop_types::MacAddr;
+use rustix::process::Signal;
 use serde_json::Value;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,13 +22,18 @@ struct Site {
 impl Site {
     /// A TAP device has the station at the host's end, the others have it at the other end of a veth pair.
     fn new(driver: &str) -> Self {
+        Self::with(driver, &[])
+    }
+
+    fn with(driver: &str, arguments: &[&str]) -> Self {
         let (netns, dir) = (Netns::new(), scratch());
         let ports = ["a", "b", "c", "d"].map(|name| Port::listen(name, dir.path()));
         if driver != "tap" {
             netns.ip("link add u0 type veth peer name s0");
             netns.ip("link set s0 up");
         }
-        let lasthop = Lasthop::start_in(Some(&netns), &ports, &["--uplink", &format!("net=u0,{driver}")]);
+        let uplink = format!("net=u0,{driver}");
+        let lasthop = Lasthop::start_in(Some(&netns), &ports, &[&["--uplink", &uplink], arguments].concat());
         lasthop.wait_for_state("net", "up");
         let station = Station::on(&netns, if driver == "tap" { "u0" } else { "s0" });
         Self { lasthop, dir, station, netns }
@@ -227,6 +234,44 @@ fn a_flood_from_outside_starves_nobody() {
     assert_eq!(site.uplink()["restarts"], 0);
     victim.drain();
     site.greet(&mut victim, mac(9), 2);
+}
+
+/// The uplink's process does not come to take frames, and more come than the kernel can keep: those are counted too.
+fn what_the_kernel_has_no_room_for_is_counted(driver: &str) {
+    const FRAMES: u64 = 30_000;
+    let site = Site::with(driver, &["--uplink-limit-ms", "60000"]);
+    let mut guest = site.guest("a", mac(1), Options::default());
+    site.greet(&mut guest, mac(9), 1);
+    let counted = || {
+        let uplink = site.uplink();
+        let drops = uplink["drops"].as_array().cloned().unwrap_or_default();
+        let overrun = drops.iter().find(|d| d["reason"] == "overrun").and_then(|d| d["packets"].as_u64()).unwrap_or(0);
+        assert!(drops.len() <= 1, "{uplink}");
+        (uplink["from_network"]["packets"].as_u64().unwrap() + overrun, overrun)
+    };
+    let (before, _) = counted();
+    let process = site.uplink()["pid"].as_u64().unwrap() as u32;
+    proc::signal(process, Signal::STOP);
+    let frame = numbered(mac(9), mac(1), 7, 300);
+    (0..FRAMES).for_each(|_| site.station.send(&frame));
+    proc::signal(process, Signal::CONT);
+    wait_for("all frames to be counted", PATIENCE, || counted().0 == before + FRAMES);
+    assert!(counted().1 > 0);
+    // Not twice, and not again.
+    guest.drain();
+    site.greet(&mut guest, mac(9), 8);
+    assert_eq!(counted().0, before + FRAMES + 1);
+    assert_eq!(site.uplink()["restarts"], 0);
+}
+
+#[test]
+fn what_a_packet_socket_has_no_room_for_is_counted() {
+    what_the_kernel_has_no_room_for_is_counted("af_packet");
+}
+
+#[test]
+fn what_af_xdp_rings_have_no_room_for_is_counted() {
+    what_the_kernel_has_no_room_for_is_counted("af_xdp");
 }
 
 /// Somebody outside calls himself a guest. Now and then such a frame moves the address, as a guest that has migrated would;

@@ -11,10 +11,10 @@ pub use packet::Packets;
 pub use tap::Tap;
 pub use xdp::Xdp;
 
-use crate::counters::Counters;
+use crate::counters::{Counters, Reason};
 use crate::memory::{KeptMemory, MemoryConfig, SharedMemory};
 use crate::pair::{FromNetwork, Packet, Pair, PairError};
-use crate::progress;
+use crate::progress::{self, Progress};
 use crate::room::Interface;
 use crate::vmq::steering::Steering;
 use lasthop_ipc::{UplinkDevice, UplinkDriver};
@@ -129,6 +129,16 @@ impl Queue {
             Self::Packets(socket) if !socket.is_bound() => Err(DeviceError::Gone),
             _ => Ok(()),
         }
+    }
+
+    /// Counts frames that the kernel had no room for. TAP devices count them themselves.
+    pub fn count_overruns(&self, progress: &Progress, counters: &Counters) {
+        let frames = match self {
+            Self::Tap(_) => 0,
+            Self::Packets(socket) => socket.overruns(),
+            Self::Xdp(xdp) => progress.overruns(xdp.overruns()),
+        };
+        counters.dropped_several(Reason::Overrun, frames);
     }
 
     /// Something is under way that nothing will tell the end of, such as frames that the device sends: look again soon.

@@ -53,6 +53,11 @@ impl Packets {
         self.socket.is_bound()
     }
 
+    /// Frames that found no room in the socket since this was last asked.
+    pub(super) fn overruns(&self) -> u64 {
+        self.socket.take_dropped()
+    }
+
     pub(super) fn send(
         &mut self,
         pair: &mut Pair,

@@ -16,7 +16,7 @@ use crate::gro::{BURST, Merger, SNAPSHOT};
 use crate::ledger::{Holder, Ledger, note};
 use crate::pair::{Packet, Pair, Run, VNET};
 use crate::progress::Reading;
-use crate::room::{Fill, Interface, Plan, Receiver, Sender, first_socket, shown, take_over};
+use crate::room::{Fill, Interface, Plan, Receiver, Sender, dropped, first_socket, shown, take_over};
 use crate::vmq::steering::{Lane, Sources, Steering};
 use arrayvec::ArrayVec;
 use inbox::{Home, Inbox, Inboxes};
@@ -329,6 +329,16 @@ impl Xdp {
             _ if stalled || pair.from_network.ring.free() == 0 => Got::Stalled,
             _ => Got::All,
         })
+    }
+
+    /// Frames that found no room in the rings, ever. Those of queues that guests have are [shown](crate::vmq) with the queues.
+    pub(super) fn overruns(&self) -> u64 {
+        match &self.sockets {
+            Some(Sockets { steering: None, inboxes, .. }) => {
+                inboxes.all.iter().map(|inbox| dropped(&inbox.receiver.socket())).sum()
+            }
+            _ => 0,
+        }
     }
 
     /// Frames are with the kernel, or one queue waits for another, and nobody will tell us the end of it.

@@ -50,6 +50,18 @@ impl PacketSocket {
         check(result).map(drop)
     }
 
+    /// Frames that found no room since this was last asked.
+    pub fn take_dropped(&self) -> u64 {
+        // SAFETY: all-zero is valid for this structure; the kernel writes at most the length given.
+        let (result, statistics) = unsafe {
+            let mut statistics: libc::tpacket_stats = std::mem::zeroed();
+            let mut len = size_of_val(&statistics) as libc::socklen_t;
+            let (fd, to) = (self.0.as_raw_fd(), (&raw mut statistics).cast());
+            (libc::getsockopt(fd, libc::SOL_PACKET, libc::PACKET_STATISTICS, to, &raw mut len), statistics)
+        };
+        if result < 0 { 0 } else { statistics.tp_drops.into() }
+    }
+
     /// Whether the interface still exists.
     pub fn is_bound(&self) -> bool {
         // SAFETY: all-zero is valid for the address; the kernel writes at most the length given.

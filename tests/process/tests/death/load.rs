@@ -4,7 +4,9 @@ use super::{Guest, Lasthop, PATIENCE, VnetHdr, mac, number_of, numbered};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// Between a frame each way and the next.
+/// Frames each way, one after the other.
+const BURST: u32 = 8;
+/// Between those and the next.
 const REST: Duration = Duration::from_micros(200);
 
 /// A return that takes longer is worth a line.
@@ -30,14 +32,16 @@ impl Load {
         Self { ordered, ..Self::default() }
     }
 
-    /// A frame each way, and whatever has come.
+    /// A burst each way, and whatever has come.
     fn turn(&mut self, near: &mut Guest, far: &mut Guest) {
-        self.number += 1;
-        let len = 60 + (self.number as usize * 37) % 1400;
-        let there = near.try_send(VnetHdr::default(), &numbered(mac(1), mac(2), self.number, len));
-        let back = far.try_send(VnetHdr::default(), &numbered(mac(2), mac(1), self.number, len));
-        self.sent[0] += u64::from(there);
-        self.sent[1] += u64::from(back);
+        for _ in 0..BURST {
+            self.number += 1;
+            let len = 60 + (self.number as usize * 37) % 1400;
+            let there = near.try_send(VnetHdr::default(), &numbered(mac(1), mac(2), self.number, len));
+            let back = far.try_send(VnetHdr::default(), &numbered(mac(2), mac(1), self.number, len));
+            self.sent[0] += u64::from(there);
+            self.sent[1] += u64::from(back);
+        }
         self.take(near, far);
         std::thread::sleep(REST);
     }
@@ -58,9 +62,9 @@ impl Load {
         self.received != before
     }
 
-    /// So many frames each way.
-    pub fn run(&mut self, near: &mut Guest, far: &mut Guest, frames: u32) {
-        (0..frames).for_each(|_| self.turn(near, far));
+    /// So many bursts each way.
+    pub fn run(&mut self, near: &mut Guest, far: &mut Guest, bursts: u32) {
+        (0..bursts).for_each(|_| self.turn(near, far));
     }
 
     /// Goes on until frames that are sent from now on have come both ways.
