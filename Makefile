@@ -17,11 +17,11 @@ test: setup programs check
 quick: check
 	$(CARGO) xtask test --quick
 
-## lasthop beside its peers; about half an hour on an idle machine.
+## lasthop beside its peers; about 35 minutes on an idle machine, up to 70 where the CPUs are moved about.
 bench: setup build
 	target/release/lasthop-bench compare --out target/bench
 
-## The same with one round of everything; about 6 minutes.
+## The same with one round of everything; about 7 minutes.
 bench-quick: setup build
 	target/release/lasthop-bench compare --quick --out target/bench
 

@@ -1,4 +1,4 @@
-//! Packets that wait for control (design.md, "Flows"): bounded, and each port only fills its own places.
+//! Packets that wait for control (docs/architecture.md, "Misses"): bounded, and each port only fills its own places.
 
 use crate::cursor::Cursor;
 use crate::packet::Packet;

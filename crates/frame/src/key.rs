@@ -1,4 +1,4 @@
-//! The flow key: what a frame is, as far as any rule may ask (design.md, "Flows").
+//! The flow key: what a frame is, as far as any rule may ask (docs/architecture.md, "Flows and policy").
 
 use lasthop_types::{MacAddr, PortId};
 use serde::{Deserialize, Serialize};

@@ -1,7 +1,7 @@
-//! Messages between the supervisor (`lasthop run`), the switch and control, and the socket that carries them.
+//! Messages between the supervisor (`lasthop run`), the switch, control and uplinks, and the socket that carries them.
 //!
-//! Three private `SOCK_SEQPACKET` pairs, made by the supervisor: supervisor–switch, supervisor–control and
-//! switch–control. One message is one packet, at most [`MAX_MESSAGE`] bytes, with at most one descriptor.
+//! Private `SOCK_SEQPACKET` pairs, made by the supervisor: supervisor–switch, supervisor–control, switch–control, and one for
+//! each process of an uplink. One message is one packet, at most [`MAX_MESSAGE`] bytes, with at most one descriptor.
 
 mod channel;
 #[cfg(feature = "uplink")]

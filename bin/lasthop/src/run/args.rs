@@ -50,7 +50,7 @@ pub struct RunArgs {
     pub libexec: Option<PathBuf>,
 }
 
-/// How packets are moved. Each mechanism can be switched off alone.
+/// How packets are moved. Each mechanism that has an option can be switched off alone.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Scheduling")]
 pub struct Scheduling {

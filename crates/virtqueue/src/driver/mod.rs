@@ -1,7 +1,7 @@
 //! The driver side of a ring: what a guest's kernel is to the switch, and what our own uplinks, load generator and
 //! tests are. It writes ring memory as virtio 1.2 §2.7 and §2.8 ask of a driver, keeps all its bookkeeping in private
 //! memory, allocates nothing after [`DriverRing::new`], and does not believe the device either: whatever the device
-//! writes is read once and checked (hostile.md, D1).
+//! writes is read once and checked.
 
 mod net;
 mod packed;
