@@ -5,8 +5,9 @@ use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::testutil::{Frame, arp, neighbour_solicitation};
 use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
 use lasthop_ipc::{
-    ControlToSupervisor, DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket, PortConfig,
-    SupervisorToControl, SupervisorToSwitch, SwitchToSupervisor, ToControl,
+    COUNTERS_ROW, ControlToSupervisor, DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket, PortConfig,
+    SupervisorToControl, SupervisorToSwitch, SupervisorToUplink, SwitchToSupervisor, ToControl, UplinkCounters,
+    UplinkDevice, UplinkDriver, UplinkDrops, UplinkToSupervisor,
 };
 use lasthop_types::{MacAddr, PortId};
 use std::path::Path;
@@ -132,6 +133,21 @@ fn messages() -> Vec<Vec<u8>> {
     let info = FlowInfo { flow: flow.clone(), packets: 300, bytes: 70_000, idle_ms: 5 };
     let frame = vec![1; 60];
     let missed = MissedPacket { id: 1 << 40, key, header: VnetHdr::default().to_bytes().into(), frame_len: 60 };
+    let device = UplinkDevice {
+        driver: UplinkDriver::AfXdp,
+        mode: "native, copy".into(),
+        mac: MacAddr([2; 6]),
+        mtu: 1500,
+        queues: 1,
+        created: false,
+    };
+    let drops = vec![UplinkDrops { reason: "overrun".into(), packets: 3 }];
+    let counters = UplinkCounters { to_network_packets: 5, to_network_bytes: 300, drops, ..UplinkCounters::default() };
+    let mut page = vec![0; 7 * COUNTERS_ROW];
+    for (row, name) in ["a", "b", "c", "d", "e", "stale", "probe"].into_iter().enumerate() {
+        page[row * COUNTERS_ROW..][..name.len()].copy_from_slice(name.as_bytes());
+        page[row * COUNTERS_ROW + COUNTERS_ROW - 8] = 9;
+    }
     let reply = |reply| ToControl::Reply { request: 8, last: true, reply };
     vec![
         seed(0, &SupervisorToSwitch::AddPort(config.clone())),
@@ -156,5 +172,16 @@ fn messages() -> Vec<Vec<u8>> {
             &FromControl::Ask { request: 2, question: DatapathRequest::Classify { port: id, frame, frame_len: 99 } },
         ),
         seed(6, &FromControl::Ask { request: 2, question: DatapathRequest::Lookup(key) }),
+        seed(0x18, &UplinkToSupervisor::Keep),
+        seed(8, &UplinkToSupervisor::Ready(device)),
+        seed(8, &UplinkToSupervisor::Failed("the device is gone".into())),
+        seed(8, &UplinkToSupervisor::Pong { number: 7, counters }),
+        seed(8, &UplinkToSupervisor::Heard([9; 16])),
+        seed(0x1b, &SupervisorToUplink::Connection { away_ms: 1500 }),
+        seed(11, &SupervisorToUplink::Ping(7)),
+        seed(11, &SupervisorToUplink::Shutdown { remove: true }),
+        seed(11, &SupervisorToUplink::Probe { instance: [1; 16], token: [2; 16] }),
+        seed(11, &SupervisorToUplink::Announce(vec![(0, MacAddr([2; 6])), (7, MacAddr([4; 6]))])),
+        [&[14], &page[..]].concat(),
     ]
 }

@@ -5,8 +5,8 @@
 
 use crate::Input;
 use lasthop_ipc::{
-    Channel, ChannelError, ControlToSupervisor, FromControl, SupervisorToControl, SupervisorToSwitch,
-    SwitchToSupervisor, ToControl,
+    COUNTERS_PAGE, COUNTERS_ROW, Channel, ChannelError, ControlToSupervisor, FromControl, SupervisorToControl,
+    SupervisorToSwitch, SupervisorToUplink, SwitchToSupervisor, ToControl, UplinkCounters, UplinkToSupervisor,
 };
 use lasthop_sys::EventFd;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -25,13 +25,33 @@ pub(crate) fn run(data: &[u8]) {
     // None, one, or more than a message may carry.
     let fds = &fds[..usize::from(choice >> 4) % 4];
     let bytes = input.rest();
-    match choice & 7 {
+    match choice & 15 {
         0 => there_and_back::<SupervisorToSwitch>(bytes, fds),
         1 => there_and_back::<SwitchToSupervisor>(bytes, fds),
         2 => there_and_back::<SupervisorToControl>(bytes, fds),
         3 => there_and_back::<ControlToSupervisor>(bytes, fds),
         4 | 5 => there_and_back::<ToControl>(bytes, fds),
-        _ => there_and_back::<FromControl>(bytes, fds),
+        6 | 7 => there_and_back::<FromControl>(bytes, fds),
+        8..=10 => there_and_back::<UplinkToSupervisor>(bytes, fds),
+        11..=13 => there_and_back::<SupervisorToUplink>(bytes, fds),
+        _ => page(bytes),
+    }
+}
+
+/// What an uplink has written to the page that it counts in.
+fn page(bytes: &[u8]) {
+    let mut counters = UplinkCounters::default();
+    counters.read_page(bytes);
+    let number = |row: usize| {
+        let row = bytes.get(row * COUNTERS_ROW..)?.get(..COUNTERS_ROW)?;
+        Some(u64::from_le_bytes(row[COUNTERS_ROW - 8..].try_into().ok()?))
+    };
+    assert_eq!(counters.to_network_packets, number(0).unwrap_or(0));
+    assert_eq!(counters.merged, number(4).unwrap_or(0));
+    assert!(counters.drops.len() <= COUNTERS_PAGE / COUNTERS_ROW);
+    for drop in counters.drops {
+        let printable = drop.reason.bytes().all(|b| b.is_ascii_graphic());
+        assert!(printable && !drop.reason.is_empty() && drop.packets > 0, "{drop:?}");
     }
 }
 
