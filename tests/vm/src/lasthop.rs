@@ -123,8 +123,17 @@ impl Lasthop {
 
     /// kill -9 of one of the processes; returns once another has taken its place.
     pub fn kill(&self, name: &str) {
+        self.replaced_after(name, Signal::KILL);
+    }
+
+    /// Stops one of the processes; returns once lasthop has found out and another has taken its place.
+    pub fn hang(&self, name: &str) {
+        self.replaced_after(name, Signal::STOP);
+    }
+
+    fn replaced_after(&self, name: &str, signal: Signal) {
         let old = self.child(name);
-        proc::signal(old, Signal::KILL);
+        proc::signal(old, signal);
         wait_for(&format!("a new {name}"), Duration::from_secs(10), || !proc::alive(old) && self.child(name) != old);
     }
 

@@ -80,7 +80,7 @@ struct Counted {
     late: [u64; 2],
     /// Lost with processes of the left uplink, on the way to the network and from it.
     lost: [u64; 2],
-    /// Dropped by the left uplink for other reasons, or by the kernel's devices; dropped by the right uplink.
+    /// What the left uplink dropped for other reasons, or the kernel before it; the same of the right one.
     kernel: [u64; 2],
 }
 
@@ -97,17 +97,21 @@ impl Counted {
         let ports = [&site.left, &site.right].map(|lasthop| (lasthop.port("net"), lasthop.port("a")));
         let dropped = ports.each_ref().map(|(net, guest)| drops(&net["to_guest"]) + drops(&guest["from_guest"]));
         let late = ports.each_ref().map(|(_, guest)| drops(&guest["to_guest"]));
-        // What finds no room in AF_XDP rings the interface counts and the uplink too.
-        let both = wire.left.contains("af_xdp");
-        let shell = if both { "echo 0" } else { "cat /sys/class/net/*/statistics/[rt]x_dropped" };
-        let counted = wire.netns().shell(shell);
+        // What finds no room in a TAP device's queue the device counts, and for the others the uplink.
+        let device = |spec: &str, file: &str| -> u64 {
+            let name = spec.trim_start_matches("net=").split(',').next().unwrap();
+            let file = format!("cat /sys/class/net/{name}/statistics/{file}_dropped");
+            if spec.contains("tap") { wire.netns().shell(&file).trim().parse().unwrap() } else { 0 }
+        };
+        let devices = [(&wire.left, &wire.right), (&wire.right, &wire.left)]
+            .map(|(to, from)| device(to, "tx") + device(from, "rx"));
         let uplink = uplink(&site.left);
         let lost = ["lost_to_network", "lost_from_network"].map(|reason| {
             let rows = uplink["drops"].as_array().unwrap().iter().filter(|d| d["reason"] == reason);
             rows.map(|d| d["packets"].as_u64().unwrap()).sum()
         });
-        let kernel = counted.lines().map(|n| n.parse::<u64>().unwrap()).sum::<u64>() + drops(&uplink);
-        let kernel = [kernel - lost.iter().sum::<u64>(), drops(&self::uplink(&site.right))];
+        let kernel =
+            [devices[0] + drops(&uplink) - lost.iter().sum::<u64>(), devices[1] + drops(&self::uplink(&site.right))];
         Self { right: of(&site.right), left: of(&site.left), dropped, late, lost, kernel }
     }
 
