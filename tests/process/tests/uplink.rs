@@ -417,10 +417,12 @@ fn an_uplink_holds_no_guest_memory_and_no_rights() {
     };
     // The guests of this test keep their memory in memfds of another name, which the switch maps.
     assert!(memfds(switch).contains(&"/memfd:lasthop-driver".into()), "{:?}", memfds(switch));
-    assert_eq!(memfds(pid), ["/memfd:lasthop-counters", "/memfd:lasthop-uplink"]);
+    assert_eq!(memfds(pid), ["/memfd:lasthop-counters", "/memfd:lasthop-notes", "/memfd:lasthop-uplink"]);
+    // And its notes, in which there are addresses of its own, the switch does not have.
+    assert!(!memfds(switch).contains(&"/memfd:lasthop-notes".into()), "{:?}", memfds(switch));
     let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
     let held: Vec<_> = descriptors.map(|d| std::fs::read_link(d.path()).unwrap().display().to_string()).collect();
-    let allowed = ["/memfd:lasthop-uplink", "anon_inode:", "socket:", "/dev/null", "pipe:"];
+    let allowed = ["/memfd:lasthop-uplink", "/memfd:lasthop-notes", "anon_inode:", "socket:", "/dev/null", "pipe:"];
     for file in &held {
         let stderr = file.ends_with("/log");
         assert!(stderr || allowed.iter().any(|a| file.starts_with(a)), "{file} among {held:?}");
