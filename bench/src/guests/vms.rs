@@ -53,21 +53,21 @@ impl Pair {
         Ok(Self { vms, switch, _bridge: bridge, _dir: dir })
     }
 
-    /// Gbit/s of one TCP connection, TCP transactions per second, and the mean of 50 pings in microseconds.
+    /// Gbit/s of one TCP connection, TCP transactions per second, and the mean of 50 pings in microseconds, if none was lost.
     pub fn traffic(&self, seconds: u64) -> Outcome<Vec<Option<f64>>> {
         let address = self.vms[1].config.nics[0].ip4();
         self.vms[1].background("iperf3 -s");
         self.vms[1].serve();
         self.ask(1, "until netstat -ltn | grep -q :5201; do usleep 50000; done", 10)?;
-        let ping = self.ask(0, &format!("ping -c 50 -i 0.02 -q {address}"), 20)?;
-        let ping = mean_us(&ping).ok_or_else(|| failed(format!("no round-trip time in {ping:?}")))?;
+        // Without any answer it fails; what follows says by itself whether the VMs reach each other.
+        let ping = mean_us(&self.ask(0, &format!("ping -c 50 -i 0.02 -q {address} || true"), 20)?);
         let text = self.ask(0, &format!("lasthop-guest tcp-transactions {address}:7000 {seconds}"), seconds + 20)?;
         let rate = per_second(&text).ok_or_else(|| failed(format!("no count in {text:?}")))?;
         let text = self.ask(0, &format!("iperf3 -J -c {address} -t {seconds}"), seconds + 20)?;
         let json: Value = serde_json::from_str(&text).map_err(|e| failed(format!("iperf3: {e}: {text:?}")))?;
         let bits = json["end"]["sum_received"]["bits_per_second"].as_f64();
         let bits = bits.ok_or_else(|| failed(format!("iperf3: {}", json["error"])))?;
-        Ok(vec![Some(bits / 1e9), Some(rate), Some(ping)])
+        Ok(vec![Some(bits / 1e9), Some(rate), ping])
     }
 
     /// Processor time of the switch while nobody says anything, in percent of one CPU.
