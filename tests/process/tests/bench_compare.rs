@@ -5,6 +5,7 @@ use lasthop_tests_process::{binary, proc, scratch, wait_for};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -20,6 +21,16 @@ fn compare(dir: &Path, arguments: &[&str]) -> Child {
     let mut command = Command::new(binary("lasthop-bench"));
     command.args(["compare", "--only", "lasthop", "--rounds", "1"]).args(arguments).env("TMPDIR", dir.join("tmp"));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Why `only` is skipped in a scenario, with this search path.
+fn skipped(dir: &Path, scenario: &str, only: &str, path: &str) -> String {
+    let mut command = Command::new(binary("lasthop-bench"));
+    command.args(["compare", "--quick", "--scenario", scenario, "--only", only]).env("PATH", path).env("TMPDIR", dir);
+    let out = command.stdin(Stdio::null()).output().unwrap();
+    assert!(out.status.success(), "{}", text(&out));
+    let stdout = String::from_utf8_lossy(&out.stdout).into_owned();
+    stdout.lines().find_map(|l| Some(l.strip_prefix("skipped")?.to_owned())).unwrap_or_else(|| panic!("{}", text(&out)))
 }
 
 fn text(out: &Output) -> String {
@@ -119,4 +130,22 @@ fn a_whole_run_is_recorded() {
     let tables = fs::read_to_string(&page).unwrap();
     assert!(tables.contains("### flows-1: ") && tables.contains("| lasthop |"), "{tables}");
     assert!(tables.contains("](page/flows-1.svg)") && !tables.contains("of the last run"), "{tables}");
+}
+
+#[test]
+fn a_peer_that_is_not_there_is_named_and_skipped() {
+    let dir = scratch();
+    let empty = dir.path().display().to_string();
+    let why = skipped(dir.path(), "size-64-split", "dpdk-vhost", &empty);
+    assert!(why.contains("dpdk-testpmd is not installed; `make setup`"), "{why}");
+    let why = skipped(dir.path(), "outside-packet-64", "lasthop", &empty);
+    assert!(why.contains("ip is not installed"), "{why}");
+    // A machine with everything but TAP devices.
+    let broken = dir.path().join("ip");
+    fs::write(&broken, "#!/bin/sh\ncase $1 in tuntap) echo no such thing >&2; exit 1;; esac\n").unwrap();
+    fs::set_permissions(&broken, fs::Permissions::from_mode(0o755)).unwrap();
+    symlink("/bin/true", dir.path().join("qemu-system-x86_64")).unwrap();
+    let path = format!("{empty}:{}", std::env::var("PATH").unwrap());
+    let why = skipped(dir.path(), "vms", "linux-bridge", &path);
+    assert!(why.contains("a TAP device") && why.contains("no such thing"), "{why}");
 }
