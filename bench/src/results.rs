@@ -96,15 +96,23 @@ impl ContenderResults {
         known.map(|f| self.rounds_at(distance).filter(|r| has(r, f)).count()).min().unwrap_or(0)
     }
 
+    /// Its values of a figure at a distance, or all, the best first.
+    fn sorted(&self, figure: usize, more_is_better: bool, distance: Option<Distance>) -> Vec<f64> {
+        let mut values: Vec<f64> = self.rounds_at(distance).filter_map(|r| *r.figures.get(figure)?).collect();
+        values.sort_by(f64::total_cmp);
+        if more_is_better {
+            values.reverse();
+        }
+        values
+    }
+
+    /// The best of a figure at a distance, or of all.
+    pub fn best_at(&self, figure: usize, more_is_better: bool, distance: Option<Distance>) -> Option<f64> {
+        self.sorted(figure, more_is_better, distance).first().copied()
+    }
+
     fn settle(&mut self, figures: &[Figure], distance: Option<Distance>) {
-        let sorted = figures.iter().enumerate().map(|(i, figure)| {
-            let mut values: Vec<f64> = self.rounds_at(distance).filter_map(|r| *r.figures.get(i)?).collect();
-            values.sort_by(f64::total_cmp);
-            if figure.more_is_better {
-                values.reverse();
-            }
-            values
-        });
+        let sorted = figures.iter().enumerate().map(|(i, f)| self.sorted(i, f.more_is_better, distance));
         (self.best, self.median) = sorted.map(|v| (v.first().copied(), v.get(v.len() / 2).copied())).unzip();
     }
 }

@@ -95,7 +95,7 @@ pub enum Yields {
     Left,
     /// Packets and bytes through an uplink, processor time of each packet.
     Outside,
-    /// New flows a second, memory of each.
+    /// New flows a second, memory of each, times of their first packets.
     Flows,
 }
 
@@ -184,6 +184,7 @@ impl Stage {
     /// Plays an act for so many seconds.
     pub fn play(&mut self, act: Act, seconds: f64) -> Outcome<Round> {
         let times = act.yields == Yields::Times;
+        let first = act.yields == Yields::Flows;
         let settings = Settings {
             pattern: act.pattern,
             sizes: act.sizes.parse().map_err(failed)?,
@@ -195,7 +196,7 @@ impl Stage {
             flow_order: if act.once { FlowOrder::Round } else { FlowOrder::Random },
             // A number for each of a million flows would be a cache miss of the guests'.
             check: if act.flows > 10_000 || act.pattern.circulates() { Check::Count } else { Check::Order },
-            latency: times,
+            latency: times || first,
             // Switches that learn or cache flows do so here.
             warmup: Duration::from_millis(if act.once {
                 0
@@ -215,6 +216,7 @@ impl Stage {
             factor,
             crowd,
             left: 0.0,
+            guests: 0.0,
             spent: None,
             cpus: self.cpus,
             within: !times,
@@ -222,7 +224,7 @@ impl Stage {
             trips: Vec::new(),
         };
         let report = self.session.play(&settings, &mut watch)?;
-        let (left, trips) = (100.0 * watch.left, watch.trips);
+        let (left, guests, trips) = (100.0 * watch.left, 100.0 * watch.guests, watch.trips);
         let spent = watch.spent.ok_or_else(|| failed("nothing was measured"))?;
         if report.received == 0 {
             return Err(failed("no packet came through"));
@@ -231,7 +233,8 @@ impl Stage {
             return Err(failed(format!("{} packets out of order, {} damaged", report.reordered, report.damaged)));
         }
         let memory = self.switch.memory_kib().saturating_sub(before) as f64 * 1024.0;
-        let figures = figures(act.yields, &report, spent, factor * report.received as f64, memory, left);
+        let shared = [left, guests];
+        let figures = figures(act.yields, &report, spent, factor * report.received as f64, memory, shared);
         Ok(Round::new(figures, trips))
     }
 
@@ -250,7 +253,15 @@ fn start_on<T>(cpu: usize, start: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     started
 }
 
-fn figures(yields: Yields, report: &Report, spent: Spent, packets: f64, memory: f64, left: f64) -> Vec<Option<f64>> {
+/// `shared` is what others and what the guests got of the CPUs, in percent.
+fn figures(
+    yields: Yields,
+    report: &Report,
+    spent: Spent,
+    packets: f64,
+    memory: f64,
+    shared: [f64; 2],
+) -> Vec<Option<f64>> {
     let (busy, cpu) = (spent.busy_ns / packets, spent.cpu_ns / packets);
     let percent = spent.cpu_ns / report.seconds / 1e7;
     let figures = match yields {
@@ -264,8 +275,14 @@ fn figures(yields: Yields, report: &Report, spent: Spent, packets: f64, memory: 
             vec![report.mpps * 1e3, busy, cpu, percent, taken]
         }
         Yields::Outside => vec![report.mpps, report.gbit_per_second, cpu],
-        Yields::Left => vec![left, report.mpps * 1e3, cpu],
-        Yields::Flows => vec![report.mpps * 1e3, cpu / 1e3, memory / packets],
+        Yields::Left => {
+            let [left, guests] = shared;
+            vec![left, report.mpps * 1e3, cpu, spent.busy_ns / report.seconds / 1e7 / CROWDED, guests]
+        }
+        Yields::Flows => {
+            let Some(l) = &report.latency else { return vec![None; 5] };
+            vec![report.mpps * 1e3, cpu / 1e3, memory / packets, l.p50, l.p99]
+        }
     };
     figures.into_iter().map(Some).collect()
 }
@@ -278,6 +295,8 @@ struct Watch<'a> {
     crowd: Crowd,
     /// Part of the CPUs' time that the crowd got.
     left: f64,
+    /// Part that the guests took.
+    guests: f64,
     spent: Option<Spent>,
     cpus: Cpus,
     /// Whether the distance is probed within, too: packets wait for a probe.
@@ -298,12 +317,15 @@ impl Observer for Watch<'_> {
     }
 
     fn end(&mut self, packets: f64) -> Outcome<()> {
-        self.left = self.crowd.left();
+        (self.left, self.guests) = self.crowd.parts();
         self.trips = self.track.take().map(Track::end).unwrap_or_default();
         self.spent = Some(self.switch.spent(packets * self.factor)?);
         Ok(())
     }
 }
+
+/// CPUs that a crowd is on.
+const CROWDED: f64 = 2.0;
 
 /// Programs that take whatever processor time they are given, one on each of some CPUs.
 struct Crowd {
@@ -311,6 +333,8 @@ struct Crowd {
     members: Vec<(JoinHandle<()>, Arc<AtomicU64>)>,
     began: Instant,
     before: u64,
+    /// Of all this process: the crowd, the guests and what looks at both.
+    all_before: u64,
 }
 
 impl Crowd {
@@ -323,14 +347,13 @@ impl Crowd {
                 let _ = [cpu].into_iter().collect::<CpuList>().bind_current_thread();
                 while !stop.load(Relaxed) {
                     (0..1000).for_each(|_| std::hint::spin_loop());
-                    let time = clock_gettime(ClockId::ThreadCPUTime);
-                    counter.store(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64, Relaxed);
+                    counter.store(clock_ns(ClockId::ThreadCPUTime), Relaxed);
                 }
             };
             std::thread::Builder::new().name("crowd".into()).spawn(spin).map(|thread| (thread, used)).map_err(failed)
         });
         let members = members.collect::<Outcome<_>>()?;
-        Ok(Self { stop, members, began: Instant::now(), before: 0 })
+        Ok(Self { stop, members, began: Instant::now(), before: 0, all_before: 0 })
     }
 
     fn used(&self) -> u64 {
@@ -339,12 +362,15 @@ impl Crowd {
 
     fn begin(&mut self) {
         (self.began, self.before) = (Instant::now(), self.used());
+        self.all_before = clock_ns(ClockId::ProcessCPUTime);
     }
 
-    /// What they got since, as a part of all there was.
-    fn left(&self) -> f64 {
-        let all = self.began.elapsed().as_nanos() as f64 * self.members.len().max(1) as f64;
-        (self.used() - self.before) as f64 / all
+    /// What they got since, as a part of all there was, and what the rest of this process did.
+    fn parts(&self) -> (f64, f64) {
+        let all = self.began.elapsed().as_nanos() as f64 * CROWDED;
+        let crowd = self.used() - self.before;
+        let rest = (clock_ns(ClockId::ProcessCPUTime) - self.all_before).saturating_sub(crowd);
+        (crowd as f64 / all, rest as f64 / all)
     }
 }
 
@@ -355,6 +381,11 @@ impl Drop for Crowd {
             let _ = thread.join();
         }
     }
+}
+
+fn clock_ns(clock: ClockId) -> u64 {
+    let time = clock_gettime(clock);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// KiB of the switch for each port: between `few` and `many` of them.

@@ -70,17 +70,20 @@ impl Pair {
         Ok(vec![Some(bits / 1e9), Some(rate), ping])
     }
 
-    /// Processor time of the switch while nobody says anything, in percent of one CPU.
+    /// Processor time of the switch while nobody says anything, in percent of one CPU, and how often its threads wake up,
+    /// a second and port.
     pub fn idle(&mut self) -> Outcome<Vec<Option<f64>>> {
-        let Some(switch) = &mut self.switch else { return Ok(vec![None]) };
+        let Some(switch) = &mut self.switch else { return Ok(vec![None; 2]) };
         // IPv6 announces itself for some seconds after an interface comes up.
         pause(Duration::from_secs(3))?;
         switch.begin()?;
-        let start = Instant::now();
+        let (start, before) = (Instant::now(), switch.wake_ups());
         pause(IDLE)?;
-        let elapsed = start.elapsed().as_nanos() as f64;
+        let (elapsed, wake_ups) = (start.elapsed(), switch.wake_ups().saturating_sub(before));
         let Spent { cpu_ns, .. } = switch.spent(0.0)?;
-        Ok(vec![Some(100.0 * cpu_ns / elapsed)])
+        let percent = 100.0 * cpu_ns / elapsed.as_nanos() as f64;
+        let each = wake_ups as f64 / elapsed.as_secs_f64() / self.vms.len() as f64;
+        Ok(vec![Some(percent), Some(each)])
     }
 
     /// Runs a command in one of the VMs, for at most so many seconds.

@@ -27,7 +27,7 @@ pub enum Rules {
     PortToPort,
     /// The same behind two access rules that never match, which makes it look up a full key.
     Acl,
-    /// A learning switch.
+    /// A learning switch, behind an access list if there is one.
     Learning,
     /// From one port to the other behind an access list.
     List,
@@ -110,15 +110,18 @@ impl Ovs {
                 _ => self.vsctl(&words)?,
             };
         }
-        if rules == Rules::Learning {
-            return Ok(());
-        }
         let bridge = self.dir.path().join(format!("{BRIDGE}.mgmt")).display().to_string();
-        run(Command::new("ovs-ofctl").args(["del-flows", &bridge]))?;
+        // Behind a list, a learning one keeps its lowest rule, by which it learns.
+        if rules != Rules::Learning {
+            run(Command::new("ovs-ofctl").args(["del-flows", &bridge]))?;
+        }
         if let Some(list) = extras.list {
             let file = self.dir.path().join("list");
             std::fs::write(&file, list.flows()).map_err(failed)?;
             run(Command::new("ovs-ofctl").args(["add-flows", &bridge]).arg(file))?;
+        }
+        if rules == Rules::Learning {
+            return Ok(());
         }
         let acl = ["priority=10,ip,nw_src=192.0.2.1,actions=drop", "priority=10,tcp,tp_dst=80,actions=drop"];
         let cross = ["priority=1,in_port=1,actions=output:2", "priority=1,in_port=2,actions=output:1"];
@@ -173,6 +176,10 @@ impl Switch for Ovs {
 
     fn memory_kib(&self) -> u64 {
         proc::private_kib(self.vswitchd.id())
+    }
+
+    fn pids(&self) -> Vec<u32> {
+        vec![self.vswitchd.id(), self.database.id()]
     }
 }
 
