@@ -20,7 +20,7 @@ use clap::{Parser, Subcommand};
 use compare::Run;
 use files::Files;
 use lasthop_bench::stop;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use scenario::{Contender, Cpus, Scenario};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -148,14 +148,14 @@ fn compare(arguments: &Compare) -> Outcome<bool> {
 
 /// Keeps this process and all it starts on the two CPUs.
 fn stay_on(cpus: Cpus) -> Outcome<()> {
-    let allowed = sched_getaffinity(None).map_err(failed)?;
+    let allowed = machine::cpus();
     if cpus.guests == cpus.switch {
         return Err(failed(
             "guests and switch on the same CPU would only wait for each other: see --guest-cpu, --switch-cpu",
         ));
     }
     // Both end up in 64-bit masks.
-    if let Some(cpu) = [cpus.guests, cpus.switch].into_iter().find(|c| *c >= 64 || !allowed.is_set(*c)) {
+    if let Some(cpu) = [cpus.guests, cpus.switch].into_iter().find(|c| *c >= 64 || !allowed.contains(c)) {
         return Err(failed(format!("there is no CPU {cpu} among the first 64 that this process may use")));
     }
     let mut set = CpuSet::new();

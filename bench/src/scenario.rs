@@ -33,6 +33,11 @@ pub struct Cpus {
 }
 
 impl Cpus {
+    /// Those of guests and those of switches.
+    pub fn each(self) -> (Vec<usize>, Vec<usize>) {
+        (vec![self.guests], vec![self.switch])
+    }
+
     /// As a list for people and programs.
     pub fn both(self) -> String {
         format!("{},{}", self.guests.min(self.switch), self.guests.max(self.switch))
@@ -120,6 +125,15 @@ const fn ports(name: &'static str, title: &'static str, pattern: Pattern) -> Sce
     scenario(name, title, &[OURS, LEARN], Work::Load(Setup { ports: 4, ..Setup::PLAIN }, act))
 }
 
+const fn pairs(name: &'static str, title: &'static str, pairs: usize) -> Scenario {
+    scenario(
+        name,
+        title,
+        &[OURS, FLOW],
+        Work::Load(Setup { ports: 2 * pairs, spread: true, ..Setup::PLAIN }, Act::PLAIN),
+    )
+}
+
 const fn latency(name: &'static str, title: &'static str, rate: Option<f64>) -> Scenario {
     let pattern = if rate.is_some() { Pattern::Echo } else { Pattern::PingPong };
     let act = Act { pattern, rate, window: None, yields: Yields::Times, ..Act::PLAIN };
@@ -154,7 +168,7 @@ const ONE_NEW_FLOW: Act = Act { window: Some(1), ..NEW_FLOWS };
 const RULES: Setup = Setup { rules: 1000, ..Setup::PLAIN };
 
 /// All there are, those of a group together.
-pub const ALL: [Scenario; 61] = [
+pub const ALL: [Scenario; 68] = [
     dpdk("loop-64-split", "two DPDK guests, 64-byte frames, split rings", Ring::Split, Frames::Size(64)),
     dpdk("loop-64-packed", "two DPDK guests, 64-byte frames, packed rings", Ring::Packed, Frames::Size(64)),
     dpdk("loop-1472-split", "two DPDK guests, 1472-byte frames, split rings", Ring::Split, Frames::Size(1472)),
@@ -194,6 +208,13 @@ pub const ALL: [Scenario; 61] = [
     ports("ports-incast", "four guests, three send to one, 64-byte frames", Pattern::Incast),
     ports("ports-all", "four guests, all to all, 64-byte frames", Pattern::AllToAll),
     ports("ports-broadcast", "four guests, one to all by broadcast, 64-byte frames", Pattern::Broadcast),
+    pairs("pairs-1", "64-byte frames both ways, one pair of guests on a CPU, the switch on all others", 1),
+    pairs("pairs-2", "64-byte frames both ways, two pairs of guests on a CPU each, the switch on all others", 2),
+    pairs("pairs-3", "64-byte frames both ways, three pairs of guests on a CPU each, the switch on all others", 3),
+    pairs("pairs-4", "64-byte frames both ways, four pairs of guests on a CPU each, the switch on all others", 4),
+    pairs("pairs-5", "64-byte frames both ways, five pairs of guests on a CPU each, the switch on all others", 5),
+    pairs("pairs-6", "64-byte frames both ways, six pairs of guests on a CPU each, the switch on all others", 6),
+    pairs("pairs-7", "64-byte frames both ways, seven pairs of guests on a CPU each, the switch on all others", 7),
     scenario(
         "queues-2",
         "two guests with two queue pairs, 64 flows each way, 64-byte frames",
@@ -355,7 +376,7 @@ fn round_and_round(contender: Contender, cpus: Cpus, ring: Ring, frames: Frames,
         Contender::Changed(change) => {
             Box::new(Ours::start(&ports, &cpus.switch.to_string(), Extras::default(), Some(change))?)
         }
-        Contender::Ovs(rules) => Box::new(Ovs::start(cpus.guests, cpus.switch, &sockets, rules, Extras::default())?),
+        Contender::Ovs(rules) => Box::new(Ovs::start(cpus.guests, &[cpus.switch], &sockets, rules, Extras::default())?),
         Contender::DpdkVhost => Box::new(DpdkVhost::start(cpus.guests, cpus.switch, &sockets, Extras::default())?),
         Contender::LinuxBridge | Contender::Tap | Contender::NoGro => return Err(failed("has no such ports")),
     };

@@ -4,6 +4,7 @@ use crate::acl::List;
 use crate::distance::Track;
 use crate::guests::outside::Device;
 use crate::guests::reflector::Reflector;
+use crate::machine;
 use crate::results::Round;
 use crate::scenario::{Contender, Cpus};
 use crate::stop::{Outcome, check, failed};
@@ -44,6 +45,8 @@ pub struct Setup {
     pub crowd: bool,
     /// An uplink to a world outside that sends everything back.
     pub outside: Option<Device>,
+    /// Each pair of guests has a thread and a CPU of its own, and the switch all others.
+    pub spread: bool,
 }
 
 impl Setup {
@@ -58,6 +61,7 @@ impl Setup {
         rules: 0,
         crowd: false,
         outside: None,
+        spread: false,
     };
     /// The same, packets go round.
     pub const ROUND: Self = Self { round: true, ..Self::PLAIN };
@@ -147,14 +151,15 @@ impl Stage {
         settings.packed = setup.packed;
         settings.queues = setup.queues;
         settings.notify = if setup.sleep { Notify::Sleep } else { Notify::Poll };
-        settings.cpus = vec![cpus.guests];
+        let (guests, switch) = if setup.spread { spread(machine::cpus(), setup.ports / 2, cpus) } else { cpus.each() };
+        settings.cpus = guests.clone();
         settings.check = if setup.round { Check::Count } else { Check::Order };
         settings.sizes = Sizes::of(1514);
         if setup.large {
             (settings.ring_size, settings.rx_buffer) = (256, 4096);
             settings.sizes = "gso".parse().map_err(failed)?;
         }
-        if setup.ports > 4 {
+        if setup.ports > 4 && !setup.spread {
             // Many ports are for counting memory.
             settings.ring_size = 64;
         }
@@ -162,8 +167,9 @@ impl Stage {
         let listening = load::listen(&settings)?;
         let switch: Box<dyn Switch> = match contender {
             Contender::Lasthop | Contender::NoGro => {
-                let start = || Ours::start(&ports, &cpus.switch.to_string(), extras, None);
-                Box::new(if uplink.is_some() { start_on(cpus.switch, start)? } else { start()? })
+                let list = switch.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+                let start = || Ours::start(&ports, &list, extras, None);
+                Box::new(if uplink.is_some() || setup.spread { start_on(&switch, start)? } else { start()? })
             }
             Contender::Changed(change) => {
                 Box::new(Ours::start(&ports, &cpus.switch.to_string(), extras, Some(change))?)
@@ -171,13 +177,17 @@ impl Stage {
             Contender::Ovs(rules) => {
                 // Its main thread is who serves an interface without a polling thread.
                 let main = if uplink.is_some() { cpus.switch } else { cpus.guests };
-                Box::new(Ovs::start(main, cpus.switch, &sockets, rules, extras)?)
+                let start = || Ovs::start(main, &switch, &sockets, rules, extras);
+                let all: Vec<usize> = guests.iter().chain(&switch).copied().collect();
+                Box::new(if setup.spread { start_on(&all, start)? } else { start()? })
             }
             Contender::DpdkVhost => Box::new(DpdkVhost::start(cpus.guests, cpus.switch, &sockets, extras)?),
             Contender::LinuxBridge | Contender::Tap => return Err(failed("has no such ports")),
         };
         let session = Session::connect(&settings, &listening, &check)?;
         let crowd = if setup.crowd { vec![cpus.guests, cpus.switch] } else { Vec::new() };
+        // There is no one distance between many.
+        let cpus = if setup.spread { Cpus { switch: cpus.guests, ..cpus } } else { cpus };
         Ok(Self { session, _listening: listening, switch, _outside: outside, settings, cpus, crowd, _dir: dir })
     }
 
@@ -244,10 +254,20 @@ impl Stage {
     }
 }
 
-/// Starts something all of whose processes are to stay on one CPU.
-fn start_on<T>(cpu: usize, start: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+/// A CPU for each of so many pairs of guests, and those for the switch: all others of the first 64. With two CPUs they are as
+/// everywhere else.
+fn spread(all: &[usize], pairs: usize, cpus: Cpus) -> (Vec<usize>, Vec<usize>) {
+    let others = all.iter().copied().filter(|c| *c < 64 && *c != cpus.guests && *c != cpus.switch);
+    let mut guests: Vec<usize> = [cpus.guests].into_iter().chain(others).collect();
+    let mut switch = guests.split_off(pairs.min(guests.len()));
+    switch.push(cpus.switch);
+    (guests, switch)
+}
+
+/// Starts something all of whose processes are to stay on some CPUs.
+fn start_on<T>(cpus: &[usize], start: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     let before = CpuList::allowed().map_err(failed)?;
-    [cpu].into_iter().collect::<CpuList>().bind_current_thread().map_err(failed)?;
+    cpus.iter().copied().collect::<CpuList>().bind_current_thread().map_err(failed)?;
     let started = start();
     before.bind_current_thread().map_err(failed)?;
     started
@@ -393,4 +413,19 @@ pub fn memory_per_port(contender: Contender, cpus: Cpus, few: usize, many: usize
     let of = |ports| Stage::set(contender, cpus, Setup { ports, ..Setup::PLAIN }).map(|s| s.memory_kib());
     let (small, large) = (of(few)?, of(many)?);
     Ok(vec![Some((large - small) / (many - few) as f64), Some(small)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_have_a_cpu_each_and_the_switch_all_others() {
+        let cpus = Cpus { guests: 0, switch: 1 };
+        assert_eq!(spread(&[0, 1], 1, cpus), (vec![0], vec![1]));
+        let many: Vec<usize> = (0..16).collect();
+        assert_eq!(spread(&many, 7, cpus), (vec![0, 2, 3, 4, 5, 6, 7], vec![8, 9, 10, 11, 12, 13, 14, 15, 1]));
+        let elsewhere = Cpus { guests: 3, switch: 2 };
+        assert_eq!(spread(&[1, 2, 3, 64, 65], 2, elsewhere), (vec![3, 1], vec![2]));
+    }
 }

@@ -35,7 +35,7 @@ impl Pair {
             Contender::Ovs(rules) => {
                 let sockets = [&*ports[0].socket, &*ports[1].socket];
                 let extras = Extras { large: true, ..Extras::default() };
-                switch = Some(Box::new(Ovs::start(cpus.guests, cpus.switch, &sockets, rules, extras)?));
+                switch = Some(Box::new(Ovs::start(cpus.guests, &[cpus.switch], &sockets, rules, extras)?));
                 [1, 2].map(|n| Nic::vhost_user_server(&ports[n - 1].socket, n as u8))
             }
             Contender::LinuxBridge => {
