@@ -35,9 +35,10 @@ setup:
 build:
 	$(CARGO) build --release --bins
 
-# What the tests run: no demo, no benchmark.
+# What the tests run: no demo.
 programs:
 	$(CARGO) build --release --package lasthop --package lasthop-switch --package lasthop-control --package lasthop-uplink
+	$(CARGO) build --release --package lasthop-bench --bins
 
 check:
 	$(CARGO) fmt --all --check

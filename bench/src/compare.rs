@@ -7,10 +7,9 @@ use crate::machine::{self, Machine};
 use crate::results::{ContenderResults, Results, Round, ScenarioResults};
 use crate::scenario::{Contender, Cpus, Scenario};
 use crate::stop::{Failure, Outcome, check, failed};
-use crate::{plot, table};
+use crate::table;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 use std::time::Duration;
 
 /// What to compare.
@@ -21,19 +20,27 @@ pub struct Plan {
     pub contenders: Vec<Contender>,
     /// Rounds.
     pub rounds: usize,
-    /// Rounds after those at most, of contenders that have too few at the distance of the CPUs at which they are compared.
+    /// Rounds after those at most, of contenders that have too few valid ones.
     pub more: usize,
     /// Length of each measurement.
     pub seconds: u64,
     /// The CPUs to use.
     pub cpus: Cpus,
-    /// Where JSON and SVG files go.
-    pub out: Option<PathBuf>,
 }
 
-/// Runs the plan; prints each table when its scenario is through. When the user stops it, what has been measured is
-/// shown and written all the same.
-pub fn run(plan: &Plan) -> Outcome<Results> {
+/// What a run came to.
+pub struct Run {
+    /// What was measured, if not all then up to where the user stopped it.
+    pub results: Results,
+    /// Whether he did.
+    pub stopped: bool,
+}
+
+/// Measures a contender once in a scenario, on the stage that an earlier scenario of the same setup may have left.
+type Play<'a> = &'a mut dyn FnMut(&Scenario, Contender, &mut Option<Stage>) -> Outcome<Round>;
+
+/// Runs the plan; prints each table when its scenario is through, or when the user stops it.
+pub fn run(plan: &Plan) -> Run {
     let mut results = Results {
         version: env!("CARGO_PKG_VERSION"),
         machine: Machine::look(),
@@ -53,7 +60,8 @@ pub fn run(plan: &Plan) -> Outcome<Results> {
     for group in plan.scenarios.chunk_by(Scenario::shares_with) {
         let (here, later) = std::mem::take(&mut rest).split_at_mut(group.len());
         rest = later;
-        stopped = rounds(plan, group, here, &bar) == Err(Failure::Stopped);
+        let mut play = |scenario: &Scenario, who, stage: &mut _| measure(plan, scenario, who, stage);
+        stopped = rounds(plan, group, here, &bar, &mut play) == Err(Failure::Stopped);
         bar.suspend(|| here.iter().for_each(|r| println!("{}", table::render(r))));
         if stopped {
             break;
@@ -61,10 +69,7 @@ pub fn run(plan: &Plan) -> Outcome<Results> {
     }
     bar.finish_and_clear();
     results.machine.finish();
-    if let Some(dir) = &plan.out {
-        write(&results, dir)?;
-    }
-    if stopped { Err(Failure::Stopped) } else { Ok(results) }
+    Run { results, stopped }
 }
 
 fn empty(plan: &Plan, scenario: &Scenario) -> ScenarioResults {
@@ -77,26 +82,29 @@ fn empty(plan: &Plan, scenario: &Scenario) -> ScenarioResults {
     ScenarioResults::new(scenario, contenders.collect())
 }
 
-/// Rounds at one distance that are enough to take the best of: more would cost a run on a machine that never rests up to
-/// twice its time, for little.
-fn enough(rounds: usize) -> usize {
-    rounds.min(3).max(rounds / 2)
-}
+/// Valid rounds to take the best of, unless fewer are asked for at all.
+const ENOUGH: usize = 5;
 
-fn rounds(plan: &Plan, group: &[Scenario], results: &mut [ScenarioResults], bar: &ProgressBar) -> Outcome<()> {
+/// The rounds of scenarios that share a stage: those asked for, then more of whoever has too few valid ones.
+fn rounds(
+    plan: &Plan,
+    group: &[Scenario],
+    results: &mut [ScenarioResults],
+    bar: &ProgressBar,
+    play: Play,
+) -> Outcome<()> {
     for n in 1..=plan.rounds {
-        let present = |r: &ScenarioResults, i: usize| r.contenders[i].missing.is_none();
-        let wanted = choose(results, present);
-        round(plan, &format!("{n}/{}", plan.rounds), group, results, &wanted, bar)?;
+        let wanted = choose(results, |r, i| r.contenders[i].missing.is_none());
+        round(&format!("{n}/{}", plan.rounds), group, results, &wanted, bar, play)?;
     }
     for n in 1..=plan.more {
-        let wanted = choose(results, |r, i| r.is_short(i, enough(plan.rounds)));
+        let wanted = choose(results, |r, i| r.is_short(i, ENOUGH.min(plan.rounds)));
         let measurements = wanted.iter().flatten().count();
         if measurements == 0 {
             break;
         }
         bar.inc_length(measurements as u64);
-        round(plan, &format!("again {n}/{}", plan.more), group, results, &wanted, bar)?;
+        round(&format!("again {n}/{}", plan.more), group, results, &wanted, bar, play)?;
     }
     Ok(())
 }
@@ -108,12 +116,12 @@ fn choose(results: &[ScenarioResults], wanted: impl Fn(&ScenarioResults, usize) 
 
 /// One round of those who are wanted; `which` says which.
 fn round(
-    plan: &Plan,
     which: &str,
     group: &[Scenario],
     results: &mut [ScenarioResults],
     wanted: &[Vec<usize>],
     bar: &ProgressBar,
+    play: Play,
 ) -> Outcome<()> {
     for who in Contender::ALL {
         let mut stage = None;
@@ -123,7 +131,7 @@ fn round(
             check()?;
             let what = format!("{} {which}: {}", scenario.name, who.title());
             bar.set_message(what.clone());
-            match measure(plan, scenario, who, &mut stage) {
+            match play(scenario, who, &mut stage) {
                 Ok(round) => {
                     say(bar, &format!("{what}: {}", describe(scenario, &round)));
                     results.add(contender, round);
@@ -178,17 +186,87 @@ fn say(bar: &ProgressBar, line: &str) {
     bar.suspend(|| eprintln!("{line}"));
 }
 
-fn write(results: &Results, dir: &PathBuf) -> Outcome<()> {
-    let at = |file: String| dir.join(file);
-    let json = serde_json::to_string_pretty(results).map_err(failed)?;
-    let file = at("compare.json".into());
-    std::fs::create_dir_all(dir)
-        .and_then(|()| std::fs::write(&file, json + "\n"))
-        .map_err(|e| failed(format!("cannot write {}: {e}", file.display())))?;
-    for scenario in results.scenarios.iter().filter(|s| s.contenders.iter().any(|c| !c.rounds.is_empty())) {
-        let file = at(format!("{}.svg", scenario.name));
-        plot::draw(scenario, &file).map_err(|e| failed(format!("cannot draw {}: {e}", file.display())))?;
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scenario::ALL;
+
+    /// One cache and far apart.
+    const NEAR: f64 = 100.0;
+    const FAR: f64 = 500.0;
+
+    /// Plays a script: what the nth measurement of each contender of `size-64-split` comes to. Returns who was measured, in
+    /// order, and the results.
+    fn played(
+        plan: [usize; 2],
+        script: impl Fn(Contender, usize) -> Outcome<Round>,
+    ) -> (Vec<&'static str>, ScenarioResults) {
+        let scenario = *ALL.iter().find(|s| s.name == "size-64-split").unwrap();
+        let [rounds_wanted, more] = plan;
+        let cpus = Cpus { guests: 0, switch: 1 };
+        let plan =
+            Plan { scenarios: vec![scenario], contenders: vec![], rounds: rounds_wanted, more, seconds: 1, cpus };
+        let contenders = scenario.contenders.iter().map(|c| ContenderResults::new(c.name(), c.title(), None));
+        let mut results = [ScenarioResults::new(&scenario, contenders.collect())];
+        let mut measured = Vec::new();
+        let mut play = |_: &Scenario, who: Contender, _: &mut Option<Stage>| {
+            let before = measured.iter().filter(|name| **name == who.name()).count();
+            measured.push(who.name());
+            script(who, before)
+        };
+        rounds(&plan, &[scenario], &mut results, &ProgressBar::hidden(), &mut play).unwrap();
+        let [results] = results;
+        (measured, results)
     }
-    eprintln!("written: {}/compare.json and an SVG file for each scenario", dir.display());
-    Ok(())
+
+    fn at(trip: f64) -> Outcome<Round> {
+        Ok(Round::new(vec![Some(1.0); 4], vec![trip]))
+    }
+
+    fn count(measured: &[&str], name: &str) -> usize {
+        measured.iter().filter(|n| **n == name).count()
+    }
+
+    #[test]
+    fn everybody_takes_turns() {
+        let (measured, results) = played([5, 10], |_, _| at(NEAR));
+        assert_eq!(measured, ["lasthop", "ovs-flows", "dpdk-vhost"].repeat(5), "and not once more");
+        assert!(results.contenders.iter().all(|c| c.valid_rounds(results.distance) == 5));
+        assert_eq!(played([1, 2], |_, _| at(NEAR)).0.len(), 3, "fewer are asked for");
+        assert_eq!(played([7, 2], |_, _| at(NEAR)).0.len(), 21, "more are asked for");
+    }
+
+    #[test]
+    fn rounds_at_another_distance_or_without_result_are_made_up_for() {
+        let (measured, results) = played([5, 10], |who, n| match (who, n) {
+            (Contender::Lasthop, 0 | 3) => at(FAR),
+            (Contender::DpdkVhost, 1..=4) => Err(failed("it fell")),
+            _ => at(NEAR),
+        });
+        assert_eq!(["lasthop", "ovs-flows", "dpdk-vhost"].map(|name| count(&measured, name)), [7, 5, 9]);
+        assert_eq!(measured[15..19], ["lasthop", "dpdk-vhost", "lasthop", "dpdk-vhost"], "in turns");
+        assert!(results.contenders.iter().all(|c| c.valid_rounds(results.distance) == 5));
+    }
+
+    #[test]
+    fn a_run_ends_on_whatever_machine() {
+        let moving = |_, n: usize| {
+            at(if n.is_multiple_of(5) {
+                NEAR
+            } else if n.is_multiple_of(2) {
+                FAR
+            } else {
+                50.0
+            })
+        };
+        assert!(played([5, 10], moving).0.len() <= 3 * 15);
+        let (measured, results) = played([5, 10], |who, _| match who {
+            Contender::Ovs(_) => Err(failed("it never starts")),
+            _ => at(NEAR),
+        });
+        assert_eq!(count(&measured, "ovs-flows"), 6, "given up");
+        assert_eq!(results.contenders[1].failures.len(), 6);
+        let never = |who, _| if who == Contender::Lasthop { at(NEAR) } else { at(FAR) };
+        assert_eq!(played([5, 10], never).0.len(), 3 * 15, "no distance at which everybody was");
+    }
 }

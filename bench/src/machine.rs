@@ -1,13 +1,16 @@
 //! Where a run takes place, and what is missing there.
 
 use crate::guests::dpdk;
+use crate::guests::load::Setup;
 use crate::scenario::{Contender, Work};
 use crate::switch::{dpdk_vhost, ovs};
+use lasthop_sys::CpuList;
 use lasthop_tests_vm::Lasthop;
 use serde::Serialize;
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 
 /// What a figure depends on besides the programs.
 #[derive(Clone, Debug, Serialize)]
@@ -63,6 +66,12 @@ impl Machine {
     }
 }
 
+/// The CPUs this process could use when it was first asked, before it kept to two.
+pub fn cpus() -> &'static [usize] {
+    static CPUS: OnceLock<Vec<usize>> = OnceLock::new();
+    CPUS.get_or_init(|| CpuList::allowed().map(|list| list.iter().collect()).unwrap_or_default())
+}
+
 fn first_word(file: &str) -> Option<String> {
     read_to_string(file).ok()?.split_ascii_whitespace().next().map(String::from)
 }
@@ -79,10 +88,12 @@ fn ticks() -> (u64, u64) {
 pub fn missing_guests(work: Work) -> Option<String> {
     match work {
         Work::Loop(..) => missing_program("dpdk-testpmd").or_else(|| missing_pages(dpdk::MIB)),
-        Work::Load(..) | Work::Memory => None,
+        Work::Load(Setup { spread: true, ports, .. }, _) => missing_cpus(ports),
+        Work::Load(setup, _) => setup.outside.and_then(|_| ["ip", "ethtool"].into_iter().find_map(missing_program)),
+        Work::Memory => None,
         Work::Vms | Work::Idle => missing_program("qemu-system-x86_64"),
         Work::Outside(_) => {
-            ["qemu-system-x86_64", "iperf3", "ethtool"].into_iter().find_map(missing_program).or_else(|| {
+            ["qemu-system-x86_64", "iperf3", "ip", "ethtool"].into_iter().find_map(missing_program).or_else(|| {
                 let program = lasthop_tests_vm::try_guest_program();
                 program.is_none().then(|| "lasthop-guest is not there; `make setup` (as root) makes it".into())
             })
@@ -99,10 +110,11 @@ pub fn missing(contender: Contender, work: Work) -> Option<String> {
         Contender::Lasthop | Contender::Tap | Contender::NoGro | Contender::Changed(_) => (list
             && !Lasthop::knows("acl"))
         .then(|| "this lasthop has no access lists (there is no command `lasthop acl`)".into()),
-        Contender::DpdkVhost => missing_pages(guests + dpdk_vhost::MIB),
-        Contender::LinuxBridge => missing_program("ip"),
+        Contender::DpdkVhost => missing_program("dpdk-testpmd").or_else(|| missing_pages(guests + dpdk_vhost::MIB)),
+        Contender::LinuxBridge => ["ip", "unshare"].into_iter().find_map(missing_program).or_else(missing_devices),
         Contender::Ovs(_) => {
-            let programs = ["ovsdb-tool", "ovsdb-server", "ovs-vsctl", "ovs-ofctl", "ovs-appctl", ovs::VSWITCHD];
+            let programs =
+                ["ovsdb-tool", "ovsdb-server", "ovs-vsctl", "ovs-ofctl", "ovs-appctl", "unshare", ovs::VSWITCHD];
             programs.into_iter().find_map(missing_program).or_else(|| missing_pages(guests + ovs::MIB))
         }
     }
@@ -116,6 +128,29 @@ fn missing_program(name: &str) -> Option<String> {
         std::env::split_paths(&path).any(|dir: PathBuf| dir.join(name).exists())
     };
     (!found).then(|| format!("{name} is not installed; `make setup` (as root) installs it on Debian"))
+}
+
+fn missing_cpus(needed: usize) -> Option<String> {
+    // Some end up in 64-bit masks.
+    let here = cpus().iter().filter(|c| **c < 64).count();
+    (here < needed)
+        .then(|| format!("it takes {needed} CPUs, and there are {here} among the first 64 that this process may use"))
+}
+
+/// Whether the kernel has what a bridge is made of; tried in a network namespace that goes with the command.
+fn missing_devices() -> Option<String> {
+    let devices = [("a bridge", "link add br0 type bridge"), ("a TAP device", "tuntap add t1 mode tap vnet_hdr")];
+    devices.into_iter().find_map(|(what, words)| {
+        let mut command = Command::new("unshare");
+        let out = command.args(["--net", "--", "ip"]).args(words.split(' ')).stdin(Stdio::null()).output().ok()?;
+        (!out.status.success()).then(|| {
+            let why = String::from_utf8_lossy(&out.stderr);
+            format!(
+                "the kernel does not make {what} (ip {words}: {}): are the modules bridge and tun there?",
+                why.trim()
+            )
+        })
+    })
 }
 
 fn missing_pages(mib: u32) -> Option<String> {
@@ -144,6 +179,8 @@ mod tests {
         assert_eq!(missing_program("/proc/self/exe"), None);
         assert!(missing_program("no-such-program").is_some_and(|m| m.starts_with("no-such-program is not installed")));
         assert!(missing_pages(u32::MAX / 16).is_some_and(|m| m.contains("huge pages")));
+        assert_eq!(missing_cpus(1), None);
+        assert!(missing_cpus(5000).is_some_and(|m| m.starts_with("it takes 5000 CPUs, and there are ")));
     }
 
     #[test]

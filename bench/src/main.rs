@@ -3,13 +3,13 @@
 mod acl;
 mod compare;
 mod distance;
+mod files;
 mod guests;
 mod machine;
 mod plot;
 mod record;
 mod results;
 mod scenario;
-
 mod switch;
 mod table;
 mod target;
@@ -17,8 +17,10 @@ mod testpmd;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Parser, Subcommand};
+use compare::Run;
+use files::Files;
 use lasthop_bench::stop;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use scenario::{Contender, Cpus, Scenario};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -41,8 +43,9 @@ enum Command {
     ///
     /// Where a hypervisor moves the two CPUs about, figures compare only when a cache line took about as long from one to
     /// the other and back (about 50 ns in one core, 100 to 400 at one cache, 500 far apart). That is probed around most
-    /// measurements; what is compared are rounds at the same distance, and the line below a table says which. Who has too
-    /// few of them after all rounds is measured again, as often as there were rounds at most.
+    /// measurements; what is compared are rounds at the same distance, and the line below a table says which, and how many of
+    /// each contender. Who has fewer than five of them after all rounds, or than --rounds, is measured again, at most twice
+    /// as often as there were rounds; so is who failed.
     Compare(Compare),
 }
 
@@ -53,8 +56,8 @@ struct Compare {
     quick: bool,
     /// Rounds; the machine's speed varies, so fewer than five say little
     ///
-    /// Contenders that have fewer than three of them, or than half, at the distance between the CPUs at which all are
-    /// compared are measured again, up to as many times.
+    /// Contenders that have fewer than five valid ones, or than are asked for, are measured again, up to twice as many times.
+    /// Valid is what has all figures, at the distance between the CPUs at which all are compared.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
     /// Length of each measurement, in seconds
@@ -66,11 +69,12 @@ struct Compare {
     /// Only this contender; may be given several times
     #[arg(long = "only", value_name = "NAME", value_parser = PossibleValuesParser::new(Contender::ALL.map(Contender::name)))]
     contenders: Vec<String>,
-    /// Directory for compare.json and one SVG file for each scenario
+    /// Directory for compare.json and one SVG file for each scenario; a run that is stopped writes what it has
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Put the tables into this Markdown file, between its two `<!-- lasthop-bench: … -->` lines; instead of DIR, the
-    /// directory beside it of the same name gets the other files, which its pictures are
+    /// directory beside it of the same name gets the other files, which its pictures are. A run that is stopped changes
+    /// none of them
     #[arg(long, value_name = "FILE", conflicts_with = "out")]
     record: Option<PathBuf>,
     /// CPU of the DPDK guests; VMs use both
@@ -119,35 +123,39 @@ fn compare(arguments: &Compare) -> Outcome<bool> {
         scenarios: scenario::ALL.into_iter().filter(chosen).collect(),
         contenders: Contender::ALL.into_iter().filter(|c| arguments.contenders.iter().any(|n| n == c.name())).collect(),
         rounds: if arguments.quick { 1 } else { arguments.rounds.into() },
-        more: if arguments.quick { 0 } else { arguments.rounds.into() },
+        more: if arguments.quick { 0 } else { 2 * usize::from(arguments.rounds) },
         seconds: if arguments.quick { 1 } else { arguments.seconds.into() },
         cpus,
-        out: arguments.out.clone().or_else(|| arguments.record.as_ref().map(|file| file.with_extension(""))),
     };
-    let results = compare::run(&plan)?;
-    if let Some(targets) = target::render(&results) {
+    let Run { results, stopped } = compare::run(&plan);
+    if !stopped && let Some(targets) = target::render(&results) {
         println!("targets\n\n{targets}");
     }
-    if let Some((file, out)) = arguments.record.as_ref().zip(plan.out) {
-        let drawings = match &arguments.out {
-            Some(dir) => dir.display().to_string(),
-            None => out.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-        };
-        record::write(&results, file, &drawings)?;
+    let mut files = Files::default();
+    if let Some(dir) = &arguments.out {
+        files.add_results(&results, dir)?;
+    }
+    if let Some(page) = arguments.record.as_ref().filter(|_| !stopped) {
+        files.add_results(&results, &page.with_extension(""))?;
+        files.add(page, record::page(&results, page)?);
+    }
+    files.replace()?;
+    if stopped {
+        return Err(Failure::Stopped);
     }
     Ok(results.scenarios.iter().flat_map(|s| &s.contenders).all(|c| c.failures.is_empty()))
 }
 
 /// Keeps this process and all it starts on the two CPUs.
 fn stay_on(cpus: Cpus) -> Outcome<()> {
-    let allowed = sched_getaffinity(None).map_err(failed)?;
+    let allowed = machine::cpus();
     if cpus.guests == cpus.switch {
         return Err(failed(
             "guests and switch on the same CPU would only wait for each other: see --guest-cpu, --switch-cpu",
         ));
     }
     // Both end up in 64-bit masks.
-    if let Some(cpu) = [cpus.guests, cpus.switch].into_iter().find(|c| *c >= 64 || !allowed.is_set(*c)) {
+    if let Some(cpu) = [cpus.guests, cpus.switch].into_iter().find(|c| *c >= 64 || !allowed.contains(c)) {
         return Err(failed(format!("there is no CPU {cpu} among the first 64 that this process may use")));
     }
     let mut set = CpuSet::new();

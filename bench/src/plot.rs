@@ -4,7 +4,6 @@ use crate::results::ScenarioResults;
 use crate::table::number;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
-use std::path::Path;
 
 const WIDTH: i32 = 900;
 const LEFT: i32 = 240;
@@ -16,13 +15,14 @@ const THEIRS: RGBColor = RGBColor(0x9a, 0xa5, 0xb1);
 
 type Error = Box<dyn std::error::Error>;
 
-/// Draws the best of each contender that has one.
-pub fn draw(scenario: &ScenarioResults, file: &Path) -> Result<(), Error> {
+/// Draws the best of each contender that has one: an SVG document.
+pub fn draw(scenario: &ScenarioResults) -> Result<String, Error> {
+    let mut text = String::new();
     let present: Vec<usize> =
         (0..scenario.contenders.len()).filter(|i| !scenario.contenders[*i].rounds.is_empty()).collect();
     let panel = HEADING + BAR * present.len() as i32;
     let height = HEADING + panel * scenario.figures.len() as i32 + BAR / 2;
-    let area = SVGBackend::new(file, (WIDTH as u32, height as u32)).into_drawing_area();
+    let area = SVGBackend::with_string(&mut text, (WIDTH as u32, height as u32)).into_drawing_area();
     area.fill(&WHITE)?;
     let style = |size: i32, h: HPos| ("sans-serif", size).into_font().color(&BLACK).pos(Pos::new(h, VPos::Center));
     area.draw(&Text::new(scenario.title, (16, HEADING / 2), style(18, HPos::Left)))?;
@@ -49,17 +49,15 @@ pub fn draw(scenario: &ScenarioResults, file: &Path) -> Result<(), Error> {
         }
     }
     area.present()?;
-    Ok(())
+    drop(area);
+    Ok(text)
 }
 
 #[cfg(test)]
 mod tests {
     #[test]
     fn the_drawing_has_a_bar_for_everyone_measured() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("loop.svg");
-        super::draw(&crate::results::tests::sample(), &file).unwrap();
-        let svg = std::fs::read_to_string(file).unwrap();
+        let svg = super::draw(&crate::results::tests::sample()).unwrap();
         // The background, and two figures of two contenders.
         assert_eq!(svg.matches("<rect").count(), 1 + 2 * 2, "{svg}");
         assert!(svg.contains("lasthop") && svg.contains("200 (0.25×)") && !svg.contains("absent"), "{svg}");

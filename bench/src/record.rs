@@ -8,15 +8,15 @@ use std::path::Path;
 const BEGIN: &str = "<!-- lasthop-bench: begin -->";
 const END: &str = "<!-- lasthop-bench: end -->";
 
-/// An error when [`write`] would find no marks in `file`; to be asked before a long run.
+/// An error when [`page`] would find no marks in `file`; to be asked before a long run.
 pub fn check(file: &Path) -> Outcome<()> {
     prepare(file, "").map(drop)
 }
 
-/// Replaces what stands between the marks of `file`; the drawings are linked in directory `drawings`.
-pub fn write(results: &Results, file: &Path, drawings: &str) -> Outcome<()> {
-    let text = prepare(file, &render(results, drawings))?;
-    std::fs::write(file, text).map_err(|e| failed(format!("cannot write {}: {e}", file.display())))
+/// What `file` says with the tables of this run between its marks; the drawings are linked in the directory beside it.
+pub fn page(results: &Results, file: &Path) -> Outcome<String> {
+    let drawings = file.file_stem().unwrap_or_default().to_string_lossy();
+    prepare(file, &render(results, &drawings))
 }
 
 fn prepare(file: &Path, tables: &str) -> Outcome<String> {
@@ -81,8 +81,8 @@ mod tests {
         let file = dir.path().join("performance.md");
         std::fs::write(&file, format!("# Method\n{BEGIN}\nold\n{END}\n# Log\n")).unwrap();
         for _ in 0..2 {
-            write(&results, &file, "performance").unwrap();
-            let text = std::fs::read_to_string(&file).unwrap();
+            let text = page(&results, &file).unwrap();
+            std::fs::write(&file, &text).unwrap();
             assert!(text.starts_with("# Method\n") && text.ends_with("\n# Log\n") && !text.contains("old"), "{text}");
             assert_eq!(text.matches("### loop: a loop\n").count(), 1);
             assert!(text.contains("| lasthop |") && text.contains("](performance/loop.svg)"), "{text}");

@@ -14,7 +14,7 @@ pub struct Results {
     pub machine: Machine,
     /// The CPUs used.
     pub cpus: Cpus,
-    /// Rounds asked for; contenders that were not measured at one distance of the CPUs have more.
+    /// Rounds asked for; contenders of which some were not valid have more.
     pub rounds: usize,
     /// Seconds each measurement lasts.
     pub seconds: u64,
@@ -87,15 +87,32 @@ impl ContenderResults {
         self.rounds.iter().filter(move |r| distance.is_none() || r.distance == distance)
     }
 
+    /// How many rounds of a distance, or of all, whichever of its figures comes from fewest comes from. A figure that it never
+    /// has does not count.
+    pub fn valid_rounds(&self, distance: Option<Distance>) -> usize {
+        let has = |r: &Round, figure: usize| r.figures.get(figure).copied().flatten().is_some();
+        let figures = 0..self.rounds.iter().map(|r| r.figures.len()).max().unwrap_or(0);
+        let known = figures.filter(|f| self.rounds.iter().any(|r| has(r, *f)));
+        known.map(|f| self.rounds_at(distance).filter(|r| has(r, f)).count()).min().unwrap_or(0)
+    }
+
+    /// Its values of a figure at a distance, or all, the best first.
+    fn sorted(&self, figure: usize, more_is_better: bool, distance: Option<Distance>) -> Vec<f64> {
+        let mut values: Vec<f64> = self.rounds_at(distance).filter_map(|r| *r.figures.get(figure)?).collect();
+        values.sort_by(f64::total_cmp);
+        if more_is_better {
+            values.reverse();
+        }
+        values
+    }
+
+    /// The best of a figure at a distance, or of all.
+    pub fn best_at(&self, figure: usize, more_is_better: bool, distance: Option<Distance>) -> Option<f64> {
+        self.sorted(figure, more_is_better, distance).first().copied()
+    }
+
     fn settle(&mut self, figures: &[Figure], distance: Option<Distance>) {
-        let sorted = figures.iter().enumerate().map(|(i, figure)| {
-            let mut values: Vec<f64> = self.rounds_at(distance).filter_map(|r| *r.figures.get(i)?).collect();
-            values.sort_by(f64::total_cmp);
-            if figure.more_is_better {
-                values.reverse();
-            }
-            values
-        });
+        let sorted = figures.iter().enumerate().map(|(i, f)| self.sorted(i, f.more_is_better, distance));
         (self.best, self.median) = sorted.map(|v| (v.first().copied(), v.get(v.len() / 2).copied())).unzip();
     }
 }
@@ -136,13 +153,15 @@ impl ScenarioResults {
         rounds.flat_map(|r| r.round_trips_ns.iter().copied()).collect()
     }
 
-    /// Whether a contender is short of `enough` rounds at the distance at which everybody is compared. Those that failed
-    /// count as if they were there.
+    /// Whether a contender that takes part is short of `enough` valid rounds: those that have its figures, at the distance at
+    /// which everybody is compared where distances were probed. One that never came to a round is given up when it has
+    /// failed more often than that.
     pub fn is_short(&self, contender: usize, enough: usize) -> bool {
         let probed = self.measured().any(|c| c.rounds.iter().any(|r| !r.round_trips_ns.is_empty()));
         let c = &self.contenders[contender];
-        let there = self.distance.map_or(0, |_| c.rounds_at(self.distance).count());
-        probed && !c.rounds.is_empty() && there + c.failures.len() < enough
+        let valid = if probed && self.distance.is_none() { 0 } else { c.valid_rounds(self.distance) };
+        let given_up = c.rounds.is_empty() && c.failures.len() > enough;
+        c.missing.is_none() && !given_up && valid < enough
     }
 
     /// For each contender, lasthop's best divided by its best; nothing for lasthop itself and where one is unknown.
@@ -255,13 +274,27 @@ pub mod tests {
         let s = moved();
         let short = |enough| [0, 1, 2].map(|contender| s.is_short(contender, enough));
         assert_eq!(short(1), [false; 3]);
-        assert_eq!(short(3), [false, true, false]);
-        assert_eq!(short(4), [true, true, false], "one that never came to a round would not now");
+        assert_eq!(short(2), [false, true, true]);
+        assert_eq!(short(4), [true, true, true]);
         let mut apart = scenario(&[("lasthop", &[([1.0, 1.0], Some(NEAR))]), ("peer", &[([1.0, 1.0], Some(FAR))])]);
         assert!(apart.is_short(0, 1) && apart.is_short(1, 1));
         apart.contenders[0].failures.push("it fell".into());
-        assert!(!apart.is_short(0, 1), "a failed round is not made up for");
-        assert!(!sample().is_short(0, 9), "nothing was probed");
+        assert!(apart.is_short(0, 1), "a failed round is made up for");
+        let unprobed = sample();
+        assert_eq!([3, 4].map(|enough| unprobed.is_short(0, enough)), [false, true]);
+        assert!(!unprobed.is_short(2, 1), "what is missing is not waited for");
+    }
+
+    #[test]
+    fn a_figure_that_was_not_got_is_got_in_another_round() {
+        let mut s = scenario(&[("lasthop", &[([1.0, 1.0], None)])]);
+        s.add(0, Round::new(vec![Some(2.0), None], vec![]));
+        assert_eq!(s.contenders[0].best, [Some(2.0), Some(1.0)], "what is there counts");
+        assert_eq!(s.contenders[0].valid_rounds(None), 1);
+        assert!(s.is_short(0, 2) && !s.is_short(0, 1));
+        let mut never = scenario(&[("lasthop", &[])]);
+        (0..2).for_each(|_| never.add(0, Round::new(vec![Some(2.0), None], vec![])));
+        assert_eq!(never.contenders[0].valid_rounds(None), 2, "one that it never has is not waited for");
     }
 
     #[test]

@@ -1,5 +1,11 @@
 //! What is compared: each scenario's guests, its contenders, and the figures it yields.
 
+mod contender;
+mod figure;
+
+pub use contender::{Change, Contender};
+pub use figure::Figure;
+
 use crate::distance::Track;
 use crate::guests::dpdk::{Frames, Guests, Ring};
 use crate::guests::load::{Act, Setup, Stage, Yields, memory_per_port};
@@ -11,6 +17,7 @@ use crate::switch::dpdk_vhost::DpdkVhost;
 use crate::switch::lasthop::Ours;
 use crate::switch::ovs::{Ovs, Rules};
 use crate::switch::{Extras, Switch};
+use figure::{COST, FLOWS, IDLE, LEFT, LOOP, MEMORY, OUTSIDE, THROUGH, TIMES, VMS};
 use lasthop_bench::load::Pattern;
 use lasthop_tests_vm::{Port, scratch};
 use serde::Serialize;
@@ -26,195 +33,16 @@ pub struct Cpus {
 }
 
 impl Cpus {
+    /// Those of guests and those of switches.
+    pub fn each(self) -> (Vec<usize>, Vec<usize>) {
+        (vec![self.guests], vec![self.switch])
+    }
+
     /// As a list for people and programs.
     pub fn both(self) -> String {
         format!("{},{}", self.guests.min(self.switch), self.guests.max(self.switch))
     }
 }
-
-/// A switch in a comparison.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Contender {
-    /// lasthop, a learning switch.
-    Lasthop,
-    /// The same, its scheduling changed.
-    Changed(Change),
-    /// The same, a TAP device on a bridge as its uplink.
-    Tap,
-    /// The same, its uplink without receive aggregation.
-    NoGro,
-    /// Open vSwitch with DPDK.
-    Ovs(Rules),
-    /// DPDK's vhost library, which copies twice and does nothing else.
-    DpdkVhost,
-    /// The kernel's bridge with TAP devices.
-    LinuxBridge,
-}
-
-/// What is different in how lasthop schedules its work: one thing each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// A core of its own, polled on.
-    Poll,
-    /// No helpers on idle cores.
-    NoHelpers,
-    /// Guests kick for every packet.
-    NoTransmitBatch,
-    /// Guests are interrupted whenever they want to be.
-    NoReceiveBatch,
-    /// Helpers wait 5 µs for the next packet, however often packets come.
-    FixedHysteresis,
-    /// Not known which VMs run and which cores are idle.
-    NoView,
-}
-
-impl Change {
-    /// Arguments of `lasthop run`; `cpu` is the switch's.
-    pub fn arguments(self, cpu: usize) -> Vec<String> {
-        let poll = cpu.to_string();
-        let words: &[&str] = match self {
-            Self::Poll => &["--poll", &poll],
-            Self::NoHelpers => &["--helpers", "none"],
-            Self::NoTransmitBatch => &["--tx-batch", "off"],
-            Self::NoReceiveBatch => &["--rx-batch", "off"],
-            Self::FixedHysteresis => &["--hysteresis", "5"],
-            Self::NoView => &["--no-bpf"],
-        };
-        words.iter().map(ToString::to_string).collect()
-    }
-}
-
-impl Contender {
-    /// All there are.
-    pub const ALL: [Self; 15] = [
-        Self::Lasthop,
-        Self::Changed(Change::Poll),
-        Self::Changed(Change::NoHelpers),
-        Self::Changed(Change::NoTransmitBatch),
-        Self::Changed(Change::NoReceiveBatch),
-        Self::Changed(Change::FixedHysteresis),
-        Self::Changed(Change::NoView),
-        Self::Tap,
-        Self::NoGro,
-        Self::Ovs(Rules::PortToPort),
-        Self::Ovs(Rules::Acl),
-        Self::Ovs(Rules::Learning),
-        Self::Ovs(Rules::List),
-        Self::DpdkVhost,
-        Self::LinuxBridge,
-    ];
-
-    /// For the command line and the files.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Lasthop => "lasthop",
-            Self::Changed(Change::Poll) => "lasthop-poll",
-            Self::Changed(Change::NoHelpers) => "lasthop-no-helpers",
-            Self::Changed(Change::NoTransmitBatch) => "lasthop-no-tx-batch",
-            Self::Changed(Change::NoReceiveBatch) => "lasthop-no-rx-batch",
-            Self::Changed(Change::FixedHysteresis) => "lasthop-fixed-hysteresis",
-            Self::Changed(Change::NoView) => "lasthop-no-bpf",
-            Self::Tap => "lasthop-tap",
-            Self::NoGro => "lasthop-no-gro",
-            Self::Ovs(Rules::PortToPort) => "ovs-flows",
-            Self::Ovs(Rules::Acl) => "ovs-acl",
-            Self::Ovs(Rules::Learning) => "ovs-learning",
-            Self::Ovs(Rules::List) => "ovs-list",
-            Self::DpdkVhost => "dpdk-vhost",
-            Self::LinuxBridge => "linux-bridge",
-        }
-    }
-
-    /// For people.
-    pub fn title(self) -> &'static str {
-        match self {
-            Self::Lasthop => "lasthop",
-            Self::Changed(Change::Poll) => "lasthop, polling on a core of its own",
-            Self::Changed(Change::NoHelpers) => "lasthop without helpers",
-            Self::Changed(Change::NoTransmitBatch) => "lasthop without transmit batching",
-            Self::Changed(Change::NoReceiveBatch) => "lasthop without receive batching",
-            Self::Changed(Change::FixedHysteresis) => "lasthop, hysteresis always 5 µs",
-            Self::Changed(Change::NoView) => "lasthop without eBPF",
-            Self::Tap => "lasthop, TAP on a bridge",
-            Self::NoGro => "lasthop without aggregation",
-            Self::Ovs(Rules::PortToPort) => "OVS-DPDK, port-to-port flows",
-            Self::Ovs(Rules::Acl) => "OVS-DPDK, two ACL rules",
-            Self::Ovs(Rules::Learning) => "OVS-DPDK, learning",
-            Self::Ovs(Rules::List) => "OVS-DPDK, the same rules",
-            Self::DpdkVhost => "DPDK vhost, no switch",
-            Self::LinuxBridge => "Linux bridge + TAP",
-        }
-    }
-}
-
-/// Something measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Figure {
-    /// What it is.
-    pub name: &'static str,
-    /// Its unit.
-    pub unit: &'static str,
-    /// Whether more is better.
-    pub more_is_better: bool,
-}
-
-const LOOP: [Figure; 4] = [
-    Figure { name: "packets", unit: "Mpps", more_is_better: true },
-    Figure { name: "bytes", unit: "Gbit/s", more_is_better: true },
-    Figure { name: "switch busy", unit: "ns/packet", more_is_better: false },
-    Figure { name: "switch CPU", unit: "ns/packet", more_is_better: false },
-];
-const VMS: [Figure; 3] = [
-    Figure { name: "TCP stream", unit: "Gbit/s", more_is_better: true },
-    Figure { name: "TCP transactions", unit: "1/s", more_is_better: true },
-    Figure { name: "ping", unit: "µs", more_is_better: false },
-];
-const IDLE: [Figure; 1] = [Figure { name: "switch CPU", unit: "% of a CPU", more_is_better: false }];
-
-const TIMES: [Figure; 6] = [
-    Figure { name: "there and back", unit: "1000/s", more_is_better: true },
-    Figure { name: "p50", unit: "µs", more_is_better: false },
-    Figure { name: "p99", unit: "µs", more_is_better: false },
-    Figure { name: "p99.9", unit: "µs", more_is_better: false },
-    Figure { name: "switch busy", unit: "ns/packet", more_is_better: false },
-    Figure { name: "switch CPU", unit: "% of a CPU", more_is_better: false },
-];
-const LEFT: [Figure; 3] = [
-    Figure { name: "left to others", unit: "% of both CPUs", more_is_better: true },
-    Figure { name: "packets", unit: "1000/s", more_is_better: true },
-    Figure { name: "switch CPU", unit: "ns/packet", more_is_better: false },
-];
-const COST: [Figure; 5] = [
-    Figure { name: "packets", unit: "1000/s", more_is_better: true },
-    Figure { name: "switch busy", unit: "ns/packet", more_is_better: false },
-    Figure { name: "switch CPU", unit: "ns/packet", more_is_better: false },
-    Figure { name: "switch CPU", unit: "% of a CPU", more_is_better: false },
-    Figure { name: "of it not on idle cycles", unit: "% of a CPU", more_is_better: false },
-];
-const FLOWS: [Figure; 3] = [
-    Figure { name: "new flows", unit: "1000/s", more_is_better: true },
-    Figure { name: "switch CPU", unit: "µs/flow", more_is_better: false },
-    Figure { name: "memory", unit: "B/flow", more_is_better: false },
-];
-const OUTSIDE: [Figure; 8] = [
-    Figure { name: "TCP transmitted", unit: "Gbit/s", more_is_better: true },
-    Figure { name: "TCP received", unit: "Gbit/s", more_is_better: true },
-    Figure { name: "TCP transactions", unit: "1/s", more_is_better: true },
-    Figure { name: "CPU between, transmitting", unit: "ms/Gbit", more_is_better: false },
-    Figure { name: "CPU between, receiving", unit: "ms/Gbit", more_is_better: false },
-    Figure { name: "all CPU, transmitting", unit: "ms/Gbit", more_is_better: false },
-    Figure { name: "all CPU, receiving", unit: "ms/Gbit", more_is_better: false },
-    Figure { name: "uplink process", unit: "% of a CPU", more_is_better: false },
-];
-const THROUGH: [Figure; 3] = [
-    Figure { name: "there and back", unit: "Mpps", more_is_better: true },
-    Figure { name: "bytes", unit: "Gbit/s", more_is_better: true },
-    Figure { name: "switch CPU", unit: "ns/packet", more_is_better: false },
-];
-const MEMORY: [Figure; 2] = [
-    Figure { name: "memory", unit: "KiB/port", more_is_better: false },
-    Figure { name: "memory with two ports", unit: "KiB", more_is_better: false },
-];
 
 const OURS: Contender = Contender::Lasthop;
 const FLOW: Contender = Contender::Ovs(Rules::PortToPort);
@@ -297,6 +125,15 @@ const fn ports(name: &'static str, title: &'static str, pattern: Pattern) -> Sce
     scenario(name, title, &[OURS, LEARN], Work::Load(Setup { ports: 4, ..Setup::PLAIN }, act))
 }
 
+const fn pairs(name: &'static str, title: &'static str, pairs: usize) -> Scenario {
+    scenario(
+        name,
+        title,
+        &[OURS, FLOW],
+        Work::Load(Setup { ports: 2 * pairs, spread: true, ..Setup::PLAIN }, Act::PLAIN),
+    )
+}
+
 const fn latency(name: &'static str, title: &'static str, rate: Option<f64>) -> Scenario {
     let pattern = if rate.is_some() { Pattern::Echo } else { Pattern::PingPong };
     let act = Act { pattern, rate, window: None, yields: Yields::Times, ..Act::PLAIN };
@@ -326,9 +163,12 @@ const ECHO: Act = Act { pattern: Pattern::Echo, yields: Yields::Times, ..SLOW };
 const QUEUES: Act = Act { flows: 64, ..Act::PLAIN };
 const NEW_FLOWS: Act =
     Act { pattern: Pattern::OneWay, window: Some(64), flows: 4000, once: true, yields: Yields::Flows, ..Act::PLAIN };
+/// What one new flow costs, and how long its first packet is on its way while nothing else is.
+const ONE_NEW_FLOW: Act = Act { window: Some(1), ..NEW_FLOWS };
+const RULES: Setup = Setup { rules: 1000, ..Setup::PLAIN };
 
 /// All there are, those of a group together.
-pub const ALL: [Scenario; 58] = [
+pub const ALL: [Scenario; 68] = [
     dpdk("loop-64-split", "two DPDK guests, 64-byte frames, split rings", Ring::Split, Frames::Size(64)),
     dpdk("loop-64-packed", "two DPDK guests, 64-byte frames, packed rings", Ring::Packed, Frames::Size(64)),
     dpdk("loop-1472-split", "two DPDK guests, 1472-byte frames, split rings", Ring::Split, Frames::Size(1472)),
@@ -368,6 +208,13 @@ pub const ALL: [Scenario; 58] = [
     ports("ports-incast", "four guests, three send to one, 64-byte frames", Pattern::Incast),
     ports("ports-all", "four guests, all to all, 64-byte frames", Pattern::AllToAll),
     ports("ports-broadcast", "four guests, one to all by broadcast, 64-byte frames", Pattern::Broadcast),
+    pairs("pairs-1", "64-byte frames both ways, one pair of guests on a CPU, the switch on all others", 1),
+    pairs("pairs-2", "64-byte frames both ways, two pairs of guests on a CPU each, the switch on all others", 2),
+    pairs("pairs-3", "64-byte frames both ways, three pairs of guests on a CPU each, the switch on all others", 3),
+    pairs("pairs-4", "64-byte frames both ways, four pairs of guests on a CPU each, the switch on all others", 4),
+    pairs("pairs-5", "64-byte frames both ways, five pairs of guests on a CPU each, the switch on all others", 5),
+    pairs("pairs-6", "64-byte frames both ways, six pairs of guests on a CPU each, the switch on all others", 6),
+    pairs("pairs-7", "64-byte frames both ways, seven pairs of guests on a CPU each, the switch on all others", 7),
     scenario(
         "queues-2",
         "two guests with two queue pairs, 64 flows each way, 64-byte frames",
@@ -402,6 +249,24 @@ pub const ALL: [Scenario; 58] = [
         "4000 packets, each from another MAC address, 64 on their way",
         &[OURS, LEARN],
         Work::Load(Setup::PLAIN, NEW_FLOWS),
+    ),
+    scenario(
+        "setup-flows-1000",
+        "4000 packets, each from another MAC address, 64 on their way, behind 1000 access rules",
+        &[OURS, LEARN],
+        Work::Load(RULES, NEW_FLOWS),
+    ),
+    scenario(
+        "setup-one",
+        "4000 packets, each from another MAC address, one at a time",
+        &[OURS, LEARN],
+        Work::Load(Setup::PLAIN, ONE_NEW_FLOW),
+    ),
+    scenario(
+        "setup-one-1000",
+        "4000 packets, each from another MAC address, one at a time, behind 1000 access rules",
+        &[OURS, LEARN],
+        Work::Load(RULES, ONE_NEW_FLOW),
     ),
     scenario("setup-ports", "memory of 34 ports less that of two", &[OURS, LEARN], Work::Memory),
     scenario("vms", "two Linux VMs (QEMU), virtio-net with TSO", &[OURS, BRIDGE, FLOW], Work::Vms),
@@ -462,9 +327,10 @@ impl Scenario {
         }
     }
 
-    /// Whether both can be played on the same switch, one after the other.
+    /// Whether both can be played on the same switch, one after the other: not where flows have to be new.
     pub fn shares_with(&self, other: &Self) -> bool {
         match (self.work, other.work) {
+            (Work::Load(_, x), Work::Load(_, y)) if x.once || y.once => false,
             (Work::Load(a, _), Work::Load(b, _)) => a == b && self.contenders == other.contenders,
             _ => false,
         }
@@ -510,7 +376,7 @@ fn round_and_round(contender: Contender, cpus: Cpus, ring: Ring, frames: Frames,
         Contender::Changed(change) => {
             Box::new(Ours::start(&ports, &cpus.switch.to_string(), Extras::default(), Some(change))?)
         }
-        Contender::Ovs(rules) => Box::new(Ovs::start(cpus.guests, cpus.switch, &sockets, rules, Extras::default())?),
+        Contender::Ovs(rules) => Box::new(Ovs::start(cpus.guests, &[cpus.switch], &sockets, rules, Extras::default())?),
         Contender::DpdkVhost => Box::new(DpdkVhost::start(cpus.guests, cpus.switch, &sockets, Extras::default())?),
         Contender::LinuxBridge | Contender::Tap | Contender::NoGro => return Err(failed("has no such ports")),
     };

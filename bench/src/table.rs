@@ -38,20 +38,21 @@ pub fn render(scenario: &ScenarioResults) -> String {
     text
 }
 
-/// At which distance of the CPUs the figures were taken, and how many rounds of each contender they come from.
+/// How many rounds of each contender the figures come from, and at which distance of the CPUs they were taken if that was
+/// probed.
 fn distance(scenario: &ScenarioResults) -> Option<String> {
-    let trips = distance::range(&scenario.round_trips_ns())?;
+    let rounds = || scenario.measured().map(|c| c.valid_rounds(scenario.distance));
+    let (fewest, most) = (rounds().min()?, rounds().max()?);
+    let number = if fewest < most { format!("{fewest} to {most}") } else { fewest.to_string() };
+    let rounds = format!("{number} {} each", if most == 1 { "round" } else { "rounds" });
+    let Some(trips) = distance::range(&scenario.round_trips_ns()) else { return Some(rounds) };
     let Some(distance) = scenario.distance else {
         return Some(format!(
             "at no distance of the CPUs (round trip {trips}) was everybody measured: the figures are of all rounds and may \
              not compare"
         ));
     };
-    let rounds = || scenario.measured().map(|c| c.rounds_at(scenario.distance).count());
-    let (fewest, most) = (rounds().min()?, rounds().max()?);
-    let number = if fewest < most { format!("{fewest} to {most}") } else { fewest.to_string() };
-    let word = if most == 1 { "round" } else { "rounds" };
-    Some(format!("{} (round trip {trips}): {number} {word} each", distance.name()))
+    Some(format!("{} (round trip {trips}): {rounds}", distance.name()))
 }
 
 /// Rows, the first a heading, as a table.
@@ -109,6 +110,8 @@ loop: a loop
 | peer    |  10.0 (2.00×) |           200 (0.25×) |
 | failing |             — |                     — |
 
+3 rounds each
+
 skipped absent: no such program
 
 failed failing: it
@@ -129,7 +132,8 @@ fell
         assert_eq!(line(far).unwrap(), "far apart (round trip 480–500 ns): 1 round each");
         let split = scenario(&[("lasthop", &[one(500.0)]), ("peer", &[one(47.0)])]);
         assert!(line(split).unwrap().starts_with("at no distance of the CPUs (round trip 47–500 ns) was everybody"));
-        assert_eq!(line(sample()), None, "nothing was probed");
+        assert_eq!(line(sample()).unwrap(), "3 rounds each", "nothing was probed");
+        assert_eq!(line(scenario(&[("lasthop", &[])])), None, "nothing was measured");
     }
 
     #[test]

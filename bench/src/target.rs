@@ -1,17 +1,30 @@
 //! What lasthop is to reach beside its peers, and whether it does.
 
-use crate::results::{Results, ScenarioResults};
+use crate::distance::Distance;
+use crate::results::{ContenderResults, Results, ScenarioResults};
 use crate::table::{align, number};
 
-/// A bound on lasthop's figure, divided by a peer's.
+/// A bound on lasthop's figure, beside something else.
 struct Target {
     what: &'static str,
     scenario: &'static str,
     figure: usize,
-    /// Without one the figure itself counts.
-    peer: Option<&'static str>,
+    against: Against,
     bound: Bound,
     aim: Option<f64>,
+}
+
+/// What lasthop's figure is divided by.
+#[derive(Clone, Copy)]
+enum Against {
+    /// A peer's.
+    Peer(&'static str),
+    /// Nothing: the figure itself counts.
+    Nothing,
+    /// Its own in another scenario, at the same distance of the CPUs.
+    Scenario(&'static str),
+    /// For [`LEFT`]: what it left in this scenario, where there was next to no traffic, less what the packets cost.
+    LessCost(&'static str),
 }
 
 #[derive(Clone, Copy)]
@@ -22,12 +35,12 @@ enum Bound {
 use Bound::{Least, Most};
 
 const fn target(what: &'static str, scenario: &'static str, figure: usize, peer: &'static str, bound: Bound) -> Target {
-    Target { what, scenario, figure, peer: Some(peer), bound, aim: None }
+    Target { what, scenario, figure, against: Against::Peer(peer), bound, aim: None }
 }
 
 /// A bound on the figure itself.
 const fn alone(what: &'static str, scenario: &'static str, figure: usize, bound: Bound) -> Target {
-    Target { what, scenario, figure, peer: None, bound, aim: None }
+    Target { what, scenario, figure, against: Against::Nothing, bound, aim: None }
 }
 
 const fn aiming(aim: f64, target: Target) -> Target {
@@ -42,8 +55,11 @@ const BRIDGE: &str = "linux-bridge";
 const PACKETS: usize = 0;
 const BYTES: usize = 1;
 const BUSY: usize = 2;
+// Figures of CPUs shared with others: what these got, and what the switch with packets and the guests took.
+const LEFT: usize = 0;
+const OWN_COST: [usize; 2] = [3, 4];
 
-const TARGETS: [Target; 44] = [
+const TARGETS: [Target; 48] = [
     target("64 B split, packets", "loop-64-split", PACKETS, OVS, Least(1.5)),
     target("64 B split, packets", "loop-64-split", PACKETS, VHOST, Least(0.95)),
     target("64 B packed, packets", "loop-64-packed", PACKETS, OVS, Least(1.6)),
@@ -55,6 +71,14 @@ const TARGETS: [Target; 44] = [
     target("1000 access rules, 100 000 flows, packets", "acl-1000-flows", PACKETS, "ovs-list", Least(2.0)),
     // Where the guests are the slower side, this says what packets cannot.
     target("1000 access rules, 100 000 flows, switch busy", "acl-1000-flows", BUSY, "ovs-list", Most(0.5)),
+    Target {
+        against: Against::Scenario("acl-1"),
+        ..alone("1000 access rules against one, packets", "acl-1000", PACKETS, Least(0.95))
+    },
+    Target {
+        against: Against::Scenario("acl-1"),
+        ..alone("1000 access rules against one, switch busy", "acl-1000", BUSY, Most(1.05))
+    },
     target("switch CPU at 10 000 packets/s", "cpu-10k", 2, OVS, Most(0.05)),
     target("switch CPU at 100 000 packets/s", "cpu-100k", 2, OVS, Most(0.25)),
     target("switch CPU at 100 000 packets/s, not on idle cycles", "cpu-100k", 4, OVS, Most(0.25)),
@@ -66,6 +90,10 @@ const TARGETS: [Target; 44] = [
     target("two VMs, transactions", "vms", 1, BRIDGE, Least(1.3)),
     target("two VMs, transactions", "vms", 1, OVS, Least(1.3)),
     target("100 000 packets/s, CPU left to spinning programs", "shared-100k", 0, OVS, Least(1.5)),
+    Target {
+        against: Against::LessCost("shared-idle"),
+        ..alone("100 000 packets/s, CPU left, but for their own cost", "shared-100k", LEFT, Least(0.95))
+    },
     target("AF_XDP uplink, TCP transmitted", "uplink-xdp", 0, OVS, Least(1.5)),
     target("AF_XDP uplink, TCP received", "uplink-xdp", 1, OVS, Least(1.5)),
     target("AF_XDP uplink, TCP transmitted", "uplink-xdp", 0, BRIDGE, Least(1.0)),
@@ -90,16 +118,45 @@ const TARGETS: [Target; 44] = [
     target("AF_PACKET uplink, 1514-byte frames", "outside-packet-1514", PACKETS, OVS, Least(1.5)),
     // The scheduler's account is never quite 0.
     alone("idle, % of a CPU", "idle", 0, Most(0.1)),
+    alone("idle, wake-ups a second and port", "idle", 1, Most(1.0)),
 ];
 
 impl Target {
     /// The ratio (or the figure), if it was measured.
     fn measured(&self, results: &Results) -> Option<f64> {
-        let scenario: &ScenarioResults = results.scenarios.iter().find(|s| s.name == self.scenario)?;
-        let at = |name: &str| scenario.contenders.iter().position(|c| c.name == name);
-        match self.peer {
-            Some(peer) => *scenario.ratios(self.figure).get(at(peer)?)?,
-            None => *scenario.contenders.get(at("lasthop")?)?.best.get(self.figure)?,
+        let scenario = played(results, self.scenario)?;
+        match self.against {
+            Against::Peer(peer) => {
+                *scenario.ratios(self.figure).get(scenario.contenders.iter().position(|c| c.name == peer)?)?
+            }
+            Against::Nothing => *ours(scenario)?.best.get(self.figure)?,
+            Against::Scenario(other) => {
+                let [here, there] = [scenario, played(results, other)?].map(ours);
+                let (here, there) = (here?, there?);
+                let figure = &scenario.figures[self.figure];
+                let best = |c: &ContenderResults| c.best_at(self.figure, figure.more_is_better, common(here, there)?);
+                Some(best(here)? / best(there)?)
+            }
+            Against::LessCost(idle) => {
+                let before = (*ours(played(results, idle)?)?.best.get(self.figure)?)?;
+                let of = |figure: usize, round: &crate::results::Round| round.figures.get(figure).copied().flatten();
+                // All of one round: what one took another could not have.
+                let ratios = ours(scenario)?.rounds_at(scenario.distance).filter_map(|round| {
+                    let [switch, guests] = OWN_COST.map(|figure| of(figure, round));
+                    Some(of(self.figure, round)? / (before - switch? - guests?))
+                });
+                ratios.reduce(f64::max)
+            }
+        }
+    }
+
+    /// For people.
+    fn peer(&self) -> String {
+        match self.against {
+            Against::Peer(peer) => peer.into(),
+            Against::Nothing => "—".into(),
+            Against::Scenario(other) => format!("{other}, lasthop"),
+            Against::LessCost(idle) => format!("{idle}, less cost"),
         }
     }
 
@@ -109,6 +166,23 @@ impl Target {
             Most(bound) => value <= bound,
         }
     }
+}
+
+fn played<'a>(results: &'a Results, scenario: &str) -> Option<&'a ScenarioResults> {
+    results.scenarios.iter().find(|s| s.name == scenario)
+}
+
+fn ours(scenario: &ScenarioResults) -> Option<&ContenderResults> {
+    scenario.contenders.iter().find(|c| c.name == "lasthop")
+}
+
+/// The distance at which both have most rounds, all rounds where nothing was probed; nothing if there is no such distance.
+fn common(a: &ContenderResults, b: &ContenderResults) -> Option<Option<Distance>> {
+    if [a, b].iter().all(|c| c.rounds.iter().all(|r| r.round_trips_ns.is_empty())) {
+        return Some(None);
+    }
+    let rounds = |distance| [a, b].map(|c| c.rounds_at(Some(distance)).count()).into_iter().min().unwrap_or(0);
+    Distance::ALL.into_iter().rev().max_by_key(|d| rounds(*d)).filter(|d| rounds(*d) > 0).map(Some)
 }
 
 /// A table of the targets of what was played, measured, met; nothing when none was measured.
@@ -126,7 +200,7 @@ pub fn render(results: &Results) -> Option<String> {
         any |= measured.is_some();
         rows.push(vec![
             t.what.to_owned(),
-            t.peer.unwrap_or("—").to_owned(),
+            t.peer(),
             format!("{sign} {}{aim}", number(bound)),
             measured.map_or("—".to_owned(), number),
             measured.map_or("not measured", |m| if t.met(m) { "yes" } else { "no" }).to_owned(),
@@ -148,8 +222,69 @@ mod tests {
             let scenario = ALL.iter().find(|s| s.name == t.scenario).expect(t.scenario);
             let figure = scenario.figures()[t.figure];
             assert_eq!(figure.more_is_better, matches!(t.bound, Least(_)), "{}", t.what);
-            assert!(t.peer.is_none_or(|p| scenario.contenders.iter().any(|c| c.name() == p)), "{}", t.what);
+            match t.against {
+                Against::Peer(p) => assert!(scenario.contenders.iter().any(|c| c.name() == p), "{}", t.what),
+                Against::Nothing => {}
+                Against::Scenario(other) | Against::LessCost(other) => {
+                    let other = ALL.iter().find(|s| s.name == other).expect(t.what);
+                    assert_eq!(other.figures(), scenario.figures(), "{}", t.what);
+                }
+            }
+            if let Against::LessCost(_) = t.against {
+                let names = [t.figure, OWN_COST[0], OWN_COST[1]].map(|f| scenario.figures()[f].name);
+                assert_eq!(names, ["left to others", "switch busy", "guests' CPU"]);
+            }
         }
+    }
+
+    fn results(scenarios: Vec<ScenarioResults>) -> Results {
+        let cpus = Cpus { guests: 0, switch: 1 };
+        Results { version: "0", machine: Machine::look(), cpus, rounds: 1, seconds: 1, scenarios }
+    }
+
+    /// A scenario in which lasthop alone had these rounds, with their round trips between the CPUs.
+    fn alone_in(name: &str, rounds: &[(&[f64], f64)]) -> ScenarioResults {
+        let scenario = ALL.iter().find(|s| s.name == name).unwrap();
+        let mut played = ScenarioResults::new(scenario, vec![ContenderResults::new("lasthop", "lasthop", None)]);
+        for (figures, trip) in rounds {
+            played.add(0, Round::new(figures.iter().copied().map(Some).collect(), vec![*trip]));
+        }
+        played
+    }
+
+    fn line(text: &str, what: &str) -> String {
+        text.lines().find(|l| l.contains(what)).unwrap_or_else(|| panic!("no {what}: {text}")).to_owned()
+    }
+
+    #[test]
+    fn a_scenario_is_compared_with_another_at_the_same_distance() {
+        let few = alone_in("acl-1", &[(&[10.0, 1.0, 80.0, 1.0], 100.0), (&[20.0, 1.0, 40.0, 1.0], 50.0)]);
+        let many = [(&[9.0, 1.0, 82.0, 1.0][..], 100.0), (&[9.6, 1.0, 85.0, 1.0], 100.0)];
+        let text = render(&results(vec![few, alone_in("acl-1000", &many)])).unwrap();
+        let packets = line(&text, "1000 access rules against one, packets");
+        assert!(packets.contains("acl-1, lasthop") && packets.contains(" 0.96 | yes |"), "{text}");
+        assert!(line(&text, "1000 access rules against one, switch busy").contains(" 1.02 | yes |"), "{text}");
+        let far = alone_in("acl-1", &[(&[10.0, 1.0, 80.0, 1.0], 500.0)]);
+        assert_eq!(render(&results(vec![far, alone_in("acl-1000", &many)])), None, "never at one distance");
+        assert_eq!(render(&results(vec![alone_in("acl-1000", &many)])), None, "the other was not played");
+    }
+
+    #[test]
+    fn what_is_left_is_judged_less_what_the_packets_cost() {
+        let idle = || alone_in("shared-idle", &[(&[99.0, 0.0, 1.0, 0.1, 0.1], 100.0)]);
+        // The best of each figure would be 70, 5 and 20, and well above what was left of 99.
+        let rounds = [(&[60.0, 100.0, 1.0, 5.0, 30.0][..], 100.0), (&[70.0, 100.0, 1.0, 5.5, 20.0], 100.0)];
+        let text = render(&results(vec![idle(), alone_in("shared-100k", &rounds)])).unwrap();
+        let row = line(&text, "but for their own cost");
+        assert!(row.contains("shared-idle, less cost") && row.contains(" 0.95 |") && row.ends_with(" yes |"), "{text}");
+        let waste = alone_in("shared-100k", &[(&[60.0, 100.0, 1.0, 5.0, 25.0], 100.0)]);
+        assert!(line(&render(&results(vec![idle(), waste])).unwrap(), "own cost").ends_with(" no |"));
+    }
+
+    #[test]
+    fn wake_ups_are_counted() {
+        let text = render(&results(vec![alone_in("idle", &[(&[0.01, 1.2], 100.0)])])).unwrap();
+        assert!(line(&text, "idle, wake-ups").contains("≤ 1.00 |     1.20 |  no |"), "{text}");
     }
 
     #[test]
@@ -161,14 +296,7 @@ mod tests {
             for (i, (_, packets, busy)) in measured.iter().enumerate() {
                 played.add(i, Round::new([*packets, 1.0, *busy, 1.0].map(Some).to_vec(), vec![]));
             }
-            Results {
-                version: "0",
-                machine: Machine::look(),
-                cpus: Cpus { guests: 0, switch: 1 },
-                rounds: 1,
-                seconds: 1,
-                scenarios: vec![played],
-            }
+            results(vec![played])
         };
         let text = render(&results(&[("lasthop", 20.0, 50.0), (OVS, 10.0, 100.0)])).unwrap();
         let line = |what: &str| text.lines().find(|l| l.contains(what)).unwrap().to_owned();

@@ -4,6 +4,7 @@ use crate::acl::List;
 use crate::distance::Track;
 use crate::guests::outside::Device;
 use crate::guests::reflector::Reflector;
+use crate::machine;
 use crate::results::Round;
 use crate::scenario::{Contender, Cpus};
 use crate::stop::{Outcome, check, failed};
@@ -44,6 +45,8 @@ pub struct Setup {
     pub crowd: bool,
     /// An uplink to a world outside that sends everything back.
     pub outside: Option<Device>,
+    /// Each pair of guests has a thread and a CPU of its own, and the switch all others.
+    pub spread: bool,
 }
 
 impl Setup {
@@ -58,6 +61,7 @@ impl Setup {
         rules: 0,
         crowd: false,
         outside: None,
+        spread: false,
     };
     /// The same, packets go round.
     pub const ROUND: Self = Self { round: true, ..Self::PLAIN };
@@ -95,7 +99,7 @@ pub enum Yields {
     Left,
     /// Packets and bytes through an uplink, processor time of each packet.
     Outside,
-    /// New flows a second, memory of each.
+    /// New flows a second, memory of each, times of their first packets.
     Flows,
 }
 
@@ -147,14 +151,15 @@ impl Stage {
         settings.packed = setup.packed;
         settings.queues = setup.queues;
         settings.notify = if setup.sleep { Notify::Sleep } else { Notify::Poll };
-        settings.cpus = vec![cpus.guests];
+        let (guests, switch) = if setup.spread { spread(machine::cpus(), setup.ports / 2, cpus) } else { cpus.each() };
+        settings.cpus = guests.clone();
         settings.check = if setup.round { Check::Count } else { Check::Order };
         settings.sizes = Sizes::of(1514);
         if setup.large {
             (settings.ring_size, settings.rx_buffer) = (256, 4096);
             settings.sizes = "gso".parse().map_err(failed)?;
         }
-        if setup.ports > 4 {
+        if setup.ports > 4 && !setup.spread {
             // Many ports are for counting memory.
             settings.ring_size = 64;
         }
@@ -162,8 +167,9 @@ impl Stage {
         let listening = load::listen(&settings)?;
         let switch: Box<dyn Switch> = match contender {
             Contender::Lasthop | Contender::NoGro => {
-                let start = || Ours::start(&ports, &cpus.switch.to_string(), extras, None);
-                Box::new(if uplink.is_some() { start_on(cpus.switch, start)? } else { start()? })
+                let list = switch.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+                let start = || Ours::start(&ports, &list, extras, None);
+                Box::new(if uplink.is_some() || setup.spread { start_on(&switch, start)? } else { start()? })
             }
             Contender::Changed(change) => {
                 Box::new(Ours::start(&ports, &cpus.switch.to_string(), extras, Some(change))?)
@@ -171,19 +177,24 @@ impl Stage {
             Contender::Ovs(rules) => {
                 // Its main thread is who serves an interface without a polling thread.
                 let main = if uplink.is_some() { cpus.switch } else { cpus.guests };
-                Box::new(Ovs::start(main, cpus.switch, &sockets, rules, extras)?)
+                let start = || Ovs::start(main, &switch, &sockets, rules, extras);
+                let all: Vec<usize> = guests.iter().chain(&switch).copied().collect();
+                Box::new(if setup.spread { start_on(&all, start)? } else { start()? })
             }
             Contender::DpdkVhost => Box::new(DpdkVhost::start(cpus.guests, cpus.switch, &sockets, extras)?),
             Contender::LinuxBridge | Contender::Tap => return Err(failed("has no such ports")),
         };
         let session = Session::connect(&settings, &listening, &check)?;
         let crowd = if setup.crowd { vec![cpus.guests, cpus.switch] } else { Vec::new() };
+        // There is no one distance between many.
+        let cpus = if setup.spread { Cpus { switch: cpus.guests, ..cpus } } else { cpus };
         Ok(Self { session, _listening: listening, switch, _outside: outside, settings, cpus, crowd, _dir: dir })
     }
 
     /// Plays an act for so many seconds.
     pub fn play(&mut self, act: Act, seconds: f64) -> Outcome<Round> {
         let times = act.yields == Yields::Times;
+        let first = act.yields == Yields::Flows;
         let settings = Settings {
             pattern: act.pattern,
             sizes: act.sizes.parse().map_err(failed)?,
@@ -195,7 +206,7 @@ impl Stage {
             flow_order: if act.once { FlowOrder::Round } else { FlowOrder::Random },
             // A number for each of a million flows would be a cache miss of the guests'.
             check: if act.flows > 10_000 || act.pattern.circulates() { Check::Count } else { Check::Order },
-            latency: times,
+            latency: times || first,
             // Switches that learn or cache flows do so here.
             warmup: Duration::from_millis(if act.once {
                 0
@@ -215,6 +226,7 @@ impl Stage {
             factor,
             crowd,
             left: 0.0,
+            guests: 0.0,
             spent: None,
             cpus: self.cpus,
             within: !times,
@@ -222,7 +234,7 @@ impl Stage {
             trips: Vec::new(),
         };
         let report = self.session.play(&settings, &mut watch)?;
-        let (left, trips) = (100.0 * watch.left, watch.trips);
+        let (left, guests, trips) = (100.0 * watch.left, 100.0 * watch.guests, watch.trips);
         let spent = watch.spent.ok_or_else(|| failed("nothing was measured"))?;
         if report.received == 0 {
             return Err(failed("no packet came through"));
@@ -231,7 +243,8 @@ impl Stage {
             return Err(failed(format!("{} packets out of order, {} damaged", report.reordered, report.damaged)));
         }
         let memory = self.switch.memory_kib().saturating_sub(before) as f64 * 1024.0;
-        let figures = figures(act.yields, &report, spent, factor * report.received as f64, memory, left);
+        let shared = [left, guests];
+        let figures = figures(act.yields, &report, spent, factor * report.received as f64, memory, shared);
         Ok(Round::new(figures, trips))
     }
 
@@ -241,16 +254,34 @@ impl Stage {
     }
 }
 
-/// Starts something all of whose processes are to stay on one CPU.
-fn start_on<T>(cpu: usize, start: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+/// A CPU for each of so many pairs of guests, and those for the switch: all others of the first 64. With two CPUs they are as
+/// everywhere else.
+fn spread(all: &[usize], pairs: usize, cpus: Cpus) -> (Vec<usize>, Vec<usize>) {
+    let others = all.iter().copied().filter(|c| *c < 64 && *c != cpus.guests && *c != cpus.switch);
+    let mut guests: Vec<usize> = [cpus.guests].into_iter().chain(others).collect();
+    let mut switch = guests.split_off(pairs.min(guests.len()));
+    switch.push(cpus.switch);
+    (guests, switch)
+}
+
+/// Starts something all of whose processes are to stay on some CPUs.
+fn start_on<T>(cpus: &[usize], start: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     let before = CpuList::allowed().map_err(failed)?;
-    [cpu].into_iter().collect::<CpuList>().bind_current_thread().map_err(failed)?;
+    cpus.iter().copied().collect::<CpuList>().bind_current_thread().map_err(failed)?;
     let started = start();
     before.bind_current_thread().map_err(failed)?;
     started
 }
 
-fn figures(yields: Yields, report: &Report, spent: Spent, packets: f64, memory: f64, left: f64) -> Vec<Option<f64>> {
+/// `shared` is what others and what the guests got of the CPUs, in percent.
+fn figures(
+    yields: Yields,
+    report: &Report,
+    spent: Spent,
+    packets: f64,
+    memory: f64,
+    shared: [f64; 2],
+) -> Vec<Option<f64>> {
     let (busy, cpu) = (spent.busy_ns / packets, spent.cpu_ns / packets);
     let percent = spent.cpu_ns / report.seconds / 1e7;
     let figures = match yields {
@@ -264,8 +295,14 @@ fn figures(yields: Yields, report: &Report, spent: Spent, packets: f64, memory: 
             vec![report.mpps * 1e3, busy, cpu, percent, taken]
         }
         Yields::Outside => vec![report.mpps, report.gbit_per_second, cpu],
-        Yields::Left => vec![left, report.mpps * 1e3, cpu],
-        Yields::Flows => vec![report.mpps * 1e3, cpu / 1e3, memory / packets],
+        Yields::Left => {
+            let [left, guests] = shared;
+            vec![left, report.mpps * 1e3, cpu, spent.busy_ns / report.seconds / 1e7 / CROWDED, guests]
+        }
+        Yields::Flows => {
+            let Some(l) = &report.latency else { return vec![None; 5] };
+            vec![report.mpps * 1e3, cpu / 1e3, memory / packets, l.p50, l.p99]
+        }
     };
     figures.into_iter().map(Some).collect()
 }
@@ -278,6 +315,8 @@ struct Watch<'a> {
     crowd: Crowd,
     /// Part of the CPUs' time that the crowd got.
     left: f64,
+    /// Part that the guests took.
+    guests: f64,
     spent: Option<Spent>,
     cpus: Cpus,
     /// Whether the distance is probed within, too: packets wait for a probe.
@@ -298,12 +337,15 @@ impl Observer for Watch<'_> {
     }
 
     fn end(&mut self, packets: f64) -> Outcome<()> {
-        self.left = self.crowd.left();
+        (self.left, self.guests) = self.crowd.parts();
         self.trips = self.track.take().map(Track::end).unwrap_or_default();
         self.spent = Some(self.switch.spent(packets * self.factor)?);
         Ok(())
     }
 }
+
+/// CPUs that a crowd is on.
+const CROWDED: f64 = 2.0;
 
 /// Programs that take whatever processor time they are given, one on each of some CPUs.
 struct Crowd {
@@ -311,6 +353,8 @@ struct Crowd {
     members: Vec<(JoinHandle<()>, Arc<AtomicU64>)>,
     began: Instant,
     before: u64,
+    /// Of all this process: the crowd, the guests and what looks at both.
+    all_before: u64,
 }
 
 impl Crowd {
@@ -323,14 +367,13 @@ impl Crowd {
                 let _ = [cpu].into_iter().collect::<CpuList>().bind_current_thread();
                 while !stop.load(Relaxed) {
                     (0..1000).for_each(|_| std::hint::spin_loop());
-                    let time = clock_gettime(ClockId::ThreadCPUTime);
-                    counter.store(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64, Relaxed);
+                    counter.store(clock_ns(ClockId::ThreadCPUTime), Relaxed);
                 }
             };
             std::thread::Builder::new().name("crowd".into()).spawn(spin).map(|thread| (thread, used)).map_err(failed)
         });
         let members = members.collect::<Outcome<_>>()?;
-        Ok(Self { stop, members, began: Instant::now(), before: 0 })
+        Ok(Self { stop, members, began: Instant::now(), before: 0, all_before: 0 })
     }
 
     fn used(&self) -> u64 {
@@ -339,12 +382,15 @@ impl Crowd {
 
     fn begin(&mut self) {
         (self.began, self.before) = (Instant::now(), self.used());
+        self.all_before = clock_ns(ClockId::ProcessCPUTime);
     }
 
-    /// What they got since, as a part of all there was.
-    fn left(&self) -> f64 {
-        let all = self.began.elapsed().as_nanos() as f64 * self.members.len().max(1) as f64;
-        (self.used() - self.before) as f64 / all
+    /// What they got since, as a part of all there was, and what the rest of this process did.
+    fn parts(&self) -> (f64, f64) {
+        let all = self.began.elapsed().as_nanos() as f64 * CROWDED;
+        let crowd = self.used() - self.before;
+        let rest = (clock_ns(ClockId::ProcessCPUTime) - self.all_before).saturating_sub(crowd);
+        (crowd as f64 / all, rest as f64 / all)
     }
 }
 
@@ -357,9 +403,29 @@ impl Drop for Crowd {
     }
 }
 
+fn clock_ns(clock: ClockId) -> u64 {
+    let time = clock_gettime(clock);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
 /// KiB of the switch for each port: between `few` and `many` of them.
 pub fn memory_per_port(contender: Contender, cpus: Cpus, few: usize, many: usize) -> Outcome<Vec<Option<f64>>> {
     let of = |ports| Stage::set(contender, cpus, Setup { ports, ..Setup::PLAIN }).map(|s| s.memory_kib());
     let (small, large) = (of(few)?, of(many)?);
     Ok(vec![Some((large - small) / (many - few) as f64), Some(small)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_have_a_cpu_each_and_the_switch_all_others() {
+        let cpus = Cpus { guests: 0, switch: 1 };
+        assert_eq!(spread(&[0, 1], 1, cpus), (vec![0], vec![1]));
+        let many: Vec<usize> = (0..16).collect();
+        assert_eq!(spread(&many, 7, cpus), (vec![0, 2, 3, 4, 5, 6, 7], vec![8, 9, 10, 11, 12, 13, 14, 15, 1]));
+        let elsewhere = Cpus { guests: 3, switch: 2 };
+        assert_eq!(spread(&[1, 2, 3, 64, 65], 2, elsewhere), (vec![3, 1], vec![2]));
+    }
 }

@@ -117,7 +117,7 @@ impl Outside {
                 Ok(nic)
             }
             Contender::Ovs(rules) => {
-                self.switch = Some(Box::new(Ovs::start(cpus.guests, cpus.switch, &[&port.socket], rules, extras)?));
+                self.switch = Some(Box::new(Ovs::start(cpus.guests, &[cpus.switch], &[&port.socket], rules, extras)?));
                 Ok(Nic::vhost_user_server(&port.socket, 1))
             }
             Contender::LinuxBridge => {

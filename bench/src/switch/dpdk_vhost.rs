@@ -55,6 +55,10 @@ impl Switch for DpdkVhost {
         Ok(Spent { cpu_ns, busy_ns: cpu_ns * (ns * packets / elapsed).min(1.0), idle_ns: 0.0 })
     }
 
+    fn pids(&self) -> Vec<u32> {
+        vec![self.testpmd.pid()]
+    }
+
     fn memory_kib(&self) -> u64 {
         proc::private_kib(self.testpmd.pid())
     }

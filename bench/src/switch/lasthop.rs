@@ -71,7 +71,11 @@ impl Switch for Ours {
     }
 
     fn memory_kib(&self) -> u64 {
-        self.lasthop.pids().into_iter().map(proc::private_kib).sum()
+        self.pids().into_iter().map(proc::private_kib).sum()
+    }
+
+    fn pids(&self) -> Vec<u32> {
+        self.lasthop.pids()
     }
 
     fn uplink(&self) -> Option<u32> {

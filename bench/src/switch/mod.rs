@@ -53,6 +53,20 @@ pub trait Switch {
     /// Memory of its own, in KiB: nothing that is shared with guests, and no huge pages.
     fn memory_kib(&self) -> u64;
 
+    /// All its processes.
+    fn pids(&self) -> Vec<u32>;
+
+    /// How often its threads have gone to sleep, which is how often they wake up (proc(5), /proc/PID/task/TID/status). Threads
+    /// that have ended are not counted.
+    fn wake_ups(&self) -> u64 {
+        let tasks = self.pids().into_iter().filter_map(|pid| std::fs::read_dir(format!("/proc/{pid}/task")).ok());
+        let count = |task: std::fs::DirEntry| -> Option<u64> {
+            let status = std::fs::read_to_string(task.path().join("status")).ok()?;
+            status.lines().find_map(|l| l.strip_prefix("voluntary_ctxt_switches:"))?.trim().parse().ok()
+        };
+        tasks.flatten().filter_map(Result::ok).filter_map(count).sum()
+    }
+
     /// The process that does nothing but serve the uplink, if it is one of its own.
     fn uplink(&self) -> Option<u32> {
         None

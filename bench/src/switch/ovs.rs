@@ -27,7 +27,7 @@ pub enum Rules {
     PortToPort,
     /// The same behind two access rules that never match, which makes it look up a full key.
     Acl,
-    /// A learning switch.
+    /// A learning switch, behind an access list if there is one.
     Learning,
     /// From one port to the other behind an access list.
     List,
@@ -42,8 +42,9 @@ pub struct Ovs {
 }
 
 impl Ovs {
-    /// Its polling thread on CPU `cpu`, everything else on CPU `main`. Only a learning one has more than two ports.
-    pub fn start(main: usize, cpu: usize, sockets: &[&Path], rules: Rules, extras: Extras<'_>) -> Outcome<Self> {
+    /// A polling thread on each of the CPUs `polled` (of the first 64), everything else on CPU `main`. One that does not learn
+    /// joins ports by pairs.
+    pub fn start(main: usize, polled: &[usize], sockets: &[&Path], rules: Rules, extras: Extras<'_>) -> Outcome<Self> {
         let dir = scratch();
         let at = |file: &str| dir.path().join(file).display().to_string();
         run(Command::new("ovsdb-tool").args(["create", &at("conf.db"), SCHEMA]))?;
@@ -70,20 +71,27 @@ impl Ovs {
             &[&remote, &format!("--unixctl={}", at("ctl")), &log, "-vconsole:off"],
         );
         let ovs = Self { vswitchd, database, dir, before: 0 };
-        ovs.configure(main, cpu, sockets, rules, extras).map_err(|e| match (e, check()) {
+        ovs.configure(main, polled, sockets, rules, extras).map_err(|e| match (e, check()) {
             (crate::stop::Failure::Failed(why), Ok(())) => failed(format!("{why}\n{}", ovs.log())),
             _ => crate::stop::Failure::Stopped,
         })?;
         Ok(ovs)
     }
 
-    fn configure(&self, main: usize, cpu: usize, sockets: &[&Path], rules: Rules, extras: Extras<'_>) -> Outcome<()> {
+    fn configure(
+        &self,
+        main: usize,
+        polled: &[usize],
+        sockets: &[&Path],
+        rules: Rules,
+        extras: Extras<'_>,
+    ) -> Outcome<()> {
         self.appears("db.sock")?;
         let set = |key: &str, value: String| format!("other_config:{key}={value}");
         let config = [
             set("dpdk-init", "true".into()),
             set("dpdk-lcore-mask", format!("{:#x}", 1u64 << main)),
-            set("pmd-cpu-mask", format!("{:#x}", 1u64 << cpu)),
+            set("pmd-cpu-mask", format!("{:#x}", polled.iter().fold(0, |mask, cpu| mask | 1u64 << cpu))),
             set("userspace-tso-enable", extras.large.to_string()),
             set("dpdk-extra", format!("--in-memory --no-pci --no-telemetry -m {MIB} --file-prefix={}", self.prefix())),
         ];
@@ -110,19 +118,25 @@ impl Ovs {
                 _ => self.vsctl(&words)?,
             };
         }
-        if rules == Rules::Learning {
-            return Ok(());
-        }
         let bridge = self.dir.path().join(format!("{BRIDGE}.mgmt")).display().to_string();
-        run(Command::new("ovs-ofctl").args(["del-flows", &bridge]))?;
+        // Behind a list, a learning one keeps its lowest rule, by which it learns.
+        if rules != Rules::Learning {
+            run(Command::new("ovs-ofctl").args(["del-flows", &bridge]))?;
+        }
         if let Some(list) = extras.list {
             let file = self.dir.path().join("list");
             std::fs::write(&file, list.flows()).map_err(failed)?;
             run(Command::new("ovs-ofctl").args(["add-flows", &bridge]).arg(file))?;
         }
+        if rules == Rules::Learning {
+            return Ok(());
+        }
         let acl = ["priority=10,ip,nw_src=192.0.2.1,actions=drop", "priority=10,tcp,tp_dst=80,actions=drop"];
-        let cross = ["priority=1,in_port=1,actions=output:2", "priority=1,in_port=2,actions=output:1"];
-        for flow in acl.iter().filter(|_| rules == Rules::Acl).chain(&cross) {
+        let ports = sockets.len() + usize::from(extras.uplink.is_some());
+        let across = |(a, b)| format!("priority=1,in_port={a},actions=output:{b}");
+        let cross: Vec<String> = (1..ports).step_by(2).flat_map(|p| [(p, p + 1), (p + 1, p)]).map(across).collect();
+        let cross = cross.iter().map(String::as_str);
+        for flow in acl.into_iter().filter(|_| rules == Rules::Acl).chain(cross) {
             run(Command::new("ovs-ofctl").args(["add-flow", &bridge, flow]))?;
         }
         Ok(())
@@ -173,6 +187,10 @@ impl Switch for Ovs {
 
     fn memory_kib(&self) -> u64 {
         proc::private_kib(self.vswitchd.id())
+    }
+
+    fn pids(&self) -> Vec<u32> {
+        vec![self.vswitchd.id(), self.database.id()]
     }
 }
 

@@ -1,0 +1,118 @@
+//! Who takes part in comparisons.
+
+use crate::switch::ovs::Rules;
+
+/// A switch in a comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contender {
+    /// lasthop, a learning switch.
+    Lasthop,
+    /// The same, its scheduling changed.
+    Changed(Change),
+    /// The same, a TAP device on a bridge as its uplink.
+    Tap,
+    /// The same, its uplink without receive aggregation.
+    NoGro,
+    /// Open vSwitch with DPDK.
+    Ovs(Rules),
+    /// DPDK's vhost library, which copies twice and does nothing else.
+    DpdkVhost,
+    /// The kernel's bridge with TAP devices.
+    LinuxBridge,
+}
+
+/// What is different in how lasthop schedules its work: one thing each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A core of its own, polled on.
+    Poll,
+    /// No helpers on idle cores.
+    NoHelpers,
+    /// Guests kick for every packet.
+    NoTransmitBatch,
+    /// Guests are interrupted whenever they want to be.
+    NoReceiveBatch,
+    /// Helpers wait 5 µs for the next packet, however often packets come.
+    FixedHysteresis,
+    /// Not known which VMs run and which cores are idle.
+    NoView,
+}
+
+impl Change {
+    /// Arguments of `lasthop run`; `cpu` is the switch's.
+    pub fn arguments(self, cpu: usize) -> Vec<String> {
+        let poll = cpu.to_string();
+        let words: &[&str] = match self {
+            Self::Poll => &["--poll", &poll],
+            Self::NoHelpers => &["--helpers", "none"],
+            Self::NoTransmitBatch => &["--tx-batch", "off"],
+            Self::NoReceiveBatch => &["--rx-batch", "off"],
+            Self::FixedHysteresis => &["--hysteresis", "5"],
+            Self::NoView => &["--no-bpf"],
+        };
+        words.iter().map(ToString::to_string).collect()
+    }
+}
+
+impl Contender {
+    /// All there are.
+    pub const ALL: [Self; 15] = [
+        Self::Lasthop,
+        Self::Changed(Change::Poll),
+        Self::Changed(Change::NoHelpers),
+        Self::Changed(Change::NoTransmitBatch),
+        Self::Changed(Change::NoReceiveBatch),
+        Self::Changed(Change::FixedHysteresis),
+        Self::Changed(Change::NoView),
+        Self::Tap,
+        Self::NoGro,
+        Self::Ovs(Rules::PortToPort),
+        Self::Ovs(Rules::Acl),
+        Self::Ovs(Rules::Learning),
+        Self::Ovs(Rules::List),
+        Self::DpdkVhost,
+        Self::LinuxBridge,
+    ];
+
+    /// For the command line and the files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Lasthop => "lasthop",
+            Self::Changed(Change::Poll) => "lasthop-poll",
+            Self::Changed(Change::NoHelpers) => "lasthop-no-helpers",
+            Self::Changed(Change::NoTransmitBatch) => "lasthop-no-tx-batch",
+            Self::Changed(Change::NoReceiveBatch) => "lasthop-no-rx-batch",
+            Self::Changed(Change::FixedHysteresis) => "lasthop-fixed-hysteresis",
+            Self::Changed(Change::NoView) => "lasthop-no-bpf",
+            Self::Tap => "lasthop-tap",
+            Self::NoGro => "lasthop-no-gro",
+            Self::Ovs(Rules::PortToPort) => "ovs-flows",
+            Self::Ovs(Rules::Acl) => "ovs-acl",
+            Self::Ovs(Rules::Learning) => "ovs-learning",
+            Self::Ovs(Rules::List) => "ovs-list",
+            Self::DpdkVhost => "dpdk-vhost",
+            Self::LinuxBridge => "linux-bridge",
+        }
+    }
+
+    /// For people.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Lasthop => "lasthop",
+            Self::Changed(Change::Poll) => "lasthop, polling on a core of its own",
+            Self::Changed(Change::NoHelpers) => "lasthop without helpers",
+            Self::Changed(Change::NoTransmitBatch) => "lasthop without transmit batching",
+            Self::Changed(Change::NoReceiveBatch) => "lasthop without receive batching",
+            Self::Changed(Change::FixedHysteresis) => "lasthop, hysteresis always 5 µs",
+            Self::Changed(Change::NoView) => "lasthop without eBPF",
+            Self::Tap => "lasthop, TAP on a bridge",
+            Self::NoGro => "lasthop without aggregation",
+            Self::Ovs(Rules::PortToPort) => "OVS-DPDK, port-to-port flows",
+            Self::Ovs(Rules::Acl) => "OVS-DPDK, two ACL rules",
+            Self::Ovs(Rules::Learning) => "OVS-DPDK, learning",
+            Self::Ovs(Rules::List) => "OVS-DPDK, the same rules",
+            Self::DpdkVhost => "DPDK vhost, no switch",
+            Self::LinuxBridge => "Linux bridge + TAP",
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! What is measured.
+
+use serde::Serialize;
+
+/// Something measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Figure {
+    /// What it is.
+    pub name: &'static str,
+    /// Its unit.
+    pub unit: &'static str,
+    /// Whether more is better.
+    pub more_is_better: bool,
+}
+
+pub const LOOP: [Figure; 4] = [
+    Figure { name: "packets", unit: "Mpps", more_is_better: true },
+    Figure { name: "bytes", unit: "Gbit/s", more_is_better: true },
+    Figure { name: "switch busy", unit: "ns/packet", more_is_better: false },
+    Figure { name: "switch CPU", unit: "ns/packet", more_is_better: false },
+];
+pub const VMS: [Figure; 3] = [
+    Figure { name: "TCP stream", unit: "Gbit/s", more_is_better: true },
+    Figure { name: "TCP transactions", unit: "1/s", more_is_better: true },
+    Figure { name: "ping", unit: "µs", more_is_better: false },
+];
+pub const IDLE: [Figure; 2] = [
+    Figure { name: "switch CPU", unit: "% of a CPU", more_is_better: false },
+    Figure { name: "wake-ups", unit: "1/s and port", more_is_better: false },
+];
+pub const TIMES: [Figure; 6] = [
+    Figure { name: "there and back", unit: "1000/s", more_is_better: true },
+    Figure { name: "p50", unit: "µs", more_is_better: false },
+    Figure { name: "p99", unit: "µs", more_is_better: false },
+    Figure { name: "p99.9", unit: "µs", more_is_better: false },
+    Figure { name: "switch busy", unit: "ns/packet", more_is_better: false },
+    Figure { name: "switch CPU", unit: "% of a CPU", more_is_better: false },
+];
+pub const LEFT: [Figure; 5] = [
+    Figure { name: "left to others", unit: "% of both CPUs", more_is_better: true },
+    Figure { name: "packets", unit: "1000/s", more_is_better: true },
+    Figure { name: "switch CPU", unit: "ns/packet", more_is_better: false },
+    Figure { name: "switch busy", unit: "% of both CPUs", more_is_better: false },
+    Figure { name: "guests' CPU", unit: "% of both CPUs", more_is_better: false },
+];
+pub const COST: [Figure; 5] = [
+    Figure { name: "packets", unit: "1000/s", more_is_better: true },
+    Figure { name: "switch busy", unit: "ns/packet", more_is_better: false },
+    Figure { name: "switch CPU", unit: "ns/packet", more_is_better: false },
+    Figure { name: "switch CPU", unit: "% of a CPU", more_is_better: false },
+    Figure { name: "of it not on idle cycles", unit: "% of a CPU", more_is_better: false },
+];
+pub const FLOWS: [Figure; 5] = [
+    Figure { name: "new flows", unit: "1000/s", more_is_better: true },
+    Figure { name: "switch CPU", unit: "µs/flow", more_is_better: false },
+    Figure { name: "memory", unit: "B/flow", more_is_better: false },
+    Figure { name: "first packet p50", unit: "µs", more_is_better: false },
+    Figure { name: "first packet p99", unit: "µs", more_is_better: false },
+];
+pub const OUTSIDE: [Figure; 8] = [
+    Figure { name: "TCP transmitted", unit: "Gbit/s", more_is_better: true },
+    Figure { name: "TCP received", unit: "Gbit/s", more_is_better: true },
+    Figure { name: "TCP transactions", unit: "1/s", more_is_better: true },
+    Figure { name: "CPU between, transmitting", unit: "ms/Gbit", more_is_better: false },
+    Figure { name: "CPU between, receiving", unit: "ms/Gbit", more_is_better: false },
+    Figure { name: "all CPU, transmitting", unit: "ms/Gbit", more_is_better: false },
+    Figure { name: "all CPU, receiving", unit: "ms/Gbit", more_is_better: false },
+    Figure { name: "uplink process", unit: "% of a CPU", more_is_better: false },
+];
+pub const THROUGH: [Figure; 3] = [
+    Figure { name: "there and back", unit: "Mpps", more_is_better: true },
+    Figure { name: "bytes", unit: "Gbit/s", more_is_better: true },
+    Figure { name: "switch CPU", unit: "ns/packet", more_is_better: false },
+];
+pub const MEMORY: [Figure; 2] = [
+    Figure { name: "memory", unit: "KiB/port", more_is_better: false },
+    Figure { name: "memory with two ports", unit: "KiB", more_is_better: false },
+];

@@ -1,0 +1,151 @@
+//! `lasthop-bench compare` as people run it, on scenarios that need no peer: what it leaves behind, stopped or not. The figures
+//! mean nothing here.
+
+use lasthop_tests_process::{binary, proc, scratch, wait_for};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+/// For everything that takes its time on a busy machine.
+const LONG: Duration = Duration::from_secs(60);
+
+const PAGE: &str = "# Figures\n<!-- lasthop-bench: begin -->\nof the last run\n<!-- lasthop-bench: end -->\n";
+
+/// Compares nobody with lasthop; what it needs for the time being lies in `dir/tmp`.
+fn compare(dir: &Path, arguments: &[&str]) -> Child {
+    fs::create_dir_all(dir.join("tmp")).unwrap();
+    let mut command = Command::new(binary("lasthop-bench"));
+    command.args(["compare", "--only", "lasthop", "--rounds", "1"]).args(arguments).env("TMPDIR", dir.join("tmp"));
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Why `only` is skipped in a scenario, with this search path.
+fn skipped(dir: &Path, scenario: &str, only: &str, path: &str) -> String {
+    let mut command = Command::new(binary("lasthop-bench"));
+    command.args(["compare", "--quick", "--scenario", scenario, "--only", only]).env("PATH", path).env("TMPDIR", dir);
+    let out = command.stdin(Stdio::null()).output().unwrap();
+    assert!(out.status.success(), "{}", text(&out));
+    let stdout = String::from_utf8_lossy(&out.stdout).into_owned();
+    stdout.lines().find_map(|l| Some(l.strip_prefix("skipped")?.to_owned())).unwrap_or_else(|| panic!("{}", text(&out)))
+}
+
+fn text(out: &Output) -> String {
+    format!("{}\n{}{}", out.status, String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
+}
+
+/// Everything below a directory, with its content.
+fn files(dir: &Path) -> Vec<(String, String)> {
+    let entries = fs::read_dir(dir).into_iter().flatten().map(|e| e.unwrap().path());
+    let mut all: Vec<_> = entries
+        .flat_map(|p| match p.is_dir() {
+            true => files(&p),
+            false => vec![(p.display().to_string(), fs::read_to_string(&p).unwrap())],
+        })
+        .collect();
+    all.sort();
+    all
+}
+
+/// Network namespaces that process `pid` has made.
+fn namespaces(pid: u32) -> usize {
+    let mark = format!("lasthop-{pid}-");
+    let all = fs::read_dir("/run/netns").into_iter().flatten().flatten();
+    all.filter(|e| e.file_name().to_string_lossy().starts_with(&mark)).count()
+}
+
+/// Nothing that it started, made or needed for the time being is there any more.
+fn assert_gone(dir: &Path, pid: u32, processes: &[u32]) {
+    let left: Vec<u32> = processes.iter().copied().filter(|p| proc::alive(*p)).collect();
+    assert!(left.is_empty(), "processes {left:?}");
+    assert_eq!(namespaces(pid), 0, "network namespaces");
+    let left: Vec<_> = fs::read_dir(dir.join("tmp")).unwrap().map(|e| e.unwrap().path()).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn a_run_that_is_stopped_leaves_nothing_and_what_was_recorded_as_it_was() {
+    let dir = scratch();
+    let page = dir.path().join("page.md");
+    fs::write(&page, PAGE).unwrap();
+    fs::create_dir(dir.path().join("page")).unwrap();
+    for file in ["compare.json", "outside-packet-64.svg"] {
+        fs::write(dir.path().join("page").join(file), "of the last run").unwrap();
+    }
+    let recorded = || (fs::read_to_string(&page).unwrap(), files(&dir.path().join("page")));
+    let before = recorded();
+    // First one that ends by itself, then one with namespaces, an uplink and everything, that would go on for long.
+    let words = ["--scenario", "setup-flows", "--scenario", "outside-packet-64", "--seconds", "40", "--record"];
+    let run = compare(dir.path(), &[&words[..], &[page.to_str().unwrap()]].concat());
+    let pid = run.id();
+    wait_for("an uplink's process", LONG, || {
+        let mut processes = proc::tree(pid).into_iter().flat_map(proc::children);
+        namespaces(pid) == 2 && processes.any(|(_, name)| name == "lasthop-uplink")
+    });
+    // The generator, which never sleeps, plugs its guests in, warms up, and then it is measured.
+    let before_it_plays = proc::cpu_ns(pid);
+    wait_for("traffic", LONG, || proc::cpu_ns(pid) > before_it_plays + 1_000_000_000);
+    let processes = proc::tree(pid);
+    proc::signal(pid, Signal::INT);
+    let out = run.wait_with_output().unwrap();
+    assert_eq!(out.status.code(), Some(130), "{}", text(&out));
+    assert!(text(&out).contains("setup-flows: 4000 packets"), "what was measured is shown: {}", text(&out));
+    assert!(processes.len() >= 5, "supervisor, switch, control and uplink were there: {processes:?}");
+    assert_gone(dir.path(), pid, &processes);
+    assert_eq!(recorded(), before);
+    let names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names.len(), 3, "no new file beside the page: {names:?}");
+}
+
+#[test]
+fn a_whole_run_is_recorded() {
+    let dir = scratch();
+    let page = dir.path().join("page.md");
+    fs::write(&page, PAGE).unwrap();
+    let words = ["--scenario", "flows-1", "--seconds", "1", "--record", page.to_str().unwrap()];
+    let run = compare(dir.path(), &words);
+    let pid = run.id();
+    let out = run.wait_with_output().unwrap();
+    assert!(out.status.success(), "{}", text(&out));
+    assert_gone(dir.path(), pid, &[]);
+    let json: Value = serde_json::from_str(&fs::read_to_string(dir.path().join("page/compare.json")).unwrap()).unwrap();
+    let scenario = &json["scenarios"][0];
+    assert_eq!((&json["rounds"], &scenario["name"]), (&1.into(), &"flows-1".into()));
+    let names: Vec<_> = scenario["figures"].as_array().unwrap().iter().map(|f| f["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["packets", "bytes", "switch busy", "switch CPU"]);
+    let contenders = scenario["contenders"].as_array().unwrap();
+    assert_eq!(contenders.len(), 1, "{json}");
+    let rounds = contenders[0]["rounds"].as_array().unwrap();
+    let figures = |list: &Value| list.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect::<Vec<_>>();
+    assert_eq!(rounds[0]["figures"].as_array().unwrap().len(), names.len());
+    let best = figures(&contenders[0]["best"]);
+    assert!(best.len() == names.len() && best.iter().all(|v| *v > 0.0), "{json}");
+    // A frame has 64 bytes.
+    assert!((best[1] / best[0] / 0.512 - 1.0).abs() < 1e-6, "{json}");
+    let svg = fs::read_to_string(dir.path().join("page/flows-1.svg")).unwrap();
+    assert!(svg.starts_with("<svg") && svg.contains("lasthop"), "{svg}");
+    let tables = fs::read_to_string(&page).unwrap();
+    assert!(tables.contains("### flows-1: ") && tables.contains("| lasthop |"), "{tables}");
+    assert!(tables.contains("](page/flows-1.svg)") && !tables.contains("of the last run"), "{tables}");
+}
+
+#[test]
+fn a_peer_that_is_not_there_is_named_and_skipped() {
+    let dir = scratch();
+    let empty = dir.path().display().to_string();
+    let why = skipped(dir.path(), "size-64-split", "dpdk-vhost", &empty);
+    assert!(why.contains("dpdk-testpmd is not installed; `make setup`"), "{why}");
+    let why = skipped(dir.path(), "outside-packet-64", "lasthop", &empty);
+    assert!(why.contains("ip is not installed"), "{why}");
+    // A machine with everything but TAP devices.
+    let broken = dir.path().join("ip");
+    fs::write(&broken, "#!/bin/sh\ncase $1 in tuntap) echo no such thing >&2; exit 1;; esac\n").unwrap();
+    fs::set_permissions(&broken, fs::Permissions::from_mode(0o755)).unwrap();
+    symlink("/bin/true", dir.path().join("qemu-system-x86_64")).unwrap();
+    let path = format!("{empty}:{}", std::env::var("PATH").unwrap());
+    let why = skipped(dir.path(), "vms", "linux-bridge", &path);
+    assert!(why.contains("a TAP device") && why.contains("no such thing"), "{why}");
+}
