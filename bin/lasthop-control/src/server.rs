@@ -6,8 +6,8 @@
 use crate::core::{Answer, Call, Load, UplinkCall, busy, switch_away};
 use futures_util::Stream;
 use lasthop_api::{
-    AclChanged, AclPage, AclRule, AclText, ApiError, Carried, Drops, Field, Flow, FlowPage, GuestQueue, Mac, MacPage,
-    Port, PortChanged, PortPage, Queue, SwitchStats, Totals, TraceOutput, TraceReport, Uplink, UplinkList,
+    AclChanged, AclPage, AclRule, AclText, ApiError, Carried, CpuTimes, Drops, Field, Flow, FlowPage, GuestQueue, Mac,
+    MacPage, Port, PortChanged, PortPage, Queue, SwitchStats, Totals, TraceOutput, TraceReport, Uplink, UplinkList,
 };
 use lasthop_ipc::UplinkConfig;
 use lasthop_policy::acl::MAX_TEXT;
@@ -99,7 +99,7 @@ impl Api {
 
 #[zlink::service(
     interface = "org.lasthop.Switch",
-    types = [AclRule, AclPage, AclText, AclChanged, Port, Queue, Totals, Drops, Flow, Field, Mac, PortChanged, PortPage, FlowPage, MacPage, SwitchStats,
+    types = [AclRule, AclPage, AclText, AclChanged, CpuTimes, Port, Queue, Totals, Drops, Flow, Field, Mac, PortChanged, PortPage, FlowPage, MacPage, SwitchStats,
              TraceOutput, TraceReport, Uplink, Carried, GuestQueue, UplinkList],
     vendor = "lasthop",
     product = "lasthop",

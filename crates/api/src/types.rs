@@ -42,6 +42,9 @@ pub struct Port {
     pub to_guest: Totals,
     /// Packets taken from the guest that wait for control.
     pub waiting: u64,
+    /// Processor time of the port's own thread, in nanoseconds, since the switch process started; none while it has no
+    /// thread.
+    pub cpu_ns: Option<u64>,
     /// What the VM does: `running` (on a core, or preempted there) or `blocked`; none if that is not known.
     pub vm: Option<String>,
     /// Core on which one of its threads last began to run, if it is running.
@@ -339,6 +342,31 @@ pub struct SwitchStats {
     pub malformed: u64,
     /// Milliseconds since control started.
     pub uptime_ms: u64,
+    /// Processor time of all processes.
+    pub cpu: CpuTimes,
+}
+
+/// Processor time, in nanoseconds, that the processes which run now have used since each was started. The parts are read
+/// together and add up to `total_ns`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct CpuTimes {
+    /// The threads of all ports.
+    pub ports_ns: u64,
+    /// Helpers' threads, and pollers'.
+    pub helpers_ns: u64,
+    /// The first thread of the switch, which talks to front-ends and control.
+    pub main_ns: u64,
+    /// The rest of the switch: threads that have ended, like those of removed ports, and what running threads have used since
+    /// the kernel's last tick.
+    pub other_ns: u64,
+    /// `lasthop-control`.
+    pub control_ns: u64,
+    /// All processes of uplinks.
+    pub uplinks_ns: u64,
+    /// `lasthop run` itself.
+    pub supervisor_ns: u64,
+    /// All of these.
+    pub total_ns: u64,
 }
 
 /// What would happen to a packet.

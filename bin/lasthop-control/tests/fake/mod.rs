@@ -4,9 +4,9 @@
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{Depth, FlowKey, extract};
 use lasthop_ipc::{
-    Channel, ChannelError, ControlToSupervisor, DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket,
-    PortConfig, PortInfo, PortState, PortVm, Station, SupervisorToControl, ToControl, UplinkConfig, UplinkCounters,
-    UplinkDevice, UplinkDriver, UplinkInfo,
+    Channel, ChannelError, ControlToSupervisor, CpuTimes, DatapathReply, DatapathRequest, FlowInfo, FromControl,
+    MissedPacket, PortConfig, PortInfo, PortState, PortVm, Station, SupervisorToControl, ToControl, UplinkConfig,
+    UplinkCounters, UplinkDevice, UplinkDriver, UplinkInfo,
 };
 use lasthop_types::{DropReason, MacAddr, PortId, PortTotals};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -221,6 +221,20 @@ impl Fake {
                 (request, self.add_port(&name, path, client))
             }
             ControlToSupervisor::PortDel { request, name } => (request, self.del_port(&name)),
+            ControlToSupervisor::CpuTimes { request } => {
+                let ports = self.ports.keys().map(|id| (*id, u64::from(id.0) * 1_000_000)).collect();
+                let times = CpuTimes {
+                    ports,
+                    helpers_ns: 20_000_000,
+                    main_ns: 3_000_000,
+                    switch_ns: 100_000_000,
+                    control_ns: 4_000_000,
+                    uplinks_ns: 0,
+                    supervisor_ns: 5_000_000,
+                };
+                self.supervisor.send(&SupervisorToControl::CpuTimes { request, times }, None).unwrap();
+                return;
+            }
             ControlToSupervisor::Announce { uplink, stations } => {
                 self.announced.push((uplink, stations));
                 return;

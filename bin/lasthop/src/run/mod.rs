@@ -16,6 +16,9 @@
 //! | `segments` | which uplinks are on one network segment, and which of them has to be blocked |
 //! | `probing` | probes sent and heard, and what follows |
 //! | `uplinks` | all of them, and what people ask of them |
+//! | `threads` | which thread of the switch is which port's, and processor time |
+//! | `account` | ports' threads in their VMs' control groups |
+//! | `hurry` | threads of the switch that have to leave the idle class |
 //! | `supervisor` | the event loop that ties them together |
 
 mod account;
@@ -31,6 +34,7 @@ mod setup;
 mod socket;
 mod store;
 mod supervisor;
+mod threads;
 mod uplink;
 mod uplinks;
 

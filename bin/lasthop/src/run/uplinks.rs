@@ -105,6 +105,7 @@ impl Supervisor {
 
     fn uplink_is_gone(&mut self, id: u32) {
         let Some(uplink) = self.uplinks.remove(&id) else { return };
+        self.port_threads.forget(id);
         info!("uplink {} removed", uplink.spec.name);
         if let Some(Waiting::Deleted(request)) = uplink.waiting {
             self.control.send(SupervisorToControl::UplinkReply { request, result: Ok(vec![uplink.info()]) }, None);

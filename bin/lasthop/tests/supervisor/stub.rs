@@ -191,6 +191,7 @@ pub fn control(_called: &Path) {
                             | SupervisorToControl::Uplinks(_)
                             | SupervisorToControl::Forget(_)
                             | SupervisorToControl::Announce(_)
+                            | SupervisorToControl::CpuTimes { .. }
                             | SupervisorToControl::UplinkReply { .. } => {}
                             SupervisorToControl::Shutdown => return say("control", "shutdown"),
                         }
