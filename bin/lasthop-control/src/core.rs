@@ -2,7 +2,9 @@
 
 use crate::view;
 use cpu::CpuRequest;
-use lasthop_api::{AclChanged, AclRule, ApiError, Flow, Mac, Port, PortChanged, SwitchStats, TraceReport, UplinkList};
+use lasthop_api::{
+    AclChanged, AclRule, ApiError, Flow, Mac, Port, PortChanged, SwitchStats, TraceReport, TxBatch, UplinkList,
+};
 use lasthop_frame::{FlowKey, SNAPSHOT_LEN};
 use lasthop_ipc::{
     ControlToSupervisor, DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket, PortConfig, PortInfo,
@@ -37,7 +39,7 @@ pub(crate) type Answer<T> = oneshot::Sender<Result<T, ApiError>>;
 /// A call of the API.
 #[derive(Debug)]
 pub(crate) enum Call {
-    PortAdd { name: String, path: String, client: bool, answer: Answer<PortChanged> },
+    PortAdd { name: String, path: String, client: bool, tx_batch: Option<TxBatch>, answer: Answer<PortChanged> },
     PortDel { name: String, answer: Answer<PortChanged> },
     Uplink { call: UplinkCall, answer: Answer<UplinkList> },
     PortList { answer: Answer<Vec<Port>> },
@@ -418,8 +420,9 @@ impl Core {
 
     fn call(&mut self, call: Call, now_ms: u64) {
         match call {
-            Call::PortAdd { name, path, client, answer } => {
-                self.request(answer, |request| ControlToSupervisor::PortAdd { request, name, path, client });
+            Call::PortAdd { name, path, client, tx_batch, answer } => {
+                let tx_batch = tx_batch.map(|batch| (batch.us, batch.packets));
+                self.request(answer, |request| ControlToSupervisor::PortAdd { request, name, path, client, tx_batch });
             }
             Call::PortDel { name, answer } => {
                 self.request(answer, |request| ControlToSupervisor::PortDel { request, name });

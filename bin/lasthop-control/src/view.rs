@@ -1,6 +1,8 @@
 //! What is known, in the words of the API.
 
-use lasthop_api::{Carried, CpuTimes, Drops, Field, Flow, GuestQueue, Mac, Port, Queue, Totals, TraceOutput, Uplink};
+use lasthop_api::{
+    Carried, CpuTimes, Drops, Field, Flow, GuestQueue, Mac, Port, Queue, Totals, TraceOutput, TxBatch, Uplink,
+};
 use lasthop_flow::Action;
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_ipc::{FlowInfo, PortConfig, PortInfo, PortState, PortVm, UplinkInfo, UplinkQueue};
@@ -119,6 +121,7 @@ pub(crate) fn port(
         port.name.clone_from(&c.name);
         port.path.clone_from(&c.path);
         port.client = c.client;
+        port.tx_batch = TxBatch { us: c.tx_batch.0, packets: c.tx_batch.1 };
     }
     port
 }

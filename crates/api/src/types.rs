@@ -15,6 +15,8 @@ pub struct Port {
     pub path: String,
     /// Whether lasthop connects (and the front-end listens).
     pub client: bool,
+    /// When its guest has to kick while it sends a stream.
+    pub tx_batch: TxBatch,
     /// It is an uplink's; then there is no socket, and `uplink_list` says more.
     pub uplink: bool,
     /// `waiting` (no front-end), `connected` (its driver is not ready), `up`, `broken`, or `starting` while the switch
@@ -61,6 +63,16 @@ pub struct Port {
     pub moves: u64,
     /// Packets whose source is held at another port because it moved too often.
     pub moves_refused: u64,
+}
+
+/// For how long, or for how many packets, a guest that sends a stream need not kick, whatever comes first. With a 0 it kicks
+/// for each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct TxBatch {
+    /// Microseconds.
+    pub us: u32,
+    /// Packets.
+    pub packets: u16,
 }
 
 /// A ring. Even numbers carry packets to the guest, odd ones from it.

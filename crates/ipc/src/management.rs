@@ -135,6 +135,8 @@ pub enum ControlToSupervisor {
         path: String,
         /// Whether lasthop connects.
         client: bool,
+        /// As of [`PortConfig::tx_batch`], if not that of all ports.
+        tx_batch: Option<(u32, u16)>,
     },
     /// Remove a port.
     PortDel {

@@ -74,17 +74,17 @@ impl Fake {
     /// Adds ports that are up, tells control of them.
     pub fn add_ports(&mut self, names: &[&str]) {
         for name in names {
-            self.add_port(name, format!("/run/{name}.sock"), false).unwrap();
+            self.add_port(name, format!("/run/{name}.sock"), false, (125, 64)).unwrap();
         }
         self.announce_ports();
     }
 
-    fn add_port(&mut self, name: &str, path: String, client: bool) -> Result<PortConfig, String> {
+    fn add_port(&mut self, name: &str, path: String, client: bool, tx_batch: (u32, u16)) -> Result<PortConfig, String> {
         if self.ports.values().any(|p| p.name == name) {
             return Err(format!("there is a port named {name:?} already; choose another name"));
         }
         let id = PortId(self.ports.keys().last().map_or(1, |id| id.0 + 1));
-        let config = PortConfig { id, name: name.into(), path, client };
+        let config = PortConfig { id, name: name.into(), path, client, tx_batch };
         self.ports.insert(id, config.clone());
         self.states.insert(id, PortState::Up);
         let info = self.info(id);
@@ -217,8 +217,8 @@ impl Fake {
                 self.ready = true;
                 return;
             }
-            ControlToSupervisor::PortAdd { request, name, path, client } => {
-                (request, self.add_port(&name, path, client))
+            ControlToSupervisor::PortAdd { request, name, path, client, tx_batch } => {
+                (request, self.add_port(&name, path, client, tx_batch.unwrap_or((125, 64))))
             }
             ControlToSupervisor::PortDel { request, name } => (request, self.del_port(&name)),
             ControlToSupervisor::CpuTimes { request } => {

@@ -4,6 +4,7 @@
 //! | file | does |
 //! |---|---|
 //! | `args` | the command line |
+//! | `batch` | a time and a number of packets |
 //! | `setup` | directories, locks, programs: everything that may be missing |
 //! | `socket` | binding and connecting Unix sockets |
 //! | `store` | ports added at run time, on disk |
@@ -24,6 +25,7 @@
 mod account;
 mod args;
 mod backoff;
+mod batch;
 mod child;
 mod driver;
 mod hurry;
@@ -39,6 +41,7 @@ mod uplink;
 mod uplinks;
 
 pub use args::RunArgs;
+pub use batch::Batch;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;

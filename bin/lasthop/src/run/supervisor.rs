@@ -1,6 +1,7 @@
 //! The event loop of `lasthop run`.
 
 use super::account::Accounts;
+use super::batch::Batch;
 use super::child::{Child, Ended};
 use super::hurry::Hurry;
 use super::port::{Context, Port};
@@ -66,6 +67,8 @@ pub struct Supervisor {
     /// Which uplinks are on one segment, if that is to be found out.
     pub(super) segments: Option<Segments>,
     next_id: u32,
+    /// How packets of a port that has no setting of its own are gathered.
+    pub(super) tx_batch: Batch,
     store: Store,
     /// Text of the access lists, as it is kept.
     lists: Vec<u8>,
@@ -120,6 +123,7 @@ impl Supervisor {
             uplink_limit: setup.uplink_limit,
             segments: setup.uplink_probe.then(|| Segments::new(probing::token())),
             next_id: 1,
+            tx_batch: setup.tx_batch,
             store: setup.store,
             lists: setup.lists,
             new_lists: Vec::new(),
@@ -349,8 +353,9 @@ impl Supervisor {
                     self.announce();
                     continue;
                 }
-                ControlToSupervisor::PortAdd { request, name, path, client } => {
-                    (request, self.add_port(SavedPort { name, path, client }))
+                ControlToSupervisor::PortAdd { request, name, path, client, tx_batch } => {
+                    let tx_batch = tx_batch.map(|(us, packets)| Batch { us, packets });
+                    (request, self.add_port(SavedPort { name, path, client, tx_batch }))
                 }
                 ControlToSupervisor::PortDel { request, name } => (request, self.delete_port(&name)),
                 ControlToSupervisor::UplinkAdd { request, uplink } => {
@@ -470,9 +475,7 @@ impl Supervisor {
 
     /// A port with the next number.
     fn number(&mut self, port: SavedPort, saved: bool) -> Port {
-        let id = self.next_port();
-        let SavedPort { name, path, client } = port;
-        Port::new(PortConfig { id, name, path, client }, saved, Instant::now())
+        Port::new(self.next_port(), port, self.tx_batch, saved, Instant::now())
     }
 
     pub(super) fn tell_control_ports(&mut self) {

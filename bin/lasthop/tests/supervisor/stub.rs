@@ -215,6 +215,7 @@ pub fn control(_called: &Path) {
                         ["arguments"] => Err(arguments()),
                         ["ports"] => Err(ports.clone()),
                         ["add", name, path, how] => Ok(ControlToSupervisor::PortAdd {
+                            tx_batch: None,
                             request,
                             name: name.into(),
                             path: path.into(),
