@@ -1,7 +1,10 @@
 //! What control knows, and what follows from each thing it hears. No I/O: messages in, messages out.
 
 use crate::view;
-use lasthop_api::{AclChanged, AclRule, ApiError, Flow, Mac, Port, PortChanged, SwitchStats, TraceReport, UplinkList};
+use cpu::CpuRequest;
+use lasthop_api::{
+    AclChanged, AclRule, ApiError, Flow, Mac, Port, PortChanged, SwitchStats, TraceReport, TxBatch, UplinkList,
+};
 use lasthop_frame::{FlowKey, SNAPSHOT_LEN};
 use lasthop_ipc::{
     ControlToSupervisor, DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket, PortConfig, PortInfo,
@@ -14,6 +17,7 @@ use lists::Pending;
 use std::collections::BTreeMap;
 use tokio::sync::oneshot;
 
+mod cpu;
 mod lists;
 mod uplinks;
 
@@ -35,7 +39,7 @@ pub(crate) type Answer<T> = oneshot::Sender<Result<T, ApiError>>;
 /// A call of the API.
 #[derive(Debug)]
 pub(crate) enum Call {
-    PortAdd { name: String, path: String, client: bool, answer: Answer<PortChanged> },
+    PortAdd { name: String, path: String, client: bool, tx_batch: Option<TxBatch>, answer: Answer<PortChanged> },
     PortDel { name: String, answer: Answer<PortChanged> },
     Uplink { call: UplinkCall, answer: Answer<UplinkList> },
     PortList { answer: Answer<Vec<Port>> },
@@ -82,6 +86,8 @@ enum Question {
     },
     Ports {
         ports: Vec<PortInfo>,
+        /// Processor time of their threads.
+        cpu: BTreeMap<PortId, u64>,
         answer: Answer<Vec<Port>>,
     },
     Trace {
@@ -134,6 +140,7 @@ pub(crate) struct Core {
     questions: BTreeMap<u64, Question>,
     requests: BTreeMap<u64, Answer<PortChanged>>,
     uplink_requests: BTreeMap<u64, UplinkRequest>,
+    cpu_requests: BTreeMap<u64, CpuRequest>,
     /// Ports that are uplinks, and the VLANs that each carries.
     uplinks: Uplinks,
     next_number: u64,
@@ -162,6 +169,7 @@ impl Core {
             questions: BTreeMap::new(),
             requests: BTreeMap::new(),
             uplink_requests: BTreeMap::new(),
+            cpu_requests: BTreeMap::new(),
             uplinks: Uplinks::new(),
             next_number: 0,
             next_tick_ms: None,
@@ -363,8 +371,8 @@ impl Core {
                 let flows = flows.iter().map(|f| view::flow(f, |id| self.name(id))).collect();
                 give(answer, flows);
             }
-            Some(Question::Ports { ports, answer }) => {
-                let ports = self.ports(ports);
+            Some(Question::Ports { ports, cpu, answer }) => {
+                let ports = self.ports(ports, &cpu);
                 give(answer, ports);
             }
             Some(Question::Rules { ports, flows, answer }) => {
@@ -400,6 +408,7 @@ impl Core {
                 self.policy.set_uplinks(&self.uplinks, now_ms, out);
             }
             SupervisorToControl::UplinkReply { request, result } => self.uplink_reply(request, result, now_ms),
+            SupervisorToControl::CpuTimes { request, times } => self.cpu_reply(request, times, now_ms),
             SupervisorToControl::Forget(port) => self.policy.forget_addresses(port, now_ms, out),
             SupervisorToControl::Announce(uplink) => self.announce(uplink, now_ms),
             SupervisorToControl::Lists(part) => self.lists_are(&part),
@@ -411,21 +420,15 @@ impl Core {
 
     fn call(&mut self, call: Call, now_ms: u64) {
         match call {
-            Call::PortAdd { name, path, client, answer } => {
-                self.request(answer, |request| ControlToSupervisor::PortAdd { request, name, path, client });
+            Call::PortAdd { name, path, client, tx_batch, answer } => {
+                let tx_batch = tx_batch.map(|batch| (batch.us, batch.packets));
+                self.request(answer, |request| ControlToSupervisor::PortAdd { request, name, path, client, tx_batch });
             }
             Call::PortDel { name, answer } => {
                 self.request(answer, |request| ControlToSupervisor::PortDel { request, name });
             }
             Call::Uplink { call, answer } => self.uplink_request(call, answer),
-            Call::PortList { answer } => {
-                if !self.attached {
-                    let ports = self.ports(Vec::new());
-                    give(answer, ports);
-                } else if let Some(answer) = self.admit(answer) {
-                    self.ask(DatapathRequest::Ports, Question::Ports { ports: Vec::new(), answer });
-                }
-            }
+            Call::PortList { answer } => self.cpu_request(CpuRequest::Ports(answer)),
             Call::FlowList { answer } => {
                 if let Some(answer) = self.admit(answer) {
                     self.ask(DatapathRequest::Flows, Question::Flows { flows: Vec::new(), answer });
@@ -438,7 +441,7 @@ impl Core {
             Call::AclLoad { load, answer } => self.acl_load(load, answer),
             Call::AclClear { ports, direction, answer } => self.acl_clear(&ports, direction.as_deref(), answer),
             Call::AclShow { ports, packets, answer } => self.acl_show(ports, packets, answer),
-            Call::Stats { answer } => give(answer, self.stats(now_ms)),
+            Call::Stats { answer } => self.cpu_request(CpuRequest::Stats(answer)),
             Call::Trace { port, frame, answer } => {
                 let Some(id) = self.find(&port) else {
                     let message = format!("there is no port named {port:?}; `lasthop port list` shows those there are");
@@ -514,7 +517,7 @@ impl Core {
         give(answer, report);
     }
 
-    fn ports(&self, infos: Vec<PortInfo>) -> Vec<Port> {
+    fn ports(&self, infos: Vec<PortInfo>, cpu: &BTreeMap<PortId, u64>) -> Vec<Port> {
         let infos: BTreeMap<_, _> = infos.into_iter().map(|p| (p.id, p)).collect();
         let mut ids: Vec<_> = self.configs.keys().chain(infos.keys()).copied().collect();
         ids.sort_unstable();
@@ -522,12 +525,13 @@ impl Core {
         let limit = self.policy.mac_limit() as u64;
         let port = |id| Port {
             uplink: self.uplinks.contains_key(&id),
+            cpu_ns: cpu.get(&id).copied(),
             ..view::port(id, self.configs.get(&id), infos.get(&id), self.policy.port_view(id), limit)
         };
         ids.into_iter().map(port).collect()
     }
 
-    fn stats(&self, now_ms: u64) -> SwitchStats {
+    fn stats(&self, cpu: lasthop_api::CpuTimes, now_ms: u64) -> SwitchStats {
         SwitchStats {
             switch_connected: self.attached,
             ports: self.configs.len() as u64,
@@ -539,6 +543,7 @@ impl Core {
             flows_deleted: self.counts.flows_deleted,
             malformed: self.counts.malformed,
             uptime_ms: now_ms.saturating_sub(self.started_ms),
+            cpu,
         }
     }
 

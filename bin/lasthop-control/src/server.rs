@@ -6,8 +6,9 @@
 use crate::core::{Answer, Call, Load, UplinkCall, busy, switch_away};
 use futures_util::Stream;
 use lasthop_api::{
-    AclChanged, AclPage, AclRule, AclText, ApiError, Carried, Drops, Field, Flow, FlowPage, GuestQueue, Mac, MacPage,
-    Port, PortChanged, PortPage, Queue, SwitchStats, Totals, TraceOutput, TraceReport, Uplink, UplinkList,
+    AclChanged, AclPage, AclRule, AclText, ApiError, Carried, CpuTimes, Drops, Field, Flow, FlowPage, GuestQueue, Mac,
+    MacPage, Port, PortChanged, PortPage, Queue, SwitchStats, Totals, TraceOutput, TraceReport, TxBatch, Uplink,
+    UplinkList,
 };
 use lasthop_ipc::UplinkConfig;
 use lasthop_policy::acl::MAX_TEXT;
@@ -99,15 +100,21 @@ impl Api {
 
 #[zlink::service(
     interface = "org.lasthop.Switch",
-    types = [AclRule, AclPage, AclText, AclChanged, Port, Queue, Totals, Drops, Flow, Field, Mac, PortChanged, PortPage, FlowPage, MacPage, SwitchStats,
-             TraceOutput, TraceReport, Uplink, Carried, GuestQueue, UplinkList],
+    types = [AclRule, AclPage, AclText, AclChanged, CpuTimes, Port, Queue, Totals, Drops, Flow, Field, Mac, PortChanged, PortPage, FlowPage, MacPage, SwitchStats,
+             TraceOutput, TraceReport, TxBatch, Uplink, Carried, GuestQueue, UplinkList],
     vendor = "lasthop",
     product = "lasthop",
     version = env!("CARGO_PKG_VERSION")
 )]
 impl Api {
-    async fn port_add(&self, name: String, path: String, client: bool) -> Result<PortChanged, ApiError> {
-        self.ask(|answer| Call::PortAdd { name, path, client, answer }).await
+    async fn port_add(
+        &self,
+        name: String,
+        path: String,
+        client: bool,
+        tx_batch: Option<TxBatch>,
+    ) -> Result<PortChanged, ApiError> {
+        self.ask(|answer| Call::PortAdd { name, path, client, tx_batch, answer }).await
     }
 
     async fn port_del(&self, name: String) -> Result<PortChanged, ApiError> {

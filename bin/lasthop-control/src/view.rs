@@ -1,6 +1,8 @@
 //! What is known, in the words of the API.
 
-use lasthop_api::{Carried, Drops, Field, Flow, GuestQueue, Mac, Port, Queue, Totals, TraceOutput, Uplink};
+use lasthop_api::{
+    Carried, CpuTimes, Drops, Field, Flow, GuestQueue, Mac, Port, Queue, Totals, TraceOutput, TxBatch, Uplink,
+};
 use lasthop_flow::Action;
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_ipc::{FlowInfo, PortConfig, PortInfo, PortState, PortVm, UplinkInfo, UplinkQueue};
@@ -119,6 +121,7 @@ pub(crate) fn port(
         port.name.clone_from(&c.name);
         port.path.clone_from(&c.path);
         port.client = c.client;
+        port.tx_batch = TxBatch { us: c.tx_batch.0, packets: c.tx_batch.1 };
     }
     port
 }
@@ -135,6 +138,16 @@ fn totals(t: &PortTotals) -> Totals {
         busy_ns: t.busy_ns,
         drops: t.drops.iter().map(|(r, n)| Drops { reason: r.name().into(), packets: *n }).collect(),
     }
+}
+
+pub(crate) fn cpu_times(times: &lasthop_ipc::CpuTimes) -> CpuTimes {
+    let ports_ns = times.ports.iter().map(|(_, ns)| ns).sum();
+    let (helpers_ns, main_ns) = (times.helpers_ns, times.main_ns);
+    let (control_ns, uplinks_ns, supervisor_ns) = (times.control_ns, times.uplinks_ns, times.supervisor_ns);
+    let threads_ns: u64 = ports_ns + helpers_ns + main_ns;
+    let other_ns = times.switch_ns.saturating_sub(threads_ns);
+    let total_ns = threads_ns + other_ns + control_ns + uplinks_ns + supervisor_ns;
+    CpuTimes { ports_ns, helpers_ns, main_ns, other_ns, control_ns, uplinks_ns, supervisor_ns, total_ns }
 }
 
 pub(crate) fn outputs(actions: &[Action]) -> Vec<PortId> {

@@ -150,9 +150,10 @@ fn serves_the_api() {
     assert!(matches!(error, ApiError::NotAvailable { .. }));
 
     fake.attach();
-    let added = client(&mut fake, async |api| api.port_add("vm2", "/run/x.sock", true).await.unwrap().unwrap());
+    let added = client(&mut fake, async |api| api.port_add("vm2", "/run/x.sock", true, None).await.unwrap().unwrap());
     assert_eq!((added.id, added.client), (2, true));
-    let error = client(&mut fake, async |api| api.port_add("vm2", "/run/y.sock", true).await.unwrap().unwrap_err());
+    let error =
+        client(&mut fake, async |api| api.port_add("vm2", "/run/y.sock", true, None).await.unwrap().unwrap_err());
     assert_eq!(error.message(), "there is a port named \"vm2\" already; choose another name");
 
     fake.packet(&frame(1, 2), 1);

@@ -22,7 +22,7 @@ pub struct Arguments {
 
 impl Arguments {
     /// Reads `--supervisor-fd N [--journal-fd N] [--host-view-fd N] [--hurry-fd N] [--helpers N,N…] [--poll N,N…]
-    /// [--hysteresis US,US] [--tx-batch US,PACKETS] [--rx-batch US,PACKETS]`. Run first thing in `main`.
+    /// [--hysteresis US,US] [--rx-batch US,PACKETS]`. Run first thing in `main`.
     pub fn take(mut words: impl Iterator<Item = String>) -> Result<Self, String> {
         let (mut supervisor, mut journal, mut host_view, mut hurry) = (None, None, None, None);
         let mut settings = Settings::default();
@@ -33,7 +33,6 @@ impl Arguments {
             let list = || value.split(',').map(str::parse).collect::<Result<Vec<usize>, _>>();
             let numbers = || list().map_err(|_| wrong("not a list of numbers"));
             let two = || <[usize; 2]>::try_from(numbers()?).map_err(|_| wrong("not two numbers"));
-            let batch = || two().map(|[us, packets]| Batch { period_ns: us as u64 * 1000, packets: packets as u16 });
             match option.as_str() {
                 "--supervisor-fd" => supervisor = Some(descriptor()?),
                 "--journal-fd" => journal = Some(descriptor()?),
@@ -45,8 +44,7 @@ impl Arguments {
                     let [base_ns, limit_ns] = two()?.map(|us| us as u64 * 1000);
                     settings.hysteresis = Hysteresis { base_ns, limit_ns };
                 }
-                "--tx-batch" => settings.transmit = batch()?,
-                "--rx-batch" => settings.receive = batch()?,
+                "--rx-batch" => settings.receive = two().map(|[us, packets]| Batch::new(us as u32, packets as u16))?,
                 _ => return Err(format!("unknown option {option}")),
             }
         }

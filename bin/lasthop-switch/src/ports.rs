@@ -2,7 +2,7 @@
 
 use lasthop_forward::{Forwarder, Port};
 use lasthop_ipc::{PortConfig, PortInfo, PortState, PortVm, QueueInfo};
-use lasthop_schedule::Workers;
+use lasthop_schedule::{Workers, policy::Batch};
 use lasthop_sys::Epoll;
 use lasthop_sys::hostview::{HostView, VmState};
 use lasthop_vhostuser::{Session, SessionError, SessionEvent};
@@ -16,13 +16,15 @@ pub struct PortEntry {
     pub port: Arc<Port>,
     /// The front-end, while one is connected.
     pub session: Option<Session>,
+    transmit: Batch,
     last_error: Option<String>,
 }
 
 impl PortEntry {
     /// A port nobody is connected to.
     pub fn new(config: &PortConfig) -> Self {
-        Self { port: Arc::new(Port::new(config.id, config.name.clone())), session: None, last_error: None }
+        let port = Arc::new(Port::new(config.id, config.name.clone()));
+        Self { port, session: None, transmit: Batch::new(config.tx_batch.0, config.tx_batch.1), last_error: None }
     }
 
     /// The front-end said something. An error ends the connection: call [`PortEntry::disconnect`].
@@ -48,7 +50,7 @@ impl PortEntry {
             SessionEvent::Kick { queue, fd } => {
                 // The guest's buffers being there is no news to us: we look when we have something for it.
                 if queue % 2 == 1 {
-                    workers.attach(port, queue as u16, fd);
+                    workers.attach(port, queue as u16, fd, self.transmit);
                 }
                 port.refresh();
                 return false;

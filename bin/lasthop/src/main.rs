@@ -13,7 +13,7 @@ mod uplink;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use client::{CliError, Instance};
-use lasthop_api::SwitchProxy;
+use lasthop_api::{SwitchProxy, TxBatch};
 use serde::Serialize;
 use std::io::Write;
 use std::path::PathBuf;
@@ -76,7 +76,8 @@ enum Command {
 #[derive(Debug, Subcommand)]
 enum PortCommand {
     /// Make a port
-    #[command(after_help = "Example:\n  lasthop port add vm1 /run/lasthop/vm1.sock")]
+    #[command(after_help = "Examples:\n  lasthop port add vm1 /run/lasthop/vm1.sock\n  \
+        lasthop port add vm2 /run/lasthop/vm2.sock --tx-batch 250,32")]
     Add {
         /// Its name: 1 to 63 letters, digits, '.', '_' or '-'
         name: String,
@@ -85,6 +86,10 @@ enum PortCommand {
         /// The front-end listens, and lasthop connects
         #[arg(long)]
         client: bool,
+        /// Microseconds and packets for which its guest need not kick while it sends a stream; "off": it kicks for each
+        /// [default: that of `lasthop run --tx-batch`]
+        #[arg(long, value_name = "US[,PACKETS]")]
+        tx_batch: Option<run::Batch>,
         #[command(flatten)]
         shared: SharedArgs,
     },
@@ -175,7 +180,9 @@ fn main() -> ExitCode {
     };
     let result = match cli.command {
         Command::Run(args) => return run::run(args),
-        Command::Port(PortCommand::Add { name, path, client, shared }) => port_add(&name, path, client, &shared),
+        Command::Port(PortCommand::Add { name, path, client, tx_batch, shared }) => {
+            port_add(&name, path, client, tx_batch, &shared)
+        }
         Command::Port(PortCommand::Del { name, shared }) => port_del(&name, &shared),
         Command::Port(PortCommand::List(shared)) => list::ports(&shared),
         Command::Uplink(command) => uplink::uplink(&command),
@@ -231,14 +238,21 @@ fn usage(e: &clap::Error) -> ExitCode {
     }
 }
 
-fn port_add(name: &str, path: PathBuf, client: bool, shared: &SharedArgs) -> Result<String, CliError> {
+fn port_add(
+    name: &str,
+    path: PathBuf,
+    client: bool,
+    tx_batch: Option<run::Batch>,
+    shared: &SharedArgs,
+) -> Result<String, CliError> {
     let path = std::path::absolute(&path)
         .map_err(|e| CliError::new(format!("{}: {e}; give an absolute path", path.display())))?;
     let shown = path.display().to_string();
     let Some(path) = path.to_str() else {
         return Err(CliError::new(format!("{shown}: the path is not UTF-8; choose another")));
     };
-    let port = shared.instance()?.ask(async |c| c.port_add(name, path, client).await)?;
+    let tx_batch = tx_batch.map(|run::Batch { us, packets }| TxBatch { us, packets });
+    let port = shared.instance()?.ask(async |c| c.port_add(name, path, client, tx_batch).await)?;
     shared.show(&port, |p| {
         let how = if p.client { "connects to" } else { "listens on" };
         format!("port {}: lasthop {how} {}\n", p.name, p.path)

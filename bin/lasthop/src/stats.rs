@@ -67,6 +67,10 @@ pub fn stats(args: &StatsArgs) -> Result<String, CliError> {
     args.shared.show(&stats, |s| render(s, args.verbose))
 }
 
+fn ms(ns: u64) -> u64 {
+    ns / 1_000_000
+}
+
 /// Somebody is connected there.
 fn has_guest(port: &Port) -> bool {
     matches!(port.state.as_str(), "connected" | "up" | "broken")
@@ -83,7 +87,9 @@ fn render(stats: &Stats, verbose: bool) -> String {
         number("DROPPED"),
     ];
     if verbose {
-        columns.extend(["REPLICATED", "MISSED", "SEGMENTS", "CHECKSUMS", "KICKS", "INTERRUPTS", "BUSY MS"].map(number));
+        columns.extend(
+            ["REPLICATED", "MISSED", "SEGMENTS", "CHECKSUMS", "KICKS", "INTERRUPTS", "BUSY MS", "CPU MS"].map(number),
+        );
     }
     let mut table = Table::new(&columns);
     for p in &stats.ports {
@@ -91,9 +97,10 @@ fn render(stats: &Stats, verbose: bool) -> String {
         let mut cells = vec![from.packets, from.bytes, to.packets, to.bytes, dropped(p)];
         if verbose {
             cells.extend([from.replicated, from.missed, to.segments, to.checksums]);
-            cells.extend([from.notifications, to.notifications, from.busy_ns / 1_000_000]);
+            cells.extend([from.notifications, to.notifications, ms(from.busy_ns)]);
         }
-        let numbers = cells.into_iter().map(|n| n.to_string());
+        let cpu = verbose.then(|| p.cpu_ns.map_or("-".into(), |ns| ms(ns).to_string()));
+        let numbers = cells.into_iter().map(|n| n.to_string()).chain(cpu);
         table.row(std::iter::once(p.name.clone()).chain(numbers).collect());
     }
     let mut out = table.render();
@@ -135,6 +142,18 @@ fn render(stats: &Stats, verbose: bool) -> String {
         doing(Some("blocked")),
         doing(None)
     ));
+    let cpu = &s.cpu;
+    out.push_str(&format!(
+        "CPU ms: {} ports + {} helpers + {} main + {} other + {} control + {} uplinks + {} supervisor = {}\n",
+        ms(cpu.ports_ns),
+        ms(cpu.helpers_ns),
+        ms(cpu.main_ns),
+        ms(cpu.other_ns),
+        ms(cpu.control_ns),
+        ms(cpu.uplinks_ns),
+        ms(cpu.supervisor_ns),
+        ms(cpu.total_ns)
+    ));
     if !s.switch_connected {
         out.push_str("the switch process is not connected; counters are not known now\n");
     }
@@ -162,7 +181,7 @@ fn render(stats: &Stats, verbose: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lasthop_api::{Drops, Totals};
+    use lasthop_api::{CpuTimes, Drops, Totals};
 
     fn port(name: &str, from: Totals, to: Totals) -> Port {
         Port { name: name.into(), from_guest: from, to_guest: to, ..Port::default() }
@@ -192,7 +211,13 @@ mod tests {
         let sum = Sum::of(&ports);
         assert_eq!((sum.from_guest, sum.replicated, sum.to_guest, sum.dropped), (11, 3, 10, 3));
         assert_eq!((sum.waiting, sum.unaccounted), (1, 0));
-        let text = render(&Stats { switch: SwitchStats::default(), sum, ports }, true);
+        ports[0].cpu_ns = Some(7_900_000);
+        let cpu = CpuTimes { ports_ns: 7_900_000, helpers_ns: 4_200_000, total_ns: 12_100_000, ..CpuTimes::default() };
+        let text = render(&Stats { switch: SwitchStats { cpu, ..SwitchStats::default() }, sum, ports }, true);
+        let last = |port: &str| text.lines().find(|l| l.starts_with(port)).and_then(|l| l.split(' ').next_back());
+        assert_eq!((last("a "), last("b ")), (Some("7"), Some("-")), "{text}");
+        let parts = "CPU ms: 7 ports + 4 helpers + 0 main + 0 other + 0 control + 0 uplinks + 0 supervisor = 12\n";
+        assert!(text.contains(parts), "{text}");
         assert!(text.contains("sum: 11 in + 3 replicated = 10 out + 3 dropped + 1 waiting\n"), "{text}");
         assert!(text.contains("VMs: 0 running, 1 blocked, 0 not known\n"), "{text}");
         assert!(text.contains("from a  policy: A flow said to drop the packet."), "{text}");

@@ -83,13 +83,17 @@ fn without_instance(line: &str, status: i32) -> String {
 fn ports_come_and_go() {
     let mut w = World::new(&["vm1"]);
     assert_eq!(w.ok("port add vm2 /run/vm2.sock --client"), "port vm2: lasthop connects to /run/vm2.sock\n");
-    assert_eq!(w.json("port add vm3 /run/vm3.sock")["id"], 3);
+    assert_eq!(w.json("port add vm3 /run/vm3.sock --tx-batch 250,32")["id"], 3);
+    assert!(w.error("port add vm4 /run/vm4.sock --tx-batch soon", 2).contains("or off"));
     let list = w.ok("port list");
     let columns: Vec<_> = list.lines().nth(2).unwrap().split_whitespace().collect();
     assert_eq!(columns, ["vm2", "up", "connect", "-", "0", "0", "10", "8", "2", "/run/vm2.sock"]);
     let list = w.json("port list");
     assert_eq!(list["ports"].as_array().unwrap().len(), 3);
     assert_eq!(list["ports"][1]["client"], true);
+    assert_eq!(list["ports"][1]["tx_batch"], serde_json::json!({"us": 125, "packets": 64}));
+    assert_eq!(list["ports"][2]["tx_batch"], serde_json::json!({"us": 250, "packets": 32}));
+    assert_eq!(list["ports"][2]["cpu_ns"], 3_000_000);
     assert_eq!(list["ports"][1]["from_guest"]["drops"][0]["reason"], "policy");
     assert!(w.error("port add vm2 /run/x.sock", 1).contains("already; choose another name"));
     assert_eq!(w.ok("port del vm2"), "port vm2: removed\n");
@@ -138,6 +142,9 @@ fn counts_and_explains() {
     let stats = w.json("stats");
     assert_eq!((&stats["sum"]["dropped"], &stats["switch"]["ports"]), (&4.into(), &2.into()));
     assert_eq!(stats["sum"]["drops"]["policy"], 4);
+    let cpu = &stats["switch"]["cpu"];
+    assert_eq!((&cpu["ports_ns"], &cpu["other_ns"]), (&3_000_000.into(), &74_000_000.into()));
+    assert_eq!(cpu["total_ns"], 109_000_000);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use crate::{
     AclChanged, AclPage, AclText, ApiError, FlowPage, MacPage, PortChanged, PortPage, SwitchStats, TraceReport,
-    UplinkList,
+    TxBatch, UplinkList,
 };
 use futures_util::Stream;
 
@@ -12,8 +12,15 @@ use futures_util::Stream;
 /// switch's answer. Lists come in pages.
 #[zlink::proxy("org.lasthop.Switch")]
 pub trait SwitchProxy {
-    /// Makes a port; lasthop listens on the vhost-user socket `path`, or connects to it when `client` is true.
-    async fn port_add(&mut self, name: &str, path: &str, client: bool) -> zlink::Result<Result<PortChanged, ApiError>>;
+    /// Makes a port; lasthop listens on the vhost-user socket `path`, or connects to it when `client` is true. Without a
+    /// `tx_batch` it has that of `lasthop run --tx-batch`.
+    async fn port_add(
+        &mut self,
+        name: &str,
+        path: &str,
+        client: bool,
+        tx_batch: Option<TxBatch>,
+    ) -> zlink::Result<Result<PortChanged, ApiError>>;
 
     /// Removes a port and ends its connection.
     async fn port_del(&mut self, name: &str) -> zlink::Result<Result<PortChanged, ApiError>>;

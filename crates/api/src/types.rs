@@ -15,6 +15,8 @@ pub struct Port {
     pub path: String,
     /// Whether lasthop connects (and the front-end listens).
     pub client: bool,
+    /// When its guest has to kick while it sends a stream.
+    pub tx_batch: TxBatch,
     /// It is an uplink's; then there is no socket, and `uplink_list` says more.
     pub uplink: bool,
     /// `waiting` (no front-end), `connected` (its driver is not ready), `up`, `broken`, or `starting` while the switch
@@ -42,6 +44,9 @@ pub struct Port {
     pub to_guest: Totals,
     /// Packets taken from the guest that wait for control.
     pub waiting: u64,
+    /// Processor time of the port's own thread, in nanoseconds, since the switch process started; none while it has no
+    /// thread.
+    pub cpu_ns: Option<u64>,
     /// What the VM does: `running` (on a core, or preempted there) or `blocked`; none if that is not known.
     pub vm: Option<String>,
     /// Core on which one of its threads last began to run, if it is running.
@@ -58,6 +63,16 @@ pub struct Port {
     pub moves: u64,
     /// Packets whose source is held at another port because it moved too often.
     pub moves_refused: u64,
+}
+
+/// For how long, or for how many packets, a guest that sends a stream need not kick, whatever comes first. With a 0 it kicks
+/// for each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct TxBatch {
+    /// Microseconds.
+    pub us: u32,
+    /// Packets.
+    pub packets: u16,
 }
 
 /// A ring. Even numbers carry packets to the guest, odd ones from it.
@@ -339,6 +354,31 @@ pub struct SwitchStats {
     pub malformed: u64,
     /// Milliseconds since control started.
     pub uptime_ms: u64,
+    /// Processor time of all processes.
+    pub cpu: CpuTimes,
+}
+
+/// Processor time, in nanoseconds, that the processes which run now have used since each was started. The parts are read
+/// together and add up to `total_ns`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct CpuTimes {
+    /// The threads of all ports.
+    pub ports_ns: u64,
+    /// Helpers' threads, and pollers'.
+    pub helpers_ns: u64,
+    /// The first thread of the switch, which talks to front-ends and control.
+    pub main_ns: u64,
+    /// The rest of the switch: threads that have ended, like those of removed ports, and what running threads have used since
+    /// the kernel's last tick.
+    pub other_ns: u64,
+    /// `lasthop-control`.
+    pub control_ns: u64,
+    /// All processes of uplinks.
+    pub uplinks_ns: u64,
+    /// `lasthop run` itself.
+    pub supervisor_ns: u64,
+    /// All of these.
+    pub total_ns: u64,
 }
 
 /// What would happen to a packet.

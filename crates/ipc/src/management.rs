@@ -39,6 +39,32 @@ pub enum SupervisorToControl {
     Forget(PortId),
     /// This uplink carries frames that another one carried before: which stations are to be announced there?
     Announce(PortId),
+    /// Answer to `CpuTimes`.
+    CpuTimes {
+        /// The request's number.
+        request: u64,
+        /// What has been used so far.
+        times: CpuTimes,
+    },
+}
+
+/// Processor time, in nanoseconds, that the processes which run now have used since each was started.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuTimes {
+    /// Ports' own threads; a port without one is not named.
+    pub ports: Vec<(PortId, u64)>,
+    /// Helpers' threads, and pollers'.
+    pub helpers_ns: u64,
+    /// The first thread of the switch.
+    pub main_ns: u64,
+    /// The whole switch: these and threads that have ended.
+    pub switch_ns: u64,
+    /// Control.
+    pub control_ns: u64,
+    /// All processes of uplinks.
+    pub uplinks_ns: u64,
+    /// The supervisor itself.
+    pub supervisor_ns: u64,
 }
 
 /// An uplink.
@@ -109,6 +135,8 @@ pub enum ControlToSupervisor {
         path: String,
         /// Whether lasthop connects.
         client: bool,
+        /// As of [`PortConfig::tx_batch`], if not that of all ports.
+        tx_batch: Option<(u32, u16)>,
     },
     /// Remove a port.
     PortDel {
@@ -144,6 +172,11 @@ pub enum ControlToSupervisor {
     },
     /// All uplinks.
     UplinkList {
+        /// Echoed in the reply.
+        request: u64,
+    },
+    /// What processor time has been used so far?
+    CpuTimes {
         /// Echoed in the reply.
         request: u64,
     },

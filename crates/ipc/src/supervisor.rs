@@ -14,6 +14,8 @@ pub struct PortConfig {
     pub path: String,
     /// True when lasthop connects and the front-end listens; false when lasthop listens.
     pub client: bool,
+    /// Microseconds and packets for which a guest that sends a stream need not kick; 0: it kicks for each.
+    pub tx_batch: (u32, u16),
 }
 
 /// To the switch.

@@ -46,12 +46,18 @@ pub(crate) struct PortThread {
 }
 
 impl PortThread {
+    /// `None`: pollers do without.
     pub(crate) fn start(
         port: &Arc<Port>,
         helpers: &Arc<Helpers>,
         transmit: Batch,
-        coalescing: Arc<Coalescing>,
-    ) -> io::Result<Self> {
+        receive: Batch,
+    ) -> io::Result<Option<Self>> {
+        if helpers.dedicated {
+            return Ok(None);
+        }
+        let coalescing = Arc::new(Coalescing::new(helpers.datapath.clone(), receive, helpers.view)?);
+        port.set_coalescing(coalescing.clone());
         let mailbox = Arc::new(Mailbox::new()?);
         let epoll = Epoll::new()?;
         mailbox.watch(&epoll, LETTERS)?;
@@ -73,7 +79,7 @@ impl PortThread {
             server.serve();
         })?;
         let id = told.recv().map_err(io::Error::other)?;
-        Ok(Self { mailbox, thread, id })
+        Ok(Some(Self { mailbox, thread, id }))
     }
 }
 

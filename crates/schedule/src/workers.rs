@@ -1,6 +1,5 @@
 //! All threads that move packets, and who commands them.
 
-use crate::coalesce::Coalescing;
 use crate::helper::Helpers;
 use crate::policy::{Arrivals, Batch, Hysteresis};
 use crate::port::{Letter, PortThread};
@@ -23,8 +22,6 @@ pub struct Settings {
     pub poll: Vec<usize>,
     /// How long helpers look for more before they sleep.
     pub hysteresis: Hysteresis,
-    /// How packets from guests are gathered before the switch is woken.
-    pub transmit: Batch,
     /// How packets to guests are gathered before a running guest is interrupted.
     pub receive: Batch,
     /// What is known of cores and VMs.
@@ -36,8 +33,7 @@ pub struct Settings {
 /// The threads. Used by one thread, the one that talks to front-ends.
 #[derive(Debug)]
 pub struct Workers {
-    datapath: Arc<Datapath>,
-    settings: Settings,
+    receive: Batch,
     helpers: Arc<Helpers>,
     threads: Vec<JoinHandle<()>>,
     ports: HashMap<PortId, Entry>,
@@ -57,16 +53,16 @@ impl Workers {
         let threads = helpers.start()?;
         let waiting = helpers.clone();
         lasthop_virtqueue::on_wait(Box::new(move || waiting.hurry()));
-        Ok(Self { datapath: datapath.clone(), settings, helpers, threads, ports: HashMap::new(), started: Vec::new() })
+        Ok(Self { receive: settings.receive, helpers, threads, ports: HashMap::new(), started: Vec::new() })
     }
 
     /// Has a port's vring served, from which packets come. Without a kick descriptor it is polled. One that is served
-    /// already is handed over.
-    pub fn attach(&mut self, port: &Arc<Port>, queue: u16, kick: Option<EventFd>) {
+    /// already is handed over. `transmit`: how the port's packets are gathered, as of its first vring.
+    pub fn attach(&mut self, port: &Arc<Port>, queue: u16, kick: Option<EventFd>, transmit: Batch) {
         self.detach(port.id, queue);
         let entry = match self.ports.entry(port.id) {
             hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            hash_map::Entry::Vacant(place) => match start_port(port, &self.datapath, &self.settings, &self.helpers) {
+            hash_map::Entry::Vacant(place) => match PortThread::start(port, &self.helpers, transmit, self.receive) {
                 Ok(thread) => {
                     self.started.extend(thread.as_ref().map(|thread| (port.id, thread.id)));
                     place.insert(Entry { thread, rings: Vec::new() })
@@ -124,21 +120,6 @@ impl Workers {
             thread.mailbox.send(Letter::Look);
         }
     }
-}
-
-/// `None`: pollers do without.
-fn start_port(
-    port: &Arc<Port>,
-    datapath: &Arc<Datapath>,
-    settings: &Settings,
-    helpers: &Arc<Helpers>,
-) -> io::Result<Option<PortThread>> {
-    if helpers.dedicated {
-        return Ok(None);
-    }
-    let coalescing = Arc::new(Coalescing::new(datapath.clone(), settings.receive, settings.view)?);
-    port.set_coalescing(coalescing.clone());
-    PortThread::start(port, helpers, settings.transmit, coalescing).map(Some)
 }
 
 impl Drop for Workers {

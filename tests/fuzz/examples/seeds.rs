@@ -126,7 +126,7 @@ fn messages() -> Vec<Vec<u8>> {
         out
     }
     let id = PortId(3);
-    let config = PortConfig { id, name: "vm3".into(), path: "/run/vm3".into(), client: true };
+    let config = PortConfig { id, name: "vm3".into(), path: "/run/vm3".into(), client: true, tx_batch: (125, 64) };
     let key = FlowKey { in_port: 3, eth_src: [2; 6], ..FlowKey::default() };
     let mask = FlowMask(FlowKey { in_port: u32::MAX, ..FlowKey::default() });
     let flow = FlowSpec { key, mask, actions: vec![Action::Output(id)], epoch: 9 };
@@ -157,7 +157,16 @@ fn messages() -> Vec<Vec<u8>> {
         seed(2, &SupervisorToControl::Ports(vec![config.clone(), config.clone()])),
         seed(2, &SupervisorToControl::Reply { request: 4, result: Ok(config) }),
         seed(2, &SupervisorToControl::Reply { request: 4, result: Err("no".into()) }),
-        seed(3, &ControlToSupervisor::PortAdd { request: 1, name: "a".into(), path: "/b".into(), client: false }),
+        seed(
+            3,
+            &ControlToSupervisor::PortAdd {
+                request: 1,
+                name: "a".into(),
+                path: "/b".into(),
+                client: false,
+                tx_batch: Some((9, 7)),
+            },
+        ),
         seed(4, &ToControl::Hello { ports: Vec::new() }),
         seed(4, &ToControl::PortGone(id)),
         seed(4, &ToControl::Miss(missed)),

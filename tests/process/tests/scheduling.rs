@@ -2,6 +2,7 @@
 
 use lasthop_frame::VnetHdr;
 use lasthop_sys::CpuList;
+use lasthop_tests_process::raw::peek;
 use lasthop_tests_process::{Guest, Lasthop, Options, PATIENCE, Port, mac, number_of, numbered, scratch, wait_for};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -259,4 +260,68 @@ fn wrong_options_are_refused() {
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && text.contains(hint), "{option} {value}: {text}");
     }
+}
+
+/// For how many frames beyond those it was shown the ring asks for no kick (`avail_event`, virtio 1.2 §2.7.7); below 0 it asks
+/// for none at all, for somebody looks.
+fn frames_without_kick(guest: &Guest) -> i16 {
+    let layout = guest.net.queues()[1].layout;
+    let number = |at| u16::from_le_bytes(peek(guest.net.memory(), at, 2).try_into().expect("two bytes"));
+    let wanted = number(layout.device + 4 + 8 * u64::from(layout.size));
+    wanted.wrapping_sub(number(layout.driver + 2)) as i16
+}
+
+/// What each guest is asked is its port's own setting, wherever that was made, and everybody else's where none was.
+#[test]
+fn each_port_gathers_as_it_is_told() {
+    let dir = scratch();
+    let path = |name: &str| dir.path().join(format!("{name}.sock"));
+    let port = |name: &str, option: &str| format!("{name}={}{option}", path(name).display());
+    let (z, a, b, c) = (port("z", ""), port("a", ""), port("b", ",tx-batch=1000000:7"), port("c", ",tx-batch=off"));
+    let lasthop = Lasthop::start_with(
+        &[],
+        &[
+            "--port",
+            &z,
+            "--port",
+            &a,
+            "--port",
+            &b,
+            "--port",
+            &c,
+            "--tx-batch",
+            "1000000,5",
+            "--helpers",
+            "none",
+            "--no-bpf",
+        ],
+    );
+    lasthop.command(&["port", "add", "d", path("d").to_str().expect("a path"), "--tx-batch", "1000000,3"]);
+    let saved = std::fs::read_to_string(lasthop.state_file("ports.json")).expect("what is remembered");
+    let saved: serde_json::Value = serde_json::from_str(&saved).expect("JSON");
+    assert_eq!(saved["ports"][0]["tx_batch"], serde_json::json!({"us": 1_000_000, "packets": 3}));
+
+    let mut sink = Guest::connect(&path("z"), mac(9), rings(false, true));
+    for (n, name, packets) in [(1, "a", 5), (2, "b", 7), (3, "c", 0), (4, "d", 3)] {
+        let us = if packets == 0 { 0 } else { 1_000_000 };
+        assert_eq!(lasthop.port(name)["tx_batch"], serde_json::json!({"us": us, "packets": packets}), "{name}");
+        let mut guest = Guest::connect(&path(name), mac(n), rings(false, true));
+        guest.greet(&mut sink, 0);
+        let (mut number, mut seen) = (1, false);
+        let end = Instant::now() + PATIENCE;
+        // A stream: the next frame as soon as one has come. What is not to be seen is looked for a good while.
+        while if packets == 0 { number < 300 } else { !seen } {
+            guest.send(&numbered(mac(n), mac(9), number, 60));
+            sink.expect_number(number);
+            number += 1;
+            let look_until = Instant::now() + Duration::from_millis(1);
+            while !seen && Instant::now() < look_until {
+                let frames = frames_without_kick(&guest);
+                assert!(frames <= 0 || frames == packets - 1, "{name}: no kick for {frames} frames");
+                seen = frames == packets - 1 && packets > 0;
+            }
+            assert!(Instant::now() < end, "{name}: the guest has to kick for each frame");
+        }
+    }
+    lasthop.check_sums();
 }

@@ -4,9 +4,9 @@
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{Depth, FlowKey, extract};
 use lasthop_ipc::{
-    Channel, ChannelError, ControlToSupervisor, DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket,
-    PortConfig, PortInfo, PortState, PortVm, Station, SupervisorToControl, ToControl, UplinkConfig, UplinkCounters,
-    UplinkDevice, UplinkDriver, UplinkInfo,
+    Channel, ChannelError, ControlToSupervisor, CpuTimes, DatapathReply, DatapathRequest, FlowInfo, FromControl,
+    MissedPacket, PortConfig, PortInfo, PortState, PortVm, Station, SupervisorToControl, ToControl, UplinkConfig,
+    UplinkCounters, UplinkDevice, UplinkDriver, UplinkInfo,
 };
 use lasthop_types::{DropReason, MacAddr, PortId, PortTotals};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -74,17 +74,17 @@ impl Fake {
     /// Adds ports that are up, tells control of them.
     pub fn add_ports(&mut self, names: &[&str]) {
         for name in names {
-            self.add_port(name, format!("/run/{name}.sock"), false).unwrap();
+            self.add_port(name, format!("/run/{name}.sock"), false, (125, 64)).unwrap();
         }
         self.announce_ports();
     }
 
-    fn add_port(&mut self, name: &str, path: String, client: bool) -> Result<PortConfig, String> {
+    fn add_port(&mut self, name: &str, path: String, client: bool, tx_batch: (u32, u16)) -> Result<PortConfig, String> {
         if self.ports.values().any(|p| p.name == name) {
             return Err(format!("there is a port named {name:?} already; choose another name"));
         }
         let id = PortId(self.ports.keys().last().map_or(1, |id| id.0 + 1));
-        let config = PortConfig { id, name: name.into(), path, client };
+        let config = PortConfig { id, name: name.into(), path, client, tx_batch };
         self.ports.insert(id, config.clone());
         self.states.insert(id, PortState::Up);
         let info = self.info(id);
@@ -217,10 +217,24 @@ impl Fake {
                 self.ready = true;
                 return;
             }
-            ControlToSupervisor::PortAdd { request, name, path, client } => {
-                (request, self.add_port(&name, path, client))
+            ControlToSupervisor::PortAdd { request, name, path, client, tx_batch } => {
+                (request, self.add_port(&name, path, client, tx_batch.unwrap_or((125, 64))))
             }
             ControlToSupervisor::PortDel { request, name } => (request, self.del_port(&name)),
+            ControlToSupervisor::CpuTimes { request } => {
+                let ports = self.ports.keys().map(|id| (*id, u64::from(id.0) * 1_000_000)).collect();
+                let times = CpuTimes {
+                    ports,
+                    helpers_ns: 20_000_000,
+                    main_ns: 3_000_000,
+                    switch_ns: 100_000_000,
+                    control_ns: 4_000_000,
+                    uplinks_ns: 0,
+                    supervisor_ns: 5_000_000,
+                };
+                self.supervisor.send(&SupervisorToControl::CpuTimes { request, times }, None).unwrap();
+                return;
+            }
             ControlToSupervisor::Announce { uplink, stations } => {
                 self.announced.push((uplink, stations));
                 return;

@@ -1,18 +1,18 @@
 //! Work on a VM's account: the thread of a port is put into the control group of its VM, so that the kernel counts and
 //! limits what the VM causes as it does the VM itself (PhD §4.3.1).
 
+use super::threads::Thread;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use tracing::{info, warn};
 
-/// Threads of ports, and the VMs they work for.
+/// The VMs that threads of ports work for.
 #[derive(Debug, Default)]
 pub struct Accounts {
     hierarchies: Vec<Hierarchy>,
     /// By port number.
-    threads: BTreeMap<u32, i32>,
     vms: BTreeMap<u32, u32>,
     complained: bool,
 }
@@ -36,37 +36,27 @@ impl Accounts {
         Self { hierarchies, ..Self::default() }
     }
 
-    /// The process at the other end of the port's connection, if it is known; `None`: it is gone.
-    pub fn set_vm(&mut self, port: u32, pid: Option<u32>, switch: Option<u32>) {
+    /// The process at the other end of the port's connection, if it is known; `None`: it is gone. `thread` is the port's, if
+    /// it has been started.
+    pub fn set_vm(&mut self, port: u32, pid: Option<u32>, thread: Option<Thread>) {
         let known = match pid {
             Some(pid) => self.vms.insert(port, pid) != Some(pid),
             None => self.vms.remove(&port).is_some(),
         };
-        if known {
-            self.place(port, switch);
+        if let (true, Some(thread)) = (known, thread) {
+            self.place(port, thread);
         }
     }
 
-    /// The port's thread has been started. Its number is the switch's word, so it is looked up among its threads.
-    pub fn set_thread(&mut self, port: u32, thread: i32, switch: Option<u32>) {
-        self.threads.insert(port, thread);
-        self.place(port, switch);
-    }
-
-    /// The switch is gone, and its threads with it.
-    pub fn forget_threads(&mut self) {
-        self.threads.clear();
-    }
-
-    /// The port is gone; so is its thread.
+    /// The port is gone.
     pub fn forget(&mut self, port: u32) {
-        self.threads.remove(&port);
         self.vms.remove(&port);
     }
 
-    fn place(&mut self, port: u32, switch: Option<u32>) {
-        let (Some(thread), Some(switch)) = (self.threads.get(&port), switch) else { return };
-        if !Path::new(&format!("/proc/{switch}/task/{thread}")).exists() {
+    /// Puts the port's thread, which has just been started or works for another VM now, where it belongs. Its number is the
+    /// switch's word, so it is looked up among its threads.
+    pub fn place(&mut self, port: u32, thread: Thread) {
+        if !thread.proc().exists() {
             return;
         }
         // Without a VM it goes back to where we are.
@@ -74,7 +64,7 @@ impl Accounts {
         let groups = fs::read_to_string(format!("/proc/{of}/cgroup")).unwrap_or_default();
         let results = self.hierarchies.iter().filter_map(|hierarchy| {
             let file = hierarchy.file(hierarchy.group(&groups)?);
-            Some(fs::write(&file, thread.to_string()).map_err(|e| (file, e)))
+            Some(fs::write(&file, thread.number.to_string()).map_err(|e| (file, e)))
         });
         let results: Vec<Result<(), (PathBuf, io::Error)>> = results.collect();
         if results.iter().any(Result::is_ok) {
@@ -127,6 +117,7 @@ fn hierarchies(mounts: &str) -> Vec<Hierarchy> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     #[test]
     fn files_of_both_versions() {

@@ -1,5 +1,6 @@
 //! Arguments of `lasthop run`.
 
+use super::batch::Batch;
 use super::store::SavedUplink;
 use lasthop_ipc::UplinkDriver;
 use lasthop_sys::{CpuList, ParseCpusError};
@@ -22,8 +23,9 @@ pub struct RunArgs {
     /// Directory where ports added at run time are remembered
     #[arg(long, value_name = "DIR", default_value = "/var/lib/lasthop")]
     pub state_dir: PathBuf,
-    /// A port and its vhost-user socket; lasthop listens there, or with ",client" connects to it. May be repeated
-    #[arg(long = "port", value_name = "NAME=PATH[,client]", value_parser = parse_port)]
+    /// A port and its vhost-user socket; lasthop listens there, or with ",client" connects to it. tx-batch: instead of that of
+    /// --tx-batch, like tx-batch=250:32 or tx-batch=off. May be repeated
+    #[arg(long = "port", value_name = "NAME=PATH[,client][,tx-batch=US[:PACKETS]]", value_parser = parse_port)]
     pub ports: Vec<PortArg>,
     /// An uplink: a port that is a network interface of this host, or a TAP device that is made. Drivers: tap, af_packet, af_xdp.
     /// gro=off: af_xdp does not make one packet of TCP segments or UDP datagrams. spare: a second process stands by to take over.
@@ -65,11 +67,11 @@ pub struct Scheduling {
     #[arg(long, value_name = "US[,US]", default_value = "5,50", value_parser = parse_hysteresis)]
     pub hysteresis: Pair,
     /// Microseconds and packets for which a guest that sends a stream does not kick; "off": it kicks for each
-    #[arg(long, value_name = "US[,PACKETS]", default_value = "125,64", value_parser = parse_batch)]
-    pub tx_batch: Pair,
+    #[arg(long, value_name = "US[,PACKETS]", default_value = "125,64")]
+    pub tx_batch: Batch,
     /// Microseconds and packets for which a guest that runs is not interrupted again; "off": it is whenever it wants
-    #[arg(long, value_name = "US[,PACKETS]", default_value = "125,64", value_parser = parse_batch)]
-    pub rx_batch: Pair,
+    #[arg(long, value_name = "US[,PACKETS]", default_value = "125,64")]
+    pub rx_batch: Batch,
 }
 
 /// Two numbers as lasthop-switch takes them.
@@ -95,7 +97,6 @@ impl Scheduling {
             (_, None) => push("--helpers", numbers(cpus)),
         }
         push("--hysteresis", self.hysteresis.to_string());
-        push("--tx-batch", self.tx_batch.to_string());
         push("--rx-batch", self.rx_batch.to_string());
         arguments
     }
@@ -113,35 +114,16 @@ fn parse_cpus(text: &str) -> Result<Cpus, String> {
     }
 }
 
-/// Two numbers, or one that stands for itself and `second`.
-fn parse_pair(text: &str, second: impl Fn(u32) -> u32) -> Result<Pair, String> {
+/// Two numbers, or one, which stands for both: then the period is fixed.
+fn parse_hysteresis(text: &str) -> Result<Pair, String> {
     let number = |digits: &str| match digits.parse::<u32>() {
         Ok(n) if n <= 1_000_000 => Ok(n),
-        _ => Err(format!("{digits:?} is not a number from 0 to 1000000; write 125 or 125,64")),
+        _ => Err(format!("{digits:?} is not a number from 0 to 1000000; write 5 or 5,50")),
     };
-    match text.split_once(',') {
-        Some((a, b)) => Ok(Pair(number(a)?, number(b)?)),
-        None => number(text).map(|a| Pair(a, second(a))),
-    }
-}
-
-/// Alone, the period is fixed.
-fn parse_hysteresis(text: &str) -> Result<Pair, String> {
-    match parse_pair(text, |base| base)? {
-        Pair(base, limit) if limit < base => {
-            Err(format!("{limit} is less than {base}; write the most it may be second"))
-        }
-        pair => Ok(pair),
-    }
-}
-
-fn parse_batch(text: &str) -> Result<Pair, String> {
-    match text {
-        "off" => Ok(Pair(0, 0)),
-        _ => match parse_pair(text, |_| 64)? {
-            Pair(_, packets) if packets > 32_768 => Err(format!("{packets} packets fit no ring; write 32768 or less")),
-            pair => Ok(pair),
-        },
+    let (base, limit) = text.split_once(',').unwrap_or((text, text));
+    match (number(base)?, number(limit)?) {
+        (base, limit) if limit < base => Err(format!("{limit} is less than {base}; write the most it may be second")),
+        (base, limit) => Ok(Pair(base, limit)),
     }
 }
 
@@ -154,6 +136,8 @@ pub struct PortArg {
     pub path: PathBuf,
     /// Whether lasthop connects.
     pub client: bool,
+    /// How its packets are gathered, if not like all ports'.
+    pub tx_batch: Option<Batch>,
 }
 
 /// Checks a port name: 1 to 63 characters of `[A-Za-z0-9._-]`. The error says what is wrong and what would be right.
@@ -170,17 +154,27 @@ pub fn check_name(name: &str) -> Result<(), String> {
 fn parse_port(text: &str) -> Result<PortArg, String> {
     let (name, rest) = text.split_once('=').ok_or("no '='; write NAME=PATH or NAME=PATH,client")?;
     check_name(name)?;
-    let (path, client) = match rest.split_once(',') {
-        None => (rest, false),
-        Some((path, "client")) => (path, true),
-        Some((_, option)) => {
-            return Err(format!("unknown option {option:?}; the only one is \"client\", and a path has no comma"));
+    let mut words = rest.split(',');
+    let path = words.next().unwrap_or_default();
+    let mut port = PortArg { name: name.into(), path: path.into(), client: false, tx_batch: None };
+    for word in words {
+        match word.split_once('=') {
+            None if word == "client" => port.client = true,
+            Some(("tx-batch", _)) if port.tx_batch.is_some() => {
+                return Err(format!("{word}: there is a tx-batch already"));
+            }
+            Some(("tx-batch", batch)) => port.tx_batch = Some(batch.parse().map_err(|e| format!("{word}: {e}"))?),
+            _ => {
+                return Err(format!(
+                    "unknown option {word:?}; there are \"client\" and \"tx-batch=US:PACKETS\", and a path has no comma"
+                ));
+            }
         }
-    };
+    }
     if path.is_empty() {
         return Err("no path after '='; write NAME=PATH".into());
     }
-    Ok(PortArg { name: name.into(), path: path.into(), client })
+    Ok(port)
 }
 
 /// Checks an uplink's name, interface, driver and number of queues. The error says what is wrong and what would be right.
@@ -267,23 +261,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn batches_and_periods() {
-        assert_eq!(parse_batch("off"), Ok(Pair(0, 0)));
-        assert_eq!(parse_batch("250"), Ok(Pair(250, 64)));
-        assert_eq!(parse_batch("250,32").unwrap().to_string(), "250,32");
+    fn cpus_and_periods() {
         assert_eq!(parse_hysteresis("7"), Ok(Pair(7, 7)));
         assert_eq!(parse_hysteresis("0,20"), Ok(Pair(0, 20)));
         for bad in ["", "x", "1,", ",1", "1,2,3", "-1", "4000000"] {
-            assert!(parse_batch(bad).is_err() && parse_hysteresis(bad).is_err(), "{bad}");
+            assert!(parse_hysteresis(bad).is_err(), "{bad}");
         }
         assert!(parse_hysteresis("9,8").unwrap_err().contains("second"));
-        assert!(parse_batch("1,40000").is_err());
         assert!(parse_cpus("0-3").is_ok() && parse_cpus("none").is_ok() && parse_cpus("3-0").is_err());
     }
 
     #[test]
     fn port_is_name_path_and_perhaps_client() {
-        let port = |name: &str, path: &str, client| PortArg { name: name.into(), path: path.into(), client };
+        let port = |name: &str, path: &str, client| {
+            let (name, path) = (name.into(), path.into());
+            PortArg { name, path, client, tx_batch: None }
+        };
         assert_eq!(parse_port("vm1=/run/vm1.sock").unwrap(), port("vm1", "/run/vm1.sock", false));
         assert_eq!(parse_port("a.b-c_d=/x=y,client").unwrap(), port("a.b-c_d", "/x=y", true));
         for bad in ["vm1", "=/x", "vm1=", "vm1=,client", "vm1=/x,cleint", "vm1=/x,", "v m=/x", "v/m=/x", "ä=/x"] {
@@ -292,6 +285,20 @@ mod tests {
         assert!(parse_port(&format!("{}=/x", "n".repeat(63))).is_ok());
         assert!(parse_port(&format!("{}=/x", "n".repeat(64))).is_err());
         assert!(parse_port("vm1=/x,cleint").unwrap_err().contains("client"));
+        let batch = |text: &str| parse_port(text).map(|port| port.tx_batch.map(|batch| (batch.us, batch.packets)));
+        assert_eq!(batch("vm1=/x,client,tx-batch=250:32"), Ok(Some((250, 32))));
+        assert_eq!(batch("vm1=/x,tx-batch=off"), Ok(Some((0, 0))));
+        assert_eq!(batch("vm1=/x,tx-batch=9"), Ok(Some((9, 64))));
+        for (bad, wrong) in [
+            ("tx-batch", "unknown option"),
+            ("tx-batch=", "tx-batch=: \"\" is not a number"),
+            ("tx-batch=1:40000", "32768"),
+            ("tx-batch=250,32", "unknown option \"32\""),
+            ("tx-batch=1,tx-batch=2", "already"),
+        ] {
+            let error = parse_port(&format!("vm1=/x,{bad}")).unwrap_err();
+            assert!(error.contains(wrong), "{bad}: {error}");
+        }
     }
 
     #[test]

@@ -51,3 +51,53 @@ impl AsFd for Hurry {
         self.asked.as_fd()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lasthop_sys::Prompter;
+    use std::sync::mpsc::channel;
+
+    /// Of /proc/PID/stat, behind the name: the state is field 3, the policy (sched(7)) field 41.
+    fn is_idle(thread: ThreadId) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{}/stat", thread.number())).unwrap();
+        stat.rsplit_once(") ").unwrap().1.split(' ').nth(41 - 3) == Some("5")
+    }
+
+    #[test]
+    fn threads_of_the_switch_leave_the_idle_class_when_they_are_asked_for() {
+        let Ok(hurry) = Hurry::new() else {
+            println!("this process may not take threads out of the idle class: not tested");
+            return;
+        };
+        let ask = Prompter::new(hurry.ask().try_clone_to_owned().unwrap());
+        let (tell, told) = channel();
+        // Two threads that play the switch's helpers.
+        let (ends, threads): (Vec<_>, Vec<_>) = (0..2)
+            .map(|_| {
+                let (tell, (end, ended)) = (tell.clone(), channel::<()>());
+                let thread = std::thread::spawn(move || {
+                    tell.send(ThreadId::current()).unwrap();
+                    let _ = ended.recv();
+                });
+                (end, thread)
+            })
+            .unzip();
+        let [asked_for, other] = [told.recv().unwrap(), told.recv().unwrap()];
+        for thread in [asked_for, other] {
+            thread.set_idle(true).unwrap();
+        }
+        // They are none of this process's.
+        ask.hurry(asked_for);
+        hurry.serve(1);
+        assert!(is_idle(asked_for));
+        // Whatever else is asked for: who is gone, and who is not the switch's.
+        ask.hurry(ThreadId::from_raw(i32::MAX));
+        ask.hurry(ThreadId::from_raw(1));
+        ask.hurry(asked_for);
+        hurry.serve(std::process::id());
+        assert!(!is_idle(asked_for) && is_idle(other));
+        drop(ends);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+}

@@ -4,6 +4,7 @@
 //! | file | does |
 //! |---|---|
 //! | `args` | the command line |
+//! | `batch` | a time and a number of packets |
 //! | `setup` | directories, locks, programs: everything that may be missing |
 //! | `socket` | binding and connecting Unix sockets |
 //! | `store` | ports added at run time, on disk |
@@ -16,11 +17,15 @@
 //! | `segments` | which uplinks are on one network segment, and which of them has to be blocked |
 //! | `probing` | probes sent and heard, and what follows |
 //! | `uplinks` | all of them, and what people ask of them |
+//! | `threads` | which thread of the switch is which port's, and processor time |
+//! | `account` | ports' threads in their VMs' control groups |
+//! | `hurry` | threads of the switch that have to leave the idle class |
 //! | `supervisor` | the event loop that ties them together |
 
 mod account;
 mod args;
 mod backoff;
+mod batch;
 mod child;
 mod driver;
 mod hurry;
@@ -31,10 +36,12 @@ mod setup;
 mod socket;
 mod store;
 mod supervisor;
+mod threads;
 mod uplink;
 mod uplinks;
 
 pub use args::RunArgs;
+pub use batch::Batch;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;

@@ -4,10 +4,12 @@
 //! and [`Port::step`] does what is due.
 
 use super::backoff::{Backoff, LogLimit};
+use super::batch::Batch;
 use super::socket::{self, Listener};
 use super::store::SavedPort;
 use lasthop_ipc::PortConfig;
 use lasthop_sys::{Epoll, Trigger};
+use lasthop_types::PortId;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -43,6 +45,8 @@ pub struct Context<'a> {
 pub struct Port {
     /// As children know it.
     pub config: PortConfig,
+    /// How its packets are gathered, if not like all ports'.
+    tx_batch: Option<Batch>,
     /// Whether it is remembered in the state directory.
     pub saved: bool,
     /// Since when the switch has a connection of this port.
@@ -69,20 +73,23 @@ enum End {
 }
 
 impl Port {
-    /// A port that is not open yet.
-    pub fn new(config: PortConfig, saved: bool, now: Instant) -> Self {
+    /// A port that is not open yet. `tx_batch` is all ports', for one that has none of its own.
+    pub fn new(id: PortId, port: SavedPort, tx_batch: Batch, saved: bool, now: Instant) -> Self {
+        let batch = port.tx_batch.unwrap_or(tx_batch);
+        let SavedPort { name, path, client, tx_batch } = port;
+        let config = PortConfig { id, name, path, client, tx_batch: (batch.us, batch.packets) };
         let end = if config.client {
             End::Connect { again_at: now, backoff: Backoff::new(CONNECT_WAIT.0, CONNECT_WAIT.1) }
         } else {
             End::Listen { listener: None, again_at: Some(now), waiting: None }
         };
-        Self { config, saved, live: None, end, complaint: None, log: LogLimit::default() }
+        Self { config, tx_batch, saved, live: None, end, complaint: None, log: LogLimit::default() }
     }
 
     /// The port as it is written to disk.
     pub fn to_saved(&self) -> SavedPort {
         let PortConfig { name, path, client, .. } = self.config.clone();
-        SavedPort { name, path, client }
+        SavedPort { name, path, client, tx_batch: self.tx_batch }
     }
 
     /// Binds the socket of a listening port, reported by `epoll` as `token`. The error says what to do.
@@ -238,13 +245,13 @@ fn held_back(lines: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lasthop_types::PortId;
     use std::io::Read;
     use std::os::unix::net::{UnixListener, UnixStream};
 
     fn port(path: &Path, client: bool, now: Instant) -> Port {
         let path = path.to_str().unwrap().to_owned();
-        Port::new(PortConfig { id: PortId(1), name: "vm".into(), path, client }, false, now)
+        let saved = SavedPort { name: "vm".into(), path, client, tx_batch: None };
+        Port::new(PortId(1), saved, Batch { us: 125, packets: 64 }, false, now)
     }
 
     fn ended(stream: &mut UnixStream) -> bool {

@@ -1,6 +1,7 @@
 //! What `lasthop run` needs before it can start: directories, locks, programs and sensible arguments.
 
 use super::args::{PortArg, RunArgs, check_name, check_uplink};
+use super::batch::Batch;
 use super::socket::{self, Listener};
 use super::store::{Saved, SavedPort, SavedUplink, Store};
 use super::{RunError, RunError::Failed, RunError::Usage};
@@ -26,6 +27,8 @@ pub struct Setup {
     pub cpus: Option<CpuList>,
     /// How packets are moved, in the switch's words.
     pub scheduling: Vec<String>,
+    /// How packets of a port that has no setting of its own are gathered.
+    pub tx_batch: Batch,
     /// Whether ports' threads go into their VMs' control groups.
     pub vm_cgroup: bool,
     /// Whether to watch cores and VMs.
@@ -89,6 +92,7 @@ impl Setup {
         let api = Listener::bind(&run_dir.join("api.sock"), false).map_err(Failed)?;
         Ok(Self {
             scheduling: args.scheduling.for_switch(cpus.as_ref().unwrap_or(&allowed)),
+            tx_batch: args.scheduling.tx_batch,
             cpus,
             vm_cgroup: args.vm_cgroup,
             bpf: !args.no_bpf,
@@ -135,7 +139,8 @@ fn absolute(ports: &[PortArg]) -> Result<Vec<SavedPort>, RunError> {
         let path = path
             .to_str()
             .ok_or_else(|| Usage(format!("--port {}: the path is not UTF-8; choose one that is", port.name)))?;
-        let new = SavedPort { name: port.name.clone(), path: path.into(), client: port.client };
+        let PortArg { name, client, tx_batch, .. } = port.clone();
+        let new = SavedPort { name, path: path.into(), client, tx_batch };
         check_new(checked.iter(), &new).map_err(|e| Usage(format!("--port {}: {e}", new.name)))?;
         checked.push(new);
     }
@@ -149,6 +154,7 @@ pub fn check_new<'a>(there: impl Iterator<Item = &'a SavedPort>, new: &SavedPort
         return Err(format!("{:?} is not an absolute path; write it from / on", new.path));
     }
     socket::check_length(Path::new(&new.path))?;
+    new.tx_batch.map_or(Ok(()), Batch::check)?;
     // All ports travel to control in one message; 16 bytes are more than the other fields of one take.
     let mut bytes = new.name.len() + new.path.len() + 16;
     for port in there {
@@ -290,7 +296,7 @@ mod tests {
     use super::*;
 
     fn port(name: &str, path: &str) -> SavedPort {
-        SavedPort { name: name.into(), path: path.into(), client: false }
+        SavedPort { name: name.into(), path: path.into(), client: false, tx_batch: None }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What outlives a run: ports added at run time in `STATE_DIR/ports.json`, access lists in `STATE_DIR/acl.rules`.
 
+use super::batch::Batch;
 use lasthop_policy::{Vlans, acl::Book};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
@@ -21,6 +22,9 @@ pub struct SavedPort {
     /// Whether lasthop connects.
     #[serde(default)]
     pub client: bool,
+    /// How its packets are gathered, if not like all ports'.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tx_batch: Option<Batch>,
 }
 
 /// A remembered uplink.
@@ -115,6 +119,9 @@ impl Store {
             if !Path::new(&port.path).is_absolute() {
                 return Err(wrong(format!("port {:?}: {:?} is not an absolute path", port.name, port.path)));
             }
+            if let Some(batch) = port.tx_batch {
+                batch.check().map_err(|e| wrong(format!("port {:?}: tx_batch: {e}", port.name)))?;
+            }
         }
         for uplink in &document.uplinks {
             super::args::check_uplink(uplink).map_err(|e| wrong(format!("uplink {:?}: {e}", uplink.name)))?;
@@ -159,8 +166,13 @@ mod tests {
         let store = Store::new(dir.path());
         assert_eq!(store.load().unwrap(), Saved::default());
         let ports = vec![
-            SavedPort { name: "vm1".into(), path: "/run/vm 1\".sock".into(), client: false },
-            SavedPort { name: "vm2".into(), path: "/run/ü.sock".into(), client: true },
+            SavedPort { name: "vm1".into(), path: "/run/vm 1\".sock".into(), client: false, tx_batch: None },
+            SavedPort {
+                name: "vm2".into(),
+                path: "/run/ü.sock".into(),
+                client: true,
+                tx_batch: Some(Batch { us: 250, packets: 32 }),
+            },
         ];
         let uplinks = vec![SavedUplink {
             name: "up0".into(),
@@ -178,6 +190,15 @@ mod tests {
         store.save(Saved::default()).unwrap();
         assert_eq!(store.load().unwrap(), Saved::default());
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left behind");
+    }
+
+    #[test]
+    fn a_file_of_before_is_understood() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = "{\"version\":1,\"ports\":[{\"name\":\"vm1\",\"path\":\"/x\",\"client\":true}]}";
+        std::fs::write(dir.path().join("ports.json"), text).unwrap();
+        let ports = Store::new(dir.path()).load().unwrap().ports;
+        assert_eq!(ports, [SavedPort { name: "vm1".into(), path: "/x".into(), client: true, tx_batch: None }]);
     }
 
     #[test]
@@ -209,6 +230,7 @@ mod tests {
             "{\"version\":1,\"ports\":[{\"name\":\"a b\",\"path\":\"/x\"}]}",
             "{\"version\":1,\"ports\":[{\"name\":\"a\",\"path\":\"x\"}]}",
             "{\"version\":1,\"ports\":[{\"name\":\"a\",\"path\":\"/x\",\"speed\":1}]}",
+            "{\"version\":1,\"ports\":[{\"name\":\"a\",\"path\":\"/x\",\"tx_batch\":{\"us\":1,\"packets\":40000}}]}",
             "{\"version\":1,\"ports\":[],\"uplinks\":[{\"name\":\"a\",\"device\":\"b\",\"queues\":1,\"vlans\":\"5000\"}]}",
         ] {
             std::fs::write(&file, text).unwrap();

@@ -1,6 +1,7 @@
 //! The event loop of `lasthop run`.
 
 use super::account::Accounts;
+use super::batch::Batch;
 use super::child::{Child, Ended};
 use super::hurry::Hurry;
 use super::port::{Context, Port};
@@ -9,6 +10,7 @@ use super::segments::Segments;
 use super::setup::{Setup, check_new};
 use super::socket::Listener;
 use super::store::{Saved, SavedPort, SavedUplink, Store};
+use super::threads::PortThreads;
 use super::uplink::Uplink;
 use super::{RunError, RunError::Failed};
 use lasthop_hostview::HostMonitor;
@@ -65,6 +67,8 @@ pub struct Supervisor {
     /// Which uplinks are on one segment, if that is to be found out.
     pub(super) segments: Option<Segments>,
     next_id: u32,
+    /// How packets of a port that has no setting of its own are gathered.
+    pub(super) tx_batch: Batch,
     store: Store,
     /// Text of the access lists, as it is kept.
     lists: Vec<u8>,
@@ -76,6 +80,8 @@ pub struct Supervisor {
     monitor: HostMonitor,
     /// Where the switch asks for threads to leave the idle class.
     hurry: Option<Hurry>,
+    /// Which thread of the switch is which port's.
+    pub(super) port_threads: PortThreads,
     /// Whose work ports' threads do, if VMs are to pay for it.
     accounts: Option<Accounts>,
     /// Whether `ready` was printed.
@@ -117,6 +123,7 @@ impl Supervisor {
             uplink_limit: setup.uplink_limit,
             segments: setup.uplink_probe.then(|| Segments::new(probing::token())),
             next_id: 1,
+            tx_batch: setup.tx_batch,
             store: setup.store,
             lists: setup.lists,
             new_lists: Vec::new(),
@@ -124,6 +131,7 @@ impl Supervisor {
             journal,
             monitor,
             hurry,
+            port_threads: PortThreads::default(),
             accounts: setup.vm_cgroup.then(Accounts::new),
             announced: false,
             _locks: setup.locks,
@@ -178,9 +186,7 @@ impl Supervisor {
                                 port.switch_gone(now);
                                 self.monitor.forget(*id);
                             }
-                            if let Some(accounts) = &mut self.accounts {
-                                accounts.forget_threads();
-                            }
+                            self.port_threads.forget_all();
                             self.uplinks.values_mut().for_each(|uplink| uplink.switch_gone(now));
                             self.restart_or_give_up(&ended)?;
                         }
@@ -293,7 +299,7 @@ impl Supervisor {
                 let id = port.config.id;
                 let tgid = peer(&connection);
                 if let Some(accounts) = &mut self.accounts {
-                    accounts.set_vm(id.0, tgid, self.switch.pid());
+                    accounts.set_vm(id.0, tgid, self.port_threads.of(id.0, self.switch.pid()));
                 }
                 let tgid = tgid.filter(|_| self.monitor.is_live());
                 let vm = tgid.and_then(|tgid| self.monitor.watch(id.0, tgid));
@@ -320,7 +326,7 @@ impl Supervisor {
                     self.monitor.forget(port.0);
                     let now = Instant::now();
                     if let Some(accounts) = &mut self.accounts {
-                        accounts.set_vm(port.0, None, self.switch.pid());
+                        accounts.set_vm(port.0, None, self.port_threads.of(port.0, self.switch.pid()));
                     }
                     if let Some(uplink) = self.uplinks.get_mut(&port.0) {
                         uplink.connection_closed(now, &reason);
@@ -333,8 +339,9 @@ impl Supervisor {
     }
 
     fn hear_thread(&mut self, port: PortId, thread: i32) {
-        if let Some(accounts) = &mut self.accounts {
-            accounts.set_thread(port.0, thread, self.switch.pid());
+        self.port_threads.started(port.0, thread);
+        if let (Some(accounts), Some(thread)) = (&mut self.accounts, self.port_threads.of(port.0, self.switch.pid())) {
+            accounts.place(port.0, thread);
         }
     }
 
@@ -346,8 +353,9 @@ impl Supervisor {
                     self.announce();
                     continue;
                 }
-                ControlToSupervisor::PortAdd { request, name, path, client } => {
-                    (request, self.add_port(SavedPort { name, path, client }))
+                ControlToSupervisor::PortAdd { request, name, path, client, tx_batch } => {
+                    let tx_batch = tx_batch.map(|(us, packets)| Batch { us, packets });
+                    (request, self.add_port(SavedPort { name, path, client, tx_batch }))
                 }
                 ControlToSupervisor::PortDel { request, name } => (request, self.delete_port(&name)),
                 ControlToSupervisor::UplinkAdd { request, uplink } => {
@@ -367,6 +375,11 @@ impl Supervisor {
                 }
                 ControlToSupervisor::UplinkList { request } => {
                     self.list_uplinks(request);
+                    continue;
+                }
+                ControlToSupervisor::CpuTimes { request } => {
+                    let times = self.cpu_times();
+                    self.control.send(SupervisorToControl::CpuTimes { request, times }, None);
                     continue;
                 }
                 ControlToSupervisor::Announce { uplink, stations } => {
@@ -431,6 +444,7 @@ impl Supervisor {
         }
         self.ports.remove(&config.id.0);
         self.monitor.forget(config.id.0);
+        self.port_threads.forget(config.id.0);
         if let Some(accounts) = &mut self.accounts {
             accounts.forget(config.id.0);
         }
@@ -461,9 +475,7 @@ impl Supervisor {
 
     /// A port with the next number.
     fn number(&mut self, port: SavedPort, saved: bool) -> Port {
-        let id = self.next_port();
-        let SavedPort { name, path, client } = port;
-        Port::new(PortConfig { id, name, path, client }, saved, Instant::now())
+        Port::new(self.next_port(), port, self.tx_batch, saved, Instant::now())
     }
 
     pub(super) fn tell_control_ports(&mut self) {

@@ -402,6 +402,11 @@ impl Uplink {
         [driver, spare, join_at].into_iter().flatten().chain(self.standby_deadline()).min()
     }
 
+    /// Its processes: the one that carries packets and one that stands by.
+    pub fn pids(&self) -> impl Iterator<Item = u32> {
+        self.driver.pid().into_iter().chain(self.spare.as_ref().and_then(Driver::pid))
+    }
+
     /// As `lasthop uplink list` shows it.
     pub fn info(&self) -> UplinkInfo {
         let mut counters = self.before.clone();

@@ -34,7 +34,8 @@ impl Supervisor {
         let id = self.next_port();
         // Without one, starting it fails and says so.
         let program = self.uplink_program.clone().unwrap_or_else(|_| "lasthop-uplink".into());
-        let config = PortConfig { id, name: spec.name.clone(), path: String::new(), client: true };
+        let tx_batch = (self.tx_batch.us, self.tx_batch.packets);
+        let config = PortConfig { id, name: spec.name.clone(), path: String::new(), client: true, tx_batch };
         let tokens = [0, 1].map(|n| (CHANNELS[n] | u64::from(id.0), PIDS[n] | u64::from(id.0)));
         let uplink = Uplink::new(config, spec, saved, &program, tokens, self.uplink_limit);
         self.uplinks.insert(id.0, uplink);
@@ -105,6 +106,7 @@ impl Supervisor {
 
     fn uplink_is_gone(&mut self, id: u32) {
         let Some(uplink) = self.uplinks.remove(&id) else { return };
+        self.port_threads.forget(id);
         info!("uplink {} removed", uplink.spec.name);
         if let Some(Waiting::Deleted(request)) = uplink.waiting {
             self.control.send(SupervisorToControl::UplinkReply { request, result: Ok(vec![uplink.info()]) }, None);

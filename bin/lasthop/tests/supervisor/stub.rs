@@ -191,6 +191,7 @@ pub fn control(_called: &Path) {
                             | SupervisorToControl::Uplinks(_)
                             | SupervisorToControl::Forget(_)
                             | SupervisorToControl::Announce(_)
+                            | SupervisorToControl::CpuTimes { .. }
                             | SupervisorToControl::UplinkReply { .. } => {}
                             SupervisorToControl::Shutdown => return say("control", "shutdown"),
                         }
@@ -214,6 +215,7 @@ pub fn control(_called: &Path) {
                         ["arguments"] => Err(arguments()),
                         ["ports"] => Err(ports.clone()),
                         ["add", name, path, how] => Ok(ControlToSupervisor::PortAdd {
+                            tx_batch: None,
                             request,
                             name: name.into(),
                             path: path.into(),

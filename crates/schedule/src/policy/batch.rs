@@ -19,6 +19,11 @@ impl Default for Batch {
 }
 
 impl Batch {
+    /// So many microseconds or packets, whatever comes first.
+    pub fn new(us: u32, packets: u16) -> Self {
+        Self { period_ns: u64::from(us) * 1000, packets }
+    }
+
     /// Nobody waits.
     pub const OFF: Self = Self { period_ns: 0, packets: 0 };
 

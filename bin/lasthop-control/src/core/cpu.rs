@@ -1,0 +1,56 @@
+//! Processor time: asked of the supervisor, which may read it, before what goes with it is answered.
+
+use super::{Answer, Command, Core, MAX_QUESTIONS, Question, busy, give, refuse};
+use crate::view;
+use lasthop_api::{Port, SwitchStats};
+use lasthop_ipc::{ControlToSupervisor, CpuTimes, DatapathRequest};
+use lasthop_types::PortId;
+use std::collections::BTreeMap;
+
+/// What is answered when the processor time is known.
+#[derive(Debug)]
+pub(super) enum CpuRequest {
+    Ports(Answer<Vec<Port>>),
+    Stats(Answer<SwitchStats>),
+}
+
+impl CpuRequest {
+    fn is_closed(&self) -> bool {
+        match self {
+            Self::Ports(answer) => answer.is_closed(),
+            Self::Stats(answer) => answer.is_closed(),
+        }
+    }
+}
+
+impl Core {
+    pub(super) fn cpu_request(&mut self, wanted: CpuRequest) {
+        self.cpu_requests.retain(|_, request| !request.is_closed());
+        if self.cpu_requests.len() >= MAX_QUESTIONS {
+            return match wanted {
+                CpuRequest::Ports(answer) => refuse(answer, busy()),
+                CpuRequest::Stats(answer) => refuse(answer, busy()),
+            };
+        }
+        self.next_number += 1;
+        let request = self.next_number;
+        self.cpu_requests.insert(request, wanted);
+        self.commands.push(Command::Supervisor(ControlToSupervisor::CpuTimes { request }));
+    }
+
+    pub(super) fn cpu_reply(&mut self, request: u64, times: CpuTimes, now_ms: u64) {
+        match self.cpu_requests.remove(&request) {
+            Some(CpuRequest::Stats(answer)) => give(answer, self.stats(view::cpu_times(&times), now_ms)),
+            Some(CpuRequest::Ports(answer)) => {
+                let cpu: BTreeMap<PortId, u64> = times.ports.into_iter().collect();
+                if !self.attached {
+                    let ports = self.ports(Vec::new(), &cpu);
+                    give(answer, ports);
+                } else if let Some(answer) = self.admit(answer) {
+                    self.ask(DatapathRequest::Ports, Question::Ports { ports: Vec::new(), cpu, answer });
+                }
+            }
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! A receiver that takes nothing: its senders go on with everybody else.
+
+use lasthop_frame::VnetHdr;
+use lasthop_tests_process::{Guest, Lasthop, Options, PATIENCE, Port, mac, number_of, numbered, scratch, wait_for};
+use serde_json::Value;
+use std::time::Instant;
+
+/// Frames that each sender has for the dead receiver, and for the living one. If each waited only for as long as packets may
+/// that have others behind them, all the time there is would not do.
+const FRAMES: u32 = 12_000;
+/// Frames on their way to the living one, from one sender: together fewer than it has buffers.
+const WINDOW: u32 = 64;
+
+/// Three guests send to one that never takes a frame and to one that does, in turns. The living one gets all of them, in order;
+/// for the dead one they are counted as dropped for want of buffers, all but those that it had room for.
+#[test]
+fn a_dead_receiver_slows_nobody() {
+    for packed in [false, true] {
+        let dir = scratch();
+        let ports = ["dead", "alive", "a", "b", "c"].map(|name| Port::listen(name, dir.path()));
+        let lasthop = Lasthop::start(&ports);
+        let options = Options::net(|n| (n.size, n.packed) = (256, packed));
+        let guest = |n: usize| Guest::connect(&ports[n].socket, mac(n as u8), options);
+        let [mut dead, mut alive] = [0, 1].map(guest);
+        let mut senders = [2, 3, 4].map(guest);
+        for (sender, number) in senders.iter_mut().zip(FRAMES..) {
+            sender.greet(&mut dead, number);
+            sender.greet(&mut alive, number);
+        }
+        lasthop.check_sums();
+        while dead.try_recv().is_some() || alive.try_recv().is_some() {}
+        // Delivered, dropped for want of buffers, dropped for any reason.
+        let counts = |name: &str| {
+            let to_guest = lasthop.port(name)["to_guest"].take();
+            let drops = to_guest["drops"].as_array().expect("a list");
+            let of = |d: &Value| d["packets"].as_u64().expect("a number");
+            let no_buffers = drops.iter().find(|d| d["reason"] == "no_buffers").map_or(0, of);
+            [of(&to_guest), no_buffers, drops.iter().map(of).sum()]
+        };
+        let before = ["dead", "alive"].map(counts);
+
+        let mut sent = [(0, 0); 3];
+        let mut expected = [0; 3];
+        let end = Instant::now() + PATIENCE;
+        while expected != [FRAMES; 3] {
+            for ((sender, sent), expected) in senders.iter_mut().zip(&mut sent).zip(expected) {
+                let (to_dead, to_alive) = sent;
+                while *to_alive < FRAMES.min(expected + WINDOW) {
+                    // In turns: whoever has had fewer.
+                    let (to, count) =
+                        if to_dead <= to_alive { (mac(0), &mut *to_dead) } else { (mac(1), &mut *to_alive) };
+                    if !sender.try_send(VnetHdr::default(), &numbered(sender.mac, to, *count, 100)) {
+                        break;
+                    }
+                    *count += 1;
+                }
+            }
+            while let Some((_, frame)) = alive.try_recv() {
+                let from = usize::from(frame[11]) - 2;
+                assert_eq!(
+                    number_of(&frame),
+                    Some(expected[from]),
+                    "lost or out of order, from {from}, packed: {packed}"
+                );
+                expected[from] += 1;
+            }
+            assert!(Instant::now() < end, "{expected:?} of {FRAMES} each; sent {sent:?}; packed: {packed}");
+            std::thread::yield_now();
+        }
+
+        let all = u64::from(sent.iter().map(|(to_dead, _)| to_dead).sum::<u32>());
+        let mut counted = [0; 3];
+        wait_for("every frame for the dead one to be counted", PATIENCE, || {
+            counted = std::array::from_fn(|n| counts("dead")[n] - before[0][n]);
+            counted[0] + counted[1] >= all
+        });
+        let [delivered, no_buffers, drops] = counted;
+        assert!(delivered + no_buffers == all && drops == no_buffers && delivered <= 256, "{counted:?} of {all}");
+        let living: [u64; 3] = std::array::from_fn(|n| counts("alive")[n] - before[1][n]);
+        assert_eq!(living, [u64::from(3 * FRAMES), 0, 0]);
+        lasthop.check_sums();
+
+        // It comes back to life, and is like any other.
+        let mut taken = 0;
+        while dead.try_recv().is_some() {
+            taken += 1;
+        }
+        assert_eq!(taken, delivered);
+        for (sender, number) in senders.iter_mut().zip(2 * FRAMES..) {
+            sender.greet_when_back(&mut dead, number);
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Where processor time goes: what lasthop says, beside what the kernel says.
+
+use lasthop_frame::VnetHdr;
+use lasthop_tests_process::{Guest, Lasthop, Netns, Options, PATIENCE, Port, mac, numbered, proc, scratch, wait_for};
+use nix::time::clock_getcpuclockid;
+use nix::unistd::Pid;
+use serde_json::Value;
+use std::time::Duration;
+
+/// What the kernel says.
+#[derive(Debug)]
+struct Kernel {
+    /// Every thread of the switch that lives, by name.
+    threads: Vec<(String, u64)>,
+    /// All processes, with threads that have ended.
+    total: u64,
+}
+
+impl Kernel {
+    fn of(lasthop: &Lasthop) -> Self {
+        let switch = lasthop.switch();
+        let tasks = std::fs::read_dir(format!("/proc/{switch}/task")).expect("the switch runs").flatten();
+        let thread = |task: std::fs::DirEntry| {
+            let number: u32 = task.file_name().to_str()?.parse().ok()?;
+            let name = std::fs::read_to_string(task.path().join("comm")).ok()?;
+            let name = if number == switch { "main" } else { name.trim_end() }.to_owned();
+            Some((name, proc::thread_ns(switch, number)))
+        };
+        Self { threads: tasks.filter_map(thread).collect(), total: lasthop.pids().into_iter().map(process_ns).sum() }
+    }
+
+    fn of_threads(&self, name: &str) -> u64 {
+        self.threads.iter().filter(|(n, _)| n.starts_with(name)).map(|(_, ns)| ns).sum()
+    }
+}
+
+fn process_ns(pid: u32) -> u64 {
+    let clock = clock_getcpuclockid(Pid::from_raw(pid as i32)).expect("a process");
+    Duration::from(clock.now().expect("its clock")).as_nanos() as u64
+}
+
+fn ns(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("{value} is no time"))
+}
+
+/// Time only goes forward, so what is read between two looks lies between them, however long that takes.
+#[track_caller]
+fn between(before: u64, told: u64, after: u64) {
+    assert!((before..=after).contains(&told), "{told} is not from {before} to {after}");
+}
+
+fn check(lasthop: &Lasthop) -> Value {
+    let before = Kernel::of(lasthop);
+    let stats = lasthop.json(&["stats"]);
+    let after = Kernel::of(lasthop);
+    let cpu = &stats["switch"]["cpu"];
+    let parts = ["ports", "helpers", "main", "other", "control", "uplinks", "supervisor"];
+    assert_eq!(parts.iter().map(|part| ns(&cpu[format!("{part}_ns")])).sum::<u64>(), ns(&cpu["total_ns"]), "{cpu}");
+    between(before.total, ns(&cpu["total_ns"]), after.total);
+    for (part, name) in [("ports_ns", "port-"), ("helpers_ns", "helper-"), ("main_ns", "main")] {
+        between(before.of_threads(name), ns(&cpu[part]), after.of_threads(name));
+    }
+    for port in stats["ports"].as_array().expect("ports").iter().filter(|port| !port["cpu_ns"].is_null()) {
+        let name = format!("port-{}", port["name"].as_str().expect("a name"));
+        between(before.of_threads(&name), ns(&port["cpu_ns"]), after.of_threads(&name));
+    }
+    stats
+}
+
+fn send(a: &mut Guest, b: &mut Guest, numbers: std::ops::Range<u32>) {
+    let last = numbers.end - 1;
+    for number in numbers {
+        a.send_as(VnetHdr::default(), &numbered(a.mac, b.mac, number, 1000));
+        while b.try_recv().is_some() {}
+    }
+    b.send(&numbered(b.mac, a.mac, last, 60));
+    a.expect_number(last);
+}
+
+#[test]
+fn the_parts_add_up_to_what_the_processes_have_used() {
+    for arguments in [&["--helpers", "none"][..], &[]] {
+        let dir = scratch();
+        let ports = ["a", "b", "c"].map(|name| Port::listen(name, dir.path()));
+        let lasthop = Lasthop::start_with(&ports, arguments);
+        assert!(lasthop.port("a")["cpu_ns"].is_null(), "nobody has a thread before somebody has come");
+        let guest = |n: usize| Guest::connect(&ports[n].socket, mac(n as u8 + 1), Options::default());
+        let [mut a, mut b, mut c] = [guest(0), guest(1), guest(2)];
+        a.greet(&mut b, 1);
+        a.greet(&mut c, 2);
+        check(&lasthop);
+        send(&mut a, &mut b, 10..20_010);
+        let stats = check(&lasthop);
+        let of = |name: &str| {
+            let ports = stats["ports"].as_array().expect("ports");
+            ns(&ports.iter().find(|p| p["name"] == name).expect("the port")["cpu_ns"])
+        };
+        let helped = ns(&stats["switch"]["cpu"]["helpers_ns"]);
+        if arguments.is_empty() {
+            assert!(of("a") + helped > of("c"), "{stats}");
+        } else {
+            assert!(of("a") > of("c") && helped == 0, "{stats}");
+        }
+
+        // What a port used that is gone, its process has used all the same.
+        let (gone, other) = (of("c"), ns(&stats["switch"]["cpu"]["other_ns"]));
+        lasthop.command(&["port", "del", "c"]);
+        wait_for("the thread to end", PATIENCE, || Kernel::of(&lasthop).of_threads("port-c") == 0);
+        let stats = check(&lasthop);
+        let now = ns(&stats["switch"]["cpu"]["other_ns"]);
+        assert!(now >= gone, "{now} after {other}, without {gone}");
+
+        // Another switch process starts at nothing.
+        lasthop.kill("lasthop-switch");
+        wait_for("the new switch to be there", PATIENCE, || lasthop.port("a")["state"] == "waiting");
+        let stats = check(&lasthop);
+        assert!(stats["ports"][0]["cpu_ns"].is_null() && ns(&stats["switch"]["cpu"]["ports_ns"]) == 0, "{stats}");
+        let again = |n: usize| Guest::connect(&ports[n].socket, mac(n as u8 + 1), Options::default());
+        let [mut a, mut b] = [again(0), again(1)];
+        a.greet_when_back(&mut b, 30_000);
+        assert!(ns(&check(&lasthop)["ports"][0]["cpu_ns"]) > 0);
+    }
+}
+
+/// Pollers have all the work, and ports no threads.
+#[test]
+fn pollers_count_as_helpers() {
+    let dir = scratch();
+    let ports = ["a", "b"].map(|name| Port::listen(name, dir.path()));
+    let lasthop = Lasthop::start_with(&ports, &["--poll", "0"]);
+    let [mut a, mut b] = [0, 1].map(|n| Guest::connect(&ports[n].socket, mac(n as u8 + 1), Options::default()));
+    a.greet(&mut b, 1);
+    send(&mut a, &mut b, 10..1010);
+    let (before, stats, after) = (Kernel::of(&lasthop), lasthop.json(&["stats"]), Kernel::of(&lasthop));
+    let cpu = &stats["switch"]["cpu"];
+    between(before.of_threads("poll-"), ns(&cpu["helpers_ns"]), after.of_threads("poll-"));
+    assert!(ns(&cpu["helpers_ns"]) > 0 && ns(&cpu["ports_ns"]) == 0 && stats["ports"][0]["cpu_ns"].is_null(), "{cpu}");
+}
+
+/// An uplink's port has a thread like any other; its processes are told apart, the one that stands by among them.
+#[test]
+fn the_processes_of_uplinks_count() {
+    let netns = Netns::new();
+    let lasthop = Lasthop::start_in(Some(&netns), &[], &["--uplink", "net=lasthop0,tap,spare"]);
+    lasthop.wait_for_state("net", "up");
+    let spare = || lasthop.json(&["uplink", "list"])["uplinks"][0]["spare"].take();
+    wait_for("a second process", PATIENCE, || spare() == "ready");
+    let uplinks = || {
+        let children = proc::children(lasthop.pid()).into_iter().filter(|(_, name)| name == "lasthop-uplink");
+        let used: Vec<u64> = children.map(|(pid, _)| process_ns(pid)).collect();
+        assert_eq!(used.len(), 2);
+        used.iter().sum::<u64>()
+    };
+    let before = uplinks();
+    let stats = check(&lasthop);
+    between(before, ns(&stats["switch"]["cpu"]["uplinks_ns"]), uplinks());
+    assert!(ns(&stats["ports"][0]["cpu_ns"]) > 0, "{stats}");
+}
