@@ -519,10 +519,9 @@ impl Core {
         let mut ids: Vec<_> = self.configs.keys().chain(infos.keys()).copied().collect();
         ids.sort_unstable();
         ids.dedup();
-        let limit = self.policy.mac_limit() as u64;
         let port = |id| Port {
             uplink: self.uplinks.contains_key(&id),
-            ..view::port(id, self.configs.get(&id), infos.get(&id), self.policy.port_view(id), limit)
+            ..view::port(id, self.configs.get(&id), infos.get(&id), self.policy.port_view(id))
         };
         ids.into_iter().map(port).collect()
     }
