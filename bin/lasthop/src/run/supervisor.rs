@@ -282,7 +282,7 @@ impl Supervisor {
                 "{what}, for the {START_ATTEMPTS}th time before it was ready; see above for why"
             )));
         }
-        warn!("{}; restarting it", ended.what);
+        warn!("{}; {}", ended.what, ended.remedy());
         Ok(())
     }
 
