@@ -407,45 +407,6 @@ fn switch_killed_uplinks_are_joined_to_the_next() {
     }
 }
 
-/// It never holds guest memory: no mapping, no descriptor, no way to get one.
-#[test]
-fn an_uplink_holds_no_guest_memory_and_no_rights() {
-    let wire = Wire::veth(1);
-    let left = Site::new(wire.netns(), &wire.left);
-    let guests = ["a", "b"].map(|port| left.guest(port, mac(port.as_bytes()[0]), Options::default()));
-    let (pid, switch) = (left.pid(), left.lasthop.switch());
-    let memfds = |pid: u32| {
-        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-        let mut all: Vec<String> = maps
-            .lines()
-            .filter(|l| l.contains("memfd:"))
-            .filter_map(|l| l.split_ascii_whitespace().nth(5).map(Into::into))
-            .collect();
-        all.sort();
-        all.dedup();
-        all
-    };
-    // The guests of this test keep their memory in memfds of another name, which the switch maps.
-    assert!(memfds(switch).contains(&"/memfd:lasthop-driver".into()), "{:?}", memfds(switch));
-    assert_eq!(memfds(pid), ["/memfd:lasthop-counters", "/memfd:lasthop-uplink"]);
-    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
-    let held: Vec<_> = descriptors.map(|d| std::fs::read_link(d.path()).unwrap().display().to_string()).collect();
-    let allowed = ["/memfd:lasthop-uplink", "anon_inode:", "socket:", "/dev/null", "pipe:"];
-    for file in &held {
-        let stderr = file.ends_with("/log");
-        assert!(stderr || allowed.iter().any(|a| file.starts_with(a)), "{file} among {held:?}");
-    }
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let field = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).unwrap_or("").trim().to_owned();
-    for set in ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"] {
-        assert_eq!(field(set), "0000000000000000", "{set}");
-    }
-    assert_eq!((field("NoNewPrivs:").as_str(), field("Seccomp:").as_str()), ("1", "2"));
-    assert!(!field("Uid:").split_whitespace().any(|id| id == "0"));
-    assert_eq!(std::fs::read_dir(format!("/proc/{pid}/root/")).unwrap().count(), 0, "its root is not empty");
-    drop(guests);
-}
-
 /// Two uplinks on one segment, and nobody who finds that out: what one brings in, the other still does not carry out.
 #[test]
 fn two_uplinks_make_no_loop() {
