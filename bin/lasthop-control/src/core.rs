@@ -16,10 +16,12 @@ use tokio::sync::oneshot;
 
 mod lists;
 mod uplinks;
+mod watch;
 
 pub(crate) use lists::Load;
 pub(crate) use uplinks::UplinkCall;
 use uplinks::UplinkRequest;
+use watch::Watch;
 
 /// How often the switch is asked which flows are in use while it has any, in ms. A sixtieth part of an address's life.
 const POLL_MS: u64 = 10_000;
@@ -75,6 +77,10 @@ enum Question {
         asked: u64,
         reconcile: bool,
         flows: Vec<FlowUse>,
+    },
+    /// Whether uplinks take what is sent to them.
+    Watch {
+        ports: Vec<PortInfo>,
     },
     Flows {
         flows: Vec<FlowInfo>,
@@ -136,6 +142,7 @@ pub(crate) struct Core {
     uplink_requests: BTreeMap<u64, UplinkRequest>,
     /// Ports that are uplinks, and the VLANs that each carries.
     uplinks: Uplinks,
+    watch: Watch,
     next_number: u64,
     next_tick_ms: Option<u64>,
     commands: Vec<Command>,
@@ -163,6 +170,7 @@ impl Core {
             requests: BTreeMap::new(),
             uplink_requests: BTreeMap::new(),
             uplinks: Uplinks::new(),
+            watch: Watch::default(),
             next_number: 0,
             next_tick_ms: None,
             commands: Vec::new(),
@@ -182,7 +190,7 @@ impl Core {
 
     /// When [`Event::Timer`] is due; `None` while nothing can age.
     pub fn deadline_ms(&self) -> Option<u64> {
-        self.next_tick_ms
+        self.next_tick_ms.into_iter().chain(self.watch.deadline_ms()).min()
     }
 
     pub fn count_malformed(&mut self, messages: u64) {
@@ -248,10 +256,11 @@ impl Core {
     }
 
     fn tick(&mut self, now_ms: u64, out: &mut Effects) {
-        if self.next_tick_ms.is_none_or(|at| now_ms < at) {
+        let is_due = self.next_tick_ms.take_if(|at| *at <= now_ms).is_some();
+        self.watch_uplinks(is_due, now_ms);
+        if !is_due {
             return;
         }
-        self.next_tick_ms = None;
         if !self.attached || !self.policy.has_flows() {
             self.policy.tick(now_ms, out);
         } else if !self.questions.values().any(|q| matches!(q, Question::Statistics { .. })) {
@@ -274,7 +283,7 @@ impl Core {
     fn drop_questions(&mut self) {
         for question in std::mem::take(&mut self.questions).into_values() {
             match question {
-                Question::Statistics { .. } => {}
+                Question::Statistics { .. } | Question::Watch { .. } => {}
                 Question::Flows { answer, .. } => refuse(answer, switch_away()),
                 Question::Ports { answer, .. } => refuse(answer, switch_away()),
                 Question::Trace { answer } => refuse(answer, switch_away()),
@@ -329,7 +338,9 @@ impl Core {
             }
             (Question::Flows { flows, .. }, DatapathReply::Flows(part)) => flows.extend(part),
             (Question::Rules { flows, .. }, DatapathReply::Flows(part)) => flows.extend(part),
-            (Question::Ports { ports, .. }, DatapathReply::Ports(part)) => ports.extend(part),
+            (Question::Ports { ports, .. } | Question::Watch { ports }, DatapathReply::Ports(part)) => {
+                ports.extend(part)
+            }
             (Question::Barrier { .. }, DatapathReply::Barrier) => {}
             (Question::Trace { .. }, DatapathReply::Lookup { key, flow }) => {
                 let Some(Question::Trace { answer }) = self.questions.remove(&request) else { return };
@@ -359,6 +370,7 @@ impl Core {
                 self.policy.statistics(asked, &flows, now_ms, out);
                 self.policy.tick(now_ms, out);
             }
+            Some(Question::Watch { ports }) => self.watched(&ports, now_ms),
             Some(Question::Flows { flows, answer }) => {
                 let flows = flows.iter().map(|f| view::flow(f, |id| self.name(id))).collect();
                 give(answer, flows);
@@ -472,7 +484,7 @@ impl Core {
         }
         if self.questions.len() >= MAX_QUESTIONS {
             self.questions.retain(|_, q| match q {
-                Question::Statistics { .. } => true,
+                Question::Statistics { .. } | Question::Watch { .. } => true,
                 Question::Flows { answer, .. } => !answer.is_closed(),
                 Question::Ports { answer, .. } => !answer.is_closed(),
                 Question::Trace { answer } => !answer.is_closed(),

@@ -10,7 +10,9 @@ use lasthop_types::MacAddr;
 use lasthop_vhostuser::{Features, Frontend, FrontendError, ProtocolFeatures};
 use lasthop_virtqueue::driver::NetDriver;
 use serde_json::Value;
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -280,4 +282,36 @@ fn one_that_keeps_dying_is_started_later_and_later() {
     let expected = ["", " in 10 ms", " in 20 ms", " in 40 ms", " in 80 ms", " in 160 ms", " in 320 ms", " in 640 ms"];
     assert_eq!(waits, [&expected[..], &[" in 1000 ms"; 2]].concat(), "{log}");
     site.unharmed();
+}
+
+/// It answers, and takes nothing of what is sent to it. As long as its device would take nothing either that is said and no more;
+/// when the device is free it is replaced.
+#[test]
+fn one_that_takes_nothing_is_replaced_unless_its_device_takes_nothing() {
+    const LIMIT: Duration = Duration::from_secs(90);
+    let (mut device, mut network) = UnixStream::pair().expect("a pair of sockets");
+    device.set_nonblocking(true).expect("a socket can be that");
+    network.set_nonblocking(true).expect("a socket can be that");
+    while device.write(&[0; 4096]).is_ok() {}
+    let (mut site, uplink) = Site::with("1000", Some(device.as_fd()));
+    let outside = site.plugged_in(&uplink, Options::default(), 1000);
+    let flood = |site: &mut Site| {
+        for _ in 0..20 {
+            site.guests[0].try_send(VnetHdr::default(), &numbered(mac(1), mac(9), 7, 60));
+        }
+        site.uplink()["last_error"].as_str().unwrap_or_default().to_owned()
+    };
+    wait_for("it to be said that its device takes nothing", LIMIT, || {
+        flood(&mut site).contains("its device takes nothing")
+    });
+    assert!(proc::alive(uplink.pid) && site.uplink()["restarts"] == 0, "{}", site.uplink());
+    while network.read(&mut [0; 4096]).is_ok_and(|n| n > 0) {}
+    wait_for("it to be replaced", LIMIT, || flood(&mut site).contains("its device is free; replacing it"));
+    wait_for("it to be dead", PATIENCE, || !proc::alive(uplink.pid));
+    drop((uplink, outside));
+    let uplink = site.turned.next();
+    uplink.ready();
+    drop(site.plugged_in(&uplink, Options::default(), 2000));
+    site.unharmed();
+    site.lasthop.check_sums();
 }

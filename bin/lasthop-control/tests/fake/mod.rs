@@ -221,6 +221,7 @@ impl Fake {
                 (request, self.add_port(&name, path, client))
             }
             ControlToSupervisor::PortDel { request, name } => (request, self.del_port(&name)),
+            ControlToSupervisor::TakesNothing { .. } => return,
             ControlToSupervisor::Announce { uplink, stations } => {
                 self.announced.push((uplink, stations));
                 return;

@@ -375,6 +375,12 @@ impl Supervisor {
                     }
                     continue;
                 }
+                ControlToSupervisor::TakesNothing { uplink, for_ms } => {
+                    if let Some(uplink) = self.uplinks.get_mut(&uplink.0) {
+                        uplink.takes_nothing(Duration::from_millis(for_ms));
+                    }
+                    continue;
+                }
                 ControlToSupervisor::KeepLists(part) => {
                     if part.is_empty() {
                         let result = self.keep_lists();
