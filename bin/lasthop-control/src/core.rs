@@ -20,10 +20,12 @@ use tokio::sync::oneshot;
 mod cpu;
 mod lists;
 mod uplinks;
+mod watch;
 
 pub(crate) use lists::Load;
 pub(crate) use uplinks::UplinkCall;
 use uplinks::UplinkRequest;
+use watch::Watch;
 
 /// How often the switch is asked which flows are in use while it has any, in ms. A sixtieth part of an address's life.
 const POLL_MS: u64 = 10_000;
@@ -79,6 +81,10 @@ enum Question {
         asked: u64,
         reconcile: bool,
         flows: Vec<FlowUse>,
+    },
+    /// Whether uplinks take what is sent to them.
+    Watch {
+        ports: Vec<PortInfo>,
     },
     Flows {
         flows: Vec<FlowInfo>,
@@ -143,6 +149,7 @@ pub(crate) struct Core {
     cpu_requests: BTreeMap<u64, CpuRequest>,
     /// Ports that are uplinks, and the VLANs that each carries.
     uplinks: Uplinks,
+    watch: Watch,
     next_number: u64,
     next_tick_ms: Option<u64>,
     commands: Vec<Command>,
@@ -171,6 +178,7 @@ impl Core {
             uplink_requests: BTreeMap::new(),
             cpu_requests: BTreeMap::new(),
             uplinks: Uplinks::new(),
+            watch: Watch::default(),
             next_number: 0,
             next_tick_ms: None,
             commands: Vec::new(),
@@ -190,7 +198,7 @@ impl Core {
 
     /// When [`Event::Timer`] is due; `None` while nothing can age.
     pub fn deadline_ms(&self) -> Option<u64> {
-        self.next_tick_ms
+        self.next_tick_ms.into_iter().chain(self.watch.deadline_ms()).min()
     }
 
     pub fn count_malformed(&mut self, messages: u64) {
@@ -256,10 +264,11 @@ impl Core {
     }
 
     fn tick(&mut self, now_ms: u64, out: &mut Effects) {
-        if self.next_tick_ms.is_none_or(|at| now_ms < at) {
+        let is_due = self.next_tick_ms.take_if(|at| *at <= now_ms).is_some();
+        self.watch_uplinks(is_due, now_ms);
+        if !is_due {
             return;
         }
-        self.next_tick_ms = None;
         if !self.attached || !self.policy.has_flows() {
             self.policy.tick(now_ms, out);
         } else if !self.questions.values().any(|q| matches!(q, Question::Statistics { .. })) {
@@ -282,7 +291,7 @@ impl Core {
     fn drop_questions(&mut self) {
         for question in std::mem::take(&mut self.questions).into_values() {
             match question {
-                Question::Statistics { .. } => {}
+                Question::Statistics { .. } | Question::Watch { .. } => {}
                 Question::Flows { answer, .. } => refuse(answer, switch_away()),
                 Question::Ports { answer, .. } => refuse(answer, switch_away()),
                 Question::Trace { answer } => refuse(answer, switch_away()),
@@ -337,7 +346,9 @@ impl Core {
             }
             (Question::Flows { flows, .. }, DatapathReply::Flows(part)) => flows.extend(part),
             (Question::Rules { flows, .. }, DatapathReply::Flows(part)) => flows.extend(part),
-            (Question::Ports { ports, .. }, DatapathReply::Ports(part)) => ports.extend(part),
+            (Question::Ports { ports, .. } | Question::Watch { ports }, DatapathReply::Ports(part)) => {
+                ports.extend(part)
+            }
             (Question::Barrier { .. }, DatapathReply::Barrier) => {}
             (Question::Trace { .. }, DatapathReply::Lookup { key, flow }) => {
                 let Some(Question::Trace { answer }) = self.questions.remove(&request) else { return };
@@ -367,6 +378,7 @@ impl Core {
                 self.policy.statistics(asked, &flows, now_ms, out);
                 self.policy.tick(now_ms, out);
             }
+            Some(Question::Watch { ports }) => self.watched(&ports, now_ms),
             Some(Question::Flows { flows, answer }) => {
                 let flows = flows.iter().map(|f| view::flow(f, |id| self.name(id))).collect();
                 give(answer, flows);
@@ -475,7 +487,7 @@ impl Core {
         }
         if self.questions.len() >= MAX_QUESTIONS {
             self.questions.retain(|_, q| match q {
-                Question::Statistics { .. } => true,
+                Question::Statistics { .. } | Question::Watch { .. } => true,
                 Question::Flows { answer, .. } => !answer.is_closed(),
                 Question::Ports { answer, .. } => !answer.is_closed(),
                 Question::Trace { answer } => !answer.is_closed(),
@@ -522,11 +534,10 @@ impl Core {
         let mut ids: Vec<_> = self.configs.keys().chain(infos.keys()).copied().collect();
         ids.sort_unstable();
         ids.dedup();
-        let limit = self.policy.mac_limit() as u64;
         let port = |id| Port {
             uplink: self.uplinks.contains_key(&id),
             cpu_ns: cpu.get(&id).copied(),
-            ..view::port(id, self.configs.get(&id), infos.get(&id), self.policy.port_view(id), limit)
+            ..view::port(id, self.configs.get(&id), infos.get(&id), self.policy.port_view(id))
         };
         ids.into_iter().map(port).collect()
     }

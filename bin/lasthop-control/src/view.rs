@@ -64,13 +64,7 @@ fn state(info: Option<&PortInfo>) -> &'static str {
     }
 }
 
-pub(crate) fn port(
-    id: PortId,
-    config: Option<&PortConfig>,
-    info: Option<&PortInfo>,
-    view: Option<PortView>,
-    mac_limit: u64,
-) -> Port {
+pub(crate) fn port(id: PortId, config: Option<&PortConfig>, info: Option<&PortInfo>, view: Option<PortView>) -> Port {
     let view = view.unwrap_or_default();
     let mut port = Port {
         id: id.0,
@@ -79,7 +73,7 @@ pub(crate) fn port(
         features: "0x0".into(),
         protocol_features: "0x0".into(),
         macs: view.macs as u64,
-        mac_limit,
+        mac_limit: view.mac_limit as u64,
         flows: view.flows as u64,
         sources_over_limit: view.over_limit,
         moves: view.moves,

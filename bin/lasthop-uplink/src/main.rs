@@ -53,7 +53,7 @@ fn start(
     let prober = Prober::open(&wanted.device, &device, probes)?;
     let heard = Arc::new(Heard::new()?);
     if device.kept.is_some() {
-        confine::confine()?;
+        confine::confine(&wanted.device, inherited)?;
         return Ok(server::Server::waiting(device, counters, (prober, heard))?);
     }
     let (memory, mut pairs) = SharedMemory::new(device.memory, &heard, None)?;
@@ -66,7 +66,7 @@ fn start(
             supervisor.send(&UplinkToSupervisor::Keep, Some(descriptor))?;
         }
     }
-    confine::confine()?;
+    confine::confine(&wanted.device, inherited)?;
     // Threads made from here on are born inside the sandbox.
     server::Server::carrying(device, counters, (prober, heard), memory, pairs)
 }

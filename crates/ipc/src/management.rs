@@ -187,4 +187,12 @@ pub enum ControlToSupervisor {
         /// Who lives at ports that are not uplinks.
         stations: Vec<Station>,
     },
+    /// Nothing that was sent to this uplink has been taken, though there was something all the time. Said again as long as it
+    /// goes on.
+    TakesNothing {
+        /// The uplink's port.
+        uplink: PortId,
+        /// For how long at least, in milliseconds.
+        for_ms: u64,
+    },
 }

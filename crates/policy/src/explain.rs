@@ -61,7 +61,7 @@ impl Learning {
             Learned::OverLimit => format!(
                 "{source} would not be learned: {here} has {} of {} addresses (a limit per port protects the others)",
                 self.macs.count(pair.port),
-                self.mac_limit()
+                self.macs.port_limit(pair.port)
             ),
         });
         let verdict = self.verdict(&pair);

@@ -21,10 +21,14 @@ const RESEND_MS: u64 = 50;
 /// How much may be remembered.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Addresses, all ports together.
+    /// Addresses, all ports of guests together.
     pub macs: usize,
     /// Addresses per port; a port's share `macs / ports` when that is less.
     pub macs_per_port: usize,
+    /// Addresses, all uplinks together.
+    pub uplink_macs: usize,
+    /// Addresses per uplink; an uplink's share `uplink_macs / uplinks` when that is less. A second one finds room at once.
+    pub macs_per_uplink: usize,
     /// Flows, all ports together.
     pub flows: usize,
     /// Flows whose packets come from one port.
@@ -38,6 +42,8 @@ impl Default for Limits {
         Self {
             macs: 65_536,
             macs_per_port: 4096,
+            uplink_macs: 65_536,
+            macs_per_uplink: 32_768,
             flows: FLOWS_MAX,
             flows_per_port: FLOWS_PER_PORT_MAX,
             masks: MASKS_MAX,
@@ -97,6 +103,8 @@ pub struct FlowUse {
 pub struct PortView {
     /// Addresses learned there.
     pub macs: usize,
+    /// Most that it may have, with as many ports as there are.
+    pub mac_limit: usize,
     /// Flows whose packets come from there.
     pub flows: usize,
     /// Packets whose source was not learned because the port or the table was full.
@@ -148,7 +156,7 @@ impl Default for Learning {
 impl Learning {
     /// An empty table.
     pub fn new(limits: Limits) -> Self {
-        let macs = MacTable::new(limits.macs, limits.macs_per_port);
+        let macs = MacTable::new((limits.macs, limits.macs_per_port), (limits.uplink_macs, limits.macs_per_uplink));
         Self {
             limits,
             ports: BTreeMap::new(),
@@ -182,9 +190,9 @@ impl Learning {
         }
         let before = std::mem::replace(&mut self.uplinks, uplinks.clone());
         self.epoch += 1;
-        // Where other VLANs are carried now, everything is learned anew.
+        // Where other VLANs are carried now, or other limits hold, everything is learned anew.
         for id in before.keys().chain(uplinks.keys()) {
-            if before.get(id).and_then(Option::as_ref) != self.vlans_of(*id) {
+            if before.get(id) != uplinks.get(id) {
                 for flow in self.flows.of_port(*id) {
                     self.del_flow(flow, out);
                 }
@@ -233,7 +241,7 @@ impl Learning {
 
     /// A port exists and is or is not carrying packets.
     pub fn port(&mut self, id: PortId, up: bool, now_ms: u64, out: &mut Effects) {
-        self.macs.add_port(id);
+        self.macs.add_port(id, self.uplinks.contains_key(&id));
         let port = self.ports.entry(id).or_default();
         if std::mem::replace(&mut port.up, up) != up {
             self.refresh_floods(now_ms, out);
@@ -265,7 +273,7 @@ impl Learning {
             self.refresh_destination(vlan, mac, now_ms, out);
         }
         if self.has_port(id) {
-            self.macs.add_port(id);
+            self.macs.add_port(id, self.uplinks.contains_key(&id));
         }
     }
 
@@ -397,11 +405,6 @@ impl Learning {
         self.macs.len()
     }
 
-    /// Addresses one port may have learned, with as many ports as there are.
-    pub fn mac_limit(&self) -> usize {
-        self.macs.port_limit()
-    }
-
     /// How many different masks they have, those that refuse what no station may send left out.
     pub fn mask_count(&self) -> usize {
         self.flows.masks()
@@ -417,6 +420,7 @@ impl Learning {
         let port = self.ports.get(&id)?;
         Some(PortView {
             macs: self.macs.count(id),
+            mac_limit: self.macs.port_limit(id),
             flows: self.flows.count(id),
             over_limit: port.over_limit,
             moves_refused: port.moves_refused,

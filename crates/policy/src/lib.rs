@@ -31,7 +31,10 @@
 //! # Limits against a hostile guest
 //!
 //! A port may hold `min(macs_per_port, macs / ports)` addresses; beyond, its packets are still forwarded, but their
-//! sources are not learned, and counted. No other port's entry is ever evicted. Flows have a limit per port too: the
+//! sources are not learned, and counted. No other port's entry is ever evicted. Uplinks share room of their own in the
+//! same way, with larger limits: behind one is a network, and a hostile one is at the cost of other uplinks at most. When a
+//! port is added, the share of each falls; what one holds beyond it goes at the next tick, unseen for longest first, in use
+//! or not. Flows have a limit per port too: the
 //! least recently used flow *of that port* makes room. An address may move between ports [`MAX_MOVES`] times in
 //! [`MOVE_WINDOW_MS`]; the next attempt sends it back to where it was before and holds it there for [`HOLD_MS`], so a
 //! guest that fights a neighbour for its address loses. (A silent neighbour's address can still be taken until it

@@ -53,27 +53,86 @@ pub(crate) enum Learned {
     OverLimit,
 }
 
+/// What ports of one kind share: guests, or uplinks.
+#[derive(Debug)]
+struct Pool {
+    /// Addresses that they may hold together.
+    total: usize,
+    /// And each of them.
+    per_port: usize,
+    /// Number of entries of every known port.
+    counts: BTreeMap<PortId, usize>,
+    held: usize,
+}
+
+impl Pool {
+    fn new((total, per_port): (usize, usize)) -> Self {
+        Self { total, per_port, counts: BTreeMap::new(), held: 0 }
+    }
+
+    /// Addresses one port may hold, now that there are as many ports as there are.
+    fn port_limit(&self) -> usize {
+        self.per_port.min(self.total / self.counts.len().max(1)).max(1)
+    }
+
+    fn has_room(&self, port: PortId) -> bool {
+        self.counts.get(&port).is_some_and(|n| *n < self.port_limit()) && self.held < self.total
+    }
+
+    /// Ports that hold more than they may, since there are more of them.
+    fn beyond(&self) -> impl Iterator<Item = PortId> + '_ {
+        let limit = self.port_limit();
+        self.counts.iter().filter(move |(_, n)| **n > limit).map(|(port, _)| *port)
+    }
+
+    fn add(&mut self, port: PortId) {
+        if let Some(n) = self.counts.get_mut(&port) {
+            *n += 1;
+            self.held += 1;
+        }
+    }
+
+    fn take(&mut self, port: PortId) {
+        if let Some(n) = self.counts.get_mut(&port).filter(|n| **n > 0) {
+            *n -= 1;
+            self.held -= 1;
+        }
+    }
+}
+
+/// An uplink's addresses are those of a whole network, and there may be as many as it likes: it shares room with uplinks
+/// only, so that none of them is at the cost of a guest.
 #[derive(Debug)]
 pub(crate) struct MacTable {
     entries: BTreeMap<(u16, MacAddr), Entry>,
-    /// Number of entries of every known port.
-    counts: BTreeMap<PortId, usize>,
-    total: usize,
-    per_port: usize,
+    guests: Pool,
+    uplinks: Pool,
 }
 
 impl MacTable {
-    pub fn new(total: usize, per_port: usize) -> Self {
-        Self { entries: BTreeMap::new(), counts: BTreeMap::new(), total, per_port }
+    /// Of guests and of uplinks: how many addresses they may hold together, and each of them.
+    pub fn new(guests: (usize, usize), uplinks: (usize, usize)) -> Self {
+        Self { entries: BTreeMap::new(), guests: Pool::new(guests), uplinks: Pool::new(uplinks) }
     }
 
-    pub fn add_port(&mut self, port: PortId) {
-        self.counts.entry(port).or_insert(0);
+    /// Makes a port known. It stays of one kind until [`MacTable::remove_port`].
+    pub fn add_port(&mut self, port: PortId, is_uplink: bool) {
+        let pool = if is_uplink { &mut self.uplinks } else { self.pool_mut(port) };
+        pool.counts.entry(port).or_insert(0);
+    }
+
+    fn pool(&self, port: PortId) -> &Pool {
+        if self.uplinks.counts.contains_key(&port) { &self.uplinks } else { &self.guests }
+    }
+
+    fn pool_mut(&mut self, port: PortId) -> &mut Pool {
+        if self.uplinks.counts.contains_key(&port) { &mut self.uplinks } else { &mut self.guests }
     }
 
     /// Forgets a port and its addresses, which are returned.
     pub fn remove_port(&mut self, port: PortId) -> Vec<(u16, MacAddr)> {
-        self.counts.remove(&port);
+        let pool = self.pool_mut(port);
+        pool.held -= pool.counts.remove(&port).unwrap_or(0);
         let gone: Vec<_> = self.entries.iter().filter(|(_, e)| e.port == port).map(|(k, _)| *k).collect();
         for k in &gone {
             self.entries.remove(k);
@@ -90,29 +149,22 @@ impl MacTable {
     }
 
     pub fn count(&self, port: PortId) -> usize {
-        self.counts.get(&port).copied().unwrap_or(0)
+        self.pool(port).counts.get(&port).copied().unwrap_or(0)
     }
 
-    /// Addresses one port may hold, now that there are as many ports as there are.
-    pub fn port_limit(&self) -> usize {
-        self.per_port.min(self.total / self.counts.len().max(1)).max(1)
+    /// Addresses the port may hold, now that there are as many of its kind as there are.
+    pub fn port_limit(&self, port: PortId) -> usize {
+        self.pool(port).port_limit()
     }
 
     fn has_room(&self, port: PortId) -> bool {
-        self.counts.get(&port).is_some_and(|n| *n < self.port_limit())
-    }
-
-    fn change_count(&mut self, port: PortId, by: isize) {
-        if let Some(n) = self.counts.get_mut(&port) {
-            *n = n.saturating_add_signed(by);
-        }
+        self.pool(port).has_room(port)
     }
 
     /// What [`MacTable::learn`] would answer, without changing anything.
     pub fn would_learn(&self, vlan: u16, mac: MacAddr, port: PortId, now_ms: u64) -> Learned {
         let Some(e) = self.entries.get(&(vlan, mac)) else {
-            let room = self.has_room(port) && self.entries.len() < self.total;
-            return if room { Learned::New } else { Learned::OverLimit };
+            return if self.has_room(port) { Learned::New } else { Learned::OverLimit };
         };
         if e.port == port {
             return Learned::Known;
@@ -142,7 +194,7 @@ impl MacTable {
             Learned::New => {
                 let e = Entry { port, seen_ms: now_ms, held_until_ms: 0, window_ms: 0, moves: 0, home: port };
                 self.entries.insert((vlan, mac), e);
-                self.change_count(port, 1);
+                self.pool_mut(port).add(port);
             }
             Learned::Known | Learned::Held | Learned::Moved { .. } => {
                 let Some(e) = self.entries.get_mut(&(vlan, mac)) else { return learned };
@@ -164,8 +216,8 @@ impl MacTable {
                 if let Learned::Moved { from, to } = learned {
                     e.port = to;
                     e.seen_ms = now_ms;
-                    self.change_count(from, -1);
-                    self.change_count(to, 1);
+                    self.pool_mut(from).take(from);
+                    self.pool_mut(to).add(to);
                 }
             }
         }
@@ -199,23 +251,38 @@ impl MacTable {
             Some(e) => {
                 let from = e.port;
                 (e.port, e.seen_ms) = (port, seen_ms);
-                self.change_count(from, -1);
-                self.change_count(port, 1);
+                self.pool_mut(from).take(from);
+                self.pool_mut(port).add(port);
                 Some(from)
             }
         }
     }
 
-    /// Forgets what has not been seen for [`AGEING_MS`]; returns what lived where.
+    /// Forgets what has not been seen for [`AGEING_MS`], and what a port holds beyond its share since there are more ports,
+    /// what it has not seen for longest first: a port that was added must find room, however the others keep theirs in use.
+    /// Returns what lived where.
     pub fn expire(&mut self, now_ms: u64) -> Vec<(u16, MacAddr, PortId)> {
         let old = |e: &Entry| now_ms.saturating_sub(e.seen_ms) >= AGEING_MS;
-        let gone: Vec<_> =
+        let mut gone: Vec<_> =
             self.entries.iter().filter(|(_, e)| old(e)).map(|((vlan, mac), e)| (*vlan, *mac, e.port)).collect();
-        for (vlan, mac, port) in &gone {
-            self.entries.remove(&(*vlan, *mac));
-            self.change_count(*port, -1);
+        self.remove(&gone);
+        for port in [&self.guests, &self.uplinks].into_iter().flat_map(Pool::beyond).collect::<Vec<_>>() {
+            let of_port = self.entries.iter().filter(|(_, e)| e.port == port);
+            let mut by_age: Vec<_> = of_port.map(|((vlan, mac), e)| (e.seen_ms, *vlan, *mac)).collect();
+            by_age.sort_unstable();
+            let beyond = by_age.len().saturating_sub(self.port_limit(port));
+            let beyond: Vec<_> = by_age.into_iter().take(beyond).map(|(_, vlan, mac)| (vlan, mac, port)).collect();
+            self.remove(&beyond);
+            gone.extend(beyond);
         }
         gone
+    }
+
+    fn remove(&mut self, gone: &[(u16, MacAddr, PortId)]) {
+        for (vlan, mac, port) in gone {
+            self.entries.remove(&(*vlan, *mac));
+            self.pool_mut(*port).take(*port);
+        }
     }
 
     pub fn iter(&self, now_ms: u64) -> impl Iterator<Item = MacView> + '_ {

@@ -42,6 +42,8 @@ fn nothing_goes_from_one_uplink_to_another() {
     assert!(lines.iter().any(|l| l.contains("nothing goes from one uplink to another")), "{lines:?}");
     // One of them is taken away and comes back as a guest.
     b.set_uplinks([(PortId(2), None)].into());
+    // What was learned at one that is none any more is learned anew.
+    b.packet(&key(1, mac(1), mac(3)));
     assert_eq!(b.packet(&known), outputs(&[1]));
 }
 
@@ -329,6 +331,81 @@ fn a_flood_of_addresses_evicts_nobody_and_is_still_forwarded() {
     // Nor can the flooder take an address that its full port has no room for.
     b.packet(&key(1, mac(2), mac(3)));
     assert_eq!(b.home(0, mac(2)), Some(PortId(2)));
+}
+
+/// 100 guests, an uplink with 10 000 stations behind it, and one more uplink.
+#[test]
+fn a_network_behind_an_uplink_takes_no_room_from_guests() {
+    let (mut policy, mut out) = (Learning::default(), Effects::default());
+    policy.set_uplinks(&[(PortId(200), None), (PortId(201), None)].into(), 0, &mut out);
+    for port in (1..=100).chain([200, 201]) {
+        policy.port(PortId(port), true, 0, &mut out);
+    }
+    let station = |port: u32, n: u32| MacAddr([2, port as u8, 0, (n >> 16) as u8, (n >> 8) as u8, n as u8]);
+    let mut send = |port: u32, src: MacAddr, dst: MacAddr| {
+        let mut out = Effects::default();
+        policy.miss(1, &key(port, src, dst), 0, &mut out);
+        out.resumes.remove(0).actions
+    };
+    send(1, mac(1), MacAddr::BROADCAST);
+    for n in 0..10_000 {
+        send(200, station(200, n), mac(1));
+    }
+    for n in 0..10_000 {
+        assert_eq!(send(1, mac(1), station(200, n)), outputs(&[200]), "station {n} is known");
+    }
+    // A hostile one takes what it can get.
+    for n in 0..40_000 {
+        send(201, station(201, n), mac(1));
+    }
+    assert_eq!(send(1, mac(1), station(201, 32_767)), outputs(&[201]));
+    assert_eq!(send(1, mac(1), station(201, 32_768)).len(), 101, "flooded");
+    // All the same, every guest has its share, and the first network keeps growing.
+    send(200, station(200, 10_000), mac(1));
+    assert_eq!(send(1, mac(1), station(200, 10_000)), outputs(&[200]));
+    for port in 2..=100 {
+        for n in 0..655 {
+            send(port, station(port, n), mac(1));
+        }
+    }
+    for port in 2..=100 {
+        let view = policy.port_view(PortId(port)).unwrap();
+        assert_eq!((view.macs, view.mac_limit, view.over_limit), (655, 655, 0), "port {port}");
+    }
+    assert_eq!(policy.port_view(PortId(201)).unwrap().over_limit, 40_000 - 32_768);
+}
+
+#[test]
+fn a_port_that_is_added_finds_room_however_the_others_keep_theirs_in_use() {
+    let mut b = Bench::new(Limits { macs: 12, macs_per_port: 6, ..Limits::default() }, 2);
+    let speak = |b: &mut Bench| {
+        for n in 0..6 {
+            b.now_ms += 1;
+            b.packet(&key(1, mac(0x10 + n), MacAddr::BROADCAST));
+            b.packet(&key(2, mac(0x20 + n), MacAddr::BROADCAST));
+        }
+    };
+    speak(&mut b);
+    assert_eq!(b.policy.mac_count(), 12);
+    b.port(3, true);
+    b.packet(&key(3, mac(3), MacAddr::BROADCAST));
+    assert_eq!(b.home(0, mac(3)), None, "there is no room yet");
+    speak(&mut b);
+    b.poll(10_000);
+    // Those that have been silent longest had to go; what has gone is flooded.
+    for n in 0..6 {
+        assert_eq!(b.home(0, mac(0x10 + n)).is_some(), n >= 2, "{n}");
+    }
+    assert_eq!(b.packet(&key(3, mac(3), mac(0x10))), outputs(&[1, 2]));
+    assert_eq!(b.packet(&key(3, mac(3), mac(0x12))), outputs(&[1]));
+    assert_eq!(b.home(0, mac(3)), Some(PortId(3)));
+    for n in 0..4 {
+        b.packet(&key(3, mac(0x30 + n), MacAddr::BROADCAST));
+    }
+    assert_eq!(b.policy.port_view(PortId(3)).map(|v| (v.macs, v.over_limit)), Some((4, 2)));
+    // The others do not get theirs back by speaking.
+    speak(&mut b);
+    assert_eq!(b.policy.port_view(PortId(1)).map(|v| v.macs), Some(4));
 }
 
 #[test]

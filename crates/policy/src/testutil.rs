@@ -220,8 +220,13 @@ impl Bench {
         for m in self.policy.macs(self.now_ms) {
             *per_port.entry(m.port).or_default() += 1;
         }
-        assert!(self.policy.mac_count() <= self.limits.macs);
-        assert!(per_port.values().all(|n| *n <= self.limits.macs_per_port), "{per_port:?}");
+        for is_uplink in [false, true] {
+            let of_kind = |id: &PortId| self.uplinks.contains_key(id) == is_uplink;
+            let counts = per_port.iter().filter(|(id, _)| of_kind(id)).map(|(_, n)| *n);
+            let (all, most) = counts.fold((0, 0), |(all, most), n| (all + n, most.max(n)));
+            let (total, each) = self.mac_limits(is_uplink);
+            assert!(all <= total && most <= each, "{per_port:?}, uplinks {:?}", self.uplinks);
+        }
         assert!(per_port.keys().all(|p| self.up.contains_key(p)), "address on a port that is gone");
         let refusals = |f: &FlowSpec| matches!(*f.actions, [Action::Drop(reason)] if reason != DropReason::Policy);
         let ordinary = |f: &&(FlowSpec, u64)| !refusals(&f.0);
@@ -231,6 +236,24 @@ impl Bench {
             assert!(of_port <= self.limits.flows_per_port, "{of_port} flows from {port}");
             assert_eq!(self.policy.port_view(*port).unwrap().flows, of_port, "index and switch agree");
             assert_eq!(self.policy.port_view(*port).unwrap().macs, per_port.get(port).copied().unwrap_or(0));
+        }
+    }
+
+    fn mac_limits(&self, is_uplink: bool) -> (usize, usize) {
+        let of = &self.limits;
+        if is_uplink { (of.uplink_macs, of.macs_per_uplink) } else { (of.macs, of.macs_per_port) }
+    }
+
+    /// After a tick no port holds more than its share, so that each finds room for its own.
+    fn shares_hold(&self) {
+        for id in self.up.keys() {
+            let kind = self.uplinks.contains_key(id);
+            let ports = self.up.keys().filter(|other| self.uplinks.contains_key(other) == kind).count();
+            let (total, each) = self.mac_limits(kind);
+            let share = each.min(total / ports).max(1);
+            let view = self.policy.port_view(*id).unwrap();
+            assert_eq!(view.mac_limit, share, "port {id}");
+            assert!(view.macs <= share, "port {id} holds {} of {share}", view.macs);
         }
     }
 
@@ -266,7 +289,7 @@ pub enum Op {
 /// `probes` are asked for after each step without being sent.
 pub fn compare(ops: impl IntoIterator<Item = Op>, probes: &[FlowKey], small: bool) {
     let limits = if small {
-        Limits { macs: 9, macs_per_port: 3, flows: 20, flows_per_port: 8, masks: 3 }
+        Limits { macs: 5, macs_per_port: 3, uplink_macs: 6, macs_per_uplink: 4, flows: 20, flows_per_port: 8, masks: 3 }
     } else {
         Limits::default()
     };
@@ -302,6 +325,7 @@ pub fn compare(ops: impl IntoIterator<Item = Op>, probes: &[FlowKey], small: boo
             Op::PortGone(p) => b.port_gone(p),
             Op::Poll(ms) => {
                 b.poll(ms);
+                b.shares_hold();
                 ticked = true;
             }
             Op::Evict(n) => {

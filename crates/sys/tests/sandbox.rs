@@ -12,13 +12,16 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 
 const ACT: &str = "LASTHOP_TEST_ACT";
 const PROGRAM: &str = "LASTHOP_TEST_PROGRAM";
+/// Where a link planted in the way of the child is to lead.
+const PLANTED: &str = "LASTHOP_TEST_PLANTED";
 
 fn main() {
     if let Ok(act) = std::env::var(ACT) {
         return confined(&act);
     }
-    let tests: [(&str, fn()); 6] = [
+    let tests: [(&str, fn()); 7] = [
         ("root_becomes_nobody_with_nothing", root_becomes_nobody_with_nothing),
+        ("a_planted_link_is_not_followed", a_planted_link_is_not_followed),
         ("death_signal_outlives_the_change_of_user", death_signal_outlives_the_change_of_user),
         ("forbidden_calls_kill", forbidden_calls_kill),
         ("daily_work_is_allowed", daily_work_is_allowed),
@@ -46,6 +49,9 @@ fn confined(act: &str) {
         std::thread::spawn(move || wait.recv());
         eprintln!("error: {}", program.enter_sandbox().unwrap_err());
         return;
+    }
+    if let Some(elsewhere) = std::env::var_os(PLANTED) {
+        std::os::unix::fs::symlink(elsewhere, planted(std::process::id())).unwrap();
     }
     match program.enter_sandbox() {
         Ok(report) => eprintln!("entered: {report}"),
@@ -237,6 +243,37 @@ fn root_becomes_nobody_with_nothing() {
         .into();
     let different: std::collections::BTreeSet<_> = users.iter().collect();
     assert_eq!(different.len(), users.len(), "each program has its own user");
+}
+
+/// Where a process makes its empty root first.
+fn planted(pid: u32) -> String {
+    format!("/run/lasthop-empty-{pid}")
+}
+
+/// Somebody who guesses the name of the directory that becomes the root puts a link there: the process takes another, and
+/// what the link leads to is not touched.
+fn a_planted_link_is_not_followed() {
+    if !is_root() {
+        return;
+    }
+    let elsewhere = std::env::temp_dir().join(format!("lasthop-planted-{}", std::process::id()));
+    std::fs::create_dir(&elsewhere).unwrap();
+    std::fs::write(elsewhere.join("file"), "kept").unwrap();
+    let confined = Confined::start("uplink", "nothing", |command| {
+        command.env(PLANTED, &elsewhere);
+    });
+    let pid = confined.child.id();
+    assert_eq!(std::fs::read_link(planted(pid)).unwrap(), elsewhere);
+    std::fs::remove_file(planted(pid)).unwrap();
+    assert!(confined.entered.starts_with("entered: user "), "{}", confined.entered);
+    if !confined.entered.contains("without") {
+        let root = std::fs::read_link(format!("/proc/{pid}/root")).unwrap();
+        assert!(root.to_string_lossy().ends_with(" (deleted)"), "{root:?}");
+        assert_eq!(std::fs::read_dir(format!("/proc/{pid}/root/")).unwrap().count(), 0);
+    }
+    assert!(confined.go().0.success());
+    assert_eq!(std::fs::read_to_string(elsewhere.join("file")).unwrap(), "kept");
+    std::fs::remove_dir_all(elsewhere).unwrap();
 }
 
 fn death_signal_outlives_the_change_of_user() {

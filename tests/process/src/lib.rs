@@ -8,6 +8,7 @@
 //! | `raw` | descriptors written by hand |
 //! | `bystanders` | two guests that exchange numbered frames and lose none |
 //! | `station` | raw frames on an interface outside |
+//! | `turned` | a test in the place of an uplink's process |
 //! | `arena` | a running lasthop with an attacker's port, and what must hold after every attack |
 //!
 //! Helpers panic when something is not as it must be: they are for tests only.
@@ -18,6 +19,7 @@ mod frames;
 mod guest;
 pub mod raw;
 mod station;
+mod turned;
 
 pub use arena::{Arena, Attack};
 pub use bystanders::Bystanders;
@@ -25,6 +27,7 @@ pub use frames::{mac, number_of, numbered};
 pub use guest::{Guest, Options, accept, connect};
 pub use lasthop_tests_vm::{Lasthop, Netns, Port, binary, proc, scratch, wait_for};
 pub use station::Station;
+pub use turned::{Turned, TurnedUplink};
 
 use std::time::Duration;
 

@@ -318,7 +318,7 @@ fn g8_a_header_rewritten_meanwhile_is_delivered_as_judged() {
             // a bystander, whose frames would reach it.
             let mut i = 0usize;
             while !stop.load(Ordering::Relaxed) {
-                let to = if i.is_multiple_of(2) { 0x77 } else { 0xa };
+                let to = if (i / 256).is_multiple_of(2) { 0x77 } else { 0xa };
                 poke(&memory, buffers[i % 256] + 12 + 5, &[to]);
                 i = i.wrapping_add(7);
             }

@@ -235,6 +235,7 @@ impl Fake {
                 self.supervisor.send(&SupervisorToControl::CpuTimes { request, times }, None).unwrap();
                 return;
             }
+            ControlToSupervisor::TakesNothing { .. } => return,
             ControlToSupervisor::Announce { uplink, stations } => {
                 self.announced.push((uplink, stations));
                 return;

@@ -73,6 +73,18 @@ pub struct Ended {
     pub was_killed: bool,
     /// With status 0, as one does that was asked to.
     pub well: bool,
+    /// How long it waits before it is started again.
+    pub wait: Duration,
+}
+
+impl Ended {
+    /// What is done about it, for the log.
+    pub fn remedy(&self) -> String {
+        match self.wait.as_millis() {
+            0 => "restarting it".into(),
+            ms => format!("restarting it in {ms} ms"),
+        }
+    }
 }
 
 impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
@@ -260,10 +272,11 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         if !running.ready {
             self.failed_starts += 1;
         }
-        self.start_at = now + self.backoff.wait();
+        let wait = self.backoff.wait();
+        self.start_at = now + wait;
         let what = format!("{} (pid {}) ended: {status}", self.name, running.process.id());
         let was_killed = running.ready && status.signal() == Some(Signal::KILL.as_raw());
-        Some(Ended { what, failed_starts: self.failed_starts, was_killed, well: status.success() })
+        Some(Ended { what, failed_starts: self.failed_starts, was_killed, well: status.success(), wait })
     }
 
     /// When it has to be started, or killed because it hangs.

@@ -4,6 +4,7 @@ use super::child::{Child, Ended};
 use super::store::SavedUplink;
 use lasthop_ipc::{COUNTERS_PAGE, SupervisorToUplink, Token, UplinkCounters, UplinkDevice, UplinkToSupervisor};
 use lasthop_sys::Epoll;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -22,6 +23,13 @@ pub struct Kept {
 }
 
 impl Kept {
+    /// Whether the kernel would take a frame on each of its queues. What is no queue of a device always says so.
+    pub fn has_room(&self) -> bool {
+        let mut fds: Vec<_> = self.descriptors.iter().map(|d| PollFd::new(d, PollFlags::OUT)).collect();
+        let polled = poll(&mut fds, Some(&Timespec::default()));
+        polled.is_ok() && fds.iter().all(|fd| fd.revents().contains(PollFlags::OUT))
+    }
+
     /// Closes it at once, for when others still have it or nobody is in a hurry.
     pub fn close(mut self) {
         self.descriptors.clear();
@@ -232,6 +240,11 @@ impl Driver {
         // One that hung before it ever answered may hang because of what it was given.
         let sound = ended.was_killed && (self.answered || !self.inherited);
         Some((ended, sound))
+    }
+
+    /// Within which it is found out that it hangs.
+    pub fn limit(&self) -> Duration {
+        self.limit
     }
 
     /// When it last showed that it lives.

@@ -288,7 +288,7 @@ impl Supervisor {
                 "{what}, for the {START_ATTEMPTS}th time before it was ready; see above for why"
             )));
         }
-        warn!("{}; restarting it", ended.what);
+        warn!("{}; {}", ended.what, ended.remedy());
         Ok(())
     }
 
@@ -385,6 +385,12 @@ impl Supervisor {
                 ControlToSupervisor::Announce { uplink, stations } => {
                     if let Some(uplink) = self.uplinks.get_mut(&uplink.0) {
                         uplink.announce(stations);
+                    }
+                    continue;
+                }
+                ControlToSupervisor::TakesNothing { uplink, for_ms } => {
+                    if let Some(uplink) = self.uplinks.get_mut(&uplink.0) {
+                        uplink.takes_nothing(Duration::from_millis(for_ms));
                     }
                     continue;
                 }

@@ -13,6 +13,7 @@
 
 mod rounds;
 mod standby;
+mod taking;
 
 use super::backoff::Backoff;
 use super::child::{Child, Ended};
@@ -94,6 +95,8 @@ pub struct Uplink {
     /// The process that runs, or was killed, is known to be of no use, and `last_error` says why.
     said_why: bool,
     leaving: Option<Instant>,
+    /// The last time that it took nothing, its device would have taken something.
+    had_room: bool,
     /// A device that it made has been removed, or a process was started to do that.
     removed: bool,
     standby: Standby,
@@ -132,6 +135,7 @@ impl Uplink {
             spare_trouble: None,
             said_why: false,
             leaving: None,
+            had_room: false,
             removed: false,
             standby: Standby::default(),
         }

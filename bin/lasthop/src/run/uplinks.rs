@@ -72,7 +72,7 @@ impl Supervisor {
                     self.uplink_is_gone(id);
                 }
             } else if let Some(ended) = ended {
-                warn!("{}; restarting it", ended.what);
+                warn!("{}; {}", ended.what, ended.remedy());
                 self.uplink_failed(id, &ended.what);
                 if self.uplinks_needed.contains(&id) {
                     self.restart_or_give_up(&ended)?;

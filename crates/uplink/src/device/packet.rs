@@ -17,6 +17,7 @@ use lasthop_frame::VnetHdr;
 use lasthop_guestmem::GuestSlice;
 use lasthop_ipc::UplinkDriver;
 use rustix::io::Errno;
+use rustix::system::uname;
 use std::os::fd::{AsFd, BorrowedFd};
 
 /// Where in a slot the kernel's header goes and where the frame does. A VLAN tag that the kernel took out goes back in with
@@ -45,7 +46,8 @@ impl Packets {
         };
         let sockets = sockets.map_err(failed)?;
         let queues = sockets.into_iter().map(|socket| super::Queue::Packets(Self { socket })).collect();
-        let (features, memory) = (whole_packets(true), MemoryConfig::whole_packets(wanted.queues));
+        let uso = knows_uso(&uname().release().to_string_lossy());
+        let (features, memory) = (whole_packets(uso), MemoryConfig::whole_packets(wanted.queues));
         Ok(Device { queues, about, features, memory, kept: None, steering: None })
     }
 
@@ -141,6 +143,14 @@ impl Packets {
     }
 }
 
+/// Whether a kernel of this release takes UDP segmentation requests in virtio-net headers: since 6.2. One before refuses the
+/// packet, and a packet socket can only be asked by sending one. One that was taught it under an older number costs nothing but
+/// that the switch cuts.
+fn knows_uso(release: &str) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse::<u32>().unwrap_or(0));
+    (numbers.next(), numbers.next()) >= (Some(6), Some(2))
+}
+
 /// Makes a packet of what the kernel wrote into a slot: puts the tag back, and nothing else of the frame is touched. Where it
 /// begins in the slot, and its length with the header; `None` if it is dropped.
 fn arrange(pair: &Pair, slot: u32, received: Received, counters: &Counters) -> Option<Run> {
@@ -185,6 +195,16 @@ impl AsFd for Packets {
 mod tests {
     use super::*;
     use lasthop_guestmem::GuestMemory;
+
+    #[test]
+    fn udp_segmentation_is_promised_where_the_kernel_knows_it() {
+        for new in ["6.2", "6.2.0", "6.2-rc1", "6.12.57+deb13-amd64", "6.18.5", "7.0.1", "10.0"] {
+            assert!(knows_uso(new), "{new}");
+        }
+        for old in ["6.1.0-18-amd64", "6.1.158", "5.15.0-91-generic", "5.6.3", "4.19.0", "6", "6.", "", "x.y", "-6.2"] {
+            assert!(!knows_uso(old), "{old}");
+        }
+    }
 
     #[test]
     fn a_tag_goes_back_between_addresses_and_type() {
