@@ -31,6 +31,30 @@ fn control_killed_known_flows_lose_nothing() {
     arena.end(&attack, &[]);
 }
 
+/// Who is the last to let go of a mount namespace waits for all CPUs, on a busy host for seconds. So the supervisor keeps each
+/// child's open, and lets go of it after the child has ended: that end, and its successor, come at once.
+#[test]
+fn no_process_is_the_last_in_its_mount_namespace() {
+    let dir = scratch();
+    let lasthop = Lasthop::start(&[Port::listen("a", dir.path())]);
+    let supervisor = lasthop.pid();
+    let kept = || -> BTreeSet<PathBuf> {
+        let all = std::fs::read_dir(format!("/proc/{supervisor}/fd")).expect("it runs").flatten();
+        let links = all.filter_map(|fd| std::fs::read_link(fd.path()).ok());
+        links.filter(|link| link.to_string_lossy().starts_with("mnt:")).collect()
+    };
+    let of_children = || -> BTreeSet<PathBuf> {
+        let children = [lasthop.switch(), lasthop.control()];
+        children.iter().filter_map(|pid| std::fs::read_link(format!("/proc/{pid}/ns/mnt")).ok()).collect()
+    };
+    let before = of_children();
+    assert_eq!(before.len(), 2, "each has its own");
+    wait_for("the supervisor to have both", PATIENCE, || kept() == before);
+    lasthop.kill("lasthop-switch");
+    lasthop.kill("lasthop-control");
+    wait_for("those of the dead to be gone", PATIENCE, || kept() == of_children() && kept().is_disjoint(&before));
+}
+
 /// While control is stopped (not even dead), what is known goes on, and what is new waits and then arrives or is counted.
 #[test]
 fn control_hung_known_flows_go_on() {

@@ -1,6 +1,6 @@
 //! One process of an uplink: what it was given, whether it lives, what it has carried.
 
-use super::child::{Child, Ended};
+use super::child::{Child, Ended, close_aside};
 use super::store::SavedUplink;
 use lasthop_ipc::{COUNTERS_PAGE, SupervisorToUplink, Token, UplinkCounters, UplinkDevice, UplinkToSupervisor};
 use lasthop_sys::Epoll;
@@ -37,14 +37,8 @@ impl Kept {
 }
 
 impl Drop for Kept {
-    /// The last to close a device waits for the kernel, which nobody else should.
     fn drop(&mut self) {
-        let descriptors = std::mem::take(&mut self.descriptors);
-        if descriptors.is_empty() {
-            return;
-        }
-        // Without a thread it is done here, and takes as long.
-        let _ = std::thread::Builder::new().name("close".into()).spawn(move || drop(descriptors));
+        close_aside(std::mem::take(&mut self.descriptors));
     }
 }
 
