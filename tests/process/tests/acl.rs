@@ -3,7 +3,9 @@
 
 use lasthop_frame::VnetHdr;
 use lasthop_frame::testutil::Frame;
-use lasthop_tests_process::{Guest, Lasthop, Options, Port, binary, connect, mac, numbered, proc, scratch};
+use lasthop_tests_process::{
+    Guest, Lasthop, Options, PATIENCE, Port, binary, connect, mac, numbered, proc, scratch, wait_for,
+};
 use rustix::process::Signal;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -58,6 +60,8 @@ impl World {
             self.a.send(&marker);
             let first = self.b.recv("the marker", |_, f| *f == *frame || *f == *marker);
             assert_eq!(first.1, marker, "port {port} should be denied");
+            // A burst is counted when it has been delivered.
+            wait_for("the drop to be counted", PATIENCE, || self.denied() > before);
             assert_eq!(self.denied(), before + 1, "counted once, as policy");
         }
     }
