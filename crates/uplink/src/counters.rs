@@ -75,7 +75,7 @@ impl Counters {
 
     /// A frame was not carried.
     pub fn dropped(&self, reason: Reason) {
-        self.0.add(CARRIED_ROWS + reason as usize, 1);
+        self.dropped_several(reason, 1);
     }
 
     /// So many frames were not carried.

@@ -69,7 +69,6 @@ impl MemoryConfig {
         Places {
             to_network: layout(at),
             from_network: layout(at + ring),
-            rings: (at, 2 * ring as usize),
             buffers: at + 2 * ring,
             slots: Slots { start, stride, pairs: self.pairs, count: self.slots, len: self.slot, pair },
         }
@@ -81,8 +80,6 @@ impl MemoryConfig {
 pub(crate) struct Places {
     pub to_network: RingLayout,
     pub from_network: RingLayout,
-    /// Both of them: address and bytes.
-    pub rings: (u64, usize),
     /// The first buffer that the switch fills.
     pub buffers: u64,
     pub slots: Slots,
@@ -159,10 +156,6 @@ impl SharedMemory {
         let (mut rings, mut pairs) = (Vec::new(), Vec::new());
         for n in 0..config.pairs {
             let places = config.places(n);
-            if is_kept {
-                let rings = memory.slice(places.rings.0, places.rings.1).map_err(|_| Errno::INVAL)?;
-                (0..rings.len()).step_by(8).for_each(|at| rings.store_u64(at, 0));
-            }
             let mut ring = |layout| -> Result<(DriverRing, EventFd, EventFd), MemoryError> {
                 let (kick, call) = (EventFd::new()?, EventFd::new()?);
                 rings.push(RingEnd { layout, kick: kick.try_clone()?, call: call.try_clone()? });
@@ -175,7 +168,7 @@ impl SharedMemory {
                 to_network: ToNetwork::new(receive, places.buffers, config.buffer, config.ring),
                 from_network: FromNetwork::new(transmit, places.from_network, places.slots),
                 sieve: Sieve::new(heard.clone()),
-                progress: Progress::new(Notes::map(notes.as_fd(), n)?, 0),
+                progress: Progress::new(Notes::map(notes.as_fd(), n)?),
             });
         }
         if !is_kept || !config.ledger {

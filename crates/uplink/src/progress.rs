@@ -29,8 +29,6 @@ const OVERRUNS: usize = 2;
 /// What a pair is receiving with just now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reading {
-    /// Nothing.
-    None,
     /// One call for many messages, whose headers are in the notes.
     Messages,
     /// One read(2) into this slot, whose first byte was made [`UNREAD`] before.
@@ -56,11 +54,11 @@ pub fn create(pairs: u16) -> Result<OwnedFd, Errno> {
 }
 
 impl Progress {
-    /// Of a pair whose rings are empty, and whose AF_XDP ring has been read up to entry `taken`.
-    pub fn new(notes: Notes, taken: u32) -> Self {
+    /// Of a pair whose rings are empty.
+    pub fn new(notes: Notes) -> Self {
         let mut progress = Self { notes, done: 0 };
         progress.sent(0);
-        progress.counted(0, taken);
+        progress.counted(0, 0);
         progress
     }
 
@@ -96,7 +94,6 @@ impl Progress {
     /// As [`Progress::reading`], where the notes alone are at hand.
     pub fn note_reading(notes: &Notes, counted: u16, position: u16, what: Reading) {
         let (kind, value) = match what {
-            Reading::None => (0, 0),
             Reading::Messages => (1, 0),
             Reading::Slot(slot) => (2, slot),
             Reading::Ring(entry) => (3, entry),
@@ -115,7 +112,7 @@ impl Progress {
 
     /// The ring from the network is as new.
     pub fn emptied(&self) {
-        self.counted(0, self.notes.get(RECEIVE).wrapping_shr(32) as u32);
+        self.counted(0, (self.notes.get(RECEIVE) >> 32) as u32);
     }
 
     /// All frames that were taken from the device are in the ring up to `position`, and counted. `taken`: the entry up to which an
