@@ -6,6 +6,27 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering, compiler_fence};
 
+/// How words are read and written: by one volatile access, as all of ring fields.
+macro_rules! words {
+    ($word:ty: $load:ident, $store:ident) => {
+        /// Reads a little-endian word; 0 beyond the end, or if not aligned.
+        #[inline]
+        pub fn $load(&self, offset: usize) -> $word {
+            // SAFETY: `at` says that it is mapped and aligned.
+            self.at::<$word>(offset).map_or(0, |at| <$word>::from_le(unsafe { at.read_volatile() }))
+        }
+
+        /// Writes a little-endian word, or none.
+        #[inline]
+        pub fn $store(&self, offset: usize, value: $word) {
+            if let Some(at) = self.at::<$word>(offset) {
+                // SAFETY: `at` says that it is mapped and aligned.
+                unsafe { at.write_volatile(value.to_le()) };
+            }
+        }
+    };
+}
+
 /// Bytes of guest memory, contiguous in our address space. `Copy`, and valid for as long as the memory it borrows.
 /// The guest may change the bytes at any time: two reads may differ.
 #[derive(Clone, Copy, Debug)]
@@ -132,12 +153,8 @@ impl<'m> GuestSlice<'m> {
         (len, ((next + u64::from(carry)) % 0xffff) as u16)
     }
 
-    /// Reads a little-endian word; 0 beyond the end, or if not aligned. One volatile access, as all of ring fields.
-    #[inline]
-    pub fn load_u16(&self, offset: usize) -> u16 {
-        // SAFETY: `at` says that it is mapped and aligned.
-        self.at::<u16>(offset).map_or(0, |at| u16::from_le(unsafe { at.read_volatile() }))
-    }
+    words!(u16: load_u16, store_u16);
+    words!(u64: load_u64, store_u64);
 
     /// Reads a little-endian word with acquire order: what the driver wrote before it is visible after.
     #[inline]
@@ -152,31 +169,6 @@ impl<'m> GuestSlice<'m> {
         if let Some(at) = self.at(offset) {
             // SAFETY: as above.
             unsafe { AtomicU16::from_ptr(at) }.store(value.to_le(), Ordering::Release);
-        }
-    }
-
-    /// Writes a little-endian word, or none.
-    #[inline]
-    pub fn store_u16(&self, offset: usize, value: u16) {
-        if let Some(at) = self.at::<u16>(offset) {
-            // SAFETY: `at` says that it is mapped and aligned.
-            unsafe { at.write_volatile(value.to_le()) };
-        }
-    }
-
-    /// Reads a little-endian 64-bit word; 0 beyond the end, or if not aligned.
-    #[inline]
-    pub fn load_u64(&self, offset: usize) -> u64 {
-        // SAFETY: `at` says that it is mapped and aligned.
-        self.at::<u64>(offset).map_or(0, |at| u64::from_le(unsafe { at.read_volatile() }))
-    }
-
-    /// Writes a little-endian 64-bit word, or none.
-    #[inline]
-    pub fn store_u64(&self, offset: usize, value: u64) {
-        if let Some(at) = self.at::<u64>(offset) {
-            // SAFETY: `at` says that it is mapped and aligned.
-            unsafe { at.write_volatile(value.to_le()) };
         }
     }
 
@@ -236,12 +228,8 @@ impl<const ALIGN: usize> PinnedSlice<ALIGN> {
         fits.then(|| self.ptr.wrapping_add(offset).cast())
     }
 
-    /// Reads a little-endian word; 0 beyond the end.
-    #[inline]
-    pub fn load_u16(&self, offset: usize) -> u16 {
-        // SAFETY: `at` says that it is mapped and aligned.
-        self.at::<u16>(offset).map_or(0, |at| u16::from_le(unsafe { at.read_volatile() }))
-    }
+    words!(u16: load_u16, store_u16);
+    words!(u64: load_u64, store_u64);
 
     /// The `n`th 16 bytes, a descriptor, as two little-endian words; zeros beyond the end. The second word is read first,
     /// with acquire order: a packed ring's driver writes the flags, which are in it, last.
@@ -260,15 +248,6 @@ impl<const ALIGN: usize> PinnedSlice<ALIGN> {
     #[inline]
     pub fn prefetch_for_write(&self, offset: usize) {
         prefetch_line(self.ptr.wrapping_add(offset), true);
-    }
-
-    /// Writes a little-endian word.
-    #[inline]
-    pub fn store_u64(&self, offset: usize, value: u64) {
-        if let Some(at) = self.at::<u64>(offset) {
-            // SAFETY: `at` says that it is mapped and aligned.
-            unsafe { at.write_volatile(value.to_le()) };
-        }
     }
 
     /// Writes two little-endian words side by side.

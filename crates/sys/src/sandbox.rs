@@ -75,7 +75,7 @@ impl Program {
     /// Gives up the whole process's rights. Call it from the only thread, after everything that must be opened has
     /// been; threads started later inherit all of it. On an error the process may be half confined: end it.
     pub fn enter_sandbox(self) -> Result<Report, SandboxError> {
-        let threads = threads();
+        let threads = std::fs::read_dir("/proc/self/task").map_or(1, |tasks| tasks.count());
         if threads > 1 {
             return Err(SandboxError::Threads(threads));
         }
@@ -110,10 +110,6 @@ impl Program {
         report.done.push("system call filter");
         Ok(report)
     }
-}
-
-fn threads() -> usize {
-    std::fs::read_dir("/proc/self/task").map_or(1, |tasks| tasks.count())
 }
 
 /// Lets libraries read what they read from files once and keep: rustix finds the vDSO through the auxiliary vector.

@@ -1,6 +1,6 @@
 //! Feature bits by name: virtio's (Virtual I/O Device 1.3, §5.1.3 and §6) and vhost-user's own.
 
-// The specifications say what they are. Those never offered have their names for messages only.
+// The specifications say what they are.
 #![allow(missing_docs)]
 
 bitflags::bitflags! {
@@ -37,37 +37,6 @@ bitflags::bitflags! {
         const HOST_USO = 1 << 56;
     }
 
-    /// Others a network device can have, and LOG_ALL, which vhost borrows from the reserved ones. Why they are not offered:
-    /// CTRL_VQ and what needs it, because QEMU and DPDK's virtio-user add and serve the control queue themselves and other
-    /// front-ends would hand it to us; what the configuration space tells, because that is the front-end's (so STATUS is
-    /// offered as no more than the bit); LOG_ALL before there is a dirty log; RING_RESET before per-ring reset is defined
-    /// for vhost-user back-ends; NOTIFY_ON_EMPTY and GSO, which only legacy drivers know.
-    #[derive(Clone, Copy, Debug)]
-    pub(crate) struct NotOffered: u64 {
-        const CTRL_GUEST_OFFLOADS = 1 << 2;
-        const MAC = 1 << 5;
-        const GSO = 1 << 6;
-        const CTRL_VQ = 1 << 17;
-        const CTRL_RX = 1 << 18;
-        const CTRL_VLAN = 1 << 19;
-        const CTRL_RX_EXTRA = 1 << 20;
-        const CTRL_MAC_ADDR = 1 << 23;
-        const NOTIFY_ON_EMPTY = 1 << 24;
-        const LOG_ALL = 1 << 26;
-        const ACCESS_PLATFORM = 1 << 33;
-        const ORDER_PLATFORM = 1 << 36;
-        const SR_IOV = 1 << 37;
-        const NOTIFICATION_DATA = 1 << 38;
-        const NOTIF_CONFIG_DATA = 1 << 39;
-        const RING_RESET = 1 << 40;
-        const HASH_REPORT = 1 << 57;
-        const GUEST_HDRLEN = 1 << 59;
-        const RSS = 1 << 60;
-        const RSC_EXT = 1 << 61;
-        const STANDBY = 1 << 62;
-        const SPEED_DUPLEX = 1 << 63;
-    }
-
     /// vhost-user protocol feature bits that the switch offers.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct ProtocolFeatures: u64 {
@@ -80,27 +49,23 @@ bitflags::bitflags! {
         const CONFIGURE_MEM_SLOTS = 1 << 15;
         const STATUS = 1 << 16;
     }
-
-    /// Others. Not BACKEND_REQ: there is nothing to request.
-    #[derive(Clone, Copy, Debug)]
-    pub(crate) struct ProtocolNotOffered: u64 {
-        const LOG_SHMFD = 1 << 1;
-        const BACKEND_REQ = 1 << 5;
-        const CROSS_ENDIAN = 1 << 6;
-        const CRYPTO_SESSION = 1 << 7;
-        const PAGEFAULT = 1 << 8;
-        const CONFIG = 1 << 9;
-        const BACKEND_SEND_FD = 1 << 10;
-        const HOST_NOTIFIER = 1 << 11;
-        const INBAND_NOTIFICATIONS = 1 << 14;
-        const XEN_MMAP = 1 << 17;
-        const SHARED_OBJECT = 1 << 18;
-        const DEVICE_STATE = 1 << 19;
-        const GET_VRING_BASE_INFLIGHT = 1 << 20;
-        const GPA_ADDRESSES = 1 << 21;
-        const SHMEM = 1 << 22;
-    }
 }
+
+/// Names of others a network device can have, each behind its number, and LOG_ALL, which vhost borrows from the reserved ones.
+/// Why they are not offered: CTRL_VQ and what needs it, because QEMU and DPDK's virtio-user add and serve the control queue
+/// themselves and other front-ends would hand it to us; what the configuration space tells, because that is the front-end's (so
+/// STATUS is offered as no more than the bit); LOG_ALL before there is a dirty log; RING_RESET before per-ring reset is defined
+/// for vhost-user back-ends; NOTIFY_ON_EMPTY and GSO, which only legacy drivers know.
+const NOT_OFFERED: &str = "\
+    2=CTRL_GUEST_OFFLOADS 5=MAC 6=GSO 17=CTRL_VQ 18=CTRL_RX 19=CTRL_VLAN 20=CTRL_RX_EXTRA 23=CTRL_MAC_ADDR \
+    24=NOTIFY_ON_EMPTY 26=LOG_ALL 33=ACCESS_PLATFORM 36=ORDER_PLATFORM 37=SR_IOV 38=NOTIFICATION_DATA \
+    39=NOTIF_CONFIG_DATA 40=RING_RESET 57=HASH_REPORT 59=GUEST_HDRLEN 60=RSS 61=RSC_EXT 62=STANDBY 63=SPEED_DUPLEX";
+
+/// Names of other protocol features. Not BACKEND_REQ: there is nothing to request.
+const PROTOCOL_NOT_OFFERED: &str = "\
+    1=LOG_SHMFD 5=BACKEND_REQ 6=CROSS_ENDIAN 7=CRYPTO_SESSION 8=PAGEFAULT 9=CONFIG 10=BACKEND_SEND_FD \
+    11=HOST_NOTIFIER 14=INBAND_NOTIFICATIONS 17=XEN_MMAP 18=SHARED_OBJECT 19=DEVICE_STATE 20=GET_VRING_BASE_INFLIGHT \
+    21=GPA_ADDRESSES 22=SHMEM";
 
 impl Features {
     /// The answer to GET_FEATURES.
@@ -108,7 +73,7 @@ impl Features {
 
     /// The bits by name, comma-separated, unnamed ones by number: for error messages.
     pub fn describe(bits: u64) -> String {
-        describe::<Self, NotOffered>(bits)
+        describe::<Self>(NOT_OFFERED, bits)
     }
 }
 
@@ -118,16 +83,17 @@ impl ProtocolFeatures {
 
     /// As [`Features::describe`].
     pub fn describe(bits: u64) -> String {
-        describe::<Self, ProtocolNotOffered>(bits)
+        describe::<Self>(PROTOCOL_NOT_OFFERED, bits)
     }
 }
 
-fn describe<A: bitflags::Flags<Bits = u64>, B: bitflags::Flags<Bits = u64>>(bits: u64) -> String {
-    let (offered, others) = (A::from_bits_truncate(bits), B::from_bits_truncate(bits));
+fn describe<A: bitflags::Flags<Bits = u64>>(others: &str, bits: u64) -> String {
+    let offered = A::from_bits_truncate(bits);
     let mut names: Vec<_> = offered.iter_names().map(|(name, _)| name.to_owned()).collect();
-    names.extend(others.iter_names().map(|(name, _)| name.to_owned()));
-    let unnamed = bits & !offered.bits() & !others.bits();
-    names.extend((0..64).filter(|n| unnamed >> n & 1 == 1).map(|n| format!("bit {n}")));
+    for n in (0..64).filter(|n| (bits & !offered.bits()) >> n & 1 == 1) {
+        let name = others.split_ascii_whitespace().find_map(|word| word.strip_prefix(&format!("{n}=")));
+        names.push(name.map_or(format!("bit {n}"), str::to_owned));
+    }
     if names.is_empty() { "none".into() } else { names.join(", ") }
 }
 
@@ -149,7 +115,8 @@ mod tests {
     fn errors_name_the_bits() {
         assert_eq!(Features::describe(0), "none");
         assert_eq!(Features::describe(1 | 1 << 34 | 1 << 58), "CSUM, RING_PACKED, bit 58");
-        assert_eq!(Features::describe(1 << 4), "bit 4");
+        assert_eq!(Features::describe(1 << 4 | 1 << 17 | 1 << 63), "bit 4, CTRL_VQ, SPEED_DUPLEX");
+        assert_eq!(ProtocolFeatures::describe(1 << 1 | 1 << 2), "RARP, LOG_SHMFD");
         assert_eq!(ProtocolFeatures::describe(1 << 3 | 1 << 63), "REPLY_ACK, bit 63");
     }
 }

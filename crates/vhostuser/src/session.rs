@@ -30,23 +30,12 @@ const BARE: &[Request] = {
     &[GetFeatures, SetOwner, ResetOwner, GetProtocolFeatures, GetQueueNum, ResetDevice, GetMaxMemSlots, GetStatus]
 };
 /// Requests whose reply is not an acknowledgement: a failure cannot be told.
-const ANSWERED: &[Request] = {
+const ANSWERED: [&[Request]; 3] = {
     use Request::*;
-    &[
-        GetFeatures,
-        GetVringBase,
-        GetProtocolFeatures,
-        GetQueueNum,
-        GetConfig,
-        CreateCryptoSession,
-        PostcopyAdvise,
-        GetInflightFd,
-        GetMaxMemSlots,
-        GetStatus,
-        GetSharedObject,
-        SetDeviceStateFd,
-        CheckDeviceState,
-        GetShmemConfig,
+    [
+        &[GetFeatures, GetVringBase, GetProtocolFeatures, GetQueueNum, GetConfig, CreateCryptoSession],
+        &[PostcopyAdvise, GetInflightFd, GetMaxMemSlots, GetStatus, GetSharedObject, SetDeviceStateFd],
+        &[CheckDeviceState, GetShmemConfig],
     ]
 };
 
@@ -167,7 +156,10 @@ impl Session {
                 let name = request.map_or(format!("request {code}"), |r| r.to_string());
                 let error = SessionError::Refused { request: name, why };
                 self.refused += 1;
-                if !wants_ack || request.is_some_and(|r| ANSWERED.contains(&r)) || self.refused > MAX_REFUSED {
+                if !wants_ack
+                    || request.is_some_and(|r| ANSWERED.iter().any(|some| some.contains(&r)))
+                    || self.refused > MAX_REFUSED
+                {
                     return Err(error);
                 }
                 events.push(SessionEvent::Refused(error));

@@ -46,14 +46,8 @@ const PRCTL: &[libc::c_int] = &[libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_S
 
 /// clone(2) flags looked at, and those of a thread: same memory and signals, no new namespace of any kind.
 const THREAD: libc::c_int = libc::CLONE_VM | libc::CLONE_SIGHAND | libc::CLONE_THREAD;
-const CLONE_MASK: libc::c_int = THREAD
-    | libc::CLONE_NEWNS
-    | libc::CLONE_NEWCGROUP
-    | libc::CLONE_NEWUTS
-    | libc::CLONE_NEWIPC
-    | libc::CLONE_NEWUSER
-    | libc::CLONE_NEWPID
-    | libc::CLONE_NEWNET;
+const NEW: &[libc::c_int] =
+    numbers! { CLONE_NEWNS CLONE_NEWCGROUP CLONE_NEWUTS CLONE_NEWIPC CLONE_NEWUSER CLONE_NEWPID CLONE_NEWNET };
 
 /// Installs the filter of `program` for this thread and those it starts. "No new privileges" must be set.
 pub(super) fn install(program: Program) -> Result<(), seccompiler::Error> {
@@ -85,20 +79,16 @@ fn rules(program: Program) -> Result<Rules, seccompiler::Error> {
     let not_executable = || masked(2, libc::PROT_EXEC, 0);
     rules.insert(libc::SYS_mmap, vec![not_executable()?]);
     rules.insert(libc::SYS_mprotect, vec![not_executable()?]);
-    rules.insert(libc::SYS_clone, vec![masked(0, CLONE_MASK, THREAD)?]);
+    rules.insert(libc::SYS_clone, vec![masked(0, NEW.iter().fold(THREAD, |all, flag| all | flag), THREAD)?]);
     // abort(3) of this very process.
     rules.insert(libc::SYS_tgkill, vec![equals(0, u64::from(std::process::id()))?]);
     // Of a descriptor, not of a path (there are no paths to see in an empty root either).
     rules.insert(libc::SYS_newfstatat, vec![masked(3, libc::AT_EMPTY_PATH, libc::AT_EMPTY_PATH)?]);
     rules.insert(libc::SYS_statx, vec![masked(2, libc::AT_EMPTY_PATH, libc::AT_EMPTY_PATH)?]);
     // Asking for limits of this process, not changing them.
-    rules.insert(
-        libc::SYS_prlimit64,
-        vec![SeccompRule::new(vec![
-            SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 0)?,
-            SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?,
-        ])?],
-    );
+    let this = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 0)?;
+    let no_new_one = SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
+    rules.insert(libc::SYS_prlimit64, vec![SeccompRule::new(vec![this, no_new_one])?]);
     if !program.socket_pairs.is_empty() {
         rules.insert(libc::SYS_socketpair, one_of(0, program.socket_pairs)?);
     }
