@@ -160,9 +160,9 @@ impl Server {
                     ANSWERED => self.hear_engines(supervisor)?,
                     TRAFFIC => self.queues.iter_mut().for_each(|queues| queues.wake(Instant::now())),
                     PROBED => {
-                        for token in self.heard.take() {
+                        for (token, vlan) in self.heard.take() {
                             // If the supervisor has too much to do, there will be another.
-                            let _ = supervisor.send(&UplinkToSupervisor::Heard(token), None);
+                            let _ = supervisor.send(&UplinkToSupervisor::Heard { token, vlan }, None);
                         }
                     }
                     BROKEN => return Err("the switch finds a ring of this uplink broken".into()),
@@ -186,9 +186,9 @@ impl Server {
                     // One that waits has nobody to ask.
                     self.hear_engines(supervisor)?;
                 }
-                Ok((SupervisorToUplink::Probe { instance, token }, _)) => {
+                Ok((SupervisorToUplink::Probe { instance, token, vlans }, _)) => {
                     self.heard.expect(instance);
-                    self.prober.send(&instance, &token);
+                    self.prober.send(&instance, &token, &vlans);
                 }
                 Ok((SupervisorToUplink::Listen, _)) => self.listen()?,
                 Ok((SupervisorToUplink::Announce(stations), _)) => {

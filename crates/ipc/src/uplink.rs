@@ -19,12 +19,15 @@ pub enum SupervisorToUplink {
         /// Whether the device goes too.
         remove: bool,
     },
-    /// Send one probe on the device; probes of the same instance are to be reported from now on.
+    /// Send a probe on the device, without a tag and with each of these; probes of the same instance are to be reported from
+    /// now on.
     Probe {
         /// Random bytes of this lasthop.
         instance: Token,
         /// Random bytes of this probe.
         token: Token,
+        /// VLAN ids, at most [`PROBED_VLANS`].
+        vlans: Vec<u16>,
     },
     /// Let go of the connection to the switch. Until there is another, look for probes in what the device receives and
     /// throw all of it away.
@@ -39,6 +42,9 @@ pub type Token = [u8; 16];
 
 /// The VLAN that an address was learned on, 0 without a tag, and the address.
 pub type Station = (u16, MacAddr);
+
+/// Most VLANs that a probe is sent on at a time.
+pub const PROBED_VLANS: usize = 32;
 
 /// Most stations in one message.
 pub const STATIONS_PART: usize = 4096;
@@ -61,7 +67,12 @@ pub enum UplinkToSupervisor {
         counters: UplinkCounters,
     },
     /// A probe of the same instance came in, with this token.
-    Heard(Token),
+    Heard {
+        /// The probe's.
+        token: Token,
+        /// The VLAN it came on, 0 without a tag.
+        vlan: u16,
+    },
 }
 
 /// How a device is used.

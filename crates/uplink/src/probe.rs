@@ -7,7 +7,10 @@
 //!      14  "probe of lasthop"
 //!      30  instance, 16 bytes   random, the same for all uplinks of one `lasthop run`
 //!      46  token, 16 bytes      random, new for every probe, good for a few seconds; the supervisor alone knows whose it is
+//!      62  VLAN, 2 bytes        the one that it was sent on, 0 without a tag; with another it does not count
 //! ```
+//!
+//! On a VLAN there is an IEEE 802.1Q tag (TPID 0x8100) in front of the EtherType.
 //!
 //! Nobody can make up a token. Who can take one from one segment to another within its time is on both, and might as well
 //! bridge them. No frame to that group reaches the switch, whoever sent it and whatever is in it.
@@ -17,7 +20,7 @@ use crate::device::{Device, Kept};
 use crate::room::{Interface, SendSocket};
 use arrayvec::ArrayVec;
 use lasthop_guestmem::GuestSlice;
-use lasthop_ipc::{Token, UplinkDriver};
+use lasthop_ipc::{PROBED_VLANS, Token, UplinkDriver};
 use lasthop_sys::EventFd;
 use lasthop_types::MacAddr;
 use rustix::io::Errno;
@@ -31,27 +34,46 @@ pub const GROUP: [u8; 6] = *b"\x03lasth";
 const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
 const TAG: &[u8; 16] = b"probe of lasthop";
 /// Bytes of a probe.
-pub const LEN: usize = 62;
+pub const LEN: usize = 64;
 
 /// Tokens that are reported at most within [`WINDOW`], so that nobody keeps us busy with probes.
-const MOST: usize = 16;
+const MOST: usize = 2 * PROBED_VLANS;
+/// IEEE 802.1Q.
+const TPID: [u8; 2] = [0x81, 0];
+/// Of a tag: the VLAN's id, without priority and drop eligibility.
+const VID: u16 = 0xfff;
 const WINDOW: Duration = Duration::from_millis(100);
 
-/// The frame.
-pub fn frame(source: MacAddr, instance: &Token, token: &Token) -> [u8; LEN] {
+/// The frame for a VLAN, still without its tag.
+pub fn frame(source: MacAddr, instance: &Token, token: &Token, vlan: u16) -> [u8; LEN] {
     let mut frame = [0; LEN];
-    let parts: [&[u8]; 6] = [&GROUP, &source.0, &ETHERTYPE, TAG, instance, token];
+    let parts: [&[u8]; 7] = [&GROUP, &source.0, &ETHERTYPE, TAG, instance, token, &vlan.to_be_bytes()];
     for (to, from) in frame.iter_mut().zip(parts.into_iter().flatten()) {
         *to = *from;
     }
     frame
 }
 
-/// Instance and token of an untagged probe. With a VLAN tag in front it came another way than untagged frames do.
-fn parse(frame: &GuestSlice<'_>) -> Option<(Token, Token)> {
-    let is_probe = frame.read_array(12)? == ETHERTYPE && frame.read_array(14)? == *TAG;
-    if is_probe { Some((frame.read_array(30)?, frame.read_array(46)?)) } else { None }
+/// With its tag.
+fn tagged(frame: &[u8; LEN], vlan: u16) -> ArrayVec<u8, { LEN + 4 }> {
+    let (addresses, rest) = frame.split_at(12);
+    [addresses, &TPID, &(vlan & VID).to_be_bytes(), rest].into_iter().flatten().copied().collect()
 }
+
+/// Instance and token of a probe, and the VLAN it was sent and came on.
+fn parse(frame: &GuestSlice<'_>) -> Option<(Token, Received)> {
+    let (at, vlan) = match frame.read_array(12)? {
+        TPID => (16, u16::from_be_bytes(frame.read_array(14)?) & VID),
+        _ => (12, 0),
+    };
+    let is_probe = frame.read_array(at)? == ETHERTYPE
+        && frame.read_array(at + 2)? == *TAG
+        && frame.read_array(at + 50)? == vlan.to_be_bytes();
+    if is_probe { Some((frame.read_array(at + 18)?, (frame.read_array(at + 34)?, vlan))) } else { None }
+}
+
+/// A token, and the VLAN it came on: 0 without a tag.
+pub type Received = (Token, u16);
 
 /// Sends frames of the uplink's own on a device: probes and announcements.
 #[derive(Debug)]
@@ -98,9 +120,14 @@ impl Prober {
         if driver == Some(UplinkDriver::Tap) { None } else { kept.descriptors.pop() }
     }
 
-    /// Sends one. That the device is down or its queue full is nothing to worry about: another will follow.
-    pub fn send(&self, instance: &Token, token: &Token) {
-        let _ = self.write(&frame(self.source, instance, token));
+    /// Sends one without a tag, and one on each of these VLANs. That the device is down or its queue full is nothing to worry
+    /// about: others will follow.
+    pub fn send(&self, instance: &Token, token: &Token, vlans: &[u16]) {
+        let frame = |vlan| frame(self.source, instance, token, vlan);
+        let _ = self.write(&frame(0));
+        for vlan in vlans.iter().take(PROBED_VLANS) {
+            let _ = self.write(&tagged(&frame(*vlan), *vlan));
+        }
     }
 
     /// Sends an announcement, which counts as a packet to the network. One that the device does not take is dropped.
@@ -145,7 +172,7 @@ pub struct Heard {
 #[derive(Debug)]
 struct Tokens {
     instance: Option<Token>,
-    new: ArrayVec<Token, MOST>,
+    new: ArrayVec<Received, MOST>,
     /// How many came since then, up to [`MOST`].
     since: Instant,
     count: usize,
@@ -164,20 +191,20 @@ impl Heard {
     }
 
     /// What came since it was last asked.
-    pub fn take(&self) -> ArrayVec<Token, MOST> {
+    pub fn take(&self) -> ArrayVec<Received, MOST> {
         self.signal.drain();
         std::mem::take(&mut self.lock().new)
     }
 
-    fn add(&self, (instance, token): (Token, Token), now: Instant) {
+    fn add(&self, (instance, received): (Token, Received), now: Instant) {
         let mut tokens = self.lock();
-        if tokens.instance != Some(instance) || tokens.new.contains(&token) {
+        if tokens.instance != Some(instance) || tokens.new.contains(&received) {
             return;
         }
         if now.saturating_duration_since(tokens.since) >= WINDOW {
             (tokens.since, tokens.count) = (now, 0);
         }
-        if tokens.count < MOST && tokens.new.try_push(token).is_ok() {
+        if tokens.count < MOST && tokens.new.try_push(received).is_ok() {
             tokens.count += 1;
             self.signal.signal();
         }
@@ -242,28 +269,38 @@ mod tests {
         let (heard, counters) = (Arc::new(Heard::new().unwrap()), Counters::alone());
         let mut sieve = Sieve::new(heard.clone());
         let source = MacAddr([2, 0, 0, 0, 0, 1]);
-        let probe = |instance, token| frame(source, &[instance; 16], &[token; 16]);
+        let on = |vlan, token| tagged(&frame(source, &[1; 16], &[token; 16], vlan), vlan);
+        let probe = |instance, token| frame(source, &[instance; 16], &[token; 16], 0);
         // Nobody is known yet.
         assert!(keeps(&sieve, &probe(1, 1), &counters));
         heard.expect([1; 16]);
         assert!(keeps(&sieve, &probe(1, 2), &counters));
         assert!(keeps(&sieve, &probe(1, 2), &counters));
         assert!(keeps(&sieve, &probe(9, 3), &counters));
-        // With a tag, cut short, or something else to the same group.
+        // Cut short, with and without a tag, with two, or something else to the same group.
         let whole = probe(1, 4);
-        let tagged = [&whole[..12], &[0x81, 0, 0, 5], &whole[12..]].concat();
+        let on_vlan = on(5, 4);
+        let twice = [&on_vlan[..12], &on_vlan[12..16], &on_vlan[12..]].concat();
         let mut other = whole;
         other[20] ^= 1;
-        for frame in [&tagged[..], &whole[..61], &whole[..14], &other] {
+        // Tagged on its way, or its tag taken off or changed.
+        let (now_tagged, now_untagged) = (tagged(&whole, 5), frame(source, &[1; 16], &[4; 16], 5));
+        let moved = tagged(&now_untagged, 6);
+        let cut = [&whole[..63], &whole[..14], &on_vlan[..67], &on_vlan[..15]];
+        for frame in cut.into_iter().chain([&twice[..], &other, &now_tagged, &now_untagged, &moved]) {
             assert!(keeps(&sieve, frame, &counters), "{frame:?}");
         }
-        assert_eq!(heard.take()[..], [[2; 16]]);
+        assert_eq!(heard.take()[..], [([2; 16], 0)]);
         assert!(!keeps(&sieve, &[0xff; 60], &counters) && !keeps(&sieve, &[3; 5], &counters));
         sieve.listening = true;
         assert!(keeps(&sieve, &[0xff; 60], &counters) && keeps(&sieve, &probe(1, 5), &counters));
-        assert_eq!(heard.take()[..], [[5; 16]]);
+        // On VLANs, whatever the priority.
+        let mut urgent = on(4094, 5);
+        urgent[14] |= 0xe0;
+        assert!(keeps(&sieve, &on_vlan, &counters) && keeps(&sieve, &urgent, &counters));
+        assert_eq!(heard.take()[..], [([5; 16], 0), ([4; 16], 5), ([5; 16], 4094)]);
         let drops: Vec<_> = counters.snapshot().drops.into_iter().map(|d| (d.reason, d.packets)).collect();
-        assert_eq!(drops, [("probe".to_owned(), 9), ("blocked".to_owned(), 1)]);
+        assert_eq!(drops, [("probe".to_owned(), 16), ("blocked".to_owned(), 1)]);
     }
 
     #[test]
@@ -272,13 +309,13 @@ mod tests {
         heard.expect([1; 16]);
         let start = Instant::now();
         for n in 0..=255 {
-            heard.add(([1; 16], [n; 16]), start + WINDOW);
+            heard.add(([1; 16], ([n; 16], 0)), start + WINDOW);
             assert!(heard.take().len() <= 1);
         }
-        heard.add(([1; 16], [77; 16]), start + WINDOW);
+        heard.add(([1; 16], ([77; 16], 7)), start + WINDOW);
         assert!(heard.take().is_empty(), "more than {MOST} within {WINDOW:?}");
-        heard.add(([1; 16], [77; 16]), start + 2 * WINDOW);
-        assert_eq!(heard.take()[..], [[77; 16]]);
+        heard.add(([1; 16], ([77; 16], 7)), start + 2 * WINDOW);
+        assert_eq!(heard.take()[..], [([77; 16], 7)]);
     }
 
     #[test]

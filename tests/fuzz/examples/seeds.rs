@@ -185,11 +185,11 @@ fn messages() -> Vec<Vec<u8>> {
         seed(8, &UplinkToSupervisor::Ready(device)),
         seed(8, &UplinkToSupervisor::Failed("the device is gone".into())),
         seed(8, &UplinkToSupervisor::Pong { number: 7, counters }),
-        seed(8, &UplinkToSupervisor::Heard([9; 16])),
+        seed(8, &UplinkToSupervisor::Heard { token: [9; 16], vlan: 7 }),
         seed(0x1b, &SupervisorToUplink::Connection { away_ms: 1500 }),
         seed(11, &SupervisorToUplink::Ping(7)),
         seed(11, &SupervisorToUplink::Shutdown { remove: true }),
-        seed(11, &SupervisorToUplink::Probe { instance: [1; 16], token: [2; 16] }),
+        seed(11, &SupervisorToUplink::Probe { instance: [1; 16], token: [2; 16], vlans: vec![1, 4094] }),
         seed(11, &SupervisorToUplink::Announce(vec![(0, MacAddr([2; 6])), (7, MacAddr([4; 6]))])),
         [&[14], &page[..]].concat(),
     ]

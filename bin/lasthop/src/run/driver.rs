@@ -73,7 +73,7 @@ pub struct Driver {
     /// The answer is overdue, but may lie here unread.
     late: bool,
     /// Tokens of probes that came in.
-    tokens: Vec<Token>,
+    tokens: Vec<(Token, u16)>,
     /// The counters are as new as somebody wants them.
     fresh: bool,
 }
@@ -212,7 +212,7 @@ impl Driver {
                     }
                     self.counters = counters;
                 }
-                UplinkToSupervisor::Heard(token) => self.tokens.push(token),
+                UplinkToSupervisor::Heard { token, vlan } => self.tokens.push((token, vlan)),
                 UplinkToSupervisor::Failed(why) => return Some(Heard::Failed(why)),
             }
         }
@@ -246,8 +246,8 @@ impl Driver {
         self.heard
     }
 
-    /// Tokens of probes that came in since it was last asked.
-    pub fn take_tokens(&mut self) -> Vec<Token> {
+    /// Tokens of probes that came in since it was last asked, and the VLAN each came on.
+    pub fn take_tokens(&mut self) -> Vec<(Token, u16)> {
         std::mem::take(&mut self.tokens)
     }
 

@@ -1,6 +1,7 @@
 //! The supervisor's part in finding two uplinks on one segment: it makes the tokens, hears which came in where, and keeps
 //! all but one of a segment from the switch.
 
+use super::segments;
 use super::supervisor::Supervisor;
 use super::uplink::Uplink;
 use lasthop_ipc::{SupervisorToControl, Token};
@@ -21,15 +22,27 @@ impl Supervisor {
     /// Sends probes, if that is due, and blocks and unblocks uplinks.
     pub(super) fn step_segments(&mut self, now: Instant) {
         let Some(segments) = &mut self.segments else { return };
+        let mut heard = Vec::new();
         for (id, uplink) in &mut self.uplinks {
-            uplink.take_heard().iter().for_each(|token| segments.heard(*id, token));
+            heard.extend(uplink.take_heard().into_iter().map(|probe| (*id, probe)));
+        }
+        let vlans = |id| self.uplinks.get(&id).and_then(|uplink: &Uplink| uplink.spec.vlans.as_ref());
+        for (by, (token, vlan)) in heard {
+            // What comes on a VLAN says nothing of uplinks that do not carry it.
+            let both_carry =
+                |sender| [by, sender].into_iter().all(|id| vlans(id).is_none_or(|vlans| vlans.contains(vlan)));
+            segments.heard(by, &token, |sender| match vlan {
+                0 => 1,
+                _ if both_carry(sender) => vlans(sender).map_or(1, segments::turns),
+                _ => 0,
+            });
         }
         let there = self.uplinks.iter().filter(|(_, uplink)| !uplink.is_leaving());
         segments.set(there.map(|(id, uplink)| (*id, uplink.is_ready())), now);
         let instance = segments.instance();
         for (id, token) in segments.round(now, token) {
             if let Some(uplink) = self.uplinks.get_mut(&id) {
-                uplink.probe(instance, token);
+                uplink.probe(instance, token, segments.rounds());
             }
         }
         let vlans = |id| self.uplinks.get(&id).and_then(|uplink| uplink.spec.vlans.as_ref());

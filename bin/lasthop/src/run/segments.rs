@@ -1,19 +1,20 @@
 //! Which uplinks are on one network segment, found out by probes, and which of those has to be blocked. No I/O; time is
 //! handed in.
 //!
-//! Each uplink that is up sends a probe every second, with a token of its own that only this process knows to be its. Who
-//! hears another's is on its segment. Of several on one segment the one added first carries the frames and the others
+//! Each uplink that is up sends a probe every second, with a token of its own that only this process knows to be its: without
+//! a tag and, if it has a list of VLANs, on these, [`PROBED_VLANS`] at a time in turns. Who hears another's is on its segment. Of several on one segment the one added first carries the frames and the others
 //! stand by: until no probe has crossed for [`MISSES`] rounds, or that one has been away for [`GRACE`]. It has to be up
 //! for [`STABLE`] before it takes over again, so that one which keeps dying does not take the network along each time.
 
-use lasthop_ipc::Token;
+use lasthop_ipc::{PROBED_VLANS, Token};
+use lasthop_policy::Vlans;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 /// How often probes are sent.
 pub const ROUND: Duration = Duration::from_secs(1);
 /// So many rounds without a probe that crosses make two segments of one.
-const MISSES: u32 = 5;
+const MISSES: usize = 5;
 /// Tokens of so many rounds are good.
 const GOOD: usize = 3;
 /// How long one may be away before another takes its place: longer than it takes to restart it.
@@ -29,8 +30,9 @@ type Id = u32;
 pub struct Segments {
     instance: Token,
     members: BTreeMap<Id, Member>,
-    /// Rounds since a probe crossed between two, the smaller number first.
-    crossings: BTreeMap<(Id, Id), u32>,
+    /// A probe crossed between two, the smaller number first, and for how many more rounds that counts.
+    crossings: BTreeMap<(Id, Id), usize>,
+    rounds: usize,
     /// The newest round first.
     tokens: VecDeque<Vec<(Token, Id)>>,
     round_at: Option<Instant>,
@@ -47,7 +49,8 @@ struct Member {
 impl Segments {
     /// None yet. `instance`: what all probes of this lasthop have in common.
     pub fn new(instance: Token) -> Self {
-        Self { instance, members: BTreeMap::new(), crossings: BTreeMap::new(), tokens: VecDeque::new(), round_at: None }
+        let (members, crossings, tokens) = (BTreeMap::new(), BTreeMap::new(), VecDeque::new());
+        Self { instance, members, crossings, rounds: 0, tokens, round_at: None }
     }
 
     /// What all probes have in common.
@@ -96,26 +99,38 @@ impl Segments {
         self.round_at = Some(now + ROUND);
         let members = &self.members;
         let is_up = |id: &Id| members.get(id).is_some_and(|m| m.up);
-        self.crossings.retain(|(a, b), missed| {
+        self.crossings.retain(|(a, b), left| {
             // The probes of one that is away cannot cross.
-            *missed += u32::from(is_up(a) && is_up(b));
-            *missed <= MISSES
+            let counts = is_up(a) && is_up(b);
+            let over = counts && *left == 0;
+            *left -= usize::from(counts && !over);
+            !over
         });
+        self.rounds = self.rounds.wrapping_add(1);
         let probes: Vec<_> = self.up().map(|id| (id, token())).collect();
         self.tokens.push_front(probes.iter().map(|(id, token)| (*token, *id)).collect());
         self.tokens.truncate(GOOD);
         probes
     }
 
-    /// A probe with this token came in at `by`.
-    pub fn heard(&mut self, by: Id, token: &Token) {
+    /// How many rounds there have been.
+    pub fn rounds(&self) -> usize {
+        self.rounds
+    }
+
+    /// A probe with this token came in at `by`. `turns`: in how many rounds its sender sends one that takes this way; 0: in none.
+    pub fn heard(&mut self, by: Id, token: &Token, turns: impl Fn(Id) -> usize) {
         let sender = self.tokens.iter().flatten().find(|(t, _)| t == token).map(|(_, id)| *id);
         // Its own may come back from a network that reflects; that says nothing of others.
         if let Some(sender) = sender.filter(|sender| *sender != by)
             && self.members.contains_key(&by)
             && self.members.contains_key(&sender)
         {
-            self.crossings.insert((by.min(sender), by.max(sender)), 0);
+            let rounds = MISSES * turns(sender);
+            if rounds > 0 {
+                let left = self.crossings.entry((by.min(sender), by.max(sender))).or_default();
+                *left = rounds.max(*left);
+            }
         }
     }
 
@@ -146,6 +161,21 @@ impl Segments {
         });
         turns.chain(self.round_at).min()
     }
+}
+
+/// In how many rounds an uplink that carries these VLANs has sent a probe on each.
+pub fn turns(vlans: &Vlans) -> usize {
+    ids(vlans).count().div_ceil(PROBED_VLANS)
+}
+
+/// On which VLANs it sends one in this round.
+pub fn turn(vlans: &Vlans, round: usize) -> Vec<u16> {
+    let before = round.checked_rem(turns(vlans)).unwrap_or(0) * PROBED_VLANS;
+    ids(vlans).skip(before).take(PROBED_VLANS).collect()
+}
+
+fn ids(vlans: &Vlans) -> impl Iterator<Item = u16> {
+    (1..4095).filter(|id| vlans.contains(*id))
 }
 
 #[cfg(test)]
@@ -179,7 +209,7 @@ mod tests {
             self.tokens = n;
             for (from, token) in probes {
                 for (by, _) in self.at.iter().filter(|(_, at)| at.is_some() && **at == self.at[&from]) {
-                    self.segments.heard(*by, &token);
+                    self.segments.heard(*by, &token, |_| 1);
                 }
             }
         }
@@ -276,19 +306,49 @@ mod tests {
     #[test]
     fn only_tokens_of_the_last_rounds_count() {
         let mut bench = Bench::new(&[(1, 'a'), (2, 'b')]);
-        bench.segments.heard(2, &[77; 16]);
+        bench.segments.heard(2, &[77; 16], |_| 1);
         assert_eq!(bench.blocked(), [], "made up");
-        bench.segments.heard(1, &[1; 16]);
+        bench.segments.heard(1, &[1; 16], |_| 1);
         assert_eq!(bench.blocked(), [], "its own");
-        bench.segments.heard(3, &[1; 16]);
+        bench.segments.heard(3, &[1; 16], |_| 1);
         assert_eq!(bench.blocked(), [], "no uplink");
         // Uplink 1's first probe, carried over to segment b: in time, and too late.
         bench.pass(2000);
-        bench.segments.heard(2, &[1; 16]);
+        bench.segments.heard(2, &[1; 16], |_| 1);
         assert_eq!(bench.blocked(), [(2, 1)]);
         bench.pass(7000);
         assert_eq!(bench.blocked(), []);
-        bench.segments.heard(2, &[1; 16]);
+        bench.segments.heard(2, &[1; 16], |_| 1);
+        assert_eq!(bench.blocked(), []);
+    }
+
+    #[test]
+    fn every_vlan_has_its_turn() {
+        for (list, rounds) in [("untagged", 0), ("untagged:7", 1), ("1-32", 1), ("1-33", 2), ("1-4094", 128)] {
+            let vlans: Vlans = list.parse().unwrap();
+            assert_eq!(turns(&vlans), rounds, "{list}");
+            let mut probed: Vec<u16> = (5..5 + rounds).flat_map(|round| turn(&vlans, round)).collect();
+            assert!(probed.len() <= rounds * PROBED_VLANS && turn(&vlans, 3).len() <= PROBED_VLANS);
+            probed.sort_unstable();
+            assert_eq!(probed, ids(&vlans).collect::<Vec<_>>(), "{list}");
+        }
+    }
+
+    #[test]
+    fn a_probe_that_takes_a_way_in_every_third_round_is_waited_for() {
+        let mut bench = Bench::new(&[(1, 'a'), (2, 'b')]);
+        bench.segments.heard(2, &[1; 16], |_| 0);
+        assert_eq!(bench.blocked(), [], "on a VLAN that they do not share");
+        bench.segments.heard(2, &[1; 16], |sender| if sender == 1 { 3 } else { 0 });
+        bench.pass(15_000);
+        assert_eq!(bench.blocked(), [(2, 1)]);
+        // One that takes a quicker way does not shorten that.
+        let newest = [bench.tokens; 16];
+        bench.segments.heard(1, &newest, |_| 3);
+        bench.segments.heard(1, &newest, |_| 1);
+        bench.pass(15_000);
+        assert_eq!(bench.blocked(), [(2, 1)]);
+        bench.pass(1000);
         assert_eq!(bench.blocked(), []);
     }
 }

@@ -1,6 +1,7 @@
 //! An uplink that runs and is kept from the switch: it listens whether it is on the segment of another, or it is and
 //! stands by.
 
+use super::super::segments;
 use super::rounds::Rounds;
 use super::{Link, Uplink};
 use lasthop_ipc::{Station, SupervisorToUplink, Token};
@@ -45,13 +46,14 @@ impl Uplink {
         }
     }
 
-    /// Has it send a probe.
-    pub fn probe(&mut self, instance: Token, token: Token) {
-        self.driver.send(SupervisorToUplink::Probe { instance, token }, None);
+    /// Has it send a probe, in the turn of this round on VLANs that it carries, too.
+    pub fn probe(&mut self, instance: Token, token: Token, round: usize) {
+        let vlans = self.spec.vlans.as_ref().map_or_else(Vec::new, |vlans| segments::turn(vlans, round));
+        self.driver.send(SupervisorToUplink::Probe { instance, token, vlans }, None);
     }
 
-    /// Tokens of probes that came in since it was last asked.
-    pub fn take_heard(&mut self) -> Vec<Token> {
+    /// Tokens of probes that came in since it was last asked, and the VLAN each came on.
+    pub fn take_heard(&mut self) -> Vec<(Token, u16)> {
         self.driver.take_tokens()
     }
 
