@@ -29,6 +29,8 @@ pub(crate) struct Guest {
 
     /// An interrupt waits for it.
     pub interrupted: bool,
+    /// … for packets that it has to have copied.
+    pub fetch: bool,
     /// Its driver polls, interrupts are off.
     pub polls: bool,
     kick_due: bool,
@@ -83,6 +85,7 @@ impl Guest {
             random,
             burst: (0, 0, 0),
             interrupted: false,
+            fetch: false,
             polls: false,
             kick_due: false,
             enter: false,
@@ -130,6 +133,9 @@ impl World {
         if std::mem::take(&mut guest.interrupted) {
             guest.polls = true;
             guest.received = 0;
+            if std::mem::take(&mut guest.fetch) {
+                self.fetch(n);
+            }
             // Into the guest, and out and in again when it says that it is done.
             let ns = if self.setup.carrier == Carrier::Vhost { interrupt_ns + 2.0 * exit_ns } else { interrupt_ns };
             return Some((ns, Work::Interrupt));

@@ -25,6 +25,9 @@ pub struct Mechanisms {
     pub receive_batching: bool,
     /// It is known which guest runs and which core is idle.
     pub vm_state: bool,
+    /// Packets are copied before their receiver is told. Off (lasthop alone): it is told that there are some, and has its port's
+    /// thread copy them; then it is told again. So nobody copies for it, helpers neither.
+    pub preemptive_copy: bool,
     /// Idle cores take work.
     pub helpers: bool,
     /// They wait a little for more before they sleep.
@@ -48,6 +51,7 @@ impl Mechanisms {
         transmit_batching: true,
         receive_batching: true,
         vm_state: true,
+        preemptive_copy: true,
         helpers: true,
         hysteresis: true,
         adaptive: true,

@@ -177,6 +177,9 @@ fn each_mechanism_does_something() {
     assert_eq!((alone.copied_by_helpers, alone.time(Account::Idle), alone.helper_wakes), (0, 0, 0));
     assert!(play(Mechanisms { transmit_batching: false, ..ALL }).kicks > 2 * all.kicks);
     assert!(play(Mechanisms { receive_batching: false, ..ALL }).interrupts > all.interrupts);
+    let fetched = play(Mechanisms { preemptive_copy: false, ..ALL });
+    assert!(fetched.copied_by_helpers == 0 && fetched.interrupts > alone.interrupts * 3 / 2);
+    assert!(fetched.latency.value_at_quantile(0.5) > alone.latency.value_at_quantile(0.5));
     assert!(play(Mechanisms { back_off: false, ..ALL }).taken_away > 2 * all.taken_away);
     let hasty = play(Mechanisms { hysteresis: false, ..ALL });
     assert!(hasty.time(Account::Polling) < all.time(Account::Polling) / 4);

@@ -51,6 +51,13 @@ impl World {
                 return None;
             };
             worker.delivers = true;
+            let preemptive = self.setup.mechanisms.preemptive_copy;
+            if !preemptive && to != n {
+                worker.targets.pop_front();
+                self.guests[to].fetch = true;
+                self.interrupt(to);
+                continue;
+            }
             let streams = self.guests[n].arrivals.expects_more(&self.hysteresis);
             let copies = self.guests[to].can_copy();
             if copies && own > 0 {
@@ -59,7 +66,7 @@ impl World {
                 return self.take_to_copy(to, core);
             }
             // Helpers take the rest, and what is expected to follow.
-            if (copies || streams) && self.offload(to) {
+            if preemptive && (copies || streams) && self.offload(to) {
                 self.helper_watches(to, n);
             } else if copies {
                 self.workers[n].targets[0].1 = u32::MAX;
@@ -115,10 +122,22 @@ impl World {
 
     pub(crate) fn rescue(&mut self, n: usize) {
         self.guests[n].rescue = false;
+        self.copy_by_own(n);
+        self.rescue_later(n);
+    }
+
+    /// A guest has learned that packets wait to be copied for it.
+    pub(crate) fn fetch(&mut self, n: usize) {
+        self.debt_ns += self.setup.costs.signal;
+        self.copy_by_own(n);
+        self.rescue_later(n);
+    }
+
+    /// Has the guest's own port's thread copy what waits for it.
+    fn copy_by_own(&mut self, n: usize) {
         if self.guests[n].can_copy() {
             self.workers[n].targets.push_back((n, u32::MAX));
             self.wake(self.workers[n].task);
         }
-        self.rescue_later(n);
     }
 }

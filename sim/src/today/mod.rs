@@ -61,13 +61,14 @@ pub const SCENES: [Scene; 3] = [
 ];
 
 /// Everything on, then each mechanism off alone, then one on that the policy does not have.
-pub const ABLATIONS: [(&str, Mechanisms); 11] = {
+pub const ABLATIONS: [(&str, Mechanisms); 12] = {
     const ALL: Mechanisms = Mechanisms::ALL;
     [
         ("everything on", ALL),
         ("transmit batching off", Mechanisms { transmit_batching: false, ..ALL }),
         ("receive batching off", Mechanisms { receive_batching: false, ..ALL }),
         ("VM state unknown", Mechanisms { vm_state: false, ..ALL }),
+        ("preemptive copy off", Mechanisms { preemptive_copy: false, ..ALL }),
         ("helpers off", Mechanisms { helpers: false, ..ALL }),
         ("hysteresis off", Mechanisms { hysteresis: false, ..ALL }),
         ("hysteresis fixed at 5 µs", Mechanisms { adaptive: false, ..ALL }),
