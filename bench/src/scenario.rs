@@ -53,12 +53,13 @@ const VHOST: Contender = Contender::DpdkVhost;
 const BRIDGE: Contender = Contender::LinuxBridge;
 const POLL: Contender = Contender::Changed(Change::Poll);
 /// lasthop, and with each mechanism off alone.
-const ABLATION: [Contender; 6] = [
+const ABLATION: [Contender; 7] = [
     OURS,
     Contender::Changed(Change::NoHelpers),
     Contender::Changed(Change::NoTransmitBatch),
     Contender::Changed(Change::NoReceiveBatch),
     Contender::Changed(Change::FixedHysteresis),
+    Contender::Changed(Change::NormalHelpers),
     Contender::Changed(Change::NoView),
 ];
 
@@ -168,7 +169,7 @@ const ONE_NEW_FLOW: Act = Act { window: Some(1), ..NEW_FLOWS };
 const RULES: Setup = Setup { rules: 1000, ..Setup::PLAIN };
 
 /// All there are, those of a group together.
-pub const ALL: [Scenario; 68] = [
+pub const ALL: [Scenario; 69] = [
     dpdk("loop-64-split", "two DPDK guests, 64-byte frames, split rings", Ring::Split, Frames::Size(64)),
     dpdk("loop-64-packed", "two DPDK guests, 64-byte frames, packed rings", Ring::Packed, Frames::Size(64)),
     dpdk("loop-1472-split", "two DPDK guests, 1472-byte frames, split rings", Ring::Split, Frames::Size(1472)),
@@ -242,6 +243,12 @@ pub const ALL: [Scenario; 68] = [
         "there and back, 100 000 packets a second, each mechanism off alone",
         &ABLATION,
         Work::Load(Setup::PLAIN, ECHO),
+    ),
+    scenario(
+        "mechanisms-incast",
+        "four guests, three send to one, 64-byte frames, packets wait for buffers or do not",
+        &[OURS, Contender::Changed(Change::NoCongestion)],
+        Work::Load(Setup { ports: 4, ..Setup::PLAIN }, Act { pattern: Pattern::Incast, ..Act::PLAIN }),
     ),
     shared("mechanisms-shared", "spinning programs on both CPUs, each mechanism off alone", &ABLATION, 1e5),
     scenario(

@@ -4,7 +4,7 @@
 //! drivers' own work is not counted, but they share the caches, as guests on the same core would.
 
 use lasthop_flow::{Action, FlowSpec};
-use lasthop_forward::{Datapath, Forwarder, Port};
+use lasthop_forward::{Datapath, Forwarder, PATIENCE_MS, Port};
 use lasthop_frame::testutil::Frame;
 use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
 use lasthop_types::PortId;
@@ -23,7 +23,7 @@ fn main() {
     let timed = number(1) != 0;
     let now = || if timed { cpu_ns() } else { 0 };
     let config = NetConfig { packed, size: 1024, in_order: true, ..NetConfig::default() };
-    let datapath = Arc::new(Datapath::new(100).expect("eventfd"));
+    let datapath = Arc::new(Datapath::new(100, PATIENCE_MS).expect("eventfd"));
     let (mut a, from) = guest(&datapath, 1, config);
     let (mut b, _to) = guest(&datapath, 2, config);
     let frame = Frame::new(1, 2).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(1, 2).payload(vec![7; size - 42]).build();

@@ -34,6 +34,10 @@ pub enum Change {
     NoReceiveBatch,
     /// Helpers wait 5 µs for the next packet, however often packets come.
     FixedHysteresis,
+    /// Helpers are threads like any others: their work is not abandoned when somebody wants the core.
+    NormalHelpers,
+    /// Packets do not wait for guests without buffers.
+    NoCongestion,
     /// Not known which VMs run and which cores are idle.
     NoView,
 }
@@ -48,6 +52,8 @@ impl Change {
             Self::NoTransmitBatch => &["--tx-batch", "off"],
             Self::NoReceiveBatch => &["--rx-batch", "off"],
             Self::FixedHysteresis => &["--hysteresis", "5"],
+            Self::NormalHelpers => &["--helper-class", "normal"],
+            Self::NoCongestion => &["--congestion", "off"],
             Self::NoView => &["--no-bpf"],
         };
         words.iter().map(ToString::to_string).collect()
@@ -56,13 +62,15 @@ impl Change {
 
 impl Contender {
     /// All there are.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::Lasthop,
         Self::Changed(Change::Poll),
         Self::Changed(Change::NoHelpers),
         Self::Changed(Change::NoTransmitBatch),
         Self::Changed(Change::NoReceiveBatch),
         Self::Changed(Change::FixedHysteresis),
+        Self::Changed(Change::NormalHelpers),
+        Self::Changed(Change::NoCongestion),
         Self::Changed(Change::NoView),
         Self::Tap,
         Self::NoGro,
@@ -83,6 +91,8 @@ impl Contender {
             Self::Changed(Change::NoTransmitBatch) => "lasthop-no-tx-batch",
             Self::Changed(Change::NoReceiveBatch) => "lasthop-no-rx-batch",
             Self::Changed(Change::FixedHysteresis) => "lasthop-fixed-hysteresis",
+            Self::Changed(Change::NormalHelpers) => "lasthop-normal-helpers",
+            Self::Changed(Change::NoCongestion) => "lasthop-no-congestion",
             Self::Changed(Change::NoView) => "lasthop-no-bpf",
             Self::Tap => "lasthop-tap",
             Self::NoGro => "lasthop-no-gro",
@@ -104,6 +114,8 @@ impl Contender {
             Self::Changed(Change::NoTransmitBatch) => "lasthop without transmit batching",
             Self::Changed(Change::NoReceiveBatch) => "lasthop without receive batching",
             Self::Changed(Change::FixedHysteresis) => "lasthop, hysteresis always 5 µs",
+            Self::Changed(Change::NormalHelpers) => "lasthop, helpers not in the idle class",
+            Self::Changed(Change::NoCongestion) => "lasthop, packets do not wait for buffers",
             Self::Changed(Change::NoView) => "lasthop without eBPF",
             Self::Tap => "lasthop, TAP on a bridge",
             Self::NoGro => "lasthop without aggregation",

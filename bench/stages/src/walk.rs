@@ -2,7 +2,7 @@
 
 use crate::{BURSTS, PACKETS, Stage};
 use lasthop_flow::{Action, FlowSpec};
-use lasthop_forward::{Datapath, Forwarder, Port};
+use lasthop_forward::{Datapath, Forwarder, PATIENCE_MS, Port};
 use lasthop_frame::testutil::Frame;
 use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
 use lasthop_types::{MacAddr, PortId};
@@ -146,7 +146,7 @@ pub struct Walk {
 impl Walk {
     /// With this traffic.
     pub fn new(traffic: Traffic) -> Box<Self> {
-        let datapath = Arc::new(Datapath::new(1000).expect("eventfd"));
+        let datapath = Arc::new(Datapath::new(1000, PATIENCE_MS).expect("eventfd"));
         let most = PACKETS + BURST;
         let longest = traffic.frames.iter().map(|(_, frame, _)| frame.len()).max().expect("a frame");
         let config = |entries: usize| NetConfig {
@@ -214,7 +214,7 @@ pub struct Take {
 impl Take {
     /// From this layout.
     pub fn new(packed: bool) -> Box<Self> {
-        let datapath = Datapath::new(1).expect("eventfd");
+        let datapath = Datapath::new(1, PATIENCE_MS).expect("eventfd");
         let config = NetConfig { packed, in_order: true, size: PACKETS as u16, ..NetConfig::default() };
         let (mut sender, port) = guest(&datapath, 1, config);
         for _ in 0..PACKETS {

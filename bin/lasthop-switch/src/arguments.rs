@@ -1,8 +1,10 @@
 //! What `lasthop run` says on the command line: descriptors and limits. No parser library in the data plane.
 
+use lasthop_forward::PATIENCE_MS;
 use lasthop_schedule::Settings;
 use lasthop_schedule::policy::{Batch, Hysteresis};
-use lasthop_sys::inherited_fd;
+use lasthop_sys::hostview::HostView;
+use lasthop_sys::{Prompter, inherited_fd};
 use std::os::fd::OwnedFd;
 
 /// The command line, its descriptors taken.
@@ -12,20 +14,19 @@ pub struct Arguments {
     pub supervisor: OwnedFd,
     /// Memory that outlives this process.
     pub journal: Option<OwnedFd>,
-    /// What the host's cores and VMs do.
-    pub host_view: Option<OwnedFd>,
-    /// Where to ask that threads of ours leave the idle class.
-    pub hurry: Option<OwnedFd>,
     /// How packets are moved.
     pub settings: Settings,
+    /// How long they wait for receivers without buffers.
+    pub patience_ms: [u64; 2],
 }
 
 impl Arguments {
     /// Reads `--supervisor-fd N [--journal-fd N] [--host-view-fd N] [--hurry-fd N] [--helpers N,N…] [--poll N,N…]
-    /// [--hysteresis US,US] [--rx-batch US,PACKETS]`. Run first thing in `main`.
+    /// [--hysteresis US,US] [--rx-batch US,PACKETS] [--accounts vm] [--congestion MS,MS]
+    /// [--helper-class normal]`. Run first thing in `main`.
     pub fn take(mut words: impl Iterator<Item = String>) -> Result<Self, String> {
-        let (mut supervisor, mut journal, mut host_view, mut hurry) = (None, None, None, None);
-        let mut settings = Settings::default();
+        let (mut supervisor, mut journal) = (None, None);
+        let (mut settings, mut patience_ms) = (Settings::default(), PATIENCE_MS);
         while let Some(option) = words.next() {
             let value = words.next().ok_or_else(|| format!("{option} needs a value"))?;
             let wrong = |why: &str| format!("{option} {value}: {why}");
@@ -36,19 +37,25 @@ impl Arguments {
             match option.as_str() {
                 "--supervisor-fd" => supervisor = Some(descriptor()?),
                 "--journal-fd" => journal = Some(descriptor()?),
-                "--host-view-fd" => host_view = Some(descriptor()?),
-                "--hurry-fd" => hurry = Some(descriptor()?),
+                "--host-view-fd" => {
+                    let view = HostView::map(descriptor()?);
+                    settings.view = view.inspect_err(|e| tracing::warn!("not known what cores and VMs do: {e}")).ok();
+                }
+                "--hurry-fd" => settings.prompter = Some(Prompter::new(descriptor()?)),
                 "--helpers" => settings.helpers = numbers()?,
                 "--poll" => settings.poll = numbers()?,
                 "--hysteresis" => {
                     let [base_ns, limit_ns] = two()?.map(|us| us as u64 * 1000);
                     settings.hysteresis = Hysteresis { base_ns, limit_ns };
                 }
+                "--congestion" => patience_ms = two()?.map(|ms| ms as u64),
+                "--helper-class" => settings.not_idle = value == "normal",
+                "--accounts" => settings.accounts = value == "vm",
                 "--rx-batch" => settings.receive = two().map(|[us, packets]| Batch::new(us as u32, packets as u16))?,
                 _ => return Err(format!("unknown option {option}")),
             }
         }
         let supervisor = supervisor.ok_or("--supervisor-fd is missing")?;
-        Ok(Self { supervisor, journal, host_view, hurry, settings })
+        Ok(Self { supervisor, journal, settings, patience_ms })
     }
 }

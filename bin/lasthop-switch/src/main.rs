@@ -5,8 +5,6 @@ mod control;
 mod ports;
 mod server;
 
-use lasthop_sys::Prompter;
-use lasthop_sys::hostview::HostView;
 use lasthop_sys::sandbox::Program;
 use std::process::ExitCode;
 
@@ -31,15 +29,10 @@ fn main() -> ExitCode {
 fn run(arguments: arguments::Arguments) -> Result<(), Box<dyn std::error::Error>> {
     lasthop_sys::prepare_for_threads()?;
     lasthop_guestmem::install_fault_handler();
-    let view = arguments.host_view.map(HostView::map).transpose();
-    let view = view.inspect_err(|e| tracing::warn!("not known what cores and VMs do: {e}")).unwrap_or_default();
     // Threads made from here on are born inside the sandbox.
     let report = Program::SWITCH.enter_sandbox()?;
     for left_out in &report.left_out {
         tracing::warn!("sandbox: {left_out}");
     }
-    let mut settings = arguments.settings;
-    settings.view = view;
-    settings.prompter = arguments.hurry.map(Prompter::new);
-    server::Server::new(arguments.supervisor, arguments.journal, settings)?.serve()
+    server::Server::new(arguments)?.serve()
 }

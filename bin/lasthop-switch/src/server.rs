@@ -1,6 +1,7 @@
 //! The thread that talks: to the supervisor, to front-ends, to control. Packets are the workers' business; only those
 //! that waited for control are sent on from here.
 
+use crate::arguments::Arguments;
 use crate::control::Control;
 use crate::ports::PortEntry;
 use lasthop_forward::{Datapath, Forwarder};
@@ -9,7 +10,7 @@ use lasthop_ipc::{
     Channel, ChannelError, DatapathRequest, FromControl, MissedPacket, SupervisorToSwitch, SwitchToSupervisor,
     ToControl,
 };
-use lasthop_schedule::{Settings, Workers};
+use lasthop_schedule::Workers;
 use lasthop_sys::hostview::HostView;
 use lasthop_sys::{Epoll, Trigger};
 use lasthop_types::PortId;
@@ -58,8 +59,8 @@ pub struct Server {
 
 impl Server {
     /// Starts the workers.
-    pub fn new(supervisor: OwnedFd, journal: Option<OwnedFd>, settings: Settings) -> Result<Self, Failure> {
-        let datapath = Arc::new(Datapath::new(FLOW_LIMIT)?);
+    pub fn new(Arguments { supervisor, journal, settings, patience_ms }: Arguments) -> Result<Self, Failure> {
+        let datapath = Arc::new(Datapath::new(FLOW_LIMIT, patience_ms)?);
         let epoll = Epoll::new()?;
         epoll.add(&supervisor, SUPERVISOR, Trigger::Level)?;
         epoll.add(datapath.news(), NEWS, Trigger::Level)?;
@@ -181,19 +182,14 @@ impl Server {
             Err(error) => self.disconnect(id, &error),
         }
         for (port, thread) in self.workers.take_started() {
-            if let Err(error) = self.supervisor.send(&SwitchToSupervisor::Thread(port, thread.number()), None) {
-                tracing::error!("supervisor not told of a thread: {error}");
-            }
+            self.tell_supervisor(&SwitchToSupervisor::Thread(port, thread));
         }
     }
 
     fn disconnect(&mut self, id: PortId, error: &SessionError) {
         let Some(entry) = self.ports.get_mut(&id) else { return };
         if entry.disconnect(Some(error), &mut self.workers, &self.epoll) {
-            let message = SwitchToSupervisor::ConnectionClosed { port: id, reason: error.to_string() };
-            if let Err(error) = self.supervisor.send(&message, None) {
-                tracing::error!("supervisor not told of a closed connection: {error}");
-            }
+            self.tell_supervisor(&SwitchToSupervisor::ConnectionClosed { port: id, reason: error.to_string() });
             self.report(id);
         }
     }
@@ -341,6 +337,12 @@ impl Server {
     fn report(&mut self, id: PortId) {
         if let Some(entry) = self.ports.get(&id) {
             self.tell_control(ToControl::Port(entry.info(self.view.as_ref())));
+        }
+    }
+
+    fn tell_supervisor(&mut self, message: &SwitchToSupervisor) {
+        if let Err(error) = self.supervisor.send(message, None) {
+            tracing::error!("supervisor not told {message:?}: {error}");
         }
     }
 

@@ -6,9 +6,9 @@ use crate::lru::Lru;
 use crate::spec::{Action, FlowSpec};
 use hashbrown::HashTable;
 use lasthop_frame::{Depth, FlowKey, FlowMask};
-use lasthop_types::PortId;
+use lasthop_types::{PortId, SharedLock};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Most different masks at a time. A lookup tries them one after the other, so this bounds what a packet can cost that
 /// no cache knows; a guest cannot add masks, only policy can.
@@ -17,7 +17,7 @@ pub const MAX_MASKS: usize = 128;
 /// All flows of a switch. Every method may be called from any thread; those that change something take a write lock.
 #[derive(Debug)]
 pub struct FlowTable {
-    inner: RwLock<Inner>,
+    pub(crate) inner: SharedLock<Inner>,
     limit: usize,
     depth: AtomicU8,
 }
@@ -61,7 +61,7 @@ pub enum Lookup {
 impl FlowTable {
     /// An empty table for at most `limit` flows (at least one).
     pub fn new(limit: usize) -> Self {
-        Self { inner: RwLock::default(), limit: limit.max(1), depth: AtomicU8::new(Depth::L2 as u8) }
+        Self { inner: SharedLock::default(), limit: limit.max(1), depth: AtomicU8::new(Depth::L2 as u8) }
     }
 
     /// Installs a flow, instead of one with the same key and mask if there is one; that one dies, and its statistics
@@ -70,7 +70,7 @@ impl FlowTable {
     /// The caller sees to it that flows which overlap agree (see the crate's documentation).
     pub fn insert(&self, spec: FlowSpec, now_ms: u64) -> Result<Arc<Flow>, InsertError> {
         let flow = Arc::new(Flow::new(spec, now_ms));
-        let mut inner = self.write();
+        let mut inner = self.inner.write();
         let known = inner.subtables.iter().position(|s| s.mask == flow.mask);
         if known.is_none() && inner.subtables.len() >= MAX_MASKS {
             return Err(InsertError::TooManyMasks);
@@ -90,7 +90,7 @@ impl FlowTable {
 
     /// Removes the flow with exactly this key (masked or not) and mask.
     pub fn remove(&self, key: &FlowKey, mask: &FlowMask) -> Option<Arc<Flow>> {
-        let mut inner = self.write();
+        let mut inner = self.inner.write();
         let flow = inner.take(&key.masked(mask), mask)?;
         self.changed(&mut inner);
         Some(flow)
@@ -107,7 +107,7 @@ impl FlowTable {
 
     /// Removes every flow for which `condition` holds. How many there were.
     pub fn remove_if(&self, mut condition: impl FnMut(&Flow) -> bool) -> usize {
-        let mut inner = self.write();
+        let mut inner = self.inner.write();
         let before = inner.len;
         let mut left = 0;
         for subtable in &mut inner.subtables {
@@ -129,7 +129,7 @@ impl FlowTable {
 
     /// The flow that a packet meets whose key was extracted to `depth`.
     pub fn lookup(&self, key: &FlowKey, depth: Depth) -> Lookup {
-        let inner = self.read();
+        let inner = self.inner.read();
         let needed = self.depth();
         if depth < needed {
             return Lookup::Deeper(needed);
@@ -146,7 +146,7 @@ impl FlowTable {
 
     /// Puts the masks that are met most often first. To be called now and then, say once a second.
     pub fn rank(&self) {
-        let mut inner = self.write();
+        let mut inner = self.inner.write();
         inner.subtables.sort_by_key(|s| std::cmp::Reverse(s.hits.load(Relaxed)));
         for subtable in &mut inner.subtables {
             // So that what was busy long ago does not stay first for ever.
@@ -166,7 +166,7 @@ impl FlowTable {
 
     /// All flows, in no order.
     pub fn flows(&self) -> Vec<Arc<Flow>> {
-        self.read().subtables.iter().flat_map(|s| &s.flows).cloned().collect()
+        self.inner.read().subtables.iter().flat_map(|s| &s.flows).cloned().collect()
     }
 
     /// After a change: forgets unused masks and publishes the depth, which is read without a lock.
@@ -174,15 +174,6 @@ impl FlowTable {
         inner.subtables.retain(|s| !s.flows.is_empty());
         let depth = inner.subtables.iter().map(|s| s.depth).max().unwrap_or_default();
         self.depth.store(depth as u8, Relaxed);
-    }
-
-    // A panic while the lock was held cannot leave it worse than one change half made: go on.
-    pub(crate) fn read(&self) -> RwLockReadGuard<'_, Inner> {
-        self.inner.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, Inner> {
-        self.inner.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -101,6 +101,6 @@ pub fn compare(steps: impl IntoIterator<Item = Step>) {
         let mut masks: Vec<_> = model.0.iter().map(|(f, _)| f.mask.0.words()).collect();
         masks.sort();
         masks.dedup();
-        assert_eq!(table.read().subtables.len(), masks.len());
+        assert_eq!(table.inner.read().subtables.len(), masks.len());
     }
 }

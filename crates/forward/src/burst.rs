@@ -17,11 +17,10 @@ use std::sync::atomic::Ordering::Relaxed;
 const CACHE_ENTRIES: usize = 8192;
 /// The same, if it serves one port.
 const PORT_CACHE_ENTRIES: usize = 1024;
-/// How long packets wait in their sender's ring for a receiver that has run out of buffers. After that the receiver
-/// counts as congested and they are dropped at once, until it has made buffers available again.
-const PATIENCE_MS: u64 = 10;
-/// The same, while packets for others are stuck behind them in the ring.
-const PATIENCE_WITH_OTHERS_MS: u64 = 2;
+/// How long packets wait in their sender's ring for a receiver that has run out of buffers, and how long while packets for
+/// others are stuck behind them. After that the receiver counts as congested and they are dropped at once, until it has made
+/// buffers available again.
+pub const PATIENCE_MS: [u64; 2] = [10, 2];
 
 /// What a burst came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,6 +55,7 @@ struct Burst<'a, 'm> {
     chains: &'a Chains<'m>,
     ahead: Ahead,
     now_ms: u64,
+    patience_ms: [u64; 2],
 }
 
 impl Forwarder {
@@ -127,7 +127,7 @@ impl Forwarder {
         (0..AHEAD).for_each(|n| chains.prefetch(n, false));
         active.begin(&chains.list);
         let ahead = std::mem::take(&mut active.ahead);
-        let burst = Burst { port, queue, chains: &chains, ahead, now_ms };
+        let burst = Burst { port, queue, chains: &chains, ahead, now_ms, patience_ms: self.datapath.patience_ms };
         let seen = self.judge(&burst, header_len(active.features));
         self.deliver(&burst, None);
         let taken = (self.plan.dealt.trailing_ones() as usize).min(seen);
@@ -150,7 +150,7 @@ impl Forwarder {
 
     /// Decides about each packet and plans deliveries; returns how many were looked at (the rest must wait).
     fn judge(&mut self, burst: &Burst<'_, '_>, header_len: usize) -> usize {
-        let &Burst { port, queue, chains, ahead, now_ms } = burst;
+        let &Burst { port, queue, chains, ahead, now_ms, .. } = burst;
         let datapath = self.datapath.clone();
         let mut run = Run::new(datapath.flows(), self.writer, now_ms);
         self.plan.begin(ahead.dealt);
@@ -427,6 +427,7 @@ fn fill(
 
 /// Whether packets may still wait for a receiver that has just been found without buffers.
 fn may_hold(queue: &Queue, burst: &Burst<'_, '_>, some_delivered: bool) -> bool {
+    let [alone @ 1..=u64::MAX, with_others] = burst.patience_ms else { return false };
     // One writer: the holder of the queue's lock. 0 stands for "not starved", so the clock starts at 1.
     let now = burst.now_ms + 1;
     let since = queue.starved_since.load(Relaxed);
@@ -434,6 +435,5 @@ fn may_hold(queue: &Queue, burst: &Burst<'_, '_>, some_delivered: bool) -> bool 
         queue.starved_since.store(now, Relaxed);
         return true;
     }
-    let patience = if burst.ahead.dealt == 0 { PATIENCE_MS } else { PATIENCE_WITH_OTHERS_MS };
-    now.saturating_sub(since) <= patience
+    now.saturating_sub(since) <= if burst.ahead.dealt == 0 { alone } else { with_others }
 }

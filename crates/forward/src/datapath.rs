@@ -3,39 +3,42 @@
 use crate::port::{Port, PortTable};
 use lasthop_flow::FlowTable;
 use lasthop_sys::EventFd;
-use lasthop_types::PortId;
+use lasthop_types::{Lock, PortId};
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
 
 /// Ports, flows, and the way to the thread that talks to control. Shared by `Arc`; every method may be called from any
 /// thread.
 #[derive(Debug)]
 pub struct Datapath {
-    ports: RwLock<Arc<PortTable>>,
+    ports: Lock<Arc<PortTable>>,
     /// Counts changes of `ports`, so that workers look at an atomic and not at a lock.
     ports_generation: AtomicU64,
     flows: FlowTable,
     /// Signalled when there is something for the main thread: a miss to tell control of, a ring that broke.
     news: EventFd,
     missed: AtomicBool,
-    broken: Mutex<Vec<(PortId, u16)>>,
+    broken: Lock<Vec<(PortId, u16)>>,
     control_answers: AtomicBool,
+    pub(crate) patience_ms: [u64; 2],
     started: Instant,
 }
 
 impl Datapath {
-    /// An empty switch that holds up to `flow_limit` flows.
-    pub fn new(flow_limit: usize) -> io::Result<Self> {
+    /// An empty switch that holds up to `flow_limit` flows. `patience_ms`: [`PATIENCE_MS`](crate::PATIENCE_MS), or others; with a
+    /// 0 no packet waits for buffers.
+    pub fn new(flow_limit: usize, patience_ms: [u64; 2]) -> io::Result<Self> {
         Ok(Self {
-            ports: RwLock::default(),
+            ports: Lock::default(),
             ports_generation: AtomicU64::new(0),
             flows: FlowTable::new(flow_limit),
             news: EventFd::new()?,
             missed: AtomicBool::new(false),
-            broken: Mutex::default(),
+            broken: Lock::default(),
             control_answers: AtomicBool::new(false),
+            patience_ms,
             started: Instant::now(),
         })
     }
@@ -59,7 +62,7 @@ impl Datapath {
 
     /// The ports as they are now.
     pub fn ports(&self) -> Arc<PortTable> {
-        self.ports.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.ports.lock().clone()
     }
 
     pub(crate) fn ports_generation(&self) -> u64 {
@@ -68,18 +71,18 @@ impl Datapath {
 
     /// Adds a port (or replaces the one with its number).
     pub fn add_port(&self, port: Arc<Port>) {
-        self.change_ports(|t| t.with(port));
+        self.change_port(port.id, Some(port));
     }
 
     /// Removes a port and all flows that name it.
     pub fn remove_port(&self, id: PortId) {
-        self.change_ports(|t| t.without(id));
+        self.change_port(id, None);
         self.flows.remove_port(id);
     }
 
-    fn change_ports(&self, change: impl FnOnce(&PortTable) -> PortTable) {
-        let mut ports = self.ports.write().unwrap_or_else(PoisonError::into_inner);
-        *ports = Arc::new(change(&ports));
+    fn change_port(&self, id: PortId, port: Option<Arc<Port>>) {
+        let mut ports = self.ports.lock();
+        *ports = Arc::new(ports.with(id, port));
         self.ports_generation.fetch_add(1, Ordering::Release);
     }
 
@@ -111,12 +114,12 @@ impl Datapath {
     }
 
     pub(crate) fn note_broken(&self, port: PortId, queue: u16) {
-        self.broken.lock().unwrap_or_else(PoisonError::into_inner).push((port, queue));
+        self.broken.lock().push((port, queue));
         self.news.signal();
     }
 
     /// Rings (port, vring index) that broke since the last call. Their queues say why.
     pub fn take_broken(&self) -> Vec<(PortId, u16)> {
-        std::mem::take(&mut self.broken.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.broken.lock())
     }
 }

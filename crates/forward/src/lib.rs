@@ -17,7 +17,7 @@ mod run;
 #[cfg(test)]
 mod tests;
 
-pub use burst::{Forwarder, Outcome};
+pub use burst::{Forwarder, Outcome, PATIENCE_MS};
 pub use datapath::Datapath;
 pub use miss::{MISS_SLOTS, Missed};
 pub use port::{Coalesce, Port, PortTable};

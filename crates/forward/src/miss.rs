@@ -4,9 +4,9 @@ use crate::cursor::Cursor;
 use crate::packet::Packet;
 use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
 use lasthop_guestmem::{GuestMemory, GuestSlice};
-use lasthop_types::MAX_FRAME_LEN;
+use lasthop_types::{Lock, MAX_FRAME_LEN};
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::OnceLock;
 
 /// Packets of one port that may wait for control at a time. A port that has used them up is not read from until an
 /// answer comes: its guest's ring is the queue, and nobody else's first packet waits behind it.
@@ -32,7 +32,7 @@ pub struct Missed {
 #[derive(Debug, Default)]
 pub struct Misses {
     memory: OnceLock<Option<GuestMemory>>,
-    slots: Mutex<Slots>,
+    slots: Lock<Slots>,
 }
 
 #[derive(Debug, Default)]
@@ -73,10 +73,6 @@ pub(crate) struct Left {
 }
 
 impl Misses {
-    fn lock(&self) -> MutexGuard<'_, Slots> {
-        self.slots.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
     fn place(&self, slot: usize) -> Option<GuestSlice<'_>> {
         // Mapped at the first miss, touched as far as packets reach: a port that never misses costs nothing.
         let memory = self.memory.get_or_init(|| GuestMemory::anonymous((MISS_SLOTS * SLOT_BYTES) as u64).ok());
@@ -85,7 +81,7 @@ impl Misses {
 
     /// Copies a packet to a free place. False, and the port counts as stalled, if there is none.
     pub(crate) fn park(&self, packet: &Packet, pieces: &[GuestSlice<'_>], queue: u16, now_ms: u64) -> bool {
-        let mut slots = self.lock();
+        let mut slots = self.slots.lock();
         let free = slots.all.iter().position(|s| s.use_ == Use::Free);
         let slot = free.unwrap_or(slots.all.len());
         let Some(place) = self.place(slot) else {
@@ -110,7 +106,7 @@ impl Misses {
 
     /// The oldest packet control has not been told of, now told.
     pub fn tell(&self) -> Option<Missed> {
-        let mut slots = self.lock();
+        let mut slots = self.slots.lock();
         let slot = slots.untold.pop_front()?;
         let slot = slots.all.get(slot)?;
         let packet = &slot.packet;
@@ -119,7 +115,7 @@ impl Misses {
 
     /// Every waiting packet is untold again: a new control has come.
     pub fn untell_all(&self) {
-        let mut slots = self.lock();
+        let mut slots = self.slots.lock();
         let waiting = slots.all.iter().enumerate().filter(|(_, s)| s.use_ == Use::Waiting);
         let mut order: Vec<_> = waiting.map(|(i, s)| (s.since_ms, s.id, i)).collect();
         order.sort_unstable();
@@ -128,7 +124,7 @@ impl Misses {
 
     /// Packets that wait.
     pub fn len(&self) -> usize {
-        self.lock().all.iter().filter(|s| s.use_ != Use::Free).count()
+        self.slots.lock().all.iter().filter(|s| s.use_ != Use::Free).count()
     }
 
     /// Nothing waits.
@@ -138,7 +134,7 @@ impl Misses {
 
     /// Copies the packet out for delivery; its place stays taken until [`Misses::free`].
     pub(crate) fn take(&self, id: u32, packet: &mut Packet) -> Option<Left> {
-        let mut slots = self.lock();
+        let mut slots = self.slots.lock();
         let at = slots.waiting(id)?;
         slots.untold.retain(|slot| *slot != at);
         let slot = slots.all.get_mut(at)?;
@@ -154,7 +150,7 @@ impl Misses {
 
     /// Frees the place of a packet that has left; true if a queue of the port was stalled for want of places.
     pub(crate) fn free(&self, left: &Left) -> bool {
-        let mut slots = self.lock();
+        let mut slots = self.slots.lock();
         if let Some(slot) = slots.all.get_mut(left.slot) {
             slot.use_ = Use::Free;
         }
@@ -163,14 +159,14 @@ impl Misses {
 
     /// The packet that has waited longest of those this flow is for.
     pub(crate) fn oldest_for(&self, key: &FlowKey, mask: &FlowMask) -> Option<u32> {
-        let slots = self.lock();
+        let slots = self.slots.lock();
         let for_it = slots.all.iter().filter(|s| s.use_ == Use::Waiting && s.packet.key.masked(mask) == *key);
         for_it.min_by_key(|s| (s.since_ms, s.id)).map(|s| s.id)
     }
 
     /// Some packet that has waited since before `ms`.
     pub(crate) fn older_than(&self, ms: u64) -> Option<u32> {
-        self.lock().all.iter().find(|s| s.use_ == Use::Waiting && s.since_ms < ms).map(|s| s.id)
+        self.slots.lock().all.iter().find(|s| s.use_ == Use::Waiting && s.since_ms < ms).map(|s| s.id)
     }
 }
 

@@ -32,10 +32,13 @@ pub struct Port {
     vm: AtomicU32,
 }
 
-/// Decides when a guest that wants to be interrupted is. Called with the lock of the queue to the guest held.
+/// Decides when a guest that wants to be interrupted is.
 pub trait Coalesce: fmt::Debug + Send + Sync {
-    /// `packets` more have been delivered. True: interrupt now. False: whoever says so does it later.
-    fn interrupts_now(&self, port: &Port, queue: &Queue, packets: u32) -> bool;
+    /// `packets` more have been delivered. True: interrupt now. False: whoever says so does it later. Called with the lock of
+    /// the queue to the guest held.
+    fn interrupts_now(&self, port: &Arc<Port>, queue: &Queue, packets: u32) -> bool;
+    /// The guest has blocked: interrupts it if that is owed. Called without locks.
+    fn blocked(&self, port: &Port);
 }
 
 impl Port {
@@ -68,8 +71,13 @@ impl Port {
         self.vm.store(vm.unwrap_or(u32::MAX), Relaxed);
     }
 
-    pub(crate) fn interrupts_now(&self, queue: &Queue, packets: u32) -> bool {
+    pub(crate) fn interrupts_now(self: &Arc<Self>, queue: &Queue, packets: u32) -> bool {
         self.coalescing.get().is_none_or(|c| c.interrupts_now(self, queue, packets))
+    }
+
+    /// The guest has blocked.
+    pub fn blocked(&self) {
+        self.coalescing.get().into_iter().for_each(|c| c.blocked(self));
     }
 
     /// The queue that carries packets to the guest for traffic with this hash, if there is one: any flow always takes
@@ -154,23 +162,12 @@ impl PortTable {
         self.by_id.get(id.0 as usize)?.as_ref()
     }
 
-    pub(crate) fn with(&self, port: Arc<Port>) -> Self {
-        let at = port.id.0 as usize;
+    /// The same but for this one.
+    pub(crate) fn with(&self, id: PortId, port: Option<Arc<Port>>) -> Self {
         let mut by_id = self.by_id.clone();
-        if at <= MAX_PORT {
-            if by_id.len() <= at {
-                by_id.resize(at + 1, None);
-            }
-            by_id[at] = Some(port);
-        }
-        Self { by_id }
-    }
-
-    pub(crate) fn without(&self, id: PortId) -> Self {
-        let mut by_id = self.by_id.clone();
-        if let Some(place) = by_id.get_mut(id.0 as usize) {
-            *place = None;
-        }
+        let at = (id.0 as usize).min(MAX_PORT + 1);
+        by_id.resize(by_id.len().max(at + 1).min(MAX_PORT + 1), None);
+        by_id.get_mut(at).into_iter().for_each(|place| place.clone_from(&port));
         Self { by_id }
     }
 }

@@ -1,7 +1,7 @@
 //! Packets in, packets out: guests on our own driver side, real rings between, no processes.
 
 use crate::port::feature;
-use crate::{Datapath, Forwarder, Outcome, Port};
+use crate::{Datapath, Forwarder, Outcome, PATIENCE_MS, Port};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::testutil::Frame;
 use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
@@ -80,7 +80,11 @@ impl Guest {
 }
 
 fn switch() -> (Arc<Datapath>, Forwarder) {
-    let datapath = Arc::new(Datapath::new(100).unwrap());
+    switch_with(PATIENCE_MS)
+}
+
+fn switch_with(patience_ms: [u64; 2]) -> (Arc<Datapath>, Forwarder) {
+    let datapath = Arc::new(Datapath::new(100, patience_ms).unwrap());
     datapath.set_control_answers(true);
     (datapath.clone(), Forwarder::new(datapath))
 }
@@ -421,6 +425,22 @@ fn packets_wait_a_little_for_a_receiver_without_buffers_and_then_no_more() {
     assert_eq!((from.packets, to.packets, to.drops), (10, 8, vec![(DropReason::NoBuffers, 2)]));
     assert_eq!(a.driver.unsent(0).unwrap(), 0, "every buffer went back");
     assert_eq!(datapath.flows().flows()[0].stats.packets(), 10, "each counted once");
+}
+
+#[test]
+fn without_patience_packets_do_not_wait_for_buffers() {
+    let (datapath, mut forwarder) = switch_with([0, 0]);
+    let mut a = Guest::new(&datapath, 1, NetConfig::default(), 0);
+    let mut b = Guest::new(&datapath, 2, NetConfig { size: 4, ..NetConfig::default() }, 0);
+    datapath.flows().insert(flow(1, &[2]), 0).unwrap();
+    for now_ms in [0, 100] {
+        for n in 0..10u8 {
+            a.send(VnetHdr::default(), &Frame::new(1, 2).payload([n; 64]).build());
+        }
+        assert_eq!(forwarder.run(&a.port, 1, now_ms), Outcome { packets: 10, ..Outcome::default() });
+        assert_eq!(b.received().len(), 4);
+    }
+    assert_eq!(b.port.totals().1.drops, [(DropReason::NoBuffers, 12)]);
 }
 
 #[test]

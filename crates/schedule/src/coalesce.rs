@@ -1,42 +1,45 @@
 //! Interrupts held back while their guest runs (PhD figure 4.4).
 
-use crate::helper::vm_of;
-use crate::policy::{Batch, Interrupt, ReceiveTimer};
-use lasthop_forward::{Coalesce, Datapath, Port};
-use lasthop_sys::{TimerFd, hostview::HostView};
-use lasthop_types::MAX_QUEUE_PAIRS;
+use crate::helper::{Helpers, vm_of};
+use crate::policy::{Batch, Interrupt, ReceiveTimer, Vm};
+use lasthop_forward::{Coalesce, Port};
+use lasthop_sys::TimerFd;
+use lasthop_types::{Lock, MAX_QUEUE_PAIRS};
 use lasthop_virtqueue::Queue;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, MutexGuard};
+
+const NOBODY: usize = usize::MAX;
 
 /// The receive timers of a port. Whoever delivers decides; what waits is paid by the port's own thread, so no debt is
 /// lost with a helper that loses its core.
 #[derive(Debug)]
 pub(crate) struct Coalescing {
-    datapath: Arc<Datapath>,
+    helpers: Arc<Helpers>,
     batch: Batch,
-    view: Option<HostView>,
+    /// The helper that is to see to what is owed once it gets its core, which the guest has until it blocks.
+    told: AtomicUsize,
     /// One for each queue to the guest. Locked only while that queue is.
-    timers: [Mutex<ReceiveTimer>; MAX_QUEUE_PAIRS],
+    timers: [Lock<ReceiveTimer>; MAX_QUEUE_PAIRS],
     /// Runs while any of them waits.
     pub(crate) timer: TimerFd,
 }
 
 impl Coalescing {
-    pub(crate) fn new(datapath: Arc<Datapath>, batch: Batch, view: Option<HostView>) -> io::Result<Self> {
-        Ok(Self { datapath, batch, view, timers: Default::default(), timer: TimerFd::new()? })
+    pub(crate) fn new(helpers: Arc<Helpers>, batch: Batch) -> io::Result<Self> {
+        Ok(Self { helpers, batch, told: NOBODY.into(), timers: Default::default(), timer: TimerFd::new()? })
     }
 
     fn timer_of(&self, queue: &Queue) -> Option<MutexGuard<'_, ReceiveTimer>> {
-        let timer = self.timers.get(usize::from(queue.index() / 2))?;
-        Some(timer.lock().unwrap_or_else(PoisonError::into_inner))
+        Some(self.timers.get(usize::from(queue.index() / 2))?.lock())
     }
 
     /// The time is over: interrupts the guest for what waits.
     pub(crate) fn expire(&self, port: &Port) {
         for queue in port.queues.iter().step_by(2).filter(|queue| queue.is_ready()) {
             let guard = queue.lock();
-            if self.timer_of(queue).is_some_and(|mut t| t.expired(&self.batch, self.datapath.now_ns())) {
+            if self.timer_of(queue).is_some_and(|mut t| t.expired(&self.batch, self.helpers.datapath.now_ns())) {
                 guard.call();
             }
         }
@@ -44,16 +47,28 @@ impl Coalescing {
 }
 
 impl Coalesce for Coalescing {
-    fn interrupts_now(&self, port: &Port, queue: &Queue, packets: u32) -> bool {
+    fn interrupts_now(&self, port: &Arc<Port>, queue: &Queue, packets: u32) -> bool {
         let Some(mut timer) = self.timer_of(queue) else { return true };
-        let now_ns = self.datapath.now_ns();
-        match timer.delivered(&self.batch, packets, vm_of(self.view, port), now_ns) {
+        let (now_ns, vm) = (self.helpers.datapath.now_ns(), vm_of(self.helpers.view, port));
+        match timer.delivered(&self.batch, packets, vm, now_ns) {
             Interrupt::Now => true,
             Interrupt::At(then_ns) => {
                 self.timer.set_ns(then_ns.saturating_sub(now_ns));
+                // Work before blocking (PhD §4.3.5): nobody waits for the timer once the guest sleeps.
+                if let Vm::Running(core) = vm
+                    && let Some(helper) = self.helpers.on(core)
+                    && self.told.swap(helper, Relaxed) != helper
+                {
+                    self.helpers.watch(helper, port);
+                }
                 false
             }
             Interrupt::Later => false,
         }
+    }
+
+    fn blocked(&self, port: &Port) {
+        self.told.store(NOBODY, Relaxed);
+        self.expire(port);
     }
 }

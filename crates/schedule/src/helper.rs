@@ -10,10 +10,11 @@ use crate::served::Served;
 use crate::workers::Settings;
 use lasthop_forward::{Datapath, Forwarder, Port};
 use lasthop_sys::hostview::{HostView, VmState};
-use lasthop_sys::{Epoll, Prompter, ThreadId, bind_current_thread};
+use lasthop_sys::{Epoll, Prompter, bind_current_thread, current_thread, set_idle};
+use lasthop_types::Lock;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 /// A helper that keeps rings and shows no sign of life for so long has lost its core. More than the largest burst takes.
@@ -35,6 +36,10 @@ pub(crate) struct Helpers {
     pub(crate) dedicated: bool,
     prompter: Option<Prompter>,
     pub(crate) view: Option<HostView>,
+    /// Helpers are not in the idle class.
+    not_idle: bool,
+    /// Threads of ports may be in the control groups of their VMs.
+    pub(crate) accounts: bool,
 }
 
 #[derive(Debug)]
@@ -43,14 +48,15 @@ struct Helper {
     mailbox: Mailbox<Letter>,
     /// When it last went round its rings.
     beat_ns: AtomicU64,
-    thread: OnceLock<ThreadId>,
+    thread: OnceLock<i32>,
     hurried: AtomicBool,
-    back_off: Mutex<BackOff>,
+    back_off: Lock<BackOff>,
 }
 
 #[derive(Debug)]
 enum Letter {
     Offer(Arc<Served>, Option<Arrivals>),
+    Watch(Arc<Port>),
     Stop,
 }
 
@@ -70,11 +76,12 @@ impl Helpers {
                 beat_ns: AtomicU64::new(ASLEEP),
                 thread: OnceLock::new(),
                 hurried: AtomicBool::new(false),
-                back_off: Mutex::default(),
+                back_off: Lock::default(),
             })
         };
         let all = cpus.iter().map(helper).collect::<io::Result<_>>()?;
-        Ok(Self { all, datapath, hysteresis: settings.hysteresis, dedicated, prompter, view: settings.view })
+        let Settings { hysteresis, view, accounts, not_idle, .. } = *settings;
+        Ok(Self { all, datapath, hysteresis, dedicated, prompter, view, accounts, not_idle: not_idle || dedicated })
     }
 
     /// Starts their threads, each bound to its core.
@@ -107,7 +114,7 @@ impl Helpers {
     }
 
     fn core(&self, helper: &Helper, us: u32, now_ns: u64) -> Core {
-        let backs_off = helper.back_off.lock().unwrap_or_else(PoisonError::into_inner).holds(now_ns);
+        let backs_off = helper.back_off.lock().holds(now_ns);
         // Its own core is busy, for it polls.
         let Some(view) = self.view.as_ref().filter(|_| !self.dedicated) else {
             return Core { backs_off, ..Core::default() };
@@ -133,6 +140,11 @@ impl Helpers {
         }
     }
 
+    /// Has helper `n` see to what this port's guest is owed, as soon as it gets to run.
+    pub(crate) fn watch(&self, n: usize, port: &Arc<Port>) {
+        self.all.get(n).into_iter().for_each(|helper| helper.mailbox.send(Letter::Watch(port.clone())));
+    }
+
     /// Whether helper `n`, which keeps a ring, gets to look after it.
     pub(crate) fn is_lost(&self, n: usize, now_ns: u64) -> bool {
         let Some(helper) = self.all.get(n) else { return true };
@@ -143,13 +155,15 @@ impl Helpers {
     /// Helper `n`'s core has other things to do: it is not asked for a while.
     pub(crate) fn avoid(&self, n: usize, now_ns: u64) {
         if let Some(helper) = self.all.get(n) {
-            helper.back_off.lock().unwrap_or_else(PoisonError::into_inner).taken_away(now_ns);
+            helper.back_off.lock().taken_away(now_ns);
         }
     }
 
     /// Somebody waits for a lock: helpers that may have it and do not get to run are put into the normal class, until
-    /// they have gone round once.
-    pub(crate) fn hurry(&self) {
+    /// they have gone round once. `thread`: a port's that is known to have it and is to be taken out of its VM's control
+    /// group; times -1: put back; 0: none.
+    pub(crate) fn hurry(&self, thread: i32) {
+        self.prompter.iter().filter(|_| thread != 0).for_each(|prompter| prompter.hurry(thread));
         let now_ns = self.datapath.now_ns();
         for (_, helper) in self.all.iter().enumerate().filter(|(n, _)| self.is_lost(*n, now_ns)) {
             if let (Some(thread), Some(prompter)) = (helper.thread.get(), &self.prompter)
@@ -191,29 +205,32 @@ impl Thread {
     fn serve(&mut self) {
         let helpers = self.helpers.clone();
         let Some(helper) = helpers.all.get(self.n) else { return };
-        let thread = ThreadId::current();
+        let thread = current_thread();
         let bound = bind_current_thread(helper.cpu);
-        if let Err(error) = bound.and_then(|()| if helpers.dedicated { Ok(()) } else { thread.set_idle(true) }) {
+        if let Err(error) = bound.and_then(|()| if helpers.not_idle { Ok(()) } else { set_idle(thread, true) }) {
             // One that is not bound, or is in nobody's way only by chance, is worse than none.
             tracing::warn!(cpu = helper.cpu, "no helper on this core: {error}");
-            helper.back_off.lock().unwrap_or_else(PoisonError::into_inner).for_ever();
+            helper.back_off.lock().for_ever();
             return;
         }
         let _ = helper.thread.set(thread);
         let mut ready = Vec::with_capacity(1);
         let mut humble_ns = 0;
         loop {
+            // From now on it may have locks.
+            let now_ns = helpers.datapath.now_ns();
+            helper.beat_ns.store(now_ns, Ordering::Relaxed);
             for letter in helper.mailbox.take() {
                 match letter {
                     Letter::Offer(served, arrivals) => self.take(served, arrivals),
+                    Letter::Watch(port) => port.blocked(),
                     Letter::Stop => return,
                 }
             }
             // Whoever was asked to hurry us may only do so when we need it no longer: it must not stay like that.
-            let now_ns = helpers.datapath.now_ns();
-            if !helpers.dedicated && (now_ns >= humble_ns || helper.hurried.load(Ordering::Relaxed)) {
+            if !helpers.not_idle && (now_ns >= humble_ns || helper.hurried.load(Ordering::Relaxed)) {
                 helper.hurried.store(false, Ordering::Release);
-                let _ = thread.set_idle(true);
+                let _ = set_idle(thread, true);
                 humble_ns = now_ns + HUMBLE_NS;
             }
             if self.kept.is_empty() {

@@ -1,21 +1,21 @@
 //! Letters to a thread that sleeps in epoll.
 
 use lasthop_sys::{Epoll, EventFd, Trigger};
+use lasthop_types::Lock;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// Letters that a thread has not read yet. Anyone sends; one thread takes.
 #[derive(Debug)]
 pub(crate) struct Mailbox<T> {
-    letters: Mutex<Vec<T>>,
+    letters: Lock<Vec<T>>,
     any: AtomicBool,
     wake: EventFd,
 }
 
 impl<T> Mailbox<T> {
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { letters: Mutex::new(Vec::new()), any: AtomicBool::new(false), wake: EventFd::new()? })
+        Ok(Self { letters: Lock::default(), any: AtomicBool::new(false), wake: EventFd::new()? })
     }
 
     /// Has `epoll` report letters as `token`.
@@ -24,7 +24,7 @@ impl<T> Mailbox<T> {
     }
 
     pub(crate) fn send(&self, letter: T) {
-        self.letters.lock().unwrap_or_else(PoisonError::into_inner).push(letter);
+        self.letters.lock().push(letter);
         self.any.store(true, Ordering::Release);
         self.wake.signal();
     }
@@ -35,6 +35,6 @@ impl<T> Mailbox<T> {
         if !self.any.load(Ordering::Relaxed) || !self.any.swap(false, Ordering::Acquire) {
             return Vec::new();
         }
-        std::mem::take(&mut *self.letters.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.letters.lock())
     }
 }

@@ -7,7 +7,8 @@ use crate::mailbox::Mailbox;
 use crate::policy::{Arrivals, Batch, Kicks, TransmitTimer, Vm};
 use crate::served::Served;
 use lasthop_forward::{Forwarder, Port};
-use lasthop_sys::{Epoll, ThreadId, Trigger};
+use lasthop_sys::{Epoll, Trigger, current_thread};
+use lasthop_types::name_thread;
 use lasthop_virtqueue::BURST;
 use std::io;
 use std::sync::Arc;
@@ -42,7 +43,7 @@ pub(crate) enum Letter {
 pub(crate) struct PortThread {
     pub(crate) mailbox: Arc<Mailbox<Letter>>,
     pub(crate) thread: JoinHandle<()>,
-    pub(crate) id: ThreadId,
+    pub(crate) id: i32,
 }
 
 impl PortThread {
@@ -56,7 +57,7 @@ impl PortThread {
         if helpers.dedicated {
             return Ok(None);
         }
-        let coalescing = Arc::new(Coalescing::new(helpers.datapath.clone(), receive, helpers.view)?);
+        let coalescing = Arc::new(Coalescing::new(helpers.clone(), receive)?);
         port.set_coalescing(coalescing.clone());
         let mailbox = Arc::new(Mailbox::new()?);
         let epoll = Epoll::new()?;
@@ -75,7 +76,9 @@ impl PortThread {
         // As `top -H` shows it; the kernel cuts it after 15 bytes.
         let (tell, told) = channel();
         let thread = std::thread::Builder::new().name(format!("port-{}", port.name)).spawn(move || {
-            let _ = tell.send(ThreadId::current());
+            let this = current_thread();
+            name_thread(if server.helpers.accounts { this } else { 0 });
+            let _ = tell.send(this);
             server.serve();
         })?;
         let id = told.recv().map_err(io::Error::other)?;
@@ -165,7 +168,7 @@ impl Server {
             }
             ring.served.give_back(helper);
             helpers.avoid(helper, *now_ns);
-            helpers.hurry();
+            helpers.hurry(0);
         }
         if !std::mem::replace(&mut ring.attended, true) || ring.kicked {
             forwarder.attend(port, queue, std::mem::take(&mut ring.kicked), || true);

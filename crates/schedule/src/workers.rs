@@ -6,7 +6,7 @@ use crate::port::{Letter, PortThread};
 use crate::served::Served;
 use lasthop_forward::{Datapath, Port};
 use lasthop_sys::hostview::HostView;
-use lasthop_sys::{EventFd, Prompter, ThreadId};
+use lasthop_sys::{EventFd, Prompter};
 use lasthop_types::PortId;
 use std::collections::{HashMap, hash_map};
 use std::io;
@@ -28,6 +28,10 @@ pub struct Settings {
     pub view: Option<HostView>,
     /// Who gets helpers out of the idle class when they are in the way; without there are none.
     pub prompter: Option<Prompter>,
+    /// Helpers are threads like any others.
+    pub not_idle: bool,
+    /// Threads of ports may be in the control groups of their VMs.
+    pub accounts: bool,
 }
 
 /// The threads. Used by one thread, the one that talks to front-ends.
@@ -37,7 +41,7 @@ pub struct Workers {
     helpers: Arc<Helpers>,
     threads: Vec<JoinHandle<()>>,
     ports: HashMap<PortId, Entry>,
-    started: Vec<(PortId, ThreadId)>,
+    started: Vec<(PortId, i32)>,
 }
 
 #[derive(Debug)]
@@ -52,7 +56,7 @@ impl Workers {
         let helpers = Arc::new(Helpers::new(datapath.clone(), &mut settings)?);
         let threads = helpers.start()?;
         let waiting = helpers.clone();
-        lasthop_virtqueue::on_wait(Box::new(move || waiting.hurry()));
+        lasthop_types::on_wait(Box::new(move |thread| waiting.hurry(thread)));
         Ok(Self { receive: settings.receive, helpers, threads, ports: HashMap::new(), started: Vec::new() })
     }
 
@@ -87,7 +91,7 @@ impl Workers {
     }
 
     /// Threads of ports started since the last call.
-    pub fn take_started(&mut self) -> Vec<(PortId, ThreadId)> {
+    pub fn take_started(&mut self) -> Vec<(PortId, i32)> {
         std::mem::take(&mut self.started)
     }
 

@@ -26,5 +26,5 @@ pub use inherit::inherited_fd;
 pub use memfd::memfd;
 #[cfg(any(test, feature = "supervisor"))]
 pub use process::{PidFd, SignalFd, Watched, bind_when_started, die_with_parent, keep_descriptors_from_children};
-pub use sched::{Prompter, ThreadId, TimerFd, bind_current_thread, prepare_for_threads};
+pub use sched::{Prompter, TimerFd, bind_current_thread, current_thread, prepare_for_threads, set_idle};
 pub use socket::{receive_with_fds, send_with_fds};

@@ -7,42 +7,25 @@ use rustix::time::{
 };
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// A thread of this process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ThreadId(i32);
+/// The calling thread, as the kernel numbers it.
+pub fn current_thread() -> i32 {
+    gettid().as_raw_nonzero().get()
+}
 
-impl ThreadId {
-    /// The calling thread.
-    pub fn current() -> Self {
-        Self(gettid().as_raw_nonzero().get())
-    }
-
-    /// As the kernel numbers it.
-    pub fn number(self) -> i32 {
-        self.0
-    }
-
-    /// The thread with this number, whoever's it is.
-    #[cfg(any(test, feature = "supervisor"))]
-    pub fn from_raw(number: i32) -> Self {
-        Self(number)
-    }
-
-    /// Lets the thread run only on cycles that nobody else wants (SCHED_IDLE), or again like any other. The way back
-    /// needs RLIMIT_NICE to be 20 or more, or CAP_SYS_NICE: `PERM` otherwise. `SRCH` when it has ended.
-    pub fn set_idle(self, idle: bool) -> Result<(), Errno> {
-        let policy = if idle { libc::SCHED_IDLE } else { libc::SCHED_OTHER };
-        let param = libc::sched_param { sched_priority: 0 };
-        // SAFETY: the kernel reads `param`, which lives until the call returns, and changes nothing of ours in memory.
-        if unsafe { libc::sched_setscheduler(self.0, policy, &param) } < 0 { Err(last_errno()) } else { Ok(()) }
-    }
+/// Lets a thread run only on cycles that nobody else wants (SCHED_IDLE), or again like any other. The way back needs
+/// RLIMIT_NICE to be 20 or more, or CAP_SYS_NICE: `PERM` otherwise. `SRCH` when it has ended.
+pub fn set_idle(thread: i32, idle: bool) -> Result<(), Errno> {
+    let policy = if idle { libc::SCHED_IDLE } else { libc::SCHED_OTHER };
+    let param = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the kernel reads `param`, which lives until the call returns, and changes nothing of ours in memory.
+    if unsafe { libc::sched_setscheduler(thread, policy, &param) } < 0 { Err(last_errno()) } else { Ok(()) }
 }
 
 pub(crate) fn last_errno() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-/// Asks the supervisor, who may, to put threads of ours into the normal class.
+/// Asks the supervisor, who may, to put threads of ours into the normal class, or out of a VM's control group.
 #[derive(Debug)]
 pub struct Prompter(OwnedFd);
 
@@ -52,9 +35,10 @@ impl Prompter {
         Self(pipe)
     }
 
-    /// Asks for this one. If the pipe is full, somebody has asked often enough.
-    pub fn hurry(&self, thread: ThreadId) {
-        let _ = rustix::io::write(&self.0, &thread.0.to_ne_bytes());
+    /// Asks for the one with this number; times -1: nobody waits for it any more. If the pipe is full, somebody has asked often
+    /// enough.
+    pub fn hurry(&self, thread: i32) {
+        let _ = rustix::io::write(&self.0, &thread.to_ne_bytes());
     }
 }
 
@@ -117,15 +101,15 @@ mod tests {
         let (tell, told) = std::sync::mpsc::channel();
         let (end, ended) = std::sync::mpsc::channel::<()>();
         let thread = std::thread::spawn(move || {
-            tell.send(ThreadId::current()).unwrap();
+            tell.send(current_thread()).unwrap();
             let _ = ended.recv();
         });
         let id = told.recv().unwrap();
         // SAFETY: no memory is involved.
-        let policy = || unsafe { libc::sched_getscheduler(id.0) };
-        id.set_idle(true).unwrap();
+        let policy = || unsafe { libc::sched_getscheduler(id) };
+        set_idle(id, true).unwrap();
         assert_eq!(policy(), libc::SCHED_IDLE);
-        id.set_idle(false).unwrap();
+        set_idle(id, false).unwrap();
         assert_eq!(policy(), libc::SCHED_OTHER);
         drop(end);
         thread.join().unwrap();

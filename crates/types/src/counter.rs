@@ -49,14 +49,8 @@ pub struct PortCounters {
 }
 
 /// One counter per [`DropReason`].
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct DropCounters([Counter; DropReason::COUNT]);
-
-impl Default for DropCounters {
-    fn default() -> Self {
-        Self(std::array::from_fn(|_| Counter::default()))
-    }
-}
 
 impl DropCounters {
     /// Adds `n` packets under `reason`. One writer at a time.

@@ -1,13 +1,15 @@
-//! Words shared by every process of lasthop: port ids, MAC addresses, drop reasons and counters.
+//! Words shared by every process of lasthop: port ids, MAC addresses, drop reasons, counters and locks.
 //!
 //! No I/O, no `unsafe`, no dependency on any other crate of the project.
 
 mod counter;
 mod drop;
+mod lock;
 mod mac;
 
 pub use counter::{Counter, DropCounters, PortCounters, PortTotals};
 pub use drop::{DROP_REASONS, DropReason};
+pub use lock::{Lock, SharedLock, name_thread, on_wait};
 pub use mac::MacAddr;
 #[cfg(any(test, feature = "text"))]
 pub use mac::ParseMacError;

@@ -17,7 +17,7 @@ mod split;
 pub use chain::{AHEAD, BURST, Chain, Chains, MAX_CHAINS, MAX_PIECES};
 pub use error::QueueError;
 pub use journal::{JOURNAL_BYTES, Journal};
-pub use queue::{Active, Ahead, Queue, QueueGuard, QueueSetup, QueueStatus, on_wait};
+pub use queue::{Active, Ahead, Queue, QueueGuard, QueueSetup, QueueStatus};
 pub use ring::Ring;
 pub use room::{Reserved, Room};
 

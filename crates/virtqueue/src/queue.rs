@@ -4,21 +4,9 @@ use crate::journal::{Journal, OpenBurst};
 use crate::{Chain, Chains, QueueError, Ring};
 use lasthop_guestmem::GuestMemory;
 use lasthop_sys::EventFd;
-use lasthop_types::{DropReason, PortCounters};
+use lasthop_types::{DropReason, Lock, PortCounters};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
-use std::time::Duration;
-
-/// How often a lock is tried before its owner is looked for: some microseconds.
-const SPINS: usize = 256;
-/// Between one look and the next.
-const NAP: Duration = Duration::from_micros(20);
-static ON_WAIT: OnceLock<Box<dyn Fn() + Send + Sync>> = OnceLock::new();
-
-/// Has `act` called, again and again, while somebody waits for the lock of a queue. Once per process.
-pub fn on_wait(act: Box<dyn Fn() + Send + Sync>) {
-    let _ = ON_WAIT.set(act);
-}
+use std::sync::{Arc, MutexGuard};
 
 /// How a ring is to be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +55,7 @@ pub struct QueueStatus {
 pub struct Queue {
     index: u16,
     ready: AtomicBool,
-    inner: Mutex<Inner>,
+    inner: Lock<Inner>,
     /// What it counted; written by whoever holds the lock.
     pub counters: PortCounters,
     /// When the driver was first found to have left too few buffers (a clock of the caller's), 0 while it has enough.
@@ -212,7 +200,7 @@ impl Queue {
         Self {
             index,
             ready: AtomicBool::new(false),
-            inner: Mutex::default(),
+            inner: Lock::default(),
             counters: PortCounters::default(),
             starved_since: AtomicU64::new(0),
         }
@@ -312,37 +300,16 @@ impl Queue {
         self.ready.load(Ordering::Relaxed)
     }
 
-    /// Waits for the lock.
+    /// Waits for the lock: whoever has it has it for a burst.
     #[inline]
     pub fn lock(&self) -> QueueGuard<'_> {
-        self.try_lock().unwrap_or_else(|| self.wait())
-    }
-
-    /// Whoever has the lock has it for a burst, unless it has lost its core: [`on_wait`] says what to do then.
-    #[cold]
-    fn wait(&self) -> QueueGuard<'_> {
-        loop {
-            for _ in 0..SPINS {
-                if let Some(guard) = self.try_lock() {
-                    return guard;
-                }
-                std::hint::spin_loop();
-            }
-            if let Some(act) = ON_WAIT.get() {
-                act();
-            }
-            std::thread::sleep(NAP);
-        }
+        QueueGuard { inner: self.inner.lock(), queue: self }
     }
 
     /// Takes the lock if nobody has it: otherwise somebody is on it already (PhD §4.4.3).
     #[inline]
     pub fn try_lock(&self) -> Option<QueueGuard<'_>> {
-        match self.inner.try_lock() {
-            Ok(inner) => Some(QueueGuard { inner, queue: self }),
-            Err(TryLockError::Poisoned(e)) => Some(QueueGuard { inner: e.into_inner(), queue: self }),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        Some(QueueGuard { inner: self.inner.try_lock()?, queue: self })
     }
 }
 

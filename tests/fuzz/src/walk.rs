@@ -6,7 +6,7 @@
 
 use crate::{Input, frames};
 use lasthop_flow::{Action, FlowSpec};
-use lasthop_forward::{Datapath, Forwarder, Port};
+use lasthop_forward::{Datapath, Forwarder, PATIENCE_MS, Port};
 use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
 use lasthop_types::PortId;
 use lasthop_virtqueue::driver::{NetConfig, NetDriver, Piece, RingLayout};
@@ -51,7 +51,7 @@ struct World {
 
 pub(crate) fn run(data: &[u8]) {
     let mut input = Input::new(data);
-    let datapath = Arc::new(Datapath::new(20).expect("an eventfd"));
+    let datapath = Arc::new(Datapath::new(20, PATIENCE_MS).expect("an eventfd"));
     let forwarder = Forwarder::new(datapath.clone());
     let guests = (0..PORTS).map(|n| Guest::new(&datapath, n, input.u8())).collect();
     let mut world =

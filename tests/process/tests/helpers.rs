@@ -45,17 +45,19 @@ fn pair(lasthop_arguments: &[&str]) -> (Lasthop, [Guest; 2], tempfile::TempDir) 
     (lasthop, guests, dir)
 }
 
-/// Each core has one, which may run nowhere else and only when nobody else wants to; ports' threads are like any other.
+/// Each core has one, which may run nowhere else and, unless told otherwise, only when nobody else wants to; ports' threads are
+/// like any other.
 #[test]
 fn helpers_are_in_the_idle_class_each_on_its_core() {
     let allowed = CpuList::allowed().expect("an affinity");
     let last = allowed.iter().last().expect("a CPU").to_string();
-    for (arguments, cores) in [
-        (&[][..], allowed.iter().map(|cpu| cpu.to_string()).collect::<Vec<_>>()),
-        (&["--helpers", &last], vec![last.clone()]),
+    for (arguments, policy, cores) in [
+        (&[][..], SCHED_IDLE, allowed.iter().map(|cpu| cpu.to_string()).collect::<Vec<_>>()),
+        (&["--helpers", &last], SCHED_IDLE, vec![last.clone()]),
+        (&["--helpers", &last, "--helper-class", "normal"], SCHED_OTHER, vec![last.clone()]),
     ] {
         let (lasthop, _guests, _dir) = pair(arguments);
-        let wanted = |core: &String| (format!("helper-{core}"), SCHED_IDLE, core.clone());
+        let wanted = |core: &String| (format!("helper-{core}"), policy, core.clone());
         let mut wanted: Vec<_> = cores.iter().map(wanted).collect();
         wanted.extend(["port-a", "port-b"].map(|name| (name.to_owned(), SCHED_OTHER, allowed.to_string())));
         wanted.sort();

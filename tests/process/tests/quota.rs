@@ -145,6 +145,51 @@ fn a_vm_that_floods_beyond_its_limit_slows_itself() {
     drop(lasthop);
 }
 
+/// A third VM sends to the one that is flooded. Sooner or later the flooder's thread is stopped while it has that one's ring: it
+/// goes on until the third has had its turn, and then it is limited as before.
+#[test]
+fn a_flooder_that_is_stopped_lets_go_of_what_others_wait_for() {
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(group) = Group::new(2000) else {
+        println!("no control groups of version 1 for processor time here: not tested");
+        return;
+    };
+    let dir = scratch();
+    let ports = ["flood", "victim", "third"].map(|name| Port::listen(name, dir.path()));
+    let lasthop = Lasthop::start_with(&ports, &["--vm-cgroup", "--helpers", "none"]);
+    let in_group = || port_thread(&lasthop, "flood").is_some_and(|thread| group.tasks() == [thread]);
+    let mut flooder = group.joined(|| {
+        let flooder = Guest::connect(&ports[0].socket, mac(1), Options::default());
+        wait_for("the port's thread to be in the group", PATIENCE, in_group);
+        flooder
+    });
+    let mut victim = Guest::connect(&ports[1].socket, mac(2), Options::default());
+    let mut third = Guest::connect(&ports[2].socket, mac(3), Options::default());
+    flooder.greet(&mut victim, 1);
+    third.greet(&mut victim, 2);
+    let stop = AtomicBool::new(false);
+    let (mut flooder, mut victim) = std::thread::scope(|scope| {
+        let flood = flood(scope, flooder, victim, &stop);
+        let _stop = Stop(&stop);
+        let frame = numbered(third.mac, mac(2), 3, 60);
+        wait_for("the flooder's thread to go on for the third", PATIENCE, || {
+            third.try_send(VnetHdr::default(), &frame);
+            lasthop.log().contains("was stopped with a lock that others wait for")
+        });
+        wait_for("it to be where it belongs again", PATIENCE, in_group);
+        let before = group.throttled();
+        wait_for("it to be limited as before", PATIENCE, || group.throttled() >= before + 5);
+        stop.store(true, Ordering::Relaxed);
+        flood.join().expect("the flood ends")
+    });
+    wait_for("the flooder's ring to be empty", PATIENCE, || flooder.net.unsent(0).expect("the rules") == 0);
+    wait_for("the third's ring to be empty", PATIENCE, || third.net.unsent(0).expect("the rules") == 0);
+    while victim.try_recv().is_some() {}
+    flooder.greet_when_back(&mut victim, 4);
+    third.greet_when_back(&mut victim, 5);
+    lasthop.check_sums();
+}
+
 /// What docs/scheduling.md says of those who send to the very guest that is flooded.
 #[test]
 #[ignore = "a measurement: run it alone, with --nocapture"]

@@ -2,11 +2,15 @@
 //! limits what the VM causes as it does the VM itself (PhD §4.3.1).
 
 use super::threads::Thread;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 use tracing::{info, warn};
+
+/// For so long at most a thread works on our account at a time.
+const LIFTED: Duration = Duration::from_millis(20);
 
 /// The VMs that threads of ports work for.
 #[derive(Debug, Default)]
@@ -15,6 +19,10 @@ pub struct Accounts {
     /// By port number.
     vms: BTreeMap<u32, u32>,
     complained: bool,
+    /// Ports whose threads work on our account for others' sake, and until when at the latest.
+    lifted: BTreeMap<u32, (Thread, Instant)>,
+    /// Ports of which that has been said.
+    said: BTreeSet<u32>,
 }
 
 /// A mounted hierarchy of control groups that accounts for processor time.
@@ -51,22 +59,16 @@ impl Accounts {
     /// The port is gone.
     pub fn forget(&mut self, port: u32) {
         self.vms.remove(&port);
+        self.lifted.remove(&port);
+        self.said.remove(&port);
     }
 
     /// Puts the port's thread, which has just been started or works for another VM now, where it belongs. Its number is the
     /// switch's word, so it is looked up among its threads.
     pub fn place(&mut self, port: u32, thread: Thread) {
-        if !thread.proc().exists() {
-            return;
-        }
         // Without a VM it goes back to where we are.
         let of = self.vms.get(&port).copied().unwrap_or_else(std::process::id);
-        let groups = fs::read_to_string(format!("/proc/{of}/cgroup")).unwrap_or_default();
-        let results = self.hierarchies.iter().filter_map(|hierarchy| {
-            let file = hierarchy.file(hierarchy.group(&groups)?);
-            Some(fs::write(&file, thread.number.to_string()).map_err(|e| (file, e)))
-        });
-        let results: Vec<Result<(), (PathBuf, io::Error)>> = results.collect();
+        let results = self.put(thread, of);
         if results.iter().any(Result::is_ok) {
             info!("the thread of port {port} works in the control group of process {of}");
         } else if let Some(Err((file, error))) = results.first()
@@ -78,6 +80,57 @@ impl Accounts {
                 file.display()
             );
         }
+    }
+}
+
+impl Accounts {
+    /// Others wait for a lock that the port's thread has, and its VM may have no processor time left: it works on our account,
+    /// until [`Accounts::settle`] or for [`LIFTED`].
+    pub fn lift(&mut self, port: u32, thread: Thread, now: Instant) {
+        if !self.vms.contains_key(&port) {
+            return;
+        }
+        // If it cannot be done the others wait until the VM has time again.
+        self.put(thread, std::process::id());
+        self.lifted.insert(port, (thread, now + LIFTED));
+        if self.said.insert(port) {
+            info!(
+                "the thread of port {port} was stopped with a lock that others wait for: it goes on beyond its VM's quota \
+                 until it has let go, as often as that happens"
+            );
+        }
+    }
+
+    /// Nobody waits for the port's thread any more: it works on its VM's account again.
+    pub fn settle(&mut self, port: u32) {
+        if let (Some((thread, _)), Some(vm)) = (self.lifted.remove(&port), self.vms.get(&port)) {
+            self.put(thread, *vm);
+        }
+    }
+
+    /// Puts back who has been lifted for long enough: whoever waits may have been stopped, too.
+    pub fn step(&mut self, now: Instant) {
+        while let Some((port, _)) = self.lifted.iter().find(|(_, (_, until))| *until <= now) {
+            self.settle(*port);
+        }
+    }
+
+    /// When [`Accounts::step`] has something to do.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.lifted.values().map(|(_, until)| *until).min()
+    }
+
+    /// Into the control groups of a process: what became of each.
+    fn put(&self, thread: Thread, of: u32) -> Vec<Result<(), (PathBuf, io::Error)>> {
+        if !thread.proc().exists() {
+            return Vec::new();
+        }
+        let groups = fs::read_to_string(format!("/proc/{of}/cgroup")).unwrap_or_default();
+        let results = self.hierarchies.iter().filter_map(|hierarchy| {
+            let file = hierarchy.file(hierarchy.group(&groups)?);
+            Some(fs::write(&file, thread.number.to_string()).map_err(|e| (file, e)))
+        });
+        results.collect()
     }
 }
 

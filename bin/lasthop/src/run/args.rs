@@ -66,6 +66,13 @@ pub struct Scheduling {
     /// Microseconds a helper looks for more packets before it sleeps, and the most it does so while packets come often
     #[arg(long, value_name = "US[,US]", default_value = "5,50", value_parser = parse_hysteresis)]
     pub hysteresis: Pair,
+    /// The scheduling class of helpers. "normal": they compete with whatever else wants their core, instead of giving it up at once
+    #[arg(long, value_name = "CLASS", default_value = "idle", value_parser = ["idle", "normal"])]
+    pub helper_class: String,
+    /// Milliseconds for which packets wait for a VM without receive buffers, and for which they do while packets for others wait
+    /// behind them, before the VM counts as congested; "off": they are dropped at once
+    #[arg(long, value_name = "MS[,MS]|off", default_value = "10,2", value_parser = parse_congestion)]
+    pub congestion: Pair,
     /// Microseconds and packets for which a guest that sends a stream does not kick; "off": it kicks for each
     #[arg(long, value_name = "US[,PACKETS]", default_value = "125,64")]
     pub tx_batch: Batch,
@@ -98,6 +105,8 @@ impl Scheduling {
         }
         push("--hysteresis", self.hysteresis.to_string());
         push("--rx-batch", self.rx_batch.to_string());
+        push("--helper-class", self.helper_class.clone());
+        push("--congestion", self.congestion.to_string());
         arguments
     }
 }
@@ -125,6 +134,19 @@ fn parse_hysteresis(text: &str) -> Result<Pair, String> {
         (base, limit) if limit < base => Err(format!("{limit} is less than {base}; write the most it may be second")),
         (base, limit) => Ok(Pair(base, limit)),
     }
+}
+
+/// Two numbers, or one, which stands for both, or `off`: none.
+fn parse_congestion(text: &str) -> Result<Pair, String> {
+    let number = |digits: &str| match digits.parse::<u32>() {
+        Ok(n @ 1..=1000) => Ok(n),
+        _ => Err(format!("{digits:?} is not a number from 1 to 1000; write 10 or 10,2, or off")),
+    };
+    if text == "off" {
+        return Ok(Pair(0, 0));
+    }
+    let (alone, with_others) = text.split_once(',').unwrap_or((text, text));
+    Ok(Pair(number(alone)?, number(with_others)?))
 }
 
 /// One `--port`.
@@ -268,6 +290,13 @@ mod tests {
             assert!(parse_hysteresis(bad).is_err(), "{bad}");
         }
         assert!(parse_hysteresis("9,8").unwrap_err().contains("second"));
+        let congestion = [("10,2", Pair(10, 2)), ("7", Pair(7, 7)), ("off", Pair(0, 0)), ("1000,1", Pair(1000, 1))];
+        for (text, pair) in congestion {
+            assert_eq!(parse_congestion(text), Ok(pair));
+        }
+        for bad in ["", "0", "0,1", "5,0", "1001", "1,2,3", "on", "-1"] {
+            assert!(parse_congestion(bad).unwrap_err().contains("10,2"), "{bad}");
+        }
         assert!(parse_cpus("0-3").is_ok() && parse_cpus("none").is_ok() && parse_cpus("3-0").is_err());
     }
 

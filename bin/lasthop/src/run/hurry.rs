@@ -1,11 +1,14 @@
-//! Threads of the switch that are in the idle class and hold what somebody waits for: we put them into the normal class,
-//! which the switch, having no right at all, may not do itself. It puts them back.
+//! Threads of the switch that have been stopped and hold what somebody waits for: helpers, in the idle class, are put into the
+//! normal class, and threads of ports out of the control group of their VM, which the switch, having no right at all, may not
+//! do itself. The former it puts back; the latter we do, when nobody waits any more.
 
-use lasthop_sys::ThreadId;
+use super::account::Accounts;
+use super::threads::{PortThreads, Thread};
+use lasthop_sys::{current_thread, set_idle};
 use rustix::io::{Errno, read};
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::time::Instant;
 
 /// Where the switch asks; outlives it.
 #[derive(Debug)]
@@ -19,8 +22,8 @@ impl Hurry {
     pub fn new() -> Result<Self, Errno> {
         // Tried on a thread of its own, which ends however it stands.
         let may = std::thread::spawn(|| {
-            let this = ThreadId::current();
-            this.set_idle(true).and_then(|()| this.set_idle(false))
+            let this = current_thread();
+            set_idle(this, true).and_then(|()| set_idle(this, false))
         });
         may.join().unwrap_or(Err(Errno::PERM))?;
         let (asked, ask) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
@@ -32,15 +35,20 @@ impl Hurry {
         self.ask.as_fd()
     }
 
-    /// Does what the switch with this process number has asked for. Threads of others are left alone.
-    pub fn serve(&self, switch: u32) {
+    /// Does what the switch with this process number has asked for. Threads of others are left alone. `accounts`: of ports'
+    /// threads, if any work on accounts of VMs.
+    pub fn serve(&self, switch: u32, mut accounts: Option<&mut Accounts>, threads: &PortThreads, now: Instant) {
         let mut numbers = [[0u8; 4]; 64];
         // A pipe keeps what was written together together, and 256 bytes are whole numbers.
         let Ok(len) = read(&self.asked, numbers.as_flattened_mut()) else { return };
         for number in numbers.iter().take(len / 4).map(|bytes| i32::from_ne_bytes(*bytes)) {
-            if Path::new(&format!("/proc/{switch}/task/{number}")).exists() {
+            // Less than 0: nobody waits any more.
+            let thread = Thread { process: switch, number: number.saturating_abs() };
+            if let (Some(accounts), Some(port)) = (&mut accounts, threads.port(thread.number)) {
+                if number > 0 { accounts.lift(port, thread, now) } else { accounts.settle(port) }
+            } else if number > 0 && thread.proc().exists() {
                 // It may have ended meanwhile.
-                let _ = ThreadId::from_raw(number).set_idle(false);
+                let _ = set_idle(number, false);
             }
         }
     }
@@ -59,8 +67,8 @@ mod tests {
     use std::sync::mpsc::channel;
 
     /// Of /proc/PID/stat, behind the name: the state is field 3, the policy (sched(7)) field 41.
-    fn is_idle(thread: ThreadId) -> bool {
-        let stat = std::fs::read_to_string(format!("/proc/self/task/{}/stat", thread.number())).unwrap();
+    fn is_idle(thread: i32) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap();
         stat.rsplit_once(") ").unwrap().1.split(' ').nth(41 - 3) == Some("5")
     }
 
@@ -77,7 +85,7 @@ mod tests {
             .map(|_| {
                 let (tell, (end, ended)) = (tell.clone(), channel::<()>());
                 let thread = std::thread::spawn(move || {
-                    tell.send(ThreadId::current()).unwrap();
+                    tell.send(current_thread()).unwrap();
                     let _ = ended.recv();
                 });
                 (end, thread)
@@ -85,17 +93,19 @@ mod tests {
             .unzip();
         let [asked_for, other] = [told.recv().unwrap(), told.recv().unwrap()];
         for thread in [asked_for, other] {
-            thread.set_idle(true).unwrap();
+            set_idle(thread, true).unwrap();
         }
         // They are none of this process's.
         ask.hurry(asked_for);
-        hurry.serve(1);
+        let nobody = PortThreads::default();
+        hurry.serve(1, None, &nobody, Instant::now());
         assert!(is_idle(asked_for));
         // Whatever else is asked for: who is gone, and who is not the switch's.
-        ask.hurry(ThreadId::from_raw(i32::MAX));
-        ask.hurry(ThreadId::from_raw(1));
+        ask.hurry(i32::MAX);
+        ask.hurry(1);
         ask.hurry(asked_for);
-        hurry.serve(std::process::id());
+        ask.hurry(-other);
+        hurry.serve(std::process::id(), None, &nobody, Instant::now());
         assert!(!is_idle(asked_for) && is_idle(other));
         drop(ends);
         threads.into_iter().for_each(|thread| thread.join().unwrap());

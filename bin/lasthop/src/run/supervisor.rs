@@ -107,6 +107,9 @@ impl Supervisor {
             epoll.add(hurry, HURRY, Trigger::Level).map_err(|e| system("epoll", e))?;
             for_switch.extend(arguments(&["--hurry-fd", "6"]));
         }
+        if setup.vm_cgroup {
+            for_switch.extend(arguments(&["--accounts", "vm"]));
+        }
         for_switch.extend(setup.scheduling);
         let for_control = arguments(&["--supervisor-fd", "3", "--api-fd", "4"]);
         let mut supervisor = Self {
@@ -161,6 +164,7 @@ impl Supervisor {
             let now = Instant::now();
             self.start_children(now)?;
             self.step_ports(now);
+            self.accounts.iter_mut().for_each(|accounts| accounts.step(now));
             self.step_segments(now);
             self.step_uplinks(now);
             self.step_announcements(now);
@@ -220,6 +224,7 @@ impl Supervisor {
         let uplinks = self.uplinks.values().filter_map(|uplink| uplink.deadline(switch_up));
         let uplinks = uplinks.chain(self.uplink_lists_deadline());
         let uplinks = uplinks.chain(self.segments.as_ref().and_then(Segments::deadline));
+        let uplinks = uplinks.chain(self.accounts.as_ref().and_then(Accounts::deadline));
         ports.chain(uplinks).chain(self.switch.deadline()).chain(self.control.deadline()).min()
     }
 
@@ -310,7 +315,7 @@ impl Supervisor {
 
     fn hurry(&mut self) {
         if let (Some(hurry), Some(switch)) = (&self.hurry, self.switch.pid()) {
-            hurry.serve(switch);
+            hurry.serve(switch, self.accounts.as_mut(), &self.port_threads, Instant::now());
         }
     }
 

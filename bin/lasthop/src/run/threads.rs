@@ -40,6 +40,11 @@ impl PortThreads {
         self.0.insert(port, number);
     }
 
+    /// The port that this thread of the switch works for.
+    pub fn port(&self, number: i32) -> Option<u32> {
+        self.0.iter().find_map(|(port, thread)| (*thread == number).then_some(*port))
+    }
+
     /// The port is gone; so is its thread.
     pub fn forget(&mut self, port: u32) {
         self.0.remove(&port);
@@ -141,6 +146,7 @@ mod tests {
         threads.started(4, 18);
         assert_eq!(threads.of(3, Some(9)), Some(Thread { process: 9, number: 17 }));
         assert_eq!((threads.of(3, None), threads.of(5, Some(9))), (None, None));
+        assert_eq!((threads.port(18), threads.port(19)), (Some(4), None));
         threads.forget(3);
         assert_eq!((threads.of(3, Some(9)), threads.of(4, Some(9)).is_some()), (None, true));
         threads.forget_all();

@@ -33,10 +33,10 @@ fn a_packet_meets_its_flow_until_it_is_removed() {
     let flow = table.insert(to_mac(1), 5).unwrap();
     assert!(Arc::ptr_eq(&met(&table, &packet(1)).unwrap(), &flow));
     assert!(met(&table, &packet(2)).is_none());
-    assert_eq!((table.flows().len(), table.read().subtables.len(), flow.stats.last_used_ms()), (1, 1, 5));
+    assert_eq!((table.flows().len(), table.inner.read().subtables.len(), flow.stats.last_used_ms()), (1, 1, 5));
     assert!(table.remove(&packet(1), &flow.mask).is_some(), "bits outside the mask do not matter");
     assert!(flow.is_dead() && met(&table, &packet(1)).is_none() && table.flows().is_empty());
-    assert_eq!(table.read().subtables.len(), 0);
+    assert_eq!(table.inner.read().subtables.len(), 0);
     assert!(table.remove(&packet(1), &flow.mask).is_none());
 }
 
@@ -123,7 +123,7 @@ fn masks_are_limited_and_freed() {
     table.insert(with_mask(3), 0).expect("a mask in use");
     table.remove(&with_mask(5).key, &with_mask(5).mask).unwrap();
     table.insert(one_more, 0).expect("one mask became free");
-    assert_eq!(table.read().subtables.len(), MAX_MASKS);
+    assert_eq!(table.inner.read().subtables.len(), MAX_MASKS);
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn ranking_keeps_every_answer() {
         assert!(met(&table, &arp).is_some());
     }
     table.rank();
-    assert_eq!(table.read().subtables[0].mask, by_type.mask);
+    assert_eq!(table.inner.read().subtables[0].mask, by_type.mask);
     assert!(met(&table, &arp).is_some() && met(&table, &packet(1)).is_some() && met(&table, &packet(2)).is_none());
 }
 

@@ -1,0 +1,249 @@
+//! Locks whose owner may have been stopped, nobody knows for how long: in the idle class (SCHED_IDLE), or in the control group
+//! of a VM that has used up its processor time.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult};
+use std::time::Duration;
+
+/// How often a lock is tried before its owner is looked for: some microseconds.
+const SPINS: usize = 256;
+/// Between one look and the next.
+const NAP: Duration = Duration::from_micros(20);
+/// An owner who keeps it for so many naps has been stopped: more than the largest burst takes.
+const LONG: usize = 40;
+/// How often who wants to change what others read tries before he has new readers wait, too: about a second.
+const POLITE: usize = 25_000 * SPINS;
+static ON_WAIT: OnceLock<Box<dyn Fn(i32) + Send + Sync>> = OnceLock::new();
+const NOBODY: i32 = 0;
+
+thread_local! {
+    static NAME: Cell<i32> = const { Cell::new(NOBODY) };
+}
+
+/// Has `act` called while somebody waits for a lock: again and again with 0; with its owner's name once that one seems to have
+/// been stopped, if it has a name; and with that name times -1 when the wait is over. Once per process.
+pub fn on_wait(act: Box<dyn Fn(i32) + Send + Sync>) {
+    let _ = ON_WAIT.set(act);
+}
+
+/// The calling thread is to be known by this number above 0 while it has a [`Lock`]; 0: by none.
+pub fn name_thread(name: i32) {
+    NAME.set(name);
+}
+
+/// A mutex. A thread that panicked while it held it leaves nothing behind that others need fear.
+#[derive(Debug, Default)]
+pub struct Lock<T> {
+    mutex: Mutex<T>,
+    /// Who had it last.
+    owner: AtomicI32,
+}
+
+impl<T> Lock<T> {
+    /// Waits for it.
+    #[inline]
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        self.try_lock().unwrap_or_else(|| wait(|| self.owner.load(Relaxed), || self.try_lock()))
+    }
+
+    /// `None` if somebody has it.
+    #[inline]
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        let guard = got(self.mutex.try_lock())?;
+        self.owner.store(NAME.get(), Relaxed);
+        Some(guard)
+    }
+}
+
+/// The same for what is read by many and changed rarely.
+#[derive(Debug, Default)]
+pub struct SharedLock<T>(RwLock<T>);
+
+impl<T> SharedLock<T> {
+    /// Waits while somebody changes it.
+    #[inline]
+    pub fn read(&self) -> RwLockReadGuard<'_, T> {
+        let attempt = || got(self.0.try_read());
+        attempt().unwrap_or_else(|| wait(|| NOBODY, attempt))
+    }
+
+    /// Waits until nobody reads it. New readers do not wait for that, unless it takes a second.
+    pub fn write(&self) -> RwLockWriteGuard<'_, T> {
+        let mut left = POLITE;
+        let attempt = || {
+            left -= 1;
+            got(self.0.try_write()).or_else(|| (left == 0).then(|| self.0.write().unwrap_or_else(|e| e.into_inner())))
+        };
+        wait(|| NOBODY, attempt)
+    }
+}
+
+fn got<G>(result: TryLockResult<G>) -> Option<G> {
+    match result {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+/// Owners are soon done, unless they have been stopped: [`on_wait`] says what to do then.
+#[cold]
+fn wait<G>(owner: impl Fn() -> i32, mut attempt: impl FnMut() -> Option<G>) -> G {
+    let act = |about| ON_WAIT.get().into_iter().for_each(|act| act(about));
+    let (mut naps, mut stopped) = (0, NOBODY);
+    loop {
+        for _ in 0..SPINS {
+            if let Some(guard) = attempt() {
+                act(-stopped);
+                return guard;
+            }
+            std::hint::spin_loop();
+        }
+        act(NOBODY);
+        naps += 1;
+        if naps % LONG == 0 && owner() != stopped {
+            act(-stopped);
+            stopped = owner();
+            act(stopped);
+        }
+        std::thread::sleep(NAP);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Barrier;
+
+    static SAID: Mutex<Vec<i32>> = Mutex::new(Vec::new());
+
+    /// Until that is said, after the first `before`.
+    fn until(what: i32, before: usize) {
+        while !SAID.lock().unwrap()[before..].contains(&what) {
+            std::thread::yield_now();
+        }
+    }
+
+    fn listen() {
+        on_wait(Box::new(|what| SAID.lock().unwrap().push(what)));
+    }
+
+    fn until_waited_for() {
+        listen();
+        let before = SAID.lock().unwrap().len();
+        until(NOBODY, before);
+    }
+
+    #[test]
+    fn who_waits_has_the_owner_looked_for() {
+        let (lock, shared, together) = (Lock::<u32>::default(), SharedLock::<u32>::default(), Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let held = (lock.lock(), shared.read());
+                together.wait();
+                // Who changes waits for who reads, and has to have him looked for.
+                until_waited_for();
+                drop(held.1);
+                together.wait();
+                until_waited_for();
+                drop(held.0);
+                let mut changing = shared.write();
+                together.wait();
+                until_waited_for();
+                *changing += 1;
+            });
+            together.wait();
+            assert!(lock.try_lock().is_none());
+            assert_eq!(*shared.read(), 0, "readers do not wait for each other");
+            *shared.write() += 1;
+            together.wait();
+            *lock.lock() += 1;
+            together.wait();
+            assert_eq!(*shared.read(), 2);
+        });
+        assert_eq!(*lock.lock(), 1);
+    }
+
+    #[test]
+    fn a_reader_does_not_wait_for_one_who_wants_to_write() {
+        let shared = SharedLock::<u32>::default();
+        let reading = shared.read();
+        std::thread::scope(|scope| {
+            let write = scope.spawn(|| *shared.write() += 1);
+            until_waited_for();
+            assert_eq!(*shared.read(), 0);
+            drop(reading);
+            write.join().expect("it is written");
+        });
+        assert_eq!(*shared.read(), 1);
+    }
+
+    #[test]
+    fn readers_who_are_always_there_do_not_keep_a_writer_out() {
+        let (shared, together) = (SharedLock::<bool>::default(), Barrier::new(4));
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                // Each takes it anew before it lets go of it.
+                scope.spawn(|| {
+                    let mut held = shared.read();
+                    together.wait();
+                    while !*held {
+                        match got(shared.0.try_read()) {
+                            Some(next) => held = next,
+                            None => {
+                                drop(held);
+                                held = shared.read();
+                            }
+                        }
+                    }
+                });
+            }
+            together.wait();
+            *shared.write() = true;
+        });
+    }
+
+    #[test]
+    fn who_keeps_a_lock_for_long_is_named() {
+        let (lock, together) = (Lock::<u32>::default(), Barrier::new(2));
+        listen();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for name in [3, 0, 4] {
+                    name_thread(name);
+                    let held = lock.lock();
+                    together.wait();
+                    if name == 0 {
+                        until_waited_for()
+                    } else {
+                        until(name, 0)
+                    }
+                    drop(held);
+                    together.wait();
+                }
+            });
+            for _ in 0..3 {
+                together.wait();
+                drop(lock.lock());
+                together.wait();
+            }
+        });
+        let said = SAID.lock().unwrap();
+        let named: Vec<i32> = said.iter().copied().filter(|what| *what != NOBODY).collect();
+        assert_eq!(named, [3, -3, 4, -4]);
+    }
+
+    #[test]
+    fn a_panic_leaves_a_lock_to_others() {
+        let lock = Lock::<u32>::default();
+        std::thread::scope(|scope| {
+            let panicked = scope.spawn(|| {
+                let _held = lock.lock();
+                panic!("on purpose");
+            });
+            assert!(panicked.join().is_err());
+        });
+        assert!(lock.try_lock().is_some());
+    }
+}
