@@ -6,13 +6,11 @@
 //! ```
 
 use super::outside::join;
-use crate::stop::{Outcome, failed};
+use crate::stop::Outcome;
+use lasthop_bench::xdp::{attach, pass};
 use lasthop_sys::bpf::assembler::{Assembler, Reg, Width};
-use lasthop_sys::bpf::{BpfProgram, ProgramKind};
 use lasthop_tests_vm::Netns;
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 /// Both namespaces. Dropping it removes them.
 pub struct Reflector {
@@ -36,29 +34,6 @@ impl Reflector {
         site.ip("link set net0 up");
         Ok(Self { site, _far: far, _attached: attached })
     }
-}
-
-/// Attaches a program in the interface's driver, until the descriptor is closed.
-fn attach(netns: &Netns, interface: &str, code: fn(&mut Assembler)) -> Outcome<OwnedFd> {
-    let index = netns.shell(&format!("cat /sys/class/net/{interface}/ifindex"));
-    let index = index.trim().parse().map_err(|_| failed(format!("an interface with the number {index:?}")))?;
-    let mut a = Assembler::default();
-    code(&mut a);
-    let code = a.finish().ok_or_else(|| failed("an XDP program that does not assemble: a bug"))?;
-    let program = BpfProgram::load(ProgramKind::Xdp, c"lasthop_bench", c"MIT", &code).map_err(failed)?;
-    let place = File::open(format!("/run/netns/{}", netns.name())).map_err(failed)?;
-    // An interface has its number in its own namespace, which only a thread of its own can enter.
-    let attached = std::thread::spawn(move || {
-        move_into_link_name_space(place.as_fd(), Some(LinkNameSpaceType::Network))?;
-        program.attach_to_interface(index, true)
-    });
-    attached.join().map_err(|_| failed("the thread that attaches an XDP program panicked"))?.map_err(failed)
-}
-
-/// `XDP_PASS`.
-fn pass(a: &mut Assembler) {
-    a.set(Reg(0), 2);
-    a.exit_with_result();
 }
 
 /// `XDP_TX` with the MAC addresses swapped; `XDP_DROP` of what is for more than one station, and of what is too short.

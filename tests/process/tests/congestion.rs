@@ -11,6 +11,40 @@ const FRAMES: u32 = 12_000;
 /// Frames on their way to the living one, from one sender: together fewer than it has buffers.
 const WINDOW: u32 = 64;
 
+/// With `--congestion off` what a guest has no buffers for is dropped at once: in order, and counted. Without, the same is
+/// waited for.
+#[test]
+fn packets_wait_for_buffers_unless_that_is_off() {
+    // 10 ms may be over before this process gets to run; a second is not.
+    for patience in ["1000,1", "off"] {
+        let dir = scratch();
+        let ports = ["a", "b"].map(|name| Port::listen(name, dir.path()));
+        let lasthop = Lasthop::start_with(&ports, &["--congestion", patience]);
+        let mut a = Guest::connect(&ports[0].socket, mac(1), Options::net(|n| n.size = 256));
+        let mut b = Guest::connect(&ports[1].socket, mac(2), Options::net(|n| n.size = 64));
+        a.greet(&mut b, 1);
+        let no_buffers = || {
+            let drops = lasthop.port("b")["to_guest"]["drops"].take();
+            let drops = drops.as_array().cloned().unwrap_or_default();
+            drops.iter().find(|d| d["reason"] == "no_buffers").map_or(0, |d| d["packets"].as_u64().expect("a number"))
+        };
+        let frames = 200;
+        (0..frames).for_each(|n| assert!(a.try_send(VnetHdr::default(), &numbered(mac(1), mac(2), 10 + n, 60))));
+        if patience == "off" {
+            wait_for("a's ring to be empty", PATIENCE, || a.net.unsent(0).expect("the rules") == 0);
+            let dropped = u32::try_from(no_buffers()).expect("no more than were sent");
+            // As many as there were buffers for when they came, and those that were given back meanwhile.
+            assert!(dropped >= frames / 2, "{dropped}");
+            (0..frames - dropped).for_each(|n| b.expect_number(10 + n));
+            a.greet_when_back(&mut b, 1000);
+        } else {
+            (0..frames).for_each(|n| b.expect_number(10 + n));
+            assert_eq!(no_buffers(), 0);
+        }
+        lasthop.check_sums();
+    }
+}
+
 /// Three guests send to one that never takes a frame and to one that does, in turns. The living one gets all of them, in order;
 /// for the dead one they are counted as dropped for want of buffers, all but those that it had room for.
 #[test]

@@ -1,6 +1,7 @@
 //! Several uplinks on one network segment or on several: segments are bridges in a network namespace, and stations on them
 //! see every frame that passes.
 
+use lasthop_bench::xdp;
 use lasthop_frame::testutil::Frame;
 use lasthop_tests_process::{
     Guest, Lasthop, Netns, Options, PATIENCE, Port, Station, mac, number_of, numbered, proc, scratch, wait_for,
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 /// Where probes go, and their length.
 const GROUP: [u8; 6] = *b"\x03lasth";
-const PROBE: usize = 62;
+const PROBE: usize = 64;
 
 /// Bridges in a namespace.
 struct Yard {
@@ -216,10 +217,50 @@ fn uplinks_that_come_onto_one_segment_are_found_out() {
     assert!(!log.contains("does not let go"), "{log}");
 }
 
+/// Trunks that have nothing in common but tagged VLANs: the network's switch takes no other frames from them.
+fn trunks_share_vlans(driver: &str) {
+    let yard = Yard::new(&["br0"]);
+    let attached = ["u0", "u1", "u2"].map(|uplink| {
+        yard.plug("br0", uplink);
+        // Tags are in the frames, where an XDP program sees them.
+        yard.netns.shell(&format!("ethtool -K {uplink}x txvlan off"));
+        xdp::attach(&yard.netns, &format!("{uplink}x"), xdp::pass_tagged).expect("XDP on a veth")
+    });
+    let uplinks = [
+        format!("net=u0,{driver},vlans=10:20"),
+        format!("net2=u1,{driver},vlans=untagged:10:30"),
+        // Carries all: it sends no probes on VLANs, and hears those of others.
+        format!("net3=u2,{driver}"),
+    ];
+    let site = Site::new(&yard, &uplinks.each_ref().map(String::as_str), &[]);
+    site.wait_for_blocked("net2", "net");
+    site.wait_for_blocked("net3", "net");
+    site.wait_for_port("net", "up");
+    assert!(site.drops("net2", "probe") > 0, "{}", site.uplink("net2"));
+    // Nothing in common any more; net3 carries both their VLANs.
+    site.lasthop.command(&["uplink", "set", "net2", "--vlans", "30"]);
+    site.wait_for_port("net2", "up");
+    assert_eq!(site.uplink("net3")["state"], "blocked");
+    // A long list has its turns.
+    site.lasthop.command(&["uplink", "set", "net2", "--vlans", "10:100-199"]);
+    site.wait_for_blocked("net2", "net");
+    drop(attached);
+}
+
+#[test]
+fn af_packet_trunks_that_share_tagged_vlans_only_are_found_out() {
+    trunks_share_vlans("af_packet");
+}
+
+#[test]
+fn af_xdp_trunks_that_share_tagged_vlans_only_are_found_out() {
+    trunks_share_vlans("af_xdp");
+}
+
 /// The tokens of a probe: the instance's and its own.
 fn with_token(probe: &[u8], token: [u8; 16]) -> Vec<u8> {
     let mut forged = probe.to_vec();
-    forged[46..].copy_from_slice(&token);
+    forged[46..62].copy_from_slice(&token);
     forged
 }
 

@@ -160,16 +160,17 @@ fn arrange(pair: &Pair, slot: u32, received: Received, counters: &Counters) -> O
         return None;
     }
     let bytes = pair.bytes(pair.from_network.slot(slot));
-    // The tag is not in the frame: a probe that had one looks like one that had none.
-    let frame = bytes.part(FRAME, if tag.is_some() { len.min(14) } else { len });
-    if pair.sieve.keeps(&frame, counters) {
-        return None;
-    }
     // The kernel writes 10 bytes of the 12; `num_buffers` is for the other direction.
     bytes.write_array(HEADER + 10, &[0; 2]);
-    let Some(tag) = tag else { return Some((HEADER, VNET + len)) };
-    put_back_tag(&bytes, tag)?;
-    Some((HEADER - TAG, VNET + TAG + len))
+    let run = match tag {
+        Some(tag) => {
+            put_back_tag(&bytes, tag)?;
+            (HEADER - TAG, VNET + TAG + len)
+        }
+        None => (HEADER, VNET + len),
+    };
+    // Only now does a probe say on which VLAN it came.
+    if pair.sieve.keeps(&bytes.part(run.0 + VNET, run.1 - VNET), counters) { None } else { Some(run) }
 }
 
 fn put_back_tag(bytes: &GuestSlice<'_>, (tpid, tci): (u16, u16)) -> Option<()> {
