@@ -19,10 +19,19 @@ pub struct Accounts {
     /// By port number.
     vms: BTreeMap<u32, u32>,
     complained: bool,
-    /// Ports whose threads work on our account for others' sake, and until when at the latest.
-    lifted: BTreeMap<u32, (Thread, Instant)>,
+    /// Ports whose threads work on our account for others' sake.
+    lifted: BTreeMap<u32, Lifted>,
     /// Ports of which that has been said.
     said: BTreeSet<u32>,
+}
+
+#[derive(Debug)]
+struct Lifted {
+    thread: Thread,
+    /// The control groups that it was in, as /proc/PID/cgroup has them.
+    from: String,
+    /// For so long at most.
+    until: Instant,
 }
 
 /// A mounted hierarchy of control groups that accounts for processor time.
@@ -68,7 +77,8 @@ impl Accounts {
     pub fn place(&mut self, port: u32, thread: Thread) {
         // Without a VM it goes back to where we are.
         let of = self.vms.get(&port).copied().unwrap_or_else(std::process::id);
-        let results = self.put(thread, of);
+        let results = self.put(thread, &groups(of));
+        self.lifted.remove(&port);
         if results.iter().any(Result::is_ok) {
             info!("the thread of port {port} works in the control group of process {of}");
         } else if let Some(Err((file, error))) = results.first()
@@ -87,12 +97,17 @@ impl Accounts {
     /// Others wait for a lock that the port's thread has, and its VM may have no processor time left: it works on our account,
     /// until [`Accounts::settle`] or for [`LIFTED`].
     pub fn lift(&mut self, port: u32, thread: Thread, now: Instant) {
-        if !self.vms.contains_key(&port) {
-            return;
+        let until = now + LIFTED;
+        match self.lifted.get_mut(&port) {
+            Some(lifted) => lifted.until = until,
+            None if self.vms.contains_key(&port) => {
+                let from = fs::read_to_string(thread.proc().join("cgroup")).unwrap_or_default();
+                // If it cannot be done the others wait until the VM has time again.
+                self.put(thread, &groups(std::process::id()));
+                self.lifted.insert(port, Lifted { thread, from, until });
+            }
+            None => return,
         }
-        // If it cannot be done the others wait until the VM has time again.
-        self.put(thread, std::process::id());
-        self.lifted.insert(port, (thread, now + LIFTED));
         if self.said.insert(port) {
             info!(
                 "the thread of port {port} was stopped with a lock that others wait for: it goes on beyond its VM's quota \
@@ -103,35 +118,39 @@ impl Accounts {
 
     /// Nobody waits for the port's thread any more: it works on its VM's account again.
     pub fn settle(&mut self, port: u32) {
-        if let (Some((thread, _)), Some(vm)) = (self.lifted.remove(&port), self.vms.get(&port)) {
-            self.put(thread, *vm);
+        if let Some(Lifted { thread, from, .. }) = self.lifted.remove(&port) {
+            self.put(thread, &from);
         }
     }
 
     /// Puts back who has been lifted for long enough: whoever waits may have been stopped, too.
     pub fn step(&mut self, now: Instant) {
-        while let Some((port, _)) = self.lifted.iter().find(|(_, (_, until))| *until <= now) {
+        while let Some((port, _)) = self.lifted.iter().find(|(_, lifted)| lifted.until <= now) {
             self.settle(*port);
         }
     }
 
     /// When [`Accounts::step`] has something to do.
     pub fn deadline(&self) -> Option<Instant> {
-        self.lifted.values().map(|(_, until)| *until).min()
+        self.lifted.values().map(|lifted| lifted.until).min()
     }
 
-    /// Into the control groups of a process: what became of each.
-    fn put(&self, thread: Thread, of: u32) -> Vec<Result<(), (PathBuf, io::Error)>> {
+    /// Into control groups that /proc/PID/cgroup of some process has: what became of each.
+    fn put(&self, thread: Thread, groups: &str) -> Vec<Result<(), (PathBuf, io::Error)>> {
         if !thread.proc().exists() {
             return Vec::new();
         }
-        let groups = fs::read_to_string(format!("/proc/{of}/cgroup")).unwrap_or_default();
         let results = self.hierarchies.iter().filter_map(|hierarchy| {
-            let file = hierarchy.file(hierarchy.group(&groups)?);
+            let file = hierarchy.file(hierarchy.group(groups)?);
             Some(fs::write(&file, thread.number.to_string()).map_err(|e| (file, e)))
         });
         results.collect()
     }
+}
+
+/// Of a process.
+fn groups(of: u32) -> String {
+    fs::read_to_string(format!("/proc/{of}/cgroup")).unwrap_or_default()
 }
 
 impl Hierarchy {
