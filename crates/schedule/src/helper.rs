@@ -17,6 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
+/// A round that takes longer has been interrupted, or has moved packets.
+const ROUND_NS: u64 = 5_000;
 /// A helper that keeps rings and shows no sign of life for so long has lost its core. More than the largest burst takes.
 const LOST_NS: u64 = 1_000_000;
 /// An offer that nobody has taken for so long: that core has other things to do.
@@ -90,7 +92,8 @@ impl Helpers {
             let epoll = Epoll::new()?;
             helper.mailbox.watch(&epoll, 0)?;
             let forwarder = Forwarder::new(self.datapath.clone());
-            let mut thread = Thread { n, helpers: self.clone(), forwarder, epoll, kept: Vec::new() };
+            let mut thread =
+                Thread { n, helpers: self.clone(), forwarder, epoll, kept: Vec::new(), found_ns: 0, awake_ns: 0 };
             let name = format!("{}-{}", if self.dedicated { "poll" } else { "helper" }, helper.cpu);
             std::thread::Builder::new().name(name).spawn(move || thread.serve())
         };
@@ -191,13 +194,17 @@ struct Thread {
     forwarder: Forwarder,
     epoll: Epoll,
     kept: Vec<Kept>,
+    /// When any ring last had packets, by [`Thread::awake_ns`].
+    found_ns: u64,
+    /// A clock that stands still while the core has other things to do.
+    awake_ns: u64,
 }
 
 struct Kept {
     served: Arc<Served>,
     arrivals: Arrivals,
     patient: bool,
-    /// When it last had packets, or was taken.
+    /// When it last had packets, or was taken, by [`Thread::awake_ns`].
     found_ns: u64,
 }
 
@@ -215,11 +222,13 @@ impl Thread {
         }
         let _ = helper.thread.set(thread);
         let mut ready = Vec::with_capacity(1);
-        let mut humble_ns = 0;
+        let (mut humble_ns, mut before_ns) = (0, 0);
         loop {
             // From now on it may have locks.
             let now_ns = helpers.datapath.now_ns();
             helper.beat_ns.store(now_ns, Ordering::Relaxed);
+            self.awake_ns += now_ns.saturating_sub(before_ns).min(ROUND_NS);
+            before_ns = now_ns;
             for letter in helper.mailbox.take() {
                 match letter {
                     Letter::Offer(served, arrivals) => self.take(served, arrivals),
@@ -249,7 +258,7 @@ impl Thread {
             // Its port's thread may have it back by now, and wait for a kick.
             self.forwarder.attend(&served.port, served.queue, false, || served.helper() == Some(self.n));
             let (patient, arrivals) = (arrivals.is_some(), arrivals.unwrap_or_default());
-            self.kept.push(Kept { served, arrivals, patient, found_ns: self.helpers.datapath.now_ns() });
+            self.kept.push(Kept { served, arrivals, patient, found_ns: self.awake_ns });
         }
     }
 
@@ -265,10 +274,12 @@ impl Thread {
             let outcome = kept.served.run(&mut self.forwarder, &mut kept.arrivals, &mut now_ns);
             // Packets that wait for a receiver's buffers wait for milliseconds at most.
             if outcome.packets > 0 || outcome.held {
-                kept.found_ns = now_ns;
+                kept.found_ns = self.awake_ns;
+                self.found_ns = self.awake_ns;
             }
-            let patience_ns = self.helpers.hysteresis.patience_ns(&kept.arrivals);
-            let silent = now_ns.saturating_sub(kept.found_ns) > patience_ns || !kept.patient && outcome.packets == 0;
+            let since = |then_ns| self.awake_ns.saturating_sub(then_ns);
+            let keeps = self.helpers.hysteresis.keeps(&kept.arrivals, since(kept.found_ns), since(self.found_ns));
+            let silent = !keeps || !kept.patient && outcome.packets == 0;
             if self.helpers.dedicated || !(silent || outcome.stalled) || self.keeps(i, outcome.stalled) {
                 i += 1;
             } else {
@@ -284,7 +295,7 @@ impl Thread {
         if !served.give_back(self.n) || stuck || !self.forwarder.rest(&served.port, served.queue, 0) {
             return false;
         }
-        *found_ns = self.helpers.datapath.now_ns();
+        *found_ns = self.awake_ns;
         served.take(self.n)
     }
 }
