@@ -81,7 +81,7 @@ impl World {
             return Some((f64::INFINITY, Work::Poll));
         }
         let patience_ns = match self.helpers[core].last {
-            Some(n) => self.hysteresis.patience_ns(&self.guests[n].arrivals),
+            Some(n) => self.hysteresis.patience_ns(&self.guests[n].arrivals, u64::MAX),
             None => self.hysteresis.base_ns,
         };
         let until_ns = *self.helpers[core].until_ns.get_or_insert(now_ns + patience_ns);

@@ -37,10 +37,8 @@ impl PortEntry {
         let Some(session) = &mut self.session else { return Ok(false) };
         let mut events = Vec::new();
         let result = session.ready(Instant::now(), &mut events);
-        let mut changed = false;
-        for event in events {
-            changed |= self.handle(event, workers, forwarder, now_ms);
-        }
+        let handle = |changed, event| self.handle(event, workers, forwarder, now_ms) | changed;
+        let changed = events.into_iter().fold(false, handle);
         result.map(|()| changed)
     }
 

@@ -157,9 +157,7 @@ impl Helpers {
 
     /// Helper `n`'s core has other things to do: it is not asked for a while.
     pub(crate) fn avoid(&self, n: usize, now_ns: u64) {
-        if let Some(helper) = self.all.get(n) {
-            helper.back_off.lock().taken_away(now_ns);
-        }
+        self.all.get(n).into_iter().for_each(|helper| helper.back_off.lock().taken_away(now_ns));
     }
 
     /// Somebody waits for a lock: helpers that may have it and do not get to run are put into the normal class, until
@@ -278,8 +276,8 @@ impl Thread {
                 self.found_ns = self.awake_ns;
             }
             let since = |then_ns| self.awake_ns.saturating_sub(then_ns);
-            let keeps = self.helpers.hysteresis.keeps(&kept.arrivals, since(kept.found_ns), since(self.found_ns));
-            let silent = !keeps || !kept.patient && outcome.packets == 0;
+            let patience_ns = self.helpers.hysteresis.patience_ns(&kept.arrivals, since(self.found_ns));
+            let silent = since(kept.found_ns) > patience_ns || !kept.patient && outcome.packets == 0;
             if self.helpers.dedicated || !(silent || outcome.stalled) || self.keeps(i, outcome.stalled) {
                 i += 1;
             } else {

@@ -99,30 +99,21 @@ impl Workers {
     /// over.
     pub fn detach(&mut self, port: PortId, queue: u16) {
         let Some(entry) = self.ports.get_mut(&port) else { return };
-        entry.rings.retain(|served| {
-            let gone = served.queue == queue;
-            if gone {
-                served.let_go();
-            }
-            !gone
-        });
-        if let Some(thread) = &entry.thread {
-            thread.mailbox.send(Letter::Detach { queue });
-        }
+        entry.rings.iter().filter(|served| served.queue == queue).for_each(|served| served.let_go());
+        entry.rings.retain(|served| served.queue != queue);
+        entry.thread.iter().for_each(|thread| thread.mailbox.send(Letter::Detach { queue }));
     }
 
     /// The port is no more.
     pub fn remove(&mut self, port: PortId) {
-        if let Some(thread) = self.ports.remove(&port).and_then(|entry| entry.thread) {
-            thread.mailbox.send(Letter::Stop);
-        }
+        let thread = self.ports.remove(&port).and_then(|entry| entry.thread);
+        thread.iter().for_each(|thread| thread.mailbox.send(Letter::Stop));
     }
 
     /// Has the port's queues looked at without a kick: they were enabled, or had stalled and may go on.
     pub fn look(&self, port: PortId) {
-        if let Some(thread) = self.ports.get(&port).and_then(|entry| entry.thread.as_ref()) {
-            thread.mailbox.send(Letter::Look);
-        }
+        let thread = self.ports.get(&port).and_then(|entry| entry.thread.as_ref());
+        thread.iter().for_each(|thread| thread.mailbox.send(Letter::Look));
     }
 }
 
@@ -133,8 +124,6 @@ impl Drop for Workers {
             thread.mailbox.send(Letter::Stop);
             self.threads.push(thread.thread);
         }
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
-        }
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
     }
 }

@@ -18,17 +18,14 @@ impl Default for Hysteresis {
 }
 
 impl Hysteresis {
-    /// How long to poll for the next packet.
-    pub fn patience_ns(&self, arrivals: &Arrivals) -> u64 {
-        if arrivals.expects_more(self) { self.limit_ns.max(self.base_ns) } else { self.base_ns }
-    }
-
-    /// Whether a helper keeps a ring that has been empty for `silent_ns`, when all it keeps have been for `all_silent_ns`. While
-    /// it is awake for others anyway, to look at one more costs next to nothing, and the guest is spared its kicks.
-    pub fn keeps(&self, arrivals: &Arrivals, silent_ns: u64, all_silent_ns: u64) -> bool {
-        let patience_ns = self.patience_ns(arrivals);
-        silent_ns <= patience_ns
-            || all_silent_ns <= patience_ns && silent_ns <= Arrivals::SILENCE_NS && arrivals.expects_more(self)
+    /// How long to poll for the next packet of a ring, `all_silent_ns` after any ring of the same helper had one. While it is
+    /// awake for others anyway, to look at one more costs next to nothing, and the guest is spared its kicks.
+    pub fn patience_ns(&self, arrivals: &Arrivals, all_silent_ns: u64) -> u64 {
+        match self.limit_ns.max(self.base_ns) {
+            _ if !arrivals.expects_more(self) => self.base_ns,
+            limit_ns if all_silent_ns > limit_ns => limit_ns,
+            limit_ns => limit_ns.max(Arrivals::SILENCE_NS),
+        }
     }
 }
 
@@ -93,28 +90,25 @@ mod tests {
             (100_000, 16, 50_000),
             (10_000_000, 1, 5_000),
         ] {
-            assert_eq!(hysteresis.patience_ns(&after(gap_ns, packets)), patience, "{packets} each {gap_ns} ns");
+            assert_eq!(
+                hysteresis.patience_ns(&after(gap_ns, packets), u64::MAX),
+                patience,
+                "{packets} each {gap_ns} ns"
+            );
         }
     }
 
     #[test]
-    fn a_helper_that_is_awake_keeps_streams_for_longer() {
+    fn a_helper_that_is_awake_waits_for_longer() {
         let hysteresis = Hysteresis::default();
         let (stream, rare) = (after(100_000, 64), after(100_000, 1));
-        for (arrivals, silent_ns, all_silent_ns, keeps) in [
-            (&stream, 50_000, 50_000, true),
-            (&stream, 51_000, 51_000, false),
-            (&stream, 500_000, 49_000, true),
-            (&stream, 500_000, 51_000, false),
-            (&stream, 501_000, 0, false),
-            (&rare, 5_000, 5_000, true),
-            (&rare, 6_000, 0, false),
-        ] {
-            let kept = hysteresis.keeps(arrivals, silent_ns, all_silent_ns);
-            assert_eq!(kept, keeps, "{silent_ns} {all_silent_ns}");
+        for (arrivals, all_silent_ns, patience_ns) in
+            [(&stream, 0, 500_000), (&stream, 50_000, 500_000), (&stream, 51_000, 50_000), (&rare, 0, 5_000)]
+        {
+            assert_eq!(hysteresis.patience_ns(arrivals, all_silent_ns), patience_ns, "{all_silent_ns}");
         }
-        let fixed = Hysteresis { base_ns: 5_000, limit_ns: 0 };
-        assert!(!fixed.keeps(&stream, 6_000, 0), "a fixed period is one");
+        let long = Hysteresis { base_ns: 5_000, limit_ns: 900_000 };
+        assert_eq!(long.patience_ns(&stream, 0), 900_000);
     }
 
     #[test]
@@ -132,6 +126,6 @@ mod tests {
     #[test]
     fn a_fixed_period() {
         let fixed = Hysteresis { base_ns: 5_000, limit_ns: 0 };
-        assert_eq!(fixed.patience_ns(&after(100, 1)), 5_000);
+        assert_eq!(fixed.patience_ns(&after(100, 1), 0), 5_000);
     }
 }
