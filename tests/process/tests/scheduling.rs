@@ -168,6 +168,8 @@ fn what_a_guest_is_owed_does_not_wait_while_it_sleeps() {
         let [a, b] = &mut pair.guests;
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| b.expect_number(number));
+            // So that it waits indeed.
+            std::thread::sleep(Duration::from_millis(2));
             assert!(a.try_send(VnetHdr::default(), &numbered(mac(1), mac(2), number, 100)));
             // Runs until the frame has been delivered.
             while a.net.unsent(0).expect("the rules") > 0 {
