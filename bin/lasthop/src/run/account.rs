@@ -91,9 +91,7 @@ impl Accounts {
             );
         }
     }
-}
 
-impl Accounts {
     /// Others wait for a lock that the port's thread has, and its VM may have no processor time left: it works on our account,
     /// until [`Accounts::settle`] or for [`LIFTED`].
     pub fn lift(&mut self, port: u32, thread: Thread, now: Instant) {
