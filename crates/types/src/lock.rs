@@ -21,7 +21,7 @@ thread_local! {
     static NAME: Cell<i32> = const { Cell::new(NOBODY) };
 }
 
-/// Has `act` called while somebody waits for a lock: again and again with 0; with its owner's name once that one seems to have
+/// Has `act` called while somebody waits for a lock: again and again with 0; with its owner's name while that one seems to have
 /// been stopped, if it has a name; and with that name times -1 when the wait is over. Once per process.
 pub fn on_wait(act: Box<dyn Fn(i32) + Send + Sync>) {
     let _ = ON_WAIT.set(act);
@@ -102,9 +102,9 @@ fn wait<G>(owner: impl Fn() -> i32, mut attempt: impl FnMut() -> Option<G>) -> G
         }
         act(NOBODY);
         naps += 1;
-        if naps % LONG == 0 && owner() != stopped {
-            act(-stopped);
-            stopped = owner();
+        if naps % LONG == 0 {
+            let before = std::mem::replace(&mut stopped, owner());
+            act(if before == stopped { NOBODY } else { -before });
             act(stopped);
         }
         std::thread::sleep(NAP);
@@ -118,9 +118,8 @@ mod tests {
 
     static SAID: Mutex<Vec<i32>> = Mutex::new(Vec::new());
 
-    /// Until that is said, after the first `before`.
-    fn until(what: i32, before: usize) {
-        while !SAID.lock().unwrap()[before..].contains(&what) {
+    fn until_said_twice(what: i32) {
+        while SAID.lock().unwrap().iter().filter(|said| **said == what).count() < 2 {
             std::thread::yield_now();
         }
     }
@@ -132,7 +131,9 @@ mod tests {
     fn until_waited_for() {
         listen();
         let before = SAID.lock().unwrap().len();
-        until(NOBODY, before);
+        while !SAID.lock().unwrap()[before..].contains(&NOBODY) {
+            std::thread::yield_now();
+        }
     }
 
     #[test]
@@ -217,7 +218,8 @@ mod tests {
                     if name == 0 {
                         until_waited_for()
                     } else {
-                        until(name, 0)
+                        // And again: whoever waited for something else of his may have said that he is done.
+                        until_said_twice(name)
                     }
                     drop(held);
                     together.wait();
@@ -230,7 +232,8 @@ mod tests {
             }
         });
         let said = SAID.lock().unwrap();
-        let named: Vec<i32> = said.iter().copied().filter(|what| *what != NOBODY).collect();
+        let mut named: Vec<i32> = said.iter().copied().filter(|what| *what != NOBODY).collect();
+        named.dedup();
         assert_eq!(named, [3, -3, 4, -4]);
     }
 
