@@ -15,7 +15,7 @@ const THEIRS: RGBColor = RGBColor(0x9a, 0xa5, 0xb1);
 
 type Error = Box<dyn std::error::Error>;
 
-/// Draws the best of each contender that has one: an SVG document.
+/// Draws what stands for the rounds of each contender that has one: an SVG document.
 pub fn draw(scenario: &ScenarioResults) -> Result<String, Error> {
     let mut text = String::new();
     let present: Vec<usize> =
@@ -31,13 +31,13 @@ pub fn draw(scenario: &ScenarioResults) -> Result<String, Error> {
         let better = if figure.more_is_better { "more" } else { "less" };
         let heading = format!("{}, {} ({better} is better)", figure.name, figure.unit);
         area.draw(&Text::new(heading, (LEFT, top + HEADING / 2 + 6), style(14, HPos::Left)))?;
-        let best = |c: usize| scenario.contenders[c].best.get(f).copied().flatten();
-        let most = present.iter().filter_map(|c| best(*c)).fold(f64::MIN_POSITIVE, f64::max);
+        let shown = |c: usize| scenario.shown(&scenario.contenders[c], f);
+        let most = present.iter().filter_map(|c| shown(*c)).fold(f64::MIN_POSITIVE, f64::max);
         let ratios = scenario.ratios(f);
         for (row, &c) in present.iter().enumerate() {
             let (contender, y) = (&scenario.contenders[c], top + HEADING + BAR * row as i32);
             area.draw(&Text::new(contender.title, (LEFT - 8, y + BAR / 2), style(13, HPos::Right)))?;
-            let Some(value) = best(c) else { continue };
+            let Some(value) = shown(c) else { continue };
             let length = (f64::from(WIDTH - LEFT - RIGHT) * value / most) as i32;
             let color = if contender.name == "lasthop" { OURS } else { THEIRS };
             area.draw(&Rectangle::new([(LEFT, y + 3), (LEFT + length.max(1), y + BAR - 3)], color.filled()))?;

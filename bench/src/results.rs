@@ -2,7 +2,7 @@
 
 use crate::distance::Distance;
 use crate::machine::Machine;
-use crate::scenario::{Cpus, Figure, Scenario};
+use crate::scenario::{Cpus, Figure, Scenario, Shown};
 use serde::Serialize;
 
 /// A whole run.
@@ -31,6 +31,8 @@ pub struct ScenarioResults {
     pub title: &'static str,
     /// What each number below is.
     pub figures: &'static [Figure],
+    /// Which rounds' figures are shown and judged.
+    pub shows: Shown,
     /// Between the CPUs, in the rounds that best and median are of; null: all rounds, there is no distance at which everybody
     /// was measured.
     pub distance: Option<Distance>,
@@ -121,7 +123,7 @@ impl ScenarioResults {
     /// One in which nothing has been measured yet.
     pub fn new(scenario: &Scenario, contenders: Vec<ContenderResults>) -> Self {
         let (name, title, figures) = (scenario.name, scenario.title, scenario.figures());
-        Self { name, title, figures, distance: None, contenders }
+        Self { name, title, figures, shows: scenario.shows(), distance: None, contenders }
     }
 
     /// Adds a contender's round and brings distance, best and median up to date.
@@ -129,6 +131,12 @@ impl ScenarioResults {
         self.contenders[contender].rounds.push(round);
         self.distance = self.common();
         self.contenders.iter_mut().for_each(|c| c.settle(self.figures, self.distance));
+    }
+
+    /// The figure that stands for a contender's.
+    pub fn shown(&self, contender: &ContenderResults, figure: usize) -> Option<f64> {
+        let of = if self.shows == Shown::Best { &contender.best } else { &contender.median };
+        of.get(figure).copied().flatten()
     }
 
     /// Those that have rounds.
@@ -164,11 +172,11 @@ impl ScenarioResults {
         c.missing.is_none() && !given_up && valid < enough
     }
 
-    /// For each contender, lasthop's best divided by its best; nothing for lasthop itself and where one is unknown.
+    /// For each contender, lasthop's figure that is shown divided by its own; nothing for lasthop itself and where one is unknown.
     pub fn ratios(&self, figure: usize) -> Vec<Option<f64>> {
-        let best = |c: &ContenderResults| c.best.get(figure).copied().flatten();
-        let ours = self.contenders.iter().find(|c| c.name == "lasthop").and_then(best);
-        let ratio = |c: &ContenderResults| match (ours, best(c)) {
+        let shown = |c: &ContenderResults| self.shown(c, figure);
+        let ours = self.contenders.iter().find(|c| c.name == "lasthop").and_then(shown);
+        let ratio = |c: &ContenderResults| match (ours, shown(c)) {
             (Some(ours), Some(theirs)) if c.name != "lasthop" && theirs > 0.0 => Some(ours / theirs),
             _ => None,
         };
@@ -195,8 +203,14 @@ pub mod tests {
     /// Contenders and their rounds.
     pub fn scenario(contenders: &[(&'static str, &[Sample])]) -> ScenarioResults {
         let none = contenders.iter().map(|(name, _)| ContenderResults::new(name, name, None)).collect();
-        let mut results =
-            ScenarioResults { name: "loop", title: "a loop", figures: &FIGURES, distance: None, contenders: none };
+        let mut results = ScenarioResults {
+            name: "loop",
+            title: "a loop",
+            figures: &FIGURES,
+            shows: Shown::Best,
+            distance: None,
+            contenders: none,
+        };
         for (i, (_, rounds)) in contenders.iter().enumerate() {
             for (figures, trip) in *rounds {
                 results.add(i, Round::new(figures.map(Some).to_vec(), trip.iter().copied().collect()));

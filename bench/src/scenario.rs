@@ -4,9 +4,10 @@ mod contender;
 mod figure;
 
 pub use contender::{Change, Contender};
-pub use figure::Figure;
+pub use figure::{Figure, Shown};
 
 use crate::distance::Track;
+use crate::guests::attack;
 use crate::guests::dpdk::{Frames, Guests, Ring};
 use crate::guests::load::{Act, Setup, Stage, Yields, memory_per_port};
 use crate::guests::outside::{Device, Outside};
@@ -17,8 +18,8 @@ use crate::switch::dpdk_vhost::DpdkVhost;
 use crate::switch::lasthop::Ours;
 use crate::switch::ovs::{Ovs, Rules};
 use crate::switch::{Extras, Switch};
-use figure::{COST, FLOWS, IDLE, LEFT, LOOP, MEMORY, OUTSIDE, THROUGH, TIMES, VMS};
-use lasthop_bench::load::Pattern;
+use figure::{ATTACK, COST, FLOWS, IDLE, LEFT, LOOP, MEMORY, OUTSIDE, THROUGH, TIMES, VMS};
+use lasthop_bench::load::{Attack, Pattern};
 use lasthop_tests_vm::{Port, scratch};
 use serde::Serialize;
 use std::time::Duration;
@@ -78,6 +79,8 @@ pub enum Work {
     Idle,
     /// A VM and a network outside.
     Outside(Device),
+    /// Guests of our own, and others that do their worst.
+    Attack(Attack),
 }
 
 /// One comparison.
@@ -158,6 +161,10 @@ const fn outside(name: &'static str, title: &'static str, device: Device, sizes:
     scenario(name, title, contenders, Work::Load(Setup { ports: 1, outside: Some(device), ..Setup::PLAIN }, act))
 }
 
+const fn attack(name: &'static str, title: &'static str, attack: Attack) -> Scenario {
+    scenario(name, title, &[OURS, LEARN], Work::Attack(attack))
+}
+
 /// Packets at a fixed rate to a guest that sleeps; what each mechanism is worth.
 const SLOW: Act = Act { pattern: Pattern::OneWay, rate: Some(1e5), window: None, yields: Yields::Cost, ..Act::PLAIN };
 const ECHO: Act = Act { pattern: Pattern::Echo, yields: Yields::Times, ..SLOW };
@@ -169,7 +176,7 @@ const ONE_NEW_FLOW: Act = Act { window: Some(1), ..NEW_FLOWS };
 const RULES: Setup = Setup { rules: 1000, ..Setup::PLAIN };
 
 /// All there are, those of a group together.
-pub const ALL: [Scenario; 69] = [
+pub const ALL: [Scenario; 79] = [
     dpdk("loop-64-split", "two DPDK guests, 64-byte frames, split rings", Ring::Split, Frames::Size(64)),
     dpdk("loop-64-packed", "two DPDK guests, 64-byte frames, packed rings", Ring::Packed, Frames::Size(64)),
     dpdk("loop-1472-split", "two DPDK guests, 1472-byte frames, split rings", Ring::Split, Frames::Size(1472)),
@@ -294,6 +301,33 @@ pub const ALL: [Scenario; 69] = [
     outside("outside-packet-64", "64-byte frames to the network and back, AF_PACKET", Device::Packet, "64"),
     outside("outside-packet-1514", "1514-byte frames to the network and back, AF_PACKET", Device::Packet, "1514"),
     scenario("idle", "two Linux VMs (QEMU) that do nothing, 5 s", &[OURS, FLOW], Work::Idle),
+    attack(
+        "attack-trickle",
+        "two guests talk; a third takes a packet a millisecond, and one of them sends to it",
+        Attack::Trickle,
+    ),
+    attack("attack-segments", "two guests talk; 64 KiB packets are cut into 2037 for a third", Attack::Segments),
+    attack("attack-flap", "two guests talk; a third owns all the flows it can, and goes down and up", Attack::Flap),
+    attack("attack-scan", "two guests talk; a third sends random frames", Attack::Scan),
+    attack("attack-storm", "two guests talk; a third sends 64-byte broadcasts", Attack::Storm),
+    attack("attack-storm-large", "two guests talk; a third sends 64 KiB broadcasts", Attack::LargeStorm),
+    attack(
+        "attack-incast",
+        "two guests talk; a third gets more than it takes, and one of them sends to it",
+        Attack::Incast,
+    ),
+    attack("attack-all", "two guests talk; all attacks at once", Attack::All),
+    attack(
+        "frontend-call",
+        "two guests talk; a third's call descriptors block, and one of them sends to it",
+        Attack::Call,
+    ),
+    scenario(
+        "frontend-regions",
+        "two guests talk; a third's front-end has 256 TiB mapped",
+        &[OURS],
+        Work::Attack(Attack::Regions),
+    ),
 ];
 
 /// What `--scenario` takes: names, and of each group what its names begin with.
@@ -315,6 +349,11 @@ impl Scenario {
         self.name.split('-').next().unwrap_or(self.name)
     }
 
+    /// Which of its rounds is shown and judged.
+    pub fn shows(&self) -> Shown {
+        if let Work::Attack(_) = self.work { Shown::Median } else { Shown::Best }
+    }
+
     /// What a measurement yields, in this order.
     pub fn figures(&self) -> &'static [Figure] {
         match self.work {
@@ -323,6 +362,7 @@ impl Scenario {
             Work::Idle => &IDLE,
             Work::Memory => &MEMORY,
             Work::Outside(_) => &OUTSIDE,
+            Work::Attack(_) => &ATTACK,
             Work::Load(_, act) => match act.yields {
                 Yields::Speed => &LOOP,
                 Yields::Times => &TIMES,
@@ -357,6 +397,7 @@ impl Scenario {
                 *stage = Some(here);
                 return Ok(round);
             }
+            Work::Attack(attack) => return attack::measure(contender, cpus, attack, seconds as f64),
             Work::Memory => memory_per_port(contender, cpus, 2, 34),
             Work::Vms => Pair::boot(contender, cpus)?.traffic(seconds),
             Work::Idle => Pair::boot(contender, cpus)?.idle(),

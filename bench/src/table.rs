@@ -1,7 +1,8 @@
 //! Results as a table, which is also valid Markdown.
 
 use crate::distance;
-use crate::results::{ContenderResults, ScenarioResults};
+use crate::results::ScenarioResults;
+use crate::scenario::Shown;
 
 /// One scenario: a row for each contender; behind a peer's figure, in brackets, lasthop's divided by it.
 pub fn render(scenario: &ScenarioResults) -> String {
@@ -10,7 +11,7 @@ pub fn render(scenario: &ScenarioResults) -> String {
     rows[0].extend(scenario.figures.iter().map(|f| format!("{}, {}", f.name, f.unit)));
     for (i, contender) in scenario.contenders.iter().enumerate().filter(|(_, c)| c.missing.is_none()) {
         let mut row = vec![contender.title.to_owned()];
-        row.extend((0..scenario.figures.len()).map(|f| cell(contender, f, ratios[f][i])));
+        row.extend((0..scenario.figures.len()).map(|f| cell(scenario.shown(contender, f), ratios[f][i])));
         rows.push(row);
     }
     let mut text = format!("{}: {}\n\n", scenario.name, scenario.title);
@@ -44,7 +45,8 @@ fn distance(scenario: &ScenarioResults) -> Option<String> {
     let rounds = || scenario.measured().map(|c| c.valid_rounds(scenario.distance));
     let (fewest, most) = (rounds().min()?, rounds().max()?);
     let number = if fewest < most { format!("{fewest} to {most}") } else { fewest.to_string() };
-    let rounds = format!("{number} {} each", if most == 1 { "round" } else { "rounds" });
+    let median = if scenario.shows == Shown::Median { "the median of " } else { "" };
+    let rounds = format!("{median}{number} {} each", if most == 1 { "round" } else { "rounds" });
     let Some(trips) = distance::range(&scenario.round_trips_ns()) else { return Some(rounds) };
     let Some(distance) = scenario.distance else {
         return Some(format!(
@@ -78,11 +80,11 @@ pub fn align(rows: &[Vec<String>]) -> String {
     text
 }
 
-fn cell(contender: &ContenderResults, figure: usize, ratio: Option<f64>) -> String {
-    let best = contender.best.get(figure).copied().flatten().map_or("—".into(), number);
+fn cell(shown: Option<f64>, ratio: Option<f64>) -> String {
+    let shown = shown.map_or("—".into(), number);
     match ratio {
-        Some(r) => format!("{best} ({}×)", number(r)),
-        None => best,
+        Some(r) => format!("{shown} ({}×)", number(r)),
+        None => shown,
     }
 }
 

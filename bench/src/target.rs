@@ -58,8 +58,13 @@ const BUSY: usize = 2;
 // Figures of CPUs shared with others: what these got, and what the switch with packets and the guests took.
 const LEFT: usize = 0;
 const OWN_COST: [usize; 2] = [3, 4];
+// Figures of attacks.
+const KEPT: usize = 0;
+const LOST: usize = 1;
+const P99: usize = 2;
+const FIRST_P99: usize = 8;
 
-const TARGETS: [Target; 48] = [
+const TARGETS: [Target; 76] = [
     target("64 B split, packets", "loop-64-split", PACKETS, OVS, Least(1.5)),
     target("64 B split, packets", "loop-64-split", PACKETS, VHOST, Least(0.95)),
     target("64 B packed, packets", "loop-64-packed", PACKETS, OVS, Least(1.6)),
@@ -119,6 +124,34 @@ const TARGETS: [Target; 48] = [
     // The scheduler's account is never quite 0.
     alone("idle, % of a CPU", "idle", 0, Most(0.1)),
     alone("idle, wake-ups a second and port", "idle", 1, Most(1.0)),
+    alone("trickling receiver, packets kept, %", "attack-trickle", KEPT, Least(95.0)),
+    alone("trickling receiver, p99 against tame", "attack-trickle", P99, Most(2.0)),
+    alone("trickling receiver, first packet p99 against tame", "attack-trickle", FIRST_P99, Most(2.0)),
+    alone("thousands of segments, packets kept, %", "attack-segments", KEPT, Least(95.0)),
+    alone("thousands of segments, p99 against tame", "attack-segments", P99, Most(2.0)),
+    alone("thousands of segments, first packet p99 against tame", "attack-segments", FIRST_P99, Most(2.0)),
+    alone("flapping port, packets kept, %", "attack-flap", KEPT, Least(95.0)),
+    alone("flapping port, p99 against tame", "attack-flap", P99, Most(2.0)),
+    alone("flapping port, first packet p99 against tame", "attack-flap", FIRST_P99, Most(2.0)),
+    alone("scan, packets kept, %", "attack-scan", KEPT, Least(95.0)),
+    alone("scan, p99 against tame", "attack-scan", P99, Most(2.0)),
+    alone("scan, first packet p99 against tame", "attack-scan", FIRST_P99, Most(2.0)),
+    alone("broadcast storm, packets kept, %", "attack-storm", KEPT, Least(95.0)),
+    alone("broadcast storm, p99 against tame", "attack-storm", P99, Most(2.0)),
+    alone("broadcast storm, first packet p99 against tame", "attack-storm", FIRST_P99, Most(2.0)),
+    alone("storm of 64 KiB broadcasts, packets kept, %", "attack-storm-large", KEPT, Least(95.0)),
+    alone("storm of 64 KiB broadcasts, p99 against tame", "attack-storm-large", P99, Most(2.0)),
+    alone("storm of 64 KiB broadcasts, first packet p99 against tame", "attack-storm-large", FIRST_P99, Most(2.0)),
+    alone("flooded receiver, packets kept, %", "attack-incast", KEPT, Least(95.0)),
+    alone("flooded receiver, p99 against tame", "attack-incast", P99, Most(2.0)),
+    alone("flooded receiver, first packet p99 against tame", "attack-incast", FIRST_P99, Most(2.0)),
+    alone("all attacks, packets kept, %", "attack-all", KEPT, Least(95.0)),
+    alone("all attacks, p99 against tame", "attack-all", P99, Most(2.0)),
+    alone("all attacks, first packet p99 against tame", "attack-all", FIRST_P99, Most(2.0)),
+    alone("blocking call descriptor, packets kept, %", "frontend-call", KEPT, Least(95.0)),
+    alone("blocking call descriptor, lost, %", "frontend-call", LOST, Most(0.0)),
+    alone("sparse files, packets kept, %", "frontend-regions", KEPT, Least(95.0)),
+    alone("sparse files, lost, %", "frontend-regions", LOST, Most(0.0)),
 ];
 
 impl Target {
@@ -129,7 +162,7 @@ impl Target {
             Against::Peer(peer) => {
                 *scenario.ratios(self.figure).get(scenario.contenders.iter().position(|c| c.name == peer)?)?
             }
-            Against::Nothing => *ours(scenario)?.best.get(self.figure)?,
+            Against::Nothing => scenario.shown(ours(scenario)?, self.figure),
             Against::Scenario(other) => {
                 let [here, there] = [scenario, played(results, other)?].map(ours);
                 let (here, there) = (here?, there?);

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Lines, comments and blank ones included.
+/// Lines of code: neither blank nor comment alone.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Count {
     /// Part of the program.
@@ -63,8 +63,8 @@ fn walk(file: &Path, folder: &Path, kind: Kind, features: &BTreeSet<String>, sum
         if inline.is_none() && line.starts_with("#[cfg(") && kind == Kind::Linked {
             attribute = gate(line, features);
         }
-        // Blank lines need no trust.
-        if !line.trim().is_empty() {
+        // Blank lines need no trust, and comments are wanted: neither is to be saved.
+        if is_code(line) {
             *sum.of(inline.unwrap_or(attribute)) += 1;
         }
         if inline.is_some() {
@@ -85,6 +85,12 @@ fn walk(file: &Path, folder: &Path, kind: Kind, features: &BTreeSet<String>, sum
         }
     }
     Ok(())
+}
+
+/// Whether a line holds more than white space and a comment. The project has no block comments.
+fn is_code(line: &str) -> bool {
+    let line = line.trim();
+    !line.is_empty() && !line.starts_with("//")
 }
 
 /// What `#[cfg(…)]` makes of the item below it.
@@ -121,7 +127,7 @@ mod tests {
         fs::create_dir_all(dir.join("a")).unwrap();
         fs::create_dir_all(dir.join("driver")).unwrap();
         for (file, text) in [
-            // 3 of its own besides blank ones, 2 of the attribute and module of tests, 2 of the feature's.
+            // 2 of its own besides blank ones and the comment, 2 of the attribute and module of tests, 2 of the feature's.
             (
                 "lib.rs",
                 "// one\n\npub mod a;\n#[cfg(test)]\nmod tests;\n#[cfg(feature = \"driver\")]\npub mod driver;\nfn x() {}\n\n",
@@ -139,9 +145,17 @@ mod tests {
         let features = |f: &[&str]| f.iter().map(|s| (*s).to_owned()).collect();
         let (without, with) = (count(&dir, &features(&[])), count(&dir, &features(&["driver"])));
         fs::remove_dir_all(&dir).unwrap();
-        assert_eq!(without, Ok(Count { linked: 3 + 2 + 1, tests: 2 + 4 + 2, left_out: 2 + 4 }));
-        assert_eq!(with, Ok(Count { linked: 3 + 2 + 1 + 2 + 4, tests: 2 + 4 + 2, left_out: 0 }));
+        assert_eq!(without, Ok(Count { linked: 2 + 2 + 1, tests: 2 + 4 + 2, left_out: 2 + 4 }));
+        assert_eq!(with, Ok(Count { linked: 2 + 2 + 1 + 2 + 4, tests: 2 + 4 + 2, left_out: 0 }));
         assert!(count(&dir, &features(&[])).is_err());
+    }
+
+    #[test]
+    fn comments_and_blank_lines_are_free() {
+        assert!(is_code("    let x = 1; // with a comment"));
+        for line in ["", "   ", "// a", "    /// b", "//! c"] {
+            assert!(!is_code(line), "{line:?}");
+        }
     }
 
     #[test]

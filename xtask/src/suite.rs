@@ -2,7 +2,7 @@
 //! per test program, and each counted stage.
 
 use crate::counts::{self, Comparison};
-use crate::root;
+use crate::{aarch64, root};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -10,6 +10,8 @@ use std::time::Instant;
 
 /// The package whose tests boot virtual machines.
 const VM_TESTS: &str = "lasthop-tests-vm";
+/// The package whose ignored tests are models that take minutes.
+const MODELS: &str = "lasthop-tests-models";
 
 /// What one or several test programs came to.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -63,15 +65,20 @@ impl Sum {
     }
 }
 
-/// Runs everything, first what is quick, then (unless `quick`) the instruction counts and the tests with virtual machines,
-/// one at a time. The closing line goes to stdout, last, and to the file `summary`.
-pub fn run(quick: bool, summary: Option<&Path>) -> Result<(), String> {
+/// Runs everything, first what is quick, then (unless `quick`) the instruction counts, whether the data plane compiles for
+/// aarch64, and the tests with virtual machines, one at a time; if `long`, what takes minutes besides. The closing line goes
+/// to stdout, last, and to the file `summary`.
+pub fn run(quick: bool, long: bool, summary: Option<&Path>) -> Result<(), String> {
     let mut sum = Sum::default();
     // Cargo's own failure (a test that does not compile) has no result line and must fail the run all the same.
     let mut broken = !cargo(&["test", "--workspace", "--exclude", VM_TESTS, "--no-fail-fast"], &[], &mut sum)?;
     if !quick {
         broken |= !count(&mut sum);
+        broken |= !for_aarch64(long, &mut sum);
         broken |= !cargo(&["test", "--package", VM_TESTS, "--no-fail-fast"], &["--test-threads=1"], &mut sum)?;
+    }
+    if long {
+        broken |= !cargo(&["test", "--package", MODELS, "--no-fail-fast"], &["--ignored"], &mut sum)?;
     }
     if broken && sum.failed == 0 {
         // Something failed that no test counted.
@@ -92,13 +99,59 @@ fn count(sum: &mut Sum) -> bool {
     passed
 }
 
+/// Compiles the data plane for aarch64, which is a test, and if `long` runs its unit tests. False when something failed.
+fn for_aarch64(long: bool, sum: &mut Sum) -> bool {
+    let check = || {
+        let arguments = aarch64::check()?;
+        cargo_with(&arguments.iter().map(String::as_str).collect::<Vec<_>>(), &[], &[], &mut Sum::default())
+    };
+    let compiles = check();
+    match &compiles {
+        Ok(true) => sum.passed += 1,
+        Ok(false) => sum.failed += 1,
+        // Without the target's library, which not every registry has, there is nothing to compile with: said, and skipped.
+        Err(why) => {
+            println!("{why}");
+            sum.skipped += 1;
+        }
+    }
+    if !long {
+        return !matches!(compiles, Ok(false));
+    }
+    let test = aarch64::test().and_then(|call| {
+        cargo_with(
+            &call.arguments.iter().map(String::as_str).collect::<Vec<_>>(),
+            &aarch64::FOR_TESTS,
+            &call.environment,
+            sum,
+        )
+    });
+    matches!(compiles, Ok(true))
+        & test.unwrap_or_else(|why| {
+            println!("{why}");
+            sum.failed += 1;
+            false
+        })
+}
+
 /// Runs cargo, lets its output through without the names of tests that passed, and adds the results. False when it failed.
 fn cargo(arguments: &[&str], for_tests: &[&str], sum: &mut Sum) -> Result<bool, String> {
+    cargo_with(arguments, for_tests, &[], sum)
+}
+
+/// The same, in an environment. Without words for tests none are said to follow: not all commands take them.
+fn cargo_with(
+    arguments: &[&str],
+    for_tests: &[&str],
+    environment: &[(&str, String)],
+    sum: &mut Sum,
+) -> Result<bool, String> {
     let started = Instant::now();
     let mut child = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(arguments)
-        .arg("--")
+        .args(for_tests.first().map(|_| "--"))
         .args(for_tests)
+        .envs(environment.iter().map(|(name, value)| (*name, value)))
         .current_dir(root())
         .stdout(Stdio::piped())
         .spawn()

@@ -6,8 +6,8 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 
-/// The most lines, comments included, that may be linked into `lasthop-switch` from its own crates.
-pub const LINE_BUDGET: usize = 10_000;
+/// The most lines of code, comments and blank lines apart, that may be linked into `lasthop-switch` from its own crates.
+pub const LINE_BUDGET: usize = 12_000;
 
 /// Crates of the data plane.
 const DATA_PLANE: &[&str] = &[

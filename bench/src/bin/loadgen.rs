@@ -3,7 +3,7 @@
 use clap::{CommandFactory, Parser};
 use lasthop_bench::load::frame::Vary;
 use lasthop_bench::load::{
-    self, Check, FlowOrder, Listening, Notify, Observer, Pattern, Report, Settings, Sizes, Socket,
+    self, Attack, Check, FlowOrder, Listening, Notify, Observer, Pattern, Report, Settings, Sizes, Socket,
 };
 use lasthop_bench::stop::{self, Failure, Outcome, failed};
 use lasthop_sys::CpuList;
@@ -88,6 +88,24 @@ struct Arguments {
     /// Seconds to measure
     #[arg(long, default_value_t = 5.0, value_name = "N")]
     seconds: f64,
+    /// Guests that do their worst as long as there is traffic, and what they do
+    ///
+    /// They are played beside the others, whose packets are measured, in slots of processor time that are the same
+    /// whatever they do. It takes `both-ways`, --rate and two --attacker (`all`: twelve)
+    #[arg(long, value_enum, requires = "attackers")]
+    attack: Option<Attack>,
+    /// Socket of an attacker's port; once for each
+    #[arg(long = "attacker", value_name = "PATH[,client]", value_parser = socket, requires = "attack")]
+    attackers: Vec<Socket>,
+    /// The attackers behave well, in the same slots: what to compare with
+    #[arg(long, requires = "attack")]
+    tame: bool,
+    /// Microseconds of each slot
+    #[arg(long, default_value_t = 10.0, value_name = "N", requires = "attack")]
+    slot: f64,
+    /// Packets a second from port 1 to port 0 beside all else, each from another MAC address, and their times
+    #[arg(long, value_name = "N")]
+    firsts: Option<f64>,
     /// Seconds to wait for the switch
     #[arg(long, default_value_t = 30.0, value_name = "N")]
     patience: f64,
@@ -117,7 +135,9 @@ const EXAMPLES: &str = "Examples:
       three guests send to the fourth
   lasthop run --port a=/tmp/a --port b=/tmp/b &
   lasthop-loadgen /tmp/a,client /tmp/b,client --size gso --ring 256 --rx-buffer 4096 --window 64
-      64 KiB packets, over sockets on which the switch listens";
+      64 KiB packets, over sockets on which the switch listens
+  lasthop-loadgen /tmp/a /tmp/b --rate 1e6 --firsts 1000 --attack trickle --attacker /tmp/c --attacker /tmp/d
+      what a receiver that hardly takes anything costs two others; the same with --tame to compare with";
 
 fn socket(text: &str) -> Result<Socket, String> {
     let (path, listen) = match text.strip_suffix(",client") {
@@ -160,6 +180,11 @@ fn settings(a: &Arguments) -> Outcome<Settings> {
         warmup: time("warmup", a.warmup)?,
         length: time("seconds", a.seconds)?,
         patience: time("patience", a.patience)?,
+        attack: a.attack,
+        attackers: a.attackers.clone(),
+        tame: a.tame,
+        slot: time("slot", a.slot / 1e6)?,
+        firsts: a.firsts,
         ..Settings::new(a.sockets.clone(), a.pattern)
     };
     settings.validate()?;

@@ -1,6 +1,7 @@
 //! Guests: DPDK's virtio-user driver in a closed loop and Linux VMs, which nobody here wrote; our own load generator for
 //! what they cannot do.
 
+pub mod attack;
 pub mod dpdk;
 pub mod load;
 pub mod outside;

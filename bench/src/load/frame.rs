@@ -30,9 +30,12 @@ pub const GSO_FRAME: usize = 45 * GSO_SIZE as usize + TCP_HEADERS;
 /// Most flows of one port.
 pub const MAX_FLOWS: u32 = 1 << 20;
 
-const PROBE: usize = 22;
+/// Bytes of a probe.
+pub(super) const PROBE: usize = 22;
 const UDP_HEADERS: usize = 14 + 20 + 8;
 const TCP_HEADERS: usize = 14 + 20 + 20;
+/// Flows from this one on are those of which each packet is the first.
+pub(super) const FIRSTS: u32 = MAX_FLOWS / 2;
 const MARK: u16 = 0x4c48;
 const BACK: u16 = 1 << 15;
 /// Flow bits that go into the source port; the others go into the source address.

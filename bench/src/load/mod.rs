@@ -9,8 +9,12 @@
 //! | `port` | memory, rings, the vhost-user connection |
 //! | `worker` | the loop of one thread: all its ports in turn |
 //! | `sender` | which packet comes next, and when |
+//! | `first` | packets that are the first of their flows |
+//! | `attack` | guests that do their worst beside the others |
 //! | `report` | what came out, as text and JSON |
 
+pub mod attack;
+mod first;
 pub mod frame;
 pub mod order;
 pub mod pace;
@@ -21,11 +25,13 @@ pub mod settings;
 mod worker;
 
 pub use crate::stop::{Failure, Outcome, failed};
+pub use attack::Attack;
 pub use port::Socket;
 pub use report::Report;
 pub use settings::{Check, FlowOrder, Notify, Pattern, Settings, Sizes};
 
-use port::{Listener, Memory};
+use attack::Attackers;
+use port::{Listener, Memory, Wanted};
 use report::Window;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -138,7 +144,7 @@ pub struct Listening(Vec<Option<Listener>>);
 /// Listens where the settings say so.
 pub fn listen(settings: &Settings) -> Outcome<Listening> {
     let bind = |s: &Socket| if s.listen { Listener::bind(&s.path).map(Some) } else { Ok(None) };
-    settings.sockets.iter().map(bind).collect::<Outcome<_>>().map(Listening)
+    settings.sockets.iter().chain(&settings.attackers).map(bind).collect::<Outcome<_>>().map(Listening)
 }
 
 /// Plays the guests once. `check` is asked often; its error ends everything.
@@ -190,9 +196,11 @@ impl<'a> Session<'a> {
                 let socket = &settings.sockets[usize::from(number)];
                 let listener = listening.0.get(usize::from(number)).and_then(Option::as_ref);
                 let front = port::connect(socket, listener, settings.patience, check)?;
-                ports.push(port::bring_up(front, number, settings, &mut memory)?);
+                ports.push(port::bring_up(front, number, settings, Wanted::of(settings), &mut memory)?);
             }
-            workers.push(Worker::new(setup.clone(), thread, ports, memory, shared.clone())?);
+            let theirs = listening.0.get(settings.sockets.len()..).unwrap_or_default();
+            let attackers = if thread == 0 { Attackers::connect(settings, theirs, check)? } else { None };
+            workers.push(Worker::new(setup.clone(), thread, ports, memory, shared.clone(), attackers)?);
         }
         let mut session = Self { setup, shared, check, threads: Vec::new(), watched: Vec::new() };
         for (thread, worker) in workers.into_iter().enumerate() {
@@ -228,6 +236,9 @@ impl<'a> Session<'a> {
         let circulates = settings.pattern.circulates();
         if circulates != setup.pattern.circulates() || settings.sockets.len() != setup.sockets.len() {
             return Err(failed("other ports than those that are connected"));
+        }
+        if (settings.attack, settings.attackers.len()) != (setup.attack, setup.attackers.len()) {
+            return Err(failed("other attackers than those that are connected"));
         }
         let act =
             Settings { notify: setup.notify, queues: setup.queues, ring_size: setup.ring_size, ..settings.clone() };

@@ -229,19 +229,43 @@ pub fn connect(
     }
 }
 
+/// What a port wants to negotiate.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// Features without which it cannot do.
+    pub needed: Features,
+    /// Features that it takes if they are offered.
+    pub welcome: Features,
+    /// Protocol features that it takes if they are offered.
+    pub protocol: ProtocolFeatures,
+}
+
+impl Wanted {
+    /// What the settings ask for.
+    pub fn of(settings: &Settings) -> Self {
+        let protocol = ProtocolFeatures::MQ | ProtocolFeatures::REPLY_ACK;
+        Self { needed: settings.features_needed(), welcome: settings.features_welcome(), protocol }
+    }
+}
+
 /// Brings a port up: negotiates, lays out its rings in `memory`, hands them over and enables them.
-pub fn bring_up(mut front: Frontend, number: u16, settings: &Settings, memory: &mut Memory) -> Outcome<Port> {
+pub fn bring_up(
+    mut front: Frontend,
+    number: u16,
+    settings: &Settings,
+    wanted: Wanted,
+    memory: &mut Memory,
+) -> Outcome<Port> {
     let told = |e: FrontendError| failed(format!("port {number}: {e}"));
     front.set_owner().map_err(told)?;
     let offered = front.features().map_err(told)?;
-    let needed = settings.features_needed();
+    let needed = wanted.needed;
     if !offered.contains(needed) {
         let missing = Features::describe((needed - offered).bits());
         return Err(failed(format!("port {number}: the back-end does not offer {missing}")));
     }
-    let features = offered & (needed | settings.features_welcome());
-    let wanted = ProtocolFeatures::MQ | ProtocolFeatures::REPLY_ACK;
-    let protocol = front.protocol_features().map_err(told)? & wanted;
+    let features = offered & (needed | wanted.welcome);
+    let protocol = front.protocol_features().map_err(told)? & wanted.protocol;
     front.set_protocol_features(protocol).map_err(told)?;
     let pairs = u64::from(settings.queues);
     if pairs > 1 {

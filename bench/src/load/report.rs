@@ -1,6 +1,7 @@
 //! What came out.
 
 use super::Settings;
+use super::attack::Tally;
 use super::worker::WorkerReport;
 use hdrhistogram::Histogram;
 use serde::Serialize;
@@ -123,7 +124,7 @@ pub fn histogram() -> Histogram<u64> {
 }
 
 /// What a run of the generator found.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
     /// Length of the measurement.
     pub seconds: f64,
@@ -153,6 +154,23 @@ pub struct Report {
     pub sleeps: u64,
     /// Times from when a packet was due to when it was received (there and back, where packets come back).
     pub latency: Option<Latency>,
+    /// The same of packets that were the first of their flows; these are counted nowhere else.
+    pub first_packets: Option<Latency>,
+    /// Frames received meanwhile by each port.
+    pub received_by_port: Vec<u64>,
+    /// What attackers did meanwhile.
+    pub attack: Option<AttackReport>,
+}
+
+/// What attackers did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct AttackReport {
+    /// Counted.
+    #[serde(flatten)]
+    pub tally: Tally,
+    /// Part of the time by which their slots were too short, in percent: so much of the guests' processor time went to
+    /// attackers beyond what tame ones take.
+    pub overrun_percent: f64,
 }
 
 impl Report {
@@ -160,6 +178,10 @@ impl Report {
         let found = workers.iter().fold(Findings::default(), |sum, w| sum.with(&w.findings));
         let mut times = histogram();
         workers.iter().filter_map(|w| w.times.as_ref()).for_each(|t| times.add(t).expect("the same bounds"));
+        let mut firsts = histogram();
+        workers.iter().filter_map(|w| w.firsts.as_ref()).for_each(|t| firsts.add(t).expect("the same bounds"));
+        let mut by_port: Vec<_> = workers.iter().flat_map(|w| w.by_port.iter().copied()).collect();
+        by_port.sort_unstable();
         let elapsed = if settings.packets.is_some() { Duration::from_nanos(window.last.max(1)) } else { elapsed };
         let seconds = elapsed.as_secs_f64();
         Self {
@@ -177,6 +199,12 @@ impl Report {
             kicks: found.kicks,
             sleeps: found.sleeps,
             latency: if settings.latency { Latency::of(&times) } else { None },
+            first_packets: Latency::of(&firsts),
+            received_by_port: by_port.into_iter().map(|(_, received)| received).collect(),
+            attack: workers
+                .iter()
+                .find_map(|w| w.attack)
+                .map(|tally| AttackReport { tally, overrun_percent: tally.overrun_ns as f64 / seconds / 1e7 }),
         }
     }
 
@@ -197,6 +225,18 @@ impl Report {
                 text,
                 "latency    p50 {:.1} µs, p99 {:.1} µs, p99.9 {:.1} µs, max {:.1} µs; min {:.1} µs, mean {:.1} µs",
                 l.p50, l.p99, l.p999, l.max, l.min, l.mean
+            );
+        }
+        if let Some(l) = &self.first_packets {
+            let _ =
+                writeln!(text, "first      p50 {:.1} µs, p99 {:.1} µs of {} first packets", l.p50, l.p99, l.packets);
+        }
+        if let Some(a) = &self.attack {
+            let t = a.tally;
+            let _ = writeln!(
+                text,
+                "attackers  {} frames sent, {} received, {} messages; {:.1} % of the time beyond their slots",
+                t.sent, t.received, t.messages, a.overrun_percent
             );
         }
         let _ = writeln!(text, "events     {} kicks, {} sleeps", self.kicks, self.sleeps);
@@ -223,7 +263,7 @@ mod tests {
     fn what_is_lost_is_what_did_not_come_once() {
         let settings = Settings::new(vec![], super::super::Pattern::OneWay);
         let findings = Findings { expected: 100, received: 98, doubled: 3, ..Findings::default() };
-        let workers = [WorkerReport { findings, times: None }];
+        let workers = [WorkerReport { findings, times: None, firsts: None, by_port: vec![(0, 98)], attack: None }];
         let report = Report::new(
             &settings,
             Duration::from_secs(2),

@@ -11,6 +11,8 @@ const STALL_NS: u64 = 100_000_000;
 #[derive(Debug)]
 pub struct Sender {
     targets: Vec<Target>,
+    /// The last of them is an attacker.
+    lured: bool,
     /// Whose turn it is, and which length's.
     turn: usize,
     size: usize,
@@ -54,12 +56,16 @@ pub struct Packet<'a> {
     pub flow: u32,
     /// Its number.
     pub sequence: u32,
+    /// It is for an attacker, and not expected anywhere.
+    pub lured: bool,
 }
 
 impl Sender {
     /// Of port `port`; nothing if the pattern has nothing for it to send.
     pub fn new(settings: &Settings, port: u16) -> Option<Self> {
-        let targets = settings.pattern.targets(port, settings.sockets.len() as u16);
+        let mut targets = settings.pattern.targets(port, settings.sockets.len() as u16);
+        let lure = settings.lure(port).filter(|_| !targets.is_empty());
+        targets.extend(lure.map(Some));
         let target = |to: &Option<u16>| Target {
             templates: settings
                 .sizes
@@ -73,6 +79,7 @@ impl Sender {
         let most = if settings.pattern == Pattern::PingPong { Some(1) } else { settings.window.map(u64::from) };
         (!targets.is_empty()).then(|| Self {
             targets: targets.iter().map(target).collect(),
+            lured: lure.is_some(),
             turn: 0,
             size: 0,
             flow: 0,
@@ -89,6 +96,11 @@ impl Sender {
     #[inline]
     pub fn flow(&self) -> u32 {
         self.flow
+    }
+
+    /// How many packets it sends for each that counts.
+    pub fn share(&self) -> f64 {
+        if self.lured { 2.0 } else { 1.0 }
     }
 
     /// The next packet, with this time in it.
@@ -119,7 +131,8 @@ impl Sender {
         target.sequences[flow as usize] = sequence.wrapping_add(1);
         let template = &mut target.templates[size];
         let tail = template.tail_len();
-        Packet { head: template.stamp(flow, sequence, stamp), tail, flow, sequence }
+        let lured = self.lured && self.turn == 0;
+        Packet { head: template.stamp(flow, sequence, stamp), tail, flow, sequence, lured }
     }
 }
 

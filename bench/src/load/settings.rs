@@ -1,5 +1,6 @@
 //! What the generator is to play.
 
+use super::attack::{self, Attack};
 use super::frame::{self, Vary};
 use super::{Outcome, Socket, failed};
 use lasthop_vhostuser::Features;
@@ -196,6 +197,16 @@ pub struct Settings {
     pub length: Duration,
     /// How long to wait for the switch.
     pub patience: Duration,
+    /// What attackers do meanwhile.
+    pub attack: Option<Attack>,
+    /// Their sockets, [`Attack::ports`] of them.
+    pub attackers: Vec<Socket>,
+    /// They behave well: what to compare with.
+    pub tame: bool,
+    /// How long their turns take.
+    pub slot: Duration,
+    /// Packets a second from port 1 to port 0 beside all else, each from another MAC address: the first of their flows.
+    pub firsts: Option<f64>,
 }
 
 impl Settings {
@@ -224,6 +235,11 @@ impl Settings {
             warmup: Duration::from_millis(500),
             length: Duration::from_secs(1),
             patience: Duration::from_secs(30),
+            attack: None,
+            attackers: Vec::new(),
+            tame: false,
+            slot: attack::SLOT,
+            firsts: None,
         }
     }
 
@@ -259,6 +275,16 @@ impl Settings {
             "a window of one packet at least"
         } else if self.length.is_zero() {
             "some time to measure"
+        } else if self.attack.map_or(0, Attack::ports) != self.attackers.len() {
+            "two attackers for an attack, and twelve for `all`"
+        } else if self.attack.is_some() && (self.pattern != Pattern::BothWays || self.rate.is_none()) {
+            "attackers are played beside guests that send both ways at a rate"
+        } else if self.attack.is_some() && (self.window.is_some() || self.notify == Notify::Sleep) {
+            "beside attackers guests poll, and have no window"
+        } else if self.firsts.is_some_and(|r| !r.is_finite() || r <= 0.0 || self.pattern.circulates()) {
+            "first packets at a rate above 0, and not where packets go round"
+        } else if self.firsts.is_some() && self.flows > frame::FIRSTS {
+            "half as many flows at most beside first packets"
         } else {
             return Ok(());
         };
@@ -286,6 +312,12 @@ impl Settings {
 
     fn circulates(&self) -> bool {
         self.pattern.circulates()
+    }
+
+    /// The attacker's port to which this port sends as many packets as to its own receiver.
+    pub(super) fn lure(&self, port: u16) -> Option<u16> {
+        let lure = self.attack.filter(|_| port == 0)?.lures()?;
+        Some((self.sockets.len() + lure) as u16)
     }
 
     /// Bytes of a send buffer, virtio-net header included.

@@ -1,6 +1,10 @@
 //! One thread and its ports.
 
-use super::frame::{self, PROBED, Probe, Template, VNET};
+mod send;
+
+use super::attack::{Attackers, Tally, mood};
+use super::first::First;
+use super::frame::{self, FIRSTS, PROBED, Probe, Template, VNET};
 use super::order::{Order, Seen};
 use super::pace::Pacer;
 use super::port::{Buffers, Memory, Port, Ring};
@@ -12,6 +16,7 @@ use hdrhistogram::Histogram;
 use lasthop_vhostuser::Features;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::{ClockId, Timespec, clock_gettime};
+use send::reclaim;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -26,11 +31,17 @@ const LOOK_UP_NS: u64 = 10_000_000;
 pub struct WorkerReport {
     pub findings: Findings,
     pub times: Option<Histogram<u64>>,
+    /// Of packets that were the first of their flows.
+    pub firsts: Option<Histogram<u64>>,
+    /// By port: frames received while it was measured.
+    pub by_port: Vec<(u16, u64)>,
+    /// What attackers did meanwhile.
+    pub attack: Option<Tally>,
 }
 
 /// Nanoseconds of CLOCK_MONOTONIC.
 #[inline]
-fn now() -> u64 {
+pub fn now() -> u64 {
     let t = clock_gettime(ClockId::Monotonic);
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
@@ -57,6 +68,9 @@ struct Card {
     mergeable: bool,
     /// By source port: what was received of it, by flow.
     orders: Vec<Vec<Order>>,
+    /// Frames received that count, and how many of them before the measurement.
+    received: u64,
+    received_before: u64,
 }
 
 pub struct Worker {
@@ -74,6 +88,13 @@ pub struct Worker {
     window_start: Window,
     findings: Findings,
     times: Option<Histogram<u64>>,
+    /// First packets: when they are due, and their times.
+    firsts: Option<First>,
+    first_times: Option<Histogram<u64>>,
+    attackers: Option<Attackers>,
+    /// Theirs when the measurement began, and then what they did in it.
+    attack: Tally,
+    by_port: Vec<(u16, u64)>,
     senders: usize,
     /// When traffic began.
     started: u64,
@@ -89,6 +110,7 @@ impl Worker {
         ports: Vec<Port>,
         mut memory: Memory,
         shared: Arc<Shared>,
+        attackers: Option<Attackers>,
     ) -> Outcome<Self> {
         let (entries, queues) = (u32::from(settings.ring_size), u32::from(settings.queues));
         let count = settings.sockets.len() as u16;
@@ -133,6 +155,8 @@ impl Worker {
                 sender: None,
                 mergeable,
                 orders: vec![Vec::new(); usize::from(count)],
+                received: 0,
+                received_before: 0,
             });
         }
         Ok(Self {
@@ -148,6 +172,11 @@ impl Worker {
             window_start: Window::default(),
             findings: Findings::default(),
             times: None,
+            firsts: None,
+            first_times: None,
+            attackers,
+            attack: Tally::default(),
+            by_port: Vec::new(),
             senders: 0,
             started: 0,
             seen: 0,
@@ -178,8 +207,11 @@ impl Worker {
             for i in 0..self.cards.len() {
                 busy |= if self.settings.pattern.circulates() { self.pass_on(i)? } else { self.receive(i)? };
                 if self.phase.sends() {
-                    busy |= self.send(i)?;
+                    busy |= self.send(i)? | self.send_first(i)?;
                 }
+            }
+            if let Some(attackers) = &mut self.attackers {
+                attackers.turn(mood(&self.settings, self.phase))?;
             }
             if !busy {
                 self.shared.received[self.thread].0.store(self.seen, Ordering::Relaxed);
@@ -203,12 +235,15 @@ impl Worker {
             card.orders.iter_mut().for_each(Vec::clear);
         }
         self.times = settings.latency.then(histogram);
+        self.first_times = settings.firsts.map(|_| histogram());
+        // Addresses used once are not new again.
+        self.firsts = settings.firsts.map(|_| self.firsts.take().unwrap_or_else(|| First::new(1, 0)));
         self.reset();
     }
 
     fn reset(&mut self) {
         (self.window, self.findings) = (Window::default(), Findings::default());
-        self.times.iter_mut().for_each(Histogram::reset);
+        self.times.iter_mut().chain(&mut self.first_times).for_each(Histogram::reset);
         let rings = self.cards.iter_mut().flat_map(|c| c.port.rx.iter_mut().chain(&mut c.port.tx));
         rings.for_each(|r| r.kicks = 0);
     }
@@ -216,29 +251,46 @@ impl Worker {
     fn enter(&mut self, phase: Phase) -> Outcome<()> {
         let before = std::mem::replace(&mut self.phase, phase);
         match phase {
-            Phase::Announce => (0..self.cards.len()).try_for_each(|i| self.announce(i))?,
+            Phase::Announce => {
+                (0..self.cards.len()).try_for_each(|i| self.announce(i))?;
+                self.attackers.iter_mut().try_for_each(Attackers::announce)?;
+            }
             Phase::Prepare => self.prepare(),
             Phase::Reset => self.reset(),
             Phase::Tell => {
                 let rings = self.cards.iter().flat_map(|c| c.port.rx.iter().chain(&c.port.tx));
                 self.findings.kicks = rings.map(|r| r.kicks).sum();
-                lock(&self.shared.reports).push(WorkerReport { findings: self.findings, times: self.times.take() });
+                lock(&self.shared.reports).push(WorkerReport {
+                    findings: self.findings,
+                    times: self.times.take(),
+                    firsts: self.first_times.take(),
+                    by_port: std::mem::take(&mut self.by_port),
+                    attack: self.attackers.as_ref().map(|_| self.attack),
+                });
             }
             Phase::Warm | Phase::Measure => {
                 let start = now();
                 self.started = start;
                 let rate = self.settings.rate.map(|r| r / self.senders as f64);
                 for sender in self.cards.iter_mut().filter_map(|c| c.sender.as_mut()) {
-                    sender.pacer = rate.map(|r| Pacer::new(start, r));
+                    sender.pacer = rate.map(|r| Pacer::new(start, r * sender.share()));
                     sender.left = self.settings.packets.unwrap_or(u64::MAX);
                 }
                 if self.settings.pattern.circulates() && before < Phase::Warm {
                     (0..self.cards.len()).try_for_each(|i| self.inject(i))?;
                 }
+                if let (Some(firsts), Some(rate)) = (&mut self.firsts, self.settings.firsts) {
+                    firsts.pacer = Pacer::new(start, rate);
+                }
                 self.window_start = self.window;
+                self.cards.iter_mut().for_each(|c| c.received_before = c.received);
+                self.attack = self.attackers.as_ref().map(Attackers::tally).unwrap_or_default();
             }
             Phase::After => {
                 lock(&self.shared.windows).push(self.window.since(&self.window_start));
+                self.by_port = self.cards.iter().map(|c| (c.port.number, c.received - c.received_before)).collect();
+                let tally = self.attackers.as_ref().map(Attackers::tally).unwrap_or_default();
+                self.attack = tally.since(self.attack);
                 let now = now();
                 let pacers = self.cards.iter().filter_map(|c| c.sender.as_ref()?.pacer.as_ref());
                 self.findings.unsent += pacers.map(|p| p.overdue(now)).sum::<u64>();
@@ -348,7 +400,7 @@ impl Worker {
                 let card = &mut self.cards[i];
                 let Some((token, len)) = card.port.rx[queue].ring.poll_used()? else { break };
                 taken += 1;
-                if arrived == 0 && (self.times.is_some() || self.settings.packets.is_some()) {
+                if arrived == 0 && (self.times.is_some() || self.settings.packets.is_some() || self.firsts.is_some()) {
                     arrived = now();
                 }
                 let addr = card.rx.at(token);
@@ -386,12 +438,17 @@ impl Worker {
                     self.findings.stray += u64::from(!is_announcement(&head[VNET..got]));
                     continue;
                 };
+                if let Some(times) = self.first_times.as_mut().filter(|_| probe.flow >= FIRSTS) {
+                    times.saturating_record(arrived.saturating_sub(probe.stamp).max(1));
+                    continue;
+                }
                 if self.settings.pattern.echoes() && !probe.back {
                     self.send_back(i, queue, addr, len, &mut head[VNET..got])?;
                     continue;
                 }
                 self.window.received += 1;
                 self.window.bytes += bytes as u64;
+                self.cards[i].received += 1;
                 if run.0 != probe.source && run.1 > 0 {
                     self.delivered(run);
                     run.1 = 0;
@@ -456,89 +513,6 @@ impl Worker {
         }
     }
 
-    /// Sends a received frame back to where it came from; it is in one buffer, or it is lost.
-    fn send_back(&mut self, i: usize, queue: usize, addr: u64, len: u32, head: &mut [u8]) -> Outcome<()> {
-        let card = &mut self.cards[i];
-        let Some(token) = reclaim(card, queue, &mut self.pool, false)? else {
-            self.findings.unsent += 1;
-            return Ok(());
-        };
-        frame::turn_round(head);
-        let to = self.memory.slice(card.tx.at(token), len as usize);
-        self.memory.slice(addr, len as usize).copy_to(&to);
-        to.write(0, &[0; VNET]);
-        to.write(VNET, head);
-        let ring = &mut card.port.tx[queue];
-        if ring.ring.add(&[(card.tx.at(token), len)], &[], token).is_err() {
-            card.spare[queue].push(token);
-        }
-        ring.publish();
-        Ok(())
-    }
-
-    fn send(&mut self, i: usize) -> Outcome<bool> {
-        let Some(card) = self.cards.get_mut(i) else { return Ok(false) };
-        if self.settings.pattern.circulates() {
-            return Ok(false);
-        }
-        let Some(sender) = &mut card.sender else { return Ok(false) };
-        let ping_pong = self.settings.pattern == Pattern::PingPong;
-        let paced = sender.pacer.is_some();
-        let time = if paced || ping_pong || sender.window.is_some() || self.times.is_some() { now() } else { 0 };
-        let mut room = sender.left.min(BURST as u64);
-        if let Some(window) = &mut sender.window {
-            let delivered = self.shared.delivered[usize::from(card.port.number)].0.load(Ordering::Relaxed);
-            room = room.min(window.room(delivered, time));
-        }
-        let (mut count, queues) = (0, self.queues);
-        while count < room {
-            let queue = if queues == 1 { 0 } else { (sender.flow() % u32::from(queues)) as usize };
-            let (spare, ring) = (&mut card.spare[queue], &mut card.port.tx[queue].ring);
-            if spare.is_empty() || (count == 0 && spare.len() < BURST) {
-                while let Some((token, _)) = ring.poll_used()? {
-                    spare.push(token);
-                }
-            }
-            let Some(&token) = spare.last() else { break };
-            let stamp = match &mut sender.pacer {
-                Some(pacer) => match pacer.take(time) {
-                    Some(due) => due,
-                    None => break,
-                },
-                None => time,
-            };
-            let packet = sender.next(stamp);
-            let (addr, len) = (card.tx.at(token), packet.head.len() + packet.tail);
-            let buffer = self.memory.slice(addr, len);
-            buffer.write(0, packet.head);
-            if self.settings.check == Check::Content {
-                self.scratch.resize(packet.tail, 0);
-                frame::fill(card.port.number, packet.flow, packet.sequence, &mut self.scratch);
-                buffer.write(packet.head.len(), &self.scratch);
-            }
-            if ring.add(&[(addr, len as u32)], &[], token).is_err() {
-                return Err(failed("a ring with room refuses a buffer: a bug"));
-            }
-            spare.pop();
-            sender.left -= 1;
-            count += 1;
-            if let Some(window) = &mut sender.window {
-                window.sent();
-            }
-        }
-        if count == 0 {
-            return Ok(false);
-        }
-        let copies =
-            if self.settings.pattern == Pattern::Broadcast { self.shared.delivered.len() as u64 - 1 } else { 1 };
-        self.window.sent += count;
-        self.findings.expected += count * copies;
-        for ring in &mut card.port.tx {
-            ring.publish();
-        }
-        Ok(true)
-    }
-
     /// Asks for interrupts and sleeps until one comes or something is due.
     fn sleep(&mut self) -> Outcome<()> {
         let sending = self.phase.sends();
@@ -575,18 +549,6 @@ impl Worker {
         }
         Ok(())
     }
-}
-
-/// Takes a send buffer, after taking back what the device is done with if there is none.
-fn reclaim(card: &mut Card, queue: usize, pool: &mut Vec<u32>, circulates: bool) -> Outcome<Option<u32>> {
-    let spare = if circulates { pool } else { &mut card.spare[queue] };
-    let ring = &mut card.port.tx[queue].ring;
-    if spare.is_empty() || ring.free() == 0 {
-        while let Some((token, _)) = ring.poll_used()? {
-            spare.push(token);
-        }
-    }
-    Ok(if ring.free() == 0 { None } else { spare.pop() })
 }
 
 /// Frames with an address of ours that are no probes.

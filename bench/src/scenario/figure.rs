@@ -13,6 +13,16 @@ pub struct Figure {
     pub more_is_better: bool,
 }
 
+/// Which of a contender's rounds stands for all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Shown {
+    /// The best: what others do on the machine only takes.
+    Best,
+    /// The middle one: a quotient of two measurements errs both ways, and its best would flatter.
+    Median,
+}
+
 pub const LOOP: [Figure; 4] = [
     Figure { name: "packets", unit: "Mpps", more_is_better: true },
     Figure { name: "bytes", unit: "Gbit/s", more_is_better: true },
@@ -75,4 +85,19 @@ pub const THROUGH: [Figure; 3] = [
 pub const MEMORY: [Figure; 2] = [
     Figure { name: "memory", unit: "KiB/port", more_is_better: false },
     Figure { name: "memory with two ports", unit: "KiB", more_is_better: false },
+];
+/// Two guests that talk, while others behave well and while they do not.
+pub const ATTACK: [Figure; 12] = [
+    Figure { name: "packets kept", unit: "%", more_is_better: true },
+    Figure { name: "lost", unit: "%", more_is_better: false },
+    Figure { name: "p99 against tame", unit: "×", more_is_better: false },
+    Figure { name: "p50 tame", unit: "µs", more_is_better: false },
+    Figure { name: "p50", unit: "µs", more_is_better: false },
+    Figure { name: "p99 tame", unit: "µs", more_is_better: false },
+    Figure { name: "p99", unit: "µs", more_is_better: false },
+    Figure { name: "p99.9", unit: "µs", more_is_better: false },
+    Figure { name: "first packet p99 against tame", unit: "×", more_is_better: false },
+    Figure { name: "first packet p99", unit: "µs", more_is_better: false },
+    Figure { name: "attackers' packets", unit: "1000/s", more_is_better: true },
+    Figure { name: "beyond slots", unit: "% of the time", more_is_better: false },
 ];

@@ -78,6 +78,10 @@ impl Switch for Ours {
         self.lasthop.pids()
     }
 
+    fn forwarder(&self) -> u32 {
+        self.lasthop.switch()
+    }
+
     fn uplink(&self) -> Option<u32> {
         let list = self.lasthop.json(&["uplink", "list"]);
         list["uplinks"][0]["pid"].as_u64().map(|pid| pid as u32)

@@ -56,6 +56,11 @@ pub trait Switch {
     /// All its processes.
     fn pids(&self) -> Vec<u32>;
 
+    /// The process that moves packets.
+    fn forwarder(&self) -> u32 {
+        self.pids().first().copied().unwrap_or(0)
+    }
+
     /// How often its threads have gone to sleep, which is how often they wake up (proc(5), /proc/PID/task/TID/status). Threads
     /// that have ended are not counted.
     fn wake_ups(&self) -> u64 {

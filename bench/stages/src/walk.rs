@@ -168,16 +168,30 @@ impl Walk {
         }
         sender.flush(0);
         let mut forwarder = Forwarder::new(datapath);
-        let packets = forwarder.run(&from, 1, 0).packets;
+        let packets = burst(&mut forwarder, &from);
         Box::new(Self { forwarder, from, sender, receivers, traffic, packets })
     }
+}
+
+/// 64 packets, in so many goes as they are worth.
+#[inline]
+fn burst(forwarder: &mut Forwarder, from: &Port) -> usize {
+    let mut packets = 0;
+    while packets < BURST {
+        let outcome = forwarder.run(from, 1, 0);
+        packets += outcome.packets;
+        if !outcome.more {
+            break;
+        }
+    }
+    packets
 }
 
 impl Stage for Walk {
     #[inline]
     fn run(&mut self) {
         for _ in 0..BURSTS {
-            self.packets += self.forwarder.run(&self.from, 1, 0).packets;
+            self.packets += burst(&mut self.forwarder, &self.from);
         }
     }
 

@@ -2,27 +2,31 @@
 
 use crate::view;
 use cpu::CpuRequest;
+use health::Health;
 use lasthop_api::{
     AclChanged, AclRule, ApiError, Flow, Mac, Port, PortChanged, SwitchStats, TraceReport, TxBatch, UplinkList,
 };
 use lasthop_frame::{FlowKey, SNAPSHOT_LEN};
 use lasthop_ipc::{
-    ControlToSupervisor, DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket, PortConfig, PortInfo,
-    PortState, SupervisorToControl, ToControl,
+    ControlToSupervisor, DatapathReply, DatapathRequest, DeviceState, FlowInfo, FromControl, MissedPacket, PortConfig,
+    PortInfo, PortState, SupervisorToControl, ToControl,
 };
 use lasthop_policy::acl::Book;
 use lasthop_policy::{Change, Effects, FlowUse, Learning, Uplinks, Vlans};
-use lasthop_types::PortId;
+use lasthop_types::{PortId, PortTotals};
 use lists::Pending;
 use std::collections::BTreeMap;
 use tokio::sync::oneshot;
 
 mod cpu;
+mod health;
 mod lists;
+mod statistics;
 mod uplinks;
 mod watch;
 
 pub(crate) use lists::Load;
+use statistics::StatsWanted;
 pub(crate) use uplinks::UplinkCall;
 use uplinks::UplinkRequest;
 use watch::Watch;
@@ -35,23 +39,68 @@ const MANY_FLOWS: usize = 8192;
 /// Questions waiting for the switch or the supervisor; more are refused.
 const MAX_QUESTIONS: usize = 64;
 
+/// With more messages than this waiting to be sent to the switch, no flows are put right that can wait: answers to misses would
+/// wait behind them.
+const CONGESTED: usize = 32;
+/// Questions for flows at a time: an answer may be long.
+const MAX_FLOW_QUESTIONS: usize = 4;
+/// The flows, from the first on.
+const FLOWS: DatapathRequest = DatapathRequest::Flows { after: (0, 0) };
+
 /// Where an answer to a call of the API goes.
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, ApiError>>;
 
 /// A call of the API.
 #[derive(Debug)]
 pub(crate) enum Call {
-    PortAdd { name: String, path: String, client: bool, tx_batch: Option<TxBatch>, answer: Answer<PortChanged> },
-    PortDel { name: String, answer: Answer<PortChanged> },
-    Uplink { call: UplinkCall, answer: Answer<UplinkList> },
-    PortList { answer: Answer<Vec<Port>> },
-    FlowList { answer: Answer<Vec<Flow>> },
-    MacList { answer: Answer<Vec<Mac>> },
-    Stats { answer: Answer<SwitchStats> },
-    Trace { port: String, frame: Vec<u8>, answer: Answer<TraceReport> },
-    AclLoad { load: Load, answer: Answer<AclChanged> },
-    AclClear { ports: Vec<String>, direction: Option<String>, answer: Answer<AclChanged> },
-    AclShow { ports: Vec<String>, packets: bool, answer: Answer<Vec<AclRule>> },
+    PortAdd {
+        name: String,
+        path: String,
+        client: bool,
+        tx_batch: Option<TxBatch>,
+        owner: Option<String>,
+        answer: Answer<PortChanged>,
+    },
+    PortDel {
+        name: String,
+        answer: Answer<PortChanged>,
+    },
+    Uplink {
+        call: UplinkCall,
+        answer: Answer<UplinkList>,
+    },
+    PortList {
+        answer: Answer<Vec<Port>>,
+    },
+    FlowList {
+        answer: Answer<Vec<Flow>>,
+    },
+    MacList {
+        answer: Answer<Vec<Mac>>,
+    },
+    Stats {
+        answer: Answer<SwitchStats>,
+    },
+    Trace {
+        port: String,
+        frame: Vec<u8>,
+        answer: Answer<TraceReport>,
+    },
+    AclLoad {
+        load: Load,
+        answer: Answer<AclChanged>,
+    },
+    AclClear {
+        ports: Vec<String>,
+        direction: Option<String>,
+        general: Option<String>,
+        answer: Answer<AclChanged>,
+    },
+    AclShow {
+        ports: Vec<String>,
+        packets: bool,
+        answer: Answer<Vec<AclRule>>,
+    },
 }
 
 /// Something to react to; messages of the switch come in batches through [`Core::hear_switch`].
@@ -87,7 +136,7 @@ enum Question {
         ports: Vec<PortInfo>,
     },
     Flows {
-        flows: Vec<FlowInfo>,
+        flows: Vec<Flow>,
         answer: Answer<Vec<Flow>>,
     },
     Ports {
@@ -108,6 +157,19 @@ enum Question {
     Barrier {
         waiting: Vec<Unconfirmed>,
     },
+}
+
+impl Question {
+    /// Nobody waits for the answer any more.
+    fn is_given_up(&self) -> bool {
+        match self {
+            Self::Statistics { .. } | Self::Watch { .. } | Self::Barrier { .. } => false,
+            Self::Flows { answer, .. } => answer.is_closed(),
+            Self::Ports { answer, .. } => answer.is_closed(),
+            Self::Trace { answer } => answer.is_closed(),
+            Self::Rules { answer, .. } => answer.is_closed(),
+        }
+    }
 }
 
 /// A change in force, and who is told so once the switch goes by it.
@@ -142,6 +204,8 @@ pub(crate) struct Core {
     /// Which flows the switch has is known.
     reconciled: bool,
     configs: BTreeMap<PortId, PortConfig>,
+    /// Who was last refused at a port that belongs to somebody else, since its last connection.
+    refused: BTreeMap<PortId, String>,
     infos: BTreeMap<PortId, PortInfo>,
     questions: BTreeMap<u64, Question>,
     requests: BTreeMap<u64, Answer<PortChanged>>,
@@ -149,12 +213,21 @@ pub(crate) struct Core {
     cpu_requests: BTreeMap<u64, CpuRequest>,
     /// Ports that are uplinks, and the VLANs that each carries.
     uplinks: Uplinks,
+    /// Ports that are interfaces, as they are shown.
+    devices: BTreeMap<PortId, DeviceState>,
     watch: Watch,
+    health: Health,
     next_number: u64,
     next_tick_ms: Option<u64>,
+    /// So much waits to be sent to the switch that flows that can wait do.
+    congested: bool,
     commands: Vec<Command>,
     counts: Counts,
     started_ms: u64,
+    /// What ports counted that were removed, as of the last answer about ports.
+    removed: (PortTotals, PortTotals),
+    /// Those who want statistics, and what goes with them.
+    stats_wanted: StatsWanted,
     /// The access lists in force.
     book: Book,
     /// Parts of the text of access lists that the supervisor is telling us.
@@ -172,18 +245,24 @@ impl Core {
             attached: false,
             reconciled: false,
             configs: BTreeMap::new(),
+            refused: BTreeMap::new(),
             infos: BTreeMap::new(),
             questions: BTreeMap::new(),
             requests: BTreeMap::new(),
             uplink_requests: BTreeMap::new(),
             cpu_requests: BTreeMap::new(),
             uplinks: Uplinks::new(),
+            devices: BTreeMap::new(),
             watch: Watch::default(),
+            health: Health::default(),
             next_number: 0,
             next_tick_ms: None,
+            congested: false,
             commands: Vec::new(),
             counts: Counts::default(),
             started_ms: now_ms,
+            removed: Default::default(),
+            stats_wanted: StatsWanted::default(),
             book: Book::default(),
             incoming: Vec::new(),
             pending: None,
@@ -198,7 +277,14 @@ impl Core {
 
     /// When [`Event::Timer`] is due; `None` while nothing can age.
     pub fn deadline_ms(&self) -> Option<u64> {
-        self.next_tick_ms.into_iter().chain(self.watch.deadline_ms()).min()
+        let put_right_ms = self.policy.put_right_ms().filter(|_| !self.congested);
+        let looks = self.watch.deadline_ms().into_iter().chain(self.health.deadline_ms());
+        self.next_tick_ms.into_iter().chain(looks).chain(put_right_ms).min()
+    }
+
+    /// How many messages wait for room in the channel to the switch.
+    pub fn set_unsent(&mut self, messages: usize) {
+        self.congested = messages > CONGESTED;
     }
 
     pub fn count_malformed(&mut self, messages: u64) {
@@ -218,15 +304,16 @@ impl Core {
         let mut out = Effects::default();
         match event {
             Event::SwitchAttached => {
-                self.drop_questions();
+                self.drop_questions(now_ms);
                 (self.attached, self.reconciled) = (true, false);
                 self.infos.clear();
+                self.health = Health::default();
                 self.policy.attached();
             }
             Event::SwitchGone => {
                 self.attached = false;
                 self.infos.clear();
-                self.drop_questions();
+                self.drop_questions(now_ms);
             }
             Event::Supervisor(message) => self.supervisor_says(message, now_ms, &mut out),
             Event::Call(call) => self.call(call, now_ms),
@@ -266,6 +353,10 @@ impl Core {
     fn tick(&mut self, now_ms: u64, out: &mut Effects) {
         let is_due = self.next_tick_ms.take_if(|at| *at <= now_ms).is_some();
         self.watch_uplinks(is_due, now_ms);
+        self.look_at_health(now_ms);
+        if self.policy.put_right_ms().is_some_and(|at| at <= now_ms) && !self.congested {
+            self.policy.put_right(now_ms, out);
+        }
         if !is_due {
             return;
         }
@@ -278,7 +369,7 @@ impl Core {
 
     fn ask_statistics(&mut self, reconcile: bool) {
         let asked = self.policy.asked();
-        self.ask(DatapathRequest::Flows, Question::Statistics { asked, reconcile, flows: Vec::new() });
+        self.ask(FLOWS, Question::Statistics { asked, reconcile, flows: Vec::new() });
     }
 
     fn ask(&mut self, question: DatapathRequest, pending: Question) {
@@ -288,7 +379,8 @@ impl Core {
         self.commands.push(Command::Switch(FromControl::Ask { request, question }.into()));
     }
 
-    fn drop_questions(&mut self) {
+    fn drop_questions(&mut self, now_ms: u64) {
+        self.stats_without_switch(now_ms);
         for question in std::mem::take(&mut self.questions).into_values() {
             match question {
                 Question::Statistics { .. } | Question::Watch { .. } => {}
@@ -304,10 +396,10 @@ impl Core {
     fn switch_says(&mut self, message: ToControl, now_ms: u64, out: &mut Effects) {
         match message {
             ToControl::Hello { ports } => {
-                tracing::info!("the switch is connected; it has {} ports", ports.len());
                 for port in ports {
                     self.port_is(port, now_ms, out);
                 }
+                tracing::info!("the switch is connected; it has {} ports", self.infos.len());
                 if !self.unconfirmed.is_empty() {
                     self.confirm(now_ms);
                 }
@@ -317,6 +409,7 @@ impl Core {
             ToControl::Port(port) => self.port_is(port, now_ms, out),
             ToControl::PortGone(id) => {
                 self.infos.remove(&id);
+                self.health.forget(id);
                 self.policy.port_gone(id, now_ms, out);
             }
             ToControl::Reply { request, last, reply } => self.switch_answers(request, last, reply, now_ms, out),
@@ -332,6 +425,13 @@ impl Core {
         tracing::debug!("port {}: {:?}", port.name, port.state);
         // Lists first: they go by the port's name.
         let (id, up) = (port.id, port.state == PortState::Up);
+        if self.health.port_is(&port, now_ms) && !self.uplinks.contains_key(&id) {
+            tracing::info!("port {}: up", port.name);
+        }
+        let waited = |before: &PortInfo| before.state == PortState::Waiting && port.state != PortState::Waiting;
+        if self.infos.get(&id).is_some_and(waited) {
+            self.refused.remove(&id);
+        }
         self.infos.insert(id, port);
         self.set_lists(id);
         self.policy.port(id, up, now_ms, out);
@@ -339,31 +439,57 @@ impl Core {
 
     fn switch_answers(&mut self, request: u64, last: bool, reply: DatapathReply, now_ms: u64, out: &mut Effects) {
         // Answers to questions that were given up are expected.
-        let Some(question) = self.questions.get_mut(&request) else { return };
-        match (question, reply) {
-            (Question::Statistics { flows, .. }, DatapathReply::Flows(part)) => {
-                flows.extend(part.into_iter().map(|f| FlowUse { spec: f.flow, idle_ms: f.idle_ms }));
+        let Some(mut question) = self.questions.remove(&request) else { return };
+        match (&mut question, reply) {
+            (Question::Trace { .. }, DatapathReply::Lookup { key, flow }) => {
+                let Question::Trace { answer } = question else { return };
+                return self.answer_trace(answer, &key, flow, now_ms);
             }
-            (Question::Flows { flows, .. }, DatapathReply::Flows(part)) => flows.extend(part),
-            (Question::Rules { flows, .. }, DatapathReply::Flows(part)) => flows.extend(part),
+            (question_of_flows, DatapathReply::Flows { flows, next }) => {
+                self.some_flows(question_of_flows, flows, now_ms, out);
+                if let Some(after) = next
+                    && !question.is_given_up()
+                {
+                    return self.ask(DatapathRequest::Flows { after }, question);
+                }
+            }
             (Question::Ports { ports, .. } | Question::Watch { ports }, DatapathReply::Ports(part)) => {
                 ports.extend(part)
             }
-            (Question::Barrier { .. }, DatapathReply::Barrier) => {}
-            (Question::Trace { .. }, DatapathReply::Lookup { key, flow }) => {
-                let Some(Question::Trace { answer }) = self.questions.remove(&request) else { return };
-                self.answer_trace(answer, &key, flow, now_ms);
-                return;
+            (Question::Ports { .. } | Question::Watch { .. }, DatapathReply::Removed { from_guest, to_guest }) => {
+                self.removed = (from_guest, to_guest);
             }
-            // "Nothing", whatever the question.
-            (_, DatapathReply::Flows(part)) if part.is_empty() => {}
+            (Question::Barrier { .. }, DatapathReply::Barrier) => {}
             _ => self.counts.malformed += 1,
         }
-        if !last {
-            return;
+        if last {
+            self.answered(question, now_ms, out);
+        } else {
+            self.questions.insert(request, question);
         }
-        match self.questions.remove(&request) {
-            Some(Question::Statistics { asked, reconcile: true, flows }) => {
+    }
+
+    /// Part of the flows that somebody has asked for.
+    fn some_flows(&mut self, question: &mut Question, part: Vec<FlowInfo>, now_ms: u64, out: &mut Effects) {
+        match question {
+            Question::Statistics { asked, reconcile, flows } => {
+                let mut uses: Vec<_> = part.into_iter().map(flow_use).collect();
+                if *reconcile {
+                    flows.append(&mut uses);
+                } else {
+                    self.policy.statistics_part(*asked, &uses, now_ms, out);
+                }
+            }
+            Question::Flows { flows, .. } => flows.extend(part.iter().map(|f| view::flow(f, |id| self.name(id)))),
+            Question::Rules { flows, .. } => flows.extend(part),
+            _ => self.counts.malformed += 1,
+        }
+    }
+
+    /// The whole answer has come.
+    fn answered(&mut self, question: Question, now_ms: u64, out: &mut Effects) {
+        match question {
+            Question::Statistics { asked, reconcile: true, flows } => {
                 let before = out.changes.len();
                 self.policy.reconcile(asked, &flows, now_ms, out);
                 self.reconciled = true;
@@ -374,26 +500,26 @@ impl Core {
                     out.changes.len() - before
                 );
             }
-            Some(Question::Statistics { asked, flows, .. }) => {
-                self.policy.statistics(asked, &flows, now_ms, out);
+            Question::Statistics { asked, .. } => {
+                self.policy.statistics_end(asked, now_ms, out);
                 self.policy.tick(now_ms, out);
+                self.stats_ready(now_ms);
             }
-            Some(Question::Watch { ports }) => self.watched(&ports, now_ms),
-            Some(Question::Flows { flows, answer }) => {
-                let flows = flows.iter().map(|f| view::flow(f, |id| self.name(id))).collect();
-                give(answer, flows);
+            Question::Watch { ports } => {
+                self.watched(&ports, now_ms);
+                self.check_health(&ports, now_ms);
             }
-            Some(Question::Ports { ports, cpu, answer }) => {
-                let ports = self.ports(ports, &cpu);
+            Question::Flows { flows, answer } => give(answer, flows),
+            Question::Ports { ports, cpu, answer } => {
+                let ports = self.ports(ports, &cpu, now_ms);
                 give(answer, ports);
             }
-            Some(Question::Rules { ports, flows, answer }) => {
+            Question::Rules { ports, flows, answer } => {
                 let rules = self.acl_rules(&ports, Some(&flows));
                 give(answer, rules);
             }
-            Some(Question::Barrier { waiting }) => waiting.into_iter().for_each(Unconfirmed::confirm),
-            Some(Question::Trace { answer }) => refuse(answer, switch_away()),
-            None => {}
+            Question::Barrier { waiting } => waiting.into_iter().for_each(Unconfirmed::confirm),
+            Question::Trace { answer } => refuse(answer, switch_away()),
         }
     }
 
@@ -405,6 +531,7 @@ impl Core {
                 for id in std::mem::take(&mut self.configs).into_keys().filter(|id| !new.contains_key(id)) {
                     self.policy.port_gone(id, now_ms, out);
                 }
+                self.refused.retain(|id, _| new.contains_key(id));
                 self.configs = new;
             }
             SupervisorToControl::Reply { request, result } => {
@@ -417,13 +544,20 @@ impl Core {
             SupervisorToControl::Uplinks(ports) => {
                 let vlans = |bytes: Vec<u8>| Vlans::from_bytes(&bytes);
                 self.uplinks = ports.into_iter().map(|(id, bytes)| (id, bytes.map(vlans))).collect();
+                // The switch may have told of one before the supervisor said what it is.
+                let ids: Vec<_> = self.infos.keys().copied().collect();
+                ids.into_iter().for_each(|id| self.set_lists(id));
                 self.policy.set_uplinks(&self.uplinks, now_ms, out);
             }
+            SupervisorToControl::Devices(devices) => {
+                self.devices = devices.into_iter().map(|device| (device.port, device)).collect();
+            }
+            SupervisorToControl::PeerRefused { port, reason } => drop(self.refused.insert(port, reason)),
             SupervisorToControl::UplinkReply { request, result } => self.uplink_reply(request, result, now_ms),
             SupervisorToControl::CpuTimes { request, times } => self.cpu_reply(request, times, now_ms),
             SupervisorToControl::Forget(port) => self.policy.forget_addresses(port, now_ms, out),
             SupervisorToControl::Announce(uplink) => self.announce(uplink, now_ms),
-            SupervisorToControl::Lists(part) => self.lists_are(&part),
+            SupervisorToControl::Lists(part) => self.lists_are(&part, now_ms),
             SupervisorToControl::ListsKept(result) => self.lists_kept(result, now_ms),
             // Without a descriptor, or handled by the loop.
             SupervisorToControl::DatapathChannel | SupervisorToControl::Shutdown => self.counts.malformed += 1,
@@ -432,9 +566,16 @@ impl Core {
 
     fn call(&mut self, call: Call, now_ms: u64) {
         match call {
-            Call::PortAdd { name, path, client, tx_batch, answer } => {
+            Call::PortAdd { name, path, client, tx_batch, owner, answer } => {
                 let tx_batch = tx_batch.map(|batch| (batch.us, batch.packets));
-                self.request(answer, |request| ControlToSupervisor::PortAdd { request, name, path, client, tx_batch });
+                self.request(answer, |request| ControlToSupervisor::PortAdd {
+                    request,
+                    name,
+                    path,
+                    client,
+                    tx_batch,
+                    owner,
+                });
             }
             Call::PortDel { name, answer } => {
                 self.request(answer, |request| ControlToSupervisor::PortDel { request, name });
@@ -442,8 +583,8 @@ impl Core {
             Call::Uplink { call, answer } => self.uplink_request(call, answer),
             Call::PortList { answer } => self.cpu_request(CpuRequest::Ports(answer)),
             Call::FlowList { answer } => {
-                if let Some(answer) = self.admit(answer) {
-                    self.ask(DatapathRequest::Flows, Question::Flows { flows: Vec::new(), answer });
+                if let Some(answer) = self.admit_flows(answer) {
+                    self.ask(FLOWS, Question::Flows { flows: Vec::new(), answer });
                 }
             }
             Call::MacList { answer } => {
@@ -451,7 +592,9 @@ impl Core {
                 give(answer, macs);
             }
             Call::AclLoad { load, answer } => self.acl_load(load, answer),
-            Call::AclClear { ports, direction, answer } => self.acl_clear(&ports, direction.as_deref(), answer),
+            Call::AclClear { ports, direction, general, answer } => {
+                self.acl_clear(&ports, direction.as_deref(), general.as_deref(), answer);
+            }
             Call::AclShow { ports, packets, answer } => self.acl_show(ports, packets, answer),
             Call::Stats { answer } => self.cpu_request(CpuRequest::Stats(answer)),
             Call::Trace { port, frame, answer } => {
@@ -474,9 +617,23 @@ impl Core {
         if !packets {
             let rules = self.acl_rules(&ports, None);
             give(answer, rules);
-        } else if let Some(answer) = self.admit(answer) {
-            self.ask(DatapathRequest::Flows, Question::Rules { ports, flows: Vec::new(), answer });
+        } else if let Some(answer) = self.admit_flows(answer) {
+            self.ask(FLOWS, Question::Rules { ports, flows: Vec::new(), answer });
         }
+    }
+
+    /// As [`Core::admit`], for a question whose answer is all flows.
+    fn admit_flows<T>(&mut self, answer: Answer<T>) -> Option<Answer<T>> {
+        let long = |q: &&Question| match q {
+            Question::Flows { answer, .. } => !answer.is_closed(),
+            Question::Rules { answer, .. } => !answer.is_closed(),
+            _ => false,
+        };
+        if self.questions.values().filter(long).count() >= MAX_FLOW_QUESTIONS {
+            refuse(answer, busy());
+            return None;
+        }
+        self.admit(answer)
     }
 
     /// The answer's way back, unless the question cannot be asked now.
@@ -486,14 +643,7 @@ impl Core {
             return None;
         }
         if self.questions.len() >= MAX_QUESTIONS {
-            self.questions.retain(|_, q| match q {
-                Question::Statistics { .. } | Question::Watch { .. } => true,
-                Question::Flows { answer, .. } => !answer.is_closed(),
-                Question::Ports { answer, .. } => !answer.is_closed(),
-                Question::Trace { answer } => !answer.is_closed(),
-                Question::Rules { answer, .. } => !answer.is_closed(),
-                Question::Barrier { .. } => true,
-            });
+            self.questions.retain(|_, q| !q.is_given_up());
         }
         if self.questions.len() >= MAX_QUESTIONS {
             refuse(answer, busy());
@@ -523,39 +673,27 @@ impl Core {
             reasons: explanation.lines,
             outputs: outputs
                 .iter()
-                .map(|id| view::trace_output(self.name(*id), self.infos.get(id), *id == key.port()))
+                .map(|id| {
+                    view::trace_output(self.name(*id), self.infos.get(id), *id == key.port(), self.devices.get(id))
+                })
                 .collect(),
         };
         give(answer, report);
     }
 
-    fn ports(&self, infos: Vec<PortInfo>, cpu: &BTreeMap<PortId, u64>) -> Vec<Port> {
+    fn ports(&self, infos: Vec<PortInfo>, cpu: &BTreeMap<PortId, u64>, now_ms: u64) -> Vec<Port> {
         let infos: BTreeMap<_, _> = infos.into_iter().map(|p| (p.id, p)).collect();
         let mut ids: Vec<_> = self.configs.keys().chain(infos.keys()).copied().collect();
         ids.sort_unstable();
         ids.dedup();
-        let port = |id| Port {
-            uplink: self.uplinks.contains_key(&id),
-            cpu_ns: cpu.get(&id).copied(),
-            ..view::port(id, self.configs.get(&id), infos.get(&id), self.policy.port_view(id))
+        let port = |id| {
+            let mut port = view::port(id, self.configs.get(&id), infos.get(&id), self.policy.port_view(id));
+            port.note = infos.get(&id).and_then(|info| self.health.note(info, now_ms));
+            port.last_error = self.refused.get(&id).cloned().or(port.last_error);
+            let port = view::port_device(port, self.devices.get(&id));
+            Port { uplink: self.uplinks.contains_key(&id), cpu_ns: cpu.get(&id).copied(), ..port }
         };
         ids.into_iter().map(port).collect()
-    }
-
-    fn stats(&self, cpu: lasthop_api::CpuTimes, now_ms: u64) -> SwitchStats {
-        SwitchStats {
-            switch_connected: self.attached,
-            ports: self.configs.len() as u64,
-            macs: self.policy.mac_count() as u64,
-            flows: self.policy.flow_count() as u64,
-            epoch: self.policy.epoch(),
-            misses: self.counts.misses,
-            flows_put: self.counts.flows_put,
-            flows_deleted: self.counts.flows_deleted,
-            malformed: self.counts.malformed,
-            uptime_ms: now_ms.saturating_sub(self.started_ms),
-            cpu,
-        }
     }
 
     fn find(&self, name: &str) -> Option<PortId> {
@@ -567,6 +705,10 @@ impl Core {
         let configured = self.configs.get(&id).map(|c| c.name.clone());
         configured.or_else(|| self.infos.get(&id).map(|i| i.name.clone())).unwrap_or_else(|| format!("#{id}"))
     }
+}
+
+fn flow_use(flow: FlowInfo) -> FlowUse {
+    FlowUse { spec: flow.flow, idle_ms: flow.idle_ms, packets: flow.packets }
 }
 
 /// Nobody waits any more when this fails.

@@ -30,6 +30,8 @@ pub struct Descriptors {
     pub supervisor: OwnedFd,
     /// The listening Unix socket of the local API.
     pub api: OwnedFd,
+    /// Another, whose clients may change nothing.
+    pub read_api: Option<OwnedFd>,
 }
 
 /// Why control ends with an error.
@@ -66,12 +68,17 @@ async fn serve(descriptors: Descriptors) -> Result<(), ControlError> {
     let mut supervisor = SupervisorLink::new(descriptors.supervisor).map_err(ControlError::Supervisor)?;
     let mut switch: Option<SwitchLink> = None;
     let (calls, mut api) = mpsc::channel(server::MAX_WAITING_CALLS);
-    server::start(descriptors.api, calls).map_err(ControlError::Api)?;
+    let clients = server::Clients::default();
+    if let Some(socket) = descriptors.read_api {
+        server::start(socket, calls.clone(), clients.clone(), true).map_err(ControlError::Api)?;
+    }
+    server::start(descriptors.api, calls, clients, false).map_err(ControlError::Api)?;
     let mut core = Core::new(now_ms());
     supervisor.queue(ControlToSupervisor::Ready);
 
     let (mut from_supervisor, mut from_switch) = (Vec::new(), Vec::new());
     loop {
+        core.set_unsent(switch.as_ref().map_or(0, Link::unsent));
         let timer = core.deadline_ms().map(|at| Duration::from_millis(at.saturating_sub(now_ms())));
         tokio::select! {
             biased;

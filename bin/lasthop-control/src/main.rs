@@ -1,12 +1,14 @@
 //! `lasthop-control`: learns addresses, answers the switch's misses, serves the local API. Started by `lasthop run`.
 
 use lasthop_control::Descriptors;
+use lasthop_sys::Log;
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;
+use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 
 const USAGE: &str = "lasthop-control is started by `lasthop run`; \
-                     arguments: --supervisor-fd N --api-fd N, both open descriptors";
+                     arguments: --supervisor-fd N --api-fd N [--read-api-fd N], open descriptors";
 
 fn main() -> ExitCode {
     let Some(descriptors) = descriptors(std::env::args().skip(1)) else {
@@ -15,14 +17,26 @@ fn main() -> ExitCode {
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_ansi(false);
-    logs.with_writer(std::io::stderr).init();
+    let log = Log::new();
+    let lines = log.clone();
+    logs.with_writer(move || lines.clone()).init();
+    let result = run(descriptors, &log);
+    // What was said last is what matters, if anybody reads it.
+    log.finish(Duration::from_millis(100));
+    result
+}
 
+fn run(descriptors: Descriptors, log: &Log) -> ExitCode {
     match sandbox::enter() {
         Ok(report) => tracing::info!("sandbox: {report}"),
         Err(e) => {
             tracing::error!("sandbox: {e}");
             return ExitCode::FAILURE;
         }
+    }
+    if let Err(e) = log.start(std::io::stderr()) {
+        tracing::error!("no thread for the log: {e}");
+        return ExitCode::FAILURE;
     }
     match lasthop_control::run(descriptors) {
         Ok(()) => ExitCode::SUCCESS,
@@ -35,16 +49,18 @@ fn main() -> ExitCode {
 
 /// Takes the descriptors named on the command line. First thing in `main`: nothing else is open yet.
 fn descriptors(mut args: impl Iterator<Item = String>) -> Option<Descriptors> {
-    let (mut supervisor, mut api): (Option<OwnedFd>, Option<OwnedFd>) = (None, None);
+    let (mut supervisor, mut api, mut read_api): (Option<OwnedFd>, Option<OwnedFd>, Option<OwnedFd>) =
+        (None, None, None);
     while let Some(name) = args.next() {
         let fd = args.next()?.parse().ok().and_then(lasthop_sys::inherited_fd)?;
         match name.as_str() {
             "--supervisor-fd" => supervisor = Some(fd),
             "--api-fd" => api = Some(fd),
+            "--read-api-fd" => read_api = Some(fd),
             _ => return None,
         }
     }
-    Some(Descriptors { supervisor: supervisor?, api: api? })
+    Some(Descriptors { supervisor: supervisor?, api: api?, read_api })
 }
 
 mod sandbox {

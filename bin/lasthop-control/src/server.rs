@@ -6,26 +6,26 @@
 use crate::core::{Answer, Call, Load, UplinkCall, busy, switch_away};
 use futures_util::Stream;
 use lasthop_api::{
-    AclChanged, AclPage, AclRule, AclText, ApiError, Carried, CpuTimes, Drops, Field, Flow, FlowPage, GuestQueue, Mac,
-    MacPage, Port, PortChanged, PortPage, Queue, SwitchStats, Totals, TraceOutput, TraceReport, TxBatch, Uplink,
-    UplinkList,
+    AclChanged, AclPage, AclRule, AclText, ApiError, Carried, CpuTimes, Denied, Drops, Field, Flow, FlowPage,
+    GuestQueue, Mac, MacPage, Port, PortChanged, PortPage, Queue, SwitchStats, Totals, TraceOutput, TraceReport,
+    TxBatch, Uplink, UplinkList,
 };
 use lasthop_ipc::UplinkConfig;
 use lasthop_policy::acl::MAX_TEXT;
 use lasthop_types::MAX_FRAME_LEN;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
-use std::time::Duration;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
 use tokio::net::{UnixListener, UnixStream, unix};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use zlink::connection::PassedCredentials;
 use zlink::connection::socket::{self, ReadResult};
 use zlink::{ReadyListener, Reply, Server};
 
-/// Clients at a time; others wait to be accepted.
-const MAX_CONNECTIONS: usize = 32;
+/// Clients at a time. Another one takes the place of one that is idle.
+const MAX_CONNECTIONS: usize = 64;
 /// Calls on their way to the core; clients wait beyond.
 pub(crate) const MAX_WAITING_CALLS: usize = 32;
 /// Longest call in bytes: a traced frame of 64 KiB in hexadecimal and room to spare.
@@ -40,30 +40,36 @@ const RULES_PER_PAGE: usize = 128;
 /// Objects in the only reply to a client that does not take several.
 const WITHOUT_MORE: usize = 256;
 
-/// Starts serving; inside the event loop only.
-pub(crate) fn start(listener: OwnedFd, calls: mpsc::Sender<Call>) -> io::Result<()> {
+/// Starts serving; inside the event loop only. With `read_only` its clients may change nothing.
+pub(crate) fn start(listener: OwnedFd, calls: mpsc::Sender<Call>, clients: Clients, read_only: bool) -> io::Result<()> {
     let listener = std::os::unix::net::UnixListener::from(listener);
     listener.set_nonblocking(true)?;
     let listener = UnixListener::from_std(listener)?;
-    tokio::task::spawn_local(accept(listener, calls));
+    tokio::task::spawn_local(accept(listener, calls, clients, read_only));
     Ok(())
 }
 
-async fn accept(listener: UnixListener, calls: mpsc::Sender<Call>) {
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+async fn accept(listener: UnixListener, calls: mpsc::Sender<Call>, clients: Clients, read_only: bool) {
     loop {
-        let Ok(place) = places.clone().acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, _)) => {
-                let server = Server::new(
-                    ReadyListener::new(Bounded(stream)),
-                    Api { calls: calls.clone(), text: RefCell::default() },
-                );
+                let client = clients.admit(stream.peer_cred().map_or(u32::MAX, |of| of.uid()));
+                let connection = Bounded(stream, client.clone());
+                let api = Api { calls: calls.clone(), text: RefCell::default(), read_only };
+                let server = Server::new(ReadyListener::new(connection), api);
+                let clients = clients.clone();
                 tokio::task::spawn_local(async move {
-                    if let Err(e) = server.run().await {
-                        tracing::debug!("API client: {e}");
+                    tokio::select! {
+                        ended = server.run() => {
+                            if let Err(e) = ended {
+                                tracing::debug!("API client: {e}");
+                            }
+                        }
+                        () = client.sent_away.notified() => {
+                            tracing::info!("API: a client of user {} that had been idle for longest made room for another", client.user);
+                        }
                     }
-                    drop(place);
+                    clients.forget(&client);
                 });
             }
             Err(e) => {
@@ -75,15 +81,59 @@ async fn accept(listener: UnixListener, calls: mpsc::Sender<Call>) {
     }
 }
 
+/// A client that is connected.
+#[derive(Debug)]
+pub(crate) struct Client {
+    user: u32,
+    /// When it last said something.
+    last: Cell<Instant>,
+    /// It has to make room.
+    sent_away: Notify,
+}
+
+/// Those that are connected. Whoever comes is let in: if there are too many, somebody of the user who has most goes, the one
+/// that has said nothing for longest. So nobody can lock others out, and idle clients nobody at all.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Clients(Rc<RefCell<Vec<Rc<Client>>>>);
+
+impl Clients {
+    fn admit(&self, user: u32) -> Rc<Client> {
+        let mut clients = self.0.borrow_mut();
+        if clients.len() >= MAX_CONNECTIONS {
+            let of = |user: u32| clients.iter().filter(|c| c.user == user).count();
+            let goes = clients.iter().enumerate().max_by_key(|(_, c)| (of(c.user), c.last.get().elapsed()));
+            if let Some((at, _)) = goes {
+                clients.swap_remove(at).sent_away.notify_one();
+            }
+        }
+        let client = Rc::new(Client { user, last: Cell::new(Instant::now()), sent_away: Notify::new() });
+        clients.push(client.clone());
+        client
+    }
+
+    fn forget(&self, client: &Rc<Client>) {
+        self.0.borrow_mut().retain(|other| !Rc::ptr_eq(other, client));
+    }
+}
+
 /// The methods. Their doc comments go into the interface's description.
 #[derive(Debug)]
 struct Api {
     calls: mpsc::Sender<Call>,
     /// Rules told on this connection and not loaded yet.
     text: RefCell<String>,
+    /// The client may change nothing.
+    read_only: bool,
 }
 
 impl Api {
+    /// Refuses what changes something.
+    fn may_change(&self) -> Result<(), ApiError> {
+        let message = "members of the group of `lasthop run --read-group` may look at everything and change nothing; \
+                       do this as root";
+        if self.read_only { Err(ApiError::ReadOnly { message: message.into() }) } else { Ok(()) }
+    }
+
     async fn ask<T>(&self, call: impl FnOnce(Answer<T>) -> Call) -> Result<T, ApiError> {
         let (answer, reply) = oneshot::channel();
         match tokio::time::timeout(PATIENCE, self.calls.send(call(answer))).await {
@@ -100,7 +150,7 @@ impl Api {
 
 #[zlink::service(
     interface = "org.lasthop.Switch",
-    types = [AclRule, AclPage, AclText, AclChanged, CpuTimes, Port, Queue, Totals, Drops, Flow, Field, Mac, PortChanged, PortPage, FlowPage, MacPage, SwitchStats,
+    types = [AclRule, AclPage, AclText, AclChanged, CpuTimes, Port, Queue, Totals, Drops, Flow, Field, Mac, PortChanged, PortPage, FlowPage, MacPage, SwitchStats, Denied,
              TraceOutput, TraceReport, TxBatch, Uplink, Carried, GuestQueue, UplinkList],
     vendor = "lasthop",
     product = "lasthop",
@@ -113,11 +163,29 @@ impl Api {
         path: String,
         client: bool,
         tx_batch: Option<TxBatch>,
+        owner: Option<String>,
     ) -> Result<PortChanged, ApiError> {
-        self.ask(|answer| Call::PortAdd { name, path, client, tx_batch, answer }).await
+        self.may_change()?;
+        self.ask(|answer| Call::PortAdd { name, path, client, tx_batch, owner, answer }).await
+    }
+
+    async fn port_add_device(
+        &self,
+        name: String,
+        device: String,
+        driver: Option<String>,
+        queues: u16,
+        nice: i32,
+        spare: bool,
+    ) -> Result<UplinkList, ApiError> {
+        self.may_change()?;
+        let (gro, vlans, guest) = (true, None, true);
+        let call = UplinkCall::Add(UplinkConfig { name, device, driver, queues, nice, gro, spare, vlans, guest });
+        self.ask(|answer| Call::Uplink { call, answer }).await
     }
 
     async fn port_del(&self, name: String) -> Result<PortChanged, ApiError> {
+        self.may_change()?;
         self.ask(|answer| Call::PortDel { name, answer }).await
     }
 
@@ -138,15 +206,19 @@ impl Api {
         spare: bool,
         vlans: Option<String>,
     ) -> Result<UplinkList, ApiError> {
-        let call = UplinkCall::Add(UplinkConfig { name, device, driver, queues, nice, gro, spare, vlans });
+        self.may_change()?;
+        let call =
+            UplinkCall::Add(UplinkConfig { name, device, driver, queues, nice, gro, spare, vlans, guest: false });
         self.ask(|answer| Call::Uplink { call, answer }).await
     }
 
     async fn uplink_set(&self, name: String, vlans: Option<String>) -> Result<UplinkList, ApiError> {
+        self.may_change()?;
         self.ask(|answer| Call::Uplink { call: UplinkCall::Set { name, vlans }, answer }).await
     }
 
     async fn uplink_del(&self, name: String) -> Result<UplinkList, ApiError> {
+        self.may_change()?;
         self.ask(|answer| Call::Uplink { call: UplinkCall::Del { name }, answer }).await
     }
 
@@ -171,6 +243,7 @@ impl Api {
     }
 
     async fn acl_text(&self, text: String) -> Result<AclText, ApiError> {
+        self.may_change()?;
         let mut all = self.text.borrow_mut();
         if all.len() + text.len() > MAX_TEXT {
             all.clear();
@@ -187,14 +260,24 @@ impl Api {
         action: String,
         ports: Vec<String>,
         direction: Option<String>,
+        general: Option<String>,
+        allow_empty: Option<bool>,
     ) -> Result<AclChanged, ApiError> {
+        self.may_change()?;
         let text = self.text.take();
-        let load = Load { text, format, action, ports, direction };
+        let allow_empty = allow_empty.unwrap_or(false);
+        let load = Load { text, format, action, ports, direction, general, allow_empty };
         self.ask(|answer| Call::AclLoad { load, answer }).await
     }
 
-    async fn acl_clear(&self, ports: Vec<String>, direction: Option<String>) -> Result<AclChanged, ApiError> {
-        self.ask(|answer| Call::AclClear { ports, direction, answer }).await
+    async fn acl_clear(
+        &self,
+        ports: Vec<String>,
+        direction: Option<String>,
+        general: Option<String>,
+    ) -> Result<AclChanged, ApiError> {
+        self.may_change()?;
+        self.ask(|answer| Call::AclClear { ports, direction, general, answer }).await
     }
 
     #[zlink(more)]
@@ -253,13 +336,14 @@ fn parse_frame(text: &str) -> Result<Vec<u8>, String> {
 
 /// A client's connection that ends when a call is longer than [`MAX_CALL`].
 #[derive(Debug)]
-struct Bounded(UnixStream);
+struct Bounded(UnixStream, Rc<Client>);
 
 #[derive(Debug)]
 struct BoundedRead {
     socket: unix::OwnedReadHalf,
     /// Bytes read since the last end of a message.
     unfinished: usize,
+    client: Rc<Client>,
 }
 
 #[derive(Debug)]
@@ -271,7 +355,7 @@ impl socket::Socket for Bounded {
 
     fn split(self) -> (BoundedRead, Write) {
         let (read, write) = self.0.into_split();
-        (BoundedRead { socket: read, unfinished: 0 }, Write(write))
+        (BoundedRead { socket: read, unfinished: 0, client: self.1 }, Write(write))
     }
 }
 
@@ -283,6 +367,7 @@ impl socket::ReadHalf for BoundedRead {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => return Err(e.into()),
                 Ok(n) => {
+                    self.client.last.set(Instant::now());
                     let read = buf.get(..n).unwrap_or(buf);
                     self.unfinished = match read.iter().rposition(|b| *b == 0) {
                         Some(end) => n - end - 1,

@@ -5,7 +5,7 @@ use lasthop_api::{
 };
 use lasthop_flow::Action;
 use lasthop_frame::{FlowKey, FlowMask};
-use lasthop_ipc::{FlowInfo, PortConfig, PortInfo, PortState, PortVm, UplinkInfo, UplinkQueue};
+use lasthop_ipc::{DeviceState, FlowInfo, LinkState, PortConfig, PortInfo, PortState, PortVm, UplinkInfo, UplinkQueue};
 use lasthop_policy::{MacView, PortView, Vlans};
 use lasthop_types::{DropReason, MacAddr, PortId, PortTotals};
 use std::fmt::Display;
@@ -19,15 +19,18 @@ pub(crate) fn uplink(uplink: UplinkInfo, port: Option<&PortInfo>, vlans: Option<
     let about = uplink.about.as_ref();
     let counters = uplink.counters;
     let state = match &uplink.blocked_by {
+        _ if uplink.link != LinkState::Up => link_state(uplink.link),
         _ if !uplink.running => "starting",
         Some(_) => "blocked",
         None => state(port),
     };
     Uplink {
         id: uplink.port.0,
+        guest: uplink.guest,
         driver: about.map(|a| a.driver.name().into()),
         mode: about.map(|a| a.mode.clone()),
         state: state.into(),
+        link: uplink.link.name().into(),
         last_error: uplink.last_error,
         blocked_by: uplink.blocked_by,
         mac: about.map(|a| a.mac.to_string()),
@@ -47,6 +50,28 @@ pub(crate) fn uplink(uplink: UplinkInfo, port: Option<&PortInfo>, vlans: Option<
         name: uplink.name,
         device: uplink.device,
     }
+}
+
+/// The state of a port whose interface is no good.
+fn link_state(state: LinkState) -> &'static str {
+    match state {
+        LinkState::Missing => "waiting",
+        state => state.name(),
+    }
+}
+
+/// A port with what is to be shown of it if it is an interface.
+pub(crate) fn port_device(mut port: Port, device: Option<&DeviceState>) -> Port {
+    let Some(device) = device else { return port };
+    if device.link != LinkState::Up {
+        port.state = link_state(device.link).into();
+    }
+    port.device = Some(device.device.clone());
+    port.driver = device.driver.map(|driver| driver.name().into());
+    port.link = Some(device.link.name().into());
+    // What the switch has to say of its connection is less.
+    port.last_error = device.last_error.clone().or(port.last_error);
+    port
 }
 
 fn guest_queue((queue, of): (u16, UplinkQueue)) -> GuestQueue {
@@ -116,11 +141,12 @@ pub(crate) fn port(id: PortId, config: Option<&PortConfig>, info: Option<&PortIn
         port.path.clone_from(&c.path);
         port.client = c.client;
         port.tx_batch = TxBatch { us: c.tx_batch.0, packets: c.tx_batch.1 };
+        port.owner.clone_from(&c.owner);
     }
     port
 }
 
-fn totals(t: &PortTotals) -> Totals {
+pub(crate) fn totals(t: &PortTotals) -> Totals {
     Totals {
         packets: t.packets,
         bytes: t.bytes,
@@ -164,14 +190,22 @@ pub(crate) fn flow(f: &FlowInfo, name: impl Fn(PortId) -> String) -> Flow {
     }
 }
 
-pub(crate) fn trace_output(port: String, info: Option<&PortInfo>, hairpin: bool) -> TraceOutput {
+/// A destination; where it is an interface that is no good, the frame would end there.
+pub(crate) fn trace_output(
+    port: String,
+    info: Option<&PortInfo>,
+    hairpin: bool,
+    device: Option<&DeviceState>,
+) -> TraceOutput {
+    let link = device.map_or(LinkState::Up, |device| device.link);
     let drop = match info.map(|i| &i.state) {
         _ if hairpin => Some(DropReason::Hairpin),
-        Some(PortState::Up) => None,
-        Some(_) => Some(DropReason::PortDown),
         None => Some(DropReason::NoPort),
+        Some(PortState::Up) if link == LinkState::Up => None,
+        Some(_) => Some(DropReason::PortDown),
     };
-    TraceOutput { port, state: state(info).into(), drop: drop.map(|d| d.name().into()) }
+    let state = if link == LinkState::Up { state(info) } else { link_state(link) };
+    TraceOutput { port, state: state.into(), drop: drop.map(|d| d.name().into()) }
 }
 
 /// The fields that a packet has.
@@ -206,6 +240,38 @@ pub(crate) fn packet(key: &FlowKey, name: impl Fn(PortId) -> String) -> Vec<Fiel
         m.ipv6_label = u32::MAX;
     }
     fields(key, &mask, &name)
+}
+
+/// A packet in a few words: `icmp 10.0.0.1 > 10.0.0.2`.
+pub(crate) fn sentence(key: &FlowKey) -> String {
+    let proto = match (key.eth_type, key.ip_proto) {
+        (0x0806, _) => "arp".to_owned(),
+        (0x0800 | 0x86dd, 1) => "icmp".to_owned(),
+        (0x0800 | 0x86dd, 6) => "tcp".to_owned(),
+        (0x0800 | 0x86dd, 17) => "udp".to_owned(),
+        (0x0800 | 0x86dd, 58) => "icmp6".to_owned(),
+        (0x0800 | 0x86dd, 132) => "sctp".to_owned(),
+        (0x0800 | 0x86dd, n) => format!("ip protocol {n}"),
+        (eth_type, _) => format!("ethertype {eth_type:#06x}"),
+    };
+    let vlan = match key.vlan_tci & 0x0fff {
+        0 => String::new(),
+        id => format!(" in VLAN {id}"),
+    };
+    let (from, to) = match key.eth_type {
+        0x0800 | 0x0806 => {
+            let v4 = |a: [u8; 16]| Ipv4Addr::new(a[12], a[13], a[14], a[15]).to_string();
+            (v4(key.ip_src), v4(key.ip_dst))
+        }
+        0x86dd => (Ipv6Addr::from(key.ip_src).to_string(), Ipv6Addr::from(key.ip_dst).to_string()),
+        _ => (key.src().to_string(), key.dst().to_string()),
+    };
+    match (key.ip_proto, key.eth_type) {
+        (6 | 17 | 132, 0x0800 | 0x86dd) => {
+            format!("{proto} {from} port {} > {to} port {}{vlan}", key.l4_src, key.l4_dst)
+        }
+        _ => format!("{proto} {from} > {to}{vlan}"),
+    }
 }
 
 struct Fields(Vec<Field>);
@@ -304,6 +370,7 @@ mod tests {
             name: "net2".into(),
             port: PortId(2),
             device: "eth1".into(),
+            guest: false,
             nice: 0,
             running: true,
             about: None,
@@ -312,11 +379,27 @@ mod tests {
             spare: None,
             last_error: None,
             blocked_by: Some("net".into()),
+            link: LinkState::Up,
             counters: Default::default(),
         };
         let shown = uplink(info.clone(), None, None);
         assert_eq!((shown.state.as_str(), shown.blocked_by.as_deref()), ("blocked", Some("net")));
-        assert_eq!(uplink(UplinkInfo { running: false, ..info }, None, None).state, "starting");
+        assert_eq!(uplink(UplinkInfo { running: false, ..info.clone() }, None, None).state, "starting");
+        for (link, state) in
+            [(LinkState::NoCarrier, "no-carrier"), (LinkState::Down, "down"), (LinkState::Missing, "waiting")]
+        {
+            let shown = uplink(UplinkInfo { link, ..info.clone() }, None, None);
+            assert_eq!((shown.state.as_str(), shown.link.as_str()), (state, link.name()));
+            let device = DeviceState {
+                port: PortId(2),
+                device: "eth1".into(),
+                driver: None,
+                link,
+                last_error: Some("x".into()),
+            };
+            let port = port_device(Port { state: "up".into(), ..Port::default() }, Some(&device));
+            assert_eq!((port.state.as_str(), port.last_error.as_deref()), (state, Some("x")));
+        }
     }
 
     #[test]

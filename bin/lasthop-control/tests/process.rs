@@ -43,7 +43,15 @@ impl Drop for Control {
 
 /// Runs a client in a thread of its own while the fake serves control.
 fn client<T: Send + 'static>(fake: &mut Fake, ask: impl AsyncFnOnce(&mut Connection) -> T + Send + 'static) -> T {
-    let socket = fake.dir.path().join("api.sock");
+    client_at(fake, "api.sock", ask)
+}
+
+fn client_at<T: Send + 'static>(
+    fake: &mut Fake,
+    socket: &str,
+    ask: impl AsyncFnOnce(&mut Connection) -> T + Send + 'static,
+) -> T {
+    let socket = fake.dir.path().join(socket);
     let thread: JoinHandle<T> = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async move { ask(&mut connect(socket).await.unwrap()).await })
@@ -150,10 +158,11 @@ fn serves_the_api() {
     assert!(matches!(error, ApiError::NotAvailable { .. }));
 
     fake.attach();
-    let added = client(&mut fake, async |api| api.port_add("vm2", "/run/x.sock", true, None).await.unwrap().unwrap());
+    let added =
+        client(&mut fake, async |api| api.port_add("vm2", "/run/x.sock", true, None, None).await.unwrap().unwrap());
     assert_eq!((added.id, added.client), (2, true));
     let error =
-        client(&mut fake, async |api| api.port_add("vm2", "/run/y.sock", true, None).await.unwrap().unwrap_err());
+        client(&mut fake, async |api| api.port_add("vm2", "/run/y.sock", true, None, None).await.unwrap().unwrap_err());
     assert_eq!(error.message(), "there is a port named \"vm2\" already; choose another name");
 
     fake.packet(&frame(1, 2), 1);
@@ -173,7 +182,7 @@ fn serves_the_api() {
     });
     assert_eq!(ports.len(), 2);
     assert_eq!((ports[1].path.as_str(), ports[1].state.as_str(), ports[1].macs), ("/run/x.sock", "up", 1));
-    assert_eq!(ports[0].from_guest.drops[0].reason, "policy");
+    assert_eq!(ports[0].from_guest.drops[0].reason, "acl");
     assert_eq!(flows.len(), 2);
     assert!(flows.iter().any(|f| f.outputs == ["vm2"] && f.packets == 3));
     assert_eq!((stats.misses, stats.macs, stats.flows, stats.switch_connected), (2, 2, 2, true));
@@ -336,7 +345,7 @@ async fn load(api: &mut Connection, text: &str, ports: &[&str]) -> Result<lastho
     for part in [&text[..half], &text[half..]] {
         api.acl_text(part).await.unwrap().unwrap();
     }
-    api.acl_load("auto", "deny", ports, None).await.unwrap()
+    api.acl_load("auto", "deny", ports, None, None, None).await.unwrap()
 }
 
 #[test]
@@ -351,8 +360,10 @@ fn access_lists_are_kept_then_in_force_and_then_the_call_returns() {
     // A list that cannot be read or kept changes nothing.
     let wrong = client(&mut fake, async |api| load(api, "deny udp\npermit tpc", &[]).await.unwrap_err());
     assert!(wrong.message().starts_with("line 2, column 8: \"tpc\": expected"), "{wrong}");
-    let nobody = client(&mut fake, async |api| load(api, "deny udp", &["vm9"]).await.unwrap_err());
+    let nobody = client(&mut fake, async |api| api.acl_clear(&["vm9"], None, None).await.unwrap().unwrap_err());
     assert!(matches!(nobody, ApiError::NoSuchPort { .. }), "{nobody}");
+    let nothing = client(&mut fake, async |api| load(api, "# deny udp", &["vm1"]).await.unwrap_err());
+    assert!(nothing.message().contains("no rule and no default"), "{nothing}");
     fake.disk_full = true;
     let full = client(&mut fake, async |api| load(api, "deny udp", &[]).await.unwrap_err());
     assert_eq!(full.message(), "disk full; make room");
@@ -377,7 +388,7 @@ fn access_lists_are_kept_then_in_force_and_then_the_call_returns() {
     assert_eq!(loading.join().unwrap().unwrap().from_guest, Some(1));
     fake.packet(&frame(1, 2), 1);
     fake.serve_until(|f| f.resumed.len() == 3 && f.flows.len() == 1);
-    assert_eq!(fake.resumed[2].1, [Action::Drop(lasthop_types::DropReason::Policy)]);
+    assert_eq!(fake.resumed[2].1, [Action::Drop(lasthop_types::DropReason::Acl)]);
     assert!(fake.packet(&frame(1, 77), 1), "one flow denies them all");
 
     // Its successor judges by what was kept: a flow left behind that says otherwise goes.
@@ -393,13 +404,39 @@ fn access_lists_are_kept_then_in_force_and_then_the_call_returns() {
     let cleared = client(&mut next, async |api| {
         let rules = Box::pin(api.acl_show(&["vm2"], true).await.unwrap()).next().await.unwrap().unwrap().unwrap();
         assert_eq!((rules.total, rules.rules[0].text.as_str()), (2, "deny udp to any port 9"));
-        api.acl_clear(&[], None).await.unwrap()
+        api.acl_clear(&[], None, None).await.unwrap()
     });
     assert_eq!(cleared.unwrap().from_guest, None);
     assert!(!next.lists.contains("deny"));
     next.packet(&frame(1, 2), 1);
     next.serve_until(|f| f.resumed.len() == 1);
     assert_eq!(next.resumed[0].1, to(&[2]));
+}
+
+/// What guards against guests does not stop the network: its own lists do, and they hold whenever it becomes known that a port is
+/// an uplink.
+#[test]
+fn lists_of_guests_do_not_hold_at_uplinks() {
+    let (_control, mut fake) = Control::start();
+    fake.add_ports(&["vm1", "net"]);
+    fake.attach();
+    client(&mut fake, async |api| load(api, "deny any", &[]).await.unwrap());
+    fake.packet(&frame(1, 2), 1);
+    fake.packet(&frame(2, 1), 2);
+    fake.serve_until(|f| f.resumed.len() == 2);
+    let drop = [Action::Drop(lasthop_types::DropReason::Acl)];
+    assert!(fake.resumed.iter().all(|(_, actions)| *actions == drop));
+    fake.supervisor.send(&SupervisorToControl::Uplinks(vec![(PortId(2), None)]), None).unwrap();
+    client(&mut fake, async |api| {
+        // Answered behind what came before it.
+        api.uplink_list().await.unwrap().unwrap()
+    });
+    fake.serve_until(|f| f.flows.iter().all(|(flow, _)| flow.key.in_port != 2 || flow.actions != drop));
+    fake.packet(&frame(2, 1), 2);
+    fake.serve_until(|f| f.resumed.len() == 3 || f.flows.iter().any(|(flow, _)| flow.actions == to(&[1])));
+    if let Some((_, actions)) = fake.resumed.get(2) {
+        assert_eq!(*actions, to(&[1]));
+    }
 }
 
 #[test]
@@ -411,7 +448,7 @@ fn lists_that_control_cannot_read_let_nothing_pass() {
     fake.attach();
     fake.packet(&frame(1, 2), 1);
     fake.serve_until(|f| f.resumed.len() == 1);
-    assert_eq!(fake.resumed[0].1, [Action::Drop(lasthop_types::DropReason::Policy)]);
+    assert_eq!(fake.resumed[0].1, [Action::Drop(lasthop_types::DropReason::Acl)]);
 }
 
 /// An interface description without comments and layout.
@@ -460,4 +497,59 @@ fn says_what_is_wrong_with_its_arguments() {
         assert_eq!(output.status.code(), Some(2));
         assert!(String::from_utf8(output.stderr).unwrap().contains("lasthop run"));
     }
+}
+
+/// Forty clients that connect and say nothing once kept everybody out, root as well.
+#[test]
+fn idle_clients_keep_nobody_out() {
+    let (_control, mut fake) = Control::start();
+    fake.serve_until(|f| f.ready);
+    let socket = fake.dir.path().join("api.sock");
+    let mut idle: Vec<_> = (0..300).map(|_| UnixStream::connect(&socket).unwrap()).collect();
+    for _ in 0..3 {
+        let stats = client(&mut fake, async |api| api.stats().await.unwrap().unwrap());
+        assert!(!stats.switch_connected);
+    }
+    // Those that were there first have made room.
+    let mut byte = [0];
+    assert_eq!(idle[0].read(&mut byte).unwrap(), 0);
+    drop(idle.split_off(1));
+}
+
+#[test]
+fn at_the_socket_for_readers_nothing_can_be_changed() {
+    let (fake, supervisor, api) = Fake::new();
+    let read = std::os::unix::net::UnixListener::bind(fake.dir.path().join("read.sock")).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lasthop-control"));
+    let fds = [(supervisor, 3), (api, 4), (read.into(), 5)];
+    let mappings = fds.into_iter().map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd }).collect();
+    command.args(["--supervisor-fd", "3", "--api-fd", "4", "--read-api-fd", "5"]).fd_mappings(mappings).unwrap();
+    let (_control, mut fake) = (Control(command.spawn().unwrap()), fake);
+    drop(command);
+    fake.add_ports(&["vm1", "vm2"]);
+    fake.attach();
+    fake.serve_until(|f| f.ready && f.heard == ["ask"]);
+    let ask = async |api: &mut Connection| {
+        let refused = [
+            api.port_add("vm3", "/tmp/x", false, None, None).await.unwrap().map(drop),
+            api.port_del("vm1").await.unwrap().map(drop),
+            api.uplink_add("net", "eth0", None, 1, 0, true, false, None).await.unwrap().map(drop),
+            api.uplink_set("net", None).await.unwrap().map(drop),
+            api.uplink_del("net").await.unwrap().map(drop),
+            api.acl_text("deny icmp").await.unwrap().map(drop),
+            api.acl_load("auto", "deny", &[], None, None, None).await.unwrap().map(drop),
+            api.acl_clear(&[], None, None).await.unwrap().map(drop),
+        ];
+        for refused in refused {
+            let error = refused.unwrap_err();
+            assert!(matches!(error, ApiError::ReadOnly { .. }) && error.to_string().contains("as root"), "{error}");
+        }
+        assert_eq!(api.stats().await.unwrap().unwrap().ports, 2);
+        assert_eq!(api.uplink_list().await.unwrap().unwrap().uplinks.len(), 1);
+        api.trace("vm1", &"00".repeat(14)).await.unwrap().unwrap();
+        let ports = Box::pin(api.port_list().await.unwrap()).next().await.unwrap().unwrap().unwrap();
+        ports.total
+    };
+    assert_eq!(client_at(&mut fake, "read.sock", ask), 2);
+    assert_eq!(fake.ports.len(), 2);
 }

@@ -18,15 +18,18 @@ pub struct Arguments {
     pub settings: Settings,
     /// How long they wait for receivers without buffers.
     pub patience_ms: [u64; 2],
+    /// Most memory that one front-end may have mapped, in bytes.
+    pub max_guest_memory: u64,
 }
 
 impl Arguments {
     /// Reads `--supervisor-fd N [--journal-fd N] [--host-view-fd N] [--hurry-fd N] [--helpers N,N…] [--poll N,N…]
     /// [--hysteresis US,US] [--rx-batch US,PACKETS] [--accounts vm] [--congestion MS,MS]
-    /// [--helper-class normal]`. Run first thing in `main`.
+    /// [--helper-class normal] [--max-guest-memory BYTES]`. Run first thing in `main`.
     pub fn take(mut words: impl Iterator<Item = String>) -> Result<Self, String> {
         let (mut supervisor, mut journal) = (None, None);
         let (mut settings, mut patience_ms) = (Settings::default(), PATIENCE_MS);
+        let mut max_guest_memory = None;
         while let Some(option) = words.next() {
             let value = words.next().ok_or_else(|| format!("{option} needs a value"))?;
             let wrong = |why: &str| format!("{option} {value}: {why}");
@@ -50,12 +53,22 @@ impl Arguments {
                 }
                 "--congestion" => patience_ms = two()?.map(|ms| ms as u64),
                 "--helper-class" => settings.not_idle = value == "normal",
+                "--max-guest-memory" => {
+                    max_guest_memory = Some(value.parse().map_err(|_| wrong("not a number of bytes"))?);
+                }
                 "--accounts" => settings.accounts = value == "vm",
                 "--rx-batch" => settings.receive = two().map(|[us, packets]| Batch::new(us as u32, packets as u16))?,
                 _ => return Err(format!("unknown option {option}")),
             }
         }
         let supervisor = supervisor.ok_or("--supervisor-fd is missing")?;
-        Ok(Self { supervisor, journal, settings, patience_ms })
+        let max_guest_memory = max_guest_memory.unwrap_or_else(host_memory);
+        Ok(Self { supervisor, journal, settings, patience_ms, max_guest_memory })
     }
+}
+
+/// Bytes of memory that this host has, huge pages and swap included: no guest can have more of it.
+fn host_memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    (info.totalram as u64).saturating_add(info.totalswap as u64).saturating_mul(u64::from(info.mem_unit))
 }

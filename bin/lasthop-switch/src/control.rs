@@ -1,54 +1,197 @@
-//! The channel to control: messages that wait for room in it, and answers to its questions.
+//! The channel to control: what control is told, in which order, and what waits for room in it.
+//!
+//! Nothing that waits here grows with what guests do. Of a port control is told how it is when there is room, however often
+//! it changed meanwhile; a question is answered part by part, each made when there is room for it; packets that wait for control
+//! wait with their ports.
 
+use crate::ports::PortEntry;
 use lasthop_flow::{Flow, Lookup};
 use lasthop_forward::{Datapath, Forwarder};
 use lasthop_frame::{Depth, FlowKey};
-use lasthop_ipc::{Channel, ChannelError, DatapathReply, DatapathRequest, FlowInfo, FromControl, PortInfo, ToControl};
-use std::collections::VecDeque;
+use lasthop_ipc::{Channel, ChannelError, DatapathReply, DatapathRequest, FlowInfo, FromControl, ToControl};
+use lasthop_sys::hostview::HostView;
+use lasthop_types::{PortId, PortTotals};
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound::{Excluded, Unbounded};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Flows in one message, so that it stays below the channel's limit.
+/// Flows looked at for one message: it stays below the channel's limit, and the lock of the flow table is held for
+/// microseconds.
 const FLOWS_PER_MESSAGE: usize = 64;
+/// Questions that may wait. Control asks less than half as many at a time; those of a control that asks more are not answered.
+const MAX_QUESTIONS: usize = 256;
+
+/// What control has not been told of a port yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum News {
+    /// It came, or changed.
+    Changed,
+    /// It was removed.
+    Gone,
+    /// It was removed, and there is one with its number again.
+    Anew,
+}
+
+/// A question, and how far the answer to it is.
+#[derive(Debug)]
+struct Question {
+    request: u64,
+    question: DatapathRequest,
+    /// Of [`DatapathRequest::Ports`]: the last port that was told.
+    told: Option<PortId>,
+    /// And that this was the last there is.
+    all_told: bool,
+}
+
+/// What answers are made of.
+#[derive(Clone, Copy)]
+pub struct Known<'a> {
+    /// Flows, and the clock.
+    pub datapath: &'a Datapath,
+    /// The ports.
+    pub ports: &'a BTreeMap<PortId, PortEntry>,
+    /// What ports counted that were removed.
+    pub removed: &'a (PortTotals, PortTotals),
+    /// What the VMs behind them do.
+    pub view: Option<&'a HostView>,
+}
 
 /// Our end of the channel.
 #[derive(Debug)]
 pub struct Control {
     channel: Channel<ToControl, FromControl>,
-    /// Messages the channel had no room for, in order.
-    backlog: VecDeque<ToControl>,
+    /// A message the channel had no room for.
+    unsent: Option<ToControl>,
+    /// Control knows all ports there were when it came.
+    greeted: bool,
+    news: BTreeMap<PortId, News>,
+    questions: VecDeque<Question>,
 }
 
 impl Control {
-    /// Takes the socket.
-    pub fn new(socket: OwnedFd) -> Self {
-        Self { channel: Channel::new(socket), backlog: VecDeque::new() }
+    /// Takes the socket. All of `ports` are news to whoever is at the other end.
+    pub fn new(socket: OwnedFd, ports: impl Iterator<Item = PortId>) -> Self {
+        let news = ports.map(|id| (id, News::Changed)).collect();
+        Self { channel: Channel::new(socket), unsent: None, greeted: false, news, questions: VecDeque::new() }
     }
 
-    /// Sends, now or as soon as there is room. An error means that control is gone.
+    /// The port came or changed: control is told when there is room, once.
+    pub fn port_changed(&mut self, id: PortId) {
+        let news = self.news.entry(id).or_insert(News::Changed);
+        if *news == News::Gone {
+            *news = News::Anew;
+        }
+    }
+
+    /// The port was removed.
+    pub fn port_gone(&mut self, id: PortId) {
+        self.news.insert(id, News::Gone);
+    }
+
+    /// Control has asked something: it is answered when there is room.
+    pub fn asked(&mut self, request: u64, question: DatapathRequest) {
+        if self.questions.len() >= MAX_QUESTIONS {
+            tracing::error!("control asks more than {MAX_QUESTIONS} questions at a time; one is not answered");
+            return;
+        }
+        self.questions.push_back(Question { request, question, told: None, all_told: false });
+    }
+
+    /// Sends, or keeps the message until there is room: then it has to be false before the next one. An error means that
+    /// control is gone.
     pub fn send(&mut self, message: ToControl) -> Result<(), ChannelError> {
-        self.backlog.push_back(message);
+        debug_assert!(self.unsent.is_none());
+        self.unsent = Some(message);
         self.flush()
     }
 
-    /// Sends what waits.
-    pub fn flush(&mut self) -> Result<(), ChannelError> {
-        while let Some(message) = self.backlog.front() {
-            match self.channel.send(message, None) {
-                Ok(()) => drop(self.backlog.pop_front()),
-                Err(ChannelError::WouldBlock) => return Ok(()),
-                Err(error @ ChannelError::TooLong) => {
-                    tracing::error!("message to control not sent: {error}");
-                    self.backlog.pop_front();
-                }
-                Err(error) => return Err(error),
+    /// Something waits for room in the channel: nothing else can be sent.
+    pub fn is_full(&self) -> bool {
+        self.unsent.is_some()
+    }
+
+    /// Something is to be told as soon as there is room.
+    pub fn is_backlogged(&self) -> bool {
+        self.is_full() || !self.news.is_empty() || !self.questions.is_empty() || !self.greeted
+    }
+
+    fn flush(&mut self) -> Result<(), ChannelError> {
+        let Some(message) = &self.unsent else { return Ok(()) };
+        match self.channel.send(message, None) {
+            Err(ChannelError::WouldBlock) => return Ok(()),
+            Err(error @ ChannelError::TooLong) => tracing::error!("message to control not sent: {error}"),
+            result => result?,
+        }
+        self.unsent = None;
+        Ok(())
+    }
+
+    /// Tells how ports are, as far as there is room: before packets that came from them, and before all answers.
+    pub fn tell_ports(
+        &mut self,
+        ports: &BTreeMap<PortId, PortEntry>,
+        view: Option<&HostView>,
+    ) -> Result<(), ChannelError> {
+        self.flush()?;
+        while !self.is_full()
+            && let Some((id, news)) = self.news.pop_first()
+        {
+            if news != News::Changed {
+                self.send(ToControl::PortGone(id))?;
             }
+            if news == News::Gone {
+                continue;
+            }
+            if self.is_full() {
+                self.news.insert(id, News::Changed);
+            } else if let Some(entry) = ports.get(&id) {
+                self.send(ToControl::Port(entry.info(view)))?;
+            }
+        }
+        if !self.greeted && !self.is_full() {
+            self.greeted = true;
+            self.send(ToControl::Hello { ports: Vec::new() })?;
         }
         Ok(())
     }
 
-    /// Something waits for room in the channel.
-    pub fn is_backlogged(&self) -> bool {
-        !self.backlog.is_empty()
+    /// Sends one part of an answer, if there is room and somebody asked. False: there was nothing to do.
+    pub fn answer(&mut self, known: Known<'_>) -> Result<bool, ChannelError> {
+        if self.is_full() || !self.greeted {
+            return Ok(false);
+        }
+        let Some(Question { request, question, told, all_told }) = self.questions.pop_front() else { return Ok(false) };
+        let now_ms = known.datapath.now_ms();
+        let mut last = true;
+        let reply = match &question {
+            DatapathRequest::Flows { after } => flows(known.datapath, *after, now_ms),
+            DatapathRequest::Ports if all_told => {
+                let (from_guest, to_guest) = known.removed.clone();
+                DatapathReply::Removed { from_guest, to_guest }
+            }
+            DatapathRequest::Ports => {
+                last = false;
+                let mut ports = known.ports.range((told.map_or(Unbounded, Excluded), Unbounded));
+                let port = ports.next().map(|(_, entry)| entry.info(known.view));
+                let all_told = ports.next().is_none();
+                let told = port.as_ref().map(|info| info.id);
+                self.questions.push_front(Question { request, question, told, all_told });
+                DatapathReply::Ports(port.into_iter().collect())
+            }
+            DatapathRequest::Lookup(key) => lookup(known.datapath, key, now_ms),
+            DatapathRequest::Classify { port, frame, frame_len } => {
+                let key = Forwarder::key_of(*port, frame, *frame_len as usize);
+                lookup(known.datapath, &key, now_ms)
+            }
+            DatapathRequest::Barrier => {
+                // A burst under way may still follow a flow removed meanwhile: it ends with its queue's lock.
+                let queues = known.ports.values().flat_map(|entry| entry.port.queues.iter());
+                queues.for_each(|queue| drop(queue.lock()));
+                DatapathReply::Barrier
+            }
+        };
+        self.send(ToControl::Reply { request, last, reply })?;
+        Ok(true)
     }
 
     /// The next message; `None` if there is none now.
@@ -59,46 +202,21 @@ impl Control {
             Err(error) => Err(error),
         }
     }
-
-    /// Answers a question. `ports` is how the ports are.
-    pub fn answer(
-        &mut self,
-        request: u64,
-        question: DatapathRequest,
-        datapath: &Datapath,
-        ports: impl Iterator<Item = PortInfo>,
-    ) -> Result<(), ChannelError> {
-        let now_ms = datapath.now_ms();
-        let parts: Vec<DatapathReply> = match question {
-            DatapathRequest::Flows => {
-                // Control asks now and then while there is traffic: a good moment to put busy masks first.
-                datapath.flows().rank();
-                let flows: Vec<_> = datapath.flows().flows().iter().map(|f| flow_info(f, now_ms)).collect();
-                flows.chunks(FLOWS_PER_MESSAGE).map(|c| DatapathReply::Flows(c.to_vec())).collect()
-            }
-            DatapathRequest::Ports => ports.map(|p| DatapathReply::Ports(vec![p])).collect(),
-            DatapathRequest::Lookup(key) => vec![lookup(datapath, &key, now_ms)],
-            DatapathRequest::Classify { port, frame, frame_len } => {
-                let key = Forwarder::key_of(port, &frame, frame_len as usize);
-                vec![lookup(datapath, &key, now_ms)]
-            }
-            DatapathRequest::Barrier => vec![DatapathReply::Barrier],
-        };
-        let mut parts = parts.into_iter().peekable();
-        if parts.peek().is_none() {
-            return self.send(ToControl::Reply { request, last: true, reply: DatapathReply::Flows(Vec::new()) });
-        }
-        while let Some(reply) = parts.next() {
-            self.send(ToControl::Reply { request, last: parts.peek().is_none(), reply })?;
-        }
-        Ok(())
-    }
 }
 
 impl AsFd for Control {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
     }
+}
+
+fn flows(datapath: &Datapath, after: lasthop_flow::Cursor, now_ms: u64) -> DatapathReply {
+    if after == (0, 0) {
+        // Control asks now and then while there is traffic: a good moment to put busy masks first.
+        datapath.flows().rank();
+    }
+    let (flows, next) = datapath.flows().flows_after(after, FLOWS_PER_MESSAGE);
+    DatapathReply::Flows { flows: flows.iter().map(|flow| flow_info(flow, now_ms)).collect(), next }
 }
 
 fn lookup(datapath: &Datapath, key: &FlowKey, now_ms: u64) -> DatapathReply {
@@ -115,5 +233,142 @@ fn flow_info(flow: &Flow, now_ms: u64) -> FlowInfo {
         packets: flow.stats.packets(),
         bytes: flow.stats.bytes(),
         idle_ms: now_ms.saturating_sub(flow.stats.last_used_ms()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lasthop_flow::{Action, FlowSpec};
+    use lasthop_frame::FlowMask;
+    use lasthop_ipc::PortConfig;
+
+    struct Rig {
+        control: Control,
+        far: Channel<FromControl, ToControl>,
+        datapath: Datapath,
+        ports: BTreeMap<PortId, PortEntry>,
+        removed: (PortTotals, PortTotals),
+    }
+
+    impl Rig {
+        /// A switch with ports 1 to `ports`, and a control that reads when it is told to.
+        fn new(ports: u32) -> Self {
+            let (ours, theirs) = Channel::<ToControl, FromControl>::pair().unwrap();
+            let entry = |id| {
+                let id = PortId(id);
+                let config = PortConfig {
+                    id,
+                    name: format!("p{id}"),
+                    path: String::new(),
+                    client: false,
+                    tx_batch: (0, 0),
+                    owner: None,
+                };
+                (id, PortEntry::new(&config))
+            };
+            let ports: BTreeMap<_, _> = (1..=ports).map(entry).collect();
+            let control = Control::new(ours, ports.keys().copied());
+            let datapath = Datapath::new(1000, [2, 10]).unwrap();
+            Self { control, far: Channel::new(theirs), datapath, ports, removed: Default::default() }
+        }
+
+        fn talk(&mut self) {
+            let known = Known { datapath: &self.datapath, ports: &self.ports, removed: &self.removed, view: None };
+            self.control.tell_ports(&self.ports, None).unwrap();
+            while self.control.answer(known).unwrap() {}
+        }
+
+        /// Everything there is to hear, while the switch goes on as there is room.
+        fn hear(&mut self) -> Vec<ToControl> {
+            let mut heard = Vec::new();
+            loop {
+                let before = heard.len();
+                heard.extend(std::iter::from_fn(|| self.far.recv().ok()).map(|(message, _)| message));
+                if heard.len() == before && !self.control.is_backlogged() {
+                    return heard;
+                }
+                self.talk();
+            }
+        }
+    }
+
+    fn ids(heard: &[ToControl]) -> Vec<u32> {
+        let id = |m: &ToControl| match m {
+            ToControl::Port(info) => Some(info.id.0),
+            _ => None,
+        };
+        heard.iter().filter_map(id).collect()
+    }
+
+    #[test]
+    fn control_is_greeted_when_it_knows_the_ports_however_many() {
+        let mut rig = Rig::new(1000);
+        let heard = rig.hear();
+        assert_eq!(ids(&heard), (1..=1000).collect::<Vec<_>>());
+        assert_eq!(heard.last(), Some(&ToControl::Hello { ports: Vec::new() }));
+    }
+
+    #[test]
+    fn a_port_that_changes_all_the_time_is_one_piece_of_news() {
+        let mut rig = Rig::new(3);
+        rig.hear();
+        for _ in 0..100_000 {
+            rig.control.port_changed(PortId(2));
+            rig.talk();
+        }
+        assert!(rig.control.news.len() <= 1, "{:?}", rig.control.news);
+        rig.control.port_changed(PortId(3));
+        rig.control.port_changed(PortId(1));
+        rig.control.port_gone(PortId(1));
+        rig.control.port_gone(PortId(3));
+        rig.control.port_changed(PortId(3));
+        rig.ports.remove(&PortId(1));
+        assert!(rig.control.news.len() <= 3);
+        let heard = rig.hear();
+        assert!(heard.len() < 2000, "as many as a socket holds: {}", heard.len());
+        let last = &heard[heard.len() - 4..];
+        assert_eq!(ids(last), [2, 3], "port 1 is gone");
+        let gone: Vec<_> = last.iter().map(|m| matches!(m, ToControl::PortGone(_))).collect();
+        assert_eq!(gone, [true, false, true, false], "port 3 went and came back");
+    }
+
+    #[test]
+    fn answers_come_part_by_part_and_no_question_is_kept_beyond_a_limit() {
+        let mut rig = Rig::new(5);
+        rig.hear();
+        for n in 0..300 {
+            let spec = FlowSpec {
+                key: FlowKey { in_port: n, ..FlowKey::default() },
+                mask: FlowMask(FlowKey { in_port: u32::MAX, ..FlowKey::default() }),
+                actions: vec![Action::Output(PortId(n))],
+                epoch: 0,
+            };
+            rig.datapath.flows().insert(spec, 0).unwrap();
+        }
+        rig.control.asked(1, DatapathRequest::Ports);
+        rig.control.asked(2, DatapathRequest::Barrier);
+        let (mut after, mut met, mut parts) = (Some((0, 0)), Vec::new(), 0);
+        while let Some(from) = after {
+            rig.control.asked(3, DatapathRequest::Flows { after: from });
+            for message in rig.hear() {
+                let ToControl::Reply { request: 3, last: true, reply: DatapathReply::Flows { flows, next } } = message
+                else {
+                    continue;
+                };
+                assert!(flows.len() <= FLOWS_PER_MESSAGE);
+                parts += 1;
+                met.extend(flows.iter().map(|f| f.flow.key.in_port));
+                after = next;
+            }
+        }
+        met.sort_unstable();
+        assert_eq!((met, parts), ((0..300).collect(), 5));
+        // A control that asks and does not read.
+        for n in 0..100_000 {
+            rig.control.asked(n, DatapathRequest::Ports);
+            rig.talk();
+        }
+        assert!(rig.control.questions.len() <= MAX_QUESTIONS);
     }
 }

@@ -2,14 +2,19 @@
 
 mod arguments;
 mod control;
+mod owed;
 mod ports;
 mod server;
 
+use lasthop_sys::Log;
 use lasthop_sys::sandbox::Program;
 use std::process::ExitCode;
+use std::time::Duration;
 
 fn main() -> ExitCode {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).with_target(false).init();
+    let log = Log::new();
+    let lines = log.clone();
+    tracing_subscriber::fmt().with_writer(move || lines.clone()).with_ansi(false).with_target(false).init();
     let arguments = match arguments::Arguments::take(std::env::args().skip(1)) {
         Ok(arguments) => arguments,
         Err(error) => {
@@ -17,22 +22,21 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    match run(arguments) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            tracing::error!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    let result = run(arguments, &log).inspect_err(|error| tracing::error!("{error}"));
+    // What was said last is what matters, if anybody reads it.
+    log.finish(Duration::from_millis(100));
+    if result.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn run(arguments: arguments::Arguments) -> Result<(), Box<dyn std::error::Error>> {
+fn run(arguments: arguments::Arguments, log: &Log) -> Result<(), Box<dyn std::error::Error>> {
     lasthop_sys::prepare_for_threads()?;
     lasthop_guestmem::install_fault_handler();
+    lasthop_sys::prepare_peer_events()?;
     // Threads made from here on are born inside the sandbox.
     let report = Program::SWITCH.enter_sandbox()?;
+    log.start(std::io::stderr())?;
     for left_out in &report.left_out {
-        tracing::warn!("sandbox: {left_out}");
+        tracing::warn!("sandbox: going on without {left_out}");
     }
     server::Server::new(arguments)?.serve()
 }

@@ -3,8 +3,9 @@
 use lasthop_forward::{Forwarder, Port};
 use lasthop_ipc::{PortConfig, PortInfo, PortState, PortVm, QueueInfo};
 use lasthop_schedule::{Workers, policy::Batch};
-use lasthop_sys::Epoll;
 use lasthop_sys::hostview::{HostView, VmState};
+use lasthop_sys::{Aside, Epoll, LineLimit};
+use lasthop_types::PortTotals;
 use lasthop_vhostuser::{Session, SessionError, SessionEvent};
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,15 +17,70 @@ pub struct PortEntry {
     pub port: Arc<Port>,
     /// The front-end, while one is connected.
     pub session: Option<Session>,
+    /// Where what front-ends sent is let go of.
+    pub aside: Arc<Aside>,
     transmit: Batch,
     last_error: Option<String>,
+    /// How much its front-end may make us write.
+    lines: LineLimit,
+}
+
+/// Writes a line about a port that its front-end or guest has caused, unless it has caused too many.
+macro_rules! say {
+    ($entry:expr, $level:ident, $($line:tt)+) => {
+        if let Some(left_out) = $entry.lines.pass(Instant::now()) {
+            say_left_out(&$entry.port, left_out);
+            tracing::$level!(port = %$entry.port.name, $($line)+);
+        }
+    };
+}
+
+fn say_left_out(port: &Port, lines: u64) {
+    if lines > 0 {
+        tracing::warn!(port = %port.name, "{lines} more lines of this port were left out");
+    }
+}
+
+/// What ports counted that were removed.
+#[derive(Debug, Default)]
+pub struct Removed {
+    totals: (PortTotals, PortTotals),
+    /// Those that some thread may still count at.
+    last: Vec<Arc<Port>>,
+}
+
+impl Removed {
+    /// This port was removed.
+    pub fn add(&mut self, port: Arc<Port>) {
+        self.last.push(port);
+    }
+
+    /// From guests, to guests.
+    pub fn totals(&mut self) -> (PortTotals, PortTotals) {
+        let mut sum = self.totals.clone();
+        let ended = self.last.extract_if(.., |port| Arc::strong_count(port) == 1);
+        for port in ended {
+            merge(&mut self.totals, &port);
+            merge(&mut sum, &port);
+        }
+        self.last.iter().for_each(|port| merge(&mut sum, port));
+        sum
+    }
+}
+
+fn merge(sum: &mut (PortTotals, PortTotals), port: &Port) {
+    let (from_guest, to_guest) = port.totals();
+    sum.0.merge(&from_guest);
+    sum.1.merge(&to_guest);
 }
 
 impl PortEntry {
     /// A port nobody is connected to.
     pub fn new(config: &PortConfig) -> Self {
         let port = Arc::new(Port::new(config.id, config.name.clone()));
-        Self { port, session: None, transmit: Batch::new(config.tx_batch.0, config.tx_batch.1), last_error: None }
+        let (aside, transmit) = (Aside::new(&config.name), Batch::new(config.tx_batch.0, config.tx_batch.1));
+        let lines = LineLimit::new(Instant::now());
+        Self { port, session: None, aside, transmit, last_error: None, lines }
     }
 
     /// The front-end said something. An error ends the connection: call [`PortEntry::disconnect`].
@@ -58,7 +114,7 @@ impl PortEntry {
                 port.refresh();
             }
             SessionEvent::Failed { queue, error } => {
-                tracing::warn!(port = %port.name, queue, "ring not started: {error}");
+                say!(self, warn, queue, "ring not started: {error}");
                 self.last_error = Some(format!("queue {queue}: {error}"));
                 port.refresh();
             }
@@ -68,13 +124,13 @@ impl PortEntry {
             }
             SessionEvent::Announce { mac } => {
                 if !forwarder.inject(port, &lasthop_frame::rarp(mac), now_ms) {
-                    tracing::warn!(port = %port.name, %mac, "announcement not sent: too many packets wait for control");
+                    say!(self, warn, %mac, "announcement not sent: too many packets wait for control");
                 }
                 return false;
             }
             SessionEvent::Mtu(mtu) => port.set_mtu(mtu),
             SessionEvent::Refused(error) => {
-                tracing::warn!(port = %port.name, "refused: {error}");
+                say!(self, warn, "refused: {error}");
                 self.last_error = Some(error.to_string());
             }
         }
@@ -92,22 +148,35 @@ impl PortEntry {
         }
         self.port.set_mtu(0);
         self.port.refresh();
-        match reason {
-            Some(SessionError::Closed) => tracing::info!(port = %self.port.name, "front-end disconnected"),
-            Some(error) => {
-                tracing::warn!(port = %self.port.name, "connection closed: {error}");
-                self.last_error = Some(error.to_string());
-            }
-            None => {}
+        // The supervisor is told, and writes to the log, of this as of the connection's beginning.
+        if let Some(error) = reason.filter(|error| !matches!(error, SessionError::Closed)) {
+            self.last_error = Some(error.to_string());
         }
         true
+    }
+
+    /// A front-end has connected.
+    pub fn connected(&mut self, session: Session) {
+        self.session = Some(session);
+    }
+
+    /// When [`PortEntry::settle`] is due.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.lines.deadline()
+    }
+
+    /// Says how many lines were left out, once it may.
+    pub fn settle(&mut self, now: Instant) {
+        if let Some(left_out) = self.lines.overdue(now) {
+            say_left_out(&self.port, left_out);
+        }
     }
 
     /// A ring broke under traffic: says so once, for the log and for `lasthop port list`.
     pub fn broke(&mut self, index: u16) {
         let Some(queue) = self.port.queues.get(usize::from(index)) else { return };
         if let Some(error) = queue.status().error {
-            tracing::warn!(port = %self.port.name, queue = index, "ring stopped: {error}");
+            say!(self, warn, queue = index, "ring stopped: {error}");
             self.last_error = Some(format!("queue {index}: {error}"));
         }
         self.port.refresh();
@@ -123,6 +192,7 @@ impl PortEntry {
             size: s.size,
             packed: s.packed,
             enabled: s.started && s.enabled,
+            blank: s.blank,
             error: s.error.map(|e| e.to_string()),
         });
         let broken = statuses.iter().find_map(|(i, s)| s.error.map(|e| format!("queue {i}: {e}")));

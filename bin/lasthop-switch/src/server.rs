@@ -2,17 +2,17 @@
 //! that waited for control are sent on from here.
 
 use crate::arguments::Arguments;
-use crate::control::Control;
-use crate::ports::PortEntry;
+use crate::control::{Control, Known};
+use crate::owed::Owed;
+use crate::ports::{PortEntry, Removed};
 use lasthop_forward::{Datapath, Forwarder};
-use lasthop_guestmem::{GuestMemory, PinnedSlice, RegionSpec};
+use lasthop_guestmem::{GuestMemory, MemoryLimits, PinnedSlice, RegionSpec};
 use lasthop_ipc::{
-    Channel, ChannelError, DatapathRequest, FromControl, MissedPacket, SupervisorToSwitch, SwitchToSupervisor,
-    ToControl,
+    Channel, ChannelError, FromControl, MissedPacket, SupervisorToSwitch, SwitchToSupervisor, ToControl,
 };
 use lasthop_schedule::Workers;
 use lasthop_sys::hostview::HostView;
-use lasthop_sys::{Epoll, Trigger};
+use lasthop_sys::{Epoll, Foreign, Trigger};
 use lasthop_types::PortId;
 use lasthop_vhostuser::{Session, SessionError};
 use lasthop_virtqueue::{JOURNAL_BYTES, Journal};
@@ -29,8 +29,14 @@ const FLOW_LIMIT: usize = 200_000;
 const MISS_PATIENCE_MS: u64 = 1000;
 /// How often waiting packets are looked at.
 const MISS_CHECK: Duration = Duration::from_millis(250);
-/// Messages taken from control at a time.
-const CONTROL_BURST: usize = 256;
+/// Messages taken from control at a time: then the misses there are meanwhile have their turn.
+const CONTROL_BURST: usize = 64;
+/// Parts of answers that control is sent at a time: then everybody else has his turn.
+const ANSWERS_BURST: usize = 4;
+
+/// Address space for guest memory, in bytes: half of what a process has on x86-64 (2^47) and a quarter of what it has on
+/// aarch64. All ports together, each with its share and with two tables of regions while one replaces the other, fit.
+const ADDRESS_SPACE: u64 = 1 << 46;
 
 const SUPERVISOR: u64 = 0;
 const CONTROL: u64 = 1;
@@ -44,14 +50,19 @@ pub struct Server {
     forwarder: Forwarder,
     epoll: Epoll,
     supervisor: Channel<SwitchToSupervisor, SupervisorToSwitch>,
+    /// What the supervisor has to be told and there was no room for.
+    owed: Owed,
     control: Option<Control>,
     ports: BTreeMap<PortId, PortEntry>,
+    removed: Removed,
     /// Port whose waiting packets control is told of next, so that all get their turn.
     next_to_tell: PortId,
     /// Memory that outlives this process, with a record for each ring.
     journal: Option<Arc<GuestMemory>>,
     /// What the host's cores and VMs do.
     view: Option<HostView>,
+    /// Most memory that one front-end may have mapped, in bytes.
+    max_guest_memory: u64,
     /// Packets may wait for control.
     misses_wait: bool,
     stop: bool,
@@ -59,7 +70,9 @@ pub struct Server {
 
 impl Server {
     /// Starts the workers.
-    pub fn new(Arguments { supervisor, journal, settings, patience_ms }: Arguments) -> Result<Self, Failure> {
+    pub fn new(
+        Arguments { supervisor, journal, settings, patience_ms, max_guest_memory }: Arguments,
+    ) -> Result<Self, Failure> {
         let datapath = Arc::new(Datapath::new(FLOW_LIMIT, patience_ms)?);
         let epoll = Epoll::new()?;
         epoll.add(&supervisor, SUPERVISOR, Trigger::Level)?;
@@ -71,9 +84,12 @@ impl Server {
             forwarder: Forwarder::new(datapath.clone()),
             epoll,
             supervisor: Channel::new(supervisor),
+            owed: Owed::default(),
             control: None,
             ports: BTreeMap::new(),
+            removed: Removed::default(),
             next_to_tell: PortId(0),
+            max_guest_memory,
             misses_wait: false,
             stop: false,
             datapath,
@@ -101,8 +117,9 @@ impl Server {
 
     fn timeout(&self) -> Option<Duration> {
         let now = Instant::now();
-        let deadlines = self.ports.values().filter_map(|p| p.session.as_ref()?.deadline());
-        let session = deadlines.min().map(|d| d.saturating_duration_since(now));
+        let deadlines =
+            self.ports.values().flat_map(|p| [p.session.as_ref().and_then(Session::deadline), p.deadline()]);
+        let session = deadlines.flatten().min().map(|d| d.saturating_duration_since(now));
         let misses = self.misses_wait.then_some(MISS_CHECK);
         session.into_iter().chain(misses).min()
     }
@@ -115,6 +132,7 @@ impl Server {
         for (id, error) in late {
             self.disconnect(id, &error);
         }
+        self.ports.values_mut().for_each(|entry| entry.settle(now));
         if self.misses_wait {
             let before = self.datapath.now_ms().saturating_sub(MISS_PATIENCE_MS);
             for entry in self.ports.values() {
@@ -129,6 +147,7 @@ impl Server {
     }
 
     fn hear_supervisor(&mut self) -> Result<(), Failure> {
+        self.tell_supervisor();
         loop {
             let (message, fd) = match self.supervisor.recv() {
                 Ok(received) => received,
@@ -147,8 +166,8 @@ impl Server {
                         keep_journal(&entry, journal);
                     }
                     self.datapath.add_port(entry.port.clone());
-                    self.tell_control(ToControl::Port(entry.info(self.view.as_ref())));
                     self.ports.insert(config.id, entry);
+                    self.report(config.id);
                 }
                 (SupervisorToSwitch::DelPort(id), _) => self.del_port(id),
                 (SupervisorToSwitch::Connection(id, vm), Some(socket)) => self.connect(id, socket, vm),
@@ -162,14 +181,18 @@ impl Server {
     }
 
     fn connect(&mut self, id: PortId, socket: OwnedFd, vm: Option<u32>) {
+        let ports = self.ports.len() as u64;
+        let bytes = self.max_guest_memory.min(ADDRESS_SPACE / ports.max(1));
         let Some(entry) = self.ports.get_mut(&id) else { return };
+        let socket = Foreign::new(socket, &entry.aside);
         entry.disconnect(None, &mut self.workers, &self.epoll);
         if let Err(error) = self.epoll.add(&socket, FIRST_PORT | u64::from(id.0), Trigger::Level) {
             tracing::error!(port = %entry.port.name, "connection cannot be watched: {error}");
             return;
         }
-        tracing::info!(port = %entry.port.name, "front-end connected");
-        entry.session = Some(Session::new(socket, entry.port.queues.clone(), Instant::now()));
+        let mut session = Session::new(socket, entry.port.queues.clone(), Instant::now());
+        session.limit_memory(MemoryLimits { bytes, ..MemoryLimits::default() });
+        entry.connected(session);
         entry.port.set_vm(vm);
         self.report(id);
     }
@@ -182,14 +205,16 @@ impl Server {
             Err(error) => self.disconnect(id, &error),
         }
         for (port, thread) in self.workers.take_started() {
-            self.tell_supervisor(&SwitchToSupervisor::Thread(port, thread));
+            self.owed.thread(port, thread);
         }
+        self.tell_supervisor();
     }
 
     fn disconnect(&mut self, id: PortId, error: &SessionError) {
         let Some(entry) = self.ports.get_mut(&id) else { return };
         if entry.disconnect(Some(error), &mut self.workers, &self.epoll) {
-            self.tell_supervisor(&SwitchToSupervisor::ConnectionClosed { port: id, reason: error.to_string() });
+            self.owed.closed(id, error.to_string());
+            self.tell_supervisor();
             self.report(id);
         }
     }
@@ -197,9 +222,16 @@ impl Server {
     fn del_port(&mut self, id: PortId) {
         let Some(mut entry) = self.ports.remove(&id) else { return };
         entry.disconnect(None, &mut self.workers, &self.epoll);
+        // Nobody will answer for packets that wait.
+        self.forwarder.expire(&entry.port, u64::MAX);
         self.workers.remove(id);
         self.datapath.remove_port(id);
-        self.tell_control(ToControl::PortGone(id));
+        self.removed.add(entry.port);
+        self.owed.forget(id);
+        if let Some(control) = &mut self.control {
+            control.port_gone(id);
+        }
+        self.talk();
     }
 
     fn hear_news(&mut self) {
@@ -212,18 +244,45 @@ impl Server {
         }
         if self.datapath.take_missed() {
             self.misses_wait = true;
-            self.tell_misses();
+            self.talk();
         }
     }
 
-    /// Tells control of waiting packets, one of each port in turn, as long as the channel takes them.
-    fn tell_misses(&mut self) {
+    /// Tells control what it is to know, as long as the channel takes it: how ports are, then of packets that wait, then what it
+    /// has asked, a few parts at a time, so that neither a guest's packets nor another's port waits behind long answers.
+    fn talk(&mut self) {
+        let done = self.tell_ports_and_misses().and_then(|()| {
+            for _ in 0..ANSWERS_BURST {
+                let Some(control) = &mut self.control else { return Ok(()) };
+                let (datapath, ports, view) = (&*self.datapath, &self.ports, self.view.as_ref());
+                let known = Known { datapath, ports, removed: &self.removed.totals(), view };
+                if !control.answer(known)? {
+                    break;
+                }
+                self.tell_ports_and_misses()?;
+            }
+            Ok(())
+        });
+        if let Err(error) = done {
+            tracing::info!("control: {error}");
+            return self.lose_control();
+        }
+        if let Some(control) = &self.control {
+            // With room in the channel this turn is followed by the next at once.
+            let trigger = if control.is_backlogged() { Trigger::ReadWrite } else { Trigger::Level };
+            let _ = self.epoll.modify(control, CONTROL, trigger);
+        }
+    }
+
+    /// Of waiting packets control is told one of each port in turn.
+    fn tell_ports_and_misses(&mut self) -> Result<(), ChannelError> {
+        let Some(control) = &mut self.control else { return Ok(()) };
+        control.tell_ports(&self.ports, self.view.as_ref())?;
         let mut told = true;
         while std::mem::take(&mut told) {
-            let Some(control) = &mut self.control else { return };
             for (id, entry) in self.ports.range(self.next_to_tell..).chain(self.ports.range(..self.next_to_tell)) {
-                if control.is_backlogged() {
-                    return;
+                if control.is_full() {
+                    return Ok(());
                 }
                 let Some(missed) = entry.port.misses.tell() else { continue };
                 told = true;
@@ -234,11 +293,10 @@ impl Server {
                     frame_len: missed.frame_len as u32,
                 });
                 self.next_to_tell = PortId(id.0 + 1);
-                if control.send(message).is_err() {
-                    return self.lose_control();
-                }
+                control.send(message)?;
             }
         }
+        Ok(())
     }
 
     fn attach_control(&mut self, socket: OwnedFd) {
@@ -249,17 +307,12 @@ impl Server {
             tracing::error!("control's channel cannot be watched: {error}");
             return;
         }
-        let mut control = Control::new(socket);
-        let ports = self.ports.values().map(|p| p.info(self.view.as_ref())).collect();
-        if control.send(ToControl::Hello { ports }).is_err() {
-            return;
-        }
-        self.control = Some(control);
+        self.control = Some(Control::new(socket, self.ports.keys().copied()));
         self.datapath.set_control_answers(true);
         for entry in self.ports.values() {
             entry.port.misses.untell_all();
         }
-        self.tell_misses();
+        self.talk();
     }
 
     /// Control is gone: known flows go on, new ones wait for its return as long as there is room.
@@ -276,8 +329,11 @@ impl Server {
     fn hear_control(&mut self) {
         for _ in 0..CONTROL_BURST {
             let Some(control) = &mut self.control else { return };
-            let done = match control.flush().and_then(|()| control.receive()) {
-                Ok(Some(message)) => self.obey(message),
+            let done = match control.receive() {
+                Ok(Some(message)) => {
+                    self.obey(message);
+                    Ok(())
+                }
                 Ok(None) => break,
                 Err(ChannelError::Malformed(error)) => {
                     tracing::error!("control sent a malformed message: {error}");
@@ -291,14 +347,10 @@ impl Server {
                 return;
             }
         }
-        self.tell_misses();
-        if let Some(control) = &self.control {
-            let trigger = if control.is_backlogged() { Trigger::ReadWrite } else { Trigger::Level };
-            let _ = self.epoll.modify(control, CONTROL, trigger);
-        }
+        self.talk();
     }
 
-    fn obey(&mut self, message: FromControl) -> Result<(), ChannelError> {
+    fn obey(&mut self, message: FromControl) {
         self.datapath.set_control_answers(true);
         match message {
             FromControl::PutFlow(spec) => {
@@ -306,7 +358,11 @@ impl Server {
                 match self.forwarder.install(spec) {
                     Ok(true) => self.workers.look(port),
                     Ok(false) => {}
-                    Err(error) => tracing::warn!("flow not installed: {error}"),
+                    // What waited for it has been sent on all the same, so its port may have places again.
+                    Err(error) => {
+                        tracing::warn!("flow not installed: {error}");
+                        self.workers.look(port);
+                    }
                 }
             }
             FromControl::DelFlow { key, mask } => drop(self.datapath.flows().remove(&key, &mask)),
@@ -320,40 +376,31 @@ impl Server {
                 }
             }
             FromControl::Ask { request, question } => {
-                if question == DatapathRequest::Barrier {
-                    // A burst under way may still follow a flow removed meanwhile: it ends with its queue's lock.
-                    let queues = self.ports.values().flat_map(|entry| entry.port.queues.iter());
-                    queues.for_each(|queue| drop(queue.lock()));
-                }
-                let ports = self.ports.values().map(|p| p.info(self.view.as_ref()));
                 if let Some(control) = &mut self.control {
-                    control.answer(request, question, &self.datapath, ports)?;
+                    control.asked(request, question);
                 }
             }
         }
-        Ok(())
     }
 
+    /// Control is told how the port is now.
     fn report(&mut self, id: PortId) {
-        if let Some(entry) = self.ports.get(&id) {
-            self.tell_control(ToControl::Port(entry.info(self.view.as_ref())));
-        }
-    }
-
-    fn tell_supervisor(&mut self, message: &SwitchToSupervisor) {
-        if let Err(error) = self.supervisor.send(message, None) {
-            tracing::error!("supervisor not told {message:?}: {error}");
-        }
-    }
-
-    fn tell_control(&mut self, message: ToControl) {
         if let Some(control) = &mut self.control {
-            if control.send(message).is_err() {
-                self.lose_control();
-            } else if control.is_backlogged() {
-                let _ = self.epoll.modify(control, CONTROL, Trigger::ReadWrite);
-            }
+            control.port_changed(id);
+            self.talk();
         }
+    }
+
+    /// Tells the supervisor what is owed to it, as far as there is room.
+    fn tell_supervisor(&mut self) {
+        if self.owed.is_empty() {
+            return;
+        }
+        if let Err(error) = self.owed.send(&mut self.supervisor) {
+            tracing::error!("supervisor not told: {error}");
+        }
+        let trigger = if self.owed.is_empty() { Trigger::Level } else { Trigger::ReadWrite };
+        let _ = self.epoll.modify(&self.supervisor, SUPERVISOR, trigger);
     }
 }
 

@@ -24,16 +24,28 @@ pub struct Arguments {
 const FIRST_KEPT: i32 = 5;
 
 impl Arguments {
-    /// Reads `--supervisor-fd N --counters-fd N --device NAME [--driver NAME] [--queues N] [--nice N] [--ours] [--no-gro]
+    /// Reads `--supervisor-fd N --counters-fd N --device NAME [--driver NAME] [--queues N] [--nice N] [--ours] [--made MAC] [--leave-down] [--no-gro]
     /// [--kept N --mode TEXT]`: so many descriptors of the open device, from 5 on, and how it is used. Run first thing in `main`.
     pub fn take(mut words: impl Iterator<Item = String>) -> Result<Self, String> {
         let (mut supervisor, mut counters, mut nice) = (None, None, 0);
         let (mut descriptors, mut mode) = (Vec::new(), String::new());
-        let mut wanted = Wanted { device: String::new(), driver: None, queues: 1, ours: false, gro: true };
+        let mut wanted = Wanted {
+            device: String::new(),
+            driver: None,
+            queues: 1,
+            ours: false,
+            gro: true,
+            bring_up: true,
+            made: None,
+        };
         while let Some(option) = words.next() {
             match option.as_str() {
                 "--ours" => {
                     wanted.ours = true;
+                    continue;
+                }
+                "--leave-down" => {
+                    wanted.bring_up = false;
                     continue;
                 }
                 "--no-gro" => {
@@ -65,6 +77,10 @@ impl Arguments {
                     }
                 }
                 "--mode" => mode = value,
+                "--made" => {
+                    wanted.made =
+                        Some(value.parse().map_err(|_| format!("{option} {value}: not an Ethernet address"))?);
+                }
                 "--nice" => nice = value.parse().map_err(|_| format!("{option} {value}: not a number"))?,
                 _ => return Err(format!("unknown option {option}")),
             }

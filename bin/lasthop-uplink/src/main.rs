@@ -6,6 +6,7 @@ mod confine;
 mod server;
 
 use lasthop_ipc::{Channel, UplinkToSupervisor};
+use lasthop_sys::Log;
 use lasthop_uplink_core::counters::{CounterPage, Counters};
 use lasthop_uplink_core::device::{Device, Kept, Wanted};
 use lasthop_uplink_core::memory::SharedMemory;
@@ -13,9 +14,19 @@ use lasthop_uplink_core::probe::{Heard, Prober};
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 fn main() -> ExitCode {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).with_target(false).init();
+    let log = Log::new();
+    let lines = log.clone();
+    tracing_subscriber::fmt().with_writer(move || lines.clone()).with_ansi(false).with_target(false).init();
+    let result = run(&log);
+    // What was said last is what matters, if anybody reads it.
+    log.finish(Duration::from_millis(100));
+    result
+}
+
+fn run(log: &Log) -> ExitCode {
     let arguments = match arguments::Arguments::take(std::env::args().skip(1)) {
         Ok(arguments) => arguments,
         Err(error) => {
@@ -28,7 +39,7 @@ fn main() -> ExitCode {
         tracing::warn!("priority {}: {e}", arguments.nice);
     }
     let mut channel = Channel::new(arguments.supervisor);
-    match start(&arguments.wanted, arguments.kept, arguments.counters, &mut channel)
+    match start(&arguments.wanted, arguments.kept, arguments.counters, &mut channel, log)
         .and_then(|server| server.serve(&mut channel))
     {
         Ok(()) => ExitCode::SUCCESS,
@@ -45,6 +56,7 @@ fn start(
     mut kept: Option<Kept>,
     counters: OwnedFd,
     supervisor: &mut server::Supervisor,
+    log: &Log,
 ) -> Result<server::Server, Box<dyn std::error::Error>> {
     let counters = Counters::new(CounterPage::map(counters)?);
     let inherited = kept.is_some();
@@ -54,6 +66,7 @@ fn start(
     let heard = Arc::new(Heard::new()?);
     if device.kept.is_some() {
         confine::confine(&wanted.device, inherited)?;
+        log.start(std::io::stderr())?;
         return Ok(server::Server::waiting(device, counters, (prober, heard))?);
     }
     let (memory, mut pairs) = SharedMemory::new(device.memory, &heard, None)?;
@@ -68,5 +81,6 @@ fn start(
     }
     confine::confine(&wanted.device, inherited)?;
     // Threads made from here on are born inside the sandbox.
+    log.start(std::io::stderr())?;
     server::Server::carrying(device, counters, (prober, heard), memory, pairs)
 }

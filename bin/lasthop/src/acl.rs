@@ -2,10 +2,12 @@
 
 use crate::SharedArgs;
 use crate::client::{CliError, collect};
+use crate::list::all_ports;
 use crate::table::{Align, Table};
 use clap::ValueEnum;
 use lasthop_api::{AclChanged, AclRule, SwitchProxy};
 use lasthop_policy::acl::MAX_TEXT;
+use lasthop_policy::check_name;
 use serde::Serialize;
 use std::fs::File;
 use std::io::{self, Read};
@@ -26,6 +28,9 @@ pub struct LoadArgs {
     /// What the filters of a ClassBench set do, which do not say it themselves
     #[arg(long, value_enum, default_value = "deny")]
     action: Action,
+    /// Load a file without a rule or default, which lets every packet pass and hides the general lists where it is a port's own
+    #[arg(long)]
+    allow_empty: bool,
     #[command(flatten)]
     shared: SharedArgs,
 }
@@ -52,9 +57,12 @@ pub struct ShowArgs {
 
 #[derive(Debug, clap::Args)]
 struct Which {
-    /// A port's own lists, which replace the general ones there; may be given several times [default: the general lists]
+    /// A port's own lists, which replace the general ones there; may be given several times
     #[arg(long = "port", value_name = "NAME")]
     ports: Vec<String>,
+    /// Whose lists: of all guests, of all uplinks, of both, or a port's own, as with --port [default: guests]
+    #[arg(long = "for", value_name = "guests|uplinks|all|PORT", conflicts_with = "ports")]
+    whom: Option<String>,
     /// Only the list of this direction; the other stays as it is [default: both]
     #[arg(long, value_enum)]
     direction: Option<Direction>,
@@ -62,7 +70,36 @@ struct Which {
 
 impl Which {
     fn ports(&self) -> Vec<&str> {
-        self.ports.iter().map(String::as_str).collect()
+        let port = self.whom.as_deref().filter(|_| self.general().is_none());
+        self.ports.iter().map(String::as_str).chain(port).collect()
+    }
+
+    fn general(&self) -> Option<&str> {
+        self.whom.as_deref().filter(|whom| matches!(*whom, "guests" | "uplinks" | "all"))
+    }
+
+    /// The port that --for names. A word that is nearly one of the three is not taken for a port's name.
+    fn port_of_for(&self) -> Result<Option<&str>, CliError> {
+        let Some(whom) = self.whom.as_deref().filter(|_| self.general().is_none()) else { return Ok(None) };
+        let meant = match whom.to_ascii_lowercase().as_str() {
+            "guest" | "guests" => "--for guests",
+            "uplink" | "uplinks" => "--for uplinks",
+            "all" | "both" | "any" | "everybody" | "everyone" => "--for all",
+            "port" | "ports" => "--port NAME",
+            _ => return Ok(Some(whom)),
+        };
+        Err(CliError::new(format!(
+            "--for {whom}: nothing was changed; write {meant}, or --port {whom} for a port of that name"
+        )))
+    }
+
+    /// Only for names that ports can have.
+    fn check_names(&self) -> Result<(), CliError> {
+        let named = |option: &str, name: &str| {
+            check_name(name).map_err(|e| CliError::new(format!("{option} {name:?}: {e}; nothing was changed")))
+        };
+        self.ports.iter().try_for_each(|name| named("--port", name))?;
+        self.port_of_for()?.map_or(Ok(()), |name| named("--for", name))
     }
 
     fn direction(&self) -> Option<&'static str> {
@@ -70,14 +107,6 @@ impl Which {
             Direction::FromGuest => "from-guest",
             Direction::ToGuest => "to-guest",
         })
-    }
-
-    fn shown(&self) -> String {
-        if self.ports.is_empty() {
-            "general access lists".into()
-        } else {
-            format!("access lists of {}", self.ports.join(", "))
-        }
     }
 }
 
@@ -117,22 +146,46 @@ pub fn load(args: &LoadArgs) -> Result<String, CliError> {
         Action::Permit => "permit",
         Action::Deny => "deny",
     };
+    args.which.check_names()?;
     let mut instance = args.shared.instance()?;
+    if let Some(name) = args.which.port_of_for()?
+        && !all_ports(&mut instance)?.iter().any(|port| port.name == *name)
+    {
+        return Err(CliError::new(format!(
+            "there is no port {name}; use --port {name} to load a list for a port to come"
+        )));
+    }
     for part in parts(&text) {
         instance.ask(async |c| c.acl_text(part).await)?;
     }
     let (ports, direction) = (args.which.ports(), args.which.direction());
-    let changed = instance.ask(async |c| c.acl_load(format, action, &ports, direction).await);
+    let (general, empty) = (args.which.general(), Some(args.allow_empty));
+    let changed = instance.ask(async |c| c.acl_load(format, action, &ports, direction, general, empty).await);
     // Which of several files in a script was it?
     let name = if is_stdin(&args.file) { "standard input".into() } else { args.file.display().to_string() };
     let changed = changed.map_err(|e| CliError::new(format!("{name}: {e}")))?;
-    args.shared.show(&changed, |c| loaded(c, &args.which.shown()))
+    args.shared.show(&changed, loaded)
 }
 
-fn loaded(changed: &AclChanged, which: &str) -> String {
-    let count = |rules: Option<u64>| rules.map_or_else(|| "no list".into(), |n| format!("{n} rules"));
-    let mut text =
-        format!("{which}: {} from guests, {} to guests\n", count(changed.from_guest), count(changed.to_guest));
+/// Whose lists, as in `access lists of guests and uplinks`.
+fn whose(changed: &AclChanged) -> String {
+    format!("access lists of {}", changed.applies_to.join(" and "))
+}
+
+fn loaded(changed: &AclChanged) -> String {
+    let list = |rules: Option<u64>, default: &Option<String>| match (rules, default) {
+        (Some(n), Some(default)) => format!("{n} {}, default {default}", if n == 1 { "rule" } else { "rules" }),
+        _ => "no list".into(),
+    };
+    let mut text = format!(
+        "{}: from guests {}; to guests {}\n",
+        whose(changed),
+        list(changed.from_guest, &changed.from_guest_default),
+        list(changed.to_guest, &changed.to_guest_default)
+    );
+    for name in &changed.to_come {
+        text += &format!("there is no port {name} yet; its lists are kept and hold when there is one\n");
+    }
     if changed.left_out > 0 {
         text += &format!("{} filters left out: ports with a protocol that has none never match\n", changed.left_out);
     }
@@ -143,11 +196,12 @@ fn loaded(changed: &AclChanged, which: &str) -> String {
 }
 
 pub fn clear(args: &ClearArgs) -> Result<String, CliError> {
-    let (ports, direction) = (args.which.ports(), args.which.direction());
-    let changed = args.shared.instance()?.ask(async |c| c.acl_clear(&ports, direction).await)?;
-    args.shared.show(&changed, |_| match direction {
-        Some(direction) => format!("{}: cleared {direction}\n", args.which.shown()),
-        None => format!("{}: cleared\n", args.which.shown()),
+    args.which.port_of_for()?;
+    let (ports, direction, general) = (args.which.ports(), args.which.direction(), args.which.general());
+    let changed = args.shared.instance()?.ask(async |c| c.acl_clear(&ports, direction, general).await)?;
+    args.shared.show(&changed, |c| match direction {
+        Some(direction) => format!("{}: cleared {direction}\n", whose(c)),
+        None => format!("{}: cleared\n", whose(c)),
     })
 }
 
@@ -167,9 +221,8 @@ fn render(rules: &[AclRule], packets: bool) -> String {
     columns.push(("TEXT", Align::Left));
     let mut table = Table::new(&columns);
     for rule in rules {
-        let list = rule.port.clone().unwrap_or_else(|| "(general)".into());
         let number = if rule.number == 0 { "-".into() } else { rule.number.to_string() };
-        let mut row = vec![list, rule.direction.clone(), number];
+        let mut row = vec![rule.applies_to.clone(), rule.direction.clone(), number];
         row.extend(packets.then(|| rule.packets.unwrap_or(0).to_string()));
         row.push(rule.text.clone());
         table.row(row);
@@ -232,6 +285,7 @@ mod tests {
     fn lists_as_a_table() {
         let rule = |port: Option<&str>, number, text: &str| AclRule {
             port: port.map(Into::into),
+            applies_to: port.map_or("guests".into(), |name| format!("port {name}")),
             direction: "to-guest".into(),
             number,
             text: text.into(),
@@ -240,9 +294,9 @@ mod tests {
         let rules = [rule(None, 1, "deny icmp"), rule(Some("vm1"), 0, "default permit")];
         assert_eq!(
             render(&rules, true),
-            "LIST       DIRECTION  RULE  PACKETS  TEXT\n\
-             (general)  to-guest      1        7  deny icmp\n\
-             vm1        to-guest      -        7  default permit\n"
+            "LIST      DIRECTION  RULE  PACKETS  TEXT\n\
+             guests    to-guest      1        7  deny icmp\n\
+             port vm1  to-guest      -        7  default permit\n"
         );
         assert!(render(&[], false).starts_with("no access lists"));
     }

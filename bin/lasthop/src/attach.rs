@@ -8,21 +8,37 @@ use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 pub struct AttachArgs {
-    /// Name of the port
-    port: String,
+    /// Name of the port; several are as many cards of one machine
+    #[arg(required = true, value_name = "PORT")]
+    ports: Vec<String>,
     /// Print only the lines for this one
     #[arg(long)]
     vmm: Option<Vmm>,
-    /// Queue pairs the machine shall have
+    /// Queue pairs each card shall have
     #[arg(long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u16).range(1..=lasthop_types::MAX_QUEUE_PAIRS as i64))]
     queues: u16,
-    /// The machine's memory, which the switch maps; as -m says for QEMU
-    #[arg(long, value_name = "SIZE", default_value = "2G")]
+    /// The machine's memory, which the switch maps: a number with K, M, G or T; without, of MiB
+    #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = size)]
     memory: String,
     /// Directory of the running instance's API socket
     #[arg(long, value_name = "DIR", default_value = "/run/lasthop")]
     run_dir: PathBuf,
+}
+
+/// A size as all machine monitors take it. A bare number is QEMU's MiB after -m, and bytes elsewhere: it gets its M.
+fn size(text: &str) -> Result<String, String> {
+    let (digits, unit) = match text.char_indices().find(|(_, c)| !c.is_ascii_digit()) {
+        Some((at, _)) => text.split_at(at),
+        None => (text, "M"),
+    };
+    let unit = unit.to_ascii_uppercase();
+    let whole = digits.parse::<u64>().is_ok_and(|number| number > 0);
+    if whole && matches!(unit.as_str(), "K" | "M" | "G" | "T") {
+        Ok(format!("{digits}{unit}"))
+    } else {
+        Err("not a size; write a whole number with K, M, G or T, such as 512M or 2G".into())
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -34,25 +50,26 @@ enum Vmm {
 
 pub fn attach(args: &AttachArgs) -> Result<String, CliError> {
     let shared = SharedArgs { run_dir: args.run_dir.clone(), json: false };
-    let ports = all_ports(&mut shared.instance()?)?;
-    let Some(port) = ports.iter().find(|p| p.name == args.port) else {
-        return Err(CliError::new(format!(
-            "there is no port named {:?}; `lasthop port list` shows those there are, \
-             `lasthop port add` makes one",
-            args.port
-        )));
-    };
-    if port.uplink {
-        let name = &port.name;
-        return Err(CliError::new(format!(
-            "{name} is an uplink, not a machine's port; `lasthop uplink list` shows it"
-        )));
+    let there = all_ports(&mut shared.instance()?)?;
+    let mut ports = Vec::new();
+    for name in &args.ports {
+        let Some(port) = there.iter().find(|p| p.name == *name) else {
+            return Err(CliError::new(format!(
+                "there is no port named {name:?}; `lasthop port list` shows those there are, \
+                 `lasthop port add` makes one"
+            )));
+        };
+        check(port)?;
+        if ports.contains(&port) {
+            return Err(CliError::new(format!("{name} is named twice; a port takes one card")));
+        }
+        ports.push(port);
     }
     Ok(match args.vmm {
-        Some(vmm) => lines(vmm, port, args),
+        Some(vmm) => lines(vmm, &ports, args),
         None => {
             let all = [(Vmm::Qemu, "QEMU"), (Vmm::CloudHypervisor, "Cloud Hypervisor"), (Vmm::Libvirt, "libvirt")];
-            let parts = all.map(|(vmm, name)| format!("# {name}\n{}", lines(vmm, port, args)));
+            let parts = all.map(|(vmm, name)| format!("# {name}\n{}", lines(vmm, &ports, args)));
             parts.join("\n")
         }
     })
@@ -67,9 +84,45 @@ fn mac(name: &str) -> String {
     format!("52:54:00:{a:02x}:{b:02x}:{c:02x}")
 }
 
-fn lines(vmm: Vmm, port: &Port, args: &AttachArgs) -> String {
-    let (name, path, n) = (&port.name, &port.path, args.queues);
-    let (mac, memory) = (mac(name), &args.memory);
+/// The machine's memory, once, and a card for each port.
+fn lines(vmm: Vmm, ports: &[&Port], args: &AttachArgs) -> String {
+    let memory = &args.memory;
+    let cards: Vec<String> = ports.iter().map(|port| card(vmm, port, args.queues)).collect();
+    // Named after the port: the lines of two calls can be put together, and then the last -machine holds.
+    let id = ports.first().map_or("lasthop", |port| &port.name);
+    match vmm {
+        Vmm::Qemu => format!(
+            "-m {memory}\n\
+             -object memory-backend-memfd,id=mem-{id},size={memory},share=on\n\
+             -machine memory-backend=mem-{id}\n\
+             {}",
+            cards.concat()
+        ),
+        Vmm::CloudHypervisor => format!("--memory size={memory},shared=on\n--net {}\n", cards.join(" \\\n      ")),
+        Vmm::Libvirt => format!(
+            "<memoryBacking>\n  <source type='memfd'/>\n  <access mode='shared'/>\n</memoryBacking>\n{}",
+            cards.concat()
+        ),
+    }
+}
+
+/// Only a socket is something to plug a machine into.
+fn check(port: &Port) -> Result<(), CliError> {
+    let name = &port.name;
+    match &port.device {
+        _ if port.uplink => {
+            Err(CliError::new(format!("{name} is an uplink, not a machine's port; `lasthop uplink list` shows it")))
+        }
+        Some(device) => Err(CliError::new(format!(
+            "{name} is the device {device}, not a machine's socket; `lasthop port add NAME PATH` makes one"
+        ))),
+        None => Ok(()),
+    }
+}
+
+fn card(vmm: Vmm, port: &Port, n: u16) -> String {
+    let (name, path) = (&port.name, &port.path);
+    let mac = mac(name);
     match vmm {
         Vmm::Qemu => {
             // QEMU's option parser takes a double comma for a comma.
@@ -77,21 +130,14 @@ fn lines(vmm: Vmm, port: &Port, args: &AttachArgs) -> String {
             let role = if port.client { "server=on" } else { "reconnect=1" };
             let multiqueue = if n > 1 { format!(",mq=on,vectors={}", 2 * n + 2) } else { String::new() };
             format!(
-                "-m {memory}\n\
-                 -object memory-backend-memfd,id=mem-lasthop,size={memory},share=on\n\
-                 -machine memory-backend=mem-lasthop\n\
-                 -chardev socket,id=chr-{name},path={path},{role}\n\
+                "-chardev socket,id=chr-{name},path={path},{role}\n\
                  -netdev vhost-user,id=net-{name},chardev=chr-{name},queues={n}\n\
                  -device virtio-net-pci,netdev=net-{name},mac={mac}{multiqueue}\n"
             )
         }
         Vmm::CloudHypervisor => {
             let role = if port.client { ",vhost_mode=server" } else { "" };
-            format!(
-                "--memory size={memory},shared=on\n\
-                 --net vhost_user=true,socket={path},num_queues={},mac={mac}{role}\n",
-                2 * n
-            )
+            format!("vhost_user=true,socket={path},num_queues={},mac={mac}{role}", 2 * n)
         }
         Vmm::Libvirt => {
             let path = path.replace('&', "&amp;").replace('<', "&lt;").replace('\'', "&apos;");
@@ -105,8 +151,7 @@ fn lines(vmm: Vmm, port: &Port, args: &AttachArgs) -> String {
             };
             let driver = if n > 1 { format!("  <driver queues='{n}'/>\n") } else { String::new() };
             format!(
-                "<memoryBacking>\n  <source type='memfd'/>\n  <access mode='shared'/>\n</memoryBacking>\n\
-                 <interface type='vhostuser'>\n  <mac address='{mac}'/>\n{source}  <model type='virtio'/>\n\
+                "<interface type='vhostuser'>\n  <mac address='{mac}'/>\n{source}  <model type='virtio'/>\n\
                  {driver}</interface>\n"
             )
         }
@@ -118,7 +163,7 @@ mod tests {
     use super::*;
 
     fn args(queues: u16) -> AttachArgs {
-        AttachArgs { port: "vm1".into(), vmm: None, queues, memory: "1G".into(), run_dir: "/run/lasthop".into() }
+        AttachArgs { ports: Vec::new(), vmm: None, queues, memory: "1G".into(), run_dir: "/run/lasthop".into() }
     }
 
     fn port(client: bool) -> Port {
@@ -127,20 +172,57 @@ mod tests {
 
     #[test]
     fn the_side_that_listens_is_the_other_one() {
-        let qemu = |client| lines(Vmm::Qemu, &port(client), &args(1));
+        let qemu = |client| lines(Vmm::Qemu, &[&port(client)], &args(1));
         assert!(qemu(false).contains("path=/run/a,,b.sock,reconnect=1\n"));
         assert!(qemu(true).contains("path=/run/a,,b.sock,server=on\n"));
-        let libvirt = |client| lines(Vmm::Libvirt, &port(client), &args(1));
+        let libvirt = |client| lines(Vmm::Libvirt, &[&port(client)], &args(1));
         assert!(libvirt(false).contains("mode='client'>") && libvirt(true).contains("mode='server'/>"));
-        assert!(lines(Vmm::CloudHypervisor, &port(true), &args(1)).contains("vhost_mode=server"));
+        assert!(lines(Vmm::CloudHypervisor, &[&port(true)], &args(1)).contains("vhost_mode=server"));
+    }
+
+    #[test]
+    fn only_a_socket_has_lines() {
+        assert!(check(&port(false)).is_ok());
+        let device = Port { name: "c1".into(), device: Some("v1".into()), ..Port::default() };
+        let error = check(&device).unwrap_err().to_string();
+        assert!(error.starts_with("c1 is the device v1, not a machine's socket; "), "{error}");
+        let uplink = Port { uplink: true, ..device };
+        assert!(check(&uplink).unwrap_err().to_string().starts_with("c1 is an uplink"));
     }
 
     #[test]
     fn queues_are_pairs() {
-        assert!(lines(Vmm::Qemu, &port(false), &args(4)).contains("queues=4\n"));
-        assert!(lines(Vmm::Qemu, &port(false), &args(4)).contains("mq=on,vectors=10\n"));
-        assert!(lines(Vmm::CloudHypervisor, &port(false), &args(4)).contains("num_queues=8"));
-        assert!(lines(Vmm::Libvirt, &port(false), &args(4)).contains("queues='4'"));
+        assert!(lines(Vmm::Qemu, &[&port(false)], &args(4)).contains("queues=4\n"));
+        assert!(lines(Vmm::Qemu, &[&port(false)], &args(4)).contains("mq=on,vectors=10\n"));
+        assert!(lines(Vmm::CloudHypervisor, &[&port(false)], &args(4)).contains("num_queues=8"));
+        assert!(lines(Vmm::Libvirt, &[&port(false)], &args(4)).contains("queues='4'"));
+    }
+
+    #[test]
+    fn two_cards_of_one_machine() {
+        let (vm1, vm2) = (port(false), Port { name: "vm2".into(), ..port(false) });
+        let both = lines(Vmm::Qemu, &[&vm1, &vm2], &args(1));
+        assert_eq!(both.matches("-object").count(), 1, "{both}");
+        assert_eq!(both.matches("-device").count(), 2, "{both}");
+        assert_eq!(lines(Vmm::Libvirt, &[&vm1, &vm2], &args(1)).matches("<memoryBacking>").count(), 1);
+        assert_eq!(lines(Vmm::CloudHypervisor, &[&vm1, &vm2], &args(1)).matches("--net").count(), 1);
+        // Two calls' lines together: no name is there twice.
+        let apart = lines(Vmm::Qemu, &[&vm1], &args(1)) + &lines(Vmm::Qemu, &[&vm2], &args(1));
+        let mut ids: Vec<_> = apart.split(',').filter(|part| part.starts_with("id=")).collect();
+        let all = ids.len();
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!((all, ids.len()), (6, 6), "{apart}");
+    }
+
+    #[test]
+    fn sizes_mean_the_same_everywhere() {
+        for (text, means) in [("2G", "2G"), ("512m", "512M"), ("2048", "2048M"), ("1T", "1T")] {
+            assert_eq!(size(text).as_deref(), Ok(means));
+        }
+        for bad in ["lots", "", "G", "0", "0G", "-1G", "1.5G", "2GB", "2 G", "99999999999999999999G"] {
+            assert!(size(bad).unwrap_err().contains("such as 512M or 2G"), "{bad}");
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Asking a running instance.
 
 use futures_util::{Stream, StreamExt};
-use lasthop_api::{ApiError, SOCKET_NAME};
+use lasthop_api::{ApiError, READ_SOCKET_NAME, SOCKET_NAME};
 use std::fmt;
 use std::io;
 use std::path::Path;
@@ -43,7 +43,16 @@ impl Instance {
         let dir = run_dir.display().to_string();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|e| CliError::new(format!("cannot start: {e}")))?;
-        let connection = runtime.block_on(connect(&socket)).map_err(|e| {
+        let connection = runtime.block_on(async {
+            match connect(&socket).await {
+                // Whoever may not use that one may be of the group that may read.
+                Err(zlink::Error::Io(e)) if e.kind() == io::ErrorKind::PermissionDenied => {
+                    connect(run_dir.join(READ_SOCKET_NAME)).await.map_err(|_| zlink::Error::Io(e))
+                }
+                connected => connected,
+            }
+        });
+        let connection = connection.map_err(|e| {
             CliError(match &e {
                 zlink::Error::Io(e) => match e.kind() {
                     io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::NotADirectory => {
@@ -54,7 +63,7 @@ impl Instance {
                         )
                     }
                     io::ErrorKind::PermissionDenied => {
-                        format!("may not use {}; run this as root", socket.display())
+                        format!("may not use {}; run this as root, or to look only, as a member of the group of `lasthop run --read-group`", socket.display())
                     }
                     _ => format!("{}: {e}; is it the API socket of a running lasthop?", socket.display()),
                 },

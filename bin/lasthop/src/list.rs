@@ -44,8 +44,13 @@ pub fn macs(shared: &SharedArgs) -> Result<String, CliError> {
     shared.show(&Macs { macs }, |m| mac_table(&m.macs))
 }
 
-fn mode(client: bool) -> &'static str {
-    if client { "connect" } else { "listen" }
+fn mode(port: &Port) -> &'static str {
+    match (port.uplink, &port.device, port.client) {
+        (true, ..) => "uplink",
+        (_, Some(_), _) => "device",
+        (.., true) => "connect",
+        (.., false) => "listen",
+    }
 }
 
 /// Undelivered packets, both directions.
@@ -55,7 +60,7 @@ pub fn dropped(port: &Port) -> u64 {
 
 fn port_table(ports: &[Port]) -> String {
     if ports.is_empty() {
-        return "no ports; make one with `lasthop port add NAME PATH`\n".into();
+        return "no ports; make one with `lasthop port add NAME PATH`, or `--device DEVICE`\n".into();
     }
     let mut table = Table::new(&[
         ("NAME", Align::Left),
@@ -67,7 +72,7 @@ fn port_table(ports: &[Port]) -> String {
         ("FROM GUEST", Align::Right),
         ("TO GUEST", Align::Right),
         ("DROPPED", Align::Right),
-        ("SOCKET", Align::Left),
+        ("SOCKET OR DEVICE", Align::Left),
     ]);
     let mut notes = String::new();
     for p in ports {
@@ -75,17 +80,20 @@ fn port_table(ports: &[Port]) -> String {
         table.row(vec![
             p.name.clone(),
             p.state.clone(),
-            if p.uplink { "uplink" } else { mode(p.client) }.into(),
+            mode(p).into(),
             vm(p),
             enabled.to_string(),
             p.macs.to_string(),
             p.from_guest.packets.to_string(),
             p.to_guest.packets.to_string(),
             dropped(p).to_string(),
-            if p.uplink { "-".into() } else { p.path.clone() },
+            place(p),
         ]);
         if let Some(why) = &p.error {
             notes.push_str(&format!("{}: broken: {why}\n", p.name));
+        }
+        if let Some(note) = &p.note {
+            notes.push_str(&format!("{}: {note}\n", p.name));
         }
         for q in &p.queues {
             if let Some(why) = &q.error {
@@ -93,10 +101,21 @@ fn port_table(ports: &[Port]) -> String {
             }
         }
         if let Some(why) = p.last_error.as_ref().filter(|_| p.state != "up") {
-            notes.push_str(&format!("{}: the last connection ended: {why}\n", p.name));
+            let what = if p.device.is_some() { "last trouble" } else { "last connection" };
+            notes.push_str(&format!("{}: {what}: {why}\n", p.name));
         }
     }
     table.render() + &notes
+}
+
+/// Its socket, or its interface and how that is used.
+fn place(port: &Port) -> String {
+    match (&port.device, &port.driver) {
+        (Some(device), Some(driver)) => format!("{device} ({driver})"),
+        (Some(device), None) => device.clone(),
+        (None, _) if port.uplink => "-".into(),
+        (None, _) => port.path.clone(),
+    }
 }
 
 /// What its VM does; `-` if that is not known.
@@ -177,7 +196,7 @@ mod tests {
         };
         assert_eq!(
             port_table(&[port]),
-            "NAME  STATE   MODE    VM      QUEUES  MACS  FROM GUEST  TO GUEST  DROPPED  SOCKET\n\
+            "NAME  STATE   MODE    VM      QUEUES  MACS  FROM GUEST  TO GUEST  DROPPED  SOCKET OR DEVICE\n\
              vm1   broken  listen  cpu 12       1     0           5         7        5  /run/vm1.sock\n\
              vm1: broken: ring 1: the available index jumped by 700\n\
              vm1: queue 1 stopped: here\n"

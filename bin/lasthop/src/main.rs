@@ -15,7 +15,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use client::{CliError, Instance};
 use lasthop_api::{SwitchProxy, TxBatch};
 use serde::Serialize;
-use std::io::Write;
+use std::io::{self, StdoutLock, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -32,7 +32,7 @@ enum Command {
     #[command(
         after_help = "Examples:\n  lasthop run --port vm1=/run/lasthop/vm1.sock --port vm2=/run/vm2.sock,client\n  \
         lasthop run --port vm1=/run/lasthop/vm1.sock --uplink net=eth1\n  \
-        lasthop run --port vm1=/run/lasthop/vm1.sock --uplink host=lasthop0,tap,queues=2\n  \
+        lasthop run --port vm1=/run/lasthop/vm1.sock --uplink host=lasthop0,driver=tap,queues=2\n  \
         lasthop run --port vm1=/run/lasthop/vm1.sock --uplink net=eth1 --uplink standby=eth2\n  \
          lasthop run --cpus 2-3 --helpers 3 --no-bpf --port vm1=/run/lasthop/vm1.sock"
     )]
@@ -60,10 +60,14 @@ enum Command {
         lasthop trace --in-port vm1 --eth-src 52:54:00:00:00:01 --eth-dst 52:54:00:00:00:02\n  \
         lasthop trace --in-port vm1 --eth-src 52:54:00:00:00:01 --eth-dst ff:ff:ff:ff:ff:ff --vlan 5 \\\n    \
         --ip-src 10.0.0.1 --ip-dst 10.0.0.2 --proto udp --sport 68 --dport 67\n  \
+        lasthop trace --in-port vm1 arp --eth-src 52:54:00:00:00:01 --arp-spa 10.0.0.1 --arp-tpa 10.0.0.2\n  \
+        lasthop trace --in-port vm1 nd --eth-src 52:54:00:00:00:01 --ip-src fd00::1 --nd-target fd00::2\n  \
         lasthop trace --in-port vm1 --frame ffffffffffff5254000000010806")]
     Trace(trace::TraceArgs),
     /// Print the lines that plug a virtual machine into a port
-    #[command(after_help = "Example:\n  lasthop attach vm1 --vmm qemu")]
+    #[command(
+        after_help = "Examples:\n  lasthop attach vm1 --vmm qemu\n  lasthop attach vm1-net vm1-storage --vmm libvirt"
+    )]
     Attach(attach::AttachArgs),
     /// Write manual pages
     #[command(hide = true)]
@@ -77,12 +81,15 @@ enum Command {
 enum PortCommand {
     /// Make a port
     #[command(after_help = "Examples:\n  lasthop port add vm1 /run/lasthop/vm1.sock\n  \
-        lasthop port add vm2 /run/lasthop/vm2.sock --tx-batch 250,32")]
+        lasthop port add vm2 /run/lasthop/vm2.sock --tx-batch 250,32\n  \
+        lasthop port add vm3 /run/lasthop/vm3.sock --owner libvirt-qemu:kvm\n  \
+        lasthop port add c1 --device veth1")]
     Add {
         /// Its name: 1 to 63 letters, digits, '.', '_' or '-'
         name: String,
         /// Path of its vhost-user socket; lasthop listens there
-        path: PathBuf,
+        #[arg(required_unless_present = "device")]
+        path: Option<PathBuf>,
         /// The front-end listens, and lasthop connects
         #[arg(long)]
         client: bool,
@@ -90,6 +97,11 @@ enum PortCommand {
         /// [default: that of `lasthop run --tx-batch`]
         #[arg(long, value_name = "US[,PACKETS]")]
         tx_batch: Option<run::Batch>,
+        /// The user, and perhaps the group, that alone may use it, besides root [default: whoever may open its socket]
+        #[arg(long, value_name = "USER[:GROUP]", conflicts_with = "device")]
+        owner: Option<run::Owner>,
+        #[command(flatten)]
+        device: uplink::DeviceArgs,
         #[command(flatten)]
         shared: SharedArgs,
     },
@@ -125,7 +137,8 @@ enum AclCommand {
     /// Load a file of rules instead of the rules there are
     ///
     /// One rule a line; the first that matches a packet decides, and where none does the packet passes, unless a line says
-    /// `default deny`. When the command returns, no packet is judged by older rules, and the new ones are kept over
+    /// `default deny`. The lists are those of all guests, unless a line `for uplinks`, `for all` or `for port NAME` at the top of the
+    /// file, or --for, says otherwise; a port's own list replaces the general one there. When the command returns, no packet is judged by older rules, and the new ones are kept over
     /// restarts. A file with a mistake changes nothing.
     #[command(after_help = "Example file:\n  \
         # what vm1 may be asked for\n  \
@@ -137,13 +150,16 @@ enum AclCommand {
         Examples:\n  \
         lasthop acl load general.rules\n  \
         lasthop acl load vm1.rules --port vm1\n  \
+        lasthop acl load network.rules --for uplinks\n  \
         lasthop acl load acl1_1k --format classbench --action deny")]
     Load(acl::LoadArgs),
     /// Show the rules
     #[command(after_help = "Examples:\n  lasthop acl show\n  lasthop acl show --port vm1 --packets")]
     Show(acl::ShowArgs),
-    /// Remove lists: the general ones, or a port's own, which brings back the general ones there
-    #[command(after_help = "Examples:\n  lasthop acl clear\n  lasthop acl clear --port vm1 --direction to-guest")]
+    /// Remove lists: those of guests or uplinks, or a port's own, which brings back the general ones there
+    #[command(
+        after_help = "Examples:\n  lasthop acl clear\n  lasthop acl clear --for all\n  lasthop acl clear --port vm1 --direction to-guest"
+    )]
     Clear(acl::ClearArgs),
 }
 
@@ -178,11 +194,19 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(e) => return usage(&e),
     };
+    if let Command::Port(PortCommand::Add { device, .. }) = &cli.command
+        && let Some(option) = device.alone()
+    {
+        let wrong = format!("{option} goes with --device, and there is none");
+        return usage(&Cli::command().error(ErrorKind::MissingRequiredArgument, wrong));
+    }
     let result = match cli.command {
         Command::Run(args) => return run::run(args),
-        Command::Port(PortCommand::Add { name, path, client, tx_batch, shared }) => {
-            port_add(&name, path, client, tx_batch, &shared)
-        }
+        Command::Port(PortCommand::Add { name, path, client, tx_batch, owner, device, shared }) => match &device.device
+        {
+            Some(interface) => uplink::port_add_device(&name, interface, &device, &shared),
+            None => port_add(&name, path.unwrap_or_default(), client, tx_batch, owner, &shared),
+        },
         Command::Port(PortCommand::Del { name, shared }) => port_del(&name, &shared),
         Command::Port(PortCommand::List(shared)) => list::ports(&shared),
         Command::Uplink(command) => uplink::uplink(&command),
@@ -197,25 +221,41 @@ fn main() -> ExitCode {
         Command::Man { dir } => man(&dir),
     };
     match result {
-        Ok(text) => {
-            // A reader that has seen enough (`| head`) is no error.
-            let _ = std::io::stdout().write_all(text.as_bytes());
-            ExitCode::SUCCESS
-        }
+        Ok(text) => print(|stdout| stdout.write_all(text.as_bytes())),
         Err(e) => {
-            eprintln!("lasthop: {e}");
+            let _ = writeln!(io::stderr(), "lasthop: {e}");
             ExitCode::FAILURE
         }
     }
 }
 
+/// Writes to standard output. An answer that could not be written was not given, and that is an error; but a reader that has
+/// seen enough (`| head`) is none.
+fn print(write: impl FnOnce(&mut StdoutLock<'_>) -> io::Result<()>) -> ExitCode {
+    let mut stdout = io::stdout().lock();
+    match write(&mut stdout).and_then(|()| stdout.flush()) {
+        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
+            let _ = writeln!(io::stderr(), "lasthop: cannot write to standard output: {e}; is the disk full?");
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::SUCCESS,
+    }
+}
+
+/// The commands named by these arguments, as one types them: `lasthop port add`.
+fn command_of(mut arguments: impl Iterator<Item = String>) -> String {
+    let (mut command, mut name) = (Cli::command(), "lasthop".to_owned());
+    while let Some(sub) = arguments.next().and_then(|word| command.find_subcommand(&word).cloned()) {
+        name = format!("{name} {}", sub.get_name());
+        command = sub;
+    }
+    name
+}
+
 /// Help on stdout; what is wrong with the arguments in one line on stderr.
 fn usage(e: &clap::Error) -> ExitCode {
     match e.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            let _ = e.print();
-            ExitCode::SUCCESS
-        }
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => print(|stdout| write!(stdout, "{}", e.render())),
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             let _ = e.print();
             ExitCode::from(2)
@@ -223,16 +263,12 @@ fn usage(e: &clap::Error) -> ExitCode {
         _ => {
             let text = e.to_string();
             let words = |paragraph: &str| paragraph.split_whitespace().collect::<Vec<_>>().join(" ");
-            let mut paragraphs = text.split("\n\n");
-            let wrong = words(paragraphs.next().unwrap_or_default().trim_start_matches("error:"));
+            let paragraphs = text.split("\n\n");
+            let wrong = words(paragraphs.clone().next().unwrap_or_default().trim_start_matches("error:"));
             let tip = paragraphs.clone().find_map(|p| p.trim().strip_prefix("tip:").map(words));
-            let todo = tip.unwrap_or_else(|| {
-                let command = paragraphs.find_map(|p| p.strip_prefix("Usage: ")).unwrap_or("lasthop");
-                let command =
-                    command.split([' ', '\n']).take_while(|w| w.starts_with(|c: char| c.is_ascii_lowercase()));
-                format!("see `{} --help`", command.collect::<Vec<_>>().join(" "))
-            });
-            eprintln!("lasthop: {wrong}; {todo}");
+            let help = format!("see `{} --help`", command_of(std::env::args().skip(1)));
+            let todo = tip.unwrap_or(help);
+            let _ = writeln!(io::stderr(), "lasthop: {wrong}; {todo}");
             ExitCode::from(2)
         }
     }
@@ -243,8 +279,15 @@ fn port_add(
     path: PathBuf,
     client: bool,
     tx_batch: Option<run::Batch>,
+    owner: Option<run::Owner>,
     shared: &SharedArgs,
 ) -> Result<String, CliError> {
+    if let Some(device) = path.to_str().and_then(run::meant_device) {
+        let path = path.display();
+        return Err(CliError::new(format!(
+            "{path} looks like an interface; write --device {device}, or ./{path} for a socket of that name"
+        )));
+    }
     let path = std::path::absolute(&path)
         .map_err(|e| CliError::new(format!("{}: {e}; give an absolute path", path.display())))?;
     let shown = path.display().to_string();
@@ -252,7 +295,8 @@ fn port_add(
         return Err(CliError::new(format!("{shown}: the path is not UTF-8; choose another")));
     };
     let tx_batch = tx_batch.map(|run::Batch { us, packets }| TxBatch { us, packets });
-    let port = shared.instance()?.ask(async |c| c.port_add(name, path, client, tx_batch).await)?;
+    let owner = owner.map(|owner| owner.to_string());
+    let port = shared.instance()?.ask(async |c| c.port_add(name, path, client, tx_batch, owner.as_deref()).await)?;
     shared.show(&port, |p| {
         let how = if p.client { "connects to" } else { "listens on" };
         format!("port {}: lasthop {how} {}\n", p.name, p.path)
@@ -273,6 +317,15 @@ fn man(dir: &std::path::Path) -> Result<String, CliError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_help_of_the_command_at_hand() {
+        let command = |line: &str| command_of(line.split_whitespace().map(str::to_owned));
+        assert_eq!(command("port add vm1 --frob"), "lasthop port add");
+        assert_eq!(command("run --congestion 2,10"), "lasthop run");
+        assert_eq!(command("--frob"), "lasthop");
+        assert_eq!(command("frob port"), "lasthop");
+    }
 
     #[test]
     fn command_line_is_consistent() {

@@ -4,7 +4,7 @@ use crate::SharedArgs;
 use crate::client::CliError;
 use crate::list::{all_ports, dropped};
 use crate::table::{Align, Table, duration};
-use lasthop_api::{Port, SwitchProxy, SwitchStats};
+use lasthop_api::{Denied, Port, SwitchProxy, SwitchStats, Totals};
 use lasthop_types::DROP_REASONS;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -27,8 +27,7 @@ struct Stats {
 }
 
 /// All ports together. `from_guest + replicated = to_guest + dropped + waiting`; `unaccounted` is the difference. It is
-/// not 0 when packets moved while one port after the other was read, when a port was removed with its counters, or when
-/// the counters are wrong.
+/// not 0 when packets moved while one port after the other was read, or when the counters are wrong.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 struct Sum {
     from_guest: u64,
@@ -41,18 +40,19 @@ struct Sum {
 }
 
 impl Sum {
-    fn of(ports: &[Port]) -> Self {
+    fn of(ports: &[Port], switch: &SwitchStats) -> Self {
         let mut sum = Self::default();
-        for p in ports {
-            sum.from_guest += p.from_guest.packets;
-            sum.replicated += p.from_guest.replicated;
-            sum.to_guest += p.to_guest.packets;
-            sum.dropped += dropped(p);
-            sum.waiting += p.waiting;
-            for d in p.from_guest.drops.iter().chain(&p.to_guest.drops) {
+        let removed = (&switch.removed_from_guest, &switch.removed_to_guest);
+        for (from, to) in ports.iter().map(|p| (&p.from_guest, &p.to_guest)).chain([removed]) {
+            sum.from_guest += from.packets;
+            sum.replicated += from.replicated;
+            sum.to_guest += to.packets;
+            for d in from.drops.iter().chain(&to.drops) {
+                sum.dropped += d.packets;
                 *sum.drops.entry(d.reason.clone()).or_default() += d.packets;
             }
         }
+        sum.waiting = ports.iter().map(|p| p.waiting).sum();
         let out = i128::from(sum.to_guest) + i128::from(sum.dropped) + i128::from(sum.waiting);
         sum.unaccounted = i128::from(sum.from_guest) + i128::from(sum.replicated) - out;
         sum
@@ -63,12 +63,41 @@ pub fn stats(args: &StatsArgs) -> Result<String, CliError> {
     let mut instance = args.shared.instance()?;
     let ports = all_ports(&mut instance)?;
     let switch = instance.ask(async |c| c.stats().await)?;
-    let stats = Stats { switch, sum: Sum::of(&ports), ports };
+    let stats = Stats { sum: Sum::of(&ports, &switch), switch, ports };
     args.shared.show(&stats, |s| render(s, args.verbose))
 }
 
 fn ms(ns: u64) -> u64 {
     ns / 1_000_000
+}
+
+/// The row of what ports counted that were removed.
+const REMOVED: &str = "removed ports";
+
+fn all_drops(totals: &Totals) -> u64 {
+    totals.drops.iter().map(|d| d.packets).sum()
+}
+
+/// `vm1: 3 denied by rule 1 "deny icmp", 2 s ago (icmp 10.0.0.1 > 10.0.0.2)`
+fn denial(d: &Denied) -> String {
+    let text = d.text.as_ref().map_or_else(String::new, |text| format!(" {text:?}"));
+    let why = match (d.rule, &d.direction) {
+        (Some(0), _) => format!("denied by{text}"),
+        (Some(n), _) => format!("denied by rule {n}{text}"),
+        (None, Some(_)) => "denied for malformed headers".to_owned(),
+        (None, None) => format!("dropped as {}", d.reason),
+    };
+    // Whose list, unless it is the one that everybody expects.
+    let of = match (&d.list, d.direction.as_deref()) {
+        (Some(list), Some(direction)) => format!(" of the {direction} list of {list}"),
+        (None, Some("to-guest")) => " of the to-guest list".to_owned(),
+        _ => String::new(),
+    };
+    let age = match d.age_ms / 1000 {
+        s @ 0..120 => format!("{s} s"),
+        s => format!("{} min", s / 60),
+    };
+    format!("{}: {} {why}{of}, {age} ago ({})", d.port, d.packets, d.packet)
 }
 
 /// Somebody is connected there.
@@ -103,25 +132,41 @@ fn render(stats: &Stats, verbose: bool) -> String {
         let numbers = cells.into_iter().map(|n| n.to_string()).chain(cpu);
         table.row(std::iter::once(p.name.clone()).chain(numbers).collect());
     }
+    let removed = (&stats.switch.removed_from_guest, &stats.switch.removed_to_guest);
+    if removed.0.packets + removed.1.packets + all_drops(removed.0) + all_drops(removed.1) > 0 {
+        let (from, to) = removed;
+        let mut cells = vec![from.packets, from.bytes, to.packets, to.bytes, all_drops(from) + all_drops(to)];
+        if verbose {
+            cells.extend([from.replicated, from.missed, to.segments, to.checksums]);
+            cells.extend([from.notifications, to.notifications, ms(from.busy_ns)]);
+        }
+        let cells = cells.into_iter().map(|n| n.to_string()).chain(verbose.then(|| "-".to_owned()));
+        table.row(std::iter::once(REMOVED.to_owned()).chain(cells).collect());
+    }
     let mut out = table.render();
 
     let mut drops = Table::new(&[("DROPPED", Align::Right), ("PORT", Align::Left), ("REASON", Align::Left)]);
     let mut any = false;
-    for p in &stats.ports {
-        for (direction, totals) in [("from", &p.from_guest), ("to", &p.to_guest)] {
+    let ports = stats.ports.iter().map(|p| (p.name.as_str(), &p.from_guest, &p.to_guest));
+    for (name, from, to) in ports.chain([(REMOVED, removed.0, removed.1)]) {
+        for (direction, totals) in [("from", from), ("to", to)] {
             for d in &totals.drops {
                 any = true;
                 let mut reason = d.reason.clone();
                 if let Some(r) = DROP_REASONS.iter().find(|r| verbose && r.name() == d.reason) {
                     reason = format!("{reason}: {}", r.explain());
                 }
-                drops.row(vec![d.packets.to_string(), format!("{direction} {}", p.name), reason]);
+                drops.row(vec![d.packets.to_string(), format!("{direction} {name}"), reason]);
             }
         }
     }
     if any {
         out.push('\n');
         out.push_str(&drops.render());
+    }
+    if !stats.switch.denied.is_empty() {
+        out.push('\n');
+        stats.switch.denied.iter().for_each(|denied| out.push_str(&format!("{}\n", denial(denied))));
     }
 
     let (sum, s) = (&stats.sum, &stats.switch);
@@ -130,9 +175,13 @@ fn render(stats: &Stats, verbose: bool) -> String {
         sum.from_guest, sum.replicated, sum.to_guest, sum.dropped, sum.waiting
     ));
     if sum.unaccounted != 0 {
+        out.push_str(&format!("     {} unaccounted for: packets moved while ports were read\n", sum.unaccounted));
+    }
+    if s.floods_left_out > 0 {
         out.push_str(&format!(
-            "     {} unaccounted for: packets moved while ports were read, or a port was removed\n",
-            sum.unaccounted
+            "left out: uplink to uplink, in {} flooded flows: nothing goes from one uplink to another; containers and the host \
+             itself are ports (`lasthop port add NAME --device DEVICE`)\n",
+            s.floods_left_out
         ));
     }
     let doing = |what: Option<&str>| stats.ports.iter().filter(|p| p.vm.as_deref() == what && has_guest(p)).count();
@@ -196,7 +245,7 @@ mod tests {
         let mut ports = vec![
             port(
                 "a",
-                Totals { packets: 10, replicated: 3, drops: drops("policy", 2), ..Totals::default() },
+                Totals { packets: 10, replicated: 3, drops: drops("acl", 2), ..Totals::default() },
                 Totals { packets: 4, ..Totals::default() },
             ),
             port(
@@ -205,10 +254,10 @@ mod tests {
                 Totals { packets: 6, drops: drops("no_buffers", 1), ..Totals::default() },
             ),
         ];
-        assert_eq!(Sum::of(&ports).unaccounted, 1);
+        assert_eq!(Sum::of(&ports, &SwitchStats::default()).unaccounted, 1);
         ports[1].waiting = 1;
         (ports[1].state, ports[1].vm) = ("up".into(), Some("blocked".into()));
-        let sum = Sum::of(&ports);
+        let sum = Sum::of(&ports, &SwitchStats::default());
         assert_eq!((sum.from_guest, sum.replicated, sum.to_guest, sum.dropped), (11, 3, 10, 3));
         assert_eq!((sum.waiting, sum.unaccounted), (1, 0));
         ports[0].cpu_ns = Some(7_900_000);
@@ -220,7 +269,44 @@ mod tests {
         assert!(text.contains(parts), "{text}");
         assert!(text.contains("sum: 11 in + 3 replicated = 10 out + 3 dropped + 1 waiting\n"), "{text}");
         assert!(text.contains("VMs: 0 running, 1 blocked, 0 not known\n"), "{text}");
-        assert!(text.contains("from a  policy: A flow said to drop the packet."), "{text}");
+        assert!(text.contains("from a  acl: A rule of an access list denied"), "{text}");
         assert!(text.contains("to b    no_buffers: The receiver"), "{text}");
+    }
+    #[test]
+    fn what_removed_ports_counted_is_part_of_the_sum() {
+        let ports =
+            [port("a", Totals { packets: 10, ..Totals::default() }, Totals { packets: 2, ..Totals::default() })];
+        let switch = SwitchStats {
+            removed_from_guest: Totals { packets: 1, replicated: 1, drops: drops("acl", 1), ..Totals::default() },
+            removed_to_guest: Totals { packets: 8, drops: drops("no_buffers", 1), ..Totals::default() },
+            ..SwitchStats::default()
+        };
+        let sum = Sum::of(&ports, &switch);
+        assert_eq!((sum.from_guest, sum.to_guest, sum.dropped, sum.unaccounted), (11, 10, 2, 0));
+        let text = render(&Stats { switch, sum, ports: ports.into() }, false);
+        assert!(text.contains("removed ports") && text.contains("from removed ports  acl"), "{text}");
+        assert!(!text.contains("unaccounted"), "{text}");
+    }
+
+    #[test]
+    fn a_denial_names_the_rule_the_packet_and_its_age() {
+        let rule = Denied {
+            port: "vm1".into(),
+            packets: 3,
+            reason: "acl".into(),
+            direction: Some("from-guest".into()),
+            rule: Some(1),
+            text: Some("deny icmp".into()),
+            age_ms: 2000,
+            packet: "icmp 10.0.0.1 > 10.0.0.2".into(),
+            ..Denied::default()
+        };
+        assert_eq!(denial(&rule), "vm1: 3 denied by rule 1 \"deny icmp\", 2 s ago (icmp 10.0.0.1 > 10.0.0.2)");
+        let own = Denied { list: Some("vm2".into()), direction: Some("to-guest".into()), ..rule.clone() };
+        assert!(denial(&own).contains("denied by rule 1 \"deny icmp\" of the to-guest list of vm2, "));
+        let default = Denied { rule: Some(0), text: Some("default deny".into()), ..rule.clone() };
+        assert!(denial(&default).contains("3 denied by \"default deny\", "));
+        let vlan = Denied { reason: "vlan".into(), direction: None, rule: None, text: None, ..rule };
+        assert!(denial(&vlan).contains("3 dropped as vlan, 2 s ago"));
     }
 }

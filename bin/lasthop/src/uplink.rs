@@ -3,15 +3,15 @@
 use crate::SharedArgs;
 use crate::client::CliError;
 use crate::table::{Align, Table};
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use lasthop_api::{SwitchProxy, Uplink, UplinkList};
 
 #[derive(Debug, Subcommand)]
 pub enum UplinkCommand {
     /// Make an uplink: a port that is a network interface of this host
     ///
-    /// An interface that does not exist is made as a TAP device and removed with the uplink. Give it an address
-    /// (`ip addr add 10.0.0.1/24 dev DEVICE`) or add it to a bridge. The uplink is remembered over restarts.
+    /// With `--driver tap`, an interface that does not exist is made as a TAP device and removed with the uplink. Give it an
+    /// address (`ip addr add 10.0.0.1/24 dev DEVICE`) or add it to a bridge. The uplink is remembered over restarts.
     #[command(
         after_help = "Examples:\n  lasthop uplink add net eth1\n  lasthop uplink add host lasthop0 --driver tap --queues 2\n  lasthop uplink add storage eth2 --nice -5 --spare\n  lasthop uplink add fast eth3 --driver af_xdp --queues 4 --gro off\n  lasthop uplink add trunk eth4 --vlans untagged:10:20-30"
     )]
@@ -20,7 +20,7 @@ pub enum UplinkCommand {
         name: String,
         /// The interface
         device: String,
-        /// How to use it: tap, af_packet or af_xdp [default: tap if it is a TAP device or does not exist, else af_packet]
+        /// How to use it: tap, af_packet or af_xdp [default: tap if it is a TAP device, else af_packet]
         #[arg(long)]
         driver: Option<String>,
         /// Queue pairs, each with a thread of its own; with af_xdp the busiest guests get one each
@@ -78,10 +78,7 @@ pub fn uplink(command: &UplinkCommand) -> Result<String, CliError> {
                 .instance()?
                 .ask(async |c| c.uplink_add(name, device, driver, *queues, *nice, gro == "on", *spare, vlans).await)?;
             let uplink = list.uplinks.into_iter().next().unwrap_or_default();
-            shared.show(&uplink, |u| {
-                let made = if u.created { ", which it made" } else { "" };
-                format!("uplink {}: {}{made}, {}\n", u.name, u.device, how(u))
-            })
+            shared.show(&uplink, |u| format!("uplink {}: {}{}, {}\n", u.name, u.device, made(u), how(u)))
         }
         UplinkCommand::Set { name, vlans, shared } => {
             let vlans = Some(vlans.as_str()).filter(|list| *list != "all");
@@ -95,10 +92,58 @@ pub fn uplink(command: &UplinkCommand) -> Result<String, CliError> {
             shared.show(&uplink, |u| format!("uplink {}: removed\n", u.name))
         }
         UplinkCommand::List(shared) => {
-            let list = shared.instance()?.ask(async |c| c.uplink_list().await)?;
+            let mut list = shared.instance()?.ask(async |c| c.uplink_list().await)?;
+            list.uplinks.retain(|uplink| !uplink.guest);
             shared.show(&list, table)
         }
     }
+}
+
+/// A port that is an interface of this host.
+#[derive(Debug, Args)]
+pub struct DeviceArgs {
+    /// An interface of this host that is a guest, instead of a socket: a container's veth, a TAP device of the host itself
+    #[arg(long, conflicts_with_all = ["path", "client", "tx_batch"])]
+    pub device: Option<String>,
+    /// With --device: how to use it: tap, af_packet or af_xdp [default: tap if it is a TAP device, else af_packet]
+    #[arg(long)]
+    driver: Option<String>,
+    /// With --device: queue pairs [default: 1]
+    #[arg(long)]
+    queues: Option<u16>,
+    /// With --device: priority of its processes: -20 (first) to 19 (last) [default: 0]
+    #[arg(long, allow_negative_numbers = true)]
+    nice: Option<i32>,
+    /// With --device: keep a second process that takes over when the first ends or hangs
+    #[arg(long)]
+    spare: bool,
+}
+
+impl DeviceArgs {
+    /// An option that says something of the device while there is none. clap's `requires` is of no use for this: it asks for
+    /// nothing that conflicts with what is there, as `--device` does with a path.
+    pub fn alone(&self) -> Option<&'static str> {
+        let given = [
+            ("--driver", self.driver.is_some()),
+            ("--queues", self.queues.is_some()),
+            ("--nice", self.nice.is_some()),
+            ("--spare", self.spare),
+        ];
+        given.into_iter().find(|(_, given)| *given && self.device.is_none()).map(|(option, _)| option)
+    }
+}
+
+/// `lasthop port add --device`.
+pub fn port_add_device(name: &str, device: &str, args: &DeviceArgs, shared: &SharedArgs) -> Result<String, CliError> {
+    let DeviceArgs { driver, queues, nice, spare, .. } = args;
+    let (driver, queues, nice) = (driver.as_deref(), queues.unwrap_or(1), nice.unwrap_or(0));
+    let list = shared.instance()?.ask(async |c| c.port_add_device(name, device, driver, queues, nice, *spare).await)?;
+    let port = list.uplinks.into_iter().next().unwrap_or_default();
+    shared.show(&port, |p| format!("port {}: {}{}, {}\n", p.name, p.device, made(p), how(p)))
+}
+
+fn made(u: &Uplink) -> &'static str {
+    if u.created { ", which it made" } else { "" }
 }
 
 /// The driver and its mode.

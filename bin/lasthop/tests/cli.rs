@@ -17,7 +17,8 @@ struct World {
 impl World {
     fn new(ports: &[&str]) -> Self {
         let (mut fake, supervisor, api) = Fake::new();
-        let control = std::thread::spawn(|| lasthop_control::run(Descriptors { supervisor, api }).unwrap());
+        let control =
+            std::thread::spawn(|| lasthop_control::run(Descriptors { supervisor, api, read_api: None }).unwrap());
         fake.announce_lists();
         fake.add_ports(ports);
         fake.attach();
@@ -30,9 +31,14 @@ impl World {
     }
 
     fn lasthop(&mut self, line: &str) -> Output {
+        self.with(&line.split_whitespace().collect::<Vec<_>>())
+    }
+
+    /// Arguments that may be empty or of several lines.
+    fn with(&mut self, arguments: &[&str]) -> Output {
         let fake = self.fake();
         let mut command = Command::new(env!("CARGO_BIN_EXE_lasthop"));
-        command.args(line.split_whitespace()).arg("--run-dir").arg(fake.dir.path());
+        command.args(arguments).arg("--run-dir").arg(fake.dir.path());
         let thread = std::thread::spawn(move || command.output().unwrap());
         while !thread.is_finished() {
             fake.serve_for_a_moment();
@@ -94,7 +100,7 @@ fn ports_come_and_go() {
     assert_eq!(list["ports"][1]["tx_batch"], serde_json::json!({"us": 125, "packets": 64}));
     assert_eq!(list["ports"][2]["tx_batch"], serde_json::json!({"us": 250, "packets": 32}));
     assert_eq!(list["ports"][2]["cpu_ns"], 3_000_000);
-    assert_eq!(list["ports"][1]["from_guest"]["drops"][0]["reason"], "policy");
+    assert_eq!(list["ports"][1]["from_guest"]["drops"][0]["reason"], "acl");
     assert!(w.error("port add vm2 /run/x.sock", 1).contains("already; choose another name"));
     assert_eq!(w.ok("port del vm2"), "port vm2: removed\n");
     assert!(w.error("port del vm2", 1).contains("no port named \"vm2\""));
@@ -138,10 +144,10 @@ fn counts_and_explains() {
     let mut w = World::new(&["vm1", "vm2"]);
     let text = w.ok("stats");
     assert!(text.contains("sum: 20 in + 0 replicated = 16 out + 4 dropped + 0 waiting\n"), "{text}");
-    assert!(w.ok("stats --verbose").contains("policy: A flow said to drop the packet."));
+    assert!(w.ok("stats --verbose").contains("acl: A rule of an access list denied"));
     let stats = w.json("stats");
     assert_eq!((&stats["sum"]["dropped"], &stats["switch"]["ports"]), (&4.into(), &2.into()));
-    assert_eq!(stats["sum"]["drops"]["policy"], 4);
+    assert_eq!(stats["sum"]["drops"]["acl"], 4);
     let cpu = &stats["switch"]["cpu"];
     assert_eq!((&cpu["ports_ns"], &cpu["other_ns"]), (&3_000_000.into(), &74_000_000.into()));
     assert_eq!(cpu["total_ns"], 109_000_000);
@@ -181,22 +187,25 @@ fn loads_shows_and_clears_access_lists() {
     };
     let good =
         file("good", "# who may\ndeny udp to any port 9 # discard\npermit to-guest arp\ndefault to-guest deny\n");
-    assert_eq!(w.ok(&format!("acl load {good}")), "general access lists: 1 rules from guests, 1 rules to guests\n");
+    assert_eq!(
+        w.ok(&format!("acl load {good}")),
+        "access lists of guests: from guests 1 rule, default permit; to guests 1 rule, default deny\n"
+    );
     let set = file("set", "@10.0.0.0/8\t0.0.0.0/0\t0 : 65535\t53 : 53\t0x11/0xFF\t0x0000/0x0200\n");
     let said = w.ok(&format!("acl load {set} --port vm1 --direction to-guest"));
-    assert!(said.contains("access lists of vm1: no list from guests, 1 rules to guests"), "{said}");
+    assert!(said.contains("access lists of port vm1: from guests no list; to guests 1 rule, default permit"), "{said}");
     assert!(said.contains("1 filters also name flags"), "{said}");
     w.fake().packet(&frame(1, 2), 1);
     w.fake().serve_until(|f| f.flows.len() == 1);
     assert_eq!(
         w.ok("acl show --packets"),
-        "LIST       DIRECTION   RULE  PACKETS  TEXT\n\
-         (general)  from-guest     1        3  deny udp to any port 9\n\
-         (general)  from-guest     -        0  default permit\n\
-         (general)  to-guest       1        0  permit arp\n\
-         (general)  to-guest       -        0  default deny\n\
-         vm1        to-guest       1        0  deny udp from 10.0.0.0/8 to 0.0.0.0/0 port 53\n\
-         vm1        to-guest       -        0  default permit\n"
+        "LIST      DIRECTION   RULE  PACKETS  TEXT\n\
+         guests    from-guest     1        3  deny udp to any port 9\n\
+         guests    from-guest     -        0  default permit\n\
+         guests    to-guest       1        0  permit arp\n\
+         guests    to-guest       -        0  default deny\n\
+         port vm1  to-guest       1        0  deny udp from 10.0.0.0/8 to 0.0.0.0/0 port 53\n\
+         port vm1  to-guest       -        0  default permit\n"
     );
     let shown = w.json("acl show --port vm1");
     let numbers: Vec<_> = shown["rules"].as_array().unwrap().iter().map(|r| (&r["port"], &r["number"])).collect();
@@ -206,15 +215,15 @@ fn loads_shows_and_clears_access_lists() {
     );
     let macs = "--eth-src 52:54:00:00:00:01 --eth-dst 52:54:00:00:00:02 --ip-src 10.0.0.1 --ip-dst 10.0.0.2 --dport 9";
     let text = w.ok(&format!("trace --in-port vm1 {macs}"));
-    assert!(
-        text.contains("general access list, from-guest at vm1: rule 1 decides: deny udp to any port 9\n"),
-        "{text}"
-    );
+    assert!(text.contains("guests access list, from-guest at vm1: rule 1 decides: deny udp to any port 9\n"), "{text}");
     assert!(text.ends_with("result  dropped\n"), "{text}");
     // A set longer than one call, from standard input's stand-in; and what is wrong with files.
     let long = "@1.2.3.4/32\t4.3.2.1/32\t0 : 65535\t80 : 80\t0x06/0xff\n".repeat(5000);
     let long = file("long", &long);
-    assert!(w.ok(&format!("acl load {long} --action permit")).contains("5000 rules from guests, no list to guests"));
+    assert!(
+        w.ok(&format!("acl load {long} --action permit"))
+            .contains("from guests 5000 rules, default permit; to guests no list")
+    );
     let bad = file("bad", "permit any\npermit tcp to 10.0.0.0/40\n");
     let error = w.error(&format!("acl load {bad}"), 1);
     assert!(error.contains("/bad: line 2, column 15: \"10.0.0.0/40\": expected a prefix length"), "{error}");
@@ -222,15 +231,119 @@ fn loads_shows_and_clears_access_lists() {
     std::fs::write(&bad, b"permit any\n\xff\xfe").unwrap();
     assert!(w.error(&format!("acl load {bad}"), 1).contains("line 2: not UTF-8 text; is this a file of rules?"));
     assert!(w.error("acl load /nonexistent/rules", 1).contains("/nonexistent/rules: No such file"));
-    assert!(w.error(&format!("acl load {good} --port vm9"), 1).contains("no port named \"vm9\""));
+    assert!(w.error("acl clear --port vm9", 1).contains("no port named \"vm9\" and no list for it"));
     assert!(
         w.error(&format!("acl load {good} --direction from-guest"), 1)
             .contains("line 3, column 8: this line is for to-guest")
     );
     assert!(w.error("acl load x --direction up", 2).contains("from-guest, to-guest"));
-    assert_eq!(w.ok("acl clear"), "general access lists: cleared\n");
-    assert_eq!(w.ok("acl clear --port vm1 --direction to-guest"), "access lists of vm1: cleared to-guest\n");
+    assert_eq!(w.ok("acl clear"), "access lists of guests: cleared\n");
+    assert_eq!(w.ok("acl clear --port vm1 --direction to-guest"), "access lists of port vm1: cleared to-guest\n");
     assert!(w.ok("acl show").starts_with("no access lists"));
+}
+
+/// What used to surprise: an emptied file opened a port, a file of defaults seemed to say nothing, a guard against guests
+/// stopped the network, and rules could not be there before their port.
+#[test]
+fn access_lists_say_whom_they_are_for() {
+    let mut w = World::new(&["vm1", "vm2"]);
+    let dir = tempfile::tempdir().unwrap();
+    let file = |text: &str| {
+        let path = dir.path().join("rules");
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let load = |w: &mut World, text: &str, more: &str| w.ok(&format!("acl load {} {more}", file(text)));
+    assert_eq!(
+        load(&mut w, "default from-guest deny\ndefault to-guest deny", ""),
+        "access lists of guests: from guests 0 rules, default deny; to guests 0 rules, default deny\n"
+    );
+    for empty in ["", "# deny udp\n", "for port vm1\n"] {
+        let error = w.error(&format!("acl load {} --port vm1", file(empty)), 1);
+        assert!(error.contains("no rule and no default") && error.contains("acl clear"), "{error}");
+        assert!(error.contains("--allow-empty") && error.contains("nothing was changed"), "{error}");
+    }
+    let open = "access lists of port vm1: from guests 0 rules, default permit; to guests no list\n";
+    assert_eq!(load(&mut w, "", "--port vm1 --allow-empty"), open);
+    let uplinks = load(&mut w, "deny udp to any port 67", "--for uplinks");
+    assert_eq!(uplinks, "access lists of uplinks: from guests 1 rule, default permit; to guests no list\n");
+    assert!(load(&mut w, "for all\ndeny icmp", "").starts_with("access lists of guests and uplinks: "));
+    let error = w.error(&format!("acl load {} --for uplinks", file("for guests\npermit any")), 1);
+    assert!(error.contains("says that it is for guests, and it is to be loaded for uplinks"), "{error}");
+    // Before its port is there; the name is said, in case it is a slip of the pen.
+    let early = load(&mut w, "deny icmp", "--port vm9");
+    assert!(early.starts_with("access lists of port vm9: from guests 1 rule"), "{early}");
+    assert!(early.ends_with("there is no port vm9 yet; its lists are kept and hold when there is one\n"), "{early}");
+    let shown = w.ok("acl show");
+    for list in ["guests    from-guest", "uplinks   from-guest", "port vm1  from-guest", "port vm9  from-guest"] {
+        assert!(shown.contains(list), "{shown}");
+    }
+    assert_eq!(w.ok("acl clear --for vm9"), "access lists of port vm9: cleared\n");
+    assert_eq!(w.ok("acl clear --for all"), "access lists of guests and uplinks: cleared\n");
+    assert!(w.error("acl clear --for all --port vm1", 2).contains("--port"));
+}
+
+/// What was kept under such a name made `acl.rules` unreadable, and the next `lasthop run` refused to start.
+#[test]
+fn lists_are_only_for_names_that_ports_can_have() {
+    let mut w = World::new(&["vm1", "guest"]);
+    let dir = tempfile::tempdir().unwrap();
+    let rules = dir.path().join("rules").display().to_string();
+    std::fs::write(&rules, "deny icmp").unwrap();
+    for option in ["--port", "--for"] {
+        for name in ["", "zz\ndeny any", "c1,c2", "c 1", "ä"] {
+            let said = complaint(&w.with(&["acl", "load", &rules, option, name]), 1);
+            assert!(said.contains("port name") && said.contains("nothing was changed"), "{option} {name:?}: {said}");
+        }
+    }
+    for (near, right) in [
+        ("guest", "--for guests"),
+        ("Guests", "--for guests"),
+        ("uplink", "--for uplinks"),
+        ("port", "--port NAME"),
+        ("ports", "--port NAME"),
+        ("both", "--for all"),
+    ] {
+        for command in [&["acl", "load", &rules, "--for", near][..], &["acl", "clear", "--for", near]] {
+            let said = complaint(&w.with(command), 1);
+            assert!(said.contains(right), "{command:?}: {said}");
+        }
+    }
+    let said = complaint(&w.with(&["acl", "load", &rules, "--for", "vm9"]), 1);
+    assert!(said.contains("there is no port vm9; use --port vm9 to load a list for a port to come"), "{said}");
+    assert!(w.ok("acl show").starts_with("no access lists"), "nothing was changed");
+    assert!(w.ok(&format!("acl load {rules} --for vm1")).starts_with("access lists of port vm1"));
+    assert!(w.ok(&format!("acl load {rules} --port guest")).starts_with("access lists of port guest"));
+    // The file says it itself.
+    std::fs::write(&rules, "for port c1,c2\ndeny icmp").unwrap();
+    assert!(w.error(&format!("acl load {rules}"), 1).contains("',' cannot be in a port name"));
+}
+
+/// They were accepted, and did nothing.
+#[test]
+fn options_of_a_device_go_with_a_device() {
+    let mut w = World::new(&[]);
+    for option in ["--queues 4", "--queues 1", "--nice 5", "--nice -5", "--spare", "--driver tap"] {
+        let said = w.error(&format!("port add vm3 /run/vm3.sock {option}"), 2);
+        let word = option.split(' ').next().unwrap();
+        assert!(said.contains(&format!("{word} goes with --device")), "{option}: {said}");
+    }
+    assert!(w.ok("port list").starts_with("no ports"), "nothing was changed");
+    assert!(w.error("port add c1 --device eth7 --queues 4", 1).contains("there is no interface eth7"));
+}
+
+/// A forgotten or misspelt word made a socket of that name in the directory at hand. The interface `lo` is everywhere.
+#[test]
+fn an_interface_is_not_taken_for_a_path() {
+    let mut w = World::new(&[]);
+    for (path, right) in
+        [("lo", "--device lo"), ("dev:v1", "--device v1"), ("device:v1", "--device v1"), ("device=v1", "--device v1")]
+    {
+        let said = w.error(&format!("port add c2 {path}"), 1);
+        assert!(said.contains(right) && said.contains(&format!("./{path}")), "{path}: {said}");
+    }
+    assert!(w.ok("port list").starts_with("no ports"), "nothing was changed");
+    assert!(w.ok("port add c2 ./lo").contains("listens on"));
 }
 
 #[test]
@@ -254,9 +367,43 @@ fn says_what_is_wrong_and_what_to_do() {
     assert!(without_instance("trace --in-port vm1", 2).contains("lasthop trace --help"));
     assert!(without_instance("trace --in-port a --eth-src 52 --eth-dst x", 2).contains("not a MAC address; write six"));
     assert!(without_instance("attach vm1 --queues 17", 2).contains("17"));
+    for (line, help) in [
+        ("attach vm1 --queues x", "lasthop attach --help"),
+        ("attach vm1 --memory lots", "such as 512M or 2G"),
+        ("run --congestion 2,10", "lasthop run --help"),
+        ("port add", "lasthop port add --help"),
+    ] {
+        assert!(without_instance(line, 2).contains(help), "{line}: {}", without_instance(line, 2));
+    }
     let mixed =
         "trace --in-port a --eth-src 52:54:00:00:00:01 --eth-dst 52:54:00:00:00:02 --ip-src 1.2.3.4 --ip-dst ::1";
-    assert!(without_instance(mixed, 1).contains("different IP versions"));
+    assert!(without_instance(mixed, 1).contains("--ip-src 1.2.3.4 and --ip-dst ::1 contradict each other"));
+}
+
+/// What was asked for was not given, so that is an error; a reader that has seen enough is none.
+#[test]
+fn an_answer_that_cannot_be_written_is_an_error() {
+    let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    for line in ["--help", "port list --help", "--version"] {
+        let out = Command::new(env!("CARGO_BIN_EXE_lasthop")).args(line.split(' ')).stdout(full()).output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(1), "{line}: {said}");
+        assert!(said.starts_with("lasthop: cannot write to standard output: No space left"), "{line}: {said}");
+    }
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let out = Command::new(env!("CARGO_BIN_EXE_lasthop")).arg("--help").stdout(writer).output().unwrap();
+    assert!(out.status.success() && out.stderr.is_empty(), "{out:?}");
+}
+
+/// On a terminal as elsewhere, the log has our lines and nobody else's.
+#[test]
+fn a_terminal_gets_only_our_lines() {
+    let run = format!("{} run --cpus 100000", env!("CARGO_BIN_EXE_lasthop"));
+    let out = Command::new("script").args(["-qec", &run, "/dev/null"]).output().unwrap();
+    let shown = String::from_utf8_lossy(&out.stdout);
+    assert!(shown.contains("lasthop: --cpus 100000: "), "{shown}");
+    assert_eq!(shown.trim().lines().count(), 1, "{shown}");
 }
 
 #[test]

@@ -28,7 +28,7 @@ fn main() {
         Some("lasthop-control") => return supervisor::stub::control(&called),
         _ => {}
     }
-    let tests: [(&str, fn()); 15] = [
+    let tests: [(&str, fn()); 18] = [
         ("starts_its_children_says_ready_and_ends_cleanly", starts_its_children_says_ready_and_ends_cleanly),
         ("a_killed_switch_is_replaced", a_killed_switch_is_replaced),
         ("a_killed_control_is_replaced_and_its_clients_wait", a_killed_control_is_replaced_and_its_clients_wait),
@@ -36,6 +36,9 @@ fn main() {
         ("one_front_end_at_a_time_and_nothing_leaks", one_front_end_at_a_time_and_nothing_leaks),
         ("ports_added_are_remembered_and_those_removed_are_not", ports_added_are_remembered_and_those_removed_are_not),
         ("a_remembered_port_that_cannot_listen_does_not_stop_the_rest", a_remembered_port_that_cannot_listen),
+        ("files_that_are_gone_open_nothing", files_that_are_gone_open_nothing),
+        ("ready_that_cannot_be_written", ready_that_cannot_be_written),
+        ("words_of_access_lists_name_no_new_port", words_of_access_lists_name_no_new_port),
         ("wrong_arguments_are_explained", wrong_arguments_are_explained),
         ("what_is_missing_or_taken_is_explained", what_is_missing_or_taken_is_explained),
         ("one_instance_per_directory", one_instance_per_directory),
@@ -447,6 +450,90 @@ fn a_remembered_port_that_cannot_listen() {
     lasthop.wait(&["port b: listening"]);
     let _front_end = connect(&path);
     lasthop.wait(&["switch[", "connection 2"]);
+    lasthop.end();
+}
+
+/// SIGHUP with a file gone, by a slip of the hand or a disk that is not mounted: what is in force stays.
+fn files_that_are_gone_open_nothing() {
+    let place = Place::new();
+    let (ports, lists) = (place.path("state/ports.json"), place.path("state/acl.rules"));
+    let mut lasthop = place.ready(&["--port", &place.port("a")]);
+    let hang_up = |lasthop: &mut Lasthop| {
+        kill_process(lasthop.pid(), Signal::HUP).unwrap();
+        lasthop.wait(&["SIGHUP: "])
+    };
+    let line = hang_up(&mut lasthop);
+    assert!(line.contains("reloaded") && line.contains("0 ports added, 0 removed"), "never there: {line}");
+    assert_eq!(place.ask(&format!("add b {} listen", place.path("b.sock").display())), "ok 2");
+    std::fs::rename(&ports, place.path("kept")).unwrap();
+    let line = hang_up(&mut lasthop);
+    let gone = format!("nothing was reloaded: {} is missing; `lasthop port del` removes ports", ports.display());
+    assert!(line.contains(&gone), "{line}");
+    assert_eq!(place.ask("ports"), "1=a 2=b");
+    std::fs::rename(place.path("kept"), &ports).unwrap();
+    let book = "# lasthop access lists, format 2. `lasthop acl load` writes this file.\n\
+                list from-guest deny guests\nend 1\n";
+    std::fs::write(&lists, book).unwrap();
+    let line = hang_up(&mut lasthop);
+    assert!(line.contains("other access lists"), "{line}");
+    std::fs::remove_file(&lists).unwrap();
+    let line = hang_up(&mut lasthop);
+    let gone = format!("nothing was reloaded: {} is missing; `lasthop acl clear` removes lists", lists.display());
+    assert!(line.contains(&gone), "{line}");
+    std::fs::write(&lists, book).unwrap();
+    let line = hang_up(&mut lasthop);
+    assert!(line.contains("the same access lists"), "those that were in force: {line}");
+    lasthop.end();
+}
+
+/// What waits for `ready` would wait for ever. Whoever closed the pipe does not wait.
+fn ready_that_cannot_be_written() {
+    let place = Place::new();
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut process = place.command(&[]).stdout(full).stderr(Stdio::piped()).spawn().unwrap();
+    let limit = Instant::now() + LIMIT;
+    let status = loop {
+        if let Some(status) = process.try_wait().unwrap() {
+            break status;
+        }
+        if Instant::now() > limit {
+            process.kill().unwrap();
+            process.wait().unwrap();
+            panic!("it goes on, and never said ready");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let mut said = String::new();
+    process.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(said.contains("lasthop: \"ready\" could not be written to standard output: No space left"), "{said}");
+
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut process = place.command(&[]).stdout(writer).stderr(Stdio::null()).spawn().unwrap();
+    let limit = Instant::now() + LIMIT;
+    while !place.path("run/api.sock").exists() && Instant::now() < limit {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(place.ask("ports"), "");
+    kill_process(Pid::from_child(&process), Signal::TERM).unwrap();
+    assert!(process.wait().unwrap().success());
+}
+
+/// `lasthop acl load --for` means something else by them. One that was remembered before stays.
+fn words_of_access_lists_name_no_new_port() {
+    let place = Place::new();
+    let lasthop = place.ready(&[]);
+    for word in ["guests", "uplinks", "all"] {
+        let answer = place.ask(&format!("add {word} {} listen", place.path("x").display()));
+        assert!(answer.starts_with("error ") && answer.contains("choose another name"), "{answer}");
+    }
+    assert_eq!(place.ask(&format!("add b {} listen", place.path("b.sock").display())), "ok 1");
+    lasthop.end();
+    let saved = std::fs::read_to_string(place.path("state/ports.json")).unwrap();
+    std::fs::write(place.path("state/ports.json"), saved.replace("\"b\"", "\"all\"")).unwrap();
+    let lasthop = place.ready(&[]);
+    assert_eq!(place.ask("ports"), "1=all");
     lasthop.end();
 }
 

@@ -13,14 +13,28 @@ use futures_util::Stream;
 #[zlink::proxy("org.lasthop.Switch")]
 pub trait SwitchProxy {
     /// Makes a port; lasthop listens on the vhost-user socket `path`, or connects to it when `client` is true. Without a
-    /// `tx_batch` it has that of `lasthop run --tx-batch`.
+    /// `tx_batch` it has that of `lasthop run --tx-batch`; without an `owner`, whoever may open its socket may use it.
     async fn port_add(
         &mut self,
         name: &str,
         path: &str,
         client: bool,
         tx_batch: Option<TxBatch>,
+        owner: Option<&str>,
     ) -> zlink::Result<Result<PortChanged, ApiError>>;
+
+    /// Makes a guest's port of the interface `device` of this host: a container's veth, or a TAP device of the host itself. It is
+    /// learned, flooded to, limited and judged like any guest, while an uplink is where the network is; the rest is as of
+    /// `uplink_add`. Answers when the interface is open.
+    async fn port_add_device(
+        &mut self,
+        name: &str,
+        device: &str,
+        driver: Option<&str>,
+        queues: u16,
+        nice: i32,
+        spare: bool,
+    ) -> zlink::Result<Result<UplinkList, ApiError>>;
 
     /// Removes a port and ends its connection.
     async fn port_del(&mut self, name: &str) -> zlink::Result<Result<PortChanged, ApiError>>;
@@ -70,7 +84,8 @@ pub trait SwitchProxy {
     async fn acl_text(&mut self, text: &str) -> zlink::Result<Result<AclText, ApiError>>;
 
     /// Loads access lists from the text told before, in the `format` `lasthop`, `classbench` or `auto`, for the ports
-    /// named or, without any, as the general list. `action`, `permit` or `deny`, is that of ClassBench's filters.
+    /// named or, without any, for those that `general` names: `guests`, `uplinks` or `all`; else for those that the text names, or
+    /// for guests. A text without a rule or default is refused unless `allow_empty`. `action`, `permit` or `deny`, is that of ClassBench's filters.
     /// Without a `direction`, lists of both are replaced. When it returns, no packet is judged by older lists.
     async fn acl_load(
         &mut self,
@@ -78,13 +93,16 @@ pub trait SwitchProxy {
         action: &str,
         ports: &[&str],
         direction: Option<&str>,
+        general: Option<&str>,
+        allow_empty: Option<bool>,
     ) -> zlink::Result<Result<AclChanged, ApiError>>;
 
-    /// Removes the access lists of these ports or, without any, the general ones.
+    /// Removes the access lists of these ports or, without any, those of `general`, as for `acl_load`.
     async fn acl_clear(
         &mut self,
         ports: &[&str],
         direction: Option<&str>,
+        general: Option<&str>,
     ) -> zlink::Result<Result<AclChanged, ApiError>>;
 
     /// The access lists: all of them, or those that hold for these ports. With the packets of each rule's flows if

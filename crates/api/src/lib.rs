@@ -14,3 +14,6 @@ pub const INTERFACE: &str = "org.lasthop.Switch";
 
 /// Name of the socket in the run directory.
 pub const SOCKET_NAME: &str = "api.sock";
+
+/// Name of the one beside it for those who may only read, if there is one.
+pub const READ_SOCKET_NAME: &str = "read.sock";

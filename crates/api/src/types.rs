@@ -17,15 +17,25 @@ pub struct Port {
     pub client: bool,
     /// When its guest has to kick while it sends a stream.
     pub tx_batch: TxBatch,
+    /// The user, and perhaps the group, that alone may use it, as `USER` or `USER:GROUP`; none: whoever may open the socket.
+    pub owner: Option<String>,
     /// It is an uplink's; then there is no socket, and `uplink_list` says more.
     pub uplink: bool,
+    /// The interface that it is; none for one with a socket.
+    pub device: Option<String>,
+    /// How that is used: `tap`, `af_packet` or `af_xdp`; none before it was opened for the first time.
+    pub driver: Option<String>,
+    /// How that is: `up`, `no-carrier`, `down` or `missing`.
+    pub link: Option<String>,
     /// `waiting` (no front-end), `connected` (its driver is not ready), `up`, `broken`, or `starting` while the switch
-    /// process has not reported the port.
+    /// process has not reported the port. One that is an interface may be `no-carrier`, `down`, or `waiting` for it.
     pub state: String,
     /// Why it is broken.
     pub error: Option<String>,
-    /// Why the last connection ended.
+    /// Why the last connection ended, or what was last refused; what was last wrong with the interface.
     pub last_error: Option<String>,
+    /// What keeps packets from passing although a front-end is connected, and what to do about it, as far as it is known.
+    pub note: Option<String>,
     /// MTU in bytes that the front-end announced; 0 if it did not.
     pub mtu: u16,
     /// Negotiated virtio features, in hexadecimal.
@@ -185,13 +195,18 @@ pub struct Uplink {
     pub id: u32,
     /// Its interface.
     pub device: String,
+    /// It is a guest's port (`port_add_device`), not an uplink.
+    pub guest: bool,
     /// `tap`, `af_packet` or `af_xdp`; none before the interface was opened for the first time.
     pub driver: Option<String>,
     /// In which of the ways that the driver knows it is used.
     pub mode: Option<String>,
-    /// `starting` (its process does not run, or has not opened the interface), `blocked` (see `blocked_by`), or that of its
-    /// port.
+    /// `waiting` (there is no such interface yet), `down`, `no-carrier` (see `link`), `starting` (its process does not run, or has
+    /// not opened the interface), `blocked` (see `blocked_by`), or that of its port.
     pub state: String,
+    /// How the interface is: `up`, `no-carrier` (its cable is pulled, or the other end is down), `down` (somebody has set it down)
+    /// or `missing`. Unless it is up nothing goes out by it, and what is for it is dropped as `port_down`.
+    pub link: String,
     /// What was last wrong with it.
     pub last_error: Option<String>,
     /// The uplink on the same network segment that carries the frames, so that this one must not; it is ready to take over.
@@ -289,8 +304,10 @@ pub struct MacPage {
 /// A rule of an access list, or its default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
 pub struct AclRule {
-    /// Name of the port whose own list this is; none in a general list.
+    /// Name of the port whose own list this is; none in a list of all guests or all uplinks.
     pub port: Option<String>,
+    /// Whose list this is: `guests`, `uplinks` or `port NAME`.
+    pub applies_to: String,
     /// `from-guest` or `to-guest`.
     pub direction: String,
     /// Place in the list, from 1; 0 for the default, which comes last.
@@ -325,6 +342,14 @@ pub struct AclChanged {
     pub from_guest: Option<u64>,
     /// Rules loaded for what goes to guests; none if there is no such list now.
     pub to_guest: Option<u64>,
+    /// What the list of what comes from guests says where no rule matches: `permit` or `deny`.
+    pub from_guest_default: Option<String>,
+    /// The same of the list of what goes to guests.
+    pub to_guest_default: Option<String>,
+    /// Whose lists these are: `guests`, `uplinks`, `port NAME`.
+    pub applies_to: Vec<String>,
+    /// Ports among these that do not exist yet. Their lists are kept, and hold when they do.
+    pub to_come: Vec<String>,
     /// Filters of a ClassBench set left out because no frame can match them.
     pub left_out: u64,
     /// Filters of a ClassBench set that also name flags, which are not looked at.
@@ -342,6 +367,8 @@ pub struct SwitchStats {
     pub macs: u64,
     /// Flows that should be in the switch.
     pub flows: u64,
+    /// Flows that are flooded from an uplink and leave out another uplink that is up: nothing goes from one to another.
+    pub floods_left_out: u64,
     /// Policy epoch.
     pub epoch: u64,
     /// Misses answered since control started.
@@ -356,6 +383,35 @@ pub struct SwitchStats {
     pub uptime_ms: u64,
     /// Processor time of all processes.
     pub cpu: CpuTimes,
+    /// What ports counted that were removed, since the switch started; as of the last list of ports.
+    pub removed_from_guest: Totals,
+    /// The same, to their guests.
+    pub removed_to_guest: Totals,
+    /// Packets that flows dropped, by port and by rule or reason.
+    pub denied: Vec<Denied>,
+}
+
+/// Packets from one port that flows dropped for one reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct Denied {
+    /// Name of the port they came from.
+    pub port: String,
+    /// How many: by a rule, since the lists hold that there are.
+    pub packets: u64,
+    /// The drop reason.
+    pub reason: String,
+    /// Of an access list: the port whose list it is, null for the general one.
+    pub list: Option<String>,
+    /// Of an access list: from-guest or to-guest.
+    pub direction: Option<String>,
+    /// Its rule, counted from 1; 0 is the default, null the list's mistrust of malformed headers.
+    pub rule: Option<u32>,
+    /// The rule, as `acl show` has it.
+    pub text: Option<String>,
+    /// Milliseconds since the last one.
+    pub age_ms: u64,
+    /// The last one that control saw. Later ones may differ in what the flow made for it does not look at.
+    pub packet: String,
 }
 
 /// Processor time, in nanoseconds, that the processes which run now have used since each was started. The parts are read
@@ -441,6 +497,11 @@ pub enum ApiError {
         /// Where, what is wrong, and what is expected.
         message: String,
     },
+    /// Only root may change anything.
+    ReadOnly {
+        /// What to do.
+        message: String,
+    },
     /// Too many requests wait already.
     Busy {
         /// What to do.
@@ -458,6 +519,7 @@ impl ApiError {
             | Self::NotAvailable { message }
             | Self::BadFrame { message }
             | Self::BadRules { message }
+            | Self::ReadOnly { message }
             | Self::Busy { message } => message,
         }
     }

@@ -2,7 +2,11 @@
 
 use crate::entry::Flow;
 use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
+
+/// A place in the order of flows by last use; (0, 0) is before the first.
+pub type Cursor = (u64, u64);
 
 /// Flows by last use and, among equals, by order of filing; put right lazily: workers only store a time in the flow; here
 /// a flow that turns out to have been used since it was filed is filed again. Each flow is refiled at most once for each
@@ -21,6 +25,16 @@ impl Lru {
         if self.filed.len() > 2 * live + 64 {
             self.filed.retain(|_, flow| !flow.is_dead());
         }
+    }
+
+    /// Of at most `limit` places behind `after`: the live flows there, and the last place, unless these were all. A flow that is
+    /// filed again goes further back, so whoever goes on from there meets every flow that stays, some of them twice.
+    pub(crate) fn after(&self, after: Cursor, limit: usize) -> (Vec<Arc<Flow>>, Option<Cursor>) {
+        let mut places = self.filed.range((Excluded(after), Unbounded));
+        let mut last = after;
+        let flows = places.by_ref().take(limit).inspect(|(place, _)| last = **place).map(|(_, flow)| flow);
+        let flows = flows.filter(|flow| !flow.is_dead()).cloned().collect();
+        (flows, places.next().map(|_| last))
     }
 
     /// Takes the least recently used live flow out.

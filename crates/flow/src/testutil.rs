@@ -96,6 +96,12 @@ pub fn compare(steps: impl IntoIterator<Item = Step>) {
             Step::Rank => table.rank(),
         }
         assert_eq!(table.flows().len(), model.0.len());
+        let (mut cursor, mut met) = (Some((0, 0)), 0);
+        while let Some(after) = cursor {
+            let (flows, next) = table.flows_after(after, 2);
+            (met, cursor) = (met + flows.len(), next);
+        }
+        assert_eq!(met, model.0.len(), "who goes through them meets each once, as nothing changes meanwhile");
         let depth = model.0.iter().map(|(f, _)| f.mask.depth()).max().unwrap_or_default();
         assert_eq!(table.depth(), depth);
         let mut masks: Vec<_> = model.0.iter().map(|(f, _)| f.mask.0.words()).collect();

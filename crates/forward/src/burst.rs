@@ -1,25 +1,26 @@
 //! The spine: one burst from one queue to wherever its packets go.
 
 use crate::datapath::Datapath;
-use crate::deliver::{Target, Undelivered};
+use crate::deliver::{FRAME_WORK, Target, Undelivered, WORK};
+use crate::miss::NoPlace;
 use crate::packet::{Packet, link, usual};
 use crate::plan::{Group, Plan, Repeat, bit};
 use crate::port::{Port, PortTable, header_len};
 use crate::run::{Run, Verdict};
 use lasthop_flow::{Action, ExactCache, WriterId};
-use lasthop_frame::Depth;
+use lasthop_frame::{Depth, Offload};
 use lasthop_types::{DropReason, PortId};
 use lasthop_virtqueue::{AHEAD, Active, Ahead, BURST, Chains, Queue, QueueError, QueueGuard, Ring};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 /// Entries of a thread's exact-match cache, if it serves whoever has something.
 const CACHE_ENTRIES: usize = 8192;
 /// The same, if it serves one port.
 const PORT_CACHE_ENTRIES: usize = 1024;
-/// How long packets wait in their sender's ring for a receiver that has run out of buffers, and how long while packets for
-/// others are stuck behind them. After that the receiver counts as congested and they are dropped at once, until it has made
-/// buffers available again.
+/// In what time a receiver that is short of buffers must take a burst's worth to be waited for, and how long packets wait for it
+/// that others have overtaken. After that packets for it that find no buffer are dropped at once: see
+/// [`Shortage`](lasthop_virtqueue::Shortage) for when a receiver is waited for again, [`Waiting`](lasthop_virtqueue::Waiting) for
+/// when a sender waits again, and for one that has nothing for others.
 pub const PATIENCE_MS: [u64; 2] = [10, 2];
 
 /// What a burst came to.
@@ -32,6 +33,8 @@ pub struct Outcome {
     pub stalled: bool,
     /// The queue was left with packets in it because a receiver has no buffers. Look again soon.
     pub held: bool,
+    /// The queue was left with packets in it because a burst had done enough for one turn of its locks. Run it again.
+    pub more: bool,
 }
 
 /// What one thread needs to move packets: its flow cache and scratch space. Not shared.
@@ -41,7 +44,7 @@ pub struct Forwarder {
     pub(crate) ports: Arc<PortTable>,
     ports_generation: u64,
     cache: ExactCache,
-    writer: WriterId,
+    pub(crate) writer: WriterId,
     packets: Box<[Packet]>,
     plan: Plan,
     /// Where the last delivery went.
@@ -55,7 +58,20 @@ struct Burst<'a, 'm> {
     chains: &'a Chains<'m>,
     ahead: Ahead,
     now_ms: u64,
-    patience_ms: [u64; 2],
+    /// Packets may wait for receivers that run out of buffers, unless those have had none for so long.
+    patient: bool,
+    patience_ms: u64,
+}
+
+/// Why a look at the packets of a burst has come to an end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// All were looked at.
+    All,
+    /// So much has been done that it is for others to use the locks.
+    Enough,
+    /// The next one has to wait for control, and there is no place for it.
+    Stalled,
 }
 
 impl Forwarder {
@@ -127,35 +143,53 @@ impl Forwarder {
         (0..AHEAD).for_each(|n| chains.prefetch(n, false));
         active.begin(&chains.list);
         let ahead = std::mem::take(&mut active.ahead);
-        let burst = Burst { port, queue, chains: &chains, ahead, now_ms, patience_ms: self.datapath.patience_ms };
-        let seen = self.judge(&burst, header_len(active.features));
+        let patience_ms = self.datapath.patience_ms;
+        let patient = active.waiting.begin(ahead, now_ms, patience_ms) && patience_ms[0] > 0;
+        let burst = Burst { port, queue, chains: &chains, ahead, now_ms, patient, patience_ms: patience_ms[0] };
+        let (seen, end) = self.judge(&burst, header_len(active.features));
         self.deliver(&burst, None);
-        let taken = (self.plan.dealt.trailing_ones() as usize).min(seen);
         self.count(&burst);
+        active.waiting.delivered(self.receiver, now_ms, patience_ms);
 
-        let (done, rest) = chains.list.split_at(taken.min(chains.list.len()));
+        // Some behind those looked at now may have been dealt with before.
+        let looked_at = seen.max(BURST - ahead.tried.leading_zeros() as usize);
+        let taken = (self.plan.dealt.trailing_ones() as usize).min(looked_at).min(chains.list.len());
+        let (done, rest) = chains.list.split_at(taken);
         active.ring.unpop(rest);
         active.ring.stage_read(done);
-        if taken < seen {
+        if taken < looked_at {
             // 1 to 64 packets: BURST is the width of the word.
-            let tried = u64::MAX >> (BURST - (seen - taken));
+            let tried = u64::MAX >> (BURST - (looked_at - taken));
             active.ahead = Ahead { dealt: self.plan.dealt >> taken, tried };
+            let whole = looked_at == chains.list.len() && active.is_window(&chains);
+            active.waiting.end(taken, ahead.tried, now_ms, (self.plan.short && whole).then_some(self.receiver));
         }
         let call = active.complete();
         if memory.faulted() {
             broken = Some(QueueError::MemoryFault);
         }
-        (Outcome { packets: taken, stalled: seen < chains.list.len(), held: taken < seen }, call, broken)
+        let outcome = Outcome {
+            packets: taken,
+            stalled: end == End::Stalled,
+            held: self.plan.short,
+            more: end == End::Enough || self.plan.put_off,
+        };
+        (outcome, call, broken)
     }
 
-    /// Decides about each packet and plans deliveries; returns how many were looked at (the rest must wait).
-    fn judge(&mut self, burst: &Burst<'_, '_>, header_len: usize) -> usize {
+    /// Decides about each packet and plans deliveries; returns how many were looked at, and why not more (the rest must wait).
+    fn judge(&mut self, burst: &Burst<'_, '_>, header_len: usize) -> (usize, End) {
         let &Burst { port, queue, chains, ahead, now_ms, .. } = burst;
         let datapath = self.datapath.clone();
         let mut run = Run::new(datapath.flows(), self.writer, now_ms);
         self.plan.begin(ahead.dealt);
         let (mut i, mut passes) = (0, ahead == Ahead::default());
+        let (mut work, mut end) = (0, End::All);
         while let (Some(packet), Some(chain)) = (self.packets.get_mut(i), chains.list.get(i)) {
+            if work >= WORK {
+                end = End::Enough;
+                break;
+            }
             if ahead.dealt & bit(i) != 0 {
                 i += 1;
                 continue;
@@ -169,6 +203,7 @@ impl Forwarder {
             if read.is_ok() && ahead.tried & bit(i) == 0 {
                 run.count(1, packet.frame_len);
             }
+            work += packet.frame_len;
             match verdict {
                 Verdict::To(to) => {
                     self.output(burst, i, to, true);
@@ -176,32 +211,39 @@ impl Forwarder {
                         && self.plan.last.is_some()
                         && let Some(like) = run.link.filter(|like| goes_on(chains, i + 1, *like))
                     {
-                        self.deliver(burst, Some((i + 1, like)));
+                        self.deliver(burst, Some((i + 1, like, WORK.saturating_sub(work))));
                         passes = self.plan.passed.0 > 0;
+                        work += self.plan.passed.1;
                         run.count(self.plan.passed.0, self.plan.passed.1);
                         i += self.plan.passed.0;
                     }
                 }
-                Verdict::Many(flow) => self.output_all(burst, i, &flow.actions),
+                Verdict::Many(flow) => {
+                    work += flow.actions.len() * work_of_a_copy(packet);
+                    self.output_all(burst, i, &flow.actions);
+                }
                 Verdict::Drop(reason) => self.drop(burst, i, reason),
                 Verdict::Miss => {
                     let pieces = chains.pieces(chain);
                     packet.classify(pieces, Depth::Full);
-                    if port.misses.park(packet, pieces, queue.index(), now_ms) {
-                        queue.counters.missed.add(1);
-                        self.datapath.note_missed();
-                        self.plan.set_dealt(i);
-                    } else if self.datapath.control_answers() {
-                        break;
-                    } else {
-                        self.drop(burst, i, DropReason::MissQueueFull);
+                    match port.misses.park(packet, pieces, now_ms) {
+                        Ok(()) => {
+                            queue.counters.missed.add(1);
+                            self.datapath.note_missed();
+                            self.plan.set_dealt(i);
+                        }
+                        Err(NoPlace::Taken) if self.datapath.control_answers() => {
+                            end = End::Stalled;
+                            break;
+                        }
+                        Err(_) => self.drop(burst, i, DropReason::MissQueueFull),
                     }
                 }
             }
             i += 1;
         }
         run.end(&self.cache);
-        i
+        (i, end)
     }
 
     fn drop(&mut self, burst: &Burst<'_, '_>, packet: usize, reason: DropReason) {
@@ -295,8 +337,14 @@ impl Forwarder {
     /// Asks the guest to kick when it has more packets; true if it has some already, and then it was not asked. With
     /// `skip`, only when so many have gathered before: whoever asks for this looks again by itself.
     pub fn rest(&mut self, port: &Port, index: u16, skip: u16) -> bool {
+        self.rest_unless(port, index, skip, || true)
+    }
+
+    /// As [`Forwarder::rest`], but if the guest has packets and `keep`, asked with the queue locked, says no, it stays asked to
+    /// kick: whoever else looks after the queue may wait for that. Then false.
+    pub fn rest_unless(&mut self, port: &Port, index: u16, skip: u16, keep: impl FnOnce() -> bool) -> bool {
         self.with_ring(port, index, |ring, _| {
-            let more = ring.enable_kicks(skip)?;
+            let more = ring.enable_kicks(skip)? && keep();
             if more && skip == 0 {
                 ring.disable_kicks();
             }
@@ -387,22 +435,31 @@ fn fill(
         if held && plan.may_wait(i) {
             continue;
         }
+        if target.has_done_enough() && plan.may_wait(i) && error.is_none() && plan.hold(group.port, group.queue) {
+            (held, plan.put_off) = (true, true);
+            continue;
+        }
         let (Some(packet), Some(chain)) = (packets.get(i), burst.chains.list.get(i)) else { continue };
-        let result = match error {
-            None => target.deliver(packet, burst.chains.pieces(chain)),
+        let pieces = burst.chains.pieces(chain);
+        let mut result = match error {
+            None => target.deliver(packet, pieces, plan.may_wait(i)),
             Some(_) => Err(Undelivered::Drop(DropReason::ReceiverBroken)),
         };
+        if let Err(Undelivered::NoBuffers) = result
+            && plan.may_wait(i)
+        {
+            let slow = target.is_slow(burst.now_ms, burst.patience_ms);
+            if burst.patient && !slow && plan.hold(group.port, group.queue) {
+                (held, plan.short) = (true, true);
+                continue;
+            }
+            if let Offload::Gso(_) = packet.offload {
+                result = target.deliver(packet, pieces, false);
+            }
+        }
         match result {
             Ok(()) => {}
-            Err(Undelivered::Drop(DropReason::NoBuffers))
-                if plan.may_wait(i) && may_hold(queue, burst, target.delivered() > 0) =>
-            {
-                held = plan.hold(group.port, group.queue);
-                if held {
-                    continue;
-                }
-                target.count_drop(DropReason::NoBuffers);
-            }
+            Err(Undelivered::NoBuffers) => target.count_drop(DropReason::NoBuffers),
             Err(Undelivered::Drop(reason)) => target.count_drop(reason),
             Err(Undelivered::Broken(e)) => {
                 target.count_drop(DropReason::ReceiverBroken);
@@ -415,9 +472,6 @@ fn fill(
         plan.passed = target.pass(packets, burst.chains, run);
         plan.dealt |= !(u64::MAX << plan.passed.0) << run.0;
     }
-    if target.delivered() > 0 && !held {
-        queue.starved_since.store(0, Relaxed);
-    }
     let call = target.publish();
     if error.is_none() && memory.faulted() {
         error = Some(QueueError::MemoryFault);
@@ -425,15 +479,11 @@ fn fill(
     (call, error)
 }
 
-/// Whether packets may still wait for a receiver that has just been found without buffers.
-fn may_hold(queue: &Queue, burst: &Burst<'_, '_>, some_delivered: bool) -> bool {
-    let [alone @ 1..=u64::MAX, with_others] = burst.patience_ms else { return false };
-    // One writer: the holder of the queue's lock. 0 stands for "not starved", so the clock starts at 1.
-    let now = burst.now_ms + 1;
-    let since = queue.starved_since.load(Relaxed);
-    if since == 0 || some_delivered {
-        queue.starved_since.store(now, Relaxed);
-        return true;
-    }
-    now.saturating_sub(since) <= if burst.ahead.dealt == 0 { alone } else { with_others }
+/// What each copy of a packet costs, at most: whether a receiver has it cut up is not known yet.
+fn work_of_a_copy(packet: &Packet) -> usize {
+    let segments = match packet.offload {
+        Offload::Gso(gso) => packet.frame_len / usize::from(gso.size.max(1)),
+        _ => 0,
+    };
+    packet.frame_len + FRAME_WORK * (1 + segments)
 }

@@ -11,9 +11,19 @@ use lasthop_guestmem::{GuestMemory, GuestSlice};
 use lasthop_types::{DropReason, PortCounters};
 use lasthop_virtqueue::{AHEAD, Active, Chains, QueueError, Reserved, Room};
 
+/// How much is done in one go, with the locks of a sender's and a receiver's ring held, before others get their turn: in bytes
+/// moved, or what takes as long. 64 packets of 4 KiB are less, and so are five of 64 KiB. Some 50 µs.
+pub(crate) const WORK: usize = 320 << 10;
+/// What a frame costs beside its bytes, where it is not one of many that are alike: a segment, a copy for one of many receivers.
+pub(crate) const FRAME_WORK: usize = 512;
+/// What each piece of memory costs that a frame is spread over.
+const PIECE_WORK: usize = 32;
+
 /// Why a packet did not get there.
 #[derive(Debug)]
 pub(crate) enum Undelivered {
+    /// There are too few buffers for all of it, and nothing of it was delivered: it may wait.
+    NoBuffers,
     /// Dropped and to be counted; the ring is fine.
     Drop(DropReason),
     /// The receiver's ring broke.
@@ -41,6 +51,8 @@ pub(crate) struct Target<'a> {
     counters: &'a PortCounters,
     packets: u64,
     bytes: u64,
+    /// What was done, but for packets that took the shortest way.
+    work: usize,
 }
 
 impl<'a> Target<'a> {
@@ -65,6 +77,7 @@ impl<'a> Target<'a> {
             counters,
             packets: 0,
             bytes: 0,
+            work: 0,
         }
     }
 
@@ -94,14 +107,20 @@ impl<'a> Target<'a> {
     }
 
     /// Delivers packets of `chains` from the `next` on as long as they are like the one before, whose link layer is `like`,
-    /// each read and written in one go. Of `packets` only their length is filled in. Returns how many, and their bytes.
-    pub(crate) fn pass(&mut self, packets: &mut [Packet], chains: &Chains<'_>, (next, like): Repeat) -> (usize, usize) {
+    /// each read and written in one go, until `most` bytes have been. Of `packets` only their length is filled in. Returns how
+    /// many, and their bytes.
+    pub(crate) fn pass(
+        &mut self,
+        packets: &mut [Packet],
+        chains: &Chains<'_>,
+        (next, like, most): Repeat,
+    ) -> (usize, usize) {
         let (mut n, mut bytes) = (0, 0);
         for (packet, chain) in packets.iter_mut().skip(next).zip(chains.list.iter().skip(next)) {
             chains.prefetch(next + n + AHEAD, false);
             let Some((from, frame)) = usual(chain).filter(|(_, frame)| link(frame) == like) else { break };
             let len = from.len() - VnetHdr::LEN;
-            let fits = len <= self.any_frame && self.header_len == VnetHdr::LEN;
+            let fits = len <= self.any_frame && self.header_len == VnetHdr::LEN && bytes < most;
             if !(fits && self.put(&from, &frame, from.len())) {
                 break;
             }
@@ -135,12 +154,18 @@ impl<'a> Target<'a> {
         true
     }
 
-    /// Delivers one packet. The driver sees it when the ring is published.
-    pub(crate) fn deliver(&mut self, packet: &Packet, pieces: &[GuestSlice<'_>]) -> Result<(), Undelivered> {
+    /// Delivers one packet. The driver sees it when the ring is published. One that has to be cut up, and is not to come
+    /// `whole` or not at all, comes as far as there are buffers.
+    pub(crate) fn deliver(
+        &mut self,
+        packet: &Packet,
+        pieces: &[GuestSlice<'_>],
+        whole: bool,
+    ) -> Result<(), Undelivered> {
         if packet.offload == Offload::None && packet.frame_len <= self.any_frame {
             self.as_is(&VnetHdr::default(), packet, pieces)?;
         } else {
-            self.offloaded(packet, pieces)?;
+            self.offloaded(packet, pieces, whole)?;
         }
         self.count(1, packet.frame_len);
         Ok(())
@@ -154,11 +179,11 @@ impl<'a> Target<'a> {
     }
 
     #[inline(never)]
-    fn offloaded(&mut self, packet: &Packet, pieces: &[GuestSlice<'_>]) -> Result<(), Undelivered> {
+    fn offloaded(&mut self, packet: &Packet, pieces: &[GuestSlice<'_>], whole: bool) -> Result<(), Undelivered> {
         match packet.offload.for_receiver(&self.receiver, packet.header(), packet.frame_len)? {
             Delivery::AsIs { vnet } => self.as_is(&vnet, packet, pieces),
             Delivery::CompleteChecksum(rest) => self.with_checksum(&rest, packet, pieces),
-            Delivery::Segment(segmenter) => self.segments(segmenter, packet, pieces),
+            Delivery::Segment(segmenter) => self.segments(segmenter, packet, pieces, whole),
         }
     }
 
@@ -192,14 +217,21 @@ impl<'a> Target<'a> {
         Ok(())
     }
 
-    /// A receiver that runs out of buffers keeps the segments it got, as from any congested link; the packet counts as
-    /// dropped, for it did not arrive whole.
+    /// A packet that may wait for buffers gets those for all its segments or none: one of which some segments had been
+    /// delivered could only begin again, and they would come twice. (To go on where it stopped would do too, but its headers
+    /// would have been read twice by then, rule 1.) Of one that does not wait (any longer), a receiver that runs out of buffers keeps
+    /// the segments it got, as from any congested link, and so one whose ring is smaller than the packet gets anything at all;
+    /// the packet counts as dropped, for it did not arrive whole.
     fn segments(
         &mut self,
         mut segmenter: Segmenter,
         packet: &Packet,
         pieces: &[GuestSlice<'_>],
+        whole: bool,
     ) -> Result<(), Undelivered> {
+        if whole && !self.has_buffers_for(&segmenter, packet)? {
+            return Err(Undelivered::NoBuffers);
+        }
         if let Some(range) = segmenter.datagram() {
             let sum = packet.payload(pieces, range.start).sum(range.len());
             segmenter.set_datagram_sum(u32::from(sum));
@@ -209,7 +241,11 @@ impl<'a> Target<'a> {
             let Some(segment) = segmenter.segment(i, packet.header(), &mut header) else {
                 return Err(DropReason::BadOffload.into());
             };
-            self.reserve(segment.frame_len())?;
+            match self.reserve(segment.frame_len()) {
+                // Some are delivered: it must not begin again.
+                Err(Undelivered::NoBuffers) if i > 0 || !whole => return Err(DropReason::NoBuffers.into()),
+                reserved => reserved?,
+            }
             let payload = segment.payload.clone();
             let mut to = Cursor::at(self.room.pieces(), self.header_len + segment.header_len);
             let mut from = packet.payload(pieces, payload.start);
@@ -226,6 +262,17 @@ impl<'a> Target<'a> {
         Ok(())
     }
 
+    /// Whether buffers for all segments are at hand, as far as can be known.
+    fn has_buffers_for(&mut self, segmenter: &Segmenter, packet: &Packet) -> Result<bool, Undelivered> {
+        // All are as long as the first, but for the last.
+        let last = segmenter.count().saturating_sub(1);
+        let mut header: HeaderBuf = [0; SEGMENT_HEADER_LEN];
+        let mut len = |i| segmenter.segment(i, packet.header(), &mut header).map(|segment| segment.frame_len());
+        let (Some(each), Some(end)) = (len(0), len(last)) else { return Err(DropReason::BadOffload.into()) };
+        let lens = (0..=last).map(|i| self.header_len + if i == last { end } else { each });
+        self.room.has(&mut self.active.ring, self.memory, lens, self.join).map_err(Undelivered::Broken)
+    }
+
     /// Takes buffers for a frame of `frame_len` bytes and its header.
     #[inline]
     fn reserve(&mut self, frame_len: usize) -> Result<(), Undelivered> {
@@ -233,7 +280,7 @@ impl<'a> Target<'a> {
         let ahead = self.ahead;
         match self.room.reserve(&mut self.active.ring, self.memory, need, self.join, ahead) {
             Ok(Reserved::Enough) => Ok(()),
-            Ok(Reserved::NoBuffers) => Err(DropReason::NoBuffers.into()),
+            Ok(Reserved::NoBuffers) => Err(Undelivered::NoBuffers),
             Ok(Reserved::TooSmall) => Err(DropReason::BufferTooSmall.into()),
             Err(e) => Err(Undelivered::Broken(e)),
         }
@@ -241,9 +288,11 @@ impl<'a> Target<'a> {
 
     /// Writes the virtio-net header; the cursor returned is where the frame begins.
     #[inline]
-    fn head(&self, vnet: &VnetHdr) -> Cursor<'_, 'a> {
+    fn head(&mut self, vnet: &VnetHdr) -> Cursor<'_, 'a> {
         let vnet = VnetHdr { num_buffers: self.room.chains().len() as u16, ..*vnet };
-        let mut to = Cursor::new(self.room.pieces());
+        let pieces = self.room.pieces();
+        self.work += PIECE_WORK * pieces.len();
+        let mut to = Cursor::new(pieces);
         to.write(vnet.to_bytes().get(..self.header_len).unwrap_or(&[]));
         to
     }
@@ -251,6 +300,7 @@ impl<'a> Target<'a> {
     /// Notes the chains as used, each with what it holds of a frame of `frame_len` bytes and its header.
     #[inline]
     fn stage(&mut self, frame_len: usize) {
+        self.work += frame_len + FRAME_WORK;
         let mut left = (self.header_len + frame_len) as u32;
         for chain in self.room.chains() {
             let here = chain.len.min(left);
@@ -259,9 +309,16 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Packets delivered since the last publication.
-    pub(crate) fn delivered(&self) -> u64 {
-        self.packets
+    /// Enough has been done for now.
+    pub(crate) fn has_done_enough(&self) -> bool {
+        self.work >= WORK
+    }
+
+    /// The receiver has been found without buffers: whether it takes packets too slowly to be waited for.
+    pub(crate) fn is_slow(&mut self, now_ms: u64, patience_ms: u64) -> bool {
+        let packets = self.counters.packets.get() + self.packets;
+        let bytes = self.counters.bytes.get() + self.bytes;
+        self.active.shortage.is_slow(now_ms, packets + (bytes >> 10), patience_ms)
     }
 
     /// Counts a packet that was not delivered.

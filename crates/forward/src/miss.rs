@@ -12,6 +12,9 @@ use std::sync::OnceLock;
 /// answer comes: its guest's ring is the queue, and nobody else's first packet waits behind it.
 pub const MISS_SLOTS: usize = 32;
 
+/// How long no memory is asked for after there was none.
+const RETRY_MS: u64 = 10;
+
 /// Bytes one waiting packet may need, header included.
 const SLOT_BYTES: usize = (MAX_FRAME_LEN + VnetHdr::LEN).next_multiple_of(4096);
 
@@ -28,10 +31,20 @@ pub struct Missed {
     pub frame_len: usize,
 }
 
+/// Why a packet cannot wait for control.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoPlace {
+    /// Others of its port wait in all places. The port counts as stalled.
+    Taken,
+    /// There is no memory. Nobody's answer would change that, so it is not to be waited for; later there may be some.
+    NoMemory,
+}
+
 /// A port's waiting packets. Locked briefly, after the lock of the queue that the packet came from.
 #[derive(Debug, Default)]
 pub struct Misses {
-    memory: OnceLock<Option<GuestMemory>>,
+    /// Mapped at the first miss, touched as far as packets reach: a port that never misses costs nothing.
+    memory: OnceLock<GuestMemory>,
     slots: Lock<Slots>,
 }
 
@@ -44,13 +57,14 @@ struct Slots {
     sequence: u32,
     /// Some queue of the port was left unread because all places were taken.
     stalled: bool,
+    /// There was no memory: when it is asked for again.
+    retry_ms: u64,
 }
 
 #[derive(Debug)]
 struct Slot {
     packet: Box<Packet>,
     id: u32,
-    queue: u16,
     since_ms: u64,
     use_: Use,
 }
@@ -67,41 +81,50 @@ enum Use {
 /// Where a packet that leaves has been waiting.
 #[derive(Debug)]
 pub(crate) struct Left {
-    /// Index of the queue it came from.
-    pub(crate) queue: u16,
     slot: usize,
 }
 
 impl Misses {
     fn place(&self, slot: usize) -> Option<GuestSlice<'_>> {
-        // Mapped at the first miss, touched as far as packets reach: a port that never misses costs nothing.
-        let memory = self.memory.get_or_init(|| GuestMemory::anonymous((MISS_SLOTS * SLOT_BYTES) as u64).ok());
-        memory.as_ref()?.slice((slot * SLOT_BYTES) as u64, SLOT_BYTES).ok()
+        self.memory.get()?.slice((slot * SLOT_BYTES) as u64, SLOT_BYTES).ok()
     }
 
-    /// Copies a packet to a free place. False, and the port counts as stalled, if there is none.
-    pub(crate) fn park(&self, packet: &Packet, pieces: &[GuestSlice<'_>], queue: u16, now_ms: u64) -> bool {
+    /// Sees to it that there is memory, if there can be. All of the host's, or of its address space, may be in use at the moment: a
+    /// failure is remembered for a moment only, so that a port's packets do not each ask in vain.
+    fn map(&self, retry_ms: &mut u64, now_ms: u64) {
+        if self.memory.get().is_none() && now_ms >= *retry_ms {
+            match GuestMemory::anonymous((MISS_SLOTS * SLOT_BYTES) as u64) {
+                Ok(memory) => drop(self.memory.set(memory)),
+                Err(_) => *retry_ms = now_ms + RETRY_MS,
+            }
+        }
+    }
+
+    /// Copies a packet to a free place.
+    pub(crate) fn park(&self, packet: &Packet, pieces: &[GuestSlice<'_>], now_ms: u64) -> Result<(), NoPlace> {
         let mut slots = self.slots.lock();
         let free = slots.all.iter().position(|s| s.use_ == Use::Free);
         let slot = free.unwrap_or(slots.all.len());
-        let Some(place) = self.place(slot) else {
+        if slot >= MISS_SLOTS {
             slots.stalled = true;
-            return false;
-        };
+            return Err(NoPlace::Taken);
+        }
+        self.map(&mut slots.retry_ms, now_ms);
+        let place = self.place(slot).ok_or(NoPlace::NoMemory)?;
         let id = slots.sequence;
         slots.sequence = id.wrapping_add(1);
         if free.is_none() {
-            slots.all.push(Slot { packet: Box::default(), id, queue, since_ms: now_ms, use_: Use::Free });
+            slots.all.push(Slot { packet: Box::default(), id, since_ms: now_ms, use_: Use::Free });
         }
-        let Some(s) = slots.all.get_mut(slot) else { return false };
+        let s = slots.all.get_mut(slot).ok_or(NoPlace::Taken)?;
         s.packet.as_mut().clone_from(packet);
-        (s.id, s.queue, s.since_ms, s.use_) = (id, queue, now_ms, Use::Waiting);
+        (s.id, s.since_ms, s.use_) = (id, now_ms, Use::Waiting);
         slots.untold.push_back(slot);
         // Same layout as in the guest: header room, snapshot, payload; what was judged is what is kept.
         let mut to = Cursor::at(std::slice::from_ref(&place), packet.header_len);
         to.write(packet.header());
         to.copy_from(&mut packet.payload(pieces, packet.snapshot_len), packet.payload_len());
-        true
+        Ok(())
     }
 
     /// The oldest packet control has not been told of, now told.
@@ -140,7 +163,7 @@ impl Misses {
         let slot = slots.all.get_mut(at)?;
         slot.use_ = Use::Leaving;
         packet.clone_from(&slot.packet);
-        Some(Left { queue: slot.queue, slot: at })
+        Some(Left { slot: at })
     }
 
     /// The bytes of a packet that leaves, header room first.
@@ -157,11 +180,11 @@ impl Misses {
         std::mem::take(&mut slots.stalled)
     }
 
-    /// The packet that has waited longest of those this flow is for.
-    pub(crate) fn oldest_for(&self, key: &FlowKey, mask: &FlowMask) -> Option<u32> {
+    /// The packet that has waited longest of those this flow is for, and its bytes.
+    pub(crate) fn oldest_for(&self, key: &FlowKey, mask: &FlowMask) -> Option<(u32, usize)> {
         let slots = self.slots.lock();
         let for_it = slots.all.iter().filter(|s| s.use_ == Use::Waiting && s.packet.key.masked(mask) == *key);
-        for_it.min_by_key(|s| (s.since_ms, s.id)).map(|s| s.id)
+        for_it.min_by_key(|s| (s.since_ms, s.id)).map(|s| (s.id, s.packet.frame_len))
     }
 
     /// Some packet that has waited since before `ms`.

@@ -2,6 +2,7 @@
 
 use arrayvec::ArrayVec;
 use lasthop_types::PortId;
+pub(crate) use lasthop_virtqueue::bit;
 
 /// Receivers that packets are collected for before they are delivered.
 const MAX_GROUPS: usize = 64;
@@ -20,13 +21,17 @@ pub(crate) struct Plan {
     may_wait: u64,
     /// Packets delivered or dropped.
     pub(crate) dealt: u64,
+    /// Some wait for buffers.
+    pub(crate) short: bool,
+    /// Some wait for their turn: enough has been done for their receiver with its lock held.
+    pub(crate) put_off: bool,
     /// How many packets were delivered without having been planned, and their bytes.
     pub(crate) passed: (usize, usize),
 }
 
-/// Packets that go where the last one went, as long as they are like it: the first one's place, and what
-/// [`link`](crate::packet::link) says of them.
-pub(crate) type Repeat = (usize, u128);
+/// Packets that go where the last one went, as long as they are like it: the first one's place, what
+/// [`link`](crate::packet::link) says of them, and how many bytes of them are enough.
+pub(crate) type Repeat = (usize, u128, usize);
 
 /// One receiver's ring and the packets for it.
 #[derive(Clone, Copy, Debug)]
@@ -37,18 +42,12 @@ pub(crate) struct Group {
     pub(crate) packets: u64,
 }
 
-/// The set of packet `i` alone.
-#[inline]
-pub(crate) fn bit(i: usize) -> u64 {
-    1 << (i & 63)
-}
-
 impl Plan {
     /// Forgets the last burst. `dealt` is what was dealt with of this one before.
     pub(crate) fn begin(&mut self, dealt: u64) {
         self.clear();
         self.held.clear();
-        self.dealt = dealt;
+        (self.dealt, self.short, self.put_off) = (dealt, false, false);
     }
 
     /// Notes that packet `i` is delivered or dropped.

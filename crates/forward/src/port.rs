@@ -2,7 +2,7 @@
 
 use crate::miss::Misses;
 pub use lasthop_frame::feature;
-use lasthop_types::{MAX_QUEUE_PAIRS, PortId, PortTotals};
+use lasthop_types::{MAX_QUEUE_PAIRS, PortCounters, PortId, PortTotals};
 use lasthop_virtqueue::Queue;
 use std::fmt;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering::Relaxed};
@@ -24,6 +24,9 @@ pub struct Port {
     pub queues: Arc<[Arc<Queue>]>,
     /// Packets that wait for control's answer.
     pub misses: Misses,
+    /// What became of packets from the guest that had waited for control, and what the switch itself sent as if it came from
+    /// there. Written by the thread that talks to control, and by no other; queues' counters belong to their locks' holders.
+    pub answers: PortCounters,
     /// Largest IP packet the guest takes, as the front-end said; 0 if it did not.
     mtu: AtomicU16,
     /// Bit per pair whose queue to the guest is ready.
@@ -49,6 +52,7 @@ impl Port {
             name,
             queues: (0..2 * MAX_QUEUE_PAIRS as u16).map(|i| Arc::new(Queue::new(i))).collect(),
             misses: Misses::default(),
+            answers: PortCounters::default(),
             mtu: AtomicU16::new(0),
             pairs_ready: AtomicU32::new(0),
             coalescing: OnceLock::new(),
@@ -142,6 +146,7 @@ impl Port {
                 from_guest.add(&queue.counters);
             }
         }
+        from_guest.add(&self.answers);
         (from_guest, to_guest)
     }
 }

@@ -1,4 +1,8 @@
 //! Packets that do not come from a burst: those that waited for control, and those the switch sends itself.
+//!
+//! All of this is done by one thread, the one that talks to control. It counts in [`Port::answers`], which nobody else writes, and so it
+//! never waits for a burst of the port that a packet came from, nor does that burst wait for it: an answer takes the lock of the
+//! queue that the packet goes to, for that one packet, and the leaf lock of the port's misses.
 
 use crate::burst::{Forwarder, fail};
 use crate::deliver::{Target, Undelivered};
@@ -10,6 +14,15 @@ use lasthop_frame::{Depth, FlowKey, FlowMask};
 use lasthop_guestmem::{GuestMemory, GuestSlice};
 use lasthop_types::{DropReason, PortCounters, PortId};
 use lasthop_virtqueue::QueueError;
+
+/// Packets that waited for a flow, on their way as it says.
+#[derive(Default)]
+struct Resumed {
+    /// A queue of the port had stalled.
+    goes_on: bool,
+    packets: u64,
+    bytes: u64,
+}
 
 impl Forwarder {
     /// Control's answer to a miss: does `actions` with the waiting packet. True if a queue of the port had stalled and
@@ -40,22 +53,29 @@ impl Forwarder {
         let of_port = flow.mask.0.in_port == u32::MAX;
         let port = self.ports.get(flow.key.port()).filter(|_| of_port).cloned();
         let (key, mask, actions) = (flow.key.masked(&flow.mask), flow.mask, flow.actions.clone());
-        let mut goes_on = self.resume_all(port.as_deref(), &key, &mask, &actions);
+        let before = self.resume_all(port.as_deref(), &key, &mask, &actions);
         let now_ms = self.datapath.now_ms();
-        self.datapath.flows().insert(flow, now_ms)?;
+        let flow = self.datapath.flows().insert(flow, now_ms)?;
         // And those that were on their way to wait meanwhile.
-        goes_on |= self.resume_all(port.as_deref(), &key, &mask, &actions);
-        Ok(goes_on)
+        let after = self.resume_all(port.as_deref(), &key, &mask, &actions);
+        let (packets, bytes) = (before.packets + after.packets, before.bytes + after.bytes);
+        if packets > 0 {
+            flow.stats.add(self.writer, packets, bytes, now_ms);
+        }
+        Ok(before.goes_on || after.goes_on)
     }
 
-    fn resume_all(&mut self, port: Option<&Port>, key: &FlowKey, mask: &FlowMask, actions: &[Action]) -> bool {
-        let mut goes_on = false;
+    fn resume_all(&mut self, port: Option<&Port>, key: &FlowKey, mask: &FlowMask, actions: &[Action]) -> Resumed {
+        let mut resumed = Resumed::default();
         // No more than there are places: a guest could fill them as fast as we empty them.
         for _ in 0..MISS_SLOTS {
-            let Some((port, id)) = port.and_then(|p| Some((p, p.misses.oldest_for(key, mask)?))) else { break };
-            goes_on |= self.resume(port, id, actions);
+            let Some((port, (id, bytes))) = port.and_then(|p| Some((p, p.misses.oldest_for(key, mask)?))) else {
+                break;
+            };
+            resumed.goes_on |= self.resume(port, id, actions);
+            (resumed.packets, resumed.bytes) = (resumed.packets + 1, resumed.bytes + bytes as u64);
         }
-        goes_on
+        resumed
     }
 
     /// Drops packets of `port` that have waited since before `before_ms`; how many. If there were any, the port's queues
@@ -78,12 +98,8 @@ impl Forwarder {
         self.follow_ports();
         let mut packet = Packet::default();
         let Some(left) = port.misses.take(id, &mut packet) else { return false };
-        if let Some(queue) = port.queues.get(usize::from(left.queue)) {
-            // The counters belong to the holder of the queue's lock.
-            let _guard = queue.lock();
-            if let Some(piece) = port.misses.bytes(&left, &packet) {
-                act(self, &mut packet, &[piece], &queue.counters);
-            }
+        if let Some(piece) = port.misses.bytes(&left, &packet) {
+            act(self, &mut packet, &[piece], &port.answers);
         }
         port.misses.free(&left)
     }
@@ -98,8 +114,12 @@ impl Forwarder {
         let Some(active) = guard.active() else { return queue.counters.drops.add(DropReason::PortDown, 1) };
         let memory = active.memory.clone();
         let mut target = Target::new(active, &memory, port.mtu(), &queue.counters, 1);
-        let error = match target.deliver(packet, pieces) {
+        let error = match target.deliver(packet, pieces, false) {
             Ok(()) => memory.faulted().then_some(QueueError::MemoryFault),
+            Err(Undelivered::NoBuffers) => {
+                target.count_drop(DropReason::NoBuffers);
+                None
+            }
             Err(Undelivered::Drop(reason)) => {
                 target.count_drop(reason);
                 None
@@ -126,15 +146,13 @@ impl Forwarder {
         let Ok(piece) = memory.slice(0, frame.len()) else { return false };
         piece.write(0, frame);
         let mut packet = Packet::default();
-        let Some(queue) = port.queues.get(1) else { return false };
-        let _guard = queue.lock();
         let read = packet.read_frame(&piece, port.id);
         packet.extract(Depth::Full);
-        let parked = read.is_ok() && port.misses.park(&packet, &[piece], 1, now_ms);
+        let parked = read.is_ok() && port.misses.park(&packet, &[piece], now_ms).is_ok();
         if parked {
-            queue.counters.packets.add(1);
-            queue.counters.bytes.add(frame.len() as u64);
-            queue.counters.missed.add(1);
+            port.answers.packets.add(1);
+            port.answers.bytes.add(frame.len() as u64);
+            port.answers.missed.add(1);
             self.datapath.note_missed();
         }
         parked

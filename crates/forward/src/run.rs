@@ -19,7 +19,8 @@ pub(crate) enum Verdict {
 pub(crate) struct Run<'a> {
     flows: &'a FlowTable,
     writer: WriterId,
-    /// How deep flows look.
+    /// How deep flows look, as far as this burst has noticed: packets are read, compared and repeated by it, so it goes down as
+    /// soon as a flow is met that looks deeper. That flow holds for all packets behind.
     pub(crate) depth: Depth,
     now_ms: u64,
     /// Where in the cache the flow is that the last packet met.
@@ -50,6 +51,7 @@ impl<'a> Run<'a> {
             self.slot = self.look_up(cache, packet, pieces);
         }
         self.link = None;
+        debug_assert!(self.flow(cache).is_none_or(|flow| flow.depth() <= self.depth), "found by more than is compared");
         let Some(flow) = self.flow(cache) else { return Verdict::Miss };
         match *flow.actions {
             [] => Verdict::Drop(DropReason::Policy),
@@ -69,20 +71,19 @@ impl<'a> Run<'a> {
     }
 
     /// Asks the cache, then the classifier; again if a flow came that looks deeper than the packet was classified to.
-    fn look_up(&self, cache: &mut ExactCache, packet: &mut Packet, pieces: &[GuestSlice<'_>]) -> Option<Slot> {
-        let mut depth = self.depth;
-        let mut hash = hash_key(&packet.key, depth);
-        if let Some(slot) = cache.find(&packet.key, depth, hash) {
+    fn look_up(&mut self, cache: &mut ExactCache, packet: &mut Packet, pieces: &[GuestSlice<'_>]) -> Option<Slot> {
+        let mut hash = hash_key(&packet.key, self.depth);
+        if let Some(slot) = cache.find(&packet.key, self.depth, hash) {
             return Some(slot);
         }
         loop {
-            match self.flows.lookup(&packet.key, depth) {
+            match self.flows.lookup(&packet.key, self.depth) {
                 Lookup::Flow(flow) => return Some(cache.put(hash, flow)),
                 Lookup::Miss => return None,
                 Lookup::Deeper(deeper) => {
-                    depth = deeper;
-                    packet.classify(pieces, depth);
-                    hash = hash_key(&packet.key, depth);
+                    self.depth = deeper;
+                    packet.classify(pieces, deeper);
+                    hash = hash_key(&packet.key, deeper);
                 }
             }
         }

@@ -11,6 +11,7 @@ use lasthop_virtqueue::driver::{NetConfig, NetDriver};
 use lasthop_virtqueue::{Chains, JOURNAL_BYTES, Journal, QueueSetup};
 use std::sync::Arc;
 
+mod hostile;
 mod once;
 mod runs;
 
@@ -212,8 +213,8 @@ fn a_flood_of_new_flows_fills_only_the_senders_own_ring() {
         a.send(VnetHdr::default(), &Frame::new(n, 200).payload([n; 64]).build());
     }
     let outcome = forwarder.run(&a.port, 1, 0);
-    assert_eq!(outcome, Outcome { packets: crate::MISS_SLOTS, stalled: true, held: false });
-    assert_eq!(forwarder.run(&a.port, 1, 0), Outcome { packets: 0, stalled: true, held: false });
+    assert_eq!(outcome, Outcome { packets: crate::MISS_SLOTS, stalled: true, ..Outcome::default() });
+    assert_eq!(forwarder.run(&a.port, 1, 0), Outcome { packets: 0, stalled: true, ..Outcome::default() });
     // Each answer makes room for one more, in order, until all have come through.
     let mut sources = Vec::new();
     while let Some(missed) = a.port.misses.tell() {
@@ -412,14 +413,15 @@ fn packets_wait_a_little_for_a_receiver_without_buffers_and_then_no_more() {
     for n in 0..10u8 {
         a.send(VnetHdr::default(), &Frame::new(1, 2).payload([n; 64]).build());
     }
-    let held = |packets| Outcome { packets, stalled: false, held: true };
+    let held = |packets| Outcome { packets, held: true, ..Outcome::default() };
     assert_eq!(forwarder.run(&a.port, 1, 100), held(4));
     assert_eq!(forwarder.run(&a.port, 1, 101), held(0));
     let last = |frames: Vec<(VnetHdr, Vec<u8>)>| frames.iter().map(|(_, f)| f[f.len() - 1]).collect::<Vec<_>>();
     assert_eq!(last(b.received()), [0, 1, 2, 3]);
     assert_eq!(forwarder.run(&a.port, 1, 102), held(4), "it has buffers again, and nothing is lost");
-    assert_eq!(forwarder.run(&a.port, 1, 112), held(0));
-    assert_eq!(forwarder.run(&a.port, 1, 113), Outcome { packets: 2, ..Outcome::default() }, "patience has an end");
+    assert_eq!(forwarder.run(&a.port, 1, 110), held(0));
+    let outcome = forwarder.run(&a.port, 1, 111);
+    assert_eq!(outcome, Outcome { packets: 2, ..Outcome::default() }, "patience has an end, whatever went before");
     assert_eq!(last(b.received()), [4, 5, 6, 7]);
     let (from, to) = (a.port.totals().0, b.port.totals().1);
     assert_eq!((from.packets, to.packets, to.drops), (10, 8, vec![(DropReason::NoBuffers, 2)]));
@@ -456,15 +458,14 @@ fn packets_for_others_overtake_those_that_wait_but_are_completed_in_order() {
         a.send(VnetHdr::default(), &Frame::new(1, 2 + n % 2).payload([n; 64]).build());
     }
     let last = |frames: Vec<(VnetHdr, Vec<u8>)>| frames.iter().map(|(_, f)| f[f.len() - 1]).collect::<Vec<_>>();
-    assert_eq!(forwarder.run(&a.port, 1, 5), Outcome { packets: 4, stalled: false, held: true });
+    assert_eq!(forwarder.run(&a.port, 1, 5), Outcome { packets: 4, held: true, ..Outcome::default() });
     assert_eq!(last(other.received()), [1, 3, 5, 7, 9, 11, 13, 15, 17, 19]);
     assert_eq!(last(slow.received()), [0, 2]);
     assert_eq!(forwarder.run(&a.port, 1, 6).packets, 4);
     assert_eq!(last(slow.received()), [4, 6]);
     assert_eq!(forwarder.run(&a.port, 1, 7).packets, 4);
-    assert_eq!(forwarder.run(&a.port, 1, 8).packets, 0);
-    assert_eq!(forwarder.run(&a.port, 1, 9).packets, 0);
-    assert_eq!(forwarder.run(&a.port, 1, 10).packets, 8, "less patience with others behind");
+    assert_eq!(forwarder.run(&a.port, 1, 7).packets, 0);
+    assert_eq!(forwarder.run(&a.port, 1, 8).packets, 8, "less patience with others behind");
     assert_eq!(last(slow.received()), [8, 10]);
     assert_eq!(other.received(), []);
     let (from, to) = (a.port.totals().0, slow.port.totals().1);

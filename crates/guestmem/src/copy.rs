@@ -1,46 +1,326 @@
 //! Moving bytes: exactly as many as asked for, source and destination may overlap.
+//!
+//! Guest memory changes while we look at it, and two of our threads may be in the same bytes at once, because a guest may
+//! name them twice. To the compiler a plain load or store, and `ptr::copy` as well, promise that nothing of the kind
+//! happens: it may load twice what was written once, or replace two copies, guest to private memory and from there to a
+//! receiver, by one from the guest, after the private one has been judged. So no such access is made here. Guest memory is
+//! outside of every Rust allocation, like a device's registers, and is touched only in ways that the compiler takes as they
+//! stand: volatile words (`std::ptr::read_volatile` describes this use), inline assembly, and a call of a function of which
+//! it does not know which one it is. docs/decisions/shared-bytes.md has the reasons and what the others cost.
+
+use std::ffi::c_void;
 
 /// Up to this many bytes are moved inline. A header and a small frame fit; above, memmove's own choices win.
 const INLINE: usize = 256;
 
-/// Copies `len` bytes. All loads come before the first store, so overlapping ranges are as right as with memmove.
+/// Copies `len` bytes; either side may be guest memory. All loads come before the first store, so overlapping ranges are as
+/// right as with memmove.
 ///
 /// # Safety
 /// Both ranges are mapped for `len` bytes, `from` readable and `to` writable, until this returns. Others may write to
-/// either meanwhile: the result is then any mixture, as between any two processes that share memory.
+/// either meanwhile if it is guest memory: the result is then any mixture.
 #[inline(always)]
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     #[cfg(feature = "meter")]
     crate::meter::add(len);
     // Two blocks, from the start and up to the end, cover every length between one block and two: nothing is rounded up.
-    macro_rules! two {
-        ($block:ty) => {{
-            let size = size_of::<$block>();
-            // SAFETY: `size <= len <= 2 * size`, so both blocks lie inside the ranges the caller vouches for.
-            unsafe {
-                let first = from.cast::<$block>().read_unaligned();
-                let last = from.add(len - size).cast::<$block>().read_unaligned();
-                to.cast::<$block>().write_unaligned(first);
-                to.add(len - size).cast::<$block>().write_unaligned(last);
-            }
-        }};
+    // SAFETY: each block is of `size` bytes with `size <= len <= 2 * size`, so both lie inside the ranges the caller vouches
+    // for, and so do those of `far`.
+    unsafe {
+        match len {
+            65..=128 => block::two_64(from, to, len),
+            33..=64 => block::two_32(from, to, len),
+            129..=INLINE => block::two_128(from, to, len),
+            17..=32 => block::two_16(from, to, len),
+            8..=16 => block::two_8(from, to, len),
+            4..=7 => block::two_4(from, to, len),
+            2..=3 => block::two_2(from, to, len),
+            _ => far(from, to, len),
+        }
     }
-    match len {
-        65..=128 => two!([u64; 8]),
-        33..=64 => two!([u64; 4]),
-        129..=INLINE => two!([u64; 16]),
-        17..=32 => two!([u64; 2]),
-        8..=16 => two!(u64),
-        4..=7 => two!(u32),
-        2..=3 => two!(u16),
-        // SAFETY: the caller vouches for the ranges; memmove allows overlap.
-        _ => unsafe { std::ptr::copy(from, to, len) },
+}
+
+/// memmove, called in such a way that the compiler does not know what is called: it knows too much of memmove.
+///
+/// # Safety
+/// As [`copy`].
+#[inline(always)]
+unsafe fn far(from: *const u8, to: *mut u8, len: usize) {
+    static MEMMOVE: unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_void = libc::memmove;
+    // SAFETY: it is a static of ours. Volatile: the compiler has to take what it finds there.
+    let memmove = unsafe { (&raw const MEMMOVE).read_volatile() };
+    // SAFETY: the caller vouches for the ranges; memmove allows overlap.
+    unsafe { memmove(to.cast(), from.cast(), len) };
+}
+
+/// A value that lies anywhere.
+#[derive(Clone, Copy)]
+#[repr(C, packed)]
+struct Unaligned<T>(T);
+
+/// Reads a value once, wherever it lies.
+///
+/// # Safety
+/// So many bytes are mapped and readable; any are a `T`.
+#[inline(always)]
+pub(crate) unsafe fn read<T: Copy>(from: *const u8) -> T {
+    // SAFETY: the caller vouches for the bytes; the type needs no alignment.
+    unsafe { from.cast::<Unaligned<T>>().read_volatile().0 }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod block {
+    //! The widest registers that every x86-64 has, and one instruction for each load and store.
+
+    use std::arch::asm;
+    pub(crate) use std::arch::x86_64::__m128i as Widest;
+
+    /// Two blocks of so many vector registers: all loads, then all stores.
+    macro_rules! vectors {
+        ($name:ident: $($first:ident $at:literal)*; $($last:ident $back:literal)*) => {
+            /// # Safety
+            /// As [`super::copy`], for one to two times as many bytes as the name says.
+            #[inline(always)]
+            pub(super) unsafe fn $name(from: *const u8, to: *mut u8, len: usize) {
+                // SAFETY: the caller vouches for the ranges.
+                unsafe {
+                    asm!(
+                        $(concat!("movups {", stringify!($first), "}, [{from} + ", $at, "]"),)*
+                        $(concat!("movups {", stringify!($last), "}, [{from} + {len} - ", $back, "]"),)*
+                        $(concat!("movups [{to} + ", $at, "], {", stringify!($first), "}"),)*
+                        $(concat!("movups [{to} + {len} - ", $back, "], {", stringify!($last), "}"),)*
+                        from = in(reg) from, to = in(reg) to, len = in(reg) len,
+                        $($first = out(xmm_reg) _,)* $($last = out(xmm_reg) _,)*
+                        options(nostack, preserves_flags)
+                    );
+                }
+            }
+        };
+    }
+
+    vectors!(two_16: a 0; b 16);
+    vectors!(two_32: a 0 b 16; c 32 d 16);
+    vectors!(two_64: a 0 b 16 c 32 d 48; e 64 f 48 g 32 h 16);
+    vectors!(two_128: a 0 b 16 c 32 d 48 e 64 f 80 g 96 h 112; i 128 j 112 k 96 l 80 m 64 n 48 o 32 p 16);
+
+    /// Two blocks of a general register.
+    macro_rules! registers {
+        ($name:ident, $write:ident: $word:ty, $form:literal) => {
+            /// # Safety
+            /// As [`super::copy`], for one to two times as many bytes as the name says.
+            #[inline(always)]
+            pub(super) unsafe fn $name(from: *const u8, to: *mut u8, len: usize) {
+                // SAFETY: the caller vouches for the ranges.
+                unsafe {
+                    asm!(
+                        concat!("mov {a", $form, "}, [{from}]"),
+                        concat!("mov {b", $form, "}, [{from} + {len} - {size}]"),
+                        concat!("mov [{to}], {a", $form, "}"),
+                        concat!("mov [{to} + {len} - {size}], {b", $form, "}"),
+                        from = in(reg) from, to = in(reg) to, len = in(reg) len, size = const size_of::<$word>(),
+                        a = out(reg) _, b = out(reg) _,
+                        options(nostack, preserves_flags)
+                    );
+                }
+            }
+
+            /// # Safety
+            /// So many bytes are mapped and writable.
+            #[inline(always)]
+            pub(crate) unsafe fn $write(to: *mut u8, value: $word) {
+                // SAFETY: the caller vouches for the bytes.
+                unsafe {
+                    asm!(
+                        concat!("mov [{to}], {value", $form, "}"),
+                        to = in(reg) to, value = in(reg) value,
+                        options(nostack, preserves_flags)
+                    );
+                }
+            }
+        };
+    }
+
+    registers!(two_8, write_8: u64, "");
+    registers!(two_4, write_4: u32, ":e");
+    registers!(two_2, write_2: u16, ":x");
+
+    /// Copies 32 bytes and adds them to a ones-complement sum of 64 bits (RFC 1071): the carry goes from word to word and at
+    /// the end to the lowest bit. That does not carry again: what an addition leaves behind when it carries is below all ones.
+    ///
+    /// # Safety
+    /// As [`super::copy`], for 32 bytes.
+    #[inline(always)]
+    pub(crate) unsafe fn copy_32_with_sum(from: *const u8, to: *mut u8, mut sum: u64) -> u64 {
+        // SAFETY: the caller vouches for the ranges.
+        unsafe {
+            asm!(
+                "mov {a}, [{from}]",
+                "mov {b}, [{from} + 8]",
+                "mov {c}, [{from} + 16]",
+                "mov {d}, [{from} + 24]",
+                "mov [{to}], {a}",
+                "mov [{to} + 8], {b}",
+                "mov [{to} + 16], {c}",
+                "mov [{to} + 24], {d}",
+                "add {sum}, {a}",
+                "adc {sum}, {b}",
+                "adc {sum}, {c}",
+                "adc {sum}, {d}",
+                "adc {sum}, 0",
+                from = in(reg) from, to = in(reg) to, sum = inout(reg) sum,
+                a = out(reg) _, b = out(reg) _, c = out(reg) _, d = out(reg) _,
+                options(nostack)
+            );
+        }
+        sum
+    }
+
+    /// # Safety
+    /// 16 bytes are mapped and writable.
+    #[inline(always)]
+    pub(crate) unsafe fn write_widest(to: *mut u8, value: Widest) {
+        // SAFETY: the caller vouches for the bytes.
+        unsafe {
+            asm!("movups [{to}], {value}", to = in(reg) to, value = in(xmm_reg) value,
+                options(nostack, preserves_flags));
+        }
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+mod block {
+    //! Volatile words, for processors whose own instructions nobody has measured yet.
+
+    use super::{Unaligned, read};
+    pub(crate) type Widest = u128;
+
+    /// # Safety
+    /// So many bytes are mapped and writable.
+    #[inline(always)]
+    unsafe fn write<T: Copy>(to: *mut u8, value: T) {
+        // SAFETY: the caller vouches for the bytes; the type needs no alignment.
+        unsafe { to.cast::<Unaligned<T>>().write_volatile(Unaligned(value)) }
+    }
+
+    macro_rules! two {
+        ($($name:ident: $block:ty;)*) => {$(
+            /// # Safety
+            /// As [`super::copy`], for one to two times as many bytes as the name says.
+            #[inline(always)]
+            pub(super) unsafe fn $name(from: *const u8, to: *mut u8, len: usize) {
+                let back = len - size_of::<$block>();
+                // SAFETY: the caller vouches for the ranges.
+                unsafe {
+                    let (first, last) = (read::<$block>(from), read::<$block>(from.add(back)));
+                    write(to, first);
+                    write(to.add(back), last);
+                }
+            }
+        )*};
+    }
+
+    two! {
+        two_2: u16;
+        two_4: u32;
+        two_8: u64;
+        two_16: [u64; 2];
+        two_32: [u64; 4];
+        two_64: [u64; 8];
+        two_128: [u64; 16];
+    }
+
+    /// Copies 32 bytes and adds them to a ones-complement sum of 64 bits (RFC 1071).
+    ///
+    /// # Safety
+    /// As [`super::copy`], for 32 bytes.
+    #[inline(always)]
+    pub(crate) unsafe fn copy_32_with_sum(from: *const u8, to: *mut u8, sum: u64) -> u64 {
+        // SAFETY: the caller vouches for the ranges.
+        let words = unsafe { read::<[u64; 4]>(from) };
+        // SAFETY: as above.
+        unsafe { write(to, words) };
+        words.iter().fold(sum, |sum, word| {
+            let (sum, carry) = sum.overflowing_add(*word);
+            sum + u64::from(carry)
+        })
+    }
+
+    macro_rules! writes {
+        ($($name:ident: $word:ty;)*) => {$(
+            /// # Safety
+            /// So many bytes are mapped and writable.
+            #[inline(always)]
+            pub(crate) unsafe fn $name(to: *mut u8, value: $word) {
+                // SAFETY: the caller vouches for the bytes.
+                unsafe { write(to, value) }
+            }
+        )*};
+    }
+
+    writes! {
+        write_2: u16;
+        write_4: u32;
+        write_8: u64;
+        write_widest: Widest;
+    }
+}
+
+pub(crate) use block::{copy_32_with_sum, write_8};
+
+/// Reads `N` bytes, each once. For a number known beforehand: the loops are gone then.
+///
+/// # Safety
+/// So many bytes are mapped and readable.
+#[inline(always)]
+pub(crate) unsafe fn read_array<const N: usize>(from: *const u8) -> [u8; N] {
+    let mut out = [0; N];
+    let mut at = 0;
+    macro_rules! words {
+        ($word:ty) => {
+            while at + size_of::<$word>() <= N {
+                // SAFETY: inside the range that the caller vouches for, and inside `out`, which is private.
+                unsafe { out.as_mut_ptr().add(at).cast::<$word>().write_unaligned(read(from.add(at))) };
+                at += size_of::<$word>();
+            }
+        };
+    }
+    words!(block::Widest);
+    words!(u64);
+    words!(u32);
+    words!(u16);
+    words!(u8);
+    out
+}
+
+/// Writes `N` bytes. For a number known beforehand.
+///
+/// # Safety
+/// So many bytes are mapped and writable.
+#[inline(always)]
+pub(crate) unsafe fn write_array<const N: usize>(to: *mut u8, bytes: &[u8; N]) {
+    let mut at = 0;
+    macro_rules! words {
+        ($word:ty, $write:expr) => {
+            while at + size_of::<$word>() <= N {
+                // SAFETY: inside the range that the caller vouches for, and inside `bytes`, which are private.
+                unsafe { $write(to.add(at), bytes.as_ptr().add(at).cast::<$word>().read_unaligned()) };
+                at += size_of::<$word>();
+            }
+        };
+    }
+    words!(block::Widest, block::write_widest);
+    words!(u64, block::write_8);
+    words!(u32, block::write_4);
+    words!(u16, block::write_2);
+    if at < N {
+        // SAFETY: as above; a byte needs no alignment.
+        unsafe { to.add(at).write_volatile(bytes[at]) };
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::copy;
+    use super::*;
 
     #[test]
     fn every_length_and_overlap_is_as_memmove() {
@@ -55,5 +335,31 @@ mod tests {
                 assert_eq!(bytes, expected, "{len} bytes from {from} to {to}");
             }
         }
+    }
+
+    fn array_is_exact<const N: usize>() {
+        let bytes: Vec<u8> = (1..=100).collect();
+        for shift in 0..17 {
+            // SAFETY: all of it lies in `bytes`.
+            let read: [u8; N] = unsafe { read_array(bytes.as_ptr().add(shift)) };
+            assert_eq!(read[..], bytes[shift..shift + N]);
+            let mut out = vec![0; 120];
+            // SAFETY: all of it lies in `out`.
+            unsafe { write_array(out.as_mut_ptr().add(shift), &read) };
+            assert_eq!(out[shift..shift + N], read);
+            assert!(out[..shift].iter().chain(&out[shift + N..]).all(|b| *b == 0), "{N} bytes at {shift}");
+        }
+    }
+
+    #[test]
+    fn arrays_are_exact() {
+        array_is_exact::<0>();
+        array_is_exact::<1>();
+        array_is_exact::<7>();
+        array_is_exact::<12>();
+        array_is_exact::<15>();
+        array_is_exact::<31>();
+        array_is_exact::<52>();
+        array_is_exact::<64>();
     }
 }

@@ -2,48 +2,167 @@
 //!
 //! The handler replaces the whole mapping with private zero pages and marks it; whoever was copying goes on with zeros
 //! and finds the mark afterwards. (The seeds' memory sharing does the same with a revoked page: PhD §3.4.3.)
+//!
+//! **Which mapping.** The handler looks the address up in a table of all mappings, while other threads map and unmap. To
+//! replace the wrong pages would put zeros over somebody else's memory, so start and length of a slot must belong together.
+//! Each slot has a sequence number, odd while a thread changes it. The handler takes a slot only if the number was even
+//! and the same before and after it read both words. It never waits for one that changes, and need not: whoever faulted
+//! holds its mapping (an `Arc` of the region), so the slot wanted stands still for as long as the handler runs; and a slot
+//! that does hold the address is the right one, because a slot is claimed after its mapping is made and released before it
+//! is unmapped, so no two stable slots ever overlap.
+//!
+//! **How many.** The table grows by chunks that are never freed: no port's regions can use up the places of others' (a
+//! port is limited by [`crate::MemoryLimits`]).
 
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
 
-/// Mappings that can be watched at a time.
-const SLOTS: usize = 8192;
+/// Mappings in one chunk of the table: 32 KiB.
+const CHUNK: usize = 1024;
 
+#[derive(Debug)]
 struct Watched {
+    /// Odd while `start` and `len` change; moves on with each change.
+    sequence: AtomicU32,
+    /// 0: free.
     start: AtomicUsize,
     len: AtomicUsize,
     faulted: AtomicBool,
 }
 
-static WATCHED: [Watched; SLOTS] =
-    [const { Watched { start: AtomicUsize::new(0), len: AtomicUsize::new(0), faulted: AtomicBool::new(false) } };
-        SLOTS];
+impl Watched {
+    const fn free() -> Self {
+        Self {
+            sequence: AtomicU32::new(0),
+            start: AtomicUsize::new(0),
+            len: AtomicUsize::new(0),
+            faulted: AtomicBool::new(false),
+        }
+    }
 
-/// A mapping's place in the table that the handler searches.
+    /// Becomes `[start, start + len)` if it is free.
+    fn claim(&self, start: usize, len: usize) -> bool {
+        // Acquire: what is read of `start` next is as new as the number. If the number is still the same at the exchange,
+        // then so is `start`; and of two threads that find the slot free, one makes the number odd.
+        let before = self.sequence.load(Ordering::Acquire);
+        let free = before.is_multiple_of(2) && self.start.load(Ordering::Relaxed) == 0;
+        let claim =
+            || self.sequence.compare_exchange(before, before.wrapping_add(1), Ordering::Acquire, Ordering::Relaxed);
+        let claimed = free && claim().is_ok();
+        if claimed {
+            self.change(before, start, len);
+        }
+        claimed
+    }
+
+    fn release(&self) {
+        let before = self.sequence.load(Ordering::Relaxed);
+        self.sequence.store(before.wrapping_add(1), Ordering::Relaxed);
+        self.change(before, 0, 0);
+    }
+
+    /// Writes both words; the sequence number is `before + 1`, and only this thread writes to the slot.
+    fn change(&self, before: u32, start: usize, len: usize) {
+        // Whoever reads one of the new words (and then fences, see `read`) reads an odd number, or a later one.
+        fence(Ordering::Release);
+        self.faulted.store(false, Ordering::Relaxed);
+        self.start.store(start, Ordering::Relaxed);
+        self.len.store(len, Ordering::Relaxed);
+        self.sequence.store(before.wrapping_add(2), Ordering::Release);
+    }
+
+    /// Start and length, if they belong together. In a signal handler too: it neither waits nor writes.
+    fn read(&self) -> Option<(usize, usize)> {
+        let before = self.sequence.load(Ordering::Acquire);
+        let start = self.start.load(Ordering::Relaxed);
+        #[cfg(test)]
+        tests::between_the_words();
+        let len = self.len.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        let same = self.sequence.load(Ordering::Relaxed) == before;
+        (before.is_multiple_of(2) && same && start != 0).then_some((start, len))
+    }
+}
+
+/// Places for mappings, and the next such chunk once there is one.
 #[derive(Debug)]
-pub(crate) struct Slot(usize);
+struct Chunk {
+    slots: [Watched; CHUNK],
+    next: AtomicPtr<Chunk>,
+}
 
-impl Slot {
-    /// Registers `[start, start + len)`. `None` when the table is full.
-    pub(crate) fn claim(start: usize, len: usize) -> Option<Self> {
-        for (i, w) in WATCHED.iter().enumerate() {
-            if w.start.compare_exchange(0, start, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                w.faulted.store(false, Ordering::Relaxed);
-                w.len.store(len, Ordering::Release);
-                return Some(Self(i));
+impl Chunk {
+    const fn new() -> Self {
+        Self { slots: [const { Watched::free() }; CHUNK], next: AtomicPtr::new(std::ptr::null_mut()) }
+    }
+
+    fn next(&self) -> Option<&'static Self> {
+        // SAFETY: null, or a chunk that `grow` made and nobody ever frees. Acquire: it is seen as it was made.
+        unsafe { self.next.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// The next chunk, made now unless somebody else has.
+    fn grow(&self) -> &'static Self {
+        if let Some(next) = self.next() {
+            return next;
+        }
+        let made = Box::into_raw(Box::new(Self::new()));
+        match self.next.compare_exchange(std::ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
+            // SAFETY: made just now, and from here on never freed.
+            Ok(_) => unsafe { &*made },
+            Err(other) => {
+                // SAFETY: nobody else knows of it.
+                drop(unsafe { Box::from_raw(made) });
+                // SAFETY: as in `next`; it is not null, or the exchange had succeeded.
+                unsafe { &*other }
             }
         }
-        None
+    }
+}
+
+static TABLE: Chunk = Chunk::new();
+
+/// A mapping's place in the table that the handler searches. Free again when dropped: before the mapping goes.
+#[derive(Debug)]
+pub(crate) struct Slot(&'static Watched);
+
+impl Slot {
+    /// Registers `[start, start + len)`, which is mapped; `start` is not 0.
+    pub(crate) fn claim(start: usize, len: usize) -> Self {
+        let mut chunk = &TABLE;
+        loop {
+            if let Some(slot) = chunk.slots.iter().find(|slot| slot.claim(start, len)) {
+                return Self(slot);
+            }
+            chunk = chunk.grow();
+        }
     }
 
+    #[inline]
     pub(crate) fn faulted(&self) -> bool {
-        WATCHED[self.0].faulted.load(Ordering::Acquire)
+        self.0.faulted.load(Ordering::Acquire)
     }
 
+    /// To be called once, before the mapping goes.
     pub(crate) fn release(&self) {
-        WATCHED[self.0].len.store(0, Ordering::Release);
-        WATCHED[self.0].start.store(0, Ordering::Release);
+        self.0.release();
     }
+}
+
+/// The slot that `addr` lies in, with its start and length.
+fn find(addr: usize) -> Option<(&'static Watched, usize, usize)> {
+    let mut chunk = Some(&TABLE);
+    while let Some(here) = chunk {
+        for slot in &here.slots {
+            if let Some((start, len)) = slot.read()
+                && addr.wrapping_sub(start) < len
+            {
+                return Some((slot, start, len));
+            }
+        }
+        chunk = here.next();
+    }
+    None
 }
 
 /// Installs the handler, once per process; call before the first region is mapped.
@@ -63,16 +182,13 @@ pub fn install_fault_handler() {
 }
 
 extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler; for SIGBUS it has an address.
-    let addr = unsafe { (*info).si_addr() } as usize;
-    for w in &WATCHED {
-        let start = w.start.load(Ordering::Acquire);
-        let len = w.len.load(Ordering::Acquire);
-        if start == 0 || addr < start || addr - start >= len {
-            continue;
-        }
-        // SAFETY: `[start, len)` is a live mapping of this crate: somebody is accessing it right now, and Region's
-        // owner keeps it alive meanwhile. Replacing it keeps every pointer into it valid.
+    // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler; for a SIGBUS of its own it has an address. One
+    // that a process sent has a code of 0 or less, and its number and user where the address would be.
+    let fault = unsafe { ((*info).si_code > 0).then(|| (*info).si_addr() as usize) };
+    if let Some((slot, start, len)) = fault.and_then(find) {
+        // SAFETY: `[start, start + len)` is a live mapping of this crate: the head of this file says why it is the one
+        // that is being accessed right now, and that whoever accesses it keeps it alive meanwhile. Replacing it keeps every
+        // pointer into it valid.
         let mapped = unsafe {
             libc::mmap(
                 start as *mut libc::c_void,
@@ -84,11 +200,89 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
             )
         };
         if mapped != libc::MAP_FAILED {
-            w.faulted.store(true, Ordering::Release);
+            slot.faulted.store(true, Ordering::Release);
             return;
         }
     }
     // Not ours: the default action, when the instruction is tried again, is to die with a core dump.
     // SAFETY: as in `install_fault_handler`.
     unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    thread_local! {
+        /// What another thread does between a reader's two looks.
+        static MEANWHILE: Cell<Option<fn(&Watched)>> = const { Cell::new(None) };
+    }
+
+    static SLOT: Watched = Watched::free();
+
+    pub(super) fn between_the_words() {
+        if let Some(meanwhile) = MEANWHILE.take() {
+            meanwhile(&SLOT);
+        }
+    }
+
+    /// A small mapping goes while the handler reads its slot, and a large one elsewhere takes the slot: the handler must
+    /// not believe in a large mapping at the small one's place.
+    #[test]
+    fn start_and_length_belong_together() {
+        assert!(SLOT.claim(0x10000, 0x1000));
+        assert_eq!(SLOT.read(), Some((0x10000, 0x1000)));
+        MEANWHILE.set(Some(|slot| {
+            slot.release();
+            assert!(slot.claim(0x7000_0000, 0x4000_0000));
+        }));
+        let read = SLOT.read();
+        assert!(read.is_none(), "start of one mapping, length of another: {read:x?}");
+        assert_eq!(SLOT.read(), Some((0x7000_0000, 0x4000_0000)));
+        MEANWHILE.set(Some(Watched::release));
+        assert_eq!(SLOT.read(), None, "released meanwhile");
+        assert_eq!(SLOT.read(), None);
+    }
+
+    /// Threads claim and release all the time; no reader ever sees two words that do not belong together, and no slot has
+    /// two owners.
+    #[test]
+    fn words_belong_together_under_traffic() {
+        const ROUNDS: usize = 20_000;
+        static SLOTS: [Watched; 4] = [const { Watched::free() }; 4];
+        // A mapping's length follows from its start.
+        let len_of = |start: usize| start.wrapping_mul(0x9e37_79b9) | 1;
+        let owners: [AtomicUsize; 4] = [const { AtomicUsize::new(0) }; 4];
+        let left = AtomicUsize::new(2);
+        std::thread::scope(|threads| {
+            for t in 1..=2 {
+                let (owners, left) = (&owners, &left);
+                threads.spawn(move || {
+                    for round in 0..ROUNDS {
+                        let start = t << 32 | round << 12 | 0x1000;
+                        let Some(i) = SLOTS.iter().position(|slot| slot.claim(start, len_of(start))) else { continue };
+                        assert_eq!(owners[i].swap(start, Ordering::Relaxed), 0, "two owners");
+                        owners[i].store(0, Ordering::Relaxed);
+                        SLOTS[i].release();
+                    }
+                    left.fetch_sub(1, Ordering::Release);
+                });
+            }
+            while left.load(Ordering::Acquire) > 0 {
+                for (start, len) in SLOTS.iter().filter_map(Watched::read) {
+                    assert_eq!(len, len_of(start), "start {start:#x}");
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn the_table_grows() {
+        let claimed: Vec<Slot> = (0..3 * CHUNK).map(|i| Slot::claim(usize::MAX - i, 1)).collect();
+        let last = claimed.last().map(|slot| std::ptr::from_ref(slot.0));
+        assert_eq!(find(usize::MAX - (3 * CHUNK - 1)).map(|(slot, ..)| std::ptr::from_ref(slot)), last);
+        claimed.iter().for_each(Slot::release);
+        assert!(find(usize::MAX - 5).is_none());
+    }
 }

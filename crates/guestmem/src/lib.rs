@@ -5,8 +5,8 @@
 //!
 //! 1. A [`GuestSlice`] borrows the [`GuestMemory`] (or is kept together with an `Arc` of it in a [`PinnedSlice`]), so
 //!    the mapping outlives it.
-//! 2. Words are read and written with volatile or atomic accesses, byte runs with `memmove`; the compiler is never
-//!    told that the bytes hold still.
+//! 2. Words are read and written with volatile or atomic accesses, byte runs with volatile words, inline assembly or a
+//!    function that the compiler does not know; it is never told that the bytes hold still (`copy.rs` says why).
 //! 3. A file truncated under a mapping raises SIGBUS; [`install_fault_handler`] puts zero pages there and marks the
 //!    region, which [`GuestMemory::faulted`] reports (design rule 3).
 #![allow(unsafe_code)]
@@ -20,6 +20,8 @@ mod region;
 mod slice;
 
 pub use fault::install_fault_handler;
-pub use memory::{AccessError, GuestMemory, MAX_REGIONS};
+pub use memory::{AccessError, GuestMemory, MAX_REGIONS, MemoryLimits};
 pub use region::{MapError, RegionSpec};
 pub use slice::{GuestSlice, PinnedSlice};
+/// What orders accesses to ring memory beside loads and stores. Here, so that models can watch it (`tests/models`).
+pub use std::sync::atomic::fence;

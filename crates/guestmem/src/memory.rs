@@ -8,6 +8,24 @@ use std::sync::Arc;
 /// Most regions one front-end may map: QEMU's own limit for memory slots.
 pub const MAX_REGIONS: usize = 509;
 
+/// How much of this process a front-end may take up. Address space, mappings and places in the table of mappings are shared
+/// by all ports: what one may have is bounded, so that there is always some for the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryLimits {
+    /// Sum of the regions' sizes, in bytes. What is mapped may be more by two pages of the file for each region, and for a
+    /// moment twice as much, while one table of regions replaces another.
+    pub bytes: u64,
+    /// Regions, at most [`MAX_REGIONS`].
+    pub regions: usize,
+}
+
+impl Default for MemoryLimits {
+    /// No limit in bytes: for memory of our own.
+    fn default() -> Self {
+        Self { bytes: u64::MAX, regions: MAX_REGIONS }
+    }
+}
+
 /// An address the guest gave does not lie in its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{len} bytes at guest address {addr:#x} are not in the guest's memory")]
@@ -25,6 +43,7 @@ pub struct GuestMemory {
     regions: Vec<Arc<Region>>,
     /// Where each of them lies, side by side: looked up for every buffer.
     places: Vec<Place>,
+    limits: MemoryLimits,
 }
 
 /// A region's guest address, size and host address.
@@ -46,9 +65,20 @@ impl GuestMemory {
         Self::default()
     }
 
-    fn of(regions: Vec<Arc<Region>>) -> Self {
+    /// No memory at all, and no more than so much of it in any set that is made from this one.
+    pub fn within(limits: MemoryLimits) -> Self {
+        Self { limits, ..Self::default() }
+    }
+
+    /// Another set of regions, under the same limits.
+    fn of(&self, regions: Vec<Arc<Region>>) -> Self {
         let place = |r: &Arc<Region>| Place { guest: r.spec.guest_addr, size: r.spec.size, host: r.host };
-        Self { places: regions.iter().map(place).collect(), regions }
+        Self { places: regions.iter().map(place).collect(), regions, limits: self.limits }
+    }
+
+    /// This set without its regions, under the same limits.
+    pub fn cleared(&self) -> Self {
+        Self::within(self.limits)
     }
 
     /// Memory of our own, zeros at first: one region of `size` bytes at guest (and user) address 0.
@@ -61,8 +91,13 @@ impl GuestMemory {
 
     /// This set and one region more, mapped from `fd`, which may be closed afterwards.
     pub fn with_region(&self, spec: RegionSpec, fd: impl AsFd) -> Result<Self, MapError> {
-        if self.regions.len() >= MAX_REGIONS {
-            return Err(MapError::TooMany);
+        let MemoryLimits { bytes, regions } = self.limits;
+        if self.regions.len() >= regions {
+            return Err(MapError::TooMany(regions));
+        }
+        let wanted = self.total_bytes().saturating_add(spec.size);
+        if wanted > bytes {
+            return Err(MapError::TooLarge { wanted, limit: bytes });
         }
         // Map first: it also checks that the addresses do not wrap, which `overlaps` relies on.
         let region = Region::map(spec, fd)?;
@@ -72,7 +107,7 @@ impl GuestMemory {
         let mut regions = self.regions.clone();
         let at = regions.partition_point(|r| r.spec.guest_addr < spec.guest_addr);
         regions.insert(at, Arc::new(region));
-        Ok(Self::of(regions))
+        Ok(self.of(regions))
     }
 
     /// This set without the region that has exactly these addresses and size; `None` if there is none.
@@ -81,7 +116,7 @@ impl GuestMemory {
         let at = self.regions.iter().position(|r| same(&r.spec))?;
         let mut regions = self.regions.clone();
         regions.remove(at);
-        Some(Self::of(regions))
+        Some(self.of(regions))
     }
 
     /// The regions, by guest address.
@@ -171,8 +206,42 @@ mod tests {
         let offset = RegionSpec { mmap_offset: u64::MAX - 10, ..at(0x20000, 4096) };
         assert!(matches!(m.with_region(offset, memfd(4096)), Err(MapError::Wraps(_))));
         assert!(matches!(m.with_region(at(0x20000, 8192), memfd(4096)), Err(MapError::FileTooShort { .. })));
-        let (socket, _) = rustix::pipe::pipe().unwrap();
-        assert!(m.with_region(at(0x20000, 4096), socket).is_err());
+    }
+
+    /// The pages of a file on disk, or of anything that a front-end serves itself, would make whoever copies wait for them.
+    #[test]
+    fn only_files_that_are_memory_are_mapped() {
+        let kind = |fd: OwnedFd| GuestMemory::empty().with_region(at(0x20000, 4096), fd).unwrap_err();
+        let (pipe, _) = rustix::pipe::pipe().unwrap();
+        assert_eq!(kind(pipe), MapError::Kind(0x20000));
+        let on_disk = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        on_disk.set_len(4096).unwrap();
+        assert_eq!(kind(on_disk.into()), MapError::Kind(0x20000));
+        assert!(MapError::Kind(0x20000).to_string().contains("memory-backend-memfd"));
+        let shm = tempfile::tempfile_in("/dev/shm").unwrap();
+        shm.set_len(4096).unwrap();
+        assert!(GuestMemory::empty().with_region(at(0x20000, 4096), shm).is_ok());
+    }
+
+    #[test]
+    fn a_port_maps_so_much_and_no_more() {
+        let m = GuestMemory::within(MemoryLimits { bytes: 0x5000, regions: 3 });
+        let m = m.with_region(at(0x10000, 0x2000), memfd(0x2000)).unwrap();
+        let m = m.with_region(at(0x20000, 0x2000), memfd(0x2000)).unwrap();
+        let refused = m.with_region(at(0x30000, 0x2000), memfd(0x2000)).unwrap_err();
+        assert_eq!(refused, MapError::TooLarge { wanted: 0x6000, limit: 0x5000 });
+        let huge = RegionSpec { size: u64::MAX, ..at(0x30000, 0) };
+        assert!(matches!(m.with_region(huge, memfd(0)), Err(MapError::TooLarge { wanted: u64::MAX, .. })));
+        let m = m.with_region(at(0x30000, 0x1000), memfd(0x1000)).unwrap();
+        assert_eq!(m.with_region(at(0x40000, 0), memfd(0)).unwrap_err(), MapError::TooMany(3));
+        let m = m.without_region(0x10000, 0x1_0001_0000, 0x2000).unwrap();
+        assert!(m.with_region(at(0x10000, 0x2000), memfd(0x2000)).is_ok(), "what went makes room");
+        assert!(m.cleared().with_region(at(0, 0x6000), memfd(0x6000)).is_err(), "the limits stay");
+        let large = MapError::TooLarge { wanted: 300 << 30, limit: 64 << 30 }.to_string();
+        assert!(
+            large.contains("300 GiB") && large.contains("64 GiB") && large.contains("--max-guest-memory"),
+            "{large}"
+        );
     }
 
     #[test]

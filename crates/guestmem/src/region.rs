@@ -30,16 +30,40 @@ pub enum MapError {
     Wraps(u64),
     #[error("memory region at {0:#x} overlaps another")]
     Overlaps(u64),
-    #[error("more than {max} memory regions", max = crate::MAX_REGIONS)]
-    TooMany,
+    #[error("more than {0} memory regions; give the guest fewer memory slots, or larger ones")]
+    TooMany(usize),
+    #[error(
+        "guest memory of {} is more than the {} a port may map; give the guest less, or start lasthop with a larger --max-guest-memory (with very many ports a port has its share of 64 TiB)",
+        Size(*.wanted), Size(*.limit)
+    )]
+    TooLarge { wanted: u64, limit: u64 },
+    #[error(
+        "memory region at {0:#x} is of a file that can make others wait for its pages; use a memfd, or a file on tmpfs or hugetlbfs (QEMU: memory-backend-memfd, or memory-backend-file with mem-path=/dev/shm, share=on)"
+    )]
+    Kind(u64),
+    #[error(
+        "memory region at {0:#x}: the switch has no room for another mapping; close other ports, or raise the sysctl vm.max_map_count"
+    )]
+    NoRoom(u64),
     #[error("memory region at {guest_addr:#x} needs {needed} bytes of its file, which has {length}")]
     FileTooShort { guest_addr: u64, needed: u64, length: u64 },
     #[error(
         "memory region at {guest_addr:#x} cannot be mapped: {errno}; guest memory must be shared (QEMU: memory-backend-memfd or -file with share=on)"
     )]
     Refused { guest_addr: u64, errno: Errno },
-    #[error("too many guest memory regions in this process")]
-    NoSlot,
+}
+
+/// Bytes as people write them.
+struct Size(u64);
+
+impl std::fmt::Display for Size {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            n if n >= 10 << 30 => write!(f, "{} GiB", n >> 30),
+            n if n >= 10 << 20 => write!(f, "{} MiB", n >> 20),
+            n => write!(f, "{n} bytes"),
+        }
+    }
 }
 
 /// A mapping with its place in the guest. Unmapped when dropped.
@@ -53,18 +77,27 @@ pub(crate) struct Region {
     slot: fault::Slot,
 }
 
-// SAFETY: the pointers name a mapping that this value owns until it is dropped; all access goes through volatile, atomic
-// or memmove operations, which any thread may do at any time because the guest does so too.
+// SAFETY: the pointers name a mapping that this value owns until it is dropped; all access goes through
+// `GuestSlice` and `PinnedSlice`, in ways that any thread may use at any time because the guest does so too.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
 impl Region {
     /// Maps a region of a file, shared, readable and writable.
+    ///
+    /// Only files whose pages are memory are taken. A page of any other is fetched by its file system when it is first
+    /// touched; if that is FUSE, the front-end serves it itself and the thread that copies, which holds ring locks, sleeps
+    /// for as long as the front-end likes. That a file can have seals tells them apart, and the question is answered by the
+    /// kernel alone (fcntl(2), F_GET_SEALS), whereas even fstat(2) of a FUSE file waits for whoever serves it.
     pub(crate) fn map(spec: RegionSpec, fd: impl AsFd) -> Result<Self, MapError> {
         let guest_addr = spec.guest_addr;
         check(&spec)?;
-        let refused = |errno| MapError::Refused { guest_addr, errno };
+        let refused = |errno| match errno {
+            Errno::NOMEM => MapError::NoRoom(guest_addr),
+            errno => MapError::Refused { guest_addr, errno },
+        };
+        rustix::fs::fcntl_get_seals(&fd).map_err(|_| MapError::Kind(guest_addr))?;
         let needed = spec.mmap_offset.checked_add(spec.size).ok_or(MapError::Wraps(guest_addr))?;
         let stat = rustix::fs::fstat(&fd).map_err(refused)?;
         let length = u64::try_from(stat.st_size).unwrap_or(0);
@@ -90,11 +123,7 @@ impl Region {
         }
         .map_err(refused)?;
         let base = base.cast::<u8>();
-        let Some(slot) = fault::Slot::claim(base as usize, mapped) else {
-            // SAFETY: this mapping was made just now and nobody else knows of it.
-            let _ = unsafe { munmap(base.cast(), mapped) };
-            return Err(MapError::NoSlot);
-        };
+        let slot = fault::Slot::claim(base as usize, mapped);
         let host = base.wrapping_add(usize::try_from(spec.mmap_offset - start).unwrap_or(0));
         Ok(Self { spec, host, base, mapped, slot })
     }
@@ -123,6 +152,7 @@ fn check(spec: &RegionSpec) -> Result<(), MapError> {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        // First: a slot must never name addresses that may be somebody else's by now.
         self.slot.release();
         // SAFETY: the mapping is ours, and whoever holds a slice of it also holds (or borrows) an Arc of this region.
         let _ = unsafe { munmap(self.base.cast(), self.mapped) };

@@ -1,7 +1,7 @@
 //! What the switch and control say to each other.
 #![allow(missing_docs)] // Fields whose names say all. Frame lengths are of whole frames, in bytes.
 
-use lasthop_flow::{Action, FlowSpec};
+use lasthop_flow::{Action, Cursor, FlowSpec};
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_types::{PortId, PortTotals};
 use serde::{Deserialize, Serialize};
@@ -20,7 +20,7 @@ pub struct MissedPacket {
 /// From the switch to control.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToControl {
-    /// First message on a new channel: the data plane's ports as they are. Flows are asked for with a request.
+    /// The data plane's ports are these and those said since the channel began. Flows are asked for with a request.
     Hello { ports: Vec<PortInfo> },
     /// A packet waits for an answer.
     Miss(MissedPacket),
@@ -50,8 +50,9 @@ pub enum FromControl {
 /// Questions control may ask.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DatapathRequest {
-    /// All flows with their statistics.
-    Flows,
+    /// Some flows with their statistics, from this place on, (0, 0) at first. A part at a time, so that misses have their turn
+    /// in between and neither side has to keep the whole.
+    Flows { after: Cursor },
     /// All ports with their counters.
     Ports,
     /// Which flow would a packet with this key meet? (`lasthop trace`)
@@ -66,10 +67,12 @@ pub enum DatapathRequest {
 /// Answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DatapathReply {
-    /// Some of the flows.
-    Flows(Vec<FlowInfo>),
+    /// Some of the flows, and where to go on asking; `None` behind the last. One may come twice.
+    Flows { flows: Vec<FlowInfo>, next: Option<Cursor> },
     /// Some of the ports.
     Ports(Vec<PortInfo>),
+    /// Behind the ports: what those counted that were removed, so that sums over all add up.
+    Removed { from_guest: PortTotals, to_guest: PortTotals },
     /// The full key and the flow it meets, if any.
     Lookup { key: FlowKey, flow: Option<Box<FlowInfo>> },
     /// See [`DatapathRequest::Barrier`].
@@ -140,6 +143,8 @@ pub struct QueueInfo {
     pub packed: bool,
     /// Started and enabled.
     pub enabled: bool,
+    /// Its descriptors are as memory is that nobody has written to.
+    pub blank: bool,
     /// Why it stopped, if it broke.
     pub error: Option<String>,
 }

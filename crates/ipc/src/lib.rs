@@ -21,7 +21,9 @@ pub use datapath::{
     ToControl,
 };
 #[cfg(feature = "management")]
-pub use management::{ControlToSupervisor, CpuTimes, LISTS_PART, SupervisorToControl, UplinkConfig, UplinkInfo};
+pub use management::{
+    ControlToSupervisor, CpuTimes, DeviceState, LISTS_PART, LinkState, SupervisorToControl, UplinkConfig, UplinkInfo,
+};
 pub use supervisor::{PortConfig, SupervisorToSwitch, SwitchToSupervisor};
 #[cfg(feature = "uplink")]
 pub use uplink::*;

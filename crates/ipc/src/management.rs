@@ -1,6 +1,6 @@
 //! What the supervisor says to control and hears from it. Behind the feature `management`: the switch does without.
 
-use crate::{PortConfig, Station, UplinkCounters, UplinkDevice};
+use crate::{PortConfig, Station, UplinkCounters, UplinkDevice, UplinkDriver};
 use lasthop_types::PortId;
 use serde::{Deserialize, Serialize};
 
@@ -18,6 +18,13 @@ pub enum SupervisorToControl {
         /// The port's configuration, or what is wrong.
         result: Result<PortConfig, String>,
     },
+    /// A process that may not use the port wanted to: who, in words.
+    PeerRefused {
+        /// The port.
+        port: PortId,
+        /// One line.
+        reason: String,
+    },
     /// Exit with status 0.
     Shutdown,
     /// Part (at most [`LISTS_PART`] bytes, empty behind the last) of the access lists' text; before `DatapathChannel`.
@@ -27,6 +34,8 @@ pub enum SupervisorToControl {
     /// Which ports are uplinks, each with the VLANs that it carries if not all: 512 bytes, a bit for each id, the lowest of a
     /// byte first; that of id 0 is for frames without a VLAN. Before `Ports`.
     Uplinks(Vec<(PortId, Option<Vec<u8>>)>),
+    /// All ports that are interfaces; sent at the start and after every change.
+    Devices(Vec<DeviceState>),
     /// Answer to `UplinkAdd`, `UplinkSet`, `UplinkDel` (the uplink it was about) and `UplinkList` (all): an error says what is wrong and
     /// what to do.
     UplinkReply {
@@ -76,6 +85,8 @@ pub struct UplinkInfo {
     pub port: PortId,
     /// Its interface.
     pub device: String,
+    /// It is a guest's port, not an uplink.
+    pub guest: bool,
     /// Its processes' priority.
     pub nice: i32,
     /// Whether its process runs and has opened the device.
@@ -92,8 +103,51 @@ pub struct UplinkInfo {
     pub last_error: Option<String>,
     /// The uplink on the same segment that carries the frames, so that this one must not.
     pub blocked_by: Option<String>,
+    /// How its interface is.
+    pub link: LinkState,
     /// What it has carried, all its processes together, as last heard.
     pub counters: UplinkCounters,
+}
+
+/// What is to be shown of a port that is an interface. Nothing is decided by it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceState {
+    /// Its port.
+    pub port: PortId,
+    /// The interface.
+    pub device: String,
+    /// How it is used; none before it was opened for the first time.
+    pub driver: Option<UplinkDriver>,
+    /// How it is.
+    pub link: LinkState,
+    /// What was last wrong with it.
+    pub last_error: Option<String>,
+}
+
+/// How an interface is, as the kernel says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LinkState {
+    /// Up, with a carrier; or nobody knows.
+    #[default]
+    Up,
+    /// Up, and the cable is pulled or the other end is down.
+    NoCarrier,
+    /// Set down.
+    Down,
+    /// There is no such interface.
+    Missing,
+}
+
+impl LinkState {
+    /// As people read it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Up => "up",
+            Self::NoCarrier => "no-carrier",
+            Self::Down => "down",
+            Self::Missing => "missing",
+        }
+    }
 }
 
 /// Longest part of the text of access lists, in bytes.
@@ -118,6 +172,8 @@ pub struct UplinkConfig {
     pub spare: bool,
     /// The VLANs that it carries, as people write them, if not all.
     pub vlans: Option<String>,
+    /// It is a guest's port: a device of the host's, or a container's.
+    pub guest: bool,
 }
 
 /// From control.
@@ -137,6 +193,8 @@ pub enum ControlToSupervisor {
         client: bool,
         /// As of [`PortConfig::tx_batch`], if not that of all ports.
         tx_batch: Option<(u32, u16)>,
+        /// As of [`PortConfig::owner`].
+        owner: Option<String>,
     },
     /// Remove a port.
     PortDel {

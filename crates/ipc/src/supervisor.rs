@@ -16,6 +16,8 @@ pub struct PortConfig {
     pub client: bool,
     /// Microseconds and packets for which a guest that sends a stream need not kick; 0: it kicks for each.
     pub tx_batch: (u32, u16),
+    /// Who may use it, as somebody wrote it, if not whoever may open the socket.
+    pub owner: Option<String>,
 }
 
 /// To the switch.

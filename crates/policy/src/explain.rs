@@ -118,10 +118,20 @@ impl Learning {
         Some(format!("uplink {} does not carry {what} (vlans={vlans})", name(port)))
     }
 
-    /// Which uplinks a flood would have reached if they carried its VLAN.
+    /// Which uplinks a flood would have reached if they carried its VLAN, or if it did not come from an uplink itself.
     fn flood_leaves_out(&self, key: &FlowKey, name: impl Fn(PortId) -> String) -> Vec<String> {
-        let others = self.up().filter(|to| *to != key.port() && !self.between_uplinks(key.port(), *to));
-        others.filter_map(|to| self.why_not_carried(to, key, &name)).collect()
+        let others = self.flooded().filter(|to| *to != key.port());
+        let why = |to| match self.between_uplinks(key.port(), to) {
+            true => Some(format!("not to {}: nothing goes from one uplink to another", name(to))),
+            false => self.why_not_carried(to, key, &name),
+        };
+        others.filter_map(why).collect()
+    }
+
+    /// How many flows are flooded from an uplink, and leave out other uplinks that are up.
+    pub fn floods_left_out(&self) -> usize {
+        let leaves_out = |from: PortId| self.flooded().any(|to| to != from && self.between_uplinks(from, to));
+        self.flooded().filter(|from| leaves_out(*from)).map(|from| self.flows.floods_of(from)).sum()
     }
 }
 

@@ -1,5 +1,6 @@
 //! The flows we asked for, indexed by what may make them wrong, so that a change touches only the flows it concerns.
 
+use crate::DeniedBy;
 use hashbrown::HashTable;
 use lasthop_flow::{Action, FlowSpec, hash_key};
 use lasthop_frame::{Depth, FlowKey, FlowMask};
@@ -162,6 +163,25 @@ pub(crate) enum Verdict {
 /// Names a flow of the index, for as long as it is there.
 pub(crate) type Id = u32;
 
+/// Why flows may be wrong, or of no more use: what [`crate::learning`] puts right flow by flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Cause {
+    /// The set of ports that floods reach changed.
+    Floods,
+    /// This station was learned, moved or was forgotten.
+    To(u16, MacAddr),
+    /// This station has left the port that the flows come from.
+    From(u16, MacAddr),
+    /// Their sources get a new chance to be learned.
+    Unlearned,
+    /// No packet has met them for long.
+    Unused,
+    /// The switch has evicted them, if it did not tell of them when it was asked last.
+    Unseen,
+    /// The port that they come from was removed, and the switch has removed them with it.
+    Gone,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Installed {
     /// Masked.
@@ -176,11 +196,34 @@ pub(crate) struct Installed {
     /// When we last sent it, and after how many requests for statistics.
     pub put_ms: u64,
     pub put_after: u64,
+    /// The last request for statistics in whose answer it was.
+    pub seen: u64,
+    /// Packets that the switch had counted then.
+    pub counted: u64,
+    /// Whose rule it is that drops its packets, if one does.
+    pub rule: Option<Box<DeniedBy>>,
+}
+
+/// A flow that only drops, as we know it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InstalledRefusal {
+    pub used_ms: u64,
+    /// As [`Installed::put_after`] and [`Installed::seen`].
+    pub put_after: u64,
+    pub seen: u64,
 }
 
 impl Installed {
     pub fn port(&self) -> PortId {
         self.key.port()
+    }
+
+    /// Why it drops its packets, if it does.
+    pub fn drops(&self) -> Option<DropReason> {
+        match *self.actions {
+            [Action::Drop(reason)] => Some(reason),
+            _ => None,
+        }
     }
 
     /// What learning knows it by, if learning has a say.
@@ -195,14 +238,15 @@ pub(crate) struct FlowIndex {
     free: Vec<Id>,
     by_match: HashTable<Id>,
     by_source: BTreeSet<(PortId, u16, MacAddr, Id)>,
-    by_dst: BTreeSet<(u16, MacAddr, Id)>,
-    floods: BTreeSet<Id>,
-    unlearned: BTreeSet<Id>,
+    by_dst: BTreeSet<(u16, MacAddr, PortId, Id)>,
+    by_port: BTreeSet<(PortId, Id)>,
+    floods: BTreeSet<(PortId, Id)>,
+    unlearned: BTreeSet<(PortId, Id)>,
     by_use: BTreeSet<(PortId, u64, Id)>,
     counts: BTreeMap<PortId, usize>,
     masks: HashMap<FlowMask, usize>,
-    /// When each was last used, and after how many requests for statistics it was sent.
-    pub refusals: BTreeMap<Refusal, (u64, u64)>,
+    drops: usize,
+    pub refusals: BTreeMap<Refusal, InstalledRefusal>,
 }
 
 impl FlowIndex {
@@ -212,6 +256,11 @@ impl FlowIndex {
 
     pub fn count(&self, port: PortId) -> usize {
         self.counts.get(&port).copied().unwrap_or(0)
+    }
+
+    /// How many flows of packets from this port are flooded.
+    pub fn floods_of(&self, port: PortId) -> usize {
+        self.floods.range((port, 0)..=(port, Id::MAX)).count()
     }
 
     pub fn get(&self, id: Id) -> Option<&Installed> {
@@ -233,16 +282,23 @@ impl FlowIndex {
         enough.min_by_key(|m| (bits(m), m.0.words())).copied().unwrap_or(EXACT_MASK)
     }
 
+    /// How many drop their packets.
+    pub fn drops(&self) -> usize {
+        self.drops
+    }
+
     /// How many different masks there are.
     pub fn masks(&self) -> usize {
         self.masks.len()
     }
 
     /// Inserts or replaces.
-    pub fn insert(&mut self, flow: Installed) -> Id {
-        if let Some(id) = self.find(&flow.key, &flow.mask) {
-            self.remove(id);
+    pub fn insert(&mut self, mut flow: Installed) -> Id {
+        if let Some(old) = self.find(&flow.key, &flow.mask).and_then(|id| self.remove(id)) {
+            // The switch goes on counting.
+            flow.counted = old.counted;
         }
+        self.drops += usize::from(flow.drops().is_some());
         let id = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             // As many as flows, of which there are less than 2^32.
@@ -250,14 +306,15 @@ impl FlowIndex {
         });
         if let Some(pair) = flow.pair() {
             self.by_source.insert((pair.port, pair.vlan, pair.src, id));
-            self.by_dst.insert((pair.vlan, pair.dst, id));
+            self.by_dst.insert((pair.vlan, pair.dst, pair.port, id));
         }
         if flow.verdict == Some(Verdict::Flood) {
-            self.floods.insert(id);
+            self.floods.insert((flow.port(), id));
         }
         if flow.unlearned {
-            self.unlearned.insert(id);
+            self.unlearned.insert((flow.port(), id));
         }
+        self.by_port.insert((flow.port(), id));
         self.by_use.insert((flow.port(), flow.used_ms, id));
         *self.counts.entry(flow.port()).or_insert(0) += 1;
         *self.masks.entry(flow.mask).or_insert(0) += 1;
@@ -274,15 +331,17 @@ impl FlowIndex {
     pub fn remove(&mut self, id: Id) -> Option<Installed> {
         let flow = self.slots.get_mut(id as usize)?.take()?;
         self.free.push(id);
+        self.drops -= usize::from(flow.drops().is_some());
         if let Ok(entry) = self.by_match.find_entry(hash(&flow.key), |other| *other == id) {
             entry.remove();
         }
         if let Some(pair) = flow.pair() {
             self.by_source.remove(&(pair.port, pair.vlan, pair.src, id));
-            self.by_dst.remove(&(pair.vlan, pair.dst, id));
+            self.by_dst.remove(&(pair.vlan, pair.dst, pair.port, id));
         }
-        self.floods.remove(&id);
-        self.unlearned.remove(&id);
+        self.by_port.remove(&(flow.port(), id));
+        self.floods.remove(&(flow.port(), id));
+        self.unlearned.remove(&(flow.port(), id));
         self.by_use.remove(&(flow.port(), flow.used_ms, id));
         if let Some(n) = self.counts.get_mut(&flow.port()) {
             *n -= 1;
@@ -310,24 +369,60 @@ impl FlowIndex {
         }
     }
 
-    pub fn of_source(&self, port: PortId, vlan: u16, src: MacAddr) -> Vec<Id> {
-        self.by_source.range((port, vlan, src, 0)..=(port, vlan, src, Id::MAX)).map(|e| e.3).collect()
+    /// The flow is in the answer to this request for statistics.
+    pub fn seen(&mut self, id: Id, asked: u64) {
+        if let Some(flow) = self.slots.get_mut(id as usize).and_then(Option::as_mut) {
+            flow.seen = asked;
+        }
     }
 
+    /// The switch has counted so many packets of the flow: how many more than when it last said so.
+    pub fn counted(&mut self, id: Id, packets: u64) -> u64 {
+        let Some(flow) = self.slots.get_mut(id as usize).and_then(Option::as_mut) else { return 0 };
+        // Fewer: it was evicted meanwhile and put again, and counts from 0.
+        packets.checked_sub(std::mem::replace(&mut flow.counted, packets)).unwrap_or(packets)
+    }
+
+    /// All flows from a port. As many as it has: for what no guest can cause.
     pub fn of_port(&self, port: PortId) -> Vec<Id> {
-        self.by_use.range((port, 0, 0)..=(port, u64::MAX, Id::MAX)).map(|e| e.2).collect()
+        self.by_port.range((port, 0)..=(port, Id::MAX)).map(|e| e.1).collect()
     }
 
-    pub fn to_destination(&self, vlan: u16, dst: MacAddr) -> Vec<Id> {
-        self.by_dst.range((vlan, dst, 0)..=(vlan, dst, Id::MAX)).map(|e| e.2).collect()
+    /// Of the flows from `owner` that `cause` concerns, the first whose number is not below `at`.
+    pub fn next(&self, cause: Cause, owner: PortId, at: Id) -> Option<Id> {
+        let first = |set: &BTreeSet<(PortId, Id)>| set.range((owner, at)..=(owner, Id::MAX)).next().map(|e| e.1);
+        match cause {
+            Cause::To(vlan, dst) => {
+                self.by_dst.range((vlan, dst, owner, at)..=(vlan, dst, owner, Id::MAX)).next().map(|e| e.3)
+            }
+            Cause::From(vlan, src) => {
+                self.by_source.range((owner, vlan, src, at)..=(owner, vlan, src, Id::MAX)).next().map(|e| e.3)
+            }
+            Cause::Floods => first(&self.floods),
+            Cause::Unlearned => first(&self.unlearned),
+            Cause::Unseen | Cause::Gone => first(&self.by_port),
+            // From the one that has not been used for longest on: its number does not matter.
+            Cause::Unused => self.oldest_of(owner),
+        }
     }
 
-    pub fn floods(&self) -> Vec<Id> {
-        self.floods.iter().copied().collect()
-    }
-
-    pub fn unlearned(&self) -> Vec<Id> {
-        self.unlearned.iter().copied().collect()
+    /// Ports from which there are flows that `cause` concerns: a step for each, however many flows they have.
+    pub fn owners(&self, cause: Cause) -> Vec<PortId> {
+        let mut from = Some(PortId(0));
+        let next = || {
+            let port = from?;
+            let found = match cause {
+                Cause::To(vlan, dst) => {
+                    self.by_dst.range((vlan, dst, port, 0)..=(vlan, dst, PortId(u32::MAX), Id::MAX)).next().map(|e| e.2)
+                }
+                Cause::Floods => self.floods.range((port, 0)..).next().map(|e| e.0),
+                Cause::Unlearned => self.unlearned.range((port, 0)..).next().map(|e| e.0),
+                _ => self.by_port.range((port, 0)..).next().map(|e| e.0),
+            }?;
+            from = found.0.checked_add(1).map(PortId);
+            Some(found)
+        };
+        std::iter::from_fn(next).collect()
     }
 
     /// The flow from `port` that has not been used for the longest time.
@@ -338,11 +433,6 @@ impl FlowIndex {
     /// The port with most flows.
     pub fn greediest(&self) -> Option<PortId> {
         self.counts.iter().max_by_key(|(_, n)| **n).map(|(p, _)| *p)
-    }
-
-    /// Flows not used since `since_ms`.
-    pub fn unused_since(&self, since_ms: u64) -> Vec<Id> {
-        self.iter().filter(|(_, f)| f.used_ms <= since_ms).map(|(id, _)| id).collect()
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (Id, &Installed)> {

@@ -1,22 +1,34 @@
 //! The learning switch.
 
 use crate::acl::{List, Scope};
-use crate::flows::{FlowIndex, Id, Installed, Pair, Refusal, Verdict};
+use crate::flows::{Cause, FlowIndex, Id, Installed, InstalledRefusal, Pair, Refusal, Verdict};
 use crate::mactable::{AGEING_MS, Learned, MacTable, MacView};
 use crate::{FLOWS_MAX, FLOWS_PER_PORT_MAX, MASKS_MAX, Vlans};
+use denied::Denials;
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_types::{MacAddr, PortId};
+use stale::Stale;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+mod denied;
 mod judging;
 mod reconcile;
+mod stale;
 
+pub use denied::{Denied, Why};
+pub use judging::DeniedBy;
 pub(crate) use judging::Judged;
 
 /// A flow that is missed again this soon after it was sent is not sent once more: it is on its way. In ms.
 const RESEND_MS: u64 = 50;
+/// A port that goes up and down more often than this within [`FLAP_WINDOW_MS`] stays in floods while it is down, until it has
+/// been quiet for that long: what is sent to it then is dropped as `port_down`. Otherwise every flood flow of all ports would
+/// have to be put again each time. A VM's start takes four to six changes.
+pub const MAX_FLAPS: u32 = 8;
+/// See [`MAX_FLAPS`], in ms.
+pub const FLAP_WINDOW_MS: u64 = 10_000;
 
 /// How much may be remembered.
 #[derive(Clone, Debug)]
@@ -35,6 +47,9 @@ pub struct Limits {
     pub flows_per_port: usize,
     /// Different masks of flows; one more, which is exact, may come on top.
     pub masks: usize,
+    /// Flows that are put right at once when a change has made them wrong, in each millisecond; the others follow in slices of
+    /// as many ([`Learning::put_right`]).
+    pub at_once: usize,
 }
 
 impl Default for Limits {
@@ -47,6 +62,7 @@ impl Default for Limits {
             flows: FLOWS_MAX,
             flows_per_port: FLOWS_PER_PORT_MAX,
             masks: MASKS_MAX,
+            at_once: 32,
         }
     }
 }
@@ -96,6 +112,8 @@ pub struct FlowUse {
     pub spec: FlowSpec,
     /// Milliseconds since a packet last met it.
     pub idle_ms: u64,
+    /// Packets that have met it.
+    pub packets: u64,
 }
 
 /// A port as policy sees it, for display.
@@ -118,6 +136,11 @@ pub struct PortView {
 #[derive(Debug, Default)]
 struct Port {
     up: bool,
+    /// Floods reach it: it is up, or goes up and down too often to be left out each time.
+    floods: bool,
+    /// How often it went up or down since this moment.
+    flaps: u32,
+    flaps_since_ms: u64,
     over_limit: u64,
     moves_refused: u64,
     moves: u64,
@@ -140,7 +163,9 @@ pub struct Learning {
     /// Ports to the network, and the VLANs that each carries if not all: nothing goes from one to another.
     uplinks: Uplinks,
     pub(crate) macs: MacTable,
-    flows: FlowIndex,
+    pub(crate) flows: FlowIndex,
+    stale: Stale,
+    denials: Denials,
     epoch: u64,
     asked: u64,
     /// Answers to questions up to this one tell of flows that have been removed since.
@@ -164,6 +189,8 @@ impl Learning {
             uplinks: Uplinks::new(),
             macs,
             flows: FlowIndex::default(),
+            stale: Stale::default(),
+            denials: Denials::default(),
             epoch: 1,
             asked: 0,
             cleared: 0,
@@ -225,6 +252,8 @@ impl Learning {
     /// meet no flow until they are judged anew.
     pub fn clear_flows(&mut self, out: &mut Effects) {
         self.flows.clear();
+        self.stale.clear();
+        self.denials.forget_rules();
         self.epoch += 1;
         self.cleared = self.asked;
         out.changes.push(Change::Clear);
@@ -234,8 +263,9 @@ impl Learning {
     /// down until said otherwise. What was learned is kept.
     pub fn attached(&mut self) {
         self.flows.clear();
+        self.stale.clear();
         for port in self.ports.values_mut() {
-            port.up = false;
+            (port.up, port.floods, port.flaps) = (false, false, 0);
         }
     }
 
@@ -243,7 +273,15 @@ impl Learning {
     pub fn port(&mut self, id: PortId, up: bool, now_ms: u64, out: &mut Effects) {
         self.macs.add_port(id, self.uplinks.contains_key(&id));
         let port = self.ports.entry(id).or_default();
-        if std::mem::replace(&mut port.up, up) != up {
+        if std::mem::replace(&mut port.up, up) == up {
+            return;
+        }
+        if now_ms.saturating_sub(port.flaps_since_ms) >= FLAP_WINDOW_MS {
+            (port.flaps, port.flaps_since_ms) = (0, now_ms);
+        }
+        port.flaps = port.flaps.saturating_add(1);
+        let floods = up || port.floods && port.flaps > MAX_FLAPS;
+        if std::mem::replace(&mut port.floods, floods) != floods {
             self.refresh_floods(now_ms, out);
         }
     }
@@ -252,16 +290,16 @@ impl Learning {
     pub fn port_gone(&mut self, id: PortId, now_ms: u64, out: &mut Effects) {
         self.lists.remove(&id);
         let Some(port) = self.ports.remove(&id) else { return };
-        for flow in self.flows.of_port(id) {
-            self.del_flow(flow, out);
-        }
+        self.denials.forget(id);
+        // The switch has removed its flows.
+        self.redo(Cause::Gone, &[id], now_ms, out);
         for refusal in [Refusal::GroupSource(id), Refusal::ZeroSource(id)] {
             self.del_refusal(refusal, out);
         }
         for (vlan, mac) in self.macs.remove_port(id) {
             self.refresh_destination(vlan, mac, now_ms, out);
         }
-        if port.up {
+        if port.floods {
             self.refresh_floods(now_ms, out);
         }
     }
@@ -269,7 +307,7 @@ impl Learning {
     /// What lives behind this port may live behind another now: the addresses learned there are forgotten.
     pub fn forget_addresses(&mut self, id: PortId, now_ms: u64, out: &mut Effects) {
         for (vlan, mac) in self.macs.remove_port(id) {
-            self.forget_source(vlan, mac, id, out);
+            self.forget_source(vlan, mac, id, now_ms, out);
             self.refresh_destination(vlan, mac, now_ms, out);
         }
         if self.has_port(id) {
@@ -301,7 +339,8 @@ impl Learning {
         // What may not even enter teaches nothing.
         let enters = self.may_enter(key);
         let learned = !enters || self.learn(&Pair::of(key), now_ms, out);
-        let Judged { mask, verdict, actions } = self.judge_anew(key, enters);
+        let Judged { mask, verdict, actions, rule } = self.judge_anew(key, enters);
+        self.saw_denied(key, &actions, rule.as_ref(), now_ms);
         out.resumes.push(Resume { id, actions: actions.clone() });
         let mask = self.flows.settle(&mask, self.limits.masks);
         let key = key.masked(&mask);
@@ -309,6 +348,7 @@ impl Learning {
         if let Some(id) = known
             && let Some(flow) = self.flows.get(id)
             && flow.unlearned != learned
+            && *flow.actions == *actions
             && now_ms.saturating_sub(flow.put_ms) < RESEND_MS
         {
             self.flows.used(id, now_ms);
@@ -317,7 +357,7 @@ impl Learning {
         if known.is_none() {
             self.make_room(port, out);
         }
-        self.put_flow(key, mask, Judged { mask, verdict, actions }, !learned, now_ms, now_ms, out);
+        self.put_flow(key, mask, Judged { mask, verdict, actions, rule }, !learned, now_ms, now_ms, out);
     }
 
     /// Learns the source; true when it lives where the packet came from.
@@ -336,7 +376,7 @@ impl Learning {
                 } else {
                     port.moves_refused += 1;
                 }
-                self.forget_source(pair.vlan, pair.src, from, out);
+                self.forget_source(pair.vlan, pair.src, from, now_ms, out);
                 self.refresh_destination(pair.vlan, pair.src, now_ms, out);
                 to == pair.port
             }
@@ -361,22 +401,26 @@ impl Learning {
     /// false.
     pub fn tick(&mut self, now_ms: u64, out: &mut Effects) {
         for (vlan, mac, port) in self.macs.expire(now_ms) {
-            self.forget_source(vlan, mac, port, out);
+            self.forget_source(vlan, mac, port, now_ms, out);
             self.refresh_destination(vlan, mac, now_ms, out);
         }
-        // Their sources get a new chance to be learned.
-        for id in self.flows.unlearned() {
-            self.del_flow(id, out);
-        }
+        self.redo_all(Cause::Unlearned, now_ms, out);
         if let Some(since_ms) = now_ms.checked_sub(AGEING_MS) {
-            for id in self.flows.unused_since(since_ms) {
-                self.del_flow(id, out);
-            }
+            self.stale.unused_since_ms = since_ms;
+            self.redo_all(Cause::Unused, now_ms, out);
             let unused: Vec<_> =
-                self.flows.refusals.iter().filter(|(_, (used, _))| *used <= since_ms).map(|(r, _)| *r).collect();
+                self.flows.refusals.iter().filter(|(_, known)| known.used_ms <= since_ms).map(|(r, _)| *r).collect();
             for refusal in unused {
                 self.del_refusal(refusal, out);
             }
+        }
+        let calm = |port: &Port| now_ms.saturating_sub(port.flaps_since_ms) >= FLAP_WINDOW_MS;
+        let mut left = false;
+        for port in self.ports.values_mut().filter(|port| port.floods && !port.up && calm(port)) {
+            (port.floods, left) = (false, true);
+        }
+        if left {
+            self.refresh_floods(now_ms, out);
         }
     }
 
@@ -428,9 +472,9 @@ impl Learning {
         })
     }
 
-    /// Ports that carry packets.
-    pub(crate) fn up(&self) -> impl Iterator<Item = PortId> + '_ {
-        self.ports.iter().filter(|(_, port)| port.up).map(|(id, _)| *id)
+    /// Ports that floods reach.
+    pub(crate) fn flooded(&self) -> impl Iterator<Item = PortId> + '_ {
+        self.ports.iter().filter(|(_, port)| port.floods).map(|(id, _)| *id)
     }
 
     pub(crate) fn lives_at(&self, pair: &Pair) -> bool {
@@ -453,37 +497,25 @@ impl Learning {
             Verdict::Hairpin => return vec![from],
             Verdict::To(port) if self.between_uplinks(from, port) => Vec::new(),
             Verdict::To(port) => vec![port],
-            Verdict::Flood => self.up().filter(|id| *id != from && !self.between_uplinks(from, *id)).collect(),
+            Verdict::Flood => self.flooded().filter(|id| *id != from && !self.between_uplinks(from, *id)).collect(),
         };
         outputs.retain(|to| self.carries(*to, key, mask));
         outputs
     }
 
     /// Removes the flows of a source that left `port`.
-    fn forget_source(&mut self, vlan: u16, mac: MacAddr, port: PortId, out: &mut Effects) {
-        for id in self.flows.of_source(port, vlan, mac) {
-            self.del_flow(id, out);
-        }
+    fn forget_source(&mut self, vlan: u16, mac: MacAddr, port: PortId, now_ms: u64, out: &mut Effects) {
+        self.redo(Cause::From(vlan, mac), &[port], now_ms, out);
     }
 
     /// The station behind these flows was learned, moved or was forgotten.
     fn refresh_destination(&mut self, vlan: u16, mac: MacAddr, now_ms: u64, out: &mut Effects) {
-        let flows = self.flows.to_destination(vlan, mac);
-        if flows.is_empty() {
-            return;
-        }
-        self.epoch += 1;
-        for id in flows {
-            self.refresh(id, now_ms, out);
-        }
+        self.redo_all(Cause::To(vlan, mac), now_ms, out);
     }
 
-    /// The set of ports that are up changed.
+    /// The set of ports that floods reach changed.
     fn refresh_floods(&mut self, now_ms: u64, out: &mut Effects) {
-        self.epoch += 1;
-        for id in self.flows.floods() {
-            self.rejudge(id, now_ms, out);
-        }
+        self.redo_all(Cause::Floods, now_ms, out);
     }
 
     /// Replaces the flow if its verdict changed.
@@ -496,11 +528,15 @@ impl Learning {
         }
     }
 
-    /// Replaces the flow by what is right now, or removes it if that takes a closer look at its packets.
+    /// Replaces the flow by what is right now, if it is not, or removes it if that takes a closer look at its packets.
     fn rejudge(&mut self, id: Id, now_ms: u64, out: &mut Effects) {
         let Some(flow) = self.flows.get(id) else { return };
+        if !self.has_port(flow.port()) {
+            return drop(self.flows.remove(id));
+        }
         let (key, mask, unlearned, used_ms) = (flow.key, flow.mask, flow.unlearned, flow.used_ms);
         match self.judge_flow(&key, &mask) {
+            Some(judged) if judged.verdict == flow.verdict && *judged.actions == *flow.actions => {}
             Some(judged) => {
                 self.put_flow(key, mask, judged, unlearned, used_ms, now_ms, out);
             }
@@ -531,14 +567,19 @@ impl Learning {
         now_ms: u64,
         out: &mut Effects,
     ) -> Id {
-        let Judged { verdict, actions, .. } = judged;
+        let Judged { verdict, actions, rule, .. } = judged;
         self.put(key, mask, actions.clone(), out);
         let (actions, put_after) = (actions.into(), self.asked);
-        self.flows.insert(Installed { key, mask, actions, verdict, unlearned, used_ms, put_ms: now_ms, put_after })
+        let put_ms = now_ms;
+        let rule = rule.map(Box::new);
+        let flow =
+            Installed { key, mask, actions, verdict, unlearned, used_ms, put_ms, put_after, seen: 0, counted: 0, rule };
+        self.flows.insert(flow)
     }
 
     fn put_refusal(&mut self, refusal: Refusal, used_ms: u64, out: &mut Effects) {
-        self.flows.refusals.insert(refusal, (used_ms, self.asked));
+        let put_after = self.asked;
+        self.flows.refusals.insert(refusal, InstalledRefusal { used_ms, put_after, seen: 0 });
         let (key, mask) = refusal.key_mask();
         self.put(key, mask, refusal.actions(), out);
     }

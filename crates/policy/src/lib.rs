@@ -39,18 +39,27 @@
 //! [`MOVE_WINDOW_MS`]; the next attempt sends it back to where it was before and holds it there for [`HOLD_MS`], so a
 //! guest that fights a neighbour for its address loses. (A silent neighbour's address can still be taken until it
 //! speaks: refusing that needs anti-spoofing rules, which are configuration.)
+//!
+//! What one event makes wrong is bounded by the flows that a port may have. So flows are put right little by little, fairly
+//! between the ports they come from (`learning/stale.rs`), and a port that goes up and down more than [`MAX_FLAPS`] times in
+//! [`FLAP_WINDOW_MS`] stays in floods while it is down.
 
 pub mod acl;
 mod explain;
 mod flows;
 mod learning;
 mod mactable;
+mod name;
 mod vlans;
 
 pub use explain::Explanation;
 pub use flows::{FLOWS_MAX, FLOWS_PER_PORT_MAX, MASKS_MAX};
-pub use learning::{Change, Effects, FlowUse, Learning, Limits, PortLists, PortView, Resume, Uplinks};
+pub use learning::{
+    Change, Denied, DeniedBy, Effects, FLAP_WINDOW_MS, FlowUse, Learning, Limits, MAX_FLAPS, PortLists, PortView,
+    Resume, Uplinks, Why,
+};
 pub use mactable::{AGEING_MS, HOLD_MS, MAX_MOVES, MOVE_WINDOW_MS, MacView};
+pub use name::{check_name, check_new_name};
 pub use vlans::{ParseVlansError, Vlans};
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ fn nothing_goes_from_one_uplink_to_another() {
     // Flows that are there are replaced when ports turn out to be uplinks.
     b.set_uplinks([(PortId(1), None), (PortId(2), None)].into());
     assert_eq!(b.packet(&all), outputs(&[3, 4]));
-    assert_eq!(b.packet(&known), outputs(&[]));
+    assert_eq!(b.packet(&known), APART);
     assert_eq!(b.packet(&key(2, mac(2), mac(9))), outputs(&[3, 4]), "unknown");
     // Guests reach both, and are reached.
     assert_eq!(b.packet(&key(3, mac(3), MacAddr::BROADCAST)), outputs(&[1, 2, 4]));
@@ -47,7 +47,9 @@ fn nothing_goes_from_one_uplink_to_another() {
     assert_eq!(b.packet(&known), outputs(&[1]));
 }
 
-const DROPPED: [Action; 1] = [Action::Drop(DropReason::Policy)];
+const DROPPED: [Action; 1] = [Action::Drop(DropReason::Vlan)];
+const NOWHERE: [Action; 1] = [Action::Drop(DropReason::NoOtherPort)];
+const APART: [Action; 1] = [Action::Drop(DropReason::BetweenUplinks)];
 
 /// Ports 1 and 2 are guests, 3 an uplink with these VLANs.
 fn trunk(vlans: &str) -> Bench {
@@ -111,7 +113,7 @@ fn a_native_vlan_is_what_has_no_tag_and_hides_none() {
         assert_eq!(b.packet(&hidden), DROPPED);
         let out = FlowKey { in_port: 1, eth_src: mac(1).0, ..hidden };
         assert_eq!(b.packet(&out), outputs(&[2]));
-        assert_eq!(b.packet(&FlowKey { eth_dst: mac(9).0, ..out }), [], "known there");
+        assert_eq!(b.packet(&FlowKey { eth_dst: mac(9).0, ..out }), DROPPED, "known there");
     }
     assert_eq!(b.packet(&key(1, mac(1), mac(9))), outputs(&[3]));
     // The outer tag is what counts; a customer's tags behind it are his.
@@ -175,6 +177,22 @@ fn explains_which_vlans_an_uplink_carries() {
 }
 
 #[test]
+fn what_a_flood_leaves_out_between_uplinks_is_said_and_counted() {
+    let mut b = Bench::new(Limits::default(), 3);
+    b.set_uplinks([(PortId(2), None), (PortId(3), None)].into());
+    assert_eq!(b.policy.floods_left_out(), 0);
+    let broadcast = key(2, mac(9), MacAddr::BROADCAST);
+    assert_eq!(b.packet(&broadcast), outputs(&[1]));
+    assert_eq!(b.packet(&key(1, mac(1), MacAddr::BROADCAST)), outputs(&[2, 3]));
+    assert_eq!(b.policy.floods_left_out(), 1);
+    let e = b.policy.explain(&broadcast, b.now_ms, |id| format!("p{id}"));
+    let said = "flooded to 1 other ports that are up; not to p3: nothing goes from one uplink to another";
+    assert!(e.lines[1].ends_with(said), "{:?}", e.lines);
+    b.port(3, false);
+    assert_eq!(b.policy.floods_left_out(), 0, "nobody would have got it");
+}
+
+#[test]
 fn a_port_whose_addresses_are_forgotten_learns_them_anew() {
     let mut b = Bench::new(Limits::default(), 3);
     assert_eq!(b.packet(&key(2, mac(2), mac(1))), outputs(&[1, 3]));
@@ -205,9 +223,9 @@ fn broadcast_and_multicast_follow_the_ports() {
     b.port(2, false);
     assert_eq!(b.packet(&all), outputs(&[3]));
     b.port_gone(3);
-    assert_eq!(b.packet(&all), []);
+    assert_eq!(b.packet(&all), NOWHERE);
     assert_eq!(b.next_id, asked);
-    assert_eq!(b.packet(&key(1, mac(1), MacAddr([1, 0, 0x5e, 0, 0, 0xfb]))), []);
+    assert_eq!(b.packet(&key(1, mac(1), MacAddr([1, 0, 0x5e, 0, 0, 0xfb]))), NOWHERE);
 }
 
 #[test]
@@ -485,6 +503,116 @@ fn explains_itself() {
     assert!(e.lines[1].contains("in VLAN 5 is unknown: flooded to the 2 other ports"), "{:?}", e.lines);
     let e = b.policy.explain(&key(2, MacAddr([3; 6]), mac(1)), b.now_ms, name);
     assert!(e.outputs.is_empty() && e.lines[0].contains("group address"));
+}
+
+/// Port 4 floods to 3000 stations that nobody knows; ports 1 to 3 talk to one each.
+fn many_floods() -> Bench {
+    let mut b = Bench::new(Limits::default(), 5);
+    for n in 0..3000u16 {
+        let [high, low] = n.to_be_bytes();
+        b.packet(&key(4, mac(4), MacAddr([0x52, 0x54, 1, 1, high, low])));
+    }
+    for port in 1..=3 {
+        b.packet(&key(port, mac(port as u8), mac(200)));
+    }
+    b.most_changes = 0;
+    b
+}
+
+#[test]
+fn a_port_that_goes_down_changes_a_few_flows_at_once_and_all_in_the_end() {
+    let mut b = many_floods();
+    b.now_ms += 1;
+    b.port(5, false);
+    assert!(b.most_changes <= b.limits.at_once, "{} changes at once", b.most_changes);
+    assert!(b.table.iter().all(|(f, _)| !f.actions.contains(&Action::Output(PortId(5)))));
+    // The port that owns them flaps itself.
+    b.port(4, false);
+    b.port(4, true);
+    assert!(b.most_changes <= b.limits.at_once, "{} changes at once", b.most_changes);
+}
+
+#[test]
+fn the_flows_of_one_port_do_not_keep_those_of_others_waiting() {
+    let mut b = many_floods();
+    b.now_ms += 1;
+    let mut out = Effects::default();
+    b.policy.port(PortId(5), false, b.now_ms, &mut out);
+    b.carry_out(out);
+    let wrong = |b: &Bench, port: u32| {
+        let of_port = b.table.iter().filter(|(f, _)| f.key.in_port == port);
+        of_port.filter(|(f, _)| f.actions.contains(&Action::Output(PortId(5)))).count()
+    };
+    assert!(wrong(&b, 4) > 2900, "most of port 4's wait");
+    for port in 1..=3 {
+        assert_eq!(wrong(&b, port), 0, "port {port}");
+    }
+    // A packet that misses meanwhile is judged by what is known now, and a stale flow that it finds known is mended.
+    let stale = b.table.iter().position(|(f, _)| f.key.in_port == 4 && f.actions.len() == 4).unwrap();
+    let missed = b.table.swap_remove(stale).0.key;
+    let mut out = Effects::default();
+    b.policy.miss(77, &missed, b.now_ms, &mut out);
+    assert_eq!(b.carry_out(out)[0].actions, outputs(&[1, 2, 3]));
+    assert_eq!(b.lookup(&missed)[0].actions, outputs(&[1, 2, 3]));
+    // Slice by slice.
+    let mut slices = 0;
+    while b.policy.put_right_ms().is_some() {
+        let mut out = Effects::default();
+        b.policy.put_right(b.now_ms, &mut out);
+        b.carry_out(out);
+        slices += 1;
+    }
+    assert_eq!(wrong(&b, 4), 0);
+    assert!(slices >= 3000 / b.limits.at_once && b.most_changes <= b.limits.at_once, "{slices} slices");
+}
+
+#[test]
+fn a_station_that_moves_drops_its_many_flows_little_by_little() {
+    let mut b = many_floods();
+    // The station of 3000 flows appears elsewhere; so does one that 3000 others send to.
+    b.now_ms += 1;
+    b.packet(&key(1, mac(4), mac(1)));
+    // Two flows of its own, one more that makes room.
+    assert!(b.most_changes <= b.limits.at_once + 3, "{} changes at once", b.most_changes);
+    assert!(!b.table.iter().any(|(f, _)| f.key.in_port == 4), "in the end all are gone");
+    let mut b = Bench::new(Limits { macs: 1, ..Limits::default() }, 3);
+    for n in 0..3000u16 {
+        let [high, low] = n.to_be_bytes();
+        b.packet(&key(1, MacAddr([0x52, 0x54, 1, 1, high, low]), mac(200)));
+    }
+    (b.most_changes, b.now_ms) = (0, b.now_ms + 1);
+    b.packet(&key(2, mac(200), mac(1)));
+    assert!(b.most_changes <= b.limits.at_once + 3, "{} changes at once", b.most_changes);
+    // None of the sources could be learned: at the next look at the flows all go, little by little too.
+    b.most_changes = 0;
+    b.poll(10_000);
+    assert!(b.most_changes <= b.limits.at_once, "{} changes at once", b.most_changes);
+    assert!(b.table.len() < 3);
+}
+
+#[test]
+fn a_port_that_flaps_stays_in_floods_until_it_is_quiet() {
+    let mut b = Bench::new(Limits::default(), 3);
+    let all = key(1, mac(1), MacAddr::BROADCAST);
+    b.packet(&all);
+    for _ in 0..MAX_FLAPS / 2 {
+        b.port(3, false);
+        assert_eq!(b.packet(&all), outputs(&[2]));
+        b.port(3, true);
+        assert_eq!(b.packet(&all), outputs(&[2, 3]));
+    }
+    b.most_changes = 0;
+    for _ in 0..1000 {
+        b.port(3, false);
+        b.port(3, true);
+    }
+    b.port(3, false);
+    assert_eq!(b.most_changes, 0, "nobody's flows are touched");
+    assert_eq!(b.packet(&all), outputs(&[2, 3]));
+    b.poll(FLAP_WINDOW_MS);
+    assert_eq!(b.packet(&all), outputs(&[2]));
+    b.port(3, true);
+    assert_eq!(b.packet(&all), outputs(&[2, 3]));
 }
 
 fn address() -> impl Strategy<Value = MacAddr> {

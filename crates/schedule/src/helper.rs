@@ -4,6 +4,7 @@
 //! else can run there. What it was about is finished on borrowed time: who needs a ring of a helper that makes no progress
 //! has it put into the normal class ([`Helpers::hurry`]) until it has let go.
 
+use crate::hurried::Hurried;
 use crate::mailbox::Mailbox;
 use crate::policy::{Arrivals, BackOff, Core, Hysteresis, Vm, choose_core};
 use crate::served::Served;
@@ -13,7 +14,7 @@ use lasthop_sys::hostview::{HostView, VmState};
 use lasthop_sys::{Epoll, Prompter, bind_current_thread, current_thread, set_idle};
 use lasthop_types::Lock;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
@@ -51,7 +52,7 @@ struct Helper {
     /// When it last went round its rings.
     beat_ns: AtomicU64,
     thread: OnceLock<i32>,
-    hurried: AtomicBool,
+    hurried: Hurried,
     back_off: Lock<BackOff>,
 }
 
@@ -77,7 +78,7 @@ impl Helpers {
                 mailbox: Mailbox::new()?,
                 beat_ns: AtomicU64::new(ASLEEP),
                 thread: OnceLock::new(),
-                hurried: AtomicBool::new(false),
+                hurried: Hurried::default(),
                 back_off: Lock::default(),
             })
         };
@@ -138,7 +139,7 @@ impl Helpers {
 
     /// Tells helper `n` of a ring that it may keep while it has packets; without `arrivals` only to empty it once.
     pub(crate) fn offer(&self, n: usize, served: &Arc<Served>, arrivals: Option<Arrivals>) {
-        if let Some(helper) = self.all.get(n).filter(|_| served.offer(n)) {
+        if let Some(helper) = self.all.get(n).filter(|_| served.keeper.offer(n)) {
             helper.mailbox.send(Letter::Offer(served.clone(), arrivals));
         }
     }
@@ -168,7 +169,7 @@ impl Helpers {
         let now_ns = self.datapath.now_ns();
         for (_, helper) in self.all.iter().enumerate().filter(|(n, _)| self.is_lost(*n, now_ns)) {
             if let (Some(thread), Some(prompter)) = (helper.thread.get(), &self.prompter)
-                && !helper.hurried.swap(true, Ordering::AcqRel)
+                && helper.hurried.ask()
             {
                 prompter.hurry(*thread);
             }
@@ -212,7 +213,7 @@ impl Thread {
         let Some(helper) = helpers.all.get(self.n) else { return };
         let thread = current_thread();
         let bound = bind_current_thread(helper.cpu);
-        if let Err(error) = bound.and_then(|()| if helpers.not_idle { Ok(()) } else { set_idle(thread, true) }) {
+        if let Err(error) = bound.and_then(|()| if helpers.not_idle { Ok(()) } else { set_idle(0, true) }) {
             // One that is not bound, or is in nobody's way only by chance, is worse than none.
             tracing::warn!(cpu = helper.cpu, "no helper on this core: {error}");
             helper.back_off.lock().for_ever();
@@ -235,9 +236,10 @@ impl Thread {
                 }
             }
             // Whoever was asked to hurry us may only do so when we need it no longer: it must not stay like that.
-            if !helpers.not_idle && (now_ns >= humble_ns || helper.hurried.load(Ordering::Relaxed)) {
-                helper.hurried.store(false, Ordering::Release);
-                let _ = set_idle(thread, true);
+            if !helpers.not_idle && (now_ns >= humble_ns || helper.hurried.is_asked()) {
+                helper.hurried.put_back(|| {
+                    let _ = set_idle(0, true);
+                });
                 humble_ns = now_ns + HUMBLE_NS;
             }
             if self.kept.is_empty() {
@@ -252,9 +254,8 @@ impl Thread {
     }
 
     fn take(&mut self, served: Arc<Served>, arrivals: Option<Arrivals>) {
-        if served.take_up(self.n) {
-            // Its port's thread may have it back by now, and wait for a kick.
-            self.forwarder.attend(&served.port, served.queue, false, || served.helper() == Some(self.n));
+        let quiet = |still: &dyn Fn() -> bool| self.forwarder.attend(&served.port, served.queue, false, still);
+        if served.keeper.take_up(self.n, quiet) {
             let (patient, arrivals) = (arrivals.is_some(), arrivals.unwrap_or_default());
             self.kept.push(Kept { served, arrivals, patient, found_ns: self.awake_ns });
         }
@@ -265,7 +266,7 @@ impl Thread {
         let mut i = 0;
         while let Some(kept) = self.kept.get_mut(i) {
             helper.beat_ns.store(now_ns, Ordering::Relaxed);
-            if kept.served.helper() != Some(self.n) {
+            if kept.served.keeper.helper() != Some(self.n) {
                 self.kept.swap_remove(i);
                 continue;
             }
@@ -290,10 +291,11 @@ impl Thread {
     /// it is the port's thread that looks after them, next time it looks whether the ring is in good hands.
     fn keeps(&mut self, i: usize, stuck: bool) -> bool {
         let Some(Kept { served, found_ns, .. }) = self.kept.get_mut(i) else { return false };
-        if !served.give_back(self.n) || stuck || !self.forwarder.rest(&served.port, served.queue, 0) {
-            return false;
+        let rest = |keep: &dyn Fn() -> bool| !stuck && self.forwarder.rest_unless(&served.port, served.queue, 0, keep);
+        let keeps = served.keeper.give_back_unless_more(self.n, rest);
+        if keeps {
+            *found_ns = self.awake_ns;
         }
-        *found_ns = self.awake_ns;
-        served.take(self.n)
+        keeps
     }
 }

@@ -6,10 +6,13 @@
 
 mod coalesce;
 mod helper;
+mod hurried;
+mod keeper;
 mod mailbox;
 pub mod policy;
 mod port;
 mod served;
+mod sync;
 mod workers;
 
 pub use workers::{Settings, Workers};

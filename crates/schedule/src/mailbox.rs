@@ -1,9 +1,7 @@
 //! Letters to a thread that sleeps in epoll.
 
-use lasthop_sys::{Epoll, EventFd, Trigger};
-use lasthop_types::Lock;
+use crate::sync::{AtomicBool, Epoll, EventFd, Lock, Ordering, Trigger};
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Letters that a thread has not read yet. Anyone sends; one thread takes.
 #[derive(Debug)]
@@ -25,7 +23,7 @@ impl<T> Mailbox<T> {
 
     pub(crate) fn send(&self, letter: T) {
         self.letters.lock().push(letter);
-        self.any.store(true, Ordering::Release);
+        self.any.swap(true, Ordering::AcqRel);
         self.wake.signal();
     }
 

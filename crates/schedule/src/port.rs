@@ -160,13 +160,13 @@ impl Server {
             Next::At(_) | Next::Woken => return false,
         }
         let (port, queue) = (&self.port, ring.served.queue);
-        if let Some(helper) = ring.served.helper() {
+        if let Some(helper) = ring.served.keeper.claim() {
             ring.attended = true;
             if !helpers.is_lost(helper, *now_ns) {
                 ring.next = Next::At(*now_ns + GUARD_NS);
                 return false;
             }
-            ring.served.give_back(helper);
+            ring.served.keeper.take_away(helper);
             helpers.avoid(helper, *now_ns);
             helpers.hurry(0);
         }
@@ -175,12 +175,12 @@ impl Server {
         }
         let outcome = ring.served.run(forwarder, &mut ring.arrivals, now_ns);
         ring.gathered += outcome.packets;
-        if outcome.stalled {
+        if outcome.stalled && !outcome.held {
             // Until control has answered, unless a helper takes it meanwhile.
-            ring.next = if ring.served.is_offered() { Next::At(*now_ns + GUARD_NS) } else { Next::Woken };
+            ring.next = if ring.served.keeper.is_own() { Next::Woken } else { Next::At(*now_ns + GUARD_NS) };
             return false;
         }
-        if outcome.held {
+        if outcome.held && !outcome.more {
             ring.next = Next::At(*now_ns + HOLD_RETRY_NS);
             return false;
         }
@@ -189,7 +189,7 @@ impl Server {
             ring.next = Next::At(*now_ns + GIVE_WAY_NS);
             return false;
         }
-        if outcome.packets == BURST {
+        if outcome.packets == BURST || outcome.more {
             ring.next = Next::Now;
             return true;
         }
@@ -213,7 +213,8 @@ impl Server {
                 ring.next = Next::Now;
                 return true;
             }
-            Kicks::Next if offered == Offered::Before => Next::At(*now_ns + GUARD_NS),
+            // A helper may have taken it while we were at it, and asked the guest not to kick.
+            Kicks::Next if !ring.served.keeper.is_own() => Next::At(*now_ns + GUARD_NS),
             Kicks::Next => Next::Woken,
         };
         ring.attended = false;
@@ -299,9 +300,9 @@ impl Server {
 impl Ring {
     /// Offers the ring to an idle core if more packets are expected soon.
     fn offer(&mut self, helpers: &Helpers, receiver: Option<&Port>, now_ns: u64) -> Offered {
-        if self.served.is_offered() {
+        if self.served.keeper.is_offered() {
             let young = |(_, since_ns)| now_ns.saturating_sub(since_ns) <= OFFER_NS;
-            if self.offer.is_some_and(young) || !self.served.withdraw() {
+            if self.offer.is_some_and(young) || !self.served.keeper.withdraw() {
                 return Offered::Before;
             }
             if let Some((helper, _)) = self.offer {

@@ -6,7 +6,7 @@ use crate::port::{Letter, PortThread};
 use crate::served::Served;
 use lasthop_forward::{Datapath, Port};
 use lasthop_sys::hostview::HostView;
-use lasthop_sys::{EventFd, Prompter};
+use lasthop_sys::{PeerEvent, Prompter};
 use lasthop_types::PortId;
 use std::collections::{HashMap, hash_map};
 use std::io;
@@ -62,7 +62,7 @@ impl Workers {
 
     /// Has a port's vring served, from which packets come. Without a kick descriptor it is polled. One that is served
     /// already is handed over. `transmit`: how the port's packets are gathered, as of its first vring.
-    pub fn attach(&mut self, port: &Arc<Port>, queue: u16, kick: Option<EventFd>, transmit: Batch) {
+    pub fn attach(&mut self, port: &Arc<Port>, queue: u16, kick: Option<PeerEvent>, transmit: Batch) {
         self.detach(port.id, queue);
         let entry = match self.ports.entry(port.id) {
             hash_map::Entry::Occupied(entry) => entry.into_mut(),
@@ -99,7 +99,7 @@ impl Workers {
     /// over.
     pub fn detach(&mut self, port: PortId, queue: u16) {
         let Some(entry) = self.ports.get_mut(&port) else { return };
-        entry.rings.iter().filter(|served| served.queue == queue).for_each(|served| served.let_go());
+        entry.rings.iter().filter(|served| served.queue == queue).for_each(|served| served.keeper.let_go());
         entry.rings.retain(|served| served.queue != queue);
         entry.thread.iter().for_each(|thread| thread.mailbox.send(Letter::Detach { queue }));
     }

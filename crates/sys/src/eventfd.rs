@@ -1,11 +1,11 @@
-//! Event counters (eventfd(2)): kicks, calls, errors and wake-ups.
+//! Event counters (eventfd(2)) of our own: wake-ups between our threads. Those that a peer gave us are [`crate::PeerEvent`]s.
 
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, read, write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// An eventfd, always non-blocking here. Any thread may signal, any thread may drain.
+/// An eventfd that only we, or processes of ours, hold: non-blocking, and nobody makes it anything else. Any thread may
+/// signal, any thread may drain.
 #[derive(Debug)]
 pub struct EventFd(OwnedFd);
 
@@ -15,16 +15,7 @@ impl EventFd {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// Takes a descriptor somebody sent us. It is made non-blocking, so that a peer who sends us a pipe or a full
-    /// counter cannot hold up a worker. It need not be an eventfd: signalling writes eight bytes whatever it is.
-    pub fn from_peer(fd: OwnedFd) -> Result<Self, Errno> {
-        let flags = fcntl_getfl(&fd)?;
-        fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
-        Ok(Self(fd))
-    }
-
-    /// Adds one. A counter that is full already says what we want to say, and a peer's broken descriptor is the
-    /// peer's loss, so errors are ignored.
+    /// Adds one. A counter that is full already says what we want to say, so errors are ignored.
     #[inline]
     pub fn signal(&self) {
         let _ = write(&self.0, &1u64.to_ne_bytes());

@@ -5,13 +5,18 @@
 
 #[cfg(any(test, feature = "supervisor"))]
 mod affinity;
+mod aside;
 #[cfg(any(test, feature = "bpf"))]
 pub mod bpf;
 mod epoll;
 mod eventfd;
 pub mod hostview;
 mod inherit;
+mod log;
 mod memfd;
+#[cfg(any(test, feature = "supervisor"))]
+mod peer;
+mod peer_event;
 #[cfg(any(test, feature = "supervisor"))]
 mod process;
 pub mod sandbox;
@@ -20,11 +25,18 @@ mod socket;
 
 #[cfg(any(test, feature = "supervisor"))]
 pub use affinity::{CpuList, ParseCpusError};
+pub use aside::{Aside, Foreign};
 pub use epoll::{Epoll, Trigger};
 pub use eventfd::EventFd;
 pub use inherit::inherited_fd;
+pub use log::{LineLimit, Log};
 pub use memfd::memfd;
 #[cfg(any(test, feature = "supervisor"))]
-pub use process::{PidFd, SignalFd, Watched, bind_when_started, die_with_parent, keep_descriptors_from_children};
+pub use peer::peer_groups;
+pub use peer_event::{PeerEvent, PeerEventError, prepare_peer_events};
+#[cfg(any(test, feature = "supervisor"))]
+pub use process::{
+    PidFd, SignalFd, Watched, bind_when_started, die_with_parent, keep_descriptors_from_children, outlive_terminal,
+};
 pub use sched::{Prompter, TimerFd, bind_current_thread, current_thread, prepare_for_threads, set_idle};
 pub use socket::{receive_with_fds, send_with_fds};

@@ -54,6 +54,19 @@ pub fn die_with_parent(command: &mut Command) {
     unsafe { command.pre_exec(prepare) };
 }
 
+/// Makes the process that `command` starts ignore SIGHUP: a terminal that goes away is the supervisor's business.
+pub fn outlive_terminal(command: &mut Command) {
+    let prepare = || {
+        // SAFETY: signal(2) with these constants touches no memory of ours, and what it sets is kept over exec.
+        if unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) } == libc::SIG_ERR {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    };
+    // SAFETY: the closure runs between fork and exec; it makes one system call and neither allocates nor locks.
+    unsafe { command.pre_exec(prepare) };
+}
+
 /// Binds the process that `command` starts, and so all its threads, to these CPUs. Starting it fails with `INVAL` when
 /// none of them is online or allowed here.
 pub fn bind_when_started(command: &mut Command, cpus: &CpuList) {
@@ -83,7 +96,7 @@ pub enum Watched {
     Terminate,
     /// SIGINT: Ctrl-C.
     Interrupt,
-    /// SIGHUP: the terminal went away.
+    /// SIGHUP: somebody wants the configuration read again, or the terminal went away.
     HangUp,
 }
 
@@ -159,6 +172,19 @@ mod tests {
         assert_eq!(ready.len(), 1);
         assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
         pidfd.kill().unwrap();
+    }
+
+    #[test]
+    fn a_child_outlives_the_terminal() {
+        let mut command = Command::new("sleep");
+        command.arg("600");
+        outlive_terminal(&mut command);
+        let mut child = command.spawn().unwrap();
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+        assert_eq!(u64::from_str_radix(ignored.trim(), 16).unwrap() & 1, 1, "SIGHUP is signal 1");
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! filter are never left out.
 
 mod filter;
+mod landlock;
 #[cfg(any(test, feature = "others"))]
 mod programs;
 
@@ -35,6 +36,9 @@ pub struct Program {
 
 /// Descriptors wanted: a port with 16 queue pairs and many memory regions holds some hundred.
 const WANTED_DESCRIPTORS: u64 = 262_144;
+
+/// Bytes of private memory that are allowed on a small host and on any. A thread counts with its whole stack, 2 MiB.
+const MOST_MEMORY: (u64, u64) = (1 << 30, 8 << 30);
 
 /// Why the process must not go on.
 #[derive(Debug, thiserror::Error)]
@@ -69,8 +73,14 @@ pub struct Report {
 
 impl Program {
     /// `lasthop-switch`.
-    pub const SWITCH: Self =
-        Self { user_name: "lasthop-switch", fixed_user: 61_901, calls: &[], ioctls: &[], socket_pairs: &[] };
+    pub const SWITCH: Self = Self {
+        user_name: "lasthop-switch",
+        fixed_user: 61_901,
+        // Signals peers' events (`peer_event.rs`); what its operations could do, read(2) and write(2) can.
+        calls: &[libc::SYS_io_submit],
+        ioctls: &[],
+        socket_pairs: &[],
+    };
 
     /// Gives up the whole process's rights. Call it from the only thread, after everything that must be opened has
     /// been; threads started later inherit all of it. On an error the process may be half confined: end it.
@@ -80,6 +90,7 @@ impl Program {
             return Err(SandboxError::Threads(threads));
         }
         warm_up();
+        crate::sched::few_heaps();
         let (parent, death_signal) = (getppid(), parent_process_death_signal().unwrap_or_default());
 
         let mut report = Report::default();
@@ -106,6 +117,7 @@ impl Program {
         }
         rustix::thread::set_no_new_privs(true).map_err(SandboxError::NoNewPrivs)?;
         report.done.push("no new privileges");
+        note(&mut report, "nothing by name (Landlock)", landlock::reach_nothing_by_name());
         filter::install(self).map_err(|e| SandboxError::Seccomp(e.to_string()))?;
         report.done.push("system call filter");
         Ok(report)
@@ -130,11 +142,23 @@ fn note(report: &mut Report, what: &'static str, result: Result<(), Errno>) {
 fn limits(report: &mut Report) {
     let to = |limit| Rlimit { current: limit, maximum: limit };
     note(report, "no core dumps", setrlimit(Resource::Core, to(Some(0))));
+    note(report, "memory limit", memory_limit());
     // `None` is no limit.
     let most = getrlimit(Resource::Nofile).maximum;
     if setrlimit(Resource::Nofile, to(most.map(|n| n.max(WANTED_DESCRIPTORS)))).is_err() {
         let _ = setrlimit(Resource::Nofile, to(most));
     }
+}
+
+/// Memory of its own: heap, stacks and tables, not what it shares with others, which is bounded where it is mapped. A process that
+/// wants more ends, and is replaced, before the host is short of memory. Half of the host's, within what the largest switch
+/// has been seen to need and what no host can spare.
+fn memory_limit() -> Result<(), Errno> {
+    let info = rustix::system::sysinfo();
+    let host = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit));
+    let most = (host / 2).clamp(MOST_MEMORY.0, MOST_MEMORY.1);
+    let most = Some(getrlimit(Resource::Data).maximum.map_or(most, |already| already.min(most)));
+    setrlimit(Resource::Data, Rlimit { current: most, maximum: most })
 }
 
 fn namespaces(report: &mut Report) {

@@ -12,7 +12,8 @@ pub fn current_thread() -> i32 {
     gettid().as_raw_nonzero().get()
 }
 
-/// Lets a thread run only on cycles that nobody else wants (SCHED_IDLE), or again like any other. The way back needs
+/// Lets a thread (0: the calling one, the only one that the sandbox allows) run only on cycles that nobody else wants
+/// (SCHED_IDLE), or again like any other. The way back needs
 /// RLIMIT_NICE to be 20 or more, or CAP_SYS_NICE: `PERM` otherwise. `SRCH` when it has ended.
 pub fn set_idle(thread: i32, idle: bool) -> Result<(), Errno> {
     let policy = if idle { libc::SCHED_IDLE } else { libc::SCHED_OTHER };
@@ -57,12 +58,17 @@ pub fn bind_current_thread(cpu: usize) -> Result<(), Errno> {
 /// a file, which the sandbox does not allow.
 pub fn prepare_for_threads() -> Result<(), Errno> {
     rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1))?;
+    few_heaps();
+    Ok(())
+}
+
+/// All threads share two heaps: to decide whether a ninth may have its own, glibc opens a file, and the sandbox ends the process.
+pub(crate) fn few_heaps() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it sets a number of the allocator, under the allocator's own lock.
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 2);
     }
-    Ok(())
 }
 
 /// A timer that is readable when its time has come (timerfd_create(2), CLOCK_MONOTONIC). Any thread may set it.

@@ -25,15 +25,19 @@ pub fn send_with_fds(
     retry_on_intr(|| sendmsg(&socket, &[IoSlice::new(bytes)], &mut control, flags | SendFlags::NOSIGNAL))
 }
 
+/// Most descriptors in one message (SCM_MAX_FD of the kernel).
+const MOST: usize = 253;
+
 /// Receives into `room` by one recvmsg(2); returns how many bytes came and the message's flags. Descriptors that came
-/// with them, at most 8, are added to `fds`, close-on-exec; had there been more, the flags say `CTRUNC`.
+/// with them are added to `fds`, close-on-exec. All are taken, for those that we had no room for the kernel would close before
+/// the call returns, however long that takes; the flags say `CTRUNC` if this process may have no more.
 pub fn receive_with_fds(
     socket: impl AsFd,
     room: &mut [u8],
     fds: &mut Vec<OwnedFd>,
     flags: RecvFlags,
 ) -> Result<(usize, ReturnFlags), Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = flags | RecvFlags::CMSG_CLOEXEC;
     let received = retry_on_intr(|| recvmsg(&socket, &mut [IoSliceMut::new(room)], &mut control, flags))?;

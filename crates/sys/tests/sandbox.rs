@@ -7,6 +7,7 @@
 
 use lasthop_sys::sandbox::Program;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
@@ -53,6 +54,7 @@ fn confined(act: &str) {
     if let Some(elsewhere) = std::env::var_os(PLANTED) {
         std::os::unix::fs::symlink(elsewhere, planted(std::process::id())).unwrap();
     }
+    lasthop_sys::prepare_peer_events().unwrap();
     match program.enter_sandbox() {
         Ok(report) => eprintln!("entered: {report}"),
         Err(e) => {
@@ -105,7 +107,48 @@ fn perform(act: &str) {
             // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
             let _ = unsafe { mmap_anonymous(std::ptr::null_mut(), 4096, protection, MapFlags::PRIVATE) };
         }
+        "let an event block" => {
+            let event = OwnedFd::from(lasthop_sys::EventFd::new().unwrap());
+            let _ = rustix::fs::fcntl_setfl(&event, rustix::fs::OFlags::empty());
+        }
+        "seal memory" => {
+            use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+            let memory = memfd_create("guest", MemfdFlags::ALLOW_SEALING).unwrap();
+            let _ = fcntl_add_seals(&memory, SealFlags::SHRINK);
+        }
+        "own a signal" => {
+            let event = OwnedFd::from(lasthop_sys::EventFd::new().unwrap());
+            // SAFETY: no memory is involved.
+            unsafe { libc::fcntl(event.as_raw_fd(), libc::F_SETOWN, 1) };
+        }
+        "move another process" => {
+            let cpus = rustix::thread::sched_getaffinity(None).unwrap();
+            let _ = rustix::thread::sched_setaffinity(Some(rustix::process::Pid::INIT), &cpus);
+        }
+        "slow another process" => drop(lasthop_sys::set_idle(1, true)),
+        "look at the class of another process" => {
+            // SAFETY: no memory is involved.
+            unsafe { libc::sched_getscheduler(1) };
+        }
+        // SAFETY: it adds nothing.
+        "restrict" => drop(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, -1, 0) }),
+        "limits of another process" => {
+            let none = std::ptr::null::<libc::rlimit>();
+            // SAFETY: no pointer is followed.
+            unsafe { libc::prlimit(1, libc::RLIMIT_DATA, none, std::ptr::null_mut()) };
+        }
+        "too much memory" => {
+            // Never touched: what is asked for counts.
+            let much: Vec<Vec<u8>> = (0..9).map(|_| Vec::with_capacity(1 << 30)).collect();
+            std::hint::black_box(much);
+        }
         "work" => work(),
+        "signal peers" => {
+            let event = lasthop_sys::EventFd::new().unwrap();
+            let peers = lasthop_sys::PeerEvent::try_from(event.try_clone().unwrap()).unwrap();
+            (0..10_000).for_each(|_| peers.signal());
+            assert!(event.drain());
+        }
         "abort" => std::process::abort(),
         other => panic!("unknown act {other}"),
     }
@@ -114,7 +157,7 @@ fn perform(act: &str) {
 /// What the switch does all day.
 fn work() {
     use lasthop_sys::{CpuList, Epoll, EventFd, Trigger};
-    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
+    use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
     use rustix::mm::{Advice, MapFlags, ProtFlags};
     let threads: Vec<_> = (0..3)
         .map(|i| {
@@ -134,9 +177,8 @@ fn work() {
         .collect();
     assert_eq!(threads.into_iter().map(|t| t.unwrap().join().unwrap()).sum::<usize>(), 3);
 
-    let memory = memfd_create("guest", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&memory, 1 << 20).unwrap();
-    fcntl_add_seals(&memory, SealFlags::SHRINK).unwrap();
     assert_eq!(fstat(&memory).unwrap().st_size, 1 << 20);
     let file = std::fs::File::from(memory.try_clone().unwrap());
     assert_eq!(file.metadata().unwrap().len(), 1 << 20);
@@ -236,6 +278,10 @@ fn root_becomes_nobody_with_nothing() {
             let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
             let core = limits.lines().find(|l| l.starts_with("Max core file size")).unwrap();
             assert_eq!(core.split_whitespace().filter(|w| *w == "0").count(), 2, "{core}");
+            let data = limits.lines().find(|l| l.starts_with("Max data size")).unwrap();
+            let most: u64 = data.split_whitespace().nth(4).unwrap().parse().expect("a limit");
+            assert!((1 << 30..=8 << 30).contains(&most), "{data}");
+            assert!(confined.entered.contains("nothing by name (Landlock)"), "{}", confined.entered);
             let (status, said) = confined.go();
             assert!(status.success(), "{status} {said}");
             ids[0].to_owned()
@@ -291,7 +337,9 @@ fn forbidden_calls_kill() {
     for program in ["switch", "control", "uplink"] {
         let mut acts = vec!["open", "exec", "fork", "inet socket", "unix connect", "signal", "executable memory"];
         acts.extend(["read memory of another process", "write memory of another process", "trace"]);
-        acts.extend(["open memory", "take a descriptor"]);
+        acts.extend(["open memory", "take a descriptor", "let an event block", "seal memory", "own a signal"]);
+        acts.extend(["move another process", "slow another process", "look at the class of another process"]);
+        acts.extend(["restrict", "limits of another process"]);
         if program != "control" {
             acts.push("socketpair");
         }
@@ -306,13 +354,18 @@ fn forbidden_calls_kill() {
 }
 
 fn daily_work_is_allowed() {
-    for (program, act) in [("switch", "work"), ("control", "work"), ("control", "socketpair")] {
+    for (program, act) in
+        [("switch", "work"), ("switch", "signal peers"), ("control", "work"), ("control", "socketpair")]
+    {
         let confined = Confined::start(program, act, |_| {});
         let (status, said) = confined.go();
         assert!(status.success() && said.contains("still here"), "{program}: {act} gave {status} and {said:?}");
     }
     let (status, _) = Confined::start("switch", "abort", |_| {}).go();
     assert_eq!(status.signal(), Some(6), "abort is told from a forbidden call");
+    let (status, said) = Confined::start("switch", "too much memory", |_| {}).go();
+    assert_eq!(status.signal(), Some(6), "a process beyond its limit ends: {said}");
+    assert!(said.contains("memory allocation"), "{said}");
 }
 
 fn without_root_the_rest_still_holds() {

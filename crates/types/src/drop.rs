@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 macro_rules! drop_reasons {
     ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)*) => {
         /// Reason under which an undelivered packet is counted.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[repr(u8)]
         pub enum DropReason { $($(#[doc = $doc])+ $variant,)* }
 
@@ -42,7 +42,7 @@ drop_reasons! {
     BadSource = "bad_source",
     /// The destination is link-local (802.1D reserved) and is never forwarded.
     LinkLocal = "link_local",
-    /// A flow said to drop the packet.
+    /// A flow without actions dropped the packet: control did not say why.
     Policy = "policy",
     /// The only destination was the port the packet came from.
     Hairpin = "hairpin",
@@ -66,6 +66,14 @@ drop_reasons! {
     BadAction = "bad_action",
     /// The switch had been killed in the middle of the burst: the packet is not sent twice.
     Recovered = "recovered",
+    /// A rule of an access list denied the packet, or the list's default did; `lasthop stats` says which.
+    Acl = "acl",
+    /// The packet's VLAN is not carried by the uplink it came from, or by any that it would have gone to.
+    Vlan = "vlan",
+    /// There was nowhere to send the packet: no other port is up.
+    NoOtherPort = "no_other_port",
+    /// The packet came from one uplink and had only other uplinks to go to.
+    BetweenUplinks = "between_uplinks",
 }
 
 #[cfg(test)]

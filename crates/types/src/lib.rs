@@ -6,6 +6,7 @@ mod counter;
 mod drop;
 mod lock;
 mod mac;
+mod sync;
 
 pub use counter::{Counter, DropCounters, PortCounters, PortTotals};
 pub use drop::{DROP_REASONS, DropReason};

@@ -1,24 +1,16 @@
 //! Locks whose owner may have been stopped, nobody knows for how long: in the idle class (SCHED_IDLE), or in the control group
 //! of a VM that has used up its processor time.
 
+use crate::sync::{AtomicI32, LONG, Mutex, MutexGuard, POLITE, Relaxed, SPINS, nap, spin_loop, thread_local};
+use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult};
 use std::cell::Cell;
-use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult};
-use std::time::Duration;
+use std::sync::OnceLock;
 
-/// How often a lock is tried before its owner is looked for: some microseconds.
-const SPINS: usize = 256;
-/// Between one look and the next.
-const NAP: Duration = Duration::from_micros(20);
-/// An owner who keeps it for so many naps has been stopped: more than the largest burst takes.
-const LONG: usize = 40;
-/// How often who wants to change what others read tries before he has new readers wait, too: about a second.
-const POLITE: usize = 25_000 * SPINS;
 static ON_WAIT: OnceLock<Box<dyn Fn(i32) + Send + Sync>> = OnceLock::new();
 const NOBODY: i32 = 0;
 
 thread_local! {
-    static NAME: Cell<i32> = const { Cell::new(NOBODY) };
+    static NAME: Cell<i32> = Cell::new(NOBODY);
 }
 
 /// Has `act` called while somebody waits for a lock: again and again with 0; with its owner's name while that one seems to have
@@ -29,7 +21,7 @@ pub fn on_wait(act: Box<dyn Fn(i32) + Send + Sync>) {
 
 /// The calling thread is to be known by this number above 0 while it has a [`Lock`]; 0: by none.
 pub fn name_thread(name: i32) {
-    NAME.set(name);
+    NAME.with(|own| own.set(name));
 }
 
 /// A mutex. A thread that panicked while it held it leaves nothing behind that others need fear.
@@ -51,7 +43,7 @@ impl<T> Lock<T> {
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         let guard = got(self.mutex.try_lock())?;
-        self.owner.store(NAME.get(), Relaxed);
+        self.owner.store(NAME.with(Cell::get), Relaxed);
         Some(guard)
     }
 }
@@ -98,7 +90,7 @@ fn wait<G>(owner: impl Fn() -> i32, mut attempt: impl FnMut() -> Option<G>) -> G
                 act(-stopped);
                 return guard;
             }
-            std::hint::spin_loop();
+            spin_loop();
         }
         act(NOBODY);
         naps += 1;
@@ -107,7 +99,7 @@ fn wait<G>(owner: impl Fn() -> i32, mut attempt: impl FnMut() -> Option<G>) -> G
             act(if before == stopped { NOBODY } else { -before });
             act(stopped);
         }
-        std::thread::sleep(NAP);
+        nap();
     }
 }
 

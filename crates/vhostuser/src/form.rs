@@ -2,7 +2,7 @@
 
 use crate::message::{INDEX_MASK, InflightDesc, MAX_TABLE, NO_FD, Request, SingleRegion, SyntaxError, VringState};
 use lasthop_guestmem::RegionSpec;
-use std::os::fd::OwnedFd;
+use lasthop_sys::Foreign;
 use zerocopy::FromBytes;
 
 /// A request with the descriptors that came with it. Each call says what form it must have and takes out what it holds;
@@ -11,7 +11,7 @@ use zerocopy::FromBytes;
 pub(crate) struct Form {
     pub(crate) request: Request,
     pub(crate) body: Vec<u8>,
-    pub(crate) fds: Vec<OwnedFd>,
+    pub(crate) fds: Vec<Foreign>,
 }
 
 impl Form {
@@ -32,7 +32,7 @@ impl Form {
         if self.fds.is_empty() { Ok(()) } else { Err(self.descriptors(0)) }
     }
 
-    fn one_fd(&mut self) -> Result<OwnedFd, SyntaxError> {
+    fn one_fd(&mut self) -> Result<Foreign, SyntaxError> {
         if self.fds.len() == 1 { self.fds.pop() } else { None }.ok_or_else(|| self.descriptors(1))
     }
 
@@ -52,7 +52,7 @@ impl Form {
     }
 
     /// A structure and its descriptor.
-    pub(crate) fn with_fd<T: FromBytes>(&mut self) -> Result<(T, OwnedFd), SyntaxError> {
+    pub(crate) fn with_fd<T: FromBytes>(&mut self) -> Result<(T, Foreign), SyntaxError> {
         Ok((self.body()?, self.one_fd()?))
     }
 
@@ -62,7 +62,7 @@ impl Form {
     }
 
     /// Index and flag in a u64; a descriptor exactly when the flag is clear.
-    pub(crate) fn vring_fd(&mut self) -> Result<(u32, Option<OwnedFd>), SyntaxError> {
+    pub(crate) fn vring_fd(&mut self) -> Result<(u32, Option<Foreign>), SyntaxError> {
         let value: u64 = self.body()?;
         if value & !(INDEX_MASK | NO_FD) != 0 {
             return Err(self.wrong(value));
@@ -72,7 +72,7 @@ impl Form {
     }
 
     /// 20 bytes by the specification, 24 by the C structure that everybody sends; a descriptor if there is to be one.
-    pub(crate) fn inflight(&mut self, with_fd: bool) -> Result<(InflightDesc, Option<OwnedFd>), SyntaxError> {
+    pub(crate) fn inflight(&mut self, with_fd: bool) -> Result<(InflightDesc, Option<Foreign>), SyntaxError> {
         let mut bytes = [0; size_of::<InflightDesc>()];
         let filled = bytes.get_mut(..self.body.len()).filter(|b| b.len() == 20 || b.len() == 24);
         filled.ok_or_else(|| self.size())?.copy_from_slice(&self.body);
@@ -86,7 +86,7 @@ impl Form {
     }
 
     /// Regions, and a descriptor for each.
-    pub(crate) fn table(self) -> Result<Vec<(RegionSpec, OwnedFd)>, SyntaxError> {
+    pub(crate) fn table(self) -> Result<Vec<(RegionSpec, Foreign)>, SyntaxError> {
         let (count, regions) = self.body.split_at_checked(8).ok_or_else(|| self.size())?;
         let regions = regions.chunks(size_of::<RegionSpec>()).map(RegionSpec::read_from_bytes);
         let regions: Vec<_> = regions.collect::<Result<_, _>>().map_err(|_| self.size())?;

@@ -5,7 +5,7 @@ use crate::inflight::InflightError;
 use crate::message::SyntaxError;
 use crate::ring::RingError;
 use lasthop_guestmem::MapError;
-use lasthop_sys::EventFd;
+use lasthop_sys::{PeerEvent, PeerEventError};
 use lasthop_types::MacAddr;
 use rustix::io::Errno;
 
@@ -15,7 +15,7 @@ use rustix::io::Errno;
 pub enum SessionEvent {
     /// Watch this descriptor, instead of one given before, for the queue's kicks; without a descriptor the front-end
     /// wants the queue to be polled. Look at the queue once now: a kick may have gone to the process before.
-    Kick { queue: usize, fd: Option<EventFd> },
+    Kick { queue: usize, fd: Option<PeerEvent> },
     /// The queue stopped: drop its kick descriptor.
     Stopped { queue: usize },
     /// A ring could not be started, or not be kept running over a change of memory.
@@ -63,8 +63,8 @@ pub enum Refusal {
     Status(u64),
     #[error("{0} is not the address of a guest")]
     Address(MacAddr),
-    #[error("the descriptor is not an eventfd, pipe or socket")]
-    Descriptor,
+    #[error("{0}")]
+    Descriptor(#[from] PeerEventError),
     #[error("{0}")]
     Inflight(#[from] InflightError),
 }
@@ -83,6 +83,10 @@ pub enum SessionError {
     HalfMessage,
     #[error("the front-end does not read its replies")]
     RepliesUnread,
+    #[error(
+        "descriptors that this port's front-ends sent do not close (files of a FUSE mount, or sockets that linger); end whoever serves them"
+    )]
+    Unclosed,
     #[error("{0}")]
     Syntax(#[from] SyntaxError),
     #[error("{request}: {why}")]

@@ -36,7 +36,9 @@ pub enum RingState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
     /// The front-end gave an address of its own that is in no memory region.
-    #[error("ring address {0:#x} (of the front-end) is in no memory region")]
+    #[error(
+        "ring address {0:#x} (of the front-end) is in no memory region; is all of the guest's memory shared (QEMU: share=on on each memory backend)?"
+    )]
     Unmapped(u64),
     /// The queue refused it or broke.
     #[error(transparent)]

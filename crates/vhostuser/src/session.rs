@@ -7,11 +7,11 @@ use crate::message::{Request, SingleRegion, SyntaxError, VRING_LOG, VringAddr, f
 use crate::outcome::{Refusal, SessionError, SessionEvent};
 use crate::ring::{Ring, RingError, RingState, packed_base};
 use crate::transport::{Message, Transport};
-use lasthop_guestmem::{AccessError, GuestMemory, MAX_REGIONS, RegionSpec};
-use lasthop_sys::EventFd;
+use lasthop_guestmem::{AccessError, GuestMemory, MAX_REGIONS, MemoryLimits, RegionSpec};
+use lasthop_sys::{Foreign, PeerEvent};
 use lasthop_types::MacAddr;
 use lasthop_virtqueue::{Queue, QueueError, QueueSetup};
-use rustix::fs::{FileType, fstat};
+use rustix::net::{Shutdown, shutdown};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
@@ -77,9 +77,10 @@ pub struct Session {
 impl Session {
     /// Takes a connected socket. `queues` are the port's, two per pair, all stopped: even ones carry packets to the
     /// guest, odd ones from it; their number says how many pairs the front-end may use.
-    pub fn new(socket: OwnedFd, queues: Arc<[Arc<Queue>]>, now: Instant) -> Self {
+    /// What comes over the socket is closed where the socket is.
+    pub fn new(socket: impl Into<Foreign>, queues: Arc<[Arc<Queue>]>, now: Instant) -> Self {
         Self {
-            transport: Transport::new(socket, now),
+            transport: Transport::new(socket.into(), now),
             rings: queues.iter().map(|_| Ring::default()).collect(),
             queues,
             features: Features::empty(),
@@ -91,6 +92,11 @@ impl Session {
             refused: 0,
             changed: false,
         }
+    }
+
+    /// How much of this process the front-end's memory may take up; to be said before it says anything itself.
+    pub fn limit_memory(&mut self, limits: MemoryLimits) {
+        self.memory = Arc::new(GuestMemory::within(limits));
     }
 
     /// Handles what the front-end sent, at most 32 messages; call it as long as the socket is readable (watch it
@@ -181,7 +187,7 @@ impl Session {
             R::SetOwner => {}
             R::ResetOwner => self.reset(events),
             R::SetMemTable => {
-                let mut memory = GuestMemory::empty();
+                let mut memory = self.memory.cleared();
                 for (spec, fd) in form.table()? {
                     memory = memory.with_region(spec, fd).map_err(Refusal::Memory)?;
                 }
@@ -287,7 +293,7 @@ impl Session {
             R::SetInflightFd => {
                 let (desc, fd) = form.inflight(true)?;
                 self.needs(ProtocolFeatures::INFLIGHT_SHMFD)?;
-                let fd = fd.ok_or(Refusal::Descriptor)?;
+                let fd = fd.ok_or_else(|| form.wrong(0))?;
                 let adopted = Inflight::adopt(&desc, fd, self.rings.len(), self.packed());
                 self.inflight = Some(adopted.map_err(Refusal::Inflight)?);
             }
@@ -354,9 +360,11 @@ impl Session {
     }
 
     /// A ring's place and the kick, call or error descriptor for it.
-    fn ring_fd(&self, mut form: Form) -> Result<(usize, Option<EventFd>), Fault> {
+    fn ring_fd(&self, mut form: Form) -> Result<(usize, Option<PeerEvent>), Fault> {
         let (index, fd) = form.vring_fd()?;
-        Ok((self.index(index)?, event_fd(fd)?))
+        // Front-ends send eventfds: QEMU, Cloud Hypervisor, crosvm and DPDK have nothing else to send.
+        let event = fd.map(PeerEvent::new).transpose().map_err(Refusal::Descriptor)?;
+        Ok((self.index(index)?, event))
     }
 
     fn needs(&self, feature: ProtocolFeatures) -> Result<(), Refusal> {
@@ -420,8 +428,10 @@ impl Session {
         self.changed = true;
     }
 
+    /// The rings go over to this memory. What was there before is let go of aside, after the rings have: to unmap what a guest has
+    /// filled takes the kernel most of a second for some GiB, if it is the last that has it.
     fn set_memory(&mut self, memory: GuestMemory, events: &mut Vec<SessionEvent>) {
-        self.memory = Arc::new(memory);
+        let before = std::mem::replace(&mut self.memory, Arc::new(memory));
         self.changed = true;
         for i in 0..self.rings.len() {
             if !self.is_running(i) {
@@ -444,6 +454,7 @@ impl Session {
                 self.fail(i, e.into(), events);
             }
         }
+        self.transport.aside().let_go(before);
     }
 
     /// How to start a ring; `None` while something is missing.
@@ -553,19 +564,11 @@ impl Drop for Session {
             queue.set_call(None);
             queue.set_err(None);
         }
+        // It is closed aside, and others may have copies: the front-end is to see the end now.
+        let _ = shutdown(&self.transport, Shutdown::Both);
+        // To unmap what nobody else has mapped any more means to free it, page by page.
+        self.transport.aside().let_go((std::mem::take(&mut self.memory), self.inflight.take()));
     }
-}
-
-/// Takes a kick, call or error descriptor. Reading or writing a file may wait for a disk or for whoever serves a FUSE
-/// mount, non-blocking or not, so only what cannot is taken: eventfds (which have no file type), pipes and sockets.
-fn event_fd(fd: Option<OwnedFd>) -> Result<Option<EventFd>, Refusal> {
-    let Some(fd) = fd else { return Ok(None) };
-    let stat = fstat(&fd).map_err(|_| Refusal::Descriptor)?;
-    let anonymous = stat.st_mode & 0o170_000 == 0;
-    if !anonymous && !matches!(FileType::from_raw_mode(stat.st_mode), FileType::Fifo | FileType::Socket) {
-        return Err(Refusal::Descriptor);
-    }
-    EventFd::from_peer(fd).map(Some).map_err(|_| Refusal::Descriptor)
 }
 
 #[cfg(any(test, feature = "frontend"))]

@@ -2,10 +2,11 @@
 
 use crate::message::{HEADER_LEN, Header, MAX_BODY, MAX_FDS, SyntaxError, check_header, flag};
 use crate::outcome::SessionError;
-use lasthop_sys::{receive_with_fds, send_with_fds};
+use lasthop_sys::{Aside, Foreign, receive_with_fds, send_with_fds};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, ReturnFlags, SendFlags};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -15,16 +16,16 @@ pub const HALF_MESSAGE: Duration = Duration::from_secs(1);
 pub const SILENCE: Duration = Duration::from_secs(5);
 
 /// Header, body and descriptors of a message; only the header has been judged.
-pub(crate) type Message = (Header, Vec<u8>, Vec<OwnedFd>);
+pub(crate) type Message = (Header, Vec<u8>, Vec<Foreign>);
 
 /// A stream socket with the beginning of the message that is on its way.
 #[derive(Debug)]
 pub(crate) struct Transport {
-    socket: OwnedFd,
+    socket: Foreign,
     buffer: [u8; HEADER_LEN + MAX_BODY],
     filled: usize,
     /// Descriptors of the message that is on its way: ours from the moment they arrive.
-    fds: Vec<OwnedFd>,
+    fds: Vec<Foreign>,
     /// When the first byte of that message came.
     since: Instant,
     /// Whether a whole message ever came.
@@ -32,8 +33,13 @@ pub(crate) struct Transport {
 }
 
 impl Transport {
-    pub(crate) fn new(socket: OwnedFd, now: Instant) -> Self {
+    pub(crate) fn new(socket: Foreign, now: Instant) -> Self {
         Self { socket, buffer: [0; HEADER_LEN + MAX_BODY], filled: 0, fds: Vec::new(), since: now, spoke: false }
+    }
+
+    /// Where what came over it is let go of.
+    pub(crate) fn aside(&self) -> &Arc<Aside> {
+        self.socket.aside()
     }
 
     /// The next whole message, if it is here. The socket need not be in non-blocking mode.
@@ -50,8 +56,13 @@ impl Transport {
                     return Ok(Some((header, body, std::mem::take(&mut self.fds))));
                 }
             }
-            let room = &mut self.buffer[self.filled..end];
-            let (bytes, flags) = match receive_with_fds(&self.socket, room, &mut self.fds, RecvFlags::DONTWAIT) {
+            if self.socket.aside().is_stuck() {
+                return Err(SessionError::Unclosed);
+            }
+            let (room, mut came) = (&mut self.buffer[self.filled..end], Vec::new());
+            let received = receive_with_fds(&self.socket, room, &mut came, RecvFlags::DONTWAIT);
+            self.fds.extend(came.into_iter().map(|fd| Foreign::new(fd, self.socket.aside())));
+            let (bytes, flags) = match received {
                 Err(Errno::AGAIN) => return Ok(None),
                 received => received?,
             };

@@ -5,7 +5,7 @@ use lasthop_vhostuser::{Features, RingState, Session, SessionError, SessionEvent
 use lasthop_virtqueue::Queue;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
@@ -26,7 +26,7 @@ fn serve(
     let ram = memfd_create("foreign", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&ram, 4 * SIZE).unwrap();
     let queues: Arc<[_]> = (0..32).map(|i| Arc::new(Queue::new(i))).collect();
-    let mut session = Session::new(b.into(), queues.clone(), Instant::now());
+    let mut session = Session::new(OwnedFd::from(b), queues.clone(), Instant::now());
     let mut events = Vec::new();
     std::thread::scope(|scope| {
         let talk = scope.spawn(|| front(Frontend::from_stream(a, 32), &ram));
@@ -142,9 +142,8 @@ fn every_message_of_a_negotiation() {
 /// Without acknowledgements the front-end runs ahead; the state it ends in is the same.
 #[test]
 fn a_negotiation_without_acknowledgements() {
-    let (done, wait) = (EventFd::new().unwrap(), EventFd::new().unwrap());
-    let copy = |event: &EventFd| EventFd::from_peer(event.as_fd().try_clone_to_owned().unwrap()).unwrap();
-    let (tell, told) = (copy(&done), copy(&wait));
+    let (done, wait) = (Arc::new(EventFd::new().unwrap()), Arc::new(EventFd::new().unwrap()));
+    let (tell, told) = (done.clone(), wait.clone());
     let (events, end) = serve(
         move |mut front, ram| {
             negotiate(&mut front, Features::VERSION_1 | Features::PROTOCOL_FEATURES);

@@ -64,7 +64,7 @@ impl Bench {
             assert!(Instant::now() < give_up, "{command:?} does not connect");
         };
         let queues: Arc<[_]> = (0..32).map(|i| Arc::new(Queue::new(i))).collect();
-        let session = Session::new(socket.into(), queues.clone(), Instant::now());
+        let session = Session::new(std::os::fd::OwnedFd::from(socket), queues.clone(), Instant::now());
         Some(Self { program, session, queues, events: Vec::new(), _dir: dir })
     }
 

@@ -9,6 +9,7 @@ pub mod driver;
 mod error;
 mod journal;
 mod packed;
+mod patience;
 mod queue;
 mod ring;
 mod room;
@@ -17,9 +18,16 @@ mod split;
 pub use chain::{AHEAD, BURST, Chain, Chains, MAX_CHAINS, MAX_PIECES};
 pub use error::QueueError;
 pub use journal::{JOURNAL_BYTES, Journal};
+pub use patience::{Shortage, Waiting};
 pub use queue::{Active, Ahead, Queue, QueueGuard, QueueSetup, QueueStatus};
 pub use ring::Ring;
 pub use room::{Reserved, Room};
+
+/// The set of the `n`th of a burst's packets alone. A burst has as many as a word has bits, so sets of them are words.
+#[inline]
+pub const fn bit(n: usize) -> u64 {
+    1 << (n & 63)
+}
 
 /// Descriptor flag: another descriptor follows (split: at `next`; packed: in the next slot).
 pub const DESC_NEXT: u16 = 1;

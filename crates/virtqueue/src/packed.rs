@@ -1,13 +1,24 @@
 //! The packed ring, device side (virtio 1.2 §2.8).
+//!
+//! What is ordered by what, on a processor that reorders; `split.rs` has the reasons:
+//!
+//! * The flags of a descriptor are its index: written last, with release order, and read first, with acquire order
+//!   ([`PinnedSlice::load_pair`]). Of a chain only the head's flags are: the driver writes those last of all.
+//! * Used descriptors but the first are written in any order, then the first with release order (`publish`): a driver goes
+//!   through them from the first on, and whoever has seen that sees the others.
+//! * An event suppression structure is two words, of which the flags say whether the other one counts: written after it with
+//!   release order, read before it with acquire order.
+//! * Between showing something and reading the other side's wish, and between writing a wish and looking, there is a
+//!   sequentially consistent fence.
 
 use crate::chain::{ChainBuilder, Descriptor};
 use crate::journal::{OpenBurst, Record};
 use crate::queue::QueueSetup;
 use crate::ring::{need_event, part};
 use crate::{Chain, Chains, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, MAX_CHAINS, QueueError};
-use lasthop_guestmem::{GuestMemory, GuestSlice, PinnedSlice};
+use lasthop_guestmem::{GuestMemory, GuestSlice, PinnedSlice, fence};
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 /// Descriptor flag: equal to the driver's wrap counter when made available.
 pub(crate) const AVAIL: u16 = 1 << 7;
@@ -96,7 +107,7 @@ pub(crate) struct PackedRing {
     desc: PinnedSlice<16>,
     driver_event: PinnedSlice<4>,
     device_event: PinnedSlice<4>,
-    size: u16,
+    pub(crate) size: u16,
     next_avail: Position,
     next_used: Position,
     /// Used descriptors that the driver does not see yet; `next_used` is behind them. They are written when they are
@@ -142,6 +153,10 @@ impl PackedRing {
             in_order: setup.in_order,
             indirect: setup.indirect,
         })
+    }
+
+    pub(crate) fn is_blank(&self) -> bool {
+        self.desc.load_pair(0) == (0, 0)
     }
 
     pub(crate) fn position(&self) -> u32 {
@@ -300,15 +315,17 @@ impl PackedRing {
             self.desc.store_u64(usize::from(at.index) * 16 + 8, word(staged, at));
         }
         at.retreat(first.slots, self.size);
-        // Length, id and flags in one store: the driver that sees the flags sees all before it.
-        fence(Ordering::Release);
-        self.desc.store_u64(usize::from(at.index) * 16 + 8, word(first, at));
+        // Length, id and flags in one store. Release: who sees the flags sees the used descriptors behind it and what was
+        // written to buffers, and buffers are not read after it.
+        self.desc.store_u64_release(usize::from(at.index) * 16 + 8, word(first, at));
         self.staged.clear();
         let slots = std::mem::take(&mut self.staged_slots);
         self.staged_chains = 0;
+        // The driver writes its wish, then looks for used descriptors; we do it the other way round (§2.8.10.1).
         fence(Ordering::SeqCst);
         let event = self.driver_event.get();
-        match event.load_u16(2) {
+        // Acquire: the place is read after the flags that say that it counts.
+        match event.load_u16_acquire(2) {
             EVENTS_DISABLE => false,
             EVENTS_DESC if self.event_idx => {
                 let wanted = Position::from_bits(event.load_u16(0));
@@ -363,11 +380,13 @@ impl PackedRing {
             let mut wanted = self.next_avail;
             wanted.advance(skip.min(self.size - 1), self.size);
             event.store_u16(0, wanted.bits());
+            // Release: who sees that a place counts sees the place.
             event.store_u16_release(2, EVENTS_DESC);
         } else if skip == 0 {
             event.store_u16(0, MARK);
             event.store_u16(2, EVENTS_ENABLE);
         }
+        // The driver shows a descriptor, then reads our wish; we do it the other way round (§2.8.10.1).
         fence(Ordering::SeqCst);
         Ok(self.is_available())
     }

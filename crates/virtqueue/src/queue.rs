@@ -1,12 +1,16 @@
 //! A queue of a port: its ring while there is one, the memory the ring's buffers lie in, whom to notify, what it counted.
 
 use crate::journal::{Journal, OpenBurst};
-use crate::{Chain, Chains, QueueError, Ring};
+use crate::patience::{Shortage, Waiting};
+use crate::{BURST, Chain, Chains, QueueError, Ring};
 use lasthop_guestmem::GuestMemory;
-use lasthop_sys::EventFd;
+use lasthop_sys::PeerEvent;
 use lasthop_types::{DropReason, Lock, PortCounters};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard};
+
+/// Entries that a driver keeps free for its longest packet: with fewer it stops (Linux: 2 and one for each fragment).
+const SPARE: usize = 20;
 
 /// How a ring is to be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +48,9 @@ pub struct QueueStatus {
     pub started: bool,
     /// The driver lets it be used.
     pub enabled: bool,
+    /// It has a ring, and nothing was ever written to the first descriptor as far as can be seen: no buffer has been made
+    /// available, or this is not the memory that the driver writes to.
+    pub blank: bool,
     /// Why it stopped, if it broke.
     pub error: Option<QueueError>,
 }
@@ -58,8 +65,6 @@ pub struct Queue {
     inner: Lock<Inner>,
     /// What it counted; written by whoever holds the lock.
     pub counters: PortCounters,
-    /// When the driver was first found to have left too few buffers (a clock of the caller's), 0 while it has enough.
-    pub starved_since: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -68,8 +73,8 @@ struct Inner {
     setup: Option<QueueSetup>,
     enabled: bool,
     error: Option<QueueError>,
-    call: Option<EventFd>,
-    err: Option<EventFd>,
+    call: Option<PeerEvent>,
+    err: Option<PeerEvent>,
     journal: Option<Arc<Journal>>,
 }
 
@@ -84,6 +89,10 @@ pub struct Active {
     pub features: u64,
     /// Of the chains that will be taken next: which have been dealt with before, out of turn.
     pub ahead: Ahead,
+    /// Of a ring that packets come from: how long those that were put back have waited.
+    pub waiting: Waiting,
+    /// Of a ring that packets go to: what is known of its want of buffers.
+    pub shortage: Shortage,
     base: u16,
     journal: Option<Arc<Journal>>,
     /// Chains of the burst that is noted in the journal.
@@ -110,6 +119,13 @@ impl Active {
             self.noted = burst.chains;
             journal.open(burst);
         }
+    }
+
+    /// Whether nothing behind these chains, just taken from it for a burst, is looked at while the first of them waits: they are a
+    /// burst's worth, or all that a driver that wants room for its longest packet puts into a ring this small.
+    pub fn is_window(&self, chains: &Chains<'_>) -> bool {
+        let size = usize::from(self.ring.size());
+        chains.is_full() || chains.list.len() >= (size - SPARE.min(size / 2)).min(BURST)
     }
 
     /// Shows the driver all that was staged, as [`Ring::publish`], and closes what [`Active::begin`] opened.
@@ -197,13 +213,7 @@ impl Active {
 impl Queue {
     /// A stopped queue. `index` is its vring index, for messages.
     pub fn new(index: u16) -> Self {
-        Self {
-            index,
-            ready: AtomicBool::new(false),
-            inner: Lock::default(),
-            counters: PortCounters::default(),
-            starved_since: AtomicU64::new(0),
-        }
+        Self { index, ready: AtomicBool::new(false), inner: Lock::default(), counters: PortCounters::default() }
     }
 
     /// Its vring index: even ones carry packets to the guest, odd ones from it.
@@ -219,7 +229,8 @@ impl Queue {
         let mut record = journal.as_ref().and_then(|j| j.read());
         let ring = Ring::new(setup, &memory, record.as_mut()).inspect_err(|e| guard.fail(*e))?;
         let (features, base) = (setup.features, setup.base as u16);
-        let mut active = Active { ring, memory, features, base, journal, noted: 0, ahead: Ahead::default() };
+        let (ahead, waiting, shortage) = Default::default();
+        let mut active = Active { ring, memory, features, base, journal, noted: 0, ahead, waiting, shortage };
         // A burst that was not published to a guest is simply lost.
         match record.and_then(|record| record.open) {
             Some(open) if self.index % 2 == 1 => {
@@ -266,12 +277,12 @@ impl Queue {
     }
 
     /// Whom to interrupt.
-    pub fn set_call(&self, call: Option<EventFd>) {
+    pub fn set_call(&self, call: Option<PeerEvent>) {
         self.lock().inner.call = call;
     }
 
     /// Whom to tell when the ring breaks.
-    pub fn set_err(&self, err: Option<EventFd>) {
+    pub fn set_err(&self, err: Option<PeerEvent>) {
         self.lock().inner.err = err;
     }
 
@@ -290,6 +301,7 @@ impl Queue {
             packed: guard.inner.setup.is_some_and(|s| s.packed),
             started: guard.inner.active.is_some(),
             enabled: guard.inner.enabled,
+            blank: guard.inner.active.as_ref().is_some_and(|active| active.ring.is_blank()),
             error: guard.inner.error,
         }
     }
@@ -327,7 +339,7 @@ impl QueueGuard<'_> {
         if self.inner.enabled { self.inner.active.as_mut() } else { None }
     }
 
-    /// Interrupts the guest.
+    /// Interrupts the guest. Never waits, whatever its front-end does to the descriptor.
     #[inline]
     pub fn call(&self) {
         if let Some(call) = &self.inner.call {

@@ -48,6 +48,22 @@ impl Ring {
         }
     }
 
+    /// Entries: no more chains than these can be available.
+    pub(crate) fn size(&self) -> u16 {
+        match &self.0 {
+            Layout::Split(r) => r.size,
+            Layout::Packed(r) => r.size,
+        }
+    }
+
+    /// Whether its first descriptor is all zeros, which none is that a driver ever made available.
+    pub(crate) fn is_blank(&self) -> bool {
+        match &self.0 {
+            Layout::Split(r) => r.is_blank(),
+            Layout::Packed(r) => r.is_blank(),
+        }
+    }
+
     /// A note on chains just taken, for the journal. None is staged yet.
     #[inline]
     pub(crate) fn open_burst(&self, chains: &[Chain]) -> OpenBurst {

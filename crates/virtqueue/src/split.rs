@@ -1,13 +1,27 @@
 //! The split ring, device side (virtio 1.2 §2.7).
+//!
+//! What is ordered by what, on a processor that reorders (the driver does the same the other way round):
+//!
+//! * The driver writes descriptors and available entries, then its index with release order; we read the index with acquire
+//!   order (`refresh`), then those. All of them were written before the index that we saw, so plain words do.
+//! * We write buffers and used entries, then our index with release order (`publish`). Release also keeps our *reads* of the
+//!   driver's buffers before it: the driver may write anew to a buffer as soon as it sees it used.
+//! * Who wants to sleep writes a wish to be woken and then looks for work once more; who has work shows it and then looks for
+//!   the wish (§2.7.10.1, §2.7.13.4.1). Each writes one word and reads the other's. Acquire and release allow a processor to
+//!   read before its own write is seen by others: both could miss, and the ring would stand still. A sequentially consistent
+//!   fence between the write and the read on both sides forbids that: one of the two reads comes second in the order of
+//!   fences and sees the other's write. So there is one in `publish` and one in `enable_kicks`, and nowhere else: `pop`
+//!   promises nobody anything.
+//! * A word that only advises (do not kick, do not interrupt) is ordered by nothing: it may be seen late at any time.
 
 use crate::chain::{ChainBuilder, Descriptor};
 use crate::journal::OpenBurst;
 use crate::queue::QueueSetup;
 use crate::ring::{need_event, part};
 use crate::{Chain, Chains, DESC_INDIRECT, DESC_NEXT, QueueError};
-use lasthop_guestmem::{GuestMemory, PinnedSlice};
+use lasthop_guestmem::{GuestMemory, PinnedSlice, fence};
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 /// Used ring flag: do not kick me (§2.7.10).
 const USED_NO_NOTIFY: u16 = 1;
@@ -19,7 +33,7 @@ pub(crate) struct SplitRing {
     desc: PinnedSlice<16>,
     avail: PinnedSlice,
     used: PinnedSlice<4>,
-    size: u16,
+    pub(crate) size: u16,
     /// `size - 1`, in a word of its own: read together with an index just written, it would wait for that.
     mask: usize,
     /// Next entry of the available ring to take.
@@ -65,6 +79,10 @@ impl SplitRing {
         u32::from(self.next_used)
     }
 
+    pub(crate) fn is_blank(&self) -> bool {
+        self.desc.load_pair(0) == (0, 0)
+    }
+
     /// How many chains wait, reading the driver's index only if none is known of.
     #[inline]
     fn waiting(&mut self) -> Result<u16, QueueError> {
@@ -77,6 +95,7 @@ impl SplitRing {
 
     #[inline]
     fn refresh(&mut self) -> Result<u16, QueueError> {
+        // Acquire: the entries and descriptors behind this index are read after it.
         let driver = self.avail.get().load_u16_acquire(2);
         let waiting = driver.wrapping_sub(self.next_avail);
         if waiting > self.size {
@@ -151,9 +170,11 @@ impl SplitRing {
         if old == new {
             return false;
         }
+        // Release: used entries and what was written to buffers are seen before it, and buffers are not read after it.
         self.used.get().store_u16_release(2, new);
         self.published = new;
-        // The driver writes its wish, then looks for used entries; we do it the other way round (§2.7.10.1).
+        // The driver writes its wish, then looks for used entries; we do it the other way round (§2.7.10.1). Not weaker:
+        // the index just written must be seen before the wish is read.
         fence(Ordering::SeqCst);
         if self.event_idx {
             let wanted = self.avail.get().load_u16(4 + 2 * usize::from(self.size));
@@ -184,6 +205,8 @@ impl SplitRing {
         } else if skip == 0 {
             self.used.get().store_u16(0, 0);
         }
+        // The driver shows a chain, then reads our wish; we do it the other way round (§2.7.10.1). The wish must be seen
+        // before we look: otherwise the driver may find kicks off, and we the ring empty.
         fence(Ordering::SeqCst);
         Ok(self.refresh()? != 0)
     }

@@ -29,7 +29,7 @@ fn main() -> std::io::Result<()> {
         all.push((name, (0..count).map(|n| program(name, n, len, first)).collect()));
     }
     if let Some((_, seeds)) = all.iter_mut().find(|(name, _)| *name == "walk") {
-        seeds.push(two_receivers());
+        seeds.extend([two_receivers(), deeper_in_the_middle(), cut_in_the_middle()]);
     }
     if let Some((_, seeds)) = all.iter_mut().find(|(name, _)| *name == "gro") {
         seeds.push(streams());
@@ -82,6 +82,21 @@ fn two_receivers() -> Vec<u8> {
     out
 }
 
+/// The walk: flows look at stations, and one that looks at ports comes in the middle of a burst; it lets the fifth packet pass and
+/// not those behind it, which look like that one.
+fn deeper_in_the_middle() -> Vec<u8> {
+    let (first, second) = ([13, 0, 1 | 2 << 2, 1 | 1 << 2], [26, 0, 1, 3 | 3 << 2, 1 | 2 << 2]);
+    let burst = [23, 0, 2 | 3 << 2, 0b1110_0000, 4, 7, 0, 11, 1, 19, 11, 2, 19];
+    [&[0x18, 0x18, 0x18, 1][..], &first, &second, &burst].concat()
+}
+
+/// The walk: a packet that is cut into five finds three buffers, and all of them later.
+fn cut_in_the_middle() -> Vec<u8> {
+    let filled = [13, 0, 1 | 2 << 2, 1 | 1 << 2, 23, 0, 2 | 2 << 2, 0, 0, 7, 0, 11, 1, 2];
+    let cut = [25, 0, 0xd0, 7, 50, 2, 7, 0, 11, 1, 19, 7, 0, 11, 1, 19];
+    [&[0, 0, 0, 1][..], &filled, &cut].concat()
+}
+
 /// Receive aggregation: three streams in turns, then one alone.
 fn streams() -> Vec<u8> {
     let mut out: Vec<u8> = (0..30).flat_map(|n| [100 + n % 3, 200]).collect();
@@ -126,7 +141,8 @@ fn messages() -> Vec<Vec<u8>> {
         out
     }
     let id = PortId(3);
-    let config = PortConfig { id, name: "vm3".into(), path: "/run/vm3".into(), client: true, tx_batch: (125, 64) };
+    let config =
+        PortConfig { id, name: "vm3".into(), path: "/run/vm3".into(), client: true, tx_batch: (125, 64), owner: None };
     let key = FlowKey { in_port: 3, eth_src: [2; 6], ..FlowKey::default() };
     let mask = FlowMask(FlowKey { in_port: u32::MAX, ..FlowKey::default() });
     let flow = FlowSpec { key, mask, actions: vec![Action::Output(id)], epoch: 9 };
@@ -165,12 +181,13 @@ fn messages() -> Vec<Vec<u8>> {
                 path: "/b".into(),
                 client: false,
                 tx_batch: Some((9, 7)),
+                owner: None,
             },
         ),
         seed(4, &ToControl::Hello { ports: Vec::new() }),
         seed(4, &ToControl::PortGone(id)),
         seed(4, &ToControl::Miss(missed)),
-        seed(4, &reply(DatapathReply::Flows(vec![info.clone(), info.clone()]))),
+        seed(4, &reply(DatapathReply::Flows { flows: vec![info.clone(), info.clone()], next: Some((1, 2)) })),
         seed(4, &reply(DatapathReply::Ports(Vec::new()))),
         seed(4, &reply(DatapathReply::Lookup { key, flow: Some(Box::new(info)) })),
         seed(6, &FromControl::PutFlow(flow)),

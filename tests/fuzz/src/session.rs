@@ -1,7 +1,8 @@
 //! A vhost-user session against a front-end that sends anything: messages that make sense, messages that do not, pieces
 //! of them, descriptors that belong to them or do not, files that are cut under a mapping. The session and its queues
 //! agree, replies answer what was asked, and when the connection ends nothing is left: no descriptor, no mapping, no
-//! started queue.
+//! started queue. Descriptors may block whoever writes to them or reads them. Another port stands by with its rings started, and
+//! finds everything of its own as it was after each operation.
 //!
 //! Input: what is set up before, then one operation after another.
 
@@ -11,6 +12,7 @@ use lasthop_sys::EventFd;
 use lasthop_vhostuser::message::{HEADER_LEN, NO_FD, Request, flag};
 use lasthop_vhostuser::{Features, Frontend, ProtocolFeatures, RingState, Session, SessionEvent};
 use lasthop_virtqueue::{Chains, Queue};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::ftruncate;
 use rustix::io::{Errno, pwrite};
 use rustix::net::{
@@ -31,8 +33,15 @@ const MAX_OPS: usize = 80;
 
 pub(crate) fn run(data: &[u8]) {
     lasthop_guestmem::install_fault_handler();
+    // It keeps a descriptor.
+    lasthop_sys::prepare_peer_events().expect("AIO");
     let before = descriptors();
     play(&mut Input::new(data));
+    // What came from outside is closed aside.
+    let end = Instant::now() + std::time::Duration::from_secs(10);
+    while descriptors() != before && Instant::now() < end {
+        std::thread::yield_now();
+    }
     assert_eq!(descriptors(), before, "descriptors left behind");
 }
 
@@ -40,8 +49,12 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
 }
 
-/// What a front-end has at hand, and the other ends of its pipe and socket: what is written into them may fill them up.
-struct Files([OwnedFd; 6], [OwnedFd; 2]);
+/// What a front-end has at hand, and the other ends of its pipe and socket: what is written into them may fill them up. The last two
+/// are eventfds that block: one is full, so that a write waits, and one empty, so that a read does.
+struct Files([OwnedFd; 6], [OwnedFd; 2], [OwnedFd; 2]);
+
+/// How many a front-end chooses from.
+const FILES: usize = 10;
 
 impl Files {
     fn new() -> Self {
@@ -51,12 +64,15 @@ impl Files {
             socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("a pair");
         let event = EventFd::new().expect("an eventfd").into();
         let null = std::fs::File::open("/dev/null").expect("/dev/null").into();
-        Self([memfd(), event, memfd(), pipe, socket, null], [other_end, peer])
+        let full = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
+        rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).expect("room for that much");
+        let empty = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
+        Self([memfd(), event, memfd(), pipe, socket, null], [other_end, peer], [full, empty])
     }
 
     fn get(&self, n: u8) -> BorrowedFd<'_> {
-        let Self(files, others) = self;
-        files.iter().chain(others).nth(usize::from(n) % 8).expect("eight of them").as_fd()
+        let Self(files, others, blocking) = self;
+        files.iter().chain(others).chain(blocking).nth(usize::from(n) % FILES).expect("ten of them").as_fd()
     }
 }
 
@@ -72,36 +88,69 @@ struct Rig {
     /// Bytes sent.
     sent: usize,
     replies: usize,
+    beside: Option<Beside>,
+}
+
+/// Another port, whose front-end has set its rings up and says nothing more.
+struct Beside {
+    rig: Box<Rig>,
+    before: String,
+}
+
+impl Beside {
+    fn new() -> Self {
+        let mut rig = Box::new(Rig::new(None));
+        prologue(&mut rig, 0x3f).expect("all is as it should be");
+        assert!(rig.queues[0].status().started, "it has a ring");
+        pwrite(rig.files.get(0), &[0x5a; 64], 0x8000).expect("its memory has room");
+        rig.events.clear();
+        let before = Self::look(&rig);
+        Self { rig, before }
+    }
+
+    /// All that one can see of it.
+    fn look(rig: &Rig) -> String {
+        let memory = rig.session.memory();
+        let mut bytes = [0; 64];
+        memory.slice(GUEST + 0x8000, 64).expect("it is mapped").read(0, &mut bytes);
+        let regions: Vec<_> = memory.regions().collect();
+        let queues: Vec<_> = rig.queues.iter().map(|queue| queue.status()).collect();
+        let rings: Vec<_> = rig.session.rings().collect();
+        format!("{bytes:?} {regions:?} {queues:?} {rings:?} {} {:?}", memory.faulted(), rig.session.deadline())
+    }
+
+    /// It is as it was, and nobody has said anything to its front-end.
+    fn check(&mut self) {
+        assert_eq!(Self::look(&self.rig), self.before, "another port's doing is seen here");
+        let replies = self.rig.replies;
+        assert!(self.rig.ready().is_ok(), "its connection has ended");
+        assert_eq!((self.rig.replies, self.rig.events.len()), (replies, 0), "its front-end hears of another port");
+    }
 }
 
 fn play(input: &mut Input<'_>) {
-    let (a, b) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("a pair");
-    let queues: Arc<[_]> = (0..RINGS).map(|i| Arc::new(Queue::new(i))).collect();
-    let now = Instant::now();
-    let mut rig = Rig {
-        front: Frontend::over(a),
-        session: Session::new(b, queues.clone(), now),
-        queues: queues.clone(),
-        files: Files::new(),
-        now,
-        events: Vec::new(),
-        memories: Vec::new(),
-        sent: 0,
-        replies: 0,
-    };
+    let mut rig = Rig::new(Some(Beside::new()));
+    let queues = rig.queues.clone();
     let mut over = prologue(&mut rig, input.u8()).is_err();
     for _ in 0..MAX_OPS {
         if input.is_empty() || over {
             break;
         }
         over = step(&mut rig, input).is_err();
+        rig.beside.iter_mut().for_each(Beside::check);
     }
     let memories = rig.end(over);
     for queue in queues.iter() {
         let status = queue.status();
         assert!(!status.started && !status.enabled && !queue.is_ready(), "{status:?} after the end");
     }
-    assert!(memories.iter().all(|m| m.strong_count() == 0), "memory still mapped");
+    // It is let go of aside, as what came from outside is.
+    let mapped = || memories.iter().any(|memory| memory.strong_count() > 0);
+    let end = Instant::now() + Duration::from_secs(10);
+    while mapped() && Instant::now() < end {
+        std::thread::yield_now();
+    }
+    assert!(!mapped(), "memory still mapped");
 }
 
 /// The connection is over.
@@ -109,6 +158,24 @@ fn play(input: &mut Input<'_>) {
 struct Over;
 
 impl Rig {
+    fn new(beside: Option<Beside>) -> Self {
+        let (a, b) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("a pair");
+        let queues: Arc<[_]> = (0..RINGS).map(|i| Arc::new(Queue::new(i))).collect();
+        let now = Instant::now();
+        Self {
+            front: Frontend::over(a),
+            session: Session::new(b, queues.clone(), now),
+            queues,
+            files: Files::new(),
+            now,
+            events: Vec::new(),
+            memories: Vec::new(),
+            sent: 0,
+            replies: 0,
+            beside,
+        }
+    }
+
     /// Sends bytes of a message and lets the session have them.
     fn send(&mut self, bytes: &[u8], fds: &[u8]) -> Result<(), Over> {
         let fds: Vec<_> = fds.iter().map(|n| self.files.get(*n)).collect();
@@ -327,10 +394,10 @@ fn sensible(input: &mut Input<'_>) -> (Vec<u8>, &'static [u8]) {
         14 => ok(R::SetVringBase, &[ring | (value | 0x8000) << 32], &[]),
         15 => ok(R::SetVringAddr, &[ring, page, page + 0x2000, page + 0x1000, 0], &[]),
         16 => ok(R::SetVringAddr, &[ring, (ring + 1) << 44, page, (ring + 1) << 44, 0], &[]),
-        17 | 18 => ok(R::SetVringKick, &[ring], &[1]),
+        17 | 18 => ok(R::SetVringKick, &[ring], [&[1], &[9]][usize::from(kind > 127)]),
         19 => ok(R::SetVringKick, &[ring | NO_FD], &[]),
-        20 => ok(R::SetVringCall, &[ring], if value & 1 == 0 { &[1] } else { &[3] }),
-        21 => ok(R::SetVringErr, &[ring], if value & 1 == 0 { &[4] } else { &[5] }),
+        20 => ok(R::SetVringCall, &[ring], [&[1], &[3], &[8], &[9]][value as usize % 4]),
+        21 => ok(R::SetVringErr, &[ring], [&[4], &[5], &[8], &[9]][value as usize % 4]),
         22 | 23 => ok(R::SetVringEnable, &[ring | (value & 1) << 32], &[]),
         24 => ok(R::GetVringBase, &[ring], &[]),
         25 => ok(R::GetInflightFd, &[0, 0, (ring + 1) | ((value * 8) << 16)], &[]),

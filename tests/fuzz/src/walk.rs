@@ -1,17 +1,21 @@
-//! The whole walk: three ports with guests on them, frames and chains of every kind, flows, misses, receivers without
-//! buffers, ports that go and come. The counters' law holds after every step; frames that ask for nothing arrive as they
-//! were sent, each once; and in the end every chain is back with its guest, unless the guest broke its own ring.
+//! The whole walk: three ports with guests on them, frames and chains of every kind, flows that come and go, in the middle of
+//! bursts too, misses, receivers without buffers, ports that go and come. The counters' law holds after every step; frames that
+//! ask for nothing arrive as they were sent, each once, and only where a flow or an answer let them since they were sent; packets that
+//! are cut up arrive once, whole or from their beginning on; and in the end every chain is back with its guest, unless the guest broke
+//! its own ring.
 //!
 //! Input: the guests, then one operation after another.
 
 use crate::{Input, frames};
-use lasthop_flow::{Action, FlowSpec};
-use lasthop_forward::{Datapath, Forwarder, PATIENCE_MS, Port};
-use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
+use lasthop_flow::{Action, Flow, FlowSpec};
+use lasthop_forward::{Coalesce, Datapath, Forwarder, PATIENCE_MS, Port};
+use lasthop_frame::testutil::Frame;
+use lasthop_frame::{FlowKey, FlowMask, SNAPSHOT_LEN, VnetHdr};
 use lasthop_types::PortId;
+use lasthop_virtqueue::Queue;
 use lasthop_virtqueue::driver::{NetConfig, NetDriver, Piece, RingLayout};
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex, Weak};
 
 const PORTS: usize = 3;
 /// Entries of every ring.
@@ -22,6 +26,50 @@ const MAX_OPS: usize = 120;
 const BUFFER: u32 = 66_560;
 /// The feature bits that a guest's driver may have for what it receives: checksums, TSO, ECN, UFO, USO.
 const OFFLOADS: [u64; 4] = [0, 1 << 1, 1 << 1 | 1 << 7 | 1 << 8, 1 << 1 | 0xf << 7 | 3 << 54];
+
+/// Where packets that are to be cut up go to: by their source ports they are known.
+const CUT_PORT: u16 = 7777;
+
+/// What changes flows in the middle of a burst: each time that a guest is about to be interrupted it makes one change.
+#[derive(Debug)]
+struct Middle {
+    datapath: Weak<Datapath>,
+    /// A flow to put, or all those of a port to remove.
+    changes: Mutex<VecDeque<Result<FlowSpec, u32>>>,
+    put: Mutex<Vec<Arc<Flow>>>,
+}
+
+impl Coalesce for Middle {
+    fn interrupts_now(&self, _: &Arc<Port>, _: &Queue, _: u32) -> bool {
+        if let (Some(datapath), Some(change)) =
+            (self.datapath.upgrade(), self.changes.lock().expect("one thread").pop_front())
+        {
+            match change {
+                Ok(spec) => {
+                    let flow = datapath.flows().insert(spec, 0).expect("few masks");
+                    self.put.lock().expect("one thread").push(flow);
+                }
+                Err(port) => drop(datapath.flows().remove_if(|f| f.key.in_port == port)),
+            }
+        }
+        true
+    }
+
+    fn blocked(&self, _: &Port) {}
+}
+
+/// What was sent with the same bytes, asking for nothing.
+#[derive(Clone, Copy, Debug, Default)]
+struct Plain {
+    /// How often.
+    sent: u32,
+    /// How often it came to each port.
+    came: [u32; PORTS],
+    /// From which ports.
+    from: [bool; PORTS],
+    /// In which step first.
+    since: usize,
+}
 
 struct Guest {
     driver: NetDriver,
@@ -41,8 +89,17 @@ struct World {
     forwarder: Forwarder,
     guests: Vec<Guest>,
     now_ms: u64,
-    /// Frames that asked for nothing, how often each was sent, and how often it came to each port.
-    plain: HashMap<Vec<u8>, (u32, [u32; PORTS])>,
+    plain: HashMap<Vec<u8>, Plain>,
+    middle: Arc<Middle>,
+    /// Every flow that there was, and in which step it was found dead.
+    flows: Vec<(Arc<Flow>, Option<usize>)>,
+    /// What control said of which packets.
+    answers: Vec<(FlowKey, Vec<Action>)>,
+    step: usize,
+    /// Packets sent that are to be cut up.
+    cuts: u16,
+    /// Which parts of them came where: port, packet, TCP sequence number.
+    parts: HashSet<(usize, u16, u32)>,
     /// A ring that packets come from was started anew in the middle: what waited in it may come twice.
     restarted: bool,
     /// Some frame asked for something.
@@ -53,9 +110,25 @@ pub(crate) fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let datapath = Arc::new(Datapath::new(20, PATIENCE_MS).expect("an eventfd"));
     let forwarder = Forwarder::new(datapath.clone());
-    let guests = (0..PORTS).map(|n| Guest::new(&datapath, n, input.u8())).collect();
-    let mut world =
-        World { datapath, forwarder, guests, now_ms: 1000, plain: HashMap::new(), restarted: false, offloads: false };
+    let guests: Vec<_> = (0..PORTS).map(|n| Guest::new(&datapath, n, input.u8())).collect();
+    let middle = Middle { datapath: Arc::downgrade(&datapath), changes: Mutex::default(), put: Mutex::default() };
+    let middle = Arc::new(middle);
+    guests.iter().for_each(|guest| guest.port.set_coalescing(middle.clone()));
+    let mut world = World {
+        datapath,
+        forwarder,
+        guests,
+        now_ms: 1000,
+        plain: HashMap::new(),
+        middle,
+        flows: Vec::new(),
+        answers: Vec::new(),
+        step: 0,
+        cuts: 0,
+        parts: HashSet::new(),
+        restarted: false,
+        offloads: false,
+    };
     let setup = input.u8();
     world.datapath.set_control_answers(setup & 1 != 0);
     for from in 0..PORTS as u32 {
@@ -68,6 +141,7 @@ pub(crate) fn run(data: &[u8]) {
             break;
         }
         world.step(&mut input);
+        world.look_at_flows();
         world.law();
     }
     world.end();
@@ -190,21 +264,86 @@ impl Guest {
 }
 
 impl World {
-    /// `mask`: whether the destination and its port count, and which destination.
     fn flow(&mut self, from: u32, mask: u8, to: u8) {
-        let key = FlowKey { in_port: from, eth_dst: [2, 0, 0, 0, 0, mask >> 2 & 3], l4_dst: 6, ..FlowKey::default() };
-        let mask = FlowMask(FlowKey {
-            in_port: u32::MAX,
-            eth_dst: [if mask & 1 != 0 { 0xff } else { 0 }; 6],
-            l4_dst: if mask & 2 != 0 { 0xffff } else { 0 },
-            ..FlowKey::default()
-        });
-        let spec = FlowSpec { key, mask, actions: outputs(to), epoch: 0 };
-        self.datapath.flows().insert(spec, self.now_ms).expect("few masks");
+        let flow = self.datapath.flows().insert(spec(from, mask, to), self.now_ms).expect("few masks");
+        self.flows.push((flow, None));
+    }
+
+    /// Notes which flows are gone, and which came in the middle of a burst.
+    fn look_at_flows(&mut self) {
+        self.flows.extend(self.middle.put.lock().expect("one thread").drain(..).map(|flow| (flow, None)));
+        for (flow, died) in &mut self.flows {
+            if flow.is_dead() && died.is_none() {
+                *died = Some(self.step);
+            }
+        }
+        self.step += 1;
+    }
+
+    fn note_sent(&mut self, n: usize, frame: Vec<u8>) {
+        let plain = self.plain.entry(frame).or_insert(Plain { since: self.step, ..Plain::default() });
+        plain.sent += 1;
+        plain.from[n] = true;
+    }
+
+    /// Whether a flow that there has been since these bytes were first sent, or an answer, lets them go to a port.
+    fn may_go(&self, frame: &[u8], plain: &Plain, n: usize) -> bool {
+        let to = Action::Output(PortId(n as u32 + 1));
+        (0..PORTS).filter(|from| plain.from[*from]).any(|from| {
+            let header = &frame[..frame.len().min(SNAPSHOT_LEN)];
+            let key = Forwarder::key_of(PortId(from as u32 + 1), header, frame.len());
+            let lived = |died: &Option<usize>| died.is_none_or(|step| step >= plain.since);
+            self.flows.iter().any(|(flow, died)| lived(died) && flow.actions.contains(&to) && flow.matches(&key))
+                || self.answers.iter().any(|(missed, actions)| *missed == key && actions.contains(&to))
+        })
+    }
+
+    /// Eight packets that look alike but for where they go: the first ones to one station, the others to a second, each to
+    /// one of two ports.
+    fn alike(&mut self, n: usize, input: &mut Input<'_>) {
+        let (stations, ports, first) = (input.u8(), input.u8(), input.below(8));
+        for i in 0..SIZE {
+            let station = if usize::from(i) < first { stations & 3 } else { stations >> 2 & 3 };
+            let frame = Frame::new(9, station).ipv4([10, 0, 0, 1], [10, 0, 0, 2]);
+            let frame = frame.udp(5, 6 + u16::from(ports >> i & 1)).payload([i as u8; 60]).build();
+            if self.guests[n].send(&VnetHdr::default(), &frame, &mut Input::new(&[])) {
+                self.note_sent(n, frame);
+            }
+        }
+    }
+
+    /// A packet to be cut up, which can be told from all others.
+    fn send_uncut(&mut self, n: usize, input: &mut Input<'_>) {
+        let (len, size) = (usize::from(input.u16()) % 6000 + 1, 40 + u16::from(input.u8()) * 8);
+        let frame = Frame::new(9, input.u8() & 3).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).tcp(self.cuts, CUT_PORT);
+        let frame = frame.tcp_fields(0x10, 0, &[]).payload(vec![6; len]).partial_checksum();
+        let vnet = frame.vnet(VnetHdr::GSO_TCPV4, size);
+        if self.guests[n].send(&vnet, &frame.build(), &mut Input::new(&[])) {
+            self.cuts += 1;
+        }
+        self.offloads = true;
+    }
+
+    /// Part of a packet that was to be cut up: it has not been here before.
+    fn judge_part(&mut self, n: usize, frame: &[u8]) {
+        let word = |at: usize| frame.get(at..at + 2).map(|b| u16::from_be_bytes([b[0], b[1]]));
+        if word(12) != Some(0x800)
+            || frame.get(23) != Some(&6)
+            || word(36) != Some(CUT_PORT)
+            || frame.get(11) != Some(&9)
+        {
+            return;
+        }
+        let (Some(packet), Some(high), Some(low)) = (word(34), word(38), word(40)) else { return };
+        if self.restarted || self.guests.iter().any(|g| g.hostile) {
+            return;
+        }
+        let sequence = u32::from(high) << 16 | u32::from(low);
+        assert!(self.parts.insert((n, packet, sequence)), "byte {sequence} of packet {packet} came twice to {n}");
     }
 
     fn step(&mut self, input: &mut Input<'_>) {
-        let op = input.below(24);
+        let op = input.below(28);
         let n = input.below(PORTS);
         let guest = &mut self.guests[n];
         let port = guest.port.clone();
@@ -214,7 +353,7 @@ impl World {
                 guest.collect();
                 let fair = guest.send(&vnet, &frame, input);
                 self.offloads |= vnet.flags != 0 || vnet.gso_type != 0 || !fair;
-                self.plain.entry(frame).or_default().0 += 1;
+                self.note_sent(n, frame);
             }
             7..=10 => {
                 let outcome = self.forwarder.run(&port, 1, self.now_ms);
@@ -241,6 +380,7 @@ impl World {
                     if input.u8() == 0xff {
                         port.misses.untell_all();
                     } else {
+                        self.answers.push((missed.key, to.clone()));
                         self.forwarder.resume(&port, missed.id, &to);
                         self.forwarder.resume(&port, missed.id, &to);
                     }
@@ -280,7 +420,7 @@ impl World {
                 let (_, frame) = frames::frame(input);
                 if frame.len() <= 4096 {
                     self.forwarder.inject(&port, &frame, self.now_ms);
-                    self.plain.entry(frame).or_default().0 += 1;
+                    self.note_sent(n, frame);
                 }
             }
             22 => {
@@ -290,6 +430,20 @@ impl World {
                 let len = 1 + input.below(16);
                 guest.driver.memory().slice(at, len).expect("the ring").write(0, input.bytes(len));
                 self.offloads = true;
+            }
+            23 | 24 => {
+                guest.collect();
+                self.alike(n, input);
+            }
+            25 => {
+                guest.collect();
+                self.send_uncut(n, input);
+            }
+            26 => {
+                let (kind, mask, to) = (input.u8(), input.u8(), input.u8());
+                let from = n as u32 + 1;
+                let change = if kind & 3 == 0 { Err(from) } else { Ok(spec(from, mask, to)) };
+                self.middle.changes.lock().expect("one thread").push_back(change);
             }
             _ => {
                 self.forwarder.attend(&port, 1, n == 0, || true);
@@ -307,12 +461,15 @@ impl World {
         if !guest.driver.config().mergeable {
             assert_eq!(vnet.num_buffers, 1);
         }
+        self.judge_part(n, frame);
         if self.offloads {
             return;
         }
-        let (sent, came) = self.plain.get_mut(frame).expect("a frame that somebody sent");
-        came[n] += 1;
-        assert!(came[n] <= *sent || self.restarted, "sent {sent} times, came {} times", came[n]);
+        let plain = self.plain.get_mut(frame).expect("a frame that somebody sent");
+        plain.came[n] += 1;
+        let plain = *plain;
+        assert!(plain.came[n] <= plain.sent || self.restarted, "{plain:?}");
+        assert!(self.may_go(frame, &plain, n), "nobody let it go to {n}: {plain:?}");
     }
 
     /// `from_guest.packets + replicated = to_guest.packets + drops + waiting`.
@@ -332,6 +489,7 @@ impl World {
             self.now_ms += 20;
             let mut idle = true;
             for n in 0..PORTS {
+                self.look_at_flows();
                 let port = self.guests[n].port.clone();
                 port.queues.iter().take(2).for_each(|q| q.set_enabled(true));
                 port.refresh();
@@ -367,6 +525,18 @@ impl World {
         }
         self.law();
     }
+}
+
+/// A flow of a port. `mask`: whether the destination and its port count, and which destination.
+fn spec(from: u32, mask: u8, to: u8) -> FlowSpec {
+    let key = FlowKey { in_port: from, eth_dst: [2, 0, 0, 0, 0, mask >> 2 & 3], l4_dst: 6, ..FlowKey::default() };
+    let mask = FlowMask(FlowKey {
+        in_port: u32::MAX,
+        eth_dst: [if mask & 1 != 0 { 0xff } else { 0 }; 6],
+        l4_dst: if mask & 2 != 0 { 0xffff } else { 0 },
+        ..FlowKey::default()
+    });
+    FlowSpec { key, mask, actions: outputs(to), epoch: 0 }
 }
 
 /// Up to three outputs to different ports, one of them perhaps to a port that there is not.

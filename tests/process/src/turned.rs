@@ -44,7 +44,7 @@ impl Turned {
     /// Adds the uplink `net` of this lasthop; its first process is ready, and has left `device` to the next one, if any.
     pub fn add(&self, lasthop: &Lasthop, device: Option<BorrowedFd<'_>>) -> TurnedUplink {
         std::thread::scope(|scope| {
-            let added = scope.spawn(|| lasthop.command(&["uplink", "add", "net", "none", "--driver", "af_packet"]));
+            let added = scope.spawn(|| lasthop.command(&["uplink", "add", "net", "lo", "--driver", "af_packet"]));
             let uplink = self.next();
             if let Some(device) = device {
                 uplink.say(&UplinkToSupervisor::Keep, Some(device));

@@ -43,11 +43,11 @@ impl World {
 
     fn denied(&self) -> u64 {
         let drops = self.lasthop.port("a")["from_guest"]["drops"].clone();
-        let policy = drops.as_array().unwrap().iter().find(|d| d["reason"] == "policy").cloned();
+        let policy = drops.as_array().unwrap().iter().find(|d| d["reason"] == "acl").cloned();
         policy.map_or(0, |d| d["packets"].as_u64().unwrap())
     }
 
-    /// Sends a datagram from a to b: it arrives, or it is counted as dropped by policy.
+    /// Sends a datagram from a to b: it arrives, or it is counted as denied.
     fn udp(&mut self, port: u16, passes: bool) {
         let before = self.denied();
         let frame = udp(port);
@@ -62,7 +62,7 @@ impl World {
             assert_eq!(first.1, marker, "port {port} should be denied");
             // A burst is counted when it has been delivered.
             wait_for("the drop to be counted", PATIENCE, || self.denied() > before);
-            assert_eq!(self.denied(), before + 1, "counted once, as policy");
+            assert_eq!(self.denied(), before + 1, "counted once, as acl");
         }
     }
 }
@@ -97,6 +97,31 @@ fn denied_is_counted_permitted_passes_and_clear_opens_again() {
     w.lasthop.command(&["acl", "clear"]);
     w.udp(53, true);
     w.udp(54, true);
+    w.lasthop.check_sums();
+}
+
+/// The line that somebody reads at 3 am: which rule, which packet, when.
+#[test]
+fn what_was_denied_names_the_rule() {
+    let mut w = World::new();
+    w.load("deny icmp\n", &[]);
+    let echo = Frame::between(mac(1), mac(2)).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).protocol(1).payload([8; 40]).build();
+    for _ in 0..3 {
+        w.a.send(&echo);
+    }
+    wait_for("the drops to be counted", PATIENCE, || w.denied() == 3);
+    let said = w.lasthop.command(&["stats"]);
+    let line = said.lines().find(|line| line.contains("denied")).unwrap_or_else(|| panic!("{said}"));
+    assert!(line.starts_with("a: 3 denied by rule 1 \"deny icmp\", "), "{line}");
+    assert!(line.ends_with(" s ago (icmp 10.0.0.1 > 10.0.0.2)"), "{line}");
+    let json = w.lasthop.json(&["stats"]);
+    let denied = &json["switch"]["denied"][0];
+    assert_eq!((&denied["port"], &denied["packets"], &denied["rule"]), (&"a".into(), &3.into(), &1.into()), "{denied}");
+    // What a killed control had counted is there again: the switch has it.
+    w.lasthop.kill("lasthop-control");
+    wait_for("the next control to have asked", PATIENCE, || {
+        w.lasthop.command(&["stats"]).contains("a: 3 denied by rule 1")
+    });
     w.lasthop.check_sums();
 }
 

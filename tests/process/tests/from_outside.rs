@@ -123,6 +123,7 @@ fn fragments_cross_af_xdp() {
 fn tagged_frames_cross_af_xdp() {
     let netns = Netns::new();
     netns.ip("link add v0 type veth peer name v1");
+    netns.ip("link set v1 up");
     let dir = scratch();
     let start = |name: &str, device: &str| {
         let port = [Port::listen(name, dir.path())];

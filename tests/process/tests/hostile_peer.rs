@@ -372,6 +372,99 @@ fn f9_silence() {
     arena.end(&attack, &["port=x", "half a message"]);
 }
 
+/// Makes an eventfd one that blocks and that has no room: the peer's half of a descriptor that lasthop has, too.
+fn fill_and_block(event: impl AsFd) {
+    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+    let flags = fcntl_getfl(&event).unwrap();
+    fcntl_setfl(&event, flags | OFlags::NONBLOCK).unwrap();
+    // It may be full already, or not empty, of signals that came before.
+    let _ = rustix::io::read(&event, &mut [0; 8]);
+    rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    fcntl_setfl(&event, flags - OFlags::NONBLOCK).unwrap();
+}
+
+/// F10: whoever interrupts this guest would wait for ever, if it could be made to wait.
+#[test]
+fn f10_call_descriptors_that_are_full_and_block() {
+    let mut arena = Arena::new(false);
+    for packed in [false, true] {
+        let attack = arena.begin("F10 call");
+        let mut guest = arena.guest(Options::net(|n| n.packed = packed));
+        arena.works(&mut guest);
+        guest.net.queues().iter().for_each(|queue| fill_and_block(&queue.call));
+        for n in 0..200 {
+            // To it, by several threads: its interrupts and those for its own packets.
+            arena.witness.try_send(Default::default(), &numbered(mac(0x77), mac(0x66), n, 100));
+            guest.try_send(Default::default(), &numbered(mac(0x66), mac(0x77), n, 100));
+            if n % 50 == 0 {
+                arena.bystanders.still_exchange();
+                // The main thread signals too: a new call descriptor is told at once what it may have missed.
+                guest.front.set_call(0, Some(guest.net.queues()[0].call.as_fd())).unwrap();
+                assert_eq!(arena.port()["state"], "up");
+            }
+        }
+        drop(guest);
+        arena.witness.drain();
+        arena.end(&attack, &[]);
+    }
+}
+
+/// F10: the same of the descriptor by which a front-end is told that its ring broke.
+#[test]
+fn f10_error_descriptors_that_are_full_and_block() {
+    let mut arena = Arena::new(false);
+    let attack = arena.begin("F10 error");
+    let front = negotiated(&arena);
+    let region = RegionSpec { guest_addr: 0, user_addr: 0, size: 4096, mmap_offset: 0 };
+    let ram = memfd(4096);
+    front.set_mem_table(&[(region, ram.as_fd())]).unwrap();
+    let (err, kick) = (lasthop_sys::EventFd::new().unwrap(), lasthop_sys::EventFd::new().unwrap());
+    for ring in 0..2 {
+        front.set_err(ring, Some(err.as_fd())).unwrap();
+        fill_and_block(&err);
+        front.set_size(ring, 256).unwrap();
+        front.set_addr(ring, 1 << 40, 1 << 40, 1 << 40).unwrap();
+        front.set_kick(ring, Some(kick.as_fd())).unwrap();
+    }
+    arena.is_broken("ring memory");
+    arena.bystanders.still_exchange();
+    drop(front);
+    arena.end(&attack, &["port=x", "is in no memory region"]);
+}
+
+/// F10: a kick descriptor that blocks whoever reads it works like any other, for nobody reads it.
+#[test]
+fn f10_kick_descriptors_that_block() {
+    let mut arena = Arena::new(false);
+    let attack = arena.begin("F10 kick");
+    let mut guest = arena.guest(Options::default());
+    for queue in guest.net.queues() {
+        let flags = rustix::fs::fcntl_getfl(&queue.kick).unwrap();
+        rustix::fs::fcntl_setfl(&queue.kick, flags - rustix::fs::OFlags::NONBLOCK).unwrap();
+    }
+    arena.works(&mut guest);
+    arena.bystanders.still_exchange();
+    drop(guest);
+    arena.end(&attack, &[]);
+}
+
+/// F10: what is no eventfd is refused, and nothing is asked of it.
+#[test]
+fn f10_pipes_and_files_are_refused() {
+    let mut arena = Arena::new(false);
+    let attack = arena.begin("F10 kinds");
+    let (read, write) = rustix::pipe::pipe().unwrap();
+    let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    for fd in [read.as_fd(), write.as_fd(), socket.as_fd(), file.as_fd(), memfd(1).as_fd()] {
+        let front = negotiated(&arena);
+        refused("call", front.set_call(0, Some(fd)));
+        refused("error", front.set_err(0, Some(fd)));
+        refused("kick", front.set_kick(0, Some(fd)));
+    }
+    arena.end(&attack, &["port=x", "SET_VRING_KICK", "not an eventfd"]);
+}
+
 /// The same over a connection that lasthop makes: whatever ends it, lasthop connects again.
 #[test]
 fn whatever_ends_it_lasthop_connects_again() {

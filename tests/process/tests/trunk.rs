@@ -34,7 +34,7 @@ fn heard(frame: &[u8], wanted: (u16, u32), all: &mut Vec<(u16, u32)>) -> bool {
 fn dropped(lasthop: &Lasthop) -> u64 {
     let port = lasthop.port("net");
     let drops = port["from_guest"]["drops"].as_array().cloned().unwrap_or_default();
-    drops.iter().find(|d| d["reason"] == "policy").map_or(0, |d| d["packets"].as_u64().unwrap())
+    drops.iter().find(|d| d["reason"] == "vlan").map_or(0, |d| d["packets"].as_u64().unwrap())
 }
 
 /// Guests a and b, and a station at the other end of the uplink's wire: a guest of another lasthop, whose uplink carries
@@ -51,6 +51,7 @@ impl Site {
     fn new(dir: &Path, vlans: &str) -> Self {
         let netns = Netns::new();
         netns.ip("link add u0 type veth peer name s0");
+        netns.ip("link set s0 up");
         let ports = ["a", "b", "s"].map(|name| Port::listen(name, dir));
         let lasthop = Lasthop::start_in(Some(&netns), &ports[..2], &[]);
         lasthop.command(&["uplink", "add", "net", "u0", "--driver", "af_packet", "--vlans", vlans]);

@@ -256,7 +256,7 @@ fn d5_half_a_message() {
             let shown = [site.lasthop.port("net")["last_error"].clone(), site.uplink()["last_error"].clone()];
             shown.iter().all(|e| e.as_str().is_some_and(|e| e.contains("half a message")))
         });
-        let said = |line: &str| line.contains("half a message") && line.contains("port=net");
+        let said = |line: &str| line.contains("half a message") && line.contains("port net:");
         assert!(site.lasthop.log().lines().any(said), "{}", site.lasthop.log());
         drop(front);
         drop(site.plugged_in(&uplink, Options::default(), 3000));

@@ -216,7 +216,7 @@ fn segments_cross_tap_whole() {
 #[test]
 fn a_host_pings_a_guest() {
     let netns = Netns::new();
-    let site = Site::new(&netns, "net=lh0");
+    let site = Site::new(&netns, "net=lh0,driver=tap");
     let created = site.uplink();
     assert_eq!((&created["driver"], &created["created"]), (&"tap".into(), &true.into()), "{created}");
     netns.shell("echo 0 >/proc/sys/net/ipv6/conf/lh0/disable_ipv6");
@@ -238,12 +238,12 @@ fn a_host_pings_a_guest() {
     assert_eq!(site.lasthop.json(&["uplink", "list"])["uplinks"], Value::Array(Vec::new()));
 }
 
-/// A device that an uplink made goes with it, even if its process hangs or is gone when it is removed, and when all ends.
+/// A device that an uplink made goes with it, even if its process hangs or is gone when it is removed; and stays when all ends.
 #[test]
 fn what_was_made_is_removed_although_the_process_hangs() {
     let netns = Netns::new();
     let there = || netns.output("ip link show lh0").status.success();
-    let site = Site::new(&netns, "net=lh0");
+    let site = Site::new(&netns, "net=lh0,driver=tap");
     proc::signal(site.pid(), Signal::STOP);
     site.lasthop.command(&["uplink", "del", "net"]);
     assert!(!there(), "left behind by a hung process that was removed");
@@ -262,7 +262,7 @@ fn what_was_made_is_removed_although_the_process_hangs() {
     site.lasthop.command(&["uplink", "add", "net", "lh0", "--driver", "tap"]);
     proc::signal(site.pid(), Signal::STOP);
     assert!(site.lasthop.stop());
-    assert!(!there(), "left behind by a hung process at the end");
+    assert!(there(), "it is the uplink's, which is remembered");
 }
 
 /// Every station outside is known: what is for it goes out by the uplink, and to nobody else.
@@ -302,6 +302,7 @@ fn uplink_killed_under_load() {
         let dir = scratch();
         let ports = ["a", "c", "d"].map(|name| Port::listen(name, dir.path()));
         let lasthop = Lasthop::start_in(Some(wire.netns()), &ports, &["--uplink", &wire.left]);
+        lasthop.wait_for_state("net", "up");
         wire.join();
         let path = |name: &str| dir.path().join(format!("{name}.sock"));
         let bystanders = Bystanders::start(&path("c"), &path("d"), [mac(0xc), mac(0xd)]);
@@ -360,7 +361,7 @@ fn uplink_killed_under_load() {
 #[test]
 fn an_idle_uplink_takes_no_processor_time() {
     let wire = Wire::xdp();
-    let others = [wire.right.replace("net=v1,af_xdp", "pkt=v1,af_packet"), "tap=t9,queues=2".to_owned()];
+    let others = [wire.right.replace("net=v1,af_xdp", "pkt=v1,af_packet"), "tap=t9,tap,queues=2".to_owned()];
     let site = Site::with(wire.netns(), &["--uplink", &wire.left, "--uplink", &others[0], "--uplink", &others[1]]);
     let mut guest = site.guest("a", mac(1), Options::default());
     guest.send(&numbered(mac(1), MacAddr::BROADCAST, 1, 60));
@@ -460,13 +461,44 @@ fn a_tap_device_is_known_where_sysfs_shows_another_namespace() {
     site.lasthop.wait_for_state("net", "up");
 }
 
+/// A mistyped name does not become a device, at the start or later; a TAP device is made for whoever says so.
+#[test]
+fn only_a_tap_device_that_was_asked_for_is_made() {
+    let netns = Netns::new();
+    netns.ip("link add eth9 type veth peer name peer9");
+    let dir = scratch();
+    let shown = dir.path().display();
+    let run = |uplink: &str| {
+        let program = lasthop_tests_process::binary("lasthop");
+        let dirs = format!("--run-dir {shown}/run --state-dir {shown}/state");
+        netns.output(&format!("timeout 20 {} run {dirs} --uplink {uplink}", program.display()))
+    };
+    let out = run("net=eno1");
+    let text = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(1), "{text}");
+    let line = "uplink net: there is no interface eno1; there are: eth9, peer9; to make a TAP device of that name, say driver=tap";
+    assert!(text.contains(line), "{text}");
+    assert!(!netns.output("ip link show eno1").status.success(), "the mistyped name is a device now");
+    let site = Site::new(&netns, "net=eno1,driver=tap");
+    assert_eq!((&site.uplink()["driver"], &site.uplink()["created"]), (&"tap".into(), &true.into()));
+    // A TAP device that was there, used without a driver, is not made again when it has gone.
+    netns.ip("tuntap add tap9 mode tap");
+    site.lasthop.command(&["uplink", "add", "old", "tap9"]);
+    netns.ip("link del tap9");
+    let old = || site.lasthop.json(&["uplink", "list"])["uplinks"][1].clone();
+    wait_for("the reason", PATIENCE, || old()["last_error"].as_str().is_some_and(|e| e.contains("no interface tap9")));
+    assert!(!netns.output("ip link show tap9").status.success(), "made although nobody asked for it");
+}
+
 #[test]
 fn what_cannot_be_an_uplink_is_refused_with_the_reason() {
     let netns = Netns::new();
     netns.ip("link add v0 type veth peer name v1");
-    let site = Site::new(&netns, "net=lh0");
+    netns.ip("link set v1 up");
+    let site = Site::new(&netns, "net=lh0,driver=tap");
     for (words, part) in [
         (&["add", "x", "nope0", "--driver", "af_packet"][..], "no interface nope0"),
+        (&["add", "x", "nope0"], "no interface nope0; there are: lh0, v0, v1; to make a TAP device"),
         (&["add", "x", "v0", "--driver", "tap"], "no TAP device"),
         (&["add", "x", "lo"], "no Ethernet"),
         (&["add", "x", "v0", "--driver", "dpdk"], "af_packet"),
@@ -504,11 +536,11 @@ fn what_cannot_be_an_uplink_is_refused_with_the_reason() {
         x["last_error"].as_str().is_some_and(|e| e.contains("no interface v0"))
     });
     netns.ip("link add v0 type veth peer name v1");
+    netns.ip("link set v1 up");
     site.lasthop.wait_for_state("x", "up");
     // So is a TAP device, which is made again.
     netns.ip("link del lh0");
     wait_for("the TAP device to be back", PATIENCE, || netns.output("ip link show lh0").status.success());
     site.lasthop.wait_for_state("net", "up");
     assert!(site.lasthop.stop(), "a process had to be killed");
-    assert!(!netns.output("ip link show lh0").status.success(), "the device is left behind");
 }

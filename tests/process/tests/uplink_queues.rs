@@ -24,6 +24,7 @@ impl Wire {
         let netns = Netns::new();
         let several = format!("numtxqueues {queues} numrxqueues {queues}");
         netns.ip(&format!("link add v0 {several} type veth peer name v1 {several}"));
+        netns.ip("link set v1 up");
         let dir = scratch();
         let [near, far] = [&["a", "b", "c"][..], &["outside"]];
         let start = |names: &[&str], end: &str, arguments: &[&str]| {

@@ -4,6 +4,7 @@ use crate::{Netns, last_lines, proc, root, scratch, spawn, wait_for};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::channel;
@@ -58,8 +59,37 @@ impl Lasthop {
 
     /// The same, in a network namespace.
     pub fn start_in(netns: Option<&Netns>, ports: &[Port], arguments: &[&str]) -> Self {
-        let dir = scratch();
-        let (log, dir_path) = (dir.path().join("log"), dir.path().to_owned());
+        Self::start_at(scratch(), netns, ports, arguments, None)
+    }
+
+    /// The same, with another log than the file that [`Lasthop::log`] reads.
+    pub fn start_logging(netns: Option<&Netns>, ports: &[Port], arguments: &[&str], log: Option<OwnedFd>) -> Self {
+        Self::start_at(scratch(), netns, ports, arguments, log)
+    }
+
+    /// Ends it and, whatever `between` did, starts another that remembers what this one has.
+    pub fn start_again(
+        mut self,
+        netns: Option<&Netns>,
+        ports: &[Port],
+        arguments: &[&str],
+        between: impl FnOnce(),
+    ) -> Self {
+        assert!(spawn::end(&mut self.run), "lasthop run did not end\n{}", self.log());
+        let dir = std::mem::replace(&mut self.dir, scratch());
+        between();
+        Self::start_at(dir, netns, ports, arguments, None)
+    }
+
+    fn start_at(
+        dir: tempfile::TempDir,
+        netns: Option<&Netns>,
+        ports: &[Port],
+        arguments: &[&str],
+        log: Option<OwnedFd>,
+    ) -> Self {
+        let (log_file, dir_path) = (dir.path().join("log"), dir.path().to_owned());
+        let mut log = log.map(Stdio::from);
         let program = binary("lasthop").display().to_string();
         let mut run = spawn::spawn("TERM", netns.map_or(program.as_str(), |_| "ip"), |c| {
             if let Some(netns) = netns {
@@ -69,8 +99,8 @@ impl Lasthop {
             for port in ports {
                 c.args(["--port", &port.argument()]);
             }
-            let log = std::fs::File::create(&log).expect("a log in the scratch directory");
-            c.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+            let file = || std::fs::File::create(&log_file).expect("a log in the scratch directory").into();
+            c.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log.take().unwrap_or_else(file));
         });
         let stdout = run.stdout.take().expect("stdout is piped");
         let (sender, lines) = channel();
@@ -84,6 +114,11 @@ impl Lasthop {
             Ok(line) if line == "ready" => lasthop,
             other => panic!("lasthop run is not ready: {other:?}\n{}", lasthop.log()),
         }
+    }
+
+    /// Its `--run-dir`.
+    pub fn run_dir(&self) -> PathBuf {
+        self.dir.path().join("run")
     }
 
     /// Whether the program has such a command.

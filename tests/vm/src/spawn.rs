@@ -1,25 +1,28 @@
 //! Child processes that end when the test process does, even when it is killed.
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::thread::{CpuSet, LinkNameSpaceType, move_into_link_name_space, sched_getaffinity, sched_setaffinity};
+use std::fs::File;
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
 
-type Job = (Command, Option<CpuSet>, Sender<std::io::Result<Child>>);
+type Job = (Command, Option<CpuSet>, Option<File>, Sender<std::io::Result<Child>>);
 
 /// Starts `program` so that the kernel sends it `signal` (a name such as `KILL`) when this process ends.
 ///
 /// The kernel ties that to the *thread* that forked, and test threads end with their test; so one thread that never ends
-/// forks for everybody. The child is bound to the CPUs of the thread that asks for it.
+/// forks for everybody. The child is bound to the CPUs of the thread that asks for it, and is in its network namespace.
 pub fn spawn(signal: &str, program: &str, build: impl FnOnce(&mut Command)) -> Child {
     static FORKER: OnceLock<Sender<Job>> = OnceLock::new();
     let forker = FORKER.get_or_init(|| {
         let (jobs, work) = channel::<Job>();
         std::thread::spawn(move || {
-            for (mut command, cpus, answer) in work {
+            for (mut command, cpus, network, answer) in work {
                 // Where that fails, the child has the CPUs of the one before.
                 let _ = cpus.map(|cpus| sched_setaffinity(None, &cpus));
+                let _ = network.map(|to| move_into_link_name_space(to.as_fd(), Some(LinkNameSpaceType::Network)));
                 let _ = answer.send(command.spawn());
             }
         });
@@ -31,7 +34,8 @@ pub fn spawn(signal: &str, program: &str, build: impl FnOnce(&mut Command)) -> C
     // Of its own group: ctrl-C at the terminal reaches this process alone, which then ends what it started in order.
     command.process_group(0);
     let (answer, child) = channel();
-    forker.send((command, sched_getaffinity(None).ok(), answer)).expect("the forking thread never ends");
+    let network = File::open("/proc/thread-self/ns/net").ok();
+    forker.send((command, sched_getaffinity(None).ok(), network, answer)).expect("the forking thread never ends");
     child.recv().expect("the forking thread answers").unwrap_or_else(|e| panic!("cannot start setpriv {program}: {e}"))
 }
 

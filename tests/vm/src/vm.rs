@@ -19,6 +19,10 @@ pub enum Memory {
     Memfd,
     /// A memfd of 2 MiB pages.
     Huge,
+    /// A memfd that QEMU maps privately: `share=off`, which is a mistake with vhost-user.
+    Private,
+    /// No memory backend, so there is no descriptor: a mistake too.
+    Anonymous,
 }
 
 /// A VM to be started.
@@ -155,9 +159,13 @@ impl Vm {
             };
             let at = |file: &str| dir.path().join(file).display().to_string();
             c.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-cpu", "max"]);
-            c.args(["-M", &format!("q35,accel={accel},memory-backend=ram"), "-smp", &config.cpus.to_string()]);
+            let share = if config.memory == Memory::Private { "off" } else { "on" };
+            let backend = if config.memory == Memory::Anonymous { "" } else { ",memory-backend=ram" };
+            c.args(["-M", &format!("q35,accel={accel}{backend}"), "-smp", &config.cpus.to_string()]);
             c.args(["-m", &format!("{mib}M{slots}")]);
-            c.args(["-object", &format!("memory-backend-memfd,id=ram,size={mib}M,share=on{huge}")]);
+            if !backend.is_empty() {
+                c.args(["-object", &format!("memory-backend-memfd,id=ram,size={mib}M,share={share}{huge}")]);
+            }
             c.args([
                 "-kernel",
                 &format!("{}/vmlinuz", image.display()),

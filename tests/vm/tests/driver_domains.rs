@@ -56,6 +56,7 @@ fn lease(vm: &Vm) -> String {
 fn vms_get_their_addresses_from_dhcp_servers_outside() {
     let (netns, dir) = (Netns::new(), scratch());
     netns.ip("link add v0 type veth peer name v1");
+    netns.ip("link set v1 up");
     let ports = ["a", "b"].map(|n| Port::listen(n, dir.path()));
     let arguments = ["--uplink", "net=v0,af_packet", "--uplink", "host=lh0,tap"];
     let lasthop = Lasthop::start_in(Some(&netns), &ports, &arguments);

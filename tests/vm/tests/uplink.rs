@@ -124,6 +124,7 @@ fn vms_and_the_host_through_tap() {
 fn vms_and_the_network_through_af_packet() {
     vms_and_the_network("net=v0,af_packet", "v1", true, |netns| {
         netns.ip("link add v0 type veth peer name v1");
+        netns.ip("link set v1 up");
     });
 }
 
@@ -131,5 +132,6 @@ fn vms_and_the_network_through_af_packet() {
 fn vms_and_the_network_through_af_xdp() {
     vms_and_the_network("net=v0,af_xdp", "v1", false, |netns| {
         netns.ip("link add v0 type veth peer name v1");
+        netns.ip("link set v1 up");
     });
 }

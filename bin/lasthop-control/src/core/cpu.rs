@@ -40,11 +40,11 @@ impl Core {
 
     pub(super) fn cpu_reply(&mut self, request: u64, times: CpuTimes, now_ms: u64) {
         match self.cpu_requests.remove(&request) {
-            Some(CpuRequest::Stats(answer)) => give(answer, self.stats(view::cpu_times(&times), now_ms)),
+            Some(CpuRequest::Stats(answer)) => self.stats_asked(view::cpu_times(&times), answer, now_ms),
             Some(CpuRequest::Ports(answer)) => {
                 let cpu: BTreeMap<PortId, u64> = times.ports.into_iter().collect();
                 if !self.attached {
-                    let ports = self.ports(Vec::new(), &cpu);
+                    let ports = self.ports(Vec::new(), &cpu, now_ms);
                     give(answer, ports);
                 } else if let Some(answer) = self.admit(answer) {
                     self.ask(DatapathRequest::Ports, Question::Ports { ports: Vec::new(), cpu, answer });

@@ -3,8 +3,8 @@
 use super::{Answer, Command, Core, Question, Unconfirmed, refuse};
 use lasthop_api::{AclChanged, AclRule, ApiError};
 use lasthop_ipc::{ControlToSupervisor, DatapathRequest, FlowInfo, LISTS_PART};
-use lasthop_policy::Effects;
 use lasthop_policy::acl::{self, Action, Book, Decision, Direction, List, Lists, Scope};
+use lasthop_policy::{Effects, check_name};
 use lasthop_types::PortId;
 use std::collections::BTreeMap;
 
@@ -24,6 +24,32 @@ pub(crate) struct Load {
     pub action: String,
     pub ports: Vec<String>,
     pub direction: Option<String>,
+    /// `guests`, `uplinks` or `all`, instead of ports.
+    pub general: Option<String>,
+    /// Whether a text without a rule or default is meant.
+    pub allow_empty: bool,
+}
+
+/// The scopes that were asked for: of ports, of all guests or of all uplinks; none if nothing was.
+fn asked_for(ports: &[String], general: Option<&str>) -> Result<Vec<Scope>, ApiError> {
+    match general {
+        Some(word) if !ports.is_empty() => Err(bad(format!("lists are for {word} or for ports; give one of them"))),
+        Some(word) => Scope::named(word).ok_or_else(|| bad(format!("{word:?} is nobody; use guests, uplinks or all"))),
+        None => Ok(ports.iter().cloned().map(Scope::Port).collect()),
+    }
+}
+
+/// A port to come has to be one that can come. A name of several lines, or of none, would also make the file of all lists
+/// one that cannot be read.
+fn check_names(scopes: &[Scope]) -> Result<(), ApiError> {
+    scopes.iter().try_for_each(|scope| match scope {
+        Scope::Port(name) => check_name(name).map_err(bad),
+        Scope::Guests | Scope::Uplinks => Ok(()),
+    })
+}
+
+fn shown(scopes: &[Scope]) -> String {
+    scopes.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ")
 }
 
 fn bad(message: impl Into<String>) -> ApiError {
@@ -58,7 +84,30 @@ impl Load {
         } else {
             acl::read(&self.text, only).map_err(|e| bad(e.to_string()))?
         };
+        if lists.says_nothing() && !self.allow_empty {
+            return Err(bad(
+                "there is no rule and no default, so every packet would pass; `lasthop acl clear` removes lists, and \
+                 --allow-empty loads this one",
+            ));
+        }
         Ok((lists, changed))
+    }
+
+    /// Whose lists these are: as asked for, as the text says, or else those of guests.
+    fn scopes(&self, lists: &Lists) -> Result<Vec<Scope>, ApiError> {
+        let asked = asked_for(&self.ports, self.general.as_deref())?;
+        let said = lists.scopes();
+        match (asked.is_empty(), said.is_empty()) {
+            (true, true) => Ok(vec![Scope::Guests]),
+            (true, false) => Ok(said.to_vec()),
+            (false, false) if said != asked => {
+                let (said, asked) = (shown(said), shown(&asked));
+                Err(bad(format!(
+                    "the file says that it is for {said}, and it is to be loaded for {asked}; correct one of them"
+                )))
+            }
+            (false, _) => Ok(asked),
+        }
     }
 }
 
@@ -66,7 +115,8 @@ impl Core {
     pub(super) fn acl_load(&mut self, load: Load, answer: Answer<AclChanged>) {
         let changed = load.read().and_then(|(lists, changed)| {
             let only = direction(load.direction.as_deref())?;
-            let scopes = self.scopes(&load.ports, false)?;
+            let scopes = load.scopes(&lists)?;
+            check_names(&scopes)?;
             Ok((self.changed_book(&scopes, only, &lists)?, scopes, changed))
         });
         match changed {
@@ -75,9 +125,17 @@ impl Core {
         }
     }
 
-    pub(super) fn acl_clear(&mut self, ports: &[String], only: Option<&str>, answer: Answer<AclChanged>) {
+    pub(super) fn acl_clear(
+        &mut self,
+        ports: &[String],
+        only: Option<&str>,
+        general: Option<&str>,
+        answer: Answer<AclChanged>,
+    ) {
         let changed = direction(only).and_then(|only| {
-            let scopes = self.scopes(ports, true)?;
+            let asked = asked_for(ports, general)?;
+            let scopes = if asked.is_empty() { vec![Scope::Guests] } else { asked };
+            self.check_known(&scopes)?;
             Ok((self.changed_book(&scopes, only, &Lists::default())?, scopes))
         });
         match changed {
@@ -86,20 +144,30 @@ impl Core {
         }
     }
 
-    /// The scopes named. A port has to be there, or at least to have a list if that is `enough`.
-    fn scopes(&self, ports: &[String], enough: bool) -> Result<Vec<Scope>, ApiError> {
-        if ports.is_empty() {
-            return Ok(vec![Scope::General]);
-        }
-        let scope = |name: &String| {
-            let scope = Scope::Port(name.clone());
-            if self.find(name).is_some() || enough && self.book.has(&scope, None) {
-                return Ok(scope);
+    /// A port whose lists are to go has to be there, or at least to have some.
+    fn check_known(&self, scopes: &[Scope]) -> Result<(), ApiError> {
+        for scope in scopes {
+            if let Scope::Port(name) = scope
+                && self.find(name).is_none()
+                && !self.book.has(scope, None)
+            {
+                let message = format!(
+                    "there is no port named {name:?} and no list for it; `lasthop port list` shows the ports, \
+                     `lasthop acl show` the lists"
+                );
+                return Err(ApiError::NoSuchPort { name: name.clone(), message });
             }
-            let message = format!("there is no port named {name:?}; `lasthop port list` shows those there are");
-            Err(ApiError::NoSuchPort { name: name.clone(), message })
+        }
+        Ok(())
+    }
+
+    /// Ports among them that there are not. Their lists are kept for when they come.
+    fn to_come(&self, scopes: &[Scope]) -> Vec<String> {
+        let missing = |scope: &Scope| match scope {
+            Scope::Port(name) if self.find(name).is_none() => Some(name.clone()),
+            _ => None,
         };
-        ports.iter().map(scope).collect()
+        scopes.iter().filter_map(missing).collect()
     }
 
     fn changed_book(&self, scopes: &[Scope], only: Option<Direction>, lists: &Lists) -> Result<Book, ApiError> {
@@ -120,11 +188,14 @@ impl Core {
         if text.len() > acl::MAX_TEXT {
             return refuse(answer, bad(format!("all lists together are over {} MiB of text", acl::MAX_TEXT >> 20)));
         }
-        let rules = |direction: Direction| {
+        let list = |direction: Direction| {
             let mut lists = book.iter().filter(|(scope, d, _)| scopes.first() == Some(scope) && *d == direction);
-            lists.next().map(|(_, _, list)| list.rules().len() as u64)
+            lists.next().map(|(_, _, list)| (list.rules().len() as u64, list.default().to_string()))
         };
-        (changed.from_guest, changed.to_guest) = (rules(Direction::FromGuest), rules(Direction::ToGuest));
+        (changed.from_guest, changed.from_guest_default) = list(Direction::FromGuest).unzip();
+        (changed.to_guest, changed.to_guest_default) = list(Direction::ToGuest).unzip();
+        changed.applies_to = scopes.iter().map(ToString::to_string).collect();
+        changed.to_come = self.to_come(scopes);
         for part in text.as_bytes().chunks(LISTS_PART).chain([&[][..]]) {
             self.commands.push(Command::Supervisor(ControlToSupervisor::KeepLists(part.to_vec())));
         }
@@ -138,10 +209,7 @@ impl Core {
             return refuse(pending.answer, ApiError::BadRules { message });
         }
         self.book = pending.book;
-        let ids: Vec<_> = self.configs.keys().chain(self.infos.keys()).copied().collect();
-        for id in ids {
-            self.set_lists(id);
-        }
+        self.follow_book();
         self.unconfirmed.push(Unconfirmed::Lists(pending.changed, pending.answer));
         if self.attached {
             self.confirm(now_ms);
@@ -174,11 +242,11 @@ impl Core {
 
     /// Tells policy which lists hold for a port.
     pub(super) fn set_lists(&mut self, id: PortId) {
-        self.policy.set_lists(id, self.book.of_port(&self.name(id)));
+        self.policy.set_lists(id, self.book.of_port(&self.name(id), self.uplinks.contains_key(&id)));
     }
 
-    /// Part of what the supervisor has kept.
-    pub(super) fn lists_are(&mut self, part: &[u8]) {
+    /// Part of what the supervisor has kept: at the start, and when it has read its file again.
+    pub(super) fn lists_are(&mut self, part: &[u8], now_ms: u64) {
         if !part.is_empty() {
             return self.incoming.extend(part);
         }
@@ -190,12 +258,24 @@ impl Core {
             let mut book = Book::default();
             for direction in Direction::ALL {
                 let closed = Lists::of(direction, Vec::new(), Action::Deny);
-                // Without rules there is room.
-                let _ = book.replace(&Scope::General, Some(direction), &closed);
+                for scope in [Scope::Guests, Scope::Uplinks] {
+                    // Without rules there is room.
+                    let _ = book.replace(&scope, Some(direction), &closed);
+                }
             }
             book
         });
         tracing::info!("{} access lists", self.book.iter().count());
+        self.follow_book();
+        if self.attached {
+            self.confirm(now_ms);
+        }
+    }
+
+    /// Tells policy of all ports' lists.
+    fn follow_book(&mut self) {
+        let ids: Vec<_> = self.configs.keys().chain(self.infos.keys()).copied().collect();
+        ids.into_iter().for_each(|id| self.set_lists(id));
     }
 
     /// The lists that `lasthop acl show` is asked for.
@@ -205,7 +285,8 @@ impl Core {
             shown.extend(self.book.iter().map(|(scope, direction, _)| (scope.clone(), direction)));
         }
         for name in ports {
-            let lists = Direction::ALL.into_iter().zip(self.book.of_port(name));
+            let is_uplink = self.find(name).is_some_and(|id| self.uplinks.contains_key(&id));
+            let lists = Direction::ALL.into_iter().zip(self.book.of_port(name, is_uplink));
             shown.extend(lists.filter_map(|(direction, list)| Some((list?.0, direction))));
         }
         // Two ports may share a list.
@@ -241,11 +322,13 @@ impl Core {
 
 fn show(scope: &Scope, direction: Direction, list: &List, packets: impl Fn(u32) -> Option<u64>) -> Vec<AclRule> {
     let port = match scope {
-        Scope::General => None,
+        Scope::Guests | Scope::Uplinks => None,
         Scope::Port(name) => Some(name.clone()),
     };
+    let list_of = scope.to_string();
     let line = |number: u32, text: String| AclRule {
         port: port.clone(),
+        applies_to: list_of.clone(),
         direction: direction.to_string(),
         number,
         text,

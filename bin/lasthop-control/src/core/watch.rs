@@ -60,15 +60,15 @@ impl Core {
     /// Has a look at the uplinks' ports if it is time to, or whenever the flows are looked at.
     pub(super) fn watch_uplinks(&mut self, at_once: bool, now_ms: u64) {
         let asked = self.questions.values().any(|q| matches!(q, Question::Watch { .. }));
-        if (self.watch.is_due(now_ms) || at_once) && self.attached && !self.uplinks.is_empty() && !asked {
+        if (self.watch.is_due(now_ms) || at_once) && self.attached && !self.devices.is_empty() && !asked {
             self.ask(DatapathRequest::Ports, Question::Watch { ports: Vec::new() });
         }
     }
 
     /// The switch's ports are like this.
     pub(super) fn watched(&mut self, ports: &[PortInfo], now_ms: u64) {
-        self.watch.seen.retain(|id, _| self.uplinks.contains_key(id));
-        for port in ports.iter().filter(|port| self.uplinks.contains_key(&port.id)) {
+        self.watch.seen.retain(|id, _| self.devices.contains_key(id));
+        for port in ports.iter().filter(|port| self.devices.contains_key(&port.id)) {
             if port.state != PortState::Up {
                 self.watch.seen.remove(&port.id);
                 continue;

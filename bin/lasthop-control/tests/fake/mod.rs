@@ -5,8 +5,8 @@ use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{Depth, FlowKey, extract};
 use lasthop_ipc::{
     Channel, ChannelError, ControlToSupervisor, CpuTimes, DatapathReply, DatapathRequest, FlowInfo, FromControl,
-    MissedPacket, PortConfig, PortInfo, PortState, PortVm, Station, SupervisorToControl, ToControl, UplinkConfig,
-    UplinkCounters, UplinkDevice, UplinkDriver, UplinkInfo,
+    LinkState, MissedPacket, PortConfig, PortInfo, PortState, PortVm, Station, SupervisorToControl, ToControl,
+    UplinkConfig, UplinkCounters, UplinkDevice, UplinkDriver, UplinkInfo,
 };
 use lasthop_types::{DropReason, MacAddr, PortId, PortTotals};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -84,7 +84,7 @@ impl Fake {
             return Err(format!("there is a port named {name:?} already; choose another name"));
         }
         let id = PortId(self.ports.keys().last().map_or(1, |id| id.0 + 1));
-        let config = PortConfig { id, name: name.into(), path, client, tx_batch };
+        let config = PortConfig { id, name: name.into(), path, client, tx_batch, owner: None };
         self.ports.insert(id, config.clone());
         self.states.insert(id, PortState::Up);
         let info = self.info(id);
@@ -130,7 +130,7 @@ impl Fake {
             memory_regions: 1,
             last_error: None,
             queues: Vec::new(),
-            from_guest: packets(10, vec![(DropReason::Policy, 2)]),
+            from_guest: packets(10, vec![(DropReason::Acl, 2)]),
             to_guest: packets(8, Vec::new()),
             waiting: 0,
             vm: PortVm::Unknown,
@@ -217,7 +217,7 @@ impl Fake {
                 self.ready = true;
                 return;
             }
-            ControlToSupervisor::PortAdd { request, name, path, client, tx_batch } => {
+            ControlToSupervisor::PortAdd { request, name, path, client, tx_batch, .. } => {
                 (request, self.add_port(&name, path, client, tx_batch.unwrap_or((125, 64))))
             }
             ControlToSupervisor::PortDel { request, name } => (request, self.del_port(&name)),
@@ -281,6 +281,7 @@ impl Fake {
             name: "vm2".into(),
             port: PortId(2),
             device: "eth0".into(),
+            guest: false,
             nice: 0,
             running: true,
             about: Some(UplinkDevice {
@@ -296,6 +297,7 @@ impl Fake {
             spare: None,
             last_error: None,
             blocked_by: None,
+            link: LinkState::Up,
             counters: UplinkCounters { to_network_packets: 5, to_network_bytes: 300, ..UplinkCounters::default() },
         }
     }
@@ -346,14 +348,12 @@ impl Fake {
             flow: fake.lookup(&key).map(|f| Box::new(fake.flow_info(f, 0))),
         };
         let reply = match question {
-            DatapathRequest::Flows => {
-                // In parts, the last of them empty.
-                let flows: Vec<_> = self.flows.iter().map(|(f, idle)| self.flow_info(f, *idle)).collect();
-                for part in flows.chunks(100) {
-                    let reply = DatapathReply::Flows(part.to_vec());
-                    self.tell(&ToControl::Reply { request, last: false, reply });
-                }
-                DatapathReply::Flows(Vec::new())
+            DatapathRequest::Flows { after: (from, _) } => {
+                // A hundred places at a time.
+                let from = usize::try_from(from).unwrap();
+                let flows = self.flows.iter().skip(from).take(100).map(|(f, idle)| self.flow_info(f, *idle)).collect();
+                let next = (self.flows.len() > from + 100).then_some((from as u64 + 100, 0));
+                DatapathReply::Flows { flows, next }
             }
             DatapathRequest::Ports => DatapathReply::Ports(self.ports.keys().map(|id| self.info(*id)).collect()),
             DatapathRequest::Lookup(key) => lookup(self, key),

@@ -1,13 +1,13 @@
 //! Arguments of `lasthop run`.
 
 use super::batch::Batch;
+use super::owner::Owner;
 use super::store::SavedUplink;
 use lasthop_ipc::UplinkDriver;
+use lasthop_policy::{check_name, check_new_name};
 use lasthop_sys::{CpuList, ParseCpusError};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// Longest port name, in characters.
-const MAX_NAME: usize = 63;
 /// Most queue pairs of an uplink.
 const MAX_QUEUES: u16 = 16;
 
@@ -20,18 +20,25 @@ pub struct RunArgs {
     /// Directory of the API socket and the lock
     #[arg(long, value_name = "DIR", default_value = "/run/lasthop")]
     pub run_dir: PathBuf,
+    /// A group of this host whose members may read everything and change nothing: `port list`, `uplink list`, `flow list`, `mac list`,
+    /// `stats`, `acl show` and `trace`
+    #[arg(long, value_name = "GROUP")]
+    pub read_group: Option<String>,
     /// Directory where ports added at run time are remembered
     #[arg(long, value_name = "DIR", default_value = "/var/lib/lasthop")]
     pub state_dir: PathBuf,
     /// A port and its vhost-user socket; lasthop listens there, or with ",client" connects to it. tx-batch: instead of that of
-    /// --tx-batch, like tx-batch=250:32 or tx-batch=off. May be repeated
-    #[arg(long = "port", value_name = "NAME=PATH[,client][,tx-batch=US[:PACKETS]]", value_parser = parse_port)]
+    /// --tx-batch, like tx-batch=250:32 or tx-batch=off. owner: the user, and perhaps the group, that alone may use it, besides root.
+    /// Or an interface of this host that is a guest, a container's veth for example:
+    /// NAME=device:DEVICE[,driver=DRIVER][,queues=N][,nice=N][,spare]. May be repeated
+    #[arg(long = "port", value_name = "NAME=PATH[,client][,tx-batch=US[:PACKETS]][,owner=USER[:GROUP]]", value_parser = parse_port)]
     pub ports: Vec<PortArg>,
-    /// An uplink: a port that is a network interface of this host, or a TAP device that is made. Drivers: tap, af_packet, af_xdp.
+    /// An uplink: a port that is a network interface of this host. Drivers: tap, af_packet, af_xdp; with driver=tap a TAP device
+    /// that does not exist is made. Without: tap if it is a TAP device, else af_packet.
     /// gro=off: af_xdp does not make one packet of TCP segments or UDP datagrams. spare: a second process stands by to take over.
     /// Of several on one network segment the first carries; another takes over, and announces the VMs' addresses, when it is away.
     /// vlans: the VLANs that it carries, like vlans=untagged:10:20-30; all without. May be repeated
-    #[arg(long = "uplink", value_name = "NAME=DEVICE[,DRIVER][,queues=N][,nice=N][,gro=off][,spare][,vlans=LIST]", value_parser = parse_uplink)]
+    #[arg(long = "uplink", value_name = "NAME=DEVICE[,driver=DRIVER][,queues=N][,nice=N][,gro=off][,spare][,vlans=LIST]", value_parser = parse_uplink)]
     pub uplinks: Vec<SavedUplink>,
     /// Milliseconds within which an uplink that hangs is found out and replaced
     #[arg(long, value_name = "MS", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(20..))]
@@ -44,12 +51,26 @@ pub struct RunArgs {
     /// Put the thread of each port into the control group of its VM, which then pays for what it causes
     #[arg(long, help_heading = "Scheduling")]
     pub vm_cgroup: bool,
+    /// Most memory that one port's front-end may have mapped, in bytes or like 64G [default: the host's, swap included]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub max_guest_memory: Option<u64>,
     /// Do not load the eBPF program that watches which VMs run and which cores are idle
     #[arg(long, help_heading = "Scheduling")]
     pub no_bpf: bool,
     /// Directory of lasthop-switch, lasthop-control and lasthop-uplink
     #[arg(long, value_name = "DIR", hide = true)]
     pub libexec: Option<PathBuf>,
+}
+
+impl RunArgs {
+    /// The arguments of lasthop-switch that say the same. `cpus` are those it may use.
+    pub fn for_switch(&self, cpus: &CpuList) -> Vec<String> {
+        let mut arguments = self.scheduling.for_switch(cpus);
+        if let Some(bytes) = self.max_guest_memory {
+            arguments.extend(["--max-guest-memory".into(), bytes.to_string()]);
+        }
+        arguments
+    }
 }
 
 /// How packets are moved. Each mechanism that has an option can be switched off alone.
@@ -93,7 +114,7 @@ impl std::fmt::Display for Pair {
 
 impl Scheduling {
     /// The arguments of lasthop-switch that say the same. `cpus` are those it may use.
-    pub fn for_switch(&self, cpus: &CpuList) -> Vec<String> {
+    fn for_switch(&self, cpus: &CpuList) -> Vec<String> {
         let mut arguments = Vec::new();
         let mut push = |option: &str, value: String| arguments.extend([option.to_owned(), value]);
         let numbers = |list: &CpuList| list.iter().map(|cpu| cpu.to_string()).collect::<Vec<_>>().join(",");
@@ -109,6 +130,15 @@ impl Scheduling {
         push("--congestion", self.congestion.to_string());
         arguments
     }
+}
+
+/// Bytes, or with a suffix K, M, G or T a multiple of 1024 of them.
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    let suffixes = [("K", 10), ("M", 20), ("G", 30), ("T", 40)];
+    let suffix = suffixes.iter().find_map(|(s, shift)| Some((text.strip_suffix(s)?, *shift)));
+    let (digits, shift) = suffix.unwrap_or((text, 0));
+    let bytes = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift)).filter(|bytes| *bytes > 0);
+    bytes.ok_or_else(|| format!("{text:?} is not a number of bytes; write 68719476736 or 64G"))
 }
 
 /// A list of CPUs, or none.
@@ -146,7 +176,12 @@ fn parse_congestion(text: &str) -> Result<Pair, String> {
         return Ok(Pair(0, 0));
     }
     let (alone, with_others) = text.split_once(',').unwrap_or((text, text));
-    Ok(Pair(number(alone)?, number(with_others)?))
+    match (number(alone)?, number(with_others)?) {
+        (alone, with_others) if alone < with_others => Err(format!(
+            "{with_others} is more than {alone}; write the longer time first: packets wait less while others wait behind them"
+        )),
+        (alone, with_others) => Ok(Pair(alone, with_others)),
+    }
 }
 
 /// One `--port`.
@@ -160,25 +195,50 @@ pub struct PortArg {
     pub client: bool,
     /// How its packets are gathered, if not like all ports'.
     pub tx_batch: Option<Batch>,
+    /// The interface of this host that it is, instead of a socket.
+    pub device: Option<SavedUplink>,
+    /// Who may use it, if not whoever may open the socket.
+    pub owner: Option<Owner>,
 }
 
-/// Checks a port name: 1 to 63 characters of `[A-Za-z0-9._-]`. The error says what is wrong and what would be right.
-pub fn check_name(name: &str) -> Result<(), String> {
-    if name.is_empty() || name.len() > MAX_NAME {
-        return Err(format!("the port name has {} characters; use 1 to {MAX_NAME}", name.len()));
-    }
-    match name.chars().find(|c| !(c.is_ascii_alphanumeric() || "._-".contains(*c))) {
-        Some(bad) => Err(format!("{bad:?} cannot be in a port name; use letters, digits, '.', '_' and '-'")),
-        None => Ok(()),
-    }
+/// The right spelling, if a path looks like an interface whose `device:` was forgotten or misspelt. A socket of that name can
+/// still be had as `./PATH`. Otherwise lasthop would listen in the directory at hand, and say that all is well.
+pub fn meant_device(path: &str) -> Option<&str> {
+    let word = ["device:", "device=", "dev:", "dev="].into_iter().find_map(|word| path.strip_prefix(word));
+    let is_interface = || {
+        let name = !path.is_empty() && !path.contains('/') && path != "." && path != "..";
+        name && Path::new("/sys/class/net").join(path).join("ifindex").exists()
+    };
+    word.or_else(|| is_interface().then_some(path))
 }
 
 fn parse_port(text: &str) -> Result<PortArg, String> {
     let (name, rest) = text.split_once('=').ok_or("no '='; write NAME=PATH or NAME=PATH,client")?;
-    check_name(name)?;
+    check_new_name(name)?;
+    if let Some(device) = rest.strip_prefix("device:") {
+        let device = parse_uplink(&format!("{name}={device}"))?;
+        if device.vlans.is_some() {
+            return Err("vlans is for uplinks; a guest's port carries all, and access lists say what may pass".into());
+        }
+        let device = Some(SavedUplink { guest: true, ..device });
+        return Ok(PortArg {
+            name: name.into(),
+            path: PathBuf::new(),
+            client: false,
+            tx_batch: None,
+            owner: None,
+            device,
+        });
+    }
     let mut words = rest.split(',');
     let path = words.next().unwrap_or_default();
-    let mut port = PortArg { name: name.into(), path: path.into(), client: false, tx_batch: None };
+    if let Some(device) = meant_device(path) {
+        return Err(format!(
+            "{path:?} looks like an interface; write {name}=device:{device}, or {name}=./{path} for a socket of that name"
+        ));
+    }
+    let mut port =
+        PortArg { name: name.into(), path: path.into(), client: false, tx_batch: None, owner: None, device: None };
     for word in words {
         match word.split_once('=') {
             None if word == "client" => port.client = true,
@@ -186,9 +246,12 @@ fn parse_port(text: &str) -> Result<PortArg, String> {
                 return Err(format!("{word}: there is a tx-batch already"));
             }
             Some(("tx-batch", batch)) => port.tx_batch = Some(batch.parse().map_err(|e| format!("{word}: {e}"))?),
+            Some(("owner", _)) if port.owner.is_some() => return Err(format!("{word}: there is an owner already")),
+            Some(("owner", owner)) => port.owner = Some(owner.parse().map_err(|e| format!("{word}: {e}"))?),
             _ => {
                 return Err(format!(
-                    "unknown option {word:?}; there are \"client\" and \"tx-batch=US:PACKETS\", and a path has no comma"
+                    "unknown option {word:?}; there are \"client\", \"tx-batch=US:PACKETS\" and \"owner=USER[:GROUP]\", and a path \
+                     has no comma"
                 ));
             }
         }
@@ -248,6 +311,7 @@ fn parse_uplink(text: &str) -> Result<SavedUplink, String> {
         no_gro: false,
         spare: false,
         vlans: None,
+        guest: false,
     };
     for word in words {
         match word.split_once('=') {
@@ -257,7 +321,10 @@ fn parse_uplink(text: &str) -> Result<SavedUplink, String> {
             {
                 return Err(format!("{word}: write ':' between VLANs, as in vlans=10:{word}"));
             }
+            None if uplink.driver.is_some() => return Err(format!("{word}: there is a driver already")),
             None => uplink.driver = Some(word.into()),
+            Some(("driver", _)) if uplink.driver.is_some() => return Err(format!("{word}: there is a driver already")),
+            Some(("driver", driver)) => uplink.driver = Some(driver.into()),
             Some(("queues", n)) => uplink.queues = n.parse().map_err(|_| format!("{word}: not a number"))?,
             Some(("nice", n)) => uplink.nice = n.parse().map_err(|_| format!("{word}: not a number"))?,
             Some(("vlans", _)) if uplink.vlans.is_some() => {
@@ -269,12 +336,13 @@ fn parse_uplink(text: &str) -> Result<SavedUplink, String> {
             Some(("gro", _)) => return Err(format!("{word}: write gro=on or gro=off")),
             Some(_) => {
                 return Err(format!(
-                    "unknown option {word:?}; there are a driver's name, queues=N, nice=N, gro=off, spare and vlans=LIST"
+                    "unknown option {word:?}; there are driver=NAME, queues=N, nice=N, gro=off, spare and vlans=LIST"
                 ));
             }
         }
     }
     check_uplink(&uplink)?;
+    check_new_name(&uplink.name)?;
     Ok(uplink)
 }
 
@@ -297,14 +365,25 @@ mod tests {
         for bad in ["", "0", "0,1", "5,0", "1001", "1,2,3", "on", "-1"] {
             assert!(parse_congestion(bad).unwrap_err().contains("10,2"), "{bad}");
         }
+        assert!(parse_congestion("2,10").unwrap_err().contains("longer time first"));
         assert!(parse_cpus("0-3").is_ok() && parse_cpus("none").is_ok() && parse_cpus("3-0").is_err());
+    }
+
+    #[test]
+    fn bytes_with_and_without_suffix() {
+        for (text, bytes) in [("1", 1), ("4096", 4096), ("3K", 3 << 10), ("64M", 64 << 20), ("2T", 2 << 40)] {
+            assert_eq!(parse_bytes(text), Ok(bytes));
+        }
+        for bad in ["", "0", "G", "64GB", "-1", "1.5G", "99999999999T", "lots"] {
+            assert!(parse_bytes(bad).unwrap_err().contains("64G"), "{bad}");
+        }
     }
 
     #[test]
     fn port_is_name_path_and_perhaps_client() {
         let port = |name: &str, path: &str, client| {
             let (name, path) = (name.into(), path.into());
-            PortArg { name, path, client, tx_batch: None }
+            PortArg { name, path, client, tx_batch: None, owner: None, device: None }
         };
         assert_eq!(parse_port("vm1=/run/vm1.sock").unwrap(), port("vm1", "/run/vm1.sock", false));
         assert_eq!(parse_port("a.b-c_d=/x=y,client").unwrap(), port("a.b-c_d", "/x=y", true));
@@ -318,7 +397,11 @@ mod tests {
         assert_eq!(batch("vm1=/x,client,tx-batch=250:32"), Ok(Some((250, 32))));
         assert_eq!(batch("vm1=/x,tx-batch=off"), Ok(Some((0, 0))));
         assert_eq!(batch("vm1=/x,tx-batch=9"), Ok(Some((9, 64))));
+        let owner = |text: &str| parse_port(text).map(|port| port.owner.map(|owner| owner.to_string()));
+        assert_eq!(owner("vm1=/x,owner=alice:kvm,client"), Ok(Some("alice:kvm".into())));
         for (bad, wrong) in [
+            ("owner=", "USER:GROUP"),
+            ("owner=a,owner=b", "already"),
             ("tx-batch", "unknown option"),
             ("tx-batch=", "tx-batch=: \"\" is not a number"),
             ("tx-batch=1:40000", "32768"),
@@ -328,6 +411,47 @@ mod tests {
             let error = parse_port(&format!("vm1=/x,{bad}")).unwrap_err();
             assert!(error.contains(wrong), "{bad}: {error}");
         }
+    }
+
+    #[test]
+    fn a_port_may_be_a_device() {
+        let port = parse_port("c1=device:veth1,driver=af_packet,queues=2,spare").unwrap();
+        let device = port.device.unwrap();
+        assert_eq!((device.name.as_str(), device.device.as_str(), device.queues), ("c1", "veth1", 2));
+        assert!(device.guest && device.spare && device.driver.as_deref() == Some("af_packet"));
+        for (bad, wrong) in [
+            ("c1=device:", "cannot be an interface"),
+            ("c1=device:veth1,vlans=10", "vlans is for uplinks"),
+            ("c1=device:veth1,client", "no driver \"client\""),
+        ] {
+            let error = parse_port(bad).unwrap_err();
+            assert!(error.contains(wrong), "{bad}: {error}");
+        }
+        assert!(parse_port("c1=device").unwrap().device.is_none(), "a path");
+    }
+
+    #[test]
+    fn an_interface_is_not_taken_for_a_path() {
+        for (text, right) in
+            [("lo", "device:lo"), ("dev:v1", "device:v1"), ("device=v1", "device:v1"), ("dev=v1,spare", "device:v1")]
+        {
+            let error = parse_port(&format!("c1={text}")).unwrap_err();
+            assert!(error.contains(right), "{text}: {error}");
+        }
+        for path in ["./lo", "/run/lo", "no-such-interface", "/dev:v1"] {
+            assert!(parse_port(&format!("c1={path}")).unwrap().device.is_none(), "{path}");
+        }
+    }
+
+    /// `acl load --for` means something else by them.
+    #[test]
+    fn words_of_access_lists_name_no_new_port() {
+        for word in ["guests", "uplinks", "all"] {
+            for error in [parse_port(&format!("{word}=/x")).err(), parse_uplink(&format!("{word}=eth0")).err()] {
+                assert!(error.as_ref().is_some_and(|e| e.contains("choose another name")), "{word}: {error:?}");
+            }
+        }
+        assert!(parse_port("all1=/x").is_ok());
     }
 
     #[test]
@@ -343,6 +467,7 @@ mod tests {
                 no_gro: false,
                 spare: false,
                 vlans: None,
+                guest: false,
             })
         };
         assert_eq!(parse_uplink("up0=eth0"), uplink(None, 1));
@@ -356,6 +481,11 @@ mod tests {
         );
         assert!(parse_uplink("up0=eth0,tap,spare").is_ok_and(|u| u.spare && u.driver.is_some()));
         assert_eq!(parse_uplink("up0=eth0,tap"), uplink(Some("tap"), 1));
+        assert_eq!(parse_uplink("up0=eth0,driver=tap,queues=2"), uplink(Some("tap"), 2));
+        for twice in ["tap,driver=tap", "driver=tap,tap", "driver=tap,driver=tap"] {
+            assert!(parse_uplink(&format!("up0=eth0,{twice}")).unwrap_err().contains("already"), "{twice}");
+        }
+        assert!(parse_uplink("up0=eth0,driver=dpdk").unwrap_err().contains("af_packet"));
         assert_eq!(parse_uplink("up0=eth0,af_packet,queues=4"), uplink(Some("af_packet"), 4));
         let vlans = parse_uplink("up0=eth0,vlans=20-30:untagged,af_packet,spare").unwrap().vlans;
         assert_eq!(vlans.map(String::from).as_deref(), Some("untagged:20-30"));

@@ -3,7 +3,7 @@
 use super::backoff::Backoff;
 use command_fds::{CommandFdExt, FdMapping};
 use lasthop_ipc::{Channel, ChannelError};
-use lasthop_sys::{CpuList, Epoll, PidFd, Trigger, bind_when_started, die_with_parent};
+use lasthop_sys::{CpuList, Epoll, PidFd, Trigger, bind_when_started, die_with_parent, outlive_terminal};
 use rustix::process::Signal;
 use serde::{Serialize, de::DeserializeOwned};
 use std::collections::VecDeque;
@@ -161,6 +161,7 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         let mappings = mappings.map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
         command.fd_mappings(mappings.collect()).map_err(io::Error::other)?;
         die_with_parent(&mut command);
+        outlive_terminal(&mut command);
         if let Some(cpus) = &self.cpus {
             bind_when_started(&mut command, cpus);
         }

@@ -4,6 +4,7 @@ use super::child::{Child, Ended, close_aside};
 use super::store::SavedUplink;
 use lasthop_ipc::{COUNTERS_PAGE, SupervisorToUplink, Token, UplinkCounters, UplinkDevice, UplinkToSupervisor};
 use lasthop_sys::Epoll;
+use lasthop_types::MacAddr;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -49,6 +50,17 @@ pub enum Heard {
     Ready(UplinkDevice, Option<Kept>),
     /// It cannot be used, and why.
     Failed(String),
+}
+
+/// How a process is to open its device.
+#[derive(Clone, Copy, Debug)]
+pub struct Start {
+    /// We made it: it is to be removed with the uplink.
+    pub ours: bool,
+    /// Somebody has set it down, and it is to stay so.
+    pub leave_down: bool,
+    /// The address of a TAP device of this name that we made: one that has it is ours, one that is made gets it.
+    pub mac: Option<MacAddr>,
 }
 
 /// A process, running or not.
@@ -118,16 +130,16 @@ impl Driver {
         self.child.is_due(now)
     }
 
-    /// Starts it. `kept` is its predecessor's device; `ours`: we made it.
+    /// Starts it. `kept` is its predecessor's device.
     pub fn start(
         &mut self,
         epoll: &Epoll,
         spec: &SavedUplink,
         kept: Option<&Kept>,
-        ours: bool,
+        how: Start,
         now: Instant,
     ) -> io::Result<()> {
-        self.child.set_arguments(arguments(spec, kept, ours));
+        self.child.set_arguments(arguments(spec, kept, how));
         let started = self.give(kept).and_then(|given| self.child.start(epoll, given));
         if started.is_err() {
             self.child.start_later(now);
@@ -285,17 +297,25 @@ impl Driver {
     }
 }
 
-fn arguments(spec: &SavedUplink, kept: Option<&Kept>, ours: bool) -> Vec<String> {
+fn arguments(spec: &SavedUplink, kept: Option<&Kept>, how: Start) -> Vec<String> {
     let mut words = ["--supervisor-fd", "3", "--counters-fd", "4", "--device", &spec.device].map(String::from).to_vec();
-    if let Some(driver) = &spec.driver {
-        words.extend(["--driver".into(), driver.clone()]);
+    // What is handed down is used as it was opened; what is opened anew is looked at anew.
+    let driver = kept.map(|kept| kept.device.driver.name().into()).or_else(|| spec.driver.clone());
+    if let Some(driver) = driver {
+        words.extend(["--driver".into(), driver]);
     }
     words.extend(["--queues".into(), spec.queues.to_string(), "--nice".into(), spec.nice.to_string()]);
     if let Some(Kept { descriptors, device }) = kept {
         words.extend(["--kept".to_owned(), descriptors.len().to_string(), "--mode".into(), device.mode.clone()]);
     }
-    if ours {
+    if how.ours {
         words.push("--ours".into());
+    }
+    if let Some(mac) = how.mac {
+        words.extend(["--made".into(), mac.to_string()]);
+    }
+    if how.leave_down {
+        words.push("--leave-down".into());
     }
     if spec.no_gro {
         words.push("--no-gro".into());

@@ -7,19 +7,23 @@
 //! | `batch` | a time and a number of packets |
 //! | `setup` | directories, locks, programs: everything that may be missing |
 //! | `socket` | binding and connecting Unix sockets |
+//! | `owner` | who may use a port |
 //! | `store` | ports added at run time, on disk |
 //! | `port` | one port: its listener or its attempts to connect, and who is connected |
 //! | `child` | one child process: start, channel, back-off |
 //! | `driver` | one process of an uplink: what it was given, whether it lives |
 //! | `uplink` | one uplink: its processes, the device that they share, its connection to the switch |
 //! | `uplink/standby` | one that runs and is kept from the switch |
+//! | `uplink/carrier` | one whose interface is missing, down or without a carrier |
 //! | `uplink/rounds` | when the stations behind one that took over are announced |
+//! | `links` | interfaces, as the kernel tells of them |
 //! | `segments` | which uplinks are on one network segment, and which of them has to be blocked |
 //! | `probing` | probes sent and heard, and what follows |
 //! | `uplinks` | all of them, and what people ask of them |
 //! | `threads` | which thread of the switch is which port's, and processor time |
 //! | `account` | ports' threads in their VMs' control groups |
 //! | `hurry` | threads of the switch that have to leave the idle class |
+//! | `reload` | what is remembered, read again at SIGHUP |
 //! | `supervisor` | the event loop that ties them together |
 
 mod account;
@@ -29,8 +33,11 @@ mod batch;
 mod child;
 mod driver;
 mod hurry;
+mod links;
+mod owner;
 mod port;
 mod probing;
+mod reload;
 mod segments;
 mod setup;
 mod socket;
@@ -40,10 +47,13 @@ mod threads;
 mod uplink;
 mod uplinks;
 
-pub use args::RunArgs;
+pub use args::{RunArgs, meant_device};
 pub use batch::Batch;
-use std::io::IsTerminal;
+use lasthop_sys::Log;
+pub use owner::Owner;
+use std::io::Write;
 use std::process::ExitCode;
+use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 
 /// Why `lasthop run` ends with an error. The text is one line: what is wrong; what to do.
@@ -61,16 +71,26 @@ pub enum RunError {
 /// one line on stderr says what is wrong and what to do. Call it from the first thread: the children die with it.
 pub fn run(args: RunArgs) -> ExitCode {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_writer(std::io::stderr);
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_target(false);
+    let log = Log::new();
+    let lines = log.clone();
+    let logs = logs.with_writer(move || lines.clone());
     // Without a subscriber there is no log, and nothing else changes.
-    let _ = logs.with_ansi(std::io::stderr().is_terminal()).try_init();
+    let _ = logs.with_ansi(false).try_init();
 
     lasthop_sys::keep_descriptors_from_children();
-    let result = setup::Setup::new(&args).and_then(supervisor::Supervisor::new).and_then(|mut s| s.run());
+    // Lines that others cause must not hold up the children's care when nobody reads them.
+    // Threads that are made from here on, that of the log first, leave SIGTERM to the supervisor; of one that did not the process
+    // would die at once, and its children be killed with it.
+    let _ = lasthop_sys::SignalFd::new().map(drop);
+    let no_thread = |e| RunError::Failed(format!("no thread for the log: {e}"));
+    let set_up = log.start(std::io::stderr()).map_err(no_thread).and_then(|()| setup::Setup::new(&args));
+    let result = set_up.and_then(supervisor::Supervisor::new).and_then(|mut s| s.run());
+    log.finish(Duration::from_millis(100));
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("lasthop: {e}");
+            let _ = writeln!(std::io::stderr(), "lasthop: {e}");
             match e {
                 RunError::Usage(_) => ExitCode::from(2),
                 RunError::Failed(_) => ExitCode::FAILURE,

@@ -5,7 +5,8 @@
 
 use super::backoff::{Backoff, LogLimit};
 use super::batch::Batch;
-use super::socket::{self, Listener};
+use super::owner::{Ids, Owner};
+use super::socket::{self, Access, Listener};
 use super::store::SavedPort;
 use lasthop_ipc::PortConfig;
 use lasthop_sys::{Epoll, Trigger};
@@ -47,8 +48,16 @@ pub struct Port {
     pub config: PortConfig,
     /// How its packets are gathered, if not like all ports'.
     tx_batch: Option<Batch>,
+    /// Who may use it.
+    owner: Option<Owner>,
+    /// The same in numbers, once they have been looked up.
+    ids: Option<Ids>,
+    /// Who was refused last, until the supervisor has taken note.
+    refused: Option<String>,
     /// Whether it is remembered in the state directory.
     pub saved: bool,
+    /// Whether the command line names it: then it stays for as long as this run.
+    pub given: bool,
     /// Since when the switch has a connection of this port.
     live: Option<Instant>,
     end: End,
@@ -76,36 +85,84 @@ impl Port {
     /// A port that is not open yet. `tx_batch` is all ports', for one that has none of its own.
     pub fn new(id: PortId, port: SavedPort, tx_batch: Batch, saved: bool, now: Instant) -> Self {
         let batch = port.tx_batch.unwrap_or(tx_batch);
-        let SavedPort { name, path, client, tx_batch } = port;
-        let config = PortConfig { id, name, path, client, tx_batch: (batch.us, batch.packets) };
+        let SavedPort { name, path, client, tx_batch, owner } = port;
+        let shown = owner.as_ref().map(ToString::to_string);
+        let config = PortConfig { id, name, path, client, tx_batch: (batch.us, batch.packets), owner: shown };
         let end = if config.client {
             End::Connect { again_at: now, backoff: Backoff::new(CONNECT_WAIT.0, CONNECT_WAIT.1) }
         } else {
             End::Listen { listener: None, again_at: Some(now), waiting: None }
         };
-        Self { config, tx_batch, saved, live: None, end, complaint: None, log: LogLimit::default() }
+        let log = LogLimit::default();
+        Self {
+            config,
+            tx_batch,
+            owner,
+            ids: None,
+            refused: None,
+            saved,
+            given: false,
+            live: None,
+            end,
+            complaint: None,
+            log,
+        }
     }
 
     /// The port as it is written to disk.
     pub fn to_saved(&self) -> SavedPort {
         let PortConfig { name, path, client, .. } = self.config.clone();
-        SavedPort { name, path, client, tx_batch: self.tx_batch }
+        SavedPort { name, path, client, tx_batch: self.tx_batch, owner: self.owner.clone() }
     }
 
     /// Binds the socket of a listening port, reported by `epoll` as `token`. The error says what to do.
     pub fn open(&mut self, epoll: &Epoll, token: u64) -> Result<(), String> {
+        // Of a connecting port too, so that a name that is not known is said at once.
+        self.look_up_owner()?;
+        let access = self.ids.map_or(Access::Kvm, Access::Of);
         let End::Listen { listener: listener @ None, again_at, .. } = &mut self.end else { return Ok(()) };
-        let bound = Listener::bind(Path::new(&self.config.path), true)?;
+        let bound = Listener::bind(Path::new(&self.config.path), access)?;
         epoll.add(&bound, token, Trigger::Level).map_err(|e| format!("epoll: {e}"))?;
         (*listener, *again_at) = (Some(bound), None);
         Ok(())
     }
 
+    /// Turns the owner's names into numbers: once, as a name service may take its time.
+    fn look_up_owner(&mut self) -> Result<(), String> {
+        if let (Some(owner), None) = (&self.owner, self.ids) {
+            self.ids = Some(owner.ids().map_err(|e| format!("owner {owner}: {e}"))?);
+        }
+        Ok(())
+    }
+
+    /// Whether the process at the other end may use the port. If not, says so, and notes who it was.
+    fn admits(&mut self, connection: &OwnedFd, now: Instant) -> bool {
+        let Some(ids) = self.ids else { return self.owner.is_none() };
+        let Err(who) = ids.check(connection) else { return true };
+        if let Some(more) = self.log.pass(now) {
+            let owner = self.config.owner.as_deref().unwrap_or_default();
+            let reason = format!("{who} was refused: the port belongs to {owner}");
+            warn!("port {}: {reason}{}", self.config.name, held_back(more));
+            self.refused = Some(reason);
+        }
+        false
+    }
+
+    /// Who was refused since the last call, for [`super::supervisor`] to tell control.
+    pub fn take_refused(&mut self) -> Option<String> {
+        self.refused.take()
+    }
+
     /// Takes the connections that wait at the listener: keeps the first if no other is kept, refuses the rest.
     pub fn accept(&mut self, cx: Context<'_>) {
         for _ in 0..ACCEPT_BURST {
+            let End::Listen { listener: Some(listener), .. } = &self.end else { return };
+            let accepted = listener.accept();
+            if accepted.as_ref().is_ok_and(|fd| fd.as_ref().is_some_and(|fd| !self.admits(fd, cx.now))) {
+                continue;
+            }
             let End::Listen { listener: Some(listener), again_at, waiting } = &mut self.end else { return };
-            match listener.accept() {
+            match accepted {
                 Ok(None) => return,
                 // One that waits and has hung up meanwhile must not keep out the next: a front-end that comes and goes.
                 Ok(Some(fd)) if waiting.as_ref().is_none_or(|(old, _)| socket::has_hung_up(old)) => {
@@ -178,20 +235,30 @@ impl Port {
                 let (connection, _) = waiting.take()?;
                 Some(self.connected(connection, cx.now))
             }
-            End::Connect { again_at, backoff } => {
+            End::Connect { again_at, .. } => {
                 if !cx.switch_up || self.live.is_some() || !due(*again_at) {
                     return None;
                 }
-                match socket::connect(Path::new(&self.config.path)) {
-                    Ok(connection) => Some(self.connected(connection, cx.now)),
-                    Err(e) => {
-                        *again_at = cx.now + backoff.wait();
-                        self.complain(format!("cannot connect to {}: {e}; trying again", self.config.path));
-                        None
-                    }
-                }
+                self.connect(cx.now)
             }
         }
+    }
+
+    /// Tries to connect, to somebody who may use the port; if that fails, tries again later.
+    fn connect(&mut self, now: Instant) -> Option<OwnedFd> {
+        let connection = self.look_up_owner().and_then(|()| {
+            let connected = socket::connect(Path::new(&self.config.path));
+            connected.map_err(|e| format!("cannot connect to {}: {e}; trying again", self.config.path))
+        });
+        match connection {
+            Ok(connection) if self.admits(&connection, now) => return Some(self.connected(connection, now)),
+            Ok(_refused) => {}
+            Err(e) => self.complain(e),
+        }
+        if let End::Connect { again_at, backoff } = &mut self.end {
+            *again_at = now + backoff.wait();
+        }
+        None
     }
 
     /// When [`Port::step`] next has something to do, if no event comes first.
@@ -250,7 +317,7 @@ mod tests {
 
     fn port(path: &Path, client: bool, now: Instant) -> Port {
         let path = path.to_str().unwrap().to_owned();
-        let saved = SavedPort { name: "vm".into(), path, client, tx_batch: None };
+        let saved = SavedPort { name: "vm".into(), path, client, tx_batch: None, owner: None };
         Port::new(PortId(1), saved, Batch { us: 125, packets: 64 }, false, now)
     }
 
@@ -326,6 +393,25 @@ mod tests {
         assert!(port.step(Context { now: refuse_at, ..cx }, 1).is_none());
         assert!(ended(&mut fourth), "the second one stayed");
         assert_eq!(port.deadline(true), None);
+    }
+
+    /// A peer of another user: here the owner is another, and the peer is not root.
+    #[test]
+    fn who_does_not_own_the_port_is_refused_and_named() {
+        if rustix::process::geteuid().is_root() {
+            // tests/process has it with users of its own.
+            return;
+        }
+        let (dir, epoll, now) = (tempfile::tempdir().unwrap(), Epoll::new().unwrap(), Instant::now());
+        let path = dir.path().join("vm.sock");
+        let mut port = port(&path, false, now);
+        port.open(&epoll, 1).unwrap();
+        port.ids = Some(Ids { uid: rustix::process::geteuid().as_raw() + 1, gid: None });
+        let cx = Context { epoll: &epoll, now, switch_up: true };
+        let mut front_end = UnixStream::connect(&path).unwrap();
+        port.accept(cx);
+        assert!(port.step(cx, 1).is_none() && ended(&mut front_end));
+        assert!(port.take_refused().unwrap().contains(&format!("process {}", std::process::id())));
     }
 
     #[test]

@@ -37,8 +37,9 @@ impl Supervisor {
                 _ => 0,
             });
         }
-        let there = self.uplinks.iter().filter(|(_, uplink)| !uplink.is_leaving());
-        segments.set(there.map(|(id, uplink)| (*id, uplink.is_ready())), now);
+        // A guest's device is no way to the network: one that leads there all the same is like a VM that bridges two of its cards.
+        let there = self.uplinks.iter().filter(|(_, uplink)| !uplink.is_leaving() && !uplink.spec.guest);
+        segments.set(there.map(|(id, uplink)| (*id, uplink.is_ready() && uplink.has_carrier())), now);
         let instance = segments.instance();
         for (id, token) in segments.round(now, token) {
             if let Some(uplink) = self.uplinks.get_mut(&id) {
@@ -93,7 +94,9 @@ impl Supervisor {
 
     /// An uplink's process has become ready.
     pub(super) fn stand_by(&mut self, id: u32, now: Instant) {
-        let alone = self.segments.is_none() || self.uplinks.range(..id).all(|(_, u)| Uplink::is_leaving(u));
+        let no_rival = |u: &Uplink| u.is_leaving() || u.spec.guest;
+        let guest = self.uplinks.get(&id).is_some_and(|u| u.spec.guest);
+        let alone = guest || self.segments.is_none() || self.uplinks.range(..id).all(|(_, u)| no_rival(u));
         if let Some(uplink) = self.uplinks.get_mut(&id) {
             uplink.stand_by(alone, now);
         }

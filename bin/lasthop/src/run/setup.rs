@@ -1,24 +1,30 @@
 //! What `lasthop run` needs before it can start: directories, locks, programs and sensible arguments.
 
-use super::args::{PortArg, RunArgs, check_name, check_uplink};
+use super::args::{PortArg, RunArgs, check_uplink};
 use super::batch::Batch;
-use super::socket::{self, Listener};
+use super::socket::{self, Access, Listener};
 use super::store::{Saved, SavedPort, SavedUplink, Store};
 use super::{RunError, RunError::Failed, RunError::Usage};
+use lasthop_api::READ_SOCKET_NAME;
 use lasthop_ipc::MAX_MESSAGE;
 use lasthop_sys::{CpuList, Epoll};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsStr;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tracing::info;
 
 /// Where packages put programs that people do not type.
 const LIBEXEC: &str = "/usr/libexec/lasthop";
+
+/// How long another lasthop that is ending is waited for: more than it gives its children; and how often we look.
+const LOCK_PATIENCE: Duration = Duration::from_secs(3);
+const LOCK_LOOK: Duration = Duration::from_millis(10);
 
 /// Everything found, checked and locked.
 #[derive(Debug)]
@@ -45,6 +51,8 @@ pub struct Setup {
     pub uplink_probe: bool,
     /// Socket of the local API.
     pub api: Listener,
+    /// The same for those who may only read, if there are any.
+    pub read_api: Option<Listener>,
     /// Where ports are remembered.
     pub store: Store,
     /// Ports of the command line, paths made absolute.
@@ -55,6 +63,8 @@ pub struct Setup {
     pub uplinks: Vec<(SavedUplink, bool)>,
     /// Uplinks remembered, without those named on the command line as well.
     pub saved_uplinks: Vec<SavedUplink>,
+    /// TAP devices that earlier runs have made, and their addresses.
+    pub taps: BTreeMap<String, String>,
     /// Names of remembered ports that the command line names too; they stay remembered.
     pub also_saved: HashSet<String>,
     /// Text of the access lists remembered; empty if there are none.
@@ -78,20 +88,26 @@ impl Setup {
         let switch = find_program("lasthop-switch", args.libexec.as_deref())?;
         let control = find_program("lasthop-control", args.libexec.as_deref())?;
         let uplink = find_program("lasthop-uplink", args.libexec.as_deref()).map_err(|e| e.to_string());
-        if let (Err(e), false) = (&uplink, args.uplinks.is_empty()) {
+        let devices: Vec<_> =
+            args.uplinks.iter().chain(args.ports.iter().filter_map(|p| p.device.as_ref())).cloned().collect();
+        if let (Err(e), false) = (&uplink, devices.is_empty()) {
             return Err(Failed(e.clone()));
         }
-        let run_lock = lock(&args.run_dir, "lock", "--run-dir", 0o755)?;
-        let state_lock = lock(&args.state_dir, "state.lock", "--state-dir", 0o755)?;
+        let until = Instant::now() + LOCK_PATIENCE;
+        let run_lock = lock(&args.run_dir, "lock", "--run-dir", 0o755, until)?;
+        let state_lock = lock(&args.state_dir, "state.lock", "--state-dir", 0o755, until)?;
+        check_apart(&args.run_dir, &args.state_dir)?;
         let store = Store::new(&args.state_dir);
-        let Saved { ports: saved, uplinks: saved_uplinks } = store.load().map_err(Failed)?;
+        let Saved { ports: saved, uplinks: saved_uplinks, taps } = store.load().map_err(Failed)?;
         let lists = store.load_lists().map_err(Failed)?;
         let (also_saved, saved) = reconcile(&ports, saved).map_err(Failed)?;
-        let (uplinks, saved_uplinks) = reconcile_uplinks(&ports, &saved, &args.uplinks, saved_uplinks)?;
+        let (uplinks, saved_uplinks) = reconcile_uplinks(&ports, &saved, &devices, saved_uplinks)?;
         let run_dir = std::path::absolute(&args.run_dir).unwrap_or_else(|_| args.run_dir.clone());
-        let api = Listener::bind(&run_dir.join("api.sock"), false).map_err(Failed)?;
+        let api = Listener::bind(&run_dir.join("api.sock"), Access::Ours).map_err(Failed)?;
+        let read_api =
+            args.read_group.as_deref().map(|group| share(&run_dir.join(READ_SOCKET_NAME), group)).transpose()?;
         Ok(Self {
-            scheduling: args.scheduling.for_switch(cpus.as_ref().unwrap_or(&allowed)),
+            scheduling: args.for_switch(cpus.as_ref().unwrap_or(&allowed)),
             tx_batch: args.scheduling.tx_batch,
             cpus,
             vm_cgroup: args.vm_cgroup,
@@ -102,16 +118,45 @@ impl Setup {
             uplink_limit: Duration::from_millis(args.uplink_limit_ms),
             uplink_probe: !args.no_uplink_probe,
             api,
+            read_api,
             store,
             ports,
             saved,
             uplinks,
             saved_uplinks,
+            taps,
             also_saved,
             lists,
             locks: [run_lock, state_lock],
         })
     }
+}
+
+/// One is emptied at a reboot, the other is what is left then. Both exist.
+fn check_apart(run_dir: &Path, state_dir: &Path) -> Result<(), RunError> {
+    let same =
+        std::fs::canonicalize(run_dir).ok().zip(std::fs::canonicalize(state_dir).ok()).is_some_and(|(a, b)| a == b);
+    if same {
+        let shown = run_dir.display();
+        return Err(Usage(format!(
+            "--run-dir and --state-dir are both {shown}; choose two: what is in the first may go at a reboot, what is in the \
+             second must stay"
+        )));
+    }
+    Ok(())
+}
+
+/// The socket at which members of the group may read.
+fn share(path: &Path, group: &str) -> Result<Listener, RunError> {
+    let number = socket::group(group).or_else(|| group.parse().ok());
+    let number =
+        number.ok_or_else(|| Usage(format!("--read-group {group}: this host has no such group; see /etc/group")))?;
+    let listener = Listener::bind(path, Access::Ours).map_err(Failed)?;
+    let shared = listener.share_with(number);
+    shared.map_err(|e| {
+        Failed(format!("--read-group {group}: {}: {e}; run as root or as a member of it", path.display()))
+    })?;
+    Ok(listener)
 }
 
 /// Every thread waits by epoll_pwait2(2), whose times are shorter than a millisecond.
@@ -134,13 +179,13 @@ fn check_cpus(option: &str, text: &str, allowed: &CpuList) -> Result<CpuList, Ru
 
 fn absolute(ports: &[PortArg]) -> Result<Vec<SavedPort>, RunError> {
     let mut checked: Vec<SavedPort> = Vec::new();
-    for port in ports {
+    for port in ports.iter().filter(|port| port.device.is_none()) {
         let path = std::path::absolute(&port.path).map_err(|e| Failed(format!("{}: {e}", port.path.display())))?;
         let path = path
             .to_str()
             .ok_or_else(|| Usage(format!("--port {}: the path is not UTF-8; choose one that is", port.name)))?;
-        let PortArg { name, client, tx_batch, .. } = port.clone();
-        let new = SavedPort { name, path: path.into(), client, tx_batch };
+        let PortArg { name, client, tx_batch, owner, .. } = port.clone();
+        let new = SavedPort { name, path: path.into(), client, tx_batch, owner };
         check_new(checked.iter(), &new).map_err(|e| Usage(format!("--port {}: {e}", new.name)))?;
         checked.push(new);
     }
@@ -149,14 +194,17 @@ fn absolute(ports: &[PortArg]) -> Result<Vec<SavedPort>, RunError> {
 
 /// Checks that a port may stand beside those there are. The error says what is wrong; what to do.
 pub fn check_new<'a>(there: impl Iterator<Item = &'a SavedPort>, new: &SavedPort) -> Result<(), String> {
-    check_name(&new.name)?;
+    lasthop_policy::check_name(&new.name)?;
     if !Path::new(&new.path).is_absolute() {
         return Err(format!("{:?} is not an absolute path; write it from / on", new.path));
     }
     socket::check_length(Path::new(&new.path))?;
     new.tx_batch.map_or(Ok(()), Batch::check)?;
-    // All ports travel to control in one message; 16 bytes are more than the other fields of one take.
-    let mut bytes = new.name.len() + new.path.len() + 16;
+    // All ports travel to control in one message; 20 bytes are more than the other fields of one take.
+    let bytes_of = |port: &SavedPort| {
+        port.name.len() + port.path.len() + port.owner.as_ref().map_or(0, |owner| owner.to_string().len()) + 20
+    };
+    let mut bytes = bytes_of(new);
     for port in there {
         if port.name == new.name {
             return Err(format!("there is a port {} already; choose another name", port.name));
@@ -164,7 +212,7 @@ pub fn check_new<'a>(there: impl Iterator<Item = &'a SavedPort>, new: &SavedPort
         if port.path == new.path {
             return Err(format!("{} belongs to port {} already; choose another path", port.path, port.name));
         }
-        bytes += port.name.len() + port.path.len() + 16;
+        bytes += bytes_of(port);
     }
     if bytes > MAX_MESSAGE - 64 {
         return Err("too many ports: the list of all names and paths is over 64 KiB; use shorter ones".into());
@@ -200,20 +248,25 @@ pub fn check_new_uplink<'a>(
     let mut count = 0;
     for uplink in uplinks {
         if uplink.name == new.name {
-            return Err(format!("there is an uplink {} already; choose another name", new.name));
+            return Err(format!("there is {} {} already; choose another name", a_kind(uplink), new.name));
         }
         if uplink.device == new.device {
-            return Err(format!("{} is uplink {} already; choose another device", new.device, uplink.name));
+            let kind = uplink.kind();
+            return Err(format!("{} is {kind} {} already; choose another device", new.device, uplink.name));
         }
         count += 1;
     }
     if count >= MAX_UPLINKS {
-        return Err(format!("there are {MAX_UPLINKS} uplinks already; remove one first"));
+        return Err(format!("there are {MAX_UPLINKS} interfaces already, uplinks and guests; remove one first"));
     }
     Ok(())
 }
 
-/// What is remembered has a driver, even if it was chosen.
+fn a_kind(uplink: &SavedUplink) -> &'static str {
+    if uplink.guest { "a port" } else { "an uplink" }
+}
+
+/// What an earlier version remembered has a driver, even if it was chosen.
 fn is_same(given: &SavedUplink, saved: &SavedUplink) -> bool {
     let driver = given.driver.as_ref().or(saved.driver.as_ref()).cloned();
     SavedUplink { driver, ..given.clone() } == *saved
@@ -233,12 +286,13 @@ fn reconcile_uplinks(
     let mut all: Vec<SavedUplink> = Vec::new();
     for uplink in given {
         check_new_uplink(ports.iter().chain(saved_ports), all.iter(), uplink)
-            .map_err(|e| Usage(format!("--uplink {}: {e}", uplink.name)))?;
+            .map_err(|e| Usage(format!("--{} {}: {e}", uplink.kind(), uplink.name)))?;
         all.push(uplink.clone());
     }
     for uplink in &once {
         check_new_uplink(ports.iter().chain(saved_ports), all.iter(), uplink).map_err(|e| {
-            Failed(format!("remembered uplink {}: {e}, or move ports.json of --state-dir away", uplink.name))
+            let kind = uplink.kind();
+            Failed(format!("remembered {kind} {}: {e}, or move ports.json of --state-dir away", uplink.name))
         })?;
         all.push(uplink.clone());
     }
@@ -266,8 +320,24 @@ fn is_program(file: &Path) -> bool {
     file.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
 }
 
-/// Makes the directory if need be and locks it for this process. The lock goes with the process, however it ends.
-fn lock(dir: &Path, name: &str, option: &str, mode: u32) -> Result<File, RunError> {
+/// Locks the file, waiting for whoever has it until then; says so, once.
+fn wait_for_lock(file: &File, shown: &str, until: Instant) -> bool {
+    let mut said = false;
+    while flock(file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if Instant::now() >= until {
+            return false;
+        }
+        if !std::mem::replace(&mut said, true) {
+            info!("{shown} is in use by another lasthop; waiting up to {LOCK_PATIENCE:?} for it to end");
+        }
+        std::thread::sleep(LOCK_LOOK);
+    }
+    true
+}
+
+/// Makes the directory if need be and locks it for this process. The lock goes with the process, however it ends: one that is
+/// ending is waited for.
+fn lock(dir: &Path, name: &str, option: &str, mode: u32, until: Instant) -> Result<File, RunError> {
     let shown = dir.display();
     DirBuilder::new().recursive(true).mode(mode).create(dir).map_err(|e| {
         Failed(format!("{shown}: cannot make the directory: {e}; choose another with {option} or run as root"))
@@ -278,7 +348,7 @@ fn lock(dir: &Path, name: &str, option: &str, mode: u32) -> Result<File, RunErro
         options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&path).map_err(|e| {
             Failed(format!("{}: {e}; make the directory writable or choose another with {option}", path.display()))
         })?;
-    if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+    if !wait_for_lock(&file, &shown.to_string(), until) {
         let mut pid = String::new();
         let _ = file.read_to_string(&mut pid);
         return Err(Failed(format!(
@@ -296,7 +366,7 @@ mod tests {
     use super::*;
 
     fn port(name: &str, path: &str) -> SavedPort {
-        SavedPort { name: name.into(), path: path.into(), client: false, tx_batch: None }
+        SavedPort { name: name.into(), path: path.into(), client: false, tx_batch: None, owner: None }
     }
 
     #[test]
@@ -335,16 +405,30 @@ mod tests {
     }
 
     #[test]
+    fn what_stays_is_kept_apart_from_what_goes() {
+        let dir = tempfile::tempdir().unwrap();
+        let (run, state, link) = (dir.path().join("run"), dir.path().join("state"), dir.path().join("link"));
+        std::fs::create_dir(&run).unwrap();
+        std::fs::create_dir(&state).unwrap();
+        std::os::unix::fs::symlink(&run, &link).unwrap();
+        assert_eq!(check_apart(&run, &state), Ok(()));
+        for same in [&run, &link, &state.join("../run")] {
+            let Err(Usage(text)) = check_apart(&run, same) else { panic!("{} is the same", same.display()) };
+            assert!(text.contains("--run-dir and --state-dir are both"), "{text}");
+        }
+    }
+
+    #[test]
     fn a_directory_is_locked_once() {
         let dir = tempfile::tempdir().unwrap();
-        let held = lock(&dir.path().join("new/dir"), "lock", "--run-dir", 0o755).unwrap();
-        let Err(Failed(text)) = lock(&dir.path().join("new/dir"), "lock", "--run-dir", 0o755) else {
+        let held = lock(&dir.path().join("new/dir"), "lock", "--run-dir", 0o755, Instant::now()).unwrap();
+        let Err(Failed(text)) = lock(&dir.path().join("new/dir"), "lock", "--run-dir", 0o755, Instant::now()) else {
             panic!("locked twice")
         };
         assert!(text.contains(&format!("(pid {})", std::process::id())), "{text}");
         drop(held);
-        assert!(lock(&dir.path().join("new/dir"), "lock", "--run-dir", 0o755).is_ok());
+        assert!(lock(&dir.path().join("new/dir"), "lock", "--run-dir", 0o755, Instant::now()).is_ok());
         std::fs::write(dir.path().join("file"), "").unwrap();
-        assert!(lock(&dir.path().join("file/dir"), "lock", "--run-dir", 0o755).is_err());
+        assert!(lock(&dir.path().join("file/dir"), "lock", "--run-dir", 0o755, Instant::now()).is_err());
     }
 }

@@ -1,7 +1,8 @@
 //! Unix stream sockets with a name in the file system.
 
+use super::owner::Ids;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect as connect_to, listen,
@@ -14,8 +15,26 @@ use std::path::{Path, PathBuf};
 /// Longest path of a Unix socket, in bytes: `sun_path` without the closing zero (unix(7)).
 pub const MAX_PATH: usize = 107;
 
-/// Mode of every socket made here: its owner and its group. See [`Listener::bind`] for the group.
-const UMASK: Mode = Mode::from_raw_mode(0o117);
+/// Who may connect to a socket made here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// We, and our group.
+    Ours,
+    /// We, and the group `kvm` if the host has one: virtual machines usually run with it.
+    Kvm,
+    /// The owner of a port: a user, and a group if there is one.
+    Of(Ids),
+}
+
+impl Access {
+    /// What the mode of the socket does not have: 0660 is left, or 0600 where there is no group.
+    fn umask(self) -> Mode {
+        match self {
+            Self::Of(Ids { gid: None, .. }) => Mode::from_raw_mode(0o177),
+            _ => Mode::from_raw_mode(0o117),
+        }
+    }
+}
 
 /// A listening socket. The file is removed with it, unless somebody has put another in its place.
 #[derive(Debug)]
@@ -26,12 +45,11 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on `path` with mode 0660, non-blocking. A socket there that nobody listens on any more is replaced; one
-    /// that somebody does, or any other file, is an error. With `share_with_kvm` the group is `kvm` if the host has
-    /// one: virtual machines usually run with it.
+    /// Listens on `path` with mode 0660, or 0600 for an owner without a group, non-blocking. A socket there that nobody listens on
+    /// any more is replaced; one that somebody does, or any other file, is an error.
     ///
     /// The error is one line: what is wrong with the path; what to do.
-    pub fn bind(path: &Path, share_with_kvm: bool) -> Result<Self, String> {
+    pub fn bind(path: &Path, access: Access) -> Result<Self, String> {
         check_length(path)?;
         make_room(path)?;
         let shown = path.display();
@@ -44,14 +62,30 @@ impl Listener {
         };
         let address = SocketAddrUnix::new(path).map_err(failed)?;
         let fd = stream_socket().map_err(failed)?;
-        let before = rustix::process::umask(UMASK);
+        let before = rustix::process::umask(access.umask());
         let bound = bind(&fd, &address);
         rustix::process::umask(before);
         bound.map_err(failed)?;
-        let file = own_file(path, share_with_kvm).map_err(failed)?;
+        let file = own_file(path, access).map_err(|e| match access {
+            Access::Of(_) if e == Errno::PERM => {
+                let _ = rustix::fs::unlink(path);
+                format!("{shown}: may not give the socket to its owner; run lasthop as root, or leave out the owner")
+            }
+            _ => failed(e),
+        })?;
         let listener = Self { fd, path: path.into(), file };
         listen(&listener.fd, 128).map_err(failed)?;
         Ok(listener)
+    }
+
+    /// Lets the members of this group use it. The file is found through a descriptor, as above.
+    pub fn share_with(&self, group: u32) -> Result<(), Errno> {
+        let file = rustix::fs::open(&self.path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+        let stat = rustix::fs::fstat(&file)?;
+        if (stat.st_dev, stat.st_ino) != self.file {
+            return Err(Errno::EXIST);
+        }
+        rustix::fs::chownat(&file, "", None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH)
     }
 
     /// The next waiting connection, non-blocking; `Ok(None)` when there is none.
@@ -129,7 +163,7 @@ fn make_room(path: &Path) -> Result<(), String> {
 
 /// Identity of the socket file just made, and its group. Goes through a descriptor: whoever may write the directory
 /// could put another file at the path meanwhile, and that one must not change hands.
-fn own_file(path: &Path, share_with_kvm: bool) -> Result<(u64, u64), Errno> {
+fn own_file(path: &Path, access: Access) -> Result<(u64, u64), Errno> {
     let file = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     let stat = rustix::fs::fstat(&file)?;
     let ours = FileType::from_raw_mode(stat.st_mode) == FileType::Socket
@@ -138,16 +172,29 @@ fn own_file(path: &Path, share_with_kvm: bool) -> Result<(u64, u64), Errno> {
     if !ours {
         return Err(Errno::EXIST);
     }
-    if let Some(group) = share_with_kvm.then(kvm_group).flatten() {
-        // Without the right to, the group stays our own.
-        let _ = rustix::fs::chownat(&file, "", None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH);
+    let give = |user, group| rustix::fs::chownat(&file, "", user, group, AtFlags::EMPTY_PATH);
+    match access {
+        Access::Ours => {}
+        Access::Kvm => {
+            if let Some(group) = kvm_group() {
+                // Without the right to, the group stays our own.
+                let _ = give(None, Some(Gid::from_raw(group)));
+            }
+        }
+        Access::Of(Ids { uid, gid }) => give(Some(Uid::from_raw(uid)), gid.map(Gid::from_raw))?,
     }
     Ok((stat.st_dev, stat.st_ino))
 }
 
 fn kvm_group() -> Option<u32> {
+    group("kvm")
+}
+
+/// The number of a group of this host.
+pub fn group(name: &str) -> Option<u32> {
     let groups = std::fs::read_to_string("/etc/group").ok()?;
-    groups.lines().find_map(|line| line.strip_prefix("kvm:")?.split(':').nth(1)?.parse().ok())
+    let of = |line: &str| line.strip_prefix(name)?.strip_prefix(':')?.split(':').nth(1)?.parse().ok();
+    groups.lines().find_map(of)
 }
 
 #[cfg(test)]
@@ -159,36 +206,52 @@ mod tests {
     fn a_path_is_taken_replaced_or_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("vm.sock");
-        let listener = Listener::bind(&path, true).unwrap();
+        let listener = Listener::bind(&path, Access::Kvm).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o660);
         assert!(listener.accept().unwrap().is_none());
         let _client = connect(&path).unwrap();
         assert!(listener.accept().unwrap().is_some());
-        assert!(Listener::bind(&path, true).unwrap_err().contains("in use"));
+        assert!(Listener::bind(&path, Access::Kvm).unwrap_err().contains("in use"));
 
         // A killed process leaves its file behind.
         let stale = dir.path().join("stale.sock");
         drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
         assert!(stale.exists());
-        let listener = Listener::bind(&stale, false).unwrap();
+        let listener = Listener::bind(&stale, Access::Ours).unwrap();
         drop(listener);
         assert!(!stale.exists(), "removed with its listener");
 
         let file = dir.path().join("file");
         std::fs::write(&file, "precious").unwrap();
-        assert!(Listener::bind(&file, false).unwrap_err().contains("not a socket"));
+        assert!(Listener::bind(&file, Access::Ours).unwrap_err().contains("not a socket"));
         std::os::unix::fs::symlink(&file, dir.path().join("link")).unwrap();
-        assert!(Listener::bind(&dir.path().join("link"), false).unwrap_err().contains("not a socket"));
+        assert!(Listener::bind(&dir.path().join("link"), Access::Ours).unwrap_err().contains("not a socket"));
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
-        assert!(Listener::bind(&dir.path().join("no/vm.sock"), false).unwrap_err().contains("no such directory"));
-        assert!(Listener::bind(&dir.path().join("x".repeat(107)), false).unwrap_err().contains("107 bytes"));
+        assert!(
+            Listener::bind(&dir.path().join("no/vm.sock"), Access::Ours).unwrap_err().contains("no such directory")
+        );
+        assert!(Listener::bind(&dir.path().join("x".repeat(107)), Access::Ours).unwrap_err().contains("107 bytes"));
+    }
+
+    #[test]
+    fn an_owner_has_the_file() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        for (gid, mode) in [(None, 0o600), (Some(4321), 0o660)] {
+            let path = dir.path().join(format!("{mode}"));
+            let _listener = Listener::bind(&path, Access::Of(Ids { uid: 1234, gid })).unwrap();
+            let file = std::fs::metadata(&path).unwrap();
+            assert_eq!((file.uid(), file.gid(), file.mode() & 0o777), (1234, gid.unwrap_or(0), mode));
+        }
     }
 
     #[test]
     fn a_file_put_in_our_place_is_left_alone() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("vm.sock");
-        let listener = Listener::bind(&path, false).unwrap();
+        let listener = Listener::bind(&path, Access::Ours).unwrap();
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "other").unwrap();
         drop(listener);

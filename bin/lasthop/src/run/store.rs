@@ -1,8 +1,10 @@
 //! What outlives a run: ports added at run time in `STATE_DIR/ports.json`, access lists in `STATE_DIR/acl.rules`.
 
 use super::batch::Batch;
+use super::owner::Owner;
 use lasthop_policy::{Vlans, acl::Book};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -25,6 +27,9 @@ pub struct SavedPort {
     /// How its packets are gathered, if not like all ports'.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tx_batch: Option<Batch>,
+    /// Who may use it, if not whoever may open the socket.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<Owner>,
 }
 
 /// A remembered uplink.
@@ -52,6 +57,16 @@ pub struct SavedUplink {
     /// The VLANs that it carries; none given: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vlans: Option<Vlans>,
+    /// It is a guest's port (`port add --device`), not an uplink.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub guest: bool,
+}
+
+impl SavedUplink {
+    /// What people call it.
+    pub fn kind(&self) -> &'static str {
+        if self.guest { "port" } else { "uplink" }
+    }
 }
 
 /// What is remembered in `ports.json`.
@@ -61,6 +76,8 @@ pub struct Saved {
     pub ports: Vec<SavedPort>,
     /// Uplinks.
     pub uplinks: Vec<SavedUplink>,
+    /// TAP devices that lasthop has made and not removed, and their addresses.
+    pub taps: BTreeMap<String, String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -70,6 +87,8 @@ struct Document {
     ports: Vec<SavedPort>,
     #[serde(default)]
     uplinks: Vec<SavedUplink>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    taps: BTreeMap<String, String>,
 }
 
 /// The files.
@@ -101,9 +120,32 @@ impl Store {
     /// Reads ports and uplinks; none if there is no file. A file that cannot be understood is left as it is, and the error
     /// names it.
     pub fn load(&self) -> Result<Saved, String> {
+        self.load_ports().map(Option::unwrap_or_default)
+    }
+
+    /// The same where something is in force that must not go because the file has gone.
+    pub fn load_again(&self, ports_in_force: bool) -> Result<Saved, String> {
+        let missing = || format!("{} is missing; `lasthop port del` removes ports", self.file.display());
+        match self.load_ports()? {
+            None if ports_in_force => Err(missing()),
+            read => Ok(read.unwrap_or_default()),
+        }
+    }
+
+    /// The same as [`Store::load_lists`] for lists.
+    pub fn load_lists_again(&self, lists_in_force: bool) -> Result<Vec<u8>, String> {
+        let lists = self.load_lists()?;
+        // A file that is there is never empty: it has its first line.
+        if lists.is_empty() && lists_in_force {
+            return Err(format!("{} is missing; `lasthop acl clear` removes lists", self.lists.display()));
+        }
+        Ok(lists)
+    }
+
+    fn load_ports(&self) -> Result<Option<Saved>, String> {
         let shown = self.file.display();
         let text = match fs::read_to_string(&self.file) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Saved::default()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(e) => {
                 return Err(format!("{shown}: {e}; make it readable, or move it away to start without its ports"));
             }
@@ -115,7 +157,7 @@ impl Store {
             return Err(wrong(format!("format {} is not format {VERSION} of this lasthop", document.version)));
         }
         for port in &document.ports {
-            super::args::check_name(&port.name).map_err(|e| wrong(format!("port {:?}: {e}", port.name)))?;
+            lasthop_policy::check_name(&port.name).map_err(|e| wrong(format!("port {:?}: {e}", port.name)))?;
             if !Path::new(&port.path).is_absolute() {
                 return Err(wrong(format!("port {:?}: {:?} is not an absolute path", port.name, port.path)));
             }
@@ -126,12 +168,13 @@ impl Store {
         for uplink in &document.uplinks {
             super::args::check_uplink(uplink).map_err(|e| wrong(format!("uplink {:?}: {e}", uplink.name)))?;
         }
-        Ok(Saved { ports: document.ports, uplinks: document.uplinks })
+        Ok(Some(Saved { ports: document.ports, uplinks: document.uplinks, taps: document.taps }))
     }
 
     /// Replaces what is remembered: all of them or, on an error, none.
-    pub fn save(&self, Saved { ports, uplinks }: Saved) -> Result<(), String> {
-        let text = serde_json::to_vec_pretty(&Document { version: VERSION, ports, uplinks }).map_err(io::Error::from);
+    pub fn save(&self, Saved { ports, uplinks, taps }: Saved) -> Result<(), String> {
+        let text =
+            serde_json::to_vec_pretty(&Document { version: VERSION, ports, uplinks, taps }).map_err(io::Error::from);
         let written = text.and_then(|text| write(&self.file, &[&text, b"\n"]));
         written.map_err(|e| format!("{}: {e}; nothing was changed", self.file.display()))
     }
@@ -147,6 +190,12 @@ impl Store {
             Ok(text) => text,
         };
         Book::from_text(&text).map_err(|e| wrong(e.to_string()))?;
+        if Book::was_for_all(&text) {
+            tracing::warn!(
+                "{shown}: its general access lists hold for guests and for uplinks, as they did when they were loaded; `lasthop acl \
+                 load` now loads those of guests, unless --for says otherwise"
+            );
+        }
         Ok(text.into_bytes())
     }
 
@@ -166,12 +215,19 @@ mod tests {
         let store = Store::new(dir.path());
         assert_eq!(store.load().unwrap(), Saved::default());
         let ports = vec![
-            SavedPort { name: "vm1".into(), path: "/run/vm 1\".sock".into(), client: false, tx_batch: None },
+            SavedPort {
+                name: "vm1".into(),
+                path: "/run/vm 1\".sock".into(),
+                client: false,
+                tx_batch: None,
+                owner: Some("alice:kvm".parse().unwrap()),
+            },
             SavedPort {
                 name: "vm2".into(),
                 path: "/run/ü.sock".into(),
                 client: true,
                 tx_batch: Some(Batch { us: 250, packets: 32 }),
+                owner: None,
             },
         ];
         let uplinks = vec![SavedUplink {
@@ -183,8 +239,10 @@ mod tests {
             no_gro: false,
             spare: true,
             vlans: Some("untagged:10:20-30".parse().unwrap()),
+            guest: true,
         }];
-        let saved = Saved { ports, uplinks };
+        let taps = [("lh0".to_owned(), "02:00:00:00:00:07".to_owned())].into();
+        let saved = Saved { ports, uplinks, taps };
         store.save(saved.clone()).unwrap();
         assert_eq!(store.load().unwrap(), saved);
         store.save(Saved::default()).unwrap();
@@ -198,7 +256,10 @@ mod tests {
         let text = "{\"version\":1,\"ports\":[{\"name\":\"vm1\",\"path\":\"/x\",\"client\":true}]}";
         std::fs::write(dir.path().join("ports.json"), text).unwrap();
         let ports = Store::new(dir.path()).load().unwrap().ports;
-        assert_eq!(ports, [SavedPort { name: "vm1".into(), path: "/x".into(), client: true, tx_batch: None }]);
+        assert_eq!(
+            ports,
+            [SavedPort { name: "vm1".into(), path: "/x".into(), client: true, tx_batch: None, owner: None }]
+        );
     }
 
     #[test]

@@ -4,29 +4,30 @@ use super::account::Accounts;
 use super::batch::Batch;
 use super::child::{Child, Ended};
 use super::hurry::Hurry;
+use super::links::Links;
+use super::owner::Owner;
 use super::port::{Context, Port};
 use super::probing;
 use super::segments::Segments;
 use super::setup::{Setup, check_new};
 use super::socket::Listener;
-use super::store::{Saved, SavedPort, SavedUplink, Store};
+use super::store::{Saved, SavedPort, Store};
 use super::threads::PortThreads;
 use super::uplink::Uplink;
 use super::{RunError, RunError::Failed};
 use lasthop_hostview::HostMonitor;
 use lasthop_ipc::{
-    Channel, ControlToSupervisor, FromControl, LISTS_PART, PortConfig, SupervisorToControl, SupervisorToSwitch,
-    SwitchToSupervisor, ToControl, UplinkConfig,
+    Channel, ControlToSupervisor, DeviceState, FromControl, LISTS_PART, PortConfig, SupervisorToControl,
+    SupervisorToSwitch, SwitchToSupervisor, ToControl,
 };
-use lasthop_policy::Vlans;
-use lasthop_sys::{Epoll, SignalFd, Trigger};
+use lasthop_sys::{Epoll, SignalFd, Trigger, Watched};
 use lasthop_types::PortId;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -45,6 +46,7 @@ const SWITCH_PID: u64 = 2;
 const CONTROL_CHANNEL: u64 = 3;
 const CONTROL_PID: u64 = 4;
 const HURRY: u64 = 5;
+const LINKS: u64 = 6;
 /// Listeners: this plus the port's number. Uplinks' are above.
 const LISTENER: u64 = 1 << 32;
 const LISTENERS_END: u64 = 2 << 32;
@@ -64,17 +66,24 @@ pub struct Supervisor {
     pub(super) uplinks_needed: BTreeSet<u32>,
     pub(super) uplink_program: Result<PathBuf, String>,
     pub(super) uplink_limit: Duration,
+    /// TAP devices that were made here, in this run or an earlier one, and their addresses.
+    pub(super) taps: BTreeMap<String, String>,
+    /// How interfaces are, unless the kernel does not say.
+    pub(super) links: Option<Links>,
+    /// What control was last told of them.
+    pub(super) told_devices: Vec<DeviceState>,
     /// Which uplinks are on one segment, if that is to be found out.
     pub(super) segments: Option<Segments>,
     next_id: u32,
     /// How packets of a port that has no setting of its own are gathered.
     pub(super) tx_batch: Batch,
-    store: Store,
+    pub(super) store: Store,
     /// Text of the access lists, as it is kept.
-    lists: Vec<u8>,
+    pub(super) lists: Vec<u8>,
     /// The same as far as control has told us of a change.
     new_lists: Vec<u8>,
     api: Listener,
+    read_api: Option<Listener>,
     journal: OwnedFd,
     /// What cores and VMs do.
     monitor: HostMonitor,
@@ -85,7 +94,9 @@ pub struct Supervisor {
     /// Whose work ports' threads do, if VMs are to pay for it.
     accounts: Option<Accounts>,
     /// Whether `ready` was printed.
-    announced: bool,
+    pub(super) announced: bool,
+    /// Why it could not be.
+    unwritten: Option<io::Error>,
     _locks: [File; 2],
 }
 
@@ -111,7 +122,10 @@ impl Supervisor {
             for_switch.extend(arguments(&["--accounts", "vm"]));
         }
         for_switch.extend(setup.scheduling);
-        let for_control = arguments(&["--supervisor-fd", "3", "--api-fd", "4"]);
+        let mut for_control = arguments(&["--supervisor-fd", "3", "--api-fd", "4"]);
+        if setup.read_api.is_some() {
+            for_control.extend(arguments(&["--read-api-fd", "5"]));
+        }
         let mut supervisor = Self {
             epoll,
             signals,
@@ -124,6 +138,9 @@ impl Supervisor {
             uplink_lists: Vec::new(),
             uplink_program: setup.uplink,
             uplink_limit: setup.uplink_limit,
+            taps: setup.taps,
+            links: None,
+            told_devices: Vec::new(),
             segments: setup.uplink_probe.then(|| Segments::new(probing::token())),
             next_id: 1,
             tx_batch: setup.tx_batch,
@@ -131,17 +148,20 @@ impl Supervisor {
             lists: setup.lists,
             new_lists: Vec::new(),
             api: setup.api,
+            read_api: setup.read_api,
             journal,
             monitor,
             hurry,
             port_threads: PortThreads::default(),
             accounts: setup.vm_cgroup.then(Accounts::new),
             announced: false,
+            unwritten: None,
             _locks: setup.locks,
         };
         for port in setup.ports {
             let saved = setup.also_saved.contains(&port.name);
             let mut port = supervisor.number(port, saved);
+            port.given = true;
             let opened = port.open(&supervisor.epoll, token(&port));
             opened.map_err(|e| Failed(format!("port {}: {e}", port.config.name)))?;
             supervisor.ports.insert(port.config.id.0, port);
@@ -153,6 +173,7 @@ impl Supervisor {
             }
             supervisor.ports.insert(port.config.id.0, port);
         }
+        supervisor.follow_links(LINKS);
         supervisor.make_uplinks(setup.uplinks, setup.saved_uplinks);
         Ok(supervisor)
     }
@@ -168,21 +189,29 @@ impl Supervisor {
             self.step_segments(now);
             self.step_uplinks(now);
             self.step_announcements(now);
+            self.tell_devices();
             self.answer_uplink_lists(now);
             self.switch.flush(&self.epoll);
             self.control.flush(&self.epoll);
+            if let Some(e) = self.unwritten.take() {
+                let wrong = "\"ready\" could not be written to standard output";
+                return Err(Failed(format!("{wrong}: {e}; make room there, or send it elsewhere")));
+            }
             self.wait(&mut ready, self.deadline())?;
             for token in &ready {
                 match *token {
-                    SIGNALS => {
-                        if let Some(signal) = self.signals.read() {
+                    SIGNALS => match self.signals.read() {
+                        Some(Watched::HangUp) => self.reload(),
+                        Some(signal) => {
                             info!("ending ({signal:?})");
                             return self.shut_down();
                         }
-                    }
+                        None => {}
+                    },
                     SWITCH_CHANNEL => self.hear_switch(),
                     CONTROL_CHANNEL => self.hear_control(),
                     HURRY => self.hurry(),
+                    LINKS => self.hear_links(),
                     SWITCH_PID => {
                         let now = Instant::now();
                         if let Some(ended) = self.switch.reap(&self.epoll, now) {
@@ -247,11 +276,13 @@ impl Supervisor {
             }
         }
         if self.control.is_due(now) {
-            let api = self.api.as_fd().try_clone_to_owned();
-            if let Err(e) = api.and_then(|api| self.control.start(&self.epoll, vec![api])) {
+            let sockets = std::iter::once(&self.api).chain(&self.read_api).map(|l| l.as_fd().try_clone_to_owned());
+            let given: std::io::Result<Vec<_>> = sockets.collect();
+            if let Err(e) = given.and_then(|given| self.control.start(&self.epoll, given)) {
                 self.cannot_start("lasthop-control", &e)?;
                 self.control.start_later(now);
             } else {
+                self.told_devices.clear();
                 self.tell_control_ports();
                 self.tell_control_lists();
                 started = true;
@@ -300,6 +331,9 @@ impl Supervisor {
     fn step_ports(&mut self, now: Instant) {
         let cx = context(&self.epoll, &self.switch, now);
         for port in self.ports.values_mut() {
+            if let Some(reason) = port.take_refused() {
+                self.control.send(SupervisorToControl::PeerRefused { port: port.config.id, reason }, None);
+            }
             if let Some(connection) = port.step(cx, token(port)) {
                 let id = port.config.id;
                 let tgid = peer(&connection);
@@ -343,7 +377,11 @@ impl Supervisor {
         }
     }
 
+    /// The switch's word: of ports that are none nothing is kept, or it could have us keep as much as it likes.
     fn hear_thread(&mut self, port: PortId, thread: i32) {
+        if !self.ports.contains_key(&port.0) && !self.uplinks.contains_key(&port.0) {
+            return;
+        }
         self.port_threads.started(port.0, thread);
         if let (Some(accounts), Some(thread)) = (&mut self.accounts, self.port_threads.of(port.0, self.switch.pid())) {
             accounts.place(port.0, thread);
@@ -358,45 +396,28 @@ impl Supervisor {
                     self.announce();
                     continue;
                 }
-                ControlToSupervisor::PortAdd { request, name, path, client, tx_batch } => {
+                ControlToSupervisor::PortAdd { request, name, path, client, tx_batch, owner } => {
                     let tx_batch = tx_batch.map(|(us, packets)| Batch { us, packets });
-                    (request, self.add_port(SavedPort { name, path, client, tx_batch }))
+                    let owner = owner.map(|owner| owner.parse::<Owner>()).transpose();
+                    let spec = owner.map(|owner| SavedPort { name, path, client, tx_batch, owner });
+                    (request, spec.and_then(|spec| self.add_port(spec)))
                 }
-                ControlToSupervisor::PortDel { request, name } => (request, self.delete_port(&name)),
-                ControlToSupervisor::UplinkAdd { request, uplink } => {
-                    let UplinkConfig { name, device, driver, queues, nice, gro, spare, vlans } = uplink;
-                    let spec = |vlans| SavedUplink { name, device, driver, queues, nice, no_gro: !gro, spare, vlans };
-                    self.add_uplink(request, parse_vlans(vlans).map(spec));
-                    continue;
-                }
-                ControlToSupervisor::UplinkSet { request, name, vlans } => {
-                    let result = parse_vlans(vlans).and_then(|vlans| self.set_vlans(&name, vlans));
-                    self.control.send(SupervisorToControl::UplinkReply { request, result }, None);
-                    continue;
-                }
-                ControlToSupervisor::UplinkDel { request, name } => {
-                    self.delete_uplink(request, &name);
-                    continue;
-                }
-                ControlToSupervisor::UplinkList { request } => {
-                    self.list_uplinks(request);
+                ControlToSupervisor::PortDel { request, name } => match self.delete_device_port(request, &name) {
+                    true => continue,
+                    false => (request, self.delete_port(&name)),
+                },
+                uplink @ (ControlToSupervisor::UplinkAdd { .. }
+                | ControlToSupervisor::UplinkSet { .. }
+                | ControlToSupervisor::UplinkDel { .. }
+                | ControlToSupervisor::UplinkList { .. }
+                | ControlToSupervisor::Announce { .. }
+                | ControlToSupervisor::TakesNothing { .. }) => {
+                    self.hear_of_uplinks(uplink);
                     continue;
                 }
                 ControlToSupervisor::CpuTimes { request } => {
                     let times = self.cpu_times();
                     self.control.send(SupervisorToControl::CpuTimes { request, times }, None);
-                    continue;
-                }
-                ControlToSupervisor::Announce { uplink, stations } => {
-                    if let Some(uplink) = self.uplinks.get_mut(&uplink.0) {
-                        uplink.announce(stations);
-                    }
-                    continue;
-                }
-                ControlToSupervisor::TakesNothing { uplink, for_ms } => {
-                    if let Some(uplink) = self.uplinks.get_mut(&uplink.0) {
-                        uplink.takes_nothing(Duration::from_millis(for_ms));
-                    }
                     continue;
                 }
                 ControlToSupervisor::KeepLists(part) => {
@@ -421,25 +442,33 @@ impl Supervisor {
         if !self.announced && ready {
             self.announced = true;
             let mut stdout = std::io::stdout().lock();
-            // Somebody who closed our standard output does not want to know.
-            let _ = writeln!(stdout, "ready").and_then(|()| stdout.flush());
+            // Whoever closed the pipe does not wait for the line, and VMs must not lose their network for it. Whoever could not be
+            // told for another reason would wait for ever.
+            let written = writeln!(stdout, "ready").and_then(|()| stdout.flush());
+            self.unwritten = written.err().filter(|e| e.kind() != io::ErrorKind::BrokenPipe);
         }
     }
 
     fn add_port(&mut self, new: SavedPort) -> Result<PortConfig, String> {
         let there: Vec<SavedPort> = self.ports.values().map(Port::to_saved).collect();
         check_new(there.iter(), &new)?;
+        lasthop_policy::check_new_name(&new.name)?;
         if self.uplinks.values().any(|uplink| uplink.spec.name == new.name) {
             return Err(format!("there is an uplink {} already; choose another name", new.name));
         }
         let mut port = self.number(new, true);
         port.open(&self.epoll, token(&port))?;
         self.save(Some(&port), None)?;
+        Ok(self.take_in(port))
+    }
+
+    /// From now on there is this port.
+    pub(super) fn take_in(&mut self, port: Port) -> PortConfig {
         let config = port.config.clone();
         info!("port {} added: {}{}", config.name, config.path, if config.client { ", connecting" } else { "" });
         self.switch.send(SupervisorToSwitch::AddPort(config.clone()), None);
         self.ports.insert(config.id.0, port);
-        Ok(config)
+        config
     }
 
     fn delete_port(&mut self, name: &str) -> Result<PortConfig, String> {
@@ -453,22 +482,27 @@ impl Supervisor {
         if port.saved {
             self.save(None, Some(config.id))?;
         }
+        self.let_go(&config);
+        Ok(config)
+    }
+
+    /// From now on there is no such port.
+    pub(super) fn let_go(&mut self, config: &PortConfig) {
         self.ports.remove(&config.id.0);
         self.monitor.forget(config.id.0);
         self.port_threads.forget(config.id.0);
         if let Some(accounts) = &mut self.accounts {
             accounts.forget(config.id.0);
         }
-        info!("port {name} removed");
+        info!("port {} removed", config.name);
         self.switch.send(SupervisorToSwitch::DelPort(config.id), None);
-        Ok(config)
     }
 
     pub(super) fn save(&self, also: Option<&Port>, except: Option<PortId>) -> Result<(), String> {
         let kept = self.ports.values().filter(|port| port.saved && Some(port.config.id) != except);
         let ports = kept.chain(also).map(Port::to_saved).collect();
         let kept = self.uplinks.values().filter(|u| u.saved && !u.is_leaving() && Some(u.config.id) != except);
-        self.store.save(Saved { ports, uplinks: kept.map(|u| u.spec.clone()).collect() })
+        self.store.save(Saved { ports, uplinks: kept.map(|u| u.spec.clone()).collect(), taps: self.taps.clone() })
     }
 
     pub(super) fn next_port(&mut self) -> PortId {
@@ -485,7 +519,7 @@ impl Supervisor {
     }
 
     /// A port with the next number.
-    fn number(&mut self, port: SavedPort, saved: bool) -> Port {
+    pub(super) fn number(&mut self, port: SavedPort, saved: bool) -> Port {
         Port::new(self.next_port(), port, self.tx_batch, saved, Instant::now())
     }
 
@@ -494,7 +528,8 @@ impl Supervisor {
         let is_list = |m: &_| matches!(m, SupervisorToControl::Ports(_) | SupervisorToControl::Uplinks(_));
         self.control.unsend(is_list);
         let vlans = |uplink: &Uplink| uplink.spec.vlans.as_ref().map(|vlans| vlans.as_bytes().to_vec());
-        let uplinks = self.uplinks.values().filter(|uplink| !uplink.is_leaving()).map(|u| (u.config.id, vlans(u)));
+        let uplinks = self.uplinks.values().filter(|uplink| !uplink.is_leaving() && !uplink.spec.guest);
+        let uplinks = uplinks.map(|u| (u.config.id, vlans(u)));
         self.control.send(SupervisorToControl::Uplinks(uplinks.collect()), None);
         self.control.send(SupervisorToControl::Ports(self.configs()), None);
     }
@@ -508,7 +543,7 @@ impl Supervisor {
     }
 
     /// What a new control judges by. Goes before it gets to know the switch.
-    fn tell_control_lists(&mut self) {
+    pub(super) fn tell_control_lists(&mut self) {
         self.new_lists.clear();
         if !self.lists.is_empty() {
             for part in self.lists.chunks(LISTS_PART).chain([&[][..]]) {
@@ -525,12 +560,16 @@ impl Supervisor {
         self.control.send(SupervisorToControl::Shutdown, None);
         let limit = Instant::now() + SHUTDOWN_LIMIT;
         let mut ready = Vec::new();
-        while self.switch.is_up() || self.control.is_up() || self.uplinks.values().any(Uplink::is_up) {
+        loop {
+            // All that has ended is collected before anything is waited for: of the last one nothing more would be heard.
             self.ending_uplinks();
+            if !self.switch.is_up() && !self.control.is_up() && !self.uplinks.values().any(Uplink::is_up) {
+                break;
+            }
             self.switch.flush(&self.epoll);
             self.control.flush(&self.epoll);
             let late = Instant::now() >= limit;
-            if late || self.signals.read().is_some() {
+            if late || self.signals.read().is_some_and(|signal| signal != Watched::HangUp) {
                 if late {
                     warn!("a child did not end within {SHUTDOWN_LIMIT:?}; killing it");
                 }
@@ -551,12 +590,7 @@ impl Supervisor {
     }
 }
 
-fn parse_vlans(list: Option<String>) -> Result<Option<Vlans>, String> {
-    let parse = |list: String| list.parse::<Vlans>().map_err(|e| format!("VLANs {list}: {e}"));
-    list.map(parse).transpose()
-}
-
-fn token(port: &Port) -> u64 {
+pub(super) fn token(port: &Port) -> u64 {
     LISTENER + u64::from(port.config.id.0)
 }
 

@@ -11,18 +11,22 @@
 //!
 //! Whether it may be joined at all is the business of `standby.rs`.
 
+mod carrier;
 mod rounds;
 mod standby;
 mod taking;
 
 use super::backoff::Backoff;
 use super::child::{Child, Ended};
-use super::driver::{Driver, Heard, Kept};
+use super::driver::{Driver, Heard, Kept, Start};
 use super::store::SavedUplink;
+use carrier::Carrier;
 use lasthop_ipc::{
-    PortConfig, SupervisorToSwitch, SupervisorToUplink, SwitchToSupervisor, UplinkCounters, UplinkDevice, UplinkInfo,
+    DeviceState, PortConfig, SupervisorToSwitch, SupervisorToUplink, SwitchToSupervisor, UplinkCounters, UplinkDevice,
+    UplinkInfo,
 };
 use lasthop_sys::Epoll;
+use lasthop_types::MacAddr;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -45,6 +49,9 @@ pub const ENDING_LIMIT: Duration = Duration::from_millis(700);
 /// How long after a connection was made a spare is started: its start is work that packets would wait for.
 const SPARE_WAIT: Duration = Duration::from_millis(50);
 
+/// Longest text of what is wrong that control is told, in characters: it is told that of all uplinks at once.
+const LONGEST_ERROR: usize = 300;
+
 /// The switch, which uplinks are joined to.
 pub type Switch = Child<SupervisorToSwitch, SwitchToSupervisor>;
 
@@ -62,6 +69,8 @@ pub enum Waiting {
     Added(u64),
     /// It is to be gone.
     Deleted(u64),
+    /// The same, and it is a guest's port.
+    PortDeleted(u64),
 }
 
 /// An uplink.
@@ -100,6 +109,11 @@ pub struct Uplink {
     /// A device that it made has been removed, or a process was started to do that.
     removed: bool,
     standby: Standby,
+    carrier: Carrier,
+    /// The address of the TAP device of this name that an earlier run has made.
+    pub made: Option<MacAddr>,
+    /// Somebody waits for its first process, and is told what it says.
+    pub at_once: bool,
 }
 
 impl Uplink {
@@ -114,7 +128,7 @@ impl Uplink {
         limit: Duration,
     ) -> Self {
         let now = Instant::now();
-        let name = format!("uplink {}: lasthop-uplink", spec.name);
+        let name = format!("{} {}: lasthop-uplink", spec.kind(), spec.name);
         let [driver, spare] = tokens.map(|tokens| Driver::new(&name, program.to_owned(), tokens, limit));
         Self {
             driver,
@@ -138,6 +152,9 @@ impl Uplink {
             had_room: false,
             removed: false,
             standby: Standby::default(),
+            carrier: Carrier::default(),
+            made: None,
+            at_once: false,
         }
     }
 
@@ -175,6 +192,7 @@ impl Uplink {
             Link::Closing { .. } => Duration::ZERO,
             Link::Joined => {
                 if !self.said_why && self.may_join() {
+                    info!("port {}: connection ended: {reason}", self.config.name);
                     self.last_error = Some(format!("the switch: {reason}"));
                 }
                 // If it is the process that has ended, its end will be reported in a moment.
@@ -197,6 +215,7 @@ impl Uplink {
         }
         self.hasten(now);
         if self.leaving.is_none() {
+            self.step_carrier(now);
             self.start(epoll, now);
         }
         if matches!(self.link, Link::Closing { until } if until <= now) {
@@ -212,15 +231,19 @@ impl Uplink {
     fn start(&mut self, epoll: &Epoll, now: Instant) {
         let ours = self.device.as_ref().is_some_and(|d| d.created);
         let kept = self.kept.as_ref();
+        let how = Start { ours, leave_down: self.was_set_down(), mac: self.made };
+        if self.waits_for_device() {
+            return;
+        }
         // Who is to open the device needs the last one to have closed it.
         if self.driver.is_due(now) && (kept.is_some() || !self.spare_is_up()) {
-            match self.driver.start(epoll, &self.spec, kept, ours, now) {
+            match self.driver.start(epoll, &self.spec, kept, how, now) {
                 Ok(()) => self.starts += 1,
                 Err(e) => self.complain(format!("cannot start lasthop-uplink: {e}")),
             }
         } else if self.spare_is_wanted()
             && let Some(spare) = self.spare.as_mut().filter(|spare| self.spare_at <= now && spare.is_due(now))
-            && let Err(e) = spare.start(epoll, &self.spec, self.kept.as_ref(), ours, now)
+            && let Err(e) = spare.start(epoll, &self.spec, self.kept.as_ref(), how, now)
         {
             self.complain_of_spare(format!("cannot start: {e}"));
         }
@@ -263,7 +286,7 @@ impl Uplink {
     /// Takes what it says. True if it has become ready; an error is why it cannot be used.
     pub fn hear(&mut self, epoll: &Epoll, now: Instant) -> Result<bool, String> {
         match self.spare.as_mut().and_then(|spare| spare.hear(epoll, now)) {
-            Some(Heard::Ready(..)) => debug!("uplink {}: its spare stands by", self.spec.name),
+            Some(Heard::Ready(..)) => debug!("{} {}: its spare stands by", self.spec.kind(), self.spec.name),
             Some(Heard::Failed(why)) => self.complain_of_spare(why),
             None => {}
         }
@@ -271,9 +294,14 @@ impl Uplink {
             Some(Heard::Ready(device, kept)) => {
                 let created = device.created || self.device.as_ref().is_some_and(|d| d.created);
                 let UplinkDevice { driver, mode, mac, .. } = &device;
-                info!("uplink {}: {} ({}, {mode}), {mac}", self.spec.name, self.spec.device, driver.name());
-                // The next start must not choose anew: the interface may be gone, and a TAP device is no substitute.
-                self.spec.driver.get_or_insert_with(|| driver.name().into());
+                info!(
+                    "{} {}: {} ({}, {mode}), {mac}",
+                    self.spec.kind(),
+                    self.spec.name,
+                    self.spec.device,
+                    driver.name()
+                );
+                self.made = created.then_some(device.mac);
                 self.device = Some(UplinkDevice { created, ..device });
                 match kept {
                     // It would keep a device that is to go.
@@ -341,14 +369,14 @@ impl Uplink {
         self.driver.is_fresh()
     }
 
-    /// Asks it to end for good within `limit`, and to take along a device that it has made.
-    pub fn leave(&mut self, now: Instant, limit: Duration) {
+    /// Asks it to end for good within `limit`, and to take along a device that it has made if that is to be removed.
+    pub fn leave(&mut self, now: Instant, limit: Duration, remove: bool) {
         self.leaving = Some(now + limit);
         self.spare.iter().for_each(Driver::kill);
         if let Some(kept) = self.kept.take() {
             kept.close();
         }
-        self.driver.send(SupervisorToUplink::Shutdown { remove: true }, None);
+        self.driver.send(SupervisorToUplink::Shutdown { remove }, None);
     }
 
     /// Ends it if it was asked to end long enough ago.
@@ -368,8 +396,15 @@ impl Uplink {
         if std::mem::replace(&mut self.removed, true) || !made {
             return false;
         }
-        if let Err(e) = self.driver.start(epoll, &self.spec, None, true, now) {
-            warn!("uplink {}: {} is left behind: cannot start lasthop-uplink: {e}", self.spec.name, self.spec.device);
+        if let Err(e) =
+            self.driver.start(epoll, &self.spec, None, Start { ours: true, leave_down: true, mac: self.made }, now)
+        {
+            warn!(
+                "{} {}: {} is left behind: cannot start lasthop-uplink: {e}",
+                self.spec.kind(),
+                self.spec.name,
+                self.spec.device
+            );
             return false;
         }
         self.leaving = Some(now + limit);
@@ -397,13 +432,19 @@ impl Uplink {
             _ => None,
         };
         let waits_for_spare = !self.driver.is_up() && self.kept.is_none() && self.spare_is_up();
-        let driver = self.driver.deadline().filter(|_| !waits_for_spare);
+        let waits = waits_for_spare || (!self.driver.is_up() && self.waits_for_device());
+        let driver = self.driver.deadline().filter(|_| !waits);
         let spare = self.spare.as_ref().and_then(|spare| match spare.deadline() {
             at if spare.is_up() => at,
             at if self.spare_is_wanted() => at.max(Some(self.spare_at)),
             _ => None,
         });
-        [driver, spare, join_at].into_iter().flatten().chain(self.standby_deadline()).min()
+        [driver, spare, join_at]
+            .into_iter()
+            .flatten()
+            .chain(self.standby_deadline())
+            .chain(self.carrier_deadline())
+            .min()
     }
 
     /// Its processes: the one that carries packets and one that stands by.
@@ -419,22 +460,36 @@ impl Uplink {
             name: self.spec.name.clone(),
             port: self.config.id,
             device: self.spec.device.clone(),
+            guest: self.spec.guest,
             nice: self.spec.nice,
             running: self.driver.is_ready(),
             about: self.device.clone(),
             pid: self.driver.pid(),
             restarts: self.starts.saturating_sub(1),
             spare: self.spare.as_ref().map(Driver::is_ready),
-            last_error: self.last_error.clone(),
+            last_error: self.trouble(),
             blocked_by: self.behind().cloned(),
+            link: self.link_state(),
             counters,
+        }
+    }
+
+    /// As `lasthop port list` shows it.
+    pub fn device_state(&self) -> DeviceState {
+        DeviceState {
+            port: self.config.id,
+            device: self.spec.device.clone(),
+            driver: self.device.as_ref().map(|device| device.driver),
+            link: self.link_state(),
+            // It may be the process's own words.
+            last_error: self.trouble().map(|why| why.chars().take(LONGEST_ERROR).collect()),
         }
     }
 
     /// Says what is wrong with the process that stands by, once.
     fn complain_of_spare(&mut self, what: String) {
         if self.spare_trouble.as_ref() != Some(&what) {
-            warn!("uplink {}: its spare: {what}", self.spec.name);
+            warn!("{} {}: its spare: {what}", self.spec.kind(), self.spec.name);
             self.spare_trouble = Some(what);
         }
     }
@@ -442,7 +497,7 @@ impl Uplink {
     /// Says what is wrong, once.
     fn complain(&mut self, what: String) {
         if self.last_error.as_ref() != Some(&what) {
-            warn!("uplink {}: {what}", self.spec.name);
+            warn!("{} {}: {what}", self.spec.kind(), self.spec.name);
             self.last_error = Some(what);
         }
     }

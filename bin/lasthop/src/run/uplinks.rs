@@ -1,12 +1,16 @@
 //! The supervisor's uplinks: started, joined to the switch, restarted, added and removed.
 
+use super::links::Links;
 use super::setup::check_new_uplink;
 use super::store::SavedUplink;
 use super::supervisor::Supervisor;
 use super::uplink::{ENDING_LIMIT, LEAVING_LIMIT, Uplink, Waiting};
 use super::{RunError, RunError::Failed};
-use lasthop_ipc::{PortConfig, SupervisorToControl, SupervisorToSwitch, UplinkInfo};
+use lasthop_ipc::{
+    ControlToSupervisor, LinkState, PortConfig, SupervisorToControl, SupervisorToSwitch, UplinkConfig, UplinkInfo,
+};
 use lasthop_policy::Vlans;
+use lasthop_sys::Trigger;
 use lasthop_types::PortId;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -22,24 +26,90 @@ impl Supervisor {
     /// Those of the command line must work; a remembered one that does not is tried again and again.
     pub(super) fn make_uplinks(&mut self, given: Vec<(SavedUplink, bool)>, saved: Vec<SavedUplink>) {
         for (spec, saved) in given {
-            let id = self.make_uplink(spec, saved);
+            let id = self.make_uplink(spec, saved, true);
             self.uplinks_needed.insert(id.0);
         }
         for spec in saved {
-            self.make_uplink(spec, true);
+            self.make_uplink(spec, true, false);
         }
     }
 
-    fn make_uplink(&mut self, spec: SavedUplink, saved: bool) -> PortId {
+    /// `at_once`: somebody waits until it works.
+    fn make_uplink(&mut self, spec: SavedUplink, saved: bool, at_once: bool) -> PortId {
         let id = self.next_port();
         // Without one, starting it fails and says so.
         let program = self.uplink_program.clone().unwrap_or_else(|_| "lasthop-uplink".into());
         let tx_batch = (self.tx_batch.us, self.tx_batch.packets);
-        let config = PortConfig { id, name: spec.name.clone(), path: String::new(), client: true, tx_batch };
+        let config =
+            PortConfig { id, name: spec.name.clone(), path: String::new(), client: true, tx_batch, owner: None };
         let tokens = [0, 1].map(|n| (CHANNELS[n] | u64::from(id.0), PIDS[n] | u64::from(id.0)));
-        let uplink = Uplink::new(config, spec, saved, &program, tokens, self.uplink_limit);
+        let mut uplink = Uplink::new(config, spec, saved, &program, tokens, self.uplink_limit);
+        uplink.at_once = at_once;
+        uplink.made = self.taps.get(&uplink.spec.device).and_then(|mac| mac.parse().ok());
+        uplink.set_link(link_state(self.links.as_ref(), &uplink.spec.device));
         self.uplinks.insert(id.0, uplink);
         id
+    }
+
+    /// Has the kernel say how interfaces are from now on; `token`: under which it is reported that it has.
+    pub(super) fn follow_links(&mut self, token: u64) {
+        let links = Links::open().and_then(|links| {
+            self.epoll.add(&links, token, Trigger::Level)?;
+            Ok(links)
+        });
+        match links {
+            Ok(links) => self.links = Some(links),
+            Err(e) => warn!("cables that are pulled, and interfaces that are set down, are not seen: rtnetlink: {e}"),
+        }
+    }
+
+    /// The kernel has said something of interfaces.
+    pub(super) fn hear_links(&mut self) {
+        let Some(links) = &mut self.links else { return };
+        links.hear();
+        for uplink in self.uplinks.values_mut() {
+            uplink.set_link(links.state(&uplink.spec.device));
+        }
+    }
+
+    /// Tells control what is to be shown of interfaces, if that has changed.
+    pub(super) fn tell_devices(&mut self) {
+        let there = self.uplinks.values().filter(|uplink| !uplink.is_leaving());
+        let devices: Vec<_> = there.map(Uplink::device_state).collect();
+        if devices != self.told_devices {
+            self.control.unsend(|message| matches!(message, SupervisorToControl::Devices(_)));
+            self.control.send(SupervisorToControl::Devices(devices.clone()), None);
+            self.told_devices = devices;
+        }
+    }
+
+    /// Control passes on what somebody wants of uplinks, or says what it has found out about one.
+    pub(super) fn hear_of_uplinks(&mut self, message: ControlToSupervisor) {
+        match message {
+            ControlToSupervisor::UplinkAdd { request, uplink } => {
+                let UplinkConfig { name, device, driver, queues, nice, gro, spare, vlans, guest } = uplink;
+                let no_gro = !gro;
+                let spec = |vlans| SavedUplink { name, device, driver, queues, nice, no_gro, spare, vlans, guest };
+                self.add_uplink(request, parse_vlans(vlans).map(spec));
+            }
+            ControlToSupervisor::UplinkSet { request, name, vlans } => {
+                let result = parse_vlans(vlans).and_then(|vlans| self.set_vlans(&name, vlans));
+                self.control.send(SupervisorToControl::UplinkReply { request, result }, None);
+            }
+            ControlToSupervisor::UplinkDel { request, name } => self.delete_uplink(request, &name),
+            ControlToSupervisor::UplinkList { request } => self.list_uplinks(request),
+            ControlToSupervisor::Announce { uplink, stations } => {
+                if let Some(uplink) = self.uplinks.get_mut(&uplink.0) {
+                    uplink.announce(stations);
+                }
+            }
+            ControlToSupervisor::TakesNothing { uplink, for_ms } => {
+                if let Some(uplink) = self.uplinks.get_mut(&uplink.0) {
+                    uplink.takes_nothing(Duration::from_millis(for_ms));
+                }
+            }
+            _ => {}
+        }
     }
 
     pub(super) fn step_uplinks(&mut self, now: Instant) {
@@ -51,9 +121,11 @@ impl Supervisor {
     /// An event of an uplink's; others are none of ours. Errors only before `ready` was printed.
     pub(super) fn uplink_event(&mut self, token: u64, now: Instant) -> Result<(), RunError> {
         let id = token as u32;
+        // That a process has brought its interface up was said before that it is ready.
+        self.hear_links();
         let Some(uplink) = self.uplinks.get_mut(&id) else { return Ok(()) };
         // What it had to say comes first, even when it has ended.
-        let name = uplink.spec.name.clone();
+        let (kind, name) = (uplink.spec.kind(), uplink.spec.name.clone());
         match uplink.hear(&self.epoll, now) {
             Ok(_) if uplink.is_leaving() => {}
             Ok(false) => {}
@@ -61,7 +133,7 @@ impl Supervisor {
                 self.stand_by(id, now);
                 self.uplink_is_ready(id);
             }
-            Err(why) if self.uplinks_needed.contains(&id) => return Err(Failed(format!("uplink {name}: {why}"))),
+            Err(why) if self.uplinks_needed.contains(&id) => return Err(Failed(format!("{kind} {name}: {why}"))),
             Err(why) => self.uplink_failed(id, &why),
         }
         if PIDS.contains(&(token & !u64::from(u32::MAX))) {
@@ -82,7 +154,24 @@ impl Supervisor {
         Ok(())
     }
 
+    /// Whether the uplink has made its device is remembered: a later run is to know it again, and to remove it with the uplink.
+    fn remember_tap(&mut self, id: u32) {
+        let Some(uplink) = self.uplinks.get(&id) else { return };
+        let (device, mac) = (uplink.spec.device.clone(), uplink.made.map(|mac| mac.to_string()));
+        if self.taps.get(&device) == mac.as_ref() {
+            return;
+        }
+        match mac {
+            Some(mac) => self.taps.insert(device, mac),
+            None => self.taps.remove(&device),
+        };
+        if let Err(e) = self.save(None, None) {
+            warn!("TAP devices that were made here will not be known to be ours: {e}");
+        }
+    }
+
     fn uplink_is_ready(&mut self, id: u32) {
+        self.remember_tap(id);
         self.uplinks_needed.remove(&id);
         self.announce();
         let Some(uplink) = self.uplinks.get_mut(&id) else { return };
@@ -107,9 +196,20 @@ impl Supervisor {
     fn uplink_is_gone(&mut self, id: u32) {
         let Some(uplink) = self.uplinks.remove(&id) else { return };
         self.port_threads.forget(id);
-        info!("uplink {} removed", uplink.spec.name);
-        if let Some(Waiting::Deleted(request)) = uplink.waiting {
-            self.control.send(SupervisorToControl::UplinkReply { request, result: Ok(vec![uplink.info()]) }, None);
+        info!("{} {} removed", uplink.spec.kind(), uplink.spec.name);
+        if self.taps.remove(&uplink.spec.device).is_some()
+            && let Err(e) = self.save(None, None)
+        {
+            warn!("{} will be taken for one that was made here: {e}", uplink.spec.device);
+        }
+        match uplink.waiting {
+            Some(Waiting::Deleted(request)) => {
+                self.control.send(SupervisorToControl::UplinkReply { request, result: Ok(vec![uplink.info()]) }, None);
+            }
+            Some(Waiting::PortDeleted(request)) => {
+                self.control.send(SupervisorToControl::Reply { request, result: Ok(uplink.config) }, None);
+            }
+            _ => {}
         }
     }
 
@@ -118,7 +218,7 @@ impl Supervisor {
         let Some(uplink) = self.uplinks.get_mut(&id) else { return };
         uplink.waiting = waiting;
         let now = Instant::now();
-        uplink.leave(now, LEAVING_LIMIT);
+        uplink.leave(now, LEAVING_LIMIT, true);
         self.switch.send(SupervisorToSwitch::DelPort(PortId(id)), None);
         if !uplink.remove_device(&self.epoll, now, LEAVING_LIMIT) {
             self.uplink_is_gone(id);
@@ -132,6 +232,7 @@ impl Supervisor {
         let there = self.uplinks.values().map(|uplink| &uplink.spec);
         let program = self.uplink_program.as_ref().map(drop).map_err(String::clone);
         let checked = spec.and_then(|spec| {
+            lasthop_policy::check_new_name(&spec.name)?;
             program.and_then(|()| check_new_uplink(ports.iter(), there, &spec))?;
             Ok(spec)
         });
@@ -142,11 +243,11 @@ impl Supervisor {
                 return;
             }
         };
-        let id = self.make_uplink(spec, false);
+        let id = self.make_uplink(spec, false, true);
         let Some(uplink) = self.uplinks.get_mut(&id.0) else { return };
         uplink.waiting = Some(Waiting::Added(request));
         let config = uplink.config.clone();
-        info!("uplink {} added: {}", uplink.spec.name, uplink.spec.device);
+        info!("{} {} added: {}", uplink.spec.kind(), uplink.spec.name, uplink.spec.device);
         self.tell_control_ports();
         self.switch.send(SupervisorToSwitch::AddPort(config), None);
     }
@@ -169,8 +270,27 @@ impl Supervisor {
 
     fn uplink_named(&mut self, name: &str) -> Result<&mut Uplink, String> {
         let mut there = self.uplinks.values_mut();
-        let found = there.find(|u| u.spec.name == name && !u.is_leaving() && u.waiting.is_none());
-        found.ok_or_else(|| format!("there is no uplink {name}; `lasthop uplink list` shows those there are"))
+        match there.find(|u| u.spec.name == name && !u.is_leaving() && u.waiting.is_none()) {
+            Some(uplink) if uplink.spec.guest => {
+                Err(format!("{name} is a guest's port, not an uplink; `lasthop port del {name}` removes it"))
+            }
+            Some(uplink) => Ok(uplink),
+            None => Err(format!("there is no uplink {name}; `lasthop uplink list` shows those there are")),
+        }
+    }
+
+    /// Somebody wants the port of this name removed. If it is a device, that is answered when it is gone; false if it is none.
+    pub(super) fn delete_device_port(&mut self, request: u64, name: &str) -> bool {
+        let mut there = self.uplinks.values().filter(|u| u.spec.guest && !u.is_leaving() && u.waiting.is_none());
+        let Some((id, saved)) = there.find(|u| u.spec.name == name).map(|u| (u.config.id, u.saved)) else {
+            return false;
+        };
+        drop(there);
+        match if saved { self.save(None, Some(id)) } else { Ok(()) } {
+            Ok(()) => self.remove_uplink(id.0, Some(Waiting::PortDeleted(request))),
+            Err(e) => self.control.send(SupervisorToControl::Reply { request, result: Err(e) }, None),
+        }
+        true
     }
 
     /// Somebody wants one removed. Answered when it is gone.
@@ -218,7 +338,8 @@ impl Supervisor {
     /// Asks all of them to end; those that do not are killed when they are dropped.
     pub(super) fn end_uplinks(&mut self) {
         let now = Instant::now();
-        self.uplinks.values_mut().for_each(|uplink| uplink.leave(now, ENDING_LIMIT));
+        // What was made stays: the next run finds it with the addresses that somebody gave it.
+        self.uplinks.values_mut().for_each(|uplink| uplink.leave(now, ENDING_LIMIT, false));
     }
 
     /// Something of an uplink's happened while everything ends.
@@ -229,7 +350,16 @@ impl Supervisor {
             let _ = uplink.hear(&self.epoll, now);
             uplink.reap(&self.epoll, now);
             uplink.hasten(now);
-            uplink.remove_device(&self.epoll, now, ENDING_LIMIT);
         }
     }
+}
+
+fn parse_vlans(list: Option<String>) -> Result<Option<Vlans>, String> {
+    let parse = |list: String| list.parse::<Vlans>().map_err(|e| format!("VLANs {list}: {e}"));
+    list.map(parse).transpose()
+}
+
+/// Where nobody says how interfaces are, all of them are taken to be up.
+fn link_state(links: Option<&Links>, device: &str) -> LinkState {
+    links.map_or(LinkState::Up, |links| links.state(device))
 }

@@ -189,10 +189,12 @@ pub fn control(_called: &Path) {
                             SupervisorToControl::Lists(_)
                             | SupervisorToControl::ListsKept(_)
                             | SupervisorToControl::Uplinks(_)
+                            | SupervisorToControl::Devices(_)
                             | SupervisorToControl::Forget(_)
                             | SupervisorToControl::Announce(_)
                             | SupervisorToControl::CpuTimes { .. }
                             | SupervisorToControl::UplinkReply { .. } => {}
+                            SupervisorToControl::PeerRefused { reason, .. } => say("control", &reason),
                             SupervisorToControl::Shutdown => return say("control", "shutdown"),
                         }
                     }
@@ -216,6 +218,7 @@ pub fn control(_called: &Path) {
                         ["ports"] => Err(ports.clone()),
                         ["add", name, path, how] => Ok(ControlToSupervisor::PortAdd {
                             tx_batch: None,
+                            owner: None,
                             request,
                             name: name.into(),
                             path: path.into(),

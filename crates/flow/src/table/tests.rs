@@ -40,6 +40,35 @@ fn a_packet_meets_its_flow_until_it_is_removed() {
     assert!(table.remove(&packet(1), &flow.mask).is_none());
 }
 
+/// Flows come, go and are used while somebody goes through them: those that stay are all met.
+#[test]
+fn whoever_goes_through_the_flows_misses_none_that_stay() {
+    let table = FlowTable::new(60);
+    let (mut cursor, mut seen) = ((0, 0), std::collections::BTreeSet::new());
+    for n in 0..50 {
+        table.insert(to_mac(n), u64::from(n / 10)).unwrap();
+    }
+    let mut turns = 0;
+    loop {
+        let (flows, next) = table.flows_after(cursor, 7);
+        assert!(flows.len() <= 7);
+        seen.extend(flows.iter().map(|f| f.key.eth_dst[5]));
+        // One goes, one comes, one is used, and one is replaced; the table becomes full, so that some are filed again.
+        table.remove(&packet(2 * turns + 1), &to_mac(1).mask);
+        table.insert(to_mac(100 + turns), 100).unwrap();
+        met(&table, &packet(20)).unwrap().stats.add(WriterId::default(), 1, 60, 200 + u64::from(turns));
+        table.insert(to_mac(40), 100).unwrap();
+        turns += 1;
+        match next {
+            Some(next) => cursor = next,
+            None => break,
+        }
+        assert!(turns < 40, "it ends");
+    }
+    let stayed: Vec<_> = table.flows().iter().map(|f| f.key.eth_dst[5]).filter(|n| *n < 50).collect();
+    assert!(stayed.len() > 20 && stayed.iter().all(|n| seen.contains(n)), "{stayed:?} {seen:?}");
+}
+
 #[test]
 fn replacing_kills_the_old_flow_and_keeps_its_counts() {
     let table = FlowTable::new(10);

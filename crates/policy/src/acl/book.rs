@@ -1,4 +1,4 @@
-//! All lists: a general one for each direction, and ports' own, which replace it there.
+//! All lists: general ones of guests and of uplinks for each direction, and ports' own, which replace them there.
 
 use super::judge::List;
 use super::parse::{Lists, Located, MAX_RULES, Rules, checked_lines, read_rule};
@@ -8,23 +8,40 @@ use std::fmt::{self, Write};
 use std::sync::Arc;
 
 /// Most rules of all lists together.
-const MAX_TOTAL: usize = 2 * MAX_RULES;
+const MAX_TOTAL: usize = 4 * MAX_RULES;
 /// First line of the text of all lists.
-const HEAD: &str = "# lasthop access lists, format 1. `lasthop acl load` writes this file.";
+const HEAD: &str = "# lasthop access lists, format 2. `lasthop acl load` writes this file.";
+/// The same of the format in which a general list was for guests and uplinks alike.
+const HEAD_1: &str = "# lasthop access lists, format 1. `lasthop acl load` writes this file.";
 
 /// Whose list.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scope {
-    /// Of every port that has none of its own.
-    General,
+    /// Of every guest's port that has none of its own.
+    Guests,
+    /// Of every uplink that has none of its own.
+    Uplinks,
     /// Of the port with this name.
     Port(String),
+}
+
+impl Scope {
+    /// What a word means: `guests`, `uplinks` or `all`, which is both.
+    pub fn named(word: &str) -> Option<Vec<Self>> {
+        match word {
+            "guests" => Some(vec![Self::Guests]),
+            "uplinks" => Some(vec![Self::Uplinks]),
+            "all" => Some(vec![Self::Guests, Self::Uplinks]),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::General => f.write_str("general"),
+            Self::Guests => f.write_str("guests"),
+            Self::Uplinks => f.write_str("uplinks"),
             Self::Port(name) => write!(f, "port {name}"),
         }
     }
@@ -75,9 +92,10 @@ impl Book {
     }
 
     /// The lists that hold for a port, by direction, and whose they are.
-    pub fn of_port(&self, name: &str) -> [Option<(Scope, Arc<List>)>; 2] {
+    pub fn of_port(&self, name: &str, is_uplink: bool) -> [Option<(Scope, Arc<List>)>; 2] {
+        let general = if is_uplink { Scope::Uplinks } else { Scope::Guests };
         Direction::ALL.map(|direction| {
-            [Scope::Port(name.to_owned()), Scope::General].into_iter().find_map(|scope| {
+            [Scope::Port(name.to_owned()), general.clone()].into_iter().find_map(|scope| {
                 let key = (scope, direction);
                 self.0.get(&key).cloned().map(|list| (key.0, list))
             })
@@ -95,6 +113,11 @@ impl Book {
             };
         }
         self.check_size()
+    }
+
+    /// Whether a text is of the format in which general lists held for guests and uplinks alike, and has one.
+    pub fn was_for_all(text: &str) -> bool {
+        text.starts_with(HEAD_1) && text.lines().any(|line| line.starts_with("list ") && line.ends_with(" general"))
     }
 
     /// Whether the scope has a list of its own in this direction, or in any.
@@ -123,16 +146,20 @@ impl Book {
         text
     }
 
-    /// Reads what [`Book::to_text`] wrote. A text that was cut short is an error.
+    /// Reads what [`Book::to_text`] wrote, or wrote in format 1. A text that was cut short is an error.
     pub fn from_text(text: &str) -> Result<Self, BookError> {
         let mut lines = checked_lines(text)?;
-        if lines.next().is_none_or(|(_, l)| l != HEAD) {
+        let head = lines.next().map(|(_, line)| line);
+        if head != Some(HEAD) && head != Some(HEAD_1) {
             return Err(BookError::Whole("the first line is not that of access lists of this version"));
         }
         let mut book = Self::default();
-        let mut open: Option<((Scope, Direction), Rules)> = None;
-        let close = |book: &mut Self, list: Option<((Scope, Direction), Rules)>| {
-            list.is_none_or(|(key, rules)| book.0.insert(key, Arc::new(List::new(rules))).is_none())
+        let mut open: Option<(Head, Rules)> = None;
+        let close = |book: &mut Self, list: Option<(Head, Rules)>| {
+            list.is_none_or(|((scopes, direction), rules)| {
+                let list = Arc::new(List::new(rules));
+                scopes.into_iter().all(|scope| book.0.insert((scope, direction), list.clone()).is_none())
+            })
         };
         for (count, (number, line)) in lines.by_ref().enumerate() {
             let wrong = |message: &str| Located { line: number, column: 1, message: message.into() };
@@ -150,8 +177,8 @@ impl Book {
                 return Ok(book);
             }
             if let Some(rest) = line.strip_prefix("list ") {
-                let list =
-                    parse_head(rest).ok_or_else(|| wrong("expected list DIRECTION DEFAULT general or port NAME"))?;
+                let list = parse_head(rest)
+                    .ok_or_else(|| wrong("expected list DIRECTION DEFAULT guests, uplinks or port NAME"))?;
                 if !close(&mut book, open.replace(list)) {
                     return Err(wrong("two lists for the same").into());
                 }
@@ -164,7 +191,10 @@ impl Book {
     }
 }
 
-fn parse_head(text: &str) -> Option<((Scope, Direction), Rules)> {
+/// Whose list, and of which direction.
+type Head = (Vec<Scope>, Direction);
+
+fn parse_head(text: &str) -> Option<(Head, Rules)> {
     let mut words = text.split(' ');
     let direction = Direction::parse(words.next()?)?;
     let default = match words.next()? {
@@ -172,10 +202,13 @@ fn parse_head(text: &str) -> Option<((Scope, Direction), Rules)> {
         "deny" => Action::Deny,
         _ => return None,
     };
-    let scope = match (words.next()?, words.next(), words.next()) {
-        ("general", None, None) => Scope::General,
-        ("port", Some(name), None) if !name.is_empty() => Scope::Port(name.to_owned()),
+    let scopes = match (words.next()?, words.next(), words.next()) {
+        // Only in format 1. It held for both, so both have it: nothing opens because a new version reads the file.
+        ("general", None, None) => vec![Scope::Guests, Scope::Uplinks],
+        ("guests", None, None) => vec![Scope::Guests],
+        ("uplinks", None, None) => vec![Scope::Uplinks],
+        ("port", Some(name), None) if !name.is_empty() => vec![Scope::Port(name.to_owned())],
         _ => return None,
     };
-    Some(((scope, direction), Rules { rules: Vec::new(), default }))
+    Some(((scopes, direction), Rules { rules: Vec::new(), default }))
 }

@@ -65,7 +65,7 @@ fn filter_set(filters: usize) -> String {
 fn lists(filters: usize) -> PortLists {
     let set = read_classbench(&filter_set(filters), Action::Deny).unwrap();
     let rules = Rules { rules: set.rules, default: Action::Permit };
-    [(filters > 0).then(|| (Scope::General, Arc::new(List::new(rules)))), None]
+    [(filters > 0).then(|| (Scope::Guests, Arc::new(List::new(rules)))), None]
 }
 
 /// A policy with two guests that know each other, and the flows that it has asked for.
@@ -156,7 +156,7 @@ fn traffic_close_to_its_rules() {
         }
     }
     let list = List::new(read(&text, None).unwrap().take(Direction::FromGuest).unwrap());
-    let lists = [Some((Scope::General, Arc::new(list))), None];
+    let lists = [Some((Scope::Guests, Arc::new(list))), None];
     let (mut n, mut switch) = (Numbers(7), Switch::new(&lists));
     for _ in 0..50_000 {
         let (a, b) = (198 - (n.below(8) == 0) as u32, n.next() as u8);

@@ -11,7 +11,8 @@
 //! # What is judged where
 //!
 //! A frame is judged by the `from_guest` list of the port it comes from, then by the `to_guest` list of each port it
-//! would go to. A port and direction has at most one list: its own if it has one, else the general one. Without a list,
+//! would go to. A port and direction has at most one list: its own if it has one, else that of all guests or of all uplinks,
+//! whichever the port is. Without a list,
 //! and where no rule matches and the list's default says so, the frame passes.
 //!
 //! Every frame is judged, ARP and neighbour discovery too: nothing is permitted silently, and there is no connection

@@ -1,5 +1,6 @@
 //! Files of rules: one a line, `#` starts a comment. See docs/acl.md for the whole language.
 
+use super::book::Scope;
 use super::rule::{ARP, Action, Direction, Ether, ICMP, ICMPV6, IPV4, IPV6, Mac, Prefix, Range, Rule, SCTP, TCP, UDP};
 use lasthop_types::MacAddr;
 use std::fmt;
@@ -42,26 +43,40 @@ pub struct Rules {
     pub default: Action,
 }
 
-/// What a file says for each direction; `None` where it says nothing.
+/// What a file says for each direction; `None` where it says nothing. And for whom, where a line `for` says so.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Lists([Option<Rules>; 2]);
+pub struct Lists {
+    rules: [Option<Rules>; 2],
+    scopes: Vec<Scope>,
+    says_nothing: bool,
+}
 
 impl Lists {
     /// Of one direction only.
     pub fn of(direction: Direction, rules: Vec<Rule>, default: Action) -> Self {
-        let mut lists = Self::default();
-        lists.0[direction as usize] = Some(Rules { rules, default });
+        let mut lists = Self { says_nothing: rules.is_empty(), ..Self::default() };
+        lists.rules[direction as usize] = Some(Rules { rules, default });
         lists
+    }
+
+    /// For whom the file says that it is; empty if it does not.
+    pub fn scopes(&self) -> &[Scope] {
+        &self.scopes
+    }
+
+    /// There is neither a rule nor a default. As a list it would let everything pass, which hardly anybody means.
+    pub fn says_nothing(&self) -> bool {
+        self.says_nothing
     }
 
     /// Takes the rules of a direction out.
     pub fn take(&mut self, direction: Direction) -> Option<Rules> {
-        self.0[direction as usize].take()
+        self.rules[direction as usize].take()
     }
 
     /// How many rules there are.
     pub fn len(&self) -> usize {
-        self.0.iter().flatten().map(|r| r.rules.len()).sum()
+        self.rules.iter().flatten().map(|r| r.rules.len()).sum()
     }
 
     /// No rules: only defaults, or nothing at all.
@@ -81,9 +96,21 @@ pub fn read(text: &str, only: Option<Direction>) -> Result<Lists, Located> {
     let mut rules: [Vec<Rule>; 2] = Default::default();
     let mut defaults: [Option<Action>; 2] = [None; 2];
     let mut common = None;
+    let mut scopes = Vec::new();
     for (number, line) in checked_lines(text)? {
         let mut words = Words::new(number, line);
         let Some(first) = words.next() else { continue };
+        if first.text == "for" {
+            if rules.iter().any(|r| !r.is_empty()) || common.is_some() || defaults.iter().any(Option::is_some) {
+                return Err(words.at(&first, "for stands before all rules and defaults; move it to the top"));
+            }
+            if !scopes.is_empty() {
+                return Err(words.at(&first, "a second line with for; use a file for each"));
+            }
+            scopes = words.scopes()?;
+            words.end()?;
+            continue;
+        }
         if first.text == "default" {
             let mut what = words.expect("permit or deny")?;
             let direction = Direction::parse(what.text);
@@ -103,7 +130,7 @@ pub fn read(text: &str, only: Option<Direction>) -> Result<Lists, Located> {
             continue;
         }
         let Some(action) = action(&first) else {
-            return Err(words.wrong(&first, "permit, deny or default, or # before a comment"));
+            return Err(words.wrong(&first, "permit, deny, default or for, or # before a comment"));
         };
         let mut direction = only.unwrap_or(Direction::FromGuest);
         if let Some(word) = words.peek()
@@ -119,13 +146,14 @@ pub fn read(text: &str, only: Option<Direction>) -> Result<Lists, Located> {
             return Err(words.at(&first, &format!("more than {MAX_RULES} rules; use fewer, or wider ones")));
         }
     }
-    let mut lists = Lists::default();
     let nothing = rules.iter().all(Vec::is_empty);
+    let says_nothing = nothing && common.is_none() && defaults.iter().all(Option::is_none);
+    let mut lists = Lists { scopes, says_nothing, ..Lists::default() };
     for ((direction, rules), default) in Direction::ALL.into_iter().zip(rules).zip(defaults) {
         let meant = !rules.is_empty() || nothing && direction == only.unwrap_or(Direction::FromGuest);
         if default.is_some() || meant {
             let default = default.or(common).unwrap_or(Action::Permit);
-            lists.0[direction as usize] = Some(Rules { rules, default });
+            lists.rules[direction as usize] = Some(Rules { rules, default });
         }
     }
     Ok(lists)
@@ -218,6 +246,17 @@ impl<'a> Words<'a> {
         // A word may be a whole line of nonsense.
         let shown: String = word.text.chars().take(40).collect();
         self.at(word, &format!("{shown:?}: expected {expected}"))
+    }
+
+    /// What stands behind `for`.
+    fn scopes(&mut self) -> Result<Vec<Scope>, Located> {
+        const WHOM: &str = "guests, uplinks, all, or port and a name";
+        let whom = self.expect(WHOM)?;
+        if whom.text == "port" {
+            let name = self.expect("a port's name")?;
+            return Ok(vec![Scope::Port(name.text.into())]);
+        }
+        Scope::named(whom.text).ok_or_else(|| self.wrong(&whom, WHOM))
     }
 
     fn check_direction(&self, word: &Word<'_>, named: Direction, only: Option<Direction>) -> Result<(), Located> {

@@ -130,7 +130,7 @@ fn malformed_headers_are_dropped_by_lists_that_look_at_headers() {
 #[test]
 fn errors_say_where_and_what() {
     for (text, only, error) in [
-        ("permit any\n\n  allow tcp", None, "line 3, column 3: \"allow\": expected permit, deny or default"),
+        ("permit any\n\n  allow tcp", None, "line 3, column 3: \"allow\": expected permit, deny, default or for"),
         ("deny tcp portt 5", None, "line 1, column 10: \"portt\": expected any, ip,"),
         ("deny tcp port 5", None, "line 1, column 10: port needs from or to before it"),
         ("deny tcp to any port 5-", None, "line 1, column 22: \"5-\": expected numbers up to 65535"),
@@ -233,27 +233,97 @@ fn a_book_keeps_lists_and_ports_own_go_first() {
     let mut book = Book::default();
     let deny = read("default deny\npermit to-guest icmp", None).unwrap();
     let permit = read("permit any", None).unwrap();
-    book.replace(&Scope::General, None, &deny).unwrap();
+    book.replace(&Scope::Guests, None, &deny).unwrap();
     let vm1 = Scope::Port("vm-1.a".into());
     book.replace(&vm1, Some(Direction::ToGuest), &read("permit any", Some(Direction::ToGuest)).unwrap()).unwrap();
-    let scopes = |book: &Book, port: &str| book.of_port(port).map(|l| l.map(|(scope, _)| scope));
+    let scopes = |book: &Book, port: &str| book.of_port(port, false).map(|l| l.map(|(scope, _)| scope));
     assert_eq!(scopes(&book, "vm-1.a"), [None, Some(vm1.clone())]);
-    assert_eq!(scopes(&book, "vm2"), [None, Some(Scope::General)]);
+    assert_eq!(scopes(&book, "vm2"), [None, Some(Scope::Guests)]);
     let text = book.to_text();
     assert_eq!(Book::from_text(&text).unwrap(), book);
     for cut in 0..text.len() {
         assert!(Book::from_text(&text[..cut]).is_err() || cut + 1 == text.len(), "{:?}", &text[..cut]);
     }
-    book.replace(&Scope::General, None, &permit).unwrap();
-    assert_eq!(scopes(&book, "vm2"), [Some(Scope::General), None], "loading replaces both directions");
+    book.replace(&Scope::Guests, None, &permit).unwrap();
+    assert_eq!(scopes(&book, "vm2"), [Some(Scope::Guests), None], "loading replaces both directions");
     book.replace(&vm1, None, &Lists::default()).unwrap();
-    assert!(!book.has(&vm1, None) && book.has(&Scope::General, Some(Direction::FromGuest)));
+    assert!(!book.has(&vm1, None) && book.has(&Scope::Guests, Some(Direction::FromGuest)));
+}
+
+#[test]
+fn a_file_says_whom_it_is_for() {
+    let port = |name: &str| vec![Scope::Port(name.into())];
+    for (text, scopes) in [
+        ("permit any", vec![]),
+        ("for guests\npermit any", vec![Scope::Guests]),
+        ("# whom\n\nfor uplinks # the network\ndefault deny", vec![Scope::Uplinks]),
+        ("for all\ndefault deny", vec![Scope::Guests, Scope::Uplinks]),
+        ("for port vm1\npermit any", port("vm1")),
+        ("for port guests\npermit any", port("guests")),
+    ] {
+        assert_eq!(read(text, None).unwrap().scopes(), scopes, "{text}");
+    }
+    for (text, column, wrong) in [
+        ("for", 4, "guests, uplinks, all, or port and a name"),
+        ("for vm1", 5, "\"vm1\": expected guests, uplinks, all, or port and a name"),
+        ("for port", 9, "a port's name"),
+        ("for guests uplinks", 12, "nothing more"),
+        ("for guests\nfor uplinks", 1, "second line"),
+        ("permit any\nfor guests", 1, "move it to the top"),
+        ("default deny\nfor guests", 1, "move it to the top"),
+    ] {
+        let error = read(text, None).unwrap_err();
+        assert_eq!(error.column, column, "{text:?}: {error}");
+        assert!(error.message.contains(wrong), "{text:?}: {error}");
+    }
+}
+
+/// A file that was emptied by mistake would open what a general list closes.
+#[test]
+fn a_file_that_says_nothing_is_known() {
+    for nothing in ["", "\n\n", "# permit any", "for guests"] {
+        assert!(read(nothing, None).unwrap().says_nothing(), "{nothing:?}");
+        assert!(read(nothing, Some(Direction::ToGuest)).unwrap().says_nothing(), "{nothing:?}");
+    }
+    for something in ["permit any", "default permit", "default to-guest deny"] {
+        assert!(!read(something, None).unwrap().says_nothing(), "{something:?}");
+    }
+}
+
+#[test]
+fn guests_and_uplinks_have_lists_of_their_own() {
+    let mut book = Book::default();
+    book.replace(&Scope::Guests, None, &read("deny udp from any port 67", None).unwrap()).unwrap();
+    let scope = |book: &Book, port: &str, uplink| book.of_port(port, uplink).map(|l| l.map(|(scope, _)| scope));
+    assert_eq!(scope(&book, "vm1", false), [Some(Scope::Guests), None]);
+    assert_eq!(scope(&book, "net", true), [None, None], "what guards against guests does not stop the network");
+    book.replace(&Scope::Uplinks, None, &read("permit any", None).unwrap()).unwrap();
+    assert_eq!(scope(&book, "net", true), [Some(Scope::Uplinks), None]);
+    assert_eq!(Book::from_text(&book.to_text()).unwrap(), book);
+}
+
+/// Before, general lists held for uplinks too. A new version that reads them must not open what they closed.
+#[test]
+fn general_lists_of_before_hold_for_guests_and_uplinks() {
+    let text = "# lasthop access lists, format 1. `lasthop acl load` writes this file.\n\
+                list from-guest deny general\npermit any\nlist to-guest deny port vm1\nend 3\n";
+    let book = Book::from_text(text).unwrap();
+    assert!(Book::was_for_all(text));
+    for (port, uplink, scope) in [("vm2", false, Scope::Guests), ("net", true, Scope::Uplinks)] {
+        let [from, to] = book.of_port(port, uplink);
+        assert_eq!((from.unwrap().0, to), (scope, None));
+    }
+    assert!(matches!(&book.of_port("vm1", false)[1], Some((Scope::Port(name), _)) if name == "vm1"));
+    let new = book.to_text();
+    assert!(new.starts_with("# lasthop access lists, format 2."), "{new}");
+    assert_eq!(Book::from_text(&new).unwrap(), book);
+    assert!(!Book::was_for_all(&new));
 }
 
 // ---- with learning --------------------------------------------------------------------------------------------------
 
 fn lists(from: &str, to: &str) -> PortLists {
-    let one = |text: &str| (!text.is_empty()).then(|| (Scope::General, Arc::new(list(text))));
+    let one = |text: &str| (!text.is_empty()).then(|| (Scope::Guests, Arc::new(list(text))));
     [one(from), one(to)]
 }
 
@@ -266,7 +336,7 @@ fn to(ports: &[u32]) -> Vec<lasthop_flow::Action> {
     ports.iter().map(|p| lasthop_flow::Action::Output(PortId(*p))).collect()
 }
 
-const DROP: [lasthop_flow::Action; 1] = [lasthop_flow::Action::Drop(lasthop_types::DropReason::Policy)];
+const DROP: [lasthop_flow::Action; 1] = [lasthop_flow::Action::Drop(lasthop_types::DropReason::Acl)];
 
 fn from_port(port: u32, key: FlowKey) -> FlowKey {
     let mut key = FlowKey { in_port: port, ..key };
@@ -304,7 +374,74 @@ fn receivers_lists_thin_out_a_flood() {
     b.port(4, false);
     assert_eq!(b.packet(&echo), DROP, "only the port that does not want it is left");
     b.port(3, false);
-    assert_eq!(b.packet(&echo), []);
+    let nowhere = [lasthop_flow::Action::Drop(lasthop_types::DropReason::NoOtherPort)];
+    assert_eq!(b.packet(&echo), nowhere);
+}
+
+/// What was denied, as `lasthop stats` has it: port, rule, packets, milliseconds since the last.
+fn denied(b: &Bench) -> Vec<(u32, Option<u32>, u64, u64)> {
+    let of = |(port, why, denied): (PortId, &crate::Why, &crate::Denied)| {
+        (port.0, why.1.as_ref().and_then(|by| by.rule), denied.packets, b.now_ms - denied.last_ms)
+    };
+    b.policy.denied().map(of).collect()
+}
+
+#[test]
+fn what_a_rule_denied_is_counted_while_its_flows_come_and_go() {
+    let mut b = Bench::new(Limits::default(), 3);
+    let mut both = everywhere("deny icmp\ndefault deny", "");
+    both.insert(PortId(3), lists("", "deny tcp"));
+    b.load(both);
+    let echo = from_port(1, frame("10.0.0.1", "10.0.0.2", 1, 8, 0));
+    assert_eq!(b.packet(&echo), DROP);
+    b.packet(&from_port(2, frame("10.0.0.2", "10.0.0.1", TCP, 9, 80)));
+    assert_eq!(denied(&b), [], "the switch has not been asked");
+    b.hits = 3;
+    b.poll(1000);
+    assert_eq!(denied(&b), [(1, Some(1), 3, 1000), (2, Some(0), 3, 1000)]);
+    assert_eq!(b.policy.denied().next().unwrap().2.packet, echo);
+    b.hits = 5;
+    b.poll(1000);
+    assert_eq!(denied(&b)[0], (1, Some(1), 5, 2000), "two more, and not five");
+    // The flow is evicted, and comes again: the switch counts from 0.
+    b.table.clear();
+    b.poll(1000);
+    assert_eq!(denied(&b)[0], (1, Some(1), 5, 3000));
+    b.packet(&echo);
+    b.hits = 1;
+    b.poll(0);
+    assert_eq!(denied(&b)[0], (1, Some(1), 6, 0));
+    // Control is started anew: it counts what the flows that are there have carried.
+    b.restart_control();
+    assert_eq!(denied(&b), [(1, Some(1), 1, 0)]);
+    // A receiver's list.
+    b.packet(&from_port(3, frame("10.0.0.3", "10.0.0.1", TCP, 9, 80)));
+    let to_3 = FlowKey { eth_dst: [0x52, 0x54, 0, 0, 0, 3], ..from_port(1, frame("10.0.0.1", "10.0.0.3", TCP, 9, 80)) };
+    b.load(BTreeMap::from([(PortId(3), lists("", "permit udp\ndeny tcp"))]));
+    assert_eq!(denied(&b), [], "other lists count anew");
+    b.packet(&from_port(3, frame("10.0.0.3", "10.0.0.1", TCP, 9, 80)));
+    assert_eq!(b.packet(&to_3), DROP);
+    b.poll(0);
+    let (port, why, _) = b.policy.denied().next().unwrap();
+    let by = why.1.as_ref().unwrap();
+    assert_eq!((port.0, by.direction, by.rule), (1, Direction::ToGuest, Some(2)));
+    b.port_gone(1);
+    assert_eq!(denied(&b), []);
+}
+
+#[test]
+fn however_many_rules_deny_what_is_kept_is_bounded() {
+    let mut b = Bench::new(Limits::default(), 2);
+    let text: String = (0..500).map(|port| format!("deny udp to any port {port}\n")).collect();
+    b.load(everywhere(&text, ""));
+    for port in 0..500 {
+        assert_eq!(b.packet(&from_port(1, frame("10.0.0.1", "10.0.0.2", UDP, 9, port))), DROP);
+    }
+    b.hits = 1;
+    b.poll(0);
+    let all = denied(&b);
+    assert!(all.len() <= 65, "{}", all.len());
+    assert_eq!(all.iter().map(|d| d.2).sum::<u64>(), b.table.len() as u64, "none is lost");
 }
 
 #[test]
@@ -346,15 +483,15 @@ fn trace_names_the_rule() {
     let name = |p: PortId| format!("vm{p}");
     let explain = |key: FlowKey| b.policy.explain(&key, b.now_ms, name);
     let web = explain(from_port(1, frame("10.0.0.1", "10.0.0.2", TCP, 9, 80)));
-    assert_eq!(web.lines, ["general access list, from-guest at vm1: rule 2 decides: deny tcp to any port 80"]);
+    assert_eq!(web.lines, ["guests access list, from-guest at vm1: rule 2 decides: deny tcp to any port 80"]);
     assert!(web.outputs.is_empty());
     let other = explain(from_port(1, frame("10.0.0.1", "10.0.0.2", TCP, 9, 81)));
     assert_eq!(other.outputs, [PortId(3)]);
     assert_eq!(
         [&other.lines[0], other.lines.last().unwrap()],
         [
-            "general access list, from-guest at vm1: none of 2 rules matches, its default is permit",
-            "general access list, to-guest at vm2: none of 1 rules matches, its default is deny"
+            "guests access list, from-guest at vm1: none of 2 rules matches, its default is permit",
+            "guests access list, to-guest at vm2: none of 1 rules matches, its default is deny"
         ]
     );
 }

@@ -15,6 +15,30 @@ pub(crate) struct Judged {
     /// As [`Installed::verdict`].
     pub verdict: Option<Verdict>,
     pub actions: Vec<Action>,
+    /// Whose rule it is that drops them, if one does.
+    pub rule: Option<DeniedBy>,
+}
+
+/// What of an access list denies.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DeniedBy {
+    /// Whose list it is.
+    pub scope: Scope,
+    /// Which of its lists.
+    pub direction: Direction,
+    /// Its rule, counted from 1; 0: the default, `None`: the list's mistrust of malformed headers.
+    pub rule: Option<u32>,
+}
+
+impl DeniedBy {
+    fn new((scope, _): &(Scope, Arc<List>), direction: Direction, decision: Decision) -> Self {
+        let rule = match decision {
+            Decision::Rule(n, _) => Some(u32::try_from(n + 1).unwrap_or(u32::MAX)),
+            Decision::Default(_) => Some(0),
+            Decision::Malformed => None,
+        };
+        Self { scope: scope.clone(), direction, rule }
+    }
 }
 
 impl Learning {
@@ -93,34 +117,67 @@ impl Learning {
     /// what it looked at.
     fn judge(&self, key: &FlowKey, mut mask: FlowMask) -> Judged {
         let from = key.port();
-        let list = self.list(from, Direction::FromGuest);
-        if !self.carries(from, key, &mut mask) || list.is_some_and(|list| !list.judge(key, &mut mask).permits()) {
-            return Judged { mask, verdict: None, actions: vec![Action::Drop(DropReason::Policy)] };
+        let drop = |mask, verdict, reason, rule| Judged { mask, verdict, actions: vec![Action::Drop(reason)], rule };
+        if !self.carries(from, key, &mut mask) {
+            return drop(mask, None, DropReason::Vlan, None);
+        }
+        if let Some(scoped) = self.scoped_list(from, Direction::FromGuest) {
+            let decision = scoped.1.judge(key, &mut mask);
+            if !decision.permits() {
+                let rule = DeniedBy::new(scoped, Direction::FromGuest, decision);
+                return drop(mask, None, DropReason::Acl, Some(rule));
+            }
         }
         let verdict = self.verdict(&Pair::of(key));
         let mut outputs = self.outputs(verdict, key, &mut mask);
+        if outputs.is_empty() {
+            return drop(mask, Some(verdict), self.why_nowhere(verdict, from), None);
+        }
         if verdict != Verdict::Hairpin {
-            let before = outputs.len();
-            self.filter(key, &mut mask, &mut outputs);
-            if outputs.is_empty() && before > 0 {
-                return Judged { mask, verdict: Some(verdict), actions: vec![Action::Drop(DropReason::Policy)] };
+            let rule = self.filter(key, &mut mask, &mut outputs);
+            if outputs.is_empty() {
+                return drop(mask, Some(verdict), DropReason::Acl, rule);
             }
         }
-        Judged { mask, verdict: Some(verdict), actions: outputs.into_iter().map(Action::Output).collect() }
+        Judged { mask, verdict: Some(verdict), actions: outputs.into_iter().map(Action::Output).collect(), rule: None }
     }
 
-    /// Takes out the ports whose lists do not let it through.
-    fn filter(&self, key: &FlowKey, mask: &mut FlowMask, outputs: &mut Vec<PortId>) {
+    /// Why learning sends a packet from there nowhere.
+    fn why_nowhere(&self, verdict: Verdict, from: PortId) -> DropReason {
+        let apart = |to: PortId| self.between_uplinks(from, to);
+        match verdict {
+            Verdict::To(port) if apart(port) => DropReason::BetweenUplinks,
+            Verdict::To(_) | Verdict::Hairpin => DropReason::Vlan,
+            Verdict::Flood => {
+                let mut others = self.flooded().filter(|to| *to != from).peekable();
+                if others.peek().is_none() {
+                    DropReason::NoOtherPort
+                } else if others.all(apart) {
+                    DropReason::BetweenUplinks
+                } else {
+                    DropReason::Vlan
+                }
+            }
+        }
+    }
+
+    /// Takes out the ports whose lists do not let it through; the first such list's word.
+    fn filter(&self, key: &FlowKey, mask: &mut FlowMask, outputs: &mut Vec<PortId>) -> Option<DeniedBy> {
         // Most ports share a list: it is asked once.
         let mut asked: Vec<(&Arc<List>, bool)> = Vec::new();
+        let mut denied = None;
         outputs.retain(|port| {
-            let Some(list) = self.list(*port, Direction::ToGuest) else { return true };
-            if let Some((_, permits)) = asked.iter().find(|(l, _)| Arc::ptr_eq(l, list)) {
+            let Some(scoped) = self.scoped_list(*port, Direction::ToGuest) else { return true };
+            if let Some((_, permits)) = asked.iter().find(|(l, _)| Arc::ptr_eq(l, &scoped.1)) {
                 return *permits;
             }
-            let permits = list.judge(key, mask).permits();
-            asked.push((list, permits));
-            permits
+            let decision = scoped.1.judge(key, mask);
+            if denied.is_none() && !decision.permits() {
+                denied = Some(DeniedBy::new(scoped, Direction::ToGuest, decision));
+            }
+            asked.push((&scoped.1, decision.permits()));
+            decision.permits()
         });
+        denied
     }
 }

@@ -27,8 +27,7 @@ const COMMON: &[libc::c_long] = numbers! {
     SYS_munmap SYS_mremap SYS_madvise SYS_brk SYS_membarrier SYS_getrandom
     // Threads and signals of this process.
     SYS_futex SYS_set_robust_list SYS_rseq SYS_sigaltstack SYS_rt_sigaction SYS_rt_sigprocmask SYS_rt_sigreturn
-    SYS_sched_yield SYS_sched_getaffinity SYS_sched_setaffinity SYS_sched_getparam SYS_sched_getscheduler
-    SYS_sched_setscheduler SYS_sched_getattr SYS_sched_setattr SYS_getcpu SYS_getrusage
+    SYS_sched_yield SYS_sched_getaffinity SYS_getcpu SYS_getrusage
     SYS_getpid SYS_getppid SYS_gettid SYS_getuid SYS_geteuid SYS_exit SYS_exit_group
 };
 
@@ -38,8 +37,12 @@ const OLDER: &[libc::c_long] = &[libc::SYS_epoll_wait, libc::SYS_poll];
 #[cfg(not(target_arch = "x86_64"))]
 const OLDER: &[libc::c_long] = &[];
 
-/// fcntl(2): nothing that reaches another process (locks, owners, leases).
-const FCNTL: &[libc::c_int] = numbers! { F_DUPFD_CLOEXEC F_GETFD F_SETFD F_GETFL F_SETFL F_GET_SEALS F_ADD_SEALS };
+/// fcntl(2): nothing that reaches another process (locks, owners, leases, flags and seals of files that others have open too).
+const FCNTL: &[libc::c_int] = numbers! { F_DUPFD_CLOEXEC F_GETFD F_SETFD F_GETFL F_GET_SEALS };
+
+/// Where and in which class a thread runs: the calling one's own, which goes by 0. The kernel would allow it for all processes of
+/// the same user, among them those of another lasthop.
+const OWN_THREAD: &[libc::c_long] = numbers! { SYS_sched_setaffinity SYS_sched_setscheduler };
 
 /// prctl(2): names of threads and of memory, and how exact timers are.
 const PRCTL: &[libc::c_int] = &[libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA, libc::PR_SET_TIMERSLACK];
@@ -80,6 +83,9 @@ fn rules(program: Program) -> Result<Rules, seccompiler::Error> {
     rules.insert(libc::SYS_mmap, vec![not_executable()?]);
     rules.insert(libc::SYS_mprotect, vec![not_executable()?]);
     rules.insert(libc::SYS_clone, vec![masked(0, NEW.iter().fold(THREAD, |all, flag| all | flag), THREAD)?]);
+    for call in OWN_THREAD {
+        rules.insert(*call, vec![equals(0, 0u64)?]);
+    }
     // abort(3) of this very process.
     rules.insert(libc::SYS_tgkill, vec![equals(0, u64::from(std::process::id()))?]);
     // Of a descriptor, not of a path (there are no paths to see in an empty root either).

@@ -17,14 +17,7 @@ impl Program {
     pub const UPLINK: Self = Self {
         user_name: "lasthop-uplink",
         fixed_user: 61_903,
-        calls: &[
-            libc::SYS_sendmmsg,
-            libc::SYS_recvmmsg,
-            libc::SYS_getsockname,
-            // They can only take more away.
-            libc::SYS_landlock_create_ruleset,
-            libc::SYS_landlock_restrict_self,
-        ],
+        calls: &[libc::SYS_sendmmsg, libc::SYS_recvmmsg, libc::SYS_getsockname],
         ioctls: &[libc::TUNSETPERSIST],
         socket_pairs: &[],
     };

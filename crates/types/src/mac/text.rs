@@ -11,7 +11,7 @@ impl MacAddr {
     }
 }
 
-/// The text is not six two-digit hexadecimal numbers with colons between.
+/// The text is not an Ethernet address in any of the usual spellings.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ParseMacError;
 
@@ -26,17 +26,23 @@ impl std::error::Error for ParseMacError {}
 impl FromStr for MacAddr {
     type Err = ParseMacError;
 
+    /// Six pairs of digits with `:` or `-` between, or three groups of four with `.` between; upper or lower case.
     fn from_str(s: &str) -> Result<Self, ParseMacError> {
-        let mut out = [0; 6];
-        let mut parts = s.split(':');
-        for byte in &mut out {
-            let part = parts.next().ok_or(ParseMacError)?;
-            if part.len() != 2 || !part.bytes().all(|c| c.is_ascii_hexdigit()) {
+        let (separator, width) = match s.bytes().find(|b| matches!(b, b':' | b'-' | b'.')) {
+            Some(b'.') => ('.', 4),
+            Some(b'-') => ('-', 2),
+            _ => (':', 2),
+        };
+        let (mut value, mut digits) = (0, 0);
+        for part in s.split(separator) {
+            digits += width;
+            if digits > 12 || part.len() != width || !part.bytes().all(|c| c.is_ascii_hexdigit()) {
                 return Err(ParseMacError);
             }
-            *byte = u8::from_str_radix(part, 16).map_err(|_| ParseMacError)?;
+            value = value << (4 * width) | u64::from_str_radix(part, 16).map_err(|_| ParseMacError)?;
         }
-        if parts.next().is_some() { Err(ParseMacError) } else { Ok(Self(out)) }
+        let [_, _, address @ ..] = value.to_be_bytes();
+        if digits == 12 { Ok(Self(address)) } else { Err(ParseMacError) }
     }
 }
 
@@ -49,7 +55,21 @@ mod tests {
         let mac: MacAddr = "52:54:00:0a:0B:ff".parse().unwrap();
         assert_eq!(mac, MacAddr([0x52, 0x54, 0, 0x0a, 0x0b, 0xff]));
         assert_eq!(mac.to_string(), "52:54:00:0a:0b:ff");
-        for bad in ["", "52:54:00:0a:0b", "52:54:00:0a:0b:ff:00", "52:54:00:0a:0b:+f", "5254.000a.0bff"] {
+        for same in ["52-54-00-0A-0b-FF", "5254.000a.0bff", "5254.000A.0BFF", "52:54:00:0A:0B:FF"] {
+            assert_eq!(same.parse::<MacAddr>(), Ok(mac), "{same}");
+        }
+        for bad in [
+            "",
+            ":",
+            "52:54:00:0a:0b",
+            "52:54:00:0a:0b:ff:00",
+            "52:54:00:0a:0b:+f",
+            "52:54:00-0a-0b-ff",
+            "5254.000a",
+            "5254.000a.0bff.0000",
+            "525.4000a.0bff",
+            "5254000a0bff",
+        ] {
             assert_eq!(bad.parse::<MacAddr>(), Err(ParseMacError), "{bad}");
         }
     }

@@ -15,7 +15,7 @@ use crate::counters::{Counters, Reason};
 use crate::memory::{KeptMemory, MemoryConfig, SharedMemory};
 use crate::pair::{FromNetwork, Packet, Pair, PairError};
 use crate::progress::{self, Progress};
-use crate::room::Interface;
+use crate::room::{Interface, interface_names};
 use crate::vmq::steering::Steering;
 use lasthop_ipc::{UplinkDevice, UplinkDriver};
 use lasthop_types::MacAddr;
@@ -32,14 +32,19 @@ pub const MAX_QUEUES: u16 = 16;
 pub struct Wanted {
     /// The interface.
     pub device: String,
-    /// How to use it; `None`: TAP if it is one or does not exist, else AF_PACKET.
+    /// How to use it; `None`: TAP if it is one, else AF_PACKET. Only a TAP device that is asked for by its driver is made.
     pub driver: Option<UplinkDriver>,
     /// Queue pairs.
     pub queues: u16,
     /// We made it in an earlier life, so it is removed in the end.
     pub ours: bool,
+    /// The address of a TAP device of this name that we made in an earlier run. One that has it is ours; one that is made now
+    /// gets it, so that neighbours and DHCP servers know it again.
+    pub made: Option<MacAddr>,
     /// AF_XDP: receive aggregation.
     pub gro: bool,
+    /// Bring it up, if it is not.
+    pub bring_up: bool,
 }
 
 /// An open device as one process leaves it to the next: the same sockets, with what waits in them.
@@ -218,16 +223,16 @@ impl Device {
             Err(e) => return Err(OpenError(format!("{name}: {e}"))),
         };
         let (exists, is_tap) = (interface.is_some(), interface.is_some_and(|i| i.is_tap()));
-        let driver =
-            wanted.driver.unwrap_or(if is_tap || !exists { UplinkDriver::Tap } else { UplinkDriver::AfPacket });
-        match driver {
+        let chosen = if is_tap { UplinkDriver::Tap } else { UplinkDriver::AfPacket };
+        match wanted.driver.unwrap_or(chosen) {
+            // A name that was mistyped must not become a device: the real one could not be used, and nobody would be told.
+            driver if !exists && (wanted.driver.is_none() || driver != UplinkDriver::Tap) => {
+                Err(OpenError(missing(name, &interface_names(), wanted.driver)))
+            }
             UplinkDriver::Tap if exists && !is_tap => {
                 Err(OpenError(format!("{name} is no TAP device; use the driver af_packet, or another name")))
             }
             UplinkDriver::Tap => Tap::open(wanted, exists, kept),
-            UplinkDriver::AfPacket | UplinkDriver::AfXdp if !exists => {
-                Err(OpenError(format!("there is no interface {name}; `ip link` shows those there are")))
-            }
             UplinkDriver::AfPacket => Packets::open(wanted, kept),
             UplinkDriver::AfXdp => Xdp::open(wanted, kept),
         }
@@ -296,7 +301,7 @@ fn whole_packets(uso: bool) -> Features {
     wanted
 }
 
-/// Brings the interface up and reads what people are told of it.
+/// Brings the interface up, unless it is to stay as it is, and reads what people are told of it.
 fn about(wanted: &Wanted, driver: UplinkDriver, mode: &str, created: bool) -> Result<UplinkDevice, OpenError> {
     let name = &wanted.device;
     let failed = |e: Errno| OpenError(denied(name, e));
@@ -307,9 +312,28 @@ fn about(wanted: &Wanted, driver: UplinkDriver, mode: &str, created: bool) -> Re
         }
         e => failed(e),
     })?;
-    interface.bring_up().map_err(failed)?;
+    if wanted.bring_up {
+        interface.bring_up().map_err(failed)?;
+    }
     let mtu = interface.mtu().map_err(failed)?;
     Ok(UplinkDevice { driver, mode: mode.into(), mac: MacAddr(mac), mtu, queues: wanted.queues, created })
+}
+
+/// Most interfaces that an error names: a host with containers has hundreds.
+const MOST_NAMED: usize = 12;
+
+/// That there is no such interface, which there are, and how a TAP device is asked for where no driver was.
+fn missing(name: &str, there: &[String], driver: Option<UplinkDriver>) -> String {
+    let mut text = format!("there is no interface {name}; ");
+    match there.len().checked_sub(MOST_NAMED) {
+        _ if there.is_empty() => text += "there are none",
+        None | Some(0) => text += &format!("there are: {}", there.join(", ")),
+        Some(more) => text += &format!("there are: {} and {more} more (`ip link`)", there[..MOST_NAMED].join(", ")),
+    }
+    if driver.is_none() {
+        text += "; to make a TAP device of that name, say driver=tap";
+    }
+    text
 }
 
 fn denied(name: &str, e: Errno) -> String {
@@ -332,4 +356,26 @@ fn take_slot(way: &mut FromNetwork) -> Result<Option<u32>, PairError> {
     }
     way.reclaim_all()?;
     Ok(way.take())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_interface_is_named_beside_those_there_are() {
+        let there = ["eth0", "eth1"].map(String::from);
+        assert_eq!(
+            missing("eno1", &there, None),
+            "there is no interface eno1; there are: eth0, eth1; to make a TAP device of that name, say driver=tap"
+        );
+        assert_eq!(
+            missing("eno1", &there, Some(UplinkDriver::AfXdp)),
+            "there is no interface eno1; there are: eth0, eth1"
+        );
+        assert_eq!(missing("eno1", &[], Some(UplinkDriver::AfPacket)), "there is no interface eno1; there are none");
+        let many: Vec<String> = (0..500).map(|n| format!("veth{n}")).collect();
+        let text = missing("eno1", &many, None);
+        assert!(text.contains("veth11 and 488 more (`ip link`); to make") && text.len() < 300, "{text}");
+    }
 }

@@ -8,8 +8,9 @@ use crate::counters::{Counters, Reason};
 use crate::memory::MemoryConfig;
 use crate::pair::{Packet, Pair, VNET, at};
 use crate::progress::{Reading, UNREAD};
-use crate::room::Tun;
+use crate::room::{Interface, Tun};
 use lasthop_ipc::UplinkDriver;
+use lasthop_types::MacAddr;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -29,7 +30,8 @@ impl Tap {
     pub(super) fn open(wanted: &Wanted, exists: bool, kept: Option<Kept>) -> Result<Device, OpenError> {
         let name = &wanted.device;
         let failed = |e: Errno| OpenError(denied(name, e));
-        let created = !exists || wanted.ours;
+        let is_known = |made| Interface::named(name).and_then(|i| i.mac()).is_ok_and(|mac| MacAddr(mac) == made);
+        let created = !exists || wanted.ours || wanted.made.is_some_and(is_known);
         let queues = match kept {
             Some(kept) => kept.descriptors.into_iter().map(Tun::kept).collect(),
             None => Self::attach(wanted, exists)?,
@@ -41,6 +43,12 @@ impl Tap {
                 queue.set_persistent(true).map_err(failed)?;
             }
         }
+        if let Some(mac) = wanted.made.filter(|_| !exists) {
+            // Without it, it is as good as a new one.
+            let _ = Interface::named(name).and_then(|i| i.set_mac(mac.0));
+        }
+        // Nobody has set down what did not exist.
+        let wanted = &Wanted { bring_up: wanted.bring_up || !exists, ..wanted.clone() };
         let about = about(wanted, UplinkDriver::Tap, "vnet_hdr", created)?;
         let queues = queues.into_iter().map(|tun| super::Queue::Tap(Self { tun, created })).collect();
         let (features, memory) = (whole_packets(uso), MemoryConfig::whole_packets(wanted.queues));
@@ -57,7 +65,8 @@ impl Tap {
         };
         let first = first.map_err(|e| match e {
             Errno::INVAL if several => {
-                OpenError(format!("{name} was made with one queue; use one, or make it with multi_queue"))
+                let again = "or remove it (`ip link del`) and have it made again";
+                OpenError(format!("{name} was made with one queue; use one, make it with multi_queue, {again}"))
             }
             Errno::NOENT | Errno::NODEV | Errno::NXIO => {
                 OpenError(format!("/dev/net/tun: {e}; load the kernel's module tun"))

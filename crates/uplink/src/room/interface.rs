@@ -54,6 +54,20 @@ impl Interface {
         Ok(std::array::from_fn(|i| address.sa_data[i] as u8))
     }
 
+    /// Gives it this Ethernet address.
+    pub fn set_mac(&self, mac: [u8; 6]) -> Result<(), Errno> {
+        let mut request = self.request;
+        // SAFETY: all-zero is a valid socket address.
+        let mut address: libc::sockaddr = unsafe { std::mem::zeroed() };
+        address.sa_family = libc::ARPHRD_ETHER;
+        for (to, from) in address.sa_data.iter_mut().zip(mac) {
+            *to = from as libc::c_char;
+        }
+        request.ifr_ifru.ifru_hwaddr = address;
+        // SAFETY: as in `ask`.
+        check(unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCSIFHWADDR as _, &raw mut request) }).map(drop)
+    }
+
     /// Whether it is a TAP device: its driver says so (ethtool's GDRVINFO). sysfs may show another network namespace.
     pub fn is_tap(&self) -> bool {
         // `struct ethtool_drvinfo` of linux/ethtool.h: the command, then texts of 32 bytes (driver, version, firmware's
@@ -79,6 +93,32 @@ impl Interface {
         // SAFETY: as in `ask`.
         check(unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &raw mut request) }).map(drop)
     }
+}
+
+/// The names of all interfaces of this network namespace but the loopback, as far as the kernel tells them.
+pub fn names() -> Vec<String> {
+    let mut names = Vec::new();
+    // SAFETY: it takes nothing; what it returns is null or an array that is ours until `if_freenameindex`.
+    let all = unsafe { libc::if_nameindex() };
+    if all.is_null() {
+        return names;
+    }
+    let mut next = all;
+    // SAFETY: the array ends with an entry whose index is 0 and whose name is null; before that each name is a C string, and
+    // nobody else has the array.
+    while let Some(entry) = unsafe { next.as_ref() }.filter(|entry| entry.if_index != 0 && !entry.if_name.is_null()) {
+        // SAFETY: as above.
+        let name = unsafe { std::ffi::CStr::from_ptr(entry.if_name) }.to_string_lossy();
+        if name != "lo" {
+            names.push(name.into_owned());
+        }
+        // SAFETY: this was not the last entry, so there is another behind it.
+        next = unsafe { next.add(1) };
+    }
+    // SAFETY: it came from `if_nameindex` and is not used any more.
+    unsafe { libc::if_freenameindex(all) };
+    names.sort();
+    names
 }
 
 /// A request about the interface `name`; `NAMETOOLONG` beyond 15 bytes.

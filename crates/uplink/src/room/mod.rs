@@ -11,7 +11,7 @@ mod tun;
 mod xsk;
 
 pub use arena::Arena;
-pub use interface::Interface;
+pub use interface::{Interface, names as interface_names};
 pub use messages::{BATCH, Place, Received};
 pub use packet::{PacketSocket, SendSocket};
 pub use page::{CounterPage, NOTES, Notes};

@@ -5,9 +5,9 @@ use super::{Batch, DriverError, Full, Piece, RingLayout, Slot, Tables, indirect,
 use crate::packed::{AVAIL, EVENTS_DESC, EVENTS_DISABLE, EVENTS_ENABLE, Position, USED};
 use crate::ring::need_event;
 use crate::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, QueueError};
-use lasthop_guestmem::{GuestMemory, PinnedSlice};
+use lasthop_guestmem::{GuestMemory, PinnedSlice, fence};
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 #[derive(Debug)]
 pub(super) struct PackedDriver {
@@ -151,9 +151,11 @@ impl PackedDriver {
         let entries = std::mem::take(&mut self.staged_entries);
         self.desc.get().store_u16_release(usize::from(first) * 16 + 14, flags);
         self.published = self.next_number;
+        // The device writes its wish, then looks for buffers; we do it the other way round (§2.8.10.1).
         fence(Ordering::SeqCst);
         let event = self.device_event.get();
-        match event.load_u16(2) {
+        // Acquire: the place is read after the flags that say that it counts.
+        match event.load_u16_acquire(2) {
             EVENTS_DISABLE => false,
             EVENTS_DESC if self.event_idx => {
                 let wanted = Position::from_bits(event.load_u16(0));
@@ -240,6 +242,7 @@ impl PackedDriver {
         } else {
             event.store_u16(2, EVENTS_ENABLE);
         }
+        // The device shows a used descriptor, then reads our wish; we do it the other way round (§2.8.10.1).
         fence(Ordering::SeqCst);
         self.batch.is_some() || self.is_used()
     }

@@ -3,9 +3,9 @@
 use super::{Batch, DriverError, Full, Piece, RingLayout, Slot, Tables, indirect, part, pieces, room, slots, word};
 use crate::ring::need_event;
 use crate::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, QueueError};
-use lasthop_guestmem::{GuestMemory, PinnedSlice};
+use lasthop_guestmem::{GuestMemory, PinnedSlice, fence};
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 /// Used ring flag: the device wants no kicks.
 const USED_NO_NOTIFY: u16 = 1;
@@ -213,6 +213,7 @@ impl SplitDriver {
         } else {
             avail.store_u16(0, 0);
         }
+        // The device shows a used entry, then reads our wish; we do it the other way round (§2.7.10.1).
         fence(Ordering::SeqCst);
         self.used.get().load_u16_acquire(2) != self.next_used
     }

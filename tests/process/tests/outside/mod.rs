@@ -23,6 +23,8 @@ impl Wire {
     pub fn veth(queues: u16) -> Self {
         let netns = Netns::new();
         netns.ip("link add v0 mtu 9000 type veth peer name v1 mtu 9000");
+        netns.ip("link set v0 up");
+        netns.ip("link set v1 up");
         let end = |name: &str| format!("net={name},af_packet,queues={queues}");
         Self { netns, left: end("v0"), right: end("v1"), bridged: false }
     }
@@ -31,6 +33,8 @@ impl Wire {
     pub fn xdp() -> Self {
         let netns = Netns::new();
         netns.ip("link add v0 type veth peer name v1");
+        netns.ip("link set v0 up");
+        netns.ip("link set v1 up");
         let end = |name: &str| format!("net={name},af_xdp");
         Self { netns, left: end("v0"), right: end("v1"), bridged: false }
     }

@@ -23,7 +23,19 @@ pub struct Standby {
     behind: Option<String>,
     let_go_by: Option<Instant>,
     /// In which the network is told of the stations behind it.
-    rounds: Rounds,
+    pub(super) rounds: Rounds,
+}
+
+impl Standby {
+    /// It was told to let go of the switch.
+    pub(super) fn must_let_go(&mut self, now: Instant) {
+        self.let_go_by = Some(now + LET_GO_LIMIT);
+    }
+
+    /// It need not any more.
+    pub(super) fn cancel_let_go(&mut self) {
+        self.let_go_by = None;
+    }
 }
 
 impl Uplink {
@@ -62,22 +74,17 @@ impl Uplink {
         if self.standby.behind.as_deref() == other {
             return false;
         }
-        let name = &self.spec.name;
+        let (kind, name) = (self.spec.kind(), &self.spec.name);
         match other {
             Some(other) => {
-                warn!("uplink {name}: {}", why(other));
+                warn!("{kind} {name}: {}", why(other));
                 self.last_error = Some(why(other));
                 self.standby.rounds.stop();
-                if self.driver.is_ready() {
-                    self.driver.send(SupervisorToUplink::Listen, None);
-                }
-                if matches!(self.link, Link::Joined) {
-                    self.standby.let_go_by = Some(now + LET_GO_LIMIT);
-                }
+                self.let_go(now);
             }
             None => {
                 let other = self.standby.behind.as_deref().unwrap_or_default();
-                info!("uplink {name}: not blocked any more");
+                info!("{kind} {name}: not blocked any more");
                 self.last_error = Some(format!("was blocked: on the same segment as uplink {other}"));
                 self.join_backoff.reset();
                 self.standby.let_go_by = None;
@@ -118,7 +125,7 @@ impl Uplink {
 
     /// Whether it may be joined to the switch.
     pub(super) fn may_join(&self) -> bool {
-        self.standby.behind.is_none() && self.standby.listen_until.is_none()
+        self.standby.behind.is_none() && self.standby.listen_until.is_none() && self.has_carrier()
     }
 
     /// The uplink that carries the frames in its place.

@@ -1,0 +1,108 @@
+//! What the supervisor has to be told and the channel had no room for: bounded by the ports there are, however often their
+//! front-ends come and go. What is not told here would be lost for good: a port whose connection ended would never be connected
+//! again.
+
+use lasthop_ipc::{Channel, ChannelError, SupervisorToSwitch, SwitchToSupervisor};
+use lasthop_types::PortId;
+use std::collections::BTreeMap;
+
+/// For each port the newest thread, and why its connection ended.
+#[derive(Debug, Default)]
+pub struct Owed {
+    threads: BTreeMap<PortId, i32>,
+    closed: BTreeMap<PortId, String>,
+}
+
+impl Owed {
+    /// The port has this thread now.
+    pub fn thread(&mut self, port: PortId, thread: i32) {
+        self.threads.insert(port, thread);
+    }
+
+    /// The port's connection ended.
+    pub fn closed(&mut self, port: PortId, reason: String) {
+        self.closed.insert(port, reason);
+    }
+
+    /// The port was removed, as the supervisor has said itself.
+    pub fn forget(&mut self, port: PortId) {
+        self.threads.remove(&port);
+        self.closed.remove(&port);
+    }
+
+    /// Nothing is owed.
+    pub fn is_empty(&self) -> bool {
+        self.threads.is_empty() && self.closed.is_empty()
+    }
+
+    /// Sends as much as the channel has room for.
+    pub fn send(&mut self, channel: &mut Channel<SwitchToSupervisor, SupervisorToSwitch>) -> Result<(), ChannelError> {
+        while let Some((&port, &thread)) = self.threads.first_key_value() {
+            if !sent(channel, &SwitchToSupervisor::Thread(port, thread))? {
+                return Ok(());
+            }
+            self.threads.remove(&port);
+        }
+        while let Some((&port, reason)) = self.closed.first_key_value() {
+            let message = SwitchToSupervisor::ConnectionClosed { port, reason: reason.clone() };
+            if !sent(channel, &message)? {
+                return Ok(());
+            }
+            self.closed.remove(&port);
+        }
+        Ok(())
+    }
+}
+
+/// False: there is no room.
+fn sent(
+    channel: &mut Channel<SwitchToSupervisor, SupervisorToSwitch>,
+    message: &SwitchToSupervisor,
+) -> Result<bool, ChannelError> {
+    match channel.send(message, None) {
+        Ok(()) => Ok(true),
+        Err(ChannelError::WouldBlock) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The supervisor does not read, and one port's front-end comes and goes all the time.
+    #[test]
+    fn an_end_is_told_when_there_is_room_again() {
+        let (ours, theirs) = Channel::<SwitchToSupervisor, SupervisorToSwitch>::pair().unwrap();
+        let mut channel = Channel::new(ours);
+        let mut supervisor = Channel::<SupervisorToSwitch, SwitchToSupervisor>::new(theirs);
+        let mut owed = Owed::default();
+        for n in 0..10_000 {
+            owed.closed(PortId(1), format!("end {n}"));
+            owed.send(&mut channel).unwrap();
+        }
+        owed.closed(PortId(2), "the only end of port 2".into());
+        owed.thread(PortId(2), 77);
+        owed.send(&mut channel).unwrap();
+        assert!(!owed.is_empty() && owed.closed.len() == 2, "one for each port: {owed:?}");
+        let mut heard = Vec::new();
+        loop {
+            while let Ok((message, _)) = supervisor.recv() {
+                heard.push(message);
+            }
+            if owed.is_empty() {
+                break;
+            }
+            owed.send(&mut channel).unwrap();
+        }
+        let closed =
+            |port, reason: &str| SwitchToSupervisor::ConnectionClosed { port: PortId(port), reason: reason.into() };
+        assert!(heard.contains(&closed(1, "end 9999")), "the newest");
+        assert!(heard.contains(&closed(2, "the only end of port 2")));
+        assert!(heard.contains(&SwitchToSupervisor::Thread(PortId(2), 77)));
+        // A port that was removed is nobody's business any more.
+        owed.closed(PortId(3), "gone".into());
+        owed.forget(PortId(3));
+        assert!(owed.is_empty());
+    }
+}

@@ -1,0 +1,138 @@
+//! Who may use a port: the owner of its socket's file, and of the process at the other end.
+
+use lasthop_sys::peer_groups;
+use nix::unistd::{Group, User};
+use rustix::net::sockopt::socket_peercred;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::str::FromStr;
+
+/// A user, and perhaps a group, as somebody wrote them: names or numbers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Owner {
+    user: String,
+    group: Option<String>,
+}
+
+/// The same in numbers, as they are now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ids {
+    /// The user.
+    pub uid: u32,
+    /// The group that may use the port as well.
+    pub gid: Option<u32>,
+}
+
+impl FromStr for Owner {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (user, group) = match text.split_once(':') {
+            Some((user, group)) => (user, Some(group)),
+            None => (text, None),
+        };
+        let is_name = |name: &str| {
+            !name.is_empty() && name.len() <= 64 && !name.contains([':', ',']) && !name.contains(char::is_whitespace)
+        };
+        if !is_name(user) || group.is_some_and(|group| !is_name(group)) {
+            return Err(format!("{text:?} is no owner; write USER or USER:GROUP, each a name or a number"));
+        }
+        Ok(Self { user: user.into(), group: group.map(Into::into) })
+    }
+}
+
+impl TryFrom<String> for Owner {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<Owner> for String {
+    fn from(owner: Owner) -> Self {
+        owner.to_string()
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.user)?;
+        self.group.as_ref().map_or(Ok(()), |group| write!(f, ":{group}"))
+    }
+}
+
+impl Owner {
+    /// Looks the names up. The error says which is not known.
+    pub fn ids(&self) -> Result<Ids, String> {
+        let unknown = |what: &str, name: &str| {
+            format!("there is no {what} {name:?} here; give a name that is known, or a number")
+        };
+        let uid = match self.user.parse() {
+            Ok(uid) => uid,
+            Err(_) => match User::from_name(&self.user) {
+                Ok(Some(user)) => user.uid.as_raw(),
+                _ => return Err(unknown("user", &self.user)),
+            },
+        };
+        let gid = match &self.group {
+            None => None,
+            Some(group) => Some(match group.parse() {
+                Ok(gid) => gid,
+                Err(_) => match Group::from_name(group) {
+                    Ok(Some(group)) => group.gid.as_raw(),
+                    _ => return Err(unknown("group", group)),
+                },
+            }),
+        };
+        Ok(Ids { uid, gid })
+    }
+}
+
+impl Ids {
+    /// Whether the process at the other end of a connection may use the port: as the kernel noted it when that process called
+    /// connect(2), or listen(2) where we connect. Root may: it could become the owner anyway. The error says who it is.
+    pub fn check(&self, connection: &OwnedFd) -> Result<(), String> {
+        let peer = socket_peercred(connection).map_err(|e| format!("a process that the kernel does not name ({e})"))?;
+        let (uid, gid) = (peer.uid.as_raw(), peer.gid.as_raw());
+        if uid == 0 || uid == self.uid {
+            return Ok(());
+        }
+        let in_group = |wanted| gid == wanted || peer_groups(connection).is_ok_and(|groups| groups.contains(&wanted));
+        if self.gid.is_some_and(in_group) {
+            return Ok(());
+        }
+        Err(format!("process {} of user {uid}", peer.pid.as_raw_nonzero()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_numbers() {
+        let ids = |text: &str| text.parse::<Owner>().and_then(|owner| owner.ids());
+        assert_eq!(ids("root"), Ok(Ids { uid: 0, gid: None }));
+        assert_eq!(ids("root:root"), Ok(Ids { uid: 0, gid: Some(0) }));
+        assert_eq!(ids("1234:77"), Ok(Ids { uid: 1234, gid: Some(77) }));
+        assert!(ids("nobody-of-that-name").unwrap_err().contains("no user \"nobody-of-that-name\""));
+        assert!(ids("root:no-such-group").unwrap_err().contains("no group \"no-such-group\""));
+        for bad in ["", ":", "root:", ":kvm", "a:b:c", "a b", "a,b"] {
+            assert!(bad.parse::<Owner>().unwrap_err().contains("USER:GROUP"), "{bad}");
+        }
+        assert_eq!("a:b".parse::<Owner>().unwrap().to_string(), "a:b");
+    }
+
+    #[test]
+    fn root_and_the_owner_may() {
+        let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let me = rustix::process::geteuid().as_raw();
+        let connection = OwnedFd::from(ours);
+        assert_eq!(Ids { uid: me, gid: None }.check(&connection), Ok(()));
+        let other = Ids { uid: me + 1, gid: None }.check(&connection);
+        assert_eq!(other.is_ok(), me == 0, "{other:?}");
+    }
+}

@@ -1,0 +1,90 @@
+//! SIGHUP: what is remembered in the state directory is read again, and becomes what there is.
+//!
+//! Somebody may have written `ports.json` or `acl.rules` by another way than the commands, which change the files and the switch
+//! together. A terminal that goes away sends the same signal, and finds nothing changed.
+
+use super::setup::check_new;
+use super::store::{Saved, SavedPort, SavedUplink};
+use super::supervisor::{Supervisor, token};
+use lasthop_policy::acl::Book;
+use std::time::Instant;
+use tracing::{info, warn};
+
+impl Supervisor {
+    /// Reads the files and follows them. If one cannot be understood, or has gone, nothing changes: to go on without access
+    /// lists would open what somebody has closed. Ports of the command line stay.
+    pub(super) fn reload(&mut self) {
+        let ports_in_force = self.ports.values().any(|port| port.saved) || self.uplinks.values().any(|u| u.saved);
+        let lists_in_force = !self.lists.is_empty() && self.lists != Book::default().to_text().as_bytes();
+        let read = self.store.load_again(ports_in_force);
+        let read = read.and_then(|saved| Ok((saved, self.store.load_lists_again(lists_in_force)?)));
+        let (Saved { ports, uplinks, .. }, lists) = match read {
+            Ok(read) => read,
+            Err(e) => return warn!("SIGHUP: nothing was reloaded: {e}"),
+        };
+        let removed = self.remove_ports_but(&ports);
+        let added = self.add_missing_ports(ports);
+        if added + removed > 0 {
+            self.tell_control_ports();
+        }
+        // No file means no lists; a text without a line is none.
+        let lists = if lists.is_empty() { Book::default().to_text().into_bytes() } else { lists };
+        let other_lists =
+            lists != self.lists && !(self.lists.is_empty() && lists == Book::default().to_text().as_bytes());
+        if other_lists {
+            self.lists = lists;
+            self.tell_control_lists();
+        }
+        let lists = if other_lists { "other access lists" } else { "the same access lists" };
+        info!("SIGHUP: reloaded ports.json and acl.rules: {added} ports added, {removed} removed, {lists}");
+        if self.has_other_uplinks(&uplinks) {
+            warn!(
+                "SIGHUP: other uplinks in ports.json come with the next start, or with `lasthop uplink add` and `del`"
+            );
+        }
+    }
+
+    /// Removes those that were remembered and are not any more, or are otherwise now.
+    fn remove_ports_but(&mut self, wanted: &[SavedPort]) -> usize {
+        let gone: Vec<_> =
+            self.ports.values().filter(|port| port.saved && !wanted.contains(&port.to_saved())).collect();
+        let (given, gone): (Vec<_>, Vec<_>) =
+            gone.into_iter().map(|port| (port.given, port.config.clone())).partition(|p| p.0);
+        for (_, config) in given {
+            if let Some(port) = self.ports.get_mut(&config.id.0) {
+                port.saved = false;
+            }
+        }
+        gone.iter().for_each(|(_, config)| self.let_go(config));
+        gone.len()
+    }
+
+    fn add_missing_ports(&mut self, wanted: Vec<SavedPort>) -> usize {
+        let mut added = 0;
+        for new in wanted {
+            if let Some(there) = self.ports.values_mut().find(|port| port.to_saved() == new) {
+                there.saved = true;
+                continue;
+            }
+            let there: Vec<SavedPort> = self.ports.values().map(|port| port.to_saved()).collect();
+            let uplink = self.uplinks.values().any(|uplink| uplink.spec.name == new.name);
+            let taken = uplink.then(|| format!("there is an uplink {} already; choose another name", new.name));
+            if let Err(e) = taken.map_or_else(|| check_new(there.iter(), &new), Err) {
+                warn!("SIGHUP: port {} of ports.json is left out: {e}", new.name);
+                continue;
+            }
+            let mut port = self.number(new, true);
+            if let Err(e) = port.open(&self.epoll, token(&port)) {
+                port.bind_later(Instant::now(), e);
+            }
+            self.take_in(port);
+            added += 1;
+        }
+        added
+    }
+
+    fn has_other_uplinks(&self, wanted: &[SavedUplink]) -> bool {
+        let there: Vec<_> = self.uplinks.values().filter(|uplink| uplink.saved && !uplink.is_leaving()).collect();
+        there.len() != wanted.len() || there.iter().any(|uplink| !wanted.contains(&uplink.spec))
+    }
+}

@@ -1,0 +1,80 @@
+//! What was dropped because a flow says so: by port and rule or reason, with the last such packet that came to control. The
+//! counts are the switch's, read with its flows; they stay when a flow goes.
+
+use super::{DeniedBy, Learning};
+use lasthop_flow::Action;
+use lasthop_frame::FlowKey;
+use lasthop_types::{DropReason, PortId};
+use std::collections::BTreeMap;
+
+/// Rules and reasons that are kept apart for each port; those beyond count together, as their reason alone.
+const PER_PORT: usize = 64;
+
+/// Packets of one port, dropped for one reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Denied {
+    /// How many.
+    pub packets: u64,
+    /// When the last one came, in ms of the clock that is handed in.
+    pub last_ms: u64,
+    /// The last one that came to control. Later ones that met the flow made for it may differ in what the flow does not
+    /// look at.
+    pub packet: FlowKey,
+}
+
+/// Why, and the rule if it was one.
+pub type Why = (DropReason, Option<DeniedBy>);
+
+/// By port.
+#[derive(Debug, Default)]
+pub(super) struct Denials(BTreeMap<PortId, BTreeMap<Why, Denied>>);
+
+impl Denials {
+    fn entry(&mut self, port: PortId, why: Why, packet: &FlowKey) -> &mut Denied {
+        let of_port = self.0.entry(port).or_default();
+        let full = of_port.len() >= PER_PORT && !of_port.contains_key(&why);
+        let why = if full { (why.0, None) } else { why };
+        of_port.entry(why).or_insert(Denied { packets: 0, last_ms: 0, packet: *packet })
+    }
+
+    pub fn forget(&mut self, port: PortId) {
+        self.0.remove(&port);
+    }
+
+    /// Other lists hold: what those before denied was denied by rules that are none any more.
+    pub fn forget_rules(&mut self) {
+        self.0.values_mut().for_each(|of_port| of_port.retain(|(reason, _), _| *reason != DropReason::Acl));
+    }
+}
+
+impl Learning {
+    /// A packet has come that is dropped.
+    pub(super) fn saw_denied(&mut self, key: &FlowKey, actions: &[Action], rule: Option<&DeniedBy>, now_ms: u64) {
+        if let [Action::Drop(reason)] = actions {
+            let denied = self.denials.entry(key.port(), (*reason, rule.cloned()), key);
+            (denied.last_ms, denied.packet) = (now_ms, *key);
+        }
+    }
+
+    /// The switch has counted so many more packets of a flow that drops them.
+    pub(super) fn count_denied(&mut self, port: PortId, why: Why, key: &FlowKey, packets: u64, used_ms: u64) {
+        if packets > 0 {
+            let denied = self.denials.entry(port, why, key);
+            denied.packets += packets;
+            denied.last_ms = denied.last_ms.max(used_ms);
+        }
+    }
+
+    /// What was dropped, as of the last [`Learning::statistics_end`]; by rules, since the lists there are hold.
+    pub fn denied(&self) -> impl Iterator<Item = (PortId, &Why, &Denied)> {
+        let of_port = |(port, whys): (&PortId, _)| (*port, whys);
+        self.denials.0.iter().map(of_port).flat_map(|(port, whys): (_, &BTreeMap<Why, Denied>)| {
+            whys.iter().filter(|(_, denied)| denied.packets > 0).map(move |(why, denied)| (port, why, denied))
+        })
+    }
+
+    /// Whether the switch has flows that drop packets: then it knows more than was last read.
+    pub fn has_drops(&self) -> bool {
+        self.flows.drops() > 0
+    }
+}

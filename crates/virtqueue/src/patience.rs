@@ -1,0 +1,252 @@
+//! How long packets wait in their sender's ring for a receiver that has no buffers: plain arithmetic, with the time handed in.
+//!
+//! Both sides remember something, each under its own ring's lock. A receiver's [`Shortage`] knows at what pace it takes packets
+//! while it is short of buffers. Only a receiver that takes a burst's worth within the patience is waited for: it is the queue
+//! that it is slow at, and its senders' rings hold what it will take. One that takes less, or takes a packet now and then so as to
+//! look alive, is not. That alone would let a receiver that is just quick enough set the pace of its senders.
+//!
+//! A sender's [`Waiting`] knows two things. One is how long packets for others have stood behind those that wait, where nobody
+//! looks at them: a burst that has looked at a whole window of its ring and had to leave some of it blocks the ring until the next
+//! burst. That time is charged to a bucket, which leaks one part in [`SHARE`] of all time. When it holds more than the patience with
+//! others, nothing of that ring waits until half of that has leaked: waiting costs what a sender has for others one part in
+//! [`SHARE`] of its time, whatever its receivers do and however many they are. A sender whose ring holds nothing for others has
+//! nothing to lose; what it waited is charged when it turns out to have something. The clock is in milliseconds: times add up to
+//! what they were in the mean, unless a receiver's pauses are in step with it.
+//!
+//! The other is since when each of its packets waits. Fewer than a window block nobody; but chains are completed in order, so what
+//! was dealt with behind them is not given back to the driver. The first that waits too long ends the patience of its sender too.
+
+use crate::queue::Ahead;
+use crate::{BURST, bit};
+use lasthop_types::PortId;
+
+/// What a receiver that is short of buffers has to take within the patience, to be waited for: packets, and KiB beside.
+const PACE: u64 = BURST as u64;
+/// Waiting may cost a sender's other traffic one part in so many.
+const SHARE: u64 = 40;
+/// Senders that wait for the same receiver are not served by turns. One that is unlucky waits for so many times the patience.
+const UNLUCKY: u64 = 5;
+
+/// What is known of a receiver that had too few buffers.
+#[derive(Debug, Default)]
+pub struct Shortage {
+    /// Since when its pace is looked at, and what it had taken before; nothing while it was never short.
+    window: Option<(u64, u64)>,
+    /// When it was last found to be short.
+    last_ms: u64,
+    slow: bool,
+}
+
+impl Shortage {
+    /// The receiver has just been found without buffers, and has `taken` so many packets, and KiB beside, since it was started.
+    /// True if it takes them too slowly to be waited for. Neither one packet taken nor a pause of its senders changes that; a
+    /// burst's worth within the patience does, or buffers for all that came for as long.
+    pub fn is_slow(&mut self, now_ms: u64, taken: u64, patience_ms: u64) -> bool {
+        let (since_ms, before) = *self.window.get_or_insert((now_ms, taken));
+        let took = taken.saturating_sub(before);
+        let had_buffers = took > 0 && now_ms.saturating_sub(self.last_ms) > patience_ms;
+        let keeps_pace = had_buffers || took >= PACE;
+        if keeps_pace || now_ms.saturating_sub(since_ms) > patience_ms {
+            self.slow = !keeps_pace;
+            self.window = Some((now_ms, taken));
+        }
+        self.last_ms = now_ms;
+        self.slow
+    }
+}
+
+/// What is known of the packets of a ring that had to wait, and were put back.
+#[derive(Debug)]
+pub struct Waiting {
+    /// Since when the `n`th of the chains that will be taken next waits, where it was looked at before and not dealt with.
+    since_ms: [u64; BURST],
+    /// Until then packets of this ring do not wait for buffers.
+    impatient_until_ms: u64,
+    /// Since when packets that nobody has looked at stand behind those that wait.
+    blocked_since_ms: Option<u64>,
+    /// For how long that was so, in milliseconds times [`SHARE`], less what has leaked until `leaked_ms`.
+    bucket: u64,
+    leaked_ms: u64,
+    /// For how long that was so while there was nothing for another receiver than this one.
+    alone_ms: u64,
+    alone_with: PortId,
+}
+
+impl Default for Waiting {
+    fn default() -> Self {
+        Self {
+            since_ms: [0; BURST],
+            impatient_until_ms: 0,
+            blocked_since_ms: None,
+            bucket: 0,
+            leaked_ms: 0,
+            alone_ms: 0,
+            alone_with: PortId(0),
+        }
+    }
+}
+
+impl Waiting {
+    /// A burst begins with what is left of the one before. True if packets that find no buffers may wait.
+    /// `patience_ms`: as [`Shortage::is_slow`] has it, and for a packet that others have overtaken.
+    #[inline]
+    pub fn begin(&mut self, ahead: Ahead, now_ms: u64, patience_ms: [u64; 2]) -> bool {
+        if ahead.tried != 0 {
+            self.go_on(ahead, now_ms, patience_ms);
+        }
+        now_ms >= self.impatient_until_ms
+    }
+
+    fn go_on(&mut self, ahead: Ahead, now_ms: u64, patience_ms: [u64; 2]) {
+        let [alone_ms, with_others_ms] = patience_ms;
+        // No wait counts for more: a host that was suspended says nothing about its guests.
+        let most_ms = alone_ms.saturating_mul(UNLUCKY);
+        let blocked_ms = self.blocked_since_ms.take().map_or(0, |since_ms| now_ms.saturating_sub(since_ms));
+        self.alone_ms = (self.alone_ms + blocked_ms.min(most_ms)).min(most_ms);
+        if ahead.dealt != 0 {
+            self.charge(now_ms, patience_ms);
+        }
+        let waited_ms = now_ms.saturating_sub(self.since_ms[0]);
+        let limit_ms = if ahead.dealt == 0 { most_ms } else { with_others_ms };
+        if waited_ms > limit_ms {
+            let until_ms = now_ms.saturating_add(waited_ms.min(most_ms + 1).saturating_mul(SHARE));
+            self.impatient_until_ms = self.impatient_until_ms.max(until_ms);
+        }
+    }
+
+    /// Packets were delivered: those that went elsewhere may have stood behind those that waited.
+    #[inline]
+    pub fn delivered(&mut self, to: PortId, now_ms: u64, patience_ms: [u64; 2]) {
+        if self.alone_ms != 0 && to != self.alone_with {
+            self.charge(now_ms, patience_ms);
+        }
+    }
+
+    fn charge(&mut self, now_ms: u64, [_, with_others_ms]: [u64; 2]) {
+        let leaked = now_ms.saturating_sub(self.leaked_ms);
+        self.bucket = self.bucket.saturating_sub(leaked) + std::mem::take(&mut self.alone_ms) * SHARE;
+        self.leaked_ms = now_ms;
+        let limit = with_others_ms.saturating_mul(SHARE);
+        if self.bucket > limit {
+            // Nothing waits until then, so nothing is added.
+            self.impatient_until_ms = self.impatient_until_ms.max(now_ms.saturating_add(self.bucket - limit / 2));
+        }
+    }
+
+    /// A burst ends, `taken` of its chains are done with and the others are put back. `tried`: those that had been looked at
+    /// before it, [`Ahead::tried`] as it was. `blocked`: those that wait for this receiver, or for it and others, are what is left of
+    /// a whole window ([`Active::is_window`](crate::Active::is_window)).
+    pub fn end(&mut self, taken: usize, tried: u64, now_ms: u64, blocked: Option<PortId>) {
+        for (n, since_ms) in self.since_ms.iter_mut().enumerate() {
+            if tried & bit(n) == 0 {
+                *since_ms = now_ms;
+            }
+        }
+        self.since_ms.copy_within(taken.min(BURST).., 0);
+        self.blocked_since_ms = blocked.map(|_| now_ms);
+        self.alone_with = blocked.unwrap_or(self.alone_with);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE_MS: [u64; 2] = [10, 2];
+
+    /// Whether a receiver that takes `a_ms(n)` in millisecond `n`, and is found without buffers in each, is slow in the last.
+    fn slow(milliseconds: u64, a_ms: impl Fn(u64) -> u64) -> bool {
+        let (mut shortage, mut taken, mut slow) = (Shortage::default(), 1_000_000, false);
+        for n in 0..milliseconds {
+            slow = shortage.is_slow(5000 + n, taken, 10);
+            taken += a_ms(n);
+        }
+        slow
+    }
+
+    #[test]
+    fn a_receiver_is_slow_by_its_pace() {
+        assert!(!slow(11, |_| 0) && slow(12, |_| 0), "patience has an end");
+        assert!((12..500).all(|ms| slow(ms, |_| 1)), "a trickle does not prolong it");
+        assert!((1..500).all(|ms| !slow(ms, |_| 7)), "a pace");
+        assert!((1..500).all(|ms| !slow(ms, |n| if n % 10 == 9 { 64 } else { 0 })), "taken in one go");
+        assert!(!slow(100, |n| if n < 50 { 1 } else { 64 }), "it has come back");
+        assert!(slow(100, |n| if n < 50 { 64 } else { 1 }), "it has gone");
+    }
+
+    #[test]
+    fn buffers_for_a_while_end_a_shortage_and_mere_silence_does_not() {
+        let mut shortage = Shortage::default();
+        assert!(!shortage.is_slow(0, 0, 10) && shortage.is_slow(11, 0, 10));
+        assert!(shortage.is_slow(1000, 0, 10), "nothing was sent to it, nothing taken");
+        assert!(!shortage.is_slow(2000, 1, 10), "it had a buffer for what came");
+        assert!(!shortage.is_slow(2010, 1, 10) && shortage.is_slow(2011, 1, 10), "and then it waits anew");
+    }
+
+    fn ahead(dealt: u64, tried: usize) -> Ahead {
+        Ahead { dealt, tried: u64::MAX >> (64 - tried) }
+    }
+
+    #[test]
+    fn a_senders_patience_is_its_oldest_packets() {
+        let mut waiting = Waiting::default();
+        assert!(waiting.begin(Ahead::default(), 100, PATIENCE_MS));
+        // Four are put back; later the first three go, and others come.
+        waiting.end(60, 0, 100, None);
+        assert!(waiting.begin(ahead(0b1010, 4), 101, PATIENCE_MS));
+        waiting.end(2, ahead(0, 4).tried, 101, None);
+        assert!(waiting.begin(ahead(0b10, 30), 102, PATIENCE_MS), "2 ms");
+        waiting.end(2, ahead(0, 2).tried, 102, None);
+        assert!(waiting.begin(ahead(0b10, 28), 103, PATIENCE_MS), "those in front now came at 102");
+        waiting.end(0, ahead(0, 28).tried, 103, None);
+        assert!(waiting.begin(ahead(0b10, 28), 104, PATIENCE_MS));
+        waiting.end(0, ahead(0, 28).tried, 104, None);
+        assert!(!waiting.begin(ahead(0b10, 28), 105, PATIENCE_MS), "3 ms is too long");
+        assert!(!waiting.begin(Ahead::default(), 105 + 3 * SHARE - 1, PATIENCE_MS));
+        assert!(waiting.begin(Ahead::default(), 105 + 3 * SHARE, PATIENCE_MS));
+    }
+
+    #[test]
+    fn a_sender_that_has_nothing_for_others_is_more_patient() {
+        let mut waiting = Waiting::default();
+        waiting.end(0, 0, 100, None);
+        assert!((100..=150).all(|now| waiting.begin(ahead(0, 5), now, PATIENCE_MS)));
+        assert!(!waiting.begin(ahead(0, 5), 151, PATIENCE_MS));
+    }
+
+    #[test]
+    fn time_in_which_packets_for_others_are_not_looked_at_is_one_part_in_forty() {
+        // Windows that are held for a millisecond and gone in the next, so no packet waits for long.
+        for (step, alone) in [(1, false), (2, false), (7, false), (1, true), (3, true)] {
+            let (mut waiting, mut blocked_ms) = (Waiting::default(), 0);
+            let at = |ms: u64| {
+                if alone { Ahead { tried: u64::MAX, dealt: 0 } } else { ahead(u64::MAX - 1, 64 - (ms & 1) as usize) }
+            };
+            for ms in (1000..101_000).step_by(step) {
+                if waiting.begin(Ahead::default(), ms, PATIENCE_MS) {
+                    waiting.end(0, 0, ms, Some(PortId(2)));
+                    waiting.begin(at(ms), ms + 1, PATIENCE_MS);
+                    blocked_ms += 1;
+                }
+                waiting.delivered(PortId(3), ms + 1, PATIENCE_MS);
+            }
+            assert!((2300..=2510).contains(&blocked_ms), "{blocked_ms} of 100 000 ms, every {step}, alone {alone}");
+        }
+    }
+
+    #[test]
+    fn a_sender_that_has_nothing_for_others_is_charged_when_it_has() {
+        let mut waiting = Waiting::default();
+        for ms in 0..100_000 {
+            assert!(waiting.begin(if ms == 0 { Ahead::default() } else { ahead(0, 64) }, ms, PATIENCE_MS), "{ms}");
+            waiting.end(64, 0, ms, Some(PortId(2)));
+            waiting.delivered(PortId(2), ms, PATIENCE_MS);
+        }
+        waiting.delivered(PortId(3), 100_000, PATIENCE_MS);
+        assert!(
+            !waiting.begin(Ahead::default(), 100_000 + 49 * SHARE - 1, PATIENCE_MS),
+            "no more than its limit of 50 ms"
+        );
+        assert!(waiting.begin(Ahead::default(), 100_000 + 49 * SHARE, PATIENCE_MS), "but for the half that may stay");
+    }
+}

@@ -1,0 +1,48 @@
+//! What threads of the switch say to each other arrives, in every order.
+
+use lasthop_tests_models::{keepers, locks, mailboxes};
+
+#[test]
+fn every_letter_arrives() {
+    mailboxes::every_letter_arrives();
+}
+
+#[test]
+fn who_is_named_is_named_back() {
+    locks::who_is_named_is_named_back();
+}
+
+#[test]
+fn readers_and_a_writer() {
+    locks::readers_and_a_writer();
+}
+
+#[test]
+fn who_is_asked_for_is_not_idle() {
+    locks::who_is_asked_for_is_not_idle();
+}
+
+#[test]
+fn one_keeper_at_a_time() {
+    keepers::one_keeper_at_a_time();
+}
+
+#[test]
+fn no_packet_is_left_behind() {
+    for lost in [false, true] {
+        for rounds in [1, 2] {
+            keepers::no_packet_is_left(lost, rounds, 1, 2);
+        }
+    }
+}
+
+#[test]
+#[ignore = "takes minutes: cargo xtask test --long"]
+fn no_packet_is_left_behind_long() {
+    for lost in [false, true] {
+        for rounds in [1, 2, 3] {
+            keepers::no_packet_is_left(lost, rounds, 1, 3);
+            keepers::no_packet_is_left(lost, rounds, 2, 2);
+        }
+    }
+}
