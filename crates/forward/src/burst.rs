@@ -1,7 +1,7 @@
 //! The spine: one burst from one queue to wherever its packets go.
 
 use crate::datapath::Datapath;
-use crate::deliver::{FRAME_WORK, Target, Undelivered, WORK};
+use crate::deliver::{FRAME_WORK, IDLE_WORK, Target, Undelivered, WORK};
 use crate::miss::NoPlace;
 use crate::packet::{Packet, link, usual};
 use crate::plan::{Group, Plan, Repeat, bit};
@@ -172,7 +172,7 @@ impl Forwarder {
             packets: taken,
             stalled: end == End::Stalled,
             held: self.plan.short,
-            more: end == End::Enough || self.plan.put_off,
+            more: end == End::Enough || self.plan.put_off || chains.is_spent() && taken > 0,
         };
         (outcome, call, broken)
     }
@@ -184,7 +184,7 @@ impl Forwarder {
         let mut run = Run::new(datapath.flows(), self.writer, now_ms);
         self.plan.begin(ahead.dealt);
         let (mut i, mut passes) = (0, ahead == Ahead::default());
-        let (mut work, mut end) = (0, End::All);
+        let (mut work, mut end) = (chains.idle() * IDLE_WORK, End::All);
         while let (Some(packet), Some(chain)) = (self.packets.get_mut(i), chains.list.get(i)) {
             if work >= WORK {
                 end = End::Enough;
@@ -213,7 +213,7 @@ impl Forwarder {
                     {
                         self.deliver(burst, Some((i + 1, like, WORK.saturating_sub(work))));
                         passes = self.plan.passed.0 > 0;
-                        work += self.plan.passed.1;
+                        work += self.plan.passed.1 + self.plan.idle_work;
                         run.count(self.plan.passed.0, self.plan.passed.1);
                         i += self.plan.passed.0;
                     }
@@ -294,7 +294,7 @@ impl Forwarder {
     /// notified once.
     fn deliver(&mut self, burst: &Burst<'_, '_>, run: Option<Repeat>) {
         let mut n = 0;
-        self.plan.passed = (0, 0);
+        (self.plan.passed, self.plan.idle_work) = ((0, 0), 0);
         while let Some(group) = self.plan.group(n) {
             let run = run.filter(|_| self.plan.last == Some(n));
             n += 1;
@@ -418,6 +418,7 @@ fn fill(
     let memory = active.memory.clone();
     let count = if run.is_some() { burst.chains.list.len() } else { group.packets.count_ones() as usize };
     let mut target = Target::new(active, &memory, mtu, &queue.counters, count);
+    target.begin(burst.now_ms);
     let mut error = None;
     let mut held = plan.is_held(group.port, group.queue);
     let mut left = group.packets;
@@ -448,6 +449,10 @@ fn fill(
         if let Err(Undelivered::NoBuffers) = result
             && plan.may_wait(i)
         {
+            if target.has_done_enough() && plan.hold(group.port, group.queue) {
+                (held, plan.put_off) = (true, true);
+                continue;
+            }
             let slow = target.is_slow(burst.now_ms, burst.patience_ms);
             if burst.patient && !slow && plan.hold(group.port, group.queue) {
                 (held, plan.short) = (true, true);
@@ -472,6 +477,8 @@ fn fill(
         plan.passed = target.pass(packets, burst.chains, run);
         plan.dealt |= !(u64::MAX << plan.passed.0) << run.0;
     }
+    plan.idle_work += target.idle_work();
+    target.note_nothing(burst.now_ms);
     let call = target.publish();
     if error.is_none() && memory.faulted() {
         error = Some(QueueError::MemoryFault);

@@ -19,6 +19,9 @@ pub(crate) const FRAME_WORK: usize = 512;
 /// What each piece of memory costs that a frame is spread over.
 const PIECE_WORK: usize = 32;
 
+/// What a descriptor costs that holds nothing: it may lie anywhere, and there may be many regions to look it up in.
+pub(crate) const IDLE_WORK: usize = 128;
+
 /// Why a packet did not get there.
 #[derive(Debug)]
 pub(crate) enum Undelivered {
@@ -281,6 +284,7 @@ impl<'a> Target<'a> {
         match self.room.reserve(&mut self.active.ring, self.memory, need, self.join, ahead) {
             Ok(Reserved::Enough) => Ok(()),
             Ok(Reserved::NoBuffers) => Err(Undelivered::NoBuffers),
+            Ok(Reserved::TooSmall) if self.has_done_enough() => Err(Undelivered::NoBuffers),
             Ok(Reserved::TooSmall) => Err(DropReason::BufferTooSmall.into()),
             Err(e) => Err(Undelivered::Broken(e)),
         }
@@ -311,7 +315,29 @@ impl<'a> Target<'a> {
 
     /// Enough has been done for now.
     pub(crate) fn has_done_enough(&self) -> bool {
-        self.work >= WORK
+        let walked = self.packets > 0 && (self.work + self.idle_work() >= WORK || self.room.is_spent());
+        walked || self.work >= WORK
+    }
+
+    /// What it took to walk descriptors that hold nothing.
+    pub(crate) fn idle_work(&self) -> usize {
+        self.room.idle() * IDLE_WORK
+    }
+
+    /// Looks for no buffers if a moment ago so much was walked in vain.
+    #[inline]
+    pub(crate) fn begin(&mut self, now_ms: u64) {
+        if self.active.shortage.has_nothing(now_ms) {
+            self.room.give_up();
+        }
+    }
+
+    /// Notes it if so much was walked in vain.
+    #[inline]
+    pub(crate) fn note_nothing(&mut self, now_ms: u64) {
+        if self.room.idle() != 0 && self.room.is_spent() && self.packets == 0 {
+            self.active.shortage.found_nothing(now_ms);
+        }
     }
 
     /// The receiver has been found without buffers: whether it takes packets too slowly to be waited for.

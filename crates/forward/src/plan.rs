@@ -27,6 +27,8 @@ pub(crate) struct Plan {
     pub(crate) put_off: bool,
     /// How many packets were delivered without having been planned, and their bytes.
     pub(crate) passed: (usize, usize),
+    /// What it took, in the last deliveries, to walk receivers' descriptors that hold nothing.
+    pub(crate) idle_work: usize,
 }
 
 /// Packets that go where the last one went, as long as they are like it: the first one's place, what

@@ -12,6 +12,7 @@ use lasthop_virtqueue::{Chains, JOURNAL_BYTES, Journal, QueueSetup};
 use std::sync::Arc;
 
 mod hostile;
+mod idle;
 mod once;
 mod runs;
 

@@ -41,10 +41,15 @@ pub struct AccessError {
 pub struct GuestMemory {
     /// Sorted by guest address, none overlapping.
     regions: Vec<Arc<Region>>,
-    /// Where each of them lies, side by side: looked up for every buffer.
+    /// Where the largest of them lie, side by side: looked up for every buffer.
     places: Vec<Place>,
+    /// Where the others lie, by guest address.
+    more: Vec<Place>,
     limits: MemoryLimits,
 }
+
+/// As many regions as are looked through one by one. Guests have fewer; of a front-end that maps more the largest are the first.
+const NEAR: usize = 8;
 
 /// A region's guest address, size and host address.
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +78,12 @@ impl GuestMemory {
     /// Another set of regions, under the same limits.
     fn of(&self, regions: Vec<Arc<Region>>) -> Self {
         let place = |r: &Arc<Region>| Place { guest: r.spec.guest_addr, size: r.spec.size, host: r.host };
-        Self { places: regions.iter().map(place).collect(), regions, limits: self.limits }
+        let mut places: Vec<_> = regions.iter().map(place).collect();
+        places.sort_by_key(|place| std::cmp::Reverse(place.size));
+        let mut more = places.split_off(NEAR.min(places.len()));
+        more.sort_unstable_by_key(|place| place.guest);
+        places.sort_unstable_by_key(|place| place.guest);
+        Self { places, more, regions, limits: self.limits }
     }
 
     /// This set without its regions, under the same limits.
@@ -154,15 +164,35 @@ impl GuestMemory {
     /// the next region, whose mapping lies elsewhere: ask again for the rest. `len` 0 must be inside memory too.
     #[inline]
     pub fn piece(&self, addr: u64, len: usize) -> Result<GuestSlice<'_>, AccessError> {
+        #[cfg(feature = "meter")]
+        crate::meter::look_up();
         for place in &self.places {
-            let offset = addr.wrapping_sub(place.guest);
-            if offset < place.size {
-                let len = (place.size - offset).min(len as u64) as usize;
-                // SAFETY: `offset + len <= size`, all of which is mapped from `host` on for as long as `self` lives.
-                return Ok(unsafe { GuestSlice::new(place.host.wrapping_add(offset as usize), len) });
+            if let Some(piece) = self.piece_of(place, addr, len) {
+                return Ok(piece);
             }
         }
-        Err(AccessError { addr, len: len as u64 })
+        self.piece_of_more(addr, len)
+    }
+
+    /// [`GuestMemory::piece`] in one region.
+    #[inline(always)]
+    fn piece_of(&self, place: &Place, addr: u64, len: usize) -> Option<GuestSlice<'_>> {
+        let offset = addr.wrapping_sub(place.guest);
+        if offset >= place.size {
+            return None;
+        }
+        let len = (place.size - offset).min(len as u64) as usize;
+        // SAFETY: `offset + len <= size`, all of which is mapped from `host` on for as long as `self` lives: places are made of
+        // its own regions only.
+        Some(unsafe { GuestSlice::new(place.host.wrapping_add(offset as usize), len) })
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn piece_of_more(&self, addr: u64, len: usize) -> Result<GuestSlice<'_>, AccessError> {
+        let at = self.more.partition_point(|place| place.guest <= addr);
+        let place = at.checked_sub(1).and_then(|at| self.more.get(at));
+        place.and_then(|place| self.piece_of(place, addr, len)).ok_or(AccessError { addr, len: len as u64 })
     }
 }
 
@@ -275,6 +305,25 @@ mod tests {
 
     fn install_fault_handler_for_test() {
         crate::install_fault_handler();
+    }
+
+    #[test]
+    fn addresses_are_found_however_many_regions_there_are() {
+        let mut m = GuestMemory::empty();
+        // Each is followed by a hole; of the same size and of different ones, in an order of their own.
+        for n in (0..200u64).map(|n| n * 77 % 200) {
+            let size = 0x1000 + n % 7 * 0x1000;
+            m = m.with_region(at(n * 0x10000, size), memfd(size)).unwrap();
+        }
+        for n in 0..200u64 {
+            let size = 0x1000 + n % 7 * 0x1000;
+            let mark = m.slice(n * 0x10000, 8).unwrap();
+            mark.write(0, &n.to_le_bytes());
+            assert_eq!(m.piece(n * 0x10000 + size - 4, 8).unwrap().len(), 4);
+            assert!(m.piece(n * 0x10000 + size, 1).is_err());
+        }
+        assert!((0..200u64).all(|n| m.slice(n * 0x10000, 8).unwrap().load_u64(0) == n));
+        assert!(m.piece(200 * 0x10000, 1).is_err() && m.piece(u64::MAX, 1).is_err());
     }
 
     #[test]

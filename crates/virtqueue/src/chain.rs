@@ -18,6 +18,13 @@ pub const MAX_CHAINS: usize = 256;
 /// (1024 descriptors), because a buffer that crosses from one region into another counts twice.
 pub const MAX_PIECES: usize = 2048;
 
+/// Longest chain, in descriptors.
+const LONGEST: usize = 1024;
+
+/// Most descriptors that are walked in one go and hold nothing, before another chain is begun: empty ones, and those of chains
+/// that go back unread. With the chain that is being walked they are twice as many at most.
+pub(crate) const MAX_IDLE: usize = 1024;
+
 /// One chain: a piece of memory, or some of those in [`Chains::pieces`].
 #[derive(Clone, Copy, Debug)]
 pub struct Chain<'m> {
@@ -37,11 +44,21 @@ pub struct Chain<'m> {
 }
 
 /// Chains and the memory they name. Reused from burst to burst; lives on the stack.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Chains<'m> {
     /// The chains, in the order in which the driver made them available.
     pub list: ArrayVec<Chain<'m>, MAX_CHAINS>,
     pieces: ArrayVec<GuestSlice<'m>, MAX_PIECES>,
+    /// Descriptors that were walked and hold nothing, since there are these chains.
+    idle: usize,
+    /// Of which there may be so many before another chain is walked.
+    pub(crate) most_idle: usize,
+}
+
+impl Default for Chains<'_> {
+    fn default() -> Self {
+        Self { list: ArrayVec::new(), pieces: ArrayVec::new(), idle: 0, most_idle: MAX_IDLE }
+    }
 }
 
 impl<'m> Chains<'m> {
@@ -50,9 +67,29 @@ impl<'m> Chains<'m> {
         Self::default()
     }
 
+    /// Descriptors that were walked for nothing: they hold no bytes, or their chains go back unread. A driver may make as many as it
+    /// likes, and they take time: once there are too many no further chain is walked.
+    #[inline]
+    pub fn idle(&self) -> usize {
+        self.idle
+    }
+
+    /// So many that no further chain is walked.
+    #[inline]
+    pub fn is_spent(&self) -> bool {
+        self.idle >= self.most_idle
+    }
+
     /// Forgets all chains.
     #[inline]
     pub fn clear(&mut self) {
+        self.idle = 0;
+        self.make_room();
+    }
+
+    /// Forgets all chains but what it took to walk them.
+    #[inline]
+    pub(crate) fn make_room(&mut self) {
         self.list.clear();
         self.pieces.clear();
     }
@@ -82,16 +119,16 @@ impl<'m> Chains<'m> {
         self.pieces.get(usize::from(first.first)..usize::from(last.first) + usize::from(last.count)).unwrap_or(&[])
     }
 
-    /// No room for a chain of any length that drivers build.
+    /// No room for a chain of any length that drivers build, or enough walked for nothing.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
-        self.list.is_full() || self.pieces.len() + 1024 > MAX_PIECES
+        self.list.is_full() || self.pieces.len() + LONGEST > MAX_PIECES || self.is_spent()
     }
 
     /// Starts a chain all of whose descriptors have to point one way. The caller checked `is_full`.
     #[inline]
     pub(crate) fn begin(&mut self, memory: &'m GuestMemory, device_writes: bool) -> ChainBuilder<'_, 'm> {
-        ChainBuilder { first: self.pieces.len(), chains: self, memory, device_writes, len: 0, bad: false }
+        ChainBuilder { first: self.pieces.len(), chains: self, memory, device_writes, len: 0, walked: 0, bad: false }
     }
 
     /// Adds a chain of one buffer, if it is all it seems: one piece of memory, pointing the right way. False if it has
@@ -137,6 +174,7 @@ pub(crate) struct ChainBuilder<'c, 'm> {
     pub(crate) device_writes: bool,
     first: usize,
     len: u32,
+    walked: usize,
     bad: bool,
 }
 
@@ -145,6 +183,7 @@ impl<'m> ChainBuilder<'_, 'm> {
     #[inline]
     pub(crate) fn add(&mut self, descriptor: &Descriptor) -> Result<(), QueueError> {
         let &Descriptor { mut addr, len, flags, .. } = descriptor;
+        self.walked += 1;
         let sum = self.len.checked_add(len);
         self.len = sum.unwrap_or(self.len);
         self.bad |= sum.is_none() || (flags & DESC_WRITE != 0) != self.device_writes;
@@ -182,10 +221,11 @@ impl<'m> ChainBuilder<'_, 'm> {
     /// Ends the chain, whose id and slots are known now; returns the slots. Of one that breaks the ring nothing is left.
     #[inline]
     pub(crate) fn end(self, walked: Result<(u16, u16), QueueError>) -> Result<u16, QueueError> {
-        let Self { chains, first, len, bad, .. } = self;
+        let Self { chains, first, len, walked: descriptors, bad, .. } = self;
         if bad || walked.is_err() {
             chains.pieces.truncate(first);
         }
+        chains.idle += descriptors.saturating_sub(chains.pieces.len() - first);
         let (id, slots) = walked?;
         let piece = chains.pieces.get(first).copied().unwrap_or(GuestSlice::EMPTY);
         let count = (chains.pieces.len() - first) as u16;

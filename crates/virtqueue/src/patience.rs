@@ -35,9 +35,22 @@ pub struct Shortage {
     /// When it was last found to be short.
     last_ms: u64,
     slow: bool,
+    /// When its chains were last walked without end, and held nothing.
+    idle_ms: Option<u64>,
 }
 
 impl Shortage {
+    /// Chains of the receiver's were walked as far as may be, and none of them had a buffer.
+    pub fn found_nothing(&mut self, now_ms: u64) {
+        self.idle_ms = Some(now_ms);
+    }
+
+    /// This was less than a millisecond ago: to look again with each burst would cost those who send to it more than it is worth.
+    #[inline]
+    pub fn has_nothing(&self, now_ms: u64) -> bool {
+        self.idle_ms == Some(now_ms)
+    }
+
     /// The receiver has just been found without buffers, and has `taken` so many packets, and KiB beside, since it was started.
     /// True if it takes them too slowly to be waited for. Neither one packet taken nor a pause of its senders changes that; a
     /// burst's worth within the patience does, or buffers for all that came for as long.

@@ -1,6 +1,6 @@
 //! Buffers of a receiving ring: taken some at a time, handed out frame by frame, the rest given back.
 
-use crate::chain::AHEAD;
+use crate::chain::{AHEAD, MAX_IDLE};
 use crate::{BURST, Chain, Chains, QueueError, Ring};
 use lasthop_guestmem::{GuestMemory, GuestSlice};
 
@@ -14,6 +14,9 @@ pub enum Reserved {
     /// The next buffer is too small and may not be joined with others; nothing was taken.
     TooSmall,
 }
+
+/// Most descriptors that are walked for nothing while a ring's lock is held, however many frames find buffers between them.
+const MOST_IDLE: usize = 8 * MAX_IDLE;
 
 /// Chains taken from a ring that packets are written to. [`Room::give_back`] what is left before the ring's lock is
 /// released.
@@ -32,6 +35,23 @@ impl<'m> Room<'m> {
     /// None taken yet.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Descriptors walked for nothing, as [`Chains::idle`].
+    #[inline]
+    pub fn idle(&self) -> usize {
+        self.chains.idle()
+    }
+
+    /// So many of them that no further chain is walked before the ring's lock is taken anew.
+    #[inline]
+    pub fn is_spent(&self) -> bool {
+        self.chains.is_spent()
+    }
+
+    /// Looks for no chains in the ring at all.
+    pub fn give_up(&mut self) {
+        self.chains.most_idle = 0;
     }
 
     /// Hands out chains that hold `need` bytes: several if `join` (VIRTIO_NET_F_MRG_RXBUF), otherwise exactly one.
@@ -76,10 +96,7 @@ impl<'m> Room<'m> {
             // What was handed out takes up the space.
             self.give_back(ring);
         }
-        if self.first == self.chains.list.len() {
-            self.chains.clear();
-            (self.first, self.end) = (0, 0);
-        }
+        self.make_room();
         let mut n = self.end;
         for need in frames.clone() {
             let mut held = 0;
@@ -172,11 +189,7 @@ impl<'m> Room<'m> {
     /// all frames take is some instructions shorter for it.
     #[inline(always)]
     fn refill(&mut self, ring: &mut Ring, memory: &'m GuestMemory, ahead: usize) -> Result<bool, QueueError> {
-        if self.first == self.chains.list.len() {
-            // All handed out: their memory is written, their places are free.
-            self.chains.clear();
-            (self.first, self.end) = (0, 0);
-        }
+        self.make_room();
         let before = self.chains.list.len();
         if self.chains.is_full() {
             return Ok(false);
@@ -187,6 +200,19 @@ impl<'m> Room<'m> {
         match result {
             Err(error) if self.chains.list.len() == before => Err(error),
             _ => Ok(self.chains.list.len() > before),
+        }
+    }
+
+    #[inline(always)]
+    fn make_room(&mut self) {
+        if self.first > 0 && self.unfit == 0 {
+            // It was not for nothing that so much was walked.
+            self.chains.most_idle = (self.chains.idle() + MAX_IDLE).min(MOST_IDLE);
+        }
+        if self.first == self.chains.list.len() {
+            // All handed out: their memory is written, their places are free.
+            self.chains.make_room();
+            (self.first, self.end) = (0, 0);
         }
     }
 

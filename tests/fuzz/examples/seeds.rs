@@ -29,7 +29,7 @@ fn main() -> std::io::Result<()> {
         all.push((name, (0..count).map(|n| program(name, n, len, first)).collect()));
     }
     if let Some((_, seeds)) = all.iter_mut().find(|(name, _)| *name == "walk") {
-        seeds.extend([two_receivers(), deeper_in_the_middle(), cut_in_the_middle()]);
+        seeds.extend([two_receivers(), deeper_in_the_middle(), cut_in_the_middle(), behind_nothing()]);
     }
     if let Some((_, seeds)) = all.iter_mut().find(|(name, _)| *name == "gro") {
         seeds.push(streams());
@@ -95,6 +95,17 @@ fn cut_in_the_middle() -> Vec<u8> {
     let filled = [13, 0, 1 | 2 << 2, 1 | 1 << 2, 23, 0, 2 | 2 << 2, 0, 0, 7, 0, 11, 1, 2];
     let cut = [25, 0, 0xd0, 7, 50, 2, 7, 0, 11, 1, 19, 7, 0, 11, 1, 19];
     [&[0, 0, 0, 1][..], &filled, &cut].concat()
+}
+
+/// The walk: frames behind hundreds of descriptors that hold nothing, more than are walked in one turn.
+fn behind_nothing() -> Vec<u8> {
+    let sent = (0..7).flat_map(|n| [0, 0, 1, 1, n, 0, 5 << 3, 200 + n]);
+    [&[4, 5, 4, 1][..], &[13, 0, 0, 1 | 1 << 2]]
+        .concat()
+        .into_iter()
+        .chain(sent)
+        .chain([7, 0, 7, 0, 11, 1, 19])
+        .collect()
 }
 
 /// Receive aggregation: three streams in turns, then one alone.

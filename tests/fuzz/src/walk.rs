@@ -12,8 +12,8 @@ use lasthop_forward::{Coalesce, Datapath, Forwarder, PATIENCE_MS, Port};
 use lasthop_frame::testutil::Frame;
 use lasthop_frame::{FlowKey, FlowMask, SNAPSHOT_LEN, VnetHdr};
 use lasthop_types::PortId;
-use lasthop_virtqueue::Queue;
 use lasthop_virtqueue::driver::{NetConfig, NetDriver, Piece, RingLayout};
+use lasthop_virtqueue::{DESC_INDIRECT, DESC_NEXT, Queue};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -221,6 +221,10 @@ impl Guest {
                 pieces.truncate(1);
                 fair = false;
             }
+            // Hundreds of descriptors that hold nothing, and then the frame.
+            5 if queue.layout.indirect.is_some() => {
+                return self.send_behind_nothing(token, len, input) && len == bytes.len();
+            }
             _ => {}
         }
         let split = if shape >> 3 == 1 {
@@ -238,6 +242,42 @@ impl Guest {
         queue.ring.publish();
         self.breaks |= shape >> 3 == 3;
         fair && len == bytes.len()
+    }
+
+    /// Sends what is in a buffer in a table of our own, behind up to a thousand empty descriptors; they may be anywhere in memory.
+    fn send_behind_nothing(&mut self, token: u32, len: usize, input: &mut Input<'_>) -> bool {
+        let (memory, queue) = (self.driver.memory().clone(), &mut self.driver.queues_mut()[1]);
+        let packed = queue.layout.packed;
+        let (at, empty) = (queue.buffer(token), 4 * u64::from(input.u8()));
+        let table = (at + len as u64).next_multiple_of(16);
+        let ends = u64::from(BUFFER) - (table - at);
+        let empty = empty.min((ends / 16).saturating_sub(1));
+        if ends < 16 || queue.ring.add(&[(table, 16 * (empty as u32 + 1))], &[], token).is_err() {
+            self.spare.push(token);
+            return false;
+        }
+        queue.ring.publish();
+        let flags_at = if packed { 14 } else { 12 };
+        let descriptor = |at: u64, addr: u64, len: u32, flags: u16, next: u16| {
+            let place = memory.slice(at, 16).expect("the buffer");
+            place.write(0, &addr.to_le_bytes());
+            place.write(8, &len.to_le_bytes());
+            place.write(flags_at, &flags.to_le_bytes());
+            place.write(26 - flags_at, &next.to_le_bytes());
+        };
+        for n in 0..empty {
+            descriptor(table + 16 * n, at + n, 0, DESC_NEXT, n as u16 + 1);
+        }
+        descriptor(table + 16 * empty, at, len as u32, 0, 0);
+        // The driver has it as a buffer: it is the table that is meant.
+        for n in 0..u64::from(SIZE) {
+            let place = memory.slice(queue.layout.desc + 16 * n, 16).expect("the ring");
+            if place.load_u64(0) == table {
+                let flags = place.load_u16(flags_at) | DESC_INDIRECT;
+                place.write(flags_at, &flags.to_le_bytes());
+            }
+        }
+        true
     }
 
     /// Takes back the send buffers that the device is done with.
