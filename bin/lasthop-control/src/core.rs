@@ -1,31 +1,32 @@
 //! What control knows, and what follows from each thing it hears. No I/O: messages in, messages out.
 
-use crate::view;
 use cpu::CpuRequest;
 use health::Health;
-use lasthop_api::{
-    AclChanged, AclRule, ApiError, Flow, Mac, Port, PortChanged, SwitchStats, TraceReport, TxBatch, UplinkList,
-};
-use lasthop_frame::{FlowKey, SNAPSHOT_LEN};
+use lasthop_api::{ApiError, PortChanged};
 use lasthop_ipc::{
-    ControlToSupervisor, DatapathReply, DatapathRequest, DeviceState, FlowInfo, FromControl, MissedPacket, PortConfig,
-    PortInfo, PortState, SupervisorToControl, ToControl,
+    ControlToSupervisor, DeviceState, FromControl, MissedPacket, PortConfig, PortInfo, PortState, SupervisorToControl,
+    ToControl,
 };
 use lasthop_policy::acl::Book;
-use lasthop_policy::{Change, Effects, FlowUse, Learning, Uplinks, Vlans};
-use lasthop_types::{PortId, PortTotals};
+use lasthop_policy::{Change, Effects, Learning, Uplinks, Vlans};
+use lasthop_types::{PortId, PortTotals, counted};
 use lists::Pending;
 use std::collections::BTreeMap;
 use tokio::sync::oneshot;
 
+mod calls;
 mod cpu;
 mod health;
 mod lists;
+mod questions;
 mod statistics;
 mod uplinks;
 mod watch;
 
+pub(crate) use calls::Call;
+use calls::MAX_QUESTIONS;
 pub(crate) use lists::Load;
+use questions::{FLOWS, Question, Unconfirmed};
 use statistics::StatsWanted;
 pub(crate) use uplinks::UplinkCall;
 use uplinks::UplinkRequest;
@@ -36,72 +37,13 @@ const POLL_MS: u64 = 10_000;
 /// The same when there are more than [`MANY_FLOWS`]: the answer is long then.
 const POLL_MANY_MS: u64 = 60_000;
 const MANY_FLOWS: usize = 8192;
-/// Questions waiting for the switch or the supervisor; more are refused.
-const MAX_QUESTIONS: usize = 64;
 
 /// With more messages than this waiting to be sent to the switch, no flows are put right that can wait: answers to misses would
 /// wait behind them.
 const CONGESTED: usize = 32;
-/// Questions for flows at a time: an answer may be long.
-const MAX_FLOW_QUESTIONS: usize = 4;
-/// The flows, from the first on.
-const FLOWS: DatapathRequest = DatapathRequest::Flows { after: (0, 0) };
 
 /// Where an answer to a call of the API goes.
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, ApiError>>;
-
-/// A call of the API.
-#[derive(Debug)]
-pub(crate) enum Call {
-    PortAdd {
-        name: String,
-        path: String,
-        client: bool,
-        tx_batch: Option<TxBatch>,
-        owner: Option<String>,
-        answer: Answer<PortChanged>,
-    },
-    PortDel {
-        name: String,
-        answer: Answer<PortChanged>,
-    },
-    Uplink {
-        call: UplinkCall,
-        answer: Answer<UplinkList>,
-    },
-    PortList {
-        answer: Answer<Vec<Port>>,
-    },
-    FlowList {
-        answer: Answer<Vec<Flow>>,
-    },
-    MacList {
-        answer: Answer<Vec<Mac>>,
-    },
-    Stats {
-        answer: Answer<SwitchStats>,
-    },
-    Trace {
-        port: String,
-        frame: Vec<u8>,
-        answer: Answer<TraceReport>,
-    },
-    AclLoad {
-        load: Load,
-        answer: Answer<AclChanged>,
-    },
-    AclClear {
-        ports: Vec<String>,
-        direction: Option<String>,
-        general: Option<String>,
-        answer: Answer<AclChanged>,
-    },
-    AclShow {
-        ports: Vec<String>,
-        packets: bool,
-        answer: Answer<Vec<AclRule>>,
-    },
-}
 
 /// Something to react to; messages of the switch come in batches through [`Core::hear_switch`].
 #[derive(Debug)]
@@ -124,70 +66,6 @@ pub(crate) enum Command {
 }
 
 /// A question the switch has been asked, with the parts of the answer that have come.
-#[derive(Debug)]
-enum Question {
-    Statistics {
-        asked: u64,
-        reconcile: bool,
-        flows: Vec<FlowUse>,
-    },
-    /// Whether uplinks take what is sent to them.
-    Watch {
-        ports: Vec<PortInfo>,
-    },
-    Flows {
-        flows: Vec<Flow>,
-        answer: Answer<Vec<Flow>>,
-    },
-    Ports {
-        ports: Vec<PortInfo>,
-        /// Processor time of their threads.
-        cpu: BTreeMap<PortId, u64>,
-        answer: Answer<Vec<Port>>,
-    },
-    Trace {
-        answer: Answer<TraceReport>,
-    },
-    Rules {
-        ports: Vec<String>,
-        flows: Vec<FlowInfo>,
-        answer: Answer<Vec<AclRule>>,
-    },
-    /// Answered when no packet is judged by older lists any more.
-    Barrier {
-        waiting: Vec<Unconfirmed>,
-    },
-}
-
-impl Question {
-    /// Nobody waits for the answer any more.
-    fn is_given_up(&self) -> bool {
-        match self {
-            Self::Statistics { .. } | Self::Watch { .. } | Self::Barrier { .. } => false,
-            Self::Flows { answer, .. } => answer.is_closed(),
-            Self::Ports { answer, .. } => answer.is_closed(),
-            Self::Trace { answer } => answer.is_closed(),
-            Self::Rules { answer, .. } => answer.is_closed(),
-        }
-    }
-}
-
-/// A change in force, and who is told so once the switch goes by it.
-#[derive(Debug)]
-enum Unconfirmed {
-    Lists(AclChanged, Answer<AclChanged>),
-    Uplinks(UplinkList, Answer<UplinkList>),
-}
-
-impl Unconfirmed {
-    fn confirm(self) {
-        match self {
-            Self::Lists(changed, answer) => give(answer, changed),
-            Self::Uplinks(list, answer) => give(answer, list),
-        }
-    }
-}
-
 #[derive(Debug, Default)]
 struct Counts {
     misses: u64,
@@ -367,39 +245,10 @@ impl Core {
         }
     }
 
-    fn ask_statistics(&mut self, reconcile: bool) {
-        let asked = self.policy.asked();
-        self.ask(FLOWS, Question::Statistics { asked, reconcile, flows: Vec::new() });
-    }
-
-    fn ask(&mut self, question: DatapathRequest, pending: Question) {
-        self.next_number += 1;
-        let request = self.next_number;
-        self.questions.insert(request, pending);
-        self.commands.push(Command::Switch(FromControl::Ask { request, question }.into()));
-    }
-
-    fn drop_questions(&mut self, now_ms: u64) {
-        self.stats_without_switch(now_ms);
-        for question in std::mem::take(&mut self.questions).into_values() {
-            match question {
-                Question::Statistics { .. } | Question::Watch { .. } => {}
-                Question::Flows { answer, .. } => refuse(answer, switch_away()),
-                Question::Ports { answer, .. } => refuse(answer, switch_away()),
-                Question::Trace { answer } => refuse(answer, switch_away()),
-                Question::Rules { answer, .. } => refuse(answer, switch_away()),
-                Question::Barrier { waiting } => self.unconfirmed.extend(waiting),
-            }
-        }
-    }
-
     fn switch_says(&mut self, message: ToControl, now_ms: u64, out: &mut Effects) {
         match message {
-            ToControl::Hello { ports } => {
-                for port in ports {
-                    self.port_is(port, now_ms, out);
-                }
-                tracing::info!("the switch is connected; it has {} ports", self.infos.len());
+            ToControl::Hello => {
+                tracing::info!("the switch is connected; it has {}", counted(self.infos.len() as u64, "port"));
                 if !self.unconfirmed.is_empty() {
                     self.confirm(now_ms);
                 }
@@ -435,92 +284,6 @@ impl Core {
         self.infos.insert(id, port);
         self.set_lists(id);
         self.policy.port(id, up, now_ms, out);
-    }
-
-    fn switch_answers(&mut self, request: u64, last: bool, reply: DatapathReply, now_ms: u64, out: &mut Effects) {
-        // Answers to questions that were given up are expected.
-        let Some(mut question) = self.questions.remove(&request) else { return };
-        match (&mut question, reply) {
-            (Question::Trace { .. }, DatapathReply::Lookup { key, flow }) => {
-                let Question::Trace { answer } = question else { return };
-                return self.answer_trace(answer, &key, flow, now_ms);
-            }
-            (question_of_flows, DatapathReply::Flows { flows, next }) => {
-                self.some_flows(question_of_flows, flows, now_ms, out);
-                if let Some(after) = next
-                    && !question.is_given_up()
-                {
-                    return self.ask(DatapathRequest::Flows { after }, question);
-                }
-            }
-            (Question::Ports { ports, .. } | Question::Watch { ports }, DatapathReply::Ports(part)) => {
-                ports.extend(part)
-            }
-            (Question::Ports { .. } | Question::Watch { .. }, DatapathReply::Removed { from_guest, to_guest }) => {
-                self.removed = (from_guest, to_guest);
-            }
-            (Question::Barrier { .. }, DatapathReply::Barrier) => {}
-            _ => self.counts.malformed += 1,
-        }
-        if last {
-            self.answered(question, now_ms, out);
-        } else {
-            self.questions.insert(request, question);
-        }
-    }
-
-    /// Part of the flows that somebody has asked for.
-    fn some_flows(&mut self, question: &mut Question, part: Vec<FlowInfo>, now_ms: u64, out: &mut Effects) {
-        match question {
-            Question::Statistics { asked, reconcile, flows } => {
-                let mut uses: Vec<_> = part.into_iter().map(flow_use).collect();
-                if *reconcile {
-                    flows.append(&mut uses);
-                } else {
-                    self.policy.statistics_part(*asked, &uses, now_ms, out);
-                }
-            }
-            Question::Flows { flows, .. } => flows.extend(part.iter().map(|f| view::flow(f, |id| self.name(id)))),
-            Question::Rules { flows, .. } => flows.extend(part),
-            _ => self.counts.malformed += 1,
-        }
-    }
-
-    /// The whole answer has come.
-    fn answered(&mut self, question: Question, now_ms: u64, out: &mut Effects) {
-        match question {
-            Question::Statistics { asked, reconcile: true, flows } => {
-                let before = out.changes.len();
-                self.policy.reconcile(asked, &flows, now_ms, out);
-                self.reconciled = true;
-                tracing::info!(
-                    "the switch has {} flows; {} addresses known, {} corrections",
-                    flows.len(),
-                    self.policy.mac_count(),
-                    out.changes.len() - before
-                );
-            }
-            Question::Statistics { asked, .. } => {
-                self.policy.statistics_end(asked, now_ms, out);
-                self.policy.tick(now_ms, out);
-                self.stats_ready(now_ms);
-            }
-            Question::Watch { ports } => {
-                self.watched(&ports, now_ms);
-                self.check_health(&ports, now_ms);
-            }
-            Question::Flows { flows, answer } => give(answer, flows),
-            Question::Ports { ports, cpu, answer } => {
-                let ports = self.ports(ports, &cpu, now_ms);
-                give(answer, ports);
-            }
-            Question::Rules { ports, flows, answer } => {
-                let rules = self.acl_rules(&ports, Some(&flows));
-                give(answer, rules);
-            }
-            Question::Barrier { waiting } => waiting.into_iter().for_each(Unconfirmed::confirm),
-            Question::Trace { answer } => refuse(answer, switch_away()),
-        }
     }
 
     fn supervisor_says(&mut self, message: SupervisorToControl, now_ms: u64, out: &mut Effects) {
@@ -564,138 +327,6 @@ impl Core {
         }
     }
 
-    fn call(&mut self, call: Call, now_ms: u64) {
-        match call {
-            Call::PortAdd { name, path, client, tx_batch, owner, answer } => {
-                let tx_batch = tx_batch.map(|batch| (batch.us, batch.packets));
-                self.request(answer, |request| ControlToSupervisor::PortAdd {
-                    request,
-                    name,
-                    path,
-                    client,
-                    tx_batch,
-                    owner,
-                });
-            }
-            Call::PortDel { name, answer } => {
-                self.request(answer, |request| ControlToSupervisor::PortDel { request, name });
-            }
-            Call::Uplink { call, answer } => self.uplink_request(call, answer),
-            Call::PortList { answer } => self.cpu_request(CpuRequest::Ports(answer)),
-            Call::FlowList { answer } => {
-                if let Some(answer) = self.admit_flows(answer) {
-                    self.ask(FLOWS, Question::Flows { flows: Vec::new(), answer });
-                }
-            }
-            Call::MacList { answer } => {
-                let macs = self.policy.macs(now_ms).map(|m| view::mac(&m, self.name(m.port))).collect();
-                give(answer, macs);
-            }
-            Call::AclLoad { load, answer } => self.acl_load(load, answer),
-            Call::AclClear { ports, direction, general, answer } => {
-                self.acl_clear(&ports, direction.as_deref(), general.as_deref(), answer);
-            }
-            Call::AclShow { ports, packets, answer } => self.acl_show(ports, packets, answer),
-            Call::Stats { answer } => self.cpu_request(CpuRequest::Stats(answer)),
-            Call::Trace { port, frame, answer } => {
-                let Some(id) = self.find(&port) else {
-                    let message = format!("there is no port named {port:?}; `lasthop port list` shows those there are");
-                    return refuse(answer, ApiError::NoSuchPort { name: port, message });
-                };
-                let frame_len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
-                let mut frame = frame;
-                frame.truncate(SNAPSHOT_LEN);
-                if let Some(answer) = self.admit(answer) {
-                    let question = DatapathRequest::Classify { port: id, frame, frame_len };
-                    self.ask(question, Question::Trace { answer });
-                }
-            }
-        }
-    }
-
-    fn acl_show(&mut self, ports: Vec<String>, packets: bool, answer: Answer<Vec<AclRule>>) {
-        if !packets {
-            let rules = self.acl_rules(&ports, None);
-            give(answer, rules);
-        } else if let Some(answer) = self.admit_flows(answer) {
-            self.ask(FLOWS, Question::Rules { ports, flows: Vec::new(), answer });
-        }
-    }
-
-    /// As [`Core::admit`], for a question whose answer is all flows.
-    fn admit_flows<T>(&mut self, answer: Answer<T>) -> Option<Answer<T>> {
-        let long = |q: &&Question| match q {
-            Question::Flows { answer, .. } => !answer.is_closed(),
-            Question::Rules { answer, .. } => !answer.is_closed(),
-            _ => false,
-        };
-        if self.questions.values().filter(long).count() >= MAX_FLOW_QUESTIONS {
-            refuse(answer, busy());
-            return None;
-        }
-        self.admit(answer)
-    }
-
-    /// The answer's way back, unless the question cannot be asked now.
-    fn admit<T>(&mut self, answer: Answer<T>) -> Option<Answer<T>> {
-        if !self.attached {
-            refuse(answer, switch_away());
-            return None;
-        }
-        if self.questions.len() >= MAX_QUESTIONS {
-            self.questions.retain(|_, q| !q.is_given_up());
-        }
-        if self.questions.len() >= MAX_QUESTIONS {
-            refuse(answer, busy());
-            return None;
-        }
-        Some(answer)
-    }
-
-    fn request(&mut self, answer: Answer<PortChanged>, message: impl FnOnce(u64) -> ControlToSupervisor) {
-        if self.requests.len() >= MAX_QUESTIONS {
-            self.requests.retain(|_, a| !a.is_closed());
-        }
-        if self.requests.len() >= MAX_QUESTIONS {
-            return refuse(answer, busy());
-        }
-        self.next_number += 1;
-        self.requests.insert(self.next_number, answer);
-        self.commands.push(Command::Supervisor(message(self.next_number)));
-    }
-
-    fn answer_trace(&self, answer: Answer<TraceReport>, key: &FlowKey, flow: Option<Box<FlowInfo>>, now_ms: u64) {
-        let explanation = self.policy.explain(key, now_ms, |id| self.name(id));
-        let outputs = flow.as_ref().map_or(explanation.outputs, |f| view::outputs(&f.flow.actions));
-        let report = TraceReport {
-            key: view::packet(key, |id| self.name(id)),
-            flow: flow.map(|f| view::flow(&f, |id| self.name(id))),
-            reasons: explanation.lines,
-            outputs: outputs
-                .iter()
-                .map(|id| {
-                    view::trace_output(self.name(*id), self.infos.get(id), *id == key.port(), self.devices.get(id))
-                })
-                .collect(),
-        };
-        give(answer, report);
-    }
-
-    fn ports(&self, infos: Vec<PortInfo>, cpu: &BTreeMap<PortId, u64>, now_ms: u64) -> Vec<Port> {
-        let infos: BTreeMap<_, _> = infos.into_iter().map(|p| (p.id, p)).collect();
-        let mut ids: Vec<_> = self.configs.keys().chain(infos.keys()).copied().collect();
-        ids.sort_unstable();
-        ids.dedup();
-        let port = |id| {
-            let mut port = view::port(id, self.configs.get(&id), infos.get(&id), self.policy.port_view(id));
-            port.note = infos.get(&id).and_then(|info| self.health.note(info, now_ms));
-            port.last_error = self.refused.get(&id).cloned().or(port.last_error);
-            let port = view::port_device(port, self.devices.get(&id));
-            Port { uplink: self.uplinks.contains_key(&id), cpu_ns: cpu.get(&id).copied(), ..port }
-        };
-        ids.into_iter().map(port).collect()
-    }
-
     fn find(&self, name: &str) -> Option<PortId> {
         let configured = self.configs.values().find(|c| c.name == name).map(|c| c.id);
         configured.or_else(|| self.infos.values().find(|i| i.name == name).map(|i| i.id))
@@ -705,10 +336,6 @@ impl Core {
         let configured = self.configs.get(&id).map(|c| c.name.clone());
         configured.or_else(|| self.infos.get(&id).map(|i| i.name.clone())).unwrap_or_else(|| format!("#{id}"))
     }
-}
-
-fn flow_use(flow: FlowInfo) -> FlowUse {
-    FlowUse { spec: flow.flow, idle_ms: flow.idle_ms, packets: flow.packets }
 }
 
 /// Nobody waits any more when this fails.

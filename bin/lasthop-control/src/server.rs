@@ -8,11 +8,10 @@ use futures_util::Stream;
 use lasthop_api::{
     AclChanged, AclPage, AclRule, AclText, ApiError, Carried, CpuTimes, Denied, Drops, Field, Flow, FlowPage,
     GuestQueue, Mac, MacPage, Port, PortChanged, PortPage, Queue, SwitchStats, Totals, TraceOutput, TraceReport,
-    TxBatch, Uplink, UplinkList,
+    TxBatch, Uplink, UplinkList, parse_frame,
 };
 use lasthop_ipc::UplinkConfig;
 use lasthop_policy::acl::MAX_TEXT;
-use lasthop_types::MAX_FRAME_LEN;
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -317,23 +316,6 @@ fn pages<T, P>(list: Result<Vec<T>, ApiError>, more: bool, size: usize, page: im
     futures_util::stream::iter(replies)
 }
 
-/// Hexadecimal digits to bytes; white space and `:` between them do not matter.
-fn parse_frame(text: &str) -> Result<Vec<u8>, String> {
-    let mut digits = Vec::with_capacity(text.len());
-    for c in text.chars().filter(|c| !c.is_ascii_whitespace() && *c != ':') {
-        let digit = c.to_digit(16).and_then(|d| u8::try_from(d).ok());
-        digits.push(digit.ok_or_else(|| format!("{c:?} is not a hexadecimal digit"))?);
-    }
-    let (bytes, rest) = digits.as_chunks::<2>();
-    if !rest.is_empty() {
-        return Err(format!("the frame has {} hexadecimal digits; two make a byte", digits.len()));
-    }
-    match bytes.len() {
-        14..=MAX_FRAME_LEN => Ok(bytes.iter().map(|[high, low]| high << 4 | low).collect()),
-        n => Err(format!("the frame has {n} bytes; an Ethernet frame has 14 to {MAX_FRAME_LEN}")),
-    }
-}
-
 /// A client's connection that ends when a call is longer than [`MAX_CALL`].
 #[derive(Debug)]
 struct Bounded(UnixStream, Rc<Client>);
@@ -405,16 +387,6 @@ impl socket::WriteHalf for Write {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn frames_are_hexadecimal() {
-        assert_eq!(parse_frame(&"0f".repeat(14)).unwrap(), [0x0f; 14]);
-        assert_eq!(parse_frame("ff:ff ffffffff 525400000001\n0800").unwrap().len(), 14);
-        for (bad, why) in [("0f", "1 bytes"), ("0f0", "two make a byte"), ("xy", "'x' is not"), ("", "0 bytes")] {
-            assert!(parse_frame(bad).unwrap_err().contains(why), "{bad}");
-        }
-        assert!(parse_frame(&"00".repeat(MAX_FRAME_LEN + 1)).is_err());
-    }
 
     #[test]
     fn lists_come_in_pages() {

@@ -17,21 +17,31 @@ pub(crate) fn mac(m: &MacView, port: String) -> Mac {
 
 pub(crate) fn uplink(uplink: UplinkInfo, port: Option<&PortInfo>, vlans: Option<&Vlans>) -> Uplink {
     let about = uplink.about.as_ref();
-    let counters = uplink.counters;
+    let (counters, device) = (uplink.counters, uplink.device);
     let state = match &uplink.blocked_by {
-        _ if uplink.link != LinkState::Up => link_state(uplink.link),
+        _ if device.link != LinkState::Up => link_state(device.link),
         _ if !uplink.running => "starting",
         Some(_) => "blocked",
+        None if uplink.probing => "probing",
         None => state(port),
     };
+    let waits_for = match state {
+        "probing" => {
+            Some("it listens for a moment whether it is on the segment of another uplink, and carries nothing before")
+        }
+        "waiting" if device.link == LinkState::Up => Some("its process is about to be joined to the switch"),
+        "starting" => Some("its process is being started"),
+        _ => None,
+    };
     Uplink {
-        id: uplink.port.0,
+        id: device.port.0,
         guest: uplink.guest,
         driver: about.map(|a| a.driver.name().into()),
         mode: about.map(|a| a.mode.clone()),
         state: state.into(),
-        link: uplink.link.name().into(),
-        last_error: uplink.last_error,
+        link: device.link.name().into(),
+        last_error: device.last_error,
+        waits_for: waits_for.map(Into::into),
         blocked_by: uplink.blocked_by,
         mac: about.map(|a| a.mac.to_string()),
         mtu: about.map(|a| a.mtu),
@@ -48,7 +58,7 @@ pub(crate) fn uplink(uplink: UplinkInfo, port: Option<&PortInfo>, vlans: Option<
         drops: counters.drops.into_iter().map(|d| Drops { reason: d.reason, packets: d.packets }).collect(),
         guest_queues: (0..).zip(counters.queues).map(guest_queue).collect(),
         name: uplink.name,
-        device: uplink.device,
+        device: device.device,
     }
 }
 
@@ -206,6 +216,21 @@ pub(crate) fn trace_output(
     };
     let state = if link == LinkState::Up { state(info) } else { link_state(link) };
     TraceOutput { port, state: state.into(), drop: drop.map(|d| d.name().into()) }
+}
+
+/// Why nothing can be sent to a port that is not up.
+pub(crate) fn why_down(info: Option<&PortInfo>, device: Option<&DeviceState>, uplink: bool) -> String {
+    let list = if uplink { "uplink list" } else { "port list" };
+    match (info.map(|i| &i.state), device) {
+        (_, Some(DeviceState { device, link: LinkState::NoCarrier, .. })) => format!("{device} has no carrier"),
+        (_, Some(DeviceState { device, link: LinkState::Down, .. })) => format!("{device} is set down"),
+        (_, Some(DeviceState { device, link: LinkState::Missing, .. })) => format!("there is no interface {device}"),
+        (_, Some(_)) => format!("not joined to the switch now; `lasthop {list}` says why"),
+        (None | Some(PortState::Up), None) => "the switch has not told of it yet".into(),
+        (Some(PortState::Waiting), None) => "waiting: no front-end is connected".into(),
+        (Some(PortState::Connected), None) => "connected: its driver has not started the queues".into(),
+        (Some(PortState::Broken(why)), None) => format!("broken: {why}"),
+    }
 }
 
 /// The fields that a packet has.
@@ -366,38 +391,40 @@ mod tests {
 
     #[test]
     fn an_uplink_that_stands_by_says_for_whom() {
-        let info = UplinkInfo {
-            name: "net2".into(),
+        let device = |link| DeviceState {
             port: PortId(2),
             device: "eth1".into(),
+            driver: None,
+            link,
+            last_error: Some("x".into()),
+        };
+        let info = UplinkInfo {
+            name: "net2".into(),
+            device: device(LinkState::Up),
             guest: false,
             nice: 0,
             running: true,
+            probing: false,
             about: None,
             pid: Some(1),
             restarts: 0,
             spare: None,
-            last_error: None,
             blocked_by: Some("net".into()),
-            link: LinkState::Up,
             counters: Default::default(),
         };
         let shown = uplink(info.clone(), None, None);
         assert_eq!((shown.state.as_str(), shown.blocked_by.as_deref()), ("blocked", Some("net")));
-        assert_eq!(uplink(UplinkInfo { running: false, ..info.clone() }, None, None).state, "starting");
+        let starting = uplink(UplinkInfo { running: false, ..info.clone() }, None, None);
+        assert!(starting.state == "starting" && starting.waits_for.is_some());
+        let probing = uplink(UplinkInfo { probing: true, blocked_by: None, ..info.clone() }, None, None);
+        assert_eq!(probing.state, "probing");
+        assert!(probing.waits_for.is_some_and(|what| what.contains("segment of another uplink")));
         for (link, state) in
             [(LinkState::NoCarrier, "no-carrier"), (LinkState::Down, "down"), (LinkState::Missing, "waiting")]
         {
-            let shown = uplink(UplinkInfo { link, ..info.clone() }, None, None);
+            let shown = uplink(UplinkInfo { device: device(link), ..info.clone() }, None, None);
             assert_eq!((shown.state.as_str(), shown.link.as_str()), (state, link.name()));
-            let device = DeviceState {
-                port: PortId(2),
-                device: "eth1".into(),
-                driver: None,
-                link,
-                last_error: Some("x".into()),
-            };
-            let port = port_device(Port { state: "up".into(), ..Port::default() }, Some(&device));
+            let port = port_device(Port { state: "up".into(), ..Port::default() }, Some(&device(link)));
             assert_eq!((port.state.as_str(), port.last_error.as_deref()), (state, Some("x")));
         }
     }

@@ -150,7 +150,7 @@ impl Control {
         }
         if !self.greeted && !self.is_full() {
             self.greeted = true;
-            self.send(ToControl::Hello { ports: Vec::new() })?;
+            self.send(ToControl::Hello)?;
         }
         Ok(())
     }
@@ -210,7 +210,7 @@ impl AsFd for Control {
     }
 }
 
-fn flows(datapath: &Datapath, after: lasthop_flow::Cursor, now_ms: u64) -> DatapathReply {
+fn flows(datapath: &Datapath, after: lasthop_flow::Position, now_ms: u64) -> DatapathReply {
     if after == (0, 0) {
         // Control asks now and then while there is traffic: a good moment to put busy masks first.
         datapath.flows().rank();
@@ -306,7 +306,7 @@ mod tests {
         let mut rig = Rig::new(1000);
         let heard = rig.hear();
         assert_eq!(ids(&heard), (1..=1000).collect::<Vec<_>>());
-        assert_eq!(heard.last(), Some(&ToControl::Hello { ports: Vec::new() }));
+        assert_eq!(heard.last(), Some(&ToControl::Hello));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use lasthop_ipc::{PortConfig, PortInfo, PortState, PortVm, QueueInfo};
 use lasthop_schedule::{Workers, policy::Batch};
 use lasthop_sys::hostview::{HostView, VmState};
 use lasthop_sys::{Aside, Epoll, LineLimit};
-use lasthop_types::PortTotals;
+use lasthop_types::{PortTotals, counted};
 use lasthop_vhostuser::{Session, SessionError, SessionEvent};
 use std::sync::Arc;
 use std::time::Instant;
@@ -37,7 +37,7 @@ macro_rules! say {
 
 fn say_left_out(port: &Port, lines: u64) {
     if lines > 0 {
-        tracing::warn!(port = %port.name, "{lines} more lines of this port were left out");
+        tracing::warn!(port = %port.name, "{} of this port left out", counted(lines, "more line"));
     }
 }
 

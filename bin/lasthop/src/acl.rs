@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use lasthop_api::{AclChanged, AclRule, SwitchProxy};
 use lasthop_policy::acl::MAX_TEXT;
 use lasthop_policy::check_name;
+use lasthop_types::counted;
 use serde::Serialize;
 use std::fs::File;
 use std::io::{self, Read};
@@ -174,7 +175,7 @@ fn whose(changed: &AclChanged) -> String {
 
 fn loaded(changed: &AclChanged) -> String {
     let list = |rules: Option<u64>, default: &Option<String>| match (rules, default) {
-        (Some(n), Some(default)) => format!("{n} {}, default {default}", if n == 1 { "rule" } else { "rules" }),
+        (Some(n), Some(default)) => format!("{}, default {default}", counted(n, "rule")),
         _ => "no list".into(),
     };
     let mut text = format!(
@@ -187,10 +188,12 @@ fn loaded(changed: &AclChanged) -> String {
         text += &format!("there is no port {name} yet; its lists are kept and hold when there is one\n");
     }
     if changed.left_out > 0 {
-        text += &format!("{} filters left out: ports with a protocol that has none never match\n", changed.left_out);
+        let filters = counted(changed.left_out, "filter");
+        text += &format!("{filters} left out: ports with a protocol that has none never match\n");
     }
     if changed.flags_ignored > 0 {
-        text += &format!("{} filters also name flags, which are not looked at\n", changed.flags_ignored);
+        let filters = counted(changed.flags_ignored, "filter");
+        text += &format!("{filters} with flags, which are not looked at\n");
     }
     text
 }

@@ -2,10 +2,10 @@
 
 use crate::SharedArgs;
 use crate::client::CliError;
-use crate::list::{all_ports, dropped};
+use crate::list::all_ports;
 use crate::table::{Align, Table, duration};
 use lasthop_api::{Denied, Port, SwitchProxy, SwitchStats, Totals};
-use lasthop_types::DROP_REASONS;
+use lasthop_types::{DROP_REASONS, counted};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -106,49 +106,66 @@ fn has_guest(port: &Port) -> bool {
 }
 
 fn render(stats: &Stats, verbose: bool) -> String {
-    let number = |name| (name, Align::Right);
-    let mut columns = vec![
-        ("PORT", Align::Left),
-        number("FROM GUEST"),
-        number("BYTES"),
-        number("TO GUEST"),
-        number("BYTES"),
-        number("DROPPED"),
-    ];
+    let mut out = counters(stats, verbose);
+    if let Some(drops) = drops(stats, verbose) {
+        out.push('\n');
+        out.push_str(&drops);
+    }
+    if !stats.switch.denied.is_empty() {
+        out.push('\n');
+        stats.switch.denied.iter().for_each(|denied| out.push_str(&format!("{}\n", denial(denied))));
+    }
+    out.push('\n');
+    out.push_str(&sums(stats));
+    if !stats.switch.switch_connected {
+        out.push_str("the switch process is not connected; counters are not known now\n");
+    }
     if verbose {
-        columns.extend(
-            ["REPLICATED", "MISSED", "SEGMENTS", "CHECKSUMS", "KICKS", "INTERRUPTS", "BUSY MS", "CPU MS"].map(number),
-        );
+        out.push_str(&of_control(stats));
     }
-    let mut table = Table::new(&columns);
-    for p in &stats.ports {
-        let (from, to) = (&p.from_guest, &p.to_guest);
-        let mut cells = vec![from.packets, from.bytes, to.packets, to.bytes, dropped(p)];
-        if verbose {
-            cells.extend([from.replicated, from.missed, to.segments, to.checksums]);
-            cells.extend([from.notifications, to.notifications, ms(from.busy_ns)]);
-        }
-        let cpu = verbose.then(|| p.cpu_ns.map_or("-".into(), |ns| ms(ns).to_string()));
-        let numbers = cells.into_iter().map(|n| n.to_string()).chain(cpu);
-        table.row(std::iter::once(p.name.clone()).chain(numbers).collect());
-    }
-    let removed = (&stats.switch.removed_from_guest, &stats.switch.removed_to_guest);
-    if removed.0.packets + removed.1.packets + all_drops(removed.0) + all_drops(removed.1) > 0 {
-        let (from, to) = removed;
-        let mut cells = vec![from.packets, from.bytes, to.packets, to.bytes, all_drops(from) + all_drops(to)];
-        if verbose {
-            cells.extend([from.replicated, from.missed, to.segments, to.checksums]);
-            cells.extend([from.notifications, to.notifications, ms(from.busy_ns)]);
-        }
-        let cells = cells.into_iter().map(|n| n.to_string()).chain(verbose.then(|| "-".to_owned()));
-        table.row(std::iter::once(REMOVED.to_owned()).chain(cells).collect());
-    }
-    let mut out = table.render();
+    out
+}
 
-    let mut drops = Table::new(&[("DROPPED", Align::Right), ("PORT", Align::Left), ("REASON", Align::Left)]);
+/// The numbers of one row.
+fn cells(from: &Totals, to: &Totals, verbose: bool) -> Vec<u64> {
+    let mut cells = vec![from.packets, from.bytes, to.packets, to.bytes, all_drops(from) + all_drops(to)];
+    if verbose {
+        cells.extend([from.replicated, from.missed, to.segments, to.checksums]);
+        cells.extend([from.notifications, to.notifications, ms(from.busy_ns)]);
+    }
+    cells
+}
+
+/// A row for each port, and one for those that were removed.
+fn counters(stats: &Stats, verbose: bool) -> String {
+    let mut columns = vec!["FROM GUEST", "BYTES", "TO GUEST", "BYTES", "DROPPED"];
+    if verbose {
+        columns.extend(["REPLICATED", "MISSED", "SEGMENTS", "CHECKSUMS", "KICKS", "INTERRUPTS", "BUSY MS", "CPU MS"]);
+    }
+    let columns = columns.into_iter().map(|name| (name, Align::Right));
+    let mut table = Table::new(&std::iter::once(("PORT", Align::Left)).chain(columns).collect::<Vec<_>>());
+    let mut row = |name: &str, cells: Vec<u64>, cpu_ns: Option<u64>| {
+        let cpu = verbose.then(|| cpu_ns.map_or("-".into(), |ns| ms(ns).to_string()));
+        let numbers = cells.into_iter().map(|n| n.to_string()).chain(cpu);
+        table.row(std::iter::once(name.to_owned()).chain(numbers).collect());
+    };
+    for p in &stats.ports {
+        row(&p.name, cells(&p.from_guest, &p.to_guest, verbose), p.cpu_ns);
+    }
+    let (from, to) = (&stats.switch.removed_from_guest, &stats.switch.removed_to_guest);
+    if from.packets + to.packets + all_drops(from) + all_drops(to) > 0 {
+        row(REMOVED, cells(from, to, verbose), None);
+    }
+    table.render()
+}
+
+/// What was dropped, where and why, if anything was.
+fn drops(stats: &Stats, verbose: bool) -> Option<String> {
+    let mut table = Table::new(&[("DROPPED", Align::Right), ("PORT", Align::Left), ("REASON", Align::Left)]);
     let mut any = false;
+    let removed = (REMOVED, &stats.switch.removed_from_guest, &stats.switch.removed_to_guest);
     let ports = stats.ports.iter().map(|p| (p.name.as_str(), &p.from_guest, &p.to_guest));
-    for (name, from, to) in ports.chain([(REMOVED, removed.0, removed.1)]) {
+    for (name, from, to) in ports.chain([removed]) {
         for (direction, totals) in [("from", from), ("to", to)] {
             for d in &totals.drops {
                 any = true;
@@ -156,73 +173,65 @@ fn render(stats: &Stats, verbose: bool) -> String {
                 if let Some(r) = DROP_REASONS.iter().find(|r| verbose && r.name() == d.reason) {
                     reason = format!("{reason}: {}", r.explain());
                 }
-                drops.row(vec![d.packets.to_string(), format!("{direction} {name}"), reason]);
+                table.row(vec![d.packets.to_string(), format!("{direction} {name}"), reason]);
             }
         }
     }
-    if any {
-        out.push('\n');
-        out.push_str(&drops.render());
-    }
-    if !stats.switch.denied.is_empty() {
-        out.push('\n');
-        stats.switch.denied.iter().for_each(|denied| out.push_str(&format!("{}\n", denial(denied))));
-    }
+    any.then(|| table.render())
+}
 
+/// Whether the counters add up, what floods leave out, what VMs do, and processor time.
+fn sums(stats: &Stats) -> String {
     let (sum, s) = (&stats.sum, &stats.switch);
-    out.push_str(&format!(
-        "\nsum: {} in + {} replicated = {} out + {} dropped + {} waiting\n",
+    let mut out = format!(
+        "sum: {} in + {} replicated = {} out + {} dropped + {} waiting\n",
         sum.from_guest, sum.replicated, sum.to_guest, sum.dropped, sum.waiting
-    ));
+    );
     if sum.unaccounted != 0 {
         out.push_str(&format!("     {} unaccounted for: packets moved while ports were read\n", sum.unaccounted));
     }
     if s.floods_left_out > 0 {
         out.push_str(&format!(
-            "left out: uplink to uplink, in {} flooded flows: nothing goes from one uplink to another; containers and the host \
+            "left out: uplink to uplink, in {}: nothing goes from one uplink to another; containers and the host \
              itself are ports (`lasthop port add NAME --device DEVICE`)\n",
-            s.floods_left_out
+            counted(s.floods_left_out, "flooded flow")
         ));
     }
     let doing = |what: Option<&str>| stats.ports.iter().filter(|p| p.vm.as_deref() == what && has_guest(p)).count();
-    out.push_str(&format!(
-        "VMs: {} running, {} blocked, {} not known\n",
-        doing(Some("running")),
-        doing(Some("blocked")),
-        doing(None)
-    ));
+    let (running, blocked, unknown) = (doing(Some("running")), doing(Some("blocked")), doing(None));
+    out.push_str(&format!("VMs: {running} running, {blocked} blocked, {unknown} not known\n"));
     let cpu = &s.cpu;
+    let (ports, helpers, main, other) = (ms(cpu.ports_ns), ms(cpu.helpers_ns), ms(cpu.main_ns), ms(cpu.other_ns));
+    let (control, uplinks, supervisor) = (ms(cpu.control_ns), ms(cpu.uplinks_ns), ms(cpu.supervisor_ns));
     out.push_str(&format!(
-        "CPU ms: {} ports + {} helpers + {} main + {} other + {} control + {} uplinks + {} supervisor = {}\n",
-        ms(cpu.ports_ns),
-        ms(cpu.helpers_ns),
-        ms(cpu.main_ns),
-        ms(cpu.other_ns),
-        ms(cpu.control_ns),
-        ms(cpu.uplinks_ns),
-        ms(cpu.supervisor_ns),
+        "CPU ms: {ports} ports + {helpers} helpers + {main} main + {other} other + {control} control + {uplinks} uplinks \
+         + {supervisor} supervisor = {}\n",
         ms(cpu.total_ns)
     ));
-    if !s.switch_connected {
-        out.push_str("the switch process is not connected; counters are not known now\n");
-    }
-    if verbose {
+    out
+}
+
+/// What control has done, and which ports have met a limit.
+fn of_control(stats: &Stats) -> String {
+    let s = &stats.switch;
+    let mut out = format!(
+        "control: up {}, {}, {}, epoch {}, {} answered, {} sent, {} withdrawn\n",
+        duration(s.uptime_ms),
+        counted(s.macs, "address"),
+        counted(s.flows, "flow"),
+        s.epoch,
+        counted(s.misses, "miss"),
+        counted(s.flows_put, "flow"),
+        s.flows_deleted
+    );
+    for p in stats.ports.iter().filter(|p| p.sources_over_limit + p.moves_refused > 0) {
         out.push_str(&format!(
-            "control: up {}, {} addresses, {} flows, epoch {}, {} misses answered, {} flows sent, {} withdrawn\n",
-            duration(s.uptime_ms),
-            s.macs,
-            s.flows,
-            s.epoch,
-            s.misses,
-            s.flows_put,
-            s.flows_deleted
+            "{}: {} from addresses over its limit of {}, {} from addresses held elsewhere\n",
+            p.name,
+            counted(p.sources_over_limit, "packet"),
+            p.mac_limit,
+            p.moves_refused
         ));
-        for p in stats.ports.iter().filter(|p| p.sources_over_limit + p.moves_refused > 0) {
-            out.push_str(&format!(
-                "{}: {} packets from addresses over its limit of {}, {} from addresses held elsewhere\n",
-                p.name, p.sources_over_limit, p.mac_limit, p.moves_refused
-            ));
-        }
     }
     out
 }

@@ -5,6 +5,7 @@ use crate::client::CliError;
 use crate::list::{fields, outputs};
 use crate::table::duration;
 use lasthop_api::{SwitchProxy, TraceReport};
+use lasthop_types::counted;
 use packet::Fields;
 
 mod packet;
@@ -39,7 +40,7 @@ fn render(report: &TraceReport) -> String {
             lines.push(("flow", fields(&f.fields)));
             lines.push((
                 "",
-                format!("to {} ({} packets, idle {})", outputs(&f.outputs), f.packets, duration(f.idle_ms)),
+                format!("to {} ({}, idle {})", outputs(&f.outputs), counted(f.packets, "packet"), duration(f.idle_ms)),
             ));
         }
         None => lines.push(("flow", "none: the packet would wait for control, which decides as follows".into())),

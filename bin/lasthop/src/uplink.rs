@@ -5,6 +5,7 @@ use crate::client::CliError;
 use crate::table::{Align, Table};
 use clap::{Args, Subcommand};
 use lasthop_api::{SwitchProxy, Uplink, UplinkList};
+use lasthop_types::counted;
 
 #[derive(Debug, Subcommand)]
 pub enum UplinkCommand {
@@ -198,7 +199,7 @@ fn table(list: &UplinkList) -> String {
             u.vlans.clone().unwrap_or_else(|| "all".into()),
         ]);
         for d in &u.drops {
-            notes.push_str(&format!("{}: {} packets dropped: {}\n", u.name, d.packets, d.reason));
+            notes.push_str(&format!("{}: {} dropped: {}\n", u.name, counted(d.packets, "packet"), d.reason));
         }
         for q in &u.guest_queues {
             let whose = match &q.mac {
@@ -207,7 +208,15 @@ fn table(list: &UplinkList) -> String {
                 None => "free".to_owned(),
             };
             let lost = if q.dropped > 0 { format!(", {} dropped", q.dropped) } else { String::new() };
-            notes.push_str(&format!("{}: queue {} ({whose}): {} packets{lost}\n", u.name, q.queue, q.packets));
+            notes.push_str(&format!(
+                "{}: queue {} ({whose}): {}{lost}\n",
+                u.name,
+                q.queue,
+                counted(q.packets, "packet")
+            ));
+        }
+        if let Some(what) = &u.waits_for {
+            notes.push_str(&format!("{}: {}: {what}\n", u.name, u.state));
         }
         if let Some(why) = &u.last_error {
             notes.push_str(&format!("{}: last trouble: {why}\n", u.name));

@@ -5,6 +5,8 @@ mod fake;
 
 use fake::{Fake, frame};
 use lasthop_control::Descriptors;
+use lasthop_ipc::{DeviceState, LinkState, PortState, SupervisorToControl, ToControl};
+use lasthop_types::PortId;
 use std::process::{Command, Output};
 use std::thread::JoinHandle;
 
@@ -175,6 +177,34 @@ fn traces_a_packet() {
     assert!(w.error("trace --in-port vm1 --frame 00ff", 1).contains("an Ethernet frame has 14 to"));
 }
 
+/// A flood left out an uplink whose cable was pulled, and said nothing of it.
+#[test]
+fn a_trace_names_whom_a_flood_does_not_reach() {
+    let mut w = World::new(&["vm1", "net", "vm3"]);
+    let device = DeviceState {
+        port: PortId(2),
+        device: "eth1".into(),
+        driver: None,
+        link: LinkState::NoCarrier,
+        last_error: None,
+    };
+    let fake = w.fake();
+    for message in [SupervisorToControl::Uplinks(vec![(PortId(2), None)]), SupervisorToControl::Devices(vec![device])] {
+        fake.supervisor.send(&message, None).unwrap();
+    }
+    for id in [PortId(2), PortId(3)] {
+        fake.states.insert(id, PortState::Waiting);
+        let info = fake.info(id);
+        fake.tell(&ToControl::Port(info));
+    }
+    while w.json("port list")["ports"][1]["link"] != "no-carrier" {}
+    let text = w.ok("trace --in-port vm1 --eth-src 52:54:00:00:00:01 --eth-dst ff:ff:ff:ff:ff:ff");
+    let left_out = "left out, because nothing can be sent there now: net (eth1 has no carrier), vm3 (waiting: no front-end \
+                    is connected)\n";
+    assert!(text.contains(left_out), "{text}");
+    assert!(text.ends_with("result  dropped\n"), "{text}");
+}
+
 #[test]
 fn loads_shows_and_clears_access_lists() {
     let mut w = World::new(&["vm1", "vm2"]);
@@ -194,7 +224,7 @@ fn loads_shows_and_clears_access_lists() {
     let set = file("set", "@10.0.0.0/8\t0.0.0.0/0\t0 : 65535\t53 : 53\t0x11/0xFF\t0x0000/0x0200\n");
     let said = w.ok(&format!("acl load {set} --port vm1 --direction to-guest"));
     assert!(said.contains("access lists of port vm1: from guests no list; to guests 1 rule, default permit"), "{said}");
-    assert!(said.contains("1 filters also name flags"), "{said}");
+    assert!(said.contains("1 filter with flags"), "{said}");
     w.fake().packet(&frame(1, 2), 1);
     w.fake().serve_until(|f| f.flows.len() == 1);
     assert_eq!(

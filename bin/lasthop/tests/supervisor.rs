@@ -5,6 +5,7 @@
 //! standard error of `lasthop run`. Under its own name it is the tests, which wait for those lines.
 
 mod supervisor {
+    pub mod remembered;
     pub mod stub;
 }
 
@@ -16,6 +17,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
+use supervisor::remembered::{
+    a_remembered_port_that_cannot_listen, files_that_are_gone_open_nothing,
+    ports_added_are_remembered_and_those_removed_are_not, words_of_access_lists_name_no_new_port,
+};
 use tempfile::TempDir;
 
 /// Far above what anything here takes; a test that waits this long has failed.
@@ -387,105 +392,6 @@ fn one_front_end_at_a_time_and_nothing_leaks() {
     assert!(log.iter().all(|l| !l.contains("ERROR")), "{log:#?}");
 }
 
-fn ports_added_are_remembered_and_those_removed_are_not() {
-    let place = Place::new();
-    let (b, c) = (place.path("b.sock"), place.path("c.sock"));
-    let given = ["--port", &place.port("a")];
-    let mut lasthop = place.ready(&given);
-    assert_eq!(place.ask(&format!("add b {} listen", b.display())), "ok 2");
-    lasthop.wait(&["switch[", "add 2 b"]);
-    let _front_end = connect(&b);
-    lasthop.wait(&["switch[", "connection 2"]);
-    assert_eq!(place.ask(&format!("add c {} client", c.display())), "ok 3");
-    assert_eq!(place.ask("ports"), "1=a 2=b 3=c");
-    // Wrong ones change nothing.
-    for (request, word) in [
-        (format!("add b {} listen", place.path("x").display()), "another name"),
-        (format!("add x {} listen", b.display()), "port b"),
-        ("add x relative listen".into(), "absolute"),
-        (format!("add x/y {} listen", place.path("x").display()), "letters"),
-        (format!("add x {} listen", place.path("none/x").display()), "no such directory"),
-        (format!("add x {} listen", place.path("libexec").display()), "not a socket"),
-        ("del x".into(), "port list"),
-    ] {
-        let answer = place.ask(&request);
-        assert!(answer.starts_with("error ") && answer.contains(word), "{request}: {answer}");
-    }
-    assert_eq!(place.ask("ports"), "1=a 2=b 3=c");
-    lasthop.end();
-    assert!(!b.exists());
-
-    let mut lasthop = place.ready(&given);
-    assert_eq!(place.ask("ports"), "1=a 2=b 3=c");
-    let mut front_end = connect(&b);
-    lasthop.wait(&["switch[", "connection 2"]);
-    assert_eq!(place.ask("del b"), "ok 2");
-    lasthop.wait(&["switch[", "delete 2"]);
-    wait_for_end(&mut front_end);
-    assert!(!b.exists());
-    assert_eq!(place.ask("del a"), "ok 1");
-    assert!(!place.path("a.sock").exists());
-    assert_eq!(place.ask(&format!("add d {} listen", b.display())), "ok 4", "numbers are not used again");
-    assert_eq!(place.ask("ports"), "3=c 4=d");
-    lasthop.end();
-
-    let lasthop = place.ready(&given);
-    assert_eq!(place.ask("ports"), "1=a 2=c 3=d", "the command line still asks for a");
-    lasthop.end();
-}
-
-fn a_remembered_port_that_cannot_listen() {
-    let place = Place::new();
-    let lasthop = place.ready(&[]);
-    std::fs::create_dir(place.path("sub")).unwrap();
-    let path = place.path("sub/b.sock");
-    assert_eq!(place.ask(&format!("add b {} listen", path.display())), "ok 1");
-    lasthop.end();
-    std::fs::remove_dir(place.path("sub")).unwrap();
-
-    let mut lasthop = place.ready(&["--port", &place.port("a")]);
-    lasthop.wait(&["WARN", "port b", "no such directory"]);
-    assert_eq!(place.ask("ports"), "1=a 2=b");
-    std::fs::create_dir(place.path("sub")).unwrap();
-    lasthop.wait(&["port b: listening"]);
-    let _front_end = connect(&path);
-    lasthop.wait(&["switch[", "connection 2"]);
-    lasthop.end();
-}
-
-/// SIGHUP with a file gone, by a slip of the hand or a disk that is not mounted: what is in force stays.
-fn files_that_are_gone_open_nothing() {
-    let place = Place::new();
-    let (ports, lists) = (place.path("state/ports.json"), place.path("state/acl.rules"));
-    let mut lasthop = place.ready(&["--port", &place.port("a")]);
-    let hang_up = |lasthop: &mut Lasthop| {
-        kill_process(lasthop.pid(), Signal::HUP).unwrap();
-        lasthop.wait(&["SIGHUP: "])
-    };
-    let line = hang_up(&mut lasthop);
-    assert!(line.contains("reloaded") && line.contains("0 ports added, 0 removed"), "never there: {line}");
-    assert_eq!(place.ask(&format!("add b {} listen", place.path("b.sock").display())), "ok 2");
-    std::fs::rename(&ports, place.path("kept")).unwrap();
-    let line = hang_up(&mut lasthop);
-    let gone = format!("nothing was reloaded: {} is missing; `lasthop port del` removes ports", ports.display());
-    assert!(line.contains(&gone), "{line}");
-    assert_eq!(place.ask("ports"), "1=a 2=b");
-    std::fs::rename(place.path("kept"), &ports).unwrap();
-    let book = "# lasthop access lists, format 2. `lasthop acl load` writes this file.\n\
-                list from-guest deny guests\nend 1\n";
-    std::fs::write(&lists, book).unwrap();
-    let line = hang_up(&mut lasthop);
-    assert!(line.contains("other access lists"), "{line}");
-    std::fs::remove_file(&lists).unwrap();
-    let line = hang_up(&mut lasthop);
-    let gone = format!("nothing was reloaded: {} is missing; `lasthop acl clear` removes lists", lists.display());
-    assert!(line.contains(&gone), "{line}");
-    std::fs::write(&lists, book).unwrap();
-    let line = hang_up(&mut lasthop);
-    assert!(line.contains("the same access lists"), "those that were in force: {line}");
-    lasthop.end();
-}
-
 /// What waits for `ready` would wait for ever. Whoever closed the pipe does not wait.
 fn ready_that_cannot_be_written() {
     let place = Place::new();
@@ -518,23 +424,6 @@ fn ready_that_cannot_be_written() {
     assert_eq!(place.ask("ports"), "");
     kill_process(Pid::from_child(&process), Signal::TERM).unwrap();
     assert!(process.wait().unwrap().success());
-}
-
-/// `lasthop acl load --for` means something else by them. One that was remembered before stays.
-fn words_of_access_lists_name_no_new_port() {
-    let place = Place::new();
-    let lasthop = place.ready(&[]);
-    for word in ["guests", "uplinks", "all"] {
-        let answer = place.ask(&format!("add {word} {} listen", place.path("x").display()));
-        assert!(answer.starts_with("error ") && answer.contains("choose another name"), "{answer}");
-    }
-    assert_eq!(place.ask(&format!("add b {} listen", place.path("b.sock").display())), "ok 1");
-    lasthop.end();
-    let saved = std::fs::read_to_string(place.path("state/ports.json")).unwrap();
-    std::fs::write(place.path("state/ports.json"), saved.replace("\"b\"", "\"all\"")).unwrap();
-    let lasthop = place.ready(&[]);
-    assert_eq!(place.ask("ports"), "1=all");
-    lasthop.end();
 }
 
 fn wrong_arguments_are_explained() {

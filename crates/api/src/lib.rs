@@ -4,9 +4,11 @@
 //! Field names are stable: `lasthop … --json` prints these types as they are. New fields may be added.
 
 mod client;
+mod frame;
 mod types;
 
 pub use client::SwitchProxy;
+pub use frame::parse_frame;
 pub use types::*;
 
 /// Name of the interface.

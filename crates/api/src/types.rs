@@ -202,8 +202,11 @@ pub struct Uplink {
     /// In which of the ways that the driver knows it is used.
     pub mode: Option<String>,
     /// `waiting` (there is no such interface yet), `down`, `no-carrier` (see `link`), `starting` (its process does not run, or has
-    /// not opened the interface), `blocked` (see `blocked_by`), or that of its port.
+    /// not opened the interface), `probing` (it is new, and listens whether it is on another one's segment), `blocked` (see
+    /// `blocked_by`), or that of its port.
     pub state: String,
+    /// What it waits for in this state, if it is about to carry frames.
+    pub waits_for: Option<String>,
     /// How the interface is: `up`, `no-carrier` (its cable is pulled, or the other end is down), `down` (somebody has set it down)
     /// or `missing`. Unless it is up nothing goes out by it, and what is for it is dropped as `port_down`.
     pub link: String,

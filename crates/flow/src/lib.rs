@@ -19,6 +19,6 @@ pub mod testutil;
 pub use cache::{ExactCache, Slot};
 pub use entry::{Flow, FlowStats, WriterId};
 pub use hash::hash_key;
-pub use lru::Cursor;
+pub use lru::Position;
 pub use spec::{Action, FlowSpec};
 pub use table::{FlowTable, InsertError, Lookup, MAX_MASKS};

@@ -6,7 +6,7 @@ use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 
 /// A place in the order of flows by last use; (0, 0) is before the first.
-pub type Cursor = (u64, u64);
+pub type Position = (u64, u64);
 
 /// Flows by last use and, among equals, by order of filing; put right lazily: workers only store a time in the flow; here
 /// a flow that turns out to have been used since it was filed is filed again. Each flow is refiled at most once for each
@@ -29,7 +29,7 @@ impl Lru {
 
     /// Of at most `limit` places behind `after`: the live flows there, and the last place, unless these were all. A flow that is
     /// filed again goes further back, so whoever goes on from there meets every flow that stays, some of them twice.
-    pub(crate) fn after(&self, after: Cursor, limit: usize) -> (Vec<Arc<Flow>>, Option<Cursor>) {
+    pub(crate) fn after(&self, after: Position, limit: usize) -> (Vec<Arc<Flow>>, Option<Position>) {
         let mut places = self.filed.range((Excluded(after), Unbounded));
         let mut last = after;
         let flows = places.by_ref().take(limit).inspect(|(place, _)| last = **place).map(|(_, flow)| flow);

@@ -2,7 +2,7 @@
 
 use crate::entry::Flow;
 use crate::hash::hash_key;
-use crate::lru::{Cursor, Lru};
+use crate::lru::{Lru, Position};
 use crate::spec::{Action, FlowSpec};
 use hashbrown::HashTable;
 use lasthop_frame::{Depth, FlowKey, FlowMask};
@@ -166,7 +166,7 @@ impl FlowTable {
 
     /// Some flows, and where to go on; `None` when these were the last. Looks at no more than `limit`: packets of new flows wait
     /// meanwhile. Begin with `(0, 0)`. Who goes on to the end meets every flow that is there all the time, some twice.
-    pub fn flows_after(&self, after: Cursor, limit: usize) -> (Vec<Arc<Flow>>, Option<Cursor>) {
+    pub fn flows_after(&self, after: Position, limit: usize) -> (Vec<Arc<Flow>>, Option<Position>) {
         self.inner.read().lru.after(after, limit)
     }
 

@@ -1,7 +1,7 @@
 //! What the switch and control say to each other.
 #![allow(missing_docs)] // Fields whose names say all. Frame lengths are of whole frames, in bytes.
 
-use lasthop_flow::{Action, Cursor, FlowSpec};
+use lasthop_flow::{Action, FlowSpec, Position};
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_types::{PortId, PortTotals};
 use serde::{Deserialize, Serialize};
@@ -20,8 +20,8 @@ pub struct MissedPacket {
 /// From the switch to control.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToControl {
-    /// The data plane's ports are these and those said since the channel began. Flows are asked for with a request.
-    Hello { ports: Vec<PortInfo> },
+    /// The data plane's ports are those said since the channel began. Flows are asked for with a request.
+    Hello,
     /// A packet waits for an answer.
     Miss(MissedPacket),
     /// A port came, changed (link, features, state) or its counters are not included here.
@@ -52,7 +52,7 @@ pub enum FromControl {
 pub enum DatapathRequest {
     /// Some flows with their statistics, from this place on, (0, 0) at first. A part at a time, so that misses have their turn
     /// in between and neither side has to keep the whole.
-    Flows { after: Cursor },
+    Flows { after: Position },
     /// All ports with their counters.
     Ports,
     /// Which flow would a packet with this key meet? (`lasthop trace`)
@@ -68,7 +68,7 @@ pub enum DatapathRequest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DatapathReply {
     /// Some of the flows, and where to go on asking; `None` behind the last. One may come twice.
-    Flows { flows: Vec<FlowInfo>, next: Option<Cursor> },
+    Flows { flows: Vec<FlowInfo>, next: Option<Position> },
     /// Some of the ports.
     Ports(Vec<PortInfo>),
     /// Behind the ports: what those counted that were removed, so that sums over all add up.

@@ -81,16 +81,16 @@ pub struct CpuTimes {
 pub struct UplinkInfo {
     /// Its name, which is that of its port.
     pub name: String,
-    /// Its port.
-    pub port: PortId,
-    /// Its interface.
-    pub device: String,
+    /// Its port and its interface.
+    pub device: DeviceState,
     /// It is a guest's port, not an uplink.
     pub guest: bool,
     /// Its processes' priority.
     pub nice: i32,
     /// Whether its process runs and has opened the device.
     pub running: bool,
+    /// It is new, and listens whether it is on another one's segment before it carries frames.
+    pub probing: bool,
     /// The device as it was last opened.
     pub about: Option<UplinkDevice>,
     /// Its process.
@@ -99,17 +99,13 @@ pub struct UplinkInfo {
     pub restarts: u64,
     /// Whether a second process stands by to take over; `None` if none is wanted.
     pub spare: Option<bool>,
-    /// What was last wrong with it.
-    pub last_error: Option<String>,
     /// The uplink on the same segment that carries the frames, so that this one must not.
     pub blocked_by: Option<String>,
-    /// How its interface is.
-    pub link: LinkState,
     /// What it has carried, all its processes together, as last heard.
     pub counters: UplinkCounters,
 }
 
-/// What is to be shown of a port that is an interface. Nothing is decided by it.
+/// What is to be shown of every port that is an interface. Nothing is decided by it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceState {
     /// Its port.

@@ -1,9 +1,9 @@
 //! The learning switch.
 
+use crate::Vlans;
 use crate::acl::{List, Scope};
 use crate::flows::{Cause, FlowIndex, Id, Installed, InstalledRefusal, Pair, Refusal, Verdict};
 use crate::mactable::{AGEING_MS, Learned, MacTable, MacView};
-use crate::{FLOWS_MAX, FLOWS_PER_PORT_MAX, MASKS_MAX, Vlans};
 use denied::Denials;
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{FlowKey, FlowMask};
@@ -14,12 +14,14 @@ use std::sync::Arc;
 
 mod denied;
 mod judging;
+mod messages;
 mod reconcile;
 mod stale;
 
 pub use denied::{Denied, Why};
 pub use judging::DeniedBy;
 pub(crate) use judging::Judged;
+pub use messages::{Change, Effects, FlowUse, Limits, PortView, Resume};
 
 /// A flow that is missed again this soon after it was sent is not sent once more: it is on its way. In ms.
 const RESEND_MS: u64 = 50;
@@ -29,109 +31,6 @@ const RESEND_MS: u64 = 50;
 pub const MAX_FLAPS: u32 = 8;
 /// See [`MAX_FLAPS`], in ms.
 pub const FLAP_WINDOW_MS: u64 = 10_000;
-
-/// How much may be remembered.
-#[derive(Clone, Debug)]
-pub struct Limits {
-    /// Addresses, all ports of guests together.
-    pub macs: usize,
-    /// Addresses per port; a port's share `macs / ports` when that is less.
-    pub macs_per_port: usize,
-    /// Addresses, all uplinks together.
-    pub uplink_macs: usize,
-    /// Addresses per uplink; an uplink's share `uplink_macs / uplinks` when that is less. A second one finds room at once.
-    pub macs_per_uplink: usize,
-    /// Flows, all ports together.
-    pub flows: usize,
-    /// Flows whose packets come from one port.
-    pub flows_per_port: usize,
-    /// Different masks of flows; one more, which is exact, may come on top.
-    pub masks: usize,
-    /// Flows that are put right at once when a change has made them wrong, in each millisecond; the others follow in slices of
-    /// as many ([`Learning::put_right`]).
-    pub at_once: usize,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            macs: 65_536,
-            macs_per_port: 4096,
-            uplink_macs: 65_536,
-            macs_per_uplink: 32_768,
-            flows: FLOWS_MAX,
-            flows_per_port: FLOWS_PER_PORT_MAX,
-            masks: MASKS_MAX,
-            at_once: 32,
-        }
-    }
-}
-
-/// What to do with a waiting packet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Resume {
-    /// The number under which the miss came.
-    pub id: u64,
-    /// Empty drops.
-    pub actions: Vec<Action>,
-}
-
-/// A change of the switch's flow table.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// Install or replace.
-    Put(FlowSpec),
-    /// Remove the flow with exactly this key and mask.
-    Del(FlowKey, FlowMask),
-    /// Remove all flows.
-    Clear,
-}
-
-/// What must be sent to the switch. Send `changes` first, in order, then `resumes`: what a packet has taught must be known
-/// before the packet is delivered, or the answer to it goes the old way. (The switch sends packets that wait for a flow on
-/// their way before it installs the flow, so none is overtaken.)
-#[derive(Debug, Default)]
-pub struct Effects {
-    /// Answers to misses, in the order the misses came.
-    pub resumes: Vec<Resume>,
-    /// Flow changes, in the order they must take effect.
-    pub changes: Vec<Change>,
-}
-
-impl Effects {
-    /// Nothing to send.
-    pub fn is_empty(&self) -> bool {
-        self.resumes.is_empty() && self.changes.is_empty()
-    }
-}
-
-/// A flow of the switch and when it was last used, from its statistics.
-#[derive(Clone, Debug)]
-pub struct FlowUse {
-    /// The flow.
-    pub spec: FlowSpec,
-    /// Milliseconds since a packet last met it.
-    pub idle_ms: u64,
-    /// Packets that have met it.
-    pub packets: u64,
-}
-
-/// A port as policy sees it, for display.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PortView {
-    /// Addresses learned there.
-    pub macs: usize,
-    /// Most that it may have, with as many ports as there are.
-    pub mac_limit: usize,
-    /// Flows whose packets come from there.
-    pub flows: usize,
-    /// Packets whose source was not learned because the port or the table was full.
-    pub over_limit: u64,
-    /// Packets whose source is held at another port because it moved too often.
-    pub moves_refused: u64,
-    /// Addresses that moved to this port from another.
-    pub moves: u64,
-}
 
 #[derive(Debug, Default)]
 struct Port {
@@ -232,8 +131,8 @@ impl Learning {
         }
     }
 
-    /// Whether both are uplinks.
-    pub(crate) fn between_uplinks(&self, from: PortId, to: PortId) -> bool {
+    /// Whether both are uplinks, so that nothing goes from one to the other.
+    pub fn is_between_uplinks(&self, from: PortId, to: PortId) -> bool {
         self.uplinks.contains_key(&from) && self.uplinks.contains_key(&to)
     }
 
@@ -495,9 +394,9 @@ impl Learning {
         let mut outputs = match verdict {
             // The switch counts a packet sent back where it came from as a hairpin.
             Verdict::Hairpin => return vec![from],
-            Verdict::To(port) if self.between_uplinks(from, port) => Vec::new(),
+            Verdict::To(port) if self.is_between_uplinks(from, port) => Vec::new(),
             Verdict::To(port) => vec![port],
-            Verdict::Flood => self.flooded().filter(|id| *id != from && !self.between_uplinks(from, *id)).collect(),
+            Verdict::Flood => self.flooded().filter(|id| *id != from && !self.is_between_uplinks(from, *id)).collect(),
         };
         outputs.retain(|to| self.carries(*to, key, mask));
         outputs

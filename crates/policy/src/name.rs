@@ -9,7 +9,10 @@ const SPOKEN_FOR: [&str; 3] = ["guests", "uplinks", "all"];
 /// Checks a port name: 1 to 63 characters of `[A-Za-z0-9._-]`. The error says what is wrong and what would be right.
 pub fn check_name(name: &str) -> Result<(), String> {
     if name.is_empty() || name.len() > MAX_NAME {
-        return Err(format!("the port name has {} characters; use 1 to {MAX_NAME}", name.len()));
+        return Err(format!(
+            "the port name has {}; use 1 to {MAX_NAME}",
+            lasthop_types::counted(name.len() as u64, "character")
+        ));
     }
     match name.chars().find(|c| !(c.is_ascii_alphanumeric() || "._-".contains(*c))) {
         Some(bad) => Err(format!("{bad:?} cannot be in a port name; use letters, digits, '.', '_' and '-'")),

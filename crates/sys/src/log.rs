@@ -49,7 +49,8 @@ impl Shared {
         }
         let left_out = self.left_out.swap(0, Ordering::Relaxed);
         if left_out > 0 {
-            let _ = writeln!(out, "{left_out} lines of this log were left out: it was not read fast enough");
+            let lines = if left_out == 1 { "line" } else { "lines" };
+            let _ = writeln!(out, "{left_out} {lines} of this log left out: it was not read fast enough");
         }
         let _waiting = self.lines();
         self.in_hand.store(0, Ordering::Relaxed);

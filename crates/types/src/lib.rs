@@ -2,12 +2,14 @@
 //!
 //! No I/O, no `unsafe`, no dependency on any other crate of the project.
 
+mod counted;
 mod counter;
 mod drop;
 mod lock;
 mod mac;
 mod sync;
 
+pub use counted::counted;
 pub use counter::{Counter, DropCounters, PortCounters, PortTotals};
 pub use drop::{DROP_REASONS, DropReason};
 pub use lock::{Lock, SharedLock, name_thread, on_wait};

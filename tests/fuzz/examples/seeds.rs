@@ -195,7 +195,7 @@ fn messages() -> Vec<Vec<u8>> {
                 owner: None,
             },
         ),
-        seed(4, &ToControl::Hello { ports: Vec::new() }),
+        seed(4, &ToControl::Hello),
         seed(4, &ToControl::PortGone(id)),
         seed(4, &ToControl::Miss(missed)),
         seed(4, &reply(DatapathReply::Flows { flows: vec![info.clone(), info.clone()], next: Some((1, 2)) })),

@@ -175,7 +175,7 @@ fn l1_nobody_reads_the_log() {
         let (mut refused, mut left_out) = (0u64, 0u64);
         for line in BufReader::new(reader).lines().map_while(Result::ok) {
             refused += u64::from(line.contains("SET_VRING_NUM"));
-            if let Some((number, _)) = line.split_once(" more lines of this port were left out") {
+            if let Some((number, _)) = line.split_once(" more lines of this port left out") {
                 left_out += number.rsplit(' ').next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
             }
             let _ = told.send((refused, left_out));

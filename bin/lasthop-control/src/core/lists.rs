@@ -5,7 +5,7 @@ use lasthop_api::{AclChanged, AclRule, ApiError};
 use lasthop_ipc::{ControlToSupervisor, DatapathRequest, FlowInfo, LISTS_PART};
 use lasthop_policy::acl::{self, Action, Book, Decision, Direction, List, Lists, Scope};
 use lasthop_policy::{Effects, check_name};
-use lasthop_types::PortId;
+use lasthop_types::{PortId, counted};
 use std::collections::BTreeMap;
 
 /// A change of lists that the supervisor is asked to keep.
@@ -265,7 +265,7 @@ impl Core {
             }
             book
         });
-        tracing::info!("{} access lists", self.book.iter().count());
+        tracing::info!("{}", counted(self.book.iter().count() as u64, "access list"));
         self.follow_book();
         if self.attached {
             self.confirm(now_ms);

@@ -47,8 +47,8 @@ impl Core {
         match result {
             Ok(uplinks) => {
                 let uplinks = uplinks.into_iter().map(|u| {
-                    let vlans = self.uplinks.get(&u.port).and_then(Option::as_ref);
-                    let port = self.infos.get(&u.port);
+                    let vlans = self.uplinks.get(&u.device.port).and_then(Option::as_ref);
+                    let port = self.infos.get(&u.device.port);
                     view::uplink(u, port, vlans)
                 });
                 let list = UplinkList { uplinks: uplinks.collect() };

@@ -4,9 +4,9 @@
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{Depth, FlowKey, extract};
 use lasthop_ipc::{
-    Channel, ChannelError, ControlToSupervisor, CpuTimes, DatapathReply, DatapathRequest, FlowInfo, FromControl,
-    LinkState, MissedPacket, PortConfig, PortInfo, PortState, PortVm, Station, SupervisorToControl, ToControl,
-    UplinkConfig, UplinkCounters, UplinkDevice, UplinkDriver, UplinkInfo,
+    Channel, ChannelError, ControlToSupervisor, CpuTimes, DatapathReply, DatapathRequest, DeviceState, FlowInfo,
+    FromControl, LinkState, MissedPacket, PortConfig, PortInfo, PortState, PortVm, Station, SupervisorToControl,
+    ToControl, UplinkConfig, UplinkCounters, UplinkDevice, UplinkDriver, UplinkInfo,
 };
 use lasthop_types::{DropReason, MacAddr, PortId, PortTotals};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -112,8 +112,9 @@ impl Fake {
         let (ours, theirs) = Switch::pair().unwrap();
         self.switch = Some(Channel::new(ours));
         self.supervisor.send(&SupervisorToControl::DatapathChannel, Some(theirs.as_fd())).unwrap();
-        let ports = self.ports.keys().map(|id| self.info(*id)).collect();
-        self.tell(&ToControl::Hello { ports });
+        let ports: Vec<_> = self.ports.keys().map(|id| self.info(*id)).collect();
+        ports.into_iter().for_each(|port| self.tell(&ToControl::Port(port)));
+        self.tell(&ToControl::Hello);
     }
 
     pub fn info(&self, id: PortId) -> PortInfo {
@@ -279,11 +280,17 @@ impl Fake {
     fn uplink(&self) -> UplinkInfo {
         UplinkInfo {
             name: "vm2".into(),
-            port: PortId(2),
-            device: "eth0".into(),
+            device: DeviceState {
+                port: PortId(2),
+                device: "eth0".into(),
+                driver: Some(UplinkDriver::Tap),
+                link: LinkState::Up,
+                last_error: None,
+            },
             guest: false,
             nice: 0,
             running: true,
+            probing: false,
             about: Some(UplinkDevice {
                 driver: UplinkDriver::Tap,
                 mode: "vnet_hdr".into(),
@@ -295,9 +302,7 @@ impl Fake {
             pid: Some(4711),
             restarts: 3,
             spare: None,
-            last_error: None,
             blocked_by: None,
-            link: LinkState::Up,
             counters: UplinkCounters { to_network_packets: 5, to_network_bytes: 300, ..UplinkCounters::default() },
         }
     }

@@ -279,7 +279,7 @@ pub fn check_uplink(uplink: &SavedUplink) -> Result<(), String> {
         return Err(format!("there is no driver {driver:?}; choose one of {known}"));
     }
     if !(1..=MAX_QUEUES).contains(&uplink.queues) {
-        return Err(format!("{} queues; use 1 to {MAX_QUEUES}", uplink.queues));
+        return Err(format!("queues={}; use 1 to {MAX_QUEUES}", uplink.queues));
     }
     if !(-20..=19).contains(&uplink.nice) {
         return Err(format!("nice {}; use -20 (first) to 19 (last)", uplink.nice));

@@ -7,6 +7,7 @@ use super::setup::check_new;
 use super::store::{Saved, SavedPort, SavedUplink};
 use super::supervisor::{Supervisor, token};
 use lasthop_policy::acl::Book;
+use lasthop_types::counted;
 use std::time::Instant;
 use tracing::{info, warn};
 
@@ -36,11 +37,10 @@ impl Supervisor {
             self.tell_control_lists();
         }
         let lists = if other_lists { "other access lists" } else { "the same access lists" };
-        info!("SIGHUP: reloaded ports.json and acl.rules: {added} ports added, {removed} removed, {lists}");
-        if self.has_other_uplinks(&uplinks) {
-            warn!(
-                "SIGHUP: other uplinks in ports.json come with the next start, or with `lasthop uplink add` and `del`"
-            );
+        let added = counted(added as u64, "port");
+        info!("SIGHUP: reloaded ports.json and acl.rules: {added} added, {removed} removed, {lists}");
+        for line in self.other_uplinks(&uplinks) {
+            warn!("SIGHUP: {line}");
         }
     }
 
@@ -83,8 +83,34 @@ impl Supervisor {
         added
     }
 
-    fn has_other_uplinks(&self, wanted: &[SavedUplink]) -> bool {
+    /// What ports.json says of uplinks and of devices, and is not followed before the next start: one line each. Their processes
+    /// carry the network's frames, and a slip of the pen would take it away.
+    fn other_uplinks(&self, wanted: &[SavedUplink]) -> Vec<String> {
         let there: Vec<_> = self.uplinks.values().filter(|uplink| uplink.saved && !uplink.is_leaving()).collect();
-        there.len() != wanted.len() || there.iter().any(|uplink| !wanted.contains(&uplink.spec))
+        let mut lines = Vec::new();
+        for uplink in wanted {
+            let (kind, name) = (uplink.kind(), &uplink.name);
+            match there.iter().find(|other| other.spec.name == *name) {
+                Some(same) if same.spec == *uplink => {}
+                Some(_) => lines.push(format!(
+                    "{kind} {name} is otherwise in ports.json, and goes on as it was; to change it now, remove it and \
+                     add it again"
+                )),
+                None => lines.push(format!(
+                    "{kind} {name} is new in ports.json, and comes with the next start unless a command has written the file by then; \
+                     `lasthop {}` makes it now",
+                    if uplink.guest { "port add --device" } else { "uplink add" }
+                )),
+            }
+        }
+        for uplink in there.iter().filter(|there| !wanted.iter().any(|other| other.name == there.spec.name)) {
+            let (kind, name) = (uplink.spec.kind(), &uplink.spec.name);
+            lines.push(format!(
+                "{kind} {name} is not in ports.json any more, and goes on until the next start; `lasthop {} del \
+                 {name}` removes it now",
+                if uplink.spec.guest { "port" } else { "uplink" }
+            ));
+        }
+        lines
     }
 }

@@ -458,23 +458,21 @@ impl Uplink {
         add(&mut counters, self.driver.counters().clone());
         UplinkInfo {
             name: self.spec.name.clone(),
-            port: self.config.id,
-            device: self.spec.device.clone(),
+            device: self.device_state(),
             guest: self.spec.guest,
             nice: self.spec.nice,
             running: self.driver.is_ready(),
+            probing: self.is_probing(),
             about: self.device.clone(),
             pid: self.driver.pid(),
             restarts: self.starts.saturating_sub(1),
             spare: self.spare.as_ref().map(Driver::is_ready),
-            last_error: self.trouble(),
             blocked_by: self.behind().cloned(),
-            link: self.link_state(),
             counters,
         }
     }
 
-    /// As `lasthop port list` shows it.
+    /// What is to be shown of its interface.
     pub fn device_state(&self) -> DeviceState {
         DeviceState {
             port: self.config.id,

@@ -118,7 +118,7 @@ pub fn switch(called: &Path) {
                         SupervisorToSwitch::ControlChannel => {
                             let mut channel = Channel::new(fd.unwrap());
                             // Control may have ended since, as everything does at a shutdown.
-                            match channel.send(&ToControl::Hello { ports: Vec::new() }, None) {
+                            match channel.send(&ToControl::Hello, None) {
                                 Ok(()) | Err(ChannelError::Closed) => {}
                                 Err(e) => panic!("{e}"),
                             }

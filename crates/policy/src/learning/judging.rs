@@ -144,7 +144,7 @@ impl Learning {
 
     /// Why learning sends a packet from there nowhere.
     fn why_nowhere(&self, verdict: Verdict, from: PortId) -> DropReason {
-        let apart = |to: PortId| self.between_uplinks(from, to);
+        let apart = |to: PortId| self.is_between_uplinks(from, to);
         match verdict {
             Verdict::To(port) if apart(port) => DropReason::BetweenUplinks,
             Verdict::To(_) | Verdict::Hairpin => DropReason::Vlan,

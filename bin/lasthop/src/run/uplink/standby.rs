@@ -128,6 +128,11 @@ impl Uplink {
         self.standby.behind.is_none() && self.standby.listen_until.is_none() && self.has_carrier()
     }
 
+    /// It is new, and listens whether it is on another one's segment.
+    pub(super) fn is_probing(&self) -> bool {
+        self.standby.listen_until.is_some()
+    }
+
     /// The uplink that carries the frames in its place.
     pub fn behind(&self) -> Option<&String> {
         self.standby.behind.as_ref()

@@ -1,0 +1,234 @@
+//! What the API asks for.
+
+use super::cpu::CpuRequest;
+use super::questions::{FLOWS, Question};
+use super::uplinks::UplinkCall;
+use super::{Answer, Command, Core, Load, busy, give, refuse, switch_away};
+use crate::view;
+use lasthop_api::{
+    AclChanged, AclRule, ApiError, Flow, Mac, Port, PortChanged, SwitchStats, TraceReport, TxBatch, UplinkList,
+};
+use lasthop_frame::{FlowKey, SNAPSHOT_LEN};
+use lasthop_ipc::{ControlToSupervisor, DatapathRequest, FlowInfo, PortInfo, PortState};
+use lasthop_types::PortId;
+use std::collections::BTreeMap;
+
+/// Questions waiting for the switch or the supervisor; more are refused.
+pub(super) const MAX_QUESTIONS: usize = 64;
+/// Questions for flows at a time: an answer may be long.
+const MAX_FLOW_QUESTIONS: usize = 4;
+/// Ports named in one line of a trace.
+const MAX_NOT_REACHED: usize = 8;
+
+/// A call of the API.
+#[derive(Debug)]
+pub(crate) enum Call {
+    PortAdd {
+        name: String,
+        path: String,
+        client: bool,
+        tx_batch: Option<TxBatch>,
+        owner: Option<String>,
+        answer: Answer<PortChanged>,
+    },
+    PortDel {
+        name: String,
+        answer: Answer<PortChanged>,
+    },
+    Uplink {
+        call: UplinkCall,
+        answer: Answer<UplinkList>,
+    },
+    PortList {
+        answer: Answer<Vec<Port>>,
+    },
+    FlowList {
+        answer: Answer<Vec<Flow>>,
+    },
+    MacList {
+        answer: Answer<Vec<Mac>>,
+    },
+    Stats {
+        answer: Answer<SwitchStats>,
+    },
+    Trace {
+        port: String,
+        frame: Vec<u8>,
+        answer: Answer<TraceReport>,
+    },
+    AclLoad {
+        load: Load,
+        answer: Answer<AclChanged>,
+    },
+    AclClear {
+        ports: Vec<String>,
+        direction: Option<String>,
+        general: Option<String>,
+        answer: Answer<AclChanged>,
+    },
+    AclShow {
+        ports: Vec<String>,
+        packets: bool,
+        answer: Answer<Vec<AclRule>>,
+    },
+}
+
+impl Core {
+    pub(super) fn call(&mut self, call: Call, now_ms: u64) {
+        match call {
+            Call::PortAdd { name, path, client, tx_batch, owner, answer } => {
+                let tx_batch = tx_batch.map(|batch| (batch.us, batch.packets));
+                self.request(answer, |request| ControlToSupervisor::PortAdd {
+                    request,
+                    name,
+                    path,
+                    client,
+                    tx_batch,
+                    owner,
+                });
+            }
+            Call::PortDel { name, answer } => {
+                self.request(answer, |request| ControlToSupervisor::PortDel { request, name });
+            }
+            Call::Uplink { call, answer } => self.uplink_request(call, answer),
+            Call::PortList { answer } => self.cpu_request(CpuRequest::Ports(answer)),
+            Call::FlowList { answer } => {
+                if let Some(answer) = self.admit_flows(answer) {
+                    self.ask(FLOWS, Question::Flows { flows: Vec::new(), answer });
+                }
+            }
+            Call::MacList { answer } => {
+                let macs = self.policy.macs(now_ms).map(|m| view::mac(&m, self.name(m.port))).collect();
+                give(answer, macs);
+            }
+            Call::AclLoad { load, answer } => self.acl_load(load, answer),
+            Call::AclClear { ports, direction, general, answer } => {
+                self.acl_clear(&ports, direction.as_deref(), general.as_deref(), answer);
+            }
+            Call::AclShow { ports, packets, answer } => self.acl_show(ports, packets, answer),
+            Call::Stats { answer } => self.cpu_request(CpuRequest::Stats(answer)),
+            Call::Trace { port, frame, answer } => {
+                let Some(id) = self.find(&port) else {
+                    let message = format!("there is no port named {port:?}; `lasthop port list` shows those there are");
+                    return refuse(answer, ApiError::NoSuchPort { name: port, message });
+                };
+                let frame_len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
+                let mut frame = frame;
+                frame.truncate(SNAPSHOT_LEN);
+                if let Some(answer) = self.admit(answer) {
+                    let question = DatapathRequest::Classify { port: id, frame, frame_len };
+                    self.ask(question, Question::Trace { answer });
+                }
+            }
+        }
+    }
+
+    pub(super) fn acl_show(&mut self, ports: Vec<String>, packets: bool, answer: Answer<Vec<AclRule>>) {
+        if !packets {
+            let rules = self.acl_rules(&ports, None);
+            give(answer, rules);
+        } else if let Some(answer) = self.admit_flows(answer) {
+            self.ask(FLOWS, Question::Rules { ports, flows: Vec::new(), answer });
+        }
+    }
+
+    /// As [`Core::admit`], for a question whose answer is all flows.
+    pub(super) fn admit_flows<T>(&mut self, answer: Answer<T>) -> Option<Answer<T>> {
+        let long = |q: &&Question| match q {
+            Question::Flows { answer, .. } => !answer.is_closed(),
+            Question::Rules { answer, .. } => !answer.is_closed(),
+            _ => false,
+        };
+        if self.questions.values().filter(long).count() >= MAX_FLOW_QUESTIONS {
+            refuse(answer, busy());
+            return None;
+        }
+        self.admit(answer)
+    }
+
+    /// The answer's way back, unless the question cannot be asked now.
+    pub(super) fn admit<T>(&mut self, answer: Answer<T>) -> Option<Answer<T>> {
+        if !self.attached {
+            refuse(answer, switch_away());
+            return None;
+        }
+        if self.questions.len() >= MAX_QUESTIONS {
+            self.questions.retain(|_, q| !q.is_given_up());
+        }
+        if self.questions.len() >= MAX_QUESTIONS {
+            refuse(answer, busy());
+            return None;
+        }
+        Some(answer)
+    }
+
+    pub(super) fn request(&mut self, answer: Answer<PortChanged>, message: impl FnOnce(u64) -> ControlToSupervisor) {
+        if self.requests.len() >= MAX_QUESTIONS {
+            self.requests.retain(|_, a| !a.is_closed());
+        }
+        if self.requests.len() >= MAX_QUESTIONS {
+            return refuse(answer, busy());
+        }
+        self.next_number += 1;
+        self.requests.insert(self.next_number, answer);
+        self.commands.push(Command::Supervisor(message(self.next_number)));
+    }
+
+    pub(super) fn answer_trace(
+        &self,
+        answer: Answer<TraceReport>,
+        key: &FlowKey,
+        flow: Option<Box<FlowInfo>>,
+        now_ms: u64,
+    ) {
+        let mut explanation = self.policy.explain(key, now_ms, |id| self.name(id));
+        if explanation.floods {
+            let left_out = self.not_reached(key.port(), &explanation.outputs);
+            explanation.lines.extend(left_out);
+        }
+        let outputs = flow.as_ref().map_or(explanation.outputs, |f| view::outputs(&f.flow.actions));
+        let report = TraceReport {
+            key: view::packet(key, |id| self.name(id)),
+            flow: flow.map(|f| view::flow(&f, |id| self.name(id))),
+            reasons: explanation.lines,
+            outputs: outputs
+                .iter()
+                .map(|id| {
+                    view::trace_output(self.name(*id), self.infos.get(id), *id == key.port(), self.devices.get(id))
+                })
+                .collect(),
+        };
+        give(answer, report);
+    }
+
+    /// Ports that a flood from there leaves out because they carry nothing now, and why, in one line.
+    fn not_reached(&self, from: PortId, reached: &[PortId]) -> Option<String> {
+        let is_up = |id: &PortId| self.infos.get(id).is_some_and(|info| info.state == PortState::Up);
+        let down = |id: &PortId| !is_up(id) && !reached.contains(id);
+        let others = self.configs.keys().filter(|id| **id != from && !self.policy.is_between_uplinks(from, **id));
+        let (down, mut said): (Vec<_>, Vec<_>) = (others.filter(|id| down(id)).collect(), Vec::new());
+        for id in down.iter().take(MAX_NOT_REACHED) {
+            let why = view::why_down(self.infos.get(id), self.devices.get(id), self.uplinks.contains_key(id));
+            said.push(format!("{} ({why})", self.name(**id)));
+        }
+        if let Some(more) = down.len().checked_sub(MAX_NOT_REACHED).filter(|more| *more > 0) {
+            said.push(format!("{} more", more));
+        }
+        (!said.is_empty()).then(|| format!("left out, because nothing can be sent there now: {}", said.join(", ")))
+    }
+
+    pub(super) fn ports(&self, infos: Vec<PortInfo>, cpu: &BTreeMap<PortId, u64>, now_ms: u64) -> Vec<Port> {
+        let infos: BTreeMap<_, _> = infos.into_iter().map(|p| (p.id, p)).collect();
+        let mut ids: Vec<_> = self.configs.keys().chain(infos.keys()).copied().collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let port = |id| {
+            let mut port = view::port(id, self.configs.get(&id), infos.get(&id), self.policy.port_view(id));
+            port.note = infos.get(&id).and_then(|info| self.health.note(info, now_ms));
+            port.last_error = self.refused.get(&id).cloned().or(port.last_error);
+            let port = view::port_device(port, self.devices.get(&id));
+            Port { uplink: self.uplinks.contains_key(&id), cpu_ns: cpu.get(&id).copied(), ..port }
+        };
+        ids.into_iter().map(port).collect()
+    }
+}

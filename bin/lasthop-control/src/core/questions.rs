@@ -1,0 +1,201 @@
+//! What the switch is asked, and what becomes of its answers.
+
+use super::{Answer, Command, Core, give, refuse, switch_away};
+use crate::view;
+use lasthop_api::{AclChanged, AclRule, Flow, Port, TraceReport, UplinkList};
+use lasthop_ipc::{DatapathReply, DatapathRequest, FlowInfo, FromControl, PortInfo};
+use lasthop_policy::{Effects, FlowUse};
+use lasthop_types::{PortId, counted};
+use std::collections::BTreeMap;
+
+/// The flows, from the first on.
+pub(super) const FLOWS: DatapathRequest = DatapathRequest::Flows { after: (0, 0) };
+
+#[derive(Debug)]
+pub(super) enum Question {
+    Statistics {
+        asked: u64,
+        reconcile: bool,
+        flows: Vec<FlowUse>,
+    },
+    /// Whether uplinks take what is sent to them.
+    Watch {
+        ports: Vec<PortInfo>,
+    },
+    Flows {
+        flows: Vec<Flow>,
+        answer: Answer<Vec<Flow>>,
+    },
+    Ports {
+        ports: Vec<PortInfo>,
+        /// Processor time of their threads.
+        cpu: BTreeMap<PortId, u64>,
+        answer: Answer<Vec<Port>>,
+    },
+    Trace {
+        answer: Answer<TraceReport>,
+    },
+    Rules {
+        ports: Vec<String>,
+        flows: Vec<FlowInfo>,
+        answer: Answer<Vec<AclRule>>,
+    },
+    /// Answered when no packet is judged by older lists any more.
+    Barrier {
+        waiting: Vec<Unconfirmed>,
+    },
+}
+
+impl Question {
+    /// Nobody waits for the answer any more.
+    pub(super) fn is_given_up(&self) -> bool {
+        match self {
+            Self::Statistics { .. } | Self::Watch { .. } | Self::Barrier { .. } => false,
+            Self::Flows { answer, .. } => answer.is_closed(),
+            Self::Ports { answer, .. } => answer.is_closed(),
+            Self::Trace { answer } => answer.is_closed(),
+            Self::Rules { answer, .. } => answer.is_closed(),
+        }
+    }
+}
+
+/// A change in force, and who is told so once the switch goes by it.
+#[derive(Debug)]
+pub(super) enum Unconfirmed {
+    Lists(AclChanged, Answer<AclChanged>),
+    Uplinks(UplinkList, Answer<UplinkList>),
+}
+
+impl Unconfirmed {
+    pub(super) fn confirm(self) {
+        match self {
+            Self::Lists(changed, answer) => give(answer, changed),
+            Self::Uplinks(list, answer) => give(answer, list),
+        }
+    }
+}
+
+impl Core {
+    pub(super) fn ask_statistics(&mut self, reconcile: bool) {
+        let asked = self.policy.asked();
+        self.ask(FLOWS, Question::Statistics { asked, reconcile, flows: Vec::new() });
+    }
+
+    pub(super) fn ask(&mut self, question: DatapathRequest, pending: Question) {
+        self.next_number += 1;
+        let request = self.next_number;
+        self.questions.insert(request, pending);
+        self.commands.push(Command::Switch(FromControl::Ask { request, question }.into()));
+    }
+
+    pub(super) fn drop_questions(&mut self, now_ms: u64) {
+        self.stats_without_switch(now_ms);
+        for question in std::mem::take(&mut self.questions).into_values() {
+            match question {
+                Question::Statistics { .. } | Question::Watch { .. } => {}
+                Question::Flows { answer, .. } => refuse(answer, switch_away()),
+                Question::Ports { answer, .. } => refuse(answer, switch_away()),
+                Question::Trace { answer } => refuse(answer, switch_away()),
+                Question::Rules { answer, .. } => refuse(answer, switch_away()),
+                Question::Barrier { waiting } => self.unconfirmed.extend(waiting),
+            }
+        }
+    }
+
+    pub(super) fn switch_answers(
+        &mut self,
+        request: u64,
+        last: bool,
+        reply: DatapathReply,
+        now_ms: u64,
+        out: &mut Effects,
+    ) {
+        // Answers to questions that were given up are expected.
+        let Some(mut question) = self.questions.remove(&request) else { return };
+        match (&mut question, reply) {
+            (Question::Trace { .. }, DatapathReply::Lookup { key, flow }) => {
+                let Question::Trace { answer } = question else { return };
+                return self.answer_trace(answer, &key, flow, now_ms);
+            }
+            (question_of_flows, DatapathReply::Flows { flows, next }) => {
+                self.some_flows(question_of_flows, flows, now_ms, out);
+                if let Some(after) = next
+                    && !question.is_given_up()
+                {
+                    return self.ask(DatapathRequest::Flows { after }, question);
+                }
+            }
+            (Question::Ports { ports, .. } | Question::Watch { ports }, DatapathReply::Ports(part)) => {
+                ports.extend(part)
+            }
+            (Question::Ports { .. } | Question::Watch { .. }, DatapathReply::Removed { from_guest, to_guest }) => {
+                self.removed = (from_guest, to_guest);
+            }
+            (Question::Barrier { .. }, DatapathReply::Barrier) => {}
+            _ => self.counts.malformed += 1,
+        }
+        if last {
+            self.answered(question, now_ms, out);
+        } else {
+            self.questions.insert(request, question);
+        }
+    }
+
+    /// Part of the flows that somebody has asked for.
+    pub(super) fn some_flows(&mut self, question: &mut Question, part: Vec<FlowInfo>, now_ms: u64, out: &mut Effects) {
+        match question {
+            Question::Statistics { asked, reconcile, flows } => {
+                let mut uses: Vec<_> = part.into_iter().map(flow_use).collect();
+                if *reconcile {
+                    flows.append(&mut uses);
+                } else {
+                    self.policy.statistics_part(*asked, &uses, now_ms, out);
+                }
+            }
+            Question::Flows { flows, .. } => flows.extend(part.iter().map(|f| view::flow(f, |id| self.name(id)))),
+            Question::Rules { flows, .. } => flows.extend(part),
+            _ => self.counts.malformed += 1,
+        }
+    }
+
+    /// The whole answer has come.
+    pub(super) fn answered(&mut self, question: Question, now_ms: u64, out: &mut Effects) {
+        match question {
+            Question::Statistics { asked, reconcile: true, flows } => {
+                let before = out.changes.len();
+                self.policy.reconcile(asked, &flows, now_ms, out);
+                self.reconciled = true;
+                tracing::info!(
+                    "the switch has {}; {} known, {}",
+                    counted(flows.len() as u64, "flow"),
+                    counted(self.policy.mac_count() as u64, "address"),
+                    counted((out.changes.len() - before) as u64, "correction")
+                );
+            }
+            Question::Statistics { asked, .. } => {
+                self.policy.statistics_end(asked, now_ms, out);
+                self.policy.tick(now_ms, out);
+                self.stats_ready(now_ms);
+            }
+            Question::Watch { ports } => {
+                self.watched(&ports, now_ms);
+                self.check_health(&ports, now_ms);
+            }
+            Question::Flows { flows, answer } => give(answer, flows),
+            Question::Ports { ports, cpu, answer } => {
+                let ports = self.ports(ports, &cpu, now_ms);
+                give(answer, ports);
+            }
+            Question::Rules { ports, flows, answer } => {
+                let rules = self.acl_rules(&ports, Some(&flows));
+                give(answer, rules);
+            }
+            Question::Barrier { waiting } => waiting.into_iter().for_each(Unconfirmed::confirm),
+            Question::Trace { answer } => refuse(answer, switch_away()),
+        }
+    }
+}
+
+fn flow_use(flow: FlowInfo) -> FlowUse {
+    FlowUse { spec: flow.flow, idle_ms: flow.idle_ms, packets: flow.packets }
+}
