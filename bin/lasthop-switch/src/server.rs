@@ -5,10 +5,11 @@ use crate::arguments::Arguments;
 use crate::control::{Control, Known};
 use crate::owed::Owed;
 use crate::ports::{PortEntry, Removed};
-use lasthop_forward::{Datapath, Forwarder};
+use lasthop_forward::{Datapath, Forwarder, Order, Orders};
 use lasthop_guestmem::{GuestMemory, MemoryLimits, PinnedSlice, RegionSpec};
 use lasthop_ipc::{
-    Channel, ChannelError, FromControl, MissedPacket, SupervisorToSwitch, SwitchToSupervisor, ToControl,
+    Channel, ChannelError, DatapathRequest, FromControl, MissedPacket, SupervisorToSwitch, SwitchToSupervisor,
+    ToControl,
 };
 use lasthop_schedule::Workers;
 use lasthop_sys::hostview::HostView;
@@ -31,6 +32,9 @@ const MISS_PATIENCE_MS: u64 = 1000;
 const MISS_CHECK: Duration = Duration::from_millis(250);
 /// Messages taken from control at a time: then the misses there are meanwhile have their turn.
 const CONTROL_BURST: usize = 64;
+/// Decisions of control that may wait to be carried out, of all ports: a port whose packets wait has 64 at most, two for each. With more,
+/// and for as long, control is not listened to.
+const MAX_ORDERS: usize = 4096;
 /// Parts of answers that control is sent at a time: then everybody else has his turn.
 const ANSWERS_BURST: usize = 4;
 
@@ -53,6 +57,10 @@ pub struct Server {
     /// What the supervisor has to be told and there was no room for.
     owed: Owed,
     control: Option<Control>,
+    /// What control has decided and is still to be done.
+    orders: Orders,
+    /// A message of control's that waits until all of them are carried out.
+    held: Option<FromControl>,
     ports: BTreeMap<PortId, PortEntry>,
     removed: Removed,
     /// Port whose waiting packets control is told of next, so that all get their turn.
@@ -86,6 +94,8 @@ impl Server {
             supervisor: Channel::new(supervisor),
             owed: Owed::default(),
             control: None,
+            orders: Orders::default(),
+            held: None,
             ports: BTreeMap::new(),
             removed: Removed::default(),
             next_to_tell: PortId(0),
@@ -110,12 +120,16 @@ impl Server {
                     token => self.hear_port(PortId(token as u32)),
                 }
             }
+            self.carry_out();
             self.expire();
         }
         Ok(())
     }
 
     fn timeout(&self) -> Option<Duration> {
+        if !self.orders.is_empty() {
+            return Some(Duration::ZERO);
+        }
         let now = Instant::now();
         let deadlines =
             self.ports.values().flat_map(|p| [p.session.as_ref().and_then(Session::deadline), p.deadline()]);
@@ -221,6 +235,7 @@ impl Server {
 
     fn del_port(&mut self, id: PortId) {
         let Some(mut entry) = self.ports.remove(&id) else { return };
+        self.orders.forget(id);
         entry.disconnect(None, &mut self.workers, &self.epoll);
         // Nobody will answer for packets that wait.
         self.forwarder.expire(&entry.port, u64::MAX);
@@ -319,6 +334,10 @@ impl Server {
     fn lose_control(&mut self) {
         if let Some(control) = self.control.take() {
             let _ = self.epoll.delete(&control);
+            // The next one begins with what there is.
+            while !self.orders.is_empty() {
+                self.carry_out();
+            }
         }
         self.datapath.set_control_answers(false);
         for id in self.ports.keys() {
@@ -329,6 +348,9 @@ impl Server {
     fn hear_control(&mut self) {
         for _ in 0..CONTROL_BURST {
             let Some(control) = &mut self.control else { return };
+            if self.held.is_some() || self.orders.len() >= MAX_ORDERS {
+                break;
+            }
             let done = match control.receive() {
                 Ok(Some(message)) => {
                     self.obey(message);
@@ -355,31 +377,51 @@ impl Server {
         match message {
             FromControl::PutFlow(spec) => {
                 let port = spec.key.port();
-                match self.forwarder.install(spec) {
-                    Ok(true) => self.workers.look(port),
-                    Ok(false) => {}
-                    // What waited for it has been sent on all the same, so its port may have places again.
-                    Err(error) => {
-                        tracing::warn!("flow not installed: {error}");
-                        self.workers.look(port);
-                    }
-                }
+                let order = self.forwarder.flow_order(spec);
+                self.orders.push(port, order);
             }
-            FromControl::DelFlow { key, mask } => drop(self.datapath.flows().remove(&key, &mask)),
-            FromControl::ClearFlows => drop(self.datapath.flows().remove_if(|_| true)),
             FromControl::Resume { id, actions } => {
                 let port = PortId((id >> 32) as u32);
-                if let Some(entry) = self.ports.get(&port)
-                    && self.forwarder.resume(&entry.port, id as u32, &actions)
-                {
-                    self.workers.look(port);
+                if let Some(entry) = self.ports.get(&port) {
+                    self.orders.push(port, Order::packet(&entry.port, id as u32, actions));
                 }
             }
+            FromControl::DelFlow { key, mask } => self.orders.push(key.port(), Order::removal(key, mask)),
+            // These are about what was said before, too.
+            FromControl::ClearFlows | FromControl::Ask { question: DatapathRequest::Barrier, .. }
+                if !self.orders.is_empty() =>
+            {
+                self.held = Some(message);
+            }
+            FromControl::ClearFlows => drop(self.datapath.flows().remove_if(|_| true)),
             FromControl::Ask { request, question } => {
                 if let Some(control) = &mut self.control {
                     control.asked(request, question);
                 }
             }
+        }
+    }
+
+    /// Does some of what control has decided.
+    fn carry_out(&mut self) {
+        if self.orders.is_empty() && self.held.is_none() {
+            return;
+        }
+        let workers = &self.workers;
+        self.orders.round(&mut self.forwarder, |port, result| match result {
+            Ok(false) => {}
+            Ok(true) => workers.look(port),
+            // What waited for it has been sent on all the same, so its port may have places again.
+            Err(error) => {
+                tracing::warn!("flow not installed: {error}");
+                workers.look(port);
+            }
+        });
+        if self.orders.is_empty()
+            && let Some(message) = self.held.take()
+        {
+            self.obey(message);
+            self.talk();
         }
     }
 

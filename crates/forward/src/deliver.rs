@@ -313,9 +313,14 @@ impl<'a> Target<'a> {
         }
     }
 
+    /// What was done, but for packets that took the shortest way.
+    pub(crate) fn work(&self) -> usize {
+        self.work + self.idle_work()
+    }
+
     /// Enough has been done for now.
     pub(crate) fn has_done_enough(&self) -> bool {
-        let walked = self.packets > 0 && (self.work + self.idle_work() >= WORK || self.room.is_spent());
+        let walked = self.packets > 0 && (self.work() >= WORK || self.room.is_spent());
         walked || self.work >= WORK
     }
 

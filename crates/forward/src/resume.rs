@@ -5,77 +5,202 @@
 //! queue that the packet goes to, for that one packet, and the leaf lock of the port's misses.
 
 use crate::burst::{Forwarder, fail};
-use crate::deliver::{Target, Undelivered};
-use crate::miss::MISS_SLOTS;
+use crate::deliver::{FRAME_WORK, Target, Undelivered};
+use crate::miss::{Left, MISS_SLOTS};
 use crate::packet::Packet;
 use crate::port::Port;
-use lasthop_flow::{Action, FlowSpec, InsertError};
+use lasthop_flow::{Action, Flow, FlowSpec, InsertError};
 use lasthop_frame::{Depth, FlowKey, FlowMask};
 use lasthop_guestmem::{GuestMemory, GuestSlice};
 use lasthop_types::{DropReason, PortCounters, PortId};
 use lasthop_virtqueue::QueueError;
+use std::sync::Arc;
 
-/// Packets that waited for a flow, on their way as it says.
-#[derive(Default)]
-struct Resumed {
-    /// A queue of the port had stalled.
-    goes_on: bool,
-    packets: u64,
-    bytes: u64,
+/// Something that control has decided, and how far it is carried out. A packet that goes to many, or many that wait for one flow, are
+/// more than is done in one go: [`Forwarder::carry_out`] does it step by step.
+#[derive(Debug)]
+pub struct Order {
+    /// Whose packets it is about, if the port is still there.
+    port: Option<Arc<Port>>,
+    what: What,
+    actions: Vec<Action>,
+    /// The packet at hand.
+    leaving: Option<Leaving>,
+    result: Result<bool, InsertError>,
+}
+
+#[derive(Debug)]
+enum What {
+    /// A packet that waits, until it is at hand.
+    Packet(u32),
+    /// A flow, before it is installed and then once it is; so many of its packets are looked for each time.
+    Flow {
+        flow: FlowSpec,
+        installed: Option<Arc<Flow>>,
+        looks: usize,
+        packets: u64,
+        bytes: u64,
+    },
+    /// A flow that is to go.
+    Remove(Box<FlowKey>, Box<FlowMask>),
+    Nothing,
+}
+
+/// A packet on its way.
+#[derive(Debug)]
+struct Leaving {
+    left: Left,
+    packet: Box<Packet>,
+    /// Actions carried out.
+    done: usize,
+}
+
+impl Order {
+    /// Control's answer to a miss: does `actions` with the waiting packet. Unknown ids are ignored: the packet may have timed out.
+    pub fn packet(port: &Arc<Port>, id: u32, actions: Vec<Action>) -> Self {
+        Self { port: Some(port.clone()), what: What::Packet(id), actions, leaving: None, result: Ok(false) }
+    }
+
+    /// Removes a flow, if it is there.
+    pub fn removal(key: FlowKey, mask: FlowMask) -> Self {
+        let what = What::Remove(key.into(), mask.into());
+        Self { port: None, what, actions: Vec::new(), leaving: None, result: Ok(false) }
+    }
+
+    /// It is not carried out any further. A packet that has not been sent anywhere counts as one that nobody answered for.
+    pub(crate) fn give_up(mut self) {
+        if let (Some(port), Some(leaving)) = (&self.port, self.leaving.take()) {
+            match leaving.done as u64 {
+                0 => port.answers.drops.add(DropReason::MissTimeout, 1),
+                n => port.answers.replicated.add(n - 1),
+            }
+            port.misses.free(&leaving.left);
+        }
+    }
+
+    /// Once it is carried out: whether a queue of its port had stalled and can be looked at again, or why there is no such flow.
+    pub fn result(&self) -> Option<Result<bool, InsertError>> {
+        let done = self.leaving.is_none() && matches!(self.what, What::Nothing);
+        done.then(|| self.result)
+    }
 }
 
 impl Forwarder {
-    /// Control's answer to a miss: does `actions` with the waiting packet. True if a queue of the port had stalled and
-    /// can be looked at again. Unknown ids are ignored: the packet may have timed out.
-    pub fn resume(&mut self, port: &Port, id: u32, actions: &[Action]) -> bool {
-        self.resume_with(port, id, |this, packet, piece, counters| {
-            let mut outputs = 0;
-            for action in actions {
-                outputs += 1;
-                match action {
-                    Action::Output(to) if *to == port.id => counters.drops.add(DropReason::Hairpin, 1),
-                    Action::Output(to) => this.deliver_one(*to, packet, piece, counters),
-                    Action::Drop(reason) => counters.drops.add(*reason, 1),
-                    _ => counters.drops.add(DropReason::BadAction, 1),
-                }
-            }
-            match outputs {
-                0 => counters.drops.add(DropReason::Policy, 1),
-                n => counters.replicated.add(n - 1),
-            }
-        })
-    }
-
     /// Installs a flow. Packets of its port that wait for just this are sent on first, so that those which meet the flow
-    /// do not overtake them. True if a queue of the port had stalled and can be looked at again.
-    pub fn install(&mut self, flow: FlowSpec) -> Result<bool, InsertError> {
+    /// do not overtake them.
+    pub fn flow_order(&mut self, mut flow: FlowSpec) -> Order {
         self.follow_ports();
         let of_port = flow.mask.0.in_port == u32::MAX;
         let port = self.ports.get(flow.key.port()).filter(|_| of_port).cloned();
-        let (key, mask, actions) = (flow.key.masked(&flow.mask), flow.mask, flow.actions.clone());
-        let before = self.resume_all(port.as_deref(), &key, &mask, &actions);
-        let now_ms = self.datapath.now_ms();
-        let flow = self.datapath.flows().insert(flow, now_ms)?;
-        // And those that were on their way to wait meanwhile.
-        let after = self.resume_all(port.as_deref(), &key, &mask, &actions);
-        let (packets, bytes) = (before.packets + after.packets, before.bytes + after.bytes);
-        if packets > 0 {
-            flow.stats.add(self.writer, packets, bytes, now_ms);
-        }
-        Ok(before.goes_on || after.goes_on)
+        flow.key = flow.key.masked(&flow.mask);
+        let actions = flow.actions.clone();
+        let what = What::Flow { flow: flow.into(), installed: None, looks: MISS_SLOTS, packets: 0, bytes: 0 };
+        Order { port, what, actions, leaving: None, result: Ok(false) }
     }
 
-    fn resume_all(&mut self, port: Option<&Port>, key: &FlowKey, mask: &FlowMask, actions: &[Action]) -> Resumed {
-        let mut resumed = Resumed::default();
-        // No more than there are places: a guest could fill them as fast as we empty them.
-        for _ in 0..MISS_SLOTS {
-            let Some((port, (id, bytes))) = port.and_then(|p| Some((p, p.misses.oldest_for(key, mask)?))) else {
-                break;
-            };
-            resumed.goes_on |= self.resume(port, id, actions);
-            (resumed.packets, resumed.bytes) = (resumed.packets + 1, resumed.bytes + bytes as u64);
+    /// One step of what control has decided: at most one delivery of one packet. Returns what it took, as a burst's work is
+    /// counted. To be called until there is a [`Order::result`].
+    pub fn carry_out(&mut self, order: &mut Order) -> usize {
+        self.follow_ports();
+        let Some(port) = order.port.clone() else {
+            self.install_now(order);
+            return FRAME_WORK;
+        };
+        if order.leaving.is_none() {
+            self.next_packet(order, &port);
         }
-        resumed
+        let Some(leaving) = &mut order.leaving else { return FRAME_WORK };
+        let counters = &port.answers;
+        let work = match order.actions.get(leaving.done) {
+            Some(Action::Output(to)) if *to == port.id => {
+                counters.drops.add(DropReason::Hairpin, 1);
+                FRAME_WORK
+            }
+            Some(Action::Output(to)) => match port.misses.bytes(&leaving.left, &leaving.packet) {
+                Some(piece) => self.deliver_one(*to, &mut leaving.packet, &[piece], counters),
+                None => FRAME_WORK,
+            },
+            other => {
+                let reason = match other {
+                    Some(Action::Drop(reason)) => *reason,
+                    Some(_) => DropReason::BadAction,
+                    None => DropReason::Policy,
+                };
+                counters.drops.add(reason, 1);
+                FRAME_WORK
+            }
+        };
+        leaving.done += 1;
+        if leaving.done >= order.actions.len() {
+            counters.replicated.add(leaving.done as u64 - 1);
+            if let Ok(goes_on) = &mut order.result {
+                *goes_on |= port.misses.free(&leaving.left);
+            }
+            order.leaving = None;
+        }
+        work
+    }
+
+    /// Takes up the next packet, or installs the flow, or finds that all is done.
+    fn next_packet(&mut self, order: &mut Order, port: &Arc<Port>) {
+        let id = match &mut order.what {
+            What::Nothing | What::Remove(..) => return,
+            What::Packet(id) => {
+                let id = *id;
+                order.what = What::Nothing;
+                id
+            }
+            What::Flow { flow, looks, packets, bytes, .. } => {
+                // No more than there are places: a guest could fill them as fast as we empty them.
+                let next = if *looks > 0 { port.misses.oldest_for(&flow.key, &flow.mask) } else { None };
+                let Some((id, len)) = next else { return self.install_now(order) };
+                (*looks, *packets, *bytes) = (*looks - 1, *packets + 1, *bytes + len as u64);
+                id
+            }
+        };
+        let mut packet = Box::<Packet>::default();
+        order.leaving = port.misses.take(id, &mut packet).map(|left| Leaving { left, packet, done: 0 });
+    }
+
+    /// The flow comes into force, and then those that were on their way to wait meanwhile are looked for. Or that was done.
+    fn install_now(&mut self, order: &mut Order) {
+        if let What::Remove(key, mask) = &order.what {
+            self.datapath.flows().remove(key, mask);
+            order.what = What::Nothing;
+        }
+        let What::Flow { flow, installed, looks, packets, bytes } = &mut order.what else { return };
+        let now_ms = self.datapath.now_ms();
+        if let Some(flow) = installed {
+            if *packets > 0 {
+                flow.stats.add(self.writer, *packets, *bytes, now_ms);
+            }
+            order.what = What::Nothing;
+            return;
+        }
+        match self.datapath.flows().insert(FlowSpec::clone(flow), now_ms) {
+            Ok(flow) => (*installed, *looks) = (Some(flow), MISS_SLOTS),
+            Err(error) => (order.what, order.result) = (What::Nothing, Err(error)),
+        }
+    }
+
+    /// Control's answer to a miss, at once. True if a queue of the port had stalled and can be looked at again.
+    pub fn resume(&mut self, port: &Arc<Port>, id: u32, actions: &[Action]) -> bool {
+        self.all_of(Order::packet(port, id, actions.to_vec())).unwrap_or(false)
+    }
+
+    /// Installs a flow, at once. True if a queue of its port had stalled and can be looked at again.
+    pub fn install(&mut self, flow: FlowSpec) -> Result<bool, InsertError> {
+        let order = self.flow_order(flow);
+        self.all_of(order)
+    }
+
+    fn all_of(&mut self, mut order: Order) -> Result<bool, InsertError> {
+        loop {
+            self.carry_out(&mut order);
+            if let Some(result) = order.result() {
+                return result;
+            }
+        }
     }
 
     /// Drops packets of `port` that have waited since before `before_ms`; how many. If there were any, the port's queues
@@ -84,34 +209,35 @@ impl Forwarder {
         let mut expired = 0;
         while let Some(id) = port.misses.older_than(before_ms) {
             expired += 1;
-            self.resume_with(port, id, |_, _, _, counters| counters.drops.add(DropReason::MissTimeout, 1));
+            if let Some(left) = port.misses.take(id, &mut Packet::default()) {
+                port.answers.drops.add(DropReason::MissTimeout, 1);
+                port.misses.free(&left);
+            }
         }
         expired
     }
 
-    fn resume_with(
+    /// Returns what it took.
+    fn deliver_one(
         &mut self,
-        port: &Port,
-        id: u32,
-        act: impl FnOnce(&mut Self, &mut Packet, &[GuestSlice<'_>], &PortCounters),
-    ) -> bool {
-        self.follow_ports();
-        let mut packet = Packet::default();
-        let Some(left) = port.misses.take(id, &mut packet) else { return false };
-        if let Some(piece) = port.misses.bytes(&left, &packet) {
-            act(self, &mut packet, &[piece], &port.answers);
-        }
-        port.misses.free(&left)
-    }
-
-    fn deliver_one(&mut self, to: PortId, packet: &mut Packet, pieces: &[GuestSlice<'_>], counters: &PortCounters) {
-        let Some(port) = self.ports.get(to) else { return counters.drops.add(DropReason::NoPort, 1) };
+        to: PortId,
+        packet: &mut Packet,
+        pieces: &[GuestSlice<'_>],
+        counters: &PortCounters,
+    ) -> usize {
+        let Some(port) = self.ports.get(to) else {
+            counters.drops.add(DropReason::NoPort, 1);
+            return FRAME_WORK;
+        };
         let Some(queue) = port.queue_to_guest(packet.steering_hash(pieces)).or(port.queues.first().map(|q| &**q))
         else {
-            return;
+            return FRAME_WORK;
         };
         let mut guard = queue.lock();
-        let Some(active) = guard.active() else { return queue.counters.drops.add(DropReason::PortDown, 1) };
+        let Some(active) = guard.active() else {
+            queue.counters.drops.add(DropReason::PortDown, 1);
+            return FRAME_WORK;
+        };
         let memory = active.memory.clone();
         let mut target = Target::new(active, &memory, port.mtu(), &queue.counters, 1);
         let error = match target.deliver(packet, pieces, false) {
@@ -129,6 +255,7 @@ impl Forwarder {
                 Some(error)
             }
         };
+        let work = target.work() + FRAME_WORK;
         let call = target.publish();
         drop(target);
         if call && port.interrupts_now(queue, 1) {
@@ -137,6 +264,7 @@ impl Forwarder {
         if let Some(error) = error {
             fail(&self.datapath, port, queue.index(), &mut guard, error);
         }
+        work
     }
 
     /// Has the switch itself send a frame (without virtio-net header) as if it came from `port`: it waits for control

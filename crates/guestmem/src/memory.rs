@@ -167,32 +167,26 @@ impl GuestMemory {
         #[cfg(feature = "meter")]
         crate::meter::look_up();
         for place in &self.places {
-            if let Some(piece) = self.piece_of(place, addr, len) {
-                return Ok(piece);
+            let offset = addr.wrapping_sub(place.guest);
+            if offset < place.size {
+                let len = (place.size - offset).min(len as u64) as usize;
+                // SAFETY: `offset + len <= size`, all of which is mapped from `host` on for as long as `self` lives.
+                return Ok(unsafe { GuestSlice::new(place.host.wrapping_add(offset as usize), len) });
             }
         }
         self.piece_of_more(addr, len)
-    }
-
-    /// [`GuestMemory::piece`] in one region.
-    #[inline(always)]
-    fn piece_of(&self, place: &Place, addr: u64, len: usize) -> Option<GuestSlice<'_>> {
-        let offset = addr.wrapping_sub(place.guest);
-        if offset >= place.size {
-            return None;
-        }
-        let len = (place.size - offset).min(len as u64) as usize;
-        // SAFETY: `offset + len <= size`, all of which is mapped from `host` on for as long as `self` lives: places are made of
-        // its own regions only.
-        Some(unsafe { GuestSlice::new(place.host.wrapping_add(offset as usize), len) })
     }
 
     #[cold]
     #[inline(never)]
     fn piece_of_more(&self, addr: u64, len: usize) -> Result<GuestSlice<'_>, AccessError> {
         let at = self.more.partition_point(|place| place.guest <= addr);
-        let place = at.checked_sub(1).and_then(|at| self.more.get(at));
-        place.and_then(|place| self.piece_of(place, addr, len)).ok_or(AccessError { addr, len: len as u64 })
+        let refused = AccessError { addr, len: len as u64 };
+        let place = at.checked_sub(1).and_then(|at| self.more.get(at)).ok_or(refused)?;
+        let offset = addr - place.guest;
+        let len = place.size.checked_sub(offset).filter(|left| *left > 0).ok_or(refused)?.min(len as u64) as usize;
+        // SAFETY: as above.
+        Ok(unsafe { GuestSlice::new(place.host.wrapping_add(offset as usize), len) })
     }
 }
 

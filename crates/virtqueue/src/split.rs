@@ -124,9 +124,7 @@ impl SplitRing {
                 if chains.is_full() {
                     break;
                 }
-                let mut builder = chains.begin(memory, device_writes);
-                let walked = self.walk(&mut builder, head);
-                result = builder.end(walked).map(drop);
+                result = self.take(chains.begin(memory, device_writes), head);
                 if result.is_err() {
                     break;
                 }
@@ -211,8 +209,14 @@ impl SplitRing {
         Ok(self.refresh()? != 0)
     }
 
-    /// Walks the chain that begins at descriptor `head`; returns its id and slots.
+    /// Takes the chain that begins at descriptor `head`.
     #[inline(never)]
+    fn take(&self, mut builder: ChainBuilder<'_, '_>, head: u16) -> Result<(), QueueError> {
+        let walked = self.walk(&mut builder, head);
+        builder.end(walked).map(drop)
+    }
+
+    /// Walks the chain that begins at descriptor `head`; returns its id and slots.
     fn walk(&self, builder: &mut ChainBuilder<'_, '_>, head: u16) -> Result<(u16, u16), QueueError> {
         let (mut table, mut entries) = (self.desc.get(), u32::from(self.size));
         let mut index = u32::from(head);

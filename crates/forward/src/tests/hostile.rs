@@ -2,7 +2,7 @@
 //! the others is exact.
 
 use super::*;
-use crate::Coalesce;
+use crate::{Coalesce, Order, Orders};
 use lasthop_guestmem::meter;
 use lasthop_virtqueue::{BURST, Queue};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -372,6 +372,82 @@ fn the_work_of_a_burst_is_bounded() {
             }
         }
     }
+}
+
+/// A guest's packets that have to be cut up for everybody wait for control, and then for its answers to be carried out: some at a
+/// time, and others' answers do not wait for all of them.
+#[test]
+fn answers_are_carried_out_a_bursts_worth_at_a_time() {
+    const RECEIVERS: u64 = 10;
+    for with_flow in [false, true] {
+        let (datapath, mut forwarder) = switch();
+        let mut a = Guest::new(&datapath, 1, NetConfig { tx_buffer: 66_000, size: 64, ..NetConfig::default() }, 0);
+        let mut b = Guest::new(&datapath, 2, NetConfig::default(), 0);
+        let config = NetConfig { size: 32768, rx_buffer: 128, ..NetConfig::default() };
+        let to: Vec<u32> = (3..3 + RECEIVERS as u32).collect();
+        let guests: Vec<_> = to.iter().map(|id| Guest::new(&datapath, *id, config, 0)).collect();
+        let frame = Frame::new(1, 2).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).tcp(1, 2).payload(vec![5; 50_000]);
+        let frame = frame.partial_checksum();
+        (0..6).for_each(|_| a.send(frame.vnet(VnetHdr::GSO_TCPV4, 33), &frame.build()));
+        b.send(VnetHdr::default(), &Frame::new(2, 12).payload([9; 46]).build());
+        assert_eq!(forwarder.run(&a.port, 1, 0).packets + forwarder.run(&b.port, 1, 0).packets, 7);
+        let mut orders = Orders::default();
+        if with_flow {
+            let order = forwarder.flow_order(flow(1, &to));
+            orders.push(a.port.id, order);
+        }
+        while let Some(missed) = a.port.misses.tell() {
+            orders.push(a.port.id, Order::packet(&a.port, missed.id, flow(1, &to).actions));
+        }
+        let id = b.port.misses.tell().unwrap().id;
+        orders.push(b.port.id, Order::packet(&b.port, id, vec![Action::Output(PortId(12))]));
+        let (mut rounds, mut done) = (0, Vec::new());
+        while !orders.is_empty() {
+            let segments = || guests.iter().map(|g| g.port.totals().1.segments).sum::<u64>();
+            let before = (meter::moved(), segments());
+            orders.round(&mut forwarder, |port, result| done.push((port.0, result.is_ok())));
+            let (moved, segments) = (meter::moved() - before.0, segments() - before.1);
+            assert!(moved <= MOST_BYTES && segments <= MOST_SEGMENTS, "{moved} bytes, {segments} segments in a round");
+            rounds += 1;
+            assert!(rounds < 2 || done.contains(&(2, true)), "the other guest's answer does not wait for all of them");
+            assert!(rounds < 1000, "it comes to an end");
+        }
+        assert!(rounds > 20, "{rounds}");
+        assert!(done.len() >= 7 && done.iter().all(|(_, ok)| *ok));
+        let (from, from_b) = (a.port.totals().0, b.port.totals().0);
+        let to: Vec<_> = guests.iter().map(|g| g.port.totals().1).collect();
+        let sum = |count: fn(&lasthop_types::PortTotals) -> u64| to.iter().map(count).sum::<u64>();
+        let sent = from.packets + from_b.packets + from.replicated;
+        assert_eq!(sent, 6 * RECEIVERS + 1);
+        assert_eq!(sent, sum(|t| t.packets) + sum(|t| t.dropped()), "each is sent on, or counted");
+        assert!(a.port.misses.is_empty() && b.port.misses.is_empty());
+    }
+}
+
+/// A port that goes in the middle of it loses nothing but what had not been sent on, and that is counted.
+#[test]
+fn a_port_that_goes_takes_its_answers_along() {
+    let (datapath, mut forwarder) = switch();
+    let mut a = Guest::new(&datapath, 1, NetConfig { tx_buffer: 66_000, size: 64, ..NetConfig::default() }, 0);
+    let b = Guest::new(&datapath, 2, NetConfig { size: 8192, ..NetConfig::default() }, 0);
+    let frame = Frame::new(1, 2).payload(vec![5; 60_000]).build();
+    for _ in 0..3 {
+        a.send(VnetHdr::default(), &frame);
+    }
+    forwarder.run(&a.port, 1, 0);
+    let mut orders = Orders::default();
+    while let Some(missed) = a.port.misses.tell() {
+        orders.push(a.port.id, Order::packet(&a.port, missed.id, vec![Action::Output(PortId(2)); 4]));
+    }
+    orders.round(&mut forwarder, |_, _| {});
+    assert_eq!(orders.len(), 2);
+    orders.forget(a.port.id);
+    assert!(orders.is_empty());
+    assert_eq!(forwarder.expire(&a.port, u64::MAX), 1, "the one that was not begun with");
+    let (from, to) = (a.port.totals().0, b.port.totals().1);
+    assert!(to.packets > 4);
+    assert_eq!(from.packets + from.replicated, to.packets + from.dropped() + to.dropped());
+    assert!(a.port.misses.is_empty());
 }
 
 /// What most guests send is one burst: 64 packets, as long as a page.

@@ -1,0 +1,65 @@
+//! What control has decided and is still to be carried out: of each port in turn, a step at a time.
+
+use crate::burst::Forwarder;
+use crate::deliver::WORK;
+use crate::resume::Order;
+use lasthop_flow::InsertError;
+use lasthop_types::PortId;
+use std::collections::{BTreeMap, VecDeque};
+
+/// Orders of all ports; those of one port are carried out in the order in which they came. Used by the thread that talks to control.
+/// It holds no more than control has sent of what waits, and whoever reads from control stops when there are too many.
+#[derive(Debug, Default)]
+pub struct Orders {
+    of: BTreeMap<PortId, VecDeque<Order>>,
+    /// Whose turn is next.
+    next: PortId,
+    len: usize,
+}
+
+impl Orders {
+    /// Nothing is to be done.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// One more, about `port`.
+    pub fn push(&mut self, port: PortId, order: Order) {
+        self.of.entry(port).or_default().push_back(order);
+        self.len += 1;
+    }
+
+    /// The port is gone.
+    pub fn forget(&mut self, port: PortId) {
+        for order in self.of.remove(&port).into_iter().flatten() {
+            self.len -= 1;
+            order.give_up();
+        }
+    }
+
+    /// Does as much as a burst does with its locks held, and tells `done` of each order that came to its end: about which port it
+    /// was, and its [`Order::result`]. Whoever waits for the locks of receivers, or for this thread, has his turn then.
+    pub fn round(&mut self, forwarder: &mut Forwarder, mut done: impl FnMut(PortId, Result<bool, InsertError>)) {
+        let mut work = 0;
+        while work < WORK {
+            let next = self.of.range(self.next..).next().or(self.of.iter().next()).map(|(port, _)| *port);
+            let Some((port, orders)) = next.and_then(|port| Some((port, self.of.get_mut(&port)?))) else { return };
+            self.next = PortId(port.0.wrapping_add(1));
+            if let Some(order) = orders.front_mut() {
+                work += forwarder.carry_out(order);
+                let Some(result) = order.result() else { continue };
+                orders.pop_front();
+                self.len -= 1;
+                done(port, result);
+            }
+            if orders.is_empty() {
+                self.of.remove(&port);
+            }
+        }
+    }
+}
