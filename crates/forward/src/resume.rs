@@ -81,7 +81,7 @@ impl Order {
     /// Once it is carried out: whether a queue of its port had stalled and can be looked at again, or why there is no such flow.
     pub fn result(&self) -> Option<Result<bool, InsertError>> {
         let done = self.leaving.is_none() && matches!(self.what, What::Nothing);
-        done.then(|| self.result)
+        done.then_some(self.result)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The set of regions a front-end has handed us.
 
-use crate::region::{MapError, Region, RegionSpec};
+use crate::region::{self, MapError, Region, RegionSpec};
 use crate::slice::GuestSlice;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -109,11 +109,12 @@ impl GuestMemory {
         if wanted > bytes {
             return Err(MapError::TooLarge { wanted, limit: bytes });
         }
-        // Map first: it also checks that the addresses do not wrap, which `overlaps` relies on.
-        let region = Region::map(spec, fd)?;
+        // All that can be wrong is found before anything is mapped: to unmap a file that nobody else has is to free it.
+        region::check(&spec)?;
         if self.regions.iter().any(|r| r.overlaps(&spec)) {
             return Err(MapError::Overlaps(spec.guest_addr));
         }
+        let region = Region::map(spec, fd)?;
         let mut regions = self.regions.clone();
         let at = regions.partition_point(|r| r.spec.guest_addr < spec.guest_addr);
         regions.insert(at, Arc::new(region));
@@ -164,6 +165,12 @@ impl GuestMemory {
     /// the next region, whose mapping lies elsewhere: ask again for the rest. `len` 0 must be inside memory too.
     #[inline]
     pub fn piece(&self, addr: u64, len: usize) -> Result<GuestSlice<'_>, AccessError> {
+        self.near_piece(addr, len).map_or_else(|| self.piece_of_more(addr, len), Ok)
+    }
+
+    /// [`GuestMemory::piece`] for most addresses: those in the largest regions, which are all that a usual guest has.
+    #[inline]
+    pub fn near_piece(&self, addr: u64, len: usize) -> Option<GuestSlice<'_>> {
         #[cfg(feature = "meter")]
         crate::meter::look_up();
         for place in &self.places {
@@ -171,10 +178,10 @@ impl GuestMemory {
             if offset < place.size {
                 let len = (place.size - offset).min(len as u64) as usize;
                 // SAFETY: `offset + len <= size`, all of which is mapped from `host` on for as long as `self` lives.
-                return Ok(unsafe { GuestSlice::new(place.host.wrapping_add(offset as usize), len) });
+                return Some(unsafe { GuestSlice::new(place.host.wrapping_add(offset as usize), len) });
             }
         }
-        self.piece_of_more(addr, len)
+        None
     }
 
     #[cold]

@@ -84,7 +84,7 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Maps a region of a file, shared, readable and writable.
+    /// Maps a region of a file, shared, readable and writable. It has passed [`check`].
     ///
     /// Only files whose pages are memory are taken. A page of any other is fetched by its file system when it is first
     /// touched; if that is FUSE, the front-end serves it itself and the thread that copies, which holds ring locks, sleeps
@@ -92,7 +92,6 @@ impl Region {
     /// kernel alone (fcntl(2), F_GET_SEALS), whereas even fstat(2) of a FUSE file waits for whoever serves it.
     pub(crate) fn map(spec: RegionSpec, fd: impl AsFd) -> Result<Self, MapError> {
         let guest_addr = spec.guest_addr;
-        check(&spec)?;
         let refused = |errno| match errno {
             Errno::NOMEM => MapError::NoRoom(guest_addr),
             errno => MapError::Refused { guest_addr, errno },
@@ -139,7 +138,8 @@ impl Region {
     }
 }
 
-fn check(spec: &RegionSpec) -> Result<(), MapError> {
+/// That a region is not empty, and that its addresses do not wrap: [`Region::overlaps`] relies on it.
+pub(crate) fn check(spec: &RegionSpec) -> Result<(), MapError> {
     if spec.size == 0 {
         return Err(MapError::Empty(spec.guest_addr));
     }

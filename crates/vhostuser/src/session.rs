@@ -189,7 +189,14 @@ impl Session {
             R::SetMemTable => {
                 let mut memory = self.memory.cleared();
                 for (spec, fd) in form.table()? {
-                    memory = memory.with_region(spec, fd).map_err(Refusal::Memory)?;
+                    match memory.with_region(spec, fd) {
+                        Ok(more) => memory = more,
+                        Err(why) => {
+                            // Those before may be the last that have their files.
+                            self.transport.aside().let_go(memory);
+                            return Err(Refusal::Memory(why).into());
+                        }
+                    }
                 }
                 self.repeated.clear();
                 self.set_memory(memory, events);
@@ -295,7 +302,8 @@ impl Session {
                 self.needs(ProtocolFeatures::INFLIGHT_SHMFD)?;
                 let fd = fd.ok_or_else(|| form.wrong(0))?;
                 let adopted = Inflight::adopt(&desc, fd, self.rings.len(), self.packed());
-                self.inflight = Some(adopted.map_err(Refusal::Inflight)?);
+                let before = self.inflight.replace(adopted.map_err(Refusal::Inflight)?);
+                self.transport.aside().let_go(before);
             }
             R::ResetDevice => {
                 self.needs(ProtocolFeatures::RESET_DEVICE)?;

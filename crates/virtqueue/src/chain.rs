@@ -131,7 +131,7 @@ impl<'m> Chains<'m> {
         ChainBuilder { first: self.pieces.len(), chains: self, memory, device_writes, len: 0, walked: 0, bad: false }
     }
 
-    /// Adds a chain of one buffer, if it is all it seems: one piece of memory, pointing the right way. False if it has
+    /// Adds a chain of one buffer, if it is all it seems: one piece of memory that is found at once, pointing the right way. False if it has
     /// to be walked. The caller checked `is_full`, and asks for the memory with [`Chains::prefetch`].
     #[inline]
     pub(crate) fn add_single(
@@ -147,7 +147,7 @@ impl<'m> Chains<'m> {
         if flags != wanted || len == 0 {
             return false;
         }
-        let Ok(piece) = memory.piece(descriptor.addr, len) else { return false };
+        let Some(piece) = memory.near_piece(descriptor.addr, len) else { return false };
         let first = self.pieces.len() as u16;
         let chain = Chain { piece, id, slots: 1, first, count: 1, len: descriptor.len, bad: false };
         if piece.len() != len || self.list.is_full() || device_writes && self.pieces.try_push(piece).is_err() {

@@ -122,6 +122,11 @@ impl GuestMemory {
         self.slice(addr, len)
     }
 
+    /// As [`GuestMemory::piece`].
+    pub fn near_piece(&self, addr: u64, len: usize) -> Option<GuestSlice<'_>> {
+        self.piece(addr, len).ok()
+    }
+
     /// The cell with this byte, its width in bytes and the byte's place in it.
     fn cell(&self, at: usize) -> (&Cell, usize, usize) {
         if at < self.joined {
