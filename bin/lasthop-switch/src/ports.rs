@@ -103,8 +103,10 @@ impl PortEntry {
         match event {
             SessionEvent::Kick { queue, fd } => {
                 // The guest's buffers being there is no news to us: we look when we have something for it.
-                if queue % 2 == 1 {
-                    workers.attach(port, queue as u16, fd, self.transmit);
+                if queue % 2 == 1
+                    && let Err(error) = workers.attach(port, queue as u16, fd, self.transmit)
+                {
+                    say!(self, error, "no thread for this port: {error}");
                 }
                 port.refresh();
                 return false;
@@ -153,6 +155,11 @@ impl PortEntry {
             self.last_error = Some(error.to_string());
         }
         true
+    }
+
+    /// Writes a line about the port that its front-end or guest may cause.
+    pub fn warn(&mut self, line: &str) {
+        say!(self, warn, "{line}");
     }
 
     /// A front-end has connected.

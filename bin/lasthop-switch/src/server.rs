@@ -201,7 +201,7 @@ impl Server {
         let socket = Foreign::new(socket, &entry.aside);
         entry.disconnect(None, &mut self.workers, &self.epoll);
         if let Err(error) = self.epoll.add(&socket, FIRST_PORT | u64::from(id.0), Trigger::Level) {
-            tracing::error!(port = %entry.port.name, "connection cannot be watched: {error}");
+            entry.warn(&format!("connection cannot be watched: {error}"));
             return;
         }
         let mut session = Session::new(socket, entry.port.queues.clone(), Instant::now());
@@ -407,13 +407,15 @@ impl Server {
         if self.orders.is_empty() && self.held.is_none() {
             return;
         }
-        let workers = &self.workers;
+        let (workers, ports) = (&self.workers, &mut self.ports);
         self.orders.round(&mut self.forwarder, |port, result| match result {
             Ok(false) => {}
             Ok(true) => workers.look(port),
             // What waited for it has been sent on all the same, so its port may have places again.
             Err(error) => {
-                tracing::warn!("flow not installed: {error}");
+                if let Some(entry) = ports.get_mut(&port) {
+                    entry.warn(&format!("flow not installed: {error}"));
+                }
                 workers.look(port);
             }
         });

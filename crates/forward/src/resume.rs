@@ -35,7 +35,7 @@ enum What {
     Packet(u32),
     /// A flow, before it is installed and then once it is; so many of its packets are looked for each time.
     Flow {
-        flow: FlowSpec,
+        flow: Box<FlowSpec>,
         installed: Option<Arc<Flow>>,
         looks: usize,
         packets: u64,

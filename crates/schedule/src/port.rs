@@ -7,14 +7,14 @@ use crate::mailbox::Mailbox;
 use crate::policy::{Arrivals, Batch, Kicks, TransmitTimer, Vm};
 use crate::served::Served;
 use lasthop_forward::{Forwarder, Port};
-use lasthop_sys::{Epoll, Trigger, current_thread};
+use lasthop_sys::{Epoll, LineLimit, Trigger, current_thread};
 use lasthop_types::name_thread;
 use lasthop_virtqueue::BURST;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often a front-end that asked to be polled is looked at, once nothing was found.
 const POLL_NS: u64 = 1_000_000;
@@ -72,6 +72,7 @@ impl PortThread {
             transmit,
             coalescing,
             rings: Vec::new(),
+            lines: LineLimit::new(Instant::now()),
         };
         // As `top -H` shows it; the kernel cuts it after 15 bytes.
         let (tell, told) = channel();
@@ -96,6 +97,8 @@ struct Server {
     transmit: Batch,
     coalescing: Arc<Coalescing>,
     rings: Vec<Option<Ring>>,
+    /// How much the port's front-end may make this thread write.
+    lines: LineLimit,
 }
 
 struct Ring {
@@ -279,8 +282,10 @@ impl Server {
         if let Some(kick) = &served.kick
             && let Err(error) = self.epoll.add(kick, n as u64, Trigger::Edge)
         {
-            let (port, queue) = (&served.port.name, served.queue);
-            tracing::warn!(port, queue, %error, "kick descriptor cannot be waited for; not served");
+            if let Some(left_out) = self.lines.pass(Instant::now()) {
+                let (port, queue) = (&served.port.name, served.queue);
+                tracing::warn!(port, queue, left_out, %error, "kick descriptor cannot be waited for; not served");
+            }
             return;
         }
         // The guest may have made packets available before we could hear its kick.
@@ -319,5 +324,70 @@ impl Ring {
             }
         }
         Offered::Not
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workers::Settings;
+    use lasthop_forward::Datapath;
+    use lasthop_sys::{EventFd, PeerEvent};
+    use lasthop_types::PortId;
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Metadata, Subscriber};
+
+    /// Counts lines.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<AtomicU32>);
+
+    impl Subscriber for Lines {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+        fn event(&self, _: &Event<'_>) {
+            self.0.fetch_add(1, Relaxed);
+        }
+
+        fn enter(&self, _: &Id) {}
+
+        fn exit(&self, _: &Id) {}
+    }
+
+    #[test]
+    fn kicks_that_cannot_be_waited_for_fill_no_log() {
+        let datapath = Arc::new(Datapath::new(1, [0, 0]).unwrap());
+        let port = Arc::new(Port::new(PortId(1), "x".into()));
+        let helpers = Arc::new(Helpers::new(datapath.clone(), &mut Settings::default()).unwrap());
+        let mut server = Server {
+            coalescing: Arc::new(Coalescing::new(helpers.clone(), Batch::default()).unwrap()),
+            forwarder: Forwarder::small(datapath),
+            port: port.clone(),
+            helpers,
+            epoll: Epoll::new().unwrap(),
+            mailbox: Arc::new(Mailbox::new().unwrap()),
+            transmit: Batch::default(),
+            rings: Vec::new(),
+            lines: LineLimit::new(Instant::now()),
+        };
+        let kick = PeerEvent::try_from(EventFd::new().unwrap()).unwrap();
+        // Watched already, it cannot be watched again.
+        let served = Arc::new(Served::new(port, 1, Some(kick)));
+        let lines = Lines::default();
+        tracing::subscriber::with_default(lines.clone(), || (0..1001).for_each(|_| server.attach(served.clone())));
+        let (written, most) = (lines.0.load(Relaxed), LineLimit::AT_ONCE);
+        // A second may pass meanwhile, or some.
+        assert!((most..most + 60).contains(&written), "{written}");
+        assert_eq!(server.rings.iter().flatten().count(), 1);
     }
 }

@@ -61,21 +61,17 @@ impl Workers {
     }
 
     /// Has a port's vring served, from which packets come. Without a kick descriptor it is polled. One that is served
-    /// already is handed over. `transmit`: how the port's packets are gathered, as of its first vring.
-    pub fn attach(&mut self, port: &Arc<Port>, queue: u16, kick: Option<PeerEvent>, transmit: Batch) {
+    /// already is handed over. `transmit`: how the port's packets are gathered, as of its first vring. An error: there is no
+    /// thread for the port, and it is not served.
+    pub fn attach(&mut self, port: &Arc<Port>, queue: u16, kick: Option<PeerEvent>, transmit: Batch) -> io::Result<()> {
         self.detach(port.id, queue);
         let entry = match self.ports.entry(port.id) {
             hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            hash_map::Entry::Vacant(place) => match PortThread::start(port, &self.helpers, transmit, self.receive) {
-                Ok(thread) => {
-                    self.started.extend(thread.as_ref().map(|thread| (port.id, thread.id)));
-                    place.insert(Entry { thread, rings: Vec::new() })
-                }
-                Err(error) => {
-                    tracing::error!(port = %port.name, "no thread for this port: {error}");
-                    return;
-                }
-            },
+            hash_map::Entry::Vacant(place) => {
+                let thread = PortThread::start(port, &self.helpers, transmit, self.receive)?;
+                self.started.extend(thread.as_ref().map(|thread| (port.id, thread.id)));
+                place.insert(Entry { thread, rings: Vec::new() })
+            }
         };
         let served = Arc::new(Served::new(port.clone(), queue, kick));
         entry.rings.push(served.clone());
@@ -88,6 +84,7 @@ impl Workers {
                 }
             }
         }
+        Ok(())
     }
 
     /// Threads of ports started since the last call.
