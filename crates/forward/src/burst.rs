@@ -57,10 +57,10 @@ struct Burst<'a, 'm> {
     queue: &'a Queue,
     chains: &'a Chains<'m>,
     ahead: Ahead,
-    now_ms: u64,
+    now_ns: u64,
     /// Packets may wait for receivers that run out of buffers, unless those have had none for so long.
     patient: bool,
-    patience_ms: u64,
+    patience_ns: u64,
 }
 
 /// Why a look at the packets of a burst has come to an end.
@@ -110,13 +110,13 @@ impl Forwarder {
     }
 
     /// Moves up to [`BURST`] packets that came from `port`'s vring `index`. Returns at once if another thread is on
-    /// that queue. `now_ms` is any clock in milliseconds that all threads share.
-    pub fn run(&mut self, port: &Port, index: u16, now_ms: u64) -> Outcome {
+    /// that queue. `now_ns` is any clock in nanoseconds that all threads share.
+    pub fn run(&mut self, port: &Port, index: u16, now_ns: u64) -> Outcome {
         self.follow_ports();
         let Some(queue) = port.queues.get(usize::from(index)) else { return Outcome::default() };
         let Some(mut guard) = queue.try_lock() else { return Outcome::default() };
         let Some(active) = guard.active() else { return Outcome::default() };
-        let (outcome, call, broken) = self.burst(active, port, queue, now_ms);
+        let (outcome, call, broken) = self.burst(active, port, queue, now_ns);
         if call {
             guard.call();
         }
@@ -132,7 +132,7 @@ impl Forwarder {
         active: &mut Active,
         port: &Port,
         queue: &Queue,
-        now_ms: u64,
+        now_ns: u64,
     ) -> (Outcome, bool, Option<QueueError>) {
         let memory = active.memory.clone();
         let mut chains = Chains::new();
@@ -143,13 +143,13 @@ impl Forwarder {
         (0..AHEAD).for_each(|n| chains.prefetch(n, false));
         active.begin(&chains.list);
         let ahead = std::mem::take(&mut active.ahead);
-        let patience_ms = self.datapath.patience_ms;
-        let patient = active.waiting.begin(ahead, now_ms, patience_ms) && patience_ms[0] > 0;
-        let burst = Burst { port, queue, chains: &chains, ahead, now_ms, patient, patience_ms: patience_ms[0] };
+        let patience_ns = self.datapath.patience_ns;
+        let patient = active.waiting.begin(ahead, now_ns, patience_ns) && patience_ns[0] > 0;
+        let burst = Burst { port, queue, chains: &chains, ahead, now_ns, patient, patience_ns: patience_ns[0] };
         let (seen, end) = self.judge(&burst, header_len(active.features));
         self.deliver(&burst, None);
         self.count(&burst);
-        active.waiting.delivered(self.receiver, now_ms, patience_ms);
+        active.waiting.delivered(self.receiver, now_ns, patience_ns);
 
         // Some behind those looked at now may have been dealt with before.
         let looked_at = seen.max(BURST - ahead.tried.leading_zeros() as usize);
@@ -161,8 +161,9 @@ impl Forwarder {
             // 1 to 64 packets: BURST is the width of the word.
             let tried = u64::MAX >> (BURST - (looked_at - taken));
             active.ahead = Ahead { dealt: self.plan.dealt >> taken, tried };
+            active.ring.look_again();
             let whole = looked_at == chains.list.len() && active.is_window(&chains);
-            active.waiting.end(taken, ahead.tried, now_ms, (self.plan.short && whole).then_some(self.receiver));
+            active.waiting.end(taken, ahead.tried, now_ns, (self.plan.short && whole).then_some(self.receiver));
         }
         let call = active.complete();
         if memory.faulted() {
@@ -179,7 +180,8 @@ impl Forwarder {
 
     /// Decides about each packet and plans deliveries; returns how many were looked at, and why not more (the rest must wait).
     fn judge(&mut self, burst: &Burst<'_, '_>, header_len: usize) -> (usize, End) {
-        let &Burst { port, queue, chains, ahead, now_ms, .. } = burst;
+        let &Burst { port, queue, chains, ahead, now_ns, .. } = burst;
+        let now_ms = now_ns / 1_000_000;
         let datapath = self.datapath.clone();
         let mut run = Run::new(datapath.flows(), self.writer, now_ms);
         self.plan.begin(ahead.dealt);
@@ -418,7 +420,7 @@ fn fill(
     let memory = active.memory.clone();
     let count = if run.is_some() { burst.chains.list.len() } else { group.packets.count_ones() as usize };
     let mut target = Target::new(active, &memory, mtu, &queue.counters, count);
-    target.begin(burst.now_ms);
+    target.begin(burst.now_ns);
     let mut error = None;
     let mut held = plan.is_held(group.port, group.queue);
     let mut left = group.packets;
@@ -453,7 +455,7 @@ fn fill(
                 (held, plan.put_off) = (true, true);
                 continue;
             }
-            let slow = target.is_slow(burst.now_ms, burst.patience_ms);
+            let slow = target.is_slow(burst.now_ns, burst.patience_ns);
             if burst.patient && !slow && plan.hold(group.port, group.queue) {
                 (held, plan.short) = (true, true);
                 continue;
@@ -478,7 +480,7 @@ fn fill(
         plan.dealt |= !(u64::MAX << plan.passed.0) << run.0;
     }
     plan.idle_work += target.idle_work();
-    target.note_nothing(burst.now_ms);
+    target.note_nothing(burst.now_ns);
     let call = target.publish();
     if error.is_none() && memory.faulted() {
         error = Some(QueueError::MemoryFault);

@@ -22,7 +22,7 @@ pub struct Datapath {
     missed: AtomicBool,
     broken: Lock<Vec<(PortId, u16)>>,
     control_answers: AtomicBool,
-    pub(crate) patience_ms: [u64; 2],
+    pub(crate) patience_ns: [u64; 2],
     started: Instant,
 }
 
@@ -38,7 +38,7 @@ impl Datapath {
             missed: AtomicBool::new(false),
             broken: Lock::default(),
             control_answers: AtomicBool::new(false),
-            patience_ms,
+            patience_ns: patience_ms.map(|ms| ms.saturating_mul(1_000_000)),
             started: Instant::now(),
         })
     }

@@ -22,6 +22,9 @@ const PIECE_WORK: usize = 32;
 /// What a descriptor costs that holds nothing: it may lie anywhere, and there may be many regions to look it up in.
 pub(crate) const IDLE_WORK: usize = 128;
 
+/// How long a receiver whose chains hold nothing is left alone.
+const AGAIN_NS: u64 = 1_000_000;
+
 /// Why a packet did not get there.
 #[derive(Debug)]
 pub(crate) enum Undelivered {
@@ -331,25 +334,25 @@ impl<'a> Target<'a> {
 
     /// Looks for no buffers if a moment ago so much was walked in vain.
     #[inline]
-    pub(crate) fn begin(&mut self, now_ms: u64) {
-        if self.active.shortage.has_nothing(now_ms) {
+    pub(crate) fn begin(&mut self, now_ns: u64) {
+        if self.active.shortage.has_nothing(now_ns, AGAIN_NS) {
             self.room.give_up();
         }
     }
 
     /// Notes it if so much was walked in vain.
     #[inline]
-    pub(crate) fn note_nothing(&mut self, now_ms: u64) {
+    pub(crate) fn note_nothing(&mut self, now_ns: u64) {
         if self.room.idle() != 0 && self.room.is_spent() && self.packets == 0 {
-            self.active.shortage.found_nothing(now_ms);
+            self.active.shortage.found_nothing(now_ns);
         }
     }
 
     /// The receiver has been found without buffers: whether it takes packets too slowly to be waited for.
-    pub(crate) fn is_slow(&mut self, now_ms: u64, patience_ms: u64) -> bool {
+    pub(crate) fn is_slow(&mut self, now_ns: u64, patience_ns: u64) -> bool {
         let packets = self.counters.packets.get() + self.packets;
         let bytes = self.counters.bytes.get() + self.bytes;
-        self.active.shortage.is_slow(now_ms, packets + (bytes >> 10), patience_ms)
+        self.active.shortage.is_slow(now_ns, packets + (bytes >> 10), patience_ns)
     }
 
     /// Counts a packet that was not delivered.

@@ -11,6 +11,9 @@ use lasthop_virtqueue::driver::{NetConfig, NetDriver};
 use lasthop_virtqueue::{Chains, JOURNAL_BYTES, Journal, QueueSetup};
 use std::sync::Arc;
 
+/// The clock is handed in, in nanoseconds.
+const MS: u64 = 1_000_000;
+
 mod hostile;
 mod idle;
 mod once;
@@ -341,7 +344,7 @@ fn packets_of_a_burst_never_follow_the_one_before_to_a_wrong_port() {
         a.send(VnetHdr::default(), &Frame::new(1, to).payload([n; 64]).build());
     }
     for now in [0, 1, 50, 51] {
-        forwarder.run(&a.port, 1, now);
+        forwarder.run(&a.port, 1, now * MS);
     }
     for (guest, expected) in guests.iter_mut().zip([vec![0, 1, 4, 5, 18, 21, 22], (8..16).collect()]) {
         let got: Vec<u8> = guest.received().iter().map(|(_, f)| f[f.len() - 1]).collect();
@@ -415,13 +418,13 @@ fn packets_wait_a_little_for_a_receiver_without_buffers_and_then_no_more() {
         a.send(VnetHdr::default(), &Frame::new(1, 2).payload([n; 64]).build());
     }
     let held = |packets| Outcome { packets, held: true, ..Outcome::default() };
-    assert_eq!(forwarder.run(&a.port, 1, 100), held(4));
-    assert_eq!(forwarder.run(&a.port, 1, 101), held(0));
+    assert_eq!(forwarder.run(&a.port, 1, 100 * MS), held(4));
+    assert_eq!(forwarder.run(&a.port, 1, 101 * MS), held(0));
     let last = |frames: Vec<(VnetHdr, Vec<u8>)>| frames.iter().map(|(_, f)| f[f.len() - 1]).collect::<Vec<_>>();
     assert_eq!(last(b.received()), [0, 1, 2, 3]);
-    assert_eq!(forwarder.run(&a.port, 1, 102), held(4), "it has buffers again, and nothing is lost");
-    assert_eq!(forwarder.run(&a.port, 1, 110), held(0));
-    let outcome = forwarder.run(&a.port, 1, 111);
+    assert_eq!(forwarder.run(&a.port, 1, 102 * MS), held(4), "it has buffers again, and nothing is lost");
+    assert_eq!(forwarder.run(&a.port, 1, 110 * MS), held(0));
+    let outcome = forwarder.run(&a.port, 1, 111 * MS);
     assert_eq!(outcome, Outcome { packets: 2, ..Outcome::default() }, "patience has an end, whatever went before");
     assert_eq!(last(b.received()), [4, 5, 6, 7]);
     let (from, to) = (a.port.totals().0, b.port.totals().1);
@@ -440,7 +443,7 @@ fn without_patience_packets_do_not_wait_for_buffers() {
         for n in 0..10u8 {
             a.send(VnetHdr::default(), &Frame::new(1, 2).payload([n; 64]).build());
         }
-        assert_eq!(forwarder.run(&a.port, 1, now_ms), Outcome { packets: 10, ..Outcome::default() });
+        assert_eq!(forwarder.run(&a.port, 1, now_ms * MS), Outcome { packets: 10, ..Outcome::default() });
         assert_eq!(b.received().len(), 4);
     }
     assert_eq!(b.port.totals().1.drops, [(DropReason::NoBuffers, 12)]);
@@ -459,14 +462,14 @@ fn packets_for_others_overtake_those_that_wait_but_are_completed_in_order() {
         a.send(VnetHdr::default(), &Frame::new(1, 2 + n % 2).payload([n; 64]).build());
     }
     let last = |frames: Vec<(VnetHdr, Vec<u8>)>| frames.iter().map(|(_, f)| f[f.len() - 1]).collect::<Vec<_>>();
-    assert_eq!(forwarder.run(&a.port, 1, 5), Outcome { packets: 4, held: true, ..Outcome::default() });
+    assert_eq!(forwarder.run(&a.port, 1, 5 * MS), Outcome { packets: 4, held: true, ..Outcome::default() });
     assert_eq!(last(other.received()), [1, 3, 5, 7, 9, 11, 13, 15, 17, 19]);
     assert_eq!(last(slow.received()), [0, 2]);
-    assert_eq!(forwarder.run(&a.port, 1, 6).packets, 4);
+    assert_eq!(forwarder.run(&a.port, 1, 6 * MS).packets, 4);
     assert_eq!(last(slow.received()), [4, 6]);
-    assert_eq!(forwarder.run(&a.port, 1, 7).packets, 4);
-    assert_eq!(forwarder.run(&a.port, 1, 7).packets, 0);
-    assert_eq!(forwarder.run(&a.port, 1, 8).packets, 8, "less patience with others behind");
+    assert_eq!(forwarder.run(&a.port, 1, 7 * MS).packets, 4);
+    assert_eq!(forwarder.run(&a.port, 1, 7 * MS).packets, 0);
+    assert_eq!(forwarder.run(&a.port, 1, 8 * MS).packets, 8, "less patience with others behind");
     assert_eq!(last(slow.received()), [8, 10]);
     assert_eq!(other.received(), []);
     let (from, to) = (a.port.totals().0, slow.port.totals().1);

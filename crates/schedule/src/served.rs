@@ -25,7 +25,7 @@ impl Served {
     /// Moves a burst; `now_ns` goes on by what it takes. Its own thread or its keeper.
     #[inline]
     pub(crate) fn run(&self, forwarder: &mut Forwarder, arrivals: &mut Arrivals, now_ns: &mut u64) -> Outcome {
-        let outcome = forwarder.run(&self.port, self.queue, *now_ns / 1_000_000);
+        let outcome = forwarder.run(&self.port, self.queue, *now_ns);
         if outcome.packets > 0 {
             let since = std::mem::replace(now_ns, forwarder.now_ns());
             arrivals.found(outcome.packets, *now_ns);

@@ -10,8 +10,9 @@
 //! burst. That time is charged to a bucket, which leaks one part in [`SHARE`] of all time. When it holds more than the patience with
 //! others, nothing of that ring waits until half of that has leaked: waiting costs what a sender has for others one part in
 //! [`SHARE`] of its time, whatever its receivers do and however many they are. A sender whose ring holds nothing for others has
-//! nothing to lose; what it waited is charged when it turns out to have something. The clock is in milliseconds: times add up to
-//! what they were in the mean, unless a receiver's pauses are in step with it.
+//! nothing to lose; what it waited is charged when it turns out to have something. Times are in any unit that
+//! all calls share. It must be much finer than a receiver's pauses: with milliseconds one whose pauses begin and end between two ticks
+//! was charged nothing at all. The switch's are nanoseconds, of a clock that is read anyway.
 //!
 //! The other is since when each of its packets waits. Fewer than a window block nobody; but chains are completed in order, so what
 //! was dealt with behind them is not given back to the driver. The first that waits too long ends the patience of its sender too.
@@ -33,37 +34,37 @@ pub struct Shortage {
     /// Since when its pace is looked at, and what it had taken before; nothing while it was never short.
     window: Option<(u64, u64)>,
     /// When it was last found to be short.
-    last_ms: u64,
+    last: u64,
     slow: bool,
     /// When its chains were last walked without end, and held nothing.
-    idle_ms: Option<u64>,
+    idle: Option<u64>,
 }
 
 impl Shortage {
     /// Chains of the receiver's were walked as far as may be, and none of them had a buffer.
-    pub fn found_nothing(&mut self, now_ms: u64) {
-        self.idle_ms = Some(now_ms);
+    pub fn found_nothing(&mut self, now: u64) {
+        self.idle = Some(now);
     }
 
-    /// This was less than a millisecond ago: to look again with each burst would cost those who send to it more than it is worth.
+    /// This was less than `long` ago: to look again with each burst would cost those who send to it more than it is worth.
     #[inline]
-    pub fn has_nothing(&self, now_ms: u64) -> bool {
-        self.idle_ms == Some(now_ms)
+    pub fn has_nothing(&self, now: u64, long: u64) -> bool {
+        self.idle.is_some_and(|since| now.saturating_sub(since) < long)
     }
 
     /// The receiver has just been found without buffers, and has `taken` so many packets, and KiB beside, since it was started.
     /// True if it takes them too slowly to be waited for. Neither one packet taken nor a pause of its senders changes that; a
     /// burst's worth within the patience does, or buffers for all that came for as long.
-    pub fn is_slow(&mut self, now_ms: u64, taken: u64, patience_ms: u64) -> bool {
-        let (since_ms, before) = *self.window.get_or_insert((now_ms, taken));
+    pub fn is_slow(&mut self, now: u64, taken: u64, patience: u64) -> bool {
+        let (since, before) = *self.window.get_or_insert((now, taken));
         let took = taken.saturating_sub(before);
-        let had_buffers = took > 0 && now_ms.saturating_sub(self.last_ms) > patience_ms;
+        let had_buffers = took > 0 && now.saturating_sub(self.last) > patience;
         let keeps_pace = had_buffers || took >= PACE;
-        if keeps_pace || now_ms.saturating_sub(since_ms) > patience_ms {
+        if keeps_pace || now.saturating_sub(since) > patience {
             self.slow = !keeps_pace;
-            self.window = Some((now_ms, taken));
+            self.window = Some((now, taken));
         }
-        self.last_ms = now_ms;
+        self.last = now;
         self.slow
     }
 }
@@ -72,28 +73,28 @@ impl Shortage {
 #[derive(Debug)]
 pub struct Waiting {
     /// Since when the `n`th of the chains that will be taken next waits, where it was looked at before and not dealt with.
-    since_ms: [u64; BURST],
+    since: [u64; BURST],
     /// Until then packets of this ring do not wait for buffers.
-    impatient_until_ms: u64,
+    impatient_until: u64,
     /// Since when packets that nobody has looked at stand behind those that wait.
-    blocked_since_ms: Option<u64>,
-    /// For how long that was so, in milliseconds times [`SHARE`], less what has leaked until `leaked_ms`.
+    blocked_since: Option<u64>,
+    /// For how long that was so, times [`SHARE`], less what has leaked until `leaked`.
     bucket: u64,
-    leaked_ms: u64,
+    leaked: u64,
     /// For how long that was so while there was nothing for another receiver than this one.
-    alone_ms: u64,
+    alone: u64,
     alone_with: PortId,
 }
 
 impl Default for Waiting {
     fn default() -> Self {
         Self {
-            since_ms: [0; BURST],
-            impatient_until_ms: 0,
-            blocked_since_ms: None,
+            since: [0; BURST],
+            impatient_until: 0,
+            blocked_since: None,
             bucket: 0,
-            leaked_ms: 0,
-            alone_ms: 0,
+            leaked: 0,
+            alone: 0,
             alone_with: PortId(0),
         }
     }
@@ -101,62 +102,62 @@ impl Default for Waiting {
 
 impl Waiting {
     /// A burst begins with what is left of the one before. True if packets that find no buffers may wait.
-    /// `patience_ms`: as [`Shortage::is_slow`] has it, and for a packet that others have overtaken.
+    /// `patience`: as [`Shortage::is_slow`] has it, and for a packet that others have overtaken.
     #[inline]
-    pub fn begin(&mut self, ahead: Ahead, now_ms: u64, patience_ms: [u64; 2]) -> bool {
+    pub fn begin(&mut self, ahead: Ahead, now: u64, patience: [u64; 2]) -> bool {
         if ahead.tried != 0 {
-            self.go_on(ahead, now_ms, patience_ms);
+            self.go_on(ahead, now, patience);
         }
-        now_ms >= self.impatient_until_ms
+        now >= self.impatient_until
     }
 
-    fn go_on(&mut self, ahead: Ahead, now_ms: u64, patience_ms: [u64; 2]) {
-        let [alone_ms, with_others_ms] = patience_ms;
+    fn go_on(&mut self, ahead: Ahead, now: u64, patience: [u64; 2]) {
+        let [alone, with_others] = patience;
         // No wait counts for more: a host that was suspended says nothing about its guests.
-        let most_ms = alone_ms.saturating_mul(UNLUCKY);
-        let blocked_ms = self.blocked_since_ms.take().map_or(0, |since_ms| now_ms.saturating_sub(since_ms));
-        self.alone_ms = (self.alone_ms + blocked_ms.min(most_ms)).min(most_ms);
+        let most = alone.saturating_mul(UNLUCKY);
+        let blocked = self.blocked_since.take().map_or(0, |since| now.saturating_sub(since));
+        self.alone = (self.alone + blocked.min(most)).min(most);
         if ahead.dealt != 0 {
-            self.charge(now_ms, patience_ms);
+            self.charge(now, patience);
         }
-        let waited_ms = now_ms.saturating_sub(self.since_ms[0]);
-        let limit_ms = if ahead.dealt == 0 { most_ms } else { with_others_ms };
-        if waited_ms > limit_ms {
-            let until_ms = now_ms.saturating_add(waited_ms.min(most_ms + 1).saturating_mul(SHARE));
-            self.impatient_until_ms = self.impatient_until_ms.max(until_ms);
+        let waited = now.saturating_sub(self.since[0]);
+        let limit = if ahead.dealt == 0 { most } else { with_others };
+        if waited > limit {
+            let until = now.saturating_add(waited.min(most + 1).saturating_mul(SHARE));
+            self.impatient_until = self.impatient_until.max(until);
         }
     }
 
     /// Packets were delivered: those that went elsewhere may have stood behind those that waited.
     #[inline]
-    pub fn delivered(&mut self, to: PortId, now_ms: u64, patience_ms: [u64; 2]) {
-        if self.alone_ms != 0 && to != self.alone_with {
-            self.charge(now_ms, patience_ms);
+    pub fn delivered(&mut self, to: PortId, now: u64, patience: [u64; 2]) {
+        if self.alone != 0 && to != self.alone_with {
+            self.charge(now, patience);
         }
     }
 
-    fn charge(&mut self, now_ms: u64, [_, with_others_ms]: [u64; 2]) {
-        let leaked = now_ms.saturating_sub(self.leaked_ms);
-        self.bucket = self.bucket.saturating_sub(leaked) + std::mem::take(&mut self.alone_ms) * SHARE;
-        self.leaked_ms = now_ms;
-        let limit = with_others_ms.saturating_mul(SHARE);
+    fn charge(&mut self, now: u64, [_, with_others]: [u64; 2]) {
+        let leaked = now.saturating_sub(self.leaked);
+        self.bucket = self.bucket.saturating_sub(leaked) + std::mem::take(&mut self.alone) * SHARE;
+        self.leaked = now;
+        let limit = with_others.saturating_mul(SHARE);
         if self.bucket > limit {
             // Nothing waits until then, so nothing is added.
-            self.impatient_until_ms = self.impatient_until_ms.max(now_ms.saturating_add(self.bucket - limit / 2));
+            self.impatient_until = self.impatient_until.max(now.saturating_add(self.bucket - limit / 2));
         }
     }
 
     /// A burst ends, `taken` of its chains are done with and the others are put back. `tried`: those that had been looked at
     /// before it, [`Ahead::tried`] as it was. `blocked`: those that wait for this receiver, or for it and others, are what is left of
     /// a whole window ([`Active::is_window`](crate::Active::is_window)).
-    pub fn end(&mut self, taken: usize, tried: u64, now_ms: u64, blocked: Option<PortId>) {
-        for (n, since_ms) in self.since_ms.iter_mut().enumerate() {
+    pub fn end(&mut self, taken: usize, tried: u64, now: u64, blocked: Option<PortId>) {
+        for (n, since) in self.since.iter_mut().enumerate() {
             if tried & bit(n) == 0 {
-                *since_ms = now_ms;
+                *since = now;
             }
         }
-        self.since_ms.copy_within(taken.min(BURST).., 0);
-        self.blocked_since_ms = blocked.map(|_| now_ms);
+        self.since.copy_within(taken.min(BURST).., 0);
+        self.blocked_since = blocked.map(|_| now);
         self.alone_with = blocked.unwrap_or(self.alone_with);
     }
 }
@@ -244,6 +245,25 @@ mod tests {
                 waiting.delivered(PortId(3), ms + 1, PATIENCE_MS);
             }
             assert!((2300..=2510).contains(&blocked_ms), "{blocked_ms} of 100 000 ms, every {step}, alone {alone}");
+        }
+    }
+
+    /// Pauses that begin at any phase of a millisecond and end in any, once in each: all are charged for as long as they are.
+    #[test]
+    fn pauses_in_step_with_any_clock_are_charged() {
+        const MS: u64 = 1_000_000;
+        for (phase, pause) in (0..10).flat_map(|phase| (1..10).map(move |pause| (phase * MS / 10, pause * MS / 10))) {
+            let (mut waiting, mut blocked) = (Waiting::default(), 0);
+            for ms in 1000..41_000 {
+                let now = ms * MS + phase;
+                if waiting.begin(Ahead::default(), now, [10 * MS, 2 * MS]) {
+                    waiting.end(0, 0, now, Some(PortId(2)));
+                    waiting.begin(ahead(u64::MAX - 1, 63), now + pause, [10 * MS, 2 * MS]);
+                    blocked += pause;
+                }
+            }
+            let most = 40_000 * MS / SHARE + 3 * MS;
+            assert!(blocked <= most, "{blocked} ns in 40 s, {pause} from {phase} on");
         }
     }
 

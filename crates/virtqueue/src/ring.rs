@@ -130,6 +130,14 @@ impl Ring {
         either!(self, r => r.unpop(chains))
     }
 
+    /// Some chains were put back for a while: those that have come behind them are to be seen all the same.
+    #[inline]
+    pub fn look_again(&mut self) {
+        if let Layout::Split(r) = &mut self.0 {
+            r.look_again();
+        }
+    }
+
     /// Takes up to `most` chains that the device is to write, as [`Ring::pop`].
     #[inline]
     pub(crate) fn pop_writable<'m>(

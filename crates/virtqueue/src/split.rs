@@ -121,12 +121,13 @@ impl SplitRing {
             // Most chains are one buffer; whatever is not is read anew and walked, so only one reading ever counts.
             let descriptor = Descriptor::split(self.desc.load_pair(usize::from(head)));
             if !chains.add_single(memory, &descriptor, head, device_writes) {
-                if chains.is_full() {
-                    break;
-                }
-                result = self.take(chains.begin(memory, device_writes), head);
-                if result.is_err() {
-                    break;
+                match self.take(memory, chains, device_writes, head) {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(e) => {
+                        result = Err(e);
+                        break;
+                    }
                 }
             }
             next = next.wrapping_add(1);
@@ -138,6 +139,11 @@ impl SplitRing {
     #[inline]
     pub(crate) fn unpop(&mut self, chains: &[Chain]) {
         self.next_avail = self.next_avail.wrapping_sub(chains.len() as u16);
+    }
+
+    /// Reads the driver's index before the next chain is taken, however many are known of.
+    pub(crate) fn look_again(&mut self) {
+        self.seen_avail = self.next_avail;
     }
 
     /// As [`SplitRing::stage_used`] for chains that were only read. With IN_ORDER one entry stands for all (§2.7.9).
@@ -209,11 +215,21 @@ impl SplitRing {
         Ok(self.refresh()? != 0)
     }
 
-    /// Takes the chain that begins at descriptor `head`.
+    /// Takes the chain that begins at descriptor `head`; false if there is no room for it.
     #[inline(never)]
-    fn take(&self, mut builder: ChainBuilder<'_, '_>, head: u16) -> Result<(), QueueError> {
+    fn take<'m>(
+        &self,
+        memory: &'m GuestMemory,
+        chains: &mut Chains<'m>,
+        device_writes: bool,
+        head: u16,
+    ) -> Result<bool, QueueError> {
+        if chains.is_full() {
+            return Ok(false);
+        }
+        let mut builder = chains.begin(memory, device_writes);
         let walked = self.walk(&mut builder, head);
-        builder.end(walked).map(drop)
+        builder.end(walked).map(|_| true)
     }
 
     /// Walks the chain that begins at descriptor `head`; returns its id and slots.

@@ -18,6 +18,8 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, Weak};
 
 const PORTS: usize = 3;
+/// The clock of bursts is in nanoseconds.
+const MS: u64 = 1_000_000;
 /// Entries of every ring.
 const SIZE: u16 = 8;
 /// Operations in one input.
@@ -396,7 +398,7 @@ impl World {
                 self.note_sent(n, frame);
             }
             7..=10 => {
-                let outcome = self.forwarder.run(&port, 1, self.now_ms);
+                let outcome = self.forwarder.run(&port, 1, self.now_ms * MS);
                 assert!(outcome.packets <= SIZE.into());
             }
             11 | 12 => {
@@ -542,7 +544,7 @@ impl World {
                     idle = false;
                 }
                 self.forwarder.expire(&port, u64::MAX);
-                let outcome = self.forwarder.run(&port, 1, self.now_ms);
+                let outcome = self.forwarder.run(&port, 1, self.now_ms * MS);
                 idle &= outcome.packets == 0 && !outcome.held && !outcome.stalled;
                 self.law();
             }

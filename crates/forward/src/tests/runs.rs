@@ -1,7 +1,7 @@
 //! Packets that are like the one before go with it to the same receiver: whatever ends such a run, nothing is lost, doubled,
 //! overtaken or put where it does not belong.
 
-use super::{Guest, layouts, switch, to_station};
+use super::{Guest, MS, layouts, switch, to_station};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::testutil::Frame;
 use lasthop_frame::{FlowKey, VnetHdr};
@@ -66,7 +66,7 @@ proptest! {
                 // Bursts of every length: the ring is emptied now and then.
                 if sent % 97 == 96 {
                     while a.driver.unsent(0).unwrap() > 0 {
-                        forwarder.run(&a.port, 1, now);
+                        forwarder.run(&a.port, 1, now * MS);
                         now += 1;
                         lost += check(&mut guests, &mut expected)?;
                     }
@@ -74,7 +74,7 @@ proptest! {
             }
         }
         while a.driver.unsent(0).unwrap() > 0 {
-            forwarder.run(&a.port, 1, now);
+            forwarder.run(&a.port, 1, now * MS);
             now += 1;
             lost += check(&mut guests, &mut expected)?;
         }
