@@ -15,7 +15,8 @@ fn main() -> ExitCode {
         eprintln!("lasthop-control: {USAGE}");
         return ExitCode::from(2);
     };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    // The library of the API warns of every client that has seen enough before the end (`lasthop port list | head`).
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,zlink_core=error"));
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_ansi(false);
     let log = Log::new();
     let lines = log.clone();

@@ -11,7 +11,7 @@ use lasthop_ipc::{PortState, STATIONS_PART, SupervisorToControl, ToControl};
 use lasthop_types::{MacAddr, PortId};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 use zlink::tokio::unix::{Connection, connect};
 
@@ -19,12 +19,16 @@ struct Control(Child);
 
 impl Control {
     fn start() -> (Self, Fake) {
+        Self::start_with(Stdio::inherit())
+    }
+
+    fn start_with(log: Stdio) -> (Self, Fake) {
         let (fake, supervisor, api) = Fake::new();
         let mut command = Command::new(env!("CARGO_BIN_EXE_lasthop-control"));
         let mappings =
             vec![FdMapping { parent_fd: supervisor, child_fd: 3 }, FdMapping { parent_fd: api, child_fd: 4 }];
         command.args(["--supervisor-fd", "3", "--api-fd", "4"]).fd_mappings(mappings).unwrap();
-        let child = command.spawn().unwrap();
+        let child = command.stderr(log).spawn().unwrap();
         drop(command);
         (Self(child), fake)
     }
@@ -497,6 +501,28 @@ fn says_what_is_wrong_with_its_arguments() {
         assert_eq!(output.status.code(), Some(2));
         assert!(String::from_utf8(output.stderr).unwrap().contains("lasthop run"));
     }
+}
+
+/// `lasthop port list | head -1` left a line in the log, in the words of the library.
+#[test]
+fn a_client_that_has_seen_enough_is_no_news() {
+    let (mut control, mut fake) = Control::start_with(Stdio::piped());
+    let names: Vec<String> = (0..300).map(|n| format!("vm{n}")).collect();
+    fake.add_ports(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    fake.attach();
+    fake.serve_until(|f| f.ready && f.heard == ["ask"]);
+    for _ in 0..20 {
+        let mut hasty = UnixStream::connect(fake.dir.path().join("api.sock")).unwrap();
+        hasty.write_all(b"{\"method\":\"org.lasthop.Switch.PortList\",\"more\":true}\0").unwrap();
+        drop(hasty);
+        // It is answered in the meantime.
+        client(&mut fake, async |api| api.stats().await.unwrap().unwrap());
+    }
+    drop(fake);
+    let mut log = String::new();
+    control.0.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+    assert!(log.contains("the switch is connected; it has 300 ports"), "{log}");
+    assert!(!log.contains("Broken") && !log.contains("client"), "{log}");
 }
 
 /// Forty clients that connect and say nothing once kept everybody out, root as well.

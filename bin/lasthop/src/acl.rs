@@ -89,7 +89,7 @@ impl Which {
             "port" | "ports" => "--port NAME",
             _ => return Ok(Some(whom)),
         };
-        Err(CliError::new(format!(
+        Err(CliError::usage(format!(
             "--for {whom}: nothing was changed; write {meant}, or --port {whom} for a port of that name"
         )))
     }
@@ -97,7 +97,7 @@ impl Which {
     /// Only for names that ports can have.
     fn check_names(&self) -> Result<(), CliError> {
         let named = |option: &str, name: &str| {
-            check_name(name).map_err(|e| CliError::new(format!("{option} {name:?}: {e}; nothing was changed")))
+            check_name(name).map_err(|e| CliError::usage(format!("{option} {name:?}: {e}; nothing was changed")))
         };
         self.ports.iter().try_for_each(|name| named("--port", name))?;
         self.port_of_for()?.map_or(Ok(()), |name| named("--for", name))
@@ -202,9 +202,16 @@ pub fn clear(args: &ClearArgs) -> Result<String, CliError> {
     args.which.port_of_for()?;
     let (ports, direction, general) = (args.which.ports(), args.which.direction(), args.which.general());
     let changed = args.shared.instance()?.ask(async |c| c.acl_clear(&ports, direction, general).await)?;
-    args.shared.show(&changed, |c| match direction {
-        Some(direction) => format!("{}: cleared {direction}\n", whose(c)),
-        None => format!("{}: cleared\n", whose(c)),
+    args.shared.show(&changed, |c| match (direction, c.removed) {
+        (direction, 0) => {
+            let direction = direction.map_or(String::new(), |direction| format!(" {direction}"));
+            format!(
+                "{}: there was no{direction} list, so nothing has changed; `lasthop acl show` shows those there are\n",
+                whose(c)
+            )
+        }
+        (Some(direction), _) => format!("{}: cleared {direction}\n", whose(c)),
+        (None, _) => format!("{}: cleared\n", whose(c)),
     })
 }
 
@@ -212,7 +219,16 @@ pub fn show(args: &ShowArgs) -> Result<String, CliError> {
     let ports: Vec<_> = args.ports.iter().map(String::as_str).collect();
     let mut instance = args.shared.instance()?;
     let rules = instance.ask(async |c| collect(c.acl_show(&ports, args.packets).await, |page| page.rules).await)?;
-    args.shared.show(&Rules { rules }, |r| render(&r.rules, args.packets))
+    args.shared.show(&Rules { rules }, |r| match ports[..] {
+        [] => render(&r.rules, args.packets),
+        _ if r.rules.is_empty() => {
+            let names = ports.join(" and ");
+            format!(
+                "no access list holds for {names}: every packet passes there; load one with `lasthop acl load FILE`\n"
+            )
+        }
+        _ => render(&r.rules, args.packets),
+    })
 }
 
 fn render(rules: &[AclRule], packets: bool) -> String {

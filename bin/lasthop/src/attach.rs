@@ -61,7 +61,7 @@ pub fn attach(args: &AttachArgs) -> Result<String, CliError> {
         };
         check(port)?;
         if ports.contains(&port) {
-            return Err(CliError::new(format!("{name} is named twice; a port takes one card")));
+            return Err(CliError::usage(format!("{name} is named twice; a port takes one card")));
         }
         ports.push(port);
     }

@@ -14,17 +14,27 @@ const PATIENCE: Duration = Duration::from_secs(15);
 
 /// What is wrong; what to do.
 #[derive(Debug)]
-pub struct CliError(String);
+pub struct CliError {
+    text: String,
+    /// Exit status: 1, what was asked for could not be done; 2, the command line makes no sense, whatever is running.
+    pub status: u8,
+}
 
 impl CliError {
+    /// It could not be done.
     pub fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
+        Self { text: text.into(), status: 1 }
+    }
+
+    /// The command line makes no sense.
+    pub fn usage(text: impl Into<String>) -> Self {
+        Self { text: text.into(), status: 2 }
     }
 }
 
 impl fmt::Display for CliError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 
@@ -53,7 +63,7 @@ impl Instance {
             }
         });
         let connection = connection.map_err(|e| {
-            CliError(match &e {
+            CliError::new(match &e {
                 zlink::Error::Io(e) => match e.kind() {
                     io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::NotADirectory => {
                         let default = if dir == "/run/lasthop" { String::new() } else { format!(" --run-dir {dir}") };
@@ -81,14 +91,14 @@ impl Instance {
         let Self { runtime, connection, run_dir } = self;
         match runtime.block_on(async { tokio::time::timeout(PATIENCE, call(connection)).await }) {
             Ok(Ok(Ok(answer))) => Ok(answer),
-            Ok(Ok(Err(e))) => Err(CliError(e.to_string())),
-            Ok(Err(zlink::Error::VarlinkService(e))) => Err(CliError(format!(
+            Ok(Ok(Err(e))) => Err(CliError::new(e.to_string())),
+            Ok(Err(zlink::Error::VarlinkService(e))) => Err(CliError::new(format!(
                 "the lasthop running at {run_dir} does not know this request ({e}); use the command of its version"
             ))),
             Ok(Err(e)) => {
-                Err(CliError(format!("the lasthop running at {run_dir} broke off ({e}); try again in a second")))
+                Err(CliError::new(format!("the lasthop running at {run_dir} broke off ({e}); try again in a second")))
             }
-            Err(_) => Err(CliError(format!(
+            Err(_) => Err(CliError::new(format!(
                 "the lasthop running at {run_dir} does not answer; look at the log of `lasthop run`"
             ))),
         }

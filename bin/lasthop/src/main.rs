@@ -86,6 +86,7 @@ enum PortCommand {
         lasthop port add c1 --device veth1")]
     Add {
         /// Its name: 1 to 63 letters, digits, '.', '_' or '-'
+        #[arg(value_parser = run::new_name)]
         name: String,
         /// Path of its vhost-user socket; lasthop listens there
         #[arg(required_unless_present = "device")]
@@ -224,7 +225,7 @@ fn main() -> ExitCode {
         Ok(text) => print(|stdout| stdout.write_all(text.as_bytes())),
         Err(e) => {
             let _ = writeln!(io::stderr(), "lasthop: {e}");
-            ExitCode::FAILURE
+            ExitCode::from(e.status)
         }
     }
 }
@@ -284,7 +285,7 @@ fn port_add(
 ) -> Result<String, CliError> {
     if let Some(device) = path.to_str().and_then(run::meant_device) {
         let path = path.display();
-        return Err(CliError::new(format!(
+        return Err(CliError::usage(format!(
             "{path} looks like an interface; write --device {device}, or ./{path} for a socket of that name"
         )));
     }
@@ -292,7 +293,7 @@ fn port_add(
         .map_err(|e| CliError::new(format!("{}: {e}; give an absolute path", path.display())))?;
     let shown = path.display().to_string();
     let Some(path) = path.to_str() else {
-        return Err(CliError::new(format!("{shown}: the path is not UTF-8; choose another")));
+        return Err(CliError::usage(format!("{shown}: the path is not UTF-8; choose another")));
     };
     let tx_batch = tx_batch.map(|run::Batch { us, packets }| TxBatch { us, packets });
     let owner = owner.map(|owner| owner.to_string());

@@ -16,12 +16,17 @@ pub struct TraceArgs {
     #[arg(long, value_name = "NAME")]
     in_port: String,
     /// The whole frame, or its beginning, in hexadecimal digits from the Ethernet header on
-    #[arg(long, value_name = "HEX", conflicts_with = "Fields")]
+    #[arg(long, value_name = "HEX", conflicts_with = "Fields", value_parser = hexadecimal)]
     frame: Option<String>,
     #[command(flatten)]
     fields: Fields,
     #[command(flatten)]
     shared: SharedArgs,
+}
+
+/// The digits as they are; no frame, if they make none.
+fn hexadecimal(text: &str) -> Result<String, String> {
+    lasthop_api::parse_frame(text).map(|_| text.to_owned())
 }
 
 pub fn trace(args: &TraceArgs) -> Result<String, CliError> {

@@ -2,6 +2,7 @@
 
 use crate::SharedArgs;
 use crate::client::CliError;
+use crate::run;
 use crate::table::{Align, Table};
 use clap::{Args, Subcommand};
 use lasthop_api::{SwitchProxy, Uplink, UplinkList};
@@ -18,17 +19,18 @@ pub enum UplinkCommand {
     )]
     Add {
         /// Its name and that of its port: 1 to 63 letters, digits, '.', '_' or '-'
+        #[arg(value_parser = run::new_name)]
         name: String,
         /// The interface
         device: String,
         /// How to use it: tap, af_packet or af_xdp [default: tap if it is a TAP device, else af_packet]
-        #[arg(long)]
+        #[arg(long, value_parser = run::driver)]
         driver: Option<String>,
         /// Queue pairs, each with a thread of its own; with af_xdp the busiest guests get one each
-        #[arg(long, default_value_t = 1)]
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(run::MAX_QUEUES)))]
         queues: u16,
         /// Priority of its processes: -20 (first) to 19 (last)
-        #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
+        #[arg(long, default_value_t = 0, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-20..=19))]
         nice: i32,
         /// Whether af_xdp makes one packet of a burst's TCP segments or UDP datagrams
         #[arg(long, value_name = "on|off", default_value = "on", value_parser = ["on", "off"])]
@@ -37,7 +39,7 @@ pub enum UplinkCommand {
         #[arg(long)]
         spare: bool,
         /// VLANs that it carries, like 10:20-30; "untagged" among them: frames without a tag too [default: all frames]
-        #[arg(long, value_name = "LIST")]
+        #[arg(long, value_name = "LIST", value_parser = run::vlan_list)]
         vlans: Option<String>,
         #[command(flatten)]
         shared: SharedArgs,
@@ -53,7 +55,7 @@ pub enum UplinkCommand {
         /// Its name
         name: String,
         /// VLANs that it carries from now on, like 10:20-30; "untagged" among them: frames without a tag too; "all": all frames
-        #[arg(long, value_name = "LIST")]
+        #[arg(long, value_name = "LIST", value_parser = vlans_or_all)]
         vlans: String,
         #[command(flatten)]
         shared: SharedArgs,
@@ -107,13 +109,13 @@ pub struct DeviceArgs {
     #[arg(long, conflicts_with_all = ["path", "client", "tx_batch"])]
     pub device: Option<String>,
     /// With --device: how to use it: tap, af_packet or af_xdp [default: tap if it is a TAP device, else af_packet]
-    #[arg(long)]
+    #[arg(long, value_parser = run::driver)]
     driver: Option<String>,
     /// With --device: queue pairs [default: 1]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=i64::from(run::MAX_QUEUES)))]
     queues: Option<u16>,
     /// With --device: priority of its processes: -20 (first) to 19 (last) [default: 0]
-    #[arg(long, allow_negative_numbers = true)]
+    #[arg(long, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-20..=19))]
     nice: Option<i32>,
     /// With --device: keep a second process that takes over when the first ends or hangs
     #[arg(long)]
@@ -141,6 +143,10 @@ pub fn port_add_device(name: &str, device: &str, args: &DeviceArgs, shared: &Sha
     let list = shared.instance()?.ask(async |c| c.port_add_device(name, device, driver, queues, nice, *spare).await)?;
     let port = list.uplinks.into_iter().next().unwrap_or_default();
     shared.show(&port, |p| format!("port {}: {}{}, {}\n", p.name, p.device, made(p), how(p)))
+}
+
+fn vlans_or_all(text: &str) -> Result<String, String> {
+    if text == "all" { Ok(text.to_owned()) } else { run::vlan_list(text) }
 }
 
 fn made(u: &Uplink) -> &'static str {

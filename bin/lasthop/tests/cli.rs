@@ -174,7 +174,7 @@ fn traces_a_packet() {
     let text = w.ok("trace --in-port vm1 --eth-src 01:00:00:00:00:00 --eth-dst 52:54:00:00:00:01");
     assert!(text.contains("group address") && text.ends_with("result  dropped\n"), "{text}");
     assert!(w.error(&format!("trace --in-port vm9 {macs}"), 1).contains("no port named \"vm9\"; `lasthop port list`"));
-    assert!(w.error("trace --in-port vm1 --frame 00ff", 1).contains("an Ethernet frame has 14 to"));
+    assert!(w.error("trace --in-port vm1 --frame 00ff", 2).contains("an Ethernet frame has 14 to"));
 }
 
 /// A flood left out an uplink whose cable was pulled, and said nothing of it.
@@ -261,7 +261,11 @@ fn loads_shows_and_clears_access_lists() {
     std::fs::write(&bad, b"permit any\n\xff\xfe").unwrap();
     assert!(w.error(&format!("acl load {bad}"), 1).contains("line 2: not UTF-8 text; is this a file of rules?"));
     assert!(w.error("acl load /nonexistent/rules", 1).contains("/nonexistent/rules: No such file"));
-    assert!(w.error("acl clear --port vm9", 1).contains("no port named \"vm9\" and no list for it"));
+    for line in ["acl clear --port vm9", "acl show --port vm9", "acl show --port vm1 --port vm9 --packets"] {
+        let said = w.error(line, 1);
+        assert!(said.contains("no port named \"vm9\" and no list for it; there are lists of guests, "), "{said}");
+        assert!(said.contains("`lasthop port list` shows the ports"), "{said}");
+    }
     assert!(
         w.error(&format!("acl load {good} --direction from-guest"), 1)
             .contains("line 3, column 8: this line is for to-guest")
@@ -270,6 +274,10 @@ fn loads_shows_and_clears_access_lists() {
     assert_eq!(w.ok("acl clear"), "access lists of guests: cleared\n");
     assert_eq!(w.ok("acl clear --port vm1 --direction to-guest"), "access lists of port vm1: cleared to-guest\n");
     assert!(w.ok("acl show").starts_with("no access lists"));
+    assert!(w.ok("acl show --port vm1").starts_with("no access list holds for vm1: every packet passes there; load"));
+    assert!(w.ok("acl clear").starts_with("access lists of guests: there was no list, so nothing has changed; "));
+    assert!(w.ok("acl clear --direction to-guest").contains("there was no to-guest list"));
+    assert!(w.error("acl show --port vm9", 1).contains("there are no access lists at all"));
 }
 
 /// What used to surprise: an emptied file opened a port, a file of defaults seemed to say nothing, a guard against guests
@@ -322,7 +330,7 @@ fn lists_are_only_for_names_that_ports_can_have() {
     std::fs::write(&rules, "deny icmp").unwrap();
     for option in ["--port", "--for"] {
         for name in ["", "zz\ndeny any", "c1,c2", "c 1", "ä"] {
-            let said = complaint(&w.with(&["acl", "load", &rules, option, name]), 1);
+            let said = complaint(&w.with(&["acl", "load", &rules, option, name]), 2);
             assert!(said.contains("port name") && said.contains("nothing was changed"), "{option} {name:?}: {said}");
         }
     }
@@ -335,7 +343,7 @@ fn lists_are_only_for_names_that_ports_can_have() {
         ("both", "--for all"),
     ] {
         for command in [&["acl", "load", &rules, "--for", near][..], &["acl", "clear", "--for", near]] {
-            let said = complaint(&w.with(command), 1);
+            let said = complaint(&w.with(command), 2);
             assert!(said.contains(right), "{command:?}: {said}");
         }
     }
@@ -369,7 +377,7 @@ fn an_interface_is_not_taken_for_a_path() {
     for (path, right) in
         [("lo", "--device lo"), ("dev:v1", "--device v1"), ("device:v1", "--device v1"), ("device=v1", "--device v1")]
     {
-        let said = w.error(&format!("port add c2 {path}"), 1);
+        let said = w.error(&format!("port add c2 {path}"), 2);
         assert!(said.contains(right) && said.contains(&format!("./{path}")), "{path}: {said}");
     }
     assert!(w.ok("port list").starts_with("no ports"), "nothing was changed");
@@ -407,7 +415,54 @@ fn says_what_is_wrong_and_what_to_do() {
     }
     let mixed =
         "trace --in-port a --eth-src 52:54:00:00:00:01 --eth-dst 52:54:00:00:00:02 --ip-src 1.2.3.4 --ip-dst ::1";
-    assert!(without_instance(mixed, 1).contains("--ip-src 1.2.3.4 and --ip-dst ::1 contradict each other"));
+    assert!(without_instance(mixed, 2).contains("--ip-src 1.2.3.4 and --ip-dst ::1 contradict each other"));
+}
+
+/// 1: what was asked for could not be done. 2: the command line makes no sense, and nobody was asked.
+#[test]
+fn exit_statuses() {
+    let mut w = World::new(&["vm1"]);
+    for line in [
+        "port add vm1 /run/x.sock",
+        "port add c1 --device eth7",
+        "port del vm9",
+        "uplink add net eth7",
+        "acl load /nonexistent/rules",
+        "acl show --port vm9",
+        "acl clear --port vm9",
+        "trace --in-port vm9 --eth-src 52:54:00:00:00:01 --eth-dst 52:54:00:00:00:02",
+        "attach vm9",
+    ] {
+        w.error(line, 1);
+    }
+    let frame = "--eth-src 52:54:00:00:00:01 --eth-dst 52:54:00:00:00:02";
+    for line in [
+        "port add v/m /run/x.sock",
+        "port add all /run/x.sock",
+        "port add c1 --device eth7 --driver dpdk",
+        "port add c1 --device eth7 --nice 20",
+        "uplink add guests eth7",
+        "uplink add net eth7 --driver dpdk",
+        "uplink add net eth7 --queues 0",
+        "uplink add net eth7 --vlans 10:5000",
+        "uplink set net --vlans 20-10",
+        "acl show --port",
+        "acl clear --for guest",
+        "trace --in-port vm1 --frame 00ff",
+        &format!("trace --in-port vm1 {frame} tcp --proto udp"),
+        &format!("trace --in-port vm1 {frame} tcp"),
+        &format!("trace --in-port vm1 {frame} --vlan 5000"),
+        "attach vm1 vm1",
+        "attach vm1 --memory lots",
+        "stats --frob",
+        "frob",
+        "run --port vm1",
+        "run --uplink net=eth7,dpdk",
+        "run --cpus x",
+    ] {
+        w.error(line, 2);
+    }
+    assert!(w.ok("port list").contains("vm1"), "and 0 when it was done");
 }
 
 /// What was asked for was not given, so that is an error; a reader that has seen enough is none.

@@ -351,6 +351,8 @@ pub struct AclChanged {
     pub to_guest_default: Option<String>,
     /// Whose lists these are: `guests`, `uplinks`, `port NAME`.
     pub applies_to: Vec<String>,
+    /// Lists that were removed.
+    pub removed: u64,
     /// Ports among these that do not exist yet. Their lists are kept, and hold when they do.
     pub to_come: Vec<String>,
     /// Filters of a ClassBench set left out because no frame can match them.

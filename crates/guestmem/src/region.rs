@@ -38,7 +38,7 @@ pub enum MapError {
     )]
     TooLarge { wanted: u64, limit: u64 },
     #[error(
-        "memory region at {0:#x} is of a file that can make others wait for its pages; use a memfd, or a file on tmpfs or hugetlbfs (QEMU: memory-backend-memfd, or memory-backend-file with mem-path=/dev/shm, share=on)"
+        "memory region at {0:#x} is of a file on a disk, or of another kind whose pages others would have to wait for; use a memfd, or a file on tmpfs or hugetlbfs (QEMU: -object memory-backend-memfd,share=on, or memory-backend-file,share=on with mem-path=/dev/shm/NAME)"
     )]
     Kind(u64),
     #[error(
@@ -48,7 +48,7 @@ pub enum MapError {
     #[error("memory region at {guest_addr:#x} needs {needed} bytes of its file, which has {length}")]
     FileTooShort { guest_addr: u64, needed: u64, length: u64 },
     #[error(
-        "memory region at {guest_addr:#x} cannot be mapped: {errno}; guest memory must be shared (QEMU: memory-backend-memfd or -file with share=on)"
+        "memory region at {guest_addr:#x} cannot be mapped: {errno}; guest memory must be shared (QEMU: -object memory-backend-memfd,share=on, or memory-backend-file,share=on with mem-path=/dev/shm/NAME)"
     )]
     Refused { guest_addr: u64, errno: Errno },
 }

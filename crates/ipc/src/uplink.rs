@@ -120,6 +120,8 @@ pub struct UplinkDevice {
     pub queues: u16,
     /// The uplink made it.
     pub created: bool,
+    /// This process made it: it is as new, without addresses.
+    pub made_now: bool,
 }
 
 /// What an uplink has carried.

@@ -167,6 +167,7 @@ fn messages() -> Vec<Vec<u8>> {
         mtu: 1500,
         queues: 1,
         created: false,
+        made_now: false,
     };
     let drops = vec![UplinkDrops { reason: "overrun".into(), packets: 3 }];
     let counters = UplinkCounters { to_network_packets: 5, to_network_bytes: 300, drops, ..UplinkCounters::default() };

@@ -114,6 +114,7 @@ impl TurnedUplink {
             mtu: 1500,
             queues: 1,
             created: false,
+            made_now: false,
         };
         self.say(&UplinkToSupervisor::Ready(device), None);
     }

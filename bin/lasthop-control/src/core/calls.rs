@@ -10,6 +10,7 @@ use lasthop_api::{
 };
 use lasthop_frame::{FlowKey, SNAPSHOT_LEN};
 use lasthop_ipc::{ControlToSupervisor, DatapathRequest, FlowInfo, PortInfo, PortState};
+use lasthop_policy::acl::Scope;
 use lasthop_types::PortId;
 use std::collections::BTreeMap;
 
@@ -17,8 +18,8 @@ use std::collections::BTreeMap;
 pub(super) const MAX_QUESTIONS: usize = 64;
 /// Questions for flows at a time: an answer may be long.
 const MAX_FLOW_QUESTIONS: usize = 4;
-/// Ports named in one line of a trace.
-const MAX_NOT_REACHED: usize = 8;
+/// Ports or lists named in one line.
+pub(super) const MAX_NAMED: usize = 8;
 
 /// A call of the API.
 #[derive(Debug)]
@@ -124,6 +125,10 @@ impl Core {
     }
 
     pub(super) fn acl_show(&mut self, ports: Vec<String>, packets: bool, answer: Answer<Vec<AclRule>>) {
+        let scopes: Vec<_> = ports.iter().cloned().map(Scope::Port).collect();
+        if let Err(e) = self.check_known(&scopes) {
+            return refuse(answer, e);
+        }
         if !packets {
             let rules = self.acl_rules(&ports, None);
             give(answer, rules);
@@ -207,11 +212,11 @@ impl Core {
         let down = |id: &PortId| !is_up(id) && !reached.contains(id);
         let others = self.configs.keys().filter(|id| **id != from && !self.policy.is_between_uplinks(from, **id));
         let (down, mut said): (Vec<_>, Vec<_>) = (others.filter(|id| down(id)).collect(), Vec::new());
-        for id in down.iter().take(MAX_NOT_REACHED) {
+        for id in down.iter().take(MAX_NAMED) {
             let why = view::why_down(self.infos.get(id), self.devices.get(id), self.uplinks.contains_key(id));
             said.push(format!("{} ({why})", self.name(**id)));
         }
-        if let Some(more) = down.len().checked_sub(MAX_NOT_REACHED).filter(|more| *more > 0) {
+        if let Some(more) = down.len().checked_sub(MAX_NAMED).filter(|more| *more > 0) {
             said.push(format!("{} more", more));
         }
         (!said.is_empty()).then(|| format!("left out, because nothing can be sent there now: {}", said.join(", ")))

@@ -52,6 +52,10 @@ struct Record {
     due: bool,
     wait_ms: u64,
     said: Option<(String, u64)>,
+    /// Rings to send from that were started, and whether all started rings were blank, when it was last seen up.
+    rings: (u64, bool),
+    /// It was kicked in vain until its driver stopped the rings: the reason is the same, though the rings cannot show it now.
+    was_in_vain: bool,
     /// When it was last said to be up.
     up_ms: Option<u64>,
 }
@@ -79,8 +83,19 @@ impl Health {
             due: false,
             wait_ms: SETTLED_MS,
             said: None,
+            rings: (0, false),
+            was_in_vain: false,
             up_ms: None,
         });
+        match (&record.state, &port.state) {
+            (_, PortState::Up) => (record.rings, record.was_in_vain) = (rings(port), false),
+            (PortState::Up, PortState::Connected) => {
+                let (started, blank) = record.rings;
+                record.was_in_vain = blank && record.is_kicked(counted, started);
+            }
+            (PortState::Connected, PortState::Connected) => {}
+            _ => record.was_in_vain = false,
+        }
         if port.state != PortState::Up {
             record.before = counted;
         }
@@ -115,15 +130,15 @@ impl Health {
     /// What is wrong with a port, in one line that says what to do, if anything is known to be.
     pub fn note(&self, port: &PortInfo, now_ms: u64) -> Option<String> {
         let record = self.0.get(&port.id).filter(|record| record.state == port.state)?;
+        if record.was_in_vain {
+            return Some(kicked_in_vain(port));
+        }
         if now_ms.saturating_sub(record.since_ms) < SETTLED_MS {
             return None;
         }
         match port.state {
             PortState::Connected => Some(not_up(port)),
-            PortState::Up if record.is_kicked_in_vain(port) => Some(format!(
-                "its memory is not shared with lasthop: its guest kicks, and all that is seen of its rings is zeros; {}",
-                remedy(&port.name)
-            )),
+            PortState::Up if record.is_kicked_in_vain(port) => Some(kicked_in_vain(port)),
             _ => None,
         }
     }
@@ -136,6 +151,9 @@ impl Health {
             return None;
         }
         record.settled.get_or_insert(port.from_guest.notifications);
+        if port.state == PortState::Up {
+            record.rings = rings(port);
+        }
         // Once packets pass, its memory is shared.
         let passes = Counted::of(port).packets > record.before.packets;
         record.wait_ms = (2 * record.wait_ms).min(MOST_MS);
@@ -154,13 +172,28 @@ impl Health {
 
 impl Record {
     fn is_kicked_in_vain(&self, port: &PortInfo) -> bool {
-        let now = Counted::of(port);
-        let rings = port.queues.iter().filter(|queue| queue.enabled);
-        let started = rings.clone().filter(|queue| queue.index % 2 == 1).count() as u64;
+        let (started, blank) = rings(port);
+        blank && self.is_kicked(Counted::of(port), started)
+    }
+
+    /// Its guest has kicked, so many rings being started, and no packet has passed.
+    fn is_kicked(&self, now: Counted, started: u64) -> bool {
         let kicks = now.kicks.saturating_sub(self.before.kicks);
         let kicked = kicks > started || self.settled.is_some_and(|settled| now.kicks > settled);
-        kicked && now.packets == self.before.packets && rings.clone().all(|queue| queue.blank)
+        kicked && now.packets == self.before.packets
     }
+}
+
+/// How many rings to send from are started, and whether all that are started are blank.
+fn rings(port: &PortInfo) -> (u64, bool) {
+    let rings = port.queues.iter().filter(|queue| queue.enabled);
+    let started = rings.clone().filter(|queue| queue.index % 2 == 1).count() as u64;
+    (started, rings.clone().all(|queue| queue.blank))
+}
+
+fn kicked_in_vain(port: &PortInfo) -> String {
+    let what = "its memory is not shared with lasthop: its guest kicks, and all that is seen of its rings is zeros";
+    format!("{what}; {}", remedy(&port.name))
 }
 
 fn has_driver(port: &PortInfo) -> bool {
@@ -185,7 +218,7 @@ fn not_up(port: &PortInfo) -> String {
 
 fn remedy(name: &str) -> String {
     format!(
-        "QEMU: share=on on its memory backend, and -machine memory-backend=ID; Cloud Hypervisor: shared=on; libvirt: \
+        "QEMU: -object memory-backend-memfd,id=ID,share=on,size=…, and -machine memory-backend=ID; Cloud Hypervisor: shared=on; libvirt: \
          <access mode='shared'/>; `lasthop attach {name}` prints the lines"
     )
 }
@@ -297,6 +330,31 @@ mod tests {
         let mut filled = up(9);
         filled.queues[0].blank = false;
         assert_eq!(health_of().note(&filled, 5000), None);
+    }
+
+    /// The driver closed the device, or was reset, and the note became that of a guest that reboots.
+    #[test]
+    fn kicks_that_led_to_nothing_are_still_known_when_the_driver_stops() {
+        let up = |kicks| port(PortState::Up, DRIVER, 1, kicks);
+        let closed = |kicks| port(PortState::Connected, PROTOCOL_FEATURES, 1, kicks);
+        let note = |kicks_up, kicks_closed, packets| {
+            let mut health = health(&up(0));
+            assert!(health.is_due(1010));
+            health.look(&up(kicks_up), 1010);
+            let mut closed = closed(kicks_closed);
+            closed.from_guest.packets = packets;
+            health.port_is(&closed, 1500);
+            health.note(&closed, 1500)
+        };
+        assert!(note(1, 2, 0).is_some_and(|note| note.contains("not shared") && note.contains("zeros")));
+        assert_eq!(note(1, 1, 0), None, "QEMU's own kick");
+        assert_eq!(note(1, 2, 1), None, "something has passed");
+        // With the next start it is looked at anew.
+        let mut health = health(&up(0));
+        for state in [up(5), closed(5), up(6), closed(6)] {
+            health.port_is(&state, 20);
+        }
+        assert_eq!(health.note(&closed(6), 30), None, "QEMU's own kick of the second start");
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! Access lists: read, kept by the supervisor, then in force; never one without the other.
 
+use super::calls::MAX_NAMED;
 use super::{Answer, Command, Core, Question, Unconfirmed, refuse};
 use lasthop_api::{AclChanged, AclRule, ApiError};
 use lasthop_ipc::{ControlToSupervisor, DatapathRequest, FlowInfo, LISTS_PART};
 use lasthop_policy::acl::{self, Action, Book, Decision, Direction, List, Lists, Scope};
 use lasthop_policy::{Effects, check_name};
 use lasthop_types::{PortId, counted};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A change of lists that the supervisor is asked to keep.
 #[derive(Debug)]
@@ -136,24 +137,33 @@ impl Core {
             let asked = asked_for(ports, general)?;
             let scopes = if asked.is_empty() { vec![Scope::Guests] } else { asked };
             self.check_known(&scopes)?;
-            Ok((self.changed_book(&scopes, only, &Lists::default())?, scopes))
+            let book = self.changed_book(&scopes, only, &Lists::default())?;
+            let removed = self.book.iter().count().saturating_sub(book.iter().count()) as u64;
+            Ok((book, scopes, AclChanged { removed, ..AclChanged::default() }))
         });
         match changed {
-            Ok((book, scopes)) => self.keep(book, &scopes, AclChanged::default(), answer),
+            Ok((book, scopes, changed)) => self.keep(book, &scopes, changed, answer),
             Err(e) => refuse(answer, e),
         }
     }
 
     /// A port whose lists are to go has to be there, or at least to have some.
-    fn check_known(&self, scopes: &[Scope]) -> Result<(), ApiError> {
+    pub(super) fn check_known(&self, scopes: &[Scope]) -> Result<(), ApiError> {
         for scope in scopes {
             if let Scope::Port(name) = scope
                 && self.find(name).is_none()
                 && !self.book.has(scope, None)
             {
+                let there: BTreeSet<String> = self.book.iter().map(|(scope, ..)| scope.to_string()).collect();
+                let lists = match there.len() {
+                    0 => "there are no access lists at all".into(),
+                    1..=MAX_NAMED => {
+                        format!("there are lists of {}", there.into_iter().collect::<Vec<_>>().join(", "))
+                    }
+                    n => format!("there are lists of {n} others (`lasthop acl show`)"),
+                };
                 let message = format!(
-                    "there is no port named {name:?} and no list for it; `lasthop port list` shows the ports, \
-                     `lasthop acl show` the lists"
+                    "there is no port named {name:?} and no list for it; {lists}, and `lasthop port list` shows the ports"
                 );
                 return Err(ApiError::NoSuchPort { name: name.clone(), message });
             }

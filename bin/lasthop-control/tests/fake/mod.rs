@@ -298,6 +298,7 @@ impl Fake {
                 mtu: 1500,
                 queues: 1,
                 created: true,
+                made_now: true,
             }),
             pid: Some(4711),
             restarts: 3,

@@ -9,7 +9,7 @@ use lasthop_sys::{CpuList, ParseCpusError};
 use std::path::{Path, PathBuf};
 
 /// Most queue pairs of an uplink.
-const MAX_QUEUES: u16 = 16;
+pub const MAX_QUEUES: u16 = 16;
 
 /// Run the switch in the foreground until SIGTERM: a learning switch over the ports named here and those added later.
 #[derive(Clone, Debug, clap::Args)]
@@ -260,6 +260,23 @@ fn parse_port(text: &str) -> Result<PortArg, String> {
         return Err("no path after '='; write NAME=PATH".into());
     }
     Ok(port)
+}
+
+/// The name of a port or an uplink to be made.
+pub fn new_name(text: &str) -> Result<String, String> {
+    check_name(text).and_then(|()| check_new_name(text)).map(|()| text.to_owned())
+}
+
+/// A driver of an uplink.
+pub fn driver(text: &str) -> Result<String, String> {
+    let known = UplinkDriver::ALL.map(UplinkDriver::name);
+    let unknown = || format!("there is no driver {text:?}; choose one of {}", known.join(", "));
+    known.contains(&text).then(|| text.to_owned()).ok_or_else(unknown)
+}
+
+/// A list of VLANs; checked, as it was written.
+pub fn vlan_list(text: &str) -> Result<String, String> {
+    text.parse::<lasthop_policy::Vlans>().map(|_| text.to_owned()).map_err(|e| e.to_string())
 }
 
 /// Checks an uplink's name, interface, driver and number of queues. The error says what is wrong and what would be right.

@@ -301,6 +301,13 @@ impl Uplink {
                     self.spec.device,
                     driver.name()
                 );
+                if device.made_now && self.made.is_some() {
+                    self.complain(format!(
+                        "{} had been deleted and was made anew: its addresses and routes are gone, and it is in no bridge; give \
+                         it again what it had (`ip addr add`, `ip link set … master`)",
+                        self.spec.device
+                    ));
+                }
                 self.made = created.then_some(device.mac);
                 self.device = Some(UplinkDevice { created, ..device });
                 match kept {

@@ -247,7 +247,7 @@ impl Supervisor {
         let Some(uplink) = self.uplinks.get_mut(&id.0) else { return };
         uplink.waiting = Some(Waiting::Added(request));
         let config = uplink.config.clone();
-        info!("{} {} added: {}", uplink.spec.kind(), uplink.spec.name, uplink.spec.device);
+        info!("{} {}: opening {}", uplink.spec.kind(), uplink.spec.name, uplink.spec.device);
         self.tell_control_ports();
         self.switch.send(SupervisorToSwitch::AddPort(config), None);
     }

@@ -183,7 +183,7 @@ fn contradiction(a: &Claim, of_a: &str, b: &Claim, of_b: &str) -> CliError {
     } else {
         ""
     };
-    CliError::new(format!(
+    CliError::usage(format!(
         "{a_option} and {b_option} contradict each other: the first is for {of_a}, the second for {of_b}; leave one of \
          them out{hint}"
     ))
@@ -199,7 +199,7 @@ impl Fields {
         let (eth_type, eth_dst, payload) = match ethers[..] {
             [ARP] => self.arp(),
             [tag] if TAGS.contains(&tag) => {
-                return Err(CliError::new(format!(
+                return Err(CliError::usage(format!(
                     "--eth-type {tag:#06x} is that of a VLAN tag; write --vlan ID, or the whole frame with --frame"
                 )));
             }
@@ -208,7 +208,7 @@ impl Fields {
             _ => self.ip(&claims, &protos)?,
         };
         let Some(eth_dst) = self.eth_dst.or(eth_dst) else {
-            return Err(CliError::new("the destination is missing; add --eth-dst MAC"));
+            return Err(CliError::usage("the destination is missing; add --eth-dst MAC"));
         };
         let mut frame = [eth_dst.0, self.eth_src.unwrap_or_default().0].concat();
         if let Some(vlan) = self.vlan {
@@ -258,10 +258,14 @@ impl Fields {
                 claim(format!("{name} {port}"), IP, &[UDP, TCP, SCTP]);
             }
         }
-        for (name, value) in [("--icmp-type", self.icmp_type), ("--icmp-code", self.icmp_code)] {
-            if let Some(value) = value {
-                claim(format!("{name} {value}"), IP, &[ICMP, ICMPV6]);
-            }
+        if let Some(kind) = self.icmp_type {
+            // The types of neighbour discovery are ICMPv6's alone; ICMP has nothing there.
+            let (ethers, protos) =
+                if discovers(kind) { (&[IPV6][..], &[ICMPV6][..]) } else { (IP, &[ICMP, ICMPV6][..]) };
+            claim(format!("--icmp-type {kind}"), ethers, protos);
+        }
+        if let Some(code) = self.icmp_code {
+            claim(format!("--icmp-code {code}"), IP, &[ICMP, ICMPV6]);
         }
         for (name, given) in [
             ("--arp-op", shown(&self.arp_op)),
@@ -282,20 +286,28 @@ impl Fields {
 
     /// Whether it is a message of neighbour discovery.
     fn is_discovery(&self) -> bool {
-        self.word == Some(Word::Nd) || self.nd_target.is_some()
+        self.word == Some(Word::Nd) || self.nd_target.is_some() || self.icmp_type.is_some_and(discovers)
     }
 
     /// Neighbour discovery is two of ICMPv6's types, and those without a code.
     fn check_discovery(&self) -> Result<(), CliError> {
-        let option = if self.word == Some(Word::Nd) { "nd" } else { "--nd-target" };
+        let option = match (self.word, self.icmp_type) {
+            (Some(Word::Nd), _) => "nd".to_owned(),
+            (_, Some(kind)) if discovers(kind) => format!("--icmp-type {kind}"),
+            _ => "--nd-target".to_owned(),
+        };
         match (self.icmp_type, self.icmp_code) {
             _ if !self.is_discovery() => Ok(()),
-            (Some(kind), _) if kind != SOLICITATION && kind != ADVERTISEMENT => Err(CliError::new(format!(
+            (Some(kind), _) if !discovers(kind) => Err(CliError::usage(format!(
                 "{option} and --icmp-type {kind} contradict each other: neighbour discovery has type 135 (solicitation) or \
                  136 (advertisement); leave one of them out"
             ))),
-            (_, Some(code)) if code != 0 => Err(CliError::new(format!(
+            (_, Some(code)) if code != 0 => Err(CliError::usage(format!(
                 "{option} and --icmp-code {code} contradict each other: neighbour discovery has code 0; leave one of them out"
+            ))),
+            _ if self.nd_target.is_none() => Err(CliError::usage(format!(
+                "{option} is neighbour discovery, and that asks for a neighbour: add --nd-target IPV6, or give the whole frame \
+                 with --frame"
             ))),
             _ => Ok(()),
         }
@@ -324,8 +336,8 @@ impl Fields {
         });
         let (Some(src), Some(dst)) = (self.ip_src, self.ip_dst.or(group)) else {
             let option = claims.first().map_or("an IP packet", |claim| &claim.option);
-            return Err(CliError::new(format!(
-                "{option} needs addresses: give --ip-src and --ip-dst, or the whole frame with --frame"
+            return Err(CliError::usage(format!(
+                "{option} needs addresses; give --ip-src and --ip-dst, or the whole frame with --frame"
             )));
         };
         let proto = match protos {
@@ -362,7 +374,7 @@ impl Fields {
             }
             // The claims of both addresses agree, and the group's is IPv6 as its target is.
             _ => {
-                return Err(CliError::new(
+                return Err(CliError::usage(
                     "--ip-src and --ip-dst are of different IP versions; give two of one version",
                 ));
             }
@@ -397,6 +409,11 @@ impl Fields {
         message.extend(self.eth_src.unwrap_or_default().0);
         message
     }
+}
+
+/// Whether a message of this type is one of neighbour discovery.
+fn discovers(kind: u8) -> bool {
+    kind == SOLICITATION || kind == ADVERTISEMENT
 }
 
 fn shown(value: &Option<impl Display>) -> Option<String> {
@@ -486,6 +503,9 @@ mod tests {
         let k = key("nd --ip-src fe80::1 --nd-target fd00::12:3456");
         assert_eq!((k.eth_dst, k.l4_src, k.ip_ttl), ([0x33, 0x33, 0xff, 0x12, 0x34, 0x56], 135, 255));
         assert_eq!((k.nd_target[15], k.arp_sha, k.arp_tha), (0x56, k.eth_src, [0; 6]));
+        let by_number = key("icmpv6 --icmp-type 135 --ip-src fe80::1 --nd-target fd00::12:3456");
+        assert_eq!(by_number, k, "by its number");
+        assert_eq!(key("--icmp-type 135 --ip-src fe80::1 --nd-target fd00::12:3456"), k);
         let k = key("nd --icmp-type 136 --ip-src fe80::1 --ip-dst ff02::1 --nd-target fe80::1");
         assert_eq!((k.eth_dst, k.l4_src, k.arp_tha), ([0x33, 0x33, 0, 0, 0, 1], 136, k.eth_src));
     }
@@ -508,6 +528,9 @@ mod tests {
             ("icmp --nd-target fd00::1", "icmp and", "--nd-target fd00::1"),
             ("nd --icmp-type 128", "nd and", "--icmp-type 128"),
             ("nd --icmp-code 1", "nd and", "--icmp-code 1"),
+            ("icmpv6 --icmp-type 135 --icmp-code 1", "--icmp-type 135 and", "--icmp-code 1"),
+            ("icmp --icmp-type 135", "icmp and", "--icmp-type 135"),
+            ("--icmp-type 136 --ip-src 10.0.0.1", "--ip-src 10.0.0.1 and", "--icmp-type 136"),
             ("arp --eth-type 0x0800", "arp and", "--eth-type 0x0800"),
         ] {
             let error = frame(options).unwrap_err();
@@ -519,6 +542,8 @@ mod tests {
             ("tcp", "tcp needs addresses"),
             ("--eth-type 0x0800", "--eth-type 0x0800 needs addresses"),
             ("--ip-src 10.0.0.1", "needs addresses"),
+            ("nd --ip-src fe80::1", "nd is neighbour discovery, and that asks for a neighbour: add --nd-target"),
+            ("icmpv6 --icmp-type 135 --ip-src fe80::1", "--icmp-type 135 is neighbour discovery"),
             (v4, "add --eth-dst"),
             ("--eth-type 0x8100 --eth-dst 52:54:00:00:00:02", "--vlan ID"),
         ] {

@@ -316,7 +316,15 @@ fn about(wanted: &Wanted, driver: UplinkDriver, mode: &str, created: bool) -> Re
         interface.bring_up().map_err(failed)?;
     }
     let mtu = interface.mtu().map_err(failed)?;
-    Ok(UplinkDevice { driver, mode: mode.into(), mac: MacAddr(mac), mtu, queues: wanted.queues, created })
+    Ok(UplinkDevice {
+        driver,
+        mode: mode.into(),
+        mac: MacAddr(mac),
+        mtu,
+        queues: wanted.queues,
+        created,
+        made_now: false,
+    })
 }
 
 /// Most interfaces that an error names: a host with containers has hundreds.

@@ -9,7 +9,7 @@ use crate::memory::MemoryConfig;
 use crate::pair::{Packet, Pair, VNET, at};
 use crate::progress::{Reading, UNREAD};
 use crate::room::{Interface, Tun};
-use lasthop_ipc::UplinkDriver;
+use lasthop_ipc::{UplinkDevice, UplinkDriver};
 use lasthop_types::MacAddr;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -50,6 +50,7 @@ impl Tap {
         // Nobody has set down what did not exist.
         let wanted = &Wanted { bring_up: wanted.bring_up || !exists, ..wanted.clone() };
         let about = about(wanted, UplinkDriver::Tap, "vnet_hdr", created)?;
+        let about = UplinkDevice { made_now: !exists, ..about };
         let queues = queues.into_iter().map(|tun| super::Queue::Tap(Self { tun, created })).collect();
         let (features, memory) = (whole_packets(uso), MemoryConfig::whole_packets(wanted.queues));
         Ok(Device { queues, about, features, memory, kept: None, steering: None })

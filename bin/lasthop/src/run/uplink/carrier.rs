@@ -82,9 +82,10 @@ impl Uplink {
             return;
         }
         self.carrier.now = state;
-        // Its first process makes it and brings it up: that it is missing or down before is no news.
+        // Its first process makes it and brings it up: that it is missing or down before is no news. Where somebody waits for that
+        // process, it says what is wrong, and nothing waits for the interface then.
         let news = match state {
-            LinkState::Missing => self.carrier.was_up || !self.makes_device(),
+            LinkState::Missing => self.carrier.was_up || !(self.makes_device() || self.at_once),
             LinkState::NoCarrier => self.carrier.was_up || self.driver.is_ready(),
             LinkState::Down => self.carrier.was_up,
             LinkState::Up => self.carrier.told,
