@@ -3,6 +3,7 @@
 mod aarch64;
 mod counts;
 mod lines;
+mod sizes;
 mod suite;
 mod walls;
 
@@ -75,6 +76,15 @@ fn cargo(arguments: &[&str]) -> Result<Vec<u8>, String> {
     Err(format!("cargo {}: {}", arguments.join(" "), String::from_utf8_lossy(&out.stderr)))
 }
 
+/// Files and functions that are too long.
+fn check_sizes() -> Result<Vec<String>, String> {
+    let files =
+        Command::new("git").args(["ls-files", "-co", "--exclude-standard", "*.rs"]).current_dir(root()).output();
+    let files = files.map_err(|e| format!("git: {e}"))?;
+    let there = String::from_utf8_lossy(&files.stdout).into_owned();
+    sizes::too_long(root(), there.lines().filter(|path| root().join(path).exists()))
+}
+
 fn check_walls() -> Result<(), String> {
     let metadata = cargo(&["metadata", "--format-version", "1"])?;
     let metadata = serde_json::from_slice(&metadata).map_err(|e| format!("cargo metadata: {e}"))?;
@@ -103,8 +113,9 @@ fn check_walls() -> Result<(), String> {
     if total.linked > walls::LINE_BUDGET {
         wrong.push(format!("{} lines of code are trusted, {} are allowed", total.linked, walls::LINE_BUDGET));
     }
+    wrong.extend(check_sizes()?);
     if wrong.is_empty() {
-        println!("walls: no crate depends on what it must not see");
+        println!("walls: no crate depends on what it must not see, no file and no function is too long");
         return Ok(());
     }
     Err(wrong.iter().map(|w| format!("walls: {w}")).collect::<Vec<_>>().join("\n"))

@@ -117,24 +117,26 @@ async fn serve(descriptors: Descriptors) -> Result<(), ControlError> {
             Some(call) = api.recv() => core.handle(Event::Call(call), now_ms()),
             () = sleep(timer) => core.handle(Event::Timer, now_ms()),
         }
-        for command in core.commands() {
-            match command {
-                Command::Supervisor(message) => supervisor.queue(message),
-                Command::Switch(message) => {
-                    if let Some(link) = &mut switch {
-                        link.queue(*message);
-                    }
+        send(&mut core, &mut supervisor, &mut switch);
+    }
+}
+
+/// Sends what follows from what was heard: at once when there is room; what is left goes when `pump` finds room.
+fn send(core: &mut Core, supervisor: &mut SupervisorLink, switch: &mut Option<SwitchLink>) {
+    for command in core.commands() {
+        match command {
+            Command::Supervisor(message) => supervisor.queue(message),
+            Command::Switch(message) => {
+                if let Some(link) = switch {
+                    link.queue(*message);
                 }
             }
         }
-        // Sent at once when there is room; what is left goes when `pump` finds room.
-        supervisor.flush();
-        if let Some(link) = &mut switch {
-            link.flush();
-        }
-        if let Some(malformed) = switch.as_mut().map(Link::take_malformed) {
-            core.count_malformed(malformed);
-        }
+    }
+    supervisor.flush();
+    if let Some(link) = switch {
+        link.flush();
+        core.count_malformed(link.take_malformed());
     }
 }
 

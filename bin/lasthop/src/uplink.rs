@@ -27,10 +27,10 @@ pub enum UplinkCommand {
         #[arg(long, value_parser = run::driver)]
         driver: Option<String>,
         /// Queue pairs, each with a thread of its own; with af_xdp the busiest guests get one each
-        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(run::MAX_QUEUES)))]
+        #[arg(long, default_value_t = 1, value_parser = run::queues)]
         queues: u16,
         /// Priority of its processes: -20 (first) to 19 (last)
-        #[arg(long, default_value_t = 0, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-20..=19))]
+        #[arg(long, default_value_t = 0, allow_negative_numbers = true, value_parser = run::nice)]
         nice: i32,
         /// Whether af_xdp makes one packet of a burst's TCP segments or UDP datagrams
         #[arg(long, value_name = "on|off", default_value = "on", value_parser = ["on", "off"])]
@@ -112,10 +112,10 @@ pub struct DeviceArgs {
     #[arg(long, value_parser = run::driver)]
     driver: Option<String>,
     /// With --device: queue pairs [default: 1]
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=i64::from(run::MAX_QUEUES)))]
+    #[arg(long, value_parser = run::queues)]
     queues: Option<u16>,
     /// With --device: priority of its processes: -20 (first) to 19 (last) [default: 0]
-    #[arg(long, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-20..=19))]
+    #[arg(long, allow_negative_numbers = true, value_parser = run::nice)]
     nice: Option<i32>,
     /// With --device: keep a second process that takes over when the first ends or hangs
     #[arg(long)]

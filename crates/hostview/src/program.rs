@@ -201,6 +201,13 @@ fn body(a: &mut Assembler, kernel: &Kernel, maps: &Maps) {
     a.or(WHAT, Reg(1));
 
     a.place(store);
+    write(a, maps, end);
+    a.place(end);
+    a.exit();
+}
+
+/// Writes what the core does now, and whose cores have become more and fewer by that.
+fn write(a: &mut Assembler, maps: &Maps, end: Label) {
     a.load(Width::Double, Reg(1), STACK, TGID);
     a.store(Width::Double, CORE, word(CORE_WHO), Reg(1));
     a.store(Width::Double, CORE, word(CORE_SINCE), NOW);
@@ -228,8 +235,6 @@ fn body(a: &mut Assembler, kernel: &Kernel, maps: &Maps) {
     a.atomic_add(Reg(1), word(VM_RUNNING), Reg(4));
     a.set(Reg(4), 0);
     a.store(Width::Double, Reg(1), word(VM_PREEMPTED), Reg(4));
-    a.place(end);
-    a.exit();
 }
 
 /// Of a VM that has vCPUs only these count, not the threads that serve disks or a monitor. KVM hangs a notifier on a

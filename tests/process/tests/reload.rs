@@ -44,6 +44,17 @@ fn what_is_remembered_is_read_again() {
     assert_eq!(lasthop.port("kept")["id"], kept, "one that is as it was goes on");
     assert!(std::path::Path::new(&socket("new")).exists() && !std::path::Path::new(&socket("old")).exists());
 
+    // Uplinks are not followed: what becomes of each is said.
+    change(
+        &ports_file,
+        "\"uplinks\": []",
+        "\"uplinks\": [{\"name\": \"net\", \"device\": \"nosuch0\", \"queues\": 1}]",
+    );
+    reload();
+    let said = "SIGHUP: uplink net is new in ports.json, and comes with the next start";
+    wait_for("the line of it", PATIENCE, || lasthop.log().contains(said));
+    assert!(!lasthop.command(&["uplink", "list"]).contains("net "), "and it waits for that");
+
     // What cannot be understood changes nothing, and is left as it is.
     change(&ports_file, "\"version\": 1", "\"version\": 7");
     reload();
@@ -52,7 +63,7 @@ fn what_is_remembered_is_read_again() {
 
     // The others do not end either: a terminal that is gone tells all of them.
     pids.iter().for_each(|pid| proc::signal(*pid, Signal::HUP));
-    wait_for("the line of it", PATIENCE, || reloads() >= 4);
+    wait_for("the line of it", PATIENCE, || reloads() >= 5);
     assert_eq!(lasthop.pids(), pids);
     bystanders.still_exchange();
 }

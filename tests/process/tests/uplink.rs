@@ -478,9 +478,16 @@ fn only_a_tap_device_that_was_asked_for_is_made() {
     assert_eq!(out.status.code(), Some(1), "{text}");
     let line = "uplink net: there is no interface eno1; there are: eth9, peer9; to make a TAP device of that name, say driver=tap";
     assert!(text.contains(line), "{text}");
+    assert!(!text.contains("as soon as it is there"), "it said first that it would wait: {text}");
     assert!(!netns.output("ip link show eno1").status.success(), "the mistyped name is a device now");
     let site = Site::new(&netns, "net=eno1,driver=tap");
     assert_eq!((&site.uplink()["driver"], &site.uplink()["created"]), (&"tap".into(), &true.into()));
+    // Deleted by somebody it is made again, without the addresses that it had, and that is said.
+    netns.ip("addr add 10.0.0.1/24 dev eno1");
+    netns.ip("link del eno1");
+    let anew = "uplink net: eno1 had been deleted and was made anew: its addresses and routes are gone";
+    wait_for("the line of it", PATIENCE, || site.lasthop.log().contains(anew));
+    assert!(!String::from_utf8_lossy(&netns.output("ip addr show eno1").stdout).contains("10.0.0.1"));
     // A TAP device that was there, used without a driver, is not made again when it has gone.
     netns.ip("tuntap add tap9 mode tap");
     site.lasthop.command(&["uplink", "add", "old", "tap9"]);

@@ -9,7 +9,7 @@ use lasthop_sys::{CpuList, ParseCpusError};
 use std::path::{Path, PathBuf};
 
 /// Most queue pairs of an uplink.
-pub const MAX_QUEUES: u16 = 16;
+const MAX_QUEUES: u16 = 16;
 
 /// Run the switch in the foreground until SIGTERM: a learning switch over the ports named here and those added later.
 #[derive(Clone, Debug, clap::Args)]
@@ -272,6 +272,18 @@ pub fn driver(text: &str) -> Result<String, String> {
     let known = UplinkDriver::ALL.map(UplinkDriver::name);
     let unknown = || format!("there is no driver {text:?}; choose one of {}", known.join(", "));
     known.contains(&text).then(|| text.to_owned()).ok_or_else(unknown)
+}
+
+/// Queue pairs of an uplink.
+pub fn queues(text: &str) -> Result<u16, String> {
+    let queues = text.parse().ok().filter(|n| (1..=MAX_QUEUES).contains(n));
+    queues.ok_or_else(|| format!("no number of queues; use 1 to {MAX_QUEUES}"))
+}
+
+/// The priority of an uplink's processes.
+pub fn nice(text: &str) -> Result<i32, String> {
+    let nice = text.parse().ok().filter(|n| (-20..=19).contains(n));
+    nice.ok_or_else(|| "no priority; use -20 (first) to 19 (last)".into())
 }
 
 /// A list of VLANs; checked, as it was written.

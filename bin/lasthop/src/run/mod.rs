@@ -47,7 +47,7 @@ mod threads;
 mod uplink;
 mod uplinks;
 
-pub use args::{MAX_QUEUES, RunArgs, driver, meant_device, new_name, vlan_list};
+pub use args::{RunArgs, driver, meant_device, new_name, nice, queues, vlan_list};
 pub use batch::Batch;
 use lasthop_sys::Log;
 pub use owner::Owner;

@@ -303,6 +303,19 @@ struct Frame {
     later: bool,
 }
 
+/// In what a frame is not as a rule asks: yes or no, or the bits in which it differs.
+struct Differs {
+    ether: bool,
+    proto: bool,
+    vlan: bool,
+    sport: bool,
+    dport: bool,
+    src: u128,
+    dst: u128,
+    src_mac: u64,
+    dst_mac: u64,
+}
+
 /// What shows that a rule does not match.
 enum Proof {
     Ether,
@@ -397,10 +410,26 @@ impl Frame {
             || (src_mac & seen.src_mac) | (dst_mac & seen.dst_mac) != 0
             || !dport && apart(&t.dport, interval(self.dport, seen.dport))
             || !sport && apart(&t.sport, interval(self.sport, seen.sport));
-        if shown {
-            return false;
+        if !shown {
+            let differs = Differs {
+                ether: !ether,
+                proto: !proto,
+                vlan: !vlan,
+                sport: !sport,
+                dport: !dport,
+                src,
+                dst,
+                src_mac,
+                dst_mac,
+            };
+            self.show(t, seen, &differs);
         }
+        false
+    }
 
+    /// Has the fewest bits looked at that show that a rule does not match.
+    fn show(&self, t: &Test, seen: &mut Seen, differs: &Differs) {
+        let &Differs { ether, proto, vlan, sport, dport, src, dst, src_mac, dst_mac } = differs;
         let mut best = (u32::MAX, Proof::Ether);
         let mut offer = |holds: bool, cost: u32, proof: Proof| {
             if holds && cost < best.0 {
@@ -408,9 +437,9 @@ impl Frame {
             }
         };
         // Few values each: what they add to the number of masks and flows is small.
-        offer(!ether, 0, Proof::Ether);
-        offer(!vlan, 1, Proof::Vlan);
-        offer(!proto, 2, Proof::Proto);
+        offer(ether, 0, Proof::Ether);
+        offer(vlan, 1, Proof::Vlan);
+        offer(proto, 2, Proof::Proto);
         for (difference, have, whose) in
             [(src, seen.src, Proof::Src as fn(u128) -> Proof), (dst, seen.dst, Proof::Dst as fn(u128) -> Proof)]
         {
@@ -428,11 +457,11 @@ impl Frame {
                 offer(true, 3 + (bits & !have).count_ones(), whose(bits));
             }
         }
-        for (matches, port, have, ranges, whose) in [
+        for (differs, port, have, ranges, whose) in [
             (dport, self.dport, seen.dport, &t.dport, Proof::Dport as fn(u16) -> Proof),
             (sport, self.sport, seen.sport, &t.sport, Proof::Sport as fn(u16) -> Proof),
         ] {
-            if !matches {
+            if differs {
                 let bits = port_step(port, have, |i| apart(ranges, i));
                 offer(true, 3 + PORT_COST * (bits & !have).count_ones(), whose(bits));
             }
@@ -448,7 +477,6 @@ impl Frame {
             Proof::Sport(bits) => seen.sport = bits,
             Proof::Dport(bits) => seen.dport = bits,
         }
-        false
     }
 
     /// Everything that the rule asks for.

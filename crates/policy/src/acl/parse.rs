@@ -93,70 +93,101 @@ pub fn looks_like_classbench(text: &str) -> bool {
 /// Reads a file. Rules that name no direction are for `only`, or for what comes from guests if that is `None` too; with
 /// `only`, naming another is an error. A default without a direction is for every direction that has rules.
 pub fn read(text: &str, only: Option<Direction>) -> Result<Lists, Located> {
-    let mut rules: [Vec<Rule>; 2] = Default::default();
-    let mut defaults: [Option<Action>; 2] = [None; 2];
-    let mut common = None;
-    let mut scopes = Vec::new();
+    let mut file = File { only, ..File::default() };
     for (number, line) in checked_lines(text)? {
         let mut words = Words::new(number, line);
         let Some(first) = words.next() else { continue };
-        if first.text == "for" {
-            if rules.iter().any(|r| !r.is_empty()) || common.is_some() || defaults.iter().any(Option::is_some) {
-                return Err(words.at(&first, "for stands before all rules and defaults; move it to the top"));
-            }
-            if !scopes.is_empty() {
-                return Err(words.at(&first, "a second line with for; use a file for each"));
-            }
-            scopes = words.scopes()?;
-            words.end()?;
-            continue;
+        match first.text {
+            "for" => file.for_line(&first, &mut words)?,
+            "default" => file.default_line(&first, &mut words)?,
+            _ => file.rule_line(&first, &mut words)?,
         }
-        if first.text == "default" {
-            let mut what = words.expect("permit or deny")?;
-            let direction = Direction::parse(what.text);
-            if let Some(direction) = direction {
-                words.check_direction(&what, direction, only)?;
-                what = words.expect("permit or deny")?;
-            }
-            let action = action(&what).ok_or_else(|| words.wrong(&what, "permit or deny"))?;
-            let slot = match direction {
-                Some(d) => &mut defaults[d as usize],
-                None => &mut common,
-            };
-            if slot.replace(action).is_some() {
-                return Err(words.at(&first, "a second default for the same direction; leave one of them out"));
-            }
-            words.end()?;
-            continue;
+    }
+    Ok(file.lists())
+}
+
+/// What has been read of a file.
+#[derive(Default)]
+struct File {
+    only: Option<Direction>,
+    rules: [Vec<Rule>; 2],
+    defaults: [Option<Action>; 2],
+    /// The default of every direction that has rules.
+    common: Option<Action>,
+    scopes: Vec<Scope>,
+}
+
+impl File {
+    /// No line but `for` has come.
+    fn says_nothing(&self) -> bool {
+        let default = self.common.is_some() || self.defaults.iter().any(Option::is_some);
+        self.rules.iter().all(Vec::is_empty) && !default
+    }
+
+    /// A line with `for`.
+    fn for_line(&mut self, first: &Word<'_>, words: &mut Words<'_>) -> Result<(), Located> {
+        if !self.says_nothing() {
+            return Err(words.at(first, "for stands before all rules and defaults; move it to the top"));
         }
-        let Some(action) = action(&first) else {
-            return Err(words.wrong(&first, "permit, deny, default or for, or # before a comment"));
+        if !self.scopes.is_empty() {
+            return Err(words.at(first, "a second line with for; use a file for each"));
+        }
+        self.scopes = words.scopes()?;
+        words.end()
+    }
+
+    /// A line with `default`.
+    fn default_line(&mut self, first: &Word<'_>, words: &mut Words<'_>) -> Result<(), Located> {
+        let mut what = words.expect("permit or deny")?;
+        let direction = Direction::parse(what.text);
+        if let Some(direction) = direction {
+            words.check_direction(&what, direction, self.only)?;
+            what = words.expect("permit or deny")?;
+        }
+        let action = action(&what).ok_or_else(|| words.wrong(&what, "permit or deny"))?;
+        let slot = match direction {
+            Some(d) => &mut self.defaults[d as usize],
+            None => &mut self.common,
         };
-        let mut direction = only.unwrap_or(Direction::FromGuest);
+        if slot.replace(action).is_some() {
+            return Err(words.at(first, "a second default for the same direction; leave one of them out"));
+        }
+        words.end()
+    }
+
+    fn rule_line(&mut self, first: &Word<'_>, words: &mut Words<'_>) -> Result<(), Located> {
+        let Some(action) = action(first) else {
+            return Err(words.wrong(first, "permit, deny, default or for, or # before a comment"));
+        };
+        let mut direction = self.only.unwrap_or(Direction::FromGuest);
         if let Some(word) = words.peek()
             && let Some(named) = Direction::parse(word.text)
         {
-            words.check_direction(&word, named, only)?;
+            words.check_direction(&word, named, self.only)?;
             direction = named;
             words.next();
         }
-        let rule = Parts::read(&mut words)?.rule(action, &words)?;
-        rules[direction as usize].push(rule);
-        if rules.iter().map(Vec::len).sum::<usize>() > MAX_RULES {
-            return Err(words.at(&first, &format!("more than {MAX_RULES} rules; use fewer, or wider ones")));
+        let rule = Parts::read(words)?.rule(action, words)?;
+        self.rules[direction as usize].push(rule);
+        if self.rules.iter().map(Vec::len).sum::<usize>() > MAX_RULES {
+            return Err(words.at(first, &format!("more than {MAX_RULES} rules; use fewer, or wider ones")));
         }
+        Ok(())
     }
-    let nothing = rules.iter().all(Vec::is_empty);
-    let says_nothing = nothing && common.is_none() && defaults.iter().all(Option::is_none);
-    let mut lists = Lists { scopes, says_nothing, ..Lists::default() };
-    for ((direction, rules), default) in Direction::ALL.into_iter().zip(rules).zip(defaults) {
-        let meant = !rules.is_empty() || nothing && direction == only.unwrap_or(Direction::FromGuest);
-        if default.is_some() || meant {
-            let default = default.or(common).unwrap_or(Action::Permit);
-            lists.rules[direction as usize] = Some(Rules { rules, default });
+
+    fn lists(self) -> Lists {
+        let (says_nothing, nothing) = (self.says_nothing(), self.rules.iter().all(Vec::is_empty));
+        let Self { only, rules, defaults, common, scopes } = self;
+        let mut lists = Lists { scopes, says_nothing, ..Lists::default() };
+        for ((direction, rules), default) in Direction::ALL.into_iter().zip(rules).zip(defaults) {
+            let meant = !rules.is_empty() || nothing && direction == only.unwrap_or(Direction::FromGuest);
+            if default.is_some() || meant {
+                let default = default.or(common).unwrap_or(Action::Permit);
+                lists.rules[direction as usize] = Some(Rules { rules, default });
+            }
         }
+        lists
     }
-    Ok(lists)
 }
 
 /// Reads the one rule in a line that names no direction.
@@ -306,74 +337,89 @@ impl<'a> Parts<'a> {
                 "ipv4" => once(&mut parts.ether, word, Ether::Type(IPV4), w)?,
                 "ipv6" => once(&mut parts.ether, word, Ether::Type(IPV6), w)?,
                 "arp" => once(&mut parts.ether, word, Ether::Type(ARP), w)?,
-                "ethertype" => {
-                    let value = words.expect("an EtherType such as 0x88cc")?;
-                    let number = number(value.text).filter(|n| *n >= 0x600 && *n != 0x8100 && *n != 0x88a8);
-                    let number = number.and_then(|n| u16::try_from(n).ok()).ok_or_else(|| {
-                        words.wrong(&value, "an EtherType from 0x0600 to 0xffff that is not a VLAN tag's")
-                    })?;
-                    once(&mut parts.ether, word, Ether::Type(number), words)?;
-                }
                 "tcp" => once(&mut parts.proto, word, TCP, w)?,
                 "udp" => once(&mut parts.proto, word, UDP, w)?,
                 "sctp" => once(&mut parts.proto, word, SCTP, w)?,
                 "icmp" => once(&mut parts.proto, word, ICMP, w)?,
                 "icmpv6" => once(&mut parts.proto, word, ICMPV6, w)?,
-                "proto" => {
-                    let value = words.expect("an IP protocol's number")?;
-                    let number = number(value.text).and_then(|n| u8::try_from(n).ok());
-                    let number = number.ok_or_else(|| words.wrong(&value, "an IP protocol's number, 0 to 255"))?;
-                    once(&mut parts.proto, word, number, words)?;
-                }
-                "vlan" => {
-                    let value = words.expect("a VLAN id, or none")?;
-                    let id = match value.text {
-                        "none" => Some(0),
-                        text => number(text).and_then(|n| u16::try_from(n).ok()).filter(|n| (1..4095).contains(n)),
-                    };
-                    let id = id.ok_or_else(|| words.wrong(&value, "a VLAN id from 1 to 4094, or none"))?;
-                    once(&mut parts.vlan, word, id, words)?;
-                }
-                "from-mac" | "to-mac" => {
-                    let value = words.expect("an Ethernet address")?;
-                    let mac = mac(value.text)
-                        .ok_or_else(|| words.wrong(&value, "an address such as 52:54:00:12:34:56, or address/mask"))?;
-                    let slot = if word.text == "from-mac" { &mut parts.from_mac } else { &mut parts.to_mac };
-                    once(slot, word, mac, words)?;
-                }
-                "from" | "to" => {
-                    let value = words.expect("an address, a prefix, or any")?;
-                    let prefix = match value.text {
-                        "any" => None,
-                        text => Some(prefix(text).map_err(|expected| words.wrong(&value, expected))?),
-                    };
-                    side = Some(word);
-                    let slot = if word.text == "from" { &mut parts.from } else { &mut parts.to };
-                    once(slot, word, prefix, words)?;
-                }
-                "port" => {
-                    let value = words.expect("a port, ranges of ports, or any")?;
-                    let ranges = ranges(&value, 65_535, words)?;
-                    let slot = match side.map(|s: Word<'_>| s.text) {
-                        Some("from") => &mut parts.from_port,
-                        Some(_) => &mut parts.to_port,
-                        None => return Err(words.at(&word, "port needs from or to before it, such as to any port 22")),
-                    };
-                    once(slot, word, ranges, words)?;
-                }
-                "type" | "code" => {
-                    let value = words.expect("an ICMP type or code")?;
-                    let ranges = ranges(&value, 255, words)?;
-                    let slot = if word.text == "type" { &mut parts.kind } else { &mut parts.code };
-                    once(slot, word, ranges, words)?;
-                }
                 "from-guest" | "to-guest" => {
                     return Err(words.at(&word, "a direction stands right behind permit or deny"));
                 }
+                "ethertype" | "proto" | "vlan" | "from-mac" | "to-mac" => parts.link_value(word, words)?,
+                "from" | "to" => {
+                    side = Some(word);
+                    parts.address(word, words)?;
+                }
+                "port" | "type" | "code" => parts.numbers(word, side, words)?,
                 _ => return Err(words.wrong(&word, PARTS)),
             }
         }
         Ok(parts)
+    }
+
+    /// What follows a word about the link layer, or an IP protocol's number.
+    fn link_value(&mut self, word: Word<'a>, words: &mut Words<'a>) -> Result<(), Located> {
+        match word.text {
+            "ethertype" => {
+                let value = words.expect("an EtherType such as 0x88cc")?;
+                let number = number(value.text).filter(|n| *n >= 0x600 && *n != 0x8100 && *n != 0x88a8);
+                let number = number.and_then(|n| u16::try_from(n).ok()).ok_or_else(|| {
+                    words.wrong(&value, "an EtherType from 0x0600 to 0xffff that is not a VLAN tag's")
+                })?;
+                once(&mut self.ether, word, Ether::Type(number), words)
+            }
+            "proto" => {
+                let value = words.expect("an IP protocol's number")?;
+                let number = number(value.text).and_then(|n| u8::try_from(n).ok());
+                let number = number.ok_or_else(|| words.wrong(&value, "an IP protocol's number, 0 to 255"))?;
+                once(&mut self.proto, word, number, words)
+            }
+            "vlan" => {
+                let value = words.expect("a VLAN id, or none")?;
+                let id = match value.text {
+                    "none" => Some(0),
+                    text => number(text).and_then(|n| u16::try_from(n).ok()).filter(|n| (1..4095).contains(n)),
+                };
+                let id = id.ok_or_else(|| words.wrong(&value, "a VLAN id from 1 to 4094, or none"))?;
+                once(&mut self.vlan, word, id, words)
+            }
+            side => {
+                let value = words.expect("an Ethernet address")?;
+                let mac = mac(value.text)
+                    .ok_or_else(|| words.wrong(&value, "an address such as 52:54:00:12:34:56, or address/mask"))?;
+                let slot = if side == "from-mac" { &mut self.from_mac } else { &mut self.to_mac };
+                once(slot, word, mac, words)
+            }
+        }
+    }
+
+    /// What follows `from` or `to`.
+    fn address(&mut self, word: Word<'a>, words: &mut Words<'a>) -> Result<(), Located> {
+        let value = words.expect("an address, a prefix, or any")?;
+        let prefix = match value.text {
+            "any" => None,
+            text => Some(prefix(text).map_err(|expected| words.wrong(&value, expected))?),
+        };
+        let slot = if word.text == "from" { &mut self.from } else { &mut self.to };
+        once(slot, word, prefix, words)
+    }
+
+    /// What follows `port`, which is of the address named last, `type` or `code`.
+    fn numbers(&mut self, word: Word<'a>, side: Option<Word<'a>>, words: &mut Words<'a>) -> Result<(), Located> {
+        let (what, most) = match word.text {
+            "port" => ("a port, ranges of ports, or any", 65_535),
+            _ => ("an ICMP type or code", 255),
+        };
+        let value = words.expect(what)?;
+        let ranges = ranges(&value, most, words)?;
+        let slot = match (word.text, side.map(|s| s.text)) {
+            ("type", _) => &mut self.kind,
+            ("code", _) => &mut self.code,
+            (_, Some("from")) => &mut self.from_port,
+            (_, Some(_)) => &mut self.to_port,
+            (_, None) => return Err(words.at(&word, "port needs from or to before it, such as to any port 22")),
+        };
+        once(slot, word, ranges, words)
     }
 
     fn rule(self, action: Action, words: &Words<'_>) -> Result<Rule, Located> {

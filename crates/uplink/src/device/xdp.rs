@@ -7,6 +7,7 @@
 //! With several queues the program gives each busy guest a queue pair of its own ([`crate::vmq`]). With one, the next process
 //! takes over the open device ([`crate::ledger`]); with several, whose slots are on their way between pairs, it opens it anew.
 
+mod frames;
 mod inbox;
 mod program;
 
@@ -19,6 +20,7 @@ use crate::progress::Reading;
 use crate::room::{Fill, Interface, Plan, Receiver, Sender, dropped, first_socket, shown, take_over};
 use crate::vmq::steering::{Lane, Sources, Steering};
 use arrayvec::ArrayVec;
+use frames::{deliver, deliver_merged, take_frames};
 use inbox::{Home, Inbox, Inboxes};
 use lasthop_frame::{VnetHdr, sum};
 use lasthop_guestmem::GuestSlice;
@@ -268,37 +270,8 @@ impl Xdp {
             return Ok(got);
         }
         let inboxes = &mut sockets.inboxes;
-        let (mut room, mut taken, mut stalled) = (usize::from(pair.from_network.ring.free()), 0, false);
         self.burst.clear();
-        let (count, first) = (inboxes.all.len(), inboxes.first);
-        inboxes.first = (first + 1) % count.max(1);
-        for i in 0..count {
-            let Some(inbox) = inboxes.all.get_mut((first + i) % count) else { break };
-            while taken < BURST {
-                if room == 0 || (count > 1 && inbox.is_full()) {
-                    stalled |= inbox.receiver.waiting() > 0;
-                    break;
-                }
-                let Some((offset, len)) = inbox.take() else { break };
-                taken += 1;
-                let Some((slot, in_slot)) = pair.from_network.slot_of(offset, len).filter(|(_, at)| *at >= VNET) else {
-                    // The kernel speaks of memory that it was not given: nothing of this is right any more.
-                    return Err(DeviceError::Io(Errno::FAULT));
-                };
-                note(ledger, pair.from_network.slot(slot).0, Holder::Us);
-                if len < SHORTEST {
-                    counters.dropped(Reason::TooShort);
-                    pair.from_network.put_back(slot);
-                    continue;
-                }
-                if pair.sieve.keeps(&pair.bytes((offset, len)), counters) {
-                    pair.from_network.put_back(slot);
-                    continue;
-                }
-                room -= 1;
-                let _ = self.burst.try_push(Frame { at: (offset, len), slot, in_slot });
-            }
-        }
+        let (taken, stalled) = take_frames(inboxes, &mut self.burst, pair, ledger, counters)?;
         inboxes.taken += taken as u64;
         let (before, read) =
             (pair.from_network.position(), inboxes.all.first().map_or(0, |first| first.receiver.next()));
@@ -472,90 +445,6 @@ fn give_back(socket: &mut Sender, pair: &mut Pair, ledger: Option<&Ledger>, umem
     }
 }
 
-/// Gives the switch a frame as it is.
-fn deliver(pair: &mut Pair, frame: &Frame) {
-    let (offset, len) = frame.at;
-    let header = open_checksum(&pair.bytes(frame.at));
-    pair.bytes((offset - VNET, VNET)).write_array(0, &header.to_bytes());
-    pair.from_network.add(frame.slot, frame.in_slot - VNET, VNET + len);
-}
-
-/// Gives the switch the frames of a burst, those of a flow as one packet; how many packets that were.
-fn deliver_merged(pair: &mut Pair, burst: &[Frame], merger: &mut Merger) -> usize {
-    merger.clear();
-    let mut read = |frame: usize, to: &mut [u8]| burst.get(frame).map_or(0, |f| pair.bytes(f.at).read(0, to));
-    for frame in burst {
-        merger.add(frame.at.1, &mut read);
-    }
-    for packet in 0..merger.packets() {
-        let Some((first, more)) = merger.first(packet) else { continue };
-        let Some(frame) = burst.get(first) else { continue };
-        let mut headers = [0; SNAPSHOT];
-        let merged = if more == 0 {
-            None
-        } else {
-            let len = pair.bytes(frame.at).read(0, &mut headers);
-            headers.get_mut(..len).and_then(|headers| merger.finish(packet, headers))
-        };
-        let Some((header, len)) = merged else {
-            deliver(pair, frame);
-            merger.rest(packet).filter_map(|(number, ..)| burst.get(number)).for_each(|f| deliver(pair, f));
-            continue;
-        };
-        let hdr_len = usize::from(header.hdr_len);
-        pair.bytes(frame.at).write(0, headers.get(..hdr_len).unwrap_or_default());
-        pair.bytes((frame.at.0 - VNET, VNET)).write_array(0, &header.to_bytes());
-        let mut pieces = ArrayVec::<_, BURST>::new();
-        let _ = pieces.try_push((frame.slot, frame.in_slot - VNET, VNET + len));
-        for (number, from, len) in merger.rest(packet) {
-            if let Some(next) = burst.get(number) {
-                let _ = pieces.try_push((next.slot, next.in_slot + from, len));
-            }
-        }
-        pair.from_network.add_pieces(&pieces);
-    }
-    merger.packets()
-}
-
-/// The header for a received frame. A veth's other end leaves checksums open and XDP has no word for that; but then the field
-/// holds the sum over the pseudo header, which is easily known. (One in 65 536 finished checksums looks the same; to have it
-/// summed once more does no harm.)
-fn open_checksum(frame: &GuestSlice<'_>) -> VnetHdr {
-    partial(frame).unwrap_or_default()
-}
-
-fn partial(frame: &GuestSlice<'_>) -> Option<VnetHdr> {
-    let mut bytes = [0; 14 + 40 + 20];
-    let len = frame.read(0, &mut bytes);
-    let bytes = bytes.get(..len)?;
-    let word = |at: usize| Some(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?]));
-    let (l4, proto, pseudo) = match word(12)? {
-        0x0800 => {
-            let (header, total) = (usize::from(bytes.get(14)? & 15) * 4, word(16)?);
-            // A fragment's checksum is not its own.
-            if word(20)? & 0x3fff != 0 {
-                return None;
-            }
-            let [src, dst] = [bytes.get(26..30)?, bytes.get(30..34)?].map(<[u8; 4]>::try_from);
-            let len = total.checked_sub(header as u16)?;
-            (14 + header, *bytes.get(23)?, sum::pseudo_v4(src.ok()?, dst.ok()?, *bytes.get(23)?, len))
-        }
-        0x86dd => {
-            let [src, dst] = [bytes.get(22..38)?, bytes.get(38..54)?].map(<[u8; 16]>::try_from);
-            (54, *bytes.get(20)?, sum::pseudo_v6(src.ok()?, dst.ok()?, *bytes.get(20)?, word(18)?.into()))
-        }
-        _ => return None,
-    };
-    let offset = match proto {
-        6 => 16,
-        17 => 6,
-        _ => return None,
-    };
-    let open = word(l4 + offset)? == sum::fold(pseudo);
-    let (flags, start, offset) = (VnetHdr::F_NEEDS_CSUM, l4 as u16, offset as u16);
-    open.then(|| VnetHdr { flags, csum_start: start, csum_offset: offset, ..VnetHdr::default() })
-}
-
 impl AsFd for Xdp {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.sockets {
@@ -567,6 +456,7 @@ impl AsFd for Xdp {
 
 #[cfg(test)]
 mod tests {
+    use super::frames::open_checksum;
     use super::*;
     use lasthop_frame::testutil::Frame;
     use lasthop_guestmem::GuestMemory;
