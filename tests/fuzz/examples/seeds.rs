@@ -10,10 +10,27 @@ use lasthop_ipc::{
     UplinkDevice, UplinkDriver, UplinkDrops, UplinkToSupervisor,
 };
 use lasthop_types::{MacAddr, PortId};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 fn main() -> std::io::Result<()> {
+    for (path, seed) in files() {
+        path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+        std::fs::write(path, seed)?;
+    }
+    Ok(())
+}
+
+/// Every file of seeds as it should be.
+pub fn files() -> Vec<(PathBuf, Vec<u8>)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds");
+    let named = |name: &str, n: usize| root.join(name).join(format!("start-{n:02}"));
+    let of = |(name, seeds): (&str, Vec<Vec<u8>>)| {
+        seeds.into_iter().enumerate().map(|(n, seed)| (named(name, n), seed)).collect::<Vec<_>>()
+    };
+    seeds().into_iter().flat_map(of).collect()
+}
+
+fn seeds() -> Vec<(&'static str, Vec<Vec<u8>>)> {
     let mut all: Vec<(&str, Vec<Vec<u8>>)> = vec![("frame_key", frame_key()), ("messages", messages())];
     for (name, count, len, first) in [
         ("offload", 24, 40, None),
@@ -34,14 +51,7 @@ fn main() -> std::io::Result<()> {
     if let Some((_, seeds)) = all.iter_mut().find(|(name, _)| *name == "gro") {
         seeds.push(streams());
     }
-    for (name, seeds) in all {
-        let folder = root.join(name);
-        std::fs::create_dir_all(&folder)?;
-        for (n, seed) in seeds.iter().enumerate() {
-            std::fs::write(folder.join(format!("start-{n:02}")), seed)?;
-        }
-    }
-    Ok(())
+    all
 }
 
 /// Bytes that always come out the same.

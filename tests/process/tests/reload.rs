@@ -37,7 +37,7 @@ fn what_is_remembered_is_read_again() {
     change(&ports_file, "old", "new");
     change(&rules_file, "deny icmp", "deny udp to any port 53");
     reload();
-    assert!(lasthop.log().contains("1 ports added, 1 removed, other access lists"), "{}", lasthop.log());
+    assert!(lasthop.log().contains("1 port added, 1 removed, other access lists"), "{}", lasthop.log());
     wait_for("the new rules", PATIENCE, || lasthop.command(&["acl", "show"]).contains("deny udp to any port 53"));
     let ports = lasthop.command(&["port", "list"]);
     assert!(ports.contains("\nnew ") && !ports.contains("\nold "), "{ports}");
