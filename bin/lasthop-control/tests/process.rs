@@ -525,6 +525,27 @@ fn a_client_that_has_seen_enough_is_no_news() {
     assert!(!log.contains("Broken") && !log.contains("client"), "{log}");
 }
 
+#[test]
+fn clients_that_never_read_keep_nobody_waiting() {
+    let (_control, mut fake) = Control::start();
+    let names: Vec<String> = (0..300).map(|n| format!("vm{n}")).collect();
+    fake.add_ports(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    fake.attach();
+    fake.serve_until(|f| f.ready && f.heard == ["ask"]);
+    let call = b"{\"method\":\"org.lasthop.Switch.PortList\",\"parameters\":{},\"more\":true}\0";
+    let mut mute = Vec::new();
+    for _ in 0..20 {
+        let mut stream = UnixStream::connect(fake.dir.path().join("api.sock")).unwrap();
+        // As many calls as the socket takes.
+        stream.set_nonblocking(true).unwrap();
+        while stream.write(call).is_ok() {}
+        mute.push(stream);
+        let stats = client(&mut fake, async |api| api.stats().await.unwrap().unwrap());
+        assert!(stats.switch_connected);
+    }
+    assert_eq!(mute.len(), 20);
+}
+
 /// Forty clients that connect and say nothing once kept everybody out, root as well.
 #[test]
 fn idle_clients_keep_nobody_out() {
