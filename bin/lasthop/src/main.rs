@@ -5,6 +5,7 @@ mod attach;
 mod client;
 mod list;
 mod run;
+mod size;
 mod stats;
 mod table;
 mod trace;

@@ -407,7 +407,7 @@ fn says_what_is_wrong_and_what_to_do() {
     assert!(without_instance("attach vm1 --queues 17", 2).contains("17"));
     for (line, help) in [
         ("attach vm1 --queues x", "lasthop attach --help"),
-        ("attach vm1 --memory lots", "such as 512M or 2G"),
+        ("attach vm1 --memory lots", "such as 512M or 64G"),
         ("run --congestion 2,10", "lasthop run --help"),
         ("port add", "lasthop port add --help"),
     ] {

@@ -3,6 +3,7 @@
 use super::batch::Batch;
 use super::owner::Owner;
 use super::store::SavedUplink;
+use crate::size::Size;
 use lasthop_ipc::UplinkDriver;
 use lasthop_policy::{check_name, check_new_name};
 use lasthop_sys::{CpuList, ParseCpusError};
@@ -52,8 +53,8 @@ pub struct RunArgs {
     #[arg(long, help_heading = "Scheduling")]
     pub vm_cgroup: bool,
     /// Most memory that one port's front-end may have mapped, in bytes or like 64G [default: the host's, swap included]
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
-    pub max_guest_memory: Option<u64>,
+    #[arg(long, value_name = "BYTES")]
+    pub max_guest_memory: Option<Size>,
     /// Do not load the eBPF program that watches which VMs run and which cores are idle
     #[arg(long, help_heading = "Scheduling")]
     pub no_bpf: bool,
@@ -66,7 +67,7 @@ impl RunArgs {
     /// The arguments of lasthop-switch that say the same. `cpus` are those it may use.
     pub fn for_switch(&self, cpus: &CpuList) -> Vec<String> {
         let mut arguments = self.scheduling.for_switch(cpus);
-        if let Some(bytes) = self.max_guest_memory {
+        if let Some(bytes) = self.max_guest_memory.and_then(Size::bytes) {
             arguments.extend(["--max-guest-memory".into(), bytes.to_string()]);
         }
         arguments
@@ -130,15 +131,6 @@ impl Scheduling {
         push("--congestion", self.congestion.to_string());
         arguments
     }
-}
-
-/// Bytes, or with a suffix K, M, G or T a multiple of 1024 of them.
-fn parse_bytes(text: &str) -> Result<u64, String> {
-    let suffixes = [("K", 10), ("M", 20), ("G", 30), ("T", 40)];
-    let suffix = suffixes.iter().find_map(|(s, shift)| Some((text.strip_suffix(s)?, *shift)));
-    let (digits, shift) = suffix.unwrap_or((text, 0));
-    let bytes = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift)).filter(|bytes| *bytes > 0);
-    bytes.ok_or_else(|| format!("{text:?} is not a number of bytes; write 68719476736 or 64G"))
 }
 
 /// A list of CPUs, or none.
@@ -396,16 +388,6 @@ mod tests {
         }
         assert!(parse_congestion("2,10").unwrap_err().contains("longer time first"));
         assert!(parse_cpus("0-3").is_ok() && parse_cpus("none").is_ok() && parse_cpus("3-0").is_err());
-    }
-
-    #[test]
-    fn bytes_with_and_without_suffix() {
-        for (text, bytes) in [("1", 1), ("4096", 4096), ("3K", 3 << 10), ("64M", 64 << 20), ("2T", 2 << 40)] {
-            assert_eq!(parse_bytes(text), Ok(bytes));
-        }
-        for bad in ["", "0", "G", "64GB", "-1", "1.5G", "99999999999T", "lots"] {
-            assert!(parse_bytes(bad).unwrap_err().contains("64G"), "{bad}");
-        }
     }
 
     #[test]

@@ -3,14 +3,14 @@
 //! A port has at most one live connection, the one handed to the switch. Nothing here waits: events change the state,
 //! and [`Port::step`] does what is due.
 
-use super::backoff::{Backoff, LogLimit};
+use super::backoff::Backoff;
 use super::batch::Batch;
 use super::owner::{Ids, Owner};
 use super::socket::{self, Access, Listener};
 use super::store::SavedPort;
 use lasthop_ipc::PortConfig;
-use lasthop_sys::{Epoll, Trigger};
-use lasthop_types::PortId;
+use lasthop_sys::{Epoll, LineLimit, Trigger};
+use lasthop_types::{PortId, counted};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -63,7 +63,7 @@ pub struct Port {
     end: End,
     /// What was last written to the log as being wrong, to say it once.
     complaint: Option<String>,
-    log: LogLimit,
+    log: LineLimit,
 }
 
 #[derive(Debug)]
@@ -93,7 +93,7 @@ impl Port {
         } else {
             End::Listen { listener: None, again_at: Some(now), waiting: None }
         };
-        let log = LogLimit::default();
+        let log = LineLimit::new(now);
         Self {
             config,
             tx_batch,
@@ -305,8 +305,8 @@ impl Port {
     }
 }
 
-fn held_back(lines: u32) -> String {
-    if lines == 0 { String::new() } else { format!(" (and {lines} lines like this one held back)") }
+fn held_back(lines: u64) -> String {
+    if lines == 0 { String::new() } else { format!(" ({} of this port left out)", counted(lines, "more line")) }
 }
 
 #[cfg(test)]

@@ -1,0 +1,88 @@
+//! Sizes of memory, as people write them: a number, perhaps with K, M, G or T, which are multiples of 1024.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A size as it was written. What a bare number counts is for whoever asked for it to say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    number: u64,
+    unit: Option<char>,
+}
+
+impl Size {
+    /// The same, a bare number being of MiB.
+    pub fn or_mib(self) -> Self {
+        Self { unit: self.unit.or(Some('M')), ..self }
+    }
+
+    /// In bytes, which a bare number is too.
+    pub fn bytes(self) -> Option<u64> {
+        let shift = match self.unit {
+            None => 0,
+            Some('K') => 10,
+            Some('M') => 20,
+            Some('G') => 30,
+            Some(_) => 40,
+        };
+        self.number.checked_mul(1 << shift)
+    }
+}
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is not a size; write a whole number with K, M, G or T, such as 512M or 64G");
+        let unit = text.chars().last().map(|c| c.to_ascii_uppercase()).filter(|c| "KMGT".contains(*c));
+        let digits = if unit.is_some() { text.get(..text.len() - 1) } else { Some(text) }.unwrap_or_default();
+        let digits = Some(digits).filter(|digits| digits.bytes().all(|b| b.is_ascii_digit()));
+        let number = digits.and_then(|digits| digits.parse().ok()).filter(|n| *n > 0).ok_or_else(wrong)?;
+        let size = Self { number, unit };
+        size.bytes().map(|_| size).ok_or_else(wrong)
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.number, self.unit.map_or(String::new(), String::from))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_mean_the_same_everywhere() {
+        for (text, bytes, of_memory) in [
+            ("1", 1, "1M"),
+            ("4096", 4096, "4096M"),
+            ("3K", 3 << 10, "3K"),
+            ("512m", 512 << 20, "512M"),
+            ("2G", 2 << 30, "2G"),
+            ("2T", 2 << 40, "2T"),
+        ] {
+            let size: Size = text.parse().unwrap();
+            assert_eq!((size.bytes(), size.or_mib().to_string().as_str()), (Some(bytes), of_memory));
+        }
+        for bad in [
+            "lots",
+            "",
+            "G",
+            "0",
+            "0G",
+            "-1",
+            "-1G",
+            "+1G",
+            "1.5G",
+            "2GB",
+            "2 G",
+            "99999999999999999999G",
+            "99999999999T",
+            "ä",
+        ] {
+            assert!(bad.parse::<Size>().unwrap_err().contains("such as 512M or 64G"), "{bad}");
+        }
+    }
+}
