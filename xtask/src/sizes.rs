@@ -12,6 +12,7 @@ const MOST_OF_FUNCTION: usize = 70;
 
 /// What may be longer, and why. A function is `path: name`.
 const EXCEPTIONS: &[(&str, &str)] = &[
+    ("crates/forward/src/tests.rs", "a few lines over; to be split with the next change there"),
     ("bin/lasthop/src/run/supervisor.rs", "the event loop; a part of it is on its way to a room of its own"),
     ("bin/lasthop/src/run/supervisor.rs: new", "a field after the other"),
     (

@@ -1,5 +1,7 @@
 //! The control process as `lasthop run` starts it, between a supervisor and a switch that are not real, and its API.
 
+#[path = "process/clients.rs"]
+mod clients;
 mod fake;
 
 use command_fds::{CommandFdExt, FdMapping};
@@ -501,66 +503,6 @@ fn says_what_is_wrong_with_its_arguments() {
         assert_eq!(output.status.code(), Some(2));
         assert!(String::from_utf8(output.stderr).unwrap().contains("lasthop run"));
     }
-}
-
-/// `lasthop port list | head -1` left a line in the log, in the words of the library.
-#[test]
-fn a_client_that_has_seen_enough_is_no_news() {
-    let (mut control, mut fake) = Control::start_with(Stdio::piped());
-    let names: Vec<String> = (0..300).map(|n| format!("vm{n}")).collect();
-    fake.add_ports(&names.iter().map(String::as_str).collect::<Vec<_>>());
-    fake.attach();
-    fake.serve_until(|f| f.ready && f.heard == ["ask"]);
-    for _ in 0..20 {
-        let mut hasty = UnixStream::connect(fake.dir.path().join("api.sock")).unwrap();
-        hasty.write_all(b"{\"method\":\"org.lasthop.Switch.PortList\",\"more\":true}\0").unwrap();
-        drop(hasty);
-        // It is answered in the meantime.
-        client(&mut fake, async |api| api.stats().await.unwrap().unwrap());
-    }
-    drop(fake);
-    let mut log = String::new();
-    control.0.stderr.take().unwrap().read_to_string(&mut log).unwrap();
-    assert!(log.contains("the switch is connected; it has 300 ports"), "{log}");
-    assert!(!log.contains("Broken") && !log.contains("client"), "{log}");
-}
-
-#[test]
-fn clients_that_never_read_keep_nobody_waiting() {
-    let (_control, mut fake) = Control::start();
-    let names: Vec<String> = (0..300).map(|n| format!("vm{n}")).collect();
-    fake.add_ports(&names.iter().map(String::as_str).collect::<Vec<_>>());
-    fake.attach();
-    fake.serve_until(|f| f.ready && f.heard == ["ask"]);
-    let call = b"{\"method\":\"org.lasthop.Switch.PortList\",\"parameters\":{},\"more\":true}\0";
-    let mut mute = Vec::new();
-    for _ in 0..20 {
-        let mut stream = UnixStream::connect(fake.dir.path().join("api.sock")).unwrap();
-        // As many calls as the socket takes.
-        stream.set_nonblocking(true).unwrap();
-        while stream.write(call).is_ok() {}
-        mute.push(stream);
-        let stats = client(&mut fake, async |api| api.stats().await.unwrap().unwrap());
-        assert!(stats.switch_connected);
-    }
-    assert_eq!(mute.len(), 20);
-}
-
-/// Forty clients that connect and say nothing once kept everybody out, root as well.
-#[test]
-fn idle_clients_keep_nobody_out() {
-    let (_control, mut fake) = Control::start();
-    fake.serve_until(|f| f.ready);
-    let socket = fake.dir.path().join("api.sock");
-    let mut idle: Vec<_> = (0..300).map(|_| UnixStream::connect(&socket).unwrap()).collect();
-    for _ in 0..3 {
-        let stats = client(&mut fake, async |api| api.stats().await.unwrap().unwrap());
-        assert!(!stats.switch_connected);
-    }
-    // Those that were there first have made room.
-    let mut byte = [0];
-    assert_eq!(idle[0].read(&mut byte).unwrap(), 0);
-    drop(idle.split_off(1));
 }
 
 #[test]
