@@ -2,11 +2,13 @@
 # Both install what they need (Debian, as root) and build what they run.
 
 CARGO ?= cargo
+PROGRAMS = --package lasthop --package lasthop-switch --package lasthop-control --package lasthop-uplink
 
-.PHONY: demo test quick bench bench-quick fuzz setup build programs check clean
+.PHONY: demo test quick bench bench-quick fuzz setup setup-demo setup-bench build programs check clean
 
-## What it does, on the screen: two VMs, ping and TCP, then what the switch saw.
-demo: setup build
+## What it does, on the screen: two VMs, ping and TCP, the switch killed under them, what it saw, and a Linux bridge beside.
+demo: setup-demo
+	$(CARGO) build --release $(PROGRAMS)
 	$(CARGO) run --release --quiet --package lasthop-tests-vm --bin demo
 
 ## Every test: style, walls, units, processes, instruction counts, virtual machines. Ends with a line "N passed, N failed".
@@ -18,26 +20,30 @@ quick: check
 	$(CARGO) xtask test --quick
 
 ## lasthop beside its peers; about 35 minutes on an idle machine, up to 70 where the CPUs are moved about.
-bench: setup build
+bench: setup-bench build
 	target/release/lasthop-bench compare --out target/bench
 
 ## The same with one round of everything; about 7 minutes.
-bench-quick: setup build
+bench-quick: setup-bench build
 	target/release/lasthop-bench compare --quick --out target/bench
 
 ## Each fuzz target for a minute; needs the nightly toolchain and cargo-fuzz.
 fuzz:
 	fuzz/run
 
+# All that is needed here; or only what one of them needs.
 setup:
 	scripts/setup
+
+setup-demo setup-bench:
+	scripts/setup $(@:setup-%=%)
 
 build:
 	$(CARGO) build --release --bins
 
 # What the tests run: no demo.
 programs:
-	$(CARGO) build --release --package lasthop --package lasthop-switch --package lasthop-control --package lasthop-uplink
+	$(CARGO) build --release $(PROGRAMS)
 	$(CARGO) build --release --package lasthop-bench --bins
 
 check:
