@@ -138,6 +138,8 @@ impl Forwarder {
         let mut chains = Chains::new();
         let mut broken = active.ring.pop(&memory, &mut chains, BURST).err();
         if chains.list.is_empty() {
+            // A ring whose memory has gone reads as one that is empty.
+            let broken = broken.or_else(|| memory.faulted().then_some(QueueError::MemoryFault));
             return (Outcome::default(), false, broken);
         }
         (0..AHEAD).for_each(|n| chains.prefetch(n, false));

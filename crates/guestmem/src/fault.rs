@@ -1,12 +1,19 @@
 //! What happens when the file under a mapping is truncated: reading past its new end raises SIGBUS.
 //!
-//! The handler replaces the whole mapping with private zero pages and marks it; whoever was copying goes on with zeros
-//! and finds the mark afterwards. (The seeds' memory sharing does the same with a revoked page: PhD §3.4.3.)
+//! The handler puts zero pages there and marks the mapping; whoever was copying goes on with zeros and finds the mark
+//! afterwards. (The seeds' memory sharing does the same with a revoked page: PhD §3.4.3.)
+//!
+//! **Which pages.** From the one that was touched to the mapping's end: the file ends before it, so nothing that lies in the
+//! file is let go of. Freeing many gigabytes takes seconds, and whoever faulted may hold a ring's lock. With huge pages only the
+//! one that was touched, for there the reason may be that none was left. The mapping has one page more of its file than
+//! it needs, which nobody touches and the handler leaves alone ([`crate::region`]): so even where all others are replaced
+//! the file stays, until the region is unmapped by whoever has the time. The zero pages are shared ones: private ones count as data of
+//! this process (RLIMIT_DATA), and a front-end's sparse file would use up the limit for everybody.
 //!
 //! **Which mapping.** The handler looks the address up in a table of all mappings, while other threads map and unmap. To
-//! replace the wrong pages would put zeros over somebody else's memory, so start and length of a slot must belong together.
+//! replace the wrong pages would put zeros over somebody else's memory, so the words of a slot must belong together.
 //! Each slot has a sequence number, odd while a thread changes it. The handler takes a slot only if the number was even
-//! and the same before and after it read both words. It never waits for one that changes, and need not: whoever faulted
+//! and the same before and after it read them. It never waits for one that changes, and need not: whoever faulted
 //! holds its mapping (an `Arc` of the region), so the slot wanted stands still for as long as the handler runs; and a slot
 //! that does hold the address is the right one, because a slot is claimed after its mapping is made and released before it
 //! is unmapped, so no two stable slots ever overlap.
@@ -17,8 +24,9 @@
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
 
-/// Mappings in one chunk of the table: 32 KiB.
+/// Mappings in one chunk of the table: 40 KiB.
 const CHUNK: usize = 1024;
+const SMALL_PAGE: usize = 4096;
 
 #[derive(Debug)]
 struct Watched {
@@ -27,7 +35,27 @@ struct Watched {
     /// 0: free.
     start: AtomicUsize,
     len: AtomicUsize,
+    /// Bytes of a page of its file.
+    page: AtomicUsize,
     faulted: AtomicBool,
+}
+
+/// A mapping, as the table has it: `[start, start + len)`, of a file with pages of so many bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mapping {
+    pub(crate) start: usize,
+    pub(crate) len: usize,
+    pub(crate) page: usize,
+}
+
+impl Mapping {
+    /// Where the zero pages go when `addr` in it has faulted, and how many bytes of them.
+    fn zeros(self, addr: usize) -> (usize, usize) {
+        let within = addr.wrapping_sub(self.start);
+        let from = within - within % self.page.max(SMALL_PAGE);
+        let rest = self.len - from;
+        (self.start + from, if self.page > SMALL_PAGE { rest.min(self.page) } else { rest })
+    }
 }
 
 impl Watched {
@@ -36,12 +64,13 @@ impl Watched {
             sequence: AtomicU32::new(0),
             start: AtomicUsize::new(0),
             len: AtomicUsize::new(0),
+            page: AtomicUsize::new(0),
             faulted: AtomicBool::new(false),
         }
     }
 
-    /// Becomes `[start, start + len)` if it is free.
-    fn claim(&self, start: usize, len: usize) -> bool {
+    /// Becomes this mapping's if it is free.
+    fn claim(&self, mapping: Mapping) -> bool {
         // Acquire: what is read of `start` next is as new as the number. If the number is still the same at the exchange,
         // then so is `start`; and of two threads that find the slot free, one makes the number odd.
         let before = self.sequence.load(Ordering::Acquire);
@@ -50,7 +79,7 @@ impl Watched {
             || self.sequence.compare_exchange(before, before.wrapping_add(1), Ordering::Acquire, Ordering::Relaxed);
         let claimed = free && claim().is_ok();
         if claimed {
-            self.change(before, start, len);
+            self.change(before, mapping);
         }
         claimed
     }
@@ -58,29 +87,31 @@ impl Watched {
     fn release(&self) {
         let before = self.sequence.load(Ordering::Relaxed);
         self.sequence.store(before.wrapping_add(1), Ordering::Relaxed);
-        self.change(before, 0, 0);
+        self.change(before, Mapping { start: 0, len: 0, page: 0 });
     }
 
-    /// Writes both words; the sequence number is `before + 1`, and only this thread writes to the slot.
-    fn change(&self, before: u32, start: usize, len: usize) {
+    /// Writes all words; the sequence number is `before + 1`, and only this thread writes to the slot.
+    fn change(&self, before: u32, mapping: Mapping) {
         // Whoever reads one of the new words (and then fences, see `read`) reads an odd number, or a later one.
         fence(Ordering::Release);
         self.faulted.store(false, Ordering::Relaxed);
-        self.start.store(start, Ordering::Relaxed);
-        self.len.store(len, Ordering::Relaxed);
+        self.start.store(mapping.start, Ordering::Relaxed);
+        self.len.store(mapping.len, Ordering::Relaxed);
+        self.page.store(mapping.page, Ordering::Relaxed);
         self.sequence.store(before.wrapping_add(2), Ordering::Release);
     }
 
-    /// Start and length, if they belong together. In a signal handler too: it neither waits nor writes.
-    fn read(&self) -> Option<(usize, usize)> {
+    /// The mapping, if the words belong together. In a signal handler too: it neither waits nor writes.
+    fn read(&self) -> Option<Mapping> {
         let before = self.sequence.load(Ordering::Acquire);
         let start = self.start.load(Ordering::Relaxed);
         #[cfg(test)]
         tests::between_the_words();
         let len = self.len.load(Ordering::Relaxed);
+        let page = self.page.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
         let same = self.sequence.load(Ordering::Relaxed) == before;
-        (before.is_multiple_of(2) && same && start != 0).then_some((start, len))
+        (before.is_multiple_of(2) && same && start != 0).then_some(Mapping { start, len, page })
     }
 }
 
@@ -127,11 +158,11 @@ static TABLE: Chunk = Chunk::new();
 pub(crate) struct Slot(&'static Watched);
 
 impl Slot {
-    /// Registers `[start, start + len)`, which is mapped; `start` is not 0.
-    pub(crate) fn claim(start: usize, len: usize) -> Self {
+    /// Registers what is mapped; it does not start at 0.
+    pub(crate) fn claim(mapping: Mapping) -> Self {
         let mut chunk = &TABLE;
         loop {
-            if let Some(slot) = chunk.slots.iter().find(|slot| slot.claim(start, len)) {
+            if let Some(slot) = chunk.slots.iter().find(|slot| slot.claim(mapping)) {
                 return Self(slot);
             }
             chunk = chunk.grow();
@@ -149,15 +180,15 @@ impl Slot {
     }
 }
 
-/// The slot that `addr` lies in, with its start and length.
-fn find(addr: usize) -> Option<(&'static Watched, usize, usize)> {
+/// The slot that `addr` lies in, and what it says.
+fn find(addr: usize) -> Option<(&'static Watched, Mapping)> {
     let mut chunk = Some(&TABLE);
     while let Some(here) = chunk {
         for slot in &here.slots {
-            if let Some((start, len)) = slot.read()
-                && addr.wrapping_sub(start) < len
+            if let Some(mapping) = slot.read()
+                && addr.wrapping_sub(mapping.start) < mapping.len
             {
-                return Some((slot, start, len));
+                return Some((slot, mapping));
             }
         }
         chunk = here.next();
@@ -185,21 +216,12 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
     // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler; for a SIGBUS of its own it has an address. One
     // that a process sent has a code of 0 or less, and its number and user where the address would be.
     let fault = unsafe { ((*info).si_code > 0).then(|| (*info).si_addr() as usize) };
-    if let Some((slot, start, len)) = fault.and_then(find) {
-        // SAFETY: `[start, start + len)` is a live mapping of this crate: the head of this file says why it is the one
-        // that is being accessed right now, and that whoever accesses it keeps it alive meanwhile. Replacing it keeps every
-        // pointer into it valid.
-        let mapped = unsafe {
-            libc::mmap(
-                start as *mut libc::c_void,
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if mapped != libc::MAP_FAILED {
+    if let Some(addr) = fault
+        && let Some((slot, mapping)) = find(addr)
+    {
+        let (from, len) = mapping.zeros(addr);
+        // A host that commits no more memory than it has may have none for a large file's.
+        if put_zeros(from, len) || put_zeros(from, len.min(mapping.page)) {
             slot.faulted.store(true, Ordering::Release);
             return;
         }
@@ -207,6 +229,23 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
     // Not ours: the default action, when the instruction is tried again, is to die with a core dump.
     // SAFETY: as in `install_fault_handler`.
     unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+}
+
+/// Puts zero pages over `[from, from + len)`, which lies in a live mapping of this crate: the head of this file says why it is the
+/// one that is being accessed right now, and that whoever accesses it keeps it alive meanwhile.
+fn put_zeros(from: usize, len: usize) -> bool {
+    // SAFETY: as above; replacing pages there keeps every pointer into them valid.
+    let mapped = unsafe {
+        libc::mmap(
+            from as *mut libc::c_void,
+            len,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_FIXED | libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    mapped != libc::MAP_FAILED
 }
 
 #[cfg(test)]
@@ -231,15 +270,17 @@ mod tests {
     /// not believe in a large mapping at the small one's place.
     #[test]
     fn start_and_length_belong_together() {
-        assert!(SLOT.claim(0x10000, 0x1000));
-        assert_eq!(SLOT.read(), Some((0x10000, 0x1000)));
+        let small = Mapping { start: 0x10000, len: 0x1000, page: 0x1000 };
+        const LARGE: Mapping = Mapping { start: 0x7000_0000, len: 0x4000_0000, page: 0x20_0000 };
+        assert!(SLOT.claim(small));
+        assert_eq!(SLOT.read(), Some(small));
         MEANWHILE.set(Some(|slot| {
             slot.release();
-            assert!(slot.claim(0x7000_0000, 0x4000_0000));
+            assert!(slot.claim(LARGE));
         }));
         let read = SLOT.read();
         assert!(read.is_none(), "start of one mapping, length of another: {read:x?}");
-        assert_eq!(SLOT.read(), Some((0x7000_0000, 0x4000_0000)));
+        assert_eq!(SLOT.read(), Some(LARGE));
         MEANWHILE.set(Some(Watched::release));
         assert_eq!(SLOT.read(), None, "released meanwhile");
         assert_eq!(SLOT.read(), None);
@@ -253,6 +294,7 @@ mod tests {
         static SLOTS: [Watched; 4] = [const { Watched::free() }; 4];
         // A mapping's length follows from its start.
         let len_of = |start: usize| start.wrapping_mul(0x9e37_79b9) | 1;
+        let mapping = |start| Mapping { start, len: len_of(start), page: len_of(start) ^ 5 };
         let owners: [AtomicUsize; 4] = [const { AtomicUsize::new(0) }; 4];
         let left = AtomicUsize::new(2);
         std::thread::scope(|threads| {
@@ -261,7 +303,7 @@ mod tests {
                 threads.spawn(move || {
                     for round in 0..ROUNDS {
                         let start = t << 32 | round << 12 | 0x1000;
-                        let Some(i) = SLOTS.iter().position(|slot| slot.claim(start, len_of(start))) else { continue };
+                        let Some(i) = SLOTS.iter().position(|slot| slot.claim(mapping(start))) else { continue };
                         assert_eq!(owners[i].swap(start, Ordering::Relaxed), 0, "two owners");
                         owners[i].store(0, Ordering::Relaxed);
                         SLOTS[i].release();
@@ -270,16 +312,25 @@ mod tests {
                 });
             }
             while left.load(Ordering::Acquire) > 0 {
-                for (start, len) in SLOTS.iter().filter_map(Watched::read) {
-                    assert_eq!(len, len_of(start), "start {start:#x}");
+                for read in SLOTS.iter().filter_map(Watched::read) {
+                    assert_eq!(read, mapping(read.start));
                 }
             }
         });
     }
 
     #[test]
+    fn zeros_begin_at_the_page_that_was_touched() {
+        let small = Mapping { start: 0x10_1000, len: 0x8000, page: 0x1000 };
+        assert_eq!(small.zeros(0x10_3fff), (0x10_3000, 0x6000), "to the end");
+        let huge = Mapping { start: 0x20_0000, len: 0x80_0000, page: 0x20_0000 };
+        assert_eq!(huge.zeros(0x5f_ffff), (0x40_0000, 0x20_0000), "its page alone");
+    }
+
+    #[test]
     fn the_table_grows() {
-        let claimed: Vec<Slot> = (0..3 * CHUNK).map(|i| Slot::claim(usize::MAX - i, 1)).collect();
+        let byte = |start| Mapping { start, len: 1, page: SMALL_PAGE };
+        let claimed: Vec<Slot> = (0..3 * CHUNK).map(|i| Slot::claim(byte(usize::MAX - i))).collect();
         let last = claimed.last().map(|slot| std::ptr::from_ref(slot.0));
         assert_eq!(find(usize::MAX - (3 * CHUNK - 1)).map(|(slot, ..)| std::ptr::from_ref(slot)), last);
         claimed.iter().for_each(Slot::release);

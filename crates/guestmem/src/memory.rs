@@ -12,7 +12,7 @@ pub const MAX_REGIONS: usize = 509;
 /// by all ports: what one may have is bounded, so that there is always some for the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryLimits {
-    /// Sum of the regions' sizes, in bytes. What is mapped may be more by two pages of the file for each region, and for a
+    /// Sum of the regions' sizes, in bytes. What is mapped may be more by three pages of the file for each region, and for a
     /// moment twice as much, while one table of regions replaces another.
     pub bytes: u64,
     /// Regions, at most [`MAX_REGIONS`].
@@ -302,6 +302,37 @@ mod tests {
         drop(m);
         let again = GuestMemory::empty().with_region(at(0, 0x1000), memfd(0x1000)).unwrap();
         assert!(!again.faulted());
+    }
+
+    /// Whoever touches a page that has gone does not free what is left of the file, gigabytes perhaps, nor is it counted as data.
+    #[test]
+    fn truncation_leaves_the_rest_of_the_file_alone() {
+        const GIB: u64 = 1 << 30;
+        install_fault_handler_for_test();
+        let maps = || std::fs::read_to_string("/proc/self/maps").unwrap().matches("memfd:lasthop-kept").count();
+        let data_kib = || {
+            let status = std::fs::read_to_string("/proc/self/status").unwrap();
+            let line = status.lines().find_map(|l| l.strip_prefix("VmData:")).unwrap();
+            line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
+        };
+        for offset in [0, 0x1000, 4 * GIB] {
+            let fd = memfd_create("lasthop-kept", MemfdFlags::CLOEXEC).unwrap();
+            ftruncate(&fd, offset + 8 * GIB).unwrap();
+            let spec = RegionSpec { mmap_offset: offset, ..at(0, 8 * GIB) };
+            let m = GuestMemory::empty().with_region(spec, &fd).unwrap();
+            assert_eq!(maps(), 1);
+            ftruncate(&fd, offset.max(0x1000)).unwrap();
+            drop(fd);
+            let before = data_kib();
+            let mut out = [7; 4];
+            m.slice(8 * GIB - 0x2000, 4).unwrap().read(0, &mut out);
+            m.slice(0x1000, 4).unwrap().read(0, &mut out);
+            assert!(m.faulted() && out == [0; 4]);
+            assert_eq!(maps(), 1, "offset {offset:#x}: the file is still there");
+            assert!(data_kib() < before + 1024 * 1024, "{} KiB of data, {before} before", data_kib());
+            drop(m);
+            assert_eq!(maps(), 0);
+        }
     }
 
     fn install_fault_handler_for_test() {

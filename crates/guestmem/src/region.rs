@@ -66,7 +66,8 @@ impl std::fmt::Display for Size {
     }
 }
 
-/// A mapping with its place in the guest. Unmapped when dropped.
+/// A mapping with its place in the guest. Unmapped when dropped, which frees the file's pages if nobody else has them: that may take
+/// seconds.
 #[derive(Debug)]
 pub(crate) struct Region {
     pub(crate) spec: RegionSpec,
@@ -107,24 +108,33 @@ impl Region {
         // size, and mmap of a hugetlbfs file insists on whole huge pages, which st_blksize tells.
         let page = u64::try_from(stat.st_blksize).unwrap_or(4096).clamp(4096, 1 << 30);
         let start = spec.mmap_offset - spec.mmap_offset % page;
-        let mapped =
-            usize::try_from((needed - start).next_multiple_of(page)).map_err(|_| MapError::Wraps(guest_addr))?;
+        let mapped = (needed - start).checked_next_multiple_of(page).ok_or(MapError::Wraps(guest_addr))?;
+        // One page of the file besides, if it has more pages: it keeps the file when all others have been replaced (`fault`).
+        let before = if start >= page { page } else { 0 };
+        let behind = if before == 0 && length >= start.saturating_add(mapped).saturating_add(page) { page } else { 0 };
+        let wraps = |_| MapError::Wraps(guest_addr);
+        let spare = usize::try_from(before).map_err(wraps)?;
+        let whole = mapped.checked_add(before + behind).ok_or(MapError::Wraps(guest_addr))?;
+        let whole = usize::try_from(whole).map_err(wraps)?;
+        let mapped = usize::try_from(mapped).map_err(wraps)?;
         // SAFETY: a new mapping at an address the kernel chooses touches no memory of ours.
         let base = unsafe {
             mmap(
                 std::ptr::null_mut(),
-                mapped,
+                whole,
                 ProtFlags::READ | ProtFlags::WRITE,
                 MapFlags::SHARED | MapFlags::NORESERVE,
                 fd,
-                start,
+                start - before,
             )
         }
         .map_err(refused)?;
         let base = base.cast::<u8>();
-        let slot = fault::Slot::claim(base as usize, mapped);
-        let host = base.wrapping_add(usize::try_from(spec.mmap_offset - start).unwrap_or(0));
-        Ok(Self { spec, host, base, mapped, slot })
+        let first = base.wrapping_add(spare);
+        let page = usize::try_from(page).map_err(wraps)?;
+        let slot = fault::Slot::claim(fault::Mapping { start: first as usize, len: mapped, page });
+        let host = first.wrapping_add(usize::try_from(spec.mmap_offset - start).unwrap_or(0));
+        Ok(Self { spec, host, base, mapped: whole, slot })
     }
 
     /// Whether the file under the mapping went away.

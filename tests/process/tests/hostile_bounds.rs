@@ -3,8 +3,9 @@
 
 use lasthop_guestmem::RegionSpec;
 use lasthop_tests_process::{
-    Arena, Bystanders, Guest, Lasthop, Options, PATIENCE, Port, connect, mac, scratch, wait_for,
+    Arena, Bystanders, Guest, Lasthop, Options, PATIENCE, Port, connect, mac, numbered, scratch, wait_for,
 };
+use lasthop_types::MacAddr;
 use lasthop_vhostuser::message::{MAX_TABLE, flag};
 use lasthop_vhostuser::{Features, Frontend, Request};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -111,6 +112,32 @@ fn f11_regions_of_many_ports() {
     let mut other = Guest::connect(&socket("x16"), mac(0x66), Options::default());
     other.greet(&mut late, 1);
     bystanders.still_exchange();
+}
+
+/// F7: files of many gigabytes and no content are cut off while the switch uses them. The zeros that it then reads instead are not
+/// counted as its own memory, of which it may have no more than 8 GiB.
+#[test]
+fn f7_sparse_files_that_are_cut_off() {
+    let dir = scratch();
+    let ports = ["x", "y", "z", "a", "b"].map(|name| Port::listen(name, dir.path()));
+    let lasthop = Lasthop::start(&ports);
+    let switch = lasthop.switch();
+    let path = |name: &str| dir.path().join(format!("{name}.sock"));
+    let bystanders = Bystanders::start(&path("a"), &path("b"), [mac(0xa), mac(0xb)]);
+    let size = (host_memory() / 4 * 3).min(12 << 30);
+    let options = Options::net(|n| n.rx_buffer = (size / u64::from(n.size)) as u32);
+    let names = ["x", "y", "z"];
+    let mut guests = names.map(|name| Guest::connect(&path(name), mac(0x66), options));
+    for (name, guest) in names.iter().zip(&mut guests) {
+        guest.net.send(0, &[0; 12], &numbered(mac(0x66), MacAddr::BROADCAST, 5, 1500)).unwrap().unwrap();
+        guest.net.flush(0);
+        // From here on our own memory is gone as well: touch it no more.
+        rustix::fs::ftruncate(guest.net.region().1, 0).unwrap();
+        guest.net.queues()[1].kick.signal();
+        wait_for("the port to be broken", PATIENCE, || lasthop.port(name)["state"] == "broken");
+    }
+    bystanders.still_exchange();
+    assert_eq!(lasthop.switch(), switch, "the process stays");
 }
 
 /// F7: a page of a file on a disk, or of one that its owner serves itself, would have to be waited for.
