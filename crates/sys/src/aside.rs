@@ -5,6 +5,7 @@
 //! sent us (and the connection itself, in which more may lie unread) is closed by a thread that does nothing else. There is
 //! one of these for each port that has had a peer: one that is stuck holds up that port's descriptors and nobody else's.
 
+use crate::pace::Pace;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -29,6 +30,8 @@ pub struct Aside {
     /// Until the thread runs.
     not_started: Mutex<Option<Receiver<Thing>>>,
     progress: Arc<Progress>,
+    /// How long signals take that this port's peers are sent.
+    pub(crate) pace: Pace,
 }
 
 #[derive(Debug, Default)]
@@ -43,7 +46,7 @@ impl Aside {
     pub fn new(name: &str) -> Arc<Self> {
         let (things, receiver) = channel();
         let (not_started, progress) = (Mutex::new(Some(receiver)), Arc::default());
-        Arc::new(Self { name: format!("close-{name}"), things, not_started, progress })
+        Arc::new(Self { name: format!("close-{name}"), things, not_started, progress, pace: Pace::default() })
     }
 
     /// Drops it soon.

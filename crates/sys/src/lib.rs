@@ -15,6 +15,7 @@ mod inherit;
 mod log;
 mod memfd;
 #[cfg(any(test, feature = "supervisor"))]
+mod pace;
 mod peer;
 mod peer_event;
 #[cfg(any(test, feature = "supervisor"))]

@@ -12,6 +12,8 @@
 //! It costs three times what write(2) does, once for each interrupt: 2.1 µs beside 0.6 µs in a busy virtual machine of two cores
 //! (`what_a_signal_costs` below), whatever file is read and however many completions there is room for.
 //!
+//! It never sleeps, but it takes as long as there are many to wake: see `pace.rs`.
+//!
 //! A context of AIO is a ring of completions in memory that the kernel shares with us. What it says is of no interest: when
 //! the kernel finds no room, the reader's index is moved to the writer's. Both are only hints to the kernel, which
 //! keeps count itself; a stale one delays, and breaks nothing.
@@ -21,8 +23,9 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// Operations that may be under way at once: one for each thread that is just signalling. The kernel doubles it, and lets all
 /// processes of a host have 65 536 (fs.aio-max-nr).
@@ -174,16 +177,46 @@ impl Context {
     }
 }
 
-/// An eventfd of a peer. Any thread may signal it, and never waits. It is closed aside.
+/// An eventfd of a peer. Any thread may signal it, and never waits. It is closed aside, and signalled there as well if its peer
+/// makes that slow.
 #[derive(Debug)]
-pub struct PeerEvent(Foreign);
+pub struct PeerEvent(Arc<Event>);
+
+#[derive(Debug)]
+struct Event {
+    fd: Foreign,
+    /// It is to be signalled aside.
+    owed: AtomicBool,
+}
+
+/// A signal that is owed: it is given when this is let go of.
+struct Owed(Arc<Event>);
+
+/// Of a thread's time so much is for signals that are slow: one part in this.
+const SHARE: u32 = 16;
+/// The longest pause after one. More would look like a close that does not end.
+const PAUSE: Duration = Duration::from_millis(500);
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        // First: what is owed from now on needs another one.
+        self.0.owed.store(false, Ordering::Release);
+        if let Some(Ok(context)) = CONTEXT.get() {
+            let took = self.0.fd.aside().pace.watch_slow(|| context.signal(self.0.fd.as_fd()));
+            if took > Duration::from_millis(1) {
+                // All of this is a core's time, with interrupts off.
+                std::thread::sleep((took * SHARE).min(PAUSE));
+            }
+        }
+    }
+}
 
 impl PeerEvent {
     /// Takes a descriptor that a peer sent, if it is an eventfd. Nothing is done to it.
     pub fn new(fd: impl Into<Foreign>) -> Result<Self, PeerEventError> {
         let fd = fd.into();
         match context()?.submit(fd.as_fd(), UNKNOWN_FLAGS) {
-            Err(Errno::OPNOTSUPP) => Ok(Self(fd)),
+            Err(Errno::OPNOTSUPP) => Ok(Self(Arc::new(Event { fd, owed: AtomicBool::new(false) }))),
             _ => Err(PeerEventError::NotAnEvent),
         }
     }
@@ -191,15 +224,20 @@ impl PeerEvent {
     /// Adds one. A counter that is full already says what we want to say.
     #[inline]
     pub fn signal(&self) {
-        if let Some(Ok(context)) = CONTEXT.get() {
-            context.signal(self.0.as_fd());
+        let Some(Ok(context)) = CONTEXT.get() else { return };
+        let Event { fd, owed } = &*self.0;
+        let pace = &fd.aside().pace;
+        if !pace.is_slow() {
+            pace.watch(|| context.signal(fd.as_fd()));
+        } else if !owed.swap(true, Ordering::AcqRel) {
+            fd.aside().let_go(Owed(self.0.clone()));
         }
     }
 }
 
 impl AsFd for PeerEvent {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.0.fd.as_fd()
     }
 }
 
@@ -257,6 +295,40 @@ mod tests {
         fcntl_setfl(&theirs, flags - OFlags::NONBLOCK).unwrap();
         (0..10_000).for_each(|_| ours.signal());
         assert!(theirs.drain(), "it says what it said before");
+    }
+
+    /// A peer that watches its eventfd from thousands of places: soon nobody signals it who has something else to do, and it is
+    /// signalled all the same. Another port's is signalled as always.
+    #[test]
+    fn one_that_is_slow_to_signal_is_signalled_aside() {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let limit = getrlimit(Resource::Nofile);
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum.or(Some(30_000)), ..limit });
+        let (aside, other) = (crate::Aside::new("slow"), crate::Aside::new("quick"));
+        let event = |aside: &Arc<crate::Aside>| {
+            let theirs = EventFd::new().unwrap();
+            let copy = fcntl_dupfd_cloexec(&theirs, 0).unwrap();
+            (theirs, PeerEvent::new(Foreign::new(copy, aside)).unwrap())
+        };
+        let ((theirs, ours), (_quick, quick)) = (event(&aside), event(&other));
+        // Each wakes one that is not awake yet.
+        let watches: Vec<_> = (0..10_000).map_while(|_| crate::Epoll::new().ok()).collect();
+        watches.iter().for_each(|epoll| epoll.add(&theirs, 0, crate::Trigger::Edge).unwrap());
+        let mut signals = 0;
+        while !aside.pace.is_slow() {
+            ours.signal();
+            quick.signal();
+            theirs.drain();
+            signals += 1;
+            assert!(signals < 100_000, "not found to be slow");
+        }
+        assert!(!other.pace.is_slow());
+        for _ in 0..3 {
+            ours.signal();
+            while !theirs.drain() {
+                std::thread::yield_now();
+            }
+        }
     }
 
     #[test]
