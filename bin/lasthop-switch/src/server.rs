@@ -5,7 +5,9 @@ use crate::arguments::Arguments;
 use crate::control::{Control, Known};
 use crate::owed::Owed;
 use crate::ports::{PortEntry, Removed};
+use lasthop_flow::InsertError;
 use lasthop_forward::{Datapath, Forwarder, Order, Orders};
+use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_guestmem::{GuestMemory, MemoryLimits, PinnedSlice, RegionSpec};
 use lasthop_ipc::{
     Channel, ChannelError, DatapathRequest, FromControl, MissedPacket, SupervisorToSwitch, SwitchToSupervisor,
@@ -376,9 +378,9 @@ impl Server {
         self.datapath.set_control_answers(true);
         match message {
             FromControl::PutFlow(spec) => {
-                let port = spec.key.port();
+                let (key, mask) = (spec.key, spec.mask);
                 let order = self.forwarder.flow_order(spec);
-                self.orders.push(port, order);
+                self.change(&key, &mask, order);
             }
             FromControl::Resume { id, actions } => {
                 let port = PortId((id >> 32) as u32);
@@ -386,7 +388,7 @@ impl Server {
                     self.orders.push(port, Order::packet(&entry.port, id as u32, actions));
                 }
             }
-            FromControl::DelFlow { key, mask } => self.orders.push(key.port(), Order::removal(key, mask)),
+            FromControl::DelFlow { key, mask } => self.change(&key, &mask, Order::removal(key, mask)),
             // These are about what was said before, too.
             FromControl::ClearFlows | FromControl::Ask { question: DatapathRequest::Barrier, .. }
                 if !self.orders.is_empty() =>
@@ -402,23 +404,31 @@ impl Server {
         }
     }
 
+    fn change(&mut self, key: &FlowKey, mask: &FlowMask, order: Order) {
+        let port = key.port();
+        if let Some(result) = self.orders.change(&mut self.forwarder, port, (key, mask), order) {
+            self.carried_out(port, result);
+        }
+    }
+
+    fn carried_out(&mut self, port: PortId, result: Result<bool, InsertError>) {
+        // What waited for a flow that there cannot be has been sent on all the same, so its port may have places again.
+        if result != Ok(false) {
+            self.workers.look(port);
+        }
+        if let (Err(error), Some(entry)) = (result, self.ports.get_mut(&port)) {
+            entry.warn(&format!("flow not installed: {error}"));
+        }
+    }
+
     /// Does some of what control has decided.
     fn carry_out(&mut self) {
         if self.orders.is_empty() && self.held.is_none() {
             return;
         }
-        let (workers, ports) = (&self.workers, &mut self.ports);
-        self.orders.round(&mut self.forwarder, |port, result| match result {
-            Ok(false) => {}
-            Ok(true) => workers.look(port),
-            // What waited for it has been sent on all the same, so its port may have places again.
-            Err(error) => {
-                if let Some(entry) = ports.get_mut(&port) {
-                    entry.warn(&format!("flow not installed: {error}"));
-                }
-                workers.look(port);
-            }
-        });
+        let mut done = Vec::new();
+        self.orders.round(&mut self.forwarder, |port, result| done.push((port, result)));
+        done.into_iter().for_each(|(port, result)| self.carried_out(port, result));
         if self.orders.is_empty()
             && let Some(message) = self.held.take()
         {

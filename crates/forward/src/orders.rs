@@ -4,6 +4,7 @@ use crate::burst::Forwarder;
 use crate::deliver::WORK;
 use crate::resume::Order;
 use lasthop_flow::InsertError;
+use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_types::PortId;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -32,6 +33,26 @@ impl Orders {
     pub fn push(&mut self, port: PortId, order: Order) {
         self.of.entry(port).or_default().push_back(order);
         self.len += 1;
+    }
+
+    /// A change of flows. It is made at once, before anything that control says after it, unless packets wait for the flow, which go
+    /// first: then there is no older flow that they could have met. Some: it is done.
+    pub fn change(
+        &mut self,
+        forwarder: &mut Forwarder,
+        port: PortId,
+        (key, mask): (&FlowKey, &FlowMask),
+        mut order: Order,
+    ) -> Option<Result<bool, InsertError>> {
+        let before = self.of.get(&port).is_some_and(|orders| orders.iter().any(|order| order.is_about(key, mask)));
+        if !before {
+            forwarder.begin(&mut order);
+        }
+        let result = order.result();
+        if result.is_none() {
+            self.push(port, order);
+        }
+        result
     }
 
     /// The port is gone.

@@ -78,6 +78,26 @@ impl Order {
         }
     }
 
+    /// The next step sends a packet on, or may.
+    fn sends(&self) -> bool {
+        match (&self.what, &self.port) {
+            (What::Flow { flow, looks: 1.., .. }, Some(port)) => {
+                port.misses.oldest_for(&flow.key, &flow.mask).is_some()
+            }
+            (What::Packet(_), Some(_)) => true,
+            _ => self.leaving.is_some(),
+        }
+    }
+
+    /// It is about just this flow.
+    pub(crate) fn is_about(&self, key: &FlowKey, mask: &FlowMask) -> bool {
+        match &self.what {
+            What::Flow { flow, .. } => (flow.key, flow.mask) == (key.masked(mask), *mask),
+            What::Remove(k, m) => (k.masked(m), **m) == (key.masked(mask), *mask),
+            What::Packet(_) | What::Nothing => false,
+        }
+    }
+
     /// Once it is carried out: whether a queue of its port had stalled and can be looked at again, or why there is no such flow.
     pub fn result(&self) -> Option<Result<bool, InsertError>> {
         let done = self.leaving.is_none() && matches!(self.what, What::Nothing);
@@ -96,6 +116,13 @@ impl Forwarder {
         let actions = flow.actions.clone();
         let what = What::Flow { flow: flow.into(), installed: None, looks: MISS_SLOTS, packets: 0, bytes: 0 };
         Order { port, what, actions, leaving: None, result: Ok(false) }
+    }
+
+    /// All steps until a packet has to be sent on.
+    pub(crate) fn begin(&mut self, order: &mut Order) {
+        while order.result().is_none() && !order.sends() {
+            self.carry_out(order);
+        }
     }
 
     /// One step of what control has decided: at most one delivery of one packet. Returns what it took, as a burst's work is

@@ -14,8 +14,8 @@ pub mod hostview;
 mod inherit;
 mod log;
 mod memfd;
-#[cfg(any(test, feature = "supervisor"))]
 mod pace;
+#[cfg(any(test, feature = "supervisor"))]
 mod peer;
 mod peer_event;
 #[cfg(any(test, feature = "supervisor"))]

@@ -482,6 +482,38 @@ fn answers_are_carried_out_a_bursts_worth_at_a_time() {
     }
 }
 
+/// What control says of flows holds before anything is sent that it says later, whatever waits to be carried out: an answer to one
+/// guest may be answered by another, whose packet must not meet an older flow.
+#[test]
+fn flows_change_before_what_comes_behind_them_is_sent() {
+    let (datapath, mut forwarder) = switch();
+    let mut a = Guest::new(&datapath, 1, NetConfig::default(), 0);
+    let _b = Guest::new(&datapath, 2, NetConfig::default(), 0);
+    datapath.flows().insert(to_station(3), 0).unwrap();
+    a.send(VnetHdr::default(), &Frame::new(1, 9).payload([5; 64]).build());
+    forwarder.run(&a.port, 1, 0);
+    let mut orders = Orders::default();
+    orders.push(a.port.id, Order::packet(&a.port, a.port.misses.tell().unwrap().id, vec![Action::Output(PortId(2))]));
+    let mut newer = to_station(3);
+    newer.actions = vec![Action::Output(PortId(2))];
+    let (key, mask) = (newer.key, newer.mask);
+    let order = forwarder.flow_order(newer.clone());
+    assert_eq!(orders.change(&mut forwarder, a.port.id, (&key, &mask), order), Some(Ok(false)));
+    assert_eq!(datapath.flows().flows()[0].actions[..], newer.actions[..]);
+    let removal = orders.change(&mut forwarder, a.port.id, (&key, &mask), Order::removal(key, mask));
+    assert_eq!((removal, datapath.flows().flows().len()), (Some(Ok(false)), 0));
+    // Packets that wait for a flow go before it, and what is said of it later comes later.
+    let nine = FlowSpec { actions: vec![Action::Output(PortId(2))], ..to_station(9) };
+    let (key, mask) = (nine.key, nine.mask);
+    let order = forwarder.flow_order(nine);
+    assert_eq!(orders.change(&mut forwarder, a.port.id, (&key, &mask), order), None);
+    assert_eq!(orders.change(&mut forwarder, a.port.id, (&key, &mask), Order::removal(key, mask)), None);
+    while !orders.is_empty() {
+        orders.round(&mut forwarder, |_, _| {});
+    }
+    assert_eq!((datapath.flows().flows().len(), a.port.misses.len()), (0, 0));
+}
+
 /// A port that goes in the middle of it loses nothing but what had not been sent on, and that is counted.
 #[test]
 fn a_port_that_goes_takes_its_answers_along() {
