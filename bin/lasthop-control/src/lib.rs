@@ -18,8 +18,10 @@ mod view;
 
 use crate::core::{Command, Core, Event};
 use lasthop_ipc::{ControlToSupervisor, FromControl, SupervisorToControl, ToControl};
+use lasthop_sys::Beat;
 use link::{Link, LinkError};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
@@ -50,8 +52,13 @@ pub enum ControlError {
 
 /// Serves until the supervisor says so or is gone.
 pub fn run(descriptors: Descriptors) -> Result<(), ControlError> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(ControlError::Runtime)?;
-    runtime.block_on(tokio::task::LocalSet::new().run_until(serve(descriptors)))
+    // This thread's, which is the only one that does anything.
+    let beat = Arc::new(Beat::new());
+    let (rests, works) = (beat.clone(), beat.clone());
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    runtime.enable_all().on_thread_park(move || rests.rest()).on_thread_unpark(move || works.work());
+    let runtime = runtime.build().map_err(ControlError::Runtime)?;
+    runtime.block_on(tokio::task::LocalSet::new().run_until(serve(descriptors, &beat)))
 }
 
 /// Milliseconds of the clock that policy and statistics use.
@@ -64,7 +71,7 @@ fn now_ms() -> u64 {
 type SupervisorLink = Link<ControlToSupervisor, SupervisorToControl>;
 type SwitchLink = Link<FromControl, ToControl>;
 
-async fn serve(descriptors: Descriptors) -> Result<(), ControlError> {
+async fn serve(descriptors: Descriptors, beat: &Beat) -> Result<(), ControlError> {
     let mut supervisor = SupervisorLink::new(descriptors.supervisor).map_err(ControlError::Supervisor)?;
     let mut switch: Option<SwitchLink> = None;
     let (calls, mut api) = mpsc::channel(server::MAX_WAITING_CALLS);
@@ -78,6 +85,7 @@ async fn serve(descriptors: Descriptors) -> Result<(), ControlError> {
 
     let (mut from_supervisor, mut from_switch) = (Vec::new(), Vec::new());
     loop {
+        beat.work();
         core.set_unsent(switch.as_ref().map_or(0, Link::unsent));
         let timer = core.deadline_ms().map(|at| Duration::from_millis(at.saturating_sub(now_ms())));
         tokio::select! {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 
 const USAGE: &str = "lasthop-control is started by `lasthop run`; \
-                     arguments: --supervisor-fd N --api-fd N [--read-api-fd N], open descriptors";
+                     arguments: --supervisor-fd N --api-fd N [--read-api-fd N] [--pulse-fd N], open descriptors";
 
 fn main() -> ExitCode {
     let Some(descriptors) = descriptors(std::env::args().skip(1)) else {
@@ -19,6 +19,7 @@ fn main() -> ExitCode {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,zlink_core=error"));
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_ansi(false);
     let log = Log::new();
+    log.end_with_panics();
     let lines = log.clone();
     logs.with_writer(move || lines.clone()).init();
     let result = run(descriptors, &log);
@@ -55,6 +56,7 @@ fn descriptors(mut args: impl Iterator<Item = String>) -> Option<Descriptors> {
     while let Some(name) = args.next() {
         let fd = args.next()?.parse().ok().and_then(lasthop_sys::inherited_fd)?;
         match name.as_str() {
+            "--pulse-fd" => lasthop_sys::map_pulse(fd).ok()?,
             "--supervisor-fd" => supervisor = Some(fd),
             "--api-fd" => api = Some(fd),
             "--read-api-fd" => read_api = Some(fd),

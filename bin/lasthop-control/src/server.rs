@@ -12,11 +12,15 @@ use lasthop_api::{
 };
 use lasthop_ipc::UplinkConfig;
 use lasthop_policy::acl::MAX_TEXT;
+use lasthop_sys::{Aside, receive_with_fds};
+use rustix::net::RecvFlags;
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::io::Interest;
 use tokio::net::{UnixListener, UnixStream, unix};
 use tokio::sync::{Notify, mpsc, oneshot};
 use zlink::connection::PassedCredentials;
@@ -31,6 +35,8 @@ pub(crate) const MAX_WAITING_CALLS: usize = 32;
 const MAX_CALL: usize = 256 * 1024;
 /// How long the switch and the supervisor may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How often it is looked whether clients may be let in again.
+const STUCK_WAIT: Duration = Duration::from_millis(250);
 /// Objects in one reply of a list. Replies are kept short because the thread that answers misses writes them.
 const PORTS_PER_PAGE: usize = 8;
 const FLOWS_PER_PAGE: usize = 32;
@@ -49,14 +55,29 @@ pub(crate) fn start(listener: OwnedFd, calls: mpsc::Sender<Call>, clients: Clien
 }
 
 async fn accept(listener: UnixListener, calls: mpsc::Sender<Call>, clients: Clients, read_only: bool) {
+    // What clients of this socket have sent, asked for or not, is closed where nobody waits for it, and so are their connections.
+    let aside = Aside::new(if read_only { "readers" } else { "clients" });
+    let mut stuck = false;
     loop {
+        if aside.is_stuck() {
+            if !std::mem::replace(&mut stuck, true) {
+                tracing::warn!(
+                    "API: what a client sent does not close (files of a FUSE mount, or sockets that linger): nobody else is let in until it does"
+                );
+            }
+            tokio::time::sleep(STUCK_WAIT).await;
+            continue;
+        }
+        stuck = false;
         match listener.accept().await {
             Ok((stream, _)) => {
                 let client = clients.admit(stream.peer_cred().map_or(u32::MAX, |of| of.uid()));
-                let connection = Bounded(stream, client.clone());
+                // The last to be closed, or what lies unread in it would be closed here.
+                let copy = stream.as_fd().try_clone_to_owned();
+                let connection = Bounded { socket: stream, client: client.clone(), aside: aside.clone() };
                 let api = Api { calls: calls.clone(), text: RefCell::default(), read_only };
                 let server = Server::new(ReadyListener::new(connection), api);
-                let clients = clients.clone();
+                let (clients, aside) = (clients.clone(), aside.clone());
                 tokio::task::spawn_local(async move {
                     tokio::select! {
                         ended = server.run() => {
@@ -69,6 +90,7 @@ async fn accept(listener: UnixListener, calls: mpsc::Sender<Call>, clients: Clie
                         }
                     }
                     clients.forget(&client);
+                    aside.let_go(copy);
                 });
             }
             Err(e) => {
@@ -318,7 +340,11 @@ fn pages<T, P>(list: Result<Vec<T>, ApiError>, more: bool, size: usize, page: im
 
 /// A client's connection that ends when a call is longer than [`MAX_CALL`].
 #[derive(Debug)]
-struct Bounded(UnixStream, Rc<Client>);
+struct Bounded {
+    socket: UnixStream,
+    client: Rc<Client>,
+    aside: Arc<Aside>,
+}
 
 #[derive(Debug)]
 struct BoundedRead {
@@ -326,6 +352,8 @@ struct BoundedRead {
     /// Bytes read since the last end of a message.
     unfinished: usize,
     client: Rc<Client>,
+    /// Where descriptors go that came with a call: no call has any.
+    aside: Arc<Aside>,
 }
 
 #[derive(Debug)]
@@ -336,8 +364,9 @@ impl socket::Socket for Bounded {
     type WriteHalf = Write;
 
     fn split(self) -> (BoundedRead, Write) {
-        let (read, write) = self.0.into_split();
-        (BoundedRead { socket: read, unfinished: 0, client: self.1 }, Write(write))
+        let Self { socket, client, aside } = self;
+        let (read, write) = socket.into_split();
+        (BoundedRead { socket: read, unfinished: 0, client, aside }, Write(write))
     }
 }
 
@@ -345,7 +374,14 @@ impl socket::ReadHalf for BoundedRead {
     async fn read(&mut self, buf: &mut [u8]) -> zlink::Result<ReadResult> {
         loop {
             self.socket.readable().await?;
-            match self.socket.try_read(buf) {
+            let (stream, mut fds): (&UnixStream, _) = (self.socket.as_ref(), Vec::new());
+            let received = stream.try_io(Interest::READABLE, || {
+                Ok(receive_with_fds(stream, buf, &mut fds, RecvFlags::DONTWAIT).map(|(len, _)| len)?)
+            });
+            if !fds.is_empty() {
+                self.aside.let_go(fds);
+            }
+            match received {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => return Err(e.into()),
                 Ok(n) => {

@@ -4,7 +4,7 @@ use lasthop_forward::PATIENCE_MS;
 use lasthop_schedule::Settings;
 use lasthop_schedule::policy::{Batch, Hysteresis};
 use lasthop_sys::hostview::HostView;
-use lasthop_sys::{Prompter, inherited_fd};
+use lasthop_sys::{Prompter, inherited_fd, map_pulse};
 use std::os::fd::OwnedFd;
 
 /// The command line, its descriptors taken.
@@ -23,7 +23,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Reads `--supervisor-fd N [--journal-fd N] [--host-view-fd N] [--hurry-fd N] [--helpers N,N…] [--poll N,N…]
+    /// Reads `--supervisor-fd N [--journal-fd N] [--host-view-fd N] [--hurry-fd N] [--pulse-fd N] [--helpers N,N…] [--poll N,N…]
     /// [--hysteresis US,US] [--rx-batch US,PACKETS] [--accounts vm] [--congestion MS,MS]
     /// [--helper-class normal] [--max-guest-memory BYTES]`. Run first thing in `main`.
     pub fn take(mut words: impl Iterator<Item = String>) -> Result<Self, String> {
@@ -45,6 +45,7 @@ impl Arguments {
                     settings.view = view.inspect_err(|e| tracing::warn!("not known what cores and VMs do: {e}")).ok();
                 }
                 "--hurry-fd" => settings.prompter = Some(Prompter::new(descriptor()?)),
+                "--pulse-fd" => map_pulse(descriptor()?).map_err(|e| wrong(&e.to_string()))?,
                 "--helpers" => settings.helpers = numbers()?,
                 "--poll" => settings.poll = numbers()?,
                 "--hysteresis" => {

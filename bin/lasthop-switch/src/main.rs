@@ -13,6 +13,7 @@ use std::time::Duration;
 
 fn main() -> ExitCode {
     let log = Log::new();
+    log.end_with_panics();
     let lines = log.clone();
     tracing_subscriber::fmt().with_writer(move || lines.clone()).with_ansi(false).with_target(false).init();
     let arguments = match arguments::Arguments::take(std::env::args().skip(1)) {

@@ -162,6 +162,11 @@ impl PortEntry {
         say!(self, warn, "{line}");
     }
 
+    /// A front-end has come and cannot be served.
+    pub fn refuse(&mut self, reason: &SessionError) {
+        self.last_error = Some(reason.to_string());
+    }
+
     /// A front-end has connected.
     pub fn connected(&mut self, session: Session) {
         self.session = Some(session);

@@ -15,7 +15,7 @@ use lasthop_ipc::{
 };
 use lasthop_schedule::Workers;
 use lasthop_sys::hostview::HostView;
-use lasthop_sys::{Epoll, Foreign, Trigger};
+use lasthop_sys::{Beat, Epoll, Foreign, Trigger};
 use lasthop_types::PortId;
 use lasthop_vhostuser::{Session, SessionError};
 use lasthop_virtqueue::{JOURNAL_BYTES, Journal};
@@ -112,9 +112,13 @@ impl Server {
     pub fn serve(mut self) -> Result<(), Failure> {
         self.supervisor.send(&SwitchToSupervisor::Ready, None)?;
         let mut ready = Vec::with_capacity(64);
+        let beat = Beat::new();
         while !self.stop {
-            self.epoll.wait(&mut ready, self.timeout())?;
+            let timeout = self.timeout();
+            beat.rest();
+            self.epoll.wait(&mut ready, timeout)?;
             for token in &ready {
+                beat.work();
                 match *token {
                     SUPERVISOR => self.hear_supervisor()?,
                     CONTROL => self.hear_control(),
@@ -122,6 +126,7 @@ impl Server {
                     token => self.hear_port(PortId(token as u32)),
                 }
             }
+            beat.work();
             self.carry_out();
             self.expire();
         }
@@ -199,7 +204,15 @@ impl Server {
     fn connect(&mut self, id: PortId, socket: OwnedFd, vm: Option<u32>) {
         let ports = self.ports.len() as u64;
         let bytes = self.max_guest_memory.min(ADDRESS_SPACE / ports.max(1));
-        let Some(entry) = self.ports.get_mut(&id) else { return };
+        let Some(entry) = self.ports.get_mut(&id) else { return drop(Foreign::from(socket)) };
+        if entry.aside.is_stuck() {
+            // Closed here, or each that comes would wait to be closed: the supervisor has a copy, so this is not the end of it.
+            drop(socket);
+            entry.refuse(&SessionError::Unclosed);
+            self.owed.closed(id, SessionError::Unclosed.to_string());
+            self.tell_supervisor();
+            return self.report(id);
+        }
         let socket = Foreign::new(socket, &entry.aside);
         entry.disconnect(None, &mut self.workers, &self.epoll);
         if let Err(error) = self.epoll.add(&socket, FIRST_PORT | u64::from(id.0), Trigger::Level) {

@@ -247,14 +247,14 @@ fn starts_its_children_says_ready_and_ends_cleanly() {
     assert!(
         line.ends_with(
             "arguments --supervisor-fd 3 --journal-fd 4 --host-view-fd 5 --hurry-fd 6 --helpers 0 --hysteresis 7,9 \
-             --rx-batch 0,0 --helper-class idle --congestion 10,2"
+             --rx-batch 0,0 --helper-class idle --congestion 10,2 --pulse-fd 7"
         ),
         "{line}"
     );
     let status = std::fs::read_to_string(format!("/proc/{}/status", switch.as_raw_pid())).unwrap();
     assert!(status.contains("Cpus_allowed_list:\t0\n"), "{status}");
-    // 0 to 6, and one to list the directory with.
-    lasthop.wait(&["switch[", "descriptors [0, 1, 2, 3, 4, 5, 6, 7]"]);
+    // 0 to 7, and one to list the directory with.
+    lasthop.wait(&["switch[", "descriptors [0, 1, 2, 3, 4, 5, 6, 7, 8]"]);
     let line = lasthop.wait(&["switch[", "environment"]);
     assert!(line.ends_with("environment [\"RUST_LOG\"]"), "{line}");
     lasthop.wait(&["switch[", "add 1 a", "a.sock listening"]);
@@ -265,7 +265,7 @@ fn starts_its_children_says_ready_and_ends_cleanly() {
     }
     assert_eq!(std::fs::metadata(place.path("run")).unwrap().mode() & 0o777, 0o755);
     let control: i32 = place.ask("pid").parse().unwrap();
-    assert_eq!(place.ask("arguments"), "--supervisor-fd 3 --api-fd 4");
+    assert_eq!(place.ask("arguments"), "--supervisor-fd 3 --api-fd 4 --pulse-fd 5");
     assert_eq!(place.ask("ports"), "1=a 2=b");
 
     let log = lasthop.end();

@@ -11,7 +11,7 @@ use crate::served::Served;
 use crate::workers::Settings;
 use lasthop_forward::{Datapath, Forwarder, Port};
 use lasthop_sys::hostview::{HostView, VmState};
-use lasthop_sys::{Epoll, Prompter, bind_current_thread, current_thread, set_idle};
+use lasthop_sys::{Beat, Epoll, Prompter, bind_current_thread, current_thread, set_idle};
 use lasthop_types::Lock;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -220,9 +220,10 @@ impl Thread {
             return;
         }
         let _ = helper.thread.set(thread);
-        let mut ready = Vec::with_capacity(1);
+        let (mut ready, beat) = (Vec::with_capacity(1), Beat::new());
         let (mut humble_ns, mut before_ns) = (0, 0);
         loop {
+            beat.work();
             // From now on it may have locks.
             let now_ns = helpers.datapath.now_ns();
             helper.beat_ns.store(now_ns, Ordering::Relaxed);
@@ -244,6 +245,7 @@ impl Thread {
             }
             if self.kept.is_empty() {
                 helper.beat_ns.store(ASLEEP, Ordering::Relaxed);
+                beat.rest();
                 if self.epoll.wait(&mut ready, None).is_err() {
                     return;
                 }

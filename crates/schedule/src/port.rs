@@ -7,7 +7,7 @@ use crate::mailbox::Mailbox;
 use crate::policy::{Arrivals, Batch, Kicks, TransmitTimer, Vm};
 use crate::served::Served;
 use lasthop_forward::{Forwarder, Port};
-use lasthop_sys::{Epoll, LineLimit, Trigger, current_thread};
+use lasthop_sys::{Beat, Epoll, LineLimit, Trigger, current_thread};
 use lasthop_types::name_thread;
 use lasthop_virtqueue::BURST;
 use std::io;
@@ -135,8 +135,9 @@ enum Offered {
 impl Server {
     fn serve(&mut self) {
         let mut ready = Vec::with_capacity(64);
-        let mut rounds = 0;
+        let (mut rounds, beat) = (0, Beat::new());
         loop {
+            beat.work();
             let mut now_ns = self.forwarder.now_ns();
             let mut busy = false;
             for n in 0..self.rings.len() {
@@ -147,7 +148,7 @@ impl Server {
                 continue;
             }
             let timeout = if busy { Some(Duration::ZERO) } else { self.longest_sleep() };
-            if !self.wait(&mut ready, timeout) {
+            if !self.wait(&mut ready, timeout, &beat) {
                 return;
             }
         }
@@ -235,10 +236,12 @@ impl Server {
     }
 
     /// Waits for kicks and letters; false when told to stop.
-    fn wait(&mut self, ready: &mut Vec<u64>, timeout: Option<Duration>) -> bool {
+    fn wait(&mut self, ready: &mut Vec<u64>, timeout: Option<Duration>, beat: &Beat) -> bool {
+        beat.rest();
         if self.epoll.wait(ready, timeout).is_err() {
             return false;
         }
+        beat.work();
         let mut goes_on = true;
         for token in ready.iter() {
             match *token {

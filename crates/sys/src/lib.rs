@@ -20,6 +20,7 @@ mod peer;
 mod peer_event;
 #[cfg(any(test, feature = "supervisor"))]
 mod process;
+mod pulse;
 pub mod sandbox;
 mod sched;
 mod socket;
@@ -39,5 +40,8 @@ pub use peer_event::{PeerEvent, PeerEventError, prepare_peer_events};
 pub use process::{
     PidFd, SignalFd, Watched, bind_when_started, die_with_parent, keep_descriptors_from_children, outlive_terminal,
 };
+pub use pulse::{Beat, map_pulse};
+#[cfg(any(test, feature = "supervisor"))]
+pub use pulse::{Pulse, Sign};
 pub use sched::{Prompter, TimerFd, bind_current_thread, current_thread, prepare_for_threads, set_idle};
 pub use socket::{receive_with_fds, send_with_fds};

@@ -98,6 +98,21 @@ impl Log {
     }
 }
 
+impl Log {
+    /// From now on a thread that panics takes the process with it, for others wait for what it did; whoever started the process
+    /// starts another. The log says which thread and where.
+    pub fn end_with_panics(&self) {
+        let log = self.clone();
+        std::panic::set_hook(Box::new(move |panic| {
+            let thread = std::thread::current();
+            let what = panic.to_string().replace('\n', " ");
+            let _ = writeln!(log.clone(), "ERROR thread {} {what}; ending", thread.name().unwrap_or_default());
+            log.finish(Duration::from_millis(100));
+            std::process::abort();
+        }));
+    }
+}
+
 impl Default for Log {
     fn default() -> Self {
         Self::new()

@@ -1,6 +1,7 @@
 //! Starting and watching other processes: pidfd, death signal, signals as readable events.
 
 use crate::CpuList;
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::io;
@@ -25,6 +26,13 @@ impl PidFd {
             Err(Errno::SRCH) => Ok(()),
             other => other,
         }
+    }
+
+    /// Waits for its end, so long at most.
+    pub fn has_ended_within(&self, limit: std::time::Duration) -> bool {
+        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+        let limit = rustix::time::Timespec::try_from(limit).ok();
+        rustix::io::retry_on_intr(|| poll(&mut fds, limit.as_ref())).is_ok_and(|ready| ready > 0)
     }
 }
 

@@ -4,6 +4,8 @@
 //! | module | holds |
 //! |---|---|
 //! | `guest` | a guest: memory, rings, a vhost-user connection; frames in and out |
+//! | `plug` | one that plugs itself in again |
+//! | `fuse` | a file system whose files do not close |
 //! | `frames` | numbered frames whose whole content can be checked |
 //! | `raw` | descriptors written by hand |
 //! | `bystanders` | two guests that exchange numbered frames and lose none |
@@ -16,7 +18,9 @@
 mod arena;
 mod bystanders;
 mod frames;
+mod fuse;
 mod guest;
+mod plug;
 pub mod raw;
 mod station;
 mod turned;
@@ -24,8 +28,10 @@ mod turned;
 pub use arena::{Arena, Attack};
 pub use bystanders::Bystanders;
 pub use frames::{mac, number_of, numbered};
+pub use fuse::DeadMount;
 pub use guest::{Guest, Options, accept, connect};
-pub use lasthop_tests_vm::{Lasthop, Netns, Port, binary, proc, scratch, wait_for};
+pub use lasthop_tests_vm::{Lasthop, Netns, Port, binary, proc, scratch, spawn, wait_for};
+pub use plug::Plug;
 pub use station::Station;
 pub use turned::{Turned, TurnedUplink};
 

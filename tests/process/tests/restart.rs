@@ -2,13 +2,10 @@
 
 use lasthop_frame::VnetHdr;
 use lasthop_tests_process::{
-    Arena, Guest, Lasthop, Options, PATIENCE, Port, accept, connect, mac, number_of, numbered, proc, scratch, wait_for,
+    Arena, Guest, Lasthop, Options, PATIENCE, Plug, Port, mac, number_of, numbered, proc, scratch, wait_for,
 };
-use lasthop_vhostuser::FrontendError;
-use rustix::io::Errno;
 use rustix::process::Signal;
 use std::collections::BTreeSet;
-use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -105,52 +102,6 @@ fn front_end_gone_a_hundred_times_leaks_nothing() {
         arena.end(&attack, &[]);
         let flows = arena.lasthop.json(&["flow", "list"])["flows"].as_array().unwrap().len();
         assert!(flows <= before + 2, "{before} flows have become {flows}");
-    }
-}
-
-/// A port whose guest plugs itself in again when the connection breaks, as VMMs do.
-struct Plug {
-    path: PathBuf,
-    /// Where lasthop connects to us.
-    listener: Option<UnixListener>,
-    guest: Guest,
-    /// What it says of its rings when it comes back; `None`: where they really stand. QEMU says of a packed ring what
-    /// it last heard from a switch that had time to say something.
-    bases: Option<[u32; 2]>,
-    reconnected: u32,
-}
-
-impl Plug {
-    fn new(path: PathBuf, client: bool, number: u8, options: Options) -> (Port, impl FnOnce() -> Self) {
-        let name = format!("p{number}");
-        let listener = client.then(|| UnixListener::bind(&path).unwrap());
-        let port = Port { name, socket: path.clone(), client };
-        let plug = move || {
-            let guest = match &listener {
-                Some(listener) => Guest::accept(listener, mac(number), options),
-                None => Guest::connect(&path, mac(number), options),
-            };
-            Self { path, listener, guest, bases: None, reconnected: 0 }
-        };
-        (port, plug)
-    }
-
-    /// If the switch is gone: goes on with the next one, the rings as they are.
-    fn mend(&mut self) {
-        let end = Instant::now() + PATIENCE;
-        while self.guest.is_disconnected() {
-            let front = match &self.listener {
-                Some(listener) => accept(listener),
-                None => connect(&self.path),
-            };
-            // The next one may die as well: then this connection is closed too.
-            match self.guest.reattach(front, self.bases.as_ref().map(|b| &b[..])) {
-                Ok(()) | Err(FrontendError::Closed | FrontendError::Io(Errno::PIPE)) => {}
-                Err(e) => panic!("{}: {e}", self.path.display()),
-            }
-            self.reconnected += 1;
-            assert!(Instant::now() < end, "no switch comes back");
-        }
     }
 }
 

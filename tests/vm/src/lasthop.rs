@@ -139,8 +139,9 @@ impl Lasthop {
         let mut found = 0;
         wait_for(&format!("a process {name}"), Duration::from_secs(10), || {
             let all = proc::tree(self.pid());
-            let of = |p: &u32| proc::children(*p).into_iter().find(|(_, n)| *n == short).map(|(p, _)| p);
-            found = all.iter().find_map(of).unwrap_or(0);
+            // Of one that was killed something may be left beside the next: that is the newer one.
+            let of = |p: &u32| proc::children(*p).into_iter().filter(|(_, n)| *n == short).map(|(p, _)| p);
+            found = all.iter().flat_map(of).filter(|p| proc::alive(*p)).max().unwrap_or(0);
             found != 0
         });
         found

@@ -8,6 +8,7 @@ use lasthop_ipc::UplinkDriver;
 use lasthop_policy::{check_name, check_new_name};
 use lasthop_sys::{CpuList, ParseCpusError};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Most queue pairs of an uplink.
 const MAX_QUEUES: u16 = 16;
@@ -44,6 +45,10 @@ pub struct RunArgs {
     /// Milliseconds within which an uplink that hangs is found out and replaced
     #[arg(long, value_name = "MS", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(20..))]
     pub uplink_limit_ms: u64,
+    /// Milliseconds within which a thread of the switch or of control that hangs is found out, and its process replaced; "off": never,
+    /// for a debugger
+    #[arg(long, value_name = "MS|off", default_value = "1000", value_parser = parse_watchdog)]
+    pub watchdog: Watchdog,
     /// Send no probes on uplinks. Without, two uplinks on one network segment are not found, and broadcasts go out and come in twice
     #[arg(long)]
     pub no_uplink_probe: bool,
@@ -130,6 +135,24 @@ impl Scheduling {
         push("--helper-class", self.helper_class.clone());
         push("--congestion", self.congestion.to_string());
         arguments
+    }
+}
+
+/// A time, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watchdog(pub Option<Duration>);
+
+impl std::fmt::Display for Watchdog {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.map_or(f.write_str("off"), |limit| write!(f, "{}", limit.as_millis()))
+    }
+}
+
+fn parse_watchdog(text: &str) -> Result<Watchdog, String> {
+    match text.parse::<u64>() {
+        Ok(ms @ 100..=3_600_000) => Ok(Watchdog(Some(Duration::from_millis(ms)))),
+        _ if text == "off" => Ok(Watchdog(None)),
+        _ => Err(format!("{text:?} is not a number from 100 to 3600000; write 1000, or off")),
     }
 }
 
@@ -388,6 +411,15 @@ mod tests {
         }
         assert!(parse_congestion("2,10").unwrap_err().contains("longer time first"));
         assert!(parse_cpus("0-3").is_ok() && parse_cpus("none").is_ok() && parse_cpus("3-0").is_err());
+    }
+
+    #[test]
+    fn a_watchdog_has_time_or_none() {
+        assert_eq!(parse_watchdog("250"), Ok(Watchdog(Some(Duration::from_millis(250)))));
+        assert_eq!(parse_watchdog("off"), Ok(Watchdog(None)));
+        for bad in ["", "0", "99", "1s", "on", "3600001", "-1"] {
+            assert!(parse_watchdog(bad).unwrap_err().contains("or off"), "{bad}");
+        }
     }
 
     #[test]

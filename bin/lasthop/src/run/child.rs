@@ -1,11 +1,13 @@
 //! One child process: its start, the channel to it, and when to start it again.
 
 use super::backoff::Backoff;
+use super::watchdog::{self, Hung, Watchdog};
 use command_fds::{CommandFdExt, FdMapping};
 use lasthop_ipc::{Channel, ChannelError};
-use lasthop_sys::{CpuList, Epoll, PidFd, Trigger, bind_when_started, die_with_parent, outlive_terminal};
+use lasthop_sys::{CpuList, Epoll, PidFd, Pulse, Trigger, bind_when_started, die_with_parent, outlive_terminal};
 use rustix::process::Signal;
 use serde::{Serialize, de::DeserializeOwned};
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,6 +25,9 @@ const GOOD_LIFE: Duration = Duration::from_millis(200);
 const READY_LIMIT: Duration = Duration::from_secs(30);
 /// A child whose channel is closed is ending; one that has not ended by then hangs.
 const ENDING_LIMIT: Duration = Duration::from_secs(1);
+/// One that was killed and has not ended by then has a thread that cannot end, such as one that closes a file of somebody who does
+/// not answer: it runs no more, and is not waited for.
+const KILLED_LIMIT: Duration = Duration::from_millis(50);
 /// Messages taken from one child at a time.
 const RECEIVE_BURST: usize = 64;
 /// Descriptor number of the channel in the child.
@@ -45,6 +50,12 @@ pub struct Child<S, R> {
     start_at: Instant,
     backoff: Backoff,
     failed_starts: u32,
+    /// Within which it is found out that a thread of it hangs, if that is to be found out, and how much longer one round may take.
+    limit: Option<(Duration, u32)>,
+    /// One that was killed and cannot end is not waited for.
+    gives_up: bool,
+    /// Killed, and not ended yet: nothing of them runs.
+    dying: Vec<Running<S, R>>,
 }
 
 #[derive(Debug)]
@@ -63,6 +74,11 @@ struct Running<S, R> {
     /// Its mount namespace: the last to let go of one waits until every CPU has been elsewhere, which takes milliseconds, and
     /// seconds on a busy host. Its end is not to be late for that.
     namespace: Option<OwnedFd>,
+    watchdog: Option<Watchdog>,
+    /// When it was killed, or found to have been.
+    killed: Cell<Option<Instant>>,
+    /// It has closed its channel.
+    closed: bool,
 }
 
 /// Closes what the kernel takes its time to close, which nobody should wait for.
@@ -115,7 +131,17 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
             start_at,
             backoff,
             failed_starts: 0,
+            limit: None,
+            gives_up: false,
+            dying: Vec::new(),
         }
+    }
+
+    /// Has it watched: a thread of it that hangs is found out within the limit. One round of work may use the processor for `round`
+    /// times that.
+    pub fn watched(mut self, limit: Option<Duration>, round: u32) -> Self {
+        (self.limit, self.gives_up) = (limit.map(|limit| (limit, round)), true);
+        self
     }
 
     /// Has it run on these CPUs only, if any are given.
@@ -151,10 +177,16 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
 
     /// Starts it with the channel as descriptor 3 and `others` as descriptors 4 and up, and nothing else of ours:
     /// standard input is empty, and what it prints goes to our standard error.
-    pub fn start(&mut self, epoll: &Epoll, others: Vec<OwnedFd>) -> io::Result<()> {
+    pub fn start(&mut self, epoll: &Epoll, mut others: Vec<OwnedFd>) -> io::Result<()> {
         let (ours, theirs) = Channel::<S, R>::pair().map_err(io::Error::other)?;
         let mut command = Command::new(&self.path);
-        command.args(&self.arguments).current_dir("/").process_group(0).stdin(Stdio::null());
+        command.args(&self.arguments);
+        let pulse = self.limit.map(|_| Pulse::new()).transpose()?;
+        if let Some(pulse) = &pulse {
+            command.args(["--pulse-fd".into(), (OTHER_FD + others.len() as i32).to_string()]);
+            others.push(pulse.as_fd().try_clone_to_owned()?);
+        }
+        command.current_dir("/").process_group(0).stdin(Stdio::null());
         command.stdout(io::stderr().as_fd().try_clone_to_owned()?).stderr(Stdio::inherit());
         command.env_clear().envs(ENVIRONMENT.iter().filter_map(|name| Some((*name, std::env::var_os(name)?))));
         let mappings = std::iter::once((theirs, CHANNEL_FD)).chain(others.into_iter().zip(OTHER_FD..));
@@ -181,6 +213,8 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         };
         debug!("{} started (pid {})", self.name, process.id());
         let (channel, queue) = (Channel::new(ours), VecDeque::new());
+        let watched = pulse.zip(self.limit);
+        let watchdog = watched.map(|(pulse, (limit, round))| Watchdog::new(pulse, process.id(), limit, round, started));
         self.running = Some(Running {
             process,
             pidfd,
@@ -191,6 +225,9 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
             ready: false,
             kill_at: Some(started + READY_LIMIT),
             namespace: None,
+            watchdog,
+            killed: Cell::default(),
+            closed: false,
         });
         Ok(())
     }
@@ -264,10 +301,11 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
                 Err(e) => {
                     let _ = epoll.delete(&running.channel);
                     if matches!(e, ChannelError::Closed) {
+                        running.closed = true;
                         running.kill_at = Some(now + ENDING_LIMIT);
                     } else {
                         warn!("{} (pid {}): {e}; killing it", self.name, running.process.id());
-                        let _ = running.pidfd.kill();
+                        running.kill(now);
                     }
                     break;
                 }
@@ -276,13 +314,39 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         received
     }
 
+    /// It has closed its channel: it is ending, or has been killed.
+    pub fn has_closed(&self) -> bool {
+        self.running.as_ref().is_some_and(|running| running.closed)
+    }
+
     /// If it has ended: collects it, decides when to start it again and says how it ended.
     pub fn reap(&mut self, epoll: &Epoll, now: Instant) -> Option<Ended> {
-        let status: ExitStatus = self.running.as_mut()?.process.try_wait().ok()??;
+        self.dying.extract_if(.., |dying| dying.has_ended().is_some()).for_each(|dying| dying.forget(epoll));
+        let status = self.running.as_mut()?.has_ended()?;
         let running = self.running.take()?;
-        let _ = epoll.delete(&running.pidfd);
         let _ = epoll.delete(&running.channel);
-        close_aside(running.namespace.into_iter().collect());
+        let ended = self.ended(&running, &status.to_string(), status.signal(), status.success(), now);
+        running.forget(epoll);
+        Some(ended)
+    }
+
+    /// If it was killed, by us or by somebody else, and does not end: as if it had. No instruction of its program is carried out any
+    /// more, and what it holds, it holds until it can end.
+    pub fn give_up(&mut self, epoll: &Epoll, now: Instant) -> Option<Ended> {
+        self.running.as_ref()?.killed.get().filter(|killed| *killed + KILLED_LIMIT <= now)?;
+        if let Some(ended) = self.reap(epoll, now) {
+            return Some(ended);
+        }
+        let mut running = self.running.take()?;
+        let _ = epoll.delete(&running.channel);
+        running.queue.clear();
+        let status = "was killed and does not end yet, so it is gone on without";
+        let ended = self.ended(&running, status, Some(Signal::KILL.as_raw()), false, now);
+        self.dying.push(running);
+        Some(ended)
+    }
+
+    fn ended(&mut self, running: &Running<S, R>, status: &str, signal: Option<i32>, well: bool, now: Instant) -> Ended {
         if running.ready && now.saturating_duration_since(running.started) >= GOOD_LIFE {
             self.backoff.reset();
         }
@@ -292,15 +356,21 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         let wait = self.backoff.wait();
         self.start_at = now + wait;
         let what = format!("{} (pid {}) ended: {status}", self.name, running.process.id());
-        let was_killed = running.ready && status.signal() == Some(Signal::KILL.as_raw());
-        Some(Ended { what, failed_starts: self.failed_starts, was_killed, well: status.success(), wait })
+        let was_killed = running.ready && signal == Some(Signal::KILL.as_raw());
+        Ended { what, failed_starts: self.failed_starts, was_killed, well, wait }
     }
 
-    /// When it has to be started, or killed because it hangs.
+    /// When it has to be started, or looked at, or killed because it hangs.
     pub fn deadline(&self) -> Option<Instant> {
         match &self.running {
             None => Some(self.start_at),
-            Some(running) => running.kill_at,
+            Some(running) if self.gives_up && running.killed.get().is_some() => {
+                running.killed.get().map(|killed| killed + KILLED_LIMIT)
+            }
+            Some(running) => {
+                let watch = running.watchdog.as_ref().filter(|_| running.ready).map(Watchdog::deadline);
+                running.kill_at.into_iter().chain(watch).min()
+            }
         }
     }
 
@@ -312,24 +382,58 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
             let fault = if running.ready { "has closed its channel but does not end" } else { "does not become ready" };
             warn!("{} (pid {}) {fault}; killing it", self.name, running.process.id());
             // The pidfd reports the end.
-            let _ = running.pidfd.kill();
+            running.kill(now);
         }
+    }
+
+    /// Kills it if a thread of it hangs; which.
+    pub fn watch(&mut self, now: Instant) -> Option<Hung> {
+        let running = self.running.as_mut().filter(|running| running.ready && running.killed.get().is_none())?;
+        let watchdog = running.watchdog.as_mut().filter(|watchdog| watchdog.deadline() <= now)?;
+        let hung = watchdog.look(now);
+        if hung.is_some() {
+            running.kill(now);
+        } else if watchdog::is_ending(running.process.id()) {
+            // Nobody says so while a thread is left that cannot end.
+            running.killed.set(Some(now));
+        }
+        hung
     }
 
     /// Ends it at once. Its end is reported like any other.
     pub fn kill(&self) {
         if let Some(running) = &self.running {
-            let _ = running.pidfd.kill();
+            running.kill(Instant::now());
         }
     }
 }
 
+impl<S, R> Running<S, R> {
+    fn kill(&self, now: Instant) {
+        let _ = self.pidfd.kill();
+        self.killed.set(self.killed.get().or(Some(now)));
+    }
+
+    fn has_ended(&mut self) -> Option<ExitStatus> {
+        self.process.try_wait().ok()?
+    }
+
+    /// It has ended.
+    fn forget(self, epoll: &Epoll) {
+        let _ = epoll.delete(&self.pidfd);
+        close_aside(self.namespace.into_iter().collect());
+    }
+}
+
 impl<S, R> Drop for Child<S, R> {
-    /// No child and no zombie is left, whatever ended the supervisor.
+    /// No child and no zombie is left, whatever ended the supervisor, but for one that cannot end.
     fn drop(&mut self) {
         if let Some(running) = &mut self.running {
             let _ = running.pidfd.kill();
-            let _ = running.process.wait();
+            if !running.pidfd.has_ended_within(ENDING_LIMIT) {
+                warn!("{} (pid {}) was killed and does not end; it is left behind", self.name, running.process.id());
+            }
+            let _ = running.process.try_wait();
         }
     }
 }

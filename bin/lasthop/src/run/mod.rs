@@ -23,6 +23,8 @@
 //! | `threads` | which thread of the switch is which port's, and processor time |
 //! | `account` | ports' threads in their VMs' control groups |
 //! | `hurry` | threads of the switch that have to leave the idle class |
+//! | `watchdog` | whether the threads of a process go on |
+//! | `watch` | what is done about a process whose threads do not |
 //! | `reload` | what is remembered, read again at SIGHUP |
 //! | `supervisor` | the event loop that ties them together |
 
@@ -46,6 +48,8 @@ mod supervisor;
 mod threads;
 mod uplink;
 mod uplinks;
+mod watch;
+mod watchdog;
 
 pub use args::{RunArgs, driver, meant_device, new_name, nice, queues, vlan_list};
 pub use batch::Batch;
@@ -73,6 +77,7 @@ pub fn run(args: RunArgs) -> ExitCode {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_target(false);
     let log = Log::new();
+    log.end_with_panics();
     let lines = log.clone();
     let logs = logs.with_writer(move || lines.clone());
     // Without a subscriber there is no log, and nothing else changes.

@@ -9,10 +9,12 @@ use super::owner::{Ids, Owner};
 use super::socket::{self, Access, Listener};
 use super::store::SavedPort;
 use lasthop_ipc::PortConfig;
-use lasthop_sys::{Epoll, LineLimit, Trigger};
+use lasthop_sys::{Aside, Epoll, LineLimit, Trigger};
 use lasthop_types::{PortId, counted};
+use rustix::net::{Shutdown, shutdown};
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
@@ -27,6 +29,8 @@ const HAND_OVER: Duration = Duration::from_millis(500);
 const BIND_WAIT: Duration = Duration::from_secs(1);
 /// Rest when the process is out of descriptors.
 const ACCEPT_WAIT: Duration = Duration::from_millis(100);
+/// Rest when connections of this port do not close: another one might not either.
+const STUCK_WAIT: Duration = Duration::from_secs(1);
 /// Connections taken from one listener at a time, so that one storm does not starve the rest.
 const ACCEPT_BURST: usize = 16;
 
@@ -58,12 +62,23 @@ pub struct Port {
     pub saved: bool,
     /// Whether the command line names it: then it stays for as long as this run.
     pub given: bool,
-    /// Since when the switch has a connection of this port.
-    live: Option<Instant>,
+    /// The connection that the switch has.
+    live: Option<Live>,
+    /// Where connections are let go of: what front-ends have sent and nobody has read is closed with them.
+    aside: Arc<Aside>,
     end: End,
     /// What was last written to the log as being wrong, to say it once.
     complaint: Option<String>,
     log: LineLimit,
+}
+
+/// A connection that the switch has.
+#[derive(Debug)]
+struct Live {
+    since: Instant,
+    /// Ours, to end it whatever becomes of the switch, and so that the switch's is never the last one. None if there was no
+    /// descriptor left for it.
+    copy: Option<OwnedFd>,
 }
 
 #[derive(Debug)]
@@ -93,7 +108,7 @@ impl Port {
         } else {
             End::Listen { listener: None, again_at: Some(now), waiting: None }
         };
-        let log = LineLimit::new(now);
+        let (log, aside) = (LineLimit::new(now), Aside::new(&config.name));
         Self {
             config,
             tx_batch,
@@ -103,6 +118,7 @@ impl Port {
             saved,
             given: false,
             live: None,
+            aside,
             end,
             complaint: None,
             log,
@@ -156,33 +172,58 @@ impl Port {
     /// Takes the connections that wait at the listener: keeps the first if no other is kept, refuses the rest.
     pub fn accept(&mut self, cx: Context<'_>) {
         for _ in 0..ACCEPT_BURST {
+            if self.aside.is_stuck() {
+                return self.rest(cx, STUCK_WAIT, "connections that ended do not close: front-ends have sent files of a FUSE mount, or sockets that linger; end whoever serves them".into());
+            }
             let End::Listen { listener: Some(listener), .. } = &self.end else { return };
-            let accepted = listener.accept();
-            if accepted.as_ref().is_ok_and(|fd| fd.as_ref().is_some_and(|fd| !self.admits(fd, cx.now))) {
+            let connection = match listener.accept() {
+                Ok(None) => return,
+                Ok(Some(connection)) => connection,
+                // Out of descriptors or memory: the connections stay in the queue, so do not look for a while.
+                Err(e) => return self.rest(cx, ACCEPT_WAIT, format!("cannot accept: {e}")),
+            };
+            if !self.admits(&connection, cx.now) {
+                refuse(connection, &self.aside);
                 continue;
             }
-            let End::Listen { listener: Some(listener), again_at, waiting } = &mut self.end else { return };
-            match accepted {
-                Ok(None) => return,
-                // One that waits and has hung up meanwhile must not keep out the next: a front-end that comes and goes.
-                Ok(Some(fd)) if waiting.as_ref().is_none_or(|(old, _)| socket::has_hung_up(old)) => {
-                    *waiting = Some((fd, cx.now + HAND_OVER));
-                }
-                Ok(Some(_refused)) => self.log_refusal(cx.now),
-                Err(e) => {
-                    // Out of descriptors or memory: the connections stay in the queue, so do not look for a while.
-                    let _ = cx.epoll.delete(&*listener);
-                    *again_at = Some(cx.now + ACCEPT_WAIT);
-                    warn!("port {}: cannot accept: {e}", self.config.name);
-                    return;
-                }
+            let End::Listen { waiting, .. } = &mut self.end else { return };
+            // One that waits and has hung up meanwhile must not keep out the next: a front-end that comes and goes.
+            if waiting.as_ref().is_none_or(|(old, _)| socket::has_hung_up(old)) {
+                let old = waiting.replace((connection, cx.now + HAND_OVER));
+                self.aside.let_go(old);
+            } else {
+                refuse(connection, &self.aside);
+                self.log_refusal(cx.now);
             }
+        }
+    }
+
+    /// Does not look at the listener for a while.
+    fn rest(&mut self, cx: Context<'_>, wait: Duration, why: String) {
+        let End::Listen { listener: Some(listener), again_at, .. } = &mut self.end else { return };
+        let _ = cx.epoll.delete(&*listener);
+        *again_at = Some(cx.now + wait);
+        self.complain(why);
+    }
+
+    /// Lets go of the connection that the switch has, or had: since when.
+    fn part(&mut self) -> Option<Instant> {
+        self.hang_up();
+        let Live { since, copy } = self.live.take()?;
+        self.aside.let_go(copy);
+        Some(since)
+    }
+
+    /// The switch is ending: its front-end need not wait until that is done, if it ever is.
+    pub fn hang_up(&self) {
+        if let Some(copy) = self.live.as_ref().and_then(|live| live.copy.as_ref()) {
+            let _ = shutdown(copy, Shutdown::Both);
         }
     }
 
     /// The switch says that the connection has ended.
     pub fn connection_closed(&mut self, now: Instant, reason: &str) {
-        let Some(since) = self.live.take() else { return };
+        let Some(since) = self.part() else { return };
         if let End::Connect { again_at, backoff } = &mut self.end {
             if now.saturating_duration_since(since) >= GOOD_CONNECTION {
                 backoff.reset();
@@ -196,7 +237,7 @@ impl Port {
 
     /// The switch has ended, and every connection with it.
     pub fn switch_gone(&mut self, now: Instant) {
-        self.live = None;
+        self.part();
         if let End::Connect { again_at, backoff } = &mut self.end {
             backoff.reset();
             *again_at = now + backoff.wait();
@@ -227,7 +268,8 @@ impl Port {
                     return None;
                 }
                 if self.live.is_some() {
-                    if waiting.take_if(|(_, refuse_at)| due(*refuse_at)).is_some() {
+                    if let Some(refused) = waiting.take_if(|(_, refuse_at)| due(*refuse_at)) {
+                        refuse(refused.0, &self.aside);
                         self.log_refusal(cx.now);
                     }
                     return None;
@@ -237,6 +279,10 @@ impl Port {
             }
             End::Connect { again_at, .. } => {
                 if !cx.switch_up || self.live.is_some() || !due(*again_at) {
+                    return None;
+                }
+                if self.aside.is_stuck() {
+                    *again_at = cx.now + STUCK_WAIT;
                     return None;
                 }
                 self.connect(cx.now)
@@ -252,7 +298,7 @@ impl Port {
         });
         match connection {
             Ok(connection) if self.admits(&connection, now) => return Some(self.connected(connection, now)),
-            Ok(_refused) => {}
+            Ok(refused) => refuse(refused, &self.aside),
             Err(e) => self.complain(e),
         }
         if let End::Connect { again_at, backoff } = &mut self.end {
@@ -281,7 +327,7 @@ impl Port {
     }
 
     fn connected(&mut self, connection: OwnedFd, now: Instant) -> OwnedFd {
-        self.live = Some(now);
+        self.live = Some(Live { since: now, copy: connection.try_clone().ok() });
         self.complaint = None;
         if let Some(more) = self.log.pass(now) {
             let how = if self.config.client { "connected" } else { "front-end connected" };
@@ -303,6 +349,21 @@ impl Port {
             warn!("port {name}: a second front-end refused, one is connected already{}", held_back(more));
         }
     }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        self.part();
+        if let End::Listen { waiting, .. } = &mut self.end {
+            self.aside.let_go(waiting.take());
+        }
+    }
+}
+
+/// Ends a connection at once, and closes it when that can be done.
+fn refuse(connection: OwnedFd, aside: &Aside) {
+    let _ = shutdown(&connection, Shutdown::Both);
+    aside.let_go(connection);
 }
 
 fn held_back(lines: u64) -> String {
@@ -427,6 +488,8 @@ mod tests {
         assert!(port.step(Context { now: later, ..down }, 1).is_none());
         assert_eq!(port.deadline(false), None);
         assert!(port.step(Context { now: later, switch_up: true, ..down }, 1).is_some());
-        assert!(ended(&mut front_end), "the returned descriptor was the only one");
+        assert!(!ended(&mut front_end), "there is a copy, should the switch not end");
+        port.switch_gone(later);
+        assert!(ended(&mut front_end));
     }
 }

@@ -47,6 +47,8 @@ pub struct Setup {
     pub uplink: Result<PathBuf, String>,
     /// How long an uplink may take to answer.
     pub uplink_limit: Duration,
+    /// Within which it is found out that the switch or control hangs, if it is to be.
+    pub watchdog: Option<Duration>,
     /// Whether to look for uplinks on one segment.
     pub uplink_probe: bool,
     /// Socket of the local API.
@@ -116,6 +118,7 @@ impl Setup {
             control,
             uplink,
             uplink_limit: Duration::from_millis(args.uplink_limit_ms),
+            watchdog: args.watchdog.0,
             uplink_probe: !args.no_uplink_probe,
             api,
             read_api,

@@ -33,6 +33,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 
+/// Times the watchdog's limit, what control may use of the processor without a pause: it may have a hundred thousand rules to
+/// judge, and known flows go on meanwhile.
+const CONTROL_ROUND: u32 = 10;
 /// Size of the memory that outlives each switch, in bytes.
 const JOURNAL_LEN: u64 = 1 << 20;
 /// How often a child may end before it is ready, at the start, until we give up.
@@ -66,6 +69,8 @@ pub struct Supervisor {
     pub(super) uplinks_needed: BTreeSet<u32>,
     pub(super) uplink_program: Result<PathBuf, String>,
     pub(super) uplink_limit: Duration,
+    /// Within which it is found out that the switch or control hangs.
+    pub(super) watchdog: Option<Duration>,
     /// TAP devices that were made here, in this run or an earlier one, and their addresses.
     pub(super) taps: BTreeMap<String, String>,
     /// How interfaces are, unless the kernel does not say.
@@ -86,7 +91,7 @@ pub struct Supervisor {
     read_api: Option<Listener>,
     journal: OwnedFd,
     /// What cores and VMs do.
-    monitor: HostMonitor,
+    pub(super) monitor: HostMonitor,
     /// Where the switch asks for threads to leave the idle class.
     hurry: Option<Hurry>,
     /// Which thread of the switch is which port's.
@@ -130,14 +135,17 @@ impl Supervisor {
             epoll,
             signals,
             switch: Child::new("lasthop-switch", setup.switch, for_switch, SWITCH_CHANNEL, SWITCH_PID)
-                .bound_to(setup.cpus),
-            control: Child::new("lasthop-control", setup.control, for_control, CONTROL_CHANNEL, CONTROL_PID),
+                .bound_to(setup.cpus)
+                .watched(setup.watchdog, 1),
+            control: Child::new("lasthop-control", setup.control, for_control, CONTROL_CHANNEL, CONTROL_PID)
+                .watched(setup.watchdog, CONTROL_ROUND),
             ports: BTreeMap::new(),
             uplinks: BTreeMap::new(),
             uplinks_needed: BTreeSet::new(),
             uplink_lists: Vec::new(),
             uplink_program: setup.uplink,
             uplink_limit: setup.uplink_limit,
+            watchdog: setup.watchdog,
             taps: setup.taps,
             links: None,
             told_devices: Vec::new(),
@@ -183,6 +191,7 @@ impl Supervisor {
         let mut ready = Vec::new();
         loop {
             let now = Instant::now();
+            self.watch_children(now)?;
             self.start_children(now)?;
             self.step_ports(now);
             self.accounts.iter_mut().for_each(|accounts| accounts.step(now));
@@ -215,13 +224,7 @@ impl Supervisor {
                     SWITCH_PID => {
                         let now = Instant::now();
                         if let Some(ended) = self.switch.reap(&self.epoll, now) {
-                            for (id, port) in &mut self.ports {
-                                port.switch_gone(now);
-                                self.monitor.forget(*id);
-                            }
-                            self.port_threads.forget_all();
-                            self.uplinks.values_mut().for_each(|uplink| uplink.switch_gone(now));
-                            self.restart_or_give_up(&ended)?;
+                            self.switch_ended(&ended, now)?;
                         }
                     }
                     CONTROL_PID => {
@@ -258,8 +261,6 @@ impl Supervisor {
     }
 
     fn start_children(&mut self, now: Instant) -> Result<(), RunError> {
-        self.switch.check_hang(now);
-        self.control.check_hang(now);
         let mut started = false;
         if self.switch.is_due(now) {
             let hurry = self.hurry.as_ref().map(Hurry::ask);
@@ -354,7 +355,12 @@ impl Supervisor {
     }
 
     fn hear_switch(&mut self) {
-        for message in self.switch.receive(&self.epoll, Instant::now()) {
+        let messages = self.switch.receive(&self.epoll, Instant::now());
+        if self.switch.has_closed() {
+            self.ports.values().for_each(Port::hang_up);
+            self.uplinks.values_mut().for_each(Uplink::hang_up);
+        }
+        for message in messages {
             match message {
                 SwitchToSupervisor::Ready => {
                     self.switch.set_ready();

@@ -17,7 +17,7 @@ mod standby;
 mod taking;
 
 use super::backoff::Backoff;
-use super::child::{Child, Ended};
+use super::child::{Child, Ended, close_aside};
 use super::driver::{Driver, Heard, Kept, Start};
 use super::store::SavedUplink;
 use carrier::Carrier;
@@ -29,8 +29,9 @@ use lasthop_sys::Epoll;
 use lasthop_types::MacAddr;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 use standby::Standby;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use tracing::{debug, info, warn};
@@ -92,6 +93,8 @@ pub struct Uplink {
     /// The open device.
     kept: Option<Kept>,
     link: Link,
+    /// Ours of the switch's end of the connection, to end it whatever becomes of the switch.
+    copy: Option<OwnedFd>,
     /// Since when nobody carries packets, or nobody is known to.
     apart_since: Option<Instant>,
     join_backoff: Backoff,
@@ -140,6 +143,7 @@ impl Uplink {
             saved,
             waiting: None,
             link: Link::Apart { join_at: now },
+            copy: None,
             apart_since: None,
             join_backoff: Backoff::new(CONNECT_WAIT.0, CONNECT_WAIT.1),
             device: None,
@@ -175,6 +179,7 @@ impl Uplink {
     /// The switch has ended, and every connection with it.
     pub fn switch_gone(&mut self, now: Instant) {
         self.join_backoff.reset();
+        self.hang_up();
         self.part(Link::Apart { join_at: now }, now);
     }
 
@@ -185,8 +190,17 @@ impl Uplink {
         self.link = link;
     }
 
+    /// The switch is ending: the process need not wait until that is done, if it ever is.
+    pub fn hang_up(&mut self) {
+        if let Some(copy) = self.copy.take() {
+            let _ = shutdown(&copy, Shutdown::Both);
+            close_aside(vec![copy]);
+        }
+    }
+
     /// The switch says that the connection has ended.
     pub fn connection_closed(&mut self, now: Instant, reason: &str) {
+        self.hang_up();
         self.has_let_go();
         let wait = match self.link {
             Link::Closing { .. } => Duration::ZERO,
@@ -269,6 +283,8 @@ impl Uplink {
         });
         match pair {
             Ok((ours, theirs)) => {
+                self.hang_up();
+                self.copy = theirs.try_clone().ok();
                 switch.send(SupervisorToSwitch::Connection(self.config.id, None), Some(theirs));
                 let away = self.apart_since.take().map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
                 let away_ms = away.as_millis() as u64;

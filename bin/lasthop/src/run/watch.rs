@@ -1,0 +1,49 @@
+//! The switch and control, watched: one that hangs is killed, and one that cannot even end is gone on without.
+
+use super::RunError;
+use super::child::Ended;
+use super::supervisor::Supervisor;
+use std::time::Instant;
+use tracing::warn;
+
+impl Supervisor {
+    /// Kills whichever hangs, and gives up what was killed and does not end.
+    pub(super) fn watch_children(&mut self, now: Instant) -> Result<(), RunError> {
+        self.switch.check_hang(now);
+        self.control.check_hang(now);
+        let of_port = |thread: u32| {
+            let port = i32::try_from(thread).ok().and_then(|thread| self.port_threads.port(thread))?;
+            let config = self.ports.get(&port).map(|port| &port.config);
+            config.or_else(|| self.uplinks.get(&port).map(|uplink| &uplink.config)).map(|config| &config.name)
+        };
+        let pids = [self.switch.pid(), self.control.pid()].map(Option::unwrap_or_default);
+        let hung = [self.switch.watch(now), self.control.watch(now)];
+        let limit_ms = self.watchdog.unwrap_or_default().as_millis();
+        for ((name, pid), hung) in ["lasthop-switch", "lasthop-control"].into_iter().zip(pids).zip(hung) {
+            let Some(hung) = hung else { continue };
+            let of = of_port(hung.thread).map_or(String::new(), |port| format!(" of port {port}"));
+            let (thread, how) = (&hung.name, &hung.how);
+            warn!(
+                "{name} (pid {pid}) hangs: its thread {thread}{of} {how}, for the {limit_ms} ms of --watchdog; replacing it"
+            );
+        }
+        if let Some(ended) = self.switch.give_up(&self.epoll, now) {
+            self.switch_ended(&ended, now)?;
+        }
+        if let Some(ended) = self.control.give_up(&self.epoll, now) {
+            self.restart_or_give_up(&ended)?;
+        }
+        Ok(())
+    }
+
+    /// The switch is gone, and all connections with it.
+    pub(super) fn switch_ended(&mut self, ended: &Ended, now: Instant) -> Result<(), RunError> {
+        for (id, port) in &mut self.ports {
+            port.switch_gone(now);
+            self.monitor.forget(*id);
+        }
+        self.port_threads.forget_all();
+        self.uplinks.values_mut().for_each(|uplink| uplink.switch_gone(now));
+        self.restart_or_give_up(ended)
+    }
+}

@@ -1,0 +1,223 @@
+//! Whether a process goes on: a thread that makes no progress while it has work is as good as dead, and so are those that wait
+//! for it. Each thread that others wait for counts its rounds in a page ([`Pulse`]), and we look at that page four times in the
+//! limit. What decides is the kernel's word (proc(5)), for whoever has taken the process over may write there what he likes:
+//!
+//! | a thread | of which the kernel says | hangs |
+//! |---|---|---|
+//! | whatever it counts | stopped, all the time | yes: by SIGSTOP, or by a debugger |
+//! | at work, the same round all the time | asleep, and never woke | yes: it waits in the kernel for what does not come |
+//! | | has used the processor for most of the time | yes: it goes round in circles |
+//! | | asleep, and wakes up now and then | no: it waits for another thread's lock, and that one is looked at, too |
+//! | | wants the processor and gets little of it | no: others use it, or a quota is used up |
+//! | | frozen, by a control group | no: somebody wants that |
+//! | asleep for want of work | | no |
+//!
+//! "All the time" is three quarters of the limit, so that nobody hangs for longer than the limit. Time in which we have not run
+//! ourselves (the host was suspended, or has no time for us either) does not count.
+
+use lasthop_sys::{Pulse, Sign};
+use std::collections::HashMap;
+use std::fmt;
+use std::fs;
+use std::time::{Duration, Instant};
+
+/// Threads that say they are asleep are asked about in turn, so many at a time: it is only to find those that were stopped.
+const ASLEEP_BURST: usize = 64;
+/// What the kernel calls the place where frozen threads are.
+const FROZEN: [&str; 3] = ["do_freezer_trap", "__refrigerator", "get_signal"];
+
+/// What is wrong with a thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hang {
+    /// SIGSTOP, or a debugger.
+    Stopped,
+    /// In a system call; where, if the kernel says so.
+    Waits(String),
+    /// It uses the processor.
+    Spins,
+}
+
+impl fmt::Display for Hang {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stopped => f.write_str("is stopped, by a signal or a debugger"),
+            Self::Waits(place) if place.is_empty() => f.write_str("waits in the kernel"),
+            Self::Waits(place) => write!(f, "waits in the kernel ({place})"),
+            Self::Spins => f.write_str("has been busy with one thing"),
+        }
+    }
+}
+
+/// A thread that hangs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hung {
+    /// Its number.
+    pub thread: u32,
+    /// Its name.
+    pub name: String,
+    /// Why it does not go on.
+    pub how: Hang,
+}
+
+/// What is known of a thread. Times are those of [`Watchdog::clock`].
+#[derive(Debug)]
+struct Seen {
+    beats: u32,
+    /// Since when it has been in the same round.
+    since: Duration,
+    /// When it was first found stopped, and was not found otherwise later.
+    stopped: Option<Duration>,
+    /// When it was first found in the same round still.
+    first: Option<Schedule>,
+    /// In this look.
+    is_there: bool,
+}
+
+/// /proc/PID/task/TID/schedstat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Schedule {
+    on_cpu: Duration,
+    /// How often it was given a CPU.
+    times: u64,
+}
+
+/// Looks after one process.
+#[derive(Debug)]
+pub struct Watchdog {
+    pulse: Pulse,
+    process: u32,
+    limit: Duration,
+    /// Times the limit: what one round may use of the processor.
+    round: u32,
+    threads: HashMap<u32, Seen>,
+    /// Where the next sleepers are to be asked about.
+    turn: usize,
+    /// Time in which we looked.
+    clock: Duration,
+    looked: Instant,
+    next: Instant,
+}
+
+impl Watchdog {
+    /// For the process that was started with this page; watched from `now` on. A round may use the processor for `round` times the
+    /// limit.
+    pub fn new(pulse: Pulse, process: u32, limit: Duration, round: u32, now: Instant) -> Self {
+        let (threads, clock) = (HashMap::new(), Duration::ZERO);
+        Self { pulse, process, limit, round, threads, turn: 0, clock, looked: now, next: now + limit / 4 }
+    }
+
+    /// When [`Watchdog::look`] is due.
+    pub fn deadline(&self) -> Instant {
+        self.next
+    }
+
+    /// The thread that hangs, if one does: the one that others wait for, as far as that can be told.
+    pub fn look(&mut self, now: Instant) -> Option<Hung> {
+        if now < self.next {
+            return None;
+        }
+        let period = self.limit / 4;
+        self.clock += now.saturating_duration_since(self.looked).min(period * 2);
+        (self.looked, self.next) = (now, now + period);
+        self.threads.values_mut().for_each(|seen| seen.is_there = false);
+        let mut signs: Vec<Sign> = self.pulse.read().collect();
+        // The first thread is looked at in any case: who stops a process stops it.
+        if !signs.iter().any(|sign| sign.thread == self.process) {
+            signs.push(Sign { thread: self.process, beats: 0 });
+        }
+        let asleep = signs.iter().filter(|sign| !sign.is_at_work()).count();
+        let (from, mut n) = (self.turn, 0);
+        self.turn = if asleep > ASLEEP_BURST { (from + ASLEEP_BURST) % asleep } else { 0 };
+        let mut hung: Vec<Hung> = Vec::new();
+        for sign in signs {
+            let mut has_turn = true;
+            if !sign.is_at_work() {
+                has_turn = (n + asleep - from) % asleep < ASLEEP_BURST || sign.thread == self.process;
+                n += 1;
+            }
+            hung.extend(self.look_at(sign, has_turn));
+        }
+        self.threads.retain(|_, seen| seen.is_there);
+        hung.into_iter().min_by_key(|hung| match hung.how {
+            Hang::Stopped => 0,
+            Hang::Spins => 1,
+            Hang::Waits(_) => 2,
+        })
+    }
+
+    fn look_at(&mut self, sign: Sign, has_turn: bool) -> Option<Hung> {
+        let Self { process, clock, limit, round, threads, .. } = self;
+        if threads.get(&sign.thread).is_none_or(|seen| seen.beats != sign.beats) {
+            let new = Seen { beats: sign.beats, since: *clock, stopped: None, first: None, is_there: true };
+            threads.insert(sign.thread, new);
+            return None;
+        }
+        let seen = threads.get_mut(&sign.thread)?;
+        seen.is_there = true;
+        if !has_turn {
+            return None;
+        }
+        let long = |since: Duration| clock.saturating_sub(since) >= *limit / 4 * 3;
+        let proc = format!("/proc/{process}/task/{}", sign.thread);
+        // One that is not there is no thread of this process.
+        let (name, state) = name_and_state(&fs::read_to_string(format!("{proc}/stat")).ok()?)?;
+        let hung = |how| Some(Hung { thread: sign.thread, name, how });
+        if matches!(state, 'T' | 't') {
+            let since = *seen.stopped.get_or_insert(*clock);
+            return if long(since) { hung(Hang::Stopped) } else { None };
+        }
+        seen.stopped = None;
+        if !sign.is_at_work() {
+            return None;
+        }
+        let now = schedule(&fs::read_to_string(format!("{proc}/schedstat")).ok()?)?;
+        let first = *seen.first.get_or_insert(now);
+        if !long(seen.since) {
+            return None;
+        }
+        if now.on_cpu.saturating_sub(first.on_cpu) >= *limit * 3 / 8 * *round {
+            return hung(Hang::Spins);
+        }
+        if matches!(state, 'S' | 'D') && now.times == first.times {
+            let place = fs::read_to_string(format!("{proc}/wchan")).unwrap_or_default();
+            let place = if place == "0" { "" } else { place.trim() };
+            return if FROZEN.contains(&place) { None } else { hung(Hang::Waits(place.into())) };
+        }
+        None
+    }
+}
+
+/// Whether nothing is left of the process but what cannot end: its first thread is over, and others are not.
+pub fn is_ending(process: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{process}/task/{process}/stat"));
+    stat.is_ok_and(|stat| name_and_state(&stat).is_some_and(|(_, state)| matches!(state, 'Z' | 'X')))
+}
+
+/// Of /proc/PID/task/TID/stat: the name in parentheses may hold anything.
+fn name_and_state(stat: &str) -> Option<(String, char)> {
+    let (front, rest) = stat.rsplit_once(") ")?;
+    Some((front.split_once('(')?.1.into(), rest.chars().next()?))
+}
+
+/// Nanoseconds on a CPU, nanoseconds of waiting for one, how often it was given one.
+fn schedule(schedstat: &str) -> Option<Schedule> {
+    let mut numbers = schedstat.split_ascii_whitespace().map(|n| n.parse().ok());
+    let on_cpu = Duration::from_nanos(numbers.next()??);
+    Some(Schedule { on_cpu, times: numbers.nth(1)?? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_says_of_a_thread() {
+        assert_eq!(name_and_state("12 (port-a) b) S 1 2 3"), Some(("port-a) b".into(), 'S')));
+        assert_eq!(name_and_state("12 (x"), None);
+        let expected = Schedule { on_cpu: Duration::from_nanos(5), times: 7 };
+        assert_eq!(schedule("5 6 7\n"), Some(expected));
+        for bad in ["", "5", "5 6", "x 6 7", "5 6 -7"] {
+            assert_eq!(schedule(bad), None, "{bad}");
+        }
+    }
+}
