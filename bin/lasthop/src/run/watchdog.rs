@@ -65,8 +65,8 @@ struct Seen {
     beats: u32,
     /// Since when it has been in the same round.
     since: Duration,
-    /// When it was first found stopped, and was not found otherwise later.
-    stopped: Option<Duration>,
+    /// When it was first found stopped, and what it had run by then: it has not run since.
+    stopped: Option<(Duration, Option<Schedule>)>,
     /// When it was first found in the same round still.
     first: Option<Schedule>,
     /// In this look.
@@ -162,15 +162,21 @@ impl Watchdog {
         // One that is not there is no thread of this process.
         let (name, state) = name_and_state(&fs::read_to_string(format!("{proc}/stat")).ok()?)?;
         let hung = |how| Some(Hung { thread: sign.thread, name, how });
+        let now = fs::read_to_string(format!("{proc}/schedstat")).ok().as_deref().and_then(schedule);
         if matches!(state, 'T' | 't') {
-            let since = *seen.stopped.get_or_insert(*clock);
+            // Who was let go in between has run, if only to be stopped again.
+            let (since, then) = *seen.stopped.get_or_insert((*clock, now));
+            if then != now {
+                seen.stopped = Some((*clock, now));
+                return None;
+            }
             return if long(since) { hung(Hang::Stopped) } else { None };
         }
         seen.stopped = None;
         if !sign.is_at_work() {
             return None;
         }
-        let now = schedule(&fs::read_to_string(format!("{proc}/schedstat")).ok()?)?;
+        let now = now?;
         let first = *seen.first.get_or_insert(now);
         if !long(seen.since) {
             return None;
