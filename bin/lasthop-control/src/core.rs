@@ -97,6 +97,8 @@ pub(crate) struct Core {
     health: Health,
     next_number: u64,
     next_tick_ms: Option<u64>,
+    /// When the flows have been looked at, what is old goes.
+    ageing_due: bool,
     /// So much waits to be sent to the switch that flows that can wait do.
     congested: bool,
     commands: Vec<Command>,
@@ -135,6 +137,7 @@ impl Core {
             health: Health::default(),
             next_number: 0,
             next_tick_ms: None,
+            ageing_due: false,
             congested: false,
             commands: Vec::new(),
             counts: Counts::default(),
@@ -240,7 +243,10 @@ impl Core {
         }
         if !self.attached || !self.policy.has_flows() {
             self.policy.tick(now_ms, out);
-        } else if !self.questions.values().any(|q| matches!(q, Question::Statistics { .. })) {
+            return;
+        }
+        self.ageing_due = true;
+        if !self.questions.values().any(|q| matches!(q, Question::Statistics { .. })) {
             self.ask_statistics(false);
         }
     }

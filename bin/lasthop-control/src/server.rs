@@ -4,7 +4,7 @@
 #![allow(clippy::too_many_arguments)]
 
 use crate::core::{Answer, Call, Load, UplinkCall, busy, switch_away};
-use futures_util::Stream;
+use futures_util::{Stream, StreamExt};
 use lasthop_api::{
     AclChanged, AclPage, AclRule, AclText, ApiError, Carried, CpuTimes, Denied, Drops, Field, Flow, FlowPage,
     GuestQueue, Mac, MacPage, Port, PortChanged, PortPage, Queue, SwitchStats, Totals, TraceOutput, TraceReport,
@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::Interest;
 use tokio::net::{UnixListener, UnixStream, unix};
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use zlink::connection::PassedCredentials;
 use zlink::connection::socket::{self, ReadResult};
 use zlink::{ReadyListener, Reply, Server};
@@ -37,6 +37,10 @@ const MAX_CALL: usize = 256 * 1024;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How often it is looked whether clients may be let in again.
 const STUCK_WAIT: Duration = Duration::from_millis(250);
+/// How long a client may leave a reply unread before its connection is closed: what it has asked for is kept until then.
+const READ_LIMIT: Duration = Duration::from_secs(30);
+/// Long lists, of flows, addresses or rules, that clients are reading at a time: each may be of a hundred megabytes.
+const MAX_LONG_LISTS: usize = 4;
 /// Objects in one reply of a list. Replies are kept short because the thread that answers misses writes them.
 const PORTS_PER_PAGE: usize = 8;
 const FLOWS_PER_PAGE: usize = 32;
@@ -75,7 +79,8 @@ async fn accept(listener: UnixListener, calls: mpsc::Sender<Call>, clients: Clie
                 // The last to be closed, or what lies unread in it would be closed here.
                 let copy = stream.as_fd().try_clone_to_owned();
                 let connection = Bounded { socket: stream, client: client.clone(), aside: aside.clone() };
-                let api = Api { calls: calls.clone(), text: RefCell::default(), read_only };
+                let long_lists = clients.long_lists.clone();
+                let api = Api { calls: calls.clone(), text: RefCell::default(), read_only, long_lists };
                 let server = Server::new(ReadyListener::new(connection), api);
                 let (clients, aside) = (clients.clone(), aside.clone());
                 tokio::task::spawn_local(async move {
@@ -114,12 +119,21 @@ pub(crate) struct Client {
 
 /// Those that are connected. Whoever comes is let in: if there are too many, somebody of the user who has most goes, the one
 /// that has said nothing for longest. So nobody can lock others out, and idle clients nobody at all.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Clients(Rc<RefCell<Vec<Rc<Client>>>>);
+#[derive(Clone, Debug)]
+pub(crate) struct Clients {
+    all: Rc<RefCell<Vec<Rc<Client>>>>,
+    long_lists: Arc<Semaphore>,
+}
+
+impl Default for Clients {
+    fn default() -> Self {
+        Self { all: Rc::default(), long_lists: Arc::new(Semaphore::new(MAX_LONG_LISTS)) }
+    }
+}
 
 impl Clients {
     fn admit(&self, user: u32) -> Rc<Client> {
-        let mut clients = self.0.borrow_mut();
+        let mut clients = self.all.borrow_mut();
         if clients.len() >= MAX_CONNECTIONS {
             let of = |user: u32| clients.iter().filter(|c| c.user == user).count();
             let goes = clients.iter().enumerate().max_by_key(|(_, c)| (of(c.user), c.last.get().elapsed()));
@@ -133,7 +147,7 @@ impl Clients {
     }
 
     fn forget(&self, client: &Rc<Client>) {
-        self.0.borrow_mut().retain(|other| !Rc::ptr_eq(other, client));
+        self.all.borrow_mut().retain(|other| !Rc::ptr_eq(other, client));
     }
 }
 
@@ -145,9 +159,22 @@ struct Api {
     text: RefCell<String>,
     /// The client may change nothing.
     read_only: bool,
+    /// What it takes to get a long list.
+    long_lists: Arc<Semaphore>,
 }
 
 impl Api {
+    /// Asks for a list that may be very long, unless too many clients are reading such ones.
+    async fn ask_long<T>(
+        &self,
+        call: impl FnOnce(Answer<Vec<T>>) -> Call,
+    ) -> (Result<Vec<T>, ApiError>, Option<OwnedSemaphorePermit>) {
+        match self.long_lists.clone().try_acquire_owned() {
+            Ok(permit) => (self.ask(call).await, Some(permit)),
+            Err(_) => (Err(busy()), None),
+        }
+    }
+
     /// Refuses what changes something.
     fn may_change(&self) -> Result<(), ApiError> {
         let message = "members of the group of `lasthop run --read-group` may look at everything and change nothing; \
@@ -249,14 +276,16 @@ impl Api {
 
     #[zlink(more)]
     async fn flow_list(&self, more: bool) -> impl Stream<Item = Result<Reply<FlowPage>, ApiError>> + Unpin {
-        let flows = self.ask(|answer| Call::FlowList { answer }).await;
-        pages(flows, more, FLOWS_PER_PAGE, |flows, total| FlowPage { flows, total })
+        let (flows, permit) = self.ask_long(|answer| Call::FlowList { answer }).await;
+        let pages = pages(flows, more, FLOWS_PER_PAGE, |flows, total| FlowPage { flows, total });
+        pages.inspect(move |_| _ = &permit)
     }
 
     #[zlink(more)]
     async fn mac_list(&self, more: bool) -> impl Stream<Item = Result<Reply<MacPage>, ApiError>> + Unpin {
-        let macs = self.ask(|answer| Call::MacList { answer }).await;
-        pages(macs, more, MACS_PER_PAGE, |macs, total| MacPage { macs, total })
+        let (macs, permit) = self.ask_long(|answer| Call::MacList { answer }).await;
+        let pages = pages(macs, more, MACS_PER_PAGE, |macs, total| MacPage { macs, total });
+        pages.inspect(move |_| _ = &permit)
     }
 
     async fn stats(&self) -> Result<SwitchStats, ApiError> {
@@ -308,8 +337,9 @@ impl Api {
         ports: Vec<String>,
         packets: bool,
     ) -> impl Stream<Item = Result<Reply<AclPage>, ApiError>> + Unpin {
-        let rules = self.ask(|answer| Call::AclShow { ports, packets, answer }).await;
-        pages(rules, more, RULES_PER_PAGE, |rules, total| AclPage { rules, total })
+        let (rules, permit) = self.ask_long(|answer| Call::AclShow { ports, packets, answer }).await;
+        let pages = pages(rules, more, RULES_PER_PAGE, |rules, total| AclPage { rules, total });
+        pages.inspect(move |_| _ = &permit)
     }
 
     async fn trace(&self, port: String, frame: String) -> Result<TraceReport, ApiError> {
@@ -409,7 +439,8 @@ impl socket::WriteHalf for Write {
         _credentials: Option<&PassedCredentials>,
     ) -> zlink::Result<()> {
         while !buf.is_empty() {
-            self.0.writable().await?;
+            let writable = tokio::time::timeout(READ_LIMIT, self.0.writable()).await;
+            writable.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the client does not read its replies"))??;
             match self.0.try_write(buf) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => return Err(e.into()),

@@ -211,7 +211,7 @@ impl AsFd for Control {
 }
 
 fn flows(datapath: &Datapath, after: lasthop_flow::Position, now_ms: u64) -> DatapathReply {
-    if after == (0, 0) {
+    if after == (0, 0, 0) {
         // Control asks now and then while there is traffic: a good moment to put busy masks first.
         datapath.flows().rank();
     }
@@ -348,7 +348,7 @@ mod tests {
         }
         rig.control.asked(1, DatapathRequest::Ports);
         rig.control.asked(2, DatapathRequest::Barrier);
-        let (mut after, mut met, mut parts) = (Some((0, 0)), Vec::new(), 0);
+        let (mut after, mut met, mut parts) = (Some((0, 0, 0)), Vec::new(), 0);
         while let Some(from) = after {
             rig.control.asked(3, DatapathRequest::Flows { after: from });
             for message in rig.hear() {

@@ -165,7 +165,8 @@ impl FlowTable {
     }
 
     /// Some flows, and where to go on; `None` when these were the last. Looks at no more than `limit`: packets of new flows wait
-    /// meanwhile. Begin with `(0, 0)`. Who goes on to the end meets every flow that is there all the time, some twice.
+    /// meanwhile. Begin with `(0, 0, 0)`. Who goes on to the end meets every flow that is there all the time, some twice; it ends however
+    /// many come meanwhile.
     pub fn flows_after(&self, after: Position, limit: usize) -> (Vec<Arc<Flow>>, Option<Position>) {
         self.inner.read().lru.after(after, limit)
     }

@@ -96,7 +96,7 @@ pub fn compare(steps: impl IntoIterator<Item = Step>) {
             Step::Rank => table.rank(),
         }
         assert_eq!(table.flows().len(), model.0.len());
-        let (mut cursor, mut met) = (Some((0, 0)), 0);
+        let (mut cursor, mut met) = (Some((0, 0, 0)), 0);
         while let Some(after) = cursor {
             let (flows, next) = table.flows_after(after, 2);
             (met, cursor) = (met + flows.len(), next);

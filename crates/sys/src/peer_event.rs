@@ -158,11 +158,11 @@ impl Context {
         if taken == 1 { Ok(()) } else { Err(crate::sched::last_errno()) }
     }
 
+    /// [`Context::submit`], with room for its completion made when there is none.
     #[inline]
-    fn signal(&self, event: BorrowedFd<'_>) {
+    fn submit_with_room(&self, event: BorrowedFd<'_>, flags: u32) -> Result<(), Errno> {
         for n in 0..TRIES {
-            match self.submit(event, 0) {
-                // No room for a completion.
+            match self.submit(event, flags) {
                 Err(Errno::AGAIN) => {
                     let Ring { head, tail, .. } = self.ring();
                     head.store(tail.load(Ordering::Acquire), Ordering::Release);
@@ -171,9 +171,10 @@ impl Context {
                         std::thread::yield_now();
                     }
                 }
-                _ => return,
+                taken => return taken,
             }
         }
+        Err(Errno::AGAIN)
     }
 }
 
@@ -202,7 +203,7 @@ impl Drop for Owed {
         // First: what is owed from now on needs another one.
         self.0.owed.store(false, Ordering::Release);
         if let Some(Ok(context)) = CONTEXT.get() {
-            let took = self.0.fd.aside().pace.watch_slow(|| context.signal(self.0.fd.as_fd()));
+            let took = self.0.fd.aside().pace.watch_slow(|| _ = context.submit_with_room(self.0.fd.as_fd(), 0));
             if took > Duration::from_millis(1) {
                 // All of this is a core's time, with interrupts off.
                 std::thread::sleep((took * SHARE).min(PAUSE));
@@ -215,7 +216,7 @@ impl PeerEvent {
     /// Takes a descriptor that a peer sent, if it is an eventfd. Nothing is done to it.
     pub fn new(fd: impl Into<Foreign>) -> Result<Self, PeerEventError> {
         let fd = fd.into();
-        match context()?.submit(fd.as_fd(), UNKNOWN_FLAGS) {
+        match context()?.submit_with_room(fd.as_fd(), UNKNOWN_FLAGS) {
             Err(Errno::OPNOTSUPP) => Ok(Self(Arc::new(Event { fd, owed: AtomicBool::new(false) }))),
             _ => Err(PeerEventError::NotAnEvent),
         }
@@ -228,7 +229,7 @@ impl PeerEvent {
         let Event { fd, owed } = &*self.0;
         let pace = &fd.aside().pace;
         if !pace.is_slow() {
-            pace.watch(|| context.signal(fd.as_fd()));
+            pace.watch(|| _ = context.submit_with_room(fd.as_fd(), 0));
         } else if !owed.swap(true, Ordering::AcqRel) {
             fd.aside().let_go(Owed(self.0.clone()));
         }
@@ -284,6 +285,17 @@ mod tests {
         let mut count = [0; 8];
         rustix::io::read(&theirs, &mut count).unwrap();
         assert_eq!(u64::from_ne_bytes(count), 4 * each);
+    }
+
+    /// Whatever was signalled before: an eventfd is one while there is no room for completions as well.
+    #[test]
+    fn an_eventfd_is_known_for_one_at_any_time() {
+        let (_theirs, ours) = with_peer();
+        for n in 0..5000 {
+            ours.signal();
+            let other = EventFd::new().unwrap();
+            assert!(PeerEvent::try_from(other).is_ok(), "after {n} signals");
+        }
     }
 
     /// Its peer has made it wait and filled it after we took it. Without care this test does not end.

@@ -209,7 +209,7 @@ fn messages() -> Vec<Vec<u8>> {
         seed(4, &ToControl::Hello),
         seed(4, &ToControl::PortGone(id)),
         seed(4, &ToControl::Miss(missed)),
-        seed(4, &reply(DatapathReply::Flows { flows: vec![info.clone(), info.clone()], next: Some((1, 2)) })),
+        seed(4, &reply(DatapathReply::Flows { flows: vec![info.clone(), info.clone()], next: Some((1, 2, 3)) })),
         seed(4, &reply(DatapathReply::Ports(Vec::new()))),
         seed(4, &reply(DatapathReply::Lookup { key, flow: Some(Box::new(info)) })),
         seed(6, &FromControl::PutFlow(flow)),

@@ -9,7 +9,7 @@ use lasthop_types::{PortId, counted};
 use std::collections::BTreeMap;
 
 /// The flows, from the first on.
-pub(super) const FLOWS: DatapathRequest = DatapathRequest::Flows { after: (0, 0) };
+pub(super) const FLOWS: DatapathRequest = DatapathRequest::Flows { after: (0, 0, 0) };
 
 #[derive(Debug)]
 pub(super) enum Question {
@@ -174,7 +174,10 @@ impl Core {
             }
             Question::Statistics { asked, .. } => {
                 self.policy.statistics_end(asked, now_ms, out);
-                self.policy.tick(now_ms, out);
+                // Not each time that somebody asks for statistics.
+                if std::mem::take(&mut self.ageing_due) {
+                    self.policy.tick(now_ms, out);
+                }
                 self.stats_ready(now_ms);
             }
             Question::Watch { ports } => {

@@ -354,11 +354,11 @@ impl Fake {
             flow: fake.lookup(&key).map(|f| Box::new(fake.flow_info(f, 0))),
         };
         let reply = match question {
-            DatapathRequest::Flows { after: (from, _) } => {
+            DatapathRequest::Flows { after: (from, ..) } => {
                 // A hundred places at a time.
                 let from = usize::try_from(from).unwrap();
                 let flows = self.flows.iter().skip(from).take(100).map(|(f, idle)| self.flow_info(f, *idle)).collect();
-                let next = (self.flows.len() > from + 100).then_some((from as u64 + 100, 0));
+                let next = (self.flows.len() > from + 100).then_some((from as u64 + 100, 0, 0));
                 DatapathReply::Flows { flows, next }
             }
             DatapathRequest::Ports => DatapathReply::Ports(self.ports.keys().map(|id| self.info(*id)).collect()),

@@ -1,6 +1,8 @@
 //! Clients of the API that are idle, hasty or mute.
 
 use super::*;
+use lasthop_flow::FlowSpec;
+use lasthop_frame::{FlowKey, FlowMask};
 
 /// `lasthop port list | head -1` left a line in the log, in the words of the library.
 #[test]
@@ -43,6 +45,46 @@ fn clients_that_never_read_keep_nobody_waiting() {
         assert!(stats.switch_connected);
     }
     assert_eq!(mute.len(), 20);
+}
+
+/// Long lists are kept until they are read, and there is memory for a few: others are told to try again, and can do all else.
+#[test]
+fn long_lists_that_nobody_reads_are_few() {
+    let (_control, mut fake) = Control::start();
+    fake.add_ports(&["a", "b"]);
+    fake.attach();
+    fake.serve_until(|f| f.ready && f.heard == ["ask"]);
+    let spec = |n: u32| FlowSpec {
+        key: FlowKey { in_port: n, ..FlowKey::default() },
+        mask: FlowMask(FlowKey { in_port: u32::MAX, ..FlowKey::default() }),
+        actions: vec![],
+        epoch: 0,
+    };
+    fake.flows.extend((0..3000).map(|n| (spec(n), 0)));
+    let ask = |fake: &mut Fake| {
+        let mut stream = UnixStream::connect(fake.dir.path().join("api.sock")).unwrap();
+        stream.write_all(b"{\"method\":\"org.lasthop.Switch.FlowList\",\"more\":true}\0").unwrap();
+        let mut byte = [0];
+        while rustix::io::ioctl_fionread(&stream).unwrap() == 0 {
+            assert!(client(fake, async |api| api.stats().await.unwrap().unwrap()).switch_connected);
+        }
+        stream.read_exact(&mut byte).unwrap();
+        stream
+    };
+    let mut mute: Vec<_> = (0..4).map(|_| ask(&mut fake)).collect();
+    let mut fifth = ask(&mut fake);
+    let answer = |stream: &mut UnixStream| {
+        let mut buf = [0; 300];
+        let n = stream.read(&mut buf).unwrap();
+        String::from_utf8_lossy(&buf[..n]).into_owned()
+    };
+    assert!(answer(&mut fifth).contains("error"), "a fifth has to try again");
+    // Whoever has gone makes room.
+    drop(mute.pop());
+    let mut next = String::new();
+    while !next.contains("flows") {
+        next = answer(&mut ask(&mut fake));
+    }
 }
 
 /// Forty clients that connect and say nothing once kept everybody out, root as well.

@@ -44,7 +44,7 @@ fn a_packet_meets_its_flow_until_it_is_removed() {
 #[test]
 fn whoever_goes_through_the_flows_misses_none_that_stay() {
     let table = FlowTable::new(60);
-    let (mut cursor, mut seen) = ((0, 0), std::collections::BTreeSet::new());
+    let (mut cursor, mut seen) = ((0, 0, 0), std::collections::BTreeSet::new());
     for n in 0..50 {
         table.insert(to_mac(n), u64::from(n / 10)).unwrap();
     }
@@ -65,8 +65,26 @@ fn whoever_goes_through_the_flows_misses_none_that_stay() {
         }
         assert!(turns < 40, "it ends");
     }
-    let stayed: Vec<_> = table.flows().iter().map(|f| f.key.eth_dst[5]).filter(|n| *n < 50).collect();
+    // What was replaced is new.
+    let stayed: Vec<_> = table.flows().iter().map(|f| f.key.eth_dst[5]).filter(|n| *n < 50 && *n != 40).collect();
     assert!(stayed.len() > 20 && stayed.iter().all(|n| seen.contains(n)), "{stayed:?} {seen:?}");
+}
+
+/// More flows come than are looked at.
+#[test]
+fn going_through_the_flows_ends_however_many_come() {
+    let table = FlowTable::new(100_000);
+    let mask = FlowMask(FlowKey { in_port: u32::MAX, ..FlowKey::default() });
+    let place = |n: u32| FlowSpec { key: FlowKey { in_port: n, ..FlowKey::default() }, mask, ..to_mac(1) };
+    (0..200).for_each(|n| drop(table.insert(place(n), 1).unwrap()));
+    let (mut cursor, mut met, mut turns) = (Some((0, 0, 0)), 0, 0);
+    while let Some(after) = cursor {
+        let (flows, next) = table.flows_after(after, 64);
+        (met, cursor, turns) = (met + flows.len(), next, turns + 1);
+        (0..96).for_each(|n| drop(table.insert(place(turns * 1000 + n), 1 + u64::from(turns)).unwrap()));
+        assert!(turns < 100, "it does not end");
+    }
+    assert_eq!(met, 200);
 }
 
 #[test]
