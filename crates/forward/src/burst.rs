@@ -210,6 +210,7 @@ impl Forwarder {
             work += packet.frame_len;
             match verdict {
                 Verdict::To(to) => {
+                    work += work_to_cut(packet);
                     self.output(burst, i, to, true);
                     if passes
                         && self.plan.last.is_some()
@@ -490,11 +491,24 @@ fn fill(
     (call, error)
 }
 
-/// What each copy of a packet costs, at most: whether a receiver has it cut up is not known yet.
+/// What a packet in tiny segments costs beside its bytes, at most: whether its receiver has it cut up is not known yet. Nothing where
+/// segments are as long as usual ones, so that a receiver that takes such packets whole has as many in a burst.
+#[inline]
+fn work_to_cut(packet: &Packet) -> usize {
+    match packet.offload {
+        Offload::Gso(_) => (FRAME_WORK * segments(packet)).saturating_sub(packet.frame_len),
+        _ => 0,
+    }
+}
+
+/// What each copy of a packet costs, at most, where there are several.
 fn work_of_a_copy(packet: &Packet) -> usize {
-    let segments = match packet.offload {
+    packet.frame_len + FRAME_WORK * (1 + segments(packet))
+}
+
+fn segments(packet: &Packet) -> usize {
+    match packet.offload {
         Offload::Gso(gso) => packet.frame_len / usize::from(gso.size.max(1)),
         _ => 0,
-    };
-    packet.frame_len + FRAME_WORK * (1 + segments)
+    }
 }

@@ -12,8 +12,8 @@ pub const MAX_REGIONS: usize = 509;
 /// by all ports: what one may have is bounded, so that there is always some for the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryLimits {
-    /// Sum of the regions' sizes, in bytes. What is mapped may be more by three pages of the file for each region, and for a
-    /// moment twice as much, while one table of regions replaces another.
+    /// Sum of the regions' sizes, in bytes. What is mapped may be more by three pages of the file for each region, and by
+    /// the tables that were replaced and are not unmapped yet.
     pub bytes: u64,
     /// Regions, at most [`MAX_REGIONS`].
     pub regions: usize,

@@ -432,6 +432,31 @@ fn the_work_of_a_burst_is_bounded() {
     }
 }
 
+/// The same for as many receivers as packets are held back for, and more: the queue pairs of one port.
+#[test]
+fn the_work_of_a_burst_is_bounded_for_any_number_of_receivers() {
+    let (datapath, mut forwarder) = switch();
+    let mut a = Guest::new(&datapath, 1, NetConfig { tx_buffer: 66_000, size: 64, ..NetConfig::default() }, 0);
+    let b = Guest::new(&datapath, 2, NetConfig { size: 2048, pairs: 16, ..NetConfig::default() }, 0);
+    datapath.flows().insert(flow(1, &[2]), 0).unwrap();
+    for n in 0..BURST as u16 {
+        let frame = Frame::new(1, 2).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).tcp(n, 2).payload(vec![5; 5000]);
+        let frame = frame.partial_checksum();
+        a.send(frame.vnet(VnetHdr::GSO_TCPV4, 33), &frame.build());
+    }
+    let (mut packets, mut runs) = (0, 0);
+    while packets < BURST {
+        let before = b.port.totals().1.segments;
+        packets += forwarder.run(&a.port, 1, runs * MS).packets;
+        let segments = b.port.totals().1.segments - before;
+        assert!(segments <= MOST_SEGMENTS, "{segments} segments in one go");
+        runs += 1;
+        assert!(runs < 200, "it does not come to an end");
+    }
+    let queues = b.port.queues.iter().filter(|queue| queue.counters.packets.get() > 0).count();
+    assert!(queues > 8, "{queues} queues got something");
+}
+
 /// A guest's packets that have to be cut up for everybody wait for control, and then for its answers to be carried out: some at a
 /// time, and others' answers do not wait for all of them.
 #[test]
