@@ -18,6 +18,7 @@ mod hostile;
 mod idle;
 mod once;
 mod runs;
+mod work;
 
 /// A guest on a port.
 struct Guest {
