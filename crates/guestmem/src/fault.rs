@@ -1,7 +1,7 @@
 //! What happens when the file under a mapping is truncated: reading past its new end raises SIGBUS.
 //!
 //! The handler puts zero pages there and marks the mapping; whoever was copying goes on with zeros and finds the mark
-//! afterwards. (The seeds' memory sharing does the same with a revoked page: PhD §3.4.3.)
+//! afterwards. (The thesis's memory sharing does the same with a revoked page: PhD §3.4.3.)
 //!
 //! **Which pages.** From the one that was touched to the mapping's end: the file ends before it, so nothing that lies in the
 //! file is let go of. Freeing many gigabytes takes seconds, and whoever faulted may hold a ring's lock. With huge pages only the

@@ -45,8 +45,8 @@ pub struct RunArgs {
     /// Milliseconds within which an uplink that hangs is found out and replaced
     #[arg(long, value_name = "MS", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(20..))]
     pub uplink_limit_ms: u64,
-    /// Milliseconds within which a thread of the switch or of control that hangs is found out, and its process replaced; "off": never,
-    /// for a debugger
+    /// About how many milliseconds a thread of the switch or of control may hang before its process is replaced; "off": for ever, for
+    /// a debugger
     #[arg(long, value_name = "MS|off", default_value = "1000", value_parser = parse_watchdog)]
     pub watchdog: Watchdog,
     /// Send no probes on uplinks. Without, two uplinks on one network segment are not found, and broadcasts go out and come in twice

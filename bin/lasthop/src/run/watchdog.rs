@@ -12,7 +12,8 @@
 //! | | frozen, by a control group | no: somebody wants that |
 //! | asleep for want of work | | no |
 //!
-//! "All the time" is three quarters of the limit, so that nobody hangs for longer than the limit. Time in which we have not run
+//! "All the time" is three quarters of the limit, so that most who hang are found within the limit; one that was stopped just after it
+//! had counted takes a quarter more, and one of hundreds that sleep some limits. Time in which we have not run
 //! ourselves (the host was suspended, or has no time for us either) does not count.
 
 use lasthop_sys::{Pulse, Sign};
@@ -67,7 +68,7 @@ struct Seen {
     since: Duration,
     /// When it was first found stopped, and what it had run by then: it has not run since.
     stopped: Option<(Duration, Option<Schedule>)>,
-    /// When it was first found in the same round still.
+    /// What it had run by when it was first found in the same round still.
     first: Option<Schedule>,
     /// In this look.
     is_there: bool,
@@ -87,7 +88,7 @@ pub struct Watchdog {
     pulse: Pulse,
     process: u32,
     limit: Duration,
-    /// Times the limit: what one round may use of the processor.
+    /// A round may use this times 3/8 of the limit of the processor.
     round: u32,
     threads: HashMap<u32, Seen>,
     /// Where the next sleepers are to be asked about.
@@ -99,8 +100,8 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// For the process that was started with this page; watched from `now` on. A round may use the processor for `round` times the
-    /// limit.
+    /// For the process that was started with this page; watched from `now` on. A round may use the processor for `round` times 3/8 of
+    /// the limit.
     pub fn new(pulse: Pulse, process: u32, limit: Duration, round: u32, now: Instant) -> Self {
         let (threads, clock) = (HashMap::new(), Duration::ZERO);
         Self { pulse, process, limit, round, threads, turn: 0, clock, looked: now, next: now + limit / 4 }
