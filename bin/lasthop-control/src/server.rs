@@ -79,7 +79,7 @@ async fn accept(listener: UnixListener, calls: mpsc::Sender<Call>, clients: Clie
                 // The last to be closed, or what lies unread in it would be closed here.
                 let copy = stream.as_fd().try_clone_to_owned();
                 let connection = Bounded { socket: stream, client: client.clone(), aside: aside.clone() };
-                let long_lists = clients.long_lists.clone();
+                let long_lists = clients.long_lists[usize::from(read_only)].clone();
                 let api = Api { calls: calls.clone(), text: RefCell::default(), read_only, long_lists };
                 let server = Server::new(ReadyListener::new(connection), api);
                 let (clients, aside) = (clients.clone(), aside.clone());
@@ -122,12 +122,13 @@ pub(crate) struct Client {
 #[derive(Clone, Debug)]
 pub(crate) struct Clients {
     all: Rc<RefCell<Vec<Rc<Client>>>>,
-    long_lists: Arc<Semaphore>,
+    /// For those who may change things, and for those who may not: these keep nobody else from looking.
+    long_lists: [Arc<Semaphore>; 2],
 }
 
 impl Default for Clients {
     fn default() -> Self {
-        Self { all: Rc::default(), long_lists: Arc::new(Semaphore::new(MAX_LONG_LISTS)) }
+        Self { all: Rc::default(), long_lists: std::array::from_fn(|_| Arc::new(Semaphore::new(MAX_LONG_LISTS))) }
     }
 }
 

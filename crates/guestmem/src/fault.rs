@@ -3,11 +3,11 @@
 //! The handler puts zero pages there and marks the mapping; whoever was copying goes on with zeros and finds the mark
 //! afterwards. (The thesis's memory sharing does the same with a revoked page: PhD §3.4.3.)
 //!
-//! **Which pages.** From the one that was touched to the mapping's end: the file ends before it, so nothing that lies in the
-//! file is let go of. Freeing many gigabytes takes seconds, and whoever faulted may hold a ring's lock. With huge pages only the
+//! **Which pages.** From the one that was touched to the mapping's end: most often the file ends before it. With huge pages only the
 //! one that was touched, for there the reason may be that none was left. The mapping has one page more of its file than
 //! it needs, which nobody touches and the handler leaves alone ([`crate::region`]): so even where all others are replaced
-//! the file stays, until the region is unmapped by whoever has the time. The zero pages are shared ones: private ones count as data of
+//! the file stays, until the region is unmapped by whoever has the time. Freeing many gigabytes takes seconds, and whoever
+//! faulted may hold a ring's lock. The zero pages are shared ones: private ones count as data of
 //! this process (RLIMIT_DATA), and a front-end's sparse file would use up the limit for everybody.
 //!
 //! **Which mapping.** The handler looks the address up in a table of all mappings, while other threads map and unmap. To

@@ -6,6 +6,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::os::fd::AsFd;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+const SMALL_PAGE: u64 = 4096;
+
 /// Where a region lies: as the front-end says in SET_MEM_TABLE or ADD_MEM_REG (vhost-user, "Memory region description").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
@@ -106,12 +108,15 @@ impl Region {
         }
         // The whole file up to the region's end is mapped: an offset need not be a multiple of the page (or huge page)
         // size, and mmap of a hugetlbfs file insists on whole huge pages, which st_blksize tells.
-        let page = u64::try_from(stat.st_blksize).unwrap_or(4096).clamp(4096, 1 << 30);
+        let page = u64::try_from(stat.st_blksize).unwrap_or(SMALL_PAGE).clamp(SMALL_PAGE, 1 << 30);
         let start = spec.mmap_offset - spec.mmap_offset % page;
         let mapped = (needed - start).checked_next_multiple_of(page).ok_or(MapError::Wraps(guest_addr))?;
-        // One page of the file besides, if it has more pages: it keeps the file when all others have been replaced (`fault`).
+        // One page of the file besides, the one before or behind: it keeps the file when all others have been replaced (`fault`).
+        // It may lie behind the file's end, except with huge pages: hugetlbfs makes the file as long as what is mapped. There a
+        // region that is the whole file has none, and needs none: pages are replaced one by one.
         let before = if start >= page { page } else { 0 };
-        let behind = if before == 0 && length >= start.saturating_add(mapped).saturating_add(page) { page } else { 0 };
+        let has_next = page == SMALL_PAGE || length >= start.saturating_add(mapped).saturating_add(page);
+        let behind = if before == 0 && has_next { page } else { 0 };
         let wraps = |_| MapError::Wraps(guest_addr);
         let spare = usize::try_from(before).map_err(wraps)?;
         let whole = mapped.checked_add(before + behind).ok_or(MapError::Wraps(guest_addr))?;

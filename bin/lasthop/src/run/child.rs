@@ -28,6 +28,8 @@ const ENDING_LIMIT: Duration = Duration::from_secs(1);
 /// One that was killed and has not ended by then has a thread that cannot end, such as one that closes a file of somebody who does
 /// not answer: it runs no more, and is not waited for.
 const KILLED_LIMIT: Duration = Duration::from_millis(50);
+/// So many that were killed and cannot end are gone on without; each may hold as much memory as a child may have. The next is waited for.
+const MOST_DYING: usize = 4;
 /// Messages taken from one child at a time.
 const RECEIVE_BURST: usize = 64;
 /// Descriptor number of the channel in the child.
@@ -50,8 +52,8 @@ pub struct Child<S, R> {
     start_at: Instant,
     backoff: Backoff,
     failed_starts: u32,
-    /// Within which it is found out that a thread of it hangs, if that is to be found out, and how much longer one round may take.
-    limit: Option<(Duration, u32)>,
+    /// Within which it is found out that a thread of it hangs, if that is to be found out, and whether one that spins hangs.
+    limit: Option<(Duration, bool)>,
     /// One that was killed and cannot end is not waited for.
     gives_up: bool,
     /// Killed, and not ended yet: nothing of them runs.
@@ -137,10 +139,9 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         }
     }
 
-    /// Has it watched: a thread of it that hangs is found out within the limit. One round of work may use the processor for `round`
-    /// times that.
-    pub fn watched(mut self, limit: Option<Duration>, round: u32) -> Self {
-        (self.limit, self.gives_up) = (limit.map(|limit| (limit, round)), true);
+    /// Has it watched: a thread of it that hangs is found out in about the limit. See [`Watchdog::new`] for `judges_spinning`.
+    pub fn watched(mut self, limit: Option<Duration>, judges_spinning: bool) -> Self {
+        (self.limit, self.gives_up) = (limit.map(|limit| (limit, judges_spinning)), true);
         self
     }
 
@@ -214,7 +215,9 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         debug!("{} started (pid {})", self.name, process.id());
         let (channel, queue) = (Channel::new(ours), VecDeque::new());
         let watched = pulse.zip(self.limit);
-        let watchdog = watched.map(|(pulse, (limit, round))| Watchdog::new(pulse, process.id(), limit, round, started));
+        let watchdog = watched.map(|(pulse, (limit, judges_spinning))| {
+            Watchdog::new(pulse, process.id(), limit, judges_spinning, started)
+        });
         self.running = Some(Running {
             process,
             pidfd,
@@ -334,6 +337,9 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
     /// more, and what it holds, it holds until it can end.
     pub fn give_up(&mut self, epoll: &Epoll, now: Instant) -> Option<Ended> {
         self.running.as_ref()?.killed.get().filter(|killed| *killed + KILLED_LIMIT <= now)?;
+        if self.dying.len() >= MOST_DYING {
+            return None;
+        }
         if let Some(ended) = self.reap(epoll, now) {
             return Some(ended);
         }
@@ -365,7 +371,7 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         match &self.running {
             None => Some(self.start_at),
             Some(running) if self.gives_up && running.killed.get().is_some() => {
-                running.killed.get().map(|killed| killed + KILLED_LIMIT)
+                running.killed.get().map(|killed| killed + KILLED_LIMIT).filter(|_| self.dying.len() < MOST_DYING)
             }
             Some(running) => {
                 let watch = running.watchdog.as_ref().filter(|_| running.ready).map(Watchdog::deadline);
@@ -394,8 +400,8 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         if hung.is_some() {
             running.kill(now);
         } else if watchdog::is_ending(running.process.id()) {
-            // Nobody says so while a thread is left that cannot end.
-            running.killed.set(Some(now));
+            // Nobody says so while a thread is left that cannot end; and one that could end, but ended only its first thread, is to end.
+            running.kill(now);
         }
         hung
     }

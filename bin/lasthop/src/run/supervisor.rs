@@ -33,9 +33,6 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 
-/// Times the watchdog's limit, what control may use of the processor without a pause: it may have a hundred thousand rules to
-/// judge, and known flows go on meanwhile.
-const CONTROL_ROUND: u32 = 10;
 /// Size of the memory that outlives each switch, in bytes.
 const JOURNAL_LEN: u64 = 1 << 20;
 /// How often a child may end before it is ready, at the start, until we give up.
@@ -136,9 +133,10 @@ impl Supervisor {
             signals,
             switch: Child::new("lasthop-switch", setup.switch, for_switch, SWITCH_CHANNEL, SWITCH_PID)
                 .bound_to(setup.cpus)
-                .watched(setup.watchdog, 1),
+                .watched(setup.watchdog, true),
             control: Child::new("lasthop-control", setup.control, for_control, CONTROL_CHANNEL, CONTROL_PID)
-                .watched(setup.watchdog, CONTROL_ROUND),
+                // It may have a hundred thousand flows to judge by as many rules, and known flows go on meanwhile.
+                .watched(setup.watchdog, false),
             ports: BTreeMap::new(),
             uplinks: BTreeMap::new(),
             uplinks_needed: BTreeSet::new(),

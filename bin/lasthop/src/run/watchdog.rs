@@ -88,8 +88,8 @@ pub struct Watchdog {
     pulse: Pulse,
     process: u32,
     limit: Duration,
-    /// A round may use this times 3/8 of the limit of the processor.
-    round: u32,
+    /// One that is busy with the same round for long hangs.
+    judges_spinning: bool,
     threads: HashMap<u32, Seen>,
     /// Where the next sleepers are to be asked about.
     turn: usize,
@@ -100,11 +100,11 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// For the process that was started with this page; watched from `now` on. A round may use the processor for `round` times 3/8 of
-    /// the limit.
-    pub fn new(pulse: Pulse, process: u32, limit: Duration, round: u32, now: Instant) -> Self {
+    /// For the process that was started with this page; watched from `now` on. `judges_spinning`: a thread that is busy with one round
+    /// for most of the limit hangs. Not so where a round may have very much to do, and nobody else waits for it.
+    pub fn new(pulse: Pulse, process: u32, limit: Duration, judges_spinning: bool, now: Instant) -> Self {
         let (threads, clock) = (HashMap::new(), Duration::ZERO);
-        Self { pulse, process, limit, round, threads, turn: 0, clock, looked: now, next: now + limit / 4 }
+        Self { pulse, process, limit, judges_spinning, threads, turn: 0, clock, looked: now, next: now + limit / 4 }
     }
 
     /// When [`Watchdog::look`] is due.
@@ -147,14 +147,17 @@ impl Watchdog {
     }
 
     fn look_at(&mut self, sign: Sign, has_turn: bool) -> Option<Hung> {
-        let Self { process, clock, limit, round, threads, .. } = self;
+        let Self { process, clock, limit, judges_spinning, threads, .. } = self;
         if threads.get(&sign.thread).is_none_or(|seen| seen.beats != sign.beats) {
             let new = Seen { beats: sign.beats, since: *clock, stopped: None, first: None, is_there: true };
             threads.insert(sign.thread, new);
             return None;
         }
         let seen = threads.get_mut(&sign.thread)?;
-        seen.is_there = true;
+        // A thread has one slot. Whoever writes its number into all of them has it looked at once.
+        if std::mem::replace(&mut seen.is_there, true) {
+            return None;
+        }
         if !has_turn {
             return None;
         }
@@ -182,7 +185,8 @@ impl Watchdog {
         if !long(seen.since) {
             return None;
         }
-        if now.on_cpu.saturating_sub(first.on_cpu) >= *limit * 3 / 8 * *round {
+        let busy = now.on_cpu.saturating_sub(first.on_cpu) >= *limit * 3 / 8;
+        if busy && *judges_spinning {
             return hung(Hang::Spins);
         }
         if matches!(state, 'S' | 'D') && now.times == first.times {
