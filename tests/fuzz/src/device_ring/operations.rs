@@ -197,14 +197,14 @@ fn reserve(ring: &mut Ring, model: &mut Model, memory: &Arc<GuestMemory>, input:
     let mut room = Room::new();
     // The model's view of the room: chains taken, and where the next frame may begin.
     let (mut list, mut end): (Vec<Walked>, usize) = (Vec::new(), 0);
-    let mut broken = Ok(());
+    let (mut broken, mut unfit) = (Ok(()), 0);
     for n in 0..frames {
         let kind = input.u8();
         let (join, ahead) = (kind & 1 != 0, usize::from(kind >> 1 & 7));
         let need = if kind & 0x80 != 0 { usize::from(input.u16()) } else { usize::from(input.u8()) };
         let got = room.reserve(ring, memory, need, join, ahead);
         let mut first = end;
-        let (mut held, mut unfit) = (0, 0);
+        let mut held = 0;
         let expected = loop {
             if end == list.len() {
                 if first == list.len() {
@@ -235,7 +235,8 @@ fn reserve(ring: &mut Ring, model: &mut Model, memory: &Arc<GuestMemory>, input:
                 end += 1;
                 first = end;
                 unfit += 1;
-                if unfit == BURST {
+                // So many for each time that the ring is filled, and beyond that one for each frame.
+                if unfit >= BURST {
                     break Ok(Reserved::TooSmall);
                 }
                 continue;
