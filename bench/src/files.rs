@@ -60,6 +60,22 @@ fn replace(file: &Path, text: &str) -> io::Result<()> {
 mod tests {
     use super::*;
 
+    /// Pages show drawings that are there.
+    #[test]
+    fn every_drawing_of_the_documents_is_there() {
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+        let mut shown = 0;
+        for page in fs::read_dir(&docs).unwrap().map(|entry| entry.unwrap().path()).filter(|page| page.is_file()) {
+            let text = fs::read_to_string(&page).unwrap();
+            let links = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+            for drawing in links.filter(|link| link.ends_with(".svg")) {
+                assert!(docs.join(drawing).exists(), "{} shows {drawing}, which is not there", page.display());
+                shown += 1;
+            }
+        }
+        assert!(shown > 0);
+    }
+
     #[test]
     fn a_file_is_replaced_as_a_whole() {
         let dir = tempfile::tempdir().unwrap();
