@@ -1,20 +1,13 @@
 //! UDP with content checks: one datagram at a time, there and back. A datagram that does not come back fails the check:
-//! one in flight at a time leaves no excuse for a loss. Except where its fragments are more than a driver without indirect
-//! descriptors has receive buffers for (13 of them): then it takes a driver that comes back within the switch's patience, and an
-//! emulated one on a busy host may not. Such a datagram is sent again, a few times in all.
+//! one in flight at a time leaves no excuse for a loss.
 
 use crate::Outcome;
 use crate::content::{bytes, hash, sizes};
-use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
 /// Bytes before the content: its seed and its hash.
 const HEAD: usize = 16;
-/// A datagram up to this fits the smallest ring that a driver makes.
-const FITS: usize = 16_384;
-/// So many larger ones may be lost in all.
-const LOST: usize = 3;
 
 /// Returns every datagram whose hash is right, content reversed; drops the others.
 pub fn serve(port: u16) -> Outcome {
@@ -42,49 +35,25 @@ pub fn check(to: &str, max: usize, stride: usize) -> Outcome {
     let socket = UdpSocket::bind(any).map_err(|e| e.to_string())?;
     socket.set_read_timeout(Some(Duration::from_secs(5))).map_err(|e| e.to_string())?;
     let all = sizes(1, max, stride);
-    let mut lost = 0;
-    let mut before = Vec::new();
-    for &len in &all {
-        let datagram = datagram(len);
-        while let Err(why) = exchange(&socket, to, &datagram, &before) {
-            lost += 1;
-            if len <= FITS || lost > LOST || why.kind() != ErrorKind::WouldBlock {
-                return Err(format!("{len} bytes: {why} ({lost} lost)"));
-            }
-        }
-        before = datagram;
-    }
-    Ok(format!("ok {} sizes, {lost} sent again", all.len()))
-}
-
-/// `len` bytes with their seed and hash, if there is room for these.
-fn datagram(len: usize) -> Vec<u8> {
-    let seed = len as u64 ^ 0xda7a;
-    let mut datagram = bytes(seed, len);
-    if len >= HEAD {
-        let check = hash(&datagram[HEAD..]);
-        datagram[..8].copy_from_slice(&seed.to_be_bytes());
-        datagram[8..HEAD].copy_from_slice(&check.to_be_bytes());
-    }
-    datagram
-}
-
-/// `datagram` there and back. `before` may come once more: its answer may have been late. `WouldBlock` if nothing comes.
-fn exchange(socket: &UdpSocket, to: SocketAddr, datagram: &[u8], before: &[u8]) -> std::io::Result<()> {
     let mut buf = vec![0; 65_536];
-    socket.send_to(datagram, to)?;
-    loop {
-        let n = socket.recv(&mut buf)?;
-        if n >= HEAD {
+    for &len in &all {
+        let seed = len as u64 ^ 0xda7a;
+        let mut datagram = bytes(seed, len);
+        if len >= HEAD {
+            let check = hash(&datagram[HEAD..]);
+            datagram[..8].copy_from_slice(&seed.to_be_bytes());
+            datagram[8..HEAD].copy_from_slice(&check.to_be_bytes());
+        }
+        socket.send_to(&datagram, to).map_err(|e| format!("{len} bytes: {e}"))?;
+        let n = socket.recv(&mut buf).map_err(|e| format!("{len} bytes: nothing came back: {e}"))?;
+        if len >= HEAD && n >= HEAD {
             buf[HEAD..n].reverse();
         }
-        if buf[..n] == *datagram {
-            return Ok(());
-        }
-        if buf[..n] != *before || before.is_empty() {
-            return Err(std::io::Error::other(format!("damaged, {n} bytes came back")));
+        if buf[..n] != datagram[..] {
+            return Err(format!("{len} bytes: damaged, {n} bytes came back"));
         }
     }
+    Ok(format!("ok {} sizes", all.len()))
 }
 
 #[cfg(test)]
