@@ -397,10 +397,8 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         let running = self.running.as_mut().filter(|running| running.ready && running.killed.get().is_none())?;
         let watchdog = running.watchdog.as_mut().filter(|watchdog| watchdog.deadline() <= now)?;
         let hung = watchdog.look(now);
-        if hung.is_some() {
-            running.kill(now);
-        } else if watchdog::is_ending(running.process.id()) {
-            // Nobody says so while a thread is left that cannot end; and one that could end, but ended only its first thread, is to end.
+        // Of one that is ending nobody says so while a thread is left that cannot end; and one that ended its first thread alone is to end.
+        if hung.is_some() || watchdog::is_ending(running.process.id()) {
             running.kill(now);
         }
         hung
