@@ -1,5 +1,5 @@
-//! Who may depend on whom. A data-plane crate sees no policy, no protocol of the management plane, no async runtime and no
-//! parser of configurations; a crate that decides policy sees no guest memory. Ordinary dependencies count, through any
+//! Who may depend on whom: each folder of crates is a room. The data plane's rooms see no policy, no protocol of the management
+//! plane, no async runtime and no parser of configurations; the room that decides policy sees no guest memory. Ordinary dependencies count, through any
 //! number of crates in between; what only tests or build scripts use does not.
 
 use serde_json::Value;
@@ -9,36 +9,48 @@ use std::path::{Path, PathBuf};
 /// The most lines of code, comments and blank lines apart, that may be linked into `lasthop-switch` from its own crates.
 pub const LINE_BUDGET: usize = 12_000;
 
-/// Crates of the data plane.
-const DATA_PLANE: &[&str] = &[
-    "lasthop-types",
-    "lasthop-sys",
-    "lasthop-guestmem",
-    "lasthop-virtqueue",
-    "lasthop-vhostuser",
-    "lasthop-frame",
-    "lasthop-flow",
-    "lasthop-forward",
-    "lasthop-schedule",
-    "lasthop-ipc",
-    "lasthop-switch",
-    // Not linked into the switch, but held to the same.
-    "lasthop-uplink",
-    "lasthop-uplink-core",
-];
+/// Who is trusted with what, as the folders of the repository say it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Room {
+    /// `crates/shared`: linked into every process.
+    Shared,
+    /// `crates/switch` and `bin/lasthop-switch`: guest memory is mapped here.
+    Switch,
+    /// `crates/driver-domain` and `bin/lasthop-uplink`.
+    DriverDomain,
+    /// `crates/management`, `bin/lasthop` and `bin/lasthop-control`: policy, and what talks to people.
+    Management,
+}
 
-/// What they must not see: our own crates that decide policy or talk to people …
-const MANAGEMENT: &[&str] = &[
-    "lasthop",
-    "lasthop-api",
-    "lasthop-control",
-    "lasthop-hostview",
-    "lasthop-openflow",
-    "lasthop-ovsdb",
-    "lasthop-policy",
-];
+impl Room {
+    /// The room of a folder, relative to the repository's root. Tests, benchmarks and tools are in none.
+    fn of(folder: &Path) -> Option<Self> {
+        let mut parts = folder.iter().filter_map(|part| part.to_str());
+        match (parts.next()?, parts.next()?) {
+            ("crates", "shared") => Some(Self::Shared),
+            ("crates", "switch") | ("bin", "lasthop-switch") => Some(Self::Switch),
+            ("crates", "driver-domain") | ("bin", "lasthop-uplink") => Some(Self::DriverDomain),
+            ("crates", "management") | ("bin", "lasthop" | "lasthop-control") => Some(Self::Management),
+            _ => None,
+        }
+    }
 
-/// … async runtimes and what drags one in …
+    /// May a crate of this room depend on the crate `name` of the room `other`?
+    fn may_see(self, other: Self, name: &str) -> bool {
+        match (self, other) {
+            (Self::Shared | Self::Management, Self::Switch) => SEEN_BY_ALL.contains(&name),
+            (Self::Management, Self::DriverDomain) => false,
+            (Self::Shared | Self::Switch, Self::DriverDomain) => false,
+            (Self::Shared | Self::Switch | Self::DriverDomain, Self::Management) => false,
+            _ => true,
+        }
+    }
+}
+
+/// What of the switch's crates every room may see: a frame's key and what a flow says. Neither touches guest memory.
+const SEEN_BY_ALL: &[&str] = &["lasthop-flow", "lasthop-frame"];
+
+/// What none but management may see: async runtimes and what drags one in …
 const RUNTIMES: &[&str] = &[
     "actix-rt",
     "async-executor",
@@ -80,15 +92,13 @@ const PARSERS: &[&str] = &[
     "yaml-rust2",
 ];
 
-/// What crates of [`MANAGEMENT`] must not see.
-const GUEST_MEMORY: &[&str] = &["lasthop-guestmem", "lasthop-virtqueue"];
-
 /// One package as far as walls are concerned.
 struct Package {
     name: String,
     folder: PathBuf,
     /// Part of this workspace.
     ours: bool,
+    room: Option<Room>,
     /// Ids of its ordinary dependencies.
     dependencies: Vec<String>,
 }
@@ -101,6 +111,7 @@ impl Graph {
     pub fn from_metadata(metadata: &Value) -> Result<Self, String> {
         let list = |v: &Value, what: &str| v.as_array().cloned().ok_or(format!("cargo metadata has no {what}"));
         let text = |v: &Value| v.as_str().unwrap_or_default().to_owned();
+        let root = text(&metadata["workspace_root"]);
         let ours: BTreeSet<String> =
             list(&metadata["workspace_members"], "workspace_members")?.iter().map(text).collect();
         let mut all = BTreeMap::new();
@@ -109,7 +120,8 @@ impl Graph {
             let folder = Path::new(&manifest).parent().unwrap_or(Path::new("")).to_owned();
             let (id, name) = (text(&package["id"]), text(&package["name"]));
             let is_ours = ours.contains(&id);
-            all.insert(id, Package { name, folder, ours: is_ours, dependencies: Vec::new() });
+            let room = folder.strip_prefix(&root).ok().filter(|_| is_ours).and_then(Room::of);
+            all.insert(id, Package { name, folder, ours: is_ours, room, dependencies: Vec::new() });
         }
         for node in list(&metadata["resolve"]["nodes"], "resolve.nodes")? {
             let Some(package) = all.get_mut(&text(&node["id"])) else { continue };
@@ -126,21 +138,18 @@ impl Graph {
     /// One sentence for every dependency that breaks a wall, with the way it came in.
     pub fn breaches(&self) -> Vec<String> {
         let mut found = Vec::new();
-        for (id, package) in self.0.iter().filter(|(_, p)| p.ours) {
-            let forbidden: Vec<&str> = match package.name.as_str() {
-                n if DATA_PLANE.contains(&n) => [MANAGEMENT, RUNTIMES, PARSERS].concat(),
-                n if MANAGEMENT.contains(&n) => GUEST_MEMORY.to_vec(),
-                _ => continue,
-            };
+        for (id, package) in &self.0 {
+            let Some(room) = package.room else { continue };
             for (other, way) in self.reach(id) {
-                if forbidden.contains(&self.name(&other)) {
+                let Some(other) = self.0.get(&other) else { continue };
+                let outside = RUNTIMES.contains(&other.name.as_str()) || PARSERS.contains(&other.name.as_str());
+                let seen = match other.room {
+                    Some(theirs) => room.may_see(theirs, &other.name),
+                    None => room == Room::Management || !outside,
+                };
+                if !seen {
                     let way: Vec<&str> = way.iter().map(|id| self.name(id)).collect();
-                    found.push(format!(
-                        "{} must not depend on {}: {}",
-                        package.name,
-                        self.name(&other),
-                        way.join(" → ")
-                    ));
+                    found.push(format!("{} must not depend on {}: {}", package.name, other.name, way.join(" → ")));
                 }
             }
         }
@@ -199,8 +208,17 @@ mod tests {
             let deps: Vec<_> = deps.map(|(_, b, k)| json!({"pkg": b, "dep_kinds": [{"kind": k}]})).collect();
             json!({"id": n, "deps": deps})
         };
-        let package = |n: &&str| json!({"id": n, "name": n, "manifest_path": format!("/w/{n}/Cargo.toml")});
+        let folder = |n: &str| match n {
+            "lasthop-switch" | "lasthop-control" => format!("bin/{n}"),
+            "lasthop-policy" => format!("crates/management/{n}"),
+            "lasthop-uplink-core" => format!("crates/driver-domain/{n}"),
+            "lasthop-ipc" => format!("crates/shared/{n}"),
+            _ if n.starts_with("lasthop") => format!("crates/switch/{n}"),
+            _ => format!("registry/{n}"),
+        };
+        let package = |n: &&str| json!({"id": n, "name": n, "manifest_path": format!("/w/{}/Cargo.toml", folder(n))});
         let metadata = json!({
+            "workspace_root": "/w",
             "packages": names.iter().map(package).collect::<Vec<_>>(),
             "workspace_members": names.iter().filter(|n| n.starts_with("lasthop")).collect::<Vec<_>>(),
             "resolve": {"nodes": names.iter().map(|n| node(n)).collect::<Vec<_>>()},
@@ -259,6 +277,25 @@ mod tests {
     }
 
     #[test]
+    fn every_room_sees_what_its_folder_says() {
+        let g = graph(&[
+            ("lasthop-forward", "lasthop-uplink-core", None),
+            ("lasthop-uplink-core", "lasthop-virtqueue", None),
+            ("lasthop-policy", "lasthop-flow", None),
+            ("lasthop-ipc", "lasthop-frame", None),
+            ("lasthop-ipc", "lasthop-guestmem", None),
+        ]);
+        assert_eq!(
+            g.breaches(),
+            [
+                "lasthop-forward must not depend on lasthop-uplink-core: lasthop-forward → lasthop-uplink-core",
+                "lasthop-ipc must not depend on lasthop-guestmem: lasthop-ipc → lasthop-guestmem",
+            ]
+        );
+        assert_eq!(Room::of(Path::new("tests/vm")), None);
+    }
+
+    #[test]
     fn what_only_tests_or_build_scripts_use_does_not_count() {
         let g = graph(&[
             ("lasthop-ipc", "tokio", Some("dev")),
@@ -270,8 +307,9 @@ mod tests {
 
     #[test]
     fn features_of_a_tree() {
-        let all =
-            features("lasthop-frame v0.1.0 (/w/crates/frame)\tdefault,testutil\nlasthop-types v0.1.0 (/w)\t (*)\n");
+        let all = features(
+            "lasthop-frame v0.1.0 (/w/crates/switch/frame)\tdefault,testutil\nlasthop-types v0.1.0 (/w)\t (*)\n",
+        );
         assert_eq!(all["lasthop-frame"], BTreeSet::from(["default".into(), "testutil".into()]));
         assert!(all["lasthop-types"].is_empty());
     }

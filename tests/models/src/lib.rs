@@ -12,13 +12,13 @@ pub mod mailboxes;
 pub mod rings;
 mod sync;
 
-#[path = "../../../crates/schedule/src/hurried.rs"]
+#[path = "../../../crates/switch/schedule/src/hurried.rs"]
 mod hurried;
-#[path = "../../../crates/schedule/src/keeper.rs"]
+#[path = "../../../crates/switch/schedule/src/keeper.rs"]
 mod keeper;
-#[path = "../../../crates/types/src/lock.rs"]
+#[path = "../../../crates/shared/types/src/lock.rs"]
 mod lock;
-#[path = "../../../crates/schedule/src/mailbox.rs"]
+#[path = "../../../crates/switch/schedule/src/mailbox.rs"]
 mod mailbox;
 
 /// Runs a model in all orders with up to `preemptions`.

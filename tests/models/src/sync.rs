@@ -1,4 +1,4 @@
-//! In place of `crate::sync` of `crates/types` and `crates/schedule`.
+//! In place of `crate::sync` of `crates/shared/types` and `crates/switch/schedule`.
 
 pub(crate) use loom::hint::spin_loop;
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering, Ordering::Relaxed};
