@@ -10,7 +10,7 @@ use lasthop_sys::Log;
 use lasthop_uplink_core::counters::{CounterPage, Counters};
 use lasthop_uplink_core::device::{Device, Kept, Wanted};
 use lasthop_uplink_core::memory::SharedMemory;
-use lasthop_uplink_core::probe::{Heard, Prober};
+use lasthop_uplink_core::survival::probe::{Heard, Prober};
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 use std::sync::Arc;

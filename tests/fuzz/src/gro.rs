@@ -7,7 +7,7 @@
 use crate::{Input, frames};
 use lasthop_frame::testutil::Frame;
 use lasthop_frame::{Delivery, HeaderBuf, Offload, Receiver, SNAPSHOT_LEN, VnetHdr, sum};
-use lasthop_uplink_core::gro::{BURST, Merger, SNAPSHOT};
+use lasthop_aggregation::{BURST, Merger, SNAPSHOT};
 
 pub(crate) fn run(data: &[u8]) {
     let mut input = Input::new(data);

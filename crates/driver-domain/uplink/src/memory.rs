@@ -3,10 +3,10 @@
 //! The switch maps it like a guest's. Here it is mapped twice: once as [`GuestMemory`], through which rings and headers are
 //! read and written, and once as an `Arena`, through which the kernel moves frames by system calls.
 
-use crate::ledger::Ledger;
+use crate::survival::ledger::Ledger;
 use crate::pair::{FromNetwork, Pair, Slots, ToNetwork};
-use crate::probe::{Heard, Sieve};
-use crate::progress::{self, Progress};
+use crate::survival::probe::{Heard, Sieve};
+use crate::survival::progress::{self, Progress};
 use crate::room::{Arena, Notes};
 use lasthop_guestmem::{GuestMemory, RegionSpec};
 use lasthop_sys::EventFd;
@@ -85,7 +85,7 @@ pub(crate) struct Places {
     pub slots: Slots,
 }
 
-/// The memory of a process that has ended, and what it has [noted](crate::progress).
+/// The memory of a process that has ended, and what it has [noted](crate::survival::progress).
 #[derive(Debug)]
 pub struct KeptMemory {
     /// What it shared with the switch.

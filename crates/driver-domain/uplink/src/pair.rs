@@ -1,10 +1,10 @@
 //! One queue pair: the ring that the switch fills, the ring that we fill, and their buffers. No system call but the
 //! signals; one thread at a time.
 
-use crate::gro::BURST;
+use lasthop_aggregation::BURST;
 use crate::memory::GUEST_BASE;
-use crate::probe::Sieve;
-use crate::progress::Progress;
+use crate::survival::probe::Sieve;
+use crate::survival::progress::Progress;
 use crate::room::Arena;
 use arrayvec::ArrayVec;
 use lasthop_guestmem::{GuestMemory, GuestSlice};

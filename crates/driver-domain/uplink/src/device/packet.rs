@@ -10,7 +10,7 @@ use super::{
 use crate::counters::{Counters, Reason};
 use crate::memory::MemoryConfig;
 use crate::pair::{Packet, Pair, Run, VNET};
-use crate::progress::{MESSAGES, Progress, Reading};
+use crate::survival::progress::{MESSAGES, Progress, Reading};
 use crate::room::{BATCH, Interface, Notes, PacketSocket, Place, Received};
 use arrayvec::ArrayVec;
 use lasthop_frame::VnetHdr;

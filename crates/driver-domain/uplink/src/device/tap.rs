@@ -7,7 +7,7 @@ use super::{
 use crate::counters::{Counters, Reason};
 use crate::memory::MemoryConfig;
 use crate::pair::{Packet, Pair, VNET, at};
-use crate::progress::{Reading, UNREAD};
+use crate::survival::progress::{Reading, UNREAD};
 use crate::room::{Interface, Tun};
 use lasthop_ipc::{UplinkDevice, UplinkDriver};
 use lasthop_types::MacAddr;

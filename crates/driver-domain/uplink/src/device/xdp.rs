@@ -4,8 +4,8 @@
 //! The interface is taken from the host: what it receives does not reach the host's stack. Frames fit one buffer, so there are
 //! no packets beyond the MTU: the switch cuts them and completes their checksums in its one copy.
 //!
-//! With several queues the program gives each busy guest a queue pair of its own ([`crate::vmq`]). With one, the next process
-//! takes over the open device ([`crate::ledger`]); with several, whose slots are on their way between pairs, it opens it anew.
+//! With several queues the program gives each busy guest a queue pair of its own ([`lasthop_guest_queues`]). With one, the next process
+//! takes over the open device ([`crate::survival::ledger`]); with several, whose slots are on their way between pairs, it opens it anew.
 
 mod frames;
 mod inbox;
@@ -13,12 +13,12 @@ mod program;
 
 use super::{Device, DeviceError, Got, Kept, OpenError, SHORTEST, Sent, Wanted, about, denied};
 use crate::counters::{Counters, Reason};
-use crate::gro::{BURST, Merger, SNAPSHOT};
-use crate::ledger::{Holder, Ledger, note};
+use lasthop_aggregation::{BURST, Merger, SNAPSHOT};
+use crate::survival::ledger::{Holder, Ledger, note};
 use crate::pair::{Packet, Pair, Run, VNET};
-use crate::progress::Reading;
+use crate::survival::progress::Reading;
 use crate::room::{Fill, Interface, Plan, Receiver, Sender, dropped, first_socket, shown, take_over};
-use crate::vmq::steering::{Lane, Sources, Steering};
+use lasthop_guest_queues::steering::{Lane, Sources, Steering};
 use arrayvec::ArrayVec;
 use frames::{deliver, deliver_merged, take_frames};
 use inbox::{Home, Inbox, Inboxes};
@@ -185,8 +185,9 @@ impl Xdp {
             Some(table) => {
                 let (table, seed) = table?;
                 let lane = |(inboxes, wake): (&Vec<Inbox>, EventFd)| {
-                    let sockets = inboxes.iter().map(|inbox| inbox.receiver.socket()).collect();
-                    Lane::new(wake, sockets, inboxes.iter().map(|inbox| inbox.receiver.size()).sum())
+                    let sockets: Vec<_> = inboxes.iter().map(|inbox| inbox.receiver.socket()).collect();
+                    let size = inboxes.iter().map(|inbox| inbox.receiver.size()).sum();
+                    Lane::new(wake, move || sockets.iter().map(|socket| dropped(socket)).sum(), size)
                 };
                 let lanes = inboxes.iter().zip(wakes).map(lane).collect();
                 Some(Arc::new(Steering::new(table, seed, lanes, EventFd::new()?)))
@@ -304,7 +305,7 @@ impl Xdp {
         })
     }
 
-    /// Frames that found no room in the rings, ever. Those of queues that guests have are [shown](crate::vmq) with the queues.
+    /// Frames that found no room in the rings, ever. Those of queues that guests have are [shown](lasthop_guest_queues) with the queues.
     pub(super) fn overruns(&self) -> u64 {
         match &self.sockets {
             Some(Sockets { steering: None, inboxes, .. }) => {

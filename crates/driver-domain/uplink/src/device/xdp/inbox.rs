@@ -10,7 +10,7 @@
 //! `x`: the queue's first socket, which also sends; `o`: sockets beside it ([`Plan::bind_more`]).
 
 use super::CHUNK;
-use crate::ledger::{Holder, Ledger, note};
+use crate::survival::ledger::{Holder, Ledger, note};
 use crate::memory::MemoryConfig;
 use crate::pair::Pair;
 use crate::room::{Fill, Plan, Receiver};

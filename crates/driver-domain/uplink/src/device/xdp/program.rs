@@ -8,7 +8,7 @@
 //! The kernel gives a frame only to a socket of the queue it came in on. So every queue of the interface has a socket for
 //! every queue pair. With one queue there is nothing to look up.
 
-use crate::vmq::table::{BUCKET_BITS, BUCKET_SHIFT, BYTES, ENTRY_BYTES, PACKETS_AT, QUEUE_AT, VALID, WAYS};
+use lasthop_guest_queues::table::{BUCKET_BITS, BUCKET_SHIFT, BYTES, ENTRY_BYTES, PACKETS_AT, QUEUE_AT, VALID, WAYS};
 use lasthop_sys::bpf::assembler::{Assembler, Helper, Reg, Width};
 use lasthop_sys::bpf::{BpfMap, BpfProgram, MapKind, MappedValue, ProgramKind};
 use rustix::io::Errno;

@@ -9,18 +9,25 @@
 
 use super::Filter;
 use super::table::{self, Entry, Table};
-use crate::room::dropped;
 use lasthop_sys::EventFd;
 use lasthop_sys::bpf::MappedValue;
 use lasthop_types::MacAddr;
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Addresses that may wait for the main thread to see them.
 const SEEN: usize = 256;
+
+/// Asks the device; from any thread.
+struct Dropped(Box<dyn Fn() -> u64 + Send + Sync>);
+
+impl std::fmt::Debug for Dropped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Dropped")
+    }
+}
 
 /// A queue pair, as the others know it.
 #[derive(Debug)]
@@ -31,16 +38,18 @@ pub struct Lane {
     held: AtomicBool,
     /// Wakes its engine.
     wake: EventFd,
-    /// Its sockets, one for each queue of the interface.
-    sockets: Vec<Arc<OwnedFd>>,
+    /// Frames that the kernel had no room for in its rings, so far.
+    dropped: Dropped,
     /// Frames that its rings can keep.
     size: u32,
 }
 
 impl Lane {
-    /// `wake`: wakes its engine.
-    pub fn new(wake: EventFd, sockets: Vec<Arc<OwnedFd>>, size: u32) -> Self {
-        Self { packets: AtomicU64::new(0), held: AtomicBool::new(false), wake, sockets, size }
+    /// `wake`: wakes its engine. `dropped`: asks the kernel how many frames it had no room for in the lane's rings.
+    /// `size`: frames that they can keep.
+    pub fn new(wake: EventFd, dropped: impl Fn() -> u64 + Send + Sync + 'static, size: u32) -> Self {
+        let dropped = Dropped(Box::new(dropped));
+        Self { packets: AtomicU64::new(0), held: AtomicBool::new(false), wake, dropped, size }
     }
 
     /// Whether it is to wait for the default queue before it takes its first frames.
@@ -99,7 +108,7 @@ impl Steering {
 
     /// Frames that the kernel had no room for in the queue's rings.
     pub fn dropped(&self, queue: u16) -> u64 {
-        self.lane(queue).map_or(0, |lane| lane.sockets.iter().map(|s| dropped(s)).sum())
+        self.lane(queue).map_or(0, |lane| (lane.dropped.0)())
     }
 
     /// A queue carried packets from the network.

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | [`policy`] | which guests get a queue: samples of load in, assignments out |
 //! | here | the operations on queues, under their names |
-//! | `table` | address → queue, and how much came: memory shared with the XDP program |
+//! | [`table`] | address → queue, and how much came: memory shared with the XDP program |
 //! | [`steering`] | what the engines and the main thread share: the table, who sends, handing over in order |
 //! | [`manager`] | puts the others together, four times a second while there is traffic |
 //!
@@ -25,7 +25,7 @@
 pub mod manager;
 pub mod policy;
 pub mod steering;
-pub(crate) mod table;
+pub mod table;
 
 use lasthop_types::MacAddr;
 

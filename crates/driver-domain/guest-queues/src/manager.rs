@@ -113,8 +113,8 @@ impl Manager {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vmq::steering::{Lane, Sources};
-    use crate::vmq::table;
+    use crate::steering::{Lane, Sources};
+    use crate::table;
     use lasthop_sys::bpf::MappedValue;
     use std::sync::atomic::Ordering::SeqCst;
 
@@ -133,7 +133,7 @@ mod tests {
         fn new(queues: u16) -> Self {
             let memory = lasthop_sys::memfd("table", table::BYTES as u64).unwrap();
             let map = || MappedValue::map(&memory, table::BYTES).unwrap();
-            let lane = |_| Lane::new(EventFd::new().unwrap(), Vec::new(), 64);
+            let lane = |_| Lane::new(EventFd::new().unwrap(), || 0, 64);
             let steering =
                 Arc::new(Steering::new(map(), SEED, (0..queues).map(lane).collect(), EventFd::new().unwrap()));
             let manager = Manager::new(steering.clone());

@@ -274,7 +274,7 @@ mod tests {
     use super::*;
     use crate::memory::SharedMemory;
     use crate::pair::Pair;
-    use crate::probe::Heard;
+    use crate::survival::probe::Heard;
     use std::os::fd::BorrowedFd;
     use std::sync::Arc;
 
