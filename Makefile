@@ -44,7 +44,7 @@ build:
 # What the tests run: no demo.
 programs:
 	$(CARGO) build --release $(PROGRAMS)
-	$(CARGO) build --release --package lasthop-bench --bins
+	$(CARGO) build --release --package lasthop-bench --package lasthop-loadgen --bins
 
 check:
 	$(CARGO) fmt --all --check

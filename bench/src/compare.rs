@@ -6,9 +6,9 @@ use crate::guests::load::Stage;
 use crate::machine::{self, Machine};
 use crate::results::{ContenderResults, Results, Round, ScenarioResults};
 use crate::scenario::{Contender, Cpus, Scenario};
-use crate::stop::{Failure, Outcome, check, failed};
 use crate::table;
 use indicatif::{ProgressBar, ProgressStyle};
+use lasthop_harness::stop::{Failure, Outcome, check, failed};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 

@@ -3,7 +3,7 @@
 
 use crate::plot;
 use crate::results::Results;
-use crate::stop::{Outcome, failed};
+use lasthop_harness::stop::{Outcome, failed};
 use std::fs::{self, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;

@@ -4,8 +4,8 @@ use crate::guests::dpdk;
 use crate::guests::load::Setup;
 use crate::scenario::{Contender, Work};
 use crate::switch::{dpdk_vhost, ovs};
+use lasthop_harness::Lasthop;
 use lasthop_sys::CpuList;
-use lasthop_tests_vm::Lasthop;
 use serde::Serialize;
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
@@ -94,7 +94,7 @@ pub fn missing_guests(work: Work) -> Option<String> {
         Work::Vms | Work::Idle => missing_program("qemu-system-x86_64"),
         Work::Outside(_) => {
             ["qemu-system-x86_64", "iperf3", "ip", "ethtool"].into_iter().find_map(missing_program).or_else(|| {
-                let program = lasthop_tests_vm::try_guest_program();
+                let program = lasthop_harness::try_guest_program();
                 program.is_none().then(|| "lasthop-guest is not there; `make setup` (as root) makes it".into())
             })
         }

@@ -13,13 +13,12 @@ mod scenario;
 mod switch;
 mod table;
 mod target;
-mod testpmd;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Parser, Subcommand};
 use compare::Run;
 use files::Files;
-use lasthop_bench::stop;
+use lasthop_harness::stop;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use scenario::{Contender, Cpus, Scenario};
 use std::path::PathBuf;

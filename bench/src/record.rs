@@ -1,8 +1,8 @@
 //! A run's tables in a Markdown file, between two marks, in place of the last run's.
 
 use crate::results::Results;
-use crate::stop::{Outcome, failed};
 use crate::table;
+use lasthop_harness::stop::{Outcome, failed};
 use std::path::Path;
 
 const BEGIN: &str = "<!-- lasthop-bench: begin -->";

@@ -13,14 +13,14 @@ use crate::guests::load::{Act, Setup, Stage, Yields, memory_per_port};
 use crate::guests::outside::{Device, Outside};
 use crate::guests::vms::Pair;
 use crate::results::Round;
-use crate::stop::{Outcome, failed, pause};
 use crate::switch::dpdk_vhost::DpdkVhost;
 use crate::switch::lasthop::Ours;
 use crate::switch::ovs::{Ovs, Rules};
 use crate::switch::{Extras, Switch};
 use figure::{ATTACK, COST, FLOWS, IDLE, LEFT, LOOP, MEMORY, OUTSIDE, THROUGH, TIMES, VMS};
-use lasthop_bench::load::{Attack, Pattern};
-use lasthop_tests_vm::{Port, scratch};
+use lasthop_harness::stop::{Outcome, failed, pause};
+use lasthop_harness::{Port, scratch};
+use lasthop_loadgen::{Attack, Pattern};
 use serde::Serialize;
 use std::time::Duration;
 

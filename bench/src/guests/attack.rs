@@ -2,12 +2,12 @@
 
 use crate::results::Round;
 use crate::scenario::{Contender, Cpus};
-use crate::stop::{Outcome, check, failed};
 use crate::switch::lasthop::Ours;
 use crate::switch::ovs::Ovs;
 use crate::switch::{Extras, Switch};
-use lasthop_bench::load::{self, Attack, Listening, Pattern, Report, Session, Settings, Socket};
-use lasthop_tests_vm::{Port, scratch};
+use lasthop_harness::stop::{Outcome, check, failed};
+use lasthop_harness::{Port, scratch};
+use lasthop_loadgen::{self as load, Attack, Listening, Pattern, Report, Session, Settings, Socket};
 use std::time::Duration;
 
 /// Packets a second of both bystanders together: so far below what any contender carries that it is carried where the CPUs are far
@@ -130,7 +130,7 @@ fn figures(tame: &Report, wild: &Report) -> Vec<Option<f64>> {
 mod tests {
     use super::*;
     use crate::scenario::ALL;
-    use lasthop_bench::load::report::{AttackReport, Latency};
+    use lasthop_loadgen::report::{AttackReport, Latency};
 
     fn report(by_port: [u64; 2], p99: f64, first_p99: f64, lost: u64) -> Report {
         let times = |p99| Latency { packets: 1, min: 1.0, mean: 2.0, p50: 3.0, p99, p999: 2.0 * p99, max: 4.0 * p99 };

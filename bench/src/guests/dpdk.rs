@@ -4,8 +4,8 @@
 //! again; the other way round likewise. Nothing is generated or dropped while the loop runs, so the slower of guests and
 //! switch sets the pace. The guests listen on their sockets and the switch connects.
 
-use crate::stop::{Outcome, failed};
-use crate::testpmd::{Testpmd, number_after};
+use lasthop_harness::stop::{Outcome, failed};
+use lasthop_harness::testpmd::{Testpmd, number_after};
 use std::path::Path;
 use std::time::Instant;
 
@@ -52,7 +52,13 @@ impl Guests {
             let (path, mac) = (sockets[i].display(), mac(i));
             format!("net_virtio_user{i},path={path},server=1,queue_size=1024,mac={mac}{packed}")
         };
-        let mut testpmd = Testpmd::start(cpu, cpu, MIB, &[device(0), device(1)], &["--no-flush-rx"])?;
+        let mut testpmd = Testpmd::start(
+            &format!("0@{cpu},1@{cpu}"),
+            MIB,
+            &[device(0), device(1)],
+            &[],
+            &["--burst=64", "--no-flush-rx"],
+        )?;
         testpmd.say("set fwd io")?;
         // Every frame is addressed to the other guest, as between real ones.
         for i in 0..2 {
@@ -64,7 +70,7 @@ impl Guests {
     /// Lets the frames go round. A few go first, so that whoever learns has learned when the many come.
     pub fn circulate(&mut self, frames: Frames) -> Outcome<()> {
         self.send(64, 1, 1)?;
-        crate::stop::pause(std::time::Duration::from_millis(200))?;
+        lasthop_harness::stop::pause(std::time::Duration::from_millis(200))?;
         match frames {
             Frames::Size(size) => self.send(size, 64, 32),
             Frames::Imix => [(64, 7), (594, 4), (1514, 1)].into_iter().try_for_each(|(size, n)| self.send(size, 64, n)),

@@ -7,17 +7,17 @@ use crate::guests::reflector::Reflector;
 use crate::machine;
 use crate::results::Round;
 use crate::scenario::{Contender, Cpus};
-use crate::stop::{Outcome, check, failed};
 use crate::switch::dpdk_vhost::DpdkVhost;
 use crate::switch::lasthop::Ours;
 use crate::switch::ovs::Ovs;
 use crate::switch::{Extras, Spent, Switch, Uplink};
-use lasthop_bench::load::frame::Vary;
-use lasthop_bench::load::{
-    self, Check, FlowOrder, Listening, Notify, Observer, Pattern, Report, Session, Settings, Sizes, Socket,
+use lasthop_harness::stop::{Outcome, check, failed};
+use lasthop_harness::{Port, scratch};
+use lasthop_loadgen::frame::Vary;
+use lasthop_loadgen::{
+    Check, FlowOrder, Listening, Notify, Observer, Pattern, Report, Session, Settings, Sizes, Socket,
 };
 use lasthop_sys::CpuList;
-use lasthop_tests_vm::{Port, scratch};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -164,7 +164,7 @@ impl Stage {
             settings.ring_size = 64;
         }
         // Before the switch tries to connect for the first time.
-        let listening = load::listen(&settings)?;
+        let listening = lasthop_loadgen::listen(&settings)?;
         let switch: Box<dyn Switch> = match contender {
             Contender::Lasthop | Contender::NoGro => {
                 let list = switch.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");

@@ -7,11 +7,11 @@
 //! ```
 
 use crate::scenario::{Contender, Cpus};
-use crate::stop::{Outcome, check, failed, pause, until};
 use crate::switch::lasthop::Ours;
 use crate::switch::ovs::Ovs;
 use crate::switch::{Extras, Switch, Uplink};
-use lasthop_tests_vm::{Backend, Netns, Nic, Port, Vm, guest_program, proc, scratch, spawn};
+use lasthop_harness::stop::{Outcome, check, failed, pause, until};
+use lasthop_harness::{Backend, Netns, Nic, Port, Vm, guest_program, proc, scratch, spawn};
 use serde_json::Value;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};

@@ -6,10 +6,10 @@
 //! ```
 
 use super::outside::join;
-use crate::stop::Outcome;
-use lasthop_bench::xdp::{attach, pass};
+use lasthop_harness::Netns;
+use lasthop_harness::stop::Outcome;
+use lasthop_harness::xdp::{attach, pass};
 use lasthop_sys::bpf::assembler::{Assembler, Reg, Width};
-use lasthop_tests_vm::Netns;
 use std::os::fd::OwnedFd;
 
 /// Both namespaces. Dropping it removes them.

@@ -1,11 +1,11 @@
 //! Two Linux VMs on one switch: what their users would measure.
 
 use crate::scenario::{Contender, Cpus};
-use crate::stop::{Outcome, check, failed, pause, until};
 use crate::switch::lasthop::Ours;
 use crate::switch::ovs::Ovs;
 use crate::switch::{Extras, Spent, Switch};
-use lasthop_tests_vm::{Bridge, Nic, Port, Vm, VmConfig, scratch};
+use lasthop_harness::stop::{Outcome, check, failed, pause, until};
+use lasthop_harness::{Bridge, Nic, Port, Vm, VmConfig, scratch};
 use serde_json::Value;
 use std::time::{Duration, Instant};
 

@@ -2,9 +2,9 @@
 //! a switch, but what one that copies twice cannot beat.
 
 use super::{Extras, Spent, Switch};
-use crate::stop::{Outcome, failed};
-use crate::testpmd::{Testpmd, number_after};
-use lasthop_tests_vm::proc;
+use lasthop_harness::proc;
+use lasthop_harness::stop::{Outcome, failed};
+use lasthop_harness::testpmd::{Testpmd, number_after};
 use std::path::Path;
 use std::time::Instant;
 
@@ -28,7 +28,13 @@ impl DpdkVhost {
         };
         let devices: Vec<String> = sockets.iter().enumerate().map(device).collect();
         let (rxq, txq) = (format!("--rxq={queues}"), format!("--txq={queues}"));
-        let mut testpmd = Testpmd::start(main, cpu, MIB, &devices, &["--no-flush-rx", &rxq, &txq])?;
+        let mut testpmd = Testpmd::start(
+            &format!("0@{main},1@{cpu}"),
+            MIB,
+            &devices,
+            &[],
+            &["--burst=64", "--no-flush-rx", &rxq, &txq],
+        )?;
         testpmd.say("set fwd io")?;
         testpmd.say("set record-core-cycles on")?;
         testpmd.say("start")?;

@@ -2,8 +2,8 @@
 
 use super::{Extras, Spent, Switch};
 use crate::scenario::Change;
-use crate::stop::{Outcome, failed};
-use lasthop_tests_vm::{Lasthop, Port, proc};
+use lasthop_harness::stop::{Outcome, failed};
+use lasthop_harness::{Lasthop, Port, proc};
 
 /// A running lasthop.
 pub struct Ours {

@@ -6,8 +6,8 @@ pub mod ovs;
 
 use crate::acl::List;
 use crate::guests::outside::Device;
-use crate::stop::Outcome;
-use lasthop_tests_vm::Netns;
+use lasthop_harness::Netns;
+use lasthop_harness::stop::Outcome;
 
 /// Processor time a switch took between two moments, all its processes together, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -5,8 +5,8 @@
 
 use super::{Extras, Spent, Switch};
 use crate::guests::outside::Device;
-use crate::stop::{Outcome, check, failed, until};
-use lasthop_tests_vm::{proc, scratch, spawn};
+use lasthop_harness::stop::{Outcome, check, failed, until};
+use lasthop_harness::{proc, scratch, spawn};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -72,8 +72,8 @@ impl Ovs {
         );
         let ovs = Self { vswitchd, database, dir, before: 0 };
         ovs.configure(main, polled, sockets, rules, extras).map_err(|e| match (e, check()) {
-            (crate::stop::Failure::Failed(why), Ok(())) => failed(format!("{why}\n{}", ovs.log())),
-            _ => crate::stop::Failure::Stopped,
+            (lasthop_harness::stop::Failure::Failed(why), Ok(())) => failed(format!("{why}\n{}", ovs.log())),
+            _ => lasthop_harness::stop::Failure::Stopped,
         })?;
         Ok(ovs)
     }

@@ -1,17 +1,17 @@
 //! The thread that talks: to the supervisor and, over the sockets that it sends, to the switch. Packets are the engines'
 //! business.
 
+use lasthop_guest_queues::manager::Manager;
 use lasthop_ipc::{Channel, ChannelError, SupervisorToUplink, UplinkCounters, UplinkDevice, UplinkToSupervisor};
 use lasthop_sys::{Epoll, EventFd, Trigger};
-use lasthop_uplink_core::survival::announce::Announcer;
 use lasthop_uplink_core::counters::Counters;
 use lasthop_uplink_core::device::{Device, Queue};
 use lasthop_uplink_core::engine::{Answer, Engine, Handle, Order};
 use lasthop_uplink_core::link;
 use lasthop_uplink_core::memory::SharedMemory;
 use lasthop_uplink_core::pair::Pair;
+use lasthop_uplink_core::survival::announce::Announcer;
 use lasthop_uplink_core::survival::probe::{Heard, Prober};
-use lasthop_guest_queues::manager::Manager;
 use lasthop_vhostuser::{Features, Frontend};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{Shutdown, shutdown};

@@ -5,9 +5,9 @@
 //! Of the others: a frame as the other targets have it.
 
 use crate::{Input, frames};
+use lasthop_aggregation::{BURST, Merger, SNAPSHOT};
 use lasthop_frame::testutil::Frame;
 use lasthop_frame::{Delivery, HeaderBuf, Offload, Receiver, SNAPSHOT_LEN, VnetHdr, sum};
-use lasthop_aggregation::{BURST, Merger, SNAPSHOT};
 
 pub(crate) fn run(data: &[u8]) {
     let mut input = Input::new(data);

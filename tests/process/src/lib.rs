@@ -30,7 +30,7 @@ pub use bystanders::Bystanders;
 pub use frames::{mac, number_of, numbered};
 pub use fuse::DeadMount;
 pub use guest::{Guest, Options, accept, connect};
-pub use lasthop_tests_vm::{Lasthop, Netns, Port, binary, proc, scratch, spawn, wait_for};
+pub use lasthop_harness::{Lasthop, Netns, Port, binary, proc, scratch, spawn, wait_for};
 pub use plug::Plug;
 pub use station::Station;
 pub use turned::{Turned, TurnedUplink};

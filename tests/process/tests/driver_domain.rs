@@ -1,9 +1,9 @@
 //! A driver domain that nobody here wrote: DPDK's testpmd between a port of lasthop and a network interface.
 
+use lasthop_harness::spawn::spawn;
 use lasthop_tests_process::{
     Bystanders, Guest, Lasthop, Netns, Options, Port, Station, mac, number_of, numbered, proc, scratch, wait_for,
 };
-use lasthop_tests_vm::spawn::spawn;
 use lasthop_types::MacAddr;
 use rustix::process::Signal;
 use std::path::Path;

@@ -1,8 +1,8 @@
 //! The load generator against a real switch: every pattern, split and packed, content checked, nothing lost at a rate
 //! that any machine manages.
 
-use lasthop_bench::load::frame::Vary;
-use lasthop_bench::load::{self, Check, Notify, Pattern, Report, Session, Settings, Socket};
+use lasthop_loadgen::frame::Vary;
+use lasthop_loadgen::{self as load, Check, Notify, Pattern, Report, Session, Settings, Socket};
 use lasthop_tests_process::{Guest, Lasthop, Options, Port, scratch};
 use lasthop_types::MacAddr;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,7 +1,7 @@
 //! Guests of the load generator that do their worst, against a real switch: each attack is what it says, the switch's counters
 //! show it, the same guests do nothing of it when they are tame, and everybody is well when it is over.
 
-use lasthop_bench::load::{self, Attack, Report, Session, Settings, Socket};
+use lasthop_loadgen::{self as load, Attack, Report, Session, Settings, Socket};
 use lasthop_tests_process::{Lasthop, PATIENCE, Port, scratch, wait_for};
 use serde_json::Value;
 use std::time::Duration;

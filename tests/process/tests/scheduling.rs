@@ -268,7 +268,7 @@ fn ports_work_in_the_control_groups_of_their_vms() {
 /// What the options must not be is said before anything is started.
 #[test]
 fn wrong_options_are_refused() {
-    let program = lasthop_tests_vm::binary("lasthop");
+    let program = lasthop_harness::binary("lasthop");
     for (option, value, hint) in [
         ("--helpers", "900", "cannot be used here"),
         ("--poll", "0-x", "neither a CPU number nor a range"),

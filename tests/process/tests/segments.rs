@@ -1,8 +1,8 @@
 //! Several uplinks on one network segment or on several: segments are bridges in a network namespace, and stations on them
 //! see every frame that passes.
 
-use lasthop_bench::xdp;
 use lasthop_frame::testutil::Frame;
+use lasthop_harness::xdp;
 use lasthop_tests_process::{
     Guest, Lasthop, Netns, Options, PATIENCE, Port, Station, mac, number_of, numbered, proc, scratch, wait_for,
 };

@@ -1,7 +1,7 @@
 //! DPDK's virtio-user driver as guests: every ring layout and feature it knows, each with frames that are compared byte
 //! for byte on the other side.
 
-use lasthop_tests_vm::{Lasthop, Loopback, Port, VirtioUser, proc, scratch};
+use lasthop_harness::{Lasthop, Loopback, Port, VirtioUser, proc, scratch};
 use std::collections::HashMap;
 
 /// Frames that guest `from` sends on queue `queue` to the other: lengths from 60 to 9014 bytes, IPv4 and IPv6 UDP, other

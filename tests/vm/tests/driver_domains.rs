@@ -1,6 +1,6 @@
 //! Real VMs and services outside: addresses from a DHCP server, and a VM that is itself the way to the network.
 
-use lasthop_tests_vm::{Backend, Lasthop, Netns, Nic, Port, Vm, VmConfig, guest_program, scratch, spawn, wait_for};
+use lasthop_harness::{Backend, Lasthop, Netns, Nic, Port, Vm, VmConfig, guest_program, scratch, spawn, wait_for};
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! Linux VMs on lasthop, with every feature QEMU lets a card have. Each test boots two VMs that differ in some feature and
 //! runs the same checks between them, both ways.
 
-use lasthop_tests_vm::checks::{self, Depth};
-use lasthop_tests_vm::{Lasthop, Nic, Port, Vm, VmConfig, scratch};
+use lasthop_harness::checks::{self, Depth};
+use lasthop_harness::{Lasthop, Nic, Port, Vm, VmConfig, scratch};
 use serde_json::json;
 use std::time::Duration;
 
@@ -201,7 +201,7 @@ fn memory_plugged_in_while_packets_flow() {
             .qmp("object-add", json!({"qom-type": "memory-backend-memfd", "id": id, "size": 128 << 20, "share": true}));
         pair.a.qmp("device_add", json!({"driver": "pc-dimm", "id": device, "memdev": id}));
     }
-    lasthop_tests_vm::wait_for("ten more regions", Duration::from_secs(10), || {
+    lasthop_harness::wait_for("ten more regions", Duration::from_secs(10), || {
         regions(&pair) >= before + u64::from(slots)
     });
     stream.success(Duration::from_secs(60));

@@ -1,7 +1,7 @@
 //! The harness itself, on a switch that is known to be right: two VMs on a Linux bridge.
 
-use lasthop_tests_vm::checks::{self, Depth};
-use lasthop_tests_vm::{Bridge, Vm, VmConfig};
+use lasthop_harness::checks::{self, Depth};
+use lasthop_harness::{Bridge, Vm, VmConfig};
 
 #[test]
 fn two_vms_on_a_linux_bridge_pass_every_check() {

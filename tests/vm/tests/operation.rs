@@ -1,7 +1,7 @@
 //! What an operator sees: commands while VMs talk, and what idle VMs cost.
 
-use lasthop_tests_vm::checks;
-use lasthop_tests_vm::{Lasthop, Nic, Port, Vm, VmConfig, scratch};
+use lasthop_harness::checks;
+use lasthop_harness::{Lasthop, Nic, Port, Vm, VmConfig, scratch};
 use std::time::{Duration, Instant};
 
 fn pair() -> (tempfile::TempDir, Lasthop, [Vm; 2]) {

@@ -1,7 +1,7 @@
 //! Processes killed under load, ports that come and go, and VMs that come back.
 
-use lasthop_tests_vm::checks::{self, Counted, Depth};
-use lasthop_tests_vm::{Lasthop, Nic, Port, Vm, VmConfig, proc, scratch, wait_for};
+use lasthop_harness::checks::{self, Counted, Depth};
+use lasthop_harness::{Lasthop, Nic, Port, Vm, VmConfig, proc, scratch, wait_for};
 use rustix::process::Signal;
 use std::time::Duration;
 

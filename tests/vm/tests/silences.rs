@@ -1,7 +1,7 @@
 //! Machines that are set up wrongly, each in a way that QEMU accepts without a word: the first place that one looks at says
 //! what is wrong, and what to do.
 
-use lasthop_tests_vm::{Lasthop, Memory, Nic, Port, Vm, VmConfig, scratch, wait_for};
+use lasthop_harness::{Lasthop, Memory, Nic, Port, Vm, VmConfig, scratch, wait_for};
 use std::time::Duration;
 
 /// vhost-user wants memory that is shared, and QEMU 7.2 starts without.

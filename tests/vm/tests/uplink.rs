@@ -1,6 +1,6 @@
 //! Real VMs and the network: TAP and veth uplinks, with the stack of a network namespace outside.
 
-use lasthop_tests_vm::{Lasthop, Netns, Nic, Port, Vm, scratch, spawn, wait_for};
+use lasthop_harness::{Lasthop, Netns, Nic, Port, Vm, scratch, spawn, wait_for};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ impl Drop for Outside {
 
 /// The program that runs inside VMs runs outside of them as well.
 fn guest_program() -> String {
-    lasthop_tests_vm::guest_program().display().to_string()
+    lasthop_harness::guest_program().display().to_string()
 }
 
 /// Ping, TCP and UDP with content checked, both ways, IPv4 and IPv6, from two kinds of cards; then iperf3 both ways.
@@ -60,8 +60,8 @@ fn vms_and_the_network(uplink: &str, device: &str, whole: bool, prepare: impl Fn
     let mut outside = Outside::serve(netns, device);
     let nic = |i: usize| Nic::vhost_user(&ports[i].socket, i as u8 + 1);
     let vms = Vm::boot_all([
-        lasthop_tests_vm::VmConfig::new("a", [nic(0)]),
-        lasthop_tests_vm::VmConfig::new("b", [nic(1).plain()]),
+        lasthop_harness::VmConfig::new("a", [nic(0)]),
+        lasthop_harness::VmConfig::new("b", [nic(1).plain()]),
     ]);
     for vm in &vms {
         vm.serve();

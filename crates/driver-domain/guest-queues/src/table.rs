@@ -14,11 +14,13 @@ pub const BUCKET_BITS: u8 = 8;
 pub const WAYS: usize = 4;
 /// Words of an entry: key, queue, packets, and one to fill a power of two.
 pub const ENTRY_WORDS: usize = 4;
-/// Where they are, in bytes.
+/// Where in an entry the queue is, in bytes.
 pub const QUEUE_AT: i16 = 8;
+/// Where in an entry the count of its packets is, in bytes.
 pub const PACKETS_AT: i16 = 16;
 /// Bytes of an entry and of a bucket.
 pub const ENTRY_BYTES: i32 = 8 * ENTRY_WORDS as i32;
+/// By how many bits a bucket's number is shifted to be its place in bytes.
 pub const BUCKET_SHIFT: u8 = (WAYS * ENTRY_WORDS * 8).trailing_zeros() as u8;
 /// Bytes of the table.
 pub const BYTES: usize = (1 << BUCKET_BITS) * WAYS * ENTRY_WORDS * 8;

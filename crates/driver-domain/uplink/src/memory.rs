@@ -3,11 +3,11 @@
 //! The switch maps it like a guest's. Here it is mapped twice: once as [`GuestMemory`], through which rings and headers are
 //! read and written, and once as an `Arena`, through which the kernel moves frames by system calls.
 
-use crate::survival::ledger::Ledger;
 use crate::pair::{FromNetwork, Pair, Slots, ToNetwork};
+use crate::room::{Arena, Notes};
+use crate::survival::ledger::Ledger;
 use crate::survival::probe::{Heard, Sieve};
 use crate::survival::progress::{self, Progress};
-use crate::room::{Arena, Notes};
 use lasthop_guestmem::{GuestMemory, RegionSpec};
 use lasthop_sys::EventFd;
 use lasthop_virtqueue::QueueError;

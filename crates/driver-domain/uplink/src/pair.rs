@@ -1,12 +1,12 @@
 //! One queue pair: the ring that the switch fills, the ring that we fill, and their buffers. No system call but the
 //! signals; one thread at a time.
 
-use lasthop_aggregation::BURST;
 use crate::memory::GUEST_BASE;
+use crate::room::Arena;
 use crate::survival::probe::Sieve;
 use crate::survival::progress::Progress;
-use crate::room::Arena;
 use arrayvec::ArrayVec;
+use lasthop_aggregation::BURST;
 use lasthop_guestmem::{GuestMemory, GuestSlice};
 use lasthop_sys::EventFd;
 use lasthop_virtqueue::QueueError;

@@ -1,7 +1,7 @@
 //! `make demo`: two real virtual machines talk through lasthop, through a switch that is killed meanwhile, and then through a
 //! Linux bridge, to compare.
 
-use lasthop_tests_vm::{Bridge, Lasthop, Nic, Port, Vm, VmConfig, scratch, wait_for};
+use lasthop_harness::{Bridge, Lasthop, Nic, Port, Vm, VmConfig, scratch, wait_for};
 use std::io::IsTerminal;
 use std::time::Duration;
 

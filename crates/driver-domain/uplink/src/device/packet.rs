@@ -10,8 +10,8 @@ use super::{
 use crate::counters::{Counters, Reason};
 use crate::memory::MemoryConfig;
 use crate::pair::{Packet, Pair, Run, VNET};
-use crate::survival::progress::{MESSAGES, Progress, Reading};
 use crate::room::{BATCH, Interface, Notes, PacketSocket, Place, Received};
+use crate::survival::progress::{MESSAGES, Progress, Reading};
 use arrayvec::ArrayVec;
 use lasthop_frame::VnetHdr;
 use lasthop_guestmem::GuestSlice;

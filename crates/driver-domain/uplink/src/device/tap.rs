@@ -7,8 +7,8 @@ use super::{
 use crate::counters::{Counters, Reason};
 use crate::memory::MemoryConfig;
 use crate::pair::{Packet, Pair, VNET, at};
-use crate::survival::progress::{Reading, UNREAD};
 use crate::room::{Interface, Tun};
+use crate::survival::progress::{Reading, UNREAD};
 use lasthop_ipc::{UplinkDevice, UplinkDriver};
 use lasthop_types::MacAddr;
 use rustix::io::Errno;

@@ -10,10 +10,10 @@
 //! `x`: the queue's first socket, which also sends; `o`: sockets beside it ([`Plan::bind_more`]).
 
 use super::CHUNK;
-use crate::survival::ledger::{Holder, Ledger, note};
 use crate::memory::MemoryConfig;
 use crate::pair::Pair;
 use crate::room::{Fill, Plan, Receiver};
+use crate::survival::ledger::{Holder, Ledger, note};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -7,7 +7,7 @@ use super::first::First;
 use super::frame::{self, FIRSTS, PROBED, Probe, Template, VNET};
 use super::order::{Order, Seen};
 use super::pace::Pacer;
-use super::port::{Buffers, Memory, Port, Ring};
+use super::port::{Buffers, Memory, Port, Ring, broken};
 use super::report::{Findings, Window, histogram};
 use super::sender::Sender;
 use super::settings::BEHIND;
@@ -348,12 +348,12 @@ impl Worker {
         let (card, partner) = if i.is_multiple_of(2) { (even, odd) } else { (odd, even) };
         for queue in 0..card.port.rx.len() {
             let (rx, tx) = (&mut card.port.rx[queue], &mut partner.port.tx[queue]);
-            while let Some((token, _)) = tx.ring.poll_used()? {
+            while let Some((token, _)) = tx.ring.poll_used().map_err(broken)? {
                 self.pool.push(token);
             }
             let mut taken = 0;
             while taken < BURST && (!going || tx.ring.free() > 0) {
-                let Some((token, len)) = rx.ring.poll_used()? else { break };
+                let Some((token, len)) = rx.ring.poll_used().map_err(broken)? else { break };
                 taken += 1;
                 if !going {
                     // Announcements, and at the end what went round.
@@ -398,7 +398,7 @@ impl Worker {
             let mut arrived = 0;
             while taken < BURST {
                 let card = &mut self.cards[i];
-                let Some((token, len)) = card.port.rx[queue].ring.poll_used()? else { break };
+                let Some((token, len)) = card.port.rx[queue].ring.poll_used().map_err(broken)? else { break };
                 taken += 1;
                 if arrived == 0 && (self.times.is_some() || self.settings.packets.is_some() || self.firsts.is_some()) {
                     arrived = now();
@@ -420,7 +420,7 @@ impl Worker {
                 let rx = &mut card.port.rx[queue];
                 let _ = rx.ring.add(&[], &[(addr, card.rx_len)], token);
                 for _ in 1..buffers {
-                    let Some((token, len)) = rx.ring.poll_used()? else {
+                    let Some((token, len)) = rx.ring.poll_used().map_err(broken)? else {
                         return Err(failed(format!("port {}: a frame lacks a buffer", card.port.number)));
                     };
                     let addr = card.rx.at(token);

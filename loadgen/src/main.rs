@@ -1,13 +1,13 @@
 //! `lasthop-loadgen`: guests for any vhost-user switch.
 
 use clap::{CommandFactory, Parser};
-use lasthop_bench::load::frame::Vary;
-use lasthop_bench::load::{
+use lasthop_harness::proc;
+use lasthop_harness::stop::{self, Failure, Outcome, failed};
+use lasthop_loadgen::frame::Vary;
+use lasthop_loadgen::{
     self, Attack, Check, FlowOrder, Listening, Notify, Observer, Pattern, Report, Settings, Sizes, Socket,
 };
-use lasthop_bench::stop::{self, Failure, Outcome, failed};
 use lasthop_sys::CpuList;
-use lasthop_tests_vm::proc;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -235,9 +235,9 @@ fn play(a: &Arguments) -> Outcome<bool> {
     }
     stop::watch()?;
     lasthop_guestmem::install_fault_handler();
-    let listening: Listening = load::listen(&settings)?;
+    let listening: Listening = lasthop_loadgen::listen(&settings)?;
     let mut cpu = Cpu { roots: a.pid.clone(), before: 0, spent: None };
-    let report = load::run(&settings, &listening, &stop::check, &mut cpu)?;
+    let report = lasthop_loadgen::run(&settings, &listening, &stop::check, &mut cpu)?;
     let spent = cpu.spent.filter(|(_, packets)| !a.pid.is_empty() && *packets > 0.0);
     let document = Document {
         switch_ns_per_packet: spent.map(|(ns, packets)| ns as f64 / packets),

@@ -1,7 +1,7 @@
 //! One port of an attacker.
 
 use super::super::frame::{self, VNET};
-use super::super::port::{Buffers, Memory, Port, Ring, Wanted, bring_up};
+use super::super::port::{Buffers, Memory, Port, Ring, Wanted, bring_up, broken};
 use super::super::{Outcome, Settings, failed};
 use lasthop_frame::testutil::Frame;
 use lasthop_guestmem::RegionSpec;
@@ -105,12 +105,12 @@ impl Puppet {
     /// of each.
     pub fn collect(&mut self, most: usize) -> Outcome<()> {
         for _ in 0..most {
-            let Some((token, _)) = self.port.rx[0].ring.poll_used()? else { break };
+            let Some((token, _)) = self.port.rx[0].ring.poll_used().map_err(broken)? else { break };
             self.held.push(token);
             self.received += 1;
         }
         for _ in 0..most {
-            let Some((token, _)) = self.port.tx[0].ring.poll_used()? else { break };
+            let Some((token, _)) = self.port.tx[0].ring.poll_used().map_err(broken)? else { break };
             self.spare.push(token);
             self.sent += 1;
         }

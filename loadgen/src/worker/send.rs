@@ -1,5 +1,6 @@
 //! What a port sends: its own packets, those that go back, those that are the first of their flows.
 
+use super::super::port::broken;
 use super::super::{Check, Outcome, Pattern, failed, frame};
 use super::{BURST, Card, VNET, Worker, now};
 use std::sync::atomic::Ordering;
@@ -44,7 +45,7 @@ impl Worker {
             let queue = if queues == 1 { 0 } else { (sender.flow() % u32::from(queues)) as usize };
             let (spare, ring) = (&mut card.spare[queue], &mut card.port.tx[queue].ring);
             if spare.is_empty() || (count == 0 && spare.len() < BURST) {
-                while let Some((token, _)) = ring.poll_used()? {
+                while let Some((token, _)) = ring.poll_used().map_err(broken)? {
                     spare.push(token);
                 }
             }
@@ -115,7 +116,7 @@ pub(super) fn reclaim(card: &mut Card, queue: usize, pool: &mut Vec<u32>, circul
     let spare = if circulates { pool } else { &mut card.spare[queue] };
     let ring = &mut card.port.tx[queue].ring;
     if spare.is_empty() || ring.free() == 0 {
-        while let Some((token, _)) = ring.poll_used()? {
+        while let Some((token, _)) = ring.poll_used().map_err(broken)? {
             spare.push(token);
         }
     }

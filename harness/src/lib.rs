@@ -1,8 +1,8 @@
-//! Real guests for tests: Linux VMs under QEMU and DPDK's virtio-user ports, and `lasthop run` to plug them into.
+//! What tests and benchmarks share: Linux VMs under QEMU, DPDK's programs, networks outside, and `lasthop run` to plug them into.
 //!
 //! ```no_run
-//! use lasthop_tests_vm::{Lasthop, Nic, Port, Vm};
-//! let dir = lasthop_tests_vm::scratch();
+//! use lasthop_harness::{Lasthop, Nic, Port, Vm};
+//! let dir = lasthop_harness::scratch();
 //! let lasthop = Lasthop::start(&[Port::listen("a", dir.path()), Port::listen("b", dir.path())]);
 //! let a = Vm::start("a", [Nic::vhost_user(&dir.path().join("a.sock"), 1)]);
 //! let b = Vm::start("b", [Nic::vhost_user(&dir.path().join("b.sock"), 2)]);
@@ -11,27 +11,30 @@
 //! ```
 //!
 //! `scripts/setup` (or `make setup`) makes the VM image and reserves huge pages; without it every start panics with that
-//! advice. Helpers panic on failure, with what the guest or program said: they are for tests only. Everything started
+//! advice. Helpers panic on failure, with what the guest or program said: they are for tests and benchmarks only. Everything started
 //! here ends with the test process, however that ends.
 
 mod agent;
 mod bridge;
 pub mod checks;
 mod lasthop;
+mod loopback;
 mod netns;
 mod nic;
 pub mod pcap;
 pub mod proc;
 mod qmp;
 pub mod spawn;
-mod testpmd;
+pub mod stop;
+pub mod testpmd;
 mod vm;
+pub mod xdp;
 
 pub use bridge::Bridge;
 pub use lasthop::{Lasthop, Port, binary};
+pub use loopback::{Loopback, VirtioUser};
 pub use netns::Netns;
 pub use nic::{Backend, Nic};
-pub use testpmd::{Loopback, VirtioUser};
 pub use vm::{Memory, Output, Pending, Vm, VmConfig};
 
 use std::path::{Path, PathBuf};
@@ -53,7 +56,7 @@ pub fn wait_for(what: &str, limit: Duration, mut done: impl FnMut() -> bool) {
 
 /// The repository's root.
 fn root() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
 /// Where `scripts/setup` put the VM image.

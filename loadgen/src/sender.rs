@@ -161,7 +161,7 @@ impl Flight {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::load::Socket;
+    use crate::Socket;
 
     fn settings(pattern: Pattern, ports: usize) -> Settings {
         let socket = Socket { path: "/s".into(), listen: true };

@@ -303,8 +303,7 @@ pub fn bring_up(
     Ok(Port { number, rx, tx, features, front })
 }
 
-impl From<DriverError> for Failure {
-    fn from(e: DriverError) -> Self {
-        failed(format!("the switch breaks the rules of virtio: {e}"))
-    }
+/// What a back-end did to a ring that it must not.
+pub(crate) fn broken(e: DriverError) -> Failure {
+    failed(format!("the switch breaks the rules of virtio: {e}"))
 }

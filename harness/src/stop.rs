@@ -13,6 +13,15 @@ pub enum Failure {
     Failed(String),
 }
 
+impl Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Stopped => f.write_str("stopped by the user"),
+            Self::Failed(why) => f.write_str(why),
+        }
+    }
+}
+
 /// What a step of a measurement returns.
 pub type Outcome<T> = Result<T, Failure>;
 

@@ -24,8 +24,8 @@ pub mod sender;
 pub mod settings;
 mod worker;
 
-pub use crate::stop::{Failure, Outcome, failed};
 pub use attack::Attack;
+pub use lasthop_harness::stop::{Failure, Outcome, failed};
 pub use port::Socket;
 pub use report::Report;
 pub use settings::{Check, FlowOrder, Notify, Pattern, Settings, Sizes};

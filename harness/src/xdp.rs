@@ -1,9 +1,9 @@
 //! XDP programs on the far ends of veth pairs: what a network outside does to frames.
 
+use crate::Netns;
 use crate::stop::{Outcome, failed};
 use lasthop_sys::bpf::assembler::{Assembler, Reg, Width};
 use lasthop_sys::bpf::{BpfProgram, ProgramKind};
-use lasthop_tests_vm::Netns;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
