@@ -22,7 +22,7 @@ const EXCEPTIONS: &[(&str, &str)] = &[
 ];
 
 /// Folders whose code is tests, load generators' play or simulation: only their files are measured.
-const NO_PRODUCT: &[&str] = &["tests/", "bench/", "sim/", "fuzz/"];
+const NO_PRODUCT: &[&str] = &["tests/", "harness/", "loadgen/", "bench/", "sim/", "fuzz/"];
 
 /// Functions of a file that are too long.
 #[derive(Default)]

@@ -4,26 +4,20 @@
 //! each process of an uplink. One message is one packet, at most [`MAX_MESSAGE`] bytes, with at most one descriptor.
 
 mod channel;
-#[cfg(feature = "uplink")]
 mod counters_page;
 mod datapath;
-#[cfg(feature = "management")]
 mod management;
 mod supervisor;
-#[cfg(feature = "uplink")]
 mod uplink;
 
 pub use channel::{Channel, ChannelError, MAX_MESSAGE};
-#[cfg(feature = "uplink")]
 pub use counters_page::{CARRIED_ROWS, COUNTERS_NAME, COUNTERS_PAGE, COUNTERS_ROW};
 pub use datapath::{
     DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket, PortInfo, PortState, PortVm, QueueInfo,
     ToControl,
 };
-#[cfg(feature = "management")]
 pub use management::{
     ControlToSupervisor, CpuTimes, DeviceState, LISTS_PART, LinkState, SupervisorToControl, UplinkConfig, UplinkInfo,
 };
 pub use supervisor::{PortConfig, SupervisorToSwitch, SwitchToSupervisor};
-#[cfg(feature = "uplink")]
 pub use uplink::*;

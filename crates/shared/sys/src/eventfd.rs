@@ -22,7 +22,6 @@ impl EventFd {
     }
 
     /// A second descriptor of the same counter.
-    #[cfg(any(test, feature = "others"))]
     pub fn try_clone(&self) -> Result<Self, Errno> {
         Ok(Self(rustix::io::fcntl_dupfd_cloexec(&self.0, 0)?))
     }

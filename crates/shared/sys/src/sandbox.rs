@@ -7,7 +7,6 @@
 
 mod filter;
 mod landlock;
-#[cfg(any(test, feature = "others"))]
 mod programs;
 
 use rustix::fs::{Mode, OFlags};
