@@ -11,10 +11,11 @@ use lasthop_policy::acl::Book;
 use lasthop_policy::{Change, Effects, Learning, Uplinks, Vlans};
 use lasthop_types::{PortId, PortTotals, counted};
 use lists::Pending;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use tokio::sync::oneshot;
 
 mod calls;
+mod counting;
 mod cpu;
 mod health;
 mod lists;
@@ -25,6 +26,7 @@ mod watch;
 
 pub(crate) use calls::Call;
 use calls::MAX_QUESTIONS;
+use counting::Counting;
 pub(crate) use lists::Load;
 use questions::{FLOWS, Question, Unconfirmed};
 use statistics::StatsWanted;
@@ -86,6 +88,8 @@ pub(crate) struct Core {
     refused: BTreeMap<PortId, String>,
     infos: BTreeMap<PortId, PortInfo>,
     questions: BTreeMap<u64, Question>,
+    /// Flows whose packets are being counted by rules, those first that have waited for longest.
+    counting: VecDeque<Counting>,
     requests: BTreeMap<u64, Answer<PortChanged>>,
     uplink_requests: BTreeMap<u64, UplinkRequest>,
     cpu_requests: BTreeMap<u64, CpuRequest>,
@@ -128,6 +132,7 @@ impl Core {
             refused: BTreeMap::new(),
             infos: BTreeMap::new(),
             questions: BTreeMap::new(),
+            counting: VecDeque::new(),
             requests: BTreeMap::new(),
             uplink_requests: BTreeMap::new(),
             cpu_requests: BTreeMap::new(),
@@ -156,8 +161,11 @@ impl Core {
         std::mem::take(&mut self.commands)
     }
 
-    /// When [`Event::Timer`] is due; `None` while nothing can age.
+    /// When [`Event::Timer`] is due; `None` while nothing can age. 0: there is much to do, a part at a time.
     pub fn deadline_ms(&self) -> Option<u64> {
+        if !self.counting.is_empty() {
+            return Some(0);
+        }
         let put_right_ms = self.policy.put_right_ms().filter(|_| !self.congested);
         let looks = self.watch.deadline_ms().into_iter().chain(self.health.deadline_ms());
         self.next_tick_ms.into_iter().chain(looks).chain(put_right_ms).min()
@@ -235,8 +243,10 @@ impl Core {
         let is_due = self.next_tick_ms.take_if(|at| *at <= now_ms).is_some();
         self.watch_uplinks(is_due, now_ms);
         self.look_at_health(now_ms);
+        self.count_some();
         if self.policy.put_right_ms().is_some_and(|at| at <= now_ms) && !self.congested {
             self.policy.put_right(now_ms, out);
+            self.look_whether_reconciled();
         }
         if !is_due {
             return;
@@ -246,7 +256,8 @@ impl Core {
             return;
         }
         self.ageing_due = true;
-        if !self.questions.values().any(|q| matches!(q, Question::Statistics { .. })) {
+        // While flows are compared that an earlier control left behind, nothing is to be said of them.
+        if self.reconciled && !self.questions.values().any(|q| matches!(q, Question::Statistics { .. })) {
             self.ask_statistics(false);
         }
     }

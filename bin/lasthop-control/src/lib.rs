@@ -87,6 +87,12 @@ async fn serve(descriptors: Descriptors, beat: &Beat) -> Result<(), ControlError
     loop {
         beat.work();
         core.set_unsent(switch.as_ref().map_or(0, Link::unsent));
+        // Whatever else there is to hear, what is due has its turn, a part of it at a time.
+        if core.deadline_ms().is_some_and(|at| at <= now_ms()) {
+            core.handle(Event::Timer, now_ms());
+            send(&mut core, &mut supervisor, &mut switch);
+            core.set_unsent(switch.as_ref().map_or(0, Link::unsent));
+        }
         let timer = core.deadline_ms().map(|at| Duration::from_millis(at.saturating_sub(now_ms())));
         tokio::select! {
             biased;
@@ -123,7 +129,7 @@ async fn serve(descriptors: Descriptors, beat: &Beat) -> Result<(), ControlError
                 }
             }
             Some(call) = api.recv() => core.handle(Event::Call(call), now_ms()),
-            () = sleep(timer) => core.handle(Event::Timer, now_ms()),
+            () = sleep(timer) => {}
         }
         send(&mut core, &mut supervisor, &mut switch);
     }
@@ -157,6 +163,8 @@ async fn pump(switch: &mut Option<SwitchLink>, into: &mut Vec<(ToControl, Option
 
 async fn sleep(timer: Option<Duration>) {
     match timer {
+        // There is more to do at once, but first it is looked whether somebody has said something.
+        Some(Duration::ZERO) => tokio::task::yield_now().await,
         Some(timer) => tokio::time::sleep(timer).await,
         None => std::future::pending().await,
     }

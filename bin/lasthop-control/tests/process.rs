@@ -3,6 +3,8 @@
 #[path = "process/clients.rs"]
 mod clients;
 mod fake;
+#[path = "process/rounds.rs"]
+mod rounds;
 
 use command_fds::{CommandFdExt, FdMapping};
 use fake::{Fake, frame};

@@ -3,7 +3,7 @@
 use super::cpu::CpuRequest;
 use super::questions::{FLOWS, Question};
 use super::uplinks::UplinkCall;
-use super::{Answer, Command, Core, Load, busy, give, refuse, switch_away};
+use super::{Answer, Command, Core, Counting, Load, busy, give, refuse, switch_away};
 use crate::view;
 use lasthop_api::{
     AclChanged, AclRule, ApiError, Flow, Mac, Port, PortChanged, SwitchStats, TraceReport, TxBatch, UplinkList,
@@ -133,7 +133,7 @@ impl Core {
             let rules = self.acl_rules(&ports, None);
             give(answer, rules);
         } else if let Some(answer) = self.admit_flows(answer) {
-            self.ask(FLOWS, Question::Rules { ports, flows: Vec::new(), answer });
+            self.ask(FLOWS, Question::Rules(Counting::new(ports, answer)));
         }
     }
 
@@ -141,10 +141,10 @@ impl Core {
     pub(super) fn admit_flows<T>(&mut self, answer: Answer<T>) -> Option<Answer<T>> {
         let long = |q: &&Question| match q {
             Question::Flows { answer, .. } => !answer.is_closed(),
-            Question::Rules { answer, .. } => !answer.is_closed(),
+            Question::Rules(counting) => !counting.answer.is_closed(),
             _ => false,
         };
-        if self.questions.values().filter(long).count() >= MAX_FLOW_QUESTIONS {
+        if self.questions.values().filter(long).count() + self.counting.len() >= MAX_FLOW_QUESTIONS {
             refuse(answer, busy());
             return None;
         }

@@ -1,13 +1,14 @@
 //! Access lists: read, kept by the supervisor, then in force; never one without the other.
 
 use super::calls::MAX_NAMED;
+use super::counting::PacketsByRule;
 use super::{Answer, Command, Core, Question, Unconfirmed, refuse};
 use lasthop_api::{AclChanged, AclRule, ApiError};
-use lasthop_ipc::{ControlToSupervisor, DatapathRequest, FlowInfo, LISTS_PART};
-use lasthop_policy::acl::{self, Action, Book, Decision, Direction, List, Lists, Scope};
+use lasthop_ipc::{ControlToSupervisor, DatapathRequest, LISTS_PART};
+use lasthop_policy::acl::{self, Action, Book, Direction, List, Lists, Scope};
 use lasthop_policy::{Effects, check_name};
 use lasthop_types::{PortId, counted};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 /// A change of lists that the supervisor is asked to keep.
 #[derive(Debug)]
@@ -232,6 +233,7 @@ impl Core {
         self.policy.clear_flows(&mut out);
         self.carry_out(out, now_ms);
         self.ask_for_confirmation();
+        self.count_anew();
     }
 
     /// Tells whoever waits for it once the switch has carried out what followed from a change, if need be the next switch.
@@ -289,7 +291,7 @@ impl Core {
     }
 
     /// The lists that `lasthop acl show` is asked for.
-    pub(super) fn acl_rules(&self, ports: &[String], flows: Option<&[FlowInfo]>) -> Vec<AclRule> {
+    pub(super) fn acl_rules(&self, ports: &[String], packets: Option<&PacketsByRule>) -> Vec<AclRule> {
         let mut shown: Vec<(Scope, Direction)> = Vec::new();
         if ports.is_empty() {
             shown.extend(self.book.iter().map(|(scope, direction, _)| (scope.clone(), direction)));
@@ -302,31 +304,15 @@ impl Core {
         // Two ports may share a list.
         shown.sort();
         shown.dedup();
-        let packets = flows.map(|flows| self.packets_by_rule(flows));
         let mut rules = Vec::new();
         for (scope, direction, list) in self.book.iter() {
             if shown.contains(&(scope.clone(), direction)) {
                 let packets =
-                    |number: u32| Some(packets.as_ref()?.get(&(scope, direction, number)).copied().unwrap_or(0));
+                    |number: u32| Some(packets?.get(&(scope.clone(), direction, number)).copied().unwrap_or(0));
                 rules.extend(show(scope, direction, list, packets));
             }
         }
         rules
-    }
-
-    fn packets_by_rule(&self, flows: &[FlowInfo]) -> BTreeMap<(&Scope, Direction, u32), u64> {
-        let mut packets = BTreeMap::new();
-        for flow in flows {
-            for (scope, direction, decision) in self.policy.decisions(&flow.flow) {
-                let number = match decision {
-                    Decision::Rule(n, _) => u32::try_from(n + 1).unwrap_or(u32::MAX),
-                    Decision::Default(_) => 0,
-                    Decision::Malformed => continue,
-                };
-                *packets.entry((scope, direction, number)).or_insert(0) += flow.packets;
-            }
-        }
-        packets
     }
 }
 

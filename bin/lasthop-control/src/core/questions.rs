@@ -1,10 +1,10 @@
 //! What the switch is asked, and what becomes of its answers.
 
-use super::{Answer, Command, Core, give, refuse, switch_away};
+use super::{Answer, Command, Core, Counting, give, refuse, switch_away};
 use crate::view;
-use lasthop_api::{AclChanged, AclRule, Flow, Port, TraceReport, UplinkList};
+use lasthop_api::{AclChanged, Flow, Port, TraceReport, UplinkList};
 use lasthop_ipc::{DatapathReply, DatapathRequest, FlowInfo, FromControl, PortInfo};
-use lasthop_policy::{Effects, FlowUse};
+use lasthop_policy::{Effects, FlowUse, Reconciled};
 use lasthop_types::{PortId, counted};
 use std::collections::BTreeMap;
 
@@ -35,11 +35,7 @@ pub(super) enum Question {
     Trace {
         answer: Answer<TraceReport>,
     },
-    Rules {
-        ports: Vec<String>,
-        flows: Vec<FlowInfo>,
-        answer: Answer<Vec<AclRule>>,
-    },
+    Rules(Counting),
     /// Answered when no packet is judged by older lists any more.
     Barrier {
         waiting: Vec<Unconfirmed>,
@@ -54,7 +50,7 @@ impl Question {
             Self::Flows { answer, .. } => answer.is_closed(),
             Self::Ports { answer, .. } => answer.is_closed(),
             Self::Trace { answer } => answer.is_closed(),
-            Self::Rules { answer, .. } => answer.is_closed(),
+            Self::Rules(counting) => counting.answer.is_closed(),
         }
     }
 }
@@ -90,13 +86,14 @@ impl Core {
 
     pub(super) fn drop_questions(&mut self, now_ms: u64) {
         self.stats_without_switch(now_ms);
+        self.counting.drain(..).for_each(|counting| refuse(counting.answer, switch_away()));
         for question in std::mem::take(&mut self.questions).into_values() {
             match question {
                 Question::Statistics { .. } | Question::Watch { .. } => {}
                 Question::Flows { answer, .. } => refuse(answer, switch_away()),
                 Question::Ports { answer, .. } => refuse(answer, switch_away()),
                 Question::Trace { answer } => refuse(answer, switch_away()),
-                Question::Rules { answer, .. } => refuse(answer, switch_away()),
+                Question::Rules(counting) => refuse(counting.answer, switch_away()),
                 Question::Barrier { waiting } => self.unconfirmed.extend(waiting),
             }
         }
@@ -116,6 +113,10 @@ impl Core {
             (Question::Trace { .. }, DatapathReply::Lookup { key, flow }) => {
                 let Question::Trace { answer } = question else { return };
                 return self.answer_trace(answer, &key, flow, now_ms);
+            }
+            (Question::Rules(_), DatapathReply::Flows { flows, next }) => {
+                let Question::Rules(counting) = question else { return };
+                return self.counting.push_back(counting.with(flows, next));
             }
             (question_of_flows, DatapathReply::Flows { flows, next }) => {
                 self.some_flows(question_of_flows, flows, now_ms, out);
@@ -153,7 +154,6 @@ impl Core {
                 }
             }
             Question::Flows { flows, .. } => flows.extend(part.iter().map(|f| view::flow(f, |id| self.name(id)))),
-            Question::Rules { flows, .. } => flows.extend(part),
             _ => self.counts.malformed += 1,
         }
     }
@@ -162,15 +162,7 @@ impl Core {
     pub(super) fn answered(&mut self, question: Question, now_ms: u64, out: &mut Effects) {
         match question {
             Question::Statistics { asked, reconcile: true, flows } => {
-                let before = out.changes.len();
-                self.policy.reconcile(asked, &flows, now_ms, out);
-                self.reconciled = true;
-                tracing::info!(
-                    "the switch has {}; {} known, {}",
-                    counted(flows.len() as u64, "flow"),
-                    counted(self.policy.mac_count() as u64, "address"),
-                    counted((out.changes.len() - before) as u64, "correction")
-                );
+                self.policy.reconcile(asked, flows, now_ms);
             }
             Question::Statistics { asked, .. } => {
                 self.policy.statistics_end(asked, now_ms, out);
@@ -189,13 +181,23 @@ impl Core {
                 let ports = self.ports(ports, &cpu, now_ms);
                 give(answer, ports);
             }
-            Question::Rules { ports, flows, answer } => {
-                let rules = self.acl_rules(&ports, Some(&flows));
-                give(answer, rules);
-            }
             Question::Barrier { waiting } => waiting.into_iter().for_each(Unconfirmed::confirm),
+            // Their answers are of another kind.
+            Question::Rules(Counting { answer, .. }) => refuse(answer, switch_away()),
             Question::Trace { answer } => refuse(answer, switch_away()),
         }
+    }
+
+    /// The flows that were there have been compared, part by part.
+    pub(super) fn look_whether_reconciled(&mut self) {
+        let Some(Reconciled { flows, corrections }) = self.policy.reconciled() else { return };
+        self.reconciled = true;
+        tracing::info!(
+            "the switch has {}; {} known, {}",
+            counted(flows as u64, "flow"),
+            counted(self.policy.mac_count() as u64, "address"),
+            counted(corrections as u64, "correction")
+        );
     }
 }
 

@@ -5,8 +5,8 @@ use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{Depth, FlowKey, extract};
 use lasthop_ipc::{
     Channel, ChannelError, ControlToSupervisor, CpuTimes, DatapathReply, DatapathRequest, DeviceState, FlowInfo,
-    FromControl, LinkState, MissedPacket, PortConfig, PortInfo, PortState, PortVm, Station, SupervisorToControl,
-    ToControl, UplinkConfig, UplinkCounters, UplinkDevice, UplinkDriver, UplinkInfo,
+    FromControl, LISTS_PART, LinkState, MissedPacket, PortConfig, PortInfo, PortState, PortVm, Station,
+    SupervisorToControl, ToControl, UplinkConfig, UplinkCounters, UplinkDevice, UplinkDriver, UplinkInfo,
 };
 use lasthop_types::{DropReason, MacAddr, PortId, PortTotals};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -39,6 +39,8 @@ pub struct Fake {
     pub lists: String,
     /// The supervisor cannot keep lists.
     pub disk_full: bool,
+    /// Parts of answers about flows that were told.
+    pub parts_told: usize,
     /// The switch does not answer barriers.
     pub holds_barriers: bool,
     parts: Vec<u8>,
@@ -64,6 +66,7 @@ impl Fake {
             announced: Vec::new(),
             lists: String::new(),
             disk_full: false,
+            parts_told: 0,
             holds_barriers: false,
             parts: Vec::new(),
             next_id: 0,
@@ -102,7 +105,7 @@ impl Fake {
         if self.lists.is_empty() {
             return;
         }
-        for part in [self.lists.as_bytes(), &[]] {
+        for part in self.lists.as_bytes().chunks(LISTS_PART).chain([&[][..]]) {
             self.supervisor.send(&SupervisorToControl::Lists(part.to_vec()), None).unwrap();
         }
     }
@@ -358,6 +361,7 @@ impl Fake {
                 // A hundred places at a time.
                 let from = usize::try_from(from).unwrap();
                 let flows = self.flows.iter().skip(from).take(100).map(|(f, idle)| self.flow_info(f, *idle)).collect();
+                self.parts_told += 1;
                 let next = (self.flows.len() > from + 100).then_some((from as u64 + 100, 0, 0));
                 DatapathReply::Flows { flows, next }
             }

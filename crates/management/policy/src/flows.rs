@@ -168,6 +168,8 @@ pub(crate) type Id = u32;
 pub(crate) enum Cause {
     /// The set of ports that floods reach changed.
     Floods,
+    /// A port is an uplink no more.
+    Uplinks,
     /// This station was learned, moved or was forgotten.
     To(u16, MacAddr),
     /// This station has left the port that the flows come from.
@@ -383,11 +385,6 @@ impl FlowIndex {
         packets.checked_sub(std::mem::replace(&mut flow.counted, packets)).unwrap_or(packets)
     }
 
-    /// All flows from a port. As many as it has: for what no guest can cause.
-    pub fn of_port(&self, port: PortId) -> Vec<Id> {
-        self.by_port.range((port, 0)..=(port, Id::MAX)).map(|e| e.1).collect()
-    }
-
     /// Of the flows from `owner` that `cause` concerns, the first whose number is not below `at`.
     pub fn next(&self, cause: Cause, owner: PortId, at: Id) -> Option<Id> {
         let first = |set: &BTreeSet<(PortId, Id)>| set.range((owner, at)..=(owner, Id::MAX)).next().map(|e| e.1);
@@ -400,7 +397,7 @@ impl FlowIndex {
             }
             Cause::Floods => first(&self.floods),
             Cause::Unlearned => first(&self.unlearned),
-            Cause::Unseen | Cause::Gone => first(&self.by_port),
+            Cause::Uplinks | Cause::Unseen | Cause::Gone => first(&self.by_port),
             // From the one that has not been used for longest on: its number does not matter.
             Cause::Unused => self.oldest_of(owner),
         }
@@ -433,10 +430,6 @@ impl FlowIndex {
     /// The port with most flows.
     pub fn greediest(&self) -> Option<PortId> {
         self.counts.iter().max_by_key(|(_, n)| **n).map(|(p, _)| *p)
-    }
-
-    pub fn iter(&self) -> impl Iterator<Item = (Id, &Installed)> {
-        (0..).zip(&self.slots).filter_map(|(id, slot)| Some((id, slot.as_ref()?)))
     }
 
     pub fn clear(&mut self) {

@@ -8,8 +8,10 @@ use denied::Denials;
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_types::{MacAddr, PortId};
+use reconcile::Reconcile;
 use stale::Stale;
-use std::collections::BTreeMap;
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 mod denied;
@@ -22,6 +24,7 @@ pub use denied::{Denied, Why};
 pub use judging::DeniedBy;
 pub(crate) use judging::Judged;
 pub use messages::{Change, Effects, FlowUse, Limits, PortView, Resume};
+pub use reconcile::Reconciled;
 
 /// A flow that is missed again this soon after it was sent is not sent once more: it is on its way. In ms.
 const RESEND_MS: u64 = 50;
@@ -35,6 +38,8 @@ pub const FLAP_WINDOW_MS: u64 = 10_000;
 #[derive(Debug, Default)]
 struct Port {
     up: bool,
+    /// It has been, since it is there.
+    was_up: bool,
     /// Floods reach it: it is up, or goes up and down too often to be left out each time.
     floods: bool,
     /// How often it went up or down since this moment.
@@ -64,7 +69,12 @@ pub struct Learning {
     pub(crate) macs: MacTable,
     pub(crate) flows: FlowIndex,
     stale: Stale,
+    /// Flows that an earlier control process left behind, and what came of them.
+    reconcile: Option<Reconcile>,
+    reconciled: Option<Reconciled>,
     denials: Denials,
+    /// Rules of access lists that were tried so far.
+    tried: Cell<u64>,
     epoch: u64,
     asked: u64,
     /// Answers to questions up to this one tell of flows that have been removed since.
@@ -89,7 +99,10 @@ impl Learning {
             macs,
             flows: FlowIndex::default(),
             stale: Stale::default(),
+            reconcile: None,
+            reconciled: None,
             denials: Denials::default(),
+            tried: Cell::new(0),
             epoch: 1,
             asked: 0,
             cleared: 0,
@@ -108,27 +121,29 @@ impl Learning {
 
     /// Which ports are uplinks. Nothing goes from one uplink to another, known or flooded: two of them may be on one segment,
     /// and a frame that went out by one and came in by the other would go round for ever. Nor does a frame go into or out of
-    /// an uplink that does not carry its VLAN. To be said before such a port is announced with [`Learning::port`]; said later,
-    /// flows that say otherwise are replaced.
+    /// an uplink that does not carry its VLAN. To be said before such a port is announced with [`Learning::port`]. Said later of one
+    /// that packets may have come from or gone to, it has all flows removed, as other access lists have; of one that is an uplink no
+    /// more, flows that refuse too much are replaced by and by.
     pub fn set_uplinks(&mut self, uplinks: &Uplinks, now_ms: u64, out: &mut Effects) {
         if self.uplinks == *uplinks {
             return;
         }
         let before = std::mem::replace(&mut self.uplinks, uplinks.clone());
-        self.epoch += 1;
+        let changed: BTreeSet<_> =
+            before.keys().chain(uplinks.keys()).filter(|id| before.get(id) != uplinks.get(id)).collect();
+        if changed.iter().any(|id| uplinks.contains_key(id) && self.is_in_use(**id)) {
+            self.clear_flows(out);
+        }
         // Where other VLANs are carried now, or other limits hold, everything is learned anew.
-        for id in before.keys().chain(uplinks.keys()) {
-            if before.get(id) != uplinks.get(id) {
-                for flow in self.flows.of_port(*id) {
-                    self.del_flow(flow, out);
-                }
-                self.forget_addresses(*id, now_ms, out);
-            }
+        changed.into_iter().for_each(|id| self.forget_addresses(*id, now_ms, out));
+        if before.keys().any(|id| !uplinks.contains_key(id)) {
+            self.redo_all(Cause::Uplinks, now_ms, out);
         }
-        let flows: Vec<Id> = self.flows.iter().map(|(id, _)| id).collect();
-        for id in flows {
-            self.rejudge(id, now_ms, out);
-        }
+    }
+
+    /// Whether there may be flows from or to a port. There are none of one that has never been up.
+    fn is_in_use(&self, id: PortId) -> bool {
+        self.ports.get(&id).is_some_and(|port| port.was_up) || self.flows.count(id) + self.macs.count(id) > 0
     }
 
     /// Whether both are uplinks, so that nothing goes from one to the other.
@@ -163,6 +178,7 @@ impl Learning {
     pub fn attached(&mut self) {
         self.flows.clear();
         self.stale.clear();
+        (self.reconcile, self.reconciled) = (None, None);
         for port in self.ports.values_mut() {
             (port.up, port.floods, port.flaps) = (false, false, 0);
         }
@@ -172,6 +188,7 @@ impl Learning {
     pub fn port(&mut self, id: PortId, up: bool, now_ms: u64, out: &mut Effects) {
         self.macs.add_port(id, self.uplinks.contains_key(&id));
         let port = self.ports.entry(id).or_default();
+        port.was_up |= up;
         if std::mem::replace(&mut port.up, up) == up {
             return;
         }

@@ -37,6 +37,8 @@ pub(crate) struct Bench {
     pub(crate) table: Vec<(FlowSpec, u64)>,
     /// Most changes of flows that followed from one event or slice since this was last set to 0.
     pub(crate) most_changes: usize,
+    /// So many parts follow at once of what is put right part by part; `None`: all.
+    pub(crate) parts: Option<usize>,
     /// Packets that each flow is said to have carried.
     pub(crate) hits: u64,
 }
@@ -53,6 +55,7 @@ impl Bench {
             uplinks: Uplinks::new(),
             table: Vec::new(),
             most_changes: 0,
+            parts: None,
             hits: 0,
         };
         for port in 1..=ports {
@@ -61,10 +64,12 @@ impl Bench {
         bench
     }
 
-    /// The switch does as it is told, and everything is put right that is to follow.
+    /// The switch does as it is told, and everything is put right that is to follow, or some parts of it.
     pub(crate) fn apply(&mut self, out: Effects) -> Vec<Resume> {
         let resumes = self.carry_out(out);
-        while self.policy.put_right_ms().is_some() {
+        let mut parts = 0;
+        while self.policy.put_right_ms().is_some() && self.parts.is_none_or(|most| parts < most) {
+            parts += 1;
             let mut out = Effects::default();
             self.policy.put_right(self.now_ms, &mut out);
             assert!(self.carry_out(out).is_empty(), "no answer without a miss");
@@ -200,9 +205,10 @@ impl Bench {
         for (id, up) in self.up.clone() {
             self.port(id.0, up);
         }
-        let (asked, mut out) = (self.policy.asked(), Effects::default());
-        self.policy.reconcile(asked, &self.dump(), self.now_ms, &mut out);
-        self.apply(out);
+        let asked = self.policy.asked();
+        let dump = self.dump();
+        self.policy.reconcile(asked, dump, self.now_ms);
+        self.apply(Effects::default());
     }
 
     pub(crate) fn home(&self, vlan: u16, mac: MacAddr) -> Option<PortId> {
@@ -284,7 +290,7 @@ impl Bench {
     }
 
     /// Whether this is what becomes of a packet. A port that goes up and down too often may be flooded to while it is down.
-    fn agrees(&self, actions: &[Action], key: &FlowKey) {
+    pub(crate) fn agrees(&self, actions: &[Action], key: &FlowKey) {
         let reference = outputs(&self.reference(key));
         let down = |a: &Action| matches!(a, Action::Output(id) if self.up.get(id) == Some(&false));
         let mut done = outputs(actions);

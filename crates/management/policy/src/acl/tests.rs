@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 mod learning;
 mod random;
+mod reconcile;
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;

@@ -42,6 +42,31 @@ impl DeniedBy {
 }
 
 impl Learning {
+    /// How many rules of access lists have been tried so far. It is what judging takes: whoever has much to judge does as much at a
+    /// time as this says that he may.
+    pub fn tried(&self) -> u64 {
+        self.tried.get()
+    }
+
+    fn decide(&self, list: &List, key: &FlowKey) -> Decision {
+        self.note_tried(list, list.decide(key))
+    }
+
+    /// The same, with what it took to know: see [`List::judge`].
+    fn ask(&self, list: &List, key: &FlowKey, mask: &mut FlowMask) -> Decision {
+        self.note_tried(list, list.judge(key, mask))
+    }
+
+    fn note_tried(&self, list: &List, decision: Decision) -> Decision {
+        let rules = match decision {
+            Decision::Rule(n, _) => n + 1,
+            Decision::Default(_) => list.rules().len(),
+            Decision::Malformed => 0,
+        };
+        self.tried.set(self.tried.get().wrapping_add(rules as u64));
+        decision
+    }
+
     pub(crate) fn list(&self, port: PortId, direction: Direction) -> Option<&Arc<List>> {
         self.scoped_list(port, direction).map(|(_, list)| list)
     }
@@ -60,7 +85,7 @@ impl Learning {
             return found;
         }
         if let Some((scope, list)) = self.scoped_list(key.port(), Direction::FromGuest) {
-            let decision = list.decide(key);
+            let decision = self.decide(list, key);
             found.push((scope, Direction::FromGuest, decision));
             if !decision.permits() {
                 return found;
@@ -75,7 +100,7 @@ impl Learning {
                 && !lists.iter().any(|other| Arc::ptr_eq(&other.1, &scoped.1))
             {
                 lists.push(scoped);
-                found.push((&scoped.0, Direction::ToGuest, scoped.1.decide(key)));
+                found.push((&scoped.0, Direction::ToGuest, self.decide(&scoped.1, key)));
             }
         }
         found
@@ -84,7 +109,7 @@ impl Learning {
     /// The port that it comes from carries its VLAN, and the list there lets it in.
     pub(super) fn may_enter(&self, key: &FlowKey) -> bool {
         let carried = self.carries(key.port(), key, &mut FlowMask::default());
-        carried && self.list(key.port(), Direction::FromGuest).is_none_or(|list| list.decide(key).permits())
+        carried && self.list(key.port(), Direction::FromGuest).is_none_or(|list| self.decide(list, key).permits())
     }
 
     /// The same, of all packets of a flow.
@@ -92,7 +117,7 @@ impl Learning {
         let mut looked_at = *mask;
         let list = self.list(key.port(), Direction::FromGuest);
         self.carries(key.port(), key, &mut looked_at)
-            && list.is_none_or(|list| list.judge(key, &mut looked_at).permits())
+            && list.is_none_or(|list| self.ask(list, key, &mut looked_at).permits())
             && looked_at == *mask
     }
 
@@ -122,7 +147,7 @@ impl Learning {
             return drop(mask, None, DropReason::Vlan, None);
         }
         if let Some(scoped) = self.scoped_list(from, Direction::FromGuest) {
-            let decision = scoped.1.judge(key, &mut mask);
+            let decision = self.ask(&scoped.1, key, &mut mask);
             if !decision.permits() {
                 let rule = DeniedBy::new(scoped, Direction::FromGuest, decision);
                 return drop(mask, None, DropReason::Acl, Some(rule));
@@ -171,7 +196,7 @@ impl Learning {
             if let Some((_, permits)) = asked.iter().find(|(l, _)| Arc::ptr_eq(l, &scoped.1)) {
                 return *permits;
             }
-            let decision = scoped.1.judge(key, mask);
+            let decision = self.ask(&scoped.1, key, mask);
             if denied.is_none() && !decision.permits() {
                 denied = Some(DeniedBy::new(scoped, Direction::ToGuest, decision));
             }

@@ -1,9 +1,46 @@
 //! The switch's flows, as it tells of them, against what they should be.
+//!
+//! A control process that comes finds up to 200 000 flows in the switch, and each is judged by as many rules as there are. So it
+//! is done part by part ([`Learning::put_right`]), and misses are answered in between. First all flows say where their sources
+//! live, for where a flow goes depends on what others say of its destination; then each is compared. Meanwhile flows that have
+//! not had their turn do what they did before. A packet that misses is judged by what is known now, and a flow made for it is
+//! newer than what the switch has told. Other lists end it: they remove all flows.
 
+use super::stale::{LOOKS, SLICE_MS};
 use super::{FlowUse, Judged, Learning};
 use crate::flows::{Cause, Id, Installed, InstalledRefusal, PAIR_MASK, Pair, Refusal, has};
 use crate::{Change, Effects};
 use lasthop_flow::Action;
+
+/// What one part of it may take, in slices of what is put right otherwise (`stale.rs`): below a millisecond.
+const PART: usize = 2;
+/// What it takes to compare a flow, beside the rules that are tried.
+const COMPARE: usize = LOOKS / 2;
+
+/// Flows that are to be compared.
+#[derive(Debug)]
+pub(super) struct Reconcile {
+    asked: u64,
+    /// When the switch told of them.
+    told_ms: u64,
+    flows: Vec<FlowUse>,
+    /// Those before have had their turn.
+    at: usize,
+    /// All of them have said where their sources live.
+    learned: bool,
+    corrections: usize,
+    /// When to go on.
+    pub next_ms: u64,
+}
+
+/// All flows of the switch have been compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reconciled {
+    /// How many there were.
+    pub flows: usize,
+    /// And changes that had to be made.
+    pub corrections: usize,
+}
 
 impl Learning {
     /// All the switch's flows as it answered the request numbered `asked`. Refreshes ages, forgets flows that the
@@ -14,57 +51,120 @@ impl Learning {
     }
 
     /// As [`Learning::statistics`], for the first answer after [`Learning::attached`]: learns from the flows that an
-    /// earlier control process left behind, keeps those that are right and removes those that are not.
-    pub fn reconcile(&mut self, asked: u64, flows: &[FlowUse], now_ms: u64, out: &mut Effects) {
+    /// earlier control process left behind, keeps those that are right and removes those that are not. [`Learning::put_right`]
+    /// does it part by part, until there is a [`Learning::reconciled`]; nothing is to be said of a later answer before.
+    pub fn reconcile(&mut self, asked: u64, flows: Vec<FlowUse>, now_ms: u64) {
         self.epoch = flows.iter().map(|f| f.spec.epoch).fold(self.epoch, u64::max).saturating_add(1);
-        for f in flows.iter().filter(|f| !f.spec.actions.is_empty() && has(&f.spec.mask, &PAIR_MASK)) {
-            let pair = Pair::of(&f.spec.key);
-            let ordinary = pair.src.is_unicast_source() && !pair.dst.is_link_local();
-            // A flow that drops what may not enter says nothing of where its source lives.
-            if !ordinary || !self.all_may_enter(&f.spec.key, &f.spec.mask) {
-                continue;
-            }
-            let seen_ms = now_ms.saturating_sub(f.idle_ms);
-            if let Some(from) = self.macs.adopt(pair.vlan, pair.src, pair.port, seen_ms) {
-                self.forget_source(pair.vlan, pair.src, from, now_ms, out);
-            }
+        let (told_ms, next_ms) = (now_ms, now_ms);
+        self.reconcile = Some(Reconcile { asked, told_ms, flows, at: 0, learned: false, corrections: 0, next_ms });
+        self.reconciled = None;
+    }
+
+    /// What came of [`Learning::reconcile`], once.
+    pub fn reconciled(&mut self) -> Option<Reconciled> {
+        self.reconciled.take()
+    }
+
+    /// Goes on with a part of [`Learning::reconcile`].
+    pub(super) fn reconcile_some(&mut self, now_ms: u64, out: &mut Effects) {
+        let Some(mut under_way) = self.reconcile.take() else { return };
+        let before = out.changes.len();
+        let done = self.reconcile_part(&mut under_way, now_ms, out);
+        let changes = out.changes.len() - before;
+        under_way.corrections += changes;
+        if done {
+            let Reconcile { flows, corrections, .. } = under_way;
+            self.reconciled = Some(Reconciled { flows: flows.len(), corrections });
+            return;
         }
-        // Flows made since the attachment did not know of what has just been learned.
-        for id in self.flows.iter().map(|(id, _)| id).collect::<Vec<_>>() {
-            self.refresh(id, now_ms, out);
+        // Changes of flows take the switch longer than they take us.
+        under_way.next_ms = now_ms.saturating_add(if changes == 0 { 0 } else { SLICE_MS });
+        self.reconcile = Some(under_way);
+    }
+
+    /// True when all is done.
+    fn reconcile_part(&mut self, under_way: &mut Reconcile, now_ms: u64, out: &mut Effects) -> bool {
+        let Reconcile { asked, told_ms, ref flows, ref mut at, ref mut learned, .. } = *under_way;
+        let (tried, changes, begin) = (self.tried(), out.changes.len(), *at);
+        let part = self.limits.at_once.max(1) * LOOKS * PART;
+        let is_over = |policy: &Self, done: usize, cost: usize, out: &Effects| {
+            let looks = done * cost + policy.looks_since(tried);
+            looks >= part || out.changes.len() - changes >= policy.limits.at_once.max(1)
+        };
+        if !*learned {
+            while let Some(f) = flows.get(*at) {
+                if is_over(self, *at - begin, 1, out) {
+                    return false;
+                }
+                self.adopt(f, told_ms, now_ms, out);
+                *at += 1;
+            }
+            (*at, *learned) = (0, true);
+            return false;
         }
-        self.statistics(asked, flows, now_ms, out);
+        while asked > self.cleared
+            && let Some(f) = flows.get(*at)
+        {
+            if is_over(self, *at - begin, COMPARE, out) {
+                return false;
+            }
+            self.statistic(asked, f, told_ms, now_ms, out);
+            *at += 1;
+        }
+        self.statistics_end(asked, now_ms, out);
+        true
+    }
+
+    /// Learns from a flow that an earlier control process left behind.
+    fn adopt(&mut self, f: &FlowUse, told_ms: u64, now_ms: u64, out: &mut Effects) {
+        if f.spec.actions.is_empty() || !has(&f.spec.mask, &PAIR_MASK) {
+            return;
+        }
+        let pair = Pair::of(&f.spec.key);
+        let ordinary = pair.src.is_unicast_source() && !pair.dst.is_link_local();
+        // A flow that drops what may not enter says nothing of where its source lives.
+        if !ordinary || !self.all_may_enter(&f.spec.key, &f.spec.mask) {
+            return;
+        }
+        let home = |policy: &Self| policy.macs.get(pair.vlan, pair.src).map(|e| e.port);
+        let (before, seen_ms) = (home(self), told_ms.saturating_sub(f.idle_ms));
+        if let Some(from) = self.macs.adopt(pair.vlan, pair.src, pair.port, seen_ms) {
+            self.forget_source(pair.vlan, pair.src, from, now_ms, out);
+        }
+        if home(self) != before {
+            // Flows made since the attachment did not know of it.
+            self.refresh_destination(pair.vlan, pair.src, now_ms, out);
+        }
     }
 
     /// Some of the flows of an answer.
     pub fn statistics_part(&mut self, asked: u64, flows: &[FlowUse], now_ms: u64, out: &mut Effects) {
-        if asked <= self.cleared {
-            return;
+        if asked > self.cleared {
+            flows.iter().for_each(|f| self.statistic(asked, f, now_ms, now_ms, out));
         }
-        for f in flows {
-            let used_ms = now_ms.saturating_sub(f.idle_ms);
-            match Refusal::of(&f.spec) {
-                None => {
-                    if let Some(id) = self.compare_flow(f, asked, used_ms, now_ms, out) {
-                        self.flows.seen(id, asked);
-                    }
-                }
-                Some(r) => {
-                    let of_port = match r {
-                        Refusal::GroupSource(p) | Refusal::ZeroSource(p) => self.has_port(p),
-                        Refusal::LinkLocal => true,
-                    };
-                    if !of_port {
-                        out.changes.push(Change::Del(f.spec.key, f.spec.mask));
-                    } else if f.spec.actions == r.actions() {
-                        let known = InstalledRefusal { used_ms, put_after: 0, seen: asked };
-                        let known = self.flows.refusals.entry(r).or_insert(known);
-                        (known.used_ms, known.seen) = (known.used_ms.max(used_ms), asked);
-                    } else {
-                        self.put_refusal(r, used_ms, out);
-                    }
-                }
+    }
+
+    /// One of the switch's flows, which it told of at `told_ms`.
+    fn statistic(&mut self, asked: u64, f: &FlowUse, told_ms: u64, now_ms: u64, out: &mut Effects) {
+        let used_ms = told_ms.saturating_sub(f.idle_ms);
+        let Some(r) = Refusal::of(&f.spec) else {
+            if let Some(id) = self.compare_flow(f, asked, used_ms, now_ms, out) {
+                self.flows.seen(id, asked);
             }
+            return;
+        };
+        let of_port = match r {
+            Refusal::GroupSource(p) | Refusal::ZeroSource(p) => self.has_port(p),
+            Refusal::LinkLocal => true,
+        };
+        if !of_port {
+            out.changes.push(Change::Del(f.spec.key, f.spec.mask));
+        } else if f.spec.actions == r.actions() {
+            let known = InstalledRefusal { used_ms, put_after: 0, seen: asked };
+            let known = self.flows.refusals.entry(r).or_insert(known);
+            (known.used_ms, known.seen) = (known.used_ms.max(used_ms), asked);
+        } else {
+            self.put_refusal(r, used_ms, out);
         }
     }
 
@@ -80,28 +180,12 @@ impl Learning {
 
     /// Compares one of the switch's flows with what it should be; its place in the index, if it may stay.
     fn compare_flow(&mut self, f: &FlowUse, asked: u64, used_ms: u64, now_ms: u64, out: &mut Effects) -> Option<Id> {
+        if let Some(id) = self.flows.find(&f.spec.key, &f.spec.mask) {
+            return self.compare_known(id, f, asked, used_ms, now_ms, out);
+        }
         let (key, mask) = (f.spec.key, f.spec.mask);
         if has(&mask, &PAIR_MASK) && self.all_may_enter(&key, &mask) {
-            let pair = Pair::of(&key);
-            self.macs.refresh(pair.vlan, pair.src, pair.port, used_ms);
-        }
-        if let Some(id) = self.flows.find(&key, &mask) {
-            self.flows.used(id, used_ms);
-            let more = self.flows.counted(id, f.packets);
-            let flow = self.flows.get(id)?;
-            if let Some(reason) = flow.drops() {
-                let why = (reason, flow.rule.as_deref().cloned());
-                self.count_denied(key.port(), why, &key, more, used_ms);
-            }
-            let flow = self.flows.get(id)?;
-            // What we sent after asking is newer than the answer.
-            if flow.put_after < asked && *f.spec.actions != *flow.actions {
-                let rule = flow.rule.as_deref().cloned();
-                let judged = Judged { mask, verdict: flow.verdict, actions: flow.actions.to_vec(), rule };
-                let unlearned = flow.unlearned;
-                return Some(self.put_flow(key, mask, judged, unlearned, used_ms, now_ms, out));
-            }
-            return Some(id);
+            self.refresh_source(&Pair::of(&key), used_ms);
         }
         let right = self.judge_flow(&key, &mask).filter(|judged| match judged.verdict {
             Some(_) => self.lives_at(&Pair::of(&key)),
@@ -133,5 +217,42 @@ impl Learning {
             counted,
             rule,
         }))
+    }
+
+    /// The same, of a flow that we know: what it may do was judged when it was made, or when that changed.
+    fn compare_known(
+        &mut self,
+        id: Id,
+        f: &FlowUse,
+        asked: u64,
+        used_ms: u64,
+        now_ms: u64,
+        out: &mut Effects,
+    ) -> Option<Id> {
+        let (key, mask) = (f.spec.key, f.spec.mask);
+        // A source that may not enter is not there.
+        if let Some(pair) = self.flows.get(id)?.pair() {
+            self.refresh_source(&pair, used_ms);
+        }
+        self.flows.used(id, used_ms);
+        let more = self.flows.counted(id, f.packets);
+        let flow = self.flows.get(id)?;
+        if let Some(reason) = flow.drops() {
+            let why = (reason, flow.rule.as_deref().cloned());
+            self.count_denied(key.port(), why, &key, more, used_ms);
+        }
+        let flow = self.flows.get(id)?;
+        // What we sent after asking is newer than the answer.
+        if flow.put_after < asked && *f.spec.actions != *flow.actions {
+            let rule = flow.rule.as_deref().cloned();
+            let judged = Judged { mask, verdict: flow.verdict, actions: flow.actions.to_vec(), rule };
+            let unlearned = flow.unlearned;
+            return Some(self.put_flow(key, mask, judged, unlearned, used_ms, now_ms, out));
+        }
+        Some(id)
+    }
+
+    fn refresh_source(&mut self, pair: &Pair, used_ms: u64) {
+        self.macs.refresh(pair.vlan, pair.src, pair.port, used_ms);
     }
 }

@@ -18,9 +18,11 @@ use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Unbounded};
 
 /// Between two slices, in ms: 16 000 flows a second, a small part of what the switch installs.
-const SLICE_MS: u64 = 2;
+pub(super) const SLICE_MS: u64 = 2;
 /// As many flows may be looked at, where that is all, as one is worth that is judged or sent.
-const LOOKS: usize = 8;
+pub(super) const LOOKS: usize = 8;
+/// Trying so many rules of access lists takes about as long as a look, 2 µs.
+const RULES: u64 = 512;
 
 /// A round over the flows that one cause concerns, from one port, by number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,11 +80,23 @@ impl Stale {
 impl Learning {
     /// When [`Learning::put_right`] is due; `None` while all flows are right.
     pub fn put_right_ms(&self) -> Option<u64> {
-        (!self.stale.passes.is_empty()).then_some(self.stale.next_ms)
+        let passes = (!self.stale.passes.is_empty()).then_some(self.stale.next_ms);
+        passes.into_iter().chain(self.reconcile.as_ref().map(|under_way| under_way.next_ms)).min()
     }
 
-    /// Puts some more flows right, at most as many as [`Limits::at_once`](super::Limits).
+    /// What the rules are worth, in looks, that were tried since [`Learning::tried`] was that.
+    pub(super) fn looks_since(&self, tried: u64) -> usize {
+        usize::try_from(self.tried().wrapping_sub(tried) / RULES).unwrap_or(usize::MAX)
+    }
+
+    /// Puts some more flows right, at most as many as [`Limits::at_once`](super::Limits), fewer where many rules are tried for each; and
+    /// goes on with [`Learning::reconcile`]. It takes about a millisecond at most.
     pub fn put_right(&mut self, now_ms: u64, out: &mut Effects) {
+        self.redo_some(now_ms, out);
+        self.reconcile_some(now_ms, out);
+    }
+
+    fn redo_some(&mut self, now_ms: u64, out: &mut Effects) {
         self.stale.next_ms = now_ms.saturating_add(SLICE_MS);
         let mut slice = self.limits.at_once.max(1) * LOOKS;
         while slice > 0
@@ -161,11 +175,12 @@ impl Learning {
             if *share < cost {
                 return Some(pass);
             }
+            let tried = self.tried();
             *share -= cost;
             pass.at = id.saturating_add(1);
             match cause {
                 _ if !self.has_port(owner) => drop(self.flows.remove(id)),
-                Cause::Floods => self.rejudge(id, now_ms, out),
+                Cause::Floods | Cause::Uplinks => self.rejudge(id, now_ms, out),
                 Cause::To(..) => self.refresh(id, now_ms, out),
                 Cause::From(..) | Cause::Unlearned | Cause::Unused => self.del_flow(id, out),
                 Cause::Unseen => {
@@ -177,6 +192,7 @@ impl Learning {
                 // There is one with that number again.
                 Cause::Gone => self.del_flow(id, out),
             }
+            *share = share.saturating_sub(self.looks_since(tried));
         }
     }
 

@@ -186,7 +186,7 @@ fn text() -> impl Strategy<Value = String> {
     prop_oneof![1 => Just(String::new()), 2 => (default, rules).prop_map(|(d, r)| format!("{d}\n{}", r.join("\n")))]
 }
 
-fn op() -> impl Strategy<Value = Op> {
+pub(super) fn op() -> impl Strategy<Value = Op> {
     let packet = (1u32..5, any_frame()).prop_map(|(in_port, key)| Op::Packet(FlowKey { in_port, ..key }));
     let load = prop::collection::vec((1u32..5, text(), text()), 0..4)
         .prop_map(|all| Op::Load(all.iter().map(|(p, from, to)| (PortId(*p), lists(from, to))).collect()));
