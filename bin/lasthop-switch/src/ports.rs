@@ -1,10 +1,11 @@
 //! Ports and the front-ends connected to them.
 
 use lasthop_forward::{Forwarder, Port};
+use lasthop_guestmem::{Mapped, Size};
 use lasthop_ipc::{PortConfig, PortInfo, PortState, PortVm, QueueInfo};
 use lasthop_schedule::{Workers, policy::Batch};
 use lasthop_sys::hostview::{HostView, VmState};
-use lasthop_sys::{Aside, Epoll, LineLimit};
+use lasthop_sys::{Aside, Epoll, LineLimit, Trigger};
 use lasthop_types::{PortTotals, counted};
 use lasthop_vhostuser::{Session, SessionError, SessionEvent};
 use std::sync::Arc;
@@ -19,6 +20,10 @@ pub struct PortEntry {
     pub session: Option<Session>,
     /// Where what front-ends sent is let go of.
     pub aside: Arc<Aside>,
+    /// What its front-ends have mapped, or had and is not unmapped yet.
+    pub mapped: Arc<Mapped>,
+    /// Its front-end has to wait, and its socket is not looked at.
+    waits: bool,
     transmit: Batch,
     last_error: Option<String>,
     /// How much its front-end may make us write.
@@ -80,7 +85,8 @@ impl PortEntry {
         let port = Arc::new(Port::new(config.id, config.name.clone()));
         let (aside, transmit) = (Aside::new(&config.name), Batch::new(config.tx_batch.0, config.tx_batch.1));
         let lines = LineLimit::new(Instant::now());
-        Self { port, session: None, aside, transmit, last_error: None, lines }
+        let mapped = Arc::default();
+        Self { port, session: None, aside, mapped, waits: false, transmit, last_error: None, lines }
     }
 
     /// The front-end said something. An error ends the connection: call [`PortEntry::disconnect`].
@@ -131,6 +137,14 @@ impl PortEntry {
                 return false;
             }
             SessionEvent::Mtu(mtu) => port.set_mtu(mtu),
+            SessionEvent::Waits { bytes, regions } => {
+                let line = format!(
+                    "the front-end's requests wait: with memory that it has replaced and the kernel has not unmapped yet, {} in {regions} regions are mapped; if it changes its memory all the time, end it",
+                    Size(bytes)
+                );
+                self.warn(&line);
+                self.last_error = Some(line);
+            }
             SessionEvent::Refused(error) => {
                 say!(self, warn, "refused: {error}");
                 self.last_error = Some(error.to_string());
@@ -139,9 +153,25 @@ impl PortEntry {
         true
     }
 
+    /// Whether its front-end has waited and is to be looked at.
+    pub fn is_due(&self, now: Instant) -> bool {
+        let waiting = self.session.as_ref().filter(|session| session.is_waiting());
+        waiting.and_then(Session::deadline).is_some_and(|deadline| deadline <= now)
+    }
+
+    /// The socket of a front-end that has to wait is left alone: it would be reported all the time.
+    pub fn watch(&mut self, epoll: &Epoll, token: u64) {
+        let Some(session) = &self.session else { return };
+        if session.is_waiting() != self.waits {
+            self.waits = session.is_waiting();
+            let _ = epoll.modify(session, token, if self.waits { Trigger::Edge } else { Trigger::Level });
+        }
+    }
+
     /// Ends the connection, if there is one: rings stop, guest memory is unmapped.
     pub fn disconnect(&mut self, reason: Option<&SessionError>, workers: &mut Workers, epoll: &Epoll) -> bool {
         let Some(session) = self.session.take() else { return false };
+        self.waits = false;
         // The supervisor may hold its copy of the socket a moment longer, and epoll goes by the file.
         let _ = epoll.delete(&session);
         drop(session);

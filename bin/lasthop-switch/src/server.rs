@@ -154,6 +154,9 @@ impl Server {
             self.disconnect(id, &error);
         }
         self.ports.values_mut().for_each(|entry| entry.settle(now));
+        let waiting: Vec<_> =
+            self.ports.values().filter(|entry| entry.is_due(now)).map(|entry| entry.port.id).collect();
+        waiting.into_iter().for_each(|id| self.hear_port(id));
         if self.misses_wait {
             let before = self.datapath.now_ms().saturating_sub(MISS_PATIENCE_MS);
             for entry in self.ports.values() {
@@ -220,7 +223,7 @@ impl Server {
             return;
         }
         let mut session = Session::new(socket, entry.port.queues.clone(), Instant::now());
-        session.limit_memory(MemoryLimits { bytes, ..MemoryLimits::default() });
+        session.limit_memory(MemoryLimits { bytes, ..MemoryLimits::default() }, &entry.mapped);
         entry.connected(session);
         entry.port.set_vm(vm);
         self.report(id);
@@ -232,6 +235,9 @@ impl Server {
             Ok(true) => self.report(id),
             Ok(false) => {}
             Err(error) => self.disconnect(id, &error),
+        }
+        if let Some(entry) = self.ports.get_mut(&id) {
+            entry.watch(&self.epoll, FIRST_PORT | u64::from(id.0));
         }
         for (port, thread) in self.workers.take_started() {
             self.owed.thread(port, thread);

@@ -3,7 +3,7 @@
 
 use lasthop_guestmem::RegionSpec;
 use lasthop_tests_process::{
-    Arena, Bystanders, Guest, Lasthop, Options, PATIENCE, Port, connect, mac, numbered, scratch, wait_for,
+    Arena, Bystanders, DeadMount, Guest, Lasthop, Options, PATIENCE, Port, connect, mac, numbered, scratch, wait_for,
 };
 use lasthop_types::MacAddr;
 use lasthop_vhostuser::message::{MAX_TABLE, flag};
@@ -84,6 +84,55 @@ fn f11_the_bound_can_be_set() {
     let error = lasthop.port("x")["last_error"].as_str().unwrap_or_default().to_owned();
     assert!(error.contains("65 MiB") && error.contains("64 MiB"), "{error}");
     assert_eq!(lasthop.port("x")["memory_bytes"], 64 << 20, "the table before stands");
+}
+
+/// F11: tables of memory one after the other, while what they replace is not unmapped: two are mapped at most, and the rest waits. An
+/// honest front-end may change its memory as often as it likes.
+#[test]
+fn f11_memory_that_waits_to_be_unmapped_counts() {
+    let Some(dead) = DeadMount::new() else {
+        println!("no file system in user space can be mounted here: not tested");
+        return;
+    };
+    let dir = scratch();
+    let ports = ["x", "a", "b"].map(|name| Port::listen(name, dir.path()));
+    let lasthop = Lasthop::start_with(&ports, &["--max-guest-memory", "64M"]);
+    let switch = lasthop.switch();
+    let path = |name: &str| dir.path().join(format!("{name}.sock"));
+    let bystanders = Bystanders::start(&path("a"), &path("b"), [mac(0xa), mac(0xb)]);
+    let maps = move || std::fs::read_to_string(format!("/proc/{switch}/maps")).unwrap_or_default();
+    let mapped = move || maps().lines().filter(|line| line.contains("memfd:hostile")).count();
+    let table = |fd: &OwnedFd, front: &Frontend| front.set_mem_table(&[(region(0, 64 << 20), fd.as_fd())]);
+    let fd = sparse(64 << 20);
+    let front = negotiated(&path("x"));
+    (0..2000).for_each(|_| table(&fd, &front).unwrap());
+    wait_for("all but the last to be unmapped", PATIENCE, || mapped() == 1);
+    // The thread that unmaps is busy, with a file that does not close: another thing of the same port.
+    drop(front);
+    let (x, (tell, told)) = (path("x"), std::sync::mpsc::channel());
+    dead.with_file(move |file| {
+        // This thread has descriptors of its own.
+        let (front, fd) = (negotiated(&x), sparse(64 << 20));
+        // No eventfd, so it is refused: the switch's to close.
+        let kick = Request::SetVringKick as u32;
+        front.send(kick, flag::VERSION | flag::NEED_REPLY, &[0; 8], &[file]).unwrap();
+        let table: Vec<_> = [1u64, 0, 64 << 20, 0, 0].map(u64::to_ne_bytes).concat();
+        let mut most = 0;
+        // Until the connection is ended.
+        while front.send(Request::SetMemTable as u32, flag::VERSION, &table, &[fd.as_fd()]).is_ok() {
+            most = most.max(mapped());
+        }
+        tell.send(most).unwrap();
+    });
+    let most = told.recv().unwrap();
+    assert!((1..=2).contains(&most), "{most} tables mapped at once");
+    bystanders.still_exchange();
+    let error = lasthop.port("x")["last_error"].as_str().unwrap_or_default().to_owned();
+    assert!(error.contains("do not close"), "{error}");
+    assert!(lasthop.log().contains("requests wait"), "{}", lasthop.log());
+    assert_eq!(lasthop.switch(), switch);
+    drop(dead);
+    wait_for("all to be unmapped", PATIENCE, || mapped() == 0);
 }
 
 /// F11: the regions of seventeen ports leave room for those of the eighteenth.

@@ -18,8 +18,8 @@ const LONG: Duration = Duration::from_secs(1);
 /// Most things that may wait to be let go of. A front-end that behaves has a few dozen descriptors in all.
 const MANY: usize = 1024;
 
-/// Anything: what counts is its end.
-type Thing = Box<dyn Send>;
+/// Anything: what counts is its end; and whether that may take long.
+type Thing = (Box<dyn Send>, bool);
 
 /// Lets go of one port's things, in order, on a thread of its own, which is started with the first. Any thread may use it;
 /// nothing here waits for that thread.
@@ -37,7 +37,7 @@ pub struct Aside {
 #[derive(Debug, Default)]
 struct Progress {
     waiting: AtomicUsize,
-    /// When the thread began with what it is about, in milliseconds of [`now_ms`]; 0: it waits for work.
+    /// When the thread began with what it is about, in milliseconds of [`now_ms`]; 0: it waits for work, or that may last.
     since_ms: AtomicU64,
 }
 
@@ -51,9 +51,18 @@ impl Aside {
 
     /// Drops it soon.
     pub fn let_go(&self, thing: impl Send + 'static) {
+        self.push((Box::new(thing), false));
+    }
+
+    /// Drops what takes long, and nobody's doing but the kernel's: memory. However long that takes, the port is not stuck.
+    pub fn let_go_slowly(&self, thing: impl Send + 'static) {
+        self.push((Box::new(thing), true));
+    }
+
+    fn push(&self, thing: Thing) {
         self.progress.waiting.fetch_add(1, Ordering::Relaxed);
         // The receiver lives as long as we do: in the thread, or here.
-        let _ = self.things.send(Box::new(thing));
+        let _ = self.things.send(thing);
         let mut not_started = self.not_started.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(things) = not_started.take() {
             *not_started = self.start(things);
@@ -66,8 +75,8 @@ impl Aside {
         let theirs = slot.clone();
         let thread = std::thread::Builder::new().name(self.name.clone()).stack_size(64 << 10).spawn(move || {
             let things = theirs.lock().unwrap_or_else(PoisonError::into_inner).take();
-            for thing in things.iter().flatten() {
-                progress.since_ms.store(now_ms(), Ordering::Relaxed);
+            for (thing, may_last) in things.iter().flatten() {
+                progress.since_ms.store(if may_last { 0 } else { now_ms() }, Ordering::Relaxed);
                 drop(thing);
                 progress.since_ms.store(0, Ordering::Relaxed);
                 progress.waiting.fetch_sub(1, Ordering::Release);
@@ -177,6 +186,21 @@ mod tests {
         while port.is_stuck() {
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    #[test]
+    fn memory_may_take_its_time() {
+        let (port, other) = (Aside::new("x"), Aside::new("y"));
+        let (ends, told) = ([channel(), channel()], channel());
+        let [(end, ended), (other_end, other_ended)] = ends;
+        port.let_go_slowly(Slow(ended, told.0.clone()));
+        other.let_go(Slow(other_ended, told.0));
+        while !other.is_stuck() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!port.is_stuck());
+        drop((end, other_end));
+        assert_eq!((told.1.recv(), told.1.recv()), (Ok("slow"), Ok("slow")));
     }
 
     #[test]

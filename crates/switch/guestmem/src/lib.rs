@@ -11,6 +11,7 @@
 //!    region, which [`GuestMemory::faulted`] reports (design rule 3).
 #![allow(unsafe_code)]
 
+mod charge;
 mod copy;
 mod fault;
 mod memory;
@@ -19,9 +20,10 @@ pub mod meter;
 mod region;
 mod slice;
 
+pub use charge::Mapped;
 pub use fault::install_fault_handler;
 pub use memory::{AccessError, GuestMemory, MAX_REGIONS, MemoryLimits};
-pub use region::{MapError, RegionSpec};
+pub use region::{MapError, RegionSpec, Size};
 pub use slice::{GuestSlice, PinnedSlice};
 /// What orders accesses to ring memory beside loads and stores. Here, so that models can watch it (`tests/models`).
 pub use std::sync::atomic::fence;

@@ -1,5 +1,6 @@
 //! The set of regions a front-end has handed us.
 
+use crate::charge::Mapped;
 use crate::region::{self, MapError, Region, RegionSpec};
 use crate::slice::GuestSlice;
 use std::os::fd::AsFd;
@@ -12,8 +13,8 @@ pub const MAX_REGIONS: usize = 509;
 /// by all ports: what one may have is bounded, so that there is always some for the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryLimits {
-    /// Sum of the regions' sizes, in bytes. What is mapped may be more by three pages of the file for each region, and by
-    /// the tables that were replaced and are not unmapped yet.
+    /// Sum of the regions' sizes, in bytes. What is mapped may be more by three pages of the file for each region. What was
+    /// replaced and is not unmapped yet is not in it: [`Mapped`] counts that.
     pub bytes: u64,
     /// Regions, at most [`MAX_REGIONS`].
     pub regions: usize,
@@ -46,6 +47,7 @@ pub struct GuestMemory {
     /// Where the others lie, by guest address.
     more: Vec<Place>,
     limits: MemoryLimits,
+    mapped: Arc<Mapped>,
 }
 
 /// As many regions as are looked through one by one. Guests have fewer; of a front-end that maps more the largest are the first.
@@ -70,9 +72,9 @@ impl GuestMemory {
         Self::default()
     }
 
-    /// No memory at all, and no more than so much of it in any set that is made from this one.
-    pub fn within(limits: MemoryLimits) -> Self {
-        Self { limits, ..Self::default() }
+    /// No memory at all, and no more than so much of it in any set that is made from this one; what is mapped is counted there.
+    pub fn within(limits: MemoryLimits, mapped: &Arc<Mapped>) -> Self {
+        Self { limits, mapped: mapped.clone(), ..Self::default() }
     }
 
     /// Another set of regions, under the same limits.
@@ -83,12 +85,12 @@ impl GuestMemory {
         let mut more = places.split_off(NEAR.min(places.len()));
         more.sort_unstable_by_key(|place| place.guest);
         places.sort_unstable_by_key(|place| place.guest);
-        Self { places, more, regions, limits: self.limits }
+        Self { places, more, regions, limits: self.limits, mapped: self.mapped.clone() }
     }
 
     /// This set without its regions, under the same limits.
     pub fn cleared(&self) -> Self {
-        Self::within(self.limits)
+        Self::within(self.limits, &self.mapped)
     }
 
     /// Memory of our own, zeros at first: one region of `size` bytes at guest (and user) address 0.
@@ -114,11 +116,21 @@ impl GuestMemory {
         if self.regions.iter().any(|r| r.overlaps(&spec)) {
             return Err(MapError::Overlaps(spec.guest_addr));
         }
-        let region = Region::map(spec, fd)?;
+        let region = Region::map(spec, fd, &self.mapped)?;
         let mut regions = self.regions.clone();
         let at = regions.partition_point(|r| r.spec.guest_addr < spec.guest_addr);
         regions.insert(at, Arc::new(region));
         Ok(self.of(regions))
+    }
+
+    /// Where what is mapped is counted.
+    pub fn mapped(&self) -> &Arc<Mapped> {
+        &self.mapped
+    }
+
+    /// How much there may be.
+    pub fn limits(&self) -> MemoryLimits {
+        self.limits
     }
 
     /// This set without the region that has exactly these addresses and size; `None` if there is none.
@@ -256,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_port_maps_so_much_and_no_more() {
-        let m = GuestMemory::within(MemoryLimits { bytes: 0x5000, regions: 3 });
+        let m = GuestMemory::within(MemoryLimits { bytes: 0x5000, regions: 3 }, &Arc::default());
         let m = m.with_region(at(0x10000, 0x2000), memfd(0x2000)).unwrap();
         let m = m.with_region(at(0x20000, 0x2000), memfd(0x2000)).unwrap();
         let refused = m.with_region(at(0x30000, 0x2000), memfd(0x2000)).unwrap_err();
@@ -273,6 +285,25 @@ mod tests {
             large.contains("300 GiB") && large.contains("64 GiB") && large.contains("--max-guest-memory"),
             "{large}"
         );
+    }
+
+    #[test]
+    fn what_is_mapped_counts_until_it_is_unmapped() {
+        let mapped = Arc::default();
+        let none = GuestMemory::within(MemoryLimits::default(), &mapped);
+        let count = || (mapped.bytes(), mapped.regions());
+        let one = none.with_region(at(0, 0x1001), memfd(0x2000)).unwrap();
+        let two = one.with_region(at(0x10000, 0x2000), memfd(0x2000)).unwrap();
+        assert_eq!(count(), (0x3001, 2), "what two sets share counts once");
+        assert!(two.with_region(at(0x20000, 0x2000), memfd(0)).is_err());
+        assert_eq!(count(), (0x3001, 2), "what is refused does not count");
+        let other = two.cleared().with_region(at(0, 0x3000), memfd(0x3000)).unwrap();
+        drop(one);
+        assert_eq!(count(), (0x6001, 3));
+        drop(two);
+        assert_eq!(count(), (0x3000, 1));
+        drop(other);
+        assert_eq!(count(), (0, 0));
     }
 
     #[test]

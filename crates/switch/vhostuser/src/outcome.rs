@@ -27,6 +27,8 @@ pub enum SessionEvent {
     Announce { mac: MacAddr },
     /// The front-end told the guest this MTU, in bytes without link-layer headers.
     Mtu(u16),
+    /// Nothing is read from the front-end for a while: so much is mapped, with what it has let go of and is not unmapped yet.
+    Waits { bytes: u64, regions: usize },
     /// A request was answered with a failure; the connection goes on. One line for the log.
     Refused(SessionError),
 }

@@ -7,17 +7,18 @@ use crate::message::{Request, SingleRegion, SyntaxError, VRING_LOG, VringAddr, f
 use crate::outcome::{Refusal, SessionError, SessionEvent};
 use crate::ring::{Ring, RingError, RingState, packed_base};
 use crate::transport::{Message, Transport};
-use lasthop_guestmem::{AccessError, GuestMemory, MAX_REGIONS, MemoryLimits, RegionSpec};
+use lasthop_guestmem::{AccessError, GuestMemory, MAX_REGIONS, Mapped, MemoryLimits, RegionSpec};
 use lasthop_sys::{Foreign, PeerEvent};
 use lasthop_types::MacAddr;
 use lasthop_virtqueue::{Queue, QueueError, QueueSetup};
 use rustix::net::{Shutdown, shutdown};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 mod commands;
+mod patience;
 
 /// Most messages handled in one call of [`Session::ready`], so that one front-end cannot hold up the others'.
 const MESSAGES_PER_CALL: usize = 32;
@@ -74,6 +75,8 @@ pub struct Session {
     status: u8,
     refused: u32,
     changed: bool,
+    /// Nothing is read before more of its memory is unmapped.
+    wait: Option<patience::Wait>,
 }
 
 impl Session {
@@ -93,12 +96,14 @@ impl Session {
             status: 0,
             refused: 0,
             changed: false,
+            wait: None,
         }
     }
 
-    /// How much of this process the front-end's memory may take up; to be said before it says anything itself.
-    pub fn limit_memory(&mut self, limits: MemoryLimits) {
-        self.memory = Arc::new(GuestMemory::within(limits));
+    /// How much of this process the front-end's memory may take up, and where it is counted: with what is left of those before it. To
+    /// be said before it says anything itself.
+    pub fn limit_memory(&mut self, limits: MemoryLimits, mapped: &Arc<Mapped>) {
+        self.memory = Arc::new(GuestMemory::within(limits, mapped));
     }
 
     /// Handles what the front-end sent, at most 32 messages; call it as long as the socket is readable (watch it
@@ -113,6 +118,9 @@ impl Session {
 
     fn messages(&mut self, now: Instant, events: &mut Vec<SessionEvent>) -> Result<(), SessionError> {
         for _ in 0..MESSAGES_PER_CALL {
+            if self.must_wait(now, events)? {
+                break;
+            }
             let Some(message) = self.transport.receive(now)? else { break };
             self.message(message, events)?;
         }
@@ -121,12 +129,13 @@ impl Session {
 
     /// When [`Session::expire`] is due, unless the front-end says something before.
     pub fn deadline(&self) -> Option<Instant> {
-        self.transport.deadline()
+        self.wait.as_ref().map_or_else(|| self.transport.deadline(), |wait| Some(wait.next))
     }
 
     /// An error if the front-end has kept us waiting too long: drop the session then.
     pub fn expire(&self, now: Instant) -> Result<(), SessionError> {
-        self.transport.expire(now)
+        // It is us that a front-end waits for then.
+        if self.wait.is_some() { Ok(()) } else { self.transport.expire(now) }
     }
 
     /// Virtio features the front-end accepted for its guest; empty before SET_FEATURES.
@@ -277,7 +286,7 @@ impl Session {
                 self.fail(i, e.into(), events);
             }
         }
-        self.transport.aside().let_go(before);
+        self.transport.aside().let_go_slowly(before);
     }
 
     /// How to start a ring; `None` while something is missing.
@@ -390,7 +399,7 @@ impl Drop for Session {
         // It is closed aside, and others may have copies: the front-end is to see the end now.
         let _ = shutdown(&self.transport, Shutdown::Both);
         // To unmap what nobody else has mapped any more means to free it, page by page.
-        self.transport.aside().let_go((std::mem::take(&mut self.memory), self.inflight.take()));
+        self.transport.aside().let_go_slowly((std::mem::take(&mut self.memory), self.inflight.take()));
     }
 }
 

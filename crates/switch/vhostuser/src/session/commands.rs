@@ -154,7 +154,7 @@ impl Session {
                         Ok(more) => memory = more,
                         Err(why) => {
                             // Those before may be the last that have their files.
-                            self.transport.aside().let_go(memory);
+                            self.transport.aside().let_go_slowly(memory);
                             return Err(Refusal::Memory(why).into());
                         }
                     }
@@ -173,9 +173,10 @@ impl Session {
                 let (desc, fd) = form.inflight(true)?;
                 self.needs(ProtocolFeatures::INFLIGHT_SHMFD)?;
                 let fd = fd.ok_or_else(|| form.wrong(0))?;
-                let adopted = Inflight::adopt(&desc, fd, self.rings.len(), self.packed());
+                let mapped = self.memory.mapped();
+                let adopted = Inflight::adopt(&desc, fd, self.rings.len(), self.packed(), mapped);
                 let before = self.inflight.replace(adopted.map_err(Refusal::Inflight)?);
-                self.transport.aside().let_go(before);
+                self.transport.aside().let_go_slowly(before);
             }
             R::GetMaxMemSlots => {
                 self.needs(ProtocolFeatures::CONFIGURE_MEM_SLOTS)?;
