@@ -50,7 +50,7 @@ struct Port {
     moves: u64,
 }
 
-/// Lists that a port's frames are judged by, by [`Direction`], and whose they are: what [`Book::of_port`] says.
+/// Lists that a port's frames are judged by, by [`Direction`](crate::acl::Direction), and whose they are: what [`Book::of_port`] says.
 ///
 /// [`Book::of_port`]: crate::acl::Book::of_port
 pub type PortLists = [Option<(Scope, Arc<List>)>; 2];

@@ -5,7 +5,7 @@
 //! | `rule` | a rule and its text |
 //! | `parse` | files of rules, with errors that name line and column |
 //! | `classbench` | filter sets of ClassBench and its kin |
-//! | `judge` | first match, and which bits of the frame it truly took to know |
+//! | `judge` | what a list says of a frame, by the classifier |
 //! | `book` | which list holds for which port and direction, and how all of them are kept in one text |
 //!
 //! # What is judged where

@@ -1,5 +1,6 @@
 //! A rule, and its text in the form that [`read`](super::read) understands.
 
+pub use lasthop_classifier::{Ether, Range};
 use lasthop_types::MacAddr;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -64,17 +65,6 @@ impl fmt::Display for Direction {
     }
 }
 
-/// What a rule wants behind the VLAN tags.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ether {
-    /// Anything.
-    Any,
-    /// IPv4 or IPv6.
-    Ip,
-    /// This EtherType.
-    Type(u16),
-}
-
 /// An address and how many of its first bits count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefix {
@@ -136,9 +126,6 @@ impl fmt::Display for Mac {
         if self.mask == MacAddr::BROADCAST { Ok(()) } else { write!(f, "/{}", self.mask) }
     }
 }
-
-/// Numbers from the first to the second, both included.
-pub type Range = (u16, u16);
 
 /// A rule: a frame matches when it matches everything that is given.
 #[derive(Clone, Debug, PartialEq, Eq)]
