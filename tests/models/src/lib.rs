@@ -16,7 +16,7 @@ mod sync;
 mod hurried;
 #[path = "../../../crates/switch/schedule/src/keeper.rs"]
 mod keeper;
-#[path = "../../../crates/shared/types/src/lock.rs"]
+#[path = "../../../crates/shared/lock/src/lock.rs"]
 mod lock;
 #[path = "../../../crates/switch/schedule/src/mailbox.rs"]
 mod mailbox;

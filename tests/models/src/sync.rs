@@ -1,4 +1,4 @@
-//! In place of `crate::sync` of `crates/shared/types` and `crates/switch/schedule`.
+//! In place of `crate::sync` of `crates/shared/lock` and `crates/switch/schedule`.
 
 pub(crate) use loom::hint::spin_loop;
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering, Ordering::Relaxed};
@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 pub(crate) const SPINS: usize = 1;
 pub(crate) const LONG: usize = 2;
-pub(crate) const POLITE: usize = 2;
+pub(crate) const READER_PREFERENCE: usize = 2;
 
-pub(crate) fn nap() {
+pub(crate) fn back_off() {
     loom::thread::yield_now();
 }
 

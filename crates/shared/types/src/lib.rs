@@ -1,18 +1,15 @@
-//! Words shared by every process of lasthop: port ids, MAC addresses, drop reasons, counters and locks.
+//! Words shared by every process of lasthop: port ids, MAC addresses, drop reasons and counters.
 //!
 //! No I/O, no `unsafe`, no dependency on any other crate of the project.
 
 mod counted;
 mod counter;
 mod drop;
-mod lock;
 mod mac;
-mod sync;
 
 pub use counted::counted;
 pub use counter::{Counter, DropCounters, PortCounters, PortTotals};
 pub use drop::{DROP_REASONS, DropReason};
-pub use lock::{Lock, SharedLock, name_thread, on_wait};
 pub use mac::{MacAddr, ParseMacError};
 
 use serde::{Deserialize, Serialize};

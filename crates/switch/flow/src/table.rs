@@ -6,7 +6,8 @@ use crate::lru::{Lru, Position};
 use crate::spec::{Action, FlowSpec};
 use hashbrown::HashTable;
 use lasthop_frame::{Depth, FlowKey, FlowMask};
-use lasthop_types::{PortId, SharedLock};
+use lasthop_lock::SharedLock;
+use lasthop_types::PortId;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 

@@ -2,8 +2,9 @@
 
 use crate::port::{Port, PortTable};
 use lasthop_flow::FlowTable;
+use lasthop_lock::Lock;
 use lasthop_sys::EventFd;
-use lasthop_types::{Lock, PortId};
+use lasthop_types::PortId;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -4,7 +4,8 @@ use crate::cursor::Cursor;
 use crate::packet::Packet;
 use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
 use lasthop_guestmem::{GuestMemory, GuestSlice};
-use lasthop_types::{Lock, MAX_FRAME_LEN};
+use lasthop_lock::Lock;
+use lasthop_types::MAX_FRAME_LEN;
 use std::collections::VecDeque;
 use std::sync::OnceLock;
 

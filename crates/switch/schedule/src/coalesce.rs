@@ -3,8 +3,9 @@
 use crate::helper::{Helpers, vm_of};
 use crate::policy::{Batch, Interrupt, ReceiveTimer, Vm};
 use lasthop_forward::{Coalesce, Port};
+use lasthop_lock::Lock;
 use lasthop_sys::TimerFd;
-use lasthop_types::{Lock, MAX_QUEUE_PAIRS};
+use lasthop_types::MAX_QUEUE_PAIRS;
 use lasthop_virtqueue::Queue;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};

@@ -56,7 +56,7 @@ impl Workers {
         let helpers = Arc::new(Helpers::new(datapath.clone(), &mut settings)?);
         let threads = helpers.start()?;
         let waiting = helpers.clone();
-        lasthop_types::on_wait(Box::new(move |thread| waiting.hurry(thread)));
+        lasthop_lock::on_wait(Box::new(move |thread| waiting.hurry(thread)));
         Ok(Self { receive: settings.receive, helpers, threads, ports: HashMap::new(), started: Vec::new() })
     }
 

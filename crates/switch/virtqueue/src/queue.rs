@@ -4,8 +4,9 @@ use crate::journal::{Journal, OpenBurst};
 use crate::patience::{Shortage, Waiting};
 use crate::{BURST, Chain, Chains, QueueError, Ring};
 use lasthop_guestmem::GuestMemory;
+use lasthop_lock::Lock;
 use lasthop_sys::PeerEvent;
-use lasthop_types::{DropReason, Lock, PortCounters};
+use lasthop_types::{DropReason, PortCounters};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard};
 

@@ -1,7 +1,9 @@
 //! Locks whose owner may have been stopped, nobody knows for how long: in the idle class (SCHED_IDLE), or in the control group
 //! of a VM that has used up its processor time.
 
-use crate::sync::{AtomicI32, LONG, Mutex, MutexGuard, POLITE, Relaxed, SPINS, nap, spin_loop, thread_local};
+use crate::sync::{
+    AtomicI32, LONG, Mutex, MutexGuard, READER_PREFERENCE, Relaxed, SPINS, back_off, spin_loop, thread_local,
+};
 use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult};
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -62,7 +64,7 @@ impl<T> SharedLock<T> {
 
     /// Waits until nobody reads it. New readers do not wait for that, unless it takes a second.
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
-        let mut left = POLITE;
+        let mut left = READER_PREFERENCE;
         let attempt = || {
             left -= 1;
             got(self.0.try_write()).or_else(|| (left == 0).then(|| self.0.write().unwrap_or_else(|e| e.into_inner())))
@@ -83,7 +85,7 @@ fn got<G>(result: TryLockResult<G>) -> Option<G> {
 #[cold]
 fn wait<G>(owner: impl Fn() -> i32, mut attempt: impl FnMut() -> Option<G>) -> G {
     let act = |about| ON_WAIT.get().into_iter().for_each(|act| act(about));
-    let (mut naps, mut stopped) = (0, NOBODY);
+    let (mut back_offs, mut stopped) = (0, NOBODY);
     loop {
         for _ in 0..SPINS {
             if let Some(guard) = attempt() {
@@ -93,13 +95,13 @@ fn wait<G>(owner: impl Fn() -> i32, mut attempt: impl FnMut() -> Option<G>) -> G
             spin_loop();
         }
         act(NOBODY);
-        naps += 1;
-        if naps % LONG == 0 {
+        back_offs += 1;
+        if back_offs % LONG == 0 {
             let before = std::mem::replace(&mut stopped, owner());
             act(if before == stopped { NOBODY } else { -before });
             act(stopped);
         }
-        nap();
+        back_off();
     }
 }
 

@@ -6,13 +6,13 @@ pub(crate) use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWri
 
 /// How often a lock is tried before its owner is looked for: some microseconds.
 pub(crate) const SPINS: usize = 256;
-/// An owner who keeps it for so many naps has been stopped: more than the largest burst takes.
+/// An owner who keeps it for so many back-offs has been stopped: more than the largest burst takes.
 pub(crate) const LONG: usize = 40;
 /// How often who wants to change what others read tries before he has new readers wait, too: about a second.
-pub(crate) const POLITE: usize = 25_000 * SPINS;
+pub(crate) const READER_PREFERENCE: usize = 25_000 * SPINS;
 
 /// Between one look for the owner and the next.
-pub(crate) fn nap() {
+pub(crate) fn back_off() {
     std::thread::sleep(std::time::Duration::from_micros(20));
 }
 
