@@ -469,7 +469,7 @@ fn the_network_learns_who_has_its_place_back() {
 /// No frames that nobody asked for: not with one uplink, and not if it is forbidden.
 #[test]
 fn who_has_nothing_to_ask_or_must_not_sends_no_probes() {
-    let yard = Yard::new(&["br0", "br1"]);
+    let yard = Yard::new(&["br0", "br1", "br2", "br3"]);
     yard.plug("br0", "u0");
     yard.plug("br0", "u1");
     yard.plug("br1", "u2");
@@ -480,7 +480,15 @@ fn who_has_nothing_to_ask_or_must_not_sends_no_probes() {
         site.wait_for_port("net", "up");
     }
     silent.wait_for_port("net2", "up");
-    std::thread::sleep(Duration::from_millis(2500));
+    // Another that does ask, and came up after them: when two of its probes have been seen, theirs would have been.
+    for (bridge, interface) in [("br2", "u3"), ("br3", "u4")] {
+        yard.plug(bridge, interface);
+    }
+    let witness = yard.station("br2", "s2");
+    let asks = Site::new(&yard, &["net=u3,af_packet", "net2=u4,af_packet"], &[]);
+    for _ in 0..2 {
+        witness.recv("a probe", probe);
+    }
     let mut guest = alone.guest("a", mac(1));
     guest.send(&numbered(mac(1), MacAddr::BROADCAST, 1, 60));
     right.recv("the guest's frame", |f| {
@@ -488,4 +496,5 @@ fn who_has_nothing_to_ask_or_must_not_sends_no_probes() {
         number_of(f) == Some(1)
     });
     assert!(!left.drain().iter().any(|f| probe(f)));
+    drop(asks);
 }

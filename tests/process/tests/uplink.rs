@@ -364,8 +364,15 @@ fn an_idle_uplink_takes_no_processor_time() {
     let others = [wire.right.replace("net=v1,af_xdp", "pkt=v1,af_packet"), "tap=t9,tap,queues=2".to_owned()];
     let site = Site::with(wire.netns(), &["--uplink", &wire.left, "--uplink", &others[0], "--uplink", &others[1]]);
     let mut guest = site.guest("a", mac(1), Options::default());
-    guest.send(&numbered(mac(1), MacAddr::BROADCAST, 1, 60));
-    std::thread::sleep(Duration::from_millis(500));
+    // Two are ends of one cable, of which one stands by.
+    wait_for("each uplink to carry a broadcast or to stand by", PATIENCE, || {
+        guest.send(&numbered(mac(1), MacAddr::BROADCAST, 1, 60));
+        let list = site.lasthop.json(&["uplink", "list"]);
+        let settled = |u: &serde_json::Value| {
+            if u["name"] == "pkt" { u["state"] == "blocked" } else { u["to_network"]["packets"].as_u64() >= Some(1) }
+        };
+        list["uplinks"].as_array().unwrap().iter().all(settled)
+    });
     let before = site.lasthop.cpu_ns();
     std::thread::sleep(Duration::from_secs(3));
     let used = site.lasthop.cpu_ns() - before;

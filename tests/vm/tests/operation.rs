@@ -1,7 +1,7 @@
 //! What an operator sees: commands while VMs talk, and what idle VMs cost.
 
 use lasthop_harness::checks;
-use lasthop_harness::{Lasthop, Nic, Port, Vm, VmConfig, scratch};
+use lasthop_harness::{Lasthop, Nic, Port, Vm, VmConfig, scratch, wait_for};
 use std::time::{Duration, Instant};
 
 fn pair() -> (tempfile::TempDir, Lasthop, [Vm; 2]) {
@@ -107,8 +107,15 @@ fn access_lists_close_and_open() {
 fn idle_vms_cost_nothing() {
     let (_dir, lasthop, [a, b]) = pair();
     checks::ping(&a, &b);
-    // IPv6's first announcements are over after a few seconds.
-    std::thread::sleep(Duration::from_secs(5));
+    // IPv6's first announcements are over after a few seconds: nothing has come for two.
+    let (mut sent, mut since) = (0, Instant::now());
+    wait_for("the VMs to be silent", Duration::from_secs(60), || {
+        let now: u64 = ["a", "b"].iter().filter_map(|p| lasthop.port(p)["from_guest"]["packets"].as_u64()).sum();
+        if now != sent {
+            (sent, since) = (now, Instant::now());
+        }
+        since.elapsed() > Duration::from_secs(2)
+    });
     let (start, before) = (Instant::now(), lasthop.cpu_ns());
     std::thread::sleep(Duration::from_secs(12));
     let share = (lasthop.cpu_ns() - before) as f64 / start.elapsed().as_nanos() as f64;

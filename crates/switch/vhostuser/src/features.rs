@@ -51,21 +51,54 @@ bitflags::bitflags! {
     }
 }
 
-/// Names of others a network device can have, each behind its number, and LOG_ALL, which vhost borrows from the reserved ones.
+/// Names of others a network device can have, each with its number, and LOG_ALL, which vhost borrows from the reserved ones.
 /// Why they are not offered: CTRL_VQ and what needs it, because QEMU and DPDK's virtio-user add and serve the control queue
 /// themselves and other front-ends would hand it to us; what the configuration space tells, because that is the front-end's (so
 /// STATUS is offered as no more than the bit); LOG_ALL before there is a dirty log; RING_RESET before per-ring reset is defined
 /// for vhost-user back-ends; NOTIFY_ON_EMPTY and GSO, which only legacy drivers know.
-const NOT_OFFERED: &str = "\
-    2=CTRL_GUEST_OFFLOADS 5=MAC 6=GSO 17=CTRL_VQ 18=CTRL_RX 19=CTRL_VLAN 20=CTRL_RX_EXTRA 23=CTRL_MAC_ADDR \
-    24=NOTIFY_ON_EMPTY 26=LOG_ALL 33=ACCESS_PLATFORM 36=ORDER_PLATFORM 37=SR_IOV 38=NOTIFICATION_DATA \
-    39=NOTIF_CONFIG_DATA 40=RING_RESET 57=HASH_REPORT 59=GUEST_HDRLEN 60=RSS 61=RSC_EXT 62=STANDBY 63=SPEED_DUPLEX";
+const NOT_OFFERED: &[(u32, &str)] = &[
+    (2, "CTRL_GUEST_OFFLOADS"),
+    (5, "MAC"),
+    (6, "GSO"),
+    (17, "CTRL_VQ"),
+    (18, "CTRL_RX"),
+    (19, "CTRL_VLAN"),
+    (20, "CTRL_RX_EXTRA"),
+    (23, "CTRL_MAC_ADDR"),
+    (24, "NOTIFY_ON_EMPTY"),
+    (26, "LOG_ALL"),
+    (33, "ACCESS_PLATFORM"),
+    (36, "ORDER_PLATFORM"),
+    (37, "SR_IOV"),
+    (38, "NOTIFICATION_DATA"),
+    (39, "NOTIF_CONFIG_DATA"),
+    (40, "RING_RESET"),
+    (57, "HASH_REPORT"),
+    (59, "GUEST_HDRLEN"),
+    (60, "RSS"),
+    (61, "RSC_EXT"),
+    (62, "STANDBY"),
+    (63, "SPEED_DUPLEX"),
+];
 
 /// Names of other protocol features. Not BACKEND_REQ: there is nothing to request.
-const PROTOCOL_NOT_OFFERED: &str = "\
-    1=LOG_SHMFD 5=BACKEND_REQ 6=CROSS_ENDIAN 7=CRYPTO_SESSION 8=PAGEFAULT 9=CONFIG 10=BACKEND_SEND_FD \
-    11=HOST_NOTIFIER 14=INBAND_NOTIFICATIONS 17=XEN_MMAP 18=SHARED_OBJECT 19=DEVICE_STATE 20=GET_VRING_BASE_INFLIGHT \
-    21=GPA_ADDRESSES 22=SHMEM";
+const PROTOCOL_NOT_OFFERED: &[(u32, &str)] = &[
+    (1, "LOG_SHMFD"),
+    (5, "BACKEND_REQ"),
+    (6, "CROSS_ENDIAN"),
+    (7, "CRYPTO_SESSION"),
+    (8, "PAGEFAULT"),
+    (9, "CONFIG"),
+    (10, "BACKEND_SEND_FD"),
+    (11, "HOST_NOTIFIER"),
+    (14, "INBAND_NOTIFICATIONS"),
+    (17, "XEN_MMAP"),
+    (18, "SHARED_OBJECT"),
+    (19, "DEVICE_STATE"),
+    (20, "GET_VRING_BASE_INFLIGHT"),
+    (21, "GPA_ADDRESSES"),
+    (22, "SHMEM"),
+];
 
 impl Features {
     /// The answer to GET_FEATURES.
@@ -87,12 +120,12 @@ impl ProtocolFeatures {
     }
 }
 
-fn describe<A: bitflags::Flags<Bits = u64>>(others: &str, bits: u64) -> String {
+fn describe<A: bitflags::Flags<Bits = u64>>(others: &[(u32, &str)], bits: u64) -> String {
     let offered = A::from_bits_truncate(bits);
     let mut names: Vec<_> = offered.iter_names().map(|(name, _)| name.to_owned()).collect();
     for n in (0..64).filter(|n| (bits & !offered.bits()) >> n & 1 == 1) {
-        let name = others.split_ascii_whitespace().find_map(|word| word.strip_prefix(&format!("{n}=")));
-        names.push(name.map_or(format!("bit {n}"), str::to_owned));
+        let known = others.iter().find(|(bit, _)| *bit == n);
+        names.push(known.map_or(format!("bit {n}"), |(_, name)| (*name).to_owned()));
     }
     if names.is_empty() { "none".into() } else { names.join(", ") }
 }
