@@ -11,7 +11,7 @@ use nix::sys::ptrace;
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 use rustix::process::Signal;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Of most tests; the default is 1 s.
 const LIMIT_MS: u64 = 400;
@@ -22,6 +22,8 @@ struct Site {
     b: Plug,
     lasthop: Lasthop,
     next: u32,
+    /// How long it took until the log said that something hangs, the last time.
+    found: Duration,
     _dir: tempfile::TempDir,
 }
 
@@ -31,7 +33,7 @@ impl Site {
         let (port_a, a) = Plug::new(dir.path().join("a.sock"), client, 1, Options::default());
         let (port_b, b) = Plug::new(dir.path().join("b.sock"), client, 2, Options::default());
         let lasthop = Lasthop::start_with(&[port_a, port_b], arguments);
-        let mut site = Self { a: a(), b: b(), lasthop, next: 1, _dir: dir };
+        let mut site = Self { a: a(), b: b(), lasthop, next: 1, found: Duration::ZERO, _dir: dir };
         site.a.guest.greet(&mut site.b.guest, 0);
         site
     }
@@ -138,18 +140,28 @@ fn hang(site: &mut Site, name: Option<&str>) -> Duration {
     });
     let victim = name.map(|name| thread(switch, name));
     site.load(16);
-    let then = Instant::now();
+    let (then, time_of_day) = (Instant::now(), SystemTime::now());
     let stopped = victim.map(Stopped::new);
     if stopped.is_none() {
         proc::signal(switch, Signal::STOP);
     }
     let time = site.back(then);
+    site.found = said_at(&site.lasthop.log(), &format!("(pid {switch}) hangs"), time_of_day);
     another(&site.lasthop, switch);
     stopped.into_iter().for_each(Stopped::bury);
     wait_for("nothing of the old one to be left", PATIENCE, || {
         !std::path::Path::new(&format!("/proc/{switch}")).exists()
     });
     time
+}
+
+/// When the log had this line, after a time of the same day.
+fn said_at(log: &str, words: &str, since: SystemTime) -> Duration {
+    let line = log.lines().find(|line| line.contains(words)).expect("it says so");
+    let clock = line.split(['T', 'Z']).nth(1).expect("a time");
+    let seconds = clock.split(':').fold(0.0, |sum, part| sum * 60.0 + part.parse::<f64>().expect("a number"));
+    let then = since.duration_since(SystemTime::UNIX_EPOCH).expect("a time").as_secs_f64();
+    Duration::from_secs_f64((seconds - then.rem_euclid(86_400.0)).rem_euclid(86_400.0))
 }
 
 /// Since a process was started: /proc/PID's own time would do, were it not that of the first look.
@@ -348,6 +360,117 @@ fn sockets_that_linger_hold_up_no_other_client() {
     });
 }
 
+/// A thread that does nothing but go round in a circle, in the middle of its work: its process is replaced.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_thread_that_spins() {
+    let mut site = Site::new(true, &["--watchdog", &LIMIT_MS.to_string(), "--helpers", "none"]);
+    site.load(500);
+    let switch = site.lasthop.switch();
+    let circle = a_circle(switch);
+    let thread = Pid::from_raw(thread(switch, "port-p1") as i32);
+    ptrace::seize(thread, ptrace::Options::empty()).expect("root may");
+    let end = Instant::now() + PATIENCE;
+    loop {
+        site.exchange();
+        ptrace::interrupt(thread).expect("it is ours");
+        waitpid(thread, Some(WaitPidFlag::__WALL)).expect("it stops");
+        let mut registers = ptrace::getregs(thread).expect("it is stopped");
+        // Not in a system call, so not asleep.
+        if registers.orig_rax == u64::MAX && is_at_work(site.lasthop.pid(), thread) {
+            registers.rip = circle;
+            ptrace::setregs(thread, registers).expect("it is stopped");
+            break;
+        }
+        ptrace::cont(thread, None).expect("it is stopped");
+        assert!(Instant::now() < end, "it is always asleep");
+    }
+    let then = Instant::now();
+    ptrace::detach(thread, None).expect("it is stopped");
+    println!("spins: {:?}", site.back(then));
+    site.says(&["hangs: its thread port-p1 of port p1", "has been busy with one thing", "replacing it"]);
+}
+
+/// Whether a thread says that it has work, in one of the pages that the supervisor has.
+#[cfg(target_arch = "x86_64")]
+fn is_at_work(supervisor: u32, thread: Pid) -> bool {
+    let descriptors = std::fs::read_dir(format!("/proc/{supervisor}/fd")).into_iter().flatten().flatten();
+    let is_page = |path: &std::path::PathBuf| {
+        std::fs::read_link(path).is_ok_and(|to| to.to_string_lossy().contains("lasthop-pulse"))
+    };
+    descriptors.map(|entry| entry.path()).filter(is_page).any(|page| {
+        let words = std::fs::read(page).unwrap_or_default();
+        let word = |bytes: &[u8]| u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        words.chunks_exact(64).any(|line| word(line) == thread.as_raw() as u32 && word(&line[4..]) % 2 == 1)
+    })
+}
+
+/// Where in a program there happens to be a jump to itself.
+#[cfg(target_arch = "x86_64")]
+fn a_circle(process: u32) -> u64 {
+    use std::os::unix::fs::FileExt;
+    let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).expect("it runs");
+    let memory = std::fs::File::open(format!("/proc/{process}/mem")).expect("root may");
+    let code = maps.lines().filter(|line| line.contains(" r-xp ")).filter_map(|line| {
+        let (from, to) = line.split(' ').next()?.split_once('-')?;
+        Some((u64::from_str_radix(from, 16).ok()?, u64::from_str_radix(to, 16).ok()?))
+    });
+    let circle = code.into_iter().find_map(|(from, to)| {
+        let mut bytes = vec![0; (to - from) as usize];
+        memory.read_exact_at(&mut bytes, from).ok()?;
+        Some(from + bytes.windows(2).position(|two| two == [0xeb, 0xfe])? as u64)
+    });
+    circle.expect("two bytes among millions")
+}
+
+/// S6: a front-end punches a hole into its memory, as slowly as it likes: whoever touches that memory waits in the kernel. The process is
+/// replaced, and as the kernel will not end it either, it is gone on without.
+#[test]
+fn memory_that_is_taken_away_slowly() {
+    let dir = scratch();
+    let ports = ["x", "a", "b"].map(|name| Port::listen(name, dir.path()));
+    let lasthop = Lasthop::start_with(&ports, &["--watchdog", &LIMIT_MS.to_string()]);
+    let switch = lasthop.switch();
+    let options = Options::net(|n| n.rx_buffer = (512 << 20) / u32::from(n.size));
+    let guest = lasthop_tests_process::Guest::connect(&dir.path().join("x.sock"), mac(0x66), options);
+    let (region, file) = guest.net.region();
+    rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, region.size).expect("there is room");
+    // Others work on the CPU that the hole is punched on, in the idle class.
+    let mut spinning: Vec<_> = (0..2)
+        .map(|_| {
+            lasthop_tests_process::spawn::spawn("KILL", "timeout", |c| {
+                c.args(["60", "taskset", "-c", "0", "sh", "-c", "while :; do :; done"]);
+            })
+        })
+        .collect();
+    let mut first = rustix::thread::CpuSet::new();
+    first.set(0);
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            rustix::thread::sched_setaffinity(None, &first).expect("there is a CPU 0");
+            lasthop_sys::set_idle(rustix::thread::gettid().as_raw_nonzero().get(), true).expect("anybody may");
+            tell.send(()).expect("it is waited for");
+            let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(file, hole, 0, region.size).expect("a hole");
+        });
+        told.recv().expect("a thread");
+        let end = Instant::now() + PATIENCE;
+        while !lasthop.log().contains("waits in the kernel") && Instant::now() < end {
+            guest.net.queues()[1].kick.signal();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // The hole is not to take longer than the test needs it.
+        for child in &mut spinning {
+            lasthop_tests_process::spawn::end(child);
+        }
+    });
+    assert!(lasthop.log().contains("waits in the kernel"), "{}", lasthop.log());
+    another(&lasthop, switch);
+    let bystanders = Bystanders::start(&dir.path().join("a.sock"), &dir.path().join("b.sock"), [mac(0xa), mac(0xb)]);
+    bystanders.still_exchange();
+}
+
 fn hung_up(front: &lasthop_vhostuser::Frontend) -> bool {
     let (epoll, mut ready) = (lasthop_sys::Epoll::new().expect("epoll"), Vec::new());
     epoll.add(front, 0, Trigger::Edge).expect("a socket");
@@ -361,12 +484,13 @@ fn hung_up(front: &lasthop_vhostuser::Frontend) -> bool {
 #[test]
 #[ignore = "a measurement"]
 fn time_to_return() {
-    for client in [true, false] {
-        for name in [None, Some("lasthop-switch"), Some("port-p1"), Some("helper-0")] {
-            let mut site = Site::new(client, &[]);
-            let mut times: Vec<_> = (0..12).map(|_| hang(&mut site, name).as_millis()).collect();
+    for limit in [400, 1000] {
+        for (client, name) in [(true, None), (true, Some("port-p1")), (false, None)] {
+            let mut site = Site::new(client, &["--watchdog", &limit.to_string()]);
+            let mut times: Vec<_> = (0..10).map(|_| (hang(&mut site, name), site.found)).collect();
             times.sort();
-            println!("client {client}, {}: {times:?}", name.unwrap_or("all"));
+            let times: Vec<_> = times.iter().map(|(all, found)| (all.as_millis(), found.as_millis())).collect();
+            println!("limit {limit}, client {client}, {}: back, found: {times:?}", name.unwrap_or("all"));
         }
     }
 }

@@ -22,9 +22,9 @@ impl Supervisor {
         for ((name, pid), hung) in ["lasthop-switch", "lasthop-control"].into_iter().zip(pids).zip(hung) {
             let Some(hung) = hung else { continue };
             let of = of_port(hung.thread).map_or(String::new(), |port| format!(" of port {port}"));
-            let (thread, how) = (&hung.name, &hung.how);
+            let (thread, how, ms) = (&hung.name, &hung.how, hung.time.as_millis());
             warn!(
-                "{name} (pid {pid}) hangs: its thread {thread}{of} {how}, for the {limit_ms} ms of --watchdog; replacing it"
+                "{name} (pid {pid}) hangs: its thread {thread}{of} {how}, for {ms} ms at least (--watchdog {limit_ms}); replacing it"
             );
         }
         if let Some(ended) = self.switch.give_up(&self.epoll, now) {

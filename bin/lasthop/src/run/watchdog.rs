@@ -12,8 +12,8 @@
 //! | | frozen, by a control group | no: somebody wants that |
 //! | asleep for want of work | | no |
 //!
-//! "All the time" is three quarters of the limit, so that most who hang are found within the limit; one that was stopped just after it
-//! had counted takes a quarter more, and one of hundreds that sleep some limits. Time in which we have not run
+//! "All the time" is three quarters of the limit, counted from the first look that finds a thread so: as there are four looks in the
+//! limit, whoever hangs is found within it; one of hundreds that sleep, within some limits. Time in which we have not run
 //! ourselves (the host was suspended, or has no time for us either) does not count.
 
 use lasthop_sys::{Pulse, Sign};
@@ -58,6 +58,8 @@ pub struct Hung {
     pub name: String,
     /// Why it does not go on.
     pub how: Hang,
+    /// How long it has been seen so.
+    pub time: Duration,
 }
 
 /// What is known of a thread. Times are those of [`Watchdog::clock`].
@@ -119,7 +121,8 @@ impl Watchdog {
         }
         let period = self.limit / 4;
         self.clock += now.saturating_duration_since(self.looked).min(period * 2);
-        (self.looked, self.next) = (now, now + period);
+        // One look that was late does not make the next ones late.
+        (self.looked, self.next) = (now, (self.next + period).max(now + period / 2));
         self.threads.values_mut().for_each(|seen| seen.is_there = false);
         let mut signs: Vec<Sign> = self.pulse.read().collect();
         // The first thread is looked at in any case: who stops a process stops it.
@@ -148,24 +151,25 @@ impl Watchdog {
 
     fn look_at(&mut self, sign: Sign, has_turn: bool) -> Option<Hung> {
         let Self { process, clock, limit, judges_spinning, threads, .. } = self;
-        if threads.get(&sign.thread).is_none_or(|seen| seen.beats != sign.beats) {
-            let new = Seen { beats: sign.beats, since: *clock, stopped: None, first: None, is_there: true };
-            threads.insert(sign.thread, new);
-            return None;
-        }
-        let seen = threads.get_mut(&sign.thread)?;
+        let new = Seen { beats: sign.beats, since: *clock, stopped: None, first: None, is_there: false };
+        let seen = threads.entry(sign.thread).or_insert(new);
         // A thread has one slot. Whoever writes its number into all of them has it looked at once.
         if std::mem::replace(&mut seen.is_there, true) {
             return None;
         }
+        if seen.beats != sign.beats {
+            (seen.beats, seen.since, seen.first) = (sign.beats, *clock, None);
+        }
         if !has_turn {
             return None;
         }
-        let long = |since: Duration| clock.saturating_sub(since) >= *limit / 4 * 3;
+        let time = |since: Duration| clock.saturating_sub(since);
+        // Three looks later, even if the first of them was a little late.
+        let long = |since: Duration| time(since) >= *limit / 16 * 11;
         let proc = format!("/proc/{process}/task/{}", sign.thread);
         // One that is not there is no thread of this process.
         let (name, state) = name_and_state(&fs::read_to_string(format!("{proc}/stat")).ok()?)?;
-        let hung = |how| Some(Hung { thread: sign.thread, name, how });
+        let hung = |how, since| Some(Hung { thread: sign.thread, name, how, time: time(since) });
         let now = fs::read_to_string(format!("{proc}/schedstat")).ok().as_deref().and_then(schedule);
         if matches!(state, 'T' | 't') {
             // Who was let go in between has run, if only to be stopped again.
@@ -174,7 +178,7 @@ impl Watchdog {
                 seen.stopped = Some((*clock, now));
                 return None;
             }
-            return if long(since) { hung(Hang::Stopped) } else { None };
+            return if long(since) { hung(Hang::Stopped, since) } else { None };
         }
         seen.stopped = None;
         if !sign.is_at_work() {
@@ -187,12 +191,12 @@ impl Watchdog {
         }
         let busy = now.on_cpu.saturating_sub(first.on_cpu) >= *limit * 3 / 8;
         if busy && *judges_spinning {
-            return hung(Hang::Spins);
+            return hung(Hang::Spins, seen.since);
         }
         if matches!(state, 'S' | 'D') && now.times == first.times {
             let place = fs::read_to_string(format!("{proc}/wchan")).unwrap_or_default();
             let place = if place == "0" { "" } else { place.trim() };
-            return if FROZEN.contains(&place) { None } else { hung(Hang::Waits(place.into())) };
+            return if FROZEN.contains(&place) { None } else { hung(Hang::Waits(place.into()), seen.since) };
         }
         None
     }
