@@ -3,6 +3,7 @@
 mod aarch64;
 mod counts;
 mod lines;
+mod links;
 mod sizes;
 mod suite;
 mod walls;
@@ -76,13 +77,28 @@ fn cargo(arguments: &[&str]) -> Result<Vec<u8>, String> {
     Err(format!("cargo {}: {}", arguments.join(" "), String::from_utf8_lossy(&out.stderr)))
 }
 
+/// The repository's files whose names match, relative to its root.
+fn files(pattern: &str) -> Result<Vec<String>, String> {
+    let files =
+        Command::new("git").args(["ls-files", "-co", "--exclude-standard", pattern]).current_dir(root()).output();
+    let files = files.map_err(|e| format!("git: {e}"))?;
+    let all = String::from_utf8_lossy(&files.stdout).into_owned();
+    Ok(all.lines().filter(|path| root().join(path).exists()).map(String::from).collect())
+}
+
 /// Files and functions that are too long.
 fn check_sizes() -> Result<Vec<String>, String> {
-    let files =
-        Command::new("git").args(["ls-files", "-co", "--exclude-standard", "*.rs"]).current_dir(root()).output();
-    let files = files.map_err(|e| format!("git: {e}"))?;
-    let there = String::from_utf8_lossy(&files.stdout).into_owned();
-    sizes::too_long(root(), there.lines().filter(|path| root().join(path).exists()))
+    sizes::too_long(root(), files("*.rs")?.iter().map(String::as_str))
+}
+
+/// Links of documents that lead nowhere.
+fn check_links() -> Result<Vec<String>, String> {
+    let read = |path: String| match std::fs::read_to_string(root().join(&path)) {
+        Ok(text) => Ok((path.into(), text)),
+        Err(e) => Err(format!("{path}: {e}")),
+    };
+    let documents = files("*.md")?.into_iter().map(read).collect::<Result<_, _>>()?;
+    Ok(links::broken(&documents, |path| root().join(path).exists()))
 }
 
 fn check_walls() -> Result<(), String> {
@@ -114,8 +130,11 @@ fn check_walls() -> Result<(), String> {
         wrong.push(format!("{} lines of code are trusted, {} are allowed", total.linked, walls::LINE_BUDGET));
     }
     wrong.extend(check_sizes()?);
+    wrong.extend(check_links()?);
     if wrong.is_empty() {
-        println!("walls: no crate depends on what it must not see, no file and no function is too long");
+        println!(
+            "walls: no crate depends on what it must not see, no file and no function is too long, no link leads nowhere"
+        );
         return Ok(());
     }
     Err(wrong.iter().map(|w| format!("walls: {w}")).collect::<Vec<_>>().join("\n"))
