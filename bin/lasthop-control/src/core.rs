@@ -334,7 +334,9 @@ impl Core {
             }
             SupervisorToControl::PeerRefused { port, reason } => drop(self.refused.insert(port, reason)),
             SupervisorToControl::UplinkReply { request, result } => self.uplink_reply(request, result, now_ms),
-            SupervisorToControl::CpuTimes { request, times } => self.cpu_reply(request, times, now_ms),
+            SupervisorToControl::CpuTimes { request, times, replaced } => {
+                self.cpu_reply(request, times, replaced, now_ms)
+            }
             SupervisorToControl::Forget(port) => self.policy.forget_addresses(port, now_ms, out),
             SupervisorToControl::Announce(uplink) => self.announce(uplink, now_ms),
             SupervisorToControl::Lists(part) => self.lists_are(&part, now_ms),

@@ -7,8 +7,8 @@ use crate::core::{Answer, Call, Load, UplinkCall, busy, switch_away};
 use futures_util::{Stream, StreamExt};
 use lasthop_api::{
     AclChanged, AclPage, AclRule, AclText, ApiError, Carried, CpuTimes, Denied, Drops, Field, Flow, FlowPage,
-    GuestQueue, Mac, MacPage, Port, PortChanged, PortPage, Queue, SwitchStats, Totals, TraceOutput, TraceReport,
-    TxBatch, Uplink, UplinkList, parse_frame,
+    GuestQueue, Mac, MacPage, Port, PortChanged, PortPage, Queue, Replaced, SwitchStats, Totals, TraceOutput,
+    TraceReport, TxBatch, Uplink, UplinkList, parse_frame,
 };
 use lasthop_ipc::UplinkConfig;
 use lasthop_policy::acl::MAX_TEXT;
@@ -17,8 +17,10 @@ use rustix::net::RecvFlags;
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::io::Interest;
 use tokio::net::{UnixListener, UnixStream, unix};
@@ -39,6 +41,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const STUCK_WAIT: Duration = Duration::from_millis(250);
 /// How long a client may leave a reply unread before its connection is closed: what it has asked for is kept until then.
 const READ_LIMIT: Duration = Duration::from_secs(30);
+/// How long a client may take for a long list, in all: one that reads a little now and then would have room for such a list for good.
+const LIST_LIMIT: Duration = Duration::from_secs(60);
+/// How long a long list may take to be made: flows by the hundred thousand may have to be judged by as many rules.
+const LIST_PATIENCE: Duration = Duration::from_secs(300);
 /// Long lists, of flows, addresses or rules, that clients are reading at a time: each may be of a hundred megabytes.
 const MAX_LONG_LISTS: usize = 4;
 /// Objects in one reply of a list. Replies are kept short because the thread that answers misses writes them.
@@ -80,7 +86,13 @@ async fn accept(listener: UnixListener, calls: mpsc::Sender<Call>, clients: Clie
                 let copy = stream.as_fd().try_clone_to_owned();
                 let connection = Bounded { socket: stream, client: client.clone(), aside: aside.clone() };
                 let long_lists = clients.long_lists[usize::from(read_only)].clone();
-                let api = Api { calls: calls.clone(), text: RefCell::default(), read_only, long_lists };
+                let api = Api {
+                    calls: calls.clone(),
+                    text: RefCell::default(),
+                    read_only,
+                    long_lists,
+                    client: client.clone(),
+                };
                 let server = Server::new(ReadyListener::new(connection), api);
                 let (clients, aside) = (clients.clone(), aside.clone());
                 tokio::task::spawn_local(async move {
@@ -115,6 +127,36 @@ pub(crate) struct Client {
     last: Cell<Instant>,
     /// It has to make room.
     sent_away: Notify,
+    /// By when it has to have read a long list.
+    list_until: Cell<Option<tokio::time::Instant>>,
+}
+
+/// What a client has that is being told a long list; room for it, until it is told.
+#[derive(Debug)]
+struct Room {
+    client: Rc<Client>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.client.list_until.set(None);
+    }
+}
+
+/// A long list in pages, and room for it.
+#[derive(Debug)]
+struct LongList<P> {
+    pages: Pages<P>,
+    _room: Option<Room>,
+}
+
+impl<P> Stream for LongList<P> {
+    type Item = Result<Reply<P>, ApiError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.pages.poll_next_unpin(cx)
+    }
 }
 
 /// Those that are connected. Whoever comes is let in: if there are too many, somebody of the user who has most goes, the one
@@ -142,7 +184,8 @@ impl Clients {
                 clients.swap_remove(at).sent_away.notify_one();
             }
         }
-        let client = Rc::new(Client { user, last: Cell::new(Instant::now()), sent_away: Notify::new() });
+        let (last, list_until) = (Cell::new(Instant::now()), Cell::new(None));
+        let client = Rc::new(Client { user, last, sent_away: Notify::new(), list_until });
         clients.push(client.clone());
         client
     }
@@ -162,18 +205,25 @@ struct Api {
     read_only: bool,
     /// What it takes to get a long list.
     long_lists: Arc<Semaphore>,
+    client: Rc<Client>,
 }
 
 impl Api {
-    /// Asks for a list that may be very long, unless too many clients are reading such ones.
-    async fn ask_long<T>(
+    /// Asks for a list that may be very long, unless too many clients are reading such ones, and cuts it into pages, as [`pages`] does.
+    async fn long_list<T, P>(
         &self,
         call: impl FnOnce(Answer<Vec<T>>) -> Call,
-    ) -> (Result<Vec<T>, ApiError>, Option<OwnedSemaphorePermit>) {
-        match self.long_lists.clone().try_acquire_owned() {
-            Ok(permit) => (self.ask(call).await, Some(permit)),
-            Err(_) => (Err(busy()), None),
-        }
+        more: bool,
+        size: usize,
+        page: impl Fn(Vec<T>, u64) -> P,
+    ) -> LongList<P> {
+        let Ok(permit) = self.long_lists.clone().try_acquire_owned() else {
+            return LongList { pages: pages(Err(busy()), more, size, page), _room: None };
+        };
+        let list = self.ask_within(LIST_PATIENCE, call).await;
+        self.client.list_until.set(Some(tokio::time::Instant::now() + LIST_LIMIT));
+        let room = Room { client: self.client.clone(), _permit: permit };
+        LongList { pages: pages(list, more, size, page), _room: Some(room) }
     }
 
     /// Refuses what changes something.
@@ -184,13 +234,17 @@ impl Api {
     }
 
     async fn ask<T>(&self, call: impl FnOnce(Answer<T>) -> Call) -> Result<T, ApiError> {
+        self.ask_within(PATIENCE, call).await
+    }
+
+    async fn ask_within<T>(&self, patience: Duration, call: impl FnOnce(Answer<T>) -> Call) -> Result<T, ApiError> {
         let (answer, reply) = oneshot::channel();
         match tokio::time::timeout(PATIENCE, self.calls.send(call(answer))).await {
             Ok(Ok(())) => {}
             Ok(Err(_)) => return Err(switch_away()),
             Err(_) => return Err(busy()),
         }
-        match tokio::time::timeout(PATIENCE, reply).await {
+        match tokio::time::timeout(patience, reply).await {
             Ok(Ok(result)) => result,
             Ok(Err(_)) | Err(_) => Err(switch_away()),
         }
@@ -199,7 +253,7 @@ impl Api {
 
 #[zlink::service(
     interface = "org.lasthop.Switch",
-    types = [AclRule, AclPage, AclText, AclChanged, CpuTimes, Port, Queue, Totals, Drops, Flow, Field, Mac, PortChanged, PortPage, FlowPage, MacPage, SwitchStats, Denied,
+    types = [AclRule, AclPage, AclText, AclChanged, CpuTimes, Port, Queue, Totals, Drops, Flow, Field, Mac, PortChanged, PortPage, FlowPage, MacPage, SwitchStats, Denied, Replaced,
              TraceOutput, TraceReport, TxBatch, Uplink, Carried, GuestQueue, UplinkList],
     vendor = "lasthop",
     product = "lasthop",
@@ -277,16 +331,14 @@ impl Api {
 
     #[zlink(more)]
     async fn flow_list(&self, more: bool) -> impl Stream<Item = Result<Reply<FlowPage>, ApiError>> + Unpin {
-        let (flows, permit) = self.ask_long(|answer| Call::FlowList { answer }).await;
-        let pages = pages(flows, more, FLOWS_PER_PAGE, |flows, total| FlowPage { flows, total });
-        pages.inspect(move |_| _ = &permit)
+        let page = |flows, total| FlowPage { flows, total };
+        self.long_list(|answer| Call::FlowList { answer }, more, FLOWS_PER_PAGE, page).await
     }
 
     #[zlink(more)]
     async fn mac_list(&self, more: bool) -> impl Stream<Item = Result<Reply<MacPage>, ApiError>> + Unpin {
-        let (macs, permit) = self.ask_long(|answer| Call::MacList { answer }).await;
-        let pages = pages(macs, more, MACS_PER_PAGE, |macs, total| MacPage { macs, total });
-        pages.inspect(move |_| _ = &permit)
+        let page = |macs, total| MacPage { macs, total };
+        self.long_list(|answer| Call::MacList { answer }, more, MACS_PER_PAGE, page).await
     }
 
     async fn stats(&self) -> Result<SwitchStats, ApiError> {
@@ -338,9 +390,8 @@ impl Api {
         ports: Vec<String>,
         packets: bool,
     ) -> impl Stream<Item = Result<Reply<AclPage>, ApiError>> + Unpin {
-        let (rules, permit) = self.ask_long(|answer| Call::AclShow { ports, packets, answer }).await;
-        let pages = pages(rules, more, RULES_PER_PAGE, |rules, total| AclPage { rules, total });
-        pages.inspect(move |_| _ = &permit)
+        let page = |rules, total| AclPage { rules, total };
+        self.long_list(|answer| Call::AclShow { ports, packets, answer }, more, RULES_PER_PAGE, page).await
     }
 
     async fn trace(&self, port: String, frame: String) -> Result<TraceReport, ApiError> {
@@ -388,7 +439,10 @@ struct BoundedRead {
 }
 
 #[derive(Debug)]
-struct Write(unix::OwnedWriteHalf);
+struct Write {
+    socket: unix::OwnedWriteHalf,
+    client: Rc<Client>,
+}
 
 impl socket::Socket for Bounded {
     type ReadHalf = BoundedRead;
@@ -397,7 +451,8 @@ impl socket::Socket for Bounded {
     fn split(self) -> (BoundedRead, Write) {
         let Self { socket, client, aside } = self;
         let (read, write) = socket.into_split();
-        (BoundedRead { socket: read, unfinished: 0, client, aside }, Write(write))
+        let write = Write { socket: write, client: client.clone() };
+        (BoundedRead { socket: read, unfinished: 0, client, aside }, write)
     }
 }
 
@@ -440,9 +495,14 @@ impl socket::WriteHalf for Write {
         _credentials: Option<&PassedCredentials>,
     ) -> zlink::Result<()> {
         while !buf.is_empty() {
-            let writable = tokio::time::timeout(READ_LIMIT, self.0.writable()).await;
-            writable.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the client does not read its replies"))??;
-            match self.0.try_write(buf) {
+            let unread = || io::Error::new(io::ErrorKind::TimedOut, "the client does not read its replies");
+            let (now, of_list) = (tokio::time::Instant::now(), self.client.list_until.get());
+            if of_list.is_some_and(|until| until <= now) {
+                return Err(unread().into());
+            }
+            let until = of_list.map_or(now + READ_LIMIT, |until| until.min(now + READ_LIMIT));
+            tokio::time::timeout_at(until, self.socket.writable()).await.map_err(|_| unread())??;
+            match self.socket.try_write(buf) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => return Err(e.into()),
                 Ok(n) => buf = buf.get(n..).unwrap_or_default(),
@@ -455,6 +515,27 @@ impl socket::WriteHalf for Write {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Four of them, each reading a little every 29 s, had all the room for long lists for good.
+    #[tokio::test(start_paused = true)]
+    async fn a_long_list_that_is_read_now_and_then_ends() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let client = Clients::default().admit(1);
+        client.list_until.set(Some(tokio::time::Instant::now() + LIST_LIMIT));
+        let (_, mut write) = socket::Socket::split(Bounded { socket: ours, client, aside: Aside::new("clients") });
+        let tells =
+            async { while socket::WriteHalf::write(&mut write, &[0; 65536], &[] as &[OwnedFd], None).await.is_ok() {} };
+        let reads = async {
+            for _ in 0..100 {
+                tokio::time::sleep(READ_LIMIT - Duration::from_secs(1)).await;
+                let _ = theirs.try_read(&mut [0; 300_000]);
+            }
+        };
+        tokio::select! {
+            () = tells => {}
+            () = reads => panic!("it goes on for ever"),
+        }
+    }
 
     #[test]
     fn lists_come_in_pages() {

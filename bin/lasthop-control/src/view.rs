@@ -1,7 +1,7 @@
 //! What is known, in the words of the API.
 
 use lasthop_api::{
-    Carried, CpuTimes, Drops, Field, Flow, GuestQueue, Mac, Port, Queue, Totals, TraceOutput, TxBatch, Uplink,
+    Carried, CpuTimes, Drops, Field, Flow, GuestQueue, Mac, Port, Queue, Replaced, Totals, TraceOutput, TxBatch, Uplink,
 };
 use lasthop_flow::Action;
 use lasthop_frame::{FlowKey, FlowMask};
@@ -168,6 +168,11 @@ pub(crate) fn totals(t: &PortTotals) -> Totals {
         busy_ns: t.busy_ns,
         drops: t.drops.iter().map(|(r, n)| Drops { reason: r.name().into(), packets: *n }).collect(),
     }
+}
+
+pub(crate) fn replaced(of: lasthop_ipc::Replaced) -> Replaced {
+    let (age_ms, why) = of.last.unzip();
+    Replaced { process: of.process, times: of.times, age_ms, why }
 }
 
 pub(crate) fn cpu_times(times: &lasthop_ipc::CpuTimes) -> CpuTimes {

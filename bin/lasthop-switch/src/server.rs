@@ -59,6 +59,8 @@ pub struct Server {
     /// What the supervisor has to be told and there was no room for.
     owed: Owed,
     control: Option<Control>,
+    /// The channel to the next one, which begins when all is done that the last one has decided.
+    next_control: Option<OwnedFd>,
     /// What control has decided and is still to be done.
     orders: Orders,
     /// A message of control's that waits until all of them are carried out.
@@ -96,6 +98,7 @@ impl Server {
             supervisor: Channel::new(supervisor),
             owed: Owed::default(),
             control: None,
+            next_control: None,
             orders: Orders::default(),
             held: None,
             ports: BTreeMap::new(),
@@ -336,9 +339,14 @@ impl Server {
     }
 
     fn attach_control(&mut self, socket: OwnedFd) {
-        if self.control.is_some() {
-            self.lose_control();
-        }
+        self.lose_control();
+        self.next_control = Some(socket);
+        self.greet_control();
+    }
+
+    /// A new control begins with what there is: when what the last one has decided is carried out, some of it in each round.
+    fn greet_control(&mut self) {
+        let Some(socket) = self.next_control.take_if(|_| self.orders.is_empty() && self.held.is_none()) else { return };
         if let Err(error) = self.epoll.add(&socket, CONTROL, Trigger::Level) {
             tracing::error!("control's channel cannot be watched: {error}");
             return;
@@ -355,10 +363,6 @@ impl Server {
     fn lose_control(&mut self) {
         if let Some(control) = self.control.take() {
             let _ = self.epoll.delete(&control);
-            // The next one begins with what there is.
-            while !self.orders.is_empty() {
-                self.carry_out();
-            }
         }
         self.datapath.set_control_answers(false);
         for id in self.ports.keys() {
@@ -394,7 +398,8 @@ impl Server {
     }
 
     fn obey(&mut self, message: FromControl) {
-        self.datapath.set_control_answers(true);
+        // What was held may be of one that has gone.
+        self.datapath.set_control_answers(self.control.is_some());
         match message {
             FromControl::PutFlow(spec) => {
                 let (key, mask) = (spec.key, spec.mask);
@@ -454,6 +459,7 @@ impl Server {
             self.obey(message);
             self.talk();
         }
+        self.greet_control();
     }
 
     /// Control is told how the port is now.
@@ -493,5 +499,51 @@ fn keep_journal(entry: &PortEntry, journal: &Arc<GuestMemory>) {
         if let Ok(place) = PinnedSlice::new(journal, at, JOURNAL_BYTES) {
             queue.set_journal(Journal::new(place));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lasthop_schedule::Settings;
+
+    fn server() -> (Server, OwnedFd) {
+        let (ours, theirs) = Channel::<SwitchToSupervisor, SupervisorToSwitch>::pair().unwrap();
+        let settings = Settings::default();
+        let arguments =
+            Arguments { supervisor: theirs, journal: None, settings, patience_ms: [2, 10], max_guest_memory: 1 << 30 };
+        (Server::new(arguments).unwrap(), ours)
+    }
+
+    fn attach(server: &mut Server) -> Channel<FromControl, ToControl> {
+        let (ours, theirs) = Channel::<ToControl, FromControl>::pair().unwrap();
+        server.attach_control(ours);
+        Channel::new(theirs)
+    }
+
+    /// They were all carried out before anybody else had a turn: up to 4096 packets of 64 KiB, to everybody.
+    #[test]
+    fn what_a_lost_control_decided_is_carried_out_some_at_a_time() {
+        let (mut server, _supervisor) = server();
+        let mut first = attach(&mut server);
+        assert!(matches!(first.recv(), Ok((ToControl::Hello, _))));
+        for _ in 0..4000 {
+            server.orders.push(PortId(1), Order::removal(FlowKey::default(), FlowMask::default()));
+        }
+        server.obey(FromControl::ClearFlows);
+        server.lose_control();
+        assert!(server.control.is_none() && server.orders.len() == 4000, "{}", server.orders.len());
+        // The next begins when all that is done, and what waited for it.
+        let mut next = attach(&mut server);
+        let mut rounds = 0;
+        while !server.orders.is_empty() {
+            assert!(server.control.is_none() && server.timeout() == Some(Duration::ZERO));
+            assert!(matches!(next.recv(), Err(ChannelError::WouldBlock)));
+            server.carry_out();
+            rounds += 1;
+        }
+        assert!(rounds >= 5, "{rounds}");
+        assert!(server.held.is_none() && server.control.is_some());
+        assert!(matches!(next.recv(), Ok((ToControl::Hello, _))));
     }
 }

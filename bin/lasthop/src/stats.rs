@@ -4,7 +4,7 @@ use crate::SharedArgs;
 use crate::client::CliError;
 use crate::list::all_ports;
 use crate::table::{Align, Table, duration};
-use lasthop_api::{Denied, Port, SwitchProxy, SwitchStats, Totals};
+use lasthop_api::{Denied, Port, Replaced, SwitchProxy, SwitchStats, Totals};
 use lasthop_types::{DROP_REASONS, counted};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -93,11 +93,20 @@ fn denial(d: &Denied) -> String {
         (None, Some("to-guest")) => " of the to-guest list".to_owned(),
         _ => String::new(),
     };
-    let age = match d.age_ms / 1000 {
+    format!("{}: {} {why}{of}, {} ago ({})", d.port, d.packets, age(d.age_ms), d.packet)
+}
+
+/// `replaced: switch, 2 times, last 3 s ago (ended: signal: 9 (SIGKILL))`
+fn replaced(r: &Replaced) -> Option<String> {
+    let times = counted(r.times, "time");
+    Some(format!("replaced: {}, {times}, last {} ago ({})\n", r.process, age(r.age_ms?), r.why.as_deref()?))
+}
+
+fn age(ms: u64) -> String {
+    match ms / 1000 {
         s @ 0..120 => format!("{s} s"),
         s => format!("{} min", s / 60),
-    };
-    format!("{}: {} {why}{of}, {age} ago ({})", d.port, d.packets, d.packet)
+    }
 }
 
 /// Somebody is connected there.
@@ -117,6 +126,7 @@ fn render(stats: &Stats, verbose: bool) -> String {
     }
     out.push('\n');
     out.push_str(&sums(stats));
+    stats.switch.replaced.iter().filter_map(replaced).for_each(|line| out.push_str(&line));
     if !stats.switch.switch_connected {
         out.push_str("the switch process is not connected; counters are not known now\n");
     }
@@ -295,6 +305,29 @@ mod tests {
         let text = render(&Stats { switch, sum, ports: ports.into() }, false);
         assert!(text.contains("removed ports") && text.contains("from removed ports  acl"), "{text}");
         assert!(!text.contains("unaccounted"), "{text}");
+    }
+
+    #[test]
+    fn processes_that_were_replaced_are_shown_and_no_others() {
+        let replaced = |process: &str, times, age_ms, why: Option<&str>| Replaced {
+            process: process.into(),
+            times,
+            age_ms,
+            why: why.map(Into::into),
+        };
+        let switch = SwitchStats {
+            replaced: vec![
+                replaced("switch", 2, Some(3500), Some("ended: signal: 9 (SIGKILL)")),
+                replaced("uplink net", 1, Some(600_000), Some("hung: it has not answered for 8 ms")),
+                replaced("control", 0, None, None),
+            ],
+            ..SwitchStats::default()
+        };
+        let text = render(&Stats { switch, sum: Sum::default(), ports: Vec::new() }, false);
+        let lines: Vec<_> = text.lines().filter(|l| l.starts_with("replaced:")).collect();
+        let of_switch = "replaced: switch, 2 times, last 3 s ago (ended: signal: 9 (SIGKILL))";
+        let of_uplink = "replaced: uplink net, 1 time, last 10 min ago (hung: it has not answered for 8 ms)";
+        assert_eq!(lines, [of_switch, of_uplink]);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! standard error of `lasthop run`. Under its own name it is the tests, which wait for those lines.
 
 mod supervisor {
+    pub mod hung;
     pub mod remembered;
     pub mod stub;
 }
@@ -17,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
+use supervisor::hung::a_control_that_spins_is_replaced;
 use supervisor::remembered::{
     a_remembered_port_that_cannot_listen, files_that_are_gone_open_nothing,
     ports_added_are_remembered_and_those_removed_are_not, words_of_access_lists_name_no_new_port,
@@ -33,10 +35,11 @@ fn main() {
         Some("lasthop-control") => return supervisor::stub::control(&called),
         _ => {}
     }
-    let tests: [(&str, fn()); 18] = [
+    let tests: [(&str, fn()); 19] = [
         ("starts_its_children_says_ready_and_ends_cleanly", starts_its_children_says_ready_and_ends_cleanly),
         ("a_killed_switch_is_replaced", a_killed_switch_is_replaced),
         ("a_killed_control_is_replaced_and_its_clients_wait", a_killed_control_is_replaced_and_its_clients_wait),
+        ("a_control_that_spins_is_replaced", a_control_that_spins_is_replaced),
         ("connecting_ports_connect_again_and_again", connecting_ports_connect_again_and_again),
         ("one_front_end_at_a_time_and_nothing_leaks", one_front_end_at_a_time_and_nothing_leaks),
         ("ports_added_are_remembered_and_those_removed_are_not", ports_added_are_remembered_and_those_removed_are_not),

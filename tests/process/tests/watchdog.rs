@@ -274,6 +274,32 @@ fn control_is_stopped() {
     assert_eq!(lasthop.json(&["port", "list"])["ports"].as_array().map(Vec::len), Some(2));
 }
 
+/// Only the log said so: whoever looked at `stats` saw counters that had begun anew, and no word why.
+#[test]
+fn stats_say_which_processes_were_replaced_and_why() {
+    let mut site = Site::watched(true);
+    let of = |site: &Site, process: &str| {
+        let stats = site.lasthop.json(&["stats"]);
+        let all = stats["switch"]["replaced"].as_array().expect("a list").clone();
+        let found = all.into_iter().find(|entry| entry["process"] == process).expect("it is there in any case");
+        let why = found["why"].as_str().unwrap_or_default().to_owned();
+        (found["times"].as_u64().expect("a number"), found["age_ms"].as_u64(), why)
+    };
+    assert_eq!(of(&site, "switch"), (0, None, String::new()));
+    let then = Instant::now();
+    proc::signal(site.lasthop.switch(), Signal::KILL);
+    site.back(then);
+    let (times, age_ms, why) = of(&site, "switch");
+    assert!(times == 1 && age_ms.is_some() && why.contains("signal: 9"), "{times} {why}");
+    hang(&mut site, None);
+    let (times, _, why) = of(&site, "switch");
+    assert!(times == 2 && why.contains("hung: its thread") && why.contains("is stopped"), "{times} {why}");
+    assert_eq!(of(&site, "control").0, 0);
+    site.lasthop.hang("lasthop-control");
+    assert_eq!(of(&site, "control").0, 1);
+    assert_eq!(of(&site, "switch").0, 2, "it is the supervisor that counts");
+}
+
 /// A front-end sends files that do not close: its port is out of service, says so, and takes up no more for each time it comes. Others
 /// notice nothing. The switch is killed, and cannot end: another takes its place.
 #[test]

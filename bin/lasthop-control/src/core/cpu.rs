@@ -1,9 +1,9 @@
-//! Processor time: asked of the supervisor, which may read it, before what goes with it is answered.
+//! Processor time, and which processes were replaced: asked of the supervisor, which knows, before what goes with it is answered.
 
 use super::{Answer, Command, Core, MAX_QUESTIONS, Question, busy, give, refuse};
 use crate::view;
 use lasthop_api::{Port, SwitchStats};
-use lasthop_ipc::{ControlToSupervisor, CpuTimes, DatapathRequest};
+use lasthop_ipc::{ControlToSupervisor, CpuTimes, DatapathRequest, Replaced};
 use lasthop_types::PortId;
 use std::collections::BTreeMap;
 
@@ -38,9 +38,12 @@ impl Core {
         self.commands.push(Command::Supervisor(ControlToSupervisor::CpuTimes { request }));
     }
 
-    pub(super) fn cpu_reply(&mut self, request: u64, times: CpuTimes, now_ms: u64) {
+    pub(super) fn cpu_reply(&mut self, request: u64, times: CpuTimes, replaced: Vec<Replaced>, now_ms: u64) {
         match self.cpu_requests.remove(&request) {
-            Some(CpuRequest::Stats(answer)) => self.stats_asked(view::cpu_times(&times), answer, now_ms),
+            Some(CpuRequest::Stats(answer)) => {
+                let of_processes = (view::cpu_times(&times), replaced.into_iter().map(view::replaced).collect());
+                self.stats_asked(of_processes, answer, now_ms);
+            }
             Some(CpuRequest::Ports(answer)) => {
                 let cpu: BTreeMap<PortId, u64> = times.ports.into_iter().collect();
                 if !self.attached {

@@ -3,11 +3,13 @@
 
 use super::{Answer, Core, FLOWS, MAX_QUESTIONS, Question, busy, give, refuse};
 use crate::view;
-use lasthop_api::{CpuTimes, Denied, SwitchStats};
+use lasthop_api::{CpuTimes, Denied, Replaced, SwitchStats};
 use lasthop_policy::acl::{Direction, Scope};
 use lasthop_policy::{DeniedBy, Why};
 
-type Wanted = (CpuTimes, Answer<SwitchStats>);
+/// What the supervisor knows of the processes.
+type OfProcesses = (CpuTimes, Vec<Replaced>);
+type Wanted = (OfProcesses, Answer<SwitchStats>);
 
 /// Those who want statistics.
 #[derive(Debug, Default)]
@@ -19,24 +21,24 @@ pub(super) struct StatsWanted {
 }
 
 impl Core {
-    /// Somebody wants statistics; `cpu` goes with them.
-    pub(super) fn stats_asked(&mut self, cpu: CpuTimes, answer: Answer<SwitchStats>, now_ms: u64) {
+    /// Somebody wants statistics; `of_processes` goes with them.
+    pub(super) fn stats_asked(&mut self, of_processes: OfProcesses, answer: Answer<SwitchStats>, now_ms: u64) {
         if !self.attached || !self.reconciled || !self.policy.has_drops() {
-            return give(answer, self.stats(cpu, now_ms));
+            return give(answer, self.stats(of_processes, now_ms));
         }
         let wanted = &mut self.stats_wanted;
         wanted.later.retain(|(_, answer)| !answer.is_closed());
         if wanted.later.len() >= MAX_QUESTIONS {
             return refuse(answer, busy());
         }
-        wanted.later.push((cpu, answer));
+        wanted.later.push((of_processes, answer));
         self.look_again();
     }
 
     /// The flows have been looked at.
     pub(super) fn stats_ready(&mut self, now_ms: u64) {
-        for (cpu, answer) in std::mem::take(&mut self.stats_wanted.soon) {
-            give(answer, self.stats(cpu, now_ms));
+        for (of_processes, answer) in std::mem::take(&mut self.stats_wanted.soon) {
+            give(answer, self.stats(of_processes, now_ms));
         }
         self.look_again();
     }
@@ -54,12 +56,12 @@ impl Core {
     pub(super) fn stats_without_switch(&mut self, now_ms: u64) {
         let later = std::mem::take(&mut self.stats_wanted.later);
         self.stats_wanted.soon.extend(later);
-        for (cpu, answer) in std::mem::take(&mut self.stats_wanted.soon) {
-            give(answer, self.stats(cpu, now_ms));
+        for (of_processes, answer) in std::mem::take(&mut self.stats_wanted.soon) {
+            give(answer, self.stats(of_processes, now_ms));
         }
     }
 
-    fn stats(&self, cpu: CpuTimes, now_ms: u64) -> SwitchStats {
+    fn stats(&self, (cpu, replaced): OfProcesses, now_ms: u64) -> SwitchStats {
         SwitchStats {
             switch_connected: self.attached,
             ports: self.configs.len() as u64,
@@ -76,6 +78,7 @@ impl Core {
             removed_from_guest: view::totals(&self.removed.0),
             removed_to_guest: view::totals(&self.removed.1),
             denied: self.denied(now_ms),
+            replaced,
         }
     }
 

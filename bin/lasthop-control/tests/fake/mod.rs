@@ -5,7 +5,7 @@ use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{Depth, FlowKey, extract};
 use lasthop_ipc::{
     Channel, ChannelError, ControlToSupervisor, CpuTimes, DatapathReply, DatapathRequest, DeviceState, FlowInfo,
-    FromControl, LISTS_PART, LinkState, MissedPacket, PortConfig, PortInfo, PortState, PortVm, Station,
+    FromControl, LISTS_PART, LinkState, MissedPacket, PortConfig, PortInfo, PortState, PortVm, Replaced, Station,
     SupervisorToControl, ToControl, UplinkConfig, UplinkCounters, UplinkDevice, UplinkDriver, UplinkInfo,
 };
 use lasthop_types::{DropReason, MacAddr, PortId, PortTotals};
@@ -236,7 +236,9 @@ impl Fake {
                     uplinks_ns: 0,
                     supervisor_ns: 5_000_000,
                 };
-                self.supervisor.send(&SupervisorToControl::CpuTimes { request, times }, None).unwrap();
+                let last = Some((3000, "ended: signal: 9 (SIGKILL)".into()));
+                let replaced = vec![Replaced { process: "switch".into(), times: 2, last }];
+                self.supervisor.send(&SupervisorToControl::CpuTimes { request, times, replaced }, None).unwrap();
                 return;
             }
             ControlToSupervisor::TakesNothing { .. } => return,

@@ -52,8 +52,8 @@ pub struct Child<S, R> {
     start_at: Instant,
     backoff: Backoff,
     failed_starts: u32,
-    /// Within which it is found out that a thread of it hangs, if that is to be found out, and whether one that spins hangs.
-    limit: Option<(Duration, bool)>,
+    /// Within which it is found out that a thread of it hangs, if that is to be found out, and how long one may be busy with one round.
+    limit: Option<(Duration, Duration)>,
     /// One that was killed and cannot end is not waited for.
     gives_up: bool,
     /// Killed, and not ended yet: nothing of them runs.
@@ -81,6 +81,8 @@ struct Running<S, R> {
     killed: Cell<Option<Instant>>,
     /// It has closed its channel.
     closed: bool,
+    /// Why it is being killed, if it is by us.
+    fault: Option<String>,
 }
 
 /// Closes what the kernel takes its time to close, which nobody should wait for.
@@ -96,6 +98,8 @@ pub fn close_aside(descriptors: Vec<OwnedFd>) {
 pub struct Ended {
     /// Its number and status, for the log.
     pub what: String,
+    /// Why: what was wrong with it, if it was killed for that, else its status.
+    pub why: String,
     /// How often in a row it has ended before it was ready.
     pub failed_starts: u32,
     /// It was ready, and somebody has killed it (SIGKILL): that was no fault of its own.
@@ -139,9 +143,10 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         }
     }
 
-    /// Has it watched: a thread of it that hangs is found out in about the limit. See [`Watchdog::new`] for `judges_spinning`.
-    pub fn watched(mut self, limit: Option<Duration>, judges_spinning: bool) -> Self {
-        (self.limit, self.gives_up) = (limit.map(|limit| (limit, judges_spinning)), true);
+    /// Has it watched: a thread of it that hangs is found out in about the limit; one that is busy, if one round of it takes that and at
+    /// least `longest_round`.
+    pub fn watched(mut self, limit: Option<Duration>, longest_round: Duration) -> Self {
+        (self.limit, self.gives_up) = (limit.map(|limit| (limit, limit.max(longest_round))), true);
         self
     }
 
@@ -215,9 +220,8 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         debug!("{} started (pid {})", self.name, process.id());
         let (channel, queue) = (Channel::new(ours), VecDeque::new());
         let watched = pulse.zip(self.limit);
-        let watchdog = watched.map(|(pulse, (limit, judges_spinning))| {
-            Watchdog::new(pulse, process.id(), limit, judges_spinning, started)
-        });
+        let watchdog = watched
+            .map(|(pulse, (limit, longest_round))| Watchdog::new(pulse, process.id(), limit, longest_round, started));
         self.running = Some(Running {
             process,
             pidfd,
@@ -231,6 +235,7 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
             watchdog,
             killed: Cell::default(),
             closed: false,
+            fault: None,
         });
         Ok(())
     }
@@ -308,6 +313,7 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
                         running.kill_at = Some(now + ENDING_LIMIT);
                     } else {
                         warn!("{} (pid {}): {e}; killing it", self.name, running.process.id());
+                        running.fault = Some(format!("what it said made no sense: {e}"));
                         running.kill(now);
                     }
                     break;
@@ -363,7 +369,8 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         self.start_at = now + wait;
         let what = format!("{} (pid {}) ended: {status}", self.name, running.process.id());
         let was_killed = running.ready && signal == Some(Signal::KILL.as_raw());
-        Ended { what, failed_starts: self.failed_starts, was_killed, well, wait }
+        let why = running.fault.clone().unwrap_or_else(|| format!("ended: {status}"));
+        Ended { what, why, failed_starts: self.failed_starts, was_killed, well, wait }
     }
 
     /// When it has to be started, or looked at, or killed because it hangs.
@@ -388,6 +395,7 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
             let fault = if running.ready { "has closed its channel but does not end" } else { "does not become ready" };
             warn!("{} (pid {}) {fault}; killing it", self.name, running.process.id());
             // The pidfd reports the end.
+            running.fault = Some(format!("hung: it {fault}"));
             running.kill(now);
         }
     }
@@ -397,11 +405,22 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         let running = self.running.as_mut().filter(|running| running.ready && running.killed.get().is_none())?;
         let watchdog = running.watchdog.as_mut().filter(|watchdog| watchdog.deadline() <= now)?;
         let hung = watchdog.look(now);
+        if let Some(Hung { name, how, .. }) = &hung {
+            running.fault = Some(format!("hung: its thread {name} {how}"));
+        }
         // Of one that is ending nobody says so while a thread is left that cannot end; and one that ended its first thread alone is to end.
         if hung.is_some() || watchdog::is_ending(running.process.id()) {
             running.kill(now);
         }
         hung
+    }
+
+    /// Ends it at once, because this is wrong with it. Its end is reported like any other.
+    pub fn kill_for(&mut self, fault: &str) {
+        if let Some(running) = &mut self.running {
+            running.fault = Some(fault.into());
+        }
+        self.kill();
     }
 
     /// Ends it at once. Its end is reported like any other.

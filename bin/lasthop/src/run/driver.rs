@@ -172,6 +172,11 @@ impl Driver {
         self.child.kill();
     }
 
+    /// Ends it at once, because this is wrong with it.
+    pub fn kill_for(&mut self, fault: &str) {
+        self.child.kill_for(fault);
+    }
+
     /// Asks whether it lives, and kills it if it does not. `Some` if it was killed.
     pub fn watch(&mut self, epoll: &Epoll, now: Instant) -> Option<String> {
         self.child.check_hang(now);
@@ -185,8 +190,9 @@ impl Driver {
                     return None;
                 }
                 self.ping.1 = None;
-                self.child.kill();
-                return Some(format!("it has not answered for {} ms; replacing it", self.limit.as_millis()));
+                let fault = format!("it has not answered for {} ms", self.limit.as_millis());
+                self.child.kill_for(&format!("hung: {fault}"));
+                return Some(format!("{fault}; replacing it"));
             }
             None if !self.late && self.heard + self.limit / 2 <= now => {
                 self.ping = (self.ping.0 + 1, Some(now));

@@ -40,6 +40,7 @@ mod owner;
 mod port;
 mod probing;
 mod reload;
+mod replaced;
 mod segments;
 mod setup;
 mod socket;

@@ -8,6 +8,7 @@ use super::links::Links;
 use super::owner::Owner;
 use super::port::{Context, Port};
 use super::probing;
+use super::replaced::Replacements;
 use super::segments::Segments;
 use super::setup::{Setup, check_new};
 use super::socket::Listener;
@@ -35,6 +36,8 @@ use tracing::{error, info, warn};
 
 /// Size of the memory that outlives each switch, in bytes.
 const JOURNAL_LEN: u64 = 1 << 20;
+/// Control may be busy with one thing for so long: to read lists of 65 536 rules took 0.2 s here, all else a few milliseconds.
+const CONTROL_ROUND: Duration = Duration::from_secs(4);
 /// How often a child may end before it is ready, at the start, until we give up.
 const START_ATTEMPTS: u32 = 5;
 /// How long children may take to end after they were asked.
@@ -68,6 +71,8 @@ pub struct Supervisor {
     pub(super) uplink_limit: Duration,
     /// Within which it is found out that the switch or control hangs.
     pub(super) watchdog: Option<Duration>,
+    /// Processes that had to be replaced.
+    pub(super) replaced: Replacements,
     /// TAP devices that were made here, in this run or an earlier one, and their addresses.
     pub(super) taps: BTreeMap<String, String>,
     /// How interfaces are, unless the kernel does not say.
@@ -133,10 +138,9 @@ impl Supervisor {
             signals,
             switch: Child::new("lasthop-switch", setup.switch, for_switch, SWITCH_CHANNEL, SWITCH_PID)
                 .bound_to(setup.cpus)
-                .watched(setup.watchdog, true),
+                .watched(setup.watchdog, Duration::ZERO),
             control: Child::new("lasthop-control", setup.control, for_control, CONTROL_CHANNEL, CONTROL_PID)
-                // It may have a hundred thousand flows to judge by as many rules, and known flows go on meanwhile.
-                .watched(setup.watchdog, false),
+                .watched(setup.watchdog, CONTROL_ROUND),
             ports: BTreeMap::new(),
             uplinks: BTreeMap::new(),
             uplinks_needed: BTreeSet::new(),
@@ -144,6 +148,7 @@ impl Supervisor {
             uplink_program: setup.uplink,
             uplink_limit: setup.uplink_limit,
             watchdog: setup.watchdog,
+            replaced: Replacements::new(),
             taps: setup.taps,
             links: None,
             told_devices: Vec::new(),
@@ -226,8 +231,9 @@ impl Supervisor {
                         }
                     }
                     CONTROL_PID => {
-                        if let Some(ended) = self.control.reap(&self.epoll, Instant::now()) {
-                            self.restart_or_give_up(&ended)?;
+                        let now = Instant::now();
+                        if let Some(ended) = self.control.reap(&self.epoll, now) {
+                            self.control_ended(&ended, now)?;
                         }
                     }
                     uplink if uplink >= LISTENERS_END => self.uplink_event(uplink, Instant::now())?,
@@ -420,8 +426,8 @@ impl Supervisor {
                     continue;
                 }
                 ControlToSupervisor::CpuTimes { request } => {
-                    let times = self.cpu_times();
-                    self.control.send(SupervisorToControl::CpuTimes { request, times }, None);
+                    let (times, replaced) = (self.cpu_times(), self.replaced.list(Instant::now()));
+                    self.control.send(SupervisorToControl::CpuTimes { request, times, replaced }, None);
                     continue;
                 }
                 ControlToSupervisor::KeepLists(part) => {

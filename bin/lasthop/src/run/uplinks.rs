@@ -145,6 +145,8 @@ impl Supervisor {
                 }
             } else if let Some(ended) = ended {
                 warn!("{}; {}", ended.what, ended.remedy());
+                let process = format!("{kind} {name}");
+                self.replaced.note(&process, &ended.why, now);
                 self.uplink_failed(id, &ended.what);
                 if self.uplinks_needed.contains(&id) {
                     self.restart_or_give_up(&ended)?;
@@ -196,6 +198,7 @@ impl Supervisor {
     fn uplink_is_gone(&mut self, id: u32) {
         let Some(uplink) = self.uplinks.remove(&id) else { return };
         self.port_threads.forget(id);
+        self.replaced.forget(&format!("{} {}", uplink.spec.kind(), uplink.spec.name));
         info!("{} {} removed", uplink.spec.kind(), uplink.spec.name);
         if self.taps.remove(&uplink.spec.device).is_some()
             && let Err(e) = self.save(None, None)

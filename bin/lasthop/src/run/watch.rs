@@ -31,7 +31,7 @@ impl Supervisor {
             self.switch_ended(&ended, now)?;
         }
         if let Some(ended) = self.control.give_up(&self.epoll, now) {
-            self.restart_or_give_up(&ended)?;
+            self.control_ended(&ended, now)?;
         }
         Ok(())
     }
@@ -44,6 +44,13 @@ impl Supervisor {
         }
         self.port_threads.forget_all();
         self.uplinks.values_mut().for_each(|uplink| uplink.switch_gone(now));
+        self.replaced.note("switch", &ended.why, now);
+        self.restart_or_give_up(ended)
+    }
+
+    /// Control is gone.
+    pub(super) fn control_ended(&mut self, ended: &Ended, now: Instant) -> Result<(), RunError> {
+        self.replaced.note("control", &ended.why, now);
         self.restart_or_give_up(ended)
     }
 }

@@ -90,8 +90,8 @@ pub struct Watchdog {
     pulse: Pulse,
     process: u32,
     limit: Duration,
-    /// One that is busy with the same round for long hangs.
-    judges_spinning: bool,
+    /// How long one may be busy with the same round.
+    longest_round: Duration,
     threads: HashMap<u32, Seen>,
     /// Where the next sleepers are to be asked about.
     turn: usize,
@@ -102,11 +102,11 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// For the process that was started with this page; watched from `now` on. `judges_spinning`: a thread that is busy with one round
-    /// for most of the limit hangs. Not so where a round may have very much to do, and nobody else waits for it.
-    pub fn new(pulse: Pulse, process: u32, limit: Duration, judges_spinning: bool, now: Instant) -> Self {
+    /// For the process that was started with this page; watched from `now` on. A thread that is busy with one round for most of
+    /// `longest_round`, which is no less than the limit, hangs.
+    pub fn new(pulse: Pulse, process: u32, limit: Duration, longest_round: Duration, now: Instant) -> Self {
         let (threads, clock) = (HashMap::new(), Duration::ZERO);
-        Self { pulse, process, limit, judges_spinning, threads, turn: 0, clock, looked: now, next: now + limit / 4 }
+        Self { pulse, process, limit, longest_round, threads, turn: 0, clock, looked: now, next: now + limit / 4 }
     }
 
     /// When [`Watchdog::look`] is due.
@@ -150,7 +150,7 @@ impl Watchdog {
     }
 
     fn look_at(&mut self, sign: Sign, has_turn: bool) -> Option<Hung> {
-        let Self { process, clock, limit, judges_spinning, threads, .. } = self;
+        let Self { process, clock, limit, longest_round, threads, .. } = self;
         let new = Seen { beats: sign.beats, since: *clock, stopped: None, first: None, is_there: false };
         let seen = threads.entry(sign.thread).or_insert(new);
         // A thread has one slot. Whoever writes its number into all of them has it looked at once.
@@ -189,8 +189,8 @@ impl Watchdog {
         if !long(seen.since) {
             return None;
         }
-        let busy = now.on_cpu.saturating_sub(first.on_cpu) >= *limit * 3 / 8;
-        if busy && *judges_spinning {
+        let busy = now.on_cpu.saturating_sub(first.on_cpu) >= *longest_round * 3 / 8;
+        if busy && time(seen.since) >= *longest_round / 16 * 11 {
             return hung(Hang::Spins, seen.since);
         }
         if matches!(state, 'S' | 'D') && now.times == first.times {

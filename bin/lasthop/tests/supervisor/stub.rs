@@ -149,6 +149,19 @@ pub fn switch(called: &Path) {
     }
 }
 
+/// Is busy with one thing for ever, as its watchdog sees it.
+fn spin() -> ! {
+    let all = arguments();
+    let number = all.rsplit_once("--pulse-fd ").unwrap().1.parse().unwrap();
+    lasthop_sys::map_pulse(inherited_fd(number).unwrap()).unwrap();
+    let beat = lasthop_sys::Beat::new();
+    beat.work();
+    say("control", "spinning as told");
+    loop {
+        std::hint::spin_loop();
+    }
+}
+
 /// `lasthop-control`, whose API is one line for a question and one for the answer.
 pub fn control(_called: &Path) {
     introduce("control");
@@ -215,6 +228,7 @@ pub fn control(_called: &Path) {
                     let asked = match words[..] {
                         ["pid"] => Err(std::process::id().to_string()),
                         ["arguments"] => Err(arguments()),
+                        ["spin"] => spin(),
                         ["ports"] => Err(ports.clone()),
                         ["add", name, path, how] => Ok(ControlToSupervisor::PortAdd {
                             tx_batch: None,

@@ -394,6 +394,21 @@ pub struct SwitchStats {
     pub removed_to_guest: Totals,
     /// Packets that flows dropped, by port and by rule or reason.
     pub denied: Vec<Denied>,
+    /// Processes and how often each had to be replaced, those first that were replaced last.
+    pub replaced: Vec<Replaced>,
+}
+
+/// How often a process ended that was not asked to, since `lasthop run` started. Another took its place.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct Replaced {
+    /// `switch`, `control`, `uplink NAME`, or `port NAME` of one that is an interface.
+    pub process: String,
+    /// How often.
+    pub times: u64,
+    /// Milliseconds since the last time; null: never.
+    pub age_ms: Option<u64>,
+    /// Why it ended then: what was wrong with it, or its status.
+    pub why: Option<String>,
 }
 
 /// Packets from one port that flows dropped for one reason.

@@ -54,7 +54,23 @@ pub enum SupervisorToControl {
         request: u64,
         /// What has been used so far.
         times: CpuTimes,
+        /// And which processes had to be replaced, those first that were last; at most [`MAX_REPLACED`].
+        replaced: Vec<Replaced>,
     },
+}
+
+/// Most entries of a list of processes that were replaced.
+pub const MAX_REPLACED: usize = 32;
+
+/// A process that ends and is started again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Replaced {
+    /// `switch`, `control`, `uplink NAME`, or `port NAME` of one that is an interface.
+    pub process: String,
+    /// How often.
+    pub times: u64,
+    /// How many milliseconds ago it ended last, and why.
+    pub last: Option<(u64, String)>,
 }
 
 /// Processor time, in nanoseconds, that the processes which run now have used since each was started.

@@ -149,7 +149,7 @@ impl Uplink {
         if self.standby.let_go_by.take_if(|by| *by <= now).is_some() {
             self.complain("it does not let go of the switch; replacing it".into());
             self.said_why = true;
-            self.driver.kill();
+            self.driver.kill_for("did not let go of the switch");
         }
     }
 

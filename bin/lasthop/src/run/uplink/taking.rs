@@ -27,7 +27,7 @@ impl Uplink {
                 self.complain(format!("it has taken nothing for {seconds} s, and its device is free; replacing it"));
                 self.said_why = true;
                 self.had_room = false;
-                self.driver.kill();
+                self.driver.kill_for("took nothing, and its device was free");
             }
             Some(true) => {}
             Some(false) => self.complain("it takes nothing, because its device takes nothing: is the link up?".into()),
