@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 pub(crate) const SPINS: usize = 1;
 pub(crate) const LONG: usize = 2;
+pub(crate) const GIVEN: usize = 1;
 pub(crate) const READER_PREFERENCE: usize = 2;
 
 pub(crate) fn back_off() {

@@ -2,7 +2,8 @@
 //! of a VM that has used up its processor time.
 
 use crate::sync::{
-    AtomicI32, LONG, Mutex, MutexGuard, READER_PREFERENCE, Relaxed, SPINS, back_off, spin_loop, thread_local,
+    AtomicBool, AtomicI32, GIVEN, LONG, Mutex, MutexGuard, READER_PREFERENCE, Relaxed, SPINS, back_off, spin_loop,
+    thread_local,
 };
 use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult};
 use std::cell::Cell;
@@ -32,21 +33,50 @@ pub struct Lock<T> {
     mutex: Mutex<T>,
     /// Who had it last.
     owner: AtomicI32,
+    /// Somebody has backed off from it in vain: whoever comes now lets him go first. Otherwise one who takes it again and again would have
+    /// it at each of the moments when the other looks, and for good where both share a core.
+    wanted: AtomicBool,
 }
 
 impl<T> Lock<T> {
     /// Waits for it.
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        self.try_lock().unwrap_or_else(|| wait(|| self.owner.load(Relaxed), || self.try_lock()))
+        if self.wanted.load(Relaxed) {
+            self.give_way();
+        }
+        self.take().unwrap_or_else(|| {
+            let guard = wait(|| self.owner.load(Relaxed), || self.take(), || self.wanted.store(true, Relaxed));
+            self.wanted.store(false, Relaxed);
+            guard
+        })
     }
 
-    /// `None` if somebody has it.
+    /// `None` if somebody has it, or has waited for it.
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        if self.wanted.load(Relaxed) { None } else { self.take() }
+    }
+
+    #[inline]
+    fn take(&self) -> Option<MutexGuard<'_, T>> {
         let guard = got(self.mutex.try_lock())?;
         self.owner.store(NAME.with(Cell::get), Relaxed);
         Some(guard)
+    }
+
+    /// Lets go first who has waited, but waits for nobody for long who has been stopped: he says that he is there whenever he
+    /// has looked in vain.
+    #[cold]
+    fn give_way(&self) {
+        for _ in 0..GIVEN {
+            say(NOBODY);
+            back_off();
+            if !self.wanted.load(Relaxed) {
+                return;
+            }
+        }
+        self.wanted.store(false, Relaxed);
     }
 }
 
@@ -59,7 +89,7 @@ impl<T> SharedLock<T> {
     #[inline]
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
         let attempt = || got(self.0.try_read());
-        attempt().unwrap_or_else(|| wait(|| NOBODY, attempt))
+        attempt().unwrap_or_else(|| wait(|| NOBODY, attempt, || ()))
     }
 
     /// Waits until nobody reads it. New readers do not wait for that, unless it takes a second.
@@ -69,7 +99,7 @@ impl<T> SharedLock<T> {
             left -= 1;
             got(self.0.try_write()).or_else(|| (left == 0).then(|| self.0.write().unwrap_or_else(|e| e.into_inner())))
         };
-        wait(|| NOBODY, attempt)
+        wait(|| NOBODY, attempt, || ())
     }
 }
 
@@ -81,25 +111,31 @@ fn got<G>(result: TryLockResult<G>) -> Option<G> {
     }
 }
 
-/// Owners are soon done, unless they have been stopped: [`on_wait`] says what to do then.
+fn say(about: i32) {
+    ON_WAIT.get().into_iter().for_each(|act| act(about));
+}
+
+/// Owners are soon done, unless they have been stopped: [`on_wait`] says what to do then. `wish` is called whenever a back-off was in vain.
 #[cold]
-fn wait<G>(owner: impl Fn() -> i32, mut attempt: impl FnMut() -> Option<G>) -> G {
-    let act = |about| ON_WAIT.get().into_iter().for_each(|act| act(about));
+fn wait<G>(owner: impl Fn() -> i32, mut attempt: impl FnMut() -> Option<G>, wish: impl Fn()) -> G {
     let (mut back_offs, mut stopped) = (0, NOBODY);
     loop {
         for _ in 0..SPINS {
             if let Some(guard) = attempt() {
-                act(-stopped);
+                say(-stopped);
                 return guard;
             }
             spin_loop();
         }
-        act(NOBODY);
+        if back_offs > 0 {
+            wish();
+        }
+        say(NOBODY);
         back_offs += 1;
         if back_offs % LONG == 0 {
             let before = std::mem::replace(&mut stopped, owner());
-            act(if before == stopped { NOBODY } else { -before });
-            act(stopped);
+            say(if before == stopped { NOBODY } else { -before });
+            say(stopped);
         }
         back_off();
     }
@@ -229,6 +265,39 @@ mod tests {
         let mut named: Vec<i32> = said.iter().copied().filter(|what| *what != NOBODY).collect();
         named.dedup();
         assert_eq!(named, [3, -3, 4, -4]);
+    }
+
+    #[test]
+    fn who_has_it_all_the_time_lets_others_in() {
+        let (lock, together) = (Lock::<bool>::default(), Barrier::new(2));
+        listen();
+        let mut turns = 0;
+        std::thread::scope(|scope| {
+            let mut held = lock.lock();
+            scope.spawn(|| {
+                together.wait();
+                *lock.lock() = true;
+            });
+            together.wait();
+            while !*held && turns < 1000 {
+                // The other has looked, and is about to back off.
+                until_waited_for();
+                drop(held);
+                held = lock.lock();
+                turns += 1;
+            }
+        });
+        assert!(turns < 100, "{turns} turns");
+    }
+
+    #[test]
+    fn who_has_waited_goes_before_who_tries() {
+        let lock = Lock::<u32>::default();
+        lock.wanted.store(true, Relaxed);
+        assert!(lock.try_lock().is_none());
+        // Nobody is there: he is not waited for for ever.
+        drop(lock.lock());
+        assert!(lock.try_lock().is_some());
     }
 
     #[test]
