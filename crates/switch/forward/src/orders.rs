@@ -64,15 +64,22 @@ impl Orders {
     }
 
     /// Does as much as a burst does with its locks held, and tells `done` of each order that came to its end: about which port it
-    /// was, and its [`Order::result`]. Whoever waits for the locks of receivers, or for this thread, has his turn then.
+    /// was, and its [`Order::result`]. Whoever waits for the locks of receivers, or for this thread, has his turn then. A receiver that
+    /// somebody else is on holds up no other port's orders: it is waited for when all wait for such, and then the round is over.
     pub fn round(&mut self, forwarder: &mut Forwarder, mut done: impl FnMut(PortId, Result<bool, InsertError>)) {
-        let mut work = 0;
+        let (mut work, mut held_up) = (0, 0);
         while work < WORK {
+            let wait = held_up >= self.of.len();
             let next = self.of.range(self.next..).next().or(self.of.iter().next()).map(|(port, _)| *port);
             let Some((port, orders)) = next.and_then(|port| Some((port, self.of.get_mut(&port)?))) else { return };
             self.next = PortId(port.0.wrapping_add(1));
             if let Some(order) = orders.front_mut() {
-                work += forwarder.carry_out(order);
+                let Some(took) = forwarder.carry_out(order, wait) else {
+                    held_up += 1;
+                    continue;
+                };
+                held_up = 0;
+                work += if wait { WORK } else { took };
                 let Some(result) = order.result() else { continue };
                 orders.pop_front();
                 self.len -= 1;

@@ -121,22 +121,23 @@ impl Forwarder {
     /// All steps until a packet has to be sent on.
     pub(crate) fn begin(&mut self, order: &mut Order) {
         while order.result().is_none() && !order.sends() {
-            self.carry_out(order);
+            self.carry_out(order, true);
         }
     }
 
     /// One step of what control has decided: at most one delivery of one packet. Returns what it took, as a burst's work is
-    /// counted. To be called until there is a [`Order::result`].
-    pub fn carry_out(&mut self, order: &mut Order) -> usize {
+    /// counted. To be called until there is a [`Order::result`]. `None`: somebody else is on the receiver's queue, and it was not to
+    /// `wait` for that; nothing was done.
+    pub fn carry_out(&mut self, order: &mut Order, wait: bool) -> Option<usize> {
         self.follow_ports();
         let Some(port) = order.port.clone() else {
             self.install_now(order);
-            return FRAME_WORK;
+            return Some(FRAME_WORK);
         };
         if order.leaving.is_none() {
             self.next_packet(order, &port);
         }
-        let Some(leaving) = &mut order.leaving else { return FRAME_WORK };
+        let Some(leaving) = &mut order.leaving else { return Some(FRAME_WORK) };
         let counters = &port.answers;
         let work = match order.actions.get(leaving.done) {
             Some(Action::Output(to)) if *to == port.id => {
@@ -144,7 +145,7 @@ impl Forwarder {
                 FRAME_WORK
             }
             Some(Action::Output(to)) => match port.misses.bytes(&leaving.left, &leaving.packet) {
-                Some(piece) => self.deliver_one(*to, &mut leaving.packet, &[piece], counters),
+                Some(piece) => self.deliver_one(*to, &mut leaving.packet, &[piece], counters, wait)?,
                 None => FRAME_WORK,
             },
             other => {
@@ -165,7 +166,7 @@ impl Forwarder {
             }
             order.leaving = None;
         }
-        work
+        Some(work)
     }
 
     /// Takes up the next packet, or installs the flow, or finds that all is done.
@@ -223,7 +224,7 @@ impl Forwarder {
 
     fn all_of(&mut self, mut order: Order) -> Result<bool, InsertError> {
         loop {
-            self.carry_out(&mut order);
+            self.carry_out(&mut order, true);
             if let Some(result) = order.result() {
                 return result;
             }
@@ -244,26 +245,27 @@ impl Forwarder {
         expired
     }
 
-    /// Returns what it took.
+    /// Returns what it took; `None` if somebody else is on the queue and it is not to `wait`.
     fn deliver_one(
         &mut self,
         to: PortId,
         packet: &mut Packet,
         pieces: &[GuestSlice<'_>],
         counters: &PortCounters,
-    ) -> usize {
+        wait: bool,
+    ) -> Option<usize> {
         let Some(port) = self.ports.get(to) else {
             counters.drops.add(DropReason::NoPort, 1);
-            return FRAME_WORK;
+            return Some(FRAME_WORK);
         };
         let Some(queue) = port.queue_to_guest(packet.steering_hash(pieces)).or(port.queues.first().map(|q| &**q))
         else {
-            return FRAME_WORK;
+            return Some(FRAME_WORK);
         };
-        let mut guard = queue.lock();
+        let mut guard = if wait { queue.lock() } else { queue.try_lock()? };
         let Some(active) = guard.active() else {
             queue.counters.drops.add(DropReason::PortDown, 1);
-            return FRAME_WORK;
+            return Some(FRAME_WORK);
         };
         let memory = active.memory.clone();
         let mut target = Target::new(active, &memory, port.mtu(), &queue.counters, 1);
@@ -291,7 +293,7 @@ impl Forwarder {
         if let Some(error) = error {
             fail(&self.datapath, port, queue.index(), &mut guard, error);
         }
-        work
+        Some(work)
     }
 
     /// Has the switch itself send a frame (without virtio-net header) as if it came from `port`: it waits for control

@@ -156,6 +156,40 @@ fn flows_change_before_what_comes_behind_them_is_sent() {
     assert_eq!((datapath.flows().flows().len(), a.port.misses.len()), (0, 0));
 }
 
+/// A burst that goes on and on at one receiver holds up what has been decided for it, and not what has been decided for others.
+#[test]
+fn a_receiver_that_others_are_on_is_waited_for_last() {
+    let (datapath, mut forwarder) = switch();
+    let [mut a, mut b, c, d] = [1, 2, 3, 4].map(|n| Guest::new(&datapath, n, NetConfig::default(), 0));
+    let mut orders = Orders::default();
+    for (from, to) in [(&mut a, 3), (&mut b, 4)] {
+        from.send(VnetHdr::default(), &Frame::new(1, 9).payload([5; 64]).build());
+        forwarder.run(&from.port, 1, 0);
+        let id = from.port.misses.tell().unwrap().id;
+        orders.push(from.port.id, Order::packet(&from.port, id, vec![Action::Output(PortId(to))]));
+    }
+    let (tell, told) = std::sync::mpsc::channel();
+    let (is_on, began) = std::sync::mpsc::channel();
+    let queue = c.port.queues[0].clone();
+    let other = std::thread::spawn(move || {
+        let _on_it = queue.lock();
+        is_on.send(()).unwrap();
+        // Until what is for others has been done. The time is for a switch that does not get so far.
+        let _ = told.recv_timeout(std::time::Duration::from_secs(5));
+    });
+    began.recv().unwrap();
+    let mut done = Vec::new();
+    while !orders.is_empty() {
+        orders.round(&mut forwarder, |port, _| {
+            done.push(port.0);
+            let _ = tell.send(());
+        });
+    }
+    other.join().unwrap();
+    assert_eq!(done, [2, 1]);
+    assert_eq!([c, d].map(|guest| guest.port.totals().1.packets), [1, 1]);
+}
+
 /// A port that goes in the middle of it loses nothing but what had not been sent on, and that is counted.
 #[test]
 fn a_port_that_goes_takes_its_answers_along() {
