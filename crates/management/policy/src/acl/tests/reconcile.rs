@@ -106,6 +106,25 @@ fn many_rules_make_slices_smaller() {
     b.agrees(&b.lookup(&between(1, 3)[0])[0].actions, &between(1, 3)[0]);
 }
 
+/// A change of uplinks judged all flows in one go.
+#[test]
+fn uplinks_that_change_have_no_flow_judged_at_once() {
+    let mut b = full(5000);
+    b.parts = Some(0);
+    let tried = b.policy.tried();
+    // One more, which nothing has come from or gone to yet, has no say in flows that are there.
+    b.set_uplinks([(PortId(9), None)].into());
+    assert_eq!((b.table.len(), b.policy.tried()), (2048, tried));
+    // Other VLANs of one that was in use: no flow is left that it does not carry now.
+    b.set_uplinks([(PortId(2), Some("10".parse().unwrap())), (PortId(9), None)].into());
+    assert_eq!((b.table.len(), b.policy.tried()), (0, tried));
+    let [there, back] = between(5, 5);
+    for packet in [there, back] {
+        let done = b.packet(&packet);
+        b.agrees(&done, &packet);
+    }
+}
+
 #[test]
 fn other_lists_end_it_and_what_they_deny_is_denied() {
     let mut b = full(100);
