@@ -6,7 +6,7 @@ use crate::helper::{Helpers, OFFER_NS, vm_of};
 use crate::mailbox::Mailbox;
 use crate::policy::{Arrivals, Batch, Kicks, TransmitTimer, Vm};
 use crate::served::Served;
-use lasthop_forward::{Forwarder, Port};
+use lasthop_forward::{Forwarder, Outcome, Port};
 use lasthop_lock::name_thread;
 use lasthop_sys::{Beat, Epoll, LineLimit, Trigger, current_thread};
 use lasthop_virtqueue::BURST;
@@ -169,7 +169,7 @@ impl Server {
 
     /// One burst from a ring, if its time has come. True if there is more.
     fn look_after(&mut self, n: usize, now_ns: &mut u64) -> bool {
-        let Self { forwarder, helpers, .. } = self;
+        let Self { forwarder, helpers, yielded_ns, .. } = self;
         let Some(Some(ring)) = self.rings.get_mut(n) else { return false };
         match ring.next {
             Next::Now => {}
@@ -191,10 +191,7 @@ impl Server {
             forwarder.attend(port, queue, std::mem::take(&mut ring.kicked), || true);
         }
         let outcome = ring.served.run(forwarder, &mut ring.arrivals, now_ns);
-        if outcome.more && now_ns.saturating_sub(self.yielded_ns) > TURN_NS {
-            std::thread::yield_now();
-            self.yielded_ns = forwarder.now_ns();
-        }
+        yield_if_due(&outcome, yielded_ns, forwarder, *now_ns);
         ring.gathered += outcome.packets;
         if outcome.stalled && !outcome.held {
             // Until control has answered, unless a helper takes it meanwhile.
@@ -319,6 +316,14 @@ impl Server {
             arrivals: Arrivals::default(),
             offer: None,
         });
+    }
+}
+
+/// Gives others of this core their turn after [`TURN_NS`] of dear packets.
+fn yield_if_due(outcome: &Outcome, yielded_ns: &mut u64, forwarder: &Forwarder, now_ns: u64) {
+    if outcome.more && now_ns.saturating_sub(*yielded_ns) > TURN_NS {
+        std::thread::yield_now();
+        *yielded_ns = forwarder.now_ns();
     }
 }
 
