@@ -20,6 +20,8 @@ use lasthop_sys::{Pulse, Sign};
 use std::collections::HashMap;
 use std::fmt;
 use std::fs;
+use std::io::Read;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// Threads that say they are asleep are asked about in turn, so many at a time: it is only to find those that were stopped.
@@ -106,7 +108,17 @@ impl Watchdog {
     /// `longest_round`, which is no less than the limit, hangs.
     pub fn new(pulse: Pulse, process: u32, limit: Duration, longest_round: Duration, now: Instant) -> Self {
         let (threads, clock) = (HashMap::new(), Duration::ZERO);
-        Self { pulse, process, limit, longest_round, threads, turn: 0, clock, looked: now, next: now + limit / 4 }
+        Self {
+            pulse,
+            process,
+            limit,
+            longest_round,
+            threads,
+            turn: 0,
+            clock,
+            looked: now,
+            next: tick(now + limit / 4, limit / 4),
+        }
     }
 
     /// When [`Watchdog::look`] is due.
@@ -122,7 +134,7 @@ impl Watchdog {
         let period = self.limit / 4;
         self.clock += now.saturating_duration_since(self.looked).min(period * 2);
         // One look that was late does not make the next ones late.
-        (self.looked, self.next) = (now, (self.next + period).max(now + period / 2));
+        (self.looked, self.next) = (now, tick(now + period / 2, period));
         self.threads.values_mut().for_each(|seen| seen.is_there = false);
         let mut signs: Vec<Sign> = self.pulse.read().collect();
         // The first thread is looked at in any case: who stops a process stops it.
@@ -168,11 +180,12 @@ impl Watchdog {
         let long = |since: Duration| time(since) >= *limit / 16 * 11;
         let proc = format!("/proc/{process}/task/{}", sign.thread);
         // One that is not there is no thread of this process.
-        let (name, state) = name_and_state(&fs::read_to_string(format!("{proc}/stat")).ok()?)?;
+        let (name, state) = name_and_state(&line(&format!("{proc}/stat"))?)?;
         let hung = |how, since| Some(Hung { thread: sign.thread, name, how, time: time(since) });
-        let now = fs::read_to_string(format!("{proc}/schedstat")).ok().as_deref().and_then(schedule);
+        let ran = || line(&format!("{proc}/schedstat")).as_deref().and_then(schedule);
         if matches!(state, 'T' | 't') {
             // Who was let go in between has run, if only to be stopped again.
+            let now = ran();
             let (since, then) = *seen.stopped.get_or_insert((*clock, now));
             if then != now {
                 seen.stopped = Some((*clock, now));
@@ -184,7 +197,7 @@ impl Watchdog {
         if !sign.is_at_work() {
             return None;
         }
-        let now = now?;
+        let now = ran()?;
         let first = *seen.first.get_or_insert(now);
         if !long(seen.since) {
             return None;
@@ -194,7 +207,7 @@ impl Watchdog {
             return hung(Hang::Spins, seen.since);
         }
         if matches!(state, 'S' | 'D') && now.times == first.times {
-            let place = fs::read_to_string(format!("{proc}/wchan")).unwrap_or_default();
+            let place = line(&format!("{proc}/wchan")).unwrap_or_default();
             let place = if place == "0" { "" } else { place.trim() };
             return if FROZEN.contains(&place) { None } else { hung(Hang::Waits(place.into()), seen.since) };
         }
@@ -202,10 +215,25 @@ impl Watchdog {
     }
 }
 
+/// The next of the times at which looks are due, at this time or later: the same for all processes, so that we wake up once for all.
+fn tick(from: Instant, period: Duration) -> Instant {
+    static FIRST: OnceLock<Instant> = OnceLock::new();
+    let since = from.saturating_duration_since(*FIRST.get_or_init(|| from)).as_nanos();
+    let period = period.as_nanos().max(1);
+    from + Duration::from_nanos((since.next_multiple_of(period) - since) as u64)
+}
+
 /// Whether nothing is left of the process but what cannot end: its first thread is over, and others are not.
 pub fn is_ending(process: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{process}/task/{process}/stat"));
-    stat.is_ok_and(|stat| name_and_state(&stat).is_some_and(|(_, state)| matches!(state, 'Z' | 'X')))
+    let stat = line(&format!("/proc/{process}/task/{process}/stat"));
+    stat.is_some_and(|stat| name_and_state(&stat).is_some_and(|(_, state)| matches!(state, 'Z' | 'X')))
+}
+
+/// What the kernel says in a file of one line, shorter than a thousand bytes: in one read.
+fn line(path: &str) -> Option<String> {
+    let mut bytes = [0; 1024];
+    let read = fs::File::open(path).and_then(|mut file| file.read(&mut bytes)).ok()?;
+    Some(String::from_utf8_lossy(bytes.get(..read)?).into_owned())
 }
 
 /// Of /proc/PID/task/TID/stat: the name in parentheses may hold anything.
@@ -224,6 +252,18 @@ fn schedule(schedstat: &str) -> Option<Schedule> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn looks_at_all_processes_are_due_at_the_same_times() {
+        let (period, now) = (Duration::from_millis(250), Instant::now());
+        let first = tick(now, period);
+        for ms in [1, 100, 250, 600, 10_001] {
+            let next = tick(first + Duration::from_millis(ms), period);
+            let since = next - first;
+            assert_eq!(since.as_nanos() % period.as_nanos(), 0);
+            assert!((Duration::from_millis(ms)..Duration::from_millis(ms) + period).contains(&since));
+        }
+    }
 
     #[test]
     fn what_the_kernel_says_of_a_thread() {
