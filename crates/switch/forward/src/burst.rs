@@ -1,11 +1,13 @@
 //! The spine: one burst from one queue to wherever its packets go.
 
+use crate::actions::Step;
 use crate::datapath::Datapath;
 use crate::deliver::{FRAME_WORK, IDLE_WORK, Target, Undelivered, WORK};
 use crate::miss::NoPlace;
-use crate::packet::{Packet, link, usual};
-use crate::plan::{Group, Plan, Repeat, bit};
+use crate::packet::Packet;
+use crate::plan::{Group, Plan, bit};
 use crate::port::{Port, PortTable, header_len};
+use crate::repeat::{Passed, Repeat};
 use crate::run::{Run, Verdict};
 use lasthop_flow::{Action, ExactCache, WriterId};
 use lasthop_frame::{Depth, Offload};
@@ -209,18 +211,19 @@ impl Forwarder {
             }
             work += packet.frame_len;
             match verdict {
-                Verdict::To(to) => {
+                Verdict::To(to, repeats) => {
                     work += work_to_cut(packet);
                     self.output(burst, i, to, true);
                     if passes
-                        && self.plan.last.is_some()
-                        && let Some(like) = run.link.filter(|like| goes_on(chains, i + 1, *like))
+                        && repeats
+                        && let (Some(group), Some(packet)) = (self.plan.last, self.packets.get(i))
+                        && let Some(repeat) = Repeat::of(packet, group, chains, i + 1, WORK.saturating_sub(work))
                     {
-                        self.deliver(burst, Some((i + 1, like, WORK.saturating_sub(work))));
-                        passes = self.plan.passed.0 > 0;
-                        work += self.plan.passed.1 + self.plan.idle_work;
-                        run.count(self.plan.passed.0, self.plan.passed.1);
-                        i += self.plan.passed.0;
+                        let passed = self.deliver(burst, Some(repeat));
+                        passes = passed.packets > 0;
+                        work += passed.bytes + self.plan.idle_work;
+                        run.count(passed.packets, passed.bytes);
+                        i += passed.packets;
                     }
                 }
                 Verdict::Many(flow) => {
@@ -260,9 +263,6 @@ impl Forwarder {
     #[inline]
     fn output(&mut self, burst: &Burst<'_, '_>, packet: usize, to: PortId, may_wait: bool) {
         self.plan.no_repeat();
-        if to == burst.port.id {
-            return self.drop(burst, packet, DropReason::Hairpin);
-        }
         let Some(port) = self.ports.get(to) else { return self.drop(burst, packet, DropReason::NoPort) };
         // Connections between the same stations share a flow but not a queue, so the next packet has to be asked for anew.
         let multi_queue = port.is_multi_queue();
@@ -285,48 +285,43 @@ impl Forwarder {
 
     fn output_all(&mut self, burst: &Burst<'_, '_>, packet: usize, actions: &[Action]) {
         for action in actions {
-            match action {
-                Action::Output(to) => self.output(burst, packet, *to, false),
-                Action::Drop(reason) => self.drop(burst, packet, *reason),
-                _ => self.drop(burst, packet, DropReason::BadAction),
+            match Step::of(Some(action), burst.port.id) {
+                Step::To(to) => self.output(burst, packet, to, false),
+                Step::Drop(reason) => self.drop(burst, packet, reason),
             }
         }
         self.plan.set_dealt(packet);
         burst.queue.counters.replicated.add((actions.len() as u64).saturating_sub(1));
     }
 
-    /// Makes the deliveries planned so far, and that of `run`: each receiver's ring is locked, filled, published and
-    /// notified once.
-    fn deliver(&mut self, burst: &Burst<'_, '_>, run: Option<Repeat>) {
-        let mut n = 0;
-        (self.plan.passed, self.plan.idle_work) = ((0, 0), 0);
+    /// Makes the deliveries planned so far, and that of `repeat`, of which it returns how many: each receiver's ring is locked,
+    /// filled, published and notified once.
+    fn deliver(&mut self, burst: &Burst<'_, '_>, repeat: Option<Repeat>) -> Passed {
+        let (mut n, mut passed) = (0, Passed::default());
+        self.plan.idle_work = 0;
         while let Some(group) = self.plan.group(n) {
-            let run = run.filter(|_| self.plan.last == Some(n));
+            let repeat = repeat.filter(|repeat| repeat.group == n);
             n += 1;
             let Some(port) = self.ports.get(group.port) else { continue };
             self.receiver = group.port;
             let Some(queue) = port.queues.get(usize::from(group.queue)) else { continue };
             let mut guard = queue.lock();
-            let (call, error) = match guard.active() {
-                Some(active) => {
-                    let target = (active, port.mtu(), &**queue);
-                    fill(&mut self.plan, &mut self.packets, &group, target, burst, run)
-                }
-                None => {
-                    queue.counters.drops.add(DropReason::PortDown, u64::from(group.packets.count_ones()));
-                    self.plan.dealt |= group.packets;
-                    (false, None)
-                }
+            let mut packets = group.packets.count_ones();
+            let Some(active) = guard.active() else {
+                queue.counters.drops.add(DropReason::PortDown, u64::from(packets));
+                self.plan.dealt |= group.packets;
+                continue;
             };
-            let passed = run.map_or(0, |_| self.plan.passed.0 as u32);
-            if call && port.interrupts_now(queue, group.packets.count_ones() + passed) {
-                guard.call();
+            let target = (active, port.mtu(), &**queue);
+            let (filled, repeated) = fill(&mut self.plan, &mut self.packets, &group, target, burst, repeat);
+            if repeat.is_some() {
+                passed = repeated;
+                packets += repeated.packets as u32;
             }
-            if let Some(error) = error {
-                fail(&self.datapath, port, queue.index(), &mut guard, error);
-            }
+            filled.close(&self.datapath, port, queue, &mut guard, packets);
         }
         self.plan.clear();
+        passed
     }
 
     /// Counts the packets that were dealt with in this burst and not before.
@@ -403,25 +398,46 @@ pub(crate) fn fail(datapath: &Datapath, port: &Port, index: u16, guard: &mut Que
     datapath.note_broken(port.id, index);
 }
 
-/// Whether some packets from the `next` on are like the one before: enough for a visit to their receiver of their own.
-#[inline]
-fn goes_on(chains: &Chains<'_>, next: usize, like: u128) -> bool {
-    let like = |chain| usual(chain).is_some_and(|(_, frame)| link(&frame) == like);
-    chains.list.get(next..next + 3).is_some_and(|chains| chains.iter().all(like))
+/// What is left to do for a receiver's ring once packets have been written to it.
+pub(crate) struct Filled {
+    /// It wants an interrupt.
+    pub(crate) call: bool,
+    /// What broke it.
+    pub(crate) error: Option<QueueError>,
 }
 
-/// Delivers one receiver's packets, with those of `run`, and publishes them at once. Returns whether to interrupt, and what
-/// broke the ring.
+impl Filled {
+    /// The end of each delivery, of `packets` of them: interrupts the receiver, at once or when its batch is full, and stops a ring
+    /// that broke.
+    #[inline]
+    pub(crate) fn close(
+        self,
+        datapath: &Datapath,
+        port: &Arc<Port>,
+        queue: &Queue,
+        guard: &mut QueueGuard<'_>,
+        packets: u32,
+    ) {
+        if self.call && port.interrupts_now(queue, packets) {
+            guard.call();
+        }
+        if let Some(error) = self.error {
+            fail(datapath, port, queue.index(), guard, error);
+        }
+    }
+}
+
+/// Delivers one receiver's packets, with those of `repeat`, and publishes them at once.
 fn fill(
     plan: &mut Plan,
     packets: &mut [Packet],
     group: &Group,
     (active, mtu, queue): (&mut Active, u16, &Queue),
     burst: &Burst<'_, '_>,
-    run: Option<Repeat>,
-) -> (bool, Option<QueueError>) {
+    repeat: Option<Repeat>,
+) -> (Filled, Passed) {
     let memory = active.memory.clone();
-    let count = if run.is_some() { burst.chains.list.len() } else { group.packets.count_ones() as usize };
+    let count = if repeat.is_some() { burst.chains.list.len() } else { group.packets.count_ones() as usize };
     let mut target = Target::new(active, &memory, mtu, &queue.counters, count);
     target.begin(burst.now_ns);
     let mut error = None;
@@ -467,20 +483,14 @@ fn fill(
                 result = target.deliver(packet, pieces, false);
             }
         }
-        match result {
-            Ok(()) => {}
-            Err(Undelivered::NoBuffers) => target.count_drop(DropReason::NoBuffers),
-            Err(Undelivered::Drop(reason)) => target.count_drop(reason),
-            Err(Undelivered::Broken(e)) => {
-                target.count_drop(DropReason::ReceiverBroken);
-                error = Some(e);
-            }
-        }
+        // Those behind one that broke the ring count as dropped for that, which breaks nothing more.
+        error = target.settle(result).or(error);
         plan.set_dealt(i);
     }
-    if let Some(run) = run.filter(|_| error.is_none() && !held) {
-        plan.passed = target.pass(packets, burst.chains, run);
-        plan.dealt |= !(u64::MAX << plan.passed.0) << run.0;
+    let mut passed = Passed::default();
+    if let Some(repeat) = repeat.filter(|_| error.is_none() && !held) {
+        passed = target.pass(packets, burst.chains, repeat);
+        plan.dealt |= !(u64::MAX << passed.packets) << repeat.next;
     }
     plan.idle_work += target.idle_work();
     target.note_nothing(burst.now_ns);
@@ -488,7 +498,7 @@ fn fill(
     if error.is_none() && memory.faulted() {
         error = Some(QueueError::MemoryFault);
     }
-    (call, error)
+    (Filled { call, error }, passed)
 }
 
 /// What a packet in tiny segments costs beside its bytes, at most: whether its receiver has it cut up is not known yet. Nothing where

@@ -2,8 +2,8 @@
 
 use crate::cursor::Cursor;
 use crate::packet::{LINK_LEN, Packet, link, usual};
-use crate::plan::Repeat;
 use crate::port::{feature, header_len};
+use crate::repeat::{Passed, Repeat};
 use lasthop_frame::{
     CompleteChecksum, Delivery, HeaderBuf, Offload, Receiver, SEGMENT_HEADER_LEN, SNAPSHOT_LEN, Segmenter, VnetHdr,
 };
@@ -119,8 +119,8 @@ impl<'a> Target<'a> {
         &mut self,
         packets: &mut [Packet],
         chains: &Chains<'_>,
-        (next, like, most): Repeat,
-    ) -> (usize, usize) {
+        Repeat { next, like, most, .. }: Repeat,
+    ) -> Passed {
         let (mut n, mut bytes) = (0, 0);
         for (packet, chain) in packets.iter_mut().skip(next).zip(chains.list.iter().skip(next)) {
             chains.prefetch(next + n + AHEAD, false);
@@ -134,7 +134,7 @@ impl<'a> Target<'a> {
             (n, bytes) = (n + 1, bytes + len);
         }
         self.count(n, bytes);
-        (n, bytes)
+        Passed { packets: n, bytes }
     }
 
     /// Writes a packet that asks for nothing into the next buffer, if that is at hand and holds its `len` bytes: the frame
@@ -355,9 +355,16 @@ impl<'a> Target<'a> {
         self.active.shortage.is_slow(now_ns, packets + (bytes >> 10), patience_ns)
     }
 
-    /// Counts a packet that was not delivered.
-    pub(crate) fn count_drop(&self, reason: DropReason) {
+    /// Counts what became of a packet that does not wait; what broke the ring, if that did.
+    pub(crate) fn settle(&self, result: Result<(), Undelivered>) -> Option<QueueError> {
+        let (reason, broken) = match result {
+            Ok(()) => return None,
+            Err(Undelivered::NoBuffers) => (DropReason::NoBuffers, None),
+            Err(Undelivered::Drop(reason)) => (reason, None),
+            Err(Undelivered::Broken(error)) => (DropReason::ReceiverBroken, Some(error)),
+        };
         self.counters.drops.add(reason, 1);
+        broken
     }
 
     /// Shows the driver all that was delivered; true if it wants an interrupt.

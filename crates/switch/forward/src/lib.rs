@@ -3,6 +3,7 @@
 //! [`Forwarder::run`] is the spine (docs/architecture.md, "A packet's walk"); each stage is one named call in it. A [`Datapath`]
 //! is shared by all threads of the switch; each thread that moves packets has a [`Forwarder`] of its own.
 
+mod actions;
 mod burst;
 mod cursor;
 mod datapath;
@@ -12,6 +13,7 @@ mod orders;
 mod packet;
 mod plan;
 mod port;
+mod repeat;
 mod resume;
 mod run;
 

@@ -15,7 +15,7 @@ pub(crate) struct Plan {
     groups: ArrayVec<Group, MAX_GROUPS>,
     /// Receivers for which packets of this burst wait: those that follow must not overtake them.
     held: ArrayVec<(PortId, u16), MAX_HELD>,
-    /// Which receiver gets the last packet, if what is the same as that goes there too.
+    /// Which receiver gets the last packet, if packets like it go there too.
     pub(crate) last: Option<usize>,
     /// Packets that have no other destination than the one they are planned for, so they may wait for it.
     may_wait: u64,
@@ -25,15 +25,9 @@ pub(crate) struct Plan {
     pub(crate) short: bool,
     /// Some wait for their turn: enough has been done for their receiver with its lock held.
     pub(crate) put_off: bool,
-    /// How many packets were delivered without having been planned, and their bytes.
-    pub(crate) passed: (usize, usize),
     /// What it took, in the last deliveries, to walk receivers' descriptors that hold nothing.
     pub(crate) idle_work: usize,
 }
-
-/// Packets that go where the last one went, as long as they are like it: the first one's place, what
-/// [`link`](crate::packet::link) says of them, and how many bytes of them are enough.
-pub(crate) type Repeat = (usize, u128, usize);
 
 /// One receiver's ring and the packets for it.
 #[derive(Clone, Copy, Debug)]

@@ -4,8 +4,9 @@
 //! never waits for a burst of the port that a packet came from, nor does that burst wait for it: an answer takes the lock of the
 //! queue that the packet goes to, for that one packet, and the leaf lock of the port's misses.
 
-use crate::burst::{Forwarder, fail};
-use crate::deliver::{FRAME_WORK, Target, Undelivered};
+use crate::actions::Step;
+use crate::burst::{Filled, Forwarder};
+use crate::deliver::{FRAME_WORK, Target};
 use crate::miss::{Left, MISS_SLOTS};
 use crate::packet::Packet;
 use crate::port::Port;
@@ -139,21 +140,12 @@ impl Forwarder {
         }
         let Some(leaving) = &mut order.leaving else { return Some(FRAME_WORK) };
         let counters = &port.answers;
-        let work = match order.actions.get(leaving.done) {
-            Some(Action::Output(to)) if *to == port.id => {
-                counters.drops.add(DropReason::Hairpin, 1);
-                FRAME_WORK
-            }
-            Some(Action::Output(to)) => match port.misses.bytes(&leaving.left, &leaving.packet) {
-                Some(piece) => self.deliver_one(*to, &mut leaving.packet, &[piece], counters, wait)?,
+        let work = match Step::of(order.actions.get(leaving.done), port.id) {
+            Step::To(to) => match port.misses.bytes(&leaving.left, &leaving.packet) {
+                Some(piece) => self.deliver_one(to, &mut leaving.packet, &[piece], counters, wait)?,
                 None => FRAME_WORK,
             },
-            other => {
-                let reason = match other {
-                    Some(Action::Drop(reason)) => *reason,
-                    Some(_) => DropReason::BadAction,
-                    None => DropReason::Policy,
-                };
+            Step::Drop(reason) => {
                 counters.drops.add(reason, 1);
                 FRAME_WORK
             }
@@ -269,30 +261,13 @@ impl Forwarder {
         };
         let memory = active.memory.clone();
         let mut target = Target::new(active, &memory, port.mtu(), &queue.counters, 1);
-        let error = match target.deliver(packet, pieces, false) {
-            Ok(()) => memory.faulted().then_some(QueueError::MemoryFault),
-            Err(Undelivered::NoBuffers) => {
-                target.count_drop(DropReason::NoBuffers);
-                None
-            }
-            Err(Undelivered::Drop(reason)) => {
-                target.count_drop(reason);
-                None
-            }
-            Err(Undelivered::Broken(error)) => {
-                target.count_drop(DropReason::ReceiverBroken);
-                Some(error)
-            }
-        };
+        let result = target.deliver(packet, pieces, false);
+        let broken = target.settle(result);
         let work = target.work() + FRAME_WORK;
         let call = target.publish();
         drop(target);
-        if call && port.interrupts_now(queue, 1) {
-            guard.call();
-        }
-        if let Some(error) = error {
-            fail(&self.datapath, port, queue.index(), &mut guard, error);
-        }
+        let error = broken.or(memory.faulted().then_some(QueueError::MemoryFault));
+        Filled { call, error }.close(&self.datapath, port, queue, &mut guard, 1);
         Some(work)
     }
 

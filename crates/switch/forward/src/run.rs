@@ -1,15 +1,17 @@
 //! Packets of one flow that follow each other: the flow is looked up, and its statistics are written, once.
 
+use crate::actions::Step;
 use crate::packet::Packet;
-use lasthop_flow::{Action, ExactCache, Flow, FlowTable, Lookup, Slot, WriterId, hash_key};
-use lasthop_frame::{Depth, VnetHdr, is_plain_link};
+use lasthop_flow::{ExactCache, Flow, FlowTable, Lookup, Slot, WriterId, hash_key};
+use lasthop_frame::Depth;
 use lasthop_guestmem::GuestSlice;
 use lasthop_types::{DropReason, PortId};
 use std::sync::Arc;
 
 /// What is to become of a packet.
 pub(crate) enum Verdict {
-    To(PortId),
+    /// It goes to this port. True if packets whose link layer says the same go there too: the flow looks no deeper.
+    To(PortId, bool),
     Many(Arc<Flow>),
     Drop(DropReason),
     Miss,
@@ -25,16 +27,13 @@ pub(crate) struct Run<'a> {
     now_ms: u64,
     /// Where in the cache the flow is that the last packet met.
     slot: Option<Slot>,
-    /// [`Packet::link`] of the last packet, if it goes to one port, that is all that this was found by, and packets like
-    /// it are read by [`Packet::read_link`].
-    pub(crate) link: Option<u128>,
     packets: u64,
     bytes: u64,
 }
 
 impl<'a> Run<'a> {
     pub(crate) fn new(flows: &'a FlowTable, writer: WriterId, now_ms: u64) -> Self {
-        Self { flows, writer, depth: flows.depth(), now_ms, slot: None, link: None, packets: 0, bytes: 0 }
+        Self { flows, writer, depth: flows.depth(), now_ms, slot: None, packets: 0, bytes: 0 }
     }
 
     /// The flow's word on a packet. `pieces` is what it was read from; `cache` is the same in all calls.
@@ -50,18 +49,14 @@ impl<'a> Run<'a> {
             self.end(cache);
             self.slot = self.look_up(cache, packet, pieces);
         }
-        self.link = None;
         debug_assert!(self.flow(cache).is_none_or(|flow| flow.depth() <= self.depth), "found by more than is compared");
         let Some(flow) = self.flow(cache) else { return Verdict::Miss };
-        match *flow.actions {
-            [] => Verdict::Drop(DropReason::Policy),
-            [Action::Output(to)] => {
-                let usual = self.depth == Depth::L2 && packet.header_len == VnetHdr::LEN;
-                self.link = (usual && is_plain_link(packet.header())).then(|| packet.link());
-                Verdict::To(to)
-            }
-            [Action::Drop(reason)] => Verdict::Drop(reason),
-            _ => Verdict::Many(flow.clone()),
+        if flow.actions.len() > 1 {
+            return Verdict::Many(flow.clone());
+        }
+        match Step::of(flow.actions.first(), packet.port) {
+            Step::To(to) => Verdict::To(to, self.depth == Depth::L2),
+            Step::Drop(reason) => Verdict::Drop(reason),
         }
     }
 
@@ -104,6 +99,6 @@ impl<'a> Run<'a> {
         {
             flow.stats.add(self.writer, self.packets, self.bytes, self.now_ms);
         }
-        (self.slot, self.link, self.packets, self.bytes) = (None, None, 0, 0);
+        (self.slot, self.packets, self.bytes) = (None, 0, 0);
     }
 }
