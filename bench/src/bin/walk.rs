@@ -41,7 +41,7 @@ fn main() {
         }
         a.flush(0);
         let start = now();
-        packets += forwarder.run(&from, 1, 0).packets;
+        packets += forwarder.carry(&from, 1, 0).packets;
         busy += now() - start;
         while b.recv_with(0, |_| received += 1).expect("ring") {}
     }

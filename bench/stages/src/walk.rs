@@ -178,7 +178,7 @@ impl Walk {
 fn burst(forwarder: &mut Forwarder, from: &Port) -> usize {
     let mut packets = 0;
     while packets < BURST {
-        let outcome = forwarder.run(from, 1, 0);
+        let outcome = forwarder.carry(from, 1, 0);
         packets += outcome.packets;
         if !outcome.more {
             break;
@@ -243,11 +243,11 @@ impl Stage for Take {
     #[inline]
     fn run(&mut self) {
         let mut guard = self.port.queues[1].lock();
-        let active = guard.active().expect("started");
-        let memory = active.memory.clone();
+        let started = guard.started().expect("started");
+        let memory = started.memory.clone();
         for _ in 0..BURSTS {
             let mut chains = Chains::new();
-            active.ring.pop(&memory, &mut chains, BURST).expect("ring");
+            started.ring.pop(&memory, &mut chains, BURST).expect("ring");
             self.taken += std::hint::black_box(&chains).list.len();
         }
     }

@@ -4,8 +4,8 @@ use cpu::CpuRequest;
 use health::Health;
 use lasthop_api::{ApiError, PortChanged};
 use lasthop_ipc::{
-    ControlToSupervisor, DeviceState, FromControl, MissedPacket, PortConfig, PortInfo, PortState, SupervisorToControl,
-    ToControl,
+    ControlToSupervisor, DeviceState, FromControl, PortConfig, PortInfo, PortState, SupervisorToControl, ToControl,
+    UpcallPacket,
 };
 use lasthop_policy::acl::Book;
 use lasthop_policy::{Change, Effects, Learning, Uplinks, Vlans};
@@ -40,7 +40,7 @@ const POLL_MS: u64 = 10_000;
 const POLL_MANY_MS: u64 = 60_000;
 const MANY_FLOWS: usize = 8192;
 
-/// With more messages than this waiting to be sent to the switch, no flows are put right that can wait: answers to misses would
+/// With more messages than this waiting to be sent to the switch, no flows are put right that can wait: answers to upcalls would
 /// wait behind them.
 const CONGESTED: usize = 32;
 
@@ -271,7 +271,7 @@ impl Core {
                 }
                 self.ask_statistics(true);
             }
-            ToControl::Miss(missed) => self.miss(&missed, now_ms, out),
+            ToControl::Upcall(missed) => self.upcall(&missed, now_ms, out),
             ToControl::Port(port) => self.port_is(port, now_ms, out),
             ToControl::PortGone(id) => {
                 self.infos.remove(&id);
@@ -282,7 +282,7 @@ impl Core {
         }
     }
 
-    fn miss(&mut self, missed: &MissedPacket, now_ms: u64, out: &mut Effects) {
+    fn upcall(&mut self, missed: &UpcallPacket, now_ms: u64, out: &mut Effects) {
         self.counts.misses += 1;
         self.policy.miss(missed.id, &missed.key, now_ms, out);
     }

@@ -107,7 +107,7 @@ async fn accept(listener: UnixListener, calls: mpsc::Sender<Call>, clients: Clie
                         }
                     }
                     clients.forget(&client);
-                    aside.let_go(copy);
+                    aside.release(copy);
                 });
             }
             Err(e) => {
@@ -465,7 +465,7 @@ impl socket::ReadHalf for BoundedRead {
                 Ok(receive_with_fds(stream, buf, &mut fds, RecvFlags::DONTWAIT).map(|(len, _)| len)?)
             });
             if !fds.is_empty() {
-                self.aside.let_go(fds);
+                self.aside.release(fds);
             }
             match received {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}

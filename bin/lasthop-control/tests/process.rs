@@ -11,7 +11,7 @@ use fake::{Fake, frame};
 use futures_util::StreamExt;
 use lasthop_api::{ApiError, SwitchProxy};
 use lasthop_flow::Action;
-use lasthop_ipc::{PortState, STATIONS_PART, SupervisorToControl, ToControl};
+use lasthop_ipc::{MACS_PART, PortState, SupervisorToControl, ToControl};
 use lasthop_types::{MacAddr, PortId};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -316,9 +316,9 @@ fn says_who_is_to_be_announced() {
     let states = client(&mut fake, async |api| api.trace("vm4", "ffffffffffff0200000000010800").await.unwrap().is_ok());
     assert!(states);
     fake.supervisor.send(&SupervisorToControl::Announce(PortId(3)), None).unwrap();
-    fake.serve_until(|f| f.announced.iter().map(|(_, stations)| stations.len()).sum::<usize>() > usize::from(many));
-    assert!(fake.announced.iter().all(|(uplink, stations)| *uplink == PortId(3) && stations.len() <= STATIONS_PART));
-    let all: Vec<_> = fake.announced.iter().flat_map(|(_, stations)| stations).copied().collect();
+    fake.serve_until(|f| f.announced.iter().map(|(_, macs)| macs.len()).sum::<usize>() > usize::from(many));
+    assert!(fake.announced.iter().all(|(uplink, macs)| *uplink == PortId(3) && macs.len() <= MACS_PART));
+    let all: Vec<_> = fake.announced.iter().flat_map(|(_, macs)| macs).copied().collect();
     assert_eq!(all[..3], [(0, station(1)), (7, station(last)), (0, station(2))]);
     assert_eq!((all.len(), all.last()), (4097, Some(&(0, station(many)))));
 

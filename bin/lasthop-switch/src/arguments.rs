@@ -23,8 +23,8 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Reads `--supervisor-fd N [--journal-fd N] [--host-view-fd N] [--hurry-fd N] [--pulse-fd N] [--helpers N,N…] [--poll N,N…]
-    /// [--hysteresis US,US] [--rx-batch US,PACKETS] [--accounts vm] [--congestion MS,MS]
+    /// Reads `--supervisor-fd N [--journal-fd N] [--host-view-fd N] [--boost-fd N] [--pulse-fd N] [--helpers N,N…] [--poll N,N…]
+    /// [--hysteresis US,US] [--rx-batch US,PACKETS] [--cgroup-accounting vm] [--congestion MS,MS]
     /// [--helper-class normal] [--max-guest-memory BYTES]`. Run first thing in `main`.
     pub fn take(mut words: impl Iterator<Item = String>) -> Result<Self, String> {
         let (mut supervisor, mut journal) = (None, None);
@@ -44,7 +44,7 @@ impl Arguments {
                     let view = HostView::map(descriptor()?);
                     settings.view = view.inspect_err(|e| tracing::warn!("not known what cores and VMs do: {e}")).ok();
                 }
-                "--hurry-fd" => settings.prompter = Some(Prompter::new(descriptor()?)),
+                "--boost-fd" => settings.prompter = Some(Prompter::new(descriptor()?)),
                 "--pulse-fd" => map_pulse(descriptor()?).map_err(|e| wrong(&e.to_string()))?,
                 "--helpers" => settings.helpers = numbers()?,
                 "--poll" => settings.poll = numbers()?,
@@ -57,7 +57,7 @@ impl Arguments {
                 "--max-guest-memory" => {
                     max_guest_memory = Some(value.parse().map_err(|_| wrong("not a number of bytes"))?);
                 }
-                "--accounts" => settings.accounts = value == "vm",
+                "--cgroup-accounting" => settings.cgroup_accounting = value == "vm",
                 "--rx-batch" => settings.receive = two().map(|[us, packets]| Batch::new(us as u32, packets as u16))?,
                 _ => return Err(format!("unknown option {option}")),
             }

@@ -263,7 +263,7 @@ impl PortEntry {
             queues: queues.collect(),
             from_guest,
             to_guest,
-            waiting: port.misses.len() as u64,
+            waiting: port.upcalls.len() as u64,
             vm,
         }
     }

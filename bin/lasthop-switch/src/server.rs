@@ -10,8 +10,8 @@ use lasthop_forward::{Datapath, Forwarder, Order, Orders};
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_guestmem::{GuestMemory, MemoryLimits, PinnedSlice, RegionSpec};
 use lasthop_ipc::{
-    Channel, ChannelError, DatapathRequest, FromControl, MissedPacket, SupervisorToSwitch, SwitchToSupervisor,
-    ToControl,
+    Channel, ChannelError, DatapathRequest, FromControl, SupervisorToSwitch, SwitchToSupervisor, ToControl,
+    UpcallPacket,
 };
 use lasthop_schedule::Workers;
 use lasthop_sys::hostview::HostView;
@@ -144,8 +144,8 @@ impl Server {
         let deadlines =
             self.ports.values().flat_map(|p| [p.session.as_ref().and_then(Session::deadline), p.deadline()]);
         let session = deadlines.flatten().min().map(|d| d.saturating_duration_since(now));
-        let misses = self.misses_wait.then_some(MISS_CHECK);
-        session.into_iter().chain(misses).min()
+        let upcalls = self.misses_wait.then_some(MISS_CHECK);
+        session.into_iter().chain(upcalls).min()
     }
 
     /// Ends connections of front-ends that keep us waiting, and the wait of packets that control does not answer.
@@ -169,7 +169,7 @@ impl Server {
                     self.workers.look(entry.port.id);
                 }
             }
-            self.misses_wait = self.ports.values().any(|p| !p.port.misses.is_empty());
+            self.misses_wait = self.ports.values().any(|p| !p.port.upcalls.is_empty());
         }
     }
 
@@ -323,13 +323,13 @@ impl Server {
                 if control.is_full() {
                     return Ok(());
                 }
-                let Some(missed) = entry.port.misses.tell() else { continue };
+                let Some(upcall) = entry.port.upcalls.report() else { continue };
                 told = true;
-                let message = ToControl::Miss(MissedPacket {
-                    id: u64::from(id.0) << 32 | u64::from(missed.id),
-                    key: missed.key,
-                    header: missed.header,
-                    frame_len: missed.frame_len as u32,
+                let message = ToControl::Upcall(UpcallPacket {
+                    id: u64::from(id.0) << 32 | u64::from(upcall.id),
+                    key: upcall.key,
+                    header: upcall.header,
+                    frame_len: upcall.frame_len as u32,
                 });
                 self.next_to_tell = PortId(id.0 + 1);
                 control.send(message)?;
@@ -354,7 +354,7 @@ impl Server {
         self.control = Some(Control::new(socket, self.ports.keys().copied()));
         self.datapath.set_control_answers(true);
         for entry in self.ports.values() {
-            entry.port.misses.untell_all();
+            entry.port.upcalls.report_again();
         }
         self.talk();
     }

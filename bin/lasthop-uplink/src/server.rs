@@ -191,9 +191,9 @@ impl Server {
                     self.prober.send(&instance, &token, &vlans);
                 }
                 Ok((SupervisorToUplink::Listen, _)) => self.listen()?,
-                Ok((SupervisorToUplink::Announce(stations), _)) => {
+                Ok((SupervisorToUplink::Announce(macs), _)) => {
                     if !self.listen {
-                        self.announcer.add(&stations, Instant::now());
+                        self.announcer.add(&macs, Instant::now());
                     }
                 }
                 Ok((SupervisorToUplink::Shutdown { remove }, _)) => {

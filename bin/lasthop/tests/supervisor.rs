@@ -249,7 +249,7 @@ fn starts_its_children_says_ready_and_ends_cleanly() {
     let line = lasthop.seen.last().unwrap().clone();
     assert!(
         line.ends_with(
-            "arguments --supervisor-fd 3 --journal-fd 4 --host-view-fd 5 --hurry-fd 6 --helpers 0 --hysteresis 7,9 \
+            "arguments --supervisor-fd 3 --journal-fd 4 --host-view-fd 5 --boost-fd 6 --helpers 0 --hysteresis 7,9 \
              --rx-batch 0,0 --helper-class idle --congestion 10,2 --pulse-fd 7"
         ),
         "{line}"

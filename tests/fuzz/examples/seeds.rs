@@ -5,9 +5,9 @@ use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::testutil::{Frame, arp, neighbour_solicitation};
 use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
 use lasthop_ipc::{
-    COUNTERS_ROW, ControlToSupervisor, DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket, PortConfig,
-    SupervisorToControl, SupervisorToSwitch, SupervisorToUplink, SwitchToSupervisor, ToControl, UplinkCounters,
-    UplinkDevice, UplinkDriver, UplinkDrops, UplinkToSupervisor,
+    COUNTERS_ROW, ControlToSupervisor, DatapathReply, DatapathRequest, FlowInfo, FromControl, PortConfig,
+    SupervisorToControl, SupervisorToSwitch, SupervisorToUplink, SwitchToSupervisor, ToControl, UpcallPacket,
+    UplinkCounters, UplinkDevice, UplinkDriver, UplinkDrops, UplinkToSupervisor,
 };
 use lasthop_types::{MacAddr, PortId};
 use std::path::{Path, PathBuf};
@@ -169,7 +169,7 @@ fn messages() -> Vec<Vec<u8>> {
     let flow = FlowSpec { key, mask, actions: vec![Action::Output(id)], epoch: 9 };
     let info = FlowInfo { flow: flow.clone(), packets: 300, bytes: 70_000, idle_ms: 5 };
     let frame = vec![1; 60];
-    let missed = MissedPacket { id: 1 << 40, key, header: VnetHdr::default().to_bytes().into(), frame_len: 60 };
+    let upcall = UpcallPacket { id: 1 << 40, key, header: VnetHdr::default().to_bytes().into(), frame_len: 60 };
     let device = UplinkDevice {
         driver: UplinkDriver::AfXdp,
         mode: "native, copy".into(),
@@ -208,7 +208,7 @@ fn messages() -> Vec<Vec<u8>> {
         ),
         seed(4, &ToControl::Hello),
         seed(4, &ToControl::PortGone(id)),
-        seed(4, &ToControl::Miss(missed)),
+        seed(4, &ToControl::Upcall(upcall)),
         seed(4, &reply(DatapathReply::Flows { flows: vec![info.clone(), info.clone()], next: Some((1, 2, 3)) })),
         seed(4, &reply(DatapathReply::Ports(Vec::new()))),
         seed(4, &reply(DatapathReply::Lookup { key, flow: Some(Box::new(info)) })),

@@ -9,7 +9,7 @@ use crate::rings::{BUFFERS, END, SEAM, buffer, descriptor, difference, memory, p
 use lasthop_guestmem::GuestMemory;
 use lasthop_virtqueue::driver::{IndirectTables, RingLayout};
 use lasthop_virtqueue::{
-    BURST, Chains, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, MAX_CHAINS, MAX_PIECES, Queue, Reserved, Ring, Room,
+    BURST, Chains, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, MAX_CHAINS, MAX_PIECES, Queue, ReceiveBuffers, Reserved, Ring,
 };
 use operations::{scribble, step};
 use std::sync::Arc;

@@ -10,7 +10,7 @@ use lasthop_guestmem::GuestMemory;
 use lasthop_virtqueue::driver::{
     DriverError, DriverRing, IndirectTables, NetConfig, NetDriver, Piece, RingLayout, VNET_HDR_LEN,
 };
-use lasthop_virtqueue::{Chains, DESC_WRITE, Queue, Reserved, Room};
+use lasthop_virtqueue::{Chains, DESC_WRITE, Queue, ReceiveBuffers, Reserved};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -151,10 +151,10 @@ fn serve(queue: &Queue, driver: &DriverRing, layout: &RingLayout, memory: &Arc<G
         return;
     }
     let mut guard = queue.lock();
-    let Some(active) = guard.active() else { return };
-    let ring = &mut active.ring;
+    let Some(started) = guard.started() else { return };
+    let ring = &mut started.ring;
     if writes {
-        let mut room = Room::new();
+        let mut room = ReceiveBuffers::new();
         for _ in 0..most {
             if !matches!(room.reserve(ring, memory, 1, false, 1), Ok(Reserved::Enough)) {
                 break;

@@ -340,18 +340,18 @@ fn step(rig: &mut Rig, input: &mut Input<'_>) -> Result<(), Over> {
             // A worker looks at a queue.
             let queue = &rig.queues[input.below(RINGS.into())];
             let mut guard = queue.lock();
-            let Some(active) = guard.active() else { return Ok(()) };
-            let memory = active.memory.clone();
+            let Some(started) = guard.started() else { return Ok(()) };
+            let memory = started.memory.clone();
             let mut chains = Chains::new();
-            let mut broken = active.ring.pop(&memory, &mut chains, 8).err();
+            let mut broken = started.ring.pop(&memory, &mut chains, 8).err();
             for chain in &chains.list {
                 for piece in chains.pieces(chain) {
                     let mut bytes = [0; 64];
                     piece.read(0, &mut bytes);
                 }
-                active.ring.stage_used(chain, 0);
+                started.ring.stage_used(chain, 0);
             }
-            if active.ring.publish() {
+            if started.ring.publish() {
                 guard.call();
             }
             if memory.faulted() {

@@ -1,5 +1,5 @@
 //! The whole walk: three ports with guests on them, frames and chains of every kind, flows that come and go, in the middle of
-//! bursts too, misses, receivers without buffers, ports that go and come. The counters' law holds after every step; frames that
+//! bursts too, upcalls, receivers without buffers, ports that go and come. The counters' law holds after every step; frames that
 //! ask for nothing arrive as they were sent, each once, and only where a flow or an answer let them since they were sent; packets that
 //! are cut up arrive once, whole or from their beginning on; and in the end every chain is back with its guest, unless the guest broke
 //! its own ring.
@@ -336,7 +336,7 @@ impl World {
             let key = Forwarder::key_of(PortId(from as u32 + 1), header, frame.len());
             let lived = |died: &Option<usize>| died.is_none_or(|step| step >= plain.since);
             self.flows.iter().any(|(flow, died)| lived(died) && flow.actions.contains(&to) && flow.matches(&key))
-                || self.answers.iter().any(|(missed, actions)| *missed == key && actions.contains(&to))
+                || self.answers.iter().any(|(upcall, actions)| *upcall == key && actions.contains(&to))
         })
     }
 
@@ -398,7 +398,7 @@ impl World {
                 self.note_sent(n, frame);
             }
             7..=10 => {
-                let outcome = self.forwarder.run(&port, 1, self.now_ms * MS);
+                let outcome = self.forwarder.carry(&port, 1, self.now_ms * MS);
                 assert!(outcome.packets <= SIZE.into());
             }
             11 | 12 => {
@@ -417,14 +417,14 @@ impl World {
             15 | 16 => {
                 for _ in 0..1 + input.below(8) {
                     let to = outputs(input.u8());
-                    let Some(missed) = port.misses.tell() else { break };
-                    assert!(missed.header.len() <= missed.frame_len);
+                    let Some(upcall) = port.upcalls.report() else { break };
+                    assert!(upcall.header.len() <= upcall.frame_len);
                     if input.u8() == 0xff {
-                        port.misses.untell_all();
+                        port.upcalls.report_again();
                     } else {
-                        self.answers.push((missed.key, to.clone()));
-                        self.forwarder.resume(&port, missed.id, &to);
-                        self.forwarder.resume(&port, missed.id, &to);
+                        self.answers.push((upcall.key, to.clone()));
+                        self.forwarder.resume(&port, upcall.id, &to);
+                        self.forwarder.resume(&port, upcall.id, &to);
                     }
                 }
             }
@@ -488,8 +488,8 @@ impl World {
                 self.middle.changes.lock().expect("one thread").push_back(change);
             }
             _ => {
-                self.forwarder.attend(&port, 1, n == 0, || true);
-                self.forwarder.rest(&port, 1, 0);
+                self.forwarder.disable_notifications(&port, 1, n == 0, || true);
+                self.forwarder.rearm_notifications(&port, 1, 0);
             }
         }
     }
@@ -520,7 +520,7 @@ impl World {
         for guest in &self.guests {
             let (from, to) = guest.port.totals();
             sent += from.packets + from.replicated;
-            gone += to.packets + from.dropped() + to.dropped() + guest.port.misses.len() as u64;
+            gone += to.packets + from.dropped() + to.dropped() + guest.port.upcalls.len() as u64;
         }
         assert_eq!(sent, gone, "packets that nobody counted");
     }
@@ -539,12 +539,12 @@ impl World {
                     self.judge(n, &vnet, &frame);
                     idle = false;
                 }
-                while let Some(missed) = port.misses.tell() {
-                    self.forwarder.resume(&port, missed.id, &[]);
+                while let Some(upcall) = port.upcalls.report() {
+                    self.forwarder.resume(&port, upcall.id, &[]);
                     idle = false;
                 }
                 self.forwarder.expire(&port, u64::MAX);
-                let outcome = self.forwarder.run(&port, 1, self.now_ms * MS);
+                let outcome = self.forwarder.carry(&port, 1, self.now_ms * MS);
                 idle &= outcome.packets == 0 && !outcome.held && !outcome.stalled;
                 self.law();
             }
@@ -563,7 +563,7 @@ impl World {
             );
             assert!(guest.port.queues[0].status().error.is_none(), "the receiving ring was as it should be");
             assert!(to.segments != 0 || guest.received == to.packets, "{} of {}", guest.received, to.packets);
-            assert!(guest.port.misses.is_empty());
+            assert!(guest.port.upcalls.is_empty());
         }
         self.law();
     }

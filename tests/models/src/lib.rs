@@ -6,16 +6,18 @@
 
 use loom::model::Builder;
 
-pub mod keepers;
 pub mod locks;
 pub mod mailboxes;
+pub mod owners;
 pub mod rings;
 mod sync;
 
-#[path = "../../../crates/switch/schedule/src/hurried.rs"]
-mod hurried;
-#[path = "../../../crates/switch/schedule/src/keeper.rs"]
-mod keeper;
+#[path = "../../../crates/switch/schedule/src/boosted.rs"]
+mod boosted;
+#[path = "../../../crates/switch/schedule/src/owner.rs"]
+mod owner;
+// No model tries a lock without waiting.
+#[allow(dead_code)]
 #[path = "../../../crates/shared/lock/src/lock.rs"]
 mod lock;
 #[path = "../../../crates/switch/schedule/src/mailbox.rs"]

@@ -1,6 +1,6 @@
-//! The lock whose owner may have been stopped, and helpers that are hurried.
+//! The lock whose owner may have been stopped, and helpers that are boosted.
 
-use crate::hurried::Hurried;
+use crate::boosted::Boosted;
 use crate::lock::{Lock, SharedLock, name_thread, on_wait};
 use crate::sync::Mutex;
 use crate::{check, spawn};
@@ -75,21 +75,21 @@ pub fn readers_and_a_writer() {
 /// asked for, it is in the normal class: otherwise nobody would ever ask again, and it might be stopped with a lock.
 pub fn who_is_asked_for_is_not_idle() {
     check(3, || {
-        let (hurried, idle) = (Arc::new(Hurried::default()), Arc::new(Mutex::new(false)));
+        let (boosted, idle) = (Arc::new(Boosted::default()), Arc::new(Mutex::new(false)));
         let waiting = [(); 2].map(|()| {
-            let (hurried, idle) = (hurried.clone(), idle.clone());
+            let (boosted, idle) = (boosted.clone(), idle.clone());
             spawn(move || {
-                if hurried.ask() {
+                if boosted.ask() {
                     // What the supervisor does.
                     *idle.lock().expect("nobody panics with it") = false;
                 }
             })
         });
         for _ in 0..2 {
-            hurried.put_back(|| *idle.lock().expect("nobody panics with it") = true);
+            boosted.put_back(|| *idle.lock().expect("nobody panics with it") = true);
         }
         waiting.into_iter().for_each(|thread| thread.join().expect("it ends"));
         let idle = *idle.lock().expect("nobody panics with it");
-        assert!(!(hurried.is_asked() && idle), "a helper must not be idle and be taken as asked for");
+        assert!(!(boosted.is_asked() && idle), "a helper must not be idle and be taken as asked for");
     });
 }

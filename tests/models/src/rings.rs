@@ -3,7 +3,7 @@
 use crate::{check, spawn};
 use lasthop_guestmem::{GuestMemory, Weak, weaken};
 use lasthop_virtqueue::driver::{DriverRing, RingLayout};
-use lasthop_virtqueue::{Chains, Queue, Reserved, Room};
+use lasthop_virtqueue::{Chains, Queue, ReceiveBuffers, Reserved};
 use loom::sync::Notify;
 use std::sync::Arc;
 
@@ -72,25 +72,25 @@ pub fn kicks(case: Case) {
             let mut expected = 0;
             loop {
                 let mut guard = device.lock();
-                let active = guard.active().expect("the driver keeps the rules");
-                let memory = active.memory.clone();
+                let started = guard.started().expect("the driver keeps the rules");
+                let memory = started.memory.clone();
                 let mut chains = Chains::new();
-                active.ring.pop(&memory, &mut chains, 2).expect("the driver keeps the rules");
+                started.ring.pop(&memory, &mut chains, 2).expect("the driver keeps the rules");
                 for chain in &chains.list {
                     assert_eq!((chain.len, chain.bad), (2, false), "a descriptor was read before it was written");
                     let piece = chain.single().expect("one piece");
                     assert_eq!(piece.load_u16(0), expected + 7, "a buffer was read before it was written");
                     expected += 1;
                 }
-                active.ring.stage_read(&chains.list);
-                active.ring.publish();
+                started.ring.stage_read(&chains.list);
+                started.ring.publish();
                 if expected == case.buffers {
                     return;
                 }
-                if chains.list.is_empty() && !active.ring.enable_kicks(0).expect("the driver keeps the rules") {
+                if chains.list.is_empty() && !started.ring.enable_kicks(0).expect("the driver keeps the rules") {
                     drop(guard);
                     event.wait();
-                    device.lock().active().expect("as before").ring.disable_kicks();
+                    device.lock().started().expect("as before").ring.disable_kicks();
                 }
             }
         };
@@ -113,18 +113,18 @@ pub fn calls(case: Case) {
         let fills = spawn(move || {
             for n in 0..case.buffers {
                 let mut guard = device.lock();
-                let active = guard.active().expect("the driver keeps the rules");
-                let memory = active.memory.clone();
-                let mut room = Room::new();
-                while room.reserve(&mut active.ring, &memory, 2, false, 1).expect("the driver keeps the rules")
+                let started = guard.started().expect("the driver keeps the rules");
+                let memory = started.memory.clone();
+                let mut room = ReceiveBuffers::new();
+                while room.reserve(&mut started.ring, &memory, 2, false, 1).expect("the driver keeps the rules")
                     != Reserved::Enough
                 {
                     loom::thread::yield_now();
                 }
                 room.pieces()[0].store_u16(0, n + 7);
-                active.ring.stage_used(&room.chains()[0], 2);
-                room.give_back(&mut active.ring);
-                if active.ring.publish() {
+                started.ring.stage_used(&room.chains()[0], 2);
+                room.give_back(&mut started.ring);
+                if started.ring.publish() {
                     call.notify();
                 }
             }

@@ -1,6 +1,6 @@
 //! What threads of the switch say to each other arrives, in every order.
 
-use lasthop_tests_models::{keepers, locks, mailboxes};
+use lasthop_tests_models::{locks, mailboxes, owners};
 
 #[test]
 fn every_letter_arrives() {
@@ -23,15 +23,15 @@ fn who_is_asked_for_is_not_idle() {
 }
 
 #[test]
-fn one_keeper_at_a_time() {
-    keepers::one_keeper_at_a_time();
+fn one_owner_at_a_time() {
+    owners::one_owner_at_a_time();
 }
 
 #[test]
 fn no_packet_is_left_behind() {
     for lost in [false, true] {
         for rounds in [1, 2] {
-            keepers::no_packet_is_left(lost, rounds, 1, 2);
+            owners::no_packet_is_left(lost, rounds, 1, 2);
         }
     }
 }
@@ -41,8 +41,8 @@ fn no_packet_is_left_behind() {
 fn no_packet_is_left_behind_long() {
     for lost in [false, true] {
         for rounds in [1, 2, 3] {
-            keepers::no_packet_is_left(lost, rounds, 1, 3);
-            keepers::no_packet_is_left(lost, rounds, 2, 2);
+            owners::no_packet_is_left(lost, rounds, 1, 3);
+            owners::no_packet_is_left(lost, rounds, 2, 2);
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::{Answer, Command, Core, MAX_QUESTIONS, Unconfirmed, busy, give, refuse};
 use crate::view;
 use lasthop_api::{ApiError, UplinkList};
-use lasthop_ipc::{ControlToSupervisor, PortState, STATIONS_PART, UplinkConfig, UplinkInfo};
+use lasthop_ipc::{ControlToSupervisor, MACS_PART, PortState, UplinkConfig, UplinkInfo};
 use lasthop_types::PortId;
 use std::collections::BTreeMap;
 
@@ -74,17 +74,17 @@ impl Core {
         });
         // Every port's first station, then every port's second: nobody waits for a guest that has thousands.
         let mut seen = BTreeMap::<PortId, usize>::new();
-        let mut stations: Vec<_> = macs
+        let mut macs: Vec<_> = macs
             .map(|mac| {
                 let turn = seen.entry(mac.port).or_default();
                 *turn += 1;
                 (*turn, (mac.vlan, mac.mac))
             })
             .collect();
-        stations.sort_by_key(|(turn, _)| *turn);
-        for part in stations.chunks(STATIONS_PART) {
-            let stations = part.iter().map(|(_, station)| *station).collect();
-            self.commands.push(Command::Supervisor(ControlToSupervisor::Announce { uplink, stations }));
+        macs.sort_by_key(|(turn, _)| *turn);
+        for part in macs.chunks(MACS_PART) {
+            let macs = part.iter().map(|(_, station)| *station).collect();
+            self.commands.push(Command::Supervisor(ControlToSupervisor::Announce { uplink, macs }));
         }
     }
 }

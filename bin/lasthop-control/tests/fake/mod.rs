@@ -5,8 +5,8 @@ use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{Depth, FlowKey, extract};
 use lasthop_ipc::{
     Channel, ChannelError, ControlToSupervisor, CpuTimes, DatapathReply, DatapathRequest, DeviceState, FlowInfo,
-    FromControl, LISTS_PART, LinkState, MissedPacket, PortConfig, PortInfo, PortState, PortVm, Replaced, Station,
-    SupervisorToControl, ToControl, UplinkConfig, UplinkCounters, UplinkDevice, UplinkDriver, UplinkInfo,
+    FromControl, LISTS_PART, LinkState, PortConfig, PortInfo, PortState, PortVm, Replaced, SupervisorToControl,
+    ToControl, UpcallPacket, UplinkConfig, UplinkCounters, UplinkDevice, UplinkDriver, UplinkInfo, VlanMac,
 };
 use lasthop_types::{DropReason, MacAddr, PortId, PortTotals};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -34,7 +34,7 @@ pub struct Fake {
     pub heard: Vec<&'static str>,
     pub ready: bool,
     /// Which stations are to be announced where.
-    pub announced: Vec<(PortId, Vec<Station>)>,
+    pub announced: Vec<(PortId, Vec<VlanMac>)>,
     /// Access lists as control had them kept.
     pub lists: String,
     /// The supervisor cannot keep lists.
@@ -156,13 +156,13 @@ impl Fake {
             return true;
         }
         self.next_id += 1;
-        let missed = MissedPacket {
+        let missed = UpcallPacket {
             id: self.next_id,
             key,
             header: frame.to_vec(),
             frame_len: u32::try_from(frame.len()).unwrap(),
         };
-        self.tell(&ToControl::Miss(missed));
+        self.tell(&ToControl::Upcall(missed));
         false
     }
 
@@ -242,8 +242,8 @@ impl Fake {
                 return;
             }
             ControlToSupervisor::TakesNothing { .. } => return,
-            ControlToSupervisor::Announce { uplink, stations } => {
-                self.announced.push((uplink, stations));
+            ControlToSupervisor::Announce { uplink, macs } => {
+                self.announced.push((uplink, macs));
                 return;
             }
             ControlToSupervisor::KeepLists(part) => {

@@ -3,7 +3,7 @@
 use super::*;
 use lasthop_flow::FlowSpec;
 use lasthop_frame::FlowKey;
-use lasthop_ipc::MissedPacket;
+use lasthop_ipc::UpcallPacket;
 use lasthop_policy::acl::{Book, Scope, read};
 use lasthop_policy::{Change, Effects, Learning};
 use std::time::Instant;
@@ -55,8 +55,8 @@ fn comes_to(rules: u32, many: u32) -> (Control, Fake) {
 
 fn miss(fake: &mut Fake, n: u32) {
     let key = FlowKey { in_port: 2, eth_src: [2, 2, 0, (n >> 16) as u8, (n >> 8) as u8, n as u8], ..key(n) };
-    let missed = MissedPacket { id: n.into(), key, header: Vec::new(), frame_len: 60 };
-    fake.tell(&ToControl::Miss(missed));
+    let missed = UpcallPacket { id: n.into(), key, header: Vec::new(), frame_len: 60 };
+    fake.tell(&ToControl::Upcall(missed));
 }
 
 /// It judged them all before it listened again: for seconds everybody's first packets waited.

@@ -21,20 +21,20 @@
 //! | `probing` | probes sent and heard, and what follows |
 //! | `uplinks` | all of them, and what people ask of them |
 //! | `threads` | which thread of the switch is which port's, and processor time |
-//! | `account` | ports' threads in their VMs' control groups |
-//! | `hurry` | threads of the switch that have to leave the idle class |
+//! | `cgroup_accounting` | ports' threads in their VMs' control groups |
+//! | `boost` | threads of the switch that have to leave the idle class |
 //! | `watchdog` | whether the threads of a process go on |
 //! | `watch` | what is done about a process whose threads do not |
 //! | `reload` | what is remembered, read again at SIGHUP |
 //! | `supervisor` | the event loop that ties them together |
 
-mod account;
 mod args;
 mod backoff;
 mod batch;
+mod boost;
+mod cgroup_accounting;
 mod child;
 mod driver;
-mod hurry;
 mod links;
 mod owner;
 mod port;

@@ -190,7 +190,7 @@ impl Port {
             // One that waits and has hung up meanwhile must not keep out the next: a front-end that comes and goes.
             if waiting.as_ref().is_none_or(|(old, _)| socket::has_hung_up(old)) {
                 let old = waiting.replace((connection, cx.now + HAND_OVER));
-                self.aside.let_go(old);
+                self.aside.release(old);
             } else {
                 refuse(connection, &self.aside);
                 self.log_refusal(cx.now);
@@ -210,7 +210,7 @@ impl Port {
     fn part(&mut self) -> Option<Instant> {
         self.hang_up();
         let Live { since, copy } = self.live.take()?;
-        self.aside.let_go(copy);
+        self.aside.release(copy);
         Some(since)
     }
 
@@ -355,7 +355,7 @@ impl Drop for Port {
     fn drop(&mut self) {
         self.part();
         if let End::Listen { waiting, .. } = &mut self.end {
-            self.aside.let_go(waiting.take());
+            self.aside.release(waiting.take());
         }
     }
 }
@@ -363,7 +363,7 @@ impl Drop for Port {
 /// Ends a connection at once, and closes it when that can be done.
 fn refuse(connection: OwnedFd, aside: &Aside) {
     let _ = shutdown(&connection, Shutdown::Both);
-    aside.let_go(connection);
+    aside.release(connection);
 }
 
 fn held_back(lines: u64) -> String {

@@ -55,7 +55,7 @@ impl Supervisor {
                 port.saved = false;
             }
         }
-        gone.iter().for_each(|(_, config)| self.let_go(config));
+        gone.iter().for_each(|(_, config)| self.release(config));
         gone.len()
     }
 

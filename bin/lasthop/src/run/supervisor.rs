@@ -1,9 +1,9 @@
 //! The event loop of `lasthop run`.
 
-use super::account::Accounts;
 use super::batch::Batch;
+use super::boost::Boost;
+use super::cgroup_accounting::CgroupAccounting;
 use super::child::{Child, Ended};
-use super::hurry::Hurry;
 use super::links::Links;
 use super::owner::Owner;
 use super::port::{Context, Port};
@@ -48,7 +48,7 @@ const SWITCH_CHANNEL: u64 = 1;
 const SWITCH_PID: u64 = 2;
 const CONTROL_CHANNEL: u64 = 3;
 const CONTROL_PID: u64 = 4;
-const HURRY: u64 = 5;
+const BOOST: u64 = 5;
 const LINKS: u64 = 6;
 /// Listeners: this plus the port's number. Uplinks' are above.
 const LISTENER: u64 = 1 << 32;
@@ -95,11 +95,11 @@ pub struct Supervisor {
     /// What cores and VMs do.
     pub(super) monitor: HostMonitor,
     /// Where the switch asks for threads to leave the idle class.
-    hurry: Option<Hurry>,
+    boost: Option<Boost>,
     /// Which thread of the switch is which port's.
     pub(super) port_threads: PortThreads,
     /// Whose work ports' threads do, if VMs are to pay for it.
-    accounts: Option<Accounts>,
+    cgroup_accounting: Option<CgroupAccounting>,
     /// Whether `ready` was printed.
     pub(super) announced: bool,
     /// Why it could not be.
@@ -120,13 +120,13 @@ impl Supervisor {
 
         let arguments = |text: &[&str]| text.iter().map(ToString::to_string).collect::<Vec<_>>();
         let mut for_switch = arguments(&["--supervisor-fd", "3", "--journal-fd", "4", "--host-view-fd", "5"]);
-        let hurry = Hurry::new().map_err(|e| warn!("no helpers on idle cores: {e}")).ok();
-        if let Some(hurry) = &hurry {
-            epoll.add(hurry, HURRY, Trigger::Level).map_err(|e| system("epoll", e))?;
-            for_switch.extend(arguments(&["--hurry-fd", "6"]));
+        let boost = Boost::new().map_err(|e| warn!("no helpers on idle cores: {e}")).ok();
+        if let Some(boost) = &boost {
+            epoll.add(boost, BOOST, Trigger::Level).map_err(|e| system("epoll", e))?;
+            for_switch.extend(arguments(&["--boost-fd", "6"]));
         }
         if setup.vm_cgroup {
-            for_switch.extend(arguments(&["--accounts", "vm"]));
+            for_switch.extend(arguments(&["--cgroup-accounting", "vm"]));
         }
         for_switch.extend(setup.scheduling);
         let mut for_control = arguments(&["--supervisor-fd", "3", "--api-fd", "4"]);
@@ -162,9 +162,9 @@ impl Supervisor {
             read_api: setup.read_api,
             journal,
             monitor,
-            hurry,
+            boost,
             port_threads: PortThreads::default(),
-            accounts: setup.vm_cgroup.then(Accounts::new),
+            cgroup_accounting: setup.vm_cgroup.then(CgroupAccounting::new),
             announced: false,
             unwritten: None,
             _locks: setup.locks,
@@ -197,7 +197,7 @@ impl Supervisor {
             self.watch_children(now)?;
             self.start_children(now)?;
             self.step_ports(now);
-            self.accounts.iter_mut().for_each(|accounts| accounts.step(now));
+            self.cgroup_accounting.iter_mut().for_each(|cgroup_accounting| cgroup_accounting.step(now));
             self.step_segments(now);
             self.step_uplinks(now);
             self.step_announcements(now);
@@ -222,7 +222,7 @@ impl Supervisor {
                     },
                     SWITCH_CHANNEL => self.hear_switch(),
                     CONTROL_CHANNEL => self.hear_control(),
-                    HURRY => self.hurry(),
+                    BOOST => self.boost(),
                     LINKS => self.hear_links(),
                     SWITCH_PID => {
                         let now = Instant::now();
@@ -260,15 +260,15 @@ impl Supervisor {
         let uplinks = self.uplinks.values().filter_map(|uplink| uplink.deadline(switch_up));
         let uplinks = uplinks.chain(self.uplink_lists_deadline());
         let uplinks = uplinks.chain(self.segments.as_ref().and_then(Segments::deadline));
-        let uplinks = uplinks.chain(self.accounts.as_ref().and_then(Accounts::deadline));
+        let uplinks = uplinks.chain(self.cgroup_accounting.as_ref().and_then(CgroupAccounting::deadline));
         ports.chain(uplinks).chain(self.switch.deadline()).chain(self.control.deadline()).min()
     }
 
     fn start_children(&mut self, now: Instant) -> Result<(), RunError> {
         let mut started = false;
         if self.switch.is_due(now) {
-            let hurry = self.hurry.as_ref().map(Hurry::ask);
-            let descriptors = [self.journal.as_fd(), self.monitor.view()].into_iter().chain(hurry);
+            let boost = self.boost.as_ref().map(Boost::ask);
+            let descriptors = [self.journal.as_fd(), self.monitor.view()].into_iter().chain(boost);
             let given: std::io::Result<Vec<_>> = descriptors.map(|fd| fd.try_clone_to_owned()).collect();
             if let Err(e) = given.and_then(|given| self.switch.start(&self.epoll, given)) {
                 self.cannot_start("lasthop-switch", &e)?;
@@ -342,8 +342,8 @@ impl Supervisor {
             if let Some(connection) = port.step(cx, token(port)) {
                 let id = port.config.id;
                 let tgid = peer(&connection);
-                if let Some(accounts) = &mut self.accounts {
-                    accounts.set_vm(id.0, tgid, self.port_threads.of(id.0, self.switch.pid()));
+                if let Some(cgroup_accounting) = &mut self.cgroup_accounting {
+                    cgroup_accounting.set_vm(id.0, tgid, self.port_threads.of(id.0, self.switch.pid()));
                 }
                 let tgid = tgid.filter(|_| self.monitor.is_live());
                 let vm = tgid.and_then(|tgid| self.monitor.watch(id.0, tgid));
@@ -352,9 +352,9 @@ impl Supervisor {
         }
     }
 
-    fn hurry(&mut self) {
-        if let (Some(hurry), Some(switch)) = (&self.hurry, self.switch.pid()) {
-            hurry.serve(switch, self.accounts.as_mut(), &self.port_threads, Instant::now());
+    fn boost(&mut self) {
+        if let (Some(boost), Some(switch)) = (&self.boost, self.switch.pid()) {
+            boost.serve(switch, self.cgroup_accounting.as_mut(), &self.port_threads, Instant::now());
         }
     }
 
@@ -374,8 +374,8 @@ impl Supervisor {
                 SwitchToSupervisor::ConnectionClosed { port, reason } => {
                     self.monitor.forget(port.0);
                     let now = Instant::now();
-                    if let Some(accounts) = &mut self.accounts {
-                        accounts.set_vm(port.0, None, self.port_threads.of(port.0, self.switch.pid()));
+                    if let Some(cgroup_accounting) = &mut self.cgroup_accounting {
+                        cgroup_accounting.set_vm(port.0, None, self.port_threads.of(port.0, self.switch.pid()));
                     }
                     if let Some(uplink) = self.uplinks.get_mut(&port.0) {
                         uplink.connection_closed(now, &reason);
@@ -393,8 +393,10 @@ impl Supervisor {
             return;
         }
         self.port_threads.started(port.0, thread);
-        if let (Some(accounts), Some(thread)) = (&mut self.accounts, self.port_threads.of(port.0, self.switch.pid())) {
-            accounts.place(port.0, thread);
+        if let (Some(cgroup_accounting), Some(thread)) =
+            (&mut self.cgroup_accounting, self.port_threads.of(port.0, self.switch.pid()))
+        {
+            cgroup_accounting.place(port.0, thread);
         }
     }
 
@@ -492,17 +494,17 @@ impl Supervisor {
         if port.saved {
             self.save(None, Some(config.id))?;
         }
-        self.let_go(&config);
+        self.release(&config);
         Ok(config)
     }
 
     /// From now on there is no such port.
-    pub(super) fn let_go(&mut self, config: &PortConfig) {
+    pub(super) fn release(&mut self, config: &PortConfig) {
         self.ports.remove(&config.id.0);
         self.monitor.forget(config.id.0);
         self.port_threads.forget(config.id.0);
-        if let Some(accounts) = &mut self.accounts {
-            accounts.forget(config.id.0);
+        if let Some(cgroup_accounting) = &mut self.cgroup_accounting {
+            cgroup_accounting.forget(config.id.0);
         }
         info!("port {} removed", config.name);
         self.switch.send(SupervisorToSwitch::DelPort(config.id), None);

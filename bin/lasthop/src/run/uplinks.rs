@@ -98,9 +98,9 @@ impl Supervisor {
             }
             ControlToSupervisor::UplinkDel { request, name } => self.delete_uplink(request, &name),
             ControlToSupervisor::UplinkList { request } => self.list_uplinks(request),
-            ControlToSupervisor::Announce { uplink, stations } => {
+            ControlToSupervisor::Announce { uplink, macs } => {
                 if let Some(uplink) = self.uplinks.get_mut(&uplink.0) {
-                    uplink.announce(stations);
+                    uplink.announce(macs);
                 }
             }
             ControlToSupervisor::TakesNothing { uplink, for_ms } => {

@@ -36,13 +36,13 @@ pub enum PairError {
 }
 
 /// A run of bytes of the shared memory: offset and length.
-pub type Run = (usize, usize);
+pub type Extent = (usize, usize);
 
 /// A packet from the switch: where its bytes are, the virtio-net header first, and the buffers they are in.
 #[derive(Clone, Debug, Default)]
 pub struct Packet {
     /// Its bytes, in order. The first run holds the whole header.
-    pub runs: ArrayVec<Run, MAX_PIECES>,
+    pub runs: ArrayVec<Extent, MAX_PIECES>,
     tokens: ArrayVec<u32, MAX_PIECES>,
 }
 
@@ -111,7 +111,7 @@ impl Pair {
     }
 
     /// The part of the shared memory that frames are in: all buffers, then all slots.
-    pub(crate) fn buffers_and_slots(&self) -> Run {
+    pub(crate) fn buffers_and_slots(&self) -> Extent {
         let start = (self.to_network.buffers - GUEST_BASE) as usize;
         let (_, end) = self.from_network.own_slots();
         (start, end - start)
@@ -129,13 +129,13 @@ impl Pair {
     }
 
     /// Bytes of the shared memory, to look at; fewer than asked for at its end.
-    pub fn bytes(&self, run: Run) -> GuestSlice<'_> {
+    pub fn bytes(&self, run: Extent) -> GuestSlice<'_> {
         at(&self.memory, run)
     }
 }
 
 /// As [`Pair::bytes`].
-pub(crate) fn at(memory: &GuestMemory, (offset, len): Run) -> GuestSlice<'_> {
+pub(crate) fn at(memory: &GuestMemory, (offset, len): Extent) -> GuestSlice<'_> {
     memory.slice(GUEST_BASE + offset as u64, len).unwrap_or(GuestSlice::EMPTY)
 }
 
@@ -338,7 +338,7 @@ impl FromNetwork {
     }
 
     /// Where a slot's bytes begin in the shared memory, and how many there are.
-    pub fn slot(&self, slot: u32) -> Run {
+    pub fn slot(&self, slot: u32) -> Extent {
         let (at, len) = self.slots.place(slot);
         ((at - GUEST_BASE) as usize, len)
     }

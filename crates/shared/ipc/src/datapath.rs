@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// A packet no flow matched. The packet itself stays with the switch; control sees its headers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MissedPacket {
+pub struct UpcallPacket {
     /// Names the waiting packet in [`FromControl::Resume`].
     pub id: u64,
     pub key: FlowKey,
@@ -23,7 +23,7 @@ pub enum ToControl {
     /// The data plane's ports are those said since the channel began. Flows are asked for with a request.
     Hello,
     /// A packet waits for an answer.
-    Miss(MissedPacket),
+    Upcall(UpcallPacket),
     /// A port came, changed (link, features, state) or its counters are not included here.
     Port(PortInfo),
     /// A port was removed. Flows that name it are removed by the switch itself.
@@ -39,7 +39,7 @@ pub enum FromControl {
     PutFlow(FlowSpec),
     /// Remove the flow with exactly this key and mask, if there is one.
     DelFlow { key: FlowKey, mask: FlowMask },
-    /// Answer to the miss of this [`MissedPacket::id`]: do this with the packet now. Empty drops it by policy. Unknown ids are ignored.
+    /// Answer to the upcall with this [`UpcallPacket::id`]: do this with the packet now. Empty drops it by policy. Unknown ids are ignored.
     Resume { id: u64, actions: Vec<Action> },
     /// A question; answered with [`ToControl::Reply`] of the same number.
     Ask { request: u64, question: DatapathRequest },

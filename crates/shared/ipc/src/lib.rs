@@ -13,8 +13,8 @@ mod uplink;
 pub use channel::{Channel, ChannelError, MAX_MESSAGE};
 pub use counters_page::{CARRIED_ROWS, COUNTERS_NAME, COUNTERS_PAGE, COUNTERS_ROW};
 pub use datapath::{
-    DatapathReply, DatapathRequest, FlowInfo, FromControl, MissedPacket, PortInfo, PortState, PortVm, QueueInfo,
-    ToControl,
+    DatapathReply, DatapathRequest, FlowInfo, FromControl, PortInfo, PortState, PortVm, QueueInfo, ToControl,
+    UpcallPacket,
 };
 pub use management::{
     ControlToSupervisor, CpuTimes, DeviceState, LISTS_PART, LinkState, MAX_REPLACED, Replaced, SupervisorToControl,

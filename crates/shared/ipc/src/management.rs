@@ -1,6 +1,6 @@
 //! What the supervisor says to control and hears from it. Behind the feature `management`: the switch does without.
 
-use crate::{PortConfig, Station, UplinkCounters, UplinkDevice, UplinkDriver};
+use crate::{PortConfig, UplinkCounters, UplinkDevice, UplinkDriver, VlanMac};
 use lasthop_types::PortId;
 use serde::{Deserialize, Serialize};
 
@@ -250,12 +250,12 @@ pub enum ControlToSupervisor {
         /// Echoed in the reply.
         request: u64,
     },
-    /// Announce these, at most [`STATIONS_PART`](crate::STATIONS_PART), at this uplink. There may be more such messages.
+    /// Announce these, at most [`MACS_PART`](crate::MACS_PART), at this uplink. There may be more such messages.
     Announce {
         /// The uplink's port.
         uplink: PortId,
         /// Who lives at ports that are not uplinks.
-        stations: Vec<Station>,
+        macs: Vec<VlanMac>,
     },
     /// Nothing that was sent to this uplink has been taken, though there was something all the time. Said again as long as it
     /// goes on.

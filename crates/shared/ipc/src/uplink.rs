@@ -32,22 +32,22 @@ pub enum SupervisorToUplink {
     /// Let go of the connection to the switch. Until there is another, look for probes in what the device receives and
     /// throw all of it away.
     Listen,
-    /// The network outside is to learn that these stations, at most [`STATIONS_PART`], are to be found here now. Whoever only
+    /// The network outside is to learn that these addresses, at most [`MACS_PART`], are to be found here now. Whoever only
     /// listens ignores it.
-    Announce(Vec<Station>),
+    Announce(Vec<VlanMac>),
 }
 
 /// Random bytes that nobody can guess.
 pub type Token = [u8; 16];
 
 /// The VLAN that an address was learned on, 0 without a tag, and the address.
-pub type Station = (u16, MacAddr);
+pub type VlanMac = (u16, MacAddr);
 
 /// Most VLANs that a probe is sent on at a time.
 pub const PROBED_VLANS: usize = 32;
 
 /// Most stations in one message.
-pub const STATIONS_PART: usize = 4096;
+pub const MACS_PART: usize = 4096;
 
 /// From an uplink.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

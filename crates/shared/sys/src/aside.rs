@@ -50,7 +50,7 @@ impl Aside {
     }
 
     /// Drops it soon.
-    pub fn let_go(&self, thing: impl Send + 'static) {
+    pub fn release(&self, thing: impl Send + 'static) {
         self.push((Box::new(thing), false));
     }
 
@@ -140,7 +140,7 @@ impl Drop for Foreign {
     fn drop(&mut self) {
         // SAFETY: `fd` is taken here only, and nobody can use `self` afterwards.
         let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
-        self.aside.let_go(fd);
+        self.aside.release(fd);
     }
 }
 
@@ -172,9 +172,9 @@ mod tests {
         let (port, other) = (Aside::new("x"), Aside::new("y"));
         let (end, ended) = channel();
         let (tell, told) = channel();
-        port.let_go(Slow(ended, tell.clone()));
-        port.let_go(Quick(tell.clone()));
-        other.let_go(Quick(tell));
+        port.release(Slow(ended, tell.clone()));
+        port.release(Quick(tell.clone()));
+        other.release(Quick(tell));
         assert_eq!(told.recv(), Ok("quick"), "the other port's");
         assert_eq!(told.recv_timeout(Duration::from_millis(10)), Err(RecvTimeoutError::Timeout));
         while !port.is_stuck() {
@@ -194,7 +194,7 @@ mod tests {
         let (ends, told) = ([channel(), channel()], channel());
         let [(end, ended), (other_end, other_ended)] = ends;
         port.let_go_slowly(Slow(ended, told.0.clone()));
-        other.let_go(Slow(other_ended, told.0));
+        other.release(Slow(other_ended, told.0));
         while !other.is_stuck() {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -207,8 +207,8 @@ mod tests {
     fn too_much_at_once_is_stuck_as_well() {
         let port = Aside::new("x");
         let (end, ended) = channel();
-        port.let_go(Slow(ended, channel().0));
-        (0..MANY).for_each(|_| port.let_go(()));
+        port.release(Slow(ended, channel().0));
+        (0..MANY).for_each(|_| port.release(()));
         assert!(port.is_stuck());
         drop(end);
         while port.is_stuck() {

@@ -231,7 +231,7 @@ impl PeerEvent {
         if !pace.is_slow() {
             pace.watch(|| _ = context.submit_with_room(fd.as_fd(), 0));
         } else if !owed.swap(true, Ordering::AcqRel) {
-            fd.aside().let_go(Owed(self.0.clone()));
+            fd.aside().release(Owed(self.0.clone()));
         }
     }
 }

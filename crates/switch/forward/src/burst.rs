@@ -3,16 +3,16 @@
 use crate::actions::Step;
 use crate::datapath::Datapath;
 use crate::deliver::{FRAME_WORK, IDLE_WORK, Target, Undelivered, WORK};
-use crate::miss::NoPlace;
 use crate::packet::Packet;
 use crate::plan::{Group, Plan, bit};
 use crate::port::{Port, PortTable, header_len};
 use crate::repeat::{Passed, Repeat};
 use crate::run::{Run, Verdict};
+use crate::upcall::NoPlace;
 use lasthop_flow::{Action, ExactCache, WriterId};
 use lasthop_frame::{Depth, Offload};
 use lasthop_types::{DropReason, PortId};
-use lasthop_virtqueue::{AHEAD, Active, Ahead, BURST, Chains, Queue, QueueError, QueueGuard, Ring};
+use lasthop_virtqueue::{Ahead, BURST, Chains, PREFETCH, Queue, QueueError, QueueGuard, Ring, StartedQueue};
 use std::sync::Arc;
 
 /// Entries of a thread's exact-match cache, if it serves whoever has something.
@@ -113,12 +113,12 @@ impl Forwarder {
 
     /// Moves up to [`BURST`] packets that came from `port`'s vring `index`. Returns at once if another thread is on
     /// that queue. `now_ns` is any clock in nanoseconds that all threads share.
-    pub fn run(&mut self, port: &Port, index: u16, now_ns: u64) -> Outcome {
+    pub fn carry(&mut self, port: &Port, index: u16, now_ns: u64) -> Outcome {
         self.follow_ports();
         let Some(queue) = port.queues.get(usize::from(index)) else { return Outcome::default() };
         let Some(mut guard) = queue.try_lock() else { return Outcome::default() };
-        let Some(active) = guard.active() else { return Outcome::default() };
-        let (outcome, call, broken) = self.burst(active, port, queue, now_ns);
+        let Some(started) = guard.started() else { return Outcome::default() };
+        let (outcome, call, broken) = self.burst(started, port, queue, now_ns);
         if call {
             guard.call();
         }
@@ -131,45 +131,45 @@ impl Forwarder {
     /// Pop, judge, deliver, complete. Returns whether to interrupt the guest, and what broke its ring.
     fn burst(
         &mut self,
-        active: &mut Active,
+        started: &mut StartedQueue,
         port: &Port,
         queue: &Queue,
         now_ns: u64,
     ) -> (Outcome, bool, Option<QueueError>) {
-        let memory = active.memory.clone();
+        let memory = started.memory.clone();
         let mut chains = Chains::new();
-        let mut broken = active.ring.pop(&memory, &mut chains, BURST).err();
+        let mut broken = started.ring.pop(&memory, &mut chains, BURST).err();
         if chains.list.is_empty() {
             // A ring whose memory has gone reads as one that is empty.
             let broken = broken.or_else(|| memory.faulted().then_some(QueueError::MemoryFault));
             return (Outcome::default(), false, broken);
         }
-        (0..AHEAD).for_each(|n| chains.prefetch(n, false));
-        active.begin(&chains.list);
-        let ahead = std::mem::take(&mut active.ahead);
+        (0..PREFETCH).for_each(|n| chains.prefetch(n, false));
+        started.begin(&chains.list);
+        let ahead = std::mem::take(&mut started.ahead);
         let patience_ns = self.datapath.patience_ns;
-        let patient = active.waiting.begin(ahead, now_ns, patience_ns) && patience_ns[0] > 0;
+        let patient = started.waiting.begin(ahead, now_ns, patience_ns) && patience_ns[0] > 0;
         let burst = Burst { port, queue, chains: &chains, ahead, now_ns, patient, patience_ns: patience_ns[0] };
-        let (seen, end) = self.judge(&burst, header_len(active.features));
+        let (seen, end) = self.classify(&burst, header_len(started.features));
         self.deliver(&burst, None);
         self.count(&burst);
-        active.waiting.delivered(self.receiver, now_ns, patience_ns);
+        started.waiting.delivered(self.receiver, now_ns, patience_ns);
 
-        // Some behind those looked at now may have been dealt with before.
-        let looked_at = seen.max(BURST - ahead.tried.leading_zeros() as usize);
-        let taken = (self.plan.dealt.trailing_ones() as usize).min(looked_at).min(chains.list.len());
+        // Some behind those looked at now may have been done before.
+        let looked_at = seen.max(BURST - ahead.seen.leading_zeros() as usize);
+        let taken = (self.plan.done.trailing_ones() as usize).min(looked_at).min(chains.list.len());
         let (done, rest) = chains.list.split_at(taken);
-        active.ring.unpop(rest);
-        active.ring.stage_read(done);
+        started.ring.unpop(rest);
+        started.ring.stage_read(done);
         if taken < looked_at {
             // 1 to 64 packets: BURST is the width of the word.
             let tried = u64::MAX >> (BURST - (looked_at - taken));
-            active.ahead = Ahead { dealt: self.plan.dealt >> taken, tried };
-            active.ring.look_again();
-            let whole = looked_at == chains.list.len() && active.is_window(&chains);
-            active.waiting.end(taken, ahead.tried, now_ns, (self.plan.short && whole).then_some(self.receiver));
+            started.ahead = Ahead { done: self.plan.done >> taken, seen: tried };
+            started.ring.look_again();
+            let whole = looked_at == chains.list.len() && started.is_window(&chains);
+            started.waiting.end(taken, ahead.seen, now_ns, (self.plan.short && whole).then_some(self.receiver));
         }
-        let call = active.complete();
+        let call = started.complete();
         if memory.faulted() {
             broken = Some(QueueError::MemoryFault);
         }
@@ -183,12 +183,12 @@ impl Forwarder {
     }
 
     /// Decides about each packet and plans deliveries; returns how many were looked at, and why not more (the rest must wait).
-    fn judge(&mut self, burst: &Burst<'_, '_>, header_len: usize) -> (usize, End) {
+    fn classify(&mut self, burst: &Burst<'_, '_>, header_len: usize) -> (usize, End) {
         let &Burst { port, queue, chains, ahead, now_ns, .. } = burst;
         let now_ms = now_ns / 1_000_000;
         let datapath = self.datapath.clone();
         let mut run = Run::new(datapath.flows(), self.writer, now_ms);
-        self.plan.begin(ahead.dealt);
+        self.plan.begin(ahead.done);
         let (mut i, mut passes) = (0, ahead == Ahead::default());
         let (mut work, mut end) = (chains.idle() * IDLE_WORK, End::All);
         while let (Some(packet), Some(chain)) = (self.packets.get_mut(i), chains.list.get(i)) {
@@ -196,17 +196,17 @@ impl Forwarder {
                 end = End::Enough;
                 break;
             }
-            if ahead.dealt & bit(i) != 0 {
+            if ahead.done & bit(i) != 0 {
                 i += 1;
                 continue;
             }
-            chains.prefetch(i + AHEAD, false);
+            chains.prefetch(i + PREFETCH, false);
             let read = packet.read(chains, chain, header_len, port.id, run.depth);
             let verdict = match read {
                 Err(reason) => Verdict::Drop(reason),
                 Ok(()) => run.verdict(&mut self.cache, packet, chains.pieces(chain)),
             };
-            if read.is_ok() && ahead.tried & bit(i) == 0 {
+            if read.is_ok() && ahead.seen & bit(i) == 0 {
                 run.count(1, packet.frame_len);
             }
             work += packet.frame_len;
@@ -234,7 +234,7 @@ impl Forwarder {
                 Verdict::Miss => {
                     let pieces = chains.pieces(chain);
                     packet.classify(pieces, Depth::Full);
-                    match port.misses.park(packet, pieces, now_ms) {
+                    match port.upcalls.enqueue(packet, pieces, now_ms) {
                         Ok(()) => {
                             queue.counters.missed.add(1);
                             self.datapath.note_missed();
@@ -307,12 +307,12 @@ impl Forwarder {
             let Some(queue) = port.queues.get(usize::from(group.queue)) else { continue };
             let mut guard = queue.lock();
             let mut packets = group.packets.count_ones();
-            let Some(active) = guard.active() else {
+            let Some(started) = guard.started() else {
                 queue.counters.drops.add(DropReason::PortDown, u64::from(packets));
-                self.plan.dealt |= group.packets;
+                self.plan.done |= group.packets;
                 continue;
             };
-            let target = (active, port.mtu(), &**queue);
+            let target = (started, port.mtu(), &**queue);
             let (filled, repeated) = fill(&mut self.plan, &mut self.packets, &group, target, burst, repeat);
             if repeat.is_some() {
                 passed = repeated;
@@ -324,9 +324,9 @@ impl Forwarder {
         passed
     }
 
-    /// Counts the packets that were dealt with in this burst and not before.
+    /// Counts the packets that were done in this burst and not before.
     fn count(&self, burst: &Burst<'_, '_>) {
-        let new = self.plan.dealt & !burst.ahead.dealt;
+        let new = self.plan.done & !burst.ahead.done;
         // All that were looked at have their length noted.
         let packets = self.packets.iter().enumerate().take(64 - new.leading_zeros() as usize);
         let bytes = packets.map(|(i, packet)| packet.frame_len as u64 * (new >> (i & 63) & 1)).sum();
@@ -336,13 +336,19 @@ impl Forwarder {
 
     /// Asks the guest to kick when it has more packets; true if it has some already, and then it was not asked. With
     /// `skip`, only when so many have gathered before: whoever asks for this looks again by itself.
-    pub fn rest(&mut self, port: &Port, index: u16, skip: u16) -> bool {
-        self.rest_unless(port, index, skip, || true)
+    pub fn rearm_notifications(&mut self, port: &Port, index: u16, skip: u16) -> bool {
+        self.rearm_notifications_unless(port, index, skip, || true)
     }
 
     /// As [`Forwarder::rest`], but if the guest has packets and `keep`, asked with the queue locked, says no, it stays asked to
     /// kick: whoever else looks after the queue may wait for that. Then false.
-    pub fn rest_unless(&mut self, port: &Port, index: u16, skip: u16, keep: impl FnOnce() -> bool) -> bool {
+    pub fn rearm_notifications_unless(
+        &mut self,
+        port: &Port,
+        index: u16,
+        skip: u16,
+        keep: impl FnOnce() -> bool,
+    ) -> bool {
         self.with_ring(port, index, |ring, _| {
             let more = ring.enable_kicks(skip)? && keep();
             if more && skip == 0 {
@@ -354,7 +360,7 @@ impl Forwarder {
 
     /// The guest kicked (or may have): asks it not to kick, now that the queue is being looked at, if `still` says so with the
     /// queue locked.
-    pub fn attend(&mut self, port: &Port, index: u16, kicked: bool, still: impl FnOnce() -> bool) {
+    pub fn disable_notifications(&mut self, port: &Port, index: u16, kicked: bool, still: impl FnOnce() -> bool) {
         self.with_ring(port, index, |ring, queue| {
             queue.counters.notifications.add(u64::from(kicked));
             if still() {
@@ -372,8 +378,8 @@ impl Forwarder {
     ) -> bool {
         let Some(queue) = port.queues.get(usize::from(index)) else { return false };
         let mut guard = queue.lock();
-        let Some(active) = guard.active() else { return false };
-        match act(&mut active.ring, queue) {
+        let Some(started) = guard.started() else { return false };
+        match act(&mut started.ring, queue) {
             Ok(answer) => answer,
             Err(error) => {
                 fail(&self.datapath, port, index, &mut guard, error);
@@ -432,13 +438,13 @@ fn fill(
     plan: &mut Plan,
     packets: &mut [Packet],
     group: &Group,
-    (active, mtu, queue): (&mut Active, u16, &Queue),
+    (started, mtu, queue): (&mut StartedQueue, u16, &Queue),
     burst: &Burst<'_, '_>,
     repeat: Option<Repeat>,
 ) -> (Filled, Passed) {
-    let memory = active.memory.clone();
+    let memory = started.memory.clone();
     let count = if repeat.is_some() { burst.chains.list.len() } else { group.packets.count_ones() as usize };
-    let mut target = Target::new(active, &memory, mtu, &queue.counters, count);
+    let mut target = Target::new(started, &memory, mtu, &queue.counters, count);
     target.begin(burst.now_ns);
     let mut error = None;
     let mut held = plan.is_held(group.port, group.queue);
@@ -446,7 +452,7 @@ fn fill(
     while left != 0 {
         if error.is_none() && !held {
             let done = target.deliver_at_once(packets, burst.chains, left);
-            plan.dealt |= done;
+            plan.done |= done;
             left &= !done;
             if left == 0 {
                 break;
@@ -490,7 +496,7 @@ fn fill(
     let mut passed = Passed::default();
     if let Some(repeat) = repeat.filter(|_| error.is_none() && !held) {
         passed = target.pass(packets, burst.chains, repeat);
-        plan.dealt |= !(u64::MAX << passed.packets) << repeat.next;
+        plan.done |= !(u64::MAX << passed.packets) << repeat.next;
     }
     plan.idle_work += target.idle_work();
     target.note_nothing(burst.now_ns);

@@ -1,7 +1,7 @@
 //! One packet into one ring: reserve, copy, stage. The payload moves once, whatever has to be done to it on the way.
 
 use crate::cursor::Cursor;
-use crate::packet::{LINK_LEN, Packet, link, usual};
+use crate::packet::{L2_LEN, Packet, l2_header, simple_frame};
 use crate::port::{feature, header_len};
 use crate::repeat::{Passed, Repeat};
 use lasthop_frame::{
@@ -9,7 +9,7 @@ use lasthop_frame::{
 };
 use lasthop_guestmem::{GuestMemory, GuestSlice};
 use lasthop_types::{DropReason, PortCounters};
-use lasthop_virtqueue::{AHEAD, Active, Chains, QueueError, Reserved, Room};
+use lasthop_virtqueue::{Chains, PREFETCH, QueueError, ReceiveBuffers, Reserved, StartedQueue};
 
 /// How much is done in one go, with the locks of a sender's and a receiver's ring held, before others get their turn: in bytes
 /// moved, or what takes as long. 64 packets of 4 KiB are less, and so are five of 64 KiB. Some 50 µs.
@@ -44,9 +44,9 @@ impl From<DropReason> for Undelivered {
 
 /// A ring that packets are being written into, with its lock held.
 pub(crate) struct Target<'a> {
-    active: &'a mut Active,
+    started: &'a mut StartedQueue,
     memory: &'a GuestMemory,
-    room: Room<'a>,
+    buffers: ReceiveBuffers<'a>,
     /// Frames still to come.
     ahead: usize,
     receiver: Receiver,
@@ -64,17 +64,17 @@ pub(crate) struct Target<'a> {
 impl<'a> Target<'a> {
     /// `memory` is the ring's; `ahead` is how many packets are to be delivered, as far as is known.
     pub(crate) fn new(
-        active: &'a mut Active,
+        started: &'a mut StartedQueue,
         memory: &'a GuestMemory,
         mtu: u16,
         counters: &'a PortCounters,
         ahead: usize,
     ) -> Self {
-        let features = active.features;
+        let features = started.features;
         Self {
-            active,
+            started,
             memory,
-            room: Room::new(),
+            buffers: ReceiveBuffers::new(),
             ahead,
             receiver: Receiver { features, mtu },
             any_frame: if mtu == 0 { usize::MAX } else { usize::from(mtu) + 14 },
@@ -100,8 +100,8 @@ impl<'a> Target<'a> {
             let i = left.trailing_zeros() as usize;
             let (Some(packet), Some(chain)) = (packets.get(i), chains.list.get(i)) else { break };
             let Some(from) = chain.single() else { break };
-            let usual = packet.offload == Offload::None && packet.frame_len <= self.any_frame;
-            if !(usual && self.put(&from, packet.header(), VnetHdr::LEN + packet.frame_len)) {
+            let is_simple = packet.offload == Offload::None && packet.frame_len <= self.any_frame;
+            if !(is_simple && self.put(&from, packet.header(), VnetHdr::LEN + packet.frame_len)) {
                 break;
             }
             bytes += packet.frame_len;
@@ -123,8 +123,8 @@ impl<'a> Target<'a> {
     ) -> Passed {
         let (mut n, mut bytes) = (0, 0);
         for (packet, chain) in packets.iter_mut().skip(next).zip(chains.list.iter().skip(next)) {
-            chains.prefetch(next + n + AHEAD, false);
-            let Some((from, frame)) = usual(chain).filter(|(_, frame)| link(frame) == like) else { break };
+            chains.prefetch(next + n + PREFETCH, false);
+            let Some((from, frame)) = simple_frame(chain).filter(|(_, frame)| l2_header(frame) == like) else { break };
             let len = from.len() - VnetHdr::LEN;
             let fits = len <= self.any_frame && self.header_len == VnetHdr::LEN && bytes < most;
             if !(fits && self.put(&from, &frame, from.len())) {
@@ -142,13 +142,13 @@ impl<'a> Target<'a> {
     #[inline]
     fn put(&mut self, from: &GuestSlice<'_>, header: &[u8], len: usize) -> bool {
         const VNET: [u8; VnetHdr::LEN] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
-        let Some((to, chain)) = self.room.next_single(len) else { return false };
+        let Some((to, chain)) = self.buffers.next_single(len) else { return false };
         // Two writes and not one: gathering both in private memory first would stall on the fresh stores.
         // Often it is there from the last time, and a line that is not written to stays in the driver's cache.
         if to.read_array(0) != Some(VNET) {
             to.write_array(0, &VNET);
         }
-        match <&[u8; LINK_LEN]>::try_from(header) {
+        match <&[u8; L2_LEN]>::try_from(header) {
             Ok(header) => drop(to.write_array(VnetHdr::LEN, header)),
             Err(_) => drop(to.write(VnetHdr::LEN, header)),
         }
@@ -156,7 +156,7 @@ impl<'a> Target<'a> {
         if len > copied {
             from.part(copied, len - copied).copy_to(&to.part(copied, len - copied));
         }
-        self.active.ring.stage_used(chain, len as u32);
+        self.started.ring.stage_used(chain, len as u32);
         true
     }
 
@@ -213,7 +213,7 @@ impl<'a> Target<'a> {
         let mut header = [0; SNAPSHOT_LEN];
         let header = &mut header[..packet.snapshot_len];
         header.copy_from_slice(packet.header());
-        let mut to = Cursor::at(self.room.pieces(), self.header_len + header.len());
+        let mut to = Cursor::at(self.buffers.pieces(), self.header_len + header.len());
         let mut from = packet.payload(pieces, header.len());
         let (_, sum) = to.copy_from_with_sum(&mut from, packet.payload_len());
         rest.finish(header, u32::from(sum));
@@ -253,7 +253,7 @@ impl<'a> Target<'a> {
                 reserved => reserved?,
             }
             let payload = segment.payload.clone();
-            let mut to = Cursor::at(self.room.pieces(), self.header_len + segment.header_len);
+            let mut to = Cursor::at(self.buffers.pieces(), self.header_len + segment.header_len);
             let mut from = packet.payload(pieces, payload.start);
             if segment.needs_sum() {
                 let (_, sum) = to.copy_from_with_sum(&mut from, payload.len());
@@ -276,7 +276,7 @@ impl<'a> Target<'a> {
         let mut len = |i| segmenter.segment(i, packet.header(), &mut header).map(|segment| segment.frame_len());
         let (Some(each), Some(end)) = (len(0), len(last)) else { return Err(DropReason::BadOffload.into()) };
         let lens = (0..=last).map(|i| self.header_len + if i == last { end } else { each });
-        self.room.has(&mut self.active.ring, self.memory, lens, self.join).map_err(Undelivered::Broken)
+        self.buffers.has(&mut self.started.ring, self.memory, lens, self.join).map_err(Undelivered::Broken)
     }
 
     /// Takes buffers for a frame of `frame_len` bytes and its header.
@@ -284,7 +284,7 @@ impl<'a> Target<'a> {
     fn reserve(&mut self, frame_len: usize) -> Result<(), Undelivered> {
         let need = self.header_len + frame_len;
         let ahead = self.ahead;
-        match self.room.reserve(&mut self.active.ring, self.memory, need, self.join, ahead) {
+        match self.buffers.reserve(&mut self.started.ring, self.memory, need, self.join, ahead) {
             Ok(Reserved::Enough) => Ok(()),
             Ok(Reserved::NoBuffers) => Err(Undelivered::NoBuffers),
             Ok(Reserved::TooSmall) if self.has_done_enough() => Err(Undelivered::NoBuffers),
@@ -296,8 +296,8 @@ impl<'a> Target<'a> {
     /// Writes the virtio-net header; the cursor returned is where the frame begins.
     #[inline]
     fn head(&mut self, vnet: &VnetHdr) -> Cursor<'_, 'a> {
-        let vnet = VnetHdr { num_buffers: self.room.chains().len() as u16, ..*vnet };
-        let pieces = self.room.pieces();
+        let vnet = VnetHdr { num_buffers: self.buffers.chains().len() as u16, ..*vnet };
+        let pieces = self.buffers.pieces();
         self.work += PIECE_WORK * pieces.len();
         let mut to = Cursor::new(pieces);
         to.write(vnet.to_bytes().get(..self.header_len).unwrap_or(&[]));
@@ -309,9 +309,9 @@ impl<'a> Target<'a> {
     fn stage(&mut self, frame_len: usize) {
         self.work += frame_len + FRAME_WORK;
         let mut left = (self.header_len + frame_len) as u32;
-        for chain in self.room.chains() {
+        for chain in self.buffers.chains() {
             let here = chain.len.min(left);
-            self.active.ring.stage_used(chain, here);
+            self.started.ring.stage_used(chain, here);
             left -= here;
         }
     }
@@ -323,28 +323,28 @@ impl<'a> Target<'a> {
 
     /// Enough has been done for now.
     pub(crate) fn has_done_enough(&self) -> bool {
-        let walked = self.packets > 0 && (self.work() >= WORK || self.room.is_spent());
+        let walked = self.packets > 0 && (self.work() >= WORK || self.buffers.is_spent());
         walked || self.work >= WORK
     }
 
     /// What it took to walk descriptors that hold nothing.
     pub(crate) fn idle_work(&self) -> usize {
-        self.room.idle() * IDLE_WORK
+        self.buffers.idle() * IDLE_WORK
     }
 
     /// Looks for no buffers if a moment ago so much was walked in vain.
     #[inline]
     pub(crate) fn begin(&mut self, now_ns: u64) {
-        if self.active.shortage.has_nothing(now_ns, AGAIN_NS) {
-            self.room.give_up();
+        if self.started.shortage.has_nothing(now_ns, AGAIN_NS) {
+            self.buffers.give_up();
         }
     }
 
     /// Notes it if so much was walked in vain.
     #[inline]
     pub(crate) fn note_nothing(&mut self, now_ns: u64) {
-        if self.room.idle() != 0 && self.room.is_spent() && self.packets == 0 {
-            self.active.shortage.found_nothing(now_ns);
+        if self.buffers.idle() != 0 && self.buffers.is_spent() && self.packets == 0 {
+            self.started.shortage.found_nothing(now_ns);
         }
     }
 
@@ -352,7 +352,7 @@ impl<'a> Target<'a> {
     pub(crate) fn is_slow(&mut self, now_ns: u64, patience_ns: u64) -> bool {
         let packets = self.counters.packets.get() + self.packets;
         let bytes = self.counters.bytes.get() + self.bytes;
-        self.active.shortage.is_slow(now_ns, packets + (bytes >> 10), patience_ns)
+        self.started.shortage.is_slow(now_ns, packets + (bytes >> 10), patience_ns)
     }
 
     /// Counts what became of a packet that does not wait; what broke the ring, if that did.
@@ -372,7 +372,7 @@ impl<'a> Target<'a> {
         self.counters.packets.add(self.packets);
         self.counters.bytes.add(self.bytes);
         (self.packets, self.bytes) = (0, 0);
-        self.room.give_back(&mut self.active.ring);
-        self.active.complete()
+        self.buffers.give_back(&mut self.started.ring);
+        self.started.complete()
     }
 }

@@ -8,7 +8,6 @@ mod burst;
 mod cursor;
 mod datapath;
 mod deliver;
-mod miss;
 mod orders;
 mod packet;
 mod plan;
@@ -16,13 +15,14 @@ mod port;
 mod repeat;
 mod resume;
 mod run;
+mod upcall;
 
 #[cfg(test)]
 mod tests;
 
 pub use burst::{Forwarder, Outcome, PATIENCE_MS};
 pub use datapath::Datapath;
-pub use miss::{MISS_SLOTS, Missed};
 pub use orders::Orders;
 pub use port::{Coalesce, Port, PortTable};
 pub use resume::Order;
+pub use upcall::{UPCALL_SLOTS, Upcall};

@@ -10,7 +10,7 @@ use lasthop_virtqueue::{Chain, Chains};
 /// Shortest frame that is looked at: an Ethernet header.
 const MIN_FRAME_LEN: usize = 14;
 /// As much of a frame as is read while flows look at its link layer alone.
-pub(crate) const LINK_LEN: usize = 64;
+pub(crate) const L2_LEN: usize = 64;
 
 /// Private copy of everything that was judged about one packet. Its payload stays where it is, in `pieces` that travel
 /// beside it.
@@ -36,9 +36,9 @@ pub(crate) struct Packet {
 /// Where a packet lies and how its frame begins, if it is what most are: it asks for nothing, has a header of
 /// [`VnetHdr::LEN`], is in one piece, not among the shortest and not too long.
 #[inline]
-pub(crate) fn usual<'m>(chain: &Chain<'m>) -> Option<(GuestSlice<'m>, [u8; LINK_LEN])> {
+pub(crate) fn simple_frame<'m>(chain: &Chain<'m>) -> Option<(GuestSlice<'m>, [u8; L2_LEN])> {
     let piece = chain.single()?;
-    let frame = piece.read_array::<LINK_LEN>(VnetHdr::LEN)?;
+    let frame = piece.read_array::<L2_LEN>(VnetHdr::LEN)?;
     let Some([0, 0]) = piece.read_array(0) else { return None };
     (piece.len() <= VnetHdr::LEN + MAX_FRAME_LEN).then_some((piece, frame))
 }
@@ -46,7 +46,7 @@ pub(crate) fn usual<'m>(chain: &Chain<'m>) -> Option<(GuestSlice<'m>, [u8; LINK_
 /// What the link layer of an untagged Ethernet II frame says, to be compared with that of another; the in port aside, all
 /// of a key of [`Depth::L2`].
 #[inline]
-pub(crate) fn link(frame: &[u8]) -> u128 {
+pub(crate) fn l2_header(frame: &[u8]) -> u128 {
     u128::from_le_bytes(frame.first_chunk().copied().unwrap_or_default()) & ((1 << (8 * MIN_FRAME_LEN)) - 1)
 }
 
@@ -87,14 +87,14 @@ impl Packet {
         self.read_all(chains.pieces(chain))
     }
 
-    /// Takes a snapshot for [`Depth::L2`] of a packet that is [`usual`]. False if it is not.
+    /// Takes a snapshot for [`Depth::L2`] of a packet that is a [`simple_frame`]. False if it is not.
     #[inline]
     pub(crate) fn read_link(&mut self, chain: &Chain<'_>, port: PortId) -> bool {
-        let Some((piece, link)) = usual(chain) else { return false };
+        let Some((piece, link)) = simple_frame(chain) else { return false };
         if let Some(snapshot) = self.snapshot.first_chunk_mut() {
             *snapshot = link;
         }
-        (self.snapshot_len, self.frame_len, self.header_len) = (LINK_LEN, piece.len() - VnetHdr::LEN, VnetHdr::LEN);
+        (self.snapshot_len, self.frame_len, self.header_len) = (L2_LEN, piece.len() - VnetHdr::LEN, VnetHdr::LEN);
         (self.port, self.offload) = (port, Offload::None);
         true
     }
@@ -142,8 +142,8 @@ impl Packet {
 
     /// [`link`] of the snapshot.
     #[inline]
-    pub(crate) fn link(&self) -> u128 {
-        link(&self.snapshot)
+    pub(crate) fn l2_header(&self) -> u128 {
+        l2_header(&self.snapshot)
     }
 
     /// Fills in the key to `depth`.

@@ -1,4 +1,4 @@
-//! Packets of a burst by destination, and which of them are dealt with.
+//! Packets of a burst by destination, and which of them are done: delivered, dropped or handed to control.
 
 use arrayvec::ArrayVec;
 use lasthop_types::PortId;
@@ -20,7 +20,7 @@ pub(crate) struct Plan {
     /// Packets that have no other destination than the one they are planned for, so they may wait for it.
     may_wait: u64,
     /// Packets delivered or dropped.
-    pub(crate) dealt: u64,
+    pub(crate) done: u64,
     /// Some wait for buffers.
     pub(crate) short: bool,
     /// Some wait for their turn: enough has been done for their receiver with its lock held.
@@ -39,17 +39,17 @@ pub(crate) struct Group {
 }
 
 impl Plan {
-    /// Forgets the last burst. `dealt` is what was dealt with of this one before.
-    pub(crate) fn begin(&mut self, dealt: u64) {
+    /// Forgets the last burst. `done` is what was done of this one before.
+    pub(crate) fn begin(&mut self, done: u64) {
         self.clear();
         self.held.clear();
-        (self.dealt, self.short, self.put_off) = (dealt, false, false);
+        (self.done, self.short, self.put_off) = (done, false, false);
     }
 
     /// Notes that packet `i` is delivered or dropped.
     #[inline]
     pub(crate) fn set_dealt(&mut self, i: usize) {
-        self.dealt |= bit(i);
+        self.done |= bit(i);
     }
 
     /// Whether packet `i` has no other destination than the one it is planned for.

@@ -1,6 +1,6 @@
 //! A port as the packet path sees it.
 
-use crate::miss::Misses;
+use crate::upcall::Upcalls;
 pub use lasthop_frame::feature;
 use lasthop_types::{MAX_QUEUE_PAIRS, PortCounters, PortId, PortTotals};
 use lasthop_virtqueue::Queue;
@@ -23,7 +23,7 @@ pub struct Port {
     /// Vrings: `2 * pair` to the guest, `2 * pair + 1` from it.
     pub queues: Arc<[Arc<Queue>]>,
     /// Packets that wait for control's answer.
-    pub misses: Misses,
+    pub upcalls: Upcalls,
     /// What became of packets from the guest that had waited for control, and what the switch itself sent as if it came from
     /// there. Written by the thread that talks to control, and by no other; queues' counters belong to their locks' holders.
     pub answers: PortCounters,
@@ -51,7 +51,7 @@ impl Port {
             id,
             name,
             queues: (0..2 * MAX_QUEUE_PAIRS as u16).map(|i| Arc::new(Queue::new(i))).collect(),
-            misses: Misses::default(),
+            upcalls: Upcalls::default(),
             answers: PortCounters::default(),
             mtu: AtomicU16::new(0),
             pairs_ready: AtomicU32::new(0),

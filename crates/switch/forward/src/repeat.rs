@@ -14,8 +14,8 @@
 //! link layer (several queues do: [`Plan::no_repeat`](crate::plan::Plan::no_repeat)). Then a packet with
 //! the same link layer meets the same flow and goes to the same ring.
 
-use crate::packet::{Packet, link, usual};
-use lasthop_frame::{VnetHdr, is_plain_link};
+use crate::packet::{Packet, l2_header, simple_frame};
+use lasthop_frame::{VnetHdr, is_plain_l2};
 use lasthop_virtqueue::Chains;
 
 /// Packets of a burst that may be like the one before.
@@ -43,11 +43,11 @@ impl Repeat {
     /// it for a visit to their receiver of their own.
     #[inline]
     pub(crate) fn of(packet: &Packet, group: usize, chains: &Chains<'_>, next: usize, most: usize) -> Option<Self> {
-        if packet.header_len != VnetHdr::LEN || !is_plain_link(packet.header()) {
+        if packet.header_len != VnetHdr::LEN || !is_plain_l2(packet.header()) {
             return None;
         }
-        let like = packet.link();
-        let is_like = |chain| usual(chain).is_some_and(|(_, frame)| link(&frame) == like);
+        let like = packet.l2_header();
+        let is_like = |chain| simple_frame(chain).is_some_and(|(_, frame)| l2_header(&frame) == like);
         let enough = chains.list.get(next..next + 3).is_some_and(|chains| chains.iter().all(is_like));
         enough.then_some(Self { group, next, like, most })
     }

@@ -2,14 +2,14 @@
 //!
 //! All of this is done by one thread, the one that talks to control. It counts in [`Port::answers`], which nobody else writes, and so it
 //! never waits for a burst of the port that a packet came from, nor does that burst wait for it: an answer takes the lock of the
-//! queue that the packet goes to, for that one packet, and the leaf lock of the port's misses.
+//! queue that the packet goes to, for that one packet, and the leaf lock of the port's upcalls.
 
 use crate::actions::Step;
 use crate::burst::{Filled, Forwarder};
 use crate::deliver::{FRAME_WORK, Target};
-use crate::miss::{Left, MISS_SLOTS};
 use crate::packet::Packet;
 use crate::port::Port;
+use crate::upcall::{Left, UPCALL_SLOTS};
 use lasthop_flow::{Action, Flow, FlowSpec, InsertError};
 use lasthop_frame::{Depth, FlowKey, FlowMask};
 use lasthop_guestmem::{GuestMemory, GuestSlice};
@@ -75,7 +75,7 @@ impl Order {
                 0 => port.answers.drops.add(DropReason::MissTimeout, 1),
                 n => port.answers.replicated.add(n - 1),
             }
-            port.misses.free(&leaving.left);
+            port.upcalls.free(&leaving.left);
         }
     }
 
@@ -83,7 +83,7 @@ impl Order {
     fn sends(&self) -> bool {
         match (&self.what, &self.port) {
             (What::Flow { flow, looks: 1.., .. }, Some(port)) => {
-                port.misses.oldest_for(&flow.key, &flow.mask).is_some()
+                port.upcalls.oldest_for(&flow.key, &flow.mask).is_some()
             }
             (What::Packet(_), Some(_)) => true,
             _ => self.leaving.is_some(),
@@ -115,7 +115,7 @@ impl Forwarder {
         let port = self.ports.get(flow.key.port()).filter(|_| of_port).cloned();
         flow.key = flow.key.masked(&flow.mask);
         let actions = flow.actions.clone();
-        let what = What::Flow { flow: flow.into(), installed: None, looks: MISS_SLOTS, packets: 0, bytes: 0 };
+        let what = What::Flow { flow: flow.into(), installed: None, looks: UPCALL_SLOTS, packets: 0, bytes: 0 };
         Order { port, what, actions, leaving: None, result: Ok(false) }
     }
 
@@ -141,7 +141,7 @@ impl Forwarder {
         let Some(leaving) = &mut order.leaving else { return Some(FRAME_WORK) };
         let counters = &port.answers;
         let work = match Step::of(order.actions.get(leaving.done), port.id) {
-            Step::To(to) => match port.misses.bytes(&leaving.left, &leaving.packet) {
+            Step::To(to) => match port.upcalls.bytes(&leaving.left, &leaving.packet) {
                 Some(piece) => self.deliver_one(to, &mut leaving.packet, &[piece], counters, wait)?,
                 None => FRAME_WORK,
             },
@@ -154,7 +154,7 @@ impl Forwarder {
         if leaving.done >= order.actions.len() {
             counters.replicated.add(leaving.done as u64 - 1);
             if let Ok(goes_on) = &mut order.result {
-                *goes_on |= port.misses.free(&leaving.left);
+                *goes_on |= port.upcalls.free(&leaving.left);
             }
             order.leaving = None;
         }
@@ -172,14 +172,14 @@ impl Forwarder {
             }
             What::Flow { flow, looks, packets, bytes, .. } => {
                 // No more than there are places: a guest could fill them as fast as we empty them.
-                let next = if *looks > 0 { port.misses.oldest_for(&flow.key, &flow.mask) } else { None };
+                let next = if *looks > 0 { port.upcalls.oldest_for(&flow.key, &flow.mask) } else { None };
                 let Some((id, len)) = next else { return self.install_now(order) };
                 (*looks, *packets, *bytes) = (*looks - 1, *packets + 1, *bytes + len as u64);
                 id
             }
         };
         let mut packet = Box::<Packet>::default();
-        order.leaving = port.misses.take(id, &mut packet).map(|left| Leaving { left, packet, done: 0 });
+        order.leaving = port.upcalls.take(id, &mut packet).map(|left| Leaving { left, packet, done: 0 });
     }
 
     /// The flow comes into force, and then those that were on their way to wait meanwhile are looked for. Or that was done.
@@ -198,7 +198,7 @@ impl Forwarder {
             return;
         }
         match self.datapath.flows().insert(FlowSpec::clone(flow), now_ms) {
-            Ok(flow) => (*installed, *looks) = (Some(flow), MISS_SLOTS),
+            Ok(flow) => (*installed, *looks) = (Some(flow), UPCALL_SLOTS),
             Err(error) => (order.what, order.result) = (What::Nothing, Err(error)),
         }
     }
@@ -227,11 +227,11 @@ impl Forwarder {
     /// may have stalled and can be looked at again.
     pub fn expire(&mut self, port: &Port, before_ms: u64) -> usize {
         let mut expired = 0;
-        while let Some(id) = port.misses.older_than(before_ms) {
+        while let Some(id) = port.upcalls.older_than(before_ms) {
             expired += 1;
-            if let Some(left) = port.misses.take(id, &mut Packet::default()) {
+            if let Some(left) = port.upcalls.take(id, &mut Packet::default()) {
                 port.answers.drops.add(DropReason::MissTimeout, 1);
-                port.misses.free(&left);
+                port.upcalls.free(&left);
             }
         }
         expired
@@ -255,12 +255,12 @@ impl Forwarder {
             return Some(FRAME_WORK);
         };
         let mut guard = if wait { queue.lock() } else { queue.try_lock()? };
-        let Some(active) = guard.active() else {
+        let Some(started) = guard.started() else {
             queue.counters.drops.add(DropReason::PortDown, 1);
             return Some(FRAME_WORK);
         };
-        let memory = active.memory.clone();
-        let mut target = Target::new(active, &memory, port.mtu(), &queue.counters, 1);
+        let memory = started.memory.clone();
+        let mut target = Target::new(started, &memory, port.mtu(), &queue.counters, 1);
         let result = target.deliver(packet, pieces, false);
         let broken = target.settle(result);
         let work = target.work() + FRAME_WORK;
@@ -280,14 +280,14 @@ impl Forwarder {
         let mut packet = Packet::default();
         let read = packet.read_frame(&piece, port.id);
         packet.extract(Depth::Full);
-        let parked = read.is_ok() && port.misses.park(&packet, &[piece], now_ms).is_ok();
-        if parked {
+        let enqueued = read.is_ok() && port.upcalls.enqueue(&packet, &[piece], now_ms).is_ok();
+        if enqueued {
             port.answers.packets.add(1);
             port.answers.bytes.add(frame.len() as u64);
             port.answers.missed.add(1);
             self.datapath.note_missed();
         }
-        parked
+        enqueued
     }
 
     /// Full key of a frame as if it came from `port`.

@@ -136,7 +136,7 @@ fn frames_of_all_sizes_arrive_whole_and_in_order() {
         let mut got = Vec::new();
         for frame in &frames {
             a.send(VnetHdr::default(), frame);
-            assert_eq!(forwarder.run(&a.port, 1, 0), Outcome { packets: 1, ..Outcome::default() });
+            assert_eq!(forwarder.carry(&a.port, 1, 0), Outcome { packets: 1, ..Outcome::default() });
             got.extend(b.received().into_iter().map(|(_, f)| f));
         }
         assert_eq!(got.len(), frames.len(), "{config:?}");
@@ -156,7 +156,7 @@ fn a_broadcast_reaches_everybody_else_once_and_the_sums_add_up() {
     for n in 0..50u8 {
         a.send(VnetHdr::default(), &Frame::new(1, 255).payload([n; 64]).build());
     }
-    forwarder.run(&a.port, 1, 0);
+    forwarder.carry(&a.port, 1, 0);
     for guest in &mut others[..3] {
         assert_eq!(guest.received().len(), 50);
     }
@@ -175,17 +175,17 @@ fn a_miss_waits_for_control_and_then_goes_where_control_says() {
     let mut b = Guest::new(&datapath, 2, NetConfig::default(), 0);
     let frame = Frame::new(1, 2).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(7, 9).payload(vec![5; 1400]).build();
     a.send(VnetHdr::default(), &frame);
-    forwarder.run(&a.port, 1, 0);
+    forwarder.carry(&a.port, 1, 0);
     assert!(datapath.take_missed());
     assert_eq!(a.driver.unsent(0).unwrap(), 0, "the guest has its buffer back");
-    let missed = a.port.misses.tell().unwrap();
-    assert_eq!((missed.key.l4_dst, missed.key.dst(), missed.frame_len), (9, MacAddr([2, 0, 0, 0, 0, 2]), frame.len()));
-    assert_eq!(missed.header, frame[..missed.header.len()]);
-    assert!(a.port.misses.tell().is_none());
-    forwarder.resume(&a.port, missed.id, &[Action::Output(PortId(2))]);
+    let upcall = a.port.upcalls.report().unwrap();
+    assert_eq!((upcall.key.l4_dst, upcall.key.dst(), upcall.frame_len), (9, MacAddr([2, 0, 0, 0, 0, 2]), frame.len()));
+    assert_eq!(upcall.header, frame[..upcall.header.len()]);
+    assert!(a.port.upcalls.report().is_none());
+    forwarder.resume(&a.port, upcall.id, &[Action::Output(PortId(2))]);
     assert_eq!(b.received(), [(VnetHdr { num_buffers: 1, ..VnetHdr::default() }, frame)]);
-    assert!(a.port.misses.is_empty());
-    forwarder.resume(&a.port, missed.id, &[Action::Output(PortId(2))]);
+    assert!(a.port.upcalls.is_empty());
+    forwarder.resume(&a.port, upcall.id, &[Action::Output(PortId(2))]);
     assert_eq!(b.received(), [], "an answer counts once");
 }
 
@@ -198,16 +198,16 @@ fn packets_that_wait_for_a_flow_go_before_those_that_meet_it() {
         // The fourth is for somebody else.
         a.send(VnetHdr::default(), &Frame::new(1, if n == 3 { 9 } else { 2 }).payload([n; 64]).build());
     }
-    forwarder.run(&a.port, 1, 0);
-    let first = a.port.misses.tell().unwrap();
+    forwarder.carry(&a.port, 1, 0);
+    let first = a.port.upcalls.report().unwrap();
     forwarder.install(to_station(2)).unwrap();
     a.send(VnetHdr::default(), &Frame::new(1, 2).payload([5; 64]).build());
-    forwarder.run(&a.port, 1, 0);
+    forwarder.carry(&a.port, 1, 0);
     let got: Vec<u8> = b.received().iter().map(|(_, f)| f[f.len() - 1]).collect();
     assert_eq!(got, [0, 1, 2, 4, 5]);
     forwarder.resume(&a.port, first.id, &[Action::Output(PortId(2))]);
     assert_eq!(b.received(), [], "control's own answer comes too late");
-    assert_eq!(a.port.misses.tell().unwrap().key.eth_dst[5], 9);
+    assert_eq!(a.port.upcalls.report().unwrap().key.eth_dst[5], 9);
 }
 
 #[test]
@@ -217,15 +217,15 @@ fn a_flood_of_new_flows_fills_only_the_senders_own_ring() {
     for n in 0..100u8 {
         a.send(VnetHdr::default(), &Frame::new(n, 200).payload([n; 64]).build());
     }
-    let outcome = forwarder.run(&a.port, 1, 0);
-    assert_eq!(outcome, Outcome { packets: crate::MISS_SLOTS, stalled: true, ..Outcome::default() });
-    assert_eq!(forwarder.run(&a.port, 1, 0), Outcome { packets: 0, stalled: true, ..Outcome::default() });
+    let outcome = forwarder.carry(&a.port, 1, 0);
+    assert_eq!(outcome, Outcome { packets: crate::UPCALL_SLOTS, stalled: true, ..Outcome::default() });
+    assert_eq!(forwarder.carry(&a.port, 1, 0), Outcome { packets: 0, stalled: true, ..Outcome::default() });
     // Each answer makes room for one more, in order, until all have come through.
     let mut sources = Vec::new();
-    while let Some(missed) = a.port.misses.tell() {
-        sources.push(missed.key.eth_src[5]);
-        forwarder.resume(&a.port, missed.id, &[]);
-        forwarder.run(&a.port, 1, 0);
+    while let Some(upcall) = a.port.upcalls.report() {
+        sources.push(upcall.key.eth_src[5]);
+        forwarder.resume(&a.port, upcall.id, &[]);
+        forwarder.carry(&a.port, 1, 0);
     }
     assert_eq!(sources, (0..100).collect::<Vec<u8>>());
     let from = a.port.totals().0;
@@ -255,12 +255,12 @@ fn without_control_known_flows_go_on() {
     for n in 0..60u8 {
         a.send(VnetHdr::default(), &Frame::new(1, 100 + n).build());
         a.send(VnetHdr::default(), &Frame::new(1, 2).payload([n; 64]).build());
-        forwarder.run(&a.port, 1, 0);
+        forwarder.carry(&a.port, 1, 0);
     }
     assert_eq!(b.received().len(), 60);
-    let waiting = crate::MISS_SLOTS as u64;
+    let waiting = crate::UPCALL_SLOTS as u64;
     assert_eq!(drops(&a, DropReason::MissQueueFull), 60 - waiting);
-    assert_eq!(forwarder.expire(&a.port, 1), crate::MISS_SLOTS);
+    assert_eq!(forwarder.expire(&a.port, 1), crate::UPCALL_SLOTS);
     assert_eq!(drops(&a, DropReason::MissTimeout), waiting);
 }
 
@@ -284,7 +284,7 @@ fn large_packets_are_cut_for_a_receiver_that_cannot_take_them() {
             .partial_checksum();
         let header = whole.vnet(VnetHdr::GSO_TCPV4, 1448);
         a.send(header, &whole.build());
-        forwarder.run(&a.port, 1, 0);
+        forwarder.carry(&a.port, 1, 0);
 
         let segments = b.received();
         assert_eq!(segments.len(), 60_000usize.div_ceil(1448));
@@ -317,7 +317,7 @@ fn checksums_are_completed_for_a_receiver_that_wants_them() {
         let frame = Frame::new(1, 2).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(5, 6).payload(payload);
         let partial = frame.clone().partial_checksum();
         a.send(partial.vnet(VnetHdr::GSO_NONE, 0), &partial.build());
-        forwarder.run(&a.port, 1, 0);
+        forwarder.carry(&a.port, 1, 0);
         let [(vnet, got)] = &b.received()[..] else { panic!("one frame") };
         assert_eq!(vnet.flags, 0);
         assert_eq!(*got, frame.build(), "{len} bytes");
@@ -345,7 +345,7 @@ fn packets_of_a_burst_never_follow_the_one_before_to_a_wrong_port() {
         a.send(VnetHdr::default(), &Frame::new(1, to).payload([n; 64]).build());
     }
     for now in [0, 1, 50, 51] {
-        forwarder.run(&a.port, 1, now * MS);
+        forwarder.carry(&a.port, 1, now * MS);
     }
     for (guest, expected) in guests.iter_mut().zip([vec![0, 1, 4, 5, 18, 21, 22], (8..16).collect()]) {
         let got: Vec<u8> = guest.received().iter().map(|(_, f)| f[f.len() - 1]).collect();
@@ -367,7 +367,7 @@ fn connections_spread_over_the_receivers_queues_and_each_stays_in_one() {
             let frame = Frame::new(1, 2).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).ttl(64 - round).tcp(1000 + port, 80);
             a.send(VnetHdr::default(), &frame.payload([round; 20]).build());
         }
-        forwarder.run(&a.port, 1, 0);
+        forwarder.carry(&a.port, 1, 0);
         for pair in 0..4 {
             let mut frame = Vec::new();
             while b.driver.recv(pair, &mut frame).unwrap().is_some() {
@@ -400,7 +400,7 @@ fn bad_frames_are_dropped_under_their_names() {
     );
     a.send(VnetHdr::default(), &[frame.clone(), vec![0; 300]].concat());
     a.send(VnetHdr::default(), &frame);
-    forwarder.run(&a.port, 1, 0);
+    forwarder.carry(&a.port, 1, 0);
     assert_eq!(b.received().len(), 1);
     let (from, to) = (a.port.totals().0, b.port.totals().1);
     assert_eq!(from.drops, [(DropReason::TooShort, 2), (DropReason::TooLong, 1), (DropReason::BadOffload, 2)]);
@@ -419,13 +419,13 @@ fn packets_wait_a_little_for_a_receiver_without_buffers_and_then_no_more() {
         a.send(VnetHdr::default(), &Frame::new(1, 2).payload([n; 64]).build());
     }
     let held = |packets| Outcome { packets, held: true, ..Outcome::default() };
-    assert_eq!(forwarder.run(&a.port, 1, 100 * MS), held(4));
-    assert_eq!(forwarder.run(&a.port, 1, 101 * MS), held(0));
+    assert_eq!(forwarder.carry(&a.port, 1, 100 * MS), held(4));
+    assert_eq!(forwarder.carry(&a.port, 1, 101 * MS), held(0));
     let last = |frames: Vec<(VnetHdr, Vec<u8>)>| frames.iter().map(|(_, f)| f[f.len() - 1]).collect::<Vec<_>>();
     assert_eq!(last(b.received()), [0, 1, 2, 3]);
-    assert_eq!(forwarder.run(&a.port, 1, 102 * MS), held(4), "it has buffers again, and nothing is lost");
-    assert_eq!(forwarder.run(&a.port, 1, 110 * MS), held(0));
-    let outcome = forwarder.run(&a.port, 1, 111 * MS);
+    assert_eq!(forwarder.carry(&a.port, 1, 102 * MS), held(4), "it has buffers again, and nothing is lost");
+    assert_eq!(forwarder.carry(&a.port, 1, 110 * MS), held(0));
+    let outcome = forwarder.carry(&a.port, 1, 111 * MS);
     assert_eq!(outcome, Outcome { packets: 2, ..Outcome::default() }, "patience has an end, whatever went before");
     assert_eq!(last(b.received()), [4, 5, 6, 7]);
     let (from, to) = (a.port.totals().0, b.port.totals().1);
@@ -444,7 +444,7 @@ fn without_patience_packets_do_not_wait_for_buffers() {
         for n in 0..10u8 {
             a.send(VnetHdr::default(), &Frame::new(1, 2).payload([n; 64]).build());
         }
-        assert_eq!(forwarder.run(&a.port, 1, now_ms * MS), Outcome { packets: 10, ..Outcome::default() });
+        assert_eq!(forwarder.carry(&a.port, 1, now_ms * MS), Outcome { packets: 10, ..Outcome::default() });
         assert_eq!(b.received().len(), 4);
     }
     assert_eq!(b.port.totals().1.drops, [(DropReason::NoBuffers, 12)]);
@@ -463,14 +463,14 @@ fn packets_for_others_overtake_those_that_wait_but_are_completed_in_order() {
         a.send(VnetHdr::default(), &Frame::new(1, 2 + n % 2).payload([n; 64]).build());
     }
     let last = |frames: Vec<(VnetHdr, Vec<u8>)>| frames.iter().map(|(_, f)| f[f.len() - 1]).collect::<Vec<_>>();
-    assert_eq!(forwarder.run(&a.port, 1, 5 * MS), Outcome { packets: 4, held: true, ..Outcome::default() });
+    assert_eq!(forwarder.carry(&a.port, 1, 5 * MS), Outcome { packets: 4, held: true, ..Outcome::default() });
     assert_eq!(last(other.received()), [1, 3, 5, 7, 9, 11, 13, 15, 17, 19]);
     assert_eq!(last(slow.received()), [0, 2]);
-    assert_eq!(forwarder.run(&a.port, 1, 6 * MS).packets, 4);
+    assert_eq!(forwarder.carry(&a.port, 1, 6 * MS).packets, 4);
     assert_eq!(last(slow.received()), [4, 6]);
-    assert_eq!(forwarder.run(&a.port, 1, 7 * MS).packets, 4);
-    assert_eq!(forwarder.run(&a.port, 1, 7 * MS).packets, 0);
-    assert_eq!(forwarder.run(&a.port, 1, 8 * MS).packets, 8, "less patience with others behind");
+    assert_eq!(forwarder.carry(&a.port, 1, 7 * MS).packets, 4);
+    assert_eq!(forwarder.carry(&a.port, 1, 7 * MS).packets, 0);
+    assert_eq!(forwarder.carry(&a.port, 1, 8 * MS).packets, 8, "less patience with others behind");
     assert_eq!(last(slow.received()), [8, 10]);
     assert_eq!(other.received(), []);
     let (from, to) = (a.port.totals().0, slow.port.totals().1);
@@ -492,7 +492,7 @@ fn a_killed_switch_delivers_nothing_twice_and_its_successor_goes_on() {
         datapath.flows().insert(flow(1, &[2]), 0).unwrap();
         for n in 0..laps {
             a.send(VnetHdr::default(), &Frame::new(1, 2).payload([n; 64]).build());
-            forwarder.run(&a.port, 1, 0);
+            forwarder.carry(&a.port, 1, 0);
         }
         assert_eq!(b.received().len(), usize::from(laps));
         // Killed between delivery and completion of three frames.
@@ -501,12 +501,12 @@ fn a_killed_switch_delivers_nothing_twice_and_its_successor_goes_on() {
         }
         {
             let mut guard = a.port.queues[1].lock();
-            let active = guard.active().unwrap();
-            let memory = active.memory.clone();
+            let started = guard.started().unwrap();
+            let memory = started.memory.clone();
             let mut chains = Chains::new();
-            active.ring.pop(&memory, &mut chains, 64).unwrap();
+            started.ring.pop(&memory, &mut chains, 64).unwrap();
             assert_eq!(chains.list.len(), 3);
-            active.begin(&chains.list);
+            started.begin(&chains.list);
         }
         a.send(VnetHdr::default(), &Frame::new(1, 2).payload([200; 64]).build());
 
@@ -514,7 +514,7 @@ fn a_killed_switch_delivers_nothing_twice_and_its_successor_goes_on() {
         datapath.flows().insert(flow(1, &[2]), 0).unwrap();
         let mut a = Guest::connect(&datapath, 1, a.driver, 0, Some(&journal));
         let mut b = Guest::new(&datapath, 2, NetConfig::default(), 0);
-        forwarder.run(&a.port, 1, 0);
+        forwarder.carry(&a.port, 1, 0);
         let got: Vec<u8> = b.received().iter().map(|(_, f)| f[f.len() - 1]).collect();
         assert_eq!(got, [200], "packed {packed}, {laps} frames before");
         assert_eq!(drops(&a, DropReason::Recovered), 3);
@@ -536,7 +536,7 @@ fn frames_reach_a_guest_whose_switch_was_killed_and_a_reset_ring_starts_anew() {
                 let mut b = Guest::connect(&datapath, 2, driver, 0, Some(&journal));
                 for n in 0..before.max(1) {
                     a.send(VnetHdr::default(), &Frame::new(1, 2).payload([n; 64]).build());
-                    forwarder.run(&a.port, 1, 0);
+                    forwarder.carry(&a.port, 1, 0);
                     assert_eq!(b.received().len(), 1, "packed {packed}, round {round}, frame {n} of {before}");
                 }
                 // Twice the switch is killed; then the driver is reloaded.
@@ -578,7 +578,7 @@ fn a_short_header_is_not_mistaken_for_a_long_one() {
         legacy.driver.send(0, &vnet.to_bytes(), &frame[2..]).unwrap().unwrap();
     }
     legacy.driver.flush(0);
-    assert_eq!(forwarder.run(&legacy.port, 1, 0).packets, 2);
+    assert_eq!(forwarder.carry(&legacy.port, 1, 0).packets, 2);
     assert_eq!(b.received().into_iter().map(|(_, frame)| frame).collect::<Vec<_>>(), [first]);
     assert_eq!(c.received().into_iter().map(|(_, frame)| frame).collect::<Vec<_>>(), [second]);
 }
@@ -590,11 +590,11 @@ fn a_guest_is_asked_not_to_kick_only_if_that_still_holds() {
         let (datapath, mut forwarder) = switch();
         let mut a = Guest::new(&datapath, 1, config, 0);
         let mut kicks = |forwarder: &mut Forwarder, still: bool| {
-            assert!(!forwarder.rest(&a.port, 1, 0), "nothing there yet");
-            forwarder.attend(&a.port, 1, false, || still);
+            assert!(!forwarder.rearm_notifications(&a.port, 1, 0), "nothing there yet");
+            forwarder.disable_notifications(&a.port, 1, false, || still);
             a.driver.queues()[1].kick.drain();
             a.send(VnetHdr::default(), &[0; 60]);
-            while forwarder.run(&a.port, 1, 0).packets > 0 {}
+            while forwarder.carry(&a.port, 1, 0).packets > 0 {}
             a.driver.queues()[1].kick.drain()
         };
         assert!(kicks(&mut forwarder, false));

@@ -107,7 +107,7 @@ pub(crate) fn link_layer(key: &mut FlowKey, frame: &[u8]) -> usize {
 
 /// Whether this is an Ethernet II frame without VLAN tag: then its first 14 bytes say all that [`extract`] finds out at
 /// [`Depth::L2`].
-pub fn is_plain_link(frame: &[u8]) -> bool {
+pub fn is_plain_l2(frame: &[u8]) -> bool {
     frame.len() >= 14 && be16(frame, 12) >= ETH_MIN && !is_tag(be16(frame, 12))
 }
 

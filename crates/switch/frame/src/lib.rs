@@ -20,7 +20,7 @@ pub mod testutil;
 mod vnet;
 
 pub use build::rarp;
-pub use extract::{extract, is_plain_link};
+pub use extract::{extract, is_plain_l2};
 pub use key::{Depth, FlowKey, FlowMask};
 pub use offload::{CompleteChecksum, Delivery, Gso, GsoKind, MAX_SEGMENTS, Offload, Receiver};
 pub use segment::{HeaderBuf, SEGMENT_HEADER_LEN, Segment, Segmenter};

@@ -2,12 +2,12 @@
 //!
 //! A helper is in the idle class (SCHED_IDLE): the kernel takes the core from it at any instruction, as soon as anybody
 //! else can run there. What it was about is finished on borrowed time: who needs a ring of a helper that makes no progress
-//! has it put into the normal class ([`Helpers::hurry`]) until it has let go.
+//! has it put into the normal class ([`Helpers::boost`]) until it has let go.
 
-use crate::hurried::Hurried;
+use crate::boosted::Boosted;
 use crate::mailbox::Mailbox;
 use crate::policy::{Arrivals, BackOff, Core, Hysteresis, Vm, choose_core};
-use crate::served::Served;
+use crate::polled::PolledRing;
 use crate::workers::Settings;
 use lasthop_forward::{Datapath, Forwarder, Port};
 use lasthop_lock::Lock;
@@ -42,7 +42,7 @@ pub(crate) struct Helpers {
     /// Helpers are not in the idle class.
     not_idle: bool,
     /// Threads of ports may be in the control groups of their VMs.
-    pub(crate) accounts: bool,
+    pub(crate) cgroup_accounting: bool,
 }
 
 #[derive(Debug)]
@@ -52,13 +52,13 @@ struct Helper {
     /// When it last went round its rings.
     beat_ns: AtomicU64,
     thread: OnceLock<i32>,
-    hurried: Hurried,
+    boosted: Boosted,
     back_off: Lock<BackOff>,
 }
 
 #[derive(Debug)]
 enum Letter {
-    Offer(Arc<Served>, Option<Arrivals>),
+    Offer(Arc<PolledRing>, Option<Arrivals>),
     Watch(Arc<Port>),
     Stop,
 }
@@ -78,13 +78,22 @@ impl Helpers {
                 mailbox: Mailbox::new()?,
                 beat_ns: AtomicU64::new(ASLEEP),
                 thread: OnceLock::new(),
-                hurried: Hurried::default(),
+                boosted: Boosted::default(),
                 back_off: Lock::default(),
             })
         };
         let all = cpus.iter().map(helper).collect::<io::Result<_>>()?;
-        let Settings { hysteresis, view, accounts, not_idle, .. } = *settings;
-        Ok(Self { all, datapath, hysteresis, dedicated, prompter, view, accounts, not_idle: not_idle || dedicated })
+        let Settings { hysteresis, view, cgroup_accounting, not_idle, .. } = *settings;
+        Ok(Self {
+            all,
+            datapath,
+            hysteresis,
+            dedicated,
+            prompter,
+            view,
+            cgroup_accounting,
+            not_idle: not_idle || dedicated,
+        })
     }
 
     /// Starts their threads, each bound to its core.
@@ -138,9 +147,9 @@ impl Helpers {
     }
 
     /// Tells helper `n` of a ring that it may keep while it has packets; without `arrivals` only to empty it once.
-    pub(crate) fn offer(&self, n: usize, served: &Arc<Served>, arrivals: Option<Arrivals>) {
-        if let Some(helper) = self.all.get(n).filter(|_| served.keeper.offer(n)) {
-            helper.mailbox.send(Letter::Offer(served.clone(), arrivals));
+    pub(crate) fn offer(&self, n: usize, polled: &Arc<PolledRing>, arrivals: Option<Arrivals>) {
+        if let Some(helper) = self.all.get(n).filter(|_| polled.owner.offer(n)) {
+            helper.mailbox.send(Letter::Offer(polled.clone(), arrivals));
         }
     }
 
@@ -164,14 +173,14 @@ impl Helpers {
     /// Somebody waits for a lock: helpers that may have it and do not get to run are put into the normal class, until
     /// they have gone round once. `thread`: a port's that is known to have it and is to be taken out of its VM's control
     /// group; times -1: put back; 0: none.
-    pub(crate) fn hurry(&self, thread: i32) {
-        self.prompter.iter().filter(|_| thread != 0).for_each(|prompter| prompter.hurry(thread));
+    pub(crate) fn boost(&self, thread: i32) {
+        self.prompter.iter().filter(|_| thread != 0).for_each(|prompter| prompter.boost(thread));
         let now_ns = self.datapath.now_ns();
         for (_, helper) in self.all.iter().enumerate().filter(|(n, _)| self.is_lost(*n, now_ns)) {
             if let (Some(thread), Some(prompter)) = (helper.thread.get(), &self.prompter)
-                && helper.hurried.ask()
+                && helper.boosted.ask()
             {
-                prompter.hurry(*thread);
+                prompter.boost(*thread);
             }
         }
     }
@@ -200,7 +209,7 @@ struct Thread {
 }
 
 struct Kept {
-    served: Arc<Served>,
+    polled: Arc<PolledRing>,
     arrivals: Arrivals,
     patient: bool,
     /// When it last had packets, or was taken, by [`Thread::awake_ns`].
@@ -231,14 +240,14 @@ impl Thread {
             before_ns = now_ns;
             for letter in helper.mailbox.take() {
                 match letter {
-                    Letter::Offer(served, arrivals) => self.take(served, arrivals),
+                    Letter::Offer(polled, arrivals) => self.take(polled, arrivals),
                     Letter::Watch(port) => port.blocked(),
                     Letter::Stop => return,
                 }
             }
-            // Whoever was asked to hurry us may only do so when we need it no longer: it must not stay like that.
-            if !helpers.not_idle && (now_ns >= humble_ns || helper.hurried.is_asked()) {
-                helper.hurried.put_back(|| {
+            // Whoever was asked to boost us may only do so when we need it no longer: it must not stay like that.
+            if !helpers.not_idle && (now_ns >= humble_ns || helper.boosted.is_asked()) {
+                helper.boosted.put_back(|| {
                     let _ = set_idle(0, true);
                 });
                 humble_ns = now_ns + HUMBLE_NS;
@@ -255,11 +264,12 @@ impl Thread {
         }
     }
 
-    fn take(&mut self, served: Arc<Served>, arrivals: Option<Arrivals>) {
-        let quiet = |still: &dyn Fn() -> bool| self.forwarder.attend(&served.port, served.queue, false, still);
-        if served.keeper.take_up(self.n, quiet) {
+    fn take(&mut self, polled: Arc<PolledRing>, arrivals: Option<Arrivals>) {
+        let disable =
+            |still: &dyn Fn() -> bool| self.forwarder.disable_notifications(&polled.port, polled.queue, false, still);
+        if polled.owner.claim(self.n, disable) {
             let (patient, arrivals) = (arrivals.is_some(), arrivals.unwrap_or_default());
-            self.kept.push(Kept { served, arrivals, patient, found_ns: self.awake_ns });
+            self.kept.push(Kept { polled, arrivals, patient, found_ns: self.awake_ns });
         }
     }
 
@@ -268,11 +278,11 @@ impl Thread {
         let mut i = 0;
         while let Some(kept) = self.kept.get_mut(i) {
             helper.beat_ns.store(now_ns, Ordering::Relaxed);
-            if kept.served.keeper.helper() != Some(self.n) {
+            if kept.polled.owner.helper() != Some(self.n) {
                 self.kept.swap_remove(i);
                 continue;
             }
-            let outcome = kept.served.run(&mut self.forwarder, &mut kept.arrivals, &mut now_ns);
+            let outcome = kept.polled.run(&mut self.forwarder, &mut kept.arrivals, &mut now_ns);
             // Packets that wait for a receiver's buffers wait for milliseconds at most.
             if outcome.packets > 0 || outcome.held {
                 kept.found_ns = self.awake_ns;
@@ -292,9 +302,11 @@ impl Thread {
     /// Gives a ring back to its port's thread; true if it has packets again. With packets that wait for control (`stuck`)
     /// it is the port's thread that looks after them, next time it looks whether the ring is in good hands.
     fn keeps(&mut self, i: usize, stuck: bool) -> bool {
-        let Some(Kept { served, found_ns, .. }) = self.kept.get_mut(i) else { return false };
-        let rest = |keep: &dyn Fn() -> bool| !stuck && self.forwarder.rest_unless(&served.port, served.queue, 0, keep);
-        let keeps = served.keeper.give_back_unless_more(self.n, rest);
+        let Some(Kept { polled, found_ns, .. }) = self.kept.get_mut(i) else { return false };
+        let rearm = |keep: &dyn Fn() -> bool| {
+            !stuck && self.forwarder.rearm_notifications_unless(&polled.port, polled.queue, 0, keep)
+        };
+        let keeps = polled.owner.give_back_unless_more(self.n, rearm);
         if keeps {
             *found_ns = self.awake_ns;
         }

@@ -4,14 +4,14 @@
 //! more is expected soon it offers the ring to a [`helper`], one for each core, in the idle class, which takes it if the core has
 //! nothing else to do, and polls it. A ring whose helper has lost its core is taken back by the port's thread.
 
+mod boosted;
 mod coalesce;
 mod helper;
-mod hurried;
-mod keeper;
 mod mailbox;
+mod owner;
 pub mod policy;
+mod polled;
 mod port;
-mod served;
 mod sync;
 mod workers;
 

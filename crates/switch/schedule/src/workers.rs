@@ -2,8 +2,8 @@
 
 use crate::helper::Helpers;
 use crate::policy::{Arrivals, Batch, Hysteresis};
+use crate::polled::PolledRing;
 use crate::port::{Letter, PortThread};
-use crate::served::Served;
 use lasthop_forward::{Datapath, Port};
 use lasthop_sys::hostview::HostView;
 use lasthop_sys::{PeerEvent, Prompter};
@@ -31,7 +31,7 @@ pub struct Settings {
     /// Helpers are threads like any others.
     pub not_idle: bool,
     /// Threads of ports may be in the control groups of their VMs.
-    pub accounts: bool,
+    pub cgroup_accounting: bool,
 }
 
 /// The threads. Used by one thread, the one that talks to front-ends.
@@ -47,7 +47,7 @@ pub struct Workers {
 #[derive(Debug)]
 struct Entry {
     thread: Option<PortThread>,
-    rings: Vec<Arc<Served>>,
+    rings: Vec<Arc<PolledRing>>,
 }
 
 impl Workers {
@@ -56,13 +56,13 @@ impl Workers {
         let helpers = Arc::new(Helpers::new(datapath.clone(), &mut settings)?);
         let threads = helpers.start()?;
         let waiting = helpers.clone();
-        lasthop_lock::on_wait(Box::new(move |thread| waiting.hurry(thread)));
+        lasthop_lock::on_wait(Box::new(move |thread| waiting.boost(thread)));
         Ok(Self { receive: settings.receive, helpers, threads, ports: HashMap::new(), started: Vec::new() })
     }
 
-    /// Has a port's vring served, from which packets come. Without a kick descriptor it is polled. One that is served
+    /// Has a port's vring, from which packets come, looked after. Without a kick descriptor it is polled. One that is polled
     /// already is handed over. `transmit`: how the port's packets are gathered, as of its first vring. An error: there is no
-    /// thread for the port, and it is not served.
+    /// thread for the port, and it is not polled.
     pub fn attach(&mut self, port: &Arc<Port>, queue: u16, kick: Option<PeerEvent>, transmit: Batch) -> io::Result<()> {
         self.detach(port.id, queue);
         let entry = match self.ports.entry(port.id) {
@@ -73,14 +73,14 @@ impl Workers {
                 place.insert(Entry { thread, rings: Vec::new() })
             }
         };
-        let served = Arc::new(Served::new(port.clone(), queue, kick));
-        entry.rings.push(served.clone());
+        let polled = Arc::new(PolledRing::new(port.clone(), queue, kick));
+        entry.rings.push(polled.clone());
         match &entry.thread {
-            Some(thread) => thread.mailbox.send(Letter::Attach(served)),
+            Some(thread) => thread.mailbox.send(Letter::Attach(polled)),
             None => {
                 let hash = u64::from(port.id.0).wrapping_mul(0x9e37_79b9_7f4a_7c15);
                 if let Some(n) = self.helpers.choose(hash.wrapping_add(u64::from(queue) << 62), None, 0) {
-                    self.helpers.offer(n, &served, Some(Arrivals::default()));
+                    self.helpers.offer(n, &polled, Some(Arrivals::default()));
                 }
             }
         }
@@ -92,12 +92,12 @@ impl Workers {
         std::mem::take(&mut self.started)
     }
 
-    /// The vring is not to be served any more. Its keeper lets go of it soon; the queue's own lock says when a burst is
+    /// The vring is not to be polled any more. Its owner lets go of it soon; the queue's own lock says when a burst is
     /// over.
     pub fn detach(&mut self, port: PortId, queue: u16) {
         let Some(entry) = self.ports.get_mut(&port) else { return };
-        entry.rings.iter().filter(|served| served.queue == queue).for_each(|served| served.keeper.let_go());
-        entry.rings.retain(|served| served.queue != queue);
+        entry.rings.iter().filter(|polled| polled.queue == queue).for_each(|polled| polled.owner.release());
+        entry.rings.retain(|polled| polled.queue != queue);
         entry.thread.iter().for_each(|thread| thread.mailbox.send(Letter::Detach { queue }));
     }
 

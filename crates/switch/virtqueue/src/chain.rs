@@ -9,7 +9,7 @@ pub const BURST: usize = 64;
 
 /// How many chains before its turn the memory of one is asked for: what other cores have written takes as long to come as
 /// some packets take to be moved, and all at once would be more than a core can wait for.
-pub const AHEAD: usize = 8;
+pub const PREFETCH: usize = 8;
 
 /// Most chains that one frame may be spread over, or that may be held at once.
 pub const MAX_CHAINS: usize = 256;

@@ -11,17 +11,17 @@ mod journal;
 mod packed;
 mod patience;
 mod queue;
+mod receive_buffers;
 mod ring;
-mod room;
 mod split;
 
-pub use chain::{AHEAD, BURST, Chain, Chains, MAX_CHAINS, MAX_PIECES};
+pub use chain::{BURST, Chain, Chains, MAX_CHAINS, MAX_PIECES, PREFETCH};
 pub use error::QueueError;
 pub use journal::{JOURNAL_BYTES, Journal};
 pub use patience::{Shortage, Waiting};
-pub use queue::{Active, Ahead, Queue, QueueGuard, QueueSetup, QueueStatus};
+pub use queue::{Ahead, Queue, QueueGuard, QueueSetup, QueueStatus, StartedQueue};
+pub use receive_buffers::{ReceiveBuffers, Reserved};
 pub use ring::Ring;
-pub use room::{Reserved, Room};
 
 /// The set of the `n`th of a burst's packets alone. A burst has as many as a word has bits, so sets of them are words.
 #[inline]

@@ -15,7 +15,7 @@
 //! was charged nothing at all. The switch's are nanoseconds, of a clock that is read anyway.
 //!
 //! The other is since when each of its packets waits. Fewer than a window block nobody; but chains are completed in order, so what
-//! was dealt with behind them is not given back to the driver. The first that waits too long ends the patience of its sender too.
+//! was done behind them is not given back to the driver. The first that waits too long ends the patience of its sender too.
 
 use crate::queue::Ahead;
 use crate::{BURST, bit};
@@ -72,7 +72,7 @@ impl Shortage {
 /// What is known of the packets of a ring that had to wait, and were put back.
 #[derive(Debug)]
 pub struct Waiting {
-    /// Since when the `n`th of the chains that will be taken next waits, where it was looked at before and not dealt with.
+    /// Since when the `n`th of the chains that will be taken next waits, where it was looked at before and is not done.
     since: [u64; BURST],
     /// Until then packets of this ring do not wait for buffers.
     impatient_until: u64,
@@ -105,7 +105,7 @@ impl Waiting {
     /// `patience`: as [`Shortage::is_slow`] has it, and for a packet that others have overtaken.
     #[inline]
     pub fn begin(&mut self, ahead: Ahead, now: u64, patience: [u64; 2]) -> bool {
-        if ahead.tried != 0 {
+        if ahead.seen != 0 {
             self.go_on(ahead, now, patience);
         }
         now >= self.impatient_until
@@ -117,11 +117,11 @@ impl Waiting {
         let most = alone.saturating_mul(UNLUCKY);
         let blocked = self.blocked_since.take().map_or(0, |since| now.saturating_sub(since));
         self.alone = (self.alone + blocked.min(most)).min(most);
-        if ahead.dealt != 0 {
+        if ahead.done != 0 {
             self.charge(now, patience);
         }
         let waited = now.saturating_sub(self.since[0]);
-        let limit = if ahead.dealt == 0 { most } else { with_others };
+        let limit = if ahead.done == 0 { most } else { with_others };
         if waited > limit {
             let until = now.saturating_add(waited.min(most + 1).saturating_mul(SHARE));
             self.impatient_until = self.impatient_until.max(until);
@@ -147,12 +147,12 @@ impl Waiting {
         }
     }
 
-    /// A burst ends, `taken` of its chains are done with and the others are put back. `tried`: those that had been looked at
-    /// before it, [`Ahead::tried`] as it was. `blocked`: those that wait for this receiver, or for it and others, are what is left of
-    /// a whole window ([`Active::is_window`](crate::Active::is_window)).
-    pub fn end(&mut self, taken: usize, tried: u64, now: u64, blocked: Option<PortId>) {
+    /// A burst ends, `taken` of its chains are done and the others are put back. `seen`: those that had been looked at
+    /// before it, [`Ahead::seen`] as it was. `blocked`: those that wait for this receiver, or for it and others, are what is left of
+    /// a whole window ([`StartedQueue::is_window`](crate::StartedQueue::is_window)).
+    pub fn end(&mut self, taken: usize, seen: u64, now: u64, blocked: Option<PortId>) {
         for (n, since) in self.since.iter_mut().enumerate() {
-            if tried & bit(n) == 0 {
+            if seen & bit(n) == 0 {
                 *since = now;
             }
         }
@@ -197,8 +197,8 @@ mod tests {
         assert!(!shortage.is_slow(2010, 1, 10) && shortage.is_slow(2011, 1, 10), "and then it waits anew");
     }
 
-    fn ahead(dealt: u64, tried: usize) -> Ahead {
-        Ahead { dealt, tried: u64::MAX >> (64 - tried) }
+    fn ahead(done: u64, seen: usize) -> Ahead {
+        Ahead { done, seen: u64::MAX >> (64 - seen) }
     }
 
     #[test]
@@ -208,13 +208,13 @@ mod tests {
         // Four are put back; later the first three go, and others come.
         waiting.end(60, 0, 100, None);
         assert!(waiting.begin(ahead(0b1010, 4), 101, PATIENCE_MS));
-        waiting.end(2, ahead(0, 4).tried, 101, None);
+        waiting.end(2, ahead(0, 4).seen, 101, None);
         assert!(waiting.begin(ahead(0b10, 30), 102, PATIENCE_MS), "2 ms");
-        waiting.end(2, ahead(0, 2).tried, 102, None);
+        waiting.end(2, ahead(0, 2).seen, 102, None);
         assert!(waiting.begin(ahead(0b10, 28), 103, PATIENCE_MS), "those in front now came at 102");
-        waiting.end(0, ahead(0, 28).tried, 103, None);
+        waiting.end(0, ahead(0, 28).seen, 103, None);
         assert!(waiting.begin(ahead(0b10, 28), 104, PATIENCE_MS));
-        waiting.end(0, ahead(0, 28).tried, 104, None);
+        waiting.end(0, ahead(0, 28).seen, 104, None);
         assert!(!waiting.begin(ahead(0b10, 28), 105, PATIENCE_MS), "3 ms is too long");
         assert!(!waiting.begin(Ahead::default(), 105 + 3 * SHARE - 1, PATIENCE_MS));
         assert!(waiting.begin(Ahead::default(), 105 + 3 * SHARE, PATIENCE_MS));
@@ -234,7 +234,7 @@ mod tests {
         for (step, alone) in [(1, false), (2, false), (7, false), (1, true), (3, true)] {
             let (mut waiting, mut blocked_ms) = (Waiting::default(), 0);
             let at = |ms: u64| {
-                if alone { Ahead { tried: u64::MAX, dealt: 0 } } else { ahead(u64::MAX - 1, 64 - (ms & 1) as usize) }
+                if alone { Ahead { seen: u64::MAX, done: 0 } } else { ahead(u64::MAX - 1, 64 - (ms & 1) as usize) }
             };
             for ms in (1000..101_000).step_by(step) {
                 if waiting.begin(Ahead::default(), ms, PATIENCE_MS) {

@@ -70,7 +70,7 @@ pub struct Queue {
 
 #[derive(Debug, Default)]
 struct Inner {
-    active: Option<Active>,
+    started: Option<StartedQueue>,
     setup: Option<QueueSetup>,
     enabled: bool,
     error: Option<QueueError>,
@@ -81,14 +81,14 @@ struct Inner {
 
 /// A started ring with its memory.
 #[derive(Debug)]
-pub struct Active {
+pub struct StartedQueue {
     /// The ring.
     pub ring: Ring,
     /// The memory its buffers lie in.
     pub memory: Arc<GuestMemory>,
     /// Negotiated virtio feature bits.
     pub features: u64,
-    /// Of the chains that will be taken next: which have been dealt with before, out of turn.
+    /// Of the chains that will be taken next: which have been done before, out of turn.
     pub ahead: Ahead,
     /// Of a ring that packets come from: how long those that were put back have waited.
     pub waiting: Waiting,
@@ -101,18 +101,18 @@ pub struct Active {
 }
 
 /// Chains at the head of a ring that were taken before and put back, because one of them had to wait: bit `n` stands for
-/// the `n`th chain that will be taken next. Completion stays in order whatever was dealt with first.
+/// the `n`th chain that will be taken next. Completion stays in order whatever was done first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ahead {
     /// Delivered or dropped: only to be completed.
-    pub dealt: u64,
+    pub done: u64,
     /// Looked at, and counted where looks are counted.
-    pub tried: u64,
+    pub seen: u64,
 }
 
-impl Active {
+impl StartedQueue {
     /// Notes that these chains, taken just now, are about to be delivered: should this process be killed before
-    /// [`Active::complete`], they will not be delivered a second time.
+    /// [`StartedQueue::complete`], they will not be delivered a second time.
     #[inline]
     pub fn begin(&mut self, chains: &[Chain]) {
         if let Some(journal) = &self.journal {
@@ -129,21 +129,21 @@ impl Active {
         chains.is_full() || chains.list.len() >= (size - SPARE.min(size / 2)).min(BURST)
     }
 
-    /// Shows the driver all that was staged, as [`Ring::publish`], and closes what [`Active::begin`] opened.
+    /// Shows the driver all that was staged, as [`Ring::publish`], and closes what [`StartedQueue::begin`] opened.
     #[inline]
     pub fn complete(&mut self) -> bool {
         self.note_staged();
         let call = self.ring.publish();
         let Some(journal) = &self.journal else { return call };
         journal.close(self.base, self.ring.position() as u16);
-        if self.ahead.dealt != 0 {
-            let chains = 64 - self.ahead.dealt.leading_zeros() as u16;
+        if self.ahead.done != 0 {
+            let chains = 64 - self.ahead.done.leading_zeros() as u16;
             journal.open(self.ring.open_ahead(chains));
         }
         call
     }
 
-    /// Notes what is about to be shown, beside what [`Active::begin`] has noted.
+    /// Notes what is about to be shown, beside what [`StartedQueue::begin`] has noted.
     #[inline]
     pub(crate) fn note_staged(&mut self) {
         if let Some(journal) = &self.journal
@@ -231,21 +231,21 @@ impl Queue {
         let ring = Ring::new(setup, &memory, record.as_mut()).inspect_err(|e| guard.fail(*e))?;
         let (features, base) = (setup.features, setup.base as u16);
         let (ahead, waiting, shortage) = Default::default();
-        let mut active = Active { ring, memory, features, base, journal, noted: 0, ahead, waiting, shortage };
+        let mut started = StartedQueue { ring, memory, features, base, journal, noted: 0, ahead, waiting, shortage };
         // A burst that was not published to a guest is simply lost.
         match record.and_then(|record| record.open) {
             Some(open) if self.index % 2 == 1 => {
-                let skipped = active.skip(&open) as u64;
+                let skipped = started.skip(&open) as u64;
                 self.counters.packets.add(skipped);
                 self.counters.drops.add(DropReason::Recovered, skipped);
             }
-            Some(open) => active.give_back_unshown(&open),
+            Some(open) => started.give_back_unshown(&open),
             None => {}
         }
-        active.ring.disable_kicks();
-        active.complete();
+        started.ring.disable_kicks();
+        started.complete();
         guard.inner.error = None;
-        guard.inner.active = Some(active);
+        guard.inner.started = Some(started);
         guard.refresh();
         Ok(())
     }
@@ -254,7 +254,7 @@ impl Queue {
     /// if it broke or never ran). Clears an error.
     pub fn stop(&self) -> Option<u32> {
         let mut guard = self.lock();
-        let position = guard.inner.active.take().map(|a| a.ring.position());
+        let position = guard.inner.started.take().map(|a| a.ring.position());
         guard.inner.error = None;
         guard.refresh();
         position
@@ -263,11 +263,11 @@ impl Queue {
     /// Replaces the memory under a running ring: its addresses are looked up anew, its position stays.
     pub fn set_memory(&self, memory: Arc<GuestMemory>) -> Result<(), QueueError> {
         let mut guard = self.lock();
-        let (Some(active), Some(setup)) = (&guard.inner.active, guard.inner.setup) else { return Ok(()) };
-        let setup = QueueSetup { base: active.ring.position(), ..setup };
+        let (Some(started), Some(setup)) = (&guard.inner.started, guard.inner.setup) else { return Ok(()) };
+        let setup = QueueSetup { base: started.ring.position(), ..setup };
         let ring = Ring::new(&setup, &memory, None).inspect_err(|e| guard.fail(*e))?;
-        if let Some(active) = &mut guard.inner.active {
-            (active.ring, active.memory, active.noted) = (ring, memory, 0);
+        if let Some(started) = &mut guard.inner.started {
+            (started.ring, started.memory, started.noted) = (ring, memory, 0);
         }
         Ok(())
     }
@@ -300,9 +300,9 @@ impl Queue {
         QueueStatus {
             size: guard.inner.setup.map_or(0, |s| s.size),
             packed: guard.inner.setup.is_some_and(|s| s.packed),
-            started: guard.inner.active.is_some(),
+            started: guard.inner.started.is_some(),
             enabled: guard.inner.enabled,
-            blank: guard.inner.active.as_ref().is_some_and(|active| active.ring.is_blank()),
+            blank: guard.inner.started.as_ref().is_some_and(|started| started.ring.is_blank()),
             error: guard.inner.error,
         }
     }
@@ -336,8 +336,8 @@ pub struct QueueGuard<'q> {
 impl QueueGuard<'_> {
     /// The ring, if packets may pass.
     #[inline]
-    pub fn active(&mut self) -> Option<&mut Active> {
-        if self.inner.enabled { self.inner.active.as_mut() } else { None }
+    pub fn started(&mut self) -> Option<&mut StartedQueue> {
+        if self.inner.enabled { self.inner.started.as_mut() } else { None }
     }
 
     /// Interrupts the guest. Never waits, whatever its front-end does to the descriptor.
@@ -354,7 +354,7 @@ impl QueueGuard<'_> {
 
     /// Stops the ring for good (until it is started anew) and tells the front-end.
     pub fn fail(&mut self, error: QueueError) {
-        self.inner.active = None;
+        self.inner.started = None;
         self.inner.error = Some(error);
         if let Some(err) = &self.inner.err {
             err.signal();
@@ -363,6 +363,6 @@ impl QueueGuard<'_> {
     }
 
     fn refresh(&mut self) {
-        self.queue.ready.store(self.inner.enabled && self.inner.active.is_some(), Ordering::Relaxed);
+        self.queue.ready.store(self.inner.enabled && self.inner.started.is_some(), Ordering::Relaxed);
     }
 }

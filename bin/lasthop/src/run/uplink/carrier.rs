@@ -104,7 +104,7 @@ impl Uplink {
                 }
                 self.standby.rounds.stop();
                 if before == LinkState::Up {
-                    self.let_go(now);
+                    self.release(now);
                 }
             }
             None => {
@@ -125,7 +125,7 @@ impl Uplink {
     }
 
     /// Has the process let go of the switch.
-    pub(super) fn let_go(&mut self, now: Instant) {
+    pub(super) fn release(&mut self, now: Instant) {
         if self.driver.is_ready() {
             self.driver.send(SupervisorToUplink::Listen, None);
         }

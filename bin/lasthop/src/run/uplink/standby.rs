@@ -4,7 +4,7 @@
 use super::super::segments;
 use super::rounds::Rounds;
 use super::{Link, Uplink};
-use lasthop_ipc::{Station, SupervisorToUplink, Token};
+use lasthop_ipc::{SupervisorToUplink, Token, VlanMac};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
@@ -80,7 +80,7 @@ impl Uplink {
                 warn!("{kind} {name}: {}", why(other));
                 self.last_error = Some(why(other));
                 self.standby.rounds.stop();
-                self.let_go(now);
+                self.release(now);
             }
             None => {
                 let other = self.standby.behind.as_deref().unwrap_or_default();
@@ -107,9 +107,9 @@ impl Uplink {
     }
 
     /// Has it announce these.
-    pub fn announce(&mut self, stations: Vec<Station>) {
+    pub fn announce(&mut self, macs: Vec<VlanMac>) {
         if self.carries() {
-            self.driver.send(SupervisorToUplink::Announce(stations), None);
+            self.driver.send(SupervisorToUplink::Announce(macs), None);
         }
     }
 

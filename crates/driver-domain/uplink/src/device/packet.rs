@@ -9,7 +9,7 @@ use super::{
 };
 use crate::counters::{Counters, Reason};
 use crate::memory::MemoryConfig;
-use crate::pair::{Packet, Pair, Run, VNET};
+use crate::pair::{Extent, Packet, Pair, VNET};
 use crate::room::{BATCH, Interface, Notes, PacketSocket, Place, Received};
 use crate::survival::progress::{MESSAGES, Progress, Reading};
 use arrayvec::ArrayVec;
@@ -153,7 +153,7 @@ fn knows_uso(release: &str) -> bool {
 
 /// Makes a packet of what the kernel wrote into a slot: puts the tag back, and nothing else of the frame is touched. Where it
 /// begins in the slot, and its length with the header; `None` if it is dropped.
-fn arrange(pair: &Pair, slot: u32, received: Received, counters: &Counters) -> Option<Run> {
+fn arrange(pair: &Pair, slot: u32, received: Received, counters: &Counters) -> Option<Extent> {
     let Received { len, truncated, tag } = received;
     if truncated || len < SHORTEST {
         counters.dropped(if truncated { Reason::TooLong } else { Reason::TooShort });

@@ -13,7 +13,7 @@ mod program;
 
 use super::{Device, DeviceError, Got, Kept, OpenError, SHORTEST, Sent, Wanted, about, denied};
 use crate::counters::{Counters, Reason};
-use crate::pair::{Packet, Pair, Run, VNET};
+use crate::pair::{Extent, Packet, Pair, VNET};
 use crate::room::{Fill, Interface, Plan, Receiver, Sender, dropped, first_socket, shown, take_over};
 use crate::survival::ledger::{Holder, Ledger, note};
 use crate::survival::progress::Reading;
@@ -66,7 +66,7 @@ type FirstSocket = (Sender, Receiver, Fill);
 /// A received frame: where it lies in the shared memory, and in which slot, and where in that.
 #[derive(Clone, Copy, Debug)]
 struct Frame {
-    at: Run,
+    at: Extent,
     slot: u32,
     in_slot: usize,
 }

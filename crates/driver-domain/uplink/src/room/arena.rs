@@ -2,7 +2,7 @@
 //! without a copy in between. No Rust reference to it is ever made: the switch maps it too.
 
 use super::last_errno;
-use crate::pair::{MAX_PIECES, Run};
+use crate::pair::{Extent, MAX_PIECES};
 use arrayvec::ArrayVec;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -32,13 +32,13 @@ impl Arena {
     }
 
     /// The run as the kernel wants it; `None` if it is not wholly inside.
-    pub(super) fn iovec(&self, (offset, len): Run) -> Option<libc::iovec> {
+    pub(super) fn iovec(&self, (offset, len): Extent) -> Option<libc::iovec> {
         let fits = offset.checked_add(len).is_some_and(|end| end <= self.len);
         fits.then(|| libc::iovec { iov_base: self.base.as_ptr().wrapping_add(offset).cast(), iov_len: len })
     }
 
     /// read(2) into a run; how many bytes came.
-    pub fn read(&self, fd: impl AsFd, run: Run) -> Result<usize, Errno> {
+    pub fn read(&self, fd: impl AsFd, run: Extent) -> Result<usize, Errno> {
         let iovec = self.iovec(run).ok_or(Errno::FAULT)?;
         // SAFETY: `iovec` checked that the range lies in the mapping, which lives as long as `self`.
         let n = unsafe { libc::read(fd.as_fd().as_raw_fd(), iovec.iov_base, iovec.iov_len) };
@@ -46,7 +46,7 @@ impl Arena {
     }
 
     /// writev(2) of runs; how many bytes went.
-    pub fn write(&self, fd: impl AsFd, runs: &[Run]) -> Result<usize, Errno> {
+    pub fn write(&self, fd: impl AsFd, runs: &[Extent]) -> Result<usize, Errno> {
         let iovecs: Option<ArrayVec<_, MAX_PIECES>> = runs.iter().take(MAX_PIECES).map(|r| self.iovec(*r)).collect();
         let iovecs = iovecs.ok_or(Errno::FAULT)?;
         // SAFETY: as in `read`, for each of them; their number is that of the array.

@@ -2,7 +2,7 @@
 //! headers lie in a pair's [`Notes`]: if this process ends meanwhile, the next one sees there what the kernel has carried.
 
 use super::{Arena, Notes, last_errno};
-use crate::pair::{MAX_PIECES, Run};
+use crate::pair::{Extent, MAX_PIECES};
 use arrayvec::ArrayVec;
 use rustix::io::Errno;
 use std::mem::MaybeUninit;
@@ -21,7 +21,7 @@ pub struct Place {
     /// Offset of the 10 bytes for the header.
     pub header: usize,
     /// Room for the frame.
-    pub frame: Run,
+    pub frame: Extent,
 }
 
 /// What came.
@@ -89,12 +89,12 @@ impl Arena {
     pub fn send<'p>(
         &self,
         fd: impl AsFd,
-        packets: impl Iterator<Item = &'p [Run]>,
+        packets: impl Iterator<Item = &'p [Extent]>,
         notes: &mut Notes,
         begin: impl FnOnce(&Notes, usize),
     ) -> Result<usize, Errno> {
         let mut iovecs = ArrayVec::<libc::iovec, { BATCH * (MAX_PIECES + 1) }>::new();
-        let mut bounds = ArrayVec::<Run, BATCH>::new();
+        let mut bounds = ArrayVec::<Extent, BATCH>::new();
         for runs in packets.take(BATCH) {
             let first = iovecs.len();
             let Some(((at, len), rest)) = runs.split_first() else { return Err(Errno::FAULT) };

@@ -5,7 +5,7 @@
 //! All offsets here are from the start of the UMEM. What the kernel says is checked before it is used.
 
 use super::{Arena, check, last_errno};
-use crate::pair::Run;
+use crate::pair::Extent;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -137,7 +137,7 @@ pub struct Fill(Ring);
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// The part of the arena that the kernel may use, in chunks of `chunk` bytes.
-    pub umem: Run,
+    pub umem: Extent,
     /// Bytes of a chunk.
     pub chunk: u32,
     /// The interface's number.

@@ -15,7 +15,7 @@
 //! ```
 
 use arrayvec::ArrayVec;
-use lasthop_ipc::Station;
+use lasthop_ipc::VlanMac;
 use lasthop_types::MacAddr;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -30,11 +30,11 @@ const REQUEST_REVERSE: [u8; 8] = [0, 1, 8, 0, 6, 4, 0, 3];
 /// Sent at once, and then again each time [`PAUSE`] has passed: 6400 in a second.
 const BURST: usize = 32;
 const PAUSE: Duration = Duration::from_millis(5);
-/// Most that wait; control knows no more stations.
+/// Most that wait; control knows no more addresses.
 const MOST: usize = 65_536;
 
 /// The frame.
-fn frame((vlan, MacAddr(mac)): Station) -> ArrayVec<u8, LONGEST> {
+fn frame((vlan, MacAddr(mac)): VlanMac) -> ArrayVec<u8, LONGEST> {
     let [high, low] = (vlan & 0xfff).to_be_bytes();
     let tag = [VLAN[0], VLAN[1], high, low];
     let tag = if vlan == 0 { &[][..] } else { &tag };
@@ -46,15 +46,15 @@ fn frame((vlan, MacAddr(mac)): Station) -> ArrayVec<u8, LONGEST> {
 /// Stations that are still to be announced. No I/O; time is handed in.
 #[derive(Debug, Default)]
 pub struct Announcer {
-    waiting: VecDeque<Station>,
+    waiting: VecDeque<VlanMac>,
     next: Option<Instant>,
 }
 
 impl Announcer {
     /// After those that wait already. What is too much is left out.
-    pub fn add(&mut self, stations: &[Station], now: Instant) {
+    pub fn add(&mut self, macs: &[VlanMac], now: Instant) {
         let room = MOST.saturating_sub(self.waiting.len());
-        self.waiting.extend(stations.iter().take(room));
+        self.waiting.extend(macs.iter().take(room));
         self.next.get_or_insert(now);
     }
 

@@ -41,7 +41,7 @@ fn willing_frames(period: usize, others: u32, milliseconds: u64, buffers: impl F
             sent += 1;
         }
         a.driver.flush(0);
-        forwarder.run(&a.port, 1, now_ms * MS);
+        forwarder.carry(&a.port, 1, now_ms * MS);
         let mut frame = Vec::new();
         while willing.driver.recv(0, &mut frame).unwrap().is_some() {
             got += 1;
@@ -88,7 +88,7 @@ fn frames_beside_a_pace(period: usize, run: usize, a_ms: usize, milliseconds: u6
             sent += 1;
         }
         a.driver.flush(0);
-        forwarder.run(&a.port, 1, (burst / BURSTS_A_MS) * MS);
+        forwarder.carry(&a.port, 1, (burst / BURSTS_A_MS) * MS);
         let mut frame = Vec::new();
         while willing.driver.recv(0, &mut frame).unwrap().is_some() {
             got += 1;
@@ -125,10 +125,10 @@ fn what_comes_behind_a_packet_that_waits_is_looked_at() {
         (2..4u8).for_each(|port| drop(datapath.flows().insert(to_station(port), 0).unwrap()));
         for n in 0..10u8 {
             a.send(VnetHdr::default(), &Frame::new(1, 2).payload([n; 46]).build());
-            let outcome = forwarder.run(&a.port, 1, u64::from(n));
+            let outcome = forwarder.carry(&a.port, 1, u64::from(n));
             assert_eq!(outcome.held, n >= 4);
             a.send(VnetHdr::default(), &Frame::new(1, 3).payload([n; 46]).build());
-            forwarder.run(&a.port, 1, u64::from(n));
+            forwarder.carry(&a.port, 1, u64::from(n));
             assert_eq!(c.received().len(), 1, "packed {packed}, {n}");
         }
     }
@@ -157,7 +157,7 @@ fn no_pauses_in_step_with_a_clock_set_the_pace_for_others() {
                 sent += 1;
             }
             a.driver.flush(0);
-            forwarder.run(&a.port, 1, step * MS / STEPS);
+            forwarder.carry(&a.port, 1, step * MS / STEPS);
             while willing.driver.recv(0, &mut frame).unwrap().is_some() {
                 got += 1;
                 frame.clear();
@@ -188,7 +188,7 @@ fn senders_wait_for_a_receiver_that_takes_what_it_can() {
         for sender in &mut senders {
             while sender.driver.send(0, &VnetHdr::default().to_bytes(), &frame).unwrap().is_ok() {}
             sender.driver.flush(0);
-            forwarder.run(&sender.port, 1, now_ms * MS);
+            forwarder.carry(&sender.port, 1, now_ms * MS);
         }
         (0..40).for_each(|_| assert!(receiver.driver.recv(0, &mut Vec::new()).unwrap().is_some(), "it is kept busy"));
     }
@@ -210,7 +210,7 @@ fn a_receiver_that_keeps_up_may_stand_still_for_a_while() {
             sent += u32::from(a.driver.send(0, &VnetHdr::default().to_bytes(), &frame).unwrap().is_ok());
         }
         a.driver.flush(0);
-        forwarder.run(&a.port, 1, now_ms * MS);
+        forwarder.carry(&a.port, 1, now_ms * MS);
         if now_ms % 30 >= 9 {
             for (_, frame) in b.received() {
                 assert_eq!(frame[20], (got % 251) as u8, "frame {got}");
@@ -249,12 +249,12 @@ fn a_packet_in_segments_comes_once_whatever_buffers_there_are() {
         a.send(header, &frame);
         a.send(VnetHdr::default(), &Frame::new(1, 2).payload([9; 46]).build());
         for now_ms in 0..3 {
-            forwarder.run(&a.port, 1, now_ms * MS);
+            forwarder.carry(&a.port, 1, now_ms * MS);
             assert_eq!(b.port.totals().1.segments, 0, "{room} buffers: it waits whole");
         }
         let mut got = b.received();
         assert_eq!(got.len(), 64 - room);
-        forwarder.run(&a.port, 1, 3 * MS);
+        forwarder.carry(&a.port, 1, 3 * MS);
         got.extend(b.received());
         let sequences: Vec<u32> = got.iter().filter_map(|(_, f)| sequence(f)).collect();
         let first = sequences[0];
@@ -280,7 +280,7 @@ fn a_packet_that_no_ring_of_this_size_can_hold_is_dropped_once() {
             a.send(header, &frame);
             a.send(VnetHdr::default(), &Frame::new(1, 2).payload([9; 46]).build());
             for now_ms in 0..40 {
-                forwarder.run(&a.port, 1, (1000 * round + now_ms) * MS);
+                forwarder.carry(&a.port, 1, (1000 * round + now_ms) * MS);
                 got.extend(b.received());
             }
             let sequences: Vec<u32> = got.iter().filter_map(|(_, f)| sequence(f)).collect();
@@ -344,7 +344,7 @@ fn a_deeper_flow_in_the_middle_of_a_burst_is_heeded_from_its_first_packet_on() {
         a.driver.send(0, &VnetHdr::default().to_bytes(), &udp(*to, *port)).unwrap().unwrap();
     }
     a.driver.flush(0);
-    assert_eq!(forwarder.run(&a.port, 1, 0).packets, sent.len());
+    assert_eq!(forwarder.carry(&a.port, 1, 0).packets, sent.len());
     assert!(*done.lock().unwrap(), "the flows came while the burst was under way");
     assert_eq!(b.received().len(), 8);
     let ports: Vec<u16> = c.received().iter().map(|(_, f)| u16::from_be_bytes([f[36], f[37]])).collect();
@@ -362,8 +362,8 @@ fn an_answer_does_not_wait_for_the_senders_burst() {
     for _ in 0..3 {
         a.send(VnetHdr::default(), &frame);
     }
-    forwarder.run(&a.port, 1, 0);
-    let ids = [(); 3].map(|()| a.port.misses.tell().unwrap().id);
+    forwarder.carry(&a.port, 1, 0);
+    let ids = [(); 3].map(|()| a.port.upcalls.report().unwrap().id);
     std::thread::scope(|scope| {
         let (tell, told) = channel();
         let (port, datapath) = (a.port.clone(), datapath.clone());
@@ -384,7 +384,7 @@ fn an_answer_does_not_wait_for_the_senders_burst() {
     let (from, to) = (a.port.totals().0, b.port.totals().1);
     assert_eq!(from.drops, [(DropReason::Policy, 1), (DropReason::MissTimeout, 1)]);
     assert_eq!((from.packets, from.missed, from.replicated, to.packets), (4, 4, 1, 2));
-    assert_eq!(from.packets + from.replicated, to.packets + from.dropped() + a.port.misses.len() as u64);
+    assert_eq!(from.packets + from.replicated, to.packets + from.dropped() + a.port.upcalls.len() as u64);
 }
 
 /// Set for the process in which [`a_port_that_finds_no_memory_for_its_first_miss_finds_it_later`] really takes place.
@@ -410,11 +410,11 @@ fn a_port_that_finds_no_memory_for_its_first_miss_finds_it_later() {
     // Enough for what an allocator needs, not for 32 packets.
     setrlimit(Resource::As, Rlimit { current: Some(pages * 4096 + (1 << 20)), ..before }).unwrap();
     a.send(VnetHdr::default(), &frame);
-    let full = forwarder.run(&a.port, 1, 100 * MS);
+    let full = forwarder.carry(&a.port, 1, 100 * MS);
     setrlimit(Resource::As, before).unwrap();
     assert_eq!(full, Outcome { packets: 1, ..Outcome::default() }, "it does not wait for an answer that nobody owes");
     assert_eq!(drops(&a, DropReason::MissQueueFull), 1);
     a.send(VnetHdr::default(), &frame);
-    assert_eq!(forwarder.run(&a.port, 1, 200 * MS).packets, 1);
-    assert_eq!((a.port.misses.len(), drops(&a, DropReason::MissQueueFull)), (1, 1));
+    assert_eq!(forwarder.carry(&a.port, 1, 200 * MS).packets, 1);
+    assert_eq!((a.port.upcalls.len(), drops(&a, DropReason::MissQueueFull)), (1, 1));
 }

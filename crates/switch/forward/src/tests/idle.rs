@@ -38,7 +38,7 @@ fn empty_descriptors_are_work() {
         let (mut done, mut runs) = (0, 0);
         while done < packets.into() {
             let before = meter::looked_up();
-            let outcome = forwarder.run(&a.port, 1, 0);
+            let outcome = forwarder.carry(&a.port, 1, 0);
             let looked_up = meter::looked_up() - before;
             assert!(looked_up <= MOST_SENT, "{looked_up} in one go, packed {packed}");
             done += outcome.packets;
@@ -72,7 +72,7 @@ fn receiver(datapath: &Datapath, flags: u16, len: u32, last: u32) -> Guest {
     b
 }
 
-/// Sends so many frames at once, and has them dealt with; returns how many turns that took.
+/// Sends so many frames at once, until all are done; returns how many turns that took.
 fn send(datapath: &Datapath, forwarder: &mut Forwarder, to: &[u32], frames: usize) -> usize {
     let mut a = Guest::new(datapath, 1, NetConfig::default(), 0);
     datapath.flows().insert(flow(1, to), 0).unwrap();
@@ -82,7 +82,7 @@ fn send(datapath: &Datapath, forwarder: &mut Forwarder, to: &[u32], frames: usiz
     let (mut done, mut runs) = (0, 0);
     while done < frames {
         let before = meter::looked_up();
-        let outcome = forwarder.run(&a.port, 1, 0);
+        let outcome = forwarder.carry(&a.port, 1, 0);
         let looked_up = meter::looked_up() - before;
         assert!(looked_up <= MOST_RECEIVED, "{looked_up} in one go");
         done += outcome.packets;

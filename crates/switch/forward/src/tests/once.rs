@@ -7,7 +7,7 @@ use lasthop_guestmem::meter;
 /// Bytes that the forwarder moves while it carries what `a` has sent.
 fn moved(forwarder: &mut Forwarder, a: &Guest) -> u64 {
     let before = meter::moved();
-    while forwarder.run(&a.port, 1, 0).packets > 0 {}
+    while forwarder.carry(&a.port, 1, 0).packets > 0 {}
     meter::moved() - before
 }
 

@@ -66,7 +66,7 @@ proptest! {
                 // Bursts of every length: the ring is emptied now and then.
                 if sent % 97 == 96 {
                     while a.driver.unsent(0).unwrap() > 0 {
-                        forwarder.run(&a.port, 1, now * MS);
+                        forwarder.carry(&a.port, 1, now * MS);
                         now += 1;
                         lost += check(&mut guests, &mut expected)?;
                     }
@@ -74,7 +74,7 @@ proptest! {
             }
         }
         while a.driver.unsent(0).unwrap() > 0 {
-            forwarder.run(&a.port, 1, now * MS);
+            forwarder.carry(&a.port, 1, now * MS);
             now += 1;
             lost += check(&mut guests, &mut expected)?;
         }

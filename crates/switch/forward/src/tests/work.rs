@@ -32,7 +32,7 @@ fn the_work_of_a_burst_is_bounded() {
             let (mut packets, mut runs) = (0, 0);
             while packets < BURST {
                 let before = (meter::moved(), guests.iter().map(|g| g.port.totals().1.segments).sum::<u64>());
-                let outcome = forwarder.run(&a.port, 1, runs * MS);
+                let outcome = forwarder.carry(&a.port, 1, runs * MS);
                 let moved = meter::moved() - before.0;
                 let segments = guests.iter().map(|g| g.port.totals().1.segments).sum::<u64>() - before.1;
                 assert!(moved <= MOST_BYTES, "{what}: {moved} bytes in one go");
@@ -64,7 +64,7 @@ fn the_work_of_a_burst_is_bounded_for_any_number_of_receivers() {
     let (mut packets, mut runs) = (0, 0);
     while packets < BURST {
         let before = b.port.totals().1.segments;
-        packets += forwarder.run(&a.port, 1, runs * MS).packets;
+        packets += forwarder.carry(&a.port, 1, runs * MS).packets;
         let segments = b.port.totals().1.segments - before;
         assert!(segments <= MOST_SEGMENTS, "{segments} segments in one go");
         runs += 1;
@@ -90,16 +90,16 @@ fn answers_are_carried_out_a_bursts_worth_at_a_time() {
         let frame = frame.partial_checksum();
         (0..6).for_each(|_| a.send(frame.vnet(VnetHdr::GSO_TCPV4, 33), &frame.build()));
         b.send(VnetHdr::default(), &Frame::new(2, 12).payload([9; 46]).build());
-        assert_eq!(forwarder.run(&a.port, 1, 0).packets + forwarder.run(&b.port, 1, 0).packets, 7);
+        assert_eq!(forwarder.carry(&a.port, 1, 0).packets + forwarder.carry(&b.port, 1, 0).packets, 7);
         let mut orders = Orders::default();
         if with_flow {
             let order = forwarder.flow_order(flow(1, &to));
             orders.push(a.port.id, order);
         }
-        while let Some(missed) = a.port.misses.tell() {
-            orders.push(a.port.id, Order::packet(&a.port, missed.id, flow(1, &to).actions));
+        while let Some(upcall) = a.port.upcalls.report() {
+            orders.push(a.port.id, Order::packet(&a.port, upcall.id, flow(1, &to).actions));
         }
-        let id = b.port.misses.tell().unwrap().id;
+        let id = b.port.upcalls.report().unwrap().id;
         orders.push(b.port.id, Order::packet(&b.port, id, vec![Action::Output(PortId(12))]));
         let (mut rounds, mut done) = (0, Vec::new());
         while !orders.is_empty() {
@@ -120,7 +120,7 @@ fn answers_are_carried_out_a_bursts_worth_at_a_time() {
         let sent = from.packets + from_b.packets + from.replicated;
         assert_eq!(sent, 6 * RECEIVERS + 1);
         assert_eq!(sent, sum(|t| t.packets) + sum(|t| t.dropped()), "each is sent on, or counted");
-        assert!(a.port.misses.is_empty() && b.port.misses.is_empty());
+        assert!(a.port.upcalls.is_empty() && b.port.upcalls.is_empty());
     }
 }
 
@@ -133,9 +133,10 @@ fn flows_change_before_what_comes_behind_them_is_sent() {
     let _b = Guest::new(&datapath, 2, NetConfig::default(), 0);
     datapath.flows().insert(to_station(3), 0).unwrap();
     a.send(VnetHdr::default(), &Frame::new(1, 9).payload([5; 64]).build());
-    forwarder.run(&a.port, 1, 0);
+    forwarder.carry(&a.port, 1, 0);
     let mut orders = Orders::default();
-    orders.push(a.port.id, Order::packet(&a.port, a.port.misses.tell().unwrap().id, vec![Action::Output(PortId(2))]));
+    orders
+        .push(a.port.id, Order::packet(&a.port, a.port.upcalls.report().unwrap().id, vec![Action::Output(PortId(2))]));
     let mut newer = to_station(3);
     newer.actions = vec![Action::Output(PortId(2))];
     let (key, mask) = (newer.key, newer.mask);
@@ -153,7 +154,7 @@ fn flows_change_before_what_comes_behind_them_is_sent() {
     while !orders.is_empty() {
         orders.round(&mut forwarder, |_, _| {});
     }
-    assert_eq!((datapath.flows().flows().len(), a.port.misses.len()), (0, 0));
+    assert_eq!((datapath.flows().flows().len(), a.port.upcalls.len()), (0, 0));
 }
 
 /// A burst that goes on and on at one receiver holds up what has been decided for it, and not what has been decided for others.
@@ -164,8 +165,8 @@ fn a_receiver_that_others_are_on_is_waited_for_last() {
     let mut orders = Orders::default();
     for (from, to) in [(&mut a, 3), (&mut b, 4)] {
         from.send(VnetHdr::default(), &Frame::new(1, 9).payload([5; 64]).build());
-        forwarder.run(&from.port, 1, 0);
-        let id = from.port.misses.tell().unwrap().id;
+        forwarder.carry(&from.port, 1, 0);
+        let id = from.port.upcalls.report().unwrap().id;
         orders.push(from.port.id, Order::packet(&from.port, id, vec![Action::Output(PortId(to))]));
     }
     let (tell, told) = std::sync::mpsc::channel();
@@ -200,10 +201,10 @@ fn a_port_that_goes_takes_its_answers_along() {
     for _ in 0..3 {
         a.send(VnetHdr::default(), &frame);
     }
-    forwarder.run(&a.port, 1, 0);
+    forwarder.carry(&a.port, 1, 0);
     let mut orders = Orders::default();
-    while let Some(missed) = a.port.misses.tell() {
-        orders.push(a.port.id, Order::packet(&a.port, missed.id, vec![Action::Output(PortId(2)); 4]));
+    while let Some(upcall) = a.port.upcalls.report() {
+        orders.push(a.port.id, Order::packet(&a.port, upcall.id, vec![Action::Output(PortId(2)); 4]));
     }
     orders.round(&mut forwarder, |_, _| {});
     assert_eq!(orders.len(), 2);
@@ -213,7 +214,7 @@ fn a_port_that_goes_takes_its_answers_along() {
     let (from, to) = (a.port.totals().0, b.port.totals().1);
     assert!(to.packets > 4);
     assert_eq!(from.packets + from.replicated, to.packets + from.dropped() + to.dropped());
-    assert!(a.port.misses.is_empty());
+    assert!(a.port.upcalls.is_empty());
 }
 
 /// What most guests send is one burst: 64 packets, as long as a page.
@@ -228,6 +229,6 @@ fn usual_bursts_are_not_cut() {
         for _ in 0..BURST {
             a.send(VnetHdr::default(), &Frame::new(1, 2).payload(vec![3; len - 14]).build());
         }
-        assert_eq!(forwarder.run(&a.port, 1, 0).packets, BURST, "{len} bytes");
+        assert_eq!(forwarder.carry(&a.port, 1, 0).packets, BURST, "{len} bytes");
     }
 }

@@ -2,7 +2,7 @@
 //! in. The workers run it, unit tests do with a clock of their own, and so does the simulator.
 //!
 //! Times are nanoseconds on any clock that only goes forward. Nothing here is shared between threads: whoever holds the
-//! state's owner (a ring's keeper, a queue's lock) calls it.
+//! state's owner (a ring's owner, a queue's lock) calls it.
 
 mod batch;
 mod idle;

@@ -9,7 +9,7 @@ mod split;
 
 pub use net::{NetConfig, NetDriver, NetError, NetQueue, VNET_HDR_LEN};
 
-use crate::{Chains, DESC_NEXT, DESC_WRITE, QueueError, QueueSetup, Room};
+use crate::{Chains, DESC_NEXT, DESC_WRITE, QueueError, QueueSetup, ReceiveBuffers};
 use lasthop_guestmem::{GuestMemory, PinnedSlice};
 use packed::PackedDriver;
 use split::SplitDriver;
@@ -328,7 +328,7 @@ struct Batch {
     len: u32,
 }
 
-impl<'m> Room<'m> {
+impl<'m> ReceiveBuffers<'m> {
     /// The chains handed out last, alone.
     pub fn into_chains(mut self) -> Chains<'m> {
         self.chains.list.truncate(self.end);

@@ -68,14 +68,14 @@ impl Crash {
     /// Takes all that is there.
     fn take<'m>(&self, memory: &'m GuestMemory) -> Vec<Chain<'m>> {
         let mut guard = self.queue.lock();
-        let active = guard.active().unwrap();
+        let started = guard.started().unwrap();
         let mut list = Vec::new();
         loop {
             let mut chains = Chains::new();
             if self.reads() {
-                active.ring.pop(memory, &mut chains, 64).unwrap();
+                started.ring.pop(memory, &mut chains, 64).unwrap();
             } else {
-                active.ring.pop_writable(memory, &mut chains, 64).unwrap();
+                started.ring.pop_writable(memory, &mut chains, 64).unwrap();
             }
             if chains.list.is_empty() {
                 return list;
@@ -94,12 +94,12 @@ impl Crash {
             let chains = self.take(&memory);
             assert_eq!(chains.len(), 1, "exchange {i}");
             let mut guard = self.queue.lock();
-            let active = guard.active().unwrap();
+            let started = guard.started().unwrap();
             if self.reads() {
-                active.begin(&chains);
+                started.begin(&chains);
             }
-            active.ring.stage_used(&chains[0], self.len());
-            active.complete();
+            started.ring.stage_used(&chains[0], self.len());
+            started.complete();
             drop(guard);
             assert_eq!(self.driver.poll_used(), Ok(Some((token, self.len()))), "exchange {i}");
         }
@@ -132,15 +132,15 @@ fn killed(packed: bool, size: u16, index: u16, warm_up: u16, pieces: &[u32], sho
     assert_eq!(chains.len(), pieces.len(), "{what}");
     let before = crash.image();
     let mut guard = crash.queue.lock();
-    let active = guard.active().unwrap();
-    let mut head = Position::from_bits(active.ring.position() as u16);
+    let started = guard.started().unwrap();
+    let mut head = Position::from_bits(started.ring.position() as u16);
     if index == FROM_GUEST {
-        active.begin(&chains);
+        started.begin(&chains);
     }
-    chains.iter().for_each(|chain| active.ring.stage_used(chain, if index == FROM_GUEST { 0 } else { WRITTEN }));
-    active.note_staged();
+    chains.iter().for_each(|chain| started.ring.stage_used(chain, if index == FROM_GUEST { 0 } else { WRITTEN }));
+    started.note_staged();
     let staged = crash.image();
-    active.ring.publish();
+    started.ring.publish();
     drop(guard);
     let after = crash.image();
     if packed {
@@ -165,9 +165,9 @@ fn killed(packed: bool, size: u16, index: u16, warm_up: u16, pieces: &[u32], sho
         let again = crash.take(&memory);
         assert_eq!(again.len(), chains.len(), "{what}");
         let mut guard = crash.queue.lock();
-        let active = guard.active().unwrap();
-        again.iter().for_each(|chain| active.ring.stage_used(chain, WRITTEN));
-        active.complete();
+        let started = guard.started().unwrap();
+        again.iter().for_each(|chain| started.ring.stage_used(chain, WRITTEN));
+        started.complete();
         drop(guard);
         tokens.iter().for_each(|t| assert_eq!(crash.driver.poll_used(), Ok(Some((*t, WRITTEN))), "{what}"));
     } else {
@@ -195,10 +195,10 @@ fn dropped_out_of_turn(size: u16, warm_up: u16, behind: u16, dropped: u16) {
         let memory = crash.memory.clone();
         let chains = crash.take(&memory);
         let mut guard = crash.queue.lock();
-        let active = guard.active().unwrap();
-        active.begin(&chains);
-        active.ring.stage_used(&chains[0], 0);
-        active.complete();
+        let started = guard.started().unwrap();
+        started.begin(&chains);
+        started.ring.stage_used(&chains[0], 0);
+        started.complete();
         drop(guard);
         assert_eq!(crash.driver.poll_used(), Ok(Some((token, 0))), "{what}");
     }

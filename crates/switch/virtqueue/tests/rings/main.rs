@@ -10,7 +10,7 @@ mod oracle;
 mod rig;
 
 use lasthop_guestmem::GuestMemory;
-use lasthop_virtqueue::{Chains, QueueError, Reserved, Ring, Room};
+use lasthop_virtqueue::{Chains, QueueError, ReceiveBuffers, Reserved, Ring};
 
 /// One reservation by itself: takes chains one at a time and leaves in `chains` those that hold the bytes.
 trait Reserve {
@@ -31,7 +31,7 @@ impl Reserve for Ring {
         need: usize,
         join: bool,
     ) -> Result<Reserved, QueueError> {
-        let mut room = Room::new();
+        let mut room = ReceiveBuffers::new();
         let result = room.reserve(self, memory, need, join, 1);
         room.give_back(self);
         *chains = room.into_chains();

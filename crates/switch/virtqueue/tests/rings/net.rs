@@ -24,7 +24,7 @@ fn echo(memory: &Arc<GuestMemory>, queues: &[Queue], mergeable: bool) -> Vec<boo
     let (mut from, mut to) = (Box::new(Chains::new()), Box::new(Chains::new()));
     let mut sender = queues[1].lock();
     let mut receiver = queues[0].lock();
-    let (sender, receiver) = (&mut sender.active().unwrap().ring, &mut receiver.active().unwrap().ring);
+    let (sender, receiver) = (&mut sender.started().unwrap().ring, &mut receiver.started().unwrap().ring);
     sender.pop(memory, &mut from, 64).unwrap();
     for chain in &from.list {
         let mut frame = crate::rig::read(from.pieces(chain));
@@ -130,7 +130,7 @@ fn a_device_that_lies_about_buffers_is_found_out() {
         let memory = driver.memory().clone();
         let mut chains = Box::new(Chains::new());
         let mut guard = queues[0].lock();
-        let ring = &mut guard.active().unwrap().ring;
+        let ring = &mut guard.started().unwrap().ring;
         ring.reserve(&memory, &mut chains, len as usize, true).unwrap();
         chains.pieces(&chains.list[0])[0].write(10, &count.to_le_bytes());
         ring.stage_used(&chains.list[0], len);

@@ -186,7 +186,7 @@ fn two_threads_never_wait_for_each_other() {
                 let mut chains = Box::new(Chains::new());
                 while served.load(Ordering::Relaxed) < MESSAGES {
                     let mut guard = queue.lock();
-                    let ring = &mut guard.active().unwrap().ring;
+                    let ring = &mut guard.started().unwrap().ring;
                     ring.disable_kicks();
                     chains.clear();
                     ring.pop(memory, &mut chains, 3).unwrap();
@@ -250,7 +250,7 @@ fn publishing_and_asking_at_once() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut guard = queue.lock();
-                let ring = &mut guard.active().unwrap().ring;
+                let ring = &mut guard.started().unwrap().ring;
                 let mut chains = Box::new(Chains::new());
                 let mut at = 0;
                 for _ in 0..ROUNDS {

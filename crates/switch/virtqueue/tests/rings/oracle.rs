@@ -97,7 +97,7 @@ proptest! {
         let queue = device(&layout, &ours);
         let mut guard = queue.lock();
         let mut chains = Box::new(Chains::new());
-        let popped = guard.active().unwrap().ring.pop(&ours, &mut chains, 64);
+        let popped = guard.started().unwrap().ring.pop(&ours, &mut chains, 64);
         for (chain, (_, pieces, whole, written)) in chains.list.iter().zip(&expect) {
             if chain.bad {
                 prop_assert!(*written || pieces.iter().map(|p| u64::from(p.1)).sum::<u64>() > u64::from(u32::MAX));
@@ -151,7 +151,7 @@ proptest! {
             oracle.add_used(&theirs, chain.head_index(), len).unwrap();
             let wanted = oracle.needs_notification(&theirs).unwrap();
             let mut guard = queue.lock();
-            let ring = &mut guard.active().unwrap().ring;
+            let ring = &mut guard.started().unwrap().ring;
             let mut chains = Box::new(Chains::new());
             ring.reserve(&ours, &mut chains, 0, false).unwrap();
             ring.stage_used(&chains.list[0], len);

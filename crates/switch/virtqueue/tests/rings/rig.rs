@@ -108,7 +108,7 @@ pub struct Device<'r> {
 
 impl Device<'_> {
     pub fn ring(&mut self) -> &mut lasthop_virtqueue::Ring {
-        &mut self.guard.active().unwrap().ring
+        &mut self.guard.started().unwrap().ring
     }
 
     /// Pops, reads and completes what is there: one entry per buffer.

@@ -164,7 +164,7 @@ impl Inboxes {
 }
 
 /// How to bind the sockets of a queue. `umem`: its part of the shared memory.
-pub fn plan(umem: crate::pair::Run, index: u32, queue: u16, pairs: u16) -> Plan {
+pub fn plan(umem: crate::pair::Extent, index: u32, queue: u16, pairs: u16) -> Plan {
     let (receive, fill) = rings(pairs);
     Plan { umem, chunk: CHUNK, index, queue: queue.into(), receive, fill }
 }

@@ -4,9 +4,9 @@ use crate::sync::{AtomicBool, Ordering};
 
 /// Whether the supervisor has been asked for a helper since that last put itself back.
 #[derive(Debug, Default)]
-pub(crate) struct Hurried(AtomicBool);
+pub(crate) struct Boosted(AtomicBool);
 
-impl Hurried {
+impl Boosted {
     /// Somebody needs the helper: true if the supervisor has to be asked.
     pub(crate) fn ask(&self) -> bool {
         !self.0.swap(true, Ordering::AcqRel)

@@ -1,4 +1,4 @@
-//! Packets that wait for control (docs/architecture.md, "Misses"): bounded, and each port only fills its own places.
+//! Packets that wait for control (docs/architecture.md, "Upcalls"): bounded, and each port only fills its own places.
 
 use crate::cursor::Cursor;
 use crate::packet::Packet;
@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 
 /// Packets of one port that may wait for control at a time. A port that has used them up is not read from until an
 /// answer comes: its guest's ring is the queue, and nobody else's first packet waits behind it.
-pub const MISS_SLOTS: usize = 32;
+pub const UPCALL_SLOTS: usize = 32;
 
 /// How long no memory is asked for after there was none.
 const RETRY_MS: u64 = 10;
@@ -21,7 +21,7 @@ const SLOT_BYTES: usize = (MAX_FRAME_LEN + VnetHdr::LEN).next_multiple_of(4096);
 
 /// A waiting packet, as control is told of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Missed {
+pub struct Upcall {
     /// Names it within its port.
     pub id: u32,
     /// Its full key.
@@ -43,7 +43,7 @@ pub(crate) enum NoPlace {
 
 /// A port's waiting packets. Locked briefly, after the lock of the queue that the packet came from.
 #[derive(Debug, Default)]
-pub struct Misses {
+pub struct Upcalls {
     /// Mapped at the first miss, touched as far as packets reach: a port that never misses costs nothing.
     memory: OnceLock<GuestMemory>,
     slots: Lock<Slots>,
@@ -54,7 +54,7 @@ struct Slots {
     /// Made when first needed, then used again and again.
     all: Vec<Slot>,
     /// Not yet told to control, oldest first.
-    untold: VecDeque<usize>,
+    unreported: VecDeque<usize>,
     sequence: u32,
     /// Some queue of the port was left unread because all places were taken.
     stalled: bool,
@@ -85,7 +85,7 @@ pub(crate) struct Left {
     slot: usize,
 }
 
-impl Misses {
+impl Upcalls {
     fn place(&self, slot: usize) -> Option<GuestSlice<'_>> {
         self.memory.get()?.slice((slot * SLOT_BYTES) as u64, SLOT_BYTES).ok()
     }
@@ -94,7 +94,7 @@ impl Misses {
     /// failure is remembered for a moment only, so that a port's packets do not each ask in vain.
     fn map(&self, retry_ms: &mut u64, now_ms: u64) {
         if self.memory.get().is_none() && now_ms >= *retry_ms {
-            match GuestMemory::anonymous((MISS_SLOTS * SLOT_BYTES) as u64) {
+            match GuestMemory::anonymous((UPCALL_SLOTS * SLOT_BYTES) as u64) {
                 Ok(memory) => drop(self.memory.set(memory)),
                 Err(_) => *retry_ms = now_ms + RETRY_MS,
             }
@@ -102,11 +102,11 @@ impl Misses {
     }
 
     /// Copies a packet to a free place.
-    pub(crate) fn park(&self, packet: &Packet, pieces: &[GuestSlice<'_>], now_ms: u64) -> Result<(), NoPlace> {
+    pub(crate) fn enqueue(&self, packet: &Packet, pieces: &[GuestSlice<'_>], now_ms: u64) -> Result<(), NoPlace> {
         let mut slots = self.slots.lock();
         let free = slots.all.iter().position(|s| s.use_ == Use::Free);
         let slot = free.unwrap_or(slots.all.len());
-        if slot >= MISS_SLOTS {
+        if slot >= UPCALL_SLOTS {
             slots.stalled = true;
             return Err(NoPlace::Taken);
         }
@@ -120,7 +120,7 @@ impl Misses {
         let s = slots.all.get_mut(slot).ok_or(NoPlace::Taken)?;
         s.packet.as_mut().clone_from(packet);
         (s.id, s.since_ms, s.use_) = (id, now_ms, Use::Waiting);
-        slots.untold.push_back(slot);
+        slots.unreported.push_back(slot);
         // Same layout as in the guest: header room, snapshot, payload; what was judged is what is kept.
         let mut to = Cursor::at(std::slice::from_ref(&place), packet.header_len);
         to.write(packet.header());
@@ -129,21 +129,21 @@ impl Misses {
     }
 
     /// The oldest packet control has not been told of, now told.
-    pub fn tell(&self) -> Option<Missed> {
+    pub fn report(&self) -> Option<Upcall> {
         let mut slots = self.slots.lock();
-        let slot = slots.untold.pop_front()?;
+        let slot = slots.unreported.pop_front()?;
         let slot = slots.all.get(slot)?;
         let packet = &slot.packet;
-        Some(Missed { id: slot.id, key: packet.key, header: packet.header().to_vec(), frame_len: packet.frame_len })
+        Some(Upcall { id: slot.id, key: packet.key, header: packet.header().to_vec(), frame_len: packet.frame_len })
     }
 
-    /// Every waiting packet is untold again: a new control has come.
-    pub fn untell_all(&self) {
+    /// Every waiting packet is to be reported again: a new control has come.
+    pub fn report_again(&self) {
         let mut slots = self.slots.lock();
         let waiting = slots.all.iter().enumerate().filter(|(_, s)| s.use_ == Use::Waiting);
         let mut order: Vec<_> = waiting.map(|(i, s)| (s.since_ms, s.id, i)).collect();
         order.sort_unstable();
-        slots.untold = order.into_iter().map(|(_, _, slot)| slot).collect();
+        slots.unreported = order.into_iter().map(|(_, _, slot)| slot).collect();
     }
 
     /// Packets that wait.
@@ -156,11 +156,11 @@ impl Misses {
         self.len() == 0
     }
 
-    /// Copies the packet out for delivery; its place stays taken until [`Misses::free`].
+    /// Copies the packet out for delivery; its place stays taken until [`Upcalls::free`].
     pub(crate) fn take(&self, id: u32, packet: &mut Packet) -> Option<Left> {
         let mut slots = self.slots.lock();
         let at = slots.waiting(id)?;
-        slots.untold.retain(|slot| *slot != at);
+        slots.unreported.retain(|slot| *slot != at);
         let slot = slots.all.get_mut(at)?;
         slot.use_ = Use::Leaving;
         packet.clone_from(&slot.packet);

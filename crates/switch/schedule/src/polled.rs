@@ -1,31 +1,31 @@
 //! A vring that packets come from, and who looks after it.
 
-use crate::keeper::Keeper;
+use crate::owner::Owner;
 use crate::policy::Arrivals;
 use lasthop_forward::{Forwarder, Outcome, Port};
 use lasthop_sys::PeerEvent;
 use std::sync::Arc;
 
-/// Known to its port's thread and to the helper that keeps it or is to keep it.
+/// Known to its port's thread and to the helper that owns it or is to own it.
 #[derive(Debug)]
-pub(crate) struct Served {
+pub(crate) struct PolledRing {
     pub(crate) port: Arc<Port>,
     pub(crate) queue: u16,
     /// Without one the guest is polled.
     pub(crate) kick: Option<PeerEvent>,
-    pub(crate) keeper: Keeper,
+    pub(crate) owner: Owner,
 }
 
-impl Served {
+impl PolledRing {
     /// Kept by its port's thread.
     pub(crate) fn new(port: Arc<Port>, queue: u16, kick: Option<PeerEvent>) -> Self {
-        Self { port, queue, kick, keeper: Keeper::default() }
+        Self { port, queue, kick, owner: Owner::default() }
     }
 
-    /// Moves a burst; `now_ns` goes on by what it takes. Its own thread or its keeper.
+    /// Moves a burst; `now_ns` goes on by what it takes. Its own thread or its owner.
     #[inline]
     pub(crate) fn run(&self, forwarder: &mut Forwarder, arrivals: &mut Arrivals, now_ns: &mut u64) -> Outcome {
-        let outcome = forwarder.run(&self.port, self.queue, *now_ns);
+        let outcome = forwarder.carry(&self.port, self.queue, *now_ns);
         if outcome.packets > 0 {
             let since = std::mem::replace(now_ns, forwarder.now_ns());
             arrivals.found(outcome.packets, *now_ns);

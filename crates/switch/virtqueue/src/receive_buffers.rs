@@ -1,6 +1,6 @@
 //! Buffers of a receiving ring: taken some at a time, handed out frame by frame, the rest given back.
 
-use crate::chain::{AHEAD, MAX_IDLE};
+use crate::chain::{MAX_IDLE, PREFETCH};
 use crate::{BURST, Chain, Chains, QueueError, Ring};
 use lasthop_guestmem::{GuestMemory, GuestSlice};
 
@@ -18,10 +18,10 @@ pub enum Reserved {
 /// Most descriptors that are walked for nothing while a ring's lock is held, however many frames find buffers between them.
 const MOST_IDLE: usize = 8 * MAX_IDLE;
 
-/// Chains taken from a ring that packets are written to. [`Room::give_back`] what is left before the ring's lock is
+/// Chains taken from a ring that packets are written to. [`ReceiveBuffers::give_back`] what is left before the ring's lock is
 /// released.
 #[derive(Debug, Default)]
-pub struct Room<'m> {
+pub struct ReceiveBuffers<'m> {
     pub(crate) chains: Chains<'m>,
     /// Chains before this one have been handed out.
     pub(crate) first: usize,
@@ -31,7 +31,7 @@ pub struct Room<'m> {
     unfit: usize,
 }
 
-impl<'m> Room<'m> {
+impl<'m> ReceiveBuffers<'m> {
     /// None taken yet.
     pub fn new() -> Self {
         Self::default()
@@ -79,7 +79,7 @@ impl<'m> Room<'m> {
 
     /// Whether frames that need so many bytes each can all be handed out, one after the other, before the first is: takes
     /// chains from the ring until there are enough. False if the driver has made too few available. True as well if it never
-    /// could make enough available, more are asked for than can be held at once, or one of them is unfit: [`Room::reserve`] will say.
+    /// could make enough available, more are asked for than can be held at once, or one of them is unfit: [`ReceiveBuffers::reserve`] will say.
     #[inline(never)]
     pub fn has(
         &mut self,
@@ -129,11 +129,11 @@ impl<'m> Room<'m> {
         let piece = chain.single().filter(|piece| piece.len() >= need)?;
         self.first = self.end;
         self.end += 1;
-        self.chains.prefetch(self.end + AHEAD, true);
+        self.chains.prefetch(self.end + PREFETCH, true);
         Some((piece, chain))
     }
 
-    /// The rest of [`Room::reserve`]: several chains, or more from the ring.
+    /// The rest of [`ReceiveBuffers::reserve`]: several chains, or more from the ring.
     fn gather(
         &mut self,
         ring: &mut Ring,
@@ -195,7 +195,7 @@ impl<'m> Room<'m> {
             return Ok(false);
         }
         let result = ring.pop_writable(memory, &mut self.chains, ahead.max(1));
-        (before..=before + AHEAD).for_each(|n| self.chains.prefetch(n, true));
+        (before..=before + PREFETCH).for_each(|n| self.chains.prefetch(n, true));
         // Chains before a broken one are good; if the frame needs more, the ring is asked again and says so again.
         match result {
             Err(error) if self.chains.list.len() == before => Err(error),

@@ -2,7 +2,7 @@
 //!
 //! The ring is the model's own (`rings` has the real one): an index that the guest moves, a wish for kicks, and the queue's lock.
 
-use crate::keeper::Keeper;
+use crate::owner::Owner;
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering};
 use crate::{check, spawn};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ const HELPER: usize = 0;
 
 #[derive(Default)]
 struct Ring {
-    keeper: Keeper,
+    owner: Owner,
     /// The guest's index.
     available: AtomicUsize,
     wants_kicks: AtomicBool,
@@ -64,14 +64,14 @@ impl Ring {
 
     /// A helper's thread (helper.rs, `take` and `round`), which loses its core for good after some rounds, wherever it is.
     fn help(&self, rounds: usize) {
-        if !self.letter.swap(false, Ordering::AcqRel) || !self.keeper.take_up(HELPER, |still| self.attend(still)) {
+        if !self.letter.swap(false, Ordering::AcqRel) || !self.owner.claim(HELPER, |still| self.attend(still)) {
             return;
         }
         for _ in 0..rounds {
-            if self.keeper.helper() != Some(HELPER) {
+            if self.owner.helper() != Some(HELPER) {
                 return;
             }
-            if self.run() == 0 && !self.keeper.give_back_unless_more(HELPER, |keep| self.rest(keep)) {
+            if self.run() == 0 && !self.owner.give_back_unless_more(HELPER, |keep| self.rest(keep)) {
                 return;
             }
         }
@@ -104,21 +104,21 @@ impl Port<'_> {
         if self.next == Next::Woken {
             return false;
         }
-        if let Some(helper) = ring.keeper.claim() {
+        if let Some(helper) = ring.owner.reclaim() {
             if !lost {
                 self.next = Next::At;
                 return true;
             }
-            ring.keeper.take_away(helper);
+            ring.owner.take_away(helper);
         }
         ring.attend(|| true);
         ring.run();
-        if ring.keeper.is_offered() {
-            ring.keeper.withdraw();
+        if ring.owner.is_offered() {
+            ring.owner.withdraw();
         }
         if self.offers > 0 {
             self.offers -= 1;
-            if ring.keeper.offer(HELPER) {
+            if ring.owner.offer(HELPER) {
                 ring.letter.swap(true, Ordering::AcqRel);
             }
             self.next = Next::At;
@@ -126,7 +126,7 @@ impl Port<'_> {
         }
         self.next = match ring.rest(|| true) {
             true => Next::Now,
-            false if !ring.keeper.is_own() => Next::At,
+            false if !ring.owner.is_own() => Next::At,
             false => Next::Woken,
         };
         true
@@ -154,26 +154,26 @@ pub fn no_packet_is_left(lost: bool, rounds: usize, offers: usize, preemptions: 
 
 /// Two helpers that have been told of a ring one after the other, and its port's thread lets go of it: at most one had it at a
 /// time, and nobody has it afterwards.
-pub fn one_keeper_at_a_time() {
+pub fn one_owner_at_a_time() {
     check(3, || {
-        let keeper = Arc::new(Keeper::default());
+        let owner = Arc::new(Owner::default());
         let inside = Arc::new(AtomicUsize::new(0));
         let helpers = [0, 1].map(|n| {
-            let (keeper, inside) = (keeper.clone(), inside.clone());
+            let (owner, inside) = (owner.clone(), inside.clone());
             spawn(move || {
-                if keeper.take_up(n, |_| ()) {
+                if owner.claim(n, |_| ()) {
                     assert_eq!(inside.fetch_add(1, Ordering::Relaxed), 0, "two must not keep a ring");
                     inside.fetch_sub(1, Ordering::Relaxed);
-                    keeper.give_back_unless_more(n, |keep| keep());
+                    owner.give_back_unless_more(n, |keep| keep());
                 }
             })
         });
-        keeper.offer(0);
-        keeper.withdraw();
-        keeper.offer(1);
-        keeper.let_go();
+        owner.offer(0);
+        owner.withdraw();
+        owner.offer(1);
+        owner.release();
         helpers.into_iter().for_each(|helper| helper.join().expect("it ends"));
-        assert_eq!(keeper.helper(), None, "a ring that was let go of must not be kept");
-        assert!(!keeper.take_up(0, |_| ()), "a ring that was let go of must not be taken up");
+        assert_eq!(owner.helper(), None, "a ring that was let go of must not be kept");
+        assert!(!owner.claim(0, |_| ()), "a ring that was let go of must not be taken up");
     });
 }

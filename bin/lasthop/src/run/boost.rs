@@ -2,7 +2,7 @@
 //! normal class, and threads of ports out of the control group of their VM, which the switch, having no right at all, may not
 //! do itself. The former it puts back; the latter we do, when nobody waits any more.
 
-use super::account::Accounts;
+use super::cgroup_accounting::CgroupAccounting;
 use super::threads::{PortThreads, Thread};
 use lasthop_sys::{current_thread, set_idle};
 use rustix::io::{Errno, read};
@@ -12,12 +12,12 @@ use std::time::Instant;
 
 /// Where the switch asks; outlives it.
 #[derive(Debug)]
-pub struct Hurry {
+pub struct Boost {
     asked: OwnedFd,
     ask: OwnedFd,
 }
 
-impl Hurry {
+impl Boost {
     /// `PERM` if this process may not do it either: it needs CAP_SYS_NICE, or RLIMIT_NICE of 20.
     pub fn new() -> Result<Self, Errno> {
         // Tried on a thread of its own, which ends however it stands.
@@ -35,17 +35,23 @@ impl Hurry {
         self.ask.as_fd()
     }
 
-    /// Does what the switch with this process number has asked for. Threads of others are left alone. `accounts`: of ports'
+    /// Does what the switch with this process number has asked for. Threads of others are left alone. `cgroup_accounting`: of ports'
     /// threads, if any work on accounts of VMs.
-    pub fn serve(&self, switch: u32, mut accounts: Option<&mut Accounts>, threads: &PortThreads, now: Instant) {
+    pub fn serve(
+        &self,
+        switch: u32,
+        mut cgroup_accounting: Option<&mut CgroupAccounting>,
+        threads: &PortThreads,
+        now: Instant,
+    ) {
         let mut numbers = [[0u8; 4]; 64];
         // A pipe keeps what was written together together, and 256 bytes are whole numbers.
         let Ok(len) = read(&self.asked, numbers.as_flattened_mut()) else { return };
         for number in numbers.iter().take(len / 4).map(|bytes| i32::from_ne_bytes(*bytes)) {
             // Less than 0: nobody waits any more.
             let thread = Thread { process: switch, number: number.saturating_abs() };
-            if let (Some(accounts), Some(port)) = (&mut accounts, threads.port(thread.number)) {
-                if number > 0 { accounts.lift(port, thread, now) } else { accounts.settle(port) }
+            if let (Some(cgroup_accounting), Some(port)) = (&mut cgroup_accounting, threads.port(thread.number)) {
+                if number > 0 { cgroup_accounting.lift(port, thread, now) } else { cgroup_accounting.settle(port) }
             } else if number > 0 && thread.proc().exists() {
                 // It may have ended meanwhile.
                 let _ = set_idle(number, false);
@@ -54,7 +60,7 @@ impl Hurry {
     }
 }
 
-impl AsFd for Hurry {
+impl AsFd for Boost {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.asked.as_fd()
     }
@@ -74,11 +80,11 @@ mod tests {
 
     #[test]
     fn threads_of_the_switch_leave_the_idle_class_when_they_are_asked_for() {
-        let Ok(hurry) = Hurry::new() else {
+        let Ok(boost) = Boost::new() else {
             println!("this process may not take threads out of the idle class: not tested");
             return;
         };
-        let ask = Prompter::new(hurry.ask().try_clone_to_owned().unwrap());
+        let ask = Prompter::new(boost.ask().try_clone_to_owned().unwrap());
         let (tell, told) = channel();
         // Two threads that play the switch's helpers.
         let (ends, threads): (Vec<_>, Vec<_>) = (0..2)
@@ -96,16 +102,16 @@ mod tests {
             set_idle(thread, true).unwrap();
         }
         // They are none of this process's.
-        ask.hurry(asked_for);
+        ask.boost(asked_for);
         let nobody = PortThreads::default();
-        hurry.serve(1, None, &nobody, Instant::now());
+        boost.serve(1, None, &nobody, Instant::now());
         assert!(is_idle(asked_for));
         // Whatever else is asked for: who is gone, and who is not the switch's.
-        ask.hurry(i32::MAX);
-        ask.hurry(1);
-        ask.hurry(asked_for);
-        ask.hurry(-other);
-        hurry.serve(std::process::id(), None, &nobody, Instant::now());
+        ask.boost(i32::MAX);
+        ask.boost(1);
+        ask.boost(asked_for);
+        ask.boost(-other);
+        boost.serve(std::process::id(), None, &nobody, Instant::now());
         assert!(!is_idle(asked_for) && is_idle(other));
         drop(ends);
         threads.into_iter().for_each(|thread| thread.join().unwrap());

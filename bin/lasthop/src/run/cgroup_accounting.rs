@@ -14,7 +14,7 @@ const LIFTED: Duration = Duration::from_millis(20);
 
 /// The VMs that threads of ports work for.
 #[derive(Debug, Default)]
-pub struct Accounts {
+pub struct CgroupAccounting {
     hierarchies: Vec<Hierarchy>,
     /// By port number.
     vms: BTreeMap<u32, u32>,
@@ -42,7 +42,7 @@ struct Hierarchy {
     controller: Option<&'static str>,
 }
 
-impl Accounts {
+impl CgroupAccounting {
     /// With whatever hierarchies there are.
     pub fn new() -> Self {
         let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
@@ -93,7 +93,7 @@ impl Accounts {
     }
 
     /// Others wait for a lock that the port's thread has, and its VM may have no processor time left: it works on our account,
-    /// until [`Accounts::settle`] or for [`LIFTED`].
+    /// until [`CgroupAccounting::settle`] or for [`LIFTED`].
     pub fn lift(&mut self, port: u32, thread: Thread, now: Instant) {
         let until = now + LIFTED;
         match self.lifted.get_mut(&port) {
@@ -128,7 +128,7 @@ impl Accounts {
         }
     }
 
-    /// When [`Accounts::step`] has something to do.
+    /// When [`CgroupAccounting::step`] has something to do.
     pub fn deadline(&self) -> Option<Instant> {
         self.lifted.values().map(|lifted| lifted.until).min()
     }
