@@ -2,7 +2,7 @@
 
 use crate::journal::{Journal, OpenBurst};
 use crate::patience::{Shortage, Waiting};
-use crate::{BURST, Chain, Chains, QueueError, Ring};
+use crate::{BURST, Chain, Chains, MAX_CHAINS, QueueError, Ring};
 use lasthop_guestmem::GuestMemory;
 use lasthop_lock::Lock;
 use lasthop_sys::PeerEvent;
@@ -164,6 +164,8 @@ impl StartedQueue {
         } else {
             0
         };
+        // A burst has no more. A note that says otherwise is damaged, and not worth a walk of the whole ring on the main thread.
+        left = left.min(MAX_CHAINS as u16);
         let mut skipped = 0;
         while left > 0 {
             let mut chains = Chains::new();
@@ -178,7 +180,7 @@ impl StartedQueue {
                 if skipped >= usize::from(open.shown) || !self.ring.finish_showing(open) {
                     break;
                 }
-                left = open.chains.saturating_sub(open.shown);
+                left = open.chains.saturating_sub(open.shown).min(MAX_CHAINS as u16);
             }
         }
         self.ring.publish();

@@ -1,10 +1,10 @@
 //! A device that was killed at every point where it matters: between noting a burst and closing the note, and between
 //! any two of the stores that show the driver what was used. The next device finds the ring's memory and the journal.
 
-use super::{JOURNAL_BYTES, Journal};
+use super::{JOURNAL_BYTES, Journal, OpenBurst};
 use crate::driver::{DriverRing, Piece, RingLayout};
 use crate::packed::Position;
-use crate::{Chain, Chains, Queue};
+use crate::{Chain, Chains, MAX_CHAINS, Queue};
 use lasthop_guestmem::{GuestMemory, PinnedSlice};
 use std::sync::Arc;
 
@@ -181,6 +181,27 @@ fn killed(packed: bool, size: u16, index: u16, warm_up: u16, pieces: &[u32], sho
     assert_eq!(crash.driver.poll_used(), Ok(None), "{what}");
     assert_eq!(crash.driver.free(), size, "{what}");
     crash.exchange(4 * u32::from(size) + 1);
+}
+
+/// No burst has more than [`MAX_CHAINS`]: a note that says so does not have the whole ring walked, and what it skips comes back.
+#[test]
+fn a_note_of_more_than_a_burst_skips_a_burst() {
+    let mut crash = Crash::new(false, 1024, FROM_GUEST, 0);
+    for _ in 0..600 {
+        crash.add(1);
+    }
+    crash.driver.publish();
+    let begin = crash.queue.lock().started().unwrap().ring.position() as u16;
+    let journal = Journal::new(PinnedSlice::new(&crash.memory, JOURNAL, JOURNAL_BYTES).unwrap());
+    journal.open(OpenBurst { begin, chains: u16::MAX, shown: 0, slots: 0 });
+    crash.restart();
+    let mut skipped = 0;
+    while crash.driver.poll_used().unwrap().is_some() {
+        skipped += 1;
+    }
+    assert_eq!(skipped, MAX_CHAINS);
+    let memory = crash.memory.clone();
+    assert_eq!(crash.take(&memory).len(), 600 - MAX_CHAINS, "the others are to be carried");
 }
 
 /// QEMU (7.2) drops what it finds where it believes a packed ring to stand: at the base it last had from us. `behind`
