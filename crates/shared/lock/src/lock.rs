@@ -2,8 +2,7 @@
 //! of a VM that has used up its processor time.
 
 use crate::sync::{
-    AtomicBool, AtomicI32, GIVEN, LONG, Mutex, MutexGuard, READER_PREFERENCE, Relaxed, SPINS, back_off, spin_loop,
-    thread_local,
+    AtomicI32, GIVEN, LONG, Mutex, MutexGuard, READER_PREFERENCE, Relaxed, SPINS, back_off, spin_loop, thread_local,
 };
 use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult};
 use std::cell::Cell;
@@ -35,19 +34,20 @@ pub struct Lock<T> {
     owner: AtomicI32,
     /// Somebody has backed off from it in vain: whoever comes now lets him go first. Otherwise one who takes it again and again would have
     /// it at each of the moments when the other looks, and for good where both share a core.
-    wanted: AtomicBool,
+    /// For so many looks of others; none who has been stopped while he waited keeps them away for longer.
+    wanted: AtomicI32,
 }
 
 impl<T> Lock<T> {
     /// Waits for it.
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        if self.wanted.load(Relaxed) {
+        if self.wanted.load(Relaxed) > 0 {
             self.give_way();
         }
         self.take().unwrap_or_else(|| {
-            let guard = wait(|| self.owner.load(Relaxed), || self.take(), || self.wanted.store(true, Relaxed));
-            self.wanted.store(false, Relaxed);
+            let guard = wait(|| self.owner.load(Relaxed), || self.take(), || self.wanted.store(GIVEN as i32, Relaxed));
+            self.wanted.store(0, Relaxed);
             guard
         })
     }
@@ -55,7 +55,13 @@ impl<T> Lock<T> {
     /// `None` if somebody has it, or has waited for it.
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        if self.wanted.load(Relaxed) { None } else { self.take() }
+        let wanted = self.wanted.load(Relaxed);
+        if wanted > 0 {
+            // It may undo what another says at this moment: that one looks once more, or once less.
+            self.wanted.store(wanted - 1, Relaxed);
+            return None;
+        }
+        self.take()
     }
 
     #[inline]
@@ -72,11 +78,11 @@ impl<T> Lock<T> {
         for _ in 0..GIVEN {
             say(NOBODY);
             back_off();
-            if !self.wanted.load(Relaxed) {
+            if self.wanted.load(Relaxed) <= 0 {
                 return;
             }
         }
-        self.wanted.store(false, Relaxed);
+        self.wanted.store(0, Relaxed);
     }
 }
 
@@ -197,6 +203,14 @@ mod tests {
     }
 
     #[test]
+    fn who_only_tries_is_not_kept_out_by_one_who_was_stopped_while_he_waited() {
+        let lock = Lock::<u32>::default();
+        lock.wanted.store(GIVEN as i32, Relaxed);
+        let refused = (0..100).take_while(|_| lock.try_lock().is_none()).count();
+        assert!((1..=GIVEN).contains(&refused), "refused {refused} times");
+    }
+
+    #[test]
     fn a_reader_does_not_wait_for_one_who_wants_to_write() {
         let shared = SharedLock::<u32>::default();
         let reading = shared.read();
@@ -293,7 +307,7 @@ mod tests {
     #[test]
     fn who_has_waited_goes_before_who_tries() {
         let lock = Lock::<u32>::default();
-        lock.wanted.store(true, Relaxed);
+        lock.wanted.store(GIVEN as i32, Relaxed);
         assert!(lock.try_lock().is_none());
         // Nobody is there: he is not waited for for ever.
         drop(lock.lock());
