@@ -4,6 +4,7 @@ use super::{Extras, Spent, Switch};
 use crate::scenario::Change;
 use lasthop_harness::stop::{Outcome, failed};
 use lasthop_harness::{Lasthop, Port, proc};
+use std::process::Command;
 
 /// A running lasthop.
 pub struct Ours {
@@ -31,6 +32,7 @@ impl Ours {
                 return Err(failed(format!("lasthop acl load: {}", String::from_utf8_lossy(&out.stderr).trim())));
             }
         }
+        bind(lasthop.control(), cpus)?;
         Ok(Self { lasthop, cpu_before: 0, busy_before: 0, idle_before: 0 })
     }
 
@@ -86,4 +88,13 @@ impl Switch for Ours {
         let list = self.lasthop.json(&["uplink", "list"]);
         list["uplinks"][0]["pid"].as_u64().map(|pid| pid as u32)
     }
+}
+
+/// Has all threads of a process on these CPUs: `--cpus` is about the data plane alone, and the switch has one CPU here.
+fn bind(pid: u32, cpus: &str) -> Outcome<()> {
+    let bound = Command::new("taskset").args(["-a", "-c", "-p", cpus, &pid.to_string()]).output().map_err(failed)?;
+    if bound.status.success() {
+        return Ok(());
+    }
+    Err(failed(format!("taskset for lasthop-control: {}", String::from_utf8_lossy(&bound.stderr).trim())))
 }
