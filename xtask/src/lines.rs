@@ -14,6 +14,8 @@ pub struct Count {
     pub tests: usize,
     /// In modules of a feature that the program does not turn on.
     pub left_out: usize,
+    /// Of those linked, the lines that say `unsafe`.
+    pub with_unsafe: usize,
 }
 
 impl Count {
@@ -22,6 +24,7 @@ impl Count {
         self.linked += other.linked;
         self.tests += other.tests;
         self.left_out += other.left_out;
+        self.with_unsafe += other.with_unsafe;
     }
 
     fn of(&mut self, kind: Kind) -> &mut usize {
@@ -65,7 +68,9 @@ fn walk(file: &Path, folder: &Path, kind: Kind, features: &BTreeSet<String>, sum
         }
         // Blank lines need no trust, and comments are wanted: neither is to be saved.
         if is_code(line) {
-            *sum.of(inline.unwrap_or(attribute)) += 1;
+            let kind = inline.unwrap_or(attribute);
+            *sum.of(kind) += 1;
+            sum.with_unsafe += usize::from(kind == Kind::Linked && says_unsafe(line));
         }
         if inline.is_some() {
             if line == "}" {
@@ -91,6 +96,27 @@ fn walk(file: &Path, folder: &Path, kind: Kind, features: &BTreeSet<String>, sum
 fn is_code(line: &str) -> bool {
     let line = line.trim();
     !line.is_empty() && !line.starts_with("//")
+}
+
+/// Whether `unsafe` stands in a line before any comment.
+fn says_unsafe(line: &str) -> bool {
+    let code = line.split("//").next().unwrap_or_default();
+    code.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe")
+}
+
+/// Lines of code of all Rust files below a folder, tests and all: what somebody else's crate comes to at most.
+pub fn of_folder(folder: &Path) -> Result<usize, String> {
+    let mut lines = 0;
+    for entry in fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))? {
+        let path = entry.map_err(|e| e.to_string())?.path();
+        if path.is_dir() {
+            lines += of_folder(&path)?;
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            let text = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+            lines += text.lines().filter(|line| is_code(line)).count();
+        }
+    }
+    Ok(lines)
 }
 
 /// What `#[cfg(…)]` makes of the item below it.
@@ -122,6 +148,12 @@ mod tests {
     use super::*;
 
     #[test]
+    fn unsafe_is_a_word_of_code() {
+        assert!(says_unsafe("    unsafe { f() }") && says_unsafe("pub unsafe fn f() {"));
+        assert!(!says_unsafe("#![allow(unsafe_code)]") && !says_unsafe("x(); // unsafe"));
+    }
+
+    #[test]
     fn tests_and_features_are_counted_apart() {
         let dir = std::env::temp_dir().join(format!("xtask-lines-{}", std::process::id()));
         fs::create_dir_all(dir.join("a")).unwrap();
@@ -145,8 +177,8 @@ mod tests {
         let features = |f: &[&str]| f.iter().map(|s| (*s).to_owned()).collect();
         let (without, with) = (count(&dir, &features(&[])), count(&dir, &features(&["driver"])));
         fs::remove_dir_all(&dir).unwrap();
-        assert_eq!(without, Ok(Count { linked: 2 + 2 + 1, tests: 2 + 4 + 2, left_out: 2 + 4 }));
-        assert_eq!(with, Ok(Count { linked: 2 + 2 + 1 + 2 + 4, tests: 2 + 4 + 2, left_out: 0 }));
+        assert_eq!(without, Ok(Count { linked: 2 + 2 + 1, tests: 2 + 4 + 2, left_out: 2 + 4, with_unsafe: 0 }));
+        assert_eq!(with, Ok(Count { linked: 2 + 2 + 1 + 2 + 4, tests: 2 + 4 + 2, left_out: 0, with_unsafe: 0 }));
         assert!(count(&dir, &features(&[])).is_err());
     }
 

@@ -164,6 +164,13 @@ impl Graph {
         Ok(ours.map(|p| (p.name.clone(), p.folder.clone())).collect())
     }
 
+    /// Crates of others that are linked into `binary` or run while it is compiled, with their folders.
+    pub fn foreign(&self, binary: &str) -> Vec<(String, PathBuf)> {
+        let Some((id, _)) = self.0.iter().find(|(_, p)| p.ours && p.name == binary) else { return Vec::new() };
+        let all = self.reach(id).into_iter().filter_map(|(id, _)| self.0.get(&id)).filter(|p| !p.ours);
+        all.map(|p| (p.name.clone(), p.folder.clone())).collect()
+    }
+
     /// Everything `id` depends on, itself included, each with a shortest way to it.
     fn reach<'a>(&'a self, id: &'a str) -> Vec<(String, Vec<&'a str>)> {
         let mut seen = BTreeSet::from([id]);
