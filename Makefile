@@ -19,7 +19,7 @@ test: setup programs check
 quick: check
 	$(CARGO) xtask test --quick
 
-## lasthop beside its peers; about 35 minutes on an idle machine, up to 70 where the CPUs are moved about.
+## lasthop beside its peers; about 35 minutes on an idle machine, up to three times that where the CPUs are moved about.
 bench: setup-bench build
 	target/release/lasthop-bench compare --out target/bench
 

@@ -271,7 +271,7 @@ impl Core {
                 }
                 self.ask_statistics(true);
             }
-            ToControl::Upcall(missed) => self.upcall(&missed, now_ms, out),
+            ToControl::Upcall(upcall) => self.upcall(&upcall, now_ms, out),
             ToControl::Port(port) => self.port_is(port, now_ms, out),
             ToControl::PortGone(id) => {
                 self.infos.remove(&id);

@@ -31,7 +31,7 @@ const FLOW_LIMIT: usize = 200_000;
 /// How long a packet waits for control before it is dropped.
 const MISS_PATIENCE_MS: u64 = 1000;
 /// How often waiting packets are looked at.
-const MISS_CHECK: Duration = Duration::from_millis(250);
+const UPCALL_CHECK: Duration = Duration::from_millis(250);
 /// Messages taken from control at a time: then the misses there are meanwhile have their turn.
 const CONTROL_BURST: usize = 64;
 /// Decisions of control that may wait to be carried out, of all ports: a port whose packets wait has 64 at most, two for each. With more,
@@ -76,7 +76,7 @@ pub struct Server {
     /// Most memory that one front-end may have mapped, in bytes.
     max_guest_memory: u64,
     /// Packets may wait for control.
-    misses_wait: bool,
+    upcalls_wait: bool,
     stop: bool,
 }
 
@@ -105,7 +105,7 @@ impl Server {
             removed: Removed::default(),
             next_to_tell: PortId(0),
             max_guest_memory,
-            misses_wait: false,
+            upcalls_wait: false,
             stop: false,
             datapath,
         })
@@ -144,7 +144,7 @@ impl Server {
         let deadlines =
             self.ports.values().flat_map(|p| [p.session.as_ref().and_then(Session::deadline), p.deadline()]);
         let session = deadlines.flatten().min().map(|d| d.saturating_duration_since(now));
-        let upcalls = self.misses_wait.then_some(MISS_CHECK);
+        let upcalls = self.upcalls_wait.then_some(UPCALL_CHECK);
         session.into_iter().chain(upcalls).min()
     }
 
@@ -160,7 +160,7 @@ impl Server {
         let waiting: Vec<_> =
             self.ports.values().filter(|entry| entry.is_due(now)).map(|entry| entry.port.id).collect();
         waiting.into_iter().for_each(|id| self.hear_port(id));
-        if self.misses_wait {
+        if self.upcalls_wait {
             let before = self.datapath.now_ms().saturating_sub(MISS_PATIENCE_MS);
             for entry in self.ports.values() {
                 if self.forwarder.expire(&entry.port, before) > 0 {
@@ -169,7 +169,7 @@ impl Server {
                     self.workers.look(entry.port.id);
                 }
             }
-            self.misses_wait = self.ports.values().any(|p| !p.port.upcalls.is_empty());
+            self.upcalls_wait = self.ports.values().any(|p| !p.port.upcalls.is_empty());
         }
     }
 
@@ -282,7 +282,7 @@ impl Server {
             }
         }
         if self.datapath.take_missed() {
-            self.misses_wait = true;
+            self.upcalls_wait = true;
             self.talk();
         }
     }
@@ -290,7 +290,7 @@ impl Server {
     /// Tells control what it is to know, as long as the channel takes it: how ports are, then of packets that wait, then what it
     /// has asked, a few parts at a time, so that neither a guest's packets nor another's port waits behind long answers.
     fn talk(&mut self) {
-        let done = self.tell_ports_and_misses().and_then(|()| {
+        let done = self.tell_ports_and_upcalls().and_then(|()| {
             for _ in 0..ANSWERS_BURST {
                 let Some(control) = &mut self.control else { return Ok(()) };
                 let (datapath, ports, view) = (&*self.datapath, &self.ports, self.view.as_ref());
@@ -298,7 +298,7 @@ impl Server {
                 if !control.answer(known)? {
                     break;
                 }
-                self.tell_ports_and_misses()?;
+                self.tell_ports_and_upcalls()?;
             }
             Ok(())
         });
@@ -314,7 +314,7 @@ impl Server {
     }
 
     /// Of waiting packets control is told one of each port in turn.
-    fn tell_ports_and_misses(&mut self) -> Result<(), ChannelError> {
+    fn tell_ports_and_upcalls(&mut self) -> Result<(), ChannelError> {
         let Some(control) = &mut self.control else { return Ok(()) };
         control.tell_ports(&self.ports, self.view.as_ref())?;
         let mut told = true;

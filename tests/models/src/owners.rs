@@ -36,7 +36,7 @@ impl Ring {
     }
 
     /// Forwarder::attend.
-    fn attend(&self, still: impl FnOnce() -> bool) {
+    fn disable_notifications(&self, still: impl FnOnce() -> bool) {
         let _locked = self.taken.lock().expect("nobody panics with it");
         if still() {
             self.wants_kicks.store(false, Ordering::Relaxed);
@@ -64,7 +64,9 @@ impl Ring {
 
     /// A helper's thread (helper.rs, `take` and `round`), which loses its core for good after some rounds, wherever it is.
     fn help(&self, rounds: usize) {
-        if !self.letter.swap(false, Ordering::AcqRel) || !self.owner.claim(HELPER, |still| self.attend(still)) {
+        if !self.letter.swap(false, Ordering::AcqRel)
+            || !self.owner.claim(HELPER, |still| self.disable_notifications(still))
+        {
             return;
         }
         for _ in 0..rounds {
@@ -111,7 +113,7 @@ impl Port<'_> {
             }
             ring.owner.take_away(helper);
         }
-        ring.attend(|| true);
+        ring.disable_notifications(|| true);
         ring.run();
         if ring.owner.is_offered() {
             ring.owner.withdraw();

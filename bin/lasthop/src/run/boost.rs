@@ -84,7 +84,7 @@ mod tests {
             println!("this process may not take threads out of the idle class: not tested");
             return;
         };
-        let ask = Prompter::new(boost.ask().try_clone_to_owned().unwrap());
+        let prompter = Prompter::new(boost.ask().try_clone_to_owned().unwrap());
         let (tell, told) = channel();
         // Two threads that play the switch's helpers.
         let (ends, threads): (Vec<_>, Vec<_>) = (0..2)
@@ -102,15 +102,15 @@ mod tests {
             set_idle(thread, true).unwrap();
         }
         // They are none of this process's.
-        ask.boost(asked_for);
+        prompter.ask(asked_for);
         let nobody = PortThreads::default();
         boost.serve(1, None, &nobody, Instant::now());
         assert!(is_idle(asked_for));
         // Whatever else is asked for: who is gone, and who is not the switch's.
-        ask.boost(i32::MAX);
-        ask.boost(1);
-        ask.boost(asked_for);
-        ask.boost(-other);
+        prompter.ask(i32::MAX);
+        prompter.ask(1);
+        prompter.ask(asked_for);
+        prompter.ask(-other);
         boost.serve(std::process::id(), None, &nobody, Instant::now());
         assert!(!is_idle(asked_for) && is_idle(other));
         drop(ends);

@@ -10,11 +10,14 @@
 //! | `owner` | who may use a port |
 //! | `store` | ports added at run time, on disk |
 //! | `port` | one port: its listener or its attempts to connect, and who is connected |
-//! | `child` | one child process: start, channel, back-off |
+//! | `child` | one child process: start, channel |
+//! | `backoff` | how long a process that ends at once is not started again |
+//! | `replaced` | how often processes were replaced, and why: what `stats` shows |
 //! | `driver` | one process of an uplink: what it was given, whether it lives |
 //! | `uplink` | one uplink: its processes, the device that they share, its connection to the switch |
 //! | `uplink/standby` | one that runs and is kept from the switch |
 //! | `uplink/carrier` | one whose interface is missing, down or without a carrier |
+//! | `uplink/taking` | one that answers, and takes nothing of what the switch has for it |
 //! | `uplink/rounds` | when the stations behind one that took over are announced |
 //! | `links` | interfaces, as the kernel tells of them |
 //! | `segments` | which uplinks are on one network segment, and which of them has to be blocked |

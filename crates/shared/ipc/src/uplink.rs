@@ -46,7 +46,7 @@ pub type VlanMac = (u16, MacAddr);
 /// Most VLANs that a probe is sent on at a time.
 pub const PROBED_VLANS: usize = 32;
 
-/// Most stations in one message.
+/// Most addresses in one message.
 pub const MACS_PART: usize = 4096;
 
 /// From an uplink.

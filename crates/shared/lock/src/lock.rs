@@ -31,7 +31,7 @@ pub fn name_thread(name: i32) {
 pub struct Lock<T> {
     mutex: Mutex<T>,
     /// Who had it last.
-    owner: AtomicI32,
+    holder: AtomicI32,
     /// Somebody has backed off from it in vain: whoever comes now lets him go first. Otherwise one who takes it again and again would have
     /// it at each of the moments when the other looks, and for good where both share a core.
     /// For so many looks of others; none who has been stopped while he waited keeps them away for longer.
@@ -46,7 +46,7 @@ impl<T> Lock<T> {
             self.give_way();
         }
         self.take().unwrap_or_else(|| {
-            let guard = wait(|| self.owner.load(Relaxed), || self.take(), || self.wanted.store(GIVEN as i32, Relaxed));
+            let guard = wait(|| self.holder.load(Relaxed), || self.take(), || self.wanted.store(GIVEN as i32, Relaxed));
             self.wanted.store(0, Relaxed);
             guard
         })
@@ -67,7 +67,7 @@ impl<T> Lock<T> {
     #[inline]
     fn take(&self) -> Option<MutexGuard<'_, T>> {
         let guard = got(self.mutex.try_lock())?;
-        self.owner.store(NAME.with(Cell::get), Relaxed);
+        self.holder.store(NAME.with(Cell::get), Relaxed);
         Some(guard)
     }
 
@@ -123,7 +123,7 @@ fn say(about: i32) {
 
 /// Owners are soon done, unless they have been stopped: [`on_wait`] says what to do then. `wish` is called whenever a back-off was in vain.
 #[cold]
-fn wait<G>(owner: impl Fn() -> i32, mut attempt: impl FnMut() -> Option<G>, wish: impl Fn()) -> G {
+fn wait<G>(holder: impl Fn() -> i32, mut attempt: impl FnMut() -> Option<G>, wish: impl Fn()) -> G {
     let (mut back_offs, mut stopped) = (0, NOBODY);
     loop {
         for _ in 0..SPINS {
@@ -139,7 +139,7 @@ fn wait<G>(owner: impl Fn() -> i32, mut attempt: impl FnMut() -> Option<G>, wish
         say(NOBODY);
         back_offs += 1;
         if back_offs % LONG == 0 {
-            let before = std::mem::replace(&mut stopped, owner());
+            let before = std::mem::replace(&mut stopped, holder());
             say(if before == stopped { NOBODY } else { -before });
             say(stopped);
         }

@@ -38,7 +38,7 @@ impl Prompter {
 
     /// Asks for the one with this number; times -1: nobody waits for it any more. If the pipe is full, somebody has asked often
     /// enough.
-    pub fn boost(&self, thread: i32) {
+    pub fn ask(&self, thread: i32) {
         let _ = rustix::io::write(&self.0, &thread.to_ne_bytes());
     }
 }

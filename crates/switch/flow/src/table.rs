@@ -1,4 +1,4 @@
-//! The wildcard classifier: tuple space search, one hash table for each mask (Srinivasan, Suri, Varghese, SIGCOMM '99).
+//! The wildcard table: tuple space search, one hash table for each mask (Srinivasan, Suri, Varghese, SIGCOMM '99).
 
 use crate::entry::Flow;
 use crate::hash::hash_key;

@@ -6,7 +6,7 @@ use lasthop_types::{DropReason, PortId};
 /// What one action comes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// The packet, as it is at this point, goes to this port.
+    /// The packet goes to this port. (All outputs of a packet are of its one snapshot: no action changes it yet.)
     To(PortId),
     /// It counts as dropped.
     Drop(DropReason),

@@ -31,7 +31,7 @@ pub struct Outcome {
     /// Chains completed.
     pub packets: usize,
     /// The queue was left with packets in it because its port has too many waiting for control. Look again when
-    /// [`Forwarder::resume`] says that the port goes on.
+    /// [`Order::result`](crate::Order::result) says that the port goes on.
     pub stalled: bool,
     /// The queue was left with packets in it because a receiver has no buffers. Look again soon.
     pub held: bool,
@@ -150,21 +150,21 @@ impl Forwarder {
         let patience_ns = self.datapath.patience_ns;
         let patient = started.waiting.begin(ahead, now_ns, patience_ns) && patience_ns[0] > 0;
         let burst = Burst { port, queue, chains: &chains, ahead, now_ns, patient, patience_ns: patience_ns[0] };
-        let (seen, end) = self.classify(&burst, header_len(started.features));
+        let (looked, end) = self.classify(&burst, header_len(started.features));
         self.deliver(&burst, None);
         self.count(&burst);
         started.waiting.delivered(self.receiver, now_ns, patience_ns);
 
         // Some behind those looked at now may have been done before.
-        let looked_at = seen.max(BURST - ahead.seen.leading_zeros() as usize);
+        let looked_at = looked.max(BURST - ahead.seen.leading_zeros() as usize);
         let taken = (self.plan.done.trailing_ones() as usize).min(looked_at).min(chains.list.len());
         let (done, rest) = chains.list.split_at(taken);
         started.ring.unpop(rest);
         started.ring.stage_read(done);
         if taken < looked_at {
             // 1 to 64 packets: BURST is the width of the word.
-            let tried = u64::MAX >> (BURST - (looked_at - taken));
-            started.ahead = Ahead { done: self.plan.done >> taken, seen: tried };
+            let seen = u64::MAX >> (BURST - (looked_at - taken));
+            started.ahead = Ahead { done: self.plan.done >> taken, seen };
             started.ring.look_again();
             let whole = looked_at == chains.list.len() && started.is_window(&chains);
             started.waiting.end(taken, ahead.seen, now_ns, (self.plan.short && whole).then_some(self.receiver));
@@ -233,12 +233,12 @@ impl Forwarder {
                 Verdict::Drop(reason) => self.drop(burst, i, reason),
                 Verdict::Miss => {
                     let pieces = chains.pieces(chain);
-                    packet.classify(pieces, Depth::Full);
+                    packet.extract_to(pieces, Depth::Full);
                     match port.upcalls.enqueue(packet, pieces, now_ms) {
                         Ok(()) => {
                             queue.counters.missed.add(1);
                             self.datapath.note_missed();
-                            self.plan.set_dealt(i);
+                            self.plan.set_done(i);
                         }
                         Err(NoPlace::Taken) if self.datapath.control_answers() => {
                             end = End::Stalled;
@@ -256,7 +256,7 @@ impl Forwarder {
 
     fn drop(&mut self, burst: &Burst<'_, '_>, packet: usize, reason: DropReason) {
         burst.queue.counters.drops.add(reason, 1);
-        self.plan.set_dealt(packet);
+        self.plan.set_done(packet);
     }
 
     /// Plans one delivery; the only one of its packet if it `may_wait`.
@@ -290,7 +290,7 @@ impl Forwarder {
                 Step::Drop(reason) => self.drop(burst, packet, reason),
             }
         }
-        self.plan.set_dealt(packet);
+        self.plan.set_done(packet);
         burst.queue.counters.replicated.add((actions.len() as u64).saturating_sub(1));
     }
 
@@ -340,7 +340,7 @@ impl Forwarder {
         self.rearm_notifications_unless(port, index, skip, || true)
     }
 
-    /// As [`Forwarder::rest`], but if the guest has packets and `keep`, asked with the queue locked, says no, it stays asked to
+    /// As [`Forwarder::rearm_notifications`], but if the guest has packets and `keep`, asked with the queue locked, says no, it stays asked to
     /// kick: whoever else looks after the queue may wait for that. Then false.
     pub fn rearm_notifications_unless(
         &mut self,
@@ -491,7 +491,7 @@ fn fill(
         }
         // Those behind one that broke the ring count as dropped for that, which breaks nothing more.
         error = target.settle(result).or(error);
-        plan.set_dealt(i);
+        plan.set_done(i);
     }
     let mut passed = Passed::default();
     if let Some(repeat) = repeat.filter(|_| error.is_none() && !held) {

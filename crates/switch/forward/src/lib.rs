@@ -1,6 +1,6 @@
 //! A burst of packets on its way: pop, snapshot, classify, group by destination, reserve, copy, publish, complete.
 //!
-//! [`Forwarder::run`] is the spine (docs/architecture.md, "A packet's walk"); each stage is one named call in it. A [`Datapath`]
+//! [`Forwarder::carry`] is the spine (docs/architecture.md, "A packet's walk"); each stage is one named call in it. A [`Datapath`]
 //! is shared by all threads of the switch; each thread that moves packets has a [`Forwarder`] of its own.
 
 mod actions;

@@ -140,7 +140,7 @@ impl Packet {
         }
     }
 
-    /// [`link`] of the snapshot.
+    /// [`l2_header`] of the snapshot.
     #[inline]
     pub(crate) fn l2_header(&self) -> u128 {
         l2_header(&self.snapshot)
@@ -155,7 +155,7 @@ impl Packet {
     }
 
     /// Fills in the key to `depth`, out of all that may be looked at. `pieces` is what it was read from.
-    pub(crate) fn classify(&mut self, pieces: &[GuestSlice<'_>], depth: Depth) {
+    pub(crate) fn extract_to(&mut self, pieces: &[GuestSlice<'_>], depth: Depth) {
         self.read_on(pieces);
         self.extract(depth);
     }

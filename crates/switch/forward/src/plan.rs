@@ -48,7 +48,7 @@ impl Plan {
 
     /// Notes that packet `i` is delivered or dropped.
     #[inline]
-    pub(crate) fn set_dealt(&mut self, i: usize) {
+    pub(crate) fn set_done(&mut self, i: usize) {
         self.done |= bit(i);
     }
 

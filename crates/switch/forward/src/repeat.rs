@@ -25,7 +25,7 @@ pub(crate) struct Repeat {
     pub(crate) group: usize,
     /// The first of them.
     pub(crate) next: usize,
-    /// What [`link`] says of the one before.
+    /// What [`l2_header`] says of the one before.
     pub(crate) like: u128,
     /// How many bytes of them are enough for one turn of the locks.
     pub(crate) most: usize,

@@ -65,7 +65,7 @@ impl<'a> Run<'a> {
         self.slot.and_then(|slot| cache.get(slot))
     }
 
-    /// Asks the cache, then the classifier; again if a flow came that looks deeper than the packet was classified to.
+    /// Asks the cache, then the wildcard table; again if a flow came that looks deeper than the packet was classified to.
     fn look_up(&mut self, cache: &mut ExactCache, packet: &mut Packet, pieces: &[GuestSlice<'_>]) -> Option<Slot> {
         let mut hash = hash_key(&packet.key, self.depth);
         if let Some(slot) = cache.find(&packet.key, self.depth, hash) {
@@ -77,7 +77,7 @@ impl<'a> Run<'a> {
                 Lookup::Miss => return None,
                 Lookup::Deeper(deeper) => {
                     self.depth = deeper;
-                    packet.classify(pieces, deeper);
+                    packet.extract_to(pieces, deeper);
                     hash = hash_key(&packet.key, deeper);
                 }
             }

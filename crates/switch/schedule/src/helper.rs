@@ -6,8 +6,8 @@
 
 use crate::boosted::Boosted;
 use crate::mailbox::Mailbox;
+use crate::owned_ring::OwnedRing;
 use crate::policy::{Arrivals, BackOff, Core, Hysteresis, Vm, choose_core};
-use crate::polled::PolledRing;
 use crate::workers::Settings;
 use lasthop_forward::{Datapath, Forwarder, Port};
 use lasthop_lock::Lock;
@@ -58,7 +58,7 @@ struct Helper {
 
 #[derive(Debug)]
 enum Letter {
-    Offer(Arc<PolledRing>, Option<Arrivals>),
+    Offer(Arc<OwnedRing>, Option<Arrivals>),
     Watch(Arc<Port>),
     Stop,
 }
@@ -147,9 +147,9 @@ impl Helpers {
     }
 
     /// Tells helper `n` of a ring that it may keep while it has packets; without `arrivals` only to empty it once.
-    pub(crate) fn offer(&self, n: usize, polled: &Arc<PolledRing>, arrivals: Option<Arrivals>) {
-        if let Some(helper) = self.all.get(n).filter(|_| polled.owner.offer(n)) {
-            helper.mailbox.send(Letter::Offer(polled.clone(), arrivals));
+    pub(crate) fn offer(&self, n: usize, owned: &Arc<OwnedRing>, arrivals: Option<Arrivals>) {
+        if let Some(helper) = self.all.get(n).filter(|_| owned.owner.offer(n)) {
+            helper.mailbox.send(Letter::Offer(owned.clone(), arrivals));
         }
     }
 
@@ -174,13 +174,13 @@ impl Helpers {
     /// they have gone round once. `thread`: a port's that is known to have it and is to be taken out of its VM's control
     /// group; times -1: put back; 0: none.
     pub(crate) fn boost(&self, thread: i32) {
-        self.prompter.iter().filter(|_| thread != 0).for_each(|prompter| prompter.boost(thread));
+        self.prompter.iter().filter(|_| thread != 0).for_each(|prompter| prompter.ask(thread));
         let now_ns = self.datapath.now_ns();
         for (_, helper) in self.all.iter().enumerate().filter(|(n, _)| self.is_lost(*n, now_ns)) {
             if let (Some(thread), Some(prompter)) = (helper.thread.get(), &self.prompter)
                 && helper.boosted.ask()
             {
-                prompter.boost(*thread);
+                prompter.ask(*thread);
             }
         }
     }
@@ -209,7 +209,7 @@ struct Thread {
 }
 
 struct Kept {
-    polled: Arc<PolledRing>,
+    owned: Arc<OwnedRing>,
     arrivals: Arrivals,
     patient: bool,
     /// When it last had packets, or was taken, by [`Thread::awake_ns`].
@@ -240,7 +240,7 @@ impl Thread {
             before_ns = now_ns;
             for letter in helper.mailbox.take() {
                 match letter {
-                    Letter::Offer(polled, arrivals) => self.take(polled, arrivals),
+                    Letter::Offer(owned, arrivals) => self.take(owned, arrivals),
                     Letter::Watch(port) => port.blocked(),
                     Letter::Stop => return,
                 }
@@ -264,12 +264,12 @@ impl Thread {
         }
     }
 
-    fn take(&mut self, polled: Arc<PolledRing>, arrivals: Option<Arrivals>) {
+    fn take(&mut self, owned: Arc<OwnedRing>, arrivals: Option<Arrivals>) {
         let disable =
-            |still: &dyn Fn() -> bool| self.forwarder.disable_notifications(&polled.port, polled.queue, false, still);
-        if polled.owner.claim(self.n, disable) {
+            |still: &dyn Fn() -> bool| self.forwarder.disable_notifications(&owned.port, owned.queue, false, still);
+        if owned.owner.claim(self.n, disable) {
             let (patient, arrivals) = (arrivals.is_some(), arrivals.unwrap_or_default());
-            self.kept.push(Kept { polled, arrivals, patient, found_ns: self.awake_ns });
+            self.kept.push(Kept { owned, arrivals, patient, found_ns: self.awake_ns });
         }
     }
 
@@ -278,11 +278,11 @@ impl Thread {
         let mut i = 0;
         while let Some(kept) = self.kept.get_mut(i) {
             helper.beat_ns.store(now_ns, Ordering::Relaxed);
-            if kept.polled.owner.helper() != Some(self.n) {
+            if kept.owned.owner.helper() != Some(self.n) {
                 self.kept.swap_remove(i);
                 continue;
             }
-            let outcome = kept.polled.run(&mut self.forwarder, &mut kept.arrivals, &mut now_ns);
+            let outcome = kept.owned.run(&mut self.forwarder, &mut kept.arrivals, &mut now_ns);
             // Packets that wait for a receiver's buffers wait for milliseconds at most.
             if outcome.packets > 0 || outcome.held {
                 kept.found_ns = self.awake_ns;
@@ -302,11 +302,11 @@ impl Thread {
     /// Gives a ring back to its port's thread; true if it has packets again. With packets that wait for control (`stuck`)
     /// it is the port's thread that looks after them, next time it looks whether the ring is in good hands.
     fn keeps(&mut self, i: usize, stuck: bool) -> bool {
-        let Some(Kept { polled, found_ns, .. }) = self.kept.get_mut(i) else { return false };
+        let Some(Kept { owned, found_ns, .. }) = self.kept.get_mut(i) else { return false };
         let rearm = |keep: &dyn Fn() -> bool| {
-            !stuck && self.forwarder.rearm_notifications_unless(&polled.port, polled.queue, 0, keep)
+            !stuck && self.forwarder.rearm_notifications_unless(&owned.port, owned.queue, 0, keep)
         };
-        let keeps = polled.owner.give_back_unless_more(self.n, rearm);
+        let keeps = owned.owner.give_back_unless_more(self.n, rearm);
         if keeps {
             *found_ns = self.awake_ns;
         }

@@ -4,8 +4,8 @@
 use crate::coalesce::Coalescing;
 use crate::helper::{Helpers, OFFER_NS, vm_of};
 use crate::mailbox::Mailbox;
+use crate::owned_ring::OwnedRing;
 use crate::policy::{Arrivals, Batch, Kicks, TransmitTimer, Vm};
-use crate::polled::PolledRing;
 use lasthop_forward::{Forwarder, Outcome, Port};
 use lasthop_lock::name_thread;
 use lasthop_sys::{Beat, Epoll, LineLimit, Trigger, current_thread};
@@ -37,7 +37,7 @@ const TIMER: u64 = u64::MAX - 1;
 
 #[derive(Debug)]
 pub(crate) enum Letter {
-    Attach(Arc<PolledRing>),
+    Attach(Arc<OwnedRing>),
     Detach { queue: u16 },
     Look,
     Stop,
@@ -110,10 +110,10 @@ struct Server {
 }
 
 struct Ring {
-    polled: Arc<PolledRing>,
+    owned: Arc<OwnedRing>,
     next: Next,
     /// The guest has been asked not to kick.
-    attended: bool,
+    kicks_disabled: bool,
     kicked: bool,
     /// Packets since the ring was last empty.
     gathered: usize,
@@ -176,26 +176,26 @@ impl Server {
             Next::At(then_ns) if then_ns <= *now_ns => {}
             Next::At(_) | Next::Woken => return false,
         }
-        let (port, queue) = (&self.port, ring.polled.queue);
-        if let Some(helper) = ring.polled.owner.reclaim() {
-            ring.attended = true;
+        let (port, queue) = (&self.port, ring.owned.queue);
+        if let Some(helper) = ring.owned.owner.reclaim() {
+            ring.kicks_disabled = true;
             if !helpers.is_lost(helper, *now_ns) {
                 ring.next = Next::At(*now_ns + GUARD_NS);
                 return false;
             }
-            ring.polled.owner.take_away(helper);
+            ring.owned.owner.take_away(helper);
             helpers.avoid(helper, *now_ns);
             helpers.boost(0);
         }
-        if !std::mem::replace(&mut ring.attended, true) || ring.kicked {
+        if !std::mem::replace(&mut ring.kicks_disabled, true) || ring.kicked {
             forwarder.disable_notifications(port, queue, std::mem::take(&mut ring.kicked), || true);
         }
-        let outcome = ring.polled.run(forwarder, &mut ring.arrivals, now_ns);
+        let outcome = ring.owned.run(forwarder, &mut ring.arrivals, now_ns);
         yield_if_due(&outcome, yielded_ns, forwarder, *now_ns);
         ring.gathered += outcome.packets;
         if outcome.stalled && !outcome.held {
             // Until control has answered, unless a helper takes it meanwhile.
-            ring.next = if ring.polled.owner.is_own() { Next::Woken } else { Next::At(*now_ns + GUARD_NS) };
+            ring.next = if ring.owned.owner.is_own() { Next::Woken } else { Next::At(*now_ns + GUARD_NS) };
             return false;
         }
         if outcome.held && !outcome.more {
@@ -216,14 +216,14 @@ impl Server {
         let (mut batch, vm) = (self.transmit, vm_of(helpers.view, port));
         batch.period_ns = batch.period_ns.min(ring.arrivals.gap_ns() * u64::from(batch.packets));
         ring.next = match ring.timer.emptied(&batch, gathered, vm, *now_ns) {
-            _ if ring.polled.kick.is_none() => Next::At(*now_ns + POLL_NS),
+            _ if ring.owned.kick.is_none() => Next::At(*now_ns + POLL_NS),
             Kicks::Batch { packets, due_ns } => {
                 forwarder.rearm_notifications(port, queue, packets.saturating_sub(1));
                 // Work before blocking (PhD §4.3.5): nothing waits for the timer once the guest sleeps.
                 if let (Vm::Running(core), Offered::Not) = (vm, offered)
                     && let Some(helper) = helpers.on(core)
                 {
-                    helpers.offer(helper, &ring.polled, None);
+                    helpers.offer(helper, &ring.owned, None);
                 }
                 Next::At(due_ns)
             }
@@ -232,10 +232,10 @@ impl Server {
                 return true;
             }
             // A helper may have taken it while we were at it, and asked the guest not to kick.
-            Kicks::Next if !ring.polled.owner.is_own() => Next::At(*now_ns + GUARD_NS),
+            Kicks::Next if !ring.owned.owner.is_own() => Next::At(*now_ns + GUARD_NS),
             Kicks::Next => Next::Woken,
         };
-        ring.attended = false;
+        ring.kicks_disabled = false;
         false
     }
 
@@ -275,10 +275,10 @@ impl Server {
     fn read_letters(&mut self) -> bool {
         for letter in self.mailbox.take() {
             match letter {
-                Letter::Attach(polled) => self.attach(polled),
+                Letter::Attach(owned) => self.attach(owned),
                 Letter::Detach { queue } => {
-                    for place in self.rings.iter_mut().filter(|r| r.as_ref().is_some_and(|r| r.polled.queue == queue)) {
-                        if let Some(kick) = place.take().as_ref().and_then(|ring| ring.polled.kick.as_ref()) {
+                    for place in self.rings.iter_mut().filter(|r| r.as_ref().is_some_and(|r| r.owned.queue == queue)) {
+                        if let Some(kick) = place.take().as_ref().and_then(|ring| ring.owned.kick.as_ref()) {
                             // Closing our copy is not enough: the front-end keeps one, and epoll goes by the file.
                             let _ = self.epoll.delete(kick);
                         }
@@ -291,25 +291,25 @@ impl Server {
         true
     }
 
-    fn attach(&mut self, polled: Arc<PolledRing>) {
+    fn attach(&mut self, owned: Arc<OwnedRing>) {
         let n = self.rings.iter().position(Option::is_none).unwrap_or(self.rings.len());
         if n == self.rings.len() {
             self.rings.push(None);
         }
-        if let Some(kick) = &polled.kick
+        if let Some(kick) = &owned.kick
             && let Err(error) = self.epoll.add(kick, n as u64, Trigger::Edge)
         {
             if let Some(left_out) = self.lines.pass(Instant::now()) {
-                let (port, queue) = (&polled.port.name, polled.queue);
-                tracing::warn!(port, queue, left_out, %error, "kick descriptor cannot be waited for; not polled");
+                let (port, queue) = (&owned.port.name, owned.queue);
+                tracing::warn!(port, queue, left_out, %error, "kick descriptor cannot be waited for; its packets are not looked for");
             }
             return;
         }
         // The guest may have made packets available before we could hear its kick.
         self.rings[n] = Some(Ring {
-            polled,
+            owned,
             next: Next::Now,
-            attended: false,
+            kicks_disabled: false,
             kicked: false,
             gathered: 0,
             timer: TransmitTimer::default(),
@@ -330,9 +330,9 @@ fn yield_if_due(outcome: &Outcome, yielded_ns: &mut u64, forwarder: &Forwarder, 
 impl Ring {
     /// Offers the ring to an idle core if more packets are expected soon.
     fn offer(&mut self, helpers: &Helpers, receiver: Option<&Port>, now_ns: u64) -> Offered {
-        if self.polled.owner.is_offered() {
+        if self.owned.owner.is_offered() {
             let young = |(_, since_ns)| now_ns.saturating_sub(since_ns) <= OFFER_NS;
-            if self.offer.is_some_and(young) || !self.polled.owner.withdraw() {
+            if self.offer.is_some_and(young) || !self.owned.owner.withdraw() {
                 return Offered::Before;
             }
             if let Some((helper, _)) = self.offer {
@@ -341,9 +341,9 @@ impl Ring {
         }
         self.offer = None;
         if self.arrivals.expects_more(&helpers.hysteresis) {
-            let hash = u64::from(self.polled.port.id.0) << 8 | u64::from(self.polled.queue);
+            let hash = u64::from(self.owned.port.id.0) << 8 | u64::from(self.owned.queue);
             if let Some(helper) = helpers.choose(hash.wrapping_mul(0x9e37_79b9_7f4a_7c15), receiver, now_ns) {
-                helpers.offer(helper, &self.polled, Some(self.arrivals));
+                helpers.offer(helper, &self.owned, Some(self.arrivals));
                 self.offer = Some((helper, now_ns));
                 return Offered::Now;
             }
@@ -408,9 +408,9 @@ mod tests {
         };
         let kick = PeerEvent::try_from(EventFd::new().unwrap()).unwrap();
         // Watched already, it cannot be watched again.
-        let polled = Arc::new(PolledRing::new(port, 1, Some(kick)));
+        let owned = Arc::new(OwnedRing::new(port, 1, Some(kick)));
         let lines = Lines::default();
-        tracing::subscriber::with_default(lines.clone(), || (0..1001).for_each(|_| server.attach(polled.clone())));
+        tracing::subscriber::with_default(lines.clone(), || (0..1001).for_each(|_| server.attach(owned.clone())));
         let (written, most) = (lines.0.load(Relaxed), LineLimit::AT_ONCE);
         // A second may pass meanwhile, or some.
         assert!((most..most + 60).contains(&written), "{written}");

@@ -1,8 +1,8 @@
 //! All threads that move packets, and who commands them.
 
 use crate::helper::Helpers;
+use crate::owned_ring::OwnedRing;
 use crate::policy::{Arrivals, Batch, Hysteresis};
-use crate::polled::PolledRing;
 use crate::port::{Letter, PortThread};
 use lasthop_forward::{Datapath, Port};
 use lasthop_sys::hostview::HostView;
@@ -47,7 +47,7 @@ pub struct Workers {
 #[derive(Debug)]
 struct Entry {
     thread: Option<PortThread>,
-    rings: Vec<Arc<PolledRing>>,
+    rings: Vec<Arc<OwnedRing>>,
 }
 
 impl Workers {
@@ -60,9 +60,9 @@ impl Workers {
         Ok(Self { receive: settings.receive, helpers, threads, ports: HashMap::new(), started: Vec::new() })
     }
 
-    /// Has a port's vring, from which packets come, looked after. Without a kick descriptor it is polled. One that is polled
+    /// Has a port's vring, from which packets come, looked after. Without a kick descriptor it is polled. One that is looked after
     /// already is handed over. `transmit`: how the port's packets are gathered, as of its first vring. An error: there is no
-    /// thread for the port, and it is not polled.
+    /// thread for the port, and nobody looks after it.
     pub fn attach(&mut self, port: &Arc<Port>, queue: u16, kick: Option<PeerEvent>, transmit: Batch) -> io::Result<()> {
         self.detach(port.id, queue);
         let entry = match self.ports.entry(port.id) {
@@ -73,14 +73,14 @@ impl Workers {
                 place.insert(Entry { thread, rings: Vec::new() })
             }
         };
-        let polled = Arc::new(PolledRing::new(port.clone(), queue, kick));
-        entry.rings.push(polled.clone());
+        let owned = Arc::new(OwnedRing::new(port.clone(), queue, kick));
+        entry.rings.push(owned.clone());
         match &entry.thread {
-            Some(thread) => thread.mailbox.send(Letter::Attach(polled)),
+            Some(thread) => thread.mailbox.send(Letter::Attach(owned)),
             None => {
                 let hash = u64::from(port.id.0).wrapping_mul(0x9e37_79b9_7f4a_7c15);
                 if let Some(n) = self.helpers.choose(hash.wrapping_add(u64::from(queue) << 62), None, 0) {
-                    self.helpers.offer(n, &polled, Some(Arrivals::default()));
+                    self.helpers.offer(n, &owned, Some(Arrivals::default()));
                 }
             }
         }
@@ -92,12 +92,12 @@ impl Workers {
         std::mem::take(&mut self.started)
     }
 
-    /// The vring is not to be polled any more. Its owner lets go of it soon; the queue's own lock says when a burst is
+    /// The vring is not to be looked after any more. Its owner lets go of it soon; the queue's own lock says when a burst is
     /// over.
     pub fn detach(&mut self, port: PortId, queue: u16) {
         let Some(entry) = self.ports.get_mut(&port) else { return };
-        entry.rings.iter().filter(|polled| polled.queue == queue).for_each(|polled| polled.owner.release());
-        entry.rings.retain(|polled| polled.queue != queue);
+        entry.rings.iter().filter(|owned| owned.queue == queue).for_each(|owned| owned.owner.release());
+        entry.rings.retain(|owned| owned.queue != queue);
         entry.thread.iter().for_each(|thread| thread.mailbox.send(Letter::Detach { queue }));
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// Known to its port's thread and to the helper that owns it or is to own it.
 #[derive(Debug)]
-pub(crate) struct PolledRing {
+pub(crate) struct OwnedRing {
     pub(crate) port: Arc<Port>,
     pub(crate) queue: u16,
     /// Without one the guest is polled.
@@ -16,8 +16,8 @@ pub(crate) struct PolledRing {
     pub(crate) owner: Owner,
 }
 
-impl PolledRing {
-    /// Kept by its port's thread.
+impl OwnedRing {
+    /// Owned by its port's thread.
     pub(crate) fn new(port: Arc<Port>, queue: u16, kick: Option<PeerEvent>) -> Self {
         Self { port, queue, kick, owner: Owner::default() }
     }
