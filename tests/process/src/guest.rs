@@ -210,6 +210,15 @@ impl Guest {
         sent
     }
 
+    /// Waits until the switch has taken all that was sent.
+    pub fn all_taken(&mut self) {
+        let end = Instant::now() + PATIENCE;
+        while self.net.unsent(0).expect("the switch keeps to the rules") > 0 {
+            assert!(Instant::now() < end, "guest {}: frames are not taken", self.mac);
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
     /// Takes a frame that is there.
     pub fn try_recv(&mut self) -> Option<(VnetHdr, Vec<u8>)> {
         self.received.pop_front().or_else(|| self.take())
