@@ -8,14 +8,25 @@ use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_types::PortId;
 use std::collections::{BTreeMap, VecDeque};
 
+/// So often a port's order finds somebody else on its receiver before that is waited for, whatever there is to do for others.
+const REFUSALS: u32 = 16;
+
 /// Orders of all ports; those of one port are carried out in the order in which they came. Used by the thread that talks to control.
 /// It holds no more than control has sent of what waits, and whoever reads from control stops when there are too many.
 #[derive(Debug, Default)]
 pub struct Orders {
-    of: BTreeMap<PortId, VecDeque<Order>>,
+    of: BTreeMap<PortId, OfPort>,
     /// Whose turn is next.
     next: PortId,
     len: usize,
+}
+
+/// Orders about one port.
+#[derive(Debug, Default)]
+struct OfPort {
+    orders: VecDeque<Order>,
+    /// How often the first one has found somebody else on its receiver.
+    refused: u32,
 }
 
 impl Orders {
@@ -31,7 +42,7 @@ impl Orders {
 
     /// One more, about `port`.
     pub fn push(&mut self, port: PortId, order: Order) {
-        self.of.entry(port).or_default().push_back(order);
+        self.of.entry(port).or_default().orders.push_back(order);
         self.len += 1;
     }
 
@@ -44,7 +55,7 @@ impl Orders {
         (key, mask): (&FlowKey, &FlowMask),
         mut order: Order,
     ) -> Option<Result<bool, InsertError>> {
-        let before = self.of.get(&port).is_some_and(|orders| orders.iter().any(|order| order.is_about(key, mask)));
+        let before = self.of.get(&port).is_some_and(|of| of.orders.iter().any(|order| order.is_about(key, mask)));
         if !before {
             forwarder.begin(&mut order);
         }
@@ -57,7 +68,7 @@ impl Orders {
 
     /// The port is gone.
     pub fn forget(&mut self, port: PortId) {
-        for order in self.of.remove(&port).into_iter().flatten() {
+        for order in self.of.remove(&port).into_iter().flat_map(|of| of.orders) {
             self.len -= 1;
             order.give_up();
         }
@@ -65,27 +76,30 @@ impl Orders {
 
     /// Does as much as a burst does with its locks held, and tells `done` of each order that came to its end: about which port it
     /// was, and its [`Order::result`]. Whoever waits for the locks of receivers, or for this thread, has his turn then. A receiver that
-    /// somebody else is on holds up no other port's orders: it is waited for when all wait for such, and then the round is over.
+    /// somebody else is on holds up no other port's orders: it is waited for when all wait for such, or when one has been refused
+    /// [`REFUSALS`] times, and then the round is over.
     pub fn round(&mut self, forwarder: &mut Forwarder, mut done: impl FnMut(PortId, Result<bool, InsertError>)) {
         let (mut work, mut held_up) = (0, 0);
         while work < WORK {
-            let wait = held_up >= self.of.len();
+            let ports = self.of.len();
             let next = self.of.range(self.next..).next().or(self.of.iter().next()).map(|(port, _)| *port);
-            let Some((port, orders)) = next.and_then(|port| Some((port, self.of.get_mut(&port)?))) else { return };
+            let Some((port, of)) = next.and_then(|port| Some((port, self.of.get_mut(&port)?))) else { return };
             self.next = PortId(port.0.wrapping_add(1));
-            if let Some(order) = orders.front_mut() {
+            if let Some(order) = of.orders.front_mut() {
+                let wait = held_up >= ports || of.refused >= REFUSALS;
                 let Some(took) = forwarder.carry_out(order, wait) else {
                     held_up += 1;
+                    of.refused += 1;
                     continue;
                 };
-                held_up = 0;
+                (held_up, of.refused) = (0, 0);
                 work += if wait { WORK } else { took };
                 let Some(result) = order.result() else { continue };
-                orders.pop_front();
+                of.orders.pop_front();
                 self.len -= 1;
                 done(port, result);
             }
-            if orders.is_empty() {
+            if of.orders.is_empty() {
                 self.of.remove(&port);
             }
         }

@@ -4,6 +4,7 @@ use super::*;
 use crate::{Order, Orders};
 use lasthop_guestmem::meter;
 use lasthop_virtqueue::BURST;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// Most bytes that may be moved in one go, with locks held: what it takes to be done with 64 packets of 4 KiB, and one more
 /// packet, the longest.
@@ -189,6 +190,50 @@ fn a_receiver_that_others_are_on_is_waited_for_last() {
     other.join().unwrap();
     assert_eq!(done, [2, 1]);
     assert_eq!([c, d].map(|guest| guest.port.totals().1.packets), [1, 1]);
+}
+
+/// Whoever waits for a receiver that others are on gets there, although there is always something else to do.
+#[test]
+fn a_receiver_that_others_are_on_is_waited_for_in_the_end() {
+    let (datapath, mut forwarder) = switch();
+    let [mut a, mut b, c] = [1, 2, 3].map(|n| Guest::new(&datapath, n, NetConfig::default(), 0));
+    let mut orders = Orders::default();
+    // More than a thousand rounds have time for.
+    let endless = vec![Action::Drop(DropReason::Policy); 1_000_000];
+    for (from, actions) in [(&mut a, endless), (&mut b, vec![Action::Output(PortId(3))])] {
+        from.send(VnetHdr::default(), &Frame::new(1, 9).payload([5; 64]).build());
+        forwarder.carry(&from.port, 1, 0);
+        let id = from.port.upcalls.report().unwrap().id;
+        orders.push(from.port.id, Order::packet(&from.port, id, actions));
+    }
+    let (is_on, began) = std::sync::mpsc::channel();
+    let (rounds, queue) = (Arc::new(AtomicUsize::new(0)), c.port.queues[0].clone());
+    let other = {
+        let rounds = rounds.clone();
+        std::thread::spawn(move || {
+            let _on_it = queue.lock();
+            is_on.send(()).unwrap();
+            // Until the rounds stand still, for that is waited for; or are over.
+            let (mut seen, mut still) = (0, 0);
+            while still < 20 && seen < 1000 {
+                std::thread::sleep(std::time::Duration::from_millis(5));
+                let now = rounds.load(Relaxed);
+                still = if now == seen { still + 1 } else { 0 };
+                seen = now;
+            }
+        })
+    };
+    began.recv().unwrap();
+    let (mut done, mut turns) = (false, 0);
+    while !done && turns < 1000 {
+        turns += 1;
+        orders.round(&mut forwarder, |port, _| done |= port == b.port.id);
+        rounds.store(turns, Relaxed);
+    }
+    other.join().unwrap();
+    assert!(done && turns < 100, "{turns} rounds");
+    assert_eq!(c.port.totals().1.packets, 1);
+    assert_eq!(orders.len(), 1, "the other goes on");
 }
 
 /// A port that goes in the middle of it loses nothing but what had not been sent on, and that is counted.
