@@ -43,6 +43,8 @@ const MANY_FLOWS: usize = 8192;
 /// With more messages than this waiting to be sent to the switch, no flows are put right that can wait: answers to upcalls would
 /// wait behind them.
 const CONGESTED: usize = 32;
+/// Then they are so often, a part at a time.
+const CONGESTED_MS: u64 = 50;
 
 /// Where an answer to a call of the API goes.
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, ApiError>>;
@@ -105,6 +107,7 @@ pub(crate) struct Core {
     ageing_due: bool,
     /// So much waits to be sent to the switch that flows that can wait do.
     congested: bool,
+    last_put_right_ms: u64,
     commands: Vec<Command>,
     counts: Counts,
     started_ms: u64,
@@ -144,6 +147,7 @@ impl Core {
             next_tick_ms: None,
             ageing_due: false,
             congested: false,
+            last_put_right_ms: 0,
             commands: Vec::new(),
             counts: Counts::default(),
             started_ms: now_ms,
@@ -166,9 +170,16 @@ impl Core {
         if !self.counting.is_empty() {
             return Some(0);
         }
-        let put_right_ms = self.policy.put_right_ms().filter(|_| !self.congested);
+        let put_right_ms = self.put_right_ms();
         let looks = self.watch.deadline_ms().into_iter().chain(self.health.deadline_ms());
         self.next_tick_ms.into_iter().chain(looks).chain(put_right_ms).min()
+    }
+
+    /// When flows are put right: where many messages wait for the switch, not at once, but now and then all the same. Among what is put
+    /// right are flows of an earlier control that the lists in force deny.
+    fn put_right_ms(&self) -> Option<u64> {
+        let held_back = if self.congested { CONGESTED_MS } else { 0 };
+        self.policy.put_right_ms().map(|at| at.max(self.last_put_right_ms.saturating_add(held_back)))
     }
 
     /// How many messages wait for room in the channel to the switch.
@@ -244,7 +255,8 @@ impl Core {
         self.watch_uplinks(is_due, now_ms);
         self.look_at_health(now_ms);
         self.count_some();
-        if self.policy.put_right_ms().is_some_and(|at| at <= now_ms) && !self.congested {
+        if self.put_right_ms().is_some_and(|at| at <= now_ms) {
+            self.last_put_right_ms = now_ms;
             self.policy.put_right(now_ms, out);
             self.look_whether_reconciled();
         }

@@ -71,11 +71,11 @@ fn now_ms() -> u64 {
 type SupervisorLink = Link<ControlToSupervisor, SupervisorToControl>;
 type SwitchLink = Link<FromControl, ToControl>;
 
-async fn serve(descriptors: Descriptors, beat: &Beat) -> Result<(), ControlError> {
+async fn serve(descriptors: Descriptors, beat: &Arc<Beat>) -> Result<(), ControlError> {
     let mut supervisor = SupervisorLink::new(descriptors.supervisor).map_err(ControlError::Supervisor)?;
     let mut switch: Option<SwitchLink> = None;
     let (calls, mut api) = mpsc::channel(server::MAX_WAITING_CALLS);
-    let clients = server::Clients::default();
+    let clients = server::Clients::new(beat.clone());
     if let Some(socket) = descriptors.read_api {
         server::start(socket, calls.clone(), clients.clone(), true).map_err(ControlError::Api)?;
     }

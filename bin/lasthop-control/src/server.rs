@@ -12,7 +12,7 @@ use lasthop_api::{
 };
 use lasthop_ipc::UplinkConfig;
 use lasthop_policy::acl::MAX_TEXT;
-use lasthop_sys::{Aside, receive_with_fds};
+use lasthop_sys::{Aside, Beat, receive_with_fds};
 use rustix::net::RecvFlags;
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -46,7 +46,7 @@ const LIST_LIMIT: Duration = Duration::from_secs(60);
 /// How long a long list may take to be made: flows by the hundred thousand may have to be judged by as many rules.
 const LIST_PATIENCE: Duration = Duration::from_secs(300);
 /// Long lists, of flows, addresses or rules, that clients are reading at a time: each may be of a hundred megabytes.
-const MAX_LONG_LISTS: usize = 4;
+pub(crate) const MAX_LONG_LISTS: usize = 4;
 /// Objects in one reply of a list. Replies are kept short because the thread that answers misses writes them.
 const PORTS_PER_PAGE: usize = 8;
 const FLOWS_PER_PAGE: usize = 32;
@@ -129,6 +129,8 @@ pub(crate) struct Client {
     sent_away: Notify,
     /// By when it has to have read a long list.
     list_until: Cell<Option<tokio::time::Instant>>,
+    /// Of the one thread: to listen to a client is a round of work, also where nothing of it comes to the core.
+    beat: Arc<Beat>,
 }
 
 /// What a client has that is being told a long list; room for it, until it is told.
@@ -164,17 +166,18 @@ impl<P> Stream for LongList<P> {
 #[derive(Clone, Debug)]
 pub(crate) struct Clients {
     all: Rc<RefCell<Vec<Rc<Client>>>>,
+    beat: Arc<Beat>,
     /// For those who may change things, and for those who may not: these keep nobody else from looking.
     long_lists: [Arc<Semaphore>; 2],
 }
 
-impl Default for Clients {
-    fn default() -> Self {
-        Self { all: Rc::default(), long_lists: std::array::from_fn(|_| Arc::new(Semaphore::new(MAX_LONG_LISTS))) }
-    }
-}
-
 impl Clients {
+    /// `beat`: of this thread.
+    pub(crate) fn new(beat: Arc<Beat>) -> Self {
+        let long_lists = std::array::from_fn(|_| Arc::new(Semaphore::new(MAX_LONG_LISTS)));
+        Self { all: Rc::default(), beat, long_lists }
+    }
+
     fn admit(&self, user: u32) -> Rc<Client> {
         let mut clients = self.all.borrow_mut();
         if clients.len() >= MAX_CONNECTIONS {
@@ -185,7 +188,7 @@ impl Clients {
             }
         }
         let (last, list_until) = (Cell::new(Instant::now()), Cell::new(None));
-        let client = Rc::new(Client { user, last, sent_away: Notify::new(), list_until });
+        let client = Rc::new(Client { user, last, sent_away: Notify::new(), list_until, beat: self.beat.clone() });
         clients.push(client.clone());
         client
     }
@@ -459,7 +462,11 @@ impl socket::Socket for Bounded {
 impl socket::ReadHalf for BoundedRead {
     async fn read(&mut self, buf: &mut [u8]) -> zlink::Result<ReadResult> {
         loop {
+            // To wait for a socket that has something is no reason for tokio to let others go first: a client that never stops
+            // talking would have this thread for itself.
+            tokio::task::consume_budget().await;
             self.socket.readable().await?;
+            self.client.beat.work();
             let (stream, mut fds): (&UnixStream, _) = (self.socket.as_ref(), Vec::new());
             let received = stream.try_io(Interest::READABLE, || {
                 Ok(receive_with_fds(stream, buf, &mut fds, RecvFlags::DONTWAIT).map(|(len, _)| len)?)
@@ -502,6 +509,7 @@ impl socket::WriteHalf for Write {
             }
             let until = of_list.map_or(now + READ_LIMIT, |until| until.min(now + READ_LIMIT));
             tokio::time::timeout_at(until, self.socket.writable()).await.map_err(|_| unread())??;
+            self.client.beat.work();
             match self.socket.try_write(buf) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => return Err(e.into()),
@@ -520,7 +528,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_long_list_that_is_read_now_and_then_ends() {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let client = Clients::default().admit(1);
+        let client = Clients::new(Arc::default()).admit(1);
         client.list_until.set(Some(tokio::time::Instant::now() + LIST_LIMIT));
         let (_, mut write) = socket::Socket::split(Bounded { socket: ours, client, aside: Aside::new("clients") });
         let tells =

@@ -90,7 +90,7 @@ impl Which {
             _ => return Ok(Some(whom)),
         };
         Err(CliError::usage(format!(
-            "--for {whom}: nothing was changed; write {meant}, or --port {whom} for a port of that name"
+            "--for {whom}: this is none of guests, uplinks and all; nothing was changed; write {meant}, or --port {whom} for a port of that name"
         )))
     }
 

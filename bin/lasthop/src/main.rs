@@ -244,14 +244,24 @@ fn print(write: impl FnOnce(&mut StdoutLock<'_>) -> io::Result<()>) -> ExitCode 
     }
 }
 
-/// The commands named by these arguments, as one types them: `lasthop port add`.
-fn command_of(mut arguments: impl Iterator<Item = String>) -> String {
+/// The commands named by these arguments, as one types them, `lasthop port add`, and where to read more. A word that other
+/// programs have for a command gets ours.
+fn help_of(arguments: impl Iterator<Item = String>) -> String {
     let (mut command, mut name) = (Cli::command(), "lasthop".to_owned());
-    while let Some(sub) = arguments.next().and_then(|word| command.find_subcommand(&word).cloned()) {
+    for word in arguments {
+        let Some(sub) = command.find_subcommand(&word).cloned() else {
+            let look = matches!(word.as_str(), "list" | "ls" | "show" | "get" | "status");
+            let ours = ["list", "show"].into_iter().find(|sub| command.find_subcommand(sub).is_some());
+            match ours {
+                Some(ours) if look => return format!("there is `{name} {ours}`"),
+                None if look && name == "lasthop" => return "there are `lasthop port list` and `lasthop stats`".into(),
+                _ => break,
+            }
+        };
         name = format!("{name} {}", sub.get_name());
         command = sub;
     }
-    name
+    format!("see `{name} --help`")
 }
 
 /// Help on stdout; what is wrong with the arguments in one line on stderr.
@@ -268,8 +278,7 @@ fn usage(e: &clap::Error) -> ExitCode {
             let paragraphs = text.split("\n\n");
             let wrong = words(paragraphs.clone().next().unwrap_or_default().trim_start_matches("error:"));
             let tip = paragraphs.clone().find_map(|p| p.trim().strip_prefix("tip:").map(words));
-            let help = format!("see `{} --help`", command_of(std::env::args().skip(1)));
-            let todo = tip.unwrap_or(help);
+            let todo = tip.unwrap_or_else(|| help_of(std::env::args().skip(1)));
             let _ = writeln!(io::stderr(), "lasthop: {wrong}; {todo}");
             ExitCode::from(2)
         }
@@ -322,11 +331,14 @@ mod tests {
 
     #[test]
     fn the_help_of_the_command_at_hand() {
-        let command = |line: &str| command_of(line.split_whitespace().map(str::to_owned));
-        assert_eq!(command("port add vm1 --frob"), "lasthop port add");
-        assert_eq!(command("run --congestion 2,10"), "lasthop run");
-        assert_eq!(command("--frob"), "lasthop");
-        assert_eq!(command("frob port"), "lasthop");
+        let help = |line: &str| help_of(line.split_whitespace().map(str::to_owned));
+        assert_eq!(help("port add vm1 --frob"), "see `lasthop port add --help`");
+        assert_eq!(help("run --congestion 2,10"), "see `lasthop run --help`");
+        assert_eq!(help("--frob"), "see `lasthop --help`");
+        assert_eq!(help("frob port"), "see `lasthop --help`");
+        assert_eq!(help("acl list"), "there is `lasthop acl show`");
+        assert_eq!(help("port add show --frob"), "see `lasthop port add --help`");
+        assert_eq!(help("show"), "there are `lasthop port list` and `lasthop stats`");
     }
 
     #[test]

@@ -37,7 +37,10 @@ impl FromStr for Size {
         let unit = text.chars().last().map(|c| c.to_ascii_uppercase()).filter(|c| "KMGT".contains(*c));
         let digits = if unit.is_some() { text.get(..text.len() - 1) } else { Some(text) }.unwrap_or_default();
         let digits = Some(digits).filter(|digits| digits.bytes().all(|b| b.is_ascii_digit()));
-        let number = digits.and_then(|digits| digits.parse().ok()).filter(|n| *n > 0).ok_or_else(wrong)?;
+        let number = digits.and_then(|digits| digits.parse().ok()).ok_or_else(wrong)?;
+        if number == 0 {
+            return Err(format!("{text:?} is too little; the least is 1; write a size such as 512M or 64G"));
+        }
         let size = Self { number, unit };
         size.bytes().map(|_| size).ok_or_else(wrong)
     }
@@ -66,22 +69,12 @@ mod tests {
             let size: Size = text.parse().unwrap();
             assert_eq!((size.bytes(), size.or_mib().to_string().as_str()), (Some(bytes), of_memory));
         }
-        for bad in [
-            "lots",
-            "",
-            "G",
-            "0",
-            "0G",
-            "-1",
-            "-1G",
-            "+1G",
-            "1.5G",
-            "2GB",
-            "2 G",
-            "99999999999999999999G",
-            "99999999999T",
-            "ä",
-        ] {
+        for none in ["0", "0G"] {
+            assert!(none.parse::<Size>().unwrap_err().contains("is too little; the least is 1"), "{none}");
+        }
+        for bad in
+            ["lots", "", "G", "-1", "-1G", "+1G", "1.5G", "2GB", "2 G", "99999999999999999999G", "99999999999T", "ä"]
+        {
             assert!(bad.parse::<Size>().unwrap_err().contains("such as 512M or 64G"), "{bad}");
         }
     }

@@ -109,9 +109,9 @@ fn age(ms: u64) -> String {
     }
 }
 
-/// Somebody is connected there.
-fn has_guest(port: &Port) -> bool {
-    matches!(port.state.as_str(), "connected" | "up" | "broken")
+/// A VM is connected there; an interface is none.
+fn has_vm(port: &Port) -> bool {
+    port.device.is_none() && !port.uplink && matches!(port.state.as_str(), "connected" | "up" | "broken")
 }
 
 fn render(stats: &Stats, verbose: bool) -> String {
@@ -207,7 +207,7 @@ fn sums(stats: &Stats) -> String {
             counted(s.floods_left_out, "flooded flow")
         ));
     }
-    let doing = |what: Option<&str>| stats.ports.iter().filter(|p| p.vm.as_deref() == what && has_guest(p)).count();
+    let doing = |what: Option<&str>| stats.ports.iter().filter(|p| p.vm.as_deref() == what && has_vm(p)).count();
     let (running, blocked, unknown) = (doing(Some("running")), doing(Some("blocked")), doing(None));
     out.push_str(&format!("VMs: {running} running, {blocked} blocked, {unknown} not known\n"));
     let cpu = &s.cpu;
@@ -291,6 +291,17 @@ mod tests {
         assert!(text.contains("from a  acl: A rule of an access list denied"), "{text}");
         assert!(text.contains("to b    no_buffers: The receiver"), "{text}");
     }
+
+    /// Veths and uplinks were VMs that nothing is known of.
+    #[test]
+    fn interfaces_are_no_vms() {
+        let up = |name: &str| Port { state: "up".into(), ..port(name, Totals::default(), Totals::default()) };
+        let device = Some("veth1".to_owned());
+        let ports = vec![up("vm1"), Port { device, ..up("c1") }, Port { uplink: true, ..up("net") }];
+        let text = render(&Stats { switch: SwitchStats::default(), sum: Sum::default(), ports }, false);
+        assert!(text.contains("VMs: 0 running, 0 blocked, 1 not known\n"), "{text}");
+    }
+
     #[test]
     fn what_removed_ports_counted_is_part_of_the_sum() {
         let ports =

@@ -410,6 +410,19 @@ fn says_what_is_wrong_and_what_to_do() {
         ("attach vm1 --memory lots", "such as 512M or 64G"),
         ("run --congestion 2,10", "lasthop run --help"),
         ("port add", "lasthop port add --help"),
+        ("run --watchdog -1", "\"-1\" is not a number from 100 to 3600000; write 1000, or off"),
+        ("run --uplink-limit-ms -5", "\"-5\" is not a number from 20 to 3600000; write 2000"),
+        ("run --uplink-limit-ms abc", "\"abc\" is not a number from 20 to 3600000; write 2000"),
+        ("run --uplink-limit-ms 0", "\"0\" is not a number from 20 to 3600000; write 2000"),
+        ("run --max-guest-memory 0", "the least is 1"),
+        ("run --max-guest-memory -1", "\"-1\" is not a size"),
+        ("acl list", "`lasthop acl show`"),
+        ("port show", "`lasthop port list`"),
+        ("uplink show", "`lasthop uplink list`"),
+        ("flow show", "`lasthop flow list`"),
+        ("mac show", "`lasthop mac list`"),
+        ("show", "`lasthop port list`"),
+        ("list", "`lasthop port list`"),
     ] {
         assert!(without_instance(line, 2).contains(help), "{line}: {}", without_instance(line, 2));
     }

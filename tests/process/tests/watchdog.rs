@@ -11,6 +11,8 @@ use nix::sys::ptrace;
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 use rustix::process::Signal;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant, SystemTime};
 
 /// Of most tests; the default is 1 s.
@@ -343,6 +345,27 @@ fn files_that_do_not_close_hold_up_nobody_else() {
         !std::path::Path::new(&format!("/proc/{switch}")).exists()
     });
     std::mem::forget(arena.bystanders);
+}
+
+/// Clients that never stop talking, of what control needs to ask nobody: it is busy, and goes on. The time is that of its limit for one
+/// round, four seconds.
+#[test]
+fn clients_that_never_stop_talking_do_not_have_control_replaced() {
+    let dir = scratch();
+    let lasthop = Lasthop::start_with(&[Port::listen("a", dir.path())], &["--watchdog", &LIMIT_MS.to_string()]);
+    let control = lasthop.control();
+    let (path, end) = (lasthop.run_dir().join("api.sock"), Instant::now() + Duration::from_secs(7));
+    let calls = b"{\"method\":\"org.varlink.service.GetInfo\",\"oneway\":true}\0".repeat(1000);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let mut client = UnixStream::connect(&path).unwrap();
+                client.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
+                while Instant::now() < end && client.write_all(&calls).is_ok() {}
+            });
+        }
+    });
+    assert_eq!(lasthop.control(), control, "{}", lasthop.log());
 }
 
 /// A client of the API that may only look sends a socket that lingers: control goes on, and so do other clients.

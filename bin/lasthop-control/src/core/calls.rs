@@ -4,6 +4,7 @@ use super::cpu::CpuRequest;
 use super::questions::{FLOWS, Question};
 use super::uplinks::UplinkCall;
 use super::{Answer, Command, Core, Counting, Load, busy, give, refuse, switch_away};
+use crate::server::MAX_LONG_LISTS;
 use crate::view;
 use lasthop_api::{
     AclChanged, AclRule, ApiError, Flow, Mac, Port, PortChanged, SwitchStats, TraceReport, TxBatch, UplinkList,
@@ -16,8 +17,9 @@ use std::collections::BTreeMap;
 
 /// Questions waiting for the switch or the supervisor; more are refused.
 pub(super) const MAX_QUESTIONS: usize = 64;
-/// Questions for flows at a time: an answer may be long.
-const MAX_FLOW_QUESTIONS: usize = 4;
+/// Questions for flows at a time: an answer may be long. As many as both API sockets let in at once, so that who may only look
+/// takes no room from who may change things.
+const MAX_FLOW_QUESTIONS: usize = 2 * MAX_LONG_LISTS;
 /// Ports or lists named in one line.
 pub(super) const MAX_NAMED: usize = 8;
 

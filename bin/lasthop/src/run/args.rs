@@ -26,7 +26,7 @@ pub struct RunArgs {
     /// `stats`, `acl show` and `trace`
     #[arg(long, value_name = "GROUP")]
     pub read_group: Option<String>,
-    /// Directory where ports added at run time are remembered
+    /// Directory where ports and uplinks added at run time, and access lists, are remembered
     #[arg(long, value_name = "DIR", default_value = "/var/lib/lasthop")]
     pub state_dir: PathBuf,
     /// A port and its vhost-user socket; lasthop listens there, or with ",client" connects to it. tx-batch: instead of that of
@@ -43,11 +43,11 @@ pub struct RunArgs {
     #[arg(long = "uplink", value_name = "NAME=DEVICE[,driver=DRIVER][,queues=N][,nice=N][,gro=off][,spare][,vlans=LIST]", value_parser = parse_uplink)]
     pub uplinks: Vec<SavedUplink>,
     /// Milliseconds within which an uplink that hangs is found out and replaced
-    #[arg(long, value_name = "MS", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(20..))]
+    #[arg(long, value_name = "MS", default_value = "2000", value_parser = parse_uplink_limit, allow_negative_numbers = true)]
     pub uplink_limit_ms: u64,
     /// About how many milliseconds a thread of the switch or of control may hang before its process is replaced; "off": for ever, for
     /// a debugger
-    #[arg(long, value_name = "MS|off", default_value = "1000", value_parser = parse_watchdog)]
+    #[arg(long, value_name = "MS|off", default_value = "1000", value_parser = parse_watchdog, allow_negative_numbers = true)]
     pub watchdog: Watchdog,
     /// Send no probes on uplinks. Without, two uplinks on one network segment are not found, and broadcasts go out and come in twice
     #[arg(long)]
@@ -58,7 +58,7 @@ pub struct RunArgs {
     #[arg(long, help_heading = "Scheduling")]
     pub vm_cgroup: bool,
     /// Most memory that one port's front-end may have mapped, in bytes or like 64G [default: the host's, swap included]
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     pub max_guest_memory: Option<Size>,
     /// Do not load the eBPF program that watches which VMs run and which cores are idle
     #[arg(long, help_heading = "Scheduling")]
@@ -91,20 +91,20 @@ pub struct Scheduling {
     #[arg(long, value_name = "LIST", value_parser = parse_cpus, conflicts_with = "helpers")]
     pub poll: Option<Cpus>,
     /// Microseconds a helper looks for more packets before it sleeps, and the most it does so while packets come often
-    #[arg(long, value_name = "US[,US]", default_value = "5,50", value_parser = parse_hysteresis)]
+    #[arg(long, value_name = "US[,US]", default_value = "5,50", value_parser = parse_hysteresis, allow_negative_numbers = true)]
     pub hysteresis: Pair,
     /// The scheduling class of helpers. "normal": they compete with whatever else wants their core, instead of giving it up at once
     #[arg(long, value_name = "CLASS", default_value = "idle", value_parser = ["idle", "normal"])]
     pub helper_class: String,
     /// Milliseconds for which packets wait for a VM without receive buffers, and for which they do while packets for others wait
     /// behind them, before the VM counts as congested; "off": they are dropped at once
-    #[arg(long, value_name = "MS[,MS]|off", default_value = "10,2", value_parser = parse_congestion)]
+    #[arg(long, value_name = "MS[,MS]|off", default_value = "10,2", value_parser = parse_congestion, allow_negative_numbers = true)]
     pub congestion: Pair,
     /// Microseconds and packets for which a guest that sends a stream does not kick; "off": it kicks for each
-    #[arg(long, value_name = "US[,PACKETS]", default_value = "125,64")]
+    #[arg(long, value_name = "US[,PACKETS]", default_value = "125,64", allow_negative_numbers = true)]
     pub tx_batch: Batch,
     /// Microseconds and packets for which a guest that runs is not interrupted again; "off": it is whenever it wants
-    #[arg(long, value_name = "US[,PACKETS]", default_value = "125,64")]
+    #[arg(long, value_name = "US[,PACKETS]", default_value = "125,64", allow_negative_numbers = true)]
     pub rx_batch: Batch,
 }
 
@@ -154,6 +154,11 @@ fn parse_watchdog(text: &str) -> Result<Watchdog, String> {
         _ if text == "off" => Ok(Watchdog(None)),
         _ => Err(format!("{text:?} is not a number from 100 to 3600000; write 1000, or off")),
     }
+}
+
+fn parse_uplink_limit(text: &str) -> Result<u64, String> {
+    let limit = text.parse().ok().filter(|ms| (20..=3_600_000).contains(ms));
+    limit.ok_or_else(|| format!("{text:?} is not a number from 20 to 3600000; write 2000"))
 }
 
 /// A list of CPUs, or none.

@@ -178,6 +178,8 @@ impl Learning {
     pub fn attached(&mut self) {
         self.flows.clear();
         self.stale.clear();
+        // Its counters begin anew, or its flows are counted from the beginning once more.
+        self.denials.forget_all();
         (self.reconcile, self.reconciled) = (None, None);
         for port in self.ports.values_mut() {
             (port.up, port.floods, port.flaps) = (false, false, 0);

@@ -160,7 +160,7 @@ impl std::fmt::Display for Request {
 /// A message's form is wrong, as the messages say. The stream may be out of step, so the connection ends.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SyntaxError {
-    #[error("request {0}: protocol version {1}; lasthop speaks version 1")]
+    #[error("what connected does not speak vhost-user 1 (request {0}, protocol version {1})")]
     Version(u32, u32),
     #[error("request {0}: flags {1:#x} make no sense on a request")]
     Flags(u32, u32),
@@ -221,6 +221,10 @@ mod tests {
         assert_eq!(check_header(&header(9, 512)), Ok(()));
         assert!(matches!(check_header(&header(2, 0)), Err(SyntaxError::Version(_, 2))));
         assert!(matches!(check_header(&header(5, 0)), Err(SyntaxError::Flags(..))));
+        // `GET / HTTP/1.1`
+        let get = Header { request: u32::from_le_bytes(*b"GET "), flags: u32::from_le_bytes(*b"/ HT"), size: 0 };
+        let said = check_header(&get).unwrap_err().to_string();
+        assert_eq!(said, "what connected does not speak vhost-user 1 (request 542393671, protocol version 3)");
         assert!(matches!(check_header(&header(0x11, 0)), Err(SyntaxError::Flags(..))));
         assert!(matches!(check_header(&header(1, 513)), Err(SyntaxError::TooLong(..))));
         assert!(matches!(check_header(&header(1, u32::MAX)), Err(SyntaxError::TooLong(..))));

@@ -1,5 +1,5 @@
 //! What was dropped because a flow says so: by port and rule or reason, with the last such packet that came to control. The
-//! counts are the switch's, read with its flows; they stay when a flow goes.
+//! counts are the switch's, read with its flows; they stay when a flow goes, and go with the switch.
 
 use super::{DeniedBy, Learning};
 use lasthop_flow::Action;
@@ -39,6 +39,11 @@ impl Denials {
 
     pub fn forget(&mut self, port: PortId) {
         self.0.remove(&port);
+    }
+
+    /// There is another switch: what the one before dropped is in no counter any more.
+    pub fn forget_all(&mut self) {
+        self.0.clear();
     }
 
     /// Other lists hold: what those before denied was denied by rules that are none any more.

@@ -98,6 +98,13 @@ fn what_a_rule_denied_is_counted_while_its_flows_come_and_go() {
     // Control is started anew: it counts what the flows that are there have carried.
     b.restart_control();
     assert_eq!(denied(&b), [(1, Some(1), 1, 0)]);
+    // The switch is replaced: its counters begin anew, and what it dropped is in none of them.
+    b.restart_switch();
+    assert_eq!(denied(&b), []);
+    b.packet(&echo);
+    b.hits = 2;
+    b.poll(0);
+    assert_eq!(denied(&b), [(1, Some(1), 2, 0)]);
     // A receiver's list.
     b.packet(&from_port(3, frame("10.0.0.3", "10.0.0.1", TCP, 9, 80)));
     let to_3 = FlowKey { eth_dst: [0x52, 0x54, 0, 0, 0, 3], ..from_port(1, frame("10.0.0.1", "10.0.0.3", TCP, 9, 80)) };
