@@ -3,7 +3,9 @@
 // The interface says so.
 #![allow(clippy::too_many_arguments)]
 
-use crate::core::{Answer, Call, Load, UplinkCall, busy, switch_away};
+use crate::core::{
+    Answer, Call, Kept, Load, UplinkCall, busy, not_confirmed, not_known, supervisor_silent, switch_away, switch_silent,
+};
 use futures_util::{Stream, StreamExt};
 use lasthop_api::{
     AclChanged, AclPage, AclRule, AclText, ApiError, Carried, CpuTimes, Denied, Drops, Field, Flow, FlowPage,
@@ -223,7 +225,7 @@ impl Api {
         let Ok(permit) = self.long_lists.clone().try_acquire_owned() else {
             return LongList { pages: pages(Err(busy()), more, size, page), _room: None };
         };
-        let list = self.ask_within(LIST_PATIENCE, call).await;
+        let list = self.ask_within(LIST_PATIENCE, switch_silent, call).await;
         self.client.list_until.set(Some(tokio::time::Instant::now() + LIST_LIMIT));
         let room = Room { client: self.client.clone(), _permit: permit };
         LongList { pages: pages(list, more, size, page), _room: Some(room) }
@@ -237,10 +239,28 @@ impl Api {
     }
 
     async fn ask<T>(&self, call: impl FnOnce(Answer<T>) -> Call) -> Result<T, ApiError> {
-        self.ask_within(PATIENCE, call).await
+        self.ask_within(PATIENCE, switch_silent, call).await
     }
 
-    async fn ask_within<T>(&self, patience: Duration, call: impl FnOnce(Answer<T>) -> Call) -> Result<T, ApiError> {
+    /// Asks for a change; `see` is the command that shows whether it was made.
+    async fn change<T>(&self, see: &str, call: impl FnOnce(Answer<T>) -> Call) -> Result<T, ApiError> {
+        self.ask_within(PATIENCE, || not_known(see), call).await
+    }
+
+    /// Asks for a change of access lists.
+    async fn change_lists(&self, call: impl FnOnce(Kept, Answer<AclChanged>) -> Call) -> Result<AclChanged, ApiError> {
+        let (kept, mut were_kept) = oneshot::channel();
+        let late = || if were_kept.try_recv().is_ok() { not_confirmed() } else { not_known("acl show") };
+        self.ask_within(PATIENCE, late, |answer| call(kept, answer)).await
+    }
+
+    /// `late` says what it means that there is no answer.
+    async fn ask_within<T>(
+        &self,
+        patience: Duration,
+        late: impl FnOnce() -> ApiError,
+        call: impl FnOnce(Answer<T>) -> Call,
+    ) -> Result<T, ApiError> {
         let (answer, reply) = oneshot::channel();
         match tokio::time::timeout(PATIENCE, self.calls.send(call(answer))).await {
             Ok(Ok(())) => {}
@@ -249,7 +269,7 @@ impl Api {
         }
         match tokio::time::timeout(patience, reply).await {
             Ok(Ok(result)) => result,
-            Ok(Err(_)) | Err(_) => Err(switch_away()),
+            Ok(Err(_)) | Err(_) => Err(late()),
         }
     }
 }
@@ -272,7 +292,7 @@ impl Api {
         owner: Option<String>,
     ) -> Result<PortChanged, ApiError> {
         self.may_change()?;
-        self.ask(|answer| Call::PortAdd { name, path, client, tx_batch, owner, answer }).await
+        self.change("port list", |answer| Call::PortAdd { name, path, client, tx_batch, owner, answer }).await
     }
 
     async fn port_add_device(
@@ -287,12 +307,12 @@ impl Api {
         self.may_change()?;
         let (gro, vlans, guest) = (true, None, true);
         let call = UplinkCall::Add(UplinkConfig { name, device, driver, queues, nice, gro, spare, vlans, guest });
-        self.ask(|answer| Call::Uplink { call, answer }).await
+        self.change("port list", |answer| Call::Uplink { call, answer }).await
     }
 
     async fn port_del(&self, name: String) -> Result<PortChanged, ApiError> {
         self.may_change()?;
-        self.ask(|answer| Call::PortDel { name, answer }).await
+        self.change("port list", |answer| Call::PortDel { name, answer }).await
     }
 
     #[zlink(more)]
@@ -315,21 +335,21 @@ impl Api {
         self.may_change()?;
         let call =
             UplinkCall::Add(UplinkConfig { name, device, driver, queues, nice, gro, spare, vlans, guest: false });
-        self.ask(|answer| Call::Uplink { call, answer }).await
+        self.change("uplink list", |answer| Call::Uplink { call, answer }).await
     }
 
     async fn uplink_set(&self, name: String, vlans: Option<String>) -> Result<UplinkList, ApiError> {
         self.may_change()?;
-        self.ask(|answer| Call::Uplink { call: UplinkCall::Set { name, vlans }, answer }).await
+        self.change("uplink list", |answer| Call::Uplink { call: UplinkCall::Set { name, vlans }, answer }).await
     }
 
     async fn uplink_del(&self, name: String) -> Result<UplinkList, ApiError> {
         self.may_change()?;
-        self.ask(|answer| Call::Uplink { call: UplinkCall::Del { name }, answer }).await
+        self.change("uplink list", |answer| Call::Uplink { call: UplinkCall::Del { name }, answer }).await
     }
 
     async fn uplink_list(&self) -> Result<UplinkList, ApiError> {
-        self.ask(|answer| Call::Uplink { call: UplinkCall::List, answer }).await
+        self.ask_within(PATIENCE, supervisor_silent, |answer| Call::Uplink { call: UplinkCall::List, answer }).await
     }
 
     #[zlink(more)]
@@ -373,7 +393,7 @@ impl Api {
         let text = self.text.take();
         let allow_empty = allow_empty.unwrap_or(false);
         let load = Load { text, format, action, ports, direction, general, allow_empty };
-        self.ask(|answer| Call::AclLoad { load, answer }).await
+        self.change_lists(|kept, answer| Call::AclLoad { load, kept, answer }).await
     }
 
     async fn acl_clear(
@@ -383,7 +403,7 @@ impl Api {
         general: Option<String>,
     ) -> Result<AclChanged, ApiError> {
         self.may_change()?;
-        self.ask(|answer| Call::AclClear { ports, direction, general, answer }).await
+        self.change_lists(|kept, answer| Call::AclClear { ports, direction, general, kept, answer }).await
     }
 
     #[zlink(more)]

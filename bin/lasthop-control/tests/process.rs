@@ -459,6 +459,51 @@ fn lists_that_control_cannot_read_let_nothing_pass() {
     assert_eq!(fake.resumed[0].1, [Action::Drop(lasthop_types::DropReason::Acl)]);
 }
 
+/// Whoever changes lists is told what became of them when the switch does not answer; whoever looks, that it does not.
+#[test]
+fn a_switch_that_does_not_answer_is_told_from_one_that_is_away() {
+    let (_control, mut fake) = Control::start();
+    fake.serve_until(|f| f.ready);
+    fake.add_ports(&["vm1", "vm2"]);
+    let trace = async |api: &mut Connection| api.trace("vm1", &"00".repeat(60)).await.unwrap().map(drop).unwrap_err();
+    let away = client(&mut fake, trace);
+    assert!(away.message().contains("not connected") && away.message().contains("in a second"), "{away}");
+
+    fake.attach();
+    fake.serve_until(|f| f.heard.contains(&"ask"));
+    fake.hangs = true;
+    let hangs = client(&mut fake, async |api| {
+        Box::pin(api.port_list().await.unwrap()).next().await.unwrap().unwrap().map(drop).unwrap_err()
+    });
+    assert!(matches!(hangs, ApiError::NotAvailable { .. }));
+    let said = hangs.message();
+    assert!(said.contains("lasthop-switch does not answer") && said.contains("--watchdog is off"), "{said}");
+
+    let loaded = client(&mut fake, async |api| load(api, "deny udp", &["vm2"]).await.unwrap_err());
+    let said = loaded.message();
+    assert!(said.contains("saved and hold for new flows") && said.contains("`lasthop acl show`"), "{said}");
+    assert!(fake.lists.contains("deny udp"));
+
+    fake.keeps_lists_waiting = true;
+    let unknown = client(&mut fake, async |api| load(api, "deny icmp", &["vm2"]).await.unwrap_err());
+    let said = unknown.message();
+    assert!(said.contains("not known whether it was done") && said.contains("`lasthop acl show`"), "{said}");
+}
+
+/// Lists that are cleared where there are none: no flow is withdrawn, nothing is written.
+#[test]
+fn to_clear_nothing_touches_nothing() {
+    let (_control, mut fake) = Control::start();
+    fake.serve_until(|f| f.ready);
+    fake.add_ports(&["vm1"]);
+    fake.attach();
+    fake.serve_until(|f| f.heard.contains(&"ask"));
+    fake.heard.clear();
+    let cleared = client(&mut fake, async |api| api.acl_clear(&[], None, None).await.unwrap().unwrap());
+    assert_eq!((cleared.removed, cleared.applies_to), (0, vec!["guests".to_owned()]));
+    assert!(!fake.heard.contains(&"clear") && fake.lists.is_empty(), "{:?}", fake.heard);
+}
+
 /// An interface description without comments and layout.
 fn words(description: &str) -> Vec<String> {
     let lines = description.lines().map(|line| line.split('#').next().unwrap_or_default());

@@ -3,7 +3,7 @@
 use super::cpu::CpuRequest;
 use super::questions::{FLOWS, Question};
 use super::uplinks::UplinkCall;
-use super::{Answer, Command, Core, Counting, Load, busy, give, refuse, switch_away};
+use super::{Answer, Command, Core, Counting, Kept, Load, busy, give, refuse, switch_away};
 use crate::server::MAX_LONG_LISTS;
 use crate::view;
 use lasthop_api::{
@@ -61,12 +61,14 @@ pub(crate) enum Call {
     },
     AclLoad {
         load: Load,
+        kept: Kept,
         answer: Answer<AclChanged>,
     },
     AclClear {
         ports: Vec<String>,
         direction: Option<String>,
         general: Option<String>,
+        kept: Kept,
         answer: Answer<AclChanged>,
     },
     AclShow {
@@ -104,9 +106,9 @@ impl Core {
                 let macs = self.policy.macs(now_ms).map(|m| view::mac(&m, self.name(m.port))).collect();
                 give(answer, macs);
             }
-            Call::AclLoad { load, answer } => self.acl_load(load, answer),
-            Call::AclClear { ports, direction, general, answer } => {
-                self.acl_clear(&ports, direction.as_deref(), general.as_deref(), answer);
+            Call::AclLoad { load, kept, answer } => self.acl_load(load, kept, answer),
+            Call::AclClear { ports, direction, general, kept, answer } => {
+                self.acl_clear(&ports, direction.as_deref(), general.as_deref(), kept, answer);
             }
             Call::AclShow { ports, packets, answer } => self.acl_show(ports, packets, answer),
             Call::Stats { answer } => self.cpu_request(CpuRequest::Stats(answer)),

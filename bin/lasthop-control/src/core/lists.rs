@@ -2,19 +2,24 @@
 
 use super::calls::MAX_NAMED;
 use super::counting::PacketsByRule;
-use super::{Answer, Command, Core, Question, Unconfirmed, refuse};
+use super::{Answer, Command, Core, Question, Unconfirmed, give, refuse};
 use lasthop_api::{AclChanged, AclRule, ApiError};
 use lasthop_ipc::{ControlToSupervisor, DatapathRequest, LISTS_PART};
 use lasthop_policy::acl::{self, Action, Book, Direction, List, Lists, Scope};
 use lasthop_policy::{Effects, check_name};
 use lasthop_types::{PortId, counted};
 use std::collections::BTreeSet;
+use tokio::sync::oneshot;
+
+/// Told when the supervisor has kept lists, before the switch has confirmed anything.
+pub(crate) type Kept = oneshot::Sender<()>;
 
 /// A change of lists that the supervisor is asked to keep.
 #[derive(Debug)]
 pub(super) struct Pending {
     book: Book,
     changed: AclChanged,
+    kept: Kept,
     answer: Answer<AclChanged>,
 }
 
@@ -114,7 +119,7 @@ impl Load {
 }
 
 impl Core {
-    pub(super) fn acl_load(&mut self, load: Load, answer: Answer<AclChanged>) {
+    pub(super) fn acl_load(&mut self, load: Load, kept: Kept, answer: Answer<AclChanged>) {
         let changed = load.read().and_then(|(lists, changed)| {
             let only = direction(load.direction.as_deref())?;
             let scopes = load.scopes(&lists)?;
@@ -122,7 +127,7 @@ impl Core {
             Ok((self.changed_book(&scopes, only, &lists)?, scopes, changed))
         });
         match changed {
-            Ok((book, scopes, changed)) => self.keep(book, &scopes, changed, answer),
+            Ok((book, scopes, changed)) => self.keep(book, &scopes, changed, kept, answer),
             Err(e) => refuse(answer, e),
         }
     }
@@ -132,6 +137,7 @@ impl Core {
         ports: &[String],
         only: Option<&str>,
         general: Option<&str>,
+        kept: Kept,
         answer: Answer<AclChanged>,
     ) {
         let changed = direction(only).and_then(|only| {
@@ -143,7 +149,12 @@ impl Core {
             Ok((book, scopes, AclChanged { removed, ..AclChanged::default() }))
         });
         match changed {
-            Ok((book, scopes, changed)) => self.keep(book, &scopes, changed, answer),
+            Ok((book, scopes, mut changed)) if self.pending.is_none() && book == self.book => {
+                // Nothing to clear: no flow is withdrawn, nothing written.
+                self.describe(&book, &scopes, &mut changed);
+                give(answer, changed);
+            }
+            Ok((book, scopes, changed)) => self.keep(book, &scopes, changed, kept, answer),
             Err(e) => refuse(answer, e),
         }
     }
@@ -190,7 +201,7 @@ impl Core {
     }
 
     /// Asks the supervisor to keep these lists; they come into force once it has.
-    fn keep(&mut self, book: Book, scopes: &[Scope], mut changed: AclChanged, answer: Answer<AclChanged>) {
+    fn keep(&mut self, book: Book, scopes: &[Scope], mut changed: AclChanged, kept: Kept, answer: Answer<AclChanged>) {
         if self.pending.is_some() {
             let message = "another change of access lists is under way; try again in a second".into();
             return refuse(answer, ApiError::Busy { message });
@@ -199,6 +210,15 @@ impl Core {
         if text.len() > acl::MAX_TEXT {
             return refuse(answer, bad(format!("all lists together are over {} MiB of text", acl::MAX_TEXT >> 20)));
         }
+        self.describe(&book, scopes, &mut changed);
+        for part in text.as_bytes().chunks(LISTS_PART).chain([&[][..]]) {
+            self.commands.push(Command::Supervisor(ControlToSupervisor::KeepLists(part.to_vec())));
+        }
+        self.pending = Some(Pending { book, changed, kept, answer });
+    }
+
+    /// What is to be told of the lists of these scopes.
+    fn describe(&self, book: &Book, scopes: &[Scope], changed: &mut AclChanged) {
         let list = |direction: Direction| {
             let mut lists = book.iter().filter(|(scope, d, _)| scopes.first() == Some(scope) && *d == direction);
             lists.next().map(|(_, _, list)| (list.rules().len() as u64, list.default().to_string()))
@@ -207,10 +227,6 @@ impl Core {
         (changed.to_guest, changed.to_guest_default) = list(Direction::ToGuest).unzip();
         changed.applies_to = scopes.iter().map(ToString::to_string).collect();
         changed.to_come = self.to_come(scopes);
-        for part in text.as_bytes().chunks(LISTS_PART).chain([&[][..]]) {
-            self.commands.push(Command::Supervisor(ControlToSupervisor::KeepLists(part.to_vec())));
-        }
-        self.pending = Some(Pending { book, changed, answer });
     }
 
     /// The supervisor has kept them, or not.
@@ -219,6 +235,8 @@ impl Core {
         if let Err(message) = result {
             return refuse(pending.answer, ApiError::BadRules { message });
         }
+        // Nobody waits any more when this fails.
+        let _ = pending.kept.send(());
         self.book = pending.book;
         self.follow_book();
         self.unconfirmed.push(Unconfirmed::Lists(pending.changed, pending.answer));

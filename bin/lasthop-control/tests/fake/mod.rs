@@ -43,6 +43,10 @@ pub struct Fake {
     pub parts_told: usize,
     /// The switch does not answer barriers.
     pub holds_barriers: bool,
+    /// The switch answers nothing.
+    pub hangs: bool,
+    /// The supervisor does not say whether it has kept lists.
+    pub keeps_lists_waiting: bool,
     parts: Vec<u8>,
     next_id: u64,
 }
@@ -68,6 +72,8 @@ impl Fake {
             disk_full: false,
             parts_told: 0,
             holds_barriers: false,
+            hangs: false,
+            keeps_lists_waiting: false,
             parts: Vec::new(),
             next_id: 0,
         };
@@ -221,6 +227,7 @@ impl Fake {
                 self.ready = true;
                 return;
             }
+            ControlToSupervisor::KeepLists(_) if self.keeps_lists_waiting => return,
             ControlToSupervisor::PortAdd { request, name, path, client, tx_batch, .. } => {
                 (request, self.add_port(&name, path, client, tx_batch.unwrap_or((125, 64))))
             }
@@ -354,6 +361,9 @@ impl Fake {
     }
 
     fn answer(&mut self, request: u64, question: DatapathRequest) {
+        if self.hangs {
+            return;
+        }
         let lookup = |fake: &Self, key: FlowKey| DatapathReply::Lookup {
             key,
             flow: fake.lookup(&key).map(|f| Box::new(fake.flow_info(f, 0))),

@@ -53,7 +53,7 @@ pub enum BookError {
     /// A line of the text of all lists is wrong.
     Line(Located),
     /// It ends early, is of another format, or was written by somebody else.
-    Whole(&'static str),
+    Whole(String),
     /// More than fit.
     TooMany,
 }
@@ -151,7 +151,7 @@ impl Book {
         let mut lines = checked_lines(text)?;
         let head = lines.next().map(|(_, line)| line);
         if head != Some(HEAD) && head != Some(HEAD_1) {
-            return Err(BookError::Whole("the first line is not that of access lists of this version"));
+            return Err(BookError::Whole("the first line is not that of access lists of this version".into()));
         }
         let mut book = Self::default();
         let mut open: Option<(Head, Rules)> = None;
@@ -161,21 +161,24 @@ impl Book {
                 scopes.into_iter().all(|scope| book.0.insert((scope, direction), list.clone()).is_none())
             })
         };
+        let mut above = 0;
         for (count, (number, line)) in lines.by_ref().enumerate() {
             let wrong = |message: &str| Located { line: number, column: 1, message: message.into() };
             if let Some(rest) = line.strip_prefix("end ") {
                 if rest.parse() != Ok(count) {
-                    return Err(wrong("lines are missing").into());
+                    return Err(wrong(&wrong_end(line, count)).into());
                 }
                 if !close(&mut book, open.take()) {
                     return Err(wrong("two lists for the same").into());
                 }
-                if lines.next().is_some() {
-                    return Err(BookError::Whole("something follows after the end"));
+                if let Some((line, _)) = lines.next() {
+                    let message = format!("this follows after the end: write `end {count}` as the last line");
+                    return Err(Located { line, column: 1, message }.into());
                 }
                 book.check_size()?;
                 return Ok(book);
             }
+            above = count + 1;
             if let Some(rest) = line.strip_prefix("list ") {
                 let list = parse_head(rest)
                     .ok_or_else(|| wrong("expected list DIRECTION DEFAULT guests, uplinks or port NAME"))?;
@@ -187,8 +190,14 @@ impl Book {
                 rules.rules.push(read_rule(number, line)?);
             }
         }
-        Err(BookError::Whole("the end is missing: the file was cut short"))
+        Err(BookError::Whole(format!("the last line must be `end {above}`, if no line above it is missing")))
     }
+}
+
+/// What is wrong with a last line that counts other lines than those above it.
+fn wrong_end(line: &str, above: usize) -> String {
+    let are = if above == 1 { "line is" } else { "lines are" };
+    format!("`{line}`, but {above} {are} above it: write `end {above}`, if none is missing")
 }
 
 /// Whose list, and of which direction.

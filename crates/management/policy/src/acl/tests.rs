@@ -250,6 +250,24 @@ fn a_book_keeps_lists_and_ports_own_go_first() {
     assert!(!book.has(&vm1, None) && book.has(&Scope::Guests, Some(Direction::FromGuest)));
 }
 
+/// Somebody has edited the text of all lists: the error says what to write.
+#[test]
+fn a_text_of_all_lists_that_was_edited_says_what_to_write() {
+    let with = |rest: &str| Book::from_text(&format!("{}{rest}", &Book::default().to_text().replace("end 0\n", "")));
+    let said = |rest: &str| with(rest).unwrap_err().to_string();
+    let list = "list from-guest permit guests\ndeny udp\ndeny tcp\n";
+    assert!(with(&format!("{list}end 3\n")).is_ok());
+    for (end, word) in [
+        ("end 2\n", "line 5, column 1: `end 2`, but 3 lines are above it: write `end 3`, if none is missing"),
+        ("end x\n", "line 5, column 1: `end x`, but 3 lines are above it: write `end 3`"),
+        ("end 3\ndeny icmp\n", "line 6, column 1: this follows after the end"),
+        ("", "the last line must be `end 3`"),
+    ] {
+        let said = said(&format!("{list}{end}"));
+        assert!(said.contains(word), "{said}");
+    }
+}
+
 #[test]
 fn a_file_says_whom_it_is_for() {
     let port = |name: &str| vec![Scope::Port(name.into())];
