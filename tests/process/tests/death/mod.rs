@@ -224,6 +224,23 @@ fn af_xdp_killed_under_load_without_a_spare() {
     killed_under_load(&Wire::xdp(), "");
 }
 
+/// The processes of the uplink that live. One that has ended is a child until it is waited for: not counted.
+fn uplinks(lasthop: &Lasthop) -> Vec<u32> {
+    let children = proc::children(lasthop.pid()).into_iter();
+    let named = children.filter(|(_, name)| name == "lasthop-uplink").map(|(pid, _)| pid);
+    named.filter(|pid| proc::alive(*pid)).collect()
+}
+
+/// The uplink's spare, which is ready and none of `others`.
+fn spare(lasthop: &Lasthop, others: &[u32]) -> u32 {
+    let mut spare = None;
+    wait_for("a spare", PATIENCE, || {
+        spare = uplinks(lasthop).into_iter().find(|pid| !others.contains(pid));
+        spare.is_some() && uplink(lasthop)["spare"] == "ready"
+    });
+    spare.unwrap()
+}
+
 /// Stopped, not dead: its spare takes its place. Spares that are stopped or die are replaced too, and nobody notices.
 #[test]
 fn a_spare_replaces_what_hangs_and_is_replaced() {
@@ -231,22 +248,15 @@ fn a_spare_replaces_what_hangs_and_is_replaced() {
     for wire in wires {
         let wire = wire();
         let mut site = Site::new(&wire, &format!("{},spare", wire.left), &[]);
-        let of_uplink = |site: &Site| -> Vec<u32> {
-            let children = proc::children(site.left.pid());
-            children.into_iter().filter(|(_, name)| name == "lasthop-uplink").map(|(pid, _)| pid).collect()
-        };
         let carries = pid(&site.left);
-        let spare = |site: &Site, carries| of_uplink(site).into_iter().find(|pid| *pid != carries).unwrap();
-        let first = spare(&site, carries);
+        let first = spare(&site.left, &[carries]);
         proc::signal(first, Signal::KILL);
-        wait_for("another spare", PATIENCE, || !proc::alive(first) && of_uplink(&site).len() == 2);
+        let second = spare(&site.left, &[carries, first]);
         assert_eq!(pid(&site.left), carries);
-        let second = spare(&site, carries);
         proc::signal(second, Signal::STOP);
-        wait_for("another spare", PATIENCE, || !proc::alive(second) && of_uplink(&site).len() == 2);
+        let third = spare(&site.left, &[carries, first, second]);
         assert_eq!((pid(&site.left), uplink(&site.left)["restarts"].as_u64()), (carries, Some(0)));
         site.near.greet(&mut site.far, 2);
-        let third = spare(&site, carries);
         proc::signal(carries, Signal::STOP);
         wait_for("the hung one to be replaced", PATIENCE, || !proc::alive(carries));
         site.near.greet_when_back(&mut site.far, 3);
@@ -260,7 +270,7 @@ fn a_spare_replaces_what_hangs_and_is_replaced() {
         assert!(![carries, first, second, third].contains(&fourth));
         site.near.greet_when_back(&mut site.far, 4);
         site.left.command(&["uplink", "del", "net"]);
-        assert!(of_uplink(&site).is_empty());
+        assert!(uplinks(&site.left).is_empty());
         if wire.left.contains("tap") {
             assert!(!wire.netns().output("ip link show t0").status.success(), "the device is left behind");
         }
