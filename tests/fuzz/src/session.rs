@@ -345,7 +345,7 @@ fn step(rig: &mut Rig, input: &mut Input<'_>) -> Result<(), Over> {
             let mut chains = Chains::new();
             let mut broken = started.ring.pop(&memory, &mut chains, 8).err();
             for chain in &chains.list {
-                for piece in chains.pieces(chain) {
+                for piece in &*chains.pieces(chain) {
                     let mut bytes = [0; 64];
                     piece.read(0, &mut bytes);
                 }

@@ -77,7 +77,11 @@ pub fn kicks(case: Case) {
                 let mut chains = Chains::new();
                 started.ring.pop(&memory, &mut chains, 2).expect("the driver keeps the rules");
                 for chain in &chains.list {
-                    assert_eq!((chain.len, chain.bad), (2, false), "a descriptor was read before it was written");
+                    assert_eq!(
+                        (chain.len(), chain.is_bad()),
+                        (2, false),
+                        "a descriptor was read before it was written"
+                    );
                     let piece = chain.single().expect("one piece");
                     assert_eq!(piece.load_u16(0), expected + 7, "a buffer was read before it was written");
                     expected += 1;

@@ -204,7 +204,7 @@ impl Forwarder {
             let read = packet.read(chains, chain, header_len, port.id, run.depth);
             let verdict = match read {
                 Err(reason) => Verdict::Drop(reason),
-                Ok(()) => run.verdict(&mut self.cache, packet, chains.pieces(chain)),
+                Ok(()) => run.verdict(&mut self.cache, packet, &chains.pieces(chain)),
             };
             if read.is_ok() && ahead.seen & bit(i) == 0 {
                 run.count(1, packet.frame_len);
@@ -232,7 +232,7 @@ impl Forwarder {
                 }
                 Verdict::Drop(reason) => self.drop(burst, i, reason),
                 Verdict::Miss => {
-                    let pieces = chains.pieces(chain);
+                    let pieces = &*chains.pieces(chain);
                     packet.extract_to(pieces, Depth::Full);
                     match port.upcalls.enqueue(packet, pieces, now_ms) {
                         Ok(()) => {
@@ -267,7 +267,7 @@ impl Forwarder {
         // Connections between the same stations share a flow but not a queue, so the next packet has to be asked for anew.
         let multi_queue = port.is_multi_queue();
         let hash = match (self.packets.get_mut(packet), burst.chains.list.get(packet)) {
-            (Some(p), Some(chain)) if multi_queue => p.steering_hash(burst.chains.pieces(chain)),
+            (Some(p), Some(chain)) if multi_queue => p.steering_hash(&burst.chains.pieces(chain)),
             _ => 0,
         };
         let queue = port.queue_to_guest(hash).map_or(0, Queue::index);
@@ -468,7 +468,7 @@ fn fill(
             continue;
         }
         let (Some(packet), Some(chain)) = (packets.get(i), burst.chains.list.get(i)) else { continue };
-        let pieces = burst.chains.pieces(chain);
+        let pieces = &*burst.chains.pieces(chain);
         let mut result = match error {
             None => target.deliver(packet, pieces, plan.may_wait(i)),
             Some(_) => Err(Undelivered::Drop(DropReason::ReceiverBroken)),

@@ -310,7 +310,7 @@ impl<'a> Target<'a> {
         self.work += frame_len + FRAME_WORK;
         let mut left = (self.header_len + frame_len) as u32;
         for chain in self.buffers.chains() {
-            let here = chain.len.min(left);
+            let here = chain.len().min(left);
             self.started.ring.stage_used(chain, here);
             left -= here;
         }

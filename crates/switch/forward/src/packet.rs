@@ -79,12 +79,12 @@ impl Packet {
         if (header_len, depth) == (VnetHdr::LEN, Depth::L2) && self.read_link(chain, port) {
             return Ok(());
         }
-        self.frame_len = (chain.len as usize).saturating_sub(header_len);
+        self.frame_len = (chain.len() as usize).saturating_sub(header_len);
         (self.header_len, self.port, self.offload) = (header_len, port, Offload::None);
-        if chain.bad {
+        if chain.is_bad() {
             return Err(DropReason::BadChain);
         }
-        self.read_all(chains.pieces(chain))
+        self.read_all(&chains.pieces(chain))
     }
 
     /// Takes a snapshot for [`Depth::L2`] of a packet that is a [`simple_frame`]. False if it is not.

@@ -13,17 +13,21 @@
 
 mod charge;
 mod copy;
+mod entries;
 mod fault;
 mod memory;
 #[cfg(feature = "meter")]
 pub mod meter;
 mod region;
 mod slice;
+mod window;
 
 pub use charge::Mapped;
+pub use entries::{Descriptors, Entries};
 pub use fault::install_fault_handler;
 pub use memory::{AccessError, GuestMemory, MAX_REGIONS, MemoryLimits};
 pub use region::{MapError, RegionSpec, Size};
 pub use slice::{GuestSlice, PinnedSlice};
 /// What orders accesses to ring memory beside loads and stores. Here, so that models can watch it (`tests/models`).
 pub use std::sync::atomic::fence;
+pub use window::{Tagged, Window};

@@ -3,6 +3,7 @@
 use crate::charge::Mapped;
 use crate::region::{self, MapError, Region, RegionSpec};
 use crate::slice::GuestSlice;
+use crate::window::Window;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -55,10 +56,10 @@ const NEAR: usize = 8;
 
 /// A region's guest address, size and host address.
 #[derive(Clone, Copy, Debug)]
-struct Place {
-    guest: u64,
-    size: u64,
-    host: *mut u8,
+pub(crate) struct Place {
+    pub(crate) guest: u64,
+    pub(crate) size: u64,
+    pub(crate) host: *mut u8,
 }
 
 // SAFETY: a number; it is only used while the region it belongs to is held beside it.
@@ -164,6 +165,18 @@ impl GuestMemory {
     #[inline]
     pub fn faulted(&self) -> bool {
         self.regions.iter().any(|r| r.faulted())
+    }
+
+    /// The region that a buffer at this guest physical address most likely lies in, for a loop over a burst.
+    #[inline]
+    pub fn window(&self, addr: u64) -> Window<'_> {
+        Window::new(self, self.near_place(addr))
+    }
+
+    /// Where the region lies that has this address, if it is one of the largest.
+    #[inline(never)]
+    pub(crate) fn near_place(&self, addr: u64) -> Option<Place> {
+        self.places.iter().find(|place| addr.wrapping_sub(place.guest) < place.size).copied()
     }
 
     /// `len` bytes at a guest physical address, all in one region: for rings.

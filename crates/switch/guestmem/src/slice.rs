@@ -92,6 +92,51 @@ impl<'m> GuestSlice<'m> {
         self.holds_bytes(offset, N).then(|| unsafe { copy::read_array(self.ptr.add(offset)) })
     }
 
+    /// The `N` words of this machine's order from `offset` on, each read once; `None` if there are fewer. They stay in registers where
+    /// an array of bytes would not.
+    #[inline(always)]
+    pub fn read_words<const N: usize>(&self, offset: usize) -> Option<[u64; N]> {
+        // SAFETY: inside the mapping.
+        let word = |n: usize| unsafe { copy::read(self.ptr.add(offset + 8 * n)) };
+        self.holds_bytes(offset, 8 * N).then(|| std::array::from_fn(word))
+    }
+
+    /// The two bytes from `offset` on in this machine's order, read once, wherever they lie.
+    #[inline(always)]
+    pub fn read_u16(&self, offset: usize) -> Option<u16> {
+        // SAFETY: inside the mapping.
+        self.holds_bytes(offset, 2).then(|| unsafe { copy::read(self.ptr.add(offset)) })
+    }
+
+    /// Writes `N` words at `offset`, or none if they do not fit.
+    #[inline(always)]
+    pub fn write_words<const N: usize>(&self, offset: usize, words: &[u64; N]) -> bool {
+        let fits = self.holds_bytes(offset, 8 * N);
+        if fits {
+            for (n, word) in words.iter().enumerate() {
+                // SAFETY: inside the mapping.
+                unsafe { copy::write_8(self.ptr.add(offset + 8 * n), *word) };
+            }
+        }
+        fits
+    }
+
+    /// Copies the bytes from `offset` on to the same place in `to`, guest to guest, as far as both reach.
+    #[inline(always)]
+    pub fn copy_rest(&self, to: &GuestSlice<'_>, offset: usize) {
+        let len = self.len.min(to.len);
+        if len > offset {
+            // SAFETY: both slices lie in live mappings and have at least `len` bytes; `copy` allows overlap.
+            unsafe { copy::copy(self.ptr.add(offset), to.ptr.add(offset), len - offset) };
+        }
+    }
+
+    /// Where it lies in our address space.
+    #[inline]
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.ptr
+    }
+
     /// Writes `N` bytes at `offset`, or none if they do not fit. For a number of bytes known beforehand.
     #[inline]
     pub fn write_array<const N: usize>(&self, offset: usize, bytes: &[u8; N]) -> bool {
@@ -177,10 +222,7 @@ impl<'m> GuestSlice<'m> {
     /// Asks the processor to fetch the first cache lines, as far as a header reaches, to read them or `to_write` them.
     #[inline]
     pub fn prefetch(&self, to_write: bool) {
-        // A line with nothing but the 12 bytes of a virtio-net header mostly stays as it is.
-        let first_to_write = to_write && self.ptr as usize % 64 != 64 - 12;
-        prefetch_line(self.ptr, first_to_write);
-        prefetch_line(self.ptr.wrapping_add(64), to_write);
+        prefetch_two(self.ptr, to_write);
     }
 
     #[inline]
@@ -200,8 +242,8 @@ impl<'m> GuestSlice<'m> {
 /// of `ALIGN` in our address space, so its words are read and written by one check of the end alone.
 #[derive(Debug)]
 pub struct PinnedSlice<const ALIGN: usize = 2> {
-    ptr: *mut u8,
-    len: usize,
+    pub(crate) ptr: *mut u8,
+    pub(crate) len: usize,
     _memory: Arc<GuestMemory>,
 }
 
@@ -233,39 +275,12 @@ impl<const ALIGN: usize> PinnedSlice<ALIGN> {
     words!(u16: load_u16, store_u16);
     words!(u64: load_u64, store_u64);
 
-    /// The `n`th 16 bytes, a descriptor, as two little-endian words; zeros beyond the end. The last two bytes are read
-    /// first, with acquire order: a packed ring's driver writes the flags, which are there, last.
-    #[inline]
-    pub fn load_pair(&self, n: usize) -> (u64, u64) {
-        let Some(at) = self.at::<[u64; 2]>(n.wrapping_mul(16)) else { return (0, 0) };
-        let at = at.cast::<u64>();
-        // SAFETY: both words are mapped and aligned; the guest's accesses to ring fields are atomic too.
-        let second = unsafe { load_flags_first(at.add(1)) };
-        // SAFETY: as above.
-        (u64::from_le(unsafe { at.read_volatile() }), second)
-    }
-
-    /// Asks for a cache line that is going to be written to. `offset` may lie anywhere.
-    #[inline]
-    pub fn prefetch_for_write(&self, offset: usize) {
-        prefetch_line(self.ptr.wrapping_add(offset), true);
-    }
-
     /// Writes a little-endian word with release order: what was written before is visible to whoever sees it.
     #[inline]
     pub fn store_u64_release(&self, offset: usize, value: u64) {
         if let Some(at) = self.at(offset) {
             // SAFETY: `at` says that it is mapped and aligned; the guest's accesses to ring fields are atomic too.
             unsafe { AtomicU64::from_ptr(at) }.store(value.to_le(), Ordering::Release);
-        }
-    }
-
-    /// Writes two little-endian words side by side.
-    #[inline]
-    pub fn store_u32_pair(&self, offset: usize, first: u32, second: u32) {
-        if let Some(at) = self.at::<[u32; 2]>(offset) {
-            // SAFETY: `at` says that both are mapped and aligned.
-            unsafe { at.write_volatile([first.to_le(), second.to_le()]) };
         }
     }
 
@@ -281,8 +296,8 @@ impl<const ALIGN: usize> PinnedSlice<ALIGN> {
 ///
 /// # Safety
 /// `at` is aligned, and mapped for the call.
-#[inline]
-unsafe fn load_flags_first(at: *mut u64) -> u64 {
+#[inline(always)]
+pub(crate) unsafe fn load_flags_first(at: *mut u64) -> u64 {
     // SAFETY: the caller vouches for it.
     let word = || unsafe { AtomicU64::from_ptr(at) }.load(Ordering::Acquire);
     if cfg!(target_arch = "x86_64") {
@@ -297,8 +312,8 @@ unsafe fn load_flags_first(at: *mut u64) -> u64 {
 }
 
 /// Asks the processor for the cache line that `at` lies in, to read it or `to_write` to it.
-#[inline]
-fn prefetch_line(at: *const u8, to_write: bool) {
+#[inline(always)]
+pub(crate) fn prefetch_line(at: *const u8, to_write: bool) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: prefetch never faults, whatever the address; SSE is always there, and a processor without PREFETCHW takes it
     // for a no-operation.
@@ -313,6 +328,15 @@ fn prefetch_line(at: *const u8, to_write: bool) {
     // Elsewhere nobody has measured what it is worth.
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (at, to_write);
+}
+
+/// As [`prefetch_line`] for the line that `at` lies in and the next.
+#[inline(always)]
+pub(crate) fn prefetch_two(at: *const u8, to_write: bool) {
+    // A line with nothing but the 12 bytes of a virtio-net header mostly stays as it is.
+    let first_to_write = to_write && at as usize % 64 != 64 - 12;
+    prefetch_line(at, first_to_write);
+    prefetch_line(at.wrapping_add(64), to_write);
 }
 
 #[cfg(test)]

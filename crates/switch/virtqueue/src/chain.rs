@@ -1,8 +1,9 @@
 //! Descriptor chains once they have been checked.
 
-use crate::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, QueueError};
+use crate::{DESC_NEXT, DESC_WRITE, QueueError};
 use arrayvec::ArrayVec;
-use lasthop_guestmem::{AccessError, GuestMemory, GuestSlice};
+use lasthop_guestmem::{AccessError, GuestMemory, GuestSlice, Tagged};
+use std::ops::{Deref, Range};
 
 /// Most chains taken from a guest at once.
 pub const BURST: usize = 64;
@@ -25,23 +26,15 @@ const LONGEST: usize = 1024;
 /// that go back unread. With the chain that is being walked they are twice as many at most.
 pub(crate) const MAX_IDLE: usize = 1024;
 
-/// One chain: a piece of memory, or some of those in [`Chains::pieces`].
+/// One chain: a piece of memory, or some of those in [`Chains::pieces`]. In two words, because a burst's are written and read for each
+/// packet; its number is what the driver knows it by: in a split ring the index of the head descriptor, in a packed one the buffer id.
 #[derive(Clone, Copy, Debug)]
-pub struct Chain<'m> {
-    /// Its memory, if it is one piece: then `first` only counts in a ring that the device writes to.
-    piece: GuestSlice<'m>,
-    /// Split: index of the head descriptor. Packed: buffer id.
-    pub(crate) id: u16,
-    /// Ring slots it takes (always 1 in a split ring's available ring).
-    pub(crate) slots: u16,
-    first: u16,
-    count: u16,
-    /// Bytes in all its pieces.
-    pub len: u32,
-    /// A descriptor points the wrong way (device-writable where the device reads, or the reverse), or the chain has too
-    /// many pieces: it goes back to the driver unread.
-    pub bad: bool,
-}
+pub struct Chain<'m>(Tagged<'m>);
+
+/// In the form of a chain that is not one piece: it goes back to the driver unread.
+const BAD: u16 = 1 << 14;
+/// The rest of it: how many ring slots it takes, less one. At most [`LONGEST`].
+const MORE_SLOTS: u16 = 0x3ff;
 
 /// Chains and the memory they name. Reused from burst to burst; lives on the stack.
 #[derive(Debug)]
@@ -96,27 +89,27 @@ impl<'m> Chains<'m> {
 
     /// The memory of one chain, in order.
     #[inline]
-    pub fn pieces<'a>(&'a self, chain: &'a Chain<'m>) -> &'a [GuestSlice<'m>] {
-        if chain.count == 1 {
-            return std::slice::from_ref(&chain.piece);
+    pub fn pieces(&self, chain: &Chain<'m>) -> Pieces<'_, 'm> {
+        match chain.0.slice() {
+            Some(piece) => Pieces::One([piece]),
+            None => Pieces::Many(chain.range().and_then(|range| self.pieces.get(range)).unwrap_or(&[])),
         }
-        let first = usize::from(chain.first);
-        self.pieces.get(first..first + usize::from(chain.count)).unwrap_or(&[])
     }
 
     /// Asks the processor for the memory of the `n`th chain, if there is one, unless it was walked: that has asked already.
     #[inline]
     pub fn prefetch(&self, n: usize, to_write: bool) {
-        if let Some(piece) = self.list.get(n).and_then(Chain::single) {
-            piece.prefetch(to_write);
+        if let Some(chain) = self.list.get(n) {
+            chain.prefetch(to_write);
         }
     }
 
-    /// The memory of some chains, that the device writes to, one behind the other.
+    /// Puts the memory of some chains side by side; false if it is too many pieces.
     #[inline]
-    pub(crate) fn span(&self, chains: &[Chain<'m>]) -> &[GuestSlice<'m>] {
-        let (Some(first), Some(last)) = (chains.first(), chains.last()) else { return &[] };
-        self.pieces.get(usize::from(first.first)..usize::from(last.first) + usize::from(last.count)).unwrap_or(&[])
+    pub(crate) fn join(&self, chains: Range<usize>, out: &mut ArrayVec<GuestSlice<'m>, MAX_PIECES>) -> bool {
+        out.clear();
+        let chains = self.list.get(chains).unwrap_or(&[]);
+        chains.iter().all(|chain| out.try_extend_from_slice(&self.pieces(chain)).is_ok())
     }
 
     /// No room for a chain of any length that drivers build, or enough walked for nothing.
@@ -131,38 +124,81 @@ impl<'m> Chains<'m> {
         ChainBuilder { first: self.pieces.len(), chains: self, memory, device_writes, len: 0, walked: 0, bad: false }
     }
 
-    /// Adds a chain of one buffer, if it is all it seems: one piece of memory that is found at once, pointing the right way. False if it has
-    /// to be walked. The caller checked `is_full`, and asks for the memory with [`Chains::prefetch`].
-    #[inline]
-    pub(crate) fn add_single(
-        &mut self,
-        memory: &'m GuestMemory,
-        descriptor: &Descriptor,
-        id: u16,
-        device_writes: bool,
-    ) -> bool {
-        let wanted = if device_writes { DESC_WRITE } else { 0 };
-        let flags = descriptor.flags & (DESC_NEXT | DESC_WRITE | DESC_INDIRECT);
-        let len = descriptor.len as usize;
-        if flags != wanted || len == 0 {
-            return false;
-        }
-        let Some(piece) = memory.near_piece(descriptor.addr, len) else { return false };
-        let first = self.pieces.len() as u16;
-        let chain = Chain { piece, id, slots: 1, first, count: 1, len: descriptor.len, bad: false };
-        if piece.len() != len || self.list.is_full() || device_writes && self.pieces.try_push(piece).is_err() {
-            return false;
-        }
-        let _ = self.list.try_push(chain);
-        true
+    /// Adds chains of one buffer, up to `most` of them and as long as `next` has any; returns how many.
+    #[inline(always)]
+    pub(crate) fn add_singles(&mut self, most: usize, mut next: impl FnMut(usize) -> Option<Tagged<'m>>) -> usize {
+        let before = self.list.len();
+        let most = most.min(MAX_CHAINS - before);
+        self.list.extend((0..most).map_while(|n| next(n).map(Chain)));
+        self.list.len() - before
     }
 }
 
 impl<'m> Chain<'m> {
     /// Its memory, if it is one piece.
-    #[inline]
+    #[inline(always)]
     pub fn single(&self) -> Option<GuestSlice<'m>> {
-        (self.count == 1).then_some(self.piece)
+        self.0.slice()
+    }
+
+    /// Bytes in all its pieces.
+    #[inline(always)]
+    #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
+    pub fn len(&self) -> u32 {
+        self.0.len()
+    }
+
+    /// A descriptor points the wrong way (device-writable where the device reads, or the reverse), or the chain has too
+    /// many pieces: it goes back to the driver unread.
+    #[inline]
+    pub fn is_bad(&self) -> bool {
+        self.0.form() & BAD != 0
+    }
+
+    /// Asks the processor for its memory, if it is one piece: a chain that was walked has asked already.
+    #[inline(always)]
+    pub fn prefetch(&self, to_write: bool) {
+        self.0.prefetch(to_write);
+    }
+
+    /// What the driver knows it by.
+    #[inline(always)]
+    pub(crate) fn id(&self) -> u16 {
+        self.0.id()
+    }
+
+    /// Ring slots it takes (always 1 in a split ring's available ring).
+    #[inline(always)]
+    pub(crate) fn slots(&self) -> u16 {
+        (self.0.form() & MORE_SLOTS) + 1
+    }
+
+    /// Which pieces are its own, if it is not one.
+    fn range(&self) -> Option<Range<usize>> {
+        let number = self.0.number()? as usize;
+        let (first, count) = (number & 0xffff, number >> 16);
+        Some(first..first + count)
+    }
+}
+
+/// The memory of a chain, in order.
+#[derive(Clone, Copy, Debug)]
+pub enum Pieces<'a, 'm> {
+    /// It is one piece.
+    One([GuestSlice<'m>; 1]),
+    /// It is several, or none.
+    Many(&'a [GuestSlice<'m>]),
+}
+
+impl<'m> Deref for Pieces<'_, 'm> {
+    type Target = [GuestSlice<'m>];
+
+    #[inline]
+    fn deref(&self) -> &[GuestSlice<'m>] {
+        match self {
+            Self::One(piece) => piece,
+            Self::Many(pieces) => pieces,
+        }
     }
 }
 
@@ -227,9 +263,17 @@ impl<'m> ChainBuilder<'_, 'm> {
         }
         chains.idle += descriptors.saturating_sub(chains.pieces.len() - first);
         let (id, slots) = walked?;
-        let piece = chains.pieces.get(first).copied().unwrap_or(GuestSlice::EMPTY);
-        let count = (chains.pieces.len() - first) as u16;
-        let _ = chains.list.try_push(Chain { piece, id, slots, first: first as u16, count, len, bad });
+        let chain = match chains.pieces.get(first..).unwrap_or(&[]) {
+            [piece] if slots == 1 && !bad => Tagged::of(*piece, id),
+            _ => None,
+        };
+        let several = || {
+            let number = first as u64 | ((chains.pieces.len() - first) as u64) << 16;
+            let form = (slots.wrapping_sub(1) & MORE_SLOTS) | if bad { BAD } else { 0 };
+            Tagged::hollow(number, len, id, form)
+        };
+        let chain = Chain(chain.unwrap_or_else(several));
+        let _ = chains.list.try_push(chain);
         Ok(slots)
     }
 }

@@ -15,7 +15,7 @@ mod receive_buffers;
 mod ring;
 mod split;
 
-pub use chain::{BURST, Chain, Chains, MAX_CHAINS, MAX_PIECES, PREFETCH};
+pub use chain::{BURST, Chain, Chains, MAX_CHAINS, MAX_PIECES, PREFETCH, Pieces};
 pub use error::QueueError;
 pub use journal::{JOURNAL_BYTES, Journal};
 pub use patience::{Shortage, Waiting};

@@ -3,7 +3,7 @@
 //! What is ordered by what, on a processor that reorders; `split.rs` has the reasons:
 //!
 //! * The flags of a descriptor are its index: written last, with release order, and read first, with acquire order
-//!   ([`PinnedSlice::load_pair`]). Of a chain only the head's flags are: the driver writes those last of all.
+//!   ([`Descriptors::load`]). Of a chain only the head's flags are: the driver writes those last of all.
 //! * Used descriptors but the first are written in any order, then the first with release order (`publish`): a driver goes
 //!   through them from the first on, and whoever has seen that sees the others.
 //! * An event suppression structure is two words, of which the flags say whether the other one counts: written after it with
@@ -16,7 +16,7 @@ use crate::journal::{OpenBurst, Record};
 use crate::queue::QueueSetup;
 use crate::ring::{need_event, part};
 use crate::{Chain, Chains, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, MAX_CHAINS, QueueError};
-use lasthop_guestmem::{GuestMemory, GuestSlice, PinnedSlice, fence};
+use lasthop_guestmem::{Descriptors, GuestMemory, GuestSlice, PinnedSlice, Window, fence};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -116,9 +116,39 @@ pub(crate) struct PackedRing {
     /// Chains and slots staged since the last publication.
     staged_chains: u16,
     staged_slots: u16,
+    /// Where the last buffer of one piece lay, or near it.
+    near: u64,
     event_idx: bool,
     in_order: bool,
     indirect: bool,
+}
+
+/// As the split ring's function of this name, for descriptors that lie side by side from `next` on, `most` of them before the ring's end.
+#[inline(never)]
+fn singles<'m, const DEVICE_WRITES: bool>(
+    chains: &mut Chains<'m>,
+    window: &mut Window<'m>,
+    desc: Descriptors<'_>,
+    next: Position,
+    most: usize,
+) -> usize {
+    const FLAGS: u16 = AVAIL | USED | DESC_NEXT | DESC_WRITE | DESC_INDIRECT;
+    let wanted = next.avail_flags() | if DEVICE_WRITES { DESC_WRITE } else { 0 };
+    let next = usize::from(next.index);
+    let mut here = *window;
+    let taken = chains.add_singles(most, |n| {
+        let Descriptor { addr, len, flags, next_or_id: id } = Descriptor::packed(desc.load(next + n));
+        if flags & FLAGS != wanted {
+            return None;
+        }
+        if DEVICE_WRITES && n & 3 == 0 {
+            // It will be read two lines of descriptors later, then marked used.
+            desc.prefetch_for_write(next + n + 8);
+        }
+        here.find(addr, len, id)
+    });
+    *window = here;
+    taken
 }
 
 impl PackedRing {
@@ -149,6 +179,7 @@ impl PackedRing {
             staged: Vec::with_capacity(MAX_CHAINS),
             staged_chains: 0,
             staged_slots: 0,
+            near: 0,
             event_idx: setup.event_idx,
             in_order: setup.in_order,
             indirect: setup.indirect,
@@ -156,7 +187,7 @@ impl PackedRing {
     }
 
     pub(crate) fn is_blank(&self) -> bool {
-        self.desc.load_pair(0) == (0, 0)
+        self.desc.descriptors().load(0) == (0, 0)
     }
 
     pub(crate) fn position(&self) -> u32 {
@@ -180,34 +211,37 @@ impl PackedRing {
     ) -> Result<(), QueueError> {
         // Slots of chains taken and not yet used still look available once the ring has come round.
         let mut free = u32::from(self.size).saturating_sub(self.taken());
-        let mut next = self.next_avail;
-        let mut result = Ok(());
-        for _ in 0..most {
-            // As in a split ring: one buffer at once, everything else by the walk.
-            let descriptor = Descriptor::packed(self.desc.load_pair(usize::from(next.index)));
-            if free == 0 || descriptor.flags & (AVAIL | USED) != next.avail_flags() {
+        let (mut next, mut left, mut result) = (self.next_avail, most, Ok(()));
+        let (desc, mut window) = (self.desc.descriptors(), memory.window(self.near));
+        while left > 0 && free > 0 {
+            // As in a split ring: chains of one buffer at once, as many as there are in this lap, everything else by the walk.
+            let most = left.min(free as usize).min(usize::from(self.size - next.index));
+            let taken = if device_writes {
+                singles::<true>(chains, &mut window, desc, next, most)
+            } else {
+                singles::<false>(chains, &mut window, desc, next, most)
+            };
+            next.advance(taken as u16, self.size);
+            (free, left) = (free - taken as u32, left - taken);
+            if taken == most {
+                continue;
+            }
+            let flags = Descriptor::packed(desc.load(usize::from(next.index))).flags;
+            if flags & (AVAIL | USED) != next.avail_flags() || chains.is_full() {
                 break;
             }
-            let mut slots = 1;
-            if !chains.add_single(memory, &descriptor, descriptor.next_or_id, device_writes) {
-                if chains.is_full() {
+            match self.take(chains.begin(memory, device_writes), next, free) {
+                Ok(slots) => {
+                    next.advance(slots, self.size);
+                    (free, left) = (free - u32::from(slots), left - 1);
+                }
+                Err(e) => {
+                    result = Err(e);
                     break;
                 }
-                match self.take(chains.begin(memory, device_writes), next, free) {
-                    Ok(n) => slots = n,
-                    Err(e) => {
-                        result = Err(e);
-                        break;
-                    }
-                }
-            }
-            next.advance(slots, self.size);
-            free -= u32::from(slots);
-            if device_writes {
-                // It will be read two lines of descriptors later, then marked used.
-                self.desc.prefetch_for_write(16 * (usize::from(next.index) + 8));
             }
         }
+        self.near = window.place();
         self.next_avail = next;
         result
     }
@@ -273,7 +307,7 @@ impl PackedRing {
     #[inline]
     pub(crate) fn unpop(&mut self, chains: &[Chain]) {
         for chain in chains.iter().rev() {
-            self.next_avail.retreat(chain.slots, self.size);
+            self.next_avail.retreat(chain.slots(), self.size);
         }
     }
 
@@ -281,43 +315,64 @@ impl PackedRing {
     #[inline]
     pub(crate) fn stage_read(&mut self, chains: &[Chain]) {
         if let ([.., last], true) = (chains, self.in_order) {
-            let slots = chains.iter().fold(0u16, |n, c| n.saturating_add(c.slots));
-            return self.stage(Staged { id: last.id, slots, len: 0 }, chains.len() as u16);
+            let slots = chains.iter().fold(0u16, |n, c| n.saturating_add(c.slots()));
+            self.staged.push(Staged { id: last.id(), slots, len: 0 });
+            return self.note_staged(chains.len() as u16, slots);
         }
-        for chain in chains {
-            self.stage_used(chain, 0);
-        }
+        self.stage_all(chains.iter().map(|chain| (chain, 0)));
     }
 
     #[inline]
     pub(crate) fn stage_used(&mut self, chain: &Chain, len: u32) {
-        self.stage(Staged { id: chain.id, slots: chain.slots, len }, 1);
+        self.stage_all([(chain, len)].into_iter());
+    }
+
+    /// As [`PackedRing::stage_used`] for some chains, each with what was written to it.
+    #[inline]
+    pub(crate) fn stage_all<'a, 'm: 'a>(&mut self, chains: impl ExactSizeIterator<Item = (&'a Chain<'m>, u32)>) {
+        let (count, mut slots) = (chains.len() as u16, 0u16);
+        self.staged.extend(chains.map(|(chain, len)| {
+            slots = slots.saturating_add(chain.slots());
+            Staged { id: chain.id(), slots: chain.slots(), len }
+        }));
+        self.note_staged(count, slots);
     }
 
     #[inline]
-    fn stage(&mut self, staged: Staged, chains: u16) {
-        self.staged.push(staged);
-        self.next_used.advance(staged.slots, self.size);
+    fn note_staged(&mut self, chains: u16, slots: u16) {
+        self.next_used.advance(slots, self.size);
         self.staged_chains = self.staged_chains.saturating_add(chains);
-        self.staged_slots = self.staged_slots.saturating_add(staged.slots);
+        self.staged_slots = self.staged_slots.saturating_add(slots);
     }
 
     #[inline]
     pub(crate) fn publish(&mut self) -> bool {
         let Some((first, rest)) = self.staged.split_first() else { return false };
-        let mut at = self.next_used;
-        let word = |staged: &Staged, at: Position| {
-            let flags = at.used_flags() | if staged.len > 0 { DESC_WRITE } else { 0 };
+        let (desc, size, mut at) = (self.desc.descriptors(), self.size, self.next_used);
+        let word = |staged: &Staged, flags: u16| {
+            let flags = flags | if staged.len > 0 { DESC_WRITE } else { 0 };
             u64::from(staged.len) | u64::from(staged.id) << 32 | u64::from(flags) << 48
         };
-        for staged in rest.iter().rev() {
-            at.retreat(staged.slots, self.size);
-            self.desc.store_u64(usize::from(at.index) * 16 + 8, word(staged, at));
+        if usize::from(self.staged_slots) == self.staged.len() {
+            // All of one slot: those of this lap, then those of the one before, each side by side.
+            let (before, here) = rest.split_at(rest.len().saturating_sub(usize::from(at.index)));
+            let flags = at.used_flags();
+            let place = usize::from(at.index) - here.len();
+            here.iter().enumerate().rev().for_each(|(n, staged)| desc.store_second(place + n, word(staged, flags)));
+            let flags = Position { wrap: !at.wrap, ..at }.used_flags();
+            let place = usize::from(size) - before.len();
+            before.iter().enumerate().rev().for_each(|(n, staged)| desc.store_second(place + n, word(staged, flags)));
+            at.retreat(rest.len() as u16, size);
+        } else {
+            for staged in rest.iter().rev() {
+                at.retreat(staged.slots, size);
+                desc.store_second(usize::from(at.index), word(staged, at.used_flags()));
+            }
         }
-        at.retreat(first.slots, self.size);
+        at.retreat(first.slots, size);
         // Length, id and flags in one store. Release: who sees the flags sees the used descriptors behind it and what was
         // written to buffers, and buffers are not read after it.
-        self.desc.store_u64_release(usize::from(at.index) * 16 + 8, word(first, at));
+        self.desc.store_u64_release(usize::from(at.index) * 16 + 8, word(first, at.used_flags()));
         self.staged.clear();
         let slots = std::mem::take(&mut self.staged_slots);
         self.staged_chains = 0;

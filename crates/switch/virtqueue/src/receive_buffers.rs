@@ -1,7 +1,8 @@
 //! Buffers of a receiving ring: taken some at a time, handed out frame by frame, the rest given back.
 
-use crate::chain::{MAX_IDLE, PREFETCH};
+use crate::chain::{MAX_IDLE, MAX_PIECES, PREFETCH};
 use crate::{BURST, Chain, Chains, QueueError, Ring};
+use arrayvec::ArrayVec;
 use lasthop_guestmem::{GuestMemory, GuestSlice};
 
 /// What became of a wish for buffers.
@@ -27,6 +28,8 @@ pub struct ReceiveBuffers<'m> {
     pub(crate) first: usize,
     /// Chains from `first` up to this one hold the frame at hand.
     pub(crate) end: usize,
+    /// The memory of those, side by side.
+    joined: ArrayVec<GuestSlice<'m>, MAX_PIECES>,
     /// Chains given back because they point the wrong way.
     unfit: usize,
 }
@@ -68,11 +71,11 @@ impl<'m> ReceiveBuffers<'m> {
     ) -> Result<Reserved, QueueError> {
         self.first = self.end;
         if let Some(chain) = self.chains.list.get(self.end)
-            && chain.len as usize >= need
-            && !chain.bad
+            && chain.len() as usize >= need
+            && !chain.is_bad()
         {
             self.end += 1;
-            return Ok(Reserved::Enough);
+            return Ok(self.join());
         }
         self.gather(ring, memory, need, join, ahead)
     }
@@ -109,10 +112,10 @@ impl<'m> ReceiveBuffers<'m> {
                 }
                 let Some(chain) = self.chains.list.get(n) else { return Ok(false) };
                 n += 1;
-                match (chain.bad, held) {
+                match (chain.is_bad(), held) {
                     (true, 0) => continue,
                     (true, _) => return Ok(true),
-                    (false, _) => held += chain.len as usize,
+                    (false, _) => held += chain.len() as usize,
                 }
                 if !join {
                     break;
@@ -157,7 +160,7 @@ impl<'m> ReceiveBuffers<'m> {
                 }
             }
             let Some(chain) = self.chains.list.get(self.end) else { return Ok(Reserved::NoBuffers) };
-            if chain.bad {
+            if chain.is_bad() {
                 if self.end != self.first {
                     self.end = self.first;
                     return Ok(Reserved::TooSmall);
@@ -174,9 +177,9 @@ impl<'m> ReceiveBuffers<'m> {
                 continue;
             }
             self.end += 1;
-            held += chain.len as usize;
+            held += chain.len() as usize;
             if held >= need {
-                return Ok(Reserved::Enough);
+                return Ok(self.join());
             }
             if !join {
                 self.end = self.first;
@@ -222,10 +225,36 @@ impl<'m> ReceiveBuffers<'m> {
         self.chains.list.get(self.first..self.end).unwrap_or(&[])
     }
 
-    /// Their memory, in order.
+    /// Puts the memory of the chains at hand side by side. They may be too many pieces.
+    #[inline(always)]
+    fn join(&mut self) -> Reserved {
+        if self.chains.join(self.first..self.end, &mut self.joined) {
+            return Reserved::Enough;
+        }
+        self.end = self.first;
+        Reserved::TooSmall
+    }
+
+    /// The memory of what [`ReceiveBuffers::reserve`] has handed out last, in order.
     #[inline]
     pub fn pieces(&self) -> &[GuestSlice<'m>] {
-        self.chains.span(self.chains())
+        &self.joined
+    }
+
+    /// The chains taken already that have not been handed out.
+    #[inline]
+    pub fn at_hand(&self) -> &[Chain<'m>] {
+        self.chains.list.get(self.end..).unwrap_or(&[])
+    }
+
+    /// Hands out as many of [`ReceiveBuffers::at_hand`] as there are in `from`, to whose first bytes all of those have been copied, and
+    /// notes them as used.
+    #[inline]
+    pub fn use_up(&mut self, ring: &mut Ring, from: &[Chain<'_>]) {
+        let to = self.chains.list.get(self.end..self.end + from.len()).unwrap_or(&[]);
+        ring.stage_all(to.iter().zip(from).map(|(to, from)| (to, from.len())));
+        self.end += to.len();
+        self.first = self.end.saturating_sub(1);
     }
 
     /// Puts back what was not handed out, or was by a `reserve` that failed.

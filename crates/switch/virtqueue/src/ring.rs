@@ -156,6 +156,12 @@ impl Ring {
         either!(self, r => r.stage_used(chain, len))
     }
 
+    /// As [`Ring::stage_used`] for some chains, each with what was written to it.
+    #[inline]
+    pub(crate) fn stage_all<'a, 'm: 'a>(&mut self, chains: impl ExactSizeIterator<Item = (&'a Chain<'m>, u32)>) {
+        either!(self, r => r.stage_all(chains))
+    }
+
     /// As [`Ring::stage_used`] for chains that were only read.
     #[inline]
     pub fn stage_read(&mut self, chains: &[Chain]) {

@@ -18,8 +18,8 @@ use crate::chain::{ChainBuilder, Descriptor};
 use crate::journal::OpenBurst;
 use crate::queue::QueueSetup;
 use crate::ring::{need_event, part};
-use crate::{Chain, Chains, DESC_INDIRECT, DESC_NEXT, QueueError};
-use lasthop_guestmem::{GuestMemory, PinnedSlice, fence};
+use crate::{Chain, Chains, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, QueueError};
+use lasthop_guestmem::{Descriptors, Entries, GuestMemory, PinnedSlice, Window, fence};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -43,9 +43,35 @@ pub(crate) struct SplitRing {
     /// Next entry of the used ring to fill; what the driver sees is `published`.
     next_used: u16,
     published: u16,
+    /// Where the last buffer of one piece lay, or near it.
+    near: u64,
     event_idx: bool,
     in_order: bool,
     indirect: bool,
+}
+
+/// Takes chains of one buffer that lies in one region, up to the first that is something else: nearly all chains of most drivers.
+/// Each descriptor is read once, and what is not taken is read anew and walked, so only one reading ever counts. Takes for granted that
+/// `most` chains wait in the ring. A function of its own, so that all it works with stays in registers.
+#[inline(never)]
+fn singles<'m, const FLAGS: u16>(
+    chains: &mut Chains<'m>,
+    window: &mut Window<'m>,
+    avail: Entries<'_, u16>,
+    desc: Descriptors<'_>,
+    next: u16,
+    most: usize,
+) -> usize {
+    let next = usize::from(next);
+    let mut here = *window;
+    let taken = chains.add_singles(most, |n| {
+        let head = avail.load(next + n);
+        let Descriptor { addr, len, flags, .. } = Descriptor::split(desc.load(usize::from(head)));
+        let is_single = flags & (DESC_NEXT | DESC_WRITE | DESC_INDIRECT) == FLAGS;
+        if is_single { here.find(addr, len, head) } else { None }
+    });
+    *window = here;
+    taken
 }
 
 impl SplitRing {
@@ -69,6 +95,7 @@ impl SplitRing {
             seen_avail: position,
             next_used: position,
             published: position,
+            near: 0,
             event_idx: setup.event_idx,
             in_order: setup.in_order,
             indirect: setup.indirect,
@@ -80,7 +107,7 @@ impl SplitRing {
     }
 
     pub(crate) fn is_blank(&self) -> bool {
-        self.desc.load_pair(0) == (0, 0)
+        self.desc.descriptors().load(0) == (0, 0)
     }
 
     /// How many chains wait, reading the driver's index only if none is known of.
@@ -113,25 +140,34 @@ impl SplitRing {
         device_writes: bool,
         most: usize,
     ) -> Result<(), QueueError> {
-        let waiting = usize::from(self.waiting()?).min(most);
-        let mut next = self.next_avail;
-        let mut result = Ok(());
-        for _ in 0..waiting {
-            let head = self.avail.load_u16(4 + 2 * (usize::from(next) & self.mask));
-            // Most chains are one buffer; whatever is not is read anew and walked, so only one reading ever counts.
-            let descriptor = Descriptor::split(self.desc.load_pair(usize::from(head)));
-            if !chains.add_single(memory, &descriptor, head, device_writes) {
-                match self.take(memory, chains, device_writes, head) {
-                    Ok(true) => {}
-                    Ok(false) => break,
-                    Err(e) => {
-                        result = Err(e);
-                        break;
-                    }
+        let mut left = usize::from(self.waiting()?).min(most);
+        let (mut next, mut result) = (self.next_avail, Ok(()));
+        // The bounds of the available ring hold for all of it.
+        let Some(avail) = self.avail.entries::<u16>(4, self.mask) else { return Ok(()) };
+        let (desc, mut window) = (self.desc.descriptors(), memory.window(self.near));
+        while left > 0 {
+            let taken = if device_writes {
+                singles::<DESC_WRITE>(chains, &mut window, avail, desc, next, left)
+            } else {
+                singles::<0>(chains, &mut window, avail, desc, next, left)
+            };
+            next = next.wrapping_add(taken as u16);
+            left -= taken;
+            if left == 0 {
+                break;
+            }
+            match self.take(memory, chains, device_writes, avail.load(usize::from(next))) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(e) => {
+                    result = Err(e);
+                    break;
                 }
             }
             next = next.wrapping_add(1);
+            left -= 1;
         }
+        self.near = window.place();
         self.next_avail = next;
         result
     }
@@ -154,18 +190,28 @@ impl SplitRing {
             self.next_used = self.next_used.wrapping_add(chains.len() as u16 - 1);
             return;
         }
-        for chain in chains {
-            self.stage_used(chain, 0);
-        }
+        self.stage_all(chains.iter().map(|chain| (chain, 0)));
     }
 
     #[inline]
     pub(crate) fn stage_used(&mut self, chain: &Chain, len: u32) {
-        let slot = usize::from(self.next_used) & self.mask;
-        self.used.store_u32_pair(4 + 8 * slot, u32::from(chain.id), len);
-        // Eight to a cache line, which the driver has read since it was last ours.
-        self.used.prefetch_for_write(4 + 8 * slot + 128);
-        self.next_used = self.next_used.wrapping_add(1);
+        self.stage_all([(chain, len)].into_iter());
+    }
+
+    /// As [`SplitRing::stage_used`] for some chains, each with what was written to it: the ring's bounds are checked once.
+    #[inline]
+    pub(crate) fn stage_all<'a, 'm: 'a>(&mut self, chains: impl Iterator<Item = (&'a Chain<'m>, u32)>) {
+        let Some(used) = self.used.entries::<[u32; 2]>(4, self.mask) else { return };
+        let mut next = self.next_used;
+        for (chain, len) in chains {
+            used.store(usize::from(next), u32::from(chain.id()), len);
+            next = next.wrapping_add(1);
+            if next & 7 == 0 {
+                // Eight to a cache line, which the driver has read since it was last ours.
+                used.prefetch_for_write(usize::from(next) + 16);
+            }
+        }
+        self.next_used = next;
     }
 
     #[inline]

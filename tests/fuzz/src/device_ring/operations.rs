@@ -68,7 +68,7 @@ pub(super) fn step<'m>(
             let got = &chains.list[before..];
             assert_eq!(got.len(), expected.len(), "{popped:?} {broken:?}");
             for (chain, expected) in got.iter().zip(&expected) {
-                assert_eq!((chain.len, chain.bad), (expected.len, expected.bad));
+                assert_eq!((chain.len(), chain.is_bad()), (expected.len, expected.bad));
                 assert_eq!(read(chains, chain), model.content(expected));
             }
             assert_eq!(popped.is_err(), broken.is_some(), "{popped:?}");
@@ -148,7 +148,7 @@ fn complete(ring: &mut Ring, model: &mut Model, chains: &Chains<'_>, held: &[Wal
 
 fn read(chains: &Chains<'_>, chain: &lasthop_virtqueue::Chain) -> Vec<u8> {
     let mut out = Vec::new();
-    for piece in chains.pieces(chain) {
+    for piece in &*chains.pieces(chain) {
         let at = out.len();
         out.resize(at + piece.len(), 0);
         piece.read(0, &mut out[at..]);
@@ -276,8 +276,8 @@ fn reserve(ring: &mut Ring, model: &mut Model, memory: &Arc<GuestMemory>, input:
             at += here;
         }
         for (chain, walked) in room.chains().iter().zip(&list[first..end]) {
-            let here = left.min(chain.len as usize);
-            assert_eq!(chain.len, walked.len);
+            let here = left.min(chain.len() as usize);
+            assert_eq!(chain.len(), walked.len);
             ring.stage_used(chain, here as u32);
             model.stage(walked, here as u32);
             left -= here;

@@ -127,6 +127,11 @@ impl GuestMemory {
         self.piece(addr, len).ok()
     }
 
+    /// As the real one: there is one region.
+    pub fn window(&self, _: u64) -> Window<'_> {
+        Window { memory: self }
+    }
+
     /// The cell with this byte, its width in bytes and the byte's place in it.
     fn cell(&self, at: usize) -> (&Cell, usize, usize) {
         if at < self.joined {
@@ -281,6 +286,128 @@ impl GuestSlice<'_> {
     pub fn prefetch(&self, _to_write: bool) {}
 }
 
+/// The one region.
+#[derive(Clone, Copy, Debug)]
+pub struct Window<'m> {
+    memory: &'m GuestMemory,
+}
+
+impl<'m> Window<'m> {
+    /// As the real one.
+    pub fn find(&mut self, addr: u64, len: u32, id: u16) -> Option<Tagged<'m>> {
+        let slice = self.memory.slice(addr, len as usize).ok()?;
+        Tagged::of(slice, id).filter(|_| len != 0)
+    }
+
+    /// The one region's.
+    pub fn place(&self) -> u64 {
+        0
+    }
+}
+
+/// A slice or a number, and more numbers.
+#[derive(Clone, Copy, Debug)]
+pub struct Tagged<'m> {
+    what: Result<GuestSlice<'m>, u64>,
+    len: u32,
+    id: u16,
+    form: u16,
+}
+
+impl<'m> Tagged<'m> {
+    /// A slice.
+    pub fn of(slice: GuestSlice<'m>, id: u16) -> Option<Self> {
+        Some(Self { what: Ok(slice), len: slice.len as u32, id, form: 0 })
+    }
+
+    /// A number.
+    pub fn hollow(number: u64, len: u32, id: u16, form: u16) -> Self {
+        Self { what: Err(number), len, id, form }
+    }
+
+    /// The slice.
+    pub fn slice(&self) -> Option<GuestSlice<'m>> {
+        self.what.ok()
+    }
+
+    /// The number.
+    pub fn number(&self) -> Option<u64> {
+        self.what.err()
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// None.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The holder's number.
+    pub fn id(&self) -> u16 {
+        self.id
+    }
+
+    /// More of it.
+    pub fn form(&self) -> u16 {
+        self.form
+    }
+
+    /// Nothing.
+    pub fn prefetch(&self, _to_write: bool) {}
+}
+
+/// Words of a ring.
+#[derive(Clone, Copy, Debug)]
+pub struct Entries<'m, T> {
+    slice: GuestSlice<'m>,
+    mask: usize,
+    word: std::marker::PhantomData<T>,
+}
+
+impl Entries<'_, u16> {
+    /// A relaxed load.
+    pub fn load(&self, n: usize) -> u16 {
+        self.slice.load_u16(2 * (n & self.mask))
+    }
+}
+
+impl Entries<'_, [u32; 2]> {
+    /// Two relaxed stores.
+    pub fn store(&self, n: usize, first: u32, second: u32) {
+        let at = 8 * (n & self.mask);
+        self.slice.store(at, &first.to_le_bytes(), Ordering::Relaxed);
+        self.slice.store(at + 4, &second.to_le_bytes(), Ordering::Relaxed);
+    }
+
+    /// Nothing.
+    pub fn prefetch_for_write(&self, _n: usize) {}
+}
+
+/// Descriptors of a ring.
+#[derive(Clone, Copy, Debug)]
+pub struct Descriptors<'m>(GuestSlice<'m>);
+
+impl Descriptors<'_> {
+    /// Its second word first, in acquire order.
+    pub fn load(&self, n: usize) -> (u64, u64) {
+        let (mut first, mut second) = ([0; 8], [0; 8]);
+        self.0.load(16 * n + 8, &mut second, unless(Weak::Acquire, Ordering::Acquire));
+        self.0.load(16 * n, &mut first, Ordering::Relaxed);
+        (u64::from_le_bytes(first), u64::from_le_bytes(second))
+    }
+
+    /// A relaxed store.
+    pub fn store_second(&self, n: usize, word: u64) {
+        self.0.store_u64(16 * n + 8, word);
+    }
+
+    /// Nothing.
+    pub fn prefetch_for_write(&self, _n: usize) {}
+}
+
 /// A slice together with its memory.
 #[derive(Debug)]
 pub struct PinnedSlice<const ALIGN: usize = 2> {
@@ -307,25 +434,19 @@ impl<const ALIGN: usize> PinnedSlice<ALIGN> {
     words!(u16: load_u16, store_u16);
     words!(u64: load_u64, store_u64);
 
-    /// A descriptor: its second word first, in acquire order.
-    pub fn load_pair(&self, n: usize) -> (u64, u64) {
-        let (mut first, mut second) = ([0; 8], [0; 8]);
-        self.get().load(16 * n + 8, &mut second, unless(Weak::Acquire, Ordering::Acquire));
-        self.get().load(16 * n, &mut first, Ordering::Relaxed);
-        (u64::from_le_bytes(first), u64::from_le_bytes(second))
+    /// As descriptors.
+    pub fn descriptors(&self) -> Descriptors<'_> {
+        Descriptors(self.get())
     }
 
-    /// Nothing.
-    pub fn prefetch_for_write(&self, _offset: usize) {}
+    /// As words of a ring.
+    pub fn entries<T>(&self, offset: usize, mask: usize) -> Option<Entries<'_, T>> {
+        let slice = self.get().part(offset, (mask + 1) * size_of::<T>());
+        Some(Entries { slice, mask, word: std::marker::PhantomData })
+    }
 
     /// A store of release order.
     pub fn store_u64_release(&self, offset: usize, value: u64) {
         self.get().store(offset, &value.to_le_bytes(), unless(Weak::Release, Ordering::Release));
-    }
-
-    /// Two relaxed stores.
-    pub fn store_u32_pair(&self, offset: usize, first: u32, second: u32) {
-        self.get().store(offset, &first.to_le_bytes(), Ordering::Relaxed);
-        self.get().store(offset + 4, &second.to_le_bytes(), Ordering::Relaxed);
     }
 }

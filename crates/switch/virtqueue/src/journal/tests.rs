@@ -151,7 +151,7 @@ fn killed(packed: bool, size: u16, index: u16, warm_up: u16, pieces: &[u32], sho
             if i + shown >= chains.len() {
                 image[at..at + 16].copy_from_slice(&after[at..at + 16]);
             }
-            head.advance(chain.slots, size);
+            head.advance(chain.slots(), size);
         }
         crash.restore(&image);
     } else if shown < chains.len() {

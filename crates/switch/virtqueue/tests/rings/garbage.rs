@@ -74,7 +74,7 @@ fn step(rig: &Rig, op: &Op) -> Result<(), QueueError> {
             device.ring().unpop(&chains.list[keep..]);
             for chain in &chains.list[..keep] {
                 let held: usize = chains.pieces(chain).iter().map(|p| p.len()).sum();
-                assert_eq!(held, if chain.bad { 0 } else { chain.len as usize });
+                assert_eq!(held, if chain.is_bad() { 0 } else { chain.len() as usize });
                 device.ring().stage_used(chain, 0);
             }
             popped?;
@@ -82,7 +82,7 @@ fn step(rig: &Rig, op: &Op) -> Result<(), QueueError> {
         Op::Reserve(need, join) => {
             device.ring().reserve(&memory, &mut chains, *need, *join)?;
             for chain in &chains.list {
-                device.ring().stage_used(chain, chain.len);
+                device.ring().stage_used(chain, chain.len());
             }
         }
         Op::Publish => {

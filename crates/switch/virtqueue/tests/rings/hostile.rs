@@ -59,7 +59,7 @@ impl Raw {
         let mut device = self.rig.device();
         let (memory, mut chains) = (device.memory, Box::new(Chains::new()));
         let result = device.ring().pop(memory, &mut chains, 64);
-        (chains.list.iter().map(|c| c.len).collect(), result)
+        (chains.list.iter().map(|c| c.len()).collect(), result)
     }
 
     /// The one chain there is breaks the ring, and after a new start the ring works.
@@ -128,7 +128,7 @@ fn g3_more_pieces_than_anybody_keeps_go_back_unread() {
         let (memory, mut chains) = (device.memory, Box::new(Chains::new()));
         device.ring().pop(memory, &mut chains, 64).unwrap();
         assert_eq!(chains.list.len(), 1);
-        assert_eq!(2 * usize::from(entries) > MAX_PIECES, chains.list[0].bad);
+        assert_eq!(2 * usize::from(entries) > MAX_PIECES, chains.list[0].is_bad());
         assert!(chains.list.iter().map(|chain| chains.pieces(chain).len()).sum::<usize>() <= MAX_PIECES);
     }
 }
@@ -335,7 +335,7 @@ fn wrong_direction_goes_back() {
         rig.device().ring().pop(&memory, &mut chains, 64).unwrap();
         // In a packed ring's table the mark for writing is overlooked where the device reads: DPDK's driver sets it.
         let overlooked = kind.packed && kind.indirect;
-        assert_eq!(chains.list.iter().map(|c| c.bad).collect::<Vec<_>>(), [true, !overlooked, false], "{kind:?}");
+        assert_eq!(chains.list.iter().map(|c| c.is_bad()).collect::<Vec<_>>(), [true, !overlooked, false], "{kind:?}");
         assert!(chains.pieces(&chains.list[0]).is_empty());
         assert!(overlooked || chains.pieces(&chains.list[1]).is_empty());
         rig.device().ring().unpop(&chains.list);

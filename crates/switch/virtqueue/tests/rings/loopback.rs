@@ -130,9 +130,9 @@ impl Model {
         let got = chains.list.len();
         assert!(got <= expect.len() && (got > 0 || expect.is_empty()));
         for (chain, buffer) in chains.list.iter().zip(&expect) {
-            assert!(!chain.bad);
-            assert_eq!(read(chains.pieces(chain)), buffer.content);
-            assert_eq!(chain.len as usize, buffer.content.len());
+            assert!(!chain.is_bad());
+            assert_eq!(read(&chains.pieces(chain)), buffer.content);
+            assert_eq!(chain.len() as usize, buffer.content.len());
         }
         let keep = got.saturating_sub(back);
         device.ring().unpop(&chains.list[keep..]);
@@ -171,13 +171,13 @@ impl Model {
         let mut done = Vec::new();
         for chain in &list {
             let mut buffer = self.available.pop_front().unwrap();
-            assert_eq!(chain.len as usize, room(&buffer));
-            let len = left.min(chain.len as usize);
+            assert_eq!(chain.len() as usize, room(&buffer));
+            let len = left.min(chain.len() as usize);
             left -= len;
             self.serial += 1;
             buffer.content = written(self.serial, len);
             let mut at = 0;
-            for piece in chains.pieces(chain) {
+            for piece in &*chains.pieces(chain) {
                 at += piece.write(0, &buffer.content[at..]);
             }
             assert_eq!(at, len);

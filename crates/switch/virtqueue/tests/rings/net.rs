@@ -27,7 +27,7 @@ fn echo(memory: &Arc<GuestMemory>, queues: &[Queue], mergeable: bool) -> Vec<boo
     let (sender, receiver) = (&mut sender.started().unwrap().ring, &mut receiver.started().unwrap().ring);
     sender.pop(memory, &mut from, 64).unwrap();
     for chain in &from.list {
-        let mut frame = crate::rig::read(from.pieces(chain));
+        let mut frame = crate::rig::read(&from.pieces(chain));
         let fits = receiver.reserve(memory, &mut to, frame.len(), mergeable).unwrap() == Reserved::Enough;
         fitted.push(fits);
         if fits {
@@ -35,7 +35,7 @@ fn echo(memory: &Arc<GuestMemory>, queues: &[Queue], mergeable: bool) -> Vec<boo
             let mut at = 0;
             for chain in &to.list {
                 let before = at;
-                for piece in to.pieces(chain) {
+                for piece in &*to.pieces(chain) {
                     at += piece.write(0, &frame[at..]);
                 }
                 receiver.stage_used(chain, (at - before) as u32);

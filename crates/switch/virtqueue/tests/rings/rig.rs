@@ -118,7 +118,7 @@ impl Device<'_> {
         let popped = self.ring().pop(memory, &mut chains, 64);
         let mut out = Vec::new();
         for chain in &chains.list {
-            out.push(read(chains.pieces(chain)));
+            out.push(read(&chains.pieces(chain)));
             self.ring().stage_used(chain, 0);
         }
         self.ring().publish();

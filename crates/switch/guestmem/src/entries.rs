@@ -1,0 +1,99 @@
+//! Parts of a ring whose bounds have been checked once, for a loop over a burst: what is left to do for each entry is to take its
+//! number modulo the ring's size, or to compare it with it.
+//!
+//! A tier above [`PinnedSlice`]'s own words, which check the end for each of them. Worth some 20 of 330 instructions for a packet of
+//! 64 bytes on split rings.
+
+use crate::copy;
+use crate::memory::GuestMemory;
+use crate::slice::{PinnedSlice, load_flags_first, prefetch_line};
+use std::marker::PhantomData;
+
+/// A ring of words, a power of two of them. See [`PinnedSlice::entries`].
+#[derive(Clone, Copy, Debug)]
+pub struct Entries<'m, T> {
+    ptr: *mut T,
+    mask: usize,
+    memory: PhantomData<&'m GuestMemory>,
+}
+
+/// Descriptors: of a ring, or of what is left of one. See [`PinnedSlice::descriptors`].
+#[derive(Clone, Copy, Debug)]
+pub struct Descriptors<'m> {
+    ptr: *mut u64,
+    count: usize,
+    memory: PhantomData<&'m GuestMemory>,
+}
+
+impl<const ALIGN: usize> PinnedSlice<ALIGN> {
+    /// A ring of `mask + 1` words from `offset` on; `None` if they are not a power of two, not aligned, or not all inside.
+    #[inline]
+    pub fn entries<T>(&self, offset: usize, mask: usize) -> Option<Entries<'_, T>> {
+        const { assert!(align_of::<T>() <= ALIGN) };
+        let end = mask.checked_add(1)?.checked_mul(size_of::<T>())?.checked_add(offset)?;
+        let fits = end <= self.len && mask & (mask + 1) == 0 && offset.is_multiple_of(align_of::<T>());
+        fits.then(|| Entries { ptr: self.ptr.wrapping_add(offset).cast(), mask, memory: PhantomData })
+    }
+
+    /// All of it as descriptors.
+    #[inline]
+    pub fn descriptors(&self) -> Descriptors<'_> {
+        const { assert!(align_of::<u64>() <= ALIGN) };
+        Descriptors { ptr: self.ptr.cast(), count: self.len / 16, memory: PhantomData }
+    }
+}
+
+impl Entries<'_, u16> {
+    /// Reads the `n`th, modulo their number.
+    #[inline(always)]
+    pub fn load(&self, n: usize) -> u16 {
+        // SAFETY: `n & mask` is one of the words that `PinnedSlice::entries` found inside and aligned.
+        u16::from_le(unsafe { self.ptr.add(n & self.mask).read_volatile() })
+    }
+}
+
+impl Entries<'_, [u32; 2]> {
+    /// Writes the `n`th, modulo their number.
+    #[inline(always)]
+    pub fn store(&self, n: usize, first: u32, second: u32) {
+        let pair = u64::from(first) | u64::from(second) << 32;
+        // SAFETY: as above, of eight bytes.
+        unsafe { copy::write_8(self.ptr.add(n & self.mask).cast(), pair.to_le()) };
+    }
+
+    /// Asks for the line of the `n`th, which is going to be written to.
+    #[inline(always)]
+    pub fn prefetch_for_write(&self, n: usize) {
+        prefetch_line(self.ptr.wrapping_add(n & self.mask).cast(), true);
+    }
+}
+
+impl Descriptors<'_> {
+    /// The `n`th, as two little-endian words; zeros beyond the end. The last two bytes are read first, with acquire order: a packed
+    /// ring's driver writes the flags, which are there, last.
+    #[inline(always)]
+    pub fn load(&self, n: usize) -> (u64, u64) {
+        if n >= self.count {
+            return (0, 0);
+        }
+        // SAFETY: the `n`th 16 bytes are inside and aligned; the guest's accesses to ring fields are atomic too.
+        let (at, second) = unsafe { (self.ptr.add(2 * n), load_flags_first(self.ptr.add(2 * n + 1))) };
+        // SAFETY: as above.
+        (u64::from_le(unsafe { at.read_volatile() }), second)
+    }
+
+    /// Writes the second word of the `n`th, or none.
+    #[inline(always)]
+    pub fn store_second(&self, n: usize, word: u64) {
+        if n < self.count {
+            // SAFETY: as above.
+            unsafe { self.ptr.add(2 * n + 1).write_volatile(word.to_le()) };
+        }
+    }
+
+    /// Asks for the line of the `n`th, which is going to be written to. It may lie anywhere.
+    #[inline(always)]
+    pub fn prefetch_for_write(&self, n: usize) {
+        prefetch_line(self.ptr.wrapping_add(2 * n).cast(), true);
+    }
+}
