@@ -313,7 +313,7 @@ impl Forwarder {
                 continue;
             };
             let target = (started, port.mtu(), &**queue);
-            let (filled, repeated) = fill(&mut self.plan, &mut self.packets, &group, target, burst, repeat);
+            let (filled, repeated) = fill(&mut self.plan, &self.packets, &group, target, burst, repeat);
             if repeat.is_some() {
                 passed = repeated;
                 packets += repeated.packets as u32;
@@ -327,9 +327,12 @@ impl Forwarder {
     /// Counts the packets that were done in this burst and not before.
     fn count(&self, burst: &Burst<'_, '_>) {
         let new = self.plan.done & !burst.ahead.done;
-        // All that were looked at have their length noted.
-        let packets = self.packets.iter().enumerate().take(64 - new.leading_zeros() as usize);
-        let bytes = packets.map(|(i, packet)| packet.frame_len as u64 * (new >> (i & 63) & 1)).sum();
+        let (mut left, mut bytes) = (new & !self.plan.passed, self.plan.passed_bytes);
+        while left != 0 {
+            // All that were looked at have their length noted.
+            bytes += self.packets.get(left.trailing_zeros() as usize).map_or(0, |packet| packet.frame_len as u64);
+            left &= left.wrapping_sub(1);
+        }
         burst.queue.counters.packets.add(u64::from(new.count_ones()));
         burst.queue.counters.bytes.add(bytes);
     }
@@ -436,7 +439,7 @@ impl Filled {
 /// Delivers one receiver's packets, with those of `repeat`, and publishes them at once.
 fn fill(
     plan: &mut Plan,
-    packets: &mut [Packet],
+    packets: &[Packet],
     group: &Group,
     (started, mtu, queue): (&mut StartedQueue, u16, &Queue),
     burst: &Burst<'_, '_>,
@@ -495,8 +498,11 @@ fn fill(
     }
     let mut passed = Passed::default();
     if let Some(repeat) = repeat.filter(|_| error.is_none() && !held) {
-        passed = target.pass(packets, burst.chains, repeat);
-        plan.done |= !(u64::MAX << passed.packets) << repeat.next;
+        passed = target.pass(burst.chains, repeat);
+        let set = !(u64::MAX << passed.packets) << repeat.next;
+        plan.done |= set;
+        plan.passed |= set;
+        plan.passed_bytes += passed.bytes as u64;
     }
     plan.idle_work += target.idle_work();
     target.note_nothing(burst.now_ns);

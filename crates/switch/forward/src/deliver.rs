@@ -1,15 +1,16 @@
 //! One packet into one ring: reserve, copy, stage. The payload moves once, whatever has to be done to it on the way.
 
 use crate::cursor::Cursor;
-use crate::packet::{L2_LEN, Packet, l2_header, simple_frame};
+use crate::packet::Packet;
+use crate::pass::{HEAD_LEN, VNET_BYTES, pass};
 use crate::port::{feature, header_len};
 use crate::repeat::{Passed, Repeat};
 use lasthop_frame::{
     CompleteChecksum, Delivery, HeaderBuf, Offload, Receiver, SEGMENT_HEADER_LEN, SNAPSHOT_LEN, Segmenter, VnetHdr,
 };
 use lasthop_guestmem::{GuestMemory, GuestSlice};
-use lasthop_types::{DropReason, PortCounters};
-use lasthop_virtqueue::{Chains, PREFETCH, QueueError, ReceiveBuffers, Reserved, StartedQueue};
+use lasthop_types::{DropReason, MAX_FRAME_LEN, PortCounters};
+use lasthop_virtqueue::{Chains, QueueError, ReceiveBuffers, Reserved, StartedQueue};
 
 /// How much is done in one go, with the locks of a sender's and a receiver's ring held, before others get their turn: in bytes
 /// moved, or what takes as long. 64 packets of 4 KiB are less, and so are five of 64 KiB. Some 50 µs.
@@ -112,43 +113,31 @@ impl<'a> Target<'a> {
         done
     }
 
-    /// Delivers packets of `chains` from the `next` on as long as they are like the one before, whose link layer is `like`,
-    /// each read and written in one go, until `most` bytes have been. Of `packets` only their length is filled in. Returns how
-    /// many, and their bytes.
-    pub(crate) fn pass(
-        &mut self,
-        packets: &mut [Packet],
-        chains: &Chains<'_>,
-        Repeat { next, like, most, .. }: Repeat,
-    ) -> Passed {
-        let (mut n, mut bytes) = (0, 0);
-        for (packet, chain) in packets.iter_mut().skip(next).zip(chains.list.iter().skip(next)) {
-            chains.prefetch(next + n + PREFETCH, false);
-            let Some((from, frame)) = simple_frame(chain).filter(|(_, frame)| l2_header(frame) == like) else { break };
-            let len = from.len() - VnetHdr::LEN;
-            let fits = len <= self.any_frame && self.header_len == VnetHdr::LEN && bytes < most;
-            if !(fits && self.put(&from, &frame, from.len())) {
-                break;
-            }
-            packet.frame_len = len;
-            (n, bytes) = (n + 1, bytes + len);
+    /// Delivers packets of `chains` from the `next` on that are like the one before, as [`pass`] does, as far as buffers are at hand.
+    /// Returns how many, and their bytes.
+    pub(crate) fn pass(&mut self, chains: &Chains<'_>, Repeat { next, like, most, .. }: Repeat) -> Passed {
+        let from = chains.list.get(next..).unwrap_or(&[]);
+        if self.header_len != VnetHdr::LEN {
+            return Passed::default();
         }
-        self.count(n, bytes);
-        Passed { packets: n, bytes }
+        let longest = self.any_frame.min(MAX_FRAME_LEN) + VnetHdr::LEN;
+        let passed = pass(from, self.buffers.at_hand(), like, longest, most);
+        self.buffers.use_up(&mut self.started.ring, from.get(..passed.packets).unwrap_or(&[]));
+        self.count(passed.packets, passed.bytes);
+        passed
     }
 
     /// Writes a packet that asks for nothing into the next buffer, if that is at hand and holds its `len` bytes: the frame
     /// begins with `header`, read from `from` before, where the rest is still to be read.
     #[inline]
     fn put(&mut self, from: &GuestSlice<'_>, header: &[u8], len: usize) -> bool {
-        const VNET: [u8; VnetHdr::LEN] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
         let Some((to, chain)) = self.buffers.next_single(len) else { return false };
         // Two writes and not one: gathering both in private memory first would stall on the fresh stores.
         // Often it is there from the last time, and a line that is not written to stays in the driver's cache.
-        if to.read_array(0) != Some(VNET) {
-            to.write_array(0, &VNET);
+        if to.read_array(0) != Some(VNET_BYTES) {
+            to.write_array(0, &VNET_BYTES);
         }
-        match <&[u8; L2_LEN]>::try_from(header) {
+        match <&[u8; HEAD_LEN]>::try_from(header) {
             Ok(header) => drop(to.write_array(VnetHdr::LEN, header)),
             Err(_) => drop(to.write(VnetHdr::LEN, header)),
         }

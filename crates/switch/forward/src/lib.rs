@@ -10,6 +10,7 @@ mod datapath;
 mod deliver;
 mod orders;
 mod packet;
+mod pass;
 mod plan;
 mod port;
 mod repeat;

@@ -1,16 +1,17 @@
 //! A packet as the switch has judged it.
 
 use crate::cursor::Cursor;
+use crate::pass::{HEAD_LEN, Head, simple_frame};
 use lasthop_flow::hash_key;
-use lasthop_frame::{Depth, FlowKey, Offload, SNAPSHOT_LEN, VnetHdr, extract};
+use lasthop_frame::{Depth, FlowKey, Offload, SNAPSHOT_LEN, VnetHdr, extract, is_plain_l2};
 use lasthop_guestmem::GuestSlice;
 use lasthop_types::{DropReason, MAX_FRAME_LEN, PortId};
 use lasthop_virtqueue::{Chain, Chains};
 
 /// Shortest frame that is looked at: an Ethernet header.
 const MIN_FRAME_LEN: usize = 14;
-/// As much of a frame as is read while flows look at its link layer alone.
-pub(crate) const L2_LEN: usize = 64;
+/// As much of a frame as is read while flows look at its link layer alone, if that has VLAN tags.
+const TAGGED_LEN: usize = 64;
 
 /// Private copy of everything that was judged about one packet. Its payload stays where it is, in `pieces` that travel
 /// beside it.
@@ -31,23 +32,6 @@ pub(crate) struct Packet {
     pub(crate) offload: Offload,
     /// What it is; filled in to the depth asked for.
     pub(crate) key: FlowKey,
-}
-
-/// Where a packet lies and how its frame begins, if it is what most are: it asks for nothing, has a header of
-/// [`VnetHdr::LEN`], is in one piece, not among the shortest and not too long.
-#[inline]
-pub(crate) fn simple_frame<'m>(chain: &Chain<'m>) -> Option<(GuestSlice<'m>, [u8; L2_LEN])> {
-    let piece = chain.single()?;
-    let frame = piece.read_array::<L2_LEN>(VnetHdr::LEN)?;
-    let Some([0, 0]) = piece.read_array(0) else { return None };
-    (piece.len() <= VnetHdr::LEN + MAX_FRAME_LEN).then_some((piece, frame))
-}
-
-/// What the link layer of an untagged Ethernet II frame says, to be compared with that of another; the in port aside, all
-/// of a key of [`Depth::L2`].
-#[inline]
-pub(crate) fn l2_header(frame: &[u8]) -> u128 {
-    u128::from_le_bytes(frame.first_chunk().copied().unwrap_or_default()) & ((1 << (8 * MIN_FRAME_LEN)) - 1)
 }
 
 impl Default for Packet {
@@ -87,15 +71,25 @@ impl Packet {
         self.read_all(&chains.pieces(chain))
     }
 
-    /// Takes a snapshot for [`Depth::L2`] of a packet that is a [`simple_frame`]. False if it is not.
+    /// Takes a snapshot for [`Depth::L2`] of a packet that is a [`simple_frame`]: no more than an Ethernet header, and what makes words
+    /// full, if that says it all. False if it is not.
     #[inline]
     pub(crate) fn read_link(&mut self, chain: &Chain<'_>, port: PortId) -> bool {
-        let Some((piece, link)) = simple_frame(chain) else { return false };
+        let longest = VnetHdr::LEN + MAX_FRAME_LEN;
+        let Some((piece, head)) = simple_frame(chain).filter(|(piece, _)| piece.len() <= longest) else { return false };
+        let [first, second] = head.map(u64::to_le_bytes);
         if let Some(snapshot) = self.snapshot.first_chunk_mut() {
-            *snapshot = link;
+            *snapshot = first;
         }
-        (self.snapshot_len, self.frame_len, self.header_len) = (L2_LEN, piece.len() - VnetHdr::LEN, VnetHdr::LEN);
+        if let Some(snapshot) = self.snapshot.get_mut(8..).and_then(|rest| rest.first_chunk_mut()) {
+            *snapshot = second;
+        }
+        self.snapshot_len = HEAD_LEN;
+        (self.frame_len, self.header_len) = (piece.len() - VnetHdr::LEN, VnetHdr::LEN);
         (self.port, self.offload) = (port, Offload::None);
+        if !is_plain_l2(self.header()) {
+            self.read_on_to(TAGGED_LEN, &[piece]);
+        }
         true
     }
 
@@ -133,17 +127,25 @@ impl Packet {
 
     /// Reads on where [`Packet::read`] has stopped: no byte is read twice.
     pub(crate) fn read_on(&mut self, pieces: &[GuestSlice<'_>]) {
-        let (from, to) = (self.snapshot_len, self.frame_len.min(SNAPSHOT_LEN));
+        self.read_on_to(SNAPSHOT_LEN, pieces);
+    }
+
+    #[inline(never)]
+    fn read_on_to(&mut self, len: usize, pieces: &[GuestSlice<'_>]) {
+        let (from, to) = (self.snapshot_len, self.frame_len.min(len));
         if let Some(rest) = self.snapshot.get_mut(from..to) {
             Cursor::at(pieces, self.header_len + from).read(rest);
             self.snapshot_len = to;
         }
     }
 
-    /// [`l2_header`] of the snapshot.
+    /// How the frame begins; zeros behind its end.
     #[inline]
-    pub(crate) fn l2_header(&self) -> u128 {
-        l2_header(&self.snapshot)
+    pub(crate) fn head(&self) -> Head {
+        let word = |at| {
+            self.snapshot.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u64::from_le_bytes(*word))
+        };
+        [word(0), word(8)]
     }
 
     /// Fills in the key to `depth`.

@@ -21,6 +21,9 @@ pub(crate) struct Plan {
     may_wait: u64,
     /// Packets delivered or dropped.
     pub(crate) done: u64,
+    /// Those of them that were delivered without having been classified, and the bytes of their frames.
+    pub(crate) passed: u64,
+    pub(crate) passed_bytes: u64,
     /// Some wait for buffers.
     pub(crate) short: bool,
     /// Some wait for their turn: enough has been done for their receiver with its lock held.
@@ -44,6 +47,7 @@ impl Plan {
         self.clear();
         self.held.clear();
         (self.done, self.short, self.put_off) = (done, false, false);
+        (self.passed, self.passed_bytes) = (0, 0);
     }
 
     /// Notes that packet `i` is delivered or dropped.

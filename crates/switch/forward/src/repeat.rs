@@ -2,7 +2,7 @@
 //!
 //! In packets a second 1 > 2 > 3, and each hands what it cannot do to the next:
 //!
-//! 1. [`Target::pass`](crate::deliver::Target::pass): packets that look like the one before are neither classified nor planned,
+//! 1. [`pass`](mod@crate::pass): packets that look like the one before are neither classified nor planned,
 //!    but read, compared and written in one loop, with the receiver's lock held. Worth 94 of 439 instructions for each packet of 64
 //!    bytes, split rings (docs/decisions/packet-path.md).
 //! 2. [`Target::deliver_at_once`](crate::deliver::Target::deliver_at_once): of packets that were classified, those that ask for nothing,
@@ -14,7 +14,8 @@
 //! link layer (several queues do: [`Plan::no_repeat`](crate::plan::Plan::no_repeat)). Then a packet with
 //! the same link layer meets the same flow and goes to the same ring.
 
-use crate::packet::{Packet, l2_header, simple_frame};
+use crate::packet::Packet;
+use crate::pass::{Head, is_like, simple_frame};
 use lasthop_frame::{VnetHdr, is_plain_l2};
 use lasthop_virtqueue::Chains;
 
@@ -25,8 +26,8 @@ pub(crate) struct Repeat {
     pub(crate) group: usize,
     /// The first of them.
     pub(crate) next: usize,
-    /// What [`l2_header`] says of the one before.
-    pub(crate) like: u128,
+    /// How the one before begins.
+    pub(crate) like: Head,
     /// How many bytes of them are enough for one turn of the locks.
     pub(crate) most: usize,
 }
@@ -46,8 +47,8 @@ impl Repeat {
         if packet.header_len != VnetHdr::LEN || !is_plain_l2(packet.header()) {
             return None;
         }
-        let like = packet.l2_header();
-        let is_like = |chain| simple_frame(chain).is_some_and(|(_, frame)| l2_header(&frame) == like);
+        let like = packet.head();
+        let is_like = |chain| simple_frame(chain).is_some_and(|(_, head)| is_like(head, like));
         let enough = chains.list.get(next..next + 3).is_some_and(|chains| chains.iter().all(is_like));
         enough.then_some(Self { group, next, like, most })
     }

@@ -28,8 +28,8 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     // for, and so do those of `far`.
     unsafe {
         match len {
-            65..=128 => block::two_64(from, to, len),
             33..=64 => block::two_32(from, to, len),
+            65..=128 => block::two_64(from, to, len),
             129..=INLINE => block::two_128(from, to, len),
             17..=32 => block::two_16(from, to, len),
             8..=16 => block::two_8(from, to, len),
@@ -178,6 +178,17 @@ mod block {
     /// # Safety
     /// 16 bytes are mapped and writable.
     #[inline(always)]
+    pub(crate) unsafe fn write_words(to: *mut u8, [first, second]: [u64; 2]) {
+        // SAFETY: the caller vouches for the bytes.
+        unsafe {
+            asm!("mov [{to}], {first}", "mov [{to} + 8], {second}", to = in(reg) to, first = in(reg) first,
+                second = in(reg) second, options(nostack, preserves_flags));
+        }
+    }
+
+    /// # Safety
+    /// 16 bytes are mapped and writable.
+    #[inline(always)]
     pub(crate) unsafe fn write_widest(to: *mut u8, value: Widest) {
         // SAFETY: the caller vouches for the bytes.
         unsafe {
@@ -262,10 +273,11 @@ mod block {
         write_4: u32;
         write_8: u64;
         write_widest: Widest;
+        write_words: [u64; 2];
     }
 }
 
-pub(crate) use block::{copy_32_with_sum, write_8};
+pub(crate) use block::{copy_32_with_sum, write_8, write_words};
 
 /// Reads `N` bytes, each once. For a number known beforehand: the loops are gone then.
 ///

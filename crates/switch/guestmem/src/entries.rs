@@ -64,22 +64,22 @@ impl Entries<'_, [u32; 2]> {
     /// Asks for the line of the `n`th, which is going to be written to.
     #[inline(always)]
     pub fn prefetch_for_write(&self, n: usize) {
-        prefetch_line(self.ptr.wrapping_add(n & self.mask).cast(), true);
+        prefetch_line::<0>(self.ptr.wrapping_add(n & self.mask).cast(), true);
     }
 }
 
 impl Descriptors<'_> {
-    /// The `n`th, as two little-endian words; zeros beyond the end. The last two bytes are read first, with acquire order: a packed
-    /// ring's driver writes the flags, which are there, last.
+    /// The `n`th, as two little-endian words, if there is one. The last two bytes are read first, with acquire order: a packed ring's
+    /// driver writes the flags, which are there, last.
     #[inline(always)]
-    pub fn load(&self, n: usize) -> (u64, u64) {
+    pub fn load(&self, n: usize) -> Option<(u64, u64)> {
         if n >= self.count {
-            return (0, 0);
+            return None;
         }
         // SAFETY: the `n`th 16 bytes are inside and aligned; the guest's accesses to ring fields are atomic too.
         let (at, second) = unsafe { (self.ptr.add(2 * n), load_flags_first(self.ptr.add(2 * n + 1))) };
         // SAFETY: as above.
-        (u64::from_le(unsafe { at.read_volatile() }), second)
+        Some((u64::from_le(unsafe { at.read_volatile() }), second))
     }
 
     /// Writes the second word of the `n`th, or none.
@@ -91,9 +91,20 @@ impl Descriptors<'_> {
         }
     }
 
+    /// Writes the second words of some side by side, from the `first` on and the last of them first; none if they are not all there.
+    #[inline(always)]
+    pub fn store_seconds(&self, first: usize, words: impl DoubleEndedIterator<Item = u64> + ExactSizeIterator) {
+        if first.checked_add(words.len()).is_some_and(|end| end <= self.count) {
+            for (n, word) in words.enumerate().rev() {
+                // SAFETY: as above.
+                unsafe { self.ptr.add(2 * (first + n) + 1).write_volatile(word.to_le()) };
+            }
+        }
+    }
+
     /// Asks for the line of the `n`th, which is going to be written to. It may lie anywhere.
     #[inline(always)]
     pub fn prefetch_for_write(&self, n: usize) {
-        prefetch_line(self.ptr.wrapping_add(2 * n).cast(), true);
+        prefetch_line::<0>(self.ptr.wrapping_add(2 * n).cast(), true);
     }
 }

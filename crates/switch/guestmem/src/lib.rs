@@ -15,6 +15,7 @@ mod charge;
 mod copy;
 mod entries;
 mod fault;
+mod fill;
 mod memory;
 #[cfg(feature = "meter")]
 pub mod meter;
@@ -25,6 +26,7 @@ mod window;
 pub use charge::Mapped;
 pub use entries::{Descriptors, Entries};
 pub use fault::install_fault_handler;
+pub use fill::fill;
 pub use memory::{AccessError, GuestMemory, MAX_REGIONS, MemoryLimits};
 pub use region::{MapError, RegionSpec, Size};
 pub use slice::{GuestSlice, PinnedSlice};

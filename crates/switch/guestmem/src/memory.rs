@@ -174,7 +174,7 @@ impl GuestMemory {
     }
 
     /// Where the region lies that has this address, if it is one of the largest.
-    #[inline(never)]
+    #[inline(always)]
     pub(crate) fn near_place(&self, addr: u64) -> Option<Place> {
         self.places.iter().find(|place| addr.wrapping_sub(place.guest) < place.size).copied()
     }

@@ -92,42 +92,49 @@ impl<'m> GuestSlice<'m> {
         self.holds_bytes(offset, N).then(|| unsafe { copy::read_array(self.ptr.add(offset)) })
     }
 
-    /// The `N` words of this machine's order from `offset` on, each read once; `None` if there are fewer. They stay in registers where
-    /// an array of bytes would not.
+    /// The `N` little-endian words from `offset` on, each read once; `None` if there are fewer. They stay in registers where an array of
+    /// bytes would not.
     #[inline(always)]
     pub fn read_words<const N: usize>(&self, offset: usize) -> Option<[u64; N]> {
         // SAFETY: inside the mapping.
-        let word = |n: usize| unsafe { copy::read(self.ptr.add(offset + 8 * n)) };
+        let word = |n: usize| u64::from_le(unsafe { copy::read(self.ptr.add(offset + 8 * n)) });
         self.holds_bytes(offset, 8 * N).then(|| std::array::from_fn(word))
     }
 
-    /// The two bytes from `offset` on in this machine's order, read once, wherever they lie.
+    /// As [`GuestSlice::load_u16`] for two bytes that may lie anywhere; `None` beyond the end.
     #[inline(always)]
     pub fn read_u16(&self, offset: usize) -> Option<u16> {
         // SAFETY: inside the mapping.
-        self.holds_bytes(offset, 2).then(|| unsafe { copy::read(self.ptr.add(offset)) })
+        self.holds_bytes(offset, 2).then(|| u16::from_le(unsafe { copy::read(self.ptr.add(offset)) }))
     }
 
-    /// Writes `N` words at `offset`, or none if they do not fit.
+    /// As [`GuestSlice::read_u16`] for four.
     #[inline(always)]
-    pub fn write_words<const N: usize>(&self, offset: usize, words: &[u64; N]) -> bool {
-        let fits = self.holds_bytes(offset, 8 * N);
+    pub fn read_u32(&self, offset: usize) -> Option<u32> {
+        // SAFETY: inside the mapping.
+        self.holds_bytes(offset, 4).then(|| u32::from_le(unsafe { copy::read(self.ptr.add(offset)) }))
+    }
+
+    /// Writes two little-endian words at `offset`, or none if they do not fit.
+    #[inline(always)]
+    pub fn write_words(&self, offset: usize, words: [u64; 2]) -> bool {
+        let fits = self.holds_bytes(offset, 16);
         if fits {
-            for (n, word) in words.iter().enumerate() {
-                // SAFETY: inside the mapping.
-                unsafe { copy::write_8(self.ptr.add(offset + 8 * n), *word) };
-            }
+            // SAFETY: inside the mapping.
+            unsafe { copy::write_words(self.ptr.add(offset), words.map(u64::to_le)) };
         }
         fits
     }
 
-    /// Copies the bytes from `offset` on to the same place in `to`, guest to guest, as far as both reach.
+    /// Copies the bytes from `offset` on to the same place in `to`, guest to guest; none if it does not reach as far, or `to` not so far
+    /// as this.
     #[inline(always)]
     pub fn copy_rest(&self, to: &GuestSlice<'_>, offset: usize) {
-        let len = self.len.min(to.len);
-        if len > offset {
-            // SAFETY: both slices lie in live mappings and have at least `len` bytes; `copy` allows overlap.
-            unsafe { copy::copy(self.ptr.add(offset), to.ptr.add(offset), len - offset) };
+        if let Some(len) = self.len.checked_sub(offset)
+            && self.len <= to.len
+        {
+            // SAFETY: both slices lie in live mappings and have at least `offset + len` bytes; `copy` allows overlap.
+            unsafe { copy::copy(self.ptr.add(offset), to.ptr.add(offset), len) };
         }
     }
 
@@ -311,18 +318,18 @@ pub(crate) unsafe fn load_flags_first(at: *mut u64) -> u64 {
     u64::from_le(word()) & 0x0000_ffff_ffff_ffff | u64::from(flags) << 48
 }
 
-/// Asks the processor for the cache line that `at` lies in, to read it or `to_write` to it.
+/// Asks the processor for the cache line that lies `BEHIND` bytes behind `at`, to read it or `to_write` to it.
 #[inline(always)]
-pub(crate) fn prefetch_line(at: *const u8, to_write: bool) {
+pub(crate) fn prefetch_line<const BEHIND: usize>(at: *const u8, to_write: bool) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: prefetch never faults, whatever the address; SSE is always there, and a processor without PREFETCHW takes it
     // for a no-operation.
     unsafe {
         use std::arch::asm;
         if to_write {
-            asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
+            asm!("prefetchw [{} + {}]", in(reg) at, const BEHIND, options(nostack, preserves_flags, readonly));
         } else {
-            asm!("prefetcht0 [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
+            asm!("prefetcht0 [{} + {}]", in(reg) at, const BEHIND, options(nostack, preserves_flags, readonly));
         }
     };
     // Elsewhere nobody has measured what it is worth.
@@ -330,13 +337,13 @@ pub(crate) fn prefetch_line(at: *const u8, to_write: bool) {
     let _ = (at, to_write);
 }
 
-/// As [`prefetch_line`] for the line that `at` lies in and the next.
+/// As [`prefetch_line`] for the line that `at` lies in and the next, as far as a header reaches.
 #[inline(always)]
 pub(crate) fn prefetch_two(at: *const u8, to_write: bool) {
     // A line with nothing but the 12 bytes of a virtio-net header mostly stays as it is.
     let first_to_write = to_write && at as usize % 64 != 64 - 12;
-    prefetch_line(at, first_to_write);
-    prefetch_line(at.wrapping_add(64), to_write);
+    prefetch_line::<0>(at, first_to_write);
+    prefetch_line::<64>(at, to_write);
 }
 
 #[cfg(test)]

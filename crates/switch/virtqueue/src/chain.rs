@@ -2,7 +2,7 @@
 
 use crate::{DESC_NEXT, DESC_WRITE, QueueError};
 use arrayvec::ArrayVec;
-use lasthop_guestmem::{AccessError, GuestMemory, GuestSlice, Tagged};
+use lasthop_guestmem::{AccessError, GuestMemory, GuestSlice, Tagged, fill};
 use std::ops::{Deref, Range};
 
 /// Most chains taken from a guest at once.
@@ -126,11 +126,8 @@ impl<'m> Chains<'m> {
 
     /// Adds chains of one buffer, up to `most` of them and as long as `next` has any; returns how many.
     #[inline(always)]
-    pub(crate) fn add_singles(&mut self, most: usize, mut next: impl FnMut(usize) -> Option<Tagged<'m>>) -> usize {
-        let before = self.list.len();
-        let most = most.min(MAX_CHAINS - before);
-        self.list.extend((0..most).map_while(|n| next(n).map(Chain)));
-        self.list.len() - before
+    pub(crate) fn add_singles(&mut self, most: usize, mut next: impl FnMut() -> Option<Tagged<'m>>) -> usize {
+        fill(&mut self.list, most, || next().map(Chain))
     }
 }
 

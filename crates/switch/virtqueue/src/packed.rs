@@ -94,12 +94,32 @@ impl Position {
     }
 }
 
-/// A used descriptor to be.
+/// A used descriptor to be, in one word as it will be written: length (32 bits) and id (16), but in place of the flags how many
+/// slots its chain takes.
 #[derive(Clone, Copy, Debug)]
-struct Staged {
-    id: u16,
-    slots: u16,
-    len: u32,
+struct Staged(u64);
+
+impl Staged {
+    #[inline(always)]
+    fn new(id: u16, slots: u16, len: u32) -> Self {
+        Self(u64::from(len) | u64::from(id) << 32 | u64::from(slots) << 48)
+    }
+
+    #[inline(always)]
+    fn slots(self) -> u16 {
+        (self.0 >> 48) as u16
+    }
+
+    /// The second half of the descriptor, with these flags.
+    #[inline(always)]
+    fn word(self, flags: u16) -> u64 {
+        self.0 & 0x0000_ffff_ffff_ffff | u64::from(flags) << 48
+    }
+
+    /// What its flags hold beside those of its lap.
+    fn written(self) -> u16 {
+        if self.0 as u32 > 0 { DESC_WRITE } else { 0 }
+    }
 }
 
 #[derive(Debug)]
@@ -116,6 +136,8 @@ pub(crate) struct PackedRing {
     /// Chains and slots staged since the last publication.
     staged_chains: u16,
     staged_slots: u16,
+    /// Those of them that were written to.
+    staged_written: u16,
     /// Where the last buffer of one piece lay, or near it.
     near: u64,
     event_idx: bool,
@@ -134,16 +156,16 @@ fn singles<'m, const DEVICE_WRITES: bool>(
 ) -> usize {
     const FLAGS: u16 = AVAIL | USED | DESC_NEXT | DESC_WRITE | DESC_INDIRECT;
     let wanted = next.avail_flags() | if DEVICE_WRITES { DESC_WRITE } else { 0 };
-    let next = usize::from(next.index);
-    let mut here = *window;
-    let taken = chains.add_singles(most, |n| {
-        let Descriptor { addr, len, flags, next_or_id: id } = Descriptor::packed(desc.load(next + n));
+    let (mut next, mut here) = (usize::from(next.index), *window);
+    let taken = chains.add_singles(most, || {
+        let Descriptor { addr, len, flags, next_or_id: id } = Descriptor::packed(desc.load(next)?);
+        next += 1;
         if flags & FLAGS != wanted {
             return None;
         }
-        if DEVICE_WRITES && n & 3 == 0 {
+        if DEVICE_WRITES && next & 3 == 0 {
             // It will be read two lines of descriptors later, then marked used.
-            desc.prefetch_for_write(next + n + 8);
+            desc.prefetch_for_write(next + 8);
         }
         here.find(addr, len, id)
     });
@@ -179,6 +201,7 @@ impl PackedRing {
             staged: Vec::with_capacity(MAX_CHAINS),
             staged_chains: 0,
             staged_slots: 0,
+            staged_written: 0,
             near: 0,
             event_idx: setup.event_idx,
             in_order: setup.in_order,
@@ -187,7 +210,7 @@ impl PackedRing {
     }
 
     pub(crate) fn is_blank(&self) -> bool {
-        self.desc.descriptors().load(0) == (0, 0)
+        self.desc.descriptors().load(0) == Some((0, 0))
     }
 
     pub(crate) fn position(&self) -> u32 {
@@ -226,8 +249,8 @@ impl PackedRing {
             if taken == most {
                 continue;
             }
-            let flags = Descriptor::packed(desc.load(usize::from(next.index))).flags;
-            if flags & (AVAIL | USED) != next.avail_flags() || chains.is_full() {
+            let Some(head) = desc.load(usize::from(next.index)).map(Descriptor::packed) else { break };
+            if head.flags & (AVAIL | USED) != next.avail_flags() || chains.is_full() {
                 break;
             }
             match self.take(chains.begin(memory, device_writes), next, free) {
@@ -316,66 +339,67 @@ impl PackedRing {
     pub(crate) fn stage_read(&mut self, chains: &[Chain]) {
         if let ([.., last], true) = (chains, self.in_order) {
             let slots = chains.iter().fold(0u16, |n, c| n.saturating_add(c.slots()));
-            self.staged.push(Staged { id: last.id(), slots, len: 0 });
-            return self.note_staged(chains.len() as u16, slots);
+            self.staged.push(Staged::new(last.id(), slots, 0));
+            return self.note_staged(chains.len() as u16, slots, false);
         }
-        self.stage_all(chains.iter().map(|chain| (chain, 0)));
+        self.stage_all(chains.iter().map(|chain| (chain, 0)), false);
     }
 
     #[inline]
     pub(crate) fn stage_used(&mut self, chain: &Chain, len: u32) {
-        self.stage_all([(chain, len)].into_iter());
+        self.stage_all([(chain, len)].into_iter(), len > 0);
     }
 
-    /// As [`PackedRing::stage_used`] for some chains, each with what was written to it.
+    /// As [`PackedRing::stage_used`] for some chains, all of which were `written` to or none.
     #[inline]
-    pub(crate) fn stage_all<'a, 'm: 'a>(&mut self, chains: impl ExactSizeIterator<Item = (&'a Chain<'m>, u32)>) {
-        let (count, mut slots) = (chains.len() as u16, 0u16);
+    pub(crate) fn stage_all<'a, 'm: 'a>(
+        &mut self,
+        chains: impl ExactSizeIterator<Item = (&'a Chain<'m>, u32)>,
+        written: bool,
+    ) {
+        let (count, mut slots) = (chains.len() as u16, 0u32);
         self.staged.extend(chains.map(|(chain, len)| {
-            slots = slots.saturating_add(chain.slots());
-            Staged { id: chain.id(), slots: chain.slots(), len }
+            slots += u32::from(chain.slots());
+            Staged::new(chain.id(), chain.slots(), len)
         }));
-        self.note_staged(count, slots);
+        self.note_staged(count, slots.min(u32::from(u16::MAX)) as u16, written);
     }
 
     #[inline]
-    fn note_staged(&mut self, chains: u16, slots: u16) {
+    fn note_staged(&mut self, chains: u16, slots: u16, written: bool) {
         self.next_used.advance(slots, self.size);
         self.staged_chains = self.staged_chains.saturating_add(chains);
         self.staged_slots = self.staged_slots.saturating_add(slots);
+        self.staged_written = self.staged_written.saturating_add(if written { chains } else { 0 });
     }
 
     #[inline]
     pub(crate) fn publish(&mut self) -> bool {
         let Some((first, rest)) = self.staged.split_first() else { return false };
         let (desc, size, mut at) = (self.desc.descriptors(), self.size, self.next_used);
-        let word = |staged: &Staged, flags: u16| {
-            let flags = flags | if staged.len > 0 { DESC_WRITE } else { 0 };
-            u64::from(staged.len) | u64::from(staged.id) << 32 | u64::from(flags) << 48
-        };
-        if usize::from(self.staged_slots) == self.staged.len() {
-            // All of one slot: those of this lap, then those of the one before, each side by side.
+        let all = self.staged.len();
+        let alike = [0, all].contains(&usize::from(self.staged_written));
+        if alike && usize::from(self.staged_slots) == all {
+            // All of one slot and with the same flags: those of this lap, then those of the one before, each side by side.
             let (before, here) = rest.split_at(rest.len().saturating_sub(usize::from(at.index)));
-            let flags = at.used_flags();
-            let place = usize::from(at.index) - here.len();
-            here.iter().enumerate().rev().for_each(|(n, staged)| desc.store_second(place + n, word(staged, flags)));
-            let flags = Position { wrap: !at.wrap, ..at }.used_flags();
-            let place = usize::from(size) - before.len();
-            before.iter().enumerate().rev().for_each(|(n, staged)| desc.store_second(place + n, word(staged, flags)));
+            let flags = at.used_flags() | first.written();
+            desc.store_seconds(usize::from(at.index) - here.len(), here.iter().map(|staged| staged.word(flags)));
+            let flags = Position { wrap: !at.wrap, ..at }.used_flags() | first.written();
+            desc.store_seconds(usize::from(size) - before.len(), before.iter().map(|staged| staged.word(flags)));
             at.retreat(rest.len() as u16, size);
         } else {
             for staged in rest.iter().rev() {
-                at.retreat(staged.slots, size);
-                desc.store_second(usize::from(at.index), word(staged, at.used_flags()));
+                at.retreat(staged.slots(), size);
+                desc.store_second(usize::from(at.index), staged.word(at.used_flags() | staged.written()));
             }
         }
-        at.retreat(first.slots, size);
+        at.retreat(first.slots(), size);
         // Length, id and flags in one store. Release: who sees the flags sees the used descriptors behind it and what was
         // written to buffers, and buffers are not read after it.
-        self.desc.store_u64_release(usize::from(at.index) * 16 + 8, word(first, at.used_flags()));
+        self.desc.store_u64_release(usize::from(at.index) * 16 + 8, first.word(at.used_flags() | first.written()));
         self.staged.clear();
         let slots = std::mem::take(&mut self.staged_slots);
-        self.staged_chains = 0;
+        (self.staged_chains, self.staged_written) = (0, 0);
         // The driver writes its wish, then looks for used descriptors; we do it the other way round (§2.8.10.1).
         fence(Ordering::SeqCst);
         let event = self.driver_event.get();

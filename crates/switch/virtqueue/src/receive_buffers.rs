@@ -252,7 +252,7 @@ impl<'m> ReceiveBuffers<'m> {
     #[inline]
     pub fn use_up(&mut self, ring: &mut Ring, from: &[Chain<'_>]) {
         let to = self.chains.list.get(self.end..self.end + from.len()).unwrap_or(&[]);
-        ring.stage_all(to.iter().zip(from).map(|(to, from)| (to, from.len())));
+        ring.stage_written(to.iter().zip(from).map(|(to, from)| (to, from.len())));
         self.end += to.len();
         self.first = self.end.saturating_sub(1);
     }

@@ -156,10 +156,10 @@ impl Ring {
         either!(self, r => r.stage_used(chain, len))
     }
 
-    /// As [`Ring::stage_used`] for some chains, each with what was written to it.
+    /// As [`Ring::stage_used`] for some chains, each with what was written to it, which is not nothing.
     #[inline]
-    pub(crate) fn stage_all<'a, 'm: 'a>(&mut self, chains: impl ExactSizeIterator<Item = (&'a Chain<'m>, u32)>) {
-        either!(self, r => r.stage_all(chains))
+    pub(crate) fn stage_written<'a, 'm: 'a>(&mut self, chains: impl ExactSizeIterator<Item = (&'a Chain<'m>, u32)>) {
+        either!(self, r => r.stage_all(chains, true))
     }
 
     /// As [`Ring::stage_used`] for chains that were only read.

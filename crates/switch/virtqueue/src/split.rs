@@ -62,11 +62,11 @@ fn singles<'m, const FLAGS: u16>(
     next: u16,
     most: usize,
 ) -> usize {
-    let next = usize::from(next);
-    let mut here = *window;
-    let taken = chains.add_singles(most, |n| {
-        let head = avail.load(next + n);
-        let Descriptor { addr, len, flags, .. } = Descriptor::split(desc.load(usize::from(head)));
+    let (mut next, mut here) = (usize::from(next), *window);
+    let taken = chains.add_singles(most, || {
+        let head = avail.load(next);
+        next += 1;
+        let Descriptor { addr, len, flags, .. } = Descriptor::split(desc.load(usize::from(head))?);
         let is_single = flags & (DESC_NEXT | DESC_WRITE | DESC_INDIRECT) == FLAGS;
         if is_single { here.find(addr, len, head) } else { None }
     });
@@ -107,7 +107,7 @@ impl SplitRing {
     }
 
     pub(crate) fn is_blank(&self) -> bool {
-        self.desc.descriptors().load(0) == (0, 0)
+        self.desc.descriptors().load(0) == Some((0, 0))
     }
 
     /// How many chains wait, reading the driver's index only if none is known of.
@@ -190,28 +190,30 @@ impl SplitRing {
             self.next_used = self.next_used.wrapping_add(chains.len() as u16 - 1);
             return;
         }
-        self.stage_all(chains.iter().map(|chain| (chain, 0)));
+        self.stage_all(chains.iter().map(|chain| (chain, 0)), false);
     }
 
     #[inline]
     pub(crate) fn stage_used(&mut self, chain: &Chain, len: u32) {
-        self.stage_all([(chain, len)].into_iter());
+        self.stage_all([(chain, len)].into_iter(), len > 0);
     }
 
     /// As [`SplitRing::stage_used`] for some chains, each with what was written to it: the ring's bounds are checked once.
     #[inline]
-    pub(crate) fn stage_all<'a, 'm: 'a>(&mut self, chains: impl Iterator<Item = (&'a Chain<'m>, u32)>) {
+    pub(crate) fn stage_all<'a, 'm: 'a>(
+        &mut self,
+        chains: impl ExactSizeIterator<Item = (&'a Chain<'m>, u32)>,
+        _written: bool,
+    ) {
         let Some(used) = self.used.entries::<[u32; 2]>(4, self.mask) else { return };
-        let mut next = self.next_used;
+        let mut next = usize::from(self.next_used);
+        // Eight to a cache line, which the driver has read since it was last ours: those of the next burst.
+        (0..=chains.len() / 8).for_each(|line| used.prefetch_for_write(next + 16 + 8 * line));
         for (chain, len) in chains {
-            used.store(usize::from(next), u32::from(chain.id()), len);
-            next = next.wrapping_add(1);
-            if next & 7 == 0 {
-                // Eight to a cache line, which the driver has read since it was last ours.
-                used.prefetch_for_write(usize::from(next) + 16);
-            }
+            used.store(next, u32::from(chain.id()), len);
+            next += 1;
         }
-        self.next_used = next;
+        self.next_used = next as u16;
     }
 
     #[inline]

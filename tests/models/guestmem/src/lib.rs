@@ -286,6 +286,17 @@ impl GuestSlice<'_> {
     pub fn prefetch(&self, _to_write: bool) {}
 }
 
+/// As the real one, without its haste.
+pub fn fill<T, const N: usize>(
+    list: &mut arrayvec::ArrayVec<T, N>,
+    most: usize,
+    mut next: impl FnMut() -> Option<T>,
+) -> usize {
+    let before = list.len();
+    list.extend((0..most.min(N - before)).map_while(|_| next()));
+    list.len() - before
+}
+
 /// The one region.
 #[derive(Clone, Copy, Debug)]
 pub struct Window<'m> {
@@ -392,11 +403,16 @@ pub struct Descriptors<'m>(GuestSlice<'m>);
 
 impl Descriptors<'_> {
     /// Its second word first, in acquire order.
-    pub fn load(&self, n: usize) -> (u64, u64) {
+    pub fn load(&self, n: usize) -> Option<(u64, u64)> {
         let (mut first, mut second) = ([0; 8], [0; 8]);
         self.0.load(16 * n + 8, &mut second, unless(Weak::Acquire, Ordering::Acquire));
         self.0.load(16 * n, &mut first, Ordering::Relaxed);
-        (u64::from_le_bytes(first), u64::from_le_bytes(second))
+        Some((u64::from_le_bytes(first), u64::from_le_bytes(second)))
+    }
+
+    /// Relaxed stores, the last one first.
+    pub fn store_seconds(&self, first: usize, words: impl DoubleEndedIterator<Item = u64> + ExactSizeIterator) {
+        words.enumerate().rev().for_each(|(n, word)| self.store_second(first + n, word));
     }
 
     /// A relaxed store.

@@ -1,0 +1,33 @@
+//! A list that is filled by a loop whose counters stay in registers.
+
+use arrayvec::ArrayVec;
+
+/// Appends up to `most` items, as many as there is room for and as long as `next` has any; returns how many. As
+/// [`ArrayVec::extend`](Extend::extend), which costs some 15 instructions more for each: it does not let the compiler know that its own
+/// length is not what `next` reads.
+#[inline(always)]
+pub fn fill<T: Copy, const N: usize>(
+    list: &mut ArrayVec<T, N>,
+    most: usize,
+    mut next: impl FnMut() -> Option<T>,
+) -> usize {
+    let before = list.len();
+    let most = most.min(N - before);
+    // SAFETY: `before` is at most the capacity, and so is `before + most`.
+    let (mut end, stop) = unsafe { (list.as_mut_ptr().add(before), list.as_mut_ptr().add(before + most)) };
+    let first = end;
+    while end != stop
+        && let Some(item) = next()
+    {
+        // SAFETY: a place within the capacity; nobody else has the list while it is borrowed. Behind it is `stop` at the latest.
+        end = unsafe {
+            end.write(item);
+            end.add(1)
+        };
+    }
+    // SAFETY: both are places of the list.
+    let filled = unsafe { end.offset_from_unsigned(first) };
+    // SAFETY: so many have been written, within the capacity; a `Copy` item has nothing to drop.
+    unsafe { list.set_len(before + filled) };
+    filled
+}
