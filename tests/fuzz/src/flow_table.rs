@@ -47,6 +47,12 @@ fn spec(input: &mut Input<'_>) -> FlowSpec {
     FlowSpec { key, mask, actions: outputs, epoch: u64::from(n >> 6) }
 }
 
+/// Which parts of a key make no difference to its hash: all of them, or some of eight groups.
+fn colliding(input: &mut Input<'_>) -> u64 {
+    let groups = input.u8();
+    (0..64).filter(|part| groups >> (part / 5 % 8) & 1 != 0).fold(0, |parts, part| parts | 1 << part)
+}
+
 pub(crate) fn run(data: &[u8]) {
     let mut input = Input::new(data);
     compare(std::iter::from_fn(|| {
@@ -55,6 +61,7 @@ pub(crate) fn run(data: &[u8]) {
             6..=7 => Step::Remove(spec(&mut input)),
             8 => Step::RemovePort(u32::from(input.u8() & 3)),
             9 => Step::Rank,
+            10 => Step::Collide(colliding(&mut input)),
             _ => Step::Packet(key(&mut input)),
         })
     }));

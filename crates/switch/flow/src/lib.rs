@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod buckets;
 mod cache;
 mod entry;
 mod hash;

@@ -1,6 +1,7 @@
 //! The flow table a second time, as a list, for tests here and elsewhere (feature `testutil`). Panics when the two
 //! disagree: never for real input.
 
+use crate::hash::Factors;
 use crate::{Action, ExactCache, FlowSpec, FlowTable, Lookup, hash_key};
 use lasthop_frame::FlowKey;
 use lasthop_types::PortId;
@@ -40,13 +41,16 @@ pub enum Step {
     Packet(FlowKey),
     /// The busiest masks are put first.
     Rank,
+    /// From now on keys collide that differ only in the parts (of 32 bits) whose bits are set.
+    Collide(u64),
 }
 
 /// Table and cache against the list. Flows here may contradict each other, which control never lets happen, so any live
 /// flow that matches is a right answer; none is right only if none matches. `steps` must use fewer masks than
 /// [`MAX_MASKS`](crate::MAX_MASKS).
 pub fn compare(steps: impl IntoIterator<Item = Step>) {
-    const LIMIT: usize = 8;
+    // More than one bucket takes.
+    const LIMIT: usize = 12;
     let (table, mut model) = (FlowTable::new(LIMIT), Model::default());
     let writer = crate::WriterId::default();
     let mut cache = ExactCache::new(8);
@@ -94,6 +98,7 @@ pub fn compare(steps: impl IntoIterator<Item = Step>) {
                 }
             }
             Step::Rank => table.rank(),
+            Step::Collide(parts) => table.inner.write().rehash(Factors::blind(parts)),
         }
         assert_eq!(table.flows().len(), model.0.len());
         let (mut cursor, mut met) = (Some((0, 0, 0)), 0);
@@ -107,6 +112,8 @@ pub fn compare(steps: impl IntoIterator<Item = Step>) {
         let mut masks: Vec<_> = model.0.iter().map(|(f, _)| f.mask.0.words()).collect();
         masks.sort();
         masks.dedup();
-        assert_eq!(table.inner.read().subtables.len(), masks.len());
+        let inner = table.inner.read();
+        assert_eq!(inner.subtables.len(), masks.len());
+        inner.check();
     }
 }

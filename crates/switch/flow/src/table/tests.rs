@@ -219,6 +219,79 @@ fn ranking_keeps_every_answer() {
     assert!(met(&table, &arp).is_some() && met(&table, &packet(1)).is_some() && met(&table, &packet(2)).is_none());
 }
 
+/// As many flows as a guest may have in one bucket if it knew how.
+#[test]
+fn flows_that_collide_are_scattered_before_they_are_many() {
+    let table = FlowTable::new(1000);
+    table.inner.write().rehash(Factors::blind(u64::MAX));
+    for n in 0..MOST as u8 {
+        table.insert(to_mac(n), 0).unwrap();
+    }
+    // All in one, and each is found.
+    assert!((0..MOST as u8).all(|n| met(&table, &packet(n)).is_some()));
+    let chains = |table: &FlowTable| table.inner.read().subtables[0].flows.longest();
+    assert_eq!(chains(&table), MOST);
+    table.insert(to_mac(MOST as u8), 0).unwrap();
+    assert!(chains(&table) < MOST, "the secrets are new");
+    assert!((0..=MOST as u8).all(|n| met(&table, &packet(n)).is_some()));
+    assert!(met(&table, &packet(MOST as u8 + 1)).is_none());
+    table.inner.read().check();
+}
+
+/// What removed flows leave behind does not grow: after any number of them a lookup in vain ends at the bit of its bucket as often as in a new
+/// table.
+#[test]
+fn removed_flows_leave_nothing_behind() {
+    let (old, new) = (FlowTable::new(200), FlowTable::new(200));
+    let mask = FlowMask(FlowKey { in_port: u32::MAX, ..FlowKey::default() });
+    let flow = |n: u32| FlowSpec { key: FlowKey { in_port: n, ..FlowKey::default() }, mask, ..to_mac(1) };
+    for n in 0..20_000 {
+        old.insert(flow(n), 0).unwrap();
+        // Some go for want of room, some one by one, some many at a time.
+        match n % 500 {
+            50..100 => drop(old.remove(&flow(n - 10).key, &mask)),
+            499 => drop(old.remove_if(|flow| flow.key.in_port % 3 == 0)),
+            _ => {}
+        }
+    }
+    // The mask, and with it the table, stays.
+    old.remove_if(|flow| flow.key.in_port != 19_998);
+    for table in [&old, &new] {
+        (0..100).for_each(|n| drop(table.insert(flow(n), 0).unwrap()));
+        table.inner.read().check();
+    }
+    let taken = |table: &FlowTable| table.inner.read().subtables[0].flows.taken();
+    assert!(taken(&old) <= 101 && taken(&new) <= 100, "{} and {}", taken(&old), taken(&new));
+}
+
+#[test]
+fn what_most_masks_look_at_is_hashed_once() {
+    let table = FlowTable::new(100);
+    let (port, eth_type) = (FlowKey { in_port: u32::MAX, ..FlowKey::default() }, u16::MAX);
+    let with = |mask| table.insert(FlowSpec { mask: FlowMask(mask), ..to_mac(1) }, 0).unwrap();
+    let terms = || {
+        let inner = table.inner.read();
+        inner.check();
+        (
+            inner.common.1.len(),
+            inner
+                .subtables
+                .iter()
+                .map(|s| usize::from(s.first.of(&[u32::MAX; PARTS]) != 0) + s.rest.len())
+                .collect::<Vec<_>>(),
+        )
+    };
+    let first = with(FlowKey { l4_dst: 1, ..port });
+    assert_eq!(terms(), (2, vec![0]), "all of one mask is what most look at");
+    with(FlowKey { l4_dst: 2, eth_type, ..port });
+    assert_eq!(terms(), (1, vec![1, 2]), "the port, and not the rest");
+    let third = with(FlowKey { ip_ttl: 1, eth_type, ..port });
+    assert_eq!(terms(), (2, vec![2, 1, 1]), "the port and the type, which the first has to take back");
+    table.remove(&third.key, &third.mask).unwrap();
+    table.remove(&first.key, &first.mask).unwrap();
+    assert_eq!(terms(), (3, vec![0]));
+}
+
 /// Few values for each field, so that keys meet.
 fn keys() -> impl Strategy<Value = FlowKey> {
     (0u32..3, 0u8..3, 0u16..2, 0u8..2, 0u16..2, 0u8..2).prop_map(|(in_port, mac, eth_type, ip, l4_dst, sha)| FlowKey {
@@ -260,6 +333,7 @@ fn steps() -> impl Strategy<Value = Step> {
         1 => (0u32..3).prop_map(Step::RemovePort),
         8 => keys().prop_map(Step::Packet),
         1 => Just(Step::Rank),
+        1 => prop_oneof![Just(u64::MAX), any::<u64>()].prop_map(Step::Collide),
     ]
 }
 
