@@ -3,7 +3,7 @@
 
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::testutil::{Frame, arp, neighbour_solicitation};
-use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
+use lasthop_frame::{Edit, FlowKey, FlowMask, VnetHdr};
 use lasthop_ipc::{
     COUNTERS_ROW, ControlToSupervisor, DatapathReply, DatapathRequest, FlowInfo, FromControl, PortConfig,
     SupervisorToControl, SupervisorToSwitch, SupervisorToUplink, SwitchToSupervisor, ToControl, UpcallPacket,
@@ -46,7 +46,7 @@ fn seeds() -> Vec<(&'static str, Vec<Vec<u8>>)> {
         all.push((name, (0..count).map(|n| program(name, n, len, first)).collect()));
     }
     if let Some((_, seeds)) = all.iter_mut().find(|(name, _)| *name == "walk") {
-        seeds.extend([two_receivers(), deeper_in_the_middle(), cut_in_the_middle(), behind_nothing()]);
+        seeds.extend([two_receivers(), deeper_in_the_middle(), cut_in_the_middle(), behind_nothing(), edited()]);
     }
     if let Some((_, seeds)) = all.iter_mut().find(|(name, _)| *name == "gro") {
         seeds.push(streams());
@@ -118,6 +118,31 @@ fn behind_nothing() -> Vec<u8> {
         .collect()
 }
 
+/// The walk: port 2 gets packets as they are and port 3 with a tag, or, after a change, port 3 as they are and port 2 without the tags
+/// that some of them have; the last ones miss, and control says the same of them.
+fn edited() -> Vec<u8> {
+    const PUSH: u8 = 3 | 1 << 2 | 2 << 4 | 1 << 6;
+    const POP: u8 = 3 | 2 << 2 | 1 << 4 | 2 << 6;
+    let mut out = vec![12, 8, 24, 1];
+    for (to, answer) in [(Some(PUSH), 0), (Some(POP), 0), (None, PUSH), (None, POP)] {
+        match to {
+            Some(to) => out.extend([13, 0, 0, to]),
+            None => out.extend([14, 0]),
+        }
+        for n in 0..4u8 {
+            // UDP over IPv4, untagged or tagged, a payload of 60 bytes and a few or of 600, nothing spoilt, three pieces.
+            let high = if n < 2 { 0 } else { 2 };
+            out.extend([0, 0, 3, 1 | 2 << 2, n & 1, 0, 60 + n, high, 0, 2, 20, 30]);
+        }
+        out.extend([7, 0]);
+        if to.is_none() {
+            out.extend([15, 0, 3, answer, 0, answer, 0, answer, 0, answer, 0]);
+        }
+        out.extend([11, 1, 19, 11, 2, 19]);
+    }
+    out
+}
+
 /// Receive aggregation: three streams in turns, then one alone.
 fn streams() -> Vec<u8> {
     let mut out: Vec<u8> = (0..30).flat_map(|n| [100 + n % 3, 200]).collect();
@@ -167,6 +192,8 @@ fn messages() -> Vec<Vec<u8>> {
     let key = FlowKey { in_port: 3, eth_src: [2; 6], ..FlowKey::default() };
     let mask = FlowMask(FlowKey { in_port: u32::MAX, ..FlowKey::default() });
     let flow = FlowSpec { key, mask, actions: vec![Action::Output(id)], epoch: 9 };
+    let push = Action::Edit(Edit::PushVlan { tpid: 0x88a8, tci: 0x2005 });
+    let edited = FlowSpec { actions: vec![push, Action::Edit(Edit::PopVlan), Action::Output(id)], ..flow.clone() };
     let info = FlowInfo { flow: flow.clone(), packets: 300, bytes: 70_000, idle_ms: 5 };
     let frame = vec![1; 60];
     let upcall = UpcallPacket { id: 1 << 40, key, header: VnetHdr::default().to_bytes().into(), frame_len: 60 };
@@ -231,5 +258,6 @@ fn messages() -> Vec<Vec<u8>> {
         seed(11, &SupervisorToUplink::Probe { instance: [1; 16], token: [2; 16], vlans: vec![1, 4094] }),
         seed(11, &SupervisorToUplink::Announce(vec![(0, MacAddr([2; 6])), (7, MacAddr([4; 6]))])),
         [&[14], &page[..]].concat(),
+        seed(6, &FromControl::PutFlow(edited)),
     ]
 }

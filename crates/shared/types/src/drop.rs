@@ -62,7 +62,7 @@ drop_reasons! {
     MissQueueFull = "miss_queue_full",
     /// Control did not answer the miss in time.
     MissTimeout = "miss_timeout",
-    /// The flow has an action that this switch does not know.
+    /// The flow has an action that this switch does not know, or that cannot be carried out on the packet.
     BadAction = "bad_action",
     /// The switch had been killed in the middle of the burst: the packet is not sent twice.
     Recovered = "recovered",

@@ -1,6 +1,6 @@
 //! The spine: one burst from one queue to wherever its packets go.
 
-use crate::actions::Step;
+use crate::actions::{Step, Steps, is_one_output};
 use crate::datapath::Datapath;
 use crate::deliver::{FRAME_WORK, IDLE_WORK, Target, Undelivered, WORK};
 use crate::packet::Packet;
@@ -10,7 +10,7 @@ use crate::repeat::{Passed, Repeat};
 use crate::run::{Run, Verdict};
 use crate::upcall::NoPlace;
 use lasthop_flow::{Action, ExactCache, WriterId};
-use lasthop_frame::{Depth, Offload};
+use lasthop_frame::{Depth, Offload, VnetHdr};
 use lasthop_types::{DropReason, PortId};
 use lasthop_virtqueue::{Ahead, BURST, Chains, PREFETCH, Queue, QueueError, QueueGuard, Ring, StartedQueue};
 use std::sync::Arc;
@@ -184,12 +184,12 @@ impl Forwarder {
 
     /// Decides about each packet and plans deliveries; returns how many were looked at, and why not more (the rest must wait).
     fn classify(&mut self, burst: &Burst<'_, '_>, header_len: usize) -> (usize, End) {
-        let &Burst { port, queue, chains, ahead, now_ns, .. } = burst;
-        let now_ms = now_ns / 1_000_000;
+        let &Burst { port, chains, ahead, now_ns, .. } = burst;
         let datapath = self.datapath.clone();
-        let mut run = Run::new(datapath.flows(), self.writer, now_ms);
+        let mut run = Run::new(datapath.flows(), self.writer, now_ns / 1_000_000);
         self.plan.begin(ahead.done);
-        let (mut i, mut passes) = (0, ahead == Ahead::default());
+        // What repeats the packet before is compared where the frame lies behind a header of today's length.
+        let (mut i, mut passes) = (0, ahead == Ahead::default() && header_len == VnetHdr::LEN);
         let (mut work, mut end) = (chains.idle() * IDLE_WORK, End::All);
         while let (Some(packet), Some(chain)) = (self.packets.get_mut(i), chains.list.get(i)) {
             if work >= WORK {
@@ -227,31 +227,39 @@ impl Forwarder {
                     }
                 }
                 Verdict::Many(flow) => {
-                    work += flow.actions.len() * work_of_a_copy(packet);
-                    self.output_all(burst, i, &flow.actions);
+                    // Each of several copies is one more packet, and may have to be cut up as well.
+                    let copy = packet.frame_len + FRAME_WORK * (1 + segments(packet));
+                    work += self.act(burst, i, &flow.actions) * copy;
                 }
                 Verdict::Drop(reason) => self.drop(burst, i, reason),
+                Verdict::Miss if self.enqueue(burst, i) => {}
                 Verdict::Miss => {
-                    let pieces = &*chains.pieces(chain);
-                    packet.extract_to(pieces, Depth::Full);
-                    match port.upcalls.enqueue(packet, pieces, now_ms) {
-                        Ok(()) => {
-                            queue.counters.missed.add(1);
-                            self.datapath.note_missed();
-                            self.plan.set_done(i);
-                        }
-                        Err(NoPlace::Taken) if self.datapath.control_answers() => {
-                            end = End::Stalled;
-                            break;
-                        }
-                        Err(_) => self.drop(burst, i, DropReason::MissQueueFull),
-                    }
+                    end = End::Stalled;
+                    break;
                 }
             }
             i += 1;
         }
         run.end(&self.cache);
         (i, end)
+    }
+
+    /// Has a packet that meets no flow wait for control, if it can. False: the packets behind it wait with it.
+    fn enqueue(&mut self, burst: &Burst<'_, '_>, packet: usize) -> bool {
+        let i = packet;
+        let (Some(packet), Some(chain)) = (self.packets.get_mut(i), burst.chains.list.get(i)) else { return true };
+        let pieces = &*burst.chains.pieces(chain);
+        packet.extract_to(pieces, Depth::Full);
+        match burst.port.upcalls.enqueue(packet, pieces, burst.now_ns / 1_000_000) {
+            Ok(()) => {
+                burst.queue.counters.missed.add(1);
+                self.datapath.note_missed();
+                self.plan.set_done(i);
+            }
+            Err(NoPlace::Taken) if self.datapath.control_answers() => return false,
+            Err(_) => self.drop(burst, i, DropReason::MissQueueFull),
+        }
+        true
     }
 
     fn drop(&mut self, burst: &Burst<'_, '_>, packet: usize, reason: DropReason) {
@@ -283,15 +291,50 @@ impl Forwarder {
         }
     }
 
-    fn output_all(&mut self, burst: &Burst<'_, '_>, packet: usize, actions: &[Action]) {
-        for action in actions {
-            match Step::of(Some(action), burst.port.id) {
+    /// Carries all actions of a flow out on a packet. Returns how often it is delivered or dropped. Most lists deliver and drop: that
+    /// is a loop of its own, as floods and mirrors take it (an edit looked for in it costs 20 instructions for each output).
+    fn act(&mut self, burst: &Burst<'_, '_>, packet: usize, actions: &[Action]) -> usize {
+        for (n, action) in actions.iter().enumerate() {
+            match Step::of(action, burst.port.id) {
                 Step::To(to) => self.output(burst, packet, to, false),
                 Step::Drop(reason) => self.drop(burst, packet, reason),
+                Step::Edit(_) => return self.act_with_edits(burst, packet, actions, Steps::behind_outputs(n)),
             }
         }
         self.plan.set_done(packet);
         burst.queue.counters.replicated.add((actions.len() as u64).saturating_sub(1));
+        actions.len()
+    }
+
+    /// The rest of [`Forwarder::act`] from the first edit on.
+    #[inline(never)]
+    fn act_with_edits(&mut self, burst: &Burst<'_, '_>, packet: usize, actions: &[Action], mut steps: Steps) -> usize {
+        let may_wait = is_one_output(actions);
+        let mut planned = steps.ends() > 0;
+        while let Some(step) = steps.next(actions, burst.port.id) {
+            match step {
+                Step::To(to) => {
+                    self.output(burst, packet, to, may_wait);
+                    planned = true;
+                }
+                Step::Drop(reason) => self.drop(burst, packet, reason),
+                Step::Edit(edit) => {
+                    // All planned copies are of one header: those before the edit are made now.
+                    if std::mem::take(&mut planned) {
+                        self.deliver(burst, None);
+                    }
+                    if let Some(Err(reason)) = self.packets.get_mut(packet).map(|packet| packet.edit(edit)) {
+                        steps.fail();
+                        self.drop(burst, packet, reason);
+                    }
+                }
+            }
+        }
+        if !may_wait {
+            self.plan.set_done(packet);
+        }
+        burst.queue.counters.replicated.add((steps.ends() as u64).saturating_sub(1));
+        steps.ends()
     }
 
     /// Makes the deliveries planned so far, and that of `repeat`, of which it returns how many: each receiver's ring is locked,
@@ -330,7 +373,7 @@ impl Forwarder {
         let (mut left, mut bytes) = (new & !self.plan.passed, self.plan.passed_bytes);
         while left != 0 {
             // All that were looked at have their length noted.
-            bytes += self.packets.get(left.trailing_zeros() as usize).map_or(0, |packet| packet.frame_len as u64);
+            bytes += self.packets.get(left.trailing_zeros() as usize).map_or(0, |packet| packet.sent_len as u64);
             left &= left.wrapping_sub(1);
         }
         burst.queue.counters.packets.add(u64::from(new.count_ones()));
@@ -521,11 +564,6 @@ fn work_to_cut(packet: &Packet) -> usize {
         Offload::Gso(_) => (FRAME_WORK * segments(packet)).saturating_sub(packet.frame_len),
         _ => 0,
     }
-}
-
-/// What each copy of a packet costs, at most, where there are several.
-fn work_of_a_copy(packet: &Packet) -> usize {
-    packet.frame_len + FRAME_WORK * (1 + segments(packet))
 }
 
 fn segments(packet: &Packet) -> usize {

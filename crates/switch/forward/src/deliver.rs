@@ -6,7 +6,7 @@ use crate::pass::{HEAD_LEN, VNET_BYTES, pass};
 use crate::port::{feature, header_len};
 use crate::repeat::{Passed, Repeat};
 use lasthop_frame::{
-    CompleteChecksum, Delivery, HeaderBuf, Offload, Receiver, SEGMENT_HEADER_LEN, SNAPSHOT_LEN, Segmenter, VnetHdr,
+    CompleteChecksum, Delivery, HEADER_LEN, HeaderBuf, Offload, Receiver, SEGMENT_HEADER_LEN, Segmenter, VnetHdr,
 };
 use lasthop_guestmem::{GuestMemory, GuestSlice};
 use lasthop_types::{DropReason, MAX_FRAME_LEN, PortCounters};
@@ -17,8 +17,8 @@ use lasthop_virtqueue::{Chains, QueueError, ReceiveBuffers, Reserved, StartedQue
 pub(crate) const WORK: usize = 320 << 10;
 /// What a frame costs beside its bytes, where it is not one of many that are alike: a segment, a copy for one of many receivers.
 pub(crate) const FRAME_WORK: usize = 512;
-/// What each piece of memory costs that a frame is spread over.
-const PIECE_WORK: usize = 32;
+/// What each piece of memory costs that a frame is spread over, and each edit of a header.
+pub(crate) const PIECE_WORK: usize = 32;
 
 /// What a descriptor costs that holds nothing: it may lie anywhere, and there may be many regions to look it up in.
 pub(crate) const IDLE_WORK: usize = 128;
@@ -94,15 +94,12 @@ impl<'a> Target<'a> {
     #[inline]
     pub(crate) fn deliver_at_once(&mut self, packets: &[Packet], chains: &Chains<'_>, set: u64) -> u64 {
         let (mut left, mut bytes) = (set, 0);
-        // All packets of a burst come from one ring.
-        let sender = packets.get(set.trailing_zeros() as usize).map(|p| p.header_len);
-        let plain = (self.header_len, sender) == (VnetHdr::LEN, Some(VnetHdr::LEN));
-        while left != 0 && plain {
+        while left != 0 && self.header_len == VnetHdr::LEN {
             let i = left.trailing_zeros() as usize;
             let (Some(packet), Some(chain)) = (packets.get(i), chains.list.get(i)) else { break };
             let Some(from) = chain.single() else { break };
             let is_simple = packet.offload == Offload::None && packet.frame_len <= self.any_frame;
-            if !(is_simple && self.put(&from, packet.header(), VnetHdr::LEN + packet.frame_len)) {
+            if !(is_simple && self.put(packet.header(), &from, packet.payload_at, packet.frame_len)) {
                 break;
             }
             bytes += packet.frame_len;
@@ -127,11 +124,12 @@ impl<'a> Target<'a> {
         passed
     }
 
-    /// Writes a packet that asks for nothing into the next buffer, if that is at hand and holds its `len` bytes: the frame
-    /// begins with `header`, read from `from` before, where the rest is still to be read.
+    /// Writes a packet that asks for nothing into the next buffer, if that is at hand and holds its frame of `len` bytes: `header`, and
+    /// the rest out of `from`, from `payload_at` on.
     #[inline]
-    fn put(&mut self, from: &GuestSlice<'_>, header: &[u8], len: usize) -> bool {
-        let Some((to, chain)) = self.buffers.next_single(len) else { return false };
+    fn put(&mut self, header: &[u8], from: &GuestSlice<'_>, payload_at: usize, len: usize) -> bool {
+        let need = VnetHdr::LEN + len;
+        let Some((to, chain)) = self.buffers.next_single(need) else { return false };
         // Two writes and not one: gathering both in private memory first would stall on the fresh stores.
         // Often it is there from the last time, and a line that is not written to stays in the driver's cache.
         if to.read_array(0) != Some(VNET_BYTES) {
@@ -141,11 +139,12 @@ impl<'a> Target<'a> {
             Ok(header) => drop(to.write_array(VnetHdr::LEN, header)),
             Err(_) => drop(to.write(VnetHdr::LEN, header)),
         }
-        let copied = VnetHdr::LEN + header.len();
-        if len > copied {
-            from.part(copied, len - copied).copy_to(&to.part(copied, len - copied));
+        let written = VnetHdr::LEN + header.len();
+        if need > written {
+            let payload_len = need - written;
+            from.part(payload_at, payload_len).copy_to(&to.part(written, payload_len));
         }
-        self.started.ring.stage_used(chain, len as u32);
+        self.started.ring.stage_used(chain, need as u32);
         true
     }
 
@@ -199,8 +198,8 @@ impl<'a> Target<'a> {
         pieces: &[GuestSlice<'_>],
     ) -> Result<(), Undelivered> {
         self.reserve(packet.frame_len)?;
-        let mut header = [0; SNAPSHOT_LEN];
-        let header = &mut header[..packet.snapshot_len];
+        let mut header = [0; HEADER_LEN];
+        let Some(header) = header.get_mut(..packet.header().len()) else { return Err(DropReason::BadOffload.into()) };
         header.copy_from_slice(packet.header());
         let mut to = Cursor::at(self.buffers.pieces(), self.header_len + header.len());
         let mut from = packet.payload(pieces, header.len());

@@ -3,7 +3,7 @@
 use crate::cursor::Cursor;
 use crate::pass::{HEAD_LEN, Head, simple_frame};
 use lasthop_flow::hash_key;
-use lasthop_frame::{Depth, FlowKey, Offload, SNAPSHOT_LEN, VnetHdr, extract, is_plain_l2};
+use lasthop_frame::{Depth, Edit, FlowKey, Header, Offload, SNAPSHOT_LEN, VnetHdr, extract, is_plain_l2};
 use lasthop_guestmem::GuestSlice;
 use lasthop_types::{DropReason, MAX_FRAME_LEN, PortId};
 use lasthop_virtqueue::{Chain, Chains};
@@ -13,19 +13,20 @@ const MIN_FRAME_LEN: usize = 14;
 /// As much of a frame as is read while flows look at its link layer alone, if that has VLAN tags.
 const TAGGED_LEN: usize = 64;
 
-/// Private copy of everything that was judged about one packet. Its payload stays where it is, in `pieces` that travel
-/// beside it.
+/// Private copy of everything that was judged about one packet, and what actions have made of it. Its payload stays where it is, in
+/// `pieces` that travel beside it: the frame is the header and, behind it, the pieces from `payload_at` on. What is delivered is the
+/// packet as it is at that moment, so deliveries that are planned are made before it is edited.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Packet {
     /// The first bytes of the frame.
-    snapshot: [u8; SNAPSHOT_LEN],
-    /// How many bytes of the frame there are.
-    pub(crate) snapshot_len: usize,
-    /// Bytes in the whole frame.
+    header: Header,
+    /// Where in its pieces the bytes behind the header begin, whatever has become of the header.
+    pub(crate) payload_at: usize,
+    /// Bytes in the whole frame as it is now.
     pub(crate) frame_len: usize,
-    /// Bytes in front of the frame in its pieces: the virtio-net header.
-    pub(crate) header_len: usize,
+    /// The same when it came from its sender: what is counted there.
+    pub(crate) sent_len: usize,
     /// Where it came from.
     pub(crate) port: PortId,
     /// What the sender leaves to be done, checked.
@@ -37,10 +38,10 @@ pub(crate) struct Packet {
 impl Default for Packet {
     fn default() -> Self {
         Self {
-            snapshot: [0; SNAPSHOT_LEN],
-            snapshot_len: 0,
+            header: Header::default(),
+            payload_at: 0,
             frame_len: 0,
-            header_len: 0,
+            sent_len: 0,
             port: PortId(0),
             offload: Offload::default(),
             key: FlowKey::default(),
@@ -49,26 +50,25 @@ impl Default for Packet {
 }
 
 impl Packet {
-    /// Takes the snapshot, as long as judging to `depth` needs it, and judges the offload request. `header_len` is at most
-    /// [`VnetHdr::LEN`]. Its bytes are all in `chain`.
+    /// Takes the snapshot, as long as judging to `depth` needs it, and judges the offload request. In front of the frame in `chain` are
+    /// `vnet_len` bytes of virtio-net header, at most [`VnetHdr::LEN`].
     #[inline]
     pub(crate) fn read(
         &mut self,
         chains: &Chains<'_>,
         chain: &Chain<'_>,
-        header_len: usize,
+        vnet_len: usize,
         port: PortId,
         depth: Depth,
     ) -> Result<(), DropReason> {
-        if (header_len, depth) == (VnetHdr::LEN, Depth::L2) && self.read_link(chain, port) {
+        if (vnet_len, depth) == (VnetHdr::LEN, Depth::L2) && self.read_link(chain, port) {
             return Ok(());
         }
-        self.frame_len = (chain.len() as usize).saturating_sub(header_len);
-        (self.header_len, self.port, self.offload) = (header_len, port, Offload::None);
+        self.begin((chain.len() as usize).saturating_sub(vnet_len), port);
         if chain.is_bad() {
             return Err(DropReason::BadChain);
         }
-        self.read_all(&chains.pieces(chain))
+        self.read_all(&chains.pieces(chain), vnet_len)
     }
 
     /// Takes a snapshot for [`Depth::L2`] of a packet that is a [`simple_frame`]: no more than an Ethernet header, and what makes words
@@ -77,16 +77,9 @@ impl Packet {
     pub(crate) fn read_link(&mut self, chain: &Chain<'_>, port: PortId) -> bool {
         let longest = VnetHdr::LEN + MAX_FRAME_LEN;
         let Some((piece, head)) = simple_frame(chain).filter(|(piece, _)| piece.len() <= longest) else { return false };
-        let [first, second] = head.map(u64::to_le_bytes);
-        if let Some(snapshot) = self.snapshot.first_chunk_mut() {
-            *snapshot = first;
-        }
-        if let Some(snapshot) = self.snapshot.get_mut(8..).and_then(|rest| rest.first_chunk_mut()) {
-            *snapshot = second;
-        }
-        self.snapshot_len = HEAD_LEN;
-        (self.frame_len, self.header_len) = (piece.len() - VnetHdr::LEN, VnetHdr::LEN);
-        (self.port, self.offload) = (port, Offload::None);
+        self.header.set_words(head);
+        self.payload_at = VnetHdr::LEN + HEAD_LEN;
+        self.begin(piece.len() - VnetHdr::LEN, port);
         if !is_plain_l2(self.header()) {
             self.read_on_to(TAGGED_LEN, &[piece]);
         }
@@ -95,28 +88,34 @@ impl Packet {
 
     /// As [`Packet::read`] for a whole frame that lies in `piece`, without a virtio-net header.
     pub(crate) fn read_frame(&mut self, piece: &GuestSlice<'_>, port: PortId) -> Result<(), DropReason> {
-        (self.frame_len, self.header_len, self.port, self.offload) = (piece.len(), 0, port, Offload::None);
-        self.read_all(std::slice::from_ref(piece))
+        self.begin(piece.len(), port);
+        self.read_all(std::slice::from_ref(piece), 0)
+    }
+
+    #[inline]
+    fn begin(&mut self, frame_len: usize, port: PortId) {
+        (self.frame_len, self.sent_len, self.port, self.offload) = (frame_len, frame_len, port, Offload::None);
     }
 
     /// The rest of [`Packet::read`]: as long a snapshot as there may be.
     #[inline]
-    fn read_all(&mut self, pieces: &[GuestSlice<'_>]) -> Result<(), DropReason> {
+    fn read_all(&mut self, pieces: &[GuestSlice<'_>], vnet_len: usize) -> Result<(), DropReason> {
         if self.frame_len < MIN_FRAME_LEN {
             return Err(DropReason::TooShort);
         }
         if self.frame_len > MAX_FRAME_LEN {
             return Err(DropReason::TooLong);
         }
-        self.snapshot_len = self.frame_len.min(SNAPSHOT_LEN);
-        let snapshot = self.snapshot.get_mut(..self.snapshot_len).unwrap_or(&mut []);
+        let len = self.frame_len.min(SNAPSHOT_LEN);
+        self.payload_at = vnet_len + len;
+        let snapshot = self.header.begin(len);
         let mut vnet = [0; VnetHdr::LEN];
-        if let ([piece], VnetHdr::LEN) = (pieces, self.header_len) {
+        if let ([piece], VnetHdr::LEN) = (pieces, vnet_len) {
             vnet = piece.read_array(0).unwrap_or(vnet);
             piece.read(VnetHdr::LEN, snapshot);
         } else {
             let mut from = Cursor::new(pieces);
-            from.read(vnet.get_mut(..self.header_len).unwrap_or(&mut []));
+            from.read(vnet.get_mut(..vnet_len).unwrap_or(&mut []));
             from.read(snapshot);
         }
         if vnet[0] | vnet[1] != 0 {
@@ -132,28 +131,36 @@ impl Packet {
 
     #[inline(never)]
     fn read_on_to(&mut self, len: usize, pieces: &[GuestSlice<'_>]) {
-        let (from, to) = (self.snapshot_len, self.frame_len.min(len));
-        if let Some(rest) = self.snapshot.get_mut(from..to) {
-            Cursor::at(pieces, self.header_len + from).read(rest);
-            self.snapshot_len = to;
+        let more = self.payload_len().min(len.saturating_sub(self.header.len()));
+        let rest = self.header.extend(more);
+        if !rest.is_empty() {
+            let more = rest.len();
+            Cursor::at(pieces, self.payload_at).read(rest);
+            self.payload_at += more;
         }
     }
 
-    /// How the frame begins; zeros behind its end.
+    /// How the frame began when it was read; nothing that means anything behind its end.
     #[inline]
     pub(crate) fn head(&self) -> Head {
-        let word = |at| {
-            self.snapshot.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u64::from_le_bytes(*word))
-        };
+        let bytes = self.header.as_read();
+        let word = |at| bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u64::from_le_bytes(*word));
         [word(0), word(8)]
+    }
+
+    /// Changes the packet from now on. Where that cannot be it is to be dropped.
+    pub(crate) fn edit(&mut self, edit: &Edit) -> Result<(), DropReason> {
+        let payload_len = self.payload_len();
+        edit.apply(&mut self.header, &mut self.offload)?;
+        self.frame_len = self.header.len() + payload_len;
+        if self.frame_len > MAX_FRAME_LEN { Err(DropReason::TooLong) } else { Ok(()) }
     }
 
     /// Fills in the key to `depth`.
     #[inline]
     pub(crate) fn extract(&mut self, depth: Depth) {
         self.key.in_port = self.port.0;
-        let header = self.snapshot.get(..self.snapshot_len).unwrap_or(&[]);
-        extract(&mut self.key, header, self.frame_len, depth);
+        extract(&mut self.key, self.header.bytes(), self.frame_len, depth);
     }
 
     /// Fills in the key to `depth`, out of all that may be looked at. `pieces` is what it was read from.
@@ -177,21 +184,28 @@ impl Packet {
         hash_key(&key, Depth::L4)
     }
 
-    /// The snapshot.
+    /// The first bytes of the frame as it is now.
     #[inline]
     pub(crate) fn header(&self) -> &[u8] {
-        self.snapshot.get(..self.snapshot_len).unwrap_or(&[])
+        self.header.bytes()
     }
 
-    /// Bytes behind the snapshot.
+    /// [`Header::as_read`].
+    #[inline]
+    pub(crate) fn as_read(&self) -> &[u8; SNAPSHOT_LEN] {
+        self.header.as_read()
+    }
+
+    /// Bytes behind the header.
     #[inline]
     pub(crate) fn payload_len(&self) -> usize {
-        self.frame_len - self.snapshot_len
+        self.frame_len - self.header.len()
     }
 
-    /// Where a byte of the frame (at `offset`, behind the snapshot) lies in its pieces.
+    /// What lies in its pieces `at` bytes from the beginning of the frame: at the end of the header or behind it, or in front of its
+    /// end as far back as nothing was judged or edited.
     #[inline]
-    pub(crate) fn payload<'a, 'm>(&self, pieces: &'a [GuestSlice<'m>], offset: usize) -> Cursor<'a, 'm> {
-        Cursor::at(pieces, self.header_len + offset)
+    pub(crate) fn payload<'a, 'm>(&self, pieces: &'a [GuestSlice<'m>], at: usize) -> Cursor<'a, 'm> {
+        Cursor::at(pieces, (self.payload_at + at).saturating_sub(self.header.len()))
     }
 }

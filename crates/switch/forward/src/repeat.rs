@@ -16,7 +16,7 @@
 
 use crate::packet::Packet;
 use crate::pass::{Head, is_like, simple_frame};
-use lasthop_frame::{VnetHdr, is_plain_l2};
+use lasthop_frame::is_plain_l2;
 use lasthop_virtqueue::Chains;
 
 /// Packets of a burst that may be like the one before.
@@ -41,10 +41,12 @@ pub(crate) struct Passed {
 
 impl Repeat {
     /// Those behind `packet`, which goes to the planned receiver `group`, from the `next` of the burst on. None if too few are like
-    /// it for a visit to their receiver of their own.
+    /// it for a visit to their receiver of their own. Frames of this sender lie behind a header of [`VnetHdr::LEN`](lasthop_frame::VnetHdr::LEN).
     #[inline]
     pub(crate) fn of(packet: &Packet, group: usize, chains: &Chains<'_>, next: usize, most: usize) -> Option<Self> {
-        if packet.header_len != VnetHdr::LEN || !is_plain_l2(packet.header()) {
+        // It has a link layer and was not edited: there was one action.
+        let first = packet.as_read();
+        if !is_plain_l2(first) {
             return None;
         }
         let like = packet.head();

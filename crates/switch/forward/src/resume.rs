@@ -4,7 +4,7 @@
 //! never waits for a burst of the port that a packet came from, nor does that burst wait for it: an answer takes the lock of the
 //! queue that the packet goes to, for that one packet, and the leaf lock of the port's upcalls.
 
-use crate::actions::Step;
+use crate::actions::{Step, Steps};
 use crate::burst::{Filled, Forwarder};
 use crate::deliver::{FRAME_WORK, Target};
 use crate::packet::Packet;
@@ -52,8 +52,7 @@ enum What {
 struct Leaving {
     left: Left,
     packet: Box<Packet>,
-    /// Actions carried out.
-    done: usize,
+    steps: Steps,
 }
 
 impl Order {
@@ -71,7 +70,7 @@ impl Order {
     /// It is not carried out any further. A packet that has not been sent anywhere counts as one that nobody answered for.
     pub(crate) fn give_up(mut self) {
         if let (Some(port), Some(leaving)) = (&self.port, self.leaving.take()) {
-            match leaving.done as u64 {
+            match leaving.steps.ends() as u64 {
                 0 => port.answers.drops.add(DropReason::MissTimeout, 1),
                 n => port.answers.replicated.add(n - 1),
             }
@@ -139,20 +138,27 @@ impl Forwarder {
             self.next_packet(order, &port);
         }
         let Some(leaving) = &mut order.leaving else { return Some(FRAME_WORK) };
-        let counters = &port.answers;
-        let work = match Step::of(order.actions.get(leaving.done), port.id) {
-            Step::To(to) => match port.upcalls.bytes(&leaving.left, &leaving.packet) {
-                Some(piece) => self.deliver_one(to, &mut leaving.packet, &[piece], counters, wait)?,
-                None => FRAME_WORK,
-            },
-            Step::Drop(reason) => {
-                counters.drops.add(reason, 1);
-                FRAME_WORK
+        let (counters, packet) = (&port.answers, &mut leaving.packet);
+        let mut steps = leaving.steps;
+        let mut work = FRAME_WORK;
+        match steps.next(&order.actions, port.id) {
+            None => {}
+            Some(Step::To(to)) => {
+                if let Some(piece) = port.upcalls.bytes(&leaving.left, packet) {
+                    work = self.deliver_one(to, packet, &[piece], counters, wait)?;
+                }
             }
-        };
-        leaving.done += 1;
-        if leaving.done >= order.actions.len() {
-            counters.replicated.add(leaving.done as u64 - 1);
+            Some(Step::Drop(reason)) => counters.drops.add(reason, 1),
+            Some(Step::Edit(edit)) => {
+                if let Err(reason) = packet.edit(edit) {
+                    steps.fail();
+                    counters.drops.add(reason, 1);
+                }
+            }
+        }
+        leaving.steps = steps;
+        if steps.is_over(&order.actions, port.id) {
+            counters.replicated.add(steps.ends().saturating_sub(1) as u64);
             if let Ok(goes_on) = &mut order.result {
                 *goes_on |= port.upcalls.free(&leaving.left);
             }
@@ -179,7 +185,8 @@ impl Forwarder {
             }
         };
         let mut packet = Box::<Packet>::default();
-        order.leaving = port.upcalls.take(id, &mut packet).map(|left| Leaving { left, packet, done: 0 });
+        order.leaving =
+            port.upcalls.take(id, &mut packet).map(|left| Leaving { left, packet, steps: Steps::default() });
     }
 
     /// The flow comes into force, and then those that were on their way to wait meanwhile are looked for. Or that was done.

@@ -12,6 +12,7 @@ use std::sync::Arc;
 pub(crate) enum Verdict {
     /// It goes to this port. True if packets whose link layer says the same go there too: the flow looks no deeper.
     To(PortId, bool),
+    /// All actions of this flow are carried out on it.
     Many(Arc<Flow>),
     Drop(DropReason),
     Miss,
@@ -51,12 +52,15 @@ impl<'a> Run<'a> {
         }
         debug_assert!(self.flow(cache).is_none_or(|flow| flow.depth() <= self.depth), "found by more than is compared");
         let Some(flow) = self.flow(cache) else { return Verdict::Miss };
-        if flow.actions.len() > 1 {
-            return Verdict::Many(flow.clone());
-        }
-        match Step::of(flow.actions.first(), packet.port) {
+        let step = match &*flow.actions {
+            [] => Step::Drop(DropReason::Policy),
+            [action] => Step::of(action, packet.port),
+            _ => return Verdict::Many(flow.clone()),
+        };
+        match step {
             Step::To(to) => Verdict::To(to, self.depth == Depth::L2),
             Step::Drop(reason) => Verdict::Drop(reason),
+            Step::Edit(_) => Verdict::Many(flow.clone()),
         }
     }
 

@@ -119,12 +119,13 @@ impl Upcalls {
         }
         let s = slots.all.get_mut(slot).ok_or(NoPlace::Taken)?;
         s.packet.as_mut().clone_from(packet);
+        s.packet.payload_at = packet.header().len();
         (s.id, s.since_ms, s.use_) = (id, now_ms, Use::Waiting);
         slots.unreported.push_back(slot);
-        // Same layout as in the guest: header room, snapshot, payload; what was judged is what is kept.
-        let mut to = Cursor::at(std::slice::from_ref(&place), packet.header_len);
+        // The header as it was judged, and the payload behind it.
+        let mut to = Cursor::new(std::slice::from_ref(&place));
         to.write(packet.header());
-        to.copy_from(&mut packet.payload(pieces, packet.snapshot_len), packet.payload_len());
+        to.copy_from(&mut packet.payload(pieces, packet.header().len()), packet.payload_len());
         Ok(())
     }
 
@@ -167,9 +168,9 @@ impl Upcalls {
         Some(Left { slot: at })
     }
 
-    /// The bytes of a packet that leaves, header room first.
+    /// The bytes of a packet that leaves, as it was when it came here.
     pub(crate) fn bytes(&self, left: &Left, packet: &Packet) -> Option<GuestSlice<'_>> {
-        Some(self.place(left.slot)?.part(0, packet.header_len + packet.frame_len))
+        Some(self.place(left.slot)?.part(0, packet.payload_at + packet.payload_len()))
     }
 
     /// Frees the place of a packet that has left; true if a queue of the port was stalled for want of places.
@@ -185,7 +186,7 @@ impl Upcalls {
     pub(crate) fn oldest_for(&self, key: &FlowKey, mask: &FlowMask) -> Option<(u32, usize)> {
         let slots = self.slots.lock();
         let for_it = slots.all.iter().filter(|s| s.use_ == Use::Waiting && s.packet.key.masked(mask) == *key);
-        for_it.min_by_key(|s| (s.since_ms, s.id)).map(|s| (s.id, s.packet.frame_len))
+        for_it.min_by_key(|s| (s.since_ms, s.id)).map(|s| (s.id, s.packet.sent_len))
     }
 
     /// Some packet that has waited since before `ms`.

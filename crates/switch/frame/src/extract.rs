@@ -111,7 +111,7 @@ pub fn is_plain_l2(frame: &[u8]) -> bool {
     frame.len() >= 14 && be16(frame, 12) >= ETH_MIN && !is_tag(be16(frame, 12))
 }
 
-fn is_tag(eth_type: u16) -> bool {
+pub(crate) fn is_tag(eth_type: u16) -> bool {
     eth_type == ETH_CTAG || eth_type == ETH_STAG
 }
 

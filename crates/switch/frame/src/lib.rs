@@ -2,6 +2,7 @@
 //!
 //! - [`extract`]: snapshot → [`FlowKey`].
 //! - [`VnetHdr`], [`Offload`]: what the sender asked for, checked; [`Delivery`]: what is left to do for one receiver.
+//! - [`Header`], [`Edit`]: the snapshot in private memory, and what actions change in it.
 //! - [`Segmenter`]: cuts a large packet while its payload is copied.
 //! - [`sum`]: the Internet checksum.
 //!
@@ -10,7 +11,9 @@
 #![forbid(unsafe_code)]
 
 mod build;
+mod edit;
 mod extract;
+mod header;
 mod key;
 mod offload;
 mod segment;
@@ -20,7 +23,9 @@ pub mod testutil;
 mod vnet;
 
 pub use build::rarp;
+pub use edit::Edit;
 pub use extract::{extract, is_plain_l2};
+pub use header::{HEADER_LEN, HEADROOM, Header};
 pub use key::{Depth, FlowKey, FlowMask};
 pub use offload::{CompleteChecksum, Delivery, Gso, GsoKind, MAX_SEGMENTS, Offload, Receiver};
 pub use segment::{HeaderBuf, SEGMENT_HEADER_LEN, Segment, Segmenter};

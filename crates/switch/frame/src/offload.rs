@@ -123,7 +123,25 @@ impl Offload {
         Gso::new(vnet, snapshot, &key, &at).map(Self::Gso)
     }
 
-    /// What to do for this receiver. `snapshot` and `frame_len` as given to [`Offload::check`].
+    /// The link layer has become longer by so many bytes: what is asked for moves along with what it is asked for.
+    /// It lies behind the link layer, in a [`Header`](crate::Header), so it moves neither below 0 nor out of its numbers.
+    pub(crate) fn shift(&mut self, by: isize) {
+        let moved = |at: u16| at.wrapping_add_signed(by as i16);
+        match self {
+            Self::None => {}
+            Self::Checksum(job) => (job.start, job.field) = (moved(job.start), moved(job.field)),
+            Self::Gso(gso) => {
+                (gso.hdr_len, gso.l3, gso.l4) = (moved(gso.hdr_len), moved(gso.l3), moved(gso.l4));
+                gso.fragmentable = moved(gso.fragmentable);
+                if gso.ipv6 {
+                    gso.next_header = moved(gso.next_header);
+                }
+                gso.end = gso.end.wrapping_add_signed(by as i32);
+            }
+        }
+    }
+
+    /// What to do for this receiver. `snapshot` and `frame_len` are of the packet as it is now, edits and all.
     ///
     /// TCP and UFO segments are made as small as the receiver's MTU asks; a frame that is too long and cannot be cut is
     /// [`DropReason::OverMtu`].

@@ -13,14 +13,14 @@
 
 use crate::offload::{Gso, GsoKind, needs_csum};
 use crate::vnet::VnetHdr;
-use crate::{SNAPSHOT_LEN, be16, put16, sum};
+use crate::{HEADER_LEN, be16, put16, sum};
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// Longest header of a segment: a snapshot and an IPv6 fragment header.
-pub const SEGMENT_HEADER_LEN: usize = SNAPSHOT_LEN + 8;
+/// Longest header of a segment: that of a packet and an IPv6 fragment header.
+pub const SEGMENT_HEADER_LEN: usize = HEADER_LEN + 8;
 
 /// Room for one segment's header, owned by the caller.
 pub type HeaderBuf = [u8; SEGMENT_HEADER_LEN];

@@ -1,4 +1,5 @@
 use super::*;
+use crate::SNAPSHOT_LEN;
 use crate::testutil::Frame;
 use crate::{Delivery, MAX_SEGMENTS, Offload, Receiver, feature};
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};

@@ -1,0 +1,52 @@
+//! The walk's flows, and what they make of a frame: said once more, in plain bytes.
+
+use lasthop_flow::{Action, FlowSpec};
+use lasthop_frame::{Edit, FlowKey, FlowMask};
+use lasthop_types::PortId;
+
+/// A flow of a port. `mask`: whether the destination and its port count, and which destination.
+pub(super) fn spec(from: u32, mask: u8, to: u8) -> FlowSpec {
+    let key = FlowKey { in_port: from, eth_dst: [2, 0, 0, 0, 0, mask >> 2 & 3], l4_dst: 6, ..FlowKey::default() };
+    let mask = FlowMask(FlowKey {
+        in_port: u32::MAX,
+        eth_dst: [if mask & 1 != 0 { 0xff } else { 0 }; 6],
+        l4_dst: if mask & 2 != 0 { 0xffff } else { 0 },
+        ..FlowKey::default()
+    });
+    FlowSpec { key, mask, actions: outputs(to), epoch: 0 }
+}
+
+/// Up to three outputs to different ports, one of them perhaps to a port that there is not; or an edit and outputs around it.
+pub(super) fn outputs(bits: u8) -> Vec<Action> {
+    let mut ports: Vec<_> = (0..bits & 3).map(|i| PortId(u32::from(bits >> (2 + 2 * i) & 3) + 1)).collect();
+    if let [first, second, third] = ports[..]
+        && first == third
+    {
+        let push = Action::Edit(Edit::PushVlan { tpid: 0x8100, tci: 0x0123 });
+        let edit = if first.0 & 1 == 0 { push } else { Action::Edit(Edit::PopVlan) };
+        let before = (first != second).then_some(Action::Output(first));
+        return before.into_iter().chain([edit, Action::Output(second)]).collect();
+    }
+    ports.sort();
+    ports.dedup();
+    ports.into_iter().map(Action::Output).collect()
+}
+
+/// As what a frame comes to a port.
+pub(super) fn comes_as(sent: &[u8], actions: &[Action], n: usize) -> impl Iterator<Item = Vec<u8>> {
+    let to = PortId(n as u32 + 1);
+    let mut frame = sent.to_vec();
+    actions.iter().filter_map(move |action| {
+        match action {
+            Action::Output(port) if *port == to => return Some(frame.clone()),
+            Action::Edit(Edit::PushVlan { tpid, tci }) => {
+                frame.splice(12..12, [tpid.to_be_bytes(), tci.to_be_bytes()].concat());
+            }
+            Action::Edit(Edit::PopVlan) if frame.len() >= 18 && matches!(frame[12..14], [0x81, 0] | [0x88, 0xa8]) => {
+                frame.drain(12..16);
+            }
+            _ => {}
+        }
+        None
+    })
+}
