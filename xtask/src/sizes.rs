@@ -12,13 +12,8 @@ const MOST_OF_FUNCTION: usize = 70;
 
 /// What may be longer, and why. A function is `path: name`.
 const EXCEPTIONS: &[(&str, &str)] = &[
-    ("crates/switch/forward/src/tests.rs", "a few lines over; to be split with the next change there"),
     ("bin/lasthop/src/run/supervisor.rs", "the event loop; a part of it is on its way to a room of its own"),
     ("bin/lasthop/src/run/supervisor.rs: new", "a field after the other"),
-    (
-        "crates/switch/forward/src/burst.rs: fill",
-        "the packet path: a function call for each packet would show in `cargo xtask counts`",
-    ),
 ];
 
 /// Folders whose code is tests, load generators' play or simulation: only their files are measured.

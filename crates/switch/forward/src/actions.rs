@@ -1,8 +1,11 @@
-//! What actions mean: the one place that says it, for packets of a burst and for those that waited for control.
+//! What actions mean: the one place that says it, for packets of a burst and for those that waited for control. A burst's are carried
+//! out here, into its plan; those that waited one at a time ([`Forwarder::carry_out`]).
 
+use crate::burst::{Burst, Forwarder};
 use lasthop_flow::Action;
 use lasthop_frame::Edit;
 use lasthop_types::{DropReason, PortId};
+use lasthop_virtqueue::Queue;
 
 /// What one action comes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,4 +83,82 @@ impl Steps {
 /// be read, and go through all actions, once more.
 pub(crate) fn is_one_output(actions: &[Action]) -> bool {
     matches!(actions, [edits @ .., Action::Output(_)] if edits.iter().all(|action| matches!(action, Action::Edit(_))))
+}
+
+impl Forwarder {
+    /// Carries all actions of a flow out on a packet. Returns how often it is delivered or dropped. Most lists deliver and drop: that
+    /// is a loop of its own, as floods and mirrors take it (an edit looked for in it costs 20 instructions for each output).
+    pub(crate) fn act(&mut self, burst: &Burst<'_, '_>, packet: usize, actions: &[Action]) -> usize {
+        for (n, action) in actions.iter().enumerate() {
+            match Step::of(action, burst.port.id) {
+                Step::To(to) => self.output(burst, packet, to, false),
+                Step::Drop(reason) => self.drop(burst, packet, reason),
+                Step::Edit(_) => return self.act_with_edits(burst, packet, actions, Steps::behind_outputs(n)),
+            }
+        }
+        self.plan.set_done(packet);
+        burst.queue.counters.replicated.add((actions.len() as u64).saturating_sub(1));
+        actions.len()
+    }
+
+    /// The rest of [`Forwarder::act`] from the first edit on.
+    #[inline(never)]
+    fn act_with_edits(&mut self, burst: &Burst<'_, '_>, packet: usize, actions: &[Action], mut steps: Steps) -> usize {
+        let may_wait = is_one_output(actions);
+        let mut planned = steps.ends() > 0;
+        while let Some(step) = steps.next(actions, burst.port.id) {
+            match step {
+                Step::To(to) => {
+                    self.output(burst, packet, to, may_wait);
+                    planned = true;
+                }
+                Step::Drop(reason) => self.drop(burst, packet, reason),
+                Step::Edit(edit) => {
+                    // All planned copies are of one header: those before the edit are made now.
+                    if std::mem::take(&mut planned) {
+                        self.deliver(burst, None);
+                    }
+                    if let Some(Err(reason)) = self.packets.get_mut(packet).map(|packet| packet.edit(edit)) {
+                        steps.fail();
+                        self.drop(burst, packet, reason);
+                    }
+                }
+            }
+        }
+        if !may_wait {
+            self.plan.set_done(packet);
+        }
+        burst.queue.counters.replicated.add((steps.ends() as u64).saturating_sub(1));
+        steps.ends()
+    }
+
+    /// Plans one delivery; the only one of its packet if it `may_wait`.
+    #[inline]
+    pub(crate) fn output(&mut self, burst: &Burst<'_, '_>, packet: usize, to: PortId, may_wait: bool) {
+        self.plan.no_repeat();
+        let Some(port) = self.ports.get(to) else { return self.drop(burst, packet, DropReason::NoPort) };
+        // Connections between the same stations share a flow but not a queue, so the next packet has to be asked for anew.
+        let multi_queue = port.is_multi_queue();
+        let hash = match (self.packets.get_mut(packet), burst.chains.list.get(packet)) {
+            (Some(p), Some(chain)) if multi_queue => p.steering_hash(&burst.chains.pieces(chain)),
+            _ => 0,
+        };
+        let queue = port.queue_to_guest(hash).map_or(0, Queue::index);
+        if may_wait && self.plan.is_held(to, queue) {
+            return;
+        }
+        if !self.plan.add(packet, may_wait, to, queue) {
+            self.deliver(burst, None);
+            self.plan.add(packet, may_wait, to, queue);
+        }
+        if multi_queue {
+            self.plan.no_repeat();
+        }
+    }
+
+    /// Counts a packet as dropped.
+    pub(crate) fn drop(&mut self, burst: &Burst<'_, '_>, packet: usize, reason: DropReason) {
+        burst.queue.counters.drops.add(reason, 1);
+        self.plan.set_done(packet);
+    }
 }

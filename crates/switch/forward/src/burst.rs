@@ -1,15 +1,14 @@
 //! The spine: one burst from one queue to wherever its packets go.
 
-use crate::actions::{Step, Steps, is_one_output};
 use crate::datapath::Datapath;
-use crate::deliver::{FRAME_WORK, IDLE_WORK, Target, Undelivered, WORK};
+use crate::deliver::{FRAME_WORK, IDLE_WORK, WORK};
 use crate::packet::Packet;
-use crate::plan::{Group, Plan, bit};
+use crate::plan::{Plan, bit};
 use crate::port::{Port, PortTable, header_len};
-use crate::repeat::{Passed, Repeat};
+use crate::repeat::Repeat;
 use crate::run::{Run, Verdict};
 use crate::upcall::NoPlace;
-use lasthop_flow::{Action, ExactCache, WriterId};
+use lasthop_flow::{ExactCache, WriterId};
 use lasthop_frame::{Depth, Offload, VnetHdr};
 use lasthop_types::{DropReason, PortId};
 use lasthop_virtqueue::{Ahead, BURST, Chains, PREFETCH, Queue, QueueError, QueueGuard, Ring, StartedQueue};
@@ -47,22 +46,22 @@ pub struct Forwarder {
     ports_generation: u64,
     cache: ExactCache,
     pub(crate) writer: WriterId,
-    packets: Box<[Packet]>,
-    plan: Plan,
+    pub(crate) packets: Box<[Packet]>,
+    pub(crate) plan: Plan,
     /// Where the last delivery went.
-    receiver: PortId,
+    pub(crate) receiver: PortId,
 }
 
 /// The burst at hand: where it comes from.
-struct Burst<'a, 'm> {
-    port: &'a Port,
-    queue: &'a Queue,
-    chains: &'a Chains<'m>,
+pub(crate) struct Burst<'a, 'm> {
+    pub(crate) port: &'a Port,
+    pub(crate) queue: &'a Queue,
+    pub(crate) chains: &'a Chains<'m>,
     ahead: Ahead,
-    now_ns: u64,
+    pub(crate) now_ns: u64,
     /// Packets may wait for receivers that run out of buffers, unless those have had none for so long.
-    patient: bool,
-    patience_ns: u64,
+    pub(crate) patient: bool,
+    pub(crate) patience_ns: u64,
 }
 
 /// Why a look at the packets of a burst has come to an end.
@@ -262,111 +261,6 @@ impl Forwarder {
         true
     }
 
-    fn drop(&mut self, burst: &Burst<'_, '_>, packet: usize, reason: DropReason) {
-        burst.queue.counters.drops.add(reason, 1);
-        self.plan.set_done(packet);
-    }
-
-    /// Plans one delivery; the only one of its packet if it `may_wait`.
-    #[inline]
-    fn output(&mut self, burst: &Burst<'_, '_>, packet: usize, to: PortId, may_wait: bool) {
-        self.plan.no_repeat();
-        let Some(port) = self.ports.get(to) else { return self.drop(burst, packet, DropReason::NoPort) };
-        // Connections between the same stations share a flow but not a queue, so the next packet has to be asked for anew.
-        let multi_queue = port.is_multi_queue();
-        let hash = match (self.packets.get_mut(packet), burst.chains.list.get(packet)) {
-            (Some(p), Some(chain)) if multi_queue => p.steering_hash(&burst.chains.pieces(chain)),
-            _ => 0,
-        };
-        let queue = port.queue_to_guest(hash).map_or(0, Queue::index);
-        if may_wait && self.plan.is_held(to, queue) {
-            return;
-        }
-        if !self.plan.add(packet, may_wait, to, queue) {
-            self.deliver(burst, None);
-            self.plan.add(packet, may_wait, to, queue);
-        }
-        if multi_queue {
-            self.plan.no_repeat();
-        }
-    }
-
-    /// Carries all actions of a flow out on a packet. Returns how often it is delivered or dropped. Most lists deliver and drop: that
-    /// is a loop of its own, as floods and mirrors take it (an edit looked for in it costs 20 instructions for each output).
-    fn act(&mut self, burst: &Burst<'_, '_>, packet: usize, actions: &[Action]) -> usize {
-        for (n, action) in actions.iter().enumerate() {
-            match Step::of(action, burst.port.id) {
-                Step::To(to) => self.output(burst, packet, to, false),
-                Step::Drop(reason) => self.drop(burst, packet, reason),
-                Step::Edit(_) => return self.act_with_edits(burst, packet, actions, Steps::behind_outputs(n)),
-            }
-        }
-        self.plan.set_done(packet);
-        burst.queue.counters.replicated.add((actions.len() as u64).saturating_sub(1));
-        actions.len()
-    }
-
-    /// The rest of [`Forwarder::act`] from the first edit on.
-    #[inline(never)]
-    fn act_with_edits(&mut self, burst: &Burst<'_, '_>, packet: usize, actions: &[Action], mut steps: Steps) -> usize {
-        let may_wait = is_one_output(actions);
-        let mut planned = steps.ends() > 0;
-        while let Some(step) = steps.next(actions, burst.port.id) {
-            match step {
-                Step::To(to) => {
-                    self.output(burst, packet, to, may_wait);
-                    planned = true;
-                }
-                Step::Drop(reason) => self.drop(burst, packet, reason),
-                Step::Edit(edit) => {
-                    // All planned copies are of one header: those before the edit are made now.
-                    if std::mem::take(&mut planned) {
-                        self.deliver(burst, None);
-                    }
-                    if let Some(Err(reason)) = self.packets.get_mut(packet).map(|packet| packet.edit(edit)) {
-                        steps.fail();
-                        self.drop(burst, packet, reason);
-                    }
-                }
-            }
-        }
-        if !may_wait {
-            self.plan.set_done(packet);
-        }
-        burst.queue.counters.replicated.add((steps.ends() as u64).saturating_sub(1));
-        steps.ends()
-    }
-
-    /// Makes the deliveries planned so far, and that of `repeat`, of which it returns how many: each receiver's ring is locked,
-    /// filled, published and notified once.
-    fn deliver(&mut self, burst: &Burst<'_, '_>, repeat: Option<Repeat>) -> Passed {
-        let (mut n, mut passed) = (0, Passed::default());
-        self.plan.idle_work = 0;
-        while let Some(group) = self.plan.group(n) {
-            let repeat = repeat.filter(|repeat| repeat.group == n);
-            n += 1;
-            let Some(port) = self.ports.get(group.port) else { continue };
-            self.receiver = group.port;
-            let Some(queue) = port.queues.get(usize::from(group.queue)) else { continue };
-            let mut guard = queue.lock();
-            let mut packets = group.packets.count_ones();
-            let Some(started) = guard.started() else {
-                queue.counters.drops.add(DropReason::PortDown, u64::from(packets));
-                self.plan.done |= group.packets;
-                continue;
-            };
-            let target = (started, port.mtu(), &**queue);
-            let (filled, repeated) = fill(&mut self.plan, &self.packets, &group, target, burst, repeat);
-            if repeat.is_some() {
-                passed = repeated;
-                packets += repeated.packets as u32;
-            }
-            filled.close(&self.datapath, port, queue, &mut guard, packets);
-        }
-        self.plan.clear();
-        passed
-    }
-
     /// Counts the packets that were done in this burst and not before.
     fn count(&self, burst: &Burst<'_, '_>) {
         let new = self.plan.done & !burst.ahead.done;
@@ -448,112 +342,6 @@ pub(crate) fn fail(datapath: &Datapath, port: &Port, index: u16, guard: &mut Que
     guard.fail(error);
     port.refresh();
     datapath.note_broken(port.id, index);
-}
-
-/// What is left to do for a receiver's ring once packets have been written to it.
-pub(crate) struct Filled {
-    /// It wants an interrupt.
-    pub(crate) call: bool,
-    /// What broke it.
-    pub(crate) error: Option<QueueError>,
-}
-
-impl Filled {
-    /// The end of each delivery, of `packets` of them: interrupts the receiver, at once or when its batch is full, and stops a ring
-    /// that broke.
-    #[inline]
-    pub(crate) fn close(
-        self,
-        datapath: &Datapath,
-        port: &Arc<Port>,
-        queue: &Queue,
-        guard: &mut QueueGuard<'_>,
-        packets: u32,
-    ) {
-        if self.call && port.interrupts_now(queue, packets) {
-            guard.call();
-        }
-        if let Some(error) = self.error {
-            fail(datapath, port, queue.index(), guard, error);
-        }
-    }
-}
-
-/// Delivers one receiver's packets, with those of `repeat`, and publishes them at once.
-fn fill(
-    plan: &mut Plan,
-    packets: &[Packet],
-    group: &Group,
-    (started, mtu, queue): (&mut StartedQueue, u16, &Queue),
-    burst: &Burst<'_, '_>,
-    repeat: Option<Repeat>,
-) -> (Filled, Passed) {
-    let memory = started.memory.clone();
-    let count = if repeat.is_some() { burst.chains.list.len() } else { group.packets.count_ones() as usize };
-    let mut target = Target::new(started, &memory, mtu, &queue.counters, count);
-    target.begin(burst.now_ns);
-    let mut error = None;
-    let mut held = plan.is_held(group.port, group.queue);
-    let mut left = group.packets;
-    while left != 0 {
-        if error.is_none() && !held {
-            let done = target.deliver_at_once(packets, burst.chains, left);
-            plan.done |= done;
-            left &= !done;
-            if left == 0 {
-                break;
-            }
-        }
-        let i = left.trailing_zeros() as usize;
-        left &= left.wrapping_sub(1);
-        if held && plan.may_wait(i) {
-            continue;
-        }
-        if target.has_done_enough() && plan.may_wait(i) && error.is_none() && plan.hold(group.port, group.queue) {
-            (held, plan.put_off) = (true, true);
-            continue;
-        }
-        let (Some(packet), Some(chain)) = (packets.get(i), burst.chains.list.get(i)) else { continue };
-        let pieces = &*burst.chains.pieces(chain);
-        let mut result = match error {
-            None => target.deliver(packet, pieces, plan.may_wait(i)),
-            Some(_) => Err(Undelivered::Drop(DropReason::ReceiverBroken)),
-        };
-        if let Err(Undelivered::NoBuffers) = result
-            && plan.may_wait(i)
-        {
-            if target.has_done_enough() && plan.hold(group.port, group.queue) {
-                (held, plan.put_off) = (true, true);
-                continue;
-            }
-            let slow = target.is_slow(burst.now_ns, burst.patience_ns);
-            if burst.patient && !slow && plan.hold(group.port, group.queue) {
-                (held, plan.short) = (true, true);
-                continue;
-            }
-            if let Offload::Gso(_) = packet.offload {
-                result = target.deliver(packet, pieces, false);
-            }
-        }
-        // Those behind one that broke the ring count as dropped for that, which breaks nothing more.
-        error = target.settle(result).or(error);
-        plan.set_done(i);
-    }
-    let mut passed = Passed::default();
-    if let Some(repeat) = repeat.filter(|_| error.is_none() && !held) {
-        passed = target.pass(burst.chains, repeat);
-        let set = !(u64::MAX << passed.packets) << repeat.next;
-        plan.done |= set;
-        plan.passed |= set;
-        plan.passed_bytes += passed.bytes as u64;
-    }
-    plan.idle_work += target.idle_work();
-    target.note_nothing(burst.now_ns);
-    let call = target.publish();
-    if error.is_none() && memory.faulted() {
-        error = Some(QueueError::MemoryFault);
-    }
-    (Filled { call, error }, passed)
 }
 
 /// What a packet in tiny segments costs beside its bytes, at most: whether its receiver has it cut up is not known yet. Nothing where

@@ -60,6 +60,18 @@ pub(crate) struct Target<'a> {
     bytes: u64,
     /// What was done, but for packets that took the shortest way.
     work: usize,
+    /// What broke the ring.
+    broken: Option<QueueError>,
+}
+
+/// What is left to do for a receiver's ring once packets have been written to it.
+pub(crate) struct Finished {
+    /// It wants an interrupt.
+    pub(crate) call: bool,
+    /// For so many packets, 1 at least.
+    pub(crate) packets: u32,
+    /// What broke it.
+    pub(crate) broken: Option<QueueError>,
 }
 
 impl<'a> Target<'a> {
@@ -85,6 +97,7 @@ impl<'a> Target<'a> {
             packets: 0,
             bytes: 0,
             work: 0,
+            broken: None,
         }
     }
 
@@ -149,13 +162,16 @@ impl<'a> Target<'a> {
     }
 
     /// Delivers one packet. The driver sees it when the ring is published. One that has to be cut up, and is not to come
-    /// `whole` or not at all, comes as far as there are buffers.
+    /// `whole` or not at all, comes as far as there are buffers. Nothing comes any more once a packet has broken the ring.
     pub(crate) fn deliver(
         &mut self,
         packet: &Packet,
         pieces: &[GuestSlice<'_>],
         whole: bool,
     ) -> Result<(), Undelivered> {
+        if self.is_broken() {
+            return Err(DropReason::ReceiverBroken.into());
+        }
         if packet.offload == Offload::None && packet.frame_len <= self.any_frame {
             self.as_is(&VnetHdr::default(), packet, pieces)?;
         } else {
@@ -343,24 +359,33 @@ impl<'a> Target<'a> {
         self.started.shortage.is_slow(now_ns, packets + (bytes >> 10), patience_ns)
     }
 
-    /// Counts what became of a packet that does not wait; what broke the ring, if that did.
-    pub(crate) fn settle(&self, result: Result<(), Undelivered>) -> Option<QueueError> {
-        let (reason, broken) = match result {
-            Ok(()) => return None,
-            Err(Undelivered::NoBuffers) => (DropReason::NoBuffers, None),
-            Err(Undelivered::Drop(reason)) => (reason, None),
-            Err(Undelivered::Broken(error)) => (DropReason::ReceiverBroken, Some(error)),
+    /// Counts what became of a packet that does not wait.
+    pub(crate) fn settle(&mut self, result: Result<(), Undelivered>) {
+        let reason = match result {
+            Ok(()) => return,
+            Err(Undelivered::NoBuffers) => DropReason::NoBuffers,
+            Err(Undelivered::Drop(reason)) => reason,
+            Err(Undelivered::Broken(error)) => {
+                self.broken = Some(error);
+                DropReason::ReceiverBroken
+            }
         };
         self.counters.drops.add(reason, 1);
-        broken
     }
 
-    /// Shows the driver all that was delivered; true if it wants an interrupt.
-    pub(crate) fn publish(&mut self) -> bool {
+    /// A packet has broken the ring.
+    #[inline]
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken.is_some()
+    }
+
+    /// Shows the driver all that was delivered; to be called once. (Not by value: that would copy all chains.)
+    pub(crate) fn finish(&mut self) -> Finished {
         self.counters.packets.add(self.packets);
         self.counters.bytes.add(self.bytes);
-        (self.packets, self.bytes) = (0, 0);
         self.buffers.give_back(&mut self.started.ring);
-        self.started.complete()
+        let call = self.started.complete();
+        let broken = self.broken.take().or(self.memory.faulted().then_some(QueueError::MemoryFault));
+        Finished { call, packets: (self.packets as u32).max(1), broken }
     }
 }

@@ -17,6 +17,7 @@ mod repeat;
 mod resume;
 mod run;
 mod upcall;
+mod visit;
 
 #[cfg(test)]
 mod tests;

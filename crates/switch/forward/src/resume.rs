@@ -5,16 +5,16 @@
 //! queue that the packet goes to, for that one packet, and the leaf lock of the port's upcalls.
 
 use crate::actions::{Step, Steps};
-use crate::burst::{Filled, Forwarder};
-use crate::deliver::{FRAME_WORK, Target};
+use crate::burst::Forwarder;
+use crate::deliver::FRAME_WORK;
 use crate::packet::Packet;
 use crate::port::Port;
 use crate::upcall::{Left, UPCALL_SLOTS};
+use crate::visit::visit;
 use lasthop_flow::{Action, Flow, FlowSpec, InsertError};
 use lasthop_frame::{Depth, FlowKey, FlowMask};
 use lasthop_guestmem::{GuestMemory, GuestSlice};
 use lasthop_types::{DropReason, PortCounters, PortId};
-use lasthop_virtqueue::QueueError;
 use std::sync::Arc;
 
 /// Something that control has decided, and how far it is carried out. A packet that goes to many, or many that wait for one flow, are
@@ -261,21 +261,16 @@ impl Forwarder {
         else {
             return Some(FRAME_WORK);
         };
-        let mut guard = if wait { queue.lock() } else { queue.try_lock()? };
-        let Some(started) = guard.started() else {
+        let guard = if wait { queue.lock() } else { queue.try_lock()? };
+        let work = visit(&self.datapath, port, queue, guard, 1, |target| {
+            let result = target.deliver(packet, pieces, false);
+            target.settle(result);
+            target.work() + FRAME_WORK
+        });
+        if work.is_none() {
             queue.counters.drops.add(DropReason::PortDown, 1);
-            return Some(FRAME_WORK);
-        };
-        let memory = started.memory.clone();
-        let mut target = Target::new(started, &memory, port.mtu(), &queue.counters, 1);
-        let result = target.deliver(packet, pieces, false);
-        let broken = target.settle(result);
-        let work = target.work() + FRAME_WORK;
-        let call = target.publish();
-        drop(target);
-        let error = broken.or(memory.faulted().then_some(QueueError::MemoryFault));
-        Filled { call, error }.close(&self.datapath, port, queue, &mut guard, 1);
-        Some(work)
+        }
+        Some(work.unwrap_or(FRAME_WORK))
     }
 
     /// Has the switch itself send a frame (without virtio-net header) as if it came from `port`: it waits for control

@@ -1,0 +1,153 @@
+//! Visits to receivers' rings, the only way that packets get there: a ring is locked, filled, published and notified once.
+
+use crate::burst::{Burst, Forwarder, fail};
+use crate::datapath::Datapath;
+use crate::deliver::{Target, Undelivered};
+use crate::packet::Packet;
+use crate::plan::{Group, Plan};
+use crate::port::Port;
+use crate::repeat::{Passed, Repeat};
+use lasthop_frame::Offload;
+use lasthop_types::DropReason;
+use lasthop_virtqueue::{Queue, QueueGuard};
+use std::sync::Arc;
+
+/// Has `fill` deliver to a ring whose lock is held, about so many `frames`. Then its driver is shown all of it at once, is interrupted, now
+/// or when its batch is full, and a ring that broke is stopped. `None` if the ring is not started.
+#[inline]
+pub(crate) fn visit<R>(
+    datapath: &Datapath,
+    port: &Arc<Port>,
+    queue: &Queue,
+    mut guard: QueueGuard<'_>,
+    frames: usize,
+    fill: impl FnOnce(&mut Target<'_>) -> R,
+) -> Option<R> {
+    let started = guard.started()?;
+    let memory = started.memory.clone();
+    let mut target = Target::new(started, &memory, port.mtu(), &queue.counters, frames);
+    let result = fill(&mut target);
+    let end = target.finish();
+    drop(target);
+    if end.call && port.interrupts_now(queue, end.packets) {
+        guard.call();
+    }
+    if let Some(error) = end.broken {
+        fail(datapath, port, queue.index(), &mut guard, error);
+    }
+    Some(result)
+}
+
+impl Forwarder {
+    /// Makes the deliveries planned so far, and that of `repeat`, of which it returns how many: each receiver's ring is visited once.
+    pub(crate) fn deliver(&mut self, burst: &Burst<'_, '_>, repeat: Option<Repeat>) -> Passed {
+        let (mut n, mut passed) = (0, Passed::default());
+        self.plan.idle_work = 0;
+        while let Some(group) = self.plan.group(n) {
+            let repeat = repeat.filter(|repeat| repeat.group == n);
+            n += 1;
+            let Some(port) = self.ports.get(group.port) else { continue };
+            self.receiver = group.port;
+            let Some(queue) = port.queues.get(usize::from(group.queue)) else { continue };
+            let planned = group.packets.count_ones();
+            let frames = if repeat.is_some() { burst.chains.list.len() } else { planned as usize };
+            let (plan, packets) = (&mut self.plan, &*self.packets);
+            let filled = visit(&self.datapath, port, queue, queue.lock(), frames, |target| {
+                fill(plan, packets, &group, target, burst, repeat)
+            });
+            match filled {
+                Some(repeated) if repeat.is_some() => passed = repeated,
+                Some(_) => {}
+                None => {
+                    queue.counters.drops.add(DropReason::PortDown, u64::from(planned));
+                    self.plan.done |= group.packets;
+                }
+            }
+        }
+        self.plan.clear();
+        passed
+    }
+}
+
+/// Delivers one receiver's packets in their order, and those of `repeat` behind them.
+#[inline]
+fn fill(
+    plan: &mut Plan,
+    packets: &[Packet],
+    group: &Group,
+    target: &mut Target<'_>,
+    burst: &Burst<'_, '_>,
+    repeat: Option<Repeat>,
+) -> Passed {
+    target.begin(burst.now_ns);
+    let mut held = plan.is_held(group.port, group.queue);
+    let mut left = group.packets;
+    while left != 0 {
+        if !held && !target.is_broken() {
+            let done = target.deliver_at_once(packets, burst.chains, left);
+            plan.done |= done;
+            left &= !done;
+            if left == 0 {
+                break;
+            }
+        }
+        let i = left.trailing_zeros() as usize;
+        left &= left.wrapping_sub(1);
+        // What may wait does not overtake what waits.
+        if !(held && plan.may_wait(i)) {
+            held |= !deliver_or_hold(plan, packets, group, target, burst, i);
+        }
+    }
+    let mut passed = Passed::default();
+    if let Some(repeat) = repeat.filter(|_| !held && !target.is_broken()) {
+        passed = target.pass(burst.chains, repeat);
+        let set = !(u64::MAX << passed.packets) << repeat.next;
+        plan.done |= set;
+        plan.passed |= set;
+        plan.passed_bytes += passed.bytes as u64;
+    }
+    plan.idle_work += target.idle_work();
+    target.note_nothing(burst.now_ns);
+    passed
+}
+
+/// Delivers packet `i`, or drops it. False if it waits instead, for buffers or for its turn, and with it what is behind it for
+/// this receiver.
+fn deliver_or_hold(
+    plan: &mut Plan,
+    packets: &[Packet],
+    group: &Group,
+    target: &mut Target<'_>,
+    burst: &Burst<'_, '_>,
+    i: usize,
+) -> bool {
+    let (Some(packet), Some(chain)) = (packets.get(i), burst.chains.list.get(i)) else { return true };
+    let (pieces, may_wait) = (&*burst.chains.pieces(chain), plan.may_wait(i));
+    let waits_its_turn = |target: &Target<'_>, plan: &mut Plan| {
+        let waits = may_wait && target.has_done_enough() && !target.is_broken() && plan.hold(group.port, group.queue);
+        plan.put_off |= waits;
+        waits
+    };
+    if waits_its_turn(target, plan) {
+        return false;
+    }
+    let mut result = target.deliver(packet, pieces, may_wait);
+    if let Err(Undelivered::NoBuffers) = result
+        && may_wait
+    {
+        if waits_its_turn(target, plan) {
+            return false;
+        }
+        let slow = target.is_slow(burst.now_ns, burst.patience_ns);
+        if burst.patient && !slow && plan.hold(group.port, group.queue) {
+            plan.short = true;
+            return false;
+        }
+        if let Offload::Gso(_) = packet.offload {
+            result = target.deliver(packet, pieces, false);
+        }
+    }
+    target.settle(result);
+    plan.set_done(i);
+    true
+}
