@@ -9,7 +9,7 @@
 use crate::{Input, frames};
 use flows::{comes_as, outputs, spec};
 use lasthop_flow::{Action, Flow, FlowSpec};
-use lasthop_forward::{Coalesce, Datapath, Forwarder, PATIENCE_MS, Port};
+use lasthop_forward::{Coalesce, Datapath, Forwarder, Order, PATIENCE_MS, Port};
 use lasthop_frame::testutil::Frame;
 use lasthop_frame::{FlowKey, SNAPSHOT_LEN, VnetHdr};
 use lasthop_types::PortId;
@@ -317,6 +317,14 @@ impl World {
         self.flows.push((flow, None));
     }
 
+    /// What control says of a packet that waits, carried out at once.
+    fn answer(&mut self, port: &Arc<Port>, id: u32, actions: &[Action]) {
+        let mut order = Order::packet(port, id, actions.to_vec());
+        while order.result().is_none() {
+            self.forwarder.carry_out(&mut order, true);
+        }
+    }
+
     /// Notes which flows are gone, and which came in the middle of a burst.
     fn look_at_flows(&mut self) {
         self.flows.extend(self.middle.put.lock().expect("one thread").drain(..).map(|flow| (flow, None)));
@@ -432,8 +440,8 @@ impl World {
                         port.upcalls.report_again();
                     } else {
                         self.answers.push((upcall.key, to.clone()));
-                        self.forwarder.resume(&port, upcall.id, &to);
-                        self.forwarder.resume(&port, upcall.id, &to);
+                        self.answer(&port, upcall.id, &to);
+                        self.answer(&port, upcall.id, &to);
                     }
                 }
             }
@@ -558,7 +566,7 @@ impl World {
                     idle = false;
                 }
                 while let Some(upcall) = port.upcalls.report() {
-                    self.forwarder.resume(&port, upcall.id, &[]);
+                    self.answer(&port, upcall.id, &[]);
                     idle = false;
                 }
                 self.forwarder.expire(&port, u64::MAX);

@@ -210,26 +210,6 @@ impl Forwarder {
         }
     }
 
-    /// Control's answer to a miss, at once. True if a queue of the port had stalled and can be looked at again.
-    pub fn resume(&mut self, port: &Arc<Port>, id: u32, actions: &[Action]) -> bool {
-        self.all_of(Order::packet(port, id, actions.to_vec())).unwrap_or(false)
-    }
-
-    /// Installs a flow, at once. True if a queue of its port had stalled and can be looked at again.
-    pub fn install(&mut self, flow: FlowSpec) -> Result<bool, InsertError> {
-        let order = self.flow_order(flow);
-        self.all_of(order)
-    }
-
-    fn all_of(&mut self, mut order: Order) -> Result<bool, InsertError> {
-        loop {
-            self.carry_out(&mut order, true);
-            if let Some(result) = order.result() {
-                return result;
-            }
-        }
-    }
-
     /// Drops packets of `port` that have waited since before `before_ms`; how many. If there were any, the port's queues
     /// may have stalled and can be looked at again.
     pub fn expire(&mut self, port: &Port, before_ms: u64) -> usize {

@@ -1,8 +1,8 @@
 //! Packets in, packets out: guests on our own driver side, real rings between, no processes.
 
 use crate::port::feature;
-use crate::{Datapath, Forwarder, Outcome, PATIENCE_MS, Port};
-use lasthop_flow::{Action, FlowSpec};
+use crate::{Datapath, Forwarder, Order, Outcome, PATIENCE_MS, Port};
+use lasthop_flow::{Action, FlowSpec, InsertError};
 use lasthop_frame::testutil::Frame;
 use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
 use lasthop_guestmem::{GuestMemory, PinnedSlice};
@@ -82,6 +82,27 @@ impl Guest {
             match self.driver.recv(0, &mut frame).unwrap() {
                 Some(header) => out.push((VnetHdr::parse(&header), frame)),
                 None => return out,
+            }
+        }
+    }
+}
+
+/// Orders that are carried out at once.
+impl Forwarder {
+    fn resume(&mut self, port: &Arc<Port>, id: u32, actions: &[Action]) {
+        self.all_of(Order::packet(port, id, actions.to_vec())).unwrap();
+    }
+
+    fn install(&mut self, flow: FlowSpec) -> Result<bool, InsertError> {
+        let order = self.flow_order(flow);
+        self.all_of(order)
+    }
+
+    fn all_of(&mut self, mut order: Order) -> Result<bool, InsertError> {
+        loop {
+            self.carry_out(&mut order, true);
+            if let Some(result) = order.result() {
+                return result;
             }
         }
     }
