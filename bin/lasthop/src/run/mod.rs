@@ -41,6 +41,7 @@ mod driver;
 mod links;
 mod owner;
 mod port;
+mod ports;
 mod probing;
 mod reload;
 mod replaced;

@@ -1,0 +1,98 @@
+//! Ports that come and go while lasthop runs; those of uplinks are in [`super::uplinks`].
+
+use super::port::Port;
+use super::setup::check_new;
+use super::store::{Saved, SavedPort};
+use super::supervisor::{Supervisor, token};
+use super::uplink::Uplink;
+use lasthop_ipc::{PortConfig, SupervisorToControl, SupervisorToSwitch};
+use lasthop_types::PortId;
+use std::time::Instant;
+use tracing::info;
+
+impl Supervisor {
+    pub(super) fn add_port(&mut self, new: SavedPort) -> Result<PortConfig, String> {
+        let there: Vec<SavedPort> = self.ports.values().map(Port::to_saved).collect();
+        check_new(there.iter(), &new)?;
+        lasthop_policy::check_new_name(&new.name)?;
+        if self.uplinks.values().any(|uplink| uplink.spec.name == new.name) {
+            return Err(format!("there is an uplink {} already; choose another name", new.name));
+        }
+        let mut port = self.number(new, true);
+        port.open(&self.epoll, token(&port))?;
+        self.save(Some(&port), None)?;
+        Ok(self.take_in(port))
+    }
+
+    /// From now on there is this port.
+    pub(super) fn take_in(&mut self, port: Port) -> PortConfig {
+        let config = port.config.clone();
+        info!("port {} added: {}{}", config.name, config.path, if config.client { ", connecting" } else { "" });
+        self.switch.send(SupervisorToSwitch::AddPort(config.clone()), None);
+        self.ports.insert(config.id.0, port);
+        config
+    }
+
+    pub(super) fn delete_port(&mut self, name: &str) -> Result<PortConfig, String> {
+        if self.uplinks.values().any(|uplink| uplink.spec.name == name) {
+            return Err(format!("{name} is an uplink; remove it with `lasthop uplink del {name}`"));
+        }
+        let Some(port) = self.ports.values().find(|port| port.config.name == name) else {
+            return Err(format!("there is no port {name}; `lasthop port list` shows those there are"));
+        };
+        let config = port.config.clone();
+        if port.saved {
+            self.save(None, Some(config.id))?;
+        }
+        self.release(&config);
+        Ok(config)
+    }
+
+    /// From now on there is no such port.
+    pub(super) fn release(&mut self, config: &PortConfig) {
+        self.ports.remove(&config.id.0);
+        self.monitor.forget(config.id.0);
+        self.port_threads.forget(config.id.0);
+        if let Some(cgroup_accounting) = &mut self.cgroup_accounting {
+            cgroup_accounting.forget(config.id.0);
+        }
+        info!("port {} removed", config.name);
+        self.switch.send(SupervisorToSwitch::DelPort(config.id), None);
+    }
+
+    pub(super) fn save(&self, also: Option<&Port>, except: Option<PortId>) -> Result<(), String> {
+        let kept = self.ports.values().filter(|port| port.saved && Some(port.config.id) != except);
+        let ports = kept.chain(also).map(Port::to_saved).collect();
+        let kept = self.uplinks.values().filter(|u| u.saved && !u.is_leaving() && Some(u.config.id) != except);
+        self.store.save(Saved { ports, uplinks: kept.map(|u| u.spec.clone()).collect(), taps: self.taps.clone() })
+    }
+
+    pub(super) fn next_port(&mut self) -> PortId {
+        let id = PortId(self.next_id);
+        // Four thousand million ports are not reached by adding one at a time.
+        self.next_id = self.next_id.saturating_add(1);
+        id
+    }
+
+    /// All ports, those of uplinks included.
+    pub(super) fn configs(&self) -> Vec<PortConfig> {
+        let uplinks = self.uplinks.values().filter(|uplink| !uplink.is_leaving());
+        self.ports.values().map(|port| port.config.clone()).chain(uplinks.map(|u| u.config.clone())).collect()
+    }
+
+    /// A port with the next number.
+    pub(super) fn number(&mut self, port: SavedPort, saved: bool) -> Port {
+        Port::new(self.next_port(), port, self.tx_batch, saved, Instant::now())
+    }
+
+    pub(super) fn tell_control_ports(&mut self) {
+        // Only the newest list matters.
+        let is_list = |m: &_| matches!(m, SupervisorToControl::Ports(_) | SupervisorToControl::Uplinks(_));
+        self.control.unsend(is_list);
+        let vlans = |uplink: &Uplink| uplink.spec.vlans.as_ref().map(|vlans| vlans.as_bytes().to_vec());
+        let uplinks = self.uplinks.values().filter(|uplink| !uplink.is_leaving() && !uplink.spec.guest);
+        let uplinks = uplinks.map(|u| (u.config.id, vlans(u)));
+        self.control.send(SupervisorToControl::Uplinks(uplinks.collect()), None);
+        self.control.send(SupervisorToControl::Ports(self.configs()), None);
+    }
+}
