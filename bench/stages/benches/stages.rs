@@ -38,6 +38,7 @@ fn lookup(mut stage: Box<Lookups>) -> Box<Lookups> {
 }
 
 #[library_benchmark]
+#[bench::split_60(args = (Walk::new(Traffic::udp(&[60]))), teardown = Walk::check)]
 #[bench::split_64(args = (Walk::new(Traffic::udp(&[64]))), teardown = Walk::check)]
 #[bench::packed_64(args = (Walk::new(Traffic::udp(&[64]).packed())), teardown = Walk::check)]
 #[bench::split_1472(args = (Walk::new(Traffic::udp(&[1472]))), teardown = Walk::check)]

@@ -282,6 +282,7 @@ mod tests {
 
     #[test]
     fn every_packet_of_every_kind_arrives() {
+        arrives(Traffic::udp(&[60]));
         arrives(Traffic::udp(&[64]));
         arrives(Traffic::udp(&[64]).packed());
         arrives(Traffic::udp(&[1472]));

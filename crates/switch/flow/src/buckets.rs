@@ -4,6 +4,9 @@ use crate::entry::Flow;
 use lasthop_frame::FlowKey;
 use std::sync::Arc;
 
+#[cfg(any(test, feature = "testutil"))]
+mod check;
+
 /// Most flows of one bucket. There are at least four buckets for each flow, so more than this meet by chance in one of 100 000 full
 /// tables; else somebody knows something about the table's secrets, which are drawn anew in either case.
 pub(crate) const MOST: usize = 8;
@@ -144,35 +147,6 @@ impl Buckets {
         if self.first[bucket] == NONE {
             self.taken[bucket / 64] &= !(1 << (bucket % 64));
         }
-    }
-
-    /// Flows in the longest chain: for tests.
-    #[cfg(test)]
-    pub(crate) fn longest(&self) -> usize {
-        (0..self.first.len()).map(|bucket| self.chain(bucket).count()).max().unwrap_or_default()
-    }
-
-    /// Buckets whose bit is set: for tests.
-    #[cfg(test)]
-    pub(crate) fn taken(&self) -> u32 {
-        self.taken.iter().map(|bits| bits.count_ones()).sum()
-    }
-
-    /// Panics unless each flow is in the chain of its bucket, and the bits of taken buckets are right: for tests.
-    #[cfg(any(test, feature = "testutil"))]
-    pub(crate) fn check(&self, hash: impl Fn(&Flow) -> u32) {
-        let mut met = vec![false; self.entries.len()];
-        for bucket in 0..self.first.len() {
-            let taken = self.taken[bucket / 64] >> (bucket % 64) & 1 != 0;
-            assert_eq!(taken, self.chain(bucket).count() > 0, "bit of bucket {bucket}");
-            for at in self.chain(bucket) {
-                assert!(self.bucket(self.entries[at].hash) == bucket && !std::mem::replace(&mut met[at], true));
-                assert_eq!(self.entries[at].hash, hash(&self.entries[at].flow));
-            }
-            assert!(self.chain(bucket).count() <= MOST, "bucket {bucket} has too many");
-        }
-        assert!(met.iter().all(|met| *met), "in no chain");
-        assert!(self.first.len() >= SPARE * self.len(), "too few buckets");
     }
 }
 

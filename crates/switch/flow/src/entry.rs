@@ -58,17 +58,12 @@ impl Flow {
     }
 
     #[inline]
-    fn matches_behind_head(&self, words: &[u64]) -> bool {
+    fn matches_behind_head(&self, words: &Words) -> bool {
+        let (key, mask) = (self.key.words(), self.mask.0.words());
         match self.depth {
-            Depth::Full => self.matches_whole(words),
-            _ => same::<HEAD, { Depth::L4.words() }>(words, self.key.words(), self.mask.0.words()),
+            Depth::Full => same(words, key, mask, Depth::Full),
+            _ => same(words, key, mask, Depth::L4),
         }
-    }
-
-    /// The rest of it at [`Depth::Full`]. Not inlined: the compiler would make one of two comparisons, slower than each.
-    #[inline(never)]
-    fn matches_whole(&self, words: &[u64]) -> bool {
-        same::<HEAD, { Depth::Full.words() }>(words, self.key.words(), self.mask.0.words())
     }
 
     /// How much of a key its mask looks at.
@@ -92,22 +87,13 @@ impl Flow {
     }
 }
 
-/// Whether the words from one on up to another agree in the bits of a mask. Of a constant, even number and without a branch in between: two
+type Words = [u64; Depth::Full.words()];
+
+/// Whether the words behind the head agree in the bits of a mask. Of a number that the compiler knows and without a branch in between: two
 /// words at a time, in vector registers.
 #[inline(always)]
-fn same<const FROM: usize, const TO: usize>(words: &[u64], key: &[u64], mask: &[u64]) -> bool {
-    let (Some(words), Some(key), Some(mask)) =
-        (words.first_chunk::<TO>(), key.first_chunk::<TO>(), mask.first_chunk::<TO>())
-    else {
-        return false;
-    };
-    let mut difference = [0; 2];
-    for i in (FROM..TO).step_by(2) {
-        for j in 0..2 {
-            difference[j] |= (words[i + j] ^ key[i + j]) & mask[i + j];
-        }
-    }
-    difference == [0; 2]
+fn same(words: &Words, key: &Words, mask: &Words, depth: Depth) -> bool {
+    (HEAD..depth.words()).fold(0, |difference, i| difference | (words[i] ^ key[i]) & mask[i]) == 0
 }
 
 /// What a flow has carried. Any thread may add and read. Nearly always one thread carries all packets of a flow: the first

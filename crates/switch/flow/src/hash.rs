@@ -3,7 +3,7 @@
 use foldhash::SharedSeed;
 use foldhash::quality::SeedableRandomState;
 use lasthop_frame::{Depth, FlowKey, FlowMask};
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -28,7 +28,6 @@ pub fn hash_key(key: &FlowKey, depth: Depth) -> u64 {
 
 #[inline]
 fn hash_words<const N: usize>(words: Option<&[u64; N]>) -> u64 {
-    use std::hash::Hasher;
     let mut hasher = HASHER.build_hasher();
     words.into_iter().flatten().for_each(|word| hasher.write_u64(*word));
     hasher.finish()
@@ -53,7 +52,7 @@ pub(crate) const PARTS: usize = 2 * Depth::Full.words();
 /// (multilinear hashing; Lemire and Kaser, "Strongly universal string hashing is fast", 2014).
 #[derive(Debug)]
 pub(crate) struct Factors {
-    parts: [u64; PARTS],
+    pub(crate) parts: [u64; PARTS],
     start: u64,
     /// Odd.
     mix: u32,
@@ -82,6 +81,12 @@ impl Term {
 }
 
 impl Factors {
+    /// The hash of a key that is masked already.
+    pub(crate) fn hash(&self, key: &FlowKey) -> u32 {
+        let terms = parts(key).iter().zip(&self.parts).map(|(part, factor)| factor.wrapping_mul((*part).into()));
+        self.finish(terms.fold(self.start, u64::wrapping_add))
+    }
+
     /// What the sums of all masks have in common that have these terms in common.
     #[inline]
     pub(crate) fn begin(&self, common: &[Term], key: &[u32; PARTS]) -> u64 {
@@ -106,14 +111,6 @@ impl Factors {
             [missing, too_much]
         });
         both.filter(|term| term.bits != 0).collect()
-    }
-
-    /// Factors by which keys collide that differ only in the parts whose bits are set: for tests.
-    #[cfg(any(test, feature = "testutil"))]
-    pub(crate) fn blind(to: u64) -> Self {
-        let mut factors = Self::default();
-        factors.parts.iter_mut().enumerate().filter(|(part, _)| to >> part & 1 != 0).for_each(|(_, f)| *f = 0);
-        factors
     }
 }
 
@@ -144,6 +141,7 @@ mod tests {
                 factors.finish(own.iter().fold(begun, |sum, term| sum.wrapping_add(term.of(parts(key)))))
             };
             let whole = hash(&none, &key);
+            assert_eq!(factors.hash(&key.masked(&mask)), whole);
             for common in [FlowMask(self::key(5)), FlowMask(self::key(77)), mask] {
                 assert_eq!(hash(&common, &key), whole);
             }

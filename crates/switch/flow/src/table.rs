@@ -25,21 +25,21 @@ pub struct FlowTable {
 
 #[derive(Debug, Default)]
 pub(crate) struct Inner {
-    factors: Factors,
-    /// What most masks look at, and the terms of a hash for that.
-    common: (FlowMask, Vec<Term>),
+    pub(crate) factors: Factors,
+    /// The terms of a hash for what most masks look at.
+    common: Vec<Term>,
     /// Those with most hits first, as of the last [`FlowTable::rank`].
     pub(crate) subtables: Vec<Subtable>,
     lru: Lru,
     len: usize,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Subtable {
     /// The first of the terms that lead from what most masks look at to what this one does. Nearly every mask has one.
     first: Term,
     rest: Vec<Term>,
-    flows: Buckets,
+    pub(crate) flows: Buckets,
     hits: AtomicU64,
     depth: Depth,
     mask: FlowMask,
@@ -146,7 +146,7 @@ impl FlowTable {
         if (depth as u8) < self.depth.load(Relaxed) {
             return Lookup::Deeper(self.depth());
         }
-        let begun = inner.factors.begin(&inner.common.1, parts(key));
+        let begun = inner.factors.begin(&inner.common, parts(key));
         for subtable in &inner.subtables {
             let hash = inner.factors.finish(subtable.sum(begun, parts(key)));
             if let Some(flow) = subtable.flows.find(hash, key) {
@@ -203,9 +203,8 @@ impl FlowTable {
 impl Inner {
     /// Takes a flow out and kills it. An empty subtable stays until [`FlowTable::changed`].
     fn take(&mut self, key: &FlowKey, mask: &FlowMask) -> Option<Arc<Flow>> {
-        let at = self.subtables.iter().position(|s| s.mask == *mask)?;
-        let hash = self.hash(&self.subtables[at], key);
-        let flow = self.subtables[at].flows.remove(hash, |f| f.key == *key)?;
+        let subtable = self.subtables.iter_mut().find(|s| s.mask == *mask)?;
+        let flow = subtable.flows.remove(self.factors.hash(key), |f| f.key == *key)?;
         flow.kill();
         self.len -= 1;
         Some(flow)
@@ -214,20 +213,15 @@ impl Inner {
     /// Puts a flow in whose key is not there.
     fn put(&mut self, flow: &Arc<Flow>) {
         let at = self.subtables.iter().position(|s| s.mask == flow.mask).unwrap_or_else(|| {
-            self.subtables.push(Subtable::new(flow.mask));
+            self.subtables.push(Subtable { mask: flow.mask, depth: flow.depth(), ..Subtable::default() });
             self.divide();
             self.subtables.len() - 1
         });
-        let hash = self.hash(&self.subtables[at], &flow.key);
-        if self.subtables[at].flows.insert(hash, Arc::clone(flow)) > MOST {
+        if self.subtables[at].flows.insert(self.factors.hash(&flow.key), Arc::clone(flow)) > MOST {
             self.rehash(Factors::default());
         }
         self.len += 1;
         self.lru.insert(flow, self.len);
-    }
-
-    fn hash(&self, subtable: &Subtable, key: &FlowKey) -> u32 {
-        subtable.hash(&self.factors, &self.common.1, key)
     }
 
     /// Draws lots anew: which hashes the flows have, and so which of them share a bucket, tells nothing of how it was before. All
@@ -236,9 +230,7 @@ impl Inner {
         self.factors = factors;
         self.divide();
         for subtable in &mut self.subtables {
-            let mut flows = std::mem::take(&mut subtable.flows);
-            flows.rehash(|flow| subtable.hash(&self.factors, &self.common.1, &flow.key));
-            subtable.flows = flows;
+            subtable.flows.rehash(|flow| self.factors.hash(&flow.key));
         }
     }
 
@@ -248,48 +240,31 @@ impl Inner {
         let masks = || self.subtables.iter().map(|s| parts(&s.mask.0));
         let mask: [u32; PARTS] = std::array::from_fn(|part| majority(masks().map(|mask| mask[part])));
         let mask = FlowMask(zerocopy::transmute!(mask));
-        self.common = (mask, self.factors.terms(&FlowMask::default(), &mask));
+        self.common = self.factors.terms(&FlowMask::default(), &mask);
         for subtable in &mut self.subtables {
             let mut own = self.factors.terms(&mask, &subtable.mask).into_iter();
             subtable.first = own.next().unwrap_or_default();
             subtable.rest = own.collect();
         }
     }
-
-    /// Panics unless each flow is where it is looked for: for tests.
-    #[cfg(any(test, feature = "testutil"))]
-    pub(crate) fn check(&self) {
-        self.subtables.iter().for_each(|s| s.flows.check(|flow| self.hash(s, &flow.key)));
-    }
 }
 
 impl Subtable {
-    fn new(mask: FlowMask) -> Self {
-        let (first, rest, flows, hits) = (Term::default(), Vec::new(), Buckets::default(), AtomicU64::new(0));
-        Self { first, rest, flows, hits, depth: mask.depth(), mask }
-    }
-
     /// The whole sum for a key, given what it has in common with most masks.
     #[inline(always)]
     fn sum(&self, begun: u64, key: &[u32; PARTS]) -> u64 {
         let sum = begun.wrapping_add(self.first.of(key));
         self.rest.iter().fold(sum, |sum, term| sum.wrapping_add(term.of(key)))
     }
-
-    fn hash(&self, factors: &Factors, common: &[Term], key: &FlowKey) -> u32 {
-        factors.finish(self.sum(factors.begin(common, parts(key)), parts(key)))
-    }
 }
 
 /// What more than half of the numbers are; 0 if there is no such number (the vote of Boyer and Moore).
 fn majority(numbers: impl ExactSizeIterator<Item = u32> + Clone) -> u32 {
-    let (mut candidate, mut votes) = (0, 0);
-    for number in numbers.clone() {
-        if votes == 0 {
-            candidate = number;
-        }
-        votes = if number == candidate { votes + 1 } else { votes - 1 };
-    }
+    let (candidate, _) = numbers.clone().fold((0, 0), |(candidate, votes), number| match votes {
+        0 => (number, 1),
+        _ if number == candidate => (candidate, votes + 1),
+        _ => (candidate, votes - 1),
+    });
     let all = numbers.len();
     if numbers.filter(|number| *number == candidate).count() * 2 > all { candidate } else { 0 }
 }

@@ -2,6 +2,7 @@
 //! disagree: never for real input.
 
 use crate::hash::Factors;
+use crate::table::Inner;
 use crate::{Action, ExactCache, FlowSpec, FlowTable, Lookup, hash_key};
 use lasthop_frame::FlowKey;
 use lasthop_types::PortId;
@@ -43,6 +44,18 @@ pub enum Step {
     Rank,
     /// From now on keys collide that differ only in the parts (of 32 bits) whose bits are set.
     Collide(u64),
+}
+
+/// Factors by which keys collide that differ only in the parts whose bits are set.
+pub(crate) fn blind(to: u64) -> Factors {
+    let mut factors = Factors::default();
+    factors.parts.iter_mut().enumerate().filter(|(part, _)| to >> part & 1 != 0).for_each(|(_, f)| *f = 0);
+    factors
+}
+
+/// Panics unless each flow is where it is looked for.
+pub(crate) fn check(inner: &Inner) {
+    inner.subtables.iter().for_each(|s| s.flows.check(|flow| inner.factors.hash(&flow.key)));
 }
 
 /// Table and cache against the list. Flows here may contradict each other, which control never lets happen, so any live
@@ -98,7 +111,7 @@ pub fn compare(steps: impl IntoIterator<Item = Step>) {
                 }
             }
             Step::Rank => table.rank(),
-            Step::Collide(parts) => table.inner.write().rehash(Factors::blind(parts)),
+            Step::Collide(parts) => table.inner.write().rehash(blind(parts)),
         }
         assert_eq!(table.flows().len(), model.0.len());
         let (mut cursor, mut met) = (Some((0, 0, 0)), 0);
@@ -114,6 +127,6 @@ pub fn compare(steps: impl IntoIterator<Item = Step>) {
         masks.dedup();
         let inner = table.inner.read();
         assert_eq!(inner.subtables.len(), masks.len());
-        inner.check();
+        check(&inner);
     }
 }

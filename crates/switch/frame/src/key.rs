@@ -147,11 +147,8 @@ impl FlowKey {
 
     /// This key with every bit cleared that `mask` does not have.
     pub fn masked(&self, mask: &FlowMask) -> Self {
-        let mut out = *self;
-        for (o, m) in out.as_mut_bytes().iter_mut().zip(mask.0.as_bytes()) {
-            *o &= m;
-        }
-        out
+        let words = std::array::from_fn::<_, { Depth::Full.words() }, _>(|i| self.words()[i] & mask.0.words()[i]);
+        zerocopy::transmute!(words)
     }
 }
 

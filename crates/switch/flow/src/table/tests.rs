@@ -1,6 +1,6 @@
 use super::*;
 use crate::WriterId;
-use crate::testutil::{Step, compare};
+use crate::testutil::{Step, blind, check, compare};
 use proptest::prelude::*;
 
 const ALL_PORT: u32 = u32::MAX;
@@ -223,7 +223,7 @@ fn ranking_keeps_every_answer() {
 #[test]
 fn flows_that_collide_are_scattered_before_they_are_many() {
     let table = FlowTable::new(1000);
-    table.inner.write().rehash(Factors::blind(u64::MAX));
+    table.inner.write().rehash(blind(u64::MAX));
     for n in 0..MOST as u8 {
         table.insert(to_mac(n), 0).unwrap();
     }
@@ -235,7 +235,7 @@ fn flows_that_collide_are_scattered_before_they_are_many() {
     assert!(chains(&table) < MOST, "the secrets are new");
     assert!((0..=MOST as u8).all(|n| met(&table, &packet(n)).is_some()));
     assert!(met(&table, &packet(MOST as u8 + 1)).is_none());
-    table.inner.read().check();
+    check(&table.inner.read());
 }
 
 /// What removed flows leave behind does not grow: after any number of them a lookup in vain ends at the bit of its bucket as often as in a new
@@ -258,7 +258,7 @@ fn removed_flows_leave_nothing_behind() {
     old.remove_if(|flow| flow.key.in_port != 19_998);
     for table in [&old, &new] {
         (0..100).for_each(|n| drop(table.insert(flow(n), 0).unwrap()));
-        table.inner.read().check();
+        check(&table.inner.read());
     }
     let taken = |table: &FlowTable| table.inner.read().subtables[0].flows.taken();
     assert!(taken(&old) <= 101 && taken(&new) <= 100, "{} and {}", taken(&old), taken(&new));
@@ -271,9 +271,9 @@ fn what_most_masks_look_at_is_hashed_once() {
     let with = |mask| table.insert(FlowSpec { mask: FlowMask(mask), ..to_mac(1) }, 0).unwrap();
     let terms = || {
         let inner = table.inner.read();
-        inner.check();
+        check(&inner);
         (
-            inner.common.1.len(),
+            inner.common.len(),
             inner
                 .subtables
                 .iter()
