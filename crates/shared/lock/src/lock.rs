@@ -29,6 +29,8 @@ pub fn name_thread(name: i32) {
 /// A mutex. A thread that panicked while it held it leaves nothing behind that others need fear.
 #[derive(Debug, Default)]
 pub struct Lock<T> {
+    /// Orders what is locked. The two words below are hints, so they are always read and written Relaxed: who reads an old one looks once
+    /// more, or tells of somebody who has gone on meanwhile.
     mutex: Mutex<T>,
     /// Who had it last.
     holder: AtomicI32,

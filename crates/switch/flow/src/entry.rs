@@ -74,6 +74,7 @@ impl Flow {
     /// It was removed, replaced or evicted and must not be used any more. Packets already on their way with it may
     /// finish: a removal takes effect at the workers' next burst.
     pub fn is_dead(&self) -> bool {
+        // Relaxed: nothing is read because of it, and one burst more or less is promised to nobody.
         self.dead.load(Relaxed)
     }
 
@@ -98,6 +99,8 @@ fn same(words: &Words, key: &Words, mask: &Words, depth: Depth) -> bool {
 
 /// What a flow has carried. Any thread may add and read. Nearly always one thread carries all packets of a flow: the first
 /// that does owns counters of its own and needs no atomic addition; all others share the rest.
+///
+/// All of it is Relaxed: numbers that nothing else is read by. Of the owner's counters only the owner writes, so they need no more either.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct FlowStats {
@@ -117,6 +120,7 @@ pub struct WriterId(u64);
 impl Default for WriterId {
     fn default() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
+        // Relaxed: each number is given once, in whatever order.
         Self(NEXT.fetch_add(1, Relaxed))
     }
 }

@@ -38,6 +38,7 @@ fn hash_words<const N: usize>(words: Option<&[u64; N]>) -> u64 {
 fn secret() -> u64 {
     static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     static COUNT: AtomicU64 = AtomicU64::new(0);
+    // Relaxed: each number is given once, in whatever order.
     KEY.hash_one(COUNT.fetch_add(1, Relaxed))
 }
 

@@ -143,6 +143,7 @@ impl FlowTable {
     ///    is compared. About 100 instructions, most of them for the lock and the flow's reference count.
     pub fn lookup(&self, key: &FlowKey, depth: Depth) -> Lookup {
         let inner = self.inner.read();
+        // Relaxed: it is written with the lock held that is held here.
         if (depth as u8) < self.depth.load(Relaxed) {
             return Lookup::Deeper(self.depth());
         }
@@ -150,6 +151,7 @@ impl FlowTable {
         for subtable in &inner.subtables {
             let hash = inner.factors.finish(subtable.sum(begun, parts(key)));
             if let Some(flow) = subtable.flows.find(hash, key) {
+                // Relaxed: a count, by which only `rank` puts masks in order.
                 subtable.hits.fetch_add(1, Relaxed);
                 return Lookup::Flow(Arc::clone(flow));
             }
@@ -170,6 +172,7 @@ impl FlowTable {
     /// How deep a key must be extracted for the flows there are. Without a lock.
     #[inline]
     pub fn depth(&self) -> Depth {
+        // Relaxed: who reads an old one and looks a packet up is told (`Lookup::Deeper`); who has the flow in a cache compares its depth.
         match self.depth.load(Relaxed) {
             d if d == Depth::L2 as u8 => Depth::L2,
             d if d == Depth::L4 as u8 => Depth::L4,

@@ -67,6 +67,7 @@ impl Datapath {
     }
 
     pub(crate) fn ports_generation(&self) -> u64 {
+        // Acquire, as it is counted with Release and the lock held: who sees the new number finds a table as new.
         self.ports_generation.load(Ordering::Acquire)
     }
 
@@ -96,6 +97,7 @@ impl Datapath {
     /// Says whether control answers. While it does not, a port whose waiting places are used up drops new flows instead
     /// of waiting, so that its known flows go on.
     pub fn set_control_answers(&self, answers: bool) {
+        // Relaxed: a packet more or less that waits or is dropped.
         self.control_answers.store(answers, Ordering::Relaxed);
     }
 
@@ -104,6 +106,7 @@ impl Datapath {
     }
 
     pub(crate) fn note_missed(&self) {
+        // Release, and Acquire in `take_missed`: who takes the note finds the packet. Swapped by both: of the two sides one sees the other.
         if !self.missed.swap(true, Ordering::AcqRel) {
             self.news.signal();
         }

@@ -14,6 +14,9 @@ pub fn header_len(features: u64) -> usize {
 }
 
 /// One port. Shared; its queues have locks of their own.
+///
+/// Its own words are Relaxed: each says something by itself. Whether a queue is there is looked at once more with its lock held; an MTU or a VM
+/// that has just changed holds for the next packets.
 #[derive(Debug)]
 pub struct Port {
     /// Its number.

@@ -231,6 +231,7 @@ impl Segmenter {
 fn fragment_ident() -> u32 {
     static SEED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     static COUNT: AtomicU32 = AtomicU32::new(0);
+    // Relaxed: each number is given once, in whatever order.
     SEED.hash_one(COUNT.fetch_add(1, Relaxed)) as u32
 }
 

@@ -16,11 +16,13 @@ pub struct Mapped {
 impl Mapped {
     /// Sum of the regions' sizes, in bytes.
     pub fn bytes(&self) -> u64 {
+        // Acquire, as it is taken off with Release: what no longer counts has been unmapped.
         self.bytes.load(Ordering::Acquire)
     }
 
     /// Regions.
     pub fn regions(&self) -> usize {
+        // As in `bytes`.
         self.regions.load(Ordering::Acquire)
     }
 }
@@ -34,6 +36,7 @@ pub(crate) struct Charge {
 
 impl Charge {
     pub(crate) fn new(bytes: u64, to: &Arc<Mapped>) -> Self {
+        // Relaxed: who adds is the one who compares with limits, a port's own session.
         to.bytes.fetch_add(bytes, Ordering::Relaxed);
         to.regions.fetch_add(1, Ordering::Relaxed);
         Self { bytes, to: to.clone() }

@@ -85,6 +85,7 @@ impl Watched {
     }
 
     fn release(&self) {
+        // Relaxed: the slot is this thread's, nobody else writes to it, and `change` fences before the words.
         let before = self.sequence.load(Ordering::Relaxed);
         self.sequence.store(before.wrapping_add(1), Ordering::Relaxed);
         self.change(before, Mapping { start: 0, len: 0, page: 0 });
@@ -94,15 +95,18 @@ impl Watched {
     fn change(&self, before: u32, mapping: Mapping) {
         // Whoever reads one of the new words (and then fences, see `read`) reads an odd number, or a later one.
         fence(Ordering::Release);
+        // Relaxed, the four of them: the fence above and the last store below keep them between the two numbers.
         self.faulted.store(false, Ordering::Relaxed);
         self.start.store(mapping.start, Ordering::Relaxed);
         self.len.store(mapping.len, Ordering::Relaxed);
         self.page.store(mapping.page, Ordering::Relaxed);
+        // Release: who reads this number reads these words.
         self.sequence.store(before.wrapping_add(2), Ordering::Release);
     }
 
     /// The mapping, if the words belong together. In a signal handler too: it neither waits nor writes.
     fn read(&self) -> Option<Mapping> {
+        // Acquire: the words are as new as the number. The fence below: the number read again is as new as the words.
         let before = self.sequence.load(Ordering::Acquire);
         let start = self.start.load(Ordering::Relaxed);
         #[cfg(test)]
@@ -138,6 +142,7 @@ impl Chunk {
             return next;
         }
         let made = Box::into_raw(Box::new(Self::new()));
+        // Release: the chunk is seen as it was made; Acquire: so is that of another thread, where that was first.
         match self.next.compare_exchange(std::ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
             // SAFETY: made just now, and from here on never freed.
             Ok(_) => unsafe { &*made },
@@ -171,6 +176,7 @@ impl Slot {
 
     #[inline]
     pub(crate) fn faulted(&self) -> bool {
+        // Acquire, as the handler stores it with Release: who sees the note sees the zeros, too, and not the file.
         self.0.faulted.load(Ordering::Acquire)
     }
 

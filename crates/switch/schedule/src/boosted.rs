@@ -9,11 +9,13 @@ pub(crate) struct Boosted(AtomicBool);
 impl Boosted {
     /// Somebody needs the helper: true if the supervisor has to be asked.
     pub(crate) fn ask(&self) -> bool {
+        // AcqRel, as in `put_back`: who asks anew does so after the helper has gone back to the idle class.
         !self.0.swap(true, Ordering::AcqRel)
     }
 
     /// Somebody has needed it.
     pub(crate) fn is_asked(&self) -> bool {
+        // Relaxed: the helper looks again in its next round.
         self.0.load(Ordering::Relaxed)
     }
 

@@ -58,6 +58,7 @@ impl Coalesce for Coalescing {
                 // Work before blocking (PhD §4.3.5): nobody waits for the timer once the guest sleeps.
                 if let Vm::Running(core) = vm
                     && let Some(helper) = self.helpers.on(core)
+                    // Relaxed: told twice or told late, a helper finds the same; the letter's way has an order of its own.
                     && self.told.swap(helper, Relaxed) != helper
                 {
                     self.helpers.watch(helper, port);

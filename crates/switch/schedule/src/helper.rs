@@ -49,7 +49,7 @@ pub(crate) struct Helpers {
 struct Helper {
     cpu: usize,
     mailbox: Mailbox<Letter>,
-    /// When it last went round its rings.
+    /// When it last went round its rings. Relaxed: a time, compared with limits that are longer than any store takes to be seen.
     beat_ns: AtomicU64,
     thread: OnceLock<i32>,
     boosted: Boosted,

@@ -23,6 +23,8 @@ impl<T> Mailbox<T> {
 
     pub(crate) fn send(&self, letter: T) {
         self.letters.lock().push(letter);
+        // Release, and Acquire in `take`: who finds the note finds the letter. A swap, so that a `take` at the same moment comes
+        // either before, and leaves the note, or after.
         self.any.swap(true, Ordering::AcqRel);
         self.wake.signal();
     }
@@ -30,6 +32,7 @@ impl<T> Mailbox<T> {
     /// What has come; costs one load if nothing has.
     #[inline]
     pub(crate) fn take(&self) -> Vec<T> {
+        // Relaxed: a note that is not seen yet is in the next round, for the thread has been woken.
         if !self.any.load(Ordering::Relaxed) || !self.any.swap(false, Ordering::Acquire) {
             return Vec::new();
         }

@@ -19,7 +19,9 @@
 
 use crate::sync::{AtomicUsize, Ordering};
 
-/// Known to a port's thread and to the helpers.
+/// Known to a port's thread and to the helpers. Changes are AcqRel and looks Acquire: who finds itself the owner sees what the one before had
+/// done with the ring. A change that fails (Relaxed) is followed by nothing that depends on what it saw. What guests are asked is ordered
+/// by the queue's lock.
 #[derive(Debug)]
 pub(crate) struct Owner {
     /// One of the constants below, or a helper's number plus one.

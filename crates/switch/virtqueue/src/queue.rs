@@ -312,6 +312,7 @@ impl Queue {
     /// Started and enabled, as far as can be seen without the lock.
     #[inline]
     pub fn is_ready(&self) -> bool {
+        // Relaxed: a hint; whoever goes by it takes the lock and looks again.
         self.ready.load(Ordering::Relaxed)
     }
 
