@@ -98,14 +98,14 @@ fn same(words: &Words, key: &Words, mask: &Words, depth: Depth) -> bool {
 }
 
 /// What a flow has carried. Any thread may add and read. Nearly always one thread carries all packets of a flow: the first
-/// that does owns counters of its own and needs no atomic addition; all others share the rest.
+/// that does has counters of its own and needs no atomic addition; all others share the rest.
 ///
-/// All of it is Relaxed: numbers that nothing else is read by. Of the owner's counters only the owner writes, so they need no more either.
+/// All of it is Relaxed: numbers that nothing else is read by. Of the one thread's counters only that thread writes, so they need no more either.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct FlowStats {
-    /// The [`WriterId`] that owns the first two counters; 0 while nobody does.
-    owner: AtomicU64,
+    /// The [`WriterId`] that has the first two counters for itself; 0 while nobody does.
+    writer: AtomicU64,
     packets: AtomicU64,
     bytes: AtomicU64,
     others_packets: AtomicU64,
@@ -129,8 +129,8 @@ impl FlowStats {
     /// Adds what one burst carried; `now_ms` is the clock that [`FlowTable::insert`](crate::FlowTable::insert) gets.
     #[inline]
     pub fn add(&self, writer: WriterId, packets: u64, bytes: u64, now_ms: u64) {
-        let owner = self.owner.load(Relaxed);
-        if owner == writer.0 || owner == 0 && self.owner.compare_exchange(0, writer.0, Relaxed, Relaxed).is_ok() {
+        let own = self.writer.load(Relaxed);
+        if own == writer.0 || own == 0 && self.writer.compare_exchange(0, writer.0, Relaxed, Relaxed).is_ok() {
             self.packets.store(self.packets.load(Relaxed).wrapping_add(packets), Relaxed);
             self.bytes.store(self.bytes.load(Relaxed).wrapping_add(bytes), Relaxed);
         } else {

@@ -6,7 +6,7 @@ use crate::packet::Packet;
 use crate::plan::{Plan, bit};
 use crate::port::{Port, PortTable, header_len};
 use crate::repeat::Repeat;
-use crate::run::{Run, Verdict};
+use crate::run::{Decision, Run};
 use crate::upcall::NoPlace;
 use lasthop_flow::{ExactCache, WriterId};
 use lasthop_frame::{Depth, Offload, VnetHdr};
@@ -144,7 +144,7 @@ impl Forwarder {
             return (Outcome::default(), false, broken);
         }
         (0..PREFETCH).for_each(|n| chains.prefetch(n, false));
-        started.begin(&chains.list);
+        started.note_burst(&chains.list);
         let ahead = std::mem::take(&mut started.ahead);
         let patience_ns = self.datapath.patience_ns;
         let patient = started.waiting.begin(ahead, now_ns, patience_ns) && patience_ns[0] > 0;
@@ -186,7 +186,7 @@ impl Forwarder {
         let &Burst { port, chains, ahead, now_ns, .. } = burst;
         let datapath = self.datapath.clone();
         let mut run = Run::new(datapath.flows(), self.writer, now_ns / 1_000_000);
-        self.plan.begin(ahead.done);
+        self.plan.start(ahead.done);
         // What repeats the packet before is compared where the frame lies behind a header of today's length.
         let (mut i, mut passes) = (0, ahead == Ahead::default() && header_len == VnetHdr::LEN);
         let (mut work, mut end) = (chains.idle() * IDLE_WORK, End::All);
@@ -201,16 +201,16 @@ impl Forwarder {
             }
             chains.prefetch(i + PREFETCH, false);
             let read = packet.read(chains, chain, header_len, port.id, run.depth);
-            let verdict = match read {
-                Err(reason) => Verdict::Drop(reason),
-                Ok(()) => run.verdict(&mut self.cache, packet, &chains.pieces(chain)),
+            let decision = match read {
+                Err(reason) => Decision::Drop(reason),
+                Ok(()) => run.decide(&mut self.cache, packet, &chains.pieces(chain)),
             };
             if read.is_ok() && ahead.seen & bit(i) == 0 {
                 run.count(1, packet.frame_len);
             }
             work += packet.frame_len;
-            match verdict {
-                Verdict::To(to, repeats) => {
+            match decision {
+                Decision::To(to, repeats) => {
                     work += work_to_cut(packet);
                     self.output(burst, i, to, true);
                     if passes
@@ -225,14 +225,14 @@ impl Forwarder {
                         i += passed.packets;
                     }
                 }
-                Verdict::Many(flow) => {
+                Decision::Many(flow) => {
                     // Each of several copies is one more packet, and may have to be cut up as well.
                     let copy = packet.frame_len + FRAME_WORK * (1 + segments(packet));
                     work += self.act(burst, i, &flow.actions) * copy;
                 }
-                Verdict::Drop(reason) => self.drop(burst, i, reason),
-                Verdict::Miss if self.enqueue(burst, i) => {}
-                Verdict::Miss => {
+                Decision::Drop(reason) => self.drop(burst, i, reason),
+                Decision::Miss if self.enqueue(burst, i) => {}
+                Decision::Miss => {
                     end = End::Stalled;
                     break;
                 }

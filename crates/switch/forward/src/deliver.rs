@@ -49,7 +49,7 @@ pub(crate) struct Target<'a> {
     memory: &'a GuestMemory,
     buffers: ReceiveBuffers<'a>,
     /// Frames still to come.
-    ahead: usize,
+    to_come: usize,
     receiver: Receiver,
     /// Frames up to this length are within the receiver's MTU whatever their link layer.
     any_frame: usize,
@@ -75,20 +75,20 @@ pub(crate) struct Finished {
 }
 
 impl<'a> Target<'a> {
-    /// `memory` is the ring's; `ahead` is how many packets are to be delivered, as far as is known.
+    /// `memory` is the ring's; `to_come` is how many packets are to be delivered, as far as is known.
     pub(crate) fn new(
         started: &'a mut StartedQueue,
         memory: &'a GuestMemory,
         mtu: u16,
         counters: &'a PortCounters,
-        ahead: usize,
+        to_come: usize,
     ) -> Self {
         let features = started.features;
         Self {
             started,
             memory,
             buffers: ReceiveBuffers::new(),
-            ahead,
+            to_come,
             receiver: Receiver { features, mtu },
             any_frame: if mtu == 0 { usize::MAX } else { usize::from(mtu) + 14 },
             header_len: header_len(features),
@@ -183,7 +183,7 @@ impl<'a> Target<'a> {
 
     #[inline]
     fn count(&mut self, packets: usize, bytes: usize) {
-        self.ahead = self.ahead.saturating_sub(packets);
+        self.to_come = self.to_come.saturating_sub(packets);
         self.packets += packets as u64;
         self.bytes += bytes as u64;
     }
@@ -287,8 +287,8 @@ impl<'a> Target<'a> {
     #[inline]
     fn reserve(&mut self, frame_len: usize) -> Result<(), Undelivered> {
         let need = self.header_len + frame_len;
-        let ahead = self.ahead;
-        match self.buffers.reserve(&mut self.started.ring, self.memory, need, self.join, ahead) {
+        let to_come = self.to_come;
+        match self.buffers.reserve(&mut self.started.ring, self.memory, need, self.join, to_come) {
             Ok(Reserved::Enough) => Ok(()),
             Ok(Reserved::NoBuffers) => Err(Undelivered::NoBuffers),
             Ok(Reserved::TooSmall) if self.has_done_enough() => Err(Undelivered::NoBuffers),
@@ -338,7 +338,7 @@ impl<'a> Target<'a> {
 
     /// Looks for no buffers if a moment ago so much was walked in vain.
     #[inline]
-    pub(crate) fn begin(&mut self, now_ns: u64) {
+    pub(crate) fn skip_if_nothing(&mut self, now_ns: u64) {
         if self.started.shortage.has_nothing(now_ns, AGAIN_NS) {
             self.buffers.give_up();
         }

@@ -57,7 +57,7 @@ impl Orders {
     ) -> Option<Result<bool, InsertError>> {
         let before = self.of.get(&port).is_some_and(|of| of.orders.iter().any(|order| order.is_about(key, mask)));
         if !before {
-            forwarder.begin(&mut order);
+            forwarder.carry_out_until_sent(&mut order);
         }
         let result = order.result();
         if result.is_none() {

@@ -64,7 +64,7 @@ impl Packet {
         if (vnet_len, depth) == (VnetHdr::LEN, Depth::L2) && self.read_link(chain, port) {
             return Ok(());
         }
-        self.begin((chain.len() as usize).saturating_sub(vnet_len), port);
+        self.note_frame((chain.len() as usize).saturating_sub(vnet_len), port);
         if chain.is_bad() {
             return Err(DropReason::BadChain);
         }
@@ -79,7 +79,7 @@ impl Packet {
         let Some((piece, head)) = simple_frame(chain).filter(|(piece, _)| piece.len() <= longest) else { return false };
         self.header.set_words(head);
         self.payload_at = VnetHdr::LEN + HEAD_LEN;
-        self.begin(piece.len() - VnetHdr::LEN, port);
+        self.note_frame(piece.len() - VnetHdr::LEN, port);
         if !is_plain_l2(self.header()) {
             self.read_on_to(TAGGED_LEN, &[piece]);
         }
@@ -88,12 +88,12 @@ impl Packet {
 
     /// As [`Packet::read`] for a whole frame that lies in `piece`, without a virtio-net header.
     pub(crate) fn read_frame(&mut self, piece: &GuestSlice<'_>, port: PortId) -> Result<(), DropReason> {
-        self.begin(piece.len(), port);
+        self.note_frame(piece.len(), port);
         self.read_all(std::slice::from_ref(piece), 0)
     }
 
     #[inline]
-    fn begin(&mut self, frame_len: usize, port: PortId) {
+    fn note_frame(&mut self, frame_len: usize, port: PortId) {
         (self.frame_len, self.sent_len, self.port, self.offload) = (frame_len, frame_len, port, Offload::None);
     }
 
@@ -108,7 +108,7 @@ impl Packet {
         }
         let len = self.frame_len.min(SNAPSHOT_LEN);
         self.payload_at = vnet_len + len;
-        let snapshot = self.header.begin(len);
+        let snapshot = self.header.restart(len);
         let mut vnet = [0; VnetHdr::LEN];
         if let ([piece], VnetHdr::LEN) = (pieces, vnet_len) {
             vnet = piece.read_array(0).unwrap_or(vnet);

@@ -43,7 +43,7 @@ pub(crate) struct Group {
 
 impl Plan {
     /// Forgets the last burst. `done` is what was done of this one before.
-    pub(crate) fn begin(&mut self, done: u64) {
+    pub(crate) fn start(&mut self, done: u64) {
         self.clear();
         self.held.clear();
         (self.done, self.short, self.put_off) = (done, false, false);

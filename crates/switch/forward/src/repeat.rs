@@ -10,7 +10,7 @@
 //! 3. [`Target::deliver`](crate::deliver::Target::deliver): everything else: chains of several buffers, offloads, segments.
 //!
 //! When is a packet like the one before? The one before met a flow that looks at the link layer alone and sends to one port
-//! ([`Verdict::To`](crate::run::Verdict::To)), its delivery is the last one planned, and nothing about that port asks for more than the
+//! ([`Decision::To`](crate::run::Decision::To)), its delivery is the last one planned, and nothing about that port asks for more than the
 //! link layer (several queues do: [`Plan::no_repeat`](crate::plan::Plan::no_repeat)). Then a packet with
 //! the same link layer meets the same flow and goes to the same ring.
 

@@ -119,7 +119,7 @@ impl Forwarder {
     }
 
     /// All steps until a packet has to be sent on.
-    pub(crate) fn begin(&mut self, order: &mut Order) {
+    pub(crate) fn carry_out_until_sent(&mut self, order: &mut Order) {
         while order.result().is_none() && !order.sends() {
             self.carry_out(order, true);
         }

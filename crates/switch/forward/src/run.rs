@@ -9,7 +9,7 @@ use lasthop_types::{DropReason, PortId};
 use std::sync::Arc;
 
 /// What is to become of a packet.
-pub(crate) enum Verdict {
+pub(crate) enum Decision {
     /// It goes to this port. True if packets whose link layer says the same go there too: the flow looks no deeper.
     To(PortId, bool),
     /// All actions of this flow are carried out on it.
@@ -38,12 +38,12 @@ impl<'a> Run<'a> {
     }
 
     /// The flow's word on a packet. `pieces` is what it was read from; `cache` is the same in all calls.
-    pub(crate) fn verdict(
+    pub(crate) fn decide(
         &mut self,
         cache: &mut ExactCache,
         packet: &mut Packet,
         pieces: &[GuestSlice<'_>],
-    ) -> Verdict {
+    ) -> Decision {
         packet.extract(self.depth);
         // Flows that overlap agree, so the one that the last packet met is as good as any other.
         if !self.flow(cache).is_some_and(|flow| flow.depth() <= self.depth && flow.matches(&packet.key)) {
@@ -51,16 +51,16 @@ impl<'a> Run<'a> {
             self.slot = self.look_up(cache, packet, pieces);
         }
         debug_assert!(self.flow(cache).is_none_or(|flow| flow.depth() <= self.depth), "found by more than is compared");
-        let Some(flow) = self.flow(cache) else { return Verdict::Miss };
+        let Some(flow) = self.flow(cache) else { return Decision::Miss };
         let step = match &*flow.actions {
             [] => Step::Drop(DropReason::Policy),
             [action] => Step::of(action, packet.port),
-            _ => return Verdict::Many(flow.clone()),
+            _ => return Decision::Many(flow.clone()),
         };
         match step {
-            Step::To(to) => Verdict::To(to, self.depth == Depth::L2),
-            Step::Drop(reason) => Verdict::Drop(reason),
-            Step::Edit(_) => Verdict::Many(flow.clone()),
+            Step::To(to) => Decision::To(to, self.depth == Depth::L2),
+            Step::Drop(reason) => Decision::Drop(reason),
+            Step::Edit(_) => Decision::Many(flow.clone()),
         }
     }
 

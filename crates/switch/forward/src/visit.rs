@@ -79,7 +79,7 @@ fn fill(
     burst: &Burst<'_, '_>,
     repeat: Option<Repeat>,
 ) -> Passed {
-    target.begin(burst.now_ns);
+    target.skip_if_nothing(burst.now_ns);
     let mut held = plan.is_held(group.port, group.queue);
     let mut left = group.packets;
     while left != 0 {

@@ -43,7 +43,7 @@ impl Header {
 
     /// Begins anew with `len` bytes, or [`SNAPSHOT_LEN`] if that is less, for the caller to fill in.
     #[inline]
-    pub fn begin(&mut self, len: usize) -> &mut [u8] {
+    pub fn restart(&mut self, len: usize) -> &mut [u8] {
         (self.start, self.len, self.read_len) = (HEADROOM, 0, 0);
         self.extend(len)
     }

@@ -114,7 +114,7 @@ impl StartedQueue {
     /// Notes that these chains, taken just now, are about to be delivered: should this process be killed before
     /// [`StartedQueue::complete`], they will not be delivered a second time.
     #[inline]
-    pub fn begin(&mut self, chains: &[Chain]) {
+    pub fn note_burst(&mut self, chains: &[Chain]) {
         if let Some(journal) = &self.journal {
             let burst = self.ring.open_burst(chains);
             self.noted = burst.chains;
@@ -129,7 +129,7 @@ impl StartedQueue {
         chains.is_full() || chains.list.len() >= (size - SPARE.min(size / 2)).min(BURST)
     }
 
-    /// Shows the driver all that was staged, as [`Ring::publish`], and closes what [`StartedQueue::begin`] opened.
+    /// Shows the driver all that was staged, as [`Ring::publish`], and closes what [`StartedQueue::note_burst`] opened.
     #[inline]
     pub fn complete(&mut self) -> bool {
         self.note_staged();
@@ -143,7 +143,7 @@ impl StartedQueue {
         call
     }
 
-    /// Notes what is about to be shown, beside what [`StartedQueue::begin`] has noted.
+    /// Notes what is about to be shown, beside what [`StartedQueue::note_burst`] has noted.
     #[inline]
     pub(crate) fn note_staged(&mut self) {
         if let Some(journal) = &self.journal

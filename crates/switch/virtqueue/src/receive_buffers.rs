@@ -58,7 +58,7 @@ impl<'m> ReceiveBuffers<'m> {
     }
 
     /// Hands out chains that hold `need` bytes: several if `join` (VIRTIO_NET_F_MRG_RXBUF), otherwise exactly one.
-    /// When more must be taken from the ring, `ahead` is how many frames are still to come. Chains pointing the wrong way
+    /// When more must be taken from the ring, `to_come` is how many frames are still to come. Chains pointing the wrong way
     /// go back to the driver unused.
     #[inline]
     pub fn reserve(
@@ -67,7 +67,7 @@ impl<'m> ReceiveBuffers<'m> {
         memory: &'m GuestMemory,
         need: usize,
         join: bool,
-        ahead: usize,
+        to_come: usize,
     ) -> Result<Reserved, QueueError> {
         self.first = self.end;
         if let Some(chain) = self.chains.list.get(self.end)
@@ -77,7 +77,7 @@ impl<'m> ReceiveBuffers<'m> {
             self.end += 1;
             return Ok(self.join());
         }
-        self.gather(ring, memory, need, join, ahead)
+        self.gather(ring, memory, need, join, to_come)
     }
 
     /// Whether frames that need so many bytes each can all be handed out, one after the other, before the first is: takes
@@ -143,7 +143,7 @@ impl<'m> ReceiveBuffers<'m> {
         memory: &'m GuestMemory,
         need: usize,
         join: bool,
-        ahead: usize,
+        to_come: usize,
     ) -> Result<Reserved, QueueError> {
         let mut held = 0usize;
         loop {
@@ -154,7 +154,7 @@ impl<'m> ReceiveBuffers<'m> {
                     self.give_back(ring);
                     held = 0;
                 }
-                if !self.refill(ring, memory, ahead)? {
+                if !self.refill(ring, memory, to_come)? {
                     self.end = self.first;
                     return Ok(if self.chains.is_full() { Reserved::TooSmall } else { Reserved::NoBuffers });
                 }
@@ -191,13 +191,13 @@ impl<'m> ReceiveBuffers<'m> {
     /// Takes more chains; false if there are none, or no room for them. A copy in each of its two callers: the one that nearly
     /// all frames take is some instructions shorter for it.
     #[inline(always)]
-    fn refill(&mut self, ring: &mut Ring, memory: &'m GuestMemory, ahead: usize) -> Result<bool, QueueError> {
+    fn refill(&mut self, ring: &mut Ring, memory: &'m GuestMemory, to_come: usize) -> Result<bool, QueueError> {
         self.make_room();
         let before = self.chains.list.len();
         if self.chains.is_full() {
             return Ok(false);
         }
-        let result = ring.pop_writable(memory, &mut self.chains, ahead.max(1));
+        let result = ring.pop_writable(memory, &mut self.chains, to_come.max(1));
         (before..=before + PREFETCH).for_each(|n| self.chains.prefetch(n, true));
         // Chains before a broken one are good; if the frame needs more, the ring is asked again and says so again.
         match result {

@@ -31,7 +31,7 @@ fn a_killed_switch_delivers_nothing_twice_and_its_successor_goes_on() {
             let mut chains = Chains::new();
             started.ring.pop(&memory, &mut chains, 64).unwrap();
             assert_eq!(chains.list.len(), 3);
-            started.begin(&chains.list);
+            started.note_burst(&chains.list);
         }
         a.send(VnetHdr::default(), &Frame::new(1, 2).payload([200; 64]).build());
 

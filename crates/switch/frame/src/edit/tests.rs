@@ -6,7 +6,7 @@ use proptest::prelude::*;
 fn header(frame: &[u8]) -> Header {
     let mut header = Header::default();
     let len = frame.len().min(SNAPSHOT_LEN);
-    header.begin(len).copy_from_slice(&frame[..len]);
+    header.restart(len).copy_from_slice(&frame[..len]);
     header
 }
 

@@ -96,7 +96,7 @@ impl Crash {
             let mut guard = self.queue.lock();
             let started = guard.started().unwrap();
             if self.reads() {
-                started.begin(&chains);
+                started.note_burst(&chains);
             }
             started.ring.stage_used(&chains[0], self.len());
             started.complete();
@@ -135,7 +135,7 @@ fn killed(packed: bool, size: u16, index: u16, warm_up: u16, pieces: &[u32], sho
     let started = guard.started().unwrap();
     let mut head = Position::from_bits(started.ring.position() as u16);
     if index == FROM_GUEST {
-        started.begin(&chains);
+        started.note_burst(&chains);
     }
     chains.iter().for_each(|chain| started.ring.stage_used(chain, if index == FROM_GUEST { 0 } else { WRITTEN }));
     started.note_staged();
@@ -217,7 +217,7 @@ fn dropped_out_of_turn(size: u16, warm_up: u16, behind: u16, dropped: u16) {
         let chains = crash.take(&memory);
         let mut guard = crash.queue.lock();
         let started = guard.started().unwrap();
-        started.begin(&chains);
+        started.note_burst(&chains);
         started.ring.stage_used(&chains[0], 0);
         started.complete();
         drop(guard);
