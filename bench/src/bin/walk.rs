@@ -1,8 +1,10 @@
 //! The packet path alone: two guests on our own driver side and one forwarder, all on one thread.
 //!
-//! `walk [SIZE] [PACKED] [BURSTS] [TIMED]` prints the CPU nanoseconds the forwarder takes for a packet. The
+//! `walk [SIZE] [--packed] [--ring N] [--bursts N]` prints the cycles the forwarder takes for a packet, in bursts of 64. The
 //! drivers' own work is not counted, but they share the caches, as guests on the same core would.
 
+use clap::Parser;
+use lasthop_bench_stages::Cycles;
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_forward::{Datapath, Forwarder, PATIENCE_MS, Port};
 use lasthop_frame::testutil::Frame;
@@ -10,23 +12,33 @@ use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
 use lasthop_types::PortId;
 use lasthop_virtqueue::driver::{NetConfig, NetDriver};
 use lasthop_virtqueue::{BURST, QueueSetup};
-use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
 
+/// The packet path alone, in cycles of the processor's counter.
+#[derive(Parser)]
+struct Args {
+    /// Length of each frame in bytes, without checksum
+    #[arg(default_value_t = 64, value_parser = clap::value_parser!(u16).range(42..=2036))]
+    size: u16,
+    /// Packed rings instead of split ones
+    #[arg(long)]
+    packed: bool,
+    /// Entries of each ring, a power of two
+    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u16).range(BURST as i64..=32768))]
+    ring: u16,
+    /// How many bursts of 64 are measured
+    #[arg(long, default_value_t = 50_000)]
+    bursts: usize,
+}
+
 fn main() {
-    let mut args = std::env::args().skip(1);
-    let mut number = |default: usize| args.next().map_or(default, |a| a.parse().expect("a number"));
-    let size = number(64);
-    let packed = number(0) != 0;
-    let bursts = number(50_000);
-    // For instruction counters, under which the clock does not work.
-    let timed = number(1) != 0;
-    let now = || if timed { cpu_ns() } else { 0 };
-    let config = NetConfig { packed, size: 1024, in_order: true, ..NetConfig::default() };
+    let Args { size, packed, ring, bursts } = Args::parse();
+    let config = NetConfig { packed, size: ring, in_order: true, ..NetConfig::default() };
     let datapath = Arc::new(Datapath::new(100, PATIENCE_MS).expect("eventfd"));
     let (mut a, from) = guest(&datapath, 1, config);
     let (mut b, _to) = guest(&datapath, 2, config);
-    let frame = Frame::new(1, 2).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(1, 2).payload(vec![7; size - 42]).build();
+    let frame = Frame::new(1, 2).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(1, 2);
+    let frame = frame.payload(vec![7; usize::from(size) - 42]).build();
     let l2 = FlowKey { in_port: u32::MAX, eth_dst: [0xff; 6], eth_src: [0xff; 6], ..FlowKey::default() };
     let key = FlowKey { in_port: 1, eth_dst: [2, 0, 0, 0, 0, 2], eth_src: [2, 0, 0, 0, 0, 1], ..FlowKey::default() };
     let flow = FlowSpec { key, mask: FlowMask(l2), actions: vec![Action::Output(PortId(2))], epoch: 0 };
@@ -34,19 +46,19 @@ fn main() {
 
     let mut forwarder = Forwarder::new(datapath.clone());
     let header = VnetHdr::default().to_bytes();
-    let (mut busy, mut packets, mut received) = (0, 0, 0);
+    let (mut packets, mut received) = (0, 0);
+    let mut cycles = Cycles::new(BURST);
     for _ in 0..bursts {
         for _ in 0..BURST {
             a.send(0, &header, &frame).expect("ring").expect("room");
         }
         a.flush(0);
-        let start = now();
-        packets += forwarder.carry(&from, 1, 0).packets;
-        busy += now() - start;
+        packets += cycles.measure(|| forwarder.carry(&from, 1, 0)).packets;
         while b.recv_with(0, |_| received += 1).expect("ring") {}
     }
+    assert_eq!(packets, bursts * BURST, "not every burst was carried in one go");
     assert_eq!(packets, received, "packets were lost");
-    println!("{:.1} ns a packet, {size} B, {}", busy as f64 / packets as f64, if packed { "packed" } else { "split" });
+    println!("{cycles}, {size} B, {}, ring of {ring}", if packed { "packed" } else { "split" });
 }
 
 fn guest(datapath: &Datapath, id: u32, config: NetConfig) -> (NetDriver, Arc<Port>) {
@@ -72,9 +84,4 @@ fn guest(datapath: &Datapath, id: u32, config: NetConfig) -> (NetDriver, Arc<Por
     port.refresh();
     datapath.add_port(port.clone());
     (driver, port)
-}
-
-fn cpu_ns() -> u64 {
-    let t = clock_gettime(ClockId::ThreadCPUTime);
-    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }

@@ -93,6 +93,7 @@ impl Lookups {
 impl Stage for Lookups {
     #[inline]
     fn run(&mut self) {
+        self.found = 0;
         for _ in 0..BURSTS {
             for key in &self.keys {
                 let met = self.table.lookup(black_box(key), Depth::L4);

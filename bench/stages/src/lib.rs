@@ -3,10 +3,12 @@
 
 mod amount;
 mod classify;
+mod cycles;
 mod walk;
 
 pub use amount::{BURSTS, PACKETS};
 pub use classify::{Extraction, Lookups};
+pub use cycles::Cycles;
 pub use walk::{Take, Traffic, Walk};
 
 /// A stage that is ready to run.

@@ -8,6 +8,8 @@ mod affinity;
 mod aside;
 #[cfg(any(test, feature = "bpf"))]
 pub mod bpf;
+#[cfg(feature = "cycles")]
+mod cycles;
 mod epoll;
 mod eventfd;
 pub mod hostview;
@@ -28,6 +30,8 @@ mod socket;
 #[cfg(any(test, feature = "supervisor"))]
 pub use affinity::{CpuList, ParseCpusError};
 pub use aside::{Aside, Foreign};
+#[cfg(feature = "cycles")]
+pub use cycles::cycles;
 pub use epoll::{Epoll, Trigger};
 pub use eventfd::EventFd;
 pub use inherit::inherited_fd;
