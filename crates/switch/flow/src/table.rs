@@ -136,11 +136,12 @@ impl FlowTable {
 
     /// The flow that a packet meets whose key was extracted to `depth`. Three tiers:
     ///
-    /// 1. What most masks look at is hashed once, for all of them: ten instructions a word.
-    /// 2. A mask that has no such packet: what it looks at beyond that is hashed, and a bit of its table says that there is
-    ///    nothing. About 30 instructions and a read of a small table.
-    /// 3. The mask that has it: the chain of a bucket, nearly always of one flow and never of more than [`MOST`]; and the key
-    ///    is compared. About 100 instructions, most of them for the lock and the flow's reference count.
+    /// 1. What most masks look at is summed up once, for all of them: ten instructions for each 32 bits of the key.
+    /// 2. A mask without such a flow: what it looks at beyond that is added, and a bit says that the bucket is empty. About 30
+    ///    instructions, 4 cycles, and a read of a small table. Where the bit is set, one in four to eight times in a full table, the
+    ///    hashes in the bucket's chain are compared, too.
+    /// 3. The mask that has it: the chain of a bucket, nearly always of one flow and never of more than [`MOST`], and the key
+    ///    is compared. About 100 instructions, 75 cycles, most of which are the lock's and the reference count's.
     pub fn lookup(&self, key: &FlowKey, depth: Depth) -> Lookup {
         let inner = self.inner.read();
         // Relaxed: it is written with the lock held that is held here.
