@@ -88,6 +88,8 @@ pub(crate) struct Core {
     configs: BTreeMap<PortId, PortConfig>,
     /// Who was last refused at a port that belongs to somebody else, since its last connection.
     refused: BTreeMap<PortId, String>,
+    /// What keeps front-ends from ports.
+    faults: BTreeMap<PortId, String>,
     infos: BTreeMap<PortId, PortInfo>,
     questions: BTreeMap<u64, Question>,
     /// Flows whose packets are being counted by rules, those first that have waited for longest.
@@ -133,6 +135,7 @@ impl Core {
             reconciled: false,
             configs: BTreeMap::new(),
             refused: BTreeMap::new(),
+            faults: BTreeMap::new(),
             infos: BTreeMap::new(),
             questions: BTreeMap::new(),
             counting: VecDeque::new(),
@@ -324,6 +327,7 @@ impl Core {
                     self.policy.port_gone(id, now_ms, out);
                 }
                 self.refused.retain(|id, _| new.contains_key(id));
+                self.faults.retain(|id, _| new.contains_key(id));
                 self.configs = new;
             }
             SupervisorToControl::Reply { request, result } => {
@@ -345,6 +349,8 @@ impl Core {
                 self.devices = devices.into_iter().map(|device| (device.port, device)).collect();
             }
             SupervisorToControl::PeerRefused { port, reason } => drop(self.refused.insert(port, reason)),
+            SupervisorToControl::PortFault { port, fault: Some(fault) } => drop(self.faults.insert(port, fault)),
+            SupervisorToControl::PortFault { port, fault: None } => drop(self.faults.remove(&port)),
             SupervisorToControl::UplinkReply { request, result } => self.uplink_reply(request, result, now_ms),
             SupervisorToControl::CpuTimes { request, times, replaced } => {
                 self.cpu_reply(request, times, replaced, now_ms)
@@ -354,7 +360,9 @@ impl Core {
             SupervisorToControl::Lists(part) => self.lists_are(&part, now_ms),
             SupervisorToControl::ListsKept(result) => self.lists_kept(result, now_ms),
             // Without a descriptor, or handled by the loop.
-            SupervisorToControl::DatapathChannel | SupervisorToControl::Shutdown => self.counts.malformed += 1,
+            SupervisorToControl::DatapathChannel
+            | SupervisorToControl::ApiSocket { .. }
+            | SupervisorToControl::Shutdown => self.counts.malformed += 1,
         }
     }
 

@@ -24,6 +24,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
 
 /// What the supervisor hands down.
 #[derive(Debug)]
@@ -76,10 +77,10 @@ async fn serve(descriptors: Descriptors, beat: &Arc<Beat>) -> Result<(), Control
     let mut switch: Option<SwitchLink> = None;
     let (calls, mut api) = mpsc::channel(server::MAX_WAITING_CALLS);
     let clients = server::Clients::new(beat.clone());
-    if let Some(socket) = descriptors.read_api {
-        server::start(socket, calls.clone(), clients.clone(), true).map_err(ControlError::Api)?;
-    }
-    server::start(descriptors.api, calls, clients, false).map_err(ControlError::Api)?;
+    let serve = |socket, read_only| server::start(socket, calls.clone(), clients.clone(), read_only);
+    let mut readers =
+        descriptors.read_api.map(|socket| serve(socket, true)).transpose().map_err(ControlError::Api)?;
+    let mut owners = Some(serve(descriptors.api, false).map_err(ControlError::Api)?);
     let mut core = Core::new(now_ms());
     supervisor.queue(ControlToSupervisor::Ready);
 
@@ -115,6 +116,13 @@ async fn serve(descriptors: Descriptors, beat: &Arc<Beat>) -> Result<(), Control
                                 core.handle(Event::SwitchAttached, now_ms());
                             }
                             Err(e) => tracing::error!("new channel to the switch: {e}"),
+                        },
+                        (SupervisorToControl::ApiSocket { read_only }, Some(fd)) => match serve(fd, read_only) {
+                            Ok(new) => {
+                                let serves = if read_only { &mut readers } else { &mut owners };
+                                serves.replace(new).iter().for_each(AbortHandle::abort);
+                            }
+                            Err(e) => tracing::error!("new API socket: {e}"),
                         },
                         (message, _) => core.handle(Event::Supervisor(message), now_ms()),
                     }

@@ -26,6 +26,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::io::Interest;
 use tokio::net::{UnixListener, UnixStream, unix};
+use tokio::task::AbortHandle;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use zlink::connection::PassedCredentials;
 use zlink::connection::socket::{self, ReadResult};
@@ -57,13 +58,17 @@ const RULES_PER_PAGE: usize = 128;
 /// Objects in the only reply to a client that does not take several.
 const WITHOUT_MORE: usize = 256;
 
-/// Starts serving; inside the event loop only. With `read_only` its clients may change nothing.
-pub(crate) fn start(listener: OwnedFd, calls: mpsc::Sender<Call>, clients: Clients, read_only: bool) -> io::Result<()> {
+/// Starts to let clients in, until that is aborted; inside the event loop only. With `read_only` they may change nothing.
+pub(crate) fn start(
+    listener: OwnedFd,
+    calls: mpsc::Sender<Call>,
+    clients: Clients,
+    read_only: bool,
+) -> io::Result<AbortHandle> {
     let listener = std::os::unix::net::UnixListener::from(listener);
     listener.set_nonblocking(true)?;
     let listener = UnixListener::from_std(listener)?;
-    tokio::task::spawn_local(accept(listener, calls, clients, read_only));
-    Ok(())
+    Ok(tokio::task::spawn_local(accept(listener, calls, clients, read_only)).abort_handle())
 }
 
 async fn accept(listener: UnixListener, calls: mpsc::Sender<Call>, clients: Clients, read_only: bool) {

@@ -2,8 +2,10 @@
 
 use futures_util::{Stream, StreamExt};
 use lasthop_api::{ApiError, READ_SOCKET_NAME, SOCKET_NAME};
+use rustix::fs::{FlockOperation, flock};
 use std::fmt;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::Path;
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -66,6 +68,13 @@ impl Instance {
             CliError::new(match &e {
                 zlink::Error::Io(e) => match e.kind() {
                     io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::NotADirectory => {
+                        if let Some(pid) = running(run_dir) {
+                            return CliError::new(format!(
+                                "lasthop (pid {pid}) runs with {dir}, but its socket {} is gone; lasthop makes it anew: try again in a \
+                                 second, and if that does not help, see its log for what is in the way",
+                                socket.display()
+                            ));
+                        }
                         let default = if dir == "/run/lasthop" { String::new() } else { format!(" --run-dir {dir}") };
                         format!(
                             "no lasthop is running at {dir}; start one with `lasthop run{default}`, \
@@ -103,6 +112,15 @@ impl Instance {
             ))),
         }
     }
+}
+
+/// The process that has locked the run directory, if there is one and we may look.
+fn running(run_dir: &Path) -> Option<String> {
+    let mut lock = File::open(run_dir.join("lock")).ok()?;
+    flock(&lock, FlockOperation::NonBlockingLockShared).is_err().then_some(())?;
+    let mut pid = String::new();
+    lock.read_to_string(&mut pid).ok()?;
+    Some(pid.trim().to_owned())
 }
 
 /// All pages of a list.

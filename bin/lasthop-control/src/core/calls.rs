@@ -233,7 +233,8 @@ impl Core {
         ids.dedup();
         let port = |id| {
             let mut port = view::port(id, self.configs.get(&id), infos.get(&id), self.policy.port_view(id));
-            port.note = infos.get(&id).and_then(|info| self.health.note(info, now_ms));
+            let health = || infos.get(&id).and_then(|info| self.health.note(info, now_ms));
+            port.note = self.faults.get(&id).cloned().or_else(health);
             port.last_error = self.refused.get(&id).cloned().or(port.last_error);
             let port = view::port_device(port, self.devices.get(&id));
             Port { uplink: self.uplinks.contains_key(&id), cpu_ns: cpu.get(&id).copied(), ..port }

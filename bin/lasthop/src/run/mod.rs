@@ -9,6 +9,7 @@
 //! | `socket` | binding and connecting Unix sockets |
 //! | `owner` | who may use a port |
 //! | `store` | ports added at run time, on disk |
+//! | `presence` | whether sockets are where they were made |
 //! | `port` | one port: its listener or its attempts to connect, and who is connected |
 //! | `child` | one child process: start, channel |
 //! | `backoff` | how long a process that ends at once is not started again |
@@ -42,6 +43,7 @@ mod links;
 mod owner;
 mod port;
 mod ports;
+mod presence;
 mod probing;
 mod reload;
 mod replaced;

@@ -6,6 +6,7 @@
 use super::backoff::Backoff;
 use super::batch::Batch;
 use super::owner::{Ids, Owner};
+use super::presence::Presence;
 use super::socket::{self, Access, Listener};
 use super::store::SavedPort;
 use lasthop_ipc::PortConfig;
@@ -31,6 +32,8 @@ const BIND_WAIT: Duration = Duration::from_secs(1);
 const ACCEPT_WAIT: Duration = Duration::from_millis(100);
 /// Rest when connections of this port do not close: another one might not either.
 const STUCK_WAIT: Duration = Duration::from_secs(1);
+/// Longest text of what is wrong, in characters.
+const LONGEST_FAULT: usize = 400;
 /// Connections taken from one listener at a time, so that one storm does not starve the rest.
 const ACCEPT_BURST: usize = 16;
 
@@ -39,6 +42,8 @@ const ACCEPT_BURST: usize = 16;
 pub struct Context<'a> {
     /// Where listeners are watched.
     pub epoll: &'a Epoll,
+    /// Where their files are.
+    pub presence: &'a Presence,
     /// The current time.
     pub now: Instant,
     /// Whether there is a switch to hand connections to.
@@ -69,6 +74,8 @@ pub struct Port {
     end: End,
     /// What was last written to the log as being wrong, to say it once.
     complaint: Option<String>,
+    /// What control was last told to be wrong.
+    told: Option<String>,
     log: LineLimit,
 }
 
@@ -121,6 +128,7 @@ impl Port {
             aside,
             end,
             complaint: None,
+            told: None,
             log,
         }
     }
@@ -132,13 +140,14 @@ impl Port {
     }
 
     /// Binds the socket of a listening port, reported by `epoll` as `token`. The error says what to do.
-    pub fn open(&mut self, epoll: &Epoll, token: u64) -> Result<(), String> {
+    pub fn open(&mut self, epoll: &Epoll, presence: &Presence, token: u64) -> Result<(), String> {
         // Of a connecting port too, so that a name that is not known is said at once.
         self.look_up_owner()?;
         let access = self.ids.map_or(Access::Kvm, Access::Of);
         let End::Listen { listener: listener @ None, again_at, .. } = &mut self.end else { return Ok(()) };
         let bound = Listener::bind(Path::new(&self.config.path), access)?;
         epoll.add(&bound, token, Trigger::Level).map_err(|e| format!("epoll: {e}"))?;
+        presence.watch(&bound);
         (*listener, *again_at) = (Some(bound), None);
         Ok(())
     }
@@ -250,10 +259,13 @@ impl Port {
         match &mut self.end {
             End::Listen { listener: None, again_at, .. } => {
                 if again_at.is_some_and(due) {
-                    match self.open(cx.epoll, token) {
+                    match self.open(cx.epoll, cx.presence, token) {
                         Ok(()) => {
                             self.complaint = None;
-                            info!("port {}: listening on {}", self.config.name, self.config.path);
+                            if let Some(more) = self.log.pass(cx.now) {
+                                let PortConfig { name, path, .. } = &self.config;
+                                info!("port {name}: listening on {path}{}", held_back(more));
+                            }
                         }
                         Err(e) => self.bind_later(cx.now, e),
                     }
@@ -305,6 +317,43 @@ impl Port {
             *again_at = now + backoff.wait();
         }
         None
+    }
+
+    /// Looks whether its socket's file is where it was made; if not, another is made in the next step. A connection stays.
+    pub fn look_for_socket(&mut self, now: Instant) {
+        if let End::Listen { listener, again_at, .. } = &mut self.end
+            && listener.take_if(|listener| !listener.is_in_place()).is_some()
+        {
+            *again_at = Some(now);
+            if let Some(more) = self.log.pass(now) {
+                let PortConfig { name, path, .. } = &self.config;
+                warn!("port {name}: {path} was removed or replaced; making it anew{}", held_back(more));
+            }
+        }
+    }
+
+    /// What keeps front-ends from it, and what to do.
+    fn fault(&self) -> Option<String> {
+        let in_trouble = match &self.end {
+            End::Listen { listener, again_at, .. } => listener.is_none() || again_at.is_some(),
+            End::Connect { .. } => self.live.is_none(),
+        };
+        let fault = self.complaint.as_ref().filter(|_| in_trouble)?;
+        Some(fault.chars().take(LONGEST_FAULT).collect())
+    }
+
+    /// The same, if control has not been told so; without one, that there is none any more.
+    pub fn fault_news(&mut self) -> Option<Option<String>> {
+        let fault = self.fault();
+        (fault != self.told).then(|| {
+            self.told.clone_from(&fault);
+            fault
+        })
+    }
+
+    /// There is another control, which has been told nothing.
+    pub fn tell_fault_again(&mut self) {
+        self.told = None;
     }
 
     /// When [`Port::step`] next has something to do, if no event comes first.
@@ -390,12 +439,13 @@ mod tests {
     #[test]
     fn connecting_backs_off_and_a_circle_of_short_connections_does_too() {
         let (dir, epoll, start) = (tempfile::tempdir().unwrap(), Epoll::new().unwrap(), Instant::now());
+        let presence = &Presence::new(&epoll, 2);
         let path = dir.path().join("vm.sock");
         let mut port = port(&path, true, start);
         let mut now = start;
         let mut waits = Vec::new();
         for _ in 0..10 {
-            assert!(port.step(Context { epoll: &epoll, now, switch_up: true }, 1).is_none());
+            assert!(port.step(Context { epoll: &epoll, presence, now, switch_up: true }, 1).is_none());
             let next = port.deadline(true).unwrap();
             waits.push((next - now).as_millis());
             now = next;
@@ -404,7 +454,7 @@ mod tests {
         assert_eq!(port.deadline(false), None, "without a switch there is nothing to do");
 
         let _listener = UnixListener::bind(&path).unwrap();
-        let connection = port.step(Context { epoll: &epoll, now, switch_up: true }, 1);
+        let connection = port.step(Context { epoll: &epoll, presence, now, switch_up: true }, 1);
         assert!(connection.is_some());
         assert_eq!(port.deadline(true), None);
         // It lasted: the loss is answered at once.
@@ -414,7 +464,7 @@ mod tests {
         // Short ones are not.
         let mut waits = Vec::new();
         for _ in 0..4 {
-            assert!(port.step(Context { epoll: &epoll, now, switch_up: true }, 1).is_some());
+            assert!(port.step(Context { epoll: &epoll, presence, now, switch_up: true }, 1).is_some());
             port.connection_closed(now, "test");
             let next = port.deadline(true).unwrap();
             waits.push((next - now).as_millis());
@@ -428,10 +478,11 @@ mod tests {
     #[test]
     fn a_second_front_end_waits_for_the_first_to_be_gone_and_a_third_is_refused() {
         let (dir, epoll, now) = (tempfile::tempdir().unwrap(), Epoll::new().unwrap(), Instant::now());
+        let presence = &Presence::new(&epoll, 2);
         let path = dir.path().join("vm.sock");
         let mut port = port(&path, false, now);
-        let cx = Context { epoll: &epoll, now, switch_up: true };
-        port.open(&epoll, 1).unwrap();
+        let cx = Context { epoll: &epoll, presence, now, switch_up: true };
+        port.open(&epoll, presence, 1).unwrap();
         let mut front_ends: Vec<_> = (0..3).map(|_| UnixStream::connect(&path).unwrap()).collect();
         port.accept(cx);
         assert!(port.step(cx, 1).is_some(), "nobody was there");
@@ -464,11 +515,12 @@ mod tests {
             return;
         }
         let (dir, epoll, now) = (tempfile::tempdir().unwrap(), Epoll::new().unwrap(), Instant::now());
+        let presence = &Presence::new(&epoll, 2);
         let path = dir.path().join("vm.sock");
         let mut port = port(&path, false, now);
-        port.open(&epoll, 1).unwrap();
+        port.open(&epoll, presence, 1).unwrap();
         port.ids = Some(Ids { uid: rustix::process::geteuid().as_raw() + 1, gid: None });
-        let cx = Context { epoll: &epoll, now, switch_up: true };
+        let cx = Context { epoll: &epoll, presence, now, switch_up: true };
         let mut front_end = UnixStream::connect(&path).unwrap();
         port.accept(cx);
         assert!(port.step(cx, 1).is_none() && ended(&mut front_end));
@@ -478,10 +530,11 @@ mod tests {
     #[test]
     fn a_front_end_that_comes_while_the_switch_restarts_is_kept() {
         let (dir, epoll, now) = (tempfile::tempdir().unwrap(), Epoll::new().unwrap(), Instant::now());
+        let presence = &Presence::new(&epoll, 2);
         let path = dir.path().join("vm.sock");
         let mut port = port(&path, false, now);
-        let down = Context { epoll: &epoll, now, switch_up: false };
-        port.open(&epoll, 1).unwrap();
+        let down = Context { epoll: &epoll, presence, now, switch_up: false };
+        port.open(&epoll, presence, 1).unwrap();
         let mut front_end = UnixStream::connect(&path).unwrap();
         port.accept(down);
         let later = now + Duration::from_secs(60);

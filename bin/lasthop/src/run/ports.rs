@@ -19,7 +19,7 @@ impl Supervisor {
             return Err(format!("there is an uplink {} already; choose another name", new.name));
         }
         let mut port = self.number(new, true);
-        port.open(&self.epoll, token(&port))?;
+        port.open(&self.epoll, &self.presence, token(&port))?;
         self.save(Some(&port), None)?;
         Ok(self.take_in(port))
     }

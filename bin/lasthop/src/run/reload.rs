@@ -74,7 +74,7 @@ impl Supervisor {
                 continue;
             }
             let mut port = self.number(new, true);
-            if let Err(e) = port.open(&self.epoll, token(&port)) {
+            if let Err(e) = port.open(&self.epoll, &self.presence, token(&port)) {
                 port.bind_later(Instant::now(), e);
             }
             self.take_in(port);

@@ -5,7 +5,7 @@ use super::batch::Batch;
 use super::socket::{self, Access, Listener};
 use super::store::{Saved, SavedPort, SavedUplink, Store};
 use super::{RunError, RunError::Failed, RunError::Usage};
-use lasthop_api::READ_SOCKET_NAME;
+use lasthop_api::{READ_SOCKET_NAME, SOCKET_NAME};
 use lasthop_ipc::MAX_MESSAGE;
 use lasthop_sys::{CpuList, Epoll};
 use rustix::fs::{FlockOperation, flock};
@@ -52,9 +52,9 @@ pub struct Setup {
     /// Whether to look for uplinks on one segment.
     pub uplink_probe: bool,
     /// Socket of the local API.
-    pub api: Listener,
+    pub api: (ApiSocket, Listener),
     /// The same for those who may only read, if there are any.
-    pub read_api: Option<Listener>,
+    pub read_api: Option<(ApiSocket, Listener)>,
     /// Where ports are remembered.
     pub store: Store,
     /// Ports of the command line, paths made absolute.
@@ -105,9 +105,14 @@ impl Setup {
         let (also_saved, saved) = reconcile(&ports, saved).map_err(Failed)?;
         let (uplinks, saved_uplinks) = reconcile_uplinks(&ports, &saved, &devices, saved_uplinks)?;
         let run_dir = std::path::absolute(&args.run_dir).unwrap_or_else(|_| args.run_dir.clone());
-        let api = Listener::bind(&run_dir.join("api.sock"), Access::Ours).map_err(Failed)?;
-        let read_api =
-            args.read_group.as_deref().map(|group| share(&run_dir.join(READ_SOCKET_NAME), group)).transpose()?;
+        let group = args.read_group.as_deref().map(read_group).transpose()?;
+        let listen = |name, group| {
+            let socket = ApiSocket { path: run_dir.join(name), group };
+            let listener = socket.bind().map_err(Failed)?;
+            Ok((socket, listener))
+        };
+        let api = listen(SOCKET_NAME, None)?;
+        let read_api = group.map(|group| listen(READ_SOCKET_NAME, Some(group))).transpose()?;
         Ok(Self {
             scheduling: args.for_switch(cpus.as_ref().unwrap_or(&allowed)),
             tx_batch: args.scheduling.tx_batch,
@@ -149,17 +154,43 @@ fn check_apart(run_dir: &Path, state_dir: &Path) -> Result<(), RunError> {
     Ok(())
 }
 
-/// The socket at which members of the group may read.
-fn share(path: &Path, group: &str) -> Result<Listener, RunError> {
+/// The group whose members may look: its name, or number, and its number.
+fn read_group(group: &str) -> Result<(String, u32), RunError> {
     let number = socket::group(group).or_else(|| group.parse().ok());
-    let number =
-        number.ok_or_else(|| Usage(format!("--read-group {group}: this host has no such group; see /etc/group")))?;
-    let listener = Listener::bind(path, Access::Ours).map_err(Failed)?;
-    let shared = listener.share_with(number);
-    shared.map_err(|e| {
-        Failed(format!("--read-group {group}: {}: {e}; run as root or as a member of it", path.display()))
-    })?;
-    Ok(listener)
+    let unknown = || {
+        Usage(format!(
+            "--read-group {group}: this host knows no group {group:?} (`getent group {group}`); make it (`groupadd --system {group}`), \
+             or name one of those that `getent group` lists"
+        ))
+    };
+    Ok((group.to_owned(), number.ok_or_else(unknown)?))
+}
+
+/// Where a socket of the API is, and the group that may use it if not ours.
+#[derive(Clone, Debug)]
+pub struct ApiSocket {
+    /// In the run directory.
+    pub path: PathBuf,
+    /// Its name and number.
+    pub group: Option<(String, u32)>,
+}
+
+impl ApiSocket {
+    /// Makes it, and its directory if that has gone.
+    pub fn bind(&self) -> Result<Listener, String> {
+        let dir = self.path.parent().unwrap_or(Path::new("/"));
+        let made = DirBuilder::new().recursive(true).mode(0o755).create(dir);
+        made.map_err(|e| format!("{}: cannot make the directory: {e}", dir.display()))?;
+        let listener = Listener::bind(&self.path, Access::Ours)?;
+        if let Some((name, number)) = &self.group {
+            let shared = listener.share_with(*number);
+            shared.map_err(|e| {
+                let path = self.path.display();
+                format!("--read-group {name}: {path}: {e}; run as root or as a member of it")
+            })?;
+        }
+        Ok(listener)
+    }
 }
 
 /// Every thread waits by epoll_pwait2(2), whose times are shorter than a millisecond.

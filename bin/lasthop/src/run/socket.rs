@@ -1,6 +1,8 @@
 //! Unix stream sockets with a name in the file system.
 
 use super::owner::Ids;
+use super::presence::is_there;
+use nix::unistd::Group;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
@@ -88,6 +90,16 @@ impl Listener {
         rustix::fs::chownat(&file, "", None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH)
     }
 
+    /// Where it was made.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether its file is still there. Where that cannot be told, it is taken to be.
+    pub fn is_in_place(&self) -> bool {
+        is_there(&self.path, self.file).unwrap_or(true)
+    }
+
     /// The next waiting connection, non-blocking; `Ok(None)` when there is none.
     pub fn accept(&self) -> Result<Option<OwnedFd>, Errno> {
         match accept_with(&self.fd, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
@@ -106,7 +118,7 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if rustix::fs::lstat(&self.path).is_ok_and(|s| (s.st_dev, s.st_ino) == self.file) {
+        if is_there(&self.path, self.file) == Ok(true) {
             let _ = rustix::fs::unlink(&self.path);
         }
     }
@@ -190,11 +202,9 @@ fn kvm_group() -> Option<u32> {
     group("kvm")
 }
 
-/// The number of a group of this host.
+/// The number of a group that this host knows, from wherever it knows its groups.
 pub fn group(name: &str) -> Option<u32> {
-    let groups = std::fs::read_to_string("/etc/group").ok()?;
-    let of = |line: &str| line.strip_prefix(name)?.strip_prefix(':')?.split(':').nth(1)?.parse().ok();
-    groups.lines().find_map(of)
+    Some(Group::from_name(name).ok()??.gid.as_raw())
 }
 
 #[cfg(test)]

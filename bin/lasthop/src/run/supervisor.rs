@@ -7,11 +7,11 @@ use super::child::{Child, Ended};
 use super::links::Links;
 use super::owner::Owner;
 use super::port::{Context, Port};
+use super::presence::{Presence, Served};
 use super::probing;
 use super::replaced::Replacements;
 use super::segments::Segments;
 use super::setup::Setup;
-use super::socket::Listener;
 use super::store::{SavedPort, Store};
 use super::threads::PortThreads;
 use super::uplink::Uplink;
@@ -50,6 +50,7 @@ const CONTROL_CHANNEL: u64 = 3;
 const CONTROL_PID: u64 = 4;
 const BOOST: u64 = 5;
 const LINKS: u64 = 6;
+const PRESENCE: u64 = 7;
 /// Listeners: this plus the port's number. Uplinks' are above.
 const LISTENER: u64 = 1 << 32;
 const LISTENERS_END: u64 = 2 << 32;
@@ -89,8 +90,9 @@ pub struct Supervisor {
     pub(super) lists: Vec<u8>,
     /// The same as far as control has told us of a change.
     new_lists: Vec<u8>,
-    api: Listener,
-    read_api: Option<Listener>,
+    /// Sockets of the API: that of the owner, and that of those who may look if there are any.
+    pub(super) served: Vec<Served>,
+    pub(super) presence: Presence,
     journal: OwnedFd,
     /// What cores and VMs do.
     pub(super) monitor: HostMonitor,
@@ -133,6 +135,7 @@ impl Supervisor {
         if setup.read_api.is_some() {
             for_control.extend(arguments(&["--read-api-fd", "5"]));
         }
+        let presence = Presence::new(&epoll, PRESENCE);
         let mut supervisor = Self {
             epoll,
             signals,
@@ -158,8 +161,10 @@ impl Supervisor {
             store: setup.store,
             lists: setup.lists,
             new_lists: Vec::new(),
-            api: setup.api,
-            read_api: setup.read_api,
+            served: std::iter::once(Served::new(setup.api, false))
+                .chain(setup.read_api.map(|socket| Served::new(socket, true)))
+                .collect(),
+            presence,
             journal,
             monitor,
             boost,
@@ -173,17 +178,18 @@ impl Supervisor {
             let saved = setup.also_saved.contains(&port.name);
             let mut port = supervisor.number(port, saved);
             port.given = true;
-            let opened = port.open(&supervisor.epoll, token(&port));
+            let opened = port.open(&supervisor.epoll, &supervisor.presence, token(&port));
             opened.map_err(|e| Failed(format!("port {}: {e}", port.config.name)))?;
             supervisor.ports.insert(port.config.id.0, port);
         }
         for port in setup.saved {
             let mut port = supervisor.number(port, true);
-            if let Err(e) = port.open(&supervisor.epoll, token(&port)) {
+            if let Err(e) = port.open(&supervisor.epoll, &supervisor.presence, token(&port)) {
                 port.bind_later(Instant::now(), e);
             }
             supervisor.ports.insert(port.config.id.0, port);
         }
+        supervisor.served.iter().for_each(|served| served.watched_by(&supervisor.presence));
         supervisor.follow_links(LINKS);
         supervisor.make_uplinks(setup.uplinks, setup.saved_uplinks);
         Ok(supervisor)
@@ -196,7 +202,7 @@ impl Supervisor {
             let now = Instant::now();
             self.watch_children(now)?;
             self.start_children(now)?;
-            self.step_ports(now);
+            self.look_after_sockets(now);
             self.cgroup_accounting.iter_mut().for_each(|cgroup_accounting| cgroup_accounting.step(now));
             self.step_segments(now);
             self.step_uplinks(now);
@@ -224,6 +230,7 @@ impl Supervisor {
                     CONTROL_CHANNEL => self.hear_control(),
                     BOOST => self.boost(),
                     LINKS => self.hear_links(),
+                    PRESENCE => self.presence.hear(&self.epoll, Instant::now()),
                     SWITCH_PID => {
                         let now = Instant::now();
                         if let Some(ended) = self.switch.reap(&self.epoll, now) {
@@ -238,7 +245,7 @@ impl Supervisor {
                     }
                     uplink if uplink >= LISTENERS_END => self.uplink_event(uplink, Instant::now())?,
                     listener => {
-                        let cx = context(&self.epoll, &self.switch, Instant::now());
+                        let cx = context(&self.epoll, &self.presence, &self.switch, Instant::now());
                         let id = listener.checked_sub(LISTENER).and_then(|id| u32::try_from(id).ok());
                         if let Some(port) = id.and_then(|id| self.ports.get_mut(&id)) {
                             port.accept(cx);
@@ -261,7 +268,8 @@ impl Supervisor {
         let uplinks = uplinks.chain(self.uplink_lists_deadline());
         let uplinks = uplinks.chain(self.segments.as_ref().and_then(Segments::deadline));
         let uplinks = uplinks.chain(self.cgroup_accounting.as_ref().and_then(CgroupAccounting::deadline));
-        ports.chain(uplinks).chain(self.switch.deadline()).chain(self.control.deadline()).min()
+        let sockets = self.served.iter().filter_map(Served::deadline).chain(self.presence.deadline());
+        ports.chain(uplinks).chain(sockets).chain(self.switch.deadline()).chain(self.control.deadline()).min()
     }
 
     fn start_children(&mut self, now: Instant) -> Result<(), RunError> {
@@ -281,13 +289,14 @@ impl Supervisor {
             }
         }
         if self.control.is_due(now) {
-            let sockets = std::iter::once(&self.api).chain(&self.read_api).map(|l| l.as_fd().try_clone_to_owned());
+            let sockets = self.served.iter().map(|served| served.as_fd().try_clone_to_owned());
             let given: std::io::Result<Vec<_>> = sockets.collect();
             if let Err(e) = given.and_then(|given| self.control.start(&self.epoll, given)) {
                 self.cannot_start("lasthop-control", &e)?;
                 self.control.start_later(now);
             } else {
                 self.told_devices.clear();
+                self.ports.values_mut().for_each(Port::tell_fault_again);
                 self.tell_control_ports();
                 self.tell_control_lists();
                 started = true;
@@ -333,8 +342,8 @@ impl Supervisor {
         Ok(())
     }
 
-    fn step_ports(&mut self, now: Instant) {
-        let cx = context(&self.epoll, &self.switch, now);
+    pub(super) fn step_ports(&mut self, now: Instant) {
+        let cx = context(&self.epoll, &self.presence, &self.switch, now);
         for port in self.ports.values_mut() {
             if let Some(reason) = port.take_refused() {
                 self.control.send(SupervisorToControl::PeerRefused { port: port.config.id, reason }, None);
@@ -428,6 +437,9 @@ impl Supervisor {
                     continue;
                 }
                 ControlToSupervisor::CpuTimes { request } => {
+                    // What is wrong with ports is told before they are shown.
+                    self.presence.ask();
+                    self.look_after_sockets(Instant::now());
                     let (times, replaced) = (self.cpu_times(), self.replaced.list(Instant::now()));
                     self.control.send(SupervisorToControl::CpuTimes { request, times, replaced }, None);
                     continue;
@@ -521,8 +533,13 @@ pub(super) fn token(port: &Port) -> u64 {
     LISTENER + u64::from(port.config.id.0)
 }
 
-fn context<'a>(epoll: &'a Epoll, switch: &Child<SupervisorToSwitch, SwitchToSupervisor>, now: Instant) -> Context<'a> {
-    Context { epoll, now, switch_up: switch.is_up() }
+fn context<'a>(
+    epoll: &'a Epoll,
+    presence: &'a Presence,
+    switch: &Child<SupervisorToSwitch, SwitchToSupervisor>,
+    now: Instant,
+) -> Context<'a> {
+    Context { epoll, presence, now, switch_up: switch.is_up() }
 }
 
 /// Memory that every switch of this run is given, and none can make shorter or longer.

@@ -203,6 +203,8 @@ pub fn control(_called: &Path) {
                             | SupervisorToControl::ListsKept(_)
                             | SupervisorToControl::Uplinks(_)
                             | SupervisorToControl::Devices(_)
+                            | SupervisorToControl::PortFault { .. }
+                            | SupervisorToControl::ApiSocket { .. }
                             | SupervisorToControl::Forget(_)
                             | SupervisorToControl::Announce(_)
                             | SupervisorToControl::CpuTimes { .. }

@@ -25,6 +25,18 @@ pub enum SupervisorToControl {
         /// One line.
         reason: String,
     },
+    /// What keeps front-ends from a port, or that nothing does any more.
+    PortFault {
+        /// The port.
+        port: PortId,
+        /// One line: what is wrong; what to do.
+        fault: Option<String>,
+    },
+    /// A socket of the API, which travels with this message, in place of the one that control has.
+    ApiSocket {
+        /// Its clients may change nothing.
+        read_only: bool,
+    },
     /// Exit with status 0.
     Shutdown,
     /// Part (at most [`LISTS_PART`] bytes, empty behind the last) of the access lists' text; before `DatapathChannel`.
