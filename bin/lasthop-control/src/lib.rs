@@ -78,8 +78,7 @@ async fn serve(descriptors: Descriptors, beat: &Arc<Beat>) -> Result<(), Control
     let (calls, mut api) = mpsc::channel(server::MAX_WAITING_CALLS);
     let clients = server::Clients::new(beat.clone());
     let serve = |socket, read_only| server::start(socket, calls.clone(), clients.clone(), read_only);
-    let mut readers =
-        descriptors.read_api.map(|socket| serve(socket, true)).transpose().map_err(ControlError::Api)?;
+    let mut readers = descriptors.read_api.map(|socket| serve(socket, true)).transpose().map_err(ControlError::Api)?;
     let mut owners = Some(serve(descriptors.api, false).map_err(ControlError::Api)?);
     let mut core = Core::new(now_ms());
     supervisor.queue(ControlToSupervisor::Ready);
@@ -97,15 +96,7 @@ async fn serve(descriptors: Descriptors, beat: &Arc<Beat>) -> Result<(), Control
         let timer = core.deadline_ms().map(|at| Duration::from_millis(at.saturating_sub(now_ms())));
         tokio::select! {
             biased;
-            result = pump(&mut switch, &mut from_switch) => {
-                let now = now_ms();
-                core.hear_switch(from_switch.drain(..).map(|(message, _)| message), now);
-                if let Err(e) = result {
-                    tracing::warn!("channel to the switch: {e}; waiting for a new one");
-                    switch = None;
-                    core.handle(Event::SwitchGone, now);
-                }
-            }
+            // First: where all are asked to end, that the switch has done so is no news.
             result = supervisor.pump(&mut from_supervisor) => {
                 for (message, fd) in from_supervisor.drain(..) {
                     match (message, fd) {
@@ -134,6 +125,15 @@ async fn serve(descriptors: Descriptors, beat: &Arc<Beat>) -> Result<(), Control
                         return Ok(());
                     }
                     Err(e) => return Err(ControlError::Supervisor(e)),
+                }
+            }
+            result = pump(&mut switch, &mut from_switch) => {
+                let now = now_ms();
+                core.hear_switch(from_switch.drain(..).map(|(message, _)| message), now);
+                if let Err(e) = result {
+                    tracing::warn!("channel to the switch: {e}; waiting for a new one");
+                    switch = None;
+                    core.handle(Event::SwitchGone, now);
                 }
             }
             Some(call) = api.recv() => core.handle(Event::Call(call), now_ms()),

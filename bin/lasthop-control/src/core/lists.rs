@@ -9,6 +9,7 @@ use lasthop_policy::acl::{self, Action, Book, Direction, List, Lists, Scope};
 use lasthop_policy::{Effects, check_name};
 use lasthop_types::{PortId, counted};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use tokio::sync::oneshot;
 
 /// Told when the supervisor has kept lists, before the switch has confirmed anything.
@@ -238,6 +239,9 @@ impl Core {
         // Nobody waits any more when this fails.
         let _ = pending.kept.send(());
         self.book = pending.book;
+        let whose = &pending.changed.applies_to;
+        let lists = in_force(&self.book, |scope| whose.contains(&scope.to_string()));
+        tracing::info!("access lists of {} changed: {lists}", some(whose, " and "));
         self.follow_book();
         self.unconfirmed.push(Unconfirmed::Lists(pending.changed, pending.answer));
         if self.attached {
@@ -295,7 +299,8 @@ impl Core {
             }
             book
         });
-        tracing::info!("{}", counted(self.book.iter().count() as u64, "access list"));
+        let lists = counted(self.book.iter().count() as u64, "access list");
+        tracing::info!("{lists}: {}", in_force(&self.book, |_| true));
         self.follow_book();
         if self.attached {
             self.confirm(now_ms);
@@ -331,6 +336,25 @@ impl Core {
             }
         }
         rules
+    }
+}
+
+/// These lists, for the log: whose each is, and how many rules it has.
+fn in_force(book: &Book, of: impl Fn(&Scope) -> bool) -> String {
+    let list = |(scope, direction, list): (&Scope, Direction, &Arc<List>)| {
+        let rules = counted(list.rules().len() as u64, "rule");
+        format!("{scope} {direction} {rules}, default {}", list.default())
+    };
+    let lists: Vec<_> = book.iter().filter(|(scope, ..)| of(scope)).map(list).collect();
+    if lists.is_empty() { "none is left".into() } else { some(&lists, "; ") }
+}
+
+/// The first of them, and how many more there are.
+fn some(all: &[String], between: &str) -> String {
+    let named = all.iter().take(MAX_NAMED).cloned().collect::<Vec<_>>().join(between);
+    match all.len().checked_sub(MAX_NAMED) {
+        None | Some(0) => named,
+        Some(more) => format!("{named}{between}{more} more"),
     }
 }
 

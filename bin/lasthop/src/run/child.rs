@@ -15,7 +15,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
-use tracing::{debug, warn};
+use tracing::{debug, error, info, warn};
 
 /// First wait before a child that keeps dying is started again, and the longest.
 const START_WAIT: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
@@ -52,6 +52,8 @@ pub struct Child<S, R> {
     start_at: Instant,
     backoff: Backoff,
     failed_starts: u32,
+    /// Why it could not be started, as it was last said.
+    complaint: Option<String>,
     /// Within which it is found out that a thread of it hangs, if that is to be found out, and how long one may be busy with one round.
     limit: Option<(Duration, Duration)>,
     /// One that was killed and cannot end is not waited for.
@@ -137,6 +139,7 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
             start_at,
             backoff,
             failed_starts: 0,
+            complaint: None,
             limit: None,
             gives_up: false,
             dying: Vec::new(),
@@ -203,7 +206,7 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         if let Some(cpus) = &self.cpus {
             bind_when_started(&mut command, cpus);
         }
-        let mut process = command.spawn()?;
+        let mut process = command.spawn().map_err(|e| self.explain(&e))?;
         let started = Instant::now();
         let watched = PidFd::of(&process).and_then(|pidfd| {
             epoll.add(&pidfd, self.pid_token, Trigger::Level)?;
@@ -217,7 +220,11 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
                 return Err(e.into());
             }
         };
-        debug!("{} started (pid {})", self.name, process.id());
+        if self.complaint.take().is_some() {
+            info!("{} could be started (pid {})", self.name, process.id());
+        } else {
+            debug!("{} started (pid {})", self.name, process.id());
+        }
         let (channel, queue) = (Channel::new(ours), VecDeque::new());
         let watched = pulse.zip(self.limit);
         let watchdog = watched
@@ -238,6 +245,28 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
             fault: None,
         });
         Ok(())
+    }
+
+    /// Why the program could not be started, and what to do.
+    fn explain(&self, e: &io::Error) -> io::Error {
+        let path = self.path.display();
+        let remedy = match e.kind() {
+            io::ErrorKind::NotFound => "install it there again; it is started as soon as it is there",
+            io::ErrorKind::PermissionDenied => {
+                "make it a file that may be run (`chmod 755`); it is started as soon as it is"
+            }
+            _ => "it is tried again every second",
+        };
+        io::Error::new(e.kind(), format!("{path}: {e}; {remedy}"))
+    }
+
+    /// It could not be started, for this reason: says so, once, and tries again later.
+    pub fn cannot_start(&mut self, what: String, now: Instant) {
+        if self.complaint.as_ref() != Some(&what) {
+            error!("{what}");
+            self.complaint = Some(what);
+        }
+        self.start_later(now);
     }
 
     /// A start failed before there was a process: try again later.
@@ -415,11 +444,16 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         hung
     }
 
-    /// Ends it at once, because this is wrong with it. Its end is reported like any other.
-    pub fn kill_for(&mut self, fault: &str) {
+    /// It is going to end, because of this.
+    pub fn set_fault(&mut self, fault: &str) {
         if let Some(running) = &mut self.running {
             running.fault = Some(fault.into());
         }
+    }
+
+    /// Ends it at once, because this is wrong with it. Its end is reported like any other.
+    pub fn kill_for(&mut self, fault: &str) {
+        self.set_fault(fault);
         self.kill();
     }
 

@@ -231,7 +231,10 @@ impl Driver {
                     self.counters = counters;
                 }
                 UplinkToSupervisor::Heard { token, vlan } => self.tokens.push((token, vlan)),
-                UplinkToSupervisor::Failed(why) => return Some(Heard::Failed(why)),
+                UplinkToSupervisor::Failed(why) => {
+                    self.child.set_fault(&why);
+                    return Some(Heard::Failed(why));
+                }
             }
         }
         heard

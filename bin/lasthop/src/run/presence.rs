@@ -37,10 +37,11 @@ impl Presence {
     /// `token`: under which `epoll` says that there is a report. Without the kernel's help one that is gone is found when somebody
     /// asks for the ports.
     pub fn new(epoll: &Epoll, token: u64) -> Self {
-        let reports = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK).and_then(|reports| {
-            epoll.add(&reports, token, Trigger::Level)?;
-            Ok(reports)
-        });
+        let reports =
+            inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK).and_then(|reports| {
+                epoll.add(&reports, token, Trigger::Level)?;
+                Ok(reports)
+            });
         let reports = reports.map_err(|e| warn!("sockets that are removed are found late: inotify: {e}")).ok();
         Self { reports, token, rests_until: None, asked: false }
     }

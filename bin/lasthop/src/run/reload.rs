@@ -17,8 +17,7 @@ impl Supervisor {
     pub(super) fn reload(&mut self) {
         let ports_in_force = self.ports.values().any(|port| port.saved) || self.uplinks.values().any(|u| u.saved);
         let lists_in_force = !self.lists.is_empty() && self.lists != Book::default().to_text().as_bytes();
-        let read = self.store.load_again(ports_in_force);
-        let read = read.and_then(|saved| Ok((saved, self.store.load_lists_again(lists_in_force)?)));
+        let read = self.store.load_again(ports_in_force, lists_in_force);
         let (Saved { ports, uplinks, .. }, lists) = match read {
             Ok(read) => read,
             Err(e) => return warn!("SIGHUP: nothing was reloaded: {e}"),

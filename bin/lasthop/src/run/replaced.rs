@@ -31,6 +31,11 @@ impl Replacements {
         record.last = Some((now, why.get(..why.floor_char_boundary(MAX_WHY)).unwrap_or_default().to_owned()));
     }
 
+    /// How often a process has been replaced.
+    pub fn times(&self, process: &str) -> u64 {
+        self.0.get(process).map_or(0, |record| record.times)
+    }
+
     /// There is no such process any more.
     pub fn forget(&mut self, process: &str) {
         self.0.remove(process);

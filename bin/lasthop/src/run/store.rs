@@ -4,8 +4,10 @@ use super::batch::Batch;
 use super::owner::Owner;
 use lasthop_policy::{Vlans, acl::Book};
 use serde::{Deserialize, Serialize};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
+use std::hash::{DefaultHasher, Hasher};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -96,10 +98,29 @@ struct Document {
 pub struct Store {
     file: PathBuf,
     lists: PathBuf,
+    /// What was in them when they were last read or written.
+    known: Cell<Option<u64>>,
+    known_lists: Cell<Option<u64>>,
 }
 
-/// Replaces a file: a crash at any moment leaves either the old one or the new one.
-fn write(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
+/// Tells what is in a file from anything else that somebody may write into it.
+fn content(parts: &[&[u8]]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(&parts.concat());
+    hasher.finish()
+}
+
+/// What a command must not do to a file that somebody has edited.
+fn edited(what: &str) -> io::Error {
+    let pid = std::process::id();
+    io::Error::other(format!(
+        "somebody has changed this file since lasthop last read or wrote it, and that would be lost; `kill -HUP {pid}` has it \
+         read, to {what}, or says in the log what is wrong with it; or move it away, and what is in force is written"
+    ))
+}
+
+/// Replaces a file, unless it is otherwise than it was known to be: a crash at any moment leaves either the old one or the new one.
+fn write(path: &Path, parts: &[&[u8]], known: &Cell<Option<u64>>, what: &str) -> io::Result<()> {
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
@@ -107,45 +128,56 @@ fn write(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
         file.write_all(part)?;
     }
     file.sync_all()?;
+    match fs::read(path) {
+        Ok(there) if known.get() != Some(content(&[&there])) => {
+            let _ = fs::remove_file(&new);
+            return Err(edited(what));
+        }
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
     fs::rename(&new, path)?;
+    known.set(Some(content(parts)));
     File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
 }
 
 impl Store {
     /// In the directory `dir`, which exists.
     pub fn new(dir: &Path) -> Self {
-        Self { file: dir.join("ports.json"), lists: dir.join("acl.rules") }
+        let (known, known_lists) = Default::default();
+        Self { file: dir.join("ports.json"), lists: dir.join("acl.rules"), known, known_lists }
     }
 
     /// Reads ports and uplinks; none if there is no file. A file that cannot be understood is left as it is, and the error
     /// names it.
     pub fn load(&self) -> Result<Saved, String> {
-        self.load_ports().map(Option::unwrap_or_default)
+        let (read, content) = self.load_ports()?;
+        self.known.set(content);
+        Ok(read.unwrap_or_default())
     }
 
-    /// The same where something is in force that must not go because the file has gone.
-    pub fn load_again(&self, ports_in_force: bool) -> Result<Saved, String> {
-        let missing = || format!("{} is missing; `lasthop port del` removes ports", self.file.display());
-        match self.load_ports()? {
-            None if ports_in_force => Err(missing()),
-            read => Ok(read.unwrap_or_default()),
+    /// Both files once more, where something is in force that must not go because its file has gone. On an error neither counts as
+    /// read: what somebody has written there is not overwritten.
+    pub fn load_again(&self, ports_in_force: bool, lists_in_force: bool) -> Result<(Saved, Vec<u8>), String> {
+        let (read, content) = self.load_ports()?;
+        if read.is_none() && ports_in_force {
+            return Err(format!("{} is missing; `lasthop port del` removes ports", self.file.display()));
         }
-    }
-
-    /// The same as [`Store::load_lists`] for lists.
-    pub fn load_lists_again(&self, lists_in_force: bool) -> Result<Vec<u8>, String> {
-        let lists = self.load_lists()?;
+        let (lists, lists_content) = self.read_lists()?;
         // A file that is there is never empty: it has its first line.
         if lists.is_empty() && lists_in_force {
             return Err(format!("{} is missing; `lasthop acl clear` removes lists", self.lists.display()));
         }
-        Ok(lists)
+        self.known.set(content);
+        self.known_lists.set(lists_content);
+        Ok((read.unwrap_or_default(), lists))
     }
 
-    fn load_ports(&self) -> Result<Option<Saved>, String> {
+    /// With what is in the file; nothing if there is none.
+    fn load_ports(&self) -> Result<(Option<Saved>, Option<u64>), String> {
         let shown = self.file.display();
         let text = match fs::read_to_string(&self.file) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok((None, None)),
             Err(e) => {
                 return Err(format!("{shown}: {e}; make it readable, or move it away to start without its ports"));
             }
@@ -168,24 +200,32 @@ impl Store {
         for uplink in &document.uplinks {
             super::args::check_uplink(uplink).map_err(|e| wrong(format!("uplink {:?}: {e}", uplink.name)))?;
         }
-        Ok(Some(Saved { ports: document.ports, uplinks: document.uplinks, taps: document.taps }))
+        let Document { ports, uplinks, taps, .. } = document;
+        Ok((Some(Saved { ports, uplinks, taps }), Some(content(&[text.as_bytes()]))))
     }
 
     /// Replaces what is remembered: all of them or, on an error, none.
     pub fn save(&self, Saved { ports, uplinks, taps }: Saved) -> Result<(), String> {
         let text =
             serde_json::to_vec_pretty(&Document { version: VERSION, ports, uplinks, taps }).map_err(io::Error::from);
-        let written = text.and_then(|text| write(&self.file, &[&text, b"\n"]));
+        let written =
+            text.and_then(|text| write(&self.file, &[&text, b"\n"], &self.known, "follow the ports that it names"));
         written.map_err(|e| format!("{}: {e}; nothing was changed", self.file.display()))
     }
 
     /// The text of the access lists; empty if there is no file. One that cannot be understood is left as it is: to go on
     /// without it would open what somebody has closed.
     pub fn load_lists(&self) -> Result<Vec<u8>, String> {
+        let (text, content) = self.read_lists()?;
+        self.known_lists.set(content);
+        Ok(text)
+    }
+
+    fn read_lists(&self) -> Result<(Vec<u8>, Option<u64>), String> {
         let shown = self.lists.display();
         let wrong = |e: String| format!("{shown}: {e}; repair it, or move it away to start without access lists");
         let text = match fs::read_to_string(&self.lists) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok((Vec::new(), None)),
             Err(e) => return Err(wrong(e.to_string())),
             Ok(text) => text,
         };
@@ -196,12 +236,14 @@ impl Store {
                  load` now loads those of guests, unless --for says otherwise"
             );
         }
-        Ok(text.into_bytes())
+        let content = content(&[text.as_bytes()]);
+        Ok((text.into_bytes(), Some(content)))
     }
 
     /// Replaces the text of the access lists or, on an error, nothing.
     pub fn save_lists(&self, text: &[u8]) -> Result<(), String> {
-        write(&self.lists, &[text]).map_err(|e| format!("{}: {e}; nothing was changed", self.lists.display()))
+        let written = write(&self.lists, &[text], &self.known_lists, "put its lists in force");
+        written.map_err(|e| format!("{}: {e}; nothing was changed", self.lists.display()))
     }
 }
 

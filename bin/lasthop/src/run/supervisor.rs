@@ -279,8 +279,8 @@ impl Supervisor {
             let descriptors = [self.journal.as_fd(), self.monitor.view()].into_iter().chain(boost);
             let given: std::io::Result<Vec<_>> = descriptors.map(|fd| fd.try_clone_to_owned()).collect();
             if let Err(e) = given.and_then(|given| self.switch.start(&self.epoll, given)) {
-                self.cannot_start("lasthop-switch", &e)?;
-                self.switch.start_later(now);
+                let what = self.cannot_start("lasthop-switch", &e)?;
+                self.switch.cannot_start(what, now);
             } else {
                 for config in self.configs() {
                     self.switch.send(SupervisorToSwitch::AddPort(config), None);
@@ -292,8 +292,8 @@ impl Supervisor {
             let sockets = self.served.iter().map(|served| served.as_fd().try_clone_to_owned());
             let given: std::io::Result<Vec<_>> = sockets.collect();
             if let Err(e) = given.and_then(|given| self.control.start(&self.epoll, given)) {
-                self.cannot_start("lasthop-control", &e)?;
-                self.control.start_later(now);
+                let what = self.cannot_start("lasthop-control", &e)?;
+                self.control.cannot_start(what, now);
             } else {
                 self.told_devices.clear();
                 self.ports.values_mut().for_each(Port::tell_fault_again);
@@ -323,12 +323,10 @@ impl Supervisor {
         }
     }
 
-    fn cannot_start(&self, name: &str, e: &std::io::Error) -> Result<(), RunError> {
-        if !self.announced {
-            return Err(Failed(format!("cannot start {name}: {e}; check how it is installed")));
-        }
-        error!("cannot start {name}: {e}; trying again");
-        Ok(())
+    /// What to say of it; before `ready`, it is the end.
+    fn cannot_start(&self, name: &str, e: &std::io::Error) -> Result<String, RunError> {
+        let what = format!("cannot start {name}: {e}");
+        if self.announced { Ok(what) } else { Err(Failed(what)) }
     }
 
     pub(super) fn restart_or_give_up(&self, ended: &Ended) -> Result<(), RunError> {
@@ -477,7 +475,6 @@ impl Supervisor {
         let new = std::mem::take(&mut self.new_lists);
         self.store.save_lists(&new)?;
         self.lists = new;
-        info!("access lists changed");
         Ok(())
     }
 
@@ -495,8 +492,10 @@ impl Supervisor {
     fn shut_down(&mut self) -> Result<(), RunError> {
         self.ports.clear();
         self.end_uplinks();
-        self.switch.send(SupervisorToSwitch::Shutdown, None);
+        // Control first: that the switch goes is no news to it then.
         self.control.send(SupervisorToControl::Shutdown, None);
+        self.control.flush(&self.epoll);
+        self.switch.send(SupervisorToSwitch::Shutdown, None);
         let limit = Instant::now() + SHUTDOWN_LIMIT;
         let mut ready = Vec::new();
         loop {

@@ -101,7 +101,8 @@ pub struct Uplink {
     device: Option<UplinkDevice>,
     /// Of the processes that have ended.
     before: UplinkCounters,
-    starts: u64,
+    /// A process of it has been started.
+    was_started: bool,
     last_error: Option<String>,
     spare_trouble: Option<String>,
     /// The process that runs, or was killed, is known to be of no use, and `last_error` says why.
@@ -148,7 +149,7 @@ impl Uplink {
             join_backoff: Backoff::new(CONNECT_WAIT.0, CONNECT_WAIT.1),
             device: None,
             before: UplinkCounters::default(),
-            starts: 0,
+            was_started: false,
             last_error: None,
             spare_trouble: None,
             said_why: false,
@@ -252,7 +253,7 @@ impl Uplink {
         // Who is to open the device needs the last one to have closed it.
         if self.driver.is_due(now) && (kept.is_some() || !self.spare_is_up()) {
             match self.driver.start(epoll, &self.spec, kept, how, now) {
-                Ok(()) => self.starts += 1,
+                Ok(()) => self.was_started = true,
                 Err(e) => self.complain(format!("cannot start lasthop-uplink: {e}")),
             }
         } else if self.spare_is_wanted()
@@ -374,7 +375,6 @@ impl Uplink {
             self.spare.iter().for_each(Driver::kill);
         } else if let Some(spare) = self.spare.as_mut().filter(|spare| spare.is_up()) {
             std::mem::swap(&mut self.driver, spare);
-            self.starts += 1;
             if self.driver.is_ready() && !self.may_join() {
                 self.driver.send(SupervisorToUplink::Listen, None);
             }
@@ -470,13 +470,18 @@ impl Uplink {
             .min()
     }
 
+    /// What its processes are called where it is told how often they were replaced.
+    pub fn process(&self) -> String {
+        format!("{} {}", self.spec.kind(), self.spec.name)
+    }
+
     /// Its processes: the one that carries packets and one that stands by.
     pub fn pids(&self) -> impl Iterator<Item = u32> {
         self.driver.pid().into_iter().chain(self.spare.as_ref().and_then(Driver::pid))
     }
 
-    /// As `lasthop uplink list` shows it.
-    pub fn info(&self) -> UplinkInfo {
+    /// As `lasthop uplink list` shows it; `restarts`: how often a process of it has been replaced.
+    pub fn info(&self, restarts: u64) -> UplinkInfo {
         let mut counters = self.before.clone();
         add(&mut counters, self.driver.counters().clone());
         UplinkInfo {
@@ -488,7 +493,7 @@ impl Uplink {
             probing: self.is_probing(),
             about: self.device.clone(),
             pid: self.driver.pid(),
-            restarts: self.starts.saturating_sub(1),
+            restarts,
             spare: self.spare.as_ref().map(Driver::is_ready),
             blocked_by: self.behind().cloned(),
             counters,

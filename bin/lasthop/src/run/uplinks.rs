@@ -145,7 +145,7 @@ impl Supervisor {
                 }
             } else if let Some(ended) = ended {
                 warn!("{}; {}", ended.what, ended.remedy());
-                let process = format!("{kind} {name}");
+                let process = uplink.process();
                 self.replaced.note(&process, &ended.why, now);
                 self.uplink_failed(id, &ended.what);
                 if self.uplinks_needed.contains(&id) {
@@ -179,8 +179,8 @@ impl Supervisor {
         let Some(uplink) = self.uplinks.get_mut(&id) else { return };
         let Some(Waiting::Added(request)) = uplink.waiting.take_if(|w| matches!(w, Waiting::Added(_))) else { return };
         uplink.saved = true;
-        let info = uplink.info();
-        let result = self.save(None, None).map(|()| vec![info]);
+        let info = self.uplinks.get(&id).map(|uplink| self.info(uplink));
+        let result = self.save(None, None).map(|()| info.into_iter().collect());
         if result.is_err() {
             self.remove_uplink(id, None);
         }
@@ -198,7 +198,8 @@ impl Supervisor {
     fn uplink_is_gone(&mut self, id: u32) {
         let Some(uplink) = self.uplinks.remove(&id) else { return };
         self.port_threads.forget(id);
-        self.replaced.forget(&format!("{} {}", uplink.spec.kind(), uplink.spec.name));
+        let info = self.info(&uplink);
+        self.replaced.forget(&uplink.process());
         info!("{} {} removed", uplink.spec.kind(), uplink.spec.name);
         if self.taps.remove(&uplink.spec.device).is_some()
             && let Err(e) = self.save(None, None)
@@ -207,7 +208,7 @@ impl Supervisor {
         }
         match uplink.waiting {
             Some(Waiting::Deleted(request)) => {
-                self.control.send(SupervisorToControl::UplinkReply { request, result: Ok(vec![uplink.info()]) }, None);
+                self.control.send(SupervisorToControl::UplinkReply { request, result: Ok(vec![info]) }, None);
             }
             Some(Waiting::PortDeleted(request)) => {
                 self.control.send(SupervisorToControl::Reply { request, result: Ok(uplink.config) }, None);
@@ -268,7 +269,7 @@ impl Supervisor {
         // One that carries a VLAN of another one's on the same segment now is kept from the switch first.
         self.step_segments(Instant::now());
         self.tell_control_ports();
-        Ok(self.uplinks.get(&id.0).map(Uplink::info).into_iter().collect())
+        Ok(self.uplinks.get(&id.0).map(|uplink| self.info(uplink)).into_iter().collect())
     }
 
     fn uplink_named(&mut self, name: &str) -> Result<&mut Uplink, String> {
@@ -333,8 +334,13 @@ impl Supervisor {
         }
     }
 
+    fn info(&self, uplink: &Uplink) -> UplinkInfo {
+        uplink.info(self.replaced.times(&uplink.process()))
+    }
+
     fn answer_uplink_list(&mut self, request: u64) {
-        let uplinks: Vec<UplinkInfo> = self.uplinks.values().filter(|u| !u.is_leaving()).map(Uplink::info).collect();
+        let uplinks: Vec<UplinkInfo> =
+            self.uplinks.values().filter(|u| !u.is_leaving()).map(|u| self.info(u)).collect();
         self.control.send(SupervisorToControl::UplinkReply { request, result: Ok(uplinks) }, None);
     }
 

@@ -66,7 +66,7 @@ impl Uplink {
     /// Starting a process would be in vain: its interface is missing, and it is none that the process makes. One that somebody
     /// waits for is started once all the same, because it says best what is wrong.
     pub(super) fn waits_for_device(&self) -> bool {
-        self.carrier.heard == LinkState::Missing && !self.makes_device() && !(self.at_once && self.starts == 0)
+        self.carrier.heard == LinkState::Missing && !self.makes_device() && (!self.at_once || self.was_started)
     }
 
     fn makes_device(&self) -> bool {
