@@ -20,6 +20,8 @@ mod cpu;
 mod health;
 mod lists;
 mod questions;
+#[cfg(test)]
+mod rooms;
 mod statistics;
 mod uplinks;
 mod watch;
@@ -46,8 +48,37 @@ const CONGESTED: usize = 32;
 /// Then they are so often, a part at a time.
 const CONGESTED_MS: u64 = 50;
 
+/// Whose client has asked: each socket of the API has room of its own, so that who may only look takes none from who may change things.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asker {
+    Owner,
+    Reader,
+}
+
 /// Where an answer to a call of the API goes.
-pub(crate) type Answer<T> = oneshot::Sender<Result<T, ApiError>>;
+#[derive(Debug)]
+pub(crate) struct Answer<T> {
+    to: oneshot::Sender<Result<T, ApiError>>,
+    asker: Asker,
+}
+
+impl<T> Answer<T> {
+    /// An answer, and where it arrives.
+    pub fn new(asker: Asker) -> (Self, oneshot::Receiver<Result<T, ApiError>>) {
+        let (to, arrives) = oneshot::channel();
+        (Self { to, asker }, arrives)
+    }
+
+    /// Nobody waits for it any more.
+    fn is_closed(&self) -> bool {
+        self.to.is_closed()
+    }
+
+    /// Whether it is of this socket's, and waited for.
+    fn is_open_for(&self, asker: Asker) -> bool {
+        self.asker == asker && !self.is_closed()
+    }
+}
 
 /// Something to react to; messages of the switch come in batches through [`Core::hear_switch`].
 #[derive(Debug)]
@@ -379,11 +410,11 @@ impl Core {
 
 /// Nobody waits any more when this fails.
 fn give<T>(answer: Answer<T>, value: T) {
-    let _ = answer.send(Ok(value));
+    let _ = answer.to.send(Ok(value));
 }
 
 fn refuse<T>(answer: Answer<T>, error: ApiError) {
-    let _ = answer.send(Err(error));
+    let _ = answer.to.send(Err(error));
 }
 
 pub(crate) fn switch_away() -> ApiError {

@@ -4,7 +4,8 @@
 #![allow(clippy::too_many_arguments)]
 
 use crate::core::{
-    Answer, Call, Kept, Load, UplinkCall, busy, not_confirmed, not_known, supervisor_silent, switch_away, switch_silent,
+    Answer, Asker, Call, Kept, Load, UplinkCall, busy, not_confirmed, not_known, supervisor_silent, switch_away,
+    switch_silent,
 };
 use futures_util::{Stream, StreamExt};
 use lasthop_api::{
@@ -32,7 +33,7 @@ use zlink::connection::PassedCredentials;
 use zlink::connection::socket::{self, ReadResult};
 use zlink::{ReadyListener, Reply, Server};
 
-/// Clients at a time. Another one takes the place of one that is idle.
+/// Clients at a time of each socket. Another one takes the place of one that is idle.
 const MAX_CONNECTIONS: usize = 64;
 /// Calls on their way to the core; clients wait beyond.
 pub(crate) const MAX_WAITING_CALLS: usize = 32;
@@ -88,7 +89,7 @@ async fn accept(listener: UnixListener, calls: mpsc::Sender<Call>, clients: Clie
         stuck = false;
         match listener.accept().await {
             Ok((stream, _)) => {
-                let client = clients.admit(stream.peer_cred().map_or(u32::MAX, |of| of.uid()));
+                let client = clients.admit(stream.peer_cred().map_or(u32::MAX, |of| of.uid()), read_only);
                 // The last to be closed, or what lies unread in it would be closed here.
                 let copy = stream.as_fd().try_clone_to_owned();
                 let connection = Bounded { socket: stream, client: client.clone(), aside: aside.clone() };
@@ -113,7 +114,7 @@ async fn accept(listener: UnixListener, calls: mpsc::Sender<Call>, clients: Clie
                             tracing::info!("API: a client of user {} that had been idle for longest made room for another", client.user);
                         }
                     }
-                    clients.forget(&client);
+                    clients.forget(&client, read_only);
                     aside.release(copy);
                 });
             }
@@ -172,7 +173,8 @@ impl<P> Stream for LongList<P> {
 /// that has said nothing for longest. So nobody can lock others out, and idle clients nobody at all.
 #[derive(Clone, Debug)]
 pub(crate) struct Clients {
-    all: Rc<RefCell<Vec<Rc<Client>>>>,
+    /// By socket, as what follows.
+    all: [Rc<RefCell<Vec<Rc<Client>>>>; 2],
     beat: Arc<Beat>,
     /// For those who may change things, and for those who may not: these keep nobody else from looking.
     long_lists: [Arc<Semaphore>; 2],
@@ -182,11 +184,16 @@ impl Clients {
     /// `beat`: of this thread.
     pub(crate) fn new(beat: Arc<Beat>) -> Self {
         let long_lists = std::array::from_fn(|_| Arc::new(Semaphore::new(MAX_LONG_LISTS)));
-        Self { all: Rc::default(), beat, long_lists }
+        Self { all: Default::default(), beat, long_lists }
     }
 
-    fn admit(&self, user: u32) -> Rc<Client> {
-        let mut clients = self.all.borrow_mut();
+    fn of(&self, read_only: bool) -> &RefCell<Vec<Rc<Client>>> {
+        let [owners, readers] = &self.all;
+        if read_only { readers } else { owners }
+    }
+
+    fn admit(&self, user: u32, read_only: bool) -> Rc<Client> {
+        let mut clients = self.of(read_only).borrow_mut();
         if clients.len() >= MAX_CONNECTIONS {
             let of = |user: u32| clients.iter().filter(|c| c.user == user).count();
             let goes = clients.iter().enumerate().max_by_key(|(_, c)| (of(c.user), c.last.get().elapsed()));
@@ -200,8 +207,8 @@ impl Clients {
         client
     }
 
-    fn forget(&self, client: &Rc<Client>) {
-        self.all.borrow_mut().retain(|other| !Rc::ptr_eq(other, client));
+    fn forget(&self, client: &Rc<Client>, read_only: bool) {
+        self.of(read_only).borrow_mut().retain(|other| !Rc::ptr_eq(other, client));
     }
 }
 
@@ -266,7 +273,8 @@ impl Api {
         late: impl FnOnce() -> ApiError,
         call: impl FnOnce(Answer<T>) -> Call,
     ) -> Result<T, ApiError> {
-        let (answer, reply) = oneshot::channel();
+        let asker = if self.read_only { Asker::Reader } else { Asker::Owner };
+        let (answer, reply) = Answer::new(asker);
         match tokio::time::timeout(PATIENCE, self.calls.send(call(answer))).await {
             Ok(Ok(())) => {}
             Ok(Err(_)) => return Err(switch_away()),
@@ -553,7 +561,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_long_list_that_is_read_now_and_then_ends() {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let client = Clients::new(Arc::default()).admit(1);
+        let client = Clients::new(Arc::default()).admit(1, false);
         client.list_until.set(Some(tokio::time::Instant::now() + LIST_LIMIT));
         let (_, mut write) = socket::Socket::split(Bounded { socket: ours, client, aside: Aside::new("clients") });
         let tells =

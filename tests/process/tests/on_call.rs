@@ -111,7 +111,7 @@ fn a_program_that_is_gone_is_named_once() {
     let (libexec, netns) = (scratch(), Netns::new());
     let names = ["lasthop-switch", "lasthop-control", "lasthop-uplink"];
     let path = |name: &str| libexec.path().join(name);
-    let install = |name: &str| drop(fs::copy(binary(name), path(name)).expect("a copy"));
+    let install = |name: &str| assert!(fs::copy(binary(name), path(name)).is_ok(), "no copy of {name}");
     names.iter().for_each(|name| install(name));
     let arguments = ["--libexec", &libexec.path().display().to_string(), "--uplink", "host=lh0,driver=tap"];
     let lasthop = Lasthop::start_in(Some(&netns), &[], &arguments);
@@ -119,7 +119,7 @@ fn a_program_that_is_gone_is_named_once() {
         fs::remove_file(path(name)).expect("it is there");
         proc::signal(lasthop.child(name), Signal::KILL);
         let gone = format!("cannot start {name}: {}: No such file or directory", path(name).display());
-        let line = |lasthop: &Lasthop| lasthop.log().lines().filter(|l| l.contains(&gone)).last().map(str::to_owned);
+        let line = |lasthop: &Lasthop| lasthop.log().lines().rfind(|l| l.contains(&gone)).map(str::to_owned);
         wait_for("the error", PATIENCE, || line(&lasthop).is_some());
         assert!(line(&lasthop).is_some_and(|line| line.contains("install it there again")), "{}", lasthop.log());
         // The back-off has come to its longest wait: it has been tried several times.

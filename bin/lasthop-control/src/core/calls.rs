@@ -3,7 +3,7 @@
 use super::cpu::CpuRequest;
 use super::questions::{FLOWS, Question};
 use super::uplinks::UplinkCall;
-use super::{Answer, Command, Core, Counting, Kept, Load, busy, give, refuse, switch_away};
+use super::{Answer, Asker, Command, Core, Counting, Kept, Load, busy, give, refuse, switch_away};
 use crate::server::MAX_LONG_LISTS;
 use crate::view;
 use lasthop_api::{
@@ -15,11 +15,10 @@ use lasthop_policy::acl::Scope;
 use lasthop_types::PortId;
 use std::collections::BTreeMap;
 
-/// Questions waiting for the switch or the supervisor; more are refused.
+/// Questions of each socket's clients that wait for the switch or the supervisor; more are refused.
 pub(super) const MAX_QUESTIONS: usize = 64;
-/// Questions for flows at a time: an answer may be long. As many as both API sockets let in at once, so that who may only look
-/// takes no room from who may change things.
-const MAX_FLOW_QUESTIONS: usize = 2 * MAX_LONG_LISTS;
+/// Questions for flows of each socket's clients at a time, as many as a socket lets in: an answer may be long.
+const MAX_FLOW_QUESTIONS: usize = MAX_LONG_LISTS;
 /// Ports or lists named in one line.
 pub(super) const MAX_NAMED: usize = 8;
 
@@ -143,12 +142,10 @@ impl Core {
 
     /// As [`Core::admit`], for a question whose answer is all flows.
     pub(super) fn admit_flows<T>(&mut self, answer: Answer<T>) -> Option<Answer<T>> {
-        let long = |q: &&Question| match q {
-            Question::Flows { answer, .. } => !answer.is_closed(),
-            Question::Rules(counting) => !counting.answer.is_closed(),
-            _ => false,
-        };
-        if self.questions.values().filter(long).count() + self.counting.len() >= MAX_FLOW_QUESTIONS {
+        let asker = answer.asker;
+        let long = |q: &&Question| matches!(q, Question::Flows { .. } | Question::Rules(_)) && q.is_of(asker);
+        let counting = self.counting.iter().filter(|counting| counting.answer.is_open_for(asker));
+        if self.questions.values().filter(long).count() + counting.count() >= MAX_FLOW_QUESTIONS {
             refuse(answer, busy());
             return None;
         }
@@ -161,14 +158,19 @@ impl Core {
             refuse(answer, switch_away());
             return None;
         }
-        if self.questions.len() >= MAX_QUESTIONS {
-            self.questions.retain(|_, q| !q.is_given_up());
-        }
-        if self.questions.len() >= MAX_QUESTIONS {
+        if !self.has_room_for(answer.asker) {
             refuse(answer, busy());
             return None;
         }
         Some(answer)
+    }
+
+    /// Whether clients of this socket may ask one question more.
+    pub(super) fn has_room_for(&mut self, asker: Asker) -> bool {
+        if self.questions.len() >= MAX_QUESTIONS {
+            self.questions.retain(|_, q| !q.is_given_up());
+        }
+        self.questions.values().filter(|q| q.is_of(asker)).count() < MAX_QUESTIONS
     }
 
     pub(super) fn request(&mut self, answer: Answer<PortChanged>, message: impl FnOnce(u64) -> ControlToSupervisor) {

@@ -91,7 +91,7 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Event, FromControl};
+    use super::super::{Asker, Event, FromControl};
     use super::*;
     use crate::core::{Call, Command};
     use lasthop_flow::FlowSpec;
@@ -99,7 +99,6 @@ mod tests {
     use lasthop_ipc::{DatapathReply, ToControl};
     use lasthop_policy::acl::{Book, read};
     use lasthop_types::PortId;
-    use tokio::sync::oneshot;
 
     fn book(rules: u32) -> Book {
         let text: String = (0..rules).map(|n| format!("deny udp from 10.{}.{}.1 to any\n", n >> 8, n & 255)).collect();
@@ -136,7 +135,7 @@ mod tests {
         let mut core = Core::new(0);
         (core.attached, core.book) = (true, book(20_000));
         core.policy.set_lists(PortId(1), core.book.of_port("vm1", false));
-        let (answer, mut answered) = oneshot::channel();
+        let (answer, mut answered) = Answer::new(Asker::Owner);
         core.handle(Event::Call(Call::AclShow { ports: Vec::new(), packets: true, answer }), 0);
         let (mut rounds, mut tell) = (0, [Some((1, 0, 0)), None].into_iter());
         while answered.try_recv().map_or(true, |rules| {
@@ -161,7 +160,7 @@ mod tests {
     fn other_lists_are_counted_anew() {
         let mut core = Core::new(0);
         (core.attached, core.reconciled, core.book) = (true, true, book(5));
-        let (answer, mut answered) = oneshot::channel();
+        let (answer, mut answered) = Answer::new(Asker::Owner);
         core.handle(Event::Call(Call::AclShow { ports: Vec::new(), packets: true, answer }), 0);
         let old = asked(&mut core)[0];
         core.confirm(0);

@@ -1,6 +1,6 @@
 //! Processor time, and which processes were replaced: asked of the supervisor, which knows, before what goes with it is answered.
 
-use super::{Answer, Command, Core, MAX_QUESTIONS, Question, busy, give, refuse};
+use super::{Answer, Asker, Command, Core, MAX_QUESTIONS, Question, busy, give, refuse};
 use crate::view;
 use lasthop_api::{Port, SwitchStats};
 use lasthop_ipc::{ControlToSupervisor, CpuTimes, DatapathRequest, Replaced};
@@ -15,6 +15,13 @@ pub(super) enum CpuRequest {
 }
 
 impl CpuRequest {
+    fn asker(&self) -> Asker {
+        match self {
+            Self::Ports(answer) => answer.asker,
+            Self::Stats(answer) => answer.asker,
+        }
+    }
+
     fn is_closed(&self) -> bool {
         match self {
             Self::Ports(answer) => answer.is_closed(),
@@ -26,7 +33,8 @@ impl CpuRequest {
 impl Core {
     pub(super) fn cpu_request(&mut self, wanted: CpuRequest) {
         self.cpu_requests.retain(|_, request| !request.is_closed());
-        if self.cpu_requests.len() >= MAX_QUESTIONS {
+        let asker = wanted.asker();
+        if self.cpu_requests.values().filter(|request| request.asker() == asker).count() >= MAX_QUESTIONS {
             return match wanted {
                 CpuRequest::Ports(answer) => refuse(answer, busy()),
                 CpuRequest::Stats(answer) => refuse(answer, busy()),

@@ -1,6 +1,6 @@
 //! What the switch is asked, and what becomes of its answers.
 
-use super::{Answer, Command, Core, Counting, give, refuse, switch_away};
+use super::{Answer, Asker, Command, Core, Counting, give, refuse, switch_away};
 use crate::view;
 use lasthop_api::{AclChanged, Flow, Port, TraceReport, UplinkList};
 use lasthop_ipc::{DatapathReply, DatapathRequest, FlowInfo, FromControl, PortInfo};
@@ -47,10 +47,20 @@ impl Question {
     pub(super) fn is_given_up(&self) -> bool {
         match self {
             Self::Statistics { .. } | Self::Watch { .. } | Self::Barrier { .. } => false,
-            Self::Flows { answer, .. } => answer.is_closed(),
-            Self::Ports { answer, .. } => answer.is_closed(),
-            Self::Trace { answer } => answer.is_closed(),
-            Self::Rules(counting) => counting.answer.is_closed(),
+            Self::Flows { .. } | Self::Ports { .. } | Self::Trace { .. } | Self::Rules(_) => {
+                ![Asker::Owner, Asker::Reader].iter().any(|asker| self.is_of(*asker))
+            }
+        }
+    }
+
+    /// A client of this socket waits for the answer.
+    pub(super) fn is_of(&self, asker: Asker) -> bool {
+        match self {
+            Self::Statistics { .. } | Self::Watch { .. } | Self::Barrier { .. } => false,
+            Self::Flows { answer, .. } => answer.is_open_for(asker),
+            Self::Ports { answer, .. } => answer.is_open_for(asker),
+            Self::Trace { answer } => answer.is_open_for(asker),
+            Self::Rules(counting) => counting.answer.is_open_for(asker),
         }
     }
 }

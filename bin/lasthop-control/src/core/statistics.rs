@@ -28,7 +28,7 @@ impl Core {
         }
         let wanted = &mut self.stats_wanted;
         wanted.later.retain(|(_, answer)| !answer.is_closed());
-        if wanted.later.len() >= MAX_QUESTIONS {
+        if wanted.later.iter().filter(|(_, other)| other.asker == answer.asker).count() >= MAX_QUESTIONS {
             return refuse(answer, busy());
         }
         wanted.later.push((of_processes, answer));

@@ -27,7 +27,8 @@ pub(super) struct UplinkRequest {
 impl Core {
     pub(super) fn uplink_request(&mut self, call: UplinkCall, answer: Answer<UplinkList>) {
         self.uplink_requests.retain(|_, r| !r.answer.is_closed());
-        if self.uplink_requests.len() >= MAX_QUESTIONS || self.questions.len() >= MAX_QUESTIONS {
+        let of_asker = self.uplink_requests.values().filter(|r| r.answer.asker == answer.asker).count();
+        if of_asker >= MAX_QUESTIONS || !self.has_room_for(answer.asker) {
             return refuse(answer, busy());
         }
         self.next_number += 1;

@@ -139,8 +139,21 @@ impl Learning {
 
     /// Some of the flows of an answer.
     pub fn statistics_part(&mut self, asked: u64, flows: &[FlowUse], now_ms: u64, out: &mut Effects) {
-        if asked > self.cleared {
-            flows.iter().for_each(|f| self.statistic(asked, f, now_ms, now_ms, out));
+        if asked <= self.cleared {
+            return;
+        }
+        let room = self.limits.at_once.max(1) * LOOKS * PART;
+        for f in flows {
+            let (tried, spent) = (self.tried(), self.stale.spent_on_unknown(asked));
+            // To judge a flow that is not known may take as long as there are rules. A guest can bring many about: of those that are
+            // removed while the switch is asked. What is too much is removed, and judged with the next packet.
+            if *spent >= room && self.flows.find(&f.spec.key, &f.spec.mask).is_none() && Refusal::of(&f.spec).is_none()
+            {
+                out.changes.push(Change::Del(f.spec.key, f.spec.mask));
+                continue;
+            }
+            self.statistic(asked, f, now_ms, now_ms, out);
+            *self.stale.spent_on_unknown(asked) += self.looks_since(tried);
         }
     }
 

@@ -56,12 +56,22 @@ pub(super) struct Stale {
     pub unused_since_ms: u64,
     /// Of [`Cause::Unseen`]: the request.
     pub asked: u64,
+    /// What flows have cost that one answer of the switch told of and nobody knew, in looks; and the request.
+    unknown: (u64, usize),
 }
 
 impl Stale {
     pub fn clear(&mut self) {
         self.passes.clear();
         self.next = None;
+    }
+
+    /// What the answer to this request has cost so far.
+    pub fn spent_on_unknown(&mut self, asked: u64) -> &mut usize {
+        if self.unknown.0 != asked {
+            self.unknown = (asked, 0);
+        }
+        &mut self.unknown.1
     }
 
     /// The owner and cause whose turn it is: owners in turn, and the causes of each.

@@ -224,3 +224,34 @@ fn happen(b: &mut Bench, op: Op) {
         Op::RestartSwitch => b.restart_switch(),
     }
 }
+
+/// Control removes a guest's oldest flow for each new one; an answer that was on its way tells of all of them.
+#[test]
+fn unknown_flows_in_an_answer_cost_a_bounded_number_of_rules() {
+    let mut b = full(5000);
+    let uses: Vec<_> = b.table.iter().map(|(spec, _)| FlowUse { spec: spec.clone(), idle_ms: 0, packets: 1 }).collect();
+    // One that knows the lists and the stations, and none of the flows.
+    new_control(&mut b);
+    while b.policy.put_right_ms().is_some() {
+        part(&mut b);
+    }
+    let other: Vec<_> = uses
+        .iter()
+        .cloned()
+        .map(|mut f| {
+            f.spec.key.l4_src = 4711;
+            f
+        })
+        .collect();
+    let (tried, asked) = (b.policy.tried(), b.policy.asked());
+    let mut out = Effects::default();
+    other.chunks(100).for_each(|part| b.policy.statistics_part(asked, part, b.now_ms, &mut out));
+    let tried = b.policy.tried() - tried;
+    assert!(tried <= RULES_A_PART, "{tried} rules for {} flows", other.len());
+    let removed = out.changes.iter().filter(|change| matches!(change, crate::Change::Del(..))).count();
+    assert!(removed >= other.len() - 200 && removed <= other.len(), "{removed}");
+    // Those that are known are looked at all the same.
+    let mut out = Effects::default();
+    b.policy.statistics_part(asked, &uses, b.now_ms, &mut out);
+    assert!(out.changes.is_empty(), "{}", out.changes.len());
+}
