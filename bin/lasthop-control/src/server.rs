@@ -578,6 +578,27 @@ mod tests {
         }
     }
 
+    /// One that always has something to say had the thread for itself.
+    #[tokio::test]
+    async fn a_client_that_never_stops_talking_lets_others_go_first() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        theirs.writable().await.unwrap();
+        assert_eq!(theirs.try_write(&[b'x'; 5000]).unwrap(), 5000);
+        ours.readable().await.unwrap();
+        let client = Clients::new(Arc::default()).admit(1, false);
+        let (mut read, _write) = socket::Socket::split(Bounded { socket: ours, client, aside: Aside::new("clients") });
+        let reads = async {
+            for _ in 0..5000 {
+                socket::ReadHalf::read(&mut read, &mut [0]).await.unwrap();
+            }
+        };
+        tokio::select! {
+            biased;
+            () = reads => panic!("all of it was read first"),
+            () = std::future::ready(()) => {}
+        }
+    }
+
     #[test]
     fn lists_come_in_pages() {
         let list = |n, more| -> Vec<(usize, Option<bool>)> {
