@@ -1,0 +1,62 @@
+use super::*;
+
+/// Four of them, each reading a little every 29 s, had all the room for long lists for good.
+#[tokio::test(start_paused = true)]
+async fn a_long_list_that_is_read_now_and_then_ends() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let client = Clients::new(Arc::default()).admit(1, false);
+    client.list_until.set(Some(tokio::time::Instant::now() + LIST_LIMIT));
+    let (_, mut write) = socket::Socket::split(Bounded { socket: ours, client, aside: Aside::new("clients") });
+    let tells =
+        async { while socket::WriteHalf::write(&mut write, &[0; 65536], &[] as &[OwnedFd], None).await.is_ok() {} };
+    let reads = async {
+        for _ in 0..100 {
+            tokio::time::sleep(READ_LIMIT - Duration::from_secs(1)).await;
+            let _ = theirs.try_read(&mut [0; 300_000]);
+        }
+    };
+    tokio::select! {
+        () = tells => {}
+        () = reads => panic!("it goes on for ever"),
+    }
+}
+
+/// One that always has something to say had the thread for itself.
+#[tokio::test]
+async fn a_client_that_never_stops_talking_lets_others_go_first() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    theirs.writable().await.unwrap();
+    assert_eq!(theirs.try_write(&[b'x'; 5000]).unwrap(), 5000);
+    ours.readable().await.unwrap();
+    let client = Clients::new(Arc::default()).admit(1, false);
+    let (mut read, _write) = socket::Socket::split(Bounded { socket: ours, client, aside: Aside::new("clients") });
+    let reads = async {
+        for _ in 0..5000 {
+            socket::ReadHalf::read(&mut read, &mut [0]).await.unwrap();
+        }
+    };
+    tokio::select! {
+        biased;
+        () = reads => panic!("all of it was read first"),
+        () = std::future::ready(()) => {}
+    }
+}
+
+#[test]
+fn lists_come_in_pages() {
+    let list = |n, more| -> Vec<(usize, Option<bool>)> {
+        let pages = pages(Ok((0..n).collect::<Vec<_>>()), more, 3, |items, total| (items, total));
+        let all: Vec<_> = futures_util::FutureExt::now_or_never(futures_util::StreamExt::collect(pages)).unwrap();
+        all.into_iter()
+            .map(|r: Result<Reply<(Vec<usize>, u64)>, _>| {
+                let r = r.unwrap();
+                assert_eq!(r.parameters().unwrap().1, n as u64);
+                (r.parameters().unwrap().0.len(), r.continues())
+            })
+            .collect()
+    };
+    assert_eq!(list(0, true), [(0, Some(false))]);
+    assert_eq!(list(3, true), [(3, Some(false))]);
+    assert_eq!(list(7, true), [(3, Some(true)), (3, Some(true)), (1, Some(false))]);
+    assert_eq!(list(7, false), [(7, Some(false))]);
+}
