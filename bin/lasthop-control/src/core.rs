@@ -10,6 +10,7 @@ use lasthop_ipc::{
 use lasthop_policy::acl::Book;
 use lasthop_policy::{Change, Effects, Learning, Uplinks, Vlans};
 use lasthop_types::{PortId, PortTotals, counted};
+use listing::Listing;
 use lists::Pending;
 use std::collections::{BTreeMap, VecDeque};
 use tokio::sync::oneshot;
@@ -18,6 +19,7 @@ mod calls;
 mod counting;
 mod cpu;
 mod health;
+mod listing;
 mod lists;
 mod questions;
 #[cfg(test)]
@@ -125,6 +127,8 @@ pub(crate) struct Core {
     questions: BTreeMap<u64, Question>,
     /// Flows whose packets are being counted by rules, those first that have waited for longest.
     counting: VecDeque<Counting>,
+    /// Those who are told all addresses.
+    listings: VecDeque<Listing>,
     requests: BTreeMap<u64, Answer<PortChanged>>,
     uplink_requests: BTreeMap<u64, UplinkRequest>,
     cpu_requests: BTreeMap<u64, CpuRequest>,
@@ -170,6 +174,7 @@ impl Core {
             infos: BTreeMap::new(),
             questions: BTreeMap::new(),
             counting: VecDeque::new(),
+            listings: VecDeque::new(),
             requests: BTreeMap::new(),
             uplink_requests: BTreeMap::new(),
             cpu_requests: BTreeMap::new(),
@@ -201,7 +206,7 @@ impl Core {
 
     /// When [`Event::Timer`] is due; `None` while nothing can age. 0: there is much to do, a part at a time.
     pub fn deadline_ms(&self) -> Option<u64> {
-        if !self.counting.is_empty() {
+        if !(self.counting.is_empty() && self.listings.is_empty()) {
             return Some(0);
         }
         let put_right_ms = self.put_right_ms();
@@ -289,6 +294,7 @@ impl Core {
         self.watch_uplinks(is_due, now_ms);
         self.look_at_health(now_ms);
         self.count_some();
+        self.list_some();
         if self.put_right_ms().is_some_and(|at| at <= now_ms) {
             self.last_put_right_ms = now_ms;
             self.policy.put_right(now_ms, out);

@@ -101,10 +101,7 @@ impl Core {
                     self.ask(FLOWS, Question::Flows { flows: Vec::new(), answer });
                 }
             }
-            Call::MacList { answer } => {
-                let macs = self.policy.macs(now_ms).map(|m| view::mac(&m, self.name(m.port))).collect();
-                give(answer, macs);
-            }
+            Call::MacList { answer } => self.mac_list(answer, now_ms),
             Call::AclLoad { load, kept, answer } => self.acl_load(load, kept, answer),
             Call::AclClear { ports, direction, general, kept, answer } => {
                 self.acl_clear(&ports, direction.as_deref(), general.as_deref(), kept, answer);

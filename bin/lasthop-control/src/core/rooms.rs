@@ -139,3 +139,31 @@ fn flow_use() -> lasthop_policy::FlowUse {
     let spec = lasthop_flow::FlowSpec { key, mask, actions: Vec::new(), epoch: 0 };
     lasthop_policy::FlowUse { spec, idle_ms: 0, packets: 0 }
 }
+
+/// All were written out in one go, tens of milliseconds during which nobody's first packet was answered.
+#[test]
+fn addresses_are_listed_some_at_a_time() {
+    let (mut core, mut out) = (core(), lasthop_policy::Effects::default());
+    let ports = 1..=4u32;
+    ports.clone().for_each(|port| core.policy.port(PortId(port), true, 0, &mut out));
+    for (n, port) in (0..4096u32).flat_map(|n| ports.clone().map(move |port| (n, port))) {
+        let eth_src = [2, port as u8, 0, 0, (n >> 8) as u8, n as u8];
+        let key = lasthop_frame::FlowKey { in_port: port, eth_src, eth_dst: [255; 6], ..Default::default() };
+        core.policy.miss(n.into(), &key, 0, &mut out);
+    }
+    let there = core.policy.mac_count();
+    let (answer, mut arrives) = Answer::new(Asker::Reader);
+    core.handle(Event::Call(Call::MacList { answer }), 0);
+    let mut rounds = 1;
+    let told = loop {
+        match arrives.try_recv() {
+            Ok(told) => break told.map(|macs| macs.len()),
+            Err(_) => assert_eq!(core.deadline_ms(), Some(0), "the rest is due"),
+        }
+        core.handle(Event::Timer, 0);
+        rounds += 1;
+    };
+    assert_eq!((told.ok(), there), (Some(there), 16_384));
+    assert_eq!(rounds, 8, "2048 at a time");
+    assert_ne!(core.deadline_ms(), Some(0));
+}
