@@ -179,15 +179,14 @@ fn a_trickling_receiver_slows_nobody() {
         wait_for("a's ring to be empty", PATIENCE, || a.net.unsent(0).expect("the rules") == 0);
         while other.try_recv().is_some() || willing.try_recv().is_some() {}
     }
-    let [whole, trickled] = seconds.map(|mut s| {
-        s.sort_by(f64::total_cmp);
-        s[ROUNDS / 2]
-    });
+    // The fastest of each: other programs only ever make a round slower, and a sender that is throttled is so in all.
+    let [whole, trickled] = seconds.map(|s| s.into_iter().fold(f64::INFINITY, f64::min));
     println!(
         "{WILLING} frames to the willing one: {whole:.3} s beside one that takes all, {trickled:.3} s beside a trickle"
     );
-    // The exact share is a matter of unit tests, with time handed in; here other programs run too.
-    assert!(trickled < 2.0 * whole, "{trickled} s beside a trickle, {whole} s without");
+    // The exact share is a matter of unit tests, with time handed in; here other programs run too, beside one round and not the
+    // next. A sender that waits for the trickle takes a hundred times as long.
+    assert!(trickled < 10.0 * whole, "{trickled} s beside a trickle, {whole} s without");
     assert_eq!(drops(), 0, "the willing one had buffers");
     lasthop.check_sums();
 }
