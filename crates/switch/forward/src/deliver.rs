@@ -2,7 +2,7 @@
 
 use crate::cursor::Cursor;
 use crate::packet::Packet;
-use crate::pass::{HEAD_LEN, VNET_BYTES, pass};
+use crate::pass::{HEAD_LEN, pass, write_vnet};
 use crate::port::{feature, header_len};
 use crate::repeat::{Passed, Repeat};
 use lasthop_frame::{
@@ -144,10 +144,7 @@ impl<'a> Target<'a> {
         let need = VnetHdr::LEN + len;
         let Some((to, chain)) = self.buffers.next_single(need) else { return false };
         // Two writes and not one: gathering both in private memory first would stall on the fresh stores.
-        // Often it is there from the last time, and a line that is not written to stays in the driver's cache.
-        if to.read_array(0) != Some(VNET_BYTES) {
-            to.write_array(0, &VNET_BYTES);
-        }
+        write_vnet(&to);
         match <&[u8; HEAD_LEN]>::try_from(header) {
             Ok(header) => drop(to.write_array(VnetHdr::LEN, header)),
             Err(_) => drop(to.write(VnetHdr::LEN, header)),

@@ -10,9 +10,16 @@ pub(crate) type Head = [u64; 2];
 /// Bytes of them.
 pub(crate) const HEAD_LEN: usize = size_of::<Head>();
 
-/// The virtio-net header of a frame that asks for nothing and lies in one buffer: its first eight bytes and its last four.
-const VNET: (u64, u32) = (0, 1 << 16);
-pub(crate) const VNET_BYTES: [u8; VnetHdr::LEN] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+/// Writes the virtio-net header of a frame that asks for nothing and lies in one buffer. Often it is there from the last time, and a line
+/// that is not written to stays in the driver's cache.
+#[inline(always)]
+pub(crate) fn write_vnet(target: &GuestSlice<'_>) {
+    const VNET: [u8; VnetHdr::LEN] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+    // The same as words: the first eight bytes and the last four.
+    if (target.read_words(0), target.read_u32(8)) != (Some([0]), Some(1 << 16)) {
+        target.write_array(0, &VNET);
+    }
+}
 
 /// Where a packet lies and how its frame begins, if it is what most are: it asks for nothing, has a header of
 /// [`VnetHdr::LEN`], is in one piece and not among the shortest. It may be too long.
@@ -66,10 +73,7 @@ fn one(chain: &Chain<'_>, target: &Chain<'_>, like: Head, longest: usize, passed
     if !is_like(head, like) || len > longest || len > target.len() {
         return false;
     }
-    // Often it is there from the last time, and a line that is not written to stays in the driver's cache.
-    if (target.read_words(0), target.read_u32(8)) != (Some([VNET.0]), Some(VNET.1)) {
-        target.write_array(0, &VNET_BYTES);
-    }
+    write_vnet(&target);
     target.write_words(VnetHdr::LEN, head);
     source.copy_rest(&target, VnetHdr::LEN + HEAD_LEN);
     passed.packets += 1;

@@ -108,3 +108,45 @@ impl Descriptors<'_> {
         prefetch_line::<0>(self.ptr.wrapping_add(2 * n).cast(), true);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    /// 64 bytes with others behind them that nothing may touch.
+    fn pinned() -> (Arc<GuestMemory>, PinnedSlice<16>) {
+        let memory = Arc::new(GuestMemory::anonymous(4096).unwrap());
+        let slice = PinnedSlice::new(&memory, 0, 64).unwrap();
+        (memory, slice)
+    }
+
+    #[test]
+    fn entries_that_are_not_all_inside_are_none() {
+        let (_memory, slice) = pinned();
+        assert!(slice.entries::<u16>(0, 31).is_some());
+        assert!(slice.entries::<u16>(4, 31).is_none(), "beyond the end");
+        assert!(slice.entries::<u16>(1, 7).is_none(), "not aligned");
+        assert!(slice.entries::<u16>(0, 30).is_none(), "no power of two");
+        assert!(slice.entries::<[u32; 2]>(4, 3).is_some());
+        assert!(slice.entries::<[u32; 2]>(4, 7).is_none(), "beyond the end");
+        assert!(slice.entries::<u16>(usize::MAX - 1, 1).is_none() && slice.entries::<u16>(0, usize::MAX).is_none());
+    }
+
+    #[test]
+    fn numbers_come_round_and_descriptors_do_not() {
+        let (memory, slice) = pinned();
+        let used = slice.entries::<[u32; 2]>(4, 3).unwrap();
+        used.store(5, 1, 2);
+        assert_eq!(memory.slice(0, 64).unwrap().load_u64(8), 1 << 32, "the second one lies at 12");
+        assert_eq!(slice.entries::<u16>(12, 1).unwrap().load(2), 1);
+        let desc = slice.descriptors();
+        desc.store_second(4, u64::MAX);
+        desc.store_seconds(3, [1, 2].into_iter());
+        desc.store_seconds(usize::MAX, [1].into_iter());
+        assert_eq!(memory.slice(64, 64).unwrap().load_u64(8), 0, "beyond the end");
+        assert_eq!((desc.load(3), desc.load(4), desc.load(usize::MAX)), (Some((0, 0)), None, None));
+        desc.store_seconds(2, [8, 9].into_iter());
+        assert_eq!((desc.load(2), desc.load(3)), (Some((0, 8)), Some((0, 9))));
+    }
+}

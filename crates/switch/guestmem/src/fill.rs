@@ -31,3 +31,19 @@ pub fn fill<T: Copy, const N: usize>(
     unsafe { list.set_len(before + filled) };
     filled
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_is_filled_as_far_as_all_three_allow() {
+        for (before, most, has) in (0..5).flat_map(|a| (0..6).flat_map(move |b| (0..6).map(move |c| (a, b, c)))) {
+            let mut list: ArrayVec<usize, 4> = (0..before.min(4)).collect();
+            let mut next = before.min(4)..before.min(4) + has;
+            let filled = fill(&mut list, most, || next.next());
+            assert_eq!(filled, most.min(has).min(4 - before.min(4)), "{before} there, {most} wanted of {has}");
+            assert!(list.iter().copied().eq(0..before.min(4) + filled));
+        }
+    }
+}

@@ -198,15 +198,11 @@ impl GuestMemory {
     pub fn near_piece(&self, addr: u64, len: usize) -> Option<GuestSlice<'_>> {
         #[cfg(feature = "meter")]
         crate::meter::look_up();
-        for place in &self.places {
-            let offset = addr.wrapping_sub(place.guest);
-            if offset < place.size {
-                let len = (place.size - offset).min(len as u64) as usize;
-                // SAFETY: `offset + len <= size`, all of which is mapped from `host` on for as long as `self` lives.
-                return Some(unsafe { GuestSlice::new(place.host.wrapping_add(offset as usize), len) });
-            }
-        }
-        None
+        let place = self.near_place(addr)?;
+        let offset = addr - place.guest;
+        let len = (place.size - offset).min(len as u64) as usize;
+        // SAFETY: `offset + len <= size`, all of which is mapped from `host` on for as long as `self` lives.
+        Some(unsafe { GuestSlice::new(place.host.wrapping_add(offset as usize), len) })
     }
 
     #[cold]
@@ -250,6 +246,37 @@ mod tests {
         assert_eq!(m.piece(0x11fff, 2).unwrap().len(), 1);
         assert_eq!(m.user_to_guest(0x1_0001_2001), Some(0x12001));
         assert_eq!(m.user_to_guest(0x1_0001_3000), None);
+    }
+
+    /// A window finds what [`GuestMemory::slice`] does, whichever region it remembers; but nothing where there are no bytes.
+    #[test]
+    fn a_window_finds_what_a_slice_is_of() {
+        let m = GuestMemory::empty().with_region(at(0x10000, 0x2000), memfd(0x2000)).unwrap();
+        let m = m.with_region(at(0x12000, 0x1000), memfd(0x1000)).unwrap();
+        let m = m.with_region(at(0x20000, 0x1000), memfd(0x1000)).unwrap();
+        let addresses = [0, 0xffff, 0x10000, 0x11fff, 0x12000, 0x12fff, 0x13000, 0x20000, 0x20fff, u64::MAX];
+        for hint in addresses {
+            for addr in addresses {
+                for len in [0, 1, 2, 0xfff, 0x1000, 0x1001, 0x2000, 0x2001, u32::MAX] {
+                    let mut window = m.window(hint);
+                    let found = window.find(addr, len, 7);
+                    let slice = m.slice(addr, len as usize).ok().filter(|slice| !slice.is_empty());
+                    let bytes = |slice: crate::GuestSlice<'_>| (slice.as_ptr(), slice.len());
+                    assert_eq!(
+                        found.and_then(|found| found.slice()).map(bytes),
+                        slice.map(bytes),
+                        "{len} bytes at {addr:#x}, hint {hint:#x}"
+                    );
+                    assert!(found.is_none_or(|found| (found.len(), found.id(), found.form()) == (len, 7, 0)));
+                }
+            }
+        }
+        let hollow = crate::Tagged::hollow(u64::MAX, u32::MAX, u16::MAX, u16::MAX);
+        assert!(hollow.slice().is_none(), "a number is never taken for memory");
+        assert_eq!(
+            (hollow.number(), hollow.len(), hollow.id(), hollow.form()),
+            (Some(u64::MAX), u32::MAX, u16::MAX, 0x7fff)
+        );
     }
 
     #[test]

@@ -190,21 +190,17 @@ impl SplitRing {
             self.next_used = self.next_used.wrapping_add(chains.len() as u16 - 1);
             return;
         }
-        self.stage_all(chains.iter().map(|chain| (chain, 0)), false);
+        self.stage_all(chains.iter().map(|chain| (chain, 0)));
     }
 
     #[inline]
     pub(crate) fn stage_used(&mut self, chain: &Chain, len: u32) {
-        self.stage_all([(chain, len)].into_iter(), len > 0);
+        self.stage_all([(chain, len)].into_iter());
     }
 
     /// As [`SplitRing::stage_used`] for some chains, each with what was written to it: the ring's bounds are checked once.
     #[inline]
-    pub(crate) fn stage_all<'a, 'm: 'a>(
-        &mut self,
-        chains: impl ExactSizeIterator<Item = (&'a Chain<'m>, u32)>,
-        _written: bool,
-    ) {
+    pub(crate) fn stage_all<'a, 'm: 'a>(&mut self, chains: impl ExactSizeIterator<Item = (&'a Chain<'m>, u32)>) {
         let Some(used) = self.used.entries::<[u32; 2]>(4, self.mask) else { return };
         let mut next = usize::from(self.next_used);
         // Eight to a cache line, which the driver has read since it was last ours: those of the next burst.
