@@ -185,7 +185,8 @@ impl Forwarder {
     fn classify(&mut self, burst: &Burst<'_, '_>, header_len: usize) -> (usize, End) {
         let &Burst { port, chains, ahead, now_ns, .. } = burst;
         let datapath = self.datapath.clone();
-        let mut run = Run::new(datapath.flows(), self.writer, now_ns / 1_000_000);
+        let upcalls = datapath.control_answers().then_some(&port.upcalls);
+        let mut run = Run::new(datapath.flows(), self.writer, now_ns / 1_000_000, upcalls);
         self.plan.start(ahead.done);
         // What repeats the packet before is compared where the frame lies behind a header of today's length.
         let (mut i, mut passes) = (0, ahead == Ahead::default() && header_len == VnetHdr::LEN);
@@ -232,7 +233,7 @@ impl Forwarder {
                 }
                 Decision::Drop(reason) => self.drop(burst, i, reason),
                 Decision::Miss if self.enqueue(burst, i) => {}
-                Decision::Miss => {
+                Decision::Miss | Decision::Stall => {
                     end = End::Stalled;
                     break;
                 }

@@ -2,6 +2,7 @@
 
 use crate::actions::Step;
 use crate::packet::Packet;
+use crate::upcall::Upcalls;
 use lasthop_flow::{ExactCache, Flow, FlowTable, Lookup, Slot, WriterId, hash_key};
 use lasthop_frame::Depth;
 use lasthop_guestmem::GuestSlice;
@@ -16,6 +17,8 @@ pub(crate) enum Decision {
     Many(Arc<Flow>),
     Drop(DropReason),
     Miss,
+    /// It stays where it is, because packets that missed its flow a moment ago wait for control.
+    Stall,
 }
 
 /// The packets of a burst seen since the flow last changed.
@@ -30,11 +33,17 @@ pub(crate) struct Run<'a> {
     slot: Option<Slot>,
     packets: u64,
     bytes: u64,
+    /// The packets of the port that wait for a control that answers: what comes behind them does not overtake them. Looked at where a
+    /// flow is not in the cache yet, as it is not where packets have just missed it.
+    upcalls: Option<&'a Upcalls>,
+    /// They hold up the last packet.
+    stalled: bool,
 }
 
 impl<'a> Run<'a> {
-    pub(crate) fn new(flows: &'a FlowTable, writer: WriterId, now_ms: u64) -> Self {
-        Self { flows, writer, depth: flows.depth(), now_ms, slot: None, packets: 0, bytes: 0 }
+    pub(crate) fn new(flows: &'a FlowTable, writer: WriterId, now_ms: u64, upcalls: Option<&'a Upcalls>) -> Self {
+        let depth = flows.depth();
+        Self { flows, writer, depth, now_ms, slot: None, packets: 0, bytes: 0, upcalls, stalled: false }
     }
 
     /// The flow's word on a packet. `pieces` is what it was read from; `cache` is the same in all calls.
@@ -51,7 +60,9 @@ impl<'a> Run<'a> {
             self.slot = self.look_up(cache, packet, pieces);
         }
         debug_assert!(self.flow(cache).is_none_or(|flow| flow.depth() <= self.depth), "found by more than is compared");
-        let Some(flow) = self.flow(cache) else { return Decision::Miss };
+        let Some(flow) = self.flow(cache) else {
+            return if self.stalled { Decision::Stall } else { Decision::Miss };
+        };
         let step = match &*flow.actions {
             [] => Step::Drop(DropReason::Policy),
             [action] => Step::of(action, packet.port),
@@ -77,7 +88,10 @@ impl<'a> Run<'a> {
         }
         loop {
             match self.flows.lookup(&packet.key, self.depth) {
-                Lookup::Flow(flow) => return Some(cache.put(hash, flow)),
+                Lookup::Flow(flow) => {
+                    self.stalled = self.upcalls.is_some_and(|upcalls| upcalls.go_before(&flow));
+                    return (!self.stalled).then(|| cache.put(hash, flow));
+                }
                 Lookup::Miss => return None,
                 Lookup::Deeper(deeper) => {
                     self.depth = deeper;

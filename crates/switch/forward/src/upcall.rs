@@ -2,6 +2,7 @@
 
 use crate::cursor::Cursor;
 use crate::packet::Packet;
+use lasthop_flow::Flow;
 use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
 use lasthop_guestmem::{GuestMemory, GuestSlice};
 use lasthop_lock::Lock;
@@ -187,6 +188,16 @@ impl Upcalls {
         let slots = self.slots.lock();
         let for_it = slots.all.iter().filter(|s| s.use_ == Use::Waiting && s.packet.key.masked(mask) == *key);
         for_it.min_by_key(|s| (s.since_ms, s.id)).map(|s| (s.id, s.packet.sent_len))
+    }
+
+    /// Whether packets are still here that this flow is for: they missed it while it came, and others must not overtake them. If so the
+    /// port counts as stalled.
+    pub(crate) fn go_before(&self, flow: &Flow) -> bool {
+        let mut slots = self.slots.lock();
+        let mut here = slots.all.iter().filter(|s| s.use_ != Use::Free);
+        let before = here.any(|s| s.packet.key.masked(&flow.mask) == flow.key);
+        slots.stalled |= before;
+        before
     }
 
     /// Some packet that has waited since before `ms`.

@@ -95,13 +95,9 @@ impl<'m> Tagged<'m> {
 
     /// Bytes.
     #[inline(always)]
+    #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
     pub fn len(&self) -> u32 {
         self.word as u32
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// The holder's number.

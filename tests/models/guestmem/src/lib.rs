@@ -347,13 +347,9 @@ impl<'m> Tagged<'m> {
     }
 
     /// Bytes.
+    #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
     pub fn len(&self) -> u32 {
         self.len
-    }
-
-    /// None.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
     }
 
     /// The holder's number.

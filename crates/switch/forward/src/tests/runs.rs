@@ -2,6 +2,7 @@
 //! overtaken or put where it does not belong.
 
 use super::{Guest, MS, layouts, switch, to_station};
+use crate::Order;
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::testutil::Frame;
 use lasthop_frame::{FlowKey, VnetHdr};
@@ -111,4 +112,38 @@ fn check(guests: &mut [Guest; 2], expected: &mut [Expected; 2]) -> Result<usize,
         }
     }
     Ok(lost)
+}
+
+/// The main thread may come to no processor between its look for packets that wait and the flow's installation; then a packet that is
+/// looked up at the same time misses, and the next one does not.
+#[test]
+fn a_flow_that_is_met_lets_those_go_first_that_missed_it() {
+    let (datapath, mut forwarder) = switch();
+    let mut a = Guest::new(&datapath, 1, NetConfig::default(), 0);
+    let mut b = Guest::new(&datapath, 2, NetConfig::default(), 0);
+    let frame = |n: u8| Frame::new(1, 2).payload([n; 64]).build();
+    let numbers = |b: &mut Guest| b.received().iter().map(|(_, f)| f[f.len() - 1]).collect::<Vec<_>>();
+    datapath.set_control_answers(true);
+    a.send(VnetHdr::default(), &frame(0));
+    forwarder.carry(&a.port, 1, 0);
+    let first = a.port.upcalls.report().unwrap();
+    datapath.flows().insert(to_station(2), 0).unwrap();
+    a.send(VnetHdr::default(), &frame(1));
+    a.send(VnetHdr::default(), &frame(2));
+    let outcome = forwarder.carry(&a.port, 1, 0);
+    assert!((outcome.packets, outcome.stalled) == (0, true) && numbers(&mut b).is_empty(), "{outcome:?}");
+    assert!(a.port.upcalls.report().is_none(), "control is not asked again");
+    let goes_on = forwarder.all_of(Order::packet(&a.port, first.id, vec![Action::Output(PortId(2))]));
+    assert_eq!(goes_on, Ok(true), "the port's queue is looked at again");
+    forwarder.carry(&a.port, 1, 0);
+    assert_eq!(numbers(&mut b), [0, 1, 2]);
+    // Nobody waits for a control that is not there.
+    datapath.flows().remove(&to_station(2).key, &to_station(2).mask);
+    a.send(VnetHdr::default(), &frame(3));
+    forwarder.carry(&a.port, 1, 0);
+    datapath.flows().insert(to_station(2), 0).unwrap();
+    datapath.set_control_answers(false);
+    a.send(VnetHdr::default(), &frame(4));
+    assert_eq!(forwarder.carry(&a.port, 1, 0).packets, 1);
+    assert_eq!(numbers(&mut b), [4]);
 }
