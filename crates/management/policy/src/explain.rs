@@ -3,10 +3,11 @@
 use crate::Learning;
 use crate::acl::{Decision, Direction, List};
 use crate::flows::{Pair, Refusal, VID, Verdict};
-use crate::learning::refusal;
+use crate::learning::{Refused, inside, refusal};
 use crate::mactable::Learned;
+use crate::membership::Tag;
 use lasthop_frame::{FlowKey, FlowMask};
-use lasthop_types::PortId;
+use lasthop_types::{DropReason, PortId};
 
 /// A decision and its reasons.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,31 +44,42 @@ impl Learning {
         if let Some(refusal) = refusal(key) {
             return dropped(vec![refused(&refusal, key)]);
         }
-        let pair = Pair::of(key);
+        let from = key.port();
         let mut lines = Vec::new();
-        if let Some(why) = self.why_not_carried(pair.port, key, &name) {
-            return dropped(vec![format!("{why}: dropped")]);
+        let admitted = self.admit(key, &mut FlowMask::default());
+        let vlan = match &admitted {
+            Err(Refused::Vlan) => return dropped(vec![format!("{}: dropped", self.why_not_in(from, key, &name))]),
+            Err(Refused::Pretence(pretence)) => {
+                return dropped(vec![format!("settings of {}: {pretence}: dropped", name(from))]);
+            }
+            Ok(vlan) | Err(Refused::List(vlan, _)) => *vlan,
+        };
+        if vlan != key.vlan_tci & VID {
+            lines.push(format!("frames without a tag belong to VLAN {vlan} at {}", name(from)));
         }
-        if let Some((scope, list)) = self.scoped_list(pair.port, Direction::FromGuest) {
-            let decision = list.decide(key);
-            lines.push(format!("{scope} access list, from-guest at {}: {}", name(pair.port), decided(list, decision)));
-            if !decision.permits() {
+        if let Some((scope, list)) = self.scoped_list(from, Direction::FromGuest) {
+            let decision = list.decide(&inside(key, vlan));
+            lines.push(format!("{scope} access list, from-guest at {}: {}", name(from), decided(list, decision)));
+            if admitted.is_err() {
                 return dropped(lines);
             }
         }
+        let pair = Pair::of(key, vlan);
         lines.push(self.explain_source(&pair, now_ms, &name));
         let verdict = self.verdict(&pair);
-        let mut outputs = self.outputs(verdict, key, &mut FlowMask::default());
-        lines.push(self.explain_destination(key, verdict, outputs.len(), &name));
+        let mut outputs = self.outputs(verdict, vlan, key, &mut FlowMask::default());
+        lines.push(self.explain_destination(key, vlan, verdict, outputs.len(), &name));
         if verdict != Verdict::Hairpin {
-            outputs.retain(|port| {
+            outputs.retain(|(port, tag)| {
+                lines.extend(explain_tag(*tag, || name(*port)));
                 let Some((scope, list)) = self.scoped_list(*port, Direction::ToGuest) else { return true };
-                let decision = list.decide(key);
+                let decision = list.decide(&inside(key, vlan));
                 let there = name(*port);
                 lines.push(format!("{scope} access list, to-guest at {there}: {}", decided(list, decision)));
                 decision.permits()
             });
         }
+        let outputs = outputs.into_iter().map(|(port, _)| port).collect();
         Explanation { lines, outputs, floods: verdict == Verdict::Flood }
     }
 
@@ -97,18 +109,16 @@ impl Learning {
     fn explain_destination(
         &self,
         key: &FlowKey,
+        vlan: u16,
         verdict: Verdict,
         outputs: usize,
         name: impl Fn(PortId) -> String,
     ) -> String {
-        let pair = Pair::of(key);
+        let pair = Pair::of(key, vlan);
         let destination = format!("destination {}{}", pair.dst, in_vlan(&pair));
         match verdict {
-            Verdict::To(port) if self.is_between_uplinks(pair.port, port) => {
-                format!("{destination} lives at {}, and nothing goes from one uplink to another: dropped", name(port))
-            }
             Verdict::To(port) if outputs == 0 => {
-                let why = self.why_not_carried(port, key, &name).unwrap_or_default();
+                let why = self.why_not_to(port, vlan, key, &name).unwrap_or_default();
                 format!("{destination} lives at {}, but {why}: dropped", name(port))
             }
             Verdict::To(port) => format!("{destination} lives at {}", name(port)),
@@ -118,7 +128,7 @@ impl Learning {
             }
             Verdict::Flood => {
                 let kind = if pair.dst.is_multicast() { "a group address" } else { "unknown" };
-                let left_out = self.flood_leaves_out(key, &name).join(", ");
+                let left_out = self.flood_leaves_out(vlan, key, &name).join(", ");
                 let to = match (outputs, left_out.is_empty()) {
                     (0, true) => "no other port is up: dropped".to_owned(),
                     (0, false) => format!("{left_out}, and no other port is up: dropped"),
@@ -132,31 +142,80 @@ impl Learning {
         }
     }
 
-    /// That a port does not carry the frame's VLAN, if it does not.
-    fn why_not_carried(&self, port: PortId, key: &FlowKey, name: impl Fn(PortId) -> String) -> Option<String> {
-        let vlans = self.vlans_of(port).filter(|vlans| !vlans.carry(key, &mut FlowMask::default()))?;
+    /// That the frame may not enter by its VLAN.
+    fn why_not_in(&self, port: PortId, key: &FlowKey, name: impl Fn(PortId) -> String) -> String {
+        let (vlans, untagged) = self.vlans_of(port);
         let what = match key.vlan_tci & VID {
-            0 if vlans.contains(0) => "a VLAN tag that is cut off or behind a priority tag".to_owned(),
-            0 => "untagged frames".to_owned(),
+            0 if vlans.is_none_or(|vlans| vlans.contains(untagged)) => HIDDEN.to_owned(),
+            0 => "frames without a tag".to_owned(),
+            vlan if untagged != 0 && vlans.is_some_and(|vlans| vlans.contains(vlan)) => {
+                format!("frames with a tag: it is an access port of VLAN {untagged}")
+            }
             vlan => format!("VLAN {vlan}"),
         };
-        Some(format!("uplink {} does not carry {what} (vlans={vlans})", name(port)))
+        self.does_not_carry(port, &what, name)
     }
 
-    /// Which uplinks a flood would have reached if they carried its VLAN, or if it did not come from an uplink itself.
-    fn flood_leaves_out(&self, key: &FlowKey, name: impl Fn(PortId) -> String) -> Vec<String> {
+    /// Why a frame of this VLAN does not go to a port, if it does not.
+    fn why_not_to(&self, port: PortId, vlan: u16, key: &FlowKey, name: impl Fn(PortId) -> String) -> Option<String> {
+        match self.apart(key.port(), port) {
+            Some(DropReason::BetweenUplinks) => return Some("nothing goes from one uplink to another".to_owned()),
+            Some(_) => {
+                let is_isolated = |port| self.settings(port).is_some_and(|settings| settings.isolated);
+                let which = if is_isolated(key.port()) { key.port() } else { port };
+                return Some(format!("{} is isolated: it talks to uplinks only", name(which)));
+            }
+            None => {}
+        }
+        let member = self.member(port);
+        if member.leaves(vlan, key, &mut FlowMask::default()).is_some() {
+            return None;
+        }
+        let what = match vlan {
+            _ if member.is_member(vlan) => HIDDEN.to_owned(),
+            0 => "frames without a VLAN".to_owned(),
+            vlan => format!("VLAN {vlan}"),
+        };
+        Some(self.does_not_carry(port, &what, name))
+    }
+
+    fn does_not_carry(&self, port: PortId, what: &str, name: impl Fn(PortId) -> String) -> String {
+        let (kind, how) = match (self.uplinks().get(&port), self.settings(port)) {
+            (Some(vlans), _) => ("uplink", vlans.iter().map(|vlans| format!(" (vlans={vlans})")).collect()),
+            (None, settings) => {
+                ("port", settings.map_or_else(String::new, |settings| format!(" ({})", settings.vlans())))
+            }
+        };
+        format!("{kind} {} does not carry {what}{how}", name(port))
+    }
+
+    /// Which ports a flood would have reached if they took it.
+    fn flood_leaves_out(&self, vlan: u16, key: &FlowKey, name: impl Fn(PortId) -> String) -> Vec<String> {
         let others = self.flooded().filter(|to| *to != key.port());
-        let why = |to| match self.is_between_uplinks(key.port(), to) {
-            true => Some(format!("not to {}: nothing goes from one uplink to another", name(to))),
-            false => self.why_not_carried(to, key, &name),
+        let why = |to| match self.apart(key.port(), to) {
+            Some(_) => self.why_not_to(to, vlan, key, &name).map(|why| format!("not to {}: {why}", name(to))),
+            None => self.why_not_to(to, vlan, key, &name),
         };
         others.filter_map(why).collect()
     }
 
     /// How many flows are flooded from an uplink, and leave out other uplinks that are up.
     pub fn floods_left_out(&self) -> usize {
-        let leaves_out = |from: PortId| self.flooded().any(|to| to != from && self.is_between_uplinks(from, to));
+        let leaves_out = |from: PortId| {
+            self.flooded().any(|to| to != from && self.apart(from, to) == Some(DropReason::BetweenUplinks))
+        };
         self.flooded().filter(|from| leaves_out(*from)).map(|from| self.flows.floods_of(from)).sum()
+    }
+}
+
+/// What keeps a frame without a tag, or whose tag is taken off, from being one of another VLAN.
+const HIDDEN: &str = "a VLAN tag that is cut off or behind another one";
+
+fn explain_tag(tag: Tag, port: impl Fn() -> String) -> Option<String> {
+    match tag {
+        Tag::Kept => None,
+        Tag::Popped => Some(format!("to {} it goes without its VLAN tag", port())),
+        Tag::Pushed { tci, .. } => Some(format!("to {} it goes with the tag of VLAN {}", port(), tci & VID)),
     }
 }
 

@@ -30,9 +30,9 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Of a packet, or of a flow whose mask has [`PAIR_MASK`].
-    pub fn of(key: &FlowKey) -> Self {
-        Self { port: key.port(), vlan: key.vlan_tci & VID, src: key.src(), dst: key.dst() }
+    /// Of a packet that belongs to this VLAN, or of a flow whose mask has [`PAIR_MASK`].
+    pub fn of(key: &FlowKey, vlan: u16) -> Self {
+        Self { port: key.port(), vlan, src: key.src(), dst: key.dst() }
     }
 }
 
@@ -98,9 +98,10 @@ pub(crate) const PORT_MASK: FlowMask = FlowMask(FlowKey { in_port: u32::MAX, ..N
 /// What learning needs to know.
 pub(crate) const PAIR_MASK: FlowMask =
     FlowMask(FlowKey { in_port: u32::MAX, eth_dst: ONES, eth_src: ONES, vlan_tci: VID, ..NONE });
-/// And everything that an access list or an uplink's VLANs may look at.
+/// And everything that an access list or a port's settings may look at.
 pub(crate) const EXACT_MASK: FlowMask = FlowMask(FlowKey {
     eth_type: u16::MAX,
+    vlan_tci: u16::MAX,
     inner_vlan_tci: VID,
     anomalies: u16::MAX,
     ip_src: [0xff; 16],
@@ -109,6 +110,9 @@ pub(crate) const EXACT_MASK: FlowMask = FlowMask(FlowKey {
     ip_frag: u8::MAX,
     l4_src: u16::MAX,
     l4_dst: u16::MAX,
+    arp_sha: ONES,
+    arp_tha: ONES,
+    nd_target: [0xff; 16],
     ..PAIR_MASK.0
 });
 const GROUP_SOURCE_MASK: FlowMask = FlowMask(FlowKey { in_port: u32::MAX, eth_src: GROUP_BIT, ..NONE });
@@ -168,7 +172,7 @@ pub(crate) type Id = u32;
 pub(crate) enum Cause {
     /// The set of ports that floods reach changed.
     Floods,
-    /// A port is an uplink no more.
+    /// A port is an uplink no more, or isolated no more.
     Uplinks,
     /// This station was learned, moved or was forgotten.
     To(u16, MacAddr),
@@ -190,8 +194,10 @@ pub(crate) struct Installed {
     pub key: FlowKey,
     pub mask: FlowMask,
     pub actions: Box<[Action]>,
-    /// Where learning sends its packets; `None` when an access list drops them before that, whatever their addresses.
+    /// Where learning sends its packets; `None` when they are dropped before that, whatever their addresses.
     pub verdict: Option<Verdict>,
+    /// The VLAN that they belong to, if learning has a say.
+    pub vlan: u16,
     /// Its source lives elsewhere or nowhere as far as we know.
     pub unlearned: bool,
     pub used_ms: u64,
@@ -230,7 +236,7 @@ impl Installed {
 
     /// What learning knows it by, if learning has a say.
     pub fn pair(&self) -> Option<Pair> {
-        self.verdict.map(|_| Pair::of(&self.key))
+        self.verdict.map(|_| Pair::of(&self.key, self.vlan))
     }
 }
 

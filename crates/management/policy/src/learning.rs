@@ -1,13 +1,14 @@
 //! The learning switch.
 
-use crate::Vlans;
 use crate::acl::{List, Scope};
 use crate::flows::{Cause, FlowIndex, Id, Installed, InstalledRefusal, Pair, Refusal, Verdict};
 use crate::mactable::{AGEING_MS, Learned, MacTable, MacView};
+use crate::membership::{Membership, Tag};
+use crate::{PortSettings, Vlans};
 use denied::Denials;
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{FlowKey, FlowMask};
-use lasthop_types::{MacAddr, PortId};
+use lasthop_types::{DropReason, MacAddr, PortId};
 use reconcile::Reconcile;
 use stale::Stale;
 use std::cell::Cell;
@@ -22,7 +23,7 @@ mod stale;
 
 pub use denied::{Denied, Why};
 pub use judging::DeniedBy;
-pub(crate) use judging::Judged;
+pub(crate) use judging::{Judged, Refused, inside};
 pub use messages::{Change, Effects, FlowUse, Limits, PortView, Resume};
 pub use reconcile::Reconciled;
 
@@ -66,6 +67,10 @@ pub struct Learning {
     lists: BTreeMap<PortId, PortLists>,
     /// Ports to the network, and the VLANs that each carries if not all: nothing goes from one to another.
     uplinks: Uplinks,
+    /// Of ports that have some.
+    settings: BTreeMap<PortId, PortSettings>,
+    /// How ports take part in VLANs that are not in all alike.
+    members: BTreeMap<PortId, Membership>,
     pub(crate) macs: MacTable,
     pub(crate) flows: FlowIndex,
     stale: Stale,
@@ -96,6 +101,8 @@ impl Learning {
             ports: BTreeMap::new(),
             lists: BTreeMap::new(),
             uplinks: Uplinks::new(),
+            settings: BTreeMap::new(),
+            members: BTreeMap::new(),
             macs,
             flows: FlowIndex::default(),
             stale: Stale::default(),
@@ -131,14 +138,67 @@ impl Learning {
         let before = std::mem::replace(&mut self.uplinks, uplinks.clone());
         let changed: BTreeSet<_> =
             before.keys().chain(uplinks.keys()).filter(|id| before.get(id) != uplinks.get(id)).collect();
+        let ids: BTreeSet<PortId> = changed.into_iter().copied().collect();
+        ids.iter().for_each(|id| self.follow_members(*id));
         // Not some at a time: a control that came meanwhile would judge and learn by flows that were made under other rules.
-        if changed.iter().any(|id| self.is_in_use(**id)) {
+        if ids.iter().any(|id| self.is_in_use(*id)) {
             self.clear_flows(out);
         }
         // Where other VLANs are carried now, or other limits hold, everything is learned anew.
-        changed.into_iter().for_each(|id| self.forget_addresses(*id, now_ms, out));
+        ids.into_iter().for_each(|id| self.forget_addresses(id, now_ms, out));
         if before.keys().any(|id| !uplinks.contains_key(id)) {
             self.redo_all(Cause::Uplinks, now_ms, out);
+        }
+    }
+
+    /// What a port is told to do. To be said before it is announced with [`Learning::port`]. Said later of one that packets may have come
+    /// from or gone to, it has all flows removed.
+    pub fn set_settings(&mut self, id: PortId, settings: PortSettings, now_ms: u64, out: &mut Effects) {
+        let before = self.settings.get(&id).cloned().unwrap_or_default();
+        if settings == before {
+            return;
+        }
+        if self.is_in_use(id) {
+            self.clear_flows(out);
+        }
+        let elsewhere = settings.membership() != before.membership() || settings.macs != before.macs;
+        if settings.is_default() {
+            self.settings.remove(&id);
+        } else {
+            self.settings.insert(id, settings);
+        }
+        self.follow_members(id);
+        if elsewhere {
+            self.forget_addresses(id, now_ms, out);
+        }
+    }
+
+    /// Ports that are uplinks.
+    pub(crate) fn uplinks(&self) -> &Uplinks {
+        &self.uplinks
+    }
+
+    /// What a port was told to do.
+    pub fn settings(&self, id: PortId) -> Option<&PortSettings> {
+        self.settings.get(&id)
+    }
+
+    /// What a port is told to do that is no uplink: settings are for those.
+    pub(crate) fn guest_settings(&self, id: PortId) -> Option<&PortSettings> {
+        self.settings.get(&id).filter(|_| !self.uplinks.contains_key(&id))
+    }
+
+    /// How a port takes part in VLANs follows from what it is and what it is told.
+    fn follow_members(&mut self, id: PortId) {
+        let member = match (self.uplinks.get(&id), self.settings.get(&id)) {
+            (Some(Some(vlans)), _) => Membership::carrying(vlans.clone()),
+            (Some(None), _) | (None, None) => Membership::default(),
+            (None, Some(settings)) => settings.membership(),
+        };
+        if member == Membership::default() {
+            self.members.remove(&id);
+        } else {
+            self.members.insert(id, member);
         }
     }
 
@@ -147,20 +207,27 @@ impl Learning {
         self.ports.get(&id).is_some_and(|port| port.was_up) || self.flows.count(id) + self.macs.count(id) > 0
     }
 
-    /// Whether both are uplinks, so that nothing goes from one to the other.
-    pub fn is_between_uplinks(&self, from: PortId, to: PortId) -> bool {
-        self.uplinks.contains_key(&from) && self.uplinks.contains_key(&to)
+    /// Why nothing goes from one port to the other, whatever it is, if so.
+    pub fn apart(&self, from: PortId, to: PortId) -> Option<DropReason> {
+        let is_uplink = |port| self.uplinks.contains_key(&port);
+        let is_isolated = |port| self.guest_settings(port).is_some_and(|settings| settings.isolated);
+        match (is_uplink(from), is_uplink(to)) {
+            (true, true) => Some(DropReason::BetweenUplinks),
+            (false, false) if is_isolated(from) || is_isolated(to) => Some(DropReason::Isolated),
+            _ => None,
+        }
     }
 
-    /// Whether a frame may pass the port into the switch or out of it, by the VLANs that the port carries. Adds to `mask` what
-    /// it took to know.
-    pub(crate) fn carries(&self, port: PortId, key: &FlowKey, mask: &mut FlowMask) -> bool {
-        self.vlans_of(port).is_none_or(|vlans| vlans.carry(key, mask))
+    /// How a port takes part in VLANs.
+    pub(crate) fn member(&self, port: PortId) -> &Membership {
+        static ANY: Membership = Membership::ANY;
+        self.members.get(&port).unwrap_or(&ANY)
     }
 
-    /// The VLANs that a port carries, if not all.
-    pub(crate) fn vlans_of(&self, port: PortId) -> Option<&Vlans> {
-        self.uplinks.get(&port)?.as_ref()
+    /// The VLANs that a port is a member of, if not all. Frames of the VLAN with the number go out there without a tag.
+    pub fn vlans_of(&self, port: PortId) -> (Option<&Vlans>, u16) {
+        let member = self.member(port);
+        (member.vlans(), member.untagged())
     }
 
     /// Has all flows removed: they were computed under rules that do not hold any more. What was learned is kept. Packets
@@ -208,6 +275,8 @@ impl Learning {
     /// A port was removed.
     pub fn port_gone(&mut self, id: PortId, now_ms: u64, out: &mut Effects) {
         self.lists.remove(&id);
+        self.settings.remove(&id);
+        self.follow_members(id);
         let Some(port) = self.ports.remove(&id) else { return };
         self.denials.forget(id);
         // The switch has removed its flows.
@@ -251,14 +320,16 @@ impl Learning {
         let port = key.port();
         if !self.has_port(port) {
             // Not announced (yet): serve the packet, remember nothing of it. Unless there are rules that we might break.
-            let actions = if self.lists.is_empty() { self.judge_anew(key, true).actions } else { Vec::new() };
+            let free = self.lists.is_empty() && self.settings.is_empty();
+            let actions = if free { self.judge_anew(key, true).actions } else { Vec::new() };
             out.resumes.push(Resume { id, actions });
             return;
         }
         // What may not even enter teaches nothing.
-        let enters = self.may_enter(key);
-        let learned = !enters || self.learn(&Pair::of(key), now_ms, out);
-        let Judged { mask, verdict, actions, rule } = self.judge_anew(key, enters);
+        let vlan = self.may_enter(key);
+        let learned = vlan.is_none_or(|vlan| self.learn(&Pair::of(key, vlan), now_ms, out));
+        let judged = self.judge_anew(key, vlan.is_some());
+        let Judged { mask, verdict, vlan, actions, rule } = judged;
         self.saw_denied(key, &actions, rule.as_ref(), now_ms);
         out.resumes.push(Resume { id, actions: actions.clone() });
         let mask = self.flows.settle(&mask, self.limits.masks);
@@ -276,7 +347,7 @@ impl Learning {
         if known.is_none() {
             self.make_room(port, out);
         }
-        self.put_flow(key, mask, Judged { mask, verdict, actions, rule }, !learned, now_ms, now_ms, out);
+        self.put_flow(key, mask, Judged { mask, verdict, vlan, actions, rule }, !learned, now_ms, now_ms, out);
     }
 
     /// Learns the source; true when it lives where the packet came from.
@@ -408,18 +479,23 @@ impl Learning {
         }
     }
 
-    /// Where learning would send it. Adds to `mask` what the uplinks looked at.
-    pub(crate) fn outputs(&self, verdict: Verdict, key: &FlowKey, mask: &mut FlowMask) -> Vec<PortId> {
+    /// Where learning would send it, which belongs to this VLAN, and with what tag. Adds to `mask` what the ports there looked at.
+    pub(crate) fn outputs(
+        &self,
+        verdict: Verdict,
+        vlan: u16,
+        key: &FlowKey,
+        mask: &mut FlowMask,
+    ) -> Vec<(PortId, Tag)> {
         let from = key.port();
-        let mut outputs = match verdict {
+        let may = |to: &PortId| *to != from && self.apart(from, *to).is_none();
+        let mut leaves = |to: PortId| Some((to, self.member(to).leaves(vlan, key, mask)?));
+        match verdict {
             // The switch counts a packet sent back where it came from as a hairpin.
-            Verdict::Hairpin => return vec![from],
-            Verdict::To(port) if self.is_between_uplinks(from, port) => Vec::new(),
-            Verdict::To(port) => vec![port],
-            Verdict::Flood => self.flooded().filter(|id| *id != from && !self.is_between_uplinks(from, *id)).collect(),
-        };
-        outputs.retain(|to| self.carries(*to, key, mask));
-        outputs
+            Verdict::Hairpin => vec![(from, Tag::Kept)],
+            Verdict::To(port) => Some(port).filter(may).and_then(leaves).into_iter().collect(),
+            Verdict::Flood => self.flooded().filter(may).filter_map(&mut leaves).collect(),
+        }
     }
 
     /// Removes the flows of a source that left `port`.
@@ -486,13 +562,25 @@ impl Learning {
         now_ms: u64,
         out: &mut Effects,
     ) -> Id {
-        let Judged { verdict, actions, rule, .. } = judged;
+        let Judged { verdict, vlan, actions, rule, .. } = judged;
         self.put(key, mask, actions.clone(), out);
         let (actions, put_after) = (actions.into(), self.asked);
         let put_ms = now_ms;
         let rule = rule.map(Box::new);
-        let flow =
-            Installed { key, mask, actions, verdict, unlearned, used_ms, put_ms, put_after, seen: 0, counted: 0, rule };
+        let flow = Installed {
+            key,
+            mask,
+            actions,
+            verdict,
+            vlan,
+            unlearned,
+            used_ms,
+            put_ms,
+            put_after,
+            seen: 0,
+            counted: 0,
+            rule,
+        };
         self.flows.insert(flow)
     }
 

@@ -47,9 +47,12 @@
 pub mod acl;
 mod explain;
 mod flows;
+mod guard;
 mod learning;
 mod mactable;
+mod membership;
 mod name;
+mod settings;
 mod vlans;
 
 pub use explain::Explanation;
@@ -60,6 +63,7 @@ pub use learning::{
 };
 pub use mactable::{AGEING_MS, HOLD_MS, MAX_MOVES, MOVE_WINDOW_MS, MacView};
 pub use name::{check_name, check_new_name};
+pub use settings::{MAX_ADDRESSES, PortSettings, SETTINGS};
 pub use vlans::{ParseVlansError, Vlans};
 
 #[cfg(test)]

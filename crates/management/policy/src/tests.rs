@@ -462,10 +462,30 @@ fn address() -> impl Strategy<Value = MacAddr> {
 fn packet() -> impl Strategy<Value = FlowKey> {
     // Mostly plain; else tags behind the first, or cut off.
     let odd = prop_oneof![6 => Just((0x0800, 0)), 1 => Just((0x0800, 0x1001)), 1 => Just((0x8100, 0))];
-    (1u32..5, address(), address(), 0u16..3, odd).prop_map(|(port, src, dst, vlan, (eth_type, inner_vlan_tci))| {
-        let key = FlowKey { eth_type, inner_vlan_tci, ..key(port, src, dst) };
-        if vlan == 2 { key } else { tagged(key, vlan) }
+    (1u32..5, address(), address(), 0u16..3, odd, any::<u8>()).prop_map(|(port, src, dst, vlan, odd, more)| {
+        let (eth_type, inner_vlan_tci) = odd;
+        let mut key = FlowKey { eth_type, inner_vlan_tci, ..key(port, src, dst) };
+        // An address that settings may allow, or a priority.
+        key.ip_src[15] = more & 3;
+        let priority = u16::from(more & 4) << 11;
+        if vlan == 2 { key } else { tagged(key, vlan | priority) }
     })
+}
+
+fn settings() -> impl Strategy<Value = PortSettings> {
+    let texts = [
+        "vlan=1",
+        "vlan=7",
+        "trunk=1",
+        "trunk=1,7 native=3",
+        "native=1",
+        "isolated=on",
+        "mac=52:54:00:00:00:01,52:54:00:00:00:03",
+        "mac=52:54:00:00:00:02 addr=0.0.0.1,0.0.0.2 vlan=1",
+        "no-dhcp-server=on",
+    ];
+    let some = prop::sample::select(texts.to_vec()).prop_map(|text| text.to_owned().try_into().unwrap());
+    prop_oneof![4 => some, 1 => Just(PortSettings::default())]
 }
 
 fn uplinks() -> impl Strategy<Value = Uplinks> {
@@ -482,6 +502,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => prop_oneof![Just(10_000u64), Just(1000), Just(150_000)].prop_map(Op::Poll),
         1 => any::<usize>().prop_map(Op::Evict),
         1 => uplinks().prop_map(Op::Uplinks),
+        2 => (1u32..5, settings()).prop_map(|(port, settings)| Op::Set(port, settings)),
         1 => Just(Op::RestartControl),
         1 => Just(Op::RestartSwitch),
     ]

@@ -2,9 +2,10 @@
 //! tests here and elsewhere (feature `testutil`). Panics when they disagree: never for real input.
 
 use crate::acl::{Direction, List};
-use crate::{Change, Effects, FlowUse, Learning, Limits, PortLists, Resume, Uplinks};
+use crate::guard::pretends;
+use crate::{Change, Effects, FlowUse, Learning, Limits, PortLists, PortSettings, Resume, Uplinks};
 use lasthop_flow::{Action, FlowSpec};
-use lasthop_frame::FlowKey;
+use lasthop_frame::{Edit, FlowKey, FlowMask};
 use lasthop_types::{DropReason, MacAddr, PortId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,6 +34,7 @@ pub(crate) struct Bench {
     pub(crate) up: BTreeMap<PortId, bool>,
     pub(crate) lists: BTreeMap<PortId, PortLists>,
     pub(crate) uplinks: Uplinks,
+    pub(crate) settings: BTreeMap<PortId, PortSettings>,
     /// Masked key and mask → flow, last use.
     pub(crate) table: Vec<(FlowSpec, u64)>,
     /// Most changes of flows that followed from one event or slice since this was last set to 0.
@@ -53,6 +55,7 @@ impl Bench {
             up: BTreeMap::new(),
             lists: BTreeMap::new(),
             uplinks: Uplinks::new(),
+            settings: BTreeMap::new(),
             table: Vec::new(),
             most_changes: 0,
             parts: None,
@@ -107,6 +110,7 @@ impl Bench {
     pub(crate) fn port_gone(&mut self, id: u32) {
         let (id, mut out) = (PortId(id), Effects::default());
         self.up.remove(&id);
+        self.settings.remove(&id);
         self.table.retain(|(f, _)| f.key.port() != id && !f.actions.contains(&Action::Output(id)));
         self.policy.port_gone(id, self.now_ms, &mut out);
         self.apply(out);
@@ -131,15 +135,69 @@ impl Bench {
         self.apply(out);
     }
 
-    fn carries(&self, port: PortId, key: &FlowKey) -> bool {
-        let Some(Some(vlans)) = self.uplinks.get(&port) else { return true };
-        let tag = |eth_type: u16| [0x8100, 0x88a8].contains(&eth_type);
-        let hidden = key.inner_vlan_tci & 0xfff != 0 || tag(key.eth_type);
-        vlans.contains(key.vlan_tci & 0xfff) && !(key.vlan_tci & 0xfff == 0 && hidden)
+    /// A port is told to do something else from now on.
+    pub(crate) fn set(&mut self, id: u32, settings: PortSettings) {
+        let mut out = Effects::default();
+        self.settings.insert(PortId(id), settings.clone());
+        self.policy.set_settings(PortId(id), settings, self.now_ms, &mut out);
+        self.apply(out);
     }
 
-    fn enters(&self, key: &FlowKey) -> bool {
-        self.carries(key.port(), key) && self.permits(key.port(), Direction::FromGuest, key)
+    /// The VLAN that a frame belongs to which comes in there: the definition.
+    pub(crate) fn vlan_in(&self, port: PortId, key: &FlowKey) -> Option<u16> {
+        let (vid, set) = (key.vlan_tci & 0xfff, self.settings_of(port));
+        let list = self.list_of(port, &set);
+        let (pvid, plain) = (set.vlan.or(set.native).unwrap_or(0), list.is_none() && set.native.is_none());
+        if vid != 0 {
+            return (set.vlan.is_none() && list.is_none_or(|list| list.contains(&vid))).then_some(vid);
+        }
+        (list.is_none_or(|list| list.contains(&pvid)) && (plain || !hides(key))).then_some(pvid)
+    }
+
+    /// The tags of a frame of this VLAN as it goes out there, outermost first: the definition.
+    fn tags_out(&self, port: PortId, vlan: u16, key: &FlowKey) -> Option<Vec<u16>> {
+        let set = self.settings_of(port);
+        let list = self.list_of(port, &set);
+        let (pvid, plain) = (set.vlan.or(set.native).unwrap_or(0), list.is_none() && set.native.is_none());
+        let (tags, priority) = (tags(key), key.vlan_tci & 0xe000);
+        let inner = tags.get(1..).unwrap_or_default().to_vec();
+        if list.is_some_and(|list| !list.contains(&vlan)) {
+            None
+        } else if vlan == pvid && !plain && hides(key) {
+            None
+        } else if vlan == 0 || vlan != pvid && key.vlan_tci & 0xfff != 0 {
+            Some(tags)
+        } else if vlan == pvid {
+            Some(inner)
+        } else {
+            Some([vec![priority | vlan], inner].concat())
+        }
+    }
+
+    fn settings_of(&self, port: PortId) -> PortSettings {
+        let guest = !self.uplinks.contains_key(&port);
+        self.settings.get(&port).filter(|_| guest).cloned().unwrap_or_default()
+    }
+
+    fn list_of(&self, port: PortId, set: &PortSettings) -> Option<BTreeSet<u16>> {
+        let ids = |vlans: &crate::Vlans| (0..4096).filter(|id| vlans.contains(*id)).collect::<BTreeSet<u16>>();
+        match (self.uplinks.get(&port), set.vlan, &set.trunk) {
+            (Some(vlans), ..) => vlans.as_ref().map(ids),
+            (None, Some(vlan), _) => Some([vlan].into()),
+            (None, None, None) => set.native.map(|_| (1..4095).collect()),
+            (None, None, Some(vlans)) => Some(ids(vlans).into_iter().chain(set.native).collect()),
+        }
+    }
+
+    /// A frame as lists see it.
+    fn inside(&self, key: &FlowKey, vlan: u16) -> FlowKey {
+        FlowKey { vlan_tci: key.vlan_tci & !0xfff | vlan, ..*key }
+    }
+
+    pub(crate) fn enters(&self, key: &FlowKey) -> bool {
+        let Some(vlan) = self.vlan_in(key.port(), key) else { return false };
+        let pretends = pretends(&self.settings_of(key.port()), key, &mut FlowMask::default());
+        pretends.is_none() && self.permits(key.port(), Direction::FromGuest, &self.inside(key, vlan))
     }
 
     fn list(&self, port: PortId, direction: Direction) -> Option<&List> {
@@ -192,6 +250,7 @@ impl Bench {
     pub(crate) fn restart_control(&mut self) {
         self.policy = Learning::new(self.limits.clone());
         self.set_uplinks(self.uplinks.clone());
+        self.settings.clone().into_iter().for_each(|(id, settings)| self.set(id.0, settings));
         self.attach();
     }
 
@@ -215,35 +274,33 @@ impl Bench {
         self.policy.macs(self.now_ms).find(|m| m.mac == mac && m.vlan == vlan).map(|m| m.port)
     }
 
-    /// What a learning switch with this address table does: the definition, without any index.
-    pub(crate) fn reference(&self, key: &FlowKey) -> Vec<Action> {
-        if !key.src().is_unicast_source() {
-            return vec![Action::Drop(DropReason::BadSource)];
+    /// Where a learning switch with this address table sends a packet, and with what tags: the definition, without any index.
+    pub(crate) fn reference(&self, key: &FlowKey) -> BTreeMap<PortId, Vec<u16>> {
+        let from = key.port();
+        let nowhere = BTreeMap::new;
+        if !key.src().is_unicast_source() || key.dst().is_link_local() || !self.enters(key) {
+            return nowhere();
         }
-        if key.dst().is_link_local() {
-            return vec![Action::Drop(DropReason::LinkLocal)];
+        let ruled = |id: &PortId| Direction::ALL.iter().any(|d| self.list(*id, *d).is_some());
+        let set = self.settings.values().any(|settings| !settings.is_default());
+        if !self.up.contains_key(&from) && (set || self.up.keys().any(ruled)) {
+            return nowhere();
         }
-        if !self.carries(key.port(), key) {
-            return vec![Action::Drop(DropReason::Vlan)];
-        }
-        if !self.enters(key) {
-            return vec![Action::Drop(DropReason::Acl)];
-        }
-        if !self.up.contains_key(&key.port())
-            && self.up.keys().any(|id| Direction::ALL.iter().any(|d| self.list(*id, *d).is_some()))
-        {
-            return Vec::new();
-        }
-        let outputs: Vec<_> = match self.home(key.vlan_tci & 0xfff, key.dst()) {
-            Some(port) if port == key.port() => return vec![Action::Output(port)],
+        let Some(vlan) = self.vlan_in(from, key) else { return nowhere() };
+        let outputs: Vec<_> = match self.home(vlan, key.dst()) {
+            Some(port) if port == from => return [(from, tags(key))].into(),
             Some(port) => vec![port],
-            None => self.up.iter().filter(|(id, up)| **up && **id != key.port()).map(|(id, _)| *id).collect(),
+            None => self.up.iter().filter(|(id, up)| **up && **id != from).map(|(id, _)| *id).collect(),
         };
-        let apart = |id: &PortId| self.uplinks.contains_key(id) && self.uplinks.contains_key(&key.port());
-        let permitted = outputs
-            .into_iter()
-            .filter(|id| !apart(id) && self.carries(*id, key) && self.permits(*id, Direction::ToGuest, key));
-        permitted.map(Action::Output).collect()
+        let isolated = |id: &PortId| self.settings_of(*id).isolated;
+        let apart = |id: &PortId| match [self.uplinks.contains_key(id), self.uplinks.contains_key(&from)] {
+            [true, true] => true,
+            [false, false] => isolated(id) || isolated(&from),
+            _ => false,
+        };
+        let permits = |id: &PortId| self.permits(*id, Direction::ToGuest, &self.inside(key, vlan));
+        let reached = outputs.into_iter().filter(|id| !apart(id) && permits(id));
+        reached.filter_map(|id| Some((id, self.tags_out(id, vlan, key)?))).collect()
     }
 
     pub(crate) fn limits_hold(&self) {
@@ -291,10 +348,9 @@ impl Bench {
 
     /// Whether this is what becomes of a packet. A port that goes up and down too often may be flooded to while it is down.
     pub(crate) fn agrees(&self, actions: &[Action], key: &FlowKey) {
-        let reference = outputs(&self.reference(key));
-        let down = |a: &Action| matches!(a, Action::Output(id) if self.up.get(id) == Some(&false));
-        let mut done = outputs(actions);
-        done.retain(|a| reference.contains(a) || !down(a));
+        let reference = self.reference(key);
+        let mut done = carried_out(actions, key);
+        done.retain(|id, _| reference.contains_key(id) || self.up.get(id) != Some(&false));
         assert_eq!(done, reference, "{key:?}: {actions:?}");
     }
 
@@ -316,6 +372,8 @@ pub enum Op {
     Load(BTreeMap<PortId, PortLists>),
     /// Other ports are uplinks, or they carry other VLANs.
     Uplinks(Uplinks),
+    /// A port is told to do something else.
+    Set(u32, PortSettings),
     /// Time passes (ms), then statistics are read and things age.
     Poll(u64),
     /// The switch loses a flow.
@@ -355,7 +413,8 @@ pub fn compare(ops: impl IntoIterator<Item = Op>, probes: &[FlowKey], small: boo
         match op {
             Op::Packet(key) => {
                 let known = b.up.contains_key(&key.port());
-                let (refused, vlan) = (b.refused(key.in_port), key.vlan_tci & 0xfff);
+                let refused = b.refused(key.in_port);
+                let vlan = b.vlan_in(key.port(), &key).unwrap_or(key.vlan_tci & 0xfff);
                 let home = b.home(vlan, key.src());
                 let hit = !b.lookup(&key).is_empty();
                 let done = b.packet(&key);
@@ -376,6 +435,7 @@ pub fn compare(ops: impl IntoIterator<Item = Op>, probes: &[FlowKey], small: boo
             Op::Port(p, up) => b.port(p, up),
             Op::Load(lists) => b.load(lists),
             Op::Uplinks(uplinks) => b.set_uplinks(uplinks),
+            Op::Set(port, settings) => b.set(port, settings),
             Op::PortGone(p) => b.port_gone(p),
             Op::Poll(ms) => {
                 b.poll(ms);
@@ -405,7 +465,8 @@ pub fn compare(ops: impl IntoIterator<Item = Op>, probes: &[FlowKey], small: boo
             // A source that lives elsewhere may keep a flow only until the next tick.
             let enters = b.enters(&flow.key);
             if ticked && enters && flow.mask.0.eth_dst == [0xff; 6] && flow.mask.0.in_port != 0 {
-                assert_eq!(b.home(flow.key.vlan_tci, flow.key.src()), Some(flow.key.port()));
+                let vlan = b.vlan_in(flow.key.port(), &flow.key).unwrap();
+                assert_eq!(b.home(vlan, flow.key.src()), Some(flow.key.port()));
             }
         }
         for m in b.policy.macs(b.now_ms) {
@@ -414,8 +475,29 @@ pub fn compare(ops: impl IntoIterator<Item = Op>, probes: &[FlowKey], small: boo
     }
 }
 
-/// Where a packet goes. Whether under one reason or another it is dropped does not count here: a group source that sends
-/// to a link-local address meets two flows, each with its own.
-fn outputs(actions: &[Action]) -> Vec<Action> {
-    actions.iter().copied().filter(|a| matches!(a, Action::Output(_))).collect()
+/// The tags of a frame, outermost first.
+fn tags(key: &FlowKey) -> Vec<u16> {
+    let without_mark = |tci: u16| tci & !FlowKey::VLAN_PRESENT;
+    let both = [key.vlan_tci, key.inner_vlan_tci];
+    both.into_iter().filter(|tci| tci & FlowKey::VLAN_PRESENT != 0).map(without_mark).collect()
+}
+
+/// Behind its outer tag there is another one, whole or in part.
+fn hides(key: &FlowKey) -> bool {
+    key.inner_vlan_tci & 0xfff != 0 || [0x8100, 0x88a8].contains(&key.eth_type)
+}
+
+/// Where a packet goes, and with what tags. Whether under one reason or another it is dropped does not count here: a group source that
+/// sends to a link-local address meets two flows, each with its own.
+fn carried_out(actions: &[Action], key: &FlowKey) -> BTreeMap<PortId, Vec<u16>> {
+    let (mut tags, mut sent) = (tags(key), BTreeMap::new());
+    for action in actions {
+        match action {
+            Action::Output(to) => assert!(sent.insert(*to, tags.clone()).is_none(), "{to} twice"),
+            Action::Edit(Edit::PushVlan { tci, .. }) => tags.insert(0, *tci),
+            Action::Edit(Edit::PopVlan) => drop(tags.remove(0)),
+            _ => {}
+        }
+    }
+    sent
 }

@@ -1,7 +1,6 @@
-//! Which VLANs an uplink carries.
+//! Sets of VLANs, as people write them.
 
 use crate::flows::VID;
-use lasthop_frame::{FlowKey, FlowMask};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -20,6 +19,13 @@ pub struct Vlans(Box<[u8; BYTES]>);
 /// What is wrong with a list, and what to write instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseVlansError(String);
+
+impl Default for Vlans {
+    /// None.
+    fn default() -> Self {
+        Self(Box::new([0; BYTES]))
+    }
+}
 
 impl Vlans {
     /// From [`Vlans::as_bytes`]. What is not said is not carried.
@@ -44,19 +50,15 @@ impl Vlans {
         self.0.iter().zip(&*other.0).any(|(a, b)| a & b != 0)
     }
 
-    /// Whether a frame belongs to one of the VLANs. Adds to `mask` what it looked at.
-    ///
-    /// A frame without a VLAN must not be one of another VLAN to somebody else: stations (and switches that take a priority
-    /// tag off) read the tag behind it, and a tag of which only a part is there becomes whole when the frame is padded.
-    pub(crate) fn carry(&self, key: &FlowKey, mask: &mut FlowMask) -> bool {
-        mask.0.vlan_tci |= VID;
-        let vlan = key.vlan_tci & VID;
-        if vlan != UNTAGGED || !self.contains(vlan) {
-            return self.contains(vlan);
-        }
-        mask.0.inner_vlan_tci |= VID;
-        mask.0.eth_type = u16::MAX;
-        key.inner_vlan_tci & VID == 0 && ![0x8100, 0x88a8].contains(&key.eth_type)
+    /// Every VLAN; not frames without one.
+    pub(crate) fn all() -> Self {
+        (1..=LAST).fold(Self::default(), |vlans, vlan| vlans.with(Some(vlan)))
+    }
+
+    /// And this one.
+    pub(crate) fn with(mut self, vlan: Option<u16>) -> Self {
+        vlan.into_iter().for_each(|vlan| self.insert(vlan));
+        self
     }
 
     fn insert(&mut self, vlan: u16) {
@@ -80,12 +82,12 @@ impl FromStr for Vlans {
                 "no VLANs; write ids and ranges like 10:20-30, and `untagged` for frames without a tag".into(),
             );
         }
-        let mut vlans = Self(Box::new([0; BYTES]));
+        let mut vlans = Self::default();
         for word in text.split(':') {
             let (first, last) = match word.split_once('-') {
                 _ if word == "untagged" => (UNTAGGED, UNTAGGED),
-                Some((first, last)) => (id(first)?, id(last)?),
-                None => (id(word)?, id(word)?),
+                Some((first, last)) => (vlan_id(first)?, vlan_id(last)?),
+                None => (vlan_id(word)?, vlan_id(word)?),
             };
             if last < first {
                 return error(format!("the range {word} ends before it begins; write {last}-{first}"));
@@ -104,7 +106,8 @@ impl FromStr for Vlans {
     }
 }
 
-fn id(word: &str) -> Result<u16, ParseVlansError> {
+/// A VLAN's number.
+pub(crate) fn vlan_id(word: &str) -> Result<u16, ParseVlansError> {
     let digits = word.bytes().all(|b| b.is_ascii_digit());
     match word.parse() {
         Ok(id @ 1..=LAST) if digits => Ok(id),

@@ -68,12 +68,16 @@ drop_reasons! {
     Recovered = "recovered",
     /// A rule of an access list denied the packet, or the list's default did; `lasthop stats` says which.
     Acl = "acl",
-    /// The packet's VLAN is not carried by the uplink it came from, or by any that it would have gone to.
+    /// The packet's VLAN is not carried by the port it came from, or by any that it would have gone to.
     Vlan = "vlan",
     /// There was nowhere to send the packet: no other port is up.
     NoOtherPort = "no_other_port",
     /// The packet came from one uplink and had only other uplinks to go to.
     BetweenUplinks = "between_uplinks",
+    /// The packet pretended to come from an address, or to be a server, that its port's settings do not allow; `lasthop trace` says which.
+    Spoofed = "spoofed",
+    /// One of the two ports is isolated: it talks to uplinks only.
+    Isolated = "isolated",
 }
 
 #[cfg(test)]

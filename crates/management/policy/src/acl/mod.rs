@@ -35,6 +35,7 @@ mod rule;
 pub use book::{Book, BookError, Scope};
 pub use classbench::{ClassBench, read as read_classbench};
 pub use judge::{Decision, List};
+pub(crate) use parse::prefix;
 pub use parse::{Lists, Located, MAX_RULES, MAX_TEXT, Rules, looks_like_classbench, read};
 pub use rule::{Action, Direction, Ether, Mac, Prefix, Range, Rule};
 

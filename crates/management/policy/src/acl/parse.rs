@@ -520,7 +520,8 @@ pub(super) fn number(text: &str) -> Option<u32> {
     u32::from_str_radix(digits, radix).ok()
 }
 
-pub(super) fn prefix(text: &str) -> Result<Prefix, &'static str> {
+/// An address or a prefix; if it is none, what was expected.
+pub(crate) fn prefix(text: &str) -> Result<Prefix, &'static str> {
     const EXPECTED: &str = "an IPv4 or IPv6 address such as 10.0.0.1 or fd00::1, a prefix such as 10.0.0.0/8, or any";
     let (addr, len) = match text.split_once('/') {
         Some((addr, len)) => (addr, Some(len)),

@@ -1,8 +1,10 @@
-//! What becomes of a packet: the sender's VLANs and access list, then where learning sends it, then the receivers'.
+//! What becomes of a packet: the sender's settings and access list, then where learning sends it, then the receivers'.
 
 use super::{Learning, refusal};
 use crate::acl::{Decision, Direction, List, Scope};
-use crate::flows::{PAIR_MASK, PORT_MASK, Pair, Verdict, has};
+use crate::flows::{PAIR_MASK, PORT_MASK, Pair, VID, Verdict, has};
+use crate::guard::{Pretence, pretends};
+use crate::membership::{self, Tag};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_types::{DropReason, PortId};
@@ -14,6 +16,8 @@ pub(crate) struct Judged {
     pub mask: FlowMask,
     /// As [`Installed::verdict`].
     pub verdict: Option<Verdict>,
+    /// As [`Installed::vlan`].
+    pub vlan: u16,
     pub actions: Vec<Action>,
     /// Whose rule it is that drops them, if one does.
     pub rule: Option<DeniedBy>,
@@ -39,6 +43,22 @@ impl DeniedBy {
         };
         Self { scope: scope.clone(), direction, rule }
     }
+}
+
+/// Why a frame may not enter where it comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// The port is no member of its VLAN.
+    Vlan,
+    /// It pretends something.
+    Pretence(Pretence),
+    /// The port's list denies it, which belongs to this VLAN.
+    List(u16, DeniedBy),
+}
+
+/// A frame as access lists see it: in the VLAN that it belongs to, with its tag or without.
+pub(crate) fn inside(key: &FlowKey, vlan: u16) -> FlowKey {
+    FlowKey { vlan_tci: key.vlan_tci & !VID | vlan, ..*key }
 }
 
 impl Learning {
@@ -67,10 +87,6 @@ impl Learning {
         decision
     }
 
-    pub(crate) fn list(&self, port: PortId, direction: Direction) -> Option<&Arc<List>> {
-        self.scoped_list(port, direction).map(|(_, list)| list)
-    }
-
     pub(crate) fn scoped_list(&self, port: PortId, direction: Direction) -> Option<&(Scope, Arc<List>)> {
         self.lists.get(&port)?[direction as usize].as_ref()
     }
@@ -81,44 +97,55 @@ impl Learning {
         let mut lists: Vec<&(Scope, Arc<List>)> = Vec::new();
         let mut found = Vec::new();
         let mut looked_at = flow.mask;
-        if !self.carries(key.port(), key, &mut looked_at) {
-            return found;
-        }
+        let admitted = self.admit(key, &mut looked_at);
+        let (Ok(vlan) | Err(Refused::List(vlan, _))) = admitted else { return found };
         if let Some((scope, list)) = self.scoped_list(key.port(), Direction::FromGuest) {
-            let decision = self.decide(list, key);
-            found.push((scope, Direction::FromGuest, decision));
-            if !decision.permits() {
-                return found;
-            }
+            found.push((scope, Direction::FromGuest, self.decide(list, &inside(key, vlan))));
         }
-        if !has(&flow.mask, &PAIR_MASK) {
+        if admitted.is_err() || !has(&flow.mask, &PAIR_MASK) {
             return found;
         }
-        let verdict = self.verdict(&Pair::of(key));
-        for port in self.outputs(verdict, key, &mut looked_at).into_iter().filter(|_| verdict != Verdict::Hairpin) {
+        let verdict = self.verdict(&Pair::of(key, vlan));
+        let outputs = self.outputs(verdict, vlan, key, &mut looked_at);
+        for (port, _) in outputs.into_iter().filter(|_| verdict != Verdict::Hairpin) {
             if let Some(scoped) = self.scoped_list(port, Direction::ToGuest)
                 && !lists.iter().any(|other| Arc::ptr_eq(&other.1, &scoped.1))
             {
                 lists.push(scoped);
-                found.push((&scoped.0, Direction::ToGuest, self.decide(&scoped.1, key)));
+                found.push((&scoped.0, Direction::ToGuest, self.decide(&scoped.1, &inside(key, vlan))));
             }
         }
         found
     }
 
-    /// The port that it comes from carries its VLAN, and the list there lets it in.
-    pub(super) fn may_enter(&self, key: &FlowKey) -> bool {
-        let carried = self.carries(key.port(), key, &mut FlowMask::default());
-        carried && self.list(key.port(), Direction::FromGuest).is_none_or(|list| self.decide(list, key).permits())
+    /// Whether a frame may enter where it comes from, and the VLAN that it belongs to then. By the port's VLANs, its other settings and its
+    /// list. Adds to `mask` what it took to know.
+    pub(crate) fn admit(&self, key: &FlowKey, mask: &mut FlowMask) -> Result<u16, Refused> {
+        let from = key.port();
+        let vlan = self.member(from).enters(key, mask).ok_or(Refused::Vlan)?;
+        if let Some(settings) = self.guest_settings(from)
+            && let Some(pretence) = pretends(settings, key, mask)
+        {
+            return Err(Refused::Pretence(pretence));
+        }
+        if let Some(scoped) = self.scoped_list(from, Direction::FromGuest) {
+            let decision = self.ask(&scoped.1, &inside(key, vlan), mask);
+            if !decision.permits() {
+                return Err(Refused::List(vlan, DeniedBy::new(scoped, Direction::FromGuest, decision)));
+            }
+        }
+        Ok(vlan)
+    }
+
+    /// The VLAN that it belongs to, if it may enter.
+    pub(super) fn may_enter(&self, key: &FlowKey) -> Option<u16> {
+        self.admit(key, &mut FlowMask::default()).ok()
     }
 
     /// The same, of all packets of a flow.
-    pub(super) fn all_may_enter(&self, key: &FlowKey, mask: &FlowMask) -> bool {
+    pub(super) fn all_may_enter(&self, key: &FlowKey, mask: &FlowMask) -> Option<u16> {
         let mut looked_at = *mask;
-        let list = self.list(key.port(), Direction::FromGuest);
-        self.carries(key.port(), key, &mut looked_at)
-            && list.is_none_or(|list| self.ask(list, key, &mut looked_at).permits())
-            && looked_at == *mask
+        self.admit(key, &mut looked_at).ok().filter(|_| looked_at == *mask)
     }
 
     /// What becomes of a packet that [`Learning::may_enter`] or not, and the widest flow that says so.
@@ -138,60 +165,55 @@ impl Learning {
         (judged.mask == *mask && enough && !refused).then_some(judged)
     }
 
-    /// Judges by the sender's VLANs and list, where learning sends it, and the receivers' VLANs and lists. Adds to `mask`
+    /// Judges by the sender's settings and list, where learning sends it, and the receivers' settings and lists. Adds to `mask`
     /// what it looked at.
     fn judge(&self, key: &FlowKey, mut mask: FlowMask) -> Judged {
-        let from = key.port();
-        let drop = |mask, verdict, reason, rule| Judged { mask, verdict, actions: vec![Action::Drop(reason)], rule };
-        if !self.carries(from, key, &mut mask) {
-            return drop(mask, None, DropReason::Vlan, None);
-        }
-        if let Some(scoped) = self.scoped_list(from, Direction::FromGuest) {
-            let decision = self.ask(&scoped.1, key, &mut mask);
-            if !decision.permits() {
-                let rule = DeniedBy::new(scoped, Direction::FromGuest, decision);
-                return drop(mask, None, DropReason::Acl, Some(rule));
-            }
-        }
-        let verdict = self.verdict(&Pair::of(key));
-        let mut outputs = self.outputs(verdict, key, &mut mask);
+        let drop = |mask, verdict, vlan, reason, rule| {
+            let actions = vec![Action::Drop(reason)];
+            Judged { mask, verdict, vlan, actions, rule }
+        };
+        let vlan = match self.admit(key, &mut mask) {
+            Ok(vlan) => vlan,
+            Err(Refused::Vlan) => return drop(mask, None, 0, DropReason::Vlan, None),
+            Err(Refused::Pretence(_)) => return drop(mask, None, 0, DropReason::Spoofed, None),
+            Err(Refused::List(_, rule)) => return drop(mask, None, 0, DropReason::Acl, Some(rule)),
+        };
+        let verdict = self.verdict(&Pair::of(key, vlan));
+        let mut outputs = self.outputs(verdict, vlan, key, &mut mask);
         if outputs.is_empty() {
-            return drop(mask, Some(verdict), self.why_nowhere(verdict, from), None);
+            return drop(mask, Some(verdict), vlan, self.why_nowhere(verdict, key.port()), None);
         }
         if verdict != Verdict::Hairpin {
-            let rule = self.filter(key, &mut mask, &mut outputs);
+            let rule = self.filter(&inside(key, vlan), &mut mask, &mut outputs);
             if outputs.is_empty() {
-                return drop(mask, Some(verdict), DropReason::Acl, rule);
+                return drop(mask, Some(verdict), vlan, DropReason::Acl, rule);
             }
         }
-        Judged { mask, verdict: Some(verdict), actions: outputs.into_iter().map(Action::Output).collect(), rule: None }
+        Judged { mask, verdict: Some(verdict), vlan, actions: membership::actions(outputs), rule: None }
     }
 
     /// Why learning sends a packet from there nowhere.
     fn why_nowhere(&self, verdict: Verdict, from: PortId) -> DropReason {
-        let apart = |to: PortId| self.is_between_uplinks(from, to);
         match verdict {
-            Verdict::To(port) if apart(port) => DropReason::BetweenUplinks,
-            Verdict::To(_) | Verdict::Hairpin => DropReason::Vlan,
+            Verdict::To(port) => self.apart(from, port).unwrap_or(DropReason::Vlan),
+            Verdict::Hairpin => DropReason::Vlan,
             Verdict::Flood => {
-                let mut others = self.flooded().filter(|to| *to != from).peekable();
-                if others.peek().is_none() {
-                    DropReason::NoOtherPort
-                } else if others.all(apart) {
-                    DropReason::BetweenUplinks
-                } else {
-                    DropReason::Vlan
+                let mut others = self.flooded().filter(|to| *to != from).map(|to| self.apart(from, to));
+                match others.next() {
+                    None => DropReason::NoOtherPort,
+                    Some(Some(first)) if others.all(|why| why.is_some()) => first,
+                    Some(_) => DropReason::Vlan,
                 }
             }
         }
     }
 
     /// Takes out the ports whose lists do not let it through; the first such list's word.
-    fn filter(&self, key: &FlowKey, mask: &mut FlowMask, outputs: &mut Vec<PortId>) -> Option<DeniedBy> {
+    fn filter(&self, key: &FlowKey, mask: &mut FlowMask, outputs: &mut Vec<(PortId, Tag)>) -> Option<DeniedBy> {
         // Most ports share a list: it is asked once.
         let mut asked: Vec<(&Arc<List>, bool)> = Vec::new();
         let mut denied = None;
-        outputs.retain(|port| {
+        outputs.retain(|(port, _)| {
             let Some(scoped) = self.scoped_list(*port, Direction::ToGuest) else { return true };
             if let Some((_, permits)) = asked.iter().find(|(l, _)| Arc::ptr_eq(l, &scoped.1)) {
                 return *permits;

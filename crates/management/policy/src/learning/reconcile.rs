@@ -120,12 +120,12 @@ impl Learning {
         if f.spec.actions.is_empty() || !has(&f.spec.mask, &PAIR_MASK) {
             return;
         }
-        let pair = Pair::of(&f.spec.key);
-        let ordinary = pair.src.is_unicast_source() && !pair.dst.is_link_local();
+        let key = &f.spec.key;
+        let ordinary = key.src().is_unicast_source() && !key.dst().is_link_local();
         // A flow that drops what may not enter says nothing of where its source lives.
-        if !ordinary || !self.all_may_enter(&f.spec.key, &f.spec.mask) {
-            return;
-        }
+        let vlan = if ordinary { self.all_may_enter(key, &f.spec.mask) } else { None };
+        let Some(vlan) = vlan else { return };
+        let pair = Pair::of(key, vlan);
         let home = |policy: &Self| policy.macs.get(pair.vlan, pair.src).map(|e| e.port);
         let (before, seen_ms) = (home(self), told_ms.saturating_sub(f.idle_ms));
         if let Some(from) = self.macs.adopt(pair.vlan, pair.src, pair.port, seen_ms) {
@@ -197,11 +197,13 @@ impl Learning {
             return self.compare_known(id, f, asked, used_ms, now_ms, out);
         }
         let (key, mask) = (f.spec.key, f.spec.mask);
-        if has(&mask, &PAIR_MASK) && self.all_may_enter(&key, &mask) {
-            self.refresh_source(&Pair::of(&key), used_ms);
+        if has(&mask, &PAIR_MASK)
+            && let Some(vlan) = self.all_may_enter(&key, &mask)
+        {
+            self.refresh_source(&Pair::of(&key, vlan), used_ms);
         }
         let right = self.judge_flow(&key, &mask).filter(|judged| match judged.verdict {
-            Some(_) => self.lives_at(&Pair::of(&key)),
+            Some(_) => self.lives_at(&Pair::of(&key, judged.vlan)),
             None => self.has_port(key.port()),
         });
         let Some(judged) = right else {
@@ -212,7 +214,7 @@ impl Learning {
         if f.spec.actions != judged.actions {
             return Some(self.put_flow(key, mask, judged, false, used_ms, now_ms, out));
         }
-        let Judged { verdict, actions, rule, .. } = judged;
+        let Judged { verdict, vlan, actions, rule, .. } = judged;
         if let [Action::Drop(reason)] = *actions {
             self.count_denied(key.port(), (reason, rule.clone()), &key, f.packets, used_ms);
         }
@@ -222,6 +224,7 @@ impl Learning {
             mask,
             actions,
             verdict,
+            vlan,
             unlearned: false,
             used_ms,
             put_ms: 0,
@@ -258,7 +261,7 @@ impl Learning {
         // What we sent after asking is newer than the answer.
         if flow.put_after < asked && *f.spec.actions != *flow.actions {
             let rule = flow.rule.as_deref().cloned();
-            let judged = Judged { mask, verdict: flow.verdict, actions: flow.actions.to_vec(), rule };
+            let judged = Judged { mask, verdict: flow.verdict, vlan: flow.vlan, actions: flow.actions.to_vec(), rule };
             let unlearned = flow.unlearned;
             return Some(self.put_flow(key, mask, judged, unlearned, used_ms, now_ms, out));
         }

@@ -217,6 +217,7 @@ fn happen(b: &mut Bench, op: Op) {
         Op::PortGone(port) => b.port_gone(port),
         Op::Load(lists) => b.load(lists),
         Op::Uplinks(uplinks) => b.set_uplinks(uplinks),
+        Op::Set(port, settings) => b.set(port, settings),
         Op::Poll(ms) => b.now_ms += ms,
         Op::Evict(n) if !b.table.is_empty() => drop(b.table.swap_remove(n % b.table.len())),
         Op::Evict(_) => {}

@@ -1,0 +1,273 @@
+//! What a port is told to do, beside access lists: its VLANs, whose addresses it may use, whom it talks to.
+
+use crate::acl::Prefix;
+use crate::membership::Membership;
+use crate::vlans::{ParseVlansError, Vlans, vlan_id};
+use lasthop_types::MacAddr;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Most Ethernet addresses, and most IP addresses, of one port: each packet that meets no flow is compared with all.
+pub const MAX_ADDRESSES: usize = 64;
+
+/// Settings of a port. The default is a port of a learning switch that needs no configuration. As text, in files too, names and values as
+/// people write them: `vlan=10 isolated=on`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct PortSettings {
+    /// Access port: of this VLAN alone, whose frames have no tag there.
+    pub vlan: Option<u16>,
+    /// Trunk: of these VLANs, whose frames have a tag there.
+    pub trunk: Option<Vlans>,
+    /// And of this one, whose frames have none; without `trunk`, of all others too.
+    pub native: Option<u16>,
+    /// It exchanges frames with uplinks only.
+    pub isolated: bool,
+    /// The Ethernet addresses that it may send from; any if there are none.
+    pub macs: Vec<MacAddr>,
+    /// The IP addresses that it may send from, and say in ARP and neighbour discovery to have; any if there are none.
+    pub addrs: Vec<Prefix>,
+    /// It may not answer as a DHCP server.
+    pub no_dhcp_server: bool,
+    /// It may not send router advertisements.
+    pub no_ra: bool,
+}
+
+/// Names of settings, as [`PortSettings::change`] and the option `--port` know them.
+pub const SETTINGS: &[&str] = &["vlan", "trunk", "native", "isolated", "mac", "addr", "no-dhcp-server", "no-ra"];
+
+impl PortSettings {
+    /// With these settings, each a name and a value as people write it, changed; what is not named stays. `none` takes a setting back.
+    /// The error says which is wrong and what to write.
+    pub fn change<'a>(&self, changes: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self, String> {
+        let (mut new, mut named) = (self.clone(), Vec::new());
+        for (name, value) in changes {
+            let first = !named.contains(&name);
+            if !first && !matches!(name, "mac" | "addr") {
+                return Err(format!("{name} is there twice"));
+            }
+            new.set(name, value, first).map_err(|e| format!("{name}={value}: {e}"))?;
+            named.push(name);
+        }
+        let is_set = |name: &str| named.contains(&name);
+        // An access port becomes a trunk, or the other way round, by naming what it is to be.
+        if is_set("vlan") && new.vlan.is_some() && !is_set("trunk") && !is_set("native") {
+            (new.trunk, new.native) = (None, None);
+        }
+        if (is_set("trunk") || is_set("native")) && !is_set("vlan") {
+            new.vlan = None;
+        }
+        new.check().map(|()| new)
+    }
+
+    fn set(&mut self, name: &str, value: &str, first: bool) -> Result<(), String> {
+        let none = value == "none";
+        match name {
+            "vlan" => self.vlan = if none { None } else { Some(one_vlan(value)?) },
+            "native" => self.native = if none { None } else { Some(one_vlan(value)?) },
+            "trunk" => self.trunk = if none { None } else { Some(trunk(value)?) },
+            "isolated" => self.isolated = on(value)?,
+            "no-dhcp-server" => self.no_dhcp_server = on(value)?,
+            "no-ra" => self.no_ra = on(value)?,
+            "mac" => list(&mut self.macs, value, first, station)?,
+            "addr" => list(&mut self.addrs, value, first, |text| crate::acl::prefix(text).map_err(str::to_owned))?,
+            _ => return Err(format!("there is no such setting; there are {}", SETTINGS.join(", "))),
+        }
+        Ok(())
+    }
+
+    /// Whether they agree with each other.
+    fn check(&self) -> Result<(), String> {
+        if self.vlan.is_some() && (self.trunk.is_some() || self.native.is_some()) {
+            return Err("a port is an access port (vlan) or a trunk (trunk, native), not both".into());
+        }
+        if self.trunk.as_ref().is_some_and(|vlans| vlans.contains(0)) {
+            return Err("a trunk has no `untagged`; native=VLAN says what frames without a tag belong to".into());
+        }
+        if self.macs.len() > MAX_ADDRESSES || self.addrs.len() > MAX_ADDRESSES {
+            return Err(format!("more than {MAX_ADDRESSES} addresses; use prefixes, or access lists"));
+        }
+        if !self.addrs.is_empty() && self.macs.is_empty() {
+            return Err(
+                "addresses (addr) are bound to those that send them; say with mac which Ethernet addresses may".into(),
+            );
+        }
+        Ok(())
+    }
+
+    /// Nothing is set.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Names and values of what is set, in the order of [`SETTINGS`].
+    pub fn values(&self) -> Vec<(&'static str, String)> {
+        let text = |n: &dyn ToString| n.to_string();
+        let flag = |on: bool| on.then(|| "on".to_owned());
+        let joined = |texts: Vec<String>| (!texts.is_empty()).then(|| texts.join(","));
+        let values = [
+            self.vlan.map(|n| text(&n)),
+            self.trunk.as_ref().map(|vlans| text(vlans)),
+            self.native.map(|n| text(&n)),
+            flag(self.isolated),
+            joined(self.macs.iter().map(|mac| text(mac)).collect()),
+            joined(self.addrs.iter().map(|addr| text(addr)).collect()),
+            flag(self.no_dhcp_server),
+            flag(self.no_ra),
+        ];
+        SETTINGS.iter().zip(values).filter_map(|(name, value)| value.map(|value| (*name, value))).collect()
+    }
+
+    /// What is set of VLANs, as text.
+    pub(crate) fn vlans(&self) -> String {
+        let of_vlans = |(name, value): (&str, String)| {
+            ["vlan", "trunk", "native"].contains(&name).then(|| format!("{name}={value}"))
+        };
+        self.values().into_iter().filter_map(of_vlans).collect::<Vec<_>>().join(" ")
+    }
+
+    pub(crate) fn membership(&self) -> Membership {
+        match (self.vlan, &self.trunk, self.native) {
+            (Some(vlan), ..) => Membership::access(vlan),
+            (None, vlans, native) => Membership::trunk(vlans.clone(), native),
+        }
+    }
+}
+
+/// As `name=value`, in the order of [`SETTINGS`]; nothing for the default.
+impl fmt::Display for PortSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let set = self.values().into_iter().map(|(name, value)| format!("{name}={value}"));
+        f.write_str(&set.collect::<Vec<_>>().join(" "))
+    }
+}
+
+impl TryFrom<String> for PortSettings {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let words = text.split_ascii_whitespace().map(|word| word.split_once('=').unwrap_or((word, "")));
+        Self::default().change(words)
+    }
+}
+
+impl From<PortSettings> for String {
+    fn from(settings: PortSettings) -> Self {
+        settings.to_string()
+    }
+}
+
+fn one_vlan(value: &str) -> Result<u16, String> {
+    vlan_id(value).map_err(|e| e.to_string())
+}
+
+fn trunk(value: &str) -> Result<Vlans, String> {
+    value.replace(',', ":").parse().map_err(|e: ParseVlansError| e.to_string())
+}
+
+fn on(value: &str) -> Result<bool, String> {
+    match value {
+        "on" => Ok(true),
+        "off" | "none" => Ok(false),
+        _ => Err("write on or off".into()),
+    }
+}
+
+fn station(text: &str) -> Result<MacAddr, String> {
+    let mac: MacAddr = text.parse().map_err(|_| "write an Ethernet address such as 52:54:00:12:34:56".to_owned())?;
+    if mac.is_unicast_source() { Ok(mac) } else { Err(format!("{mac} is no station's address")) }
+}
+
+/// Values with commas between them. The first in a command replaces what was set before.
+fn list<T: PartialEq>(
+    to: &mut Vec<T>,
+    value: &str,
+    first: bool,
+    parse: impl Fn(&str) -> Result<T, String>,
+) -> Result<(), String> {
+    if first {
+        to.clear();
+    }
+    for text in value.split(',').filter(|text| *text != "none") {
+        let new = parse(text)?;
+        if !to.contains(&new) {
+            to.push(new);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn changed(from: &PortSettings, text: &str) -> Result<PortSettings, String> {
+        from.change(text.split(' ').map(|word| word.split_once('=').unwrap()))
+    }
+
+    fn set(text: &str) -> PortSettings {
+        changed(&PortSettings::default(), text).unwrap()
+    }
+
+    #[test]
+    fn what_is_said_is_shown_and_kept() {
+        for (text, shown) in [
+            ("vlan=10", "vlan=10"),
+            ("trunk=20-30,10 native=5", "trunk=10:20-30 native=5"),
+            ("native=5", "native=5"),
+            ("isolated=on no-ra=on no-dhcp-server=on", "isolated=on no-dhcp-server=on no-ra=on"),
+            ("mac=52-54-00-00-00-01 mac=52:54:00:00:00:02", "mac=52:54:00:00:00:01,52:54:00:00:00:02"),
+            ("mac=52:54:00:00:00:01 addr=10.0.0.1,fd00::/64", "mac=52:54:00:00:00:01 addr=10.0.0.1,fd00::/64"),
+        ] {
+            let settings = set(text);
+            assert_eq!(settings.to_string(), shown);
+            assert_eq!(set(shown), settings);
+            let json = serde_json::to_string(&settings).unwrap();
+            assert_eq!(serde_json::from_str::<PortSettings>(&json).unwrap(), settings, "{json}");
+        }
+        assert_eq!(PortSettings::default().to_string(), "");
+    }
+
+    #[test]
+    fn a_change_leaves_what_it_does_not_name() {
+        let before = set("vlan=10 isolated=on mac=52:54:00:00:00:01");
+        let text = |change| changed(&before, change).unwrap().to_string();
+        assert_eq!(text("isolated=off"), "vlan=10 mac=52:54:00:00:00:01");
+        assert_eq!(text("trunk=10,20"), "trunk=10:20 isolated=on mac=52:54:00:00:00:01", "a trunk is no access port");
+        assert_eq!(text("mac=52:54:00:00:00:09"), "vlan=10 isolated=on mac=52:54:00:00:00:09");
+        assert_eq!(text("mac=none vlan=none"), "isolated=on");
+        let trunk = set("trunk=10 native=1");
+        assert_eq!(changed(&trunk, "vlan=7").unwrap().to_string(), "vlan=7");
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_what_to_write() {
+        let macs: Vec<_> = (0..65).map(|n| format!("52:54:00:00:00:{n:02x}")).collect();
+        for (text, wrong) in [
+            ("vlan=5000", "vlan=5000: \"5000\" is not a VLAN id; use 1 to 4094"),
+            ("vlan=0", "0 is no VLAN"),
+            ("vlan=10 trunk=20", "an access port (vlan) or a trunk"),
+            ("trunk=untagged:10", "native=VLAN says"),
+            ("trunk=20-10", "write 10-20"),
+            ("isolated=yes", "write on or off"),
+            ("mac=52:54:00:00:00", "such as 52:54:00:12:34:56"),
+            ("mac=01:00:5e:00:00:01", "no station's address"),
+            ("mac=52:54:00:00:00:01 addr=10.0.0.300", "such as 10.0.0.1"),
+            ("addr=10.0.0.1", "say with mac"),
+            ("color=red", "there are vlan, trunk"),
+            ("vlan=1 vlan=2", "vlan is there twice"),
+            (&format!("mac={}", macs.join(",")), "more than 64"),
+        ] {
+            let error = changed(&PortSettings::default(), text).unwrap_err();
+            assert!(error.contains(wrong), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_file_with_something_else_in_it_is_refused() {
+        for json in [r#""vlan""#, r#""vlan=10 trunk=20""#, r#""native=4095""#, r#""addr=10.0.0.1/40""#, r#"{}"#] {
+            assert!(serde_json::from_str::<PortSettings>(json).is_err(), "{json}");
+        }
+        assert!(serde_json::from_str::<PortSettings>("\"\"").unwrap().is_default());
+    }
+}
