@@ -24,6 +24,7 @@ mod lists;
 mod questions;
 #[cfg(test)]
 mod rooms;
+mod settings;
 mod statistics;
 mod uplinks;
 mod watch;
@@ -129,7 +130,7 @@ pub(crate) struct Core {
     counting: VecDeque<Counting>,
     /// Those who are told all addresses.
     listings: VecDeque<Listing>,
-    requests: BTreeMap<u64, Answer<PortChanged>>,
+    requests: BTreeMap<u64, (Answer<PortChanged>, bool)>,
     uplink_requests: BTreeMap<u64, UplinkRequest>,
     cpu_requests: BTreeMap<u64, CpuRequest>,
     /// Ports that are uplinks, and the VLANs that each carries.
@@ -368,12 +369,9 @@ impl Core {
                 self.configs = new;
             }
             SupervisorToControl::Reply { request, result } => {
-                let Some(answer) = self.requests.remove(&request) else { return };
-                match result {
-                    Ok(p) => give(answer, PortChanged { name: p.name, id: p.id.0, path: p.path, client: p.client }),
-                    Err(message) => refuse(answer, ApiError::PortRefused { message }),
-                }
+                self.port_reply(request, result, now_ms);
             }
+            SupervisorToControl::Settings { port, text } => self.settings_are(port, text, now_ms, out),
             SupervisorToControl::Uplinks(ports) => {
                 let vlans = |bytes: Vec<u8>| Vlans::from_bytes(&bytes);
                 self.uplinks = ports.into_iter().map(|(id, bytes)| (id, bytes.map(vlans))).collect();

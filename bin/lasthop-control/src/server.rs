@@ -13,7 +13,7 @@ use lasthop_api::{
     GuestQueue, Mac, MacPage, Port, PortChanged, PortPage, Queue, Replaced, SwitchStats, Totals, TraceOutput,
     TraceReport, TxBatch, Uplink, UplinkList, parse_frame,
 };
-use lasthop_ipc::UplinkConfig;
+use lasthop_ipc::{Settings, UplinkConfig};
 use lasthop_policy::acl::MAX_TEXT;
 use lasthop_sys::{Aside, Beat, receive_with_fds};
 use rustix::net::RecvFlags;
@@ -287,6 +287,10 @@ impl Api {
     }
 }
 
+fn pairs(settings: Vec<Field>) -> Settings {
+    settings.into_iter().map(|Field { name, value }| (name, value)).collect()
+}
+
 #[zlink::service(
     interface = "org.lasthop.Switch",
     types = [AclRule, AclPage, AclText, AclChanged, CpuTimes, Port, Queue, Totals, Drops, Flow, Field, Mac, PortChanged, PortPage, FlowPage, MacPage, SwitchStats, Denied, Replaced,
@@ -303,9 +307,17 @@ impl Api {
         client: bool,
         tx_batch: Option<TxBatch>,
         owner: Option<String>,
+        settings: Vec<Field>,
     ) -> Result<PortChanged, ApiError> {
         self.may_change()?;
-        self.change("port list", |answer| Call::PortAdd { name, path, client, tx_batch, owner, answer }).await
+        let settings = pairs(settings);
+        self.change("port list", |answer| Call::PortAdd { name, path, client, tx_batch, owner, settings, answer }).await
+    }
+
+    async fn port_set(&self, name: String, settings: Vec<Field>) -> Result<PortChanged, ApiError> {
+        self.may_change()?;
+        let settings = pairs(settings);
+        self.change("port list", |answer| Call::PortSet { name, settings, answer }).await
     }
 
     async fn port_add_device(
@@ -316,10 +328,12 @@ impl Api {
         queues: u16,
         nice: i32,
         spare: bool,
+        settings: Vec<Field>,
     ) -> Result<UplinkList, ApiError> {
         self.may_change()?;
-        let (gro, vlans, guest) = (true, None, true);
-        let call = UplinkCall::Add(UplinkConfig { name, device, driver, queues, nice, gro, spare, vlans, guest });
+        let (gro, vlans, guest, settings) = (true, None, true, pairs(settings));
+        let config = UplinkConfig { name, device, driver, queues, nice, gro, spare, vlans, guest, settings };
+        let call = UplinkCall::Add(config);
         self.change("port list", |answer| Call::Uplink { call, answer }).await
     }
 
@@ -346,8 +360,18 @@ impl Api {
         vlans: Option<String>,
     ) -> Result<UplinkList, ApiError> {
         self.may_change()?;
-        let call =
-            UplinkCall::Add(UplinkConfig { name, device, driver, queues, nice, gro, spare, vlans, guest: false });
+        let call = UplinkCall::Add(UplinkConfig {
+            name,
+            device,
+            driver,
+            queues,
+            nice,
+            gro,
+            spare,
+            vlans,
+            guest: false,
+            settings: Vec::new(),
+        });
         self.change("uplink list", |answer| Call::Uplink { call, answer }).await
     }
 

@@ -4,9 +4,9 @@ use lasthop_api::{
     Carried, CpuTimes, Drops, Field, Flow, GuestQueue, Mac, Port, Queue, Replaced, Totals, TraceOutput, TxBatch, Uplink,
 };
 use lasthop_flow::Action;
-use lasthop_frame::{FlowKey, FlowMask};
+use lasthop_frame::{Edit, FlowKey, FlowMask};
 use lasthop_ipc::{DeviceState, FlowInfo, LinkState, PortConfig, PortInfo, PortState, PortVm, UplinkInfo, UplinkQueue};
-use lasthop_policy::{MacView, PortView, Vlans};
+use lasthop_policy::{MacView, PortSettings, PortView, Vlans};
 use lasthop_types::{DropReason, MacAddr, PortId, PortTotals};
 use std::fmt::Display;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -193,16 +193,35 @@ pub(crate) fn outputs(actions: &[Action]) -> Vec<PortId> {
     actions.iter().filter_map(port).collect()
 }
 
+/// An action in the words of Open vSwitch.
+fn shown(action: &Action, name: impl Fn(PortId) -> String) -> String {
+    match action {
+        Action::Output(port) => name(*port),
+        Action::Drop(reason) => format!("drop({})", reason.name()),
+        Action::Edit(Edit::PushVlan { tci, .. }) if tci & !0x0fff == 0 => format!("push_vlan({tci})"),
+        Action::Edit(Edit::PushVlan { tci, .. }) => format!("push_vlan({},pcp={})", tci & 0x0fff, tci >> 13),
+        Action::Edit(Edit::PopVlan) => "pop_vlan".to_owned(),
+        _ => "unknown".to_owned(),
+    }
+}
+
 pub(crate) fn flow(f: &FlowInfo, name: impl Fn(PortId) -> String) -> Flow {
     let spec = &f.flow;
     Flow {
         fields: fields(&spec.key, &spec.mask, &name),
         outputs: outputs(&spec.actions).into_iter().map(&name).collect(),
+        actions: spec.actions.iter().map(|action| shown(action, &name)).collect(),
         packets: f.packets,
         bytes: f.bytes,
         idle_ms: f.idle_ms,
         epoch: spec.epoch,
     }
+}
+
+/// What a port is told to do.
+pub(crate) fn settings(settings: Option<&PortSettings>) -> Vec<Field> {
+    let values = settings.map(PortSettings::values).unwrap_or_default();
+    values.into_iter().map(|(name, value)| Field { name: name.into(), value }).collect()
 }
 
 /// A destination; where it is an interface that is no good, the frame would end there.
@@ -347,7 +366,12 @@ impl Fields {
             0 => {}
             0xfff if id == 0 => self.0.push(Field { name: name.into(), value: "none".into() }),
             0xfff => self.0.push(Field { name: name.into(), value: id.to_string() }),
-            u16::MAX if tci == 0 => self.0.push(Field { name: name.into(), value: "none".into() }),
+            0x1fff | u16::MAX if id == 0 && tci & FlowKey::VLAN_PRESENT != 0 => {
+                self.0.push(Field { name: name.into(), value: "priority".into() });
+                self.hex(&format!("{name}_tci"), tci, mask);
+            }
+            0x1fff if id != 0 => self.0.push(Field { name: name.into(), value: id.to_string() }),
+            0x1fff | u16::MAX if tci == 0 => self.0.push(Field { name: name.into(), value: "none".into() }),
             u16::MAX => {
                 self.0.push(Field { name: name.into(), value: id.to_string() });
                 self.0.push(Field { name: format!("{name}_pcp"), value: (tci >> 13).to_string() });

@@ -166,11 +166,13 @@ fn serves_the_api() {
     assert!(matches!(error, ApiError::NotAvailable { .. }));
 
     fake.attach();
-    let added =
-        client(&mut fake, async |api| api.port_add("vm2", "/run/x.sock", true, None, None).await.unwrap().unwrap());
+    let added = client(&mut fake, async |api| {
+        api.port_add("vm2", "/run/x.sock", true, None, None, &[]).await.unwrap().unwrap()
+    });
     assert_eq!((added.id, added.client), (2, true));
-    let error =
-        client(&mut fake, async |api| api.port_add("vm2", "/run/y.sock", true, None, None).await.unwrap().unwrap_err());
+    let error = client(&mut fake, async |api| {
+        api.port_add("vm2", "/run/y.sock", true, None, None, &[]).await.unwrap().unwrap_err()
+    });
     assert_eq!(error.message(), "there is a port named \"vm2\" already; choose another name");
 
     fake.packet(&frame(1, 2), 1);
@@ -567,7 +569,7 @@ fn at_the_socket_for_readers_nothing_can_be_changed() {
     fake.serve_until(|f| f.ready && f.heard == ["ask"]);
     let ask = async |api: &mut Connection| {
         let refused = [
-            api.port_add("vm3", "/tmp/x", false, None, None).await.unwrap().map(drop),
+            api.port_add("vm3", "/tmp/x", false, None, None, &[]).await.unwrap().map(drop),
             api.port_del("vm1").await.unwrap().map(drop),
             api.uplink_add("net", "eth0", None, 1, 0, true, false, None).await.unwrap().map(drop),
             api.uplink_set("net", None).await.unwrap().map(drop),

@@ -89,6 +89,9 @@ fn port_table(ports: &[Port]) -> String {
             dropped(p).to_string(),
             place(p),
         ]);
+        if !p.settings.is_empty() {
+            notes.push_str(&format!("{}: {}\n", p.name, fields(&p.settings)));
+        }
         if let Some(why) = &p.error {
             notes.push_str(&format!("{}: broken: {why}\n", p.name));
         }
@@ -137,6 +140,14 @@ pub fn outputs(outputs: &[String]) -> String {
     if outputs.is_empty() { "drop".into() } else { outputs.join(",") }
 }
 
+/// What a flow does: why it drops, the ports it goes to, and what is changed before.
+fn actions(flow: &Flow) -> String {
+    match &flow.actions[..] {
+        [] => outputs(&flow.outputs),
+        actions => actions.join(","),
+    }
+}
+
 fn flow_table(flows: &[Flow]) -> String {
     if flows.is_empty() {
         return "no flows; they appear with the first packets\n".into();
@@ -149,13 +160,7 @@ fn flow_table(flows: &[Flow]) -> String {
         ("FIELDS", Align::Left),
     ]);
     for f in flows {
-        table.row(vec![
-            f.packets.to_string(),
-            f.bytes.to_string(),
-            duration(f.idle_ms),
-            outputs(&f.outputs),
-            fields(&f.fields),
-        ]);
+        table.row(vec![f.packets.to_string(), f.bytes.to_string(), duration(f.idle_ms), actions(f), fields(&f.fields)]);
     }
     table.render()
 }

@@ -5,6 +5,7 @@ mod attach;
 mod client;
 mod list;
 mod run;
+mod settings;
 mod size;
 mod stats;
 mod table;
@@ -14,7 +15,7 @@ mod uplink;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use client::{CliError, Instance};
-use lasthop_api::{SwitchProxy, TxBatch};
+use lasthop_api::{Field, SwitchProxy, TxBatch};
 use serde::Serialize;
 use std::io::{self, StdoutLock, Write};
 use std::path::PathBuf;
@@ -84,6 +85,7 @@ enum PortCommand {
     #[command(after_help = "Examples:\n  lasthop port add vm1 /run/lasthop/vm1.sock\n  \
         lasthop port add vm2 /run/lasthop/vm2.sock --tx-batch 250,32\n  \
         lasthop port add vm3 /run/lasthop/vm3.sock --owner libvirt-qemu:kvm\n  \
+        lasthop port add vm4 /run/lasthop/vm4.sock --vlan 10 --mac 52:54:00:12:34:56 --addr 10.0.0.4\n  \
         lasthop port add c1 --device veth1")]
     Add {
         /// Its name: 1 to 63 letters, digits, '.', '_' or '-'
@@ -104,6 +106,26 @@ enum PortCommand {
         owner: Option<run::Owner>,
         #[command(flatten)]
         device: uplink::DeviceArgs,
+        #[command(flatten)]
+        settings: Box<settings::SettingsArgs>,
+        #[command(flatten)]
+        shared: SharedArgs,
+    },
+    /// Tell a port something: its VLANs, whose addresses it may use, whom it talks to
+    ///
+    /// What is not named stays as it is; `none` takes a setting back. It is remembered for a port of this name. When the command returns,
+    /// the switch goes by it.
+    #[command(after_help = "Examples:\n  \
+        lasthop port set vm1 --vlan 10\n  \
+        lasthop port set firewall --trunk 10,20-30 --native 1\n  \
+        lasthop port set vm1 --mac 52:54:00:12:34:56 --addr 10.0.0.1,fd00::1 --no-dhcp-server --no-ra\n  \
+        lasthop port set vm1 --isolated\n  \
+        lasthop port set vm1 --vlan none --isolated off")]
+    Set {
+        /// Its name
+        name: String,
+        #[command(flatten)]
+        settings: Box<settings::SettingsArgs>,
         #[command(flatten)]
         shared: SharedArgs,
     },
@@ -204,11 +226,14 @@ fn main() -> ExitCode {
     }
     let result = match cli.command {
         Command::Run(args) => return run::run(args),
-        Command::Port(PortCommand::Add { name, path, client, tx_batch, owner, device, shared }) => match &device.device
-        {
-            Some(interface) => uplink::port_add_device(&name, interface, &device, &shared),
-            None => port_add(&name, path.unwrap_or_default(), client, tx_batch, owner, &shared),
-        },
+        Command::Port(PortCommand::Add { name, path, client, tx_batch, owner, device, settings, shared }) => {
+            let settings = settings.fields();
+            match &device.device {
+                Some(interface) => uplink::port_add_device(&name, interface, &device, &settings, &shared),
+                None => port_add(&name, path.unwrap_or_default(), client, tx_batch, owner, &settings, &shared),
+            }
+        }
+        Command::Port(PortCommand::Set { name, settings, shared }) => settings::set(&name, &settings, &shared),
         Command::Port(PortCommand::Del { name, shared }) => port_del(&name, &shared),
         Command::Port(PortCommand::List(shared)) => list::ports(&shared),
         Command::Uplink(command) => uplink::uplink(&command),
@@ -291,6 +316,7 @@ fn port_add(
     client: bool,
     tx_batch: Option<run::Batch>,
     owner: Option<run::Owner>,
+    settings: &[Field],
     shared: &SharedArgs,
 ) -> Result<String, CliError> {
     if let Some(device) = path.to_str().and_then(run::meant_device) {
@@ -307,7 +333,8 @@ fn port_add(
     };
     let tx_batch = tx_batch.map(|run::Batch { us, packets }| TxBatch { us, packets });
     let owner = owner.map(|owner| owner.to_string());
-    let port = shared.instance()?.ask(async |c| c.port_add(name, path, client, tx_batch, owner.as_deref()).await)?;
+    let mut instance = shared.instance()?;
+    let port = instance.ask(async |c| c.port_add(name, path, client, tx_batch, owner.as_deref(), settings).await)?;
     shared.show(&port, |p| {
         let how = if p.client { "connects to" } else { "listens on" };
         format!("port {}: lasthop {how} {}\n", p.name, p.path)

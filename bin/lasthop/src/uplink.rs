@@ -5,7 +5,7 @@ use crate::client::CliError;
 use crate::run;
 use crate::table::{Align, Table};
 use clap::{Args, Subcommand};
-use lasthop_api::{SwitchProxy, Uplink, UplinkList};
+use lasthop_api::{Field, SwitchProxy, Uplink, UplinkList};
 use lasthop_types::counted;
 
 #[derive(Debug, Subcommand)]
@@ -137,10 +137,17 @@ impl DeviceArgs {
 }
 
 /// `lasthop port add --device`.
-pub fn port_add_device(name: &str, device: &str, args: &DeviceArgs, shared: &SharedArgs) -> Result<String, CliError> {
+pub fn port_add_device(
+    name: &str,
+    device: &str,
+    args: &DeviceArgs,
+    settings: &[Field],
+    shared: &SharedArgs,
+) -> Result<String, CliError> {
     let DeviceArgs { driver, queues, nice, spare, .. } = args;
     let (driver, queues, nice) = (driver.as_deref(), queues.unwrap_or(1), nice.unwrap_or(0));
-    let list = shared.instance()?.ask(async |c| c.port_add_device(name, device, driver, queues, nice, *spare).await)?;
+    let mut instance = shared.instance()?;
+    let list = instance.ask(async |c| c.port_add_device(name, device, driver, queues, nice, *spare, settings).await)?;
     let port = list.uplinks.into_iter().next().unwrap_or_default();
     shared.show(&port, |p| format!("port {}: {}{}, {}\n", p.name, p.device, made(p), how(p)))
 }

@@ -231,6 +231,7 @@ fn messages() -> Vec<Vec<u8>> {
                 client: false,
                 tx_batch: Some((9, 7)),
                 owner: None,
+                settings: vec![("vlan".into(), "10".into())],
             },
         ),
         seed(4, &ToControl::Hello),

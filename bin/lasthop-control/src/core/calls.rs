@@ -10,7 +10,7 @@ use lasthop_api::{
     AclChanged, AclRule, ApiError, Flow, Mac, Port, PortChanged, SwitchStats, TraceReport, TxBatch, UplinkList,
 };
 use lasthop_frame::{FlowKey, SNAPSHOT_LEN};
-use lasthop_ipc::{ControlToSupervisor, DatapathRequest, FlowInfo, PortInfo, PortState};
+use lasthop_ipc::{ControlToSupervisor, DatapathRequest, FlowInfo, PortInfo, PortState, Settings};
 use lasthop_policy::acl::Scope;
 use lasthop_types::PortId;
 use std::collections::BTreeMap;
@@ -31,6 +31,12 @@ pub(crate) enum Call {
         client: bool,
         tx_batch: Option<TxBatch>,
         owner: Option<String>,
+        settings: Settings,
+        answer: Answer<PortChanged>,
+    },
+    PortSet {
+        name: String,
+        settings: Settings,
         answer: Answer<PortChanged>,
     },
     PortDel {
@@ -80,19 +86,23 @@ pub(crate) enum Call {
 impl Core {
     pub(super) fn call(&mut self, call: Call, now_ms: u64) {
         match call {
-            Call::PortAdd { name, path, client, tx_batch, owner, answer } => {
+            Call::PortAdd { name, path, client, tx_batch, owner, settings, answer } => {
                 let tx_batch = tx_batch.map(|batch| (batch.us, batch.packets));
-                self.request(answer, |request| ControlToSupervisor::PortAdd {
+                self.request(answer, false, |request| ControlToSupervisor::PortAdd {
                     request,
                     name,
                     path,
                     client,
                     tx_batch,
                     owner,
+                    settings,
                 });
             }
+            Call::PortSet { name, settings, answer } => {
+                self.request(answer, true, |request| ControlToSupervisor::PortSet { request, name, settings });
+            }
             Call::PortDel { name, answer } => {
-                self.request(answer, |request| ControlToSupervisor::PortDel { request, name });
+                self.request(answer, false, |request| ControlToSupervisor::PortDel { request, name });
             }
             Call::Uplink { call, answer } => self.uplink_request(call, answer),
             Call::PortList { answer } => self.cpu_request(CpuRequest::Ports(answer)),
@@ -170,15 +180,21 @@ impl Core {
         self.questions.values().filter(|q| q.is_of(asker)).count() < MAX_QUESTIONS
     }
 
-    pub(super) fn request(&mut self, answer: Answer<PortChanged>, message: impl FnOnce(u64) -> ControlToSupervisor) {
+    /// Asks the supervisor. What is to be `in_force` is answered when the switch goes by it.
+    fn request(
+        &mut self,
+        answer: Answer<PortChanged>,
+        in_force: bool,
+        message: impl FnOnce(u64) -> ControlToSupervisor,
+    ) {
         if self.requests.len() >= MAX_QUESTIONS {
-            self.requests.retain(|_, a| !a.is_closed());
+            self.requests.retain(|_, (a, _)| !a.is_closed());
         }
         if self.requests.len() >= MAX_QUESTIONS {
             return refuse(answer, busy());
         }
         self.next_number += 1;
-        self.requests.insert(self.next_number, answer);
+        self.requests.insert(self.next_number, (answer, in_force));
         self.commands.push(Command::Supervisor(message(self.next_number)));
     }
 
@@ -213,7 +229,7 @@ impl Core {
     fn not_reached(&self, from: PortId, reached: &[PortId]) -> Option<String> {
         let is_up = |id: &PortId| self.infos.get(id).is_some_and(|info| info.state == PortState::Up);
         let down = |id: &PortId| !is_up(id) && !reached.contains(id);
-        let others = self.configs.keys().filter(|id| **id != from && !self.policy.is_between_uplinks(from, **id));
+        let others = self.configs.keys().filter(|id| **id != from && self.policy.apart(from, **id).is_none());
         let (down, mut said): (Vec<_>, Vec<_>) = (others.filter(|id| down(id)).collect(), Vec::new());
         for id in down.iter().take(MAX_NAMED) {
             let why = view::why_down(self.infos.get(id), self.devices.get(id), self.uplinks.contains_key(id));
@@ -235,7 +251,8 @@ impl Core {
             let health = || infos.get(&id).and_then(|info| self.health.note(info, now_ms));
             port.note = self.faults.get(&id).cloned().or_else(health);
             port.last_error = self.refused.get(&id).cloned().or(port.last_error);
-            let port = view::port_device(port, self.devices.get(&id));
+            let mut port = view::port_device(port, self.devices.get(&id));
+            port.settings = view::settings(self.policy.settings(id));
             Port { uplink: self.uplinks.contains_key(&id), cpu_ns: cpu.get(&id).copied(), ..port }
         };
         ids.into_iter().map(port).collect()

@@ -2,7 +2,7 @@
 
 use super::{Answer, Asker, Command, Core, Counting, give, refuse, switch_away};
 use crate::view;
-use lasthop_api::{AclChanged, Flow, Port, TraceReport, UplinkList};
+use lasthop_api::{AclChanged, Flow, Port, PortChanged, TraceReport, UplinkList};
 use lasthop_ipc::{DatapathReply, DatapathRequest, FlowInfo, FromControl, PortInfo};
 use lasthop_policy::{Effects, FlowUse, Reconciled};
 use lasthop_types::{PortId, counted};
@@ -70,6 +70,7 @@ impl Question {
 pub(super) enum Unconfirmed {
     Lists(AclChanged, Answer<AclChanged>),
     Uplinks(UplinkList, Answer<UplinkList>),
+    Port(PortChanged, Answer<PortChanged>),
 }
 
 impl Unconfirmed {
@@ -77,6 +78,7 @@ impl Unconfirmed {
         match self {
             Self::Lists(changed, answer) => give(answer, changed),
             Self::Uplinks(list, answer) => give(answer, list),
+            Self::Port(changed, answer) => give(answer, changed),
         }
     }
 }

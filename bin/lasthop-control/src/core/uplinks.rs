@@ -68,7 +68,7 @@ impl Core {
     /// be elsewhere by now.
     pub(super) fn announce(&mut self, uplink: PortId, now_ms: u64) {
         let is_up = |port: &PortId| self.infos.get(port).is_some_and(|info| info.state == PortState::Up);
-        let vlans = self.uplinks.get(&uplink).and_then(Option::as_ref);
+        let (vlans, _) = self.policy.vlans_of(uplink);
         let macs = self.policy.macs(now_ms).filter(|mac| {
             let carried = vlans.is_none_or(|vlans| vlans.contains(mac.vlan));
             carried && !self.uplinks.contains_key(&mac.port) && is_up(&mac.port)

@@ -232,6 +232,7 @@ impl Fake {
                 (request, self.add_port(&name, path, client, tx_batch.unwrap_or((125, 64))))
             }
             ControlToSupervisor::PortDel { request, name } => (request, self.del_port(&name)),
+            ControlToSupervisor::PortSet { request, .. } => (request, Err("nothing is set here".into())),
             ControlToSupervisor::CpuTimes { request } => {
                 let ports = self.ports.keys().map(|id| (*id, u64::from(id.0) * 1_000_000)).collect();
                 let times = CpuTimes {

@@ -2,10 +2,11 @@
 
 use super::batch::Batch;
 use super::owner::Owner;
+use super::settings::changed;
 use super::store::SavedUplink;
 use crate::size::Size;
-use lasthop_ipc::UplinkDriver;
-use lasthop_policy::{check_name, check_new_name};
+use lasthop_ipc::{Settings, UplinkDriver};
+use lasthop_policy::{SETTINGS, check_name, check_new_name};
 use lasthop_sys::{CpuList, ParseCpusError};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -219,6 +220,22 @@ pub struct PortArg {
     pub device: Option<SavedUplink>,
     /// Who may use it, if not whoever may open the socket.
     pub owner: Option<Owner>,
+    /// What it is told to do; checked.
+    pub settings: Settings,
+}
+
+/// Options of a `--port` that are settings (`lasthop port set`), and the text without them. A list has an option for each of its
+/// members, since commas separate options, or ':' between VLANs.
+fn take_settings(text: &str) -> Result<(String, Settings), String> {
+    let name = |word: &&str| SETTINGS.contains(&word.split_once('=').map_or(*word, |(name, _)| name));
+    let (settings, rest): (Vec<&str>, Vec<&str>) = text.split(',').partition(name);
+    let pair = |word: &str| {
+        let (name, value) = word.split_once('=').unwrap_or((word, "on"));
+        (name.to_owned(), value.to_owned())
+    };
+    let settings: Settings = settings.into_iter().map(pair).collect();
+    changed(None, &settings)?;
+    Ok((rest.join(","), settings))
 }
 
 /// The right spelling, if a path looks like an interface whose `device:` was forgotten or misspelt. A socket of that name can
@@ -235,10 +252,11 @@ pub fn meant_device(path: &str) -> Option<&str> {
 fn parse_port(text: &str) -> Result<PortArg, String> {
     let (name, rest) = text.split_once('=').ok_or("no '='; write NAME=PATH or NAME=PATH,client")?;
     check_new_name(name)?;
+    let (rest, settings) = take_settings(rest)?;
     if let Some(device) = rest.strip_prefix("device:") {
         let device = parse_uplink(&format!("{name}={device}"))?;
         if device.vlans.is_some() {
-            return Err("vlans is for uplinks; a guest's port carries all, and access lists say what may pass".into());
+            return Err("vlans is for uplinks; a guest's port has vlan, trunk and native".into());
         }
         let device = Some(SavedUplink { guest: true, ..device });
         return Ok(PortArg {
@@ -248,6 +266,7 @@ fn parse_port(text: &str) -> Result<PortArg, String> {
             tx_batch: None,
             owner: None,
             device,
+            settings,
         });
     }
     let mut words = rest.split(',');
@@ -257,8 +276,15 @@ fn parse_port(text: &str) -> Result<PortArg, String> {
             "{path:?} looks like an interface; write {name}=device:{device}, or {name}=./{path} for a socket of that name"
         ));
     }
-    let mut port =
-        PortArg { name: name.into(), path: path.into(), client: false, tx_batch: None, owner: None, device: None };
+    let mut port = PortArg {
+        name: name.into(),
+        path: path.into(),
+        client: false,
+        tx_batch: None,
+        owner: None,
+        device: None,
+        settings,
+    };
     for word in words {
         match word.split_once('=') {
             None if word == "client" => port.client = true,
@@ -270,8 +296,9 @@ fn parse_port(text: &str) -> Result<PortArg, String> {
             Some(("owner", owner)) => port.owner = Some(owner.parse().map_err(|e| format!("{word}: {e}"))?),
             _ => {
                 return Err(format!(
-                    "unknown option {word:?}; there are \"client\", \"tx-batch=US:PACKETS\" and \"owner=USER[:GROUP]\", and a path \
-                     has no comma"
+                    "unknown option {word:?}; there are \"client\", \"tx-batch=US:PACKETS\", \"owner=USER[:GROUP]\" and the settings of \
+                     `lasthop port set` ({}), and a path has no comma",
+                    SETTINGS.join(", ")
                 ));
             }
         }
@@ -431,7 +458,7 @@ mod tests {
     fn port_is_name_path_and_perhaps_client() {
         let port = |name: &str, path: &str, client| {
             let (name, path) = (name.into(), path.into());
-            PortArg { name, path, client, tx_batch: None, owner: None, device: None }
+            PortArg { name, path, client, tx_batch: None, owner: None, device: None, settings: Vec::new() }
         };
         assert_eq!(parse_port("vm1=/run/vm1.sock").unwrap(), port("vm1", "/run/vm1.sock", false));
         assert_eq!(parse_port("a.b-c_d=/x=y,client").unwrap(), port("a.b-c_d", "/x=y", true));
@@ -455,10 +482,26 @@ mod tests {
             ("tx-batch=1:40000", "32768"),
             ("tx-batch=250,32", "unknown option \"32\""),
             ("tx-batch=1,tx-batch=2", "already"),
+            ("vlan=5000", "1 to 4094"),
+            ("vlan=1,trunk=2", "an access port (vlan) or a trunk"),
+            ("vlan", "vlan=on"),
+            ("addr=10.0.0.1", "say with mac"),
         ] {
             let error = parse_port(&format!("vm1=/x,{bad}")).unwrap_err();
             assert!(error.contains(wrong), "{bad}: {error}");
         }
+    }
+
+    #[test]
+    fn settings_are_among_the_options() {
+        let settings = |text: &str| {
+            let port = parse_port(text).unwrap();
+            (changed(None, &port.settings).unwrap().to_string(), port.client, port.device.map(|d| d.device))
+        };
+        assert_eq!(settings("a=/x,client,vlan=10,isolated"), ("vlan=10 isolated=on".into(), true, None));
+        assert_eq!(settings("a=device:veth1,trunk=10:20-30"), ("trunk=10:20-30".into(), false, Some("veth1".into())));
+        let (shown, ..) = settings("a=/x,mac=52:54:00:00:00:01,addr=10.0.0.1,addr=fd00::1");
+        assert_eq!(shown, "mac=52:54:00:00:00:01 addr=10.0.0.1,fd00::1");
     }
 
     #[test]

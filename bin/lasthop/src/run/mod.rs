@@ -48,6 +48,7 @@ mod probing;
 mod reload;
 mod replaced;
 mod segments;
+mod settings;
 mod setup;
 mod socket;
 mod store;

@@ -6,12 +6,13 @@ use super::store::{Saved, SavedPort};
 use super::supervisor::{Supervisor, token};
 use super::uplink::Uplink;
 use lasthop_ipc::{PortConfig, SupervisorToControl, SupervisorToSwitch};
+use lasthop_policy::PortSettings;
 use lasthop_types::PortId;
 use std::time::Instant;
 use tracing::info;
 
 impl Supervisor {
-    pub(super) fn add_port(&mut self, new: SavedPort) -> Result<PortConfig, String> {
+    pub(super) fn add_port(&mut self, new: SavedPort, settings: PortSettings) -> Result<PortConfig, String> {
         let there: Vec<SavedPort> = self.ports.values().map(Port::to_saved).collect();
         check_new(there.iter(), &new)?;
         lasthop_policy::check_new_name(&new.name)?;
@@ -20,7 +21,11 @@ impl Supervisor {
         }
         let mut port = self.number(new, true);
         port.open(&self.epoll, &self.presence, token(&port))?;
-        self.save(Some(&port), None)?;
+        self.remember_settings(&port.config.name, settings);
+        if let Err(e) = self.save(Some(&port), None) {
+            self.settings.remove(&port.config.name);
+            return Err(e);
+        }
         Ok(self.take_in(port))
     }
 
@@ -28,6 +33,8 @@ impl Supervisor {
     pub(super) fn take_in(&mut self, port: Port) -> PortConfig {
         let config = port.config.clone();
         info!("port {} added: {}{}", config.name, config.path, if config.client { ", connecting" } else { "" });
+        // Before the port: it is not to carry a frame under other settings.
+        self.tell_settings(config.id, &config.name);
         self.switch.send(SupervisorToSwitch::AddPort(config.clone()), None);
         self.ports.insert(config.id.0, port);
         config
@@ -40,9 +47,13 @@ impl Supervisor {
         let Some(port) = self.ports.values().find(|port| port.config.name == name) else {
             return Err(format!("there is no port {name}; `lasthop port list` shows those there are"));
         };
-        let config = port.config.clone();
-        if port.saved {
-            self.save(None, Some(config.id))?;
+        let (config, saved) = (port.config.clone(), port.saved);
+        let settings = self.settings.remove(name);
+        if (saved || settings.is_some())
+            && let Err(e) = self.save(None, Some(config.id))
+        {
+            self.remember_settings(name, settings.unwrap_or_default());
+            return Err(e);
         }
         self.release(&config);
         Ok(config)
@@ -64,7 +75,9 @@ impl Supervisor {
         let kept = self.ports.values().filter(|port| port.saved && Some(port.config.id) != except);
         let ports = kept.chain(also).map(Port::to_saved).collect();
         let kept = self.uplinks.values().filter(|u| u.saved && !u.is_leaving() && Some(u.config.id) != except);
-        self.store.save(Saved { ports, uplinks: kept.map(|u| u.spec.clone()).collect(), taps: self.taps.clone() })
+        let uplinks = kept.map(|u| u.spec.clone()).collect();
+        let (taps, settings) = (self.taps.clone(), self.settings.clone());
+        self.store.save(Saved { ports, uplinks, taps, settings })
     }
 
     pub(super) fn next_port(&mut self) -> PortId {

@@ -2,11 +2,13 @@
 
 use super::args::{PortArg, RunArgs, check_uplink};
 use super::batch::Batch;
+use super::settings::changed;
 use super::socket::{self, Access, Listener};
 use super::store::{Saved, SavedPort, SavedUplink, Store};
 use super::{RunError, RunError::Failed, RunError::Usage};
 use lasthop_api::{READ_SOCKET_NAME, SOCKET_NAME};
 use lasthop_ipc::MAX_MESSAGE;
+use lasthop_policy::PortSettings;
 use lasthop_sys::{CpuList, Epoll};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -67,6 +69,8 @@ pub struct Setup {
     pub saved_uplinks: Vec<SavedUplink>,
     /// TAP devices that earlier runs have made, and their addresses.
     pub taps: BTreeMap<String, String>,
+    /// What ports are told to do, by name.
+    pub settings: BTreeMap<String, PortSettings>,
     /// Names of remembered ports that the command line names too; they stay remembered.
     pub also_saved: HashSet<String>,
     /// Text of the access lists remembered; empty if there are none.
@@ -100,7 +104,7 @@ impl Setup {
         let state_lock = lock(&args.state_dir, "state.lock", "--state-dir", 0o755, until)?;
         check_apart(&args.run_dir, &args.state_dir)?;
         let store = Store::new(&args.state_dir);
-        let Saved { ports: saved, uplinks: saved_uplinks, taps } = store.load().map_err(Failed)?;
+        let Saved { ports: saved, uplinks: saved_uplinks, taps, settings } = store.load().map_err(Failed)?;
         let lists = store.load_lists().map_err(Failed)?;
         let (also_saved, saved) = reconcile(&ports, saved).map_err(Failed)?;
         let (uplinks, saved_uplinks) = reconcile_uplinks(&ports, &saved, &devices, saved_uplinks)?;
@@ -133,11 +137,22 @@ impl Setup {
             uplinks,
             saved_uplinks,
             taps,
+            settings: with_given(settings, &args.ports),
             also_saved,
             lists,
             locks: [run_lock, state_lock],
         })
     }
+}
+
+/// What the command line tells ports is added to what is remembered, and wins.
+fn with_given(mut settings: BTreeMap<String, PortSettings>, given: &[PortArg]) -> BTreeMap<String, PortSettings> {
+    for port in given.iter().filter(|port| !port.settings.is_empty()) {
+        // It was checked on its own: what it does not agree with is replaced.
+        let both = changed(settings.get(&port.name), &port.settings).or_else(|_| changed(None, &port.settings));
+        settings.insert(port.name.clone(), both.unwrap_or_default());
+    }
+    settings
 }
 
 /// One is emptied at a reboot, the other is what is left then. Both exist.

@@ -2,7 +2,7 @@
 
 use super::batch::Batch;
 use super::owner::Owner;
-use lasthop_policy::{Vlans, acl::Book};
+use lasthop_policy::{PortSettings, Vlans, acl::Book};
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -80,6 +80,8 @@ pub struct Saved {
     pub uplinks: Vec<SavedUplink>,
     /// TAP devices that lasthop has made and not removed, and their addresses.
     pub taps: BTreeMap<String, String>,
+    /// What ports are told to do, by name: ports of the command line too.
+    pub settings: BTreeMap<String, PortSettings>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -91,6 +93,8 @@ struct Document {
     uplinks: Vec<SavedUplink>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     taps: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    settings: BTreeMap<String, PortSettings>,
 }
 
 /// The files.
@@ -200,14 +204,14 @@ impl Store {
         for uplink in &document.uplinks {
             super::args::check_uplink(uplink).map_err(|e| wrong(format!("uplink {:?}: {e}", uplink.name)))?;
         }
-        let Document { ports, uplinks, taps, .. } = document;
-        Ok((Some(Saved { ports, uplinks, taps }), Some(content(&[text.as_bytes()]))))
+        let Document { ports, uplinks, taps, settings, .. } = document;
+        Ok((Some(Saved { ports, uplinks, taps, settings }), Some(content(&[text.as_bytes()]))))
     }
 
     /// Replaces what is remembered: all of them or, on an error, none.
-    pub fn save(&self, Saved { ports, uplinks, taps }: Saved) -> Result<(), String> {
-        let text =
-            serde_json::to_vec_pretty(&Document { version: VERSION, ports, uplinks, taps }).map_err(io::Error::from);
+    pub fn save(&self, Saved { ports, uplinks, taps, settings }: Saved) -> Result<(), String> {
+        let document = Document { version: VERSION, ports, uplinks, taps, settings };
+        let text = serde_json::to_vec_pretty(&document).map_err(io::Error::from);
         let written =
             text.and_then(|text| write(&self.file, &[&text, b"\n"], &self.known, "follow the ports that it names"));
         written.map_err(|e| format!("{}: {e}; nothing was changed", self.file.display()))
@@ -284,7 +288,8 @@ mod tests {
             guest: true,
         }];
         let taps = [("lh0".to_owned(), "02:00:00:00:00:07".to_owned())].into();
-        let saved = Saved { ports, uplinks, taps };
+        let settings = [("vm2".to_owned(), "vlan=10 isolated=on".to_owned().try_into().unwrap())].into();
+        let saved = Saved { ports, uplinks, taps, settings };
         store.save(saved.clone()).unwrap();
         assert_eq!(store.load().unwrap(), saved);
         store.save(Saved::default()).unwrap();
@@ -335,6 +340,7 @@ mod tests {
             "{\"version\":1,\"ports\":[{\"name\":\"a\",\"path\":\"/x\",\"speed\":1}]}",
             "{\"version\":1,\"ports\":[{\"name\":\"a\",\"path\":\"/x\",\"tx_batch\":{\"us\":1,\"packets\":40000}}]}",
             "{\"version\":1,\"ports\":[],\"uplinks\":[{\"name\":\"a\",\"device\":\"b\",\"queues\":1,\"vlans\":\"5000\"}]}",
+            "{\"version\":1,\"ports\":[],\"settings\":{\"a\":\"vlan=5000\"}}",
         ] {
             std::fs::write(&file, text).unwrap();
             let error = store.load().unwrap_err();

@@ -11,6 +11,7 @@ use super::presence::{Presence, Served};
 use super::probing;
 use super::replaced::Replacements;
 use super::segments::Segments;
+use super::settings::changed;
 use super::setup::Setup;
 use super::store::{SavedPort, Store};
 use super::threads::PortThreads;
@@ -21,6 +22,7 @@ use lasthop_ipc::{
     Channel, ControlToSupervisor, DeviceState, FromControl, LISTS_PART, SupervisorToControl, SupervisorToSwitch,
     SwitchToSupervisor, ToControl,
 };
+use lasthop_policy::PortSettings;
 use lasthop_sys::{Epoll, SignalFd, Trigger, Watched};
 use lasthop_types::PortId;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -86,6 +88,8 @@ pub struct Supervisor {
     /// How packets of a port that has no setting of its own are gathered.
     pub(super) tx_batch: Batch,
     pub(super) store: Store,
+    /// What ports are told to do, by name.
+    pub(super) settings: BTreeMap<String, PortSettings>,
     /// Text of the access lists, as it is kept.
     pub(super) lists: Vec<u8>,
     /// The same as far as control has told us of a change.
@@ -159,6 +163,7 @@ impl Supervisor {
             next_id: 1,
             tx_batch: setup.tx_batch,
             store: setup.store,
+            settings: setup.settings,
             lists: setup.lists,
             new_lists: Vec::new(),
             served: std::iter::once(Served::new(setup.api, false))
@@ -297,6 +302,7 @@ impl Supervisor {
             } else {
                 self.told_devices.clear();
                 self.ports.values_mut().for_each(Port::tell_fault_again);
+                self.tell_all_settings();
                 self.tell_control_ports();
                 self.tell_control_lists();
                 started = true;
@@ -415,12 +421,14 @@ impl Supervisor {
                     self.announce();
                     continue;
                 }
-                ControlToSupervisor::PortAdd { request, name, path, client, tx_batch, owner } => {
+                ControlToSupervisor::PortAdd { request, name, path, client, tx_batch, owner, settings } => {
                     let tx_batch = tx_batch.map(|(us, packets)| Batch { us, packets });
                     let owner = owner.map(|owner| owner.parse::<Owner>()).transpose();
                     let spec = owner.map(|owner| SavedPort { name, path, client, tx_batch, owner });
-                    (request, spec.and_then(|spec| self.add_port(spec)))
+                    let settings = changed(None, &settings);
+                    (request, spec.and_then(|spec| self.add_port(spec, settings?)))
                 }
+                ControlToSupervisor::PortSet { request, name, settings } => (request, self.set_port(&name, &settings)),
                 ControlToSupervisor::PortDel { request, name } => match self.delete_device_port(request, &name) {
                     true => continue,
                     false => (request, self.delete_port(&name)),

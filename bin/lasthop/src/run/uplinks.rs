@@ -1,6 +1,7 @@
 //! The supervisor's uplinks: started, joined to the switch, restarted, added and removed.
 
 use super::links::Links;
+use super::settings::changed;
 use super::setup::check_new_uplink;
 use super::store::SavedUplink;
 use super::supervisor::Supervisor;
@@ -9,7 +10,7 @@ use super::{RunError, RunError::Failed};
 use lasthop_ipc::{
     ControlToSupervisor, LinkState, PortConfig, SupervisorToControl, SupervisorToSwitch, UplinkConfig, UplinkInfo,
 };
-use lasthop_policy::Vlans;
+use lasthop_policy::{PortSettings, Vlans};
 use lasthop_sys::Trigger;
 use lasthop_types::PortId;
 use std::time::{Duration, Instant};
@@ -87,10 +88,12 @@ impl Supervisor {
     pub(super) fn hear_of_uplinks(&mut self, message: ControlToSupervisor) {
         match message {
             ControlToSupervisor::UplinkAdd { request, uplink } => {
-                let UplinkConfig { name, device, driver, queues, nice, gro, spare, vlans, guest } = uplink;
+                let UplinkConfig { name, device, driver, queues, nice, gro, spare, vlans, guest, settings } = uplink;
+                let settings = changed(None, &settings);
                 let no_gro = !gro;
                 let spec = |vlans| SavedUplink { name, device, driver, queues, nice, no_gro, spare, vlans, guest };
-                self.add_uplink(request, parse_vlans(vlans).map(spec));
+                let spec = parse_vlans(vlans).map(spec).and_then(|spec| Ok((spec, settings?)));
+                self.add_uplink(request, spec);
             }
             ControlToSupervisor::UplinkSet { request, name, vlans } => {
                 let result = parse_vlans(vlans).and_then(|vlans| self.set_vlans(&name, vlans));
@@ -198,13 +201,13 @@ impl Supervisor {
     fn uplink_is_gone(&mut self, id: u32) {
         let Some(uplink) = self.uplinks.remove(&id) else { return };
         self.port_threads.forget(id);
+        let mut changed = self.settings.remove(&uplink.spec.name).is_some();
         let info = self.info(&uplink);
         self.replaced.forget(&uplink.process());
         info!("{} {} removed", uplink.spec.kind(), uplink.spec.name);
-        if self.taps.remove(&uplink.spec.device).is_some()
-            && let Err(e) = self.save(None, None)
-        {
-            warn!("{} will be taken for one that was made here: {e}", uplink.spec.device);
+        changed |= self.taps.remove(&uplink.spec.device).is_some();
+        if changed && let Err(e) = self.save(None, None) {
+            warn!("what was remembered of {} is still there: {e}", uplink.spec.device);
         }
         match uplink.waiting {
             Some(Waiting::Deleted(request)) => {
@@ -231,23 +234,27 @@ impl Supervisor {
     }
 
     /// Somebody asks for a new one. Answered when it is ready, or cannot be.
-    pub(super) fn add_uplink(&mut self, request: u64, spec: Result<SavedUplink, String>) {
+    pub(super) fn add_uplink(&mut self, request: u64, spec: Result<(SavedUplink, PortSettings), String>) {
         let ports: Vec<_> = self.ports.values().map(super::port::Port::to_saved).collect();
         let there = self.uplinks.values().map(|uplink| &uplink.spec);
         let program = self.uplink_program.as_ref().map(drop).map_err(String::clone);
-        let checked = spec.and_then(|spec| {
+        let checked = spec.and_then(|(spec, settings)| {
             lasthop_policy::check_new_name(&spec.name)?;
             program.and_then(|()| check_new_uplink(ports.iter(), there, &spec))?;
-            Ok(spec)
+            Ok((spec, settings))
         });
-        let spec = match checked {
-            Ok(spec) => spec,
+        let (spec, settings) = match checked {
+            Ok(checked) => checked,
             Err(e) => {
                 self.control.send(SupervisorToControl::UplinkReply { request, result: Err(e) }, None);
                 return;
             }
         };
+        // Before the port: it is not to carry a frame under other settings.
+        self.remember_settings(&spec.name, settings);
+        let name = spec.name.clone();
         let id = self.make_uplink(spec, false, true);
+        self.tell_settings(id, &name);
         let Some(uplink) = self.uplinks.get_mut(&id.0) else { return };
         uplink.waiting = Some(Waiting::Added(request));
         let config = uplink.config.clone();

@@ -202,6 +202,7 @@ pub fn control(_called: &Path) {
                             SupervisorToControl::Lists(_)
                             | SupervisorToControl::ListsKept(_)
                             | SupervisorToControl::Uplinks(_)
+                            | SupervisorToControl::Settings { .. }
                             | SupervisorToControl::Devices(_)
                             | SupervisorToControl::PortFault { .. }
                             | SupervisorToControl::ApiSocket { .. }
@@ -235,6 +236,7 @@ pub fn control(_called: &Path) {
                         ["add", name, path, how] => Ok(ControlToSupervisor::PortAdd {
                             tx_batch: None,
                             owner: None,
+                            settings: Vec::new(),
                             request,
                             name: name.into(),
                             path: path.into(),

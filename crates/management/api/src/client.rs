@@ -3,7 +3,7 @@
 #![allow(clippy::too_many_arguments)]
 
 use crate::{
-    AclChanged, AclPage, AclText, ApiError, FlowPage, MacPage, PortChanged, PortPage, SwitchStats, TraceReport,
+    AclChanged, AclPage, AclText, ApiError, Field, FlowPage, MacPage, PortChanged, PortPage, SwitchStats, TraceReport,
     TxBatch, UplinkList,
 };
 use futures_util::Stream;
@@ -13,7 +13,8 @@ use futures_util::Stream;
 #[zlink::proxy("org.lasthop.Switch")]
 pub trait SwitchProxy {
     /// Makes a port; lasthop listens on the vhost-user socket `path`, or connects to it when `client` is true. Without a
-    /// `tx_batch` it has that of `lasthop run --tx-batch`; without an `owner`, whoever may open its socket may use it.
+    /// `tx_batch` it has that of `lasthop run --tx-batch`; without an `owner`, whoever may open its socket may use it. `settings` are as
+    /// for `port_set`.
     async fn port_add(
         &mut self,
         name: &str,
@@ -21,7 +22,12 @@ pub trait SwitchProxy {
         client: bool,
         tx_batch: Option<TxBatch>,
         owner: Option<&str>,
+        settings: &[Field],
     ) -> zlink::Result<Result<PortChanged, ApiError>>;
+
+    /// Tells a port to do something else, by names and values as of `lasthop port set`; what is not named stays as it is. Answers when the
+    /// switch goes by it.
+    async fn port_set(&mut self, name: &str, settings: &[Field]) -> zlink::Result<Result<PortChanged, ApiError>>;
 
     /// Makes a guest's port of the interface `device` of this host: a container's veth, or a TAP device of the host itself. It is
     /// learned, flooded to, limited and judged like any guest, while an uplink is where the network is; the rest is as of
@@ -34,6 +40,7 @@ pub trait SwitchProxy {
         queues: u16,
         nice: i32,
         spare: bool,
+        settings: &[Field],
     ) -> zlink::Result<Result<UplinkList, ApiError>>;
 
     /// Removes a port and ends its connection.

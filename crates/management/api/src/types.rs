@@ -19,6 +19,8 @@ pub struct Port {
     pub tx_batch: TxBatch,
     /// The user, and perhaps the group, that alone may use it, as `USER` or `USER:GROUP`; none: whoever may open the socket.
     pub owner: Option<String>,
+    /// What it is told to do, by names and values as of `lasthop port set`; empty: nothing.
+    pub settings: Vec<Field>,
     /// It is an uplink's; then there is no socket, and `uplink_list` says more.
     pub uplink: bool,
     /// The interface that it is; none for one with a socket.
@@ -139,6 +141,9 @@ pub struct Flow {
     pub fields: Vec<Field>,
     /// Names of the ports it goes to; empty drops it.
     pub outputs: Vec<String>,
+    /// What is done with it, in order: names of ports, `push_vlan(ID)`, `pop_vlan`, `drop(REASON)`. What comes behind a change of the
+    /// packet gets it changed.
+    pub actions: Vec<String>,
     /// Packets that met it.
     pub packets: u64,
     /// Their bytes.
@@ -173,7 +178,7 @@ pub struct Mac {
     pub held: bool,
 }
 
-/// Answer to `PortAdd` and `PortDel`.
+/// Answer to `PortAdd`, `PortSet` and `PortDel`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
 pub struct PortChanged {
     /// Its name.

@@ -17,8 +17,8 @@ pub use datapath::{
     UpcallPacket,
 };
 pub use management::{
-    ControlToSupervisor, CpuTimes, DeviceState, LISTS_PART, LinkState, MAX_REPLACED, Replaced, SupervisorToControl,
-    UplinkConfig, UplinkInfo,
+    ControlToSupervisor, CpuTimes, DeviceState, LISTS_PART, LinkState, MAX_REPLACED, Replaced, Settings,
+    SupervisorToControl, UplinkConfig, UplinkInfo,
 };
 pub use supervisor::{PortConfig, SupervisorToSwitch, SwitchToSupervisor};
 pub use uplink::*;

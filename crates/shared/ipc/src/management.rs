@@ -11,7 +11,7 @@ pub enum SupervisorToControl {
     DatapathChannel,
     /// All ports as configured; sent at the start and after every change.
     Ports(Vec<PortConfig>),
-    /// Answer to `PortAdd` or `PortDel`: an error says what is wrong and what to do.
+    /// Answer to `PortAdd`, `PortSet` or `PortDel`: an error says what is wrong and what to do.
     Reply {
         /// The request's number.
         request: u64,
@@ -43,6 +43,13 @@ pub enum SupervisorToControl {
     Lists(Vec<u8>),
     /// Answer to the last part of `KeepLists`: kept for good, or nothing was changed and why.
     ListsKept(Result<(), String>),
+    /// What a port is told to do, as text; empty if nothing. Before `Ports`, for each port that is told something, and after every change.
+    Settings {
+        /// The port.
+        port: PortId,
+        /// As `lasthop_policy::PortSettings` reads it.
+        text: String,
+    },
     /// Which ports are uplinks, each with the VLANs that it carries if not all: 512 bytes, a bit for each id, the lowest of a
     /// byte first; that of id 0 is for frames without a VLAN. Before `Ports`.
     Uplinks(Vec<(PortId, Option<Vec<u8>>)>),
@@ -198,7 +205,12 @@ pub struct UplinkConfig {
     pub vlans: Option<String>,
     /// It is a guest's port: a device of the host's, or a container's.
     pub guest: bool,
+    /// What that is told to do.
+    pub settings: Settings,
 }
+
+/// What a port is told to do: names and values, as people write them.
+pub type Settings = Vec<(String, String)>;
 
 /// From control.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -219,6 +231,17 @@ pub enum ControlToSupervisor {
         tx_batch: Option<(u32, u16)>,
         /// As of [`PortConfig::owner`].
         owner: Option<String>,
+        /// What it is told to do.
+        settings: Settings,
+    },
+    /// Tell a port to do something else; what is not named stays as it is.
+    PortSet {
+        /// Echoed in the reply.
+        request: u64,
+        /// Its name.
+        name: String,
+        /// What changes.
+        settings: Settings,
     },
     /// Remove a port.
     PortDel {

@@ -178,7 +178,7 @@ proptest! {
         text in prop::sample::select(vec![
             OWN,
             "mac=52:54:00:00:00:01,52:54:00:00:00:02",
-            "mac=52:54:00:00:00:01 addr=10.0.0.0/24,10.0.0.0 no-ra=on",
+            "mac=52:54:00:00:00:01 addr=10.0.0.0,10.0.0.0/24 no-ra=on",
             "no-ra=on no-dhcp-server=on",
         ]),
     ) {

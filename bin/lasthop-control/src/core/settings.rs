@@ -1,0 +1,35 @@
+//! What ports are told to do: kept by the supervisor, carried out by policy.
+
+use super::{Core, Unconfirmed, give, refuse};
+use lasthop_api::{ApiError, PortChanged};
+use lasthop_ipc::PortConfig;
+use lasthop_policy::{Effects, PortSettings};
+use lasthop_types::PortId;
+
+impl Core {
+    /// A port is told something.
+    pub(super) fn settings_are(&mut self, port: PortId, text: String, now_ms: u64, out: &mut Effects) {
+        match PortSettings::try_from(text) {
+            Ok(settings) => self.policy.set_settings(port, settings, now_ms, out),
+            // The supervisor has read it, so this does not happen.
+            Err(e) => tracing::error!("settings of port {port}: {e}; it goes on as before"),
+        }
+    }
+
+    /// The supervisor has done what was asked of a port, or not.
+    pub(super) fn port_reply(&mut self, request: u64, result: Result<PortConfig, String>, now_ms: u64) {
+        let Some((answer, in_force)) = self.requests.remove(&request) else { return };
+        match result {
+            Err(message) => refuse(answer, ApiError::PortRefused { message }),
+            Ok(p) => {
+                let changed = PortChanged { name: p.name, id: p.id.0, path: p.path, client: p.client };
+                if in_force {
+                    // What follows from it has been sent before.
+                    self.when_confirmed(Unconfirmed::Port(changed, answer), now_ms);
+                } else {
+                    give(answer, changed);
+                }
+            }
+        }
+    }
+}

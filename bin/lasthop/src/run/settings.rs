@@ -1,0 +1,66 @@
+//! What ports are told to do (`lasthop port set`): checked and kept here, carried out by control.
+
+use super::supervisor::Supervisor;
+use lasthop_ipc::{PortConfig, Settings, SupervisorToControl};
+use lasthop_policy::PortSettings;
+use lasthop_types::PortId;
+use tracing::info;
+
+/// These changes made to what a port was told; nothing: to the default.
+pub fn changed(before: Option<&PortSettings>, changes: &Settings) -> Result<PortSettings, String> {
+    let changes = changes.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    before.cloned().unwrap_or_default().change(changes)
+}
+
+impl Supervisor {
+    pub(super) fn remember_settings(&mut self, name: &str, settings: PortSettings) {
+        if settings.is_default() {
+            self.settings.remove(name);
+        } else {
+            self.settings.insert(name.to_owned(), settings);
+        }
+    }
+
+    /// Somebody tells a port something.
+    pub(super) fn set_port(&mut self, name: &str, changes: &Settings) -> Result<PortConfig, String> {
+        let config = self.guest_port(name)?;
+        let before = self.settings.get(name).cloned();
+        let settings = changed(before.as_ref(), changes)?;
+        self.remember_settings(name, settings);
+        if let Err(e) = self.save(None, None) {
+            self.remember_settings(name, before.unwrap_or_default());
+            return Err(e);
+        }
+        let shown = self.settings.get(name).map_or_else(|| "nothing".to_owned(), ToString::to_string);
+        info!("port {name}: told {shown}");
+        self.tell_settings(config.id, name);
+        Ok(config)
+    }
+
+    fn guest_port(&self, name: &str) -> Result<PortConfig, String> {
+        if let Some(port) = self.ports.values().find(|port| port.config.name == name) {
+            return Ok(port.config.clone());
+        }
+        match self.uplinks.values().find(|uplink| uplink.spec.name == name && !uplink.is_leaving()) {
+            Some(uplink) if uplink.spec.guest => Ok(uplink.config.clone()),
+            Some(_) => Err(format!(
+                "{name} is an uplink; `lasthop uplink set {name} --vlans LIST` says which VLANs it carries"
+            )),
+            None => Err(format!("there is no port {name}; `lasthop port list` shows those there are")),
+        }
+    }
+
+    /// Tells control.
+    pub(super) fn tell_settings(&mut self, port: PortId, name: &str) {
+        let text = self.settings.get(name).map(ToString::to_string).unwrap_or_default();
+        self.control.send(SupervisorToControl::Settings { port, text }, None);
+    }
+
+    /// Tells a control that is new of all ports that are told something.
+    pub(super) fn tell_all_settings(&mut self) {
+        let set = self.configs().into_iter().filter(|config| self.settings.contains_key(&config.name));
+        for config in set.collect::<Vec<_>>() {
+            self.tell_settings(config.id, &config.name);
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! `lasthop port set`, and the same options of `lasthop port add`: what a port is told to do.
+
+use crate::SharedArgs;
+use crate::client::CliError;
+use clap::Args;
+use lasthop_api::{Field, SwitchProxy};
+
+/// What a port is told to do. A value `none` takes a setting back.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Settings")]
+pub struct SettingsArgs {
+    /// Access port: of this VLAN alone, whose frames have no tag there
+    #[arg(long, value_name = "ID")]
+    vlan: Option<String>,
+    /// Trunk: of these VLANs, whose frames have a tag there, such as 10,20-30
+    #[arg(long, value_name = "LIST")]
+    trunk: Option<String>,
+    /// Of a trunk, the VLAN whose frames have no tag; without --trunk all other VLANs have one
+    #[arg(long, value_name = "ID")]
+    native: Option<String>,
+    /// It exchanges frames with uplinks only, and not with other guests
+    #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
+    isolated: Option<String>,
+    /// Ethernet addresses that it may send from; frames from others are dropped as `spoofed`
+    #[arg(long, value_name = "MAC,...")]
+    mac: Option<String>,
+    /// IP addresses or prefixes that it may send from, and say in ARP and neighbour discovery to have; with --mac
+    #[arg(long, value_name = "IP,...")]
+    addr: Option<String>,
+    /// It may not answer as a DHCP server (IPv4 and IPv6)
+    #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
+    no_dhcp_server: Option<String>,
+    /// It may not send IPv6 router advertisements
+    #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
+    no_ra: Option<String>,
+}
+
+impl SettingsArgs {
+    /// Names and values of those given.
+    pub fn fields(&self) -> Vec<Field> {
+        let all = [
+            ("vlan", &self.vlan),
+            ("trunk", &self.trunk),
+            ("native", &self.native),
+            ("isolated", &self.isolated),
+            ("mac", &self.mac),
+            ("addr", &self.addr),
+            ("no-dhcp-server", &self.no_dhcp_server),
+            ("no-ra", &self.no_ra),
+        ];
+        let given = all.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
+        given.map(|(name, value)| Field { name: name.into(), value: value.clone() }).collect()
+    }
+}
+
+/// `lasthop port set`
+pub fn set(name: &str, settings: &SettingsArgs, shared: &SharedArgs) -> Result<String, CliError> {
+    let fields = settings.fields();
+    if fields.is_empty() {
+        return Err(CliError::usage(format!(
+            "nothing to set; see `lasthop port set --help`, and `lasthop port list` for what {name} is told"
+        )));
+    }
+    let port = shared.instance()?.ask(async |c| c.port_set(name, &fields).await)?;
+    shared.show(&port, |p| format!("port {}: set\n", p.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every setting has an option, and no other.
+    #[test]
+    fn options_are_settings() {
+        let command = SettingsArgs::augment_args(clap::Command::new("set"));
+        let mut options: Vec<_> = command.get_arguments().filter_map(|a| a.get_long()).collect();
+        let mut settings = lasthop_policy::SETTINGS.to_vec();
+        (options.sort_unstable(), settings.sort_unstable());
+        assert_eq!(options, settings);
+    }
+}

@@ -1,0 +1,124 @@
+//! What holds for a port: its access lists, whether it is an uplink, its settings; and what follows when that changes.
+
+use super::{Learning, PortLists, Uplinks};
+use crate::flows::Cause;
+use crate::membership::Membership;
+use crate::{Effects, PortSettings, Vlans};
+use lasthop_types::{DropReason, PortId};
+use std::collections::BTreeSet;
+
+impl Learning {
+    /// The access lists that hold for a port. To be said before the port is announced with [`Learning::port`]; when it
+    /// is said of a port that was, [`Learning::clear_flows`] must follow.
+    pub fn set_lists(&mut self, id: PortId, lists: PortLists) {
+        if lists.iter().all(Option::is_none) {
+            self.lists.remove(&id);
+        } else {
+            self.lists.insert(id, lists);
+        }
+    }
+
+    /// Which ports are uplinks. Nothing goes from one uplink to another, known or flooded: two of them may be on one segment,
+    /// and a frame that went out by one and came in by the other would go round for ever. Nor does a frame go into or out of
+    /// an uplink that does not carry its VLAN. To be said before such a port is announced with [`Learning::port`]. Said later of one
+    /// that packets may have come from or gone to, it has all flows removed, as other access lists have; of one that is an uplink no
+    /// more, flows that refuse too much are replaced by and by.
+    pub fn set_uplinks(&mut self, uplinks: &Uplinks, now_ms: u64, out: &mut Effects) {
+        if self.uplinks == *uplinks {
+            return;
+        }
+        let before = std::mem::replace(&mut self.uplinks, uplinks.clone());
+        let changed: BTreeSet<_> =
+            before.keys().chain(uplinks.keys()).filter(|id| before.get(id) != uplinks.get(id)).collect();
+        let ids: BTreeSet<PortId> = changed.into_iter().copied().collect();
+        ids.iter().for_each(|id| self.follow_members(*id));
+        // Not some at a time: a control that came meanwhile would judge and learn by flows that were made under other rules.
+        if ids.iter().any(|id| self.is_in_use(*id)) {
+            self.clear_flows(out);
+        }
+        // Where other VLANs are carried now, or other limits hold, everything is learned anew.
+        ids.into_iter().for_each(|id| self.forget_addresses(id, now_ms, out));
+        if before.keys().any(|id| !uplinks.contains_key(id)) {
+            self.redo_all(Cause::Uplinks, now_ms, out);
+        }
+    }
+
+    /// What a port is told to do. To be said before it is announced with [`Learning::port`]. Said later of one that packets may have come
+    /// from or gone to, it has all flows removed.
+    pub fn set_settings(&mut self, id: PortId, settings: PortSettings, now_ms: u64, out: &mut Effects) {
+        let before = self.settings.get(&id).cloned().unwrap_or_default();
+        if settings == before {
+            return;
+        }
+        if self.is_in_use(id) {
+            self.clear_flows(out);
+        }
+        let elsewhere = settings.membership() != before.membership() || settings.macs != before.macs;
+        if settings.is_default() {
+            self.settings.remove(&id);
+        } else {
+            self.settings.insert(id, settings);
+        }
+        self.follow_members(id);
+        if elsewhere {
+            self.forget_addresses(id, now_ms, out);
+        }
+    }
+
+    /// Ports that are uplinks.
+    pub(crate) fn uplinks(&self) -> &Uplinks {
+        &self.uplinks
+    }
+
+    /// What a port was told to do.
+    pub fn settings(&self, id: PortId) -> Option<&PortSettings> {
+        self.settings.get(&id)
+    }
+
+    /// What a port is told to do that is no uplink: settings are for those.
+    pub(crate) fn guest_settings(&self, id: PortId) -> Option<&PortSettings> {
+        self.settings.get(&id).filter(|_| !self.uplinks.contains_key(&id))
+    }
+
+    /// How a port takes part in VLANs follows from what it is and what it is told.
+    pub(super) fn follow_members(&mut self, id: PortId) {
+        let member = match (self.uplinks.get(&id), self.settings.get(&id)) {
+            (Some(Some(vlans)), _) => Membership::carrying(vlans.clone()),
+            (Some(None), _) | (None, None) => Membership::default(),
+            (None, Some(settings)) => settings.membership(),
+        };
+        if member == Membership::default() {
+            self.members.remove(&id);
+        } else {
+            self.members.insert(id, member);
+        }
+    }
+
+    /// Whether there may be flows from or to a port. There are none of one that has never been up.
+    fn is_in_use(&self, id: PortId) -> bool {
+        self.ports.get(&id).is_some_and(|port| port.was_up) || self.flows.count(id) + self.macs.count(id) > 0
+    }
+
+    /// Why nothing goes from one port to the other, whatever it is, if so.
+    pub fn apart(&self, from: PortId, to: PortId) -> Option<DropReason> {
+        let is_uplink = |port| self.uplinks.contains_key(&port);
+        let is_isolated = |port| self.guest_settings(port).is_some_and(|settings| settings.isolated);
+        match (is_uplink(from), is_uplink(to)) {
+            (true, true) => Some(DropReason::BetweenUplinks),
+            (false, false) if is_isolated(from) || is_isolated(to) => Some(DropReason::Isolated),
+            _ => None,
+        }
+    }
+
+    /// How a port takes part in VLANs.
+    pub(crate) fn member(&self, port: PortId) -> &Membership {
+        static ANY: Membership = Membership::ANY;
+        self.members.get(&port).unwrap_or(&ANY)
+    }
+
+    /// The VLANs that a port is a member of, if not all. Frames of the VLAN with the number go out there without a tag.
+    pub fn vlans_of(&self, port: PortId) -> (Option<&Vlans>, u16) {
+        let member = self.member(port);
+        (member.vlans(), member.untagged())
+    }
+}
