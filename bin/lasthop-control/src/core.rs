@@ -8,7 +8,7 @@ use lasthop_ipc::{
     UpcallPacket,
 };
 use lasthop_policy::acl::Book;
-use lasthop_policy::{Change, Effects, Learning, Uplinks, Vlans};
+use lasthop_policy::{Change, Effects, Learning, Resume, Uplinks, Vlans};
 use lasthop_types::{PortId, PortTotals, counted};
 use listing::Listing;
 use lists::Pending;
@@ -337,6 +337,10 @@ impl Core {
 
     fn upcall(&mut self, missed: &UpcallPacket, now_ms: u64, out: &mut Effects) {
         self.counts.misses += 1;
+        // The supervisor says what a port is told before it has the switch make it, by another channel: until then nothing passes.
+        if !self.configs.is_empty() && !self.configs.contains_key(&missed.key.port()) {
+            return out.resumes.push(Resume { id: missed.id, actions: Vec::new() });
+        }
         self.policy.miss(missed.id, &missed.key, now_ms, out);
     }
 

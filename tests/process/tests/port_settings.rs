@@ -1,0 +1,231 @@
+//! What ports are told to do (`lasthop port set`): packets in, packets out, while the switch lives and after parts of it have died.
+
+use lasthop_tests_process::{
+    Guest, Lasthop, Netns, Options, PATIENCE, Port, mac, number_of, numbered, scratch, wait_for,
+};
+use lasthop_types::MacAddr;
+use std::path::Path;
+
+/// A frame with a tag of this VLAN in front of what it was; 0: as it was.
+fn tagged(vlan: u16, frame: &[u8]) -> Vec<u8> {
+    let tag = [[0x81, 0x00], vlan.to_be_bytes()].concat();
+    [&frame[..12], if vlan == 0 { &[] } else { &tag[..] }, &frame[12..]].concat()
+}
+
+/// VLAN and number of a numbered frame.
+fn read(frame: &[u8]) -> Option<(u16, u32)> {
+    match frame.get(12..16)? {
+        [0x81, 0, high, low] => {
+            let inner = [&frame[..12], &frame[16..]].concat();
+            Some((u16::from_be_bytes([high & 0x0f, *low]), number_of(&inner)?))
+        }
+        _ => Some((0, number_of(frame)?)),
+    }
+}
+
+fn drops(lasthop: &Lasthop, port: &str, reason: &str) -> u64 {
+    let port = lasthop.port(port);
+    let drops = port["from_guest"]["drops"].as_array().cloned().unwrap_or_default();
+    drops.iter().find(|d| d["reason"] == reason).map_or(0, |d| d["packets"].as_u64().unwrap())
+}
+
+/// Guests, one for each port, and the number of the next frame.
+struct Site {
+    guests: Vec<Guest>,
+    next: u32,
+}
+
+impl Site {
+    fn connect(lasthop: &Lasthop, dir: &Path, names: &[&str]) -> Self {
+        let guest = |(n, name): (usize, &&str)| {
+            Guest::connect(&dir.join(format!("{name}.sock")), mac(n as u8 + 1), Options::default())
+        };
+        let guests = names.iter().enumerate().map(guest).collect();
+        names.iter().for_each(|name| lasthop.wait_for_state(name, "up"));
+        Self { guests, next: 0 }
+    }
+
+    /// One guest sends a frame to everybody, with this tag; who gets it, with what tag. All whose tag is `None` must have heard a frame
+    /// that comes behind it, which `witness` (a guest, and the tag it needs) sends to them.
+    fn broadcast(&mut self, from: usize, vlan: u16, expected: &[Option<u16>]) {
+        self.next += 1;
+        let number = self.next;
+        let frame = numbered(self.guests[from].mac, MacAddr::BROADCAST, number, 60);
+        self.guests[from].send(&tagged(vlan, &frame));
+        for (n, expected) in expected.iter().enumerate() {
+            if let Some(vlan) = expected {
+                self.guests[n].recv("a frame of its VLAN", |_, f| {
+                    let read = read(f).filter(|(_, n)| *n == number);
+                    assert!(read.is_none_or(|(tag, _)| tag == *vlan), "guest {n}: {read:?}, not {vlan}");
+                    read.is_some()
+                });
+            }
+        }
+        // A burst is delivered whole before its frames go back to the sender.
+        self.guests[from].all_taken();
+        for (n, expected) in expected.iter().enumerate() {
+            let got = self.guests[n].drain();
+            let again = got.iter().filter_map(|f| read(f)).any(|(_, n)| n == number);
+            assert!(!again, "guest {n} heard frame {number} of VLAN {vlan}; expected {expected:?}");
+        }
+    }
+}
+
+/// Ports of two tenants, a trunk with a native VLAN, a port that nobody has told anything, and a port beyond a tagged uplink.
+fn tenants(site: &mut Site) {
+    let out = None;
+    let (a, _b, c, trunk, plain, far) = (0, 1, 2, 3, 4, 5);
+    //                           a        b        c        trunk     plain     far
+    site.broadcast(a, 0, &[out, Some(0), out, Some(10), Some(10), Some(10)]);
+    site.broadcast(c, 0, &[out, out, out, Some(0), Some(20), Some(20)]);
+    site.broadcast(trunk, 10, &[Some(0), Some(0), out, out, Some(10), Some(10)]);
+    site.broadcast(trunk, 0, &[out, out, Some(0), out, Some(20), Some(20)]);
+    site.broadcast(trunk, 30, &[out; 6]);
+    site.broadcast(plain, 10, &[Some(0), Some(0), out, Some(10), out, Some(10)]);
+    site.broadcast(plain, 0, &[out, out, out, out, out, Some(0)]);
+    site.broadcast(far, 20, &[out, out, Some(0), Some(0), Some(20), out]);
+    site.broadcast(far, 10, &[Some(0), Some(0), out, Some(10), Some(10), out]);
+    // An access port takes no tags, not even its own VLAN's.
+    site.broadcast(a, 10, &[out; 6]);
+}
+
+const SETTINGS: [&[&str]; 4] =
+    [&["a", "--vlan", "10"], &["b", "--vlan", "10"], &["c", "--vlan", "20"], &["t", "--trunk", "10", "--native", "20"]];
+
+#[test]
+fn vlans_keep_tenants_apart_and_survive_restarts() {
+    let dir = scratch();
+    let netns = Netns::new();
+    netns.ip("link add u0 type veth peer name s0");
+    netns.ip("link set s0 up");
+    let names = ["a", "b", "c", "t", "p", "far"];
+    let ports = names.map(|name| Port::listen(name, dir.path()));
+    let outside = Lasthop::start_in(Some(&netns), &ports[5..], &["--uplink", "net=s0,af_packet"]);
+    let uplink = ["--uplink", "net=u0,af_packet"];
+    let mut lasthop = Lasthop::start_in(Some(&netns), &ports[..5], &uplink);
+    let set = |lasthop: &Lasthop| {
+        SETTINGS.iter().for_each(|words| drop(lasthop.command(&[&["port", "set"], *words].concat())));
+    };
+    set(&lasthop);
+    let up = |lasthop: &Lasthop| {
+        lasthop.wait_for_state("net", "up");
+        outside.wait_for_state("net", "up");
+        outside.wait_for_state("far", "up");
+    };
+    let connect = |lasthop: &Lasthop| {
+        let mut site = Site::connect(lasthop, dir.path(), &names[..5]);
+        site.guests.push(Guest::connect(&dir.path().join("far.sock"), mac(6), Options::default()));
+        up(lasthop);
+        site
+    };
+    let mut site = connect(&lasthop);
+    tenants(&mut site);
+    assert!(drops(&lasthop, "a", "vlan") >= 1);
+    let list = lasthop.command(&["port", "list"]);
+    assert!(list.contains("t: trunk=10 native=20\n"), "{list}");
+    let flows = lasthop.command(&["flow", "list"]);
+    assert!(flows.contains("push_vlan(10)") && flows.contains("pop_vlan"), "{flows}");
+    // Another control knows it from the start.
+    let control = lasthop.control();
+    lasthop.kill("lasthop-control");
+    wait_for("another control", PATIENCE, || lasthop.control() != control);
+    tenants(&mut site);
+    // And another lasthop remembers it, of ports of the command line too.
+    drop(site);
+    lasthop = lasthop.start_again(Some(&netns), &ports[..5], &uplink, || {});
+    let mut site = connect(&lasthop);
+    tenants(&mut site);
+    // A port goes to another tenant while it lives.
+    lasthop.command(&["port", "set", "b", "--vlan", "20"]);
+    let out = None;
+    site.broadcast(0, 0, &[out, out, out, Some(10), Some(10), Some(10)]);
+    site.broadcast(2, 0, &[out, Some(0), out, Some(0), Some(20), Some(20)]);
+    lasthop.check_sums();
+}
+
+#[test]
+fn isolated_ports_talk_to_uplinks_only() {
+    let dir = scratch();
+    let netns = Netns::new();
+    netns.ip("link add u0 type veth peer name s0");
+    netns.ip("link set s0 up");
+    let ports = ["a", "b", "c", "far"].map(|name| Port::listen(name, dir.path()));
+    let outside = Lasthop::start_in(Some(&netns), &ports[3..], &["--uplink", "net=s0,af_packet"]);
+    let lasthop = Lasthop::start_in(Some(&netns), &ports[..3], &["--uplink", "net=u0,af_packet"]);
+    lasthop.command(&["port", "set", "a", "--isolated"]);
+    let mut site = Site::connect(&lasthop, dir.path(), &["a", "b", "c"]);
+    site.guests.push(Guest::connect(&dir.path().join("far.sock"), mac(4), Options::default()));
+    [&lasthop, &outside].into_iter().for_each(|lasthop| lasthop.wait_for_state("net", "up"));
+    outside.wait_for_state("far", "up");
+    let out = None;
+    site.broadcast(0, 0, &[out, out, out, Some(0)]);
+    site.broadcast(1, 0, &[out, out, Some(0), Some(0)]);
+    site.broadcast(3, 0, &[Some(0), Some(0), Some(0), out]);
+    // Known destinations make no difference.
+    let known = numbered(mac(1), mac(2), 999, 60);
+    site.guests[0].send(&known);
+    wait_for("it to be counted", PATIENCE, || drops(&lasthop, "a", "isolated") == 1);
+    let said = lasthop.command(&[
+        "trace",
+        "--in-port",
+        "a",
+        "--eth-src",
+        &mac(1).to_string(),
+        "--eth-dst",
+        &mac(2).to_string(),
+    ]);
+    assert!(said.contains("a is isolated: it talks to uplinks only"), "{said}");
+    lasthop.command(&["port", "set", "a", "--isolated", "off"]);
+    site.broadcast(0, 0, &[out, Some(0), Some(0), Some(0)]);
+}
+
+#[test]
+fn a_port_made_with_settings_never_goes_without() {
+    let dir = scratch();
+    let lasthop = Lasthop::start(&[Port::listen("b", dir.path())]);
+    let socket = |name: &str| dir.path().join(format!("{name}.sock"));
+    let mut b = Guest::connect(&socket("b"), mac(2), Options::default());
+    lasthop.wait_for_state("b", "up");
+    for n in 0..20 {
+        let path = socket("a").display().to_string();
+        lasthop.command(&["port", "add", "a", &path, "--mac", &mac(1).to_string()]);
+        let mut a = Guest::connect(&socket("a"), mac(9), Options::default());
+        // As early as it can, from an address that is not its own.
+        a.send(&numbered(mac(9), MacAddr::BROADCAST, 1000 + n, 60));
+        a.all_taken();
+        lasthop.wait_for_state("a", "up");
+        a.send(&numbered(mac(1), MacAddr::BROADCAST, n + 1, 60));
+        let mut heard = Vec::new();
+        b.recv("the frame of its own", |_, f| {
+            heard.extend(number_of(f));
+            number_of(f) == Some(n + 1)
+        });
+        assert!(heard.iter().all(|n| *n < 1000), "{heard:?}");
+        assert_eq!(drops(&lasthop, "a", "spoofed"), 1);
+        lasthop.command(&["port", "del", "a"]);
+    }
+}
+
+#[test]
+fn what_is_wrong_with_settings_is_said_and_nothing_changes() {
+    let dir = scratch();
+    let netns = Netns::new();
+    netns.ip("link add u0 type veth peer name s0");
+    let lasthop = Lasthop::start_in(Some(&netns), &[Port::listen("a", dir.path())], &["--uplink", "net=u0,af_packet"]);
+    lasthop.command(&["port", "set", "a", "--vlan", "10"]);
+    for (words, part) in [
+        (&["a", "--vlan", "5000"][..], "1 to 4094"),
+        (&["a", "--trunk", "20", "--vlan", "10"], "an access port (vlan) or a trunk"),
+        (&["a", "--addr", "10.0.0.1"], "say with mac"),
+        (&["a", "--mac", "ff:ff:ff:ff:ff:ff"], "no station's address"),
+        (&["a", "--isolated=maybe"], "write on or off"),
+        (&["nobody", "--vlan", "10"], "there is no port nobody"),
+        (&["net", "--vlan", "10"], "net is an uplink"),
+        (&["a"], "nothing to set"),
+    ] {
+        let out = lasthop.try_command(&[&["port", "set"], words].concat());
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(!out.status.success() && said.contains(part), "{words:?}: {said}");
+    }
+    assert_eq!(lasthop.port("a")["settings"], serde_json::json!([{"name": "vlan", "value": "10"}]));
+}
