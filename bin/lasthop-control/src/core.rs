@@ -3,10 +3,8 @@
 use cpu::CpuRequest;
 use health::Health;
 use lasthop_api::{ApiError, PortChanged};
-use lasthop_ipc::{
-    ControlToSupervisor, DeviceState, FromControl, PortConfig, PortInfo, PortState, SupervisorToControl, ToControl,
-    UpcallPacket,
-};
+use lasthop_ipc::{FromControl, PortConfig, PortInfo, PortState, ToControl, UpcallPacket};
+use lasthop_management_ipc::{ControlToSupervisor, DeviceState, SupervisorToControl};
 use lasthop_policy::acl::Book;
 use lasthop_policy::{Change, Effects, Learning, Resume, Uplinks, Vlans};
 use lasthop_types::{PortId, PortTotals, counted};

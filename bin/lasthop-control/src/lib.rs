@@ -17,7 +17,8 @@ mod server;
 mod view;
 
 use crate::core::{Command, Core, Event};
-use lasthop_ipc::{ControlToSupervisor, FromControl, SupervisorToControl, ToControl};
+use lasthop_ipc::{FromControl, ToControl};
+use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_sys::Beat;
 use link::{Link, LinkError};
 use std::os::fd::OwnedFd;

@@ -13,7 +13,7 @@ use lasthop_api::{
     GuestQueue, Mac, MacPage, Port, PortChanged, PortPage, Queue, Replaced, SwitchStats, Totals, TraceOutput,
     TraceReport, TxBatch, Uplink, UplinkList, parse_frame,
 };
-use lasthop_ipc::{Settings, UplinkConfig};
+use lasthop_management_ipc::{Settings, UplinkConfig};
 use lasthop_policy::acl::MAX_TEXT;
 use lasthop_sys::{Aside, Beat, receive_with_fds};
 use rustix::net::RecvFlags;

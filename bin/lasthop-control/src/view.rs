@@ -5,9 +5,11 @@ use lasthop_api::{
 };
 use lasthop_flow::Action;
 use lasthop_frame::{Edit, FlowKey, FlowMask};
-use lasthop_ipc::{DeviceState, FlowInfo, LinkState, PortConfig, PortInfo, PortState, PortVm, UplinkInfo, UplinkQueue};
+use lasthop_ipc::{FlowInfo, PortConfig, PortInfo, PortState, PortVm};
+use lasthop_management_ipc::{DeviceState, LinkState, UplinkInfo};
 use lasthop_policy::{MacView, PortSettings, PortView, Vlans};
 use lasthop_types::{DropReason, MacAddr, PortId, PortTotals};
+use lasthop_uplink_ipc::UplinkQueue;
 use std::fmt::Display;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -170,12 +172,12 @@ pub(crate) fn totals(t: &PortTotals) -> Totals {
     }
 }
 
-pub(crate) fn replaced(of: lasthop_ipc::Replaced) -> Replaced {
+pub(crate) fn replaced(of: lasthop_management_ipc::Replaced) -> Replaced {
     let (age_ms, why) = of.last.unzip();
     Replaced { process: of.process, times: of.times, age_ms, why }
 }
 
-pub(crate) fn cpu_times(times: &lasthop_ipc::CpuTimes) -> CpuTimes {
+pub(crate) fn cpu_times(times: &lasthop_management_ipc::CpuTimes) -> CpuTimes {
     let ports_ns = times.ports.iter().map(|(_, ns)| ns).sum();
     let (helpers_ns, main_ns) = (times.helpers_ns, times.main_ns);
     let (control_ns, uplinks_ns, supervisor_ns) = (times.control_ns, times.uplinks_ns, times.supervisor_ns);

@@ -1,8 +1,8 @@
 //! What `lasthop run` says on the command line.
 
-use lasthop_ipc::UplinkDriver;
 use lasthop_sys::inherited_fd;
 use lasthop_uplink_core::device::{Kept, Wanted};
+use lasthop_uplink_ipc::UplinkDriver;
 use std::os::fd::OwnedFd;
 
 /// The command line, its descriptor taken.

@@ -5,12 +5,13 @@ mod arguments;
 mod confine;
 mod server;
 
-use lasthop_ipc::{Channel, UplinkToSupervisor};
+use lasthop_ipc::Channel;
 use lasthop_sys::Log;
 use lasthop_uplink_core::counters::{CounterPage, Counters};
 use lasthop_uplink_core::device::{Device, Kept, Wanted};
 use lasthop_uplink_core::memory::SharedMemory;
 use lasthop_uplink_core::survival::probe::{Heard, Prober};
+use lasthop_uplink_ipc::UplinkToSupervisor;
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //! business.
 
 use lasthop_guest_queues::manager::Manager;
-use lasthop_ipc::{Channel, ChannelError, SupervisorToUplink, UplinkCounters, UplinkDevice, UplinkToSupervisor};
+use lasthop_ipc::{Channel, ChannelError};
 use lasthop_sys::{Epoll, EventFd, Trigger};
 use lasthop_uplink_core::counters::Counters;
 use lasthop_uplink_core::device::{Device, Queue};
@@ -12,6 +12,7 @@ use lasthop_uplink_core::memory::SharedMemory;
 use lasthop_uplink_core::pair::Pair;
 use lasthop_uplink_core::survival::announce::Announcer;
 use lasthop_uplink_core::survival::probe::{Heard, Prober};
+use lasthop_uplink_ipc::{SupervisorToUplink, UplinkCounters, UplinkDevice, UplinkToSupervisor};
 use lasthop_vhostuser::{Features, Frontend};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{Shutdown, shutdown};

@@ -5,7 +5,8 @@ mod fake;
 
 use fake::{Fake, frame};
 use lasthop_control::Descriptors;
-use lasthop_ipc::{DeviceState, LinkState, PortState, SupervisorToControl, ToControl};
+use lasthop_ipc::{PortState, ToControl};
+use lasthop_management_ipc::{DeviceState, LinkState, SupervisorToControl};
 use lasthop_types::PortId;
 use std::process::{Command, Output};
 use std::thread::JoinHandle;

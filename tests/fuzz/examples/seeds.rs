@@ -5,11 +5,14 @@ use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::testutil::{Frame, arp, neighbour_solicitation};
 use lasthop_frame::{Edit, FlowKey, FlowMask, VnetHdr};
 use lasthop_ipc::{
-    COUNTERS_ROW, ControlToSupervisor, DatapathReply, DatapathRequest, FlowInfo, FromControl, PortConfig,
-    SupervisorToControl, SupervisorToSwitch, SupervisorToUplink, SwitchToSupervisor, ToControl, UpcallPacket,
-    UplinkCounters, UplinkDevice, UplinkDriver, UplinkDrops, UplinkToSupervisor,
+    DatapathReply, DatapathRequest, FlowInfo, FromControl, PortConfig, SupervisorToSwitch, SwitchToSupervisor,
+    ToControl, UpcallPacket,
 };
+use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_types::{MacAddr, PortId};
+use lasthop_uplink_ipc::{
+    COUNTERS_ROW, SupervisorToUplink, UplinkCounters, UplinkDevice, UplinkDriver, UplinkDrops, UplinkToSupervisor,
+};
 use std::path::{Path, PathBuf};
 
 fn main() -> std::io::Result<()> {

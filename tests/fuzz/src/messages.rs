@@ -4,11 +4,10 @@
 //! Input: a byte that chooses type and descriptor, then the message's bytes.
 
 use crate::Input;
-use lasthop_ipc::{
-    COUNTERS_PAGE, COUNTERS_ROW, Channel, ChannelError, ControlToSupervisor, FromControl, SupervisorToControl,
-    SupervisorToSwitch, SupervisorToUplink, SwitchToSupervisor, ToControl, UplinkCounters, UplinkToSupervisor,
-};
+use lasthop_ipc::{Channel, ChannelError, FromControl, SupervisorToSwitch, SwitchToSupervisor, ToControl};
+use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_sys::EventFd;
+use lasthop_uplink_ipc::{COUNTERS_PAGE, COUNTERS_ROW, SupervisorToUplink, UplinkCounters, UplinkToSupervisor};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde::Serialize;
 use serde::de::DeserializeOwned;

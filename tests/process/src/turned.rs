@@ -2,10 +2,9 @@
 //! with them what it likes. A process of its own (`turned-uplink`) is there to be seen and to be killed.
 
 use crate::{Lasthop, PATIENCE, mac, proc, wait_for};
-use lasthop_ipc::{
-    Channel, ChannelError, SupervisorToUplink, UplinkCounters, UplinkDevice, UplinkDriver, UplinkToSupervisor,
-};
+use lasthop_ipc::{Channel, ChannelError};
 use lasthop_sys::receive_with_fds;
+use lasthop_uplink_ipc::{SupervisorToUplink, UplinkCounters, UplinkDevice, UplinkDriver, UplinkToSupervisor};
 use lasthop_vhostuser::Frontend;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::RecvFlags;

@@ -10,7 +10,8 @@ use lasthop_api::{
     AclChanged, AclRule, ApiError, Flow, Mac, Port, PortChanged, SwitchStats, TraceReport, TxBatch, UplinkList,
 };
 use lasthop_frame::{FlowKey, SNAPSHOT_LEN};
-use lasthop_ipc::{ControlToSupervisor, DatapathRequest, FlowInfo, PortInfo, PortState, Settings};
+use lasthop_ipc::{DatapathRequest, FlowInfo, PortInfo, PortState};
+use lasthop_management_ipc::{ControlToSupervisor, Settings};
 use lasthop_policy::acl::Scope;
 use lasthop_types::PortId;
 use std::collections::BTreeMap;

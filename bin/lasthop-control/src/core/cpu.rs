@@ -3,7 +3,8 @@
 use super::{Answer, Asker, Command, Core, MAX_QUESTIONS, Question, busy, give, refuse};
 use crate::view;
 use lasthop_api::{Port, SwitchStats};
-use lasthop_ipc::{ControlToSupervisor, CpuTimes, DatapathRequest, Replaced};
+use lasthop_ipc::DatapathRequest;
+use lasthop_management_ipc::{ControlToSupervisor, CpuTimes, Replaced};
 use lasthop_types::PortId;
 use std::collections::BTreeMap;
 

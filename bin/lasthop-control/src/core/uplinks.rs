@@ -3,8 +3,10 @@
 use super::{Answer, Command, Core, MAX_QUESTIONS, Unconfirmed, busy, give, refuse};
 use crate::view;
 use lasthop_api::{ApiError, UplinkList};
-use lasthop_ipc::{ControlToSupervisor, MACS_PART, PortState, UplinkConfig, UplinkInfo};
+use lasthop_ipc::PortState;
+use lasthop_management_ipc::{ControlToSupervisor, UplinkConfig, UplinkInfo};
 use lasthop_types::PortId;
+use lasthop_uplink_ipc::MACS_PART;
 use std::collections::BTreeMap;
 
 /// What is wanted of uplinks.

@@ -2,7 +2,8 @@
 //! delivered. Counters of the switch say so; what the uplink itself says does not count.
 
 use super::{Command, Core, Question};
-use lasthop_ipc::{ControlToSupervisor, DatapathRequest, PortInfo, PortState};
+use lasthop_ipc::{DatapathRequest, PortInfo, PortState};
+use lasthop_management_ipc::ControlToSupervisor;
 use lasthop_types::{DropReason, PortId};
 use std::collections::BTreeMap;
 

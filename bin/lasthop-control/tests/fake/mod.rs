@@ -4,11 +4,15 @@
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{Depth, FlowKey, extract};
 use lasthop_ipc::{
-    Channel, ChannelError, ControlToSupervisor, CpuTimes, DatapathReply, DatapathRequest, DeviceState, FlowInfo,
-    FromControl, LISTS_PART, LinkState, PortConfig, PortInfo, PortState, PortVm, Replaced, SupervisorToControl,
-    ToControl, UpcallPacket, UplinkConfig, UplinkCounters, UplinkDevice, UplinkDriver, UplinkInfo, VlanMac,
+    Channel, ChannelError, DatapathReply, DatapathRequest, FlowInfo, FromControl, PortConfig, PortInfo, PortState,
+    PortVm, ToControl, UpcallPacket,
+};
+use lasthop_management_ipc::{
+    ControlToSupervisor, CpuTimes, DeviceState, LISTS_PART, LinkState, Replaced, SupervisorToControl, UplinkConfig,
+    UplinkInfo,
 };
 use lasthop_types::{DropReason, MacAddr, PortId, PortTotals};
+use lasthop_uplink_ipc::{UplinkCounters, UplinkDevice, UplinkDriver, VlanMac};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};

@@ -2,12 +2,13 @@
 
 use super::batch::Batch;
 use super::owner::Owner;
-use super::settings::changed;
+use super::settings::take_settings;
 use super::store::SavedUplink;
 use crate::size::Size;
-use lasthop_ipc::{Settings, UplinkDriver};
+use lasthop_management_ipc::Settings;
 use lasthop_policy::{SETTINGS, check_name, check_new_name};
 use lasthop_sys::{CpuList, ParseCpusError};
+use lasthop_uplink_ipc::UplinkDriver;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -224,20 +225,6 @@ pub struct PortArg {
     pub settings: Settings,
 }
 
-/// Options of a `--port` that are settings (`lasthop port set`), and the text without them. A list has an option for each of its
-/// members, since commas separate options, or ':' between VLANs.
-fn take_settings(text: &str) -> Result<(String, Settings), String> {
-    let name = |word: &&str| SETTINGS.contains(&word.split_once('=').map_or(*word, |(name, _)| name));
-    let (settings, rest): (Vec<&str>, Vec<&str>) = text.split(',').partition(name);
-    let pair = |word: &str| {
-        let (name, value) = word.split_once('=').unwrap_or((word, "on"));
-        (name.to_owned(), value.to_owned())
-    };
-    let settings: Settings = settings.into_iter().map(pair).collect();
-    changed(None, &settings)?;
-    Ok((rest.join(","), settings))
-}
-
 /// The right spelling, if a path looks like an interface whose `device:` was forgotten or misspelt. A socket of that name can
 /// still be had as `./PATH`. Otherwise lasthop would listen in the directory at hand, and say that all is well.
 pub fn meant_device(path: &str) -> Option<&str> {
@@ -249,7 +236,7 @@ pub fn meant_device(path: &str) -> Option<&str> {
     word.or_else(|| is_interface().then_some(path))
 }
 
-fn parse_port(text: &str) -> Result<PortArg, String> {
+pub(super) fn parse_port(text: &str) -> Result<PortArg, String> {
     let (name, rest) = text.split_once('=').ok_or("no '='; write NAME=PATH or NAME=PATH,client")?;
     check_new_name(name)?;
     let (rest, settings) = take_settings(rest)?;
@@ -490,18 +477,6 @@ mod tests {
             let error = parse_port(&format!("vm1=/x,{bad}")).unwrap_err();
             assert!(error.contains(wrong), "{bad}: {error}");
         }
-    }
-
-    #[test]
-    fn settings_are_among_the_options() {
-        let settings = |text: &str| {
-            let port = parse_port(text).unwrap();
-            (changed(None, &port.settings).unwrap().to_string(), port.client, port.device.map(|d| d.device))
-        };
-        assert_eq!(settings("a=/x,client,vlan=10,isolated"), ("vlan=10 isolated=on".into(), true, None));
-        assert_eq!(settings("a=device:veth1,trunk=10:20-30"), ("trunk=10:20-30".into(), false, Some("veth1".into())));
-        let (shown, ..) = settings("a=/x,mac=52:54:00:00:00:01,addr=10.0.0.1,addr=fd00::1");
-        assert_eq!(shown, "mac=52:54:00:00:00:01 addr=10.0.0.1,fd00::1");
     }
 
     #[test]

@@ -2,9 +2,9 @@
 
 use super::child::{Child, Ended, close_aside};
 use super::store::SavedUplink;
-use lasthop_ipc::{COUNTERS_PAGE, SupervisorToUplink, Token, UplinkCounters, UplinkDevice, UplinkToSupervisor};
 use lasthop_sys::Epoll;
 use lasthop_types::MacAddr;
+use lasthop_uplink_ipc::{COUNTERS_PAGE, SupervisorToUplink, Token, UplinkCounters, UplinkDevice, UplinkToSupervisor};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::OwnedFd;

@@ -8,7 +8,7 @@
 //! Three fields of one message are read by hand, in bounds: the libraries for rtnetlink decode every attribute and refuse a
 //! message when one of them has grown in a newer kernel.
 
-use lasthop_ipc::LinkState;
+use lasthop_management_ipc::LinkState;
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recvfrom, sendto, socket_with};

@@ -7,7 +7,7 @@
 use super::setup::ApiSocket;
 use super::socket::Listener;
 use super::supervisor::Supervisor;
-use lasthop_ipc::SupervisorToControl;
+use lasthop_management_ipc::SupervisorToControl;
 use lasthop_sys::{Epoll, Trigger};
 use rustix::fs::inotify;
 use rustix::io::Errno;

@@ -4,8 +4,9 @@
 use super::segments;
 use super::supervisor::Supervisor;
 use super::uplink::Uplink;
-use lasthop_ipc::{SupervisorToControl, Token};
+use lasthop_management_ipc::SupervisorToControl;
 use lasthop_types::PortId;
+use lasthop_uplink_ipc::Token;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::time::Instant;
 use tracing::debug;

@@ -1,6 +1,6 @@
 //! How often each process had to be replaced, when last and why: for `lasthop stats`.
 
-use lasthop_ipc::{MAX_REPLACED, Replaced};
+use lasthop_management_ipc::{MAX_REPLACED, Replaced};
 use std::collections::BTreeMap;
 use std::time::Instant;
 

@@ -6,8 +6,8 @@
 //! stand by: until no probe has crossed for [`MISSES`] rounds, or that one has been away for [`GRACE`]. It has to be up
 //! for [`STABLE`] before it takes over again, so that one which keeps dying does not take the network along each time.
 
-use lasthop_ipc::{PROBED_VLANS, Token};
 use lasthop_policy::Vlans;
+use lasthop_uplink_ipc::{PROBED_VLANS, Token};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 

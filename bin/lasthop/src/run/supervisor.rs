@@ -18,10 +18,8 @@ use super::threads::PortThreads;
 use super::uplink::Uplink;
 use super::{RunError, RunError::Failed};
 use lasthop_hostview::HostMonitor;
-use lasthop_ipc::{
-    Channel, ControlToSupervisor, DeviceState, FromControl, LISTS_PART, SupervisorToControl, SupervisorToSwitch,
-    SwitchToSupervisor, ToControl,
-};
+use lasthop_ipc::{Channel, FromControl, SupervisorToSwitch, SwitchToSupervisor, ToControl};
+use lasthop_management_ipc::{ControlToSupervisor, DeviceState, LISTS_PART, SupervisorToControl};
 use lasthop_policy::PortSettings;
 use lasthop_sys::{Epoll, SignalFd, Trigger, Watched};
 use lasthop_types::PortId;

@@ -1,7 +1,7 @@
 //! The threads of ports in the switch, and the processor time of all threads and processes, as the kernel counts it.
 
 use super::supervisor::Supervisor;
-use lasthop_ipc::CpuTimes;
+use lasthop_management_ipc::CpuTimes;
 use lasthop_types::PortId;
 use nix::time::clock_getcpuclockid;
 use nix::unistd::Pid;

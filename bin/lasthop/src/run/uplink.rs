@@ -21,12 +21,11 @@ use super::child::{Child, Ended, close_aside};
 use super::driver::{Driver, Heard, Kept, Start};
 use super::store::SavedUplink;
 use carrier::Carrier;
-use lasthop_ipc::{
-    DeviceState, PortConfig, SupervisorToSwitch, SupervisorToUplink, SwitchToSupervisor, UplinkCounters, UplinkDevice,
-    UplinkInfo,
-};
+use lasthop_ipc::{PortConfig, SupervisorToSwitch, SwitchToSupervisor};
+use lasthop_management_ipc::{DeviceState, UplinkInfo};
 use lasthop_sys::Epoll;
 use lasthop_types::MacAddr;
+use lasthop_uplink_ipc::{SupervisorToUplink, UplinkCounters, UplinkDevice};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};

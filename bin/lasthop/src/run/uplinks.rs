@@ -7,9 +7,8 @@ use super::store::SavedUplink;
 use super::supervisor::Supervisor;
 use super::uplink::{ENDING_LIMIT, LEAVING_LIMIT, Uplink, Waiting};
 use super::{RunError, RunError::Failed};
-use lasthop_ipc::{
-    ControlToSupervisor, LinkState, PortConfig, SupervisorToControl, SupervisorToSwitch, UplinkConfig, UplinkInfo,
-};
+use lasthop_ipc::{PortConfig, SupervisorToSwitch};
+use lasthop_management_ipc::{ControlToSupervisor, LinkState, SupervisorToControl, UplinkConfig, UplinkInfo};
 use lasthop_policy::{PortSettings, Vlans};
 use lasthop_sys::Trigger;
 use lasthop_types::PortId;

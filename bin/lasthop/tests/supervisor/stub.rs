@@ -1,9 +1,7 @@
 //! Children for the tests: they speak the real messages and print what they see.
 
-use lasthop_ipc::{
-    Channel, ChannelError, ControlToSupervisor, FromControl, SupervisorToControl, SupervisorToSwitch,
-    SwitchToSupervisor, ToControl,
-};
+use lasthop_ipc::{Channel, ChannelError, FromControl, SupervisorToSwitch, SwitchToSupervisor, ToControl};
+use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_sys::{Epoll, Trigger, inherited_fd};
 use lasthop_types::PortId;
 use std::collections::BTreeMap;

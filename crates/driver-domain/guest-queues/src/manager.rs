@@ -3,9 +3,9 @@
 use super::policy::{Change, Policy};
 use super::steering::{Steerer, Steering};
 use super::{Vmq, VmqError};
-use lasthop_ipc::UplinkQueue;
 use lasthop_sys::EventFd;
 use lasthop_types::MacAddr;
+use lasthop_uplink_ipc::UplinkQueue;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

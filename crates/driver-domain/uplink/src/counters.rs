@@ -1,7 +1,7 @@
 //! What an uplink has carried, and why it has not carried the rest.
 
 pub use crate::room::CounterPage;
-use lasthop_ipc::{CARRIED_ROWS, UplinkCounters, UplinkDrops};
+use lasthop_uplink_ipc::{CARRIED_ROWS, UplinkCounters, UplinkDrops};
 
 macro_rules! reasons {
     ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)*) => {
@@ -105,7 +105,7 @@ impl Counters {
 impl Counters {
     /// In a page that nobody else has.
     pub(crate) fn alone() -> Self {
-        let page = lasthop_sys::memfd("page", lasthop_ipc::COUNTERS_PAGE as u64).unwrap();
+        let page = lasthop_sys::memfd("page", lasthop_uplink_ipc::COUNTERS_PAGE as u64).unwrap();
         Self::new(CounterPage::map(std::os::fd::AsFd::as_fd(&page)).unwrap())
     }
 }
@@ -113,7 +113,7 @@ impl Counters {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lasthop_ipc::COUNTERS_PAGE;
+    use lasthop_uplink_ipc::COUNTERS_PAGE;
     use std::os::fd::AsFd;
 
     #[test]

@@ -161,9 +161,8 @@ impl Bench {
         let (pvid, plain) = (set.vlan.or(set.native).unwrap_or(0), list.is_none() && set.native.is_none());
         let (tags, priority) = (tags(key), key.vlan_tci & 0xe000);
         let inner = tags.get(1..).unwrap_or_default().to_vec();
-        if list.is_some_and(|list| !list.contains(&vlan)) {
-            None
-        } else if vlan == pvid && !plain && hides(key) {
+        let member = list.is_none_or(|list| list.contains(&vlan));
+        if !member || vlan == pvid && !plain && hides(key) {
             None
         } else if vlan == 0 || vlan != pvid && key.vlan_tci & 0xfff != 0 {
             Some(tags)

@@ -4,7 +4,8 @@
 //! kernel empties into nothing.
 
 use super::{Link, Uplink};
-use lasthop_ipc::{LinkState, SupervisorToUplink, UplinkDriver};
+use lasthop_management_ipc::LinkState;
+use lasthop_uplink_ipc::{SupervisorToUplink, UplinkDriver};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 

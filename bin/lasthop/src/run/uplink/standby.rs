@@ -4,7 +4,7 @@
 use super::super::segments;
 use super::rounds::Rounds;
 use super::{Link, Uplink};
-use lasthop_ipc::{SupervisorToUplink, Token, VlanMac};
+use lasthop_uplink_ipc::{SupervisorToUplink, Token, VlanMac};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 

@@ -15,7 +15,7 @@ use crate::survival::progress::{MESSAGES, Progress, Reading};
 use arrayvec::ArrayVec;
 use lasthop_frame::VnetHdr;
 use lasthop_guestmem::GuestSlice;
-use lasthop_ipc::UplinkDriver;
+use lasthop_uplink_ipc::UplinkDriver;
 use rustix::io::Errno;
 use rustix::system::uname;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -9,8 +9,8 @@ use crate::memory::MemoryConfig;
 use crate::pair::{Packet, Pair, VNET, at};
 use crate::room::{Interface, Tun};
 use crate::survival::progress::{Reading, UNREAD};
-use lasthop_ipc::{UplinkDevice, UplinkDriver};
 use lasthop_types::MacAddr;
+use lasthop_uplink_ipc::{UplinkDevice, UplinkDriver};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd};
 

@@ -2,7 +2,7 @@
 //! process after it.
 
 use super::messages::BATCH;
-use lasthop_ipc::{COUNTERS_NAME, COUNTERS_PAGE, COUNTERS_ROW};
+use lasthop_uplink_ipc::{COUNTERS_NAME, COUNTERS_PAGE, COUNTERS_ROW};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::mem::offset_of;

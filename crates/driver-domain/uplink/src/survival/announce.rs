@@ -15,8 +15,8 @@
 //! ```
 
 use arrayvec::ArrayVec;
-use lasthop_ipc::VlanMac;
 use lasthop_types::MacAddr;
+use lasthop_uplink_ipc::VlanMac;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 

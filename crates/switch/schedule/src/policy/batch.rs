@@ -82,7 +82,6 @@ impl TransmitTimer {
         self.due_ns.map_or(Kicks::Next, |due_ns| Kicks::Batch { packets: batch.packets, due_ns })
     }
 
-    #[cfg(test)]
     /// When the ring is to be looked at.
     pub fn due_ns(&self) -> Option<u64> {
         self.due_ns

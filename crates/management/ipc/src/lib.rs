@@ -1,7 +1,8 @@
-//! What the supervisor says to control and hears from it. Behind the feature `management`: the switch does without.
+//! What the supervisor says to control and hears from it. The switch speaks none of it.
 
-use crate::{PortConfig, UplinkCounters, UplinkDevice, UplinkDriver, VlanMac};
+use lasthop_ipc::PortConfig;
 use lasthop_types::PortId;
+use lasthop_uplink_ipc::{UplinkCounters, UplinkDevice, UplinkDriver, VlanMac};
 use serde::{Deserialize, Serialize};
 
 /// To control.
@@ -285,7 +286,7 @@ pub enum ControlToSupervisor {
         /// Echoed in the reply.
         request: u64,
     },
-    /// Announce these, at most [`MACS_PART`](crate::MACS_PART), at this uplink. There may be more such messages.
+    /// Announce these, at most [`MACS_PART`](lasthop_uplink_ipc::MACS_PART), at this uplink. There may be more such messages.
     Announce {
         /// The uplink's port.
         uplink: PortId,

@@ -1,4 +1,4 @@
-//! What the supervisor says to an uplink and hears from it. Behind the feature `uplink`: the switch does without.
+//! What the supervisor says to an uplink and hears from it.
 
 use lasthop_types::MacAddr;
 use serde::{Deserialize, Serialize};

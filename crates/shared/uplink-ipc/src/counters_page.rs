@@ -1,5 +1,5 @@
 //! The page in which a process of an uplink counts. It is the supervisor's, which reads it when the process has ended, however it
-//! has ended: so nothing that was counted is forgotten. Behind the feature `uplink`.
+//! has ended: so nothing that was counted is forgotten.
 //!
 //! Rows of 64 bytes: a name, filled up with zeros, and a number, little-endian. The first five are what was carried, each row
 //! behind them counts packets that were dropped for the reason it is named after.
