@@ -75,7 +75,8 @@ mod tests {
         let command = SettingsArgs::augment_args(clap::Command::new("set"));
         let mut options: Vec<_> = command.get_arguments().filter_map(|a| a.get_long()).collect();
         let mut settings = lasthop_policy::SETTINGS.to_vec();
-        (options.sort_unstable(), settings.sort_unstable());
+        options.sort_unstable();
+        settings.sort_unstable();
         assert_eq!(options, settings);
     }
 }
