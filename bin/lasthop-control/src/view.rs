@@ -203,6 +203,7 @@ fn shown(action: &Action, name: impl Fn(PortId) -> String) -> String {
         Action::Edit(Edit::PushVlan { tci, .. }) if tci & !0x0fff == 0 => format!("push_vlan({tci})"),
         Action::Edit(Edit::PushVlan { tci, .. }) => format!("push_vlan({},pcp={})", tci & 0x0fff, tci >> 13),
         Action::Edit(Edit::PopVlan) => "pop_vlan".to_owned(),
+        Action::LimitFlood => "limit_flood".to_owned(),
         _ => "unknown".to_owned(),
     }
 }

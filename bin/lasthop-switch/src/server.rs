@@ -197,6 +197,12 @@ impl Server {
                     self.report(config.id);
                 }
                 (SupervisorToSwitch::DelPort(id), _) => self.del_port(id),
+                (SupervisorToSwitch::Limits(id, limits), _) => {
+                    if let Some(PortEntry { port, .. }) = self.ports.get(&id) {
+                        let each = [&port.sends, &port.gets, &port.floods].into_iter().zip(limits);
+                        each.for_each(|(limit, to)| limit.set(to.bytes, to.packets, to.burst_ns));
+                    }
+                }
                 (SupervisorToSwitch::Connection(id, vm), Some(socket)) => self.connect(id, socket, vm),
                 (SupervisorToSwitch::ControlChannel, Some(socket)) => self.attach_control(socket),
                 (SupervisorToSwitch::Connection(..) | SupervisorToSwitch::ControlChannel, None) => {

@@ -33,6 +33,15 @@ pub struct SettingsArgs {
     /// It may not send IPv6 router advertisements
     #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
     no_ra: Option<String>,
+    /// What its guest may send, in bits or packets a second, such as 100M, 1.5G:256K or 20kpps; the rest waits in the guest
+    #[arg(long, value_name = "RATE[:BURST]")]
+    rate_from: Option<String>,
+    /// What its guest may get; the rest waits for it for a moment, or is dropped as `rate`
+    #[arg(long, value_name = "RATE[:BURST]")]
+    rate_to: Option<String>,
+    /// What its guest may have flooded: broadcast, multicast and unknown destinations; the rest is dropped as `storm`
+    #[arg(long, value_name = "RATE[:BURST]")]
+    storm: Option<String>,
 }
 
 impl SettingsArgs {
@@ -47,6 +56,9 @@ impl SettingsArgs {
             ("addr", &self.addr),
             ("no-dhcp-server", &self.no_dhcp_server),
             ("no-ra", &self.no_ra),
+            ("rate-from", &self.rate_from),
+            ("rate-to", &self.rate_to),
+            ("storm", &self.storm),
         ];
         let given = all.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
         given.map(|(name, value)| Field { name: name.into(), value: value.clone() }).collect()

@@ -1,8 +1,8 @@
-//! What ports are told to do, with Linux at both ends: VLANs, addresses that a guest may use, isolation.
+//! What ports are told to do, with Linux at both ends: VLANs, addresses that a guest may use, isolation, rates.
 
 use lasthop_harness::{Lasthop, Netns, Nic, Port, Vm, VmConfig, checks, scratch, wait_for};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn config(name: &str, dir: &Path, number: u8) -> VmConfig {
     VmConfig::new(name, [Nic::vhost_user(&dir.join(format!("{name}.sock")), number)])
@@ -43,7 +43,8 @@ fn tenants_on_vlans() {
     for vm in [&a, &c] {
         vm.run(&format!("ip addr add 10.9.2.{}/24 dev eth0", vm.config.nics[0].ip4().octets()[3]));
     }
-    (in_two_vlans(&trunk, 3), in_two_vlans(&far, 4));
+    in_two_vlans(&trunk, 3);
+    in_two_vlans(&far, 4);
     for address in ["10.9.0.3", "10.9.0.4"] {
         assert!(answers(&a, address), "a to {address} in VLAN 10");
     }
@@ -145,4 +146,93 @@ fn isolated_guests() {
     assert!(!answers(&a, &other), "one of the two is enough");
     lasthop.command(&["port", "set", "a", "--isolated", "off"]);
     wait_for("the two to talk", Duration::from_secs(30), || answers(&a, &other));
+}
+
+/// Bits a second that arrive there while iperf3 sends to it, as its receiver counts them, in millions.
+fn measured(from: &Vm, to: &Vm, options: &str) -> f64 {
+    measure(from, to, options)()
+}
+
+/// The same, begun: the answer is waited for by whoever asks.
+fn measure<'a>(from: &'a Vm, to: &Vm, options: &'a str) -> impl FnOnce() -> f64 + 'a {
+    // A port of its own for each sender.
+    let server = 5201 + u32::from(from.config.nics[0].ip4().octets()[3]);
+    to.background(&format!("iperf3 -s -1 -p {server}"));
+    let address = to.config.nics[0].ip4();
+    let client = format!(
+        "for i in 1 2 3 4 5 6 7 8 9; do iperf3 -c {address} -p {server} -t 6 -O 1 -f k {options} && break; sleep 0.3; done"
+    );
+    let pending = from.spawn(&client);
+    move || {
+        let out = pending.success(Duration::from_secs(90));
+        let line = out.lines().rfind(|line| line.contains("receiver")).unwrap_or_else(|| panic!("{out}"));
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let at = words.iter().position(|word| word.starts_with("Kbits/sec")).unwrap_or_else(|| panic!("{line}"));
+        let rate = words[at - 1].parse::<f64>().unwrap_or_else(|e| panic!("{line}: {e}")) / 1000.0;
+        println!("{} {options}: {rate} Mb/s", from.config.name);
+        rate
+    }
+}
+
+/// TCP and short UDP datagrams at the rate that a port may send, and may get; the rate is of whole frames.
+#[test]
+fn limited_guests() {
+    let dir = scratch();
+    let lasthop = Lasthop::start(&["a", "b", "c"].map(|name| Port::listen(name, dir.path())));
+    let [a, b, c] = Vm::boot_all([("a", 1), ("b", 2), ("c", 3)].map(|(name, n)| config(name, dir.path(), n)));
+    checks::ping(&a, &b);
+    let near = |rate: f64, wanted: f64| (wanted * 0.95..=wanted * 1.05).contains(&rate);
+    // Of a TCP segment of 1448 bytes 66 are headers; larger ones have less.
+    for setting in ["--rate-from", "--rate-to"] {
+        let (port, other) = if setting == "--rate-from" { ("a", "b") } else { ("b", "a") };
+        lasthop.command(&["port", "set", port, setting, "20M"]);
+        lasthop.command(&["port", "set", other, "--rate-from", "none", "--rate-to", "none"]);
+        let rate = measured(&a, &b, "");
+        assert!(near(rate, 19.8), "TCP, {setting}: {rate} Mb/s");
+        lasthop.command(&["port", "set", port, setting, "2M"]);
+        // 22 bytes in frames of 64: a third of what is limited.
+        let rate = measured(&a, &b, "-u -b 20M -l 22");
+        assert!(near(rate * 64.0 / 22.0, 2.0), "UDP, {setting}: {rate} Mb/s");
+        lasthop.command(&["port", "set", port, setting, "none"]);
+    }
+    // What a port may get is for all senders together.
+    lasthop.command(&["port", "set", "b", "--rate-to", "20M"]);
+    let both = [measure(&a, &b, ""), measure(&c, &b, "")];
+    let sent = |port: &str| lasthop.port(port)["from_guest"]["bytes"].as_u64().unwrap_or(0);
+    let before = ["a", "c"].map(sent);
+    wait_for("both to send", Duration::from_secs(30), || {
+        ["a", "c"].iter().zip(before).all(|(port, before)| sent(port) > before + 400_000)
+    });
+    let got = || (lasthop.port("b")["to_guest"]["bytes"].as_u64().unwrap_or(0), Instant::now());
+    let (bytes, start) = got();
+    std::thread::sleep(Duration::from_secs(3));
+    let (more, end) = got();
+    let sum = (more - bytes) as f64 * 8e-6 / (end - start).as_secs_f64();
+    println!("both: {sum} Mb/s");
+    assert!(near(sum, 20.0), "two senders: {sum} Mb/s");
+    for answer in both {
+        answer();
+    }
+    lasthop.command(&["port", "set", "b", "--rate-to", "none"]);
+    let rate = measured(&a, &b, "");
+    assert!(rate > 25.0, "without a limit {rate} Mb/s");
+    lasthop.check_sums();
+}
+
+/// A guest that may flood little: its broadcasts are few, its other traffic is not touched.
+#[test]
+fn storms_are_limited() {
+    let dir = scratch();
+    let lasthop = Lasthop::start(&["a", "b"].map(|name| Port::listen(name, dir.path())));
+    let [a, b] = Vm::boot_all([config("a", dir.path(), 1), config("b", dir.path(), 2)]);
+    checks::ping(&a, &b);
+    lasthop.command(&["port", "set", "a", "--storm", "100pps:20"]);
+    a.run("lasthop-guest raw-send eth0 ff:ff:ff:ff:ff:ff 88b5 3000 60 60 100");
+    let port = lasthop.port("a");
+    let drops = port["from_guest"]["drops"].as_array().cloned().unwrap_or_default();
+    let storm = drops.iter().find(|d| d["reason"] == "storm").map_or(0, |d| d["packets"].as_u64().unwrap_or(0));
+    assert!((2000..3000).contains(&storm), "{storm} of 3000 dropped");
+    assert!(answers(&a, &b.config.nics[0].ip4().to_string()), "what is not flooded passes");
+    let flows = lasthop.command(&["flow", "list"]);
+    assert!(flows.contains("limit_flood"), "{flows}");
 }

@@ -37,6 +37,7 @@ impl Supervisor {
         // Before the port: it is not to carry a frame under other settings.
         self.tell_settings(config.id, &config.name);
         self.switch.send(SupervisorToSwitch::AddPort(config.clone()), None);
+        self.tell_limits(config.id, &config.name);
         self.ports.insert(config.id.0, port);
         config
     }

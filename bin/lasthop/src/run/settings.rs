@@ -1,9 +1,9 @@
 //! What ports are told to do (`lasthop port set`): checked and kept here, carried out by control.
 
 use super::supervisor::Supervisor;
-use lasthop_ipc::PortConfig;
+use lasthop_ipc::{Limit, PortConfig, SupervisorToSwitch};
 use lasthop_management_ipc::{Settings, SupervisorToControl};
-use lasthop_policy::{PortSettings, SETTINGS};
+use lasthop_policy::{PortSettings, Rate, SETTINGS, Unit};
 use lasthop_types::PortId;
 use tracing::info;
 
@@ -25,6 +25,15 @@ pub fn take_settings(text: &str) -> Result<(String, Settings), String> {
     let settings: Settings = settings.into_iter().map(pair).collect();
     changed(None, &settings)?;
     Ok((rest.join(","), settings))
+}
+
+fn limit(rate: Option<Rate>) -> Limit {
+    let Some(rate) = rate else { return Limit::default() };
+    let (amount, burst_ns) = (rate.per_second(), rate.burst_ns());
+    match rate.unit {
+        Unit::Bits => Limit { bytes: amount, packets: 0, burst_ns },
+        Unit::Packets => Limit { bytes: 0, packets: amount, burst_ns },
+    }
 }
 
 impl Supervisor {
@@ -49,6 +58,7 @@ impl Supervisor {
         let shown = self.settings.get(name).map_or_else(|| "nothing".to_owned(), ToString::to_string);
         info!("port {name}: told {shown}");
         self.tell_settings(config.id, name);
+        self.tell_limits(config.id, name);
         Ok(config)
     }
 
@@ -62,6 +72,20 @@ impl Supervisor {
                 "{name} is an uplink; `lasthop uplink set {name} --vlans LIST` says which VLANs it carries"
             )),
             None => Err(format!("there is no port {name}; `lasthop port list` shows those there are")),
+        }
+    }
+
+    /// Tells the switch what the port may send, get and flood.
+    pub(super) fn tell_limits(&mut self, port: PortId, name: &str) {
+        let limits = self.settings.get(name).map(|set| [set.rate_from, set.rate_to, set.storm].map(limit));
+        self.switch.send(SupervisorToSwitch::Limits(port, limits.unwrap_or_default()), None);
+    }
+
+    /// Tells a switch that is new.
+    pub(super) fn tell_all_limits(&mut self) {
+        let set = self.configs().into_iter().filter(|config| self.settings.contains_key(&config.name));
+        for config in set.collect::<Vec<_>>() {
+            self.tell_limits(config.id, &config.name);
         }
     }
 

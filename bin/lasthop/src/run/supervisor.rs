@@ -288,6 +288,7 @@ impl Supervisor {
                 for config in self.configs() {
                     self.switch.send(SupervisorToSwitch::AddPort(config), None);
                 }
+                self.tell_all_limits();
                 started = true;
             }
         }

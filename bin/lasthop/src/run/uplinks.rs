@@ -260,6 +260,7 @@ impl Supervisor {
         info!("{} {}: opening {}", uplink.spec.kind(), uplink.spec.name, uplink.spec.device);
         self.tell_control_ports();
         self.switch.send(SupervisorToSwitch::AddPort(config), None);
+        self.tell_limits(id, &name);
     }
 
     /// Somebody wants one to carry other VLANs; none given: all. Control goes by it once it has heard.

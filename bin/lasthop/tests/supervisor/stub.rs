@@ -99,6 +99,7 @@ pub fn switch(called: &Path) {
             if token == SUPERVISOR {
                 for (message, fd) in messages(&mut supervisor) {
                     match message {
+                        SupervisorToSwitch::Limits(..) => {}
                         SupervisorToSwitch::AddPort(port) => {
                             let how = if port.client { "connecting" } else { "listening" };
                             say("switch", &format!("add {} {} {} {how}", port.id, port.name, port.path));

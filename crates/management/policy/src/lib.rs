@@ -52,6 +52,7 @@ mod learning;
 mod mactable;
 mod membership;
 mod name;
+mod rate;
 mod settings;
 mod vlans;
 
@@ -63,6 +64,7 @@ pub use learning::{
 };
 pub use mactable::{AGEING_MS, HOLD_MS, MAX_MOVES, MOVE_WINDOW_MS, MacView};
 pub use name::{check_name, check_new_name};
+pub use rate::{Rate, Unit};
 pub use settings::{MAX_ADDRESSES, PortSettings, SETTINGS};
 pub use vlans::{ParseVlansError, Vlans};
 

@@ -2,6 +2,7 @@
 
 use crate::acl::Prefix;
 use crate::membership::Membership;
+use crate::rate::Rate;
 use crate::vlans::{ParseVlansError, Vlans, vlan_id};
 use lasthop_types::MacAddr;
 use serde::{Deserialize, Serialize};
@@ -31,10 +32,17 @@ pub struct PortSettings {
     pub no_dhcp_server: bool,
     /// It may not send router advertisements.
     pub no_ra: bool,
+    /// What its guest may send.
+    pub rate_from: Option<Rate>,
+    /// What its guest may get.
+    pub rate_to: Option<Rate>,
+    /// What its guest may send that is flooded: broadcast, multicast and unknown destinations.
+    pub storm: Option<Rate>,
 }
 
 /// Names of settings, as [`PortSettings::change`] and the option `--port` know them.
-pub const SETTINGS: &[&str] = &["vlan", "trunk", "native", "isolated", "mac", "addr", "no-dhcp-server", "no-ra"];
+pub const SETTINGS: &[&str] =
+    &["vlan", "trunk", "native", "isolated", "mac", "addr", "no-dhcp-server", "no-ra", "rate-from", "rate-to", "storm"];
 
 impl PortSettings {
     /// With these settings, each a name and a value as people write it, changed; what is not named stays. `none` takes a setting back.
@@ -69,6 +77,9 @@ impl PortSettings {
             "isolated" => self.isolated = on(value)?,
             "no-dhcp-server" => self.no_dhcp_server = on(value)?,
             "no-ra" => self.no_ra = on(value)?,
+            "rate-from" => self.rate_from = rate(value)?,
+            "rate-to" => self.rate_to = rate(value)?,
+            "storm" => self.storm = rate(value)?,
             "mac" => list(&mut self.macs, value, first, station)?,
             "addr" => list(&mut self.addrs, value, first, |text| crate::acl::prefix(text).map_err(str::to_owned))?,
             _ => return Err(format!("there is no such setting; there are {}", SETTINGS.join(", "))),
@@ -114,6 +125,9 @@ impl PortSettings {
             joined(self.addrs.iter().map(|addr| text(addr)).collect()),
             flag(self.no_dhcp_server),
             flag(self.no_ra),
+            self.rate_from.map(|rate| text(&rate)),
+            self.rate_to.map(|rate| text(&rate)),
+            self.storm.map(|rate| text(&rate)),
         ];
         SETTINGS.iter().zip(values).filter_map(|(name, value)| value.map(|value| (*name, value))).collect()
     }
@@ -173,6 +187,10 @@ fn on(value: &str) -> Result<bool, String> {
     }
 }
 
+fn rate(value: &str) -> Result<Option<Rate>, String> {
+    if value == "none" { Ok(None) } else { value.parse().map(Some) }
+}
+
 fn station(text: &str) -> Result<MacAddr, String> {
     let mac: MacAddr = text.parse().map_err(|_| "write an Ethernet address such as 52:54:00:12:34:56".to_owned())?;
     if mac.is_unicast_source() { Ok(mac) } else { Err(format!("{mac} is no station's address")) }
@@ -216,6 +234,7 @@ mod tests {
             ("trunk=20-30,10 native=5", "trunk=10:20-30 native=5"),
             ("native=5", "native=5"),
             ("isolated=on no-ra=on no-dhcp-server=on", "isolated=on no-dhcp-server=on no-ra=on"),
+            ("rate-from=100Mbit rate-to=20kpps storm=1M:64K", "rate-from=100M rate-to=20kpps storm=1M:64K"),
             ("mac=52-54-00-00-00-01 mac=52:54:00:00:00:02", "mac=52:54:00:00:00:01,52:54:00:00:00:02"),
             ("mac=52:54:00:00:00:01 addr=10.0.0.1,fd00::/64", "mac=52:54:00:00:00:01 addr=10.0.0.1,fd00::/64"),
         ] {

@@ -483,6 +483,7 @@ fn settings() -> impl Strategy<Value = PortSettings> {
         "mac=52:54:00:00:00:01,52:54:00:00:00:03",
         "mac=52:54:00:00:00:02 addr=0.0.0.1,0.0.0.2 vlan=1",
         "no-dhcp-server=on",
+        "storm=1M vlan=1",
     ];
     let some = prop::sample::select(texts.to_vec()).prop_map(|text| text.to_owned().try_into().unwrap());
     prop_oneof![4 => some, 1 => Just(PortSettings::default())]

@@ -20,6 +20,17 @@ pub struct PortConfig {
     pub owner: Option<String>,
 }
 
+/// A limit of a port; the default is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limit {
+    /// A second; 0: any number.
+    pub bytes: u64,
+    /// A second; 0: any number.
+    pub packets: u64,
+    /// Nanoseconds' worth that may be made up for.
+    pub burst_ns: u64,
+}
+
 /// To the switch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SupervisorToSwitch {
@@ -32,6 +43,8 @@ pub enum SupervisorToSwitch {
     Connection(PortId, Option<u32>),
     /// The switch's end of a new switch–control channel travels with this message.
     ControlChannel,
+    /// What a port may send, get and flood from now on.
+    Limits(PortId, [Limit; 3]),
     /// Finish the current bursts and exit with status 0.
     Shutdown,
 }

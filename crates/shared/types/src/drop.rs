@@ -78,6 +78,10 @@ drop_reasons! {
     Spoofed = "spoofed",
     /// One of the two ports is isolated: it talks to uplinks only.
     Isolated = "isolated",
+    /// The receiver's port has got all that its settings let it get; `lasthop port list` shows them.
+    Rate = "rate",
+    /// The packet was to be flooded, and its port has flooded all that its settings let it; `lasthop port list` shows them.
+    Storm = "storm",
 }
 
 #[cfg(test)]

@@ -17,6 +17,8 @@ pub enum Action {
     /// Change the packet from here on: outputs before get it as it was. Where that cannot be the packet is dropped, and nothing behind is
     /// carried out.
     Edit(Edit),
+    /// Go on if the packet's port has not flooded all that it may. Else it is dropped.
+    LimitFlood,
 }
 
 /// A flow as control installs it.

@@ -16,6 +16,8 @@ pub(crate) enum Step<'a> {
     Drop(DropReason),
     /// It is changed. What is planned of it goes as it was before.
     Edit(&'a Edit),
+    /// It goes on if its port may still flood.
+    Flood,
 }
 
 impl<'a> Step<'a> {
@@ -27,6 +29,7 @@ impl<'a> Step<'a> {
             Action::Output(to) => Self::To(*to),
             Action::Drop(reason) => Self::Drop(*reason),
             Action::Edit(edit) => Self::Edit(edit),
+            Action::LimitFlood => Self::Flood,
             _ => Self::Drop(DropReason::BadAction),
         }
     }
@@ -58,11 +61,11 @@ impl Steps {
             None => Step::Drop(DropReason::Policy),
         };
         self.done += 1;
-        self.ends += usize::from(!matches!(step, Step::Edit(_)));
+        self.ends += usize::from(!matches!(step, Step::Edit(_) | Step::Flood));
         Some(step)
     }
 
-    /// The step was an edit that cannot be made: the packet is dropped, and there are no more steps.
+    /// The step was an edit that cannot be made, or a limit that is reached: the packet is dropped, and there are no more steps.
     pub(crate) fn fail(&mut self) {
         self.ends += 1;
         self.failed = true;
@@ -93,7 +96,9 @@ impl Forwarder {
             match Step::of(action, burst.port.id) {
                 Step::To(to) => self.output(burst, packet, to, false),
                 Step::Drop(reason) => self.drop(burst, packet, reason),
-                Step::Edit(_) => return self.act_with_edits(burst, packet, actions, Steps::behind_outputs(n)),
+                Step::Edit(_) | Step::Flood => {
+                    return self.act_with_edits(burst, packet, actions, Steps::behind_outputs(n));
+                }
             }
         }
         self.plan.set_done(packet);
@@ -113,6 +118,13 @@ impl Forwarder {
                     planned = true;
                 }
                 Step::Drop(reason) => self.drop(burst, packet, reason),
+                Step::Flood => {
+                    let len = self.packets.get(packet).map_or(0, |packet| packet.frame_len);
+                    if !burst.port.floods.admit(len, burst.now_ns) {
+                        steps.fail();
+                        self.drop(burst, packet, DropReason::Storm);
+                    }
+                }
                 Step::Edit(edit) => {
                     // All planned copies are of one header: those before the edit are made now.
                     if std::mem::take(&mut planned) {

@@ -34,6 +34,8 @@ pub struct Outcome {
     pub stalled: bool,
     /// The queue was left with packets in it because a receiver has no buffers. Look again soon.
     pub held: bool,
+    /// The queue was not read, because its port has sent all that it may until then.
+    pub until_ns: Option<u64>,
     /// The queue was left with packets in it because a burst had done enough for one turn of its locks. Run it again.
     pub more: bool,
 }
@@ -114,6 +116,10 @@ impl Forwarder {
     /// that queue. `now_ns` is any clock in nanoseconds that all threads share.
     pub fn carry(&mut self, port: &Port, index: u16, now_ns: u64) -> Outcome {
         self.follow_ports();
+        let until_ns = port.sends.until(now_ns);
+        if until_ns.is_some() {
+            return Outcome { until_ns, ..Outcome::default() };
+        }
         let Some(queue) = port.queues.get(usize::from(index)) else { return Outcome::default() };
         let Some(mut guard) = queue.try_lock() else { return Outcome::default() };
         let Some(started) = guard.started() else { return Outcome::default() };
@@ -166,7 +172,10 @@ impl Forwarder {
             started.ahead = Ahead { done: self.plan.done >> taken, seen };
             started.ring.look_again();
             let whole = looked_at == chains.list.len() && started.is_window(&chains);
-            started.waiting.end(taken, ahead.seen, now_ns, (self.plan.short && whole).then_some(self.receiver));
+            // A limit is no bad luck: who has nothing for others waits for it as long as it takes.
+            let patient = self.plan.limited && started.ahead.done == 0;
+            let seen = if patient { 0 } else { ahead.seen };
+            started.waiting.end(taken, seen, now_ns, (self.plan.short && whole).then_some(self.receiver));
         }
         let call = started.complete();
         if memory.faulted() {
@@ -176,6 +185,7 @@ impl Forwarder {
             packets: taken,
             stalled: end == End::Stalled,
             held: self.plan.short,
+            until_ns: None,
             more: end == End::Enough || self.plan.put_off || chains.is_spent() && taken > 0,
         };
         (outcome, call, broken)
@@ -271,8 +281,10 @@ impl Forwarder {
             bytes += self.packets.get(left.trailing_zeros() as usize).map_or(0, |packet| packet.sent_len as u64);
             left &= left.wrapping_sub(1);
         }
-        burst.queue.counters.packets.add(u64::from(new.count_ones()));
+        let packets = u64::from(new.count_ones());
+        burst.queue.counters.packets.add(packets);
         burst.queue.counters.bytes.add(bytes);
+        burst.port.sends.charge(packets, bytes, burst.now_ns);
     }
 
     /// Asks the guest to kick when it has more packets; true if it has some already, and then it was not asked. With

@@ -62,6 +62,8 @@ pub(crate) struct Target<'a> {
     work: usize,
     /// What broke the ring.
     broken: Option<QueueError>,
+    /// Why packets find no buffers.
+    reason: DropReason,
 }
 
 /// What is left to do for a receiver's ring once packets have been written to it.
@@ -98,7 +100,25 @@ impl<'a> Target<'a> {
             bytes: 0,
             work: 0,
             broken: None,
+            reason: DropReason::NoBuffers,
         }
+    }
+
+    /// The receiver has got all that it may for now: it counts as one without buffers.
+    pub(crate) fn refuse(&mut self) {
+        self.buffers.give_up();
+        self.reason = DropReason::Rate;
+    }
+
+    /// [`Target::refuse`] was called.
+    #[inline]
+    pub(crate) fn is_refused(&self) -> bool {
+        self.reason == DropReason::Rate
+    }
+
+    /// Packets and bytes so far.
+    pub(crate) fn delivered(&self) -> (u64, u64) {
+        (self.packets, self.bytes)
     }
 
     /// Delivers packets of a set, in their order, up to the first that is not what most are: a frame that asks for
@@ -168,6 +188,9 @@ impl<'a> Target<'a> {
     ) -> Result<(), Undelivered> {
         if self.is_broken() {
             return Err(DropReason::ReceiverBroken.into());
+        }
+        if self.is_refused() {
+            return Err(Undelivered::NoBuffers);
         }
         if packet.offload == Offload::None && packet.frame_len <= self.any_frame {
             self.as_is(&VnetHdr::default(), packet, pieces)?;
@@ -360,7 +383,7 @@ impl<'a> Target<'a> {
     pub(crate) fn settle(&mut self, result: Result<(), Undelivered>) {
         let reason = match result {
             Ok(()) => return,
-            Err(Undelivered::NoBuffers) => DropReason::NoBuffers,
+            Err(Undelivered::NoBuffers) => self.reason,
             Err(Undelivered::Drop(reason)) => reason,
             Err(Undelivered::Broken(error)) => {
                 self.broken = Some(error);

@@ -26,6 +26,8 @@ pub(crate) struct Plan {
     pub(crate) passed_bytes: u64,
     /// Some wait for buffers.
     pub(crate) short: bool,
+    /// They wait for a receiver that may not get more for now.
+    pub(crate) limited: bool,
     /// Some wait for their turn: enough has been done for their receiver with its lock held.
     pub(crate) put_off: bool,
     /// What it took, in the last deliveries, to walk receivers' descriptors that hold nothing.
@@ -46,7 +48,7 @@ impl Plan {
     pub(crate) fn start(&mut self, done: u64) {
         self.clear();
         self.held.clear();
-        (self.done, self.short, self.put_off) = (done, false, false);
+        (self.done, self.short, self.limited, self.put_off) = (done, false, false, false);
         (self.passed, self.passed_bytes) = (0, 0);
     }
 

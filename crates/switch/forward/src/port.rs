@@ -1,5 +1,6 @@
 //! A port as the packet path sees it.
 
+use crate::rate::Limit;
 use crate::upcall::Upcalls;
 pub use lasthop_frame::feature;
 use lasthop_types::{MAX_QUEUE_PAIRS, PortCounters, PortId, PortTotals};
@@ -30,6 +31,12 @@ pub struct Port {
     /// What became of packets from the guest that had waited for control, and what the switch itself sent as if it came from
     /// there. Written by the thread that talks to control, and by no other; queues' counters belong to their locks' holders.
     pub answers: PortCounters,
+    /// What it may send: beyond that its ring waits to be read.
+    pub sends: Limit,
+    /// What it may get: beyond that packets wait for it, or are lost, as if it had no buffers.
+    pub gets: Limit,
+    /// What of its packets may be flooded.
+    pub floods: Limit,
     /// Largest IP packet the guest takes, as the front-end said; 0 if it did not.
     mtu: AtomicU16,
     /// Bit per pair whose queue to the guest is ready.
@@ -56,6 +63,9 @@ impl Port {
             queues: (0..2 * MAX_QUEUE_PAIRS as u16).map(|i| Arc::new(Queue::new(i))).collect(),
             upcalls: Upcalls::default(),
             answers: PortCounters::default(),
+            sends: Limit::default(),
+            gets: Limit::default(),
+            floods: Limit::default(),
             mtu: AtomicU16::new(0),
             pairs_ready: AtomicU32::new(0),
             coalescing: OnceLock::new(),

@@ -149,6 +149,11 @@ impl Forwarder {
                 }
             }
             Some(Step::Drop(reason)) => counters.drops.add(reason, 1),
+            Some(Step::Flood) if port.floods.admit(packet.frame_len, self.datapath.now_ns()) => {}
+            Some(Step::Flood) => {
+                steps.fail();
+                counters.drops.add(DropReason::Storm, 1);
+            }
             Some(Step::Edit(edit)) => {
                 if let Err(reason) = packet.edit(edit) {
                     steps.fail();

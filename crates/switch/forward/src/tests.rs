@@ -18,6 +18,7 @@ mod edits;
 mod hostile;
 mod idle;
 mod once;
+mod rates;
 mod restart;
 mod runs;
 mod work;

@@ -26,7 +26,13 @@ pub(crate) fn visit<R>(
     let started = guard.started()?;
     let memory = started.memory.clone();
     let mut target = Target::new(started, &memory, port.mtu(), &queue.counters, frames);
+    let now_ns = if port.gets.is_set() { datapath.now_ns() } else { 0 };
+    if port.gets.until(now_ns).is_some() {
+        target.refuse();
+    }
     let result = fill(&mut target);
+    let (packets, bytes) = target.delivered();
+    port.gets.charge(packets, bytes, now_ns);
     let end = target.finish();
     drop(target);
     if end.call && port.interrupts_now(queue, end.packets) {
@@ -138,9 +144,11 @@ fn deliver_or_hold(
         if waits_its_turn(target, plan) {
             return false;
         }
-        let slow = target.is_slow(burst.now_ns, burst.patience_ns);
+        // One that may not get more is as quick as it may be: those that have nothing for others wait for it.
+        let slow = !target.is_refused() && target.is_slow(burst.now_ns, burst.patience_ns);
         if burst.patient && !slow && plan.hold(group.port, group.queue) {
             plan.short = true;
+            plan.limited |= target.is_refused();
             return false;
         }
         if let Offload::Gso(_) = packet.offload {

@@ -193,13 +193,8 @@ impl Server {
         let outcome = ring.owned.run(forwarder, &mut ring.arrivals, now_ns);
         yield_if_due(&outcome, yielded_ns, forwarder, *now_ns);
         ring.gathered += outcome.packets;
-        if outcome.stalled && !outcome.held {
-            // Until control has answered, unless a helper takes it meanwhile.
-            ring.next = if ring.owned.owner.is_own() { Next::Woken } else { Next::At(*now_ns + GUARD_NS) };
-            return false;
-        }
-        if outcome.held && !outcome.more {
-            ring.next = Next::At(*now_ns + HOLD_RETRY_NS);
+        if let Some(next) = ring.waits(&outcome, *now_ns) {
+            ring.next = next;
             return false;
         }
         let offered = ring.offer(helpers, forwarder.last_receiver(), *now_ns);
@@ -328,6 +323,18 @@ fn yield_if_due(outcome: &Outcome, yielded_ns: &mut u64, forwarder: &Forwarder, 
 }
 
 impl Ring {
+    /// When the ring is to be looked at, if it was left with packets that cannot go on now.
+    fn waits(&self, outcome: &Outcome, now_ns: u64) -> Option<Next> {
+        match outcome.until_ns {
+            Some(until_ns) => Some(Next::At(until_ns)),
+            // Until control has answered, unless a helper takes it meanwhile.
+            None if outcome.stalled && !outcome.held && self.owned.owner.is_own() => Some(Next::Woken),
+            None if outcome.stalled && !outcome.held => Some(Next::At(now_ns + GUARD_NS)),
+            None if outcome.held && !outcome.more => Some(Next::At(now_ns + HOLD_RETRY_NS)),
+            None => None,
+        }
+    }
+
     /// Offers the ring to an idle core if more packets are expected soon.
     fn offer(&mut self, helpers: &Helpers, receiver: Option<&Port>, now_ns: u64) -> Offered {
         if self.owned.owner.is_offered() {

@@ -189,7 +189,12 @@ impl Learning {
                 return drop(mask, Some(verdict), vlan, DropReason::Acl, rule);
             }
         }
-        Judged { mask, verdict: Some(verdict), vlan, actions: membership::actions(outputs), rule: None }
+        let mut actions = membership::actions(outputs);
+        if verdict == Verdict::Flood && self.guest_settings(key.port()).is_some_and(|settings| settings.storm.is_some())
+        {
+            actions.insert(0, Action::LimitFlood);
+        }
+        Judged { mask, verdict: Some(verdict), vlan, actions, rule: None }
     }
 
     /// Why learning sends a packet from there nowhere.

@@ -3,7 +3,7 @@
 use super::{Learning, PortLists, Uplinks};
 use crate::flows::Cause;
 use crate::membership::Membership;
-use crate::{Effects, PortSettings, Vlans};
+use crate::{Effects, PortSettings, Rate, Vlans};
 use lasthop_types::{DropReason, PortId};
 use std::collections::BTreeSet;
 
@@ -50,7 +50,14 @@ impl Learning {
         if settings == before {
             return;
         }
-        if self.is_in_use(id) {
+        // Rates are the data plane's; flows say no more than that there is one.
+        let without_rates = |of: &PortSettings| PortSettings {
+            rate_from: None,
+            rate_to: None,
+            storm: of.storm.map(|_| Rate::ANY),
+            ..of.clone()
+        };
+        if self.is_in_use(id) && without_rates(&settings) != without_rates(&before) {
             self.clear_flows(out);
         }
         let elsewhere = settings.membership() != before.membership() || settings.macs != before.macs;
