@@ -247,14 +247,11 @@ impl Forwarder {
             return Some(FRAME_WORK);
         };
         let guard = if wait { queue.lock() } else { queue.try_lock()? };
-        let work = visit(&self.datapath, port, queue, guard, 1, |target| {
+        let work = visit(&self.datapath, port, queue, guard, 1, 1, |target| {
             let result = target.deliver(packet, pieces, false);
             target.settle(result);
             target.work() + FRAME_WORK
         });
-        if work.is_none() {
-            queue.counters.drops.add(DropReason::PortDown, 1);
-        }
         Some(work.unwrap_or(FRAME_WORK))
     }
 

@@ -13,7 +13,7 @@ use lasthop_virtqueue::{Queue, QueueGuard};
 use std::sync::Arc;
 
 /// Has `fill` deliver to a ring whose lock is held, about so many `frames`. Then its driver is shown all of it at once, is interrupted, now
-/// or when its batch is full, and a ring that broke is stopped. `None` if the ring is not started.
+/// or when its batch is full, and a ring that broke is stopped. `None` if the ring is not started: then so many are `lost`.
 #[inline]
 pub(crate) fn visit<R>(
     datapath: &Datapath,
@@ -21,9 +21,14 @@ pub(crate) fn visit<R>(
     queue: &Queue,
     mut guard: QueueGuard<'_>,
     frames: usize,
+    lost: u64,
     fill: impl FnOnce(&mut Target<'_>) -> R,
 ) -> Option<R> {
-    let started = guard.started()?;
+    let Some(started) = guard.started() else {
+        // While the lock is held, which all who count there hold.
+        queue.counters.drops.add(DropReason::PortDown, lost);
+        return None;
+    };
     let memory = started.memory.clone();
     let mut target = Target::new(started, &memory, port.mtu(), &queue.counters, frames);
     let now_ns = if port.gets.is_set() { datapath.now_ns() } else { 0 };
@@ -55,19 +60,16 @@ impl Forwarder {
             let Some(port) = self.ports.get(group.port) else { continue };
             self.receiver = group.port;
             let Some(queue) = port.queues.get(usize::from(group.queue)) else { continue };
-            let planned = group.packets.count_ones();
-            let frames = if repeat.is_some() { burst.chains.list.len() } else { planned as usize };
+            let lost = u64::from(group.packets.count_ones());
+            let frames = if repeat.is_some() { burst.chains.list.len() } else { lost as usize };
             let (plan, packets) = (&mut self.plan, &*self.packets);
-            let filled = visit(&self.datapath, port, queue, queue.lock(), frames, |target| {
+            let filled = visit(&self.datapath, port, queue, queue.lock(), frames, lost, |target| {
                 fill(plan, packets, &group, target, burst, repeat)
             });
             match filled {
                 Some(repeated) if repeat.is_some() => passed = repeated,
                 Some(_) => {}
-                None => {
-                    queue.counters.drops.add(DropReason::PortDown, u64::from(planned));
-                    self.plan.done |= group.packets;
-                }
+                None => self.plan.done |= group.packets,
             }
         }
         self.plan.clear();

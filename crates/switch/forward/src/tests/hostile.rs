@@ -387,6 +387,33 @@ fn an_answer_does_not_wait_for_the_senders_burst() {
     assert_eq!(from.packets + from.replicated, to.packets + from.dropped() + a.port.upcalls.len() as u64);
 }
 
+/// A queue's counters are for the holder of its lock, whether it is started or not.
+#[test]
+fn two_senders_to_a_port_that_is_down_lose_no_count() {
+    const EACH: u64 = 30_000;
+    let (datapath, _) = switch();
+    let down = Guest::new(&datapath, 3, NetConfig::default(), 0);
+    down.port.queues[0].stop();
+    down.port.refresh();
+    let start = std::sync::Barrier::new(2);
+    std::thread::scope(|scope| {
+        for id in [1, 2] {
+            datapath.flows().insert(flow(id, &[3]), 0).unwrap();
+            let (datapath, start) = (datapath.clone(), &start);
+            scope.spawn(move || {
+                let mut guest = Guest::new(&datapath, id, NetConfig::default(), 0);
+                let (mut forwarder, frame) = (Forwarder::new(datapath), Frame::new(1, 3).payload([1; 64]).build());
+                start.wait();
+                for _ in 0..EACH {
+                    guest.send(VnetHdr::default(), &frame);
+                    assert_eq!(forwarder.carry(&guest.port, 1, 0).packets, 1);
+                }
+            });
+        }
+    });
+    assert_eq!(down.port.totals().1.drops, [(DropReason::PortDown, 2 * EACH)]);
+}
+
 /// Set for the process in which [`a_port_that_finds_no_memory_for_its_first_miss_finds_it_later`] really takes place.
 const ALONE: &str = "LASTHOP_TEST_WITHOUT_MEMORY";
 
