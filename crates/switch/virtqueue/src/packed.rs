@@ -122,6 +122,10 @@ impl Staged {
     }
 }
 
+/// For how many staged chains there is memory from the start, in a ring that has so many: a packet becomes at most 2048 segments, and what
+/// goes before it with the same lock held less than half as many. More are staged only where a segment takes several buffers.
+const MOST_STAGED: usize = 4096;
+
 #[derive(Debug)]
 pub(crate) struct PackedRing {
     desc: PinnedSlice<16>,
@@ -198,7 +202,7 @@ impl PackedRing {
             size,
             next_avail: position,
             next_used: position,
-            staged: Vec::with_capacity(MAX_CHAINS),
+            staged: Vec::with_capacity(usize::from(size).clamp(MAX_CHAINS, MOST_STAGED)),
             staged_chains: 0,
             staged_slots: 0,
             staged_written: 0,
