@@ -7,7 +7,6 @@ mod ports;
 mod server;
 
 use lasthop_sys::Log;
-use lasthop_sys::sandbox::Program;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -29,15 +28,16 @@ fn main() -> ExitCode {
     if result.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn run(arguments: arguments::Arguments, log: &Log) -> Result<(), Box<dyn std::error::Error>> {
+fn run(mut arguments: arguments::Arguments, log: &Log) -> Result<(), Box<dyn std::error::Error>> {
+    let (confinement, settings) = arguments.first_message()?;
     lasthop_sys::prepare_for_threads()?;
     lasthop_guestmem::install_fault_handler();
     lasthop_sys::prepare_peer_events()?;
     // Threads made from here on are born inside the sandbox.
-    let report = Program::SWITCH.enter_sandbox()?;
+    let report = confinement.enter()?;
     log.start(std::io::stderr())?;
     for left_out in &report.left_out {
         tracing::warn!("sandbox: going on without {left_out}");
     }
-    server::Server::new(arguments)?.serve()
+    server::Server::new(arguments, settings)?.serve()
 }

@@ -10,10 +10,11 @@ use lasthop_forward::{Datapath, Forwarder, Order, Orders};
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_guestmem::{GuestMemory, MemoryLimits, PinnedSlice, RegionSpec};
 use lasthop_ipc::{
-    Channel, ChannelError, DatapathRequest, FromControl, SupervisorToSwitch, SwitchToSupervisor, ToControl,
-    UpcallPacket,
+    Channel, ChannelError, DatapathRequest, FromControl, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor,
+    ToControl, UpcallPacket,
 };
-use lasthop_schedule::Workers;
+use lasthop_schedule::policy::{Batch, Hysteresis};
+use lasthop_schedule::{Settings, Workers};
 use lasthop_sys::hostview::HostView;
 use lasthop_sys::{Beat, Epoll, Foreign, Trigger};
 use lasthop_types::PortId;
@@ -82,20 +83,31 @@ pub struct Server {
 
 impl Server {
     /// Starts the workers.
-    pub fn new(
-        Arguments { supervisor, journal, settings, patience_ms, max_guest_memory }: Arguments,
-    ) -> Result<Self, Failure> {
-        let datapath = Arc::new(Datapath::new(FLOW_LIMIT, patience_ms)?);
+    pub fn new(given: Arguments, told: SwitchSettings) -> Result<Self, Failure> {
+        let Arguments { supervisor, journal, view, prompter } = given;
+        let (base_ns, limit_ns) = told.hysteresis_us;
+        let settings = Settings {
+            helpers: told.helpers,
+            poll: told.poll,
+            hysteresis: Hysteresis { base_ns: u64::from(base_ns) * 1000, limit_ns: u64::from(limit_ns) * 1000 },
+            receive: Batch::new(told.rx_batch.0, told.rx_batch.1),
+            view,
+            prompter,
+            not_idle: told.not_idle,
+            cgroup_accounting: told.cgroup_accounting,
+        };
+        let (alone, with_others) = told.patience_ms;
+        let datapath = Arc::new(Datapath::new(FLOW_LIMIT, [alone.into(), with_others.into()])?);
         let epoll = Epoll::new()?;
         epoll.add(&supervisor, SUPERVISOR, Trigger::Level)?;
         epoll.add(datapath.news(), NEWS, Trigger::Level)?;
         Ok(Self {
             journal: journal.map(map_journal).transpose()?,
-            view: settings.view,
+            view,
             workers: Workers::start(&datapath, settings)?,
             forwarder: Forwarder::new(datapath.clone()),
             epoll,
-            supervisor: Channel::new(supervisor),
+            supervisor,
             owed: Owed::default(),
             control: None,
             next_control: None,
@@ -104,7 +116,7 @@ impl Server {
             ports: BTreeMap::new(),
             removed: Removed::default(),
             next_to_tell: PortId(0),
-            max_guest_memory,
+            max_guest_memory: told.max_guest_memory,
             upcalls_wait: false,
             stop: false,
             datapath,
@@ -208,6 +220,8 @@ impl Server {
                 (SupervisorToSwitch::Connection(..) | SupervisorToSwitch::ControlChannel, None) => {
                     tracing::error!("supervisor sent no descriptor with a message that needs one");
                 }
+                // The first message is not heard here.
+                (SupervisorToSwitch::Start(..), _) => {}
                 (SupervisorToSwitch::Shutdown, _) => self.stop = true,
             }
         }
@@ -511,14 +525,21 @@ fn keep_journal(entry: &PortEntry, journal: &Arc<GuestMemory>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lasthop_schedule::Settings;
 
     fn server() -> (Server, OwnedFd) {
         let (ours, theirs) = Channel::<SwitchToSupervisor, SupervisorToSwitch>::pair().unwrap();
-        let settings = Settings::default();
-        let arguments =
-            Arguments { supervisor: theirs, journal: None, settings, patience_ms: [2, 10], max_guest_memory: 1 << 30 };
-        (Server::new(arguments).unwrap(), ours)
+        let given = Arguments { supervisor: Channel::new(theirs), journal: None, view: None, prompter: None };
+        let told = SwitchSettings {
+            helpers: Vec::new(),
+            poll: Vec::new(),
+            hysteresis_us: (5, 50),
+            rx_batch: (0, 0),
+            not_idle: false,
+            cgroup_accounting: false,
+            patience_ms: (2, 10),
+            max_guest_memory: 1 << 30,
+        };
+        (Server::new(given, told).unwrap(), ours)
     }
 
     fn attach(server: &mut Server) -> Channel<FromControl, ToControl> {

@@ -248,10 +248,7 @@ fn starts_its_children_says_ready_and_ends_cleanly() {
     let switch = lasthop.wait_pid("switch", "arguments");
     let line = lasthop.seen.last().unwrap().clone();
     assert!(
-        line.ends_with(
-            "arguments --supervisor-fd 3 --journal-fd 4 --host-view-fd 5 --boost-fd 6 --helpers 0 --hysteresis 7,9 \
-             --rx-batch 0,0 --helper-class idle --congestion 10,2 --pulse-fd 7"
-        ),
+        line.ends_with("arguments --supervisor-fd 3 --journal-fd 4 --host-view-fd 5 --boost-fd 6 --pulse-fd 7"),
         "{line}"
     );
     let status = std::fs::read_to_string(format!("/proc/{}/status", switch.as_raw_pid())).unwrap();
@@ -260,6 +257,9 @@ fn starts_its_children_says_ready_and_ends_cleanly() {
     lasthop.wait(&["switch[", "descriptors [0, 1, 2, 3, 4, 5, 6, 7, 8]"]);
     let line = lasthop.wait(&["switch[", "environment"]);
     assert!(line.ends_with("environment [\"RUST_LOG\"]"), "{line}");
+    let settings = "SwitchSettings { helpers: [0], poll: [], hysteresis_us: (7, 9), rx_batch: (0, 0), not_idle: false, \
+                    cgroup_accounting: false, patience_ms: (10, 2), max_guest_memory: ";
+    lasthop.wait(&["switch[", settings]);
     lasthop.wait(&["switch[", "add 1 a", "a.sock listening"]);
     lasthop.wait(&["switch[", "add 2 b", "b.sock listening"]);
     lasthop.wait_ready();

@@ -5,6 +5,7 @@ use super::owner::Owner;
 use super::settings::take_settings;
 use super::store::SavedUplink;
 use crate::size::Size;
+use lasthop_ipc::SwitchSettings;
 use lasthop_management_ipc::Settings;
 use lasthop_policy::{SETTINGS, check_name, check_new_name};
 use lasthop_sys::{CpuList, ParseCpusError};
@@ -71,14 +72,33 @@ pub struct RunArgs {
 }
 
 impl RunArgs {
-    /// The arguments of lasthop-switch that say the same. `cpus` are those it may use.
-    pub fn for_switch(&self, cpus: &CpuList) -> Vec<String> {
-        let mut arguments = self.scheduling.for_switch(cpus);
-        if let Some(bytes) = self.max_guest_memory.and_then(Size::bytes) {
-            arguments.extend(["--max-guest-memory".into(), bytes.to_string()]);
+    /// The same for lasthop-switch. `cpus` are those it may use.
+    pub fn for_switch(&self, cpus: &CpuList) -> SwitchSettings {
+        let numbers = |list: &CpuList| list.iter().collect::<Vec<_>>();
+        let Scheduling { helpers, poll, hysteresis, helper_class, congestion, rx_batch, .. } = &self.scheduling;
+        let (helpers, poll) = match (poll, helpers) {
+            (Some(Cpus(Some(poll))), _) => (Vec::new(), numbers(poll)),
+            (_, Some(Cpus(None))) => Default::default(),
+            (_, Some(Cpus(Some(helpers)))) => (numbers(helpers), Vec::new()),
+            (_, None) => (numbers(cpus), Vec::new()),
+        };
+        SwitchSettings {
+            helpers,
+            poll,
+            hysteresis_us: (hysteresis.0, hysteresis.1),
+            rx_batch: (rx_batch.us, rx_batch.packets),
+            not_idle: helper_class == "normal",
+            cgroup_accounting: self.vm_cgroup,
+            patience_ms: (congestion.0, congestion.1),
+            max_guest_memory: self.max_guest_memory.and_then(Size::bytes).unwrap_or_else(host_memory),
         }
-        arguments
     }
+}
+
+/// Bytes of memory that this host has, huge pages and swap included: no guest can have more of it.
+fn host_memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    (info.totalram as u64).saturating_add(info.totalswap as u64).saturating_mul(u64::from(info.mem_unit))
 }
 
 /// How packets are moved. Each mechanism that has an option can be switched off alone.
@@ -110,35 +130,9 @@ pub struct Scheduling {
     pub rx_batch: Batch,
 }
 
-/// Two numbers as lasthop-switch takes them.
+/// Two numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pair(u32, u32);
-
-impl std::fmt::Display for Pair {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{},{}", self.0, self.1)
-    }
-}
-
-impl Scheduling {
-    /// The arguments of lasthop-switch that say the same. `cpus` are those it may use.
-    fn for_switch(&self, cpus: &CpuList) -> Vec<String> {
-        let mut arguments = Vec::new();
-        let mut push = |option: &str, value: String| arguments.extend([option.to_owned(), value]);
-        let numbers = |list: &CpuList| list.iter().map(|cpu| cpu.to_string()).collect::<Vec<_>>().join(",");
-        match (&self.poll, &self.helpers) {
-            (Some(Cpus(Some(poll))), _) => push("--poll", numbers(poll)),
-            (_, Some(Cpus(None))) => {}
-            (_, Some(Cpus(Some(helpers)))) => push("--helpers", numbers(helpers)),
-            (_, None) => push("--helpers", numbers(cpus)),
-        }
-        push("--hysteresis", self.hysteresis.to_string());
-        push("--rx-batch", self.rx_batch.to_string());
-        push("--helper-class", self.helper_class.clone());
-        push("--congestion", self.congestion.to_string());
-        arguments
-    }
-}
 
 /// A time, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

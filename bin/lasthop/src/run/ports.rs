@@ -8,9 +8,10 @@ use super::uplink::Uplink;
 use lasthop_ipc::{PortConfig, SupervisorToSwitch};
 use lasthop_management_ipc::SupervisorToControl;
 use lasthop_policy::PortSettings;
+use lasthop_sys::sandbox::Program;
 use lasthop_types::PortId;
 use std::time::Instant;
-use tracing::info;
+use tracing::{error, info};
 
 impl Supervisor {
     pub(super) fn add_port(&mut self, new: SavedPort, settings: PortSettings) -> Result<PortConfig, String> {
@@ -28,6 +29,24 @@ impl Supervisor {
             return Err(e);
         }
         Ok(self.take_in(port))
+    }
+
+    /// A switch has just been started: it hears what it becomes, how it works, and of all ports.
+    pub(super) fn tell_switch_all(&mut self) {
+        let Some(pid) = self.switch.pid() else { return };
+        match Program::SWITCH.confinement(pid) {
+            Ok(confinement) => {
+                self.switch.send(SupervisorToSwitch::Start(confinement, self.for_switch.clone()), None);
+            }
+            Err(e) => {
+                error!("lasthop-switch cannot be confined: {e}");
+                return self.switch.kill();
+            }
+        }
+        for config in self.configs() {
+            self.switch.send(SupervisorToSwitch::AddPort(config), None);
+        }
+        self.tell_all_limits();
     }
 
     /// From now on there is this port.

@@ -7,7 +7,7 @@ use super::socket::{self, Access, Listener};
 use super::store::{Saved, SavedPort, SavedUplink, Store};
 use super::{RunError, RunError::Failed, RunError::Usage};
 use lasthop_api::{READ_SOCKET_NAME, SOCKET_NAME};
-use lasthop_ipc::MAX_MESSAGE;
+use lasthop_ipc::{MAX_MESSAGE, SwitchSettings};
 use lasthop_policy::PortSettings;
 use lasthop_sys::{CpuList, Epoll};
 use rustix::fs::{FlockOperation, flock};
@@ -33,8 +33,8 @@ const LOCK_LOOK: Duration = Duration::from_millis(10);
 pub struct Setup {
     /// CPUs of the switch, if bounded.
     pub cpus: Option<CpuList>,
-    /// How packets are moved, in the switch's words.
-    pub scheduling: Vec<String>,
+    /// How packets are moved.
+    pub for_switch: SwitchSettings,
     /// How packets of a port that has no setting of its own are gathered.
     pub tx_batch: Batch,
     /// Whether ports' threads go into their VMs' control groups.
@@ -118,7 +118,7 @@ impl Setup {
         let api = listen(SOCKET_NAME, None)?;
         let read_api = group.map(|group| listen(READ_SOCKET_NAME, Some(group))).transpose()?;
         Ok(Self {
-            scheduling: args.for_switch(cpus.as_ref().unwrap_or(&allowed)),
+            for_switch: args.for_switch(cpus.as_ref().unwrap_or(&allowed)),
             tx_batch: args.scheduling.tx_batch,
             cpus,
             vm_cgroup: args.vm_cgroup,

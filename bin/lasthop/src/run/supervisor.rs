@@ -18,7 +18,7 @@ use super::threads::PortThreads;
 use super::uplink::Uplink;
 use super::{RunError, RunError::Failed};
 use lasthop_hostview::HostMonitor;
-use lasthop_ipc::{Channel, FromControl, SupervisorToSwitch, SwitchToSupervisor, ToControl};
+use lasthop_ipc::{Channel, FromControl, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor, ToControl};
 use lasthop_management_ipc::{ControlToSupervisor, DeviceState, LISTS_PART, SupervisorToControl};
 use lasthop_policy::PortSettings;
 use lasthop_sys::{Epoll, SignalFd, Trigger, Watched};
@@ -96,6 +96,8 @@ pub struct Supervisor {
     pub(super) served: Vec<Served>,
     pub(super) presence: Presence,
     journal: OwnedFd,
+    /// How the switch moves packets.
+    pub(super) for_switch: SwitchSettings,
     /// What cores and VMs do.
     pub(super) monitor: HostMonitor,
     /// Where the switch asks for threads to leave the idle class.
@@ -129,10 +131,6 @@ impl Supervisor {
             epoll.add(boost, BOOST, Trigger::Level).map_err(|e| system("epoll", e))?;
             for_switch.extend(arguments(&["--boost-fd", "6"]));
         }
-        if setup.vm_cgroup {
-            for_switch.extend(arguments(&["--cgroup-accounting", "vm"]));
-        }
-        for_switch.extend(setup.scheduling);
         let mut for_control = arguments(&["--supervisor-fd", "3", "--api-fd", "4"]);
         if setup.read_api.is_some() {
             for_control.extend(arguments(&["--read-api-fd", "5"]));
@@ -169,6 +167,7 @@ impl Supervisor {
                 .collect(),
             presence,
             journal,
+            for_switch: setup.for_switch,
             monitor,
             boost,
             port_threads: PortThreads::default(),
@@ -285,10 +284,7 @@ impl Supervisor {
                 let what = self.cannot_start("lasthop-switch", &e)?;
                 self.switch.cannot_start(what, now);
             } else {
-                for config in self.configs() {
-                    self.switch.send(SupervisorToSwitch::AddPort(config), None);
-                }
-                self.tell_all_limits();
+                self.tell_switch_all();
                 started = true;
             }
         }

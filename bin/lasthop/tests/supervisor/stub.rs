@@ -99,6 +99,7 @@ pub fn switch(called: &Path) {
             if token == SUPERVISOR {
                 for (message, fd) in messages(&mut supervisor) {
                     match message {
+                        SupervisorToSwitch::Start(_, settings) => say("switch", &format!("{settings:?}")),
                         SupervisorToSwitch::Limits(..) => {}
                         SupervisorToSwitch::AddPort(port) => {
                             let how = if port.client { "connecting" } else { "listening" };

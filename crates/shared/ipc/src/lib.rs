@@ -13,4 +13,4 @@ pub use datapath::{
     DatapathReply, DatapathRequest, FlowInfo, FromControl, PortInfo, PortState, PortVm, QueueInfo, ToControl,
     UpcallPacket,
 };
-pub use supervisor::{Limit, PortConfig, SupervisorToSwitch, SwitchToSupervisor};
+pub use supervisor::{Limit, PortConfig, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor};

@@ -1,5 +1,6 @@
 //! What the supervisor says to the switch and hears from it.
 
+use lasthop_sys::sandbox::Confinement;
 use lasthop_types::PortId;
 use serde::{Deserialize, Serialize};
 
@@ -31,9 +32,32 @@ pub struct Limit {
     pub burst_ns: u64,
 }
 
+/// How the switch moves packets, as `lasthop run` was told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SwitchSettings {
+    /// Cores that get a helper.
+    pub helpers: Vec<usize>,
+    /// Cores that do nothing but poll.
+    pub poll: Vec<usize>,
+    /// Microseconds that helpers look for more before they sleep: at least, at most.
+    pub hysteresis_us: (u32, u32),
+    /// Microseconds and packets that are gathered before a running guest is interrupted.
+    pub rx_batch: (u32, u16),
+    /// Helpers are threads like any others.
+    pub not_idle: bool,
+    /// Threads of ports may be in the control groups of their VMs.
+    pub cgroup_accounting: bool,
+    /// Milliseconds that packets wait for receivers without buffers: alone, and with others behind them.
+    pub patience_ms: (u32, u32),
+    /// Most memory that one front-end may have mapped, in bytes.
+    pub max_guest_memory: u64,
+}
+
 /// To the switch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SupervisorToSwitch {
+    /// What it becomes in its sandbox, and how it works: the first message, and only that.
+    Start(Confinement, SwitchSettings),
     /// A port comes into being; answered by nothing. Sent for every port after a restart too.
     AddPort(PortConfig),
     /// The port and its connection go away.

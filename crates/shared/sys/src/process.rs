@@ -43,7 +43,7 @@ impl AsFd for PidFd {
 }
 
 /// Makes the process that `command` starts die by SIGKILL when the thread that starts it ends, however it ends.
-/// [`crate::sandbox::Program::enter_sandbox`] keeps this alive over the change of user, which would clear it.
+/// [`crate::sandbox::Confinement::enter`] keeps this alive over the change of user, which would clear it.
 pub fn die_with_parent(command: &mut Command) {
     let parent = std::process::id();
     let prepare = move || {

@@ -4,40 +4,42 @@
 //! that its program has no use for kills it. Steps that the surroundings forbid (a container without the right to make
 //! namespaces, a start without root) are left out and named in the [`Report`]; "no new privileges" and the system call
 //! filter are never left out.
+//!
+//! What a process becomes is a [`Confinement`]. Whoever knows the programs makes it (`programs.rs`: the supervisor for the switch,
+//! which has no compiler of filters and reads no list of users; the other programs for themselves).
 
-mod filter;
 mod landlock;
+#[cfg(any(test, feature = "programs"))]
 mod programs;
+
+#[cfg(any(test, feature = "programs"))]
+pub use programs::Program;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::process::{chroot, fchdir, geteuid, getppid, parent_process_death_signal, set_parent_process_death_signal};
 use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags};
+use serde::{Deserialize, Serialize};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-/// A program that gives up its rights: who it becomes, and what it may call beside what every program may.
-#[derive(Clone, Copy, Debug)]
-pub struct Program {
-    /// User taken when there is one of this name.
-    pub user_name: &'static str,
-    /// Number of user and group taken when there is no such user: in the range systemd keeps for users without an entry
-    /// (61184 to 65519), so that no file on the host belongs to it.
-    pub fixed_user: u32,
-    /// System calls, whatever their arguments.
-    pub calls: &'static [libc::c_long],
-    /// Requests of ioctl(2).
-    pub ioctls: &'static [libc::c_ulong],
-    /// Families of socketpair(2).
-    pub socket_pairs: &'static [libc::c_int],
+/// One instruction of a system call filter, as the kernel wants it: `struct sock_filter`.
+pub type Instruction = (u16, u8, u8, u32);
+
+/// What a process becomes in the sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Confinement {
+    /// User and group, where it is started as root.
+    pub user: (u32, u32),
+    /// Bytes of memory of its own: heap, stacks and tables, not what it shares with others, which is bounded where it is mapped.
+    pub memory: u64,
+    /// Filters of system calls, in the order in which they are installed.
+    pub filters: Vec<Vec<Instruction>>,
 }
 
 /// Descriptors wanted: a port with 16 queue pairs and many memory regions holds some hundred.
 const WANTED_DESCRIPTORS: u64 = 262_144;
-
-/// Bytes of private memory that are allowed on a small host and on any. A thread counts with its whole stack, 2 MiB.
-const MOST_MEMORY: (u64, u64) = (1 << 30, 8 << 30);
 
 /// Why the process must not go on.
 #[derive(Debug, thiserror::Error)]
@@ -50,7 +52,10 @@ pub enum SandboxError {
     NoNewPrivs(Errno),
     /// The kernel refused the filter.
     #[error("seccomp: {0}; lasthop needs a kernel with CONFIG_SECCOMP_FILTER")]
-    Seccomp(String),
+    Seccomp(Errno),
+    /// There is no filter for this machine.
+    #[error("no system call filter: {0}")]
+    NoFilter(String),
     /// Capabilities could not be given up, though nothing can forbid that.
     #[error("capabilities: {0}")]
     Capabilities(Errno),
@@ -70,20 +75,10 @@ pub struct Report {
     pub left_out: Vec<String>,
 }
 
-impl Program {
-    /// `lasthop-switch`.
-    pub const SWITCH: Self = Self {
-        user_name: "lasthop-switch",
-        fixed_user: 61_901,
-        // Signals peers' events (`peer_event.rs`); what its operations could do, read(2) and write(2) can.
-        calls: &[libc::SYS_io_submit],
-        ioctls: &[],
-        socket_pairs: &[],
-    };
-
+impl Confinement {
     /// Gives up the whole process's rights. Call it from the only thread, after everything that must be opened has
     /// been; threads started later inherit all of it. On an error the process may be half confined: end it.
-    pub fn enter_sandbox(self) -> Result<Report, SandboxError> {
+    pub fn enter(&self) -> Result<Report, SandboxError> {
         let threads = std::fs::read_dir("/proc/self/task").map_or(1, |tasks| tasks.count());
         if threads > 1 {
             return Err(SandboxError::Threads(threads));
@@ -93,14 +88,12 @@ impl Program {
         let (parent, death_signal) = (getppid(), parent_process_death_signal().unwrap_or_default());
 
         let mut report = Report::default();
-        limits(&mut report);
+        limits(&mut report, self.memory);
         if geteuid().is_root() {
             namespaces(&mut report);
             note(&mut report, "empty root", empty_root());
             note(&mut report, "empty bounding set", empty_bounding_set());
-            let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
-            let (user, group) = find_user(&passwd, self.user_name).unwrap_or((self.fixed_user, self.fixed_user));
-            note(&mut report, "own user", become_user(user, group));
+            note(&mut report, "own user", become_user(self.user.0, self.user.1));
         } else {
             report.left_out.push("namespaces, empty root and own user (not started as root)".into());
         }
@@ -117,7 +110,7 @@ impl Program {
         rustix::thread::set_no_new_privs(true).map_err(SandboxError::NoNewPrivs)?;
         report.done.push("no new privileges");
         note(&mut report, "nothing by name (Landlock)", landlock::reach_nothing_by_name());
-        filter::install(self).map_err(|e| SandboxError::Seccomp(e.to_string()))?;
+        self.filters.iter().try_for_each(|filter| install(filter)).map_err(SandboxError::Seccomp)?;
         report.done.push("system call filter");
         Ok(report)
     }
@@ -138,26 +131,16 @@ fn note(report: &mut Report, what: &'static str, result: Result<(), Errno>) {
     }
 }
 
-fn limits(report: &mut Report) {
+fn limits(report: &mut Report, memory: u64) {
     let to = |limit| Rlimit { current: limit, maximum: limit };
     note(report, "no core dumps", setrlimit(Resource::Core, to(Some(0))));
-    note(report, "memory limit", memory_limit());
     // `None` is no limit.
+    let memory = getrlimit(Resource::Data).maximum.map_or(memory, |already| already.min(memory));
+    note(report, "memory limit", setrlimit(Resource::Data, to(Some(memory))));
     let most = getrlimit(Resource::Nofile).maximum;
     if setrlimit(Resource::Nofile, to(most.map(|n| n.max(WANTED_DESCRIPTORS)))).is_err() {
         let _ = setrlimit(Resource::Nofile, to(most));
     }
-}
-
-/// Memory of its own: heap, stacks and tables, not what it shares with others, which is bounded where it is mapped. A process that
-/// wants more ends, and is replaced, before the host is short of memory. Half of the host's, within what the largest switch
-/// has been seen to need and what no host can spare.
-fn memory_limit() -> Result<(), Errno> {
-    let info = rustix::system::sysinfo();
-    let host = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit));
-    let most = (host / 2).clamp(MOST_MEMORY.0, MOST_MEMORY.1);
-    let most = Some(getrlimit(Resource::Data).maximum.map_or(most, |already| already.min(most)));
-    setrlimit(Resource::Data, Rlimit { current: most, maximum: most })
 }
 
 fn namespaces(report: &mut Report) {
@@ -208,18 +191,6 @@ fn empty_bounding_set() -> Result<(), Errno> {
     result
 }
 
-/// User and group of this name, unless one of them is root's.
-fn find_user(passwd: &str, name: &str) -> Option<(u32, u32)> {
-    passwd.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        if fields.next() != Some(name) {
-            return None;
-        }
-        let (user, group) = (fields.nth(1)?.parse().ok()?, fields.next()?.parse().ok()?);
-        (user != 0 && group != 0).then_some((user, group))
-    })
-}
-
 /// For the calling thread; there is no other.
 fn become_user(user: u32, group: u32) -> Result<(), Errno> {
     let (user, group) = (rustix::process::Uid::from_raw(user), rustix::process::Gid::from_raw(group));
@@ -234,17 +205,15 @@ fn no_capabilities() -> Result<(), Errno> {
     rustix::thread::set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn user_is_found_by_its_whole_name_and_is_never_root() {
-        let passwd = "root:x:0:0:root:/root:/bin/sh\nlasthop-switch2:x:7:7::/:/\nlasthop-switch:x:991:992::/:/\n\
-                      broken\nlasthop-control:x:0:0::/:/\n";
-        assert_eq!(find_user(passwd, "lasthop-switch"), Some((991, 992)));
-        assert_eq!(find_user(passwd, "lasthop-control"), None);
-        assert_eq!(find_user(passwd, "broken"), None);
-        assert_eq!(find_user("", "x"), None);
+/// Has this thread, and those it starts, make only the system calls that the filter lets through. "No new privileges" must be set.
+fn install(filter: &[Instruction]) -> Result<(), Errno> {
+    let one = |&(code, jt, jf, k): &Instruction| libc::sock_filter { code, jt, jf, k };
+    let mut filter: Vec<_> = filter.iter().map(one).collect();
+    let len = u16::try_from(filter.len()).map_err(|_| Errno::INVAL)?;
+    let program = libc::sock_fprog { len, filter: filter.as_mut_ptr() };
+    // SAFETY: the kernel reads `len` instructions and keeps a copy; both live until the call returns.
+    match unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program) } {
+        0 => Ok(()),
+        _ => Err(crate::sched::last_errno()),
     }
 }

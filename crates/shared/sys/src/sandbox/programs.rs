@@ -1,9 +1,40 @@
-//! The programs beside the switch. Behind the feature `others`: the switch need not know them.
+//! The programs that enter the sandbox, and what each becomes there. Behind the feature `programs`: the switch is told.
 
-use super::{Program, Report};
+mod filter;
+
+use super::{Confinement, Report, SandboxError};
 use std::fmt;
 
+/// A program that gives up its rights: who it becomes, and what it may call beside what every program may.
+#[derive(Clone, Copy, Debug)]
+pub struct Program {
+    /// User taken when there is one of this name.
+    pub user_name: &'static str,
+    /// Number of user and group taken when there is no such user: in the range systemd keeps for users without an entry
+    /// (61184 to 65519), so that no file on the host belongs to it.
+    pub fixed_user: u32,
+    /// System calls, whatever their arguments.
+    pub calls: &'static [libc::c_long],
+    /// Requests of ioctl(2).
+    pub ioctls: &'static [libc::c_ulong],
+    /// Families of socketpair(2).
+    pub socket_pairs: &'static [libc::c_int],
+}
+
+/// Bytes of private memory that are allowed on a small host and on any. A thread counts with its whole stack, 2 MiB.
+const MOST_MEMORY: (u64, u64) = (1 << 30, 8 << 30);
+
 impl Program {
+    /// `lasthop-switch`.
+    pub const SWITCH: Self = Self {
+        user_name: "lasthop-switch",
+        fixed_user: 61_901,
+        // Signals peers' events (`peer_event.rs`); what its operations could do, read(2) and write(2) can.
+        calls: &[libc::SYS_io_submit],
+        ioctls: &[],
+        socket_pairs: &[],
+    };
+
     /// `lasthop-control`: serves its API on a listening socket it inherited.
     pub const CONTROL: Self = Self {
         user_name: "lasthop-control",
@@ -21,6 +52,39 @@ impl Program {
         ioctls: &[libc::TUNSETPERSIST],
         socket_pairs: &[],
     };
+
+    /// What the process with this number becomes, which runs this program.
+    pub fn confinement(self, pid: u32) -> Result<Confinement, SandboxError> {
+        let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+        let user = find_user(&passwd, self.user_name).unwrap_or((self.fixed_user, self.fixed_user));
+        let filters = filter::compile_all(self, pid).map_err(|e| SandboxError::NoFilter(e.to_string()))?;
+        Ok(Confinement { user, memory: most_memory(), filters })
+    }
+
+    /// Makes this process what this program becomes: [`Confinement::enter`].
+    pub fn enter_sandbox(self) -> Result<Report, SandboxError> {
+        self.confinement(std::process::id())?.enter()
+    }
+}
+
+/// A process that wants more ends, and is replaced, before the host is short of memory. Half of the host's, within what the
+/// largest switch has been seen to need and what no host can spare.
+fn most_memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    let host = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit));
+    (host / 2).clamp(MOST_MEMORY.0, MOST_MEMORY.1)
+}
+
+/// User and group of this name, unless one of them is root's.
+fn find_user(passwd: &str, name: &str) -> Option<(u32, u32)> {
+    passwd.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        if fields.next() != Some(name) {
+            return None;
+        }
+        let (user, group) = (fields.nth(1)?.parse().ok()?, fields.next()?.parse().ok()?);
+        (user != 0 && group != 0).then_some((user, group))
+    })
 }
 
 impl fmt::Display for Report {
@@ -30,5 +94,30 @@ impl fmt::Display for Report {
             write!(f, "; without {}", self.left_out.join(", "))?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn user_is_found_by_its_whole_name_and_is_never_root() {
+        let passwd = "root:x:0:0:root:/root:/bin/sh\nlasthop-switch2:x:7:7::/:/\nlasthop-switch:x:991:992::/:/\n\
+                      broken\nlasthop-control:x:0:0::/:/\n";
+        assert_eq!(find_user(passwd, "lasthop-switch"), Some((991, 992)));
+        assert_eq!(find_user(passwd, "lasthop-control"), None);
+        assert_eq!(find_user(passwd, "broken"), None);
+        assert_eq!(find_user("", "x"), None);
+    }
+
+    /// It travels in one message to the switch.
+    #[test]
+    fn a_confinement_is_short() {
+        for program in [Program::SWITCH, Program::CONTROL, Program::UPLINK] {
+            let confinement = program.confinement(u32::MAX).unwrap();
+            let instructions: usize = confinement.filters.iter().map(Vec::len).sum();
+            assert!((100..4000).contains(&instructions), "{instructions}");
+        }
     }
 }

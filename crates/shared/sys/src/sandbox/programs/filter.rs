@@ -1,6 +1,7 @@
 //! The system calls each program may make. Everything else kills the process.
 
 use super::Program;
+use crate::sandbox::Instruction;
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
 };
@@ -52,23 +53,29 @@ const THREAD: libc::c_int = libc::CLONE_VM | libc::CLONE_SIGHAND | libc::CLONE_T
 const NEW: &[libc::c_int] =
     numbers! { CLONE_NEWNS CLONE_NEWCGROUP CLONE_NEWUTS CLONE_NEWIPC CLONE_NEWUSER CLONE_NEWPID CLONE_NEWNET };
 
-/// Installs the filter of `program` for this thread and those it starts. "No new privileges" must be set.
-pub(super) fn install(program: Program) -> Result<(), seccompiler::Error> {
+/// The filters of `program` for the process with this number.
+pub(super) fn compile_all(program: Program, pid: u32) -> Result<Vec<Vec<Instruction>>, seccompiler::Error> {
     // clone3 passes its flags by address, where a filter cannot look. The C library takes "not implemented" as the
     // hint to use clone. Of two filters the stricter answer wins, and this one has to come first.
     let no_clone3 = Rules::from([(libc::SYS_clone3, Vec::new())]);
     let not_implemented = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());
-    seccompiler::apply_filter(&compile(no_clone3, SeccompAction::Allow, not_implemented)?)?;
-    seccompiler::apply_filter(&compile(rules(program)?, SeccompAction::KillProcess, SeccompAction::Allow)?)?;
-    Ok(())
+    Ok(vec![
+        compile(no_clone3, SeccompAction::Allow, not_implemented)?,
+        compile(rules(program, pid)?, SeccompAction::KillProcess, SeccompAction::Allow)?,
+    ])
 }
 
-fn compile(rules: Rules, otherwise: SeccompAction, on_match: SeccompAction) -> Result<BpfProgram, seccompiler::Error> {
+fn compile(
+    rules: Rules,
+    otherwise: SeccompAction,
+    on_match: SeccompAction,
+) -> Result<Vec<Instruction>, seccompiler::Error> {
     let arch = TargetArch::try_from(std::env::consts::ARCH)?;
-    Ok(SeccompFilter::new(rules, otherwise, on_match, arch)?.try_into()?)
+    let program: BpfProgram = SeccompFilter::new(rules, otherwise, on_match, arch)?.try_into()?;
+    Ok(program.iter().map(|i| (i.code, i.jt, i.jf, i.k)).collect())
 }
 
-fn rules(program: Program) -> Result<Rules, seccompiler::Error> {
+fn rules(program: Program, pid: u32) -> Result<Rules, seccompiler::Error> {
     let unconditional = COMMON.iter().chain(OLDER).chain(program.calls);
     // An empty list of rules matches whatever the arguments; clone3 is answered by the first filter.
     let mut rules: Rules = unconditional.chain(&[libc::SYS_clone3]).map(|&call| (call, Vec::new())).collect();
@@ -87,7 +94,7 @@ fn rules(program: Program) -> Result<Rules, seccompiler::Error> {
         rules.insert(*call, vec![equals(0, 0u64)?]);
     }
     // abort(3) of this very process.
-    rules.insert(libc::SYS_tgkill, vec![equals(0, u64::from(std::process::id()))?]);
+    rules.insert(libc::SYS_tgkill, vec![equals(0, u64::from(pid))?]);
     // Of a descriptor, not of a path (there are no paths to see in an empty root either).
     rules.insert(libc::SYS_newfstatat, vec![masked(3, libc::AT_EMPTY_PATH, libc::AT_EMPTY_PATH)?]);
     rules.insert(libc::SYS_statx, vec![masked(2, libc::AT_EMPTY_PATH, libc::AT_EMPTY_PATH)?]);
