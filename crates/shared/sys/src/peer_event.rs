@@ -18,7 +18,7 @@
 //! the kernel finds no room, the reader's index is moved to the writer's. Both are only hints to the kernel, which
 //! keeps count itself; a stale one delays, and breaks nothing.
 
-use crate::{EventFd, Foreign};
+use crate::Foreign;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -242,25 +242,17 @@ impl AsFd for PeerEvent {
     }
 }
 
-/// A test that is its own peer.
-impl TryFrom<EventFd> for PeerEvent {
-    type Error = PeerEventError;
-
-    fn try_from(event: EventFd) -> Result<Self, PeerEventError> {
-        Self::new(OwnedFd::from(event))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::EventFd;
     use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
     use rustix::io::{fcntl_dupfd_cloexec, write};
 
     fn with_peer() -> (EventFd, PeerEvent) {
         let ours = EventFd::new().unwrap();
         let copy = ours.try_clone().unwrap();
-        (copy, ours.try_into().unwrap())
+        (copy, PeerEvent::new(OwnedFd::from(ours)).unwrap())
     }
 
     #[test]
@@ -294,7 +286,7 @@ mod tests {
         for n in 0..5000 {
             ours.signal();
             let other = EventFd::new().unwrap();
-            assert!(PeerEvent::try_from(other).is_ok(), "after {n} signals");
+            assert!(PeerEvent::new(OwnedFd::from(other)).is_ok(), "after {n} signals");
         }
     }
 

@@ -145,7 +145,7 @@ fn perform(act: &str) {
         "work" => work(),
         "signal peers" => {
             let event = lasthop_sys::EventFd::new().unwrap();
-            let peers = lasthop_sys::PeerEvent::try_from(event.try_clone().unwrap()).unwrap();
+            let peers = lasthop_sys::PeerEvent::new(OwnedFd::from(event.try_clone().unwrap())).unwrap();
             (0..10_000).for_each(|_| peers.signal());
             assert!(event.drain());
         }

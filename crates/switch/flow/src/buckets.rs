@@ -42,10 +42,6 @@ impl Buckets {
         self.entries.len()
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Flow>> {
-        self.entries.iter().map(|entry| &entry.flow)
-    }
-
     /// The flow with this hash that a packet with this key meets.
     #[inline(always)]
     pub(crate) fn find(&self, hash: u32, key: &FlowKey) -> Option<&Arc<Flow>> {

@@ -188,11 +188,6 @@ impl FlowTable {
         self.inner.read().lru.after(after, limit)
     }
 
-    /// All flows, in no order: for tests, as it may take long.
-    pub fn flows(&self) -> Vec<Arc<Flow>> {
-        self.inner.read().subtables.iter().flat_map(|s| s.flows.iter()).cloned().collect()
-    }
-
     /// After a change: forgets unused masks and publishes the depth, which is read without a lock.
     fn changed(&self, inner: &mut Inner) {
         if inner.subtables.iter().any(|s| s.flows.len() == 0) {

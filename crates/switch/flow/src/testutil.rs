@@ -3,9 +3,17 @@
 
 use crate::hash::Factors;
 use crate::table::Inner;
-use crate::{Action, ExactCache, FlowSpec, FlowTable, Lookup, hash_key};
+use crate::{Action, ExactCache, Flow, FlowSpec, FlowTable, Lookup, hash_key};
 use lasthop_frame::FlowKey;
 use lasthop_types::PortId;
+use std::sync::Arc;
+
+impl FlowTable {
+    /// All flows, in no order: for tests, as it may take long.
+    pub fn flows(&self) -> Vec<Arc<Flow>> {
+        self.inner.read().subtables.iter().flat_map(|s| s.flows.iter()).cloned().collect()
+    }
+}
 
 /// What a [`FlowTable`] should be, as a list.
 #[derive(Default)]

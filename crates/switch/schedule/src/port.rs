@@ -413,7 +413,7 @@ mod tests {
             yielded_ns: 0,
             lines: LineLimit::new(Instant::now()),
         };
-        let kick = PeerEvent::try_from(EventFd::new().unwrap()).unwrap();
+        let kick = PeerEvent::new(std::os::fd::OwnedFd::from(EventFd::new().unwrap())).unwrap();
         // Watched already, it cannot be watched again.
         let owned = Arc::new(OwnedRing::new(port, 1, Some(kick)));
         let lines = Lines::default();

@@ -2,8 +2,13 @@
 
 use super::{Buckets, MOST, SPARE};
 use crate::entry::Flow;
+use std::sync::Arc;
 
 impl Buckets {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Flow>> {
+        self.entries.iter().map(|entry| &entry.flow)
+    }
+
     /// Flows in the longest chain.
     #[cfg(test)]
     pub(crate) fn longest(&self) -> usize {
