@@ -4,7 +4,7 @@ use crate::{BURSTS, PACKETS, Stage};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_forward::{Datapath, Forwarder, PATIENCE_MS, Port};
 use lasthop_frame::testutil::Frame;
-use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
+use lasthop_frame::{Depth, FlowKey, FlowMask, VnetHdr};
 use lasthop_types::{MacAddr, PortId};
 use lasthop_virtqueue::driver::{NetConfig, NetDriver};
 use lasthop_virtqueue::{BURST, Chains};
@@ -99,7 +99,11 @@ impl Traffic {
             ..from_port_1()
         };
         let frames: Vec<_> = (0..BURST).map(|n| udp(64, n)).collect();
-        let key = |frame: &Vec<u8>| Forwarder::key_of(PortId(1), frame, frame.len());
+        let key = |frame: &Vec<u8>| {
+            let mut key = FlowKey { in_port: 1, ..FlowKey::default() };
+            lasthop_frame::extract(&mut key, frame, frame.len(), Depth::Full);
+            key
+        };
         let flows = frames.iter().map(|frame| flow(key(frame), mask, [2])).collect();
         Self::new(frames, flows)
     }

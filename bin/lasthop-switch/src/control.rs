@@ -6,7 +6,7 @@
 
 use crate::ports::PortEntry;
 use lasthop_flow::{Flow, Lookup};
-use lasthop_forward::{Datapath, Forwarder};
+use lasthop_forward::Datapath;
 use lasthop_frame::{Depth, FlowKey};
 use lasthop_ipc::{Channel, ChannelError, DatapathReply, DatapathRequest, FlowInfo, FromControl, ToControl};
 use lasthop_sys::hostview::HostView;
@@ -179,10 +179,6 @@ impl Control {
                 DatapathReply::Ports(port.into_iter().collect())
             }
             DatapathRequest::Lookup(key) => lookup(known.datapath, key, now_ms),
-            DatapathRequest::Classify { port, frame, frame_len } => {
-                let key = Forwarder::key_of(*port, frame, *frame_len as usize);
-                lookup(known.datapath, &key, now_ms)
-            }
             DatapathRequest::Barrier => {
                 // A burst under way may still follow a flow removed meanwhile: it ends with its queue's lock.
                 let queues = known.ports.values().flat_map(|entry| entry.port.queues.iter());

@@ -6,63 +6,41 @@ use lasthop_ipc::{Channel, ChannelError, SupervisorToSwitch, SwitchToSupervisor}
 use lasthop_types::PortId;
 use std::collections::BTreeMap;
 
-/// For each port the newest thread, and why its connection ended.
+/// For each port the newest of each kind: its thread, and why its connection ended.
 #[derive(Debug, Default)]
-pub struct Owed {
-    threads: BTreeMap<PortId, i32>,
-    closed: BTreeMap<PortId, String>,
-}
+pub struct Owed(BTreeMap<(PortId, bool), SwitchToSupervisor>);
 
 impl Owed {
     /// The port has this thread now.
     pub fn thread(&mut self, port: PortId, thread: i32) {
-        self.threads.insert(port, thread);
+        self.0.insert((port, false), SwitchToSupervisor::Thread(port, thread));
     }
 
     /// The port's connection ended.
     pub fn closed(&mut self, port: PortId, reason: String) {
-        self.closed.insert(port, reason);
+        self.0.insert((port, true), SwitchToSupervisor::ConnectionClosed { port, reason });
     }
 
     /// The port was removed, as the supervisor has said itself.
     pub fn forget(&mut self, port: PortId) {
-        self.threads.remove(&port);
-        self.closed.remove(&port);
+        self.0.retain(|(of, _), _| *of != port);
     }
 
     /// Nothing is owed.
     pub fn is_empty(&self) -> bool {
-        self.threads.is_empty() && self.closed.is_empty()
+        self.0.is_empty()
     }
 
     /// Sends as much as the channel has room for.
     pub fn send(&mut self, channel: &mut Channel<SwitchToSupervisor, SupervisorToSwitch>) -> Result<(), ChannelError> {
-        while let Some((&port, &thread)) = self.threads.first_key_value() {
-            if !sent(channel, &SwitchToSupervisor::Thread(port, thread))? {
-                return Ok(());
+        while let Some(first) = self.0.first_entry() {
+            match channel.send(first.get(), None) {
+                Ok(()) => drop(first.remove()),
+                Err(ChannelError::WouldBlock) => break,
+                Err(error) => return Err(error),
             }
-            self.threads.remove(&port);
-        }
-        while let Some((&port, reason)) = self.closed.first_key_value() {
-            let message = SwitchToSupervisor::ConnectionClosed { port, reason: reason.clone() };
-            if !sent(channel, &message)? {
-                return Ok(());
-            }
-            self.closed.remove(&port);
         }
         Ok(())
-    }
-}
-
-/// False: there is no room.
-fn sent(
-    channel: &mut Channel<SwitchToSupervisor, SupervisorToSwitch>,
-    message: &SwitchToSupervisor,
-) -> Result<bool, ChannelError> {
-    match channel.send(message, None) {
-        Ok(()) => Ok(true),
-        Err(ChannelError::WouldBlock) => Ok(false),
-        Err(error) => Err(error),
     }
 }
 
@@ -84,7 +62,7 @@ mod tests {
         owed.closed(PortId(2), "the only end of port 2".into());
         owed.thread(PortId(2), 77);
         owed.send(&mut channel).unwrap();
-        assert!(!owed.is_empty() && owed.closed.len() == 2, "one for each port: {owed:?}");
+        assert!(!owed.is_empty() && owed.0.len() == 3, "two of port 2, one of port 1: {owed:?}");
         let mut heard = Vec::new();
         loop {
             while let Ok((message, _)) = supervisor.recv() {
@@ -102,6 +80,8 @@ mod tests {
         assert!(heard.contains(&SwitchToSupervisor::Thread(PortId(2), 77)));
         // A port that was removed is nobody's business any more.
         owed.closed(PortId(3), "gone".into());
+        owed.forget(PortId(3));
+        owed.thread(PortId(3), 78);
         owed.forget(PortId(3));
         assert!(owed.is_empty());
     }

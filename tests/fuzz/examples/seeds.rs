@@ -198,7 +198,6 @@ fn messages() -> Vec<Vec<u8>> {
     let push = Action::Edit(Edit::PushVlan { tpid: 0x88a8, tci: 0x2005 });
     let edited = FlowSpec { actions: vec![push, Action::Edit(Edit::PopVlan), Action::Output(id)], ..flow.clone() };
     let info = FlowInfo { flow: flow.clone(), packets: 300, bytes: 70_000, idle_ms: 5 };
-    let frame = vec![1; 60];
     let upcall = UpcallPacket { id: 1 << 40, key, header: VnetHdr::default().to_bytes().into(), frame_len: 60 };
     let device = UplinkDevice {
         driver: UplinkDriver::AfXdp,
@@ -246,10 +245,7 @@ fn messages() -> Vec<Vec<u8>> {
         seed(6, &FromControl::PutFlow(flow)),
         seed(6, &FromControl::DelFlow { key, mask }),
         seed(6, &FromControl::Resume { id: 9, actions: vec![Action::Output(id); 3] }),
-        seed(
-            6,
-            &FromControl::Ask { request: 2, question: DatapathRequest::Classify { port: id, frame, frame_len: 99 } },
-        ),
+        seed(6, &FromControl::Ask { request: 2, question: DatapathRequest::Barrier }),
         seed(6, &FromControl::Ask { request: 2, question: DatapathRequest::Lookup(key) }),
         seed(0x18, &UplinkToSupervisor::Keep),
         seed(8, &UplinkToSupervisor::Ready(device)),

@@ -11,7 +11,7 @@ use flows::{comes_as, outputs, spec};
 use lasthop_flow::{Action, Flow, FlowSpec};
 use lasthop_forward::{Coalesce, Datapath, Forwarder, Order, PATIENCE_MS, Port};
 use lasthop_frame::testutil::Frame;
-use lasthop_frame::{FlowKey, SNAPSHOT_LEN, VnetHdr};
+use lasthop_frame::{Depth, FlowKey, SNAPSHOT_LEN, VnetHdr};
 use lasthop_types::PortId;
 use lasthop_virtqueue::driver::{NetConfig, NetDriver, Piece, RingLayout};
 use lasthop_virtqueue::{DESC_INDIRECT, DESC_NEXT, Queue};
@@ -346,7 +346,8 @@ impl World {
     fn may_go(&self, sent: &[u8], plain: &Plain, frame: &[u8], n: usize) -> bool {
         (0..PORTS).filter(|from| plain.from[*from]).any(|from| {
             let header = &sent[..sent.len().min(SNAPSHOT_LEN)];
-            let key = Forwarder::key_of(PortId(from as u32 + 1), header, sent.len());
+            let mut key = FlowKey { in_port: from as u32 + 1, ..FlowKey::default() };
+            lasthop_frame::extract(&mut key, header, sent.len(), Depth::Full);
             let lived = |died: &Option<usize>| died.is_none_or(|step| step >= plain.since);
             self.flows.iter().any(|(flow, died)| {
                 lived(died) && flow.matches(&key) && comes_as(sent, &flow.actions, n).any(|f| f == frame)

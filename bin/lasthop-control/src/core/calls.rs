@@ -9,7 +9,7 @@ use crate::view;
 use lasthop_api::{
     AclChanged, AclRule, ApiError, Flow, Mac, Port, PortChanged, SwitchStats, TraceReport, TxBatch, UplinkList,
 };
-use lasthop_frame::{FlowKey, SNAPSHOT_LEN};
+use lasthop_frame::{Depth, FlowKey, SNAPSHOT_LEN};
 use lasthop_ipc::{DatapathRequest, FlowInfo, PortInfo, PortState};
 use lasthop_management_ipc::{ControlToSupervisor, Settings};
 use lasthop_policy::acl::Scope;
@@ -124,12 +124,12 @@ impl Core {
                     let message = format!("there is no port named {port:?}; `lasthop port list` shows those there are");
                     return refuse(answer, ApiError::NoSuchPort { name: port, message });
                 };
-                let frame_len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
-                let mut frame = frame;
-                frame.truncate(SNAPSHOT_LEN);
+                let mut key = FlowKey { in_port: id.0, ..FlowKey::default() };
+                // As the switch does it: it looks at no more of a frame.
+                let snapshot = frame.get(..SNAPSHOT_LEN).unwrap_or(&frame);
+                lasthop_frame::extract(&mut key, snapshot, frame.len(), Depth::Full);
                 if let Some(answer) = self.admit(answer) {
-                    let question = DatapathRequest::Classify { port: id, frame, frame_len };
-                    self.ask(question, Question::Trace { answer });
+                    self.ask(DatapathRequest::Lookup(key), Question::Trace { answer });
                 }
             }
         }

@@ -384,7 +384,6 @@ impl Fake {
             }
             DatapathRequest::Ports => DatapathReply::Ports(self.ports.keys().map(|id| self.info(*id)).collect()),
             DatapathRequest::Lookup(key) => lookup(self, key),
-            DatapathRequest::Classify { port, frame, .. } => lookup(self, self.key(&frame, port.0)),
             DatapathRequest::Barrier if self.holds_barriers => return,
             DatapathRequest::Barrier => DatapathReply::Barrier,
         };

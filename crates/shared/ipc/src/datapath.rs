@@ -57,9 +57,6 @@ pub enum DatapathRequest {
     Ports,
     /// Which flow would a packet with this key meet? (`lasthop trace`)
     Lookup(FlowKey),
-    /// Parse this frame (at most `SNAPSHOT_LEN` bytes of it, from the Ethernet header on), as if it had come from the port,
-    /// to its full key and look it up.
-    Classify { port: PortId, frame: Vec<u8>, frame_len: u32 },
     /// Answered when everything sent before has taken effect: no packet is judged by a flow removed before.
     Barrier,
 }

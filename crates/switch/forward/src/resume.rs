@@ -273,11 +273,4 @@ impl Forwarder {
         }
         enqueued
     }
-
-    /// Full key of a frame as if it came from `port`.
-    pub fn key_of(port: PortId, frame: &[u8], frame_len: usize) -> FlowKey {
-        let mut key = FlowKey { in_port: port.0, ..FlowKey::default() };
-        lasthop_frame::extract(&mut key, frame, frame_len.max(frame.len()), Depth::Full);
-        key
-    }
 }
