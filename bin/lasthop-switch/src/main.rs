@@ -30,7 +30,6 @@ fn main() -> ExitCode {
 
 fn run(mut arguments: arguments::Arguments, log: &Log) -> Result<(), Box<dyn std::error::Error>> {
     let (confinement, settings) = arguments.first_message()?;
-    lasthop_sys::prepare_for_threads()?;
     lasthop_guestmem::install_fault_handler();
     lasthop_sys::prepare_peer_events()?;
     // Threads made from here on are born inside the sandbox.

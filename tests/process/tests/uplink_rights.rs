@@ -43,6 +43,33 @@ fn descriptors(pid: u32) -> Vec<(String, Inode)> {
     all.map(what).collect()
 }
 
+/// What the sandbox leaves to any of the processes: no root, no privileges, no calls beyond the list, no core dumps, so much memory.
+fn is_bound(pid: u32) {
+    for thread in read_dir(format!("/proc/{pid}/task")).expect("the process runs").flatten() {
+        let thread: u32 = thread.file_name().to_string_lossy().parse().expect("a number");
+        let holds = ["Seccomp", "Seccomp_filters", "NoNewPrivs", "CapEff", "CapBnd"].map(|field| status(thread, field));
+        assert_eq!(holds, ["2", "2", "1", "0000000000000000", "0000000000000000"], "{pid}: thread {thread}");
+        assert!(!status(thread, "Uid").split_whitespace().any(|id| id == "0"), "{pid}: thread {thread}");
+    }
+    assert_eq!(
+        read_dir(format!("/proc/{pid}/root/")).expect("root may look").count(),
+        0,
+        "{pid}: its root is not empty"
+    );
+    let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).expect("the process runs");
+    let limit = |name: &str| {
+        let line = limits.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+        line.split_whitespace().take(2).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(limit("Max core file size"), ["0", "0"], "{pid}");
+    for bytes in limit("Max data size") {
+        assert!((1 << 30..=8 << 30).contains(&bytes.parse().unwrap_or(u64::MAX)), "{pid}: {bytes} bytes of memory");
+    }
+    for files in limit("Max open files") {
+        assert!(files.parse().unwrap_or(u64::MAX) >= 262_144, "{pid}: {files} descriptors");
+    }
+}
+
 fn status(pid: u32, field: &str) -> String {
     let status = read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
     let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
@@ -79,6 +106,11 @@ fn holds_nothing_of_guests(driver: &str, devices: &[&str]) {
         mappings(switch).iter().all(|m| !m.name.contains("memfd:lasthop-notes")),
         "the switch maps an uplink's notes"
     );
+    for pid in processes.iter().copied().chain([switch, control]) {
+        is_bound(pid);
+    }
+    let slack = |pid| std::fs::read_to_string(format!("/proc/{pid}/timerslack_ns")).expect("the process runs");
+    assert_eq!(slack(switch).trim(), "1", "timers of the switch run out when they are to");
     for pid in processes {
         let who = format!("{driver}: {pid}");
         for mapping in mappings(pid) {

@@ -4,7 +4,10 @@ use super::backoff::Backoff;
 use super::watchdog::{self, Hung, Watchdog};
 use command_fds::{CommandFdExt, FdMapping};
 use lasthop_ipc::{Channel, ChannelError};
-use lasthop_sys::{CpuList, Epoll, PidFd, Pulse, Trigger, bind_when_started, die_with_parent, outlive_terminal};
+use lasthop_sys::{
+    CpuList, Epoll, PidFd, Pulse, Trigger, bind_when_started, die_with_parent, outlive_terminal,
+    take_short_turns_when_started,
+};
 use rustix::process::Signal;
 use serde::{Serialize, de::DeserializeOwned};
 use std::cell::Cell;
@@ -46,6 +49,8 @@ pub struct Child<S, R> {
     path: PathBuf,
     arguments: Vec<String>,
     cpus: Option<CpuList>,
+    /// Its turns on a core, and its timers, are as short as the kernel lets them be.
+    short_turns: bool,
     channel_token: u64,
     pid_token: u64,
     running: Option<Running<S, R>>,
@@ -133,6 +138,7 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
             path,
             arguments,
             cpus,
+            short_turns: false,
             channel_token,
             pid_token,
             running: None,
@@ -156,6 +162,12 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
     /// Has it run on these CPUs only, if any are given.
     pub fn bound_to(mut self, cpus: Option<CpuList>) -> Self {
         self.cpus = cpus;
+        self
+    }
+
+    /// Has it take short turns.
+    pub fn in_short_turns(mut self) -> Self {
+        self.short_turns = true;
         self
     }
 
@@ -205,6 +217,9 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         outlive_terminal(&mut command);
         if let Some(cpus) = &self.cpus {
             bind_when_started(&mut command, cpus);
+        }
+        if self.short_turns {
+            take_short_turns_when_started(&mut command);
         }
         let mut process = command.spawn().map_err(|e| self.explain(&e))?;
         let started = Instant::now();

@@ -8,10 +8,11 @@ use super::uplink::Uplink;
 use lasthop_ipc::{PortConfig, SupervisorToSwitch};
 use lasthop_management_ipc::SupervisorToControl;
 use lasthop_policy::PortSettings;
-use lasthop_sys::sandbox::Program;
+use lasthop_sys::sandbox::{Program, Report, limit};
 use lasthop_types::PortId;
+use rustix::process::Pid;
 use std::time::Instant;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 impl Supervisor {
     pub(super) fn add_port(&mut self, new: SavedPort, settings: PortSettings) -> Result<PortConfig, String> {
@@ -34,6 +35,13 @@ impl Supervisor {
     /// A switch has just been started: it hears what it becomes, how it works, and of all ports.
     pub(super) fn tell_switch_all(&mut self) {
         let Some(pid) = self.switch.pid() else { return };
+        let mut limits = Report::default();
+        if let Some(process) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+            limit(Some(process), &mut limits);
+        }
+        for left_out in limits.left_out {
+            warn!("sandbox: lasthop-switch goes on without {left_out}");
+        }
         match Program::SWITCH.confinement(pid) {
             Ok(confinement) => {
                 self.switch.send(SupervisorToSwitch::Start(confinement, self.for_switch.clone()), None);

@@ -141,6 +141,7 @@ impl Supervisor {
             signals,
             switch: Child::new("lasthop-switch", setup.switch, for_switch, SWITCH_CHANNEL, SWITCH_PID)
                 .bound_to(setup.cpus)
+                .in_short_turns()
                 .watched(setup.watchdog, Duration::ZERO),
             control: Child::new("lasthop-control", setup.control, for_control, CONTROL_CHANNEL, CONTROL_PID)
                 .watched(setup.watchdog, CONTROL_ROUND),

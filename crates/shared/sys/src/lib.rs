@@ -43,9 +43,10 @@ pub use peer_event::{PeerEvent, PeerEventError, prepare_peer_events};
 #[cfg(any(test, feature = "supervisor"))]
 pub use process::{
     PidFd, SignalFd, Watched, bind_when_started, die_with_parent, keep_descriptors_from_children, outlive_terminal,
+    take_short_turns_when_started,
 };
 pub use pulse::{Beat, map_pulse};
 #[cfg(any(test, feature = "supervisor"))]
 pub use pulse::{Pulse, Sign};
-pub use sched::{Prompter, TimerFd, bind_current_thread, current_thread, prepare_for_threads, set_idle};
+pub use sched::{Prompter, TimerFd, bind_current_thread, current_thread, set_idle};
 pub use socket::{receive_with_fds, send_with_fds};

@@ -13,11 +13,10 @@ mod landlock;
 mod programs;
 
 #[cfg(any(test, feature = "programs"))]
-pub use programs::Program;
+pub use programs::{Program, limit};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::process::{chroot, fchdir, geteuid, getppid, parent_process_death_signal, set_parent_process_death_signal};
 use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags};
 use serde::{Deserialize, Serialize};
@@ -32,14 +31,9 @@ pub type Instruction = (u16, u8, u8, u32);
 pub struct Confinement {
     /// User and group, where it is started as root.
     pub user: (u32, u32),
-    /// Bytes of memory of its own: heap, stacks and tables, not what it shares with others, which is bounded where it is mapped.
-    pub memory: u64,
     /// Filters of system calls, in the order in which they are installed.
     pub filters: Vec<Vec<Instruction>>,
 }
-
-/// Descriptors wanted: a port with 16 queue pairs and many memory regions holds some hundred.
-const WANTED_DESCRIPTORS: u64 = 262_144;
 
 /// Why the process must not go on.
 #[derive(Debug, thiserror::Error)]
@@ -88,7 +82,6 @@ impl Confinement {
         let (parent, death_signal) = (getppid(), parent_process_death_signal().unwrap_or_default());
 
         let mut report = Report::default();
-        limits(&mut report, self.memory);
         if geteuid().is_root() {
             namespaces(&mut report);
             note(&mut report, "empty root", empty_root());
@@ -128,18 +121,6 @@ fn note(report: &mut Report, what: &'static str, result: Result<(), Errno>) {
     match result {
         Ok(()) => report.done.push(what),
         Err(e) => report.left_out.push(format!("{what} ({e})")),
-    }
-}
-
-fn limits(report: &mut Report, memory: u64) {
-    let to = |limit| Rlimit { current: limit, maximum: limit };
-    note(report, "no core dumps", setrlimit(Resource::Core, to(Some(0))));
-    // `None` is no limit.
-    let memory = getrlimit(Resource::Data).maximum.map_or(memory, |already| already.min(memory));
-    note(report, "memory limit", setrlimit(Resource::Data, to(Some(memory))));
-    let most = getrlimit(Resource::Nofile).maximum;
-    if setrlimit(Resource::Nofile, to(most.map(|n| n.max(WANTED_DESCRIPTORS)))).is_err() {
-        let _ = setrlimit(Resource::Nofile, to(most));
     }
 }
 

@@ -53,34 +53,6 @@ pub fn bind_current_thread(cpu: usize) -> Result<(), Errno> {
     sched_setaffinity(None, &set)
 }
 
-/// How long the kernel lets a thread of ours run before others get their turn: as short as it can be (sched(7); before Linux 6.12
-/// it cannot be said). Who yields forfeits what is left of it.
-const SLICE_NS: u64 = 100_000;
-
-/// Before threads are started, of which there may be many. Their timers run out when they are to (the kernel gives itself
-/// 50 µs otherwise), their turns on a core are short where the kernel lets them, and they share two heaps: one each would cost memory, and to decide how many there may be, glibc opens
-/// a file, which the sandbox does not allow.
-pub fn prepare_for_threads() -> Result<(), Errno> {
-    rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1))?;
-    take_short_turns();
-    few_heaps();
-    Ok(())
-}
-
-/// For this thread and those that it starts, if it is of the normal class. Its niceness stays.
-fn take_short_turns() {
-    let size = std::mem::size_of::<libc::sched_attr>() as u32;
-    // SAFETY: all of it are numbers, of which any may be 0.
-    let mut attr: libc::sched_attr = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes at most `size` bytes to `attr`, which lives until the call returns.
-    let known = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, size, 0) } == 0;
-    if known && attr.sched_policy == libc::SCHED_OTHER as u32 {
-        attr.sched_runtime = SLICE_NS;
-        // SAFETY: the kernel reads `attr`, which lives until the call returns, and changes nothing of ours in memory.
-        let _ = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
-    }
-}
-
 /// All threads share two heaps: to decide whether a ninth may have its own, glibc opens a file, and the sandbox ends the process.
 pub(crate) fn few_heaps() {
     #[cfg(target_env = "gnu")]
@@ -138,27 +110,6 @@ mod tests {
         assert_eq!(policy(), libc::SCHED_OTHER);
         drop(end);
         thread.join().unwrap();
-    }
-
-    #[test]
-    fn turns_are_short_for_threads_started_later() {
-        let runtime = || {
-            // SAFETY: all of it are numbers, of which any may be 0.
-            let mut attr: libc::sched_attr = unsafe { std::mem::zeroed() };
-            let size = size_of::<libc::sched_attr>() as u32;
-            // SAFETY: the kernel writes at most `size` bytes to `attr`, which lives until the call returns.
-            let done = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, size, 0) };
-            (done, attr.sched_policy, attr.sched_nice, attr.sched_runtime)
-        };
-        std::thread::spawn(move || {
-            let (_, policy, nice, before) = runtime();
-            take_short_turns();
-            // A kernel before 6.12 says 0 and keeps to its own.
-            let wanted = if before == 0 { 0 } else { SLICE_NS };
-            assert_eq!(std::thread::spawn(runtime).join().unwrap(), (0, policy, nice, wanted));
-        })
-        .join()
-        .unwrap();
     }
 
     #[test]

@@ -2,7 +2,8 @@
 
 mod filter;
 
-use super::{Confinement, Report, SandboxError};
+use super::{Confinement, Report, SandboxError, note};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use std::fmt;
 
 /// A program that gives up its rights: who it becomes, and what it may call beside what every program may.
@@ -20,6 +21,9 @@ pub struct Program {
     /// Families of socketpair(2).
     pub socket_pairs: &'static [libc::c_int],
 }
+
+/// Descriptors wanted: a port with 16 queue pairs and many memory regions holds some hundred.
+const WANTED_DESCRIPTORS: u64 = 262_144;
 
 /// Bytes of private memory that are allowed on a small host and on any. A thread counts with its whole stack, 2 MiB.
 const MOST_MEMORY: (u64, u64) = (1 << 30, 8 << 30);
@@ -58,16 +62,34 @@ impl Program {
         let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
         let user = find_user(&passwd, self.user_name).unwrap_or((self.fixed_user, self.fixed_user));
         let filters = filter::compile_all(self, pid).map_err(|e| SandboxError::NoFilter(e.to_string()))?;
-        Ok(Confinement { user, memory: most_memory(), filters })
+        Ok(Confinement { user, filters })
     }
 
-    /// Makes this process what this program becomes: [`Confinement::enter`].
+    /// Makes this process what this program becomes: [`limit`], then [`Confinement::enter`].
     pub fn enter_sandbox(self) -> Result<Report, SandboxError> {
-        self.confinement(std::process::id())?.enter()
+        let mut limited = Report::default();
+        limit(None, &mut limited);
+        let report = self.confinement(std::process::id())?.enter()?;
+        let left_out = [limited.left_out, report.left_out].concat();
+        Ok(Report { user: report.user, done: [limited.done, report.done].concat(), left_out })
     }
 }
 
-/// A process that wants more ends, and is replaced, before the host is short of memory. Half of the host's, within what the
+/// The first step into the sandbox, which somebody else can take for a process that has not entered it yet: no core dumps, more
+/// descriptors, a limit of memory of its own. `None`: this process. The other has the limits that this one has.
+pub fn limit(process: Option<Pid>, report: &mut Report) {
+    let set = |resource, limit| prlimit(process, resource, Rlimit { current: limit, maximum: limit }).map(drop);
+    note(report, "no core dumps", set(Resource::Core, Some(0)));
+    // `None` is no limit.
+    let memory = getrlimit(Resource::Data).maximum.map_or(most_memory(), |already| already.min(most_memory()));
+    note(report, "memory limit", set(Resource::Data, Some(memory)));
+    let most = getrlimit(Resource::Nofile).maximum;
+    if set(Resource::Nofile, most.map(|n| n.max(WANTED_DESCRIPTORS))).is_err() {
+        let _ = set(Resource::Nofile, most);
+    }
+}
+
+/// Heap, stacks and tables, not what is shared with others, which is bounded where it is mapped. A process that wants more ends, and is replaced, before the host is short of memory. Half of the host's, within what the
 /// largest switch has been seen to need and what no host can spare.
 fn most_memory() -> u64 {
     let info = rustix::system::sysinfo();
