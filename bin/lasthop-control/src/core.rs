@@ -7,6 +7,7 @@ use lasthop_ipc::{FromControl, PortConfig, PortInfo, PortState, ToControl, Upcal
 use lasthop_management_ipc::{ControlToSupervisor, DeviceState, SupervisorToControl};
 use lasthop_policy::acl::Book;
 use lasthop_policy::{Change, Effects, Learning, Resume, Uplinks, Vlans};
+use lasthop_sys::hostview::HostView;
 use lasthop_types::{PortId, PortTotals, counted};
 use listing::Listing;
 use lists::Pending;
@@ -113,6 +114,8 @@ struct Counts {
 #[derive(Debug)]
 pub(crate) struct Core {
     policy: Learning,
+    /// What the host's cores and VMs do.
+    host_view: Option<HostView>,
     /// There is a channel to the switch.
     attached: bool,
     /// Which flows the switch has is known.
@@ -162,9 +165,15 @@ pub(crate) struct Core {
 }
 
 impl Core {
+    /// It can tell what VMs do.
+    pub fn with_view(self, host_view: Option<HostView>) -> Self {
+        Self { host_view, ..self }
+    }
+
     pub fn new(now_ms: u64) -> Self {
         Self {
             policy: Learning::default(),
+            host_view: None,
             attached: false,
             reconciled: false,
             configs: BTreeMap::new(),

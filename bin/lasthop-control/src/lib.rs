@@ -20,6 +20,7 @@ use crate::core::{Command, Core, Event};
 use lasthop_ipc::{FromControl, ToControl};
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_sys::Beat;
+use lasthop_sys::hostview::HostView;
 use link::{Link, LinkError};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -36,6 +37,8 @@ pub struct Descriptors {
     pub api: OwnedFd,
     /// Another, whose clients may change nothing.
     pub read_api: Option<OwnedFd>,
+    /// What the host's cores and VMs do.
+    pub host_view: Option<HostView>,
 }
 
 /// Why control ends with an error.
@@ -81,7 +84,7 @@ async fn serve(descriptors: Descriptors, beat: &Arc<Beat>) -> Result<(), Control
     let serve = |socket, read_only| server::start(socket, calls.clone(), clients.clone(), read_only);
     let mut readers = descriptors.read_api.map(|socket| serve(socket, true)).transpose().map_err(ControlError::Api)?;
     let mut owners = Some(serve(descriptors.api, false).map_err(ControlError::Api)?);
-    let mut core = Core::new(now_ms());
+    let mut core = Core::new(now_ms()).with_view(descriptors.host_view);
     supervisor.queue(ControlToSupervisor::Ready);
 
     let (mut from_supervisor, mut from_switch) = (Vec::new(), Vec::new());

@@ -5,9 +5,10 @@ use lasthop_api::{
 };
 use lasthop_flow::Action;
 use lasthop_frame::{Edit, FlowKey, FlowMask};
-use lasthop_ipc::{FlowInfo, PortConfig, PortInfo, PortState, PortVm};
+use lasthop_ipc::{FlowInfo, PortConfig, PortInfo, PortState};
 use lasthop_management_ipc::{DeviceState, LinkState, UplinkInfo};
 use lasthop_policy::{MacView, PortSettings, PortView, Vlans};
+use lasthop_sys::hostview::VmState;
 use lasthop_types::{DropReason, MacAddr, PortId, PortTotals};
 use lasthop_uplink_ipc::UplinkQueue;
 use std::fmt::Display;
@@ -86,6 +87,15 @@ pub(crate) fn port_device(mut port: Port, device: Option<&DeviceState>) -> Port 
     port
 }
 
+/// Adds what the VM behind a port does.
+pub fn port_vm(port: &mut Port, state: Option<VmState>) {
+    (port.vm, port.vm_cpu) = match state {
+        None => (None, None),
+        Some(VmState::Running { core }) => (Some("running".into()), Some(core)),
+        Some(VmState::Blocked { .. }) => (Some("blocked".into()), None),
+    };
+}
+
 fn guest_queue((queue, of): (u16, UplinkQueue)) -> GuestQueue {
     let mac = of.mac.map(|mac| mac.to_string());
     GuestQueue { queue, mac, size: of.size, packets: of.packets, dropped: of.dropped }
@@ -142,11 +152,6 @@ pub(crate) fn port(id: PortId, config: Option<&PortConfig>, info: Option<&PortIn
         port.from_guest = totals(&i.from_guest);
         port.to_guest = totals(&i.to_guest);
         port.waiting = i.waiting;
-        (port.vm, port.vm_cpu) = match i.vm {
-            PortVm::Unknown => (None, None),
-            PortVm::Running { core } => (Some("running".into()), Some(core)),
-            PortVm::Blocked => (Some("blocked".into()), None),
-        };
     }
     if let Some(c) = config {
         port.name.clone_from(&c.name);

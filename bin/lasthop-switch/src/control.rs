@@ -9,7 +9,6 @@ use lasthop_flow::{Flow, Lookup};
 use lasthop_forward::Datapath;
 use lasthop_frame::{Depth, FlowKey};
 use lasthop_ipc::{Channel, ChannelError, DatapathReply, DatapathRequest, FlowInfo, FromControl, ToControl};
-use lasthop_sys::hostview::HostView;
 use lasthop_types::{PortId, PortTotals};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
@@ -52,8 +51,6 @@ pub struct Known<'a> {
     pub ports: &'a BTreeMap<PortId, PortEntry>,
     /// What ports counted that were removed.
     pub removed: &'a (PortTotals, PortTotals),
-    /// What the VMs behind them do.
-    pub view: Option<&'a HostView>,
 }
 
 /// Our end of the channel.
@@ -127,11 +124,7 @@ impl Control {
     }
 
     /// Tells how ports are, as far as there is room: before packets that came from them, and before all answers.
-    pub fn tell_ports(
-        &mut self,
-        ports: &BTreeMap<PortId, PortEntry>,
-        view: Option<&HostView>,
-    ) -> Result<(), ChannelError> {
+    pub fn tell_ports(&mut self, ports: &BTreeMap<PortId, PortEntry>) -> Result<(), ChannelError> {
         self.flush()?;
         while !self.is_full()
             && let Some((id, news)) = self.news.pop_first()
@@ -145,7 +138,7 @@ impl Control {
             if self.is_full() {
                 self.news.insert(id, News::Changed);
             } else if let Some(entry) = ports.get(&id) {
-                self.send(ToControl::Port(entry.info(view)))?;
+                self.send(ToControl::Port(entry.info()))?;
             }
         }
         if !self.greeted && !self.is_full() {
@@ -172,7 +165,7 @@ impl Control {
             DatapathRequest::Ports => {
                 last = false;
                 let mut ports = known.ports.range((told.map_or(Unbounded, Excluded), Unbounded));
-                let port = ports.next().map(|(_, entry)| entry.info(known.view));
+                let port = ports.next().map(|(_, entry)| entry.info());
                 let all_told = ports.next().is_none();
                 let told = port.as_ref().map(|info| info.id);
                 self.questions.push_front(Question { request, question, told, all_told });
@@ -270,8 +263,8 @@ mod tests {
         }
 
         fn talk(&mut self) {
-            let known = Known { datapath: &self.datapath, ports: &self.ports, removed: &self.removed, view: None };
-            self.control.tell_ports(&self.ports, None).unwrap();
+            let known = Known { datapath: &self.datapath, ports: &self.ports, removed: &self.removed };
+            self.control.tell_ports(&self.ports).unwrap();
             while self.control.answer(known).unwrap() {}
         }
 

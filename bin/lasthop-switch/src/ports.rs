@@ -2,9 +2,8 @@
 
 use lasthop_forward::{Forwarder, Port};
 use lasthop_guestmem::{Mapped, Size};
-use lasthop_ipc::{PortConfig, PortInfo, PortState, PortVm, QueueInfo};
+use lasthop_ipc::{PortConfig, PortInfo, PortState, QueueInfo};
 use lasthop_schedule::{Workers, policy::Batch};
-use lasthop_sys::hostview::{HostView, VmState};
 use lasthop_sys::{Aside, Epoll, LineLimit, Trigger};
 use lasthop_types::{PortTotals, counted};
 use lasthop_vhostuser::{Session, SessionError, SessionEvent};
@@ -225,7 +224,7 @@ impl PortEntry {
     }
 
     /// As control is told of it.
-    pub fn info(&self, view: Option<&HostView>) -> PortInfo {
+    pub fn info(&self) -> PortInfo {
         let port = &self.port;
         let (from_guest, to_guest) = port.totals();
         let statuses: Vec<_> = port.queues.iter().map(|q| (q.index(), q.status())).collect();
@@ -244,11 +243,6 @@ impl PortEntry {
             (Some(_), None) if port.is_up() => PortState::Up,
             (Some(_), None) => PortState::Connected,
         };
-        let vm = match port.vm().filter(|_| self.session.is_some()).and_then(|vm| view?.vm(vm)) {
-            None => PortVm::Unknown,
-            Some(VmState::Running { core }) => PortVm::Running { core },
-            Some(VmState::Blocked { .. }) => PortVm::Blocked,
-        };
         let memory = self.session.as_ref().map(|s| s.memory().clone()).unwrap_or_default();
         PortInfo {
             id: port.id,
@@ -264,7 +258,7 @@ impl PortEntry {
             from_guest,
             to_guest,
             waiting: port.upcalls.len() as u64,
-            vm,
+            vm: port.vm().filter(|_| self.session.is_some()),
         }
     }
 }

@@ -15,7 +15,6 @@ use lasthop_ipc::{
 };
 use lasthop_schedule::policy::{Batch, Hysteresis};
 use lasthop_schedule::{Settings, Workers};
-use lasthop_sys::hostview::HostView;
 use lasthop_sys::{Beat, Epoll, Foreign, Trigger};
 use lasthop_types::PortId;
 use lasthop_vhostuser::{Session, SessionError};
@@ -72,8 +71,6 @@ pub struct Server {
     next_to_tell: PortId,
     /// Memory that outlives this process, with a record for each ring.
     journal: Option<Arc<GuestMemory>>,
-    /// What the host's cores and VMs do.
-    view: Option<HostView>,
     /// Most memory that one front-end may have mapped, in bytes.
     max_guest_memory: u64,
     /// Packets may wait for control.
@@ -103,7 +100,6 @@ impl Server {
         epoll.add(datapath.news(), NEWS, Trigger::Level)?;
         Ok(Self {
             journal: journal.map(map_journal).transpose()?,
-            view,
             workers: Workers::start(&datapath, settings)?,
             forwarder: Forwarder::new(datapath.clone()),
             epoll,
@@ -313,8 +309,8 @@ impl Server {
         let done = self.tell_ports_and_upcalls().and_then(|()| {
             for _ in 0..ANSWERS_BURST {
                 let Some(control) = &mut self.control else { return Ok(()) };
-                let (datapath, ports, view) = (&*self.datapath, &self.ports, self.view.as_ref());
-                let known = Known { datapath, ports, removed: &self.removed.totals(), view };
+                let (datapath, ports) = (&*self.datapath, &self.ports);
+                let known = Known { datapath, ports, removed: &self.removed.totals() };
                 if !control.answer(known)? {
                     break;
                 }
@@ -336,7 +332,7 @@ impl Server {
     /// Of waiting packets control is told one of each port in turn.
     fn tell_ports_and_upcalls(&mut self) -> Result<(), ChannelError> {
         let Some(control) = &mut self.control else { return Ok(()) };
-        control.tell_ports(&self.ports, self.view.as_ref())?;
+        control.tell_ports(&self.ports)?;
         let mut told = true;
         while std::mem::take(&mut told) {
             for (id, entry) in self.ports.range(self.next_to_tell..).chain(self.ports.range(..self.next_to_tell)) {

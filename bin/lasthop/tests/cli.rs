@@ -20,8 +20,9 @@ struct World {
 impl World {
     fn new(ports: &[&str]) -> Self {
         let (mut fake, supervisor, api) = Fake::new();
-        let control =
-            std::thread::spawn(|| lasthop_control::run(Descriptors { supervisor, api, read_api: None }).unwrap());
+        let control = std::thread::spawn(|| {
+            lasthop_control::run(Descriptors { supervisor, api, read_api: None, host_view: None }).unwrap()
+        });
         fake.announce_lists();
         fake.add_ports(ports);
         fake.attach();

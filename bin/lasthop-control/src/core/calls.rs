@@ -249,6 +249,8 @@ impl Core {
         ids.dedup();
         let port = |id| {
             let mut port = view::port(id, self.configs.get(&id), infos.get(&id), self.policy.port_view(id));
+            let slot = infos.get(&id).and_then(|info| info.vm);
+            view::port_vm(&mut port, slot.and_then(|slot| self.host_view?.vm(slot)));
             let health = || infos.get(&id).and_then(|info| self.health.note(info, now_ms));
             port.note = self.faults.get(&id).cloned().or_else(health);
             port.last_error = self.refused.get(&id).cloned().or(port.last_error);

@@ -245,7 +245,7 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lasthop_ipc::{PortVm, QueueInfo};
+    use lasthop_ipc::QueueInfo;
 
     const DRIVER: u64 = 1 << 32 | PROTOCOL_FEATURES;
 
@@ -265,7 +265,7 @@ mod tests {
             from_guest: Default::default(),
             to_guest: Default::default(),
             waiting: 0,
-            vm: PortVm::Unknown,
+            vm: None,
         };
         port.from_guest.notifications = kicks;
         port

@@ -5,7 +5,7 @@ use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{Depth, FlowKey, extract};
 use lasthop_ipc::{
     Channel, ChannelError, DatapathReply, DatapathRequest, FlowInfo, FromControl, PortConfig, PortInfo, PortState,
-    PortVm, ToControl, UpcallPacket,
+    ToControl, UpcallPacket,
 };
 use lasthop_management_ipc::{
     ControlToSupervisor, CpuTimes, DeviceState, LISTS_PART, LinkState, Replaced, SupervisorToControl, UplinkConfig,
@@ -147,7 +147,7 @@ impl Fake {
             from_guest: packets(10, vec![(DropReason::Acl, 2)]),
             to_guest: packets(8, Vec::new()),
             waiting: 0,
-            vm: PortVm::Unknown,
+            vm: None,
         }
     }
 

@@ -131,9 +131,9 @@ impl Supervisor {
             epoll.add(boost, BOOST, Trigger::Level).map_err(|e| system("epoll", e))?;
             for_switch.extend(arguments(&["--boost-fd", "6"]));
         }
-        let mut for_control = arguments(&["--supervisor-fd", "3", "--api-fd", "4"]);
+        let mut for_control = arguments(&["--supervisor-fd", "3", "--host-view-fd", "4", "--api-fd", "5"]);
         if setup.read_api.is_some() {
-            for_control.extend(arguments(&["--read-api-fd", "5"]));
+            for_control.extend(arguments(&["--read-api-fd", "6"]));
         }
         let presence = Presence::new(&epoll, PRESENCE);
         let mut supervisor = Self {
@@ -290,8 +290,8 @@ impl Supervisor {
             }
         }
         if self.control.is_due(now) {
-            let sockets = self.served.iter().map(|served| served.as_fd().try_clone_to_owned());
-            let given: std::io::Result<Vec<_>> = sockets.collect();
+            let descriptors = std::iter::once(self.monitor.view()).chain(self.served.iter().map(Served::as_fd));
+            let given: std::io::Result<Vec<_>> = descriptors.map(|fd| fd.try_clone_to_owned()).collect();
             if let Err(e) = given.and_then(|given| self.control.start(&self.epoll, given)) {
                 let what = self.cannot_start("lasthop-control", &e)?;
                 self.control.cannot_start(what, now);

@@ -166,7 +166,7 @@ fn spin() -> ! {
 pub fn control(_called: &Path) {
     introduce("control");
     let mut supervisor = Channel::<ControlToSupervisor, SupervisorToControl>::new(inherited_fd(3).unwrap());
-    let api = UnixListener::from(inherited_fd(4).unwrap());
+    let api = UnixListener::from(inherited_fd(5).unwrap());
     let epoll = Epoll::new().unwrap();
     epoll.add(&supervisor, SUPERVISOR, Trigger::Level).unwrap();
     epoll.add(&api, API, Trigger::Level).unwrap();

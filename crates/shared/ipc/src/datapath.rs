@@ -99,14 +99,6 @@ pub enum PortState {
     Broken(String),
 }
 
-/// What the VM behind a port does at the moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum PortVm {
-    Unknown,
-    Running { core: u32 },
-    Blocked,
-}
-
 /// A port as the data plane sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortInfo {
@@ -129,7 +121,8 @@ pub struct PortInfo {
     pub to_guest: PortTotals,
     /// Packets taken from the guest that wait for control.
     pub waiting: u64,
-    pub vm: PortVm,
+    /// Where the VM behind it is in the host view, if one is watched.
+    pub vm: Option<u32>,
 }
 
 /// One ring.

@@ -10,7 +10,6 @@ mod supervisor;
 
 pub use channel::{Channel, ChannelError, MAX_MESSAGE};
 pub use datapath::{
-    DatapathReply, DatapathRequest, FlowInfo, FromControl, PortInfo, PortState, PortVm, QueueInfo, ToControl,
-    UpcallPacket,
+    DatapathReply, DatapathRequest, FlowInfo, FromControl, PortInfo, PortState, QueueInfo, ToControl, UpcallPacket,
 };
 pub use supervisor::{Limit, PortConfig, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor};
