@@ -44,14 +44,19 @@ impl Site {
         Self::new(client, &["--watchdog", &LIMIT_MS.to_string()])
     }
 
-    /// Sends what there is room for, takes what there is: how many came.
-    fn exchange(&mut self) -> usize {
+    /// Sends some frames, as far as there is room.
+    fn send(&mut self) {
         for _ in 0..16 {
             if !self.a.guest.try_send(VnetHdr::default(), &numbered(mac(1), mac(2), self.next, 200)) {
                 break;
             }
             self.next += 1;
         }
+    }
+
+    /// Sends what there is room for, takes what there is: how many came.
+    fn exchange(&mut self) -> usize {
+        self.send();
         let mut came = 0;
         while let Some((_, frame)) = self.b.guest.recv_within(Duration::from_micros(200)) {
             came += usize::from(number_of(&frame).is_some());
@@ -420,8 +425,15 @@ fn a_thread_that_spins() {
     let thread = Pid::from_raw(thread(switch, "port-p1") as i32);
     ptrace::seize(thread, ptrace::Options::empty()).expect("root may");
     let end = Instant::now() + PATIENCE;
-    loop {
+    for pause_us in (0..200).cycle() {
         site.exchange();
+        // An exchange ends when nothing more comes, so the thread is asleep by then. More work for it, and a pause of another length each
+        // time: one of them meets it in the middle of a burst, however fast this machine is.
+        site.send();
+        let sent = Instant::now();
+        while sent.elapsed() < Duration::from_micros(pause_us) {
+            std::hint::spin_loop();
+        }
         ptrace::interrupt(thread).expect("it is ours");
         waitpid(thread, Some(WaitPidFlag::__WALL)).expect("it stops");
         let mut registers = ptrace::getregs(thread).expect("it is stopped");
