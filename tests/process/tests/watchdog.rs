@@ -8,7 +8,7 @@ use lasthop_tests_process::{
     scratch, wait_for,
 };
 use nix::sys::ptrace;
-use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use rustix::process::Signal;
 use std::io::Write;
@@ -44,19 +44,14 @@ impl Site {
         Self::new(client, &["--watchdog", &LIMIT_MS.to_string()])
     }
 
-    /// Sends some frames, as far as there is room.
-    fn send(&mut self) {
+    /// Sends what there is room for, takes what there is: how many came.
+    fn exchange(&mut self) -> usize {
         for _ in 0..16 {
             if !self.a.guest.try_send(VnetHdr::default(), &numbered(mac(1), mac(2), self.next, 200)) {
                 break;
             }
             self.next += 1;
         }
-    }
-
-    /// Sends what there is room for, takes what there is: how many came.
-    fn exchange(&mut self) -> usize {
-        self.send();
         let mut came = 0;
         while let Some((_, frame)) = self.b.guest.recv_within(Duration::from_micros(200)) {
             came += usize::from(number_of(&frame).is_some());
@@ -423,28 +418,26 @@ fn a_thread_that_spins() {
     let switch = site.lasthop.switch();
     let circle = a_circle(switch);
     let thread = Pid::from_raw(thread(switch, "port-p1") as i32);
-    ptrace::seize(thread, ptrace::Options::empty()).expect("root may");
+    ptrace::seize(thread, ptrace::Options::PTRACE_O_TRACESYSGOOD).expect("root may");
+    ptrace::interrupt(thread).expect("it is ours");
+    waitpid(thread, Some(WaitPidFlag::__WALL)).expect("it stops");
     let end = Instant::now() + PATIENCE;
-    for pause_us in (0..200).cycle() {
-        site.exchange();
-        // An exchange ends when nothing more comes, so the thread is asleep by then. More work for it, and a pause of another length each
-        // time: one of them meets it in the middle of a burst, however fast this machine is.
-        site.send();
-        let sent = Instant::now();
-        while sent.elapsed() < Duration::from_micros(pause_us) {
-            std::hint::spin_loop();
+    loop {
+        assert!(Instant::now() < end, "it makes no system call at work");
+        ptrace::syscall(thread, None).expect("it is stopped");
+        // It stops where a call begins, and where it ends. Only the end will do: the filter of system calls ends a process whose call a debugger leaves out.
+        let flags = WaitPidFlag::__WALL | WaitPidFlag::WNOHANG;
+        while waitpid(thread, Some(flags)).expect("it is ours") == WaitStatus::StillAlive {
+            site.exchange();
+            assert!(Instant::now() < end, "it is always asleep");
         }
-        ptrace::interrupt(thread).expect("it is ours");
-        waitpid(thread, Some(WaitPidFlag::__WALL)).expect("it stops");
         let mut registers = ptrace::getregs(thread).expect("it is stopped");
-        // Not in a system call, so not asleep.
-        if registers.orig_rax == u64::MAX && is_at_work(site.lasthop.pid(), thread) {
+        let ends = registers.rax as i64 != -i64::from(nix::libc::ENOSYS);
+        if ends && is_at_work(site.lasthop.pid(), thread) {
             registers.rip = circle;
             ptrace::setregs(thread, registers).expect("it is stopped");
             break;
         }
-        ptrace::cont(thread, None).expect("it is stopped");
-        assert!(Instant::now() < end, "it is always asleep");
     }
     let then = Instant::now();
     ptrace::detach(thread, None).expect("it is stopped");
