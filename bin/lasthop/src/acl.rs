@@ -1,7 +1,7 @@
 //! `lasthop acl load`, `acl show`, `acl clear`.
 
 use crate::SharedArgs;
-use crate::client::{CliError, collect};
+use crate::client::{CliError, Instance, collect};
 use crate::list::all_ports;
 use crate::table::{Align, Table};
 use clap::ValueEnum;
@@ -156,9 +156,7 @@ pub fn load(args: &LoadArgs) -> Result<String, CliError> {
             "there is no port {name}; use --port {name} to load a list for a port to come"
         )));
     }
-    for part in parts(&text) {
-        instance.ask(async |c| c.acl_text(part).await)?;
-    }
+    tell_text(&mut instance, &text)?;
     let (ports, direction) = (args.which.ports(), args.which.direction());
     let (general, empty) = (args.which.general(), Some(args.allow_empty));
     let changed = instance.ask(async |c| c.acl_load(format, action, &ports, direction, general, empty).await);
@@ -166,6 +164,14 @@ pub fn load(args: &LoadArgs) -> Result<String, CliError> {
     let name = if is_stdin(&args.file) { "standard input".into() } else { args.file.display().to_string() };
     let changed = changed.map_err(|e| CliError::new(format!("{name}: {e}")))?;
     args.shared.show(&changed, loaded)
+}
+
+/// Tells the text that the next `acl_load` of this connection reads.
+pub fn tell_text(instance: &mut Instance, text: &str) -> Result<(), CliError> {
+    for part in parts(text) {
+        instance.ask(async |c| c.acl_text(part).await)?;
+    }
+    Ok(())
 }
 
 /// Whose lists, as in `access lists of guests and uplinks`.

@@ -3,6 +3,7 @@
 mod acl;
 mod attach;
 mod client;
+mod declared;
 mod list;
 mod run;
 mod settings;
@@ -54,6 +55,21 @@ enum Command {
     /// Load, show and clear access lists: which packets may pass
     #[command(subcommand)]
     Acl(AclCommand),
+    /// Make a running lasthop what a file says: ports, uplinks, access lists
+    ///
+    /// Prints what it changes: `+` made, `-` removed, `~` changed. Applied once more it changes nothing. A file with a mistake changes nothing.
+    #[command(after_help = "Example file:\n  \
+        [uplink.net]\n  \
+        device = \"eth1\"\n\n  \
+        [port.vm1]\n  \
+        socket = \"/run/lasthop/vm1.sock\"\n  \
+        vlan = 10\n  \
+        mac = \"52:54:00:12:34:56\"\n  \
+        acl = \"vm1.rules\"\n\n\
+        Examples:\n  \
+        lasthop apply /etc/lasthop.toml --dry-run\n  \
+        lasthop apply /etc/lasthop.toml --prune")]
+    Apply(declared::ApplyArgs),
     /// Show counters of every port, drops by reason, and whether they add up
     #[command(after_help = "Example:\n  lasthop stats --verbose")]
     Stats(stats::StatsArgs),
@@ -242,6 +258,7 @@ fn main() -> ExitCode {
         Command::Acl(AclCommand::Load(args)) => acl::load(&args),
         Command::Acl(AclCommand::Show(args)) => acl::show(&args),
         Command::Acl(AclCommand::Clear(args)) => acl::clear(&args),
+        Command::Apply(args) => declared::apply(&args),
         Command::Stats(args) => stats::stats(&args),
         Command::Trace(args) => trace::trace(&args),
         Command::Attach(args) => attach::attach(&args),

@@ -306,6 +306,7 @@ impl Fake {
             },
             guest: false,
             nice: 0,
+            no_gro: false,
             running: true,
             probing: false,
             about: Some(UplinkDevice {

@@ -19,6 +19,9 @@ const MAX_QUEUES: u16 = 16;
 /// Run the switch in the foreground until SIGTERM: a learning switch over the ports named here and those added later.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RunArgs {
+    /// File of ports, uplinks and access lists, in TOML, as `lasthop apply` reads it
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// CPUs the switch may use, like 0,2-3 [default: every CPU this process may use]
     #[arg(long, value_name = "LIST")]
     pub cpus: Option<String>,

@@ -4,6 +4,7 @@
 //! | file | does |
 //! |---|---|
 //! | `args` | the command line |
+//! | `given` | the same, and the file of `--config` |
 //! | `batch` | a time and a number of packets |
 //! | `setup` | directories, locks, programs: everything that may be missing |
 //! | `socket` | binding and connecting Unix sockets |
@@ -39,6 +40,7 @@ mod boost;
 mod cgroup_accounting;
 mod child;
 mod driver;
+mod given;
 mod links;
 mod owner;
 mod port;
@@ -59,13 +61,14 @@ mod uplinks;
 mod watch;
 mod watchdog;
 
-pub use args::{RunArgs, driver, meant_device, new_name, nice, queues, vlan_list};
+pub use args::{PortArg, RunArgs, check_uplink, driver, meant_device, new_name, nice, queues, vlan_list};
 pub use batch::Batch;
 use lasthop_sys::Log;
 pub use owner::Owner;
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
+pub use store::SavedUplink;
 use tracing_subscriber::EnvFilter;
 
 /// Why `lasthop run` ends with an error. The text is one line: what is wrong; what to do.

@@ -2,6 +2,7 @@
 
 use super::args::{PortArg, RunArgs, check_uplink};
 use super::batch::Batch;
+use super::given::Given;
 use super::settings::changed;
 use super::socket::{self, Access, Listener};
 use super::store::{Saved, SavedPort, SavedUplink, Store};
@@ -90,12 +91,11 @@ impl Setup {
                 check_cpus(option, &list.to_string(), cpus.as_ref().unwrap_or(&allowed))?;
             }
         }
-        let ports = absolute(&args.ports)?;
+        let given = Given::new(args)?;
+        let (ports, devices) = (absolute(&given.ports)?, given.devices());
         let switch = find_program("lasthop-switch", args.libexec.as_deref())?;
         let control = find_program("lasthop-control", args.libexec.as_deref())?;
         let uplink = find_program("lasthop-uplink", args.libexec.as_deref()).map_err(|e| e.to_string());
-        let devices: Vec<_> =
-            args.uplinks.iter().chain(args.ports.iter().filter_map(|p| p.device.as_ref())).cloned().collect();
         if let (Err(e), false) = (&uplink, devices.is_empty()) {
             return Err(Failed(e.clone()));
         }
@@ -104,8 +104,10 @@ impl Setup {
         let state_lock = lock(&args.state_dir, "state.lock", "--state-dir", 0o755, until)?;
         check_apart(&args.run_dir, &args.state_dir)?;
         let store = Store::new(&args.state_dir);
-        let Saved { ports: saved, uplinks: saved_uplinks, taps, settings } = store.load().map_err(Failed)?;
-        let lists = store.load_lists().map_err(Failed)?;
+        let mut remembered = store.load().map_err(Failed)?;
+        given.overrule(&mut remembered, &ports, &devices);
+        let Saved { ports: saved, uplinks: saved_uplinks, taps, settings } = remembered;
+        let lists = given.lists(&store)?;
         let (also_saved, saved) = reconcile(&ports, saved).map_err(Failed)?;
         let (uplinks, saved_uplinks) = reconcile_uplinks(&ports, &saved, &devices, saved_uplinks)?;
         let run_dir = std::path::absolute(&args.run_dir).unwrap_or_else(|_| args.run_dir.clone());
@@ -137,7 +139,7 @@ impl Setup {
             uplinks,
             saved_uplinks,
             taps,
-            settings: with_given(settings, &args.ports),
+            settings: with_given(settings, &given.ports),
             also_saved,
             lists,
             locks: [run_lock, state_lock],

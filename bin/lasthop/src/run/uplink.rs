@@ -488,6 +488,7 @@ impl Uplink {
             device: self.device_state(),
             guest: self.spec.guest,
             nice: self.spec.nice,
+            no_gro: self.spec.no_gro,
             running: self.driver.is_ready(),
             probing: self.is_probing(),
             about: self.device.clone(),

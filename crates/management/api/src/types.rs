@@ -227,6 +227,8 @@ pub struct Uplink {
     pub queues: u16,
     /// Its process's priority, as of nice(1).
     pub nice: i32,
+    /// With `af_xdp`: TCP segments and UDP datagrams of a burst become one packet. With other drivers the kernel does that.
+    pub gro: bool,
     /// The interface was made by the uplink and goes with it.
     pub created: bool,
     /// Its process.

@@ -123,6 +123,8 @@ pub struct UplinkInfo {
     pub guest: bool,
     /// Its processes' priority.
     pub nice: i32,
+    /// Without receive aggregation of its own.
+    pub no_gro: bool,
     /// Whether its process runs and has opened the device.
     pub running: bool,
     /// It is new, and listens whether it is on another one's segment before it carries frames.

@@ -1,0 +1,62 @@
+//! The declarative file: ports, uplinks and access lists as they are to be, in TOML. `lasthop apply FILE` makes a running lasthop like it,
+//! `lasthop run --config FILE` begins with it.
+//!
+//! | file | does |
+//! |---|---|
+//! | `document` | the file's form: what is read, what is refused |
+//! | `lists` | its access lists |
+//! | `plan` | what has to change so that a running lasthop is as the file says |
+//! | `apply` | asks the running one, has it change, says what was changed |
+
+mod apply;
+mod document;
+mod lists;
+mod plan;
+
+pub use apply::{ApplyArgs, apply};
+pub use lists::in_book;
+
+use crate::run::{PortArg, SavedUplink};
+use lasthop_policy::acl::{Lists, Scope};
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// What a file says.
+#[derive(Debug, Default)]
+pub struct Declared {
+    /// Guests' ports, each with all of its settings: what the file does not name is taken back.
+    pub ports: Vec<PortArg>,
+    /// Uplinks.
+    pub uplinks: Vec<SavedUplink>,
+    /// Access lists.
+    pub lists: Vec<DeclaredLists>,
+}
+
+/// The lists of one scope.
+#[derive(Debug)]
+pub struct DeclaredLists {
+    /// Whose they are.
+    pub scope: Scope,
+    /// As they are to be loaded.
+    pub text: String,
+    /// The same, understood.
+    pub lists: Lists,
+}
+
+impl Declared {
+    /// Reads a file, and the files of access lists that it names. The error is one line that begins with the file's name: what is wrong;
+    /// what to do.
+    pub fn read(file: &Path) -> Result<Self, String> {
+        let shown = file.display();
+        let text = std::fs::read_to_string(file)
+            .map_err(|e| format!("{shown}: {e}; name a file as docs/config.md describes it"))?;
+        let dir = file.parent().unwrap_or(Path::new("."));
+        document::read(&text, dir).map_err(|e| format!("{shown}: {e}"))
+    }
+
+    /// Names of its ports and uplinks.
+    pub fn names(&self) -> BTreeSet<&str> {
+        let ports = self.ports.iter().map(|port| port.name.as_str());
+        ports.chain(self.uplinks.iter().map(|uplink| uplink.name.as_str())).collect()
+    }
+}

@@ -1,0 +1,135 @@
+//! `lasthop apply FILE`.
+
+use super::Declared;
+use super::plan::{Plan, Step, There};
+use crate::SharedArgs;
+use crate::acl::tell_text;
+use crate::client::{CliError, Instance, collect};
+use crate::list::all_ports;
+use lasthop_api::{Field, SwitchProxy, TxBatch};
+use lasthop_policy::acl::Scope;
+use serde::Serialize;
+use std::path::PathBuf;
+
+#[derive(Debug, clap::Args)]
+pub struct ApplyArgs {
+    /// The file, in TOML
+    file: PathBuf,
+    /// Say what would change, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Remove ports, uplinks and access lists that the file does not name; without, they are left alone and named
+    #[arg(long)]
+    prune: bool,
+    #[command(flatten)]
+    shared: SharedArgs,
+}
+
+/// `lasthop apply --json`
+#[derive(Debug, Serialize)]
+struct Applied {
+    /// Nothing was changed; this is what would be.
+    dry_run: bool,
+    /// One line each.
+    changes: Vec<String>,
+    /// What is there and not in the file.
+    left_alone: Vec<String>,
+}
+
+pub fn apply(args: &ApplyArgs) -> Result<String, CliError> {
+    let declared = Declared::read(&args.file).map_err(CliError::new)?;
+    let mut instance = args.shared.instance()?;
+    let there = There {
+        ports: all_ports(&mut instance)?,
+        uplinks: instance.ask(async |c| c.uplink_list().await)?.uplinks,
+        rules: instance.ask(async |c| collect(c.acl_show(&[], false).await, |page| page.rules).await)?,
+    };
+    let plan = Plan::new(&declared, &there, args.prune);
+    if !args.dry_run {
+        for (done, change) in plan.changes.iter().enumerate() {
+            carry_out(&mut instance, &change.step).map_err(|e| {
+                let so_far = lasthop_types::counted(done as u64, "change");
+                CliError::new(format!(
+                    "{}: {}: {e}; {so_far} before it made, the rest not; mend it and apply the file again",
+                    args.file.display(),
+                    change.told
+                ))
+            })?;
+        }
+    }
+    let changes = plan.changes.into_iter().map(|change| change.told).collect();
+    let applied = Applied { dry_run: args.dry_run, changes, left_alone: plan.left };
+    args.shared.show(&applied, told)
+}
+
+fn told(applied: &Applied) -> String {
+    let mut text: String = applied.changes.iter().map(|line| format!("{line}\n")).collect();
+    if !applied.left_alone.is_empty() {
+        let left = applied.left_alone.join(", ");
+        text += &format!("left alone, as the file does not name it (--prune removes it): {left}\n");
+    }
+    text += match (applied.changes.len(), applied.dry_run) {
+        (0, _) => "nothing to change\n",
+        (_, true) => "nothing was changed (--dry-run)\n",
+        (_, false) => "done\n",
+    };
+    text
+}
+
+fn carry_out(instance: &mut Instance, step: &Step<'_>) -> Result<(), CliError> {
+    match step {
+        Step::LoadLists(lists) => {
+            tell_text(instance, &lists.text)?;
+            let (ports, general) = whose(&lists.scope);
+            let load = async |c: &mut _| SwitchProxy::acl_load(c, "auto", "deny", &ports, None, general, None).await;
+            instance.ask(load).map(drop)
+        }
+        Step::ClearLists(scope) => {
+            let (ports, general) = whose(scope);
+            instance.ask(async |c| c.acl_clear(&ports, None, general).await).map(drop)
+        }
+        Step::DelPort(name) => instance.ask(async |c| c.port_del(name).await).map(drop),
+        Step::DelUplink(name) => instance.ask(async |c| c.uplink_del(name).await).map(drop),
+        Step::SetPort(name, settings) => instance.ask(async |c| c.port_set(name, settings).await).map(drop),
+        Step::SetUplink(uplink) => {
+            let vlans = uplink.vlans.as_ref().map(ToString::to_string);
+            instance.ask(async |c| c.uplink_set(&uplink.name, vlans.as_deref()).await).map(drop)
+        }
+        Step::AddUplink(u) => {
+            let (driver, vlans) = (u.driver.as_deref(), u.vlans.as_ref().map(ToString::to_string));
+            let add = async |c: &mut _| {
+                let vlans = vlans.as_deref();
+                SwitchProxy::uplink_add(c, &u.name, &u.device, driver, u.queues, u.nice, !u.no_gro, u.spare, vlans)
+                    .await
+            };
+            instance.ask(add).map(drop)
+        }
+        Step::AddPort(port) => {
+            let given = port.settings.iter().filter(|(_, value)| value != "none");
+            let settings: Vec<_> =
+                given.map(|(name, value)| Field { name: name.clone(), value: value.clone() }).collect();
+            if let Some(d) = &port.device {
+                let driver = d.driver.as_deref();
+                let add = async |c: &mut _| {
+                    SwitchProxy::port_add_device(c, &d.name, &d.device, driver, d.queues, d.nice, d.spare, &settings)
+                        .await
+                };
+                return instance.ask(add).map(drop);
+            }
+            let (path, owner) = (port.path.display().to_string(), port.owner.as_ref().map(ToString::to_string));
+            let tx_batch = port.tx_batch.map(|batch| TxBatch { us: batch.us, packets: batch.packets });
+            let add = async |c: &mut _| {
+                SwitchProxy::port_add(c, &port.name, &path, port.client, tx_batch, owner.as_deref(), &settings).await
+            };
+            instance.ask(add).map(drop)
+        }
+    }
+}
+
+fn whose(scope: &Scope) -> (Vec<&str>, Option<&str>) {
+    match scope {
+        Scope::Guests => (Vec::new(), Some("guests")),
+        Scope::Uplinks => (Vec::new(), Some("uplinks")),
+        Scope::Port(name) => (vec![name], None),
+    }
+}

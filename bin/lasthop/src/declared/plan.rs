@@ -1,0 +1,235 @@
+//! What has to change so that a running lasthop is as a file says.
+
+use super::{Declared, DeclaredLists};
+use crate::run::{PortArg, SavedUplink};
+use lasthop_api::{AclRule, Field, Port, Uplink};
+use lasthop_policy::PortSettings;
+use lasthop_policy::acl::{Book, Direction, Scope};
+use std::collections::BTreeSet;
+
+/// A running lasthop.
+#[derive(Debug, Default)]
+pub(super) struct There {
+    pub ports: Vec<Port>,
+    pub uplinks: Vec<Uplink>,
+    pub rules: Vec<AclRule>,
+}
+
+/// One change.
+#[derive(Debug)]
+pub(super) enum Step<'a> {
+    LoadLists(&'a DeclaredLists),
+    DelPort(String),
+    DelUplink(String),
+    AddPort(&'a PortArg),
+    AddUplink(&'a SavedUplink),
+    SetPort(&'a str, Vec<Field>),
+    SetUplink(&'a SavedUplink),
+    ClearLists(Scope),
+}
+
+/// A change, and how it is told.
+#[derive(Debug)]
+pub(super) struct Change<'a> {
+    pub step: Step<'a>,
+    /// What is there (`-`), what will be (`+`), or what becomes what (`~`), as a line for people.
+    pub told: String,
+}
+
+/// All changes, in the order in which they are made, and what is left alone because the file does not name it.
+#[derive(Debug, Default)]
+pub(super) struct Plan<'a> {
+    pub changes: Vec<Change<'a>>,
+    pub left: Vec<String>,
+}
+
+impl<'a> Plan<'a> {
+    /// Nothing opens on the way: lists come first, and go last. What has to be removed goes before what is made, since it may be in its
+    /// way. With `prune`, what the file does not name goes too.
+    pub fn new(declared: &'a Declared, there: &There, prune: bool) -> Self {
+        let mut plan = Self::default();
+        plan.load_lists(declared, there);
+        let replaced = plan.remove(declared, there, prune);
+        for port in &declared.ports {
+            match there.ports.iter().find(|p| p.name == port.name && !replaced.contains(&*p.name)) {
+                None => plan.push(Step::AddPort(port), format!("+ port {}: {}", port.name, place(port))),
+                Some(port_there) => plan.set_port(port, port_there),
+            }
+        }
+        for uplink in &declared.uplinks {
+            match there.uplinks.iter().find(|u| u.name == uplink.name && !replaced.contains(&*u.name)) {
+                None => plan.push(Step::AddUplink(uplink), format!("+ uplink {}: {}", uplink.name, uplink.device)),
+                Some(uplink_there) => plan.set_uplink(uplink, uplink_there),
+            }
+        }
+        plan.clear_lists(declared, there, prune);
+        plan
+    }
+
+    fn push(&mut self, step: Step<'a>, told: String) {
+        self.changes.push(Change { step, told });
+    }
+
+    fn load_lists(&mut self, declared: &'a Declared, there: &There) {
+        for lists in &declared.lists {
+            if lines_of(lists) != lines_there(&there.rules, &lists.scope) {
+                let rules = lasthop_types::counted(lists.lists.len() as u64, "rule");
+                self.push(Step::LoadLists(lists), format!("~ access lists of {}: {rules}", lists.scope));
+            }
+        }
+    }
+
+    fn clear_lists(&mut self, declared: &Declared, there: &There, prune: bool) {
+        let scopes = there.rules.iter().map(|rule| match &rule.port {
+            Some(port) => Scope::Port(port.clone()),
+            None if rule.applies_to == Scope::Uplinks.to_string() => Scope::Uplinks,
+            None => Scope::Guests,
+        });
+        let others: BTreeSet<_> = scopes.filter(|scope| !declared.lists.iter().any(|l| l.scope == *scope)).collect();
+        for scope in others {
+            let told = format!("access lists of {scope}");
+            if prune {
+                self.push(Step::ClearLists(scope), format!("- {told}"));
+            } else {
+                self.left.push(told);
+            }
+        }
+    }
+
+    /// Ports and uplinks that go, or that have to be made anew: their names.
+    fn remove(&mut self, declared: &Declared, there: &There, prune: bool) -> BTreeSet<String> {
+        let mut replaced = BTreeSet::new();
+        let ports = there.ports.iter().filter(|port| !port.uplink).map(|port| (&port.name, true));
+        for (name, is_port) in ports.chain(there.uplinks.iter().filter(|u| !u.guest).map(|u| (&u.name, false))) {
+            let kind = if is_port { "port" } else { "uplink" };
+            let step = |name: &str| if is_port { Step::DelPort(name.into()) } else { Step::DelUplink(name.into()) };
+            match anew(declared, there, name, is_port) {
+                None if prune => self.push(step(name), format!("- {kind} {name}")),
+                None => self.left.push(format!("{kind} {name}")),
+                Some(None) => {}
+                Some(Some(why)) => {
+                    self.push(step(name), format!("- {kind} {name}: {why}; its connection ends"));
+                    replaced.insert(name.clone());
+                }
+            }
+        }
+        replaced
+    }
+
+    fn set_port(&mut self, port: &'a PortArg, there: &Port) {
+        let wanted = settings_of(port);
+        let is = |name: &str| there.settings.iter().find(|f| f.name == name).map_or("none", |f| f.value.as_str());
+        let (mut changes, mut told) = (Vec::new(), Vec::new());
+        for name in lasthop_policy::SETTINGS {
+            let value = wanted.iter().find(|(n, _)| n == name).map_or("none", |(_, value)| value.as_str());
+            if value != is(name) {
+                changes.push(Field { name: (*name).into(), value: value.into() });
+                told.push(format!("{name} {} -> {value}", is(name)));
+            }
+        }
+        if !changes.is_empty() {
+            self.push(Step::SetPort(&port.name, changes), format!("~ port {}: {}", port.name, told.join(", ")));
+        }
+    }
+
+    fn set_uplink(&mut self, uplink: &'a SavedUplink, there: &Uplink) {
+        let wanted = uplink.vlans.as_ref().map(ToString::to_string);
+        if wanted != there.vlans {
+            let shown = |vlans: &Option<String>| vlans.clone().unwrap_or_else(|| "all".into());
+            let told = format!("~ uplink {}: vlans {} -> {}", uplink.name, shown(&there.vlans), shown(&wanted));
+            self.push(Step::SetUplink(uplink), told);
+        }
+    }
+}
+
+/// Whether something that is there has to be made anew, and why. `None`: the file does not name it at all.
+fn anew(declared: &Declared, there: &There, name: &str, is_port: bool) -> Option<Option<String>> {
+    let port = declared.ports.iter().find(|port| port.name == name);
+    let uplink = declared.uplinks.iter().find(|uplink| uplink.name == name);
+    let device_there = there.uplinks.iter().find(|uplink| uplink.name == name);
+    match (port, uplink, is_port) {
+        (Some(port), _, true) => {
+            let port_there = there.ports.iter().find(|p| p.name == name)?;
+            Some(match (&port.device, device_there) {
+                (Some(device), Some(device_there)) => of_device(device, device_there),
+                (Some(_), None) => Some("a device instead of a socket".into()),
+                (None, Some(_)) => Some("a socket instead of a device".into()),
+                (None, None) => of_socket(port, port_there),
+            })
+        }
+        (_, Some(uplink), false) => Some(device_there.and_then(|there| of_device(uplink, there))),
+        (Some(_), _, false) => Some(Some("a port instead of an uplink".into())),
+        (_, Some(_), true) => Some(Some("an uplink instead of a port".into())),
+        (None, None, _) => None,
+    }
+}
+
+fn of_socket(port: &PortArg, there: &Port) -> Option<String> {
+    let path = port.path.display().to_string();
+    let owner = port.owner.as_ref().map(ToString::to_string);
+    let who = |owner: &Option<String>| owner.clone().unwrap_or_else(|| "anybody".into());
+    let mode = |client| if client { "connects" } else { "listens" };
+    if path != there.path {
+        Some(format!("socket {} -> {path}", there.path))
+    } else if port.client != there.client {
+        Some(format!("{} -> {}", mode(there.client), mode(port.client)))
+    } else if owner != there.owner {
+        Some(format!("owner {} -> {}", who(&there.owner), who(&owner)))
+    } else {
+        let is = (there.tx_batch.us, there.tx_batch.packets);
+        // A port of which the file says nothing has what `lasthop run` says, which the file does not know.
+        let wanted = port.tx_batch.filter(|batch| (batch.us, batch.packets) != is);
+        wanted.map(|batch| format!("tx-batch {},{} -> {batch}", is.0, is.1))
+    }
+}
+
+/// What is not known before the interface was opened is taken to be as it should.
+fn of_device(device: &SavedUplink, there: &Uplink) -> Option<String> {
+    let spare = there.spare.is_some();
+    let on = |on: bool| if on { "on" } else { "off" };
+    if device.device != there.device {
+        Some(format!("device {} -> {}", there.device, device.device))
+    } else if let (Some(wanted), Some(is)) = (&device.driver, &there.driver)
+        && wanted != is
+    {
+        Some(format!("driver {is} -> {wanted}"))
+    } else if device.queues != there.queues && there.queues > 0 {
+        Some(format!("queues {} -> {}", there.queues, device.queues))
+    } else if device.nice != there.nice {
+        Some(format!("nice {} -> {}", there.nice, device.nice))
+    } else if device.spare != spare {
+        Some(format!("spare {} -> {}", on(spare), on(device.spare)))
+    } else {
+        (device.no_gro == there.gro).then(|| format!("gro {} -> {}", on(there.gro), on(!device.no_gro)))
+    }
+}
+
+/// As [`Port::settings`] has them.
+fn settings_of(port: &PortArg) -> Vec<(&'static str, String)> {
+    let pairs = port.settings.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    PortSettings::default().change(pairs).unwrap_or_default().values()
+}
+
+fn place(port: &PortArg) -> String {
+    port.device.as_ref().map_or_else(|| port.path.display().to_string(), |device| format!("device {}", device.device))
+}
+
+/// Directions, rules and defaults of the lists of one scope, as `lasthop acl show` has them.
+fn lines_of(lists: &DeclaredLists) -> Vec<(String, String)> {
+    let mut book = Book::default();
+    // A set too large for any lasthop is refused where it is loaded.
+    let _ = book.replace(&lists.scope, None, &lists.lists);
+    let lists = book.iter().flat_map(|(_, direction, list)| {
+        let rules = list.rules().iter().map(ToString::to_string);
+        rules.chain([format!("default {}", list.default())]).map(move |line| (direction.to_string(), line))
+    });
+    lists.collect()
+}
+
+fn lines_there(rules: &[AclRule], scope: &Scope) -> Vec<(String, String)> {
+    let of_scope = |direction: Direction| {
+        let (scope, direction) = (scope.to_string(), direction.to_string());
+        rules.iter().filter(move |rule| rule.applies_to == scope && rule.direction == direction)
+    };
+    Direction::ALL.into_iter().flat_map(of_scope).map(|rule| (rule.direction.clone(), rule.text.clone())).collect()
+}

@@ -1,0 +1,61 @@
+//! Ports and uplinks that `lasthop run` is given: by its command line, and by the file of `--config`.
+
+use super::args::{PortArg, RunArgs};
+use super::store::{Saved, SavedPort, SavedUplink, Store};
+use super::{RunError, RunError::Failed, RunError::Usage};
+use crate::declared::{Declared, in_book};
+use std::collections::BTreeSet;
+
+/// All of them.
+#[derive(Debug)]
+pub struct Given {
+    /// Ports.
+    pub ports: Vec<PortArg>,
+    /// Uplinks.
+    pub uplinks: Vec<SavedUplink>,
+    /// What the file says; nothing without one.
+    file: Declared,
+}
+
+impl Given {
+    /// Reads the file. A name that is in it and on the command line is an error: nobody knows which is meant.
+    pub fn new(args: &RunArgs) -> Result<Self, RunError> {
+        let file = args.config.as_deref().map(Declared::read).transpose().map_err(Failed)?.unwrap_or_default();
+        let in_file = file.names();
+        let ports = args.ports.iter().map(|port| ("--port", &port.name));
+        if let Some((option, name)) = ports
+            .chain(args.uplinks.iter().map(|uplink| ("--uplink", &uplink.name)))
+            .find(|(_, name)| in_file.contains(name.as_str()))
+        {
+            return Err(Usage(format!("{option} {name}: the file of --config names it too; name it in one place")));
+        }
+        Ok(Self {
+            ports: args.ports.iter().chain(&file.ports).cloned().collect(),
+            uplinks: args.uplinks.iter().chain(&file.uplinks).cloned().collect(),
+            file,
+        })
+    }
+
+    /// All interfaces, those that are guests too.
+    pub fn devices(&self) -> Vec<SavedUplink> {
+        self.uplinks.iter().chain(self.ports.iter().filter_map(|port| port.device.as_ref())).cloned().collect()
+    }
+
+    /// What is remembered of ports and uplinks that the file says otherwise is forgotten: the file has been edited since. On the command
+    /// line such a difference is an error.
+    pub fn overrule(&self, saved: &mut Saved, ports: &[SavedPort], devices: &[SavedUplink]) {
+        let in_file: BTreeSet<&str> = self.file.names();
+        saved.ports.retain(|port| !in_file.contains(&*port.name) || ports.contains(port));
+        saved.uplinks.retain(|uplink| !in_file.contains(&*uplink.name) || devices.contains(uplink));
+    }
+
+    /// The access lists remembered, with those of the file; they are remembered from now on.
+    pub fn lists(&self, store: &Store) -> Result<Vec<u8>, RunError> {
+        let remembered = store.load_lists().map_err(Failed)?;
+        let lists = in_book(remembered.clone(), &self.file).map_err(Failed)?;
+        if lists != remembered {
+            store.save_lists(&lists).map_err(Failed)?;
+        }
+        Ok(lists)
+    }
+}

@@ -1,0 +1,120 @@
+//! The declarative file: a running lasthop becomes what it says (`lasthop apply`), and one begins with it (`lasthop run --config`).
+
+use lasthop_tests_process::{Guest, Lasthop, Options, Port, mac, number_of, numbered, scratch};
+use lasthop_types::MacAddr;
+use std::path::Path;
+
+fn file(dir: &Path, text: &str) -> String {
+    let path = dir.join("lasthop.toml");
+    std::fs::write(&path, text).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+fn port(dir: &Path, name: &str, more: &str) -> String {
+    format!("[port.{name}]\nsocket = \"{}/{name}.sock\"\n{more}\n", dir.display())
+}
+
+/// What `apply` says, line by line.
+fn apply(lasthop: &Lasthop, arguments: &[&str]) -> Vec<String> {
+    let text = lasthop.command(&[&["apply"], arguments].concat());
+    text.lines().map(str::to_owned).collect()
+}
+
+fn connect(lasthop: &Lasthop, dir: &Path, names: &[&str]) -> Vec<Guest> {
+    let guest = |(n, name): (usize, &&str)| {
+        Guest::connect(&dir.join(format!("{name}.sock")), mac(n as u8 + 1), Options::default())
+    };
+    let guests = names.iter().enumerate().map(guest).collect();
+    names.iter().for_each(|name| lasthop.wait_for_state(name, "up"));
+    guests
+}
+
+/// The number of a numbered frame, with a tag or without.
+fn number(frame: &[u8]) -> Option<u32> {
+    if frame.get(12..14)? != [0x81, 0] {
+        return number_of(frame);
+    }
+    number_of(&[&frame[..12], &frame[16..]].concat())
+}
+
+/// Which of the guests hear a broadcast of the first: all of it is delivered before the frame goes back.
+fn hear(guests: &mut [Guest], number: u32) -> Vec<bool> {
+    let frame = numbered(guests[0].mac, MacAddr::BROADCAST, number, 60);
+    guests[0].send(&frame);
+    guests[0].all_taken();
+    // The first packet of a flow waits for control: the frame that everybody hears is behind it.
+    let last = guests.len() - 1;
+    guests[last].recv("the broadcast", |_, f| self::number(f) == Some(number));
+    guests[1..].iter_mut().map(|guest| guest.drain().iter().any(|f| self::number(f) == Some(number))).collect()
+}
+
+#[test]
+fn a_running_lasthop_becomes_what_the_file_says_and_then_nothing_changes() {
+    let dir = scratch();
+    let lasthop = Lasthop::start(&[Port::listen("other", dir.path())]);
+    let text =
+        [port(dir.path(), "a", "vlan = 10"), port(dir.path(), "b", "vlan = 20"), port(dir.path(), "c", "")].concat();
+    let path = file(dir.path(), &format!("{text}[guests]\nrules = \"deny from-guest udp to any port 53\"\n"));
+
+    let before = lasthop.json(&["port", "list"]);
+    let dry = apply(&lasthop, &[&path, "--dry-run"]);
+    assert_eq!(dry.len(), 6, "{dry:?}");
+    assert_eq!(
+        before["ports"].as_array().map(Vec::len),
+        lasthop.json(&["port", "list"])["ports"].as_array().map(Vec::len)
+    );
+
+    let made = apply(&lasthop, &[&path]);
+    assert_eq!(made[..4], dry[..4]);
+    assert_eq!(made[4..], ["left alone, as the file does not name it (--prune removes it): port other", "done"]);
+    assert_eq!(apply(&lasthop, &[&path]).last().map(String::as_str), Some("nothing to change"));
+
+    // The third guest, which nobody has told anything, hears all VLANs; the second does not hear the first's.
+    let mut guests = connect(&lasthop, dir.path(), &["a", "b", "c"]);
+    assert!(!hear(&mut guests, 1)[0], "another VLAN's frame");
+    let switch = lasthop.switch();
+
+    // The same VLAN: changed under a connection that goes on.
+    let path = file(dir.path(), &text.replace("vlan = 20", "vlan = 10"));
+    let changed = apply(&lasthop, &[&path, "--prune"]);
+    assert_eq!(changed, ["- port other", "~ port b: vlan 20 -> 10", "- access lists of guests", "done"]);
+    let frame = numbered(guests[0].mac, MacAddr::BROADCAST, 2, 60);
+    guests[0].send(&frame);
+    guests[1].recv("a frame of its VLAN", |_, f| number(f) == Some(2));
+    assert_eq!(lasthop.switch(), switch);
+    assert!(lasthop.json(&["acl", "show"])["rules"].as_array().unwrap().is_empty());
+    let names: Vec<_> =
+        lasthop.json(&["port", "list"])["ports"].as_array().unwrap().iter().map(|p| p["name"].clone()).collect();
+    assert_eq!(names, ["a", "b", "c"]);
+}
+
+#[test]
+fn a_file_with_a_mistake_changes_nothing_and_says_where_it_is() {
+    let dir = scratch();
+    let lasthop = Lasthop::start(&[]);
+    let path = file(dir.path(), &[port(dir.path(), "a", ""), port(dir.path(), "b", "vlan = 5000")].concat());
+    let output = lasthop.try_command(&["apply", &path]);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && error.contains("[port.b] vlan=5000"), "{error}");
+    assert!(lasthop.json(&["port", "list"])["ports"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn a_lasthop_that_begins_with_a_file_has_all_of_it_from_the_first_frame_on() {
+    let dir = scratch();
+    let rules = "rules = \"default from-guest deny\"";
+    let text = [port(dir.path(), "a", rules), port(dir.path(), "b", "vlan = 10"), port(dir.path(), "c", "")].concat();
+    let path = file(dir.path(), &text);
+    let lasthop = Lasthop::start_with(&[], &["--config", &path]);
+    assert_eq!(apply(&lasthop, &[&path]), ["nothing to change"]);
+    let mut guests = connect(&lasthop, dir.path(), &["b", "a", "c"]);
+    // The second, whose list denies all, teaches nothing and reaches nobody.
+    let denied = numbered(guests[1].mac, MacAddr::BROADCAST, 7, 60);
+    guests[1].send(&denied);
+    lasthop_tests_process::wait_for("its frame to be denied", lasthop_tests_process::PATIENCE, || {
+        let drops = lasthop.port("a")["from_guest"]["drops"].as_array().cloned().unwrap_or_default();
+        drops.iter().any(|d| d["reason"] == "acl" && d["packets"] == 1)
+    });
+    assert!(hear(&mut guests, 8).len() == 2);
+    assert!(guests.iter_mut().all(|guest| guest.drain().iter().all(|f| number(f) != Some(7))));
+}
