@@ -71,7 +71,8 @@ struct Model {
     take: Place,
     give: Place,
     staged: Vec<(Place, u16, u32, u16)>,
-    /// Slots of the chains taken and not used.
+    staged_slots: u32,
+    /// Slots of the chains taken and not used, in a packed ring not shown as used.
     held_slots: u32,
     /// Where the driver that offers chains stands.
     driver: Place,
@@ -106,7 +107,7 @@ impl Model {
             (self.seen, self.used, self.published) = (self.next, self.next, self.next);
         }
         self.staged.clear();
-        self.held_slots = 0;
+        (self.held_slots, self.staged_slots) = (0, 0);
         self.kicks(false);
     }
 
@@ -267,13 +268,14 @@ impl Model {
             let flags = if self.give.1 { AVAIL | USED } else { 0 } | if len > 0 { DESC_WRITE } else { 0 };
             self.staged.push((self.give, chain.id, len, flags));
             self.give = self.give.forth(chain.slots, self.layout.size.into());
+            self.staged_slots += u32::from(chain.slots);
         } else {
             let slot = u64::from(self.used) % u64::from(self.layout.size);
             self.put(self.layout.device + 4 + 8 * slot, &u32::from(chain.id).to_le_bytes());
             self.put(self.layout.device + 8 + 8 * slot, &len.to_le_bytes());
             self.used = self.used.wrapping_add(1);
+            self.held_slots -= u32::from(chain.slots);
         }
-        self.held_slots -= u32::from(chain.slots);
     }
 
     fn publish(&mut self) {
@@ -283,6 +285,7 @@ impl Model {
             self.put(at + 12, &id.to_le_bytes());
             self.put(at + 14, &flags.to_le_bytes());
         }
+        self.held_slots -= std::mem::take(&mut self.staged_slots);
         if !self.layout.packed && self.used != self.published {
             self.put(self.layout.device + 2, &self.used.to_le_bytes());
             self.published = self.used;
@@ -357,6 +360,7 @@ fn run(data: &[u8], packed: bool) {
         take: nowhere,
         give: nowhere,
         staged: Vec::new(),
+        staged_slots: 0,
         held_slots: 0,
         driver: Place(u32::from(base & 0x7fff), base & 0x8000 != 0),
         driver_head: 0,

@@ -236,8 +236,9 @@ impl PackedRing {
         device_writes: bool,
         most: usize,
     ) -> Result<(), QueueError> {
-        // Slots of chains taken and not yet used still look available once the ring has come round.
-        let mut free = u32::from(self.size).saturating_sub(self.taken());
+        // Slots of chains taken still look available once the ring has come round, until the driver is shown that they were used. A driver
+        // that makes them available before that would have more staged than the ring has places.
+        let mut free = u32::from(self.size).saturating_sub(self.taken() + u32::from(self.staged_slots));
         let (mut next, mut left, mut result) = (self.next_avail, most, Ok(()));
         let (desc, mut window) = (self.desc.descriptors(), memory.window(self.near));
         while left > 0 && free > 0 {
