@@ -39,7 +39,7 @@ const RECEIVE_BURST: usize = 64;
 const CHANNEL_FD: i32 = 3;
 /// Descriptor number of the first other thing it is given.
 const OTHER_FD: i32 = 4;
-/// The only variables of the environment that children see.
+/// The only variables of the environment that children see. Only control reads `RUST_LOG`; the other children are built without filters of the log.
 const ENVIRONMENT: [&str; 2] = ["RUST_LOG", "RUST_BACKTRACE"];
 
 /// A child that is sent `S` and sends `R`.
