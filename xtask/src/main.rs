@@ -106,14 +106,21 @@ fn print_foreign(graph: &walls::Graph, features: &BTreeMap<String, BTreeSet<Stri
     println!("{} crates of others in it, with all their features {lines} lines: {}", all.len(), named.join(", "));
 }
 
-/// Links of documents that lead nowhere.
-fn check_links() -> Result<Vec<String>, String> {
+/// The texts of the repository's files whose names match, by their paths.
+fn texts(pattern: &str) -> Result<BTreeMap<PathBuf, String>, String> {
     let read = |path: String| match std::fs::read_to_string(root().join(&path)) {
         Ok(text) => Ok((path.into(), text)),
         Err(e) => Err(format!("{path}: {e}")),
     };
-    let documents = files("*.md")?.into_iter().map(read).collect::<Result<_, _>>()?;
-    Ok(links::broken(&documents, |path| root().join(path).exists()))
+    files(pattern)?.into_iter().map(read).collect()
+}
+
+/// Links of documents, and names of documents in comments, that lead nowhere.
+fn check_links() -> Result<Vec<String>, String> {
+    let exists = |path: &Path| root().join(path).exists();
+    let mut broken = links::broken(&texts("*.md")?, exists);
+    broken.extend(links::broken_in_comments(&texts("*.rs")?, exists));
+    Ok(broken)
 }
 
 /// Counts the lines of each crate that the switch trusts and of all, and prints both in the repository's format and in the prescribed one.
