@@ -126,7 +126,7 @@ impl Server {
         let beat = Beat::new();
         while !self.stop {
             let timeout = self.timeout();
-            beat.rest();
+            beat.sleep();
             self.epoll.wait(&mut ready, timeout)?;
             for token in &ready {
                 beat.work();
