@@ -1,7 +1,7 @@
 //! Arguments of `lasthop run`.
 
 use super::batch::Batch;
-use super::owner::Owner;
+use super::owner::FileOwner;
 use super::settings::take_settings;
 use super::store::SavedUplink;
 use crate::size::Size;
@@ -214,7 +214,7 @@ pub struct PortArg {
     /// The interface of this host that it is, instead of a socket.
     pub device: Option<SavedUplink>,
     /// Who may use it, if not whoever may open the socket.
-    pub owner: Option<Owner>,
+    pub owner: Option<FileOwner>,
     /// What it is told to do; checked.
     pub settings: Settings,
 }

@@ -152,9 +152,9 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         }
     }
 
-    /// Has it watched: a thread of it that hangs is found out in about the limit; one that is busy, if one round of it takes that and at
+    /// With a watchdog: a thread of it that hangs is found out in about the limit; one that is busy, if one round of it takes that and at
     /// least `longest_round`.
-    pub fn watched(mut self, limit: Option<Duration>, longest_round: Duration) -> Self {
+    pub fn with_watchdog(mut self, limit: Option<Duration>, longest_round: Duration) -> Self {
         (self.limit, self.gives_up) = (limit.map(|limit| (limit, limit.max(longest_round))), true);
         self
     }
@@ -444,8 +444,8 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         }
     }
 
-    /// Kills it if a thread of it hangs; which.
-    pub fn watch(&mut self, now: Instant) -> Option<Hung> {
+    /// Kills it if a thread of it hangs, and says which.
+    pub fn kill_if_hung(&mut self, now: Instant) -> Option<Hung> {
         let running = self.running.as_mut().filter(|running| running.ready && running.killed.get().is_none())?;
         let watchdog = running.watchdog.as_mut().filter(|watchdog| watchdog.deadline() <= now)?;
         let hung = watchdog.look(now);

@@ -19,7 +19,7 @@
 //! | `uplink/standby` | one that runs and is kept from the switch |
 //! | `uplink/carrier` | one whose interface is missing, down or without a carrier |
 //! | `uplink/taking` | one that answers, and takes nothing of what the switch has for it |
-//! | `uplink/rounds` | when the stations behind one that took over are announced |
+//! | `uplink/announcements` | when the stations behind one that took over are announced |
 //! | `links` | interfaces, as the kernel tells of them |
 //! | `segments` | which uplinks are on one network segment, and which of them has to be blocked |
 //! | `probing` | probes sent and heard, and what follows |
@@ -28,7 +28,7 @@
 //! | `cgroup_accounting` | ports' threads in their VMs' control groups |
 //! | `boost` | threads of the switch that have to leave the idle class |
 //! | `watchdog` | whether the threads of a process go on |
-//! | `watch` | what is done about a process whose threads do not |
+//! | `hung_children` | what is done about a process whose threads do not |
 //! | `reload` | what is remembered, read again at SIGHUP |
 //! | `supervisor` | the event loop that ties them together |
 
@@ -39,6 +39,7 @@ mod boost;
 mod cgroup_accounting;
 mod child;
 mod driver;
+mod hung_children;
 mod links;
 mod owner;
 mod port;
@@ -56,13 +57,12 @@ mod supervisor;
 mod threads;
 mod uplink;
 mod uplinks;
-mod watch;
 mod watchdog;
 
 pub use args::{RunArgs, driver, meant_device, new_name, nice, queues, vlan_list};
 pub use batch::Batch;
 use lasthop_sys::Log;
-pub use owner::Owner;
+pub use owner::FileOwner;
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
