@@ -2,7 +2,7 @@
 
 use super::batch::Batch;
 use super::owner::FileOwner;
-use super::settings::take_settings;
+use super::settings_text::take_settings;
 use super::store::SavedUplink;
 use crate::size::Size;
 use lasthop_ipc::SwitchSettings;

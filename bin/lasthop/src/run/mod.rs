@@ -10,6 +10,9 @@
 //! | `owner` | who may use a port |
 //! | `store` | ports added at run time, on disk |
 //! | `presence` | whether sockets are where they were made |
+//! | `served` | the API's sockets, made anew where they are not |
+//! | `settings` | settings of ports: kept, and sent to control and switch |
+//! | `settings_text` | the same as options and arguments |
 //! | `port` | one port: its listener or its attempts to connect, and who is connected |
 //! | `child` | one child process: start, channel |
 //! | `backoff` | how long a process that ends at once is not started again |
@@ -24,7 +27,8 @@
 //! | `segments` | which uplinks are on one network segment, and which of them has to be blocked |
 //! | `probing` | probes sent and heard, and what follows |
 //! | `uplinks` | all of them, and what people ask of them |
-//! | `threads` | which thread of the switch is which port's, and processor time |
+//! | `port_threads` | which thread of the switch is which port's |
+//! | `threads` | processor time |
 //! | `cgroup_accounting` | ports' threads in their VMs' control groups |
 //! | `boost` | threads of the switch that have to leave the idle class |
 //! | `watchdog` | whether the threads of a process go on |
@@ -43,13 +47,16 @@ mod hung_children;
 mod links;
 mod owner;
 mod port;
+mod port_threads;
 mod ports;
 mod presence;
 mod probing;
 mod reload;
 mod replaced;
 mod segments;
+mod served;
 mod settings;
+mod settings_text;
 mod setup;
 mod socket;
 mod store;
