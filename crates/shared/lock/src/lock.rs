@@ -26,17 +26,6 @@ pub enum Waiting {
     Over(i32),
 }
 
-impl Waiting {
-    /// [`NOBODY`]: the holder is unknown.
-    fn for_stopped(thread: i32) -> Self {
-        if thread == NOBODY { Self::HolderUnknown } else { Self::HolderStopped(thread) }
-    }
-
-    fn over(thread: i32) -> Self {
-        if thread == NOBODY { Self::HolderUnknown } else { Self::Over(thread) }
-    }
-}
-
 /// Has `act` called, by threads that wait for a lock, with what they say of it. Once per process.
 pub fn on_wait(act: Box<dyn Fn(Waiting) + Send + Sync>) {
     let _ = ON_WAIT.set(act);
@@ -146,11 +135,11 @@ fn say(waiting: Waiting) {
 /// Holders are soon done, unless they have been stopped: [`on_wait`] says what to do then. `wish` is called whenever a back-off was in vain.
 #[cold]
 fn wait<G>(holder: impl Fn() -> i32, mut attempt: impl FnMut() -> Option<G>, wish: impl Fn()) -> G {
-    let (mut back_offs, mut stopped) = (0, NOBODY);
+    let (mut back_offs, mut stopped) = (0, None);
     loop {
         for _ in 0..SPINS {
             if let Some(guard) = attempt() {
-                say(Waiting::over(stopped));
+                say(stopped.map_or(Waiting::HolderUnknown, Waiting::Over));
                 return guard;
             }
             spin_loop();
@@ -161,11 +150,11 @@ fn wait<G>(holder: impl Fn() -> i32, mut attempt: impl FnMut() -> Option<G>, wis
         say(Waiting::HolderUnknown);
         back_offs += 1;
         if back_offs % LONG == 0 {
-            let before = std::mem::replace(&mut stopped, holder());
+            let before = std::mem::replace(&mut stopped, Some(holder()).filter(|thread| *thread != NOBODY));
             if before != stopped {
-                say(Waiting::over(before));
+                say(before.map_or(Waiting::HolderUnknown, Waiting::Over));
             }
-            say(Waiting::for_stopped(stopped));
+            say(stopped.map_or(Waiting::HolderUnknown, Waiting::HolderStopped));
         }
         back_off();
     }
