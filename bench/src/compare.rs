@@ -1,11 +1,14 @@
 //! Rounds over all contenders, one after the other in each: the machine's speed changes with time, and so everyone meets
 //! the same weather.
 
+use crate::contender::Contender;
+use crate::cpus::Cpus;
 use crate::distance::{self, Distance};
 use crate::guests::load::Stage;
 use crate::machine::{self, Machine};
-use crate::results::{ContenderResults, Results, Round, ScenarioResults};
-use crate::scenario::{Contender, Cpus, Scenario};
+use crate::results::{ContenderResults, Results, ScenarioResults};
+use crate::round::Round;
+use crate::scenario::Scenario;
 use crate::table;
 use indicatif::{ProgressBar, ProgressStyle};
 use lasthop_harness::stop::{Failure, Outcome, check, failed};

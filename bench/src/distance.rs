@@ -6,7 +6,7 @@
 //! switch, which never sleep) waits for a fraction of a millisecond. Without the right to it they share the CPUs with
 //! everybody else; then a probe may find nothing, but it ends all the same.
 
-use crate::scenario::Cpus;
+use crate::cpus::Cpus;
 use lasthop_sys::bind_current_thread;
 use serde::Serialize;
 use std::sync::Arc;

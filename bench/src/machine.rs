@@ -1,9 +1,10 @@
 //! Where a run takes place, and what is missing there.
 
+use crate::contender::Contender;
 use crate::guests::dpdk;
 use crate::guests::load::Setup;
-use crate::scenario::{Contender, Work};
 use crate::switch::{dpdk_vhost, ovs};
+use crate::work::Work;
 use lasthop_harness::Lasthop;
 use lasthop_sys::CpuList;
 use serde::Serialize;

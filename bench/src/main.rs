@@ -2,25 +2,32 @@
 
 mod acl;
 mod compare;
+mod contender;
+mod cpus;
 mod distance;
+mod figure;
 mod files;
 mod guests;
 mod machine;
 mod plot;
 mod record;
 mod results;
+mod round;
 mod scenario;
 mod switch;
 mod table;
 mod target;
+mod work;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Parser, Subcommand};
 use compare::Run;
+use contender::Contender;
+use cpus::Cpus;
 use files::Files;
 use lasthop_harness::stop;
 use rustix::thread::{CpuSet, sched_setaffinity};
-use scenario::{Contender, Cpus, Scenario};
+use scenario::Scenario;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use stop::{Failure, Outcome, failed};

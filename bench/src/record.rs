@@ -64,8 +64,8 @@ fn render(results: &Results, drawings: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpus::Cpus;
     use crate::machine::Machine;
-    use crate::scenario::Cpus;
 
     #[test]
     fn tables_replace_those_of_the_last_run() {

@@ -1,8 +1,11 @@
 //! What was measured, and what follows from it. This is also the JSON file.
 
+use crate::cpus::Cpus;
 use crate::distance::Distance;
+use crate::figure::{Figure, Shown};
 use crate::machine::Machine;
-use crate::scenario::{Cpus, Figure, Scenario, Shown};
+use crate::round::Round;
+use crate::scenario::Scenario;
 use serde::Serialize;
 
 /// A whole run.
@@ -38,25 +41,6 @@ pub struct ScenarioResults {
     pub distance: Option<Distance>,
     /// lasthop first.
     pub contenders: Vec<ContenderResults>,
-}
-
-/// One measurement.
-#[derive(Debug, Serialize)]
-pub struct Round {
-    /// As the scenario says.
-    pub figures: Vec<Option<f64>>,
-    /// Between the CPUs all the while; null: they were moved meanwhile, or it is not known.
-    pub distance: Option<Distance>,
-    /// What that was judged by: how long a cache line took from one CPU to the other and back, in time order. Empty: not
-    /// known.
-    pub round_trips_ns: Vec<f64>,
-}
-
-impl Round {
-    /// Figures, and the distance that follows from the round trips.
-    pub fn new(figures: Vec<Option<f64>>, round_trips_ns: Vec<f64>) -> Self {
-        Self { figures, distance: Distance::of_all(&round_trips_ns), round_trips_ns }
-    }
 }
 
 /// One switch in one comparison.

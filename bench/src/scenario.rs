@@ -1,49 +1,25 @@
 //! What is compared: each scenario's guests, its contenders, and the figures it yields.
 
-mod contender;
-mod figure;
-
-pub use contender::{Change, Contender};
-pub use figure::{Figure, Shown};
-
+use crate::contender::{Change, Contender};
+use crate::cpus::Cpus;
 use crate::distance::Track;
+use crate::figure::{ATTACK, COST, FLOWS, Figure, IDLE, LEFT, LOOP, MEMORY, OUTSIDE, Shown, THROUGH, TIMES, VMS};
 use crate::guests::attack;
 use crate::guests::dpdk::{Frames, Guests, Ring};
 use crate::guests::load::{Act, Setup, Stage, Yields, memory_per_port};
-use crate::guests::outside::{Device, Outside};
+use crate::guests::outside::Outside;
 use crate::guests::vms::Pair;
-use crate::results::Round;
+use crate::round::Round;
 use crate::switch::dpdk_vhost::DpdkVhost;
 use crate::switch::lasthop::Ours;
 use crate::switch::ovs::{Ovs, Rules};
+use crate::switch::uplink::Device;
 use crate::switch::{Extras, Switch};
-use figure::{ATTACK, COST, FLOWS, IDLE, LEFT, LOOP, MEMORY, OUTSIDE, THROUGH, TIMES, VMS};
+use crate::work::Work;
 use lasthop_harness::stop::{Outcome, failed, pause};
 use lasthop_harness::{Port, scratch};
 use lasthop_loadgen::{Attack, Pattern};
-use serde::Serialize;
 use std::time::Duration;
-
-/// Which CPUs are used; nothing that is started here leaves them.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct Cpus {
-    /// DPDK guests, and what a switch does besides forwarding.
-    pub guests: usize,
-    /// The switch's forwarding thread.
-    pub switch: usize,
-}
-
-impl Cpus {
-    /// Those of guests and those of switches.
-    pub fn each(self) -> (Vec<usize>, Vec<usize>) {
-        (vec![self.guests], vec![self.switch])
-    }
-
-    /// As a list for people and programs.
-    pub fn both(self) -> String {
-        format!("{},{}", self.guests.min(self.switch), self.guests.max(self.switch))
-    }
-}
 
 const OURS: Contender = Contender::Lasthop;
 const FLOW: Contender = Contender::Ovs(Rules::PortToPort);
@@ -63,25 +39,6 @@ const ABLATION: [Contender; 7] = [
     Contender::Changed(Change::NormalHelpers),
     Contender::Changed(Change::NoView),
 ];
-
-/// What the guests are and do.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Work {
-    /// DPDK guests pass packets round.
-    Loop(Ring, Frames),
-    /// Guests of our own.
-    Load(Setup, Act),
-    /// Memory of each port.
-    Memory,
-    /// VMs talk TCP and ping.
-    Vms,
-    /// VMs do nothing.
-    Idle,
-    /// A VM and a network outside.
-    Outside(Device),
-    /// Guests of our own, and others that do their worst.
-    Attack(Attack),
-}
 
 /// One comparison.
 #[derive(Clone, Copy, Debug)]

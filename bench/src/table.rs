@@ -1,8 +1,8 @@
 //! Results as a table, which is also valid Markdown.
 
 use crate::distance;
+use crate::figure::Shown;
 use crate::results::ScenarioResults;
-use crate::scenario::Shown;
 
 /// One scenario: a row for each contender; behind a peer's figure, in brackets, lasthop's divided by it.
 pub fn render(scenario: &ScenarioResults) -> String {

@@ -172,7 +172,7 @@ impl Target {
             }
             Against::LessCost(idle) => {
                 let before = (*ours(played(results, idle)?)?.best.get(self.figure)?)?;
-                let of = |figure: usize, round: &crate::results::Round| round.figures.get(figure).copied().flatten();
+                let of = |figure: usize, round: &crate::round::Round| round.figures.get(figure).copied().flatten();
                 // All of one round: what one took another could not have.
                 let ratios = ours(scenario)?.rounds_at(scenario.distance).filter_map(|round| {
                     let [switch, guests] = OWN_COST.map(|figure| of(figure, round));
@@ -245,9 +245,11 @@ pub fn render(results: &Results) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpus::Cpus;
     use crate::machine::Machine;
-    use crate::results::{ContenderResults, Round};
-    use crate::scenario::{ALL, Cpus};
+    use crate::results::ContenderResults;
+    use crate::round::Round;
+    use crate::scenario::ALL;
 
     #[test]
     fn every_target_names_a_figure_that_is_measured() {

@@ -1,4 +1,5 @@
-//! Links between the project's own documents: each leads to a file that is there, and to a heading that is in it.
+//! Links between the project's own documents: each leads to a file that is there, and to a heading that is in it. The documents that
+//! comments in Rust name lead to files, too.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -64,9 +65,45 @@ pub fn broken(documents: &BTreeMap<PathBuf, String>, exists: impl Fn(&Path) -> b
     found
 }
 
+/// The documents that a line of Rust names in its comment, as `docs/….md` from the repository's root.
+fn named(line: &str) -> impl Iterator<Item = &str> {
+    let comment = line.split_once("//").map_or("", |(_, comment)| comment);
+    let words = comment.split(|c: char| !c.is_alphanumeric() && !matches!(c, '/' | '.' | '-' | '_'));
+    // The full stop at the end of a sentence is none of the name.
+    words.map(|word| word.trim_end_matches('.')).filter(|word| word.starts_with("docs/") && word.ends_with(".md"))
+}
+
+/// One sentence for each document that a comment in Rust names and that is not there. `sources`: the text of each file by its path.
+pub fn broken_in_comments(sources: &BTreeMap<PathBuf, String>, exists: impl Fn(&Path) -> bool) -> Vec<String> {
+    let mut found = Vec::new();
+    for (source, text) in sources {
+        for (n, line) in text.lines().enumerate() {
+            for name in named(line).filter(|name| !exists(Path::new(name))) {
+                found.push(format!("{}:{}: {name} is not there", source.display(), n + 1));
+            }
+        }
+    }
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn comments_name_documents_that_are_there() {
+        // Written with another folder: this file is looked at, too.
+        let source = "//! See DOCS/acl.md and (DOCS/no/such.md, S1).\nlet page = \"DOCS/data.md\"; // as DOCS/gone.md.\n\
+                      // `DOCS/interop/vhost-user.rst`, /x/DOCS/y.md and https://DOCS.rs/z are no names of ours.\n";
+        let source = source.replace("DOCS", "docs");
+        let sources = [("a.rs".into(), source)].into();
+        let known = |path: &Path| path == Path::new("docs/acl.md");
+        assert_eq!(
+            broken_in_comments(&sources, known),
+            ["a.rs:1: docs/no/such.md is not there", "a.rs:2: docs/gone.md is not there"]
+        );
+        assert_eq!(broken_in_comments(&sources, |_| true), [""; 0]);
+    }
 
     #[test]
     fn links_lead_to_files_and_headings() {

@@ -4,6 +4,7 @@ mod aarch64;
 mod counts;
 mod lines;
 mod links;
+mod prescribed;
 mod sizes;
 mod suite;
 mod walls;
@@ -11,7 +12,7 @@ mod walls;
 use clap::{Parser, Subcommand};
 use lines::Count;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 #[derive(Parser)]
@@ -42,7 +43,7 @@ enum Chore {
         long: bool,
         /// Where to write the closing line as well
         #[arg(long)]
-        summary: Option<std::path::PathBuf>,
+        summary: Option<PathBuf>,
     },
 }
 
@@ -105,14 +106,46 @@ fn print_foreign(graph: &walls::Graph, features: &BTreeMap<String, BTreeSet<Stri
     println!("{} crates of others in it, with all their features {lines} lines: {}", all.len(), named.join(", "));
 }
 
-/// Links of documents that lead nowhere.
-fn check_links() -> Result<Vec<String>, String> {
+/// The texts of the repository's files whose names match, by their paths.
+fn texts(pattern: &str) -> Result<BTreeMap<PathBuf, String>, String> {
     let read = |path: String| match std::fs::read_to_string(root().join(&path)) {
         Ok(text) => Ok((path.into(), text)),
         Err(e) => Err(format!("{path}: {e}")),
     };
-    let documents = files("*.md")?.into_iter().map(read).collect::<Result<_, _>>()?;
-    Ok(links::broken(&documents, |path| root().join(path).exists()))
+    files(pattern)?.into_iter().map(read).collect()
+}
+
+/// Links of documents, and names of documents in comments, that lead nowhere.
+fn check_links() -> Result<Vec<String>, String> {
+    let exists = |path: &Path| root().join(path).exists();
+    let mut broken = links::broken(&texts("*.md")?, exists);
+    broken.extend(links::broken_in_comments(&texts("*.rs")?, exists));
+    Ok(broken)
+}
+
+/// Counts the lines of each crate that the switch trusts and of all, and prints both in the repository's format and in the prescribed one.
+fn count_trusted(
+    trusted: &BTreeMap<String, PathBuf>,
+    features: &BTreeMap<String, BTreeSet<String>>,
+) -> Result<Count, String> {
+    let (mut total, mut total_prescribed) = (Count::default(), Count::default());
+    println!("lines that lasthop-switch trusts: its own crates, without comments and blank lines");
+    println!("(prescribed: the linked ones, formatted 100 columns wide and with rustfmt's default heuristics)");
+    println!("  {:20} {:>6} {:>10} {:>8} {:>9} {:>7}", "", "linked", "prescribed", "tests", "left out", "unsafe");
+    let line = |name: &str, count: &Count, prescribed: &Count| {
+        let Count { linked, tests, left_out, with_unsafe } = count;
+        format!("  {name:20} {linked:6} {:10} {tests:8} {left_out:9} {with_unsafe:7}", prescribed.linked)
+    };
+    let none = BTreeSet::new();
+    for (name, folder) in trusted {
+        let (src, features) = (folder.join("src"), features.get(name).unwrap_or(&none));
+        let (count, prescribed) = (lines::count(&src, features)?, prescribed::count(name, &src, features)?);
+        println!("{}", line(name, &count, &prescribed));
+        total.add(&count);
+        total_prescribed.add(&prescribed);
+    }
+    println!("{}   budget of linked lines {}", line("all", &total, &total_prescribed), walls::LINE_BUDGET);
+    Ok(total)
 }
 
 fn check_walls() -> Result<(), String> {
@@ -123,24 +156,7 @@ fn check_walls() -> Result<(), String> {
     // Features as they are when the switch is built alone, as it is for a package.
     let tree = ["tree", "--package", "lasthop-switch", "--edges", "normal", "--prefix", "none", "--format", "{p}\t{f}"];
     let features = walls::features(&String::from_utf8_lossy(&cargo(&tree)?));
-    let mut total = Count::default();
-    println!("lines that lasthop-switch trusts: its own crates, without comments and blank lines");
-    println!("  {:20} {:>6} {:>8} {:>9} {:>7}", "", "linked", "tests", "left out", "unsafe");
-    for (name, folder) in &trusted {
-        let count = &lines::count(&folder.join("src"), features.get(name).unwrap_or(&Default::default()))?;
-        let Count { linked, tests, left_out, with_unsafe } = count;
-        println!("  {name:20} {linked:6} {tests:8} {left_out:9} {with_unsafe:7}");
-        total.add(count);
-    }
-    println!(
-        "  {:20} {:6} {:8} {:9} {:7}   budget of linked lines {}",
-        "all",
-        total.linked,
-        total.tests,
-        total.left_out,
-        total.with_unsafe,
-        walls::LINE_BUDGET
-    );
+    let total = count_trusted(&trusted, &features)?;
     print_foreign(&graph, &features);
     let mut wrong: Vec<String> = graph.breaches();
     if total.linked > walls::LINE_BUDGET {

@@ -10,8 +10,8 @@ use lasthop_forward::{Datapath, Forwarder, PATIENCE_MS, Port};
 use lasthop_frame::testutil::Frame;
 use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
 use lasthop_types::PortId;
+use lasthop_virtqueue::BURST;
 use lasthop_virtqueue::driver::{NetConfig, NetDriver};
-use lasthop_virtqueue::{BURST, QueueSetup};
 use std::sync::Arc;
 
 /// The packet path alone, in cycles of the processor's counter.
@@ -65,19 +65,8 @@ fn guest(datapath: &Datapath, id: u32, config: NetConfig) -> (NetDriver, Arc<Por
     let driver = NetDriver::new(config).expect("memory");
     let port = Arc::new(Port::new(PortId(id), format!("p{id}")));
     for (queue, device) in driver.queues().iter().zip(port.queues.iter()) {
-        let layout = queue.layout;
-        let setup = QueueSetup {
-            size: layout.size,
-            desc: layout.desc,
-            driver: layout.driver,
-            device: layout.device,
-            base: if layout.packed { 0x8000 } else { 0 },
-            packed: layout.packed,
-            event_idx: layout.event_idx,
-            in_order: layout.in_order,
-            indirect: layout.indirect.is_some(),
-            features: config.features(),
-        };
+        let base = if queue.layout.packed { 0x8000 } else { 0 };
+        let setup = queue.layout.setup(base, config.features());
         device.start(&setup, driver.memory().clone()).expect("ring");
         device.set_enabled(true);
     }

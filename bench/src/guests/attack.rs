@@ -1,7 +1,8 @@
 //! Two guests that talk to each other, and guests that do their worst beside them.
 
-use crate::results::Round;
-use crate::scenario::{Contender, Cpus};
+use crate::contender::Contender;
+use crate::cpus::Cpus;
+use crate::round::Round;
 use crate::switch::lasthop::Ours;
 use crate::switch::ovs::Ovs;
 use crate::switch::{Extras, Switch};

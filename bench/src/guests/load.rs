@@ -1,16 +1,18 @@
 //! Our own load generator as the guests of any switch.
 
 use crate::acl::List;
+use crate::contender::Contender;
+use crate::cpus::Cpus;
 use crate::distance::Track;
-use crate::guests::outside::Device;
 use crate::guests::reflector::Reflector;
 use crate::machine;
-use crate::results::Round;
-use crate::scenario::{Contender, Cpus};
+use crate::round::Round;
 use crate::switch::dpdk_vhost::DpdkVhost;
 use crate::switch::lasthop::Ours;
 use crate::switch::ovs::Ovs;
-use crate::switch::{Extras, Spent, Switch, Uplink};
+use crate::switch::uplink::Device;
+use crate::switch::uplink::Uplink;
+use crate::switch::{Extras, Spent, Switch};
 use lasthop_harness::stop::{Outcome, check, failed};
 use lasthop_harness::{Port, scratch};
 use lasthop_loadgen::frame::Vary;

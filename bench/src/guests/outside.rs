@@ -6,10 +6,12 @@
 //!   └── QEMU's TAP ─ br0 ─────────────┘
 //! ```
 
-use crate::scenario::{Contender, Cpus};
+use crate::contender::Contender;
+use crate::cpus::Cpus;
 use crate::switch::lasthop::Ours;
 use crate::switch::ovs::Ovs;
-use crate::switch::{Extras, Switch, Uplink};
+use crate::switch::uplink::{Device, Uplink};
+use crate::switch::{Extras, Switch};
 use lasthop_harness::stop::{Outcome, check, failed, pause, until};
 use lasthop_harness::{Backend, Netns, Nic, Port, Vm, guest_program, proc, scratch, spawn};
 use serde_json::Value;
@@ -17,31 +19,6 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 const OUTSIDE: &str = "10.9.0.100";
-
-/// How the pair's end is used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Device {
-    /// AF_XDP. No packet longer than a frame crosses the pair, and checksums are finished, as on a wire.
-    Xdp,
-    /// The same, lasthop's own receive aggregation off.
-    XdpNoGro,
-    /// A packet socket. Packets of up to 64 KiB cross the pair.
-    Packet,
-    /// A TAP device on a bridge with the pair's end. Packets of up to 64 KiB cross it.
-    Tap,
-}
-
-impl Device {
-    /// What lasthop is told.
-    pub fn uplink(self) -> &'static str {
-        match self {
-            Self::Xdp => "up=net0,af_xdp",
-            Self::XdpNoGro => "up=net0,af_xdp,gro=off",
-            Self::Packet => "up=net0,af_packet",
-            Self::Tap => "up=lh0,tap",
-        }
-    }
-}
 
 /// Everything that is plugged together.
 pub struct Outside {

@@ -1,6 +1,7 @@
 //! Two Linux VMs on one switch: what their users would measure.
 
-use crate::scenario::{Contender, Cpus};
+use crate::contender::Contender;
+use crate::cpus::Cpus;
 use crate::switch::lasthop::Ours;
 use crate::switch::ovs::Ovs;
 use crate::switch::{Extras, Spent, Switch};

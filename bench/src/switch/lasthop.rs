@@ -1,7 +1,7 @@
 //! lasthop, as people start it.
 
 use super::{Extras, Spent, Switch};
-use crate::scenario::Change;
+use crate::contender::Change;
 use lasthop_harness::stop::{Outcome, failed};
 use lasthop_harness::{Lasthop, Port, proc};
 use std::process::Command;

@@ -3,11 +3,11 @@
 pub mod dpdk_vhost;
 pub mod lasthop;
 pub mod ovs;
+pub mod uplink;
 
 use crate::acl::List;
-use crate::guests::outside::Device;
-use lasthop_harness::Netns;
 use lasthop_harness::stop::Outcome;
+use uplink::Uplink;
 
 /// Processor time a switch took between two moments, all its processes together, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,15 +31,6 @@ pub struct Extras<'a> {
     pub list: Option<&'a List>,
     /// A way out, beside the ports.
     pub uplink: Option<Uplink<'a>>,
-}
-
-/// A network interface that is to be one of the switch's ports.
-#[derive(Clone, Copy, Debug)]
-pub struct Uplink<'a> {
-    /// Where it is, and the switch too.
-    pub netns: &'a Netns,
-    /// Which, and how it is to be used.
-    pub device: Device,
 }
 
 /// A running switch. Dropping it ends it.

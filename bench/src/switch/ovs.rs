@@ -4,7 +4,7 @@
 //! everything else is gone when they are.
 
 use super::{Extras, Spent, Switch};
-use crate::guests::outside::Device;
+use crate::switch::uplink::Device;
 use lasthop_harness::stop::{Outcome, check, failed, until};
 use lasthop_harness::{proc, scratch, spawn};
 use std::path::Path;

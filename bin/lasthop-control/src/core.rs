@@ -38,7 +38,7 @@ pub(crate) use uplinks::UplinkCall;
 use uplinks::UplinkRequest;
 use watch::Watch;
 
-/// How often the switch is asked which flows are in use while it has any, in ms. A sixtieth part of an address's life.
+/// How often the switch is asked which flows are in use while it has any, in ms. A thirtieth of an address's life ([`lasthop_policy::AGEING_MS`]).
 const POLL_MS: u64 = 10_000;
 /// The same when there are more than [`MANY_FLOWS`]: the answer is long then.
 const POLL_MANY_MS: u64 = 60_000;

@@ -61,7 +61,7 @@ pub fn run(descriptors: Descriptors) -> Result<(), ControlError> {
     let beat = Arc::new(Beat::new());
     let (rests, works) = (beat.clone(), beat.clone());
     let mut runtime = tokio::runtime::Builder::new_current_thread();
-    runtime.enable_all().on_thread_park(move || rests.rest()).on_thread_unpark(move || works.work());
+    runtime.enable_all().on_thread_park(move || rests.sleep()).on_thread_unpark(move || works.work());
     let runtime = runtime.build().map_err(ControlError::Runtime)?;
     runtime.block_on(tokio::task::LocalSet::new().run_until(serve(descriptors, &beat)))
 }

@@ -115,7 +115,7 @@ async fn accept(listener: UnixListener, calls: mpsc::Sender<Call>, clients: Clie
                         }
                     }
                     clients.forget(&client, read_only);
-                    aside.release(copy);
+                    aside.drop_aside(copy);
                 });
             }
             Err(e) => {
@@ -529,7 +529,7 @@ impl socket::ReadHalf for BoundedRead {
                 Ok(receive_with_fds(stream, buf, &mut fds, RecvFlags::DONTWAIT).map(|(len, _)| len)?)
             });
             if !fds.is_empty() {
-                self.aside.release(fds);
+                self.aside.drop_aside(fds);
             }
             match received {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}

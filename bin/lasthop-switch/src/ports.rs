@@ -45,7 +45,7 @@ fn say_left_out(port: &Port, lines: u64) {
     }
 }
 
-/// What ports counted that were removed.
+/// Counters of removed ports.
 #[derive(Debug, Default)]
 pub struct Removed {
     totals: (PortTotals, PortTotals),
@@ -159,7 +159,7 @@ impl PortEntry {
     }
 
     /// The socket of a front-end that has to wait is left alone: it would be reported all the time.
-    pub fn watch(&mut self, epoll: &Epoll, token: u64) {
+    pub fn update_trigger(&mut self, epoll: &Epoll, token: u64) {
         let Some(session) = &self.session else { return };
         if session.is_waiting() != self.waits {
             self.waits = session.is_waiting();

@@ -64,11 +64,11 @@ pub struct Server {
     /// What control has decided and is still to be done.
     orders: Orders,
     /// A message of control's that waits until all of them are carried out.
-    held: Option<FromControl>,
+    deferred: Option<FromControl>,
     ports: BTreeMap<PortId, PortEntry>,
     removed: Removed,
     /// Port whose waiting packets control is told of next, so that all get their turn.
-    next_to_tell: PortId,
+    next_to_report: PortId,
     /// Memory that outlives this process, with a record for each ring.
     journal: Option<Arc<GuestMemory>>,
     /// Most memory that one front-end may have mapped, in bytes.
@@ -108,10 +108,10 @@ impl Server {
             control: None,
             next_control: None,
             orders: Orders::default(),
-            held: None,
+            deferred: None,
             ports: BTreeMap::new(),
             removed: Removed::default(),
-            next_to_tell: PortId(0),
+            next_to_report: PortId(0),
             max_guest_memory: told.max_guest_memory,
             upcalls_wait: false,
             stop: false,
@@ -126,7 +126,7 @@ impl Server {
         let beat = Beat::new();
         while !self.stop {
             let timeout = self.timeout();
-            beat.rest();
+            beat.sleep();
             self.epoll.wait(&mut ready, timeout)?;
             for token in &ready {
                 beat.work();
@@ -182,7 +182,7 @@ impl Server {
     }
 
     fn hear_supervisor(&mut self) -> Result<(), Failure> {
-        self.tell_supervisor();
+        self.report_to_supervisor();
         loop {
             let (message, fd) = match self.supervisor.recv() {
                 Ok(received) => received,
@@ -232,7 +232,7 @@ impl Server {
             drop(socket);
             entry.refuse(&SessionError::Unclosed);
             self.owed.closed(id, SessionError::Unclosed.to_string());
-            self.tell_supervisor();
+            self.report_to_supervisor();
             return self.report(id);
         }
         let socket = Foreign::new(socket, &entry.aside);
@@ -256,19 +256,19 @@ impl Server {
             Err(error) => self.disconnect(id, &error),
         }
         if let Some(entry) = self.ports.get_mut(&id) {
-            entry.watch(&self.epoll, FIRST_PORT | u64::from(id.0));
+            entry.update_trigger(&self.epoll, FIRST_PORT | u64::from(id.0));
         }
         for (port, thread) in self.workers.take_started() {
             self.owed.thread(port, thread);
         }
-        self.tell_supervisor();
+        self.report_to_supervisor();
     }
 
     fn disconnect(&mut self, id: PortId, error: &SessionError) {
         let Some(entry) = self.ports.get_mut(&id) else { return };
         if entry.disconnect(Some(error), &mut self.workers, &self.epoll) {
             self.owed.closed(id, error.to_string());
-            self.tell_supervisor();
+            self.report_to_supervisor();
             self.report(id);
         }
     }
@@ -306,7 +306,7 @@ impl Server {
     /// Tells control what it is to know, as long as the channel takes it: how ports are, then of packets that wait, then what it
     /// has asked, a few parts at a time, so that neither a guest's packets nor another's port waits behind long answers.
     fn talk(&mut self) {
-        let done = self.tell_ports_and_upcalls().and_then(|()| {
+        let done = self.report_ports_and_upcalls().and_then(|()| {
             for _ in 0..ANSWERS_BURST {
                 let Some(control) = &mut self.control else { return Ok(()) };
                 let (datapath, ports) = (&*self.datapath, &self.ports);
@@ -314,7 +314,7 @@ impl Server {
                 if !control.answer(known)? {
                     break;
                 }
-                self.tell_ports_and_upcalls()?;
+                self.report_ports_and_upcalls()?;
             }
             Ok(())
         });
@@ -330,12 +330,12 @@ impl Server {
     }
 
     /// Of waiting packets control is told one of each port in turn.
-    fn tell_ports_and_upcalls(&mut self) -> Result<(), ChannelError> {
+    fn report_ports_and_upcalls(&mut self) -> Result<(), ChannelError> {
         let Some(control) = &mut self.control else { return Ok(()) };
         control.tell_ports(&self.ports)?;
         let mut told = true;
         while std::mem::take(&mut told) {
-            for (id, entry) in self.ports.range(self.next_to_tell..).chain(self.ports.range(..self.next_to_tell)) {
+            for (id, entry) in self.ports.range(self.next_to_report..).chain(self.ports.range(..self.next_to_report)) {
                 if control.is_full() {
                     return Ok(());
                 }
@@ -347,7 +347,7 @@ impl Server {
                     header: upcall.header,
                     frame_len: upcall.frame_len as u32,
                 });
-                self.next_to_tell = PortId(id.0 + 1);
+                self.next_to_report = PortId(id.0 + 1);
                 control.send(message)?;
             }
         }
@@ -362,7 +362,9 @@ impl Server {
 
     /// A new control begins with what there is: when what the last one has decided is carried out, some of it in each round.
     fn greet_control(&mut self) {
-        let Some(socket) = self.next_control.take_if(|_| self.orders.is_empty() && self.held.is_none()) else { return };
+        let Some(socket) = self.next_control.take_if(|_| self.orders.is_empty() && self.deferred.is_none()) else {
+            return;
+        };
         if let Err(error) = self.epoll.add(&socket, CONTROL, Trigger::Level) {
             tracing::error!("control's channel cannot be watched: {error}");
             return;
@@ -389,7 +391,7 @@ impl Server {
     fn hear_control(&mut self) {
         for _ in 0..CONTROL_BURST {
             let Some(control) = &mut self.control else { return };
-            if self.held.is_some() || self.orders.len() >= MAX_ORDERS {
+            if self.deferred.is_some() || self.orders.len() >= MAX_ORDERS {
                 break;
             }
             let done = match control.receive() {
@@ -414,7 +416,7 @@ impl Server {
     }
 
     fn obey(&mut self, message: FromControl) {
-        // What was held may be of one that has gone.
+        // What was deferred may be of one that has gone.
         self.datapath.set_control_answers(self.control.is_some());
         match message {
             FromControl::PutFlow(spec) => {
@@ -433,7 +435,7 @@ impl Server {
             FromControl::ClearFlows | FromControl::Ask { question: DatapathRequest::Barrier, .. }
                 if !self.orders.is_empty() =>
             {
-                self.held = Some(message);
+                self.deferred = Some(message);
             }
             FromControl::ClearFlows => drop(self.datapath.flows().remove_if(|_| true)),
             FromControl::Ask { request, question } => {
@@ -463,14 +465,14 @@ impl Server {
 
     /// Does some of what control has decided.
     fn carry_out(&mut self) {
-        if self.orders.is_empty() && self.held.is_none() {
+        if self.orders.is_empty() && self.deferred.is_none() {
             return;
         }
         let mut done = Vec::new();
         self.orders.round(&mut self.forwarder, |port, result| done.push((port, result)));
         done.into_iter().for_each(|(port, result)| self.carried_out(port, result));
         if self.orders.is_empty()
-            && let Some(message) = self.held.take()
+            && let Some(message) = self.deferred.take()
         {
             self.obey(message);
             self.talk();
@@ -487,7 +489,7 @@ impl Server {
     }
 
     /// Tells the supervisor what is owed to it, as far as there is room.
-    fn tell_supervisor(&mut self) {
+    fn report_to_supervisor(&mut self) {
         if self.owed.is_empty() {
             return;
         }
@@ -566,7 +568,7 @@ mod tests {
             rounds += 1;
         }
         assert!(rounds >= 5, "{rounds}");
-        assert!(server.held.is_none() && server.control.is_some());
+        assert!(server.deferred.is_none() && server.control.is_some());
         assert!(matches!(next.recv(), Ok((ToControl::Hello, _))));
     }
 }

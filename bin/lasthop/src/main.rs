@@ -119,7 +119,7 @@ enum PortCommand {
         tx_batch: Option<run::Batch>,
         /// The user, and perhaps the group, that alone may use it, besides root [default: whoever may open its socket]
         #[arg(long, value_name = "USER[:GROUP]", conflicts_with = "device")]
-        owner: Option<run::Owner>,
+        owner: Option<run::FileOwner>,
         #[command(flatten)]
         device: uplink::DeviceArgs,
         #[command(flatten)]
@@ -332,7 +332,7 @@ fn port_add(
     path: PathBuf,
     client: bool,
     tx_batch: Option<run::Batch>,
-    owner: Option<run::Owner>,
+    owner: Option<run::FileOwner>,
     settings: &[Field],
     shared: &SharedArgs,
 ) -> Result<String, CliError> {

@@ -1,7 +1,7 @@
-//! The lock whose owner may have been stopped, and helpers that are boosted.
+//! The lock whose holder may have been stopped, and helpers that are boosted.
 
 use crate::boosted::Boosted;
-use crate::lock::{Lock, SharedLock, name_thread, on_wait};
+use crate::lock::{Lock, SharedLock, Waiting, identify_thread, on_wait};
 use crate::sync::Mutex;
 use crate::{check, spawn};
 use std::cell::RefCell;
@@ -9,19 +9,19 @@ use std::sync::{Arc, Once};
 
 thread_local! {
     /// What was said in this run, by whom: loom runs all threads of a model on one.
-    static SAID: RefCell<Vec<(loom::thread::ThreadId, i32)>> = const { RefCell::new(Vec::new()) };
+    static SAID: RefCell<Vec<(loom::thread::ThreadId, Waiting)>> = const { RefCell::new(Vec::new()) };
 }
 
 fn listen() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        on_wait(Box::new(|name| SAID.with(|said| said.borrow_mut().push((loom::thread::current().id(), name)))));
+        on_wait(Box::new(|wait| SAID.with(|said| said.borrow_mut().push((loom::thread::current().id(), wait)))));
     });
     SAID.with(|said| said.borrow_mut().clear());
 }
 
-/// Two named threads take a lock twice each. One at a time has it, none waits for ever, and whoever was named to the supervisor
-/// is named with -1 before the one that waited goes on: nobody stays lifted.
+/// Two threads with numbers take a lock twice each. One at a time has it, none waits for ever, and of a holder that was said to be stopped
+/// it is said that the wait is over before the thread that waited goes on: nobody stays lifted.
 pub fn who_is_named_is_named_back() {
     check(3, || {
         listen();
@@ -29,14 +29,19 @@ pub fn who_is_named_is_named_back() {
         let threads = [3, 4].map(|name| {
             let lock = lock.clone();
             spawn(move || {
-                name_thread(name);
+                identify_thread(name);
                 for _ in 0..2 {
                     let mut held = lock.lock();
                     let lifted = SAID.with(|said| {
                         let own = loom::thread::current().id();
                         let said = said.borrow();
-                        let last = |name: &i32| said.iter().rev().find(|(by, of)| *by == own && of.abs() == *name);
-                        [3, 4].iter().any(|name| last(name).is_some_and(|(_, of)| *of > 0))
+                        let last = |name: i32| {
+                            let of = [Waiting::HolderStopped(name), Waiting::Over(name)];
+                            said.iter().rev().find(|(by, said)| *by == own && of.contains(said))
+                        };
+                        [3, 4]
+                            .iter()
+                            .any(|name| last(*name).is_some_and(|(_, said)| *said == Waiting::HolderStopped(*name)))
                     });
                     assert!(!lifted, "a thread that goes on must not leave another lifted");
                     *held += 1;
@@ -45,7 +50,11 @@ pub fn who_is_named_is_named_back() {
         });
         threads.into_iter().for_each(|thread| thread.join().expect("it ends"));
         assert_eq!(*lock.lock(), 4, "two must not have it at once");
-        SAID.with(|said| assert!(said.borrow().iter().all(|(_, name)| [0, 3, 4].contains(&name.abs()))));
+        let known = |said: &Waiting| match said {
+            Waiting::HolderUnknown => true,
+            Waiting::HolderStopped(name) | Waiting::Over(name) => [3, 4].contains(name),
+        };
+        SAID.with(|said| assert!(said.borrow().iter().all(|(_, said)| known(said))));
     });
 }
 

@@ -10,7 +10,7 @@ pub fn every_letter_arrives() {
     check(2, || {
         let mailbox = Arc::new(Mailbox::new().expect("a descriptor"));
         let epoll = Epoll::default();
-        mailbox.watch(&epoll, 0).expect("a descriptor");
+        mailbox.register(&epoll, 0).expect("a descriptor");
         let senders = [1, 2].map(|sender| {
             let mailbox = mailbox.clone();
             spawn(move || (0..sender).for_each(|n| mailbox.send((sender, n))))

@@ -35,7 +35,7 @@ impl Ring {
         }
     }
 
-    /// Forwarder::attend.
+    /// Forwarder::disable_notifications.
     fn disable_notifications(&self, still: impl FnOnce() -> bool) {
         let _locked = self.taken.lock().expect("nobody panics with it");
         if still() {
@@ -43,15 +43,15 @@ impl Ring {
         }
     }
 
-    /// Forwarder::run: how many packets were taken.
-    fn run(&self) -> usize {
+    /// OwnedRing::carry_burst: how many packets were taken.
+    fn carry_burst(&self) -> usize {
         let Ok(mut taken) = self.taken.try_lock() else { return 0 };
         let available = self.available.load(Ordering::Acquire);
         available - std::mem::replace(&mut *taken, available)
     }
 
-    /// Forwarder::rest_unless.
-    fn rest(&self, keep: impl FnOnce() -> bool) -> bool {
+    /// Forwarder::rearm_notifications_unless.
+    fn rearm_notifications(&self, keep: impl FnOnce() -> bool) -> bool {
         let taken = self.taken.lock().expect("nobody panics with it");
         self.wants_kicks.store(true, Ordering::Relaxed);
         loom::sync::atomic::fence(Ordering::SeqCst);
@@ -62,7 +62,7 @@ impl Ring {
         more
     }
 
-    /// A helper's thread (helper.rs, `take` and `round`), which loses its core for good after some rounds, wherever it is.
+    /// A helper's thread (helper.rs, `claim` and `poll_rings`), which loses its core for good after some rounds, wherever it is.
     fn help(&self, rounds: usize) {
         if !self.letter.swap(false, Ordering::AcqRel)
             || !self.owner.claim(HELPER, |still| self.disable_notifications(still))
@@ -73,7 +73,9 @@ impl Ring {
             if self.owner.helper() != Some(HELPER) {
                 return;
             }
-            if self.run() == 0 && !self.owner.give_back_unless_more(HELPER, |keep| self.rest(keep)) {
+            if self.carry_burst() == 0
+                && !self.owner.give_back_unless_more(HELPER, |keep| self.rearm_notifications(keep))
+            {
                 return;
             }
         }
@@ -114,7 +116,7 @@ impl Port<'_> {
             ring.owner.take_away(helper);
         }
         ring.disable_notifications(|| true);
-        ring.run();
+        ring.carry_burst();
         if ring.owner.is_offered() {
             ring.owner.withdraw();
         }
@@ -126,7 +128,7 @@ impl Port<'_> {
             self.next = Next::At;
             return true;
         }
-        self.next = match ring.rest(|| true) {
+        self.next = match ring.rearm_notifications(|| true) {
             true => Next::Now,
             false if !ring.owner.is_own() => Next::At,
             false => Next::Woken,

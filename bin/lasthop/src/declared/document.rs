@@ -1,7 +1,7 @@
 //! The form of the declarative file.
 
 use super::{Declared, lists};
-use crate::run::{Batch, Owner, PortArg, SavedUplink, check_uplink, meant_device};
+use crate::run::{Batch, FileOwner, PortArg, SavedUplink, check_uplink, meant_device};
 use lasthop_policy::acl::Scope;
 use lasthop_policy::{PortSettings, SETTINGS, check_new_name};
 use std::collections::HashMap;
@@ -173,7 +173,7 @@ fn port(name: String, mut of: Fields, dir: &Path, declared: &mut Declared) -> Re
             port.path = path.into();
             port.client = of.flag("client")?.unwrap_or(false);
             port.tx_batch = parsed::<Batch>(&mut of, "tx-batch")?;
-            port.owner = parsed::<Owner>(&mut of, "owner")?;
+            port.owner = parsed::<FileOwner>(&mut of, "owner")?;
         }
         (None, Some(device)) => {
             refuse(&of, &["client", "owner", "tx-batch"], "goes with socket, and there is none")?;

@@ -1,8 +1,8 @@
 //! Arguments of `lasthop run`.
 
 use super::batch::Batch;
-use super::owner::Owner;
-use super::settings::take_settings;
+use super::owner::FileOwner;
+use super::settings_text::take_settings;
 use super::store::SavedUplink;
 use crate::size::Size;
 use lasthop_ipc::SwitchSettings;
@@ -217,7 +217,7 @@ pub struct PortArg {
     /// The interface of this host that it is, instead of a socket.
     pub device: Option<SavedUplink>,
     /// Who may use it, if not whoever may open the socket.
-    pub owner: Option<Owner>,
+    pub owner: Option<FileOwner>,
     /// What it is told to do; checked.
     pub settings: Settings,
 }

@@ -3,7 +3,7 @@
 //! do itself. The former it puts back; the latter we do, when nobody waits any more.
 
 use super::cgroup_accounting::CgroupAccounting;
-use super::threads::{PortThreads, Thread};
+use super::port_threads::{PortThreads, Thread};
 use lasthop_sys::{current_thread, set_idle};
 use rustix::io::{Errno, read};
 use rustix::pipe::{PipeFlags, pipe_with};

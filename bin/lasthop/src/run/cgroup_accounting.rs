@@ -1,7 +1,7 @@
 //! Work on a VM's account: the thread of a port is put into the control group of its VM, so that the kernel counts and
 //! limits what the VM causes as it does the VM itself (PhD §4.3.1).
 
-use super::threads::Thread;
+use super::port_threads::Thread;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;

@@ -39,7 +39,7 @@ const RECEIVE_BURST: usize = 64;
 const CHANNEL_FD: i32 = 3;
 /// Descriptor number of the first other thing it is given.
 const OTHER_FD: i32 = 4;
-/// The only variables of the environment that children see.
+/// The only variables of the environment that children see. Only control reads `RUST_LOG`; the other children are built without filters of the log.
 const ENVIRONMENT: [&str; 2] = ["RUST_LOG", "RUST_BACKTRACE"];
 
 /// A child that is sent `S` and sends `R`.
@@ -152,9 +152,9 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         }
     }
 
-    /// Has it watched: a thread of it that hangs is found out in about the limit; one that is busy, if one round of it takes that and at
+    /// With a watchdog: a thread of it that hangs is found out in about the limit; one that is busy, if one round of it takes that and at
     /// least `longest_round`.
-    pub fn watched(mut self, limit: Option<Duration>, longest_round: Duration) -> Self {
+    pub fn with_watchdog(mut self, limit: Option<Duration>, longest_round: Duration) -> Self {
         (self.limit, self.gives_up) = (limit.map(|limit| (limit, limit.max(longest_round))), true);
         self
     }
@@ -444,8 +444,8 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         }
     }
 
-    /// Kills it if a thread of it hangs; which.
-    pub fn watch(&mut self, now: Instant) -> Option<Hung> {
+    /// Kills it if a thread of it hangs, and says which.
+    pub fn kill_if_hung(&mut self, now: Instant) -> Option<Hung> {
         let running = self.running.as_mut().filter(|running| running.ready && running.killed.get().is_none())?;
         let watchdog = running.watchdog.as_mut().filter(|watchdog| watchdog.deadline() <= now)?;
         let hung = watchdog.look(now);

@@ -178,7 +178,7 @@ impl Driver {
     }
 
     /// Asks whether it lives, and kills it if it does not. `Some` if it was killed.
-    pub fn watch(&mut self, epoll: &Epoll, now: Instant) -> Option<String> {
+    pub fn check_alive(&mut self, epoll: &Epoll, now: Instant) -> Option<String> {
         self.child.check_hang(now);
         if !self.child.is_ready() {
             return None;
@@ -297,7 +297,7 @@ impl Driver {
         self.fresh
     }
 
-    /// When [`Driver::watch`] has something to do, or it is to be started.
+    /// When [`Driver::check_alive`] has something to do, or it is to be started.
     pub fn deadline(&self) -> Option<Instant> {
         let watch = self.ping.1.unwrap_or(self.heard) + self.limit / 2;
         // One that is late and no longer asked is being killed.

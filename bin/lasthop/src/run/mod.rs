@@ -11,6 +11,9 @@
 //! | `owner` | who may use a port |
 //! | `store` | ports added at run time, on disk |
 //! | `presence` | whether sockets are where they were made |
+//! | `served` | the API's sockets, made anew where they are not |
+//! | `settings` | settings of ports: kept, and sent to control and switch |
+//! | `settings_text` | the same as options and arguments |
 //! | `port` | one port: its listener or its attempts to connect, and who is connected |
 //! | `child` | one child process: start, channel |
 //! | `backoff` | how long a process that ends at once is not started again |
@@ -20,16 +23,17 @@
 //! | `uplink/standby` | one that runs and is kept from the switch |
 //! | `uplink/carrier` | one whose interface is missing, down or without a carrier |
 //! | `uplink/taking` | one that answers, and takes nothing of what the switch has for it |
-//! | `uplink/rounds` | when the stations behind one that took over are announced |
+//! | `uplink/announcements` | when the stations behind one that took over are announced |
 //! | `links` | interfaces, as the kernel tells of them |
 //! | `segments` | which uplinks are on one network segment, and which of them has to be blocked |
 //! | `probing` | probes sent and heard, and what follows |
 //! | `uplinks` | all of them, and what people ask of them |
-//! | `threads` | which thread of the switch is which port's, and processor time |
+//! | `port_threads` | which thread of the switch is which port's |
+//! | `threads` | processor time |
 //! | `cgroup_accounting` | ports' threads in their VMs' control groups |
 //! | `boost` | threads of the switch that have to leave the idle class |
 //! | `watchdog` | whether the threads of a process go on |
-//! | `watch` | what is done about a process whose threads do not |
+//! | `hung_children` | what is done about a process whose threads do not |
 //! | `reload` | what is remembered, read again at SIGHUP |
 //! | `supervisor` | the event loop that ties them together |
 
@@ -41,16 +45,20 @@ mod cgroup_accounting;
 mod child;
 mod driver;
 mod given;
+mod hung_children;
 mod links;
 mod owner;
 mod port;
+mod port_threads;
 mod ports;
 mod presence;
 mod probing;
 mod reload;
 mod replaced;
 mod segments;
+mod served;
 mod settings;
+mod settings_text;
 mod setup;
 mod socket;
 mod store;
@@ -58,13 +66,12 @@ mod supervisor;
 mod threads;
 mod uplink;
 mod uplinks;
-mod watch;
 mod watchdog;
 
 pub use args::{PortArg, RunArgs, check_uplink, driver, meant_device, new_name, nice, queues, vlan_list};
 pub use batch::Batch;
 use lasthop_sys::Log;
-pub use owner::Owner;
+pub use owner::FileOwner;
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;

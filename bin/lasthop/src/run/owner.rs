@@ -11,7 +11,7 @@ use std::str::FromStr;
 /// A user, and perhaps a group, as somebody wrote them: names or numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Owner {
+pub struct FileOwner {
     user: String,
     group: Option<String>,
 }
@@ -25,7 +25,7 @@ pub struct Ids {
     pub gid: Option<u32>,
 }
 
-impl FromStr for Owner {
+impl FromStr for FileOwner {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -43,7 +43,7 @@ impl FromStr for Owner {
     }
 }
 
-impl TryFrom<String> for Owner {
+impl TryFrom<String> for FileOwner {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
@@ -51,20 +51,20 @@ impl TryFrom<String> for Owner {
     }
 }
 
-impl From<Owner> for String {
-    fn from(owner: Owner) -> Self {
+impl From<FileOwner> for String {
+    fn from(owner: FileOwner) -> Self {
         owner.to_string()
     }
 }
 
-impl fmt::Display for Owner {
+impl fmt::Display for FileOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.user)?;
         self.group.as_ref().map_or(Ok(()), |group| write!(f, ":{group}"))
     }
 }
 
-impl Owner {
+impl FileOwner {
     /// Looks the names up. The error says which is not known.
     pub fn ids(&self) -> Result<Ids, String> {
         let unknown = |what: &str, name: &str| {
@@ -114,16 +114,16 @@ mod tests {
 
     #[test]
     fn names_and_numbers() {
-        let ids = |text: &str| text.parse::<Owner>().and_then(|owner| owner.ids());
+        let ids = |text: &str| text.parse::<FileOwner>().and_then(|owner| owner.ids());
         assert_eq!(ids("root"), Ok(Ids { uid: 0, gid: None }));
         assert_eq!(ids("root:root"), Ok(Ids { uid: 0, gid: Some(0) }));
         assert_eq!(ids("1234:77"), Ok(Ids { uid: 1234, gid: Some(77) }));
         assert!(ids("nobody-of-that-name").unwrap_err().contains("no user \"nobody-of-that-name\""));
         assert!(ids("root:no-such-group").unwrap_err().contains("no group \"no-such-group\""));
         for bad in ["", ":", "root:", ":kvm", "a:b:c", "a b", "a,b"] {
-            assert!(bad.parse::<Owner>().unwrap_err().contains("USER:GROUP"), "{bad}");
+            assert!(bad.parse::<FileOwner>().unwrap_err().contains("USER:GROUP"), "{bad}");
         }
-        assert_eq!("a:b".parse::<Owner>().unwrap().to_string(), "a:b");
+        assert_eq!("a:b".parse::<FileOwner>().unwrap().to_string(), "a:b");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use super::backoff::Backoff;
 use super::batch::Batch;
-use super::owner::{Ids, Owner};
+use super::owner::{FileOwner, Ids};
 use super::presence::Presence;
 use super::socket::{self, Access, Listener};
 use super::store::SavedPort;
@@ -58,7 +58,7 @@ pub struct Port {
     /// How its packets are gathered, if not like all ports'.
     tx_batch: Option<Batch>,
     /// Who may use it.
-    owner: Option<Owner>,
+    owner: Option<FileOwner>,
     /// The same in numbers, once they have been looked up.
     ids: Option<Ids>,
     /// Who was refused last, until the supervisor has taken note.
@@ -199,7 +199,7 @@ impl Port {
             // One that waits and has hung up meanwhile must not keep out the next: a front-end that comes and goes.
             if waiting.as_ref().is_none_or(|(old, _)| socket::has_hung_up(old)) {
                 let old = waiting.replace((connection, cx.now + HAND_OVER));
-                self.aside.release(old);
+                self.aside.drop_aside(old);
             } else {
                 refuse(connection, &self.aside);
                 self.log_refusal(cx.now);
@@ -219,7 +219,7 @@ impl Port {
     fn part(&mut self) -> Option<Instant> {
         self.hang_up();
         let Live { since, copy } = self.live.take()?;
-        self.aside.release(copy);
+        self.aside.drop_aside(copy);
         Some(since)
     }
 
@@ -404,7 +404,7 @@ impl Drop for Port {
     fn drop(&mut self) {
         self.part();
         if let End::Listen { waiting, .. } = &mut self.end {
-            self.aside.release(waiting.take());
+            self.aside.drop_aside(waiting.take());
         }
     }
 }
@@ -412,7 +412,7 @@ impl Drop for Port {
 /// Ends a connection at once, and closes it when that can be done.
 fn refuse(connection: OwnedFd, aside: &Aside) {
     let _ = shutdown(&connection, Shutdown::Both);
-    aside.release(connection);
+    aside.drop_aside(connection);
 }
 
 fn held_back(lines: u64) -> String {

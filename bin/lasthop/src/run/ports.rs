@@ -84,12 +84,12 @@ impl Supervisor {
             self.remember_settings(name, settings.unwrap_or_default());
             return Err(e);
         }
-        self.release(&config);
+        self.forget_port(&config);
         Ok(config)
     }
 
     /// From now on there is no such port.
-    pub(super) fn release(&mut self, config: &PortConfig) {
+    pub(super) fn forget_port(&mut self, config: &PortConfig) {
         self.ports.remove(&config.id.0);
         self.monitor.forget(config.id.0);
         self.port_threads.forget(config.id.0);

@@ -42,7 +42,7 @@ impl Supervisor {
         let there = self.uplinks.iter().filter(|(_, uplink)| !uplink.is_leaving() && !uplink.spec.guest);
         segments.set(there.map(|(id, uplink)| (*id, uplink.is_ready() && uplink.has_carrier())), now);
         let instance = segments.instance();
-        for (id, token) in segments.round(now, token) {
+        for (id, token) in segments.probe(now, token) {
             if let Some(uplink) = self.uplinks.get_mut(&id) {
                 uplink.probe(instance, token, segments.rounds());
             }
@@ -80,7 +80,7 @@ impl Supervisor {
     /// Has the network told where stations are whose frames another uplink carried before. Not while that one may still bring
     /// such a frame in: the stations would seem to be outside.
     pub(super) fn step_announcements(&mut self, now: Instant) {
-        let alone = !self.uplinks.values().any(Uplink::is_letting_go);
+        let alone = !self.uplinks.values().any(Uplink::is_leaving_switch);
         for (id, uplink) in &mut self.uplinks {
             if uplink.is_to_announce(alone, now) {
                 debug!("uplink {}: tells the network which stations are behind it now", uplink.spec.name);

@@ -54,7 +54,7 @@ impl Supervisor {
                 port.saved = false;
             }
         }
-        gone.iter().for_each(|(_, config)| self.release(config));
+        gone.iter().for_each(|(_, config)| self.forget_port(config));
         gone.len()
     }
 

@@ -92,7 +92,7 @@ impl Segments {
     }
 
     /// If probes are due: who is to send which. Nobody has anything to find out with fewer than two uplinks.
-    pub fn round(&mut self, now: Instant, mut token: impl FnMut() -> Token) -> Vec<(Id, Token)> {
+    pub fn probe(&mut self, now: Instant, mut token: impl FnMut() -> Token) -> Vec<(Id, Token)> {
         if self.round_at.is_none_or(|at| at > now) {
             return Vec::new();
         }
@@ -152,7 +152,7 @@ impl Segments {
         blocked
     }
 
-    /// When [`Segments::set`] and [`Segments::round`] are to be called, if nothing happens before.
+    /// When [`Segments::set`] and [`Segments::probe`] are to be called, if nothing happens before.
     pub fn deadline(&self) -> Option<Instant> {
         let turns = self.members.values().filter_map(|m| match (m.up, m.replaced) {
             (false, false) => Some(m.since + GRACE),
@@ -202,7 +202,7 @@ mod tests {
         fn tell(&mut self) {
             self.segments.set(self.at.iter().map(|(id, at)| (*id, at.is_some())), self.now);
             let mut n = self.tokens;
-            let probes = self.segments.round(self.now, || {
+            let probes = self.segments.probe(self.now, || {
                 n += 1;
                 [n; 16]
             });

@@ -1,31 +1,12 @@
-//! What ports are told to do (`lasthop port set`): checked and kept here, carried out by control.
+//! Settings of ports (`lasthop port set`): checked and kept here, carried out by control, rates by the switch.
 
+use super::settings_text::changed;
 use super::supervisor::Supervisor;
 use lasthop_ipc::{Limit, PortConfig, SupervisorToSwitch};
 use lasthop_management_ipc::{Settings, SupervisorToControl};
-use lasthop_policy::{PortSettings, Rate, SETTINGS, Unit};
+use lasthop_policy::{PortSettings, Rate, Unit};
 use lasthop_types::PortId;
 use tracing::info;
-
-/// These changes made to what a port was told; nothing: to the default.
-pub fn changed(before: Option<&PortSettings>, changes: &Settings) -> Result<PortSettings, String> {
-    let changes = changes.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-    before.cloned().unwrap_or_default().change(changes)
-}
-
-/// Options of a `--port` that are settings (`lasthop port set`), and the text without them. A list has an option for each of its
-/// members, since commas separate options, or ':' between VLANs.
-pub fn take_settings(text: &str) -> Result<(String, Settings), String> {
-    let name = |word: &&str| SETTINGS.contains(&word.split_once('=').map_or(*word, |(name, _)| name));
-    let (settings, rest): (Vec<&str>, Vec<&str>) = text.split(',').partition(name);
-    let pair = |word: &str| {
-        let (name, value) = word.split_once('=').unwrap_or((word, "on"));
-        (name.to_owned(), value.to_owned())
-    };
-    let settings: Settings = settings.into_iter().map(pair).collect();
-    changed(None, &settings)?;
-    Ok((rest.join(","), settings))
-}
 
 fn limit(rate: Option<Rate>) -> Limit {
     let Some(rate) = rate else { return Limit::default() };
@@ -45,7 +26,7 @@ impl Supervisor {
         }
     }
 
-    /// Somebody tells a port something.
+    /// `lasthop port set`: checks, saves and sends a port's settings.
     pub(super) fn set_port(&mut self, name: &str, changes: &Settings) -> Result<PortConfig, String> {
         let config = self.guest_port(name)?;
         let before = self.settings.get(name).cloned();
@@ -75,13 +56,13 @@ impl Supervisor {
         }
     }
 
-    /// Tells the switch what the port may send, get and flood.
+    /// Sends the port's rates to the switch.
     pub(super) fn tell_limits(&mut self, port: PortId, name: &str) {
         let limits = self.settings.get(name).map(|set| [set.rate_from, set.rate_to, set.storm].map(limit));
         self.switch.send(SupervisorToSwitch::Limits(port, limits.unwrap_or_default()), None);
     }
 
-    /// Tells a switch that is new.
+    /// Sends all ports' rates to a new switch.
     pub(super) fn tell_all_limits(&mut self) {
         let set = self.configs().into_iter().filter(|config| self.settings.contains_key(&config.name));
         for config in set.collect::<Vec<_>>() {
@@ -89,35 +70,17 @@ impl Supervisor {
         }
     }
 
-    /// Tells control.
+    /// Sends the port's settings to control.
     pub(super) fn tell_settings(&mut self, port: PortId, name: &str) {
         let text = self.settings.get(name).map(ToString::to_string).unwrap_or_default();
         self.control.send(SupervisorToControl::Settings { port, text }, None);
     }
 
-    /// Tells a control that is new of all ports that are told something.
+    /// Sends the settings of all ports that have any to a new control.
     pub(super) fn tell_all_settings(&mut self) {
         let set = self.configs().into_iter().filter(|config| self.settings.contains_key(&config.name));
         for config in set.collect::<Vec<_>>() {
             self.tell_settings(config.id, &config.name);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::args::parse_port;
-    use super::*;
-
-    #[test]
-    fn settings_are_among_the_options() {
-        let settings = |text: &str| {
-            let port = parse_port(text).unwrap();
-            (changed(None, &port.settings).unwrap().to_string(), port.client, port.device.map(|d| d.device))
-        };
-        assert_eq!(settings("a=/x,client,vlan=10,isolated"), ("vlan=10 isolated=on".into(), true, None));
-        assert_eq!(settings("a=device:veth1,trunk=10:20-30"), ("trunk=10:20-30".into(), false, Some("veth1".into())));
-        let (shown, ..) = settings("a=/x,mac=52:54:00:00:00:01,addr=10.0.0.1,addr=fd00::1");
-        assert_eq!(shown, "mac=52:54:00:00:00:01 addr=10.0.0.1,fd00::1");
     }
 }

@@ -3,7 +3,7 @@
 use super::args::{PortArg, RunArgs, check_uplink};
 use super::batch::Batch;
 use super::given::Given;
-use super::settings::changed;
+use super::settings_text::changed;
 use super::socket::{self, Access, Listener};
 use super::store::{Saved, SavedPort, SavedUplink, Store};
 use super::{RunError, RunError::Failed, RunError::Usage};

@@ -1,7 +1,7 @@
 //! What outlives a run: ports added at run time in `STATE_DIR/ports.json`, access lists in `STATE_DIR/acl.rules`.
 
 use super::batch::Batch;
-use super::owner::Owner;
+use super::owner::FileOwner;
 use lasthop_policy::{PortSettings, Vlans, acl::Book};
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
@@ -31,7 +31,7 @@ pub struct SavedPort {
     pub tx_batch: Option<Batch>,
     /// Who may use it, if not whoever may open the socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub owner: Option<Owner>,
+    pub owner: Option<FileOwner>,
 }
 
 /// A remembered uplink.

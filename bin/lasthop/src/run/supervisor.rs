@@ -5,16 +5,17 @@ use super::boost::Boost;
 use super::cgroup_accounting::CgroupAccounting;
 use super::child::{Child, Ended};
 use super::links::Links;
-use super::owner::Owner;
+use super::owner::FileOwner;
 use super::port::{Context, Port};
-use super::presence::{Presence, Served};
+use super::port_threads::PortThreads;
+use super::presence::Presence;
 use super::probing;
 use super::replaced::Replacements;
 use super::segments::Segments;
-use super::settings::changed;
+use super::served::Served;
+use super::settings_text::changed;
 use super::setup::Setup;
 use super::store::{SavedPort, Store};
-use super::threads::PortThreads;
 use super::uplink::Uplink;
 use super::{RunError, RunError::Failed};
 use lasthop_hostview::HostMonitor;
@@ -142,9 +143,9 @@ impl Supervisor {
             switch: Child::new("lasthop-switch", setup.switch, for_switch, SWITCH_CHANNEL, SWITCH_PID)
                 .bound_to(setup.cpus)
                 .in_short_turns()
-                .watched(setup.watchdog, Duration::ZERO),
+                .with_watchdog(setup.watchdog, Duration::ZERO),
             control: Child::new("lasthop-control", setup.control, for_control, CONTROL_CHANNEL, CONTROL_PID)
-                .watched(setup.watchdog, CONTROL_ROUND),
+                .with_watchdog(setup.watchdog, CONTROL_ROUND),
             ports: BTreeMap::new(),
             uplinks: BTreeMap::new(),
             uplinks_needed: BTreeSet::new(),
@@ -203,7 +204,7 @@ impl Supervisor {
         let mut ready = Vec::new();
         loop {
             let now = Instant::now();
-            self.watch_children(now)?;
+            self.end_hung_children(now)?;
             self.start_children(now)?;
             self.look_after_sockets(now);
             self.cgroup_accounting.iter_mut().for_each(|cgroup_accounting| cgroup_accounting.step(now));
@@ -355,7 +356,7 @@ impl Supervisor {
                     cgroup_accounting.set_vm(id.0, tgid, self.port_threads.of(id.0, self.switch.pid()));
                 }
                 let tgid = tgid.filter(|_| self.monitor.is_live());
-                let vm = tgid.and_then(|tgid| self.monitor.watch(id.0, tgid));
+                let vm = tgid.and_then(|tgid| self.monitor.register(id.0, tgid));
                 self.switch.send(SupervisorToSwitch::Connection(id, vm), Some(connection));
             }
         }
@@ -419,7 +420,7 @@ impl Supervisor {
                 }
                 ControlToSupervisor::PortAdd { request, name, path, client, tx_batch, owner, settings } => {
                     let tx_batch = tx_batch.map(|(us, packets)| Batch { us, packets });
-                    let owner = owner.map(|owner| owner.parse::<Owner>()).transpose();
+                    let owner = owner.map(|owner| owner.parse::<FileOwner>()).transpose();
                     let spec = owner.map(|owner| SavedPort { name, path, client, tx_batch, owner });
                     let settings = changed(None, &settings);
                     (request, spec.and_then(|spec| self.add_port(spec, settings?)))

@@ -11,8 +11,8 @@
 //!
 //! Whether it may be joined at all is the business of `standby.rs`.
 
+mod announcements;
 mod carrier;
-mod rounds;
 mod standby;
 mod taking;
 
@@ -201,7 +201,7 @@ impl Uplink {
     /// The switch says that the connection has ended.
     pub fn connection_closed(&mut self, now: Instant, reason: &str) {
         self.hang_up();
-        self.has_let_go();
+        self.has_left();
         let wait = match self.link {
             Link::Closing { .. } => Duration::ZERO,
             Link::Joined => {
@@ -219,12 +219,12 @@ impl Uplink {
 
     /// Does what is due: starts processes, joins the one that carries to the switch, asks whether they live.
     pub fn step(&mut self, epoll: &Epoll, switch: &mut Switch, now: Instant) {
-        if let Some(why) = self.driver.watch(epoll, now) {
+        if let Some(why) = self.driver.check_alive(epoll, now) {
             self.apart_since = Some(self.driver.last_heard());
             self.complain(why);
             self.said_why = true;
         }
-        if let Some(why) = self.spare.as_mut().and_then(|spare| spare.watch(epoll, now)) {
+        if let Some(why) = self.spare.as_mut().and_then(|spare| spare.check_alive(epoll, now)) {
             self.complain_of_spare(why);
         }
         self.hasten(now);

@@ -1,7 +1,7 @@
 //! The supervisor's uplinks: started, joined to the switch, restarted, added and removed.
 
 use super::links::Links;
-use super::settings::changed;
+use super::settings_text::changed;
 use super::setup::check_new_uplink;
 use super::store::SavedUplink;
 use super::supervisor::Supervisor;

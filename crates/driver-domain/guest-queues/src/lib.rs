@@ -148,7 +148,7 @@ impl<F: Filter> Vmq<F> {
     }
 
     /// Whose frames come to the queue.
-    pub fn owner(&self, queue: u16) -> Option<MacAddr> {
+    pub fn guest_of(&self, queue: u16) -> Option<MacAddr> {
         match self.queues.get(usize::from(queue)) {
             Some(State::Enabled(mac)) => Some(*mac),
             _ => None,
@@ -206,9 +206,9 @@ mod tests {
         assert_eq!(vmq.enable_queue(1), Err(VmqError::NoAddress));
         assert_eq!(vmq.set_mac(1, MacAddr::BROADCAST), Err(VmqError::Address));
         assert_eq!(vmq.set_mac(1, a), Ok(()));
-        assert_eq!(vmq.owner(1), None);
+        assert_eq!(vmq.guest_of(1), None);
         assert_eq!(vmq.enable_queue(1), Ok(()));
-        assert_eq!((vmq.owner(1), vmq.avail_queues()), (Some(a), 2));
+        assert_eq!((vmq.guest_of(1), vmq.avail_queues()), (Some(a), 2));
         assert_eq!((vmq.free_queue(1), vmq.set_mac(1, b)), (Err(VmqError::Enabled), Err(VmqError::Enabled)));
         // Never two queues for one address.
         assert_eq!((vmq.alloc_queue(2), vmq.set_mac(2, a)), (Ok(()), Err(VmqError::Address)));
@@ -217,6 +217,6 @@ mod tests {
         assert_eq!(vmq.enable_queue(3), Err(VmqError::Device));
         assert_eq!((vmq.disable_queue(1), vmq.free_queue(1)), (Ok(()), Ok(())));
         assert_eq!(vmq.filter().filters, BTreeMap::from([(b, 2)]));
-        assert_eq!((vmq.owner(1), vmq.avail_queues()), (None, 1));
+        assert_eq!((vmq.guest_of(1), vmq.avail_queues()), (None, 1));
     }
 }

@@ -101,7 +101,7 @@ impl Manager {
     pub fn queues(&self) -> Vec<UplinkQueue> {
         let steering = self.vmq.filter().steering();
         let queue = |queue| UplinkQueue {
-            mac: self.vmq.owner(queue),
+            mac: self.vmq.guest_of(queue),
             size: self.vmq.get_size(queue),
             packets: steering.lane(queue).map_or(0, |lane| lane.packets.load(Relaxed)),
             dropped: steering.dropped(queue),

@@ -1,8 +1,8 @@
 //! Which guests get a queue: plain code over samples of load. Queue 0, the default queue, is everybody's and not dealt in.
 //!
 //! A queue that is free goes to the busiest guest without one. When none is free, a guest that is twice as busy as the least
-//! busy owner for a while takes its place. A guest that has gone quiet gives its queue back. What makes a guest busy is much
-//! more than what makes it quiet, and a newcomer has to be much busier than the owner: equals do not take turns.
+//! busy guest for a while takes its place. A guest that has gone quiet gives its queue back. What makes a guest busy is much
+//! more than what makes it quiet, and a newcomer has to be much busier than the one that has the queue: equals do not take turns.
 
 use lasthop_types::MacAddr;
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ const BUSY: u64 = 100;
 const QUIET: u64 = 10;
 /// … and after so many samples in a row it gives its queue back.
 const QUIET_SAMPLES: u8 = 8;
-/// How many times busier than an owner a guest must be to take its queue …
+/// How many times busier than the guest of a queue another must be to take it …
 const FACTOR: u64 = 2;
 /// … and for how many samples in a row.
 const PRESSING_SAMPLES: u8 = 4;
@@ -22,7 +22,7 @@ const PRESSING_SAMPLES: u8 = 4;
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The queue's owner shares the default queue again.
+    /// The queue's guest shares the default queue again.
     Free(u16),
     /// The queue, which is free, is this guest's.
     Give(u16, MacAddr),
@@ -39,27 +39,27 @@ struct Load {
 #[derive(Clone, Debug)]
 pub struct Policy {
     /// Of queue 1, queue 2 and so on.
-    owners: Vec<Option<MacAddr>>,
+    guests: Vec<Option<MacAddr>>,
     loads: BTreeMap<MacAddr, Load>,
-    /// For how many samples somebody without a queue has been much busier than an owner.
+    /// For how many samples somebody without a queue has been much busier than one with a queue.
     pressing: u8,
 }
 
 impl Policy {
     /// For a device with so many queues, the default queue among them.
     pub fn new(queues: u16) -> Self {
-        let owners = vec![None; usize::from(queues.saturating_sub(1))];
-        Self { owners, loads: BTreeMap::new(), pressing: 0 }
+        let guests = vec![None; usize::from(queues.saturating_sub(1))];
+        Self { guests, loads: BTreeMap::new(), pressing: 0 }
     }
 
-    /// Who has the queue.
-    pub fn owner(&self, queue: u16) -> Option<MacAddr> {
-        self.owners.get(usize::from(queue).checked_sub(1)?).copied().flatten()
+    /// The guest whose frames come by the queue.
+    pub fn guest_of(&self, queue: u16) -> Option<MacAddr> {
+        self.guests.get(usize::from(queue).checked_sub(1)?).copied().flatten()
     }
 
     /// The guest's queue.
     pub fn queue_of(&self, guest: MacAddr) -> u16 {
-        let at = self.owners.iter().position(|owner| *owner == Some(guest));
+        let at = self.guests.iter().position(|slot| *slot == Some(guest));
         at.map_or(0, |at| at as u16 + 1)
     }
 
@@ -75,11 +75,11 @@ impl Policy {
 
     /// Nothing is going on: no guest has a queue, and none is busy.
     pub fn is_at_rest(&self) -> bool {
-        self.owners.iter().all(Option::is_none) && self.loads.values().all(|load| load.rate == 0)
+        self.guests.iter().all(Option::is_none) && self.loads.values().all(|load| load.rate == 0)
     }
 
     /// In the time since the last sample so many packets came for each of these guests; others are gone. A queue that is freed
-    /// is given away with the next sample at the earliest, so that what its owner still has in it is out by then.
+    /// is given away with the next sample at the earliest, so that what its guest still has in it is out by then.
     pub fn sample(&mut self, elapsed: Duration, arrived: &[(MacAddr, u64)]) -> Vec<Change> {
         let micros = elapsed.as_micros().max(1);
         let before = std::mem::take(&mut self.loads);
@@ -97,14 +97,14 @@ impl Policy {
         let mut changes = Vec::new();
         let mut weakest: Option<(u64, usize)> = None;
         let mut any_free = false;
-        for (i, owner) in self.owners.iter_mut().enumerate() {
+        for (i, slot) in self.guests.iter_mut().enumerate() {
             let queue = i as u16 + 1;
-            let load = owner.and_then(|guest| self.loads.get(&guest));
-            match (*owner, load) {
+            let load = slot.and_then(|guest| self.loads.get(&guest));
+            match (*slot, load) {
                 (None, _) => {
                     any_free = true;
                     if let Some((_, guest)) = waiting.pop() {
-                        *owner = Some(guest);
+                        *slot = Some(guest);
                         changes.push(Change::Give(queue, guest));
                     }
                 }
@@ -113,19 +113,19 @@ impl Policy {
                 }
                 _ => {
                     any_free = true;
-                    *owner = None;
+                    *slot = None;
                     changes.push(Change::Free(queue));
                 }
             }
         }
-        let takes = |challenger: u64, owner: u64| challenger > owner.saturating_mul(FACTOR);
+        let takes = |challenger: u64, holder: u64| challenger > holder.saturating_mul(FACTOR);
         match (waiting.last(), weakest) {
             (Some((challenger, _)), Some((rate, i))) if !any_free && takes(*challenger, rate) => {
                 self.pressing += 1;
                 if self.pressing >= PRESSING_SAMPLES {
                     self.pressing = 0;
-                    if let Some(owner) = self.owners.get_mut(i) {
-                        *owner = None;
+                    if let Some(slot) = self.guests.get_mut(i) {
+                        *slot = None;
                         changes.push(Change::Free(i as u16 + 1));
                     }
                 }
@@ -168,7 +168,7 @@ mod tests {
     fn a_quiet_guest_gives_its_queue_back_and_all_come_to_rest() {
         let mut policy = Policy::new(2);
         run(&mut policy, &[5000, 200], 20);
-        assert_eq!(policy.owner(1), Some(guest(0)));
+        assert_eq!(policy.guest_of(1), Some(guest(0)));
         let changes = run(&mut policy, &[0, 200], 40);
         assert_eq!(changes, [Change::Free(1), Change::Give(1, guest(1))]);
         assert_eq!(run(&mut policy, &[0, 0], 40), [Change::Free(1)]);
@@ -210,7 +210,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the load does: no guest has two queues, no queue two owners, and the default queue is nobody's.
+        /// Whatever the load does: no guest has two queues, no queue two guests, and the default queue is nobody's.
         #[test]
         fn assignments_are_sound(
             queues in 1..6u16,
@@ -224,9 +224,9 @@ mod tests {
                 let touched: BTreeSet<u16> = changes.iter().map(|c| match c { Change::Free(q) | Change::Give(q, _) => *q }).collect();
                 prop_assert_eq!(touched.len(), changes.len(), "a queue was freed and given away at once");
                 obey(&mut model, &changes);
-                let owners: Vec<_> = (1..queues).map(|q| policy.owner(q)).collect();
-                prop_assert_eq!(&owners, &model);
-                prop_assert_eq!(policy.owner(0), None);
+                let guests: Vec<_> = (1..queues).map(|q| policy.guest_of(q)).collect();
+                prop_assert_eq!(&guests, &model);
+                prop_assert_eq!(policy.guest_of(0), None);
             }
         }
 
@@ -242,10 +242,10 @@ mod tests {
             run(&mut policy, &rates, 40 + 6 * rates.len());
             prop_assert_eq!(run(&mut policy, &rates, 200), []);
             let shares = |n: usize| policy.queue_of(guest(n as u8)) == 0;
-            let owners: Vec<u64> = (0..rates.len()).filter(|n| !shares(*n)).map(|n| rates[n]).collect();
+            let guests: Vec<u64> = (0..rates.len()).filter(|n| !shares(*n)).map(|n| rates[n]).collect();
             for n in (0..rates.len()).filter(|n| shares(*n) && rates[*n] >= BUSY + 8) {
-                prop_assert_eq!(owners.len(), usize::from(queues) - 1);
-                prop_assert!(owners.iter().all(|o| rates[n] <= FACTOR * o + 8), "{} against {owners:?}", rates[n]);
+                prop_assert_eq!(guests.len(), usize::from(queues) - 1);
+                prop_assert!(guests.iter().all(|o| rates[n] <= FACTOR * o + 8), "{} against {guests:?}", rates[n]);
             }
         }
 

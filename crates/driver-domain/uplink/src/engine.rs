@@ -148,7 +148,7 @@ impl Engine {
                 rounds += 1;
                 if !more || rounds == ROUNDS {
                     rounds = 0;
-                    self.pair.from_network.tell();
+                    self.pair.from_network.kick_if_due();
                 }
                 if more || self.prepare_to_sleep() {
                     continue;

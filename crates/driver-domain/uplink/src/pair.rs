@@ -389,13 +389,13 @@ impl FromNetwork {
         self.kick.signal();
     }
 
-    /// Shows the switch what was added. If it sleeps it is not woken before [`FromNetwork::tell`].
+    /// Shows the switch what was added. If it sleeps it is not woken before [`FromNetwork::kick_if_due`].
     pub fn publish(&mut self) {
         self.due |= self.ring.publish();
     }
 
     /// Signals the switch if it wants that for what was published since the last time.
-    pub fn tell(&mut self) {
+    pub fn kick_if_due(&mut self) {
         if std::mem::take(&mut self.due) {
             self.kick.signal();
         }

@@ -65,8 +65,8 @@ struct Program {
     /// The program at the tracepoint, which goes with the second. The first tells what it costs, in /proc/PID/fdinfo.
     _on_switch: (BpfProgram, OwnedFd),
     cores: usize,
-    /// Which process each owner's VM is.
-    owners: BTreeMap<u32, u32>,
+    /// Which process each port's VM is.
+    ports: BTreeMap<u32, u32>,
     /// The slot of each process.
     slots: BTreeMap<u32, u32>,
     /// Slot given last; the next one is looked for behind it.
@@ -109,8 +109,8 @@ impl HostMonitor {
         let on_switch = load(ProgramKind::TypedTracepoint(kernel.tracepoint), c"lasthop_switch", on_switch)?;
         let look = load(ProgramKind::RawTracepoint, c"lasthop_look", program::on_demand(&kernel, &maps))?;
         let attached = on_switch.attach()?;
-        let (owners, slots) = (BTreeMap::new(), BTreeMap::new());
-        let program = Program { vms, look, _on_switch: (on_switch, attached), cores, owners, slots, last: SLOTS - 1 };
+        let (ports, slots) = (BTreeMap::new(), BTreeMap::new());
+        let program = Program { vms, look, _on_switch: (on_switch, attached), cores, ports, slots, last: SLOTS - 1 };
         program.look_everywhere(None);
         Ok(Self { view: memory.as_fd().try_clone_to_owned().map_err(|_| Errno::MFILE)?, program: Some(program) })
     }
@@ -125,23 +125,23 @@ impl HostMonitor {
         self.view.as_fd()
     }
 
-    /// From now on the VM of this owner (a port's number) is the process `tgid`; returns its slot in the memory. Several
-    /// owners may share a process. `None` if VMs are not watched, or too many are.
-    pub fn watch(&mut self, owner: u32, tgid: u32) -> Option<u32> {
-        self.forget(owner);
-        self.program.as_mut().filter(|_| tgid != 0)?.watch(owner, tgid)
+    /// From now on the VM of the port with this number is the process `tgid`; returns its slot in the memory. Several
+    /// ports may share a process. `None` if VMs are not watched, or too many are.
+    pub fn register(&mut self, port: u32, tgid: u32) -> Option<u32> {
+        self.forget(port);
+        self.program.as_mut().filter(|_| tgid != 0)?.register(port, tgid)
     }
 
-    /// The owner has no VM any more.
-    pub fn forget(&mut self, owner: u32) {
+    /// The port has no VM any more.
+    pub fn forget(&mut self, port: u32) {
         if let Some(program) = &mut self.program {
-            program.forget(owner);
+            program.forget(port);
         }
     }
 }
 
 impl Program {
-    fn watch(&mut self, owner: u32, tgid: u32) -> Option<u32> {
+    fn register(&mut self, port: u32, tgid: u32) -> Option<u32> {
         if !self.slots.contains_key(&tgid) {
             let taken = |slot: &u32| self.slots.values().any(|s| s == slot);
             let slot = (1..=SLOTS).map(|i| (self.last + i) % SLOTS).find(|slot| !taken(slot))?;
@@ -154,13 +154,13 @@ impl Program {
             // It may be running already, and go on for long.
             self.look_everywhere(Some(line));
         }
-        self.owners.insert(owner, tgid);
+        self.ports.insert(port, tgid);
         self.slots.get(&tgid).copied()
     }
 
-    fn forget(&mut self, owner: u32) {
-        let Some(tgid) = self.owners.remove(&owner) else { return };
-        if self.owners.values().all(|other| *other != tgid) {
+    fn forget(&mut self, port: u32) {
+        let Some(tgid) = self.ports.remove(&port) else { return };
+        if self.ports.values().all(|other| *other != tgid) {
             self.slots.remove(&tgid);
             let _ = self.vms.remove(&tgid.to_ne_bytes());
             self.look_everywhere(None);

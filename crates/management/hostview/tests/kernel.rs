@@ -81,7 +81,7 @@ fn a_vm_registered_while_it_runs_is_seen_at_once_and_its_end_too() {
         state(&spins).contains(") R") && state(&sleeps).contains(") S")
     });
     let before = now_ns();
-    let (a, b) = (monitor.watch(1, spins.tgid()).unwrap(), monitor.watch(2, sleeps.tgid()).unwrap());
+    let (a, b) = (monitor.register(1, spins.tgid()).unwrap(), monitor.register(2, sleeps.tgid()).unwrap());
     assert_ne!(a, b);
     // It may be waiting for a core, but not for anything else.
     eventually("the one that spins runs", || running(&view, a));
@@ -113,41 +113,41 @@ fn a_vm_with_many_threads_runs_as_long_as_one_does_and_nothing_drifts() {
     // Processes of this test are VMs; their threads come, migrate, block and go all the time.
     let script = "while :; do sleep 0.001 & wait; done";
     let busy: Vec<Other> = (0..4).map(|_| Other::new(script)).collect();
-    let slots: Vec<u32> = (0..).zip(&busy).map(|(i, o)| monitor.watch(i, o.tgid()).unwrap()).collect();
+    let slots: Vec<u32> = (0..).zip(&busy).map(|(i, o)| monitor.register(i, o.tgid()).unwrap()).collect();
     std::thread::sleep(Duration::from_millis(300));
     let last = Instant::now();
     // Registered anew while they switch.
     let mut rounds = 0;
     while last.elapsed() < Duration::from_millis(300) {
         monitor.forget(0);
-        assert_eq!(monitor.watch(0, busy[0].tgid()).map(|slot| slot != slots[1]), Some(true));
+        assert_eq!(monitor.register(0, busy[0].tgid()).map(|slot| slot != slots[1]), Some(true));
         rounds += 1;
     }
     assert!(rounds > 3);
-    let slots: Vec<u32> = (0..).zip(&busy).map(|(i, o)| monitor.watch(i, o.tgid()).unwrap()).collect();
+    let slots: Vec<u32> = (0..).zip(&busy).map(|(i, o)| monitor.register(i, o.tgid()).unwrap()).collect();
     drop(busy);
     eventually("all have ended, and no core counts for them", || slots.iter().all(|&slot| !running(&view, slot)));
 }
 
 #[test]
-fn owners_may_share_a_process_and_slots_are_used_again() {
+fn ports_may_share_a_process_and_slots_are_used_again() {
     let Some((mut monitor, view)) = monitor() else { return };
     let other = Other::new("read line");
-    let slot = monitor.watch(1, other.tgid());
+    let slot = monitor.register(1, other.tgid());
     assert!(slot.is_some());
-    assert_eq!(monitor.watch(2, other.tgid()), slot);
+    assert_eq!(monitor.register(2, other.tgid()), slot);
     monitor.forget(1);
     // Until then the shell starts.
     eventually("it reads", || matches!(view.vm(slot.unwrap()), Some(VmState::Blocked { .. })));
-    assert_eq!(monitor.watch(3, other.tgid()), slot, "2 still has it");
+    assert_eq!(monitor.register(3, other.tgid()), slot, "2 still has it");
     monitor.forget(2);
     monitor.forget(3);
     monitor.forget(3);
     for i in 0..5000 {
         // Numbers no process has.
-        assert!(monitor.watch(1, 0x4000_0000 + i).is_some(), "{i}");
+        assert!(monitor.register(1, 0x4000_0000 + i).is_some(), "{i}");
     }
-    assert_eq!(monitor.watch(1, 0), None, "somebody of another PID namespace");
+    assert_eq!(monitor.register(1, 0), None, "somebody of another PID namespace");
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn without_the_program_places_are_known_and_nothing_else() {
     let view = HostView::map(monitor.view()).unwrap();
     assert!(!view.is_live());
     assert!(view.cores() >= CpuList::allowed().unwrap().len());
-    assert_eq!((view.core(0), view.vm(0), monitor.watch(1, 1)), (None, None, None));
+    assert_eq!((view.core(0), view.vm(0), monitor.register(1, 1)), (None, None, None));
     assert!(view.place(0).is_some());
     monitor.forget(1);
 }
@@ -241,7 +241,7 @@ fn cost() {
         let Some((mut monitor, _)) = monitor() else { return };
         rounds[1].push(round());
         let none = program_ns_and_runs().unwrap();
-        monitor.watch(1, rustix::process::getpid().as_raw_nonzero().get() as u32).unwrap();
+        monitor.register(1, rustix::process::getpid().as_raw_nonzero().get() as u32).unwrap();
         rounds[2].push(round());
         let own = program_ns_and_runs().unwrap();
         if own.1 > none.1 {
@@ -257,7 +257,7 @@ fn cost() {
         println!("{what}: {:.0} ns per switch (median of 7; {:.0} to {:.0})", rounds[3], rounds[0], rounds[6]);
     }
     let Some((mut monitor, view)) = monitor() else { return };
-    let slot = monitor.watch(1, rustix::process::getpid().as_raw_nonzero().get() as u32).unwrap();
+    let slot = monitor.register(1, rustix::process::getpid().as_raw_nonzero().get() as u32).unwrap();
     let (start, reads) = (Instant::now(), 10_000_000_u32);
     for i in 0..reads {
         std::hint::black_box((view.vm(std::hint::black_box(slot)), view.core(std::hint::black_box(i as usize & 1))));
@@ -275,7 +275,7 @@ fn cost() {
     println!("{} ns for /proc/stat", start.elapsed().as_nanos() / 10_000);
     let start = Instant::now();
     for i in 0..1000 {
-        monitor.watch(2, 0x4000_0000 + i);
+        monitor.register(2, 0x4000_0000 + i);
     }
     println!("{} ns to register a VM and forget another", start.elapsed().as_nanos() / 1000);
 }
@@ -309,7 +309,7 @@ fn of_a_machine_only_vcpus_count() {
     let dir = tempfile::tempdir().unwrap();
     // cli; hlt: sleeps for ever.
     let Some(machine) = machine(dir.path(), &[0xfa, 0xf4]) else { return eprintln!("skipped: no QEMU with KVM here") };
-    let slot = monitor.watch(1, machine.tgid()).unwrap();
+    let slot = monitor.register(1, machine.tgid()).unwrap();
     let blocked = || match view.vm(slot) {
         Some(VmState::Blocked { since_ns }) => Some(since_ns),
         _ => None,
@@ -338,7 +338,7 @@ fn a_machine_that_runs_is_seen_running() {
     let dir = tempfile::tempdir().unwrap();
     // jmp $: never leaves the guest.
     let Some(machine) = machine(dir.path(), &[0xeb, 0xfe]) else { return eprintln!("skipped: no QEMU with KVM here") };
-    let slot = monitor.watch(1, machine.tgid()).unwrap();
+    let slot = monitor.register(1, machine.tgid()).unwrap();
     let mut since = Instant::now();
     eventually("it has booted and spins", || {
         if !running(&view, slot) {
@@ -348,6 +348,6 @@ fn a_machine_that_runs_is_seen_running() {
     });
     // Found anew by a monitor that comes later.
     monitor.forget(1);
-    let slot = monitor.watch(2, machine.tgid()).unwrap();
+    let slot = monitor.register(2, machine.tgid()).unwrap();
     eventually("it is known at once or with its next turn", || running(&view, slot));
 }

@@ -11,9 +11,11 @@
 //! | ordinary | in port, source, destination, VLAN id | the source and its port must come to control to be learned or to move; the destination and its VLAN choose the output; the in port is what a flood leaves out and what tells a hairpin |
 //! | group source | in port, the group bit | one flow per port refuses all 2^47 of them |
 //! | may not enter, by an access list | in port, and the bits that it took to know | learning has no say |
+//! | may not be sent from there, by the port's settings (`guard.rs`) | in port, and the bits that it took to know | learning has no say |
+//! | ordinary, from a port that has such settings | as ordinary, and the bits that it took to know | another source, protocol or claim may be refused |
 //! | ordinary, under access lists | as ordinary, and the bits that it took to know | a rule may ask for anything else |
-//! | of a VLAN that its uplink does not carry | in port, VLAN id | learning has no say |
-//! | without a VLAN, from or to an uplink with a list of VLANs that carries it | as ordinary, EtherType, inner VLAN id | a tag may be hidden behind a priority tag, or be cut off |
+//! | of a VLAN that its port is no member of | in port, VLAN id | learning has no say |
+//! | without a VLAN, from or to a port with VLANs of its own that lets it pass | as ordinary, EtherType, inner VLAN id | a tag may be hidden behind a priority tag, or be cut off |
 //! | zero source | in port, source | |
 //! | link-local destination | the 44 bits of 01:80:c2:00:00:0x | one flow for the whole switch |
 //!
@@ -25,8 +27,10 @@
 //! # VLANs
 //!
 //! Addresses are learned per VLAN: the id of the outer tag, of either TPID; frames without a tag and
-//! priority-tagged ones (id 0) share VLAN 0. Tags pass unchanged. Every port is a member of every VLAN, but for uplinks that
-//! carry some only ([`Vlans`]): frames of others do not enter there, teach nothing, and are not sent there.
+//! priority-tagged ones (id 0) share VLAN 0. Tags pass unchanged, unless a port has VLAN settings ([`PortSettings`]): then
+//! `membership.rs` says in which VLAN its frames are and with which tag they leave. A port without settings is a member of every VLAN; an
+//! uplink may carry some only ([`Vlans`]). Frames of a VLAN that a port is no member of do not enter there, teach nothing, and are not
+//! sent there.
 //!
 //! # Limits against a hostile guest
 //!

@@ -50,7 +50,7 @@ pub enum FromControl {
 /// Questions control may ask.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DatapathRequest {
-    /// Some flows with their statistics, from this place on, (0, 0) at first. A part at a time, so that misses have their turn
+    /// Some flows with their statistics, from this place on, (0, 0, 0) at first. A part at a time, so that misses have their turn
     /// in between and neither side has to keep the whole.
     Flows { after: Position },
     /// All ports with their counters.

@@ -1,8 +1,8 @@
-//! Locks whose owner may have been stopped, and whoever waits has something done about it.
+//! Locks whose holder may have been stopped: a thread that waits has something done about it.
 //!
 //! No I/O, no `unsafe`, no dependency on any other crate of the project.
 
 mod lock;
 mod sync;
 
-pub use lock::{Lock, SharedLock, name_thread, on_wait};
+pub use lock::{Lock, SharedLock, Waiting, identify_thread, on_wait};

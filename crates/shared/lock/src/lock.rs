@@ -1,4 +1,4 @@
-//! Locks whose owner may have been stopped, nobody knows for how long: in the idle class (SCHED_IDLE), or in the control group
+//! Locks whose holder may have been stopped, nobody knows for how long: in the idle class (SCHED_IDLE), or in the control group
 //! of a VM that has used up its processor time.
 
 use crate::sync::{
@@ -8,35 +8,44 @@ use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLo
 use std::cell::Cell;
 use std::sync::OnceLock;
 
-static ON_WAIT: OnceLock<Box<dyn Fn(i32) + Send + Sync>> = OnceLock::new();
+static ON_WAIT: OnceLock<Box<dyn Fn(Waiting) + Send + Sync>> = OnceLock::new();
 const NOBODY: i32 = 0;
 
 thread_local! {
-    static NAME: Cell<i32> = Cell::new(NOBODY);
+    static THREAD: Cell<i32> = Cell::new(NOBODY);
 }
 
-/// Has `act` called while somebody waits for a lock: again and again with 0; with its owner's name while that one seems to have
-/// been stopped, if it has a name; and with that name times -1 when the wait is over. Once per process.
-pub fn on_wait(act: Box<dyn Fn(i32) + Send + Sync>) {
+/// What a thread that waits for a lock says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// It waits, or has just waited, and nothing is known of the holder. Said at each look for the lock.
+    HolderUnknown,
+    /// The lock's holder is this thread ([`identify_thread`]), and seems to have been stopped.
+    HolderStopped(i32),
+    /// The wait for this thread, of which [`Waiting::HolderStopped`] was said, is over.
+    Over(i32),
+}
+
+/// Has `act` called, by threads that wait for a lock, with what they say of it. Once per process.
+pub fn on_wait(act: Box<dyn Fn(Waiting) + Send + Sync>) {
     let _ = ON_WAIT.set(act);
 }
 
-/// The calling thread is to be known by this number above 0 while it has a [`Lock`]; 0: by none.
-pub fn name_thread(name: i32) {
-    NAME.with(|own| own.set(name));
+/// The number above 0 by which the calling thread is known while it holds a [`Lock`]; 0: by none.
+pub fn identify_thread(thread: i32) {
+    THREAD.with(|own| own.set(thread));
 }
 
 /// A mutex. A thread that panicked while it held it leaves nothing behind that others need fear.
 #[derive(Debug, Default)]
 pub struct Lock<T> {
-    /// Orders what is locked. The two words below are hints, so they are always read and written Relaxed: who reads an old one looks once
-    /// more, or tells of somebody who has gone on meanwhile.
+    /// Orders what is locked. The two words below are hints, so they are always read and written Relaxed: a thread that reads an old one looks once
+    /// more, or names a holder that has gone on meanwhile.
     mutex: Mutex<T>,
-    /// Who had it last.
+    /// The thread that had it last.
     holder: AtomicI32,
-    /// Somebody has backed off from it in vain: whoever comes now lets him go first. Otherwise one who takes it again and again would have
-    /// it at each of the moments when the other looks, and for good where both share a core.
-    /// For so many looks of others; none who has been stopped while he waited keeps them away for longer.
+    /// Attempts for which newcomers yield to a waiter that backed off in vain. Without it a thread that retakes the lock at once would keep it
+    /// for good on a shared core. Bounded ([`GIVEN`]): the waiter may be stopped itself.
     wanted: AtomicI32,
 }
 
@@ -54,12 +63,12 @@ impl<T> Lock<T> {
         })
     }
 
-    /// `None` if somebody has it, or has waited for it.
+    /// `None` if another thread holds it, or has waited for it.
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         let wanted = self.wanted.load(Relaxed);
         if wanted > 0 {
-            // It may undo what another says at this moment: that one looks once more, or once less.
+            // It may undo what another thread stores at this moment: that thread looks once more, or once less.
             self.wanted.store(wanted - 1, Relaxed);
             return None;
         }
@@ -69,16 +78,16 @@ impl<T> Lock<T> {
     #[inline]
     fn take(&self) -> Option<MutexGuard<'_, T>> {
         let guard = got(self.mutex.try_lock())?;
-        self.holder.store(NAME.with(Cell::get), Relaxed);
+        self.holder.store(THREAD.with(Cell::get), Relaxed);
         Some(guard)
     }
 
-    /// Lets go first who has waited, but waits for nobody for long who has been stopped: he says that he is there whenever he
+    /// Yields to a thread that has waited, but not for long to one that has been stopped: a waiter stores `wanted` anew whenever it
     /// has looked in vain.
     #[cold]
     fn give_way(&self) {
         for _ in 0..GIVEN {
-            say(NOBODY);
+            say(Waiting::HolderUnknown);
             back_off();
             if self.wanted.load(Relaxed) <= 0 {
                 return;
@@ -119,18 +128,18 @@ fn got<G>(result: TryLockResult<G>) -> Option<G> {
     }
 }
 
-fn say(about: i32) {
-    ON_WAIT.get().into_iter().for_each(|act| act(about));
+fn say(waiting: Waiting) {
+    ON_WAIT.get().into_iter().for_each(|act| act(waiting));
 }
 
-/// Owners are soon done, unless they have been stopped: [`on_wait`] says what to do then. `wish` is called whenever a back-off was in vain.
+/// Holders are soon done, unless they have been stopped: [`on_wait`] says what to do then. `wish` is called whenever a back-off was in vain.
 #[cold]
 fn wait<G>(holder: impl Fn() -> i32, mut attempt: impl FnMut() -> Option<G>, wish: impl Fn()) -> G {
-    let (mut back_offs, mut stopped) = (0, NOBODY);
+    let (mut back_offs, mut stopped) = (0, None);
     loop {
         for _ in 0..SPINS {
             if let Some(guard) = attempt() {
-                say(-stopped);
+                say(stopped.map_or(Waiting::HolderUnknown, Waiting::Over));
                 return guard;
             }
             spin_loop();
@@ -138,12 +147,14 @@ fn wait<G>(holder: impl Fn() -> i32, mut attempt: impl FnMut() -> Option<G>, wis
         if back_offs > 0 {
             wish();
         }
-        say(NOBODY);
+        say(Waiting::HolderUnknown);
         back_offs += 1;
         if back_offs % LONG == 0 {
-            let before = std::mem::replace(&mut stopped, holder());
-            say(if before == stopped { NOBODY } else { -before });
-            say(stopped);
+            let before = std::mem::replace(&mut stopped, Some(holder()).filter(|thread| *thread != NOBODY));
+            if before != stopped {
+                say(before.map_or(Waiting::HolderUnknown, Waiting::Over));
+            }
+            say(stopped.map_or(Waiting::HolderUnknown, Waiting::HolderStopped));
         }
         back_off();
     }
@@ -151,12 +162,13 @@ fn wait<G>(holder: impl Fn() -> i32, mut attempt: impl FnMut() -> Option<G>, wis
 
 #[cfg(test)]
 mod tests {
+    use super::Waiting::{HolderStopped, Over};
     use super::*;
     use std::sync::Barrier;
 
-    static SAID: Mutex<Vec<i32>> = Mutex::new(Vec::new());
+    static SAID: Mutex<Vec<Waiting>> = Mutex::new(Vec::new());
 
-    fn until_said_twice(what: i32) {
+    fn until_said_twice(what: Waiting) {
         while SAID.lock().unwrap().iter().filter(|said| **said == what).count() < 2 {
             std::thread::yield_now();
         }
@@ -169,13 +181,13 @@ mod tests {
     fn until_waited_for() {
         listen();
         let before = SAID.lock().unwrap().len();
-        while !SAID.lock().unwrap()[before..].contains(&NOBODY) {
+        while !SAID.lock().unwrap()[before..].contains(&Waiting::HolderUnknown) {
             std::thread::yield_now();
         }
     }
 
     #[test]
-    fn who_waits_has_the_owner_looked_for() {
+    fn who_waits_has_the_holder_looked_for() {
         let (lock, shared, together) = (Lock::<u32>::default(), SharedLock::<u32>::default(), Barrier::new(2));
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -258,14 +270,14 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for name in [3, 0, 4] {
-                    name_thread(name);
+                    identify_thread(name);
                     let held = lock.lock();
                     together.wait();
                     if name == 0 {
                         until_waited_for()
                     } else {
                         // And again: whoever waited for something else of his may have said that he is done.
-                        until_said_twice(name)
+                        until_said_twice(HolderStopped(name))
                     }
                     drop(held);
                     together.wait();
@@ -278,9 +290,9 @@ mod tests {
             }
         });
         let said = SAID.lock().unwrap();
-        let mut named: Vec<i32> = said.iter().copied().filter(|what| *what != NOBODY).collect();
+        let mut named: Vec<Waiting> = said.iter().copied().filter(|what| *what != Waiting::HolderUnknown).collect();
         named.dedup();
-        assert_eq!(named, [3, -3, 4, -4]);
+        assert_eq!(named, [HolderStopped(3), Over(3), HolderStopped(4), Over(4)]);
     }
 
     #[test]

@@ -4,16 +4,16 @@ pub(crate) use std::hint::spin_loop;
 pub(crate) use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 pub(crate) use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult};
 
-/// How often a lock is tried before its owner is looked for: some microseconds.
+/// How often a lock is tried before its holder is looked for: some microseconds.
 pub(crate) const SPINS: usize = 256;
-/// An owner who keeps it for so many back-offs has been stopped: more than the largest burst takes.
+/// A holder that keeps it for so many back-offs has been stopped: more than the largest burst takes.
 pub(crate) const LONG: usize = 40;
-/// For so many back-offs, or looks, one who comes lets somebody go first who has waited.
+/// For so many back-offs, or looks, a newcomer yields to a thread that has waited.
 pub(crate) const GIVEN: usize = 8;
-/// How often who wants to change what others read tries before he has new readers wait, too: about a second.
+/// How often a writer tries before new readers have to wait, too: about a second.
 pub(crate) const READER_PREFERENCE: usize = 25_000 * SPINS;
 
-/// Between one look for the owner and the next.
+/// Between one look for the holder and the next.
 pub(crate) fn back_off() {
     std::thread::sleep(std::time::Duration::from_micros(20));
 }

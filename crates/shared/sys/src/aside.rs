@@ -1,11 +1,11 @@
-//! Letting go of things where nobody waits for it.
+//! Closes descriptors and unmaps memory on a thread of its own: close(2) may block for ever.
 //!
-//! close(2) may take for ever, and not even SIGKILL ends it: a file of a FUSE mount asks whoever serves that mount first, a
+//! Not even SIGKILL ends such a close: a file of a FUSE mount asks whoever serves that mount first, a
 //! TCP socket with SO_LINGER waits for its peer, and the last to let go of a huge file frees all its pages. So whatever a peer
 //! sent us (and the connection itself, in which more may lie unread) is closed by a thread that does nothing else. There is
 //! one of these for each port that has had a peer: one that is stuck holds up that port's descriptors and nobody else's.
 
-use crate::pace::Pace;
+use crate::signal_cost::SignalCost;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -13,15 +13,15 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What takes longer than this to be let go of is not what a VM's front-end sends.
+/// What takes longer than this to be dropped is not what a VM's front-end sends.
 const LONG: Duration = Duration::from_secs(1);
-/// Most things that may wait to be let go of. A front-end that behaves has a few dozen descriptors in all.
+/// Most things that may wait to be dropped. A front-end that behaves has a few dozen descriptors in all.
 const MANY: usize = 1024;
 
-/// Anything: what counts is its end; and whether that may take long.
+/// A value to drop, and whether its drop may take long.
 type Thing = (Box<dyn Send>, bool);
 
-/// Lets go of one port's things, in order, on a thread of its own, which is started with the first. Any thread may use it;
+/// Drops one port's things, in order, on a thread of its own, which is started with the first. Any thread may use it;
 /// nothing here waits for that thread.
 #[derive(Debug)]
 pub struct Aside {
@@ -31,7 +31,7 @@ pub struct Aside {
     not_started: Mutex<Option<Receiver<Thing>>>,
     progress: Arc<Progress>,
     /// How long signals take that this port's peers are sent.
-    pub(crate) pace: Pace,
+    pub(crate) signal_cost: SignalCost,
 }
 
 #[derive(Debug, Default)]
@@ -46,16 +46,22 @@ impl Aside {
     pub fn new(name: &str) -> Arc<Self> {
         let (things, receiver) = channel();
         let (not_started, progress) = (Mutex::new(Some(receiver)), Arc::default());
-        Arc::new(Self { name: format!("close-{name}"), things, not_started, progress, pace: Pace::default() })
+        Arc::new(Self {
+            name: format!("close-{name}"),
+            things,
+            not_started,
+            progress,
+            signal_cost: SignalCost::default(),
+        })
     }
 
-    /// Drops it soon.
-    pub fn release(&self, thing: impl Send + 'static) {
+    /// Drops it soon, on the thread.
+    pub fn drop_aside(&self, thing: impl Send + 'static) {
         self.push((Box::new(thing), false));
     }
 
-    /// Drops what takes long, and nobody's doing but the kernel's: memory. However long that takes, the port is not stuck.
-    pub fn let_go_slowly(&self, thing: impl Send + 'static) {
+    /// The same for memory, whose unmapping may take long by the kernel's work alone. However long it takes, the port is not stuck.
+    pub fn unmap_aside(&self, thing: impl Send + 'static) {
         self.push((Box::new(thing), true));
     }
 
@@ -116,7 +122,7 @@ impl Foreign {
         Self { fd: ManuallyDrop::new(fd), aside: aside.clone() }
     }
 
-    /// Where whatever comes from the same peer is to be let go of.
+    /// Where whatever comes from the same peer is to be dropped.
     pub fn aside(&self) -> &Arc<Aside> {
         &self.aside
     }
@@ -140,7 +146,7 @@ impl Drop for Foreign {
     fn drop(&mut self) {
         // SAFETY: `fd` is taken here only, and nobody can use `self` afterwards.
         let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
-        self.aside.release(fd);
+        self.aside.drop_aside(fd);
     }
 }
 
@@ -172,9 +178,9 @@ mod tests {
         let (port, other) = (Aside::new("x"), Aside::new("y"));
         let (end, ended) = channel();
         let (tell, told) = channel();
-        port.release(Slow(ended, tell.clone()));
-        port.release(Quick(tell.clone()));
-        other.release(Quick(tell));
+        port.drop_aside(Slow(ended, tell.clone()));
+        port.drop_aside(Quick(tell.clone()));
+        other.drop_aside(Quick(tell));
         assert_eq!(told.recv(), Ok("quick"), "the other port's");
         assert_eq!(told.recv_timeout(Duration::from_millis(10)), Err(RecvTimeoutError::Timeout));
         while !port.is_stuck() {
@@ -193,8 +199,8 @@ mod tests {
         let (port, other) = (Aside::new("x"), Aside::new("y"));
         let (ends, told) = ([channel(), channel()], channel());
         let [(end, ended), (other_end, other_ended)] = ends;
-        port.let_go_slowly(Slow(ended, told.0.clone()));
-        other.release(Slow(other_ended, told.0));
+        port.unmap_aside(Slow(ended, told.0.clone()));
+        other.drop_aside(Slow(other_ended, told.0));
         while !other.is_stuck() {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -207,8 +213,8 @@ mod tests {
     fn too_much_at_once_is_stuck_as_well() {
         let port = Aside::new("x");
         let (end, ended) = channel();
-        port.release(Slow(ended, channel().0));
-        (0..MANY).for_each(|_| port.release(()));
+        port.drop_aside(Slow(ended, channel().0));
+        (0..MANY).for_each(|_| port.drop_aside(()));
         assert!(port.is_stuck());
         drop(end);
         while port.is_stuck() {

@@ -16,7 +16,6 @@ pub mod hostview;
 mod inherit;
 mod log;
 mod memfd;
-mod pace;
 #[cfg(any(test, feature = "supervisor"))]
 mod peer;
 mod peer_event;
@@ -25,6 +24,7 @@ mod process;
 mod pulse;
 pub mod sandbox;
 mod sched;
+mod signal_cost;
 mod socket;
 
 #[cfg(any(test, feature = "supervisor"))]

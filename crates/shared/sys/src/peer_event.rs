@@ -12,7 +12,7 @@
 //! It costs three times what write(2) does, once for each interrupt: 2.1 µs beside 0.6 µs in a busy virtual machine of two cores
 //! (`what_a_signal_costs` below), whatever file is read and however many completions there is room for.
 //!
-//! It never sleeps, but it takes as long as there are many to wake: see `pace.rs`.
+//! It never sleeps, but it takes as long as there are many to wake: see `signal_cost.rs`.
 //!
 //! A context of AIO is a ring of completions in memory that the kernel shares with us. What it says is of no interest: when
 //! the kernel finds no room, the reader's index is moved to the writer's. Both are only hints to the kernel, which
@@ -62,7 +62,7 @@ const _: () = assert!(size_of::<Iocb>() == 64 && cfg!(target_endian = "little"))
 
 /// The head of the kernel's ring: `struct aio_ring` of fs/aio.c.
 #[repr(C)]
-struct Ring {
+struct AioRing {
     id: AtomicU32,
     entries: AtomicU32,
     head: AtomicU32,
@@ -75,7 +75,7 @@ struct Ring {
 /// One context for the whole process, made once and never undone.
 struct Context {
     /// The kernel names a context by where its ring lies.
-    ring: NonNull<Ring>,
+    ring: NonNull<AioRing>,
     /// From which nothing is read.
     source: OwnedFd,
 }
@@ -126,7 +126,7 @@ impl Context {
             return Err(crate::sched::last_errno());
         }
         let address = usize::try_from(id).map_err(|_| Errno::INVAL)?;
-        let ring = NonNull::new(std::ptr::with_exposed_provenance_mut::<Ring>(address)).ok_or(Errno::INVAL)?;
+        let ring = NonNull::new(std::ptr::with_exposed_provenance_mut::<AioRing>(address)).ok_or(Errno::INVAL)?;
         let context = Self { ring, source };
         let (magic, incompatible) = (&context.ring().magic, &context.ring().incompatible);
         // All kernels since 2.6 say so; others would have to be asked for their completions.
@@ -136,7 +136,7 @@ impl Context {
         Ok(context)
     }
 
-    fn ring(&self) -> &Ring {
+    fn ring(&self) -> &AioRing {
         // SAFETY: the kernel mapped at least a page there, page-aligned, and unmaps it at the end of the process.
         unsafe { self.ring.as_ref() }
     }
@@ -164,7 +164,7 @@ impl Context {
         for n in 0..TRIES {
             match self.submit(event, flags) {
                 Err(Errno::AGAIN) => {
-                    let Ring { head, tail, .. } = self.ring();
+                    let AioRing { head, tail, .. } = self.ring();
                     head.store(tail.load(Ordering::Acquire), Ordering::Release);
                     if n > 0 {
                         // More threads than operations are in the middle of this; none of them waits for anything.
@@ -190,20 +190,21 @@ struct Event {
     owed: AtomicBool,
 }
 
-/// A signal that is owed: it is given when this is let go of.
-struct Owed(Arc<Event>);
+/// A signal that is owed: it is given when this is dropped.
+struct OwedSignal(Arc<Event>);
 
 /// Of a thread's time so much is for signals that are slow: one part in this.
 const SHARE: u32 = 16;
 /// The longest pause after one. More would look like a close that does not end.
 const PAUSE: Duration = Duration::from_millis(500);
 
-impl Drop for Owed {
+impl Drop for OwedSignal {
     fn drop(&mut self) {
         // First: what is owed from now on needs another one.
         self.0.owed.store(false, Ordering::Release);
         if let Some(Ok(context)) = CONTEXT.get() {
-            let took = self.0.fd.aside().pace.watch_slow(|| _ = context.submit_with_room(self.0.fd.as_fd(), 0));
+            let took =
+                self.0.fd.aside().signal_cost.signal_aside(|| _ = context.submit_with_room(self.0.fd.as_fd(), 0));
             if took > Duration::from_millis(1) {
                 // All of this is a core's time, with interrupts off.
                 std::thread::sleep((took * SHARE).min(PAUSE));
@@ -227,11 +228,11 @@ impl PeerEvent {
     pub fn signal(&self) {
         let Some(Ok(context)) = CONTEXT.get() else { return };
         let Event { fd, owed } = &*self.0;
-        let pace = &fd.aside().pace;
-        if !pace.is_slow() {
-            pace.watch(|| _ = context.submit_with_room(fd.as_fd(), 0));
+        let cost = &fd.aside().signal_cost;
+        if !cost.is_slow() {
+            cost.signal(|| _ = context.submit_with_room(fd.as_fd(), 0));
         } else if !owed.swap(true, Ordering::AcqRel) {
-            fd.aside().release(Owed(self.0.clone()));
+            fd.aside().drop_aside(OwedSignal(self.0.clone()));
         }
     }
 }
@@ -319,14 +320,14 @@ mod tests {
         let watches: Vec<_> = (0..10_000).map_while(|_| crate::Epoll::new().ok()).collect();
         watches.iter().for_each(|epoll| epoll.add(&theirs, 0, crate::Trigger::Edge).unwrap());
         let mut signals = 0;
-        while !aside.pace.is_slow() {
+        while !aside.signal_cost.is_slow() {
             ours.signal();
             quick.signal();
             theirs.drain();
             signals += 1;
             assert!(signals < 100_000, "not found to be slow");
         }
-        assert!(!other.pace.is_slow());
+        assert!(!other.signal_cost.is_slow());
         for _ in 0..3 {
             ours.signal();
             while !theirs.drain() {

@@ -69,7 +69,7 @@ impl Beat {
 
     /// It goes to sleep, until there is work.
     #[inline]
-    pub fn rest(&self) {
+    pub fn sleep(&self) {
         self.count(|beats| (beats | 1).wrapping_add(1));
     }
 
@@ -180,7 +180,7 @@ mod tests {
             if at_work {
                 beat.work()
             } else {
-                beat.rest()
+                beat.sleep()
             }
             let now = ours().unwrap();
             assert_eq!((now.is_at_work(), now.beats != before.beats), (at_work, true));

@@ -10,9 +10,7 @@ mod mac;
 pub use counted::counted;
 pub use counter::{Counter, DropCounters, PortCounters, PortTotals};
 pub use drop::{DROP_REASONS, DropReason};
-pub use mac::MacAddr;
-#[cfg(any(test, feature = "text"))]
-pub use mac::ParseMacError;
+pub use mac::{MacAddr, ParseMacError};
 
 use serde::{Deserialize, Serialize};
 

@@ -2,12 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
-
-#[cfg(any(test, feature = "text"))]
-mod text;
-
-#[cfg(any(test, feature = "text"))]
-pub use text::ParseMacError;
+use std::str::FromStr;
 
 /// A 48-bit Ethernet address in wire order.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -48,6 +43,41 @@ impl fmt::Display for MacAddr {
 impl fmt::Debug for MacAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+/// The text is not an Ethernet address in any of the usual spellings.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ParseMacError;
+
+impl fmt::Display for ParseMacError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("not a MAC address; write six pairs of hexadecimal digits, such as 52:54:00:12:34:56")
+    }
+}
+
+impl std::error::Error for ParseMacError {}
+
+impl FromStr for MacAddr {
+    type Err = ParseMacError;
+
+    /// Six pairs of digits with `:` or `-` between, or three groups of four with `.` between; upper or lower case.
+    fn from_str(s: &str) -> Result<Self, ParseMacError> {
+        let (separator, width) = match s.bytes().find(|b| matches!(b, b':' | b'-' | b'.')) {
+            Some(b'.') => ('.', 4),
+            Some(b'-') => ('-', 2),
+            _ => (':', 2),
+        };
+        let (mut value, mut digits) = (0, 0);
+        for part in s.split(separator) {
+            digits += width;
+            if digits > 12 || part.len() != width || !part.bytes().all(|c| c.is_ascii_hexdigit()) {
+                return Err(ParseMacError);
+            }
+            value = value << (4 * width) | u64::from_str_radix(part, 16).map_err(|_| ParseMacError)?;
+        }
+        let [_, _, address @ ..] = value.to_be_bytes();
+        if digits == 12 { Ok(Self(address)) } else { Err(ParseMacError) }
     }
 }
 

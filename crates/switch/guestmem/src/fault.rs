@@ -29,7 +29,7 @@ const CHUNK: usize = 1024;
 const SMALL_PAGE: usize = 4096;
 
 #[derive(Debug)]
-struct Watched {
+struct GuardedMapping {
     /// Odd while `start` and `len` change; moves on with each change.
     sequence: AtomicU32,
     /// 0: free.
@@ -58,7 +58,7 @@ impl Mapping {
     }
 }
 
-impl Watched {
+impl GuardedMapping {
     const fn free() -> Self {
         Self {
             sequence: AtomicU32::new(0),
@@ -84,7 +84,7 @@ impl Watched {
         claimed
     }
 
-    fn release(&self) {
+    fn clear(&self) {
         // Relaxed: the slot is this thread's, nobody else writes to it, and `change` fences before the words.
         let before = self.sequence.load(Ordering::Relaxed);
         self.sequence.store(before.wrapping_add(1), Ordering::Relaxed);
@@ -122,13 +122,13 @@ impl Watched {
 /// Places for mappings, and the next such chunk once there is one.
 #[derive(Debug)]
 struct Chunk {
-    slots: [Watched; CHUNK],
+    slots: [GuardedMapping; CHUNK],
     next: AtomicPtr<Chunk>,
 }
 
 impl Chunk {
     const fn new() -> Self {
-        Self { slots: [const { Watched::free() }; CHUNK], next: AtomicPtr::new(std::ptr::null_mut()) }
+        Self { slots: [const { GuardedMapping::free() }; CHUNK], next: AtomicPtr::new(std::ptr::null_mut()) }
     }
 
     fn next(&self) -> Option<&'static Self> {
@@ -160,7 +160,7 @@ static TABLE: Chunk = Chunk::new();
 
 /// A mapping's place in the table that the handler searches. Free again when dropped: before the mapping goes.
 #[derive(Debug)]
-pub(crate) struct Slot(&'static Watched);
+pub(crate) struct Slot(&'static GuardedMapping);
 
 impl Slot {
     /// Registers what is mapped; it does not start at 0.
@@ -182,12 +182,12 @@ impl Slot {
 
     /// To be called once, before the mapping goes.
     pub(crate) fn release(&self) {
-        self.0.release();
+        self.0.clear();
     }
 }
 
 /// The slot that `addr` lies in, and what it says.
-fn find(addr: usize) -> Option<(&'static Watched, Mapping)> {
+fn find(addr: usize) -> Option<(&'static GuardedMapping, Mapping)> {
     let mut chunk = Some(&TABLE);
     while let Some(here) = chunk {
         for slot in &here.slots {
@@ -261,10 +261,10 @@ mod tests {
 
     thread_local! {
         /// What another thread does between a reader's two looks.
-        static MEANWHILE: Cell<Option<fn(&Watched)>> = const { Cell::new(None) };
+        static MEANWHILE: Cell<Option<fn(&GuardedMapping)>> = const { Cell::new(None) };
     }
 
-    static SLOT: Watched = Watched::free();
+    static SLOT: GuardedMapping = GuardedMapping::free();
 
     pub(super) fn between_the_words() {
         if let Some(meanwhile) = MEANWHILE.take() {
@@ -281,13 +281,13 @@ mod tests {
         assert!(SLOT.claim(small));
         assert_eq!(SLOT.read(), Some(small));
         MEANWHILE.set(Some(|slot| {
-            slot.release();
+            slot.clear();
             assert!(slot.claim(LARGE));
         }));
         let read = SLOT.read();
         assert!(read.is_none(), "start of one mapping, length of another: {read:x?}");
         assert_eq!(SLOT.read(), Some(LARGE));
-        MEANWHILE.set(Some(Watched::release));
+        MEANWHILE.set(Some(GuardedMapping::clear));
         assert_eq!(SLOT.read(), None, "released meanwhile");
         assert_eq!(SLOT.read(), None);
     }
@@ -297,7 +297,7 @@ mod tests {
     #[test]
     fn words_belong_together_under_traffic() {
         const ROUNDS: usize = 20_000;
-        static SLOTS: [Watched; 4] = [const { Watched::free() }; 4];
+        static SLOTS: [GuardedMapping; 4] = [const { GuardedMapping::free() }; 4];
         // A mapping's length follows from its start.
         let len_of = |start: usize| start.wrapping_mul(0x9e37_79b9) | 1;
         let mapping = |start| Mapping { start, len: len_of(start), page: len_of(start) ^ 5 };
@@ -312,13 +312,13 @@ mod tests {
                         let Some(i) = SLOTS.iter().position(|slot| slot.claim(mapping(start))) else { continue };
                         assert_eq!(owners[i].swap(start, Ordering::Relaxed), 0, "two owners");
                         owners[i].store(0, Ordering::Relaxed);
-                        SLOTS[i].release();
+                        SLOTS[i].clear();
                     }
                     left.fetch_sub(1, Ordering::Release);
                 });
             }
             while left.load(Ordering::Acquire) > 0 {
-                for read in SLOTS.iter().filter_map(Watched::read) {
+                for read in SLOTS.iter().filter_map(GuardedMapping::read) {
                     assert_eq!(read, mapping(read.start));
                 }
             }

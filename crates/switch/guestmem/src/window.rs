@@ -1,4 +1,5 @@
-//! What a loop over a burst of buffers keeps in registers: one region, and each buffer in two words.
+//! The fast path of address checks: what a loop over a burst of buffers keeps in registers, one region, and each buffer in two words.
+//! [`Window::find`] checks an address against that region; `GuestMemory::piece` is the general way.
 
 use crate::memory::{GuestMemory, Place};
 use crate::slice::{GuestSlice, prefetch_two};

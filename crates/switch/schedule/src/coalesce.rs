@@ -13,13 +13,13 @@ use std::sync::{Arc, MutexGuard};
 
 const NOBODY: usize = usize::MAX;
 
-/// The receive timers of a port. Whoever delivers decides; what waits is paid by the port's own thread, so no debt is
-/// lost with a helper that loses its core.
+/// The receive timers of a port. The thread that delivers decides whether to interrupt now. A deferred interrupt is sent by the port's own
+/// thread, so none is lost with a helper that loses its core.
 #[derive(Debug)]
 pub(crate) struct Coalescing {
     helpers: Arc<Helpers>,
     batch: Batch,
-    /// The helper that is to see to what is owed once it gets its core, which the guest has until it blocks.
+    /// Helper that sends the deferred interrupt when the guest blocks.
     told: AtomicUsize,
     /// One for each queue to the guest. Locked only while that queue is.
     timers: [Lock<ReceiveTimer>; MAX_QUEUE_PAIRS],
@@ -61,7 +61,7 @@ impl Coalesce for Coalescing {
                     // Relaxed: told twice or told late, a helper finds the same; the letter's way has an order of its own.
                     && self.told.swap(helper, Relaxed) != helper
                 {
-                    self.helpers.watch(helper, port);
+                    self.helpers.interrupt_when_blocked(helper, port);
                 }
                 false
             }

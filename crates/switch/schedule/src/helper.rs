@@ -1,8 +1,8 @@
 //! Helpers: a thread for each core that works on cycles nobody else wants (PhD §4.3.4, figure 4.5).
 //!
 //! A helper is in the idle class (SCHED_IDLE): the kernel takes the core from it at any instruction, as soon as anybody
-//! else can run there. What it was about is finished on borrowed time: who needs a ring of a helper that makes no progress
-//! has it put into the normal class ([`Helpers::boost`]) until it has let go.
+//! else can run there. What it was about is finished on borrowed time: a thread that needs a ring of a helper that makes
+//! no progress has the helper put into the normal class ([`Helpers::boost`]) until the ring is free.
 
 use crate::boosted::Boosted;
 use crate::mailbox::Mailbox;
@@ -10,7 +10,7 @@ use crate::owned_ring::OwnedRing;
 use crate::policy::{Arrivals, BackOff, Core, Hysteresis, Vm, choose_core};
 use crate::workers::Settings;
 use lasthop_forward::{Datapath, Forwarder, Port};
-use lasthop_lock::Lock;
+use lasthop_lock::{Lock, Waiting};
 use lasthop_sys::hostview::{HostView, VmState};
 use lasthop_sys::{Beat, Epoll, Prompter, bind_current_thread, current_thread, set_idle};
 use std::io;
@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 
 /// A round that takes longer has been interrupted, or has moved packets.
 const ROUND_NS: u64 = 5_000;
-/// A helper that keeps rings and shows no sign of life for so long has lost its core. More than the largest burst takes.
+/// A helper that owns rings and shows no sign of life for so long has lost its core. More than the largest burst takes.
 const LOST_NS: u64 = 1_000_000;
 /// An offer that nobody has taken for so long: that core has other things to do.
 pub(crate) const OFFER_NS: u64 = 200_000;
@@ -49,7 +49,7 @@ pub(crate) struct Helpers {
 struct Helper {
     cpu: usize,
     mailbox: Mailbox<Letter>,
-    /// When it last went round its rings. Relaxed: a time, compared with limits that are longer than any store takes to be seen.
+    /// When it last polled its rings. Relaxed: a time, compared with limits that are longer than any store takes to be seen.
     beat_ns: AtomicU64,
     thread: OnceLock<i32>,
     boosted: Boosted,
@@ -59,7 +59,8 @@ struct Helper {
 #[derive(Debug)]
 enum Letter {
     Offer(Arc<OwnedRing>, Option<Arrivals>),
-    Watch(Arc<Port>),
+    /// A deferred interrupt of this port's guest is due once the helper gets to run.
+    InterruptDue(Arc<Port>),
     Stop,
 }
 
@@ -100,10 +101,10 @@ impl Helpers {
     pub(crate) fn start(self: &Arc<Self>) -> io::Result<Vec<JoinHandle<()>>> {
         let start = |(n, helper): (usize, &Helper)| {
             let epoll = Epoll::new()?;
-            helper.mailbox.watch(&epoll, 0)?;
+            helper.mailbox.register(&epoll, 0)?;
             let forwarder = Forwarder::new(self.datapath.clone());
             let mut thread =
-                Thread { n, helpers: self.clone(), forwarder, epoll, kept: Vec::new(), found_ns: 0, awake_ns: 0 };
+                Thread { n, helpers: self.clone(), forwarder, epoll, claimed: Vec::new(), found_ns: 0, awake_ns: 0 };
             let name = format!("{}-{}", if self.dedicated { "poll" } else { "helper" }, helper.cpu);
             std::thread::Builder::new().name(name).spawn(move || thread.serve())
         };
@@ -146,19 +147,19 @@ impl Helpers {
         self.all.iter().position(|helper| helper.cpu == core)
     }
 
-    /// Tells helper `n` of a ring that it may keep while it has packets; without `arrivals` only to empty it once.
+    /// Tells helper `n` of a ring that it may claim and poll while it has packets; without `arrivals` only to empty it once.
     pub(crate) fn offer(&self, n: usize, owned: &Arc<OwnedRing>, arrivals: Option<Arrivals>) {
         if let Some(helper) = self.all.get(n).filter(|_| owned.owner.offer(n)) {
             helper.mailbox.send(Letter::Offer(owned.clone(), arrivals));
         }
     }
 
-    /// Has helper `n` see to what this port's guest is owed, as soon as it gets to run.
-    pub(crate) fn watch(&self, n: usize, port: &Arc<Port>) {
-        self.all.get(n).into_iter().for_each(|helper| helper.mailbox.send(Letter::Watch(port.clone())));
+    /// Asks helper `n` to send this port's deferred interrupt. It runs only when its core is free, that is, once the guest has blocked.
+    pub(crate) fn interrupt_when_blocked(&self, n: usize, port: &Arc<Port>) {
+        self.all.get(n).into_iter().for_each(|helper| helper.mailbox.send(Letter::InterruptDue(port.clone())));
     }
 
-    /// Whether helper `n`, which keeps a ring, gets to look after it.
+    /// Whether helper `n`, which owns a ring, does not get to look after it.
     pub(crate) fn is_lost(&self, n: usize, now_ns: u64) -> bool {
         let Some(helper) = self.all.get(n) else { return true };
         // ASLEEP is in the future.
@@ -170,11 +171,17 @@ impl Helpers {
         self.all.get(n).into_iter().for_each(|helper| helper.back_off.lock().taken_away(now_ns));
     }
 
-    /// Somebody waits for a lock: helpers that may have it and do not get to run are put into the normal class, until
-    /// they have gone round once. `thread`: a port's that is known to have it and is to be taken out of its VM's control
-    /// group; times -1: put back; 0: none.
-    pub(crate) fn boost(&self, thread: i32) {
-        self.prompter.iter().filter(|_| thread != 0).for_each(|prompter| prompter.ask(thread));
+    /// Somebody waits for a lock: helpers that may hold it and do not get to run are put into the normal class, until
+    /// they have polled their rings once. A port's thread that is known to hold it is taken out of its VM's control group, and put back when the
+    /// wait is over.
+    pub(crate) fn boost(&self, waiting: Waiting) {
+        if let Some(prompter) = &self.prompter {
+            match waiting {
+                Waiting::HolderUnknown => {}
+                Waiting::HolderStopped(thread) => prompter.ask(thread),
+                Waiting::Over(thread) => prompter.ask(-thread),
+            }
+        }
         let now_ns = self.datapath.now_ns();
         for (_, helper) in self.all.iter().enumerate().filter(|(n, _)| self.is_lost(*n, now_ns)) {
             if let (Some(thread), Some(prompter)) = (helper.thread.get(), &self.prompter)
@@ -201,14 +208,15 @@ struct Thread {
     helpers: Arc<Helpers>,
     forwarder: Forwarder,
     epoll: Epoll,
-    kept: Vec<Kept>,
+    claimed: Vec<Claimed>,
     /// When any ring last had packets, by [`Thread::awake_ns`].
     found_ns: u64,
     /// A clock that stands still while the core has other things to do.
     awake_ns: u64,
 }
 
-struct Kept {
+/// A ring that this helper owns.
+struct Claimed {
     owned: Arc<OwnedRing>,
     arrivals: Arrivals,
     patient: bool,
@@ -240,8 +248,8 @@ impl Thread {
             before_ns = now_ns;
             for letter in helper.mailbox.take() {
                 match letter {
-                    Letter::Offer(owned, arrivals) => self.take(owned, arrivals),
-                    Letter::Watch(port) => port.blocked(),
+                    Letter::Offer(owned, arrivals) => self.claim(owned, arrivals),
+                    Letter::InterruptDue(port) => port.blocked(),
                     Letter::Stop => return,
                 }
             }
@@ -252,57 +260,58 @@ impl Thread {
                 });
                 humble_ns = now_ns + HUMBLE_NS;
             }
-            if self.kept.is_empty() {
+            if self.claimed.is_empty() {
                 helper.beat_ns.store(ASLEEP, Ordering::Relaxed);
-                beat.rest();
+                beat.sleep();
                 if self.epoll.wait(&mut ready, None).is_err() {
                     return;
                 }
                 continue;
             }
-            self.round(helper, now_ns);
+            self.poll_rings(helper, now_ns);
         }
     }
 
-    fn take(&mut self, owned: Arc<OwnedRing>, arrivals: Option<Arrivals>) {
+    fn claim(&mut self, owned: Arc<OwnedRing>, arrivals: Option<Arrivals>) {
         let disable =
             |still: &dyn Fn() -> bool| self.forwarder.disable_notifications(&owned.port, owned.queue, false, still);
         if owned.owner.claim(self.n, disable) {
             let (patient, arrivals) = (arrivals.is_some(), arrivals.unwrap_or_default());
-            self.kept.push(Kept { owned, arrivals, patient, found_ns: self.awake_ns });
+            self.claimed.push(Claimed { owned, arrivals, patient, found_ns: self.awake_ns });
         }
     }
 
     /// One burst from each ring.
-    fn round(&mut self, helper: &Helper, mut now_ns: u64) {
+    fn poll_rings(&mut self, helper: &Helper, mut now_ns: u64) {
         let mut i = 0;
-        while let Some(kept) = self.kept.get_mut(i) {
+        while let Some(claimed) = self.claimed.get_mut(i) {
             helper.beat_ns.store(now_ns, Ordering::Relaxed);
-            if kept.owned.owner.helper() != Some(self.n) {
-                self.kept.swap_remove(i);
+            if claimed.owned.owner.helper() != Some(self.n) {
+                self.claimed.swap_remove(i);
                 continue;
             }
-            let outcome = kept.owned.run(&mut self.forwarder, &mut kept.arrivals, &mut now_ns);
+            let outcome = claimed.owned.carry_burst(&mut self.forwarder, &mut claimed.arrivals, &mut now_ns);
             // Packets that wait for a receiver's buffers wait for milliseconds at most.
             if outcome.packets > 0 || outcome.held {
-                kept.found_ns = self.awake_ns;
+                claimed.found_ns = self.awake_ns;
                 self.found_ns = self.awake_ns;
             }
             let since = |then_ns| self.awake_ns.saturating_sub(then_ns);
-            let patience_ns = self.helpers.hysteresis.patience_ns(&kept.arrivals, since(self.found_ns));
-            let silent = since(kept.found_ns) > patience_ns || !kept.patient && outcome.packets == 0;
-            if self.helpers.dedicated || !(silent || outcome.stalled) || self.keeps(i, outcome.stalled) {
-                i += 1;
+            let patience_ns = self.helpers.hysteresis.patience_ns(&claimed.arrivals, since(self.found_ns));
+            let silent = since(claimed.found_ns) > patience_ns || !claimed.patient && outcome.packets == 0;
+            let done = !self.helpers.dedicated && (silent || outcome.stalled);
+            if done && !self.give_back(i, outcome.stalled) {
+                self.claimed.swap_remove(i);
             } else {
-                self.kept.swap_remove(i);
+                i += 1;
             }
         }
     }
 
-    /// Gives a ring back to its port's thread; true if it has packets again. With packets that wait for control (`stuck`)
-    /// it is the port's thread that looks after them, next time it looks whether the ring is in good hands.
-    fn keeps(&mut self, i: usize, stuck: bool) -> bool {
-        let Some(Kept { owned, found_ns, .. }) = self.kept.get_mut(i) else { return false };
+    /// Gives a ring back to its port's thread; true if the helper keeps it after all, because it has packets again. With packets that wait for
+    /// control (`stuck`) it is the port's thread that looks after them, next time it looks whether the helper still polls the ring.
+    fn give_back(&mut self, i: usize, stuck: bool) -> bool {
+        let Some(Claimed { owned, found_ns, .. }) = self.claimed.get_mut(i) else { return false };
         let rearm = |keep: &dyn Fn() -> bool| {
             !stuck && self.forwarder.rearm_notifications_unless(&owned.port, owned.queue, 0, keep)
         };

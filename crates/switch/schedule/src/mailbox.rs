@@ -17,7 +17,7 @@ impl<T> Mailbox<T> {
     }
 
     /// Has `epoll` report letters as `token`.
-    pub(crate) fn watch(&self, epoll: &Epoll, token: u64) -> io::Result<()> {
+    pub(crate) fn register(&self, epoll: &Epoll, token: u64) -> io::Result<()> {
         Ok(epoll.add(&self.wake, token, Trigger::Edge)?)
     }
 

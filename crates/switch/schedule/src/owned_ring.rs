@@ -1,4 +1,4 @@
-//! A vring that packets come from, and who looks after it.
+//! A vring that packets come from, and the thread that looks after it.
 
 use crate::owner::Owner;
 use crate::policy::Arrivals;
@@ -24,7 +24,7 @@ impl OwnedRing {
 
     /// Moves a burst; `now_ns` goes on by what it takes. Its own thread or its owner.
     #[inline]
-    pub(crate) fn run(&self, forwarder: &mut Forwarder, arrivals: &mut Arrivals, now_ns: &mut u64) -> Outcome {
+    pub(crate) fn carry_burst(&self, forwarder: &mut Forwarder, arrivals: &mut Arrivals, now_ns: &mut u64) -> Outcome {
         let outcome = forwarder.carry(&self.port, self.queue, *now_ns);
         if outcome.packets > 0 {
             let since = std::mem::replace(now_ns, forwarder.now_ns());

@@ -7,7 +7,7 @@ use crate::mailbox::Mailbox;
 use crate::owned_ring::OwnedRing;
 use crate::policy::{Arrivals, Batch, Kicks, TransmitTimer, Vm};
 use lasthop_forward::{Forwarder, Outcome, Port};
-use lasthop_lock::name_thread;
+use lasthop_lock::{Waiting, identify_thread};
 use lasthop_sys::{Beat, Epoll, LineLimit, Trigger, current_thread};
 use lasthop_virtqueue::BURST;
 use std::io;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 const POLL_NS: u64 = 1_000_000;
 /// How often a receiver without buffers is looked at while packets wait for it.
 const HOLD_RETRY_NS: u64 = 100_000;
-/// How often a ring that a helper keeps is looked after: the longest that packets lie if its core is taken away.
+/// How often a ring that a helper owns is looked after: the longest that packets lie if its core is taken away.
 const GUARD_NS: u64 = 1_000_000;
 /// How long a ring just offered is left for the helper to take: its core may be the one that we are on.
 const GIVE_WAY_NS: u64 = 50_000;
@@ -66,7 +66,7 @@ impl PortThread {
         port.set_coalescing(coalescing.clone());
         let mailbox = Arc::new(Mailbox::new()?);
         let epoll = Epoll::new()?;
-        mailbox.watch(&epoll, LETTERS)?;
+        mailbox.register(&epoll, LETTERS)?;
         epoll.add(&coalescing.timer, TIMER, Trigger::Edge)?;
         let mut server = Server {
             port: port.clone(),
@@ -80,15 +80,15 @@ impl PortThread {
             yielded_ns: 0,
             lines: LineLimit::new(Instant::now()),
         };
+        let (report, started) = channel();
         // As `top -H` shows it; the kernel cuts it after 15 bytes.
-        let (tell, told) = channel();
         let thread = std::thread::Builder::new().name(format!("port-{}", port.name)).spawn(move || {
             let this = current_thread();
-            name_thread(if server.helpers.cgroup_accounting { this } else { 0 });
-            let _ = tell.send(this);
+            identify_thread(if server.helpers.cgroup_accounting { this } else { 0 });
+            let _ = report.send(this);
             server.serve();
         })?;
-        let id = told.recv().map_err(io::Error::other)?;
+        let id = started.recv().map_err(io::Error::other)?;
         Ok(Some(Self { mailbox, thread, id }))
     }
 }
@@ -102,14 +102,15 @@ struct Server {
     mailbox: Arc<Mailbox<Letter>>,
     transmit: Batch,
     coalescing: Arc<Coalescing>,
-    rings: Vec<Option<Ring>>,
+    rings: Vec<Option<PortRing>>,
     /// When others of this core last had their turn.
     yielded_ns: u64,
     /// How much the port's front-end may make this thread write.
     lines: LineLimit,
 }
 
-struct Ring {
+/// A ring that the port's thread looks after, or has offered.
+struct PortRing {
     owned: Arc<OwnedRing>,
     next: Next,
     /// The guest has been asked not to kick.
@@ -185,12 +186,12 @@ impl Server {
             }
             ring.owned.owner.take_away(helper);
             helpers.avoid(helper, *now_ns);
-            helpers.boost(0);
+            helpers.boost(Waiting::HolderUnknown);
         }
         if !std::mem::replace(&mut ring.kicks_disabled, true) || ring.kicked {
             forwarder.disable_notifications(port, queue, std::mem::take(&mut ring.kicked), || true);
         }
-        let outcome = ring.owned.run(forwarder, &mut ring.arrivals, now_ns);
+        let outcome = ring.owned.carry_burst(forwarder, &mut ring.arrivals, now_ns);
         yield_if_due(&outcome, yielded_ns, forwarder, *now_ns);
         ring.gathered += outcome.packets;
         if let Some(next) = ring.waits(&outcome, *now_ns) {
@@ -222,13 +223,15 @@ impl Server {
                 }
                 Next::At(due_ns)
             }
-            Kicks::Next if forwarder.rearm_notifications(port, queue, 0) => {
-                ring.next = Next::Now;
-                return true;
+            Kicks::Next => {
+                let more = forwarder.rearm_notifications(port, queue, 0);
+                if more {
+                    ring.next = Next::Now;
+                    return true;
+                }
+                // A helper may have claimed it meanwhile, and asked the guest not to kick.
+                if ring.owned.owner.is_own() { Next::Woken } else { Next::At(*now_ns + GUARD_NS) }
             }
-            // A helper may have taken it while we were at it, and asked the guest not to kick.
-            Kicks::Next if !ring.owned.owner.is_own() => Next::At(*now_ns + GUARD_NS),
-            Kicks::Next => Next::Woken,
         };
         ring.kicks_disabled = false;
         false
@@ -246,7 +249,7 @@ impl Server {
 
     /// Waits for kicks and letters; false when told to stop.
     fn wait(&mut self, ready: &mut Vec<u64>, timeout: Option<Duration>, beat: &Beat) -> bool {
-        beat.rest();
+        beat.sleep();
         if self.epoll.wait(ready, timeout).is_err() {
             return false;
         }
@@ -301,7 +304,7 @@ impl Server {
             return;
         }
         // The guest may have made packets available before we could hear its kick.
-        self.rings[n] = Some(Ring {
+        self.rings[n] = Some(PortRing {
             owned,
             next: Next::Now,
             kicks_disabled: false,
@@ -322,7 +325,7 @@ fn yield_if_due(outcome: &Outcome, yielded_ns: &mut u64, forwarder: &Forwarder, 
     }
 }
 
-impl Ring {
+impl PortRing {
     /// When the ring is to be looked at, if it was left with packets that cannot go on now.
     fn waits(&self, outcome: &Outcome, now_ns: u64) -> Option<Next> {
         match outcome.until_ns {

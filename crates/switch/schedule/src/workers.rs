@@ -55,8 +55,8 @@ impl Workers {
     pub fn start(datapath: &Arc<Datapath>, mut settings: Settings) -> io::Result<Self> {
         let helpers = Arc::new(Helpers::new(datapath.clone(), &mut settings)?);
         let threads = helpers.start()?;
-        let waiting = helpers.clone();
-        lasthop_lock::on_wait(Box::new(move |thread| waiting.boost(thread)));
+        let all = helpers.clone();
+        lasthop_lock::on_wait(Box::new(move |waiting| all.boost(waiting)));
         Ok(Self { receive: settings.receive, helpers, threads, ports: HashMap::new(), started: Vec::new() })
     }
 
@@ -92,7 +92,7 @@ impl Workers {
         std::mem::take(&mut self.started)
     }
 
-    /// The vring is not to be looked after any more. Its owner lets go of it soon; the queue's own lock says when a burst is
+    /// The vring is not to be looked after any more. Its owner releases it soon; the queue's own lock says when a burst is
     /// over.
     pub fn detach(&mut self, port: PortId, queue: u16) {
         let Some(entry) = self.ports.get_mut(&port) else { return };

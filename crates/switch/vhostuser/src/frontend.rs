@@ -57,7 +57,7 @@ impl Frontend {
 
     /// SET_FEATURES.
     pub fn set_features(&self, features: Features) -> Result<(), FrontendError> {
-        self.tell(Request::SetFeatures, &features.bits(), &[])
+        self.request(Request::SetFeatures, &features.bits(), &[])
     }
 
     /// GET_PROTOCOL_FEATURES.
@@ -68,14 +68,14 @@ impl Frontend {
     /// SET_PROTOCOL_FEATURES.
     pub fn set_protocol_features(&mut self, features: ProtocolFeatures) -> Result<(), FrontendError> {
         self.acks = false;
-        self.tell(Request::SetProtocolFeatures, &features.bits(), &[])?;
+        self.request(Request::SetProtocolFeatures, &features.bits(), &[])?;
         self.acks = features.contains(ProtocolFeatures::REPLY_ACK);
         Ok(())
     }
 
     /// SET_OWNER.
     pub fn set_owner(&self) -> Result<(), FrontendError> {
-        self.tell(Request::SetOwner, &(), &[])
+        self.request(Request::SetOwner, &(), &[])
     }
 
     /// GET_QUEUE_NUM: queue pairs.
@@ -89,33 +89,33 @@ impl Frontend {
         let mut body = [count, 0].as_bytes().to_vec();
         regions.iter().for_each(|(spec, _)| body.extend_from_slice(spec.as_bytes()));
         let fds: Vec<_> = regions.iter().map(|(_, fd)| *fd).collect();
-        self.tell(Request::SetMemTable, body.as_slice(), &fds)
+        self.request(Request::SetMemTable, body.as_slice(), &fds)
     }
 
     /// ADD_MEM_REG.
     pub fn add_region(&self, spec: RegionSpec, fd: BorrowedFd<'_>) -> Result<(), FrontendError> {
-        self.tell(Request::AddMemReg, &SingleRegion { padding: 0, region: spec }, &[fd])
+        self.request(Request::AddMemReg, &SingleRegion { padding: 0, region: spec }, &[fd])
     }
 
     /// REM_MEM_REG.
     pub fn remove_region(&self, spec: RegionSpec) -> Result<(), FrontendError> {
-        self.tell(Request::RemMemReg, &SingleRegion { padding: 0, region: spec }, &[])
+        self.request(Request::RemMemReg, &SingleRegion { padding: 0, region: spec }, &[])
     }
 
     /// SET_VRING_NUM.
     pub fn set_size(&self, ring: u32, size: u32) -> Result<(), FrontendError> {
-        self.tell(Request::SetVringNum, &state(ring, size), &[])
+        self.request(Request::SetVringNum, &state(ring, size), &[])
     }
 
     /// SET_VRING_BASE.
     pub fn set_base(&self, ring: u32, base: u32) -> Result<(), FrontendError> {
-        self.tell(Request::SetVringBase, &state(ring, base), &[])
+        self.request(Request::SetVringBase, &state(ring, base), &[])
     }
 
     /// SET_VRING_ADDR: descriptors, the driver's part (available) and the device's (used), as user addresses.
     pub fn set_addr(&self, ring: u32, desc: u64, driver: u64, device: u64) -> Result<(), FrontendError> {
         let addr = VringAddr { index: ring, descriptor: desc, used: device, available: driver, ..VringAddr::default() };
-        self.tell(Request::SetVringAddr, &addr, &[])
+        self.request(Request::SetVringAddr, &addr, &[])
     }
 
     /// SET_VRING_KICK; `None` asks the back-end to poll.
@@ -135,7 +135,7 @@ impl Frontend {
 
     /// SET_VRING_ENABLE.
     pub fn enable(&self, ring: u32, enabled: bool) -> Result<(), FrontendError> {
-        self.tell(Request::SetVringEnable, &state(ring, enabled.into()), &[])
+        self.request(Request::SetVringEnable, &state(ring, enabled.into()), &[])
     }
 
     /// GET_VRING_BASE: stops the ring and says where.
@@ -155,12 +155,12 @@ impl Frontend {
 
     /// SET_INFLIGHT_FD.
     pub fn set_inflight(&self, desc: InflightDesc, fd: BorrowedFd<'_>) -> Result<(), FrontendError> {
-        self.tell(Request::SetInflightFd, &desc, &[fd])
+        self.request(Request::SetInflightFd, &desc, &[fd])
     }
 
     /// Any request with a body that is a number, acknowledged if that was negotiated.
     pub fn set_u64(&self, request: Request, value: u64) -> Result<(), FrontendError> {
-        self.tell(request, &value, &[])
+        self.request(request, &value, &[])
     }
 
     /// Any request without a body that is answered by a number.
@@ -218,7 +218,7 @@ impl Frontend {
         Ok(self.receive(request)?.0)
     }
 
-    fn tell<T: IntoBytes + Immutable + ?Sized>(
+    fn request<T: IntoBytes + Immutable + ?Sized>(
         &self,
         request: Request,
         body: &T,
@@ -234,7 +234,7 @@ impl Frontend {
 
     fn vring_fd(&self, request: Request, ring: u32, fd: Option<BorrowedFd<'_>>) -> Result<(), FrontendError> {
         let value = u64::from(ring) | if fd.is_none() { NO_FD } else { 0 };
-        self.tell(request, &value, fd.as_slice())
+        self.request(request, &value, fd.as_slice())
     }
 }
 

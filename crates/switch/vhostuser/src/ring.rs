@@ -47,7 +47,7 @@ pub enum RingError {
 
 /// What a front-end has said about one ring.
 #[derive(Debug, Default)]
-pub(crate) struct Ring {
+pub(crate) struct Vring {
     /// SET_VRING_NUM; 0 before.
     pub(crate) size: u16,
     /// SET_VRING_ADDR.

@@ -5,7 +5,7 @@ use crate::form::Form;
 use crate::inflight::{self, Inflight};
 use crate::message::{Request, SingleRegion, SyntaxError, VRING_LOG, VringAddr, flag};
 use crate::outcome::{Refusal, SessionError, SessionEvent};
-use crate::ring::{Ring, RingError, RingState, packed_base};
+use crate::ring::{RingError, RingState, Vring, packed_base};
 use crate::transport::{Message, Transport};
 use lasthop_guestmem::{AccessError, GuestMemory, MAX_REGIONS, Mapped, MemoryLimits, RegionSpec};
 use lasthop_sys::{Foreign, PeerEvent};
@@ -70,7 +70,7 @@ fn number(value: u64) -> Answer {
 pub struct Session {
     transport: Transport,
     queues: Arc<[Arc<Queue>]>,
-    rings: Vec<Ring>,
+    rings: Vec<Vring>,
     features: Features,
     protocol_features: ProtocolFeatures,
     memory: Arc<GuestMemory>,
@@ -91,7 +91,7 @@ impl Session {
     pub fn new(socket: impl Into<Foreign>, queues: Arc<[Arc<Queue>]>, now: Instant) -> Self {
         Self {
             transport: Transport::new(socket.into(), now),
-            rings: queues.iter().map(|_| Ring::default()).collect(),
+            rings: queues.iter().map(|_| Vring::default()).collect(),
             queues,
             features: Features::empty(),
             protocol_features: ProtocolFeatures::empty(),
@@ -246,7 +246,7 @@ impl Session {
         &mut self,
         i: usize,
         differs: bool,
-        change: impl FnOnce(&mut Ring),
+        change: impl FnOnce(&mut Vring),
         events: &mut Vec<SessionEvent>,
     ) -> Result<(), Refusal> {
         if differs && self.is_running(i) {
@@ -291,7 +291,7 @@ impl Session {
                 self.fail(i, e.into(), events);
             }
         }
-        self.transport.aside().let_go_slowly(before);
+        self.transport.aside().unmap_aside(before);
     }
 
     /// How to start a ring; `None` while something is missing.
@@ -404,6 +404,6 @@ impl Drop for Session {
         // It is closed aside, and others may have copies: the front-end is to see the end now.
         let _ = shutdown(&self.transport, Shutdown::Both);
         // To unmap what nobody else has mapped any more means to free it, page by page.
-        self.transport.aside().let_go_slowly((std::mem::take(&mut self.memory), self.inflight.take()));
+        self.transport.aside().unmap_aside((std::mem::take(&mut self.memory), self.inflight.take()));
     }
 }

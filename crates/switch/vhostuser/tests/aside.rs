@@ -53,7 +53,7 @@ fn memory_that_is_refused_or_replaced_is_unmapped_aside() {
             session.ready(Instant::now(), &mut Vec::new()).unwrap();
         }
     });
-    aside.release(Slow(ended));
+    aside.drop_aside(Slow(ended));
 
     let (first, second) = (memfd("first", SIZE).unwrap(), memfd("second", SIZE / 2).unwrap());
     let table = [(region(0), first.as_fd()), (region(1), second.as_fd())];
@@ -94,7 +94,7 @@ fn what_is_not_unmapped_yet_holds_up_what_would_be_mapped() {
     let queues: Arc<[_]> = (0..2).map(|i| Arc::new(Queue::new(i))).collect();
     let mut session = Session::new(Foreign::new(b, &aside), queues, Instant::now());
     session.limit_memory(MemoryLimits { bytes: SIZE, regions: 8 }, &Arc::default());
-    aside.release(Slow(ended));
+    aside.drop_aside(Slow(ended));
     let region = RegionSpec { guest_addr: 0, user_addr: 0, size: SIZE, mmap_offset: 0 };
     let file = memfd("tables", SIZE).unwrap();
     std::thread::scope(|scope| {

@@ -103,9 +103,9 @@ impl Uplink {
                     warn!("{kind} {name}: {why}");
                     self.last_error = Some(why);
                 }
-                self.standby.rounds.stop();
+                self.standby.announcements.stop();
                 if before == LinkState::Up {
-                    self.release(now);
+                    self.leave_switch(now);
                 }
             }
             None => {
@@ -115,23 +115,23 @@ impl Uplink {
                 }
                 if self.carrier.was_up {
                     // The cable may be in another switch now, which has to learn who is behind it.
-                    self.standby.rounds.start();
+                    self.standby.announcements.start();
                 }
                 self.join_backoff.reset();
                 if self.behind().is_none() {
-                    self.standby.cancel_let_go();
+                    self.standby.may_stay();
                 }
             }
         }
     }
 
-    /// Has the process let go of the switch.
-    pub(super) fn release(&mut self, now: Instant) {
+    /// Has the process leave the switch.
+    pub(super) fn leave_switch(&mut self, now: Instant) {
         if self.driver.is_ready() {
             self.driver.send(SupervisorToUplink::Listen, None);
         }
         if matches!(self.link, Link::Joined) {
-            self.standby.must_let_go(now);
+            self.standby.must_leave(now);
         }
     }
 

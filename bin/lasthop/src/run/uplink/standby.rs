@@ -2,7 +2,7 @@
 //! stands by.
 
 use super::super::segments;
-use super::rounds::Rounds;
+use super::announcements::Announcements;
 use super::{Link, Uplink};
 use lasthop_uplink_ipc::{SupervisorToUplink, Token, VlanMac};
 use std::time::{Duration, Instant};
@@ -10,8 +10,8 @@ use tracing::{info, warn};
 
 /// How long a new uplink listens before it is joined to the switch, if there is another: probes go there and back.
 const LISTEN: Duration = Duration::from_millis(300);
-/// How long an uplink may take to let go of the switch.
-const LET_GO_LIMIT: Duration = Duration::from_secs(3);
+/// How long an uplink may take to leave the switch.
+const LEAVE_LIMIT: Duration = Duration::from_secs(3);
 
 /// Why it is kept from the switch, if it is.
 #[derive(Debug, Default)]
@@ -21,20 +21,20 @@ pub struct Standby {
     listen_until: Option<Instant>,
     /// The uplink that carries the frames of the same segment.
     behind: Option<String>,
-    let_go_by: Option<Instant>,
+    leave_by: Option<Instant>,
     /// In which the network is told of the stations behind it.
-    pub(super) rounds: Rounds,
+    pub(super) announcements: Announcements,
 }
 
 impl Standby {
-    /// It was told to let go of the switch.
-    pub(super) fn must_let_go(&mut self, now: Instant) {
-        self.let_go_by = Some(now + LET_GO_LIMIT);
+    /// It was told to leave the switch.
+    pub(super) fn must_leave(&mut self, now: Instant) {
+        self.leave_by = Some(now + LEAVE_LIMIT);
     }
 
     /// It need not any more.
-    pub(super) fn cancel_let_go(&mut self) {
-        self.let_go_by = None;
+    pub(super) fn may_stay(&mut self) {
+        self.leave_by = None;
     }
 }
 
@@ -79,16 +79,16 @@ impl Uplink {
             Some(other) => {
                 warn!("{kind} {name}: {}", why(other));
                 self.last_error = Some(why(other));
-                self.standby.rounds.stop();
-                self.release(now);
+                self.standby.announcements.stop();
+                self.leave_switch(now);
             }
             None => {
                 let other = self.standby.behind.as_deref().unwrap_or_default();
                 info!("{kind} {name}: not blocked any more");
                 self.last_error = Some(format!("was blocked: on the same segment as uplink {other}"));
                 self.join_backoff.reset();
-                self.standby.let_go_by = None;
-                self.standby.rounds.start();
+                self.standby.leave_by = None;
+                self.standby.announcements.start();
             }
         }
         self.standby.behind = other.map(Into::into);
@@ -97,13 +97,13 @@ impl Uplink {
 
     /// Another one carried frames that it alone carries from now on.
     pub fn replaces(&mut self) {
-        self.standby.rounds.start();
+        self.standby.announcements.start();
     }
 
-    /// Whether the stations behind it are to be announced now. `alone`: no other one is still to let go of the switch.
+    /// Whether the stations behind it are to be announced now. `alone`: no other one is still to leave the switch.
     pub fn is_to_announce(&mut self, alone: bool, now: Instant) -> bool {
         let can = alone && self.carries();
-        self.standby.rounds.is_due(can, now)
+        self.standby.announcements.is_due(can, now)
     }
 
     /// Has it announce these.
@@ -119,7 +119,7 @@ impl Uplink {
     }
 
     /// It must not carry frames, and the switch may still take some from it.
-    pub fn is_letting_go(&self) -> bool {
+    pub fn is_leaving_switch(&self) -> bool {
         !matches!(self.link, Link::Apart { .. }) && !self.may_join()
     }
 
@@ -139,14 +139,14 @@ impl Uplink {
     }
 
     /// The switch says that there is no connection any more.
-    pub(super) fn has_let_go(&mut self) {
-        self.standby.let_go_by = None;
+    pub(super) fn has_left(&mut self) {
+        self.standby.leave_by = None;
     }
 
     /// Ends what has lasted long enough.
     pub(super) fn step_standby(&mut self, now: Instant) {
         self.standby.listen_until.take_if(|until| *until <= now);
-        if self.standby.let_go_by.take_if(|by| *by <= now).is_some() {
+        if self.standby.leave_by.take_if(|by| *by <= now).is_some() {
             self.complain("it does not let go of the switch; replacing it".into());
             self.said_why = true;
             self.driver.kill_for("did not let go of the switch");
@@ -155,7 +155,7 @@ impl Uplink {
 
     /// When [`Uplink::step_standby`] has something to do.
     pub(super) fn standby_deadline(&self) -> impl Iterator<Item = Instant> {
-        self.standby.listen_until.into_iter().chain(self.standby.let_go_by).chain(self.standby.rounds.deadline())
+        self.standby.listen_until.into_iter().chain(self.standby.leave_by).chain(self.standby.announcements.deadline())
     }
 }
 

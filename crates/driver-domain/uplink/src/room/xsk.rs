@@ -18,7 +18,7 @@ const SEND: u32 = 1024;
 
 /// A ring that the kernel shares with us: two running numbers and the entries.
 #[derive(Debug)]
-struct Ring {
+struct XskRing {
     base: NonNull<u8>,
     len: usize,
     offsets: libc::xdp_ring_offset,
@@ -28,9 +28,9 @@ struct Ring {
 }
 
 // SAFETY: a mapping of our own; the running numbers are accessed atomically, entries only by the side that owns them.
-unsafe impl Send for Ring {}
+unsafe impl Send for XskRing {}
 
-impl Ring {
+impl XskRing {
     /// `entry`: bytes of one; `at`: which ring of the socket it is.
     fn map(
         socket: &OwnedFd,
@@ -103,7 +103,7 @@ impl Ring {
     }
 }
 
-impl Drop for Ring {
+impl Drop for XskRing {
     fn drop(&mut self) {
         // SAFETY: our own mapping, used by nobody after.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
@@ -114,8 +114,8 @@ impl Drop for Ring {
 #[derive(Debug)]
 pub struct Sender {
     socket: Arc<OwnedFd>,
-    send: Ring,
-    completion: Ring,
+    send: XskRing,
+    completion: XskRing,
     /// Sent and not completed.
     pub in_flight: u32,
     /// The NIC reads and writes the UMEM itself.
@@ -126,12 +126,12 @@ pub struct Sender {
 #[derive(Debug)]
 pub struct Receiver {
     socket: Arc<OwnedFd>,
-    ring: Ring,
+    ring: XskRing,
 }
 
 /// Chunks that frames of a queue may be received into, whichever socket they are for.
 #[derive(Debug)]
-pub struct Fill(Ring);
+pub struct Fill(XskRing);
 
 /// What a queue's first socket is made with.
 #[derive(Clone, Copy, Debug)]
@@ -205,9 +205,9 @@ pub fn first_socket(
     fill: u32,
 ) -> Result<(Sender, Receiver, Fill), Errno> {
     let offsets = offsets(&socket)?;
-    let fill = Ring::map(&socket, offsets.fr, fill, 8, libc::XDP_UMEM_PGOFF_FILL_RING)?;
-    let completion = Ring::map(&socket, offsets.cr, SEND, 8, libc::XDP_UMEM_PGOFF_COMPLETION_RING)?;
-    let send = Ring::map(&socket, offsets.tx, SEND, size_of::<libc::xdp_desc>(), libc::XDP_PGOFF_TX_RING as u64)?;
+    let fill = XskRing::map(&socket, offsets.fr, fill, 8, libc::XDP_UMEM_PGOFF_FILL_RING)?;
+    let completion = XskRing::map(&socket, offsets.cr, SEND, 8, libc::XDP_UMEM_PGOFF_COMPLETION_RING)?;
+    let send = XskRing::map(&socket, offsets.tx, SEND, size_of::<libc::xdp_desc>(), libc::XDP_PGOFF_TX_RING as u64)?;
     let ring = receive_ring(&socket, &offsets, receive)?;
     let socket = Arc::new(socket);
     let sender = Sender { socket: socket.clone(), send, completion, in_flight: 0, zero_copy };
@@ -367,8 +367,8 @@ fn offsets(socket: &OwnedFd) -> Result<libc::xdp_mmap_offsets, Errno> {
     }
 }
 
-fn receive_ring(socket: &OwnedFd, offsets: &libc::xdp_mmap_offsets, entries: u32) -> Result<Ring, Errno> {
-    Ring::map(socket, offsets.rx, entries, size_of::<libc::xdp_desc>(), libc::XDP_PGOFF_RX_RING as u64)
+fn receive_ring(socket: &OwnedFd, offsets: &libc::xdp_mmap_offsets, entries: u32) -> Result<XskRing, Errno> {
+    XskRing::map(socket, offsets.rx, entries, size_of::<libc::xdp_desc>(), libc::XDP_PGOFF_RX_RING as u64)
 }
 
 fn set<T: Copy>(socket: &OwnedFd, option: libc::c_int, value: &T) -> Result<(), Errno> {

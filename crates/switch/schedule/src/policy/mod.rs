@@ -5,11 +5,11 @@
 //! state's owner (a ring's owner, a queue's lock) calls it.
 
 mod batch;
-mod idle;
+mod hysteresis;
 mod offload;
 
 pub use batch::{Batch, Interrupt, Kicks, ReceiveTimer, TransmitTimer};
-pub use idle::{Arrivals, Hysteresis};
+pub use hysteresis::{Arrivals, Hysteresis};
 pub use offload::{BackOff, Core, choose_core};
 
 /// What is known of a virtual machine.
@@ -20,6 +20,6 @@ pub enum Vm {
     Unknown,
     /// One of its virtual CPUs runs, on this core.
     Running(usize),
-    /// None of them does.
+    /// All of its virtual CPUs are blocked.
     Blocked,
 }

@@ -154,7 +154,7 @@ impl Session {
                         Ok(more) => memory = more,
                         Err(why) => {
                             // Those before may be the last that have their files.
-                            self.transport.aside().let_go_slowly(memory);
+                            self.transport.aside().unmap_aside(memory);
                             return Err(Refusal::Memory(why).into());
                         }
                     }
@@ -176,7 +176,7 @@ impl Session {
                 let mapped = self.memory.mapped();
                 let adopted = Inflight::adopt(&desc, fd, self.rings.len(), self.packed(), mapped);
                 let before = self.inflight.replace(adopted.map_err(Refusal::Inflight)?);
-                self.transport.aside().let_go_slowly(before);
+                self.transport.aside().unmap_aside(before);
             }
             R::GetMaxMemSlots => {
                 self.needs(ProtocolFeatures::CONFIGURE_MEM_SLOTS)?;

@@ -3,20 +3,20 @@
 
 use std::time::{Duration, Instant};
 
-const ROUNDS: u32 = 3;
+const TIMES: u32 = 3;
 const GAP: Duration = Duration::from_millis(500);
 
-/// Rounds that are to come.
+/// Announcements that are to come.
 #[derive(Debug, Default)]
-pub struct Rounds {
+pub struct Announcements {
     left: u32,
     at: Option<Instant>,
 }
 
-impl Rounds {
+impl Announcements {
     /// From now on, as soon as it can be.
     pub fn start(&mut self) {
-        *self = Self { left: ROUNDS, at: None };
+        *self = Self { left: TIMES, at: None };
     }
 
     /// No more.
@@ -50,22 +50,22 @@ mod tests {
 
     #[test]
     fn there_are_three_once_there_can_be() {
-        let mut rounds = Rounds::default();
+        let mut announcements = Announcements::default();
         let now = Instant::now();
-        assert!(!rounds.is_due(true, now), "nobody wants any");
-        rounds.start();
-        assert!(!rounds.is_due(false, now));
-        assert_eq!(rounds.deadline(), None, "only an event makes it possible");
-        assert!(rounds.is_due(true, now) && !rounds.is_due(true, now));
-        assert_eq!(rounds.deadline(), Some(now + GAP));
-        assert!(!rounds.is_due(false, now + GAP));
-        assert_eq!(rounds.deadline(), None);
-        assert!(rounds.is_due(true, now + 2 * GAP));
-        assert!(rounds.is_due(true, now + 3 * GAP));
-        assert_eq!(rounds.deadline(), None);
-        assert!(!rounds.is_due(true, now + 9 * GAP), "a fourth");
-        rounds.start();
-        rounds.stop();
-        assert!(!rounds.is_due(true, now + 9 * GAP));
+        assert!(!announcements.is_due(true, now), "nobody wants any");
+        announcements.start();
+        assert!(!announcements.is_due(false, now));
+        assert_eq!(announcements.deadline(), None, "only an event makes it possible");
+        assert!(announcements.is_due(true, now) && !announcements.is_due(true, now));
+        assert_eq!(announcements.deadline(), Some(now + GAP));
+        assert!(!announcements.is_due(false, now + GAP));
+        assert_eq!(announcements.deadline(), None);
+        assert!(announcements.is_due(true, now + 2 * GAP));
+        assert!(announcements.is_due(true, now + 3 * GAP));
+        assert_eq!(announcements.deadline(), None);
+        assert!(!announcements.is_due(true, now + 9 * GAP), "a fourth");
+        announcements.start();
+        announcements.stop();
+        assert!(!announcements.is_due(true, now + 9 * GAP));
     }
 }

@@ -8,7 +8,7 @@ use tracing::warn;
 
 impl Supervisor {
     /// Kills whichever hangs, and gives up what was killed and does not end.
-    pub(super) fn watch_children(&mut self, now: Instant) -> Result<(), RunError> {
+    pub(super) fn end_hung_children(&mut self, now: Instant) -> Result<(), RunError> {
         self.switch.check_hang(now);
         self.control.check_hang(now);
         let of_port = |thread: u32| {
@@ -17,7 +17,7 @@ impl Supervisor {
             config.or_else(|| self.uplinks.get(&port).map(|uplink| &uplink.config)).map(|config| &config.name)
         };
         let pids = [self.switch.pid(), self.control.pid()].map(Option::unwrap_or_default);
-        let hung = [self.switch.watch(now), self.control.watch(now)];
+        let hung = [self.switch.kill_if_hung(now), self.control.kill_if_hung(now)];
         let limit_ms = self.watchdog.unwrap_or_default().as_millis();
         for ((name, pid), hung) in ["lasthop-switch", "lasthop-control"].into_iter().zip(pids).zip(hung) {
             let Some(hung) = hung else { continue };

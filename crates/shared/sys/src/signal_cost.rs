@@ -25,7 +25,7 @@ const SLOW: u32 = u32::MAX;
 
 /// What is known of one port's signals. Any thread may use it; what two find at once may count as one.
 #[derive(Debug, Default)]
-pub(crate) struct Pace {
+pub(crate) struct SignalCost {
     /// 0: nothing suspicious. `n` + 1: `n` that were measured were slow. Or [`SLOW`].
     state: AtomicU32,
     /// What slow ones took, in microseconds, less what has leaked until `leaked_ms` of the coarse clock.
@@ -36,7 +36,7 @@ pub(crate) struct Pace {
     for_s: AtomicU64,
 }
 
-impl Pace {
+impl SignalCost {
     /// Signals are to be left to somebody who has time.
     #[inline]
     pub(crate) fn is_slow(&self) -> bool {
@@ -45,7 +45,7 @@ impl Pace {
 
     /// Signals, and notes how long it took.
     #[inline]
-    pub(crate) fn watch(&self, signal: impl FnOnce()) {
+    pub(crate) fn signal(&self, signal: impl FnOnce()) {
         if self.state.load(Relaxed) != 0 {
             return self.note(measure(signal), coarse_ms());
         }
@@ -57,7 +57,7 @@ impl Pace {
     }
 
     /// The same for whoever has time; returns what the signal took.
-    pub(crate) fn watch_slow(&self, signal: impl FnOnce()) -> Duration {
+    pub(crate) fn signal_aside(&self, signal: impl FnOnce()) -> Duration {
         let took = measure(signal);
         let now_s = coarse().tv_sec as u64;
         if took > LONG {
@@ -116,10 +116,10 @@ mod tests {
     use super::*;
 
     /// `signals` at the times in milliseconds; is the port slow then?
-    fn after(pace: &Pace, signals: impl IntoIterator<Item = (u64, Duration)>) -> bool {
-        pace.state.store(1, Relaxed);
-        signals.into_iter().for_each(|(at_ms, took)| pace.note(took, at_ms));
-        pace.is_slow()
+    fn after(cost: &SignalCost, signals: impl IntoIterator<Item = (u64, Duration)>) -> bool {
+        cost.state.store(1, Relaxed);
+        signals.into_iter().for_each(|(at_ms, took)| cost.note(took, at_ms));
+        cost.is_slow()
     }
 
     const DEAR: Duration = Duration::from_millis(25);
@@ -128,11 +128,11 @@ mod tests {
     #[test]
     fn several_slow_signals_are_slow_and_one_now_and_then_is_chance() {
         let slow = LONG + Duration::from_micros(1);
-        assert!(after(&Pace::default(), [(1000, slow); SURE as usize]));
+        assert!(after(&SignalCost::default(), [(1000, slow); SURE as usize]));
         // A second leaks 25 ms.
-        assert!(!after(&Pace::default(), (1..100).map(|n| (n * 1000, slow))));
-        assert!(after(&Pace::default(), (1..100).map(|n| (n * 900, DEAR))), "three per cent of all time");
-        assert!(!after(&Pace::default(), (1..100).map(|n| (n, LONG))));
+        assert!(!after(&SignalCost::default(), (1..100).map(|n| (n * 1000, slow))));
+        assert!(after(&SignalCost::default(), (1..100).map(|n| (n * 900, DEAR))), "three per cent of all time");
+        assert!(!after(&SignalCost::default(), (1..100).map(|n| (n, LONG))));
     }
 
     /// A port whose front-end watches one of its eventfds from 100 000 places and others not.
@@ -142,25 +142,25 @@ mod tests {
             let turns = (0..10).flat_map(|n| {
                 [(1000 + 30 * n, DEAR)].into_iter().chain((0..quick).map(move |_| (1030 + 30 * n, QUICK)))
             });
-            assert!(after(&Pace::default(), turns), "{quick} quick ones after each");
+            assert!(after(&SignalCost::default(), turns), "{quick} quick ones after each");
         }
-        let pace = Pace::default();
-        assert!(!after(&pace, [(1000, DEAR), (1001, QUICK), (2100, QUICK)]));
-        assert_eq!(pace.state.load(Relaxed), 0, "not even suspected any more");
+        let cost = SignalCost::default();
+        assert!(!after(&cost, [(1000, DEAR), (1001, QUICK), (2100, QUICK)]));
+        assert_eq!(cost.state.load(Relaxed), 0, "not even suspected any more");
     }
 
     #[test]
     fn a_slow_port_stays_slow_for_longer_each_time() {
-        let pace = Pace::default();
-        let slow = || assert!(after(&pace, [(1000, DEAR); SURE as usize]));
+        let cost = SignalCost::default();
+        let slow = || assert!(after(&cost, [(1000, DEAR); SURE as usize]));
         slow();
-        assert_eq!(pace.for_s.load(Relaxed), FIRST_S);
-        pace.watch_slow(|| {});
-        assert!(pace.is_slow(), "for a while");
-        pace.until_s.store(0, Relaxed);
-        pace.watch_slow(|| {});
-        assert!(!pace.is_slow());
+        assert_eq!(cost.for_s.load(Relaxed), FIRST_S);
+        cost.signal_aside(|| {});
+        assert!(cost.is_slow(), "for a while");
+        cost.until_s.store(0, Relaxed);
+        cost.signal_aside(|| {});
+        assert!(!cost.is_slow());
         (0..20).for_each(|_| slow());
-        assert_eq!(pace.for_s.load(Relaxed), MOST_S);
+        assert_eq!(cost.for_s.load(Relaxed), MOST_S);
     }
 }

@@ -1,0 +1,25 @@
+//! What guests are and do in a comparison.
+
+use crate::guests::dpdk::{Frames, Ring};
+use crate::guests::load::{Act, Setup};
+use crate::switch::uplink::Device;
+use lasthop_loadgen::Attack;
+
+/// What the guests are and do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Work {
+    /// DPDK guests pass packets round.
+    Loop(Ring, Frames),
+    /// Guests of our own.
+    Load(Setup, Act),
+    /// Memory of each port.
+    Memory,
+    /// VMs talk TCP and ping.
+    Vms,
+    /// VMs do nothing.
+    Idle,
+    /// A VM and a network outside.
+    Outside(Device),
+    /// Guests of our own, and others that do their worst.
+    Attack(Attack),
+}

@@ -1,0 +1,42 @@
+//! Settings of ports as text: options of `--port`, arguments of `lasthop port set`. What they mean is policy's.
+
+use lasthop_management_ipc::Settings;
+use lasthop_policy::{PortSettings, SETTINGS};
+
+/// The settings after these changes. `before` is `None`: changes of the default.
+pub fn changed(before: Option<&PortSettings>, changes: &Settings) -> Result<PortSettings, String> {
+    let changes = changes.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    before.cloned().unwrap_or_default().change(changes)
+}
+
+/// Options of a `--port` that are settings (`lasthop port set`), and the text without them. A list has an option for each of its
+/// members, since commas separate options, or ':' between VLANs.
+pub fn take_settings(text: &str) -> Result<(String, Settings), String> {
+    let name = |word: &&str| SETTINGS.contains(&word.split_once('=').map_or(*word, |(name, _)| name));
+    let (settings, rest): (Vec<&str>, Vec<&str>) = text.split(',').partition(name);
+    let pair = |word: &str| {
+        let (name, value) = word.split_once('=').unwrap_or((word, "on"));
+        (name.to_owned(), value.to_owned())
+    };
+    let settings: Settings = settings.into_iter().map(pair).collect();
+    changed(None, &settings)?;
+    Ok((rest.join(","), settings))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::args::parse_port;
+    use super::*;
+
+    #[test]
+    fn settings_are_among_the_options() {
+        let settings = |text: &str| {
+            let port = parse_port(text).unwrap();
+            (changed(None, &port.settings).unwrap().to_string(), port.client, port.device.map(|d| d.device))
+        };
+        assert_eq!(settings("a=/x,client,vlan=10,isolated"), ("vlan=10 isolated=on".into(), true, None));
+        assert_eq!(settings("a=device:veth1,trunk=10:20-30"), ("trunk=10:20-30".into(), false, Some("veth1".into())));
+        let (shown, ..) = settings("a=/x,mac=52:54:00:00:00:01,addr=10.0.0.1,addr=fd00::1");
+        assert_eq!(shown, "mac=52:54:00:00:00:01 addr=10.0.0.1,fd00::1");
+    }
+}
