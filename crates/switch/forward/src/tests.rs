@@ -14,6 +14,7 @@ use std::sync::Arc;
 /// The clock is handed in, in nanoseconds.
 const MS: u64 = 1_000_000;
 
+mod actions;
 mod alloc;
 mod edits;
 mod hostile;
