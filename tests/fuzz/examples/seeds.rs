@@ -50,6 +50,7 @@ fn seeds() -> Vec<(&'static str, Vec<Vec<u8>>)> {
     }
     if let Some((_, seeds)) = all.iter_mut().find(|(name, _)| *name == "walk") {
         seeds.extend([two_receivers(), deeper_in_the_middle(), cut_in_the_middle(), behind_nothing(), edited()]);
+        seeds.extend([0, 8].into_iter().flat_map(|first| [false, true].map(|answered| actions(first, answered))));
     }
     if let Some((_, seeds)) = all.iter_mut().find(|(name, _)| *name == "gro") {
         seeds.push(streams());
@@ -140,6 +141,38 @@ fn edited() -> Vec<u8> {
         out.extend([7, 0]);
         if to.is_none() {
             out.extend([15, 0, 3, answer, 0, answer, 0, answer, 0, answer, 0]);
+        }
+        out.extend([11, 1, 19, 11, 2, 19]);
+    }
+    out
+}
+
+/// The walk: eight kinds of actions on eight kinds of packets, by flows or `answered` by control.
+fn actions(first: u8, answered: bool) -> Vec<u8> {
+    // To port 2 before and to port 3 behind, or to port 2 behind and of a truncated one to port 3.
+    const AROUND: u8 = 3 | 1 << 2 | 2 << 4 | 1 << 6;
+    const BEHIND: u8 = 3 | 1 << 2 | 1 << 4 | 1 << 6;
+    const V6: u8 = 8;
+    const TCP: u8 = 32;
+    const ICMP: u8 = 64;
+    let mut out = vec![12, 8, 24, 1];
+    for how in first..first + 8 {
+        let to = if matches!(how, 11 | 13) { BEHIND } else { AROUND };
+        if answered {
+            out.extend([14, 0]);
+        } else {
+            out.extend([13, 0, how << 4, to]);
+        }
+        for kind in [0, TCP, ICMP, V6, V6 | TCP, V6 | ICMP] {
+            // Tagged where tags are changed, a payload of 100 bytes, nothing spoilt, one piece.
+            out.extend([0, 0, 3 | kind, 1 | 2 << 2, u8::from(matches!(how, 6 | 14)), 0, 100, 0, 0, 0]);
+        }
+        out.extend([0, 0, 1, 1, 1 | 2 << 2, 0, 0]);
+        out.extend([0, 0, 2, 1, 0, 0]);
+        out.extend([7, 0]);
+        if answered {
+            out.extend([15, 0, 7]);
+            out.extend([to, how].repeat(8));
         }
         out.extend([11, 1, 19, 11, 2, 19]);
     }

@@ -436,16 +436,17 @@ impl World {
             15 | 16 => {
                 for _ in 0..1 + input.below(8) {
                     let bits = input.u8();
-                    let to = outputs(bits, bits >> 2);
                     let Some(upcall) = port.upcalls.report() else { break };
                     assert!(upcall.header.len() <= upcall.frame_len);
                     if let Some(user) = upcall.copy {
                         assert!((5..8).contains(&user) && upcall.key.in_port == port.id.0);
                         continue;
                     }
-                    if input.u8() == 0xff {
+                    let how = input.u8();
+                    if how == 0xff {
                         port.upcalls.report_again();
                     } else {
+                        let to = outputs(bits, how);
                         self.answers.push((upcall.key, to.clone()));
                         self.answer(&port, upcall.id, &to);
                         self.answer(&port, upcall.id, &to);

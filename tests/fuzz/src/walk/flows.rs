@@ -8,6 +8,7 @@ use lasthop_types::PortId;
 
 /// A flow of a port. `mask`: whether the destination and its port count, which destination, and which actions there are.
 pub(super) fn spec(from: u32, mask: u8, to: u8) -> FlowSpec {
+    let actions = outputs(to, mask >> 4);
     let key = FlowKey { in_port: from, eth_dst: [2, 0, 0, 0, 0, mask >> 2 & 3], l4_dst: 6, ..FlowKey::default() };
     let mask = FlowMask(FlowKey {
         in_port: u32::MAX,
@@ -15,7 +16,7 @@ pub(super) fn spec(from: u32, mask: u8, to: u8) -> FlowSpec {
         l4_dst: if mask & 2 != 0 { 0xffff } else { 0 },
         ..FlowKey::default()
     });
-    FlowSpec { key, mask, actions: outputs(to, mask >> 4), epoch: 0 }
+    FlowSpec { key, mask, actions, epoch: 0 }
 }
 
 /// Up to three outputs to different ports, one of them perhaps to a port that there is not; or other actions and outputs around them. `how`:
@@ -38,7 +39,7 @@ fn others(first: PortId, second: PortId, how: u8) -> Vec<Action> {
     let push = Action::Edit(Edit::PushVlan { tpid: 0x8100, tci: 0x0123 });
     let set = |part, word, value, mask| Action::Edit(Edit::Set(Set { part, word, value, mask }));
     let all = u32::MAX;
-    let third = (1..=PORTS as u32).map(PortId).find(|port| ![first, second].contains(port)).unwrap_or(first);
+    let third = (1..=PORTS as u32).rev().map(PortId).find(|port| ![first, second].contains(port)).unwrap_or(first);
     match how & 15 {
         1 => vec![Action::Edit(Edit::DecTtl)],
         2 => vec![set(Part::Ipv4, 3, 0xc0a8_0101, all), set(Part::Ports, 0, 0x0000_1234, 0xffff)],
