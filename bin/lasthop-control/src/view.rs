@@ -4,7 +4,7 @@ use lasthop_api::{
     Carried, CpuTimes, Drops, Field, Flow, GuestQueue, Mac, Port, Queue, Replaced, Totals, TraceOutput, TxBatch, Uplink,
 };
 use lasthop_flow::Action;
-use lasthop_frame::{Edit, FlowKey, FlowMask};
+use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_ipc::{FlowInfo, PortConfig, PortInfo, PortState};
 use lasthop_management_ipc::{DeviceState, LinkState, UplinkInfo};
 use lasthop_policy::{MacView, PortSettings, PortView, Vlans};
@@ -13,6 +13,8 @@ use lasthop_types::{DropReason, MacAddr, PortId, PortTotals};
 use lasthop_uplink_ipc::UplinkQueue;
 use std::fmt::Display;
 use std::net::{Ipv4Addr, Ipv6Addr};
+
+mod actions;
 
 pub(crate) fn mac(m: &MacView, port: String) -> Mac {
     Mac { mac: m.mac.to_string(), vlan: m.vlan, port, age_ms: m.age_ms, held: m.held }
@@ -195,23 +197,10 @@ pub(crate) fn cpu_times(times: &lasthop_management_ipc::CpuTimes) -> CpuTimes {
 
 pub(crate) fn outputs(actions: &[Action]) -> Vec<PortId> {
     let port = |a: &Action| match a {
-        Action::Output(port) => Some(*port),
+        Action::Output(port) | Action::Truncated(port, _) => Some(*port),
         _ => None,
     };
     actions.iter().filter_map(port).collect()
-}
-
-/// An action in the words of Open vSwitch.
-fn shown(action: &Action, name: impl Fn(PortId) -> String) -> String {
-    match action {
-        Action::Output(port) => name(*port),
-        Action::Drop(reason) => format!("drop({})", reason.name()),
-        Action::Edit(Edit::PushVlan { tci, .. }) if tci & !0x0fff == 0 => format!("push_vlan({tci})"),
-        Action::Edit(Edit::PushVlan { tci, .. }) => format!("push_vlan({},pcp={})", tci & 0x0fff, tci >> 13),
-        Action::Edit(Edit::PopVlan) => "pop_vlan".to_owned(),
-        Action::LimitFlood => "limit_flood".to_owned(),
-        _ => "unknown".to_owned(),
-    }
 }
 
 pub(crate) fn flow(f: &FlowInfo, name: impl Fn(PortId) -> String) -> Flow {
@@ -219,7 +208,7 @@ pub(crate) fn flow(f: &FlowInfo, name: impl Fn(PortId) -> String) -> Flow {
     Flow {
         fields: fields(&spec.key, &spec.mask, &name),
         outputs: outputs(&spec.actions).into_iter().map(&name).collect(),
-        actions: spec.actions.iter().map(|action| shown(action, &name)).collect(),
+        actions: actions::actions(spec, &name),
         packets: f.packets,
         bytes: f.bytes,
         idle_ms: f.idle_ms,

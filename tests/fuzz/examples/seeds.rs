@@ -3,7 +3,7 @@
 
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::testutil::{Frame, arp, neighbour_solicitation};
-use lasthop_frame::{Edit, FlowKey, FlowMask, VnetHdr};
+use lasthop_frame::{Edit, FlowKey, FlowMask, Part, Set, VnetHdr};
 use lasthop_ipc::{
     DatapathReply, DatapathRequest, FlowInfo, FromControl, PortConfig, SupervisorToSwitch, SwitchToSupervisor,
     ToControl, UpcallPacket,
@@ -50,6 +50,7 @@ fn seeds() -> Vec<(&'static str, Vec<Vec<u8>>)> {
     }
     if let Some((_, seeds)) = all.iter_mut().find(|(name, _)| *name == "walk") {
         seeds.extend([two_receivers(), deeper_in_the_middle(), cut_in_the_middle(), behind_nothing(), edited()]);
+        seeds.extend([0, 8].into_iter().flat_map(|first| [false, true].map(|answered| actions(first, answered))));
     }
     if let Some((_, seeds)) = all.iter_mut().find(|(name, _)| *name == "gro") {
         seeds.push(streams());
@@ -146,6 +147,38 @@ fn edited() -> Vec<u8> {
     out
 }
 
+/// The walk: eight kinds of actions on eight kinds of packets, by flows or `answered` by control.
+fn actions(first: u8, answered: bool) -> Vec<u8> {
+    // To port 2 before and to port 3 behind, or to port 2 behind and of a truncated one to port 3.
+    const AROUND: u8 = 3 | 1 << 2 | 2 << 4 | 1 << 6;
+    const BEHIND: u8 = 3 | 1 << 2 | 1 << 4 | 1 << 6;
+    const V6: u8 = 8;
+    const TCP: u8 = 32;
+    const ICMP: u8 = 64;
+    let mut out = vec![12, 8, 24, 1];
+    for how in first..first + 8 {
+        let to = if matches!(how, 11 | 13) { BEHIND } else { AROUND };
+        if answered {
+            out.extend([14, 0]);
+        } else {
+            out.extend([13, 0, how << 4, to]);
+        }
+        for kind in [0, TCP, ICMP, V6, V6 | TCP, V6 | ICMP] {
+            // Tagged where tags are changed, a payload of 100 bytes, nothing spoilt, one piece.
+            out.extend([0, 0, 3 | kind, 1 | 2 << 2, u8::from(matches!(how, 6 | 14)), 0, 100, 0, 0, 0]);
+        }
+        out.extend([0, 0, 1, 1, 1 | 2 << 2, 0, 0]);
+        out.extend([0, 0, 2, 1, 0, 0]);
+        out.extend([7, 0]);
+        if answered {
+            out.extend([15, 0, 7]);
+            out.extend([to, how].repeat(8));
+        }
+        out.extend([11, 1, 19, 11, 2, 19]);
+    }
+    out
+}
+
 /// Receive aggregation: three streams in turns, then one alone.
 fn streams() -> Vec<u8> {
     let mut out: Vec<u8> = (0..30).flat_map(|n| [100 + n % 3, 200]).collect();
@@ -198,7 +231,19 @@ fn messages() -> Vec<Vec<u8>> {
     let push = Action::Edit(Edit::PushVlan { tpid: 0x88a8, tci: 0x2005 });
     let edited = FlowSpec { actions: vec![push, Action::Edit(Edit::PopVlan), Action::Output(id)], ..flow.clone() };
     let info = FlowInfo { flow: flow.clone(), packets: 300, bytes: 70_000, idle_ms: 5 };
-    let upcall = UpcallPacket { id: 1 << 40, key, header: VnetHdr::default().to_bytes().into(), frame_len: 60 };
+    let header: Vec<u8> = VnetHdr::default().to_bytes().into();
+    let upcall = UpcallPacket { id: 1 << 40, copy: None, key, header, frame_len: 60 };
+    let copied = UpcallPacket { copy: Some(7), ..upcall.clone() };
+    let set = Edit::Set(Set { part: Part::Ipv4, word: 3, value: 0x0a00_0001, mask: u32::MAX });
+    let all_kinds = vec![
+        Action::Edit(set),
+        Action::Edit(Edit::DecTtl),
+        Action::Meter(3),
+        Action::Sample(1 << 31, 1),
+        Action::ToControl(9),
+        Action::Truncated(id, 100),
+    ];
+    let all_kinds = FlowSpec { actions: all_kinds, ..flow.clone() };
     let device = UplinkDevice {
         driver: UplinkDriver::AfXdp,
         mode: "native, copy".into(),
@@ -259,5 +304,9 @@ fn messages() -> Vec<Vec<u8>> {
         seed(11, &SupervisorToUplink::Announce(vec![(0, MacAddr([2; 6])), (7, MacAddr([4; 6]))])),
         [&[14], &page[..]].concat(),
         seed(6, &FromControl::PutFlow(edited)),
+        seed(4, &ToControl::Upcall(copied)),
+        seed(6, &FromControl::PutFlow(all_kinds)),
+        seed(6, &FromControl::SetMeter { id: 3, rates: Some([1 << 40, 0, 1_000_000]) }),
+        seed(6, &FromControl::SetMeter { id: 3, rates: None }),
     ]
 }

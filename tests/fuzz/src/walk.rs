@@ -11,6 +11,7 @@ use flows::{comes_as, outputs, spec};
 use lasthop_flow::{Action, Flow, FlowSpec};
 use lasthop_forward::{Coalesce, Datapath, Forwarder, Order, PATIENCE_MS, Port};
 use lasthop_frame::testutil::Frame;
+use lasthop_frame::testutil::edits::agree;
 use lasthop_frame::{Depth, FlowKey, SNAPSHOT_LEN, VnetHdr};
 use lasthop_types::PortId;
 use lasthop_virtqueue::driver::{NetConfig, NetDriver, Piece, RingLayout};
@@ -350,11 +351,11 @@ impl World {
             lasthop_frame::extract(&mut key, header, sent.len(), Depth::Full);
             let lived = |died: &Option<usize>| died.is_none_or(|step| step >= plain.since);
             self.flows.iter().any(|(flow, died)| {
-                lived(died) && flow.matches(&key) && comes_as(sent, &flow.actions, n).any(|f| f == frame)
+                lived(died) && flow.matches(&key) && comes_as(sent, &flow.actions, n).any(|f| agree(&f, frame))
             }) || self
                 .answers
                 .iter()
-                .any(|(upcall, actions)| *upcall == key && comes_as(sent, actions, n).any(|f| f == frame))
+                .any(|(upcall, actions)| *upcall == key && comes_as(sent, actions, n).any(|f| agree(&f, frame)))
         })
     }
 
@@ -434,12 +435,18 @@ impl World {
             }
             15 | 16 => {
                 for _ in 0..1 + input.below(8) {
-                    let to = outputs(input.u8());
+                    let bits = input.u8();
                     let Some(upcall) = port.upcalls.report() else { break };
                     assert!(upcall.header.len() <= upcall.frame_len);
-                    if input.u8() == 0xff {
+                    if let Some(user) = upcall.copy {
+                        assert!((5..8).contains(&user) && upcall.key.in_port == port.id.0);
+                        continue;
+                    }
+                    let how = input.u8();
+                    if how == 0xff {
                         port.upcalls.report_again();
                     } else {
+                        let to = outputs(bits, how);
                         self.answers.push((upcall.key, to.clone()));
                         self.answer(&port, upcall.id, &to);
                         self.answer(&port, upcall.id, &to);
@@ -506,6 +513,7 @@ impl World {
                 self.middle.changes.lock().expect("one thread").push_back(change);
             }
             _ => {
+                self.datapath.set_meter(1, (n == 1).then_some([0, 100, 0]));
                 self.forwarder.disable_notifications(&port, 1, n == 0, || true);
                 self.forwarder.rearm_notifications(&port, 1, 0);
             }
@@ -567,7 +575,9 @@ impl World {
                     idle = false;
                 }
                 while let Some(upcall) = port.upcalls.report() {
-                    self.answer(&port, upcall.id, &[]);
+                    if upcall.copy.is_none() {
+                        self.answer(&port, upcall.id, &[]);
+                    }
                     idle = false;
                 }
                 self.forwarder.expire(&port, u64::MAX);

@@ -58,7 +58,7 @@ drop_reasons! {
     OverMtu = "over_mtu",
     /// The receiver's ring or memory was found broken during the delivery.
     ReceiverBroken = "receiver_broken",
-    /// The packet missed the flow table while too many of its port already waited for control.
+    /// The packet missed the flow table, or a copy of its header was for control, while too many of its port already waited for control.
     MissQueueFull = "miss_queue_full",
     /// Control did not answer the miss in time.
     MissTimeout = "miss_timeout",
@@ -82,6 +82,10 @@ drop_reasons! {
     Rate = "rate",
     /// The packet was to be flooded, and its port has flooded all that its settings let it; `lasthop port list` shows them.
     Storm = "storm",
+    /// The packet's TTL or hop limit was to be decremented, and would have come to 0.
+    TtlExpired = "ttl_expired",
+    /// The flow's meter has let through all that it may.
+    Meter = "meter",
 }
 
 #[cfg(test)]

@@ -2,8 +2,13 @@
 //! out here, into its plan; those that waited one at a time ([`Forwarder::carry_out`]).
 
 use crate::burst::{Burst, Forwarder};
+use crate::deliver::FRAME_WORK;
+use crate::packet::Packet;
+use crate::port::Port;
+use crate::rate::Limit;
 use lasthop_flow::Action;
 use lasthop_frame::Edit;
+use lasthop_guestmem::GuestSlice;
 use lasthop_types::{DropReason, PortId};
 use lasthop_virtqueue::Queue;
 
@@ -16,8 +21,10 @@ pub(crate) enum Step<'a> {
     Drop(DropReason),
     /// It is changed. What is planned of it goes as it was before.
     Edit(&'a Edit),
-    /// It goes on if its port may still flood.
-    Flood,
+    /// Its first bytes go to this port.
+    Part(PortId, u16),
+    /// It stays as it is and goes on, as [`Forwarder::aside`] says.
+    Aside(&'a Action),
 }
 
 impl<'a> Step<'a> {
@@ -28,8 +35,18 @@ impl<'a> Step<'a> {
             Action::Output(to) if *to == from => Self::Drop(DropReason::Hairpin),
             Action::Output(to) => Self::To(*to),
             Action::Drop(reason) => Self::Drop(*reason),
+            action => Self::beyond(action, from),
+        }
+    }
+
+    /// The same of actions that flows of plain outputs do not have: what those cost stays as it is.
+    #[inline(never)]
+    fn beyond(action: &'a Action, from: PortId) -> Self {
+        match action {
             Action::Edit(edit) => Self::Edit(edit),
-            Action::LimitFlood => Self::Flood,
+            Action::Truncated(to, _) if *to == from => Self::Drop(DropReason::Hairpin),
+            Action::Truncated(to, len) => Self::Part(*to, *len),
+            Action::LimitFlood | Action::Meter(_) | Action::Sample(..) | Action::ToControl(_) => Self::Aside(action),
             _ => Self::Drop(DropReason::BadAction),
         }
     }
@@ -61,14 +78,15 @@ impl Steps {
             None => Step::Drop(DropReason::Policy),
         };
         self.done += 1;
-        self.ends += usize::from(!matches!(step, Step::Edit(_) | Step::Flood));
+        self.ends += usize::from(matches!(step, Step::To(_) | Step::Drop(_) | Step::Part(..)));
         Some(step)
     }
 
-    /// The step was an edit that cannot be made, or a limit that is reached: the packet is dropped, and there are no more steps.
-    pub(crate) fn fail(&mut self) {
+    /// The step was an edit that cannot be made, or a limit that is reached: the packet is dropped, and there are no more steps. A copy
+    /// for control that finds no place is dropped alone.
+    pub(crate) fn fail(&mut self, reason: DropReason) {
         self.ends += 1;
-        self.failed = true;
+        self.failed = reason != DropReason::MissQueueFull;
     }
 
     /// There are no more steps.
@@ -89,16 +107,15 @@ pub(crate) fn is_one_output(actions: &[Action]) -> bool {
 }
 
 impl Forwarder {
-    /// Carries all actions of a flow out on a packet. Returns how often it is delivered or dropped. Most lists deliver and drop: that
-    /// is a loop of its own, as floods and mirrors take it (an edit looked for in it costs 20 instructions for each output).
+    /// Carries all actions of a flow out on a packet. Returns how often it is delivered or dropped, or
+    /// what takes as long. Most lists deliver and drop: that is a loop of its own, as floods and mirrors take it (an edit looked for in
+    /// it costs 20 instructions for each output).
     pub(crate) fn act(&mut self, burst: &Burst<'_, '_>, packet: usize, actions: &[Action]) -> usize {
         for (n, action) in actions.iter().enumerate() {
             match Step::of(action, burst.port.id) {
                 Step::To(to) => self.output(burst, packet, to, false),
                 Step::Drop(reason) => self.drop(burst, packet, reason),
-                Step::Edit(_) | Step::Flood => {
-                    return self.act_with_edits(burst, packet, actions, Steps::behind_outputs(n));
-                }
+                _ => return self.act_on(burst, packet, actions, Steps::behind_outputs(n)),
             }
         }
         self.plan.set_done(packet);
@@ -106,42 +123,81 @@ impl Forwarder {
         actions.len()
     }
 
-    /// The rest of [`Forwarder::act`] from the first edit on.
+    /// The rest of [`Forwarder::act`] from the first action on that does neither.
     #[inline(never)]
-    fn act_with_edits(&mut self, burst: &Burst<'_, '_>, packet: usize, actions: &[Action], mut steps: Steps) -> usize {
+    fn act_on(&mut self, burst: &Burst<'_, '_>, i: usize, actions: &[Action], mut steps: Steps) -> usize {
         let may_wait = is_one_output(actions);
         let mut planned = steps.ends() > 0;
         while let Some(step) = steps.next(actions, burst.port.id) {
-            match step {
+            // All planned copies are of one header: those before it changes are made now.
+            if matches!(step, Step::Edit(_) | Step::Part(..)) && std::mem::take(&mut planned) {
+                self.deliver(burst, None);
+            }
+            let (Some(of), Some(chain)) = (self.packets.get_mut(i), burst.chains.list.get(i)) else { break };
+            let done = match step {
                 Step::To(to) => {
-                    self.output(burst, packet, to, may_wait);
+                    self.output(burst, i, to, may_wait);
                     planned = true;
+                    continue;
                 }
-                Step::Drop(reason) => self.drop(burst, packet, reason),
-                Step::Flood => {
-                    let len = self.packets.get(packet).map_or(0, |packet| packet.frame_len);
-                    if !burst.port.floods.admit(len, burst.now_ns) {
-                        steps.fail();
-                        self.drop(burst, packet, DropReason::Storm);
-                    }
+                Step::Drop(reason) => {
+                    self.drop(burst, i, reason);
+                    continue;
                 }
-                Step::Edit(edit) => {
-                    // All planned copies are of one header: those before the edit are made now.
-                    if std::mem::take(&mut planned) {
-                        self.deliver(burst, None);
-                    }
-                    if let Some(Err(reason)) = self.packets.get_mut(packet).map(|packet| packet.edit(edit)) {
-                        steps.fail();
-                        self.drop(burst, packet, reason);
-                    }
+                Step::Part(to, len) => {
+                    let part = of.first(len);
+                    let whole = std::mem::replace(of, part);
+                    self.output(burst, i, to, false);
+                    self.deliver(burst, None);
+                    self.packets.get_mut(i).into_iter().for_each(|of| of.clone_from(&whole));
+                    continue;
                 }
+                Step::Edit(edit) => of.edit(&burst.chains.pieces(chain), edit),
+                Step::Aside(action) => self.packets.get(i).map_or(Ok(()), |of| {
+                    self.aside(action, &mut steps, burst.port, of, &burst.chains.pieces(chain), burst.now_ns)
+                }),
+            };
+            if let Err(reason) = done {
+                steps.fail(reason);
+                self.drop(burst, i, reason);
             }
         }
         if !may_wait {
-            self.plan.set_done(packet);
+            self.plan.set_done(i);
         }
         burst.queue.counters.replicated.add((steps.ends() as u64).saturating_sub(1));
-        steps.ends()
+        // What is no delivery takes as long as a short one does, beside the bytes.
+        let len = self.packets.get(i).map_or(0, |of| of.frame_len);
+        steps.ends() + actions.len().saturating_sub(steps.ends()) * FRAME_WORK / (FRAME_WORK + len)
+    }
+
+    /// What an action comes to that neither changes the packet nor delivers it; or why it drops it. `pieces` is what the
+    /// packet was read from.
+    pub(crate) fn aside(
+        &self,
+        action: &Action,
+        steps: &mut Steps,
+        port: &Port,
+        of: &Packet,
+        pieces: &[GuestSlice<'_>],
+        now_ns: u64,
+    ) -> Result<(), DropReason> {
+        let full = |limit: &Limit| !limit.admit(of.frame_len, now_ns);
+        match *action {
+            Action::LimitFlood if full(&port.floods) => return Err(DropReason::Storm),
+            Action::Meter(id) if self.ports.meters.get(&id).is_some_and(|m| full(m)) => return Err(DropReason::Meter),
+            Action::ToControl(user) if !port.upcalls.copy(of, pieces, user) => return Err(DropReason::MissQueueFull),
+            Action::ToControl(_) => self.datapath.note_missed(),
+            Action::Sample(probability, actions) => {
+                // Knuth's multiplier (MMIX): the upper half is good, and nobody's secret.
+                self.random.set(self.random.get().wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
+                if probability == 0 || (self.random.get() >> 32) as u32 > probability {
+                    steps.done += usize::from(actions);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
     }
 
     /// Plans one delivery; the only one of its packet if it `may_wait`.

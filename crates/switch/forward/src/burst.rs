@@ -12,6 +12,7 @@ use lasthop_flow::{ExactCache, WriterId};
 use lasthop_frame::{Depth, Offload, VnetHdr};
 use lasthop_types::{DropReason, PortId};
 use lasthop_virtqueue::{Ahead, BURST, Chains, PREFETCH, Queue, QueueError, QueueGuard, Ring, StartedQueue};
+use std::cell::Cell;
 use std::sync::Arc;
 
 /// Entries of a thread's exact-match cache, if it serves whoever has something.
@@ -52,6 +53,8 @@ pub struct Forwarder {
     pub(crate) plan: Plan,
     /// Where the last delivery went.
     pub(crate) receiver: PortId,
+    /// What samples are drawn by.
+    pub(crate) random: Cell<u64>,
 }
 
 /// The burst at hand: where it comes from.
@@ -97,6 +100,7 @@ impl Forwarder {
             packets: vec![Packet::default(); BURST].into_boxed_slice(),
             plan: Plan::default(),
             receiver: PortId(0),
+            random: Cell::new(datapath.now_ns()),
             datapath,
         }
     }

@@ -140,27 +140,29 @@ impl Forwarder {
         let Some(leaving) = &mut order.leaving else { return Some(FRAME_WORK) };
         let (counters, packet) = (&port.answers, &mut leaving.packet);
         let mut steps = leaving.steps;
-        let mut work = FRAME_WORK;
-        match steps.next(&order.actions, port.id) {
-            None => {}
-            Some(Step::To(to)) => {
-                if let Some(piece) = port.upcalls.bytes(&leaving.left, packet) {
-                    work = self.deliver_one(to, packet, &[piece], counters, wait)?;
-                }
+        let Some(piece) = port.upcalls.bytes(&leaving.left, packet) else {
+            order.leaving = None;
+            return Some(FRAME_WORK);
+        };
+        let (step, pieces, now_ns) = (steps.next(&order.actions, port.id), &[piece], self.datapath.now_ns());
+        let done = match step {
+            Some(Step::To(to)) => Ok(self.deliver_one(to, packet, pieces, counters, wait)?),
+            Some(Step::Part(to, len)) => Ok(self.deliver_one(to, &mut packet.first(len), pieces, counters, wait)?),
+            Some(Step::Edit(edit)) => packet.edit(pieces, edit).map(|()| FRAME_WORK),
+            Some(Step::Aside(action)) => {
+                self.aside(action, &mut steps, &port, packet, pieces, now_ns).map(|()| FRAME_WORK)
             }
-            Some(Step::Drop(reason)) => counters.drops.add(reason, 1),
-            Some(Step::Flood) if port.floods.admit(packet.frame_len, self.datapath.now_ns()) => {}
-            Some(Step::Flood) => {
-                steps.fail();
-                counters.drops.add(DropReason::Storm, 1);
+            Some(Step::Drop(reason)) => {
+                counters.drops.add(reason, 1);
+                Ok(FRAME_WORK)
             }
-            Some(Step::Edit(edit)) => {
-                if let Err(reason) = packet.edit(edit) {
-                    steps.fail();
-                    counters.drops.add(reason, 1);
-                }
-            }
-        }
+            None => Ok(FRAME_WORK),
+        };
+        let work = done.unwrap_or_else(|reason| {
+            steps.fail(reason);
+            counters.drops.add(reason, 1);
+            FRAME_WORK
+        });
         leaving.steps = steps;
         if steps.is_over(&order.actions, port.id) {
             counters.replicated.add(steps.ends().saturating_sub(1) as u64);

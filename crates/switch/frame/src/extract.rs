@@ -33,7 +33,7 @@ pub(crate) struct Layout {
     pub fragmentable: usize,
     /// The Next Header field that names what follows at `fragmentable`; IPv6 only.
     pub next_header: usize,
-    /// There is an IPv6 routing header: the checksum's destination address may not be the header's.
+    /// There is an IPv6 routing header with segments left: the checksum's destination address is not the header's.
     pub routing: bool,
     /// There is an IPv6 fragment header.
     pub fragment_header: bool,
@@ -381,7 +381,8 @@ fn ipv6(key: &mut FlowKey, frame: &[u8], frame_len: usize, l3: usize) -> Option<
             HOP_BY_HOP | ROUTING => {
                 out.next_header = this_at;
                 out.fragmentable = out.l4;
-                out.routing |= this == ROUTING;
+                // Its Segments Left: with none the header's destination is the last one (RFC 8200 §4.4).
+                out.routing |= this == ROUTING && o1 != 0;
             }
             FRAGMENT => {
                 out.fragment_header = true;
@@ -470,4 +471,4 @@ fn neighbour(key: &mut FlowKey, frame: &[u8], at: &Layout, depth: Depth) -> Resu
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

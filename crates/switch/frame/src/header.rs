@@ -93,6 +93,17 @@ impl Header {
         self.len == 0
     }
 
+    /// The bytes, to be edited.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        self.read_len = EDITED;
+        self.bytes.get_mut(self.start..self.start + self.len).unwrap_or(&mut [])
+    }
+
+    /// No more than the first `len` bytes stay.
+    pub fn truncate(&mut self, len: usize) {
+        (self.len, self.read_len) = (self.len.min(len), EDITED);
+    }
+
     /// Puts `new` behind the first `at` bytes, which move towards the front. `None`, and nothing is changed, if there are not as many, or
     /// there is no room in front.
     pub(crate) fn insert(&mut self, at: usize, new: &[u8]) -> Option<()> {

@@ -23,7 +23,7 @@ pub mod testutil;
 mod vnet;
 
 pub use build::rarp;
-pub use edit::Edit;
+pub use edit::{Edit, Part, Set};
 pub use extract::{extract, is_plain_l2};
 pub use header::{HEADER_LEN, HEADROOM, Header};
 pub use key::{Depth, FlowKey, FlowMask};

@@ -113,7 +113,7 @@ impl Offload {
         let mut key = FlowKey::default();
         let l3 = link_layer(&mut key, snapshot);
         let at = network_layer(&mut key, snapshot, frame_len, l3, Depth::L4);
-        if key.anomalies & !FlowKey::DEEP_VLAN != 0 || start < at.l4 || overlaps_key(&key, field - at.l4) {
+        if key.anomalies & !FlowKey::DEEP_VLAN != 0 || !spares_key(&key, &at, start, field) {
             return None;
         }
         if vnet.gso_type == VnetHdr::GSO_NONE {
@@ -138,6 +138,15 @@ impl Offload {
                 }
                 gso.end = gso.end.wrapping_add_signed(by as i32);
             }
+        }
+    }
+
+    /// Where the checksum begins that is to be completed, and where it goes, in bytes from the start of the frame.
+    pub(crate) fn checksum(&self) -> Option<(usize, usize)> {
+        match self {
+            Self::None => None,
+            Self::Checksum(job) => Some((job.start.into(), job.field.into())),
+            Self::Gso(gso) => Some((gso.l4.into(), usize::from(gso.l4) + gso.csum_offset())),
         }
     }
 
@@ -184,6 +193,11 @@ impl Offload {
 /// A receiver's header for a frame whose checksum is partial.
 pub(crate) fn needs_csum(start: u16, offset: u16) -> VnetHdr {
     VnetHdr { flags: VnetHdr::F_NEEDS_CSUM, csum_start: start, csum_offset: offset, ..VnetHdr::default() }
+}
+
+/// Whether a checksum over what begins at `start`, stored at `field`, leaves what the key is made of as it is.
+pub(crate) fn spares_key(key: &FlowKey, at: &Layout, start: usize, field: usize) -> bool {
+    start >= at.l4 && !overlaps_key(key, field - at.l4)
 }
 
 /// Would a checksum stored `field` bytes behind the network header change what the key says?

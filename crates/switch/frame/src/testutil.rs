@@ -1,5 +1,6 @@
 //! Builds frames for tests, here and in other crates (feature `testutil`). Panics on nonsense: never for real input.
 
+pub mod edits;
 pub mod reference;
 
 use crate::{VnetHdr, sum};

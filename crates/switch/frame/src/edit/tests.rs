@@ -3,6 +3,8 @@ use crate::testutil::Frame;
 use crate::{Depth, FlowKey, HEADROOM, SNAPSHOT_LEN, VnetHdr, extract};
 use proptest::prelude::*;
 
+mod sets;
+
 fn header(frame: &[u8]) -> Header {
     let mut header = Header::default();
     let len = frame.len().min(SNAPSHOT_LEN);
@@ -14,7 +16,7 @@ fn header(frame: &[u8]) -> Header {
 fn edited(frame: &[u8], edits: &[Edit]) -> Result<Vec<u8>, DropReason> {
     let (mut header, mut offload) = (header(frame), Offload::None);
     let payload = &frame[header.len()..];
-    edits.iter().try_for_each(|edit| edit.apply(&mut header, &mut offload))?;
+    edits.iter().try_for_each(|edit| edit.apply(&mut header, &mut offload, payload.len()))?;
     Ok([header.bytes(), payload].concat())
 }
 
@@ -55,10 +57,10 @@ fn what_is_no_tag_and_what_finds_no_room_is_refused_and_changes_nothing() {
     assert_eq!(edited(&frame, &[push(0x0800, 1)]), Err(DropReason::BadAction));
     let (mut header, mut offload) = (header(&frame), Offload::None);
     for n in 0..HEADROOM / 4 {
-        assert_eq!(push(0x8100, n as u16).apply(&mut header, &mut offload), Ok(()));
+        assert_eq!(push(0x8100, n as u16).apply(&mut header, &mut offload, 0), Ok(()));
     }
     let full = header.bytes().to_vec();
-    assert_eq!(push(0x8100, 1).apply(&mut header, &mut offload), Err(DropReason::BadAction));
+    assert_eq!(push(0x8100, 1).apply(&mut header, &mut offload, 0), Err(DropReason::BadAction));
     assert_eq!(header.bytes(), full);
 }
 
@@ -85,12 +87,12 @@ fn an_offload_request_moves_with_its_headers() {
         let (mut header, mut offload) = of(&plain);
         let (tagged_header, tagged_offload) = of(&tagged);
         for edit in [push(0x8100, 12), push(0x88a8, 7)] {
-            edit.apply(&mut header, &mut offload).unwrap();
+            edit.apply(&mut header, &mut offload, 0).unwrap();
         }
         assert_eq!(offload, tagged_offload);
         assert_eq!(header.bytes()[..tagged_header.len()], *tagged_header.bytes());
         for _ in 0..2 {
-            Edit::PopVlan.apply(&mut header, &mut offload).unwrap();
+            Edit::PopVlan.apply(&mut header, &mut offload, 0).unwrap();
         }
         assert_eq!((offload, header.bytes()), (of(&plain).1, of(&plain).0.bytes()));
     }

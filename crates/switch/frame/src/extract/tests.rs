@@ -90,7 +90,7 @@ fn frames() -> impl Strategy<Value = Vec<u8>> {
 }
 
 /// Bytes changed, preferably to values that mean something, and the frame cut.
-fn mutated() -> impl Strategy<Value = Vec<u8>> {
+pub(crate) fn mutated() -> impl Strategy<Value = Vec<u8>> {
     let byte = prop_oneof![
         Just(0u8),
         Just(1),
