@@ -82,6 +82,10 @@ drop_reasons! {
     Rate = "rate",
     /// The packet was to be flooded, and its port has flooded all that its settings let it; `lasthop port list` shows them.
     Storm = "storm",
+    /// A mirror's copy for this port, which was down, had no buffers for it or could not take it; the packet itself went its way.
+    MirrorCopy = "mirror_copy",
+    /// The port is a mirror's destination: what it sends goes nowhere, and it gets nothing but copies.
+    MirrorPort = "mirror_port",
 }
 
 #[cfg(test)]

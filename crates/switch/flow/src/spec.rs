@@ -19,6 +19,9 @@ pub enum Action {
     Edit(Edit),
     /// Go on if the packet's port has not flooded all that it may. Else it is dropped.
     LimitFlood,
+    /// Give this port a copy of the packet as it is at this point, for a mirror. It is not what becomes of the packet: a packet that is
+    /// only copied is dropped, and one that waits for its receiver is copied once. What the port cannot take is lost there.
+    Copy(PortId),
 }
 
 /// A flow as control installs it.

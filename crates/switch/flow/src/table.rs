@@ -108,7 +108,7 @@ impl FlowTable {
     pub fn remove_port(&self, port: PortId) -> usize {
         self.remove_if(|flow| {
             (flow.mask.0.in_port == u32::MAX && flow.key.in_port == port.0)
-                || flow.actions.contains(&Action::Output(port))
+                || flow.actions.iter().any(|a| matches!(a, Action::Output(to) | Action::Copy(to) if *to == port))
         })
     }
 

@@ -2,6 +2,7 @@
 //! out here, into its plan; those that waited one at a time ([`Forwarder::carry_out`]).
 
 use crate::burst::{Burst, Forwarder};
+use crate::plan::{Group, bit};
 use lasthop_flow::Action;
 use lasthop_frame::Edit;
 use lasthop_types::{DropReason, PortId};
@@ -18,6 +19,8 @@ pub(crate) enum Step<'a> {
     Edit(&'a Edit),
     /// It goes on if its port may still flood.
     Flood,
+    /// This port gets a copy of it, as it is now.
+    Copy(PortId),
 }
 
 impl<'a> Step<'a> {
@@ -30,6 +33,7 @@ impl<'a> Step<'a> {
             Action::Drop(reason) => Self::Drop(*reason),
             Action::Edit(edit) => Self::Edit(edit),
             Action::LimitFlood => Self::Flood,
+            Action::Copy(to) => Self::Copy(*to),
             _ => Self::Drop(DropReason::BadAction),
         }
     }
@@ -61,7 +65,7 @@ impl Steps {
             None => Step::Drop(DropReason::Policy),
         };
         self.done += 1;
-        self.ends += usize::from(!matches!(step, Step::Edit(_) | Step::Flood));
+        self.ends += usize::from(!matches!(step, Step::Edit(_) | Step::Flood | Step::Copy(_)));
         Some(step)
     }
 
@@ -83,20 +87,21 @@ impl Steps {
 }
 
 /// Whether a packet goes to one port and nowhere else, and there as all edits have left it: then it may wait for that port's buffers, to
-/// be read, and go through all actions, once more.
+/// be read, and go through all actions but copies, once more.
 pub(crate) fn is_one_output(actions: &[Action]) -> bool {
-    matches!(actions, [edits @ .., Action::Output(_)] if edits.iter().all(|action| matches!(action, Action::Edit(_))))
+    let stays = |action: &Action| matches!(action, Action::Edit(_) | Action::Copy(_));
+    matches!(actions, [before @ .., Action::Output(_)] if before.iter().all(stays))
 }
 
 impl Forwarder {
     /// Carries all actions of a flow out on a packet. Returns how often it is delivered or dropped. Most lists deliver and drop: that
-    /// is a loop of its own, as floods and mirrors take it (an edit looked for in it costs 20 instructions for each output).
+    /// is a loop of its own, as floods take it (an edit looked for in it costs 20 instructions for each output).
     pub(crate) fn act(&mut self, burst: &Burst<'_, '_>, packet: usize, actions: &[Action]) -> usize {
         for (n, action) in actions.iter().enumerate() {
             match Step::of(action, burst.port.id) {
-                Step::To(to) => self.output(burst, packet, to, false),
+                Step::To(to) => self.output(burst, packet, to, false, false),
                 Step::Drop(reason) => self.drop(burst, packet, reason),
-                Step::Edit(_) | Step::Flood => {
+                Step::Edit(_) | Step::Flood | Step::Copy(_) => {
                     return self.act_with_edits(burst, packet, actions, Steps::behind_outputs(n));
                 }
             }
@@ -106,15 +111,15 @@ impl Forwarder {
         actions.len()
     }
 
-    /// The rest of [`Forwarder::act`] from the first edit on.
+    /// The rest of [`Forwarder::act`] from the first edit or copy on.
     #[inline(never)]
     fn act_with_edits(&mut self, burst: &Burst<'_, '_>, packet: usize, actions: &[Action], mut steps: Steps) -> usize {
         let may_wait = is_one_output(actions);
-        let mut planned = steps.ends() > 0;
+        let (mut planned, mut copies) = (steps.ends() > 0, 0);
         while let Some(step) = steps.next(actions, burst.port.id) {
             match step {
                 Step::To(to) => {
-                    self.output(burst, packet, to, may_wait);
+                    self.output(burst, packet, to, may_wait, false);
                     planned = true;
                 }
                 Step::Drop(reason) => self.drop(burst, packet, reason),
@@ -125,8 +130,14 @@ impl Forwarder {
                         self.drop(burst, packet, DropReason::Storm);
                     }
                 }
+                // It was copied when it was looked at before.
+                Step::Copy(_) if burst.ahead.seen & bit(packet) != 0 => {}
+                Step::Copy(to) => {
+                    self.output(burst, packet, to, false, true);
+                    (planned, copies) = (true, copies + 1);
+                }
                 Step::Edit(edit) => {
-                    // All planned copies are of one header: those before the edit are made now.
+                    // All planned deliveries are of one header: those before the edit are made now.
                     if std::mem::take(&mut planned) {
                         self.deliver(burst, None);
                     }
@@ -140,15 +151,21 @@ impl Forwarder {
         if !may_wait {
             self.plan.set_done(packet);
         }
-        burst.queue.counters.replicated.add((steps.ends() as u64).saturating_sub(1));
-        steps.ends()
+        burst.queue.counters.replicated.add((steps.ends() as u64).saturating_sub(1) + copies as u64);
+        steps.ends() + copies
     }
 
-    /// Plans one delivery; the only one of its packet if it `may_wait`.
+    /// Plans one delivery; the only one of its packet if it `may_wait`. A `copy` is for a mirror: whatever becomes of it, the packet is
+    /// not done by it.
     #[inline]
-    pub(crate) fn output(&mut self, burst: &Burst<'_, '_>, packet: usize, to: PortId, may_wait: bool) {
+    pub(crate) fn output(&mut self, burst: &Burst<'_, '_>, packet: usize, to: PortId, may_wait: bool, copy: bool) {
         self.plan.no_repeat();
-        let Some(port) = self.ports.get(to) else { return self.drop(burst, packet, DropReason::NoPort) };
+        let Some(port) = self.ports.get(to) else {
+            return match copy {
+                true => burst.queue.counters.drops.add(DropReason::MirrorCopy, 1),
+                false => self.drop(burst, packet, DropReason::NoPort),
+            };
+        };
         // Connections between the same stations share a flow but not a queue, so the next packet has to be asked for anew.
         let multi_queue = port.is_multi_queue();
         let hash = match (self.packets.get_mut(packet), burst.chains.list.get(packet)) {
@@ -159,9 +176,10 @@ impl Forwarder {
         if may_wait && self.plan.is_held(to, queue) {
             return;
         }
-        if !self.plan.add(packet, may_wait, to, queue) {
+        let group = Group { port: to, queue, copy, packets: 0 };
+        if !self.plan.add(packet, may_wait, group) {
             self.deliver(burst, None);
-            self.plan.add(packet, may_wait, to, queue);
+            self.plan.add(packet, may_wait, group);
         }
         if multi_queue {
             self.plan.no_repeat();

@@ -40,6 +40,8 @@ pub(crate) struct Group {
     pub(crate) port: PortId,
     /// Index of the vring.
     pub(crate) queue: u16,
+    /// It gets copies for a mirror: no packet is done by that, or waits for it.
+    pub(crate) copy: bool,
     pub(crate) packets: u64,
 }
 
@@ -58,10 +60,10 @@ impl Plan {
         self.done |= bit(i);
     }
 
-    /// Whether packet `i` has no other destination than the one it is planned for.
+    /// Whether packet `i` has no other destination than this one.
     #[inline]
-    pub(crate) fn may_wait(&self, i: usize) -> bool {
-        self.may_wait & bit(i) != 0
+    pub(crate) fn may_wait(&self, to: &Group, i: usize) -> bool {
+        self.may_wait & bit(i) != 0 && !to.copy
     }
 
     /// A packet before has to wait for this receiver.
@@ -78,11 +80,10 @@ impl Plan {
     /// Adds a delivery. False when there is no room (a receiver too many, or a second copy for one): make those that are
     /// there, then add it again.
     #[inline]
-    pub(crate) fn add(&mut self, packet: usize, may_wait: bool, port: PortId, queue: u16) -> bool {
-        let known = self.groups.iter().rposition(|g| g.port == port && g.queue == queue);
+    pub(crate) fn add(&mut self, packet: usize, may_wait: bool, to: Group) -> bool {
+        let known = self.groups.iter().rposition(|g| g.port == to.port && g.queue == to.queue && g.copy == to.copy);
         let n = known.unwrap_or(self.groups.len());
-        let group = Group { port, queue, packets: 0 };
-        if known.is_none() && self.groups.try_push(group).is_err() {
+        if known.is_none() && self.groups.try_push(to).is_err() {
             return false;
         }
         let Some(group) = self.groups.get_mut(n).filter(|g| g.packets & bit(packet) == 0) else { return false };

@@ -143,9 +143,12 @@ impl Forwarder {
         let mut work = FRAME_WORK;
         match steps.next(&order.actions, port.id) {
             None => {}
-            Some(Step::To(to)) => {
+            Some(Step::Copy(_)) if packet.seen => {}
+            Some(step @ (Step::To(to) | Step::Copy(to))) => {
+                let copy = (step == Step::Copy(to)).then_some(DropReason::MirrorCopy);
                 if let Some(piece) = port.upcalls.bytes(&leaving.left, packet) {
-                    work = self.deliver_one(to, packet, &[piece], counters, wait)?;
+                    work = self.deliver_one(to, packet, &[piece], counters, (copy, wait))?;
+                    counters.replicated.add(u64::from(copy.is_some()));
                 }
             }
             Some(Step::Drop(reason)) => counters.drops.add(reason, 1),
@@ -236,10 +239,10 @@ impl Forwarder {
         packet: &mut Packet,
         pieces: &[GuestSlice<'_>],
         counters: &PortCounters,
-        wait: bool,
+        (copy, wait): (Option<DropReason>, bool),
     ) -> Option<usize> {
         let Some(port) = self.ports.get(to) else {
-            counters.drops.add(DropReason::NoPort, 1);
+            counters.drops.add(copy.unwrap_or(DropReason::NoPort), 1);
             return Some(FRAME_WORK);
         };
         let Some(queue) = port.queue_to_guest(packet.steering_hash(pieces)).or(port.queues.first().map(|q| &**q))
@@ -247,7 +250,7 @@ impl Forwarder {
             return Some(FRAME_WORK);
         };
         let guard = if wait { queue.lock() } else { queue.try_lock()? };
-        let work = visit(&self.datapath, port, queue, guard, 1, 1, |target| {
+        let work = visit(&self.datapath, port, queue, guard, 1, (1, copy), |target| {
             let result = target.deliver(packet, pieces, false);
             target.settle(result);
             target.work() + FRAME_WORK

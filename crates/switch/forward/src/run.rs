@@ -71,7 +71,7 @@ impl<'a> Run<'a> {
         match step {
             Step::To(to) => Decision::To(to, self.depth == Depth::L2),
             Step::Drop(reason) => Decision::Drop(reason),
-            Step::Edit(_) | Step::Flood => Decision::Many(flow.clone()),
+            Step::Edit(_) | Step::Flood | Step::Copy(_) => Decision::Many(flow.clone()),
         }
     }
 
