@@ -18,6 +18,7 @@ mod alloc;
 mod edits;
 mod hostile;
 mod idle;
+mod mirrors;
 mod once;
 mod rates;
 mod restart;
