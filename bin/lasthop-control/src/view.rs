@@ -209,6 +209,7 @@ fn shown(action: &Action, name: impl Fn(PortId) -> String) -> String {
         Action::Edit(Edit::PushVlan { tci, .. }) => format!("push_vlan({},pcp={})", tci & 0x0fff, tci >> 13),
         Action::Edit(Edit::PopVlan) => "pop_vlan".to_owned(),
         Action::LimitFlood => "limit_flood".to_owned(),
+        Action::Copy(port) => format!("copy({})", name(*port)),
         _ => "unknown".to_owned(),
     }
 }

@@ -40,6 +40,7 @@ mod cgroup_accounting;
 mod child;
 mod driver;
 mod links;
+mod mirrors;
 mod owner;
 mod port;
 mod ports;

@@ -8,7 +8,7 @@ use super::store::{Saved, SavedPort, SavedUplink, Store};
 use super::{RunError, RunError::Failed, RunError::Usage};
 use lasthop_api::{READ_SOCKET_NAME, SOCKET_NAME};
 use lasthop_ipc::{MAX_MESSAGE, SwitchSettings};
-use lasthop_policy::PortSettings;
+use lasthop_policy::{Mirror, PortSettings};
 use lasthop_sys::{CpuList, Epoll};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -71,6 +71,8 @@ pub struct Setup {
     pub taps: BTreeMap<String, String>,
     /// What ports are told to do, by name.
     pub settings: BTreeMap<String, PortSettings>,
+    /// Mirrors that are remembered.
+    pub mirrors: Vec<Mirror>,
     /// Names of remembered ports that the command line names too; they stay remembered.
     pub also_saved: HashSet<String>,
     /// Text of the access lists remembered; empty if there are none.
@@ -104,7 +106,7 @@ impl Setup {
         let state_lock = lock(&args.state_dir, "state.lock", "--state-dir", 0o755, until)?;
         check_apart(&args.run_dir, &args.state_dir)?;
         let store = Store::new(&args.state_dir);
-        let Saved { ports: saved, uplinks: saved_uplinks, taps, settings } = store.load().map_err(Failed)?;
+        let Saved { ports: saved, uplinks: saved_uplinks, taps, settings, mirrors } = store.load().map_err(Failed)?;
         let lists = store.load_lists().map_err(Failed)?;
         let (also_saved, saved) = reconcile(&ports, saved).map_err(Failed)?;
         let (uplinks, saved_uplinks) = reconcile_uplinks(&ports, &saved, &devices, saved_uplinks)?;
@@ -138,6 +140,7 @@ impl Setup {
             saved_uplinks,
             taps,
             settings: with_given(settings, &args.ports),
+            mirrors,
             also_saved,
             lists,
             locks: [run_lock, state_lock],

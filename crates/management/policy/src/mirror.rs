@@ -25,11 +25,11 @@ impl Mirrored {
     /// All, as people write them.
     const ALL: [(Self, &str); 3] = [(Self::FromGuest, "from-guest"), (Self::ToGuest, "to-guest"), (Self::Both, "both")];
 
-    pub(crate) fn from_guest(self) -> bool {
+    pub(crate) fn of_sent(self) -> bool {
         self != Self::ToGuest
     }
 
-    pub(crate) fn to_guest(self) -> bool {
+    pub(crate) fn of_received(self) -> bool {
         self != Self::FromGuest
     }
 }

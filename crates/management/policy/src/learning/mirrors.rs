@@ -24,10 +24,10 @@ impl Mirrors {
         self.destinations.insert(to);
         for port in from {
             let copy = (to, name.to_owned());
-            if which.from_guest() {
+            if which.of_sent() {
                 self.from_guest.entry(*port).or_default().push(copy.clone());
             }
-            if which.to_guest() {
+            if which.of_received() {
                 self.to_guest.entry(*port).or_default().push(copy);
             }
         }
