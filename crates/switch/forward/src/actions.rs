@@ -2,7 +2,7 @@
 //! out here, into its plan; those that waited one at a time ([`Forwarder::carry_out`]).
 
 use crate::burst::{Burst, Forwarder};
-use crate::plan::{Group, bit};
+use crate::plan::{COPIES, bit};
 use lasthop_flow::Action;
 use lasthop_frame::Edit;
 use lasthop_types::{DropReason, PortId};
@@ -99,7 +99,7 @@ impl Forwarder {
     pub(crate) fn act(&mut self, burst: &Burst<'_, '_>, packet: usize, actions: &[Action]) -> usize {
         for (n, action) in actions.iter().enumerate() {
             match Step::of(action, burst.port.id) {
-                Step::To(to) => self.output(burst, packet, to, false, false),
+                Step::To(to) => self.output(burst, packet, to, false, 0),
                 Step::Drop(reason) => self.drop(burst, packet, reason),
                 Step::Edit(_) | Step::Flood | Step::Copy(_) => {
                     return self.act_with_edits(burst, packet, actions, Steps::behind_outputs(n));
@@ -119,7 +119,7 @@ impl Forwarder {
         while let Some(step) = steps.next(actions, burst.port.id) {
             match step {
                 Step::To(to) => {
-                    self.output(burst, packet, to, may_wait, false);
+                    self.output(burst, packet, to, may_wait, 0);
                     planned = true;
                 }
                 Step::Drop(reason) => self.drop(burst, packet, reason),
@@ -133,7 +133,7 @@ impl Forwarder {
                 // It was copied when it was looked at before.
                 Step::Copy(_) if burst.ahead.seen & bit(packet) != 0 => {}
                 Step::Copy(to) => {
-                    self.output(burst, packet, to, false, true);
+                    self.output(burst, packet, to, false, COPIES);
                     (planned, copies) = (true, copies + 1);
                 }
                 Step::Edit(edit) => {
@@ -155,15 +155,16 @@ impl Forwarder {
         steps.ends() + copies
     }
 
-    /// Plans one delivery; the only one of its packet if it `may_wait`. A `copy` is for a mirror: whatever becomes of it, the packet is
-    /// not done by it.
-    #[inline]
-    pub(crate) fn output(&mut self, burst: &Burst<'_, '_>, packet: usize, to: PortId, may_wait: bool, copy: bool) {
+    /// Plans one delivery; the only one of its packet if it `may_wait`. With [`COPIES`] as `copy` (else 0) it is a copy for a mirror:
+    /// whatever becomes of that, the packet is not done by it.
+    // Where it is called with a constant it takes what it takes without mirrors.
+    #[inline(always)]
+    pub(crate) fn output(&mut self, burst: &Burst<'_, '_>, packet: usize, to: PortId, may_wait: bool, copy: u16) {
         self.plan.no_repeat();
         let Some(port) = self.ports.get(to) else {
             return match copy {
-                true => burst.queue.counters.drops.add(DropReason::MirrorCopy, 1),
-                false => self.drop(burst, packet, DropReason::NoPort),
+                0 => self.drop(burst, packet, DropReason::NoPort),
+                _ => burst.queue.counters.drops.add(DropReason::MirrorCopy, 1),
             };
         };
         // Connections between the same stations share a flow but not a queue, so the next packet has to be asked for anew.
@@ -172,14 +173,13 @@ impl Forwarder {
             (Some(p), Some(chain)) if multi_queue => p.steering_hash(&burst.chains.pieces(chain)),
             _ => 0,
         };
-        let queue = port.queue_to_guest(hash).map_or(0, Queue::index);
+        let queue = port.queue_to_guest(hash).map_or(0, Queue::index) | copy;
         if may_wait && self.plan.is_held(to, queue) {
             return;
         }
-        let group = Group { port: to, queue, copy, packets: 0 };
-        if !self.plan.add(packet, may_wait, group) {
+        if !self.plan.add(packet, may_wait, to, queue) {
             self.deliver(burst, None);
-            self.plan.add(packet, may_wait, group);
+            self.plan.add(packet, may_wait, to, queue);
         }
         if multi_queue {
             self.plan.no_repeat();

@@ -38,12 +38,14 @@ pub(crate) struct Plan {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Group {
     pub(crate) port: PortId,
-    /// Index of the vring.
+    /// Index of the vring, and [`COPIES`] if it gets copies for a mirror.
     pub(crate) queue: u16,
-    /// It gets copies for a mirror: no packet is done by that, or waits for it.
-    pub(crate) copy: bool,
     pub(crate) packets: u64,
 }
+
+/// Beside the index of a vring: it gets copies for a mirror, by which no packet is done, and which wait for nothing. A bit that no index
+/// has, so that to look for a group takes what it takes without mirrors.
+pub(crate) const COPIES: u16 = 1 << 15;
 
 impl Plan {
     /// Forgets the last burst. `done` is what was done of this one before.
@@ -60,10 +62,10 @@ impl Plan {
         self.done |= bit(i);
     }
 
-    /// Whether packet `i` has no other destination than this one.
+    /// Whether packet `i` has no other destination than the one it is planned for.
     #[inline]
-    pub(crate) fn may_wait(&self, to: &Group, i: usize) -> bool {
-        self.may_wait & bit(i) != 0 && !to.copy
+    pub(crate) fn may_wait(&self, i: usize) -> bool {
+        self.may_wait & bit(i) != 0
     }
 
     /// A packet before has to wait for this receiver.
@@ -80,10 +82,11 @@ impl Plan {
     /// Adds a delivery. False when there is no room (a receiver too many, or a second copy for one): make those that are
     /// there, then add it again.
     #[inline]
-    pub(crate) fn add(&mut self, packet: usize, may_wait: bool, to: Group) -> bool {
-        let known = self.groups.iter().rposition(|g| g.port == to.port && g.queue == to.queue && g.copy == to.copy);
+    pub(crate) fn add(&mut self, packet: usize, may_wait: bool, port: PortId, queue: u16) -> bool {
+        let known = self.groups.iter().rposition(|g| g.port == port && g.queue == queue);
         let n = known.unwrap_or(self.groups.len());
-        if known.is_none() && self.groups.try_push(to).is_err() {
+        let group = Group { port, queue, packets: 0 };
+        if known.is_none() && self.groups.try_push(group).is_err() {
             return false;
         }
         let Some(group) = self.groups.get_mut(n).filter(|g| g.packets & bit(packet) == 0) else { return false };

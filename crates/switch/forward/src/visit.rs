@@ -4,7 +4,7 @@ use crate::burst::{Burst, Forwarder, fail};
 use crate::datapath::Datapath;
 use crate::deliver::{Target, Undelivered};
 use crate::packet::Packet;
-use crate::plan::{Group, Plan};
+use crate::plan::{COPIES, Group, Plan};
 use crate::port::Port;
 use crate::repeat::{Passed, Repeat};
 use lasthop_frame::Offload;
@@ -60,12 +60,12 @@ impl Forwarder {
             let repeat = repeat.filter(|repeat| repeat.group == n);
             n += 1;
             let Some(port) = self.ports.get(group.port) else { continue };
-            self.receiver = if group.copy { self.receiver } else { group.port };
-            let Some(queue) = port.queues.get(usize::from(group.queue)) else { continue };
+            let copy = (group.queue & COPIES != 0).then_some(DropReason::MirrorCopy);
+            self.receiver = if copy.is_some() { self.receiver } else { group.port };
+            let Some(queue) = port.queues.get(usize::from(group.queue & !COPIES)) else { continue };
             let lost = u64::from(group.packets.count_ones());
             let frames = if repeat.is_some() { burst.chains.list.len() } else { lost as usize };
-            let (done, copy) = (self.plan.done, group.copy.then_some(DropReason::MirrorCopy));
-            let (plan, packets) = (&mut self.plan, &*self.packets);
+            let (done, plan, packets) = (self.plan.done, &mut self.plan, &*self.packets);
             let filled = visit(&self.datapath, port, queue, queue.lock(), frames, (lost, copy), |target| {
                 fill(plan, packets, &group, target, burst, repeat)
             });
@@ -74,7 +74,7 @@ impl Forwarder {
                 Some(_) => {}
                 None => self.plan.done |= group.packets,
             }
-            if group.copy {
+            if copy.is_some() {
                 self.plan.done = done;
             }
         }
@@ -108,7 +108,7 @@ fn fill(
         let i = left.trailing_zeros() as usize;
         left &= left.wrapping_sub(1);
         // What may wait does not overtake what waits.
-        if !(held && plan.may_wait(group, i)) {
+        if !(held && plan.may_wait(i)) {
             held |= !deliver_or_hold(plan, packets, group, target, burst, i);
         }
     }
@@ -136,7 +136,7 @@ fn deliver_or_hold(
     i: usize,
 ) -> bool {
     let (Some(packet), Some(chain)) = (packets.get(i), burst.chains.list.get(i)) else { return true };
-    let (pieces, may_wait) = (&*burst.chains.pieces(chain), plan.may_wait(group, i));
+    let (pieces, may_wait) = (&*burst.chains.pieces(chain), plan.may_wait(i) && group.queue & COPIES == 0);
     let waits_its_turn = |target: &Target<'_>, plan: &mut Plan| {
         let waits = may_wait && target.has_done_enough() && !target.is_broken() && plan.hold(group.port, group.queue);
         plan.put_off |= waits;

@@ -16,7 +16,8 @@ pub(super) fn spec(from: u32, mask: u8, to: u8) -> FlowSpec {
     FlowSpec { key, mask, actions: outputs(to), epoch: 0 }
 }
 
-/// Up to three outputs to different ports, one of them perhaps to a port that there is not; or an edit and outputs around it.
+/// Up to three outputs to different ports, one of them perhaps to a port that there is not, or the first of them a mirror's copy; or an
+/// edit and outputs around it.
 pub(super) fn outputs(bits: u8) -> Vec<Action> {
     let mut ports: Vec<_> = (0..bits & 3).map(|i| PortId(u32::from(bits >> (2 + 2 * i) & 3) + 1)).collect();
     if let [first, second, third] = ports[..]
@@ -24,12 +25,20 @@ pub(super) fn outputs(bits: u8) -> Vec<Action> {
     {
         let push = Action::Edit(Edit::PushVlan { tpid: 0x8100, tci: 0x0123 });
         let edit = if first.0 & 1 == 0 { push } else { Action::Edit(Edit::PopVlan) };
-        let before = (first != second).then_some(Action::Output(first));
+        // A mirror's copy, of what waits for its receiver perhaps.
+        let copy_or_output = if first.0 & 2 != 0 { Action::Copy(first) } else { Action::Output(first) };
+        let before = (first != second).then_some(copy_or_output);
         return before.into_iter().chain([edit, Action::Output(second)]).collect();
     }
+    let copied = bits >> 6 == 2;
     ports.sort();
     ports.dedup();
-    ports.into_iter().map(Action::Output).collect()
+    let mut actions: Vec<_> = ports.into_iter().map(Action::Output).collect();
+    // The first gets a copy instead; alone that is a flow that drops.
+    if let Some(Action::Output(port)) = actions.first().copied().filter(|_| copied) {
+        actions[0] = Action::Copy(port);
+    }
+    actions
 }
 
 /// As what a frame comes to a port.
@@ -38,7 +47,7 @@ pub(super) fn comes_as(sent: &[u8], actions: &[Action], n: usize) -> impl Iterat
     let mut frame = sent.to_vec();
     actions.iter().filter_map(move |action| {
         match action {
-            Action::Output(port) if *port == to => return Some(frame.clone()),
+            Action::Output(port) | Action::Copy(port) if *port == to => return Some(frame.clone()),
             Action::Edit(Edit::PushVlan { tpid, tci }) => {
                 frame.splice(12..12, [tpid.to_be_bytes(), tci.to_be_bytes()].concat());
             }
