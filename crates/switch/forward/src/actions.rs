@@ -130,8 +130,8 @@ impl Forwarder {
                         self.drop(burst, packet, DropReason::Storm);
                     }
                 }
-                // It was copied when it was looked at before.
-                Step::Copy(_) if burst.ahead.seen & bit(packet) != 0 => {}
+                // It was copied when it was looked at before, or nobody is there to get a copy.
+                Step::Copy(to) if burst.ahead.seen & bit(packet) != 0 || self.ports.get(to).is_none() => {}
                 Step::Copy(to) => {
                     self.output(burst, packet, to, false, COPIES);
                     (planned, copies) = (true, copies + 1);
@@ -155,18 +155,13 @@ impl Forwarder {
         steps.ends() + copies
     }
 
-    /// Plans one delivery; the only one of its packet if it `may_wait`. With [`COPIES`] as `copy` (else 0) it is a copy for a mirror:
-    /// whatever becomes of that, the packet is not done by it.
+    /// Plans one delivery; the only one of its packet if it `may_wait`. With [`COPIES`] as `copy` (else 0) it is a copy for a mirror,
+    /// to a port that is there: whatever becomes of that, the packet is not done by it.
     // Where it is called with a constant it takes what it takes without mirrors.
     #[inline(always)]
     pub(crate) fn output(&mut self, burst: &Burst<'_, '_>, packet: usize, to: PortId, may_wait: bool, copy: u16) {
         self.plan.no_repeat();
-        let Some(port) = self.ports.get(to) else {
-            return match copy {
-                0 => self.drop(burst, packet, DropReason::NoPort),
-                _ => burst.queue.counters.drops.add(DropReason::MirrorCopy, 1),
-            };
-        };
+        let Some(port) = self.ports.get(to) else { return self.drop(burst, packet, DropReason::NoPort) };
         // Connections between the same stations share a flow but not a queue, so the next packet has to be asked for anew.
         let multi_queue = port.is_multi_queue();
         let hash = match (self.packets.get_mut(packet), burst.chains.list.get(packet)) {

@@ -143,7 +143,7 @@ impl Forwarder {
         let mut work = FRAME_WORK;
         match steps.next(&order.actions, port.id) {
             None => {}
-            Some(Step::Copy(_)) if packet.seen => {}
+            Some(Step::Copy(to)) if packet.seen || self.ports.get(to).is_none() => {}
             Some(step @ (Step::To(to) | Step::Copy(to))) => {
                 let copy = (step == Step::Copy(to)).then_some(DropReason::MirrorCopy);
                 if let Some(piece) = port.upcalls.bytes(&leaving.left, packet) {
@@ -242,7 +242,7 @@ impl Forwarder {
         (copy, wait): (Option<DropReason>, bool),
     ) -> Option<usize> {
         let Some(port) = self.ports.get(to) else {
-            counters.drops.add(copy.unwrap_or(DropReason::NoPort), 1);
+            counters.drops.add(DropReason::NoPort, 1);
             return Some(FRAME_WORK);
         };
         let Some(queue) = port.queue_to_guest(packet.steering_hash(pieces)).or(port.queues.first().map(|q| &**q))
