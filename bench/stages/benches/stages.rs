@@ -49,6 +49,7 @@ fn lookup(mut stage: Box<Lookups>) -> Box<Lookups> {
 #[bench::flood_3(args = (Walk::new(Traffic::flood())), teardown = Walk::check)]
 #[bench::set_nat_64(args = (Walk::new(Traffic::set_nat())), teardown = Walk::check)]
 #[bench::push_vlan_64(args = (Walk::new(Traffic::push_vlan())), teardown = Walk::check)]
+#[bench::mirror_64(args = (Walk::new(Traffic::mirror())), teardown = Walk::check)]
 #[bench::checksum_1514(args = (Walk::new(Traffic::checksum(1514))), teardown = Walk::check)]
 #[bench::gso_64k(args = (Walk::new(Traffic::gso())), teardown = Walk::check)]
 #[bench::joined_buffers_9014(args = (Walk::new(Traffic::joined_buffers())), teardown = Walk::check)]

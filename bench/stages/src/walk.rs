@@ -138,6 +138,13 @@ impl Traffic {
         Self::edited(&[Edit::PushVlan { tpid: 0x8100, tci: 7 }])
     }
 
+    /// Everything goes to one port, and a copy of it to a mirror's destination.
+    pub fn mirror() -> Self {
+        let mut mirrored = flow(FlowKey { in_port: 1, ..FlowKey::default() }, from_port_1(), [2]);
+        mirrored.actions.insert(0, Action::Copy(PortId(3)));
+        Self { receivers: 2, ..Self::new([udp(64, 0)], vec![mirrored]) }
+    }
+
     /// The sender leaves checksums to somebody else, and the receiver wants them whole.
     pub fn checksum(len: usize) -> Self {
         let frame = || Frame::new(1, 2).ipv4([10, 0, 1, 1], [10, 0, 0, 2]).tcp(1000, 80).payload(vec![7; len - 54]);
@@ -321,6 +328,7 @@ mod tests {
         arrives(Traffic::flood());
         arrives(Traffic::set_nat());
         arrives(Traffic::push_vlan());
+        arrives(Traffic::mirror());
         arrives(Traffic::checksum(1514));
         arrives(Traffic::gso());
         arrives(Traffic::joined_buffers());

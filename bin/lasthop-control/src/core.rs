@@ -20,6 +20,7 @@ mod cpu;
 mod health;
 mod listing;
 mod lists;
+mod mirrors;
 mod questions;
 #[cfg(test)]
 mod rooms;
@@ -32,6 +33,8 @@ pub(crate) use calls::Call;
 use calls::MAX_QUESTIONS;
 use counting::Counting;
 pub(crate) use lists::{Kept, Load};
+pub(crate) use mirrors::MirrorCall;
+use mirrors::Mirroring;
 use questions::{FLOWS, Question, Unconfirmed};
 use statistics::StatsWanted;
 pub(crate) use uplinks::UplinkCall;
@@ -162,6 +165,7 @@ pub(crate) struct Core {
     pending: Option<Pending>,
     /// Changes in force that the switch has not confirmed and cannot now.
     unconfirmed: Vec<Unconfirmed>,
+    mirroring: Mirroring,
 }
 
 impl Core {
@@ -204,6 +208,7 @@ impl Core {
             incoming: Vec::new(),
             pending: None,
             unconfirmed: Vec::new(),
+            mirroring: Mirroring::default(),
         }
     }
 
@@ -338,6 +343,7 @@ impl Core {
             ToControl::PortGone(id) => {
                 self.infos.remove(&id);
                 self.health.forget(id);
+                self.follow_mirrors(now_ms, out);
                 self.policy.port_gone(id, now_ms, out);
             }
             ToControl::Reply { request, last, reply } => self.switch_answers(request, last, reply, now_ms, out),
@@ -366,6 +372,7 @@ impl Core {
         }
         self.infos.insert(id, port);
         self.set_lists(id);
+        self.follow_mirrors(now_ms, out);
         self.policy.port(id, up, now_ms, out);
     }
 
@@ -380,6 +387,7 @@ impl Core {
                 self.refused.retain(|id, _| new.contains_key(id));
                 self.faults.retain(|id, _| new.contains_key(id));
                 self.configs = new;
+                self.follow_mirrors(now_ms, out);
             }
             SupervisorToControl::Reply { request, result } => {
                 self.port_reply(request, result, now_ms);
@@ -392,6 +400,7 @@ impl Core {
                 let ids: Vec<_> = self.infos.keys().copied().collect();
                 ids.into_iter().for_each(|id| self.set_lists(id));
                 self.policy.set_uplinks(&self.uplinks, now_ms, out);
+                self.follow_mirrors(now_ms, out);
             }
             SupervisorToControl::Devices(devices) => {
                 self.devices = devices.into_iter().map(|device| (device.port, device)).collect();
@@ -403,6 +412,8 @@ impl Core {
             SupervisorToControl::CpuTimes { request, times, replaced } => {
                 self.cpu_reply(request, times, replaced, now_ms)
             }
+            SupervisorToControl::Mirrors(mirrors) => self.mirrors_are(mirrors, now_ms, out),
+            SupervisorToControl::MirrorReply { request, result } => self.mirror_reply(request, result, now_ms),
             SupervisorToControl::Forget(port) => self.policy.forget_addresses(port, now_ms, out),
             SupervisorToControl::Announce(uplink) => self.announce(uplink, now_ms),
             SupervisorToControl::Lists(part) => self.lists_are(&part, now_ms),

@@ -4,18 +4,19 @@
 #![allow(clippy::too_many_arguments)]
 
 use crate::core::{
-    Answer, Asker, Call, Kept, Load, UplinkCall, busy, not_confirmed, not_known, supervisor_silent, switch_away,
-    switch_silent,
+    Answer, Asker, Call, Kept, Load, MirrorCall, UplinkCall, busy, not_confirmed, not_known, supervisor_silent,
+    switch_away, switch_silent,
 };
 use futures_util::{Stream, StreamExt};
 use lasthop_api::{
     AclChanged, AclPage, AclRule, AclText, ApiError, Carried, CpuTimes, Denied, Drops, Field, Flow, FlowPage,
-    GuestQueue, Mac, MacPage, Port, PortChanged, PortPage, Queue, Replaced, SwitchStats, Totals, TraceOutput,
-    TraceReport, TxBatch, Uplink, UplinkList, parse_frame,
+    GuestQueue, Mac, MacPage, Mirror, MirrorList, Port, PortChanged, PortPage, Queue, Replaced, SwitchStats, Totals,
+    TraceOutput, TraceReport, TxBatch, Uplink, UplinkList, parse_frame,
 };
-use lasthop_management_ipc::{Settings, UplinkConfig};
+use lasthop_management_ipc::{MirrorConfig, Settings, UplinkConfig};
 use lasthop_policy::acl::MAX_TEXT;
 use lasthop_sys::{Aside, Beat, receive_with_fds};
+use pages::{Pages, pages};
 use rustix::net::RecvFlags;
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -56,8 +57,6 @@ const PORTS_PER_PAGE: usize = 8;
 const FLOWS_PER_PAGE: usize = 32;
 const MACS_PER_PAGE: usize = 128;
 const RULES_PER_PAGE: usize = 128;
-/// Objects in the only reply to a client that does not take several.
-const WITHOUT_MORE: usize = 256;
 
 /// Starts to let clients in, until that is aborted; inside the event loop only. With `read_only` they may change nothing.
 pub(crate) fn start(
@@ -294,7 +293,7 @@ fn pairs(settings: Vec<Field>) -> Settings {
 #[zlink::service(
     interface = "org.lasthop.Switch",
     types = [AclRule, AclPage, AclText, AclChanged, CpuTimes, Port, Queue, Totals, Drops, Flow, Field, Mac, PortChanged, PortPage, FlowPage, MacPage, SwitchStats, Denied, Replaced,
-             TraceOutput, TraceReport, TxBatch, Uplink, Carried, GuestQueue, UplinkList],
+             TraceOutput, TraceReport, TxBatch, Uplink, Carried, GuestQueue, UplinkList, Mirror, MirrorList],
     vendor = "lasthop",
     product = "lasthop",
     version = env!("CARGO_PKG_VERSION")
@@ -401,6 +400,27 @@ impl Api {
         self.long_list(|answer| Call::MacList { answer }, more, MACS_PER_PAGE, page).await
     }
 
+    async fn mirror_add(
+        &self,
+        name: String,
+        from: Vec<String>,
+        to: String,
+        direction: String,
+    ) -> Result<MirrorList, ApiError> {
+        self.may_change()?;
+        let call = MirrorCall::Add(MirrorConfig { name, from, to, direction });
+        self.change("mirror list", |answer| Call::Mirror { call, answer }).await
+    }
+
+    async fn mirror_del(&self, name: String) -> Result<MirrorList, ApiError> {
+        self.may_change()?;
+        self.change("mirror list", |answer| Call::Mirror { call: MirrorCall::Del(name), answer }).await
+    }
+
+    async fn mirror_list(&self) -> Result<MirrorList, ApiError> {
+        self.ask(|answer| Call::Mirror { call: MirrorCall::List, answer }).await
+    }
+
     async fn stats(&self) -> Result<SwitchStats, ApiError> {
         self.ask(|answer| Call::Stats { answer }).await
     }
@@ -458,26 +478,6 @@ impl Api {
         let frame = parse_frame(&frame).map_err(|message| ApiError::BadFrame { message })?;
         self.ask(|answer| Call::Trace { port, frame, answer }).await
     }
-}
-
-type Pages<P> = futures_util::stream::Iter<std::vec::IntoIter<Result<Reply<P>, ApiError>>>;
-
-/// The list cut into pages, at least one; or its beginning for a client that takes one reply only.
-fn pages<T, P>(list: Result<Vec<T>, ApiError>, more: bool, size: usize, page: impl Fn(Vec<T>, u64) -> P) -> Pages<P> {
-    let replies = match list {
-        Err(e) => vec![Err(e)],
-        Ok(list) => {
-            let (total, size) = (list.len(), if more { size } else { WITHOUT_MORE });
-            let count = if more { total.div_ceil(size).max(1) } else { 1 };
-            let mut items = list.into_iter();
-            let replies = (1..=count).map(|n| {
-                let items = items.by_ref().take(size).collect();
-                Ok(Reply::new(Some(page(items, total as u64))).set_continues(Some(n < count)))
-            });
-            replies.collect()
-        }
-    };
-    futures_util::stream::iter(replies)
 }
 
 /// A client's connection that ends when a call is longer than [`MAX_CALL`].
@@ -577,5 +577,6 @@ impl socket::WriteHalf for Write {
     }
 }
 
+mod pages;
 #[cfg(test)]
 mod tests;

@@ -3,6 +3,8 @@
 #[path = "process/clients.rs"]
 mod clients;
 mod fake;
+#[path = "process/mirrors.rs"]
+mod mirrors;
 #[path = "process/rounds.rs"]
 mod rounds;
 

@@ -5,6 +5,7 @@ mod attach;
 mod client;
 mod declared;
 mod list;
+mod mirror;
 mod run;
 mod settings;
 mod size;
@@ -52,6 +53,9 @@ enum Command {
     /// Show which station lives at which port
     #[command(subcommand)]
     Mac(MacCommand),
+    /// Add, remove and show mirrors: ports that get copies of other ports' packets
+    #[command(subcommand)]
+    Mirror(mirror::MirrorCommand),
     /// Load, show and clear access lists: which packets may pass
     #[command(subcommand)]
     Acl(AclCommand),
@@ -255,6 +259,7 @@ fn main() -> ExitCode {
         Command::Uplink(command) => uplink::uplink(&command),
         Command::Flow(FlowCommand::List(shared)) => list::flows(&shared),
         Command::Mac(MacCommand::List(shared)) => list::macs(&shared),
+        Command::Mirror(command) => mirror::mirror(&command),
         Command::Acl(AclCommand::Load(args)) => acl::load(&args),
         Command::Acl(AclCommand::Show(args)) => acl::show(&args),
         Command::Acl(AclCommand::Clear(args)) => acl::clear(&args),

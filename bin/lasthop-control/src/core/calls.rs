@@ -1,13 +1,15 @@
 //! What the API asks for.
 
 use super::cpu::CpuRequest;
+use super::mirrors::MirrorCall;
 use super::questions::{FLOWS, Question};
 use super::uplinks::UplinkCall;
 use super::{Answer, Asker, Command, Core, Counting, Kept, Load, busy, give, refuse, switch_away};
 use crate::server::MAX_LONG_LISTS;
 use crate::view;
 use lasthop_api::{
-    AclChanged, AclRule, ApiError, Flow, Mac, Port, PortChanged, SwitchStats, TraceReport, TxBatch, UplinkList,
+    AclChanged, AclRule, ApiError, Flow, Mac, MirrorList, Port, PortChanged, SwitchStats, TraceReport, TxBatch,
+    UplinkList,
 };
 use lasthop_frame::{Depth, FlowKey, SNAPSHOT_LEN};
 use lasthop_ipc::{DatapathRequest, FlowInfo, PortInfo, PortState};
@@ -47,6 +49,10 @@ pub(crate) enum Call {
     Uplink {
         call: UplinkCall,
         answer: Answer<UplinkList>,
+    },
+    Mirror {
+        call: MirrorCall,
+        answer: Answer<MirrorList>,
     },
     PortList {
         answer: Answer<Vec<Port>>,
@@ -106,6 +112,7 @@ impl Core {
                 self.request(answer, false, |request| ControlToSupervisor::PortDel { request, name });
             }
             Call::Uplink { call, answer } => self.uplink_request(call, answer),
+            Call::Mirror { call, answer } => self.mirror_call(call, answer),
             Call::PortList { answer } => self.cpu_request(CpuRequest::Ports(answer)),
             Call::FlowList { answer } => {
                 if let Some(answer) = self.admit_flows(answer) {

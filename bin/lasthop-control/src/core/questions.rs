@@ -2,7 +2,7 @@
 
 use super::{Answer, Asker, Command, Core, Counting, give, refuse, switch_away};
 use crate::view;
-use lasthop_api::{AclChanged, Flow, Port, PortChanged, TraceReport, UplinkList};
+use lasthop_api::{AclChanged, Flow, MirrorList, Port, PortChanged, TraceReport, UplinkList};
 use lasthop_ipc::{DatapathReply, DatapathRequest, FlowInfo, FromControl, PortInfo};
 use lasthop_policy::{Effects, FlowUse, Reconciled};
 use lasthop_types::{PortId, counted};
@@ -71,6 +71,7 @@ pub(super) enum Unconfirmed {
     Lists(AclChanged, Answer<AclChanged>),
     Uplinks(UplinkList, Answer<UplinkList>),
     Port(PortChanged, Answer<PortChanged>),
+    Mirrors(MirrorList, Answer<MirrorList>),
 }
 
 impl Unconfirmed {
@@ -79,6 +80,7 @@ impl Unconfirmed {
             Self::Lists(changed, answer) => give(answer, changed),
             Self::Uplinks(list, answer) => give(answer, list),
             Self::Port(changed, answer) => give(answer, changed),
+            Self::Mirrors(list, answer) => give(answer, list),
         }
     }
 }

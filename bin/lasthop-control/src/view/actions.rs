@@ -142,6 +142,7 @@ fn list(mut actions: &[Action], flow: &FlowSpec, name: &impl Fn(PortId) -> Strin
             }
             Action::Edit(Edit::DecTtl) => "dec_ttl".to_owned(),
             Action::LimitFlood => "limit_flood".to_owned(),
+            Action::Copy(port) => format!("copy({})", name(port)),
             Action::Meter(meter) => format!("meter({meter})"),
             Action::Sample(probability, len) => {
                 let (drawn, rest) = actions.split_at(usize::from(len).min(actions.len()));

@@ -8,8 +8,8 @@ use lasthop_ipc::{
     ToControl, UpcallPacket,
 };
 use lasthop_management_ipc::{
-    ControlToSupervisor, CpuTimes, DeviceState, LISTS_PART, LinkState, Replaced, SupervisorToControl, UplinkConfig,
-    UplinkInfo,
+    ControlToSupervisor, CpuTimes, DeviceState, LISTS_PART, LinkState, MirrorConfig, Replaced, SupervisorToControl,
+    UplinkConfig, UplinkInfo,
 };
 use lasthop_types::{DropReason, MacAddr, PortId, PortTotals};
 use lasthop_uplink_ipc::{UplinkCounters, UplinkDevice, UplinkDriver, VlanMac};
@@ -271,6 +271,16 @@ impl Fake {
                 self.parts.extend(part);
                 return;
             }
+            // The last mirror that was asked for is the only one; one that is called `refused` is.
+            ControlToSupervisor::MirrorAdd { request, mirror } => {
+                let result = if mirror.name == "refused" { Err("choose another name".into()) } else { Ok(()) };
+                self.tell_mirrors(request, vec![mirror], result);
+                return;
+            }
+            ControlToSupervisor::MirrorDel { request, .. } => {
+                self.tell_mirrors(request, Vec::new(), Ok(()));
+                return;
+            }
             // Whatever is asked of uplinks: port 2 is one, and no other can be made.
             ControlToSupervisor::UplinkAdd { request, uplink: UplinkConfig { device, .. } } => {
                 let result = Err(format!("there is no interface {device}; `ip link` shows those there are"));
@@ -292,6 +302,13 @@ impl Fake {
         };
         self.announce_ports();
         self.supervisor.send(&SupervisorToControl::Reply { request, result }, None).unwrap();
+    }
+
+    fn tell_mirrors(&mut self, request: u64, mirrors: Vec<MirrorConfig>, result: Result<(), String>) {
+        if result.is_ok() {
+            self.supervisor.send(&SupervisorToControl::Mirrors(mirrors), None).unwrap();
+        }
+        self.supervisor.send(&SupervisorToControl::MirrorReply { request, result }, None).unwrap();
     }
 
     /// The uplink at port 2.
@@ -330,7 +347,8 @@ impl Fake {
     fn del_port(&mut self, name: &str) -> Result<PortConfig, String> {
         let id = self.ports.values().find(|p| p.name == name).map(|p| p.id);
         let id = id.ok_or_else(|| format!("there is no port named {name:?}; `lasthop port list` shows them"))?;
-        self.flows.retain(|(f, _)| f.key.port() != id && !f.actions.contains(&Action::Output(id)));
+        let names = |a: &Action| *a == Action::Output(id) || *a == Action::Copy(id);
+        self.flows.retain(|(f, _)| f.key.port() != id && !f.actions.iter().any(names));
         self.tell(&ToControl::PortGone(id));
         Ok(self.ports.remove(&id).unwrap())
     }

@@ -47,6 +47,7 @@ mod driver;
 mod given;
 mod hung_children;
 mod links;
+mod mirrors;
 mod owner;
 mod port;
 mod port_threads;

@@ -105,8 +105,8 @@ impl Supervisor {
         let ports = kept.chain(also).map(Port::to_saved).collect();
         let kept = self.uplinks.values().filter(|u| u.saved && !u.is_leaving() && Some(u.config.id) != except);
         let uplinks = kept.map(|u| u.spec.clone()).collect();
-        let (taps, settings) = (self.taps.clone(), self.settings.clone());
-        self.store.save(Saved { ports, uplinks, taps, settings })
+        let (taps, settings, mirrors) = (self.taps.clone(), self.settings.clone(), self.mirrors.clone());
+        self.store.save(Saved { ports, uplinks, taps, settings, mirrors })
     }
 
     pub(super) fn next_port(&mut self) -> PortId {

@@ -18,7 +18,7 @@ impl Supervisor {
         let ports_in_force = self.ports.values().any(|port| port.saved) || self.uplinks.values().any(|u| u.saved);
         let lists_in_force = !self.lists.is_empty() && self.lists != Book::default().to_text().as_bytes();
         let read = self.store.load_again(ports_in_force, lists_in_force);
-        let (Saved { ports, uplinks, .. }, lists) = match read {
+        let (Saved { ports, uplinks, mirrors, .. }, lists) = match read {
             Ok(read) => read,
             Err(e) => return warn!("SIGHUP: nothing was reloaded: {e}"),
         };
@@ -26,6 +26,11 @@ impl Supervisor {
         let added = self.add_missing_ports(ports);
         if added + removed > 0 {
             self.tell_control_ports();
+        }
+        if mirrors != self.mirrors {
+            info!("SIGHUP: {} in place of {}", counted(mirrors.len() as u64, "mirror"), self.mirrors.len());
+            self.mirrors = mirrors;
+            self.tell_mirrors();
         }
         // No file means no lists; a text without a line is none.
         let lists = if lists.is_empty() { Book::default().to_text().into_bytes() } else { lists };

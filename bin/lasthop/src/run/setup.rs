@@ -9,7 +9,7 @@ use super::store::{Saved, SavedPort, SavedUplink, Store};
 use super::{RunError, RunError::Failed, RunError::Usage};
 use lasthop_api::{READ_SOCKET_NAME, SOCKET_NAME};
 use lasthop_ipc::{MAX_MESSAGE, SwitchSettings};
-use lasthop_policy::PortSettings;
+use lasthop_policy::{Mirror, PortSettings};
 use lasthop_sys::{CpuList, Epoll};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -72,6 +72,8 @@ pub struct Setup {
     pub taps: BTreeMap<String, String>,
     /// What ports are told to do, by name.
     pub settings: BTreeMap<String, PortSettings>,
+    /// Mirrors that are remembered.
+    pub mirrors: Vec<Mirror>,
     /// Names of remembered ports that the command line names too; they stay remembered.
     pub also_saved: HashSet<String>,
     /// Text of the access lists remembered; empty if there are none.
@@ -106,7 +108,7 @@ impl Setup {
         let store = Store::new(&args.state_dir);
         let mut remembered = store.load().map_err(Failed)?;
         given.overrule(&mut remembered, &ports, &devices);
-        let Saved { ports: saved, uplinks: saved_uplinks, taps, settings } = remembered;
+        let Saved { ports: saved, uplinks: saved_uplinks, taps, settings, mirrors } = remembered;
         let lists = given.lists(&store)?;
         let (also_saved, saved) = reconcile(&ports, saved).map_err(Failed)?;
         let (uplinks, saved_uplinks) = reconcile_uplinks(&ports, &saved, &devices, saved_uplinks)?;
@@ -140,6 +142,7 @@ impl Setup {
             saved_uplinks,
             taps,
             settings: with_given(settings, &given.ports),
+            mirrors,
             also_saved,
             lists,
             locks: [run_lock, state_lock],

@@ -2,7 +2,7 @@
 
 use super::batch::Batch;
 use super::owner::FileOwner;
-use lasthop_policy::{PortSettings, Vlans, acl::Book};
+use lasthop_policy::{Mirror, PortSettings, Vlans, acl::Book};
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -82,6 +82,8 @@ pub struct Saved {
     pub taps: BTreeMap<String, String>,
     /// What ports are told to do, by name: ports of the command line too.
     pub settings: BTreeMap<String, PortSettings>,
+    /// Mirrors, by name.
+    pub mirrors: Vec<Mirror>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -95,6 +97,8 @@ struct Document {
     taps: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     settings: BTreeMap<String, PortSettings>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    mirrors: Vec<Mirror>,
 }
 
 /// The files.
@@ -204,13 +208,17 @@ impl Store {
         for uplink in &document.uplinks {
             super::args::check_uplink(uplink).map_err(|e| wrong(format!("uplink {:?}: {e}", uplink.name)))?;
         }
-        let Document { ports, uplinks, taps, settings, .. } = document;
-        Ok((Some(Saved { ports, uplinks, taps, settings }), Some(content(&[text.as_bytes()]))))
+        for (n, mirror) in document.mirrors.iter().enumerate() {
+            let others = document.mirrors.get(..n).unwrap_or_default();
+            mirror.check(others).map_err(|e| wrong(format!("mirror {:?}: {e}", mirror.name)))?;
+        }
+        let Document { ports, uplinks, taps, settings, mirrors, .. } = document;
+        Ok((Some(Saved { ports, uplinks, taps, settings, mirrors }), Some(content(&[text.as_bytes()]))))
     }
 
     /// Replaces what is remembered: all of them or, on an error, none.
-    pub fn save(&self, Saved { ports, uplinks, taps, settings }: Saved) -> Result<(), String> {
-        let document = Document { version: VERSION, ports, uplinks, taps, settings };
+    pub fn save(&self, Saved { ports, uplinks, taps, settings, mirrors }: Saved) -> Result<(), String> {
+        let document = Document { version: VERSION, ports, uplinks, taps, settings, mirrors };
         let text = serde_json::to_vec_pretty(&document).map_err(io::Error::from);
         let written =
             text.and_then(|text| write(&self.file, &[&text, b"\n"], &self.known, "follow the ports that it names"));
@@ -254,6 +262,7 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lasthop_policy::Mirrored;
 
     #[test]
     fn ports_come_back() {
@@ -289,7 +298,9 @@ mod tests {
         }];
         let taps = [("lh0".to_owned(), "02:00:00:00:00:07".to_owned())].into();
         let settings = [("vm2".to_owned(), "vlan=10 isolated=on".to_owned().try_into().unwrap())].into();
-        let saved = Saved { ports, uplinks, taps, settings };
+        let (name, from) = ("tap".into(), vec!["vm1".into(), "not.there".into()]);
+        let mirrors = vec![Mirror { name, from, to: "vm2".into(), direction: Mirrored::FromGuest }];
+        let saved = Saved { ports, uplinks, taps, settings, mirrors };
         store.save(saved.clone()).unwrap();
         assert_eq!(store.load().unwrap(), saved);
         store.save(Saved::default()).unwrap();
@@ -341,6 +352,8 @@ mod tests {
             "{\"version\":1,\"ports\":[{\"name\":\"a\",\"path\":\"/x\",\"tx_batch\":{\"us\":1,\"packets\":40000}}]}",
             "{\"version\":1,\"ports\":[],\"uplinks\":[{\"name\":\"a\",\"device\":\"b\",\"queues\":1,\"vlans\":\"5000\"}]}",
             "{\"version\":1,\"ports\":[],\"settings\":{\"a\":\"vlan=5000\"}}",
+            "{\"version\":1,\"ports\":[],\"mirrors\":[{\"name\":\"m\",\"from\":[\"a\"],\"to\":\"a\",\"direction\":\"both\"}]}",
+            "{\"version\":1,\"ports\":[],\"mirrors\":[{\"name\":\"m\",\"from\":[\"a\"],\"to\":\"b\",\"direction\":\"in\"}]}",
         ] {
             std::fs::write(&file, text).unwrap();
             let error = store.load().unwrap_err();

@@ -21,7 +21,7 @@ use super::{RunError, RunError::Failed};
 use lasthop_hostview::HostMonitor;
 use lasthop_ipc::{Channel, FromControl, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor, ToControl};
 use lasthop_management_ipc::{ControlToSupervisor, DeviceState, LISTS_PART, SupervisorToControl};
-use lasthop_policy::PortSettings;
+use lasthop_policy::{Mirror, PortSettings};
 use lasthop_sys::{Epoll, SignalFd, Trigger, Watched};
 use lasthop_types::PortId;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -89,6 +89,8 @@ pub struct Supervisor {
     pub(super) store: Store,
     /// What ports are told to do, by name.
     pub(super) settings: BTreeMap<String, PortSettings>,
+    /// Mirrors, by name.
+    pub(super) mirrors: Vec<Mirror>,
     /// Text of the access lists, as it is kept.
     pub(super) lists: Vec<u8>,
     /// The same as far as control has told us of a change.
@@ -162,6 +164,7 @@ impl Supervisor {
             tx_batch: setup.tx_batch,
             store: setup.store,
             settings: setup.settings,
+            mirrors: setup.mirrors,
             lists: setup.lists,
             new_lists: Vec::new(),
             served: std::iter::once(Served::new(setup.api, false))
@@ -300,6 +303,7 @@ impl Supervisor {
                 self.told_devices.clear();
                 self.ports.values_mut().for_each(Port::tell_fault_again);
                 self.tell_all_settings();
+                self.tell_mirrors();
                 self.tell_control_ports();
                 self.tell_control_lists();
                 started = true;
@@ -445,6 +449,14 @@ impl Supervisor {
                     self.look_after_sockets(Instant::now());
                     let (times, replaced) = (self.cpu_times(), self.replaced.list(Instant::now()));
                     self.control.send(SupervisorToControl::CpuTimes { request, times, replaced }, None);
+                    continue;
+                }
+                ControlToSupervisor::MirrorAdd { request, mirror } => {
+                    self.add_mirror(request, mirror);
+                    continue;
+                }
+                ControlToSupervisor::MirrorDel { request, name } => {
+                    self.delete_mirror(request, &name);
                     continue;
                 }
                 ControlToSupervisor::KeepLists(part) => {

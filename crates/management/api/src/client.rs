@@ -3,8 +3,8 @@
 #![allow(clippy::too_many_arguments)]
 
 use crate::{
-    AclChanged, AclPage, AclText, ApiError, Field, FlowPage, MacPage, PortChanged, PortPage, SwitchStats, TraceReport,
-    TxBatch, UplinkList,
+    AclChanged, AclPage, AclText, ApiError, Field, FlowPage, MacPage, MirrorList, PortChanged, PortPage, SwitchStats,
+    TraceReport, TxBatch, UplinkList,
 };
 use futures_util::Stream;
 
@@ -82,6 +82,22 @@ pub trait SwitchProxy {
     /// All learned addresses.
     #[zlink(more)]
     async fn mac_list(&mut self) -> zlink::Result<impl Stream<Item = zlink::Result<Result<MacPage, ApiError>>>>;
+
+    /// Makes a mirror: the port `to` gets copies of what the ports `from` send (`from-guest`), of what is sent to them (`to-guest`), or
+    /// of `both`. They need not exist yet. Answers when the switch goes by it.
+    async fn mirror_add(
+        &mut self,
+        name: &str,
+        from: &[&str],
+        to: &str,
+        direction: &str,
+    ) -> zlink::Result<Result<MirrorList, ApiError>>;
+
+    /// Removes a mirror. Answers when nothing is copied by it any more.
+    async fn mirror_del(&mut self, name: &str) -> zlink::Result<Result<MirrorList, ApiError>>;
+
+    /// All mirrors.
+    async fn mirror_list(&mut self) -> zlink::Result<Result<MirrorList, ApiError>>;
 
     /// Figures of the whole switch.
     async fn stats(&mut self) -> zlink::Result<Result<SwitchStats, ApiError>>;

@@ -5,10 +5,12 @@
 
 mod client;
 mod frame;
+mod mirror;
 mod types;
 
 pub use client::SwitchProxy;
 pub use frame::parse_frame;
+pub use mirror::{Mirror, MirrorList};
 pub use types::*;
 
 /// Name of the interface.

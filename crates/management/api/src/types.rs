@@ -509,6 +509,11 @@ pub enum ApiError {
         /// Why, and what to do.
         message: String,
     },
+    /// The mirror cannot be made or removed.
+    MirrorRefused {
+        /// Why, and what to do.
+        message: String,
+    },
     /// The process that would have to answer is not there or does not answer.
     NotAvailable {
         /// Which, and what to do.
@@ -543,6 +548,7 @@ impl ApiError {
             Self::NoSuchPort { message, .. }
             | Self::PortRefused { message }
             | Self::UplinkRefused { message }
+            | Self::MirrorRefused { message }
             | Self::NotAvailable { message }
             | Self::BadFrame { message }
             | Self::BadRules { message }

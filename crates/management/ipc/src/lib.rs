@@ -77,6 +77,28 @@ pub enum SupervisorToControl {
         /// And which processes had to be replaced, those first that were last; at most [`MAX_REPLACED`].
         replaced: Vec<Replaced>,
     },
+    /// All mirrors; before `Ports`, and after every change.
+    Mirrors(Vec<MirrorConfig>),
+    /// Answer to `MirrorAdd` and `MirrorDel`: an error says what is wrong and what to do.
+    MirrorReply {
+        /// The request's number.
+        request: u64,
+        /// What is wrong.
+        result: Result<(), String>,
+    },
+}
+
+/// A mirror, by the names of its ports, which need not be there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MirrorConfig {
+    /// Its name.
+    pub name: String,
+    /// The ports whose packets are copied.
+    pub from: Vec<String>,
+    /// The port that gets the copies.
+    pub to: String,
+    /// As `lasthop_policy::Mirrored` reads it.
+    pub direction: String,
 }
 
 /// Most entries of a list of processes that were replaced.
@@ -302,5 +324,19 @@ pub enum ControlToSupervisor {
         uplink: PortId,
         /// For how long at least, in milliseconds.
         for_ms: u64,
+    },
+    /// Make a mirror.
+    MirrorAdd {
+        /// Echoed in the reply.
+        request: u64,
+        /// What it is to be.
+        mirror: MirrorConfig,
+    },
+    /// Remove a mirror.
+    MirrorDel {
+        /// Echoed in the reply.
+        request: u64,
+        /// Its name.
+        name: String,
     },
 }

@@ -3,7 +3,7 @@
 use crate::Learning;
 use crate::acl::{Decision, Direction, List};
 use crate::flows::{Pair, Refusal, VID, Verdict};
-use crate::learning::{Refused, inside, refusal};
+use crate::learning::{CopyTo, Refused, inside, refusal};
 use crate::mactable::Learned;
 use crate::membership::Tag;
 use lasthop_frame::{FlowKey, FlowMask};
@@ -31,7 +31,7 @@ fn refused(refusal: &Refusal, key: &FlowKey) -> String {
             format!("source {} is a group address: dropped, whatever the destination", key.src())
         }
         Refusal::ZeroSource(_) => "source is all zeros: dropped, whatever the destination".to_owned(),
-        Refusal::LinkLocal => {
+        Refusal::LinkLocal(_) => {
             format!("destination {} is reserved for the link itself (IEEE 802.1D): never forwarded", key.dst())
         }
     }
@@ -41,16 +41,28 @@ impl Learning {
     /// What a packet with this key would meet if no flow matched it. Changes nothing. `name` gives a port's name.
     pub fn explain(&self, key: &FlowKey, now_ms: u64, name: impl Fn(PortId) -> String) -> Explanation {
         let dropped = |lines| Explanation { lines, outputs: Vec::new(), floods: false };
+        let (from, mut copied) = (key.port(), Vec::new());
+        let mut lines = explain_copies(self.copies_from(from), &mut copied, "as it came", &name);
+        let dropped_for = |mut lines: Vec<_>, why| {
+            lines.push(why);
+            dropped(lines)
+        };
         if let Some(refusal) = refusal(key) {
-            return dropped(vec![refused(&refusal, key)]);
+            return dropped_for(lines, refused(&refusal, key));
         }
-        let from = key.port();
-        let mut lines = Vec::new();
         let admitted = self.admit(key, &mut FlowMask::default());
         let vlan = match &admitted {
-            Err(Refused::Vlan) => return dropped(vec![format!("{}: dropped", self.why_not_in(from, key, &name))]),
+            Err(Refused::MirrorPort) => {
+                return dropped_for(
+                    lines,
+                    format!("{} is a mirror's destination: what it sends is dropped", name(from)),
+                );
+            }
+            Err(Refused::Vlan) => {
+                return dropped_for(lines, format!("{}: dropped", self.why_not_in(from, key, &name)));
+            }
             Err(Refused::Pretence(pretence)) => {
-                return dropped(vec![format!("settings of {}: {pretence}: dropped", name(from))]);
+                return dropped_for(lines, format!("settings of {}: {pretence}: dropped", name(from)));
             }
             Ok(vlan) | Err(Refused::List(vlan, _)) => *vlan,
         };
@@ -78,6 +90,10 @@ impl Learning {
                 lines.push(format!("{scope} access list, to-guest at {there}: {}", decided(list, decision)));
                 decision.permits()
             });
+        }
+        for (port, _) in outputs.iter().filter(|_| verdict != Verdict::Hairpin) {
+            let how = format!("as {} gets it", name(*port));
+            lines.extend(explain_copies(self.copies_to(*port), &mut copied, &how, &name));
         }
         let outputs = outputs.into_iter().map(|(port, _)| port).collect();
         Explanation { lines, outputs, floods: verdict == Verdict::Flood }
@@ -160,6 +176,9 @@ impl Learning {
     fn why_not_to(&self, port: PortId, vlan: u16, key: &FlowKey, name: impl Fn(PortId) -> String) -> Option<String> {
         match self.apart(key.port(), port) {
             Some(DropReason::BetweenUplinks) => return Some("nothing goes from one uplink to another".to_owned()),
+            Some(DropReason::MirrorPort) => {
+                return Some("it is a mirror's destination and gets nothing but copies".to_owned());
+            }
             Some(_) => {
                 let is_isolated = |port| self.settings(port).is_some_and(|settings| settings.isolated);
                 let which = if is_isolated(key.port()) { key.port() } else { port };
@@ -210,6 +229,24 @@ impl Learning {
 
 /// What keeps a frame without a tag, or whose tag is taken off, from being one of another VLAN.
 const HIDDEN: &str = "a VLAN tag that is cut off or behind another one";
+
+/// Who gets copies, each destination one.
+fn explain_copies(
+    copies: &[CopyTo],
+    copied: &mut Vec<PortId>,
+    how: &str,
+    name: impl Fn(PortId) -> String,
+) -> Vec<String> {
+    let explain = |(to, mirror): &CopyTo| {
+        let to_name = name(*to);
+        if copied.contains(to) {
+            return format!("mirror {mirror}: {to_name} has a copy already");
+        }
+        copied.push(*to);
+        format!("mirror {mirror}: a copy goes to {to_name}, {how}")
+    };
+    copies.iter().map(explain).collect()
+}
 
 fn explain_tag(tag: Tag, port: impl Fn() -> String) -> Option<String> {
     match tag {

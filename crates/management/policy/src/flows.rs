@@ -1,6 +1,7 @@
 //! The flows we asked for, indexed by what may make them wrong, so that a change touches only the flows it concerns.
 
 use crate::DeniedBy;
+use crate::learning::dropped;
 use hashbrown::HashTable;
 use lasthop_flow::{Action, FlowSpec, hash_key};
 use lasthop_frame::{Depth, FlowKey, FlowMask};
@@ -41,16 +42,24 @@ impl Pair {
 pub(crate) enum Refusal {
     GroupSource(PortId),
     ZeroSource(PortId),
-    LinkLocal,
+    /// Of one port, or of all.
+    LinkLocal(Option<PortId>),
 }
 
 impl Refusal {
-    /// Drops, under the reason's own name.
-    pub(crate) fn actions(self) -> Vec<Action> {
-        vec![Action::Drop(match self {
+    pub(crate) fn reason(self) -> DropReason {
+        match self {
             Self::GroupSource(_) | Self::ZeroSource(_) => DropReason::BadSource,
-            Self::LinkLocal => DropReason::LinkLocal,
-        })]
+            Self::LinkLocal(_) => DropReason::LinkLocal,
+        }
+    }
+
+    /// The port whose packets it refuses, if not those of all.
+    pub(crate) fn port(self) -> Option<PortId> {
+        match self {
+            Self::GroupSource(port) | Self::ZeroSource(port) => Some(port),
+            Self::LinkLocal(port) => port,
+        }
     }
 }
 
@@ -118,6 +127,7 @@ pub(crate) const EXACT_MASK: FlowMask = FlowMask(FlowKey {
 const GROUP_SOURCE_MASK: FlowMask = FlowMask(FlowKey { in_port: u32::MAX, eth_src: GROUP_BIT, ..NONE });
 const ZERO_SOURCE_MASK: FlowMask = FlowMask(FlowKey { in_port: u32::MAX, eth_src: ONES, ..NONE });
 const LINK_LOCAL_DST_MASK: FlowMask = FlowMask(FlowKey { eth_dst: LINK_LOCAL_MASK, ..NONE });
+const LINK_LOCAL_AT_PORT_MASK: FlowMask = FlowMask(FlowKey { in_port: u32::MAX, eth_dst: LINK_LOCAL_MASK, ..NONE });
 
 /// Every bit of `part` is in `whole`.
 pub(crate) fn has(whole: &FlowMask, part: &FlowMask) -> bool {
@@ -137,7 +147,10 @@ impl Refusal {
         match self {
             Self::GroupSource(port) => (FlowKey { in_port: port.0, eth_src: GROUP_BIT, ..NONE }, GROUP_SOURCE_MASK),
             Self::ZeroSource(port) => (FlowKey { in_port: port.0, ..NONE }, ZERO_SOURCE_MASK),
-            Self::LinkLocal => (FlowKey { eth_dst: LINK_LOCAL, ..NONE }, LINK_LOCAL_DST_MASK),
+            Self::LinkLocal(None) => (FlowKey { eth_dst: LINK_LOCAL, ..NONE }, LINK_LOCAL_DST_MASK),
+            Self::LinkLocal(Some(port)) => {
+                (FlowKey { in_port: port.0, eth_dst: LINK_LOCAL, ..NONE }, LINK_LOCAL_AT_PORT_MASK)
+            }
         }
     }
 
@@ -146,7 +159,8 @@ impl Refusal {
         let refusal = match spec.mask {
             GROUP_SOURCE_MASK => Self::GroupSource(spec.key.port()),
             ZERO_SOURCE_MASK => Self::ZeroSource(spec.key.port()),
-            LINK_LOCAL_DST_MASK => Self::LinkLocal,
+            LINK_LOCAL_DST_MASK => Self::LinkLocal(None),
+            LINK_LOCAL_AT_PORT_MASK => Self::LinkLocal(Some(spec.key.port())),
             _ => return None,
         };
         (refusal.key_mask().0 == spec.key).then_some(refusal)
@@ -228,10 +242,7 @@ impl Installed {
 
     /// Why it drops its packets, if it does.
     pub fn drops(&self) -> Option<DropReason> {
-        match *self.actions {
-            [Action::Drop(reason)] => Some(reason),
-            _ => None,
-        }
+        dropped(&self.actions)
     }
 
     /// What learning knows it by, if learning has a say.

@@ -18,6 +18,7 @@ use std::sync::Arc;
 mod denied;
 mod judging;
 mod messages;
+mod mirrors;
 mod reconcile;
 mod rules;
 mod stale;
@@ -26,6 +27,8 @@ pub use denied::{Denied, Why};
 pub use judging::DeniedBy;
 pub(crate) use judging::{Judged, Refused, inside};
 pub use messages::{Change, Effects, FlowUse, Limits, PortView, Resume};
+pub use mirrors::Mirrors;
+pub(crate) use mirrors::{CopyTo, copy, dropped};
 pub use reconcile::Reconciled;
 
 /// A flow that is missed again this soon after it was sent is not sent once more: it is on its way. In ms.
@@ -70,6 +73,7 @@ pub struct Learning {
     uplinks: Uplinks,
     /// Of ports that have some.
     settings: BTreeMap<PortId, PortSettings>,
+    mirrors: Mirrors,
     /// How ports take part in VLANs that are not in all alike.
     members: BTreeMap<PortId, Membership>,
     pub(crate) macs: MacTable,
@@ -103,6 +107,7 @@ impl Learning {
             lists: BTreeMap::new(),
             uplinks: Uplinks::new(),
             settings: BTreeMap::new(),
+            mirrors: Mirrors::default(),
             members: BTreeMap::new(),
             macs,
             flows: FlowIndex::default(),
@@ -168,7 +173,7 @@ impl Learning {
         self.denials.forget(id);
         // The switch has removed its flows.
         self.redo(Cause::Gone, &[id], now_ms, out);
-        for refusal in [Refusal::GroupSource(id), Refusal::ZeroSource(id)] {
+        for refusal in [Refusal::GroupSource(id), Refusal::ZeroSource(id), Refusal::LinkLocal(Some(id))] {
             self.del_refusal(refusal, out);
         }
         for (vlan, mac) in self.macs.remove_port(id) {
@@ -198,7 +203,8 @@ impl Learning {
     /// A packet with this key waits under `id` for an answer.
     pub fn miss(&mut self, id: u64, key: &FlowKey, now_ms: u64, out: &mut Effects) {
         if let Some(refusal) = refusal(key) {
-            out.resumes.push(Resume { id, actions: refusal.actions() });
+            let refusal = self.placed(refusal, key);
+            out.resumes.push(Resume { id, actions: self.refuse(refusal) });
             if self.has_port(key.port()) {
                 self.put_refusal(refusal, now_ms, out);
             }
@@ -207,7 +213,7 @@ impl Learning {
         let port = key.port();
         if !self.has_port(port) {
             // Not announced (yet): serve the packet, remember nothing of it. Unless there are rules that we might break.
-            let free = self.lists.is_empty() && self.settings.is_empty();
+            let free = self.lists.is_empty() && self.settings.is_empty() && self.mirrors.is_empty();
             let actions = if free { self.judge_anew(key, true).actions } else { Vec::new() };
             out.resumes.push(Resume { id, actions });
             return;
@@ -475,7 +481,7 @@ impl Learning {
         let put_after = self.asked;
         self.flows.refusals.insert(refusal, InstalledRefusal { used_ms, put_after, seen: 0 });
         let (key, mask) = refusal.key_mask();
-        self.put(key, mask, refusal.actions(), out);
+        self.put(key, mask, self.refuse(refusal), out);
     }
 
     fn put(&self, key: FlowKey, mask: FlowMask, actions: Vec<Action>, out: &mut Effects) {
@@ -503,7 +509,7 @@ pub(crate) fn refusal(key: &FlowKey) -> Option<Refusal> {
     } else if key.src().is_zero() {
         Some(Refusal::ZeroSource(key.port()))
     } else if key.dst().is_link_local() {
-        Some(Refusal::LinkLocal)
+        Some(Refusal::LinkLocal(None))
     } else {
         None
     }

@@ -18,6 +18,8 @@
 //! | without a VLAN, from or to a port with VLANs of its own that lets it pass | as ordinary, EtherType, inner VLAN id | a tag may be hidden behind a priority tag, or be cut off |
 //! | zero source | in port, source | |
 //! | link-local destination | the 44 bits of 01:80:c2:00:00:0x | one flow for the whole switch |
+//! | the same, while what some port's guest sends is copied by a mirror | and in port | the copy goes by it |
+//! | from a mirror's destination | in port | |
 //!
 //! Flows carry no priority, so those that overlap must agree. They do, because each says what the same lists and the same
 //! addresses say of every packet it matches: when either changes, flows that say otherwise go or are replaced in the same
@@ -55,6 +57,7 @@ mod guard;
 mod learning;
 mod mactable;
 mod membership;
+mod mirror;
 mod name;
 mod rate;
 mod settings;
@@ -63,10 +66,11 @@ mod vlans;
 pub use explain::Explanation;
 pub use flows::{FLOWS_MAX, FLOWS_PER_PORT_MAX, MASKS_MAX};
 pub use learning::{
-    Change, Denied, DeniedBy, Effects, FLAP_WINDOW_MS, FlowUse, Learning, Limits, MAX_FLAPS, PortLists, PortView,
-    Reconciled, Resume, Uplinks, Why,
+    Change, Denied, DeniedBy, Effects, FLAP_WINDOW_MS, FlowUse, Learning, Limits, MAX_FLAPS, Mirrors, PortLists,
+    PortView, Reconciled, Resume, Uplinks, Why,
 };
 pub use mactable::{AGEING_MS, HOLD_MS, MAX_MOVES, MOVE_WINDOW_MS, MacView};
+pub use mirror::{MAX_MIRRORED, Mirror, Mirrored};
 pub use name::{check_name, check_new_name};
 pub use rate::{Rate, Unit};
 pub use settings::{MAX_ADDRESSES, PortSettings, SETTINGS};

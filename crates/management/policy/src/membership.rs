@@ -2,6 +2,7 @@
 
 use crate::Vlans;
 use crate::flows::VID;
+use crate::learning::{CopyTo, copy};
 use lasthop_flow::Action;
 use lasthop_frame::{Edit, FlowKey, FlowMask};
 use lasthop_types::PortId;
@@ -127,8 +128,9 @@ fn mask_priority(key: &FlowKey, mask: &mut FlowMask) -> u16 {
     key.vlan_tci & PCP
 }
 
-/// The actions that send one frame to several ports, to each with its tag. First those that get it as it came in.
-pub(crate) fn actions(mut outputs: Vec<(PortId, Tag)>) -> Vec<Action> {
+/// The actions that send one frame to several ports, to each with its tag, and the copies that mirrors make of it there. First those
+/// that get it as it came in.
+pub(crate) fn actions<'a>(mut outputs: Vec<(PortId, Tag)>, copies: impl Fn(PortId) -> &'a [CopyTo]) -> Vec<Action> {
     // The order within each kind stays.
     outputs.sort_by_key(|(_, tag)| *tag);
     let (mut actions, mut popped, mut pushed) = (Vec::with_capacity(outputs.len()), false, None);
@@ -142,6 +144,7 @@ pub(crate) fn actions(mut outputs: Vec<(PortId, Tag)>) -> Vec<Action> {
         {
             actions.push(Action::Edit(Edit::PushVlan { tpid: TPID, tci }));
         }
+        copies(port).iter().for_each(|(to, _)| copy(&mut actions, *to));
         actions.push(Action::Output(port));
     }
     actions
@@ -223,10 +226,10 @@ mod tests {
         let to = |n, tag| (PortId(n), tag);
         let (out, pop) = (|n| Action::Output(PortId(n)), Action::Edit(Edit::PopVlan));
         let push = Action::Edit(Edit::PushVlan { tpid: TPID, tci: 7 });
-        assert_eq!(actions(vec![to(1, kept), to(2, kept)]), [out(1), out(2)]);
-        assert_eq!(actions(vec![to(1, popped), to(2, kept), to(3, popped)]), [out(2), pop, out(1), out(3)]);
-        assert_eq!(actions(vec![to(1, pushed), to(2, kept), to(3, pushed)]), [out(2), push, out(1), out(3)]);
-        assert_eq!(actions(vec![to(1, replaced), to(2, popped)]), [pop, out(2), push, out(1)]);
-        assert_eq!(actions(vec![to(1, replaced), to(2, replaced)]), [pop, push, out(1), out(2)]);
+        assert_eq!(actions(vec![to(1, kept), to(2, kept)], |_| &[]), [out(1), out(2)]);
+        assert_eq!(actions(vec![to(1, popped), to(2, kept), to(3, popped)], |_| &[]), [out(2), pop, out(1), out(3)]);
+        assert_eq!(actions(vec![to(1, pushed), to(2, kept), to(3, pushed)], |_| &[]), [out(2), push, out(1), out(3)]);
+        assert_eq!(actions(vec![to(1, replaced), to(2, popped)], |_| &[]), [pop, out(2), push, out(1)]);
+        assert_eq!(actions(vec![to(1, replaced), to(2, replaced)], |_| &[]), [pop, push, out(1), out(2)]);
     }
 }

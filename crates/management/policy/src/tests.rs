@@ -1,12 +1,13 @@
 //! The learning switch on the bench of `testutil.rs`.
 
 use super::*;
-use crate::testutil::{Bench, Op, compare, key, mac, tagged};
+use crate::testutil::{Bench, MirrorSpec, Op, compare, key, mac, tagged};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_types::{DropReason, MacAddr, PortId};
 use proptest::prelude::*;
 
+mod mirrors;
 mod uplinks;
 
 const NOWHERE: [Action; 1] = [Action::Drop(DropReason::NoOtherPort)];
@@ -495,6 +496,11 @@ fn uplinks() -> impl Strategy<Value = Uplinks> {
     prop::collection::btree_map((1u32..5).prop_map(PortId), vlans, 0..4)
 }
 
+fn mirrors() -> impl Strategy<Value = Vec<MirrorSpec>> {
+    let which = prop::sample::select(vec![Mirrored::FromGuest, Mirrored::ToGuest, Mirrored::Both]);
+    prop::collection::vec((prop::collection::vec(1u32..5, 0..4), 1u32..5, which), 0..3)
+}
+
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         30 => packet().prop_map(Op::Packet),
@@ -503,6 +509,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => prop_oneof![Just(10_000u64), Just(1000), Just(150_000)].prop_map(Op::Poll),
         1 => any::<usize>().prop_map(Op::Evict),
         1 => uplinks().prop_map(Op::Uplinks),
+        1 => mirrors().prop_map(Op::Mirror),
         2 => (1u32..5, settings()).prop_map(|(port, settings)| Op::Set(port, settings)),
         1 => Just(Op::RestartControl),
         1 => Just(Op::RestartSwitch),

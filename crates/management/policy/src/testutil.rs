@@ -3,7 +3,7 @@
 
 use crate::acl::{Direction, List};
 use crate::guard::pretends;
-use crate::{Change, Effects, FlowUse, Learning, Limits, PortLists, PortSettings, Resume, Uplinks};
+use crate::{Change, Effects, FlowUse, Learning, Limits, Mirrored, Mirrors, PortLists, PortSettings, Resume, Uplinks};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{Edit, FlowKey, FlowMask};
 use lasthop_types::{DropReason, MacAddr, PortId};
@@ -35,6 +35,8 @@ pub(crate) struct Bench {
     pub(crate) lists: BTreeMap<PortId, PortLists>,
     pub(crate) uplinks: Uplinks,
     pub(crate) settings: BTreeMap<PortId, PortSettings>,
+    /// Ports that are mirrored, where to, and what of them.
+    pub(crate) mirrors: Vec<MirrorSpec>,
     /// Masked key and mask → flow, last use.
     pub(crate) table: Vec<(FlowSpec, u64)>,
     /// Most changes of flows that followed from one event or slice since this was last set to 0.
@@ -56,6 +58,7 @@ impl Bench {
             lists: BTreeMap::new(),
             uplinks: Uplinks::new(),
             settings: BTreeMap::new(),
+            mirrors: Vec::new(),
             table: Vec::new(),
             most_changes: 0,
             parts: None,
@@ -102,8 +105,10 @@ impl Bench {
     pub(crate) fn port(&mut self, id: u32, up: bool) {
         let mut out = Effects::default();
         self.policy.set_lists(PortId(id), self.lists.get(&PortId(id)).cloned().unwrap_or_default());
+        if self.up.insert(PortId(id), up).is_none() {
+            self.tell_mirrors(&mut out);
+        }
         self.policy.port(PortId(id), up, self.now_ms, &mut out);
-        self.up.insert(PortId(id), up);
         self.apply(out);
     }
 
@@ -111,7 +116,8 @@ impl Bench {
         let (id, mut out) = (PortId(id), Effects::default());
         self.up.remove(&id);
         self.settings.remove(&id);
-        self.table.retain(|(f, _)| f.key.port() != id && !f.actions.contains(&Action::Output(id)));
+        self.table.retain(|(f, _)| f.key.port() != id && !names(&f.actions, id));
+        self.tell_mirrors(&mut out);
         self.policy.port_gone(id, self.now_ms, &mut out);
         self.apply(out);
     }
@@ -141,6 +147,45 @@ impl Bench {
         self.settings.insert(PortId(id), settings.clone());
         self.policy.set_settings(PortId(id), settings, self.now_ms, &mut out);
         self.apply(out);
+    }
+
+    /// Other ports are mirrored from now on. A destination is mirrored by nobody.
+    pub(crate) fn mirror(&mut self, mut mirrors: Vec<MirrorSpec>) {
+        let destinations: Vec<_> = mirrors.iter().map(|(_, to, _)| *to).collect();
+        mirrors.iter_mut().for_each(|(from, ..)| from.retain(|port| !destinations.contains(port)));
+        self.mirrors = mirrors;
+        let mut out = Effects::default();
+        self.tell_mirrors(&mut out);
+        self.apply(out);
+    }
+
+    /// Those whose ports are there.
+    fn tell_mirrors(&mut self, out: &mut Effects) {
+        let (mut mirrors, there) = (Mirrors::default(), |id: &PortId| self.up.contains_key(id));
+        for (from, to, which) in self.mirrors.iter().filter(|(_, to, _)| there(&PortId(*to))) {
+            let from: Vec<_> = from.iter().map(|id| PortId(*id)).filter(there).collect();
+            mirrors.add(&format!("to-{to}"), &from, PortId(*to), *which);
+        }
+        self.policy.set_mirrors(mirrors, self.now_ms, out);
+    }
+
+    /// It gets copies only.
+    fn is_destination(&self, id: PortId) -> bool {
+        self.up.contains_key(&id) && self.mirrors.iter().any(|(_, to, _)| *to == id.0)
+    }
+
+    /// Where copies go of what is sent by (or to) a port's guest.
+    fn copies(&self, id: PortId, sent: bool) -> BTreeSet<PortId> {
+        let wanted = |which| match sent {
+            true => which != Mirrored::ToGuest,
+            false => which != Mirrored::FromGuest,
+        };
+        let of_port = self.mirrors.iter().filter(|(from, _, which)| from.contains(&id.0) && wanted(*which));
+        of_port
+            .map(|(_, to, _)| PortId(*to))
+            .filter(|_| self.up.contains_key(&id))
+            .filter(|to| self.up.contains_key(to))
+            .collect()
     }
 
     /// The VLAN that a frame belongs to which comes in there: the definition.
@@ -194,6 +239,9 @@ impl Bench {
     }
 
     pub(crate) fn enters(&self, key: &FlowKey) -> bool {
+        if self.is_destination(key.port()) {
+            return false;
+        }
         let Some(vlan) = self.vlan_in(key.port(), key) else { return false };
         let pretends = pretends(&self.settings_of(key.port()), key, &mut FlowMask::default());
         pretends.is_none() && self.permits(key.port(), Direction::FromGuest, &self.inside(key, vlan))
@@ -250,6 +298,7 @@ impl Bench {
         self.policy = Learning::new(self.limits.clone());
         self.set_uplinks(self.uplinks.clone());
         self.settings.clone().into_iter().for_each(|(id, settings)| self.set(id.0, settings));
+        self.mirror(self.mirrors.clone());
         self.attach();
     }
 
@@ -281,7 +330,8 @@ impl Bench {
             return nowhere();
         }
         let ruled = |id: &PortId| Direction::ALL.iter().any(|d| self.list(*id, *d).is_some());
-        let set = self.settings.values().any(|settings| !settings.is_default());
+        let set = self.settings.values().any(|settings| !settings.is_default())
+            || self.up.keys().any(|id| self.is_destination(*id));
         if !self.up.contains_key(&from) && (set || self.up.keys().any(ruled)) {
             return nowhere();
         }
@@ -298,7 +348,7 @@ impl Bench {
             _ => false,
         };
         let permits = |id: &PortId| self.permits(*id, Direction::ToGuest, &self.inside(key, vlan));
-        let reached = outputs.into_iter().filter(|id| !apart(id) && permits(id));
+        let reached = outputs.into_iter().filter(|id| !apart(id) && permits(id) && !self.is_destination(*id));
         reached.filter_map(|id| Some((id, self.tags_out(id, vlan, key)?))).collect()
     }
 
@@ -316,7 +366,7 @@ impl Bench {
         }
         assert!(per_port.keys().all(|p| self.up.contains_key(p)), "address on a port that is gone");
         let refusals =
-            |f: &FlowSpec| matches!(*f.actions, [Action::Drop(DropReason::BadSource | DropReason::LinkLocal)]);
+            |f: &FlowSpec| matches!(*f.actions, [.., Action::Drop(DropReason::BadSource | DropReason::LinkLocal)]);
         let ordinary = |f: &&(FlowSpec, u64)| !refusals(&f.0);
         assert!(self.table.iter().filter(ordinary).count() <= self.limits.flows);
         for port in self.up.keys() {
@@ -348,15 +398,30 @@ impl Bench {
     /// Whether this is what becomes of a packet. A port that goes up and down too often may be flooded to while it is down.
     pub(crate) fn agrees(&self, actions: &[Action], key: &FlowKey) {
         let reference = self.reference(key);
-        let mut done = carried_out(actions, key);
+        let (mut done, copied) = carried_out(actions, key);
+        let reached = done.clone();
         done.retain(|id, _| reference.contains_key(id) || self.up.get(id) != Some(&false));
         assert_eq!(done, reference, "{key:?}: {actions:?}");
+        // A copy is of the packet as it came, or as somebody gets it.
+        let sent = self.copies(key.port(), true);
+        let delivered = |id: &&PortId| **id != key.port();
+        for (to, as_it_is) in &copied {
+            let of = |id: &PortId| reached[id] == *as_it_is && self.copies(*id, false).contains(to);
+            let right =
+                if sent.contains(to) { *as_it_is == tags(key) } else { reached.keys().filter(delivered).any(of) };
+            assert!(right, "{key:?}: {actions:?}: no copy like that should go to {to}");
+        }
+        let wanted = reference.keys().filter(delivered).flat_map(|id| self.copies(*id, false)).chain(sent);
+        wanted.for_each(|to| assert!(copied.contains_key(&to), "{key:?}: {actions:?}: no copy goes to {to}"));
     }
 
     pub(crate) fn refused(&self, port: u32) -> u64 {
         self.policy.port_view(PortId(port)).map_or(0, |v| v.over_limit + v.moves_refused)
     }
 }
+
+/// Ports that are mirrored, the port that gets copies, and what of them.
+pub type MirrorSpec = (Vec<u32>, u32, Mirrored);
 
 /// What happens on the bench.
 #[derive(Clone, Debug)]
@@ -373,6 +438,8 @@ pub enum Op {
     Uplinks(Uplinks),
     /// A port is told to do something else.
     Set(u32, PortSettings),
+    /// Other ports are mirrored.
+    Mirror(Vec<MirrorSpec>),
     /// Time passes (ms), then statistics are read and things age.
     Poll(u64),
     /// The switch loses a flow.
@@ -435,6 +502,7 @@ pub fn compare(ops: impl IntoIterator<Item = Op>, probes: &[FlowKey], small: boo
             Op::Load(lists) => b.load(lists),
             Op::Uplinks(uplinks) => b.set_uplinks(uplinks),
             Op::Set(port, settings) => b.set(port, settings),
+            Op::Mirror(mirrors) => b.mirror(mirrors),
             Op::PortGone(p) => b.port_gone(p),
             Op::Poll(ms) => {
                 b.poll(ms);
@@ -486,17 +554,25 @@ fn hides(key: &FlowKey) -> bool {
     key.inner_vlan_tci & 0xfff != 0 || [0x8100, 0x88a8].contains(&key.eth_type)
 }
 
-/// Where a packet goes, and with what tags. Whether under one reason or another it is dropped does not count here: a group source that
+/// Where a packet goes, where copies go, and with what tags. Whether under one reason or another it is dropped does not count here: a group source that
 /// sends to a link-local address meets two flows, each with its own.
-fn carried_out(actions: &[Action], key: &FlowKey) -> BTreeMap<PortId, Vec<u16>> {
-    let (mut tags, mut sent) = (tags(key), BTreeMap::new());
+fn carried_out(actions: &[Action], key: &FlowKey) -> (Tagged, Tagged) {
+    let (mut tags, mut sent, mut copied) = (tags(key), Tagged::new(), Tagged::new());
     for action in actions {
         match action {
             Action::Output(to) => assert!(sent.insert(*to, tags.clone()).is_none(), "{to} twice"),
+            Action::Copy(to) => assert!(copied.insert(*to, tags.clone()).is_none(), "{to} twice"),
             Action::Edit(Edit::PushVlan { tci, .. }) => tags.insert(0, *tci),
             Action::Edit(Edit::PopVlan) => drop(tags.remove(0)),
             _ => {}
         }
     }
-    sent
+    (sent, copied)
+}
+
+/// Ports that get a frame, each with these tags.
+type Tagged = BTreeMap<PortId, Vec<u16>>;
+
+fn names(actions: &[Action], id: PortId) -> bool {
+    actions.iter().any(|a| matches!(a, Action::Output(to) | Action::Copy(to) if *to == id))
 }

@@ -30,6 +30,9 @@ pub enum Action {
     /// Control gets a copy of the header, as the packet is at this point, with this number, whose meaning it knows. If too many copies
     /// of the packet's port wait there is none, and one more packet counts as dropped.
     ToControl(u32),
+    /// Give this port a copy of the packet as it is at this point, for a mirror. It is not what becomes of the packet: a packet that is
+    /// only copied is dropped, and one that waits for its receiver is copied once. What the port cannot take is lost there.
+    Copy(PortId),
 }
 
 /// A flow as control installs it.

@@ -4,6 +4,7 @@
 use crate::burst::{Burst, Forwarder};
 use crate::deliver::FRAME_WORK;
 use crate::packet::Packet;
+use crate::plan::{COPIES, bit};
 use crate::port::Port;
 use crate::rate::Limit;
 use lasthop_flow::Action;
@@ -23,6 +24,8 @@ pub(crate) enum Step<'a> {
     Edit(&'a Edit),
     /// Its first bytes go to this port.
     Part(PortId, u16),
+    /// This port gets a copy of it, as it is now.
+    Copy(PortId),
     /// It stays as it is and goes on, as [`Forwarder::aside`] says.
     Aside(&'a Action),
 }
@@ -46,6 +49,7 @@ impl<'a> Step<'a> {
             Action::Edit(edit) => Self::Edit(edit),
             Action::Truncated(to, _) if *to == from => Self::Drop(DropReason::Hairpin),
             Action::Truncated(to, len) => Self::Part(*to, *len),
+            Action::Copy(to) => Self::Copy(*to),
             Action::LimitFlood | Action::Meter(_) | Action::Sample(..) | Action::ToControl(_) => Self::Aside(action),
             _ => Self::Drop(DropReason::BadAction),
         }
@@ -101,19 +105,20 @@ impl Steps {
 }
 
 /// Whether a packet goes to one port and nowhere else, and there as all edits have left it: then it may wait for that port's buffers, to
-/// be read, and go through all actions, once more.
+/// be read, and go through all actions but copies, once more.
 pub(crate) fn is_one_output(actions: &[Action]) -> bool {
-    matches!(actions, [edits @ .., Action::Output(_)] if edits.iter().all(|action| matches!(action, Action::Edit(_))))
+    let stays = |action: &Action| matches!(action, Action::Edit(_) | Action::Copy(_));
+    matches!(actions, [before @ .., Action::Output(_)] if before.iter().all(stays))
 }
 
 impl Forwarder {
     /// Carries all actions of a flow out on a packet. Returns how often it is delivered or dropped, or
-    /// what takes as long. Most lists deliver and drop: that is a loop of its own, as floods and mirrors take it (an edit looked for in
+    /// what takes as long. Most lists deliver and drop: that is a loop of its own, as floods take it (an edit looked for in
     /// it costs 20 instructions for each output).
     pub(crate) fn act(&mut self, burst: &Burst<'_, '_>, packet: usize, actions: &[Action]) -> usize {
         for (n, action) in actions.iter().enumerate() {
             match Step::of(action, burst.port.id) {
-                Step::To(to) => self.output(burst, packet, to, false),
+                Step::To(to) => self.output(burst, packet, to, false, 0),
                 Step::Drop(reason) => self.drop(burst, packet, reason),
                 _ => return self.act_on(burst, packet, actions, Steps::behind_outputs(n)),
             }
@@ -127,7 +132,7 @@ impl Forwarder {
     #[inline(never)]
     fn act_on(&mut self, burst: &Burst<'_, '_>, i: usize, actions: &[Action], mut steps: Steps) -> usize {
         let may_wait = is_one_output(actions);
-        let mut planned = steps.ends() > 0;
+        let (mut planned, mut copies) = (steps.ends() > 0, 0);
         while let Some(step) = steps.next(actions, burst.port.id) {
             // All planned copies are of one header: those before it changes are made now.
             if matches!(step, Step::Edit(_) | Step::Part(..)) && std::mem::take(&mut planned) {
@@ -136,7 +141,7 @@ impl Forwarder {
             let (Some(of), Some(chain)) = (self.packets.get_mut(i), burst.chains.list.get(i)) else { break };
             let done = match step {
                 Step::To(to) => {
-                    self.output(burst, i, to, may_wait);
+                    self.output(burst, i, to, may_wait, 0);
                     planned = true;
                     continue;
                 }
@@ -147,9 +152,16 @@ impl Forwarder {
                 Step::Part(to, len) => {
                     let part = of.first(len);
                     let whole = std::mem::replace(of, part);
-                    self.output(burst, i, to, false);
+                    self.output(burst, i, to, false, 0);
                     self.deliver(burst, None);
                     self.packets.get_mut(i).into_iter().for_each(|of| of.clone_from(&whole));
+                    continue;
+                }
+                // It was copied when it was looked at before, or nobody is there to get a copy.
+                Step::Copy(to) if burst.ahead.seen & bit(i) != 0 || self.ports.get(to).is_none() => continue,
+                Step::Copy(to) => {
+                    self.output(burst, i, to, false, COPIES);
+                    (planned, copies) = (true, copies + 1);
                     continue;
                 }
                 Step::Edit(edit) => of.edit(&burst.chains.pieces(chain), edit),
@@ -165,10 +177,10 @@ impl Forwarder {
         if !may_wait {
             self.plan.set_done(i);
         }
-        burst.queue.counters.replicated.add((steps.ends() as u64).saturating_sub(1));
+        burst.queue.counters.replicated.add((steps.ends() as u64).saturating_sub(1) + copies as u64);
         // What is no delivery takes as long as a short one does, beside the bytes.
-        let len = self.packets.get(i).map_or(0, |of| of.frame_len);
-        steps.ends() + actions.len().saturating_sub(steps.ends()) * FRAME_WORK / (FRAME_WORK + len)
+        let (len, delivered) = (self.packets.get(i).map_or(0, |of| of.frame_len), steps.ends() + copies);
+        delivered + actions.len().saturating_sub(delivered) * FRAME_WORK / (FRAME_WORK + len)
     }
 
     /// What an action comes to that neither changes the packet nor delivers it; or why it drops it. `pieces` is what the
@@ -200,9 +212,11 @@ impl Forwarder {
         Ok(())
     }
 
-    /// Plans one delivery; the only one of its packet if it `may_wait`.
-    #[inline]
-    pub(crate) fn output(&mut self, burst: &Burst<'_, '_>, packet: usize, to: PortId, may_wait: bool) {
+    /// Plans one delivery; the only one of its packet if it `may_wait`. With [`COPIES`] as `copy` (else 0) it is a copy for a mirror,
+    /// to a port that is there: whatever becomes of that, the packet is not done by it.
+    // Where it is called with a constant it takes what it takes without mirrors.
+    #[inline(always)]
+    pub(crate) fn output(&mut self, burst: &Burst<'_, '_>, packet: usize, to: PortId, may_wait: bool, copy: u16) {
         self.plan.no_repeat();
         let Some(port) = self.ports.get(to) else { return self.drop(burst, packet, DropReason::NoPort) };
         // Connections between the same stations share a flow but not a queue, so the next packet has to be asked for anew.
@@ -211,7 +225,7 @@ impl Forwarder {
             (Some(p), Some(chain)) if multi_queue => p.steering_hash(&burst.chains.pieces(chain)),
             _ => 0,
         };
-        let queue = port.queue_to_guest(hash).map_or(0, Queue::index);
+        let queue = port.queue_to_guest(hash).map_or(0, Queue::index) | copy;
         if may_wait && self.plan.is_held(to, queue) {
             return;
         }

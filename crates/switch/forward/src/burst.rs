@@ -62,7 +62,7 @@ pub(crate) struct Burst<'a, 'm> {
     pub(crate) port: &'a Port,
     pub(crate) queue: &'a Queue,
     pub(crate) chains: &'a Chains<'m>,
-    ahead: Ahead,
+    pub(crate) ahead: Ahead,
     pub(crate) now_ns: u64,
     /// Packets may wait for receivers that run out of buffers, unless those have had none for so long.
     pub(crate) patient: bool,
@@ -227,7 +227,7 @@ impl Forwarder {
             match decision {
                 Decision::To(to, repeats) => {
                     work += work_to_cut(packet);
-                    self.output(burst, i, to, true);
+                    self.output(burst, i, to, true, 0);
                     if passes
                         && repeats
                         && let (Some(group), Some(packet)) = (self.plan.last, self.packets.get(i))
@@ -264,6 +264,7 @@ impl Forwarder {
         let (Some(packet), Some(chain)) = (self.packets.get_mut(i), burst.chains.list.get(i)) else { return true };
         let pieces = &*burst.chains.pieces(chain);
         packet.extract_to(pieces, Depth::Full);
+        packet.seen = burst.ahead.seen & bit(i) != 0;
         match burst.port.upcalls.enqueue(packet, pieces, burst.now_ns / 1_000_000) {
             Ok(()) => {
                 burst.queue.counters.missed.add(1);

@@ -77,13 +77,15 @@ pub(crate) struct Finished {
 }
 
 impl<'a> Target<'a> {
-    /// `memory` is the ring's; `to_come` is how many packets are to be delivered, as far as is known.
+    /// `memory` is the ring's; `to_come` is how many packets are to be delivered, as far as is known, and `reason` why
+    /// those that find no buffers are dropped.
     pub(crate) fn new(
         started: &'a mut StartedQueue,
         memory: &'a GuestMemory,
         mtu: u16,
         counters: &'a PortCounters,
         to_come: usize,
+        reason: DropReason,
     ) -> Self {
         let features = started.features;
         Self {
@@ -100,7 +102,7 @@ impl<'a> Target<'a> {
             bytes: 0,
             work: 0,
             broken: None,
-            reason: DropReason::NoBuffers,
+            reason,
         }
     }
 

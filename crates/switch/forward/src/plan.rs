@@ -38,10 +38,14 @@ pub(crate) struct Plan {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Group {
     pub(crate) port: PortId,
-    /// Index of the vring.
+    /// Index of the vring, and [`COPIES`] if it gets copies for a mirror.
     pub(crate) queue: u16,
     pub(crate) packets: u64,
 }
+
+/// Beside the index of a vring: it gets copies for a mirror, by which no packet is done, and which wait for nothing. A bit that no index
+/// has, so that to look for a group takes what it takes without mirrors.
+pub(crate) const COPIES: u16 = 1 << 15;
 
 impl Plan {
     /// Forgets the last burst. `done` is what was done of this one before.

@@ -146,8 +146,16 @@ impl Forwarder {
         };
         let (step, pieces, now_ns) = (steps.next(&order.actions, port.id), &[piece], self.datapath.now_ns());
         let done = match step {
-            Some(Step::To(to)) => Ok(self.deliver_one(to, packet, pieces, counters, wait)?),
-            Some(Step::Part(to, len)) => Ok(self.deliver_one(to, &mut packet.first(len), pieces, counters, wait)?),
+            Some(Step::Copy(to)) if packet.seen || self.ports.get(to).is_none() => Ok(FRAME_WORK),
+            Some(Step::Copy(to)) => {
+                let work = self.deliver_one(to, packet, pieces, counters, (Some(DropReason::MirrorCopy), wait))?;
+                counters.replicated.add(1);
+                Ok(work)
+            }
+            Some(Step::To(to)) => Ok(self.deliver_one(to, packet, pieces, counters, (None, wait))?),
+            Some(Step::Part(to, len)) => {
+                Ok(self.deliver_one(to, &mut packet.first(len), pieces, counters, (None, wait))?)
+            }
             Some(Step::Edit(edit)) => packet.edit(pieces, edit).map(|()| FRAME_WORK),
             Some(Step::Aside(action)) => {
                 self.aside(action, &mut steps, &port, packet, pieces, now_ns).map(|()| FRAME_WORK)
@@ -238,7 +246,7 @@ impl Forwarder {
         packet: &mut Packet,
         pieces: &[GuestSlice<'_>],
         counters: &PortCounters,
-        wait: bool,
+        (copy, wait): (Option<DropReason>, bool),
     ) -> Option<usize> {
         let Some(port) = self.ports.get(to) else {
             counters.drops.add(DropReason::NoPort, 1);
@@ -249,7 +257,7 @@ impl Forwarder {
             return Some(FRAME_WORK);
         };
         let guard = if wait { queue.lock() } else { queue.try_lock()? };
-        let work = visit(&self.datapath, port, queue, guard, 1, 1, |target| {
+        let work = visit(&self.datapath, port, queue, guard, 1, (1, copy), |target| {
             let result = target.deliver(packet, pieces, false);
             target.settle(result);
             target.work() + FRAME_WORK

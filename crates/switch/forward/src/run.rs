@@ -3,7 +3,7 @@
 use crate::actions::Step;
 use crate::packet::Packet;
 use crate::upcall::Upcalls;
-use lasthop_flow::{ExactCache, Flow, FlowTable, Lookup, Slot, WriterId, hash_key};
+use lasthop_flow::{Action, ExactCache, Flow, FlowTable, Lookup, Slot, WriterId, hash_key};
 use lasthop_frame::Depth;
 use lasthop_guestmem::GuestSlice;
 use lasthop_types::{DropReason, PortId};
@@ -64,6 +64,8 @@ impl<'a> Run<'a> {
             return if self.stalled { Decision::Stall } else { Decision::Miss };
         };
         let step = match &*flow.actions {
+            // Nearly all: found without asking what else there is.
+            [Action::Output(to)] if *to != packet.port => return Decision::To(*to, self.depth == Depth::L2),
             [] => Step::Drop(DropReason::Policy),
             [action] => Step::of(action, packet.port),
             _ => return Decision::Many(flow.clone()),

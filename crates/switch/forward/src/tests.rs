@@ -19,6 +19,7 @@ mod alloc;
 mod edits;
 mod hostile;
 mod idle;
+mod mirrors;
 mod once;
 mod rates;
 mod restart;

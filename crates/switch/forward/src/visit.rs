@@ -4,7 +4,7 @@ use crate::burst::{Burst, Forwarder, fail};
 use crate::datapath::Datapath;
 use crate::deliver::{Target, Undelivered};
 use crate::packet::Packet;
-use crate::plan::{Group, Plan};
+use crate::plan::{COPIES, Group, Plan};
 use crate::port::Port;
 use crate::repeat::{Passed, Repeat};
 use lasthop_frame::Offload;
@@ -13,7 +13,8 @@ use lasthop_virtqueue::{Queue, QueueGuard};
 use std::sync::Arc;
 
 /// Has `fill` deliver to a ring whose lock is held, about so many `frames`. Then its driver is shown all of it at once, is interrupted, now
-/// or when its batch is full, and a ring that broke is stopped. `None` if the ring is not started: then so many are `lost`.
+/// or when its batch is full, and a ring that broke is stopped. `None` if the ring is not started: then so many are `lost`,
+/// for this reason if they are copies for a mirror.
 #[inline]
 pub(crate) fn visit<R>(
     datapath: &Datapath,
@@ -21,16 +22,17 @@ pub(crate) fn visit<R>(
     queue: &Queue,
     mut guard: QueueGuard<'_>,
     frames: usize,
-    lost: u64,
+    (lost, copy): (u64, Option<DropReason>),
     fill: impl FnOnce(&mut Target<'_>) -> R,
 ) -> Option<R> {
     let Some(started) = guard.started() else {
         // While the lock is held, which all who count there hold.
-        queue.counters.drops.add(DropReason::PortDown, lost);
+        queue.counters.drops.add(copy.unwrap_or(DropReason::PortDown), lost);
         return None;
     };
     let memory = started.memory.clone();
-    let mut target = Target::new(started, &memory, port.mtu(), &queue.counters, frames);
+    let short = copy.unwrap_or(DropReason::NoBuffers);
+    let mut target = Target::new(started, &memory, port.mtu(), &queue.counters, frames, short);
     let now_ns = if port.gets.is_set() { datapath.now_ns() } else { 0 };
     if port.gets.until(now_ns).is_some() {
         target.refuse();
@@ -58,18 +60,22 @@ impl Forwarder {
             let repeat = repeat.filter(|repeat| repeat.group == n);
             n += 1;
             let Some(port) = self.ports.get(group.port) else { continue };
-            self.receiver = group.port;
-            let Some(queue) = port.queues.get(usize::from(group.queue)) else { continue };
+            let copy = (group.queue & COPIES != 0).then_some(DropReason::MirrorCopy);
+            self.receiver = if copy.is_some() { self.receiver } else { group.port };
+            let Some(queue) = port.queues.get(usize::from(group.queue & !COPIES)) else { continue };
             let lost = u64::from(group.packets.count_ones());
             let frames = if repeat.is_some() { burst.chains.list.len() } else { lost as usize };
-            let (plan, packets) = (&mut self.plan, &*self.packets);
-            let filled = visit(&self.datapath, port, queue, queue.lock(), frames, lost, |target| {
+            let (done, plan, packets) = (self.plan.done, &mut self.plan, &*self.packets);
+            let filled = visit(&self.datapath, port, queue, queue.lock(), frames, (lost, copy), |target| {
                 fill(plan, packets, &group, target, burst, repeat)
             });
             match filled {
                 Some(repeated) if repeat.is_some() => passed = repeated,
                 Some(_) => {}
                 None => self.plan.done |= group.packets,
+            }
+            if copy.is_some() {
+                self.plan.done = done;
             }
         }
         self.plan.clear();
@@ -130,7 +136,7 @@ fn deliver_or_hold(
     i: usize,
 ) -> bool {
     let (Some(packet), Some(chain)) = (packets.get(i), burst.chains.list.get(i)) else { return true };
-    let (pieces, may_wait) = (&*burst.chains.pieces(chain), plan.may_wait(i));
+    let (pieces, may_wait) = (&*burst.chains.pieces(chain), plan.may_wait(i) && group.queue & COPIES == 0);
     let waits_its_turn = |target: &Target<'_>, plan: &mut Plan| {
         let waits = may_wait && target.has_done_enough() && !target.is_broken() && plan.hold(group.port, group.queue);
         plan.put_off |= waits;

@@ -19,19 +19,27 @@ pub(super) fn spec(from: u32, mask: u8, to: u8) -> FlowSpec {
     FlowSpec { key, mask, actions, epoch: 0 }
 }
 
-/// Up to three outputs to different ports, one of them perhaps to a port that there is not; or other actions and outputs around them. `how`:
-/// which actions.
+/// Up to three outputs to different ports, one of them perhaps to a port that there is not, or the first of them a mirror's copy; or other
+/// actions and outputs around them. `how`: which actions.
 pub(super) fn outputs(bits: u8, how: u8) -> Vec<Action> {
     let mut ports: Vec<_> = (0..bits & 3).map(|i| PortId(u32::from(bits >> (2 + 2 * i) & 3) + 1)).collect();
     if let [first, second, third] = ports[..]
         && first == third
     {
-        let before = (first != second).then_some(Action::Output(first));
+        // A mirror's copy, of what waits for its receiver perhaps.
+        let copy_or_output = if first.0 & 2 != 0 { Action::Copy(first) } else { Action::Output(first) };
+        let before = (first != second).then_some(copy_or_output);
         return before.into_iter().chain(others(first, second, how)).chain([Action::Output(second)]).collect();
     }
+    let copied = bits >> 6 == 2;
     ports.sort();
     ports.dedup();
-    ports.into_iter().map(Action::Output).collect()
+    let mut actions: Vec<_> = ports.into_iter().map(Action::Output).collect();
+    // The first gets a copy instead; alone that is a flow that drops.
+    if let Some(Action::Output(port)) = actions.first().copied().filter(|_| copied) {
+        actions[0] = Action::Copy(port);
+    }
+    actions
 }
 
 /// Actions that are no outputs, or outputs of less, to the port that gets nothing else.
@@ -72,7 +80,7 @@ pub(super) fn comes_as(sent: &[u8], actions: &[Action], n: usize) -> impl Iterat
     actions.iter().filter_map(move |action| {
         let now = frame.as_ref()?;
         match action {
-            Action::Output(port) if *port == to => return Some(now.clone()),
+            Action::Output(port) | Action::Copy(port) if *port == to => return Some(now.clone()),
             Action::Truncated(port, len) if *port == to => return Some(now[..now.len().min((*len).into())].to_vec()),
             Action::Edit(edit) => frame = edited(now, edit, None).ok(),
             _ => {}

@@ -1,7 +1,7 @@
 //! What was dropped because a flow says so: by port and rule or reason, with the last such packet that came to control. The
 //! counts are the switch's, read with its flows; they stay when a flow goes, and go with the switch.
 
-use super::{DeniedBy, Learning};
+use super::{DeniedBy, Learning, dropped};
 use lasthop_flow::Action;
 use lasthop_frame::FlowKey;
 use lasthop_types::{DropReason, PortId};
@@ -55,8 +55,8 @@ impl Denials {
 impl Learning {
     /// A packet has come that is dropped.
     pub(super) fn saw_denied(&mut self, key: &FlowKey, actions: &[Action], rule: Option<&DeniedBy>, now_ms: u64) {
-        if let [Action::Drop(reason)] = actions {
-            let denied = self.denials.entry(key.port(), (*reason, rule.cloned()), key);
+        if let Some(reason) = dropped(actions) {
+            let denied = self.denials.entry(key.port(), (reason, rule.cloned()), key);
             (denied.last_ms, denied.packet) = (now_ms, *key);
         }
     }

@@ -1,5 +1,6 @@
 //! What becomes of a packet: the sender's settings and access list, then where learning sends it, then the receivers'.
 
+use super::mirrors::prepend;
 use super::{Learning, refusal};
 use crate::acl::{Decision, Direction, List, Scope};
 use crate::flows::{PAIR_MASK, PORT_MASK, Pair, VID, Verdict, has};
@@ -48,6 +49,8 @@ impl DeniedBy {
 /// Why a frame may not enter where it comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
+    /// The port is a mirror's destination.
+    MirrorPort,
     /// The port is no member of its VLAN.
     Vlan,
     /// It pretends something.
@@ -122,6 +125,9 @@ impl Learning {
     /// list. Adds to `mask` what it took to know.
     pub(crate) fn admit(&self, key: &FlowKey, mask: &mut FlowMask) -> Result<u16, Refused> {
         let from = key.port();
+        if self.is_destination(from) {
+            return Err(Refused::MirrorPort);
+        }
         let vlan = self.member(from).enters(key, mask).ok_or(Refused::Vlan)?;
         if let Some(settings) = self.guest_settings(from)
             && let Some(pretence) = pretends(settings, key, mask)
@@ -166,14 +172,24 @@ impl Learning {
     }
 
     /// Judges by the sender's settings and list, where learning sends it, and the receivers' settings and lists. Adds to `mask`
-    /// what it looked at.
-    fn judge(&self, key: &FlowKey, mut mask: FlowMask) -> Judged {
+    /// what it looked at. Mirrors of the sender get a copy, whatever becomes of it.
+    fn judge(&self, key: &FlowKey, mask: FlowMask) -> Judged {
+        let mut judged = self.judge_uncopied(key, mask);
+        let copies = self.copies_from(key.port());
+        if !copies.is_empty() {
+            prepend(&mut judged.actions, copies);
+        }
+        judged
+    }
+
+    fn judge_uncopied(&self, key: &FlowKey, mut mask: FlowMask) -> Judged {
         let drop = |mask, verdict, vlan, reason, rule| {
             let actions = vec![Action::Drop(reason)];
             Judged { mask, verdict, vlan, actions, rule }
         };
         let vlan = match self.admit(key, &mut mask) {
             Ok(vlan) => vlan,
+            Err(Refused::MirrorPort) => return drop(mask, None, 0, DropReason::MirrorPort, None),
             Err(Refused::Vlan) => return drop(mask, None, 0, DropReason::Vlan, None),
             Err(Refused::Pretence(_)) => return drop(mask, None, 0, DropReason::Spoofed, None),
             Err(Refused::List(_, rule)) => return drop(mask, None, 0, DropReason::Acl, Some(rule)),
@@ -189,7 +205,9 @@ impl Learning {
                 return drop(mask, Some(verdict), vlan, DropReason::Acl, rule);
             }
         }
-        let mut actions = membership::actions(outputs);
+        // What goes back where it came from does not get there.
+        let copies = |to| if verdict == Verdict::Hairpin { &[] } else { self.copies_to(to) };
+        let mut actions = membership::actions(outputs, copies);
         if verdict == Verdict::Flood && self.guest_settings(key.port()).is_some_and(|settings| settings.storm.is_some())
         {
             actions.insert(0, Action::LimitFlood);

@@ -7,10 +7,9 @@
 //! newer than what the switch has told. Other lists end it: they remove all flows.
 
 use super::stale::{LOOKS, SLICE_MS};
-use super::{FlowUse, Judged, Learning};
+use super::{FlowUse, Judged, Learning, dropped};
 use crate::flows::{Cause, Id, Installed, InstalledRefusal, PAIR_MASK, Pair, Refusal, has};
 use crate::{Change, Effects};
-use lasthop_flow::Action;
 
 /// What one part of it may take, in slices of what is put right otherwise (`stale.rs`): below a millisecond.
 const PART: usize = 2;
@@ -166,13 +165,10 @@ impl Learning {
             }
             return;
         };
-        let of_port = match r {
-            Refusal::GroupSource(p) | Refusal::ZeroSource(p) => self.has_port(p),
-            Refusal::LinkLocal => true,
-        };
-        if !of_port {
+        let of_port = r.port().is_none_or(|port| self.has_port(port));
+        if !of_port || self.placed(r, &f.spec.key) != r {
             out.changes.push(Change::Del(f.spec.key, f.spec.mask));
-        } else if f.spec.actions == r.actions() {
+        } else if f.spec.actions == self.refuse(r) {
             let known = InstalledRefusal { used_ms, put_after: 0, seen: asked };
             let known = self.flows.refusals.entry(r).or_insert(known);
             (known.used_ms, known.seen) = (known.used_ms.max(used_ms), asked);
@@ -215,7 +211,7 @@ impl Learning {
             return Some(self.put_flow(key, mask, judged, false, used_ms, now_ms, out));
         }
         let Judged { verdict, vlan, actions, rule, .. } = judged;
-        if let [Action::Drop(reason)] = *actions {
+        if let Some(reason) = dropped(&actions) {
             self.count_denied(key.port(), (reason, rule.clone()), &key, f.packets, used_ms);
         }
         let (actions, rule, counted) = (actions.into(), rule.map(Box::new), f.packets);

@@ -102,7 +102,7 @@ impl Learning {
     }
 
     /// Whether there may be flows from or to a port. There are none of one that has never been up.
-    fn is_in_use(&self, id: PortId) -> bool {
+    pub(super) fn is_in_use(&self, id: PortId) -> bool {
         self.ports.get(&id).is_some_and(|port| port.was_up) || self.flows.count(id) + self.macs.count(id) > 0
     }
 
@@ -111,6 +111,7 @@ impl Learning {
         let is_uplink = |port| self.uplinks.contains_key(&port);
         let is_isolated = |port| self.guest_settings(port).is_some_and(|settings| settings.isolated);
         match (is_uplink(from), is_uplink(to)) {
+            _ if self.is_destination(from) || self.is_destination(to) => Some(DropReason::MirrorPort),
             (true, true) => Some(DropReason::BetweenUplinks),
             (false, false) if is_isolated(from) || is_isolated(to) => Some(DropReason::Isolated),
             _ => None,

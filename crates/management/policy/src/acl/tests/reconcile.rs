@@ -222,6 +222,7 @@ fn happen(b: &mut Bench, op: Op) {
         Op::Evict(n) if !b.table.is_empty() => drop(b.table.swap_remove(n % b.table.len())),
         Op::Evict(_) => {}
         Op::RestartControl => b.restart_control(),
+        Op::Mirror(mirrors) => b.mirror(mirrors),
         Op::RestartSwitch => b.restart_switch(),
     }
 }

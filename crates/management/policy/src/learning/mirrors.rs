@@ -1,0 +1,130 @@
+//! Mirrors in what becomes of packets: which copies are made, and what their destinations do not get.
+
+use super::{Learning, Refusal};
+use crate::{Effects, Mirrored};
+use lasthop_flow::Action;
+use lasthop_frame::FlowKey;
+use lasthop_types::{DropReason, PortId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A port that gets copies, and the mirror by which it does.
+pub(crate) type CopyTo = (PortId, String);
+
+/// Mirrors whose ports are there, by the ports whose packets are copied.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Mirrors {
+    from_guest: BTreeMap<PortId, Vec<CopyTo>>,
+    to_guest: BTreeMap<PortId, Vec<CopyTo>>,
+    destinations: BTreeSet<PortId>,
+}
+
+impl Mirrors {
+    /// A mirror of these ports' packets to another port.
+    pub fn add(&mut self, name: &str, from: &[PortId], to: PortId, which: Mirrored) {
+        self.destinations.insert(to);
+        for port in from {
+            let copy = (to, name.to_owned());
+            if which.of_sent() {
+                self.from_guest.entry(*port).or_default().push(copy.clone());
+            }
+            if which.of_received() {
+                self.to_guest.entry(*port).or_default().push(copy);
+            }
+        }
+    }
+
+    /// Nothing is mirrored.
+    pub fn is_empty(&self) -> bool {
+        self.destinations.is_empty()
+    }
+
+    /// Ports for which something else holds than before.
+    fn changed(&self, before: &Self) -> BTreeSet<PortId> {
+        let differ = |a: &BTreeMap<_, Vec<_>>, b: &BTreeMap<PortId, Vec<CopyTo>>| -> BTreeSet<PortId> {
+            a.keys().chain(b.keys()).filter(|id| a.get(id) != b.get(id)).copied().collect()
+        };
+        let mut changed = differ(&self.from_guest, &before.from_guest);
+        changed.extend(differ(&self.to_guest, &before.to_guest));
+        changed.extend(self.destinations.symmetric_difference(&before.destinations));
+        changed
+    }
+}
+
+impl Learning {
+    /// What is mirrored from now on. Said of ports that packets may have come from or gone to, it has all flows removed.
+    pub fn set_mirrors(&mut self, mirrors: Mirrors, now_ms: u64, out: &mut Effects) {
+        let changed = mirrors.changed(&self.mirrors);
+        if changed.is_empty() {
+            return;
+        }
+        // One flow refuses link-local addresses for the whole switch, until what comes to some port is copied.
+        let by_port = mirrors.from_guest.is_empty() != self.mirrors.from_guest.is_empty();
+        let before = std::mem::replace(&mut self.mirrors, mirrors);
+        if changed.iter().any(|id| self.is_in_use(*id)) || by_port && self.has_flows() {
+            self.clear_flows(out);
+        }
+        let destinations = &self.mirrors.destinations;
+        let turned: Vec<_> = destinations.symmetric_difference(&before.destinations).copied().collect();
+        turned.into_iter().for_each(|id| self.forget_addresses(id, now_ms, out));
+    }
+
+    /// The port gets copies and nothing else.
+    pub(crate) fn is_destination(&self, port: PortId) -> bool {
+        self.mirrors.destinations.contains(&port)
+    }
+
+    /// Copies of what is sent by that port's guest.
+    pub(crate) fn copies_from(&self, port: PortId) -> &[CopyTo] {
+        self.mirrors.from_guest.get(&port).map_or(&[], Vec::as_slice)
+    }
+
+    /// Copies of what is sent to that port's guest.
+    pub(crate) fn copies_to(&self, port: PortId) -> &[CopyTo] {
+        self.mirrors.to_guest.get(&port).map_or(&[], Vec::as_slice)
+    }
+
+    /// The flow that refuses it: one for each port where some port's packets are copied, for flows that overlap must agree.
+    pub(super) fn placed(&self, refusal: Refusal, key: &FlowKey) -> Refusal {
+        match refusal {
+            Refusal::LinkLocal(_) => Refusal::LinkLocal((!self.mirrors.from_guest.is_empty()).then_some(key.port())),
+            of_port => of_port,
+        }
+    }
+
+    /// What a flow that refuses packets does: they are copied as they came.
+    pub(super) fn refuse(&self, refusal: Refusal) -> Vec<Action> {
+        let mut actions = vec![Action::Drop(refusal.reason())];
+        if let Some(port) = refusal.port() {
+            prepend(&mut actions, self.copies_from(port));
+        }
+        actions
+    }
+}
+
+/// Copies are made first, of packets as they came: one for each destination, however many mirrors want it.
+pub(super) fn prepend(actions: &mut Vec<Action>, copies: &[CopyTo]) {
+    let mut first = Vec::with_capacity(copies.len() + actions.len());
+    copies.iter().for_each(|(to, _)| copy(&mut first, *to));
+    for action in actions.drain(..) {
+        match action {
+            Action::Copy(to) => copy(&mut first, to),
+            other => first.push(other),
+        }
+    }
+    *actions = first;
+}
+
+/// Adds a copy, if there is none.
+pub(crate) fn copy(actions: &mut Vec<Action>, to: PortId) {
+    if !actions.contains(&Action::Copy(to)) {
+        actions.push(Action::Copy(to));
+    }
+}
+
+/// Why these actions drop a packet, if that is all they do beside copying it.
+pub(crate) fn dropped(actions: &[Action]) -> Option<DropReason> {
+    match actions {
+        [copies @ .., Action::Drop(reason)] if copies.iter().all(|a| matches!(a, Action::Copy(_))) => Some(*reason),
+        _ => None,
+    }
+}

@@ -1,0 +1,60 @@
+//! Mirrors with Linux at all ends: a destination that counts with the guest's own tools, and one whose VM is stopped.
+
+use lasthop_harness::{Lasthop, Nic, Port, Vm, VmConfig, checks, scratch, wait_for};
+use serde_json::json;
+use std::path::Path;
+use std::time::Duration;
+
+fn config(name: &str, dir: &Path, number: u8) -> VmConfig {
+    VmConfig::new(name, [Nic::vhost_user(&dir.join(format!("{name}.sock")), number)])
+}
+
+fn lost(lasthop: &Lasthop, port: &str) -> u64 {
+    let port = lasthop.port(port);
+    let drops = port["to_guest"]["drops"].as_array().cloned().unwrap_or_default();
+    drops.iter().find(|d| d["reason"] == "mirror_copy").map_or(0, |d| d["packets"].as_u64().unwrap_or(0))
+}
+
+/// The destination counts what the mirrored guests exchange, with its own packet socket; then its VM is stopped, and they notice nothing.
+#[test]
+fn a_guest_that_watches_two_others() {
+    const FRAMES: u64 = 2000;
+    let dir = scratch();
+    let lasthop = Lasthop::start(&["a", "b", "m"].map(|name| Port::listen(name, dir.path())));
+    let [a, b, m] = Vm::boot_all([("a", 1), ("b", 2), ("m", 3)].map(|(name, n)| config(name, dir.path(), n)));
+    [&a, &b].into_iter().for_each(Vm::serve);
+    checks::ping(&a, &b);
+    checks::ping(&m, &a);
+    lasthop.command(&["mirror", "add", "tap", "--from", "a", "--to", "m"]);
+    m.run("ip link set eth0 promisc on");
+    let whole = |counted: checks::Counted| checks::Counted { gap_ms: 0, ..counted };
+    let all = checks::Counted { received: FRAMES, ..Default::default() };
+    // What is sent by a, and what is sent to it.
+    for (from, to) in [(&a, &b), (&b, &a)] {
+        let watcher = m.spawn(&format!("lasthop-guest raw-recv eth0 88b5 {FRAMES} 20"));
+        m.run("until [ $(wc -l </proc/net/packet) -gt 1 ]; do usleep 20000; done");
+        assert_eq!(whole(checks::numbered(from, to, FRAMES, 500, || ())), all, "the stream itself");
+        let counted = checks::Counted::parse(&watcher.output(Duration::from_secs(65)));
+        assert_eq!(whole(counted), all, "its copies; {} were lost there", lost(&lasthop, "m"));
+    }
+    // It is no station any more, and says so by what it does not reach.
+    assert!(!m.output("ping -c 2 -w 2 -q 10.9.0.1", 20).stdout.contains(" 0% packet loss"));
+    let drops = lasthop.port("m")["from_guest"]["drops"].clone();
+    assert!(drops.as_array().is_some_and(|drops| drops.iter().any(|d| d["reason"] == "mirror_port")), "{drops}");
+    // Large packets with offloads, both ways, while nobody takes their copies.
+    m.qmp("stop", json!({}));
+    let before = lost(&lasthop, "m");
+    checks::all(&a, &b, checks::Depth::Quick);
+    assert_eq!(whole(checks::numbered(&a, &b, FRAMES, 500, || ())), all, "the stream without its mirror");
+    wait_for("copies to be lost there", Duration::from_secs(20), || lost(&lasthop, "m") > before);
+    m.qmp("cont", json!({}));
+    for port in ["a", "b"] {
+        let drops = lasthop.port(port)["from_guest"]["drops"].clone();
+        assert!(drops.as_array().is_none_or(|drops| drops.iter().all(|d| d["reason"] == "link_local")), "{drops}");
+    }
+    lasthop.command(&["mirror", "del", "tap"]);
+    wait_for("it to be a station again", Duration::from_secs(60), || {
+        m.output("ping -c 2 -i 0.2 -w 3 -q 10.9.0.1", 20).stdout.contains(" 0% packet loss")
+    });
+    lasthop.check_sums();
+}
