@@ -44,14 +44,27 @@ impl ExactCache {
     /// [`hash_key`](crate::hash_key) at that depth.
     #[inline]
     pub fn find(&self, key: &FlowKey, depth: Depth, hash: u64) -> Option<Slot> {
+        let slot = self.slot(hash)?;
+        let flow = self.get(slot)?;
+        (!flow.is_dead() && flow.depth() <= depth && flow.matches(key)).then_some(slot)
+    }
+
+    /// As [`ExactCache::find`], the flow itself.
+    #[inline]
+    pub fn find_flow(&self, key: &FlowKey, depth: Depth, hash: u64) -> Option<&Arc<Flow>> {
+        self.find(key, depth, hash).and_then(|slot| self.get(slot))
+    }
+
+    /// Where a key with this hash may lie.
+    #[inline]
+    fn slot(&self, hash: u64) -> Option<Slot> {
         let index = self.index(hash);
-        let set = &self.sets[index];
-        let way = set.tags.iter().position(|tag| *tag == hash)?;
-        let flow = set.flows[way].as_ref()?;
-        (!flow.is_dead() && flow.depth() <= depth && flow.matches(key)).then_some(Slot { index, way })
+        let way = self.sets.get(index)?.tags.iter().position(|tag| *tag == hash)?;
+        Some(Slot { index, way })
     }
 
     /// What lies there. Good until the next [`ExactCache::put`].
+    #[inline]
     pub fn get(&self, slot: Slot) -> Option<&Arc<Flow>> {
         self.sets.get(slot.index)?.flows.get(slot.way)?.as_ref()
     }

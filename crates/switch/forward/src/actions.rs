@@ -159,12 +159,9 @@ impl Forwarder {
         if may_wait && self.plan.is_held(to, queue) {
             return;
         }
-        if !self.plan.add(packet, may_wait, to, queue) {
+        if !self.plan.add(packet, may_wait, to, queue, !multi_queue) {
             self.deliver(burst, None);
-            self.plan.add(packet, may_wait, to, queue);
-        }
-        if multi_queue {
-            self.plan.no_repeat();
+            self.plan.add(packet, may_wait, to, queue, !multi_queue);
         }
     }
 

@@ -44,14 +44,16 @@ impl Repeat {
     /// it for a visit to their receiver of their own. Frames of this sender lie behind a header of [`VnetHdr::LEN`](lasthop_frame::VnetHdr::LEN).
     #[inline]
     pub(crate) fn of(packet: &Packet, group: usize, chains: &Chains<'_>, next: usize, most: usize) -> Option<Self> {
-        // It has a link layer and was not edited: there was one action.
-        let first = packet.as_read();
-        if !is_plain_l2(first) {
-            return None;
-        }
+        Self::may_begin(packet, chains, next).then(|| Self { group, next, like: packet.head(), most })
+    }
+
+    /// Whether enough packets from the `next` on are like `packet`, as far as can be seen: what is read here is read anew.
+    #[inline]
+    pub(crate) fn may_begin(packet: &Packet, chains: &Chains<'_>, next: usize) -> bool {
         let like = packet.head();
         let is_like = |chain| simple_frame(chain).is_some_and(|(_, head)| is_like(head, like));
-        let enough = chains.list.get(next..next + 3).is_some_and(|chains| chains.iter().all(is_like));
-        enough.then_some(Self { group, next, like, most })
+        // It has a link layer and was not edited: there was one action.
+        is_plain_l2(packet.as_read())
+            && chains.list.get(next..next + 3).is_some_and(|chains| chains.iter().all(is_like))
     }
 }
