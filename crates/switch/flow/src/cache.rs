@@ -42,7 +42,7 @@ impl ExactCache {
 
     /// Where the flow lies that a key met before. `key` has been extracted to `depth` and `hash` is its
     /// [`hash_key`](crate::hash_key) at that depth.
-    #[inline]
+    #[inline(always)]
     pub fn find(&self, key: &FlowKey, depth: Depth, hash: u64) -> Option<Slot> {
         let slot = self.slot(hash)?;
         let flow = self.get(slot)?;
@@ -50,7 +50,7 @@ impl ExactCache {
     }
 
     /// As [`ExactCache::find`], the flow itself.
-    #[inline]
+    #[inline(always)]
     pub fn find_flow(&self, key: &FlowKey, depth: Depth, hash: u64) -> Option<&Arc<Flow>> {
         self.find(key, depth, hash).and_then(|slot| self.get(slot))
     }

@@ -93,20 +93,17 @@ fn put_all(packets: &[Packet], from: &[Chain<'_>], to: &[Chain<'_>], set: u64, l
             ahead.prefetch(true);
         }
         let (Some(source), Some(target)) = (source.single(), target.single()) else { break };
-        let len = packet.frame_len;
-        if packet.offload != Offload::None || len > longest || VnetHdr::LEN + len > target.len() {
-            break;
-        }
+        let (header, len) = (packet.header(), packet.frame_len);
+        let fits = target.len().checked_sub(VnetHdr::LEN).is_some_and(|room| len <= room.min(longest));
+        let (Some(payload_len), true) = (len.checked_sub(header.len()), fits && packet.offload == Offload::None) else { break };
         // Two writes and not one: gathering both in private memory first would stall on the fresh stores.
         write_vnet(&target);
-        let header = packet.header();
         match <&[u8; HEAD_LEN]>::try_from(header) {
             Ok(header) => drop(target.write_array(VnetHdr::LEN, header)),
             Err(_) => drop(target.write(VnetHdr::LEN, header)),
         }
-        if len > header.len() {
-            let (written, payload_len) = (VnetHdr::LEN + header.len(), len - header.len());
-            source.part(packet.payload_at, payload_len).copy_to(&target.part(written, payload_len));
+        if payload_len > 0 {
+            source.part(packet.payload_at, payload_len).copy_to(&target.part(VnetHdr::LEN + header.len(), payload_len));
         }
         bytes += len;
         left &= left.wrapping_sub(1);
