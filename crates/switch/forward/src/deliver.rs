@@ -94,8 +94,11 @@ fn put_all(packets: &[Packet], from: &[Chain<'_>], to: &[Chain<'_>], set: u64, l
         }
         let (Some(source), Some(target)) = (source.single(), target.single()) else { break };
         let (header, len) = (packet.header(), packet.frame_len);
-        let fits = target.len().checked_sub(VnetHdr::LEN).is_some_and(|room| len <= room.min(longest));
-        let (Some(payload_len), true) = (len.checked_sub(header.len()), fits && packet.offload == Offload::None) else { break };
+        // Room for the shortest snapshot, too: so that is not to be looked at again.
+        let fits = target.len() >= VnetHdr::LEN + HEAD_LEN && VnetHdr::LEN + len <= target.len() && len <= longest;
+        let (Some(payload_len), true) = (len.checked_sub(header.len()), fits && packet.offload == Offload::None) else {
+            break;
+        };
         // Two writes and not one: gathering both in private memory first would stall on the fresh stores.
         write_vnet(&target);
         match <&[u8; HEAD_LEN]>::try_from(header) {
@@ -164,8 +167,8 @@ impl<'a> Target<'a> {
     }
 
     /// Delivers packets of a set as [`put_all`] does, as far as buffers are at hand. Returns those delivered, as [`Target::deliver`]
-    /// would have done it.
-    #[inline]
+    /// would have done it. A function of its own for the sake of the loop in which used entries are written.
+    #[inline(never)]
     pub(crate) fn deliver_at_once(&mut self, packets: &[Packet], chains: &Chains<'_>, set: u64) -> u64 {
         let is_simple = |packet: &Packet| packet.offload == Offload::None;
         if self.header_len != VnetHdr::LEN || !packets.get(set.trailing_zeros() as usize).is_some_and(is_simple) {
@@ -179,18 +182,19 @@ impl<'a> Target<'a> {
         done
     }
 
-    /// Delivers packets of `chains` from the `next` on that are like the one before, as [`pass`] does, as far as buffers are at hand.
-    /// Returns how many, and their bytes.
-    pub(crate) fn pass(&mut self, chains: &Chains<'_>, Repeat { next, like, most, .. }: Repeat) -> Passed {
-        let from = chains.list.get(next..).unwrap_or(&[]);
+    /// Delivers packets of `chains` as [`pass`] does, as far as buffers are at hand. Returns how many behind the first, and their bytes.
+    #[inline(never)]
+    pub(crate) fn pass(&mut self, chains: &Chains<'_>, Repeat { first, like, most, .. }: Repeat) -> Option<Passed> {
+        let from = chains.list.get(first..).unwrap_or(&[]);
         if self.header_len != VnetHdr::LEN {
-            return Passed::default();
+            return None;
         }
         let longest = self.any_frame.min(MAX_FRAME_LEN) + VnetHdr::LEN;
-        let passed = pass(from, self.buffers.at_hand(), like, longest, most);
-        self.buffers.use_up(&mut self.started.ring, passed.packets, from.iter().map(Chain::len));
-        self.count(passed.packets, passed.bytes);
-        passed
+        let passed = pass(from, self.buffers.at_hand(), like, longest, most)?;
+        self.buffers.use_up(&mut self.started.ring, 1 + passed.packets, from.iter().map(Chain::len));
+        let first_len = from.first().map_or(0, Chain::len) as usize - VnetHdr::LEN;
+        self.count(1 + passed.packets, first_len + passed.bytes);
+        Some(passed)
     }
 
     /// Delivers one packet. The driver sees it when the ring is published. One that has to be cut up, and is not to come

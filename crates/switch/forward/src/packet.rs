@@ -95,7 +95,9 @@ impl Packet {
         }
         let Some(piece) = chain.single().filter(|piece| piece.read_u16(0) == Some(0)) else { return false };
         let frame_len = piece.len().checked_sub(VnetHdr::LEN);
-        let Some(frame_len) = frame_len.filter(|len| (MIN_FRAME_LEN..=MAX_FRAME_LEN).contains(len)) else { return false };
+        let Some(frame_len) = frame_len.filter(|len| (MIN_FRAME_LEN..=MAX_FRAME_LEN).contains(len)) else {
+            return false;
+        };
         self.note_frame(frame_len, port);
         let len = frame_len.min(SNAPSHOT_LEN);
         self.payload_at = VnetHdr::LEN + len;

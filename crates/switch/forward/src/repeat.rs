@@ -16,23 +16,23 @@
 
 use crate::packet::Packet;
 use crate::pass::{Head, is_like, simple_frame};
-use lasthop_frame::is_plain_l2;
+use lasthop_frame::{Offload, is_plain_l2};
 use lasthop_virtqueue::Chains;
 
 /// Packets of a burst that may be like the one before.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Repeat {
-    /// The planned receiver of the one before.
+    /// The planned receiver of the one before, and of them.
     pub(crate) group: usize,
-    /// The first of them.
-    pub(crate) next: usize,
-    /// How the one before begins.
+    /// The one before: it is a simple frame, judged and planned, and is delivered with them.
+    pub(crate) first: usize,
+    /// How it begins.
     pub(crate) like: Head,
     /// How many bytes of them are enough for one turn of the locks.
     pub(crate) most: usize,
 }
 
-/// Packets that were delivered as [`Repeat`] says.
+/// Packets that were delivered as [`Repeat`] says, behind the first.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Passed {
     pub(crate) packets: usize,
@@ -40,11 +40,14 @@ pub(crate) struct Passed {
 }
 
 impl Repeat {
-    /// Those behind `packet`, which goes to the planned receiver `group`, from the `next` of the burst on. None if too few are like
-    /// it for a visit to their receiver of their own. Frames of this sender lie behind a header of [`VnetHdr::LEN`](lasthop_frame::VnetHdr::LEN).
+    /// The `first` of the burst, which is `packet` and goes to the planned receiver `group`, and those behind it. None if too few are like
+    /// it for a visit to their receiver of their own, or it is no simple frame. Frames of this sender lie behind a header of
+    /// [`VnetHdr::LEN`](lasthop_frame::VnetHdr::LEN).
     #[inline]
-    pub(crate) fn of(packet: &Packet, group: usize, chains: &Chains<'_>, next: usize, most: usize) -> Option<Self> {
-        Self::may_begin(packet, chains, next).then(|| Self { group, next, like: packet.head(), most })
+    pub(crate) fn of(packet: &Packet, group: usize, chains: &Chains<'_>, first: usize, most: usize) -> Option<Self> {
+        let is_simple = packet.offload == Offload::None && chains.list.get(first)?.single().is_some();
+        let begins = is_simple && Self::may_begin(packet, chains, first + 1);
+        begins.then(|| Self { group, first, like: packet.head(), most })
     }
 
     /// Whether enough packets from the `next` on are like `packet`, as far as can be seen: what is read here is read anew.

@@ -187,7 +187,7 @@ impl<'m> ReceiveBuffers<'m> {
             return Ok(false);
         }
         let result = ring.pop_writable(memory, &mut self.chains, to_come.max(1));
-        (before..=before + PREFETCH).for_each(|n| self.chains.prefetch(n, true));
+        self.chains.list.iter().skip(before).take(PREFETCH).for_each(|chain| chain.prefetch(true));
         // Chains before a broken one are good; if the frame needs more, the ring is asked again and says so again.
         match result {
             Err(error) if self.chains.list.len() == before => Err(error),
