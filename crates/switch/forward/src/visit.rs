@@ -106,7 +106,8 @@ fn fill(
             };
             plan.done |= done;
             left &= !done;
-            if done != 0 {
+            // Nothing is left, or what is passed on: not if that was tried.
+            if left == 0 || done != 0 && left == repeated {
                 continue;
             }
         }
