@@ -44,23 +44,10 @@ impl ExactCache {
     /// [`hash_key`](crate::hash_key) at that depth.
     #[inline(always)]
     pub fn find(&self, key: &FlowKey, depth: Depth, hash: u64) -> Option<Slot> {
-        let slot = self.slot(hash)?;
-        let flow = self.get(slot)?;
-        (!flow.is_dead() && flow.depth() <= depth && flow.matches(key)).then_some(slot)
-    }
-
-    /// As [`ExactCache::find`], the flow itself.
-    #[inline(always)]
-    pub fn find_flow(&self, key: &FlowKey, depth: Depth, hash: u64) -> Option<&Arc<Flow>> {
-        self.find(key, depth, hash).and_then(|slot| self.get(slot))
-    }
-
-    /// Where a key with this hash may lie.
-    #[inline]
-    fn slot(&self, hash: u64) -> Option<Slot> {
         let index = self.index(hash);
         let way = self.sets.get(index)?.tags.iter().position(|tag| *tag == hash)?;
-        Some(Slot { index, way })
+        let slot = Slot { index, way };
+        self.get(slot).filter(|flow| !flow.is_dead() && flow.depth() <= depth && flow.matches(key)).map(|_| slot)
     }
 
     /// What lies there. Good until the next [`ExactCache::put`].

@@ -232,7 +232,7 @@ impl Forwarder {
                     if passes
                         && repeats
                         && let (Some(group), Some(packet)) = (self.plan.last, self.packets.get(i))
-                        && let Some(repeat) = Repeat::of(packet, group, chains, i, WORK.saturating_sub(work))
+                        && let Some(repeat) = Repeat::of(packet, group, chains, i + 1, WORK.saturating_sub(work))
                     {
                         let passed = self.deliver(burst, Some(repeat));
                         passes = passed.packets > 0;

@@ -182,19 +182,19 @@ impl<'a> Target<'a> {
         done
     }
 
-    /// Delivers packets of `chains` as [`pass`] does, as far as buffers are at hand. Returns how many behind the first, and their bytes.
+    /// Delivers packets of `chains` from the `next` on that are like the one before, as [`pass`] does, as far as buffers are at hand.
+    /// Returns how many, and their bytes.
     #[inline(never)]
-    pub(crate) fn pass(&mut self, chains: &Chains<'_>, Repeat { first, like, most, .. }: Repeat) -> Option<Passed> {
-        let from = chains.list.get(first..).unwrap_or(&[]);
+    pub(crate) fn pass(&mut self, chains: &Chains<'_>, Repeat { next, like, most, .. }: Repeat) -> Passed {
+        let from = chains.list.get(next..).unwrap_or(&[]);
         if self.header_len != VnetHdr::LEN {
-            return None;
+            return Passed::default();
         }
         let longest = self.any_frame.min(MAX_FRAME_LEN) + VnetHdr::LEN;
-        let passed = pass(from, self.buffers.at_hand(), like, longest, most)?;
-        self.buffers.use_up(&mut self.started.ring, 1 + passed.packets, from.iter().map(Chain::len));
-        let first_len = from.first().map_or(0, Chain::len) as usize - VnetHdr::LEN;
-        self.count(1 + passed.packets, first_len + passed.bytes);
-        Some(passed)
+        let passed = pass(from, self.buffers.at_hand(), like, longest, most);
+        self.buffers.use_up(&mut self.started.ring, passed.packets, from.iter().map(Chain::len));
+        self.count(passed.packets, passed.bytes);
+        passed
     }
 
     /// Delivers one packet. The driver sees it when the ring is published. One that has to be cut up, and is not to come

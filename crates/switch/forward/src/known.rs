@@ -59,7 +59,10 @@ impl Forwarder {
             }
             extract(&mut key, packet.header(), packet.frame_len, depth);
             if !(comes_again && flow.depth() <= depth && flow.matches(&key)) {
-                let Some(other) = cache.find_flow(&key, depth, hash_key(&key, depth)) else { break };
+                let Some(other) = cache.find(&key, depth, hash_key(&key, depth)).and_then(|slot| cache.get(slot))
+                else {
+                    break;
+                };
                 // Where the flow changes from packet to packet it is not worth a look whether the last one comes again.
                 comes_again = std::ptr::eq(&**flow, &**other);
                 flow = other;

@@ -38,24 +38,14 @@ pub(crate) fn is_like(one: Head, other: Head) -> bool {
     (one[0] ^ other[0]) | (one[1] ^ other[1]) << 16 == 0
 }
 
-/// Copies frames out of the chains `from` into those of a receiver, one to one: the first, which has been judged and begins `like` this,
-/// and all up to the first that does not, is longer than `longest` with its virtio-net header, or does not fit; and until `most` bytes
-/// have been copied of those behind the first. Returns how many these are, and the bytes of their frames; `None` if not even the first
-/// fits. Nothing is staged yet.
+/// Copies frames out of the chains `from` into those of a receiver, one to one, up to the first that does not begin `like` the
+/// others, is longer than `longest` with its virtio-net header, or does not fit; and until `most` bytes have been copied. Returns how
+/// many, and the bytes of their frames. Nothing is staged yet.
 ///
 /// Takes for granted that both sides have a header of [`VnetHdr::LEN`]. A function of its own, so that all it works with stays in
 /// registers.
 #[inline(never)]
-pub(crate) fn pass(from: &[Chain<'_>], to: &[Chain<'_>], like: Head, longest: usize, most: usize) -> Option<Passed> {
-    let (first, from) = from.split_first()?;
-    let (target, to) = to.split_first()?;
-    put(&first.single()?, like, target, longest)?;
-    Some(pass_on(from, to, like, longest, most))
-}
-
-/// The rest of [`pass`].
-#[inline(always)]
-fn pass_on(from: &[Chain<'_>], to: &[Chain<'_>], like: Head, longest: usize, most: usize) -> Passed {
+pub(crate) fn pass(from: &[Chain<'_>], to: &[Chain<'_>], like: Head, longest: usize, most: usize) -> Passed {
     let mut passed = Passed::default();
     // As long as there are some ahead whose memory can be asked for, and the rest.
     for (chains, targets) in from.windows(1 + PREFETCH).zip(to.windows(1 + PREFETCH)) {
@@ -78,24 +68,15 @@ fn pass_on(from: &[Chain<'_>], to: &[Chain<'_>], like: Head, longest: usize, mos
 /// One packet of [`pass`]; false if it is not like the others.
 #[inline(always)]
 fn one(chain: &Chain<'_>, target: &Chain<'_>, like: Head, longest: usize, passed: &mut Passed) -> bool {
-    let Some((source, head)) = simple_frame(chain).filter(|(_, head)| is_like(*head, like)) else { return false };
-    if put(&source, head, target, longest).is_none() {
+    let (Some((source, head)), Some(target)) = (simple_frame(chain), target.single()) else { return false };
+    let len = source.len();
+    if !is_like(head, like) || len > longest || len > target.len() {
         return false;
-    }
-    passed.packets += 1;
-    passed.bytes += source.len() - VnetHdr::LEN;
-    true
-}
-
-/// Copies a frame that begins with `head` to one buffer, if it fits.
-#[inline(always)]
-fn put(source: &GuestSlice<'_>, head: Head, target: &Chain<'_>, longest: usize) -> Option<()> {
-    let target = target.single()?;
-    if source.len() > longest || source.len() > target.len() {
-        return None;
     }
     write_vnet(&target);
     target.write_words::<{ VnetHdr::LEN }>(head);
     source.copy_rest(&target, VnetHdr::LEN + HEAD_LEN);
-    Some(())
+    passed.packets += 1;
+    passed.bytes += len - VnetHdr::LEN;
+    true
 }

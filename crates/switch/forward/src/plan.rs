@@ -1,6 +1,5 @@
 //! Packets of a burst by destination, and which of them are done: delivered, dropped or handed to control.
 
-use crate::repeat::Passed;
 use arrayvec::ArrayVec;
 use lasthop_types::PortId;
 pub(crate) use lasthop_virtqueue::bit;
@@ -74,16 +73,6 @@ impl Plan {
     #[inline]
     pub(crate) fn set_done(&mut self, i: usize) {
         self.done |= bit(i);
-    }
-
-    /// Notes that some packets from the `next` on are delivered without having been classified.
-    #[inline]
-    pub(crate) fn note_passed(&mut self, next: usize, Passed { packets, bytes }: Passed) {
-        // 1 to 63 packets and one before.
-        let set = !(u64::MAX << packets) << next;
-        self.done |= set;
-        self.passed |= set;
-        self.passed_bytes += bytes as u64;
     }
 
     /// Whether packet `i` has no other destination than the one it is planned for.

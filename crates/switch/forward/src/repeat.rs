@@ -12,7 +12,7 @@
 //!
 //! Delivered:
 //!
-//! 1. [`pass`](mod@crate::pass), as above, with the first of them, which was judged.
+//! 1. [`pass`](mod@crate::pass), as above.
 //! 2. [`Target::deliver_at_once`](crate::deliver::Target::deliver_at_once): of packets that were judged, those that ask for nothing,
 //!    from one piece of memory to one buffer at hand.
 //! 3. [`Target::deliver`](crate::deliver::Target::deliver): everything else: chains of several buffers, offloads, segments.
@@ -23,24 +23,24 @@
 //! the same link layer meets the same flow and goes to the same ring.
 
 use crate::packet::Packet;
-use crate::pass::{HEAD_LEN, Head, is_like, simple_frame};
-use lasthop_frame::{Offload, is_plain_l2};
+use crate::pass::{Head, is_like, simple_frame};
+use lasthop_frame::is_plain_l2;
 use lasthop_virtqueue::Chains;
 
 /// Packets of a burst that may be like the one before.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Repeat {
-    /// The planned receiver of the one before, and of them.
+    /// The planned receiver of the one before.
     pub(crate) group: usize,
-    /// The one before: it is a simple frame, judged and planned, and is delivered with them.
-    pub(crate) first: usize,
-    /// How it begins.
+    /// The first of them.
+    pub(crate) next: usize,
+    /// How the one before begins.
     pub(crate) like: Head,
     /// How many bytes of them are enough for one turn of the locks.
     pub(crate) most: usize,
 }
 
-/// Packets that were delivered as [`Repeat`] says, behind the first.
+/// Packets that were delivered as [`Repeat`] says.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Passed {
     pub(crate) packets: usize,
@@ -48,16 +48,11 @@ pub(crate) struct Passed {
 }
 
 impl Repeat {
-    /// The `first` of the burst, which is `packet` and goes to the planned receiver `group`, and those behind it. None if too few are like
-    /// it for a visit to their receiver of their own, or it is no simple frame. Frames of this sender lie behind a header of
-    /// [`VnetHdr::LEN`](lasthop_frame::VnetHdr::LEN).
+    /// Those behind `packet`, which goes to the planned receiver `group`, from the `next` of the burst on. None if too few are like
+    /// it for a visit to their receiver of their own. Frames of this sender lie behind a header of [`VnetHdr::LEN`](lasthop_frame::VnetHdr::LEN).
     #[inline]
-    pub(crate) fn of(packet: &Packet, group: usize, chains: &Chains<'_>, first: usize, most: usize) -> Option<Self> {
-        // Read as a simple frame: no more of it than is written as it was judged, and not less.
-        let is_read = packet.header().len() == HEAD_LEN && packet.offload == Offload::None;
-        let is_simple = is_read && chains.list.get(first)?.single().is_some();
-        let begins = is_simple && Self::may_begin(packet, chains, first + 1);
-        begins.then(|| Self { group, first, like: packet.head(), most })
+    pub(crate) fn of(packet: &Packet, group: usize, chains: &Chains<'_>, next: usize, most: usize) -> Option<Self> {
+        Self::may_begin(packet, chains, next).then(|| Self { group, next, like: packet.head(), most })
     }
 
     /// Whether enough packets from the `next` on are like `packet`, as far as can be seen: what is read here is read anew.

@@ -4,7 +4,7 @@ use crate::burst::{Burst, Forwarder, fail};
 use crate::datapath::Datapath;
 use crate::deliver::{Target, Undelivered};
 use crate::packet::Packet;
-use crate::plan::{Group, Plan, bit};
+use crate::plan::{Group, Plan};
 use crate::port::Port;
 use crate::repeat::{Passed, Repeat};
 use lasthop_frame::Offload;
@@ -90,25 +90,14 @@ fn fill(
     target.skip_if_nothing(burst.now_ns);
     target.stock();
     let mut held = plan.is_held(group.port, group.queue);
-    let mut passed = Passed::default();
-    // The last of those planned, if there is one.
-    let repeated = repeat.map_or(0, |repeat| bit(repeat.first));
     let mut left = group.packets;
     while left != 0 {
         if !held && !target.is_broken() {
-            let done = match repeat {
-                Some(repeat) if left == repeated => target.pass(burst.chains, repeat).map_or(0, |these| {
-                    passed = these;
-                    plan.note_passed(repeat.first + 1, these);
-                    repeated
-                }),
-                _ => target.deliver_at_once(packets, burst.chains, left & !repeated),
-            };
+            let done = target.deliver_at_once(packets, burst.chains, left);
             plan.done |= done;
             left &= !done;
-            // Nothing is left, or what is passed on: not if that was tried.
-            if left == 0 || done != 0 && left == repeated {
-                continue;
+            if left == 0 {
+                break;
             }
         }
         let i = left.trailing_zeros() as usize;
@@ -117,6 +106,14 @@ fn fill(
         if !(held && plan.may_wait(i)) {
             held |= !deliver_or_hold(plan, packets, group, target, burst, i);
         }
+    }
+    let mut passed = Passed::default();
+    if let Some(repeat) = repeat.filter(|_| !held && !target.is_broken()) {
+        passed = target.pass(burst.chains, repeat);
+        let set = !(u64::MAX << passed.packets) << repeat.next;
+        plan.done |= set;
+        plan.passed |= set;
+        plan.passed_bytes += passed.bytes as u64;
     }
     plan.idle_work += target.idle_work();
     target.note_nothing(burst.now_ns);
