@@ -42,16 +42,16 @@ impl ExactCache {
 
     /// Where the flow lies that a key met before. `key` has been extracted to `depth` and `hash` is its
     /// [`hash_key`](crate::hash_key) at that depth.
-    #[inline]
+    #[inline(always)]
     pub fn find(&self, key: &FlowKey, depth: Depth, hash: u64) -> Option<Slot> {
         let index = self.index(hash);
-        let set = &self.sets[index];
-        let way = set.tags.iter().position(|tag| *tag == hash)?;
-        let flow = set.flows[way].as_ref()?;
-        (!flow.is_dead() && flow.depth() <= depth && flow.matches(key)).then_some(Slot { index, way })
+        let way = self.sets.get(index)?.tags.iter().position(|tag| *tag == hash)?;
+        let slot = Slot { index, way };
+        self.get(slot).filter(|flow| !flow.is_dead() && flow.depth() <= depth && flow.matches(key)).map(|_| slot)
     }
 
     /// What lies there. Good until the next [`ExactCache::put`].
+    #[inline]
     pub fn get(&self, slot: Slot) -> Option<&Arc<Flow>> {
         self.sets.get(slot.index)?.flows.get(slot.way)?.as_ref()
     }

@@ -2,23 +2,25 @@
 
 use crate::spec::{Action, FlowSpec};
 use lasthop_frame::{Depth, FlowKey, FlowMask};
+use lasthop_types::PortId;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// An installed flow, shared by the table and every worker's cache. Only its statistics and its death ever change.
 ///
-/// The first 64 bytes are all that a cache hit compares for a flow of [`Depth::L2`]; the next line says what to do; the
+/// A cache hit reads the first 128 bytes for a flow of [`Depth::L2`] that has one output, 64 more for one of [`Depth::L4`]; the
 /// statistics, which workers write, have a line of their own.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Flow {
-    head_key: [u64; HEAD],
-    head_mask: [u64; HEAD],
+    head: [[u64; HEAD]; 2],
+    depth: Depth,
+    dead: AtomicBool,
+    only_output: Option<PortId>,
+    behind: [[u64; BEHIND]; 2],
     /// What to do with a packet that matches; empty drops it.
     pub actions: Box<[Action]>,
     /// Policy epoch in which it was computed.
     pub epoch: u64,
-    depth: Depth,
-    dead: AtomicBool,
     /// Masked key.
     pub key: FlowKey,
     /// Bits that matter.
@@ -27,19 +29,22 @@ pub struct Flow {
     pub stats: FlowStats,
 }
 
+/// Words of a key that are compared for flows of [`Depth::L2`], and those that are for others besides.
 const HEAD: usize = Depth::L2.words();
+const BEHIND: usize = Depth::L4.words() - HEAD;
 
 impl Flow {
     pub(crate) fn new(spec: FlowSpec, now_ms: u64) -> Self {
         let key = spec.key.masked(&spec.mask);
-        let head = |k: &FlowKey| std::array::from_fn(|i| k.words()[i]);
+        let both = [&key, &spec.mask.0];
         Self {
-            head_key: head(&key),
-            head_mask: head(&spec.mask.0),
-            actions: spec.actions.into(),
-            epoch: spec.epoch,
+            head: both.map(|k| std::array::from_fn(|i| k.words()[i])),
             depth: spec.mask.depth(),
             dead: AtomicBool::new(false),
+            only_output: if let [Action::Output(to)] = *spec.actions { Some(to) } else { None },
+            behind: both.map(|k| std::array::from_fn(|i| k.words()[HEAD + i])),
+            actions: spec.actions.into(),
+            epoch: spec.epoch,
             key,
             mask: spec.mask,
             stats: FlowStats { last_used_ms: AtomicU64::new(now_ms), ..FlowStats::default() },
@@ -47,23 +52,23 @@ impl Flow {
     }
 
     /// Whether a packet with this key meets the flow. Reads the key only as deep as [`Flow::depth`].
-    #[inline]
+    #[inline(always)]
     pub fn matches(&self, key: &FlowKey) -> bool {
-        let words = key.words();
-        let mut difference = 0;
-        for (i, word) in words.iter().enumerate().take(HEAD) {
-            difference |= (word ^ self.head_key[i]) & self.head_mask[i];
-        }
-        difference == 0 && (self.depth == Depth::L2 || self.matches_behind_head(words))
+        let (words, [head, mask]) = (key.words(), &self.head);
+        same(words, head, mask) && (self.depth == Depth::L2 || self.matches_behind_head(words))
     }
 
+    #[inline(always)]
+    fn matches_behind_head(&self, words: &[u64; Depth::Full.words()]) -> bool {
+        let [behind, mask] = &self.behind;
+        let (_, rest) = words.split_at(HEAD);
+        same(rest, behind, mask) && (self.depth == Depth::L4 || same(words, self.key.words(), self.mask.0.words()))
+    }
+
+    /// The port it sends to, if that is all that it does.
     #[inline]
-    fn matches_behind_head(&self, words: &Words) -> bool {
-        let (key, mask) = (self.key.words(), self.mask.0.words());
-        match self.depth {
-            Depth::Full => same(words, key, mask, Depth::Full),
-            _ => same(words, key, mask, Depth::L4),
-        }
+    pub fn only_output(&self) -> Option<PortId> {
+        self.only_output
     }
 
     /// How much of a key its mask looks at.
@@ -88,13 +93,12 @@ impl Flow {
     }
 }
 
-type Words = [u64; Depth::Full.words()];
-
-/// Whether the words behind the head agree in the bits of a mask. Of a number that the compiler knows and without a branch in between: two
-/// words at a time, in vector registers.
+/// Whether words agree with a masked key. Of a number that the compiler knows and without a branch in between: two words at a time, in
+/// vector registers.
 #[inline(always)]
-fn same(words: &Words, key: &Words, mask: &Words, depth: Depth) -> bool {
-    (HEAD..depth.words()).fold(0, |difference, i| difference | (words[i] ^ key[i]) & mask[i]) == 0
+fn same<const N: usize>(words: &[u64], key: &[u64; N], mask: &[u64; N]) -> bool {
+    let words = words.first_chunk().unwrap_or(&[0; N]);
+    (0..N).fold(0, |difference, i| difference | (words[i] ^ key[i]) & mask[i]) == 0
 }
 
 /// What a flow has carried. Any thread may add and read. Nearly always one thread carries all packets of a flow: the first
@@ -174,8 +178,11 @@ mod tests {
     #[test]
     fn hot_fields_share_lines_and_statistics_do_not() {
         assert_eq!(align_of::<Flow>(), 64);
-        assert_eq!(offset_of!(Flow, actions), 64);
-        assert!(offset_of!(Flow, dead) < 128);
+        // What a hit at the link layer reads, then the halves that one at addresses and ports reads besides.
+        assert!(
+            [offset_of!(Flow, depth), offset_of!(Flow, dead), offset_of!(Flow, only_output)].iter().all(|at| *at < 80)
+        );
+        assert_eq!(offset_of!(Flow, behind) + size_of::<[u64; BEHIND]>(), 128);
         assert_eq!(offset_of!(Flow, stats) % 64, 0);
         assert_eq!(size_of::<FlowStats>(), 64);
     }

@@ -26,10 +26,12 @@ pub fn hash_key(key: &FlowKey, depth: Depth) -> u64 {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn hash_words<const N: usize>(words: Option<&[u64; N]>) -> u64 {
     let mut hasher = HASHER.build_hasher();
-    words.into_iter().flatten().for_each(|word| hasher.write_u64(*word));
+    for word in words.unwrap_or(&[0; N]) {
+        hasher.write_u64(*word);
+    }
     hasher.finish()
 }
 

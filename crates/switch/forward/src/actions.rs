@@ -229,12 +229,10 @@ impl Forwarder {
         if may_wait && self.plan.is_held(to, queue) {
             return;
         }
-        if !self.plan.add(packet, may_wait, to, queue) {
+        let only = !multi_queue && copy == 0;
+        if !self.plan.add(packet, may_wait, to, queue, only) {
             self.deliver(burst, None);
-            self.plan.add(packet, may_wait, to, queue);
-        }
-        if multi_queue {
-            self.plan.no_repeat();
+            self.plan.add(packet, may_wait, to, queue, only);
         }
     }
 

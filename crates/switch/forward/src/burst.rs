@@ -47,7 +47,7 @@ pub struct Forwarder {
     pub(crate) datapath: Arc<Datapath>,
     pub(crate) ports: Arc<PortTable>,
     ports_generation: u64,
-    cache: ExactCache,
+    pub(crate) cache: ExactCache,
     pub(crate) writer: WriterId,
     pub(crate) packets: Box<[Packet]>,
     pub(crate) plan: Plan,
@@ -202,8 +202,9 @@ impl Forwarder {
         let upcalls = datapath.control_answers().then_some(&port.upcalls);
         let mut run = Run::new(datapath.flows(), self.writer, now_ns / 1_000_000, upcalls);
         self.plan.start(ahead.done);
-        // What repeats the packet before is compared where the frame lies behind a header of today's length.
-        let (mut i, mut passes) = (0, ahead == Ahead::default() && header_len == VnetHdr::LEN);
+        // Loops of their own take frames behind a header of today's length.
+        let is_usual = ahead == Ahead::default() && header_len == VnetHdr::LEN;
+        let (mut i, mut is_read, mut passes) = (0, false, is_usual);
         let (mut work, mut end) = (chains.idle() * IDLE_WORK, End::All);
         while let (Some(packet), Some(chain)) = (self.packets.get_mut(i), chains.list.get(i)) {
             if work >= WORK {
@@ -215,7 +216,11 @@ impl Forwarder {
                 continue;
             }
             chains.prefetch(i + PREFETCH, false);
-            let read = packet.read(chains, chain, header_len, port.id, run.depth);
+            let read = if std::mem::take(&mut is_read) {
+                Ok(())
+            } else {
+                packet.read(chains, chain, header_len, port.id, run.depth)
+            };
             let decision = match read {
                 Err(reason) => Decision::Drop(reason),
                 Ok(()) => run.decide(&mut self.cache, packet, &chains.pieces(chain)),
@@ -238,6 +243,10 @@ impl Forwarder {
                         work += passed.bytes + self.plan.idle_work;
                         run.count(passed.packets, passed.bytes);
                         i += passed.packets;
+                    } else if is_usual {
+                        let known = self.classify_known(&run, burst, i + 1, WORK.saturating_sub(work), passes);
+                        work += known.work;
+                        (i, is_read) = (known.next - 1, known.is_read);
                     }
                 }
                 Decision::Many(flow) => {
@@ -365,7 +374,7 @@ pub(crate) fn fail(datapath: &Datapath, port: &Port, index: u16, guard: &mut Que
 /// What a packet in tiny segments costs beside its bytes, at most: whether its receiver has it cut up is not known yet. Nothing where
 /// segments are as long as usual ones, so that a receiver that takes such packets whole has as many in a burst.
 #[inline]
-fn work_to_cut(packet: &Packet) -> usize {
+pub(crate) fn work_to_cut(packet: &Packet) -> usize {
     match packet.offload {
         Offload::Gso(_) => (FRAME_WORK * segments(packet)).saturating_sub(packet.frame_len),
         _ => 0,

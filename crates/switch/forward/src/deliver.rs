@@ -3,6 +3,7 @@
 use crate::cursor::Cursor;
 use crate::packet::Packet;
 use crate::pass::{HEAD_LEN, pass, write_vnet};
+use crate::plan::Members;
 use crate::port::{feature, header_len};
 use crate::repeat::{Passed, Repeat};
 use lasthop_frame::{
@@ -10,7 +11,7 @@ use lasthop_frame::{
 };
 use lasthop_guestmem::{GuestMemory, GuestSlice};
 use lasthop_types::{DropReason, MAX_FRAME_LEN, PortCounters};
-use lasthop_virtqueue::{Chains, QueueError, ReceiveBuffers, Reserved, StartedQueue};
+use lasthop_virtqueue::{Chain, Chains, PREFETCH, QueueError, ReceiveBuffers, Reserved, StartedQueue};
 
 /// How much is done in one go, with the locks of a sender's and a receiver's ring held, before others get their turn: in bytes
 /// moved, or what takes as long. 64 packets of 4 KiB are less, and so are five of 64 KiB. Some 50 µs.
@@ -76,6 +77,43 @@ pub(crate) struct Finished {
     pub(crate) broken: Option<QueueError>,
 }
 
+/// Writes packets of a `set`, in their order, into the buffers `to`, one to one, up to the first that is not what most are: a frame that
+/// asks for nothing, no longer than `longest`, from one piece of memory to a buffer that is one and holds it. Returns those written and
+/// the bytes of their frames. Nothing is staged yet.
+///
+/// Takes for granted that the receiver has a header of [`VnetHdr::LEN`]. A function of its own, so that what it works with stays in
+/// registers.
+#[inline(never)]
+fn put_all(packets: &[Packet], from: &[Chain<'_>], to: &[Chain<'_>], set: u64, longest: usize) -> (u64, usize) {
+    let (mut left, mut bytes) = (set, 0);
+    for (n, target) in to.iter().enumerate() {
+        let i = left.trailing_zeros() as usize;
+        let (Some(packet), Some(source)) = (packets.get(i), from.get(i)) else { break };
+        if let Some(ahead) = to.get(n + PREFETCH) {
+            ahead.prefetch(true);
+        }
+        let (Some(source), Some(target)) = (source.single(), target.single()) else { break };
+        let (header, len) = (packet.header(), packet.frame_len);
+        // Room for the shortest snapshot, too: so that is not to be looked at again.
+        let fits = target.len() >= VnetHdr::LEN + HEAD_LEN && VnetHdr::LEN + len <= target.len() && len <= longest;
+        let (Some(payload_len), true) = (len.checked_sub(header.len()), fits && packet.offload == Offload::None) else {
+            break;
+        };
+        // Two writes and not one: gathering both in private memory first would stall on the fresh stores.
+        write_vnet(&target);
+        match <&[u8; HEAD_LEN]>::try_from(header) {
+            Ok(header) => drop(target.write_array(VnetHdr::LEN, header)),
+            Err(_) => drop(target.write(VnetHdr::LEN, header)),
+        }
+        if payload_len > 0 {
+            source.part(packet.payload_at, payload_len).copy_to(&target.part(VnetHdr::LEN + header.len(), payload_len));
+        }
+        bytes += len;
+        left &= left.wrapping_sub(1);
+    }
+    (set & !left, bytes)
+}
+
 impl<'a> Target<'a> {
     /// `memory` is the ring's; `to_come` is how many packets are to be delivered, as far as is known, and `reason` why
     /// those that find no buffers are dropped.
@@ -123,30 +161,32 @@ impl<'a> Target<'a> {
         (self.packets, self.bytes)
     }
 
-    /// Delivers packets of a set, in their order, up to the first that is not what most are: a frame that asks for
-    /// nothing, from one piece of memory to a buffer at hand that is one. Returns those delivered, as [`Target::deliver`]
-    /// would have done it.
+    /// Takes buffers for all frames still to come, as far as there are some: [`Target::deliver_at_once`] and [`Target::pass`] go no
+    /// further than those at hand.
     #[inline]
+    pub(crate) fn stock(&mut self) {
+        self.buffers.stock(&mut self.started.ring, self.memory, self.to_come);
+    }
+
+    /// Delivers packets of a set as [`put_all`] does, as far as buffers are at hand. Returns those delivered, as [`Target::deliver`]
+    /// would have done it. A function of its own for the sake of the loop in which used entries are written.
+    #[inline(never)]
     pub(crate) fn deliver_at_once(&mut self, packets: &[Packet], chains: &Chains<'_>, set: u64) -> u64 {
-        let (mut left, mut bytes) = (set, 0);
-        while left != 0 && self.header_len == VnetHdr::LEN {
-            let i = left.trailing_zeros() as usize;
-            let (Some(packet), Some(chain)) = (packets.get(i), chains.list.get(i)) else { break };
-            let Some(from) = chain.single() else { break };
-            let is_simple = packet.offload == Offload::None && packet.frame_len <= self.any_frame;
-            if !(is_simple && self.put(packet.header(), &from, packet.payload_at, packet.frame_len)) {
-                break;
-            }
-            bytes += packet.frame_len;
-            left &= left.wrapping_sub(1);
+        let is_simple = |packet: &Packet| packet.offload == Offload::None;
+        if self.header_len != VnetHdr::LEN || !packets.get(set.trailing_zeros() as usize).is_some_and(is_simple) {
+            return 0;
         }
-        let done = set & !left;
-        self.count(done.count_ones() as usize, bytes);
+        let (done, bytes) = put_all(packets, &chains.list, self.buffers.at_hand(), set, self.any_frame);
+        let lens = Members(done).map(|i| packets.get(i).map_or(0, |packet| (VnetHdr::LEN + packet.frame_len) as u32));
+        let count = done.count_ones() as usize;
+        self.buffers.use_up(&mut self.started.ring, count, lens);
+        self.count(count, bytes);
         done
     }
 
     /// Delivers packets of `chains` from the `next` on that are like the one before, as [`pass`] does, as far as buffers are at hand.
     /// Returns how many, and their bytes.
+    #[inline(never)]
     pub(crate) fn pass(&mut self, chains: &Chains<'_>, Repeat { next, like, most, .. }: Repeat) -> Passed {
         let from = chains.list.get(next..).unwrap_or(&[]);
         if self.header_len != VnetHdr::LEN {
@@ -154,30 +194,9 @@ impl<'a> Target<'a> {
         }
         let longest = self.any_frame.min(MAX_FRAME_LEN) + VnetHdr::LEN;
         let passed = pass(from, self.buffers.at_hand(), like, longest, most);
-        self.buffers.use_up(&mut self.started.ring, from.get(..passed.packets).unwrap_or(&[]));
+        self.buffers.use_up(&mut self.started.ring, passed.packets, from.iter().map(Chain::len));
         self.count(passed.packets, passed.bytes);
         passed
-    }
-
-    /// Writes a packet that asks for nothing into the next buffer, if that is at hand and holds its frame of `len` bytes: `header`, and
-    /// the rest out of `from`, from `payload_at` on.
-    #[inline]
-    fn put(&mut self, header: &[u8], from: &GuestSlice<'_>, payload_at: usize, len: usize) -> bool {
-        let need = VnetHdr::LEN + len;
-        let Some((to, chain)) = self.buffers.next_single(need) else { return false };
-        // Two writes and not one: gathering both in private memory first would stall on the fresh stores.
-        write_vnet(&to);
-        match <&[u8; HEAD_LEN]>::try_from(header) {
-            Ok(header) => drop(to.write_array(VnetHdr::LEN, header)),
-            Err(_) => drop(to.write(VnetHdr::LEN, header)),
-        }
-        let written = VnetHdr::LEN + header.len();
-        if need > written {
-            let payload_len = need - written;
-            from.part(payload_at, payload_len).copy_to(&to.part(written, payload_len));
-        }
-        self.started.ring.stage_used(chain, need as u32);
-        true
     }
 
     /// Delivers one packet. The driver sees it when the ring is published. One that has to be cut up, and is not to come

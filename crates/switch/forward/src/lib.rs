@@ -8,6 +8,7 @@ mod burst;
 mod cursor;
 mod datapath;
 mod deliver;
+mod known;
 mod orders;
 mod packet;
 mod pass;

@@ -90,6 +90,25 @@ impl Packet {
         true
     }
 
+    /// As [`Packet::read`] for packets that are in one piece and ask for nothing, behind a header of [`VnetHdr::LEN`]. False, and
+    /// nothing of it counts, if it is not one.
+    #[inline(always)]
+    pub(crate) fn read_simple(&mut self, chain: &Chain<'_>, port: PortId, depth: Depth) -> bool {
+        if depth == Depth::L2 {
+            return self.read_link(chain, port);
+        }
+        let Some(piece) = chain.single().filter(|piece| piece.read_u16(0) == Some(0)) else { return false };
+        let frame_len = piece.len().checked_sub(VnetHdr::LEN);
+        let Some(frame_len) = frame_len.filter(|len| (MIN_FRAME_LEN..=MAX_FRAME_LEN).contains(len)) else {
+            return false;
+        };
+        self.note_frame(frame_len, port);
+        let len = frame_len.min(SNAPSHOT_LEN);
+        self.payload_at = VnetHdr::LEN + len;
+        piece.read(VnetHdr::LEN, self.header.restart(len));
+        true
+    }
+
     /// As [`Packet::read`] for a whole frame that lies in `piece`, without a virtio-net header.
     pub(crate) fn read_frame(&mut self, piece: &GuestSlice<'_>, port: PortId) -> Result<(), DropReason> {
         self.note_frame(piece.len(), port);
@@ -102,7 +121,7 @@ impl Packet {
     }
 
     /// The rest of [`Packet::read`]: as long a snapshot as there may be.
-    #[inline]
+    #[inline(never)]
     fn read_all(&mut self, pieces: &[GuestSlice<'_>], vnet_len: usize) -> Result<(), DropReason> {
         if self.frame_len < MIN_FRAME_LEN {
             return Err(DropReason::TooShort);

@@ -10,14 +10,14 @@ pub(crate) type Head = [u64; 2];
 /// Bytes of them.
 pub(crate) const HEAD_LEN: usize = size_of::<Head>();
 
-/// Writes the virtio-net header of a frame that asks for nothing and lies in one buffer. Often it is there from the last time, and a line
-/// that is not written to stays in the driver's cache.
+/// Writes the virtio-net header of a frame that asks for nothing and lies in one buffer, and four bytes behind it, where the frame comes
+/// afterwards. Often it is there from the last time, and a line that is not written to stays in the driver's cache.
 #[inline(always)]
 pub(crate) fn write_vnet(target: &GuestSlice<'_>) {
-    const VNET: [u8; VnetHdr::LEN] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
-    // The same as words: the first eight bytes and the last four.
-    if (target.read_words(0), target.read_u32(8)) != (Some([0]), Some(1 << 16)) {
-        target.write_array(0, &VNET);
+    // 12 bytes, of which the last but one is 1.
+    const NUM_BUFFERS: u32 = 1 << 16;
+    if (target.read_words(0), target.read_u32(8)) != (Some([0]), Some(NUM_BUFFERS)) {
+        target.write_words::<0>([0, NUM_BUFFERS.into()]);
     }
 }
 
@@ -74,7 +74,7 @@ fn one(chain: &Chain<'_>, target: &Chain<'_>, like: Head, longest: usize, passed
         return false;
     }
     write_vnet(&target);
-    target.write_words(VnetHdr::LEN, head);
+    target.write_words::<{ VnetHdr::LEN }>(head);
     source.copy_rest(&target, VnetHdr::LEN + HEAD_LEN);
     passed.packets += 1;
     passed.bytes += len - VnetHdr::LEN;

@@ -40,12 +40,29 @@ pub(crate) struct Group {
     pub(crate) port: PortId,
     /// Index of the vring, and [`COPIES`] if it gets copies for a mirror.
     pub(crate) queue: u16,
+    /// The port has no other queue to its guest, and gets no copies.
+    only: bool,
     pub(crate) packets: u64,
 }
 
 /// Beside the index of a vring: it gets copies for a mirror, by which no packet is done, and which wait for nothing. A bit that no index
 /// has, so that to look for a group takes what it takes without mirrors.
 pub(crate) const COPIES: u16 = 1 << 15;
+
+/// The packets of a set, in their order.
+pub(crate) struct Members(pub(crate) u64);
+
+impl Iterator for Members {
+    type Item = usize;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<usize> {
+        let i = self.0.trailing_zeros() as usize;
+        let is_some = self.0 != 0;
+        self.0 &= self.0.wrapping_sub(1);
+        is_some.then_some(i)
+    }
+}
 
 impl Plan {
     /// Forgets the last burst. `done` is what was done of this one before.
@@ -82,17 +99,32 @@ impl Plan {
     /// Adds a delivery. False when there is no room (a receiver too many, or a second copy for one): make those that are
     /// there, then add it again.
     #[inline]
-    pub(crate) fn add(&mut self, packet: usize, may_wait: bool, port: PortId, queue: u16) -> bool {
+    pub(crate) fn add(&mut self, packet: usize, may_wait: bool, port: PortId, queue: u16, only: bool) -> bool {
         let known = self.groups.iter().rposition(|g| g.port == port && g.queue == queue);
         let n = known.unwrap_or(self.groups.len());
-        let group = Group { port, queue, packets: 0 };
+        let group = Group { port, queue, only, packets: 0 };
         if known.is_none() && self.groups.try_push(group).is_err() {
             return false;
         }
         let Some(group) = self.groups.get_mut(n).filter(|g| g.packets & bit(packet) == 0) else { return false };
         group.packets |= bit(packet);
         self.may_wait |= if may_wait { bit(packet) } else { 0 };
-        self.last = may_wait.then_some(n);
+        self.last = (may_wait && only).then_some(n);
+        true
+    }
+
+    /// Adds a delivery, the only one of its packet, to a port that has one queue and some packets before it; false if that has to be
+    /// asked for. They have not been delivered, so nothing holds up this one that does not hold up them.
+    #[inline(always)]
+    pub(crate) fn add_to_known(&mut self, packet: usize, port: PortId) -> bool {
+        let is_known = |group: &Group| group.port == port && group.only;
+        let last = self.last.filter(|n| self.groups.get(*n).is_some_and(is_known));
+        let Some(n) = last.or_else(|| self.groups.iter().position(is_known)) else { return false };
+        if let Some(group) = self.groups.get_mut(n) {
+            group.packets |= bit(packet);
+        }
+        self.may_wait |= bit(packet);
+        self.last = Some(n);
         true
     }
 

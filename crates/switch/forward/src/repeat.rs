@@ -1,11 +1,19 @@
-//! Packets that repeat the one before, and the three ways to a receiver's ring.
+//! Packets that repeat the one before, the three ways to judge a packet, and the three ways to a receiver's ring.
 //!
-//! In packets a second 1 > 2 > 3, and each hands what it cannot do to the next:
+//! In packets a second 1 > 2 > 3, and each hands what it cannot do to the next; instructions are of packets of 64 bytes on split rings
+//! (docs/decisions/packet-path.md). Judged:
 //!
 //! 1. [`pass`](mod@crate::pass): packets that look like the one before are neither classified nor planned,
-//!    but read, compared and written in one loop, with the receiver's lock held. Worth 94 of 439 instructions for each packet of 64
-//!    bytes, split rings (docs/decisions/packet-path.md).
-//! 2. [`Target::deliver_at_once`](crate::deliver::Target::deliver_at_once): of packets that were classified, those that ask for nothing,
+//!    but read, compared and written in one loop, with the receiver's lock held: 194 with all that is done for them.
+//! 2. [`Forwarder::classify_known`](crate::burst::Forwarder::classify_known): whatever their flows, packets that this thread has a flow
+//!    for, to ports that are planned already: 477 with all that is done for them, 549 where flows look at addresses and ports. 787 and 885
+//!    in the third way.
+//! 3. [`Run::decide`](crate::run::Run::decide): everything else, and the first packet for each receiver.
+//!
+//! Delivered:
+//!
+//! 1. [`pass`](mod@crate::pass), as above.
+//! 2. [`Target::deliver_at_once`](crate::deliver::Target::deliver_at_once): of packets that were judged, those that ask for nothing,
 //!    from one piece of memory to one buffer at hand.
 //! 3. [`Target::deliver`](crate::deliver::Target::deliver): everything else: chains of several buffers, offloads, segments.
 //!
@@ -44,14 +52,16 @@ impl Repeat {
     /// it for a visit to their receiver of their own. Frames of this sender lie behind a header of [`VnetHdr::LEN`](lasthop_frame::VnetHdr::LEN).
     #[inline]
     pub(crate) fn of(packet: &Packet, group: usize, chains: &Chains<'_>, next: usize, most: usize) -> Option<Self> {
-        // It has a link layer and was not edited: there was one action.
-        let first = packet.as_read();
-        if !is_plain_l2(first) {
-            return None;
-        }
+        Self::may_begin(packet, chains, next).then(|| Self { group, next, like: packet.head(), most })
+    }
+
+    /// Whether enough packets from the `next` on are like `packet`, as far as can be seen: what is read here is read anew.
+    #[inline]
+    pub(crate) fn may_begin(packet: &Packet, chains: &Chains<'_>, next: usize) -> bool {
         let like = packet.head();
         let is_like = |chain| simple_frame(chain).is_some_and(|(_, head)| is_like(head, like));
-        let enough = chains.list.get(next..next + 3).is_some_and(|chains| chains.iter().all(is_like));
-        enough.then_some(Self { group, next, like, most })
+        // It has a link layer and was not edited: there was one action.
+        is_plain_l2(packet.as_read())
+            && chains.list.get(next..next + 3).is_some_and(|chains| chains.iter().all(is_like))
     }
 }

@@ -77,8 +77,9 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// The flow that the last packet met.
     #[inline]
-    fn flow<'c>(&self, cache: &'c ExactCache) -> Option<&'c Arc<Flow>> {
+    pub(crate) fn flow<'c>(&self, cache: &'c ExactCache) -> Option<&'c Arc<Flow>> {
         self.slot.and_then(|slot| cache.get(slot))
     }
 
@@ -102,6 +103,12 @@ impl<'a> Run<'a> {
                 }
             }
         }
+    }
+
+    /// Adds a packet to the statistics of a flow that was met besides.
+    #[inline]
+    pub(crate) fn count_for(&self, flow: &Flow, bytes: usize) {
+        flow.stats.add(self.writer, 1, bytes as u64, self.now_ms);
     }
 
     /// Adds to the statistics of the flow.

@@ -94,6 +94,7 @@ fn fill(
     repeat: Option<Repeat>,
 ) -> Passed {
     target.skip_if_nothing(burst.now_ns);
+    target.stock();
     let mut held = plan.is_held(group.port, group.queue);
     let mut left = group.packets;
     while left != 0 {

@@ -61,7 +61,7 @@ pub fn extract(key: &mut FlowKey, frame: &[u8], frame_len: usize, depth: Depth) 
 }
 
 /// [`extract`] beyond the link layer.
-#[inline(never)]
+#[inline]
 fn deeper(key: &mut FlowKey, frame: &[u8], frame_len: usize, depth: Depth) {
     // The least that any usual frame has: 14 bytes of Ethernet and 28 of IPv4 with UDP, or of ARP.
     let done = frame.first_chunk::<42>().is_some_and(|h| {

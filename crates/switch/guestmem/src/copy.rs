@@ -176,13 +176,13 @@ mod block {
     }
 
     /// # Safety
-    /// 16 bytes are mapped and writable.
+    /// 16 bytes are mapped and writable, `AT` behind `to`.
     #[inline(always)]
-    pub(crate) unsafe fn write_words(to: *mut u8, [first, second]: [u64; 2]) {
+    pub(crate) unsafe fn write_words<const AT: usize>(to: *mut u8, [first, second]: [u64; 2]) {
         // SAFETY: the caller vouches for the bytes.
         unsafe {
-            asm!("mov [{to}], {first}", "mov [{to} + 8], {second}", to = in(reg) to, first = in(reg) first,
-                second = in(reg) second, options(nostack, preserves_flags));
+            asm!("mov [{to} + {at}], {first}", "mov [{to} + {at} + 8], {second}", to = in(reg) to, at = const AT,
+                first = in(reg) first, second = in(reg) second, options(nostack, preserves_flags));
         }
     }
 
@@ -273,7 +273,14 @@ mod block {
         write_4: u32;
         write_8: u64;
         write_widest: Widest;
-        write_words: [u64; 2];
+    }
+
+    /// # Safety
+    /// 16 bytes are mapped and writable, `AT` behind `to`.
+    #[inline(always)]
+    pub(crate) unsafe fn write_words<const AT: usize>(to: *mut u8, words: [u64; 2]) {
+        // SAFETY: the caller vouches for the bytes.
+        unsafe { write(to.add(AT), words) }
     }
 }
 

@@ -115,13 +115,13 @@ impl<'m> GuestSlice<'m> {
         self.holds_bytes(offset, 4).then(|| u32::from_le(unsafe { copy::read(self.ptr.add(offset)) }))
     }
 
-    /// Writes two little-endian words at `offset`, or none if they do not fit.
+    /// Writes two little-endian words `AT` behind its beginning, or none if they do not fit.
     #[inline(always)]
-    pub fn write_words(&self, offset: usize, words: [u64; 2]) -> bool {
-        let fits = self.holds_bytes(offset, 16);
+    pub fn write_words<const AT: usize>(&self, words: [u64; 2]) -> bool {
+        let fits = self.holds_bytes(AT, 16);
         if fits {
             // SAFETY: inside the mapping.
-            unsafe { copy::write_words(self.ptr.add(offset), words.map(u64::to_le)) };
+            unsafe { copy::write_words::<AT>(self.ptr, words.map(u64::to_le)) };
         }
         fits
     }

@@ -347,23 +347,19 @@ impl PackedRing {
             self.staged.push(Staged::new(last.id(), slots, 0));
             return self.note_staged(chains.len() as u16, slots, false);
         }
-        self.stage_all(chains.iter().map(|chain| (chain, 0)), false);
+        self.stage_all(chains, std::iter::repeat(0), false);
     }
 
     #[inline]
     pub(crate) fn stage_used(&mut self, chain: &Chain, len: u32) {
-        self.stage_all([(chain, len)].into_iter(), len > 0);
+        self.stage_all(std::slice::from_ref(chain), std::iter::once(len), len > 0);
     }
 
     /// As [`PackedRing::stage_used`] for some chains, all of which were `written` to or none.
     #[inline]
-    pub(crate) fn stage_all<'a, 'm: 'a>(
-        &mut self,
-        chains: impl ExactSizeIterator<Item = (&'a Chain<'m>, u32)>,
-        written: bool,
-    ) {
+    pub(crate) fn stage_all(&mut self, chains: &[Chain], lens: impl Iterator<Item = u32>, written: bool) {
         let (count, mut slots) = (chains.len() as u16, 0u32);
-        self.staged.extend(chains.map(|(chain, len)| {
+        self.staged.extend(chains.iter().zip(lens).map(|(chain, len)| {
             slots += u32::from(chain.slots());
             Staged::new(chain.id(), chain.slots(), len)
         }));

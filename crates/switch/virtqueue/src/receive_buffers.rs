@@ -125,17 +125,6 @@ impl<'m> ReceiveBuffers<'m> {
         Ok(true)
     }
 
-    /// Hands out the next chain taken already if that is one piece of memory of `need` bytes or more.
-    #[inline]
-    pub fn next_single(&mut self, need: usize) -> Option<(GuestSlice<'m>, &Chain<'m>)> {
-        let chain = self.chains.list.get(self.end)?;
-        let piece = chain.single().filter(|piece| piece.len() >= need)?;
-        self.first = self.end;
-        self.end += 1;
-        self.chains.prefetch(self.end + PREFETCH, true);
-        Some((piece, chain))
-    }
-
     /// The rest of [`ReceiveBuffers::reserve`]: several chains, or more from the ring.
     fn gather(
         &mut self,
@@ -198,7 +187,7 @@ impl<'m> ReceiveBuffers<'m> {
             return Ok(false);
         }
         let result = ring.pop_writable(memory, &mut self.chains, to_come.max(1));
-        (before..=before + PREFETCH).for_each(|n| self.chains.prefetch(n, true));
+        self.chains.list.iter().skip(before).take(PREFETCH).for_each(|chain| chain.prefetch(true));
         // Chains before a broken one are good; if the frame needs more, the ring is asked again and says so again.
         match result {
             Err(error) if self.chains.list.len() == before => Err(error),
@@ -241,18 +230,26 @@ impl<'m> ReceiveBuffers<'m> {
         &self.joined
     }
 
+    /// Takes chains for `to_come` frames if none are at hand. What breaks the ring, [`ReceiveBuffers::reserve`] says.
+    #[inline]
+    pub fn stock(&mut self, ring: &mut Ring, memory: &'m GuestMemory, to_come: usize) {
+        if self.at_hand().is_empty() {
+            self.first = self.end;
+            let _ = self.refill(ring, memory, to_come);
+        }
+    }
+
     /// The chains taken already that have not been handed out.
     #[inline]
     pub fn at_hand(&self) -> &[Chain<'m>] {
         self.chains.list.get(self.end..).unwrap_or(&[])
     }
 
-    /// Hands out as many of [`ReceiveBuffers::at_hand`] as there are in `from`, to whose first bytes all of those have been copied, and
-    /// notes them as used.
+    /// Hands out the first `n` of [`ReceiveBuffers::at_hand`], to which so many bytes each have been written, and notes them as used.
     #[inline]
-    pub fn use_up(&mut self, ring: &mut Ring, from: &[Chain<'_>]) {
-        let to = self.chains.list.get(self.end..self.end + from.len()).unwrap_or(&[]);
-        ring.stage_written(to.iter().zip(from).map(|(to, from)| (to, from.len())));
+    pub fn use_up(&mut self, ring: &mut Ring, n: usize, lens: impl Iterator<Item = u32>) {
+        let to = self.chains.list.get(self.end..self.end + n).unwrap_or(&[]);
+        ring.stage_written(to, lens);
         self.end += to.len();
         self.first = self.end.saturating_sub(1);
     }

@@ -158,10 +158,10 @@ impl Ring {
 
     /// As [`Ring::stage_used`] for some chains, each with what was written to it, which is not nothing.
     #[inline]
-    pub(crate) fn stage_written<'a, 'm: 'a>(&mut self, chains: impl ExactSizeIterator<Item = (&'a Chain<'m>, u32)>) {
+    pub(crate) fn stage_written(&mut self, chains: &[Chain], lens: impl Iterator<Item = u32>) {
         match &mut self.0 {
-            Layout::Split(r) => r.stage_all(chains),
-            Layout::Packed(r) => r.stage_all(chains, true),
+            Layout::Split(r) => r.stage_all(chains, lens),
+            Layout::Packed(r) => r.stage_all(chains, lens, true),
         }
     }
 

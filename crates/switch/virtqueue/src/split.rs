@@ -190,22 +190,22 @@ impl SplitRing {
             self.next_used = self.next_used.wrapping_add(chains.len() as u16 - 1);
             return;
         }
-        self.stage_all(chains.iter().map(|chain| (chain, 0)));
+        self.stage_all(chains, std::iter::repeat(0));
     }
 
     #[inline]
     pub(crate) fn stage_used(&mut self, chain: &Chain, len: u32) {
-        self.stage_all([(chain, len)].into_iter());
+        self.stage_all(std::slice::from_ref(chain), std::iter::once(len));
     }
 
     /// As [`SplitRing::stage_used`] for some chains, each with what was written to it: the ring's bounds are checked once.
     #[inline]
-    pub(crate) fn stage_all<'a, 'm: 'a>(&mut self, chains: impl ExactSizeIterator<Item = (&'a Chain<'m>, u32)>) {
+    pub(crate) fn stage_all(&mut self, chains: &[Chain], lens: impl Iterator<Item = u32>) {
         let Some(used) = self.used.entries::<[u32; 2]>(4, self.mask) else { return };
         let mut next = usize::from(self.next_used);
         // Eight to a cache line, which the driver has read since it was last ours: those of the next burst.
         (0..=chains.len() / 8).for_each(|line| used.prefetch_for_write(next + 16 + 8 * line));
-        for (chain, len) in chains {
+        for (chain, len) in chains.iter().zip(lens) {
             used.store(next, u32::from(chain.id()), len);
             next += 1;
         }

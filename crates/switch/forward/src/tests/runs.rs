@@ -1,15 +1,15 @@
-//! Packets that are like the one before go with it to the same receiver: whatever ends such a run, nothing is lost, doubled,
-//! overtaken or put where it does not belong.
+//! Packets that are like the one before go with it to the same receiver, and packets of known flows are judged and delivered in loops of
+//! their own: whatever ends such a run, nothing is lost, doubled, overtaken or put where it does not belong.
 
 use super::{Guest, MS, layouts, switch, to_station};
 use crate::Order;
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::testutil::Frame;
-use lasthop_frame::{FlowKey, VnetHdr};
+use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
 use lasthop_types::PortId;
 use lasthop_virtqueue::driver::NetConfig;
 use proptest::prelude::*;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Port 2 and 3 are guests, 4 is a flood to both, 5 is nobody.
 const STATIONS: [u8; 4] = [2, 3, 4, 5];
@@ -17,6 +17,16 @@ const STATIONS: [u8; 4] = [2, 3, 4, 5];
 fn flood(port: u8) -> FlowSpec {
     let actions = [2, 3].map(|p| Action::Output(PortId(p))).into();
     FlowSpec { actions, key: FlowKey { eth_dst: [2, 0, 0, 0, 0, port], ..to_station(port).key }, ..to_station(port) }
+}
+
+/// UDP sockets, from port 0 on, whose packets take turns.
+const SOCKETS: u16 = 3;
+
+/// The part of a station's flow that is of one socket.
+fn of_socket(station: FlowSpec, socket: u16) -> FlowSpec {
+    let key = FlowKey { eth_type: 0x800, ip_proto: 17, l4_src: socket, ..station.key };
+    let mask = FlowMask(FlowKey { eth_type: u16::MAX, ip_proto: u8::MAX, l4_src: u16::MAX, ..station.mask.0 });
+    FlowSpec { key, mask, ..station }
 }
 
 /// What a guest is to get of what is for it alone, and of what is for all: frames, and whether their checksum may be left to it.
@@ -38,6 +48,8 @@ proptest! {
         layout in 0usize..8,
         room in 2u16..6,
         small_buffers in any::<bool>(),
+        // Flows look at ports, or at stations alone.
+        deep in any::<bool>(),
     ) {
         let config = NetConfig { size: 256, tx_buffer: 2048, ..layouts().nth(layout).unwrap() };
         let (datapath, mut forwarder) = switch();
@@ -48,14 +60,19 @@ proptest! {
         let mut guests = [2, 3].map(|id| Guest::new(&datapath, id, config, 0));
         for station in STATIONS {
             let spec = if station == 4 { flood(station) } else { to_station(station) };
-            datapath.flows().insert(spec, 0).unwrap();
+            for socket in 0..SOCKETS {
+                let spec = if deep { of_socket(spec.clone(), socket) } else { spec.clone() };
+                datapath.flows().insert(spec, 0).unwrap();
+            }
         }
+        let mut sent_of = BTreeMap::<_, u64>::new();
         let mut expected: [Expected; 2] = Default::default();
         let (mut sent, mut now, mut lost) = (0u64, 0, 0);
         for (station, count, len, leaves_sum) in runs {
             for n in 0..count {
                 let payload: Vec<u8> = (0..len).map(|i| (i + n + sent as usize) as u8).collect();
-                let frame = Frame::new(1, station).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(1, 2).payload(payload);
+                let socket = (sent % u64::from(SOCKETS)) as u16;
+                let frame = Frame::new(1, station).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(socket, 2).payload(payload);
                 let frame = if leaves_sum { frame.partial_checksum() } else { frame };
                 a.send(if leaves_sum { frame.vnet(0, 0) } else { VnetHdr::default() }, &frame.build());
                 for (guest, to) in expected.iter_mut().zip([2, 3]) {
@@ -63,6 +80,7 @@ proptest! {
                         guest[usize::from(station == 4)].push_back((leaves_sum, without_sum(frame.build())));
                     }
                 }
+                *sent_of.entry((station, if deep { socket } else { 0 })).or_default() += 1;
                 sent += 1;
                 // Bursts of every length: the ring is emptied now and then.
                 if sent % 97 == 96 {
@@ -83,8 +101,41 @@ proptest! {
         lost += expected.iter().flatten().map(VecDeque::len).sum::<usize>();
         // Copies of a flood do not wait for buffers, and so may overtake others that do.
         prop_assert_eq!(dropped, lost as u64);
-        let counted: u64 = datapath.flows().flows().iter().map(|flow| flow.stats.packets()).sum();
-        prop_assert_eq!((counted, a.port.totals().0.packets), (sent, sent));
+        let flows = datapath.flows().flows();
+        let used = flows.iter().filter(|flow| flow.stats.packets() > 0);
+        let counted: BTreeMap<_, _> =
+            used.map(|flow| ((flow.key.eth_dst[5], flow.key.l4_src), flow.stats.packets())).collect();
+        prop_assert_eq!((counted, a.port.totals().0.packets), (sent_of, sent));
+    }
+}
+
+/// Judged frames are written as they were read: of one that is shorter than what is read of others no more, and no less.
+#[test]
+fn a_run_may_begin_with_a_frame_of_any_length() {
+    for first in [14, 16, 17, 60, 200] {
+        let (datapath, mut forwarder) = switch();
+        let mut a = Guest::new(&datapath, 1, NetConfig::default(), 0);
+        let [mut b, mut c] = [2, 3].map(|id| Guest::new(&datapath, id, NetConfig::default(), 0));
+        [2, 3].iter().for_each(|port| drop(datapath.flows().insert(to_station(*port), 0)));
+        let frame = |to, len: usize, n: u8| Frame::new(1, to).ether_type(0x88b5).payload(vec![n; len - 14]).build();
+        let frames: Vec<_> = [first, 60, 60, 60, 60].iter().zip(1u8..).map(|(len, n)| frame(2, *len, n)).collect();
+        // Their header may say that the checksum is good, too: that asks for nothing.
+        for flags in [0, VnetHdr::F_DATA_VALID] {
+            // What lies in the switch's memory since, where the first frame of the next burst comes.
+            a.send(VnetHdr::default(), &frame(3, 60, 0xee));
+            forwarder.carry(&a.port, 1, 0);
+            assert_eq!(c.received().len(), 1);
+            a.send(VnetHdr { flags, ..VnetHdr::default() }, &frames[0]);
+            frames[1..].iter().for_each(|frame| a.send(VnetHdr::default(), frame));
+            assert_eq!(forwarder.carry(&a.port, 1, 0).packets, 5);
+            let got: Vec<_> = b.received().into_iter().map(|(_, frame)| frame).collect();
+            assert_eq!(got, frames, "{first} bytes, flags {flags}");
+        }
+        let memory = b.driver.memory();
+        let region = memory.regions().next().unwrap();
+        let mut bytes = vec![0; region.size as usize];
+        memory.slice(region.guest_addr, bytes.len()).unwrap().read(0, &mut bytes);
+        assert!(!bytes.windows(2).any(|two| two == [0xee; 2]), "{first} bytes: and some that are another guest's");
     }
 }
 

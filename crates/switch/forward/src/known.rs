@@ -1,0 +1,79 @@
+//! Packets that are judged in a loop of their own, whatever their flows are.
+
+use crate::burst::{Burst, Forwarder, work_to_cut};
+use crate::pass::is_like;
+use crate::repeat::Repeat;
+use crate::run::Run;
+use lasthop_flow::hash_key;
+use lasthop_frame::{Depth, FlowKey, VnetHdr, extract};
+use lasthop_virtqueue::PREFETCH;
+
+/// How far [`Forwarder::classify_known`] has come.
+#[derive(Clone, Copy)]
+pub(crate) struct Known {
+    /// The first packet that is not judged.
+    pub(crate) next: usize,
+    /// That packet has been read, and is not to be read again.
+    pub(crate) is_read: bool,
+    /// What it takes to deliver those that were judged.
+    pub(crate) work: usize,
+}
+
+impl Forwarder {
+    /// Judges packets of a burst from the `next` on, up to the first that is not what most are: one of a flow that this thread knows,
+    /// which sends to one port and does nothing else, where others go already that are planned. It ends, too, in front of what
+    /// [`Repeat`] takes, if that `repeats`, and when it takes `most` work to deliver those judged.
+    ///
+    /// Takes for granted that frames lie behind a header of [`VnetHdr::LEN`], and that none of the burst was looked at before. A
+    /// function of its own, so that what it works with stays in registers.
+    #[inline(never)]
+    pub(crate) fn classify_known(
+        &mut self,
+        run: &Run<'_>,
+        burst: &Burst<'_, '_>,
+        next: usize,
+        most: usize,
+        repeats: bool,
+    ) -> Known {
+        let mut known = Known { next, is_read: false, work: 0 };
+        let (chains, port, depth) = (burst.chains, burst.port.id, run.depth);
+        let Self { cache, packets, plan, .. } = self;
+        let Some((before, packets)) = packets.split_at_mut_checked(next) else { return known };
+        let (Some(mut flow), Some(before)) = (run.flow(cache), before.last()) else { return known };
+        let (mut head, mut comes_again) = (before.head(), true);
+        let mut key = FlowKey { in_port: port.0, ..FlowKey::default() };
+        for (packet, chain) in packets.iter_mut().zip(chains.list.get(next..).unwrap_or(&[])) {
+            chains.prefetch(known.next + PREFETCH, false);
+            if known.work >= most
+                || !packet.read_simple(chain, port, depth)
+                    && packet.read(chains, chain, VnetHdr::LEN, port, depth).is_err()
+            {
+                break;
+            }
+            known.is_read = true;
+            if depth == Depth::L2 {
+                let last = std::mem::replace(&mut head, packet.head());
+                if repeats && is_like(last, head) && Repeat::may_begin(packet, chains, known.next + 1) {
+                    break;
+                }
+            }
+            extract(&mut key, packet.header(), packet.frame_len, depth);
+            if !(comes_again && flow.depth() <= depth && flow.matches(&key)) {
+                let Some(other) = cache.find(&key, depth, hash_key(&key, depth)).and_then(|slot| cache.get(slot))
+                else {
+                    break;
+                };
+                // Where the flow changes from packet to packet it is not worth a look whether the last one comes again.
+                comes_again = std::ptr::eq(&**flow, &**other);
+                flow = other;
+            }
+            if !flow.only_output().is_some_and(|to| plan.add_to_known(known.next, to)) {
+                break;
+            }
+            run.count_for(flow, packet.frame_len);
+            let work = packet.frame_len + work_to_cut(packet);
+            known = Known { next: known.next + 1, is_read: false, work: known.work + work };
+        }
+        known
+    }
+}
