@@ -10,8 +10,11 @@ use crate::run::{Decision, Run};
 use crate::upcall::NoPlace;
 use lasthop_flow::{ExactCache, WriterId};
 use lasthop_frame::{Depth, Offload, VnetHdr};
+use lasthop_guestmem::GuestMemory;
 use lasthop_types::{DropReason, PortId};
-use lasthop_virtqueue::{Ahead, BURST, Chains, PREFETCH, Queue, QueueError, QueueGuard, Ring, StartedQueue};
+use lasthop_virtqueue::{
+    Ahead, BURST, Chains, MAX_CHAINS, PREFETCH, Queue, QueueError, QueueGuard, Ring, StartedQueue,
+};
 use std::sync::Arc;
 
 /// Entries of a thread's exact-match cache, if it serves whoever has something.
@@ -23,6 +26,9 @@ const PORT_CACHE_ENTRIES: usize = 1024;
 /// [`Shortage`](lasthop_virtqueue::Shortage) for when a receiver is waited for again, [`Waiting`](lasthop_virtqueue::Waiting) for
 /// when a sender waits again, and for one that has nothing for others.
 pub const PATIENCE_MS: [u64; 2] = [10, 2];
+/// While packets wait for a receiver that may get no more for now, and nothing is there for others, how often it is looked whether
+/// something has come for others.
+const LOOK_NS: u64 = 1_000_000;
 
 /// What a burst came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,7 +40,8 @@ pub struct Outcome {
     pub stalled: bool,
     /// The queue was left with packets in it because a receiver has no buffers. Look again soon.
     pub held: bool,
-    /// The queue was not read, because its port has sent all that it may until then.
+    /// The queue was not read, because its port has sent all that it may, or was left with packets in it for a receiver that has got all
+    /// that it may, and none for others. Look again then.
     pub until_ns: Option<u64>,
     /// The queue was left with packets in it because a burst had done enough for one turn of its locks. Run it again.
     pub more: bool,
@@ -166,16 +173,27 @@ impl Forwarder {
         let (done, rest) = chains.list.split_at(taken);
         started.ring.unpop(rest);
         started.ring.stage_read(done);
+        let mut until_ns = None;
         if taken < looked_at {
             // 1 to 64 packets: BURST is the width of the word.
             let seen = u64::MAX >> (BURST - (looked_at - taken));
             started.ahead = Ahead { done: self.plan.done >> taken, seen };
-            started.ring.look_again();
             let whole = looked_at == chains.list.len() && started.is_window(&chains);
-            // A limit is no bad luck: who has nothing for others waits for it as long as it takes.
-            let patient = self.plan.limited && started.ahead.done == 0;
-            let seen = if patient { 0 } else { ahead.seen };
-            started.waiting.end(taken, seen, now_ns, (self.plan.short && whole).then_some(self.receiver));
+            let alone = self.plan.limited && started.ahead.done == 0;
+            let others =
+                alone && (whole || end == End::Enough) && self.has_others(started, &memory, port.id, looked_at - taken);
+            started.ring.look_again();
+            // A limit is no bad luck: who has nothing for others waits for it as long as it takes. If there is something, the time is charged
+            // with the next burst, as nothing goes to the sender itself.
+            let patient = alone && !others;
+            let blocked = (self.plan.short && (whole || others) && !patient).then_some(if others {
+                port.id
+            } else {
+                self.receiver
+            });
+            started.waiting.end(taken, if patient { 0 } else { ahead.seen }, now_ns, blocked);
+            let limit = self.last_receiver().filter(|_| patient).and_then(|receiver| receiver.gets.until(now_ns));
+            until_ns = limit.map(|until_ns| until_ns.min(now_ns + LOOK_NS));
         }
         let call = started.complete();
         if memory.faulted() {
@@ -185,10 +203,28 @@ impl Forwarder {
             packets: taken,
             stalled: end == End::Stalled,
             held: self.plan.short,
-            until_ns: None,
-            more: end == End::Enough || self.plan.put_off || chains.is_spent() && taken > 0,
+            until_ns,
+            more: until_ns.is_none() && (end == End::Enough || self.plan.put_off || chains.is_spent() && taken > 0),
         };
         (outcome, call, broken)
+    }
+
+    /// Whether a packet behind the first `seen` of a ring, which wait for the receiver of the last delivery, is for another, or may be
+    /// because there are more than are looked at. They are read for that alone, and once more when it is their turn.
+    #[cold]
+    #[inline(never)]
+    fn has_others(&mut self, started: &mut StartedQueue, memory: &GuestMemory, from: PortId, seen: usize) -> bool {
+        let mut chains = Chains::new();
+        // A chain that breaks the ring does so in its turn.
+        let _ = started.ring.pop(memory, &mut chains, MAX_CHAINS);
+        started.ring.unpop(&chains.list);
+        let Some(packet) = self.packets.first_mut() else { return false };
+        let mut run = Run::new(self.datapath.flows(), self.writer, 0, None);
+        let is_for_it = |chain| {
+            packet.read(&chains, chain, header_len(started.features), from, run.depth).is_ok()
+                && matches!(run.decide(&mut self.cache, packet, &chains.pieces(chain)), Decision::To(to, _) if to == self.receiver)
+        };
+        chains.is_full() || !chains.list.iter().skip(seen).all(is_for_it)
     }
 
     /// Decides about each packet and plans deliveries; returns how many were looked at, and why not more (the rest must wait).
