@@ -227,6 +227,9 @@ fn a_guest_that_is_held_by_its_rate_goes_on_when_that_is_lifted() {
             site.guests[1].recv("what is done in one go", |_, f| number_of(f) == Some(last));
         }
         let held = send(&mut site, 1);
+        assert!(lasthop.port("a")["from_guest"]["held"].as_u64() >= Some(1));
+        let list = lasthop.command(&["port", "list"]);
+        assert!(list.contains("by rate-from: its guest sends more than that\n"), "{list}");
         lasthop.command(&["port", "set", "a", "--rate-from", lifted]);
         site.guests[1].recv("the frame that was held", |_, f| number_of(f) == Some(held));
     }
@@ -247,6 +250,7 @@ fn what_is_wrong_with_settings_is_said_and_nothing_changes() {
         (&["a", "--isolated=maybe"], "write on or off"),
         (&["nobody", "--vlan", "10"], "there is no port nobody"),
         (&["net", "--vlan", "10"], "net is an uplink"),
+        (&["a", "--rate-from", "100"], "did you mean 100M?"),
         (&["a"], "nothing to set"),
     ] {
         let out = lasthop.try_command(&[&["port", "set"], words].concat());

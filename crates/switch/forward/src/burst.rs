@@ -11,9 +11,7 @@ use crate::upcall::NoPlace;
 use lasthop_flow::{ExactCache, WriterId};
 use lasthop_frame::{Depth, Offload, VnetHdr};
 use lasthop_types::{DropReason, PortId};
-use lasthop_virtqueue::{
-    Ahead, BURST, Chains, MAX_CHAINS, PREFETCH, Queue, QueueError, QueueGuard, Ring, StartedQueue,
-};
+use lasthop_virtqueue::{Ahead, BURST, Chains, PREFETCH, Queue, QueueError, QueueGuard, Ring, StartedQueue};
 use std::sync::Arc;
 
 /// Entries of a thread's exact-match cache, if it serves whoever has something.
@@ -208,12 +206,11 @@ impl Forwarder {
     /// When the packets of a ring are to be looked at that wait for a limited receiver, that of the last delivery. The first `seen` are for
     /// nobody else; `None` if one behind them is for another, or may be because there are more than are looked at. They are read for that
     /// alone, and once more when it is their turn.
-    #[cold]
     #[inline(never)]
     fn waits_until(&mut self, started: &mut StartedQueue, burst: &Burst<'_, '_>, seen: usize) -> Option<u64> {
         let (memory, mut chains) = (started.memory.clone(), Chains::new());
         // A chain that breaks the ring does so in its turn.
-        let _ = started.ring.pop(&memory, &mut chains, MAX_CHAINS);
+        let _ = started.ring.pop(&memory, &mut chains, lasthop_virtqueue::MAX_CHAINS);
         started.ring.unpop(&chains.list);
         let mut run = Run::new(self.datapath.flows(), self.writer, 0, None);
         let (receiver, packet) = (self.ports.get(self.receiver)?, self.packets.first_mut()?);
