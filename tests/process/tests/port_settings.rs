@@ -206,6 +206,35 @@ fn a_port_made_with_settings_never_goes_without() {
     }
 }
 
+/// It owes a minute of its rate, and the switch has asked it not to kick.
+#[test]
+fn a_guest_that_is_held_by_its_rate_goes_on_when_that_is_lifted() {
+    let dir = scratch();
+    let lasthop = Lasthop::start(&["a", "b"].map(|name| Port::listen(name, dir.path())));
+    let mut site = Site::connect(&lasthop, dir.path(), &["a", "b"]);
+    let mut next = 0;
+    let mut send = |site: &mut Site, frames: u32| {
+        for _ in 0..frames {
+            next += 1;
+            site.guests[0].send(&numbered(mac(1), MacAddr::BROADCAST, next, 60));
+        }
+        next
+    };
+    for lifted in ["none", "1G"] {
+        lasthop.command(&["port", "set", "a", "--rate-from", "1pps:1"]);
+        for frames in [1, 64] {
+            let last = send(&mut site, frames);
+            site.guests[1].recv("what is done in one go", |_, f| number_of(f) == Some(last));
+        }
+        let held = send(&mut site, 1);
+        assert!(lasthop.port("a")["from_guest"]["held"].as_u64() >= Some(1));
+        let list = lasthop.command(&["port", "list"]);
+        assert!(list.contains("by rate-from: its guest sends more than that\n"), "{list}");
+        lasthop.command(&["port", "set", "a", "--rate-from", lifted]);
+        site.guests[1].recv("the frame that was held", |_, f| number_of(f) == Some(held));
+    }
+}
+
 #[test]
 fn what_is_wrong_with_settings_is_said_and_nothing_changes() {
     let dir = scratch();
@@ -221,6 +250,7 @@ fn what_is_wrong_with_settings_is_said_and_nothing_changes() {
         (&["a", "--isolated=maybe"], "write on or off"),
         (&["nobody", "--vlan", "10"], "there is no port nobody"),
         (&["net", "--vlan", "10"], "net is an uplink"),
+        (&["a", "--rate-from", "100"], "did you mean 100M?"),
         (&["a"], "nothing to set"),
     ] {
         let out = lasthop.try_command(&[&["port", "set"], words].concat());

@@ -24,6 +24,9 @@ const PORT_CACHE_ENTRIES: usize = 1024;
 /// [`Shortage`](lasthop_virtqueue::Shortage) for when a receiver is waited for again, [`Waiting`](lasthop_virtqueue::Waiting) for
 /// when a sender waits again, and for one that has nothing for others.
 pub const PATIENCE_MS: [u64; 2] = [10, 2];
+/// While packets wait for a receiver that may get no more for now, and nothing is there for others, how often it is looked whether
+/// something has come for others.
+const LOOK_NS: u64 = 1_000_000;
 
 /// What a burst came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,7 +38,8 @@ pub struct Outcome {
     pub stalled: bool,
     /// The queue was left with packets in it because a receiver has no buffers. Look again soon.
     pub held: bool,
-    /// The queue was not read, because its port has sent all that it may until then.
+    /// The queue was not read, because its port has sent all that it may, or was left with packets in it for a receiver that has got all
+    /// that it may, and none for others. Look again then.
     pub until_ns: Option<u64>,
     /// The queue was left with packets in it because a burst had done enough for one turn of its locks. Run it again.
     pub more: bool,
@@ -120,13 +124,14 @@ impl Forwarder {
     /// that queue. `now_ns` is any clock in nanoseconds that all threads share.
     pub fn carry(&mut self, port: &Port, index: u16, now_ns: u64) -> Outcome {
         self.follow_ports();
-        let until_ns = port.sends.until(now_ns);
-        if until_ns.is_some() {
-            return Outcome { until_ns, ..Outcome::default() };
-        }
         let Some(queue) = port.queues.get(usize::from(index)) else { return Outcome::default() };
         let Some(mut guard) = queue.try_lock() else { return Outcome::default() };
         let Some(started) = guard.started() else { return Outcome::default() };
+        let until_ns = port.sends.until(now_ns);
+        if until_ns.is_some() {
+            queue.counters.held.add(1);
+            return Outcome { until_ns, ..Outcome::default() };
+        }
         let (outcome, call, broken) = self.burst(started, port, queue, now_ns);
         if call {
             guard.call();
@@ -170,16 +175,23 @@ impl Forwarder {
         let (done, rest) = chains.list.split_at(taken);
         started.ring.unpop(rest);
         started.ring.stage_read(done);
+        let mut until_ns = None;
         if taken < looked_at {
             // 1 to 64 packets: BURST is the width of the word.
             let seen = u64::MAX >> (BURST - (looked_at - taken));
             started.ahead = Ahead { done: self.plan.done >> taken, seen };
-            started.ring.look_again();
             let whole = looked_at == chains.list.len() && started.is_window(&chains);
             // A limit is no bad luck: who has nothing for others waits for it as long as it takes.
-            let patient = self.plan.limited && started.ahead.done == 0;
-            let seen = if patient { 0 } else { ahead.seen };
-            started.waiting.end(taken, seen, now_ns, (self.plan.short && whole).then_some(self.receiver));
+            let limited = self.plan.limited && started.ahead.done == 0;
+            until_ns = if limited { self.waits_until(started, &burst, looked_at - taken) } else { None };
+            started.ring.look_again();
+            let (seen, blocked) = match until_ns {
+                Some(_) => (0, None),
+                // Who has is charged at once for what it is blocked, as nothing goes to itself.
+                None if limited => (ahead.seen, Some(port.id)),
+                None => (ahead.seen, (self.plan.short && whole).then_some(self.receiver)),
+            };
+            started.waiting.end(taken, seen, now_ns, blocked);
         }
         let call = started.complete();
         if memory.faulted() {
@@ -189,10 +201,31 @@ impl Forwarder {
             packets: taken,
             stalled: end == End::Stalled,
             held: self.plan.short,
-            until_ns: None,
+            until_ns,
             more: end == End::Enough || self.plan.put_off || chains.is_spent() && taken > 0,
         };
         (outcome, call, broken)
+    }
+
+    /// When the packets of a ring are to be looked at that wait for a limited receiver, that of the last delivery. The first `seen` are for
+    /// nobody else; `None` if one behind them is for another, or may be because there are more than are looked at. They are read for that
+    /// alone, and once more when it is their turn.
+    #[inline(never)]
+    fn waits_until(&mut self, started: &mut StartedQueue, burst: &Burst<'_, '_>, seen: usize) -> Option<u64> {
+        let (memory, mut chains) = (started.memory.clone(), Chains::new());
+        // A chain that breaks the ring does so in its turn.
+        let _ = started.ring.pop(&memory, &mut chains, lasthop_virtqueue::MAX_CHAINS);
+        started.ring.unpop(&chains.list);
+        let mut run = Run::new(self.datapath.flows(), self.writer, 0, None);
+        let (receiver, packet) = (self.ports.get(self.receiver)?, self.packets.first_mut()?);
+        let mut is_for_it = |chain| {
+            let read = packet.read(&chains, chain, header_len(started.features), burst.port.id, run.depth);
+            let decision = read.map(|()| run.decide(&mut self.cache, packet, &chains.pieces(chain)));
+            matches!(decision, Ok(Decision::To(to, _)) if to == receiver.id)
+        };
+        let others = chains.is_full() || !chains.list.iter().skip(seen).all(&mut is_for_it);
+        let look_ns = burst.now_ns + LOOK_NS;
+        (!others).then(|| receiver.gets.until(burst.now_ns).map_or(look_ns, |until_ns| until_ns.min(look_ns)))
     }
 
     /// Decides about each packet and plans deliveries; returns how many were looked at, and why not more (the rest must wait).

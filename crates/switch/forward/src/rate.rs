@@ -1,15 +1,18 @@
 //! How much a port may send, get and flood: one limit each, which all threads share.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Relaxed, Ordering::Release};
 
 /// Times of a unit are kept in 2^-20 ns, so that 400 Gb/s are told from 401.
 const SHIFT: u32 = 20;
+/// What bytes and packets cost without a limit.
+pub(crate) const FREE: [u64; 2] = [0; 2];
 
 /// A limit: so many bytes, or packets, a second, and so long that nothing was used may be made up for at once. The virtual scheduling
 /// algorithm of ITU-T I.371 §A.1, but for what is charged behind the deed: whatever was begun is done, and paid for by waiting. So
 /// averages are exact, however long a burst was.
 ///
-/// All Relaxed: each word says something by itself; two threads that are at the same moment below the limit may both begin a burst.
+/// Relaxed: each word says something by itself; two threads that are at the same moment below the limit may both begin a burst. Only
+/// [`Limit::set`] ends with Release, and a charge is Acquire: one that comes behind it finds the new rate.
 #[derive(Debug, Default)]
 pub struct Limit {
     /// Time for each byte; 0: no limit of bytes.
@@ -27,30 +30,35 @@ impl Limit {
         self.byte.store(each(bytes), Relaxed);
         self.packet.store(each(packets), Relaxed);
         self.burst_ns.store(burst_ns, Relaxed);
-        self.paid_ns.store(0, Relaxed);
+        self.paid_ns.store(0, Release);
     }
 
-    /// There is one.
+    /// Time for each byte, and for each packet; [`FREE`] if there is no limit.
     #[inline]
-    pub(crate) fn is_set(&self) -> bool {
-        self.byte.load(Relaxed) | self.packet.load(Relaxed) != 0
+    pub(crate) fn costs(&self) -> [u64; 2] {
+        [self.byte.load(Relaxed), self.packet.load(Relaxed)]
     }
 
     /// Until when nothing more may be done, if that is not over.
     #[inline]
     pub(crate) fn until(&self, now_ns: u64) -> Option<u64> {
         let until_ns = self.paid_ns.load(Relaxed).saturating_sub(self.burst_ns.load(Relaxed));
-        Some(until_ns).filter(|until_ns| *until_ns > now_ns)
+        Some(until_ns).filter(|until_ns| *until_ns > now_ns && self.costs() != FREE)
     }
 
     /// So much was done.
     #[inline]
     pub(crate) fn charge(&self, packets: u64, bytes: u64, now_ns: u64) {
-        if self.is_set() {
-            let bytes = self.byte.load(Relaxed).saturating_mul(bytes);
-            let cost = bytes.saturating_add(self.packet.load(Relaxed).saturating_mul(packets)) >> SHIFT;
+        let costs = self.costs();
+        if costs != FREE {
+            let bytes = costs[0].saturating_mul(bytes);
+            let cost = bytes.saturating_add(costs[1].saturating_mul(packets)) >> SHIFT;
             self.paid_ns.fetch_max(now_ns, Relaxed);
-            self.paid_ns.fetch_add(cost, Relaxed);
+            self.paid_ns.fetch_add(cost, AcqRel);
+            // Set anew meanwhile: what this cost before is not owed now.
+            if self.costs() != costs {
+                self.paid_ns.store(0, Relaxed);
+            }
         }
     }
 
@@ -102,6 +110,45 @@ mod tests {
         assert!(limit.admit(65_536, SECOND));
         assert_eq!(limit.until(SECOND), Some(SECOND + 64_536_000));
         assert!(!limit.admit(1, SECOND + 64_535_000) && limit.admit(1, SECOND + 64_536_000));
+    }
+
+    #[test]
+    fn what_was_owed_is_not_owed_any_more_when_the_limit_is_taken_back() {
+        let limit = Limit::default();
+        limit.set(1, 0, 1);
+        limit.charge(1, 1500, SECOND);
+        assert!(limit.until(SECOND).is_some());
+        limit.set(0, 0, 0);
+        assert_eq!(limit.until(SECOND), None);
+        // Left behind by a burst that charged while it was taken back.
+        limit.paid_ns.store(2 * SECOND, Relaxed);
+        assert_eq!(limit.until(SECOND), None, "there is no limit");
+    }
+
+    /// Nobody is to pay at the new rate what a burst has charged at the old one while that was changed.
+    #[test]
+    fn a_charge_at_the_old_rate_is_not_owed_at_the_new_one() {
+        let (limit, charges) = (Limit::default(), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while charges.fetch_add(1, Relaxed) < u64::MAX / 2 {
+                    limit.charge(1, 1500, SECOND);
+                }
+            });
+            let mut most_owed = 0;
+            for _ in 0..200 {
+                limit.set(1, 0, 1);
+                limit.set(1_000_000_000_000, 0, 1);
+                // The charge that was under way is over.
+                let before = charges.load(Relaxed);
+                while charges.load(Relaxed) < before + 2 {
+                    std::thread::yield_now();
+                }
+                most_owed = most_owed.max(limit.paid_ns.load(Relaxed));
+            }
+            charges.store(u64::MAX / 2, Relaxed);
+            assert!(most_owed < 100 * SECOND, "{} s", most_owed / SECOND);
+        });
     }
 
     #[test]

@@ -299,8 +299,9 @@ impl Thread {
             let since = |then_ns| self.awake_ns.saturating_sub(then_ns);
             let patience_ns = self.helpers.hysteresis.patience_ns(&claimed.arrivals, since(self.found_ns));
             let silent = since(claimed.found_ns) > patience_ns || !claimed.patient && outcome.packets == 0;
-            let done = !self.helpers.dedicated && (silent || outcome.stalled);
-            if done && !self.give_back(i, outcome.stalled) {
+            let stuck = outcome.stalled || outcome.until_ns.is_some();
+            let done = !self.helpers.dedicated && (silent || stuck);
+            if done && !self.give_back(i, stuck) {
                 self.claimed.swap_remove(i);
             } else {
                 i += 1;
@@ -309,7 +310,8 @@ impl Thread {
     }
 
     /// Gives a ring back to its port's thread; true if the helper keeps it after all, because it has packets again. With packets that wait for
-    /// control (`stuck`) it is the port's thread that looks after them, next time it looks whether the helper still polls the ring.
+    /// control, or for what a limit allows (`stuck`), it is the port's thread that looks after them, next time it looks whether the helper still
+    /// polls the ring.
     fn give_back(&mut self, i: usize, stuck: bool) -> bool {
         let Some(Claimed { owned, found_ns, .. }) = self.claimed.get_mut(i) else { return false };
         let rearm = |keep: &dyn Fn() -> bool| {

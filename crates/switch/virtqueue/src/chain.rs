@@ -114,7 +114,7 @@ impl<'m> Chains<'m> {
 
     /// No room for a chain of any length that drivers build, or enough walked for nothing.
     #[inline]
-    pub(crate) fn is_full(&self) -> bool {
+    pub fn is_full(&self) -> bool {
         self.list.is_full() || self.pieces.len() + LONGEST > MAX_PIECES || self.is_spent()
     }
 

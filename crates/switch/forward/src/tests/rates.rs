@@ -39,7 +39,8 @@ fn what_a_port_may_not_send_yet_waits_in_its_ring() {
         }
         // Two seconds' worth, what may be made up for, and one burst that was begun before.
         assert!((2000..=2000 + 10 + 64).contains(&came), "{came} frames");
-        assert_eq!(a.port.totals().0.dropped(), 0, "nothing is lost");
+        let from = a.port.totals().0;
+        assert!(from.dropped() == 0 && from.held >= 1000, "nothing is lost, and it was held {} times", from.held);
         limit(&a.port.sends, 1_000_000_000);
         while a.driver.unsent(0).unwrap() > 0 {
             forwarder.carry(&a.port, 1, 4 * SECOND);
@@ -66,6 +67,100 @@ fn what_a_port_may_not_get_counts_as_if_it_had_no_buffers() {
     assert_eq!((b.received().len(), c.received().len()), (8, 80), "copies for others are not touched");
     assert_eq!(drops(&b, false, DropReason::Rate), 72);
     assert_eq!(drops(&b, false, DropReason::NoBuffers), 0);
+}
+
+/// From port 1 to the port whose station it is.
+fn to_station(port: u8) -> FlowSpec {
+    let mut spec = flow(1, &[u32::from(port)]);
+    spec.key.eth_dst.copy_from_slice(&frame(port)[..6]);
+    spec.mask.0.eth_dst = [0xff; 6];
+    spec
+}
+
+/// Three guests with rings of so many entries, the second of which may get nothing more for longer than any test lasts.
+fn one_limited(size: u16) -> (Arc<Datapath>, Forwarder, [Guest; 3]) {
+    let (datapath, mut forwarder) = switch();
+    let config = NetConfig { size, tx_buffer: 70_000, rx_buffer: 70_000, ..NetConfig::default() };
+    let mut guests = [1, 2, 3].map(|id| Guest::new(&datapath, id, config, 0));
+    for port in [2, 3] {
+        datapath.flows().insert(to_station(port), 0).unwrap();
+    }
+    guests[1].port.gets.set(1, 0, 1);
+    guests[0].send(VnetHdr::default(), &frame(2));
+    forwarder.carry(&guests[0].port, 1, 0);
+    assert_eq!(guests[1].received().len(), 1, "what was begun is done, and paid for");
+    (datapath, forwarder, guests)
+}
+
+fn large(to: u8) -> Vec<u8> {
+    Frame::new(1, to).ether_type(0x88b5).payload(vec![7; 64_000]).build()
+}
+
+/// All packets of a window were for it, so nobody looked behind them, and the limit of the sender's patience did not hold.
+#[test]
+fn a_limited_receiver_does_not_hold_up_what_lies_behind_a_window_for_it() {
+    // The last is more than is looked at.
+    for (size, before, frame_for_it) in [(256, 100, frame(2)), (64, 20, large(2)), (1024, 600, frame(2))] {
+        let (_datapath, mut forwarder, [mut a, b, mut c]) = one_limited(size);
+        (0..before).for_each(|_| a.send(VnetHdr::default(), &frame_for_it));
+        a.send(VnetHdr::default(), &frame(3));
+        let mut now_ns = SECOND;
+        while c.received().is_empty() {
+            assert!(now_ns < SECOND + 60 * MS, "{before} packets hold up another");
+            let outcome = forwarder.carry(&a.port, 1, now_ns);
+            now_ns += if outcome.more || outcome.packets > 0 { 1000 } else { 100_000 };
+        }
+        assert_eq!(drops(&b, false, DropReason::Rate), before, "{before}");
+    }
+}
+
+#[test]
+fn a_limited_receiver_costs_what_its_senders_have_for_others_one_part_in_forty() {
+    let (_datapath, mut forwarder, [mut a, _b, mut c]) = one_limited(256);
+    let (mut waited_ns, mut came, end_ns) = (0, 0, 6 * SECOND);
+    let (mut now_ns, mut since_ns) = (SECOND, None);
+    while now_ns < end_ns {
+        if since_ns.is_none() {
+            (0..100).for_each(|_| a.send(VnetHdr::default(), &frame(2)));
+            a.send(VnetHdr::default(), &frame(3));
+            since_ns = Some(now_ns);
+        }
+        let outcome = forwarder.carry(&a.port, 1, now_ns);
+        if !c.received().is_empty() {
+            came += 1;
+            waited_ns += now_ns - since_ns.take().unwrap();
+        }
+        now_ns += if outcome.more || outcome.packets > 0 { 50_000 } else { 100_000 };
+    }
+    waited_ns += since_ns.map_or(0, |since_ns| end_ns - since_ns);
+    // But for the first wait, and the time that it takes to move them.
+    assert!(waited_ns <= (end_ns - SECOND) / 40 + 60 * MS + came * 150_000, "{} ms, {came} came", waited_ns / MS);
+}
+
+#[test]
+fn who_has_nothing_for_others_waits_for_a_limited_receiver_without_looking_all_the_time() {
+    for (packets, frame_for_it) in [(1, frame(2)), (200, frame(2)), (20, large(2))] {
+        let (_datapath, mut forwarder, [mut a, b, mut c]) = one_limited(256);
+        (0..packets).for_each(|_| a.send(VnetHdr::default(), &frame_for_it));
+        let (mut now_ns, mut looks) = (SECOND, 0);
+        while now_ns < 61 * SECOND {
+            let outcome = forwarder.carry(&a.port, 1, now_ns);
+            assert_eq!(outcome.packets, 0, "{packets} packets: it may not go on");
+            let until_ns = outcome.until_ns.expect("when it is worth a look");
+            assert!(until_ns > now_ns);
+            now_ns = until_ns;
+            looks += 1;
+        }
+        assert!(looks <= 60_000, "{packets} packets: {looks} looks in a minute");
+        assert_eq!(drops(&b, false, DropReason::Rate), 0, "{packets} packets");
+        // What comes for somebody else then is not held up.
+        a.send(VnetHdr::default(), &frame(3));
+        while c.received().is_empty() {
+            assert!(now_ns < 61 * SECOND + 60 * MS, "{packets} packets hold up another");
+            forwarder.carry(&a.port, 1, now_ns);
+            now_ns += 100_000;
+        }
+    }
 }
 
 #[test]
