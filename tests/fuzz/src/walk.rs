@@ -8,18 +8,20 @@
 
 use crate::{Input, frames};
 use flows::{comes_as, outputs, spec};
-use lasthop_flow::{Action, Flow, FlowSpec};
-use lasthop_forward::{Coalesce, Datapath, Forwarder, Order, PATIENCE_MS, Port};
+use lasthop_flow::{Action, Flow};
+use lasthop_forward::{Datapath, Forwarder, Order, PATIENCE_MS, Port};
 use lasthop_frame::testutil::Frame;
 use lasthop_frame::testutil::edits::agree;
 use lasthop_frame::{Depth, FlowKey, SNAPSHOT_LEN, VnetHdr};
 use lasthop_types::PortId;
 use lasthop_virtqueue::driver::{NetConfig, NetDriver, Piece, RingLayout};
-use lasthop_virtqueue::{DESC_INDIRECT, DESC_NEXT, Queue};
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::{Arc, Mutex, Weak};
+use lasthop_virtqueue::{DESC_INDIRECT, DESC_NEXT};
+use middle::Middle;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex};
 
 mod flows;
+mod middle;
 
 const PORTS: usize = 3;
 /// The clock of bursts is in nanoseconds.
@@ -35,34 +37,6 @@ const OFFLOADS: [u64; 4] = [0, 1 << 1, 1 << 1 | 1 << 7 | 1 << 8, 1 << 1 | 0xf <<
 
 /// Where packets that are to be cut up go to: by their source ports they are known.
 const CUT_PORT: u16 = 7777;
-
-/// What changes flows in the middle of a burst: each time that a guest is about to be interrupted it makes one change.
-#[derive(Debug)]
-struct Middle {
-    datapath: Weak<Datapath>,
-    /// A flow to put, or all those of a port to remove.
-    changes: Mutex<VecDeque<Result<FlowSpec, u32>>>,
-    put: Mutex<Vec<Arc<Flow>>>,
-}
-
-impl Coalesce for Middle {
-    fn interrupts_now(&self, _: &Arc<Port>, _: &Queue, _: u32) -> bool {
-        if let (Some(datapath), Some(change)) =
-            (self.datapath.upgrade(), self.changes.lock().expect("one thread").pop_front())
-        {
-            match change {
-                Ok(spec) => {
-                    let flow = datapath.flows().insert(spec, 0).expect("few masks");
-                    self.put.lock().expect("one thread").push(flow);
-                }
-                Err(port) => drop(datapath.flows().remove_if(|f| f.key.in_port == port)),
-            }
-        }
-        true
-    }
-
-    fn blocked(&self, _: &Port) {}
-}
 
 /// What was sent with the same bytes, asking for nothing.
 #[derive(Clone, Copy, Debug, Default)]

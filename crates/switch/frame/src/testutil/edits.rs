@@ -87,6 +87,9 @@ fn made_up(field: u16, before: u64, after: u64) -> u16 {
 
 /// What a frame becomes. `partial` is where the checksum is that its sender leaves to be completed.
 pub fn edited(frame: &[u8], edit: &Edit, partial: Option<usize>) -> Result<Vec<u8>, DropReason> {
+    if frame.len() < 14 {
+        return Err(DropReason::BadAction);
+    }
     let key = reference(&frame[..frame.len().min(SNAPSHOT_LEN)], frame.len());
     let set = match edit {
         Edit::PushVlan { tpid: tpid @ (0x8100 | 0x88a8), tci } => {
