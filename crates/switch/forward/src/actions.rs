@@ -99,7 +99,7 @@ impl Forwarder {
     pub(crate) fn act(&mut self, burst: &Burst<'_, '_>, packet: usize, actions: &[Action]) -> usize {
         for (n, action) in actions.iter().enumerate() {
             match Step::of(action, burst.port.id) {
-                Step::To(to) => self.output(burst, packet, to, false, 0),
+                Step::To(to) => self.output(burst, packet, to, false),
                 Step::Drop(reason) => self.drop(burst, packet, reason),
                 Step::Edit(_) | Step::Flood | Step::Copy(_) => {
                     return self.act_with_edits(burst, packet, actions, Steps::behind_outputs(n));
@@ -119,7 +119,7 @@ impl Forwarder {
         while let Some(step) = steps.next(actions, burst.port.id) {
             match step {
                 Step::To(to) => {
-                    self.output(burst, packet, to, may_wait, 0);
+                    self.output(burst, packet, to, may_wait);
                     planned = true;
                 }
                 Step::Drop(reason) => self.drop(burst, packet, reason),
@@ -133,7 +133,7 @@ impl Forwarder {
                 // It was copied when it was looked at before, or nobody is there to get a copy.
                 Step::Copy(to) if burst.ahead.seen & bit(packet) != 0 || self.ports.get(to).is_none() => {}
                 Step::Copy(to) => {
-                    self.output(burst, packet, to, false, COPIES);
+                    self.plan_for(burst, packet, to, false, COPIES);
                     (planned, copies) = (true, copies + 1);
                 }
                 Step::Edit(edit) => {
@@ -155,11 +155,17 @@ impl Forwarder {
         steps.ends() + copies
     }
 
-    /// Plans one delivery; the only one of its packet if it `may_wait`. With [`COPIES`] as `copy` (else 0) it is a copy for a mirror,
-    /// to a port that is there: whatever becomes of that, the packet is not done by it.
-    // Where it is called with a constant it takes what it takes without mirrors.
+    /// Plans one delivery; the only one of its packet if it `may_wait`.
+    #[inline]
+    pub(crate) fn output(&mut self, burst: &Burst<'_, '_>, packet: usize, to: PortId, may_wait: bool) {
+        self.plan_for(burst, packet, to, may_wait, 0);
+    }
+
+    /// The same. With [`COPIES`] as `copy` (else 0) it is a copy for a mirror, to a port that is there: whatever becomes of that, the packet
+    /// is not done by it.
+    // What outputs make of it takes what it takes without mirrors.
     #[inline(always)]
-    pub(crate) fn output(&mut self, burst: &Burst<'_, '_>, packet: usize, to: PortId, may_wait: bool, copy: u16) {
+    fn plan_for(&mut self, burst: &Burst<'_, '_>, packet: usize, to: PortId, may_wait: bool, copy: u16) {
         self.plan.no_repeat();
         let Some(port) = self.ports.get(to) else { return self.drop(burst, packet, DropReason::NoPort) };
         // Connections between the same stations share a flow but not a queue, so the next packet has to be asked for anew.
