@@ -118,7 +118,7 @@ impl Forwarder {
     pub(crate) fn act(&mut self, burst: &Burst<'_, '_>, packet: usize, actions: &[Action]) -> usize {
         for (n, action) in actions.iter().enumerate() {
             match Step::of(action, burst.port.id) {
-                Step::To(to) => self.output(burst, packet, to, false, 0),
+                Step::To(to) => self.output(burst, packet, to, false),
                 Step::Drop(reason) => self.drop(burst, packet, reason),
                 _ => return self.act_on(burst, packet, actions, Steps::behind_outputs(n)),
             }
@@ -141,7 +141,7 @@ impl Forwarder {
             let (Some(of), Some(chain)) = (self.packets.get_mut(i), burst.chains.list.get(i)) else { break };
             let done = match step {
                 Step::To(to) => {
-                    self.output(burst, i, to, may_wait, 0);
+                    self.output(burst, i, to, may_wait);
                     planned = true;
                     continue;
                 }
@@ -152,7 +152,7 @@ impl Forwarder {
                 Step::Part(to, len) => {
                     let part = of.first(len);
                     let whole = std::mem::replace(of, part);
-                    self.output(burst, i, to, false, 0);
+                    self.output(burst, i, to, false);
                     self.deliver(burst, None);
                     self.packets.get_mut(i).into_iter().for_each(|of| of.clone_from(&whole));
                     continue;
@@ -160,7 +160,7 @@ impl Forwarder {
                 // It was copied when it was looked at before, or nobody is there to get a copy.
                 Step::Copy(to) if burst.ahead.seen & bit(i) != 0 || self.ports.get(to).is_none() => continue,
                 Step::Copy(to) => {
-                    self.output(burst, i, to, false, COPIES);
+                    self.plan_for(burst, i, to, false, COPIES);
                     (planned, copies) = (true, copies + 1);
                     continue;
                 }
@@ -212,11 +212,17 @@ impl Forwarder {
         Ok(())
     }
 
-    /// Plans one delivery; the only one of its packet if it `may_wait`. With [`COPIES`] as `copy` (else 0) it is a copy for a mirror,
-    /// to a port that is there: whatever becomes of that, the packet is not done by it.
-    // Where it is called with a constant it takes what it takes without mirrors.
+    /// Plans one delivery; the only one of its packet if it `may_wait`.
+    #[inline]
+    pub(crate) fn output(&mut self, burst: &Burst<'_, '_>, packet: usize, to: PortId, may_wait: bool) {
+        self.plan_for(burst, packet, to, may_wait, 0);
+    }
+
+    /// The same. With [`COPIES`] as `copy` (else 0) it is a copy for a mirror, to a port that is there: whatever becomes of that, the packet
+    /// is not done by it.
+    // What outputs make of it takes what it takes without mirrors.
     #[inline(always)]
-    pub(crate) fn output(&mut self, burst: &Burst<'_, '_>, packet: usize, to: PortId, may_wait: bool, copy: u16) {
+    fn plan_for(&mut self, burst: &Burst<'_, '_>, packet: usize, to: PortId, may_wait: bool, copy: u16) {
         self.plan.no_repeat();
         let Some(port) = self.ports.get(to) else { return self.drop(burst, packet, DropReason::NoPort) };
         // Connections between the same stations share a flow but not a queue, so the next packet has to be asked for anew.

@@ -265,7 +265,7 @@ impl Forwarder {
             match decision {
                 Decision::To(to, repeats) => {
                     work += work_to_cut(packet);
-                    self.output(burst, i, to, true, 0);
+                    self.output(burst, i, to, true);
                     if passes
                         && repeats
                         && let (Some(group), Some(packet)) = (self.plan.last, self.packets.get(i))
