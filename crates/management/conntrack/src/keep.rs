@@ -1,6 +1,7 @@
 //! For whoever has a data plane carry a connection's packets without asking each time.
 
 use crate::entry::{ASSURED, Birth, REPLIED, STATE, Words};
+use crate::list::Connection;
 use crate::nat::Nat;
 use crate::process::Commit;
 use crate::refusal::Refusal;
@@ -8,7 +9,12 @@ use crate::state::ProtoState;
 use crate::tcp::Tcp;
 use crate::timeouts::Class;
 use crate::tracker::{Tracker, ticks};
-use crate::tuple::{ICMP, ICMPV6, SCTP, TCP, Tuple, UDP};
+use crate::tuple::{ICMP, ICMPV6, SCTP, TCP, Tuple, UDP, asks};
+
+/// Whether a packet with this tuple may be a connection's first: any but an ICMP message that answers another.
+pub fn opens(tuple: &Tuple) -> bool {
+    !tuple.is_icmp() || asks(tuple.is_v6(), (tuple.ports()[1] >> 8) as u8)
+}
 
 impl Tracker {
     /// Puts in a connection that was established before anybody here knew of it: somebody has answered, and nothing is judged by windows. False
@@ -35,9 +41,13 @@ impl Tracker {
         Ok(self.insert(birth, self.secrets.hash(&original), &Nat::None, now)?.is_some())
     }
 
-    /// A connection's packets have passed unseen, or will: it is not judged by sequence numbers any more, and a RST that ends it is believed.
-    pub fn relax(&self, tuple: &Tuple, now_ms: u64) {
+    /// A connection's packets have passed unseen, or will: it is not judged by sequence numbers any more, and a RST that ends it is believed. Its label
+    /// gets these bits.
+    pub fn relax(&self, tuple: &Tuple, label: u128, now_ms: u64) {
         let Some(found) = self.find(tuple, self.secrets.hash(tuple), ticks(now_ms)) else { return };
+        if found.label & label != label {
+            self.set_mark(&found, found.mark, found.label | label);
+        }
         if tuple.proto() == TCP {
             let mut tcp = Tcp::unpack(&found.words);
             tcp.relax();
@@ -60,6 +70,19 @@ impl Tracker {
         }
         let later = |a: u32, b: u32| if (b.wrapping_sub(a) as i32) > 0 { b } else { a };
         entry.touch(found.life, later(later(due, ticks(at_least_ms)), found.life as u32));
+    }
+
+    /// The connection of which this is a tuple, even if its time is over, as long as nobody has taken it out.
+    pub fn lives(&self, tuple: &Tuple) -> Option<Connection> {
+        // Nobody's time is over a tick before its deadline's own.
+        let hash = self.secrets.hash(tuple);
+        let at = self.buckets.find(hash, |number| {
+            let (at, dir) = crate::tracker::place(number);
+            let entry = self.entries.get(at as usize)?;
+            let deadline = entry.deadline()?;
+            entry.read(at, dir, Some(tuple), deadline.wrapping_sub(1))
+        })?;
+        Some(self.connection(&at, at.life as u32))
     }
 
     fn own_class(&self, tuple: &Tuple, words: &Words) -> Class {

@@ -28,6 +28,7 @@ mod timeouts;
 mod tracker;
 mod tuple;
 
+pub use keep::opens;
 pub use list::{Connection, Cursor, Filter, ZoneStats};
 pub use nat::{Nat, Range};
 pub use packet::View;

@@ -118,7 +118,7 @@ impl Tracker {
         (end < self.entries.len() as u32).then_some(Cursor(end))
     }
 
-    fn connection(&self, found: &Found, now: u32) -> Connection {
+    pub(crate) fn connection(&self, found: &Found, now: u32) -> Connection {
         let entry = &self.entries[found.at as usize];
         let (original, status) = (entry.key(0), found.words[STATE]);
         Connection {

@@ -119,6 +119,11 @@ impl Tracker {
         })
     }
 
+    /// Counts a packet that was refused after a look.
+    pub fn count(&self, refusal: Refusal) {
+        self.refusals.add(refusal);
+    }
+
     fn look(&self, view: &View<'_>, zone: u16, now: u32) -> Result<Verdict, Refusal> {
         let action = Action { zone, ..Action::default() };
         let mut packet = Packet::read(view, zone, self.config.icmp_ids)?;
@@ -241,7 +246,7 @@ impl Tracker {
         }
     }
 
-    fn set_mark(&self, found: &Found, mark: u32, label: u128) {
+    pub(crate) fn set_mark(&self, found: &Found, mark: u32, label: u128) {
         let _shard = self.shard(found.at).lock();
         let entry = &self.entries[found.at as usize];
         if entry.is(found.life) {

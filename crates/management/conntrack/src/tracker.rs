@@ -349,6 +349,6 @@ fn number(at: u32, dir: usize) -> u32 {
     2 * at + dir as u32 + 1
 }
 
-fn place(number: u32) -> (u32, usize) {
+pub(crate) fn place(number: u32) -> (u32, usize) {
     ((number - 1) / 2, (number as usize - 1) % 2)
 }

@@ -58,9 +58,11 @@ mod vlans;
 
 pub use explain::Explanation;
 pub use flows::{FLOWS_MAX, FLOWS_PER_PORT_MAX, MASKS_MAX};
+pub use lasthop_conntrack::{Cursor as ConnectionCursor, ProtoState, SctpState, TcpState, Tuple};
 pub use learning::{
-    Change, Denied, DeniedBy, Effects, FLAP_WINDOW_MS, FlowUse, Learning, Limits, MAX_FLAPS, PortLists, PortView,
-    Reconciled, Resume, Uplinks, Why,
+    CONNECTIONS_MAX, CONNECTIONS_PER_PORT_MAX, CONNECTIONS_PER_UPLINK_MAX, Change, ConnectionFilter, ConnectionStats,
+    ConnectionView, Denied, DeniedBy, Effects, FLAP_WINDOW_MS, FlowUse, Headers, LOOK_MANY_MS, LOOK_MS, Learning,
+    Limits, MANY_FLOWS, MAX_FLAPS, PortLists, PortView, Reconciled, Resume, Uplinks, Why,
 };
 pub use mactable::{AGEING_MS, HOLD_MS, MAX_MOVES, MOVE_WINDOW_MS, MacView};
 pub use name::{check_name, check_new_name};

@@ -82,6 +82,10 @@ drop_reasons! {
     Rate = "rate",
     /// The packet was to be flooded, and its port has flooded all that its settings let it; `lasthop port list` shows them.
     Storm = "storm",
+    /// The packet belonged to no connection and could not open one, and a stateful access list judged it; `lasthop trace` says why.
+    CtInvalid = "ct_invalid",
+    /// The packet would have opened a connection, and there are as many as its port or the switch may have; see `lasthop conntrack stats`.
+    CtLimit = "ct_limit",
 }
 
 #[cfg(test)]

@@ -46,7 +46,7 @@ fn an_adopted_connection_goes_on_in_both_directions_whatever_its_numbers() {
     assert_eq!(net.tcp(ends.back(), &seg("A", 7000, 123_456, 100)), "E<");
     assert_eq!(net.tcp(ends, &seg("A", 3_000_000_000, 5, 100)), "E");
     assert_eq!((net.only().owner, net.only().state), (3, ProtoState::Tcp(TcpState::Established)));
-    net.tracker.relax(&tuple, net.now_ms);
+    net.tracker.relax(&tuple, 0, net.now_ms);
     assert_eq!(net.tcp(ends.back(), &seg("R", 1, 0, 0)), "E<");
     assert_eq!(net.only().state, ProtoState::Tcp(TcpState::Close));
     net.pass(11);
@@ -61,10 +61,10 @@ fn a_relaxed_connection_is_not_judged_by_windows_and_ends_by_any_rst() {
     net.handshake(ends);
     assert_eq!(net.tcp(ends, &seg("A", 9_000_101, 501, 10)), "I", "far outside");
     let tuple = net.only().original;
-    net.tracker.relax(&tuple, net.now_ms);
+    net.tracker.relax(&tuple, 0, net.now_ms);
     assert_eq!(net.tcp(ends, &seg("A", 9_000_101, 8_000_501, 10)), "E");
     assert_eq!(net.tcp(ends.back(), &seg("A", 501, 9_000_111, 10)), "E<");
-    net.tracker.relax(&tuple, net.now_ms);
+    net.tracker.relax(&tuple, 0, net.now_ms);
     assert_eq!(net.tcp(ends, &seg("R", 19_000_101, 0, 0)), "E");
     assert_eq!(net.only().state, ProtoState::Tcp(TcpState::Close));
 }
