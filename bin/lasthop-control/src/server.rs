@@ -4,14 +4,15 @@
 #![allow(clippy::too_many_arguments)]
 
 use crate::core::{
-    Answer, Asker, Call, Kept, Load, UplinkCall, busy, not_confirmed, not_known, supervisor_silent, switch_away,
-    switch_silent,
+    Answer, Asker, Call, Kept, Load, Meant, UplinkCall, WalkCall, busy, not_confirmed, not_known, supervisor_silent,
+    switch_away, switch_silent,
 };
 use futures_util::{Stream, StreamExt};
 use lasthop_api::{
-    AclChanged, AclPage, AclRule, AclText, ApiError, Carried, CpuTimes, Denied, Drops, Field, Flow, FlowPage,
-    GuestQueue, Mac, MacPage, Port, PortChanged, PortPage, Queue, Replaced, SwitchStats, Totals, TraceOutput,
-    TraceReport, TxBatch, Uplink, UplinkList, parse_frame,
+    AclChanged, AclPage, AclRule, AclText, ApiError, Carried, Connection, ConnectionPage, ConntrackFlushed,
+    ConntrackStats, CpuTimes, Denied, Direction, Drops, Field, Flow, FlowPage, GuestQueue, Mac, MacPage, Port,
+    PortChanged, PortConnections, PortPage, Queue, Replaced, SwitchStats, Totals, TraceOutput, TraceReport, TxBatch,
+    Uplink, UplinkList, parse_frame,
 };
 use lasthop_management_ipc::{Settings, UplinkConfig};
 use lasthop_policy::acl::MAX_TEXT;
@@ -55,6 +56,7 @@ pub(crate) const MAX_LONG_LISTS: usize = 4;
 const PORTS_PER_PAGE: usize = 8;
 const FLOWS_PER_PAGE: usize = 32;
 const MACS_PER_PAGE: usize = 128;
+const CONNECTIONS_PER_PAGE: usize = 32;
 const RULES_PER_PAGE: usize = 128;
 /// Objects in the only reply to a client that does not take several.
 const WITHOUT_MORE: usize = 256;
@@ -293,7 +295,7 @@ fn pairs(settings: Vec<Field>) -> Settings {
 
 #[zlink::service(
     interface = "org.lasthop.Switch",
-    types = [AclRule, AclPage, AclText, AclChanged, CpuTimes, Port, Queue, Totals, Drops, Flow, Field, Mac, PortChanged, PortPage, FlowPage, MacPage, SwitchStats, Denied, Replaced,
+    types = [Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, AclRule, AclPage, AclText, AclChanged, CpuTimes, Port, Queue, Totals, Drops, Flow, Field, Mac, PortChanged, PortPage, FlowPage, MacPage, SwitchStats, Denied, Replaced,
              TraceOutput, TraceReport, TxBatch, Uplink, Carried, GuestQueue, UplinkList],
     vendor = "lasthop",
     product = "lasthop",
@@ -399,6 +401,37 @@ impl Api {
     async fn mac_list(&self, more: bool) -> impl Stream<Item = Result<Reply<MacPage>, ApiError>> + Unpin {
         let page = |macs, total| MacPage { macs, total };
         self.long_list(|answer| Call::MacList { answer }, more, MACS_PER_PAGE, page).await
+    }
+
+    #[zlink(more)]
+    async fn conntrack_list(
+        &self,
+        more: bool,
+        port: Option<String>,
+        vlan: Option<u16>,
+        proto: Option<String>,
+        addr: Option<String>,
+    ) -> impl Stream<Item = Result<Reply<ConnectionPage>, ApiError>> + Unpin {
+        let page = |connections, total| ConnectionPage { connections, total };
+        let meant = Meant { port, vlan, proto, addr };
+        let call = |answer| Call::Connections(WalkCall::List { meant, answer });
+        self.long_list(call, more, CONNECTIONS_PER_PAGE, page).await
+    }
+
+    async fn conntrack_flush(
+        &self,
+        port: Option<String>,
+        vlan: Option<u16>,
+        proto: Option<String>,
+        addr: Option<String>,
+    ) -> Result<ConntrackFlushed, ApiError> {
+        self.may_change()?;
+        let meant = Meant { port, vlan, proto, addr };
+        self.change("conntrack list", |answer| Call::Connections(WalkCall::Flush { meant, answer })).await
+    }
+
+    async fn conntrack_stats(&self) -> Result<ConntrackStats, ApiError> {
+        self.ask(|answer| Call::ConnectionStats { answer }).await
     }
 
     async fn stats(&self) -> Result<SwitchStats, ApiError> {

@@ -3,6 +3,7 @@
 mod acl;
 mod attach;
 mod client;
+mod conntrack;
 mod list;
 mod run;
 mod settings;
@@ -51,6 +52,9 @@ enum Command {
     /// Show which station lives at which port
     #[command(subcommand)]
     Mac(MacCommand),
+    /// Show and end the connections that stateful access lists know
+    #[command(subcommand)]
+    Conntrack(conntrack::ConntrackCommand),
     /// Load, show and clear access lists: which packets may pass
     #[command(subcommand)]
     Acl(AclCommand),
@@ -239,6 +243,7 @@ fn main() -> ExitCode {
         Command::Uplink(command) => uplink::uplink(&command),
         Command::Flow(FlowCommand::List(shared)) => list::flows(&shared),
         Command::Mac(MacCommand::List(shared)) => list::macs(&shared),
+        Command::Conntrack(command) => conntrack::conntrack(&command),
         Command::Acl(AclCommand::Load(args)) => acl::load(&args),
         Command::Acl(AclCommand::Show(args)) => acl::show(&args),
         Command::Acl(AclCommand::Clear(args)) => acl::clear(&args),
