@@ -16,23 +16,22 @@ use lasthop_api::{
 };
 use lasthop_management_ipc::{Settings, UplinkConfig};
 use lasthop_policy::acl::MAX_TEXT;
-use lasthop_sys::{Aside, Beat, receive_with_fds};
-use rustix::net::RecvFlags;
+use lasthop_sys::{Aside, Beat};
 use std::cell::{Cell, RefCell};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
-use tokio::io::Interest;
-use tokio::net::{UnixListener, UnixStream, unix};
+use tokio::net::UnixListener;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::task::AbortHandle;
-use zlink::connection::PassedCredentials;
-use zlink::connection::socket::{self, ReadResult};
+use wire::Bounded;
 use zlink::{ReadyListener, Reply, Server};
+
+mod wire;
 
 /// Clients at a time of each socket. Another one takes the place of one that is idle.
 const MAX_CONNECTIONS: usize = 64;
@@ -511,103 +510,6 @@ fn pages<T, P>(list: Result<Vec<T>, ApiError>, more: bool, size: usize, page: im
         }
     };
     futures_util::stream::iter(replies)
-}
-
-/// A client's connection that ends when a call is longer than [`MAX_CALL`].
-#[derive(Debug)]
-struct Bounded {
-    socket: UnixStream,
-    client: Rc<Client>,
-    aside: Arc<Aside>,
-}
-
-#[derive(Debug)]
-struct BoundedRead {
-    socket: unix::OwnedReadHalf,
-    /// Bytes read since the last end of a message.
-    unfinished: usize,
-    client: Rc<Client>,
-    /// Where descriptors go that came with a call: no call has any.
-    aside: Arc<Aside>,
-}
-
-#[derive(Debug)]
-struct Write {
-    socket: unix::OwnedWriteHalf,
-    client: Rc<Client>,
-}
-
-impl socket::Socket for Bounded {
-    type ReadHalf = BoundedRead;
-    type WriteHalf = Write;
-
-    fn split(self) -> (BoundedRead, Write) {
-        let Self { socket, client, aside } = self;
-        let (read, write) = socket.into_split();
-        let write = Write { socket: write, client: client.clone() };
-        (BoundedRead { socket: read, unfinished: 0, client, aside }, write)
-    }
-}
-
-impl socket::ReadHalf for BoundedRead {
-    async fn read(&mut self, buf: &mut [u8]) -> zlink::Result<ReadResult> {
-        loop {
-            // To wait for a socket that has something is no reason for tokio to let others go first: a client that never stops
-            // talking would have this thread for itself.
-            tokio::task::consume_budget().await;
-            self.socket.readable().await?;
-            self.client.beat.work();
-            let (stream, mut fds): (&UnixStream, _) = (self.socket.as_ref(), Vec::new());
-            let received = stream.try_io(Interest::READABLE, || {
-                Ok(receive_with_fds(stream, buf, &mut fds, RecvFlags::DONTWAIT).map(|(len, _)| len)?)
-            });
-            if !fds.is_empty() {
-                self.aside.release(fds);
-            }
-            match received {
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                Err(e) => return Err(e.into()),
-                Ok(n) => {
-                    self.client.last.set(Instant::now());
-                    let read = buf.get(..n).unwrap_or(buf);
-                    self.unfinished = match read.iter().rposition(|b| *b == 0) {
-                        Some(end) => n - end - 1,
-                        None => self.unfinished + n,
-                    };
-                    if self.unfinished > MAX_CALL {
-                        return Err(zlink::Error::BufferOverflow);
-                    }
-                    return Ok(ReadResult::new(n));
-                }
-            }
-        }
-    }
-}
-
-impl socket::WriteHalf for Write {
-    async fn write(
-        &mut self,
-        mut buf: &[u8],
-        _fds: &[impl AsFd],
-        _credentials: Option<&PassedCredentials>,
-    ) -> zlink::Result<()> {
-        while !buf.is_empty() {
-            let unread = || io::Error::new(io::ErrorKind::TimedOut, "the client does not read its replies");
-            let (now, of_list) = (tokio::time::Instant::now(), self.client.list_until.get());
-            if of_list.is_some_and(|until| until <= now) {
-                return Err(unread().into());
-            }
-            let until = of_list.map_or(now + READ_LIMIT, |until| until.min(now + READ_LIMIT));
-            tokio::time::timeout_at(until, self.socket.writable()).await.map_err(|_| unread())??;
-            self.client.beat.work();
-            match self.socket.try_write(buf) {
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                Err(e) => return Err(e.into()),
-                Ok(n) => buf = buf.get(n..).unwrap_or_default(),
-            }
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

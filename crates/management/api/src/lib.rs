@@ -4,10 +4,12 @@
 //! Field names are stable: `lasthop … --json` prints these types as they are. New fields may be added.
 
 mod client;
+mod connections;
 mod frame;
 mod types;
 
 pub use client::SwitchProxy;
+pub use connections::*;
 pub use frame::parse_frame;
 pub use types::*;
 

@@ -12,6 +12,8 @@
 //! | group source | in port, the group bit | one flow per port refuses all 2^47 of them |
 //! | may not enter, by an access list | in port, and the bits that it took to know | learning has no say |
 //! | ordinary, under access lists | as ordinary, and the bits that it took to know | a rule may ask for anything else |
+//! | of a connection that a list asked about | as ordinary, and all that names the connection; of TCP that SYN, FIN and RST are 0 | what ends it must come to control |
+//! | denied by a list that asks about connections | what it took to know, and what makes it hide no connection (`learning/tracking.rs`) | |
 //! | of a VLAN that its uplink does not carry | in port, VLAN id | learning has no say |
 //! | without a VLAN, from or to an uplink with a list of VLANs that carries it | as ordinary, EtherType, inner VLAN id | a tag may be hidden behind a priority tag, or be cut off |
 //! | zero source | in port, source | |

@@ -443,11 +443,7 @@ impl<'a> Parts<'a> {
     fn rule(self, action: Action, words: &Words<'_>) -> Result<Rule, Located> {
         let Self { ether, proto, from, to, from_port, to_port, kind, code, from_mac, to_mac, vlan, established } = self;
         let mut wanted = ether.as_ref().map_or(Ether::Any, |e| e.1);
-        if let Some((word, ())) = &established
-            && !matches!(wanted, Ether::Any | Ether::Ip | Ether::Type(IPV4 | IPV6))
-        {
-            return Err(words.at(word, "only IP has connections; the rule could never match"));
-        }
+        check_established(established.as_ref().map(|e| &e.0), wanted, words)?;
         // Each part narrows the EtherType; a contradiction is the later word's fault.
         let mut narrow = |to: Ether, word: &Word<'_>, why: &str| {
             wanted = match (wanted, to) {
@@ -511,6 +507,15 @@ impl<'a> Parts<'a> {
             vlan: vlan.map(|v| v.1),
             established: established.is_some(),
         })
+    }
+}
+
+fn check_established(word: Option<&Word<'_>>, wanted: Ether, words: &Words<'_>) -> Result<(), Located> {
+    match word {
+        Some(word) if !matches!(wanted, Ether::Any | Ether::Ip | Ether::Type(IPV4 | IPV6)) => {
+            Err(words.at(word, "only IP has connections; the rule could never match"))
+        }
+        _ => Ok(()),
     }
 }
 
