@@ -6,7 +6,7 @@ use lasthop_api::{ApiError, PortChanged};
 use lasthop_ipc::{FromControl, PortConfig, PortInfo, PortState, ToControl, UpcallPacket};
 use lasthop_management_ipc::{ControlToSupervisor, DeviceState, SupervisorToControl};
 use lasthop_policy::acl::Book;
-use lasthop_policy::{Change, Effects, Learning, Resume, Uplinks, Vlans};
+use lasthop_policy::{Change, Effects, Headers, LOOK_MANY_MS, LOOK_MS, Learning, MANY_FLOWS, Resume, Uplinks, Vlans};
 use lasthop_sys::hostview::HostView;
 use lasthop_types::{PortId, PortTotals, counted};
 use listing::Listing;
@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, VecDeque};
 use tokio::sync::oneshot;
 
 mod calls;
+mod connections;
 mod counting;
 mod cpu;
 mod health;
@@ -31,6 +32,8 @@ mod watch;
 
 pub(crate) use calls::Call;
 use calls::MAX_QUESTIONS;
+use connections::Walk;
+pub(crate) use connections::{Meant, WalkCall};
 use counting::Counting;
 pub(crate) use lists::{Kept, Load};
 pub(crate) use mirrors::MirrorCall;
@@ -40,12 +43,6 @@ use statistics::StatsWanted;
 pub(crate) use uplinks::UplinkCall;
 use uplinks::UplinkRequest;
 use watch::Watch;
-
-/// How often the switch is asked which flows are in use while it has any, in ms. A thirtieth of an address's life ([`lasthop_policy::AGEING_MS`]).
-const POLL_MS: u64 = 10_000;
-/// The same when there are more than [`MANY_FLOWS`]: the answer is long then.
-const POLL_MANY_MS: u64 = 60_000;
-const MANY_FLOWS: usize = 8192;
 
 /// With more messages than this waiting to be sent to the switch, no flows are put right that can wait: answers to upcalls would
 /// wait behind them.
@@ -134,6 +131,8 @@ pub(crate) struct Core {
     counting: VecDeque<Counting>,
     /// Those who are told all addresses.
     listings: VecDeque<Listing>,
+    /// Those who are told of connections, or have some ended.
+    walks: VecDeque<Walk>,
     requests: BTreeMap<u64, (Answer<PortChanged>, bool)>,
     uplink_requests: BTreeMap<u64, UplinkRequest>,
     cpu_requests: BTreeMap<u64, CpuRequest>,
@@ -187,6 +186,7 @@ impl Core {
             questions: BTreeMap::new(),
             counting: VecDeque::new(),
             listings: VecDeque::new(),
+            walks: VecDeque::new(),
             requests: BTreeMap::new(),
             uplink_requests: BTreeMap::new(),
             cpu_requests: BTreeMap::new(),
@@ -219,7 +219,7 @@ impl Core {
 
     /// When [`Event::Timer`] is due; `None` while nothing can age. 0: there is much to do, a part at a time.
     pub fn deadline_ms(&self) -> Option<u64> {
-        if !(self.counting.is_empty() && self.listings.is_empty()) {
+        if !(self.counting.is_empty() && self.listings.is_empty() && self.walks.is_empty()) {
             return Some(0);
         }
         let put_right_ms = self.put_right_ms();
@@ -294,7 +294,7 @@ impl Core {
                 self.commands.push(Command::Switch(FromControl::Resume { id: r.id, actions: r.actions }.into()));
             }
         }
-        let interval = if self.policy.flow_count() > MANY_FLOWS { POLL_MANY_MS } else { POLL_MS };
+        let interval = if self.policy.flow_count() > MANY_FLOWS { LOOK_MANY_MS } else { LOOK_MS };
         if self.policy.is_idle() {
             self.next_tick_ms = None;
         } else if self.next_tick_ms.is_none() {
@@ -308,6 +308,7 @@ impl Core {
         self.look_at_health(now_ms);
         self.count_some();
         self.list_some();
+        self.walk_some(now_ms, out);
         if self.put_right_ms().is_some_and(|at| at <= now_ms) {
             self.last_put_right_ms = now_ms;
             self.policy.put_right(now_ms, out);
@@ -356,7 +357,8 @@ impl Core {
         if !self.configs.is_empty() && !self.configs.contains_key(&missed.key.port()) {
             return out.resumes.push(Resume { id: missed.id, actions: Vec::new() });
         }
-        self.policy.miss(missed.id, &missed.key, now_ms, out);
+        let headers = Headers { bytes: &missed.header, frame_len: missed.frame_len as usize };
+        self.policy.packet(missed.id, &missed.key, headers, now_ms, out);
     }
 
     fn port_is(&mut self, port: PortInfo, now_ms: u64, out: &mut Effects) {

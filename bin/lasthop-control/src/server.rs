@@ -4,20 +4,20 @@
 #![allow(clippy::too_many_arguments)]
 
 use crate::core::{
-    Answer, Asker, Call, Kept, Load, MirrorCall, UplinkCall, busy, not_confirmed, not_known, supervisor_silent,
-    switch_away, switch_silent,
+    Answer, Asker, Call, Kept, Load, Meant, MirrorCall, UplinkCall, WalkCall, busy, not_confirmed, not_known,
+    supervisor_silent, switch_away, switch_silent,
 };
 use futures_util::{Stream, StreamExt};
 use lasthop_api::{
-    AclChanged, AclPage, AclRule, AclText, ApiError, Carried, CpuTimes, Denied, Drops, Field, Flow, FlowPage,
-    GuestQueue, Mac, MacPage, Mirror, MirrorList, Port, PortChanged, PortPage, Queue, Replaced, SwitchStats, Totals,
-    TraceOutput, TraceReport, TxBatch, Uplink, UplinkList, parse_frame,
+    AclChanged, AclPage, AclRule, AclText, ApiError, Carried, Connection, ConnectionPage, ConntrackFlushed,
+    ConntrackStats, CpuTimes, Denied, Direction, Drops, Field, Flow, FlowPage, GuestQueue, Mac, MacPage, Mirror,
+    MirrorList, Port, PortChanged, PortConnections, PortPage, Queue, Replaced, SwitchStats, Totals, TraceOutput,
+    TraceReport, TxBatch, Uplink, UplinkList, parse_frame,
 };
 use lasthop_management_ipc::{MirrorConfig, Settings, UplinkConfig};
 use lasthop_policy::acl::MAX_TEXT;
-use lasthop_sys::{Aside, Beat, receive_with_fds};
+use lasthop_sys::{Aside, Beat};
 use pages::{Pages, pages};
-use rustix::net::RecvFlags;
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,13 +26,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
-use tokio::io::Interest;
-use tokio::net::{UnixListener, UnixStream, unix};
+use tokio::net::UnixListener;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::task::AbortHandle;
-use zlink::connection::PassedCredentials;
-use zlink::connection::socket::{self, ReadResult};
+use wire::Bounded;
 use zlink::{ReadyListener, Reply, Server};
+
+mod wire;
 
 /// Clients at a time of each socket. Another one takes the place of one that is idle.
 const MAX_CONNECTIONS: usize = 64;
@@ -56,6 +56,7 @@ pub(crate) const MAX_LONG_LISTS: usize = 4;
 const PORTS_PER_PAGE: usize = 8;
 const FLOWS_PER_PAGE: usize = 32;
 const MACS_PER_PAGE: usize = 128;
+const CONNECTIONS_PER_PAGE: usize = 32;
 const RULES_PER_PAGE: usize = 128;
 
 /// Starts to let clients in, until that is aborted; inside the event loop only. With `read_only` they may change nothing.
@@ -292,7 +293,7 @@ fn pairs(settings: Vec<Field>) -> Settings {
 
 #[zlink::service(
     interface = "org.lasthop.Switch",
-    types = [AclRule, AclPage, AclText, AclChanged, CpuTimes, Port, Queue, Totals, Drops, Flow, Field, Mac, PortChanged, PortPage, FlowPage, MacPage, SwitchStats, Denied, Replaced,
+    types = [Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, AclRule, AclPage, AclText, AclChanged, CpuTimes, Port, Queue, Totals, Drops, Flow, Field, Mac, PortChanged, PortPage, FlowPage, MacPage, SwitchStats, Denied, Replaced,
              TraceOutput, TraceReport, TxBatch, Uplink, Carried, GuestQueue, UplinkList, Mirror, MirrorList],
     vendor = "lasthop",
     product = "lasthop",
@@ -421,6 +422,37 @@ impl Api {
         self.ask(|answer| Call::Mirror { call: MirrorCall::List, answer }).await
     }
 
+    #[zlink(more)]
+    async fn conntrack_list(
+        &self,
+        more: bool,
+        port: Option<String>,
+        vlan: Option<u16>,
+        proto: Option<String>,
+        addr: Option<String>,
+    ) -> impl Stream<Item = Result<Reply<ConnectionPage>, ApiError>> + Unpin {
+        let page = |connections, total| ConnectionPage { connections, total };
+        let meant = Meant { port, vlan, proto, addr };
+        let call = |answer| Call::Connections(WalkCall::List { meant, answer });
+        self.long_list(call, more, CONNECTIONS_PER_PAGE, page).await
+    }
+
+    async fn conntrack_flush(
+        &self,
+        port: Option<String>,
+        vlan: Option<u16>,
+        proto: Option<String>,
+        addr: Option<String>,
+    ) -> Result<ConntrackFlushed, ApiError> {
+        self.may_change()?;
+        let meant = Meant { port, vlan, proto, addr };
+        self.change("conntrack list", |answer| Call::Connections(WalkCall::Flush { meant, answer })).await
+    }
+
+    async fn conntrack_stats(&self) -> Result<ConntrackStats, ApiError> {
+        self.ask(|answer| Call::ConnectionStats { answer }).await
+    }
+
     async fn stats(&self) -> Result<SwitchStats, ApiError> {
         self.ask(|answer| Call::Stats { answer }).await
     }
@@ -477,103 +509,6 @@ impl Api {
     async fn trace(&self, port: String, frame: String) -> Result<TraceReport, ApiError> {
         let frame = parse_frame(&frame).map_err(|message| ApiError::BadFrame { message })?;
         self.ask(|answer| Call::Trace { port, frame, answer }).await
-    }
-}
-
-/// A client's connection that ends when a call is longer than [`MAX_CALL`].
-#[derive(Debug)]
-struct Bounded {
-    socket: UnixStream,
-    client: Rc<Client>,
-    aside: Arc<Aside>,
-}
-
-#[derive(Debug)]
-struct BoundedRead {
-    socket: unix::OwnedReadHalf,
-    /// Bytes read since the last end of a message.
-    unfinished: usize,
-    client: Rc<Client>,
-    /// Where descriptors go that came with a call: no call has any.
-    aside: Arc<Aside>,
-}
-
-#[derive(Debug)]
-struct Write {
-    socket: unix::OwnedWriteHalf,
-    client: Rc<Client>,
-}
-
-impl socket::Socket for Bounded {
-    type ReadHalf = BoundedRead;
-    type WriteHalf = Write;
-
-    fn split(self) -> (BoundedRead, Write) {
-        let Self { socket, client, aside } = self;
-        let (read, write) = socket.into_split();
-        let write = Write { socket: write, client: client.clone() };
-        (BoundedRead { socket: read, unfinished: 0, client, aside }, write)
-    }
-}
-
-impl socket::ReadHalf for BoundedRead {
-    async fn read(&mut self, buf: &mut [u8]) -> zlink::Result<ReadResult> {
-        loop {
-            // To wait for a socket that has something is no reason for tokio to let others go first: a client that never stops
-            // talking would have this thread for itself.
-            tokio::task::consume_budget().await;
-            self.socket.readable().await?;
-            self.client.beat.work();
-            let (stream, mut fds): (&UnixStream, _) = (self.socket.as_ref(), Vec::new());
-            let received = stream.try_io(Interest::READABLE, || {
-                Ok(receive_with_fds(stream, buf, &mut fds, RecvFlags::DONTWAIT).map(|(len, _)| len)?)
-            });
-            if !fds.is_empty() {
-                self.aside.drop_aside(fds);
-            }
-            match received {
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                Err(e) => return Err(e.into()),
-                Ok(n) => {
-                    self.client.last.set(Instant::now());
-                    let read = buf.get(..n).unwrap_or(buf);
-                    self.unfinished = match read.iter().rposition(|b| *b == 0) {
-                        Some(end) => n - end - 1,
-                        None => self.unfinished + n,
-                    };
-                    if self.unfinished > MAX_CALL {
-                        return Err(zlink::Error::BufferOverflow);
-                    }
-                    return Ok(ReadResult::new(n));
-                }
-            }
-        }
-    }
-}
-
-impl socket::WriteHalf for Write {
-    async fn write(
-        &mut self,
-        mut buf: &[u8],
-        _fds: &[impl AsFd],
-        _credentials: Option<&PassedCredentials>,
-    ) -> zlink::Result<()> {
-        while !buf.is_empty() {
-            let unread = || io::Error::new(io::ErrorKind::TimedOut, "the client does not read its replies");
-            let (now, of_list) = (tokio::time::Instant::now(), self.client.list_until.get());
-            if of_list.is_some_and(|until| until <= now) {
-                return Err(unread().into());
-            }
-            let until = of_list.map_or(now + READ_LIMIT, |until| until.min(now + READ_LIMIT));
-            tokio::time::timeout_at(until, self.socket.writable()).await.map_err(|_| unread())??;
-            self.client.beat.work();
-            match self.socket.try_write(buf) {
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                Err(e) => return Err(e.into()),
-                Ok(n) => buf = buf.get(n..).unwrap_or_default(),
-            }
-        }
-        Ok(())
     }
 }
 

@@ -3,6 +3,7 @@
 mod acl;
 mod attach;
 mod client;
+mod conntrack;
 mod declared;
 mod list;
 mod mirror;
@@ -56,6 +57,9 @@ enum Command {
     /// Add, remove and show mirrors: ports that get copies of other ports' packets
     #[command(subcommand)]
     Mirror(mirror::MirrorCommand),
+    /// Show and end the connections that stateful access lists know
+    #[command(subcommand)]
+    Conntrack(conntrack::ConntrackCommand),
     /// Load, show and clear access lists: which packets may pass
     #[command(subcommand)]
     Acl(AclCommand),
@@ -260,6 +264,7 @@ fn main() -> ExitCode {
         Command::Flow(FlowCommand::List(shared)) => list::flows(&shared),
         Command::Mac(MacCommand::List(shared)) => list::macs(&shared),
         Command::Mirror(command) => mirror::mirror(&command),
+        Command::Conntrack(command) => conntrack::conntrack(&command),
         Command::Acl(AclCommand::Load(args)) => acl::load(&args),
         Command::Acl(AclCommand::Show(args)) => acl::show(&args),
         Command::Acl(AclCommand::Clear(args)) => acl::clear(&args),

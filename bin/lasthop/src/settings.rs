@@ -42,6 +42,9 @@ pub struct SettingsArgs {
     /// What its guest may have flooded: broadcast, multicast and unknown destinations; the rest is dropped as `storm`
     #[arg(long, value_name = "RATE[:BURST]")]
     storm: Option<String>,
+    /// How many connections it may open that stateful access lists know; the packet that would open another is dropped as `ct_limit`
+    #[arg(long, value_name = "N")]
+    connections: Option<String>,
 }
 
 impl SettingsArgs {
@@ -59,6 +62,7 @@ impl SettingsArgs {
             ("rate-from", &self.rate_from),
             ("rate-to", &self.rate_to),
             ("storm", &self.storm),
+            ("connections", &self.connections),
         ];
         let given = all.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
         given.map(|(name, value)| Field { name: name.into(), value: value.clone() }).collect()

@@ -1,5 +1,6 @@
 //! What the API asks for.
 
+use super::connections::WalkCall;
 use super::cpu::CpuRequest;
 use super::mirrors::MirrorCall;
 use super::questions::{FLOWS, Question};
@@ -8,12 +9,13 @@ use super::{Answer, Asker, Command, Core, Counting, Kept, Load, busy, give, refu
 use crate::server::MAX_LONG_LISTS;
 use crate::view;
 use lasthop_api::{
-    AclChanged, AclRule, ApiError, Flow, Mac, MirrorList, Port, PortChanged, SwitchStats, TraceReport, TxBatch,
-    UplinkList,
+    AclChanged, AclRule, ApiError, ConntrackStats, Flow, Mac, MirrorList, Port, PortChanged, SwitchStats, TraceReport,
+    TxBatch, UplinkList,
 };
 use lasthop_frame::{Depth, FlowKey, SNAPSHOT_LEN};
 use lasthop_ipc::{DatapathRequest, FlowInfo, PortInfo, PortState};
 use lasthop_management_ipc::{ControlToSupervisor, Settings};
+use lasthop_policy::Headers;
 use lasthop_policy::acl::Scope;
 use lasthop_types::PortId;
 use std::collections::BTreeMap;
@@ -71,6 +73,10 @@ pub(crate) enum Call {
         frame: Vec<u8>,
         answer: Answer<TraceReport>,
     },
+    Connections(WalkCall),
+    ConnectionStats {
+        answer: Answer<ConntrackStats>,
+    },
     AclLoad {
         load: Load,
         kept: Kept,
@@ -120,6 +126,8 @@ impl Core {
                 }
             }
             Call::MacList { answer } => self.mac_list(answer, now_ms),
+            Call::Connections(call) => self.walk(call),
+            Call::ConnectionStats { answer } => give(answer, self.conntrack_stats()),
             Call::AclLoad { load, kept, answer } => self.acl_load(load, kept, answer),
             Call::AclClear { ports, direction, general, kept, answer } => {
                 self.acl_clear(&ports, direction.as_deref(), general.as_deref(), kept, answer);
@@ -136,7 +144,8 @@ impl Core {
                 let snapshot = frame.get(..SNAPSHOT_LEN).unwrap_or(&frame);
                 lasthop_frame::extract(&mut key, snapshot, frame.len(), Depth::Full);
                 if let Some(answer) = self.admit(answer) {
-                    self.ask(DatapathRequest::Lookup(key), Question::Trace { answer });
+                    let (snapshot, frame_len) = (snapshot.to_vec(), frame.len());
+                    self.ask(DatapathRequest::Lookup(key), Question::Trace { answer, snapshot, frame_len });
                 }
             }
         }
@@ -210,10 +219,11 @@ impl Core {
         &self,
         answer: Answer<TraceReport>,
         key: &FlowKey,
+        headers: Headers<'_>,
         flow: Option<Box<FlowInfo>>,
         now_ms: u64,
     ) {
-        let mut explanation = self.policy.explain(key, now_ms, |id| self.name(id));
+        let mut explanation = self.policy.explain(key, headers, now_ms, |id| self.name(id));
         if explanation.floods {
             let left_out = self.not_reached(key.port(), &explanation.outputs);
             explanation.lines.extend(left_out);

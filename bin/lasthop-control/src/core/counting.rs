@@ -57,7 +57,7 @@ impl Core {
                 let number = match decision {
                     Decision::Rule(n, _) => u32::try_from(n + 1).unwrap_or(u32::MAX),
                     Decision::Default(_) => 0,
-                    Decision::Malformed => continue,
+                    Decision::Malformed | Decision::Connection | Decision::Invalid | Decision::Basic => continue,
                 };
                 *counting.packets.entry((scope.clone(), direction, number)).or_insert(0) += flow.packets;
             }

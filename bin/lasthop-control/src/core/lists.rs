@@ -374,5 +374,6 @@ fn show(scope: &Scope, direction: Direction, list: &List, packets: impl Fn(u32) 
         packets: packets(number),
     };
     let rules = (1..).zip(list.rules()).map(|(number, rule)| line(number, rule.to_string()));
-    rules.chain([line(0, format!("default {}", list.default()))]).collect()
+    let stateful = list.is_stateful().then(|| AclRule { packets: None, ..line(0, "stateful".into()) });
+    stateful.into_iter().chain(rules).chain([line(0, format!("default {}", list.default()))]).collect()
 }

@@ -4,7 +4,7 @@ use super::{Answer, Asker, Command, Core, Counting, give, refuse, switch_away};
 use crate::view;
 use lasthop_api::{AclChanged, Flow, MirrorList, Port, PortChanged, TraceReport, UplinkList};
 use lasthop_ipc::{DatapathReply, DatapathRequest, FlowInfo, FromControl, PortInfo};
-use lasthop_policy::{Effects, FlowUse, Reconciled};
+use lasthop_policy::{Effects, FlowUse, Headers, Reconciled};
 use lasthop_types::{PortId, counted};
 use std::collections::BTreeMap;
 
@@ -34,6 +34,9 @@ pub(super) enum Question {
     },
     Trace {
         answer: Answer<TraceReport>,
+        /// The frame's beginning, and its length.
+        snapshot: Vec<u8>,
+        frame_len: usize,
     },
     Rules(Counting),
     /// Answered when no packet is judged by older lists any more.
@@ -59,7 +62,7 @@ impl Question {
             Self::Statistics { .. } | Self::Watch { .. } | Self::Barrier { .. } => false,
             Self::Flows { answer, .. } => answer.is_open_for(asker),
             Self::Ports { answer, .. } => answer.is_open_for(asker),
-            Self::Trace { answer } => answer.is_open_for(asker),
+            Self::Trace { answer, .. } => answer.is_open_for(asker),
             Self::Rules(counting) => counting.answer.is_open_for(asker),
         }
     }
@@ -106,7 +109,7 @@ impl Core {
                 Question::Statistics { .. } | Question::Watch { .. } => {}
                 Question::Flows { answer, .. } => refuse(answer, switch_away()),
                 Question::Ports { answer, .. } => refuse(answer, switch_away()),
-                Question::Trace { answer } => refuse(answer, switch_away()),
+                Question::Trace { answer, .. } => refuse(answer, switch_away()),
                 Question::Rules(counting) => refuse(counting.answer, switch_away()),
                 Question::Barrier { waiting } => self.unconfirmed.extend(waiting),
             }
@@ -125,8 +128,9 @@ impl Core {
         let Some(mut question) = self.questions.remove(&request) else { return };
         match (&mut question, reply) {
             (Question::Trace { .. }, DatapathReply::Lookup { key, flow }) => {
-                let Question::Trace { answer } = question else { return };
-                return self.answer_trace(answer, &key, flow, now_ms);
+                let Question::Trace { answer, snapshot, frame_len } = question else { return };
+                let headers = Headers { bytes: &snapshot, frame_len };
+                return self.answer_trace(answer, &key, headers, flow, now_ms);
             }
             (Question::Rules(_), DatapathReply::Flows { flows, next }) => {
                 let Question::Rules(counting) = question else { return };
@@ -198,7 +202,7 @@ impl Core {
             Question::Barrier { waiting } => waiting.into_iter().for_each(Unconfirmed::confirm),
             // Their answers are of another kind.
             Question::Rules(Counting { answer, .. }) => refuse(answer, switch_away()),
-            Question::Trace { answer } => refuse(answer, switch_away()),
+            Question::Trace { answer, .. } => refuse(answer, switch_away()),
         }
     }
 

@@ -1,4 +1,6 @@
 use super::*;
+use tokio::net::UnixStream;
+use zlink::connection::socket;
 
 /// Four of them, each reading a little every 29 s, had all the room for long lists for good.
 #[tokio::test(start_paused = true)]

@@ -3,8 +3,8 @@
 #![allow(clippy::too_many_arguments)]
 
 use crate::{
-    AclChanged, AclPage, AclText, ApiError, Field, FlowPage, MacPage, MirrorList, PortChanged, PortPage, SwitchStats,
-    TraceReport, TxBatch, UplinkList,
+    AclChanged, AclPage, AclText, ApiError, ConnectionPage, ConntrackFlushed, ConntrackStats, Field, FlowPage, MacPage,
+    MirrorList, PortChanged, PortPage, SwitchStats, TraceReport, TxBatch, UplinkList,
 };
 use futures_util::Stream;
 
@@ -98,6 +98,28 @@ pub trait SwitchProxy {
 
     /// All mirrors.
     async fn mirror_list(&mut self) -> zlink::Result<Result<MirrorList, ApiError>>;
+
+    /// Connections that stateful access lists know: all, or those of a port, a VLAN, a protocol (name or number) and an address.
+    #[zlink(more)]
+    async fn conntrack_list(
+        &mut self,
+        port: Option<&str>,
+        vlan: Option<u16>,
+        proto: Option<&str>,
+        addr: Option<&str>,
+    ) -> zlink::Result<impl Stream<Item = zlink::Result<Result<ConnectionPage, ApiError>>>>;
+
+    /// Ends connections, those that `conntrack_list` would tell of, and removes their flows.
+    async fn conntrack_flush(
+        &mut self,
+        port: Option<&str>,
+        vlan: Option<u16>,
+        proto: Option<&str>,
+        addr: Option<&str>,
+    ) -> zlink::Result<Result<ConntrackFlushed, ApiError>>;
+
+    /// Figures of connections.
+    async fn conntrack_stats(&mut self) -> zlink::Result<Result<ConntrackStats, ApiError>>;
 
     /// Figures of the whole switch.
     async fn stats(&mut self) -> zlink::Result<Result<SwitchStats, ApiError>>;

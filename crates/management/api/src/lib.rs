@@ -4,11 +4,13 @@
 //! Field names are stable: `lasthop … --json` prints these types as they are. New fields may be added.
 
 mod client;
+mod connections;
 mod frame;
 mod mirror;
 mod types;
 
 pub use client::SwitchProxy;
+pub use connections::*;
 pub use frame::parse_frame;
 pub use mirror::{Mirror, MirrorList};
 pub use types::*;

@@ -322,7 +322,7 @@ pub struct AclRule {
     pub applies_to: String,
     /// `from-guest` or `to-guest`.
     pub direction: String,
-    /// Place in the list, from 1; 0 for the default, which comes last.
+    /// Place in the list, from 1; 0 for `stateful`, which comes first, and for the default, which comes last.
     pub number: u32,
     /// The rule, as it may be written in a file.
     pub text: String,
@@ -526,6 +526,11 @@ pub enum ApiError {
         /// What is wrong with it.
         message: String,
     },
+    /// No connection can be what was asked for.
+    BadFilter {
+        /// What is wrong, and what to write.
+        message: String,
+    },
     /// Access lists cannot be changed like this; nothing was changed.
     BadRules {
         /// Where, what is wrong, and what is expected.
@@ -553,6 +558,7 @@ impl ApiError {
             | Self::MirrorRefused { message }
             | Self::NotAvailable { message }
             | Self::BadFrame { message }
+            | Self::BadFilter { message }
             | Self::BadRules { message }
             | Self::ReadOnly { message }
             | Self::Busy { message } => message,

@@ -3,7 +3,7 @@
 use crate::Learning;
 use crate::acl::{Decision, Direction, List};
 use crate::flows::{Pair, Refusal, VID, Verdict};
-use crate::learning::{CopyTo, Refused, inside, refusal};
+use crate::learning::{CopyTo, Headers, Probe, Refused, Track, inside, refusal};
 use crate::mactable::Learned;
 use crate::membership::Tag;
 use lasthop_frame::{FlowKey, FlowMask};
@@ -38,8 +38,14 @@ fn refused(refusal: &Refusal, key: &FlowKey) -> String {
 }
 
 impl Learning {
-    /// What a packet with this key would meet if no flow matched it. Changes nothing. `name` gives a port's name.
-    pub fn explain(&self, key: &FlowKey, now_ms: u64, name: impl Fn(PortId) -> String) -> Explanation {
+    /// What a packet with this key and these headers would meet if no flow matched it. Changes nothing. `name` gives a port's name.
+    pub fn explain(
+        &self,
+        key: &FlowKey,
+        headers: Headers<'_>,
+        now_ms: u64,
+        name: impl Fn(PortId) -> String,
+    ) -> Explanation {
         let dropped = |lines| Explanation { lines, outputs: Vec::new(), floods: false };
         let (from, mut copied) = (key.port(), Vec::new());
         let mut lines = explain_copies(self.copies_from(from), &mut copied, "as it came", &name);
@@ -50,7 +56,8 @@ impl Learning {
         if let Some(refusal) = refusal(key) {
             return dropped_for(lines, refused(&refusal, key));
         }
-        let admitted = self.admit(key, &mut FlowMask::default());
+        let probe = Probe { headers: Some(headers), now_ms, peek: true };
+        let admitted = self.admit(key, &mut FlowMask::default(), &probe);
         let vlan = match &admitted {
             Err(Refused::MirrorPort) => {
                 return dropped_for(
@@ -64,13 +71,26 @@ impl Learning {
             Err(Refused::Pretence(pretence)) => {
                 return dropped_for(lines, format!("settings of {}: {pretence}: dropped", name(from)));
             }
-            Ok(vlan) | Err(Refused::List(vlan, _)) => *vlan,
+            Ok((vlan, _)) | Err(Refused::List(vlan, _)) => *vlan,
         };
         if vlan != key.vlan_tci & VID {
             lines.push(format!("frames without a tag belong to VLAN {vlan} at {}", name(from)));
         }
+        let track = self.track(key, vlan, &probe);
+        let decide = |list: &List, direction, to| {
+            let standing = self.standing(&track, to);
+            list.judge_as(&inside(key, vlan), standing, direction, &mut FlowMask::default())
+        };
+        let asks = match self.verdict(&Pair::of(key, vlan)) {
+            Verdict::To(to) => self.tracks(to),
+            Verdict::Flood => self.flooded().any(|to| self.tracks(to)),
+            Verdict::Hairpin => false,
+        };
+        if asks || self.tracks(from) {
+            lines.extend(self.explain_connection(&track, &name));
+        }
         if let Some((scope, list)) = self.scoped_list(from, Direction::FromGuest) {
-            let decision = list.decide(&inside(key, vlan));
+            let decision = decide(list, Direction::FromGuest, None);
             lines.push(format!("{scope} access list, from-guest at {}: {}", name(from), decided(list, decision)));
             if admitted.is_err() {
                 return dropped(lines);
@@ -85,7 +105,7 @@ impl Learning {
             outputs.retain(|(port, tag)| {
                 lines.extend(explain_tag(*tag, || name(*port)));
                 let Some((scope, list)) = self.scoped_list(*port, Direction::ToGuest) else { return true };
-                let decision = list.decide(&inside(key, vlan));
+                let decision = decide(list, Direction::ToGuest, Some(*port));
                 let there = name(*port);
                 lines.push(format!("{scope} access list, to-guest at {there}: {}", decided(list, decision)));
                 decision.permits()
@@ -122,6 +142,28 @@ impl Learning {
             )
         });
         rate_from.into_iter().chain(storm).chain(rate_to).collect()
+    }
+
+    /// What it is to connections, if it is anything to them.
+    fn explain_connection(&self, track: &Track, name: impl Fn(PortId) -> String) -> Option<String> {
+        let number = track.known().map(|known| known.tuple());
+        Some(match (track, number) {
+            (Track::None, _) => return None,
+            (Track::New(_), Some(tuple)) => format!("it is one of the connection {tuple}, which nobody has answered yet"),
+            (Track::New(_), None) => "it would open a connection".to_owned(),
+            (Track::Taken, _) => {
+                "there is a connection between its addresses, but of other ports: it is judged as one that opens a connection".into()
+            }
+            (Track::Invalid(refusal), _) => {
+                format!("it is of no connection, and can open none ({}): stateful access lists drop it", refusal.name())
+            }
+            (track, tuple) => {
+                let kind = if matches!(track, Track::Related(_)) { "is an ICMP error about" } else { "belongs to" };
+                let tuple = tuple.unwrap_or_default();
+                let from = track.known().map(|known| known.from()).unwrap_or_default();
+                format!("it {kind} the established connection {tuple}, opened from {}", name(PortId(from)))
+            }
+        })
     }
 
     /// Whether its source is learned, or would be.
@@ -293,6 +335,11 @@ fn decided(list: &List, decision: Decision) -> String {
             1 => format!("its one rule does not match, its default is {action}"),
             n => format!("none of {n} rules matches, its default is {action}"),
         },
+        Decision::Connection => {
+            "it is stateful, and the packet is one of an established connection: no rule is asked".into()
+        }
+        Decision::Invalid => "it is stateful, and the packet belongs to no connection and opens none: dropped".into(),
+        Decision::Basic => "no rule matches; it is stateful, and permits what finds neighbours and addresses".into(),
         Decision::Malformed => "the packet's headers are malformed, so it is dropped".to_owned(),
     }
 }

@@ -3,6 +3,7 @@
 use crate::DeniedBy;
 use crate::learning::dropped;
 use hashbrown::HashTable;
+use lasthop_conntrack::Tuple;
 use lasthop_flow::{Action, FlowSpec, hash_key};
 use lasthop_frame::{Depth, FlowKey, FlowMask};
 use lasthop_types::{DropReason, MacAddr, PortId};
@@ -124,6 +125,18 @@ pub(crate) const EXACT_MASK: FlowMask = FlowMask(FlowKey {
     nd_target: [0xff; 16],
     ..PAIR_MASK.0
 });
+/// What names a connection's packets in one direction, in a VLAN: no fragment, nothing malformed.
+pub(crate) const TUPLE_MASK: FlowMask = FlowMask(FlowKey {
+    eth_type: u16::MAX,
+    anomalies: u16::MAX,
+    ip_src: [0xff; 16],
+    ip_dst: [0xff; 16],
+    ip_proto: u8::MAX,
+    ip_frag: u8::MAX,
+    l4_src: u16::MAX,
+    l4_dst: u16::MAX,
+    ..NONE
+});
 const GROUP_SOURCE_MASK: FlowMask = FlowMask(FlowKey { in_port: u32::MAX, eth_src: GROUP_BIT, ..NONE });
 const ZERO_SOURCE_MASK: FlowMask = FlowMask(FlowKey { in_port: u32::MAX, eth_src: ONES, ..NONE });
 const LINK_LOCAL_DST_MASK: FlowMask = FlowMask(FlowKey { eth_dst: LINK_LOCAL_MASK, ..NONE });
@@ -136,6 +149,12 @@ pub(crate) fn has(whole: &FlowMask, part: &FlowMask) -> bool {
 
 fn hash(key: &FlowKey) -> u64 {
     hash_key(key, Depth::Full)
+}
+
+/// Adds the bits of `part`.
+pub(crate) fn add(whole: &mut FlowMask, part: &FlowMask) {
+    let words: [u64; 20] = std::array::from_fn(|i| whole.0.words()[i] | part.0.words()[i]);
+    whole.0 = zerocopy::transmute!(words);
 }
 
 fn bits(mask: &FlowMask) -> u32 {
@@ -200,6 +219,8 @@ pub(crate) enum Cause {
     Unseen,
     /// The port that they come from was removed, and the switch has removed them with it.
     Gone,
+    /// The connection with this number has ended, or is about to.
+    Ended(u64),
 }
 
 #[derive(Clone, Debug)]
@@ -224,6 +245,10 @@ pub(crate) struct Installed {
     pub counted: u64,
     /// Whose rule it is that drops its packets, if one does.
     pub rule: Option<Box<DeniedBy>>,
+    /// Number of the connection whose packets these are; 0: of none.
+    pub connection: u64,
+    /// It drops packets between these two, and goes when one of them opens a connection to the other.
+    pub hides: Option<Tuple>,
 }
 
 /// A flow that only drops, as we know it.
@@ -265,6 +290,8 @@ pub(crate) struct FlowIndex {
     counts: BTreeMap<PortId, usize>,
     masks: HashMap<FlowMask, usize>,
     drops: usize,
+    by_connection: BTreeSet<(u64, PortId, Id)>,
+    hiding: HashMap<Tuple, Vec<Id>>,
     pub refusals: BTreeMap<Refusal, InstalledRefusal>,
 }
 
@@ -297,8 +324,21 @@ impl FlowIndex {
         if self.masks.len() < limit || self.masks.contains_key(mask) {
             return *mask;
         }
-        let enough = self.masks.keys().filter(|m| has(m, mask) && has(&EXACT_MASK, m));
-        enough.min_by_key(|m| (bits(m), m.0.words())).copied().unwrap_or(EXACT_MASK)
+        // What looks at TCP flags has an exact mask of its own.
+        let flags = mask.0.tcp_flags;
+        let exact = FlowMask(FlowKey { tcp_flags: flags, ..EXACT_MASK.0 });
+        let enough = self.masks.keys().filter(|m| has(m, mask) && has(&exact, m));
+        enough.min_by_key(|m| (bits(m), m.0.words())).copied().unwrap_or(exact)
+    }
+
+    /// How many flows carry the connection with this number.
+    pub fn of_connection(&self, number: u64) -> usize {
+        self.by_connection.range((number, PortId(0), 0)..=(number, PortId(u32::MAX), Id::MAX)).count()
+    }
+
+    /// Flows that drop packets between these two.
+    pub fn hiding(&self, pair: &Tuple) -> &[Id] {
+        self.hiding.get(pair).map_or(&[], Vec::as_slice)
     }
 
     /// How many drop their packets.
@@ -333,6 +373,12 @@ impl FlowIndex {
         if flow.unlearned {
             self.unlearned.insert((flow.port(), id));
         }
+        if flow.connection != 0 {
+            self.by_connection.insert((flow.connection, flow.port(), id));
+        }
+        if let Some(pair) = flow.hides {
+            self.hiding.entry(pair).or_default().push(id);
+        }
         self.by_port.insert((flow.port(), id));
         self.by_use.insert((flow.port(), flow.used_ms, id));
         *self.counts.entry(flow.port()).or_insert(0) += 1;
@@ -357,6 +403,17 @@ impl FlowIndex {
         if let Some(pair) = flow.pair() {
             self.by_source.remove(&(pair.port, pair.vlan, pair.src, id));
             self.by_dst.remove(&(pair.vlan, pair.dst, pair.port, id));
+        }
+        if flow.connection != 0 {
+            self.by_connection.remove(&(flow.connection, flow.port(), id));
+        }
+        if let Some(pair) = flow.hides
+            && let Some(ids) = self.hiding.get_mut(&pair)
+        {
+            ids.retain(|other| *other != id);
+            if ids.is_empty() {
+                self.hiding.remove(&pair);
+            }
         }
         self.by_port.remove(&(flow.port(), id));
         self.floods.remove(&(flow.port(), id));
@@ -412,6 +469,9 @@ impl FlowIndex {
             Cause::From(vlan, src) => {
                 self.by_source.range((owner, vlan, src, at)..=(owner, vlan, src, Id::MAX)).next().map(|e| e.3)
             }
+            Cause::Ended(number) => {
+                self.by_connection.range((number, owner, at)..=(number, owner, Id::MAX)).next().map(|e| e.2)
+            }
             Cause::Floods => first(&self.floods),
             Cause::Unlearned => first(&self.unlearned),
             Cause::Uplinks | Cause::Unseen | Cause::Gone => first(&self.by_port),
@@ -428,6 +488,10 @@ impl FlowIndex {
             let found = match cause {
                 Cause::To(vlan, dst) => {
                     self.by_dst.range((vlan, dst, port, 0)..=(vlan, dst, PortId(u32::MAX), Id::MAX)).next().map(|e| e.2)
+                }
+                Cause::Ended(number) => {
+                    let all = (number, port, 0)..=(number, PortId(u32::MAX), Id::MAX);
+                    self.by_connection.range(all).next().map(|e| e.1)
                 }
                 Cause::Floods => self.floods.range((port, 0)..).next().map(|e| e.0),
                 Cause::Unlearned => self.unlearned.range((port, 0)..).next().map(|e| e.0),

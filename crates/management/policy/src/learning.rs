@@ -5,6 +5,7 @@ use crate::flows::{Cause, FlowIndex, Id, Installed, InstalledRefusal, Pair, Refu
 use crate::mactable::{AGEING_MS, Learned, MacTable, MacView};
 use crate::membership::{Membership, Tag};
 use crate::{PortSettings, Vlans};
+use connections::Connections;
 use denied::Denials;
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{FlowKey, FlowMask};
@@ -15,21 +16,31 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+mod connections;
 mod denied;
+mod headers;
 mod judging;
 mod messages;
 mod mirrors;
 mod reconcile;
 mod rules;
+mod shown;
 mod stale;
+mod tracking;
 
+pub use connections::{CONNECTIONS_MAX, CONNECTIONS_PER_PORT_MAX, CONNECTIONS_PER_UPLINK_MAX};
 pub use denied::{Denied, Why};
+pub use headers::Headers;
 pub use judging::DeniedBy;
 pub(crate) use judging::{Judged, Refused, inside};
 pub use messages::{Change, Effects, FlowUse, Limits, PortView, Resume};
 pub use mirrors::Mirrors;
 pub(crate) use mirrors::{CopyTo, copy, dropped};
 pub use reconcile::Reconciled;
+pub use shown::{ConnectionFilter, ConnectionStats, ConnectionView};
+#[cfg(test)]
+pub(crate) use tracking::tuple;
+pub(crate) use tracking::{Kind, Probe, Track};
 
 /// A flow that is missed again this soon after it was sent is not sent once more: it is on its way. In ms.
 const RESEND_MS: u64 = 50;
@@ -37,6 +48,13 @@ const RESEND_MS: u64 = 50;
 /// been quiet for that long: what is sent to it then is dropped as `port_down`. Otherwise every flood flow of all ports would
 /// have to be put again each time. A VM's start takes four to six changes.
 pub const MAX_FLAPS: u32 = 8;
+/// How often whoever feeds it should ask the switch which flows are in use while it has any, in ms: a sixth of the shortest time-out that matters. The same
+/// when there are more than [`MANY_FLOWS`]: the answer is long then.
+pub const LOOK_MS: u64 = 10_000;
+/// See [`LOOK_MS`].
+pub const LOOK_MANY_MS: u64 = 60_000;
+/// See [`LOOK_MS`].
+pub const MANY_FLOWS: usize = 8192;
 /// See [`MAX_FLAPS`], in ms.
 pub const FLAP_WINDOW_MS: u64 = 10_000;
 
@@ -83,6 +101,8 @@ pub struct Learning {
     reconcile: Option<Reconcile>,
     reconciled: Option<Reconciled>,
     denials: Denials,
+    /// There are some as soon as a list asks about connections.
+    connections: Option<Connections>,
     /// Rules of access lists that were tried so far.
     tried: Cell<u64>,
     epoch: u64,
@@ -115,6 +135,7 @@ impl Learning {
             reconcile: None,
             reconciled: None,
             denials: Denials::default(),
+            connections: None,
             tried: Cell::new(0),
             epoch: 1,
             asked: 0,
@@ -127,6 +148,10 @@ impl Learning {
     pub fn clear_flows(&mut self, out: &mut Effects) {
         self.flows.clear();
         self.stale.clear();
+        self.drop_tracking();
+        if let Some(connections) = &mut self.connections {
+            connections.lists_changed();
+        }
         self.denials.forget_rules();
         self.epoch += 1;
         self.cleared = self.asked;
@@ -171,6 +196,9 @@ impl Learning {
         self.follow_members(id);
         let Some(port) = self.ports.remove(&id) else { return };
         self.denials.forget(id);
+        if let Some(connections) = &mut self.connections {
+            connections.port_gone(id, now_ms);
+        }
         // The switch has removed its flows.
         self.redo(Cause::Gone, &[id], now_ms, out);
         for refusal in [Refusal::GroupSource(id), Refusal::ZeroSource(id), Refusal::LinkLocal(Some(id))] {
@@ -200,8 +228,13 @@ impl Learning {
         self.ports.contains_key(&id)
     }
 
-    /// A packet with this key waits under `id` for an answer.
+    /// A packet of which nothing but the key is known waits under `id` for an answer. To lists that ask about connections it is none that they could know.
     pub fn miss(&mut self, id: u64, key: &FlowKey, now_ms: u64, out: &mut Effects) {
+        self.packet(id, key, Headers::default(), now_ms, out);
+    }
+
+    /// A packet with this key and these headers waits under `id` for an answer.
+    pub fn packet(&mut self, id: u64, key: &FlowKey, headers: Headers<'_>, now_ms: u64, out: &mut Effects) {
         if let Some(refusal) = refusal(key) {
             let refusal = self.placed(refusal, key);
             out.resumes.push(Resume { id, actions: self.refuse(refusal) });
@@ -214,17 +247,22 @@ impl Learning {
         if !self.has_port(port) {
             // Not announced (yet): serve the packet, remember nothing of it. Unless there are rules that we might break.
             let free = self.lists.is_empty() && self.settings.is_empty() && self.mirrors.is_empty();
-            let actions = if free { self.judge_anew(key, true).actions } else { Vec::new() };
+            let actions = if free { self.judge_anew(key, true, &Probe::PEEK).actions } else { Vec::new() };
             out.resumes.push(Resume { id, actions });
             return;
         }
         // What may not even enter teaches nothing.
-        let vlan = self.may_enter(key);
+        let probe = Probe { headers: Some(headers), now_ms, peek: false };
+        let vlan = self.may_enter(key, &probe);
         let learned = vlan.is_none_or(|vlan| self.learn(&Pair::of(key, vlan), now_ms, out));
-        let judged = self.judge_anew(key, vlan.is_some());
-        let Judged { mask, verdict, vlan, actions, rule } = judged;
+        let mut judged = self.judge_anew(key, vlan.is_some(), &probe);
+        self.follow_connection(key, headers, &mut judged, now_ms, out);
+        let Judged { mask, verdict, vlan, actions, rule, kind, track } = judged;
         self.saw_denied(key, &actions, rule.as_ref(), now_ms);
         out.resumes.push(Resume { id, actions: actions.clone() });
+        if kind == Kind::Never {
+            return;
+        }
         let mask = self.flows.settle(&mask, self.limits.masks);
         let key = key.masked(&mask);
         let known = self.flows.find(&key, &mask);
@@ -240,7 +278,8 @@ impl Learning {
         if known.is_none() {
             self.make_room(port, out);
         }
-        self.put_flow(key, mask, Judged { mask, verdict, vlan, actions, rule }, !learned, now_ms, now_ms, out);
+        let judged = Judged { mask, verdict, vlan, actions, rule, kind, track };
+        self.put_flow(key, mask, judged, !learned, now_ms, now_ms, out);
     }
 
     /// Learns the source; true when it lives where the packet came from.
@@ -287,6 +326,7 @@ impl Learning {
             self.forget_source(vlan, mac, port, now_ms, out);
             self.refresh_destination(vlan, mac, now_ms, out);
         }
+        self.age_connections(now_ms, out);
         self.redo_all(Cause::Unlearned, now_ms, out);
         if let Some(since_ms) = now_ms.checked_sub(AGEING_MS) {
             self.stale.unused_since_ms = since_ms;
@@ -309,7 +349,7 @@ impl Learning {
 
     /// Nothing is remembered that could age: no tick is needed.
     pub fn is_idle(&self) -> bool {
-        self.macs.len() == 0 && !self.has_flows()
+        self.macs.len() == 0 && !self.has_flows() && self.connection_count() == 0
     }
 
     /// The switch should have flows, as far as we know.
@@ -455,7 +495,8 @@ impl Learning {
         now_ms: u64,
         out: &mut Effects,
     ) -> Id {
-        let Judged { verdict, vlan, actions, rule, .. } = judged;
+        let Judged { verdict, vlan, actions, rule, kind, .. } = judged;
+        let (connection, hides) = kind.of_flow();
         self.put(key, mask, actions.clone(), out);
         let (actions, put_after) = (actions.into(), self.asked);
         let put_ms = now_ms;
@@ -473,6 +514,8 @@ impl Learning {
             seen: 0,
             counted: 0,
             rule,
+            connection,
+            hides,
         };
         self.flows.insert(flow)
     }

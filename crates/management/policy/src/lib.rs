@@ -16,6 +16,8 @@
 //! | ordinary, under access lists | as ordinary, and the bits that it took to know | a rule may ask for anything else |
 //! | of a VLAN that its port is no member of | in port, VLAN id | learning has no say |
 //! | without a VLAN, from or to a port with VLANs of its own that lets it pass | as ordinary, EtherType, inner VLAN id | a tag may be hidden behind a priority tag, or be cut off |
+//! | of a connection that a list asked about | as ordinary, and all that names the connection; of TCP that SYN, FIN and RST are 0 | what ends it must come to control |
+//! | denied by a list that asks about connections | what it took to know, and what makes it hide no connection (`learning/tracking.rs`) | |
 //! | zero source | in port, source | |
 //! | link-local destination | the 44 bits of 01:80:c2:00:00:0x | one flow for the whole switch |
 //! | the same, while what some port's guest sends is copied by a mirror | and in port | the copy goes by it |
@@ -65,9 +67,11 @@ mod vlans;
 
 pub use explain::Explanation;
 pub use flows::{FLOWS_MAX, FLOWS_PER_PORT_MAX, MASKS_MAX};
+pub use lasthop_conntrack::{Cursor as ConnectionCursor, ProtoState, SctpState, TcpState, Tuple};
 pub use learning::{
-    Change, Denied, DeniedBy, Effects, FLAP_WINDOW_MS, FlowUse, Learning, Limits, MAX_FLAPS, Mirrors, PortLists,
-    PortView, Reconciled, Resume, Uplinks, Why,
+    CONNECTIONS_MAX, CONNECTIONS_PER_PORT_MAX, CONNECTIONS_PER_UPLINK_MAX, Change, ConnectionFilter, ConnectionStats,
+    ConnectionView, Denied, DeniedBy, Effects, FLAP_WINDOW_MS, FlowUse, Headers, LOOK_MANY_MS, LOOK_MS, Learning,
+    Limits, MANY_FLOWS, MAX_FLAPS, Mirrors, PortLists, PortView, Reconciled, Resume, Uplinks, Why,
 };
 pub use mactable::{AGEING_MS, HOLD_MS, MAX_MOVES, MOVE_WINDOW_MS, MacView};
 pub use mirror::{MAX_MIRRORED, Mirror, Mirrored};

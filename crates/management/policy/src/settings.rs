@@ -38,11 +38,25 @@ pub struct PortSettings {
     pub rate_to: Option<Rate>,
     /// What its guest may send that is flooded: broadcast, multicast and unknown destinations.
     pub storm: Option<Rate>,
+    /// How many connections it may open, of those that stateful access lists know.
+    pub connections: Option<u32>,
 }
 
 /// Names of settings, as [`PortSettings::change`] and the option `--port` know them.
-pub const SETTINGS: &[&str] =
-    &["vlan", "trunk", "native", "isolated", "mac", "addr", "no-dhcp-server", "no-ra", "rate-from", "rate-to", "storm"];
+pub const SETTINGS: &[&str] = &[
+    "vlan",
+    "trunk",
+    "native",
+    "isolated",
+    "mac",
+    "addr",
+    "no-dhcp-server",
+    "no-ra",
+    "rate-from",
+    "rate-to",
+    "storm",
+    "connections",
+];
 
 impl PortSettings {
     /// With these settings, each a name and a value as people write it, changed; what is not named stays. `none` takes a setting back.
@@ -80,6 +94,7 @@ impl PortSettings {
             "rate-from" => self.rate_from = rate(value)?,
             "rate-to" => self.rate_to = rate(value)?,
             "storm" => self.storm = rate(value)?,
+            "connections" => self.connections = if none { None } else { Some(connections(value)?) },
             "mac" => list(&mut self.macs, value, first, station)?,
             "addr" => list(&mut self.addrs, value, first, |text| crate::acl::prefix(text).map_err(str::to_owned))?,
             _ => return Err(format!("there is no such setting; there are {}", SETTINGS.join(", "))),
@@ -128,6 +143,7 @@ impl PortSettings {
             self.rate_from.map(|rate| text(&rate)),
             self.rate_to.map(|rate| text(&rate)),
             self.storm.map(|rate| text(&rate)),
+            self.connections.map(|n| text(&n)),
         ];
         SETTINGS.iter().zip(values).filter_map(|(name, value)| value.map(|value| (*name, value))).collect()
     }
@@ -189,6 +205,12 @@ fn on(value: &str) -> Result<bool, String> {
 
 fn rate(value: &str) -> Result<Option<Rate>, String> {
     if value == "none" { Ok(None) } else { value.parse().map(Some) }
+}
+
+fn connections(value: &str) -> Result<u32, String> {
+    let most = crate::CONNECTIONS_MAX as u32;
+    let number = value.parse().ok().filter(|n| (1..=most).contains(n));
+    number.ok_or_else(|| format!("write a number of connections from 1 to {most}, or none for the default"))
 }
 
 fn station(text: &str) -> Result<MacAddr, String> {

@@ -7,6 +7,7 @@ use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_types::{DropReason, MacAddr, PortId};
 use proptest::prelude::*;
 
+mod connections;
 mod mirrors;
 mod uplinks;
 
@@ -328,16 +329,16 @@ fn explains_itself() {
     let mut b = Bench::new(Limits::default(), 3);
     b.packet(&key(1, mac(1), mac(2)));
     let name = |p: PortId| format!("vm{p}");
-    let e = b.policy.explain(&key(2, mac(2), mac(1)), b.now_ms, name);
+    let e = b.policy.explain(&key(2, mac(2), mac(1)), Headers::default(), b.now_ms, name);
     assert_eq!(e.outputs, [PortId(1)]);
     assert_eq!(
         e.lines,
         ["source 52:54:00:00:00:02 is new and would be learned at vm2", "destination 52:54:00:00:00:01 lives at vm1"]
     );
     assert_eq!(b.policy.mac_count(), 1, "asking learns nothing");
-    let e = b.policy.explain(&tagged(key(2, mac(2), mac(1)), 5), b.now_ms, name);
+    let e = b.policy.explain(&tagged(key(2, mac(2), mac(1)), 5), Headers::default(), b.now_ms, name);
     assert!(e.lines[1].contains("in VLAN 5 is unknown: flooded to the 2 other ports"), "{:?}", e.lines);
-    let e = b.policy.explain(&key(2, MacAddr([3; 6]), mac(1)), b.now_ms, name);
+    let e = b.policy.explain(&key(2, MacAddr([3; 6]), mac(1)), Headers::default(), b.now_ms, name);
     assert!(e.outputs.is_empty() && e.lines[0].contains("group address"));
 }
 

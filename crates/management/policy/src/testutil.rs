@@ -3,9 +3,11 @@
 
 use crate::acl::{Direction, List};
 use crate::guard::pretends;
-use crate::{Change, Effects, FlowUse, Learning, Limits, Mirrored, Mirrors, PortLists, PortSettings, Resume, Uplinks};
+use crate::{
+    Change, Effects, FlowUse, Headers, Learning, Limits, Mirrored, Mirrors, PortLists, PortSettings, Resume, Uplinks,
+};
 use lasthop_flow::{Action, FlowSpec};
-use lasthop_frame::{Edit, FlowKey, FlowMask};
+use lasthop_frame::{Depth, Edit, FlowKey, FlowMask, SNAPSHOT_LEN, extract};
 use lasthop_types::{DropReason, MacAddr, PortId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -278,6 +280,25 @@ impl Bench {
         resumes[0].actions.clone()
     }
 
+    /// Sends a frame from a port: what happened to it, and whether control was asked.
+    #[cfg(test)]
+    pub(crate) fn frame(&mut self, port: u32, frame: &[u8]) -> (Vec<Action>, bool) {
+        let mut key = FlowKey { in_port: port, ..FlowKey::default() };
+        let bytes = frame.get(..SNAPSHOT_LEN).unwrap_or(frame);
+        extract(&mut key, bytes, frame.len(), Depth::Full);
+        let now_ms = self.now_ms;
+        if let Some((flow, used)) = self.table.iter_mut().find(|(f, _)| key.masked(&f.mask) == f.key) {
+            *used = now_ms;
+            return (flow.actions.clone(), false);
+        }
+        let (mut out, headers) = (Effects::default(), Headers { bytes, frame_len: frame.len() });
+        self.next_id += 1;
+        self.policy.packet(self.next_id, &key, headers, now_ms, &mut out);
+        let resumes = self.apply(out);
+        assert_eq!(resumes.len(), 1, "each miss is answered once");
+        (resumes[0].actions.clone(), true)
+    }
+
     pub(crate) fn dump(&self) -> Vec<FlowUse> {
         self.table
             .iter()
@@ -463,6 +484,7 @@ pub fn compare(ops: impl IntoIterator<Item = Op>, probes: &[FlowKey], small: boo
             flows_per_port: 8,
             masks: 3,
             at_once: 2,
+            connections: 16,
         }
     } else {
         Limits::default()

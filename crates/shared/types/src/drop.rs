@@ -90,6 +90,10 @@ drop_reasons! {
     MirrorCopy = "mirror_copy",
     /// The port is a mirror's destination: what it sends goes nowhere, and it gets nothing but copies.
     MirrorPort = "mirror_port",
+    /// The packet belonged to no connection and could not open one, and a stateful access list judged it; `lasthop trace` says why.
+    CtInvalid = "ct_invalid",
+    /// The packet would have opened a connection, and there are as many as its port or the switch may have; see `lasthop conntrack stats`.
+    CtLimit = "ct_limit",
 }
 
 #[cfg(test)]

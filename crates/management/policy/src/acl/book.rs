@@ -138,6 +138,10 @@ impl Book {
             // Writing to a String does not fail.
             let _ = writeln!(text, "list {direction} {} {scope}", list.default());
             lines += 1 + list.rules().len();
+            if list.is_stateful() {
+                let _ = writeln!(text, "stateful");
+                lines += 1;
+            }
             for rule in list.rules() {
                 let _ = writeln!(text, "{rule}");
             }
@@ -185,6 +189,9 @@ impl Book {
                 if !close(&mut book, open.replace(list)) {
                     return Err(wrong("two lists for the same").into());
                 }
+            } else if line == "stateful" {
+                let (_, rules) = open.as_mut().ok_or_else(|| wrong("stateful outside of a list"))?;
+                rules.stateful = true;
             } else {
                 let (_, rules) = open.as_mut().ok_or_else(|| wrong("a rule outside of a list"))?;
                 rules.rules.push(read_rule(number, line)?);
@@ -219,5 +226,5 @@ fn parse_head(text: &str) -> Option<(Head, Rules)> {
         ("port", Some(name), None) if !name.is_empty() => vec![Scope::Port(name.to_owned())],
         _ => return None,
     };
-    Some(((scopes, direction), Rules { rules: Vec::new(), default }))
+    Some(((scopes, direction), Rules { rules: Vec::new(), default, stateful: false }))
 }

@@ -1,10 +1,13 @@
 //! What a list of rules says of a frame, by the [classifier](lasthop_classifier).
 
+use super::basics::is_basic;
 use super::parse::Rules;
-use super::rule::{Action, Mac, Prefix, Rule};
+use super::rule::{Action, Direction, Mac, Prefix, Rule};
 use lasthop_classifier::pattern::{first_bits, mac_bits};
 use lasthop_classifier::{Classifier, Found, Pattern, Proto, Seen};
 use lasthop_frame::{FlowKey, FlowMask};
+
+const ANOMALIES: u16 = FlowKey::MALFORMED_L3 | FlowKey::MALFORMED_L4 | FlowKey::DEEP_VLAN | FlowKey::DEEP_EXTENSIONS;
 
 /// What a list says of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,13 +18,35 @@ pub enum Decision {
     Default(Action),
     /// Headers are malformed, so that rules which look at them cannot be trusted: dropped.
     Malformed,
+    /// The list is stateful, and the packet is one of a connection that was answered: it passes.
+    Connection,
+    /// The list is stateful, and the packet is of no connection and cannot open one: dropped.
+    Invalid,
+    /// The list is stateful, no rule matched, and a guest needs such packets to find its neighbours or an address: it passes.
+    Basic,
 }
 
 impl Decision {
     /// The frame may pass.
     pub fn permits(self) -> bool {
-        matches!(self, Self::Rule(_, Action::Permit) | Self::Default(Action::Permit))
+        match self {
+            Self::Rule(_, action) | Self::Default(action) => action == Action::Permit,
+            Self::Connection | Self::Basic => true,
+            Self::Malformed | Self::Invalid => false,
+        }
     }
+}
+
+/// What a packet is to connections, as far as a list asks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Standing {
+    /// It would open one, or is none that has connections.
+    #[default]
+    New,
+    /// It is one of a connection that was answered, or an error about one.
+    Established,
+    /// It is of none, and cannot open one.
+    Invalid,
 }
 
 /// Rules of one direction, ready to judge by.
@@ -29,14 +54,21 @@ impl Decision {
 pub struct List {
     rules: Vec<Rule>,
     classifier: Classifier,
+    /// Of the rules that do not ask for a connection, and which these are; none if no rule does.
+    fresh: Option<(Classifier, Vec<usize>)>,
     default: Action,
+    stateful: bool,
 }
 
 impl List {
     /// From rules.
     pub fn new(rules: Rules) -> Self {
-        let Rules { rules, default } = rules;
-        Self { classifier: rules.iter().map(pattern).collect(), default, rules }
+        let Rules { rules, default, stateful } = rules;
+        let fresh = rules.iter().any(|rule| rule.established).then(|| {
+            let others = || rules.iter().enumerate().filter(|(_, rule)| !rule.established);
+            (others().map(|(_, rule)| pattern(rule)).collect(), others().map(|(n, _)| n).collect())
+        });
+        Self { classifier: rules.iter().map(pattern).collect(), fresh, default, stateful, rules }
     }
 
     /// The rules, in order.
@@ -49,22 +81,62 @@ impl List {
         self.default
     }
 
-    /// What the list says, without asking why.
+    /// Packets of connections pass without asking the rules.
+    pub fn is_stateful(&self) -> bool {
+        self.stateful
+    }
+
+    /// What it says depends on connections.
+    pub fn tracks(&self) -> bool {
+        self.stateful || self.fresh.is_some()
+    }
+
+    /// What the list says of a packet of no connection, without asking why.
     pub fn decide(&self, key: &FlowKey) -> Decision {
-        self.first_match(key, &mut Seen::all())
+        self.rule(key, Standing::New, &mut Seen::all())
     }
 
     /// The same, and adds to `mask` the bits that it takes to know it: every key that agrees with `key` in the bits of
     /// the mask that is left gets the same decision.
     pub fn judge(&self, key: &FlowKey, mask: &mut FlowMask) -> Decision {
         let mut seen = Seen::of(mask);
-        let decision = self.first_match(key, &mut seen);
+        let decision = self.rule(key, Standing::New, &mut seen);
         seen.add_to(mask);
         decision
     }
 
-    fn first_match(&self, key: &FlowKey, seen: &mut Seen) -> Decision {
-        match self.classifier.first_match(key, seen) {
+    /// What the list says of a packet that passes a port this way, and is this to connections. Adds to `mask` what it took to know, the standing apart.
+    pub fn judge_as(&self, key: &FlowKey, standing: Standing, direction: Direction, mask: &mut FlowMask) -> Decision {
+        if self.tracks() {
+            // It is not known what malformed headers are to a connection.
+            (mask.0.eth_type, mask.0.anomalies) = (u16::MAX, mask.0.anomalies | ANOMALIES);
+            if key.anomalies & ANOMALIES != 0 {
+                return Decision::Malformed;
+            }
+        }
+        match standing {
+            Standing::Established if self.stateful => return Decision::Connection,
+            Standing::Invalid if self.stateful => return Decision::Invalid,
+            _ => {}
+        }
+        let mut seen = Seen::of(mask);
+        let decision = self.rule(key, standing, &mut seen);
+        seen.add_to(mask);
+        match decision {
+            Decision::Default(Action::Deny) if self.stateful && is_basic(key, direction, mask) => Decision::Basic,
+            other => other,
+        }
+    }
+
+    fn rule(&self, key: &FlowKey, standing: Standing, seen: &mut Seen) -> Decision {
+        let found = match &self.fresh {
+            Some((fresh, numbers)) if standing != Standing::Established => match fresh.first_match(key, seen) {
+                Found::Pattern(i) => Found::Pattern(numbers.get(i).copied().unwrap_or_default()),
+                other => other,
+            },
+            _ => self.classifier.first_match(key, seen),
+        };
+        match found {
             Found::Pattern(i) => Decision::Rule(i, self.rules.get(i).map_or(self.default, |rule| rule.action)),
             Found::Nothing => Decision::Default(self.default),
             Found::Malformed => Decision::Malformed,

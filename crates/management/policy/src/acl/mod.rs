@@ -5,6 +5,7 @@
 //! | `rule` | a rule and its text |
 //! | `parse` | files of rules, with errors that name line and column |
 //! | `classbench` | filter sets of ClassBench and its kin |
+//! | `basics` | what stateful lists permit without a rule |
 //! | `judge` | what a list says of a frame, by the classifier |
 //! | `book` | which list holds for which port and direction, and how all of them are kept in one text |
 //!
@@ -15,8 +16,9 @@
 //! whichever the port is. Without a list,
 //! and where no rule matches and the list's default says so, the frame passes.
 //!
-//! Every frame is judged, ARP and neighbour discovery too: nothing is permitted silently, and there is no connection
-//! tracking, so answers need a rule of their own.
+//! Every frame is judged, ARP and neighbour discovery too: nothing is permitted silently, and answers need a rule of their own.
+//! A list that is *stateful* is otherwise: packets of connections that were answered pass without asking its rules, what belongs to none and opens none is
+//! dropped, and what a guest needs to find its neighbours and an address passes where no rule says otherwise (`basics`).
 //!
 //! # Frames whose headers are not all there
 //!
@@ -26,6 +28,7 @@
 //! * A frame with malformed headers (`FlowKey::anomalies`), such as a first fragment too short for its ports, is dropped
 //!   by every list with a rule that looks behind the VLAN tags: its receiver may read it differently from us.
 
+mod basics;
 mod book;
 mod classbench;
 mod judge;
@@ -34,7 +37,7 @@ mod rule;
 
 pub use book::{Book, BookError, Scope};
 pub use classbench::{ClassBench, read as read_classbench};
-pub use judge::{Decision, List};
+pub use judge::{Decision, List, Standing};
 pub(crate) use parse::prefix;
 pub use parse::{Lists, Located, MAX_RULES, MAX_TEXT, Rules, looks_like_classbench, read};
 pub use rule::{Action, Direction, Ether, Mac, Prefix, Range, Rule};

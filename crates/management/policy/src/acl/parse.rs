@@ -41,6 +41,8 @@ pub struct Rules {
     pub rules: Vec<Rule>,
     /// What holds when none matches.
     pub default: Action,
+    /// Packets of connections pass without asking the rules.
+    pub stateful: bool,
 }
 
 /// What a file says for each direction; `None` where it says nothing. And for whom, where a line `for` says so.
@@ -55,7 +57,7 @@ impl Lists {
     /// Of one direction only.
     pub fn of(direction: Direction, rules: Vec<Rule>, default: Action) -> Self {
         let mut lists = Self { says_nothing: rules.is_empty(), ..Self::default() };
-        lists.rules[direction as usize] = Some(Rules { rules, default });
+        lists.rules[direction as usize] = Some(Rules { rules, default, stateful: false });
         lists
     }
 
@@ -100,6 +102,7 @@ pub fn read(text: &str, only: Option<Direction>) -> Result<Lists, Located> {
         match first.text {
             "for" => file.for_line(&first, &mut words)?,
             "default" => file.default_line(&first, &mut words)?,
+            "stateful" => file.stateful_line(&first, &mut words)?,
             _ => file.rule_line(&first, &mut words)?,
         }
     }
@@ -115,19 +118,20 @@ struct File {
     /// The default of every direction that has rules.
     common: Option<Action>,
     scopes: Vec<Scope>,
+    stateful: bool,
 }
 
 impl File {
     /// No line but `for` has come.
     fn says_nothing(&self) -> bool {
-        let default = self.common.is_some() || self.defaults.iter().any(Option::is_some);
+        let default = self.stateful || self.common.is_some() || self.defaults.iter().any(Option::is_some);
         self.rules.iter().all(Vec::is_empty) && !default
     }
 
     /// A line with `for`.
     fn for_line(&mut self, first: &Word<'_>, words: &mut Words<'_>) -> Result<(), Located> {
         if !self.says_nothing() {
-            return Err(words.at(first, "for stands before all rules and defaults; move it to the top"));
+            return Err(words.at(first, "for stands before all other lines; move it to the top"));
         }
         if !self.scopes.is_empty() {
             return Err(words.at(first, "a second line with for; use a file for each"));
@@ -155,9 +159,19 @@ impl File {
         words.end()
     }
 
+    /// A line with `stateful`.
+    fn stateful_line(&mut self, first: &Word<'_>, words: &mut Words<'_>) -> Result<(), Located> {
+        if std::mem::replace(&mut self.stateful, true) {
+            return Err(
+                words.at(first, "a second line with stateful; it holds for the whole file, so leave one of them out")
+            );
+        }
+        words.end()
+    }
+
     fn rule_line(&mut self, first: &Word<'_>, words: &mut Words<'_>) -> Result<(), Located> {
         let Some(action) = action(first) else {
-            return Err(words.wrong(first, "permit, deny, default or for, or # before a comment"));
+            return Err(words.wrong(first, "permit, deny, default, for or stateful, or # before a comment"));
         };
         let mut direction = self.only.unwrap_or(Direction::FromGuest);
         if let Some(word) = words.peek()
@@ -177,13 +191,15 @@ impl File {
 
     fn lists(self) -> Lists {
         let (says_nothing, nothing) = (self.says_nothing(), self.rules.iter().all(Vec::is_empty));
-        let Self { only, rules, defaults, common, scopes } = self;
+        let Self { only, rules, defaults, common, scopes, stateful } = self;
         let mut lists = Lists { scopes, says_nothing, ..Lists::default() };
         for ((direction, rules), default) in Direction::ALL.into_iter().zip(rules).zip(defaults) {
             let meant = !rules.is_empty() || nothing && direction == only.unwrap_or(Direction::FromGuest);
-            if default.is_some() || meant {
-                let default = default.or(common).unwrap_or(Action::Permit);
-                lists.rules[direction as usize] = Some(Rules { rules, default });
+            // What is stateful is so both ways: connections are opened one way and answered the other.
+            let both = stateful && only.is_none_or(|only| only == direction);
+            if default.is_some() || meant || both {
+                let default = default.or(common.filter(|_| meant)).unwrap_or(Action::Permit);
+                lists.rules[direction as usize] = Some(Rules { rules, default, stateful });
             }
         }
         lists
@@ -315,10 +331,11 @@ struct Parts<'a> {
     from_mac: Option<(Word<'a>, Mac)>,
     to_mac: Option<(Word<'a>, Mac)>,
     vlan: Option<(Word<'a>, u16)>,
+    established: Option<(Word<'a>, ())>,
 }
 
 const PARTS: &str = "any, ip, ipv4, ipv6, arp, ethertype, tcp, udp, sctp, icmp, icmpv6, proto, vlan, from-mac, to-mac, \
-                     from, to, port, type or code";
+                     from, to, port, type, code or established";
 
 impl<'a> Parts<'a> {
     fn read(words: &mut Words<'a>) -> Result<Self, Located> {
@@ -333,6 +350,7 @@ impl<'a> Parts<'a> {
             let w = &*words;
             match word.text {
                 "any" => once(&mut parts.ether, word, Ether::Any, w)?,
+                "established" => once(&mut parts.established, word, (), w)?,
                 "ip" => once(&mut parts.ether, word, Ether::Ip, w)?,
                 "ipv4" => once(&mut parts.ether, word, Ether::Type(IPV4), w)?,
                 "ipv6" => once(&mut parts.ether, word, Ether::Type(IPV6), w)?,
@@ -423,8 +441,9 @@ impl<'a> Parts<'a> {
     }
 
     fn rule(self, action: Action, words: &Words<'_>) -> Result<Rule, Located> {
-        let Self { ether, proto, from, to, from_port, to_port, kind, code, from_mac, to_mac, vlan } = self;
+        let Self { ether, proto, from, to, from_port, to_port, kind, code, from_mac, to_mac, vlan, established } = self;
         let mut wanted = ether.as_ref().map_or(Ether::Any, |e| e.1);
+        check_established(established.as_ref().map(|e| &e.0), wanted, words)?;
         // Each part narrows the EtherType; a contradiction is the later word's fault.
         let mut narrow = |to: Ether, word: &Word<'_>, why: &str| {
             wanted = match (wanted, to) {
@@ -486,7 +505,17 @@ impl<'a> Parts<'a> {
             src_mac: from_mac.map(|m| m.1),
             dst_mac: to_mac.map(|m| m.1),
             vlan: vlan.map(|v| v.1),
+            established: established.is_some(),
         })
+    }
+}
+
+fn check_established(word: Option<&Word<'_>>, wanted: Ether, words: &Words<'_>) -> Result<(), Located> {
+    match word {
+        Some(word) if !matches!(wanted, Ether::Any | Ether::Ip | Ether::Type(IPV4 | IPV6)) => {
+            Err(words.at(word, "only IP has connections; the rule could never match"))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -150,6 +150,8 @@ pub struct Rule {
     pub dst_mac: Option<Mac>,
     /// VLAN id of the outer tag; 0 for frames without one and for priority-tagged ones.
     pub vlan: Option<u16>,
+    /// Only packets of a connection that was answered, and ICMP errors about one.
+    pub established: bool,
 }
 
 impl Rule {
@@ -166,6 +168,7 @@ impl Rule {
             src_mac: None,
             dst_mac: None,
             vlan: None,
+            established: false,
         }
     }
 
@@ -217,6 +220,9 @@ impl fmt::Display for Rule {
             Some(other) => write!(f, " proto {other}")?,
             None if kind => {}
             None => f.write_str(if self.ether == Ether::Any { " any" } else { " ip" })?,
+        }
+        if self.established {
+            f.write_str(" established")?;
         }
         if let Some(vlan) = self.vlan {
             match vlan {

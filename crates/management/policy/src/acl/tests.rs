@@ -130,7 +130,15 @@ fn malformed_headers_are_dropped_by_lists_that_look_at_headers() {
 #[test]
 fn errors_say_where_and_what() {
     for (text, only, error) in [
-        ("permit any\n\n  allow tcp", None, "line 3, column 3: \"allow\": expected permit, deny, default or for"),
+        (
+            "permit any\n\n  allow tcp",
+            None,
+            "line 3, column 3: \"allow\": expected permit, deny, default, for or stateful",
+        ),
+        ("stateful\nstateful", None, "line 2, column 1: a second line with stateful; it holds for the whole file"),
+        ("stateful from-guest", None, "line 1, column 10: \"from-guest\": expected nothing more"),
+        ("permit arp established", None, "line 1, column 12: only IP has connections; the rule could never match"),
+        ("permit established established", None, "\"established\" after \"established\""),
         ("deny tcp portt 5", None, "line 1, column 10: \"portt\": expected any, ip,"),
         ("deny tcp port 5", None, "line 1, column 10: port needs from or to before it"),
         ("deny tcp to any port 5-", None, "line 1, column 22: \"5-\": expected numbers up to 65535"),

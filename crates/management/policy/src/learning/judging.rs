@@ -1,8 +1,9 @@
 //! What becomes of a packet: the sender's settings and access list, then where learning sends it, then the receivers'.
 
 use super::mirrors::prepend;
+use super::tracking::{Kind, Probe, Track};
 use super::{Learning, refusal};
-use crate::acl::{Decision, Direction, List, Scope};
+use crate::acl::{Decision, Direction, List, Scope, Standing};
 use crate::flows::{PAIR_MASK, PORT_MASK, Pair, VID, Verdict, has};
 use crate::guard::{Pretence, pretends};
 use crate::membership::{self, Tag};
@@ -22,6 +23,10 @@ pub(crate) struct Judged {
     pub actions: Vec<Action>,
     /// Whose rule it is that drops them, if one does.
     pub rule: Option<DeniedBy>,
+    /// What the packet is to connections.
+    pub track: Track,
+    /// What the flow has to do with them.
+    pub kind: Kind,
 }
 
 /// What of an access list denies.
@@ -40,7 +45,7 @@ impl DeniedBy {
         let rule = match decision {
             Decision::Rule(n, _) => Some(u32::try_from(n + 1).unwrap_or(u32::MAX)),
             Decision::Default(_) => Some(0),
-            Decision::Malformed => None,
+            Decision::Malformed | Decision::Connection | Decision::Invalid | Decision::Basic => None,
         };
         Self { scope: scope.clone(), direction, rule }
     }
@@ -56,7 +61,22 @@ pub(crate) enum Refused {
     /// It pretends something.
     Pretence(Pretence),
     /// The port's list denies it, which belongs to this VLAN.
-    List(u16, DeniedBy),
+    List(u16, DeniedByList),
+}
+
+/// A list's word that a packet may not pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DeniedByList {
+    pub by: DeniedBy,
+    pub decision: Decision,
+    /// What the packet is to connections, if a list that asked that denied it.
+    pub asked: Option<Track>,
+}
+
+impl DeniedByList {
+    fn reason(&self) -> DropReason {
+        if self.decision == Decision::Invalid { DropReason::CtInvalid } else { DropReason::Acl }
+    }
 }
 
 /// A frame as access lists see it: in the VLAN that it belongs to, with its tag or without.
@@ -71,20 +91,23 @@ impl Learning {
         self.tried.get()
     }
 
-    fn decide(&self, list: &List, key: &FlowKey) -> Decision {
-        self.note_tried(list, list.decide(key))
-    }
-
-    /// The same, with what it took to know: see [`List::judge`].
-    fn ask(&self, list: &List, key: &FlowKey, mask: &mut FlowMask) -> Decision {
-        self.note_tried(list, list.judge(key, mask))
+    /// What a list says, with what it took to know: see [`List::judge_as`].
+    pub(super) fn ask(
+        &self,
+        list: &List,
+        key: &FlowKey,
+        standing: Standing,
+        direction: Direction,
+        mask: &mut FlowMask,
+    ) -> Decision {
+        self.note_tried(list, list.judge_as(key, standing, direction, mask))
     }
 
     fn note_tried(&self, list: &List, decision: Decision) -> Decision {
         let rules = match decision {
             Decision::Rule(n, _) => n + 1,
-            Decision::Default(_) => list.rules().len(),
-            Decision::Malformed => 0,
+            Decision::Default(_) | Decision::Basic => list.rules().len(),
+            Decision::Malformed | Decision::Connection | Decision::Invalid => 0,
         };
         self.tried.set(self.tried.get().wrapping_add(rules as u64));
         decision
@@ -100,10 +123,15 @@ impl Learning {
         let mut lists: Vec<&(Scope, Arc<List>)> = Vec::new();
         let mut found = Vec::new();
         let mut looked_at = flow.mask;
-        let admitted = self.admit(key, &mut looked_at);
-        let (Ok(vlan) | Err(Refused::List(vlan, _))) = admitted else { return found };
+        let admitted = self.admit(key, &mut looked_at, &Probe::PEEK);
+        let (Ok((vlan, _)) | Err(Refused::List(vlan, _))) = admitted else { return found };
+        let track = self.track(key, vlan, &Probe::PEEK);
+        let decide = |list: &List, direction, to| {
+            let standing = self.standing(&track, to);
+            self.ask(list, &inside(key, vlan), standing, direction, &mut FlowMask::default())
+        };
         if let Some((scope, list)) = self.scoped_list(key.port(), Direction::FromGuest) {
-            found.push((scope, Direction::FromGuest, self.decide(list, &inside(key, vlan))));
+            found.push((scope, Direction::FromGuest, decide(list, Direction::FromGuest, None)));
         }
         if admitted.is_err() || !has(&flow.mask, &PAIR_MASK) {
             return found;
@@ -115,15 +143,15 @@ impl Learning {
                 && !lists.iter().any(|other| Arc::ptr_eq(&other.1, &scoped.1))
             {
                 lists.push(scoped);
-                found.push((&scoped.0, Direction::ToGuest, self.decide(&scoped.1, &inside(key, vlan))));
+                found.push((&scoped.0, Direction::ToGuest, decide(&scoped.1, Direction::ToGuest, Some(port))));
             }
         }
         found
     }
 
     /// Whether a frame may enter where it comes from, and the VLAN that it belongs to then. By the port's VLANs, its other settings and its
-    /// list. Adds to `mask` what it took to know.
-    pub(crate) fn admit(&self, key: &FlowKey, mask: &mut FlowMask) -> Result<u16, Refused> {
+    /// list. Adds to `mask` what it took to know, but for what it is to connections.
+    pub(crate) fn admit(&self, key: &FlowKey, mask: &mut FlowMask, probe: &Probe<'_>) -> Result<(u16, Track), Refused> {
         let from = key.port();
         if self.is_destination(from) {
             return Err(Refused::MirrorPort);
@@ -134,47 +162,57 @@ impl Learning {
         {
             return Err(Refused::Pretence(pretence));
         }
+        let track = self.track(key, vlan, probe);
         if let Some(scoped) = self.scoped_list(from, Direction::FromGuest) {
-            let decision = self.ask(&scoped.1, &inside(key, vlan), mask);
+            let standing = self.standing(&track, None);
+            let decision = self.ask(&scoped.1, &inside(key, vlan), standing, Direction::FromGuest, mask);
             if !decision.permits() {
-                return Err(Refused::List(vlan, DeniedBy::new(scoped, Direction::FromGuest, decision)));
+                let by = DeniedBy::new(scoped, Direction::FromGuest, decision);
+                let asked = scoped.1.tracks().then_some(track);
+                return Err(Refused::List(vlan, DeniedByList { by, decision, asked }));
             }
         }
-        Ok(vlan)
+        Ok((vlan, track))
     }
 
     /// The VLAN that it belongs to, if it may enter.
-    pub(super) fn may_enter(&self, key: &FlowKey) -> Option<u16> {
-        self.admit(key, &mut FlowMask::default()).ok()
+    pub(super) fn may_enter(&self, key: &FlowKey, probe: &Probe<'_>) -> Option<u16> {
+        self.admit(key, &mut FlowMask::default(), probe).ok().map(|(vlan, _)| vlan)
     }
 
     /// The same, of all packets of a flow.
     pub(super) fn all_may_enter(&self, key: &FlowKey, mask: &FlowMask) -> Option<u16> {
         let mut looked_at = *mask;
-        self.admit(key, &mut looked_at).ok().filter(|_| looked_at == *mask)
+        let (vlan, _) = self.admit(key, &mut looked_at, &Probe::PEEK).ok()?;
+        (looked_at == *mask).then_some(vlan)
     }
 
     /// What becomes of a packet that [`Learning::may_enter`] or not, and the widest flow that says so.
-    pub(super) fn judge_anew(&self, key: &FlowKey, enters: bool) -> Judged {
+    pub(super) fn judge_anew(&self, key: &FlowKey, enters: bool, probe: &Probe<'_>) -> Judged {
         // A flow for what may not enter need not know who sends it to whom.
-        self.judge(key, if enters { PAIR_MASK } else { PORT_MASK })
+        self.judge(key, if enters { PAIR_MASK } else { PORT_MASK }, probe)
     }
 
-    /// What becomes of all packets of a flow; `None` if the flow does not say enough of them.
+    /// What becomes of all packets of a flow; `None` if the flow does not say enough of them, or there should be none.
     pub(super) fn judge_flow(&self, key: &FlowKey, mask: &FlowMask) -> Option<Judged> {
         if !has(mask, &PORT_MASK) {
             return None;
         }
-        let judged = self.judge(key, *mask);
+        let mut judged = self.judge(key, *mask, &Probe::PEEK);
         let refused = has(mask, &PAIR_MASK) && refusal(key).is_some();
         let enough = judged.verdict.is_none() || has(mask, &PAIR_MASK);
+        judged.kind = match (judged.kind, judged.track.known()) {
+            (Kind::Never, _) | (Kind::Tracked, None) => return None,
+            (Kind::Tracked, Some(known)) => Kind::Connection(known.number()),
+            (kind, _) => kind,
+        };
         (judged.mask == *mask && enough && !refused).then_some(judged)
     }
 
     /// Judges by the sender's settings and list, where learning sends it, and the receivers' settings and lists. Adds to `mask`
     /// what it looked at. Mirrors of the sender get a copy, whatever becomes of it.
-    fn judge(&self, key: &FlowKey, mask: FlowMask) -> Judged {
-        let mut judged = self.judge_uncopied(key, mask);
+    fn judge(&self, key: &FlowKey, mask: FlowMask, probe: &Probe<'_>) -> Judged {
+        let mut judged = self.judge_uncopied(key, mask, probe);
         let copies = self.copies_from(key.port());
         if !copies.is_empty() {
             prepend(&mut judged.actions, copies);
@@ -182,27 +220,34 @@ impl Learning {
         judged
     }
 
-    fn judge_uncopied(&self, key: &FlowKey, mut mask: FlowMask) -> Judged {
-        let drop = |mask, verdict, vlan, reason, rule| {
+    fn judge_uncopied(&self, key: &FlowKey, mut mask: FlowMask, probe: &Probe<'_>) -> Judged {
+        let drop = |mask, verdict, vlan, reason| {
             let actions = vec![Action::Drop(reason)];
-            Judged { mask, verdict, vlan, actions, rule }
+            Judged { mask, verdict, vlan, actions, rule: None, track: Track::None, kind: Kind::Plain }
         };
-        let vlan = match self.admit(key, &mut mask) {
-            Ok(vlan) => vlan,
-            Err(Refused::MirrorPort) => return drop(mask, None, 0, DropReason::MirrorPort, None),
-            Err(Refused::Vlan) => return drop(mask, None, 0, DropReason::Vlan, None),
-            Err(Refused::Pretence(_)) => return drop(mask, None, 0, DropReason::Spoofed, None),
-            Err(Refused::List(_, rule)) => return drop(mask, None, 0, DropReason::Acl, Some(rule)),
+        let (vlan, track) = match self.admit(key, &mut mask, probe) {
+            Ok(admitted) => admitted,
+            Err(Refused::MirrorPort) => return drop(mask, None, 0, DropReason::MirrorPort),
+            Err(Refused::Vlan) => return drop(mask, None, 0, DropReason::Vlan),
+            Err(Refused::Pretence(_)) => return drop(mask, None, 0, DropReason::Spoofed),
+            Err(Refused::List(vlan, denied)) => return self.by_list(key, vlan, mask, None, denied),
         };
         let verdict = self.verdict(&Pair::of(key, vlan));
         let mut outputs = self.outputs(verdict, vlan, key, &mut mask);
         if outputs.is_empty() {
-            return drop(mask, Some(verdict), vlan, self.why_nowhere(verdict, key.port()), None);
+            return drop(mask, Some(verdict), vlan, self.why_nowhere(verdict, key.port()));
         }
+        let mut kind = Kind::Plain;
         if verdict != Verdict::Hairpin {
-            let rule = self.filter(&inside(key, vlan), &mut mask, &mut outputs);
-            if outputs.is_empty() {
-                return drop(mask, Some(verdict), vlan, DropReason::Acl, rule);
+            let tracked = self.tracks(key.port()) || outputs.iter().any(|(to, _)| self.tracks(*to));
+            let denied = self.filter(&inside(key, vlan), &track, &mut mask, &mut outputs);
+            if outputs.is_empty()
+                && let Some(denied) = denied
+            {
+                return self.by_list(key, vlan, mask, Some(verdict), denied);
+            }
+            if tracked {
+                kind = self.permitted_kind(key, &mut mask, &track);
             }
         }
         // What goes back where it came from does not get there.
@@ -212,7 +257,26 @@ impl Learning {
         {
             actions.insert(0, Action::LimitFlood);
         }
-        Judged { mask, verdict: Some(verdict), vlan, actions, rule: None }
+        Judged { mask, verdict: Some(verdict), vlan, actions, rule: None, track, kind }
+    }
+
+    /// A list has denied it.
+    fn by_list(
+        &self,
+        key: &FlowKey,
+        vlan: u16,
+        mut mask: FlowMask,
+        verdict: Option<Verdict>,
+        denied: DeniedByList,
+    ) -> Judged {
+        let kind = match &denied.asked {
+            Some(track) if denied.decision != Decision::Malformed => self.denied_kind(key, vlan, &mut mask, track),
+            _ => Kind::Plain,
+        };
+        let (actions, track) = (vec![Action::Drop(denied.reason())], denied.asked.unwrap_or(Track::None));
+        // The VLAN means something to learning only.
+        let vlan = if verdict.is_some() { vlan } else { 0 };
+        Judged { mask, verdict, vlan, actions, rule: Some(denied.by), track, kind }
     }
 
     /// Why learning sends a packet from there nowhere.
@@ -231,23 +295,34 @@ impl Learning {
         }
     }
 
-    /// Takes out the ports whose lists do not let it through; the first such list's word.
-    fn filter(&self, key: &FlowKey, mask: &mut FlowMask, outputs: &mut Vec<(PortId, Tag)>) -> Option<DeniedBy> {
+    /// Takes out the ports whose lists do not let it through; the first such list's word. If any of those that did not asked about connections, so
+    /// does that word.
+    fn filter(
+        &self,
+        key: &FlowKey,
+        track: &Track,
+        mask: &mut FlowMask,
+        outputs: &mut Vec<(PortId, Tag)>,
+    ) -> Option<DeniedByList> {
         // Most ports share a list: it is asked once.
-        let mut asked: Vec<(&Arc<List>, bool)> = Vec::new();
-        let mut denied = None;
+        let mut asked: Vec<(&Arc<List>, Standing, bool)> = Vec::new();
+        let (mut denied, mut tracks) = (None, false);
         outputs.retain(|(port, _)| {
             let Some(scoped) = self.scoped_list(*port, Direction::ToGuest) else { return true };
-            if let Some((_, permits)) = asked.iter().find(|(l, _)| Arc::ptr_eq(l, &scoped.1)) {
+            let standing = self.standing(track, Some(*port));
+            let same = |(list, s, _): &&(&Arc<List>, Standing, bool)| Arc::ptr_eq(list, &scoped.1) && *s == standing;
+            if let Some((.., permits)) = asked.iter().find(same) {
                 return *permits;
             }
-            let decision = self.ask(&scoped.1, key, mask);
-            if denied.is_none() && !decision.permits() {
-                denied = Some(DeniedBy::new(scoped, Direction::ToGuest, decision));
+            let decision = self.ask(&scoped.1, key, standing, Direction::ToGuest, mask);
+            asked.push((&scoped.1, standing, decision.permits()));
+            if !decision.permits() {
+                tracks |= scoped.1.tracks();
+                denied.get_or_insert_with(|| (DeniedBy::new(scoped, Direction::ToGuest, decision), decision));
             }
-            asked.push((&scoped.1, decision.permits()));
             decision.permits()
         });
-        denied
+        let (by, decision) = denied?;
+        Some(DeniedByList { by, decision, asked: tracks.then_some(*track) })
     }
 }

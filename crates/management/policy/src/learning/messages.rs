@@ -1,6 +1,6 @@
 //! What goes into the learning switch and what comes out of it.
 
-use crate::{FLOWS_MAX, FLOWS_PER_PORT_MAX, MASKS_MAX};
+use crate::{CONNECTIONS_MAX, FLOWS_MAX, FLOWS_PER_PORT_MAX, MASKS_MAX};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{FlowKey, FlowMask};
 
@@ -24,6 +24,8 @@ pub struct Limits {
     /// Flows that are put right at once when a change has made them wrong, in each millisecond; the others follow in slices of
     /// as many ([`Learning::put_right`](super::Learning::put_right)).
     pub at_once: usize,
+    /// Connections, all ports together.
+    pub connections: usize,
 }
 
 impl Default for Limits {
@@ -37,6 +39,7 @@ impl Default for Limits {
             flows_per_port: FLOWS_PER_PORT_MAX,
             masks: MASKS_MAX,
             at_once: 32,
+            connections: CONNECTIONS_MAX,
         }
     }
 }

@@ -7,7 +7,7 @@
 //! newer than what the switch has told. Other lists end it: they remove all flows.
 
 use super::stale::{LOOKS, SLICE_MS};
-use super::{FlowUse, Judged, Learning, dropped};
+use super::{FlowUse, Judged, Kind, Learning, Track, dropped};
 use crate::flows::{Cause, Id, Installed, InstalledRefusal, PAIR_MASK, Pair, Refusal, has};
 use crate::{Change, Effects};
 
@@ -116,6 +116,7 @@ impl Learning {
 
     /// Learns from a flow that an earlier control process left behind.
     fn adopt(&mut self, f: &FlowUse, told_ms: u64, now_ms: u64, out: &mut Effects) {
+        self.take_over(&f.spec, now_ms, out);
         if f.spec.actions.is_empty() || !has(&f.spec.mask, &PAIR_MASK) {
             return;
         }
@@ -210,7 +211,8 @@ impl Learning {
         if f.spec.actions != judged.actions {
             return Some(self.put_flow(key, mask, judged, false, used_ms, now_ms, out));
         }
-        let Judged { verdict, vlan, actions, rule, .. } = judged;
+        let Judged { verdict, vlan, actions, rule, kind, .. } = judged;
+        let (connection, hides) = kind.of_flow();
         if let Some(reason) = dropped(&actions) {
             self.count_denied(key.port(), (reason, rule.clone()), &key, f.packets, used_ms);
         }
@@ -228,6 +230,8 @@ impl Learning {
             seen: asked,
             counted,
             rule,
+            connection,
+            hides,
         }))
     }
 
@@ -247,6 +251,9 @@ impl Learning {
             self.refresh_source(&pair, used_ms);
         }
         self.flows.used(id, used_ms);
+        if let Some(flow) = self.flows.get(id) {
+            self.keep_connection(flow, used_ms, now_ms);
+        }
         let more = self.flows.counted(id, f.packets);
         let flow = self.flows.get(id)?;
         if let Some(reason) = flow.drops() {
@@ -257,7 +264,15 @@ impl Learning {
         // What we sent after asking is newer than the answer.
         if flow.put_after < asked && *f.spec.actions != *flow.actions {
             let rule = flow.rule.as_deref().cloned();
-            let judged = Judged { mask, verdict: flow.verdict, vlan: flow.vlan, actions: flow.actions.to_vec(), rule };
+            let judged = Judged {
+                mask,
+                verdict: flow.verdict,
+                vlan: flow.vlan,
+                actions: flow.actions.to_vec(),
+                rule,
+                track: Track::None,
+                kind: Kind::of_installed(flow),
+            };
             let unlearned = flow.unlearned;
             return Some(self.put_flow(key, mask, judged, unlearned, used_ms, now_ms, out));
         }

@@ -16,6 +16,7 @@ impl Learning {
         } else {
             self.lists.insert(id, lists);
         }
+        self.follow_tracking();
     }
 
     /// Which ports are uplinks. Nothing goes from one uplink to another, known or flooded: two of them may be on one segment,
@@ -55,6 +56,7 @@ impl Learning {
             rate_from: None,
             rate_to: None,
             storm: of.storm.map(|_| Rate::ANY),
+            connections: None,
             ..of.clone()
         };
         if self.is_in_use(id) && without_rates(&settings) != without_rates(&before) {
@@ -67,6 +69,10 @@ impl Learning {
             self.settings.insert(id, settings);
         }
         self.follow_members(id);
+        let limit = self.connection_limit(id);
+        if let Some(connections) = &mut self.connections {
+            connections.limit(id, limit);
+        }
         if elsewhere {
             self.forget_addresses(id, now_ms, out);
         }

@@ -11,6 +11,7 @@
 //! learned, or goes to the port that a station has left. It never lets a packet pass that lists or VLANs refuse: where those
 //! change all flows go at once. A packet that misses is judged by what is known now.
 
+use super::connections::Connections;
 use super::{Effects, Learning};
 use crate::flows::{Cause, Id};
 use lasthop_types::PortId;
@@ -91,7 +92,8 @@ impl Learning {
     /// When [`Learning::put_right`] is due; `None` while all flows are right.
     pub fn put_right_ms(&self) -> Option<u64> {
         let passes = (!self.stale.passes.is_empty()).then_some(self.stale.next_ms);
-        passes.into_iter().chain(self.reconcile.as_ref().map(|under_way| under_way.next_ms)).min()
+        let connections = self.connections.as_ref().and_then(Connections::due_ms);
+        passes.into_iter().chain(self.reconcile.as_ref().map(|under_way| under_way.next_ms)).chain(connections).min()
     }
 
     /// What the rules are worth, in looks, that were tried since [`Learning::tried`] was that.
@@ -104,6 +106,7 @@ impl Learning {
     pub fn put_right(&mut self, now_ms: u64, out: &mut Effects) {
         self.redo_some(now_ms, out);
         self.reconcile_some(now_ms, out);
+        self.connections_some(now_ms, out);
     }
 
     fn redo_some(&mut self, now_ms: u64, out: &mut Effects) {
@@ -192,7 +195,7 @@ impl Learning {
                 _ if !self.has_port(owner) => drop(self.flows.remove(id)),
                 Cause::Floods | Cause::Uplinks => self.rejudge(id, now_ms, out),
                 Cause::To(..) => self.refresh(id, now_ms, out),
-                Cause::From(..) | Cause::Unlearned | Cause::Unused => self.del_flow(id, out),
+                Cause::From(..) | Cause::Unlearned | Cause::Unused | Cause::Ended(_) => self.del_flow(id, out),
                 Cause::Unseen => {
                     let asked = self.stale.asked;
                     if self.flows.get(id).is_some_and(|flow| flow.put_after < asked && flow.seen < asked) {

@@ -17,7 +17,7 @@ fn nothing_goes_from_one_uplink_to_another() {
     assert_eq!(b.packet(&key(3, mac(3), MacAddr::BROADCAST)), outputs(&[1, 2, 4]));
     assert_eq!(b.packet(&key(3, mac(3), mac(1))), outputs(&[1]));
     assert_eq!(b.packet(&key(2, mac(2), mac(3))), outputs(&[3]));
-    let lines = b.policy.explain(&known, b.now_ms, |id| format!("p{id}")).lines;
+    let lines = b.policy.explain(&known, Headers::default(), b.now_ms, |id| format!("p{id}")).lines;
     assert!(lines.iter().any(|l| l.contains("nothing goes from one uplink to another")), "{lines:?}");
     // One of them is taken away and comes back as a guest.
     b.set_uplinks([(PortId(2), None)].into());
@@ -135,7 +135,7 @@ fn control_comes_back_and_keeps_flows_of_trunks() {
 #[test]
 fn explains_which_vlans_an_uplink_carries() {
     let mut b = trunk("untagged:10:20-30");
-    let explain = |b: &Bench, key: &FlowKey| b.policy.explain(key, b.now_ms, |id| format!("p{id}"));
+    let explain = |b: &Bench, key: &FlowKey| b.policy.explain(key, Headers::default(), b.now_ms, |id| format!("p{id}"));
     let e = explain(&b, &tagged(key(3, mac(9), mac(1)), 40));
     assert_eq!(e.lines, ["uplink p3 does not carry VLAN 40 (vlans=untagged:10:20-30): dropped"]);
     assert!(e.outputs.is_empty());
@@ -163,7 +163,7 @@ fn what_a_flood_leaves_out_between_uplinks_is_said_and_counted() {
     assert_eq!(b.packet(&broadcast), outputs(&[1]));
     assert_eq!(b.packet(&key(1, mac(1), MacAddr::BROADCAST)), outputs(&[2, 3]));
     assert_eq!(b.policy.floods_left_out(), 1);
-    let e = b.policy.explain(&broadcast, b.now_ms, |id| format!("p{id}"));
+    let e = b.policy.explain(&broadcast, Headers::default(), b.now_ms, |id| format!("p{id}"));
     let said = "flooded to one other port that is up; not to p3: nothing goes from one uplink to another";
     assert!(e.lines[1].ends_with(said), "{:?}", e.lines);
     b.port(3, false);

@@ -3,7 +3,7 @@
 use super::random::{any_frame, rule};
 use super::*;
 use crate::testutil::{Bench, Op, compare};
-use crate::{Limits, PortLists};
+use crate::{Headers, Limits, PortLists};
 use std::collections::BTreeMap;
 
 fn lists(from: &str, to: &str) -> PortLists {
@@ -172,7 +172,7 @@ fn trace_names_the_rule() {
     ]);
     b.load(own);
     let name = |p: PortId| format!("vm{p}");
-    let explain = |key: FlowKey| b.policy.explain(&key, b.now_ms, name);
+    let explain = |key: FlowKey| b.policy.explain(&key, Headers::default(), b.now_ms, name);
     let web = explain(from_port(1, frame("10.0.0.1", "10.0.0.2", TCP, 9, 80)));
     assert_eq!(web.lines, ["guests access list, from-guest at vm1: rule 2 decides: deny tcp to any port 80"]);
     assert!(web.outputs.is_empty());

@@ -21,11 +21,13 @@ pub struct Config {
     pub capacity: usize,
     /// How strict TCP is judged.
     pub tcp: TcpRules,
+    /// Echoes with different identifiers are different connections. Without it they count as one, so that a flow key, which has no identifier, names it.
+    pub icmp_ids: bool,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { capacity: 1 << 18, tcp: TcpRules::default() }
+        Self { capacity: 1 << 18, tcp: TcpRules::default(), icmp_ids: true }
     }
 }
 
@@ -63,6 +65,16 @@ pub struct Tracker {
     expired: AtomicU64,
     evicted: AtomicU64,
     hand: AtomicU32,
+    ended: Lock<Vec<Ended>>,
+}
+
+/// A connection that has ended, for whatever reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// The tuple of its first packet.
+    pub original: Tuple,
+    /// Its label.
+    pub label: u128,
 }
 
 /// Shards of a large table: threads that put in or take out at the same time seldom meet.
@@ -103,6 +115,7 @@ impl Tracker {
             expired: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
             hand: AtomicU32::new(0),
+            ended: Lock::default(),
         })
     }
 
@@ -166,6 +179,12 @@ impl Tracker {
         });
     }
 
+    /// The connections that have ended since this was last asked. Whoever keeps the table asks after everything that may end some: the log is
+    /// as long as there were connections meanwhile.
+    pub fn ended(&self) -> Vec<Ended> {
+        std::mem::take(&mut *self.ended.lock())
+    }
+
     /// The connection of a tuple.
     #[inline(always)]
     pub(crate) fn find(&self, tuple: &Tuple, hash: u64, now: u32) -> Option<Found> {
@@ -194,6 +213,7 @@ impl Tracker {
             self.buckets.remove(self.secrets.hash(&entry.key(dir)), number(at, dir));
         }
         shard.unfile(&self.entries, at);
+        self.ended.lock().push(Ended { original: entry.key(ORIGINAL), label: entry.label() });
         self.release(shard, at);
     }
 
@@ -329,6 +349,6 @@ fn number(at: u32, dir: usize) -> u32 {
     2 * at + dir as u32 + 1
 }
 
-fn place(number: u32) -> (u32, usize) {
+pub(crate) fn place(number: u32) -> (u32, usize) {
     ((number - 1) / 2, (number as usize - 1) % 2)
 }

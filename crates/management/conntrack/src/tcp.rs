@@ -281,6 +281,19 @@ impl Tcp {
         (new.packet(segment, 0, false, false, rules) == Answer::Accept).then_some(new)
     }
 
+    /// A connection that was established before anybody here knew of it.
+    pub fn adopted() -> Self {
+        let side = Side { flags: SACKS | LIBERAL, ..Side::default() };
+        Self { state: Established, sides: [side; 2], last: Last::default() }
+    }
+
+    /// Segments pass unseen: what is known of sequence numbers is out of date.
+    pub fn relax(&mut self) {
+        for side in &mut self.sides {
+            side.flags = (side.flags | LIBERAL) & !ACKED;
+        }
+    }
+
     /// Judges a segment; `replied` and `assured` say what was so before it.
     pub fn packet(
         &mut self,

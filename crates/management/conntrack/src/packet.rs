@@ -53,7 +53,7 @@ fn be32(bytes: &[u8], at: usize) -> Option<u32> {
 
 impl<'a> Packet<'a> {
     #[inline]
-    pub fn read(view: &View<'a>, zone: u16) -> Result<Self, Refusal> {
+    pub fn read(view: &View<'a>, zone: u16, icmp_ids: bool) -> Result<Self, Refusal> {
         const ETH_IPV4: u16 = 0x0800;
         const ETH_IPV6: u16 = 0x86dd;
         let key = view.key;
@@ -77,7 +77,7 @@ impl<'a> Packet<'a> {
                 let (tag, chunks) = (be32(bytes, 4), bytes.get(12..));
                 Body::Sctp(Chunks { tag: tag.ok_or(Refusal::Malformed)?, bytes: chunks.ok_or(Refusal::Malformed)? })
             }
-            ICMP | ICMPV6 if tuple.is_icmp() => icmp(&mut tuple, bytes)?,
+            ICMP | ICMPV6 if tuple.is_icmp() => icmp(&mut tuple, bytes, icmp_ids)?,
             _ => Body::Other,
         };
         Ok(Self { tuple, body })
@@ -101,31 +101,32 @@ fn segment<'a>(key: &FlowKey, bytes: &'a [u8], len: usize) -> Result<Segment<'a>
     if segment.is_sane() { Ok(segment) } else { Err(Refusal::TcpFlags) }
 }
 
-fn icmp<'a>(tuple: &mut Tuple, bytes: &[u8]) -> Result<Body<'a>, Refusal> {
+fn icmp<'a>(tuple: &mut Tuple, bytes: &[u8], ids: bool) -> Result<Body<'a>, Refusal> {
     let (v6, [kind, code]) = (tuple.is_v6(), tuple.ports().map(|number| number as u8));
     let is_error = if v6 { kind < 128 } else { matches!(kind, 3 | 4 | 5 | 11 | 12) };
     if is_error {
         tuple.set_ports([0, 0]);
-        let inner = bytes.get(8..).and_then(|inner| embedded(inner, v6, tuple.zone()));
+        let inner = bytes.get(8..).and_then(|inner| embedded(inner, v6, tuple.zone(), ids));
         return inner.map(Body::Error).ok_or(Refusal::Malformed);
     }
     if v6 && matches!(kind, 130..=137 | 143) {
         return Err(Refusal::Untracked);
     }
     let id = be16(bytes, 4).ok_or(Refusal::Malformed)?;
+    let id = if ids { id } else { 0 };
     tuple.set_ports([id, u16::from(kind) << 8 | u16::from(code)]);
     if tuple.inverse().is_none() { Err(Refusal::IcmpType) } else { Ok(Body::Icmp { asks: asks(v6, kind) }) }
 }
 
 /// The tuple of the packet that an ICMP error is about, which it holds the beginning of. Not of a later fragment.
-fn embedded(packet: &[u8], v6: bool, zone: u16) -> Option<Tuple> {
+fn embedded(packet: &[u8], v6: bool, zone: u16, ids: bool) -> Option<Tuple> {
     let (addresses, proto, rest) = if v6 { embedded_v6(packet)? } else { embedded_v4(packet)? };
     let mut ports = match proto {
         TCP | UDP | SCTP | ICMP | ICMPV6 => [be16(rest, 0)?, be16(rest, 2)?],
         _ => [0, 0],
     };
     if proto == if v6 { ICMPV6 } else { ICMP } {
-        ports = [be16(rest, 4)?, ports[0]];
+        ports = [if ids { be16(rest, 4)? } else { 0 }, ports[0]];
     }
     Some(Tuple::new(addresses, ports, proto, v6, zone))
 }

@@ -154,6 +154,12 @@ impl Entry {
         self.words[STATE].store(state, Relaxed);
     }
 
+    /// Its label. With the shard's lock held.
+    pub fn label(&self) -> u128 {
+        let [low, high] = load(&self.label).map(u128::from);
+        low | high << 64
+    }
+
     /// Whose limit it counts towards. With the shard's lock held.
     pub fn owner(&self) -> u16 {
         self.belongs.load(Relaxed) as u16

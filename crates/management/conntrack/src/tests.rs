@@ -1,5 +1,6 @@
 //! Packets in, states out.
 
+mod keep;
 mod limits;
 mod nat;
 mod tcp;

@@ -109,6 +109,8 @@ impl Sctp {
                 ABORT | SHUTDOWN_COMPLETE if chunk.reflected => new.tags[1 - dir],
                 // Another path of an association that is known elsewhere.
                 HEARTBEAT | HEARTBEAT_ACK if own == 0 => chunks.tag,
+                // One that was taken over.
+                kind if own == 0 && new.state == Established && kind != INIT => chunks.tag,
                 _ => own,
             };
             let must_be_alone = matches!(chunk.kind, INIT | INIT_ACK | SHUTDOWN_COMPLETE | COOKIE_ACK | COOKIE_ECHO);
@@ -119,6 +121,7 @@ impl Sctp {
             match chunk.kind {
                 INIT | INIT_ACK => new.tags[1 - dir] = chunk.word.ok_or(Refusal::Sctp)?,
                 HEARTBEAT | HEARTBEAT_ACK => new.tags[dir] = chunks.tag,
+                _ if own == 0 => new.tags[dir] = chunks.tag,
                 _ => {}
             }
             new.state = next;

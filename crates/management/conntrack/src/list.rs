@@ -74,6 +74,22 @@ impl Tracker {
         })
     }
 
+    /// The same of those that `is_meant`.
+    pub fn flush_if(
+        &self,
+        from: Cursor,
+        places: u32,
+        now_ms: u64,
+        mut is_meant: impl FnMut(&Connection) -> bool,
+    ) -> Option<Cursor> {
+        let now = ticks(now_ms);
+        self.walk(from, places, now, |found| {
+            if is_meant(&self.connection(&found, now)) {
+                self.end(found.at, found.life);
+            }
+        })
+    }
+
     /// Ends the connection of which this is a tuple; false if there is none.
     pub fn remove(&self, tuple: &Tuple, now_ms: u64) -> bool {
         let found = self.find(tuple, self.secrets.hash(tuple), ticks(now_ms));
@@ -102,7 +118,7 @@ impl Tracker {
         (end < self.entries.len() as u32).then_some(Cursor(end))
     }
 
-    fn connection(&self, found: &Found, now: u32) -> Connection {
+    pub(crate) fn connection(&self, found: &Found, now: u32) -> Connection {
         let entry = &self.entries[found.at as usize];
         let (original, status) = (entry.key(0), found.words[STATE]);
         Connection {

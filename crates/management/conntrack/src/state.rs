@@ -109,6 +109,11 @@ pub(crate) fn packet(old: &Words, body: &Body<'_>, dir: usize, now: u32, rules: 
     Ok(outcome)
 }
 
+/// An association that was established before anybody here knew of it; its tags are not known.
+pub(crate) fn sctp_established() -> Words {
+    pack(&Sctp { state: SctpState::Established, tags: [0; 2] })
+}
+
 fn pack(sctp: &Sctp) -> Words {
     [sctp.state as u64, u64::from(sctp.tags[0]) | u64::from(sctp.tags[1]) << 32, 0, 0, 0, 0, 0]
 }

@@ -111,9 +111,43 @@ impl Tracker {
         })
     }
 
+    /// What a packet is to its connection, as [`Tracker::process`] would say without a commit. Nothing changes, and nothing is counted.
+    pub fn peek(&self, view: &View<'_>, zone: u16, now_ms: u64) -> Verdict {
+        self.look(view, zone, ticks(now_ms)).unwrap_or_else(|refusal| Verdict {
+            refused: Some(refusal),
+            ..Verdict::of(CtState::INVALID, Tuple::default())
+        })
+    }
+
+    /// Counts a packet that was refused after a look.
+    pub fn count(&self, refusal: Refusal) {
+        self.refusals.add(refusal);
+    }
+
+    fn look(&self, view: &View<'_>, zone: u16, now: u32) -> Result<Verdict, Refusal> {
+        let action = Action { zone, ..Action::default() };
+        let mut packet = Packet::read(view, zone, self.config.icmp_ids)?;
+        if matches!(packet.body, Body::Later) {
+            self.reassemble(&mut packet, view.fragment, now)?;
+        }
+        if let Body::Error(inner) = packet.body {
+            return self.related(&packet.tuple, &inner, &action, now);
+        }
+        let found = self.find(&packet.tuple, self.secrets.hash(&packet.tuple), now);
+        if let Some(found) = found {
+            match state::packet(&found.words, &packet.body, found.dir, now, self.config.tcp) {
+                Ok(outcome) => return Ok(self.verdict(&found, outcome.words[STATE], &packet.tuple, &action)),
+                Err(Out::Invalid(refusal, _)) => return Err(refusal),
+                Err(Out::Reopen) => {}
+            }
+        }
+        state::open(&packet.body, now, self.config.tcp)?;
+        Ok(Verdict::of(CtState::NEW, packet.tuple))
+    }
+
     #[inline]
     fn judge(&self, view: &View<'_>, action: &Action, now: u32) -> Result<Verdict, Refusal> {
-        let mut packet = Packet::read(view, action.zone)?;
+        let mut packet = Packet::read(view, action.zone, self.config.icmp_ids)?;
         if view.key.ip_frag & FlowKey::FRAG_ANY != 0 {
             self.reassemble(&mut packet, view.fragment, now)?;
         }
@@ -212,7 +246,7 @@ impl Tracker {
         }
     }
 
-    fn set_mark(&self, found: &Found, mark: u32, label: u128) {
+    pub(crate) fn set_mark(&self, found: &Found, mark: u32, label: u128) {
         let _shard = self.shard(found.at).lock();
         let entry = &self.entries[found.at as usize];
         if entry.is(found.life) {

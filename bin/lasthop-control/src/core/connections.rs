@@ -1,0 +1,190 @@
+//! `lasthop conntrack`: connections told of or ended. There may be 262 144, so some places of the table are looked at at a time, and misses are answered in
+//! between.
+
+use super::{Answer, Core, give, refuse};
+use lasthop_api::{ApiError, Connection, ConntrackFlushed, ConntrackStats, Direction, Drops, PortConnections};
+use lasthop_policy::{
+    ConnectionCursor, ConnectionFilter, ConnectionView, Effects, ProtoState, SctpState, TcpState, Tuple,
+};
+use std::net::IpAddr;
+
+/// Places of the table that are looked at at a time: below a millisecond if all are taken.
+const PLACES: u32 = 1024;
+
+/// Which connections somebody means, as he wrote it.
+#[derive(Debug, Default)]
+pub(crate) struct Meant {
+    pub port: Option<String>,
+    pub vlan: Option<u16>,
+    pub proto: Option<String>,
+    pub addr: Option<String>,
+}
+
+/// What somebody wants of connections.
+#[derive(Debug)]
+pub(crate) enum WalkCall {
+    List { meant: Meant, answer: Answer<Vec<Connection>> },
+    Flush { meant: Meant, answer: Answer<ConntrackFlushed> },
+}
+
+/// A way through the table.
+#[derive(Debug)]
+pub(super) struct Walk {
+    at: ConnectionCursor,
+    filter: ConnectionFilter,
+    what: What,
+}
+
+#[derive(Debug)]
+enum What {
+    List { written: Vec<Connection>, answer: Answer<Vec<Connection>> },
+    Flush { ended: u64, answer: Answer<ConntrackFlushed> },
+}
+
+const PROTOCOLS: [(&str, u8); 5] = [("tcp", 6), ("udp", 17), ("sctp", 132), ("icmp", 1), ("icmpv6", 58)];
+
+impl Core {
+    pub(super) fn walk(&mut self, call: WalkCall) {
+        let (WalkCall::List { meant, .. } | WalkCall::Flush { meant, .. }) = &call;
+        let walk = |filter, what| Walk { at: ConnectionCursor::default(), filter, what };
+        match (self.filter(meant), call) {
+            (Ok(filter), WalkCall::List { answer, .. }) => {
+                self.walks.push_back(walk(filter, What::List { written: Vec::new(), answer }));
+            }
+            (Ok(filter), WalkCall::Flush { answer, .. }) => {
+                self.walks.push_back(walk(filter, What::Flush { ended: 0, answer }));
+            }
+            (Err(e), WalkCall::List { answer, .. }) => refuse(answer, e),
+            (Err(e), WalkCall::Flush { answer, .. }) => refuse(answer, e),
+        }
+    }
+
+    fn filter(&self, meant: &Meant) -> Result<ConnectionFilter, ApiError> {
+        let bad = |message| ApiError::BadFilter { message };
+        let port = meant.port.as_ref().map(|name| {
+            let message = format!("there is no port named {name:?}; `lasthop port list` shows those there are");
+            self.find(name).ok_or_else(|| ApiError::NoSuchPort { name: name.clone(), message })
+        });
+        if let Some(vlan) = meant.vlan.filter(|vlan| *vlan > 4094) {
+            return Err(bad(format!("{vlan} is not a VLAN id; use 1 to 4094, or 0 for connections without a VLAN")));
+        }
+        let proto = meant.proto.as_ref().map(|text| {
+            let named = PROTOCOLS.iter().find(|(name, _)| name == text).map(|(_, number)| *number);
+            let wrong =
+                || bad(format!("{text:?} is no protocol; use tcp, udp, sctp, icmp, icmpv6 or a number up to 255"));
+            named.or_else(|| text.parse().ok()).ok_or_else(wrong)
+        });
+        let addr = meant.addr.as_ref().map(|text| {
+            let wrong = |_| bad(format!("{text:?} is no address; use one such as 10.0.0.1 or fd00::1"));
+            text.parse::<IpAddr>().map_err(wrong)
+        });
+        let (port, proto, addr) = (port.transpose()?, proto.transpose()?, addr.transpose()?);
+        Ok(ConnectionFilter { port, vlan: meant.vlan, proto, addr })
+    }
+
+    /// Goes on with one of them, in turn.
+    pub(super) fn walk_some(&mut self, now_ms: u64, out: &mut Effects) {
+        let Some(Walk { at, filter, mut what }) = self.walks.pop_front() else { return };
+        let next = match &mut what {
+            What::List { answer, .. } if answer.is_closed() => return,
+            What::List { written, .. } => {
+                let see = |view| written.push(connection(&view, |id| self.name(id)));
+                self.policy.connections(at, PLACES, &filter, now_ms, see)
+            }
+            What::Flush { ended, .. } => {
+                let (some, next) = self.policy.flush_connections(at, PLACES, &filter, now_ms, out);
+                *ended += some as u64;
+                next
+            }
+        };
+        match (next, what) {
+            (Some(at), what) => self.walks.push_back(Walk { at, filter, what }),
+            (None, What::List { written, answer }) => give(answer, written),
+            (None, What::Flush { ended, answer }) => give(answer, ConntrackFlushed { connections: ended }),
+        }
+    }
+
+    pub(super) fn conntrack_stats(&self) -> ConntrackStats {
+        let Some(stats) = self.policy.connection_stats() else { return ConntrackStats::default() };
+        let totals = &stats.totals;
+        ConntrackStats {
+            tracking: true,
+            connections: totals.connections as u64,
+            capacity: totals.capacity as u64,
+            created: totals.created,
+            expired: totals.expired,
+            evicted: totals.evicted,
+            refused: stats.refused.iter().map(|(name, n)| Drops { reason: (*name).into(), packets: *n }).collect(),
+            ports: (stats.ports.iter())
+                .map(|(id, n, limit)| {
+                    let (connections, limit) = (u64::from(*n), u64::from(*limit));
+                    PortConnections { port: self.name(*id), connections, limit }
+                })
+                .collect(),
+        }
+    }
+}
+
+fn connection(view: &ConnectionView, name: impl Fn(lasthop_types::PortId) -> String) -> Connection {
+    let of = &view.connection;
+    let proto = of.original.proto();
+    let named = PROTOCOLS.iter().find(|(_, number)| *number == proto);
+    Connection {
+        proto: named.map_or_else(|| proto.to_string(), |(name, _)| (*name).into()),
+        proto_number: proto,
+        state: state(of.state).map(Into::into),
+        vlan: of.original.zone(),
+        from: name(view.from),
+        to: view.reply.map(name),
+        original: direction(&of.original),
+        reply: direction(&of.reply),
+        replied: of.replied,
+        assured: of.assured,
+        seconds_left: of.seconds_left,
+        flows: view.flows as u64,
+    }
+}
+
+fn direction(tuple: &Tuple) -> Direction {
+    let address = |bytes: [u8; 16]| match bytes {
+        [.., a, b, c, d] if !tuple.is_v6() => IpAddr::from([a, b, c, d]).to_string(),
+        bytes => IpAddr::from(bytes).to_string(),
+    };
+    let ([sport, dport], proto) = (tuple.ports(), tuple.proto());
+    let (sport, dport) = match proto {
+        1 | 58 => (Some(dport >> 8), Some(dport & 0xff)),
+        6 | 17 | 132 => (Some(sport), Some(dport)),
+        _ => (None, None),
+    };
+    Direction { src: address(tuple.src()), dst: address(tuple.dst()), sport, dport }
+}
+
+/// By Linux's names.
+fn state(state: ProtoState) -> Option<&'static str> {
+    Some(match state {
+        ProtoState::Stateless => return None,
+        ProtoState::Tcp(state) => match state {
+            TcpState::None => "NONE",
+            TcpState::SynSent => "SYN_SENT",
+            TcpState::SynRecv => "SYN_RECV",
+            TcpState::Established => "ESTABLISHED",
+            TcpState::FinWait => "FIN_WAIT",
+            TcpState::CloseWait => "CLOSE_WAIT",
+            TcpState::LastAck => "LAST_ACK",
+            TcpState::TimeWait => "TIME_WAIT",
+            TcpState::Close => "CLOSE",
+            TcpState::SynSent2 => "SYN_SENT2",
+        },
+        ProtoState::Sctp(state) => match state {
+            SctpState::None => "NONE",
+            SctpState::Closed => "CLOSED",
+            SctpState::CookieWait => "COOKIE_WAIT",
+            SctpState::CookieEchoed => "COOKIE_ECHOED",
+            SctpState::Established => "ESTABLISHED",
+            SctpState::ShutdownSent => "SHUTDOWN_SENT",
+            SctpState::ShutdownRecd => "SHUTDOWN_RECD",
+            SctpState::ShutdownAckSent => "SHUTDOWN_ACK_SENT",
+            SctpState::HeartbeatSent => "HEARTBEAT_SENT",
+        },
+    })
+}

@@ -1,0 +1,98 @@
+//! For whoever has a data plane carry a connection's packets without asking each time.
+
+use crate::entry::{ASSURED, Birth, REPLIED, STATE, Words};
+use crate::list::Connection;
+use crate::nat::Nat;
+use crate::process::Commit;
+use crate::refusal::Refusal;
+use crate::state::ProtoState;
+use crate::tcp::Tcp;
+use crate::timeouts::Class;
+use crate::tracker::{Tracker, ticks};
+use crate::tuple::{ICMP, ICMPV6, SCTP, TCP, Tuple, UDP, asks};
+
+/// Whether a packet with this tuple may be a connection's first: any but an ICMP message that answers another.
+pub fn opens(tuple: &Tuple) -> bool {
+    !tuple.is_icmp() || asks(tuple.is_v6(), (tuple.ports()[1] >> 8) as u8)
+}
+
+impl Tracker {
+    /// Puts in a connection that was established before anybody here knew of it: somebody has answered, and nothing is judged by windows. False
+    /// if there is one of this tuple already.
+    pub fn adopt(&self, original: Tuple, commit: &Commit, now_ms: u64) -> Result<bool, Refusal> {
+        let now = ticks(now_ms);
+        // SCTP picks up what it does not know as TCP does; its tags are learned.
+        let mut words = match original.proto() {
+            TCP => Tcp::adopted().pack(),
+            SCTP => crate::state::sctp_established(),
+            _ => [u64::from(now) << 32, 0, 0, 0, 0, 0, 0],
+        };
+        words[STATE] |= REPLIED | ASSURED;
+        let class = self.own_class(&original, &words);
+        let birth = Birth {
+            keys: [original; 2],
+            words,
+            deadline: self.deadline(commit.policy, [class; 2], now),
+            mark: commit.mark.0 & commit.mark.1,
+            label: commit.label.0 & commit.label.1,
+            owner: commit.owner,
+            policy: commit.policy,
+        };
+        Ok(self.insert(birth, self.secrets.hash(&original), &Nat::None, now)?.is_some())
+    }
+
+    /// A connection's packets have passed unseen, or will: it is not judged by sequence numbers any more, and a RST that ends it is believed. Its label
+    /// gets these bits.
+    pub fn relax(&self, tuple: &Tuple, label: u128, now_ms: u64) {
+        let Some(found) = self.find(tuple, self.secrets.hash(tuple), ticks(now_ms)) else { return };
+        if found.label & label != label {
+            self.set_mark(&found, found.mark, found.label | label);
+        }
+        if tuple.proto() == TCP {
+            let mut tcp = Tcp::unpack(&found.words);
+            tcp.relax();
+            let mut words = tcp.pack();
+            words[STATE] |= found.words[STATE] & crate::entry::COMMON;
+            self.entries[found.at as usize].update(&found, &words);
+        }
+    }
+
+    /// A connection's packets have passed unseen, the last one at `used_ms`. Its time counts from then on; it does not end before `at_least_ms`
+    /// where that packet was within its time.
+    pub fn keep(&self, tuple: &Tuple, used_ms: u64, at_least_ms: u64, now_ms: u64) {
+        let now = ticks(now_ms);
+        let Some(found) = self.find(tuple, self.secrets.hash(tuple), now) else { return };
+        let entry = &self.entries[found.at as usize];
+        let class = self.own_class(&entry.key(0), &found.words);
+        let due = self.deadline(found.policy, [class; 2], ticks(used_ms));
+        if crate::entry::is_over(due, now) {
+            return;
+        }
+        let later = |a: u32, b: u32| if (b.wrapping_sub(a) as i32) > 0 { b } else { a };
+        entry.touch(found.life, later(later(due, ticks(at_least_ms)), found.life as u32));
+    }
+
+    /// The connection of which this is a tuple, even if its time is over, as long as nobody has taken it out.
+    pub fn lives(&self, tuple: &Tuple) -> Option<Connection> {
+        // Nobody's time is over a tick before its deadline's own.
+        let hash = self.secrets.hash(tuple);
+        let at = self.buckets.find(hash, |number| {
+            let (at, dir) = crate::tracker::place(number);
+            let entry = self.entries.get(at as usize)?;
+            let deadline = entry.deadline()?;
+            entry.read(at, dir, Some(tuple), deadline.wrapping_sub(1))
+        })?;
+        Some(self.connection(&at, at.life as u32))
+    }
+
+    fn own_class(&self, tuple: &Tuple, words: &Words) -> Class {
+        match (ProtoState::of(tuple.proto(), words), tuple.proto()) {
+            (ProtoState::Tcp(state), _) => Class::tcp(state),
+            (ProtoState::Sctp(state), _) => Class::sctp(state),
+            (_, UDP) if words[STATE] & ASSURED != 0 => Class::UdpStream,
+            (_, UDP) => Class::Udp,
+            (_, ICMP | ICMPV6) => Class::Icmp,
+            _ => Class::Generic,
+        }
+    }
+}

@@ -1,0 +1,457 @@
+//! Connections, kept here and not in the switch, which holds the flows that follow from them (docs/decisions/connections.md).
+//!
+//! A connection is looked up when one of its packets comes to control, and moved on once everything else lets the packet pass. It lives as long as its flows
+//! are used, which the switch tells when it is asked; and when it ends its flows go.
+
+use super::headers::Headers;
+use super::judging::Judged;
+use super::stale::SLICE_MS;
+use super::tracking::{
+    CARRIED, EDGES, Kind, Known, NOWHERE, RST, Track, label, number, opener, pair, ports, tuple, turned,
+};
+use super::{Effects, Learning};
+use crate::flows::{Cause, Installed, TUPLE_MASK, has};
+use lasthop_conntrack as ct;
+use lasthop_conntrack::{
+    Action as Ask, Commit, Config, CtState, Cursor, ProtoState, Refusal, TcpState, Tracker, Tuple,
+};
+use lasthop_flow::{Action, FlowSpec};
+use lasthop_frame::FlowKey;
+use lasthop_types::{DropReason, PortId};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+/// Default limit of connections.
+pub const CONNECTIONS_MAX: usize = 262_144;
+/// Default limit of connections that one port opens.
+pub const CONNECTIONS_PER_PORT_MAX: u32 = 65_536;
+/// The same of an uplink, behind which a network is: half of all.
+pub const CONNECTIONS_PER_UPLINK_MAX: u32 = 131_072;
+
+/// Places of the table that are looked at in a slice, where connections are ended by what they are.
+const PLACES: u32 = 2048;
+/// Looks of the table's wheel in a slice, of 100 ns each.
+const WHEEL: usize = 1024;
+const TCP: u8 = 6;
+
+/// Ends the connections of a port that was removed.
+#[derive(Debug)]
+struct Sweep {
+    at: Cursor,
+    port: PortId,
+    /// The number is free again when it is over.
+    owner: Option<u16>,
+}
+
+/// All connections.
+#[derive(Debug)]
+pub(crate) struct Connections {
+    pub tracker: Tracker,
+    /// Goes up when other lists hold: the mark of a connection says which it was judged by.
+    lists: u32,
+    last: u64,
+    /// How many were opened from one address to another.
+    opened: HashMap<Tuple, u32>,
+    /// A number for each port, by which the tracker counts.
+    owners: BTreeMap<PortId, u16>,
+    free: Vec<u16>,
+    sweeps: VecDeque<Sweep>,
+    /// More have to be taken out whose time is over.
+    behind: bool,
+    next_ms: u64,
+}
+
+impl Connections {
+    pub fn new(capacity: usize) -> Option<Self> {
+        let config = Config { capacity, icmp_ids: false, ..Config::default() };
+        Some(Self {
+            tracker: Tracker::new(config)?,
+            lists: 1,
+            last: 0,
+            opened: HashMap::new(),
+            owners: BTreeMap::new(),
+            free: Vec::new(),
+            sweeps: VecDeque::new(),
+            behind: false,
+            next_ms: 0,
+        })
+    }
+
+    /// When the next slice of work is due.
+    pub fn due_ms(&self) -> Option<u64> {
+        (self.behind || !self.sweeps.is_empty()).then_some(self.next_ms)
+    }
+
+    /// Other lists hold.
+    pub fn lists_changed(&mut self) {
+        self.lists = self.lists.wrapping_add(1);
+    }
+
+    /// What a packet is to the connections, whatever ports it comes from.
+    pub fn look(&self, view: &ct::View<'_>, zone: u16, now_ms: u64) -> Track {
+        let verdict = self.tracker.peek(view, zone, now_ms);
+        if let Some(refusal) = verdict.refused {
+            return Track::Invalid(refusal);
+        }
+        let known = (verdict.label != 0).then(|| Known {
+            label: verdict.label,
+            original: verdict.original,
+            reply: verdict.state.has(CtState::REPLY),
+            outdated: verdict.mark != self.lists,
+        });
+        match known {
+            Some(known) if verdict.state.has(CtState::ESTABLISHED) => Track::Established(known),
+            Some(known) if verdict.state.has(CtState::RELATED) => Track::Related(known),
+            known => Track::New(known),
+        }
+    }
+
+    /// The same of packets with this tuple, as far as it says.
+    pub fn recall(&self, tuple: &Tuple) -> Track {
+        let Some(found) = self.tracker.lives(tuple) else { return Track::New(None) };
+        let reply = found.original != *tuple;
+        let known = Known { label: found.label, original: found.original, reply, outdated: found.mark != self.lists };
+        if found.replied { Track::Established(known) } else { Track::New(Some(known)) }
+    }
+
+    pub fn end(&self, tuple: &Tuple, now_ms: u64) {
+        self.tracker.remove(tuple, now_ms);
+    }
+
+    /// One of the two has opened a connection to the other.
+    pub fn are_between(&self, pair: &Tuple) -> bool {
+        [*pair, turned(pair)].iter().any(|pair| self.opened.contains_key(pair))
+    }
+
+    fn begun(&mut self, original: &Tuple) {
+        *self.opened.entry(pair(original)).or_insert(0) += 1;
+    }
+
+    fn over(&mut self, original: &Tuple) {
+        let pair = pair(original);
+        if let Some(n) = self.opened.get_mut(&pair) {
+            *n -= 1;
+            if *n == 0 {
+                self.opened.remove(&pair);
+            }
+        }
+    }
+
+    /// The number of a port, and its limit from the first time on.
+    fn owner(&mut self, port: PortId, limit: u32) -> u16 {
+        if let Some(owner) = self.owners.get(&port) {
+            return *owner;
+        }
+        let next = u16::try_from(self.owners.len() + 1).unwrap_or(u16::MAX);
+        let owner = self.free.pop().unwrap_or(next);
+        self.tracker.limit_owner(owner, limit);
+        self.owners.insert(port, owner);
+        owner
+    }
+
+    /// How many connections a port has opened.
+    pub fn owned(&self, port: PortId) -> u32 {
+        self.owners.get(&port).map_or(0, |owner| self.tracker.owned(*owner))
+    }
+
+    /// Another limit holds for a port.
+    pub fn limit(&mut self, port: PortId, limit: u32) {
+        if let Some(owner) = self.owners.get(&port) {
+            self.tracker.limit_owner(*owner, limit);
+        }
+    }
+
+    /// A port was removed: its connections end, part by part.
+    pub fn port_gone(&mut self, port: PortId, now_ms: u64) {
+        let owner = self.owners.remove(&port);
+        self.next_ms = self.next_ms.max(now_ms);
+        self.sweeps.push_back(Sweep { at: Cursor::default(), port, owner });
+    }
+
+    /// Some of what can wait.
+    fn some(&mut self, now_ms: u64) {
+        self.behind = self.tracker.expire(now_ms, WHEEL);
+        if let Some(mut sweep) = self.sweeps.pop_front() {
+            let is_of = |connection: &ct::Connection| ports(connection.label).contains(&sweep.port.0);
+            match self.tracker.flush_if(sweep.at, PLACES, now_ms, is_of) {
+                Some(at) => {
+                    sweep.at = at;
+                    self.sweeps.push_front(sweep);
+                }
+                None => self.free.extend(sweep.owner),
+            }
+        }
+        self.next_ms = now_ms.saturating_add(SLICE_MS);
+    }
+
+    /// Whether packets of a connection may pass without coming here.
+    fn may_be_carried(&self, connection: &ct::Connection) -> bool {
+        match connection.state {
+            ProtoState::Tcp(state) => {
+                let open = matches!(state, TcpState::Established | TcpState::FinWait | TcpState::CloseWait);
+                connection.replied && open
+            }
+            ProtoState::Sctp(state) => connection.replied && state == ct::SctpState::Established,
+            ProtoState::Stateless => true,
+        }
+    }
+}
+
+/// A connection that is over, or nearly: its flows go.
+fn is_closing(state: ProtoState) -> bool {
+    matches!(state, ProtoState::Tcp(TcpState::LastAck | TcpState::TimeWait | TcpState::Close))
+}
+
+/// The only port that a packet goes to.
+fn only_output(actions: &[Action]) -> u32 {
+    let mut outputs = actions.iter().filter_map(|action| match action {
+        Action::Output(port) => Some(port.0),
+        _ => None,
+    });
+    match (outputs.next(), outputs.next()) {
+        (Some(port), None) => port,
+        _ => NOWHERE,
+    }
+}
+
+impl Learning {
+    /// Makes the table when the first list asks about connections. If there is no room for it such lists let nothing new pass.
+    pub(super) fn follow_tracking(&mut self) {
+        let tracks = |lists: &super::PortLists| lists.iter().flatten().any(|(_, list)| list.tracks());
+        let wanted = self.lists.values().any(tracks);
+        if wanted && self.connections.is_none() {
+            self.connections = Connections::new(self.limits.connections);
+        }
+    }
+
+    /// No list asks any more.
+    pub(super) fn drop_tracking(&mut self) {
+        if !self.lists.keys().any(|port| self.tracks(*port)) {
+            self.connections = None;
+        }
+    }
+
+    /// How many connections a port may open.
+    pub(crate) fn connection_limit(&self, port: PortId) -> u32 {
+        let own = self.guest_settings(port).and_then(|settings| settings.connections);
+        let uplink = self.uplinks.contains_key(&port);
+        own.unwrap_or(if uplink { CONNECTIONS_PER_UPLINK_MAX } else { CONNECTIONS_PER_PORT_MAX })
+    }
+
+    /// A packet passes that a list asked about: its connection moves on, or begins. Its number, if the next may pass without coming here.
+    pub(super) fn move_on(
+        &mut self,
+        key: &FlowKey,
+        headers: Headers<'_>,
+        judged: &Judged,
+        now_ms: u64,
+        out: &mut Effects,
+    ) -> Result<Option<u64>, DropReason> {
+        let limit = self.connection_limit(key.port());
+        let Some(connections) = &mut self.connections else { return Ok(None) };
+        let known = judged.track.known();
+        let label = match known {
+            Some(known) => pinned(&known, key.in_port),
+            None => {
+                connections.last += 1;
+                label(connections.last, key.in_port, only_output(&judged.actions))
+            }
+        };
+        if let Some(known) = known.filter(|known| known.label & CARRIED != 0 && key.tcp_flags & RST != 0) {
+            connections.tracker.relax(&known.original, 0, now_ms);
+        }
+        let commit = Commit {
+            mark: (connections.lists, u32::MAX),
+            label: (label, u128::MAX),
+            owner: connections.owner(key.port(), limit),
+            ..Commit::default()
+        };
+        let ask = Ask { zone: judged.vlan, commit: Some(commit), ..Ask::default() };
+        let verdict = connections.tracker.process(&headers.view(key), &ask, now_ms);
+        let original = verdict.original;
+        let again = self.take_ended(now_ms, out).contains(&number(label));
+        match verdict.refused {
+            None => {}
+            Some(Refusal::Full | Refusal::ZoneLimit | Refusal::OwnerLimit) => return Err(DropReason::CtLimit),
+            Some(_) => return Err(DropReason::CtInvalid),
+        }
+        let Some(connections) = &mut self.connections else { return Ok(None) };
+        let Some(connection) = connections.tracker.get(&original, now_ms) else { return Ok(None) };
+        if known.is_none() || again {
+            connections.begun(&original);
+            self.unhide(&original, out);
+        }
+        self.carry_or_not(&connection, key, number(label), now_ms, out)
+    }
+
+    /// Whether there may be a flow of what a packet was of.
+    fn carry_or_not(
+        &mut self,
+        connection: &ct::Connection,
+        key: &FlowKey,
+        number: u64,
+        now_ms: u64,
+        out: &mut Effects,
+    ) -> Result<Option<u64>, DropReason> {
+        if is_closing(connection.state) {
+            self.forget_flows(number, now_ms, out);
+        }
+        let Some(connections) = &self.connections else { return Ok(None) };
+        let edge = key.ip_frag != 0 || key.ip_proto == TCP && key.tcp_flags & EDGES != 0;
+        if edge || !connections.may_be_carried(connection) {
+            return Ok(None);
+        }
+        connections.tracker.relax(&connection.original, CARRIED, now_ms);
+        let at_least_ms = now_ms.saturating_add(self.unseen_for_ms());
+        connections.tracker.keep(&connection.original, now_ms, at_least_ms, now_ms);
+        Ok(Some(number))
+    }
+
+    /// Flows that drop what may be packets of this connection go.
+    fn unhide(&mut self, original: &Tuple, out: &mut Effects) {
+        let pair = pair(original);
+        for pair in [pair, turned(&pair)] {
+            for id in self.flows.hiding(&pair).to_vec() {
+                self.del_flow(id, out);
+            }
+        }
+    }
+
+    fn forget_flows(&mut self, number: u64, now_ms: u64, out: &mut Effects) {
+        let cause = Cause::Ended(number);
+        let owners = self.flows.owners(cause);
+        if !owners.is_empty() {
+            self.redo(cause, &owners, now_ms, out);
+        }
+    }
+
+    /// The flows of connections that have ended go; the numbers of these.
+    pub(super) fn take_ended(&mut self, now_ms: u64, out: &mut Effects) -> Vec<u64> {
+        let Some(connections) = &mut self.connections else { return Vec::new() };
+        let ended = connections.tracker.ended();
+        ended.iter().for_each(|ended| connections.over(&ended.original));
+        let numbers: Vec<_> = ended.iter().map(|ended| number(ended.label)).collect();
+        numbers.iter().for_each(|number| self.forget_flows(*number, now_ms, out));
+        numbers
+    }
+
+    /// Connections whose time is over, or that are to end: a part of them.
+    pub(super) fn connections_some(&mut self, now_ms: u64, out: &mut Effects) {
+        if let Some(connections) = self.connections.as_mut().filter(|connections| connections.due_ms().is_some()) {
+            connections.some(now_ms);
+            self.take_ended(now_ms, out);
+        }
+    }
+
+    /// Time has passed.
+    pub(super) fn age_connections(&mut self, now_ms: u64, out: &mut Effects) {
+        if let Some(connections) = &mut self.connections {
+            connections.behind = true;
+        }
+        self.connections_some(now_ms, out);
+    }
+
+    /// The switch has told when a flow was last used.
+    pub(super) fn keep_connection(&self, flow: &Installed, used_ms: u64, now_ms: u64) {
+        if let Some(connections) = self.connections.as_ref().filter(|_| flow.connection != 0) {
+            let at_least_ms = now_ms.saturating_add(self.unseen_for_ms());
+            connections.tracker.keep(&tuple(&flow.key, flow.vlan), used_ms, at_least_ms, now_ms);
+        }
+    }
+
+    /// For how long it may not be known that a flow is used: a round of questions, and some.
+    fn unseen_for_ms(&self) -> u64 {
+        // Their number may grow in between.
+        let interval_ms = if self.flow_count() > super::MANY_FLOWS / 2 { super::LOOK_MANY_MS } else { super::LOOK_MS };
+        interval_ms * 3 / 2 + 2000
+    }
+
+    /// Takes over the connection of a flow that an earlier control left, if the lists in force let it open in either direction.
+    pub(super) fn take_over(&mut self, spec: &FlowSpec, now_ms: u64, out: &mut Effects) {
+        let (key, to) = (&spec.key, only_output(&spec.actions));
+        let goes = spec.actions.iter().any(|action| matches!(action, Action::Output(_)));
+        let tracks = self.tracks(key.port()) || to != NOWHERE && self.tracks(PortId(to));
+        if !goes || !tracks || !has(&spec.mask, &TUPLE_MASK) || key.anomalies != 0 || key.ip_frag != 0 {
+            return;
+        }
+        let mut mask = spec.mask;
+        let Some(vlan) = self.member(key.port()).enters(key, &mut mask).filter(|_| mask == spec.mask) else { return };
+        let own = tuple(key, vlan);
+        let Some(connections) = &self.connections else { return };
+        if connections.recall(&own) != Track::New(None) || !matches!(key.eth_type, 0x0800 | 0x86dd) {
+            return;
+        }
+        // An answer to an echo opens nothing, and is one whatever the rules say of it.
+        let asks = ct::opens(&own);
+        let back = own.inverse().filter(|_| to != NOWHERE);
+        let (original, from, reply) = match back {
+            _ if asks && self.lists_let_open(key, vlan, to) => (own, key.in_port, to),
+            Some(back) if self.lists_let_open(&opener(&back, to, key, true), vlan, key.in_port) => {
+                (back, to, key.in_port)
+            }
+            _ => return,
+        };
+        let limit = self.connection_limit(PortId(from));
+        let Some(connections) = &mut self.connections else { return };
+        connections.last += 1;
+        let commit = Commit {
+            mark: (connections.lists, u32::MAX),
+            label: (label(connections.last, from, reply) | CARRIED, u128::MAX),
+            owner: connections.owner(PortId(from), limit),
+            ..Commit::default()
+        };
+        if connections.tracker.adopt(original, &commit, now_ms) == Ok(true) {
+            let at_least_ms = now_ms.saturating_add(self.unseen_for_ms());
+            let Some(connections) = &mut self.connections else { return };
+            connections.tracker.keep(&original, now_ms, at_least_ms, now_ms);
+            connections.begun(&original);
+            self.unhide(&original, out);
+        }
+        self.take_ended(now_ms, out);
+    }
+
+    /// A packet that a list asked about, or that is denied, does to its connection what follows.
+    pub(super) fn follow_connection(
+        &mut self,
+        key: &FlowKey,
+        headers: Headers<'_>,
+        judged: &mut Judged,
+        now_ms: u64,
+        out: &mut Effects,
+    ) {
+        if self.connections.is_none() {
+            return;
+        }
+        if judged.kind == Kind::Tracked {
+            judged.kind = match self.move_on(key, headers, judged, now_ms, out) {
+                Ok(number) => number.map_or(Kind::Never, Kind::Connection),
+                Err(reason) => {
+                    judged.actions = vec![Action::Drop(reason)];
+                    Kind::Never
+                }
+            };
+        } else if let (Track::Invalid(refusal), Some(connections)) = (judged.track, &self.connections) {
+            connections.tracker.count(refusal);
+        } else if let Track::New(Some(known)) = judged.track
+            && let Some(connections) = self.connections.as_ref().filter(|_| known.outdated && judged.rule.is_some())
+        {
+            // Rules that hold now would not have let it open.
+            connections.end(&known.original, now_ms);
+        }
+        self.take_ended(now_ms, out);
+    }
+
+    /// How many connections there are.
+    pub fn connection_count(&self) -> usize {
+        self.connections.as_ref().map_or(0, |connections| connections.tracker.totals().connections)
+    }
+}
+
+/// The label of a connection, with the port of the answers if this is the first.
+fn pinned(known: &Known, here: u32) -> u128 {
+    let [from, reply] = ports(known.label);
+    if known.reply && reply == NOWHERE {
+        label(known.number(), from, here) | known.label & CARRIED
+    } else {
+        known.label
+    }
+}

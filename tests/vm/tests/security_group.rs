@@ -1,0 +1,65 @@
+//! A security group with Linux at both ends: what the guest asks for is answered, what nobody asked for is not, and what is idle ends.
+
+use lasthop_harness::{Lasthop, Nic, Port, Vm, VmConfig, scratch, wait_for};
+use std::path::Path;
+use std::time::Duration;
+
+const GROUP: &str = "stateful\ndefault to-guest deny\npermit to-guest tcp to any port 7000\n";
+
+fn config(name: &str, dir: &Path, number: u8) -> VmConfig {
+    VmConfig::new(name, [Nic::vhost_user(&dir.join(format!("{name}.sock")), number)])
+}
+
+/// Whether it answers: three attempts at least.
+fn answers(vm: &Vm, address: &str) -> bool {
+    let six = if address.contains(':') { "-6" } else { "-4" };
+    vm.output(&format!("ping {six} -c 3 -i 0.2 -w 3 -q {address}"), 30).stdout.contains(" 0% packet loss")
+}
+
+/// ICMP errors "destination unreachable" that a guest has got.
+fn unreachable(vm: &Vm) -> u64 {
+    let text = vm.run("grep ^Icmp: /proc/net/snmp");
+    let mut lines = text.lines().map(|line| line.split_whitespace());
+    let (names, numbers) = (lines.next().expect("names"), lines.next().expect("numbers"));
+    let found = names.zip(numbers).find(|(name, _)| *name == "InDestUnreachs");
+    found.and_then(|(_, number)| number.parse().ok()).expect("a counter")
+}
+
+#[test]
+fn a_security_group_of_three_lines() {
+    let dir = scratch();
+    let lasthop = Lasthop::start(&["a", "b"].map(|name| Port::listen(name, dir.path())));
+    let [a, b] = Vm::boot_all([config("a", dir.path(), 1), config("b", dir.path(), 2)]);
+    let file = dir.path().join("group");
+    std::fs::write(&file, GROUP).expect("a file");
+    lasthop.command(&["acl", "load", &file.display().to_string(), "--port", "a"]);
+    let [nic_a, nic_b] = [&a, &b].map(|vm| &vm.config.nics[0]);
+    // Neighbours are found without a rule, pings go out and not in, over IPv4 and IPv6.
+    for (from_a, from_b) in [(nic_b.ip4().to_string(), nic_a.ip4().to_string()), (nic_b.ip6(), nic_a.ip6())] {
+        assert!(answers(&a, &from_a), "ping out to {from_a}");
+        assert!(!answers(&b, &from_b), "ping in to {from_b}");
+        assert!(answers(&a, &from_a), "and out again");
+    }
+    // TCP and UDP out, with what comes back; TCP in to the one port that is open, by connections that carry much.
+    [&a, &b].into_iter().for_each(Vm::serve);
+    a.run(&format!("lasthop-guest tcp-check {}:7000 4000000 4001", nic_b.ip4()));
+    a.run(&format!("lasthop-guest udp-check {}:7000 1400 4001", nic_b.ip4()));
+    b.run(&format!("lasthop-guest tcp-check {}:7000 4000000 4001", nic_a.ip4()));
+    let udp = b.output(&format!("timeout 5 lasthop-guest udp-check {}:7000 100 4001", nic_a.ip4()), 30);
+    assert_ne!(udp.code, 0, "UDP in: {}", udp.stdout);
+    let list = lasthop.command(&["conntrack", "list"]);
+    assert!(list.contains("udp      17 ") && list.contains("tcp      6 "), "{list}");
+    // A port that nobody listens at: the error comes back as related.
+    let before = unreachable(&a);
+    for _ in 0..3 {
+        a.output(&format!("echo x | timeout 3 nc -u -w 1 {} 9999", nic_b.ip4()), 20);
+    }
+    assert!(unreachable(&a) > before, "an ICMP error about the guest's own datagram");
+    // What is idle ends: UDP and pings within a minute or so.
+    wait_for("idle connections to end", Duration::from_secs(180), || {
+        let left = lasthop.command(&["conntrack", "list"]);
+        !left.contains("udp ") && !left.contains("icmp ")
+    });
+    assert!(answers(&a, &nic_b.ip4().to_string()));
+    lasthop.check_sums();
+}
