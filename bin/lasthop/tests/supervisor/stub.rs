@@ -208,6 +208,8 @@ pub fn control(_called: &Path) {
                             | SupervisorToControl::ApiSocket { .. }
                             | SupervisorToControl::Forget(_)
                             | SupervisorToControl::Announce(_)
+                            | SupervisorToControl::Mirrors(_)
+                            | SupervisorToControl::MirrorReply { .. }
                             | SupervisorToControl::CpuTimes { .. }
                             | SupervisorToControl::UplinkReply { .. } => {}
                             SupervisorToControl::PeerRefused { reason, .. } => say("control", &reason),

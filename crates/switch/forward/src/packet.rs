@@ -30,12 +30,12 @@ pub(crate) struct Packet {
     pub(crate) sent_len: usize,
     /// Where it came from.
     pub(crate) port: PortId,
-    /// Where it waits for control: it had been looked at before, and copied for mirrors.
-    pub(crate) seen: bool,
     /// What the sender leaves to be done, checked.
     pub(crate) offload: Offload,
     /// What it is; filled in to the depth asked for.
     pub(crate) key: FlowKey,
+    /// Where it waits for control: it had been looked at before, and copied for mirrors.
+    pub(crate) seen: bool,
 }
 
 impl Default for Packet {
@@ -46,9 +46,9 @@ impl Default for Packet {
             frame_len: 0,
             sent_len: 0,
             port: PortId(0),
-            seen: false,
             offload: Offload::default(),
             key: FlowKey::default(),
+            seen: false,
         }
     }
 }
