@@ -1,6 +1,7 @@
 //! The learning switch on the bench of `testutil.rs`.
 
 use super::*;
+use crate::Headers;
 use crate::testutil::{Bench, MirrorSpec, Op, compare, key, mac, tagged};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{FlowKey, FlowMask};
@@ -350,7 +351,9 @@ fn explains_rates() {
     for (port, text) in [(1, "rate-to=20kpps"), (2, "rate-from=100M storm=1M")] {
         b.set(port, PortSettings::try_from(text.to_owned()).unwrap());
     }
-    let said = |b: &Bench, to| b.policy.explain(&key(2, mac(2), to), b.now_ms, |p| format!("vm{p}")).lines.join("; ");
+    let said = |b: &Bench, to| {
+        b.policy.explain(&key(2, mac(2), to), Headers::default(), b.now_ms, |p| format!("vm{p}")).lines.join("; ")
+    };
     let known = said(&b, mac(1));
     assert!(known.contains("rate-from=100M of vm2: ") && known.contains("rate-to=20kpps of vm1: "), "{known}");
     assert!(!known.contains("storm"), "{known}");

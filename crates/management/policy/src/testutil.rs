@@ -3,11 +3,9 @@
 
 use crate::acl::{Direction, List};
 use crate::guard::pretends;
-use crate::{
-    Change, Effects, FlowUse, Headers, Learning, Limits, Mirrored, Mirrors, PortLists, PortSettings, Resume, Uplinks,
-};
+use crate::{Change, Effects, FlowUse, Learning, Limits, Mirrored, Mirrors, PortLists, PortSettings, Resume, Uplinks};
 use lasthop_flow::{Action, FlowSpec};
-use lasthop_frame::{Depth, Edit, FlowKey, FlowMask, SNAPSHOT_LEN, extract};
+use lasthop_frame::{Edit, FlowKey, FlowMask};
 use lasthop_types::{DropReason, MacAddr, PortId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -283,6 +281,8 @@ impl Bench {
     /// Sends a frame from a port: what happened to it, and whether control was asked.
     #[cfg(test)]
     pub(crate) fn frame(&mut self, port: u32, frame: &[u8]) -> (Vec<Action>, bool) {
+        use crate::Headers;
+        use lasthop_frame::{Depth, SNAPSHOT_LEN, extract};
         let mut key = FlowKey { in_port: port, ..FlowKey::default() };
         let bytes = frame.get(..SNAPSHOT_LEN).unwrap_or(frame);
         extract(&mut key, bytes, frame.len(), Depth::Full);

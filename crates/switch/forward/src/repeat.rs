@@ -4,9 +4,9 @@
 //! (docs/decisions/packet-path.md). Judged:
 //!
 //! 1. [`pass`](mod@crate::pass): packets that look like the one before are neither classified nor planned,
-//!    but read, compared and written in one loop, with the receiver's lock held: 194 with all that is done for them.
+//!    but read, compared and written in one loop, with the receiver's lock held: 193 with all that is done for them.
 //! 2. [`Forwarder::classify_known`](crate::burst::Forwarder::classify_known): whatever their flows, packets that this thread has a flow
-//!    for, to ports that are planned already: 477 with all that is done for them, 549 where flows look at addresses and ports. 787 and 885
+//!    for, to ports that are planned already: 477 with all that is done for them, 553 where flows look at addresses and ports. 789 and 888
 //!    in the third way.
 //! 3. [`Run::decide`](crate::run::Run::decide): everything else, and the first packet for each receiver.
 //!

@@ -151,7 +151,8 @@ fn a_mirror_follows_its_ports() {
 #[test]
 fn it_is_explained() {
     let b = bench(&[(&[1, 2], 4, Both), (&[1], 3, FromGuest)]);
-    let explain = |key: &FlowKey| b.policy.explain(key, b.now_ms, |id| format!("p{id}")).lines.join("\n");
+    let explain =
+        |key: &FlowKey| b.policy.explain(key, Headers::default(), b.now_ms, |id| format!("p{id}")).lines.join("\n");
     let text = explain(&key(1, mac(1), mac(2)));
     for line in [
         "mirror to-4: a copy goes to p4, as it came",
