@@ -19,7 +19,7 @@ use lasthop_policy::acl::MAX_TEXT;
 use lasthop_sys::{Aside, Beat};
 use std::cell::{Cell, RefCell};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
