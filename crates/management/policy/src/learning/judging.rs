@@ -61,7 +61,7 @@ pub(crate) enum Refused {
     /// It pretends something.
     Pretence(Pretence),
     /// The port's list denies it, which belongs to this VLAN.
-    List(u16, DeniedByList),
+    List(u16, Box<DeniedByList>),
 }
 
 /// A list's word that a packet may not pass.
@@ -169,7 +169,7 @@ impl Learning {
             if !decision.permits() {
                 let by = DeniedBy::new(scoped, Direction::FromGuest, decision);
                 let asked = scoped.1.tracks().then_some(track);
-                return Err(Refused::List(vlan, DeniedByList { by, decision, asked }));
+                return Err(Refused::List(vlan, Box::new(DeniedByList { by, decision, asked })));
             }
         }
         Ok((vlan, track))
@@ -230,7 +230,7 @@ impl Learning {
             Err(Refused::MirrorPort) => return drop(mask, None, 0, DropReason::MirrorPort),
             Err(Refused::Vlan) => return drop(mask, None, 0, DropReason::Vlan),
             Err(Refused::Pretence(_)) => return drop(mask, None, 0, DropReason::Spoofed),
-            Err(Refused::List(vlan, denied)) => return self.by_list(key, vlan, mask, None, denied),
+            Err(Refused::List(vlan, denied)) => return self.by_list(key, vlan, mask, None, *denied),
         };
         let verdict = self.verdict(&Pair::of(key, vlan));
         let mut outputs = self.outputs(verdict, vlan, key, &mut mask);

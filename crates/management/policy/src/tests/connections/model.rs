@@ -107,10 +107,13 @@ impl Model {
                 c.answered |= c.original != tuple;
                 c.lists = loaded;
             }
-            Some(n) if !passes && self.connections[n].lists != self.loaded && near == Standing::New => {
-                if self.tracked_denial(from, to, key, near) {
-                    self.connections.remove(n);
-                }
+            Some(n)
+                if !passes
+                    && self.connections[n].lists != self.loaded
+                    && near == Standing::New
+                    && self.tracked_denial(from, to, key, near) =>
+            {
+                self.connections.remove(n);
             }
             None if passes && tracked && !taken && asks => {
                 let (ports, lists, opener) = ([from, to], self.loaded, *key);
