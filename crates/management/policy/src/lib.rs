@@ -54,6 +54,7 @@ mod membership;
 mod name;
 mod rate;
 mod settings;
+mod station;
 mod vlans;
 
 pub use explain::Explanation;

@@ -145,6 +145,12 @@ impl FlowKey {
         zerocopy::transmute_mut!(self)
     }
 
+    /// Whether this key with every bit cleared that `mask` does not have is `flow`. As a rule its first words tell.
+    pub fn is_of(&self, flow: &Self, mask: &FlowMask) -> bool {
+        let words = self.words().iter().zip(mask.0.words()).zip(flow.words());
+        words.into_iter().all(|((word, mask), flow)| word & mask == *flow)
+    }
+
     /// This key with every bit cleared that `mask` does not have.
     pub fn masked(&self, mask: &FlowMask) -> Self {
         let words = std::array::from_fn::<_, { Depth::Full.words() }, _>(|i| self.words()[i] & mask.0.words()[i]);
