@@ -155,7 +155,7 @@ fn against_anything(input: &mut Input<'_>, mut switch: SwitchEnd, socket: OwnedF
                 let value = match input.u8() % 4 {
                     0 => u64::from(input.u8()),
                     // The beginning of a message.
-                    1 => u64::from(input.u8()) << 35 | u64::from(input.u8() % 24) << 16 | u64::from(input.u8() % 6),
+                    1 => u64::from(input.u8()) << 35 | u64::from(input.u8() % 24) << 8 | u64::from(input.u8() % 6),
                     2 => u64::MAX - u64::from(input.u8()),
                     _ => u64::from(input.u8()) << (input.u8() % 64),
                 };

@@ -58,7 +58,7 @@ fn control_that_writes_nonsense_is_replaced() {
 #[test]
 fn control_killed_a_hundred_times_under_new_flows_loses_what_waited() {
     const KILLS: u32 = 100;
-    const EACH: u32 = 60;
+    const EACH: u32 = 30;
     let dir = scratch();
     let ports = ["a", "b", "c"].map(|name| Port::listen(name, dir.path()));
     let lasthop = Lasthop::start(&ports);
@@ -123,6 +123,7 @@ fn control_killed_a_hundred_times_under_new_flows_loses_what_waited() {
         b.send(&numbered(b.mac, last, KILLS * EACH + number, 60));
         a.expect_number(KILLS * EACH + number);
     }
-    let strays: Vec<_> = std::iter::from_fn(|| c.recv_within(Duration::from_millis(100))).collect();
-    assert!(strays.iter().all(|(_, frame)| number_of(frame).is_none_or(|n| n >= u32::MAX - 2)), "{strays:?}");
+    let strays = std::iter::from_fn(|| c.recv_within(Duration::from_millis(100)));
+    let strays: Vec<_> = strays.filter_map(|(_, frame)| number_of(&frame)).filter(|n| *n < u32::MAX - 2).collect();
+    assert!(strays.is_empty(), "went to everybody: {strays:?}");
 }

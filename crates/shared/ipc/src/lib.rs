@@ -8,7 +8,6 @@ mod channel;
 mod datapath;
 #[cfg(any(test, feature = "far"))]
 mod far;
-mod message;
 mod ring;
 #[cfg(test)]
 mod ring_tests;

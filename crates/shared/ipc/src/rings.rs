@@ -1,11 +1,12 @@
 //! The connection of switch and control: a ring of messages each way in memory that both have mapped, and a socket on which who sleeps is
 //! woken and by whose end each sees that of the other. docs/control-rings.md.
 
-use crate::ChannelError;
 use crate::ring::{Consumer, HEAD, LINE, Nonsense, Place, Producer};
+use crate::{ChannelError, FromControl, ToControl};
 use lasthop_sys::{SharedWords, receive_with_fds};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
+use serde::{Serialize, de::DeserializeOwned};
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,34 +18,34 @@ pub const VERSION: u64 = u64::from_be_bytes(*b"lhring\0\x01");
 const LINES: u64 = 2048;
 /// So many lines may be taken up by packets that wait: with more on their way to control, whoever missed last would wait for too long.
 const UPCALL_LINES: u64 = 512;
+/// Bytes of a message's first word, which says how long it is.
+const BEGINNING: usize = 8;
 const PAGE: usize = 512;
 const RING: usize = LINES as usize * LINE;
 /// Words of the memory.
 pub const WORDS: usize = PAGE + 2 * RING;
 
-/// To control.
-pub(crate) const UPWARD: Place = Place { head: 16, data: PAGE, lines: LINES };
-/// To the switch.
-pub(crate) const DOWNWARD: Place = Place { head: 16 + HEAD, data: PAGE + RING, lines: LINES };
-
-/// A message as it is sent: in which ring, its bytes. They begin with its kind in two bytes and six that [`Rings`] fills in.
-pub trait Encode {
-    /// The ring.
+/// What goes through one of the rings.
+pub trait Message {
+    /// Which.
     const RING: Place;
-    /// Adds its bytes.
-    fn encode(&self, bytes: &mut Vec<u8>) -> Result<(), postcard::Error>;
+
     /// It is one of those that must not fill the ring.
     fn is_upcall(&self) -> bool {
         false
     }
 }
 
-/// A message as it is received.
-pub trait Decode: Sized {
-    /// The ring.
-    const RING: Place;
-    /// `None` if this is none.
-    fn decode(bytes: &[u8]) -> Option<Self>;
+impl Message for ToControl {
+    const RING: Place = Place { head: 16, data: PAGE, lines: LINES };
+
+    fn is_upcall(&self) -> bool {
+        matches!(self, Self::Upcall(_))
+    }
+}
+
+impl Message for FromControl {
+    const RING: Place = Place { head: 16 + HEAD, data: PAGE + RING, lines: LINES };
 }
 
 /// One end: sends `S`, receives `R`. One thread at a time; nothing blocks.
@@ -59,7 +60,7 @@ pub struct Rings<S, R> {
     types: PhantomData<fn(S) -> R>,
 }
 
-impl<S: Encode, R: Decode> Rings<S, R> {
+impl<S: Message + Serialize, R: Message + DeserializeOwned> Rings<S, R> {
     /// Takes an end that the supervisor has made, in which the memory lies ready.
     pub fn new(socket: OwnedFd) -> Result<Self, ChannelError> {
         let mut came = Vec::new();
@@ -75,13 +76,15 @@ impl<S: Encode, R: Decode> Rings<S, R> {
     /// Puts a message into the ring; the other end learns of it by [`Rings::flush`]. `WouldBlock`: it is to be sent again when this
     /// end is woken.
     pub fn send(&mut self, message: &S) -> Result<(), ChannelError> {
-        self.bytes.clear();
-        message.encode(&mut self.bytes).map_err(ChannelError::Malformed)?;
+        let mut bytes = std::mem::take(&mut self.bytes);
+        bytes.clear();
+        bytes.extend([0; BEGINNING]);
+        self.bytes = postcard::to_extend(message, bytes).map_err(ChannelError::Malformed)?;
         let len = self.bytes.len();
         if len.div_ceil(LINE * 8) as u64 > S::RING.most() {
             return Err(ChannelError::TooLong);
         }
-        self.bytes[4..8].copy_from_slice(&(len as u32).to_ne_bytes());
+        self.bytes[4..BEGINNING].copy_from_slice(&(len as u32).to_ne_bytes());
         let most = if message.is_upcall() { UPCALL_LINES } else { LINES };
         if self.out.put(&self.memory, &self.bytes, most)? { Ok(()) } else { Err(ChannelError::WouldBlock) }
     }
@@ -89,8 +92,8 @@ impl<S: Encode, R: Decode> Rings<S, R> {
     /// The next message. `WouldBlock`: there is none now.
     pub fn recv(&mut self) -> Result<R, ChannelError> {
         let len = self.into.take(&self.memory, &mut self.words)?.ok_or(ChannelError::WouldBlock)?;
-        let bytes = self.words.as_bytes().get(..len).and_then(R::decode);
-        bytes.ok_or(Nonsense("sent what is no message").into())
+        let bytes = self.words.as_bytes().get(BEGINNING..len).unwrap_or_default();
+        postcard::from_bytes(bytes).map_err(|_| Nonsense("sent what is no message").into())
     }
 
     /// Has the other end have what was sent, and the room of what was received; wakes it if it waits for either.

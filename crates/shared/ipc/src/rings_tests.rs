@@ -100,9 +100,11 @@ fn the_bytes_of_a_flow_are_as_documented() {
     control.flush().unwrap();
     let word = |at: usize| memory[at].load(Relaxed);
     assert_eq!(word(48), 1, "published");
-    let expected =
-        [35 << 32 | 1 << 16 | 2, 9, 0xffff_ffff, 3, u64::read_from_bytes(&[1, 0, 5, 0, 0, 0, 0, 0]).unwrap()];
-    assert_eq!([0, 1, 2, 3, 4].map(|n| word(16_896 + n)), expected);
+    // PutFlow; 8 bytes of the key; 8 of the mask; one action, Output, 5; the epoch.
+    let bytes = [&[0, 8, 3][..], &[0; 7], &[8], &[0xff; 4], &[0; 4], &[1, 0, 5, 9], &[0; 1]].concat();
+    let mut expected = vec![31 << 32];
+    expected.extend(bytes.chunks_exact(8).map(|word| u64::read_from_bytes(word).unwrap()));
+    assert_eq!((0..4).map(|n| word(16_896 + n)).collect::<Vec<_>>(), expected);
 }
 
 fn keys() -> impl Strategy<Value = FlowKey> {

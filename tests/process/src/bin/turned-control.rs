@@ -75,16 +75,19 @@ fn turn(order: &str, memory: &SharedWords) {
             publish(1);
         }
         "sends a torn message" => {
-            memory[LINES].store(400 << 32 | 8 << 16 | 2, Relaxed);
+            memory[LINES].store(400 << 32, Relaxed);
             publish(1);
         }
         "sends a kind that there is not" => {
-            memory[LINES].store(64 << 32 | 77, Relaxed);
+            memory[LINES].store(64 << 32, Relaxed);
+            memory[LINES + 1].store(77, Relaxed);
             publish(1);
         }
         "sends keys that are too long" => {
-            memory[LINES].store(64 << 32 | 0xffff << 16 | 2, Relaxed);
-            publish(1);
+            // A flow whose key is a string of 200 bytes.
+            memory[LINES].store(400 << 32, Relaxed);
+            memory[LINES + 1].store(0x01_c8_00, Relaxed);
+            publish(7);
         }
         "sends nonsense" => {
             memory[LINES..].iter().for_each(|word| word.store(chance(), Relaxed));
