@@ -65,7 +65,7 @@ pub use learning::{
 pub use mactable::{AGEING_MS, HOLD_MS, MAX_MOVES, MOVE_WINDOW_MS, MacView};
 pub use name::{check_name, check_new_name};
 pub use rate::{Rate, Unit};
-pub use settings::{MAX_ADDRESSES, PortSettings, SETTINGS};
+pub use settings::{FLAGS, MAX_ADDRESSES, PortSettings, SETTINGS};
 pub use vlans::{ParseVlansError, Vlans};
 
 #[cfg(test)]

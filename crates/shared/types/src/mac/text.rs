@@ -19,12 +19,13 @@ impl std::error::Error for ParseMacError {}
 impl FromStr for MacAddr {
     type Err = ParseMacError;
 
-    /// Six pairs of digits with `:` or `-` between, or three groups of four with `.` between; upper or lower case.
+    /// Six pairs of digits with `:` or `-` between, three groups of four with `.` between, or twelve digits; upper or lower case.
     fn from_str(s: &str) -> Result<Self, ParseMacError> {
         let (separator, width) = match s.bytes().find(|b| matches!(b, b':' | b'-' | b'.')) {
             Some(b'.') => ('.', 4),
             Some(b'-') => ('-', 2),
-            _ => (':', 2),
+            Some(_) => (':', 2),
+            None => (':', 12),
         };
         let (mut value, mut digits) = (0, 0);
         for part in s.split(separator) {
