@@ -2,7 +2,7 @@
 
 use cpu::CpuRequest;
 use health::Health;
-use lasthop_api::{ApiError, PortChanged};
+use lasthop_api::ApiError;
 use lasthop_ipc::{FromControl, PortConfig, PortInfo, PortState, ToControl, UpcallPacket};
 use lasthop_management_ipc::{ControlToSupervisor, DeviceState, SupervisorToControl};
 use lasthop_policy::acl::Book;
@@ -33,6 +33,7 @@ use calls::MAX_QUESTIONS;
 use counting::Counting;
 pub(crate) use lists::{Kept, Load};
 use questions::{FLOWS, Question, Unconfirmed};
+use settings::PortRequest;
 use statistics::StatsWanted;
 pub(crate) use uplinks::UplinkCall;
 use uplinks::UplinkRequest;
@@ -131,7 +132,7 @@ pub(crate) struct Core {
     counting: VecDeque<Counting>,
     /// Those who are told all addresses.
     listings: VecDeque<Listing>,
-    requests: BTreeMap<u64, (Answer<PortChanged>, bool)>,
+    requests: BTreeMap<u64, PortRequest>,
     uplink_requests: BTreeMap<u64, UplinkRequest>,
     cpu_requests: BTreeMap<u64, CpuRequest>,
     /// Ports that are uplinks, and the VLANs that each carries.

@@ -10,7 +10,7 @@ use crate::core::{
 use futures_util::{Stream, StreamExt};
 use lasthop_api::{
     AclChanged, AclPage, AclRule, AclText, ApiError, Carried, CpuTimes, Denied, Drops, Field, Flow, FlowPage,
-    GuestQueue, Mac, MacPage, Port, PortChanged, PortPage, Queue, Replaced, SwitchStats, Totals, TraceOutput,
+    GuestQueue, LeftOut, Mac, MacPage, Port, PortChanged, PortPage, Queue, Replaced, SwitchStats, Totals, TraceOutput,
     TraceReport, TxBatch, Uplink, UplinkList, parse_frame,
 };
 use lasthop_management_ipc::{Settings, UplinkConfig};
@@ -293,7 +293,7 @@ fn pairs(settings: Vec<Field>) -> Settings {
 
 #[zlink::service(
     interface = "org.lasthop.Switch",
-    types = [AclRule, AclPage, AclText, AclChanged, CpuTimes, Port, Queue, Totals, Drops, Flow, Field, Mac, PortChanged, PortPage, FlowPage, MacPage, SwitchStats, Denied, Replaced,
+    types = [AclRule, AclPage, AclText, AclChanged, CpuTimes, Port, Queue, Totals, Drops, Flow, Field, Mac, PortChanged, PortPage, FlowPage, MacPage, SwitchStats, Denied, LeftOut, Replaced,
              TraceOutput, TraceReport, TxBatch, Uplink, Carried, GuestQueue, UplinkList],
     vendor = "lasthop",
     product = "lasthop",

@@ -82,6 +82,19 @@ impl fmt::Display for Pretence {
     }
 }
 
+impl Pretence {
+    /// The setting that does not allow it; `None` if the frame cannot be read.
+    pub fn setting(self) -> Option<&'static str> {
+        match self {
+            Self::Mac | Self::ClaimedMac => Some("mac"),
+            Self::Address | Self::ClaimedAddress => Some("addr"),
+            Self::DhcpServer => Some("no-dhcp-server"),
+            Self::Router => Some("no-ra"),
+            Self::Unreadable => None,
+        }
+    }
+}
+
 /// What a frame pretends that the port may not, if it does. Adds to `mask` what it took to know.
 pub(crate) fn pretends(port: &PortSettings, key: &FlowKey, mask: &mut FlowMask) -> Option<Pretence> {
     Guard { port, key, mask }.judge()

@@ -49,6 +49,7 @@ mod explain;
 mod flows;
 mod guard;
 mod learning;
+mod left_out;
 mod mactable;
 mod membership;
 mod name;
@@ -62,6 +63,7 @@ pub use learning::{
     Change, Denied, DeniedBy, Effects, FLAP_WINDOW_MS, FlowUse, Learning, Limits, MAX_FLAPS, PortLists, PortView,
     Reconciled, Resume, Uplinks, Why,
 };
+pub use left_out::LeftOut;
 pub use mactable::{AGEING_MS, HOLD_MS, MAX_MOVES, MOVE_WINDOW_MS, MacView};
 pub use name::{check_name, check_new_name};
 pub use rate::{Rate, Unit};
