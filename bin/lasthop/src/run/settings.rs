@@ -3,7 +3,7 @@
 use super::supervisor::Supervisor;
 use lasthop_ipc::{Limit, PortConfig, SupervisorToSwitch};
 use lasthop_management_ipc::{Settings, SupervisorToControl};
-use lasthop_policy::{PortSettings, Rate, SETTINGS, Unit};
+use lasthop_policy::{FLAGS, PortSettings, Rate, SETTINGS, Unit};
 use lasthop_types::PortId;
 use tracing::info;
 
@@ -18,13 +18,25 @@ pub fn changed(before: Option<&PortSettings>, changes: &Settings) -> Result<Port
 pub fn take_settings(text: &str) -> Result<(String, Settings), String> {
     let name = |word: &&str| SETTINGS.contains(&word.split_once('=').map_or(*word, |(name, _)| name));
     let (settings, rest): (Vec<&str>, Vec<&str>) = text.split(',').partition(name);
-    let pair = |word: &str| {
-        let (name, value) = word.split_once('=').unwrap_or((word, "on"));
-        (name.to_owned(), value.to_owned())
+    let pair = |word: &str| match word.split_once('=') {
+        Some((name, value)) => Ok((name.to_owned(), value.to_owned())),
+        None if FLAGS.contains(&word) => Ok((word.to_owned(), "on".to_owned())),
+        None => Err(format!("{word} needs a value; write {word}={}", value_of(word))),
     };
-    let settings: Settings = settings.into_iter().map(pair).collect();
+    let settings = settings.into_iter().map(pair).collect::<Result<Settings, String>>()?;
     changed(None, &settings)?;
     Ok((rest.join(","), settings))
+}
+
+/// What is written behind the name of a setting, as in the help of its option.
+fn value_of(setting: &str) -> &'static str {
+    match setting {
+        "vlan" | "native" => "ID",
+        "trunk" => "LIST, with ':' between its VLANs",
+        "mac" => "MAC",
+        "addr" => "IP",
+        _ => "RATE",
+    }
 }
 
 fn limit(rate: Option<Rate>) -> Limit {
@@ -55,14 +67,19 @@ impl Supervisor {
             self.remember_settings(name, before.unwrap_or_default());
             return Err(e);
         }
-        let shown = self.settings.get(name).map_or_else(|| "nothing".to_owned(), ToString::to_string);
-        info!("port {name}: told {shown}");
-        self.tell_settings(config.id, name);
-        self.tell_limits(config.id, name);
+        self.tell_port(config.id, name);
         Ok(config)
     }
 
-    fn guest_port(&self, name: &str) -> Result<PortConfig, String> {
+    /// A port that is there is told something else.
+    pub(super) fn tell_port(&mut self, port: PortId, name: &str) {
+        let shown = self.settings.get(name).map_or_else(|| "nothing".to_owned(), ToString::to_string);
+        info!("port {name}: told {shown}");
+        self.tell_settings(port, name);
+        self.tell_limits(port, name);
+    }
+
+    pub(super) fn guest_port(&self, name: &str) -> Result<PortConfig, String> {
         if let Some(port) = self.ports.values().find(|port| port.config.name == name) {
             return Ok(port.config.clone());
         }
