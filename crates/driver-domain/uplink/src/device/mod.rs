@@ -308,7 +308,7 @@ fn about(wanted: &Wanted, driver: UplinkDriver, mode: &str, created: bool) -> Re
     let interface = Interface::named(name).map_err(failed)?;
     let mac = interface.mac().map_err(|e| match e {
         Errno::OPNOTSUPP => {
-            OpenError(format!("{name} carries no Ethernet frames; an uplink needs an interface that does"))
+            OpenError(format!("{name} carries no Ethernet frames; name an interface that does"))
         }
         e => failed(e),
     })?;
