@@ -199,7 +199,7 @@ fn an_interface_belongs_to_one_lasthop() {
         assert!(output.status.code() == Some(1) && said.contains(&taken), "{words:?}: {said}");
     }
     // Its processes come and go, and it stays theirs.
-    let net = &site.uplinks()[0];
+    let net = site.uplinks().remove(0);
     proc::signal(net["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).expect("it runs"), Signal::KILL);
     assert!(!second.try_command(&["uplink", "add", "net", "n0"]).status.success());
     site.lasthop.wait_for_state("net", "up");
