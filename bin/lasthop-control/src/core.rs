@@ -2,7 +2,7 @@
 
 use cpu::CpuRequest;
 use health::Health;
-use lasthop_api::{ApiError, PortChanged};
+use lasthop_api::ApiError;
 use lasthop_ipc::{FromControl, PortConfig, PortInfo, PortState, ToControl, UpcallPacket};
 use lasthop_management_ipc::{ControlToSupervisor, DeviceState, SupervisorToControl};
 use lasthop_policy::acl::Book;
@@ -39,6 +39,7 @@ pub(crate) use lists::{Kept, Load};
 pub(crate) use mirrors::MirrorCall;
 use mirrors::Mirroring;
 use questions::{FLOWS, Question, Unconfirmed};
+use settings::PortRequest;
 use statistics::StatsWanted;
 pub(crate) use uplinks::UplinkCall;
 use uplinks::UplinkRequest;
@@ -133,7 +134,7 @@ pub(crate) struct Core {
     listings: VecDeque<Listing>,
     /// Those who are told of connections, or have some ended.
     walks: VecDeque<Walk>,
-    requests: BTreeMap<u64, (Answer<PortChanged>, bool)>,
+    requests: BTreeMap<u64, PortRequest>,
     uplink_requests: BTreeMap<u64, UplinkRequest>,
     cpu_requests: BTreeMap<u64, CpuRequest>,
     /// Ports that are uplinks, and the VLANs that each carries.

@@ -10,9 +10,9 @@ use crate::core::{
 use futures_util::{Stream, StreamExt};
 use lasthop_api::{
     AclChanged, AclPage, AclRule, AclText, ApiError, Carried, Connection, ConnectionPage, ConntrackFlushed,
-    ConntrackStats, CpuTimes, Denied, Direction, Drops, Field, Flow, FlowPage, GuestQueue, Mac, MacPage, Mirror,
-    MirrorList, Port, PortChanged, PortConnections, PortPage, Queue, Replaced, SwitchStats, Totals, TraceOutput,
-    TraceReport, TxBatch, Uplink, UplinkList, parse_frame,
+    ConntrackStats, CpuTimes, Denied, Direction, Drops, Field, Flow, FlowPage, GuestQueue, LeftOut, Mac, MacPage,
+    Mirror, MirrorList, Port, PortChanged, PortConnections, PortPage, Queue, Replaced, SwitchStats, Totals,
+    TraceOutput, TraceReport, TxBatch, Uplink, UplinkList, parse_frame,
 };
 use lasthop_management_ipc::{MirrorConfig, Settings, UplinkConfig};
 use lasthop_policy::acl::MAX_TEXT;
@@ -293,7 +293,7 @@ fn pairs(settings: Vec<Field>) -> Settings {
 
 #[zlink::service(
     interface = "org.lasthop.Switch",
-    types = [Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, AclRule, AclPage, AclText, AclChanged, CpuTimes, Port, Queue, Totals, Drops, Flow, Field, Mac, PortChanged, PortPage, FlowPage, MacPage, SwitchStats, Denied, Replaced,
+    types = [Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, AclRule, AclPage, AclText, AclChanged, CpuTimes, Port, Queue, Totals, Drops, Flow, Field, Mac, PortChanged, PortPage, FlowPage, MacPage, SwitchStats, Denied, LeftOut, Replaced,
              TraceOutput, TraceReport, TxBatch, Uplink, Carried, GuestQueue, UplinkList, Mirror, MirrorList],
     vendor = "lasthop",
     product = "lasthop",

@@ -322,6 +322,17 @@ pub(crate) fn sentence(key: &FlowKey) -> String {
     }
 }
 
+/// The same of one that is dropped for an Ethernet address: with that which it says of itself.
+pub(crate) fn sentence_with_mac(key: &FlowKey) -> String {
+    let (sentence, src) = (sentence(key), key.src());
+    let said = MacAddr(key.arp_sha);
+    match key.eth_type {
+        0x0806 if said != src => format!("{sentence}, from {src} saying {said}"),
+        0x0800 | 0x0806 | 0x86dd => format!("{sentence}, from {src}"),
+        _ => sentence,
+    }
+}
+
 struct Fields(Vec<Field>);
 
 impl Fields {

@@ -413,7 +413,7 @@ impl Server {
         if matches!(error, ChannelError::Nonsense(_)) {
             tracing::error!("control: {error}; it is not listened to any more");
             self.owed.control_broke(error.to_string());
-            self.tell_supervisor();
+            self.report_to_supervisor();
         } else {
             tracing::info!("control: {error}");
         }

@@ -61,11 +61,15 @@ pub fn attach(args: &AttachArgs) -> Result<String, CliError> {
     })
 }
 
-/// An address for the machine: the same for the same port name, and locally administered as QEMU's are. (Without one,
+/// An address for the machine: the first that the port lets through, if it is told which. Else one made of its name: the same for the same port name, and locally administered as QEMU's are. (Without one,
 /// every QEMU machine takes the same address.)
-fn mac(name: &str) -> String {
+fn mac(port: &Port) -> String {
+    let told = port.settings.iter().find(|setting| setting.name == "mac");
+    if let Some(first) = told.and_then(|setting| setting.value.split(',').next()) {
+        return first.to_owned();
+    }
     // FNV-1a.
-    let hash = name.bytes().fold(0x811c_9dc5_u32, |h, b| (h ^ u32::from(b)).wrapping_mul(0x0100_0193));
+    let hash = port.name.bytes().fold(0x811c_9dc5_u32, |h, b| (h ^ u32::from(b)).wrapping_mul(0x0100_0193));
     let [_, a, b, c] = hash.to_be_bytes();
     format!("52:54:00:{a:02x}:{b:02x}:{c:02x}")
 }
@@ -109,7 +113,7 @@ fn check(port: &Port) -> Result<(), CliError> {
 
 fn card(vmm: Vmm, port: &Port, n: u16) -> String {
     let (name, path) = (&port.name, &port.path);
-    let mac = mac(name);
+    let mac = mac(port);
     match vmm {
         Vmm::Qemu => {
             // QEMU's option parser takes a double comma for a comma.
@@ -148,6 +152,7 @@ fn card(vmm: Vmm, port: &Port, n: u16) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lasthop_api::Field;
 
     fn args(queues: u16) -> AttachArgs {
         AttachArgs {
@@ -208,9 +213,21 @@ mod tests {
         assert_eq!((all, ids.len()), (6, 6), "{apart}");
     }
 
+    /// A port that is told whose addresses it may use drops a card's frames with another one.
+    #[test]
+    fn a_port_that_lets_one_address_through_gets_it() {
+        let mac = Field { name: "mac".into(), value: "52:54:00:00:00:07,52:54:00:00:00:08".into() };
+        let told = Port { settings: vec![mac], ..port(false) };
+        for vmm in [Vmm::Qemu, Vmm::CloudHypervisor, Vmm::Libvirt] {
+            let text = lines(vmm, &[&told], &args(1));
+            assert!(text.contains("52:54:00:00:00:07") && !text.contains("00:08"), "{text}");
+        }
+    }
+
     #[test]
     fn machines_get_different_addresses() {
-        assert_eq!(mac("vm1"), mac("vm1"));
-        assert_ne!(mac("vm1"), mac("vm2"));
+        let named = |name: &str| Port { name: name.into(), ..port(false) };
+        assert_eq!(mac(&named("vm1")), mac(&named("vm1")));
+        assert_ne!(mac(&named("vm1")), mac(&named("vm2")));
     }
 }

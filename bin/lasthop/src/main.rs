@@ -251,11 +251,10 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Run(args) => return run::run(args),
         Command::Port(PortCommand::Add { name, path, client, tx_batch, owner, device, settings, shared }) => {
-            let settings = settings.fields();
-            match &device.device {
+            settings.of_new_port().and_then(|settings| match &device.device {
                 Some(interface) => uplink::port_add_device(&name, interface, &device, &settings, &shared),
                 None => port_add(&name, path.unwrap_or_default(), client, tx_batch, owner, &settings, &shared),
-            }
+            })
         }
         Command::Port(PortCommand::Set { name, settings, shared }) => settings::set(&name, &settings, &shared),
         Command::Port(PortCommand::Del { name, shared }) => port_del(&name, &shared),
@@ -329,9 +328,11 @@ fn usage(e: &clap::Error) -> ExitCode {
             let words = |paragraph: &str| paragraph.split_whitespace().collect::<Vec<_>>().join(" ");
             let paragraphs = text.split("\n\n");
             let wrong = words(paragraphs.clone().next().unwrap_or_default().trim_start_matches("error:"));
+            let help = help_of(std::env::args().skip(1));
+            // How to pass an option as a value is not what somebody wants to know who has misspelt one.
             let tip = paragraphs.clone().find_map(|p| p.trim().strip_prefix("tip:").map(words));
-            let todo = tip.unwrap_or_else(|| help_of(std::env::args().skip(1)));
-            let _ = writeln!(io::stderr(), "lasthop: {wrong}; {todo}");
+            let tip = tip.filter(|tip| !tip.starts_with("to pass")).map_or_else(String::new, |tip| format!("; {tip}"));
+            let _ = writeln!(io::stderr(), "lasthop: {wrong}{tip}; {help}");
             ExitCode::from(2)
         }
     }
@@ -370,7 +371,10 @@ fn port_add(
 
 fn port_del(name: &str, shared: &SharedArgs) -> Result<String, CliError> {
     let port = shared.instance()?.ask(async |c| c.port_del(name).await)?;
-    shared.show(&port, |p| format!("port {}: removed\n", p.name))
+    shared.show(&port, |p| match &p.settings[..] {
+        [] => format!("port {}: removed\n", p.name),
+        told => format!("port {}: removed; what it was told ({}) is forgotten\n", p.name, list::fields(told)),
+    })
 }
 
 fn man(dir: &std::path::Path) -> Result<String, CliError> {

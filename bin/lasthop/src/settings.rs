@@ -4,19 +4,20 @@ use crate::SharedArgs;
 use crate::client::CliError;
 use clap::Args;
 use lasthop_api::{Field, SwitchProxy};
+use lasthop_policy::PortSettings;
 
 /// What a port is told to do. A value `none` takes a setting back.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Settings")]
 pub struct SettingsArgs {
     /// Access port: of this VLAN alone, whose frames have no tag there
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", allow_negative_numbers = true)]
     vlan: Option<String>,
     /// Trunk: of these VLANs, whose frames have a tag there, such as 10,20-30
     #[arg(long, value_name = "LIST")]
     trunk: Option<String>,
     /// Of a trunk, the VLAN whose frames have no tag; without --trunk all other VLANs have one
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", allow_negative_numbers = true)]
     native: Option<String>,
     /// It exchanges frames with uplinks only, and not with other guests
     #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
@@ -34,13 +35,13 @@ pub struct SettingsArgs {
     #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
     no_ra: Option<String>,
     /// What its guest may send, in bits or packets a second, such as 100M, 1.5G:256K or 20kpps; the rest waits in the guest
-    #[arg(long, value_name = "RATE[:BURST]")]
+    #[arg(long, value_name = "RATE[:BURST]", allow_negative_numbers = true)]
     rate_from: Option<String>,
     /// What its guest may get; the rest waits for it for a moment, or is dropped as `rate`
-    #[arg(long, value_name = "RATE[:BURST]")]
+    #[arg(long, value_name = "RATE[:BURST]", allow_negative_numbers = true)]
     rate_to: Option<String>,
     /// What its guest may have flooded: broadcast, multicast and unknown destinations; the rest is dropped as `storm`
-    #[arg(long, value_name = "RATE[:BURST]")]
+    #[arg(long, value_name = "RATE[:BURST]", allow_negative_numbers = true)]
     storm: Option<String>,
     /// How many connections it may open that stateful access lists know; the packet that would open another is dropped as `ct_limit`
     #[arg(long, value_name = "N")]
@@ -48,8 +49,28 @@ pub struct SettingsArgs {
 }
 
 impl SettingsArgs {
-    /// Names and values of those given.
-    pub fn fields(&self) -> Vec<Field> {
+    /// Names and values of those given to a new port. What makes no sense is an error, whatever is running.
+    pub fn of_new_port(&self) -> Result<Vec<Field>, CliError> {
+        self.checked(|_| true)
+    }
+
+    /// The same, to a port that is there: whether `addr` has its `mac` depends on what that is told already.
+    pub fn changes(&self) -> Result<Vec<Field>, CliError> {
+        if let Some(addr) = &self.addr {
+            let mac = ("mac", "02:00:00:00:00:01");
+            PortSettings::default().change([mac, ("addr", addr)]).map_err(CliError::usage)?;
+        }
+        self.checked(|field| field.name != "addr")
+    }
+
+    fn checked(&self, judged: impl Fn(&&Field) -> bool) -> Result<Vec<Field>, CliError> {
+        let fields = self.fields();
+        let changes = fields.iter().filter(judged).map(|f| (f.name.as_str(), f.value.as_str()));
+        PortSettings::default().change(changes).map_err(CliError::usage)?;
+        Ok(fields)
+    }
+
+    fn fields(&self) -> Vec<Field> {
         let all = [
             ("vlan", &self.vlan),
             ("trunk", &self.trunk),
@@ -69,16 +90,21 @@ impl SettingsArgs {
     }
 }
 
+/// What a port is told, in a line.
+pub fn told(settings: &[Field]) -> String {
+    if settings.is_empty() { "told nothing".into() } else { crate::list::fields(settings) }
+}
+
 /// `lasthop port set`
 pub fn set(name: &str, settings: &SettingsArgs, shared: &SharedArgs) -> Result<String, CliError> {
-    let fields = settings.fields();
+    let fields = settings.changes()?;
     if fields.is_empty() {
         return Err(CliError::usage(format!(
             "nothing to set; see `lasthop port set --help`, and `lasthop port list` for what {name} is told"
         )));
     }
     let port = shared.instance()?.ask(async |c| c.port_set(name, &fields).await)?;
-    shared.show(&port, |p| format!("port {}: set\n", p.name))
+    shared.show(&port, |p| format!("port {}: {}\n", p.name, told(&p.settings)))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use crate::SharedArgs;
 use crate::client::CliError;
 use crate::list::all_ports;
 use crate::table::{Align, Table, duration};
-use lasthop_api::{Denied, Port, Replaced, SwitchProxy, SwitchStats, Totals};
+use lasthop_api::{Denied, LeftOut, Port, Replaced, SwitchProxy, SwitchStats, Totals};
 use lasthop_types::{DROP_REASONS, counted};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ pub struct StatsArgs {
 }
 
 /// `lasthop stats --json`
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct Stats {
     switch: SwitchStats,
     sum: Sum,
@@ -71,6 +71,9 @@ fn ms(ns: u64) -> u64 {
     ns / 1_000_000
 }
 
+/// What floods leave out takes no more lines, unless somebody wants all.
+const FEW: usize = 3;
+
 /// The row of what ports counted that were removed.
 const REMOVED: &str = "removed ports";
 
@@ -85,7 +88,10 @@ fn denial(d: &Denied) -> String {
         (Some(0), _) => format!("denied by{text}"),
         (Some(n), _) => format!("denied by rule {n}{text}"),
         (None, Some(_)) => "denied for malformed headers".to_owned(),
-        (None, None) => format!("dropped as {}", d.reason),
+        (None, None) => {
+            let setting = d.setting.as_ref().map_or_else(String::new, |setting| format!(" by {setting}"));
+            format!("dropped as {}{setting}", d.reason)
+        }
     };
     // Whose list, unless it is the one that everybody expects.
     let of = match (&d.list, d.direction.as_deref()) {
@@ -93,7 +99,29 @@ fn denial(d: &Denied) -> String {
         (None, Some("to-guest")) => " of the to-guest list".to_owned(),
         _ => String::new(),
     };
-    format!("{}: {} {why}{of}, {} ago ({})", d.port, d.packets, age(d.age_ms), d.packet)
+    let packet = d.packet.as_deref().unwrap_or("not seen since control was started");
+    format!("{}: {} {why}{of}, {} ago ({packet})", d.port, d.packets, age(d.age_ms))
+}
+
+/// `left out: floods of vm1 in VLAN 10 do not reach vm2: port vm2 does not carry VLAN 10 (vlan=20)`
+fn left_out(l: &LeftOut) -> String {
+    let vlan = if l.vlan == 0 { String::new() } else { format!(" in VLAN {}", l.vlan) };
+    let more = match l.ports.saturating_sub(l.to.len() as u64) {
+        _ if l.ports == 1 => String::new(),
+        0 => format!(" ({})", l.reason),
+        more => format!(" and {more} more ({})", l.reason),
+    };
+    format!("left out: floods of {}{vlan} do not reach {}{more}: {}\n", l.port, l.to.join(", "), l.why)
+}
+
+/// The first of what floods leave out, or all.
+fn all_left_out(stats: &SwitchStats, verbose: bool) -> String {
+    let shown = if verbose { usize::MAX } else { FEW };
+    let mut out: String = stats.left_out.iter().take(shown).map(left_out).collect();
+    if let Some(more) = stats.left_out.len().checked_sub(shown).filter(|more| *more > 0) {
+        out.push_str(&format!("left out: {more} more; `lasthop stats --verbose` shows them\n"));
+    }
+    out
 }
 
 /// `replaced: switch, 2 times, last 3 s ago (ended: signal: 9 (SIGKILL))`
@@ -125,7 +153,7 @@ fn render(stats: &Stats, verbose: bool) -> String {
         stats.switch.denied.iter().for_each(|denied| out.push_str(&format!("{}\n", denial(denied))));
     }
     out.push('\n');
-    out.push_str(&sums(stats));
+    out.push_str(&sums(stats, verbose));
     stats.switch.replaced.iter().filter_map(replaced).for_each(|line| out.push_str(&line));
     if !stats.switch.switch_connected {
         out.push_str("the switch process is not connected; counters are not known now\n");
@@ -201,7 +229,7 @@ fn drops(stats: &Stats, verbose: bool) -> Option<String> {
 }
 
 /// Whether the counters add up, what floods leave out, what VMs do, and processor time.
-fn sums(stats: &Stats) -> String {
+fn sums(stats: &Stats, verbose: bool) -> String {
     let (sum, s) = (&stats.sum, &stats.switch);
     let mut out = format!(
         "sum: {} in + {} replicated = {} out + {} dropped + {} waiting\n",
@@ -217,6 +245,7 @@ fn sums(stats: &Stats) -> String {
             counted(s.floods_left_out, "flooded flow")
         ));
     }
+    out.push_str(&all_left_out(s, verbose));
     let doing = |what: Option<&str>| stats.ports.iter().filter(|p| p.vm.as_deref() == what && has_vm(p)).count();
     let (running, blocked, unknown) = (doing(Some("running")), doing(Some("blocked")), doing(None));
     out.push_str(&format!("VMs: {running} running, {blocked} blocked, {unknown} not known\n"));
@@ -361,7 +390,7 @@ mod tests {
             rule: Some(1),
             text: Some("deny icmp".into()),
             age_ms: 2000,
-            packet: "icmp 10.0.0.1 > 10.0.0.2".into(),
+            packet: Some("icmp 10.0.0.1 > 10.0.0.2".into()),
             ..Denied::default()
         };
         assert_eq!(denial(&rule), "vm1: 3 denied by rule 1 \"deny icmp\", 2 s ago (icmp 10.0.0.1 > 10.0.0.2)");
@@ -371,5 +400,35 @@ mod tests {
         assert!(denial(&default).contains("3 denied by \"default deny\", "));
         let vlan = Denied { reason: "vlan".into(), direction: None, rule: None, text: None, ..rule };
         assert!(denial(&vlan).contains("3 dropped as vlan, 2 s ago"));
+        let spoofed = Denied { reason: "spoofed".into(), setting: Some("mac".into()), ..vlan.clone() };
+        assert!(denial(&spoofed).contains("3 dropped as spoofed by mac, 2 s ago (icmp"));
+        let unseen = Denied { packet: None, ..vlan };
+        assert_eq!(denial(&unseen), "vm1: 3 dropped as vlan, 2 s ago (not seen since control was started)");
+    }
+
+    #[test]
+    fn what_floods_leave_out_is_said_in_a_few_lines() {
+        let one = |port: &str, ports: u64, reason: &str| LeftOut {
+            port: port.into(),
+            vlan: 0,
+            reason: reason.into(),
+            to: (0..ports.min(4)).map(|n| format!("vm{}", n + 5)).collect(),
+            ports,
+            why: "vm5 is isolated: it talks to uplinks only".into(),
+        };
+        let left_out =
+            vec![one("vm1", 1, "isolated"), one("vm2", 9, "isolated"), one("vm3", 1, "acl"), one("vm4", 1, "acl")];
+        let stats = Stats { switch: SwitchStats { left_out, ..SwitchStats::default() }, ..Stats::default() };
+        let lines = |verbose| {
+            let text = render(&stats, verbose);
+            text.lines().filter(|l| l.starts_with("left out:")).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let said = [
+            "left out: floods of vm1 do not reach vm5: vm5 is isolated: it talks to uplinks only",
+            "left out: floods of vm2 do not reach vm5, vm6, vm7, vm8 and 5 more (isolated): vm5 is isolated: it talks to uplinks only",
+        ];
+        assert_eq!(lines(false)[..2], said);
+        assert_eq!(lines(false)[3..], ["left out: 1 more; `lasthop stats --verbose` shows them"]);
+        assert_eq!(lines(true).len(), 4);
     }
 }

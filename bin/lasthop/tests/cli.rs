@@ -181,6 +181,13 @@ fn traces_a_packet() {
 
 /// A flood left out an uplink whose cable was pulled, and said nothing of it.
 #[test]
+fn a_protocol_is_a_word_in_any_case() {
+    let mut w = World::new(&["vm1"]);
+    let line = |word: &str| format!("trace --in-port vm1 {word} --eth-src 525400000001 --arp-tpa 10.0.0.2");
+    assert_eq!(w.ok(&line("ARP")), w.ok(&line("arp")));
+}
+
+#[test]
 fn a_trace_names_whom_a_flood_does_not_reach() {
     let mut w = World::new(&["vm1", "net", "vm3"]);
     let device = DeviceState {
@@ -386,6 +393,36 @@ fn an_interface_is_not_taken_for_a_path() {
     assert!(w.ok("port add c2 ./lo").contains("listens on"));
 }
 
+/// What a port is told changes more than what was named: the command says what holds, and what a port's end forgets.
+#[test]
+fn settings_are_shown_when_they_change() {
+    let mut w = World::new(&["vm1", "vm2"]);
+    assert_eq!(w.ok("port set vm1 --vlan 10 --isolated"), "port vm1: vlan=10 isolated=on\n");
+    assert_eq!(w.ok("port set vm1 --vlan off"), "port vm1: told nothing\n");
+    let shown = w.json("port set vm2 --mac 2e6e15247f0b --addr 10.0.0.1");
+    let settings =
+        serde_json::json!([{"name": "mac", "value": "2e:6e:15:24:7f:0b"}, {"name": "addr", "value": "10.0.0.1"}]);
+    assert_eq!(shown["settings"], settings);
+    assert!(w.ok("attach vm2 --vmm qemu").contains("mac=2e:6e:15:24:7f:0b\n"), "the port lets no other through");
+    let said = "port vm2: removed; what it was told (mac=2e:6e:15:24:7f:0b addr=10.0.0.1) is forgotten\n";
+    assert_eq!(w.ok("port del vm2"), said);
+    assert_eq!(w.ok("port del vm1"), "port vm1: removed\n");
+}
+
+/// The commonest failure of all is a first ARP request that does not arrive.
+#[test]
+fn stats_name_whom_floods_do_not_reach() {
+    let mut w = World::new(&["vm1", "vm2", "vm3"]);
+    w.ok("port set vm1 --vlan 10");
+    w.ok("port set vm2 --vlan 20");
+    w.fake().packet(&frame(1, 9), 1);
+    w.fake().serve_until(|f| f.flows.len() == 1);
+    let text = w.ok("stats");
+    let said = "left out: floods of vm1 in VLAN 10 do not reach vm2: port vm2 does not carry VLAN 10 (vlan=20)\n";
+    assert!(text.contains(said), "{text}");
+    assert_eq!(w.json("stats")["switch"]["left_out"][0]["reason"], "vlan");
+}
+
 #[test]
 fn attaches() {
     let mut w = World::new(&["vm1"]);
@@ -425,6 +462,14 @@ fn says_what_is_wrong_and_what_to_do() {
         ("mac show", "`lasthop mac list`"),
         ("show", "`lasthop port list`"),
         ("list", "`lasthop port list`"),
+        ("port set c1 --speed 10", "unexpected argument '--speed' found; see `lasthop port set --help`"),
+        ("port set c1 --rate-from -5", "\"-5\" is no rate; write bits a second"),
+        ("port set c1 --vlan -5", "\"-5\" is not a VLAN id; write one, 1 to 4094"),
+        ("trace --port c1", "; see `lasthop trace --help`"),
+        ("port list --jsn", "'--json'; see `lasthop port list --help`"),
+        ("run --port vm1=/x,vlan", "vlan needs a value; write vlan=ID"),
+        ("run --port vm1=/x,trunk", "trunk needs a value; write trunk=LIST"),
+        ("run --port vm1=/x,speed=9", "SETTING=VALUE"),
     ] {
         assert!(without_instance(line, 2).contains(help), "{line}: {}", without_instance(line, 2));
     }
@@ -447,6 +492,8 @@ fn exit_statuses() {
         "acl clear --port vm9",
         "trace --in-port vm9 --eth-src 52:54:00:00:00:01 --eth-dst 52:54:00:00:00:02",
         "attach vm9",
+        "port set vm9 --vlan 10",
+        "port set vm1 --addr 10.0.0.1",
     ] {
         w.error(line, 1);
     }
@@ -454,6 +501,12 @@ fn exit_statuses() {
     for line in [
         "port add v/m /run/x.sock",
         "port add all /run/x.sock",
+        "port set vm1 --vlan 5000",
+        "port set vm1 --vlan 10 --trunk 20",
+        "port set vm1 --mac 52:54:00:00:00:01 --addr 10.0.0.1/24",
+        "port add vm4 /run/x.sock --vlan 5000",
+        "port add vm4 /run/x.sock --addr 10.0.0.1",
+        "port add c1 --device eth7 --rate-to fast",
         "port add c1 --device eth7 --driver dpdk",
         "port add c1 --device eth7 --nice 20",
         "uplink add guests eth7",
@@ -467,6 +520,7 @@ fn exit_statuses() {
         &format!("trace --in-port vm1 {frame} tcp --proto udp"),
         &format!("trace --in-port vm1 {frame} tcp"),
         &format!("trace --in-port vm1 {frame} --vlan 5000"),
+        "trace --in-port vm1 --eth-src 5254000000 --eth-dst 525400000002",
         "attach vm1 vm1",
         "attach vm1 --memory lots",
         "stats --frob",

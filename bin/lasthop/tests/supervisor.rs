@@ -21,7 +21,8 @@ use std::time::{Duration, Instant};
 use supervisor::hung::a_control_that_spins_is_replaced;
 use supervisor::remembered::{
     a_remembered_port_that_cannot_listen, files_that_are_gone_open_nothing,
-    ports_added_are_remembered_and_those_removed_are_not, words_of_access_lists_name_no_new_port,
+    ports_added_are_remembered_and_those_removed_are_not, settings_in_the_file_are_followed,
+    words_of_access_lists_name_no_new_port,
 };
 use tempfile::TempDir;
 
@@ -35,7 +36,7 @@ fn main() {
         Some("lasthop-control") => return supervisor::stub::control(&called),
         _ => {}
     }
-    let tests: [(&str, fn()); 19] = [
+    let tests: [(&str, fn()); 20] = [
         ("starts_its_children_says_ready_and_ends_cleanly", starts_its_children_says_ready_and_ends_cleanly),
         ("a_killed_switch_is_replaced", a_killed_switch_is_replaced),
         ("a_killed_control_is_replaced_and_its_clients_wait", a_killed_control_is_replaced_and_its_clients_wait),
@@ -45,6 +46,7 @@ fn main() {
         ("ports_added_are_remembered_and_those_removed_are_not", ports_added_are_remembered_and_those_removed_are_not),
         ("a_remembered_port_that_cannot_listen_does_not_stop_the_rest", a_remembered_port_that_cannot_listen),
         ("files_that_are_gone_open_nothing", files_that_are_gone_open_nothing),
+        ("settings_in_the_file_are_followed", settings_in_the_file_are_followed),
         ("ready_that_cannot_be_written", ready_that_cannot_be_written),
         ("words_of_access_lists_name_no_new_port", words_of_access_lists_name_no_new_port),
         ("wrong_arguments_are_explained", wrong_arguments_are_explained),

@@ -116,8 +116,8 @@ fn queues(input: &mut Input<'_>, mut switch: SwitchEnd, mut control: ControlEnd)
                 let result = control.send(&message);
                 down.sent(message, result);
             }
-            4 => (0..input.u8() % 8).for_each(|_| drop(up.received(control.recv()))),
-            5 => (0..input.u8() % 8).for_each(|_| drop(down.received(switch.recv()))),
+            4 => (0..input.u8() % 8).for_each(|_| _ = up.received(control.recv())),
+            5 => (0..input.u8() % 8).for_each(|_| _ = down.received(switch.recv())),
             6 => switch.flush().expect("control is there"),
             _ => control.flush().expect("the switch is there"),
         }

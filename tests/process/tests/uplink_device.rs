@@ -2,9 +2,10 @@
 //! network is.
 
 use lasthop_tests_process::{
-    Guest, Lasthop, Netns, Options, PATIENCE, Port, Station, mac, number_of, numbered, scratch, wait_for,
+    Guest, Lasthop, Netns, Options, PATIENCE, Port, Station, binary, mac, number_of, numbered, proc, scratch, wait_for,
 };
 use lasthop_types::MacAddr;
+use rustix::process::Signal;
 use serde_json::Value;
 
 /// The host's namespace with lasthop in it, a guest's port a, the NIC n0 with the network at its other end n1, and containers,
@@ -169,4 +170,43 @@ fn a_device_is_judged_limited_and_remembered_like_a_guest() {
     let gone = lasthop.try_command(&["port", "del", "c2"]);
     assert!(String::from_utf8_lossy(&gone.stderr).contains("no port c2"));
     drop(containers);
+}
+
+/// Where /sys is that of another network namespace, as it is behind `nsenter` and in many containers, the kernel knows better.
+#[test]
+fn an_interface_is_not_taken_for_a_path_where_sys_does_not_show_it() {
+    let host = Netns::new();
+    host.ip("link add lhsys0 type veth peer name lhsys1");
+    let namespace = format!("--net=/run/netns/{}", host.name());
+    let mut command = std::process::Command::new("nsenter");
+    command.arg(namespace).arg(binary("lasthop")).args(["port", "add", "c1", "lhsys0", "--run-dir", "/nonexistent"]);
+    let output = command.output().expect("util-linux has nsenter");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && said.contains("write --device lhsys0"), "{said}");
+    assert!(!std::path::Path::new("/sys/class/net/lhsys0").exists(), "the test shows something");
+}
+
+/// Two that use one interface would each carry every frame.
+#[test]
+fn an_interface_belongs_to_one_lasthop() {
+    let site = Site::with_two();
+    let dir = scratch();
+    let second = Lasthop::start_in(Some(&site.host), &[Port::listen("b", dir.path())], &[]);
+    let taken = format!("is used by another lasthop (pid {})", site.lasthop.pid());
+    for words in [["uplink", "add", "net", "n0"].as_slice(), &["port", "add", "c1", "--device", "c1"]] {
+        let output = second.try_command(words);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(1) && said.contains(&taken), "{words:?}: {said}");
+    }
+    // Its processes come and go, and it stays theirs.
+    let net = site.uplinks().remove(0);
+    proc::signal(net["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).expect("it runs"), Signal::KILL);
+    assert!(!second.try_command(&["uplink", "add", "net", "n0"]).status.success());
+    site.lasthop.wait_for_state("net", "up");
+    site.lasthop.command(&["port", "del", "c1"]);
+    second.command(&["port", "add", "c1", "--device", "c1"]);
+    second.wait_for_state("c1", "up");
+    // Whoever ends has nothing any more, however it ends.
+    proc::signal(site.lasthop.pid(), Signal::KILL);
+    wait_for("the uplink", PATIENCE, || second.try_command(&["uplink", "add", "net", "n0"]).status.success());
 }

@@ -5,12 +5,12 @@ use super::cpu::CpuRequest;
 use super::mirrors::MirrorCall;
 use super::questions::{FLOWS, Question};
 use super::uplinks::UplinkCall;
-use super::{Answer, Asker, Command, Core, Counting, Kept, Load, busy, give, refuse, switch_away};
+use super::{Answer, Asker, Command, Core, Counting, Kept, Load, PortRequest, busy, give, refuse, switch_away};
 use crate::server::MAX_LONG_LISTS;
 use crate::view;
 use lasthop_api::{
-    AclChanged, AclRule, ApiError, ConntrackStats, Flow, Mac, MirrorList, Port, PortChanged, SwitchStats, TraceReport,
-    TxBatch, UplinkList,
+    AclChanged, AclRule, ApiError, ConntrackStats, Field, Flow, Mac, MirrorList, Port, PortChanged, SwitchStats,
+    TraceReport, TxBatch, UplinkList,
 };
 use lasthop_frame::{Depth, FlowKey, SNAPSHOT_LEN};
 use lasthop_ipc::{DatapathRequest, FlowInfo, PortInfo, PortState};
@@ -101,7 +101,7 @@ impl Core {
         match call {
             Call::PortAdd { name, path, client, tx_batch, owner, settings, answer } => {
                 let tx_batch = tx_batch.map(|batch| (batch.us, batch.packets));
-                self.request(answer, false, |request| ControlToSupervisor::PortAdd {
+                self.request((answer, false, None), |request| ControlToSupervisor::PortAdd {
                     request,
                     name,
                     path,
@@ -112,10 +112,11 @@ impl Core {
                 });
             }
             Call::PortSet { name, settings, answer } => {
-                self.request(answer, true, |request| ControlToSupervisor::PortSet { request, name, settings });
+                self.request((answer, true, None), |request| ControlToSupervisor::PortSet { request, name, settings });
             }
             Call::PortDel { name, answer } => {
-                self.request(answer, false, |request| ControlToSupervisor::PortDel { request, name });
+                let forgets = Some(self.settings_of(&name));
+                self.request((answer, false, forgets), |request| ControlToSupervisor::PortDel { request, name });
             }
             Call::Uplink { call, answer } => self.uplink_request(call, answer),
             Call::Mirror { call, answer } => self.mirror_call(call, answer),
@@ -200,18 +201,17 @@ impl Core {
     /// Asks the supervisor. What is to be `in_force` is answered when the switch goes by it.
     fn request(
         &mut self,
-        answer: Answer<PortChanged>,
-        in_force: bool,
+        (answer, in_force, forgets): (Answer<PortChanged>, bool, Option<Vec<Field>>),
         message: impl FnOnce(u64) -> ControlToSupervisor,
     ) {
         if self.requests.len() >= MAX_QUESTIONS {
-            self.requests.retain(|_, (a, _)| !a.is_closed());
+            self.requests.retain(|_, request| !request.answer.is_closed());
         }
         if self.requests.len() >= MAX_QUESTIONS {
             return refuse(answer, busy());
         }
         self.next_number += 1;
-        self.requests.insert(self.next_number, (answer, in_force));
+        self.requests.insert(self.next_number, PortRequest { answer, in_force, forgets });
         self.commands.push(Command::Supervisor(message(self.next_number)));
     }
 

@@ -3,9 +3,13 @@
 
 use super::{Answer, Core, FLOWS, MAX_QUESTIONS, Question, busy, give, refuse};
 use crate::view;
-use lasthop_api::{CpuTimes, Denied, Replaced, SwitchStats};
+use lasthop_api::{CpuTimes, Denied, LeftOut, Replaced, SwitchStats};
 use lasthop_policy::acl::{Direction, Scope};
 use lasthop_policy::{DeniedBy, Why};
+
+/// Entries of what floods leave out, and ports that each names.
+const MAX_LEFT_OUT: usize = 64;
+const MAX_NAMED: usize = 4;
 
 /// What the supervisor knows of the processes.
 type OfProcesses = (CpuTimes, Vec<Replaced>);
@@ -78,12 +82,13 @@ impl Core {
             removed_from_guest: view::totals(&self.removed.0),
             removed_to_guest: view::totals(&self.removed.1),
             denied: self.denied(now_ms),
+            left_out: self.left_out(),
             replaced,
         }
     }
 
     fn denied(&self, now_ms: u64) -> Vec<Denied> {
-        let denied = self.policy.denied().map(|(port, (reason, rule), denied): (_, &Why, _)| Denied {
+        let denied = self.policy.denied().map(|(port, (reason, rule, setting), denied): (_, &Why, _)| Denied {
             port: self.name(port),
             packets: denied.packets,
             reason: reason.name().into(),
@@ -95,10 +100,27 @@ impl Core {
             direction: rule.as_ref().map(|rule| rule.direction.to_string()),
             rule: rule.as_ref().and_then(|rule| rule.rule),
             text: rule.as_ref().and_then(|rule| self.rule_text(rule)),
+            setting: setting.map(str::to_owned),
             age_ms: now_ms.saturating_sub(denied.last_ms),
-            packet: view::sentence(&denied.packet),
+            packet: denied.packet.map(|packet| match *setting {
+                Some("mac") => view::sentence_with_mac(&packet),
+                _ => view::sentence(&packet),
+            }),
         });
         denied.collect()
+    }
+
+    fn left_out(&self) -> Vec<LeftOut> {
+        let left_out = self.policy.left_out_of_floods(|id| self.name(id)).into_iter().take(MAX_LEFT_OUT);
+        let shown = left_out.map(|l| LeftOut {
+            port: self.name(l.from),
+            vlan: l.vlan,
+            reason: l.reason.name().into(),
+            to: l.to.iter().take(MAX_NAMED).map(|to| self.name(*to)).collect(),
+            ports: l.to.len() as u64,
+            why: l.why,
+        });
+        shown.collect()
     }
 
     /// The rule as `acl show` has it.

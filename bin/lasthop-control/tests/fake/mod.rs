@@ -11,6 +11,7 @@ use lasthop_management_ipc::{
     ControlToSupervisor, CpuTimes, DeviceState, LISTS_PART, LinkState, MirrorConfig, Replaced, SupervisorToControl,
     UplinkConfig, UplinkInfo,
 };
+use lasthop_policy::PortSettings;
 use lasthop_types::{DropReason, MacAddr, PortId, PortTotals};
 use lasthop_uplink_ipc::{UplinkCounters, UplinkDevice, UplinkDriver, VlanMac};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -254,7 +255,7 @@ impl Fake {
                 (request, self.add_port(&name, path, client, tx_batch.unwrap_or((125, 64))))
             }
             ControlToSupervisor::PortDel { request, name } => (request, self.del_port(&name)),
-            ControlToSupervisor::PortSet { request, .. } => (request, Err("nothing is set here".into())),
+            ControlToSupervisor::PortSet { request, name, settings } => (request, self.set_port(&name, &settings)),
             ControlToSupervisor::CpuTimes { request } => {
                 let ports = self.ports.keys().map(|id| (*id, u64::from(id.0) * 1_000_000)).collect();
                 let times = CpuTimes {
@@ -359,6 +360,15 @@ impl Fake {
             blocked_by: None,
             counters: UplinkCounters { to_network_packets: 5, to_network_bytes: 300, ..UplinkCounters::default() },
         }
+    }
+
+    /// As if nothing had been set before.
+    fn set_port(&mut self, name: &str, changes: &[(String, String)]) -> Result<PortConfig, String> {
+        let changes = changes.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        let text = PortSettings::default().change(changes)?.to_string();
+        let port = self.ports.values().find(|p| p.name == name).cloned().ok_or("there is no such port; add it")?;
+        self.supervisor.send(&SupervisorToControl::Settings { port: port.id, text }, None).unwrap();
+        Ok(port)
     }
 
     fn del_port(&mut self, name: &str) -> Result<PortConfig, String> {

@@ -10,7 +10,9 @@ use lasthop_management_ipc::Settings;
 use lasthop_policy::{SETTINGS, check_name, check_new_name};
 use lasthop_sys::{CpuList, ParseCpusError};
 use lasthop_uplink_ipc::UplinkDriver;
-use std::path::{Path, PathBuf};
+use rustix::net::netdevice::name_to_index;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Most queue pairs of an uplink.
@@ -37,9 +39,10 @@ pub struct RunArgs {
     pub state_dir: PathBuf,
     /// A port and its vhost-user socket; lasthop listens there, or with ",client" connects to it. tx-batch: instead of that of
     /// --tx-batch, like tx-batch=250:32 or tx-batch=off. owner: the user, and perhaps the group, that alone may use it, besides root.
+    /// SETTING: as of `lasthop port set`, like vlan=10, trunk=10:20-30, isolated or mac=MAC,mac=MAC,addr=IP.
     /// Or an interface of this host that is a guest, a container's veth for example:
-    /// NAME=device:DEVICE[,driver=DRIVER][,queues=N][,nice=N][,spare]. May be repeated
-    #[arg(long = "port", value_name = "NAME=PATH[,client][,tx-batch=US[:PACKETS]][,owner=USER[:GROUP]]", value_parser = parse_port)]
+    /// NAME=device:DEVICE[,driver=DRIVER][,queues=N][,nice=N][,spare][,SETTING=VALUE]. May be repeated
+    #[arg(long = "port", value_name = "NAME=PATH[,client][,tx-batch=US[:PACKETS]][,owner=USER[:GROUP]][,SETTING=VALUE]", value_parser = parse_port)]
     pub ports: Vec<PortArg>,
     /// An uplink: a port that is a network interface of this host. Drivers: tap, af_packet, af_xdp; with driver=tap a TAP device
     /// that does not exist is made. Without: tap if it is a TAP device, else af_packet.
@@ -227,8 +230,9 @@ pub struct PortArg {
 pub fn meant_device(path: &str) -> Option<&str> {
     let word = ["device:", "device=", "dev:", "dev="].into_iter().find_map(|word| path.strip_prefix(word));
     let is_interface = || {
-        let name = !path.is_empty() && !path.contains('/') && path != "." && path != "..";
-        name && Path::new("/sys/class/net").join(path).join("ifindex").exists()
+        // The kernel is asked, and not /sys, which may be that of another network namespace.
+        let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
+        !path.contains(['/', ':']) && socket.is_ok_and(|socket| name_to_index(socket, path).is_ok())
     };
     word.or_else(|| is_interface().then_some(path))
 }
@@ -468,7 +472,8 @@ mod tests {
             ("tx-batch=1,tx-batch=2", "already"),
             ("vlan=5000", "1 to 4094"),
             ("vlan=1,trunk=2", "an access port (vlan) or a trunk"),
-            ("vlan", "vlan=on"),
+            ("vlan", "vlan needs a value; write vlan=ID"),
+            ("mac", "mac needs a value; write mac=MAC"),
             ("addr=10.0.0.1", "say with mac"),
         ] {
             let error = parse_port(&format!("vm1=/x,{bad}")).unwrap_err();

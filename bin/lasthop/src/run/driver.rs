@@ -148,6 +148,11 @@ impl Driver {
         started
     }
 
+    /// It cannot be started now: try again later.
+    pub fn start_later(&mut self, now: Instant) {
+        self.child.start_later(now);
+    }
+
     /// What it starts with: a page to count in, and its predecessor's device.
     fn give(&mut self, kept: Option<&Kept>) -> io::Result<Vec<OwnedFd>> {
         let page = lasthop_sys::memfd("lasthop-counters", COUNTERS_PAGE as u64)?;

@@ -1,13 +1,16 @@
 //! SIGHUP: what is remembered in the state directory is read again, and becomes what there is.
 //!
 //! Somebody may have written `ports.json` or `acl.rules` by another way than the commands, which change the files and the switch
-//! together. A terminal that goes away sends the same signal, and finds nothing changed.
+//! together. A terminal that goes away sends the same signal, and finds nothing changed. What ports are told is followed where the file
+//! says something else of it than when it was last read or written: what the command line says need not be in the file.
 
 use super::setup::check_new;
-use super::store::{Saved, SavedPort, SavedUplink};
+use super::store::{Again, Saved, SavedPort, SavedUplink};
 use super::supervisor::{Supervisor, token};
+use lasthop_policy::PortSettings;
 use lasthop_policy::acl::Book;
 use lasthop_types::counted;
+use std::collections::BTreeMap;
 use std::time::Instant;
 use tracing::{info, warn};
 
@@ -18,11 +21,13 @@ impl Supervisor {
         let ports_in_force = self.ports.values().any(|port| port.saved) || self.uplinks.values().any(|u| u.saved);
         let lists_in_force = !self.lists.is_empty() && self.lists != Book::default().to_text().as_bytes();
         let read = self.store.load_again(ports_in_force, lists_in_force);
-        let (Saved { ports, uplinks, mirrors, .. }, lists) = match read {
+        let Again { saved: Saved { ports, uplinks, mirrors, .. }, settings, lists } = match read {
             Ok(read) => read,
             Err(e) => return warn!("SIGHUP: nothing was reloaded: {e}"),
         };
         let removed = self.remove_ports_but(&ports);
+        // Before there are new ports: those are not to carry a frame under other settings.
+        let told = self.follow_settings(settings);
         let added = self.add_missing_ports(ports);
         if added + removed > 0 {
             self.tell_control_ports();
@@ -42,10 +47,28 @@ impl Supervisor {
         }
         let lists = if other_lists { "other access lists" } else { "the same access lists" };
         let added = counted(added as u64, "port");
-        info!("SIGHUP: reloaded ports.json and acl.rules: {added} added, {removed} removed, {lists}");
+        let told = match told {
+            0 => String::new(),
+            told => format!(", {} told something else", counted(told as u64, "port")),
+        };
+        info!("SIGHUP: reloaded ports.json and acl.rules: {added} added, {removed} removed{told}, {lists}");
         for line in self.other_uplinks(&uplinks) {
             warn!("SIGHUP: {line}");
         }
+    }
+
+    /// What somebody has changed of ports' settings; those that are there hear of it.
+    fn follow_settings(&mut self, changed: BTreeMap<String, PortSettings>) -> usize {
+        let mut told = 0;
+        for (name, settings) in changed {
+            self.remember_settings(&name, settings);
+            // Without a port of that name they wait for one.
+            if let Ok(port) = self.guest_port(&name) {
+                self.tell_port(port.id, &name);
+                told += 1;
+            }
+        }
+        told
     }
 
     /// Removes those that were remembered and are not any more, or are otherwise now.

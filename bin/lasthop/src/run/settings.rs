@@ -36,14 +36,19 @@ impl Supervisor {
             self.remember_settings(name, before.unwrap_or_default());
             return Err(e);
         }
-        let shown = self.settings.get(name).map_or_else(|| "nothing".to_owned(), ToString::to_string);
-        info!("port {name}: told {shown}");
-        self.tell_settings(config.id, name);
-        self.tell_limits(config.id, name);
+        self.tell_port(config.id, name);
         Ok(config)
     }
 
-    fn guest_port(&self, name: &str) -> Result<PortConfig, String> {
+    /// A port that is there is told something else.
+    pub(super) fn tell_port(&mut self, port: PortId, name: &str) {
+        let shown = self.settings.get(name).map_or_else(|| "nothing".to_owned(), ToString::to_string);
+        info!("port {name}: told {shown}");
+        self.tell_settings(port, name);
+        self.tell_limits(port, name);
+    }
+
+    pub(super) fn guest_port(&self, name: &str) -> Result<PortConfig, String> {
         if let Some(port) = self.ports.values().find(|port| port.config.name == name) {
             return Ok(port.config.clone());
         }

@@ -1,7 +1,7 @@
 //! Settings of ports as text: options of `--port`, arguments of `lasthop port set`. What they mean is policy's.
 
 use lasthop_management_ipc::Settings;
-use lasthop_policy::{PortSettings, SETTINGS};
+use lasthop_policy::{FLAGS, PortSettings, SETTINGS};
 
 /// The settings after these changes. `before` is `None`: changes of the default.
 pub fn changed(before: Option<&PortSettings>, changes: &Settings) -> Result<PortSettings, String> {
@@ -14,13 +14,26 @@ pub fn changed(before: Option<&PortSettings>, changes: &Settings) -> Result<Port
 pub fn take_settings(text: &str) -> Result<(String, Settings), String> {
     let name = |word: &&str| SETTINGS.contains(&word.split_once('=').map_or(*word, |(name, _)| name));
     let (settings, rest): (Vec<&str>, Vec<&str>) = text.split(',').partition(name);
-    let pair = |word: &str| {
-        let (name, value) = word.split_once('=').unwrap_or((word, "on"));
-        (name.to_owned(), value.to_owned())
+    let pair = |word: &str| match word.split_once('=') {
+        Some((name, value)) => Ok((name.to_owned(), value.to_owned())),
+        None if FLAGS.contains(&word) => Ok((word.to_owned(), "on".to_owned())),
+        None => Err(format!("{word} needs a value; write {word}={}", value_of(word))),
     };
-    let settings: Settings = settings.into_iter().map(pair).collect();
+    let settings = settings.into_iter().map(pair).collect::<Result<Settings, String>>()?;
     changed(None, &settings)?;
     Ok((rest.join(","), settings))
+}
+
+/// What is written behind the name of a setting, as in the help of its option.
+fn value_of(setting: &str) -> &'static str {
+    match setting {
+        "vlan" | "native" => "ID",
+        "trunk" => "LIST, with ':' between its VLANs",
+        "mac" => "MAC",
+        "addr" => "IP",
+        "connections" => "N",
+        _ => "RATE",
+    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use super::batch::Batch;
 use super::owner::FileOwner;
 use lasthop_policy::{Mirror, PortSettings, Vlans, acl::Book};
 use serde::{Deserialize, Serialize};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::hash::{DefaultHasher, Hasher};
@@ -109,6 +109,18 @@ pub struct Store {
     /// What was in them when they were last read or written.
     known: Cell<Option<u64>>,
     known_lists: Cell<Option<u64>>,
+    known_settings: RefCell<BTreeMap<String, PortSettings>>,
+}
+
+/// Both files, read once more.
+#[derive(Debug)]
+pub struct Again {
+    /// What is in `ports.json`.
+    pub saved: Saved,
+    /// What ports are told there that was otherwise when it was last read or written; the default where it says nothing any more.
+    pub settings: BTreeMap<String, PortSettings>,
+    /// The text of the access lists; empty if there is no file.
+    pub lists: Vec<u8>,
 }
 
 /// Tells what is in a file from anything else that somebody may write into it.
@@ -152,23 +164,25 @@ fn write(path: &Path, parts: &[&[u8]], known: &Cell<Option<u64>>, what: &str) ->
 impl Store {
     /// In the directory `dir`, which exists.
     pub fn new(dir: &Path) -> Self {
-        let (known, known_lists) = Default::default();
-        Self { file: dir.join("ports.json"), lists: dir.join("acl.rules"), known, known_lists }
+        let (known, known_lists, known_settings) = Default::default();
+        Self { file: dir.join("ports.json"), lists: dir.join("acl.rules"), known, known_lists, known_settings }
     }
 
     /// Reads ports and uplinks; none if there is no file. A file that cannot be understood is left as it is, and the error
     /// names it.
     pub fn load(&self) -> Result<Saved, String> {
         let (read, content) = self.load_ports()?;
+        let saved = read.unwrap_or_default();
         self.known.set(content);
-        Ok(read.unwrap_or_default())
+        self.known_settings.replace(saved.settings.clone());
+        Ok(saved)
     }
 
     /// Both files once more, where something is in force that must not go because its file has gone. On an error neither counts as
     /// read: what somebody has written there is not overwritten.
-    pub fn load_again(&self, ports_in_force: bool, lists_in_force: bool) -> Result<(Saved, Vec<u8>), String> {
+    pub fn load_again(&self, ports_in_force: bool, lists_in_force: bool) -> Result<Again, String> {
         let (read, content) = self.load_ports()?;
-        if read.is_none() && ports_in_force {
+        if read.is_none() && (ports_in_force || !self.known_settings.borrow().is_empty()) {
             return Err(format!("{} is missing; `lasthop port del` removes ports", self.file.display()));
         }
         let (lists, lists_content) = self.read_lists()?;
@@ -176,9 +190,18 @@ impl Store {
         if lists.is_empty() && lists_in_force {
             return Err(format!("{} is missing; `lasthop acl clear` removes lists", self.lists.display()));
         }
+        let saved = read.unwrap_or_default();
         self.known.set(content);
         self.known_lists.set(lists_content);
-        Ok((read.unwrap_or_default(), lists))
+        let settings = self.changed_settings(&saved.settings);
+        self.known_settings.replace(saved.settings.clone());
+        Ok(Again { saved, settings, lists })
+    }
+
+    fn changed_settings(&self, new: &BTreeMap<String, PortSettings>) -> BTreeMap<String, PortSettings> {
+        let old = self.known_settings.borrow();
+        let names = old.keys().chain(new.keys()).filter(|name| old.get(*name) != new.get(*name));
+        names.map(|name| (name.clone(), new.get(name).cloned().unwrap_or_default())).collect()
     }
 
     /// With what is in the file; nothing if there is none.
@@ -222,6 +245,9 @@ impl Store {
         let text = serde_json::to_vec_pretty(&document).map_err(io::Error::from);
         let written =
             text.and_then(|text| write(&self.file, &[&text, b"\n"], &self.known, "follow the ports that it names"));
+        if written.is_ok() {
+            self.known_settings.replace(document.settings);
+        }
         written.map_err(|e| format!("{}: {e}; nothing was changed", self.file.display()))
     }
 

@@ -198,7 +198,7 @@ impl Supervisor {
         }
         supervisor.served.iter().for_each(|served| served.watched_by(&supervisor.presence));
         supervisor.follow_links(LINKS);
-        supervisor.make_uplinks(setup.uplinks, setup.saved_uplinks);
+        supervisor.make_uplinks(setup.uplinks, setup.saved_uplinks)?;
         Ok(supervisor)
     }
 

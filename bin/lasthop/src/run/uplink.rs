@@ -13,6 +13,7 @@
 
 mod announcements;
 mod carrier;
+mod claim;
 mod standby;
 mod taking;
 
@@ -21,6 +22,7 @@ use super::child::{Child, Ended, close_aside};
 use super::driver::{Driver, Heard, Kept, Start};
 use super::store::SavedUplink;
 use carrier::Carrier;
+pub use claim::Claim;
 use lasthop_ipc::{PortConfig, SupervisorToSwitch, SwitchToSupervisor};
 use lasthop_management_ipc::{DeviceState, UplinkInfo};
 use lasthop_sys::Epoll;
@@ -113,6 +115,8 @@ pub struct Uplink {
     removed: bool,
     standby: Standby,
     carrier: Carrier,
+    /// That no other lasthop uses its interface.
+    claim: Option<Claim>,
     /// The address of the TAP device of this name that an earlier run has made.
     pub made: Option<MacAddr>,
     /// Somebody waits for its first process, and is told what it says.
@@ -157,6 +161,7 @@ impl Uplink {
             removed: false,
             standby: Standby::default(),
             carrier: Carrier::default(),
+            claim: None,
             made: None,
             at_once: false,
         }
@@ -228,6 +233,7 @@ impl Uplink {
             self.complain_of_spare(why);
         }
         self.hasten(now);
+        self.claim.iter().for_each(Claim::answer);
         if self.leaving.is_none() {
             self.step_carrier(now);
             self.start(epoll, now);
@@ -251,6 +257,13 @@ impl Uplink {
         }
         // Who is to open the device needs the last one to have closed it.
         if self.driver.is_due(now) && (kept.is_some() || !self.spare_is_up()) {
+            match Claim::renew(self.claim.take(), &self.spec.device) {
+                Ok(claim) => self.claim = claim,
+                Err(why) => {
+                    self.driver.start_later(now);
+                    return self.complain(why);
+                }
+            }
             match self.driver.start(epoll, &self.spec, kept, how, now) {
                 Ok(()) => self.was_started = true,
                 Err(e) => self.complain(format!("cannot start lasthop-uplink: {e}")),

@@ -5,7 +5,7 @@ use super::settings_text::changed;
 use super::setup::check_new_uplink;
 use super::store::SavedUplink;
 use super::supervisor::Supervisor;
-use super::uplink::{ENDING_LIMIT, LEAVING_LIMIT, Uplink, Waiting};
+use super::uplink::{Claim, ENDING_LIMIT, LEAVING_LIMIT, Uplink, Waiting};
 use super::{RunError, RunError::Failed};
 use lasthop_ipc::{PortConfig, SupervisorToSwitch};
 use lasthop_management_ipc::{ControlToSupervisor, LinkState, SupervisorToControl, UplinkConfig, UplinkInfo};
@@ -24,14 +24,20 @@ const PIDS: [u64; 2] = [3 << 32, 5 << 32];
 
 impl Supervisor {
     /// Those of the command line must work; a remembered one that does not is tried again and again.
-    pub(super) fn make_uplinks(&mut self, given: Vec<(SavedUplink, bool)>, saved: Vec<SavedUplink>) {
+    pub(super) fn make_uplinks(
+        &mut self,
+        given: Vec<(SavedUplink, bool)>,
+        saved: Vec<SavedUplink>,
+    ) -> Result<(), RunError> {
         for (spec, saved) in given {
+            Claim::take(&spec.device).map_err(|why| Failed(format!("{} {}: {why}", spec.kind(), spec.name)))?;
             let id = self.make_uplink(spec, saved, true);
             self.uplinks_needed.insert(id.0);
         }
         for spec in saved {
             self.make_uplink(spec, true, false);
         }
+        Ok(())
     }
 
     /// `at_once`: somebody waits until it works.
@@ -240,6 +246,7 @@ impl Supervisor {
         let checked = spec.and_then(|(spec, settings)| {
             lasthop_policy::check_new_name(&spec.name)?;
             program.and_then(|()| check_new_uplink(ports.iter(), there, &spec))?;
+            Claim::take(&spec.device)?;
             Ok((spec, settings))
         });
         let (spec, settings) = match checked {

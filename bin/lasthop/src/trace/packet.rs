@@ -26,9 +26,9 @@ const ADVERTISEMENT: u8 = 136;
 #[derive(Debug, clap::Args)]
 pub struct Fields {
     /// What the packet is, in a word
-    #[arg(value_enum, value_name = "PROTOCOL")]
+    #[arg(value_enum, value_name = "PROTOCOL", ignore_case = true)]
     word: Option<Word>,
-    /// Source address, as 52:54:00:12:34:56, 52-54-00-12-34-56 or 5254.0012.3456
+    /// Source address, as 52:54:00:12:34:56, 52-54-00-12-34-56, 5254.0012.3456 or 525400123456
     #[arg(long, value_name = "MAC", required_unless_present = "frame")]
     eth_src: Option<MacAddr>,
     /// Destination address [default: what an ARP request, a neighbour solicitation or an IP group's packet has]

@@ -102,6 +102,60 @@ pub fn files_that_are_gone_open_nothing() {
     lasthop.end();
 }
 
+/// Who writes a port and its VLAN into the file does not want it without one.
+pub fn settings_in_the_file_are_followed() {
+    let place = Place::new();
+    let file = place.path("state/ports.json");
+    let given = format!("{},vlan=7", place.port("a"));
+    let mut lasthop = place.ready(&["--port", &given]);
+    let hang_up = |lasthop: &mut Lasthop| {
+        kill_process(lasthop.pid(), Signal::HUP).unwrap();
+        lasthop.wait(&["SIGHUP: ", "reloaded"])
+    };
+    assert_eq!(place.ask("told"), "1=\"vlan=7\"");
+    // What it makes control hear is heard before the answer to what is asked next.
+    hang_up(&mut lasthop);
+    assert_eq!(place.ask(&format!("add b {} listen", place.path("b.sock").display())), "ok 2");
+    let told = place.ask("told");
+    assert_eq!(told, "2=\"\"", "what the command line says is not in the file, which is not there");
+    let line = hang_up(&mut lasthop);
+    assert!(!line.contains("told something else"), "{line}");
+    assert_eq!(place.ask("set b isolated=on"), "ok 2");
+    assert_eq!(place.ask("told"), "2=\"isolated=on\"", "nobody has changed the file");
+
+    let mut document: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let c = serde_json::json!({ "name": "c", "path": place.path("c.sock") });
+    document["ports"].as_array_mut().unwrap().push(c);
+    document["settings"]["c"] = "vlan=10 isolated=on rate-to=8M".into();
+    document["settings"]["b"] = "vlan=20 storm=800k".into();
+    document["settings"]["nobody"] = "vlan=30".into();
+    std::fs::write(&file, document.to_string()).unwrap();
+    kill_process(lasthop.pid(), Signal::HUP).unwrap();
+    lasthop.wait(&["port b: told vlan=20 storm=800k"]);
+    let line = lasthop.wait(&["SIGHUP: ", "reloaded"]);
+    assert!(line.contains("1 port added, 0 removed, 1 port told something else"), "{line}");
+    assert_eq!(place.ask("set a isolated=on"), "ok 1");
+    let told = place.ask("told");
+    assert_eq!(told, "2=\"vlan=20 storm=800k\" 3=\"vlan=10 isolated=on rate-to=8M\" 1=\"vlan=7 isolated=on\"");
+    lasthop.wait(&["switch[", "limits 1 [0, 0, 0]"]);
+    let seen = lasthop.seen.join("\n");
+    for limits in ["limits 2 [0, 0, 100000]", "limits 3 [0, 1000000, 0]"] {
+        assert!(seen.contains(limits), "{limits}: {seen}");
+    }
+    let kept = std::fs::read_to_string(&file).unwrap();
+    for settings in ["\"vlan=20 storm=800k\"", "\"vlan=10 isolated=on rate-to=8M\"", "\"vlan=30\""] {
+        assert!(kept.contains(settings), "the command leaves them: {kept}");
+    }
+
+    let document = kept.replace("\"b\": \"vlan=20 storm=800k\",", "");
+    std::fs::write(&file, document).unwrap();
+    let line = hang_up(&mut lasthop);
+    assert!(line.contains("1 port told something else"), "{line}");
+    assert_eq!(place.ask("set a isolated=off"), "ok 1");
+    assert_eq!(place.ask("told"), "2=\"\" 1=\"vlan=7\"");
+    lasthop.end();
+}
+
 /// `lasthop acl load --for` means something else by them. One that was remembered before stays.
 pub fn words_of_access_lists_name_no_new_port() {
     let place = Place::new();

@@ -100,7 +100,10 @@ pub fn switch(called: &Path) {
                 for (message, fd) in messages(&mut supervisor) {
                     match message {
                         SupervisorToSwitch::Start(_, settings) => say("switch", &format!("{settings:?}")),
-                        SupervisorToSwitch::Limits(..) => {}
+                        SupervisorToSwitch::Limits(port, [from, to, storm]) => {
+                            let bytes = [from, to, storm].map(|limit| limit.bytes);
+                            say("switch", &format!("limits {port} {bytes:?}"));
+                        }
                         SupervisorToSwitch::AddPort(port) => {
                             let how = if port.client { "connecting" } else { "listening" };
                             say("switch", &format!("add {} {} {} {how}", port.id, port.name, port.path));
@@ -174,6 +177,8 @@ pub fn control(_called: &Path) {
     tell(&mut supervisor, &ControlToSupervisor::Ready);
     let mut datapath: Option<ControlEnd> = None;
     let mut ports = None;
+    // What ports were told, since somebody asked.
+    let mut told = Vec::new();
     let mut waiting: BTreeMap<u64, UnixStream> = BTreeMap::new();
     let mut request = 0;
     let mut ready = Vec::new();
@@ -203,7 +208,6 @@ pub fn control(_called: &Path) {
                             SupervisorToControl::Lists(_)
                             | SupervisorToControl::ListsKept(_)
                             | SupervisorToControl::Uplinks(_)
-                            | SupervisorToControl::Settings { .. }
                             | SupervisorToControl::Devices(_)
                             | SupervisorToControl::PortFault { .. }
                             | SupervisorToControl::ApiSocket { .. }
@@ -213,6 +217,10 @@ pub fn control(_called: &Path) {
                             | SupervisorToControl::MirrorReply { .. }
                             | SupervisorToControl::CpuTimes { .. }
                             | SupervisorToControl::UplinkReply { .. } => {}
+                            SupervisorToControl::Settings { port, text } => {
+                                told.push(format!("{port}={text:?}"));
+                                say("control", &format!("port {port} is told {text:?}"));
+                            }
                             SupervisorToControl::PeerRefused { reason, .. } => say("control", &reason),
                             SupervisorToControl::Shutdown => return say("control", "shutdown"),
                         }
@@ -236,6 +244,12 @@ pub fn control(_called: &Path) {
                         ["arguments"] => Err(arguments()),
                         ["spin"] => spin(),
                         ["ports"] => Err(ports.clone()),
+                        ["told"] => Err(std::mem::take(&mut told).join(" ")),
+                        ["set", name, setting] => {
+                            let (setting, value) = setting.split_once('=').unwrap();
+                            let settings = vec![(setting.into(), value.into())];
+                            Ok(ControlToSupervisor::PortSet { request, name: name.into(), settings })
+                        }
                         ["add", name, path, how] => Ok(ControlToSupervisor::PortAdd {
                             tx_batch: None,
                             owner: None,

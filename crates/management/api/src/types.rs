@@ -191,6 +191,8 @@ pub struct PortChanged {
     pub path: String,
     /// Whether lasthop connects.
     pub client: bool,
+    /// What it is told to do now, by names and values; after `PortDel`, what was forgotten with it.
+    pub settings: Vec<Field>,
 }
 
 /// An uplink: a port that is a network interface.
@@ -403,6 +405,8 @@ pub struct SwitchStats {
     pub removed_to_guest: Totals,
     /// Packets that flows dropped, by port and by rule or reason.
     pub denied: Vec<Denied>,
+    /// Whom floods do not reach by VLANs, isolation and access lists: of a sample of the flows there are.
+    pub left_out: Vec<LeftOut>,
     /// Processes and how often each had to be replaced, those first that were replaced last.
     pub replaced: Vec<Replaced>,
 }
@@ -437,10 +441,30 @@ pub struct Denied {
     pub rule: Option<u32>,
     /// The rule, as `acl show` has it.
     pub text: Option<String>,
+    /// Of `spoofed`: the port's setting that does not allow it, null if its headers cannot be read.
+    pub setting: Option<String>,
     /// Milliseconds since the last one.
     pub age_ms: u64,
-    /// The last one that control saw. Later ones may differ in what the flow made for it does not look at.
-    pub packet: String,
+    /// The last one that control saw. Later ones may differ in what the flow made for it does not look at. Null: none since control
+    /// was started.
+    pub packet: Option<String>,
+}
+
+/// Ports that the floods of one port do not reach, for one reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct LeftOut {
+    /// Name of the port they come from.
+    pub port: String,
+    /// Their VLAN; 0: none.
+    pub vlan: u16,
+    /// As of a drop: `vlan`, `isolated` or `acl`.
+    pub reason: String,
+    /// Names of some ports that are up and not reached.
+    pub to: Vec<String>,
+    /// How many such ports there are.
+    pub ports: u64,
+    /// More of the first.
+    pub why: String,
 }
 
 /// Processor time, in nanoseconds, that the processes which run now have used since each was started. The parts are read

@@ -240,7 +240,13 @@ impl Learning {
     }
 
     /// Why a frame of this VLAN does not go to a port, if it does not.
-    fn why_not_to(&self, port: PortId, vlan: u16, key: &FlowKey, name: impl Fn(PortId) -> String) -> Option<String> {
+    pub(crate) fn why_not_to(
+        &self,
+        port: PortId,
+        vlan: u16,
+        key: &FlowKey,
+        name: impl Fn(PortId) -> String,
+    ) -> Option<String> {
         match self.apart(key.port(), port) {
             Some(DropReason::BetweenUplinks) => return Some("nothing goes from one uplink to another".to_owned()),
             Some(DropReason::MirrorPort) => {

@@ -6,10 +6,11 @@
 //! | frame | may be sent |
 //! |---|---|
 //! | any | from one of `mac` |
-//! | ARP | saying of itself one of `mac` and one of `addr`; a probe has no IP address yet (RFC 5227 §2.1.1) |
+//! | ARP | saying of itself one of `mac` and one of `addr`; a probe has no IP address yet, and asks for one of `addr` (RFC 5227 §2.1.1) |
 //! | IPv4 | from one of `addr`; from 0.0.0.0 to ask for one (RFC 2131 §4.1) |
 //! | IPv6 | from one of `addr`, or the link-local address made of one of `mac` (RFC 4291 appendix A); from none to find out whether an address is free, for routers, and to join groups (RFC 4862 §5.4, RFC 3810 §5.2.13) |
 //! | neighbour discovery | saying of itself one of `mac` and one of those IPv6 addresses |
+//! | UDP | with `no_dhcp_server`, neither from a DHCP server's port nor to a client's (RFC 2131 §4.1, RFC 8415 §7.2) |
 //! | others | always |
 //!
 //! A frame whose headers are malformed or lie too deep to be read may be anything to its receiver, and is refused.
@@ -34,9 +35,9 @@ const NEIGHBOUR_SOLICITATION: u16 = 135;
 const NEIGHBOUR_ADVERTISEMENT: u16 = 136;
 /// RFC 2710 §3, RFC 3810 §5: what a station sends to join and leave groups.
 const GROUP_REPORTS: [u16; 3] = [131, 132, 143];
-/// RFC 2131 §4.1, RFC 8415 §7.2.
+/// Ports of servers and relays, and of clients: RFC 2131 §4.1, RFC 8415 §7.2.
 const DHCP: [u16; 2] = [67, 68];
-const DHCPV6_SERVER: u16 = 547;
+const DHCPV6: [u16; 2] = [547, 546];
 
 const ANOMALIES: u16 = FlowKey::MALFORMED_L3 | FlowKey::MALFORMED_L4 | FlowKey::DEEP_VLAN | FlowKey::DEEP_EXTENSIONS;
 
@@ -45,6 +46,8 @@ const ANOMALIES: u16 = FlowKey::MALFORMED_L3 | FlowKey::MALFORMED_L4 | FlowKey::
 const MAC_STEPS: &[u32] = &[8, 16, 24, 32, 40, 48];
 const IPV4_STEPS: &[u32] = &[8, 16, 24, 32];
 const IPV6_STEPS: &[u32] = &[16, 32, 48, 64, 96, 128];
+/// Of port numbers: those from 1024 on are none of DHCP's by their first bits, and share a flow with 1023 others.
+const PORT_STEPS: &[u32] = &[6, 16];
 
 /// What a frame pretends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,8 +56,10 @@ pub(crate) enum Pretence {
     Mac,
     /// To have another IP address.
     Address,
-    /// That somebody else's address is its own.
-    Claim,
+    /// In ARP or neighbour discovery, to have another Ethernet address.
+    ClaimedMac,
+    /// There, to have another IP address.
+    ClaimedAddress,
     /// To be a DHCP server.
     DhcpServer,
     /// To be a router.
@@ -68,11 +73,25 @@ impl fmt::Display for Pretence {
         f.write_str(match self {
             Self::Mac => "its source is none of the port's Ethernet addresses (mac)",
             Self::Address => "its source is none of the port's IP addresses (addr)",
-            Self::Claim => "it claims an address that is none of the port's (mac, addr)",
-            Self::DhcpServer => "it comes from a DHCP server (no-dhcp-server)",
+            Self::ClaimedMac => "it claims an Ethernet address that is none of the port's (mac)",
+            Self::ClaimedAddress => "it claims an IP address that is none of the port's (addr)",
+            Self::DhcpServer => "it comes from a DHCP server, or goes to a DHCP client (no-dhcp-server)",
             Self::Router => "it is a router advertisement (no-ra)",
             Self::Unreadable => "its headers are malformed or too deep to be judged by the port's settings",
         })
+    }
+}
+
+impl Pretence {
+    /// The setting that does not allow it; `None` if the frame cannot be read.
+    pub fn setting(self) -> Option<&'static str> {
+        match self {
+            Self::Mac | Self::ClaimedMac => Some("mac"),
+            Self::Address | Self::ClaimedAddress => Some("addr"),
+            Self::DhcpServer => Some("no-dhcp-server"),
+            Self::Router => Some("no-ra"),
+            Self::Unreadable => None,
+        }
     }
 }
 
@@ -116,8 +135,12 @@ impl Guard<'_> {
     fn arp(&mut self) -> Option<Pretence> {
         let claims_mac =
             !self.port.macs.is_empty() && !is_one_of(&self.port.macs, &self.key.arp_sha, &mut self.mask.0.arp_sha);
-        let honest = !claims_mac && (self.port.addrs.is_empty() || self.has_no_source() || self.has_source(false));
-        (!honest).then_some(Pretence::Claim)
+        if claims_mac {
+            return Some(Pretence::ClaimedMac);
+        }
+        let honest =
+            self.port.addrs.is_empty() || self.has_source(false) || self.has_no_source() && self.probes_its_own();
+        (!honest).then_some(Pretence::ClaimedAddress)
     }
 
     fn ipv4(&mut self) -> Option<Pretence> {
@@ -125,8 +148,7 @@ impl Guard<'_> {
             let asks = self.has_no_source() && self.is_udp() && [self.l4_dst(), self.l4_src()] == DHCP;
             return (!asks).then_some(Pretence::Address);
         }
-        let serves = self.port.no_dhcp_server && self.is_udp() && self.l4_src() == DHCP[0];
-        serves.then_some(Pretence::DhcpServer)
+        (self.port.no_dhcp_server && self.serves(DHCP)).then_some(Pretence::DhcpServer)
     }
 
     fn ipv6(&mut self) -> Option<Pretence> {
@@ -134,16 +156,15 @@ impl Guard<'_> {
         if self.port.no_ra && kind == Some(ROUTER_ADVERTISEMENT) {
             return Some(Pretence::Router);
         }
-        if self.port.no_dhcp_server && self.is_udp() && self.l4_src() == DHCPV6_SERVER {
+        if self.port.no_dhcp_server && self.serves(DHCPV6) {
             return Some(Pretence::DhcpServer);
         }
-        let claims = match kind {
-            Some(NEIGHBOUR_SOLICITATION) => self.names_another_mac(false),
-            Some(NEIGHBOUR_ADVERTISEMENT) => self.names_another_mac(true) || !self.has_target(),
-            _ => false,
-        };
-        if claims {
-            return Some(Pretence::Claim);
+        let advertises = kind == Some(NEIGHBOUR_ADVERTISEMENT);
+        if (advertises || kind == Some(NEIGHBOUR_SOLICITATION)) && self.names_another_mac(advertises) {
+            return Some(Pretence::ClaimedMac);
+        }
+        if advertises && !self.has_target() {
+            return Some(Pretence::ClaimedAddress);
         }
         if self.port.addrs.is_empty() || self.has_source(true) {
             return None;
@@ -199,6 +220,28 @@ impl Guard<'_> {
         own.chain(link_local).collect()
     }
 
+    /// The address that an ARP probe asks for is one of the port's.
+    fn probes_its_own(&mut self) -> bool {
+        let allowed = self.allowed(false);
+        is_within(&allowed, &self.key.ip_dst, false, &mut self.mask.0.ip_dst)
+    }
+
+    /// It comes from a DHCP server or relay, or goes to a client: many clients look at the destination port alone, so that an answer
+    /// may have any source port. A client sends to servers, from its own port.
+    fn serves(&mut self, [server, client]: [u16; 2]) -> bool {
+        self.is_udp() && (self.is_to_port(client) || self.is_from_port(server))
+    }
+
+    fn is_from_port(&mut self, port: u16) -> bool {
+        self.mask.0.ip_frag |= FlowKey::FRAG_LATER;
+        is_port(port, self.key.l4_src, &mut self.mask.0.l4_src)
+    }
+
+    fn is_to_port(&mut self, port: u16) -> bool {
+        self.mask.0.ip_frag |= FlowKey::FRAG_LATER;
+        is_port(port, self.key.l4_dst, &mut self.mask.0.l4_dst)
+    }
+
     fn is_udp(&mut self) -> bool {
         self.mask.0.ip_proto = u8::MAX;
         self.key.ip_proto == UDP
@@ -247,6 +290,14 @@ fn is_within(allowed: &[(u128, u128)], address: &[u8; 16], v6: bool, mask: &mut 
     let width = if v6 { (128, IPV6_STEPS) } else { (32, IPV4_STEPS) };
     let (is, bits) = compare(allowed, u128::from_be_bytes(*address), width);
     mask.iter_mut().zip(bits.to_be_bytes()).for_each(|(to, bits)| *to |= bits);
+    is
+}
+
+/// Whether a port number is this one. Adds to `mask` the bits that show it.
+fn is_port(port: u16, number: u16, mask: &mut u16) -> bool {
+    let (is, bits) = compare(&[(u128::from(port), first_bits(16, 16))], u128::from(number), (16, PORT_STEPS));
+    // No more than 16 bits.
+    *mask |= bits as u16;
     is
 }
 

@@ -57,6 +57,7 @@ mod explain;
 mod flows;
 mod guard;
 mod learning;
+mod left_out;
 mod mactable;
 mod membership;
 mod mirror;
@@ -74,11 +75,12 @@ pub use learning::{
     ConnectionView, Denied, DeniedBy, Effects, FLAP_WINDOW_MS, FlowUse, Headers, LOOK_MANY_MS, LOOK_MS, Learning,
     Limits, MANY_FLOWS, MAX_FLAPS, Mirrors, PortLists, PortView, Reconciled, Resume, Uplinks, Why,
 };
+pub use left_out::LeftOut;
 pub use mactable::{AGEING_MS, HOLD_MS, MAX_MOVES, MOVE_WINDOW_MS, MacView};
 pub use mirror::{MAX_MIRRORED, Mirror, Mirrored};
 pub use name::{check_name, check_new_name};
 pub use rate::{Rate, Unit};
-pub use settings::{MAX_ADDRESSES, PortSettings, SETTINGS};
+pub use settings::{FLAGS, MAX_ADDRESSES, PortSettings, SETTINGS};
 pub use vlans::{ParseVlansError, Vlans};
 
 #[cfg(test)]

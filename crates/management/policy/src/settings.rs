@@ -7,6 +7,7 @@ use crate::vlans::{ParseVlansError, Vlans, vlan_id};
 use lasthop_types::MacAddr;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::net::IpAddr;
 
 /// Most Ethernet addresses, and most IP addresses, of one port: each packet that meets no flow is compared with all.
 pub const MAX_ADDRESSES: usize = 64;
@@ -58,8 +59,11 @@ pub const SETTINGS: &[&str] = &[
     "connections",
 ];
 
+/// Those of them that are on or off.
+pub const FLAGS: &[&str] = &["isolated", "no-dhcp-server", "no-ra"];
+
 impl PortSettings {
-    /// With these settings, each a name and a value as people write it, changed; what is not named stays. `none` takes a setting back.
+    /// With these settings, each a name and a value as people write it, changed; what is not named stays. `none`, or `off`, takes a setting back.
     /// The error says which is wrong and what to write.
     pub fn change<'a>(&self, changes: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self, String> {
         let (mut new, mut named) = (self.clone(), Vec::new());
@@ -71,32 +75,32 @@ impl PortSettings {
             new.set(name, value, first).map_err(|e| format!("{name}={value}: {e}"))?;
             named.push(name);
         }
-        let is_set = |name: &str| named.contains(&name);
-        // An access port becomes a trunk, or the other way round, by naming what it is to be.
-        if is_set("vlan") && new.vlan.is_some() && !is_set("trunk") && !is_set("native") {
-            (new.trunk, new.native) = (None, None);
-        }
-        if (is_set("trunk") || is_set("native")) && !is_set("vlan") {
+        let is_named = |name: &str| named.contains(&name);
+        // An access port becomes a trunk, or the other way round, by naming what it is to be. What is taken back makes it neither: a port
+        // without a VLAN of its own carries all of them.
+        if is_named("vlan") && new.vlan.is_some() {
+            new.trunk = new.trunk.filter(|_| is_named("trunk"));
+            new.native = new.native.filter(|_| is_named("native"));
+        } else if is_named("trunk") && new.trunk.is_some() || is_named("native") && new.native.is_some() {
             new.vlan = None;
         }
         new.check().map(|()| new)
     }
 
     fn set(&mut self, name: &str, value: &str, first: bool) -> Result<(), String> {
-        let none = value == "none";
         match name {
-            "vlan" => self.vlan = if none { None } else { Some(one_vlan(value)?) },
-            "native" => self.native = if none { None } else { Some(one_vlan(value)?) },
-            "trunk" => self.trunk = if none { None } else { Some(trunk(value)?) },
+            "vlan" => self.vlan = one_vlan(value)?,
+            "native" => self.native = one_vlan(value)?,
+            "trunk" => self.trunk = trunk(value)?,
             "isolated" => self.isolated = on(value)?,
             "no-dhcp-server" => self.no_dhcp_server = on(value)?,
             "no-ra" => self.no_ra = on(value)?,
             "rate-from" => self.rate_from = rate(value)?,
             "rate-to" => self.rate_to = rate(value)?,
             "storm" => self.storm = rate(value)?,
-            "connections" => self.connections = if none { None } else { Some(connections(value)?) },
+            "connections" => self.connections = if is_none(value) { None } else { Some(connections(value)?) },
             "mac" => list(&mut self.macs, value, first, station)?,
-            "addr" => list(&mut self.addrs, value, first, |text| crate::acl::prefix(text).map_err(str::to_owned))?,
+            "addr" => list(&mut self.addrs, value, first, address)?,
             _ => return Err(format!("there is no such setting; there are {}", SETTINGS.join(", "))),
         }
         Ok(())
@@ -105,7 +109,9 @@ impl PortSettings {
     /// Whether they agree with each other.
     fn check(&self) -> Result<(), String> {
         if self.vlan.is_some() && (self.trunk.is_some() || self.native.is_some()) {
-            return Err("a port is an access port (vlan) or a trunk (trunk, native), not both".into());
+            return Err(
+                "a port is an access port (vlan) or a trunk (trunk, native), not both; leave one of them out".into()
+            );
         }
         if self.trunk.as_ref().is_some_and(|vlans| vlans.contains(0)) {
             return Err("a trunk has no `untagged`; native=VLAN says what frames without a tag belong to".into());
@@ -187,24 +193,43 @@ impl From<PortSettings> for String {
     }
 }
 
-fn one_vlan(value: &str) -> Result<u16, String> {
-    vlan_id(value).map_err(|e| e.to_string())
+/// It takes a setting back.
+fn is_none(value: &str) -> bool {
+    matches!(value, "none" | "off")
 }
 
-fn trunk(value: &str) -> Result<Vlans, String> {
-    value.replace(',', ":").parse().map_err(|e: ParseVlansError| e.to_string())
+/// How errors end.
+const OR_NONE: &str = "or none to take it back";
+
+fn one_vlan(value: &str) -> Result<Option<u16>, String> {
+    if is_none(value) {
+        return Ok(None);
+    }
+    let instead = format!("write one, 1 to 4094 (several: trunk), {OR_NONE}");
+    vlan_id(value).map(Some).map_err(|e| e.but(&instead))
+}
+
+fn trunk(value: &str) -> Result<Option<Vlans>, String> {
+    if is_none(value) {
+        return Ok(None);
+    }
+    let instead = match value {
+        "0" => "native=VLAN says what frames without a tag belong to".to_owned(),
+        _ => format!("write ids and ranges such as 10,20-30, {OR_NONE}"),
+    };
+    value.replace(',', ":").parse().map(Some).map_err(|e: ParseVlansError| e.but(&instead))
 }
 
 fn on(value: &str) -> Result<bool, String> {
     match value {
         "on" => Ok(true),
-        "off" | "none" => Ok(false),
+        _ if is_none(value) => Ok(false),
         _ => Err("write on or off".into()),
     }
 }
 
 fn rate(value: &str) -> Result<Option<Rate>, String> {
-    if value == "none" { Ok(None) } else { value.parse().map(Some) }
+    if is_none(value) { Ok(None) } else { value.parse().map(Some).map_err(|e| format!("{e}, {OR_NONE}")) }
 }
 
 fn connections(value: &str) -> Result<u32, String> {
@@ -214,8 +239,24 @@ fn connections(value: &str) -> Result<u32, String> {
 }
 
 fn station(text: &str) -> Result<MacAddr, String> {
-    let mac: MacAddr = text.parse().map_err(|_| "write an Ethernet address such as 52:54:00:12:34:56".to_owned())?;
-    if mac.is_unicast_source() { Ok(mac) } else { Err(format!("{mac} is no station's address")) }
+    let wrong = |_| format!("write an Ethernet address such as 52:54:00:12:34:56, {OR_NONE}");
+    let mac: MacAddr = text.parse().map_err(wrong)?;
+    if mac.is_unicast_source() { Ok(mac) } else { Err(format!("{mac} is no station's address; write that of a card")) }
+}
+
+/// One address, or all that begin alike. An address within its network, as `ip addr` shows it, may be meant either way: it is refused.
+fn address(text: &str) -> Result<Prefix, String> {
+    let (addr, length) = text.split_once('/').map_or((text, None), |(addr, length)| (addr, Some(length)));
+    let Ok(addr) = addr.parse::<IpAddr>() else {
+        return Err(format!(
+            "{text:?} is no IP address; write one such as 10.0.0.1 or fd00::1, a prefix such as 10.0.0.0/8, {OR_NONE}"
+        ));
+    };
+    let prefix = crate::acl::prefix(text).map_err(|e| format!("{}: write {e}", length.unwrap_or_default()))?;
+    if prefix.addr() == addr {
+        return Ok(prefix);
+    }
+    Err(format!("{text} has host bits; write {addr} for this address, or {prefix} to allow all of them"))
 }
 
 /// Values with commas between them. The first in a command replaces what was set before.
@@ -228,7 +269,7 @@ fn list<T: PartialEq>(
     if first {
         to.clear();
     }
-    for text in value.split(',').filter(|text| *text != "none") {
+    for text in value.split(',').filter(|text| !is_none(text)) {
         let new = parse(text)?;
         if !to.contains(&new) {
             to.push(new);
@@ -258,6 +299,7 @@ mod tests {
             ("isolated=on no-ra=on no-dhcp-server=on", "isolated=on no-dhcp-server=on no-ra=on"),
             ("rate-from=100Mbit rate-to=20kpps storm=1M:64K", "rate-from=100M rate-to=20kpps storm=1M:64K"),
             ("mac=52-54-00-00-00-01 mac=52:54:00:00:00:02", "mac=52:54:00:00:00:01,52:54:00:00:00:02"),
+            ("mac=5254000000aB", "mac=52:54:00:00:00:ab"),
             ("mac=52:54:00:00:00:01 addr=10.0.0.1,fd00::/64", "mac=52:54:00:00:00:01 addr=10.0.0.1,fd00::/64"),
         ] {
             let settings = set(text);
@@ -279,14 +321,46 @@ mod tests {
         assert_eq!(text("mac=none vlan=none"), "isolated=on");
         let trunk = set("trunk=10 native=1");
         assert_eq!(changed(&trunk, "vlan=7").unwrap().to_string(), "vlan=7");
+        assert_eq!(changed(&trunk, "vlan=7 trunk=none").unwrap().to_string(), "vlan=7");
+        assert_eq!(changed(&trunk, "native=none").unwrap().to_string(), "trunk=10");
+    }
+
+    /// A port without a VLAN carries all of them: that takes `vlan=none`.
+    #[test]
+    fn what_is_taken_back_and_was_not_there_opens_nothing() {
+        let before = set("vlan=10 isolated=on");
+        for change in ["trunk=none", "native=none", "trunk=none native=none", "trunk=off"] {
+            assert_eq!(changed(&before, change).unwrap(), before, "{change}");
+        }
+        assert_eq!(changed(&before, "vlan=none trunk=none").unwrap().to_string(), "isolated=on");
+    }
+
+    #[test]
+    fn off_takes_every_setting_back() {
+        let all = "isolated=on mac=52:54:00:00:00:01 addr=10.0.0.1 no-dhcp-server=on no-ra=on rate-from=1M rate-to=2M storm=3M";
+        for before in [set(&format!("{all} vlan=10")), set(&format!("{all} trunk=10 native=1"))] {
+            for word in ["none", "off"] {
+                let after = before.change(SETTINGS.iter().map(|name| (*name, word)));
+                assert_eq!(after.unwrap(), PortSettings::default(), "{word}");
+            }
+        }
     }
 
     #[test]
     fn what_is_wrong_is_said_with_what_to_write() {
         let macs: Vec<_> = (0..65).map(|n| format!("52:54:00:00:00:{n:02x}")).collect();
         for (text, wrong) in [
-            ("vlan=5000", "vlan=5000: \"5000\" is not a VLAN id; use 1 to 4094"),
-            ("vlan=0", "0 is no VLAN"),
+            (
+                "vlan=5000",
+                "vlan=5000: \"5000\" is not a VLAN id; write one, 1 to 4094 (several: trunk), or none to take it back",
+            ),
+            ("vlan=0", "0 is no VLAN; write one"),
+            ("vlan=10,20", "\"10,20\" is not a VLAN id; write one"),
+            ("native=10-20", "write one, 1 to 4094"),
+            ("trunk=5000", "\"5000\" is not a VLAN id; write ids and ranges such as 10,20-30, or none to take it back"),
+            ("trunk=0", "0 is no VLAN; native=VLAN says"),
+            ("trunk=", "no VLANs; write ids and ranges"),
+            ("trunk=10,10", "VLAN 10 is there twice"),
             ("vlan=10 trunk=20", "an access port (vlan) or a trunk"),
             ("trunk=untagged:10", "native=VLAN says"),
             ("trunk=20-10", "write 10-20"),
@@ -294,6 +368,15 @@ mod tests {
             ("mac=52:54:00:00:00", "such as 52:54:00:12:34:56"),
             ("mac=01:00:5e:00:00:01", "no station's address"),
             ("mac=52:54:00:00:00:01 addr=10.0.0.300", "such as 10.0.0.1"),
+            (
+                "mac=52:54:00:00:00:01 addr=10.0.0.1/24",
+                "10.0.0.1/24 has host bits; write 10.0.0.1 for this address, or 10.0.0.0/24 to allow all of them",
+            ),
+            ("mac=52:54:00:00:00:01 addr=fd00::1/64", "write fd00::1 for this address, or fd00::/64"),
+            ("mac=52:54:00:00:00:01 addr=any", "or none to take it back"),
+            ("mac=52:54:00:00:00:01 addr=10.0.0.1/33", "from 0 to 32"),
+            ("mac=x", "or none to take it back"),
+            ("rate-from=-5", "or none to take it back"),
             ("addr=10.0.0.1", "say with mac"),
             ("color=red", "there are vlan, trunk"),
             ("vlan=1 vlan=2", "vlan is there twice"),

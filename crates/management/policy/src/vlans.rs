@@ -18,7 +18,21 @@ pub struct Vlans(Box<[u8; BYTES]>);
 
 /// What is wrong with a list, and what to write instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ParseVlansError(String);
+pub struct ParseVlansError {
+    wrong: String,
+    instead: &'static str,
+}
+
+impl ParseVlansError {
+    fn new(wrong: impl Into<String>, instead: &'static str) -> Self {
+        Self { wrong: wrong.into(), instead }
+    }
+
+    /// Where something else may be written instead than in a list.
+    pub(crate) fn but(&self, instead: &str) -> String {
+        if self.instead.is_empty() { self.to_string() } else { format!("{}; {instead}", self.wrong) }
+    }
+}
 
 impl Default for Vlans {
     /// None.
@@ -76,10 +90,11 @@ impl FromStr for Vlans {
     type Err = ParseVlansError;
 
     fn from_str(text: &str) -> Result<Self, ParseVlansError> {
-        let error = |what: String| Err(ParseVlansError(what));
+        let error = |wrong: String, instead| Err(ParseVlansError::new(wrong, instead));
         if text.is_empty() {
             return error(
-                "no VLANs; write ids and ranges like 10:20-30, and `untagged` for frames without a tag".into(),
+                "no VLANs".into(),
+                "; write ids and ranges like 10:20-30, and `untagged` for frames without a tag",
             );
         }
         let mut vlans = Self::default();
@@ -90,14 +105,14 @@ impl FromStr for Vlans {
                 None => (vlan_id(word)?, vlan_id(word)?),
             };
             if last < first {
-                return error(format!("the range {word} ends before it begins; write {last}-{first}"));
+                return error(format!("the range {word} ends before it begins; write {last}-{first}"), "");
             }
             for vlan in first..=last {
                 if vlans.contains(vlan) {
-                    return error(match vlan {
-                        UNTAGGED => "`untagged` is there twice".into(),
-                        _ => format!("VLAN {vlan} is there twice"),
-                    });
+                    return match vlan {
+                        UNTAGGED => error("`untagged` is there twice; leave one out".into(), ""),
+                        _ => error(format!("VLAN {vlan} is there twice; leave one out"), ""),
+                    };
                 }
                 vlans.insert(vlan);
             }
@@ -111,10 +126,11 @@ pub(crate) fn vlan_id(word: &str) -> Result<u16, ParseVlansError> {
     let digits = word.bytes().all(|b| b.is_ascii_digit());
     match word.parse() {
         Ok(id @ 1..=LAST) if digits => Ok(id),
-        Ok(0) if digits => Err(ParseVlansError("0 is no VLAN; `untagged` is for frames without a tag".into())),
-        _ => Err(ParseVlansError(format!(
-            "{word:?} is not a VLAN id; use 1 to {LAST}, ranges like 20-30, and `untagged`, with ':' between them"
-        ))),
+        Ok(0) if digits => Err(ParseVlansError::new("0 is no VLAN", "; `untagged` is for frames without a tag")),
+        _ => Err(ParseVlansError::new(
+            format!("{word:?} is not a VLAN id"),
+            "; use 1 to 4094, ranges like 20-30, and `untagged`, with ':' between them",
+        )),
     }
 }
 
@@ -147,7 +163,7 @@ impl fmt::Debug for Vlans {
 
 impl fmt::Display for ParseVlansError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        write!(f, "{}{}", self.wrong, self.instead)
     }
 }
 

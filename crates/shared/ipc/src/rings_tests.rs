@@ -16,7 +16,7 @@ fn ends() -> (SwitchEnd, ControlEnd) {
 
 fn upcall(id: u64) -> ToControl {
     let key = FlowKey { in_port: 7, eth_src: [2; 6], ..FlowKey::default() };
-    ToControl::Upcall(UpcallPacket { id, key, header: vec![9; 60], frame_len: 1514 })
+    ToControl::Upcall(UpcallPacket { id, copy: None, key, header: vec![9; 60], frame_len: 1514 })
 }
 
 #[test]
@@ -144,7 +144,7 @@ proptest! {
     #[test]
     fn what_the_switch_says_is_what_control_hears(key in keys(), id: u64, header in proptest::collection::vec(any::<u8>(), 0..193), frame_len: u32) {
         let (mut switch, mut control) = ends();
-        let message = ToControl::Upcall(UpcallPacket { id, key, header, frame_len });
+        let message = ToControl::Upcall(UpcallPacket { id, copy: Some(7), key, header, frame_len });
         switch.send(&message).unwrap();
         switch.flush().unwrap();
         prop_assert_eq!(control.recv().unwrap(), message);

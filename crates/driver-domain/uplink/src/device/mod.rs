@@ -307,9 +307,7 @@ fn about(wanted: &Wanted, driver: UplinkDriver, mode: &str, created: bool) -> Re
     let failed = |e: Errno| OpenError(denied(name, e));
     let interface = Interface::named(name).map_err(failed)?;
     let mac = interface.mac().map_err(|e| match e {
-        Errno::OPNOTSUPP => {
-            OpenError(format!("{name} carries no Ethernet frames; an uplink needs an interface that does"))
-        }
+        Errno::OPNOTSUPP => OpenError(format!("{name} carries no Ethernet frames; name an interface that does")),
         e => failed(e),
     })?;
     if wanted.bring_up {

@@ -26,8 +26,9 @@ fn ipv4(src: [u8; 4], proto: u8, ports: (u16, u16)) -> FlowKey {
     FlowKey { ip_src: v4(src), ip_proto: proto, l4_src: ports.0, l4_dst: ports.1, ..plain }
 }
 
-fn arp(sha: u8, spa: [u8; 4]) -> FlowKey {
-    FlowKey { eth_type: ARP, arp_sha: mac(sha).0, ip_src: v4(spa), ..key(1, mac(1), MacAddr::BROADCAST) }
+fn arp(sha: u8, spa: [u8; 4], tpa: [u8; 4]) -> FlowKey {
+    let plain = key(1, mac(1), MacAddr::BROADCAST);
+    FlowKey { eth_type: ARP, arp_sha: mac(sha).0, ip_src: v4(spa), ip_dst: v4(tpa), ..plain }
 }
 
 fn ipv6(src: &str, proto: u8, ports: (u16, u16)) -> FlowKey {
@@ -66,10 +67,11 @@ fn a_station_sends_from_its_own_addresses() {
         ("another IPv4 address", ipv4(OTHER, UDP, (1, 2)), Some(Pretence::Address)),
         ("asks for an address", ipv4([0; 4], UDP, (68, 67)), None),
         ("no address, and does not ask", ipv4([0; 4], UDP, (68, 69)), Some(Pretence::Address)),
-        ("ARP of its own", arp(1, ADDR), None),
-        ("ARP probe", arp(1, [0; 4]), None),
-        ("ARP for another address", arp(1, OTHER), Some(Pretence::Claim)),
-        ("ARP for another station", arp(2, ADDR), Some(Pretence::Claim)),
+        ("ARP of its own", arp(1, ADDR, OTHER), None),
+        ("ARP probe for its own", arp(1, [0; 4], ADDR), None),
+        ("ARP probe for another address", arp(1, [0; 4], OTHER), Some(Pretence::ClaimedAddress)),
+        ("ARP for another address", arp(1, OTHER, ADDR), Some(Pretence::ClaimedAddress)),
+        ("ARP for another station", arp(2, ADDR, OTHER), Some(Pretence::ClaimedMac)),
         ("IPv6 of its own", ipv6("fd00::1", UDP, (1, 2)), None),
         ("its link-local address", ipv6(LINK_LOCAL, UDP, (1, 2)), None),
         ("another link-local address", ipv6("fe80::1", UDP, (1, 2)), Some(Pretence::Address)),
@@ -80,14 +82,18 @@ fn a_station_sends_from_its_own_addresses() {
         (
             "who has it, tell another station",
             neighbour("fd00::1", NEIGHBOUR_SOLICITATION, "fd00::2", Some(2)),
-            Some(Pretence::Claim),
+            Some(Pretence::ClaimedMac),
         ),
         ("fd00::1 is mine", neighbour("fd00::1", NEIGHBOUR_ADVERTISEMENT, "fd00::1", Some(1)), None),
-        ("fd00::2 is mine", neighbour("fd00::1", NEIGHBOUR_ADVERTISEMENT, "fd00::2", Some(1)), Some(Pretence::Claim)),
+        (
+            "fd00::2 is mine",
+            neighbour("fd00::1", NEIGHBOUR_ADVERTISEMENT, "fd00::2", Some(1)),
+            Some(Pretence::ClaimedAddress),
+        ),
         (
             "fd00::1 is another station's",
             neighbour("fd00::1", NEIGHBOUR_ADVERTISEMENT, "fd00::1", Some(2)),
-            Some(Pretence::Claim),
+            Some(Pretence::ClaimedMac),
         ),
         ("asks for routers", ipv6("::", ICMPV6, (ROUTER_SOLICITATION, 0)), None),
         ("joins a group", ipv6("::", ICMPV6, (143, 0)), None),
@@ -106,9 +112,18 @@ fn servers_and_routers_are_refused_where_they_do_not_belong() {
     for (settings, key, expected) in [
         (&dhcp, ipv4(ADDR, UDP, (67, 68)), Some(Pretence::DhcpServer)),
         (&dhcp, ipv4(ADDR, UDP, (68, 67)), None),
+        (&dhcp, ipv4(ADDR, UDP, (1067, 68)), Some(Pretence::DhcpServer)),
+        (&dhcp, ipv4(ADDR, UDP, (68, 68)), Some(Pretence::DhcpServer)),
+        (&dhcp, ipv4(ADDR, UDP, (67, 67)), Some(Pretence::DhcpServer)),
+        (&dhcp, ipv4(ADDR, UDP, (69, 67)), None),
         (&dhcp, ipv4(ADDR, 6, (67, 68)), None),
+        (&dhcp, ipv4(ADDR, 6, (1067, 68)), None),
         (&dhcp, later(ipv4(ADDR, UDP, (0, 0))), None),
         (&dhcp, ipv6("fd00::9", UDP, (547, 546)), Some(Pretence::DhcpServer)),
+        (&dhcp, ipv6("fd00::9", UDP, (1547, 546)), Some(Pretence::DhcpServer)),
+        (&dhcp, ipv6("fd00::9", UDP, (546, 546)), Some(Pretence::DhcpServer)),
+        (&dhcp, ipv6("fd00::9", UDP, (547, 547)), Some(Pretence::DhcpServer)),
+        (&dhcp, ipv6("fe80::9", UDP, (546, 547)), None),
         (&dhcp, ipv6("fe80::1", ICMPV6, (ROUTER_ADVERTISEMENT, 0)), None),
         (&router, ipv6("fe80::1", ICMPV6, (ROUTER_ADVERTISEMENT, 0)), Some(Pretence::Router)),
         (&router, ipv6("fe80::1", ICMPV6, (ROUTER_SOLICITATION, 0)), None),
@@ -116,6 +131,20 @@ fn servers_and_routers_are_refused_where_they_do_not_belong() {
     ] {
         assert_eq!(said(settings, &key), expected, "{key:?}");
     }
+}
+
+/// A resolver's answers go to as many ports as it has clients, and need no flow for each.
+#[test]
+fn ports_far_from_those_of_dhcp_share_flows() {
+    let settings = settings("no-dhcp-server=on");
+    let mask = |key: FlowKey| {
+        let mut mask = FlowMask::default();
+        assert_eq!(pretends(&settings, &key, &mut mask), None);
+        (mask.0.l4_src, mask.0.l4_dst)
+    };
+    assert_eq!(mask(ipv4(ADDR, UDP, (53, 40_000))), (u16::MAX, 0xfc00));
+    assert_eq!(mask(ipv4(ADDR, UDP, (40_000, 443))), (0xfc00, u16::MAX));
+    assert_eq!(mask(ipv6("fd00::1", UDP, (40_000, 50_000))), (0xfc00, 0xfc00));
 }
 
 #[test]
@@ -147,22 +176,26 @@ fn any_key() -> impl Strategy<Value = FlowKey> {
     let kinds = prop::sample::select(vec![IPV4, IPV6, ARP, 0x88cc]);
     let addr =
         prop::sample::select(vec![v4(ADDR), v4(OTHER), v4([0; 4]), v6("fd00::1"), v6("fd00::2"), v6(LINK_LOCAL)]);
-    let numbers = prop::sample::select(vec![0, 1, 67, 68, 133, 134, 135, 136, 143, 546, 547]);
+    let numbers =
+        prop::sample::select(vec![0, 1, 64, 66, 67, 68, 69, 512, 1067, 40_000, 133, 134, 135, 136, 143, 546, 547]);
     let protos = prop::sample::select(vec![6, UDP, ICMPV6]);
     let rest = ((0u8..4), (0u8..4), (0u8..4), prop::sample::select(vec![0u16, 0, 0, 1, 2, 4, 8]), any::<bool>());
-    (kinds, [addr.clone(), addr], [numbers.clone(), numbers], protos, rest).prop_map(
-        |(eth_type, [ip_src, nd_target], [l4_src, l4_dst], ip_proto, (src, sha, tha, anomalies, later))| FlowKey {
-            eth_type,
-            ip_src,
-            nd_target,
-            ip_proto,
-            l4_src: if later { 0 } else { l4_src },
-            l4_dst: if later { 0 } else { l4_dst },
-            ip_frag: if later { 3 } else { 0 },
-            anomalies,
-            arp_sha: if sha == 0 { [0; 6] } else { mac(sha).0 },
-            arp_tha: if tha == 0 { [0; 6] } else { mac(tha).0 },
-            ..key(1, mac(src), MacAddr::BROADCAST)
+    (kinds, [addr.clone(), addr.clone(), addr], [numbers.clone(), numbers], protos, rest).prop_map(
+        |(eth_type, [ip_src, ip_dst, nd_target], [l4_src, l4_dst], ip_proto, (src, sha, tha, anomalies, later))| {
+            FlowKey {
+                eth_type,
+                ip_src,
+                ip_dst,
+                nd_target,
+                ip_proto,
+                l4_src: if later { 0 } else { l4_src },
+                l4_dst: if later { 0 } else { l4_dst },
+                ip_frag: if later { 3 } else { 0 },
+                anomalies,
+                arp_sha: if sha == 0 { [0; 6] } else { mac(sha).0 },
+                arp_tha: if tha == 0 { [0; 6] } else { mac(tha).0 },
+                ..key(1, mac(src), MacAddr::BROADCAST)
+            }
         },
     )
 }

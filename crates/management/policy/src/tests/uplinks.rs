@@ -169,3 +169,38 @@ fn what_a_flood_leaves_out_between_uplinks_is_said_and_counted() {
     b.port(3, false);
     assert_eq!(b.policy.floods_left_out(), 0, "nobody would have got it");
 }
+
+/// The commonest failure there is: nobody answers a first ARP request, and no counter says why.
+#[test]
+fn what_a_flood_leaves_out_by_settings_and_lists_is_said() {
+    let mut b = Bench::new(Limits::default(), 5);
+    let left_out = |b: &Bench| {
+        let line = |l: crate::LeftOut| {
+            (l.from.0, l.vlan, l.reason.name(), l.to.iter().map(|to| to.0).collect::<Vec<_>>(), l.why)
+        };
+        b.policy.left_out_of_floods(|id| format!("p{id}")).into_iter().map(line).collect::<Vec<_>>()
+    };
+    let settings = |text: &str| text.to_owned().try_into().unwrap();
+    b.set(1, settings("vlan=10"));
+    b.set(2, settings("vlan=20"));
+    b.set(3, settings("vlan=10 isolated=on"));
+    b.set(4, settings("trunk=10"));
+    let deny = crate::acl::read("deny to-guest arp", None).unwrap();
+    let mut book = crate::acl::Book::default();
+    book.replace(&crate::acl::Scope::Port("p5".into()), None, &deny).unwrap();
+    b.load([(PortId(5), book.of_port("p5", false))].into());
+    assert_eq!(left_out(&b), [], "nobody has flooded anything");
+    let arp = FlowKey { eth_type: 0x0806, ..key(1, mac(1), MacAddr::BROADCAST) };
+    b.packet(&arp);
+    b.packet(&FlowKey { eth_src: mac(9).0, ..arp });
+    let said = [
+        (1, 10, "vlan", vec![2], "port p2 does not carry VLAN 10 (vlan=20)".to_owned()),
+        (1, 10, "isolated", vec![3], "p3 is isolated: it talks to uplinks only".to_owned()),
+        (1, 10, "acl", vec![5], "the to-guest access list of p5 denies it".to_owned()),
+    ];
+    let mut found = left_out(&b);
+    found.sort_by_key(|line| line.3.clone());
+    assert_eq!(found, said);
+    b.port(2, false);
+    assert!(left_out(&b).iter().all(|line| line.2 != "vlan"), "it would not have got it in any case");
+}

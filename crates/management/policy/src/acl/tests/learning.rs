@@ -83,7 +83,7 @@ fn what_a_rule_denied_is_counted_while_its_flows_come_and_go() {
     b.hits = 3;
     b.poll(1000);
     assert_eq!(denied(&b), [(1, Some(1), 3, 1000), (2, Some(0), 3, 1000)]);
-    assert_eq!(b.policy.denied().next().unwrap().2.packet, echo);
+    assert_eq!(b.policy.denied().next().unwrap().2.packet, Some(echo));
     b.hits = 5;
     b.poll(1000);
     assert_eq!(denied(&b)[0], (1, Some(1), 5, 2000), "two more, and not five");
@@ -98,6 +98,7 @@ fn what_a_rule_denied_is_counted_while_its_flows_come_and_go() {
     // Control is started anew: it counts what the flows that are there have carried.
     b.restart_control();
     assert_eq!(denied(&b), [(1, Some(1), 1, 0)]);
+    assert_eq!(b.policy.denied().next().unwrap().2.packet, None, "it has seen none, and makes none up");
     // The switch is replaced: its counters begin anew, and what it dropped is in none of them.
     b.restart_switch();
     assert_eq!(denied(&b), []);
@@ -118,6 +119,27 @@ fn what_a_rule_denied_is_counted_while_its_flows_come_and_go() {
     assert_eq!((port.0, by.direction, by.rule), (1, Direction::ToGuest, Some(2)));
     b.port_gone(1);
     assert_eq!(denied(&b), []);
+}
+
+/// Three settings may be at work at one port: `spoofed` alone does not say which.
+#[test]
+fn what_is_spoofed_is_counted_by_setting() {
+    let mut b = Bench::new(Limits::default(), 2);
+    b.set(1, "mac=52:54:00:00:00:01 addr=10.0.0.1 no-dhcp-server=on".to_owned().try_into().unwrap());
+    let udp = |src: &str, ports: (u16, u16)| from_port(1, frame(src, "10.0.0.2", UDP, ports.0, ports.1));
+    let other = FlowKey { eth_src: [0x52, 0x54, 0, 0, 0, 4], ..udp("10.0.0.1", (1, 2)) };
+    let spoofed = [lasthop_flow::Action::Drop(lasthop_types::DropReason::Spoofed)];
+    for packet in [other, udp("10.0.0.4", (1, 2)), udp("10.0.0.1", (67, 68))] {
+        assert_eq!(b.packet(&packet), spoofed);
+    }
+    let settings = |b: &Bench| b.policy.denied().map(|(_, why, d)| (why.2, d.packets)).collect::<Vec<_>>();
+    b.hits = 3;
+    b.poll(1000);
+    assert_eq!(settings(&b), [(Some("addr"), 3), (Some("mac"), 3), (Some("no-dhcp-server"), 3)]);
+    assert_eq!(b.policy.denied().nth(1).unwrap().2.packet, Some(other));
+    // And of flows that an earlier control made.
+    b.restart_control();
+    assert_eq!(settings(&b), [(Some("addr"), 3), (Some("mac"), 3), (Some("no-dhcp-server"), 3)]);
 }
 
 #[test]
