@@ -209,6 +209,8 @@ impl Server {
                     if let Some(PortEntry { port, .. }) = self.ports.get(&id) {
                         let each = [&port.sends, &port.gets, &port.floods].into_iter().zip(limits);
                         each.for_each(|(limit, to)| limit.set(to.bytes, to.packets, to.burst_ns));
+                        // What was held may go on.
+                        self.workers.look(id);
                     }
                 }
                 (SupervisorToSwitch::Connection(id, vm), Some(socket)) => self.connect(id, socket, vm),

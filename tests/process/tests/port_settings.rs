@@ -206,6 +206,29 @@ fn a_port_made_with_settings_never_goes_without() {
     }
 }
 
+/// It owes half a minute of its rate, and the switch has asked it not to kick.
+#[test]
+fn a_guest_that_is_held_by_its_rate_goes_on_when_that_is_lifted() {
+    let dir = scratch();
+    let lasthop = Lasthop::start(&["a", "b"].map(|name| Port::listen(name, dir.path())));
+    let guest = |(name, n)| Guest::connect(&dir.path().join(format!("{name}.sock")), mac(n), Options::offloading());
+    let [mut a, mut b] = [("a", 1), ("b", 2)].map(guest);
+    ["a", "b"].iter().for_each(|name| lasthop.wait_for_state(name, "up"));
+    for (n, lifted) in [(1, "none"), (3, "1G")] {
+        lasthop.command(&["port", "set", "a", "--rate-from", "13k:1"]);
+        a.send(&numbered(a.mac, MacAddr::BROADCAST, n, 60_000));
+        b.recv("what is begun", |_, f| number_of(f) == Some(n));
+        a.send(&numbered(a.mac, MacAddr::BROADCAST, n + 1, 60));
+        wait_for("it to be held", PATIENCE, || {
+            let said = " by rate-from: its guest sends more than that\n";
+            lasthop.port("a")["from_guest"]["held"].as_u64() >= Some(1)
+                && lasthop.command(&["port", "list"]).contains(said)
+        });
+        lasthop.command(&["port", "set", "a", "--rate-from", lifted]);
+        b.recv("the frame that was held", |_, f| number_of(f) == Some(n + 1));
+    }
+}
+
 #[test]
 fn what_is_wrong_with_settings_is_said_and_nothing_changes() {
     let dir = scratch();
@@ -221,6 +244,7 @@ fn what_is_wrong_with_settings_is_said_and_nothing_changes() {
         (&["a", "--isolated=maybe"], "write on or off"),
         (&["nobody", "--vlan", "10"], "there is no port nobody"),
         (&["net", "--vlan", "10"], "net is an uplink"),
+        (&["a", "--rate-from", "100"], "did you mean 100M?"),
         (&["a"], "nothing to set"),
     ] {
         let out = lasthop.try_command(&[&["port", "set"], words].concat());

@@ -44,6 +44,8 @@ pub struct PortCounters {
     /// from_guest only: nanoseconds in which packets from it were switched, to wherever they went. Written by the worker
     /// that serves the queue, of which there is one.
     pub busy_ns: Counter,
+    /// from_guest only: how often the queue was not read, because its port had sent all that its settings let it.
+    pub held: Counter,
     /// Undelivered packets by reason; indexed by `DropReason as usize`.
     pub drops: DropCounters,
 }
@@ -79,6 +81,7 @@ pub struct PortTotals {
     pub checksums: u64,
     pub notifications: u64,
     pub busy_ns: u64,
+    pub held: u64,
     /// Reasons with a count above zero, in the order of [`crate::DROP_REASONS`].
     pub drops: Vec<(DropReason, u64)>,
 }
@@ -94,6 +97,7 @@ impl PortTotals {
         self.checksums += c.checksums.get();
         self.notifications += c.notifications.get();
         self.busy_ns += c.busy_ns.get();
+        self.held += c.held.get();
         self.add_drops(crate::DROP_REASONS.iter().map(|reason| (*reason, c.drops.get(*reason))));
     }
 
@@ -107,6 +111,7 @@ impl PortTotals {
         self.checksums += other.checksums;
         self.notifications += other.notifications;
         self.busy_ns += other.busy_ns;
+        self.held += other.held;
         self.add_drops(other.drops.iter().copied());
     }
 

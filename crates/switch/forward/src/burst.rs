@@ -10,11 +10,8 @@ use crate::run::{Decision, Run};
 use crate::upcall::NoPlace;
 use lasthop_flow::{ExactCache, WriterId};
 use lasthop_frame::{Depth, Offload, VnetHdr};
-use lasthop_guestmem::GuestMemory;
 use lasthop_types::{DropReason, PortId};
-use lasthop_virtqueue::{
-    Ahead, BURST, Chains, MAX_CHAINS, PREFETCH, Queue, QueueError, QueueGuard, Ring, StartedQueue,
-};
+use lasthop_virtqueue::{Ahead, BURST, Chains, PREFETCH, Queue, QueueError, QueueGuard, Ring, StartedQueue};
 use std::sync::Arc;
 
 /// Entries of a thread's exact-match cache, if it serves whoever has something.
@@ -123,13 +120,14 @@ impl Forwarder {
     /// that queue. `now_ns` is any clock in nanoseconds that all threads share.
     pub fn carry(&mut self, port: &Port, index: u16, now_ns: u64) -> Outcome {
         self.follow_ports();
-        let until_ns = port.sends.until(now_ns);
-        if until_ns.is_some() {
-            return Outcome { until_ns, ..Outcome::default() };
-        }
         let Some(queue) = port.queues.get(usize::from(index)) else { return Outcome::default() };
         let Some(mut guard) = queue.try_lock() else { return Outcome::default() };
         let Some(started) = guard.started() else { return Outcome::default() };
+        let until_ns = port.sends.until(now_ns);
+        if until_ns.is_some() {
+            queue.counters.held.add(1);
+            return Outcome { until_ns, ..Outcome::default() };
+        }
         let (outcome, call, broken) = self.burst(started, port, queue, now_ns);
         if call {
             guard.call();
@@ -179,21 +177,17 @@ impl Forwarder {
             let seen = u64::MAX >> (BURST - (looked_at - taken));
             started.ahead = Ahead { done: self.plan.done >> taken, seen };
             let whole = looked_at == chains.list.len() && started.is_window(&chains);
-            let alone = self.plan.limited && started.ahead.done == 0;
-            let others =
-                alone && (whole || end == End::Enough) && self.has_others(started, &memory, port.id, looked_at - taken);
+            // A limit is no bad luck: who has nothing for others waits for it as long as it takes.
+            let limited = self.plan.limited && started.ahead.done == 0;
+            until_ns = if limited { self.waits_until(started, &burst, looked_at - taken) } else { None };
             started.ring.look_again();
-            // A limit is no bad luck: who has nothing for others waits for it as long as it takes. If there is something, the time is charged
-            // with the next burst, as nothing goes to the sender itself.
-            let patient = alone && !others;
-            let blocked = (self.plan.short && (whole || others) && !patient).then_some(if others {
-                port.id
-            } else {
-                self.receiver
-            });
-            started.waiting.end(taken, if patient { 0 } else { ahead.seen }, now_ns, blocked);
-            let limit = self.last_receiver().filter(|_| patient).and_then(|receiver| receiver.gets.until(now_ns));
-            until_ns = limit.map(|until_ns| until_ns.min(now_ns + LOOK_NS));
+            let (seen, blocked) = match until_ns {
+                Some(_) => (0, None),
+                // Who has is charged at once for what it is blocked, as nothing goes to itself.
+                None if limited => (ahead.seen, Some(port.id)),
+                None => (ahead.seen, (self.plan.short && whole).then_some(self.receiver)),
+            };
+            started.waiting.end(taken, seen, now_ns, blocked);
         }
         let call = started.complete();
         if memory.faulted() {
@@ -204,27 +198,30 @@ impl Forwarder {
             stalled: end == End::Stalled,
             held: self.plan.short,
             until_ns,
-            more: until_ns.is_none() && (end == End::Enough || self.plan.put_off || chains.is_spent() && taken > 0),
+            more: end == End::Enough || self.plan.put_off || chains.is_spent() && taken > 0,
         };
         (outcome, call, broken)
     }
 
-    /// Whether a packet behind the first `seen` of a ring, which wait for the receiver of the last delivery, is for another, or may be
-    /// because there are more than are looked at. They are read for that alone, and once more when it is their turn.
-    #[cold]
+    /// When the packets of a ring are to be looked at that wait for a limited receiver, that of the last delivery. The first `seen` are for
+    /// nobody else; `None` if one behind them is for another, or may be because there are more than are looked at. They are read for that
+    /// alone, and once more when it is their turn.
     #[inline(never)]
-    fn has_others(&mut self, started: &mut StartedQueue, memory: &GuestMemory, from: PortId, seen: usize) -> bool {
-        let mut chains = Chains::new();
+    fn waits_until(&mut self, started: &mut StartedQueue, burst: &Burst<'_, '_>, seen: usize) -> Option<u64> {
+        let (memory, mut chains) = (started.memory.clone(), Chains::new());
         // A chain that breaks the ring does so in its turn.
-        let _ = started.ring.pop(memory, &mut chains, MAX_CHAINS);
+        let _ = started.ring.pop(&memory, &mut chains, lasthop_virtqueue::MAX_CHAINS);
         started.ring.unpop(&chains.list);
-        let Some(packet) = self.packets.first_mut() else { return false };
         let mut run = Run::new(self.datapath.flows(), self.writer, 0, None);
-        let is_for_it = |chain| {
-            packet.read(&chains, chain, header_len(started.features), from, run.depth).is_ok()
-                && matches!(run.decide(&mut self.cache, packet, &chains.pieces(chain)), Decision::To(to, _) if to == self.receiver)
+        let (receiver, packet) = (self.ports.get(self.receiver)?, self.packets.first_mut()?);
+        let mut is_for_it = |chain| {
+            let read = packet.read(&chains, chain, header_len(started.features), burst.port.id, run.depth);
+            let decision = read.map(|()| run.decide(&mut self.cache, packet, &chains.pieces(chain)));
+            matches!(decision, Ok(Decision::To(to, _)) if to == receiver.id)
         };
-        chains.is_full() || !chains.list.iter().skip(seen).all(is_for_it)
+        let others = chains.is_full() || !chains.list.iter().skip(seen).all(&mut is_for_it);
+        let look_ns = burst.now_ns + LOOK_NS;
+        (!others).then(|| receiver.gets.until(burst.now_ns).map_or(look_ns, |until_ns| until_ns.min(look_ns)))
     }
 
     /// Decides about each packet and plans deliveries; returns how many were looked at, and why not more (the rest must wait).

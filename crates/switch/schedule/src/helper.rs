@@ -291,7 +291,8 @@ impl Thread {
             let since = |then_ns| self.awake_ns.saturating_sub(then_ns);
             let patience_ns = self.helpers.hysteresis.patience_ns(&kept.arrivals, since(self.found_ns));
             let silent = since(kept.found_ns) > patience_ns || !kept.patient && outcome.packets == 0;
-            if self.helpers.dedicated || !(silent || outcome.stalled) || self.keeps(i, outcome.stalled) {
+            let stuck = outcome.stalled || outcome.until_ns.is_some();
+            if self.helpers.dedicated || !(silent || stuck) || self.keeps(i, stuck) {
                 i += 1;
             } else {
                 self.kept.swap_remove(i);
@@ -299,8 +300,8 @@ impl Thread {
         }
     }
 
-    /// Gives a ring back to its port's thread; true if it has packets again. With packets that wait for control (`stuck`)
-    /// it is the port's thread that looks after them, next time it looks whether the ring is in good hands.
+    /// Gives a ring back to its port's thread; true if it has packets again. With packets that wait for control, or for what a limit
+    /// allows (`stuck`), it is the port's thread that looks after them, next time it looks whether the ring is in good hands.
     fn keeps(&mut self, i: usize, stuck: bool) -> bool {
         let Some(Kept { owned, found_ns, .. }) = self.kept.get_mut(i) else { return false };
         let rearm = |keep: &dyn Fn() -> bool| {

@@ -13,6 +13,8 @@ mod owner;
 pub mod policy;
 mod port;
 mod sync;
+#[cfg(test)]
+mod tests;
 mod workers;
 
 pub use workers::{Settings, Workers};

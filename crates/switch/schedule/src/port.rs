@@ -151,8 +151,10 @@ impl Server {
                 self.yielded_ns = now_ns;
             }
             let mut busy = false;
+            // Where one burst reaches a limit that all share, which of them has it is left to chance: to the microsecond.
+            let first = (now_ns >> 10) as usize;
             for n in 0..self.rings.len() {
-                busy |= self.look_after(n, &mut now_ns);
+                busy |= self.look_after((first + n) % self.rings.len(), &mut now_ns);
             }
             rounds = (rounds + 1) % ROUNDS;
             if busy && rounds != 0 {
