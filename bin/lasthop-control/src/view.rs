@@ -173,6 +173,7 @@ pub(crate) fn totals(t: &PortTotals) -> Totals {
         checksums: t.checksums,
         notifications: t.notifications,
         busy_ns: t.busy_ns,
+        held: t.held,
         drops: t.drops.iter().map(|(r, n)| Drops { reason: r.name().into(), packets: *n }).collect(),
     }
 }

@@ -4,6 +4,7 @@ use crate::SharedArgs;
 use crate::client::{CliError, Instance, collect};
 use crate::table::{Align, Table, duration};
 use lasthop_api::{Field, Flow, Mac, Port, SwitchProxy};
+use lasthop_types::counted;
 use serde::Serialize;
 
 /// `lasthop port list --json`
@@ -91,6 +92,10 @@ fn port_table(ports: &[Port]) -> String {
         ]);
         if !p.settings.is_empty() {
             notes.push_str(&format!("{}: {}\n", p.name, fields(&p.settings)));
+        }
+        if p.from_guest.held > 0 {
+            let times = counted(p.from_guest.held, "time");
+            notes.push_str(&format!("{}: held {times} by rate-from: its guest sends more than that\n", p.name));
         }
         if let Some(why) = &p.error {
             notes.push_str(&format!("{}: broken: {why}\n", p.name));
@@ -195,7 +200,7 @@ mod tests {
             vm: Some("running".into()),
             vm_cpu: Some(12),
             queues: vec![Queue { index: 1, enabled: true, error: Some("here".into()), ..Queue::default() }],
-            from_guest: totals(5, vec![Drops { reason: "policy".into(), packets: 2 }]),
+            from_guest: Totals { held: 3, ..totals(5, vec![Drops { reason: "policy".into(), packets: 2 }]) },
             to_guest: totals(7, vec![Drops { reason: "no_buffers".into(), packets: 3 }]),
             ..Port::default()
         };
@@ -203,6 +208,7 @@ mod tests {
             port_table(&[port]),
             "NAME  STATE   MODE    VM      QUEUES  MACS  FROM GUEST  TO GUEST  DROPPED  SOCKET OR DEVICE\n\
              vm1   broken  listen  cpu 12       1     0           5         7        5  /run/vm1.sock\n\
+             vm1: held 3 times by rate-from: its guest sends more than that\n\
              vm1: broken: ring 1: the available index jumped by 700\n\
              vm1: queue 1 stopped: here\n"
         );

@@ -141,7 +141,7 @@ fn cells(from: &Totals, to: &Totals, verbose: bool) -> Vec<u64> {
     let mut cells = vec![from.packets, from.bytes, to.packets, to.bytes, all_drops(from) + all_drops(to)];
     if verbose {
         cells.extend([from.replicated, from.missed, to.segments, to.checksums]);
-        cells.extend([from.notifications, to.notifications, ms(from.busy_ns)]);
+        cells.extend([from.notifications, to.notifications, from.held, ms(from.busy_ns)]);
     }
     cells
 }
@@ -150,7 +150,17 @@ fn cells(from: &Totals, to: &Totals, verbose: bool) -> Vec<u64> {
 fn counters(stats: &Stats, verbose: bool) -> String {
     let mut columns = vec!["FROM GUEST", "BYTES", "TO GUEST", "BYTES", "DROPPED"];
     if verbose {
-        columns.extend(["REPLICATED", "MISSED", "SEGMENTS", "CHECKSUMS", "KICKS", "INTERRUPTS", "BUSY MS", "CPU MS"]);
+        columns.extend([
+            "REPLICATED",
+            "MISSED",
+            "SEGMENTS",
+            "CHECKSUMS",
+            "KICKS",
+            "INTERRUPTS",
+            "HELD",
+            "BUSY MS",
+            "CPU MS",
+        ]);
     }
     let columns = columns.into_iter().map(|name| (name, Align::Right));
     let mut table = Table::new(&std::iter::once(("PORT", Align::Left)).chain(columns).collect::<Vec<_>>());

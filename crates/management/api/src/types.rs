@@ -121,6 +121,8 @@ pub struct Totals {
     pub notifications: u64,
     /// From the guest: nanoseconds in which the switch was busy with its packets.
     pub busy_ns: u64,
+    /// From the guest: how often a queue was not read, because the port had sent all that `rate-from` lets it.
+    pub held: u64,
     /// Packets not delivered, by reason; only reasons that occurred.
     pub drops: Vec<Drops>,
 }

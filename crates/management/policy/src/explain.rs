@@ -79,8 +79,33 @@ impl Learning {
                 decision.permits()
             });
         }
-        let outputs = outputs.into_iter().map(|(port, _)| port).collect();
+        let outputs: Vec<_> = outputs.into_iter().map(|(port, _)| port).collect();
+        lines.extend(self.explain_rates(from, verdict, &outputs, &name));
         Explanation { lines, outputs, floods: verdict == Verdict::Flood }
+    }
+
+    /// What rates may do to it: they hold for packets of all kinds, and this one is judged without them.
+    fn explain_rates(
+        &self,
+        from: PortId,
+        verdict: Verdict,
+        outputs: &[PortId],
+        name: impl Fn(PortId) -> String,
+    ) -> Vec<String> {
+        let settings = |port| self.guest_settings(port);
+        let rate_from = settings(from).and_then(|of| of.rate_from).map(|rate| {
+            format!("rate-from={rate} of {}: while more than that is sent it waits in its guest", name(from))
+        });
+        let storm = settings(from).and_then(|of| of.storm).filter(|_| verdict == Verdict::Flood).map(|rate| {
+            format!("storm={rate} of {}: dropped (storm) while more than that is flooded from there", name(from))
+        });
+        let rate_to = outputs.iter().filter_map(|port| Some((port, settings(*port)?.rate_to?))).map(|(port, rate)| {
+            format!(
+                "rate-to={rate} of {}: it waits, or is dropped there (rate), while more than that is sent to it",
+                name(*port)
+            )
+        });
+        rate_from.into_iter().chain(storm).chain(rate_to).collect()
     }
 
     /// Whether its source is learned, or would be.

@@ -27,6 +27,8 @@ pub enum Unit {
 const LEAST: (u64, u64) = (65_536, 64);
 /// The rest that is made up for, if nothing is said: as much as comes in this part of a second.
 const PART: u64 = 10;
+/// Least rate in bits a second: one at which the longest frame of a usual network, 1514 bytes, takes a second.
+const LEAST_BITS: u64 = 1514 * 8;
 /// Greatest rate, in bits or packets a second.
 const MOST: u64 = 1_000_000_000_000;
 
@@ -67,6 +69,13 @@ impl FromStr for Rate {
             None => (rate.strip_suffix("bps").or(rate.strip_suffix("bit")).unwrap_or(rate), Unit::Bits),
         };
         let rate = quantity(number, 1000).filter(|rate| (1..=MOST).contains(rate)).ok_or_else(wrong)?;
+        if unit == Unit::Bits && rate < LEAST_BITS {
+            let seconds = LEAST_BITS.div_ceil(rate);
+            let digits = number.trim_end_matches(['k', 'K', 'm', 'M', 'g', 'G']);
+            return Err(format!(
+                "{number} is {rate} bits a second, at which one frame of 1514 bytes takes {seconds} s; did you mean {digits}M? The least is 13k"
+            ));
+        }
         let step = if unit == Unit::Bits { 1024 } else { 1000 };
         let burst = match burst {
             Some(burst) => Some(quantity(burst, step).filter(|burst| (1..=MOST).contains(burst)).ok_or_else(wrong)?),
@@ -127,7 +136,7 @@ mod tests {
             ("1.5G", 187_500_000, 18_750_000, "1500M"),
             ("500k", 62_500, 65_536, "500k"),
             ("10Mbit", 1_250_000, 125_000, "10M"),
-            ("8", 1, 65_536, "8"),
+            ("12112", 1514, 65_536, "12112"),
             ("100M:256K", 12_500_000, 262_144, "100M:256K"),
             ("20kpps", 20_000, 2000, "20kpps"),
             ("100pps:5", 100, 5, "100pps:5"),
@@ -142,6 +151,21 @@ mod tests {
             let said = bad.parse::<Rate>();
             assert!(said.as_ref().is_err_and(|e| e.contains("such as 500k, 100M")), "{bad}: {said:?}");
         }
+    }
+
+    /// Somebody who leaves out the unit means megabits, and would wait for minutes for the first answer.
+    #[test]
+    fn a_rate_at_which_a_frame_takes_more_than_a_second_is_refused() {
+        for (text, parts) in [
+            ("100", ["100 bits a second", "takes 122 s", "did you mean 100M?"]),
+            ("1:64K", ["1 bits a second", "takes 12112 s", "did you mean 1M?"]),
+            ("10kbit", ["10000 bits a second", "takes 2 s", "did you mean 10M?"]),
+            ("1.5k", ["1500 bits a second", "takes 9 s", "did you mean 1.5M?"]),
+        ] {
+            let said = text.parse::<Rate>().unwrap_err();
+            assert!(parts.iter().all(|part| said.contains(part)), "{text}: {said}");
+        }
+        assert!("12111".parse::<Rate>().is_err() && "12112".parse::<Rate>().is_ok() && "1pps".parse::<Rate>().is_ok());
     }
 
     proptest! {

@@ -340,6 +340,21 @@ fn explains_itself() {
     assert!(e.outputs.is_empty() && e.lines[0].contains("group address"));
 }
 
+/// They delay and drop, and no flow says so.
+#[test]
+fn explains_rates() {
+    let mut b = Bench::new(Limits::default(), 3);
+    b.packet(&key(1, mac(1), mac(2)));
+    for (port, text) in [(1, "rate-to=20kpps"), (2, "rate-from=100M storm=1M")] {
+        b.set(port, PortSettings::try_from(text.to_owned()).unwrap());
+    }
+    let said = |b: &Bench, to| b.policy.explain(&key(2, mac(2), to), b.now_ms, |p| format!("vm{p}")).lines.join("; ");
+    let known = said(&b, mac(1));
+    assert!(known.contains("rate-from=100M of vm2: ") && known.contains("rate-to=20kpps of vm1: "), "{known}");
+    assert!(!known.contains("storm"), "{known}");
+    assert!(said(&b, mac(9)).contains("storm=1M of vm2: "), "a flood");
+}
+
 /// Port 4 floods to 3000 stations that nobody knows; ports 1 to 3 talk to one each.
 fn many_floods() -> Bench {
     let mut b = Bench::new(Limits::default(), 5);
