@@ -206,32 +206,26 @@ fn a_port_made_with_settings_never_goes_without() {
     }
 }
 
-/// It owes a minute of its rate, and the switch has asked it not to kick.
+/// It owes half a minute of its rate, and the switch has asked it not to kick.
 #[test]
 fn a_guest_that_is_held_by_its_rate_goes_on_when_that_is_lifted() {
     let dir = scratch();
     let lasthop = Lasthop::start(&["a", "b"].map(|name| Port::listen(name, dir.path())));
-    let mut site = Site::connect(&lasthop, dir.path(), &["a", "b"]);
-    let mut next = 0;
-    let mut send = |site: &mut Site, frames: u32| {
-        for _ in 0..frames {
-            next += 1;
-            site.guests[0].send(&numbered(mac(1), MacAddr::BROADCAST, next, 60));
-        }
-        next
-    };
-    for lifted in ["none", "1G"] {
-        lasthop.command(&["port", "set", "a", "--rate-from", "1pps:1"]);
-        for frames in [1, 64] {
-            let last = send(&mut site, frames);
-            site.guests[1].recv("what is done in one go", |_, f| number_of(f) == Some(last));
-        }
-        let held = send(&mut site, 1);
-        assert!(lasthop.port("a")["from_guest"]["held"].as_u64() >= Some(1));
-        let list = lasthop.command(&["port", "list"]);
-        assert!(list.contains("by rate-from: its guest sends more than that\n"), "{list}");
+    let guest = |(name, n)| Guest::connect(&dir.path().join(format!("{name}.sock")), mac(n), Options::offloading());
+    let [mut a, mut b] = [("a", 1), ("b", 2)].map(guest);
+    ["a", "b"].iter().for_each(|name| lasthop.wait_for_state(name, "up"));
+    for (n, lifted) in [(1, "none"), (3, "1G")] {
+        lasthop.command(&["port", "set", "a", "--rate-from", "13k:1"]);
+        a.send(&numbered(a.mac, MacAddr::BROADCAST, n, 60_000));
+        b.recv("what is begun", |_, f| number_of(f) == Some(n));
+        a.send(&numbered(a.mac, MacAddr::BROADCAST, n + 1, 60));
+        wait_for("it to be held", PATIENCE, || {
+            let said = " by rate-from: its guest sends more than that\n";
+            lasthop.port("a")["from_guest"]["held"].as_u64() >= Some(1)
+                && lasthop.command(&["port", "list"]).contains(said)
+        });
         lasthop.command(&["port", "set", "a", "--rate-from", lifted]);
-        site.guests[1].recv("the frame that was held", |_, f| number_of(f) == Some(held));
+        b.recv("the frame that was held", |_, f| number_of(f) == Some(n + 1));
     }
 }
 

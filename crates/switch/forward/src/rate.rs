@@ -4,8 +4,6 @@ use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Relaxed, Ordering
 
 /// Times of a unit are kept in 2^-20 ns, so that 400 Gb/s are told from 401.
 const SHIFT: u32 = 20;
-/// What bytes and packets cost without a limit.
-pub(crate) const FREE: [u64; 2] = [0; 2];
 
 /// A limit: so many bytes, or packets, a second, and so long that nothing was used may be made up for at once. The virtual scheduling
 /// algorithm of ITU-T I.371 §A.1, but for what is charged behind the deed: whatever was begun is done, and paid for by waiting. So
@@ -33,9 +31,14 @@ impl Limit {
         self.paid_ns.store(0, Release);
     }
 
-    /// Time for each byte, and for each packet; [`FREE`] if there is no limit.
+    /// There is one.
     #[inline]
-    pub(crate) fn costs(&self) -> [u64; 2] {
+    pub(crate) fn is_set(&self) -> bool {
+        self.byte.load(Relaxed) | self.packet.load(Relaxed) != 0
+    }
+
+    /// Time for each byte, and for each packet.
+    fn costs(&self) -> [u64; 2] {
         [self.byte.load(Relaxed), self.packet.load(Relaxed)]
     }
 
@@ -43,14 +46,14 @@ impl Limit {
     #[inline]
     pub(crate) fn until(&self, now_ns: u64) -> Option<u64> {
         let until_ns = self.paid_ns.load(Relaxed).saturating_sub(self.burst_ns.load(Relaxed));
-        Some(until_ns).filter(|until_ns| *until_ns > now_ns && self.costs() != FREE)
+        Some(until_ns).filter(|until_ns| *until_ns > now_ns && self.is_set())
     }
 
     /// So much was done.
     #[inline]
     pub(crate) fn charge(&self, packets: u64, bytes: u64, now_ns: u64) {
-        let costs = self.costs();
-        if costs != FREE {
+        if self.is_set() {
+            let costs = self.costs();
             let bytes = costs[0].saturating_mul(bytes);
             let cost = bytes.saturating_add(costs[1].saturating_mul(packets)) >> SHIFT;
             self.paid_ns.fetch_max(now_ns, Relaxed);

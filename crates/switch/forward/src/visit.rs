@@ -6,7 +6,6 @@ use crate::deliver::{Target, Undelivered};
 use crate::packet::Packet;
 use crate::plan::{COPIES, Group, Plan};
 use crate::port::Port;
-use crate::rate::FREE;
 use crate::repeat::{Passed, Repeat};
 use lasthop_frame::Offload;
 use lasthop_types::DropReason;
@@ -34,7 +33,7 @@ pub(crate) fn visit<R>(
     let memory = started.memory.clone();
     let short = copy.unwrap_or(DropReason::NoBuffers);
     let mut target = Target::new(started, &memory, port.mtu(), &queue.counters, frames, short);
-    let now_ns = if port.gets.costs() != FREE { datapath.now_ns() } else { 0 };
+    let now_ns = if port.gets.is_set() { datapath.now_ns() } else { 0 };
     if port.gets.until(now_ns).is_some() {
         target.refuse();
     }
