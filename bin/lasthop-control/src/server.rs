@@ -293,7 +293,7 @@ fn pairs(settings: Vec<Field>) -> Settings {
 
 #[zlink::service(
     interface = "org.lasthop.Switch",
-    types = [Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, AclRule, AclPage, AclText, AclChanged, CpuTimes, Port, Queue, Totals, Drops, Flow, Field, Mac, PortChanged, PortPage, FlowPage, MacPage, SwitchStats, Denied, LeftOut, Replaced,
+    types = [AclRule, AclPage, AclText, AclChanged, CpuTimes, Port, Queue, Totals, Drops, Flow, Field, Mac, PortChanged, PortPage, FlowPage, MacPage, Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, SwitchStats, Denied, LeftOut, Replaced,
              TraceOutput, TraceReport, TxBatch, Uplink, Carried, GuestQueue, UplinkList, Mirror, MirrorList],
     vendor = "lasthop",
     product = "lasthop",
