@@ -1,4 +1,4 @@
-//! The rings to control: what control is told, in which order, and what waits for room in them.
+//! The channel to control: what control is told, in which order, and what waits for room in it.
 //!
 //! Nothing that waits here grows with what guests do. Of a port control is told how it is when there is room, however often
 //! it changed meanwhile; a question is answered part by part, each made when there is room for it; packets that wait for control
@@ -8,7 +8,7 @@ use crate::ports::PortEntry;
 use lasthop_flow::{Flow, Lookup};
 use lasthop_forward::Datapath;
 use lasthop_frame::{Depth, FlowKey};
-use lasthop_ipc::{ChannelError, DatapathReply, DatapathRequest, FlowInfo, FromControl, SwitchEnd, ToControl};
+use lasthop_ipc::{Channel, ChannelError, DatapathReply, DatapathRequest, FlowInfo, FromControl, ToControl};
 use lasthop_types::{PortId, PortTotals};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
@@ -53,11 +53,11 @@ pub struct Known<'a> {
     pub removed: &'a (PortTotals, PortTotals),
 }
 
-/// Our end of the rings.
+/// Our end of the channel.
 #[derive(Debug)]
 pub struct Control {
-    rings: SwitchEnd,
-    /// A message there was no room for.
+    channel: Channel<ToControl, FromControl>,
+    /// A message the channel had no room for.
     unsent: Option<ToControl>,
     /// Control knows all ports there were when it came.
     greeted: bool,
@@ -67,9 +67,9 @@ pub struct Control {
 
 impl Control {
     /// Takes the socket. All of `ports` are news to whoever is at the other end.
-    pub fn new(socket: OwnedFd, ports: impl Iterator<Item = PortId>) -> Result<Self, ChannelError> {
+    pub fn new(socket: OwnedFd, ports: impl Iterator<Item = PortId>) -> Self {
         let news = ports.map(|id| (id, News::Changed)).collect();
-        Ok(Self { rings: SwitchEnd::new(socket)?, unsent: None, greeted: false, news, questions: VecDeque::new() })
+        Self { channel: Channel::new(socket), unsent: None, greeted: false, news, questions: VecDeque::new() }
     }
 
     /// The port came or changed: control is told when there is room, once.
@@ -102,7 +102,7 @@ impl Control {
         self.flush()
     }
 
-    /// Something waits for room: nothing else can be sent.
+    /// Something waits for room in the channel: nothing else can be sent.
     pub fn is_full(&self) -> bool {
         self.unsent.is_some()
     }
@@ -114,7 +114,7 @@ impl Control {
 
     fn flush(&mut self) -> Result<(), ChannelError> {
         let Some(message) = &self.unsent else { return Ok(()) };
-        match self.rings.send(message) {
+        match self.channel.send(message, None) {
             Err(ChannelError::WouldBlock) => return Ok(()),
             Err(error @ ChannelError::TooLong) => tracing::error!("message to control not sent: {error}"),
             result => result?,
@@ -185,28 +185,17 @@ impl Control {
 
     /// The next message; `None` if there is none now.
     pub fn receive(&mut self) -> Result<Option<FromControl>, ChannelError> {
-        match self.rings.recv() {
-            Ok(message) => Ok(Some(message)),
+        match self.channel.recv() {
+            Ok((message, _)) => Ok(Some(message)),
             Err(ChannelError::WouldBlock) => Ok(None),
             Err(error) => Err(error),
         }
-    }
-
-    /// The socket is readable: we were woken, or control is gone.
-    pub fn woken(&mut self) -> Result<(), ChannelError> {
-        self.rings.woken()
-    }
-
-    /// Control has what it was sent, all at once. Whether there is nothing to do for it before it wakes us.
-    pub fn settle(&mut self) -> Result<bool, ChannelError> {
-        self.rings.flush()?;
-        Ok((self.is_full() || !self.is_backlogged()) && self.rings.rest()?)
     }
 }
 
 impl AsFd for Control {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.rings.as_fd()
+        self.channel.as_fd()
     }
 }
 
@@ -241,11 +230,11 @@ mod tests {
     use super::*;
     use lasthop_flow::{Action, FlowSpec};
     use lasthop_frame::FlowMask;
-    use lasthop_ipc::{ControlEnd, PortConfig, ring_pair};
+    use lasthop_ipc::PortConfig;
 
     struct Rig {
         control: Control,
-        far: ControlEnd,
+        far: Channel<FromControl, ToControl>,
         datapath: Datapath,
         ports: BTreeMap<PortId, PortEntry>,
         removed: (PortTotals, PortTotals),
@@ -254,7 +243,7 @@ mod tests {
     impl Rig {
         /// A switch with ports 1 to `ports`, and a control that reads when it is told to.
         fn new(ports: u32) -> Self {
-            let (ours, theirs) = ring_pair().unwrap();
+            let (ours, theirs) = Channel::<ToControl, FromControl>::pair().unwrap();
             let entry = |id| {
                 let id = PortId(id);
                 let config = PortConfig {
@@ -268,16 +257,15 @@ mod tests {
                 (id, PortEntry::new(&config))
             };
             let ports: BTreeMap<_, _> = (1..=ports).map(entry).collect();
-            let control = Control::new(ours, ports.keys().copied()).unwrap();
+            let control = Control::new(ours, ports.keys().copied());
             let datapath = Datapath::new(1000, [2, 10]).unwrap();
-            Self { control, far: ControlEnd::new(theirs).unwrap(), datapath, ports, removed: Default::default() }
+            Self { control, far: Channel::new(theirs), datapath, ports, removed: Default::default() }
         }
 
         fn talk(&mut self) {
             let known = Known { datapath: &self.datapath, ports: &self.ports, removed: &self.removed };
             self.control.tell_ports(&self.ports).unwrap();
             while self.control.answer(known).unwrap() {}
-            self.control.settle().unwrap();
         }
 
         /// Everything there is to hear, while the switch goes on as there is room.
@@ -285,8 +273,7 @@ mod tests {
             let mut heard = Vec::new();
             loop {
                 let before = heard.len();
-                heard.extend(std::iter::from_fn(|| self.far.recv().ok()));
-                self.far.flush().unwrap();
+                heard.extend(std::iter::from_fn(|| self.far.recv().ok()).map(|(message, _)| message));
                 if heard.len() == before && !self.control.is_backlogged() {
                     return heard;
                 }

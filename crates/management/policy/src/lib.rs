@@ -64,7 +64,6 @@ mod mirror;
 mod name;
 mod rate;
 mod settings;
-mod station;
 mod vlans;
 
 pub use explain::Explanation;

@@ -59,8 +59,6 @@ pub struct Forwarder {
     pub(crate) receiver: PortId,
     /// What samples are drawn by.
     pub(crate) random: Cell<u64>,
-    /// Packets of this burst wait for control.
-    missed: bool,
 }
 
 /// The burst at hand: where it comes from.
@@ -107,7 +105,6 @@ impl Forwarder {
             plan: Plan::default(),
             receiver: PortId(0),
             random: Cell::new(datapath.now_ns()),
-            missed: false,
             datapath,
         }
     }
@@ -141,11 +138,6 @@ impl Forwarder {
         }
         if let Some(error) = broken {
             fail(&self.datapath, port, index, &mut guard, error);
-        }
-        drop(guard);
-        // All of the burst at once, and nobody who is woken by it finds the queue locked.
-        if std::mem::take(&mut self.missed) {
-            self.datapath.note_missed();
         }
         outcome
     }
@@ -318,7 +310,7 @@ impl Forwarder {
         match burst.port.upcalls.enqueue(packet, pieces, burst.now_ns / 1_000_000) {
             Ok(()) => {
                 burst.queue.counters.missed.add(1);
-                self.missed = true;
+                self.datapath.note_missed();
                 self.plan.set_done(i);
             }
             Err(NoPlace::Taken) if self.datapath.control_answers() => return false,
