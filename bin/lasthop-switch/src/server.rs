@@ -345,9 +345,8 @@ impl Server {
                 told = true;
                 let message = ToControl::Upcall(UpcallPacket {
                     id: u64::from(id.0) << 32 | u64::from(upcall.id),
-                    copy: upcall.copy,
                     key: upcall.key,
-                    header: upcall.header.bytes().to_vec(),
+                    header: upcall.header,
                     frame_len: upcall.frame_len as u32,
                 });
                 self.next_to_report = PortId(id.0 + 1);
@@ -441,7 +440,6 @@ impl Server {
                 self.deferred = Some(message);
             }
             FromControl::ClearFlows => drop(self.datapath.flows().remove_if(|_| true)),
-            FromControl::SetMeter { id, rates } => self.datapath.set_meter(id, rates),
             FromControl::Ask { request, question } => {
                 if let Some(control) = &mut self.control {
                     control.asked(request, question);

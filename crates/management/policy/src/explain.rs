@@ -59,19 +59,8 @@ impl Learning {
         let probe = Probe { headers: Some(headers), now_ms, peek: true };
         let admitted = self.admit(key, &mut FlowMask::default(), &probe);
         let vlan = match &admitted {
-            Err(Refused::MirrorPort) => {
-                return dropped_for(
-                    lines,
-                    format!("{} is a mirror's destination: what it sends is dropped", name(from)),
-                );
-            }
-            Err(Refused::Vlan) => {
-                return dropped_for(lines, format!("{}: dropped", self.why_not_in(from, key, &name)));
-            }
-            Err(Refused::Pretence(pretence)) => {
-                return dropped_for(lines, format!("settings of {}: {pretence}: dropped", name(from)));
-            }
             Ok((vlan, _)) | Err(Refused::List(vlan, _)) => *vlan,
+            Err(refused) => return dropped_for(lines, self.explain_refused(refused, key, &name)),
         };
         if vlan != key.vlan_tci & VID {
             lines.push(format!("frames without a tag belong to VLAN {vlan} at {}", name(from)));
@@ -118,6 +107,16 @@ impl Learning {
         let outputs: Vec<_> = outputs.into_iter().map(|(port, _)| port).collect();
         lines.extend(self.explain_rates(from, verdict, &outputs, &name));
         Explanation { lines, outputs, floods: verdict == Verdict::Flood }
+    }
+
+    /// Why it may not enter, where that is no access list's word.
+    fn explain_refused(&self, refused: &Refused, key: &FlowKey, name: impl Fn(PortId) -> String) -> String {
+        let from = name(key.port());
+        match refused {
+            Refused::MirrorPort => format!("{from} is a mirror's destination: what it sends is dropped"),
+            Refused::Pretence(pretence) => format!("settings of {from}: {pretence}: dropped"),
+            Refused::Vlan | Refused::List(..) => format!("{}: dropped", self.why_not_in(key.port(), key, &name)),
+        }
     }
 
     /// What rates may do to it: they hold for packets of all kinds, and this one is judged without them.

@@ -84,8 +84,6 @@ drop_reasons! {
     Storm = "storm",
     /// The packet's TTL or hop limit was to be decremented, and would have come to 0.
     TtlExpired = "ttl_expired",
-    /// The flow's meter has let through all that it may.
-    Meter = "meter",
     /// A mirror's copy for this port, which was down, had no buffers for it or could not take it; the packet itself went its way.
     MirrorCopy = "mirror_copy",
     /// The port is a mirror's destination: what it sends goes nowhere, and it gets nothing but copies.

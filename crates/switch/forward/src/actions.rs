@@ -3,13 +3,9 @@
 
 use crate::burst::{Burst, Forwarder};
 use crate::deliver::FRAME_WORK;
-use crate::packet::Packet;
 use crate::plan::{COPIES, bit};
-use crate::port::Port;
-use crate::rate::Limit;
 use lasthop_flow::Action;
 use lasthop_frame::Edit;
-use lasthop_guestmem::GuestSlice;
 use lasthop_types::{DropReason, PortId};
 use lasthop_virtqueue::Queue;
 
@@ -22,12 +18,10 @@ pub(crate) enum Step<'a> {
     Drop(DropReason),
     /// It is changed. What is planned of it goes as it was before.
     Edit(&'a Edit),
-    /// Its first bytes go to this port.
-    Part(PortId, u16),
     /// This port gets a copy of it, as it is now.
     Copy(PortId),
-    /// It stays as it is and goes on, as [`Forwarder::aside`] says.
-    Aside(&'a Action),
+    /// It goes on if its port may still flood.
+    Flood,
 }
 
 impl<'a> Step<'a> {
@@ -38,19 +32,17 @@ impl<'a> Step<'a> {
             Action::Output(to) if *to == from => Self::Drop(DropReason::Hairpin),
             Action::Output(to) => Self::To(*to),
             Action::Drop(reason) => Self::Drop(*reason),
-            action => Self::beyond(action, from),
+            action => Self::beyond(action),
         }
     }
 
     /// The same of actions that flows of plain outputs do not have: what those cost stays as it is.
     #[inline(never)]
-    fn beyond(action: &'a Action, from: PortId) -> Self {
+    fn beyond(action: &'a Action) -> Self {
         match action {
             Action::Edit(edit) => Self::Edit(edit),
-            Action::Truncated(to, _) if *to == from => Self::Drop(DropReason::Hairpin),
-            Action::Truncated(to, len) => Self::Part(*to, *len),
+            Action::LimitFlood => Self::Flood,
             Action::Copy(to) => Self::Copy(*to),
-            Action::LimitFlood | Action::Meter(_) | Action::Sample(..) | Action::ToControl(_) => Self::Aside(action),
             _ => Self::Drop(DropReason::BadAction),
         }
     }
@@ -82,15 +74,14 @@ impl Steps {
             None => Step::Drop(DropReason::Policy),
         };
         self.done += 1;
-        self.ends += usize::from(matches!(step, Step::To(_) | Step::Drop(_) | Step::Part(..)));
+        self.ends += usize::from(matches!(step, Step::To(_) | Step::Drop(_)));
         Some(step)
     }
 
-    /// The step was an edit that cannot be made, or a limit that is reached: the packet is dropped, and there are no more steps. A copy
-    /// for control that finds no place is dropped alone.
-    pub(crate) fn fail(&mut self, reason: DropReason) {
+    /// The step was an edit that cannot be made, or a limit that is reached: the packet is dropped, and there are no more steps.
+    pub(crate) fn fail(&mut self) {
         self.ends += 1;
-        self.failed = reason != DropReason::MissQueueFull;
+        self.failed = true;
     }
 
     /// There are no more steps.
@@ -135,7 +126,7 @@ impl Forwarder {
         let (mut planned, mut copies) = (steps.ends() > 0, 0);
         while let Some(step) = steps.next(actions, burst.port.id) {
             // All planned copies are of one header: those before it changes are made now.
-            if matches!(step, Step::Edit(_) | Step::Part(..)) && std::mem::take(&mut planned) {
+            if matches!(step, Step::Edit(_)) && std::mem::take(&mut planned) {
                 self.deliver(burst, None);
             }
             let (Some(of), Some(chain)) = (self.packets.get_mut(i), burst.chains.list.get(i)) else { break };
@@ -149,14 +140,6 @@ impl Forwarder {
                     self.drop(burst, i, reason);
                     continue;
                 }
-                Step::Part(to, len) => {
-                    let part = of.first(len);
-                    let whole = std::mem::replace(of, part);
-                    self.output(burst, i, to, false);
-                    self.deliver(burst, None);
-                    self.packets.get_mut(i).into_iter().for_each(|of| of.clone_from(&whole));
-                    continue;
-                }
                 // It was copied when it was looked at before, or nobody is there to get a copy.
                 Step::Copy(to) if burst.ahead.seen & bit(i) != 0 || self.ports.get(to).is_none() => continue,
                 Step::Copy(to) => {
@@ -165,12 +148,11 @@ impl Forwarder {
                     continue;
                 }
                 Step::Edit(edit) => of.edit(&burst.chains.pieces(chain), edit),
-                Step::Aside(action) => self.packets.get(i).map_or(Ok(()), |of| {
-                    self.aside(action, &mut steps, burst.port, of, &burst.chains.pieces(chain), burst.now_ns)
-                }),
+                Step::Flood if burst.port.floods.admit(of.frame_len, burst.now_ns) => Ok(()),
+                Step::Flood => Err(DropReason::Storm),
             };
             if let Err(reason) = done {
-                steps.fail(reason);
+                steps.fail();
                 self.drop(burst, i, reason);
             }
         }
@@ -181,35 +163,6 @@ impl Forwarder {
         // What is no delivery takes as long as a short one does, beside the bytes.
         let (len, delivered) = (self.packets.get(i).map_or(0, |of| of.frame_len), steps.ends() + copies);
         delivered + actions.len().saturating_sub(delivered) * FRAME_WORK / (FRAME_WORK + len)
-    }
-
-    /// What an action comes to that neither changes the packet nor delivers it; or why it drops it. `pieces` is what the
-    /// packet was read from.
-    pub(crate) fn aside(
-        &self,
-        action: &Action,
-        steps: &mut Steps,
-        port: &Port,
-        of: &Packet,
-        pieces: &[GuestSlice<'_>],
-        now_ns: u64,
-    ) -> Result<(), DropReason> {
-        let full = |limit: &Limit| !limit.admit(of.frame_len, now_ns);
-        match *action {
-            Action::LimitFlood if full(&port.floods) => return Err(DropReason::Storm),
-            Action::Meter(id) if self.ports.meters.get(&id).is_some_and(|m| full(m)) => return Err(DropReason::Meter),
-            Action::ToControl(user) if !port.upcalls.copy(of, pieces, user) => return Err(DropReason::MissQueueFull),
-            Action::ToControl(_) => self.datapath.note_missed(),
-            Action::Sample(probability, actions) => {
-                // Knuth's multiplier (MMIX): the upper half is good, and nobody's secret.
-                self.random.set(self.random.get().wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
-                if probability == 0 || (self.random.get() >> 32) as u32 > probability {
-                    steps.done += usize::from(actions);
-                }
-            }
-            _ => {}
-        }
-        Ok(())
     }
 
     /// Plans one delivery; the only one of its packet if it `may_wait`.

@@ -12,7 +12,6 @@ use lasthop_flow::{ExactCache, WriterId};
 use lasthop_frame::{Depth, Offload, VnetHdr};
 use lasthop_types::{DropReason, PortId};
 use lasthop_virtqueue::{Ahead, BURST, Chains, PREFETCH, Queue, QueueError, QueueGuard, Ring, StartedQueue};
-use std::cell::Cell;
 use std::sync::Arc;
 
 /// Entries of a thread's exact-match cache, if it serves whoever has something.
@@ -57,8 +56,6 @@ pub struct Forwarder {
     pub(crate) plan: Plan,
     /// Where the last delivery went.
     pub(crate) receiver: PortId,
-    /// What samples are drawn by.
-    pub(crate) random: Cell<u64>,
 }
 
 /// The burst at hand: where it comes from.
@@ -104,7 +101,6 @@ impl Forwarder {
             packets: vec![Packet::default(); BURST].into_boxed_slice(),
             plan: Plan::default(),
             receiver: PortId(0),
-            random: Cell::new(datapath.now_ns()),
             datapath,
         }
     }

@@ -25,7 +25,7 @@ mod visit;
 mod tests;
 
 pub use burst::{Forwarder, Outcome, PATIENCE_MS};
-pub use datapath::{Datapath, MAX_METERS};
+pub use datapath::Datapath;
 pub use orders::Orders;
 pub use port::{Coalesce, Port, PortTable};
 pub use rate::Limit;

@@ -191,3 +191,25 @@ fn g8_rewritten_while_in_use() {
         });
     }
 }
+
+/// A driver makes what is used available again although it has not been shown that yet: no slot is staged twice.
+#[test]
+fn g14_slots_that_were_used_and_not_shown_are_not_taken_again() {
+    for in_order in [false, true] {
+        let kind = Kind { size: 16, packed: true, event_idx: false, in_order, indirect: false };
+        let rig = Rig::new(kind);
+        // Available in the first lap, then in the second.
+        for (flags, expected) in [(1 << 7, 16u16), (1 << 15, 0)] {
+            let at = |i: u16| rig.layout.desc + 16 * u64::from(i);
+            (0..16u16).for_each(|i| poke_desc(&rig.memory, true, at(i), area(0), 1, flags, i));
+            let mut device = rig.device();
+            let (memory, mut chains) = (device.memory, Box::new(Chains::new()));
+            device.ring().pop(memory, &mut chains, 64).unwrap();
+            assert_eq!(chains.list.len(), usize::from(expected), "flags {flags:#x}");
+            chains.list.iter().for_each(|chain| device.ring().stage_used(chain, 0));
+        }
+        rig.device().ring().publish();
+        let used = (0..16u16).map(|i| peek(&rig.memory, rig.layout.desc + 16 * u64::from(i) + 14, 2));
+        assert!(used.into_iter().all(|flags| flags == [0x80, 0x80]), "each is shown as used, once");
+    }
+}

@@ -84,28 +84,6 @@ fn outside(addr: u64, len: u64) -> QueueError {
     QueueError::Buffer(AccessError { addr, len })
 }
 
-/// A driver makes what is used available again although it has not been shown that yet: no slot is staged twice.
-#[test]
-fn g14_slots_that_were_used_and_not_shown_are_not_taken_again() {
-    for in_order in BOTH {
-        let kind = Kind { size: SIZE, packed: true, event_idx: false, in_order, indirect: false };
-        let raw = Raw::with(kind);
-        // Available in the first lap, then in the second.
-        for (flags, expected) in [(1 << 7, SIZE), (1 << 15, 0)] {
-            let at = |i: u16| raw.rig.layout.desc + 16 * u64::from(i);
-            (0..SIZE).for_each(|i| poke_desc(&raw.rig.memory, true, at(i), area(0), 1, flags, i));
-            let mut device = raw.rig.device();
-            let (memory, mut chains) = (device.memory, Box::new(Chains::new()));
-            device.ring().pop(memory, &mut chains, 64).unwrap();
-            assert_eq!(chains.list.len(), usize::from(expected), "flags {flags:#x}");
-            chains.list.iter().for_each(|chain| device.ring().stage_used(chain, 0));
-        }
-        raw.rig.device().ring().publish();
-        let used = (0..SIZE).map(|i| peek(&raw.rig.memory, raw.rig.layout.desc + 16 * u64::from(i) + 14, 2));
-        assert!(used.into_iter().all(|flags| flags == [0x80, 0x80]), "each is shown as used, once");
-    }
-}
-
 #[test]
 fn g2_chains_shorter_than_a_header_are_delivered_as_they_are() {
     for kind in every_kind(SIZE) {
