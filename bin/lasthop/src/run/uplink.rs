@@ -257,12 +257,9 @@ impl Uplink {
         }
         // Who is to open the device needs the last one to have closed it.
         if self.driver.is_due(now) && (kept.is_some() || !self.spare_is_up()) {
-            match Claim::renew(self.claim.take(), &self.spec.device) {
-                Ok(claim) => self.claim = claim,
-                Err(why) => {
-                    self.driver.start_later(now);
-                    return self.complain(why);
-                }
+            if let Err(why) = self.claim_device() {
+                self.driver.start_later(now);
+                return self.complain(why);
             }
             match self.driver.start(epoll, &self.spec, kept, how, now) {
                 Ok(()) => self.was_started = true,
@@ -274,6 +271,11 @@ impl Uplink {
         {
             self.complain_of_spare(format!("cannot start: {e}"));
         }
+    }
+
+    fn claim_device(&mut self) -> Result<(), String> {
+        self.claim = Claim::renew(self.claim.take(), &self.spec.device)?;
+        Ok(())
     }
 
     /// There is something that one could take over.
@@ -338,6 +340,8 @@ impl Uplink {
                     ));
                 }
                 self.made = created.then_some(device.mac);
+                // An interface that its process has made had no number before.
+                self.claim_device().unwrap_or_else(|why| self.complain(why));
                 self.device = Some(UplinkDevice { created, ..device });
                 match kept {
                     // It would keep a device that is to go.
