@@ -250,18 +250,17 @@ impl Uplink {
 
     fn start(&mut self, epoll: &Epoll, now: Instant) {
         let ours = self.device.as_ref().is_some_and(|d| d.created);
-        let kept = self.kept.as_ref();
         let how = Start { ours, leave_down: self.was_set_down(), mac: self.made };
         if self.waits_for_device() {
             return;
         }
         // Who is to open the device needs the last one to have closed it.
-        if self.driver.is_due(now) && (kept.is_some() || !self.spare_is_up()) {
+        if self.driver.is_due(now) && (self.kept.is_some() || !self.spare_is_up()) {
             if let Err(why) = self.claim_device() {
                 self.driver.start_later(now);
                 return self.complain(why);
             }
-            match self.driver.start(epoll, &self.spec, kept, how, now) {
+            match self.driver.start(epoll, &self.spec, self.kept.as_ref(), how, now) {
                 Ok(()) => self.was_started = true,
                 Err(e) => self.complain(format!("cannot start lasthop-uplink: {e}")),
             }
