@@ -220,8 +220,13 @@ fn lines_of(lists: &DeclaredLists) -> Vec<(String, String)> {
     // A set too large for any lasthop is refused where it is loaded.
     let _ = book.replace(&lists.scope, None, &lists.lists);
     let lists = book.iter().flat_map(|(_, direction, list)| {
+        let stateful = list.is_stateful().then(|| "stateful".to_owned());
         let rules = list.rules().iter().map(ToString::to_string);
-        rules.chain([format!("default {}", list.default())]).map(move |line| (direction.to_string(), line))
+        stateful
+            .into_iter()
+            .chain(rules)
+            .chain([format!("default {}", list.default())])
+            .map(move |line| (direction.to_string(), line))
     });
     lists.collect()
 }

@@ -150,6 +150,9 @@ impl Learning {
             (Track::None, _) => return None,
             (Track::New(_), Some(tuple)) => format!("it is one of the connection {tuple}, which nobody has answered yet"),
             (Track::New(_), None) => "it would open a connection".to_owned(),
+            (Track::Displaces(_), _) => {
+                "there is a connection between its addresses, of other ports, that nobody has answered: if it passes, it takes its place".into()
+            }
             (Track::Taken, _) => {
                 "there is a connection between its addresses, but of other ports: it is judged as one that opens a connection".into()
             }

@@ -149,6 +149,30 @@ fn what_the_file_does_not_name_is_left_alone_unless_it_is_to_go() {
 }
 
 #[test]
+fn a_list_that_becomes_stateful_has_changed() {
+    let line = |direction: &str, text: &str| AclRule {
+        applies_to: "guests".into(),
+        direction: direction.into(),
+        text: text.into(),
+        ..AclRule::default()
+    };
+    let plain = "default to-guest deny\npermit from-guest tcp\npermit to-guest tcp\n";
+    let there = |stateful: bool| {
+        let of = |direction: &'static str, default: &'static str| {
+            let first = stateful.then_some("stateful");
+            first.into_iter().chain(["permit tcp", default]).map(move |text| line(direction, text)).collect::<Vec<_>>()
+        };
+        let rules = [of("from-guest", "default permit"), of("to-guest", "default deny")].concat();
+        plan::There { rules, ..plan::There::default() }
+    };
+    let file = |text: &str| format!("[guests]\nrules = \"\"\"\n{text}\"\"\"\n");
+    for (text, stateful) in [(plain.to_owned(), false), (format!("stateful\n{plain}"), true)] {
+        assert_eq!(told(&file(&text), &there(stateful), false), [""; 0]);
+        assert_eq!(told(&file(&text), &there(!stateful), false), ["~ access lists of guests: 2 rules"]);
+    }
+}
+
+#[test]
 fn lists_of_a_port_are_its_own() {
     let scopes: Vec<_> = declared(FILE).lists.into_iter().map(|lists| lists.scope).collect();
     assert_eq!(scopes, [Scope::Guests, Scope::Port("vm1".into())]);

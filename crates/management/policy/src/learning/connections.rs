@@ -54,6 +54,8 @@ pub(crate) struct Connections {
     /// A number for each port, by which the tracker counts.
     owners: BTreeMap<PortId, u16>,
     free: Vec<u16>,
+    /// The last number that was given for the first time.
+    numbered: u16,
     sweeps: VecDeque<Sweep>,
     /// More have to be taken out whose time is over.
     behind: bool,
@@ -70,6 +72,7 @@ impl Connections {
             opened: HashMap::new(),
             owners: BTreeMap::new(),
             free: Vec::new(),
+            numbered: 0,
             sweeps: VecDeque::new(),
             behind: false,
             next_ms: 0,
@@ -141,8 +144,10 @@ impl Connections {
         if let Some(owner) = self.owners.get(&port) {
             return *owner;
         }
-        let next = u16::try_from(self.owners.len() + 1).unwrap_or(u16::MAX);
-        let owner = self.free.pop().unwrap_or(next);
+        let owner = self.free.pop().unwrap_or_else(|| {
+            self.numbered = self.numbered.saturating_add(1);
+            self.numbered
+        });
         self.tracker.limit_owner(owner, limit);
         self.owners.insert(port, owner);
         owner
@@ -248,6 +253,9 @@ impl Learning {
     ) -> Result<Option<u64>, DropReason> {
         let limit = self.connection_limit(key.port());
         let Some(connections) = &mut self.connections else { return Ok(None) };
+        if let Track::Displaces(known) = judged.track {
+            connections.end(&known.original, now_ms);
+        }
         let known = judged.track.known();
         let label = match known {
             Some(known) => pinned(&known, key.in_port),
@@ -425,7 +433,10 @@ impl Learning {
             judged.kind = match self.move_on(key, headers, judged, now_ms, out) {
                 Ok(number) => number.map_or(Kind::Never, Kind::Connection),
                 Err(reason) => {
-                    judged.actions = vec![Action::Drop(reason)];
+                    // What a mirror is to get of it stays.
+                    judged.actions.retain(|action| matches!(action, Action::Copy(_)));
+                    judged.actions.truncate(self.copies_from(key.port()).len());
+                    judged.actions.push(Action::Drop(reason));
                     Kind::Never
                 }
             };

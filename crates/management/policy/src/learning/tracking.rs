@@ -22,6 +22,7 @@ use lasthop_types::PortId;
 const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
 const TCP: u8 = 6;
+const SCTP: u8 = 132;
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
 pub(super) const FIN: u16 = 1;
@@ -120,6 +121,9 @@ pub(crate) enum Track {
     New(Option<Known>),
     /// As [`Track::New`], but a connection with its addresses is between other ports.
     Taken,
+    /// The same, but nobody has answered that connection: if the packet passes, it takes its place. So nobody keeps others from answers by
+    /// opening their connections before them.
+    Displaces(Known),
     /// One of a connection that was answered.
     Established(Known),
     /// An ICMP error about a packet of a connection.
@@ -133,7 +137,7 @@ impl Track {
         match self {
             Self::New(known) => *known,
             Self::Established(known) | Self::Related(known) => Some(*known),
-            Self::None | Self::Taken | Self::Invalid(_) => None,
+            Self::None | Self::Taken | Self::Displaces(_) | Self::Invalid(_) => None,
         }
     }
 }
@@ -196,6 +200,16 @@ pub(super) fn is_syn(key: &FlowKey) -> bool {
 pub(crate) fn tuple(key: &FlowKey, zone: u16) -> Tuple {
     let ports = if is_icmp(key) { [0, key.l4_src << 8 | key.l4_dst & 0xff] } else { [key.l4_src, key.l4_dst] };
     Tuple::new([key.ip_src, key.ip_dst], ports, key.ip_proto, key.eth_type == IPV6, zone)
+}
+
+/// Whether a packet may open a connection, whatever there is: it is no answer, and no segment out of the middle.
+fn begins(key: &FlowKey, zone: u16) -> bool {
+    let opens = match key.ip_proto {
+        TCP => is_syn(key),
+        SCTP => false,
+        _ => lasthop_conntrack::opens(&tuple(key, zone)),
+    };
+    opens && key.ip_frag == 0
 }
 
 /// The two addresses of a tuple, in this order, and the protocol.
@@ -264,8 +278,20 @@ impl Learning {
         };
         let Some(known) = track.known() else { return track };
         let [here, _] = known.ports();
-        if here != NOWHERE && !self.is_same(key.in_port, here) {
-            return if matches!(track, Track::Related(_)) { Track::Invalid(Refusal::Unrelated) } else { Track::Taken };
+        // What was flooded may be answered from where the lists let it go.
+        let is_end = match here {
+            NOWHERE => {
+                !known.reply
+                    || self.lists_let_open(&opener(&known.original, known.from(), key, true), vlan, key.in_port)
+            }
+            here => self.is_same(key.in_port, here),
+        };
+        if !is_end {
+            return match (track, connections.recall(&known.original)) {
+                (Track::Related(_), _) => Track::Invalid(Refusal::Unrelated),
+                (_, Track::New(Some(_))) if begins(key, vlan) => Track::Displaces(known),
+                _ => Track::Taken,
+            };
         }
         if is_syn(key) {
             return Track::New(Some(known));
@@ -303,7 +329,7 @@ impl Learning {
     /// What a list is told of it: that of the port where it comes from, or where it would go. A connection lets packets pass to its other end alone.
     pub(crate) fn standing(&self, track: &Track, to: Option<PortId>) -> Standing {
         match track {
-            Track::None | Track::New(_) | Track::Taken => Standing::New,
+            Track::None | Track::New(_) | Track::Taken | Track::Displaces(_) => Standing::New,
             Track::Invalid(_) => Standing::Invalid,
             Track::Established(known) | Track::Related(known) => match to {
                 Some(to) if !self.is_same(known.ports()[1], to.0) => Standing::New,
@@ -316,7 +342,7 @@ impl Learning {
     pub(super) fn permitted_kind(&self, key: &FlowKey, mask: &mut FlowMask, track: &Track) -> Kind {
         match track {
             Track::None => untracked(key, mask),
-            Track::New(_) | Track::Established(_) => {
+            Track::New(_) | Track::Displaces(_) | Track::Established(_) => {
                 add(mask, &TUPLE_MASK);
                 mask.0.tcp_flags |= if key.ip_proto == TCP { EDGES } else { 0 };
                 Kind::Tracked
@@ -331,8 +357,8 @@ impl Learning {
             Track::None => return untracked(key, mask),
             // It is one of a connection all the same.
             Track::New(Some(_)) | Track::Established(_) | Track::Related(_) | Track::Invalid(_) => return Kind::Never,
-            Track::New(None) | Track::Taken if key.ip_frag != 0 => return Kind::Never,
-            Track::New(None) | Track::Taken => {}
+            Track::New(None) | Track::Taken | Track::Displaces(_) if key.ip_frag != 0 => return Kind::Never,
+            Track::New(None) | Track::Taken | Track::Displaces(_) => {}
         }
         let FlowMask(m) = mask;
         (m.eth_type, m.ip_proto, m.ip_frag) = (u16::MAX, u8::MAX, u8::MAX);

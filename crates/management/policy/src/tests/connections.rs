@@ -365,4 +365,5 @@ fn a_trace_says_what_a_connection_decides_and_changes_nothing() {
     assert!(explain(&b, 3, &dns.back().udp(9)).contains("of other ports"));
 }
 
+mod forged;
 mod model;

@@ -83,10 +83,11 @@ impl Model {
                 at = None;
             }
         }
-        let taken = at.is_none() && {
-            let same = |c: &Connection| c.original == tuple || c.original.inverse() == Some(tuple);
-            self.connections.iter().any(same)
-        };
+        // One with its addresses, of other ports: if nobody has answered it, it gives way to what opens one.
+        let same = |c: &Connection| c.original == tuple || c.original.inverse() == Some(tuple);
+        let other = self.connections.iter().position(same).filter(|_| at.is_none());
+        let gives_way = other.filter(|n| asks && !self.connections[*n].answered);
+        let taken = other.is_some() && gives_way.is_none();
         let (mut near, mut far) = (Standing::New, Standing::New);
         if let Some(c) = at.map(|n| &self.connections[n]) {
             let reply = c.original != tuple;
@@ -116,6 +117,7 @@ impl Model {
                 self.connections.remove(n);
             }
             None if passes && tracked && !taken && asks => {
+                gives_way.map(|n| self.connections.remove(n));
                 let (ports, lists, opener) = ([from, to], self.loaded, *key);
                 self.connections.push(Connection { original: tuple, ports, answered: false, lists, opener });
             }
