@@ -382,9 +382,12 @@ fn sockets_that_linger_hold_up_no_other_client() {
     while std::io::Write::write(&mut &lingers, &[0; 1 << 16]).is_ok() {}
     rustix::net::sockopt::set_socket_linger(&lingers, Some(Duration::from_secs(600))).expect("a socket");
     let client = std::os::unix::net::UnixStream::connect(lasthop.run_dir().join("read.sock")).expect("it listens");
+    // Who closes it last has to wait: control does not look before that is not us.
+    proc::signal(control, Signal::STOP);
     let sent = lasthop_sys::send_with_fds(&client, b"x", &[lingers.as_fd()], rustix::net::SendFlags::empty());
-    assert_eq!(sent, Ok(1));
     drop(lingers);
+    proc::signal(control, Signal::CONT);
+    assert_eq!(sent, Ok(1));
     wait_for("control to have a thread that closes it", PATIENCE, || {
         let tasks = std::fs::read_dir(format!("/proc/{control}/task")).into_iter().flatten().flatten();
         let mut names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
