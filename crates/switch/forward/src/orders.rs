@@ -68,7 +68,7 @@ impl Orders {
 
     /// The port is gone.
     pub fn forget(&mut self, port: PortId) {
-        for order in self.of.remove(&port).into_iter().flat_map(|of| of.orders) {
+        for mut order in self.of.remove(&port).into_iter().flat_map(|of| of.orders) {
             self.len -= 1;
             order.give_up();
         }

@@ -68,13 +68,14 @@ impl Order {
     }
 
     /// It is not carried out any further. A packet that has not been sent anywhere counts as one that nobody answered for.
-    pub(crate) fn give_up(mut self) {
+    pub(crate) fn give_up(&mut self) {
         if let (Some(port), Some(leaving)) = (&self.port, self.leaving.take()) {
             match leaving.steps.ends() as u64 {
                 0 => port.answers.drops.add(DropReason::MissTimeout, 1),
                 n => port.answers.replicated.add(n - 1),
             }
-            port.upcalls.free(&leaving.left);
+            let stalled = port.upcalls.free(&leaving.left);
+            self.result = self.result.map(|goes_on| goes_on | stalled);
         }
     }
 
@@ -141,7 +142,7 @@ impl Forwarder {
         let (counters, packet) = (&port.answers, &mut leaving.packet);
         let mut steps = leaving.steps;
         let Some(piece) = port.upcalls.bytes(&leaving.left, packet) else {
-            order.leaving = None;
+            order.give_up();
             return Some(FRAME_WORK);
         };
         let pieces = &[piece];
