@@ -25,12 +25,8 @@ pub use seen::Seen;
 
 use frame::Frame;
 use lasthop_frame::FlowKey;
-
-pub(crate) const IPV4: u16 = 0x0800;
-pub(crate) const IPV6: u16 = 0x86dd;
-pub(crate) const TCP: u8 = 6;
-pub(crate) const UDP: u8 = 17;
-pub(crate) const SCTP: u8 = 132;
+pub(crate) use lasthop_frame::ethertype::{IPV4, IPV6};
+pub(crate) use lasthop_frame::proto::{SCTP, TCP, UDP};
 
 /// What was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

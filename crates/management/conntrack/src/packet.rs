@@ -4,7 +4,7 @@ use crate::refusal::Refusal;
 use crate::sctp::Chunks;
 use crate::tcp::Segment;
 use crate::tuple::{ICMP, ICMPV6, SCTP, TCP, Tuple, UDP, asks};
-use lasthop_frame::FlowKey;
+use lasthop_frame::{FlowKey, ethertype, read_be16 as be16};
 
 /// A packet as the caller's snapshot has it.
 #[derive(Clone, Copy, Debug)]
@@ -43,10 +43,6 @@ pub(crate) struct Packet<'a> {
     pub body: Body<'a>,
 }
 
-fn be16(bytes: &[u8], at: usize) -> Option<u16> {
-    bytes.get(at..)?.first_chunk().map(|b| u16::from_be_bytes(*b))
-}
-
 fn be32(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..)?.first_chunk().map(|b| u32::from_be_bytes(*b))
 }
@@ -54,10 +50,8 @@ fn be32(bytes: &[u8], at: usize) -> Option<u32> {
 impl<'a> Packet<'a> {
     #[inline]
     pub fn read(view: &View<'a>, zone: u16, icmp_ids: bool) -> Result<Self, Refusal> {
-        const ETH_IPV4: u16 = 0x0800;
-        const ETH_IPV6: u16 = 0x86dd;
         let key = view.key;
-        if !matches!(key.eth_type, ETH_IPV4 | ETH_IPV6) {
+        if !matches!(key.eth_type, ethertype::IPV4 | ethertype::IPV6) {
             return Err(Refusal::NotIp);
         }
         if key.anomalies != 0 {

@@ -1,14 +1,9 @@
 //! What names one direction of a connection, and its hash.
 
-use lasthop_frame::FlowKey;
+pub(crate) use lasthop_frame::proto::{ICMP, ICMPV6, SCTP, TCP, UDP};
+use lasthop_frame::{FlowKey, ethertype};
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-
-pub(crate) const ICMP: u8 = 1;
-pub(crate) const TCP: u8 = 6;
-pub(crate) const UDP: u8 = 17;
-pub(crate) const ICMPV6: u8 = 58;
-pub(crate) const SCTP: u8 = 132;
 
 /// Addresses, ports, protocol and zone of the packets of one direction.
 ///
@@ -39,9 +34,8 @@ impl Tuple {
     /// What a key says. Of ICMP, the identifier is missing.
     #[inline(always)]
     pub(crate) fn of(key: &FlowKey, zone: u16) -> Self {
-        const ETH_IPV6: u16 = 0x86dd;
         let [_, _, _, _, s0, s1, d0, d1, ..] = *key.words();
-        let v6 = if key.eth_type == ETH_IPV6 { V6 } else { 0 };
+        let v6 = if key.eth_type == ethertype::IPV6 { V6 } else { 0 };
         let ports = u64::from(key.l4_src) | u64::from(key.l4_dst) << 16;
         Self([s0, s1, d0, d1, ports | u64::from(key.ip_proto) << PROTO | v6 | u64::from(zone) << ZONE])
     }

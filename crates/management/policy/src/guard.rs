@@ -18,16 +18,13 @@
 use crate::PortSettings;
 use crate::acl::Prefix;
 use lasthop_classifier::pattern::{first_bits, mac_bits};
+use lasthop_frame::ethertype::{ARP, IPV4, IPV6};
+use lasthop_frame::proto::{ICMPV6, UDP};
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_types::MacAddr;
 use std::fmt;
 use std::net::IpAddr;
 
-const IPV4: u16 = 0x0800;
-const ARP: u16 = 0x0806;
-const IPV6: u16 = 0x86dd;
-const UDP: u8 = 17;
-const ICMPV6: u8 = 58;
 /// RFC 4861 §4.
 const ROUTER_SOLICITATION: u16 = 133;
 const ROUTER_ADVERTISEMENT: u16 = 134;

@@ -4,11 +4,9 @@ use crate::Vlans;
 use crate::flows::VID;
 use crate::learning::{CopyTo, copy};
 use lasthop_flow::Action;
-use lasthop_frame::{Edit, FlowKey, FlowMask};
+use lasthop_frame::{Edit, FlowKey, FlowMask, ethertype};
 use lasthop_types::PortId;
 
-/// TPID of the tags that are put on: IEEE 802.1Q, table 9-1.
-const TPID: u16 = 0x8100;
 /// Priority bits of a TCI.
 const PCP: u16 = 0xe000;
 
@@ -115,7 +113,7 @@ impl Membership {
 fn hides_a_tag(key: &FlowKey, mask: &mut FlowMask) -> bool {
     mask.0.inner_vlan_tci |= VID;
     mask.0.eth_type = u16::MAX;
-    key.inner_vlan_tci & VID != 0 || [0x8100, 0x88a8].contains(&key.eth_type)
+    key.inner_vlan_tci & VID != 0 || [ethertype::CTAG, ethertype::STAG].contains(&key.eth_type)
 }
 
 fn has_tag(key: &FlowKey, mask: &mut FlowMask) -> bool {
@@ -142,7 +140,7 @@ pub(crate) fn actions<'a>(mut outputs: Vec<(PortId, Tag)>, copies: impl Fn(PortI
         if let Tag::Pushed { tci, .. } = tag
             && pushed.replace(tci).is_none()
         {
-            actions.push(Action::Edit(Edit::PushVlan { tpid: TPID, tci }));
+            actions.push(Action::Edit(Edit::PushVlan { tpid: ethertype::CTAG, tci }));
         }
         copies(port).iter().for_each(|(to, _)| copy(&mut actions, *to));
         actions.push(Action::Output(port));
@@ -225,7 +223,7 @@ mod tests {
         let replaced = Tag::Pushed { tci: 7, replaces: true };
         let to = |n, tag| (PortId(n), tag);
         let (out, pop) = (|n| Action::Output(PortId(n)), Action::Edit(Edit::PopVlan));
-        let push = Action::Edit(Edit::PushVlan { tpid: TPID, tci: 7 });
+        let push = Action::Edit(Edit::PushVlan { tpid: ethertype::CTAG, tci: 7 });
         assert_eq!(actions(vec![to(1, kept), to(2, kept)], |_| &[]), [out(1), out(2)]);
         assert_eq!(actions(vec![to(1, popped), to(2, kept), to(3, popped)], |_| &[]), [out(2), pop, out(1), out(3)]);
         assert_eq!(actions(vec![to(1, pushed), to(2, kept), to(3, pushed)], |_| &[]), [out(2), push, out(1), out(3)]);

@@ -1,9 +1,9 @@
 //! What actions change in a packet's header. The sender's offload request moves with the headers it speaks of.
 
-use crate::extract::{ETH_IPV6, is_tag, link_layer, network_layer};
+use crate::extract::{is_tag, link_layer, network_layer};
 use crate::header::Header;
 use crate::key::{Depth, FlowKey};
-use crate::{Offload, be16};
+use crate::{Offload, be16, ethertype};
 use lasthop_types::DropReason;
 use serde::{Deserialize, Serialize};
 
@@ -68,7 +68,7 @@ fn dec_ttl(frame: &[u8], payload_len: usize) -> Result<Set, DropReason> {
     let mut key = FlowKey::default();
     let l3 = link_layer(&mut key, frame);
     let at = network_layer(&mut key, frame, frame.len() + payload_len, l3, Depth::L4);
-    let (part, word, shift) = if key.eth_type == ETH_IPV6 { (Part::Ipv6, 1, 0) } else { (Part::Ipv4, 2, 24) };
+    let (part, word, shift) = if key.eth_type == ethertype::IPV6 { (Part::Ipv6, 1, 0) } else { (Part::Ipv4, 2, 24) };
     if at.l4 > l3 && key.ip_ttl <= 1 {
         return Err(DropReason::TtlExpired);
     }

@@ -2,23 +2,9 @@
 //!
 //! What each field holds in which odd case is said at [`FlowKey`]; the tests say it a second time.
 
-use crate::be16;
 use crate::key::{Depth, FlowKey};
-
-pub(crate) const ETH_IPV4: u16 = 0x0800;
-pub(crate) const ETH_ARP: u16 = 0x0806;
-pub(crate) const ETH_RARP: u16 = 0x8035;
-pub(crate) const ETH_IPV6: u16 = 0x86dd;
-const ETH_CTAG: u16 = 0x8100;
-const ETH_STAG: u16 = 0x88a8;
-/// Smallest EtherType; below it the field is an 802.3 length.
-const ETH_MIN: u16 = 0x0600;
-
-pub(crate) const TCP: u8 = 6;
-pub(crate) const UDP: u8 = 17;
-pub(crate) const ICMP: u8 = 1;
-pub(crate) const ICMPV6: u8 = 58;
-pub(crate) const SCTP: u8 = 132;
+use crate::proto::{ICMP, ICMPV6, SCTP, TCP, UDP};
+use crate::{be16, ethertype};
 
 /// Where the headers of an IP packet lie, in bytes from the start of the frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,9 +76,9 @@ fn usual(key: &mut FlowKey, frame: &[u8], frame_len: usize, l3: usize, depth: De
     let packet = frame.get(l3..).unwrap_or_default();
     let fits = |len: usize| l3 + len <= frame_len;
     match key.eth_type {
-        ETH_IPV4 => usual_ipv4(key, packet, fits, depth),
-        ETH_IPV6 => usual_ipv6(key, packet, fits, depth),
-        ETH_ARP => usual_arp(key, packet, depth),
+        ethertype::IPV4 => usual_ipv4(key, packet, fits, depth),
+        ethertype::IPV6 => usual_ipv6(key, packet, fits, depth),
+        ethertype::ARP => usual_arp(key, packet, depth),
         _ => false,
     }
 }
@@ -223,17 +209,17 @@ pub(crate) fn link_layer(key: &mut FlowKey, frame: &[u8]) -> usize {
     if eth.is_none() {
         return frame.len();
     }
-    if is_tag(eth_type) || eth_type < ETH_MIN { tags_and_llc(key, frame) } else { 14 }
+    if is_tag(eth_type) || eth_type < ethertype::MIN { tags_and_llc(key, frame) } else { 14 }
 }
 
 /// Whether this is an Ethernet II frame without VLAN tag: then its first 14 bytes say all that [`extract`] finds out at
 /// [`Depth::L2`].
 pub fn is_plain_l2(frame: &[u8]) -> bool {
-    frame.len() >= 14 && be16(frame, 12) >= ETH_MIN && !is_tag(be16(frame, 12))
+    frame.len() >= 14 && be16(frame, 12) >= ethertype::MIN && !is_tag(be16(frame, 12))
 }
 
 pub(crate) fn is_tag(eth_type: u16) -> bool {
-    eth_type == ETH_CTAG || eth_type == ETH_STAG
+    eth_type == ethertype::CTAG || eth_type == ethertype::STAG
 }
 
 /// The rest of [`link_layer`] for frames with VLAN tags (IEEE 802.1Q §9) or an 802.3 length (802.2 LLC, SNAP).
@@ -257,11 +243,11 @@ fn tags_and_llc(key: &mut FlowKey, frame: &[u8]) -> usize {
     if is_tag(key.eth_type) && key.inner_vlan_tci != 0 {
         key.anomalies = FlowKey::DEEP_VLAN;
     }
-    if key.eth_type < ETH_MIN {
-        key.eth_type = ETH_MIN - 1;
+    if key.eth_type < ethertype::MIN {
+        key.eth_type = ethertype::MIN - 1;
         if let Some(&[0xaa, 0xaa, 3, 0, 0, 0, t0, t1]) = frame.get(at..).and_then(|f| f.first_chunk::<8>()) {
             let snap = u16::from_be_bytes([t0, t1]);
-            if snap >= ETH_MIN {
+            if snap >= ethertype::MIN {
                 key.eth_type = snap;
                 at += 8;
             }
@@ -275,9 +261,9 @@ pub(crate) fn network_layer(key: &mut FlowKey, frame: &[u8], frame_len: usize, l
     store_fields(key, [0; 6], [0; 2], depth);
     let l3_bytes = frame.get(l3..).unwrap_or_default();
     let layout = match key.eth_type {
-        ETH_IPV4 => ipv4(key, l3_bytes, frame_len, l3),
-        ETH_IPV6 => ipv6(key, frame, frame_len, l3),
-        ETH_ARP | ETH_RARP => {
+        ethertype::IPV4 => ipv4(key, l3_bytes, frame_len, l3),
+        ethertype::IPV6 => ipv6(key, frame, frame_len, l3),
+        ethertype::ARP | ethertype::RARP => {
             if !usual_arp(key, l3_bytes, depth) && l3_bytes.len() < ARP_LEN {
                 key.anomalies |= FlowKey::MALFORMED_L3;
             }
@@ -399,7 +385,7 @@ fn ipv6(key: &mut FlowKey, frame: &[u8], frame_len: usize, l3: usize) -> Option<
 
 /// Ports, ICMP type and code, TCP flags, neighbour discovery; or the anomaly that keeps them from being filled in.
 fn transport(key: &mut FlowKey, frame: &[u8], at: &Layout, depth: Depth) -> Result<(), u16> {
-    let v6 = key.eth_type == ETH_IPV6;
+    let v6 = key.eth_type == ethertype::IPV6;
     let need = match (key.ip_proto, v6) {
         (TCP, _) => 20,
         (UDP, _) => 8,

@@ -12,10 +12,12 @@
 
 mod build;
 mod edit;
+pub mod ethertype;
 mod extract;
 mod header;
 mod key;
 mod offload;
+pub mod proto;
 mod segment;
 pub mod sum;
 #[cfg(any(test, feature = "testutil"))]
@@ -35,13 +37,16 @@ pub use vnet::{VnetHdr, feature};
 /// Whatever is judged lies inside; what lies behind is payload.
 pub const SNAPSHOT_LEN: usize = 192;
 
+/// Big-endian number at `at`; `None` if `bytes` end before it does.
+#[inline]
+pub fn read_be16(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..)?.first_chunk().map(|word| u16::from_be_bytes(*word))
+}
+
 /// Big-endian number at `at`; 0 behind the end. Callers have checked the length, so the 0 is never seen.
 #[inline]
 pub(crate) fn be16(bytes: &[u8], at: usize) -> u16 {
-    match bytes.get(at..at + 2) {
-        Some(&[a, b]) => u16::from_be_bytes([a, b]),
-        _ => 0,
-    }
+    read_be16(bytes, at).unwrap_or(0)
 }
 
 /// Stores a big-endian number at `at`; does nothing behind the end.

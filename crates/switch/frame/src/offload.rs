@@ -1,10 +1,10 @@
 //! What a sender asked for in its virtio-net header, and what is left to do for one receiver.
 
-use crate::extract::{self, ETH_ARP, ETH_IPV4, ETH_IPV6, ETH_RARP, Layout, link_layer, network_layer};
+use crate::extract::{Layout, link_layer, network_layer};
 use crate::key::{Depth, FlowKey};
 use crate::segment::Segmenter;
 use crate::vnet::{VnetHdr, feature};
-use crate::{put16, sum};
+use crate::{ethertype, proto, put16, sum};
 use lasthop_types::DropReason;
 
 /// Most segments one packet may be cut into: 64 KiB at a segment size of 32, below any MSS a TCP uses. Bounds the work
@@ -203,17 +203,17 @@ pub(crate) fn spares_key(key: &FlowKey, at: &Layout, start: usize, field: usize)
 /// Would a checksum stored `field` bytes behind the network header change what the key says?
 fn overlaps_key(key: &FlowKey, field: usize) -> bool {
     match key.eth_type {
-        ETH_ARP | ETH_RARP => return true,
-        ETH_IPV4 | ETH_IPV6 if key.ip_frag & FlowKey::FRAG_LATER == 0 => {}
+        ethertype::ARP | ethertype::RARP => return true,
+        ethertype::IPV4 | ethertype::IPV6 if key.ip_frag & FlowKey::FRAG_LATER == 0 => {}
         _ => return false,
     }
     let (own, header_len) = match (key.ip_proto, key.eth_type) {
-        (extract::TCP, _) => (16, 20),
-        (extract::UDP, _) => (6, 8),
-        (extract::SCTP, _) => (8, 12),
-        (extract::ICMP, ETH_IPV4) => (2, 8),
+        (proto::TCP, _) => (16, 20),
+        (proto::UDP, _) => (6, 8),
+        (proto::SCTP, _) => (8, 12),
+        (proto::ICMP, ethertype::IPV4) => (2, 8),
         // Neighbour discovery is judged up to its end.
-        (extract::ICMPV6, ETH_IPV6) => (2, usize::MAX),
+        (proto::ICMPV6, ethertype::IPV6) => (2, usize::MAX),
         _ => return false,
     };
     field != own && field < header_len
@@ -221,16 +221,16 @@ fn overlaps_key(key: &FlowKey, field: usize) -> bool {
 
 impl Gso {
     fn new(vnet: &VnetHdr, snapshot: &[u8], key: &FlowKey, at: &Layout) -> Option<Self> {
-        let ipv6 = key.eth_type == ETH_IPV6;
+        let ipv6 = key.eth_type == ethertype::IPV6;
         let ecn = vnet.gso_type & VnetHdr::GSO_ECN != 0;
         let (kind, proto, ip) = match vnet.gso_type & !VnetHdr::GSO_ECN {
-            VnetHdr::GSO_TCPV4 => (GsoKind::Tcp, extract::TCP, ETH_IPV4),
-            VnetHdr::GSO_TCPV6 => (GsoKind::Tcp, extract::TCP, ETH_IPV6),
-            VnetHdr::GSO_UDP if !ecn => (GsoKind::Ufo, extract::UDP, key.eth_type),
-            VnetHdr::GSO_UDP_L4 if !ecn => (GsoKind::Uso, extract::UDP, key.eth_type),
+            VnetHdr::GSO_TCPV4 => (GsoKind::Tcp, proto::TCP, ethertype::IPV4),
+            VnetHdr::GSO_TCPV6 => (GsoKind::Tcp, proto::TCP, ethertype::IPV6),
+            VnetHdr::GSO_UDP if !ecn => (GsoKind::Ufo, proto::UDP, key.eth_type),
+            VnetHdr::GSO_UDP_L4 if !ecn => (GsoKind::Uso, proto::UDP, key.eth_type),
             _ => return None,
         };
-        let is_ip = key.eth_type == ETH_IPV4 || ipv6;
+        let is_ip = key.eth_type == ethertype::IPV4 || ipv6;
         let whole = key.ip_frag == 0 && !at.fragment_header;
         if !is_ip || key.eth_type != ip || key.ip_proto != proto || !whole {
             return None;
@@ -302,7 +302,7 @@ impl Gso {
 
     /// Protocol number of the transport header.
     pub(crate) fn protocol(&self) -> u8 {
-        if self.kind == GsoKind::Tcp { extract::TCP } else { extract::UDP }
+        if self.kind == GsoKind::Tcp { proto::TCP } else { proto::UDP }
     }
 
     /// Of the checksum field in the transport header.

@@ -1,18 +1,11 @@
 //! A rule, and its text in the form that [`read`](super::read) understands.
 
 pub use lasthop_classifier::{Ether, Range};
+pub(crate) use lasthop_frame::ethertype::{ARP, IPV4, IPV6};
+pub(crate) use lasthop_frame::proto::{ICMP, ICMPV6, SCTP, TCP, UDP};
 use lasthop_types::MacAddr;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-
-pub(crate) const IPV4: u16 = 0x0800;
-pub(crate) const IPV6: u16 = 0x86dd;
-pub(crate) const ARP: u16 = 0x0806;
-pub(crate) const ICMP: u8 = 1;
-pub(crate) const TCP: u8 = 6;
-pub(crate) const UDP: u8 = 17;
-pub(crate) const ICMPV6: u8 = 58;
-pub(crate) const SCTP: u8 = 132;
 
 /// What a rule says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,7 +16,8 @@ use lasthop_conntrack::{
     Action as Ask, Commit, Config, CtState, Cursor, ProtoState, Refusal, TcpState, Tracker, Tuple,
 };
 use lasthop_flow::{Action, FlowSpec};
-use lasthop_frame::FlowKey;
+use lasthop_frame::proto::TCP;
+use lasthop_frame::{FlowKey, ethertype};
 use lasthop_types::{DropReason, PortId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -31,7 +32,6 @@ pub const CONNECTIONS_PER_UPLINK_MAX: u32 = 131_072;
 const PLACES: u32 = 2048;
 /// Looks of the table's wheel in a slice, of 100 ns each.
 const WHEEL: usize = 1024;
-const TCP: u8 = 6;
 
 /// Ends the connections of a port that was removed.
 #[derive(Debug)]
@@ -385,7 +385,7 @@ impl Learning {
         let Some(vlan) = self.member(key.port()).enters(key, &mut mask).filter(|_| mask == spec.mask) else { return };
         let own = tuple(key, vlan);
         let Some(connections) = &self.connections else { return };
-        if connections.recall(&own) != Track::New(None) || !matches!(key.eth_type, 0x0800 | 0x86dd) {
+        if connections.recall(&own) != Track::New(None) || !matches!(key.eth_type, ethertype::IPV4 | ethertype::IPV6) {
             return;
         }
         // An answer to an echo opens nothing, and is one whatever the rules say of it.

@@ -1,12 +1,8 @@
 //! A packet's headers, as they come with a miss: where its transport header lies.
 
 use lasthop_conntrack::View;
-use lasthop_frame::FlowKey;
+use lasthop_frame::{FlowKey, ethertype, read_be16};
 
-const ETH_IPV4: u16 = 0x0800;
-const ETH_IPV6: u16 = 0x86dd;
-/// Smallest EtherType; below it the field is an 802.3 length, and a SNAP header follows.
-const ETH_MIN: u16 = 0x0600;
 const FRAGMENT: u8 = 44;
 const AUTHENTICATION: u8 = 51;
 
@@ -25,7 +21,7 @@ impl<'a> Headers<'a> {
     }
 
     fn word(self, at: usize) -> Option<u16> {
-        self.bytes.get(at..)?.first_chunk().map(|b| u16::from_be_bytes(*b))
+        read_be16(self.bytes, at)
     }
 
     /// The packet as the tracker wants it; `key` is its key. A packet whose headers are not all there has an empty transport header.
@@ -41,15 +37,15 @@ impl<'a> Headers<'a> {
     fn transport(self, key: &FlowKey) -> Option<(usize, usize, u32)> {
         let tags = usize::from(key.vlan_tpid != 0) + usize::from(key.inner_vlan_tpid != 0);
         let mut at = 14 + 4 * tags;
-        if self.word(at - 2)? < ETH_MIN {
+        if self.word(at - 2)? < ethertype::MIN {
             at += 8;
         }
         match key.eth_type {
-            ETH_IPV4 => {
+            ethertype::IPV4 => {
                 let header = usize::from(self.byte(at)? & 15) * 4;
                 Some((at + header, at + usize::from(self.word(at + 2)?), u32::from(self.word(at + 4)?)))
             }
-            ETH_IPV6 => self.behind_extensions(at),
+            ethertype::IPV6 => self.behind_extensions(at),
             _ => None,
         }
     }

@@ -16,15 +16,11 @@ use super::headers::Headers;
 use crate::acl::{Direction, Standing};
 use crate::flows::{Installed, TUPLE_MASK, add};
 use lasthop_conntrack::{Refusal, Tuple};
+use lasthop_frame::ethertype::{IPV4, IPV6};
+use lasthop_frame::proto::{ICMP, ICMPV6, SCTP, TCP};
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_types::PortId;
 
-const IPV4: u16 = 0x0800;
-const IPV6: u16 = 0x86dd;
-const TCP: u8 = 6;
-const SCTP: u8 = 132;
-const ICMP: u8 = 1;
-const ICMPV6: u8 = 58;
 pub(super) const FIN: u16 = 1;
 pub(super) const SYN: u16 = 2;
 pub(super) const RST: u16 = 4;

@@ -1,10 +1,11 @@
 //! Setting bits of header fields, a word at a time, and what checksums make of it.
 
-use crate::extract::{ETH_ARP, ETH_IPV4, ETH_IPV6, ICMP, ICMPV6, Layout, TCP, UDP, link_layer, network_layer};
+use crate::extract::{Layout, link_layer, network_layer};
 use crate::header::Header;
 use crate::key::{Depth, FlowKey};
 use crate::offload::{Offload, spares_key};
-use crate::{be16, put16, sum};
+use crate::proto::{ICMP, ICMPV6, TCP, UDP};
+use crate::{be16, ethertype, put16, sum};
 use serde::{Deserialize, Serialize};
 
 /// Four bytes of a header get other values in the bits of a mask, as Linux's `pedit` sets fields: a longer field takes several. Which
@@ -60,12 +61,12 @@ impl Part {
     /// Where it begins in a frame with this key, and which bits of its words may be set; if it is there and in order.
     fn find(self, key: &FlowKey, at: &Layout, frame: &[u8]) -> Option<(usize, &'static [u32])> {
         let ip = |eth_type| key.eth_type == eth_type && at.l4 > at.l3 && key.anomalies == 0;
-        let (v4, v6) = (ip(ETH_IPV4), ip(ETH_IPV6));
+        let (v4, v6) = (ip(ethertype::IPV4), ip(ethertype::IPV6));
         let transport = (v4 || v6) && key.ip_frag & FlowKey::FRAG_LATER == 0;
         let icmp = transport && key.ip_proto == if v4 { ICMP } else { ICMPV6 };
         let neighbour = icmp && v6 && matches!((key.l4_src, key.l4_dst), (135 | 136, 0));
         let usual = frame.get(at.l3..).is_some_and(|arp| arp.starts_with(&[0, 1, 8, 0, 6, 4]));
-        let arp = key.eth_type == ETH_ARP && key.anomalies == 0 && usual;
+        let arp = key.eth_type == ethertype::ARP && key.anomalies == 0 && usual;
         Some(match self {
             Self::Ethernet => (0, &[ALL; 3]),
             Self::Vlan if key.vlan_tci != 0 => (14, &[0xffff_0000]),
