@@ -27,8 +27,8 @@ mod questions;
 mod rooms;
 mod settings;
 mod statistics;
+mod stuck_uplinks;
 mod uplinks;
-mod watch;
 
 pub(crate) use calls::Call;
 use calls::MAX_QUESTIONS;
@@ -41,9 +41,9 @@ use mirrors::Mirroring;
 use questions::{FLOWS, Question, Unconfirmed};
 use settings::PortRequest;
 use statistics::StatsWanted;
+use stuck_uplinks::StuckUplinks;
 pub(crate) use uplinks::UplinkCall;
 use uplinks::UplinkRequest;
-use watch::Watch;
 
 /// With more messages than this waiting to be sent to the switch, no flows are put right that can wait: answers to upcalls would
 /// wait behind them.
@@ -141,7 +141,7 @@ pub(crate) struct Core {
     uplinks: Uplinks,
     /// Ports that are interfaces, as they are shown.
     devices: BTreeMap<PortId, DeviceState>,
-    watch: Watch,
+    stuck_uplinks: StuckUplinks,
     health: Health,
     next_number: u64,
     next_tick_ms: Option<u64>,
@@ -193,7 +193,7 @@ impl Core {
             cpu_requests: BTreeMap::new(),
             uplinks: Uplinks::new(),
             devices: BTreeMap::new(),
-            watch: Watch::default(),
+            stuck_uplinks: StuckUplinks::default(),
             health: Health::default(),
             next_number: 0,
             next_tick_ms: None,
@@ -224,7 +224,7 @@ impl Core {
             return Some(0);
         }
         let put_right_ms = self.put_right_ms();
-        let looks = self.watch.deadline_ms().into_iter().chain(self.health.deadline_ms());
+        let looks = self.stuck_uplinks.deadline_ms().into_iter().chain(self.health.deadline_ms());
         self.next_tick_ms.into_iter().chain(looks).chain(put_right_ms).min()
     }
 

@@ -124,7 +124,7 @@ impl Control {
     }
 
     /// Tells how ports are, as far as there is room: before packets that came from them, and before all answers.
-    pub fn tell_ports(&mut self, ports: &BTreeMap<PortId, PortEntry>) -> Result<(), ChannelError> {
+    pub fn report_ports(&mut self, ports: &BTreeMap<PortId, PortEntry>) -> Result<(), ChannelError> {
         self.flush()?;
         while !self.is_full()
             && let Some((id, news)) = self.news.pop_first()
@@ -258,13 +258,13 @@ mod tests {
             };
             let ports: BTreeMap<_, _> = (1..=ports).map(entry).collect();
             let control = Control::new(ours, ports.keys().copied());
-            let datapath = Datapath::new(1000, [2, 10]).unwrap();
+            let datapath = Datapath::new(1000, lasthop_forward::PATIENCE_MS).unwrap();
             Self { control, far: Channel::new(theirs), datapath, ports, removed: Default::default() }
         }
 
         fn talk(&mut self) {
             let known = Known { datapath: &self.datapath, ports: &self.ports, removed: &self.removed };
-            self.control.tell_ports(&self.ports).unwrap();
+            self.control.report_ports(&self.ports).unwrap();
             while self.control.answer(known).unwrap() {}
         }
 

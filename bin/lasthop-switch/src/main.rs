@@ -2,9 +2,9 @@
 
 mod arguments;
 mod control;
-mod owed;
 mod ports;
 mod server;
+mod unsent;
 
 use lasthop_sys::Log;
 use std::process::ExitCode;

@@ -3,8 +3,8 @@
 
 use crate::arguments::Arguments;
 use crate::control::{Control, Known};
-use crate::owed::Owed;
 use crate::ports::{PortEntry, Removed};
+use crate::unsent::Unsent;
 use lasthop_flow::InsertError;
 use lasthop_forward::{Datapath, Forwarder, Order, Orders};
 use lasthop_frame::{FlowKey, FlowMask};
@@ -18,7 +18,7 @@ use lasthop_schedule::{Settings, Workers};
 use lasthop_sys::{Beat, Epoll, Foreign, Trigger};
 use lasthop_types::PortId;
 use lasthop_vhostuser::{Session, SessionError};
-use lasthop_virtqueue::{JOURNAL_BYTES, Journal};
+use lasthop_virtqueue::{JOURNAL_BYTES, Journal, Patience};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ pub struct Server {
     epoll: Epoll,
     supervisor: Channel<SwitchToSupervisor, SupervisorToSwitch>,
     /// What the supervisor has to be told and there was no room for.
-    owed: Owed,
+    unsent: Unsent,
     control: Option<Control>,
     /// The channel to the next one, which begins when all is done that the last one has decided.
     next_control: Option<OwnedFd>,
@@ -93,8 +93,9 @@ impl Server {
             not_idle: told.not_idle,
             cgroup_accounting: told.cgroup_accounting,
         };
-        let (alone, with_others) = told.patience_ms;
-        let datapath = Arc::new(Datapath::new(FLOW_LIMIT, [alone.into(), with_others.into()])?);
+        let (pace, overtaken) = told.patience_ms;
+        let patience = Patience { pace: pace.into(), overtaken: overtaken.into() };
+        let datapath = Arc::new(Datapath::new(FLOW_LIMIT, patience)?);
         let epoll = Epoll::new()?;
         epoll.add(&supervisor, SUPERVISOR, Trigger::Level)?;
         epoll.add(datapath.news(), NEWS, Trigger::Level)?;
@@ -104,7 +105,7 @@ impl Server {
             forwarder: Forwarder::new(datapath.clone()),
             epoll,
             supervisor,
-            owed: Owed::default(),
+            unsent: Unsent::default(),
             control: None,
             next_control: None,
             orders: Orders::default(),
@@ -233,7 +234,7 @@ impl Server {
             // Closed here, or each that comes would wait to be closed: the supervisor has a copy, so this is not the end of it.
             drop(socket);
             entry.refuse(&SessionError::Unclosed);
-            self.owed.closed(id, SessionError::Unclosed.to_string());
+            self.unsent.closed(id, SessionError::Unclosed.to_string());
             self.report_to_supervisor();
             return self.report(id);
         }
@@ -261,7 +262,7 @@ impl Server {
             entry.update_trigger(&self.epoll, FIRST_PORT | u64::from(id.0));
         }
         for (port, thread) in self.workers.take_started() {
-            self.owed.thread(port, thread);
+            self.unsent.thread(port, thread);
         }
         self.report_to_supervisor();
     }
@@ -269,7 +270,7 @@ impl Server {
     fn disconnect(&mut self, id: PortId, error: &SessionError) {
         let Some(entry) = self.ports.get_mut(&id) else { return };
         if entry.disconnect(Some(error), &mut self.workers, &self.epoll) {
-            self.owed.closed(id, error.to_string());
+            self.unsent.closed(id, error.to_string());
             self.report_to_supervisor();
             self.report(id);
         }
@@ -284,7 +285,7 @@ impl Server {
         self.workers.remove(id);
         self.datapath.remove_port(id);
         self.removed.add(entry.port);
-        self.owed.forget(id);
+        self.unsent.forget(id);
         if let Some(control) = &mut self.control {
             control.port_gone(id);
         }
@@ -334,7 +335,7 @@ impl Server {
     /// Of waiting packets control is told one of each port in turn.
     fn report_ports_and_upcalls(&mut self) -> Result<(), ChannelError> {
         let Some(control) = &mut self.control else { return Ok(()) };
-        control.tell_ports(&self.ports)?;
+        control.report_ports(&self.ports)?;
         let mut told = true;
         while std::mem::take(&mut told) {
             for (id, entry) in self.ports.range(self.next_to_report..).chain(self.ports.range(..self.next_to_report)) {
@@ -490,15 +491,15 @@ impl Server {
         }
     }
 
-    /// Tells the supervisor what is owed to it, as far as there is room.
+    /// Tells the supervisor what has not been sent yet, as far as there is room.
     fn report_to_supervisor(&mut self) {
-        if self.owed.is_empty() {
+        if self.unsent.is_empty() {
             return;
         }
-        if let Err(error) = self.owed.send(&mut self.supervisor) {
+        if let Err(error) = self.unsent.send(&mut self.supervisor) {
             tracing::error!("supervisor not told: {error}");
         }
-        let trigger = if self.owed.is_empty() { Trigger::Level } else { Trigger::ReadWrite };
+        let trigger = if self.unsent.is_empty() { Trigger::Level } else { Trigger::ReadWrite };
         let _ = self.epoll.modify(&self.supervisor, SUPERVISOR, trigger);
     }
 }

@@ -226,9 +226,9 @@ fn remedy(name: &str) -> String {
 impl Core {
     /// Asks how ports are that carry nothing, if it is time to.
     pub(super) fn look_at_health(&mut self, now_ms: u64) {
-        let asked = self.questions.values().any(|q| matches!(q, Question::Watch { .. }));
+        let asked = self.questions.values().any(|q| matches!(q, Question::StuckUplinks { .. }));
         if self.health.is_due(now_ms) && self.attached && !asked {
-            self.ask(DatapathRequest::Ports, Question::Watch { ports: Vec::new() });
+            self.ask(DatapathRequest::Ports, Question::StuckUplinks { ports: Vec::new() });
         }
     }
 

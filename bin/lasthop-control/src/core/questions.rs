@@ -19,7 +19,7 @@ pub(super) enum Question {
         flows: Vec<FlowUse>,
     },
     /// Whether uplinks take what is sent to them.
-    Watch {
+    StuckUplinks {
         ports: Vec<PortInfo>,
     },
     Flows {
@@ -49,7 +49,7 @@ impl Question {
     /// Nobody waits for the answer any more.
     pub(super) fn is_given_up(&self) -> bool {
         match self {
-            Self::Statistics { .. } | Self::Watch { .. } | Self::Barrier { .. } => false,
+            Self::Statistics { .. } | Self::StuckUplinks { .. } | Self::Barrier { .. } => false,
             Self::Flows { .. } | Self::Ports { .. } | Self::Trace { .. } | Self::Rules(_) => {
                 ![Asker::Owner, Asker::Reader].iter().any(|asker| self.is_of(*asker))
             }
@@ -59,7 +59,7 @@ impl Question {
     /// A client of this socket waits for the answer.
     pub(super) fn is_of(&self, asker: Asker) -> bool {
         match self {
-            Self::Statistics { .. } | Self::Watch { .. } | Self::Barrier { .. } => false,
+            Self::Statistics { .. } | Self::StuckUplinks { .. } | Self::Barrier { .. } => false,
             Self::Flows { answer, .. } => answer.is_open_for(asker),
             Self::Ports { answer, .. } => answer.is_open_for(asker),
             Self::Trace { answer, .. } => answer.is_open_for(asker),
@@ -106,7 +106,7 @@ impl Core {
         self.counting.drain(..).for_each(|counting| refuse(counting.answer, switch_away()));
         for question in std::mem::take(&mut self.questions).into_values() {
             match question {
-                Question::Statistics { .. } | Question::Watch { .. } => {}
+                Question::Statistics { .. } | Question::StuckUplinks { .. } => {}
                 Question::Flows { answer, .. } => refuse(answer, switch_away()),
                 Question::Ports { answer, .. } => refuse(answer, switch_away()),
                 Question::Trace { answer, .. } => refuse(answer, switch_away()),
@@ -144,10 +144,13 @@ impl Core {
                     return self.ask(DatapathRequest::Flows { after }, question);
                 }
             }
-            (Question::Ports { ports, .. } | Question::Watch { ports }, DatapathReply::Ports(part)) => {
+            (Question::Ports { ports, .. } | Question::StuckUplinks { ports }, DatapathReply::Ports(part)) => {
                 ports.extend(part)
             }
-            (Question::Ports { .. } | Question::Watch { .. }, DatapathReply::Removed { from_guest, to_guest }) => {
+            (
+                Question::Ports { .. } | Question::StuckUplinks { .. },
+                DatapathReply::Removed { from_guest, to_guest },
+            ) => {
                 self.removed = (from_guest, to_guest);
             }
             (Question::Barrier { .. }, DatapathReply::Barrier) => {}
@@ -190,7 +193,7 @@ impl Core {
                 }
                 self.stats_ready(now_ms);
             }
-            Question::Watch { ports } => {
+            Question::StuckUplinks { ports } => {
                 self.watched(&ports, now_ms);
                 self.check_health(&ports, now_ms);
             }

@@ -2,18 +2,18 @@
 
 use super::settings_text::changed;
 use super::supervisor::Supervisor;
-use lasthop_ipc::{Limit, PortConfig, SupervisorToSwitch};
+use lasthop_ipc::{PortConfig, RateLimit, SupervisorToSwitch};
 use lasthop_management_ipc::{Settings, SupervisorToControl};
 use lasthop_policy::{PortSettings, Rate, Unit};
 use lasthop_types::PortId;
 use tracing::info;
 
-fn limit(rate: Option<Rate>) -> Limit {
-    let Some(rate) = rate else { return Limit::default() };
+fn limit(rate: Option<Rate>) -> RateLimit {
+    let Some(rate) = rate else { return RateLimit::default() };
     let (amount, burst_ns) = (rate.per_second(), rate.burst_ns());
     match rate.unit {
-        Unit::Bits => Limit { bytes: amount, packets: 0, burst_ns },
-        Unit::Packets => Limit { bytes: 0, packets: amount, burst_ns },
+        Unit::Bits => RateLimit { bytes: amount, packets: 0, burst_ns },
+        Unit::Packets => RateLimit { bytes: 0, packets: amount, burst_ns },
     }
 }
 

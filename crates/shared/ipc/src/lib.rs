@@ -12,4 +12,4 @@ pub use channel::{Channel, ChannelError, MAX_MESSAGE};
 pub use datapath::{
     DatapathReply, DatapathRequest, FlowInfo, FromControl, PortInfo, PortState, QueueInfo, ToControl, UpcallPacket,
 };
-pub use supervisor::{Limit, PortConfig, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor};
+pub use supervisor::{PortConfig, RateLimit, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor};

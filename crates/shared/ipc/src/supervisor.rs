@@ -23,7 +23,7 @@ pub struct PortConfig {
 
 /// A limit of a port; the default is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limit {
+pub struct RateLimit {
     /// A second; 0: any number.
     pub bytes: u64,
     /// A second; 0: any number.
@@ -68,7 +68,7 @@ pub enum SupervisorToSwitch {
     /// The switch's end of a new switch–control channel travels with this message.
     ControlChannel,
     /// What a port may send, get and flood from now on.
-    Limits(PortId, [Limit; 3]),
+    Limits(PortId, [RateLimit; 3]),
     /// Finish the current bursts and exit with status 0.
     Shutdown,
 }

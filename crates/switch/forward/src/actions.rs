@@ -185,7 +185,7 @@ impl Forwarder {
             _ => 0,
         };
         let queue = port.queue_to_guest(hash).map_or(0, Queue::index) | copy;
-        if may_wait && self.plan.is_held(to, queue) {
+        if may_wait && self.plan.is_waited_for(to, queue) {
             return;
         }
         let only = !multi_queue && copy == 0;

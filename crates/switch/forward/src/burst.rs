@@ -1,7 +1,7 @@
 //! The spine: one burst from one queue to wherever its packets go.
 
 use crate::datapath::Datapath;
-use crate::deliver::{FRAME_WORK, IDLE_WORK, WORK};
+use crate::deliver::{FRAME_WORK, WASTED_WORK, WORK};
 use crate::packet::Packet;
 use crate::plan::{Plan, bit};
 use crate::port::{Port, PortTable, header_len};
@@ -11,18 +11,17 @@ use crate::upcall::NoPlace;
 use lasthop_flow::{ExactCache, WriterId};
 use lasthop_frame::{Depth, Offload, VnetHdr};
 use lasthop_types::{DropReason, PortId};
-use lasthop_virtqueue::{Ahead, BURST, Chains, PREFETCH, Queue, QueueError, QueueGuard, Ring, StartedQueue};
+use lasthop_virtqueue::{Ahead, BURST, Chains, PREFETCH, Patience, Queue, QueueError, QueueGuard, Ring, StartedQueue};
 use std::sync::Arc;
 
 /// Entries of a thread's exact-match cache, if it serves whoever has something.
 const CACHE_ENTRIES: usize = 8192;
 /// The same, if it serves one port.
 const PORT_CACHE_ENTRIES: usize = 1024;
-/// In what time a receiver that is short of buffers must take a burst's worth to be waited for, and how long packets wait for it
-/// that others have overtaken. After that packets for it that find no buffer are dropped at once: see
+/// How long packets wait for buffers, in milliseconds. After that those that find no buffer are dropped at once: see
 /// [`Shortage`](lasthop_virtqueue::Shortage) for when a receiver is waited for again, [`Waiting`](lasthop_virtqueue::Waiting) for
 /// when a sender waits again, and for one that has nothing for others.
-pub const PATIENCE_MS: [u64; 2] = [10, 2];
+pub const PATIENCE_MS: Patience = Patience { pace: 10, overtaken: 2 };
 /// While packets wait for a receiver that may get no more for now, and nothing is there for others, how often it is looked whether
 /// something has come for others.
 const LOOK_NS: u64 = 1_000_000;
@@ -36,7 +35,7 @@ pub struct Outcome {
     /// [`Order::result`](crate::Order::result) says that the port goes on.
     pub stalled: bool,
     /// The queue was left with packets in it because a receiver has no buffers. Look again soon.
-    pub held: bool,
+    pub short_of_buffers: bool,
     /// The queue was not read, because its port has sent all that it may, or was left with packets in it for a receiver that has got all
     /// that it may, and none for others. Look again then.
     pub until_ns: Option<u64>,
@@ -67,7 +66,7 @@ pub(crate) struct Burst<'a, 'm> {
     pub(crate) now_ns: u64,
     /// Packets may wait for receivers that run out of buffers, unless those have had none for so long.
     pub(crate) patient: bool,
-    pub(crate) patience_ns: u64,
+    pub(crate) pace_ns: u64,
 }
 
 /// Why a look at the packets of a burst has come to an end.
@@ -157,13 +156,13 @@ impl Forwarder {
         (0..PREFETCH).for_each(|n| chains.prefetch(n, false));
         started.note_burst(&chains.list);
         let ahead = std::mem::take(&mut started.ahead);
-        let patience_ns = self.datapath.patience_ns;
-        let patient = started.waiting.begin(ahead, now_ns, patience_ns) && patience_ns[0] > 0;
-        let burst = Burst { port, queue, chains: &chains, ahead, now_ns, patient, patience_ns: patience_ns[0] };
+        let patience = self.datapath.patience_ns;
+        let patient = started.waiting.begin(ahead, now_ns, patience) && patience.pace > 0;
+        let burst = Burst { port, queue, chains: &chains, ahead, now_ns, patient, pace_ns: patience.pace };
         let (looked, end) = self.classify(&burst, header_len(started.features));
         self.deliver(&burst, None);
         self.count(&burst);
-        started.waiting.delivered(self.receiver, now_ns, patience_ns);
+        started.waiting.delivered(self.receiver, now_ns, patience);
 
         // Some behind those looked at now may have been done before.
         let looked_at = looked.max(BURST - ahead.seen.leading_zeros() as usize);
@@ -196,7 +195,7 @@ impl Forwarder {
         let outcome = Outcome {
             packets: taken,
             stalled: end == End::Stalled,
-            held: self.plan.short,
+            short_of_buffers: self.plan.short,
             until_ns,
             more: end == End::Enough || self.plan.put_off || chains.is_spent() && taken > 0,
         };
@@ -232,9 +231,9 @@ impl Forwarder {
         let mut run = Run::new(datapath.flows(), self.writer, now_ns / 1_000_000, upcalls);
         self.plan.start(ahead.done);
         // Loops of their own take frames behind a header of today's length.
-        let is_usual = ahead == Ahead::default() && header_len == VnetHdr::LEN;
-        let (mut i, mut is_read, mut passes) = (0, false, is_usual);
-        let (mut work, mut end) = (chains.idle() * IDLE_WORK, End::All);
+        let is_simple = ahead == Ahead::default() && header_len == VnetHdr::LEN;
+        let (mut i, mut is_read, mut passes) = (0, false, is_simple);
+        let (mut work, mut end) = (chains.wasted() * WASTED_WORK, End::All);
         while let (Some(packet), Some(chain)) = (self.packets.get_mut(i), chains.list.get(i)) {
             if work >= WORK {
                 end = End::Enough;
@@ -269,10 +268,10 @@ impl Forwarder {
                     {
                         let passed = self.deliver(burst, Some(repeat));
                         passes = passed.packets > 0;
-                        work += passed.bytes + self.plan.idle_work;
+                        work += passed.bytes + self.plan.wasted_work;
                         run.count(passed.packets, passed.bytes);
                         i += passed.packets;
-                    } else if is_usual {
+                    } else if is_simple {
                         let known = self.classify_known(&run, burst, i + 1, WORK.saturating_sub(work), passes);
                         work += known.work;
                         (i, is_read) = (known.next - 1, known.is_read);
@@ -401,7 +400,7 @@ pub(crate) fn fail(datapath: &Datapath, port: &Port, index: u16, guard: &mut Que
 }
 
 /// What a packet in tiny segments costs beside its bytes, at most: whether its receiver has it cut up is not known yet. Nothing where
-/// segments are as long as usual ones, so that a receiver that takes such packets whole has as many in a burst.
+/// segments are of ordinary length, so that a receiver that takes such packets whole has as many in a burst.
 #[inline]
 pub(crate) fn work_to_cut(packet: &Packet) -> usize {
     match packet.offload {

@@ -5,6 +5,7 @@ use lasthop_flow::FlowTable;
 use lasthop_lock::Lock;
 use lasthop_sys::EventFd;
 use lasthop_types::PortId;
+use lasthop_virtqueue::Patience;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,14 +24,14 @@ pub struct Datapath {
     missed: AtomicBool,
     broken: Lock<Vec<(PortId, u16)>>,
     control_answers: AtomicBool,
-    pub(crate) patience_ns: [u64; 2],
+    pub(crate) patience_ns: Patience,
     started: Instant,
 }
 
 impl Datapath {
-    /// An empty switch that holds up to `flow_limit` flows. `patience_ms`: [`PATIENCE_MS`](crate::PATIENCE_MS), or others; with a
-    /// 0 no packet waits for buffers.
-    pub fn new(flow_limit: usize, patience_ms: [u64; 2]) -> io::Result<Self> {
+    /// An empty switch that holds up to `flow_limit` flows. `patience_ms`: [`PATIENCE_MS`](crate::PATIENCE_MS), or others.
+    pub fn new(flow_limit: usize, patience_ms: Patience) -> io::Result<Self> {
+        let ns = |ms: u64| ms.saturating_mul(1_000_000);
         Ok(Self {
             ports: Lock::default(),
             ports_generation: AtomicU64::new(0),
@@ -39,7 +40,7 @@ impl Datapath {
             missed: AtomicBool::new(false),
             broken: Lock::default(),
             control_answers: AtomicBool::new(false),
-            patience_ns: patience_ms.map(|ms| ms.saturating_mul(1_000_000)),
+            patience_ns: Patience { pace: ns(patience_ms.pace), overtaken: ns(patience_ms.overtaken) },
             started: Instant::now(),
         })
     }

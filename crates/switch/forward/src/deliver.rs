@@ -22,7 +22,7 @@ pub(crate) const FRAME_WORK: usize = 512;
 pub(crate) const PIECE_WORK: usize = 32;
 
 /// What a descriptor costs that holds nothing: it may lie anywhere, and there may be many regions to look it up in.
-pub(crate) const IDLE_WORK: usize = 128;
+pub(crate) const WASTED_WORK: usize = 128;
 
 /// How long a receiver whose chains hold nothing is left alone.
 const AGAIN_NS: u64 = 1_000_000;
@@ -363,7 +363,7 @@ impl<'a> Target<'a> {
 
     /// What was done, but for packets that took the shortest way.
     pub(crate) fn work(&self) -> usize {
-        self.work + self.idle_work()
+        self.work + self.wasted_work()
     }
 
     /// Enough has been done for now.
@@ -373,8 +373,8 @@ impl<'a> Target<'a> {
     }
 
     /// What it took to walk descriptors that hold nothing.
-    pub(crate) fn idle_work(&self) -> usize {
-        self.buffers.idle() * IDLE_WORK
+    pub(crate) fn wasted_work(&self) -> usize {
+        self.buffers.wasted() * WASTED_WORK
     }
 
     /// Looks for no buffers if a moment ago so much was walked in vain.
@@ -388,16 +388,16 @@ impl<'a> Target<'a> {
     /// Notes it if so much was walked in vain.
     #[inline]
     pub(crate) fn note_nothing(&mut self, now_ns: u64) {
-        if self.buffers.idle() != 0 && self.buffers.is_spent() && self.packets == 0 {
+        if self.buffers.wasted() != 0 && self.buffers.is_spent() && self.packets == 0 {
             self.started.shortage.found_nothing(now_ns);
         }
     }
 
     /// The receiver has been found without buffers: whether it takes packets too slowly to be waited for.
-    pub(crate) fn is_slow(&mut self, now_ns: u64, patience_ns: u64) -> bool {
+    pub(crate) fn is_slow(&mut self, now_ns: u64, pace_ns: u64) -> bool {
         let packets = self.counters.packets.get() + self.packets;
         let bytes = self.counters.bytes.get() + self.bytes;
-        self.started.shortage.is_slow(now_ns, packets + (bytes >> 10), patience_ns)
+        self.started.shortage.is_slow(now_ns, packets + (bytes >> 10), pace_ns)
     }
 
     /// Counts what became of a packet that does not wait.

@@ -28,6 +28,6 @@ pub use burst::{Forwarder, Outcome, PATIENCE_MS};
 pub use datapath::Datapath;
 pub use orders::Orders;
 pub use port::{Coalesce, Port, PortTable};
-pub use rate::Limit;
+pub use rate::RateLimiter;
 pub use resume::Order;
 pub use upcall::{UPCALL_SLOTS, Upcall};

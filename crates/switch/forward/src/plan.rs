@@ -7,14 +7,14 @@ pub(crate) use lasthop_virtqueue::bit;
 /// Receivers that packets are collected for before they are delivered.
 const MAX_GROUPS: usize = 64;
 /// Receivers that packets of one burst may wait for.
-const MAX_HELD: usize = 8;
+const MAX_WAITED_FOR: usize = 8;
 
 /// What is to be delivered where. A burst has as many packets as a word has bits, so sets of them are words.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     groups: ArrayVec<Group, MAX_GROUPS>,
     /// Receivers for which packets of this burst wait: those that follow must not overtake them.
-    held: ArrayVec<(PortId, u16), MAX_HELD>,
+    waited_for: ArrayVec<(PortId, u16), MAX_WAITED_FOR>,
     /// Which receiver gets the last packet, if packets like it go there too.
     pub(crate) last: Option<usize>,
     /// Packets that have no other destination than the one they are planned for, so they may wait for it.
@@ -31,7 +31,7 @@ pub(crate) struct Plan {
     /// Some wait for their turn: enough has been done for their receiver with its lock held.
     pub(crate) put_off: bool,
     /// What it took, in the last deliveries, to walk receivers' descriptors that hold nothing.
-    pub(crate) idle_work: usize,
+    pub(crate) wasted_work: usize,
 }
 
 /// One receiver's ring and the packets for it.
@@ -68,7 +68,7 @@ impl Plan {
     /// Forgets the last burst. `done` is what was done of this one before.
     pub(crate) fn start(&mut self, done: u64) {
         self.clear();
-        self.held.clear();
+        self.waited_for.clear();
         (self.done, self.short, self.limited, self.put_off) = (done, false, false, false);
         (self.passed, self.passed_bytes) = (0, 0);
     }
@@ -87,13 +87,13 @@ impl Plan {
 
     /// A packet before has to wait for this receiver.
     #[inline]
-    pub(crate) fn is_held(&self, port: PortId, queue: u16) -> bool {
-        self.held.contains(&(port, queue))
+    pub(crate) fn is_waited_for(&self, port: PortId, queue: u16) -> bool {
+        self.waited_for.contains(&(port, queue))
     }
 
     /// Has this burst's packets wait for a receiver; false if packets wait for too many already.
-    pub(crate) fn hold(&mut self, port: PortId, queue: u16) -> bool {
-        self.held.try_push((port, queue)).is_ok()
+    pub(crate) fn wait_for(&mut self, port: PortId, queue: u16) -> bool {
+        self.waited_for.try_push((port, queue)).is_ok()
     }
 
     /// Adds a delivery. False when there is no room (a receiver too many, or a second copy for one): make those that are

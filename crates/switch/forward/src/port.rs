@@ -1,6 +1,6 @@
 //! A port as the packet path sees it.
 
-use crate::rate::Limit;
+use crate::rate::RateLimiter;
 use crate::upcall::Upcalls;
 pub use lasthop_frame::feature;
 use lasthop_types::{MAX_QUEUE_PAIRS, PortCounters, PortId, PortTotals};
@@ -32,11 +32,11 @@ pub struct Port {
     /// there. Written by the thread that talks to control, and by no other; queues' counters belong to their locks' holders.
     pub answers: PortCounters,
     /// What it may send: beyond that its ring waits to be read.
-    pub sends: Limit,
+    pub sends: RateLimiter,
     /// What it may get: beyond that packets wait for it, or are lost, as if it had no buffers.
-    pub gets: Limit,
+    pub gets: RateLimiter,
     /// What of its packets may be flooded.
-    pub floods: Limit,
+    pub floods: RateLimiter,
     /// Largest IP packet the guest takes, as the front-end said; 0 if it did not.
     mtu: AtomicU16,
     /// Bit per pair whose queue to the guest is ready.
@@ -63,9 +63,9 @@ impl Port {
             queues: (0..2 * MAX_QUEUE_PAIRS as u16).map(|i| Arc::new(Queue::new(i))).collect(),
             upcalls: Upcalls::default(),
             answers: PortCounters::default(),
-            sends: Limit::default(),
-            gets: Limit::default(),
-            floods: Limit::default(),
+            sends: RateLimiter::default(),
+            gets: RateLimiter::default(),
+            floods: RateLimiter::default(),
             mtu: AtomicU16::new(0),
             pairs_ready: AtomicU32::new(0),
             coalescing: OnceLock::new(),

@@ -10,9 +10,9 @@ const SHIFT: u32 = 20;
 /// averages are exact, however long a burst was.
 ///
 /// Relaxed: each word says something by itself; two threads that are at the same moment below the limit may both begin a burst. Only
-/// [`Limit::set`] ends with Release, and a charge is Acquire: one that comes behind it finds the new rate.
+/// [`RateLimiter::set`] ends with Release, and a charge is Acquire: one that comes behind it finds the new rate.
 #[derive(Debug, Default)]
-pub struct Limit {
+pub struct RateLimiter {
     /// Time for each byte; 0: no limit of bytes.
     byte: AtomicU64,
     packet: AtomicU64,
@@ -21,7 +21,7 @@ pub struct Limit {
     paid_ns: AtomicU64,
 }
 
-impl Limit {
+impl RateLimiter {
     /// Bytes and packets a second (0: any number), and in nanoseconds what may be made up for. Holds from the next burst on.
     pub fn set(&self, bytes: u64, packets: u64, burst_ns: u64) {
         let each = |rate: u64| (1_000_000_000u64 << SHIFT).checked_div(rate).unwrap_or(0);
@@ -82,13 +82,13 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     /// Packets of so many bytes that pass in so long where one comes each microsecond.
-    fn passed(limit: &Limit, bytes: usize, start_ns: u64, ns: u64) -> u64 {
+    fn passed(limit: &RateLimiter, bytes: usize, start_ns: u64, ns: u64) -> u64 {
         (0..ns / 1000).filter(|n| limit.admit(bytes, start_ns + n * 1000)).count() as u64
     }
 
     #[test]
     fn averages_are_exact_and_bursts_bounded() {
-        let limit = Limit::default();
+        let limit = RateLimiter::default();
         assert_eq!(passed(&limit, 1500, SECOND, SECOND / 1000), 1000, "no limit");
         // 12.5 MB/s and 10 ms.
         limit.set(12_500_000, 0, 10_000_000);
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn a_large_packet_is_paid_for_by_waiting() {
-        let limit = Limit::default();
+        let limit = RateLimiter::default();
         limit.set(1_000_000, 0, 1_000_000);
         assert!(limit.admit(65_536, SECOND));
         assert_eq!(limit.until(SECOND), Some(SECOND + 64_536_000));
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn what_was_owed_is_not_owed_any_more_when_the_limit_is_taken_back() {
-        let limit = Limit::default();
+        let limit = RateLimiter::default();
         limit.set(1, 0, 1);
         limit.charge(1, 1500, SECOND);
         assert!(limit.until(SECOND).is_some());
@@ -131,7 +131,7 @@ mod tests {
     /// Nobody is to pay at the new rate what a burst has charged at the old one while that was changed.
     #[test]
     fn a_charge_at_the_old_rate_is_not_owed_at_the_new_one() {
-        let (limit, charges) = (Limit::default(), AtomicU64::new(0));
+        let (limit, charges) = (RateLimiter::default(), AtomicU64::new(0));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while charges.fetch_add(1, Relaxed) < u64::MAX / 2 {
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn nothing_overflows() {
-        let limit = Limit::default();
+        let limit = RateLimiter::default();
         limit.set(1, 1, u64::MAX);
         limit.charge(u64::MAX, u64::MAX, u64::MAX - 1);
         assert!(limit.until(0).is_none());

@@ -8,7 +8,7 @@ use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
 use lasthop_guestmem::{GuestMemory, PinnedSlice};
 use lasthop_types::{DropReason, MacAddr, PortId};
 use lasthop_virtqueue::driver::{NetConfig, NetDriver};
-use lasthop_virtqueue::{JOURNAL_BYTES, Journal, QueueSetup};
+use lasthop_virtqueue::{JOURNAL_BYTES, Journal, Patience, QueueSetup};
 use std::sync::Arc;
 
 /// The clock is handed in, in nanoseconds.
@@ -18,12 +18,12 @@ mod actions;
 mod alloc;
 mod edits;
 mod hostile;
-mod idle;
 mod mirrors;
 mod once;
 mod rates;
 mod restart;
 mod runs;
+mod wasted;
 mod work;
 
 /// A guest on a port.
@@ -116,7 +116,7 @@ fn switch() -> (Arc<Datapath>, Forwarder) {
     switch_with(PATIENCE_MS)
 }
 
-fn switch_with(patience_ms: [u64; 2]) -> (Arc<Datapath>, Forwarder) {
+fn switch_with(patience_ms: Patience) -> (Arc<Datapath>, Forwarder) {
     let datapath = Arc::new(Datapath::new(100, patience_ms).unwrap());
     datapath.set_control_answers(true);
     (datapath.clone(), Forwarder::new(datapath))
@@ -445,13 +445,13 @@ fn packets_wait_a_little_for_a_receiver_without_buffers_and_then_no_more() {
     for n in 0..10u8 {
         a.send(VnetHdr::default(), &Frame::new(1, 2).payload([n; 64]).build());
     }
-    let held = |packets| Outcome { packets, held: true, ..Outcome::default() };
-    assert_eq!(forwarder.carry(&a.port, 1, 100 * MS), held(4));
-    assert_eq!(forwarder.carry(&a.port, 1, 101 * MS), held(0));
+    let short = |packets| Outcome { packets, short_of_buffers: true, ..Outcome::default() };
+    assert_eq!(forwarder.carry(&a.port, 1, 100 * MS), short(4));
+    assert_eq!(forwarder.carry(&a.port, 1, 101 * MS), short(0));
     let last = |frames: Vec<(VnetHdr, Vec<u8>)>| frames.iter().map(|(_, f)| f[f.len() - 1]).collect::<Vec<_>>();
     assert_eq!(last(b.received()), [0, 1, 2, 3]);
-    assert_eq!(forwarder.carry(&a.port, 1, 102 * MS), held(4), "it has buffers again, and nothing is lost");
-    assert_eq!(forwarder.carry(&a.port, 1, 110 * MS), held(0));
+    assert_eq!(forwarder.carry(&a.port, 1, 102 * MS), short(4), "it has buffers again, and nothing is lost");
+    assert_eq!(forwarder.carry(&a.port, 1, 110 * MS), short(0));
     let outcome = forwarder.carry(&a.port, 1, 111 * MS);
     assert_eq!(outcome, Outcome { packets: 2, ..Outcome::default() }, "patience has an end, whatever went before");
     assert_eq!(last(b.received()), [4, 5, 6, 7]);
@@ -463,7 +463,7 @@ fn packets_wait_a_little_for_a_receiver_without_buffers_and_then_no_more() {
 
 #[test]
 fn without_patience_packets_do_not_wait_for_buffers() {
-    let (datapath, mut forwarder) = switch_with([0, 0]);
+    let (datapath, mut forwarder) = switch_with(Patience { pace: 0, overtaken: 0 });
     let mut a = Guest::new(&datapath, 1, NetConfig::default(), 0);
     let mut b = Guest::new(&datapath, 2, NetConfig { size: 4, ..NetConfig::default() }, 0);
     datapath.flows().insert(flow(1, &[2]), 0).unwrap();
@@ -490,7 +490,10 @@ fn packets_for_others_overtake_those_that_wait_but_are_completed_in_order() {
         a.send(VnetHdr::default(), &Frame::new(1, 2 + n % 2).payload([n; 64]).build());
     }
     let last = |frames: Vec<(VnetHdr, Vec<u8>)>| frames.iter().map(|(_, f)| f[f.len() - 1]).collect::<Vec<_>>();
-    assert_eq!(forwarder.carry(&a.port, 1, 5 * MS), Outcome { packets: 4, held: true, ..Outcome::default() });
+    assert_eq!(
+        forwarder.carry(&a.port, 1, 5 * MS),
+        Outcome { packets: 4, short_of_buffers: true, ..Outcome::default() }
+    );
     assert_eq!(last(other.received()), [1, 3, 5, 7, 9, 11, 13, 15, 17, 19]);
     assert_eq!(last(slow.received()), [0, 2]);
     assert_eq!(forwarder.carry(&a.port, 1, 6 * MS).packets, 4);

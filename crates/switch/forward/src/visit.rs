@@ -55,7 +55,7 @@ impl Forwarder {
     /// Makes the deliveries planned so far, and that of `repeat`, of which it returns how many: each receiver's ring is visited once.
     pub(crate) fn deliver(&mut self, burst: &Burst<'_, '_>, repeat: Option<Repeat>) -> Passed {
         let (mut n, mut passed) = (0, Passed::default());
-        self.plan.idle_work = 0;
+        self.plan.wasted_work = 0;
         while let Some(group) = self.plan.group(n) {
             let repeat = repeat.filter(|repeat| repeat.group == n);
             n += 1;
@@ -95,10 +95,10 @@ fn fill(
 ) -> Passed {
     target.skip_if_nothing(burst.now_ns);
     target.stock();
-    let mut held = plan.is_held(group.port, group.queue);
+    let mut waits = plan.is_waited_for(group.port, group.queue);
     let mut left = group.packets;
     while left != 0 {
-        if !held && !target.is_broken() {
+        if !waits && !target.is_broken() {
             let done = target.deliver_at_once(packets, burst.chains, left);
             plan.done |= done;
             left &= !done;
@@ -109,26 +109,26 @@ fn fill(
         let i = left.trailing_zeros() as usize;
         left &= left.wrapping_sub(1);
         // What may wait does not overtake what waits.
-        if !(held && plan.may_wait(i)) {
-            held |= !deliver_or_hold(plan, packets, group, target, burst, i);
+        if !(waits && plan.may_wait(i)) {
+            waits |= !deliver_or_wait(plan, packets, group, target, burst, i);
         }
     }
     let mut passed = Passed::default();
-    if let Some(repeat) = repeat.filter(|_| !held && !target.is_broken()) {
+    if let Some(repeat) = repeat.filter(|_| !waits && !target.is_broken()) {
         passed = target.pass(burst.chains, repeat);
         let set = !(u64::MAX << passed.packets) << repeat.next;
         plan.done |= set;
         plan.passed |= set;
         plan.passed_bytes += passed.bytes as u64;
     }
-    plan.idle_work += target.idle_work();
+    plan.wasted_work += target.wasted_work();
     target.note_nothing(burst.now_ns);
     passed
 }
 
 /// Delivers packet `i`, or drops it. False if it waits instead, for buffers or for its turn, and with it what is behind it for
 /// this receiver.
-fn deliver_or_hold(
+fn deliver_or_wait(
     plan: &mut Plan,
     packets: &[Packet],
     group: &Group,
@@ -139,7 +139,8 @@ fn deliver_or_hold(
     let (Some(packet), Some(chain)) = (packets.get(i), burst.chains.list.get(i)) else { return true };
     let (pieces, may_wait) = (&*burst.chains.pieces(chain), plan.may_wait(i) && group.queue & COPIES == 0);
     let waits_its_turn = |target: &Target<'_>, plan: &mut Plan| {
-        let waits = may_wait && target.has_done_enough() && !target.is_broken() && plan.hold(group.port, group.queue);
+        let waits =
+            may_wait && target.has_done_enough() && !target.is_broken() && plan.wait_for(group.port, group.queue);
         plan.put_off |= waits;
         waits
     };
@@ -154,8 +155,8 @@ fn deliver_or_hold(
             return false;
         }
         // One that may not get more is as quick as it may be: those that have nothing for others wait for it.
-        let slow = !target.is_refused() && target.is_slow(burst.now_ns, burst.patience_ns);
-        if burst.patient && !slow && plan.hold(group.port, group.queue) {
+        let slow = !target.is_refused() && target.is_slow(burst.now_ns, burst.pace_ns);
+        if burst.patient && !slow && plan.wait_for(group.port, group.queue) {
             plan.short = true;
             plan.limited |= target.is_refused();
             return false;

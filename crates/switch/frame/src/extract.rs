@@ -35,7 +35,7 @@ pub(crate) struct Layout {
 ///
 /// 1. [`Depth::L2`] reads 14 bytes of an untagged frame, and is inlined into the caller's burst loop: about 25.
 /// 2. [`deeper`]: untagged TCP, UDP or ARP without anything out of the ordinary, by whole words. About 75.
-/// 3. [`unusual`]: the same behind VLAN tags, about 130; everything else, one header after the other, field by field, from 150 on.
+/// 3. [`any`]: the same behind VLAN tags, about 130; everything else, one header after the other, field by field, from 150 on.
 #[inline]
 pub fn extract(key: &mut FlowKey, frame: &[u8], frame_len: usize, depth: Depth) {
     let frame = frame.get(..frame_len).unwrap_or(frame);
@@ -49,20 +49,20 @@ pub fn extract(key: &mut FlowKey, frame: &[u8], frame_len: usize, depth: Depth) 
 /// [`extract`] beyond the link layer.
 #[inline]
 fn deeper(key: &mut FlowKey, frame: &[u8], frame_len: usize, depth: Depth) {
-    // The least that any usual frame has: 14 bytes of Ethernet and 28 of IPv4 with UDP, or of ARP.
+    // The least that any simple frame has: 14 bytes of Ethernet and 28 of IPv4 with UDP, or of ARP.
     let done = frame.first_chunk::<42>().is_some_and(|h| {
         store_link_layer(key, h);
-        usual(key, frame, frame_len, 14, depth)
+        simple(key, frame, frame_len, 14, depth)
     });
     if !done {
-        unusual(key, frame, frame_len, depth);
+        any(key, frame, frame_len, depth);
     }
 }
 
 #[inline(never)]
-fn unusual(key: &mut FlowKey, frame: &[u8], frame_len: usize, depth: Depth) {
+fn any(key: &mut FlowKey, frame: &[u8], frame_len: usize, depth: Depth) {
     let l3 = link_layer(key, frame);
-    if l3 == 14 || !usual(key, frame, frame_len, l3, depth) {
+    if l3 == 14 || !simple(key, frame, frame_len, l3, depth) {
         network_layer(key, frame, frame_len, l3, depth);
     }
 }
@@ -72,13 +72,13 @@ fn unusual(key: &mut FlowKey, frame: &[u8], frame_len: usize, depth: Depth) {
 /// Fields are put together in registers and stored as whole words: the hash reads them right afterwards and would have
 /// to wait for smaller stores.
 #[inline(always)]
-fn usual(key: &mut FlowKey, frame: &[u8], frame_len: usize, l3: usize, depth: Depth) -> bool {
+fn simple(key: &mut FlowKey, frame: &[u8], frame_len: usize, l3: usize, depth: Depth) -> bool {
     let packet = frame.get(l3..).unwrap_or_default();
     let fits = |len: usize| l3 + len <= frame_len;
     match key.eth_type {
-        ethertype::IPV4 => usual_ipv4(key, packet, fits, depth),
-        ethertype::IPV6 => usual_ipv6(key, packet, fits, depth),
-        ethertype::ARP => usual_arp(key, packet, depth),
+        ethertype::IPV4 => simple_ipv4(key, packet, fits, depth),
+        ethertype::IPV6 => simple_ipv6(key, packet, fits, depth),
+        ethertype::ARP => simple_arp(key, packet, depth),
         _ => false,
     }
 }
@@ -86,7 +86,7 @@ fn usual(key: &mut FlowKey, frame: &[u8], frame_len: usize, l3: usize, depth: De
 /// TCP or UDP over IPv4: without options, no fragment, with a transport header that is all there. `fits` says whether the frame has so many
 /// bytes for the packet.
 #[inline(always)]
-fn usual_ipv4(key: &mut FlowKey, packet: &[u8], fits: impl Fn(usize) -> bool, depth: Depth) -> bool {
+fn simple_ipv4(key: &mut FlowKey, packet: &[u8], fits: impl Fn(usize) -> bool, depth: Depth) -> bool {
     let Some(h) = packet.first_chunk::<28>() else { return false };
     // Version to fragment offset; TTL to source; destination and ports.
     let (start, middle, end) = (le64(h, 0), le64(h, 8), le64(h, 16));
@@ -99,7 +99,7 @@ fn usual_ipv4(key: &mut FlowKey, packet: &[u8], fits: impl Fn(usize) -> bool, de
     if !fits(total_len) {
         return false;
     }
-    let Some(flags) = usual_transport(packet, protocol, 20, total_len) else { return false };
+    let Some(flags) = simple_transport(packet, protocol, 20, total_len) else { return false };
     let first = u64::from(protocol) | start & 0xff00 | (middle & 0xff) << 16;
     store_fields(key, [0, middle & !LOW, 0, end << 32, first | ports(end >> 32), flags], [0; 2], depth);
     true
@@ -107,7 +107,7 @@ fn usual_ipv4(key: &mut FlowKey, packet: &[u8], fits: impl Fn(usize) -> bool, de
 
 /// The same over IPv6, without extension headers.
 #[inline(always)]
-fn usual_ipv6(key: &mut FlowKey, packet: &[u8], fits: impl Fn(usize) -> bool, depth: Depth) -> bool {
+fn simple_ipv6(key: &mut FlowKey, packet: &[u8], fits: impl Fn(usize) -> bool, depth: Depth) -> bool {
     let Some(h) = packet.first_chunk::<48>() else { return false };
     // Version to hop limit.
     let start = le64(h, 0);
@@ -117,7 +117,7 @@ fn usual_ipv6(key: &mut FlowKey, packet: &[u8], fits: impl Fn(usize) -> bool, de
     if class_and_label >> 28 != 6 || !fits(end) {
         return false;
     }
-    let Some(flags) = usual_transport(packet, protocol, 40, end) else { return false };
+    let Some(flags) = simple_transport(packet, protocol, 40, end) else { return false };
     let first = u64::from(protocol) | u64::from(class_and_label >> 20 & 0xff) << 8 | (start >> 56) << 16;
     let last = flags | u64::from(class_and_label & 0xf_ffff) << 32;
     let fields = [le64(h, 8), le64(h, 16), le64(h, 24), le64(h, 32), first | ports(le64(h, 40)), last];
@@ -129,7 +129,7 @@ const ARP_LEN: usize = 28;
 
 /// ARP and RARP for IPv4 over Ethernet (RFC 826, RFC 903); others leave the fields as they are.
 #[inline(always)]
-fn usual_arp(key: &mut FlowKey, packet: &[u8], depth: Depth) -> bool {
+fn simple_arp(key: &mut FlowKey, packet: &[u8], depth: Depth) -> bool {
     let Some(h) = packet.first_chunk::<ARP_LEN>() else { return false };
     // Types and lengths; the operation is behind them.
     let start = le64(h, 0);
@@ -148,7 +148,7 @@ fn usual_arp(key: &mut FlowKey, packet: &[u8], depth: Depth) -> bool {
 /// TCP's flags, or 0 for UDP, if the packet, which ends at `end`, and the snapshot have all of the header at `at`. Of eight bytes the
 /// caller has seen that they are there.
 #[inline(always)]
-fn usual_transport(packet: &[u8], protocol: u8, at: usize, end: usize) -> Option<u64> {
+fn simple_transport(packet: &[u8], protocol: u8, at: usize, end: usize) -> Option<u64> {
     if protocol == UDP {
         return (end >= at + 8).then_some(0);
     }
@@ -264,7 +264,7 @@ pub(crate) fn network_layer(key: &mut FlowKey, frame: &[u8], frame_len: usize, l
         ethertype::IPV4 => ipv4(key, l3_bytes, frame_len, l3),
         ethertype::IPV6 => ipv6(key, frame, frame_len, l3),
         ethertype::ARP | ethertype::RARP => {
-            if !usual_arp(key, l3_bytes, depth) && l3_bytes.len() < ARP_LEN {
+            if !simple_arp(key, l3_bytes, depth) && l3_bytes.len() < ARP_LEN {
                 key.anomalies |= FlowKey::MALFORMED_L3;
             }
             None

@@ -193,7 +193,7 @@ impl GuestMemory {
         self.near_piece(addr, len).map_or_else(|| self.piece_of_more(addr, len), Ok)
     }
 
-    /// [`GuestMemory::piece`] for most addresses: those in the largest regions, which are all that a usual guest has.
+    /// [`GuestMemory::piece`] for most addresses: those in the largest regions, which are all that an ordinary guest has.
     #[inline]
     pub fn near_piece(&self, addr: u64, len: usize) -> Option<GuestSlice<'_>> {
         #[cfg(feature = "meter")]

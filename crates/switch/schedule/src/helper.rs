@@ -292,7 +292,7 @@ impl Thread {
             }
             let outcome = claimed.owned.carry_burst(&mut self.forwarder, &mut claimed.arrivals, &mut now_ns);
             // Packets that wait for a receiver's buffers wait for milliseconds at most.
-            if outcome.packets > 0 || outcome.held {
+            if outcome.packets > 0 || outcome.short_of_buffers {
                 claimed.found_ns = self.awake_ns;
                 self.found_ns = self.awake_ns;
             }

@@ -333,9 +333,9 @@ impl PortRing {
         match outcome.until_ns {
             Some(until_ns) => Some(Next::At(until_ns)),
             // Until control has answered, unless a helper takes it meanwhile.
-            None if outcome.stalled && !outcome.held && self.owned.owner.is_own() => Some(Next::Woken),
-            None if outcome.stalled && !outcome.held => Some(Next::At(now_ns + GUARD_NS)),
-            None if outcome.held && !outcome.more => Some(Next::At(now_ns + HOLD_RETRY_NS)),
+            None if outcome.stalled && !outcome.short_of_buffers && self.owned.owner.is_own() => Some(Next::Woken),
+            None if outcome.stalled && !outcome.short_of_buffers => Some(Next::At(now_ns + GUARD_NS)),
+            None if outcome.short_of_buffers && !outcome.more => Some(Next::At(now_ns + HOLD_RETRY_NS)),
             None => None,
         }
     }
@@ -403,7 +403,7 @@ mod tests {
 
     #[test]
     fn kicks_that_cannot_be_waited_for_fill_no_log() {
-        let datapath = Arc::new(Datapath::new(1, [0, 0]).unwrap());
+        let datapath = Arc::new(Datapath::new(1, lasthop_forward::PATIENCE_MS).unwrap());
         let port = Arc::new(Port::new(PortId(1), "x".into()));
         let helpers = Arc::new(Helpers::new(datapath.clone(), &mut Settings::default()).unwrap());
         let mut server = Server {

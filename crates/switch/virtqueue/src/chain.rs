@@ -24,7 +24,7 @@ const LONGEST: usize = 1024;
 
 /// Most descriptors that are walked in one go and hold nothing, before another chain is begun: empty ones, and those of chains
 /// that go back unread. With the chain that is being walked they are twice as many at most.
-pub(crate) const MAX_IDLE: usize = 1024;
+pub(crate) const MAX_WASTED: usize = 1024;
 
 /// One chain: a piece of memory, or some of those in [`Chains::pieces`]. In two words, because a burst's are written and read for each
 /// packet; its number is what the driver knows it by: in a split ring the index of the head descriptor, in a packed one the buffer id.
@@ -43,14 +43,14 @@ pub struct Chains<'m> {
     pub list: ArrayVec<Chain<'m>, MAX_CHAINS>,
     pieces: ArrayVec<GuestSlice<'m>, MAX_PIECES>,
     /// Descriptors that were walked and hold nothing, since there are these chains.
-    idle: usize,
+    wasted: usize,
     /// Of which there may be so many before another chain is walked.
-    pub(crate) most_idle: usize,
+    pub(crate) most_wasted: usize,
 }
 
 impl Default for Chains<'_> {
     fn default() -> Self {
-        Self { list: ArrayVec::new(), pieces: ArrayVec::new(), idle: 0, most_idle: MAX_IDLE }
+        Self { list: ArrayVec::new(), pieces: ArrayVec::new(), wasted: 0, most_wasted: MAX_WASTED }
     }
 }
 
@@ -63,20 +63,20 @@ impl<'m> Chains<'m> {
     /// Descriptors that were walked for nothing: they hold no bytes, or their chains go back unread. A driver may make as many as it
     /// likes, and they take time: once there are too many no further chain is walked.
     #[inline]
-    pub fn idle(&self) -> usize {
-        self.idle
+    pub fn wasted(&self) -> usize {
+        self.wasted
     }
 
     /// So many that no further chain is walked.
     #[inline]
     pub fn is_spent(&self) -> bool {
-        self.idle >= self.most_idle
+        self.wasted >= self.most_wasted
     }
 
     /// Forgets all chains.
     #[inline]
     pub fn clear(&mut self) {
-        self.idle = 0;
+        self.wasted = 0;
         self.make_room();
     }
 
@@ -258,7 +258,7 @@ impl<'m> ChainBuilder<'_, 'm> {
         if bad || walked.is_err() {
             chains.pieces.truncate(first);
         }
-        chains.idle += descriptors.saturating_sub(chains.pieces.len() - first);
+        chains.wasted += descriptors.saturating_sub(chains.pieces.len() - first);
         let (id, slots) = walked?;
         let chain = match chains.pieces.get(first..).unwrap_or(&[]) {
             [piece] if slots == 1 && !bad => Tagged::of(*piece, id),

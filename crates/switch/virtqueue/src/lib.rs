@@ -18,7 +18,7 @@ mod split;
 pub use chain::{BURST, Chain, Chains, MAX_CHAINS, MAX_PIECES, PREFETCH, Pieces};
 pub use error::QueueError;
 pub use journal::{JOURNAL_BYTES, Journal};
-pub use patience::{Shortage, Waiting};
+pub use patience::{Patience, Shortage, Waiting};
 pub use queue::{Ahead, Queue, QueueGuard, QueueSetup, QueueStatus, StartedQueue};
 pub use receive_buffers::{ReceiveBuffers, Reserved};
 pub use ring::Ring;

@@ -28,6 +28,16 @@ const SHARE: u64 = 40;
 /// Senders that wait for the same receiver are not served by turns. One that is unlucky waits for so many times the patience.
 const UNLUCKY: u64 = 5;
 
+/// How long packets wait for buffers, in the unit of all times here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// In what time a receiver that is short of buffers must take a burst's worth of packets, to be waited for. With 0 no packet waits.
+    pub pace: u64,
+    /// How long a packet waits that others of its sender have overtaken, and for how long packets of a sender that nobody has looked
+    /// at stand behind those that wait.
+    pub overtaken: u64,
+}
+
 /// What is known of a receiver that had too few buffers.
 #[derive(Debug, Default)]
 pub struct Shortage {
@@ -37,30 +47,30 @@ pub struct Shortage {
     last: u64,
     slow: bool,
     /// When its chains were last walked without end, and held nothing.
-    idle: Option<u64>,
+    in_vain: Option<u64>,
 }
 
 impl Shortage {
     /// Chains of the receiver's were walked as far as may be, and none of them had a buffer.
     pub fn found_nothing(&mut self, now: u64) {
-        self.idle = Some(now);
+        self.in_vain = Some(now);
     }
 
     /// This was less than `long` ago: to look again with each burst would cost those who send to it more than it is worth.
     #[inline]
     pub fn has_nothing(&self, now: u64, long: u64) -> bool {
-        self.idle.is_some_and(|since| now.saturating_sub(since) < long)
+        self.in_vain.is_some_and(|since| now.saturating_sub(since) < long)
     }
 
     /// The receiver has just been found without buffers, and has `taken` so many packets, and KiB beside, since it was started.
     /// True if it takes them too slowly to be waited for. Neither one packet taken nor a pause of its senders changes that; a
-    /// burst's worth within the patience does, or buffers for all that came for as long.
-    pub fn is_slow(&mut self, now: u64, taken: u64, patience: u64) -> bool {
+    /// burst's worth within [`Patience::pace`] does, or buffers for all that came for as long.
+    pub fn is_slow(&mut self, now: u64, taken: u64, pace: u64) -> bool {
         let (since, before) = *self.window.get_or_insert((now, taken));
         let took = taken.saturating_sub(before);
-        let had_buffers = took > 0 && now.saturating_sub(self.last) > patience;
+        let had_buffers = took > 0 && now.saturating_sub(self.last) > pace;
         let keeps_pace = had_buffers || took >= PACE;
-        if keeps_pace || now.saturating_sub(since) > patience {
+        if keeps_pace || now.saturating_sub(since) > pace {
             self.slow = !keeps_pace;
             self.window = Some((now, taken));
         }
@@ -102,26 +112,24 @@ impl Default for Waiting {
 
 impl Waiting {
     /// A burst begins with what is left of the one before. True if packets that find no buffers may wait.
-    /// `patience`: as [`Shortage::is_slow`] has it, and for a packet that others have overtaken.
     #[inline]
-    pub fn begin(&mut self, ahead: Ahead, now: u64, patience: [u64; 2]) -> bool {
+    pub fn begin(&mut self, ahead: Ahead, now: u64, patience: Patience) -> bool {
         if ahead.seen != 0 {
             self.go_on(ahead, now, patience);
         }
         now >= self.impatient_until
     }
 
-    fn go_on(&mut self, ahead: Ahead, now: u64, patience: [u64; 2]) {
-        let [alone, with_others] = patience;
+    fn go_on(&mut self, ahead: Ahead, now: u64, patience: Patience) {
         // No wait counts for more: a host that was suspended says nothing about its guests.
-        let most = alone.saturating_mul(UNLUCKY);
+        let most = patience.pace.saturating_mul(UNLUCKY);
         let blocked = self.blocked_since.take().map_or(0, |since| now.saturating_sub(since));
         self.alone = (self.alone + blocked.min(most)).min(most);
         if ahead.done != 0 {
             self.charge(now, patience);
         }
         let waited = now.saturating_sub(self.since[0]);
-        let limit = if ahead.done == 0 { most } else { with_others };
+        let limit = if ahead.done == 0 { most } else { patience.overtaken };
         if waited > limit {
             let until = now.saturating_add(waited.min(most + 1).saturating_mul(SHARE));
             self.impatient_until = self.impatient_until.max(until);
@@ -130,17 +138,17 @@ impl Waiting {
 
     /// Packets were delivered: those that went elsewhere may have stood behind those that waited.
     #[inline]
-    pub fn delivered(&mut self, to: PortId, now: u64, patience: [u64; 2]) {
+    pub fn delivered(&mut self, to: PortId, now: u64, patience: Patience) {
         if self.alone != 0 && to != self.alone_with {
             self.charge(now, patience);
         }
     }
 
-    fn charge(&mut self, now: u64, [_, with_others]: [u64; 2]) {
+    fn charge(&mut self, now: u64, patience: Patience) {
         let leaked = now.saturating_sub(self.leaked);
         self.bucket = self.bucket.saturating_sub(leaked) + std::mem::take(&mut self.alone) * SHARE;
         self.leaked = now;
-        let limit = with_others.saturating_mul(SHARE);
+        let limit = patience.overtaken.saturating_mul(SHARE);
         if self.bucket > limit {
             // Nothing waits until then, so nothing is added.
             self.impatient_until = self.impatient_until.max(now.saturating_add(self.bucket - limit / 2));
@@ -166,7 +174,7 @@ impl Waiting {
 mod tests {
     use super::*;
 
-    const PATIENCE_MS: [u64; 2] = [10, 2];
+    const PATIENCE_MS: Patience = Patience { pace: 10, overtaken: 2 };
 
     /// Whether a receiver that takes `a_ms(n)` in millisecond `n`, and is found without buffers in each, is slow in the last.
     fn slow(milliseconds: u64, a_ms: impl Fn(u64) -> u64) -> bool {
@@ -254,11 +262,12 @@ mod tests {
         const MS: u64 = 1_000_000;
         for (phase, pause) in (0..10).flat_map(|phase| (1..10).map(move |pause| (phase * MS / 10, pause * MS / 10))) {
             let (mut waiting, mut blocked) = (Waiting::default(), 0);
+            let patience = Patience { pace: 10 * MS, overtaken: 2 * MS };
             for ms in 1000..41_000 {
                 let now = ms * MS + phase;
-                if waiting.begin(Ahead::default(), now, [10 * MS, 2 * MS]) {
+                if waiting.begin(Ahead::default(), now, patience) {
                     waiting.end(0, 0, now, Some(PortId(2)));
-                    waiting.begin(ahead(u64::MAX - 1, 63), now + pause, [10 * MS, 2 * MS]);
+                    waiting.begin(ahead(u64::MAX - 1, 63), now + pause, patience);
                     blocked += pause;
                 }
             }

@@ -1,6 +1,6 @@
 //! Buffers of a receiving ring: taken some at a time, handed out frame by frame, the rest given back.
 
-use crate::chain::{MAX_IDLE, MAX_PIECES, PREFETCH};
+use crate::chain::{MAX_PIECES, MAX_WASTED, PREFETCH};
 use crate::{BURST, Chain, Chains, QueueError, Ring};
 use arrayvec::ArrayVec;
 use lasthop_guestmem::{GuestMemory, GuestSlice};
@@ -17,7 +17,7 @@ pub enum Reserved {
 }
 
 /// Most descriptors that are walked for nothing while a ring's lock is held, however many frames find buffers between them.
-const MOST_IDLE: usize = 8 * MAX_IDLE;
+const MOST_WASTED: usize = 8 * MAX_WASTED;
 
 /// Chains taken from a ring that packets are written to. [`ReceiveBuffers::give_back`] what is left before the ring's lock is
 /// released.
@@ -40,10 +40,10 @@ impl<'m> ReceiveBuffers<'m> {
         Self::default()
     }
 
-    /// Descriptors walked for nothing, as [`Chains::idle`].
+    /// Descriptors walked for nothing, as [`Chains::wasted`].
     #[inline]
-    pub fn idle(&self) -> usize {
-        self.chains.idle()
+    pub fn wasted(&self) -> usize {
+        self.chains.wasted()
     }
 
     /// So many of them that no further chain is walked before the ring's lock is taken anew.
@@ -54,7 +54,7 @@ impl<'m> ReceiveBuffers<'m> {
 
     /// Looks for no chains in the ring at all.
     pub fn give_up(&mut self) {
-        self.chains.most_idle = 0;
+        self.chains.most_wasted = 0;
     }
 
     /// Hands out chains that hold `need` bytes: several if `join` (VIRTIO_NET_F_MRG_RXBUF), otherwise exactly one.
@@ -102,8 +102,8 @@ impl<'m> ReceiveBuffers<'m> {
         self.make_room();
         let mut n = self.end;
         for need in frames.clone() {
-            let mut held = 0;
-            while held < need {
+            let mut bytes = 0;
+            while bytes < need {
                 if n == self.chains.list.len() {
                     let full = self.chains.is_full();
                     if full || !self.refill(ring, memory, frames.size_hint().0)? {
@@ -112,10 +112,10 @@ impl<'m> ReceiveBuffers<'m> {
                 }
                 let Some(chain) = self.chains.list.get(n) else { return Ok(false) };
                 n += 1;
-                match (chain.is_bad(), held) {
+                match (chain.is_bad(), bytes) {
                     (true, 0) => continue,
                     (true, _) => return Ok(true),
-                    (false, _) => held += chain.len() as usize,
+                    (false, _) => bytes += chain.len() as usize,
                 }
                 if !join {
                     break;
@@ -134,14 +134,14 @@ impl<'m> ReceiveBuffers<'m> {
         join: bool,
         to_come: usize,
     ) -> Result<Reserved, QueueError> {
-        let mut held = 0usize;
+        let mut bytes = 0usize;
         loop {
             if self.end == self.chains.list.len() {
                 if self.chains.is_full() && self.first > 0 {
                     // What was handed out takes up the space: begin anew with what was not.
                     self.end = self.first;
                     self.give_back(ring);
-                    held = 0;
+                    bytes = 0;
                 }
                 if !self.refill(ring, memory, to_come)? {
                     self.end = self.first;
@@ -166,8 +166,8 @@ impl<'m> ReceiveBuffers<'m> {
                 continue;
             }
             self.end += 1;
-            held += chain.len() as usize;
-            if held >= need {
+            bytes += chain.len() as usize;
+            if bytes >= need {
                 return Ok(self.join());
             }
             if !join {
@@ -199,7 +199,7 @@ impl<'m> ReceiveBuffers<'m> {
     fn make_room(&mut self) {
         if self.first > 0 && self.unfit == 0 {
             // It was not for nothing that so much was walked.
-            self.chains.most_idle = (self.chains.idle() + MAX_IDLE).min(MOST_IDLE);
+            self.chains.most_wasted = (self.chains.wasted() + MAX_WASTED).min(MOST_WASTED);
         }
         if self.first == self.chains.list.len() {
             // All handed out: their memory is written, their places are free.

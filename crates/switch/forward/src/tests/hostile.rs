@@ -126,7 +126,7 @@ fn what_comes_behind_a_packet_that_waits_is_looked_at() {
         for n in 0..10u8 {
             a.send(VnetHdr::default(), &Frame::new(1, 2).payload([n; 46]).build());
             let outcome = forwarder.carry(&a.port, 1, u64::from(n));
-            assert_eq!(outcome.held, n >= 4);
+            assert_eq!(outcome.short_of_buffers, n >= 4);
             a.send(VnetHdr::default(), &Frame::new(1, 3).payload([n; 46]).build());
             forwarder.carry(&a.port, 1, u64::from(n));
             assert_eq!(c.received().len(), 1, "packed {packed}, {n}");

@@ -9,7 +9,7 @@ fn frame(to: u8) -> Vec<u8> {
 }
 
 /// A thousand bytes each, and a limit of as many kilobytes a second.
-fn limit(limit: &crate::Limit, frames_a_second: u64) {
+fn limit(limit: &crate::RateLimiter, frames_a_second: u64) {
     limit.set(1000 * frames_a_second, 0, SECOND / frames_a_second * 10);
 }
 

@@ -65,8 +65,8 @@ impl Part {
         let transport = (v4 || v6) && key.ip_frag & FlowKey::FRAG_LATER == 0;
         let icmp = transport && key.ip_proto == if v4 { ICMP } else { ICMPV6 };
         let neighbour = icmp && v6 && matches!((key.l4_src, key.l4_dst), (135 | 136, 0));
-        let usual = frame.get(at.l3..).is_some_and(|arp| arp.starts_with(&[0, 1, 8, 0, 6, 4]));
-        let arp = key.eth_type == ethertype::ARP && key.anomalies == 0 && usual;
+        let is_ipv4_arp = frame.get(at.l3..).is_some_and(|arp| arp.starts_with(&[0, 1, 8, 0, 6, 4]));
+        let arp = key.eth_type == ethertype::ARP && key.anomalies == 0 && is_ipv4_arp;
         Some(match self {
             Self::Ethernet => (0, &[ALL; 3]),
             Self::Vlan if key.vlan_tci != 0 => (14, &[0xffff_0000]),

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 
 /// For each port the newest of each kind: its thread, and why its connection ended.
 #[derive(Debug, Default)]
-pub struct Owed(BTreeMap<(PortId, bool), SwitchToSupervisor>);
+pub struct Unsent(BTreeMap<(PortId, bool), SwitchToSupervisor>);
 
-impl Owed {
+impl Unsent {
     /// The port has this thread now.
     pub fn thread(&mut self, port: PortId, thread: i32) {
         self.0.insert((port, false), SwitchToSupervisor::Thread(port, thread));
@@ -26,7 +26,7 @@ impl Owed {
         self.0.retain(|(of, _), _| *of != port);
     }
 
-    /// Nothing is owed.
+    /// Nothing waits.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -54,24 +54,24 @@ mod tests {
         let (ours, theirs) = Channel::<SwitchToSupervisor, SupervisorToSwitch>::pair().unwrap();
         let mut channel = Channel::new(ours);
         let mut supervisor = Channel::<SupervisorToSwitch, SwitchToSupervisor>::new(theirs);
-        let mut owed = Owed::default();
+        let mut unsent = Unsent::default();
         for n in 0..10_000 {
-            owed.closed(PortId(1), format!("end {n}"));
-            owed.send(&mut channel).unwrap();
+            unsent.closed(PortId(1), format!("end {n}"));
+            unsent.send(&mut channel).unwrap();
         }
-        owed.closed(PortId(2), "the only end of port 2".into());
-        owed.thread(PortId(2), 77);
-        owed.send(&mut channel).unwrap();
-        assert!(!owed.is_empty() && owed.0.len() == 3, "two of port 2, one of port 1: {owed:?}");
+        unsent.closed(PortId(2), "the only end of port 2".into());
+        unsent.thread(PortId(2), 77);
+        unsent.send(&mut channel).unwrap();
+        assert!(!unsent.is_empty() && unsent.0.len() == 3, "two of port 2, one of port 1: {unsent:?}");
         let mut heard = Vec::new();
         loop {
             while let Ok((message, _)) = supervisor.recv() {
                 heard.push(message);
             }
-            if owed.is_empty() {
+            if unsent.is_empty() {
                 break;
             }
-            owed.send(&mut channel).unwrap();
+            unsent.send(&mut channel).unwrap();
         }
         let closed =
             |port, reason: &str| SwitchToSupervisor::ConnectionClosed { port: PortId(port), reason: reason.into() };
@@ -79,10 +79,10 @@ mod tests {
         assert!(heard.contains(&closed(2, "the only end of port 2")));
         assert!(heard.contains(&SwitchToSupervisor::Thread(PortId(2), 77)));
         // A port that was removed is nobody's business any more.
-        owed.closed(PortId(3), "gone".into());
-        owed.forget(PortId(3));
-        owed.thread(PortId(3), 78);
-        owed.forget(PortId(3));
-        assert!(owed.is_empty());
+        unsent.closed(PortId(3), "gone".into());
+        unsent.forget(PortId(3));
+        unsent.thread(PortId(3), 78);
+        unsent.forget(PortId(3));
+        assert!(unsent.is_empty());
     }
 }

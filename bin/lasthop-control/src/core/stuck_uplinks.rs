@@ -20,12 +20,12 @@ struct Seen {
 
 /// What was seen of each uplink's port when it was last looked at.
 #[derive(Debug, Default)]
-pub(super) struct Watch {
+pub(super) struct StuckUplinks {
     seen: BTreeMap<PortId, Seen>,
     next_ms: Option<u64>,
 }
 
-impl Watch {
+impl StuckUplinks {
     /// When to look again, if that is sooner than the flows are looked at.
     pub fn deadline_ms(&self) -> Option<u64> {
         self.next_ms
@@ -60,22 +60,22 @@ impl Watch {
 impl Core {
     /// Has a look at the uplinks' ports if it is time to, or whenever the flows are looked at.
     pub(super) fn watch_uplinks(&mut self, at_once: bool, now_ms: u64) {
-        let asked = self.questions.values().any(|q| matches!(q, Question::Watch { .. }));
-        if (self.watch.is_due(now_ms) || at_once) && self.attached && !self.devices.is_empty() && !asked {
-            self.ask(DatapathRequest::Ports, Question::Watch { ports: Vec::new() });
+        let asked = self.questions.values().any(|q| matches!(q, Question::StuckUplinks { .. }));
+        if (self.stuck_uplinks.is_due(now_ms) || at_once) && self.attached && !self.devices.is_empty() && !asked {
+            self.ask(DatapathRequest::Ports, Question::StuckUplinks { ports: Vec::new() });
         }
     }
 
     /// The switch's ports are like this.
     pub(super) fn watched(&mut self, ports: &[PortInfo], now_ms: u64) {
-        self.watch.seen.retain(|id, _| self.devices.contains_key(id));
+        self.stuck_uplinks.seen.retain(|id, _| self.devices.contains_key(id));
         for port in ports.iter().filter(|port| self.devices.contains_key(&port.id)) {
             if port.state != PortState::Up {
-                self.watch.seen.remove(&port.id);
+                self.stuck_uplinks.seen.remove(&port.id);
                 continue;
             }
             let drops = port.to_guest.drops.iter().find(|(reason, _)| *reason == DropReason::NoBuffers);
-            let for_ms = self.watch.look(port.id, port.to_guest.packets, drops.map_or(0, |(_, n)| *n), now_ms);
+            let for_ms = self.stuck_uplinks.look(port.id, port.to_guest.packets, drops.map_or(0, |(_, n)| *n), now_ms);
             if for_ms > 0 {
                 self.commands.push(Command::Supervisor(ControlToSupervisor::TakesNothing { uplink: port.id, for_ms }));
             }
@@ -91,37 +91,37 @@ mod tests {
 
     #[test]
     fn a_port_takes_nothing_while_all_that_is_sent_is_dropped() {
-        let mut watch = Watch::default();
-        assert_eq!(watch.look(PORT, 1000, 0, 10_000), 0);
+        let mut stuck_uplinks = StuckUplinks::default();
+        assert_eq!(stuck_uplinks.look(PORT, 1000, 0, 10_000), 0);
         // At some moment before this look there was no buffer: that may have been for a moment only.
-        assert_eq!(watch.look(PORT, 1000, 5, 20_000), 0);
-        assert_eq!(watch.deadline_ms(), Some(22_500));
-        assert_eq!(watch.look(PORT, 1000, 9, 22_500), 0);
-        assert_eq!(watch.look(PORT, 1000, 20, 25_000), 2500);
-        assert_eq!(watch.look(PORT, 1000, 21, 27_500), 5000);
+        assert_eq!(stuck_uplinks.look(PORT, 1000, 5, 20_000), 0);
+        assert_eq!(stuck_uplinks.deadline_ms(), Some(22_500));
+        assert_eq!(stuck_uplinks.look(PORT, 1000, 9, 22_500), 0);
+        assert_eq!(stuck_uplinks.look(PORT, 1000, 20, 25_000), 2500);
+        assert_eq!(stuck_uplinks.look(PORT, 1000, 21, 27_500), 5000);
     }
 
     #[test]
     fn a_port_that_takes_a_packet_now_and_then_is_slow_and_no_more() {
-        let mut watch = Watch::default();
+        let mut stuck_uplinks = StuckUplinks::default();
         for n in 0..100 {
-            assert_eq!(watch.look(PORT, 1000 + n, 500 * n, 2500 * n), 0);
+            assert_eq!(stuck_uplinks.look(PORT, 1000 + n, 500 * n, 2500 * n), 0);
         }
-        assert_eq!(watch.deadline_ms(), None);
+        assert_eq!(stuck_uplinks.deadline_ms(), None);
     }
 
     #[test]
     fn silence_says_nothing_and_a_new_switch_counts_anew() {
-        let mut watch = Watch::default();
-        watch.look(PORT, 1000, 0, 10_000);
-        watch.look(PORT, 1000, 5, 20_000);
-        assert!(watch.is_due(22_500) && !watch.is_due(22_500));
+        let mut stuck_uplinks = StuckUplinks::default();
+        stuck_uplinks.look(PORT, 1000, 0, 10_000);
+        stuck_uplinks.look(PORT, 1000, 5, 20_000);
+        assert!(stuck_uplinks.is_due(22_500) && !stuck_uplinks.is_due(22_500));
         // Nobody has sent it anything since: nobody looks again before the flows are looked at.
-        assert_eq!(watch.look(PORT, 1000, 5, 22_500), 0);
-        assert_eq!(watch.deadline_ms(), None);
-        assert_eq!(watch.look(PORT, 1000, 6, 30_000), 0);
-        assert_eq!(watch.look(PORT, 1000, 7, 40_000), 10_000);
-        assert_eq!(watch.look(PORT, 0, 0, 50_000), 0);
-        assert_eq!(watch.look(PORT, 0, 1, 60_000), 0);
+        assert_eq!(stuck_uplinks.look(PORT, 1000, 5, 22_500), 0);
+        assert_eq!(stuck_uplinks.deadline_ms(), None);
+        assert_eq!(stuck_uplinks.look(PORT, 1000, 6, 30_000), 0);
+        assert_eq!(stuck_uplinks.look(PORT, 1000, 7, 40_000), 10_000);
+        assert_eq!(stuck_uplinks.look(PORT, 0, 0, 50_000), 0);
+        assert_eq!(stuck_uplinks.look(PORT, 0, 1, 60_000), 0);
     }
 }
