@@ -127,7 +127,7 @@ impl Forwarder {
         while let Some(step) = steps.next(actions, burst.port.id) {
             // All planned copies are of one header: those before it changes are made now.
             if matches!(step, Step::Edit(_)) && std::mem::take(&mut planned) {
-                self.deliver(burst, None);
+                self.deliver(burst);
             }
             let (Some(of), Some(chain)) = (self.packets.get_mut(i), burst.chains.list.get(i)) else { break };
             let done = match step {
@@ -176,7 +176,7 @@ impl Forwarder {
     // What outputs make of it takes what it takes without mirrors.
     #[inline(always)]
     fn plan_for(&mut self, burst: &Burst<'_, '_>, packet: usize, to: PortId, may_wait: bool, copy: u16) {
-        self.plan.no_repeat();
+        self.plan.repeat.group = None;
         let Some(port) = self.ports.get(to) else { return self.drop(burst, packet, DropReason::NoPort) };
         // Connections between the same stations share a flow but not a queue, so the next packet has to be asked for anew.
         let multi_queue = port.is_multi_queue();
@@ -190,7 +190,7 @@ impl Forwarder {
         }
         let only = !multi_queue && copy == 0;
         if !self.plan.add(packet, may_wait, to, queue, only) {
-            self.deliver(burst, None);
+            self.deliver(burst);
             self.plan.add(packet, may_wait, to, queue, only);
         }
     }

@@ -1,12 +1,11 @@
 //! The spine: one burst from one queue to wherever its packets go.
 
+use crate::current_flow::{CurrentFlow, Decision};
 use crate::datapath::Datapath;
 use crate::deliver::{FRAME_WORK, WASTED_WORK, WORK};
 use crate::packet::Packet;
-use crate::plan::{Plan, bit};
+use crate::plan::{Members, Plan, bit};
 use crate::port::{Port, PortTable, header_len};
-use crate::repeat::Repeat;
-use crate::run::{Decision, Run};
 use crate::upcall::NoPlace;
 use lasthop_flow::{ExactCache, WriterId};
 use lasthop_frame::{Depth, Offload, VnetHdr};
@@ -160,7 +159,7 @@ impl Forwarder {
         let patient = started.waiting.begin(ahead, now_ns, patience) && patience.pace > 0;
         let burst = Burst { port, queue, chains: &chains, ahead, now_ns, patient, pace_ns: patience.pace };
         let (looked, end) = self.classify(&burst, header_len(started.features));
-        self.deliver(&burst, None);
+        self.deliver(&burst);
         self.count(&burst);
         started.waiting.delivered(self.receiver, now_ns, patience);
 
@@ -211,11 +210,11 @@ impl Forwarder {
         // A chain that breaks the ring does so in its turn.
         let _ = started.ring.pop(&memory, &mut chains, lasthop_virtqueue::MAX_CHAINS);
         started.ring.unpop(&chains.list);
-        let mut run = Run::new(self.datapath.flows(), self.writer, 0, None);
+        let mut current = CurrentFlow::new(self.datapath.flows(), self.writer, 0, None);
         let (receiver, packet) = (self.ports.get(self.receiver)?, self.packets.first_mut()?);
         let mut is_for_it = |chain| {
-            let read = packet.read(&chains, chain, header_len(started.features), burst.port.id, run.depth);
-            let decision = read.map(|()| run.decide(&mut self.cache, packet, &chains.pieces(chain)));
+            let read = packet.read(&chains, chain, header_len(started.features), burst.port.id, current.depth);
+            let decision = read.map(|()| current.decide(&mut self.cache, packet, &chains.pieces(chain)));
             matches!(decision, Ok(Decision::To(to, _)) if to == receiver.id)
         };
         let others = chains.is_full() || !chains.list.iter().skip(seen).all(&mut is_for_it);
@@ -228,7 +227,7 @@ impl Forwarder {
         let &Burst { port, chains, ahead, now_ns, .. } = burst;
         let datapath = self.datapath.clone();
         let upcalls = datapath.control_answers().then_some(&port.upcalls);
-        let mut run = Run::new(datapath.flows(), self.writer, now_ns / 1_000_000, upcalls);
+        let mut current = CurrentFlow::new(datapath.flows(), self.writer, now_ns / 1_000_000, upcalls);
         self.plan.start(ahead.done);
         // Loops of their own take frames behind a header of today's length.
         let is_simple = ahead == Ahead::default() && header_len == VnetHdr::LEN;
@@ -247,14 +246,14 @@ impl Forwarder {
             let read = if std::mem::take(&mut is_read) {
                 Ok(())
             } else {
-                packet.read(chains, chain, header_len, port.id, run.depth)
+                packet.read(chains, chain, header_len, port.id, current.depth)
             };
             let decision = match read {
                 Err(reason) => Decision::Drop(reason),
-                Ok(()) => run.decide(&mut self.cache, packet, &chains.pieces(chain)),
+                Ok(()) => current.decide(&mut self.cache, packet, &chains.pieces(chain)),
             };
             if read.is_ok() && ahead.seen & bit(i) == 0 {
-                run.count(1, packet.frame_len);
+                current.count(&self.cache, 1, packet.frame_len);
             }
             work += packet.frame_len;
             match decision {
@@ -263,16 +262,16 @@ impl Forwarder {
                     self.output(burst, i, to, true);
                     if passes
                         && repeats
-                        && let (Some(group), Some(packet)) = (self.plan.last, self.packets.get(i))
-                        && let Some(repeat) = Repeat::of(packet, group, chains, i + 1, WORK.saturating_sub(work))
+                        && let Some(packet) = self.packets.get(i)
+                        && self.plan.repeat.begin(packet, chains, i + 1, WORK.saturating_sub(work))
                     {
-                        let passed = self.deliver(burst, Some(repeat));
+                        let passed = self.deliver(burst);
                         passes = passed.packets > 0;
                         work += passed.bytes + self.plan.wasted_work;
-                        run.count(passed.packets, passed.bytes);
+                        current.count(&self.cache, passed.packets, passed.bytes);
                         i += passed.packets;
                     } else if is_simple {
-                        let known = self.classify_known(&run, burst, i + 1, WORK.saturating_sub(work), passes);
+                        let known = self.classify_known(&current, burst, i + 1, WORK.saturating_sub(work), passes);
                         work += known.work;
                         (i, is_read) = (known.next - 1, known.is_read);
                     }
@@ -291,7 +290,6 @@ impl Forwarder {
             }
             i += 1;
         }
-        run.end(&self.cache);
         (i, end)
     }
 
@@ -317,11 +315,10 @@ impl Forwarder {
     /// Counts the packets that were done in this burst and not before.
     fn count(&self, burst: &Burst<'_, '_>) {
         let new = self.plan.done & !burst.ahead.done;
-        let (mut left, mut bytes) = (new & !self.plan.passed, self.plan.passed_bytes);
-        while left != 0 {
+        let mut bytes = self.plan.repeat.bytes;
+        for i in Members(new & !self.plan.repeat.passed) {
             // All that were looked at have their length noted.
-            bytes += self.packets.get(left.trailing_zeros() as usize).map_or(0, |packet| packet.sent_len as u64);
-            left &= left.wrapping_sub(1);
+            bytes += self.packets.get(i).map_or(0, |packet| packet.sent_len as u64);
         }
         let packets = u64::from(new.count_ones());
         burst.queue.counters.packets.add(packets);

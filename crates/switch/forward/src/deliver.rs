@@ -2,10 +2,10 @@
 
 use crate::cursor::Cursor;
 use crate::packet::Packet;
-use crate::pass::{HEAD_LEN, pass, write_vnet};
+use crate::pass::{HEAD_LEN, Passed, pass, write_vnet};
 use crate::plan::Members;
 use crate::port::{feature, header_len};
-use crate::repeat::{Passed, Repeat};
+use crate::repeat::Repeat;
 use lasthop_frame::{
     CompleteChecksum, Delivery, HEADER_LEN, HeaderBuf, Offload, Receiver, SEGMENT_HEADER_LEN, Segmenter, VnetHdr,
 };
@@ -184,10 +184,10 @@ impl<'a> Target<'a> {
         done
     }
 
-    /// Delivers packets of `chains` from the `next` on that are like the one before, as [`pass`] does, as far as buffers are at hand.
+    /// Delivers packets of `chains` that are like the one before, as [`pass`] does, as far as buffers are at hand.
     /// Returns how many, and their bytes.
     #[inline(never)]
-    pub(crate) fn pass(&mut self, chains: &Chains<'_>, Repeat { next, like, most, .. }: Repeat) -> Passed {
+    pub(crate) fn pass(&mut self, chains: &Chains<'_>, &Repeat { next, like, most, .. }: &Repeat) -> Passed {
         let from = chains.list.get(next..).unwrap_or(&[]);
         if self.header_len != VnetHdr::LEN {
             return Passed::default();

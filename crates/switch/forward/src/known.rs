@@ -1,9 +1,9 @@
 //! Packets that are judged in a loop of their own, whatever their flows are.
 
 use crate::burst::{Burst, Forwarder, work_to_cut};
+use crate::current_flow::CurrentFlow;
 use crate::pass::is_like;
 use crate::repeat::Repeat;
-use crate::run::Run;
 use lasthop_flow::hash_key;
 use lasthop_frame::{Depth, FlowKey, VnetHdr, extract};
 use lasthop_virtqueue::PREFETCH;
@@ -29,17 +29,17 @@ impl Forwarder {
     #[inline(never)]
     pub(crate) fn classify_known(
         &mut self,
-        run: &Run<'_>,
+        current: &CurrentFlow<'_>,
         burst: &Burst<'_, '_>,
         next: usize,
         most: usize,
         repeats: bool,
     ) -> Known {
         let mut known = Known { next, is_read: false, work: 0 };
-        let (chains, port, depth) = (burst.chains, burst.port.id, run.depth);
+        let (chains, port, depth) = (burst.chains, burst.port.id, current.depth);
         let Self { cache, packets, plan, .. } = self;
         let Some((before, packets)) = packets.split_at_mut_checked(next) else { return known };
-        let (Some(mut flow), Some(before)) = (run.flow(cache), before.last()) else { return known };
+        let (Some(mut flow), Some(before)) = (current.flow(cache), before.last()) else { return known };
         let (mut head, mut comes_again) = (before.head(), true);
         let mut key = FlowKey { in_port: port.0, ..FlowKey::default() };
         for (packet, chain) in packets.iter_mut().zip(chains.list.get(next..).unwrap_or(&[])) {
@@ -70,7 +70,7 @@ impl Forwarder {
             if !flow.only_output().is_some_and(|to| plan.add_to_known(known.next, to)) {
                 break;
             }
-            run.count_for(flow, packet.frame_len);
+            current.count_for(flow, 1, packet.frame_len);
             let work = packet.frame_len + work_to_cut(packet);
             known = Known { next: known.next + 1, is_read: false, work: known.work + work };
         }

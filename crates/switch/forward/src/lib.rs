@@ -5,6 +5,7 @@
 
 mod actions;
 mod burst;
+mod current_flow;
 mod cursor;
 mod datapath;
 mod deliver;
@@ -17,7 +18,6 @@ mod port;
 mod rate;
 mod repeat;
 mod resume;
-mod run;
 mod upcall;
 mod visit;
 

@@ -1,6 +1,5 @@
 //! The shortest way from ring to ring: for frames that begin like the one before. [`crate::repeat`] says when it is taken.
 
-use crate::repeat::Passed;
 use lasthop_frame::VnetHdr;
 use lasthop_guestmem::GuestSlice;
 use lasthop_virtqueue::{Chain, PREFETCH};
@@ -36,6 +35,13 @@ pub(crate) fn simple_frame<'m>(chain: &Chain<'m>) -> Option<(GuestSlice<'m>, Hea
 pub(crate) fn is_like(one: Head, other: Head) -> bool {
     // Of the second word six bytes.
     (one[0] ^ other[0]) | (one[1] ^ other[1]) << 16 == 0
+}
+
+/// Packets that [`pass`] has passed on.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Passed {
+    pub(crate) packets: usize,
+    pub(crate) bytes: usize,
 }
 
 /// Copies frames out of the chains `from` into those of a receiver, one to one, up to the first that does not begin `like` the

@@ -1,5 +1,6 @@
 //! Packets of a burst by destination, and which of them are done: delivered, dropped or handed to control.
 
+use crate::repeat::Repeat;
 use arrayvec::ArrayVec;
 use lasthop_types::PortId;
 pub(crate) use lasthop_virtqueue::bit;
@@ -15,15 +16,12 @@ pub(crate) struct Plan {
     groups: ArrayVec<Group, MAX_GROUPS>,
     /// Receivers for which packets of this burst wait: those that follow must not overtake them.
     waited_for: ArrayVec<(PortId, u16), MAX_WAITED_FOR>,
-    /// Which receiver gets the last packet, if packets like it go there too.
-    pub(crate) last: Option<usize>,
+    /// The last packet, and those that are like it.
+    pub(crate) repeat: Repeat,
     /// Packets that have no other destination than the one they are planned for, so they may wait for it.
     may_wait: u64,
     /// Packets delivered or dropped.
     pub(crate) done: u64,
-    /// Those of them that were delivered without having been classified, and the bytes of their frames.
-    pub(crate) passed: u64,
-    pub(crate) passed_bytes: u64,
     /// Some wait for buffers.
     pub(crate) short: bool,
     /// They wait for a receiver that may not get more for now.
@@ -70,7 +68,7 @@ impl Plan {
         self.clear();
         self.waited_for.clear();
         (self.done, self.short, self.limited, self.put_off) = (done, false, false, false);
-        (self.passed, self.passed_bytes) = (0, 0);
+        self.repeat = Repeat::default();
     }
 
     /// Notes that packet `i` is delivered or dropped.
@@ -109,7 +107,7 @@ impl Plan {
         let Some(group) = self.groups.get_mut(n).filter(|g| g.packets & bit(packet) == 0) else { return false };
         group.packets |= bit(packet);
         self.may_wait |= if may_wait { bit(packet) } else { 0 };
-        self.last = (may_wait && only).then_some(n);
+        self.repeat.group = (may_wait && only).then_some(n);
         true
     }
 
@@ -118,20 +116,14 @@ impl Plan {
     #[inline(always)]
     pub(crate) fn add_to_known(&mut self, packet: usize, port: PortId) -> bool {
         let is_known = |group: &Group| group.port == port && group.only;
-        let last = self.last.filter(|n| self.groups.get(*n).is_some_and(is_known));
+        let last = self.repeat.group.filter(|n| self.groups.get(*n).is_some_and(is_known));
         let Some(n) = last.or_else(|| self.groups.iter().position(is_known)) else { return false };
         if let Some(group) = self.groups.get_mut(n) {
             group.packets |= bit(packet);
         }
         self.may_wait |= bit(packet);
-        self.last = Some(n);
+        self.repeat.group = Some(n);
         true
-    }
-
-    /// The packet at hand goes nowhere, or somewhere new: it is not to be repeated.
-    #[inline]
-    pub(crate) fn no_repeat(&mut self) {
-        self.last = None;
     }
 
     /// The `n`th receiver.
@@ -142,7 +134,7 @@ impl Plan {
 
     /// All deliveries have been made.
     pub(crate) fn clear(&mut self) {
-        self.last = None;
+        (self.repeat.group, self.repeat.most) = (None, 0);
         self.may_wait = 0;
         self.groups.clear();
     }

@@ -8,7 +8,7 @@
 //! 2. [`Forwarder::classify_known`](crate::burst::Forwarder::classify_known): whatever their flows, packets that this thread has a flow
 //!    for, to ports that are planned already: 477 with all that is done for them, 553 where flows look at addresses and ports. 789 and 888
 //!    in the third way.
-//! 3. [`Run::decide`](crate::run::Run::decide): everything else, and the first packet for each receiver.
+//! 3. [`CurrentFlow::decide`](crate::current_flow::CurrentFlow::decide): everything else, and the first packet for each receiver.
 //!
 //! Delivered:
 //!
@@ -18,41 +18,57 @@
 //! 3. [`Target::deliver`](crate::deliver::Target::deliver): everything else: chains of several buffers, offloads, segments.
 //!
 //! When is a packet like the one before? The one before met a flow that looks at the link layer alone and sends to one port
-//! ([`Decision::To`](crate::run::Decision::To)), its delivery is the last one planned, and nothing about that port asks for more than the
-//! link layer (several queues do: [`Plan::no_repeat`](crate::plan::Plan::no_repeat)). Then a packet with
+//! ([`Decision::To`](crate::current_flow::Decision::To)), its delivery is the last one planned, and nothing about that port asks for more than the
+//! link layer (several queues do). Then a packet with
 //! the same link layer meets the same flow and goes to the same ring.
 
 use crate::packet::Packet;
-use crate::pass::{Head, is_like, simple_frame};
+use crate::pass::{Head, Passed, is_like, simple_frame};
 use lasthop_frame::is_plain_l2;
 use lasthop_virtqueue::Chains;
 
-/// Packets of a burst that may be like the one before.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Repeat {
-    /// The planned receiver of the one before.
-    pub(crate) group: usize,
-    /// The first of them.
-    pub(crate) next: usize,
-    /// How the one before begins.
-    pub(crate) like: Head,
-    /// How many bytes of them are enough for one turn of the locks.
-    pub(crate) most: usize,
-}
-
-/// Packets that were delivered as [`Repeat`] says.
+/// What is known in a burst of the last packet and those like it: all that the first way remembers.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Passed {
-    pub(crate) packets: usize,
-    pub(crate) bytes: usize,
+pub(crate) struct Repeat {
+    /// The planned receiver of the last packet, if packets like it go there too.
+    pub(crate) group: Option<usize>,
+    /// The first packet that may be like it, once they are to be passed on.
+    pub(crate) next: usize,
+    /// How the last packet begins.
+    pub(crate) like: Head,
+    /// How many bytes of those like it are enough for one turn of the locks; 0 if none are to be passed on.
+    pub(crate) most: usize,
+    /// Packets of the burst that were passed on, and the bytes of their frames.
+    pub(crate) passed: u64,
+    pub(crate) bytes: u64,
 }
 
 impl Repeat {
-    /// Those behind `packet`, which goes to the planned receiver `group`, from the `next` of the burst on. None if too few are like
-    /// it for a visit to their receiver of their own. Frames of this sender lie behind a header of [`VnetHdr::LEN`](lasthop_frame::VnetHdr::LEN).
+    /// Has the next delivery pass on those behind `packet`, the last one, from the `next` of the burst on. False if it goes where others
+    /// do not follow it, or too few are like it for a visit to their receiver of their own. Frames of this sender lie behind a header of
+    /// [`VnetHdr::LEN`](lasthop_frame::VnetHdr::LEN).
     #[inline]
-    pub(crate) fn of(packet: &Packet, group: usize, chains: &Chains<'_>, next: usize, most: usize) -> Option<Self> {
-        Self::may_begin(packet, chains, next).then(|| Self { group, next, like: packet.head(), most })
+    pub(crate) fn begin(&mut self, packet: &Packet, chains: &Chains<'_>, next: usize, most: usize) -> bool {
+        let begins = self.group.is_some() && Self::may_begin(packet, chains, next);
+        if begins {
+            (self.next, self.like, self.most) = (next, packet.head(), most);
+        }
+        begins
+    }
+
+    /// Packets are to be passed on to the planned receiver `group`.
+    #[inline]
+    pub(crate) fn is_for(&self, group: usize) -> bool {
+        self.most > 0 && self.group == Some(group)
+    }
+
+    /// They have been: the first of them, so many.
+    #[inline]
+    pub(crate) fn note(&mut self, passed: Passed) -> u64 {
+        let set = !(u64::MAX << passed.packets) << self.next;
+        self.passed |= set;
+        self.bytes += passed.bytes as u64;
+        set
     }
 
     /// Whether enough packets from the `next` on are like `packet`, as far as can be seen: what is read here is read anew.

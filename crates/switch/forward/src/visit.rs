@@ -4,9 +4,9 @@ use crate::burst::{Burst, Forwarder, fail};
 use crate::datapath::Datapath;
 use crate::deliver::{Target, Undelivered};
 use crate::packet::Packet;
+use crate::pass::Passed;
 use crate::plan::{COPIES, Group, Plan};
 use crate::port::Port;
-use crate::repeat::{Passed, Repeat};
 use lasthop_frame::Offload;
 use lasthop_types::DropReason;
 use lasthop_virtqueue::{Queue, QueueGuard};
@@ -52,25 +52,26 @@ pub(crate) fn visit<R>(
 }
 
 impl Forwarder {
-    /// Makes the deliveries planned so far, and that of `repeat`, of which it returns how many: each receiver's ring is visited once.
-    pub(crate) fn deliver(&mut self, burst: &Burst<'_, '_>, repeat: Option<Repeat>) -> Passed {
+    /// Makes the deliveries planned so far, and passes on what [`Repeat`](crate::repeat::Repeat) says; returns how many those were. Each
+    /// receiver's ring is visited once.
+    pub(crate) fn deliver(&mut self, burst: &Burst<'_, '_>) -> Passed {
         let (mut n, mut passed) = (0, Passed::default());
         self.plan.wasted_work = 0;
         while let Some(group) = self.plan.group(n) {
-            let repeat = repeat.filter(|repeat| repeat.group == n);
+            let repeats = self.plan.repeat.is_for(n);
             n += 1;
             let Some(port) = self.ports.get(group.port) else { continue };
             let copy = (group.queue & COPIES != 0).then_some(DropReason::MirrorCopy);
             self.receiver = if copy.is_some() { self.receiver } else { group.port };
             let Some(queue) = port.queues.get(usize::from(group.queue & !COPIES)) else { continue };
             let lost = u64::from(group.packets.count_ones());
-            let frames = if repeat.is_some() { burst.chains.list.len() } else { lost as usize };
+            let frames = if repeats { burst.chains.list.len() } else { lost as usize };
             let (done, plan, packets) = (self.plan.done, &mut self.plan, &*self.packets);
             let filled = visit(&self.datapath, port, queue, queue.lock(), frames, (lost, copy), |target| {
-                fill(plan, packets, &group, target, burst, repeat)
+                fill(plan, packets, &group, target, burst, repeats)
             });
             match filled {
-                Some(repeated) if repeat.is_some() => passed = repeated,
+                Some(these) if repeats => passed = these,
                 Some(_) => {}
                 None => self.plan.done |= group.packets,
             }
@@ -83,7 +84,7 @@ impl Forwarder {
     }
 }
 
-/// Delivers one receiver's packets in their order, and those of `repeat` behind them.
+/// Delivers one receiver's packets in their order, and if it `repeats` those like the last one behind them.
 #[inline]
 fn fill(
     plan: &mut Plan,
@@ -91,7 +92,7 @@ fn fill(
     group: &Group,
     target: &mut Target<'_>,
     burst: &Burst<'_, '_>,
-    repeat: Option<Repeat>,
+    repeats: bool,
 ) -> Passed {
     target.skip_if_nothing(burst.now_ns);
     target.stock();
@@ -114,12 +115,9 @@ fn fill(
         }
     }
     let mut passed = Passed::default();
-    if let Some(repeat) = repeat.filter(|_| !waits && !target.is_broken()) {
-        passed = target.pass(burst.chains, repeat);
-        let set = !(u64::MAX << passed.packets) << repeat.next;
-        plan.done |= set;
-        plan.passed |= set;
-        plan.passed_bytes += passed.bytes as u64;
+    if repeats && !waits && !target.is_broken() {
+        passed = target.pass(burst.chains, &plan.repeat);
+        plan.done |= plan.repeat.note(passed);
     }
     plan.wasted_work += target.wasted_work();
     target.note_nothing(burst.now_ns);

@@ -19,8 +19,8 @@ enum Layout {
 }
 
 macro_rules! either {
-    ($self:ident, $ring:ident => $call:expr) => {
-        match &mut $self.0 {
+    ($layout:expr, $ring:ident => $call:expr) => {
+        match $layout {
             Layout::Split($ring) => $call,
             Layout::Packed($ring) => $call,
         }
@@ -42,26 +42,17 @@ impl Ring {
 
     /// Where the ring stands, as GET_VRING_BASE wants it (vhost-user, "Vring state"): everything before is complete.
     pub fn position(&self) -> u32 {
-        match &self.0 {
-            Layout::Split(r) => r.position(),
-            Layout::Packed(r) => r.position(),
-        }
+        either!(&self.0, r => r.position())
     }
 
     /// Entries: no more chains than these can be available.
     pub(crate) fn size(&self) -> u16 {
-        match &self.0 {
-            Layout::Split(r) => r.size,
-            Layout::Packed(r) => r.size,
-        }
+        either!(&self.0, r => r.size)
     }
 
     /// Whether its first descriptor is all zeros, which none is that a driver ever made available.
     pub(crate) fn is_blank(&self) -> bool {
-        match &self.0 {
-            Layout::Split(r) => r.is_blank(),
-            Layout::Packed(r) => r.is_blank(),
-        }
+        either!(&self.0, r => r.is_blank())
     }
 
     /// A note on chains just taken, for the journal. None is staged yet.
@@ -121,13 +112,13 @@ impl Ring {
     /// in `chains` when the error comes.
     #[inline]
     pub fn pop<'m>(&mut self, memory: &'m GuestMemory, chains: &mut Chains<'m>, most: usize) -> Result<(), QueueError> {
-        either!(self, r => r.pop(memory, chains, false, most))
+        either!(&mut self.0, r => r.pop(memory, chains, false, most))
     }
 
     /// Puts back the last chains taken, given in the order they were taken.
     #[inline]
     pub fn unpop(&mut self, chains: &[Chain]) {
-        either!(self, r => r.unpop(chains))
+        either!(&mut self.0, r => r.unpop(chains))
     }
 
     /// Some chains were put back for a while: those that have come behind them are to be seen all the same.
@@ -146,14 +137,14 @@ impl Ring {
         chains: &mut Chains<'m>,
         most: usize,
     ) -> Result<(), QueueError> {
-        either!(self, r => r.pop(memory, chains, true, most))
+        either!(&mut self.0, r => r.pop(memory, chains, true, most))
     }
 
     /// Notes that a chain is used and `len` bytes of it were written (0 for one that was read). In the order taken.
     /// The driver sees nothing of it before [`Ring::publish`].
     #[inline]
     pub fn stage_used(&mut self, chain: &Chain, len: u32) {
-        either!(self, r => r.stage_used(chain, len))
+        either!(&mut self.0, r => r.stage_used(chain, len))
     }
 
     /// As [`Ring::stage_used`] for some chains, each with what was written to it, which is not nothing.
@@ -168,24 +159,24 @@ impl Ring {
     /// As [`Ring::stage_used`] for chains that were only read.
     #[inline]
     pub fn stage_read(&mut self, chains: &[Chain]) {
-        either!(self, r => r.stage_read(chains))
+        either!(&mut self.0, r => r.stage_read(chains))
     }
 
     /// Shows the driver all that was staged, at once; true if it wants to be interrupted for it.
     #[inline]
     pub fn publish(&mut self) -> bool {
-        either!(self, r => r.publish())
+        either!(&mut self.0, r => r.publish())
     }
 
     /// Asks the driver not to kick: we look by ourselves.
     pub fn disable_kicks(&mut self) {
-        either!(self, r => r.disable_kicks())
+        either!(&mut self.0, r => r.disable_kicks())
     }
 
     /// Asks the driver to kick for the next chain, or only when `skip` are there before it; without EVENT_IDX a driver
     /// that may skip some does not kick at all. True if one is there already: then there may be no kick for it.
     pub fn enable_kicks(&mut self, skip: u16) -> Result<bool, QueueError> {
-        either!(self, r => r.enable_kicks(skip))
+        either!(&mut self.0, r => r.enable_kicks(skip))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Packets of one flow that follow each other: the flow is looked up, and its statistics are written, once.
+//! The flow that the packet before met, and where the next one is looked up if it is of another.
 
 use crate::actions::Step;
 use crate::packet::Packet;
@@ -21,8 +21,9 @@ pub(crate) enum Decision {
     Stall,
 }
 
-/// The packets of a burst seen since the flow last changed.
-pub(crate) struct Run<'a> {
+/// The flow of a burst that the last packet met. Packets of one flow often follow each other, so the next packet is compared with that
+/// first.
+pub(crate) struct CurrentFlow<'a> {
     flows: &'a FlowTable,
     writer: WriterId,
     /// How deep flows look, as far as this burst has noticed: packets are read, compared and repeated by it, so it goes down as
@@ -31,8 +32,6 @@ pub(crate) struct Run<'a> {
     now_ms: u64,
     /// Where in the cache the flow is that the last packet met.
     slot: Option<Slot>,
-    packets: u64,
-    bytes: u64,
     /// The packets of the port that wait for a control that answers: what comes behind them does not overtake them. Looked at where a
     /// flow is not in the cache yet, as it is not where packets have just missed it.
     upcalls: Option<&'a Upcalls>,
@@ -40,10 +39,10 @@ pub(crate) struct Run<'a> {
     stalled: bool,
 }
 
-impl<'a> Run<'a> {
+impl<'a> CurrentFlow<'a> {
     pub(crate) fn new(flows: &'a FlowTable, writer: WriterId, now_ms: u64, upcalls: Option<&'a Upcalls>) -> Self {
         let depth = flows.depth();
-        Self { flows, writer, depth, now_ms, slot: None, packets: 0, bytes: 0, upcalls, stalled: false }
+        Self { flows, writer, depth, now_ms, slot: None, upcalls, stalled: false }
     }
 
     /// The flow's word on a packet. `pieces` is what it was read from; `cache` is the same in all calls.
@@ -56,7 +55,6 @@ impl<'a> Run<'a> {
         packet.extract(self.depth);
         // Flows that overlap agree, so the one that the last packet met is as good as any other.
         if !self.flow(cache).is_some_and(|flow| flow.depth() <= self.depth && flow.matches(&packet.key)) {
-            self.end(cache);
             self.slot = self.look_up(cache, packet, pieces);
         }
         debug_assert!(self.flow(cache).is_none_or(|flow| flow.depth() <= self.depth), "found by more than is compared");
@@ -105,27 +103,15 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Adds a packet to the statistics of a flow that was met besides.
+    /// Adds packets to the statistics of the flow, if there is one.
     #[inline]
-    pub(crate) fn count_for(&self, flow: &Flow, bytes: usize) {
-        flow.stats.add(self.writer, 1, bytes as u64, self.now_ms);
+    pub(crate) fn count(&self, cache: &ExactCache, packets: usize, bytes: usize) {
+        self.flow(cache).inspect(|flow| self.count_for(flow, packets, bytes));
     }
 
-    /// Adds to the statistics of the flow.
+    /// Adds packets to the statistics of another flow.
     #[inline]
-    pub(crate) fn count(&mut self, packets: usize, bytes: usize) {
-        self.packets += packets as u64;
-        self.bytes += bytes as u64;
-    }
-
-    /// Writes the statistics.
-    #[inline]
-    pub(crate) fn end(&mut self, cache: &ExactCache) {
-        if let Some(flow) = self.flow(cache)
-            && self.packets > 0
-        {
-            flow.stats.add(self.writer, self.packets, self.bytes, self.now_ms);
-        }
-        (self.slot, self.packets, self.bytes) = (None, 0, 0);
+    pub(crate) fn count_for(&self, flow: &Flow, packets: usize, bytes: usize) {
+        flow.stats.add(self.writer, packets as u64, bytes as u64, self.now_ms);
     }
 }
