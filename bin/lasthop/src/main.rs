@@ -6,6 +6,7 @@ mod client;
 mod conntrack;
 mod declared;
 mod list;
+mod mac;
 mod mirror;
 mod run;
 mod settings;
@@ -53,7 +54,7 @@ enum Command {
     Flow(FlowCommand),
     /// Show which station lives at which port
     #[command(subcommand)]
-    Mac(MacCommand),
+    Mac(mac::MacCommand),
     /// Add, remove and show mirrors: ports that get copies of other ports' packets
     #[command(subcommand)]
     Mirror(mirror::MirrorCommand),
@@ -174,13 +175,6 @@ enum FlowCommand {
 }
 
 #[derive(Debug, Subcommand)]
-enum MacCommand {
-    /// Show all learned addresses
-    #[command(after_help = "Example:\n  lasthop mac list")]
-    List(SharedArgs),
-}
-
-#[derive(Debug, Subcommand)]
 enum AclCommand {
     /// Load a file of rules instead of the rules there are
     ///
@@ -261,7 +255,7 @@ fn main() -> ExitCode {
         Command::Port(PortCommand::List(shared)) => list::ports(&shared),
         Command::Uplink(command) => uplink::uplink(&command),
         Command::Flow(FlowCommand::List(shared)) => list::flows(&shared),
-        Command::Mac(MacCommand::List(shared)) => list::macs(&shared),
+        Command::Mac(command) => mac::mac(&command),
         Command::Mirror(command) => mirror::mirror(&command),
         Command::Conntrack(command) => conntrack::conntrack(&command),
         Command::Acl(AclCommand::Load(args)) => acl::load(&args),

@@ -3,16 +3,17 @@
 use super::{Declared, DeclaredLists};
 use crate::run::{PortArg, SavedUplink};
 use lasthop_api::{AclRule, Field, Port, Uplink};
-use lasthop_policy::PortSettings;
 use lasthop_policy::acl::{Book, Direction, Scope};
+use lasthop_policy::{Mirror, PortSettings};
 use std::collections::BTreeSet;
 
 /// A running lasthop.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct There {
     pub ports: Vec<Port>,
     pub uplinks: Vec<Uplink>,
     pub rules: Vec<AclRule>,
+    pub mirrors: Vec<lasthop_api::Mirror>,
 }
 
 /// One change.
@@ -26,6 +27,8 @@ pub(super) enum Step<'a> {
     SetPort(&'a str, Vec<Field>),
     SetUplink(&'a SavedUplink),
     ClearLists(Scope),
+    AddMirror(&'a Mirror),
+    DelMirror(String),
 }
 
 /// A change, and how it is told.
@@ -49,7 +52,9 @@ impl<'a> Plan<'a> {
     pub fn new(declared: &'a Declared, there: &There, prune: bool) -> Self {
         let mut plan = Self::default();
         plan.load_lists(declared, there);
+        plan.remove_mirrors(declared, there, prune);
         let replaced = plan.remove(declared, there, prune);
+        let there = &plan.free_stations(declared, there);
         for port in &declared.ports {
             match there.ports.iter().find(|p| p.name == port.name && !replaced.contains(&*p.name)) {
                 None => plan.push(Step::AddPort(port), format!("+ port {}: {}", port.name, place(port))),
@@ -62,11 +67,13 @@ impl<'a> Plan<'a> {
                 Some(uplink_there) => plan.set_uplink(uplink, uplink_there),
             }
         }
+        plan.set_stations(declared, there, &replaced);
+        plan.add_mirrors(declared, there);
         plan.clear_lists(declared, there, prune);
         plan
     }
 
-    fn push(&mut self, step: Step<'a>, told: String) {
+    pub(super) fn push(&mut self, step: Step<'a>, told: String) {
         self.changes.push(Change { step, told });
     }
 

@@ -178,9 +178,11 @@ pub struct Mac {
     pub age_ms: u64,
     /// It moved between ports too often and is held at this one for now.
     pub held: bool,
+    /// It is static (`MacAdd`): it neither ages nor moves.
+    pub is_static: bool,
 }
 
-/// Answer to `PortAdd`, `PortSet` and `PortDel`.
+/// Answer to `PortAdd`, `PortSet`, `PortDel` and `MacAdd`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
 pub struct PortChanged {
     /// Its name.
