@@ -2,6 +2,7 @@
 
 mod acl;
 mod attach;
+mod capture;
 mod client;
 mod conntrack;
 mod declared;
@@ -58,6 +59,15 @@ enum Command {
     /// Add, remove and show mirrors: ports that get copies of other ports' packets
     #[command(subcommand)]
     Mirror(mirror::MirrorCommand),
+    /// Write packets of ports to a file, or for tcpdump and wireshark, until Ctrl-C
+    ///
+    /// A mirror for as long as the command runs. What cannot be written in time is lost, and counted; the packets themselves do not wait.
+    /// It says at the end how many were captured and lost.
+    #[command(after_help = "Examples:\n  \
+        lasthop capture vm1 | tcpdump -n -r -\n  \
+        lasthop capture vm1 --direction from-guest | wireshark -k -i -\n  \
+        lasthop capture vm1,vm2 -w /tmp/vms.pcap --max-size 100M")]
+    Capture(capture::CaptureArgs),
     /// Show and end the connections that stateful access lists know
     #[command(subcommand)]
     Conntrack(conntrack::ConntrackCommand),
@@ -257,6 +267,7 @@ fn main() -> ExitCode {
         Command::Flow(FlowCommand::List(shared)) => list::flows(&shared),
         Command::Mac(command) => mac::mac(&command),
         Command::Mirror(command) => mirror::mirror(&command),
+        Command::Capture(args) => capture::capture(&args),
         Command::Conntrack(command) => conntrack::conntrack(&command),
         Command::Acl(AclCommand::Load(args)) => acl::load(&args),
         Command::Acl(AclCommand::Show(args)) => acl::show(&args),

@@ -5,6 +5,7 @@ use crate::run::{PortArg, SavedUplink};
 use lasthop_api::{AclRule, Field, Port, Uplink};
 use lasthop_policy::acl::{Book, Direction, Scope};
 use lasthop_policy::{Mirror, PortSettings};
+use lasthop_uplink_ipc::UplinkDriver;
 use std::collections::BTreeSet;
 
 /// A running lasthop.
@@ -190,14 +191,24 @@ fn of_socket(port: &PortArg, there: &Port) -> Option<String> {
     }
 }
 
+/// As it may be written: of a capture file with its size.
+fn driver_of(there: &Uplink) -> Option<String> {
+    let size = there.mode.as_deref().and_then(|mode| mode.strip_prefix("pcap, two files of ")?.strip_suffix(" bytes"));
+    size.map(|size| format!("file:{size}")).or_else(|| there.driver.clone())
+}
+
+fn is_same_driver(wanted: &str, is: &str) -> bool {
+    wanted == is || UplinkDriver::file_limit(wanted).is_some_and(|size| UplinkDriver::file_limit(is) == Some(size))
+}
+
 /// What is not known before the interface was opened is taken to be as it should.
 fn of_device(device: &SavedUplink, there: &Uplink) -> Option<String> {
     let spare = there.spare.is_some();
     let on = |on: bool| if on { "on" } else { "off" };
     if device.device != there.device {
         Some(format!("device {} -> {}", there.device, device.device))
-    } else if let (Some(wanted), Some(is)) = (&device.driver, &there.driver)
-        && wanted != is
+    } else if let (Some(wanted), Some(is)) = (&device.driver, driver_of(there))
+        && !is_same_driver(wanted, &is)
     {
         Some(format!("driver {is} -> {wanted}"))
     } else if device.queues != there.queues && there.queues > 0 {

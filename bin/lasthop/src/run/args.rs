@@ -305,8 +305,8 @@ pub fn new_name(text: &str) -> Result<String, String> {
 /// A driver of an uplink.
 pub fn driver(text: &str) -> Result<String, String> {
     let known = UplinkDriver::ALL.map(UplinkDriver::name);
-    let unknown = || format!("there is no driver {text:?}; choose one of {}", known.join(", "));
-    known.contains(&text).then(|| text.to_owned()).ok_or_else(unknown)
+    let unknown = || format!("there is no driver {text:?}; choose one of {}, file:SIZE", known.join(", "));
+    UplinkDriver::from_name(text).map(|_| text.to_owned()).ok_or_else(unknown)
 }
 
 /// Queue pairs of an uplink.
@@ -330,17 +330,23 @@ pub fn vlan_list(text: &str) -> Result<String, String> {
 pub fn check_uplink(uplink: &SavedUplink) -> Result<(), String> {
     check_name(&uplink.name)?;
     let device = &uplink.device;
+    if uplink.driver.as_deref().and_then(UplinkDriver::from_name) == Some(UplinkDriver::File) {
+        return check_file(uplink);
+    }
     if device.is_empty()
         || device.len() > 15
         || device.contains(|c: char| c == '/' || c.is_whitespace() || c.is_control())
     {
-        return Err(format!("{device:?} cannot be an interface; its name has 1 to 15 characters, no '/' and no space"));
+        return Err(format!(
+            "{device:?} cannot be an interface; its name has 1 to 15 characters, no '/' and no space{}",
+            if device.starts_with('/') { "; of a capture file say driver file" } else { "" }
+        ));
     }
     if let Some(driver) = &uplink.driver
         && UplinkDriver::from_name(driver).is_none()
     {
         let known = UplinkDriver::ALL.map(UplinkDriver::name).join(", ");
-        return Err(format!("there is no driver {driver:?}; choose one of {known}"));
+        return Err(format!("there is no driver {driver:?}; choose one of {known}, file:SIZE"));
     }
     if !(1..=MAX_QUEUES).contains(&uplink.queues) {
         return Err(format!("queues={}; use 1 to {MAX_QUEUES}", uplink.queues));
@@ -358,6 +364,18 @@ pub fn check_uplink(uplink: &SavedUplink) -> Result<(), String> {
             "af_xdp with {} queues cannot have a spare: its device is not handed down; leave out spare, or use one queue",
             uplink.queues
         ));
+    }
+    Ok(())
+}
+
+/// The same of a capture file.
+fn check_file(file: &SavedUplink) -> Result<(), String> {
+    let path = &file.device;
+    if !path.starts_with('/') || path.ends_with('/') || path.contains(char::is_control) || path.len() > 1024 {
+        return Err(format!("{path:?} cannot be a capture file; write a path from / on, of 1024 bytes at most"));
+    }
+    if file.queues != 1 || file.spare || file.no_gro {
+        return Err(format!("{path} is a file: it has one queue, and neither spare nor gro; leave these out"));
     }
     Ok(())
 }

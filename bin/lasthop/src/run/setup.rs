@@ -305,6 +305,12 @@ pub fn check_new_uplink<'a>(
     new: &SavedUplink,
 ) -> Result<(), String> {
     check_uplink(new)?;
+    if new.device.starts_with('/') && !new.guest {
+        return Err(format!(
+            "{} is a file, and no network; make a port of it, for mirrors: `lasthop port add NAME --device {} --driver file`",
+            new.device, new.device
+        ));
+    }
     if ports.any(|port| port.name == new.name) {
         return Err(format!("there is a port {} already; choose another name", new.name));
     }
