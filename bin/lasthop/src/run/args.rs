@@ -331,7 +331,7 @@ pub fn check_uplink(uplink: &SavedUplink) -> Result<(), String> {
     check_name(&uplink.name)?;
     let device = &uplink.device;
     if uplink.driver.as_deref().and_then(UplinkDriver::from_name) == Some(UplinkDriver::File) {
-        return check_file(uplink);
+        return super::capture_file::check(uplink);
     }
     if device.is_empty()
         || device.len() > 15
@@ -364,18 +364,6 @@ pub fn check_uplink(uplink: &SavedUplink) -> Result<(), String> {
             "af_xdp with {} queues cannot have a spare: its device is not handed down; leave out spare, or use one queue",
             uplink.queues
         ));
-    }
-    Ok(())
-}
-
-/// The same of a capture file.
-fn check_file(file: &SavedUplink) -> Result<(), String> {
-    let path = &file.device;
-    if !path.starts_with('/') || path.ends_with('/') || path.contains(char::is_control) || path.len() > 1024 {
-        return Err(format!("{path:?} cannot be a capture file; write a path from / on, of 1024 bytes at most"));
-    }
-    if file.queues != 1 || file.spare || file.no_gro {
-        return Err(format!("{path} is a file: it has one queue, and neither spare nor gro; leave these out"));
     }
     Ok(())
 }
