@@ -26,6 +26,7 @@ mod questions;
 #[cfg(test)]
 mod rooms;
 mod settings;
+mod stations;
 mod statistics;
 mod stuck_uplinks;
 mod uplinks;
@@ -40,6 +41,8 @@ pub(crate) use mirrors::MirrorCall;
 use mirrors::Mirroring;
 use questions::{FLOWS, Question, Unconfirmed};
 use settings::PortRequest;
+use stations::Forgotten;
+pub(crate) use stations::StationCall;
 use statistics::StatsWanted;
 use stuck_uplinks::StuckUplinks;
 pub(crate) use uplinks::UplinkCall;

@@ -4,17 +4,18 @@
 #![allow(clippy::too_many_arguments)]
 
 use crate::core::{
-    Answer, Asker, Call, Kept, Load, Meant, MirrorCall, UplinkCall, WalkCall, busy, not_confirmed, not_known,
-    supervisor_silent, switch_away, switch_silent,
+    Answer, Asker, Call, Kept, Load, Meant, MirrorCall, StationCall, UplinkCall, WalkCall, busy, not_confirmed,
+    not_known, supervisor_silent, switch_away, switch_silent,
 };
 use futures_util::{Stream, StreamExt};
 use lasthop_api::{
     AclChanged, AclPage, AclRule, AclText, ApiError, Carried, Connection, ConnectionPage, ConntrackFlushed,
-    ConntrackStats, CpuTimes, Denied, Direction, Drops, Field, Flow, FlowPage, GuestQueue, LeftOut, Mac, MacPage,
-    Mirror, MirrorList, Port, PortChanged, PortConnections, PortPage, Queue, Replaced, SwitchStats, Totals,
+    ConntrackStats, CpuTimes, Denied, Direction, Drops, Field, Flow, FlowPage, GuestQueue, LeftOut, Mac, MacFlushed,
+    MacPage, Mirror, MirrorList, Port, PortChanged, PortConnections, PortPage, Queue, Replaced, SwitchStats, Totals,
     TraceOutput, TraceReport, TxBatch, Uplink, UplinkList, parse_frame,
 };
 use lasthop_management_ipc::{MirrorConfig, Settings, UplinkConfig};
+use lasthop_policy::STATIC_MAC;
 use lasthop_policy::acl::MAX_TEXT;
 use lasthop_sys::{Aside, Beat};
 use pages::{Pages, pages};
@@ -293,7 +294,7 @@ fn pairs(settings: Vec<Field>) -> Settings {
 
 #[zlink::service(
     interface = "org.lasthop.Switch",
-    types = [AclRule, AclPage, AclText, AclChanged, CpuTimes, Port, Queue, Totals, Drops, Flow, Field, Mac, PortChanged, PortPage, FlowPage, MacPage, Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, SwitchStats, Denied, LeftOut, Replaced,
+    types = [AclRule, AclPage, AclText, AclChanged, CpuTimes, Port, Queue, Totals, Drops, Flow, Field, Mac, MacFlushed, PortChanged, PortPage, FlowPage, MacPage, Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, SwitchStats, Denied, LeftOut, Replaced,
              TraceOutput, TraceReport, TxBatch, Uplink, Carried, GuestQueue, UplinkList, Mirror, MirrorList],
     vendor = "lasthop",
     product = "lasthop",
@@ -399,6 +400,28 @@ impl Api {
     async fn mac_list(&self, more: bool) -> impl Stream<Item = Result<Reply<MacPage>, ApiError>> + Unpin {
         let page = |macs, total| MacPage { macs, total };
         self.long_list(|answer| Call::MacList { answer }, more, MACS_PER_PAGE, page).await
+    }
+
+    async fn mac_add(&self, mac: String, port: String, vlan: Option<u16>) -> Result<PortChanged, ApiError> {
+        let vlan = vlan.map_or_else(String::new, |vlan| format!("@{vlan}"));
+        let settings = vec![Field { name: STATIC_MAC.into(), value: format!("+{mac}{vlan}") }];
+        self.port_set(port, settings).await
+    }
+
+    async fn mac_del(&self, mac: String, vlan: Option<u16>) -> Result<Mac, ApiError> {
+        self.may_change()?;
+        let call = |answer| Call::Station(StationCall::Del { mac, vlan, answer });
+        let forgotten = self.change("mac list", call).await?;
+        if let Some(entry) = forgotten.told {
+            let settings = vec![Field { name: STATIC_MAC.into(), value: format!("-{entry}") }];
+            self.port_set(forgotten.mac.port.clone(), settings).await?;
+        }
+        Ok(forgotten.mac)
+    }
+
+    async fn mac_flush(&self, port: Option<String>, vlan: Option<u16>) -> Result<MacFlushed, ApiError> {
+        self.may_change()?;
+        self.change("mac list", |answer| Call::Station(StationCall::Flush { port, vlan, answer })).await
     }
 
     async fn mirror_add(

@@ -17,7 +17,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 mod actions;
 
 pub(crate) fn mac(m: &MacView, port: String) -> Mac {
-    Mac { mac: m.mac.to_string(), vlan: m.vlan, port, age_ms: m.age_ms, held: m.held }
+    Mac { mac: m.mac.to_string(), vlan: m.vlan, port, age_ms: m.age_ms, held: m.held, is_static: m.is_static }
 }
 
 pub(crate) fn uplink(uplink: UplinkInfo, port: Option<&PortInfo>, vlans: Option<&Vlans>) -> Uplink {

@@ -37,6 +37,7 @@ impl Arguments {
             gro: true,
             bring_up: true,
             made: None,
+            max_size: None,
         };
         while let Some(option) = words.next() {
             match option.as_str() {
@@ -67,6 +68,7 @@ impl Arguments {
                 "--device" => wanted.device = value,
                 "--driver" => {
                     let driver = UplinkDriver::from_name(&value);
+                    wanted.max_size = UplinkDriver::file_limit(&value);
                     wanted.driver = Some(driver.ok_or_else(|| format!("{option} {value}: no such driver"))?);
                 }
                 "--queues" => wanted.queues = value.parse().map_err(|_| format!("{option} {value}: not a number"))?,

@@ -5,18 +5,24 @@
 //! |---|---|
 //! | `document` | the file's form: what is read, what is refused |
 //! | `lists` | its access lists |
+//! | `mirrors` | its mirrors |
+//! | `stations` | its static addresses |
 //! | `plan` | what has to change so that a running lasthop is as the file says |
 //! | `apply` | asks the running one, has it change, says what was changed |
 
 mod apply;
 mod document;
 mod lists;
+mod mirrors;
 mod plan;
+mod stations;
 
 pub use apply::{ApplyArgs, apply};
 pub use lists::in_book;
+pub use mirrors::in_mirrors;
 
 use crate::run::{PortArg, SavedUplink};
+use lasthop_policy::Mirror;
 use lasthop_policy::acl::{Lists, Scope};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -30,6 +36,19 @@ pub struct Declared {
     pub uplinks: Vec<SavedUplink>,
     /// Access lists.
     pub lists: Vec<DeclaredLists>,
+    /// Mirrors.
+    pub mirrors: Vec<Mirror>,
+    /// Static addresses of uplinks: all of each.
+    pub stations: Vec<Stations>,
+}
+
+/// Static addresses of one uplink.
+#[derive(Debug)]
+pub struct Stations {
+    /// Its name.
+    pub uplink: String,
+    /// As `lasthop port list` shows them; nothing for none.
+    pub macs: String,
 }
 
 /// The lists of one scope.

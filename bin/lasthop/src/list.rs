@@ -1,9 +1,9 @@
-//! `lasthop port list`, `flow list`, `mac list`.
+//! `lasthop port list`, `flow list`.
 
 use crate::SharedArgs;
 use crate::client::{CliError, Instance, collect};
 use crate::table::{Align, Table, duration};
-use lasthop_api::{Field, Flow, Mac, Port, SwitchProxy};
+use lasthop_api::{Field, Flow, Port, SwitchProxy};
 use lasthop_types::counted;
 use serde::Serialize;
 
@@ -19,12 +19,6 @@ struct Flows {
     flows: Vec<Flow>,
 }
 
-/// `lasthop mac list --json`
-#[derive(Debug, Serialize)]
-struct Macs {
-    macs: Vec<Mac>,
-}
-
 /// Asks for all ports.
 pub fn all_ports(instance: &mut Instance) -> Result<Vec<Port>, CliError> {
     instance.ask(async |c| collect(c.port_list().await, |page| page.ports).await)
@@ -38,11 +32,6 @@ pub fn ports(shared: &SharedArgs) -> Result<String, CliError> {
 pub fn flows(shared: &SharedArgs) -> Result<String, CliError> {
     let flows = shared.instance()?.ask(async |c| collect(c.flow_list().await, |page| page.flows).await)?;
     shared.show(&Flows { flows }, |f| flow_table(&f.flows))
-}
-
-pub fn macs(shared: &SharedArgs) -> Result<String, CliError> {
-    let macs = shared.instance()?.ask(async |c| collect(c.mac_list().await, |page| page.macs).await)?;
-    shared.show(&Macs { macs }, |m| mac_table(&m.macs))
 }
 
 fn mode(port: &Port) -> &'static str {
@@ -166,20 +155,6 @@ fn flow_table(flows: &[Flow]) -> String {
     ]);
     for f in flows {
         table.row(vec![f.packets.to_string(), f.bytes.to_string(), duration(f.idle_ms), actions(f), fields(&f.fields)]);
-    }
-    table.render()
-}
-
-fn mac_table(macs: &[Mac]) -> String {
-    if macs.is_empty() {
-        return "no addresses learned; they appear with the first packets\n".into();
-    }
-    let mut table =
-        Table::new(&[("MAC", Align::Left), ("VLAN", Align::Right), ("PORT", Align::Left), ("AGE", Align::Right)]);
-    for m in macs {
-        let vlan = if m.vlan == 0 { "-".into() } else { m.vlan.to_string() };
-        let held = if m.held { " (held: it moved too often)" } else { "" };
-        table.row(vec![m.mac.clone(), vlan, m.port.clone(), duration(m.age_ms) + held]);
     }
     table.render()
 }

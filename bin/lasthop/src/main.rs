@@ -2,10 +2,12 @@
 
 mod acl;
 mod attach;
+mod capture;
 mod client;
 mod conntrack;
 mod declared;
 mod list;
+mod mac;
 mod mirror;
 mod run;
 mod settings;
@@ -53,10 +55,19 @@ enum Command {
     Flow(FlowCommand),
     /// Show which station lives at which port
     #[command(subcommand)]
-    Mac(MacCommand),
+    Mac(mac::MacCommand),
     /// Add, remove and show mirrors: ports that get copies of other ports' packets
     #[command(subcommand)]
     Mirror(mirror::MirrorCommand),
+    /// Write packets of ports to a file, or for tcpdump and wireshark, until Ctrl-C
+    ///
+    /// A mirror for as long as the command runs. What cannot be written in time is lost, and counted; the packets themselves do not wait.
+    /// It says at the end how many were captured and lost.
+    #[command(after_help = "Examples:\n  \
+        lasthop capture vm1 | tcpdump -n -r -\n  \
+        lasthop capture vm1 --direction from-guest | wireshark -k -i -\n  \
+        lasthop capture vm1,vm2 -w /tmp/vms.pcap --max-size 100M")]
+    Capture(capture::CaptureArgs),
     /// Show and end the connections that stateful access lists know
     #[command(subcommand)]
     Conntrack(conntrack::ConntrackCommand),
@@ -174,13 +185,6 @@ enum FlowCommand {
 }
 
 #[derive(Debug, Subcommand)]
-enum MacCommand {
-    /// Show all learned addresses
-    #[command(after_help = "Example:\n  lasthop mac list")]
-    List(SharedArgs),
-}
-
-#[derive(Debug, Subcommand)]
 enum AclCommand {
     /// Load a file of rules instead of the rules there are
     ///
@@ -261,8 +265,9 @@ fn main() -> ExitCode {
         Command::Port(PortCommand::List(shared)) => list::ports(&shared),
         Command::Uplink(command) => uplink::uplink(&command),
         Command::Flow(FlowCommand::List(shared)) => list::flows(&shared),
-        Command::Mac(MacCommand::List(shared)) => list::macs(&shared),
+        Command::Mac(command) => mac::mac(&command),
         Command::Mirror(command) => mirror::mirror(&command),
+        Command::Capture(args) => capture::capture(&args),
         Command::Conntrack(command) => conntrack::conntrack(&command),
         Command::Acl(AclCommand::Load(args)) => acl::load(&args),
         Command::Acl(AclCommand::Show(args)) => acl::show(&args),

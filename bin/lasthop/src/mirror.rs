@@ -1,10 +1,13 @@
 //! `lasthop mirror`: copies of packets for another port.
 
 use crate::SharedArgs;
-use crate::client::CliError;
+use crate::client::{CliError, Instance};
 use crate::table::{Align, Table};
 use clap::{Args, Subcommand};
-use lasthop_api::{Mirror, MirrorList, SwitchProxy};
+use lasthop_api::{Mirror, MirrorList, SwitchProxy, Uplink};
+use lasthop_types::counted;
+use lasthop_uplink_ipc::UplinkDriver;
+use std::collections::BTreeMap;
 
 /// `lasthop mirror …`
 #[derive(Debug, Subcommand)]
@@ -16,7 +19,8 @@ pub enum MirrorCommand {
     /// returns, packets are copied.
     #[command(after_help = "Examples:\n  \
         lasthop mirror add web --from vm1,vm2 --to ids\n  \
-        lasthop mirror add out --from vm1 --to ids --direction from-guest")]
+        lasthop mirror add out --from vm1 --to ids --direction from-guest\n  \
+        lasthop mirror add log --from vm1 --to /var/log/vm1.pcap --max-size 100M")]
     Add(AddArgs),
     /// Remove a mirror; its destination becomes a port like others
     #[command(after_help = "Example:\n  lasthop mirror del web")]
@@ -38,9 +42,12 @@ pub struct AddArgs {
     /// The ports whose packets are copied; uplinks too
     #[arg(long, value_name = "PORT,...", required = true, value_delimiter = ',')]
     from: Vec<String>,
-    /// The port that gets the copies
-    #[arg(long, value_name = "PORT")]
+    /// The port that gets the copies; or a file, with a `/` in its name: then a port of the mirror's name is made of it
+    #[arg(long, value_name = "PORT|FILE")]
     to: String,
+    /// Of a file: how long it may be before it goes on in FILE.1, and then in FILE again, such as 100M [default: any length]
+    #[arg(long, value_name = "SIZE", value_parser = file_size)]
+    max_size: Option<String>,
     /// What is copied: what those ports' guests send, as they send it, what is sent to them, as they get it, or both
     #[arg(long, value_name = "from-guest|to-guest|both", default_value = "both")]
     direction: String,
@@ -50,21 +57,79 @@ pub struct AddArgs {
 
 pub fn mirror(command: &MirrorCommand) -> Result<String, CliError> {
     match command {
-        MirrorCommand::Add(AddArgs { name, from, to, direction, shared }) => {
+        MirrorCommand::Add(AddArgs { name, from, to, max_size, direction, shared }) => {
             // `--from ""` names no port.
             let from: Vec<_> = from.iter().map(String::as_str).filter(|port| !port.is_empty()).collect();
-            let added = shared.instance()?.ask(async |c| c.mirror_add(name, &from, to, direction).await)?;
-            shared.show(&added, |added| said(added, "added"))
+            let (mut instance, is_file) = (shared.instance()?, to.contains('/'));
+            if is_file {
+                add_file(&mut instance, name, to, max_size.as_deref())?;
+            } else if max_size.is_some() {
+                return Err(CliError::usage(format!(
+                    "--max-size is for a file, and {to} is a port; a file has a `/` in its name"
+                )));
+            }
+            let port = if is_file { name } else { to };
+            let added = instance.ask(async |c| c.mirror_add(name, &from, port, direction).await);
+            if added.is_err() && is_file {
+                instance.ask(async |c| c.port_del(name).await)?;
+            }
+            shared.show(&added?, |added| said(added, "added"))
         }
         MirrorCommand::Del { name, shared } => {
-            let removed = shared.instance()?.ask(async |c| c.mirror_del(name).await)?;
+            let mut instance = shared.instance()?;
+            let removed = instance.ask(async |c| c.mirror_del(name).await)?;
+            let made = removed.mirrors.iter().any(|mirror| mirror.to == *name);
+            if made && files(&mut instance)?.contains_key(name) {
+                instance.ask(async |c| c.port_del(name).await)?;
+            }
             shared.show(&removed, |_| format!("mirror {name}: removed\n"))
         }
         MirrorCommand::List(shared) => {
-            let list = shared.instance()?.ask(async |c| c.mirror_list().await)?;
-            shared.show(&list, table)
+            let mut instance = shared.instance()?;
+            let list = instance.ask(async |c| c.mirror_list().await)?;
+            let files = files(&mut instance)?;
+            shared.show(&list, |list| table(list, &files))
         }
     }
+}
+
+/// A size of a file, as it was written.
+pub fn file_size(text: &str) -> Result<String, String> {
+    let known = UplinkDriver::file_limit(&format!("file:{text}"));
+    known
+        .map(|_| text.to_owned())
+        .ok_or_else(|| "write a number of bytes, 64K at least, such as 500K, 100M or 2G".into())
+}
+
+/// The driver of a capture file.
+pub fn file_driver(max_size: Option<&str>) -> String {
+    let size = max_size.map_or_else(String::new, |size| format!(":{size}"));
+    format!("{}{size}", UplinkDriver::File.name())
+}
+
+/// Makes a port of the mirror's name of a file.
+fn add_file(instance: &mut Instance, name: &str, file: &str, max_size: Option<&str>) -> Result<(), CliError> {
+    let path = std::path::absolute(file).map_err(|e| CliError::new(format!("{file}: {e}; give an absolute path")))?;
+    let Some(path) = path.to_str() else {
+        return Err(CliError::usage(format!("{file}: the path is not UTF-8; choose another")));
+    };
+    crate::run::new_name(name).map_err(|e| CliError::usage(format!("mirror {name:?}: {e}")))?;
+    let driver = file_driver(max_size);
+    instance.ask(async |c| c.port_add_device(name, path, Some(&driver), 1, 0, false, &[]).await).map(drop)
+}
+
+/// Ports that are capture files, by name.
+fn files(instance: &mut Instance) -> Result<BTreeMap<String, Uplink>, CliError> {
+    let all = instance.ask(async |c| c.uplink_list().await)?.uplinks;
+    let files = all.into_iter().filter(|port| port.driver.as_deref() == Some(UplinkDriver::File.name()));
+    Ok(files.map(|port| (port.name.clone(), port)).collect())
+}
+
+/// What a file has got, and what it could not take.
+fn written(file: &Uplink) -> String {
+    let drops = file.drops.iter().map(|drops| format!(", {} dropped there ({})", drops.packets, drops.reason));
+    let drops: String = drops.collect();
+    format!("{} in {}{drops}", counted(file.to_network.packets, "packet"), file.device)
 }
 
 fn said(list: &MirrorList, what: &str) -> String {
@@ -75,7 +140,7 @@ fn said(list: &MirrorList, what: &str) -> String {
     list.mirrors.iter().map(line).collect()
 }
 
-fn table(list: &MirrorList) -> String {
+fn table(list: &MirrorList, files: &BTreeMap<String, Uplink>) -> String {
     if list.mirrors.is_empty() {
         return "no mirrors; make one with `lasthop mirror add NAME --from PORT,... --to PORT`\n".into();
     }
@@ -83,6 +148,7 @@ fn table(list: &MirrorList) -> String {
     let mut notes = String::new();
     for mirror in &list.mirrors {
         table.row(vec![mirror.name.clone(), mirror.direction.clone(), mirror.to.clone(), mirror.from.join(",")]);
+        notes.extend(files.get(&mirror.to).map(|file| format!("{}: {}\n", mirror.name, written(file))));
         notes.extend(mirror.note.iter().map(|note| format!("{}: {note}\n", mirror.name)));
     }
     table.render() + &notes

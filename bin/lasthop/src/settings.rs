@@ -4,7 +4,7 @@ use crate::SharedArgs;
 use crate::client::CliError;
 use clap::Args;
 use lasthop_api::{Field, SwitchProxy};
-use lasthop_policy::PortSettings;
+use lasthop_policy::{PortSettings, STATIC_MAC};
 
 /// What a port is told to do. A value `none` takes a setting back.
 #[derive(Debug, Default, Args)]
@@ -46,6 +46,12 @@ pub struct SettingsArgs {
     /// How many connections it may open that stateful access lists know; the packet that would open another is dropped as `ct_limit`
     #[arg(long, value_name = "N")]
     connections: Option<String>,
+    /// Down: as if its cable was pulled, nothing comes from its guest and nothing goes there; what would have is dropped as `port_down`
+    #[arg(long, value_name = "up|down")]
+    link: Option<String>,
+    /// Addresses that live at this port for good, whether or not they say anything, and nowhere else; see `lasthop mac add`
+    #[arg(long, value_name = "MAC[@VLAN],...")]
+    static_mac: Option<String>,
 }
 
 impl SettingsArgs {
@@ -54,13 +60,13 @@ impl SettingsArgs {
         self.checked(|_| true)
     }
 
-    /// The same, to a port that is there: whether `addr` has its `mac` depends on what that is told already.
+    /// The same, to a port that is there: whether `addr` has its `mac`, and what it may have static, depends on what that is told already.
     pub fn changes(&self) -> Result<Vec<Field>, CliError> {
         if let Some(addr) = &self.addr {
             let mac = ("mac", "02:00:00:00:00:01");
             PortSettings::default().change([mac, ("addr", addr)]).map_err(CliError::usage)?;
         }
-        self.checked(|field| field.name != "addr")
+        self.checked(|field| !matches!(field.name.as_str(), "addr" | STATIC_MAC))
     }
 
     fn checked(&self, judged: impl Fn(&&Field) -> bool) -> Result<Vec<Field>, CliError> {
@@ -84,6 +90,8 @@ impl SettingsArgs {
             ("rate-to", &self.rate_to),
             ("storm", &self.storm),
             ("connections", &self.connections),
+            ("link", &self.link),
+            ("static-mac", &self.static_mac),
         ];
         let given = all.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
         given.map(|(name, value)| Field { name: name.into(), value: value.clone() }).collect()

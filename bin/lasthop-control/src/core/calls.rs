@@ -4,6 +4,7 @@ use super::connections::WalkCall;
 use super::cpu::CpuRequest;
 use super::mirrors::MirrorCall;
 use super::questions::{FLOWS, Question};
+use super::stations::StationCall;
 use super::uplinks::UplinkCall;
 use super::{Answer, Asker, Command, Core, Counting, Kept, Load, PortRequest, busy, give, refuse, switch_away};
 use crate::server::MAX_LONG_LISTS;
@@ -73,6 +74,7 @@ pub(crate) enum Call {
         frame: Vec<u8>,
         answer: Answer<TraceReport>,
     },
+    Station(StationCall),
     Connections(WalkCall),
     ConnectionStats {
         answer: Answer<ConntrackStats>,
@@ -127,6 +129,7 @@ impl Core {
                 }
             }
             Call::MacList { answer } => self.mac_list(answer, now_ms),
+            Call::Station(call) => self.station_call(call, now_ms),
             Call::Connections(call) => self.walk(call),
             Call::ConnectionStats { answer } => give(answer, self.conntrack_stats()),
             Call::AclLoad { load, kept, answer } => self.acl_load(load, kept, answer),

@@ -1,8 +1,8 @@
 //! What the switch is asked, and what becomes of its answers.
 
-use super::{Answer, Asker, Command, Core, Counting, give, refuse, switch_away};
+use super::{Answer, Asker, Command, Core, Counting, Forgotten, give, refuse, switch_away};
 use crate::view;
-use lasthop_api::{AclChanged, Flow, MirrorList, Port, PortChanged, TraceReport, UplinkList};
+use lasthop_api::{AclChanged, Flow, MacFlushed, MirrorList, Port, PortChanged, TraceReport, UplinkList};
 use lasthop_ipc::{DatapathReply, DatapathRequest, FlowInfo, FromControl, PortInfo};
 use lasthop_policy::{Effects, FlowUse, Headers, Reconciled};
 use lasthop_types::{PortId, counted};
@@ -75,6 +75,8 @@ pub(super) enum Unconfirmed {
     Uplinks(UplinkList, Answer<UplinkList>),
     Port(PortChanged, Answer<PortChanged>),
     Mirrors(MirrorList, Answer<MirrorList>),
+    Forgotten(Forgotten, Answer<Forgotten>),
+    Flushed(MacFlushed, Answer<MacFlushed>),
 }
 
 impl Unconfirmed {
@@ -84,6 +86,8 @@ impl Unconfirmed {
             Self::Uplinks(list, answer) => give(answer, list),
             Self::Port(changed, answer) => give(answer, changed),
             Self::Mirrors(list, answer) => give(answer, list),
+            Self::Forgotten(forgotten, answer) => give(answer, forgotten),
+            Self::Flushed(flushed, answer) => give(answer, flushed),
         }
     }
 }

@@ -18,7 +18,7 @@ pub struct ApplyArgs {
     /// Say what would change, and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Remove ports, uplinks and access lists that the file does not name; without, they are left alone and named
+    /// Remove ports, uplinks, mirrors and access lists that the file does not name; without, they are left alone and named
     #[arg(long)]
     prune: bool,
     #[command(flatten)]
@@ -42,6 +42,7 @@ pub fn apply(args: &ApplyArgs) -> Result<String, CliError> {
     let there = There {
         ports: all_ports(&mut instance)?,
         uplinks: instance.ask(async |c| c.uplink_list().await)?.uplinks,
+        mirrors: instance.ask(async |c| c.mirror_list().await)?.mirrors,
         rules: instance.ask(async |c| collect(c.acl_show(&[], false).await, |page| page.rules).await)?,
     };
     let plan = Plan::new(&declared, &there, args.prune);
@@ -88,6 +89,12 @@ fn carry_out(instance: &mut Instance, step: &Step<'_>) -> Result<(), CliError> {
             let (ports, general) = whose(scope);
             instance.ask(async |c| c.acl_clear(&ports, None, general).await).map(drop)
         }
+        Step::AddMirror(mirror) => {
+            let from: Vec<_> = mirror.from.iter().map(String::as_str).collect();
+            let direction = mirror.direction.to_string();
+            instance.ask(async |c| c.mirror_add(&mirror.name, &from, &mirror.to, &direction).await).map(drop)
+        }
+        Step::DelMirror(name) => instance.ask(async |c| c.mirror_del(name).await).map(drop),
         Step::DelPort(name) => instance.ask(async |c| c.port_del(name).await).map(drop),
         Step::DelUplink(name) => instance.ask(async |c| c.uplink_del(name).await).map(drop),
         Step::SetPort(name, settings) => instance.ask(async |c| c.port_set(name, settings).await).map(drop),

@@ -1,16 +1,16 @@
 //! The form of the declarative file.
 
-use super::{Declared, lists};
+use super::{Declared, Stations, lists, mirrors};
 use crate::run::{Batch, FileOwner, PortArg, SavedUplink, check_uplink, meant_device};
 use lasthop_policy::acl::Scope;
-use lasthop_policy::{PortSettings, SETTINGS, check_new_name};
+use lasthop_policy::{PortSettings, SETTINGS, STATIC_MAC, check_new_name};
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 /// Tables that a file may have.
-const TABLES: &str = "[port.NAME], [uplink.NAME], [guests] and [uplinks]";
+const TABLES: &str = "[port.NAME], [uplink.NAME], [mirror.NAME], [guests] and [uplinks]";
 /// What a port's table may have beside settings.
 const OF_PORTS: &[&str] =
     &["socket", "device", "client", "owner", "tx-batch", "driver", "queues", "nice", "spare", "acl", "rules"];
@@ -31,8 +31,16 @@ pub(super) fn read(text: &str, dir: &Path) -> Result<Declared, String> {
             }
             "uplink" => {
                 for (name, table) in tables(value, "uplink")? {
-                    let of = Fields::new(table, format!("[uplink.{name}]"), OF_UPLINKS, &[])?;
+                    let mut of = Fields::new(table, format!("[uplink.{name}]"), OF_UPLINKS, &[STATIC_MAC])?;
+                    declared.stations.push(stations(name.clone(), &mut of)?);
                     declared.uplinks.push(uplink(name, of)?);
+                }
+            }
+            "mirror" => {
+                for (name, table) in tables(value, "mirror")? {
+                    let of = Fields::new(table, format!("[mirror.{name}]"), mirrors::OF_MIRRORS, &[])?;
+                    let mirror = mirrors::mirror(name, of, &declared.mirrors)?;
+                    declared.mirrors.push(mirror);
                 }
             }
             "guests" | "uplinks" => {
@@ -45,6 +53,7 @@ pub(super) fn read(text: &str, dir: &Path) -> Result<Declared, String> {
         }
     }
     check_apart(&declared)?;
+    declared.check_stations()?;
     Ok(declared)
 }
 
@@ -100,6 +109,11 @@ impl Fields {
         Ok(Self { table, at })
     }
 
+    /// Which table it is, as it stands in the file.
+    pub(super) fn at(&self) -> &str {
+        &self.at
+    }
+
     /// An error about one of its fields.
     pub(super) fn wrong(&self, name: &str, what: impl Display) -> String {
         format!("{} {name}: {what}", self.at)
@@ -130,7 +144,7 @@ impl Fields {
     }
 
     /// A value as it would be written on the command line: a list's members between `separator`, flags as on and off.
-    fn words(&mut self, name: &str, separator: &str) -> Result<Option<String>, String> {
+    pub(super) fn words(&mut self, name: &str, separator: &str) -> Result<Option<String>, String> {
         let Some(value) = self.table.remove(name) else { return Ok(None) };
         let word = |value: &Value| match value {
             Value::String(text) => Some(text.clone()),
@@ -224,6 +238,14 @@ fn interface(name: String, device: String, of: &mut Fields) -> Result<SavedUplin
     };
     check_uplink(&uplink).map_err(|e| format!("{}: {e}", of.at))?;
     Ok(uplink)
+}
+
+fn stations(uplink: String, of: &mut Fields) -> Result<Stations, String> {
+    let given = of.words(STATIC_MAC, ",")?;
+    let pairs = given.iter().map(|value| (STATIC_MAC, value.as_str()));
+    let settings = PortSettings::default().change(pairs).map_err(|e| format!("{} {e}", of.at))?;
+    let macs = settings.static_macs.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    Ok(Stations { uplink, macs })
 }
 
 fn uplink(name: String, mut of: Fields) -> Result<SavedUplink, String> {

@@ -3,16 +3,18 @@
 use super::{Declared, DeclaredLists};
 use crate::run::{PortArg, SavedUplink};
 use lasthop_api::{AclRule, Field, Port, Uplink};
-use lasthop_policy::PortSettings;
 use lasthop_policy::acl::{Book, Direction, Scope};
+use lasthop_policy::{Mirror, PortSettings};
+use lasthop_uplink_ipc::UplinkDriver;
 use std::collections::BTreeSet;
 
 /// A running lasthop.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct There {
     pub ports: Vec<Port>,
     pub uplinks: Vec<Uplink>,
     pub rules: Vec<AclRule>,
+    pub mirrors: Vec<lasthop_api::Mirror>,
 }
 
 /// One change.
@@ -26,6 +28,8 @@ pub(super) enum Step<'a> {
     SetPort(&'a str, Vec<Field>),
     SetUplink(&'a SavedUplink),
     ClearLists(Scope),
+    AddMirror(&'a Mirror),
+    DelMirror(String),
 }
 
 /// A change, and how it is told.
@@ -49,7 +53,9 @@ impl<'a> Plan<'a> {
     pub fn new(declared: &'a Declared, there: &There, prune: bool) -> Self {
         let mut plan = Self::default();
         plan.load_lists(declared, there);
+        plan.remove_mirrors(declared, there, prune);
         let replaced = plan.remove(declared, there, prune);
+        let there = &plan.free_stations(declared, there);
         for port in &declared.ports {
             match there.ports.iter().find(|p| p.name == port.name && !replaced.contains(&*p.name)) {
                 None => plan.push(Step::AddPort(port), format!("+ port {}: {}", port.name, place(port))),
@@ -62,11 +68,13 @@ impl<'a> Plan<'a> {
                 Some(uplink_there) => plan.set_uplink(uplink, uplink_there),
             }
         }
+        plan.set_stations(declared, there, &replaced);
+        plan.add_mirrors(declared, there);
         plan.clear_lists(declared, there, prune);
         plan
     }
 
-    fn push(&mut self, step: Step<'a>, told: String) {
+    pub(super) fn push(&mut self, step: Step<'a>, told: String) {
         self.changes.push(Change { step, told });
     }
 
@@ -183,14 +191,24 @@ fn of_socket(port: &PortArg, there: &Port) -> Option<String> {
     }
 }
 
+/// As it may be written: of a capture file with its size.
+fn driver_of(there: &Uplink) -> Option<String> {
+    let size = there.mode.as_deref().and_then(|mode| mode.strip_prefix("pcap, two files of ")?.strip_suffix(" bytes"));
+    size.map(|size| format!("file:{size}")).or_else(|| there.driver.clone())
+}
+
+fn is_same_driver(wanted: &str, is: &str) -> bool {
+    wanted == is || UplinkDriver::file_limit(wanted).is_some_and(|size| UplinkDriver::file_limit(is) == Some(size))
+}
+
 /// What is not known before the interface was opened is taken to be as it should.
 fn of_device(device: &SavedUplink, there: &Uplink) -> Option<String> {
     let spare = there.spare.is_some();
     let on = |on: bool| if on { "on" } else { "off" };
     if device.device != there.device {
         Some(format!("device {} -> {}", there.device, device.device))
-    } else if let (Some(wanted), Some(is)) = (&device.driver, &there.driver)
-        && wanted != is
+    } else if let (Some(wanted), Some(is)) = (&device.driver, driver_of(there))
+        && !is_same_driver(wanted, &is)
     {
         Some(format!("driver {is} -> {wanted}"))
     } else if device.queues != there.queues && there.queues > 0 {

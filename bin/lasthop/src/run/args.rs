@@ -305,8 +305,8 @@ pub fn new_name(text: &str) -> Result<String, String> {
 /// A driver of an uplink.
 pub fn driver(text: &str) -> Result<String, String> {
     let known = UplinkDriver::ALL.map(UplinkDriver::name);
-    let unknown = || format!("there is no driver {text:?}; choose one of {}", known.join(", "));
-    known.contains(&text).then(|| text.to_owned()).ok_or_else(unknown)
+    let unknown = || format!("there is no driver {text:?}; choose one of {}, file:SIZE", known.join(", "));
+    UplinkDriver::from_name(text).map(|_| text.to_owned()).ok_or_else(unknown)
 }
 
 /// Queue pairs of an uplink.
@@ -330,17 +330,23 @@ pub fn vlan_list(text: &str) -> Result<String, String> {
 pub fn check_uplink(uplink: &SavedUplink) -> Result<(), String> {
     check_name(&uplink.name)?;
     let device = &uplink.device;
+    if uplink.driver.as_deref().and_then(UplinkDriver::from_name) == Some(UplinkDriver::File) {
+        return super::capture_file::check(uplink);
+    }
     if device.is_empty()
         || device.len() > 15
         || device.contains(|c: char| c == '/' || c.is_whitespace() || c.is_control())
     {
-        return Err(format!("{device:?} cannot be an interface; its name has 1 to 15 characters, no '/' and no space"));
+        return Err(format!(
+            "{device:?} cannot be an interface; its name has 1 to 15 characters, no '/' and no space{}",
+            if device.starts_with('/') { "; of a capture file say driver file" } else { "" }
+        ));
     }
     if let Some(driver) = &uplink.driver
         && UplinkDriver::from_name(driver).is_none()
     {
         let known = UplinkDriver::ALL.map(UplinkDriver::name).join(", ");
-        return Err(format!("there is no driver {driver:?}; choose one of {known}"));
+        return Err(format!("there is no driver {driver:?}; choose one of {known}, file:SIZE"));
     }
     if !(1..=MAX_QUEUES).contains(&uplink.queues) {
         return Err(format!("queues={}; use 1 to {MAX_QUEUES}", uplink.queues));

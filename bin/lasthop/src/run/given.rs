@@ -3,7 +3,8 @@
 use super::args::{PortArg, RunArgs};
 use super::store::{Saved, SavedPort, SavedUplink, Store};
 use super::{RunError, RunError::Failed, RunError::Usage};
-use crate::declared::{Declared, in_book};
+use crate::declared::{Declared, in_book, in_mirrors};
+use lasthop_management_ipc::Settings;
 use std::collections::BTreeSet;
 
 /// All of them.
@@ -47,6 +48,23 @@ impl Given {
         let in_file: BTreeSet<&str> = self.file.names();
         saved.ports.retain(|port| !in_file.contains(&*port.name) || ports.contains(port));
         saved.uplinks.retain(|uplink| !in_file.contains(&*uplink.name) || devices.contains(uplink));
+    }
+
+    /// What ports and uplinks are told, by name.
+    pub fn settings(&self) -> Vec<(String, Settings)> {
+        let ports = self.ports.iter().filter(|port| !port.settings.is_empty());
+        let uplinks = self.file.stations.iter().map(|of| (of.uplink.clone(), vec![of.setting()]));
+        ports.map(|port| (port.name.clone(), port.settings.clone())).chain(uplinks).collect()
+    }
+
+    /// The mirrors remembered, with those of the file; they are remembered from now on.
+    pub fn mirrors(&self, store: &Store, saved: &mut Saved) -> Result<(), RunError> {
+        let mirrors = in_mirrors(&saved.mirrors, &self.file).map_err(Failed)?;
+        if mirrors != saved.mirrors {
+            saved.mirrors = mirrors;
+            store.save(saved.clone()).map_err(Failed)?;
+        }
+        Ok(())
     }
 
     /// The access lists remembered, with those of the file; they are remembered from now on.

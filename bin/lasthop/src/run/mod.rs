@@ -41,6 +41,7 @@ mod args;
 mod backoff;
 mod batch;
 mod boost;
+mod capture_file;
 mod cgroup_accounting;
 mod child;
 mod driver;

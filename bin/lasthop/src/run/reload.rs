@@ -63,7 +63,7 @@ impl Supervisor {
         for (name, settings) in changed {
             self.remember_settings(&name, settings);
             // Without a port of that name they wait for one.
-            if let Ok(port) = self.guest_port(&name) {
+            if let Some(port) = self.guest_port(&name).ok().or_else(|| self.uplink_port(&name)) {
                 self.tell_port(port.id, &name);
                 told += 1;
             }

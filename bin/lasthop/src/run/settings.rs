@@ -4,8 +4,9 @@ use super::settings_text::changed;
 use super::supervisor::Supervisor;
 use lasthop_ipc::{PortConfig, RateLimit, SupervisorToSwitch};
 use lasthop_management_ipc::{Settings, SupervisorToControl};
-use lasthop_policy::{PortSettings, Rate, Unit};
+use lasthop_policy::{PortSettings, Rate, STATIC_MAC, Unit};
 use lasthop_types::PortId;
+use std::collections::BTreeSet;
 use tracing::info;
 
 fn limit(rate: Option<Rate>) -> RateLimit {
@@ -28,9 +29,14 @@ impl Supervisor {
 
     /// `lasthop port set`: checks, saves and sends a port's settings.
     pub(super) fn set_port(&mut self, name: &str, changes: &Settings) -> Result<PortConfig, String> {
-        let config = self.guest_port(name)?;
+        let config = match self.uplink_port(name) {
+            // Of an uplink no more can be said here.
+            Some(config) if changes.iter().all(|(name, _)| name == STATIC_MAC) => config,
+            _ => self.guest_port(name)?,
+        };
         let before = self.settings.get(name).cloned();
         let settings = changed(before.as_ref(), changes)?;
+        self.check_stations(name, &settings)?;
         self.remember_settings(name, settings);
         if let Err(e) = self.save(None, None) {
             self.remember_settings(name, before.unwrap_or_default());
@@ -46,6 +52,29 @@ impl Supervisor {
         info!("port {name}: told {shown}");
         self.tell_settings(port, name);
         self.tell_limits(port, name);
+    }
+
+    pub(super) fn uplink_port(&self, name: &str) -> Option<PortConfig> {
+        let mut uplinks = self.uplinks.values();
+        let uplink = uplinks.find(|uplink| uplink.spec.name == name && !uplink.spec.guest && !uplink.is_leaving())?;
+        Some(uplink.config.clone())
+    }
+
+    /// An address is static at one port only.
+    pub(super) fn check_stations(&self, name: &str, settings: &PortSettings) -> Result<(), String> {
+        let wanted: BTreeSet<_> = settings.stations().collect();
+        let there = self.configs().into_iter().filter(|config| config.name != name);
+        for config in there {
+            let others = self.settings.get(&config.name).into_iter().flat_map(PortSettings::stations);
+            if let Some((vlan, mac)) = others.into_iter().find(|station| wanted.contains(station)) {
+                let vlan = if vlan == 0 { String::new() } else { format!(" in VLAN {vlan}") };
+                return Err(format!(
+                    "{mac} is static at {}{vlan} already; `lasthop mac del {mac}` removes it there",
+                    config.name
+                ));
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn guest_port(&self, name: &str) -> Result<PortConfig, String> {

@@ -32,6 +32,8 @@ fn value_of(setting: &str) -> &'static str {
         "mac" => "MAC",
         "addr" => "IP",
         "connections" => "N",
+        "link" => "up|down",
+        "static-mac" => "MAC[@VLAN]",
         _ => "RATE",
     }
 }

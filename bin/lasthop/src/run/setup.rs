@@ -9,6 +9,7 @@ use super::store::{Saved, SavedPort, SavedUplink, Store};
 use super::{RunError, RunError::Failed, RunError::Usage};
 use lasthop_api::{READ_SOCKET_NAME, SOCKET_NAME};
 use lasthop_ipc::{MAX_MESSAGE, SwitchSettings};
+use lasthop_management_ipc::Settings;
 use lasthop_policy::{Mirror, PortSettings};
 use lasthop_sys::{CpuList, Epoll};
 use rustix::fs::{FlockOperation, flock};
@@ -107,6 +108,7 @@ impl Setup {
         check_apart(&args.run_dir, &args.state_dir)?;
         let store = Store::new(&args.state_dir);
         let mut remembered = store.load().map_err(Failed)?;
+        given.mirrors(&store, &mut remembered)?;
         given.overrule(&mut remembered, &ports, &devices);
         let Saved { ports: saved, uplinks: saved_uplinks, taps, settings, mirrors } = remembered;
         let lists = given.lists(&store)?;
@@ -141,7 +143,7 @@ impl Setup {
             uplinks,
             saved_uplinks,
             taps,
-            settings: with_given(settings, &given.ports),
+            settings: with_given(settings, &given.settings()),
             mirrors,
             also_saved,
             lists,
@@ -151,11 +153,18 @@ impl Setup {
 }
 
 /// What the command line tells ports is added to what is remembered, and wins.
-fn with_given(mut settings: BTreeMap<String, PortSettings>, given: &[PortArg]) -> BTreeMap<String, PortSettings> {
-    for port in given.iter().filter(|port| !port.settings.is_empty()) {
+fn with_given(
+    mut settings: BTreeMap<String, PortSettings>,
+    given: &[(String, Settings)],
+) -> BTreeMap<String, PortSettings> {
+    for (name, told) in given {
         // It was checked on its own: what it does not agree with is replaced.
-        let both = changed(settings.get(&port.name), &port.settings).or_else(|_| changed(None, &port.settings));
-        settings.insert(port.name.clone(), both.unwrap_or_default());
+        let both = changed(settings.get(name), told).or_else(|_| changed(None, told)).unwrap_or_default();
+        if both.is_default() {
+            settings.remove(name);
+        } else {
+            settings.insert(name.clone(), both);
+        }
     }
     settings
 }
@@ -296,6 +305,12 @@ pub fn check_new_uplink<'a>(
     new: &SavedUplink,
 ) -> Result<(), String> {
     check_uplink(new)?;
+    if new.device.starts_with('/') && !new.guest {
+        return Err(format!(
+            "{} is a file, and no network; make a port of it, for mirrors: `lasthop port add NAME --device {} --driver file`",
+            new.device, new.device
+        ));
+    }
     if ports.any(|port| port.name == new.name) {
         return Err(format!("there is a port {} already; choose another name", new.name));
     }

@@ -3,8 +3,8 @@
 #![allow(clippy::too_many_arguments)]
 
 use crate::{
-    AclChanged, AclPage, AclText, ApiError, ConnectionPage, ConntrackFlushed, ConntrackStats, Field, FlowPage, MacPage,
-    MirrorList, PortChanged, PortPage, SwitchStats, TraceReport, TxBatch, UplinkList,
+    AclChanged, AclPage, AclText, ApiError, ConnectionPage, ConntrackFlushed, ConntrackStats, Field, FlowPage, Mac,
+    MacFlushed, MacPage, MirrorList, PortChanged, PortPage, SwitchStats, TraceReport, TxBatch, UplinkList,
 };
 use futures_util::Stream;
 
@@ -82,6 +82,23 @@ pub trait SwitchProxy {
     /// All learned addresses.
     #[zlink(more)]
     async fn mac_list(&mut self) -> zlink::Result<impl Stream<Item = zlink::Result<Result<MacPage, ApiError>>>>;
+
+    /// Has an address live at a port for good: it neither ages nor moves. Without a `vlan` it is in that of frames without a tag there.
+    /// Answers when the switch goes by it.
+    async fn mac_add(
+        &mut self,
+        mac: &str,
+        port: &str,
+        vlan: Option<u16>,
+    ) -> zlink::Result<Result<PortChanged, ApiError>>;
+
+    /// Forgets an address, static or not, and tells what it was. A `vlan` of 0 is that of frames without a VLAN; none is needed where the
+    /// address is known in one only. Answers when the switch goes by it.
+    async fn mac_del(&mut self, mac: &str, vlan: Option<u16>) -> zlink::Result<Result<Mac, ApiError>>;
+
+    /// Forgets addresses that were learned, all of them or those of a port and of a VLAN.
+    async fn mac_flush(&mut self, port: Option<&str>, vlan: Option<u16>)
+    -> zlink::Result<Result<MacFlushed, ApiError>>;
 
     /// Makes a mirror: the port `to` gets copies of what the ports `from` send (`from-guest`), of what is sent to them (`to-guest`), or
     /// of `both`. They need not exist yet. Answers when the switch goes by it.

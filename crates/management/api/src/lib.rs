@@ -6,12 +6,14 @@
 mod client;
 mod connections;
 mod frame;
+mod mac;
 mod mirror;
 mod types;
 
 pub use client::SwitchProxy;
 pub use connections::*;
 pub use frame::parse_frame;
+pub use mac::{Mac, MacFlushed, MacPage};
 pub use mirror::{Mirror, MirrorList};
 pub use types::*;
 

@@ -165,22 +165,7 @@ pub struct Field {
     pub value: String,
 }
 
-/// A learned address.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
-pub struct Mac {
-    /// The address.
-    pub mac: String,
-    /// VLAN id; 0 without a tag.
-    pub vlan: u16,
-    /// Name of the port where it lives.
-    pub port: String,
-    /// Milliseconds since it was last seen as a source (known to within the ten seconds between two looks).
-    pub age_ms: u64,
-    /// It moved between ports too often and is held at this one for now.
-    pub held: bool,
-}
-
-/// Answer to `PortAdd`, `PortSet` and `PortDel`.
+/// Answer to `PortAdd`, `PortSet`, `PortDel` and `MacAdd`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
 pub struct PortChanged {
     /// Its name.
@@ -302,15 +287,6 @@ pub struct PortPage {
 pub struct FlowPage {
     /// These.
     pub flows: Vec<Flow>,
-    /// How many there are in all.
-    pub total: u64,
-}
-
-/// Some of the learned addresses.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
-pub struct MacPage {
-    /// These.
-    pub macs: Vec<Mac>,
     /// How many there are in all.
     pub total: u64,
 }

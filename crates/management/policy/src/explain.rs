@@ -113,6 +113,7 @@ impl Learning {
     fn explain_refused(&self, refused: &Refused, key: &FlowKey, name: impl Fn(PortId) -> String) -> String {
         let from = name(key.port());
         match refused {
+            Refused::Pulled => format!("settings of {from}: link=down: nothing passes there: dropped"),
             Refused::MirrorPort => format!("{from} is a mirror's destination: what it sends is dropped"),
             Refused::Pretence(pretence) => format!("settings of {from}: {pretence}: dropped"),
             Refused::Vlan | Refused::List(..) => format!("{}: dropped", self.why_not_in(key.port(), key, &name)),
@@ -173,6 +174,7 @@ impl Learning {
         let (source, here) = (format!("source {}{}", pair.src, in_vlan(pair)), name(pair.port));
         match self.macs.would_learn(pair.vlan, pair.src, pair.port, now_ms) {
             _ if !self.has_port(pair.port) => format!("{source}: port {here} does not exist, nothing is learned"),
+            Learned::Known if self.static_mac(pair.vlan, pair.src).is_some() => format!("{source} is static at {here}"),
             Learned::Known => format!("{source} is known to live at {here}"),
             Learned::New => format!("{source} is new and would be learned at {here}"),
             Learned::Moved { from, to } if to == pair.port => {
@@ -181,6 +183,7 @@ impl Learning {
             Learned::Moved { to, .. } => {
                 format!("{source} moves too often: it would go back to {} and be held there", name(to))
             }
+            Learned::Static(at) => format!("{source} is static at {}: not learned at {here}", name(at)),
             Learned::Held => format!("{source} moves too often: it is held at its present port, not learned at {here}"),
             Learned::OverLimit => format!(
                 "{source} would not be learned: {here} has {} of {} addresses (a limit per port protects the others)",
@@ -201,12 +204,13 @@ impl Learning {
     ) -> String {
         let pair = Pair::of(key, vlan);
         let destination = format!("destination {}{}", pair.dst, in_vlan(&pair));
+        let lives = if self.static_mac(vlan, pair.dst).is_some() { "is static" } else { "lives" };
         match verdict {
             Verdict::To(port) if outputs == 0 => {
                 let why = self.why_not_to(port, vlan, key, &name).unwrap_or_default();
-                format!("{destination} lives at {}, but {why}: dropped", name(port))
+                format!("{destination} {lives} at {}, but {why}: dropped", name(port))
             }
-            Verdict::To(port) => format!("{destination} lives at {}", name(port)),
+            Verdict::To(port) => format!("{destination} {lives} at {}", name(port)),
             Verdict::Hairpin => {
                 let here = name(pair.port);
                 format!("{destination} lives at {here} itself: dropped, it needs no switch to get there")
@@ -251,6 +255,10 @@ impl Learning {
     ) -> Option<String> {
         match self.apart(key.port(), port) {
             Some(DropReason::BetweenUplinks) => return Some("nothing goes from one uplink to another".to_owned()),
+            Some(DropReason::PortDown) => {
+                let pulled = if self.is_pulled(port) { port } else { key.port() };
+                return Some(format!("{} is told link=down: nothing passes there", name(pulled)));
+            }
             Some(DropReason::MirrorPort) => {
                 return Some("it is a mirror's destination and gets nothing but copies".to_owned());
             }

@@ -26,6 +26,7 @@ mod reconcile;
 mod rules;
 mod shown;
 mod stale;
+mod stations;
 mod tracking;
 
 pub use connections::{CONNECTIONS_MAX, CONNECTIONS_PER_PORT_MAX, CONNECTIONS_PER_UPLINK_MAX};
@@ -91,7 +92,9 @@ pub struct Learning {
     uplinks: Uplinks,
     /// Of ports that have some.
     settings: BTreeMap<PortId, PortSettings>,
+    /// As they are carried out: without what pulled cables take away.
     mirrors: Mirrors,
+    wanted_mirrors: Mirrors,
     /// How ports take part in VLANs that are not in all alike.
     members: BTreeMap<PortId, Membership>,
     pub(crate) macs: MacTable,
@@ -128,6 +131,7 @@ impl Learning {
             uplinks: Uplinks::new(),
             settings: BTreeMap::new(),
             mirrors: Mirrors::default(),
+            wanted_mirrors: Mirrors::default(),
             members: BTreeMap::new(),
             macs,
             flows: FlowIndex::default(),
@@ -192,6 +196,7 @@ impl Learning {
     /// A port was removed.
     pub fn port_gone(&mut self, id: PortId, now_ms: u64, out: &mut Effects) {
         self.lists.remove(&id);
+        self.set_stations(id, &PortSettings::default(), now_ms, out);
         self.settings.remove(&id);
         self.follow_members(id);
         let Some(port) = self.ports.remove(&id) else { return };
@@ -212,7 +217,7 @@ impl Learning {
         }
     }
 
-    /// What lives behind this port may live behind another now: the addresses learned there are forgotten.
+    /// What lives behind this port may live behind another now: the addresses learned there are forgotten. Static ones stay.
     pub fn forget_addresses(&mut self, id: PortId, now_ms: u64, out: &mut Effects) {
         for (vlan, mac) in self.macs.remove_port(id) {
             self.forget_source(vlan, mac, id, now_ms, out);
@@ -302,7 +307,7 @@ impl Learning {
                 self.refresh_destination(pair.vlan, pair.src, now_ms, out);
                 to == pair.port
             }
-            Learned::Held => {
+            Learned::Held | Learned::Static(_) => {
                 port.moves_refused += 1;
                 false
             }
@@ -349,7 +354,7 @@ impl Learning {
 
     /// Nothing is remembered that could age: no tick is needed.
     pub fn is_idle(&self) -> bool {
-        self.macs.len() == 0 && !self.has_flows() && self.connection_count() == 0
+        self.macs.learned() == 0 && !self.has_flows() && self.connection_count() == 0
     }
 
     /// The switch should have flows, as far as we know.

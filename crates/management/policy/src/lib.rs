@@ -64,6 +64,7 @@ mod mirror;
 mod name;
 mod rate;
 mod settings;
+mod statics;
 mod vlans;
 
 pub use explain::Explanation;
@@ -79,7 +80,8 @@ pub use mactable::{AGEING_MS, HOLD_MS, MAX_MOVES, MOVE_WINDOW_MS, MacView};
 pub use mirror::{MAX_MIRRORED, Mirror, Mirrored};
 pub use name::{check_name, check_new_name};
 pub use rate::{Rate, Unit};
-pub use settings::{FLAGS, MAX_ADDRESSES, PortSettings, SETTINGS};
+pub use settings::{FLAGS, MAX_ADDRESSES, PortSettings, SETTINGS, STATIC_MAC};
+pub use statics::{MAX_STATIC, StaticMac};
 pub use vlans::{ParseVlansError, Vlans};
 
 #[cfg(test)]

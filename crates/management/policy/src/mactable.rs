@@ -25,6 +25,8 @@ pub struct MacView {
     pub age_ms: u64,
     /// It moved too often and is held at this port for now.
     pub held: bool,
+    /// Somebody says that it lives there: it neither ages nor moves.
+    pub is_static: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -36,6 +38,14 @@ pub(crate) struct Entry {
     moves: u32,
     /// Where it lived when the window began.
     home: PortId,
+    /// It neither ages nor moves, and counts for no port's limit.
+    pub is_static: bool,
+}
+
+impl Entry {
+    fn new(port: PortId, seen_ms: u64, is_static: bool) -> Self {
+        Self { port, seen_ms, held_until_ms: 0, window_ms: 0, moves: 0, home: port, is_static }
+    }
 }
 
 /// What came of seeing a source address on a port.
@@ -49,6 +59,8 @@ pub(crate) enum Learned {
     Moved { from: PortId, to: PortId },
     /// It is held elsewhere: not learned here.
     Held,
+    /// It is static elsewhere: not learned here.
+    Static(PortId),
     /// The port or the table is full: not learned.
     OverLimit,
 }
@@ -129,15 +141,47 @@ impl MacTable {
         if self.uplinks.counts.contains_key(&port) { &mut self.uplinks } else { &mut self.guests }
     }
 
-    /// Forgets a port and its addresses, which are returned.
+    /// Forgets a port and its addresses, which are returned, but for static ones.
     pub fn remove_port(&mut self, port: PortId) -> Vec<(u16, MacAddr)> {
         let pool = self.pool_mut(port);
         pool.held -= pool.counts.remove(&port).unwrap_or(0);
-        let gone: Vec<_> = self.entries.iter().filter(|(_, e)| e.port == port).map(|(k, _)| *k).collect();
+        let learned = self.entries.iter().filter(|(_, e)| e.port == port && !e.is_static);
+        let gone: Vec<_> = learned.map(|(k, _)| *k).collect();
         for k in &gone {
             self.entries.remove(k);
         }
         gone
+    }
+
+    /// The address lives at this port for good, unless it is static elsewhere already. Where it has been learned before.
+    pub fn add_static(&mut self, vlan: u16, mac: MacAddr, port: PortId) -> Option<PortId> {
+        let before = self.entries.get(&(vlan, mac)).map(|e| (e.port, e.is_static));
+        if before.is_some_and(|(_, is_static)| is_static) {
+            return None;
+        }
+        self.entries.insert((vlan, mac), Entry::new(port, 0, true));
+        let (from, _) = before?;
+        self.pool_mut(from).take(from);
+        Some(from)
+    }
+
+    /// Forgets an address, static or not; where it lived.
+    pub fn forget(&mut self, vlan: u16, mac: MacAddr) -> Option<PortId> {
+        let Entry { port, is_static, .. } = self.entries.remove(&(vlan, mac))?;
+        if !is_static {
+            self.pool_mut(port).take(port);
+        }
+        Some(port)
+    }
+
+    /// Static addresses of a port.
+    pub fn statics(&self, port: PortId) -> Vec<(u16, MacAddr)> {
+        self.entries.iter().filter(|(_, e)| e.is_static && e.port == port).map(|(k, _)| *k).collect()
+    }
+
+    /// How many have been learned: static ones do not count.
+    pub fn learned(&self) -> usize {
+        self.guests.held + self.uplinks.held
     }
 
     pub fn get(&self, vlan: u16, mac: MacAddr) -> Option<&Entry> {
@@ -169,6 +213,9 @@ impl MacTable {
         if e.port == port {
             return Learned::Known;
         }
+        if e.is_static {
+            return Learned::Static(e.port);
+        }
         if now_ms < e.held_until_ms {
             return Learned::Held;
         }
@@ -190,10 +237,9 @@ impl MacTable {
     pub fn learn(&mut self, vlan: u16, mac: MacAddr, port: PortId, now_ms: u64) -> Learned {
         let learned = self.would_learn(vlan, mac, port, now_ms);
         match learned {
-            Learned::OverLimit => {}
+            Learned::OverLimit | Learned::Static(_) => {}
             Learned::New => {
-                let e = Entry { port, seen_ms: now_ms, held_until_ms: 0, window_ms: 0, moves: 0, home: port };
-                self.entries.insert((vlan, mac), e);
+                self.entries.insert((vlan, mac), Entry::new(port, now_ms, false));
                 self.pool_mut(port).add(port);
             }
             Learned::Known | Learned::Held | Learned::Moved { .. } => {
@@ -244,7 +290,7 @@ impl MacTable {
                 self.learn(vlan, mac, port, seen_ms);
                 None
             }
-            Some(e) if e.port == port || e.seen_ms >= seen_ms => {
+            Some(e) if e.port == port || e.is_static || e.seen_ms >= seen_ms => {
                 self.refresh(vlan, mac, port, seen_ms);
                 None
             }
@@ -262,12 +308,12 @@ impl MacTable {
     /// what it has not seen for longest first: a port that was added must find room, however the others keep theirs in use.
     /// Returns what lived where.
     pub fn expire(&mut self, now_ms: u64) -> Vec<(u16, MacAddr, PortId)> {
-        let old = |e: &Entry| now_ms.saturating_sub(e.seen_ms) >= AGEING_MS;
+        let old = |e: &Entry| !e.is_static && now_ms.saturating_sub(e.seen_ms) >= AGEING_MS;
         let mut gone: Vec<_> =
             self.entries.iter().filter(|(_, e)| old(e)).map(|((vlan, mac), e)| (*vlan, *mac, e.port)).collect();
         self.remove(&gone);
         for port in [&self.guests, &self.uplinks].into_iter().flat_map(Pool::beyond).collect::<Vec<_>>() {
-            let of_port = self.entries.iter().filter(|(_, e)| e.port == port);
+            let of_port = self.entries.iter().filter(|(_, e)| e.port == port && !e.is_static);
             let mut by_age: Vec<_> = of_port.map(|((vlan, mac), e)| (e.seen_ms, *vlan, *mac)).collect();
             by_age.sort_unstable();
             let beyond = by_age.len().saturating_sub(self.port_limit(port));
@@ -292,6 +338,7 @@ impl MacTable {
             port: e.port,
             age_ms: now_ms.saturating_sub(e.seen_ms),
             held: now_ms < e.held_until_ms,
+            is_static: e.is_static,
         })
     }
 }

@@ -3,6 +3,7 @@
 use crate::acl::Prefix;
 use crate::membership::Membership;
 use crate::rate::Rate;
+use crate::statics::{MAX_STATIC, StaticMac};
 use crate::vlans::{ParseVlansError, Vlans, vlan_id};
 use lasthop_types::MacAddr;
 use serde::{Deserialize, Serialize};
@@ -41,6 +42,10 @@ pub struct PortSettings {
     pub storm: Option<Rate>,
     /// How many connections it may open, of those that stateful access lists know.
     pub connections: Option<u32>,
+    /// It neither sends nor receives, as if its cable was pulled.
+    pub link_down: bool,
+    /// Addresses that live there, whether or not they say anything, and nowhere else. Of uplinks too.
+    pub static_macs: Vec<StaticMac>,
 }
 
 /// Names of settings, as [`PortSettings::change`] and the option `--port` know them.
@@ -57,7 +62,12 @@ pub const SETTINGS: &[&str] = &[
     "rate-to",
     "storm",
     "connections",
+    "link",
+    STATIC_MAC,
 ];
+
+/// The one setting that uplinks have, too.
+pub const STATIC_MAC: &str = "static-mac";
 
 /// Those of them that are on or off.
 pub const FLAGS: &[&str] = &["isolated", "no-dhcp-server", "no-ra"];
@@ -69,7 +79,7 @@ impl PortSettings {
         let (mut new, mut named) = (self.clone(), Vec::new());
         for (name, value) in changes {
             let first = !named.contains(&name);
-            if !first && !matches!(name, "mac" | "addr") {
+            if !first && !matches!(name, "mac" | "addr" | STATIC_MAC) {
                 return Err(format!("{name} is there twice"));
             }
             new.set(name, value, first).map_err(|e| format!("{name}={value}: {e}"))?;
@@ -99,6 +109,8 @@ impl PortSettings {
             "rate-to" => self.rate_to = rate(value)?,
             "storm" => self.storm = rate(value)?,
             "connections" => self.connections = if is_none(value) { None } else { Some(connections(value)?) },
+            "link" => self.link_down = link(value)?,
+            STATIC_MAC => self.set_static(value, first)?,
             "mac" => list(&mut self.macs, value, first, station)?,
             "addr" => list(&mut self.addrs, value, first, address)?,
             _ => return Err(format!("there is no such setting; there are {}", SETTINGS.join(", "))),
@@ -124,7 +136,55 @@ impl PortSettings {
                 "addresses (addr) are bound to those that send them; say with mac which Ethernet addresses may".into(),
             );
         }
+        self.check_static()
+    }
+
+    /// `+` in front adds one to those there are, `-` takes one out.
+    fn set_static(&mut self, value: &str, first: bool) -> Result<(), String> {
+        if let Some(text) = value.strip_prefix('+') {
+            let new = text.parse()?;
+            if self.static_macs.contains(&new) {
+                return Err(format!("{new} is static there already"));
+            }
+            self.static_macs.push(new);
+        } else if let Some(text) = value.strip_prefix('-') {
+            let gone: StaticMac = text.parse()?;
+            let before = self.static_macs.len();
+            self.static_macs.retain(|other| *other != gone);
+            if self.static_macs.len() == before {
+                return Err(format!("{gone} is not static there; `lasthop mac list` shows where it lives"));
+            }
+        } else {
+            list(&mut self.static_macs, value, first, |text| text.parse().map_err(|e| format!("{e}, {OR_NONE}")))?;
+        }
+        self.static_macs.sort_unstable();
         Ok(())
+    }
+
+    /// Static addresses, each in the VLAN that it belongs to.
+    pub fn stations(&self) -> impl Iterator<Item = (u16, MacAddr)> + '_ {
+        let untagged = self.vlan.or(self.native).unwrap_or(0);
+        self.static_macs.iter().map(move |entry| (entry.vlan.unwrap_or(untagged), entry.mac))
+    }
+
+    fn check_static(&self) -> Result<(), String> {
+        if self.static_macs.len() > MAX_STATIC {
+            return Err(format!("more than {MAX_STATIC} static addresses; let the others be learned"));
+        }
+        let (mut vlans, member) =
+            (self.static_macs.iter().filter_map(|entry| Some((entry, entry.vlan?))), self.membership());
+        if let Some((entry, vlan)) = vlans.find(|(_, vlan)| !member.is_member(*vlan)) {
+            return Err(format!(
+                "{STATIC_MAC}={entry}: the port does not carry VLAN {vlan} ({}); add it for a VLAN of the port, or take it out first",
+                self.vlans()
+            ));
+        }
+        let mut stations: Vec<_> = self.stations().collect();
+        stations.sort_unstable();
+        match stations.array_windows().find(|[one, other]| one == other) {
+            Some([(vlan, mac), _]) => Err(format!("{STATIC_MAC}: {mac} is there twice in VLAN {vlan}; once is enough")),
+            None => Ok(()),
+        }
     }
 
     /// Nothing is set.
@@ -150,6 +210,8 @@ impl PortSettings {
             self.rate_to.map(|rate| text(&rate)),
             self.storm.map(|rate| text(&rate)),
             self.connections.map(|n| text(&n)),
+            self.link_down.then(|| "down".to_owned()),
+            joined(self.static_macs.iter().map(|entry| text(entry)).collect()),
         ];
         SETTINGS.iter().zip(values).filter_map(|(name, value)| value.map(|value| (*name, value))).collect()
     }
@@ -228,6 +290,15 @@ fn on(value: &str) -> Result<bool, String> {
     }
 }
 
+fn link(value: &str) -> Result<bool, String> {
+    match value {
+        "down" => Ok(true),
+        "up" => Ok(false),
+        _ if is_none(value) => Ok(false),
+        _ => Err("write up or down".into()),
+    }
+}
+
 fn rate(value: &str) -> Result<Option<Rate>, String> {
     if is_none(value) { Ok(None) } else { value.parse().map(Some).map_err(|e| format!("{e}, {OR_NONE}")) }
 }
@@ -300,6 +371,11 @@ mod tests {
             ("rate-from=100Mbit rate-to=20kpps storm=1M:64K", "rate-from=100M rate-to=20kpps storm=1M:64K"),
             ("mac=52-54-00-00-00-01 mac=52:54:00:00:00:02", "mac=52:54:00:00:00:01,52:54:00:00:00:02"),
             ("mac=5254000000aB", "mac=52:54:00:00:00:ab"),
+            ("link=down", "link=down"),
+            (
+                "vlan=10 static-mac=52:54:00:00:00:02 static-mac=52:54:00:00:00:01@10",
+                "vlan=10 static-mac=52:54:00:00:00:01@10,52:54:00:00:00:02",
+            ),
             ("mac=52:54:00:00:00:01 addr=10.0.0.1,fd00::/64", "mac=52:54:00:00:00:01 addr=10.0.0.1,fd00::/64"),
         ] {
             let settings = set(text);
@@ -319,6 +395,12 @@ mod tests {
         assert_eq!(text("trunk=10,20"), "trunk=10:20 isolated=on mac=52:54:00:00:00:01", "a trunk is no access port");
         assert_eq!(text("mac=52:54:00:00:00:09"), "vlan=10 isolated=on mac=52:54:00:00:00:09");
         assert_eq!(text("mac=none vlan=none"), "isolated=on");
+        let text = |before: &str, change| changed(&set(before), change).map(|after| after.to_string());
+        let (one, two) = ("static-mac=52:54:00:00:00:01", "static-mac=52:54:00:00:00:01,52:54:00:00:00:02@7");
+        assert_eq!(text(one, "static-mac=+52:54:00:00:00:02@7").unwrap(), two);
+        assert_eq!(text(two, "static-mac=-52:54:00:00:00:02@7").unwrap(), one);
+        assert!(text(one, "static-mac=+52:54:00:00:00:01").unwrap_err().contains("is static there already"));
+        assert!(text(one, "static-mac=-52:54:00:00:00:02").unwrap_err().contains("`lasthop mac list`"));
         let trunk = set("trunk=10 native=1");
         assert_eq!(changed(&trunk, "vlan=7").unwrap().to_string(), "vlan=7");
         assert_eq!(changed(&trunk, "vlan=7 trunk=none").unwrap().to_string(), "vlan=7");
@@ -337,7 +419,7 @@ mod tests {
 
     #[test]
     fn off_takes_every_setting_back() {
-        let all = "isolated=on mac=52:54:00:00:00:01 addr=10.0.0.1 no-dhcp-server=on no-ra=on rate-from=1M rate-to=2M storm=3M";
+        let all = "isolated=on mac=52:54:00:00:00:01 addr=10.0.0.1 no-dhcp-server=on no-ra=on rate-from=1M rate-to=2M storm=3M link=down static-mac=52:54:00:00:00:07";
         for before in [set(&format!("{all} vlan=10")), set(&format!("{all} trunk=10 native=1"))] {
             for word in ["none", "off"] {
                 let after = before.change(SETTINGS.iter().map(|name| (*name, word)));
@@ -378,6 +460,10 @@ mod tests {
             ("mac=x", "or none to take it back"),
             ("rate-from=-5", "or none to take it back"),
             ("addr=10.0.0.1", "say with mac"),
+            ("link=on", "write up or down"),
+            ("static-mac=x", "such as 52:54:00:12:34:56"),
+            ("vlan=10 static-mac=52:54:00:00:00:01@20", "does not carry VLAN 20 (vlan=10); add it for"),
+            ("native=5 static-mac=52:54:00:00:00:01@5,52:54:00:00:00:01", "is there twice in VLAN 5"),
             ("color=red", "there are vlan, trunk"),
             ("vlan=1 vlan=2", "vlan is there twice"),
             (&format!("mac={}", macs.join(",")), "more than 64"),

@@ -84,11 +84,13 @@ pub enum UplinkDriver {
     AfPacket,
     /// An AF_XDP socket, with a program on the interface.
     AfXdp,
+    /// A capture file, which things are only written to.
+    File,
 }
 
 impl UplinkDriver {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Tap, Self::AfPacket, Self::AfXdp];
+    pub const ALL: [Self; 4] = [Self::Tap, Self::AfPacket, Self::AfXdp, Self::File];
 
     /// As people write it.
     pub fn name(self) -> &'static str {
@@ -96,12 +98,28 @@ impl UplinkDriver {
             Self::Tap => "tap",
             Self::AfPacket => "af_packet",
             Self::AfXdp => "af_xdp",
+            Self::File => "file",
         }
     }
 
-    /// From how people write it.
+    /// From how people write it: its name, or `file:SIZE` (see [`UplinkDriver::file_limit`]).
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|d| d.name() == name)
+        let is = |driver: &Self| driver.name() == name || *driver == Self::File && Self::file_limit(name).is_some();
+        Self::ALL.into_iter().find(is)
+    }
+
+    /// Of `file:SIZE`: how long the file may be before it goes on in another, in bytes; SIZE is a number, perhaps with K, M or G, which are
+    /// multiples of 1024, and 64K at least.
+    pub fn file_limit(name: &str) -> Option<u64> {
+        let size = name.strip_prefix("file:")?;
+        let (digits, unit) = match size.char_indices().last()? {
+            (end, 'k' | 'K') => (size.get(..end)?, 1 << 10),
+            (end, 'm' | 'M') => (size.get(..end)?, 1 << 20),
+            (end, 'g' | 'G') => (size.get(..end)?, 1 << 30),
+            _ => (size, 1),
+        };
+        let number: u64 = Some(digits).filter(|digits| digits.bytes().all(|b| b.is_ascii_digit()))?.parse().ok()?;
+        number.checked_mul(unit).filter(|bytes| *bytes >= 64 << 10)
     }
 }
 

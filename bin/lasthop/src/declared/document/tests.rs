@@ -88,7 +88,7 @@ fn there() -> plan::There {
         rule(Some("vm1"), "to-guest", 1, "permit arp"),
         rule(Some("vm1"), "to-guest", 0, "default deny"),
     ];
-    plan::There { ports: vec![vm1, c1, net], uplinks, rules }
+    plan::There { ports: vec![vm1, c1, net], uplinks, rules, mirrors: Vec::new() }
 }
 
 fn told(text: &str, there: &plan::There, prune: bool) -> Vec<String> {
@@ -216,4 +216,81 @@ fn mistakes_are_named_where_they_are() {
         assert!(error.contains(what), "{text}: {error}");
         assert_eq!(error.lines().count(), 1, "{error}");
     }
+}
+
+/// A port of the file that listens at a socket of its name.
+fn port(name: &str, more: &str) -> String {
+    format!("[port.{name}]\nsocket = \"/{name}\"\n{more}\n")
+}
+
+/// Ports, as a running lasthop tells of them, and their static addresses.
+fn listening(ports: &[(&str, &str)]) -> plan::There {
+    let port = |(name, macs): &(&str, &str)| Port {
+        name: (*name).into(),
+        path: format!("/{name}"),
+        settings: vec![Field { name: "static-mac".into(), value: (*macs).into() }],
+        ..Port::default()
+    };
+    plan::There { ports: ports.iter().map(port).collect(), ..plan::There::default() }
+}
+
+#[test]
+fn mirrors_are_made_when_their_ports_are_there_and_go_first() {
+    let mirror = |to: &str| lasthop_api::Mirror {
+        name: "web".into(),
+        from: vec!["vm1".into(), "vm2".into()],
+        to: to.into(),
+        direction: "from-guest".into(),
+        ..lasthop_api::Mirror::default()
+    };
+    let text = "[mirror.web]\nfrom = [\"vm1\", \"vm2\"]\nto = \"ids\"\ndirection = \"from-guest\"\n";
+    let made = "+ mirror web: from-guest of vm1,vm2 to ids";
+    let with = |mirrors| plan::There { mirrors, ..plan::There::default() };
+    assert_eq!(told(text, &with(Vec::new()), false), [made]);
+    assert_eq!(told(text, &with(vec![mirror("ids")]), true), [""; 0]);
+    let both = [text, &port("ids", "")].concat();
+    let changed = told(&both, &with(vec![mirror("log")]), false);
+    assert_eq!(changed, ["- mirror web: it is to be otherwise", "+ port ids: /ids", made]);
+    assert_eq!(told("", &with(vec![mirror("ids")]), true), ["- mirror web"]);
+    let nothing = declared("");
+    assert_eq!(plan::Plan::new(&nothing, &with(vec![mirror("ids")]), false).left, ["mirror web"]);
+    for (text, wrong) in [
+        ("[mirror.m]\nto = \"a\"", "[mirror.m] from: missing; write from"),
+        ("[mirror.m]\nfrom = \"a\"", "[mirror.m] to: missing; write to"),
+        ("[mirror.m]\nfrom = \"a\"\nto = \"a\"", "[mirror.m]: a is the destination"),
+        ("[mirror.m]\nfrom = \"a\"\nto = \"b\"\ndirection = \"in\"", "use from-guest, to-guest or both"),
+        (
+            "[mirror.m]\nfrom = \"a\"\nto = \"b\"\n[mirror.n]\nfrom = \"b\"\nto = \"c\"",
+            "b is the destination of mirror m",
+        ),
+        ("[mirror.m]\nfrom = [[1]]\nto = \"b\"", "neither text, number"),
+    ] {
+        let error = read(text, Path::new("/nowhere")).unwrap_err();
+        assert!(error.contains(wrong), "{text}: {error}");
+    }
+}
+
+/// An address can be static at one port only.
+#[test]
+fn a_static_address_that_moves_leaves_first() {
+    let [one, two] = ["52:54:00:00:00:01", "52:54:00:00:00:02"];
+    let with = |name: &str, macs: &str| port(name, &format!("static-mac = \"{macs}\""));
+    let swapped = [with("a", two), with("b", one)].concat();
+    assert_eq!(
+        told(&swapped, &listening(&[("a", one), ("b", two)]), false),
+        [
+            format!("~ port a: static-mac {one} -> none"),
+            format!("~ port b: static-mac {two} -> none"),
+            format!("~ port a: static-mac none -> {two}"),
+            format!("~ port b: static-mac none -> {one}"),
+        ]
+    );
+    assert_eq!(told(&swapped, &listening(&[("a", two), ("b", one)]), false), [""; 0]);
+    let uplink = format!("[uplink.net]\ndevice = \"eth1\"\nstatic-mac = [\"{one}@10\", \"{two}\"]\n");
+    let wanted = format!("~ uplink net: static-mac none -> {one}@10,{two}");
+    assert_eq!(told(&uplink, &plan::There::default(), false), ["+ uplink net: eth1".to_owned(), wanted]);
+    let twice = read(&[with("a", one), with("b", one)].concat(), Path::new("/nowhere")).unwrap_err();
+    assert!(twice.contains("is at a and at b"), "{twice}");
+    let wrong = read(&uplink.replace("@10", "@5000"), Path::new("/nowhere")).unwrap_err();
+    assert!(wrong.contains("[uplink.net] static-mac=") && wrong.contains("write one, 1 to 4094"), "{wrong}");
 }

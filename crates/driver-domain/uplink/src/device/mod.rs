@@ -3,10 +3,12 @@
 //! Whatever a device cannot do (segmentation, checksums, scatter/gather) is done at the
 //! last moment: by the kernel, after the one copy that the switch makes, or by the switch in that copy (AF_XDP).
 
+mod file;
 mod packet;
 mod tap;
 mod xdp;
 
+pub use file::File;
 pub use packet::Packets;
 pub use tap::Tap;
 pub use xdp::Xdp;
@@ -45,6 +47,8 @@ pub struct Wanted {
     pub gro: bool,
     /// Bring it up, if it is not.
     pub bring_up: bool,
+    /// Of a capture file: how long it may be before it goes on in another, in bytes.
+    pub max_size: Option<u64>,
 }
 
 /// An open device as one process leaves it to the next: the same sockets, with what waits in them.
@@ -104,6 +108,8 @@ pub enum Queue {
     Packets(Packets),
     /// An AF_XDP socket.
     Xdp(Box<Xdp>),
+    /// A capture file.
+    File(Box<File>),
 }
 
 impl Queue {
@@ -114,6 +120,7 @@ impl Queue {
             Self::Tap(tap) => tap.send(pair, packets, counters)?,
             Self::Packets(socket) => socket.send(pair, packets, counters)?,
             Self::Xdp(xdp) => return xdp.send(pair, packets, counters),
+            Self::File(file) => file.send(pair, packets, counters)?,
         };
         packets.iter().take(sent.done).for_each(|p| pair.to_network.give_back(p));
         Ok(sent)
@@ -125,6 +132,7 @@ impl Queue {
             Self::Tap(tap) => tap.receive(pair, counters),
             Self::Packets(socket) => socket.receive(pair, counters),
             Self::Xdp(xdp) => xdp.receive(pair, counters),
+            Self::File(file) => file.receive(),
         }
     }
 
@@ -139,7 +147,7 @@ impl Queue {
     /// Counts frames that the kernel had no room for. TAP devices count them themselves.
     pub fn count_overruns(&self, progress: &Progress, counters: &Counters) {
         let frames = match self {
-            Self::Tap(_) => 0,
+            Self::Tap(_) | Self::File(_) => 0,
             Self::Packets(socket) => socket.overruns(),
             Self::Xdp(xdp) => progress.overruns(xdp.overruns()),
         };
@@ -173,6 +181,7 @@ impl AsFd for Queue {
             Self::Tap(tap) => tap.as_fd(),
             Self::Packets(socket) => socket.as_fd(),
             Self::Xdp(xdp) => xdp.as_fd(),
+            Self::File(file) => file.as_fd(),
         }
     }
 }
@@ -214,6 +223,9 @@ impl Device {
         if wanted.queues == 0 || wanted.queues > MAX_QUEUES {
             return Err(OpenError(format!("{} queues; use 1 to {MAX_QUEUES}", wanted.queues)));
         }
+        if wanted.driver == Some(UplinkDriver::File) {
+            return File::open(wanted);
+        }
         let interface = match Interface::named(name) {
             Ok(interface) => Some(interface),
             Err(Errno::NODEV) => None,
@@ -235,6 +247,7 @@ impl Device {
             UplinkDriver::Tap => Tap::open(wanted, exists, kept),
             UplinkDriver::AfPacket => Packets::open(wanted, kept),
             UplinkDriver::AfXdp => Xdp::open(wanted, kept),
+            UplinkDriver::File => File::open(wanted),
         }
     }
 }
@@ -244,6 +257,8 @@ impl Device {
     pub fn to_keep<'a>(&'a self, memory: &'a SharedMemory) -> Vec<BorrowedFd<'a>> {
         let of = |queue: &'a Queue| match queue {
             Queue::Xdp(xdp) => xdp.to_keep(),
+            // The next process begins another one.
+            Queue::File(_) => Vec::new(),
             other => vec![other.as_fd()],
         };
         let device: Vec<_> = self.queues.iter().flat_map(of).collect();

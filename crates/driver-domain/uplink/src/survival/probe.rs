@@ -87,6 +87,8 @@ enum Way {
     /// Another descriptor of a TAP device's queue, where frames begin with virtio's header.
     Tap(OwnedFd),
     Socket(SendSocket),
+    /// The device is no network.
+    Nowhere,
 }
 
 impl Prober {
@@ -100,6 +102,9 @@ impl Prober {
                 source: opposite(mac),
             });
         }
+        if device.about.driver == UplinkDriver::File {
+            return Ok(Self { way: Way::Nowhere, source: mac });
+        }
         let socket = match kept {
             Some(kept) => SendSocket::kept(kept),
             None => SendSocket::open(Interface::named(name)?.index()?)?,
@@ -110,7 +115,7 @@ impl Prober {
     /// A socket of its own, to be kept with the device: the kernel takes its time to close one.
     pub fn to_keep(&self) -> Option<BorrowedFd<'_>> {
         match &self.way {
-            Way::Tap(_) => None,
+            Way::Tap(_) | Way::Nowhere => None,
             Way::Socket(socket) => Some(socket.as_fd()),
         }
     }
@@ -148,6 +153,7 @@ impl Prober {
                 rustix::io::writev(fd, &[IoSlice::new(&header), IoSlice::new(frame)]).map(drop)
             }
             Way::Socket(socket) => rustix::io::write(socket, frame).map(drop),
+            Way::Nowhere => Ok(()),
         }
     }
 }

@@ -54,6 +54,8 @@ impl DeniedBy {
 /// Why a frame may not enter where it comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
+    /// The port's cable is pulled.
+    Pulled,
     /// The port is a mirror's destination.
     MirrorPort,
     /// The port is no member of its VLAN.
@@ -153,6 +155,9 @@ impl Learning {
     /// list. Adds to `mask` what it took to know, but for what it is to connections.
     pub(crate) fn admit(&self, key: &FlowKey, mask: &mut FlowMask, probe: &Probe<'_>) -> Result<(u16, Track), Refused> {
         let from = key.port();
+        if self.is_pulled(from) {
+            return Err(Refused::Pulled);
+        }
         if self.is_destination(from) {
             return Err(Refused::MirrorPort);
         }
@@ -227,6 +232,7 @@ impl Learning {
         };
         let (vlan, track) = match self.admit(key, &mut mask, probe) {
             Ok(admitted) => admitted,
+            Err(Refused::Pulled) => return drop(mask, None, 0, DropReason::PortDown),
             Err(Refused::MirrorPort) => return drop(mask, None, 0, DropReason::MirrorPort),
             Err(Refused::Vlan) => return drop(mask, None, 0, DropReason::Vlan),
             Err(Refused::Pretence(_)) => return drop(mask, None, 0, DropReason::Spoofed),

@@ -38,6 +38,17 @@ impl Mirrors {
         self.destinations.is_empty()
     }
 
+    /// The same without copies of what such ports send, or to such ports.
+    fn without(&self, pulled: impl Fn(PortId) -> bool) -> Self {
+        let left = |copies: &BTreeMap<PortId, Vec<CopyTo>>| -> BTreeMap<PortId, Vec<CopyTo>> {
+            let there = copies.iter().filter(|(port, _)| !pulled(**port));
+            let to = |copies: &Vec<CopyTo>| copies.iter().filter(|(to, _)| !pulled(*to)).cloned().collect::<Vec<_>>();
+            there.map(|(port, copies)| (*port, to(copies))).filter(|(_, to)| !to.is_empty()).collect()
+        };
+        let (from_guest, to_guest) = (left(&self.from_guest), left(&self.to_guest));
+        Self { from_guest, to_guest, destinations: self.destinations.clone() }
+    }
+
     /// Ports for which something else holds than before.
     fn changed(&self, before: &Self) -> BTreeSet<PortId> {
         let differ = |a: &BTreeMap<_, Vec<_>>, b: &BTreeMap<PortId, Vec<CopyTo>>| -> BTreeSet<PortId> {
@@ -53,6 +64,8 @@ impl Mirrors {
 impl Learning {
     /// What is mirrored from now on. Said of ports that packets may have come from or gone to, it has all flows removed.
     pub fn set_mirrors(&mut self, mirrors: Mirrors, now_ms: u64, out: &mut Effects) {
+        self.wanted_mirrors = mirrors;
+        let mirrors = self.wanted_mirrors.without(|id| self.is_pulled(id));
         let changed = mirrors.changed(&self.mirrors);
         if changed.is_empty() {
             return;
@@ -66,6 +79,11 @@ impl Learning {
         let destinations = &self.mirrors.destinations;
         let turned: Vec<_> = destinations.symmetric_difference(&before.destinations).copied().collect();
         turned.into_iter().for_each(|id| self.forget_addresses(id, now_ms, out));
+    }
+
+    /// A cable was pulled or plugged in, and all flows that go by it are gone.
+    pub(super) fn follow_cables(&mut self) {
+        self.mirrors = self.wanted_mirrors.without(|id| self.is_pulled(id));
     }
 
     /// The port gets copies and nothing else.

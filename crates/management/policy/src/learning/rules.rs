@@ -57,11 +57,13 @@ impl Learning {
             rate_to: None,
             storm: of.storm.map(|_| Rate::ANY),
             connections: None,
+            static_macs: Vec::new(),
             ..of.clone()
         };
         if self.is_in_use(id) && without_rates(&settings) != without_rates(&before) {
             self.clear_flows(out);
         }
+        let cable = settings.link_down != before.link_down;
         let elsewhere = settings.membership() != before.membership() || settings.macs != before.macs;
         if settings.is_default() {
             self.settings.remove(&id);
@@ -76,6 +78,16 @@ impl Learning {
         if elsewhere {
             self.forget_addresses(id, now_ms, out);
         }
+        let told = self.settings.get(&id).cloned().unwrap_or_default();
+        self.set_stations(id, &told, now_ms, out);
+        if cable {
+            self.follow_cables();
+        }
+    }
+
+    /// Somebody has pulled its cable (`port set --link down`): nothing comes from there and nothing goes there, copies included.
+    pub(crate) fn is_pulled(&self, id: PortId) -> bool {
+        self.guest_settings(id).is_some_and(|settings| settings.link_down)
     }
 
     /// Ports that are uplinks.
@@ -117,6 +129,7 @@ impl Learning {
         let is_uplink = |port| self.uplinks.contains_key(&port);
         let is_isolated = |port| self.guest_settings(port).is_some_and(|settings| settings.isolated);
         match (is_uplink(from), is_uplink(to)) {
+            _ if self.is_pulled(from) || self.is_pulled(to) => Some(DropReason::PortDown),
             _ if self.is_destination(from) || self.is_destination(to) => Some(DropReason::MirrorPort),
             (true, true) => Some(DropReason::BetweenUplinks),
             (false, false) if is_isolated(from) || is_isolated(to) => Some(DropReason::Isolated),

@@ -1,0 +1,93 @@
+//! `lasthop mac del|flush`: addresses that are to be forgotten. Those that are to stay (`mac add`) are settings of their ports.
+
+use super::{Answer, Core, Unconfirmed, give, refuse};
+use crate::view;
+use lasthop_api::{ApiError, Mac, MacFlushed};
+use lasthop_policy::{Effects, MacView};
+use lasthop_types::MacAddr;
+
+/// What is wanted of addresses.
+#[derive(Debug)]
+pub(crate) enum StationCall {
+    Del { mac: String, vlan: Option<u16>, answer: Answer<Forgotten> },
+    Flush { port: Option<String>, vlan: Option<u16>, answer: Answer<MacFlushed> },
+}
+
+/// An address that is to go.
+#[derive(Debug)]
+pub(crate) struct Forgotten {
+    /// As it was.
+    pub mac: Mac,
+    /// Of a static one, which has not gone: how its port was told it. That port has to be told otherwise.
+    pub told: Option<String>,
+}
+
+impl Core {
+    pub(super) fn station_call(&mut self, call: StationCall, now_ms: u64) {
+        match call {
+            StationCall::Del { mac, vlan, answer } => match self.station(&mac, vlan, now_ms) {
+                Err(e) => refuse(answer, e),
+                Ok(found) => self.forget_station(&found, answer, now_ms),
+            },
+            StationCall::Flush { port, vlan, answer } => {
+                let id = port.map(|name| self.find(&name).ok_or(name)).transpose();
+                let id = match (id, check(vlan)) {
+                    (_, Err(e)) => return refuse(answer, e),
+                    (Ok(id), Ok(())) => id,
+                    (Err(name), _) => {
+                        let message =
+                            format!("there is no port named {name:?}; `lasthop port list` shows those there are");
+                        return refuse(answer, ApiError::NoSuchPort { name, message });
+                    }
+                };
+                let mut out = Effects::default();
+                let macs = self.policy.flush(id, vlan, now_ms, &mut out) as u64;
+                self.carry_out(out, now_ms);
+                self.when_confirmed(Unconfirmed::Flushed(MacFlushed { macs }, answer), now_ms);
+            }
+        }
+    }
+
+    /// The one address that is meant.
+    fn station(&self, text: &str, vlan: Option<u16>, now_ms: u64) -> Result<MacView, ApiError> {
+        let bad = |message| ApiError::BadFilter { message };
+        check(vlan)?;
+        let mac: MacAddr = text
+            .parse()
+            .map_err(|_| bad(format!("{text:?} is no Ethernet address; write one such as 52:54:00:12:34:56")))?;
+        let meant = |m: &MacView| m.mac == mac && vlan.is_none_or(|vlan| vlan == m.vlan);
+        let found: Vec<_> = self.policy.macs(now_ms).filter(meant).collect();
+        match &found[..] {
+            [one] => Ok(one.clone()),
+            [] => {
+                let at = vlan.map_or_else(String::new, |vlan| format!(" in VLAN {vlan}"));
+                Err(bad(format!("{mac} is not known{at}; `lasthop mac list` shows what is")))
+            }
+            several => {
+                let vlans: Vec<_> = several.iter().take(8).map(|m| m.vlan.to_string()).collect();
+                let vlans = vlans.join(", ");
+                Err(bad(format!("{mac} is known in VLANs {vlans}; say with --vlan which is meant (0: without a VLAN)")))
+            }
+        }
+    }
+
+    fn forget_station(&mut self, found: &MacView, answer: Answer<Forgotten>, now_ms: u64) {
+        let mac = view::mac(found, self.name(found.port));
+        if let Some((_, entry)) = self.policy.static_mac(found.vlan, found.mac) {
+            return give(answer, Forgotten { mac, told: Some(entry.to_string()) });
+        }
+        let mut out = Effects::default();
+        self.policy.forget_station(found.vlan, found.mac, now_ms, &mut out);
+        self.carry_out(out, now_ms);
+        self.when_confirmed(Unconfirmed::Forgotten(Forgotten { mac, told: None }, answer), now_ms);
+    }
+}
+
+fn check(vlan: Option<u16>) -> Result<(), ApiError> {
+    match vlan.filter(|vlan| *vlan > 4094) {
+        None => Ok(()),
+        Some(vlan) => Err(ApiError::BadFilter {
+            message: format!("{vlan} is not a VLAN id; use 1 to 4094, or 0 for addresses without a VLAN"),
+        }),
+    }
+}

@@ -1,0 +1,121 @@
+//! `lasthop mac`: where stations live.
+
+use crate::SharedArgs;
+use crate::client::{CliError, collect};
+use crate::table::{Align, Table, duration};
+use clap::Subcommand;
+use lasthop_api::{Mac, SwitchProxy};
+use lasthop_policy::StaticMac;
+use serde::Serialize;
+
+/// `lasthop mac …`
+#[derive(Debug, Subcommand)]
+pub enum MacCommand {
+    /// Show all addresses: learned ones and static ones
+    #[command(after_help = "Example:\n  lasthop mac list")]
+    List(SharedArgs),
+    /// Have an address live at a port for good: it is known before it says anything, and neither ages nor moves
+    ///
+    /// It is a setting of the port (`static-mac`), remembered with it and forgotten with it. Packets from that address are forwarded from
+    /// other ports as well; `lasthop port set --mac` is what forbids them.
+    #[command(after_help = "Examples:\n  \
+        lasthop mac add 52:54:00:12:34:56 --port vm1\n  \
+        lasthop mac add 52:54:00:12:34:57 --port net --vlan 10")]
+    Add {
+        /// The address
+        mac: String,
+        /// Where it lives; uplinks too
+        #[arg(long)]
+        port: String,
+        /// Its VLAN [default: that of frames without a tag at the port]
+        #[arg(long, value_name = "ID", allow_negative_numbers = true)]
+        vlan: Option<String>,
+        #[command(flatten)]
+        shared: SharedArgs,
+    },
+    /// Forget an address, static or learned
+    #[command(after_help = "Example:\n  lasthop mac del 52:54:00:12:34:56")]
+    Del {
+        /// The address
+        mac: String,
+        /// Its VLAN, 0 for none; needed where the address is known in several
+        #[arg(long, value_name = "ID", value_parser = vlan, allow_negative_numbers = true)]
+        vlan: Option<u16>,
+        #[command(flatten)]
+        shared: SharedArgs,
+    },
+    /// Forget all addresses that were learned, or those of a port or a VLAN; static ones stay
+    #[command(
+        after_help = "Examples:\n  lasthop mac flush\n  lasthop mac flush --port vm1\n  lasthop mac flush --vlan 10"
+    )]
+    Flush {
+        /// Only those learned there
+        #[arg(long)]
+        port: Option<String>,
+        /// Only those of this VLAN, 0 for those of none
+        #[arg(long, value_name = "ID", value_parser = vlan, allow_negative_numbers = true)]
+        vlan: Option<u16>,
+        #[command(flatten)]
+        shared: SharedArgs,
+    },
+}
+
+/// `lasthop mac list --json`
+#[derive(Debug, Serialize)]
+struct Macs {
+    macs: Vec<Mac>,
+}
+
+fn vlan(text: &str) -> Result<u16, String> {
+    let vlan = text.parse().ok().filter(|vlan| *vlan <= 4094);
+    vlan.ok_or_else(|| "write a VLAN id, 1 to 4094, or 0 for addresses without a VLAN".into())
+}
+
+/// The VLAN of an address, behind it.
+fn in_vlan(vlan: u16) -> String {
+    if vlan == 0 { String::new() } else { format!(" in VLAN {vlan}") }
+}
+
+pub fn mac(command: &MacCommand) -> Result<String, CliError> {
+    match command {
+        MacCommand::List(shared) => {
+            let macs = shared.instance()?.ask(async |c| collect(c.mac_list().await, |page| page.macs).await)?;
+            shared.show(&Macs { macs }, |m| table(&m.macs))
+        }
+        MacCommand::Add { mac, port, vlan, shared } => {
+            let text = vlan.as_ref().map_or_else(|| mac.clone(), |vlan| format!("{mac}@{vlan}"));
+            let entry: StaticMac = text.parse().map_err(CliError::usage)?;
+            let mac = entry.mac.to_string();
+            let changed = shared.instance()?.ask(async |c| c.mac_add(&mac, port, entry.vlan).await)?;
+            let at = in_vlan(entry.vlan.unwrap_or(0));
+            shared.show(&changed, |_| format!("{mac}: static at {port}{at}\n"))
+        }
+        MacCommand::Del { mac, vlan, shared } => {
+            let gone = shared.instance()?.ask(async |c| c.mac_del(mac, *vlan).await)?;
+            let how = if gone.is_static { "static" } else { "learned" };
+            shared.show(&gone, |m| format!("{}: forgotten; it was {how} at {}{}\n", m.mac, m.port, in_vlan(m.vlan)))
+        }
+        MacCommand::Flush { port, vlan, shared } => {
+            let flushed = shared.instance()?.ask(async |c| c.mac_flush(port.as_deref(), *vlan).await)?;
+            shared.show(&flushed, |f| {
+                let (n, es) = (f.macs, if f.macs == 1 { "" } else { "es" });
+                format!("{n} address{es} forgotten\n")
+            })
+        }
+    }
+}
+
+fn table(macs: &[Mac]) -> String {
+    if macs.is_empty() {
+        return "no addresses learned; they appear with the first packets\n".into();
+    }
+    let mut table =
+        Table::new(&[("MAC", Align::Left), ("VLAN", Align::Right), ("PORT", Align::Left), ("AGE", Align::Right)]);
+    for m in macs {
+        let vlan = if m.vlan == 0 { "-".into() } else { m.vlan.to_string() };
+        let held = if m.held { " (held: it moved too often)" } else { "" };
+        let age = if m.is_static { "static".into() } else { duration(m.age_ms) + held };
+        table.row(vec![m.mac.clone(), vlan, m.port.clone(), age]);
+    }
+    table.render()
+}

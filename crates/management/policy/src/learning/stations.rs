@@ -1,0 +1,53 @@
+//! Where stations live because somebody says so, and what somebody has forgotten (`lasthop mac`).
+
+use super::Learning;
+use crate::flows::Cause;
+use crate::{Effects, PortSettings, StaticMac};
+use lasthop_types::{MacAddr, PortId};
+
+impl Learning {
+    /// Static addresses of a port are from now on those of these settings.
+    pub(super) fn set_stations(&mut self, id: PortId, settings: &PortSettings, now_ms: u64, out: &mut Effects) {
+        let (before, wanted) = (self.macs.statics(id), settings.stations().collect::<Vec<_>>());
+        for (vlan, mac) in before.iter().filter(|station| !wanted.contains(station)) {
+            self.forget_station(*vlan, *mac, now_ms, out);
+        }
+        for (vlan, mac) in wanted.into_iter().filter(|station| !before.contains(station)) {
+            // Of two ports that are both told to have it the first goes on.
+            if let Some(from) = self.macs.add_static(vlan, mac, id).filter(|from| *from != id) {
+                self.forget_source(vlan, mac, from, now_ms, out);
+            }
+            self.refresh_destination(vlan, mac, now_ms, out);
+        }
+    }
+
+    /// The static address as its port was told it, and that port.
+    pub fn static_mac(&self, vlan: u16, mac: MacAddr) -> Option<(PortId, StaticMac)> {
+        let port = self.macs.get(vlan, mac).filter(|e| e.is_static)?.port;
+        let settings = self.settings.get(&port)?;
+        let at = settings.stations().position(|station| station == (vlan, mac))?;
+        Some((port, *settings.static_macs.get(at)?))
+    }
+
+    /// Forgets an address until it says something again, static or not.
+    pub fn forget_station(&mut self, vlan: u16, mac: MacAddr, now_ms: u64, out: &mut Effects) {
+        if let Some(port) = self.macs.forget(vlan, mac) {
+            self.forget_source(vlan, mac, port, now_ms, out);
+            self.refresh_destination(vlan, mac, now_ms, out);
+            // It may be heard from where it could not be learned.
+            self.redo_all(Cause::Unlearned, now_ms, out);
+        }
+    }
+
+    /// Forgets what has been learned at a port, if one is given, in a VLAN, if one is; how many addresses. Static ones stay.
+    pub fn flush(&mut self, port: Option<PortId>, vlan: Option<u16>, now_ms: u64, out: &mut Effects) -> usize {
+        let meant = |m: &crate::MacView| {
+            !m.is_static && port.is_none_or(|port| port == m.port) && vlan.is_none_or(|vlan| vlan == m.vlan)
+        };
+        let gone: Vec<_> = self.macs.iter(now_ms).filter(meant).map(|m| (m.vlan, m.mac)).collect();
+        for (vlan, mac) in &gone {
+            self.forget_station(*vlan, *mac, now_ms, out);
+        }
+        gone.len()
+    }
+}

@@ -1,0 +1,160 @@
+//! Static addresses, addresses that somebody has forgotten, and cables that are pulled.
+
+use super::*;
+use crate::AGEING_MS;
+
+fn told(text: &str) -> PortSettings {
+    text.to_owned().try_into().unwrap()
+}
+
+fn dropped(reason: DropReason) -> [Action; 1] {
+    [Action::Drop(reason)]
+}
+
+impl Bench {
+    fn flush(&mut self, port: Option<u32>, vlan: Option<u16>) -> usize {
+        let mut out = Effects::default();
+        let gone = self.policy.flush(port.map(PortId), vlan, self.now_ms, &mut out);
+        self.apply(out);
+        gone
+    }
+}
+
+#[test]
+fn a_static_station_is_known_before_it_says_anything_and_neither_ages_nor_moves() {
+    let mut b = Bench::new(Limits::default(), 3);
+    assert_eq!(b.packet(&key(1, mac(1), mac(2))), outputs(&[2, 3]));
+    b.set(2, told("static-mac=52:54:00:00:00:02"));
+    assert_eq!(b.packet(&key(1, mac(1), mac(2))), outputs(&[2]), "the flow that flooded has gone with it");
+    b.poll(2 * AGEING_MS);
+    b.poll(10_000);
+    assert_eq!(b.packet(&key(1, mac(1), mac(2))), outputs(&[2]), "it does not age");
+    // It is forwarded from elsewhere, and not learned there.
+    assert_eq!(b.packet(&key(3, mac(2), mac(1))), outputs(&[1]));
+    assert_eq!(b.packet(&key(1, mac(1), mac(2))), outputs(&[2]), "it does not move");
+    assert_eq!(b.policy.port_view(PortId(3)).map(|v| v.moves_refused), Some(1));
+    let mut out = Effects::default();
+    b.policy.forget_addresses(PortId(2), b.now_ms, &mut out);
+    b.apply(out);
+    assert_eq!(b.packet(&key(1, mac(1), mac(2))), outputs(&[2]), "it stays where what was learned goes");
+    b.set(2, told(""));
+    assert_eq!(b.packet(&key(1, mac(1), mac(2))), outputs(&[2, 3]));
+    assert_eq!(b.packet(&key(3, mac(2), mac(1))), outputs(&[1]));
+    assert_eq!(b.packet(&key(1, mac(1), mac(2))), outputs(&[3]), "it is learned like others");
+}
+
+#[test]
+fn a_station_that_was_learned_elsewhere_is_static_at_once() {
+    let mut b = Bench::new(Limits::default(), 3);
+    b.packet(&key(3, mac(2), MacAddr::BROADCAST));
+    assert_eq!(b.packet(&key(1, mac(1), mac(2))), outputs(&[3]));
+    b.set(2, told("static-mac=52:54:00:00:00:02"));
+    assert_eq!(b.packet(&key(1, mac(1), mac(2))), outputs(&[2]));
+    assert_eq!(b.policy.port_view(PortId(3)).map(|v| v.macs), Some(0));
+    // The first of two that are told to have it; where that port goes, nobody has it until somebody says something.
+    b.set(3, told("static-mac=52:54:00:00:00:02"));
+    assert_eq!(b.packet(&key(1, mac(1), mac(2))), outputs(&[2]));
+    b.port_gone(2);
+    assert_eq!(b.packet(&key(1, mac(1), mac(2))), outputs(&[3]));
+}
+
+/// The limits are for what guests make up.
+#[test]
+fn static_stations_take_no_room_from_what_is_learned() {
+    let mut b = Bench::new(Limits { macs_per_port: 2, ..Limits::default() }, 2);
+    b.set(1, told("static-mac=52:54:00:00:00:11,52:54:00:00:00:12,52:54:00:00:00:13"));
+    for n in 1..=3 {
+        b.packet(&key(1, mac(n), MacAddr::BROADCAST));
+    }
+    let view = b.policy.port_view(PortId(1)).unwrap();
+    assert_eq!((view.macs, view.over_limit, b.policy.mac_count()), (2, 1, 5));
+    b.poll(1000);
+    for n in 0x11..=0x13 {
+        assert_eq!(b.packet(&key(2, mac(20), mac(n))), outputs(&[1]));
+    }
+}
+
+/// Without a VLAN of its own it is in that of frames without a tag, whatever that is.
+#[test]
+fn a_static_station_is_in_a_vlan() {
+    let mut b = Bench::new(Limits::default(), 3);
+    b.set(1, told("vlan=10 static-mac=52:54:00:00:00:01"));
+    b.set(2, told("trunk=10:20 static-mac=52:54:00:00:00:02@20"));
+    assert_eq!(b.home(10, mac(1)), Some(PortId(1)));
+    assert_eq!((b.home(20, mac(2)), b.home(10, mac(2)), b.home(0, mac(2))), (Some(PortId(2)), None, None));
+    assert_eq!(b.packet(&tagged(key(3, mac(3), mac(2)), 20)), outputs(&[2]));
+    b.set(1, told("vlan=11 static-mac=52:54:00:00:00:01"));
+    assert_eq!((b.home(10, mac(1)), b.home(11, mac(1))), (None, Some(PortId(1))));
+    let (port, entry) = b.policy.static_mac(11, mac(1)).unwrap();
+    assert_eq!((port.0, entry.to_string()), (1, "52:54:00:00:00:01".into()));
+}
+
+#[test]
+fn what_was_learned_is_flushed_by_port_and_by_vlan() {
+    let mut b = Bench::new(Limits::default(), 3);
+    b.set(1, told("static-mac=52:54:00:00:00:09"));
+    let learn = |b: &mut Bench| {
+        b.packet(&key(1, mac(1), MacAddr::BROADCAST));
+        b.packet(&key(2, mac(2), MacAddr::BROADCAST));
+        b.packet(&tagged(key(2, mac(2), MacAddr::BROADCAST), 5));
+    };
+    learn(&mut b);
+    assert_eq!(b.packet(&key(3, mac(3), mac(2))), outputs(&[2]));
+    assert_eq!(b.flush(Some(2), Some(0)), 1);
+    assert_eq!(b.packet(&key(3, mac(3), mac(2))), outputs(&[1, 2]), "the flow went with the address");
+    assert_eq!(b.packet(&tagged(key(3, mac(3), mac(2)), 5)), outputs(&[2]), "of another VLAN");
+    learn(&mut b);
+    assert_eq!(b.flush(Some(2), None), 2);
+    assert_eq!(b.packet(&key(3, mac(3), mac(1))), outputs(&[1]), "of another port");
+    learn(&mut b);
+    assert_eq!(b.flush(None, Some(5)), 2);
+    assert_eq!(b.flush(None, None), 3);
+    assert_eq!(b.packet(&key(3, mac(3), mac(9))), outputs(&[1]), "a static one stays");
+    assert_eq!(b.flush(None, None), 1);
+    assert_eq!(b.policy.mac_count(), 1);
+}
+
+#[test]
+fn nothing_passes_where_a_cable_is_pulled() {
+    let mut b = Bench::new(Limits::default(), 3);
+    b.packet(&key(2, mac(2), MacAddr::BROADCAST));
+    assert_eq!(b.packet(&key(1, mac(1), mac(2))), outputs(&[2]));
+    b.set(2, told("link=down"));
+    assert!(b.table.is_empty(), "its flows have gone");
+    for _ in 0..2 {
+        assert_eq!(b.packet(&key(1, mac(1), mac(2))), dropped(DropReason::PortDown));
+        assert_eq!(b.packet(&key(1, mac(1), MacAddr::BROADCAST)), outputs(&[3]));
+        assert_eq!(b.packet(&key(2, mac(2), mac(1))), dropped(DropReason::PortDown));
+    }
+    // What it sends teaches nothing.
+    b.packet(&key(2, mac(3), mac(1)));
+    assert_eq!(b.home(0, mac(3)), None);
+    b.set(3, told("link=down"));
+    assert_eq!(b.packet(&key(1, mac(1), MacAddr::BROADCAST)), dropped(DropReason::PortDown));
+    b.set(2, told(""));
+    assert_eq!(b.packet(&key(1, mac(1), mac(2))), outputs(&[2]));
+    assert_eq!(b.packet(&key(2, mac(2), mac(1))), outputs(&[1]));
+}
+
+/// Neither as mirrored nor as destination.
+#[test]
+fn nothing_is_copied_where_a_cable_is_pulled() {
+    let copies = |b: &mut Bench| b.packet(&key(1, mac(1), mac(2))).first() == Some(&Action::Copy(PortId(3)));
+    let mut b = Bench::new(Limits::default(), 3);
+    b.packet(&key(2, mac(2), MacAddr::BROADCAST));
+    b.mirror(vec![(vec![1], 3, Mirrored::Both)]);
+    assert!(copies(&mut b));
+    for port in [1, 3] {
+        b.set(port, told("link=down"));
+        assert!(!copies(&mut b), "{port}");
+        let group = MacAddr([3; 6]);
+        let actions = b.packet(&key(1, group, mac(2)));
+        assert!(matches!(actions[..], [Action::Drop(_)]), "{port}: {actions:?}");
+        assert_eq!(
+            b.packet(&key(3, mac(5), mac(1))),
+            dropped(if port == 1 { DropReason::MirrorPort } else { DropReason::PortDown })
+        );
+        b.set(port, told(""));
+        assert!(copies(&mut b), "{port}");
+    }
+}
