@@ -10,6 +10,7 @@ use proptest::prelude::*;
 
 mod connections;
 mod mirrors;
+mod nat;
 mod uplinks;
 
 const NOWHERE: [Action; 1] = [Action::Drop(DropReason::NoOtherPort)];

@@ -73,7 +73,9 @@ impl Part {
             Self::Ipv4 if v4 => (at.l3, &[0xff_0000, 0, 0xff00_0000, ALL, ALL]),
             Self::Ipv6 if v6 => (at.l3, &[0x0fff_ffff, 0xff, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL]),
             Self::Ports if transport && matches!(key.ip_proto, TCP | UDP) => (at.l4, &[ALL]),
-            Self::Icmp if icmp => (at.l4, &[0xffff_0000, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL]),
+            Self::Icmp if icmp => {
+                (at.l4, &[0xffff_0000, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL])
+            }
             Self::Neighbour if neighbour => (at.l4, &[0, 0, ALL, ALL, ALL, ALL]),
             Self::SourceLink if neighbour => (option(frame, at, 1)?, &[0xffff, ALL]),
             Self::TargetLink if neighbour => (option(frame, at, 2)?, &[0xffff, ALL]),
