@@ -375,5 +375,6 @@ fn show(scope: &Scope, direction: Direction, list: &List, packets: impl Fn(u32) 
     };
     let rules = (1..).zip(list.rules()).map(|(number, rule)| line(number, rule.to_string()));
     let stateful = list.is_stateful().then(|| AclRule { packets: None, ..line(0, "stateful".into()) });
-    stateful.into_iter().chain(rules).chain([line(0, format!("default {}", list.default()))]).collect()
+    let nat = list.translations().iter().map(|nat| AclRule { packets: None, ..line(0, nat.to_string()) });
+    stateful.into_iter().chain(nat).chain(rules).chain([line(0, format!("default {}", list.default()))]).collect()
 }

@@ -239,9 +239,11 @@ fn lines_of(lists: &DeclaredLists) -> Vec<(String, String)> {
     let _ = book.replace(&lists.scope, None, &lists.lists);
     let lists = book.iter().flat_map(|(_, direction, list)| {
         let stateful = list.is_stateful().then(|| "stateful".to_owned());
+        let nat = list.translations().iter().map(ToString::to_string);
         let rules = list.rules().iter().map(ToString::to_string);
         stateful
             .into_iter()
+            .chain(nat)
             .chain(rules)
             .chain([format!("default {}", list.default())])
             .map(move |line| (direction.to_string(), line))

@@ -300,7 +300,7 @@ pub struct AclRule {
     pub applies_to: String,
     /// `from-guest` or `to-guest`.
     pub direction: String,
-    /// Place in the list, from 1; 0 for `stateful`, which comes first, and for the default, which comes last.
+    /// Place in the list, from 1; 0 for `stateful` and translations, which come first, and for the default, which comes last.
     pub number: u32,
     /// The rule, as it may be written in a file.
     pub text: String,

@@ -20,6 +20,11 @@ impl Tracker {
     /// Puts in a connection that was established before anybody here knew of it: somebody has answered, and nothing is judged by windows. False
     /// if there is one of this tuple already.
     pub fn adopt(&self, original: Tuple, commit: &Commit, now_ms: u64) -> Result<bool, Refusal> {
+        self.adopt_translated(original, &Nat::None, commit, now_ms)
+    }
+
+    /// The same of one whose packets are translated; [`Nat::exactly`] says so of what they look like.
+    pub fn adopt_translated(&self, original: Tuple, nat: &Nat, commit: &Commit, now_ms: u64) -> Result<bool, Refusal> {
         let now = ticks(now_ms);
         // SCTP picks up what it does not know as TCP does; its tags are learned.
         let mut words = match original.proto() {
@@ -38,7 +43,7 @@ impl Tracker {
             owner: commit.owner,
             policy: commit.policy,
         };
-        Ok(self.insert(birth, self.secrets.hash(&original), &Nat::None, now)?.is_some())
+        Ok(self.insert(birth, self.secrets.hash(&original), nat, now)?.is_some())
     }
 
     /// A connection's packets have passed unseen, or will: it is not judged by sequence numbers any more, and a RST that ends it is believed. Its label

@@ -14,6 +14,8 @@ pub enum Nat {
     Source(Range),
     /// The same; and a new one gets a destination of this range.
     Destination(Range),
+    /// The same; and a new one gets a source of the first range and a destination of the second.
+    Both(Range, Range),
 }
 
 /// Addresses and ports, first and last of each. One that is not given stays as it is; but a source port that is taken already is exchanged.
@@ -29,19 +31,39 @@ pub struct Range {
     pub random: bool,
 }
 
+impl Nat {
+    /// What makes of a connection's first packet one that looks like this, and of no other kind.
+    pub fn exactly(original: &Tuple, sent: &Tuple) -> Self {
+        if original == sent {
+            return Self::None;
+        }
+        let range = |address, port| Range {
+            addresses: Some([address; 2]),
+            ports: (!sent.is_icmp()).then_some([port; 2]),
+            ..Range::default()
+        };
+        let [src, dst] = sent.ports();
+        Self::Both(range(sent.src(), src), range(sent.dst(), dst))
+    }
+}
+
 /// How many ports are tried.
 pub(crate) const TRIES: u32 = 128;
 
 /// What a connection's first packet is to look like; try number `n`. `None`: there are no more. Which are tried, and in what order, is decided by a hash of
-/// the tuple with this tracker's secrets.
-pub(crate) fn translated(nat: &Nat, tuple: &Tuple, n: u32, secrets: &Factors) -> Option<Tuple> {
+/// the tuple with this tracker's secrets. Without `icmp_ids` the identifiers of echoes are no ports.
+pub(crate) fn translated(nat: &Nat, tuple: &Tuple, n: u32, secrets: &Factors, icmp_ids: bool) -> Option<Tuple> {
     let (range, is_source) = match nat {
         Nat::Source(range) => (range, true),
         Nat::Destination(range) => (range, false),
+        Nat::Both(source, destination) => {
+            let to = translated(&Nat::Destination(*destination), tuple, 0, secrets, icmp_ids)?;
+            return translated(&Nat::Source(*source), &to, n, secrets, icmp_ids);
+        }
         Nat::None | Nat::Existing => return (n == 0).then_some(*tuple),
     };
     let mut new = *tuple;
-    let has_ports = matches!(tuple.proto(), TCP | UDP | SCTP) || tuple.is_icmp() && is_source;
+    let has_ports = matches!(tuple.proto(), TCP | UDP | SCTP) || icmp_ids && tuple.is_icmp() && is_source;
     let port = tuple.ports()[usize::from(!is_source)];
     let ports = match range.ports {
         _ if !has_ports => None,

@@ -111,7 +111,7 @@ impl Tracker {
         })
     }
 
-    /// What a packet is to its connection, as [`Tracker::process`] would say without a commit. Nothing changes, and nothing is counted.
+    /// What a packet is to its connection, as [`Tracker::process`] would say with [`Nat::Existing`] and without a commit. Nothing changes, and nothing is counted.
     pub fn peek(&self, view: &View<'_>, zone: u16, now_ms: u64) -> Verdict {
         self.look(view, zone, ticks(now_ms)).unwrap_or_else(|refusal| Verdict {
             refused: Some(refusal),
@@ -125,7 +125,7 @@ impl Tracker {
     }
 
     fn look(&self, view: &View<'_>, zone: u16, now: u32) -> Result<Verdict, Refusal> {
-        let action = Action { zone, ..Action::default() };
+        let action = Action { zone, nat: Nat::Existing, ..Action::default() };
         let mut packet = Packet::read(view, zone, self.config.icmp_ids)?;
         if matches!(packet.body, Body::Later) {
             self.reassemble(&mut packet, view.fragment, now)?;

@@ -73,6 +73,8 @@ pub struct Tracker {
 pub struct Ended {
     /// The tuple of its first packet.
     pub original: Tuple,
+    /// The tuple of its answers.
+    pub reply: Tuple,
     /// Its label.
     pub label: u128,
 }
@@ -172,6 +174,11 @@ impl Tracker {
         false
     }
 
+    /// What the first packet of a new connection would look like after its translation, if nobody else has that. Nothing changes.
+    pub fn plan(&self, nat: &Nat, tuple: &Tuple) -> Option<Tuple> {
+        translated(nat, tuple, 0, &self.secrets, self.config.icmp_ids)
+    }
+
     fn turn(&self, shard: &mut Shard, now: u32, budget: &mut usize) {
         shard.turn(&self.entries, now, budget, |shard, at| {
             self.expired.fetch_add(1, Relaxed);
@@ -213,7 +220,7 @@ impl Tracker {
             self.buckets.remove(self.secrets.hash(&entry.key(dir)), number(at, dir));
         }
         shard.unfile(&self.entries, at);
-        self.ended.lock().push(Ended { original: entry.key(ORIGINAL), label: entry.label() });
+        self.ended.lock().push(Ended { original: entry.key(ORIGINAL), reply: entry.key(REPLY), label: entry.label() });
         self.release(shard, at);
     }
 
@@ -277,13 +284,14 @@ impl Tracker {
         let (entry, [original, _]) = (&self.entries[at as usize], birth.keys);
         entry.put(birth);
         for n in 0..TRIES {
-            let Some(reply) = translated(nat, &original, n, &self.secrets).and_then(|tuple| tuple.inverse()) else {
-                break;
-            };
+            let sent = translated(nat, &original, n, &self.secrets, self.config.icmp_ids);
+            let Some((sent, reply)) = sent.and_then(|sent| Some((sent, sent.inverse()?))) else { break };
             birth.keys[REPLY] = reply;
+            birth.words[STATE] &= !(SRC_NAT | DST_NAT);
             birth.words[STATE] |= match nat {
-                _ if original.inverse() == Some(reply) => 0,
+                _ if sent == original => 0,
                 Nat::Source(_) => SRC_NAT,
+                Nat::Both(..) => both(&original, &sent),
                 _ => DST_NAT,
             };
             entry.set_reply(&reply, birth.words[STATE]);
@@ -296,7 +304,11 @@ impl Tracker {
                 return Err(Refusal::Clash);
             }
         }
-        Err(if matches!(nat, Nat::Source(_) | Nat::Destination(_)) { Refusal::NoTranslation } else { Refusal::Clash })
+        Err(if matches!(nat, Nat::Source(_) | Nat::Destination(_) | Nat::Both(..)) {
+            Refusal::NoTranslation
+        } else {
+            Refusal::Clash
+        })
     }
 
     /// Puts a place in the table under a tuple, unless another connection has it.
@@ -336,6 +348,13 @@ impl Tracker {
     pub(crate) fn left(deadline: u32, now: u32) -> u32 {
         if is_over(deadline, now) { 0 } else { deadline.wrapping_sub(now) / crate::state::SECOND }
     }
+}
+
+/// Which ends of a connection are translated.
+fn both(original: &Tuple, sent: &Tuple) -> u64 {
+    let ([s0, d0], [s1, d1]) = (original.ports(), sent.ports());
+    let bit = |changed, bit| if changed { bit } else { 0 };
+    bit((original.src(), s0) != (sent.src(), s1), SRC_NAT) | bit((original.dst(), d0) != (sent.dst(), d1), DST_NAT)
 }
 
 /// Milliseconds to ticks of 125.

@@ -3,11 +3,12 @@
 use crate::Learning;
 use crate::acl::{Decision, Direction, List};
 use crate::flows::{Pair, Refusal, VID, Verdict};
-use crate::learning::{CopyTo, Headers, Probe, Refused, Track, inside, refusal};
+use crate::learning::{CopyTo, Headers, Passage, Probe, Refused, Track, home, inside, refusal};
 use crate::mactable::Learned;
 use crate::membership::Tag;
 use lasthop_frame::{FlowKey, FlowMask};
-use lasthop_types::{DropReason, PortId};
+use lasthop_types::{DropReason, MacAddr, PortId};
+use std::net::IpAddr;
 
 /// A decision and its reasons.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,11 +67,12 @@ impl Learning {
             lines.push(format!("frames without a tag belong to VLAN {vlan} at {}", name(from)));
         }
         let track = self.track(key, vlan, &probe);
-        let decide = |list: &List, direction, to| {
+        let decide = |list: &List, key: &FlowKey, direction, to| {
             let standing = self.standing(&track, to);
             list.judge_as(&inside(key, vlan), standing, direction, &mut FlowMask::default())
         };
-        let asks = match self.verdict(&Pair::of(key, vlan)) {
+        let pair = Pair { dst: home(&track).unwrap_or(key.dst()), ..Pair::of(key, vlan) };
+        let asks = match self.verdict(&pair) {
             Verdict::To(to) => self.tracks(to),
             Verdict::Flood => self.flooded().any(|to| self.tracks(to)),
             Verdict::Hairpin => false,
@@ -79,22 +81,31 @@ impl Learning {
             lines.extend(self.explain_connection(&track, &name));
         }
         if let Some((scope, list)) = self.scoped_list(from, Direction::FromGuest) {
-            let decision = decide(list, Direction::FromGuest, None);
+            let decision = decide(list, key, Direction::FromGuest, None);
             lines.push(format!("{scope} access list, from-guest at {}: {}", name(from), decided(list, decision)));
             if admitted.is_err() {
                 return dropped(lines);
             }
         }
-        let pair = Pair::of(key, vlan);
         lines.push(self.explain_source(&pair, now_ms, &name));
         let verdict = self.verdict(&pair);
         let mut outputs = self.outputs(verdict, vlan, key, &mut FlowMask::default());
-        lines.push(self.explain_destination(key, vlan, verdict, outputs.len(), &name));
+        let mut delivered = *key;
+        if verdict != Verdict::Hairpin {
+            match self.passage(key, vlan, &track, &probe, &mut outputs, &mut FlowMask::default()) {
+                Ok(passage) => {
+                    lines.extend(self.explain_passage(key, &passage, &track, &name));
+                    delivered = passage.delivered;
+                }
+                Err(reason) => return dropped_for(lines, explain_untranslatable(reason)),
+            }
+        }
+        lines.push(self.explain_destination(key, &pair, verdict, outputs.len(), &name));
         if verdict != Verdict::Hairpin {
             outputs.retain(|(port, tag)| {
                 lines.extend(explain_tag(*tag, || name(*port)));
                 let Some((scope, list)) = self.scoped_list(*port, Direction::ToGuest) else { return true };
-                let decision = decide(list, Direction::ToGuest, Some(*port));
+                let decision = decide(list, &delivered, Direction::ToGuest, Some(*port));
                 let there = name(*port);
                 lines.push(format!("{scope} access list, to-guest at {there}: {}", decided(list, decision)));
                 decision.permits()
@@ -169,6 +180,27 @@ impl Learning {
         })
     }
 
+    /// What its addresses are translated to, if they are.
+    fn explain_passage(
+        &self,
+        key: &FlowKey,
+        passage: &Passage,
+        track: &Track,
+        name: impl Fn(PortId) -> String,
+    ) -> Option<String> {
+        let by = |(direction, port, number): &(Direction, PortId, usize)| {
+            let (scope, list) = self.scoped_list(*port, *direction)?;
+            let text = list.translations().get(number - 1)?;
+            let kind = if text.source { "snat" } else { "dnat" };
+            Some(format!("{scope} access list, {kind} {number} at {} decides ({text})", name(*port)))
+        };
+        let by: Vec<_> = passage.by.iter().filter_map(by).collect();
+        let why = if by.is_empty() { "its connection is translated".to_owned() } else { by.join("; ") };
+        let to = |home: MacAddr| format!(", to the station {home}");
+        let station = home(track).filter(|home| *home != key.dst()).map_or_else(String::new, to);
+        passage.is_translated().then(|| format!("{why}: it goes on as {}{station}", addresses(&passage.delivered)))
+    }
+
     /// Whether its source is learned, or would be.
     fn explain_source(&self, pair: &Pair, now_ms: u64, name: impl Fn(PortId) -> String) -> String {
         let (source, here) = (format!("source {}{}", pair.src, in_vlan(pair)), name(pair.port));
@@ -197,13 +229,13 @@ impl Learning {
     fn explain_destination(
         &self,
         key: &FlowKey,
-        vlan: u16,
+        pair: &Pair,
         verdict: Verdict,
         outputs: usize,
         name: impl Fn(PortId) -> String,
     ) -> String {
-        let pair = Pair::of(key, vlan);
-        let destination = format!("destination {}{}", pair.dst, in_vlan(&pair));
+        let vlan = pair.vlan;
+        let destination = format!("destination {}{}", pair.dst, in_vlan(pair));
         let lives = if self.static_mac(vlan, pair.dst).is_some() { "is static" } else { "lives" };
         match verdict {
             Verdict::To(port) if outputs == 0 => {
@@ -308,6 +340,29 @@ impl Learning {
         };
         self.flooded().filter(|from| leaves_out(*from)).map(|from| self.flows.floods_of(from)).sum()
     }
+}
+
+/// Addresses and ports of a packet.
+fn addresses(key: &FlowKey) -> String {
+    let end = |bytes: [u8; 16], port: u16| {
+        let address = match bytes {
+            [.., a, b, c, d] if key.eth_type == 0x0800 => IpAddr::from([a, b, c, d]),
+            bytes => bytes.into(),
+        };
+        if matches!(key.ip_proto, 6 | 17 | 132) { format!("{address} port {port}") } else { address.to_string() }
+    };
+    format!("{} to {}", end(key.ip_src, key.l4_src), end(key.ip_dst, key.l4_dst))
+}
+
+/// Why it cannot be translated.
+fn explain_untranslatable(reason: DropReason) -> String {
+    let why = match reason {
+        DropReason::CtLimit => "no address and port is free to translate it to, or no edit makes it that",
+        _ => {
+            "it is to be translated, but a connection of other ports has its addresses, or its headers are not all there"
+        }
+    };
+    format!("{why}: dropped ({})", reason.name())
 }
 
 /// What keeps a frame without a tag, or whose tag is taken off, from being one of another VLAN.

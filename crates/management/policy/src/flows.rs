@@ -249,6 +249,8 @@ pub(crate) struct Installed {
     pub connection: u64,
     /// It drops packets between these two, and goes when one of them opens a connection to the other.
     pub hides: Option<Tuple>,
+    /// Where its packets go, instead of to their destination: to who opened their connection, whose address is translated.
+    pub home: Option<MacAddr>,
 }
 
 /// A flow that only drops, as we know it.
@@ -272,7 +274,7 @@ impl Installed {
 
     /// What learning knows it by, if learning has a say.
     pub fn pair(&self) -> Option<Pair> {
-        self.verdict.map(|_| Pair::of(&self.key, self.vlan))
+        self.verdict.map(|_| Pair { dst: self.home.unwrap_or(self.key.dst()), ..Pair::of(&self.key, self.vlan) })
     }
 }
 

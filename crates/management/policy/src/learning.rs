@@ -7,6 +7,7 @@ use crate::membership::{Membership, Tag};
 use crate::{PortSettings, Vlans};
 use connections::Connections;
 use denied::Denials;
+use lasthop_classifier::Classifier;
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_types::{MacAddr, PortId};
@@ -22,6 +23,7 @@ mod headers;
 mod judging;
 mod messages;
 mod mirrors;
+mod nat;
 mod reconcile;
 mod rules;
 mod shown;
@@ -37,6 +39,7 @@ pub(crate) use judging::{Judged, Refused, inside};
 pub use messages::{Change, Effects, FlowUse, Limits, PortView, Resume};
 pub use mirrors::Mirrors;
 pub(crate) use mirrors::{CopyTo, copy, dropped};
+pub(crate) use nat::{Passage, home};
 pub use reconcile::Reconciled;
 pub use shown::{ConnectionFilter, ConnectionStats, ConnectionView};
 #[cfg(test)]
@@ -106,6 +109,8 @@ pub struct Learning {
     denials: Denials,
     /// There are some as soon as a list asks about connections.
     connections: Option<Connections>,
+    /// Destinations that are translated sources of some port.
+    outside: Classifier,
     /// Rules of access lists that were tried so far.
     tried: Cell<u64>,
     epoch: u64,
@@ -140,6 +145,7 @@ impl Learning {
             reconciled: None,
             denials: Denials::default(),
             connections: None,
+            outside: Classifier::default(),
             tried: Cell::new(0),
             epoch: 1,
             asked: 0,
@@ -262,7 +268,7 @@ impl Learning {
         let learned = vlan.is_none_or(|vlan| self.learn(&Pair::of(key, vlan), now_ms, out));
         let mut judged = self.judge_anew(key, vlan.is_some(), &probe);
         self.follow_connection(key, headers, &mut judged, now_ms, out);
-        let Judged { mask, verdict, vlan, actions, rule, kind, track } = judged;
+        let Judged { mask, verdict, vlan, actions, rule, kind, track, home, nat } = judged;
         self.saw_denied(key, &actions, rule.as_ref(), now_ms);
         out.resumes.push(Resume { id, actions: actions.clone() });
         if kind == Kind::Never {
@@ -283,7 +289,7 @@ impl Learning {
         if known.is_none() {
             self.make_room(port, out);
         }
-        let judged = Judged { mask, verdict, vlan, actions, rule, kind, track };
+        let judged = Judged { mask, verdict, vlan, actions, rule, kind, track, home, nat };
         self.put_flow(key, mask, judged, !learned, now_ms, now_ms, out);
     }
 
@@ -500,7 +506,7 @@ impl Learning {
         now_ms: u64,
         out: &mut Effects,
     ) -> Id {
-        let Judged { verdict, vlan, actions, rule, kind, .. } = judged;
+        let Judged { verdict, vlan, actions, rule, kind, home, .. } = judged;
         let (connection, hides) = kind.of_flow();
         self.put(key, mask, actions.clone(), out);
         let (actions, put_after) = (actions.into(), self.asked);
@@ -521,6 +527,7 @@ impl Learning {
             rule,
             connection,
             hides,
+            home,
         };
         self.flows.insert(flow)
     }

@@ -10,6 +10,7 @@ use proptest::prelude::*;
 
 mod connections;
 mod mirrors;
+mod nat;
 mod stations;
 mod uplinks;
 

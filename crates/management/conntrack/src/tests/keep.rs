@@ -32,7 +32,7 @@ fn what_ends_is_told_once_with_its_label() {
     let original = net.only().original;
     net.pass(31);
     net.expire();
-    assert_eq!(net.tracker.ended(), [Ended { original, label: 7 << 64 | 5 }]);
+    assert_eq!(net.tracker.ended(), [Ended { original, reply: original.inverse().unwrap(), label: 7 << 64 | 5 }]);
     assert!(net.tracker.ended().is_empty());
 }
 

@@ -129,3 +129,44 @@ fn answers_that_would_be_anothers_are_refused() {
     assert_eq!((direct.refused, direct.must_drop()), (Some(Refusal::Clash), true));
     assert_eq!((net.tracker.totals().connections, net.tracker.zone(0).connections), (1, 1));
 }
+
+#[test]
+fn both_ends_are_exchanged_at_once_and_taken_over_as_they_were() {
+    let mut net = Net::new();
+    net.action.nat = Nat::Both(range(50, 50, Some([2000, 2000])), range(60, 60, Some([8080, 8080])));
+    let ends = Ends::v4(1000, 80);
+    let packet = ends.udp(3);
+    let mut key = FlowKey::default();
+    let original = net.tracker.peek(&view(&packet, &mut key), 0, net.now_ms).original;
+    let planned = net.tracker.plan(&net.action.nat, &original).expect("a plan");
+    let verdict = net.verdict(&packet);
+    assert!(verdict.state.has(CtState::NEW.with(CtState::SRC_NAT).with(CtState::DST_NAT)));
+    assert_eq!(verdict.rewrite, Some(planned));
+    let (hosts, ports) = ([planned.src(), planned.dst()], planned.ports());
+    assert_eq!((hosts, ports), ([ends.address(50), ends.address(60)], [2000, 8080]));
+    let answer = Ends { hosts: [60, 50], ports: [8080, 2000], ..ends }.udp(3);
+    let looked = net.tracker.peek(&view(&answer, &mut key), 0, net.now_ms);
+    assert_eq!(looked.rewrite, original.inverse());
+    // Another tracker that is told of it does the same.
+    let other = Net::new();
+    let commit = Commit { label: (9, u128::MAX), ..Commit::default() };
+    let nat = Nat::exactly(&original, &planned);
+    assert_eq!(other.tracker.adopt_translated(original, &nat, &commit, net.now_ms), Ok(true));
+    let there = other.tracker.get(&original, net.now_ms).expect("a connection");
+    assert_eq!((there.reply.inverse(), there.replied), (Some(planned), true));
+    assert!(other.tracker.remove(&there.reply, net.now_ms));
+    let ended = other.tracker.ended();
+    assert_eq!((ended[0].original, ended[0].reply), (original, there.reply));
+    assert_eq!(Nat::exactly(&original, &original), Nat::None);
+}
+
+#[test]
+fn echoes_without_identifiers_share_no_address() {
+    let mut net = Net::with(Config { icmp_ids: false, ..Config::default() });
+    net.action.nat = Nat::Source(range(50, 51, None));
+    let ping = |host| Ends { hosts: [host, 2], ..Ends::v4(0, 0) }.echo(false, 7);
+    let seen: Vec<_> = [1, 3].map(|host| net.verdict(&ping(host)).rewrite.expect("a translation")).into();
+    assert_ne!(seen[0].src(), seen[1].src());
+    assert_eq!(seen[0].ports(), [0, 0x800]);
+    assert_eq!(net.verdict(&ping(4)).refused, Some(Refusal::NoTranslation));
+}

@@ -1,6 +1,7 @@
 //! All lists: general ones of guests and of uplinks for each direction, and ports' own, which replace them there.
 
 use super::judge::List;
+use super::nat::Translation;
 use super::parse::{Lists, Located, MAX_RULES, Rules, checked_lines, read_rule};
 use super::rule::{Action, Direction};
 use std::collections::BTreeMap;
@@ -126,7 +127,7 @@ impl Book {
     }
 
     fn check_size(&self) -> Result<(), BookError> {
-        let total: usize = self.0.values().map(|l| l.rules().len()).sum();
+        let total: usize = self.0.values().map(|l| l.rules().len() + l.translations().len()).sum();
         if total > MAX_TOTAL { Err(BookError::TooMany) } else { Ok(()) }
     }
 
@@ -140,6 +141,10 @@ impl Book {
             lines += 1 + list.rules().len();
             if list.is_stateful() {
                 let _ = writeln!(text, "stateful");
+                lines += 1;
+            }
+            for translation in list.translations() {
+                let _ = writeln!(text, "{translation}");
                 lines += 1;
             }
             for rule in list.rules() {
@@ -192,6 +197,16 @@ impl Book {
             } else if line == "stateful" {
                 let (_, rules) = open.as_mut().ok_or_else(|| wrong("stateful outside of a list"))?;
                 rules.stateful = true;
+            } else if line.starts_with("snat ") || line.starts_with("dnat ") {
+                let (direction, rules) = open
+                    .as_mut()
+                    .map(|((_, d), rules)| (*d, rules))
+                    .ok_or_else(|| wrong("a translation outside of a list"))?;
+                let translation = Translation::read_line(number, line)?;
+                if translation.direction() != direction || !rules.stateful {
+                    return Err(wrong("snat is of stateful lists from guests, dnat of those to guests").into());
+                }
+                rules.nat.push(translation);
             } else {
                 let (_, rules) = open.as_mut().ok_or_else(|| wrong("a rule outside of a list"))?;
                 rules.rules.push(read_rule(number, line)?);
@@ -226,5 +241,5 @@ fn parse_head(text: &str) -> Option<(Head, Rules)> {
         ("port", Some(name), None) if !name.is_empty() => vec![Scope::Port(name.to_owned())],
         _ => return None,
     };
-    Some(((scopes, direction), Rules { rules: Vec::new(), default, stateful: false }))
+    Some(((scopes, direction), Rules { rules: Vec::new(), default, stateful: false, nat: Vec::new() }))
 }

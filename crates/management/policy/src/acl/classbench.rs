@@ -4,8 +4,9 @@
 //! Filters have no action, so all get the same one. The flags, which ClassBench derives from bits of filter sets that
 //! were never published, are checked for their form and then left out: a filter with flags covers more frames here.
 
-use super::parse::{Located, MAX_RULES, checked_lines, number, prefix};
+use super::parse::{Located, MAX_RULES, checked_lines};
 use super::rule::{Action, Ether, ICMP, ICMPV6, IPV4, IPV6, Prefix, Range, Rule, SCTP, TCP, UDP};
+use super::words::{number, prefix};
 
 /// A filter set as rules.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -64,7 +64,7 @@ fn filter_set(filters: usize) -> String {
 
 fn lists(filters: usize) -> PortLists {
     let set = read_classbench(&filter_set(filters), Action::Deny).unwrap();
-    let rules = Rules { rules: set.rules, default: Action::Permit, stateful: false };
+    let rules = Rules { rules: set.rules, default: Action::Permit, stateful: false, nat: Vec::new() };
     [(filters > 0).then(|| (Scope::Guests, Arc::new(List::new(rules)))), None]
 }
 

@@ -1,6 +1,7 @@
 //! What a list of rules says of a frame, by the [classifier](lasthop_classifier).
 
 use super::basics::is_basic;
+use super::nat::Translation;
 use super::parse::Rules;
 use super::rule::{Action, Direction, Mac, Prefix, Rule};
 use lasthop_classifier::pattern::{first_bits, mac_bits};
@@ -58,17 +59,20 @@ pub struct List {
     fresh: Option<(Classifier, Vec<usize>)>,
     default: Action,
     stateful: bool,
+    nat: Vec<Translation>,
+    translated: Classifier,
 }
 
 impl List {
     /// From rules.
     pub fn new(rules: Rules) -> Self {
-        let Rules { rules, default, stateful } = rules;
+        let Rules { rules, default, stateful, nat } = rules;
         let fresh = rules.iter().any(|rule| rule.established).then(|| {
             let others = || rules.iter().enumerate().filter(|(_, rule)| !rule.established);
             (others().map(|(_, rule)| pattern(rule)).collect(), others().map(|(n, _)| n).collect())
         });
-        Self { classifier: rules.iter().map(pattern).collect(), fresh, default, stateful, rules }
+        let translated = nat.iter().map(|translation| pattern(&translation.rule)).collect();
+        Self { classifier: rules.iter().map(pattern).collect(), fresh, default, stateful, nat, translated, rules }
     }
 
     /// The rules, in order.
@@ -84,6 +88,25 @@ impl List {
     /// Packets of connections pass without asking the rules.
     pub fn is_stateful(&self) -> bool {
         self.stateful
+    }
+
+    /// What is translated, in the order in which it is tried.
+    pub fn translations(&self) -> &[Translation] {
+        &self.nat
+    }
+
+    /// The first translation that matches, counted from 0; one to nothing, too. Adds to `mask` what it took to know.
+    pub fn translation(&self, key: &FlowKey, mask: &mut FlowMask) -> Option<(usize, &Translation)> {
+        if self.nat.is_empty() {
+            return None;
+        }
+        let mut seen = Seen::of(mask);
+        let found = self.translated.first_match(key, &mut seen);
+        seen.add_to(mask);
+        match found {
+            Found::Pattern(n) => Some((n, self.nat.get(n)?)),
+            Found::Nothing | Found::Malformed => None,
+        }
     }
 
     /// What it says depends on connections.

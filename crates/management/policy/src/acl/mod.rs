@@ -5,6 +5,8 @@
 //! | `rule` | a rule and its text |
 //! | `parse` | files of rules, with errors that name line and column |
 //! | `classbench` | filter sets of ClassBench and its kin |
+//! | `words` | the words of a line |
+//! | `nat` | rules that translate addresses |
 //! | `basics` | what stateful lists permit without a rule |
 //! | `judge` | what a list says of a frame, by the classifier |
 //! | `book` | which list holds for which port and direction, and how all of them are kept in one text |
@@ -32,15 +34,18 @@ mod basics;
 mod book;
 mod classbench;
 mod judge;
+mod nat;
 mod parse;
 mod rule;
+mod words;
 
 pub use book::{Book, BookError, Scope};
 pub use classbench::{ClassBench, read as read_classbench};
 pub use judge::{Decision, List, Standing};
-pub(crate) use parse::prefix;
+pub use nat::{Target, Translation};
 pub use parse::{Lists, Located, MAX_RULES, MAX_TEXT, Rules, looks_like_classbench, read};
 pub use rule::{Action, Direction, Ether, Mac, Prefix, Range, Rule};
+pub(crate) use words::prefix;
 
 #[cfg(test)]
 mod figures;

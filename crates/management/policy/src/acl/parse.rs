@@ -1,10 +1,10 @@
 //! Files of rules: one a line, `#` starts a comment. See docs/acl.md for the whole language.
 
 use super::book::Scope;
+use super::nat::{self, Translation};
 use super::rule::{ARP, Action, Direction, Ether, ICMP, ICMPV6, IPV4, IPV6, Mac, Prefix, Range, Rule, SCTP, TCP, UDP};
-use lasthop_types::MacAddr;
+use super::words::{Word, Words, mac, number, once, prefix, ranges};
 use std::fmt;
-use std::net::IpAddr;
 
 /// Most rules in a list.
 pub const MAX_RULES: usize = 65_536;
@@ -12,8 +12,6 @@ pub const MAX_RULES: usize = 65_536;
 pub const MAX_TEXT: usize = 8 << 20;
 /// Longest line, in bytes.
 const MAX_LINE: usize = 2048;
-/// Most ranges after one `port`, `type` or `code`.
-const MAX_RANGES: usize = 16;
 
 /// What is wrong with a file, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +41,8 @@ pub struct Rules {
     pub default: Action,
     /// Packets of connections pass without asking the rules.
     pub stateful: bool,
+    /// What is translated, in the order in which it is tried.
+    pub nat: Vec<Translation>,
 }
 
 /// What a file says for each direction; `None` where it says nothing. And for whom, where a line `for` says so.
@@ -57,7 +57,7 @@ impl Lists {
     /// Of one direction only.
     pub fn of(direction: Direction, rules: Vec<Rule>, default: Action) -> Self {
         let mut lists = Self { says_nothing: rules.is_empty(), ..Self::default() };
-        lists.rules[direction as usize] = Some(Rules { rules, default, stateful: false });
+        lists.rules[direction as usize] = Some(Rules { rules, default, stateful: false, nat: Vec::new() });
         lists
     }
 
@@ -103,9 +103,11 @@ pub fn read(text: &str, only: Option<Direction>) -> Result<Lists, Located> {
             "for" => file.for_line(&first, &mut words)?,
             "default" => file.default_line(&first, &mut words)?,
             "stateful" => file.stateful_line(&first, &mut words)?,
+            "snat" | "dnat" => file.nat_line(&first, &mut words)?,
             _ => file.rule_line(&first, &mut words)?,
         }
     }
+    file.check_nat()?;
     Ok(file.lists())
 }
 
@@ -119,13 +121,16 @@ struct File {
     common: Option<Action>,
     scopes: Vec<Scope>,
     stateful: bool,
+    nat: [Vec<Translation>; 2],
+    /// Where the first of them stands.
+    first_nat: Option<Located>,
 }
 
 impl File {
     /// No line but `for` has come.
     fn says_nothing(&self) -> bool {
         let default = self.stateful || self.common.is_some() || self.defaults.iter().any(Option::is_some);
-        self.rules.iter().all(Vec::is_empty) && !default
+        self.rules.iter().all(Vec::is_empty) && self.nat.iter().all(Vec::is_empty) && !default
     }
 
     /// A line with `for`.
@@ -169,9 +174,31 @@ impl File {
         words.end()
     }
 
+    /// A line with `snat` or `dnat`.
+    fn nat_line(&mut self, first: &Word<'_>, words: &mut Words<'_>) -> Result<(), Located> {
+        let translation = Translation::read(first, words)?;
+        let direction = translation.direction();
+        words.check_direction(first, direction, self.only)?;
+        self.first_nat.get_or_insert_with(|| words.at(first, nat::NEEDS_STATEFUL));
+        self.nat[direction as usize].push(translation);
+        self.check_size(first, words)
+    }
+
+    fn check_nat(&self) -> Result<(), Located> {
+        self.first_nat.as_ref().filter(|_| !self.stateful).map_or(Ok(()), |wrong| Err(wrong.clone()))
+    }
+
+    fn check_size(&self, first: &Word<'_>, words: &Words<'_>) -> Result<(), Located> {
+        let lines = self.rules.iter().map(Vec::len).chain(self.nat.iter().map(Vec::len)).sum::<usize>();
+        if lines > MAX_RULES {
+            return Err(words.at(first, &format!("more than {MAX_RULES} rules; use fewer, or wider ones")));
+        }
+        Ok(())
+    }
+
     fn rule_line(&mut self, first: &Word<'_>, words: &mut Words<'_>) -> Result<(), Located> {
         let Some(action) = action(first) else {
-            return Err(words.wrong(first, "permit, deny, default, for or stateful, or # before a comment"));
+            return Err(words.wrong(first, "permit, deny, default, for, stateful, snat or dnat, or # before a comment"));
         };
         let mut direction = self.only.unwrap_or(Direction::FromGuest);
         if let Some(word) = words.peek()
@@ -183,23 +210,20 @@ impl File {
         }
         let rule = Parts::read(words)?.rule(action, words)?;
         self.rules[direction as usize].push(rule);
-        if self.rules.iter().map(Vec::len).sum::<usize>() > MAX_RULES {
-            return Err(words.at(first, &format!("more than {MAX_RULES} rules; use fewer, or wider ones")));
-        }
-        Ok(())
+        self.check_size(first, words)
     }
 
     fn lists(self) -> Lists {
         let (says_nothing, nothing) = (self.says_nothing(), self.rules.iter().all(Vec::is_empty));
-        let Self { only, rules, defaults, common, scopes, stateful } = self;
+        let Self { only, rules, defaults, common, scopes, stateful, nat, .. } = self;
         let mut lists = Lists { scopes, says_nothing, ..Lists::default() };
-        for ((direction, rules), default) in Direction::ALL.into_iter().zip(rules).zip(defaults) {
+        for (((direction, rules), default), nat) in Direction::ALL.into_iter().zip(rules).zip(defaults).zip(nat) {
             let meant = !rules.is_empty() || nothing && direction == only.unwrap_or(Direction::FromGuest);
             // What is stateful is so both ways: connections are opened one way and answered the other.
             let both = stateful && only.is_none_or(|only| only == direction);
             if default.is_some() || meant || both {
                 let default = default.or(common.filter(|_| meant)).unwrap_or(Action::Permit);
-                lists.rules[direction as usize] = Some(Rules { rules, default, stateful });
+                lists.rules[direction as usize] = Some(Rules { rules, default, stateful, nat });
             }
         }
         lists
@@ -238,88 +262,9 @@ fn action(word: &Word<'_>) -> Option<Action> {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Word<'a> {
-    text: &'a str,
-    column: usize,
-}
-
-/// The words of a line.
-struct Words<'a> {
-    line: usize,
-    text: &'a str,
-    at: usize,
-}
-
-impl<'a> Words<'a> {
-    fn new(line: usize, text: &'a str) -> Self {
-        let text = text.split('#').next().unwrap_or_default();
-        Self { line, text, at: 0 }
-    }
-
-    fn peek(&self) -> Option<Word<'a>> {
-        let rest = self.text.get(self.at..)?;
-        let skipped = rest.len() - rest.trim_start().len();
-        let text = rest.split_whitespace().next()?;
-        let column = self.text.get(..self.at + skipped)?.chars().count() + 1;
-        Some(Word { text, column })
-    }
-
-    fn next(&mut self) -> Option<Word<'a>> {
-        let word = self.peek()?;
-        let rest = self.text.get(self.at..)?;
-        self.at += rest.len() - rest.trim_start().len() + word.text.len();
-        Some(word)
-    }
-
-    fn expect(&mut self, what: &str) -> Result<Word<'a>, Located> {
-        let column = self.text.trim_end().chars().count() + 1;
-        let line = self.line;
-        self.next().ok_or_else(|| Located { line, column, message: format!("the line ends here; expected {what}") })
-    }
-
-    fn end(&mut self) -> Result<(), Located> {
-        match self.peek() {
-            Some(word) => Err(self.wrong(&word, "nothing more in this line")),
-            None => Ok(()),
-        }
-    }
-
-    fn at(&self, word: &Word<'_>, message: &str) -> Located {
-        Located { line: self.line, column: word.column, message: message.into() }
-    }
-
-    fn wrong(&self, word: &Word<'_>, expected: &str) -> Located {
-        // A word may be a whole line of nonsense.
-        let shown: String = word.text.chars().take(40).collect();
-        self.at(word, &format!("{shown:?}: expected {expected}"))
-    }
-
-    /// What stands behind `for`.
-    fn scopes(&mut self) -> Result<Vec<Scope>, Located> {
-        const WHOM: &str = "guests, uplinks, all, or port and a name";
-        let whom = self.expect(WHOM)?;
-        if whom.text == "port" {
-            let name = self.expect("a port's name")?;
-            return Ok(vec![Scope::Port(name.text.into())]);
-        }
-        Scope::named(whom.text).ok_or_else(|| self.wrong(&whom, WHOM))
-    }
-
-    fn check_direction(&self, word: &Word<'_>, named: Direction, only: Option<Direction>) -> Result<(), Located> {
-        match only {
-            Some(only) if only != named => {
-                Err(self
-                    .at(word, &format!("this line is for {named}, but only {only} is loaded; take it out of the file")))
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
 /// A rule as it was written.
 #[derive(Default)]
-struct Parts<'a> {
+pub(super) struct Parts<'a> {
     ether: Option<(Word<'a>, Ether)>,
     proto: Option<(Word<'a>, u8)>,
     from: Option<(Word<'a>, Option<Prefix>)>,
@@ -338,7 +283,7 @@ const PARTS: &str = "any, ip, ipv4, ipv6, arp, ethertype, tcp, udp, sctp, icmp, 
                      from, to, port, type, code or established";
 
 impl<'a> Parts<'a> {
-    fn read(words: &mut Words<'a>) -> Result<Self, Located> {
+    pub fn read(words: &mut Words<'a>) -> Result<Self, Located> {
         let mut parts = Self::default();
         if words.peek().is_none() {
             // A file cut short must not end in a rule about everything.
@@ -440,7 +385,7 @@ impl<'a> Parts<'a> {
         once(slot, word, ranges, words)
     }
 
-    fn rule(self, action: Action, words: &Words<'_>) -> Result<Rule, Located> {
+    pub fn rule(self, action: Action, words: &Words<'_>) -> Result<Rule, Located> {
         let Self { ether, proto, from, to, from_port, to_port, kind, code, from_mac, to_mac, vlan, established } = self;
         let mut wanted = ether.as_ref().map_or(Ether::Any, |e| e.1);
         check_established(established.as_ref().map(|e| &e.0), wanted, words)?;
@@ -521,80 +466,4 @@ fn check_established(word: Option<&Word<'_>>, wanted: Ether, words: &Words<'_>) 
 
 fn wanted_is_arp(ether: &Option<(Word<'_>, Ether)>) -> bool {
     matches!(ether, Some((_, Ether::Type(ARP))))
-}
-
-fn once<'a, T>(slot: &mut Option<(Word<'a>, T)>, word: Word<'a>, value: T, words: &Words<'_>) -> Result<(), Located> {
-    match slot {
-        Some((first, _)) => {
-            let message = format!("{:?} after {:?} in the same rule; leave one of them out", word.text, first.text);
-            Err(words.at(&word, &message))
-        }
-        None => {
-            *slot = Some((word, value));
-            Ok(())
-        }
-    }
-}
-
-/// Decimal, or hexadecimal after 0x.
-pub(super) fn number(text: &str) -> Option<u32> {
-    let (digits, radix) = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
-        Some(hex) => (hex, 16),
-        None => (text, 10),
-    };
-    // `from_str_radix` takes a sign too.
-    if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
-        return None;
-    }
-    u32::from_str_radix(digits, radix).ok()
-}
-
-/// An address or a prefix; if it is none, what was expected.
-pub(crate) fn prefix(text: &str) -> Result<Prefix, &'static str> {
-    const EXPECTED: &str = "an IPv4 or IPv6 address such as 10.0.0.1 or fd00::1, a prefix such as 10.0.0.0/8, or any";
-    let (addr, len) = match text.split_once('/') {
-        Some((addr, len)) => (addr, Some(len)),
-        None => (text, None),
-    };
-    let addr: IpAddr = addr.parse().map_err(|_| EXPECTED)?;
-    let whole = if addr.is_ipv6() { 128 } else { 32 };
-    let len = match len {
-        None => whole,
-        Some(len) => number(len)
-            .and_then(|n| u8::try_from(n).ok())
-            .filter(|n| *n <= whole)
-            .ok_or("a prefix length from 0 to 32 for IPv4, or to 128 for IPv6")?,
-    };
-    Prefix::new(addr, len).ok_or(EXPECTED)
-}
-
-fn mac(text: &str) -> Option<Mac> {
-    let (addr, mask) = match text.split_once('/') {
-        Some((addr, mask)) => (addr, mask.parse().ok()?),
-        None => (text, MacAddr::BROADCAST),
-    };
-    let addr: MacAddr = addr.parse().ok()?;
-    let addr = MacAddr(std::array::from_fn(|i| addr.0[i] & mask.0[i]));
-    Some(Mac { addr, mask })
-}
-
-fn ranges(word: &Word<'_>, most: u16, words: &Words<'_>) -> Result<Vec<Range>, Located> {
-    if word.text == "any" {
-        return Ok(Vec::new());
-    }
-    let wrong = || words.wrong(word, &format!("numbers up to {most} such as 22, 80-90 or 22,80-90, or any"));
-    let one = |text: &str| number(text).and_then(|n| u16::try_from(n).ok()).filter(|n| *n <= most);
-    let mut ranges = Vec::new();
-    for part in word.text.split(',') {
-        let (low, high) = part.split_once('-').unwrap_or((part, part));
-        let (low, high) = one(low).zip(one(high)).ok_or_else(wrong)?;
-        if low > high {
-            return Err(words.at(word, &format!("{low}-{high} is upside down; write {high}-{low}")));
-        }
-        ranges.push((low, high));
-        if ranges.len() > MAX_RANGES {
-            return Err(words.at(word, &format!("more than {MAX_RANGES} ranges; use two rules")));
-        }
-    }
-    Ok(ranges)
 }

@@ -133,7 +133,7 @@ fn errors_say_where_and_what() {
         (
             "permit any\n\n  allow tcp",
             None,
-            "line 3, column 3: \"allow\": expected permit, deny, default, for or stateful",
+            "line 3, column 3: \"allow\": expected permit, deny, default, for, stateful, snat or dnat",
         ),
         ("stateful\nstateful", None, "line 2, column 1: a second line with stateful; it holds for the whole file"),
         ("stateful from-guest", None, "line 1, column 10: \"from-guest\": expected nothing more"),
@@ -344,4 +344,59 @@ fn general_lists_of_before_hold_for_guests_and_uplinks() {
     assert!(new.starts_with("# lasthop access lists, format 2."), "{new}");
     assert_eq!(Book::from_text(&new).unwrap(), book);
     assert!(!Book::was_for_all(&new));
+}
+
+#[test]
+fn translations_read_back_as_they_are_written() {
+    for (line, kept) in [
+        ("snat from 10.0.0.0/24 -> 192.0.2.1-192.0.2.9 port 1024-65535", ""),
+        ("snat tcp from any  to 10.1.0.0/16 ->192.0.2.1 # masquerade", "snat tcp to 10.1.0.0/16 -> 192.0.2.1"),
+        ("snat any -> fd00::9", "snat ipv6 -> fd00::9"),
+        ("snat to 10.0.0.0/24 -> none", ""),
+        ("dnat tcp to 192.0.2.1 port 80 -> 10.0.0.5 port 8080", ""),
+        ("dnat to 2001:db8::1 -> fd00::5", ""),
+        ("dnat udp vlan 7 from-mac 02:00:00:00:00:01 to 192.0.2.1 -> 10.0.0.5-10.0.0.6", ""),
+    ] {
+        let lists = read(&format!("stateful\n{line}\n"), None).unwrap_or_else(|e| panic!("{line}: {e}"));
+        assert!(!lists.says_nothing());
+        let mut book = Book::default();
+        book.replace(&Scope::Guests, None, &lists).unwrap();
+        let text = book.to_text();
+        assert_eq!(Book::from_text(&text).unwrap(), book, "{text}");
+        let all: Vec<_> = book.iter().flat_map(|(.., list)| list.translations()).map(ToString::to_string).collect();
+        let again = read(&format!("stateful\n{}\n", all[0]), None).unwrap();
+        assert_eq!((all.len(), again), (1, lists), "{text}");
+        let kept = if kept.is_empty() { line } else { kept };
+        assert_eq!(all[0], kept);
+    }
+}
+
+#[test]
+fn translations_that_mean_nothing_are_refused() {
+    for (line, column, message) in [
+        ("snat from 10.0.0.1", 1, "snat needs -> and"),
+        ("snat -> 192.0.2.1", 1, "what does snat translate?"),
+        ("snat any -> ", 12, "the line ends here"),
+        ("snat any -> 10.0.0", 13, "\"10.0.0\": expected an address, a range"),
+        ("snat any -> 10.0.0.9-10.0.0.1", 13, "upside down"),
+        ("snat any -> 10.0.0.9-fd00::1", 13, "different IP versions"),
+        ("snat any -> 224.0.0.1", 13, "no address of a station"),
+        ("snat arp -> 10.0.0.1", 1, "only IP is translated"),
+        ("snat from fd00::1 -> 10.0.0.1", 22, "another IP version"),
+        ("snat icmp -> 10.0.0.1 port 5", 23, "only tcp and udp have ports"),
+        ("snat sctp -> 10.0.0.1 port 5", 23, "SCTP's ports"),
+        ("snat any -> 10.0.0.1 port 5,6", 27, "one port or one range"),
+        ("snat any -> 10.0.0.1 port 0-6", 27, "from 1"),
+        ("snat any -> 10.0.0.1 80", 22, "nothing more"),
+        ("snat established -> 10.0.0.1", 1, "leave established out"),
+        ("dnat tcp -> 10.0.0.1", 1, "dnat needs the address that is published"),
+        ("dnat to 192.0.2.1 -> 10.0.0.1 port 80", 31, "which protocol's?"),
+    ] {
+        let e = read(&format!("stateful\n{line}\n"), None).unwrap_err();
+        assert!(e.line == 2 && e.column == column && e.message.contains(message), "{line}: {e}");
+    }
+    let e = read("permit arp\nsnat any -> 10.0.0.1", None).unwrap_err();
+    assert!(e.line == 2 && e.message.contains("add a line with stateful"), "{e}");
+    let e = read("stateful\nsnat any -> 10.0.0.1", Some(Direction::ToGuest)).unwrap_err();
+    assert!(e.message.contains("only to-guest is loaded"), "{e}");
 }

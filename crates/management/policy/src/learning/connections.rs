@@ -5,9 +5,10 @@
 
 use super::headers::Headers;
 use super::judging::Judged;
+use super::nat::edited;
 use super::stale::SLICE_MS;
 use super::tracking::{
-    CARRIED, EDGES, Kind, Known, NOWHERE, RST, Track, label, number, opener, pair, ports, tuple, turned,
+    CARRIED, EDGES, Kind, Known, NOWHERE, Probe, RST, Track, label, number, pair, ports, tuple, turned,
 };
 use super::{Effects, Learning};
 use crate::flows::{Cause, Installed, TUPLE_MASK, has};
@@ -18,7 +19,7 @@ use lasthop_conntrack::{
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::proto::TCP;
 use lasthop_frame::{FlowKey, ethertype};
-use lasthop_types::{DropReason, PortId};
+use lasthop_types::{DropReason, MacAddr, PortId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// Default limit of connections.
@@ -51,6 +52,8 @@ pub(crate) struct Connections {
     last: u64,
     /// How many were opened from one address to another.
     opened: HashMap<Tuple, u32>,
+    /// Ethernet addresses of those who opened connections by which their IP addresses are translated, by the connection's number.
+    homes: HashMap<u64, MacAddr>,
     /// A number for each port, by which the tracker counts.
     owners: BTreeMap<PortId, u16>,
     free: Vec<u16>,
@@ -70,6 +73,7 @@ impl Connections {
             lists: 1,
             last: 0,
             opened: HashMap::new(),
+            homes: HashMap::new(),
             owners: BTreeMap::new(),
             free: Vec::new(),
             numbered: 0,
@@ -98,6 +102,9 @@ impl Connections {
         let known = (verdict.label != 0).then(|| Known {
             label: verdict.label,
             original: verdict.original,
+            sent: self.sent(&verdict, now_ms),
+            home: self.homes.get(&number(verdict.label)).copied(),
+            error: verdict.rewrite.zip(verdict.rewrite_inner).map(|(outer, inner)| [outer, inner]),
             reply: verdict.state.has(CtState::REPLY),
             outdated: verdict.mark != self.lists,
         });
@@ -112,8 +119,24 @@ impl Connections {
     pub fn recall(&self, tuple: &Tuple) -> Track {
         let Some(found) = self.tracker.lives(tuple) else { return Track::New(None) };
         let reply = found.original != *tuple;
-        let known = Known { label: found.label, original: found.original, reply, outdated: found.mark != self.lists };
+        let known = Known {
+            label: found.label,
+            original: found.original,
+            sent: sent(&found),
+            home: self.homes.get(&number(found.label)).copied(),
+            error: None,
+            reply,
+            outdated: found.mark != self.lists,
+        };
         if found.replied { Track::Established(known) } else { Track::New(Some(known)) }
+    }
+
+    /// A connection's first packet as it is delivered.
+    fn sent(&self, verdict: &ct::Verdict, now_ms: u64) -> Tuple {
+        let nat = CtState::SRC_NAT.0 | CtState::DST_NAT.0;
+        let translated = verdict.state.0 & nat != 0;
+        let connection = translated.then(|| self.tracker.get(&verdict.original, now_ms)).flatten();
+        connection.map_or(verdict.original, |connection| sent(&connection))
     }
 
     pub fn end(&self, tuple: &Tuple, now_ms: u64) {
@@ -125,16 +148,18 @@ impl Connections {
         [*pair, turned(pair)].iter().any(|pair| self.opened.contains_key(pair))
     }
 
-    fn begun(&mut self, original: &Tuple) {
-        *self.opened.entry(pair(original)).or_insert(0) += 1;
+    fn begun(&mut self, original: &Tuple, reply: &Tuple) {
+        between(original, reply).for_each(|pair| *self.opened.entry(pair).or_insert(0) += 1);
     }
 
-    fn over(&mut self, original: &Tuple) {
-        let pair = pair(original);
-        if let Some(n) = self.opened.get_mut(&pair) {
-            *n -= 1;
-            if *n == 0 {
-                self.opened.remove(&pair);
+    fn over(&mut self, ended: &ct::Ended) {
+        self.homes.remove(&number(ended.label));
+        for pair in between(&ended.original, &ended.reply) {
+            if let Some(n) = self.opened.get_mut(&pair) {
+                *n -= 1;
+                if *n == 0 {
+                    self.opened.remove(&pair);
+                }
             }
         }
     }
@@ -206,6 +231,17 @@ fn is_closing(state: ProtoState) -> bool {
     matches!(state, ProtoState::Tcp(TcpState::LastAck | TcpState::TimeWait | TcpState::Close))
 }
 
+/// A connection's first packet as it is delivered.
+pub(super) fn sent(connection: &ct::Connection) -> Tuple {
+    connection.reply.inverse().unwrap_or(connection.original)
+}
+
+/// The addresses between which a connection's packets and their answers are sent.
+fn between(original: &Tuple, reply: &Tuple) -> impl Iterator<Item = Tuple> + use<> {
+    let translated = original.inverse().is_some_and(|inverse| inverse != *reply);
+    [Some(pair(original)), translated.then(|| pair(reply))].into_iter().flatten()
+}
+
 /// The only port that a packet goes to.
 fn only_output(actions: &[Action]) -> u32 {
     let mut outputs = actions.iter().filter_map(|action| match action {
@@ -273,20 +309,26 @@ impl Learning {
             owner: connections.owner(key.port(), limit),
             ..Commit::default()
         };
-        let ask = Ask { zone: judged.vlan, commit: Some(commit), ..Ask::default() };
+        let ask = Ask { zone: judged.vlan, commit: Some(commit), nat: judged.nat };
         let verdict = connections.tracker.process(&headers.view(key), &ask, now_ms);
         let original = verdict.original;
         let again = self.take_ended(now_ms, out).contains(&number(label));
         match verdict.refused {
             None => {}
-            Some(Refusal::Full | Refusal::ZoneLimit | Refusal::OwnerLimit) => return Err(DropReason::CtLimit),
+            Some(Refusal::Full | Refusal::ZoneLimit | Refusal::OwnerLimit | Refusal::NoTranslation) => {
+                return Err(DropReason::CtLimit);
+            }
             Some(_) => return Err(DropReason::CtInvalid),
         }
         let Some(connections) = &mut self.connections else { return Ok(None) };
         let Some(connection) = connections.tracker.get(&original, now_ms) else { return Ok(None) };
         if known.is_none() || again {
-            connections.begun(&original);
-            self.unhide(&original, out);
+            connections.begun(&original, &connection.reply);
+            let sent = sent(&connection);
+            if sent.src() != original.src() {
+                connections.homes.insert(number(label), key.src());
+            }
+            between(&original, &connection.reply).for_each(|pair| self.unhide(&pair, out));
         }
         self.carry_or_not(&connection, key, number(label), now_ms, out)
     }
@@ -315,9 +357,8 @@ impl Learning {
     }
 
     /// Flows that drop what may be packets of this connection go.
-    fn unhide(&mut self, original: &Tuple, out: &mut Effects) {
-        let pair = pair(original);
-        for pair in [pair, turned(&pair)] {
+    fn unhide(&mut self, pair: &Tuple, out: &mut Effects) {
+        for pair in [*pair, turned(pair)] {
             for id in self.flows.hiding(&pair).to_vec() {
                 self.del_flow(id, out);
             }
@@ -336,7 +377,7 @@ impl Learning {
     pub(super) fn take_ended(&mut self, now_ms: u64, out: &mut Effects) -> Vec<u64> {
         let Some(connections) = &mut self.connections else { return Vec::new() };
         let ended = connections.tracker.ended();
-        ended.iter().for_each(|ended| connections.over(&ended.original));
+        ended.iter().for_each(|ended| connections.over(ended));
         let numbers: Vec<_> = ended.iter().map(|ended| number(ended.label)).collect();
         numbers.iter().for_each(|number| self.forget_flows(*number, now_ms, out));
         numbers
@@ -390,14 +431,18 @@ impl Learning {
         }
         // An answer to an echo opens nothing, and is one whatever the rules say of it.
         let asks = ct::opens(&own);
-        let back = own.inverse().filter(|_| to != NOWHERE);
-        let (original, from, reply) = match back {
-            _ if asks && self.lists_let_open(key, vlan, to) => (own, key.in_port, to),
-            Some(back) if self.lists_let_open(&opener(&back, to, key, true), vlan, key.in_port) => {
-                (back, to, key.in_port)
-            }
+        let (there, mac) = edited(&own, &spec.actions);
+        let (forth, back) = (first(own, there, key, false, key.in_port), there.inverse().zip(own.inverse()));
+        let back = back.filter(|_| to != NOWHERE).map(|(original, sent)| {
+            let known = first(original, sent, key, true, to);
+            Known { home: mac.or(known.home), ..known }
+        });
+        let (known, from, reply) = match back {
+            _ if asks && self.may_have_opened(&forth, key, vlan, to) => (forth, key.in_port, to),
+            Some(back) if self.may_have_opened(&back, key, vlan, key.in_port) => (back, to, key.in_port),
             _ => return,
         };
+        let original = known.original;
         let limit = self.connection_limit(PortId(from));
         let Some(connections) = &mut self.connections else { return };
         connections.last += 1;
@@ -407,12 +452,19 @@ impl Learning {
             owner: connections.owner(PortId(from), limit),
             ..Commit::default()
         };
-        if connections.tracker.adopt(original, &commit, now_ms) == Ok(true) {
+        let nat = ct::Nat::exactly(&original, &known.sent);
+        if connections.tracker.adopt_translated(original, &nat, &commit, now_ms) == Ok(true) {
             let at_least_ms = now_ms.saturating_add(self.unseen_for_ms());
             let Some(connections) = &mut self.connections else { return };
             connections.tracker.keep(&original, now_ms, at_least_ms, now_ms);
-            connections.begun(&original);
-            self.unhide(&original, out);
+            let reply = known.sent.inverse().unwrap_or_default();
+            connections.begun(&original, &reply);
+            if known.sent.src() != original.src()
+                && let Some(home) = known.home
+            {
+                connections.homes.insert(connections.last, home);
+            }
+            between(&original, &reply).for_each(|pair| self.unhide(&pair, out));
         }
         self.take_ended(now_ms, out);
     }
@@ -430,16 +482,22 @@ impl Learning {
             return;
         }
         if judged.kind == Kind::Tracked {
-            judged.kind = match self.move_on(key, headers, judged, now_ms, out) {
-                Ok(number) => number.map_or(Kind::Never, Kind::Connection),
+            match self.move_on(key, headers, judged, now_ms, out) {
+                Ok(number) => {
+                    if judged.nat != ct::Nat::None {
+                        self.judge_translated(key, headers, judged, now_ms, out);
+                    }
+                    let goes = judged.actions.iter().any(|action| matches!(action, Action::Output(_)));
+                    judged.kind = number.filter(|_| goes).map_or(Kind::Never, Kind::Connection);
+                }
                 Err(reason) => {
                     // What a mirror is to get of it stays.
                     judged.actions.retain(|action| matches!(action, Action::Copy(_)));
                     judged.actions.truncate(self.copies_from(key.port()).len());
                     judged.actions.push(Action::Drop(reason));
-                    Kind::Never
+                    judged.kind = Kind::Never;
                 }
-            };
+            }
         } else if let (Track::Invalid(refusal), Some(connections)) = (judged.track, &self.connections) {
             connections.tracker.count(refusal);
         } else if let Track::New(Some(known)) = judged.track
@@ -449,6 +507,25 @@ impl Learning {
             connections.end(&known.original, now_ms);
         }
         self.take_ended(now_ms, out);
+    }
+
+    /// A translated connection has begun, and it is known what its packets look like: the receiver's list has its last word.
+    fn judge_translated(
+        &mut self,
+        key: &FlowKey,
+        headers: Headers<'_>,
+        judged: &mut Judged,
+        now_ms: u64,
+        out: &mut Effects,
+    ) {
+        let probe = Probe { headers: Some(headers), now_ms, peek: true };
+        *judged = self.judge_anew(key, true, &probe);
+        if !judged.actions.iter().any(|action| matches!(action, Action::Output(_)))
+            && let (Some(connections), Some(known)) = (&self.connections, judged.track.known())
+        {
+            connections.end(&known.original, now_ms);
+            self.take_ended(now_ms, out);
+        }
     }
 
     /// How many connections there are.
@@ -465,4 +542,10 @@ fn pinned(known: &Known, here: u32) -> u128 {
     } else {
         known.label
     }
+}
+
+/// A connection as one of its packets shows it that is this when it is sent and when it is delivered.
+fn first(original: Tuple, sent: Tuple, key: &FlowKey, reply: bool, from: u32) -> Known {
+    let home = Some(if reply { key.dst() } else { key.src() });
+    Known { label: label(0, from, NOWHERE), original, sent, home, error: None, reply, outdated: false }
 }

@@ -1,15 +1,17 @@
 //! What becomes of a packet: the sender's settings and access list, then where learning sends it, then the receivers'.
 
 use super::mirrors::prepend;
+use super::nat::{Passage, home};
 use super::tracking::{Kind, Probe, Track};
 use super::{Learning, refusal};
 use crate::acl::{Decision, Direction, List, Scope, Standing};
 use crate::flows::{PAIR_MASK, PORT_MASK, Pair, VID, Verdict, has};
 use crate::guard::{Pretence, pretends};
 use crate::membership::{self, Tag};
+use lasthop_conntrack::Nat;
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{FlowKey, FlowMask};
-use lasthop_types::{DropReason, PortId};
+use lasthop_types::{DropReason, MacAddr, PortId};
 use std::sync::Arc;
 
 /// What becomes of a packet or of the packets of a flow, and the flow that says so.
@@ -27,6 +29,10 @@ pub(crate) struct Judged {
     pub track: Track,
     /// What the flow has to do with them.
     pub kind: Kind,
+    /// As [`Installed::home`](crate::flows::Installed).
+    pub home: Option<MacAddr>,
+    /// How its connection is translated if it opens one.
+    pub nat: Nat,
 }
 
 /// What of an access list denies.
@@ -128,24 +134,30 @@ impl Learning {
         let admitted = self.admit(key, &mut looked_at, &Probe::PEEK);
         let (Ok((vlan, _)) | Err(Refused::List(vlan, _))) = admitted else { return found };
         let track = self.track(key, vlan, &Probe::PEEK);
-        let decide = |list: &List, direction, to| {
+        let decide = |list: &List, key: &FlowKey, direction, to| {
             let standing = self.standing(&track, to);
             self.ask(list, &inside(key, vlan), standing, direction, &mut FlowMask::default())
         };
         if let Some((scope, list)) = self.scoped_list(key.port(), Direction::FromGuest) {
-            found.push((scope, Direction::FromGuest, decide(list, Direction::FromGuest, None)));
+            found.push((scope, Direction::FromGuest, decide(list, key, Direction::FromGuest, None)));
         }
         if admitted.is_err() || !has(&flow.mask, &PAIR_MASK) {
             return found;
         }
-        let verdict = self.verdict(&Pair::of(key, vlan));
-        let outputs = self.outputs(verdict, vlan, key, &mut looked_at);
+        let verdict = self.verdict(&Pair { dst: home(&track).unwrap_or(key.dst()), ..Pair::of(key, vlan) });
+        let mut outputs = self.outputs(verdict, vlan, key, &mut looked_at);
+        let passage = self.passage(key, vlan, &track, &Probe::PEEK, &mut outputs, &mut looked_at);
+        let delivered = passage.map_or(*key, |passage| passage.delivered);
         for (port, _) in outputs.into_iter().filter(|_| verdict != Verdict::Hairpin) {
             if let Some(scoped) = self.scoped_list(port, Direction::ToGuest)
                 && !lists.iter().any(|other| Arc::ptr_eq(&other.1, &scoped.1))
             {
                 lists.push(scoped);
-                found.push((&scoped.0, Direction::ToGuest, decide(&scoped.1, Direction::ToGuest, Some(port))));
+                found.push((
+                    &scoped.0,
+                    Direction::ToGuest,
+                    decide(&scoped.1, &delivered, Direction::ToGuest, Some(port)),
+                ));
             }
         }
         found
@@ -228,7 +240,17 @@ impl Learning {
     fn judge_uncopied(&self, key: &FlowKey, mut mask: FlowMask, probe: &Probe<'_>) -> Judged {
         let drop = |mask, verdict, vlan, reason| {
             let actions = vec![Action::Drop(reason)];
-            Judged { mask, verdict, vlan, actions, rule: None, track: Track::None, kind: Kind::Plain }
+            Judged {
+                mask,
+                verdict,
+                vlan,
+                actions,
+                rule: None,
+                track: Track::None,
+                kind: Kind::Plain,
+                home: None,
+                nat: Nat::None,
+            }
         };
         let (vlan, track) = match self.admit(key, &mut mask, probe) {
             Ok(admitted) => admitted,
@@ -238,19 +260,30 @@ impl Learning {
             Err(Refused::Pretence(_)) => return drop(mask, None, 0, DropReason::Spoofed),
             Err(Refused::List(vlan, denied)) => return self.by_list(key, vlan, mask, None, *denied),
         };
-        let verdict = self.verdict(&Pair::of(key, vlan));
+        let home = home(&track);
+        let verdict = self.verdict(&Pair { dst: home.unwrap_or(key.dst()), ..Pair::of(key, vlan) });
+        let comes_back = self.is_outside(key, &mut mask);
         let mut outputs = self.outputs(verdict, vlan, key, &mut mask);
         if outputs.is_empty() {
-            return drop(mask, Some(verdict), vlan, self.why_nowhere(verdict, key.port()));
+            return Judged { home, ..drop(mask, Some(verdict), vlan, self.why_nowhere(verdict, key.port())) };
         }
-        let mut kind = Kind::Plain;
+        let (mut kind, mut passage) = (Kind::Plain, Passage::unchanged(key));
         if verdict != Verdict::Hairpin {
-            let tracked = self.tracks(key.port()) || outputs.iter().any(|(to, _)| self.tracks(*to));
-            let denied = self.filter(&inside(key, vlan), &track, &mut mask, &mut outputs);
+            passage = match self.passage(key, vlan, &track, probe, &mut outputs, &mut mask) {
+                Ok(passage) => passage,
+                Err(reason) => {
+                    return Judged { kind: Kind::Never, track, ..drop(mask, Some(verdict), vlan, reason) };
+                }
+            };
+            let tracked = comes_back
+                || passage.is_translated()
+                || self.tracks(key.port())
+                || outputs.iter().any(|(to, _)| self.tracks(*to));
+            let denied = self.filter(&inside(&passage.delivered, vlan), &track, &mut mask, &mut outputs);
             if outputs.is_empty()
                 && let Some(denied) = denied
             {
-                return self.by_list(key, vlan, mask, Some(verdict), denied);
+                return Judged { home, ..self.by_list(key, vlan, mask, Some(verdict), denied) };
             }
             if tracked {
                 kind = self.permitted_kind(key, &mut mask, &track);
@@ -258,12 +291,13 @@ impl Learning {
         }
         // What goes back where it came from does not get there.
         let copies = |to| if verdict == Verdict::Hairpin { &[] } else { self.copies_to(to) };
-        let mut actions = membership::actions(outputs, copies);
+        let mut actions = passage.edits;
+        actions.extend(membership::actions(outputs, copies));
         if verdict == Verdict::Flood && self.guest_settings(key.port()).is_some_and(|settings| settings.storm.is_some())
         {
             actions.insert(0, Action::LimitFlood);
         }
-        Judged { mask, verdict: Some(verdict), vlan, actions, rule: None, track, kind }
+        Judged { mask, verdict: Some(verdict), vlan, actions, rule: None, track, kind, home, nat: passage.nat }
     }
 
     /// A list has denied it.
@@ -282,7 +316,7 @@ impl Learning {
         let (actions, track) = (vec![Action::Drop(denied.reason())], denied.asked.unwrap_or(Track::None));
         // The VLAN means something to learning only.
         let vlan = if verdict.is_some() { vlan } else { 0 };
-        Judged { mask, verdict, vlan, actions, rule: Some(denied.by), track, kind }
+        Judged { mask, verdict, vlan, actions, rule: Some(denied.by), track, kind, home: None, nat: Nat::None }
     }
 
     /// Why learning sends a packet from there nowhere.

@@ -10,6 +10,7 @@ use super::stale::{LOOKS, SLICE_MS};
 use super::{FlowUse, Judged, Kind, Learning, Track, dropped};
 use crate::flows::{Cause, Id, Installed, InstalledRefusal, PAIR_MASK, Pair, Refusal, has};
 use crate::{Change, Effects};
+use lasthop_conntrack::Nat;
 
 /// What one part of it may take, in slices of what is put right otherwise (`stale.rs`): below a millisecond.
 const PART: usize = 2;
@@ -211,7 +212,7 @@ impl Learning {
         if f.spec.actions != judged.actions {
             return Some(self.put_flow(key, mask, judged, false, used_ms, now_ms, out));
         }
-        let Judged { verdict, vlan, actions, rule, kind, .. } = judged;
+        let Judged { verdict, vlan, actions, rule, kind, home, .. } = judged;
         let (connection, hides) = kind.of_flow();
         if let Some(reason) = dropped(&actions) {
             self.count_denied(key.port(), (reason, rule.clone()), &key, f.packets, used_ms);
@@ -232,6 +233,7 @@ impl Learning {
             rule,
             connection,
             hides,
+            home,
         }))
     }
 
@@ -272,6 +274,8 @@ impl Learning {
                 rule,
                 track: Track::None,
                 kind: Kind::of_installed(flow),
+                home: flow.home,
+                nat: Nat::None,
             };
             let unlearned = flow.unlearned;
             return Some(self.put_flow(key, mask, judged, unlearned, used_ms, now_ms, out));

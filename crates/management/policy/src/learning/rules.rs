@@ -11,10 +11,15 @@ impl Learning {
     /// The access lists that hold for a port. To be said before the port is announced with [`Learning::port`]; when it
     /// is said of a port that was, [`Learning::clear_flows`] must follow.
     pub fn set_lists(&mut self, id: PortId, lists: PortLists) {
+        let translates = |lists: &PortLists| lists.iter().flatten().any(|(_, list)| !list.translations().is_empty());
+        let translated = translates(&lists) || self.lists.get(&id).is_some_and(translates);
         if lists.iter().all(Option::is_none) {
             self.lists.remove(&id);
         } else {
             self.lists.insert(id, lists);
+        }
+        if translated {
+            self.follow_translations();
         }
         self.follow_tracking();
     }

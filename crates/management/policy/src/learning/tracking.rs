@@ -19,7 +19,7 @@ use lasthop_conntrack::{Refusal, Tuple};
 use lasthop_frame::ethertype::{IPV4, IPV6};
 use lasthop_frame::proto::{ICMP, ICMPV6, SCTP, TCP};
 use lasthop_frame::{FlowKey, FlowMask};
-use lasthop_types::PortId;
+use lasthop_types::{MacAddr, PortId};
 
 pub(super) const FIN: u16 = 1;
 pub(super) const SYN: u16 = 2;
@@ -52,6 +52,12 @@ impl Probe<'static> {
 pub(crate) struct Known {
     pub label: u128,
     pub original: Tuple,
+    /// Its first packet as it is delivered: as `original`, unless it is translated.
+    pub sent: Tuple,
+    /// The Ethernet address of who opened it, if his IP address is translated: answers go there, whatever address they have.
+    pub home: Option<MacAddr>,
+    /// Of an ICMP error about a translated packet: its addresses as it is delivered, and those of what it is about.
+    pub error: Option<[Tuple; 2]>,
     /// The packet is an answer, or goes with the answers.
     pub reply: bool,
     /// It was judged by lists that do not hold any more.
@@ -82,6 +88,27 @@ impl Known {
             other => format!("protocol {other}"),
         };
         format!("{proto} {} to {}", end(tuple.src(), src), end(tuple.dst(), dst))
+    }
+
+    /// What the packet is to look like, if it is translated.
+    pub fn rewrite(&self) -> Option<Tuple> {
+        match (self.error, self.reply) {
+            _ if self.sent == self.original => None,
+            (Some([outer, _]), _) => Some(outer),
+            (None, false) => Some(self.sent),
+            (None, true) => self.original.inverse(),
+        }
+    }
+
+    /// The key of the connection's first packet, as it is sent and as it is delivered; `key` is one of its packets.
+    pub fn openers(&self, key: &FlowKey) -> [FlowKey; 2] {
+        [self.original, self.sent].map(|tuple| {
+            let mut first = opener(&tuple, self.from(), key, self.reply);
+            if let Some(home) = self.home.filter(|_| self.reply) {
+                first.eth_src = home.0;
+            }
+            first
+        })
     }
 
     /// The ports where packets of the packet's direction, and of the other one, come from.
@@ -276,10 +303,7 @@ impl Learning {
         let [here, _] = known.ports();
         // What was flooded may be answered from where the lists let it go.
         let is_end = match here {
-            NOWHERE => {
-                !known.reply
-                    || self.lists_let_open(&opener(&known.original, known.from(), key, true), vlan, key.in_port)
-            }
+            NOWHERE => !known.reply || self.lists_let_open(&known.openers(key), vlan, key.in_port),
             here => self.is_same(key.in_port, here),
         };
         if !is_end {
@@ -307,19 +331,20 @@ impl Learning {
 
     /// Whether the lists in force let this connection open; `key` is one of its packets.
     fn may_open(&self, known: &Known, key: &FlowKey, vlan: u16) -> bool {
-        let [from, to] = ports(known.label);
-        self.lists_let_open(&opener(&known.original, from, key, known.reply), vlan, to)
+        self.lists_let_open(&known.openers(key), vlan, ports(known.label)[1])
     }
 
-    /// Whether the lists in force let a packet open a connection that goes to a port, if it is known where.
-    pub(super) fn lists_let_open(&self, key: &FlowKey, vlan: u16, to: u32) -> bool {
-        let key = super::inside(key, vlan);
-        let permits = |port: u32, direction| {
+    /// Whether the lists in force let a packet open a connection that is this as it is sent and as it is delivered, and goes to a port, if it is known
+    /// where.
+    pub(super) fn lists_let_open(&self, [sent, delivered]: &[FlowKey; 2], vlan: u16, to: u32) -> bool {
+        let permits = |port: u32, key: &FlowKey, direction| {
             self.scoped_list(PortId(port), direction).is_none_or(|scoped| {
+                let key = super::inside(key, vlan);
                 self.ask(&scoped.1, &key, Standing::New, direction, &mut FlowMask::default()).permits()
             })
         };
-        permits(key.in_port, Direction::FromGuest) && (to == NOWHERE || permits(to, Direction::ToGuest))
+        permits(sent.in_port, sent, Direction::FromGuest)
+            && (to == NOWHERE || permits(to, delivered, Direction::ToGuest))
     }
 
     /// What a list is told of it: that of the port where it comes from, or where it would go. A connection lets packets pass to its other end alone.

@@ -45,7 +45,7 @@ pub enum Part {
     Ipv6,
     /// Ports of TCP or UDP.
     Ports,
-    /// Type and code of ICMP or ICMPv6.
+    /// Type and code of ICMP or ICMPv6, and what follows the checksum: 52 bytes, in which an error has what addresses and ports it is about.
     Icmp,
     /// A neighbour solicitation or advertisement: the target.
     Neighbour,
@@ -74,7 +74,9 @@ impl Part {
             Self::Ipv4 if v4 => (at.l3, &[0xff_0000, 0, 0xff00_0000, ALL, ALL]),
             Self::Ipv6 if v6 => (at.l3, &[0x0fff_ffff, 0xff, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL]),
             Self::Ports if transport && matches!(key.ip_proto, TCP | UDP) => (at.l4, &[ALL]),
-            Self::Icmp if icmp => (at.l4, &[0xffff_0000]),
+            Self::Icmp if icmp => {
+                (at.l4, &[0xffff_0000, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL])
+            }
             Self::Neighbour if neighbour => (at.l4, &[0, 0, ALL, ALL, ALL, ALL]),
             Self::SourceLink if neighbour => (option(frame, at, 1)?, &[0xffff, ALL]),
             Self::TargetLink if neighbour => (option(frame, at, 2)?, &[0xffff, ALL]),
@@ -119,7 +121,7 @@ impl Set {
             return None;
         }
         let place = begins + 4 * usize::from(word);
-        let old = *frame.get(place..)?.first_chunk()?;
+        let old = *frame.get(place..at.end.min(frame.len()))?.first_chunk()?;
         let new = (u32::from_be_bytes(old) & !mask | value & mask).to_be_bytes();
         let change = sum::sum(&old.map(|byte| !byte)) + sum::sum(&new);
 

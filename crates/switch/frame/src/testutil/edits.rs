@@ -135,7 +135,11 @@ fn part(frame: &[u8], key: &FlowKey, part: Part) -> Option<(usize, Vec<u8>)> {
         Part::Ipv4 if v4 => (l3, [&[0, 0xff, 0, 0, 0, 0, 0, 0, 0xff, 0, 0, 0][..], &[0xff; 8]].concat()),
         Part::Ipv6 if !v4 => (l3, [&[0x0f, 0xff, 0xff, 0xff, 0, 0, 0, 0xff][..], &[0xff; 32]].concat()),
         Part::Ports if whole && matches!(key.ip_proto, 6 | 17) => (ip.l4, ones(4)),
-        Part::Icmp if whole && key.ip_proto == if v4 { 1 } else { 58 } => (ip.l4, ones(2)),
+        Part::Icmp if whole && key.ip_proto == if v4 { 1 } else { 58 } => {
+            // In whole words, as far as the packet and the snapshot go.
+            let words = (ip.end.min(SNAPSHOT_LEN) - ip.l4) / 4;
+            (ip.l4, [vec![0xff, 0xff, 0, 0], ones(4 * (words.min(14) - 1))].concat())
+        }
         Part::Neighbour if whole && neighbour => (ip.l4, [vec![0; 8], ones(16)].concat()),
         Part::SourceLink | Part::TargetLink if whole && neighbour => {
             let kind = if part == Part::SourceLink { 1 } else { 2 };

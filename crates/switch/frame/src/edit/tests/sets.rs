@@ -139,6 +139,8 @@ fn what_cannot_be_set_is_refused_and_nothing_is_changed() {
     let deep =
         (0..12).fold(Frame::new(1, 2).ipv6([3; 16], [4; 16]), |f, _| f.extension(60, &[&[1][..], &[0; 14]].concat()));
     let (tcp, sctp) = (v4.clone().tcp(5, 6).build(), v4.clone().protocol(132).payload([1; 40]).build());
+    // Behind its end there is padding.
+    let echo = v4.clone().icmp(8, 0).payload([0; 4]).padding(40).build();
     let mut short = tcp.clone();
     short[46] = 0x40;
     for (frame, edit) in [
@@ -153,6 +155,7 @@ fn what_cannot_be_set_is_refused_and_nothing_is_changed() {
         (&tcp, set(Part::Vlan, 0, 0, 0xffff_0000)),
         (&tcp, set(Part::Arp, 2, 0, ALL)),
         (&tcp, set(Part::Neighbour, 2, 0, ALL)),
+        (&echo, set(Part::Icmp, 2, 0, 1)),
         (&sctp, set(Part::Ports, 0, 0, ALL)),
         (&short, set(Part::Ipv4, 3, 0, ALL)),
         (&tcp[..20].to_vec(), set(Part::Ipv4, 3, 0, ALL)),
@@ -190,7 +193,7 @@ fn edits() -> impl Strategy<Value = Vec<Edit>> {
         (Part::Ipv4, 5),
         (Part::Ipv6, 10),
         (Part::Ports, 1),
-        (Part::Icmp, 1),
+        (Part::Icmp, 14),
         (Part::Neighbour, 6),
         (Part::SourceLink, 2),
         (Part::TargetLink, 2),
@@ -206,9 +209,9 @@ fn edits() -> impl Strategy<Value = Vec<Edit>> {
         any::<u32>()
     ];
     let values = prop_oneof![any::<u32>(), Just(0), Just(ALL)];
-    let one = (0..parts.len(), 0u8..11, values, masks).prop_map(move |(n, word, value, mask)| {
+    let one = (0..parts.len(), 0u8..16, values, masks).prop_map(move |(n, word, value, mask)| {
         let (part, words) = parts[n];
-        set(part, if word == 10 { words } else { word % words }, value, mask)
+        set(part, if word == 15 { words } else { word % words }, value, mask)
     });
     let other = prop_oneof![Just(Edit::DecTtl), Just(Edit::PopVlan), Just(push(0x8100, 7))];
     proptest::collection::vec(prop_oneof![8 => one, 1 => other], 1..6)
@@ -277,4 +280,17 @@ proptest! {
         job.finish(&mut finished, crate::sum::sum(&payload));
         prop_assert!(agree(&[&finished[..], &payload].concat(), &complete));
     }
+}
+
+#[test]
+fn what_an_error_is_about_is_set_and_the_checksum_follows() {
+    let (a, b) = ([10, 0, 0, 1], [192, 0, 2, 1]);
+    let about = |src: [u8; 4]| [&[0; 4][..], &[0x45, 0, 0, 28], &[0; 8], &src, &[10, 0, 0, 9, 0, 80, 4, 0]].concat();
+    let error = |src| Frame::new(1, 2).ipv4([10, 0, 0, 9], b).icmp(3, 3).payload(about(src)).build();
+    let edits = bytes(Part::Icmp, 20, &a);
+    assert_eq!(edited(&error(b), &edits), Ok(error(a)));
+    let (c, d) = ([0xfc; 16], [0x20; 16]);
+    let about = |src: [u8; 16]| [&[0; 4][..], &[0x60, 0, 0, 0, 0, 8, 17, 9], &src, &[7; 16], &[0, 80, 4, 0]].concat();
+    let error = |src| Frame::new(1, 2).ipv6([7; 16], d).icmp(1, 4).payload(about(src)).build();
+    assert_eq!(edited(&error(d), &bytes(Part::Icmp, 16, &c)), Ok(error(c)));
 }
