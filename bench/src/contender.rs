@@ -19,6 +19,8 @@ pub enum Contender {
     DpdkVhost,
     /// The kernel's bridge with TAP devices.
     LinuxBridge,
+    /// The kernel's bridge with nftables, between veth devices that send everything back.
+    BridgeNft,
 }
 
 /// What is different in how lasthop schedules its work: one thing each.
@@ -62,7 +64,7 @@ impl Change {
 
 impl Contender {
     /// All there are.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Lasthop,
         Self::Changed(Change::Poll),
         Self::Changed(Change::NoHelpers),
@@ -80,6 +82,7 @@ impl Contender {
         Self::Ovs(Rules::List),
         Self::DpdkVhost,
         Self::LinuxBridge,
+        Self::BridgeNft,
     ];
 
     /// For the command line and the files.
@@ -102,6 +105,7 @@ impl Contender {
             Self::Ovs(Rules::List) => "ovs-list",
             Self::DpdkVhost => "dpdk-vhost",
             Self::LinuxBridge => "linux-bridge",
+            Self::BridgeNft => "bridge-nft",
         }
     }
 
@@ -125,6 +129,7 @@ impl Contender {
             Self::Ovs(Rules::List) => "OVS-DPDK, the same rules",
             Self::DpdkVhost => "DPDK vhost, no switch",
             Self::LinuxBridge => "Linux bridge + TAP",
+            Self::BridgeNft => "Linux bridge + nftables, no guests",
         }
     }
 }

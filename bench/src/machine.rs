@@ -91,7 +91,7 @@ pub fn missing_guests(work: Work) -> Option<String> {
         Work::Loop(..) => missing_program("dpdk-testpmd").or_else(|| missing_pages(dpdk::MIB)),
         Work::Load(Setup { spread: true, ports, .. }, _) => missing_cpus(ports),
         Work::Load(setup, _) => setup.outside.and_then(|_| ["ip", "ethtool"].into_iter().find_map(missing_program)),
-        Work::Memory | Work::Attack(_) => None,
+        Work::Memory | Work::Attack(..) => None,
         Work::Vms | Work::Idle => missing_program("qemu-system-x86_64"),
         Work::Outside(_) => {
             ["qemu-system-x86_64", "iperf3", "ip", "ethtool"].into_iter().find_map(missing_program).or_else(|| {
@@ -106,12 +106,17 @@ pub fn missing_guests(work: Work) -> Option<String> {
 pub fn missing(contender: Contender, work: Work) -> Option<String> {
     // Our own guests take ordinary memory where there are no huge pages left.
     let guests = if matches!(work, Work::Loop(..)) { dpdk::MIB } else { 0 };
-    let list = matches!(work, Work::Load(setup, _) if setup.rules > 0);
+    let list = match work {
+        Work::Load(setup, _) => setup.rules > 0,
+        Work::Attack(_, rules) => rules > 0,
+        _ => false,
+    };
     match contender {
         Contender::Lasthop | Contender::Tap | Contender::NoGro | Contender::Changed(_) => (list
             && !Lasthop::knows("acl"))
         .then(|| "this lasthop has no access lists (there is no command `lasthop acl`)".into()),
         Contender::DpdkVhost => missing_program("dpdk-testpmd").or_else(|| missing_pages(guests + dpdk_vhost::MIB)),
+        Contender::BridgeNft => ["ip", "nft"].into_iter().find_map(missing_program).or_else(missing_devices),
         Contender::LinuxBridge => ["ip", "unshare"].into_iter().find_map(missing_program).or_else(missing_devices),
         Contender::Ovs(_) => {
             let programs =

@@ -1,10 +1,12 @@
 //! What is compared: each scenario's guests, its contenders, and the figures it yields.
 
+use crate::acl::{Kind, MASKS};
 use crate::contender::{Change, Contender};
 use crate::cpus::Cpus;
 use crate::distance::Track;
 use crate::figure::{ATTACK, COST, FLOWS, Figure, IDLE, LEFT, LOOP, MEMORY, OUTSIDE, Shown, THROUGH, TIMES, VMS};
 use crate::guests::attack;
+use crate::guests::bridge;
 use crate::guests::dpdk::{Frames, Guests, Ring};
 use crate::guests::load::{Act, Setup, Stage, Yields, memory_per_port};
 use crate::guests::outside::Outside;
@@ -18,6 +20,7 @@ use crate::switch::{Extras, Switch};
 use crate::work::Work;
 use lasthop_harness::stop::{Outcome, failed, pause};
 use lasthop_harness::{Port, scratch};
+use lasthop_loadgen::frame::Vary;
 use lasthop_loadgen::{Attack, Pattern};
 use std::time::Duration;
 
@@ -28,6 +31,7 @@ const LEARN: Contender = Contender::Ovs(Rules::Learning);
 const LIST: Contender = Contender::Ovs(Rules::List);
 const VHOST: Contender = Contender::DpdkVhost;
 const BRIDGE: Contender = Contender::LinuxBridge;
+const NFT: Contender = Contender::BridgeNft;
 const POLL: Contender = Contender::Changed(Change::Poll);
 /// lasthop, and with each mechanism off alone.
 const ABLATION: [Contender; 7] = [
@@ -78,7 +82,26 @@ const fn flows(name: &'static str, title: &'static str, flows: u32) -> Scenario 
 
 const fn acl(name: &'static str, title: &'static str, rules: usize, flows: u32) -> Scenario {
     let act = Act { flows, ..Act::PLAIN };
-    scenario(name, title, &[OURS, LIST], Work::Load(Setup { rules, ..Setup::PLAIN }, act))
+    let contenders: &[Contender] = if flows == 1 { &[OURS, LIST, NFT] } else { &[OURS, LIST] };
+    scenario(name, title, contenders, Work::Load(Setup { rules, ..Setup::PLAIN }, act))
+}
+
+/// Each packet is answered, so that all belong to connections that are established.
+const fn stateful(name: &'static str, title: &'static str, rules: usize, flows: u32) -> Scenario {
+    let contenders: &[Contender] = if flows == 1 { &[OURS, LIST, NFT] } else { &[OURS, LIST] };
+    let act = Act { pattern: Pattern::Echo, flows, settle_ms: Some(if flows == 1 { 300 } else { 3000 }), ..Act::PLAIN };
+    scenario(name, title, contenders, Work::Load(Setup { rules, kind: Kind::Stateful, ..Setup::PLAIN }, act))
+}
+
+/// 50 000 flows each way, an entry each.
+const fn masks(name: &'static str, title: &'static str, masks: usize) -> Scenario {
+    let act = Act { flows: 50_000, settle_ms: Some(5000), ..Act::PLAIN };
+    scenario(name, title, &[OURS, LIST], Work::Load(Setup { rules: masks, kind: Kind::Masks, ..Setup::PLAIN }, act))
+}
+
+const fn connections(name: &'static str, title: &'static str, rules: usize) -> Scenario {
+    let setup = Setup { rules, kind: Kind::Stateful, ..Setup::PLAIN };
+    scenario(name, title, &[OURS, LIST], Work::Load(setup, NEW_CONNECTIONS))
 }
 
 const fn ports(name: &'static str, title: &'static str, pattern: Pattern) -> Scenario {
@@ -119,21 +142,29 @@ const fn outside(name: &'static str, title: &'static str, device: Device, sizes:
 }
 
 const fn attack(name: &'static str, title: &'static str, attack: Attack) -> Scenario {
-    scenario(name, title, &[OURS, LEARN], Work::Attack(attack))
+    scenario(name, title, &[OURS, LEARN], Work::Attack(attack, 0))
 }
 
 /// Packets at a fixed rate to a guest that sleeps; what each mechanism is worth.
 const SLOW: Act = Act { pattern: Pattern::OneWay, rate: Some(1e5), window: None, yields: Yields::Cost, ..Act::PLAIN };
 const ECHO: Act = Act { pattern: Pattern::Echo, yields: Yields::Times, ..SLOW };
 const QUEUES: Act = Act { flows: 64, ..Act::PLAIN };
-const NEW_FLOWS: Act =
-    Act { pattern: Pattern::OneWay, window: Some(64), flows: 4000, once: true, yields: Yields::Flows, ..Act::PLAIN };
+const NEW_FLOWS: Act = Act {
+    pattern: Pattern::OneWay,
+    window: Some(64),
+    flows: 4000,
+    once: Some(Vary::Mac),
+    yields: Yields::Flows,
+    ..Act::PLAIN
+};
+/// Each packet from another address or port.
+const NEW_CONNECTIONS: Act = Act { flows: 10_000, once: Some(Vary::Tuple), ..NEW_FLOWS };
 /// What one new flow costs, and how long its first packet is on its way while nothing else is.
 const ONE_NEW_FLOW: Act = Act { window: Some(1), ..NEW_FLOWS };
 const RULES: Setup = Setup { rules: 1000, ..Setup::PLAIN };
 
 /// All there are, those of a group together.
-pub const ALL: [Scenario; 79] = [
+pub const ALL: [Scenario; 89] = [
     dpdk("loop-64-split", "two DPDK guests, 64-byte frames, split rings", Ring::Split, Frames::Size(64)),
     dpdk("loop-64-packed", "two DPDK guests, 64-byte frames, packed rings", Ring::Packed, Frames::Size(64)),
     dpdk("loop-1472-split", "two DPDK guests, 1472-byte frames, split rings", Ring::Split, Frames::Size(1472)),
@@ -167,8 +198,27 @@ pub const ALL: [Scenario; 79] = [
     acl("acl-1-flows", "64-byte frames both ways, one access rule, 100 000 flows each way", 1, 100_000),
     acl("acl-100", "64-byte frames both ways, 100 access rules, one flow each way", 100, 1),
     acl("acl-100-flows", "64-byte frames both ways, 100 access rules, 100 000 flows each way", 100, 100_000),
+    acl("acl-971", "64-byte frames both ways, 971 access rules, one flow each way", 971, 1),
     acl("acl-1000", "64-byte frames both ways, 1000 access rules, one flow each way", 1000, 1),
     acl("acl-1000-flows", "64-byte frames both ways, 1000 access rules, 100 000 flows each way", 1000, 100_000),
+    stateful("stateful-1", "64-byte frames there and back, a stateful list of one rule, one connection", 1, 1),
+    stateful(
+        "stateful-1-flows",
+        "64-byte frames there and back, a stateful list of one rule, 10 000 connections",
+        1,
+        10_000,
+    ),
+    stateful("stateful-971", "64-byte frames there and back, a stateful list of 971 rules, one connection", 971, 1),
+    stateful(
+        "stateful-971-flows",
+        "64-byte frames there and back, a stateful list of 971 rules, 10 000 connections",
+        971,
+        10_000,
+    ),
+    connections("new-connections", "10 000 packets, each opens a connection, a stateful list of one rule", 1),
+    connections("new-connections-971", "10 000 packets, each opens a connection, a stateful list of 971 rules", 971),
+    masks("masks-1", "64-byte frames both ways, 50 000 flows each way, all of one mask", 1),
+    masks("masks-30", "64-byte frames both ways, 50 000 flows each way, of 30 masks", MASKS),
     ports("ports-pairs", "four guests, two pairs, 64-byte frames one way", Pattern::OneWay),
     ports("ports-incast", "four guests, three send to one, 64-byte frames", Pattern::Incast),
     ports("ports-all", "four guests, all to all, 64-byte frames", Pattern::AllToAll),
@@ -266,6 +316,12 @@ pub const ALL: [Scenario; 79] = [
     attack("attack-segments", "two guests talk; 64 KiB packets are cut into 2037 for a third", Attack::Segments),
     attack("attack-flap", "two guests talk; a third owns all the flows it can, and goes down and up", Attack::Flap),
     attack("attack-scan", "two guests talk; a third sends random frames", Attack::Scan),
+    scenario(
+        "attack-headers",
+        "two guests talk behind 971 access rules; a third sends random headers about which these rules are",
+        &[OURS, LEARN],
+        Work::Attack(Attack::Headers, 971),
+    ),
     attack("attack-storm", "two guests talk; a third sends 64-byte broadcasts", Attack::Storm),
     attack("attack-storm-large", "two guests talk; a third sends 64 KiB broadcasts", Attack::LargeStorm),
     attack(
@@ -283,7 +339,7 @@ pub const ALL: [Scenario; 79] = [
         "frontend-regions",
         "two guests talk; a third's front-end has 256 TiB mapped",
         &[OURS],
-        Work::Attack(Attack::Regions),
+        Work::Attack(Attack::Regions, 0),
     ),
 ];
 
@@ -308,7 +364,7 @@ impl Scenario {
 
     /// Which of its rounds is shown and judged.
     pub fn shows(&self) -> Shown {
-        if let Work::Attack(_) = self.work { Shown::Median } else { Shown::Best }
+        if let Work::Attack(..) = self.work { Shown::Median } else { Shown::Best }
     }
 
     /// What a measurement yields, in this order.
@@ -319,7 +375,7 @@ impl Scenario {
             Work::Idle => &IDLE,
             Work::Memory => &MEMORY,
             Work::Outside(_) => &OUTSIDE,
-            Work::Attack(_) => &ATTACK,
+            Work::Attack(..) => &ATTACK,
             Work::Load(_, act) => match act.yields {
                 Yields::Speed => &LOOP,
                 Yields::Times => &TIMES,
@@ -334,8 +390,12 @@ impl Scenario {
     /// Whether both can be played on the same switch, one after the other: not where flows have to be new.
     pub fn shares_with(&self, other: &Self) -> bool {
         match (self.work, other.work) {
-            (Work::Load(_, x), Work::Load(_, y)) if x.once || y.once => false,
-            (Work::Load(a, _), Work::Load(b, _)) => a == b && self.contenders == other.contenders,
+            (Work::Load(_, x), Work::Load(_, y)) if x.once.is_some() || y.once.is_some() => false,
+            (Work::Load(a, _), Work::Load(b, _)) => {
+                // A bridge has no stage.
+                let staged = |s: &Self| s.contenders.iter().filter(|c| **c != NFT);
+                a == b && staged(self).eq(staged(other))
+            }
             _ => false,
         }
     }
@@ -344,6 +404,7 @@ impl Scenario {
     pub fn measure(&self, contender: Contender, cpus: Cpus, seconds: u64, stage: &mut Option<Stage>) -> Outcome<Round> {
         let figures = match self.work {
             Work::Loop(ring, frames) => return round_and_round(contender, cpus, ring, frames, seconds),
+            Work::Load(setup, _) if contender == NFT => return bridge::measure(cpus, setup.list().as_ref(), seconds),
             Work::Load(setup, act) => {
                 // After a failure everything starts anew.
                 let mut here = match stage.take() {
@@ -354,7 +415,7 @@ impl Scenario {
                 *stage = Some(here);
                 return Ok(round);
             }
-            Work::Attack(attack) => return attack::measure(contender, cpus, attack, seconds as f64),
+            Work::Attack(attack, rules) => return attack::measure(contender, cpus, attack, rules, seconds as f64),
             Work::Memory => memory_per_port(contender, cpus, 2, 34),
             Work::Vms => Pair::boot(contender, cpus)?.traffic(seconds),
             Work::Idle => Pair::boot(contender, cpus)?.idle(),
@@ -383,7 +444,7 @@ fn round_and_round(contender: Contender, cpus: Cpus, ring: Ring, frames: Frames,
         }
         Contender::Ovs(rules) => Box::new(Ovs::start(cpus.guests, &[cpus.switch], &sockets, rules, Extras::default())?),
         Contender::DpdkVhost => Box::new(DpdkVhost::start(cpus.guests, cpus.switch, &sockets, Extras::default())?),
-        Contender::LinuxBridge | Contender::Tap | Contender::NoGro => return Err(failed("has no such ports")),
+        _ => return Err(failed("has no such ports")),
     };
     let mut guests = Guests::start(cpus.guests, sockets, ring)?;
     guests.circulate(frames)?;

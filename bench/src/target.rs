@@ -64,7 +64,7 @@ const LOST: usize = 1;
 const P99: usize = 2;
 const FIRST_P99: usize = 8;
 
-const TARGETS: [Target; 76] = [
+const TARGETS: [Target; 84] = [
     target("64 B split, packets", "loop-64-split", PACKETS, OVS, Least(1.5)),
     target("64 B split, packets", "loop-64-split", PACKETS, VHOST, Least(0.95)),
     target("64 B packed, packets", "loop-64-packed", PACKETS, OVS, Least(1.6)),
@@ -84,6 +84,30 @@ const TARGETS: [Target; 76] = [
         against: Against::Scenario("acl-1"),
         ..alone("1000 access rules against one, switch busy", "acl-1000", BUSY, Most(1.05))
     },
+    Target {
+        against: Against::Scenario("acl-1"),
+        ..alone("971 access rules against one, switch busy", "acl-971", BUSY, Most(1.05))
+    },
+    // Half the time for a packet is twice as many of each busy cycle.
+    target("established, one rule, switch busy", "stateful-1", BUSY, "ovs-list", Most(0.5)),
+    target("established, 971 rules, switch busy", "stateful-971", BUSY, "ovs-list", Most(0.5)),
+    target(
+        "established, 971 rules, 10 000 connections, switch busy",
+        "stateful-971-flows",
+        BUSY,
+        "ovs-list",
+        Most(0.5),
+    ),
+    Target {
+        against: Against::Scenario("stateful-1"),
+        ..alone("971 stateful rules against one, switch busy", "stateful-971", BUSY, Most(1.05))
+    },
+    target("new connections a second", "new-connections", PACKETS, "ovs-list", Least(1.0)),
+    Target {
+        against: Against::Scenario("masks-1"),
+        ..alone("30 masks against one, packets", "masks-30", PACKETS, Least(0.8))
+    },
+    alone("random headers behind 971 rules, packets kept, %", "attack-headers", KEPT, Least(95.0)),
     target("switch CPU at 10 000 packets/s", "cpu-10k", 2, OVS, Most(0.05)),
     target("switch CPU at 100 000 packets/s", "cpu-100k", 2, OVS, Most(0.25)),
     target("switch CPU at 100 000 packets/s, not on idle cycles", "cpu-100k", 4, OVS, Most(0.25)),

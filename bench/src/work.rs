@@ -20,6 +20,6 @@ pub enum Work {
     Idle,
     /// A VM and a network outside.
     Outside(Device),
-    /// Guests of our own, and others that do their worst.
-    Attack(Attack),
+    /// Guests of our own, and others that do their worst, behind so many access rules.
+    Attack(Attack, usize),
 }

@@ -1,5 +1,6 @@
 //! Two guests that talk to each other, and guests that do their worst beside them.
 
+use crate::acl::{Kind, List};
 use crate::contender::Contender;
 use crate::cpus::Cpus;
 use crate::round::Round;
@@ -34,7 +35,7 @@ struct Field {
 }
 
 impl Field {
-    fn set(contender: Contender, cpus: Cpus, attack: Attack) -> Outcome<Self> {
+    fn set(contender: Contender, cpus: Cpus, attack: Attack, rules: usize) -> Outcome<Self> {
         let dir = scratch();
         let count = 2 + attack.ports();
         let ports: Vec<Port> = (0..count).map(|i| Port::connect(&format!("p{i}"), dir.path())).collect();
@@ -52,7 +53,8 @@ impl Field {
         };
         // Before the switch tries to connect for the first time.
         let listening = load::listen(&settings)?;
-        let extras = Extras { large: attack.is_large(), queues: 1, ..Extras::default() };
+        let list = (rules > 0).then(|| List::generate(Kind::Stateless, rules));
+        let extras = Extras { large: attack.is_large(), queues: 1, list: list.as_ref(), ..Extras::default() };
         let switch: Box<dyn Switch> = match contender {
             Contender::Lasthop => Box::new(Ours::start(&ports, &cpus.switch.to_string(), extras, None)?),
             Contender::Ovs(rules) => Box::new(Ovs::start(cpus.guests, &[cpus.switch], &paths, rules, extras)?),
@@ -64,7 +66,7 @@ impl Field {
 
     /// Plays so many seconds.
     fn play(&mut self, tame: bool, seconds: f64) -> Outcome<Report> {
-        let owns = !tame && matches!(self.settings.attack, Some(Attack::Flap | Attack::All));
+        let owns = !tame && matches!(self.settings.attack, Some(Attack::Flap | Attack::Headers | Attack::All));
         let settings = Settings {
             tame,
             warmup: if owns { OWNING } else { WARMUP },
@@ -85,8 +87,8 @@ impl Field {
 }
 
 /// Both parts of a round, one right after the other on the same switch: attackers who behave well, and who do not.
-pub fn measure(contender: Contender, cpus: Cpus, attack: Attack, seconds: f64) -> Outcome<Round> {
-    let mut field = Field::set(contender, cpus, attack)?;
+pub fn measure(contender: Contender, cpus: Cpus, attack: Attack, rules: usize, seconds: f64) -> Outcome<Round> {
+    let mut field = Field::set(contender, cpus, attack, rules)?;
     let tame = field.play(true, seconds)?;
     if tame.mpps * 1e6 < CARRIED * RATE {
         // Of one who is late already nothing can be said.

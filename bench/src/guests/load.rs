@@ -1,6 +1,6 @@
 //! Our own load generator as the guests of any switch.
 
-use crate::acl::List;
+use crate::acl::{Kind, List};
 use crate::contender::Contender;
 use crate::cpus::Cpus;
 use crate::distance::Track;
@@ -43,6 +43,8 @@ pub struct Setup {
     pub sleep: bool,
     /// Rules of an access list.
     pub rules: usize,
+    /// What that is for.
+    pub kind: Kind,
     /// A program that spins on each of the CPUs.
     pub crowd: bool,
     /// An uplink to a world outside that sends everything back.
@@ -61,12 +63,18 @@ impl Setup {
         round: false,
         sleep: false,
         rules: 0,
+        kind: Kind::Stateless,
         crowd: false,
         outside: None,
         spread: false,
     };
     /// The same, packets go round.
     pub const ROUND: Self = Self { round: true, ..Self::PLAIN };
+
+    /// The access list, if there is one.
+    pub fn list(&self) -> Option<List> {
+        (self.rules > 0).then(|| List::generate(self.kind, self.rules))
+    }
 }
 
 /// What is played.
@@ -82,8 +90,10 @@ pub struct Act {
     pub window: Option<u32>,
     /// Flows.
     pub flows: u32,
-    /// Every packet is the first of its flow, each from another MAC address.
-    pub once: bool,
+    /// Every packet is the first of its flow, and what tells it from the others.
+    pub once: Option<Vary>,
+    /// Traffic before the measurement, in milliseconds, where the usual time would not do for all flows.
+    pub settle_ms: Option<u64>,
     /// What comes out of it.
     pub yields: Yields,
 }
@@ -113,7 +123,8 @@ impl Act {
         rate: None,
         window: Some(256),
         flows: 1,
-        once: false,
+        once: None,
+        settle_ms: None,
         yields: Yields::Speed,
     };
 }
@@ -137,7 +148,7 @@ impl Stage {
         let dir = scratch();
         let ports: Vec<Port> = (0..setup.ports).map(|i| Port::connect(&format!("p{i}"), dir.path())).collect();
         let sockets: Vec<_> = ports.iter().map(|p| &*p.socket).collect();
-        let list = (setup.rules > 0).then(|| List::generate(setup.rules));
+        let list = setup.list();
         let outside = setup.outside.map(|device| Reflector::new(device == Device::Xdp)).transpose()?;
         // Its receive aggregation is what differs, and nothing of the switch.
         let device = if contender == Contender::NoGro { Some(Device::XdpNoGro) } else { setup.outside };
@@ -184,7 +195,9 @@ impl Stage {
                 Box::new(if setup.spread { start_on(&all, start)? } else { start()? })
             }
             Contender::DpdkVhost => Box::new(DpdkVhost::start(cpus.guests, cpus.switch, &sockets, extras)?),
-            Contender::LinuxBridge | Contender::Tap => return Err(failed("has no such ports")),
+            Contender::LinuxBridge | Contender::BridgeNft | Contender::Tap => {
+                return Err(failed("has no such ports"));
+            }
         };
         let session = Session::connect(&settings, &listening, &check)?;
         let crowd = if setup.crowd { vec![cpus.guests, cpus.switch] } else { Vec::new() };
@@ -203,21 +216,20 @@ impl Stage {
             rate: act.rate,
             window: act.window,
             flows: act.flows,
-            packets: act.once.then_some(act.flows.into()),
-            vary: if act.once { Vary::Mac } else { Vary::Tuple },
-            flow_order: if act.once { FlowOrder::Round } else { FlowOrder::Random },
+            packets: act.once.map(|_| act.flows.into()),
+            vary: act.once.unwrap_or(Vary::Tuple),
+            flow_order: if act.once.is_some() { FlowOrder::Round } else { FlowOrder::Random },
             // A number for each of a million flows would be a cache miss of the guests'.
             check: if act.flows > 10_000 || act.pattern.circulates() { Check::Count } else { Check::Order },
             latency: times || first,
             // Switches that learn or cache flows do so here.
-            warmup: Duration::from_millis(if act.once {
-                0
-            } else if act.flows > 10_000 {
-                1000
-            } else {
-                300
+            warmup: Duration::from_millis(match act.settle_ms {
+                _ if act.once.is_some() => 0,
+                Some(ms) => ms,
+                None if act.flows > 10_000 => 1000,
+                None => 300,
             }),
-            length: Duration::from_secs_f64(if act.once { 10.0 } else { seconds }),
+            length: Duration::from_secs_f64(if act.once.is_some() { 10.0 } else { seconds }),
             ..self.settings.clone()
         };
         let before = self.switch.memory_kib();
@@ -246,7 +258,7 @@ impl Stage {
         }
         let memory = self.switch.memory_kib().saturating_sub(before) as f64 * 1024.0;
         let shared = [left, guests];
-        let figures = figures(act.yields, &report, spent, factor * report.received as f64, memory, shared);
+        let figures = figures(act.yields, &report, spent, factor, memory, shared);
         Ok(Round::new(figures, trips))
     }
 
@@ -275,19 +287,21 @@ fn start_on<T>(cpus: &[usize], start: impl FnOnce() -> Outcome<T>) -> Outcome<T>
     started
 }
 
-/// `shared` is what others and what the guests got of the CPUs, in percent.
+/// `factor` is how often a packet that was received has gone through the switch, `shared` what others and what the guests got of
+/// the CPUs, in percent.
 fn figures(
     yields: Yields,
     report: &Report,
     spent: Spent,
-    packets: f64,
+    factor: f64,
     memory: f64,
     shared: [f64; 2],
 ) -> Vec<Option<f64>> {
+    let packets = factor * report.received as f64;
     let (busy, cpu) = (spent.busy_ns / packets, spent.cpu_ns / packets);
     let percent = spent.cpu_ns / report.seconds / 1e7;
     let figures = match yields {
-        Yields::Speed => vec![report.mpps, report.gbit_per_second, busy, cpu],
+        Yields::Speed => vec![factor * report.mpps, factor * report.gbit_per_second, busy, cpu],
         Yields::Times => {
             let Some(l) = &report.latency else { return vec![None; 6] };
             vec![report.mpps * 1e3, l.p50, l.p99, l.p999, busy, percent]

@@ -2,6 +2,7 @@
 //! what they cannot do.
 
 pub mod attack;
+pub mod bridge;
 pub mod dpdk;
 pub mod load;
 pub mod outside;

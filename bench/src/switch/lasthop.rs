@@ -25,9 +25,10 @@ impl Ours {
         let lasthop = Lasthop::start_in(extras.uplink.map(|u| u.netns), ports, &arguments);
         if let Some(list) = extras.list {
             let file = tempfile::NamedTempFile::new().map_err(failed)?;
-            std::fs::write(&file, list.classbench()).map_err(failed)?;
+            let (text, format) = list.lasthop();
+            std::fs::write(&file, text).map_err(failed)?;
             let path = file.path().display().to_string();
-            let out = lasthop.try_command(&["acl", "load", &path, "--format", "classbench"]);
+            let out = lasthop.try_command(&["acl", "load", &path, "--format", format]);
             if !out.status.success() {
                 return Err(failed(format!("lasthop acl load: {}", String::from_utf8_lossy(&out.stderr).trim())));
             }

@@ -4,6 +4,7 @@
 //! everything else is gone when they are.
 
 use super::{Extras, Spent, Switch};
+use crate::acl::{List, ONWARDS};
 use crate::switch::uplink::Device;
 use lasthop_harness::stop::{Outcome, check, failed, until};
 use lasthop_harness::{proc, scratch, spawn};
@@ -133,7 +134,8 @@ impl Ovs {
         }
         let acl = ["priority=10,ip,nw_src=192.0.2.1,actions=drop", "priority=10,tcp,tp_dst=80,actions=drop"];
         let ports = sockets.len() + usize::from(extras.uplink.is_some());
-        let across = |(a, b)| format!("priority=1,in_port={a},actions=output:{b}");
+        let table = if extras.list.is_some_and(List::has_tables) { ONWARDS } else { "" };
+        let across = |(a, b)| format!("{table}priority=1,in_port={a},actions=output:{b}");
         let cross: Vec<String> = (1..ports).step_by(2).flat_map(|p| [(p, p + 1), (p + 1, p)]).map(across).collect();
         let cross = cross.iter().map(String::as_str);
         for flow in acl.into_iter().filter(|_| rules == Rules::Acl).chain(cross) {

@@ -140,6 +140,10 @@ impl Deed {
                 let bytes = self.scan();
                 write(memory, addr, &bytes)
             }),
+            (Attack::Headers, _) => first.send(BURST, |addr| {
+                let bytes = self.headers();
+                write(memory, addr, &bytes)
+            }),
             (Attack::Flap, Mood::Prepare) => first.send(BURST, |addr| {
                 let bytes = self.unknown();
                 write(memory, addr, &bytes)
@@ -193,6 +197,26 @@ impl Deed {
         if let Some(kind) = kind.get((dice & 3) as usize) {
             bytes[VNET + 12..VNET + 14].copy_from_slice(kind);
         }
+        bytes
+    }
+
+    /// A well-formed frame to the second port: from any address of 10.0.0.0/8 to any of that or of 172.16.0.0/12, any ports, UDP or
+    /// TCP.
+    fn headers(&mut self) -> [u8; SMALL] {
+        let mut bytes = self.frame;
+        let (random, dice) = (self.random().to_le_bytes(), self.random().to_le_bytes());
+        let packet = &mut bytes[VNET + 14..];
+        packet[9] = if dice[0] & 1 == 0 { 17 } else { 6 };
+        packet[12..16].copy_from_slice(&[10, random[0] & 3, random[1], random[2]]);
+        let to = if dice[0] & 2 == 0 { [10, random[3] & 3] } else { [172, 16 + (random[3] & 15)] };
+        packet[16..18].copy_from_slice(&to);
+        packet[18..24].copy_from_slice(&[random[4], random[5], random[6], random[7], dice[1], dice[2]]);
+        packet[10..12].fill(0);
+        let words = packet[..20].chunks_exact(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]])));
+        let sum: u32 = words.sum();
+        let sum = (sum & 0xffff) + (sum >> 16);
+        let check = !((sum + (sum >> 16)) as u16);
+        packet[10..12].copy_from_slice(&check.to_be_bytes());
         bytes
     }
 

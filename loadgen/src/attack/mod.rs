@@ -39,11 +39,14 @@ pub enum Attack {
     Flap,
     /// The first sends frames of random bytes to unknown addresses, each from another address, and half of them to the second
     Scan,
+    /// The first sends UDP and TCP of random addresses and ports of the networks that guests have and that access lists may be about,
+    /// to the second, so that a classifier needs as many masks and entries as it lets one guest have
+    Headers,
     /// The first sends 64-byte broadcasts as fast as it can
     Storm,
     /// The first sends 64 KiB broadcasts, to be cut for everybody, as fast as it can
     LargeStorm,
-    /// All of these at once (not `incast`), each with two ports of its own, in turns slot by slot
+    /// All of these at once (not `headers` and `incast`), each with two ports of its own, in turns slot by slot
     All,
     /// The first takes 32 frames a slot; the second sends to it as fast as it can, and port 0 as many packets as to port 1
     Incast,

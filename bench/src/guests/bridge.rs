@@ -1,0 +1,160 @@
+//! The kernel's bridge behind nftables, and frames that go round through it.
+//!
+//! The load generator's guests cannot be plugged into a bridge. In their place the far ends of two veth pairs send every frame back
+//! as it comes, its addresses and ports swapped, by an XDP program (`XDP_TX`). Nobody makes or takes frames, so the
+//! bridge sets the pace, and all of it happens on the switch's CPU:
+//!
+//! ```text
+//!  q0, XDP_TX ═ p0 ─ br0, nftables ─ p1 ═ q1, XDP_TX
+//! ```
+//!
+//! A guest's rings and the copies into and out of its memory, without which no VM has a packet, are missing: what is measured is
+//! the least that a bridge takes.
+
+use crate::acl::List;
+use crate::cpus::Cpus;
+use crate::distance::Track;
+use crate::round::Round;
+use lasthop_harness::Netns;
+use lasthop_harness::stop::{Outcome, failed, pause};
+use lasthop_harness::xdp::{attach, pass};
+use lasthop_sys::CpuList;
+use lasthop_sys::bpf::assembler::{Assembler, Reg, Width};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use std::fs::{File, read_to_string};
+use std::net::UdpSocket;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// Frames that go round: a veth's queue has 256 places.
+const FRAMES: usize = 128;
+/// Bytes of a datagram's payload in a frame of 64.
+const PAYLOAD: [u8; 22] = [0; 22];
+const BITS: f64 = 64.0 * 8.0;
+const SETTLE: Duration = Duration::from_millis(300);
+
+/// Both namespaces and what is attached in them. Dropping it ends the traffic.
+struct Circle {
+    site: Netns,
+    far: Netns,
+    _attached: Vec<OwnedFd>,
+}
+
+impl Circle {
+    fn new(list: Option<&List>) -> Outcome<Self> {
+        let (site, far) = (Netns::new(), Netns::new());
+        site.ip("link add br0 type bridge");
+        site.ip("link set br0 up");
+        let mut attached = Vec::new();
+        for i in 0..2 {
+            site.ip(&format!("link add p{i} type veth peer name q{i} netns {}", far.name()));
+            // Checksums are finished, as an XDP program hands on nothing but bytes.
+            far.shell(&format!("ethtool -K q{i} tx off && ip link set q{i} address 02:4c:00:00:00:0{}", i + 1));
+            attached.push(attach(&far, &format!("q{i}"), turn_round)?);
+            // A veth takes what its peer's XDP program sends only while it has one itself.
+            attached.push(attach(&site, &format!("p{i}"), pass)?);
+            site.ip(&format!("link set p{i} master br0 up"));
+            far.ip(&format!("link set q{i} up"));
+        }
+        if let Some(list) = list {
+            let text = list.nftables();
+            let dir = lasthop_harness::scratch();
+            let file = dir.path().join("list");
+            std::fs::write(&file, &text).map_err(failed)?;
+            if text.starts_with("table ip ") {
+                site.shell("echo 1 >/proc/sys/net/bridge/bridge-nf-call-iptables");
+            }
+            let out = site.output(&format!("nft -f {}", file.display()));
+            if !out.status.success() {
+                return Err(failed(format!("nft: {}", String::from_utf8_lossy(&out.stderr).trim())));
+            }
+        }
+        far.ip("addr add 10.1.0.1/8 dev q0");
+        far.ip("neigh add 10.2.0.1 lladdr 02:4c:00:00:00:02 dev q0 nud permanent");
+        Ok(Self { site, far, _attached: attached })
+    }
+
+    /// Sends the frames that will go round, from the CPU on which they shall do so.
+    fn inject(&self, cpu: usize) -> Outcome<()> {
+        let place = File::open(format!("/run/netns/{}", self.far.name())).map_err(failed)?;
+        let send = move || -> std::io::Result<()> {
+            [cpu].into_iter().collect::<CpuList>().bind_current_thread()?;
+            move_into_link_name_space(place.as_fd(), Some(LinkNameSpaceType::Network))?;
+            let socket = UdpSocket::bind("10.1.0.1:1024")?;
+            (0..FRAMES).try_for_each(|_| socket.send_to(&PAYLOAD, "10.2.0.1:9").map(drop))
+        };
+        let sent = std::thread::spawn(send).join();
+        sent.map_err(|_| failed("the thread that sends through a bridge panicked"))?.map_err(failed)
+    }
+
+    /// Frames that came to the bridge so far.
+    fn count(&self) -> Outcome<f64> {
+        let text =
+            self.site.shell("cat /sys/class/net/p0/statistics/rx_packets /sys/class/net/p1/statistics/rx_packets");
+        let counts: Option<Vec<u64>> = text.lines().map(|l| l.parse().ok()).collect();
+        counts.map(|c| c.iter().sum::<u64>() as f64).ok_or_else(|| failed(format!("no counts of packets: {text:?}")))
+    }
+}
+
+/// As the figures of a loop.
+pub fn measure(cpus: Cpus, list: Option<&List>, seconds: u64) -> Outcome<Round> {
+    let circle = Circle::new(list)?;
+    circle.inject(cpus.switch)?;
+    pause(SETTLE)?;
+    let track = Track::new(cpus, false);
+    track.begin();
+    let (start, before, idle_before) = (Instant::now(), circle.count()?, part_idle(cpus.switch)?);
+    pause(Duration::from_secs(seconds))?;
+    let (elapsed, after, idle_after) = (start.elapsed(), circle.count()?, part_idle(cpus.switch)?);
+    let trips = track.end();
+    let packets = after - before;
+    if packets < 1.0 {
+        return Err(failed("no packet came round"));
+    }
+    let (idle, all) = (idle_after.0 - idle_before.0, idle_after.1 - idle_before.1);
+    let cpu_ns = elapsed.as_nanos() as f64 * (1.0 - idle / all.max(1.0)) / packets;
+    let rate = packets / elapsed.as_secs_f64();
+    Ok(Round::new([rate / 1e6, rate * BITS / 1e9, cpu_ns, cpu_ns].map(Some).to_vec(), trips))
+}
+
+/// A CPU's idle time so far, and all of it, in ticks (proc(5), /proc/stat: the fourth and fifth column, and the first eight).
+fn part_idle(cpu: usize) -> Outcome<(f64, f64)> {
+    let text = read_to_string("/proc/stat").map_err(failed)?;
+    let name = format!("cpu{cpu}");
+    let line = text.lines().find(|l| l.split_ascii_whitespace().next() == Some(&name));
+    let line = line.ok_or_else(|| failed(format!("no {name} in /proc/stat")))?;
+    let columns: Vec<f64> = line.split_ascii_whitespace().skip(1).take(8).filter_map(|w| w.parse().ok()).collect();
+    Ok((columns.iter().skip(3).take(2).sum(), columns.iter().sum()))
+}
+
+/// `XDP_TX` of UDP over IPv4 with addresses and ports swapped, which no checksum minds; `XDP_DROP` of everything else.
+fn turn_round(a: &mut Assembler) {
+    const XDP_DROP: u64 = 1;
+    const XDP_TX: u64 = 3;
+    const FRAME: Reg = Reg(2);
+    let drop = a.label();
+    // `data` and `data_end` of `struct xdp_md`.
+    a.load(Width::Word, FRAME, Reg(1), 0);
+    a.load(Width::Word, Reg(3), Reg(1), 4);
+    a.copy(Reg(4), FRAME);
+    a.add_value(Reg(4), 42);
+    a.jump_above(Reg(4), Reg(3), drop);
+    // EtherType and IP protocol.
+    a.load(Width::Half, Reg(3), FRAME, 12);
+    a.jump_ne(Reg(3), i32::from(0x0800_u16.to_be()), drop);
+    a.load(Width::Half, Reg(3), FRAME, 22);
+    a.shift_right(Reg(3), 8);
+    a.jump_ne(Reg(3), 17, drop);
+    // Two bytes each: Ethernet addresses, IPv4 addresses, ports.
+    for (first, second) in [(0, 6), (2, 8), (4, 10), (26, 30), (28, 32), (34, 36)] {
+        a.load(Width::Half, Reg(3), FRAME, first);
+        a.load(Width::Half, Reg(4), FRAME, second);
+        a.store(Width::Half, FRAME, first, Reg(4));
+        a.store(Width::Half, FRAME, second, Reg(3));
+    }
+    a.set(Reg(0), XDP_TX);
+    a.exit_with_result();
+    a.place(drop);
+    a.set(Reg(0), XDP_DROP);
+    a.exit_with_result();
+}
