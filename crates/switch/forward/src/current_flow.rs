@@ -1,7 +1,7 @@
 //! The flow that the packet before met, and where the next one is looked up if it is of another.
 
-use crate::actions::Step;
 use crate::packet::Packet;
+use crate::steps::Step;
 use crate::upcall::Upcalls;
 use lasthop_flow::{Action, ExactCache, Flow, FlowTable, Lookup, Slot, WriterId, hash_key};
 use lasthop_frame::Depth;

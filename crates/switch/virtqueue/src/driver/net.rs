@@ -1,6 +1,6 @@
 //! A network driver: guest memory of its own in a memfd, queue pairs in it, receive buffers filled; frames in, frames
 //! out. What benchmarks and tests build on; an uplink has buffers where its interface wants them, and only the
-//! rings in common with this. It knows rings and buffers, not the vhost-user protocol: whoever uses it hands the memfd, the
+//! rings in common with this. It knows rings and buffers, not the vhost-user protocol: its user hands the memfd, the
 //! layouts and the event descriptors to a front-end.
 
 use super::{DriverError, DriverRing, Full, IndirectTables, Piece, RingLayout};
