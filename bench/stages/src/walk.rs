@@ -58,7 +58,16 @@ impl Traffic {
 
     fn new(frames: impl IntoIterator<Item = Vec<u8>>, flows: Vec<FlowSpec>) -> Self {
         let frames = frames.into_iter().map(|frame| (VnetHdr::default(), frame.clone(), frame)).collect();
-        Self { frames, flows, receivers: 1, packed: false, rx_buffer: 2048, buffers: 1, segments: 1, two_regions: false }
+        Self {
+            frames,
+            flows,
+            receivers: 1,
+            packed: false,
+            rx_buffer: 2048,
+            buffers: 1,
+            segments: 1,
+            two_regions: false,
+        }
     }
 
     /// Seven of 64 bytes, four of 594 and one of 1514 (without checksum).

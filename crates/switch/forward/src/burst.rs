@@ -214,7 +214,7 @@ impl Forwarder {
         let (receiver, packet) = (self.ports.get(self.receiver)?, self.packets.first_mut()?);
         let mut is_for_it = |chain| {
             let read = packet.read(&chains, chain, header_len(started.features), burst.port.id, current.depth);
-            let decision = read.map(|()| current.decide(&mut self.cache, packet, &chains.pieces(chain)));
+            let decision = read.map(|()| current.decide(&mut self.cache, packet, &chains.pieces(chain), false));
             matches!(decision, Ok(Decision::To(to, _)) if to == receiver.id)
         };
         let others = chains.is_full() || !chains.list.iter().skip(seen).all(&mut is_for_it);
@@ -250,11 +250,8 @@ impl Forwarder {
             };
             let decision = match read {
                 Err(reason) => Decision::Drop(reason),
-                Ok(()) => current.decide(&mut self.cache, packet, &chains.pieces(chain)),
+                Ok(()) => current.decide(&mut self.cache, packet, &chains.pieces(chain), ahead.seen & bit(i) == 0),
             };
-            if read.is_ok() && ahead.seen & bit(i) == 0 {
-                current.count(&self.cache, 1, packet.frame_len);
-            }
             work += packet.frame_len;
             match decision {
                 Decision::To(to, repeats) => {
@@ -268,7 +265,8 @@ impl Forwarder {
                         let passed = self.deliver(burst);
                         passes = passed.packets > 0;
                         work += passed.bytes + self.plan.wasted_work;
-                        current.count(&self.cache, passed.packets, passed.bytes);
+                        let flow = current.flow(&self.cache);
+                        flow.inspect(|flow| current.count(flow, passed.packets, passed.bytes));
                         i += passed.packets;
                     } else if is_simple {
                         let known = self.classify_known(&current, burst, i + 1, WORK.saturating_sub(work), passes);

@@ -152,7 +152,7 @@ impl PackedRing {
     }
 
     pub(crate) fn is_blank(&self) -> bool {
-        self.desc.descriptors().load(0) == Some((0, 0))
+        self.desc.descriptors().load(0) == Some((0, 0, 0))
     }
 
     pub(crate) fn position(&self) -> u32 {

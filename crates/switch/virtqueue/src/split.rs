@@ -107,7 +107,7 @@ impl SplitRing {
     }
 
     pub(crate) fn is_blank(&self) -> bool {
-        self.desc.descriptors().load(0) == Some((0, 0))
+        self.desc.descriptors().load(0) == Some((0, 0, 0))
     }
 
     /// How many chains wait, reading the driver's index only if none is known of.
