@@ -6,6 +6,7 @@ use lasthop_forward::{Datapath, Forwarder, PATIENCE_MS, Port};
 use lasthop_frame::testutil::Frame;
 use lasthop_frame::testutil::edits::edited;
 use lasthop_frame::{Depth, Edit, FlowKey, FlowMask, Part, Set, VnetHdr};
+use lasthop_guestmem::{GuestMemory, RegionSpec};
 use lasthop_types::{MacAddr, PortId};
 use lasthop_virtqueue::driver::{NetConfig, NetDriver};
 use lasthop_virtqueue::{BURST, Chains};
@@ -22,6 +23,8 @@ pub struct Traffic {
     /// Receive buffers that a packet takes, and frames that it becomes.
     buffers: usize,
     segments: usize,
+    /// Each guest's memory is two regions, and its buffers lie in one and the other in turns.
+    two_regions: bool,
 }
 
 /// One of 64 stations.
@@ -55,7 +58,16 @@ impl Traffic {
 
     fn new(frames: impl IntoIterator<Item = Vec<u8>>, flows: Vec<FlowSpec>) -> Self {
         let frames = frames.into_iter().map(|frame| (VnetHdr::default(), frame.clone(), frame)).collect();
-        Self { frames, flows, receivers: 1, packed: false, rx_buffer: 2048, buffers: 1, segments: 1 }
+        Self {
+            frames,
+            flows,
+            receivers: 1,
+            packed: false,
+            rx_buffer: 2048,
+            buffers: 1,
+            segments: 1,
+            two_regions: false,
+        }
     }
 
     /// Seven of 64 bytes, four of 594 and one of 1514 (without checksum).
@@ -66,6 +78,11 @@ impl Traffic {
     /// With packed rings.
     pub fn packed(self) -> Self {
         Self { packed: true, ..self }
+    }
+
+    /// Between guests whose buffers lie in two regions in turns, as they may below and above 4 GiB.
+    pub fn in_two_regions(self) -> Self {
+        Self { two_regions: true, ..self }
     }
 
     /// 64 pairs of stations take turns, each a flow.
@@ -189,6 +206,7 @@ impl Walk {
             in_order: true,
             size: entries.next_power_of_two() as u16,
             rx_buffer: traffic.rx_buffer,
+            alternate: traffic.two_regions,
             ..NetConfig::default()
         };
         let tx_buffer = (VnetHdr::LEN + longest).next_multiple_of(64) as u32;
@@ -294,10 +312,11 @@ impl Stage for Take {
 
 fn guest(datapath: &Datapath, id: u32, config: NetConfig) -> (NetDriver, Arc<Port>) {
     let driver = NetDriver::new(config).expect("memory");
+    let memory = if config.alternate { two_regions(&driver) } else { driver.memory().clone() };
     let port = Arc::new(Port::new(PortId(id), format!("p{id}")));
     for (queue, device) in driver.queues().iter().zip(port.queues.iter()) {
         let base = if config.packed { 0x8000 } else { 0 };
-        device.start(&queue.layout.setup(base, config.features()), driver.memory().clone()).expect("ring");
+        device.start(&queue.layout.setup(base, config.features()), memory.clone()).expect("ring");
         device.set_enabled(true);
     }
     port.refresh();
@@ -349,4 +368,21 @@ mod tests {
             take.check();
         }
     }
+}
+
+/// The guest's memory as two regions, with a border in the middle of the longer of its two queues' buffers.
+fn two_regions(driver: &NetDriver) -> Arc<GuestMemory> {
+    let (whole, file) = driver.region();
+    let NetConfig { rx_buffer, tx_buffer, size, .. } = *driver.config();
+    let queue = &driver.queues()[usize::from(tx_buffer > rx_buffer)];
+    let border = queue.buffer(u32::from(size / 2)) - whole.guest_addr;
+    let first = RegionSpec { size: border, ..whole };
+    let second = RegionSpec {
+        guest_addr: whole.guest_addr + border,
+        user_addr: whole.user_addr + border,
+        size: whole.size - border,
+        mmap_offset: border,
+    };
+    let memory = GuestMemory::empty().with_region(first, file).and_then(|memory| memory.with_region(second, file));
+    Arc::new(memory.expect("two regions"))
 }

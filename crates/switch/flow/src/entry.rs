@@ -117,7 +117,7 @@ pub struct FlowStats {
     last_used_ms: AtomicU64,
 }
 
-/// Who adds to statistics: unique in the process, one for each thread that carries packets.
+/// A thread that adds to statistics: unique in the process, one for each thread that carries packets.
 #[derive(Clone, Copy, Debug)]
 pub struct WriterId(u64);
 

@@ -31,8 +31,8 @@ impl Lru {
     }
 
     /// At most `limit` live flows behind `after`, and where to go on, unless these were all. A flow that is filed again goes further
-    /// back, so whoever goes on from there meets every flow that stays, some of them twice. Flows that came after the walk
-    /// began are passed over: else whoever makes new ones as fast as others are looked at would keep it from ever ending.
+    /// back, so a walk that goes on from there meets every flow that stays, some of them twice. Flows that came after the walk
+    /// began are passed over: else a guest that makes new ones as fast as others are looked at would keep it from ever ending.
     pub(crate) fn after(&self, (ms, sequence, newest): Position, limit: usize) -> (Vec<Arc<Flow>>, Option<Position>) {
         let newest = if (ms, sequence) == (0, 0) { self.sequence } else { newest };
         let mut flows = Vec::new();

@@ -134,7 +134,7 @@ impl FlowTable {
         before - left
     }
 
-    /// The flow that a packet meets whose key was extracted to `depth`. Three tiers:
+    /// The flow that a packet meets whose key was extracted to `depth`. What a lookup costs:
     ///
     /// 1. What most masks look at is summed up once, for all of them: ten instructions for each 32 bits of the key.
     /// 2. A mask without such a flow: what it looks at beyond that is added, and a bit says that the bucket is empty. About 30
@@ -173,7 +173,8 @@ impl FlowTable {
     /// How deep a key must be extracted for the flows there are. Without a lock.
     #[inline]
     pub fn depth(&self) -> Depth {
-        // Relaxed: who reads an old one and looks a packet up is told (`Lookup::Deeper`); who has the flow in a cache compares its depth.
+        // Relaxed: a thread that reads an old one and looks a packet up is told (`Lookup::Deeper`); one that has the flow in a cache compares
+        // its depth.
         match self.depth.load(Relaxed) {
             d if d == Depth::L2 as u8 => Depth::L2,
             d if d == Depth::L4 as u8 => Depth::L4,
@@ -182,7 +183,7 @@ impl FlowTable {
     }
 
     /// Some flows, and where to go on; `None` when these were the last. Looks at no more than `limit`: packets of new flows wait
-    /// meanwhile. Begin with `(0, 0, 0)`. Who goes on to the end meets every flow that is there all the time, some twice; it ends however
+    /// meanwhile. Begin with `(0, 0, 0)`. A caller that goes on to the end meets every flow that is there all the time, some twice; it ends however
     /// many come meanwhile.
     pub fn flows_after(&self, after: Position, limit: usize) -> (Vec<Arc<Flow>>, Option<Position>) {
         self.inner.read().lru.after(after, limit)

@@ -13,7 +13,7 @@ use lasthop_types::{DropReason, PortId};
 use lasthop_virtqueue::{Ahead, BURST, Chains, PREFETCH, Patience, Queue, QueueError, QueueGuard, Ring, StartedQueue};
 use std::sync::Arc;
 
-/// Entries of a thread's exact-match cache, if it serves whoever has something.
+/// Entries of a thread's exact-match cache, if it serves any port that has packets.
 const CACHE_ENTRIES: usize = 8192;
 /// The same, if it serves one port.
 const PORT_CACHE_ENTRIES: usize = 1024;
@@ -175,13 +175,13 @@ impl Forwarder {
             let seen = u64::MAX >> (BURST - (looked_at - taken));
             started.ahead = Ahead { done: self.plan.done >> taken, seen };
             let whole = looked_at == chains.list.len() && started.is_window(&chains);
-            // A limit is no bad luck: who has nothing for others waits for it as long as it takes.
+            // A limit is no bad luck: a sender that has nothing for others waits for it as long as it takes.
             let limited = self.plan.limited && started.ahead.done == 0;
             until_ns = if limited { self.waits_until(started, &burst, looked_at - taken) } else { None };
             started.ring.look_again();
             let (seen, blocked) = match until_ns {
                 Some(_) => (0, None),
-                // Who has is charged at once for what it is blocked, as nothing goes to itself.
+                // A sender that has something is charged at once for what it is blocked, as nothing goes to itself.
                 None if limited => (ahead.seen, Some(port.id)),
                 None => (ahead.seen, (self.plan.short && whole).then_some(self.receiver)),
             };
@@ -214,7 +214,7 @@ impl Forwarder {
         let (receiver, packet) = (self.ports.get(self.receiver)?, self.packets.first_mut()?);
         let mut is_for_it = |chain| {
             let read = packet.read(&chains, chain, header_len(started.features), burst.port.id, current.depth);
-            let decision = read.map(|()| current.decide(&mut self.cache, packet, &chains.pieces(chain)));
+            let decision = read.map(|()| current.decide(&mut self.cache, packet, &chains.pieces(chain), false));
             matches!(decision, Ok(Decision::To(to, _)) if to == receiver.id)
         };
         let others = chains.is_full() || !chains.list.iter().skip(seen).all(&mut is_for_it);
@@ -250,11 +250,8 @@ impl Forwarder {
             };
             let decision = match read {
                 Err(reason) => Decision::Drop(reason),
-                Ok(()) => current.decide(&mut self.cache, packet, &chains.pieces(chain)),
+                Ok(()) => current.decide(&mut self.cache, packet, &chains.pieces(chain), ahead.seen & bit(i) == 0),
             };
-            if read.is_ok() && ahead.seen & bit(i) == 0 {
-                current.count(&self.cache, 1, packet.frame_len);
-            }
             work += packet.frame_len;
             match decision {
                 Decision::To(to, repeats) => {
@@ -268,7 +265,8 @@ impl Forwarder {
                         let passed = self.deliver(burst);
                         passes = passed.packets > 0;
                         work += passed.bytes + self.plan.wasted_work;
-                        current.count(&self.cache, passed.packets, passed.bytes);
+                        let flow = current.flow(&self.cache);
+                        flow.inspect(|flow| current.count(flow, passed.packets, passed.bytes));
                         i += passed.packets;
                     } else if is_simple {
                         let known = self.classify_known(&current, burst, i + 1, WORK.saturating_sub(work), passes);
@@ -327,13 +325,13 @@ impl Forwarder {
     }
 
     /// Asks the guest to kick when it has more packets; true if it has some already, and then it was not asked. With
-    /// `skip`, only when so many have gathered before: whoever asks for this looks again by itself.
+    /// `skip`, only when so many have gathered before: a caller that asks for this looks again by itself.
     pub fn rearm_notifications(&mut self, port: &Port, index: u16, skip: u16) -> bool {
         self.rearm_notifications_unless(port, index, skip, || true)
     }
 
     /// As [`Forwarder::rearm_notifications`], but if the guest has packets and `keep`, asked with the queue locked, says no, it stays asked to
-    /// kick: whoever else looks after the queue may wait for that. Then false.
+    /// kick: another thread that looks after the queue may wait for that. Then false.
     pub fn rearm_notifications_unless(
         &mut self,
         port: &Port,

@@ -1,7 +1,7 @@
 //! The flow that the packet before met, and where the next one is looked up if it is of another.
 
-use crate::actions::Step;
 use crate::packet::Packet;
+use crate::steps::Step;
 use crate::upcall::Upcalls;
 use lasthop_flow::{Action, ExactCache, Flow, FlowTable, Lookup, Slot, WriterId, hash_key};
 use lasthop_frame::Depth;
@@ -45,12 +45,14 @@ impl<'a> CurrentFlow<'a> {
         Self { flows, writer, depth, now_ms, slot: None, upcalls, stalled: false }
     }
 
-    /// The flow's word on a packet. `pieces` is what it was read from; `cache` is the same in all calls.
+    /// The flow's word on a packet, which it `counts` unless that was looked at before. `pieces` is what it was read from; `cache` is the
+    /// same in all calls.
     pub(crate) fn decide(
         &mut self,
         cache: &mut ExactCache,
         packet: &mut Packet,
         pieces: &[GuestSlice<'_>],
+        counts: bool,
     ) -> Decision {
         packet.extract(self.depth);
         // Flows that overlap agree, so the one that the last packet met is as good as any other.
@@ -61,6 +63,9 @@ impl<'a> CurrentFlow<'a> {
         let Some(flow) = self.flow(cache) else {
             return if self.stalled { Decision::Stall } else { Decision::Miss };
         };
+        if counts {
+            self.count(flow, 1, packet.frame_len);
+        }
         let step = match &*flow.actions {
             // Nearly all: found without asking what else there is.
             [Action::Output(to)] if *to != packet.port => return Decision::To(*to, self.depth == Depth::L2),
@@ -103,15 +108,9 @@ impl<'a> CurrentFlow<'a> {
         }
     }
 
-    /// Adds packets to the statistics of the flow, if there is one.
+    /// Adds packets to the statistics of a flow.
     #[inline]
-    pub(crate) fn count(&self, cache: &ExactCache, packets: usize, bytes: usize) {
-        self.flow(cache).inspect(|flow| self.count_for(flow, packets, bytes));
-    }
-
-    /// Adds packets to the statistics of another flow.
-    #[inline]
-    pub(crate) fn count_for(&self, flow: &Flow, packets: usize, bytes: usize) {
+    pub(crate) fn count(&self, flow: &Flow, packets: usize, bytes: usize) {
         flow.stats.add(self.writer, packets as u64, bytes as u64, self.now_ms);
     }
 }

@@ -68,7 +68,7 @@ impl Datapath {
     }
 
     pub(crate) fn ports_generation(&self) -> u64 {
-        // Acquire, as it is counted with Release and the lock held: who sees the new number finds a table as new.
+        // Acquire, as it is counted with Release and the lock held: a thread that sees the new number finds a table as new.
         self.ports_generation.load(Ordering::Acquire)
     }
 
@@ -107,7 +107,7 @@ impl Datapath {
     }
 
     pub(crate) fn note_missed(&self) {
-        // Release, and Acquire in `take_missed`: who takes the note finds the packet. Swapped by both: of the two sides one sees the other.
+        // Release, and Acquire in `take_missed`: the thread that takes the note finds the packet. Swapped by both: of the two sides one sees the other.
         if !self.missed.swap(true, Ordering::AcqRel) {
             self.news.signal();
         }

@@ -168,7 +168,7 @@ impl<'a> Target<'a> {
         self.buffers.stock(&mut self.started.ring, self.memory, self.to_come);
     }
 
-    /// Delivers packets of a set as [`put_all`] does, as far as buffers are at hand. Returns those delivered, as [`Target::deliver`]
+    /// The second way to write packets ([`fill`](crate::visit) has all three). Delivers packets of a set as [`put_all`] does, as far as buffers are at hand. Returns those delivered, as [`Target::deliver`]
     /// would have done it. A function of its own for the sake of the loop in which used entries are written.
     #[inline(never)]
     pub(crate) fn deliver_at_once(&mut self, packets: &[Packet], chains: &Chains<'_>, set: u64) -> u64 {
@@ -184,7 +184,7 @@ impl<'a> Target<'a> {
         done
     }
 
-    /// Delivers packets of `chains` that are like the one before, as [`pass`] does, as far as buffers are at hand.
+    /// The first way to write packets ([`fill`](crate::visit) has all three). Delivers packets of `chains` that are like the one before, as [`pass`] does, as far as buffers are at hand.
     /// Returns how many, and their bytes.
     #[inline(never)]
     pub(crate) fn pass(&mut self, chains: &Chains<'_>, &Repeat { next, like, most, .. }: &Repeat) -> Passed {
@@ -199,7 +199,7 @@ impl<'a> Target<'a> {
         passed
     }
 
-    /// Delivers one packet. The driver sees it when the ring is published. One that has to be cut up, and is not to come
+    /// The third way to write packets ([`fill`](crate::visit) has all three). Delivers one packet. The driver sees it when the ring is published. One that has to be cut up, and is not to come
     /// `whole` or not at all, comes as far as there are buffers. Nothing comes any more once a packet has broken the ring.
     pub(crate) fn deliver(
         &mut self,

@@ -70,7 +70,7 @@ impl Forwarder {
             if !flow.only_output().is_some_and(|to| plan.add_to_known(known.next, to)) {
                 break;
             }
-            current.count_for(flow, 1, packet.frame_len);
+            current.count(flow, 1, packet.frame_len);
             let work = packet.frame_len + work_to_cut(packet);
             known = Known { next: known.next + 1, is_read: false, work: known.work + work };
         }

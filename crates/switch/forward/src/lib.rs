@@ -18,6 +18,7 @@ mod port;
 mod rate;
 mod repeat;
 mod resume;
+mod steps;
 mod upcall;
 mod visit;
 

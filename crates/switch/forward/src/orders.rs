@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, VecDeque};
 const REFUSALS: u32 = 16;
 
 /// Orders of all ports; those of one port are carried out in the order in which they came. Used by the thread that talks to control.
-/// It holds no more than control has sent of what waits, and whoever reads from control stops when there are too many.
+/// It holds no more than control has sent of what waits, and the thread that reads from control stops when there are too many.
 #[derive(Debug, Default)]
 pub struct Orders {
     of: BTreeMap<PortId, OfPort>,
@@ -75,7 +75,7 @@ impl Orders {
     }
 
     /// Does as much as a burst does with its locks held, and tells `done` of each order that came to its end: about which port it
-    /// was, and its [`Order::result`]. Whoever waits for the locks of receivers, or for this thread, has his turn then. A receiver that
+    /// was, and its [`Order::result`]. Threads that wait for the locks of receivers, or for this thread, have their turn then. A receiver that
     /// somebody else is on holds up no other port's orders: it is waited for when all wait for such, or when one has been refused
     /// [`REFUSALS`] times, and then the round is over.
     pub fn round(&mut self, forwarder: &mut Forwarder, mut done: impl FnMut(PortId, Result<bool, InsertError>)) {

@@ -16,7 +16,7 @@ const TAGGED_LEN: usize = 64;
 /// Private copy of everything that was judged about one packet, and what actions have made of it. Its payload stays where it is, in
 /// `pieces` that travel beside it: the frame is the header and, behind it, the pieces from `payload_at` on. What is delivered is the
 /// packet as it is at that moment, so deliveries that are planned are made before it is edited.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct Packet {
     /// The first bytes of the frame.
@@ -37,24 +37,16 @@ pub(crate) struct Packet {
     pub(crate) seen: bool,
 }
 
-impl Default for Packet {
-    fn default() -> Self {
-        Self {
-            header: Header::default(),
-            payload_at: 0,
-            frame_len: 0,
-            sent_len: 0,
-            port: PortId(0),
-            offload: Offload::default(),
-            key: FlowKey::default(),
-            seen: false,
-        }
-    }
-}
-
 impl Packet {
-    /// Takes the snapshot, as long as judging to `depth` needs it, and judges the offload request. In front of the frame in `chain` are
-    /// `vnet_len` bytes of virtio-net header, at most [`VnetHdr::LEN`].
+    /// Takes the snapshot, as long as classifying to `depth` needs it, and checks the offload request. In front of the frame in `chain` are
+    /// `vnet_len` bytes of virtio-net header, at most [`VnetHdr::LEN`]. In packets a second 1 > 2 > 3:
+    ///
+    /// 1. [`Packet::read_link`]: 16 bytes, two words. For flows of the link layer and frames in one piece that ask for nothing.
+    /// 2. [`Packet::read_simple`]: up to 192 bytes, in one copy. For such frames where flows look deeper; a loop of its own takes it
+    ///    (`known.rs`), and this function does not.
+    /// 3. [`Packet::read_all`]: frames in any number of pieces, with headers of 10 bytes, with offloads.
+    ///
+    /// What one refuses has not been judged by what it read: the next one reads anew.
     #[inline]
     pub(crate) fn read(
         &mut self,

@@ -47,7 +47,7 @@ pub struct Port {
 
 /// Decides when a guest that wants to be interrupted is.
 pub trait Coalesce: fmt::Debug + Send + Sync {
-    /// `packets` more have been delivered. True: interrupt now. False: whoever says so does it later. Called with the lock of
+    /// `packets` more have been delivered. True: interrupt now. False: the one that decides does it later. Called with the lock of
     /// the queue to the guest held.
     fn interrupts_now(&self, port: &Arc<Port>, queue: &Queue, packets: u32) -> bool;
     /// The guest has blocked: interrupts it if that is owed. Called without locks.

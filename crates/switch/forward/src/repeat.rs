@@ -1,26 +1,21 @@
-//! Packets that repeat the one before, the three ways to judge a packet, and the three ways to a receiver's ring.
+//! Packets that repeat the one before, and the three ways in which a packet is classified.
 //!
-//! In packets a second 1 > 2 > 3, and each hands what it cannot do to the next; instructions are of packets of 64 bytes on split rings
-//! (docs/decisions/packet-path.md). Judged:
+//! In packets a second 1 > 2 > 3, and each leaves what it cannot do to the next. Instructions are of a packet of 64 bytes on split rings with
+//! all that is done for it (docs/decisions/packet-path.md):
 //!
-//! 1. [`pass`](mod@crate::pass): packets that look like the one before are neither classified nor planned,
-//!    but read, compared and written in one loop, with the receiver's lock held: 193 with all that is done for them.
-//! 2. [`Forwarder::classify_known`](crate::burst::Forwarder::classify_known): whatever their flows, packets that this thread has a flow
-//!    for, to ports that are planned already: 477 with all that is done for them, 553 where flows look at addresses and ports. 789 and 888
-//!    in the third way.
-//! 3. [`CurrentFlow::decide`](crate::current_flow::CurrentFlow::decide): everything else, and the first packet for each receiver.
+//! 1. [`pass`](mod@crate::pass), 193: packets that look like the one before are neither classified nor planned, but read, compared and
+//!    written in one loop, with the receiver's lock held. Takes for granted that the one before met a flow that looks at the link layer alone.
+//! 2. [`Forwarder::classify_known`](crate::burst::Forwarder::classify_known), 477, or 553 where flows look at addresses and ports: packets
+//!    in one piece, of flows that are in this thread's cache, for receivers that are planned already. Takes for granted no packet of the
+//!    burst that has waited.
+//! 3. [`CurrentFlow::decide`](crate::current_flow::CurrentFlow::decide), 789 and 888: everything else, and the first packet for each
+//!    receiver. Takes nothing for granted.
 //!
-//! Delivered:
-//!
-//! 1. [`pass`](mod@crate::pass), as above.
-//! 2. [`Target::deliver_at_once`](crate::deliver::Target::deliver_at_once): of packets that were judged, those that ask for nothing,
-//!    from one piece of memory to one buffer at hand.
-//! 3. [`Target::deliver`](crate::deliver::Target::deliver): everything else: chains of several buffers, offloads, segments.
+//! [`fill`](crate::visit) has the three ways in which a packet is written.
 //!
 //! When is a packet like the one before? The one before met a flow that looks at the link layer alone and sends to one port
 //! ([`Decision::To`](crate::current_flow::Decision::To)), its delivery is the last one planned, and nothing about that port asks for more than the
-//! link layer (several queues do). Then a packet with
-//! the same link layer meets the same flow and goes to the same ring.
+//! link layer (several queues do). Then a packet with the same link layer meets the same flow and goes to the same ring.
 
 use crate::packet::Packet;
 use crate::pass::{Head, Passed, is_like, simple_frame};

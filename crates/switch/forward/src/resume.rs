@@ -4,11 +4,11 @@
 //! never waits for a burst of the port that a packet came from, nor does that burst wait for it: an answer takes the lock of the
 //! queue that the packet goes to, for that one packet, and the leaf lock of the port's upcalls.
 
-use crate::actions::{Step, Steps};
 use crate::burst::Forwarder;
 use crate::deliver::FRAME_WORK;
 use crate::packet::Packet;
 use crate::port::Port;
+use crate::steps::{Step, Steps};
 use crate::upcall::{Left, UPCALL_SLOTS};
 use crate::visit::visit;
 use lasthop_flow::{Action, Flow, FlowSpec, InsertError};

@@ -69,17 +69,21 @@ impl Entries<'_, [u32; 2]> {
 }
 
 impl Descriptors<'_> {
-    /// The `n`th, as two little-endian words, if there is one. The last two bytes are read first, with acquire order: a packed ring's
-    /// driver writes the flags, which are there, last.
+    /// The `n`th, as little-endian words of 8, 4 and 4 bytes, if there is one: of the last word some bits are tested, which takes
+    /// constants of 64 bits in a longer one. The last two bytes are read first, with acquire order: a packed ring's driver writes the
+    /// flags, which are there, last.
     #[inline(always)]
-    pub fn load(&self, n: usize) -> Option<(u64, u64)> {
+    pub fn load(&self, n: usize) -> Option<(u64, u32, u32)> {
         if n >= self.count {
             return None;
         }
         // SAFETY: the `n`th 16 bytes are inside and aligned; the guest's accesses to ring fields are atomic too.
-        let (at, second) = unsafe { (self.ptr.add(2 * n), load_flags_first(self.ptr.add(2 * n + 1))) };
-        // SAFETY: as above.
-        Some((u64::from_le(unsafe { at.read_volatile() }), second))
+        unsafe {
+            let words = self.ptr.add(2 * n).cast::<u32>();
+            let last = load_flags_first(words.add(3));
+            let first = u64::from_le(words.cast::<u64>().read_volatile());
+            Some((first, u32::from_le(words.add(2).read_volatile()), last))
+        }
     }
 
     /// Writes the second word of the `n`th, or none.
@@ -145,8 +149,8 @@ mod tests {
         desc.store_seconds(3, [1, 2].into_iter());
         desc.store_seconds(usize::MAX, [1].into_iter());
         assert_eq!(memory.slice(64, 64).unwrap().load_u64(8), 0, "beyond the end");
-        assert_eq!((desc.load(3), desc.load(4), desc.load(usize::MAX)), (Some((0, 0)), None, None));
+        assert_eq!((desc.load(3), desc.load(4), desc.load(usize::MAX)), (Some((0, 0, 0)), None, None));
         desc.store_seconds(2, [8, 9].into_iter());
-        assert_eq!((desc.load(2), desc.load(3)), (Some((0, 8)), Some((0, 9))));
+        assert_eq!((desc.load(2), desc.load(3)), (Some((0, 8, 0)), Some((0, 9, 0))));
     }
 }

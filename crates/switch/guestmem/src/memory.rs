@@ -44,7 +44,7 @@ pub struct GuestMemory {
     /// Sorted by guest address, none overlapping.
     regions: Vec<Arc<Region>>,
     /// Where the largest of them lie, side by side: looked up for every buffer.
-    places: Vec<Place>,
+    places: [Place; NEAR],
     /// Where the others lie, by guest address.
     more: Vec<Place>,
     limits: MemoryLimits,
@@ -55,7 +55,7 @@ pub struct GuestMemory {
 const NEAR: usize = 8;
 
 /// A region's guest address, size and host address.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Place {
     pub(crate) guest: u64,
     pub(crate) size: u64,
@@ -86,6 +86,9 @@ impl GuestMemory {
         let mut more = places.split_off(NEAR.min(places.len()));
         more.sort_unstable_by_key(|place| place.guest);
         places.sort_unstable_by_key(|place| place.guest);
+        // What is left of them is empty: nothing lies there.
+        places.resize(NEAR, Place::default());
+        let places = places.try_into().unwrap_or_default();
         Self { places, more, regions, limits: self.limits, mapped: self.mapped.clone() }
     }
 

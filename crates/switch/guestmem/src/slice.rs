@@ -4,7 +4,7 @@ use crate::copy;
 use crate::memory::GuestMemory;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// How words are read and written: by one volatile access, as all of ring fields.
 macro_rules! words {
@@ -299,23 +299,23 @@ impl<const ALIGN: usize> PinnedSlice<ALIGN> {
     }
 }
 
-/// The second half of a descriptor, its last two bytes no later than the others, and whatever is read next later than them.
+/// The last four bytes of a descriptor, of which the last two no later than the others, and whatever is read next later than them.
 ///
 /// # Safety
 /// `at` is aligned, and mapped for the call.
 #[inline(always)]
-pub(crate) unsafe fn load_flags_first(at: *mut u64) -> u64 {
+pub(crate) unsafe fn load_flags_first(at: *mut u32) -> u32 {
     // SAFETY: the caller vouches for it.
-    let word = || unsafe { AtomicU64::from_ptr(at) }.load(Ordering::Acquire);
+    let word = || unsafe { AtomicU32::from_ptr(at) }.load(Ordering::Acquire);
     if cfg!(target_arch = "x86_64") {
-        // One load reads all eight bytes at one moment, and other processors' stores are seen in their order.
-        return u64::from_le(word());
+        // One load reads all four bytes at one moment, and other processors' stores are seen in their order.
+        return u32::from_le(word());
     }
     // Elsewhere nothing is promised of one load that reads what two stores of another size wrote: the flags might be new and
-    // the length old. So the flags are read alone, and the rest after them, whose own flags may be newer yet: not counted.
-    // SAFETY: as above; the last of four aligned pairs of bytes.
-    let flags = u16::from_le(unsafe { AtomicU16::from_ptr(at.cast::<u16>().add(3)) }.load(Ordering::Acquire));
-    u64::from_le(word()) & 0x0000_ffff_ffff_ffff | u64::from(flags) << 48
+    // the id old. So the flags are read alone, and the rest after them, whose own flags may be newer yet: not counted.
+    // SAFETY: as above; the last of two aligned pairs of bytes.
+    let flags = u16::from_le(unsafe { AtomicU16::from_ptr(at.cast::<u16>().add(1)) }.load(Ordering::Acquire));
+    u32::from_le(word()) & 0xffff | u32::from(flags) << 16
 }
 
 /// Asks the processor for the cache line that lies `BEHIND` bytes behind `at`, to read it or `to_write` to it.

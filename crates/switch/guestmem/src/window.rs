@@ -17,8 +17,7 @@ pub struct Window<'m> {
 
 impl<'m> Window<'m> {
     pub(crate) fn new(memory: &'m GuestMemory, first: Option<Place>) -> Self {
-        let nowhere = Place { guest: 0, size: 0, host: std::ptr::null_mut() };
-        Self { place: first.unwrap_or(nowhere), memory }
+        Self { place: first.unwrap_or_default(), memory }
     }
 
     /// `len` bytes at a guest physical address and a number of the caller's, if there are any and they all lie in one of the regions

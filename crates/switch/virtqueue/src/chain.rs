@@ -288,27 +288,29 @@ pub(crate) struct Descriptor {
 impl Descriptor {
     /// Split layout (§2.7.5): address, length, flags, next.
     #[inline]
-    pub(crate) fn split((addr, rest): (u64, u64)) -> Self {
-        Self { addr, len: rest as u32, flags: (rest >> 32) as u16, next_or_id: (rest >> 48) as u16 }
+    pub(crate) fn split((addr, len, last): (u64, u32, u32)) -> Self {
+        Self { addr, len, flags: last as u16, next_or_id: (last >> 16) as u16 }
     }
 
     /// Packed layout (§2.8.5): address, length, id, flags.
     #[inline]
-    pub(crate) fn packed((addr, rest): (u64, u64)) -> Self {
-        Self { addr, len: rest as u32, flags: (rest >> 48) as u16, next_or_id: (rest >> 32) as u16 }
+    pub(crate) fn packed((addr, len, last): (u64, u32, u32)) -> Self {
+        Self { addr, len, flags: (last >> 16) as u16, next_or_id: last as u16 }
     }
 
-    /// The two words of a table's entry.
+    /// The three words of a table's entry.
     #[inline]
-    pub(crate) fn words(table: &GuestSlice<'_>, index: u32) -> (u64, u64) {
+    pub(crate) fn words(table: &GuestSlice<'_>, index: u32) -> (u64, u32, u32) {
         let at = index as usize * 16;
-        if table.is_aligned(8) {
-            return (table.load_u64(at), table.load_u64(at + 8));
-        }
-        // Rings are aligned; an indirect table need not be.
-        let mut bytes = [0; 16];
-        table.read(at, &mut bytes);
-        let word = u128::from_le_bytes(bytes);
-        (word as u64, (word >> 64) as u64)
+        let (addr, rest) = if table.is_aligned(8) {
+            (table.load_u64(at), table.load_u64(at + 8))
+        } else {
+            // Rings are aligned; an indirect table need not be.
+            let mut bytes = [0; 16];
+            table.read(at, &mut bytes);
+            let word = u128::from_le_bytes(bytes);
+            (word as u64, (word >> 64) as u64)
+        };
+        (addr, rest as u32, (rest >> 32) as u32)
     }
 }

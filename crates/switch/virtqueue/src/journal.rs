@@ -4,7 +4,7 @@
 //! is published anywhere, and if the note still stands at the next start, its chains are completed only. Nor does it say
 //! where a packed ring stands, and QEMU (7.2) only knows the position it last got from GET_VRING_BASE.
 
-use crate::packed::Position;
+use crate::position::Position;
 use lasthop_guestmem::PinnedSlice;
 
 /// Bytes of one ring's record.

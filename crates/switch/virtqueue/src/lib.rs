@@ -10,18 +10,21 @@ mod error;
 mod journal;
 mod packed;
 mod patience;
+mod position;
 mod queue;
 mod receive_buffers;
 mod ring;
+mod setup;
 mod split;
 
 pub use chain::{BURST, Chain, Chains, MAX_CHAINS, MAX_PIECES, PREFETCH, Pieces};
 pub use error::QueueError;
 pub use journal::{JOURNAL_BYTES, Journal};
-pub use patience::{Patience, Shortage, Waiting};
-pub use queue::{Ahead, Queue, QueueGuard, QueueSetup, QueueStatus, StartedQueue};
+pub use patience::{Ahead, Patience, Shortage, Waiting};
+pub use queue::{Queue, QueueGuard, QueueStatus, StartedQueue};
 pub use receive_buffers::{ReceiveBuffers, Reserved};
 pub use ring::Ring;
+pub use setup::QueueSetup;
 
 /// The set of the `n`th of a burst's packets alone. A burst has as many as a word has bits, so sets of them are words.
 #[inline]

@@ -5,7 +5,7 @@
 //! * The flags of a descriptor are its index: written last, with release order, and read first, with acquire order
 //!   ([`Descriptors::load`]). Of a chain only the head's flags are: the driver writes those last of all.
 //! * Used descriptors but the first are written in any order, then the first with release order (`publish`): a driver goes
-//!   through them from the first on, and whoever has seen that sees the others.
+//!   through them from the first on, and a driver that has seen the first sees the others.
 //! * An event suppression structure is two words, of which the flags say whether the other one counts: written after it with
 //!   release order, read before it with acquire order.
 //! * Between showing something and reading the other side's wish, and between writing a wish and looking, there is a
@@ -13,17 +13,13 @@
 
 use crate::chain::{ChainBuilder, Descriptor};
 use crate::journal::{OpenBurst, Record};
-use crate::queue::QueueSetup;
-use crate::ring::{need_event, part};
+use crate::position::{AVAIL, Position, USED, need_event};
+use crate::setup::{QueueSetup, part};
 use crate::{Chain, Chains, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, MAX_CHAINS, QueueError};
 use lasthop_guestmem::{Descriptors, GuestMemory, GuestSlice, PinnedSlice, Window, fence};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Descriptor flag: equal to the driver's wrap counter when made available.
-pub(crate) const AVAIL: u16 = 1 << 7;
-/// Descriptor flag: equal to the device's wrap counter when used.
-pub(crate) const USED: u16 = 1 << 15;
 /// Event suppression flags (§2.8.10): always, never, at a certain descriptor.
 pub(crate) const EVENTS_ENABLE: u16 = 0;
 pub(crate) const EVENTS_DISABLE: u16 = 1;
@@ -34,64 +30,6 @@ const MARK: u16 = 0x7fff;
 
 fn is_marked(device_event: &GuestSlice<'_>) -> bool {
     device_event.load_u16(0) | device_event.load_u16(2) != 0
-}
-
-/// A place in the ring and the lap it belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Position {
-    pub(crate) index: u16,
-    pub(crate) wrap: bool,
-}
-
-impl Position {
-    /// As in GET_VRING_BASE: index in the low 15 bits, wrap counter in bit 15.
-    pub(crate) fn from_bits(bits: u16) -> Self {
-        Self { index: bits & 0x7fff, wrap: bits & 0x8000 != 0 }
-    }
-
-    pub(crate) fn bits(self) -> u16 {
-        self.index | u16::from(self.wrap) << 15
-    }
-
-    #[inline]
-    pub(crate) fn advance(&mut self, slots: u16, size: u16) {
-        let index = u32::from(self.index) + u32::from(slots);
-        if index >= u32::from(size) {
-            self.index = (index - u32::from(size)) as u16;
-            self.wrap = !self.wrap;
-        } else {
-            self.index = index as u16;
-        }
-    }
-
-    /// How many slots further on `to` is: less than two laps.
-    #[inline]
-    fn distance(self, to: Position, size: u16) -> i32 {
-        let size = i32::from(size);
-        let place = |at: Position| i32::from(at.index) + if at.wrap { 0 } else { size };
-        let slots = place(to) - place(self);
-        if slots < 0 { slots + 2 * size } else { slots }
-    }
-
-    #[inline]
-    fn retreat(&mut self, slots: u16, size: u16) {
-        if slots > self.index {
-            self.index = self.index + size - slots;
-            self.wrap = !self.wrap;
-        } else {
-            self.index -= slots;
-        }
-    }
-
-    /// The flags of a descriptor made available in this lap.
-    pub(crate) fn avail_flags(self) -> u16 {
-        if self.wrap { AVAIL } else { USED }
-    }
-
-    /// The flags of a descriptor used in this lap.
-    pub(crate) fn used_flags(self) -> u16 {
-        if self.wrap { AVAIL | USED } else { 0 }
-    }
 }
 
 /// A used descriptor to be, in one word as it will be written: length (32 bits) and id (16), but in place of the flags how many
@@ -214,7 +152,7 @@ impl PackedRing {
     }
 
     pub(crate) fn is_blank(&self) -> bool {
-        self.desc.descriptors().load(0) == Some((0, 0))
+        self.desc.descriptors().load(0) == Some((0, 0, 0))
     }
 
     pub(crate) fn position(&self) -> u32 {
@@ -395,7 +333,7 @@ impl PackedRing {
             }
         }
         at.retreat(first.slots(), size);
-        // Length, id and flags in one store. Release: who sees the flags sees the used descriptors behind it and what was
+        // Length, id and flags in one store. Release: a driver that sees the flags sees the used descriptors behind it and what was
         // written to buffers, and buffers are not read after it.
         self.desc.store_u64_release(usize::from(at.index) * 16 + 8, first.word(at.used_flags() | first.written()));
         self.staged.clear();
@@ -460,7 +398,7 @@ impl PackedRing {
             let mut wanted = self.next_avail;
             wanted.advance(skip.min(self.size - 1), self.size);
             event.store_u16(0, wanted.bits());
-            // Release: who sees that a place counts sees the place.
+            // Release: a driver that sees that a place counts sees the place.
             event.store_u16_release(2, EVENTS_DESC);
         } else if skip == 0 {
             event.store_u16(0, MARK);

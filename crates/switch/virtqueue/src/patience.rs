@@ -17,7 +17,6 @@
 //! The other is since when each of its packets waits. Fewer than a window block nobody; but chains are completed in order, so what
 //! was done behind them is not given back to the driver. The first that waits too long ends the patience of its sender too.
 
-use crate::queue::Ahead;
 use crate::{BURST, bit};
 use lasthop_types::PortId;
 
@@ -27,6 +26,16 @@ const PACE: u64 = BURST as u64;
 const SHARE: u64 = 40;
 /// Senders that wait for the same receiver are not served by turns. One that is unlucky waits for so many times the patience.
 const UNLUCKY: u64 = 5;
+
+/// Chains at the head of a ring that were taken before and put back, because one of them had to wait: bit `n` stands for
+/// the `n`th chain that will be taken next. Completion stays in order whatever was done first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ahead {
+    /// Delivered or dropped: only to be completed.
+    pub done: u64,
+    /// Looked at, and counted where looks are counted.
+    pub seen: u64,
+}
 
 /// How long packets wait for buffers, in the unit of all times here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +65,7 @@ impl Shortage {
         self.in_vain = Some(now);
     }
 
-    /// This was less than `long` ago: to look again with each burst would cost those who send to it more than it is worth.
+    /// This was less than `long` ago: to look again with each burst would cost its senders more than it is worth.
     #[inline]
     pub fn has_nothing(&self, now: u64, long: u64) -> bool {
         self.in_vain.is_some_and(|since| now.saturating_sub(since) < long)

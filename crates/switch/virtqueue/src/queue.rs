@@ -1,8 +1,8 @@
 //! A queue of a port: its ring while there is one, the memory the ring's buffers lie in, whom to notify, what it counted.
 
 use crate::journal::{Journal, OpenBurst};
-use crate::patience::{Shortage, Waiting};
-use crate::{BURST, Chain, Chains, MAX_CHAINS, QueueError, Ring};
+use crate::patience::{Ahead, Shortage, Waiting};
+use crate::{BURST, Chain, Chains, MAX_CHAINS, QueueError, QueueSetup, Ring};
 use lasthop_guestmem::GuestMemory;
 use lasthop_lock::Lock;
 use lasthop_sys::PeerEvent;
@@ -12,31 +12,6 @@ use std::sync::{Arc, MutexGuard};
 
 /// Entries that a driver keeps free for its longest packet: with fewer it stops (Linux: 2 and one for each fragment).
 const SPARE: usize = 20;
-
-/// How a ring is to be started.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueueSetup {
-    /// Entries.
-    pub size: u16,
-    /// Guest physical address of the descriptor table or, packed, of the descriptor ring.
-    pub desc: u64,
-    /// Of the available ring or, packed, of the driver's event suppression.
-    pub driver: u64,
-    /// Of the used ring or, packed, of the device's event suppression.
-    pub device: u64,
-    /// From where on, as in SET_VRING_BASE.
-    pub base: u32,
-    /// VIRTIO_F_RING_PACKED.
-    pub packed: bool,
-    /// VIRTIO_F_RING_EVENT_IDX.
-    pub event_idx: bool,
-    /// VIRTIO_F_IN_ORDER. Used entries are in order whatever was negotiated.
-    pub in_order: bool,
-    /// VIRTIO_F_RING_INDIRECT_DESC.
-    pub indirect: bool,
-    /// All negotiated virtio feature bits, for whoever interprets the buffers.
-    pub features: u64,
-}
 
 /// What `lasthop port list` shows of a queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -57,14 +32,14 @@ pub struct QueueStatus {
 }
 
 /// One virtqueue of a port, shared by the thread that talks to the front-end and the workers. Its lock is held for a
-/// burst at most; whoever holds the lock of a queue that packets come from may take that of one queue that packets go
+/// burst at most; a thread that holds the lock of a queue that packets come from may take that of one queue that packets go
 /// to, never the other way round.
 #[derive(Debug)]
 pub struct Queue {
     index: u16,
     ready: AtomicBool,
     inner: Lock<Inner>,
-    /// What it counted; written by whoever holds the lock.
+    /// What it counted; written by the lock's holder.
     pub counters: PortCounters,
 }
 
@@ -98,16 +73,6 @@ pub struct StartedQueue {
     journal: Option<Arc<Journal>>,
     /// Chains of the burst that is noted in the journal.
     noted: u16,
-}
-
-/// Chains at the head of a ring that were taken before and put back, because one of them had to wait: bit `n` stands for
-/// the `n`th chain that will be taken next. Completion stays in order whatever was done first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ahead {
-    /// Delivered or dropped: only to be completed.
-    pub done: u64,
-    /// Looked at, and counted where looks are counted.
-    pub seen: u64,
 }
 
 impl StartedQueue {
@@ -312,11 +277,11 @@ impl Queue {
     /// Started and enabled, as far as can be seen without the lock.
     #[inline]
     pub fn is_ready(&self) -> bool {
-        // Relaxed: a hint; whoever goes by it takes the lock and looks again.
+        // Relaxed: a hint; a thread that goes by it takes the lock and looks again.
         self.ready.load(Ordering::Relaxed)
     }
 
-    /// Waits for the lock: whoever has it has it for a burst.
+    /// Waits for the lock, which is held for a burst at most.
     #[inline]
     pub fn lock(&self) -> QueueGuard<'_> {
         QueueGuard { inner: self.inner.lock(), queue: self }

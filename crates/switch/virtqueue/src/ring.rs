@@ -2,10 +2,9 @@
 
 use crate::journal::{OpenBurst, Record};
 use crate::packed::PackedRing;
-use crate::queue::QueueSetup;
 use crate::split::SplitRing;
-use crate::{Chain, Chains, QueueError};
-use lasthop_guestmem::{GuestMemory, PinnedSlice};
+use crate::{Chain, Chains, QueueError, QueueSetup};
+use lasthop_guestmem::GuestMemory;
 use std::sync::Arc;
 
 /// A started ring, device side. One thread at a time: the queue's lock sees to it.
@@ -108,7 +107,14 @@ impl Ring {
         matches!(&self.0, Layout::Packed(r) if open.shown > 0 && r.is_tail_of_burst())
     }
 
-    /// Takes up to `most` chains that the device is to read. Chains before a broken one are still delivered: they are
+    /// Takes up to `most` chains that the device is to read. Two ways, of which the first hands over to the second at each chain that it
+    /// cannot take, and goes on behind it:
+    ///
+    /// 1. `singles`, 38 instructions a chain: a chain of one descriptor whose buffer lies in the region of the one before, or near it.
+    /// 2. `take`: several descriptors, an indirect table, a buffer in several regions, a chain that breaks the rules. Each of its descriptors
+    ///    is read anew, once.
+    ///
+    ///  Chains before a broken one are still delivered: they are
     /// in `chains` when the error comes.
     #[inline]
     pub fn pop<'m>(&mut self, memory: &'m GuestMemory, chains: &mut Chains<'m>, most: usize) -> Result<(), QueueError> {
@@ -178,22 +184,4 @@ impl Ring {
     pub fn enable_kicks(&mut self, skip: u16) -> Result<bool, QueueError> {
         either!(&mut self.0, r => r.enable_kicks(skip))
     }
-}
-
-/// A part of a ring, aligned as the specification has it (§2.7, §2.8.10).
-pub(crate) fn part<const ALIGN: usize>(
-    memory: &Arc<GuestMemory>,
-    addr: u64,
-    len: usize,
-) -> Result<PinnedSlice<ALIGN>, QueueError> {
-    if !addr.is_multiple_of(ALIGN as u64) {
-        return Err(QueueError::Alignment(addr));
-    }
-    PinnedSlice::new(memory, addr, len).map_err(QueueError::RingMemory)
-}
-
-/// §2.7.10.1: whether `event` lies in `(old, new]`, that is, was just passed.
-#[inline]
-pub(crate) fn need_event(event: u16, new: u16, old: u16) -> bool {
-    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }

@@ -6,8 +6,8 @@
 //!   order (`refresh`), then those. All of them were written before the index that we saw, so plain words do.
 //! * We write buffers and used entries, then our index with release order (`publish`). Release also keeps our *reads* of the
 //!   driver's buffers before it: the driver may write anew to a buffer as soon as it sees it used.
-//! * Who wants to sleep writes a wish to be woken and then looks for work once more; who has work shows it and then looks for
-//!   the wish (§2.7.10.1, §2.7.13.4.1). Each writes one word and reads the other's. Acquire and release allow a processor to
+//! * A side that wants to sleep writes a wish to be woken and then looks for work once more; a side that has work shows it and then looks
+//!   for the wish (§2.7.10.1, §2.7.13.4.1). Each writes one word and reads the other's. Acquire and release allow a processor to
 //!   read before its own write is seen by others: both could miss, and the ring would stand still. A sequentially consistent
 //!   fence between the write and the read on both sides forbids that: one of the two reads comes second in the order of
 //!   fences and sees the other's write. So there is one in `publish` and one in `enable_kicks`, and nowhere else: `pop`
@@ -16,8 +16,8 @@
 
 use crate::chain::{ChainBuilder, Descriptor};
 use crate::journal::OpenBurst;
-use crate::queue::QueueSetup;
-use crate::ring::{need_event, part};
+use crate::position::need_event;
+use crate::setup::{QueueSetup, part};
 use crate::{Chain, Chains, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, QueueError};
 use lasthop_guestmem::{Descriptors, Entries, GuestMemory, PinnedSlice, Window, fence};
 use std::sync::Arc;
@@ -107,7 +107,7 @@ impl SplitRing {
     }
 
     pub(crate) fn is_blank(&self) -> bool {
-        self.desc.descriptors().load(0) == Some((0, 0))
+        self.desc.descriptors().load(0) == Some((0, 0, 0))
     }
 
     /// How many chains wait, reading the driver's index only if none is known of.

@@ -1,6 +1,6 @@
 //! A network driver: guest memory of its own in a memfd, queue pairs in it, receive buffers filled; frames in, frames
 //! out. What benchmarks and tests build on; an uplink has buffers where its interface wants them, and only the
-//! rings in common with this. It knows rings and buffers, not the vhost-user protocol: whoever uses it hands the memfd, the
+//! rings in common with this. It knows rings and buffers, not the vhost-user protocol: its user hands the memfd, the
 //! layouts and the event descriptors to a front-end.
 
 use super::{DriverError, DriverRing, Full, IndirectTables, Piece, RingLayout};
@@ -44,6 +44,8 @@ pub struct NetConfig {
     pub tx_buffer: u32,
     /// Descriptors for each buffer, 1 to 64: one for all, or one for the header and the others for the frame.
     pub pieces: u16,
+    /// Buffers are used from both halves of a queue's in turns, as by a guest whose memory is two regions.
+    pub alternate: bool,
 }
 
 impl Default for NetConfig {
@@ -59,6 +61,7 @@ impl Default for NetConfig {
             rx_buffer: 2048,
             tx_buffer: 2048,
             pieces: 1,
+            alternate: false,
         }
     }
 }
@@ -172,6 +175,8 @@ impl NetDriver {
         let memfd = lasthop_sys::memfd("lasthop-driver", total)?;
         let region = RegionSpec { guest_addr: GUEST_BASE, user_addr: USER_BASE, size: total, mmap_offset: 0 };
         let memory = Arc::new(GuestMemory::empty().with_region(region, &memfd).map_err(io::Error::other)?);
+        let half = u32::from(config.size / 2);
+        let nth = |n: u32| if config.alternate && n < 2 * half { n / 2 + n % 2 * half } else { n };
         let mut queues = Vec::new();
         let mut at = GUEST_BASE;
         for index in 0..2 * config.pairs {
@@ -190,7 +195,7 @@ impl NetDriver {
                 call: EventFd::new()?,
                 buffers: at + ring_bytes + table_bytes,
                 buffer_len,
-                spare: (0..u32::from(config.size)).rev().collect(),
+                spare: (0..u32::from(config.size)).rev().map(nth).collect(),
             });
             at += queue_bytes(buffer_len);
         }

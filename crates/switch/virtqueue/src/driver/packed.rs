@@ -2,8 +2,8 @@
 
 use super::split::is_after;
 use super::{Batch, DriverError, Full, Piece, RingLayout, Slot, Tables, indirect, part, pieces, room, slots, word};
-use crate::packed::{AVAIL, EVENTS_DESC, EVENTS_DISABLE, EVENTS_ENABLE, Position, USED};
-use crate::ring::need_event;
+use crate::packed::{EVENTS_DESC, EVENTS_DISABLE, EVENTS_ENABLE};
+use crate::position::{AVAIL, Position, USED, need_event};
 use crate::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, QueueError};
 use lasthop_guestmem::{GuestMemory, PinnedSlice, fence};
 use std::sync::Arc;

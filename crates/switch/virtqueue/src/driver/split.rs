@@ -1,7 +1,7 @@
 //! The split ring, driver side (virtio 1.2 §2.7).
 
 use super::{Batch, DriverError, Full, Piece, RingLayout, Slot, Tables, indirect, part, pieces, room, slots, word};
-use crate::ring::need_event;
+use crate::position::need_event;
 use crate::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, QueueError};
 use lasthop_guestmem::{GuestMemory, PinnedSlice, fence};
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 
 use super::{JOURNAL_BYTES, Journal, OpenBurst};
 use crate::driver::{DriverRing, Piece, RingLayout};
-use crate::packed::Position;
+use crate::position::Position;
 use crate::{Chain, Chains, MAX_CHAINS, Queue};
 use lasthop_guestmem::{GuestMemory, PinnedSlice};
 use std::sync::Arc;
@@ -227,7 +227,7 @@ fn dropped_out_of_turn(size: u16, warm_up: u16, behind: u16, dropped: u16) {
     crash.driver.publish();
     for i in 0..dropped {
         let flags = usize::from(i) * 16 + 14;
-        let used = crate::packed::AVAIL | crate::packed::USED;
+        let used = crate::position::AVAIL | crate::position::USED;
         crash.memory.slice(0, crash.ring_bytes()).unwrap().store_u16(flags, used);
     }
     let mut base = Position::from_bits(crash.base as u16);

@@ -1,0 +1,98 @@
+//! What actions come to, one step after the other: the one place that says it, for packets of a burst and for those that waited.
+
+use lasthop_flow::Action;
+use lasthop_frame::Edit;
+use lasthop_types::{DropReason, PortId};
+
+/// What one action comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step<'a> {
+    /// The packet goes to this port, as it is now.
+    To(PortId),
+    /// It counts as dropped.
+    Drop(DropReason),
+    /// It is changed. What is planned of it goes as it was before.
+    Edit(&'a Edit),
+    /// This port gets a copy of it, as it is now.
+    Copy(PortId),
+    /// It goes on if its port may still flood.
+    Flood,
+}
+
+impl<'a> Step<'a> {
+    /// Of a packet from `from`.
+    #[inline]
+    pub(crate) fn of(action: &'a Action, from: PortId) -> Self {
+        match action {
+            Action::Output(to) if *to == from => Self::Drop(DropReason::Hairpin),
+            Action::Output(to) => Self::To(*to),
+            Action::Drop(reason) => Self::Drop(*reason),
+            action => Self::beyond(action),
+        }
+    }
+
+    /// The same of actions that flows of plain outputs do not have: what those cost stays as it is.
+    #[inline(never)]
+    fn beyond(action: &'a Action) -> Self {
+        match action {
+            Action::Edit(edit) => Self::Edit(edit),
+            Action::LimitFlood => Self::Flood,
+            Action::Copy(to) => Self::Copy(*to),
+            _ => Self::Drop(DropReason::BadAction),
+        }
+    }
+}
+
+/// How far a packet has come in a list of actions.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Steps {
+    /// Actions carried out.
+    done: usize,
+    /// How often the packet was delivered or dropped by them.
+    ends: usize,
+    failed: bool,
+}
+
+impl Steps {
+    /// The first `n` actions have been carried out, and are no edits.
+    pub(crate) fn behind_outputs(n: usize) -> Self {
+        Self { done: n, ends: n, failed: false }
+    }
+
+    /// The next step of a packet from `from`, until there are no more. Actions that neither deliver the packet nor drop it are a flow
+    /// that drops.
+    pub(crate) fn next<'a>(&mut self, actions: &'a [Action], from: PortId) -> Option<Step<'a>> {
+        let step = match actions.get(self.done) {
+            _ if self.failed => return None,
+            Some(action) => Step::of(action, from),
+            None if self.ends > 0 => return None,
+            None => Step::Drop(DropReason::Policy),
+        };
+        self.done += 1;
+        self.ends += usize::from(matches!(step, Step::To(_) | Step::Drop(_)));
+        Some(step)
+    }
+
+    /// The step was an edit that cannot be made, or a limit that is reached: the packet is dropped, and there are no more steps.
+    pub(crate) fn fail(&mut self) {
+        self.ends += 1;
+        self.failed = true;
+    }
+
+    /// There are no more steps.
+    pub(crate) fn is_over(mut self, actions: &[Action], from: PortId) -> bool {
+        self.next(actions, from).is_none()
+    }
+
+    /// How often the packet was delivered or dropped so far.
+    pub(crate) fn ends(&self) -> usize {
+        self.ends
+    }
+}
+
+/// Whether a packet goes to one port and nowhere else, and there as all edits have left it: then it may wait for that port's buffers, to
+/// be read, and go through all actions but copies, once more.
+pub(crate) fn is_one_output(actions: &[Action]) -> bool {
+    let stays = |action: &Action| matches!(action, Action::Edit(_) | Action::Copy(_));
+    matches!(actions, [before @ .., Action::Output(_)] if before.iter().all(stays))
+}
