@@ -10,9 +10,9 @@ use crate::core::{
 use futures_util::{Stream, StreamExt};
 use lasthop_api::{
     AclChanged, AclPage, AclRule, AclText, ApiError, Carried, Connection, ConnectionPage, ConntrackFlushed,
-    ConntrackStats, CpuTimes, Denied, Direction, Drops, Field, Flow, FlowPage, GuestQueue, LeftOut, Mac, MacFlushed,
-    MacPage, Mirror, MirrorList, Port, PortChanged, PortConnections, PortPage, Queue, Replaced, SwitchStats, Totals,
-    TraceOutput, TraceReport, TxBatch, Uplink, UplinkList, parse_frame,
+    ConntrackStats, CpuTimes, Denied, Direction, Drops, Field, Flow, FlowPage, Group, GroupPage, GuestQueue, LeftOut,
+    Mac, MacFlushed, MacPage, Member, Mirror, MirrorList, Port, PortChanged, PortConnections, PortPage, Queue,
+    Replaced, SwitchStats, Totals, TraceOutput, TraceReport, TxBatch, Uplink, UplinkList, parse_frame,
 };
 use lasthop_management_ipc::{MirrorConfig, Settings, UplinkConfig};
 use lasthop_policy::STATIC_MAC;
@@ -57,6 +57,7 @@ pub(crate) const MAX_LONG_LISTS: usize = 4;
 const PORTS_PER_PAGE: usize = 8;
 const FLOWS_PER_PAGE: usize = 32;
 const MACS_PER_PAGE: usize = 128;
+const GROUPS_PER_PAGE: usize = 32;
 const CONNECTIONS_PER_PAGE: usize = 32;
 const RULES_PER_PAGE: usize = 128;
 
@@ -294,7 +295,7 @@ fn pairs(settings: Vec<Field>) -> Settings {
 
 #[zlink::service(
     interface = "org.lasthop.Switch",
-    types = [AclRule, AclPage, AclText, AclChanged, CpuTimes, Port, Queue, Totals, Drops, Flow, Field, Mac, MacFlushed, PortChanged, PortPage, FlowPage, MacPage, Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, SwitchStats, Denied, LeftOut, Replaced,
+    types = [AclRule, AclPage, AclText, AclChanged, CpuTimes, Port, Queue, Totals, Drops, Flow, Field, Mac, MacFlushed, Group, Member, GroupPage, PortChanged, PortPage, FlowPage, MacPage, Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, SwitchStats, Denied, LeftOut, Replaced,
              TraceOutput, TraceReport, TxBatch, Uplink, Carried, GuestQueue, UplinkList, Mirror, MirrorList],
     vendor = "lasthop",
     product = "lasthop",
@@ -400,6 +401,12 @@ impl Api {
     async fn mac_list(&self, more: bool) -> impl Stream<Item = Result<Reply<MacPage>, ApiError>> + Unpin {
         let page = |macs, total| MacPage { macs, total };
         self.long_list(|answer| Call::MacList { answer }, more, MACS_PER_PAGE, page).await
+    }
+
+    #[zlink(more)]
+    async fn group_list(&self, more: bool) -> impl Stream<Item = Result<Reply<GroupPage>, ApiError>> + Unpin {
+        let page = |groups, total| GroupPage { groups, total };
+        self.long_list(|answer| Call::Station(StationCall::Groups { answer }), more, GROUPS_PER_PAGE, page).await
     }
 
     async fn mac_add(&self, mac: String, port: String, vlan: Option<u16>) -> Result<PortChanged, ApiError> {

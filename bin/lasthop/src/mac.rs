@@ -4,7 +4,7 @@ use crate::SharedArgs;
 use crate::client::{CliError, collect};
 use crate::table::{Align, Table, duration};
 use clap::Subcommand;
-use lasthop_api::{Mac, SwitchProxy};
+use lasthop_api::{Group, Mac, SwitchProxy};
 use lasthop_policy::StaticMac;
 use serde::Serialize;
 
@@ -14,6 +14,9 @@ pub enum MacCommand {
     /// Show all addresses: learned ones and static ones
     #[command(after_help = "Example:\n  lasthop mac list")]
     List(SharedArgs),
+    /// Show who wants which multicasts, and where multicast routers are, as far as some port has `snooping`
+    #[command(after_help = "Example:\n  lasthop mac groups")]
+    Groups(SharedArgs),
     /// Have an address live at a port for good: it is known before it says anything, and neither ages nor moves
     ///
     /// It is a setting of the port (`static-mac`), remembered with it and forgotten with it. Packets from that address are forwarded from
@@ -66,6 +69,12 @@ struct Macs {
     macs: Vec<Mac>,
 }
 
+/// `lasthop mac groups --json`
+#[derive(Debug, Serialize)]
+struct Groups {
+    groups: Vec<Group>,
+}
+
 fn vlan(text: &str) -> Result<u16, String> {
     let vlan = text.parse().ok().filter(|vlan| *vlan <= 4094);
     vlan.ok_or_else(|| "write a VLAN id, 1 to 4094, or 0 for addresses without a VLAN".into())
@@ -81,6 +90,10 @@ pub fn mac(command: &MacCommand) -> Result<String, CliError> {
         MacCommand::List(shared) => {
             let macs = shared.instance()?.ask(async |c| collect(c.mac_list().await, |page| page.macs).await)?;
             shared.show(&Macs { macs }, |m| table(&m.macs))
+        }
+        MacCommand::Groups(shared) => {
+            let groups = shared.instance()?.ask(async |c| collect(c.group_list().await, |page| page.groups).await)?;
+            shared.show(&Groups { groups }, |g| group_table(&g.groups))
         }
         MacCommand::Add { mac, port, vlan, shared } => {
             let text = vlan.as_ref().map_or_else(|| mac.clone(), |vlan| format!("{mac}@{vlan}"));
@@ -116,6 +129,21 @@ fn table(macs: &[Mac]) -> String {
         let held = if m.held { " (held: it moved too often)" } else { "" };
         let age = if m.is_static { "static".into() } else { duration(m.age_ms) + held };
         table.row(vec![m.mac.clone(), vlan, m.port.clone(), age]);
+    }
+    table.render()
+}
+
+fn group_table(groups: &[Group]) -> String {
+    if groups.is_empty() {
+        return "no groups; they appear where a port has `lasthop port set NAME --snooping` and a multicast router asks\n".into();
+    }
+    let columns = ["VLAN", "FAMILY", "GROUP", "PORTS"];
+    let mut table = Table::new(&columns.map(|name| (name, if name == "VLAN" { Align::Right } else { Align::Left })));
+    for g in groups {
+        let vlan = if g.vlan == 0 { "-".into() } else { g.vlan.to_string() };
+        let group = g.group.clone().unwrap_or_else(|| "all (routers)".into());
+        let ports: Vec<_> = g.members.iter().map(|m| format!("{} ({})", m.port, duration(m.for_ms))).collect();
+        table.row(vec![vlan, g.family.clone(), group, ports.join(", ")]);
     }
     table.render()
 }

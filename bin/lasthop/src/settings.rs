@@ -49,6 +49,9 @@ pub struct SettingsArgs {
     /// Down: as if its cable was pulled, nothing comes from its guest and nothing goes there; what would have is dropped as `port_down`
     #[arg(long, value_name = "up|down")]
     link: Option<String>,
+    /// Of multicasts its guest gets only those of groups that it has joined (IGMP, MLD), where a multicast router asks who wants which
+    #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
+    snooping: Option<String>,
     /// Addresses that live at this port for good, whether or not they say anything, and nowhere else; see `lasthop mac add`
     #[arg(long, value_name = "MAC[@VLAN],...")]
     static_mac: Option<String>,
@@ -91,6 +94,7 @@ impl SettingsArgs {
             ("storm", &self.storm),
             ("connections", &self.connections),
             ("link", &self.link),
+            ("snooping", &self.snooping),
             ("static-mac", &self.static_mac),
         ];
         let given = all.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));

@@ -2,7 +2,7 @@
 
 use super::{Answer, Core, Unconfirmed, give, refuse};
 use crate::view;
-use lasthop_api::{ApiError, Mac, MacFlushed};
+use lasthop_api::{ApiError, Group, Mac, MacFlushed, Member};
 use lasthop_policy::{Effects, MacView};
 use lasthop_types::MacAddr;
 
@@ -10,6 +10,7 @@ use lasthop_types::MacAddr;
 #[derive(Debug)]
 pub(crate) enum StationCall {
     Del { mac: String, vlan: Option<u16>, answer: Answer<Forgotten> },
+    Groups { answer: Answer<Vec<Group>> },
     Flush { port: Option<String>, vlan: Option<u16>, answer: Answer<MacFlushed> },
 }
 
@@ -29,6 +30,17 @@ impl Core {
                 Err(e) => refuse(answer, e),
                 Ok(found) => self.forget_station(&found, answer, now_ms),
             },
+            StationCall::Groups { answer } => {
+                let groups = self.policy.groups(now_ms).into_iter();
+                let member = |(port, for_ms)| Member { port: self.name(port), for_ms };
+                let groups = groups.map(|g| Group {
+                    vlan: g.vlan,
+                    group: g.group.map(|group| group.to_string()),
+                    family: g.family.into(),
+                    members: g.ports.into_iter().map(member).collect(),
+                });
+                give(answer, groups.collect());
+            }
             StationCall::Flush { port, vlan, answer } => {
                 let id = port.map(|name| self.find(&name).ok_or(name)).transpose();
                 let id = match (id, check(vlan)) {

@@ -3,8 +3,9 @@
 #![allow(clippy::too_many_arguments)]
 
 use crate::{
-    AclChanged, AclPage, AclText, ApiError, ConnectionPage, ConntrackFlushed, ConntrackStats, Field, FlowPage, Mac,
-    MacFlushed, MacPage, MirrorList, PortChanged, PortPage, SwitchStats, TraceReport, TxBatch, UplinkList,
+    AclChanged, AclPage, AclText, ApiError, ConnectionPage, ConntrackFlushed, ConntrackStats, Field, FlowPage,
+    GroupPage, Mac, MacFlushed, MacPage, MirrorList, PortChanged, PortPage, SwitchStats, TraceReport, TxBatch,
+    UplinkList,
 };
 use futures_util::Stream;
 
@@ -99,6 +100,10 @@ pub trait SwitchProxy {
     /// Forgets addresses that were learned, all of them or those of a port and of a VLAN.
     async fn mac_flush(&mut self, port: Option<&str>, vlan: Option<u16>)
     -> zlink::Result<Result<MacFlushed, ApiError>>;
+
+    /// Who wants which multicasts, as far as some port asks for it (`snooping`).
+    #[zlink(more)]
+    async fn group_list(&mut self) -> zlink::Result<impl Stream<Item = zlink::Result<Result<GroupPage, ApiError>>>>;
 
     /// Makes a mirror: the port `to` gets copies of what the ports `from` send (`from-guest`), of what is sent to them (`to-guest`), or
     /// of `both`. They need not exist yet. Answers when the switch goes by it.

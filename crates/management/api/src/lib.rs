@@ -13,7 +13,7 @@ mod types;
 pub use client::SwitchProxy;
 pub use connections::*;
 pub use frame::parse_frame;
-pub use mac::{Mac, MacFlushed, MacPage};
+pub use mac::{Group, GroupPage, Mac, MacFlushed, MacPage, Member};
 pub use mirror::{Mirror, MirrorList};
 pub use types::*;
 

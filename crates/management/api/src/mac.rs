@@ -35,3 +35,34 @@ pub struct MacFlushed {
     /// Addresses that were forgotten.
     pub macs: u64,
 }
+
+/// A group of multicasts, or the routers that get all groups of a family.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct Group {
+    /// VLAN id; 0 without a tag.
+    pub vlan: u16,
+    /// The group's Ethernet address; none for routers.
+    pub group: Option<String>,
+    /// `IPv4` or `IPv6`.
+    pub family: String,
+    /// Who has joined it, or where the routers are.
+    pub members: Vec<Member>,
+}
+
+/// A port that a group goes to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct Member {
+    /// Its name.
+    pub port: String,
+    /// For how many milliseconds it stays, unless it is heard of again.
+    pub for_ms: u64,
+}
+
+/// Some of the groups.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct GroupPage {
+    /// These.
+    pub groups: Vec<Group>,
+    /// How many there are in all.
+    pub total: u64,
+}

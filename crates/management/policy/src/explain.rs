@@ -303,7 +303,8 @@ impl Learning {
         }
         let member = self.member(port);
         if member.leaves(vlan, key, &mut FlowMask::default()).is_some() {
-            return None;
+            let unwanted = !self.wants(port, vlan, key, &mut FlowMask::default());
+            return unwanted.then(|| format!("{} has snooping=on and has not joined this group", name(port)));
         }
         let what = match vlan {
             _ if member.is_member(vlan) => HIDDEN.to_owned(),

@@ -68,7 +68,7 @@ const ONES: [u8; 6] = [0xff; 6];
 const GROUP_BIT: [u8; 6] = [1, 0, 0, 0, 0, 0];
 const LINK_LOCAL: [u8; 6] = [0x01, 0x80, 0xc2, 0, 0, 0];
 const LINK_LOCAL_MASK: [u8; 6] = [0xff, 0xff, 0xff, 0xff, 0xff, 0xf0];
-const NONE: FlowKey = FlowKey {
+pub(crate) const NONE: FlowKey = FlowKey {
     in_port: 0,
     recirculation: 0,
     eth_dst: [0; 6],
@@ -209,6 +209,8 @@ pub(crate) enum Cause {
     Uplinks,
     /// This station was learned, moved or was forgotten.
     To(u16, MacAddr),
+    /// This group goes to other ports now.
+    Group(u16, MacAddr),
     /// This station has left the port that the flows come from.
     From(u16, MacAddr),
     /// Their sources get a new chance to be learned.
@@ -465,7 +467,7 @@ impl FlowIndex {
     pub fn next(&self, cause: Cause, owner: PortId, at: Id) -> Option<Id> {
         let first = |set: &BTreeSet<(PortId, Id)>| set.range((owner, at)..=(owner, Id::MAX)).next().map(|e| e.1);
         match cause {
-            Cause::To(vlan, dst) => {
+            Cause::To(vlan, dst) | Cause::Group(vlan, dst) => {
                 self.by_dst.range((vlan, dst, owner, at)..=(vlan, dst, owner, Id::MAX)).next().map(|e| e.3)
             }
             Cause::From(vlan, src) => {
@@ -488,7 +490,7 @@ impl FlowIndex {
         let next = || {
             let port = from?;
             let found = match cause {
-                Cause::To(vlan, dst) => {
+                Cause::To(vlan, dst) | Cause::Group(vlan, dst) => {
                     self.by_dst.range((vlan, dst, port, 0)..=(vlan, dst, PortId(u32::MAX), Id::MAX)).next().map(|e| e.2)
                 }
                 Cause::Ended(number) => {

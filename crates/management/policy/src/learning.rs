@@ -4,6 +4,7 @@ use crate::acl::{List, Scope};
 use crate::flows::{Cause, FlowIndex, Id, Installed, InstalledRefusal, Pair, Refusal, Verdict};
 use crate::mactable::{AGEING_MS, Learned, MacTable, MacView};
 use crate::membership::{Membership, Tag};
+use crate::snooping::Groups;
 use crate::{PortSettings, Vlans};
 use connections::Connections;
 use denied::Denials;
@@ -19,6 +20,7 @@ use std::sync::Arc;
 
 mod connections;
 mod denied;
+mod groups;
 mod headers;
 mod judging;
 mod messages;
@@ -98,6 +100,9 @@ pub struct Learning {
     /// As they are carried out: without what pulled cables take away.
     mirrors: Mirrors,
     wanted_mirrors: Mirrors,
+    /// Some port gets only the multicasts that it wants; and what is known of that.
+    snoops: bool,
+    groups: Groups,
     /// How ports take part in VLANs that are not in all alike.
     members: BTreeMap<PortId, Membership>,
     pub(crate) macs: MacTable,
@@ -137,6 +142,8 @@ impl Learning {
             settings: BTreeMap::new(),
             mirrors: Mirrors::default(),
             wanted_mirrors: Mirrors::default(),
+            snoops: false,
+            groups: Groups::default(),
             members: BTreeMap::new(),
             macs,
             flows: FlowIndex::default(),
@@ -204,6 +211,8 @@ impl Learning {
         self.lists.remove(&id);
         self.set_stations(id, &PortSettings::default(), now_ms, out);
         self.settings.remove(&id);
+        self.groups.port_gone(id);
+        self.follow_snooping();
         self.follow_members(id);
         let Some(port) = self.ports.remove(&id) else { return };
         self.denials.forget(id);
@@ -265,6 +274,9 @@ impl Learning {
         // What may not even enter teaches nothing.
         let probe = Probe { headers: Some(headers), now_ms, peek: false };
         let vlan = self.may_enter(key, &probe);
+        if let Some(vlan) = vlan {
+            self.overhear(key, vlan, headers, now_ms, out);
+        }
         let learned = vlan.is_none_or(|vlan| self.learn(&Pair::of(key, vlan), now_ms, out));
         let mut judged = self.judge_anew(key, vlan.is_some(), &probe);
         self.follow_connection(key, headers, &mut judged, now_ms, out);
@@ -338,6 +350,7 @@ impl Learning {
             self.refresh_destination(vlan, mac, now_ms, out);
         }
         self.age_connections(now_ms, out);
+        self.age_groups(now_ms, out);
         self.redo_all(Cause::Unlearned, now_ms, out);
         if let Some(since_ms) = now_ms.checked_sub(AGEING_MS) {
             self.stale.unused_since_ms = since_ms;
@@ -360,7 +373,7 @@ impl Learning {
 
     /// Nothing is remembered that could age: no tick is needed.
     pub fn is_idle(&self) -> bool {
-        self.macs.learned() == 0 && !self.has_flows() && self.connection_count() == 0
+        self.macs.learned() == 0 && self.groups.is_empty() && !self.has_flows() && self.connection_count() == 0
     }
 
     /// The switch should have flows, as far as we know.
@@ -433,7 +446,12 @@ impl Learning {
     ) -> Vec<(PortId, Tag)> {
         let from = key.port();
         let may = |to: &PortId| *to != from && self.apart(from, *to).is_none();
-        let mut leaves = |to: PortId| Some((to, self.member(to).leaves(vlan, key, mask)?));
+        let floods = verdict == Verdict::Flood;
+        let mut leaves = |to: PortId| {
+            let wanted = !floods || self.wants(to, vlan, key, mask);
+            let tag = self.member(to).leaves(vlan, key, mask)?;
+            wanted.then_some((to, tag))
+        };
         match verdict {
             // The switch counts a packet sent back where it came from as a hairpin.
             Verdict::Hairpin => vec![(from, Tag::Kept)],

@@ -4,6 +4,7 @@
 use crate::Learning;
 use crate::flows::Cause;
 use lasthop_flow::Action;
+use lasthop_frame::FlowMask;
 use lasthop_types::{DropReason, PortId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -50,6 +51,9 @@ impl Learning {
                 looks += others.len();
                 let reached: BTreeSet<PortId> = flow.actions.iter().filter_map(output).collect();
                 for to in others.iter().filter(|to| **to != from && !reached.contains(to)) {
+                    if !self.wants(*to, flow.vlan, &flow.key, &mut FlowMask::default()) {
+                        continue;
+                    }
                     let why = || self.why_not_to(*to, flow.vlan, &flow.key, &name);
                     let (reason, why) = match (self.apart(from, *to), why()) {
                         (Some(DropReason::BetweenUplinks), _) => continue,

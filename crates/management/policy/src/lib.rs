@@ -64,6 +64,7 @@ mod mirror;
 mod name;
 mod rate;
 mod settings;
+mod snooping;
 mod statics;
 mod vlans;
 
@@ -81,6 +82,7 @@ pub use mirror::{MAX_MIRRORED, Mirror, Mirrored};
 pub use name::{check_name, check_new_name};
 pub use rate::{Rate, Unit};
 pub use settings::{FLAGS, MAX_ADDRESSES, PortSettings, SETTINGS, STATIC_MAC};
+pub use snooping::{GROUPS_MAX, GROUPS_PER_PORT_MAX, GroupView, LEFT_MS, MEMBERSHIP_MS, ROUTER_MS};
 pub use statics::{MAX_STATIC, StaticMac};
 pub use vlans::{ParseVlansError, Vlans};
 

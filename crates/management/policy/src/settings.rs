@@ -44,6 +44,8 @@ pub struct PortSettings {
     pub connections: Option<u32>,
     /// It neither sends nor receives, as if its cable was pulled.
     pub link_down: bool,
+    /// Of multicasts it gets those that its guest wants, as far as that is known.
+    pub snooping: bool,
     /// Addresses that live there, whether or not they say anything, and nowhere else. Of uplinks too.
     pub static_macs: Vec<StaticMac>,
 }
@@ -63,6 +65,7 @@ pub const SETTINGS: &[&str] = &[
     "storm",
     "connections",
     "link",
+    "snooping",
     STATIC_MAC,
 ];
 
@@ -70,7 +73,7 @@ pub const SETTINGS: &[&str] = &[
 pub const STATIC_MAC: &str = "static-mac";
 
 /// Those of them that are on or off.
-pub const FLAGS: &[&str] = &["isolated", "no-dhcp-server", "no-ra"];
+pub const FLAGS: &[&str] = &["isolated", "no-dhcp-server", "no-ra", "snooping"];
 
 impl PortSettings {
     /// With these settings, each a name and a value as people write it, changed; what is not named stays. `none`, or `off`, takes a setting back.
@@ -109,6 +112,7 @@ impl PortSettings {
             "rate-to" => self.rate_to = rate(value)?,
             "storm" => self.storm = rate(value)?,
             "connections" => self.connections = if is_none(value) { None } else { Some(connections(value)?) },
+            "snooping" => self.snooping = on(value)?,
             "link" => self.link_down = link(value)?,
             STATIC_MAC => self.set_static(value, first)?,
             "mac" => list(&mut self.macs, value, first, station)?,
@@ -211,6 +215,7 @@ impl PortSettings {
             self.storm.map(|rate| text(&rate)),
             self.connections.map(|n| text(&n)),
             self.link_down.then(|| "down".to_owned()),
+            flag(self.snooping),
             joined(self.static_macs.iter().map(|entry| text(entry)).collect()),
         ];
         SETTINGS.iter().zip(values).filter_map(|(name, value)| value.map(|value| (*name, value))).collect()
@@ -419,7 +424,7 @@ mod tests {
 
     #[test]
     fn off_takes_every_setting_back() {
-        let all = "isolated=on mac=52:54:00:00:00:01 addr=10.0.0.1 no-dhcp-server=on no-ra=on rate-from=1M rate-to=2M storm=3M link=down static-mac=52:54:00:00:00:07";
+        let all = "isolated=on mac=52:54:00:00:00:01 addr=10.0.0.1 no-dhcp-server=on no-ra=on rate-from=1M rate-to=2M storm=3M link=down snooping=on static-mac=52:54:00:00:00:07";
         for before in [set(&format!("{all} vlan=10")), set(&format!("{all} trunk=10 native=1"))] {
             for word in ["none", "off"] {
                 let after = before.change(SETTINGS.iter().map(|name| (*name, word)));

@@ -9,6 +9,7 @@ use lasthop_types::{DropReason, MacAddr, PortId};
 use proptest::prelude::*;
 
 mod connections;
+mod groups;
 mod mirrors;
 mod nat;
 mod stations;

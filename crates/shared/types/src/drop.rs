@@ -70,7 +70,7 @@ drop_reasons! {
     Acl = "acl",
     /// The packet's VLAN is not carried by the port it came from, or by any that it would have gone to.
     Vlan = "vlan",
-    /// There was nowhere to send the packet: no other port is up.
+    /// There was nowhere to send the packet: no other port is up, or none wants that multicast.
     NoOtherPort = "no_other_port",
     /// The packet came from one uplink and had only other uplinks to go to.
     BetweenUplinks = "between_uplinks",

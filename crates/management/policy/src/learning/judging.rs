@@ -230,6 +230,9 @@ impl Learning {
     /// what it looked at. Mirrors of the sender get a copy, whatever becomes of it.
     fn judge(&self, key: &FlowKey, mask: FlowMask, probe: &Probe<'_>) -> Judged {
         let mut judged = self.judge_uncopied(key, mask, probe);
+        if judged.verdict.is_some() && self.is_overheard(key) {
+            judged.kind = Kind::Never;
+        }
         let copies = self.copies_from(key.port());
         if !copies.is_empty() {
             prepend(&mut judged.actions, copies);
@@ -265,7 +268,7 @@ impl Learning {
         let comes_back = self.is_outside(key, &mut mask);
         let mut outputs = self.outputs(verdict, vlan, key, &mut mask);
         if outputs.is_empty() {
-            return Judged { home, ..drop(mask, Some(verdict), vlan, self.why_nowhere(verdict, key.port())) };
+            return Judged { home, ..drop(mask, Some(verdict), vlan, self.why_nowhere(verdict, vlan, key)) };
         }
         let (mut kind, mut passage) = (Kind::Plain, Passage::unchanged(key));
         if verdict != Verdict::Hairpin {
@@ -320,10 +323,12 @@ impl Learning {
     }
 
     /// Why learning sends a packet from there nowhere.
-    fn why_nowhere(&self, verdict: Verdict, from: PortId) -> DropReason {
+    fn why_nowhere(&self, verdict: Verdict, vlan: u16, key: &FlowKey) -> DropReason {
+        let from = key.port();
         match verdict {
             Verdict::To(port) => self.apart(from, port).unwrap_or(DropReason::Vlan),
             Verdict::Hairpin => DropReason::Vlan,
+            Verdict::Flood if self.is_unwanted(from, vlan, key) => DropReason::NoOtherPort,
             Verdict::Flood => {
                 let mut others = self.flooded().filter(|to| *to != from).map(|to| self.apart(from, to));
                 match others.next() {

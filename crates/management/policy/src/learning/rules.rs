@@ -85,6 +85,7 @@ impl Learning {
         }
         let told = self.settings.get(&id).cloned().unwrap_or_default();
         self.set_stations(id, &told, now_ms, out);
+        self.follow_snooping();
         if cable {
             self.follow_cables();
         }

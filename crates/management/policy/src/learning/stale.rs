@@ -193,7 +193,7 @@ impl Learning {
             pass.at = id.saturating_add(1);
             match cause {
                 _ if !self.has_port(owner) => drop(self.flows.remove(id)),
-                Cause::Floods | Cause::Uplinks => self.rejudge(id, now_ms, out),
+                Cause::Floods | Cause::Uplinks | Cause::Group(..) => self.rejudge(id, now_ms, out),
                 Cause::To(..) => self.refresh(id, now_ms, out),
                 Cause::From(..) | Cause::Unlearned | Cause::Unused | Cause::Ended(_) => self.del_flow(id, out),
                 Cause::Unseen => {
