@@ -295,7 +295,7 @@ mod tests {
             assert!(!theirs && r.dport != (9, 9) && (r.dst != ANYWHERE || r.dport != ANY), "{r:?}");
         }
         assert!(denies.count() > 100);
-        assert!(many.lasthop().0.contains("deny from-guest udp from 10.1.0.7/32 to any port 265-265\n"));
+        assert!(many.lasthop().0.contains("deny from-guest udp from 10.1.0.7/32 to any port 32777-32777\n"));
         assert!(many.flows().contains(",udp,nw_src=10.2.0.255/32,actions=resubmit(,2)\n"), "{}", many.flows());
     }
 }
