@@ -29,6 +29,8 @@ pub struct Plan {
     pub seconds: u64,
     /// The CPUs to use.
     pub cpus: Cpus,
+    /// How long to wait before each measurement for others to be quiet, at most.
+    pub quiet: Duration,
 }
 
 /// What a run came to.
@@ -165,6 +167,10 @@ fn describe(scenario: &Scenario, round: &Round) -> String {
 
 /// The test harness that boots VMs reports failures by panicking; here they are a contender's failed round.
 fn measure(plan: &Plan, scenario: &Scenario, who: Contender, stage: &mut Option<Stage>) -> Outcome<Round> {
+    // A stage that is there already plays on, and is nothing to wait for.
+    if stage.is_none() && !machine::wait_for_quiet(plan.quiet)? {
+        eprintln!("note: others were busy for {:?}, measured all the same", plan.quiet);
+    }
     let result = catch_unwind(AssertUnwindSafe(|| scenario.measure(who, plan.cpus, plan.seconds, stage)));
     let result = result.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
@@ -207,8 +213,15 @@ mod tests {
         let scenario = *ALL.iter().find(|s| s.name == "size-64-split").unwrap();
         let [rounds_wanted, more] = plan;
         let cpus = Cpus { guests: 0, switch: 1 };
-        let plan =
-            Plan { scenarios: vec![scenario], contenders: vec![], rounds: rounds_wanted, more, seconds: 1, cpus };
+        let plan = Plan {
+            scenarios: vec![scenario],
+            contenders: vec![],
+            rounds: rounds_wanted,
+            more,
+            seconds: 1,
+            cpus,
+            quiet: Duration::ZERO,
+        };
         let contenders = scenario.contenders.iter().map(|c| ContenderResults::new(c.name(), c.title(), None));
         let mut results = [ScenarioResults::new(&scenario, contenders.collect())];
         let mut measured = Vec::new();

@@ -6,12 +6,14 @@ use crate::guests::load::Setup;
 use crate::switch::{dpdk_vhost, ovs};
 use crate::work::Work;
 use lasthop_harness::Lasthop;
+use lasthop_harness::stop::{Outcome, pause};
 use lasthop_sys::CpuList;
 use serde::Serialize;
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 /// What a figure depends on besides the programs.
 #[derive(Clone, Debug, Serialize)]
@@ -77,12 +79,45 @@ fn first_word(file: &str) -> Option<String> {
     read_to_string(file).ok()?.split_ascii_whitespace().next().map(String::from)
 }
 
-/// proc(5), /proc/stat: the first line's columns; the eighth is what was stolen, guests' time is in the first two already.
+/// All CPUs' time and what of it was stolen.
 fn ticks() -> (u64, u64) {
+    let columns = columns();
+    (columns.iter().sum(), columns.get(7).copied().unwrap_or(0))
+}
+
+/// All CPUs' time and what of it nobody wanted.
+fn idle_ticks() -> (u64, u64) {
+    let columns = columns();
+    (columns.iter().sum(), columns.iter().skip(3).take(2).sum())
+}
+
+/// proc(5), /proc/stat: the first line's columns; the fourth and fifth are idle, the eighth is what was stolen, guests' time is in the
+/// first two already.
+fn columns() -> Vec<u64> {
     let text = read_to_string("/proc/stat").unwrap_or_default();
     let line = text.lines().next().unwrap_or_default();
-    let columns: Vec<u64> = line.split_ascii_whitespace().skip(1).take(8).filter_map(|w| w.parse().ok()).collect();
-    (columns.iter().sum(), columns.get(7).copied().unwrap_or(0))
+    line.split_ascii_whitespace().skip(1).take(8).filter_map(|w| w.parse().ok()).collect()
+}
+
+/// The part of all CPUs' time below which others may go on while we measure.
+const QUIET: f64 = 0.1;
+/// How long others are watched.
+const WATCHED: Duration = Duration::from_millis(250);
+
+/// Waits until whatever else runs here takes next to nothing of the CPUs, at most until `limit` is over; at once where that is 0.
+/// Nothing of ours may run meanwhile. Whether it was quiet at last.
+pub fn wait_for_quiet(limit: Duration) -> Outcome<bool> {
+    let end = Instant::now() + limit;
+    while Instant::now() < end {
+        let before = idle_ticks();
+        pause(WATCHED)?;
+        let after = idle_ticks();
+        let (all, idle) = (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
+        if all > 0 && idle as f64 >= (1.0 - QUIET) * all as f64 {
+            return Ok(true);
+        }
+    }
+    Ok(limit.is_zero())
 }
 
 /// Why the scenario's guests cannot run here.
@@ -187,6 +222,13 @@ mod tests {
         assert!(missing_pages(u32::MAX / 16).is_some_and(|m| m.contains("huge pages")));
         assert_eq!(missing_cpus(1), None);
         assert!(missing_cpus(5000).is_some_and(|m| m.starts_with("it takes 5000 CPUs, and there are ")));
+    }
+
+    #[test]
+    fn whoever_waits_for_others_to_be_quiet_waits_no_longer_than_he_said() {
+        assert_eq!(wait_for_quiet(Duration::ZERO), Ok(true), "nobody waits");
+        let (start, limit) = (Instant::now(), Duration::from_millis(300));
+        assert!(wait_for_quiet(limit).is_ok() && start.elapsed() >= WATCHED);
     }
 
     #[test]

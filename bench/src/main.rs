@@ -30,6 +30,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use scenario::Scenario;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 use stop::{Failure, Outcome, failed};
 
 /// Measurements of lasthop beside its peers.
@@ -69,6 +70,9 @@ struct Compare {
     /// Length of each measurement, in seconds
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=40))]
     seconds: u16,
+    /// Before a switch is started, wait until whatever else runs takes less than a tenth of the CPUs, at most so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    quiet: u16,
     /// Only this scenario, or those of this group; may be given several times
     #[arg(long = "scenario", value_name = "NAME", value_parser = PossibleValuesParser::new(scenario::names()))]
     scenarios: Vec<String>,
@@ -132,6 +136,7 @@ fn compare(arguments: &Compare) -> Outcome<bool> {
         more: if arguments.quick { 0 } else { 2 * usize::from(arguments.rounds) },
         seconds: if arguments.quick { 1 } else { arguments.seconds.into() },
         cpus,
+        quiet: Duration::from_secs(arguments.quiet.into()),
     };
     let Run { results, stopped } = compare::run(&plan);
     if !stopped && let Some(targets) = target::render(&results) {

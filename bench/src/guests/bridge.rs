@@ -103,28 +103,27 @@ pub fn measure(cpus: Cpus, list: Option<&List>, seconds: u64) -> Outcome<Round> 
     pause(SETTLE)?;
     let track = Track::new(cpus, false);
     track.begin();
-    let (start, before, idle_before) = (Instant::now(), circle.count()?, part_idle(cpus.switch)?);
+    let (start, before, spent_before) = (Instant::now(), circle.count()?, softirq_ns(cpus.switch)?);
     pause(Duration::from_secs(seconds))?;
-    let (elapsed, after, idle_after) = (start.elapsed(), circle.count()?, part_idle(cpus.switch)?);
+    let (elapsed, after, spent_after) = (start.elapsed(), circle.count()?, softirq_ns(cpus.switch)?);
     let trips = track.end();
     let packets = after - before;
     if packets < 1.0 {
         return Err(failed("no packet came round"));
     }
-    let (idle, all) = (idle_after.0 - idle_before.0, idle_after.1 - idle_before.1);
-    let cpu_ns = elapsed.as_nanos() as f64 * (1.0 - idle / all.max(1.0)) / packets;
+    let cpu_ns = (spent_after - spent_before) / packets;
     let rate = packets / elapsed.as_secs_f64();
     Ok(Round::new([rate / 1e6, rate * BITS / 1e9, cpu_ns, cpu_ns].map(Some).to_vec(), trips))
 }
 
-/// A CPU's idle time so far, and all of it, in ticks (proc(5), /proc/stat: the fourth and fifth column, and the first eight).
-fn part_idle(cpu: usize) -> Outcome<(f64, f64)> {
+/// What a CPU has spent in soft interrupts so far, in which all of this happens (proc(5), /proc/stat: the seventh column, in
+/// hundredths of a second). What other programs take of the CPU is not in it.
+fn softirq_ns(cpu: usize) -> Outcome<f64> {
     let text = read_to_string("/proc/stat").map_err(failed)?;
     let name = format!("cpu{cpu}");
     let line = text.lines().find(|l| l.split_ascii_whitespace().next() == Some(&name));
-    let line = line.ok_or_else(|| failed(format!("no {name} in /proc/stat")))?;
-    let columns: Vec<f64> = line.split_ascii_whitespace().skip(1).take(8).filter_map(|w| w.parse().ok()).collect();
-    Ok((columns.iter().skip(3).take(2).sum(), columns.iter().sum()))
+    let ticks = line.and_then(|l| l.split_ascii_whitespace().nth(7)?.parse::<f64>().ok());
+    ticks.map(|t| t * 1e7).ok_or_else(|| failed(format!("no soft interrupts of {name} in /proc/stat")))
 }
 
 /// `XDP_TX` of UDP over IPv4 with addresses and ports swapped, which no checksum minds; `XDP_DROP` of everything else.

@@ -132,6 +132,45 @@ fn a_whole_run_is_recorded() {
     assert!(tables.contains("](page/flows-1.svg)") && !tables.contains("of the last run"), "{tables}");
 }
 
+/// Plays scenarios, `only` one contender, once; the best of its figures by the scenarios' names.
+fn played(dir: &Path, only: &str, scenarios: &[&str]) -> Vec<(String, Vec<f64>)> {
+    let out = dir.join("out");
+    let mut command = Command::new(binary("lasthop-bench"));
+    command.args(["compare", "--quick", "--only", only, "--out"]).arg(&out).env("TMPDIR", dir);
+    let run = command.args(scenarios.iter().flat_map(|s| ["--scenario", s])).stdin(Stdio::null()).output().unwrap();
+    assert!(run.status.success(), "{}", text(&run));
+    let json: Value = serde_json::from_str(&fs::read_to_string(out.join("compare.json")).unwrap()).unwrap();
+    let best = |s: &Value| {
+        let contender = &s["contenders"][0];
+        assert_eq!((&contender["name"], &contender["missing"]), (&only.into(), &Value::Null), "{s}");
+        contender["best"].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
+    };
+    let all = json["scenarios"].as_array().unwrap();
+    all.iter().map(|s| (s["name"].as_str().unwrap().to_owned(), best(s))).collect()
+}
+
+#[test]
+fn lists_connections_and_masks_are_played() {
+    let dir = scratch();
+    let scenarios = ["acl-971", "stateful-1-flows", "stateful-971", "new-connections-971", "masks-1", "masks-30"];
+    let all = played(dir.path(), "lasthop", &scenarios);
+    assert_eq!(all.len(), scenarios.len(), "{all:?}");
+    // Rates, bytes, processor time; of new connections times of the first packet, too.
+    for (name, best) in &all {
+        let memory = name.starts_with("new-").then_some(2);
+        let there = best.iter().enumerate().all(|(i, v)| *v > 0.0 || Some(i) == memory);
+        assert!(there, "{name}: {best:?}");
+    }
+}
+
+#[test]
+fn frames_go_round_through_a_bridge_and_a_list_costs_it_something() {
+    let dir = scratch();
+    let all = played(dir.path(), "bridge-nft", &["acl-1", "acl-971", "stateful-971"]);
+    let rate = |name: &str| all.iter().find(|(n, _)| n == name).unwrap().1[0];
+    assert!(rate("acl-971") < rate("acl-1") && rate("acl-971") < rate("stateful-971"), "{all:?}");
+}
+
 #[test]
 fn a_peer_that_is_not_there_is_named_and_skipped() {
     let dir = scratch();

@@ -14,7 +14,13 @@ struct Seen {
     /// Addresses known.
     macs: u64,
     replicated: u64,
+    /// Flows in the switch.
+    flows: u64,
 }
+
+/// Rules about the networks that [`Attack::Headers`] sends to, none of which matches the bystanders.
+const RULES: &str = "deny udp from 10.0.0.0/8 to 172.16.3.0/24 port 2048-2063\ndeny tcp from 10.1.0.0/16 to 10.2.77.0/24\n\
+                     deny udp from any to 10.3.0.0/20 port 4096\n";
 
 /// Two bystanders, whose ports come first, and attackers.
 struct Field {
@@ -43,6 +49,12 @@ impl Field {
         };
         let listening = load::listen(&settings).unwrap();
         let lasthop = Lasthop::start(&ports);
+        if attack == Attack::Headers {
+            let file = dir.path().join("list");
+            std::fs::write(&file, RULES).unwrap();
+            let out = lasthop.try_command(&["acl", "load", file.to_str().unwrap()]);
+            assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        }
         let session = Session::connect(&settings, &listening, &|| Ok(())).unwrap();
         let names = ports.into_iter().map(|p| p.name).collect();
         Self { session, settings, lasthop, names, _listening: listening, _dir: dir }
@@ -75,7 +87,8 @@ impl Field {
         let since = |(now, before): (&[u64; 3], &[u64; 3])| std::array::from_fn(|i| now[i] - before[i]);
         let macs = self.lasthop.json(&["mac", "list"])["macs"].as_array().map_or(0, Vec::len) as u64;
         let ports = after.iter().zip(&before).map(since).collect();
-        Seen { report, ports, macs, replicated: replicated - replicated_before }
+        let flows = self.lasthop.json(&["stats"])["switch"]["flows"].as_u64().unwrap();
+        Seen { report, ports, macs, replicated: replicated - replicated_before, flows }
     }
 }
 
@@ -139,6 +152,13 @@ fn one_who_scans_comes_from_many_addresses() {
     let (tame, wild) = both(Attack::Scan);
     assert!(wild.macs > tame.macs + 500, "{} addresses, {} before", wild.macs, tame.macs);
     assert!(wild.ports[3][1] > 0, "half of it is for the second: {:?}", wild.ports);
+}
+
+#[test]
+fn random_headers_want_flows_of_many_forms() {
+    let (tame, wild) = both(Attack::Headers);
+    assert!(wild.flows > tame.flows + 100, "{} flows, {} before", wild.flows, tame.flows);
+    assert!(wild.ports[3][1] > 100, "what no rule denies is for the second: {:?}", wild.ports);
 }
 
 #[test]
