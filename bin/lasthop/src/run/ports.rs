@@ -1,6 +1,7 @@
 //! Ports that come and go while lasthop runs; those of uplinks are in [`super::uplinks`].
 
 use super::port::Port;
+use super::sessions;
 use super::setup::check_new;
 use super::store::{Saved, SavedPort};
 use super::supervisor::{Supervisor, token};
@@ -65,8 +66,13 @@ impl Supervisor {
         self.tell_settings(config.id, &config.name);
         self.switch.send(SupervisorToSwitch::AddPort(config.clone()), None);
         self.tell_limits(config.id, &config.name);
-        self.ports.insert(config.id.0, port);
+        self.insert(port);
         config
+    }
+
+    pub(super) fn insert(&mut self, port: Port) {
+        self.sessions.add(port.config.id, &port.config.name);
+        self.ports.insert(port.config.id.0, port);
     }
 
     pub(super) fn delete_port(&mut self, name: &str) -> Result<PortConfig, String> {
@@ -91,6 +97,8 @@ impl Supervisor {
     /// From now on there is no such port.
     pub(super) fn forget_port(&mut self, config: &PortConfig) {
         self.ports.remove(&config.id.0);
+        self.sessions.forget(config.id);
+        self.replaced.forget(&sessions::process(&config.name));
         self.monitor.forget(config.id.0);
         self.port_threads.forget(config.id.0);
         if let Some(cgroup_accounting) = &mut self.cgroup_accounting {

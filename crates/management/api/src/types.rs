@@ -484,6 +484,8 @@ pub struct CpuTimes {
     pub control_ns: u64,
     /// All processes of uplinks.
     pub uplinks_ns: u64,
+    /// All ports' session processes.
+    pub sessions_ns: u64,
     /// `lasthop run` itself.
     pub supervisor_ns: u64,
     /// All of these.
