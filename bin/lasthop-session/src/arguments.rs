@@ -22,7 +22,8 @@ impl Arguments {
                 port = Some(value);
                 continue;
             }
-            let fd = value.parse().ok().and_then(inherited_fd).ok_or_else(|| format!("{option}: no such descriptor"))?;
+            let fd =
+                value.parse().ok().and_then(inherited_fd).ok_or_else(|| format!("{option}: no such descriptor"))?;
             match option.as_str() {
                 "--supervisor-fd" => supervisor = Some(Channel::new(fd)),
                 "--pulse-fd" => map_pulse(fd).map_err(|e| format!("{option}: {e}"))?,

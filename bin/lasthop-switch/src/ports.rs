@@ -87,12 +87,7 @@ impl PortEntry {
     }
 
     /// The session process asks something. An error ends the connection: call [`PortEntry::disconnect`].
-    pub fn ready(
-        &mut self,
-        workers: &mut Workers,
-        forwarder: &mut Forwarder,
-        now_ms: u64,
-    ) -> Result<bool, End> {
+    pub fn ready(&mut self, workers: &mut Workers, forwarder: &mut Forwarder, now_ms: u64) -> Result<bool, End> {
         let Some(connection) = &mut self.connection else { return Ok(false) };
         let mut events = Vec::new();
         let result = connection.ready(Instant::now(), &mut events);

@@ -7,9 +7,9 @@
 //! Input: what is set up before, then one operation after another.
 
 use crate::Input;
+use lasthop_connection::Event;
 use lasthop_guestmem::GuestMemory;
 use lasthop_sys::EventFd;
-use lasthop_connection::Event;
 use lasthop_vhostuser::message::{HEADER_LEN, NO_FD, Request, flag};
 use lasthop_vhostuser::{Features, Frontend, Local, ProtocolFeatures, RingState, Session};
 use lasthop_virtqueue::{Chains, Queue};

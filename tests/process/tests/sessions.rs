@@ -45,7 +45,8 @@ impl Site {
     /// The session process of a port.
     fn session(&self, port: &str) -> Option<u32> {
         let wanted = format!("--port\0{port}\0");
-        let is_it = |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|c| c.contains(&wanted));
+        let is_it =
+            |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|c| c.contains(&wanted));
         proc::children(self.lasthop.pid()).into_iter().map(|(pid, _)| pid).filter(|pid| proc::alive(*pid)).find(is_it)
     }
 
@@ -167,7 +168,9 @@ fn readable(fd: impl AsFd) {
     assert_eq!(poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)), Ok(1), "waited in vain");
 }
 
-fn next<S: serde::Serialize, R: serde::de::DeserializeOwned>(channel: &mut Channel<S, R>) -> Result<(R, Option<OwnedFd>), ChannelError> {
+fn next<S: serde::Serialize, R: serde::de::DeserializeOwned>(
+    channel: &mut Channel<S, R>,
+) -> Result<(R, Option<OwnedFd>), ChannelError> {
     loop {
         match channel.recv() {
             Err(ChannelError::WouldBlock) => readable(&*channel),

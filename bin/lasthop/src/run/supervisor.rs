@@ -13,8 +13,8 @@ use super::probing;
 use super::replaced::Replacements;
 use super::segments::Segments;
 use super::served::Served;
-use super::settings_text::changed;
 use super::sessions::{self, Sessions};
+use super::settings_text::changed;
 use super::setup::Setup;
 use super::store::{SavedPort, Store};
 use super::uplink::Uplink;
@@ -26,7 +26,6 @@ use lasthop_policy::{Mirror, PortSettings};
 use lasthop_sys::{Epoll, SignalFd, Trigger, Watched};
 use lasthop_types::PortId;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -356,33 +355,6 @@ impl Supervisor {
         Ok(())
     }
 
-    pub(super) fn step_ports(&mut self, now: Instant) {
-        for port in self.ports.values_mut() {
-            if let Some(reason) = port.take_refused() {
-                self.control.send(SupervisorToControl::PeerRefused { port: port.config.id, reason }, None);
-            }
-            let id = port.config.id;
-            let switch_up = self.switch.is_up() && self.sessions.is_up(id);
-            let cx = Context { epoll: &self.epoll, presence: &self.presence, now, switch_up };
-            if let Some(connection) = port.step(cx, token(port)) {
-                let tgid = peer(&connection);
-                let channel = match self.sessions.connect(id, connection) {
-                    Ok(channel) => channel,
-                    Err(e) => {
-                        port.connection_closed(now, &format!("it cannot be handed to the switch: {e}"));
-                        continue;
-                    }
-                };
-                if let Some(cgroup_accounting) = &mut self.cgroup_accounting {
-                    cgroup_accounting.set_vm(id.0, tgid, self.port_threads.of(id.0, self.switch.pid()));
-                }
-                let tgid = tgid.filter(|_| self.monitor.is_live());
-                let vm = tgid.and_then(|tgid| self.monitor.register(id.0, tgid));
-                self.switch.send(SupervisorToSwitch::Connection(id, vm), Some(channel));
-            }
-        }
-    }
-
     fn boost(&mut self) {
         if let (Some(boost), Some(switch)) = (&self.boost, self.switch.pid()) {
             boost.serve(switch, self.cgroup_accounting.as_mut(), &self.port_threads, Instant::now());
@@ -586,13 +558,6 @@ fn monitor(bpf: bool) -> Result<HostMonitor, rustix::io::Errno> {
         }
     }
     HostMonitor::without_program()
-}
-
-/// The process at the other end: the one that called connect(2), or listen(2) where we did. That is the VMM, unless
-/// somebody else made the socket for it.
-fn peer(connection: &OwnedFd) -> Option<u32> {
-    let pid = socket_peercred(connection).ok()?.pid.as_raw_nonzero().get();
-    u32::try_from(pid).ok()
 }
 
 /// Every port needs descriptors here and many in the switch, and the usual soft limit is 1024.

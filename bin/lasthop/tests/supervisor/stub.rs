@@ -1,8 +1,8 @@
 //! Children for the tests: they speak the real messages and print what they see.
 
 use lasthop_ipc::{
-    Channel, ChannelError, FromControl, SessionToSupervisor, SupervisorToSession, SupervisorToSwitch, SwitchToSupervisor,
-    ToControl,
+    Channel, ChannelError, FromControl, SessionToSupervisor, SupervisorToSession, SupervisorToSwitch,
+    SwitchToSupervisor, ToControl,
 };
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_sys::{Epoll, Trigger, inherited_fd};

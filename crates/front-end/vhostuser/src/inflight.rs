@@ -79,12 +79,7 @@ pub(crate) struct Inflight {
 
 impl Inflight {
     /// Maps what came with SET_INFLIGHT_FD.
-    pub(crate) fn adopt(
-        desc: &InflightDesc,
-        fd: impl AsFd,
-        rings: usize,
-        packed: bool,
-    ) -> Result<Self, InflightError> {
+    pub(crate) fn adopt(desc: &InflightDesc, fd: impl AsFd, rings: usize, packed: bool) -> Result<Self, InflightError> {
         let layout = Layout::new(desc, rings, packed)?;
         let (size, offset, needed) = (desc.mmap_size, desc.mmap_offset, layout.total as u64);
         if size < needed || offset % 8 != 0 {

@@ -30,9 +30,9 @@ pub use features::{Features, ProtocolFeatures};
 #[cfg(any(test, feature = "frontend"))]
 pub use frontend::{Frontend, FrontendError};
 pub use inflight::InflightError;
-pub use message::{Request, SyntaxError};
 #[cfg(any(test, feature = "frontend"))]
 pub use local::Local;
+pub use message::{Request, SyntaxError};
 pub use outcome::{Refusal, SessionError};
 pub use ring::RingState;
 #[cfg(any(test, feature = "frontend"))]

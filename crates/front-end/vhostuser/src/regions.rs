@@ -41,3 +41,24 @@ impl Regions {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_the_front_end_are_the_guest_s() {
+        let region = |n: u64| RegionSpec { guest_addr: n << 12, user_addr: (9 - n) << 20, size: 4096, mmap_offset: 0 };
+        let regions = Regions::new(vec![region(2), region(1)]).with(region(0));
+        assert_eq!(regions.user_to_guest((7 << 20) + 4095), Some(0x2fff));
+        assert_eq!(regions.user_to_guest((7 << 20) + 4096), None);
+        let fewer = regions.without(|r| *r == region(2)).unwrap();
+        assert_eq!((fewer.user_to_guest(7 << 20), fewer.user_to_guest(9 << 20)), (None, Some(0)));
+        assert!(fewer.without(|r| *r == region(2)).is_none());
+        // What the switch will refuse is no reason to end.
+        assert_eq!(
+            regions.with(RegionSpec { guest_addr: u64::MAX, ..region(4) }).user_to_guest((5 << 20) + 1),
+            Some(0)
+        );
+    }
+}

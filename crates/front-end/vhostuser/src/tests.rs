@@ -326,7 +326,9 @@ fn addresses_outside_of_memory_break_the_ring_only() {
     let failed = |e: &Event| if let Event::Failed { why, .. } = e { Some(why.clone()) } else { None };
     let errors: Vec<_> = rig.events.iter().filter_map(failed).collect();
     assert_eq!(errors.len(), 3);
-    assert!(errors[0].starts_with(&format!("ring address {:#x} (of the front-end) is in no memory region", USER + SIZE)));
+    assert!(
+        errors[0].starts_with(&format!("ring address {:#x} (of the front-end) is in no memory region", USER + SIZE))
+    );
     assert_eq!(errors[1], QueueError::Alignment(GUEST + 0x2001).to_string());
     assert!(errors[2].starts_with("ring memory: "), "{}", errors[2]);
 }
@@ -399,11 +401,7 @@ fn what_else_a_front_end_says() {
         assert!(front.set_u64(Request::SetStatus, 0x100).is_err());
         assert_eq!(front.get_u64(Request::GetStatus).unwrap(), 0x0f);
     });
-    assert!(
-        rig.events
-            .iter()
-            .any(|e| matches!(e, Event::Announce { mac } if mac.to_string() == "52:54:00:12:34:56"))
-    );
+    assert!(rig.events.iter().any(|e| matches!(e, Event::Announce { mac } if mac.to_string() == "52:54:00:12:34:56")));
     assert!(rig.events.iter().any(|e| matches!(e, Event::Mtu(9000))));
     assert_eq!(rig.session.device_status(), 0x0f);
     rig.drive(|front, _| front.send(Request::ResetDevice as u32, flag::VERSION, &[], &[]).unwrap());

@@ -1,7 +1,7 @@
 //! The session against the front-end of the `vhost` crate (rust-vmm), which is what Cloud Hypervisor uses.
 
-use lasthop_sys::EventFd;
 use lasthop_connection::Event;
+use lasthop_sys::EventFd;
 use lasthop_vhostuser::{Features, Local, RingState, Session, SessionError};
 use lasthop_virtqueue::Queue;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -2,8 +2,8 @@
 //! every descriptor and every mapping is gone (hostile cases F1 to F6 and F9). Alone in its process, because it counts
 //! the process's descriptors and mappings.
 
-use lasthop_sys::EventFd;
 use lasthop_connection::Event;
+use lasthop_sys::EventFd;
 use lasthop_vhostuser::message::{NO_FD, Request};
 use lasthop_vhostuser::{Features, Frontend, ProtocolFeatures, Session};
 use lasthop_virtqueue::Queue;

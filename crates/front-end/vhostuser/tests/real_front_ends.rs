@@ -83,11 +83,8 @@ impl Bench {
     }
 
     fn nothing_was_refused(&self) {
-        let bad: Vec<_> = self
-            .events
-            .iter()
-            .filter(|e| matches!(e, Event::Refused(_) | Event::Failed { .. }))
-            .collect();
+        let bad: Vec<_> =
+            self.events.iter().filter(|e| matches!(e, Event::Refused(_) | Event::Failed { .. })).collect();
         assert!(bad.is_empty(), "{bad:?}");
     }
 }

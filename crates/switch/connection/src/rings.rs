@@ -141,8 +141,14 @@ impl Rings {
     }
 
     fn about_ring(&mut self, ask: Ask, fd: Option<Foreign>, events: &mut Vec<Event>) -> Result<Answer, End> {
-        let (Ask::Start { ring, .. } | Ask::Stop { ring } | Ask::Unmapped { ring, .. } | Ask::Enable { ring, .. }
-        | Ask::IsStarted { ring } | Ask::Kick { ring } | Ask::Call { ring } | Ask::Err { ring }) = ask
+        let (Ask::Start { ring, .. }
+        | Ask::Stop { ring }
+        | Ask::Unmapped { ring, .. }
+        | Ask::Enable { ring, .. }
+        | Ask::IsStarted { ring }
+        | Ask::Kick { ring }
+        | Ask::Call { ring }
+        | Ask::Err { ring }) = ask
         else {
             return Err(End::rules("a question that nobody answers"));
         };

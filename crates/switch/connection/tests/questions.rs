@@ -98,7 +98,9 @@ fn rings_start_stop_and_go_over_to_other_memory() {
     assert_eq!(rig.start(0, setup(0)), Answer::Done);
     assert_eq!(rig.ask(&Ask::Stop { ring: 0 }, &[]), Answer::Position(Some(0)));
     assert_eq!(rig.ask(&Ask::Stop { ring: 0 }, &[]), Answer::Position(None));
-    assert!(matches!(rig.start(0, Setup { size: 100, ..setup(0) }), Answer::Refused(why) if why.contains("ring size 100")));
+    assert!(
+        matches!(rig.start(0, Setup { size: 100, ..setup(0) }), Answer::Refused(why) if why.contains("ring size 100"))
+    );
 }
 
 #[test]
@@ -156,7 +158,9 @@ fn what_is_refused_leaves_everything_as_it_was() {
     rig.start(0, setup(0));
     let ram = rig.ram.try_clone().unwrap();
     let (fd, add) = ([ram.as_fd()], |region| Ask::Add { region, keep: 1 });
-    for (region, why) in [(region(0), "is more than"), ([u64::MAX, 4096, 0, 0], "is more than"), ([0, 0, 0, 0], "is empty")] {
+    for (region, why) in
+        [(region(0), "is more than"), ([u64::MAX, 4096, 0, 0], "is more than"), ([0, 0, 0, 0], "is empty")]
+    {
         assert!(matches!(rig.ask(&add(region), &fd), Answer::Refused(line) if line.contains(why)));
     }
     let two = Ask::Table { regions: vec![region(0), region(0)], keep: 1 };
@@ -205,7 +209,10 @@ fn what_is_not_unmapped_yet_holds_up_what_would_be_mapped() {
 
 fn any_ask() -> impl Strategy<Value = Ask> {
     let region = prop_oneof![
-        Just(region(0)), Just(region(1)), any::<[u64; 4]>(), (0..4u64).prop_map(|n| [n << 12, 4096, n << 20, n << 12])
+        Just(region(0)),
+        Just(region(1)),
+        any::<[u64; 4]>(),
+        (0..4u64).prop_map(|n| [n << 12, 4096, n << 20, n << 12])
     ];
     let address = || prop_oneof![Just(GUEST), Just(GUEST + 0x1000), Just(GUEST + SIZE - 8), any::<u64>()];
     let setup = (any::<u16>(), address(), address(), address(), any::<u32>(), any::<u64>());

@@ -190,7 +190,8 @@ impl<S: Switch> Session<S> {
                     *times -= 1;
                     self.repeated.retain(|(_, times)| *times > 0);
                 } else {
-                    let without = self.regions.without(same).ok_or(Refusal::NoRegion { guest_addr, user_addr, size })?;
+                    let without =
+                        self.regions.without(same).ok_or(Refusal::NoRegion { guest_addr, user_addr, size })?;
                     let region = [guest_addr, size, user_addr, 0];
                     self.set_memory(without, |keep| Ask::Remove { region, keep }, Vec::new())?;
                 }

@@ -1,8 +1,8 @@
 //! What tests look at: the switch has no use for it.
 
 use super::Session;
-use crate::ring::RingState;
 use crate::local::Local;
+use crate::ring::RingState;
 use lasthop_virtqueue::QueueError;
 
 /// What the front-end has said about a ring, and what became of it.

@@ -58,13 +58,8 @@ impl Program {
     };
 
     /// `lasthop-session`: bytes and descriptors over sockets it is given.
-    pub const SESSION: Self = Self {
-        user_name: "lasthop-session",
-        fixed_user: 61_904,
-        calls: &[],
-        ioctls: &[],
-        socket_pairs: &[],
-    };
+    pub const SESSION: Self =
+        Self { user_name: "lasthop-session", fixed_user: 61_904, calls: &[], ioctls: &[], socket_pairs: &[] };
 
     /// What the process with this number becomes, which runs this program.
     pub fn confinement(self, pid: u32) -> Result<Confinement, SandboxError> {
