@@ -16,7 +16,9 @@ enum Room {
     Shared,
     /// `crates/switch` and `bin/lasthop-switch`: guest memory is mapped here.
     Switch,
-    /// `crates/driver-domain` and `bin/lasthop-uplink`.
+    /// `crates/front-end` and `bin/lasthop-session`: what front-ends say is read here.
+    FrontEnd,
+    /// `crates/driver-domain` and `bin/lasthop-uplink`, which is a front-end itself.
     DriverDomain,
     /// `crates/management`, `bin/lasthop` and `bin/lasthop-control`: policy, and what talks to people.
     Management,
@@ -29,6 +31,7 @@ impl Room {
         match (parts.next()?, parts.next()?) {
             ("crates", "shared") => Some(Self::Shared),
             ("crates", "switch") | ("bin", "lasthop-switch") => Some(Self::Switch),
+            ("crates", "front-end") | ("bin", "lasthop-session") => Some(Self::FrontEnd),
             ("crates", "driver-domain") | ("bin", "lasthop-uplink") => Some(Self::DriverDomain),
             ("crates", "management") | ("bin", "lasthop" | "lasthop-control") => Some(Self::Management),
             _ => None,
@@ -39,9 +42,9 @@ impl Room {
     fn may_see(self, other: Self, name: &str) -> bool {
         match (self, other) {
             (Self::Shared | Self::Management, Self::Switch) => SEEN_BY_ALL.contains(&name),
-            (Self::Management, Self::DriverDomain) => false,
-            (Self::Shared | Self::Switch, Self::DriverDomain) => false,
-            (Self::Shared | Self::Switch | Self::DriverDomain, Self::Management) => false,
+            (Self::DriverDomain, Self::FrontEnd) => true,
+            (Self::FrontEnd, Self::Switch) => SEEN_BY_SESSIONS.contains(&name) || SEEN_BY_ALL.contains(&name),
+            (_, Self::FrontEnd | Self::DriverDomain | Self::Management) => self == other,
             _ => true,
         }
     }
@@ -49,6 +52,9 @@ impl Room {
 
 /// What of the switch's crates every room may see: a frame's key and what a flow says. Neither touches guest memory.
 const SEEN_BY_ALL: &[&str] = &["lasthop-flow", "lasthop-frame"];
+
+/// What of the switch's crates a session process may see: what it asks the switch, and the region for rings in flight, which it maps.
+const SEEN_BY_SESSIONS: &[&str] = &["lasthop-connection", "lasthop-guestmem", "lasthop-virtqueue"];
 
 /// What none but management may see: async runtimes and what drags one in …
 const RUNTIMES: &[&str] = &[
@@ -219,6 +225,7 @@ mod tests {
             "lasthop-switch" | "lasthop-control" => format!("bin/{n}"),
             "lasthop-policy" => format!("crates/management/{n}"),
             "lasthop-uplink-core" => format!("crates/driver-domain/{n}"),
+            "lasthop-vhostuser" => format!("crates/front-end/{n}"),
             "lasthop-ipc" => format!("crates/shared/{n}"),
             _ if n.starts_with("lasthop") => format!("crates/switch/{n}"),
             _ => format!("registry/{n}"),
@@ -291,12 +298,17 @@ mod tests {
             ("lasthop-policy", "lasthop-flow", None),
             ("lasthop-ipc", "lasthop-frame", None),
             ("lasthop-ipc", "lasthop-guestmem", None),
+            ("lasthop-schedule", "lasthop-vhostuser", None),
+            ("lasthop-vhostuser", "lasthop-guestmem", None),
+            ("lasthop-vhostuser", "lasthop-tables", None),
         ]);
         assert_eq!(
             g.breaches(),
             [
                 "lasthop-forward must not depend on lasthop-uplink-core: lasthop-forward → lasthop-uplink-core",
                 "lasthop-ipc must not depend on lasthop-guestmem: lasthop-ipc → lasthop-guestmem",
+                "lasthop-schedule must not depend on lasthop-vhostuser: lasthop-schedule → lasthop-vhostuser",
+                "lasthop-vhostuser must not depend on lasthop-tables: lasthop-vhostuser → lasthop-tables",
             ]
         );
         assert_eq!(Room::of(Path::new("tests/vm")), None);

@@ -190,10 +190,11 @@ pub(crate) fn cpu_times(times: &lasthop_management_ipc::CpuTimes) -> CpuTimes {
     let ports_ns = times.ports.iter().map(|(_, ns)| ns).sum();
     let (helpers_ns, main_ns) = (times.helpers_ns, times.main_ns);
     let (control_ns, uplinks_ns, supervisor_ns) = (times.control_ns, times.uplinks_ns, times.supervisor_ns);
+    let sessions_ns = times.sessions_ns;
     let threads_ns: u64 = ports_ns + helpers_ns + main_ns;
     let other_ns = times.switch_ns.saturating_sub(threads_ns);
-    let total_ns = threads_ns + other_ns + control_ns + uplinks_ns + supervisor_ns;
-    CpuTimes { ports_ns, helpers_ns, main_ns, other_ns, control_ns, uplinks_ns, supervisor_ns, total_ns }
+    let total_ns = threads_ns + other_ns + control_ns + uplinks_ns + sessions_ns + supervisor_ns;
+    CpuTimes { ports_ns, helpers_ns, main_ns, other_ns, control_ns, uplinks_ns, sessions_ns, supervisor_ns, total_ns }
 }
 
 pub(crate) fn outputs(actions: &[Action]) -> Vec<PortId> {

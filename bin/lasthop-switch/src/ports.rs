@@ -1,12 +1,12 @@
 //! Ports and the front-ends connected to them.
 
+use lasthop_connection::{Connection, End, Event};
 use lasthop_forward::{Forwarder, Port};
 use lasthop_guestmem::{Mapped, Size};
 use lasthop_ipc::{PortConfig, PortInfo, PortState, QueueInfo};
 use lasthop_schedule::{Workers, policy::Batch};
-use lasthop_sys::{Aside, Epoll, LineLimit, Trigger};
+use lasthop_sys::{Aside, Epoll, LineLimit};
 use lasthop_types::{PortTotals, counted};
-use lasthop_vhostuser::{Session, SessionError, SessionEvent};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,13 +16,11 @@ pub struct PortEntry {
     /// The data plane's part.
     pub port: Arc<Port>,
     /// The front-end, while one is connected.
-    pub session: Option<Session>,
+    pub connection: Option<Connection>,
     /// Where what front-ends sent is let go of.
     pub aside: Arc<Aside>,
     /// What its front-ends have mapped, or had and is not unmapped yet.
     pub mapped: Arc<Mapped>,
-    /// Its front-end has to wait, and its socket is not looked at.
-    waits: bool,
     transmit: Batch,
     last_error: Option<String>,
     /// How much its front-end may make us write.
@@ -85,28 +83,23 @@ impl PortEntry {
         let (aside, transmit) = (Aside::new(&config.name), Batch::new(config.tx_batch.0, config.tx_batch.1));
         let lines = LineLimit::new(Instant::now());
         let mapped = Arc::default();
-        Self { port, session: None, aside, mapped, waits: false, transmit, last_error: None, lines }
+        Self { port, connection: None, aside, mapped, transmit, last_error: None, lines }
     }
 
-    /// The front-end said something. An error ends the connection: call [`PortEntry::disconnect`].
-    pub fn ready(
-        &mut self,
-        workers: &mut Workers,
-        forwarder: &mut Forwarder,
-        now_ms: u64,
-    ) -> Result<bool, SessionError> {
-        let Some(session) = &mut self.session else { return Ok(false) };
+    /// The session process asks something. An error ends the connection: call [`PortEntry::disconnect`].
+    pub fn ready(&mut self, workers: &mut Workers, forwarder: &mut Forwarder, now_ms: u64) -> Result<bool, End> {
+        let Some(connection) = &mut self.connection else { return Ok(false) };
         let mut events = Vec::new();
-        let result = session.ready(Instant::now(), &mut events);
+        let result = connection.ready(Instant::now(), &mut events);
         let handle = |changed, event| self.handle(event, workers, forwarder, now_ms) | changed;
         let changed = events.into_iter().fold(false, handle);
         result.map(|()| changed)
     }
 
-    fn handle(&mut self, event: SessionEvent, workers: &mut Workers, forwarder: &mut Forwarder, now_ms: u64) -> bool {
+    fn handle(&mut self, event: Event, workers: &mut Workers, forwarder: &mut Forwarder, now_ms: u64) -> bool {
         let port = &self.port;
         match event {
-            SessionEvent::Kick { queue, fd } => {
+            Event::Kick { queue, fd } => {
                 // The guest's buffers being there is no news to us: we look when we have something for it.
                 if queue % 2 == 1
                     && let Err(error) = workers.attach(port, queue as u16, fd, self.transmit)
@@ -116,27 +109,27 @@ impl PortEntry {
                 port.refresh();
                 return false;
             }
-            SessionEvent::Stopped { queue } => {
+            Event::Stopped { queue } => {
                 workers.detach(port.id, queue as u16);
                 port.refresh();
             }
-            SessionEvent::Failed { queue, error } => {
-                say!(self, warn, queue, "ring not started: {error}");
-                self.last_error = Some(format!("queue {queue}: {error}"));
+            Event::Failed { queue, why } => {
+                say!(self, warn, queue, "ring not started: {why}");
+                self.last_error = Some(format!("queue {queue}: {why}"));
                 port.refresh();
             }
-            SessionEvent::Changed => {
+            Event::Changed => {
                 port.refresh();
                 workers.look(port.id);
             }
-            SessionEvent::Announce { mac } => {
+            Event::Announce { mac } => {
                 if !forwarder.inject(port, &lasthop_frame::rarp(mac), now_ms) {
                     say!(self, warn, %mac, "announcement not sent: too many packets wait for control");
                 }
                 return false;
             }
-            SessionEvent::Mtu(mtu) => port.set_mtu(mtu),
-            SessionEvent::Waits { bytes, regions } => {
+            Event::Mtu(mtu) => port.set_mtu(mtu),
+            Event::Waits { bytes, regions } => {
                 let line = format!(
                     "the front-end's requests wait: with memory that it has replaced and the kernel has not unmapped yet, {} in {regions} regions are mapped; if it changes its memory all the time, end it",
                     Size(bytes)
@@ -144,43 +137,32 @@ impl PortEntry {
                 self.warn(&line);
                 self.last_error = Some(line);
             }
-            SessionEvent::Refused(error) => {
-                say!(self, warn, "refused: {error}");
-                self.last_error = Some(error.to_string());
+            Event::Refused(line) => {
+                say!(self, warn, "refused: {line}");
+                self.last_error = Some(line);
             }
         }
         true
     }
 
-    /// Whether its front-end has waited and is to be looked at.
+    /// Whether its session process has waited and is to be looked at.
     pub fn is_due(&self, now: Instant) -> bool {
-        let waiting = self.session.as_ref().filter(|session| session.is_waiting());
-        waiting.and_then(Session::deadline).is_some_and(|deadline| deadline <= now)
-    }
-
-    /// The socket of a front-end that has to wait is left alone: it would be reported all the time.
-    pub fn update_trigger(&mut self, epoll: &Epoll, token: u64) {
-        let Some(session) = &self.session else { return };
-        if session.is_waiting() != self.waits {
-            self.waits = session.is_waiting();
-            let _ = epoll.modify(session, token, if self.waits { Trigger::Edge } else { Trigger::Level });
-        }
+        self.connection.as_ref().and_then(Connection::deadline).is_some_and(|deadline| deadline <= now)
     }
 
     /// Ends the connection, if there is one: rings stop, guest memory is unmapped.
-    pub fn disconnect(&mut self, reason: Option<&SessionError>, workers: &mut Workers, epoll: &Epoll) -> bool {
-        let Some(session) = self.session.take() else { return false };
-        self.waits = false;
-        // The supervisor may hold its copy of the socket a moment longer, and epoll goes by the file.
-        let _ = epoll.delete(&session);
-        drop(session);
+    pub fn disconnect(&mut self, reason: Option<&End>, workers: &mut Workers, epoll: &Epoll) -> bool {
+        let Some(connection) = self.connection.take() else { return false };
+        // It is closed a moment later, and epoll goes by the file.
+        let _ = epoll.delete(&connection);
+        drop(connection);
         for index in (1..self.port.queues.len()).step_by(2) {
             workers.detach(self.port.id, index as u16);
         }
         self.port.set_mtu(0);
         self.port.refresh();
         // The supervisor is told, and writes to the log, of this as of the connection's beginning.
-        if let Some(error) = reason.filter(|error| !matches!(error, SessionError::Closed)) {
+        if let Some(error) = reason.filter(|end| !end.is_closed()) {
             self.last_error = Some(error.to_string());
         }
         true
@@ -192,13 +174,13 @@ impl PortEntry {
     }
 
     /// A front-end has come and cannot be served.
-    pub fn refuse(&mut self, reason: &SessionError) {
+    pub fn refuse(&mut self, reason: &End) {
         self.last_error = Some(reason.to_string());
     }
 
     /// A front-end has connected.
-    pub fn connected(&mut self, session: Session) {
-        self.session = Some(session);
+    pub fn connected(&mut self, connection: Connection) {
+        self.connection = Some(connection);
     }
 
     /// When [`PortEntry::settle`] is due.
@@ -237,19 +219,20 @@ impl PortEntry {
             error: s.error.map(|e| e.to_string()),
         });
         let broken = statuses.iter().find_map(|(i, s)| s.error.map(|e| format!("queue {i}: {e}")));
-        let state = match (&self.session, broken) {
+        let state = match (&self.connection, broken) {
             (None, _) => PortState::Waiting,
             (Some(_), Some(reason)) => PortState::Broken(reason),
             (Some(_), None) if port.is_up() => PortState::Up,
             (Some(_), None) => PortState::Connected,
         };
-        let memory = self.session.as_ref().map(|s| s.memory().clone()).unwrap_or_default();
+        let memory = self.connection.as_ref().map(|c| c.memory().clone()).unwrap_or_default();
+        let (features, protocol_features) = self.connection.as_ref().map_or((0, 0), Connection::features);
         PortInfo {
             id: port.id,
             name: port.name.clone(),
             state,
-            features: self.session.as_ref().map_or(0, |s| s.features().bits()),
-            protocol_features: self.session.as_ref().map_or(0, |s| s.protocol_features().bits()),
+            features,
+            protocol_features,
             mtu: port.mtu(),
             memory_bytes: memory.total_bytes(),
             memory_regions: memory.regions().count() as u32,
@@ -258,7 +241,7 @@ impl PortEntry {
             from_guest,
             to_guest,
             waiting: port.upcalls.len() as u64,
-            vm: port.vm().filter(|_| self.session.is_some()),
+            vm: port.vm().filter(|_| self.connection.is_some()),
         }
     }
 }

@@ -1,10 +1,11 @@
-//! The thread that talks: to the supervisor, to front-ends, to control. Packets are the workers' business; only those
+//! The thread that talks: to the supervisor, to the ports' session processes, to control. Packets are the workers' business; only those
 //! that waited for control are sent on from here.
 
 use crate::arguments::Arguments;
 use crate::control::{Control, Known};
 use crate::ports::{PortEntry, Removed};
 use crate::unsent::Unsent;
+use lasthop_connection::{Connection, End, Rings};
 use lasthop_flow::InsertError;
 use lasthop_forward::{Datapath, Forwarder, Order, Orders};
 use lasthop_frame::{FlowKey, FlowMask};
@@ -17,8 +18,8 @@ use lasthop_schedule::policy::{Batch, Hysteresis};
 use lasthop_schedule::{Settings, Workers};
 use lasthop_sys::{Beat, Epoll, Foreign, Trigger};
 use lasthop_types::PortId;
-use lasthop_vhostuser::{Session, SessionError};
 use lasthop_virtqueue::{JOURNAL_BYTES, Journal, Patience};
+use rustix::net::{Shutdown, shutdown};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -151,20 +152,15 @@ impl Server {
         }
         let now = Instant::now();
         let deadlines =
-            self.ports.values().flat_map(|p| [p.session.as_ref().and_then(Session::deadline), p.deadline()]);
-        let session = deadlines.flatten().min().map(|d| d.saturating_duration_since(now));
+            self.ports.values().flat_map(|p| [p.connection.as_ref().and_then(Connection::deadline), p.deadline()]);
+        let port = deadlines.flatten().min().map(|d| d.saturating_duration_since(now));
         let upcalls = self.upcalls_wait.then_some(UPCALL_CHECK);
-        session.into_iter().chain(upcalls).min()
+        port.into_iter().chain(upcalls).min()
     }
 
-    /// Ends connections of front-ends that keep us waiting, and the wait of packets that control does not answer.
+    /// Ends the wait of session processes for their answers, and of packets that control does not answer.
     fn expire(&mut self) {
         let now = Instant::now();
-        let late: Vec<_> =
-            self.ports.values().filter_map(|p| Some((p.port.id, p.session.as_ref()?.expire(now).err()?))).collect();
-        for (id, error) in late {
-            self.disconnect(id, &error);
-        }
         self.ports.values_mut().for_each(|entry| entry.settle(now));
         let waiting: Vec<_> =
             self.ports.values().filter(|entry| entry.is_due(now)).map(|entry| entry.port.id).collect();
@@ -214,7 +210,7 @@ impl Server {
                         self.workers.look(id);
                     }
                 }
-                (SupervisorToSwitch::Connection(id, vm), Some(socket)) => self.connect(id, socket, vm),
+                (SupervisorToSwitch::Connection(id, vm), Some(channel)) => self.connect(id, channel, vm),
                 (SupervisorToSwitch::ControlChannel, Some(socket)) => self.attach_control(socket),
                 (SupervisorToSwitch::Connection(..) | SupervisorToSwitch::ControlChannel, None) => {
                     tracing::error!("supervisor sent no descriptor with a message that needs one");
@@ -226,27 +222,28 @@ impl Server {
         }
     }
 
-    fn connect(&mut self, id: PortId, socket: OwnedFd, vm: Option<u32>) {
+    fn connect(&mut self, id: PortId, channel: OwnedFd, vm: Option<u32>) {
         let ports = self.ports.len() as u64;
         let bytes = self.max_guest_memory.min(ADDRESS_SPACE / ports.max(1));
-        let Some(entry) = self.ports.get_mut(&id) else { return drop(Foreign::from(socket)) };
+        let Some(entry) = self.ports.get_mut(&id) else { return drop(Foreign::from(channel)) };
         if entry.aside.is_stuck() {
             // Closed here, or each that comes would wait to be closed: the supervisor has a copy, so this is not the end of it.
-            drop(socket);
-            entry.refuse(&SessionError::Unclosed);
-            self.unsent.closed(id, SessionError::Unclosed.to_string());
+            let _ = shutdown(&channel, Shutdown::Both);
+            drop(channel);
+            entry.refuse(&End::Unclosed);
+            self.unsent.closed(id, End::Unclosed.to_string());
             self.report_to_supervisor();
             return self.report(id);
         }
-        let socket = Foreign::new(socket, &entry.aside);
+        let channel = Foreign::new(channel, &entry.aside);
         entry.disconnect(None, &mut self.workers, &self.epoll);
-        if let Err(error) = self.epoll.add(&socket, FIRST_PORT | u64::from(id.0), Trigger::Level) {
+        if let Err(error) = self.epoll.add(&channel, FIRST_PORT | u64::from(id.0), Trigger::Level) {
             entry.warn(&format!("connection cannot be watched: {error}"));
             return;
         }
-        let mut session = Session::new(socket, entry.port.queues.clone(), Instant::now());
-        session.limit_memory(MemoryLimits { bytes, ..MemoryLimits::default() }, &entry.mapped);
-        entry.connected(session);
+        let limits = MemoryLimits { bytes, ..MemoryLimits::default() };
+        let rings = Rings::new(entry.port.queues.clone(), entry.aside.clone(), limits, &entry.mapped);
+        entry.connected(Connection::new(channel, rings));
         entry.port.set_vm(vm);
         self.report(id);
     }
@@ -258,16 +255,13 @@ impl Server {
             Ok(false) => {}
             Err(error) => self.disconnect(id, &error),
         }
-        if let Some(entry) = self.ports.get_mut(&id) {
-            entry.update_trigger(&self.epoll, FIRST_PORT | u64::from(id.0));
-        }
         for (port, thread) in self.workers.take_started() {
             self.unsent.thread(port, thread);
         }
         self.report_to_supervisor();
     }
 
-    fn disconnect(&mut self, id: PortId, error: &SessionError) {
+    fn disconnect(&mut self, id: PortId, error: &End) {
         let Some(entry) = self.ports.get_mut(&id) else { return };
         if entry.disconnect(Some(error), &mut self.workers, &self.epoll) {
             self.unsent.closed(id, error.to_string());

@@ -252,9 +252,10 @@ fn sums(stats: &Stats, verbose: bool) -> String {
     let cpu = &s.cpu;
     let (ports, helpers, main, other) = (ms(cpu.ports_ns), ms(cpu.helpers_ns), ms(cpu.main_ns), ms(cpu.other_ns));
     let (control, uplinks, supervisor) = (ms(cpu.control_ns), ms(cpu.uplinks_ns), ms(cpu.supervisor_ns));
+    let sessions = ms(cpu.sessions_ns);
     out.push_str(&format!(
         "CPU ms: {ports} ports + {helpers} helpers + {main} main + {other} other + {control} control + {uplinks} uplinks \
-         + {supervisor} supervisor = {}\n",
+         + {sessions} sessions + {supervisor} supervisor = {}\n",
         ms(cpu.total_ns)
     ));
     out

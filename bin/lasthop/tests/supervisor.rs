@@ -34,6 +34,7 @@ fn main() {
     match called.file_name().and_then(|name| name.to_str()) {
         Some("lasthop-switch") => return supervisor::stub::switch(&called),
         Some("lasthop-control") => return supervisor::stub::control(&called),
+        Some("lasthop-session") => return supervisor::stub::session(&called),
         _ => {}
     }
     let tests: [(&str, fn()); 20] = [
@@ -76,7 +77,7 @@ impl Place {
     fn new() -> Self {
         let place = Self { dir: tempfile::tempdir().unwrap() };
         std::fs::create_dir(place.path("libexec")).unwrap();
-        for name in ["lasthop-switch", "lasthop-control"] {
+        for name in ["lasthop-switch", "lasthop-control", "lasthop-session"] {
             symlink(std::env::current_exe().unwrap(), place.path("libexec").join(name)).unwrap();
         }
         place

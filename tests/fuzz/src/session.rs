@@ -7,10 +7,11 @@
 //! Input: what is set up before, then one operation after another.
 
 use crate::Input;
+use lasthop_connection::Event;
 use lasthop_guestmem::GuestMemory;
 use lasthop_sys::EventFd;
 use lasthop_vhostuser::message::{HEADER_LEN, NO_FD, Request, flag};
-use lasthop_vhostuser::{Features, Frontend, ProtocolFeatures, RingState, Session, SessionEvent};
+use lasthop_vhostuser::{Features, Frontend, Local, ProtocolFeatures, RingState, Session};
 use lasthop_virtqueue::{Chains, Queue};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::ftruncate;
@@ -78,11 +79,11 @@ impl Files {
 
 struct Rig {
     front: Frontend,
-    session: Session,
+    session: Session<Local>,
     queues: Arc<[Arc<Queue>]>,
     files: Files,
     now: Instant,
-    events: Vec<SessionEvent>,
+    events: Vec<Event>,
     /// Every set of memory the session ever had.
     memories: Vec<Weak<GuestMemory>>,
     /// Bytes sent.
@@ -164,7 +165,7 @@ impl Rig {
         let now = Instant::now();
         Self {
             front: Frontend::over(a),
-            session: Session::new(b, queues.clone(), now),
+            session: Session::local(b, queues.clone(), now),
             queues,
             files: Files::new(),
             now,
@@ -189,7 +190,7 @@ impl Rig {
     }
 
     fn ready(&mut self) -> Result<(), Over> {
-        let result = self.session.ready(self.now, &mut self.events);
+        let result = self.session.serve(self.now, &mut self.events);
         let memory = Arc::downgrade(self.session.memory());
         if !self.memories.last().is_some_and(|m| m.ptr_eq(&memory)) {
             self.memories.push(memory);
@@ -200,7 +201,7 @@ impl Rig {
             assert_eq!(view.enabled, status.enabled);
             assert!(!status.started || self.session.memory().regions().next().is_some());
         }
-        let refused = self.events.iter().filter(|e| matches!(e, SessionEvent::Refused(_))).count();
+        let refused = self.events.iter().filter(|e| matches!(e, Event::Refused(_))).count();
         assert!(refused <= 32, "{refused} refusals in the log");
         self.replies();
         result.map_err(|_| Over)
@@ -244,7 +245,7 @@ impl Rig {
         assert_eq!(self.session.deadline().is_some(), self.session.expire(late).is_err());
         drop(self.front);
         if !over {
-            while self.session.ready(late, &mut self.events).is_ok() {}
+            while self.session.serve(late, &mut self.events).is_ok() {}
         }
         self.memories
     }

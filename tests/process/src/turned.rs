@@ -27,7 +27,7 @@ impl Turned {
     /// `program`: `turned-uplink`, as cargo has built it for the test.
     pub fn new(program: &str) -> Self {
         let dir = crate::scratch();
-        for name in ["lasthop-switch", "lasthop-control"] {
+        for name in ["lasthop-switch", "lasthop-control", "lasthop-session"] {
             symlink(crate::binary(name), dir.path().join(name)).expect("a link");
         }
         symlink(program, dir.path().join("lasthop-uplink")).expect("a link");

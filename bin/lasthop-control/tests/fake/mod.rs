@@ -247,6 +247,7 @@ impl Fake {
                     switch_ns: 100_000_000,
                     control_ns: 4_000_000,
                     uplinks_ns: 0,
+                    sessions_ns: 0,
                     supervisor_ns: 5_000_000,
                 };
                 let last = Some((3000, "ended: signal: 9 (SIGKILL)".into()));

@@ -72,7 +72,7 @@ pub struct RunArgs {
     /// Do not load the eBPF program that watches which VMs run and which cores are idle
     #[arg(long, help_heading = "Scheduling")]
     pub no_bpf: bool,
-    /// Directory of lasthop-switch, lasthop-control and lasthop-uplink
+    /// Directory of lasthop-switch, lasthop-control, lasthop-session and lasthop-uplink
     #[arg(long, value_name = "DIR", hide = true)]
     pub libexec: Option<PathBuf>,
 }

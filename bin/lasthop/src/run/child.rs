@@ -171,6 +171,11 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
         self
     }
 
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Whether the process exists.
     pub fn is_up(&self) -> bool {
         self.running.is_some()

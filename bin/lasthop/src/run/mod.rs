@@ -18,6 +18,7 @@
 //! | `child` | one child process: start, channel |
 //! | `backoff` | how long a process that ends at once is not started again |
 //! | `replaced` | how often processes were replaced, and why: what `stats` shows |
+//! | `sessions` | the ports' session processes, which speak vhost-user |
 //! | `driver` | one process of an uplink: what it was given, whether it lives |
 //! | `uplink` | one uplink: its processes, the device that they share, its connection to the switch |
 //! | `uplink/standby` | one that runs and is kept from the switch |
@@ -59,6 +60,7 @@ mod reload;
 mod replaced;
 mod segments;
 mod served;
+mod sessions;
 mod settings;
 mod settings_text;
 mod setup;

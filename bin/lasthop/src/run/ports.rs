@@ -1,6 +1,7 @@
 //! Ports that come and go while lasthop runs; those of uplinks are in [`super::uplinks`].
 
-use super::port::Port;
+use super::port::{Context, Port};
+use super::sessions;
 use super::setup::check_new;
 use super::store::{Saved, SavedPort};
 use super::supervisor::{Supervisor, token};
@@ -10,7 +11,9 @@ use lasthop_management_ipc::SupervisorToControl;
 use lasthop_policy::PortSettings;
 use lasthop_sys::sandbox::{Program, Report, limit};
 use lasthop_types::PortId;
+use rustix::net::sockopt::socket_peercred;
 use rustix::process::Pid;
+use std::os::fd::OwnedFd;
 use std::time::Instant;
 use tracing::{error, info, warn};
 
@@ -66,8 +69,13 @@ impl Supervisor {
         self.tell_settings(config.id, &config.name);
         self.switch.send(SupervisorToSwitch::AddPort(config.clone()), None);
         self.tell_limits(config.id, &config.name);
-        self.ports.insert(config.id.0, port);
+        self.insert(port);
         config
+    }
+
+    pub(super) fn insert(&mut self, port: Port) {
+        self.sessions.add(port.config.id, &port.config.name);
+        self.ports.insert(port.config.id.0, port);
     }
 
     pub(super) fn delete_port(&mut self, name: &str) -> Result<PortConfig, String> {
@@ -92,6 +100,8 @@ impl Supervisor {
     /// From now on there is no such port.
     pub(super) fn forget_port(&mut self, config: &PortConfig) {
         self.ports.remove(&config.id.0);
+        self.sessions.forget(config.id);
+        self.replaced.forget(&sessions::process(&config.name));
         self.monitor.forget(config.id.0);
         self.port_threads.forget(config.id.0);
         if let Some(cgroup_accounting) = &mut self.cgroup_accounting {
@@ -99,6 +109,33 @@ impl Supervisor {
         }
         info!("port {} removed", config.name);
         self.switch.send(SupervisorToSwitch::DelPort(config.id), None);
+    }
+
+    pub(super) fn step_ports(&mut self, now: Instant) {
+        for port in self.ports.values_mut() {
+            if let Some(reason) = port.take_refused() {
+                self.control.send(SupervisorToControl::PeerRefused { port: port.config.id, reason }, None);
+            }
+            let id = port.config.id;
+            let switch_up = self.switch.is_up() && self.sessions.is_up(id);
+            let cx = Context { epoll: &self.epoll, presence: &self.presence, now, switch_up };
+            if let Some(connection) = port.step(cx, token(port)) {
+                let tgid = peer(&connection);
+                let channel = match self.sessions.connect(id, connection) {
+                    Ok(channel) => channel,
+                    Err(e) => {
+                        port.connection_closed(now, &format!("it cannot be handed to the switch: {e}"));
+                        continue;
+                    }
+                };
+                if let Some(cgroup_accounting) = &mut self.cgroup_accounting {
+                    cgroup_accounting.set_vm(id.0, tgid, self.port_threads.of(id.0, self.switch.pid()));
+                }
+                let tgid = tgid.filter(|_| self.monitor.is_live());
+                let vm = tgid.and_then(|tgid| self.monitor.register(id.0, tgid));
+                self.switch.send(SupervisorToSwitch::Connection(id, vm), Some(channel));
+            }
+        }
     }
 
     pub(super) fn save(&self, also: Option<&Port>, except: Option<PortId>) -> Result<(), String> {
@@ -138,4 +175,11 @@ impl Supervisor {
         self.control.send(SupervisorToControl::Uplinks(uplinks.collect()), None);
         self.control.send(SupervisorToControl::Ports(self.configs()), None);
     }
+}
+
+/// The process at the other end: the one that called connect(2), or listen(2) where we did. That is the VMM, unless
+/// somebody else made the socket for it.
+fn peer(connection: &OwnedFd) -> Option<u32> {
+    let pid = socket_peercred(connection).ok()?.pid.as_raw_nonzero().get();
+    u32::try_from(pid).ok()
 }

@@ -47,6 +47,8 @@ pub struct Setup {
     pub switch: PathBuf,
     /// Program of the control plane.
     pub control: PathBuf,
+    /// Program of ports' sessions.
+    pub session: PathBuf,
     /// Program of uplinks, or why there is none.
     pub uplink: Result<PathBuf, String>,
     /// How long an uplink may take to answer.
@@ -98,6 +100,7 @@ impl Setup {
         let (ports, devices) = (absolute(&given.ports)?, given.devices());
         let switch = find_program("lasthop-switch", args.libexec.as_deref())?;
         let control = find_program("lasthop-control", args.libexec.as_deref())?;
+        let session = find_program("lasthop-session", args.libexec.as_deref())?;
         let uplink = find_program("lasthop-uplink", args.libexec.as_deref()).map_err(|e| e.to_string());
         if let (Err(e), false) = (&uplink, devices.is_empty()) {
             return Err(Failed(e.clone()));
@@ -131,6 +134,7 @@ impl Setup {
             bpf: !args.no_bpf,
             switch,
             control,
+            session,
             uplink,
             uplink_limit: Duration::from_millis(args.uplink_limit_ms),
             watchdog: args.watchdog.0,

@@ -13,6 +13,7 @@ use super::probing;
 use super::replaced::Replacements;
 use super::segments::Segments;
 use super::served::Served;
+use super::sessions::{self, Sessions};
 use super::settings_text::changed;
 use super::setup::Setup;
 use super::store::{SavedPort, Store};
@@ -25,7 +26,6 @@ use lasthop_policy::{Mirror, PortSettings};
 use lasthop_sys::{Epoll, SignalFd, Trigger, Watched};
 use lasthop_types::PortId;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -65,6 +65,8 @@ pub struct Supervisor {
     pub(super) control: Child<SupervisorToControl, ControlToSupervisor>,
     pub(super) ports: BTreeMap<u32, Port>,
     pub(super) uplinks: BTreeMap<u32, Uplink>,
+    /// Who speaks with the front-ends of both.
+    pub(super) sessions: Sessions,
     /// Requests for a list of uplinks, and until when they are to be answered.
     pub(super) uplink_lists: Vec<(u64, Instant)>,
     /// Uplinks that must be ready before we are.
@@ -150,6 +152,7 @@ impl Supervisor {
                 .with_watchdog(setup.watchdog, CONTROL_ROUND),
             ports: BTreeMap::new(),
             uplinks: BTreeMap::new(),
+            sessions: Sessions::new(setup.session, setup.watchdog),
             uplinks_needed: BTreeSet::new(),
             uplink_lists: Vec::new(),
             uplink_program: setup.uplink,
@@ -187,14 +190,14 @@ impl Supervisor {
             port.given = true;
             let opened = port.open(&supervisor.epoll, &supervisor.presence, token(&port));
             opened.map_err(|e| Failed(format!("port {}: {e}", port.config.name)))?;
-            supervisor.ports.insert(port.config.id.0, port);
+            supervisor.insert(port);
         }
         for port in setup.saved {
             let mut port = supervisor.number(port, true);
             if let Err(e) = port.open(&supervisor.epoll, &supervisor.presence, token(&port)) {
                 port.bind_later(Instant::now(), e);
             }
-            supervisor.ports.insert(port.config.id.0, port);
+            supervisor.insert(port);
         }
         supervisor.served.iter().for_each(|served| served.watched_by(&supervisor.presence));
         supervisor.follow_links(LINKS);
@@ -209,6 +212,7 @@ impl Supervisor {
             let now = Instant::now();
             self.end_hung_children(now)?;
             self.start_children(now)?;
+            self.step_sessions(now);
             self.look_after_sockets(now);
             self.cgroup_accounting.iter_mut().for_each(|cgroup_accounting| cgroup_accounting.step(now));
             self.step_segments(now);
@@ -218,6 +222,7 @@ impl Supervisor {
             self.answer_uplink_lists(now);
             self.switch.flush(&self.epoll);
             self.control.flush(&self.epoll);
+            self.sessions.flush(&self.epoll);
             if let Some(e) = self.unwritten.take() {
                 let wrong = "\"ready\" could not be written to standard output";
                 return Err(Failed(format!("{wrong}: {e}; make room there, or send it elsewhere")));
@@ -250,9 +255,11 @@ impl Supervisor {
                             self.control_ended(&ended, now)?;
                         }
                     }
+                    session if session >= sessions::TOKENS => self.session_event(session, Instant::now()),
                     uplink if uplink >= LISTENERS_END => self.uplink_event(uplink, Instant::now())?,
                     listener => {
-                        let cx = context(&self.epoll, &self.presence, &self.switch, Instant::now());
+                        let (now, switch_up) = (Instant::now(), self.switch.is_up());
+                        let cx = Context { epoll: &self.epoll, presence: &self.presence, now, switch_up };
                         let id = listener.checked_sub(LISTENER).and_then(|id| u32::try_from(id).ok());
                         if let Some(port) = id.and_then(|id| self.ports.get_mut(&id)) {
                             port.accept(cx);
@@ -269,12 +276,13 @@ impl Supervisor {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        let switch_up = self.switch.is_up();
-        let ports = self.ports.values().filter_map(|port| port.deadline(switch_up));
-        let uplinks = self.uplinks.values().filter_map(|uplink| uplink.deadline(switch_up));
+        let up = |port: PortId| self.switch.is_up() && self.sessions.is_up(port);
+        let ports = self.ports.values().filter_map(|port| port.deadline(up(port.config.id)));
+        let uplinks = self.uplinks.values().filter_map(|uplink| uplink.deadline(up(uplink.config.id)));
         let uplinks = uplinks.chain(self.uplink_lists_deadline());
         let uplinks = uplinks.chain(self.segments.as_ref().and_then(Segments::deadline));
         let uplinks = uplinks.chain(self.cgroup_accounting.as_ref().and_then(CgroupAccounting::deadline));
+        let uplinks = uplinks.chain(self.sessions.deadline());
         let sockets = self.served.iter().filter_map(Served::deadline).chain(self.presence.deadline());
         ports.chain(uplinks).chain(sockets).chain(self.switch.deadline()).chain(self.control.deadline()).min()
     }
@@ -347,25 +355,6 @@ impl Supervisor {
         Ok(())
     }
 
-    pub(super) fn step_ports(&mut self, now: Instant) {
-        let cx = context(&self.epoll, &self.presence, &self.switch, now);
-        for port in self.ports.values_mut() {
-            if let Some(reason) = port.take_refused() {
-                self.control.send(SupervisorToControl::PeerRefused { port: port.config.id, reason }, None);
-            }
-            if let Some(connection) = port.step(cx, token(port)) {
-                let id = port.config.id;
-                let tgid = peer(&connection);
-                if let Some(cgroup_accounting) = &mut self.cgroup_accounting {
-                    cgroup_accounting.set_vm(id.0, tgid, self.port_threads.of(id.0, self.switch.pid()));
-                }
-                let tgid = tgid.filter(|_| self.monitor.is_live());
-                let vm = tgid.and_then(|tgid| self.monitor.register(id.0, tgid));
-                self.switch.send(SupervisorToSwitch::Connection(id, vm), Some(connection));
-            }
-        }
-    }
-
     fn boost(&mut self) {
         if let (Some(boost), Some(switch)) = (&self.boost, self.switch.pid()) {
             boost.serve(switch, self.cgroup_accounting.as_mut(), &self.port_threads, Instant::now());
@@ -377,6 +366,7 @@ impl Supervisor {
         if self.switch.has_closed() {
             self.ports.values().for_each(Port::hang_up);
             self.uplinks.values_mut().for_each(Uplink::hang_up);
+            self.sessions.switch_gone();
         }
         for message in messages {
             match message {
@@ -387,6 +377,7 @@ impl Supervisor {
                 SwitchToSupervisor::Thread(port, thread) => self.hear_thread(port, thread),
                 SwitchToSupervisor::ConnectionClosed { port, reason } => {
                     self.monitor.forget(port.0);
+                    self.sessions.connection_closed(port);
                     let now = Instant::now();
                     if let Some(cgroup_accounting) = &mut self.cgroup_accounting {
                         cgroup_accounting.set_vm(port.0, None, self.port_threads.of(port.0, self.switch.pid()));
@@ -541,21 +532,13 @@ impl Supervisor {
             self.control.reap(&self.epoll, now);
         }
         // Dropping a child kills it.
+        self.sessions.kill();
         Ok(())
     }
 }
 
 pub(super) fn token(port: &Port) -> u64 {
     LISTENER + u64::from(port.config.id.0)
-}
-
-fn context<'a>(
-    epoll: &'a Epoll,
-    presence: &'a Presence,
-    switch: &Child<SupervisorToSwitch, SwitchToSupervisor>,
-    now: Instant,
-) -> Context<'a> {
-    Context { epoll, presence, now, switch_up: switch.is_up() }
 }
 
 /// Memory that every switch of this run is given, and none can make shorter or longer.
@@ -575,13 +558,6 @@ fn monitor(bpf: bool) -> Result<HostMonitor, rustix::io::Errno> {
         }
     }
     HostMonitor::without_program()
-}
-
-/// The process at the other end: the one that called connect(2), or listen(2) where we did. That is the VMM, unless
-/// somebody else made the socket for it.
-fn peer(connection: &OwnedFd) -> Option<u32> {
-    let pid = socket_peercred(connection).ok()?.pid.as_raw_nonzero().get();
-    u32::try_from(pid).ok()
 }
 
 /// Every port needs descriptors here and many in the switch, and the usual soft limit is 1024.

@@ -14,6 +14,7 @@ impl Supervisor {
         let mut times = CpuTimes {
             control_ns: self.control.pid().map_or(0, process_ns),
             uplinks_ns: self.uplinks.values().flat_map(|uplink| uplink.pids()).map(process_ns).sum(),
+            sessions_ns: self.sessions.pids().map(process_ns).sum(),
             supervisor_ns: process_ns(std::process::id()),
             ..CpuTimes::default()
         };

@@ -20,6 +20,7 @@ mod taking;
 use super::backoff::Backoff;
 use super::child::{Child, Ended, close_aside};
 use super::driver::{Driver, Heard, Kept, Start};
+use super::sessions::Sessions;
 use super::store::SavedUplink;
 use carrier::Carrier;
 pub use claim::Claim;
@@ -32,6 +33,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 use standby::Standby;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -223,7 +225,7 @@ impl Uplink {
     }
 
     /// Does what is due: starts processes, joins the one that carries to the switch, asks whether they live.
-    pub fn step(&mut self, epoll: &Epoll, switch: &mut Switch, now: Instant) {
+    pub fn step(&mut self, epoll: &Epoll, switch: &mut Switch, sessions: &mut Sessions, now: Instant) {
         if let Some(why) = self.driver.check_alive(epoll, now) {
             self.apart_since = Some(self.driver.last_heard());
             self.complain(why);
@@ -243,7 +245,7 @@ impl Uplink {
         }
         self.step_standby(now);
         if self.driver.is_ready() {
-            self.join(switch, now);
+            self.join(switch, sessions, now);
         }
         self.flush(epoll);
     }
@@ -283,23 +285,26 @@ impl Uplink {
     }
 
     /// Gives the switch and the process a connection to each other.
-    fn join(&mut self, switch: &mut Switch, now: Instant) {
+    fn join(&mut self, switch: &mut Switch, sessions: &mut Sessions, now: Instant) {
         let due = matches!(self.link, Link::Apart { join_at } if join_at <= now);
-        if !due || !switch.is_up() || self.leaving.is_some() || !self.may_join() {
+        if !due || !switch.is_up() || !sessions.is_up(self.config.id) || self.leaving.is_some() || !self.may_join() {
             return;
         }
         let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
         let pair = pair.and_then(|(ours, theirs)| {
-            // The switch must not wait for an uplink; the uplink's conversation is one question after the other.
+            // Nobody must wait for an uplink; the uplink's conversation is one question after the other.
             set_socket_timeout(&ours, Timeout::Recv, Some(ANSWER_LIMIT))?;
             fcntl_setfl(&theirs, fcntl_getfl(&theirs)? | OFlags::NONBLOCK)?;
             Ok((ours, theirs))
         });
-        match pair {
-            Ok((ours, theirs)) => {
-                self.hang_up();
-                self.copy = theirs.try_clone().ok();
-                switch.send(SupervisorToSwitch::Connection(self.config.id, None), Some(theirs));
+        let joined = pair.map_err(io::Error::from).and_then(|(ours, theirs)| {
+            self.hang_up();
+            self.copy = theirs.try_clone().ok();
+            Ok((ours, sessions.connect(self.config.id, theirs)?))
+        });
+        match joined {
+            Ok((ours, channel)) => {
+                switch.send(SupervisorToSwitch::Connection(self.config.id, None), Some(channel));
                 let away = self.apart_since.take().map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
                 let away_ms = away.as_millis() as u64;
                 self.driver.send(SupervisorToUplink::Connection { away_ms }, Some(ours));

@@ -1,6 +1,7 @@
 //! The supervisor's uplinks: started, joined to the switch, restarted, added and removed.
 
 use super::links::Links;
+use super::sessions;
 use super::settings_text::changed;
 use super::setup::check_new_uplink;
 use super::store::SavedUplink;
@@ -53,6 +54,7 @@ impl Supervisor {
         uplink.at_once = at_once;
         uplink.made = self.taps.get(&uplink.spec.device).and_then(|mac| mac.parse().ok());
         uplink.set_link(link_state(self.links.as_ref(), &uplink.spec.device));
+        self.sessions.add(id, &uplink.config.name);
         self.uplinks.insert(id.0, uplink);
         id
     }
@@ -122,7 +124,7 @@ impl Supervisor {
 
     pub(super) fn step_uplinks(&mut self, now: Instant) {
         for uplink in self.uplinks.values_mut() {
-            uplink.step(&self.epoll, &mut self.switch, now);
+            uplink.step(&self.epoll, &mut self.switch, &mut self.sessions, now);
         }
     }
 
@@ -206,6 +208,8 @@ impl Supervisor {
     fn uplink_is_gone(&mut self, id: u32) {
         let Some(uplink) = self.uplinks.remove(&id) else { return };
         self.port_threads.forget(id);
+        self.sessions.forget(PortId(id));
+        self.replaced.forget(&sessions::process(&uplink.config.name));
         let mut changed = self.settings.remove(&uplink.spec.name).is_some();
         let info = self.info(&uplink);
         self.replaced.forget(&uplink.process());

@@ -1,6 +1,9 @@
 //! Children for the tests: they speak the real messages and print what they see.
 
-use lasthop_ipc::{Channel, ChannelError, FromControl, SupervisorToSwitch, SwitchToSupervisor, ToControl};
+use lasthop_ipc::{
+    Channel, ChannelError, FromControl, SessionToSupervisor, SupervisorToSession, SupervisorToSwitch,
+    SwitchToSupervisor, ToControl,
+};
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_sys::{Epoll, Trigger, inherited_fd};
 use lasthop_types::PortId;
@@ -137,7 +140,7 @@ pub fn switch(called: &Path) {
             } else {
                 let id = u32::try_from(token - CONNECTION).unwrap();
                 let Some(fd) = connections.get(&id) else { continue };
-                // Whatever a front-end says is fine here; nothing is what it says when it has hung up.
+                // Nothing is what a session process says when the connection has ended.
                 if rustix::io::read(fd, &mut [0u8; 64]).is_ok_and(|n| n > 0) {
                     continue;
                 }
@@ -269,6 +272,48 @@ pub fn control(_called: &Path) {
                             request += 1;
                         }
                     }
+                }
+            }
+        }
+    }
+}
+
+/// `lasthop-session`: of each connection it says to the switch only that it has ended, and to its front-end that the switch has.
+pub fn session(_called: &Path) {
+    let mut supervisor = Channel::<SessionToSupervisor, SupervisorToSession>::new(inherited_fd(3).unwrap());
+    let epoll = Epoll::new().unwrap();
+    epoll.add(&supervisor, SUPERVISOR, Trigger::Level).unwrap();
+    tell(&mut supervisor, &SessionToSupervisor::Ready);
+    // The switch, the front-end.
+    let (mut next, mut both) = (None, None::<[OwnedFd; 2]>);
+    let mut ready = Vec::new();
+    loop {
+        epoll.wait(&mut ready, None).unwrap();
+        for token in ready.clone() {
+            if token == SUPERVISOR {
+                for (message, fd) in messages(&mut supervisor) {
+                    match message {
+                        SupervisorToSession::Switch => next = fd,
+                        SupervisorToSession::Connection => {
+                            let ends = [next.take().unwrap(), fd.unwrap()];
+                            ends.iter().for_each(|end| epoll.add(end, PEER, Trigger::Level).unwrap());
+                            for end in both.replace(ends).into_iter().flatten() {
+                                epoll.delete(end).unwrap();
+                            }
+                        }
+                    }
+                }
+                continue;
+            }
+            let Some(ends) = &both else { continue };
+            let flags = rustix::net::RecvFlags::DONTWAIT;
+            // Whatever a front-end says is fine here; nothing is what it says when it has hung up.
+            let over = |end| rustix::net::recv(end, &mut [0u8; 64], flags).is_ok_and(|(n, _)| n == 0);
+            if ends.iter().any(over) {
+                for end in both.take().into_iter().flatten() {
+                    // Others may have copies.
+                    let _ = rustix::net::shutdown(&end, rustix::net::Shutdown::Both);
+                    epoll.delete(end).unwrap();
                 }
             }
         }

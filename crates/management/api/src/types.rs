@@ -451,15 +451,16 @@ pub struct CpuTimes {
     pub ports_ns: u64,
     /// Helpers' threads, and pollers'.
     pub helpers_ns: u64,
-    /// The first thread of the switch, which talks to front-ends and control.
+    /// The first thread of the switch, which talks to session processes and control.
     pub main_ns: u64,
-    /// The rest of the switch: threads that have ended, like those of removed ports, and what running threads have used since
-    /// the kernel's last tick.
+    /// The rest of the switch: threads that have ended, and what running threads have used since the kernel's last tick.
     pub other_ns: u64,
     /// `lasthop-control`.
     pub control_ns: u64,
     /// All processes of uplinks.
     pub uplinks_ns: u64,
+    /// All ports' session processes.
+    pub sessions_ns: u64,
     /// `lasthop run` itself.
     pub supervisor_ns: u64,
     /// All of these.

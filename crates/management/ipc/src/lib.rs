@@ -130,6 +130,8 @@ pub struct CpuTimes {
     pub control_ns: u64,
     /// All processes of uplinks.
     pub uplinks_ns: u64,
+    /// All ports' session processes.
+    pub sessions_ns: u64,
     /// The supervisor itself.
     pub supervisor_ns: u64,
 }

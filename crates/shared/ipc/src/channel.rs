@@ -41,52 +41,71 @@ impl From<Errno> for ChannelError {
     }
 }
 
-/// One end: sends `S`, receives `R`. Non-blocking if made so; one thread at a time.
+/// One end: sends `S`, receives `R`. Non-blocking if made so; one thread at a time. `F` owns the socket.
 #[derive(Debug)]
-pub struct Channel<S, R> {
-    socket: OwnedFd,
+pub struct Channel<S, R, F = OwnedFd> {
+    socket: F,
     buffer: Vec<u8>,
+    longest: usize,
     types: PhantomData<fn(S) -> R>,
 }
 
 impl<S: Serialize, R: DeserializeOwned> Channel<S, R> {
-    /// Takes a seqpacket socket made by [`Channel::pair`] in this or another process.
-    pub fn new(socket: OwnedFd) -> Self {
-        Self { socket, buffer: Vec::new(), types: PhantomData }
-    }
-
     /// Two connected sockets, close-on-exec and non-blocking.
     pub fn pair() -> Result<(OwnedFd, OwnedFd), ChannelError> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
     }
+}
+
+impl<S: Serialize, R: DeserializeOwned, F: AsFd> Channel<S, R, F> {
+    /// Takes a seqpacket socket made by [`Channel::pair`] in this or another process.
+    pub fn new(socket: F) -> Self {
+        Self::within(socket, MAX_MESSAGE)
+    }
+
+    /// The same for messages of so many bytes at most, which is what is kept for one.
+    pub fn within(socket: F, longest: usize) -> Self {
+        Self { socket, buffer: Vec::new(), longest, types: PhantomData }
+    }
 
     /// Sends one message, with a descriptor if given. All or nothing.
     pub fn send(&mut self, message: &S, fd: Option<BorrowedFd<'_>>) -> Result<(), ChannelError> {
+        self.send_with(message, fd.as_slice())
+    }
+
+    /// The same with several descriptors, 32 at most.
+    pub fn send_with(&mut self, message: &S, fds: &[BorrowedFd<'_>]) -> Result<(), ChannelError> {
         let mut bytes = std::mem::take(&mut self.buffer);
         bytes.clear();
         self.buffer = postcard::to_extend(message, bytes).map_err(ChannelError::Malformed)?;
-        if self.buffer.len() > MAX_MESSAGE {
+        if self.buffer.len() > self.longest {
             return Err(ChannelError::TooLong);
         }
-        send_with_fds(&self.socket, &self.buffer, fd.as_slice(), SendFlags::empty())?;
+        send_with_fds(&self.socket, &self.buffer, fds, SendFlags::empty())?;
         Ok(())
     }
 
     /// Receives one message and the descriptor that came with it, if one did.
     pub fn recv(&mut self) -> Result<(R, Option<OwnedFd>), ChannelError> {
-        self.buffer.resize(MAX_MESSAGE, 0);
         let mut fds = Vec::new();
-        let (bytes, _) = receive_with_fds(&self.socket, &mut self.buffer, &mut fds, RecvFlags::empty())?;
+        let message = self.recv_with(&mut fds)?;
+        Ok((message, fds.into_iter().next()))
+    }
+
+    /// The same with all descriptors that came, also when there is something wrong with the message. Which of them are
+    /// missing because this process may have no more is not told.
+    pub fn recv_with(&mut self, fds: &mut Vec<OwnedFd>) -> Result<R, ChannelError> {
+        self.buffer.resize(self.longest, 0);
+        let (bytes, _) = receive_with_fds(&self.socket, &mut self.buffer, fds, RecvFlags::empty())?;
         if bytes == 0 {
             return Err(ChannelError::Closed);
         }
-        let message = postcard::from_bytes(&self.buffer[..bytes]).map_err(ChannelError::Malformed)?;
-        Ok((message, fds.into_iter().next()))
+        postcard::from_bytes(&self.buffer[..bytes]).map_err(ChannelError::Malformed)
     }
 }
 
-impl<S, R> AsFd for Channel<S, R> {
+impl<S, R, F: AsFd> AsFd for Channel<S, R, F> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

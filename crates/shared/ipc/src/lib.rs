@@ -1,8 +1,9 @@
 //! Messages between the supervisor (`lasthop run`), the switch and control, and the socket that carries these and others.
 //!
 //! Private `SOCK_SEQPACKET` pairs, made by the supervisor: supervisor–switch, supervisor–control (`lasthop-management-ipc`),
-//! switch–control, and one for each process of an uplink (`lasthop-uplink-ipc`). One message is one packet, at most [`MAX_MESSAGE`] bytes,
-//! with at most one descriptor.
+//! switch–control, one for each process of an uplink (`lasthop-uplink-ipc`), and for each port supervisor–session process and
+//! session process–switch (`lasthop-connection`). One message is one packet, at most [`MAX_MESSAGE`] bytes, with at most one
+//! descriptor but for the last, where it may have eight.
 
 mod channel;
 mod datapath;
@@ -12,4 +13,7 @@ pub use channel::{Channel, ChannelError, MAX_MESSAGE};
 pub use datapath::{
     DatapathReply, DatapathRequest, FlowInfo, FromControl, PortInfo, PortState, QueueInfo, ToControl, UpcallPacket,
 };
-pub use supervisor::{PortConfig, RateLimit, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor};
+pub use supervisor::{
+    PortConfig, RateLimit, SessionToSupervisor, SupervisorToSession, SupervisorToSwitch, SwitchSettings,
+    SwitchToSupervisor,
+};

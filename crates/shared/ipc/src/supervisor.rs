@@ -62,8 +62,9 @@ pub enum SupervisorToSwitch {
     AddPort(PortConfig),
     /// The port and its connection go away.
     DelPort(PortId),
-    /// A connected vhost-user socket for the port travels with this message; it replaces one the port still has. The VM
-    /// behind it has that slot in the host view, if it is watched.
+    /// A front-end is connected: the switch's end of a new channel to the port's session process, which has the vhost-user
+    /// socket, travels with this message; it replaces one the port still has. The VM behind it has that slot in the host view, if
+    /// it is watched.
     Connection(PortId, Option<u32>),
     /// The switch's end of a new switch–control channel travels with this message.
     ControlChannel,
@@ -87,4 +88,20 @@ pub enum SwitchToSupervisor {
     },
     /// The port has a thread of its own now, with this number.
     Thread(PortId, i32),
+}
+
+/// To the session process of a port.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SupervisorToSession {
+    /// Its end of the channel to the switch, for the connection that comes next, travels with this message.
+    Switch,
+    /// A connected vhost-user socket travels with this message.
+    Connection,
+}
+
+/// From the session process of a port.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SessionToSupervisor {
+    /// Sandboxed and serving.
+    Ready,
 }

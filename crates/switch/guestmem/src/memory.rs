@@ -156,14 +156,6 @@ impl GuestMemory {
         self.regions.iter().map(|r| r.spec.size).fold(0, u64::saturating_add)
     }
 
-    /// Guest physical address of an address in the front-end's own address space.
-    pub fn user_to_guest(&self, user_addr: u64) -> Option<u64> {
-        self.regions.iter().map(|r| &r.spec).find_map(|s| {
-            let offset = user_addr.checked_sub(s.user_addr)?;
-            (offset < s.size).then_some(s.guest_addr + offset)
-        })
-    }
-
     /// Whether the file under any region was truncated since it was mapped.
     #[inline]
     pub fn faulted(&self) -> bool {
@@ -247,8 +239,6 @@ mod tests {
         assert!(m.slice(u64::MAX, 2).is_err());
         assert!(m.slice(0x11fff, 2).is_err(), "crosses into the neighbour");
         assert_eq!(m.piece(0x11fff, 2).unwrap().len(), 1);
-        assert_eq!(m.user_to_guest(0x1_0001_2001), Some(0x12001));
-        assert_eq!(m.user_to_guest(0x1_0001_3000), None);
     }
 
     /// A window finds what [`GuestMemory::slice`] does, whichever region it remembers; but nothing where there are no bytes.

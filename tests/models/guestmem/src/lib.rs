@@ -398,12 +398,13 @@ impl Entries<'_, [u32; 2]> {
 pub struct Descriptors<'m>(GuestSlice<'m>);
 
 impl Descriptors<'_> {
-    /// Its second word first, in acquire order.
-    pub fn load(&self, n: usize) -> Option<(u64, u64)> {
-        let (mut first, mut second) = ([0; 8], [0; 8]);
-        self.0.load(16 * n + 8, &mut second, unless(Weak::Acquire, Ordering::Acquire));
+    /// Its last four bytes first, in acquire order.
+    pub fn load(&self, n: usize) -> Option<(u64, u32, u32)> {
+        let (mut first, mut second, mut last) = ([0; 8], [0; 4], [0; 4]);
+        self.0.load(16 * n + 12, &mut last, unless(Weak::Acquire, Ordering::Acquire));
         self.0.load(16 * n, &mut first, Ordering::Relaxed);
-        Some((u64::from_le_bytes(first), u64::from_le_bytes(second)))
+        self.0.load(16 * n + 8, &mut second, Ordering::Relaxed);
+        Some((u64::from_le_bytes(first), u32::from_le_bytes(second), u32::from_le_bytes(last)))
     }
 
     /// Relaxed stores, the last one first.

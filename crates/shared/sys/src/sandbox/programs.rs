@@ -57,6 +57,10 @@ impl Program {
         socket_pairs: &[],
     };
 
+    /// `lasthop-session`: bytes and descriptors over sockets it is given.
+    pub const SESSION: Self =
+        Self { user_name: "lasthop-session", fixed_user: 61_904, calls: &[], ioctls: &[], socket_pairs: &[] };
+
     /// What the process with this number becomes, which runs this program.
     pub fn confinement(self, pid: u32) -> Result<Confinement, SandboxError> {
         let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
@@ -136,7 +140,7 @@ mod tests {
     /// It travels in one message to the switch.
     #[test]
     fn a_confinement_is_short() {
-        for program in [Program::SWITCH, Program::CONTROL, Program::UPLINK] {
+        for program in [Program::SWITCH, Program::CONTROL, Program::UPLINK, Program::SESSION] {
             let confinement = program.confinement(u32::MAX).unwrap();
             let instructions: usize = confinement.filters.iter().map(Vec::len).sum();
             assert!((100..4000).contains(&instructions), "{instructions}");

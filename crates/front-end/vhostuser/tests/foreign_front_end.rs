@@ -1,7 +1,8 @@
 //! The session against the front-end of the `vhost` crate (rust-vmm), which is what Cloud Hypervisor uses.
 
+use lasthop_connection::Event;
 use lasthop_sys::EventFd;
-use lasthop_vhostuser::{Features, RingState, Session, SessionError, SessionEvent};
+use lasthop_vhostuser::{Features, Local, RingState, Session, SessionError};
 use lasthop_virtqueue::Queue;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -20,13 +21,13 @@ const SIZE: u64 = 1 << 20;
 /// Serves `front` until it hangs up and returns what happened.
 fn serve(
     front: impl FnOnce(Frontend, &OwnedFd) + Send,
-    check: impl Fn(&Session, &[Arc<Queue>]),
-) -> (Vec<SessionEvent>, SessionError) {
+    check: impl Fn(&Session<Local>, &[Arc<Queue>]),
+) -> (Vec<Event>, SessionError) {
     let (a, b) = UnixStream::pair().unwrap();
     let ram = memfd_create("foreign", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&ram, 4 * SIZE).unwrap();
     let queues: Arc<[_]> = (0..32).map(|i| Arc::new(Queue::new(i))).collect();
-    let mut session = Session::new(OwnedFd::from(b), queues.clone(), Instant::now());
+    let mut session = Session::local(OwnedFd::from(b), queues.clone(), Instant::now());
     let mut events = Vec::new();
     std::thread::scope(|scope| {
         let talk = scope.spawn(|| front(Frontend::from_stream(a, 32), &ram));
@@ -35,7 +36,7 @@ fn serve(
             poll(&mut fds, Some(&Timespec { tv_sec: 10, tv_nsec: 0 })).unwrap();
             // The last thing a front-end does here is to ask whether it may go: check before it does.
             check(&session, &queues);
-            if let Err(e) = session.ready(Instant::now(), &mut events) {
+            if let Err(e) = session.serve(Instant::now(), &mut events) {
                 talk.join().unwrap();
                 return (events, e);
             }
@@ -131,11 +132,11 @@ fn every_message_of_a_negotiation() {
             |_, _| {},
         );
         assert_eq!(end, SessionError::Closed);
-        let count = |f: fn(&SessionEvent) -> bool| events.iter().filter(|e| f(e)).count();
-        assert_eq!(count(|e| matches!(e, SessionEvent::Kick { fd: Some(_), .. })), 4);
-        assert_eq!(count(|e| matches!(e, SessionEvent::Failed { queue: 2 | 3, .. })), 2);
-        assert_eq!(count(|e| matches!(e, SessionEvent::Refused(_))), 2);
-        assert_eq!(count(|e| matches!(e, SessionEvent::Stopped { .. })), 4);
+        let count = |f: fn(&Event) -> bool| events.iter().filter(|e| f(e)).count();
+        assert_eq!(count(|e| matches!(e, Event::Kick { fd: Some(_), .. })), 4);
+        assert_eq!(count(|e| matches!(e, Event::Failed { queue: 2 | 3, .. })), 2);
+        assert_eq!(count(|e| matches!(e, Event::Refused(_))), 2);
+        assert_eq!(count(|e| matches!(e, Event::Stopped { .. })), 4);
     }
 }
 
@@ -179,6 +180,6 @@ fn a_negotiation_without_acknowledgements() {
         },
     );
     assert_eq!(end, SessionError::Closed);
-    assert!(events.iter().any(|e| matches!(e, SessionEvent::Changed)));
-    assert_eq!(events.iter().filter(|e| matches!(e, SessionEvent::Kick { .. })).count(), 2);
+    assert!(events.iter().any(|e| matches!(e, Event::Changed)));
+    assert_eq!(events.iter().filter(|e| matches!(e, Event::Kick { .. })).count(), 2);
 }

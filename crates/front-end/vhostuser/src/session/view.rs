@@ -1,6 +1,7 @@
 //! What tests look at: the switch has no use for it.
 
 use super::Session;
+use crate::local::Local;
 use crate::ring::RingState;
 use lasthop_virtqueue::QueueError;
 
@@ -17,15 +18,21 @@ pub struct RingView {
     pub error: Option<QueueError>,
 }
 
-impl Session {
+impl<S> Session<S> {
+    pub(crate) fn switch_mut(&mut self) -> &mut S {
+        &mut self.switch
+    }
+
     /// Device status given by SET_STATUS; 0 from front-ends that do not tell.
     pub fn device_status(&self) -> u8 {
         self.status
     }
+}
 
+impl Session<Local> {
     /// The rings, by index.
     pub fn rings(&self) -> impl Iterator<Item = RingView> + '_ {
-        self.rings.iter().zip(self.queues.iter()).map(|(ring, queue)| {
+        self.rings.iter().zip(self.switch.queues().iter()).map(|(ring, queue)| {
             let error = queue.status().error;
             let broke = ring.state == RingState::Running && error.is_some();
             let state = if broke { RingState::Failed } else { ring.state };

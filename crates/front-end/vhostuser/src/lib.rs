@@ -1,8 +1,8 @@
 //! The vhost-user protocol (QEMU, `docs/interop/vhost-user.rst`): messages, negotiation, ring states.
 //!
 //! [`Session`] is the back-end side of one connection; [`Frontend`] is the other side, for our own driver domains and for
-//! tests. Everything here runs on the control path: one thread per session at a time, no call ever blocks (but for
-//! [`Frontend`], which is meant to), nothing here touches a packet.
+//! tests. Everything here runs on the control path: one thread per session at a time, nothing here touches a packet. No call
+//! waits for a front-end; a session waits for the switch ([`Switch`]), and [`Frontend`] is meant to wait.
 //!
 //! A message is judged twice: its syntax ([`message`]: version, flags, size, number of descriptors), which depends on no
 //! state and whose violation always ends the connection; then its meaning ([`Session`]: order, ring index, values), whose
@@ -13,10 +13,14 @@ mod form;
 #[cfg(any(test, feature = "frontend"))]
 mod frontend;
 mod inflight;
+#[cfg(any(test, feature = "frontend"))]
+mod local;
 pub mod message;
 mod outcome;
+mod regions;
 mod ring;
 mod session;
+mod switch;
 mod transport;
 
 #[cfg(test)]
@@ -26,10 +30,13 @@ pub use features::{Features, ProtocolFeatures};
 #[cfg(any(test, feature = "frontend"))]
 pub use frontend::{Frontend, FrontendError};
 pub use inflight::InflightError;
+#[cfg(any(test, feature = "frontend"))]
+pub use local::Local;
 pub use message::{Request, SyntaxError};
-pub use outcome::{Refusal, SessionError, SessionEvent};
-pub use ring::{RingError, RingState};
+pub use outcome::{Refusal, SessionError};
+pub use ring::RingState;
 #[cfg(any(test, feature = "frontend"))]
 pub use session::RingView;
 pub use session::Session;
+pub use switch::{Lost, Switch};
 pub use transport::{HALF_MESSAGE, SILENCE};

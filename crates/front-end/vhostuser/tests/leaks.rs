@@ -2,9 +2,10 @@
 //! every descriptor and every mapping is gone (hostile cases F1 to F6 and F9). Alone in its process, because it counts
 //! the process's descriptors and mappings.
 
+use lasthop_connection::Event;
 use lasthop_sys::EventFd;
 use lasthop_vhostuser::message::{NO_FD, Request};
-use lasthop_vhostuser::{Features, Frontend, ProtocolFeatures, Session, SessionEvent};
+use lasthop_vhostuser::{Features, Frontend, ProtocolFeatures, Session};
 use lasthop_virtqueue::Queue;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -153,7 +154,7 @@ fn play(steps: &[Step], at_hand: &[OwnedFd]) -> bool {
     let (a, b) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
     let queues: Arc<[_]> = (0..32).map(|i| Arc::new(Queue::new(i))).collect();
     let now = Instant::now();
-    let (front, mut session) = (Frontend::over(a), Session::new(b, queues.clone(), now));
+    let (front, mut session) = (Frontend::over(a), Session::local(b, queues.clone(), now));
     let mut events = Vec::new();
     let mut ran = false;
     for step in steps {
@@ -163,7 +164,7 @@ fn play(steps: &[Step], at_hand: &[OwnedFd]) -> bool {
         message.truncate(step.cut.unwrap_or(message.len()).max(1));
         let fds: Vec<BorrowedFd<'_>> = step.fds.iter().map(|i| at_hand[usize::from(*i)].as_fd()).collect();
         front.send_raw(&message, &fds).unwrap();
-        if session.ready(now, &mut events).is_err() {
+        if session.serve(now, &mut events).is_err() {
             return ran;
         }
         for (view, queue) in session.rings().zip(queues.iter()) {
@@ -174,7 +175,7 @@ fn play(steps: &[Step], at_hand: &[OwnedFd]) -> bool {
     }
     // Half a message at the end is noticed in time; silence after whole ones is allowed.
     assert_eq!(session.deadline().is_some(), session.expire(now + Duration::from_secs(60)).is_err());
-    assert!(events.iter().filter(|e| matches!(e, SessionEvent::Refused(_))).count() <= 32);
+    assert!(events.iter().filter(|e| matches!(e, Event::Refused(_))).count() <= 32);
     ran
 }
 

@@ -1,37 +1,10 @@
-//! What a session reports and refuses.
+//! What a session refuses, and why it ends.
 
 use crate::features::{Features, ProtocolFeatures};
 use crate::inflight::InflightError;
 use crate::message::SyntaxError;
-use crate::ring::RingError;
-use lasthop_guestmem::MapError;
-use lasthop_sys::{PeerEvent, PeerEventError};
 use lasthop_types::MacAddr;
 use rustix::io::Errno;
-
-/// What the owner of a session has to act on. `queue` is the index of a vring.
-#[derive(Debug)]
-#[allow(missing_docs)]
-pub enum SessionEvent {
-    /// Watch this descriptor, instead of one given before, for the queue's kicks; without a descriptor the front-end
-    /// wants the queue to be polled. Look at the queue once now: a kick may have gone to the process before.
-    Kick { queue: usize, fd: Option<PeerEvent> },
-    /// The queue stopped: drop its kick descriptor.
-    Stopped { queue: usize },
-    /// A ring could not be started, or not be kept running over a change of memory.
-    Failed { queue: usize, error: RingError },
-    /// Features, memory, or which rings run or are enabled changed: read them from the session and the queues, and look
-    /// at the queues once. Comes at most once per call, last.
-    Changed,
-    /// The guest behind this address has moved here: broadcast a RARP in its name.
-    Announce { mac: MacAddr },
-    /// The front-end told the guest this MTU, in bytes without link-layer headers.
-    Mtu(u16),
-    /// Nothing is read from the front-end for a while: so much is mapped, with what it has let go of and is not unmapped yet.
-    Waits { bytes: u64, regions: usize },
-    /// A request was answered with a failure; the connection goes on. One line for the log.
-    Refused(SessionError),
-}
 
 /// Why a well-formed request cannot be carried out: the messages say it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,8 +28,9 @@ pub enum Refusal {
     RingSize(u32),
     #[error("ring {0} runs: it cannot be changed before GET_VRING_BASE stops it")]
     RingRunning(u32),
+    /// The switch cannot do it.
     #[error("{0}")]
-    Memory(#[from] MapError),
+    Switch(String),
     #[error("no memory region of {size} bytes at {guest_addr:#x} (front-end address {user_addr:#x})")]
     NoRegion { guest_addr: u64, user_addr: u64, size: u64 },
     #[error("MTU {0} is not between 68 and 65535")]
@@ -66,12 +40,10 @@ pub enum Refusal {
     #[error("{0} is not the address of a guest")]
     Address(MacAddr),
     #[error("{0}")]
-    Descriptor(#[from] PeerEventError),
-    #[error("{0}")]
     Inflight(#[from] InflightError),
 }
 
-/// Why a connection ended, as the messages say (or, inside [`SessionEvent::Refused`], what was refused). The text is the line for the log.
+/// Why a connection ended, as the messages say, or what was refused. The text is the line for the log.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum SessionError {
@@ -93,6 +65,8 @@ pub enum SessionError {
     Syntax(#[from] SyntaxError),
     #[error("{request}: {why}")]
     Refused { request: String, why: Refusal },
+    #[error("the switch has ended the connection")]
+    SwitchGone,
     #[error("socket: {0}")]
     Io(Errno),
 }

@@ -16,7 +16,7 @@
 //! back-ends do that resume after a restart: packets may wait whose kick went to the process before.
 
 use crate::message::VringAddr;
-use lasthop_virtqueue::{QueueError, QueueSetup};
+use lasthop_connection::Setup;
 
 /// What a ring is doing. See the table in the module's source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,19 +32,6 @@ pub enum RingState {
     Failed,
 }
 
-/// Why a ring does not run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RingError {
-    /// The front-end gave an address of its own that is in no memory region.
-    #[error(
-        "ring address {0:#x} (of the front-end) is in no memory region; is all of the guest's memory shared (QEMU: share=on on each memory backend)?"
-    )]
-    Unmapped(u64),
-    /// The queue refused it or broke.
-    #[error(transparent)]
-    Queue(#[from] QueueError),
-}
-
 /// What a front-end has said about one ring.
 #[derive(Debug, Default)]
 pub(crate) struct Vring {
@@ -58,7 +45,7 @@ pub(crate) struct Vring {
     pub(crate) enabled: bool,
     pub(crate) state: RingState,
     /// How it was started.
-    pub(crate) setup: Option<QueueSetup>,
+    pub(crate) setup: Option<Setup>,
 }
 
 /// Where a packed ring goes on, from SET_VRING_BASE's number: bits 0 to 15 say where the device takes, 16 to 31 where

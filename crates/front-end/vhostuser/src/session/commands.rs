@@ -2,24 +2,24 @@
 
 use super::*;
 
-impl Session {
+impl<S: Switch> Session<S> {
     /// Carries out one request: first its form is judged, then what it means.
-    pub(super) fn command(&mut self, form: Form, events: &mut Vec<SessionEvent>) -> Result<Answer, Fault> {
+    pub(super) fn command(&mut self, form: Form) -> Result<Reply, Fault> {
         if BARE.contains(&form.request) {
             form.empty()?;
         }
-        self.device_command(form, events)
+        self.device_command(form)
     }
 
     /// Requests about the device as a whole.
-    fn device_command(&mut self, mut form: Form, events: &mut Vec<SessionEvent>) -> Result<Answer, Fault> {
+    fn device_command(&mut self, mut form: Form) -> Result<Reply, Fault> {
         use Request as R;
         match form.request {
             R::GetFeatures => return Ok(number(Features::OFFERED.bits())),
             R::SetFeatures => self.set_features(form.exactly()?)?,
             // It marks the start of a session; QEMU and virtio-user send it more than once.
             R::SetOwner => {}
-            R::ResetOwner => self.reset(events),
+            R::ResetOwner => self.reset()?,
             R::GetProtocolFeatures => return Ok(number(ProtocolFeatures::OFFERED.bits())),
             R::SetProtocolFeatures => {
                 let bits: u64 = form.exactly()?;
@@ -31,7 +31,7 @@ impl Session {
                 self.changed = true;
             }
             // virtio-user asks before it accepts MQ. Pairs, as network front-ends count.
-            R::GetQueueNum => return Ok(number((self.queues.len() / 2) as u64)),
+            R::GetQueueNum => return Ok(number((self.rings.len() / 2) as u64)),
             R::SendRarp => {
                 let [mac @ .., _, _] = form.exactly::<[u8; 8]>()?;
                 self.needs(ProtocolFeatures::RARP)?;
@@ -39,13 +39,13 @@ impl Session {
                 if !mac.is_unicast_source() {
                     return Err(Refusal::Address(mac).into());
                 }
-                events.push(SessionEvent::Announce { mac });
+                self.ask(Ask::Announce(mac.0), None)?;
             }
             R::NetSetMtu => {
                 let mtu: u64 = form.exactly()?;
                 self.needs(ProtocolFeatures::NET_MTU)?;
                 let small = u16::try_from(mtu).ok().filter(|mtu| *mtu >= MIN_MTU);
-                events.push(SessionEvent::Mtu(small.ok_or(Refusal::Mtu(mtu))?));
+                self.ask(Ask::Mtu(small.ok_or(Refusal::Mtu(mtu))?), None)?;
             }
             R::SetBackendReqFd => {
                 form.with_fd::<[u8; 0]>()?;
@@ -53,7 +53,7 @@ impl Session {
             }
             R::ResetDevice => {
                 self.needs(ProtocolFeatures::RESET_DEVICE)?;
-                self.reset(events);
+                self.reset()?;
                 self.features = Features::empty();
                 self.status = 0;
             }
@@ -63,7 +63,7 @@ impl Session {
                 self.status = u8::try_from(value).map_err(|_| Refusal::Status(value))?;
                 if self.status == 0 {
                     // The guest has reset its device. Enabled or not is the front-end's to say again.
-                    (0..self.rings.len()).for_each(|i| self.stop(i, events));
+                    (0..self.rings.len()).try_for_each(|i| self.stop(i))?;
                 }
                 self.changed = true;
             }
@@ -71,13 +71,13 @@ impl Session {
                 self.needs(ProtocolFeatures::STATUS)?;
                 return Ok(number(self.status.into()));
             }
-            _ => return self.ring_command(form, events),
+            _ => return self.ring_command(form),
         }
         Ok(None)
     }
 
     /// Requests about one ring.
-    fn ring_command(&mut self, form: Form, events: &mut Vec<SessionEvent>) -> Result<Answer, Fault> {
+    fn ring_command(&mut self, form: Form) -> Result<Reply, Fault> {
         use Request as R;
         match form.request {
             R::SetVringNum => {
@@ -85,7 +85,7 @@ impl Session {
                 // Whether it must be a power of two is known when the ring starts.
                 let small = u16::try_from(size).ok().filter(|size| (1..=32768).contains(size));
                 let size = small.ok_or(Refusal::RingSize(size))?;
-                self.configure(i, self.rings[i].size != size, |ring| ring.size = size, events)?;
+                self.configure(i, self.rings[i].size != size, |ring| ring.size = size)?;
             }
             R::SetVringAddr => {
                 let addr: VringAddr = form.exactly()?;
@@ -97,37 +97,33 @@ impl Session {
                     return Err(Refusal::NotOffered.into());
                 }
                 let i = self.index(addr.index)?;
-                self.configure(i, self.rings[i].addr != Some(addr), |ring| ring.addr = Some(addr), events)?;
+                self.configure(i, self.rings[i].addr != Some(addr), |ring| ring.addr = Some(addr))?;
             }
             R::SetVringBase => {
                 let (i, base) = self.ring(&form)?;
-                self.configure(i, self.rings[i].base != base, |ring| ring.base = base, events)?;
+                self.configure(i, self.rings[i].base != base, |ring| ring.base = base)?;
             }
             R::GetVringBase => {
                 let (i, _) = self.ring(&form)?;
-                self.stop(i, events);
+                self.stop(i)?;
                 return Ok(Some(([i as u32, self.rings[i].base].as_bytes().to_vec(), None)));
             }
             R::SetVringKick => {
                 let (i, fd) = self.ring_fd(form)?;
-                if !self.is_running(i) {
+                self.ask_for(Ask::Kick { ring: i as u16 }, fd)?;
+                if !self.is_running(i)? {
                     self.rings[i].state = RingState::Waiting;
                 }
-                events.push(SessionEvent::Kick { queue: i, fd });
-                self.try_start(i, events);
+                self.try_start(i)?;
                 self.changed = true;
             }
             R::SetVringCall => {
                 let (i, fd) = self.ring_fd(form)?;
-                // What was used while there was no call descriptor, or another, must not wait for the next packet.
-                if let Some(fd) = fd.as_ref().filter(|_| self.is_running(i)) {
-                    fd.signal();
-                }
-                self.queues[i].set_call(fd);
+                self.ask_for(Ask::Call { ring: i as u16 }, fd)?;
             }
             R::SetVringErr => {
                 let (i, fd) = self.ring_fd(form)?;
-                self.queues[i].set_err(fd);
+                self.ask_for(Ask::Err { ring: i as u16 }, fd)?;
             }
             R::SetVringEnable => {
                 // QEMU enables rings before SET_FEATURES when it reconnects.
@@ -136,31 +132,22 @@ impl Session {
                     return Err(form.wrong(enabled.into()).into());
                 }
                 let i = self.index(index)?;
-                self.enable(i, enabled == 1);
+                self.enable(i, enabled == 1)?;
             }
-            _ => return self.memory_command(form, events),
+            _ => return self.memory_command(form),
         }
         Ok(None)
     }
 
     /// Requests about memory that is shared.
-    fn memory_command(&mut self, mut form: Form, events: &mut Vec<SessionEvent>) -> Result<Answer, Fault> {
+    fn memory_command(&mut self, mut form: Form) -> Result<Reply, Fault> {
         use Request as R;
         match form.request {
             R::SetMemTable => {
-                let mut memory = self.memory.cleared();
-                for (spec, fd) in form.table()? {
-                    match memory.with_region(spec, fd) {
-                        Ok(more) => memory = more,
-                        Err(why) => {
-                            // Those before may be the last that have their files.
-                            self.transport.aside().unmap_aside(memory);
-                            return Err(Refusal::Memory(why).into());
-                        }
-                    }
-                }
+                let (table, fds): (Vec<_>, _) = form.table()?.into_iter().unzip();
+                let regions = table.iter().map(words).collect();
+                self.set_memory(Regions::new(table), |keep| Ask::Table { regions, keep }, fds)?;
                 self.repeated.clear();
-                self.set_memory(memory, events);
             }
             R::GetInflightFd => {
                 let (desc, _) = form.inflight(false)?;
@@ -173,8 +160,7 @@ impl Session {
                 let (desc, fd) = form.inflight(true)?;
                 self.needs(ProtocolFeatures::INFLIGHT_SHMFD)?;
                 let fd = fd.ok_or_else(|| form.wrong(0))?;
-                let mapped = self.memory.mapped();
-                let adopted = Inflight::adopt(&desc, fd, self.rings.len(), self.packed(), mapped);
+                let adopted = Inflight::adopt(&desc, fd, self.rings.len(), self.packed());
                 let before = self.inflight.replace(adopted.map_err(Refusal::Inflight)?);
                 self.transport.aside().unmap_aside(before);
             }
@@ -185,15 +171,15 @@ impl Session {
             R::AddMemReg => {
                 let (SingleRegion { region, .. }, fd) = form.with_fd()?;
                 self.needs(ProtocolFeatures::CONFIGURE_MEM_SLOTS)?;
-                if self.memory.regions().any(|r| r == region) {
+                if self.regions.contains(&region) {
                     // QEMU up to 8.0 adds, and later removes, every region once per queue pair.
                     match self.repeated.iter_mut().find(|(r, _)| *r == region) {
                         Some((_, times)) => *times = times.saturating_add(1),
                         None => self.repeated.push((region, 1)),
                     }
                 } else {
-                    let memory = self.memory.with_region(region, fd).map_err(Refusal::Memory)?;
-                    self.set_memory(memory, events);
+                    let (regions, region) = (self.regions.with(region), words(&region));
+                    self.set_memory(regions, |keep| Ask::Add { region, keep }, vec![fd])?;
                 }
             }
             R::RemMemReg => {
@@ -204,8 +190,10 @@ impl Session {
                     *times -= 1;
                     self.repeated.retain(|(_, times)| *times > 0);
                 } else {
-                    let memory = self.memory.without_region(guest_addr, user_addr, size);
-                    self.set_memory(memory.ok_or(Refusal::NoRegion { guest_addr, user_addr, size })?, events);
+                    let without =
+                        self.regions.without(same).ok_or(Refusal::NoRegion { guest_addr, user_addr, size })?;
+                    let region = [guest_addr, size, user_addr, 0];
+                    self.set_memory(without, |keep| Ask::Remove { region, keep }, Vec::new())?;
                 }
             }
             // Nothing that we ever offer: its form is not judged.
@@ -213,4 +201,9 @@ impl Session {
         }
         Ok(None)
     }
+}
+
+/// A region as the switch is told of it.
+fn words(region: &RegionSpec) -> lasthop_connection::Region {
+    zerocopy::transmute!(*region)
 }

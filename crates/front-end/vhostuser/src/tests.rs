@@ -1,10 +1,9 @@
 //! The session against our own front-end: what is accepted, what is refused, and in which state a ring ends.
 
 use crate::message::{NO_FD, Request, SyntaxError, VringState, flag};
-use crate::{
-    Features, Frontend, HALF_MESSAGE, Refusal, RingError, RingState, SILENCE, Session, SessionError, SessionEvent,
-};
-use lasthop_guestmem::{MapError, RegionSpec};
+use crate::{Features, Frontend, HALF_MESSAGE, Local, Refusal, RingState, SILENCE, Session, SessionError};
+use lasthop_connection::Event;
+use lasthop_guestmem::RegionSpec;
 use lasthop_sys::EventFd;
 use lasthop_virtqueue::{Queue, QueueError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -37,11 +36,11 @@ fn region() -> RegionSpec {
 /// A session and the front-end at the other end of its socket.
 struct Rig {
     front: Frontend,
-    session: Session,
+    session: Session<Local>,
     queues: Arc<[Arc<Queue>]>,
     ram: OwnedFd,
     start: Instant,
-    events: Vec<SessionEvent>,
+    events: Vec<Event>,
 }
 
 impl Rig {
@@ -49,7 +48,7 @@ impl Rig {
         let (a, b) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
         let queues: Arc<[_]> = (0..32).map(|i| Arc::new(Queue::new(i))).collect();
         let start = Instant::now();
-        let session = Session::new(b, queues.clone(), start);
+        let session = Session::local(b, queues.clone(), start);
         Self { front: Frontend::over(a), session, queues, ram: memfd(SIZE), start, events: Vec::new() }
     }
 
@@ -76,7 +75,7 @@ impl Rig {
                 let mut fds = [PollFd::new(&*session, PollFlags::IN)];
                 let wait = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
                 if poll(&mut fds, Some(&wait)).unwrap() != 0 {
-                    session.ready(*start, events).unwrap();
+                    session.serve(*start, events).unwrap();
                 } else if over {
                     return talk.join().unwrap();
                 }
@@ -86,7 +85,7 @@ impl Rig {
 
     /// What the session says to what was sent.
     fn ready(&mut self) -> Result<(), SessionError> {
-        self.session.ready(self.start, &mut self.events)
+        self.session.serve(self.start, &mut self.events)
     }
 
     /// The session's error for one message of any kind.
@@ -141,18 +140,18 @@ fn a_front_end_brings_its_rings_up_and_down() {
         rig.drive(|front, _| front.enable(1, true).unwrap());
         assert!(rig.queues[1].is_ready());
         let fd = rig.events.iter_mut().find_map(|e| match e {
-            SessionEvent::Kick { queue: 1, fd } => fd.take(),
+            Event::Kick { queue: 1, fd } => fd.take(),
             _ => None,
         });
         assert!(!kick.drain(), "the look at what it is was none");
         fd.unwrap().signal();
         assert!(kick.drain());
-        assert!(matches!(rig.events.last(), Some(SessionEvent::Changed)));
+        assert!(matches!(rig.events.last(), Some(Event::Changed)));
         let base = rig.drive(|front, _| front.stop(1).unwrap());
         assert_eq!(base, if packed.is_empty() { 0 } else { 0x8000_8000 });
         assert_eq!(rig.state(1), RingState::Stopped);
         assert!(!rig.queues[1].is_ready());
-        assert!(rig.events.iter().any(|e| matches!(e, SessionEvent::Stopped { queue: 1 })));
+        assert!(rig.events.iter().any(|e| matches!(e, Event::Stopped { queue: 1 })));
     }
 }
 
@@ -242,7 +241,7 @@ fn rings_are_enabled_at_once_without_protocol_features() {
     rig.describe(0);
     rig.drive(|front, _| front.set_kick(0, None).unwrap());
     assert!(rig.queues[0].is_ready());
-    assert!(rig.events.iter().any(|e| matches!(e, SessionEvent::Kick { queue: 0, fd: None })));
+    assert!(rig.events.iter().any(|e| matches!(e, Event::Kick { queue: 0, fd: None })));
 }
 
 #[test]
@@ -279,7 +278,7 @@ fn a_running_ring_cannot_be_changed() {
         assert!(front.set_addr(0, USER, USER + 0x1000, USER + 0x3000).is_err());
         front.set_addr(0, USER, USER + 0x1000, USER + 0x2000).unwrap();
     });
-    assert!(rig.events.iter().any(|e| matches!(e, SessionEvent::Refused(SessionError::Refused { .. }))));
+    assert!(rig.events.iter().any(|e| matches!(e, Event::Refused(_))));
     assert_eq!(rig.state(0), RingState::Running);
 }
 
@@ -324,12 +323,14 @@ fn addresses_outside_of_memory_break_the_ring_only() {
         }
     });
     assert!(rig.session.rings().take(3).all(|r| r.state == RingState::Failed && r.error.is_some()));
-    let failed = |e: &SessionEvent| if let SessionEvent::Failed { error, .. } = e { Some(*error) } else { None };
+    let failed = |e: &Event| if let Event::Failed { why, .. } = e { Some(why.clone()) } else { None };
     let errors: Vec<_> = rig.events.iter().filter_map(failed).collect();
     assert_eq!(errors.len(), 3);
-    assert_eq!(errors[0], RingError::Unmapped(USER + SIZE));
-    assert_eq!(errors[1], RingError::Queue(QueueError::Alignment(GUEST + 0x2001)));
-    assert!(matches!(errors[2], RingError::Queue(QueueError::RingMemory(_))));
+    assert!(
+        errors[0].starts_with(&format!("ring address {:#x} (of the front-end) is in no memory region", USER + SIZE))
+    );
+    assert_eq!(errors[1], QueueError::Alignment(GUEST + 0x2001).to_string());
+    assert!(errors[2].starts_with("ring memory: "), "{}", errors[2]);
 }
 
 #[test]
@@ -350,7 +351,7 @@ fn memory_comes_and_goes_by_slots() {
     assert_eq!(rig.session.memory().total_bytes(), SIZE + 19 * 4096);
     rig.drive(|front, ram| front.set_mem_table(&[(region(), ram.as_fd())]).unwrap());
     assert_eq!(rig.session.memory().regions().count(), 1);
-    let refused: Vec<_> = rig.events.iter().filter(|e| matches!(e, SessionEvent::Refused(_))).collect();
+    let refused: Vec<_> = rig.events.iter().filter(|e| matches!(e, Event::Refused(_))).collect();
     assert_eq!(refused.len(), 2);
 }
 
@@ -383,10 +384,8 @@ fn a_bad_table_leaves_the_old_one() {
         assert!(front.set_mem_table(&[(RegionSpec { guest_addr: u64::MAX - 1, ..region() }, ram.as_fd())]).is_err());
     });
     assert_eq!(rig.session.memory().regions().collect::<Vec<_>>(), [region()]);
-    assert!(rig.events.iter().any(|e| matches!(
-        e,
-        SessionEvent::Refused(SessionError::Refused { why: Refusal::Memory(MapError::Overlaps(GUEST)), .. })
-    )));
+    let overlaps = format!("SET_MEM_TABLE: {}", lasthop_guestmem::MapError::Overlaps(GUEST));
+    assert!(rig.events.iter().any(|e| matches!(e, Event::Refused(line) if *line == overlaps)));
 }
 
 #[test]
@@ -402,12 +401,8 @@ fn what_else_a_front_end_says() {
         assert!(front.set_u64(Request::SetStatus, 0x100).is_err());
         assert_eq!(front.get_u64(Request::GetStatus).unwrap(), 0x0f);
     });
-    assert!(
-        rig.events
-            .iter()
-            .any(|e| matches!(e, SessionEvent::Announce { mac } if mac.to_string() == "52:54:00:12:34:56"))
-    );
-    assert!(rig.events.iter().any(|e| matches!(e, SessionEvent::Mtu(9000))));
+    assert!(rig.events.iter().any(|e| matches!(e, Event::Announce { mac } if mac.to_string() == "52:54:00:12:34:56")));
+    assert!(rig.events.iter().any(|e| matches!(e, Event::Mtu(9000))));
     assert_eq!(rig.session.device_status(), 0x0f);
     rig.drive(|front, _| front.send(Request::ResetDevice as u32, flag::VERSION, &[], &[]).unwrap());
     assert_eq!(rig.session.device_status(), 0);
@@ -459,8 +454,8 @@ fn the_end_of_a_session_stops_everything() {
     let memory = Arc::downgrade(rig.session.memory());
     let Rig { front, mut session, queues, start, mut events, .. } = rig;
     drop(front);
-    assert_eq!(session.ready(start, &mut events), Err(SessionError::Closed));
-    drop(session);
+    assert_eq!(session.serve(start, &mut events), Err(SessionError::Closed));
+    session.end(&SessionError::Closed);
     assert!(!queues[0].status().started && !queues[0].status().enabled);
     // It is let go of aside.
     while memory.upgrade().is_some() {

@@ -79,11 +79,6 @@ impl Transport {
         }
     }
 
-    /// We have not read for a while, so its time begins anew.
-    pub(crate) fn resume(&mut self, now: Instant) {
-        self.since = now;
-    }
-
     /// Sends a reply at once or not at all: a front-end that waits for its replies always has room for one.
     pub(crate) fn reply(&self, code: u32, body: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), SessionError> {
         let header = Header { request: code, flags: flag::VERSION | flag::REPLY, size: body.len() as u32 };

@@ -6,10 +6,9 @@
 //! scribble on it or truncate it; `lasthop-guestmem` bears both.
 
 use crate::message::InflightDesc;
-use lasthop_guestmem::{GuestMemory, GuestSlice, MapError, Mapped, MemoryLimits, RegionSpec};
+use lasthop_guestmem::{GuestMemory, GuestSlice, MapError, RegionSpec};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 
 /// Queue regions begin on cache lines.
 const ALIGN: usize = 64;
@@ -80,26 +79,15 @@ pub(crate) struct Inflight {
 
 impl Inflight {
     /// Maps what came with SET_INFLIGHT_FD.
-    pub(crate) fn adopt(
-        desc: &InflightDesc,
-        fd: impl AsFd,
-        rings: usize,
-        packed: bool,
-        mapped: &Arc<Mapped>,
-    ) -> Result<Self, InflightError> {
+    pub(crate) fn adopt(desc: &InflightDesc, fd: impl AsFd, rings: usize, packed: bool) -> Result<Self, InflightError> {
         let layout = Layout::new(desc, rings, packed)?;
         let (size, offset, needed) = (desc.mmap_size, desc.mmap_offset, layout.total as u64);
         if size < needed || offset % 8 != 0 {
             return Err(InflightError::Area { size, offset, needed });
         }
         let spec = RegionSpec { guest_addr: 0, user_addr: 0, size: needed, mmap_offset: offset };
-        let memory = GuestMemory::within(MemoryLimits::default(), mapped).with_region(spec, fd)?;
+        let memory = GuestMemory::empty().with_region(spec, fd)?;
         Ok(Self { memory, layout, queue_size: desc.queue_size, packed })
-    }
-
-    /// Bytes that are mapped.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.memory.total_bytes()
     }
 
     /// Notes where a ring of `size` entries stands. Rings that the region was not made for are left out.
@@ -157,7 +145,7 @@ mod tests {
     fn headers_are_kept() {
         for packed in [false, true] {
             let (made, fd) = create(&desc(2, 64), 32, packed).unwrap();
-            let inflight = Inflight::adopt(&made, &fd, 32, packed, &Arc::default()).unwrap();
+            let inflight = Inflight::adopt(&made, &fd, 32, packed).unwrap();
             inflight.note(1, 64, packed, 0x8005_8005);
             inflight.note(2, 64, packed, 1); // beyond the region: nothing happens
             inflight.note(0, 128, packed, 1); // larger than its place: nothing happens
@@ -180,7 +168,7 @@ mod tests {
     #[test]
     fn lying_descriptions_are_refused() {
         let (made, fd) = create(&desc(2, 64), 32, false).unwrap();
-        let adopt = |d: InflightDesc| Inflight::adopt(&d, &fd, 32, false, &Arc::default()).map(|_| ()).unwrap_err();
+        let adopt = |d: InflightDesc| Inflight::adopt(&d, &fd, 32, false).map(|_| ()).unwrap_err();
         assert!(matches!(adopt(InflightDesc { mmap_size: 100, ..made }), InflightError::Area { .. }));
         assert!(matches!(adopt(InflightDesc { mmap_offset: 4, ..made }), InflightError::Area { .. }));
         let far = InflightDesc { mmap_offset: u64::MAX - 7, mmap_size: u64::MAX, ..made };

@@ -1,9 +1,9 @@
 //! What a front-end has sent is let go of aside, whatever became of it: to unmap a file that nobody else has any more is to free
 //! its pages, which takes the kernel most of a second for some GiB.
 
-use lasthop_guestmem::{MemoryLimits, RegionSpec};
+use lasthop_guestmem::RegionSpec;
 use lasthop_sys::{Aside, Foreign, memfd};
-use lasthop_vhostuser::{Frontend, Session};
+use lasthop_vhostuser::{Frontend, Local, Session};
 use lasthop_virtqueue::Queue;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::os::fd::AsFd;
@@ -25,11 +25,11 @@ fn mapped(name: &str) -> usize {
 }
 
 /// A front-end says something, and the session answers here.
-fn drive<T: Send>(session: &mut Session, front: &Frontend, talk: impl FnOnce(&Frontend) -> T + Send) -> T {
+fn drive<T: Send>(session: &mut Session<Local>, front: &Frontend, talk: impl FnOnce(&Frontend) -> T + Send) -> T {
     std::thread::scope(|scope| {
         let talk = scope.spawn(|| talk(front));
         while !talk.is_finished() {
-            session.ready(Instant::now(), &mut Vec::new()).unwrap();
+            session.serve(Instant::now(), &mut Vec::new()).unwrap();
             std::thread::yield_now();
         }
         talk.join().unwrap()
@@ -43,14 +43,14 @@ fn memory_that_is_refused_or_replaced_is_unmapped_aside() {
     let (end, ended) = channel();
     let (a, b) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
     let queues: Arc<[_]> = (0..2).map(|i| Arc::new(Queue::new(i))).collect();
-    let mut session = Session::new(Foreign::new(b, &aside), queues, Instant::now());
+    let mut session = Session::local(Foreign::new(b, &aside), queues, Instant::now());
     let mut front = Frontend::over(a);
     let region = |n: u64| RegionSpec { guest_addr: n * SIZE, user_addr: n * SIZE, size: SIZE, mmap_offset: 0 };
     // The protocol features are remembered by the front-end.
     std::thread::scope(|scope| {
         let talk = scope.spawn(|| front.set_protocol_features(front.protocol_features().unwrap()).unwrap());
         while !talk.is_finished() {
-            session.ready(Instant::now(), &mut Vec::new()).unwrap();
+            session.serve(Instant::now(), &mut Vec::new()).unwrap();
         }
     });
     aside.drop_aside(Slow(ended));
@@ -81,39 +81,4 @@ fn memory_that_is_refused_or_replaced_is_unmapped_aside() {
     while mapped("memfd:first") + mapped("lasthop-inflight") > 2 {
         std::thread::yield_now();
     }
-}
-
-/// F11: what was replaced is unmapped in its own time. Until it is, it counts, and what would be mapped besides waits.
-#[test]
-fn what_is_not_unmapped_yet_holds_up_what_would_be_mapped() {
-    const SIZE: u64 = 1 << 20;
-    const TABLES: usize = 8;
-    let aside = Aside::new("test");
-    let (end, ended) = channel();
-    let (a, b) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-    let queues: Arc<[_]> = (0..2).map(|i| Arc::new(Queue::new(i))).collect();
-    let mut session = Session::new(Foreign::new(b, &aside), queues, Instant::now());
-    session.limit_memory(MemoryLimits { bytes: SIZE, regions: 8 }, &Arc::default());
-    aside.drop_aside(Slow(ended));
-    let region = RegionSpec { guest_addr: 0, user_addr: 0, size: SIZE, mmap_offset: 0 };
-    let file = memfd("tables", SIZE).unwrap();
-    std::thread::scope(|scope| {
-        let talk = scope.spawn(|| {
-            let mut front = Frontend::over(a);
-            front.set_protocol_features(front.protocol_features().unwrap()).unwrap();
-            (0..TABLES).for_each(|_| front.set_mem_table(&[(region, file.as_fd())]).unwrap());
-            front
-        });
-        let mut end = Some(end);
-        while !talk.is_finished() {
-            session.ready(Instant::now(), &mut Vec::new()).unwrap();
-            assert!(mapped("memfd:tables") <= 2, "the new, and the one that it replaces");
-            if session.is_waiting() {
-                // The closing thread goes on, and so does the front-end.
-                end = None;
-            }
-        }
-        assert!(end.is_none(), "it had to wait");
-        talk.join().unwrap();
-    });
 }

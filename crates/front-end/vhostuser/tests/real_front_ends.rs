@@ -2,7 +2,8 @@
 //! what counts is that they negotiate, start their rings, and stop them again. A program that is not installed is
 //! skipped with a line that says so.
 
-use lasthop_vhostuser::{Features, ProtocolFeatures, RingState, Session, SessionError, SessionEvent};
+use lasthop_connection::Event;
+use lasthop_vhostuser::{Features, Local, ProtocolFeatures, RingState, Session, SessionError};
 use lasthop_virtqueue::Queue;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::Write;
@@ -33,9 +34,9 @@ impl Program {
 /// A program connected to a session of ours.
 struct Bench {
     program: Program,
-    session: Session,
+    session: Session<Local>,
     queues: Arc<[Arc<Queue>]>,
-    events: Vec<SessionEvent>,
+    events: Vec<Event>,
     _dir: tempfile::TempDir,
 }
 
@@ -64,34 +65,31 @@ impl Bench {
             assert!(Instant::now() < give_up, "{command:?} does not connect");
         };
         let queues: Arc<[_]> = (0..32).map(|i| Arc::new(Queue::new(i))).collect();
-        let session = Session::new(std::os::fd::OwnedFd::from(socket), queues.clone(), Instant::now());
+        let session = Session::local(std::os::fd::OwnedFd::from(socket), queues.clone(), Instant::now());
         Some(Self { program, session, queues, events: Vec::new(), _dir: dir })
     }
 
     /// Serves until `done`, or until the connection ends.
-    fn until(&mut self, what: &str, done: impl Fn(&Session) -> bool) -> Result<(), SessionError> {
+    fn until(&mut self, what: &str, done: impl Fn(&Session<Local>) -> bool) -> Result<(), SessionError> {
         let give_up = Instant::now() + PATIENCE;
         while !done(&self.session) {
             let rings: Vec<_> = self.session.rings().filter(|r| r.size != 0).collect();
             assert!(Instant::now() < give_up, "no {what}: {rings:?}, {:?}", self.events);
             let mut fds = [PollFd::new(&self.session, PollFlags::IN)];
             poll(&mut fds, Some(&Timespec { tv_sec: 1, tv_nsec: 0 })).unwrap();
-            self.session.ready(Instant::now(), &mut self.events)?;
+            self.session.serve(Instant::now(), &mut self.events)?;
         }
         Ok(())
     }
 
     fn nothing_was_refused(&self) {
-        let bad: Vec<_> = self
-            .events
-            .iter()
-            .filter(|e| matches!(e, SessionEvent::Refused(_) | SessionEvent::Failed { .. }))
-            .collect();
+        let bad: Vec<_> =
+            self.events.iter().filter(|e| matches!(e, Event::Refused(_) | Event::Failed { .. })).collect();
         assert!(bad.is_empty(), "{bad:?}");
     }
 }
 
-fn up(session: &Session, rings: usize) -> bool {
+fn up(session: &Session<Local>, rings: usize) -> bool {
     session.rings().filter(|r| r.state == RingState::Running && r.enabled).count() == rings
 }
 
@@ -119,7 +117,7 @@ fn virtio_user() {
         assert!(bench.queues[..2 * pairs].iter().all(|q| q.is_ready()));
         bench.program.say("quit");
         assert_eq!(bench.until("end", |_| false), Err(SessionError::Closed));
-        let stopped = bench.events.iter().filter(|e| matches!(e, SessionEvent::Stopped { .. })).count();
+        let stopped = bench.events.iter().filter(|e| matches!(e, Event::Stopped { .. })).count();
         assert_eq!(stopped, 2 * pairs, "it stops its rings before it goes");
         bench.nothing_was_refused();
     }

@@ -1,0 +1,42 @@
+//! `lasthop-session`: what front-ends of one port say. Started by `lasthop run` for each port; sees the connection of that port's
+//! front-end, and the switch by one channel. It passes the guest's memory on and maps none of it.
+
+mod arguments;
+mod server;
+mod switch;
+
+use lasthop_sys::Log;
+use lasthop_sys::sandbox::Program;
+use std::process::ExitCode;
+use std::time::Duration;
+
+fn main() -> ExitCode {
+    let log = Log::new();
+    log.end_with_panics();
+    let lines = log.clone();
+    tracing_subscriber::fmt().with_writer(move || lines.clone()).with_ansi(false).with_target(false).init();
+    let arguments = match arguments::Arguments::take(std::env::args().skip(1)) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            eprintln!("lasthop-session: {error}; this program is started by `lasthop run`");
+            return ExitCode::from(2);
+        }
+    };
+    let result = run(arguments, &log).inspect_err(|error| tracing::error!("{error}"));
+    // What was said last is what matters, if anybody reads it.
+    log.finish(Duration::from_millis(100));
+    if result.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn run(arguments: arguments::Arguments, log: &Log) -> Result<(), Box<dyn std::error::Error>> {
+    // The region for rings in flight is the front-end's file, which it may cut.
+    lasthop_guestmem::install_fault_handler();
+    let report = Program::SESSION.enter_sandbox()?;
+    // Threads made from here on are born inside the sandbox.
+    log.start(std::io::stderr())?;
+    for left_out in &report.left_out {
+        // Said for the switch already, at the level that is seen.
+        tracing::debug!("sandbox: going on without {left_out}");
+    }
+    server::Server::new(arguments)?.serve()
+}

@@ -1,0 +1,57 @@
+//! The switch, as this process sees it: a channel, one for each connection of the front-end.
+
+use lasthop_connection::{Answer, Ask, LONGEST};
+use lasthop_ipc::{Channel, ChannelError};
+use lasthop_sys::{Beat, Foreign};
+use lasthop_vhostuser::{Lost, Switch};
+use rustix::event::{PollFd, PollFlags, poll};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
+
+/// Asks, and waits for the answer. Without a limit: a switch that hangs is found out and ended by the supervisor, and so is its channel.
+#[derive(Debug)]
+pub struct Remote {
+    channel: Channel<Ask, Answer>,
+    beat: Rc<Beat>,
+}
+
+impl Remote {
+    /// `beat`: the sign of life of this thread, which waits for want of work while it waits for the switch.
+    pub fn new(channel: OwnedFd, beat: Rc<Beat>) -> Self {
+        Self { channel: Channel::within(channel, LONGEST), beat }
+    }
+}
+
+impl Switch for Remote {
+    fn ask(&mut self, ask: Ask, fds: Vec<Foreign>) -> Result<Answer, Lost> {
+        let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        match self.channel.send_with(&ask, &borrowed) {
+            // It has ended the connection, and said so before.
+            Ok(()) | Err(ChannelError::Closed) => {}
+            Err(error) => {
+                tracing::error!("the switch cannot be asked: {error}");
+                return Err(Lost);
+            }
+        }
+        self.hear()
+    }
+
+    fn hear(&mut self) -> Result<Answer, Lost> {
+        loop {
+            match self.channel.recv() {
+                Ok((answer, _)) => return Ok(answer),
+                Err(ChannelError::WouldBlock) => {}
+                Err(_) => return Err(Lost),
+            }
+            self.beat.sleep();
+            let _ = poll(&mut [PollFd::new(&self.channel, PollFlags::IN)], None);
+            self.beat.work();
+        }
+    }
+}
+
+impl AsFd for Remote {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.channel.as_fd()
+    }
+}

@@ -1,0 +1,170 @@
+//! The session processes: one for each port, uplinks' included, which speaks vhost-user with that port's front-end. It is started
+//! with the port, stays while front-ends come and go, and is started again when it ends.
+
+use super::child::{Child, Ended};
+use super::supervisor::Supervisor;
+use lasthop_ipc::{Channel, SessionToSupervisor, SupervisorToSession};
+use lasthop_sys::{Aside, Epoll};
+use lasthop_types::PortId;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tracing::warn;
+
+/// Channels to session processes: this plus the port's number; and their ends.
+const CHANNELS: u64 = 6 << 32;
+const PIDS: u64 = 7 << 32;
+/// Tokens of session processes begin here.
+pub const TOKENS: u64 = CHANNELS;
+/// Of a session process that hangs only the next front-end's greeting waits: it is looked at so much more seldom than the switch is.
+const SELDOM: u32 = 4;
+
+/// The session process of one port.
+#[derive(Debug)]
+struct Session {
+    name: String,
+    child: Child<SupervisorToSession, SessionToSupervisor>,
+    /// Ours of the switch's end of the channel that the connection has, so that the switch's is never the last one.
+    copy: Option<OwnedFd>,
+    /// Where copies are let go of: what lies in them unread is closed with them.
+    aside: Arc<Aside>,
+}
+
+/// All of them, by their ports' numbers.
+#[derive(Debug)]
+pub struct Sessions {
+    program: PathBuf,
+    watchdog: Option<Duration>,
+    all: BTreeMap<u32, Session>,
+}
+
+impl Sessions {
+    /// None yet.
+    pub fn new(program: PathBuf, watchdog: Option<Duration>) -> Self {
+        Self { program, watchdog, all: BTreeMap::new() }
+    }
+
+    /// There is this port: its process is started in the next step.
+    pub fn add(&mut self, port: PortId, name: &str) {
+        let id = u64::from(port.0);
+        let arguments = ["--supervisor-fd", "3", "--port", name].map(String::from).to_vec();
+        let (program, watchdog) = (self.program.clone(), self.watchdog.map(|limit| limit * SELDOM));
+        let child = Child::new(&process(name), program, arguments, CHANNELS + id, PIDS + id);
+        let child = child.with_watchdog(watchdog, Duration::ZERO);
+        self.all.insert(port.0, Session { name: name.to_owned(), child, copy: None, aside: Aside::new(name) });
+    }
+
+    /// There is no such port any more.
+    pub fn forget(&mut self, port: PortId) {
+        if let Some(mut session) = self.all.remove(&port.0) {
+            session.part();
+        }
+    }
+
+    /// Whether a front-end can be handed to this port's process.
+    pub fn is_up(&self, port: PortId) -> bool {
+        self.all.get(&port.0).is_some_and(|session| session.child.is_ready() && !session.aside.is_stuck())
+    }
+
+    /// Hands a front-end's connection to the port's process. What comes back is the switch's end of the channel between the two.
+    pub fn connect(&mut self, port: PortId, connection: OwnedFd) -> io::Result<OwnedFd> {
+        let session = self.all.get_mut(&port.0).ok_or(io::ErrorKind::NotFound)?;
+        let (for_switch, for_session) = Channel::<(), ()>::pair().map_err(io::Error::other)?;
+        session.part();
+        session.copy = Some(for_switch.try_clone()?);
+        session.child.send(SupervisorToSession::Switch, Some(for_session));
+        session.child.send(SupervisorToSession::Connection, Some(connection));
+        Ok(for_switch)
+    }
+
+    /// The switch says that the port's connection has ended.
+    pub fn connection_closed(&mut self, port: PortId) {
+        if let Some(session) = self.all.get_mut(&port.0) {
+            session.part();
+        }
+    }
+
+    /// The switch is ending, and every connection with it.
+    pub fn switch_gone(&mut self) {
+        self.all.values_mut().for_each(Session::part);
+    }
+
+    /// When [`Supervisor::step_sessions`] has something to do.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.all.values().filter_map(|session| session.child.deadline()).min()
+    }
+
+    /// Numbers of the processes.
+    pub fn pids(&self) -> impl Iterator<Item = u32> {
+        self.all.values().filter_map(|session| session.child.pid())
+    }
+
+    /// Sends what waits.
+    pub fn flush(&mut self, epoll: &Epoll) {
+        self.all.values_mut().for_each(|session| session.child.flush(epoll));
+    }
+
+    /// Ends all of them, at once.
+    pub fn kill(&mut self) {
+        self.all.values().for_each(|session| session.child.kill());
+    }
+}
+
+impl Session {
+    fn part(&mut self) {
+        if let Some(copy) = self.copy.take() {
+            let _ = rustix::net::shutdown(&copy, rustix::net::Shutdown::Both);
+            self.aside.drop_aside(copy);
+        }
+    }
+}
+
+/// What it is called where it is told how often processes were replaced.
+pub fn process(port: &str) -> String {
+    format!("session {port}")
+}
+
+impl Supervisor {
+    /// Starts those that are due, ends those that hang, and sends what waits.
+    pub(super) fn step_sessions(&mut self, now: Instant) {
+        let mut given_up = Vec::new();
+        for (id, Session { child, .. }) in &mut self.sessions.all {
+            child.check_hang(now);
+            if let Some(hung) = child.kill_if_hung(now) {
+                warn!("{} hangs: it {}; replacing it", child.name(), hung.how);
+            }
+            given_up.extend(child.give_up(&self.epoll, now).map(|ended| (*id, ended)));
+            if child.is_due(now)
+                && let Err(e) = child.start(&self.epoll, Vec::new())
+            {
+                child.cannot_start(format!("cannot start {}: {e}", child.name()), now);
+            }
+            child.flush(&self.epoll);
+        }
+        given_up.into_iter().for_each(|(id, ended)| self.session_ended(id, &ended, now));
+    }
+
+    /// An event of a session process's.
+    pub(super) fn session_event(&mut self, token: u64, now: Instant) {
+        let id = token as u32;
+        let Some(Session { child, .. }) = self.sessions.all.get_mut(&id) else { return };
+        for SessionToSupervisor::Ready in child.receive(&self.epoll, now) {
+            child.set_ready();
+        }
+        if token >= PIDS
+            && let Some(ended) = child.reap(&self.epoll, now)
+        {
+            self.session_ended(id, &ended, now);
+        }
+    }
+
+    /// The switch finds out by itself, and says that the connection has ended.
+    fn session_ended(&mut self, id: u32, ended: &Ended, now: Instant) {
+        let Some(session) = self.sessions.all.get(&id) else { return };
+        self.replaced.note(&process(&session.name), &ended.why, now);
+        warn!("{}; {}", ended.what, ended.remedy());
+    }
+}

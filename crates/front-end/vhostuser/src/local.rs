@@ -1,0 +1,62 @@
+//! A session whose switch is in the same process: for tests.
+
+use crate::outcome::SessionError;
+use crate::session::Session;
+use crate::switch::{Lost, Switch};
+use lasthop_connection::{Answer, Ask, Event, Rings};
+use lasthop_guestmem::{GuestMemory, MemoryLimits};
+use lasthop_sys::Foreign;
+use lasthop_virtqueue::Queue;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The switch's part of a connection, asked without a channel in between.
+#[derive(Debug)]
+pub struct Local {
+    rings: Rings,
+    events: Vec<Event>,
+    queues: Arc<[Arc<Queue>]>,
+}
+
+impl Local {
+    pub(crate) fn queues(&self) -> &[Arc<Queue>] {
+        &self.queues
+    }
+}
+
+impl Switch for Local {
+    fn ask(&mut self, ask: Ask, fds: Vec<Foreign>) -> Result<Answer, Lost> {
+        let answer = self.rings.carry_out(ask, fds, &mut self.events).map_err(|_| Lost)?;
+        // As the switch has a session process wait.
+        while matches!(answer, Answer::Memory { .. }) && self.rings.excess().is_some() {
+            std::thread::yield_now();
+        }
+        Ok(answer)
+    }
+
+    fn hear(&mut self) -> Result<Answer, Lost> {
+        Err(Lost)
+    }
+}
+
+impl Session<Local> {
+    /// A session over these queues.
+    pub fn local(socket: impl Into<Foreign>, queues: Arc<[Arc<Queue>]>, now: Instant) -> Self {
+        let socket = socket.into();
+        let (aside, rings) = (socket.aside().clone(), queues.len());
+        let switch = Rings::new(queues.clone(), aside, MemoryLimits::default(), &Arc::default());
+        Self::new(socket, Local { rings: switch, events: Vec::new(), queues }, rings, now)
+    }
+
+    /// [`Session::ready`], and what the switch's part has to act on.
+    pub fn serve(&mut self, now: Instant, events: &mut Vec<Event>) -> Result<(), SessionError> {
+        let result = self.ready(now);
+        events.append(&mut self.switch_mut().events);
+        result
+    }
+
+    /// Guest memory as it is now.
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        self.switch().rings.memory()
+    }
+}

@@ -1,0 +1,429 @@
+//! The back-end side of one connection.
+
+use crate::features::{Features, ProtocolFeatures};
+use crate::form::Form;
+use crate::inflight::{self, Inflight};
+use crate::message::{Request, SingleRegion, SyntaxError, VRING_LOG, VringAddr, flag};
+use crate::outcome::{Refusal, SessionError};
+use crate::regions::Regions;
+use crate::ring::{RingState, Vring, packed_base};
+use crate::switch::Switch;
+use crate::transport::{Message, Transport};
+use lasthop_connection::{Answer, Ask, Setup};
+use lasthop_guestmem::{MAX_REGIONS, RegionSpec};
+use lasthop_sys::Foreign;
+use lasthop_types::MacAddr;
+use rustix::net::{Shutdown, shutdown};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
+use zerocopy::IntoBytes;
+
+mod commands;
+#[cfg(any(test, feature = "frontend"))]
+mod view;
+
+#[cfg(any(test, feature = "frontend"))]
+pub use view::RingView;
+
+/// Most messages handled in one call of [`Session::ready`], so that one front-end cannot hold up the others'.
+const MESSAGES_PER_CALL: usize = 32;
+/// Most refused messages in one connection: front-ends give up at the first, so this is somebody filling our log.
+const MAX_REFUSED: u32 = 32;
+/// The smallest MTU of IPv4 (RFC 791).
+const MIN_MTU: u16 = 68;
+
+/// Requests without a body, of those we know.
+const BARE: &[Request] = {
+    use Request::*;
+    &[GetFeatures, SetOwner, ResetOwner, GetProtocolFeatures, GetQueueNum, ResetDevice, GetMaxMemSlots, GetStatus]
+};
+/// Requests whose reply is not an acknowledgement: a failure cannot be told.
+const ANSWERED: [&[Request]; 3] = {
+    use Request::*;
+    [
+        &[GetFeatures, GetVringBase, GetProtocolFeatures, GetQueueNum, GetConfig, CreateCryptoSession],
+        &[PostcopyAdvise, GetInflightFd, GetMaxMemSlots, GetStatus, GetSharedObject, SetDeviceStateFd],
+        &[CheckDeviceState, GetShmemConfig],
+    ]
+};
+
+/// What is wrong with a request.
+#[derive(Debug, thiserror::Error)]
+enum Fault {
+    #[error(transparent)]
+    Form(#[from] SyntaxError),
+    #[error(transparent)]
+    Meaning(#[from] Refusal),
+    /// The switch is gone, or has ended the connection.
+    #[error("the switch has ended the connection")]
+    Lost,
+}
+
+/// What a request is answered with: bytes and perhaps a descriptor; or nothing, or success if the front-end asked.
+type Reply = Option<(Vec<u8>, Option<OwnedFd>)>;
+
+fn number(value: u64) -> Reply {
+    Some((value.to_ne_bytes().into(), None))
+}
+
+/// One connection of a front-end to a port. Owned by one thread. What only the switch can do, memory and rings, it has the switch
+/// do: a front-end hears that something is done after the switch has done it. Dropping it ends the front-end's connection.
+#[derive(Debug)]
+pub struct Session<S> {
+    transport: Transport,
+    switch: S,
+    rings: Vec<Vring>,
+    features: Features,
+    protocol_features: ProtocolFeatures,
+    regions: Regions,
+    /// Regions that ADD_MEM_REG named again, and how often.
+    repeated: Vec<(RegionSpec, u32)>,
+    inflight: Option<Inflight>,
+    status: u8,
+    refused: u32,
+    changed: bool,
+}
+
+impl<S: Switch> Session<S> {
+    /// Takes a connected socket, and the switch as this connection sees it. A port has `rings` rings, two per pair, all stopped: even
+    /// ones carry packets to the guest, odd ones from it; their number says how many pairs the front-end may use.
+    /// What comes over the socket is closed where the socket is.
+    pub fn new(socket: impl Into<Foreign>, switch: S, rings: usize, now: Instant) -> Self {
+        Self {
+            transport: Transport::new(socket.into(), now),
+            switch,
+            rings: (0..rings).map(|_| Vring::default()).collect(),
+            features: Features::empty(),
+            protocol_features: ProtocolFeatures::empty(),
+            regions: Regions::default(),
+            repeated: Vec::new(),
+            inflight: None,
+            status: 0,
+            refused: 0,
+            changed: false,
+        }
+    }
+
+    /// Handles what the front-end sent, at most 32 messages; call it as long as the socket is readable (watch it
+    /// level-triggered). After an error the connection is over: call [`Session::end`].
+    pub fn ready(&mut self, now: Instant) -> Result<(), SessionError> {
+        let result = self.messages(now);
+        if std::mem::take(&mut self.changed) {
+            let (features, protocol_features) = (self.features.bits(), self.protocol_features.bits());
+            let told = self.ask(Ask::State { features, protocol_features }, None);
+            // What the front-end did comes before what became of the switch.
+            return result.and(told.map(drop).map_err(|_| SessionError::SwitchGone));
+        }
+        result
+    }
+
+    fn messages(&mut self, now: Instant) -> Result<(), SessionError> {
+        for _ in 0..MESSAGES_PER_CALL {
+            let Some(message) = self.transport.receive(now)? else { break };
+            self.message(message)?;
+        }
+        Ok(())
+    }
+
+    /// The connection is over, for this reason: the switch lets go of it first, then the front-end sees its end.
+    pub fn end(mut self, error: &SessionError) {
+        let closed = matches!(error, SessionError::Closed);
+        // The answer is that it has.
+        let _ = self.ask(Ask::End { why: error.to_string(), closed }, None);
+    }
+
+    /// The switch has said something unasked: that the connection is over, and here its rings have stopped.
+    pub fn dismissed(mut self) {
+        if let Ok(Answer::Ended { stopped }) = self.switch.hear() {
+            self.note_stopped(&stopped);
+        }
+    }
+
+    /// The switch, to be watched as well.
+    pub fn switch(&self) -> &S {
+        &self.switch
+    }
+
+    fn ask(&mut self, ask: Ask, fds: impl IntoIterator<Item = Foreign>) -> Result<Answer, Fault> {
+        match self.switch.ask(ask, fds.into_iter().collect()) {
+            Ok(Answer::Ended { stopped }) => {
+                self.note_stopped(&stopped);
+                Err(Fault::Lost)
+            }
+            answer => answer.map_err(|_| Fault::Lost),
+        }
+    }
+
+    /// Asks for what can be refused.
+    fn ask_for(&mut self, ask: Ask, fds: impl IntoIterator<Item = Foreign>) -> Result<(), Fault> {
+        match self.ask(ask, fds)? {
+            Answer::Refused(why) => Err(Refusal::Switch(why).into()),
+            _ => Ok(()),
+        }
+    }
+
+    fn note_stopped(&mut self, stopped: &[(u16, u32)]) {
+        for (ring, position) in stopped {
+            self.note(usize::from(*ring), *position);
+        }
+    }
+
+    /// Notes where a ring has stopped.
+    fn note(&mut self, i: usize, position: u32) {
+        let Some(ring) = self.rings.get_mut(i) else { return };
+        ring.base = position;
+        if let (Some(inflight), Some(setup)) = (&self.inflight, ring.setup) {
+            inflight.note(i, setup.size, is_packed(setup.features), position);
+        }
+    }
+
+    /// When [`Session::expire`] is due, unless the front-end says something before.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.transport.deadline()
+    }
+
+    /// An error if the front-end has kept us waiting too long: end the session then.
+    pub fn expire(&self, now: Instant) -> Result<(), SessionError> {
+        self.transport.expire(now)
+    }
+
+    /// Virtio features the front-end accepted for its guest; empty before SET_FEATURES.
+    pub fn features(&self) -> Features {
+        self.features
+    }
+
+    /// Protocol features the front-end accepted.
+    pub fn protocol_features(&self) -> ProtocolFeatures {
+        self.protocol_features
+    }
+
+    fn message(&mut self, message: Message) -> Result<(), SessionError> {
+        let (header, body, fds) = message;
+        let code = header.request;
+        let request = Request::from_code(code);
+        let result = match request {
+            Some(request) => self.command(Form { request, body, fds }),
+            None => Err(Refusal::Unknown.into()),
+        };
+        // Judged after the command, so that the message that negotiates REPLY_ACK can itself ask for an answer.
+        let acks = self.protocol_features.contains(ProtocolFeatures::REPLY_ACK);
+        let wants_ack = acks && header.flags & flag::NEED_REPLY != 0;
+        match result {
+            Ok(Some((body, fd))) => self.transport.reply(code, &body, fd.as_ref().map(AsFd::as_fd)),
+            Ok(None) if wants_ack => self.transport.reply(code, 0u64.as_bytes(), None),
+            Ok(None) => Ok(()),
+            Err(Fault::Form(error)) => Err(error.into()),
+            Err(Fault::Lost) => Err(SessionError::SwitchGone),
+            Err(Fault::Meaning(why)) => {
+                let name = request.map_or(format!("request {code}"), |r| r.to_string());
+                let error = SessionError::Refused { request: name, why };
+                self.refused += 1;
+                if !wants_ack
+                    || request.is_some_and(|r| ANSWERED.iter().any(|some| some.contains(&r)))
+                    || self.refused > MAX_REFUSED
+                {
+                    return Err(error);
+                }
+                self.ask(Ask::Refused(error.to_string()), None).map_err(|_| SessionError::SwitchGone)?;
+                self.transport.reply(code, 1u64.as_bytes(), None)
+            }
+        }
+    }
+
+    /// A ring's place in `rings`, and the number that belongs to it.
+    fn ring(&self, form: &Form) -> Result<(usize, u32), Fault> {
+        let (index, number) = form.state()?;
+        Ok((self.index(index)?, number))
+    }
+
+    /// A ring's place and the kick, call or error descriptor for it.
+    fn ring_fd(&self, mut form: Form) -> Result<(usize, Option<Foreign>), Fault> {
+        let (index, fd) = form.vring_fd()?;
+        Ok((self.index(index)?, fd))
+    }
+
+    fn needs(&self, feature: ProtocolFeatures) -> Result<(), Refusal> {
+        if self.protocol_features.contains(feature) { Ok(()) } else { Err(Refusal::NotNegotiated(feature.bits())) }
+    }
+
+    /// The ring's place in `rings`.
+    fn index(&self, index: u32) -> Result<usize, Refusal> {
+        let rings = self.rings.len();
+        usize::try_from(index).ok().filter(|i| *i < rings).ok_or(Refusal::RingIndex { index, rings })
+    }
+
+    fn packed(&self) -> bool {
+        self.features.contains(Features::RING_PACKED)
+    }
+
+    /// Started and not broken by its guest since.
+    fn is_running(&mut self, i: usize) -> Result<bool, Fault> {
+        Ok(self.rings[i].state == RingState::Running
+            && matches!(self.ask(Ask::IsStarted { ring: i as u16 }, None)?, Answer::Started(true)))
+    }
+
+    fn set_features(&mut self, bits: u64) -> Result<(), Fault> {
+        let unoffered = bits & !Features::OFFERED.bits();
+        if unoffered != 0 {
+            return Err(Refusal::Features(unoffered).into());
+        }
+        let changed = self.features.bits() ^ bits;
+        // QEMU repeats the same features for every queue pair while those before already run.
+        if changed != 0 {
+            for i in 0..self.rings.len() {
+                if self.is_running(i)? {
+                    return Err(Refusal::FeaturesWhileRunning(changed).into());
+                }
+            }
+        }
+        self.features = Features::from_bits_truncate(bits);
+        if !self.features.contains(Features::PROTOCOL_FEATURES) {
+            for i in 0..self.rings.len() {
+                self.enable(i, true)?;
+            }
+        }
+        self.changed = true;
+        Ok(())
+    }
+
+    /// Changes what is known of a ring, unless it runs.
+    fn configure(&mut self, i: usize, differs: bool, change: impl FnOnce(&mut Vring)) -> Result<(), Fault> {
+        if differs && self.is_running(i)? {
+            return Err(Refusal::RingRunning(i as u32).into());
+        }
+        if differs {
+            change(&mut self.rings[i]);
+            self.try_start(i)?;
+        }
+        Ok(())
+    }
+
+    fn enable(&mut self, i: usize, enabled: bool) -> Result<(), Fault> {
+        if self.rings[i].enabled != enabled {
+            self.ask(Ask::Enable { ring: i as u16, enabled }, None)?;
+            self.rings[i].enabled = enabled;
+            self.changed = true;
+        }
+        Ok(())
+    }
+
+    /// The rings go over to these regions: the switch maps them, and says which rings could not stay where they were.
+    fn set_memory(&mut self, regions: Regions, ask: impl FnOnce(u64) -> Ask, fds: Vec<Foreign>) -> Result<(), Fault> {
+        let before = std::mem::replace(&mut self.regions, regions);
+        let mut keep = 0;
+        for (i, ring) in self.rings.iter().enumerate().filter(|(_, ring)| ring.state == RingState::Running) {
+            // Otherwise the front-end's addresses now mean other guest addresses, or none.
+            let at = |s: &Setup| (s.desc, s.driver, s.device);
+            if let (Some(old), Ok(Some(new))) = (ring.setup, self.setup(i)) {
+                keep |= u64::from(at(&old) == at(&new)) << i;
+            }
+        }
+        let (stopped, failed) = match self.ask(ask(keep), fds)? {
+            Answer::Memory { stopped, failed } => (stopped, failed),
+            Answer::Refused(why) => {
+                self.regions = before;
+                return Err(Refusal::Switch(why).into());
+            }
+            _ => return Err(Fault::Lost),
+        };
+        self.changed = true;
+        for (ring, position) in stopped {
+            self.note(usize::from(ring), position);
+            if let Some(ring) = self.rings.get_mut(usize::from(ring)) {
+                (ring.state, ring.setup) = (RingState::Waiting, None);
+            }
+        }
+        for ring in failed {
+            if let Some(ring) = self.rings.get_mut(usize::from(ring)) {
+                (ring.state, ring.setup) = (RingState::Failed, None);
+            }
+        }
+        (0..self.rings.len()).try_for_each(|i| self.try_start(i))
+    }
+
+    /// How to start a ring; `None` while something is missing; an address of the front-end's that lies nowhere.
+    fn setup(&self, i: usize) -> Result<Option<Setup>, u64> {
+        let ring = &self.rings[i];
+        let Some(addr) = ring.addr.filter(|_| ring.size != 0 && !self.regions.is_empty()) else {
+            return Ok(None);
+        };
+        let guest = |user: u64| self.regions.user_to_guest(user).ok_or(user);
+        Ok(Some(Setup {
+            size: ring.size,
+            desc: guest(addr.descriptor)?,
+            driver: guest(addr.available)?,
+            device: guest(addr.used)?,
+            base: if self.packed() { packed_base(ring.base) } else { ring.base },
+            features: self.features.bits(),
+        }))
+    }
+
+    /// Starts a ring that waits (or failed) if now it can be.
+    fn try_start(&mut self, i: usize) -> Result<(), Fault> {
+        // A ring that its guest broke while it ran stays broken until it is kicked anew or reset.
+        if !matches!(self.rings[i].state, RingState::Waiting | RingState::Failed) {
+            return Ok(());
+        }
+        let ring = i as u16;
+        let (state, setup) = match self.setup(i) {
+            Ok(Some(setup)) => {
+                let enabled = self.rings[i].enabled;
+                match self.ask(Ask::Start { ring, setup, enabled }, None)? {
+                    Answer::Done => (RingState::Running, Some(setup)),
+                    _ => (RingState::Failed, None),
+                }
+            }
+            Ok(None) => (RingState::Waiting, None),
+            Err(address) => {
+                self.ask(Ask::Unmapped { ring, address }, None)?;
+                (RingState::Failed, None)
+            }
+        };
+        self.changed |= state != RingState::Waiting;
+        (self.rings[i].state, self.rings[i].setup) = (state, setup);
+        if let (Some(inflight), Some(setup)) = (&self.inflight, setup) {
+            inflight.note(i, setup.size, self.packed(), setup.base);
+        }
+        Ok(())
+    }
+
+    fn stop(&mut self, i: usize) -> Result<(), Fault> {
+        if self.rings[i].state == RingState::Stopped {
+            return Ok(());
+        }
+        if let Answer::Position(Some(position)) = self.ask(Ask::Stop { ring: i as u16 }, None)? {
+            self.note(i, position);
+        }
+        let ring = &mut self.rings[i];
+        (ring.state, ring.setup) = (RingState::Stopped, None);
+        self.changed = true;
+        Ok(())
+    }
+
+    /// Stops and disables all rings. Memory stays: QEMU believes that we still have it.
+    fn reset(&mut self) -> Result<(), Fault> {
+        for i in 0..self.rings.len() {
+            self.stop(i)?;
+            self.enable(i, false)?;
+        }
+        Ok(())
+    }
+}
+
+fn is_packed(features: u64) -> bool {
+    Features::from_bits_truncate(features).contains(Features::RING_PACKED)
+}
+
+impl<S> AsFd for Session<S> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.transport.as_fd()
+    }
+}
+
+impl<S> Drop for Session<S> {
+    fn drop(&mut self) {
+        // It is closed aside, and others may have copies: the front-end is to see the end now.
+        let _ = shutdown(&self.transport, Shutdown::Both);
+        self.transport.aside().unmap_aside(self.inflight.take());
+    }
+}

@@ -1,0 +1,87 @@
+//! What a session process asks, and what it is answered. Each question has one answer; rings go by their vring index.
+
+#![allow(missing_docs)] // Fields whose names say all.
+
+use lasthop_guestmem::RegionSpec;
+use serde::{Deserialize, Serialize};
+
+/// Longest message, in bytes: a table of regions, or a line of text.
+pub const LONGEST: usize = 4096;
+/// Most regions in one [`Ask::Table`]: a vhost-user message has no more.
+pub const MAX_TABLE: usize = 8;
+
+/// A memory region: the words of a [`RegionSpec`], in its order.
+pub type Region = [u64; 4];
+
+/// How a ring is to be started. Addresses are the guest's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct Setup {
+    pub size: u16,
+    pub desc: u64,
+    pub driver: u64,
+    pub device: u64,
+    /// As in SET_VRING_BASE.
+    pub base: u32,
+    /// The virtio features that were negotiated.
+    pub features: u64,
+}
+
+/// From a session process to the switch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ask {
+    /// These regions, of each of which a descriptor comes with it, replace all there are. Started rings go over to the new memory if
+    /// their bit in `keep` is set, and stop otherwise. Answered with [`Answer::Memory`], once no more is mapped than may be.
+    Table { regions: Vec<Region>, keep: u64 },
+    /// The same with one region more, whose descriptor comes with it.
+    Add { region: Region, keep: u64 },
+    /// The same without the region that has these addresses and this size.
+    Remove { region: Region, keep: u64 },
+    /// Start a ring. [`Answer::Done`], or [`Answer::Refused`] and the ring has failed.
+    Start { ring: u16, setup: Setup, enabled: bool },
+    /// Stop a ring, and do not watch its kicks. [`Answer::Position`].
+    Stop { ring: u16 },
+    /// A ring cannot be started, for this address of the front-end's lies nowhere.
+    Unmapped { ring: u16, address: u64 },
+    /// Packets may pass, or may not.
+    Enable { ring: u16, enabled: bool },
+    /// Is the ring started, and not broken by its guest since? [`Answer::Started`].
+    IsStarted { ring: u16 },
+    /// The descriptor by which the front-end kicks comes with it; with none, the ring is looked at by and by.
+    Kick { ring: u16 },
+    /// The descriptor by which the guest is interrupted comes with it, or none.
+    Call { ring: u16 },
+    /// The descriptor by which the front-end hears that the ring broke comes with it, or none.
+    Err { ring: u16 },
+    /// What was negotiated, after this and other things have changed.
+    State { features: u64, protocol_features: u64 },
+    /// The guest behind this address has moved here.
+    Announce([u8; 6]),
+    /// The front-end told the guest this MTU.
+    Mtu(u16),
+    /// A request was answered with a failure: a line for the log.
+    Refused(String),
+    /// The connection has ended, and why; `closed` if the front-end has just hung up. [`Answer::Ended`].
+    End { why: String, closed: bool },
+}
+
+/// From the switch to a session process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    /// It is done.
+    Done,
+    /// It cannot be done: one line.
+    Refused(String),
+    /// Where the ring stopped, if it was started.
+    Position(Option<u32>),
+    /// Whether the ring is started.
+    Started(bool),
+    /// The memory is there. Where rings stopped, and rings that cannot go on with it.
+    Memory { stopped: Vec<(u16, u32)>, failed: Vec<u16> },
+    /// The switch has let go of the connection, and here each ring has stopped that was started. Comes unasked, too.
+    Ended { stopped: Vec<(u16, u32)> },
+}
+
+pub(crate) fn spec(region: Region) -> RegionSpec {
+    zerocopy::transmute!(region)
+}

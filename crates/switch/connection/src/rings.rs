@@ -1,0 +1,270 @@
+//! A port's rings and its guest's memory, as a session process has them set up.
+
+use crate::messages::{Answer, Ask, MAX_TABLE, Region, Setup, spec};
+use lasthop_guestmem::{AccessError, GuestMemory, MapError, Mapped, MemoryLimits};
+use lasthop_sys::{Aside, Foreign, PeerEvent};
+use lasthop_types::MacAddr;
+use lasthop_virtqueue::{Queue, QueueError, QueueSetup};
+use std::sync::Arc;
+
+/// The smallest MTU of IPv4 (RFC 791).
+const MIN_MTU: u16 = 68;
+/// Longest line that a session process may have us write, in characters.
+const LONGEST_LINE: usize = 600;
+
+/// Bits of the virtio features that say how a ring is laid out (Virtual I/O Device 1.3, §6).
+mod feature {
+    pub(super) const INDIRECT: u64 = 1 << 28;
+    pub(super) const EVENT_IDX: u64 = 1 << 29;
+    pub(super) const PACKED: u64 = 1 << 34;
+    pub(super) const IN_ORDER: u64 = 1 << 35;
+}
+
+/// What the owner of a connection has to act on. `queue` is the index of a vring.
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub enum Event {
+    /// Watch this descriptor, instead of one given before, for the queue's kicks; without a descriptor the front-end
+    /// wants the queue to be polled. Look at the queue once now: a kick may have gone to the process before.
+    Kick { queue: usize, fd: Option<PeerEvent> },
+    /// The queue stopped: drop its kick descriptor.
+    Stopped { queue: usize },
+    /// A ring could not be started, or not be kept running over a change of memory.
+    Failed { queue: usize, why: String },
+    /// Features, memory, or which rings run or are enabled changed: read them from the connection and the queues, and look
+    /// at the queues once.
+    Changed,
+    /// The guest behind this address has moved here: broadcast a RARP in its name.
+    Announce { mac: MacAddr },
+    /// The front-end told the guest this MTU, in bytes without link-layer headers.
+    Mtu(u16),
+    /// The session process waits for its answer: so much is mapped, with what was let go of and is not unmapped yet.
+    Waits { bytes: u64, regions: usize },
+    /// A request was answered with a failure; the connection goes on. One line for the log.
+    Refused(String),
+}
+
+/// Why a connection ended. The text is the line for the log.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum End {
+    /// The session process says so.
+    #[error("{why}")]
+    Said { why: String, closed: bool },
+    #[error("the port's session process has ended")]
+    ProcessGone,
+    #[error("the port's session process does not keep to the rules: {0}")]
+    Rules(String),
+    #[error(
+        "descriptors that this port's front-ends sent do not close (files of a FUSE mount, or sockets that linger); end whoever serves them"
+    )]
+    Unclosed,
+}
+
+impl End {
+    pub(crate) fn rules(what: impl ToString) -> Self {
+        Self::Rules(what.to_string())
+    }
+
+    /// The front-end has just hung up, which is no error.
+    pub fn is_closed(&self) -> bool {
+        matches!(self, Self::Said { closed: true, .. })
+    }
+}
+
+/// One port's rings while a front-end is connected. Owned by one thread; the queues are shared with the workers, and it is the
+/// queues' own locks that make starting, stopping and remapping safe under traffic. Dropping it stops all queues, and lets go of
+/// the guest's memory and descriptors aside.
+#[derive(Debug)]
+pub struct Rings {
+    queues: Arc<[Arc<Queue>]>,
+    pub(crate) memory: Arc<GuestMemory>,
+    pub(crate) aside: Arc<Aside>,
+    pub(crate) features: (u64, u64),
+}
+
+impl Rings {
+    /// `queues` are the port's, two per pair, all stopped. `limits`: how much of this process the guest's memory may take up, with
+    /// what is left of those before it, which `mapped` counts.
+    pub fn new(queues: Arc<[Arc<Queue>]>, aside: Arc<Aside>, limits: MemoryLimits, mapped: &Arc<Mapped>) -> Self {
+        Self { queues, memory: Arc::new(GuestMemory::within(limits, mapped)), aside, features: (0, 0) }
+    }
+
+    /// Guest memory as it is now.
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    /// Bytes and regions that are mapped, if that is more than may be before anything else is mapped: with what was let go of
+    /// and is not unmapped yet.
+    pub fn excess(&self) -> Option<(u64, usize)> {
+        let (limits, mapped) = (self.memory.limits(), self.memory.mapped());
+        let (bytes, regions) = (mapped.bytes(), mapped.regions());
+        (bytes > limits.bytes || regions > limits.regions).then_some((bytes, regions))
+    }
+
+    /// Does what a session process asks, with what came along. Bounded: eight regions at most, or one ring.
+    pub fn carry_out(&mut self, ask: Ask, mut fds: Vec<Foreign>, events: &mut Vec<Event>) -> Result<Answer, End> {
+        match ask {
+            Ask::Table { regions, keep } => {
+                if regions.len() > MAX_TABLE || fds.len() != regions.len() {
+                    return Err(End::rules("a table of regions without their descriptors"));
+                }
+                let memory = self.table(&regions, &fds);
+                return Ok(self.use_memory(memory, keep, events));
+            }
+            Ask::Add { region, keep } => {
+                let fd = fds.pop().ok_or_else(|| End::rules("a region without its descriptor"))?;
+                return Ok(self.use_memory(self.memory.with_region(spec(region), fd), keep, events));
+            }
+            Ask::Remove { region, keep } => {
+                let gone = spec(region);
+                let memory = self.memory.without_region(gone.guest_addr, gone.user_addr, gone.size);
+                let memory = memory.ok_or_else(|| End::rules("a region is to go that is not there"))?;
+                return Ok(self.use_memory(Ok(memory), keep, events));
+            }
+            Ask::State { features, protocol_features } => {
+                self.features = (features, protocol_features);
+                events.push(Event::Changed);
+            }
+            Ask::Announce(mac) => {
+                let mac = Some(MacAddr(mac)).filter(|mac| mac.is_unicast_source());
+                events.push(Event::Announce { mac: mac.ok_or_else(|| End::rules("no guest has this address"))? });
+            }
+            Ask::Mtu(mtu) if mtu < MIN_MTU => return Err(End::rules("no MTU is so small")),
+            Ask::Mtu(mtu) => events.push(Event::Mtu(mtu)),
+            Ask::Refused(line) => events.push(Event::Refused(readable(&line))),
+            Ask::End { why, closed } => return Err(End::Said { why: readable(&why), closed }),
+            ask => return self.about_ring(ask, fds.pop(), events),
+        }
+        Ok(Answer::Done)
+    }
+
+    fn about_ring(&mut self, ask: Ask, fd: Option<Foreign>, events: &mut Vec<Event>) -> Result<Answer, End> {
+        let (Ask::Start { ring, .. }
+        | Ask::Stop { ring }
+        | Ask::Unmapped { ring, .. }
+        | Ask::Enable { ring, .. }
+        | Ask::IsStarted { ring }
+        | Ask::Kick { ring }
+        | Ask::Call { ring }
+        | Ask::Err { ring }) = ask
+        else {
+            return Err(End::rules("a question that nobody answers"));
+        };
+        let i = usize::from(ring);
+        let queue = self.queues.get(i).ok_or_else(|| End::rules(format!("there is no ring {ring}")))?;
+        // Front-ends send eventfds: QEMU, Cloud Hypervisor, crosvm and DPDK have nothing else to send.
+        let event = match fd.map(PeerEvent::new).transpose() {
+            Ok(event) => event,
+            Err(error) => return Ok(Answer::Refused(error.to_string())),
+        };
+        match ask {
+            Ask::Start { setup, enabled, .. } => {
+                if let Err(error) = queue.start(&queue_setup(&setup), self.memory.clone()) {
+                    events.push(Event::Failed { queue: i, why: error.to_string() });
+                    return Ok(Answer::Refused(error.to_string()));
+                }
+                queue.set_enabled(enabled);
+                // The process before may have died between filling the ring and saying so.
+                queue.lock().call();
+            }
+            Ask::Stop { .. } => {
+                events.push(Event::Stopped { queue: i });
+                return Ok(Answer::Position(queue.stop()));
+            }
+            Ask::Unmapped { address, .. } => {
+                queue.lock().fail(QueueError::RingMemory(AccessError { addr: address, len: 1 }));
+                let why = format!(
+                    "ring address {address:#x} (of the front-end) is in no memory region; is all of the guest's memory shared (QEMU: share=on on each memory backend)?"
+                );
+                events.push(Event::Failed { queue: i, why });
+            }
+            Ask::Enable { enabled, .. } => queue.set_enabled(enabled),
+            Ask::IsStarted { .. } => return Ok(Answer::Started(queue.status().started)),
+            Ask::Kick { .. } => events.push(Event::Kick { queue: i, fd: event }),
+            Ask::Call { .. } => {
+                // What was used while there was no call descriptor, or another, must not wait for the next packet.
+                if let Some(event) = event.as_ref().filter(|_| queue.status().started) {
+                    event.signal();
+                }
+                queue.set_call(event);
+            }
+            _ => queue.set_err(event),
+        }
+        Ok(Answer::Done)
+    }
+
+    fn table(&self, regions: &[Region], fds: &[Foreign]) -> Result<GuestMemory, MapError> {
+        let mut memory = self.memory.cleared();
+        for (region, fd) in regions.iter().zip(fds) {
+            // Those before may be the last that have their files.
+            memory = memory.with_region(spec(*region), fd).inspect_err(|_| self.aside.unmap_aside(memory))?;
+        }
+        Ok(memory)
+    }
+
+    /// The rings go over to this memory. What was there before is let go of aside, after the rings have: to unmap what a guest has
+    /// filled takes the kernel most of a second for some GiB, if it is the last that has it.
+    fn use_memory(&mut self, memory: Result<GuestMemory, MapError>, keep: u64, events: &mut Vec<Event>) -> Answer {
+        let memory = match memory {
+            Ok(memory) => Arc::new(memory),
+            Err(error) => return Answer::Refused(error.to_string()),
+        };
+        let before = std::mem::replace(&mut self.memory, memory);
+        let (mut stopped, mut failed) = (Vec::new(), Vec::new());
+        for (i, queue) in self.queues.iter().enumerate().filter(|(_, queue)| queue.status().started) {
+            let kept = keep.checked_shr(i as u32).is_some_and(|bits| bits & 1 == 1);
+            if !kept {
+                stopped.extend(queue.stop().map(|position| (i as u16, position)));
+            } else if let Err(error) = queue.set_memory(self.memory.clone()) {
+                events.push(Event::Failed { queue: i, why: error.to_string() });
+                failed.push(i as u16);
+            }
+        }
+        self.aside.unmap_aside(before);
+        Answer::Memory { stopped, failed }
+    }
+
+    /// Stops all rings; where each was that was started.
+    pub(crate) fn stop(&self) -> Vec<(u16, u32)> {
+        let stop = |queue: &Arc<Queue>| {
+            let position = queue.stop();
+            queue.set_enabled(false);
+            queue.set_call(None);
+            queue.set_err(None);
+            Some((queue.index(), position?))
+        };
+        self.queues.iter().filter_map(stop).collect()
+    }
+}
+
+impl Drop for Rings {
+    fn drop(&mut self) {
+        self.stop();
+        // To unmap what nobody else has mapped any more means to free it, page by page.
+        self.aside.unmap_aside(std::mem::take(&mut self.memory));
+    }
+}
+
+fn queue_setup(setup: &Setup) -> QueueSetup {
+    let &Setup { size, desc, driver, device, base, features } = setup;
+    let has = |feature: u64| features & feature != 0;
+    QueueSetup {
+        size,
+        desc,
+        driver,
+        device,
+        base,
+        packed: has(feature::PACKED),
+        event_idx: has(feature::EVENT_IDX),
+        in_order: has(feature::IN_ORDER),
+        indirect: has(feature::INDIRECT),
+        features,
+    }
+}
+
+/// A line of somebody we do not trust, as it may stand in the log and on a terminal.
+fn readable(line: &str) -> String {
+    line.chars().take(LONGEST_LINE).map(|c| if c.is_control() { '?' } else { c }).collect()
+}
