@@ -64,6 +64,7 @@ mod mirror;
 mod name;
 mod rate;
 mod settings;
+mod station;
 mod vlans;
 
 pub use explain::Explanation;

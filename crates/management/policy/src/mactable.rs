@@ -1,5 +1,6 @@
 //! Where stations live: (VLAN, address) → port, with ageing, limits and flap damping.
 
+use crate::station::Station;
 use lasthop_types::{MacAddr, PortId};
 use std::collections::BTreeMap;
 
@@ -104,7 +105,7 @@ impl Pool {
 /// only, so that none of them is at the cost of a guest.
 #[derive(Debug)]
 pub(crate) struct MacTable {
-    entries: BTreeMap<(u16, MacAddr), Entry>,
+    entries: BTreeMap<Station, Entry>,
     guests: Pool,
     uplinks: Pool,
 }
@@ -133,15 +134,12 @@ impl MacTable {
     pub fn remove_port(&mut self, port: PortId) -> Vec<(u16, MacAddr)> {
         let pool = self.pool_mut(port);
         pool.held -= pool.counts.remove(&port).unwrap_or(0);
-        let gone: Vec<_> = self.entries.iter().filter(|(_, e)| e.port == port).map(|(k, _)| *k).collect();
-        for k in &gone {
-            self.entries.remove(k);
-        }
-        gone
+        let gone: Vec<_> = self.entries.extract_if(.., |_, e| e.port == port).collect();
+        gone.into_iter().map(|(station, _)| (station.vlan(), station.mac())).collect()
     }
 
     pub fn get(&self, vlan: u16, mac: MacAddr) -> Option<&Entry> {
-        self.entries.get(&(vlan, mac))
+        self.entries.get(&Station::new(vlan, mac))
     }
 
     pub fn len(&self) -> usize {
@@ -163,7 +161,7 @@ impl MacTable {
 
     /// What [`MacTable::learn`] would answer, without changing anything.
     pub fn would_learn(&self, vlan: u16, mac: MacAddr, port: PortId, now_ms: u64) -> Learned {
-        let Some(e) = self.entries.get(&(vlan, mac)) else {
+        let Some(e) = self.entries.get(&Station::new(vlan, mac)) else {
             return if self.has_room(port) { Learned::New } else { Learned::OverLimit };
         };
         if e.port == port {
@@ -193,11 +191,11 @@ impl MacTable {
             Learned::OverLimit => {}
             Learned::New => {
                 let e = Entry { port, seen_ms: now_ms, held_until_ms: 0, window_ms: 0, moves: 0, home: port };
-                self.entries.insert((vlan, mac), e);
+                self.entries.insert(Station::new(vlan, mac), e);
                 self.pool_mut(port).add(port);
             }
             Learned::Known | Learned::Held | Learned::Moved { .. } => {
-                let Some(e) = self.entries.get_mut(&(vlan, mac)) else { return learned };
+                let Some(e) = self.entries.get_mut(&Station::new(vlan, mac)) else { return learned };
                 if learned == Learned::Known {
                     e.seen_ms = e.seen_ms.max(now_ms);
                     return learned;
@@ -226,7 +224,7 @@ impl MacTable {
 
     /// Traffic of the station was noticed at `seen_ms` without a miss. Ignored for any other port.
     pub fn refresh(&mut self, vlan: u16, mac: MacAddr, port: PortId, seen_ms: u64) {
-        if let Some(e) = self.entries.get_mut(&(vlan, mac))
+        if let Some(e) = self.entries.get_mut(&Station::new(vlan, mac))
             && e.port == port
         {
             e.seen_ms = e.seen_ms.max(seen_ms);
@@ -239,7 +237,7 @@ impl MacTable {
         if !self.has_room(port) {
             return None;
         }
-        match self.entries.get_mut(&(vlan, mac)) {
+        match self.entries.get_mut(&Station::new(vlan, mac)) {
             None => {
                 self.learn(vlan, mac, port, seen_ms);
                 None
@@ -264,11 +262,11 @@ impl MacTable {
     pub fn expire(&mut self, now_ms: u64) -> Vec<(u16, MacAddr, PortId)> {
         let old = |e: &Entry| now_ms.saturating_sub(e.seen_ms) >= AGEING_MS;
         let mut gone: Vec<_> =
-            self.entries.iter().filter(|(_, e)| old(e)).map(|((vlan, mac), e)| (*vlan, *mac, e.port)).collect();
+            self.entries.iter().filter(|(_, e)| old(e)).map(|(s, e)| (s.vlan(), s.mac(), e.port)).collect();
         self.remove(&gone);
         for port in [&self.guests, &self.uplinks].into_iter().flat_map(Pool::beyond).collect::<Vec<_>>() {
             let of_port = self.entries.iter().filter(|(_, e)| e.port == port);
-            let mut by_age: Vec<_> = of_port.map(|((vlan, mac), e)| (e.seen_ms, *vlan, *mac)).collect();
+            let mut by_age: Vec<_> = of_port.map(|(s, e)| (e.seen_ms, s.vlan(), s.mac())).collect();
             by_age.sort_unstable();
             let beyond = by_age.len().saturating_sub(self.port_limit(port));
             let beyond: Vec<_> = by_age.into_iter().take(beyond).map(|(_, vlan, mac)| (vlan, mac, port)).collect();
@@ -280,15 +278,15 @@ impl MacTable {
 
     fn remove(&mut self, gone: &[(u16, MacAddr, PortId)]) {
         for (vlan, mac, port) in gone {
-            self.entries.remove(&(*vlan, *mac));
+            self.entries.remove(&Station::new(*vlan, *mac));
             self.pool_mut(*port).take(*port);
         }
     }
 
     pub fn iter(&self, now_ms: u64) -> impl Iterator<Item = MacView> + '_ {
-        self.entries.iter().map(move |((vlan, mac), e)| MacView {
-            mac: *mac,
-            vlan: *vlan,
+        self.entries.iter().map(move |(station, e)| MacView {
+            mac: station.mac(),
+            vlan: station.vlan(),
             port: e.port,
             age_ms: now_ms.saturating_sub(e.seen_ms),
             held: now_ms < e.held_until_ms,
