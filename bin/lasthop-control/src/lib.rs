@@ -2,7 +2,8 @@
 //!
 //! | file | does |
 //! |---|---|
-//! | `link` | a channel to another process: batches in, a bounded queue out |
+//! | `link` | the channel to the supervisor: batches in, a bounded queue out |
+//! | `rings` | the rings to the switch, in the same way |
 //! | `core` | what is known and what follows from each message; no I/O |
 //! | `view` | what is known, as the API shows it |
 //! | `server` | Varlink: connections, limits, methods |
@@ -13,15 +14,17 @@
 
 mod core;
 mod link;
+mod rings;
 mod server;
 mod view;
 
 use crate::core::{Command, Core, Event};
-use lasthop_ipc::{FromControl, ToControl};
+use lasthop_ipc::{ChannelError, ToControl};
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_sys::Beat;
 use lasthop_sys::hostview::HostView;
 use link::{Link, LinkError};
+use rings::SwitchLink;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,6 +56,9 @@ pub enum ControlError {
     /// The supervisor's channel failed.
     #[error("channel to the supervisor: {0}")]
     Supervisor(LinkError),
+    /// The switch has written what cannot be. There are new rings only for another control, or another switch.
+    #[error("rings to the switch: {0}")]
+    Switch(LinkError),
 }
 
 /// Serves until the supervisor says so or is gone.
@@ -74,7 +80,6 @@ fn now_ms() -> u64 {
 }
 
 type SupervisorLink = Link<ControlToSupervisor, SupervisorToControl>;
-type SwitchLink = Link<FromControl, ToControl>;
 
 async fn serve(descriptors: Descriptors, beat: &Arc<Beat>) -> Result<(), ControlError> {
     let mut supervisor = SupervisorLink::new(descriptors.supervisor).map_err(ControlError::Supervisor)?;
@@ -90,12 +95,12 @@ async fn serve(descriptors: Descriptors, beat: &Arc<Beat>) -> Result<(), Control
     let (mut from_supervisor, mut from_switch) = (Vec::new(), Vec::new());
     loop {
         beat.work();
-        core.set_unsent(switch.as_ref().map_or(0, Link::unsent));
+        core.set_unsent(switch.as_ref().map_or(0, SwitchLink::unsent));
         // Whatever else there is to hear, what is due has its turn, a part of it at a time.
         if core.deadline_ms().is_some_and(|at| at <= now_ms()) {
             core.handle(Event::Timer, now_ms());
             send(&mut core, &mut supervisor, &mut switch);
-            core.set_unsent(switch.as_ref().map_or(0, Link::unsent));
+            core.set_unsent(switch.as_ref().map_or(0, SwitchLink::unsent));
         }
         let timer = core.deadline_ms().map(|at| Duration::from_millis(at.saturating_sub(now_ms())));
         tokio::select! {
@@ -110,7 +115,7 @@ async fn serve(descriptors: Descriptors, beat: &Arc<Beat>) -> Result<(), Control
                                 switch = Some(link);
                                 core.handle(Event::SwitchAttached, now_ms());
                             }
-                            Err(e) => tracing::error!("new channel to the switch: {e}"),
+                            Err(e) => tracing::error!("new rings to the switch: {e}"),
                         },
                         (SupervisorToControl::ApiSocket { read_only }, Some(fd)) => match serve(fd, read_only) {
                             Ok(new) => {
@@ -133,9 +138,9 @@ async fn serve(descriptors: Descriptors, beat: &Arc<Beat>) -> Result<(), Control
             }
             result = pump(&mut switch, &mut from_switch) => {
                 let now = now_ms();
-                core.hear_switch(from_switch.drain(..).map(|(message, _)| message), now);
+                core.hear_switch(from_switch.drain(..), now);
                 if let Err(e) = result {
-                    tracing::warn!("channel to the switch: {e}; waiting for a new one");
+                    lost(e)?;
                     switch = None;
                     core.handle(Event::SwitchGone, now);
                 }
@@ -145,6 +150,15 @@ async fn serve(descriptors: Descriptors, beat: &Arc<Beat>) -> Result<(), Control
         }
         send(&mut core, &mut supervisor, &mut switch);
     }
+}
+
+/// The rings to the switch are of no more use. An error: nor are we.
+fn lost(e: LinkError) -> Result<(), ControlError> {
+    if matches!(e, LinkError::Channel(ChannelError::Nonsense(_))) {
+        return Err(ControlError::Switch(e));
+    }
+    tracing::warn!("rings to the switch: {e}; waiting for new ones");
+    Ok(())
 }
 
 /// Sends what follows from what was heard: at once when there is room; what is left goes when `pump` finds room.
@@ -162,11 +176,11 @@ fn send(core: &mut Core, supervisor: &mut SupervisorLink, switch: &mut Option<Sw
     supervisor.flush();
     if let Some(link) = switch {
         link.flush();
-        core.count_malformed(link.take_malformed());
     }
+    core.count_malformed(supervisor.take_malformed());
 }
 
-async fn pump(switch: &mut Option<SwitchLink>, into: &mut Vec<(ToControl, Option<OwnedFd>)>) -> Result<(), LinkError> {
+async fn pump(switch: &mut Option<SwitchLink>, into: &mut Vec<ToControl>) -> Result<(), LinkError> {
     match switch {
         Some(link) => link.pump(into).await,
         None => std::future::pending().await,

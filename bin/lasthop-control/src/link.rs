@@ -71,11 +71,6 @@ impl<S: Serialize, R: DeserializeOwned> Link<S, R> {
         self.queue.push_back(message);
     }
 
-    /// Messages that wait for room.
-    pub fn unsent(&self) -> usize {
-        self.queue.len()
-    }
-
     /// Messages received so far that made no sense, since the last call.
     pub fn take_malformed(&mut self) -> u64 {
         std::mem::take(&mut self.malformed)

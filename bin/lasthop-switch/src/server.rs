@@ -20,7 +20,7 @@ use lasthop_sys::{Beat, Epoll, Foreign, Trigger};
 use lasthop_types::PortId;
 use lasthop_virtqueue::{JOURNAL_BYTES, Journal, Patience};
 use rustix::net::{Shutdown, shutdown};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -60,7 +60,9 @@ pub struct Server {
     /// What the supervisor has to be told and there was no room for.
     unsent: Unsent,
     control: Option<Control>,
-    /// The channel to the next one, which begins when all is done that the last one has decided.
+    /// There is something to tell it, or it may have room for what there was no room for.
+    to_tell: bool,
+    /// The socket to the next one, which begins when all is done that the last one has decided.
     next_control: Option<OwnedFd>,
     /// What control has decided and is still to be done.
     orders: Orders,
@@ -76,6 +78,8 @@ pub struct Server {
     max_guest_memory: u64,
     /// Packets may wait for control.
     upcalls_wait: bool,
+    /// Ports whose queues may have places again: looked at once all of a round is done.
+    to_look: BTreeSet<PortId>,
     stop: bool,
 }
 
@@ -108,6 +112,7 @@ impl Server {
             supervisor,
             unsent: Unsent::default(),
             control: None,
+            to_tell: false,
             next_control: None,
             orders: Orders::default(),
             deferred: None,
@@ -116,6 +121,7 @@ impl Server {
             next_to_report: PortId(0),
             max_guest_memory: told.max_guest_memory,
             upcalls_wait: false,
+            to_look: BTreeSet::new(),
             stop: false,
             datapath,
         })
@@ -134,20 +140,27 @@ impl Server {
                 beat.work();
                 match *token {
                     SUPERVISOR => self.hear_supervisor()?,
-                    CONTROL => self.hear_control(),
+                    CONTROL => self.woken_by_control(),
                     NEWS => self.hear_news(),
                     token => self.hear_port(PortId(token as u32)),
                 }
             }
             beat.work();
+            self.hear_control();
             self.carry_out();
+            self.talk();
             self.expire();
         }
         Ok(())
     }
 
-    fn timeout(&self) -> Option<Duration> {
-        if !self.orders.is_empty() {
+    fn timeout(&mut self) -> Option<Duration> {
+        let done = self.control.as_mut().map(Control::settle).transpose();
+        let at_rest = done.unwrap_or_else(|error| {
+            self.control_failed(&error);
+            None
+        });
+        if !self.orders.is_empty() || at_rest == Some(false) {
             return Some(Duration::ZERO);
         }
         let now = Instant::now();
@@ -282,8 +295,8 @@ impl Server {
         self.unsent.forget(id);
         if let Some(control) = &mut self.control {
             control.port_gone(id);
+            self.to_tell = true;
         }
-        self.talk();
     }
 
     fn hear_news(&mut self) {
@@ -295,14 +308,16 @@ impl Server {
             }
         }
         if self.datapath.take_missed() {
-            self.upcalls_wait = true;
-            self.talk();
+            (self.upcalls_wait, self.to_tell) = (true, true);
         }
     }
 
-    /// Tells control what it is to know, as long as the channel takes it: how ports are, then of packets that wait, then what it
+    /// Tells control what it is to know, as long as there is room: how ports are, then of packets that wait, then what it
     /// has asked, a few parts at a time, so that neither a guest's packets nor another's port waits behind long answers.
     fn talk(&mut self) {
+        if !std::mem::take(&mut self.to_tell) {
+            return;
+        }
         let done = self.report_ports_and_upcalls().and_then(|()| {
             for _ in 0..ANSWERS_BURST {
                 let Some(control) = &mut self.control else { return Ok(()) };
@@ -316,28 +331,26 @@ impl Server {
             Ok(())
         });
         if let Err(error) = done {
-            tracing::info!("control: {error}");
-            return self.lose_control();
+            return self.control_failed(&error);
         }
-        if let Some(control) = &self.control {
-            // With room in the channel this turn is followed by the next at once.
-            let trigger = if control.is_backlogged() { Trigger::ReadWrite } else { Trigger::Level };
-            let _ = self.epoll.modify(control, CONTROL, trigger);
-        }
+        // With room this turn is followed by the next at once.
+        self.to_tell = self.control.as_ref().is_some_and(Control::is_backlogged);
     }
 
     /// Of waiting packets control is told one of each port in turn.
     fn report_ports_and_upcalls(&mut self) -> Result<(), ChannelError> {
         let Some(control) = &mut self.control else { return Ok(()) };
         control.report_ports(&self.ports)?;
-        let mut told = true;
-        while std::mem::take(&mut told) {
-            for (id, entry) in self.ports.range(self.next_to_report..).chain(self.ports.range(..self.next_to_report)) {
+        let from = self.next_to_report;
+        let mut turn: Vec<_> = self.ports.range(from..).chain(self.ports.range(..from)).collect();
+        while !turn.is_empty() {
+            let mut left = Vec::new();
+            for (id, entry) in turn {
                 if control.is_full() {
                     return Ok(());
                 }
                 let Some(upcall) = entry.port.upcalls.report() else { continue };
-                told = true;
+                left.push((id, entry));
                 let message = ToControl::Upcall(UpcallPacket {
                     id: u64::from(id.0) << 32 | u64::from(upcall.id),
                     key: upcall.key,
@@ -347,6 +360,7 @@ impl Server {
                 self.next_to_report = PortId(id.0 + 1);
                 control.send(message)?;
             }
+            turn = left;
         }
         Ok(())
     }
@@ -363,15 +377,18 @@ impl Server {
             return;
         };
         if let Err(error) = self.epoll.add(&socket, CONTROL, Trigger::Level) {
-            tracing::error!("control's channel cannot be watched: {error}");
+            tracing::error!("control's socket cannot be watched: {error}");
             return;
         }
-        self.control = Some(Control::new(socket, self.ports.keys().copied()));
+        match Control::new(socket, self.ports.keys().copied()) {
+            Ok(control) => self.control = Some(control),
+            Err(error) => return self.control_failed(&error),
+        }
         self.datapath.set_control_answers(true);
         for entry in self.ports.values() {
             entry.port.upcalls.report_again();
         }
-        self.talk();
+        self.to_tell = true;
     }
 
     /// Control is gone: known flows go on, new ones wait for its return as long as there is room.
@@ -385,31 +402,36 @@ impl Server {
         }
     }
 
+    /// It has ended; or it has broken the rules, and then it has to.
+    fn control_failed(&mut self, error: &ChannelError) {
+        if matches!(error, ChannelError::Nonsense(_)) {
+            tracing::error!("control: {error}; it is not listened to any more");
+            self.unsent.control_broke(error.to_string());
+            self.report_to_supervisor();
+        } else {
+            tracing::info!("control: {error}");
+        }
+        self.lose_control();
+    }
+
+    fn woken_by_control(&mut self) {
+        self.to_tell = true;
+        if let Some(Err(error)) = self.control.as_mut().map(Control::woken) {
+            self.control_failed(&error);
+        }
+    }
+
     fn hear_control(&mut self) {
         for _ in 0..CONTROL_BURST {
-            let Some(control) = &mut self.control else { return };
             if self.deferred.is_some() || self.orders.len() >= MAX_ORDERS {
-                break;
-            }
-            let done = match control.receive() {
-                Ok(Some(message)) => {
-                    self.obey(message);
-                    Ok(())
-                }
-                Ok(None) => break,
-                Err(ChannelError::Malformed(error)) => {
-                    tracing::error!("control sent a malformed message: {error}");
-                    Ok(())
-                }
-                Err(error) => Err(error),
-            };
-            if let Err(error) = done {
-                tracing::info!("control: {error}");
-                self.lose_control();
                 return;
             }
+            match self.control.as_mut().map(Control::receive) {
+                Some(Ok(Some(message))) => self.obey(message),
+                Some(Err(error)) => return self.control_failed(&error),
+                Some(Ok(None)) | None => return,
+            }
         }
-        self.talk();
     }
 
     fn obey(&mut self, message: FromControl) {
@@ -438,6 +460,7 @@ impl Server {
             FromControl::Ask { request, question } => {
                 if let Some(control) = &mut self.control {
                     control.asked(request, question);
+                    self.to_tell = true;
                 }
             }
         }
@@ -453,7 +476,7 @@ impl Server {
     fn carried_out(&mut self, port: PortId, result: Result<bool, InsertError>) {
         // What waited for a flow that there cannot be has been sent on all the same, so its port may have places again.
         if result != Ok(false) {
-            self.workers.look(port);
+            self.to_look.insert(port);
         }
         if let (Err(error), Some(entry)) = (result, self.ports.get_mut(&port)) {
             entry.warn(&format!("flow not installed: {error}"));
@@ -462,9 +485,13 @@ impl Server {
 
     /// Does some of what control has decided.
     fn carry_out(&mut self) {
-        if self.orders.is_empty() && self.deferred.is_none() {
-            return;
+        if !self.orders.is_empty() || self.deferred.is_some() {
+            self.carry_out_some();
         }
+        std::mem::take(&mut self.to_look).into_iter().for_each(|port| self.workers.look(port));
+    }
+
+    fn carry_out_some(&mut self) {
         let mut done = Vec::new();
         self.orders.round(&mut self.forwarder, |port, result| done.push((port, result)));
         done.into_iter().for_each(|(port, result)| self.carried_out(port, result));
@@ -472,7 +499,6 @@ impl Server {
             && let Some(message) = self.deferred.take()
         {
             self.obey(message);
-            self.talk();
         }
         self.greet_control();
     }
@@ -481,7 +507,7 @@ impl Server {
     fn report(&mut self, id: PortId) {
         if let Some(control) = &mut self.control {
             control.port_changed(id);
-            self.talk();
+            self.to_tell = true;
         }
     }
 
@@ -518,54 +544,4 @@ fn keep_journal(entry: &PortEntry, journal: &Arc<GuestMemory>) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn server() -> (Server, OwnedFd) {
-        let (ours, theirs) = Channel::<SwitchToSupervisor, SupervisorToSwitch>::pair().unwrap();
-        let given = Arguments { supervisor: Channel::new(theirs), journal: None, view: None, prompter: None };
-        let told = SwitchSettings {
-            helpers: Vec::new(),
-            poll: Vec::new(),
-            hysteresis_us: (5, 50),
-            rx_batch: (0, 0),
-            not_idle: false,
-            cgroup_accounting: false,
-            patience_ms: (2, 10),
-            max_guest_memory: 1 << 30,
-        };
-        (Server::new(given, told).unwrap(), ours)
-    }
-
-    fn attach(server: &mut Server) -> Channel<FromControl, ToControl> {
-        let (ours, theirs) = Channel::<ToControl, FromControl>::pair().unwrap();
-        server.attach_control(ours);
-        Channel::new(theirs)
-    }
-
-    /// They were all carried out before anybody else had a turn: up to 4096 packets of 64 KiB, to everybody.
-    #[test]
-    fn what_a_lost_control_decided_is_carried_out_some_at_a_time() {
-        let (mut server, _supervisor) = server();
-        let mut first = attach(&mut server);
-        assert!(matches!(first.recv(), Ok((ToControl::Hello, _))));
-        for _ in 0..4000 {
-            server.orders.push(PortId(1), Order::removal(FlowKey::default(), FlowMask::default()));
-        }
-        server.obey(FromControl::ClearFlows);
-        server.lose_control();
-        assert!(server.control.is_none() && server.orders.len() == 4000, "{}", server.orders.len());
-        // The next begins when all that is done, and what waited for it.
-        let mut next = attach(&mut server);
-        let mut rounds = 0;
-        while !server.orders.is_empty() {
-            assert!(server.control.is_none() && server.timeout() == Some(Duration::ZERO));
-            assert!(matches!(next.recv(), Err(ChannelError::WouldBlock)));
-            server.carry_out();
-            rounds += 1;
-        }
-        assert!(rounds >= 5, "{rounds}");
-        assert!(server.deferred.is_none() && server.control.is_some());
-        assert!(matches!(next.recv(), Ok((ToControl::Hello, _))));
-    }
-}
+mod tests;

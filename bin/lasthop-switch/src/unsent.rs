@@ -21,6 +21,12 @@ impl Unsent {
         self.0.insert((port, true), SwitchToSupervisor::ConnectionClosed { port, reason });
     }
 
+    /// Control has written what cannot be, and is not listened to any more.
+    pub fn control_broke(&mut self, what: String) {
+        // No port has that number.
+        self.0.insert((PortId(0), true), SwitchToSupervisor::ControlBroke(what));
+    }
+
     /// The port was removed, as the supervisor has said itself.
     pub fn forget(&mut self, port: PortId) {
         self.0.retain(|(of, _), _| *of != port);

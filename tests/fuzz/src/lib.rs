@@ -5,6 +5,7 @@
 //! an oracle: a slow reference, a model or a law. It panics when the oracle disagrees: never for real input.
 
 mod acl;
+mod control_rings;
 mod device_ring;
 mod driver_ring;
 mod flow_table;
@@ -33,6 +34,7 @@ pub const TARGETS: &[Target] = &[
     ("packed_device", device_ring::packed),
     ("driver", driver_ring::run),
     ("messages", messages::run),
+    ("control_rings", control_rings::run),
     ("flow_table", flow_table::run),
     ("learning", learning::run),
     ("walk", walk::run),

@@ -6,6 +6,7 @@
 
 use loom::model::Builder;
 
+pub mod control_rings;
 pub mod locks;
 pub mod mailboxes;
 pub mod owners;
@@ -14,8 +15,12 @@ mod sync;
 
 #[path = "../../../crates/switch/schedule/src/boosted.rs"]
 mod boosted;
+// Models send one message at a time, and none is too long.
 #[path = "../../../crates/switch/schedule/src/owner.rs"]
 mod owner;
+#[allow(dead_code)]
+#[path = "../../../crates/shared/ipc/src/ring.rs"]
+mod ring;
 // No model tries a lock without waiting.
 #[allow(dead_code)]
 #[path = "../../../crates/shared/lock/src/lock.rs"]

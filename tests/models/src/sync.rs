@@ -6,6 +6,7 @@ pub(crate) use loom::sync::{Mutex, MutexGuard, Notify, RwLock, RwLockReadGuard, 
 pub(crate) use loom::thread_local;
 pub(crate) use std::sync::{TryLockError, TryLockResult};
 
+use lasthop_guestmem::Weak;
 use std::io;
 use std::sync::Arc;
 
@@ -75,5 +76,43 @@ pub(crate) struct Lock<T>(Mutex<T>);
 impl<T> Lock<T> {
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.0.lock().expect("nobody panics with it")
+    }
+}
+
+std::thread_local! {
+    // loom runs all threads of a model on one.
+    static WEAK: std::cell::Cell<Option<Weak>> = const { std::cell::Cell::new(None) };
+}
+
+/// From now on the calling thread's models of [`AtomicU64`]s and fences do without this.
+pub(crate) fn weaken(weak: Option<Weak>) {
+    WEAK.set(weak);
+}
+
+fn unless(weak: Weak, order: Ordering) -> Ordering {
+    if WEAK.get() == Some(weak) { Relaxed } else { order }
+}
+
+/// Words of memory that processes share.
+#[derive(Debug)]
+pub(crate) struct AtomicU64(loom::sync::atomic::AtomicU64);
+
+impl AtomicU64 {
+    pub(crate) fn new(word: u64) -> Self {
+        Self(loom::sync::atomic::AtomicU64::new(word))
+    }
+
+    pub(crate) fn load(&self, order: Ordering) -> u64 {
+        self.0.load(unless(Weak::Acquire, order))
+    }
+
+    pub(crate) fn store(&self, word: u64, order: Ordering) {
+        self.0.store(word, unless(Weak::Release, order));
+    }
+}
+
+pub(crate) fn fence(order: Ordering) {
+    if unless(Weak::Fence, order) != Relaxed {
+        loom::sync::atomic::fence(order);
     }
 }

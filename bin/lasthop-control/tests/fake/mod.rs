@@ -5,7 +5,7 @@ use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{Depth, FlowKey, extract};
 use lasthop_ipc::{
     Channel, ChannelError, DatapathReply, DatapathRequest, FlowInfo, FromControl, PortConfig, PortInfo, PortState,
-    ToControl, UpcallPacket,
+    SwitchEnd, ToControl, UpcallPacket, ring_pair,
 };
 use lasthop_management_ipc::{
     ControlToSupervisor, CpuTimes, DeviceState, LISTS_PART, LinkState, MirrorConfig, Replaced, SupervisorToControl,
@@ -20,7 +20,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 
 type Supervisor = Channel<SupervisorToControl, ControlToSupervisor>;
-type Switch = Channel<ToControl, FromControl>;
 
 /// Waits for as long as a broken test may take; a working one never waits that long.
 const PATIENCE: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
@@ -29,7 +28,7 @@ const PATIENCE: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
 pub struct Fake {
     pub dir: tempfile::TempDir,
     pub supervisor: Supervisor,
-    pub switch: Option<Switch>,
+    pub switch: Option<SwitchEnd>,
     pub ports: BTreeMap<PortId, PortConfig>,
     pub states: BTreeMap<PortId, PortState>,
     pub flows: Vec<(FlowSpec, u64)>,
@@ -54,6 +53,11 @@ pub struct Fake {
     pub keeps_lists_waiting: bool,
     parts: Vec<u8>,
     next_id: u64,
+}
+
+/// What was sent is there to be read. Control may be gone: then that is found out by who listens.
+fn flush(switch: &mut SwitchEnd) {
+    let _ = switch.flush();
 }
 
 impl Fake {
@@ -123,8 +127,8 @@ impl Fake {
 
     /// Gives control a new channel to the switch, which says hello on it.
     pub fn attach(&mut self) {
-        let (ours, theirs) = Switch::pair().unwrap();
-        self.switch = Some(Channel::new(ours));
+        let (ours, theirs) = ring_pair().unwrap();
+        self.switch = Some(SwitchEnd::new(ours).unwrap());
         self.supervisor.send(&SupervisorToControl::DatapathChannel, Some(theirs.as_fd())).unwrap();
         let ports: Vec<_> = self.ports.keys().map(|id| self.info(*id)).collect();
         ports.into_iter().for_each(|port| self.tell(&ToControl::Port(port)));
@@ -154,10 +158,13 @@ impl Fake {
 
     pub fn tell(&mut self, message: &ToControl) {
         let Some(switch) = &mut self.switch else { return };
-        while let Err(e) = switch.send(message, None) {
+        while let Err(e) = switch.send(message) {
             assert!(matches!(e, ChannelError::WouldBlock), "{e}");
-            assert!(poll(&mut [PollFd::new(switch, PollFlags::OUT)], Some(&PATIENCE)).unwrap() > 0, "not read");
+            flush(switch);
+            assert!(poll(&mut [PollFd::new(switch, PollFlags::IN)], Some(&PATIENCE)).unwrap() > 0, "not read");
+            let _ = switch.woken();
         }
+        flush(switch);
     }
 
     /// A packet arrives at the switch: true when a flow took it, false when it was handed to control.
@@ -219,9 +226,19 @@ impl Fake {
         }
         while let Some(switch) = &mut self.switch {
             match switch.recv() {
-                Ok((message, _)) => self.switch_hears(message),
-                Err(ChannelError::WouldBlock) => break,
-                Err(_) => self.switch = None,
+                Ok(message) => self.switch_hears(message),
+                Err(ChannelError::WouldBlock) => {
+                    flush(switch);
+                    if !switch.rest().unwrap() {
+                        continue;
+                    }
+                    match switch.woken() {
+                        Ok(()) => {}
+                        Err(ChannelError::WouldBlock) => break,
+                        Err(_) => self.switch = None,
+                    }
+                }
+                Err(e) => panic!("control {e}"),
             }
         }
     }

@@ -20,7 +20,7 @@ use super::store::{SavedPort, Store};
 use super::uplink::Uplink;
 use super::{RunError, RunError::Failed};
 use lasthop_hostview::HostMonitor;
-use lasthop_ipc::{Channel, FromControl, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor, ToControl};
+use lasthop_ipc::{SupervisorToSwitch, SwitchSettings, SwitchToSupervisor, ring_pair};
 use lasthop_management_ipc::{ControlToSupervisor, DeviceState, LISTS_PART, SupervisorToControl};
 use lasthop_policy::{Mirror, PortSettings};
 use lasthop_sys::{Epoll, SignalFd, Trigger, Watched};
@@ -323,9 +323,9 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Gives the switch and control a new channel to each other; they drop the one they may still have.
+    /// Gives the switch and control new rings to each other; they drop those they may still have.
     fn join_children(&mut self) {
-        match Channel::<ToControl, FromControl>::pair() {
+        match ring_pair() {
             Ok((for_switch, for_control)) => {
                 self.switch.send(SupervisorToSwitch::ControlChannel, Some(for_switch));
                 self.control.send(SupervisorToControl::DatapathChannel, Some(for_control));
@@ -375,6 +375,10 @@ impl Supervisor {
                     self.announce();
                 }
                 SwitchToSupervisor::Thread(port, thread) => self.hear_thread(port, thread),
+                SwitchToSupervisor::ControlBroke(what) => {
+                    warn!("lasthop-control {what}; killing it");
+                    self.control.kill_for(&format!("it {what}"));
+                }
                 SwitchToSupervisor::ConnectionClosed { port, reason } => {
                     self.monitor.forget(port.0);
                     self.sessions.connection_closed(port);

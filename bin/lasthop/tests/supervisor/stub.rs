@@ -1,7 +1,7 @@
 //! Children for the tests: they speak the real messages and print what they see.
 
 use lasthop_ipc::{
-    Channel, ChannelError, FromControl, SessionToSupervisor, SupervisorToSession, SupervisorToSwitch,
+    Channel, ChannelError, ControlEnd, SessionToSupervisor, SupervisorToSession, SupervisorToSwitch, SwitchEnd,
     SwitchToSupervisor, ToControl,
 };
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
@@ -93,7 +93,7 @@ pub fn switch(called: &Path) {
     if behaviour == "switch is slow" {
         std::thread::sleep(Duration::from_millis(300));
     }
-    let mut control: Option<Channel<ToControl, FromControl>> = None;
+    let mut control: Option<SwitchEnd> = None;
     let mut connections: BTreeMap<u32, OwnedFd> = BTreeMap::new();
     let mut ready = Vec::new();
     loop {
@@ -122,13 +122,14 @@ pub fn switch(called: &Path) {
                             say("switch", &format!("connection {id} vm {vm:?}"));
                         }
                         SupervisorToSwitch::ControlChannel => {
-                            let mut channel = Channel::new(fd.unwrap());
+                            let mut rings = SwitchEnd::new(fd.unwrap()).unwrap();
+                            rings.send(&ToControl::Hello).unwrap();
                             // Control may have ended since, as everything does at a shutdown.
-                            match channel.send(&ToControl::Hello, None) {
+                            match rings.flush() {
                                 Ok(()) | Err(ChannelError::Closed) => {}
                                 Err(e) => panic!("{e}"),
                             }
-                            control = Some(channel);
+                            control = Some(rings);
                         }
                         SupervisorToSwitch::Shutdown if behaviour == "switch stays" => say("switch", "staying as told"),
                         SupervisorToSwitch::Shutdown => {
@@ -177,7 +178,7 @@ pub fn control(_called: &Path) {
     epoll.add(&supervisor, SUPERVISOR, Trigger::Level).unwrap();
     epoll.add(&api, API, Trigger::Level).unwrap();
     tell(&mut supervisor, &ControlToSupervisor::Ready);
-    let mut datapath: Option<Channel<FromControl, ToControl>> = None;
+    let mut datapath: Option<ControlEnd> = None;
     let mut ports = None;
     // What ports were told, since somebody asked.
     let mut told = Vec::new();
@@ -192,9 +193,9 @@ pub fn control(_called: &Path) {
                     for (message, fd) in messages(&mut supervisor) {
                         match message {
                             SupervisorToControl::DatapathChannel => {
-                                let channel = Channel::new(fd.unwrap());
-                                epoll.add(&channel, PEER, Trigger::Level).unwrap();
-                                datapath = Some(channel);
+                                let rings = ControlEnd::new(fd.unwrap()).unwrap();
+                                epoll.add(&rings, PEER, Trigger::Level).unwrap();
+                                datapath = Some(rings);
                             }
                             SupervisorToControl::Ports(list) => {
                                 let list = list.iter().map(|port| format!("{}={}", port.id, port.name));
@@ -228,7 +229,7 @@ pub fn control(_called: &Path) {
                         }
                     }
                 }
-                PEER => match datapath.as_mut().map(Channel::recv) {
+                PEER => match datapath.as_mut().map(|rings| rings.woken().and_then(|()| rings.recv())) {
                     Some(Ok(_)) => say("control", "heard the switch"),
                     Some(Err(ChannelError::WouldBlock)) | None => {}
                     Some(Err(_)) => datapath = None,

@@ -2,6 +2,7 @@
 
 use crate::DeniedBy;
 use crate::learning::dropped;
+use crate::station::Station;
 use hashbrown::HashTable;
 use lasthop_conntrack::Tuple;
 use lasthop_flow::{Action, FlowSpec, hash_key};
@@ -285,14 +286,14 @@ pub(crate) struct FlowIndex {
     slots: Vec<Option<Installed>>,
     free: Vec<Id>,
     by_match: HashTable<Id>,
-    by_source: BTreeSet<(PortId, u16, MacAddr, Id)>,
-    by_dst: BTreeSet<(u16, MacAddr, PortId, Id)>,
+    by_source: BTreeSet<(PortId, Station, Id)>,
+    by_dst: BTreeSet<(Station, PortId, Id)>,
     by_port: BTreeSet<(PortId, Id)>,
     floods: BTreeSet<(PortId, Id)>,
     unlearned: BTreeSet<(PortId, Id)>,
     by_use: BTreeSet<(PortId, u64, Id)>,
     counts: BTreeMap<PortId, usize>,
-    masks: HashMap<FlowMask, usize>,
+    masks: HashTable<(FlowMask, usize)>,
     drops: usize,
     by_connection: BTreeSet<(u64, PortId, Id)>,
     hiding: HashMap<Tuple, Vec<Id>>,
@@ -325,13 +326,13 @@ impl FlowIndex {
 
     /// The mask that a flow gets which needs at least this one: itself while there are few, else one in use.
     pub fn settle(&self, mask: &FlowMask, limit: usize) -> FlowMask {
-        if self.masks.len() < limit || self.masks.contains_key(mask) {
+        if self.masks.len() < limit || self.masks.find(hash(&mask.0), |(m, _)| m == mask).is_some() {
             return *mask;
         }
         // What looks at TCP flags has an exact mask of its own.
         let flags = mask.0.tcp_flags;
         let exact = FlowMask(FlowKey { tcp_flags: flags, ..EXACT_MASK.0 });
-        let enough = self.masks.keys().filter(|m| has(m, mask) && has(&exact, m));
+        let enough = self.masks.iter().map(|(m, _)| m).filter(|m| has(m, mask) && has(&exact, m));
         enough.min_by_key(|m| (bits(m), m.0.words())).copied().unwrap_or(exact)
     }
 
@@ -368,8 +369,8 @@ impl FlowIndex {
             (self.slots.len() - 1) as Id
         });
         if let Some(pair) = flow.pair() {
-            self.by_source.insert((pair.port, pair.vlan, pair.src, id));
-            self.by_dst.insert((pair.vlan, pair.dst, pair.port, id));
+            self.by_source.insert((pair.port, Station::new(pair.vlan, pair.src), id));
+            self.by_dst.insert((Station::new(pair.vlan, pair.dst), pair.port, id));
         }
         if flow.verdict == Some(Verdict::Flood) {
             self.floods.insert((flow.port(), id));
@@ -386,7 +387,9 @@ impl FlowIndex {
         self.by_port.insert((flow.port(), id));
         self.by_use.insert((flow.port(), flow.used_ms, id));
         *self.counts.entry(flow.port()).or_insert(0) += 1;
-        *self.masks.entry(flow.mask).or_insert(0) += 1;
+        let mask = flow.mask;
+        let known = self.masks.entry(hash(&mask.0), |(m, _)| *m == mask, |(m, _)| hash(&m.0));
+        known.or_insert((mask, 0)).get_mut().1 += 1;
         let slots = &mut self.slots;
         let hashed = hash(&flow.key);
         if let Some(slot) = slots.get_mut(id as usize) {
@@ -405,8 +408,8 @@ impl FlowIndex {
             entry.remove();
         }
         if let Some(pair) = flow.pair() {
-            self.by_source.remove(&(pair.port, pair.vlan, pair.src, id));
-            self.by_dst.remove(&(pair.vlan, pair.dst, pair.port, id));
+            self.by_source.remove(&(pair.port, Station::new(pair.vlan, pair.src), id));
+            self.by_dst.remove(&(Station::new(pair.vlan, pair.dst), pair.port, id));
         }
         if flow.connection != 0 {
             self.by_connection.remove(&(flow.connection, flow.port(), id));
@@ -429,10 +432,10 @@ impl FlowIndex {
                 self.counts.remove(&flow.port());
             }
         }
-        if let Some(n) = self.masks.get_mut(&flow.mask) {
-            *n -= 1;
-            if *n == 0 {
-                self.masks.remove(&flow.mask);
+        if let Ok(mut entry) = self.masks.find_entry(hash(&flow.mask.0), |(m, _)| *m == flow.mask) {
+            entry.get_mut().1 -= 1;
+            if entry.get().1 == 0 {
+                entry.remove();
             }
         }
         Some(flow)
@@ -468,10 +471,12 @@ impl FlowIndex {
         let first = |set: &BTreeSet<(PortId, Id)>| set.range((owner, at)..=(owner, Id::MAX)).next().map(|e| e.1);
         match cause {
             Cause::To(vlan, dst) | Cause::Group(vlan, dst) => {
-                self.by_dst.range((vlan, dst, owner, at)..=(vlan, dst, owner, Id::MAX)).next().map(|e| e.3)
+                let to = Station::new(vlan, dst);
+                self.by_dst.range((to, owner, at)..=(to, owner, Id::MAX)).next().map(|e| e.2)
             }
             Cause::From(vlan, src) => {
-                self.by_source.range((owner, vlan, src, at)..=(owner, vlan, src, Id::MAX)).next().map(|e| e.3)
+                let from = Station::new(vlan, src);
+                self.by_source.range((owner, from, at)..=(owner, from, Id::MAX)).next().map(|e| e.2)
             }
             Cause::Ended(number) => {
                 self.by_connection.range((number, owner, at)..=(number, owner, Id::MAX)).next().map(|e| e.2)
@@ -491,7 +496,8 @@ impl FlowIndex {
             let port = from?;
             let found = match cause {
                 Cause::To(vlan, dst) | Cause::Group(vlan, dst) => {
-                    self.by_dst.range((vlan, dst, port, 0)..=(vlan, dst, PortId(u32::MAX), Id::MAX)).next().map(|e| e.2)
+                    let to = Station::new(vlan, dst);
+                    self.by_dst.range((to, port, 0)..=(to, PortId(u32::MAX), Id::MAX)).next().map(|e| e.1)
                 }
                 Cause::Ended(number) => {
                     let all = (number, port, 0)..=(number, PortId(u32::MAX), Id::MAX);

@@ -66,6 +66,7 @@ mod rate;
 mod settings;
 mod snooping;
 mod statics;
+mod station;
 mod vlans;
 
 pub use explain::Explanation;

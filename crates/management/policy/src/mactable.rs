@@ -1,5 +1,6 @@
 //! Where stations live: (VLAN, address) → port, with ageing, limits and flap damping.
 
+use crate::station::Station;
 use lasthop_types::{MacAddr, PortId};
 use std::collections::BTreeMap;
 
@@ -116,7 +117,7 @@ impl Pool {
 /// only, so that none of them is at the cost of a guest.
 #[derive(Debug)]
 pub(crate) struct MacTable {
-    entries: BTreeMap<(u16, MacAddr), Entry>,
+    entries: BTreeMap<Station, Entry>,
     guests: Pool,
     uplinks: Pool,
 }
@@ -145,21 +146,17 @@ impl MacTable {
     pub fn remove_port(&mut self, port: PortId) -> Vec<(u16, MacAddr)> {
         let pool = self.pool_mut(port);
         pool.held -= pool.counts.remove(&port).unwrap_or(0);
-        let learned = self.entries.iter().filter(|(_, e)| e.port == port && !e.is_static);
-        let gone: Vec<_> = learned.map(|(k, _)| *k).collect();
-        for k in &gone {
-            self.entries.remove(k);
-        }
-        gone
+        let gone: Vec<_> = self.entries.extract_if(.., |_, e| e.port == port && !e.is_static).collect();
+        gone.into_iter().map(|(station, _)| (station.vlan(), station.mac())).collect()
     }
 
     /// The address lives at this port for good, unless it is static elsewhere already. Where it has been learned before.
     pub fn add_static(&mut self, vlan: u16, mac: MacAddr, port: PortId) -> Option<PortId> {
-        let before = self.entries.get(&(vlan, mac)).map(|e| (e.port, e.is_static));
+        let before = self.entries.get(&Station::new(vlan, mac)).map(|e| (e.port, e.is_static));
         if before.is_some_and(|(_, is_static)| is_static) {
             return None;
         }
-        self.entries.insert((vlan, mac), Entry::new(port, 0, true));
+        self.entries.insert(Station::new(vlan, mac), Entry::new(port, 0, true));
         let (from, _) = before?;
         self.pool_mut(from).take(from);
         Some(from)
@@ -167,7 +164,7 @@ impl MacTable {
 
     /// Forgets an address, static or not; where it lived.
     pub fn forget(&mut self, vlan: u16, mac: MacAddr) -> Option<PortId> {
-        let Entry { port, is_static, .. } = self.entries.remove(&(vlan, mac))?;
+        let Entry { port, is_static, .. } = self.entries.remove(&Station::new(vlan, mac))?;
         if !is_static {
             self.pool_mut(port).take(port);
         }
@@ -176,7 +173,7 @@ impl MacTable {
 
     /// Static addresses of a port.
     pub fn statics(&self, port: PortId) -> Vec<(u16, MacAddr)> {
-        self.entries.iter().filter(|(_, e)| e.is_static && e.port == port).map(|(k, _)| *k).collect()
+        self.entries.iter().filter(|(_, e)| e.is_static && e.port == port).map(|(s, _)| (s.vlan(), s.mac())).collect()
     }
 
     /// How many have been learned: static ones do not count.
@@ -185,7 +182,7 @@ impl MacTable {
     }
 
     pub fn get(&self, vlan: u16, mac: MacAddr) -> Option<&Entry> {
-        self.entries.get(&(vlan, mac))
+        self.entries.get(&Station::new(vlan, mac))
     }
 
     pub fn len(&self) -> usize {
@@ -207,7 +204,7 @@ impl MacTable {
 
     /// What [`MacTable::learn`] would answer, without changing anything.
     pub fn would_learn(&self, vlan: u16, mac: MacAddr, port: PortId, now_ms: u64) -> Learned {
-        let Some(e) = self.entries.get(&(vlan, mac)) else {
+        let Some(e) = self.entries.get(&Station::new(vlan, mac)) else {
             return if self.has_room(port) { Learned::New } else { Learned::OverLimit };
         };
         if e.port == port {
@@ -239,11 +236,11 @@ impl MacTable {
         match learned {
             Learned::OverLimit | Learned::Static(_) => {}
             Learned::New => {
-                self.entries.insert((vlan, mac), Entry::new(port, now_ms, false));
+                self.entries.insert(Station::new(vlan, mac), Entry::new(port, now_ms, false));
                 self.pool_mut(port).add(port);
             }
             Learned::Known | Learned::Held | Learned::Moved { .. } => {
-                let Some(e) = self.entries.get_mut(&(vlan, mac)) else { return learned };
+                let Some(e) = self.entries.get_mut(&Station::new(vlan, mac)) else { return learned };
                 if learned == Learned::Known {
                     e.seen_ms = e.seen_ms.max(now_ms);
                     return learned;
@@ -272,7 +269,7 @@ impl MacTable {
 
     /// Traffic of the station was noticed at `seen_ms` without a miss. Ignored for any other port.
     pub fn refresh(&mut self, vlan: u16, mac: MacAddr, port: PortId, seen_ms: u64) {
-        if let Some(e) = self.entries.get_mut(&(vlan, mac))
+        if let Some(e) = self.entries.get_mut(&Station::new(vlan, mac))
             && e.port == port
         {
             e.seen_ms = e.seen_ms.max(seen_ms);
@@ -285,7 +282,7 @@ impl MacTable {
         if !self.has_room(port) {
             return None;
         }
-        match self.entries.get_mut(&(vlan, mac)) {
+        match self.entries.get_mut(&Station::new(vlan, mac)) {
             None => {
                 self.learn(vlan, mac, port, seen_ms);
                 None
@@ -310,11 +307,11 @@ impl MacTable {
     pub fn expire(&mut self, now_ms: u64) -> Vec<(u16, MacAddr, PortId)> {
         let old = |e: &Entry| !e.is_static && now_ms.saturating_sub(e.seen_ms) >= AGEING_MS;
         let mut gone: Vec<_> =
-            self.entries.iter().filter(|(_, e)| old(e)).map(|((vlan, mac), e)| (*vlan, *mac, e.port)).collect();
+            self.entries.iter().filter(|(_, e)| old(e)).map(|(s, e)| (s.vlan(), s.mac(), e.port)).collect();
         self.remove(&gone);
         for port in [&self.guests, &self.uplinks].into_iter().flat_map(Pool::beyond).collect::<Vec<_>>() {
             let of_port = self.entries.iter().filter(|(_, e)| e.port == port && !e.is_static);
-            let mut by_age: Vec<_> = of_port.map(|((vlan, mac), e)| (e.seen_ms, *vlan, *mac)).collect();
+            let mut by_age: Vec<_> = of_port.map(|(s, e)| (e.seen_ms, s.vlan(), s.mac())).collect();
             by_age.sort_unstable();
             let beyond = by_age.len().saturating_sub(self.port_limit(port));
             let beyond: Vec<_> = by_age.into_iter().take(beyond).map(|(_, vlan, mac)| (vlan, mac, port)).collect();
@@ -326,15 +323,15 @@ impl MacTable {
 
     fn remove(&mut self, gone: &[(u16, MacAddr, PortId)]) {
         for (vlan, mac, port) in gone {
-            self.entries.remove(&(*vlan, *mac));
+            self.entries.remove(&Station::new(*vlan, *mac));
             self.pool_mut(*port).take(*port);
         }
     }
 
     pub fn iter(&self, now_ms: u64) -> impl Iterator<Item = MacView> + '_ {
-        self.entries.iter().map(move |((vlan, mac), e)| MacView {
-            mac: *mac,
-            vlan: *vlan,
+        self.entries.iter().map(move |(station, e)| MacView {
+            mac: station.mac(),
+            vlan: station.vlan(),
             port: e.port,
             age_ms: now_ms.saturating_sub(e.seen_ms),
             held: now_ms < e.held_until_ms,

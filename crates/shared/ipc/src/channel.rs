@@ -1,5 +1,6 @@
 //! A `SOCK_SEQPACKET` socket that carries one type each way.
 
+use crate::ring::Nonsense;
 use lasthop_sys::{receive_with_fds, send_with_fds};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};
@@ -22,12 +23,21 @@ pub enum ChannelError {
     /// The other end sent something that is not a message of this version.
     #[error("malformed message: {0}")]
     Malformed(postcard::Error),
+    /// The other end has written into shared memory what cannot be.
+    #[error("the other process {0}")]
+    Nonsense(&'static str),
     /// The message is longer than [`MAX_MESSAGE`].
     #[error("message too long")]
     TooLong,
     /// Any other error of the socket.
     #[error("socket: {0}")]
     Io(Errno),
+}
+
+impl From<Nonsense> for ChannelError {
+    fn from(Nonsense(what): Nonsense) -> Self {
+        Self::Nonsense(what)
+    }
 }
 
 impl From<Errno> for ChannelError {

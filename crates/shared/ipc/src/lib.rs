@@ -7,13 +7,28 @@
 
 mod channel;
 mod datapath;
+#[cfg(any(test, feature = "far"))]
+mod far;
+mod ring;
+#[cfg(test)]
+mod ring_tests;
+mod rings;
+#[cfg(test)]
+mod rings_tests;
 mod supervisor;
+mod sync;
 
 pub use channel::{Channel, ChannelError, MAX_MESSAGE};
 pub use datapath::{
     DatapathReply, DatapathRequest, FlowInfo, FromControl, PortInfo, PortState, QueueInfo, ToControl, UpcallPacket,
 };
+#[cfg(any(test, feature = "far"))]
+pub use far::{ControlEnd, ring_pair};
+pub use rings::Rings;
 pub use supervisor::{
     PortConfig, RateLimit, SessionToSupervisor, SupervisorToSession, SupervisorToSwitch, SwitchSettings,
     SwitchToSupervisor,
 };
+
+/// The switch's end.
+pub type SwitchEnd = Rings<ToControl, FromControl>;

@@ -66,7 +66,7 @@ pub enum SupervisorToSwitch {
     /// socket, travels with this message; it replaces one the port still has. The VM behind it has that slot in the host view, if
     /// it is watched.
     Connection(PortId, Option<u32>),
-    /// The switch's end of a new switch–control channel travels with this message.
+    /// The switch's end of new rings to control travels with this message.
     ControlChannel,
     /// What a port may send, get and flood from now on.
     Limits(PortId, [RateLimit; 3]),
@@ -88,6 +88,8 @@ pub enum SwitchToSupervisor {
     },
     /// The port has a thread of its own now, with this number.
     Thread(PortId, i32),
+    /// Control has written what cannot be into the rings, which is not read any further: it has to be replaced. What it was, for the log.
+    ControlBroke(String),
 }
 
 /// To the session process of a port.

@@ -24,6 +24,9 @@ mod process;
 mod pulse;
 pub mod sandbox;
 mod sched;
+#[cfg(any(test, feature = "supervisor"))]
+mod sealed;
+mod shared;
 mod signal_cost;
 mod socket;
 
@@ -49,4 +52,7 @@ pub use pulse::{Beat, map_pulse};
 #[cfg(any(test, feature = "supervisor"))]
 pub use pulse::{Pulse, Sign};
 pub use sched::{Prompter, TimerFd, bind_current_thread, current_thread, set_idle};
+#[cfg(any(test, feature = "supervisor"))]
+pub use sealed::sealed_memfd;
+pub use shared::SharedWords;
 pub use socket::{receive_with_fds, send_with_fds};

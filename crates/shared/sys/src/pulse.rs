@@ -101,7 +101,7 @@ pub use page::{Pulse, Sign};
 #[cfg(any(test, feature = "supervisor"))]
 mod page {
     use super::{LINE, SLOTS};
-    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+    use crate::sealed_memfd;
     use rustix::io::{Errno, pread};
     use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -131,10 +131,7 @@ mod page {
     impl Pulse {
         /// For a process that is to be started.
         pub fn new() -> Result<Self, Errno> {
-            let page = memfd_create("lasthop-pulse", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-            ftruncate(&page, (SLOTS * LINE) as u64)?;
-            fcntl_add_seals(&page, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-            Ok(Self { page, bytes: Vec::new() })
+            Ok(Self { page: sealed_memfd("lasthop-pulse", (SLOTS * LINE) as u64)?, bytes: Vec::new() })
         }
 
         /// The threads there are, as they say.

@@ -54,6 +54,8 @@ pub struct Forwarder {
     pub(crate) plan: Plan,
     /// Where the last delivery went.
     pub(crate) receiver: PortId,
+    /// Packets of this burst wait for control.
+    missed: bool,
 }
 
 /// The burst at hand: where it comes from.
@@ -99,6 +101,7 @@ impl Forwarder {
             packets: vec![Packet::default(); BURST].into_boxed_slice(),
             plan: Plan::default(),
             receiver: PortId(0),
+            missed: false,
             datapath,
         }
     }
@@ -132,6 +135,11 @@ impl Forwarder {
         }
         if let Some(error) = broken {
             fail(&self.datapath, port, index, &mut guard, error);
+        }
+        drop(guard);
+        // All of the burst at once, and nobody who is woken by it finds the queue locked.
+        if std::mem::take(&mut self.missed) {
+            self.datapath.note_missed();
         }
         outcome
     }
@@ -301,7 +309,7 @@ impl Forwarder {
         match burst.port.upcalls.enqueue(packet, pieces, burst.now_ns / 1_000_000) {
             Ok(()) => {
                 burst.queue.counters.missed.add(1);
-                self.datapath.note_missed();
+                self.missed = true;
                 self.plan.set_done(i);
             }
             Err(NoPlace::Taken) if self.datapath.control_answers() => return false,

@@ -93,8 +93,8 @@ impl Order {
     /// It is about just this flow.
     pub(crate) fn is_about(&self, key: &FlowKey, mask: &FlowMask) -> bool {
         match &self.what {
-            What::Flow { flow, .. } => (flow.key, flow.mask) == (key.masked(mask), *mask),
-            What::Remove(k, m) => (k.masked(m), **m) == (key.masked(mask), *mask),
+            What::Flow { flow, .. } => key.is_of(&flow.key, mask) && flow.mask == *mask,
+            What::Remove(k, m) => key.is_of(&k.masked(m), mask) && **m == *mask,
             What::Packet(_) | What::Nothing => false,
         }
     }

@@ -186,7 +186,7 @@ impl Upcalls {
     /// The packet that has waited longest of those this flow is for, and its bytes.
     pub(crate) fn oldest_for(&self, key: &FlowKey, mask: &FlowMask) -> Option<(u32, usize)> {
         let slots = self.slots.lock();
-        let for_it = slots.all.iter().filter(|s| s.use_ == Use::Waiting && s.packet.key.masked(mask) == *key);
+        let for_it = slots.all.iter().filter(|s| s.use_ == Use::Waiting && s.packet.key.is_of(key, mask));
         for_it.min_by_key(|s| (s.since_ms, s.id)).map(|s| (s.id, s.packet.sent_len))
     }
 
@@ -195,7 +195,7 @@ impl Upcalls {
     pub(crate) fn go_before(&self, flow: &Flow) -> bool {
         let mut slots = self.slots.lock();
         let mut here = slots.all.iter().filter(|s| s.use_ != Use::Free);
-        let before = here.any(|s| s.packet.key.masked(&flow.mask) == flow.key);
+        let before = here.any(|s| s.packet.key.is_of(&flow.key, &flow.mask));
         slots.stalled |= before;
         before
     }

@@ -1,7 +1,8 @@
 //! The flow key: what a frame is, as far as any rule may ask (docs/architecture.md, "Flows and policy").
 
 use lasthop_types::{MacAddr, PortId};
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Fields of a frame in a fixed layout without padding, so that a key is compared, masked and hashed as bytes.
@@ -9,21 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// The order matters: a lookup that only needs the link layer reads the first [`Depth::L2`] bytes, one that needs
 /// addresses and ports the first [`Depth::L4`], so a learning switch pays for 32 bytes and not for 160.
 /// Numbers are in host order; a field that the frame does not have is zero.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    Hash,
-    Serialize,
-    Deserialize,
-    FromBytes,
-    IntoBytes,
-    KnownLayout,
-    Immutable,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct FlowKey {
     /// Number of the port the frame came from.
@@ -145,10 +132,34 @@ impl FlowKey {
         zerocopy::transmute_mut!(self)
     }
 
+    /// Whether this key with every bit cleared that `mask` does not have is `flow`. As a rule its first words tell.
+    pub fn is_of(&self, flow: &Self, mask: &FlowMask) -> bool {
+        let words = self.words().iter().zip(mask.0.words()).zip(flow.words());
+        words.into_iter().all(|((word, mask), flow)| word & mask == *flow)
+    }
+
     /// This key with every bit cleared that `mask` does not have.
     pub fn masked(&self, mask: &FlowMask) -> Self {
         let words = std::array::from_fn::<_, { Depth::Full.words() }, _>(|i| self.words()[i] & mask.0.words()[i]);
         zerocopy::transmute!(words)
+    }
+}
+
+/// As bytes, up to the last word that is not zero: most keys of flows, and their masks, are zero from some field on, and bytes are copied
+/// where 34 fields would be read and written one by one.
+impl Serialize for FlowKey {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let words = self.words().iter().rposition(|word| *word != 0).map_or(0, |last| last + 1);
+        to.serialize_bytes(self.as_bytes().get(..words * 8).unwrap_or_default())
+    }
+}
+
+impl<'de> Deserialize<'de> for FlowKey {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let (bytes, mut key) = (<&[u8]>::deserialize(from)?, Self::default());
+        let room = key.as_mut_bytes().get_mut(..bytes.len());
+        room.ok_or_else(|| D::Error::custom("longer than a key"))?.copy_from_slice(bytes);
+        Ok(key)
     }
 }
 
