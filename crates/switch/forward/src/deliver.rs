@@ -57,8 +57,9 @@ pub(crate) struct Target<'a> {
     header_len: usize,
     join: bool,
     counters: &'a PortCounters,
-    packets: u64,
-    bytes: u64,
+    /// Delivered so far.
+    pub(crate) packets: u64,
+    pub(crate) bytes: u64,
     /// What was done, but for packets that took the shortest way.
     work: usize,
     /// What broke the ring.
@@ -154,11 +155,6 @@ impl<'a> Target<'a> {
     #[inline]
     pub(crate) fn is_refused(&self) -> bool {
         self.reason == DropReason::Rate
-    }
-
-    /// Packets and bytes so far.
-    pub(crate) fn delivered(&self) -> (u64, u64) {
-        (self.packets, self.bytes)
     }
 
     /// Takes buffers for all frames still to come, as far as there are some: [`Target::deliver_at_once`] and [`Target::pass`] go no

@@ -51,12 +51,6 @@ impl Repeat {
         begins
     }
 
-    /// Packets are to be passed on to the planned receiver `group`.
-    #[inline]
-    pub(crate) fn is_for(&self, group: usize) -> bool {
-        self.most > 0 && self.group == Some(group)
-    }
-
     /// They have been: the first of them, so many.
     #[inline]
     pub(crate) fn note(&mut self, passed: Passed) -> u64 {

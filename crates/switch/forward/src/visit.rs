@@ -38,8 +38,7 @@ pub(crate) fn visit<R>(
         target.refuse();
     }
     let result = fill(&mut target);
-    let (packets, bytes) = target.delivered();
-    port.gets.charge(packets, bytes, now_ns);
+    port.gets.charge(target.packets, target.bytes, now_ns);
     let end = target.finish();
     drop(target);
     if end.call && port.interrupts_now(queue, end.packets) {
@@ -58,7 +57,7 @@ impl Forwarder {
         let (mut n, mut passed) = (0, Passed::default());
         self.plan.wasted_work = 0;
         while let Some(group) = self.plan.group(n) {
-            let repeats = self.plan.repeat.is_for(n);
+            let repeats = self.plan.repeat.most > 0 && self.plan.repeat.group == Some(n);
             n += 1;
             let Some(port) = self.ports.get(group.port) else { continue };
             let copy = (group.queue & COPIES != 0).then_some(DropReason::MirrorCopy);

@@ -5,8 +5,10 @@
 //! 64 bytes on split rings.
 
 use crate::copy;
+use crate::fill::fill;
 use crate::memory::GuestMemory;
 use crate::slice::{PinnedSlice, load_flags_first, prefetch_line};
+use arrayvec::ArrayVec;
 use std::marker::PhantomData;
 
 /// A ring of words, a power of two of them. See [`PinnedSlice::entries`].
@@ -50,6 +52,22 @@ impl Entries<'_, u16> {
         // SAFETY: `n & mask` is one of the words that `PinnedSlice::entries` found inside and aligned.
         u16::from_le(unsafe { self.ptr.add(n & self.mask).read_volatile() })
     }
+
+    /// Reads from the `first` on, modulo their number, up to `most`, the last word or where `each` makes nothing of one, and appends what
+    /// it makes to a list. Returns how many.
+    #[inline(always)]
+    pub fn fill<T: Copy, const N: usize>(
+        &self,
+        list: &mut ArrayVec<T, N>,
+        first: usize,
+        most: usize,
+        mut each: impl FnMut(u16) -> Option<T>,
+    ) -> usize {
+        let first = first & self.mask;
+        // SAFETY: as above; `n` is less than what is left from the `first` on.
+        let word = |n| unsafe { self.ptr.add(first + n).read_volatile() };
+        fill(list, most.min(self.mask + 1 - first), |n| each(u16::from_le(word(n))))
+    }
 }
 
 impl Entries<'_, [u32; 2]> {
@@ -74,16 +92,34 @@ impl Descriptors<'_> {
     /// flags, which are there, last.
     #[inline(always)]
     pub fn load(&self, n: usize) -> Option<(u64, u32, u32)> {
-        if n >= self.count {
-            return None;
-        }
+        // SAFETY: it is there.
+        (n < self.count).then(|| unsafe { self.word(n) })
+    }
+
+    /// # Safety
+    /// There is an `n`th.
+    #[inline(always)]
+    unsafe fn word(&self, n: usize) -> (u64, u32, u32) {
         // SAFETY: the `n`th 16 bytes are inside and aligned; the guest's accesses to ring fields are atomic too.
         unsafe {
             let words = self.ptr.add(2 * n).cast::<u32>();
             let last = load_flags_first(words.add(3));
             let first = u64::from_le(words.cast::<u64>().read_volatile());
-            Some((first, u32::from_le(words.add(2).read_volatile()), last))
+            (first, u32::from_le(words.add(2).read_volatile()), last)
         }
+    }
+
+    /// As [`Entries::fill`], up to the last descriptor; `each` is told how many were read before.
+    #[inline(always)]
+    pub fn fill<T: Copy, const N: usize>(
+        &self,
+        list: &mut ArrayVec<T, N>,
+        first: usize,
+        most: usize,
+        mut each: impl FnMut(usize, (u64, u32, u32)) -> Option<T>,
+    ) -> usize {
+        // SAFETY: `n` is less than what is left from the `first` on.
+        fill(list, most.min(self.count.saturating_sub(first)), |n| each(n, unsafe { self.word(first + n) }))
     }
 
     /// Writes the second word of the `n`th, or none.

@@ -26,7 +26,6 @@ mod window;
 pub use charge::Mapped;
 pub use entries::{Descriptors, Entries};
 pub use fault::install_fault_handler;
-pub use fill::fill;
 pub use memory::{AccessError, GuestMemory, MAX_REGIONS, MemoryLimits};
 pub use region::{MapError, RegionSpec, Size};
 pub use slice::{GuestSlice, PinnedSlice};

@@ -2,7 +2,7 @@
 
 use crate::{DESC_NEXT, DESC_WRITE, QueueError};
 use arrayvec::ArrayVec;
-use lasthop_guestmem::{AccessError, GuestMemory, GuestSlice, Tagged, fill};
+use lasthop_guestmem::{AccessError, GuestMemory, GuestSlice, Tagged};
 use std::ops::{Deref, Range};
 
 /// Most chains taken from a guest at once.
@@ -29,7 +29,7 @@ pub(crate) const MAX_WASTED: usize = 1024;
 /// One chain: a piece of memory, or some of those in [`Chains::pieces`]. In two words, because a burst's are written and read for each
 /// packet; its number is what the driver knows it by: in a split ring the index of the head descriptor, in a packed one the buffer id.
 #[derive(Clone, Copy, Debug)]
-pub struct Chain<'m>(Tagged<'m>);
+pub struct Chain<'m>(pub(crate) Tagged<'m>);
 
 /// In the form of a chain that is not one piece: it goes back to the driver unread.
 const BAD: u16 = 1 << 14;
@@ -122,12 +122,6 @@ impl<'m> Chains<'m> {
     #[inline]
     pub(crate) fn begin(&mut self, memory: &'m GuestMemory, device_writes: bool) -> ChainBuilder<'_, 'm> {
         ChainBuilder { first: self.pieces.len(), chains: self, memory, device_writes, len: 0, walked: 0, bad: false }
-    }
-
-    /// Adds chains of one buffer, up to `most` of them and as long as `next` has any; returns how many.
-    #[inline(always)]
-    pub(crate) fn add_singles(&mut self, most: usize, mut next: impl FnMut() -> Option<Tagged<'m>>) -> usize {
-        fill(&mut self.list, most, || next().map(Chain))
     }
 }
 

@@ -97,19 +97,18 @@ fn singles<'m, const DEVICE_WRITES: bool>(
     most: usize,
 ) -> usize {
     const FLAGS: u16 = AVAIL | USED | DESC_NEXT | DESC_WRITE | DESC_INDIRECT;
-    let wanted = next.avail_flags() | if DEVICE_WRITES { DESC_WRITE } else { 0 };
-    let (mut next, mut here) = (usize::from(next.index), *window);
-    let taken = chains.add_singles(most, || {
-        let Descriptor { addr, len, flags, next_or_id: id } = Descriptor::packed(desc.load(next)?);
-        next += 1;
-        if flags & FLAGS != wanted {
+    // They are compared where they lie, in the upper half of the last word.
+    let wanted = u32::from(next.avail_flags() | if DEVICE_WRITES { DESC_WRITE } else { 0 }) << 16;
+    let (first, mut here) = (usize::from(next.index), *window);
+    let taken = desc.fill(&mut chains.list, first, most, |n, (addr, len, last)| {
+        if last & u32::from(FLAGS) << 16 != wanted {
             return None;
         }
-        if DEVICE_WRITES && next & 3 == 0 {
+        if DEVICE_WRITES && (first + n) & 3 == 3 {
             // It will be read two lines of descriptors later, then marked used.
-            desc.prefetch_for_write(next + 8);
+            desc.prefetch_for_write(first + n + 9);
         }
-        here.find(addr, len, id)
+        here.find(addr, len, last as u16).map(Chain)
     });
     *window = here;
     taken

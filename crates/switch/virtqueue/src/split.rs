@@ -62,13 +62,11 @@ fn singles<'m, const FLAGS: u16>(
     next: u16,
     most: usize,
 ) -> usize {
-    let (mut next, mut here) = (usize::from(next), *window);
-    let taken = chains.add_singles(most, || {
-        let head = avail.load(next);
-        next += 1;
+    let mut here = *window;
+    let taken = avail.fill(&mut chains.list, usize::from(next), most, |head| {
         let Descriptor { addr, len, flags, .. } = Descriptor::split(desc.load(usize::from(head))?);
         let is_single = flags & (DESC_NEXT | DESC_WRITE | DESC_INDIRECT) == FLAGS;
-        if is_single { here.find(addr, len, head) } else { None }
+        if is_single { here.find(addr, len, head).map(Chain) } else { None }
     });
     *window = here;
     taken
@@ -146,15 +144,16 @@ impl SplitRing {
         let Some(avail) = self.avail.entries::<u16>(4, self.mask) else { return Ok(()) };
         let (desc, mut window) = (self.desc.descriptors(), memory.window(self.near));
         while left > 0 {
+            let most = left.min(self.mask + 1 - (usize::from(next) & self.mask));
             let taken = if device_writes {
-                singles::<DESC_WRITE>(chains, &mut window, avail, desc, next, left)
+                singles::<DESC_WRITE>(chains, &mut window, avail, desc, next, most)
             } else {
-                singles::<0>(chains, &mut window, avail, desc, next, left)
+                singles::<0>(chains, &mut window, avail, desc, next, most)
             };
             next = next.wrapping_add(taken as u16);
             left -= taken;
-            if left == 0 {
-                break;
+            if taken == most {
+                continue;
             }
             match self.take(memory, chains, device_writes, avail.load(usize::from(next))) {
                 Ok(true) => {}
