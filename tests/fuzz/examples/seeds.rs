@@ -45,6 +45,7 @@ fn seeds() -> Vec<(&'static str, Vec<Vec<u8>>)> {
         ("learning", 6, 240, None),
         ("walk", 16, 300, None),
         ("gro", 12, 160, None),
+        ("connections", 12, 300, None),
     ] {
         all.push((name, (0..count).map(|n| program(name, n, len, first)).collect()));
     }

@@ -5,6 +5,7 @@
 //! an oracle: a slow reference, a model or a law. It panics when the oracle disagrees: never for real input.
 
 mod acl;
+mod connections;
 mod device_ring;
 mod driver_ring;
 mod flow_table;
@@ -38,6 +39,7 @@ pub const TARGETS: &[Target] = &[
     ("walk", walk::run),
     ("acl", acl::run),
     ("gro", gro::run),
+    ("connections", connections::run),
 ];
 
 /// Runs the target of this name.
