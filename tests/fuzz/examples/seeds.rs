@@ -46,6 +46,7 @@ fn seeds() -> Vec<(&'static str, Vec<Vec<u8>>)> {
         ("walk", 16, 300, None),
         ("gro", 12, 160, None),
         ("control_rings", 12, 300, None),
+        ("connections", 12, 300, None),
     ] {
         all.push((name, (0..count).map(|n| program(name, n, len, first)).collect()));
     }

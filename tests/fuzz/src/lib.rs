@@ -6,6 +6,7 @@
 
 mod acl;
 mod control_rings;
+mod connections;
 mod device_ring;
 mod driver_ring;
 mod flow_table;
@@ -40,6 +41,7 @@ pub const TARGETS: &[Target] = &[
     ("walk", walk::run),
     ("acl", acl::run),
     ("gro", gro::run),
+    ("connections", connections::run),
 ];
 
 /// Runs the target of this name.

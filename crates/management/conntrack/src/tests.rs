@@ -1,5 +1,6 @@
 //! Packets in, states out.
 
+mod figures;
 mod keep;
 mod limits;
 mod nat;

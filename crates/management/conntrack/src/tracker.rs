@@ -286,6 +286,10 @@ impl Tracker {
         for n in 0..TRIES {
             let sent = translated(nat, &original, n, &self.secrets, self.config.icmp_ids);
             let Some((sent, reply)) = sent.and_then(|sent| Some((sent, sent.inverse()?))) else { break };
+            if reply == original && sent != original {
+                // Nobody could tell its answers from its own packets.
+                continue;
+            }
             birth.keys[REPLY] = reply;
             birth.words[STATE] &= !(SRC_NAT | DST_NAT);
             birth.words[STATE] |= match nat {

@@ -72,12 +72,7 @@ impl Learning {
             list.judge_as(&inside(key, vlan), standing, direction, &mut FlowMask::default())
         };
         let pair = Pair { dst: home(&track).unwrap_or(key.dst()), ..Pair::of(key, vlan) };
-        let asks = match self.verdict(&pair) {
-            Verdict::To(to) => self.tracks(to),
-            Verdict::Flood => self.flooded().any(|to| self.tracks(to)),
-            Verdict::Hairpin => false,
-        };
-        if asks || self.tracks(from) {
+        if self.tracks(from) || self.is_tracked_at(&pair) {
             lines.extend(self.explain_connection(&track, &name));
         }
         if let Some((scope, list)) = self.scoped_list(from, Direction::FromGuest) {
@@ -111,6 +106,18 @@ impl Learning {
                 decision.permits()
             });
         }
+        self.explain_end(lines, outputs, (from, verdict), copied, name)
+    }
+
+    /// Copies and rates where it goes.
+    fn explain_end(
+        &self,
+        mut lines: Vec<String>,
+        outputs: Vec<(PortId, Tag)>,
+        (from, verdict): (PortId, Verdict),
+        mut copied: Vec<PortId>,
+        name: impl Fn(PortId) -> String,
+    ) -> Explanation {
         for (port, _) in outputs.iter().filter(|_| verdict != Verdict::Hairpin) {
             let how = format!("as {} gets it", name(*port));
             lines.extend(explain_copies(self.copies_to(*port), &mut copied, &how, &name));
@@ -118,6 +125,15 @@ impl Learning {
         let outputs: Vec<_> = outputs.into_iter().map(|(port, _)| port).collect();
         lines.extend(self.explain_rates(from, verdict, &outputs, &name));
         Explanation { lines, outputs, floods: verdict == Verdict::Flood }
+    }
+
+    /// Some list of the ports that learning would send it to asks about connections.
+    fn is_tracked_at(&self, pair: &Pair) -> bool {
+        match self.verdict(pair) {
+            Verdict::To(to) => self.tracks(to),
+            Verdict::Flood => self.flooded().any(|to| self.tracks(to)),
+            Verdict::Hairpin => false,
+        }
     }
 
     /// Why it may not enter, where that is no access list's word.

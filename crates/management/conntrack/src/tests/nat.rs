@@ -170,3 +170,10 @@ fn echoes_without_identifiers_share_no_address() {
     assert_eq!(seen[0].ports(), [0, 0x800]);
     assert_eq!(net.verdict(&ping(4)).refused, Some(Refusal::NoTranslation));
 }
+
+#[test]
+fn nobody_is_translated_to_who_he_speaks_to() {
+    let mut net = Net::new();
+    net.action.nat = Nat::Both(range(2, 2, Some([80, 80])), range(1, 1, Some([1000, 1000])));
+    assert_eq!(net.verdict(&Ends::v4(1000, 80).udp(1)).refused, Some(Refusal::NoTranslation));
+}

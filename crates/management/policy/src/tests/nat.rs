@@ -250,3 +250,40 @@ fn the_trace_names_the_translation() {
     assert!(said.lines.iter().any(|of| of == line), "{said:#?}");
     assert_eq!(said.outputs, [PortId(1)]);
 }
+
+/// How many new connections control manages in a second, with what it takes to judge, remember and answer. Printed, not asserted:
+/// `cargo test -p lasthop-policy -- --ignored --nocapture figures_of_new`.
+#[test]
+#[ignore = "prints figures"]
+fn figures_of_new_connections() {
+    const MANY: u32 = 40_000;
+    for (name, text) in
+        [("without translation", "stateful\n"), ("snat", "stateful\nsnat -> 10.0.0.50-10.0.0.59 port 1024-65535\n")]
+    {
+        let text = text.replace("snat ->", "snat any ->");
+        let best = (0..5).map(|_| {
+            let mut b = net(&[(1, &text)]);
+            b.policy = Learning::default();
+            b.attach();
+            (1..=3u8).for_each(|host| drop(b.frame(u32::from(host), &arp(host))));
+            let frames: Vec<_> =
+                (0..MANY).map(|n| ends(1, 2 + (n / 20_000) as u8, [1024 + (n % 20_000) as u16, 53]).udp(9)).collect();
+            let keys = frames.iter().map(|frame| {
+                let mut key = FlowKey { in_port: 1, ..FlowKey::default() };
+                extract(&mut key, frame, frame.len(), Depth::Full);
+                key
+            });
+            let packets: Vec<_> = frames.iter().zip(keys).collect();
+            let begin = std::time::Instant::now();
+            let mut out = crate::Effects::default();
+            for (n, (frame, key)) in packets.iter().enumerate() {
+                b.policy.packet(n as u64, key, Headers { bytes: frame, frame_len: frame.len() }, b.now_ms, &mut out);
+            }
+            let took = begin.elapsed();
+            assert_eq!((out.resumes.len(), b.policy.connection_count()), (MANY as usize, MANY as usize));
+            took
+        });
+        let best = best.min().expect("five rounds");
+        println!("{name}: {:.0} new connections a second, best of five rounds", f64::from(MANY) / best.as_secs_f64());
+    }
+}
