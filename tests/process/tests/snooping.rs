@@ -155,7 +155,7 @@ fn what_linux_says_is_understood() {
     wait_for("a report of IGMP", PATIENCE, || is_member(group_mac(GROUP)));
     send(&mut c, true);
     let index: u32 = {
-        let shown = netns.ip("-o link show k1");
+        let shown = netns.shell("ip -o link show k1");
         shown.split(':').next().and_then(|n| n.trim().parse().ok()).expect("its number")
     };
     let socket_v6 = join(&netns, move || {
