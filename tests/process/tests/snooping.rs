@@ -117,6 +117,7 @@ fn join(netns: &Netns, join: impl FnOnce() -> UdpSocket + Send + 'static) -> Udp
 fn what_linux_says_is_understood() {
     let (dir, netns) = (scratch(), Netns::new());
     netns.ip("link add k0 type veth peer name k1");
+    netns.shell("echo 0 >/proc/sys/net/ipv6/conf/k1/disable_ipv6");
     netns.ip("link set k1 up");
     netns.ip("addr add 10.0.0.5/24 dev k1");
     let ports = ["c", "r"].map(|name| Port::listen(name, dir.path()));
@@ -155,7 +156,7 @@ fn what_linux_says_is_understood() {
     wait_for("a report of IGMP", PATIENCE, || is_member(group_mac(GROUP)));
     send(&mut c, true);
     let index: u32 = {
-        let shown = netns.ip("-o link show k1");
+        let shown = netns.shell("ip -o link show k1");
         shown.split(':').next().and_then(|n| n.trim().parse().ok()).expect("its number")
     };
     let socket_v6 = join(&netns, move || {

@@ -18,6 +18,7 @@
 //! | without a VLAN, from or to a port with VLANs of its own that lets it pass | as ordinary, EtherType, inner VLAN id | a tag may be hidden behind a priority tag, or be cut off |
 //! | of a connection that a list asked about | as ordinary, and all that names the connection; of TCP that SYN, FIN and RST are 0 | what ends it must come to control |
 //! | denied by a list that asks about connections | what it took to know, and what makes it hide no connection (`learning/tracking.rs`) | |
+//! | multicast of IP, while some port is told `snooping` | as ordinary, EtherType, IP protocol, of ICMPv6 the type | what says who wants which group must come to control |
 //! | zero source | in port, source | |
 //! | link-local destination | the 44 bits of 01:80:c2:00:00:0x | one flow for the whole switch |
 //! | the same, while what some port's guest sends is copied by a mirror | and in port | the copy goes by it |
