@@ -19,11 +19,11 @@ test: setup programs check
 quick: check
 	$(CARGO) xtask test --quick
 
-## lasthop beside its peers; about 35 minutes on an idle machine, up to three times that where the CPUs are moved about.
+## lasthop beside its peers; about 45 minutes on an idle machine, up to three times that where the CPUs are moved about.
 bench: setup-bench build
 	target/release/lasthop-bench compare --out target/bench
 
-## The same with one round of everything; about 7 minutes.
+## The same with one round of everything; about 9 minutes.
 bench-quick: setup-bench build
 	target/release/lasthop-bench compare --quick --out target/bench
 
