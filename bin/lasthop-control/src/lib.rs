@@ -6,17 +6,21 @@
 //! | `core` | what is known and what follows from each message; no I/O |
 //! | `view` | what is known, as the API shows it |
 //! | `server` | Varlink: connections, limits, methods |
+//! | `decider` | what decides in place of the learning switch, in a program that says so |
 //! | this file | the loop that ties them together |
 //!
 //! Nothing polls: without flows or learned addresses there is no timer either, so an idle host sees no wake-up of
 //! this process.
 
 mod core;
+mod decider;
 mod link;
 mod server;
 mod view;
 
 use crate::core::{Command, Core, Event};
+pub use decider::Decider;
+use decider::Nobody;
 use lasthop_ipc::{FromControl, ToControl};
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_sys::Beat;
@@ -41,6 +45,30 @@ pub struct Descriptors {
     pub host_view: Option<HostView>,
 }
 
+impl Descriptors {
+    /// Takes those that are named on the command line, and gives others to `other`, which says whether it knows them. First thing in
+    /// `main`: nothing else is open yet.
+    pub fn take(mut args: impl Iterator<Item = String>, mut other: impl FnMut(&str, OwnedFd) -> bool) -> Option<Self> {
+        let (mut supervisor, mut api, mut read_api) = (None, None, None);
+        let mut host_view = None;
+        while let Some(name) = args.next() {
+            let fd = args.next()?.parse().ok().and_then(lasthop_sys::inherited_fd)?;
+            match name.as_str() {
+                "--pulse-fd" => lasthop_sys::map_pulse(fd).ok()?,
+                "--supervisor-fd" => supervisor = Some(fd),
+                "--api-fd" => api = Some(fd),
+                "--host-view-fd" => {
+                    let mapped = HostView::map(fd);
+                    host_view = mapped.inspect_err(|e| tracing::warn!("not known what VMs do: {e}")).ok();
+                }
+                "--read-api-fd" => read_api = Some(fd),
+                name => other(name, fd).then_some(())?,
+            }
+        }
+        Some(Self { supervisor: supervisor?, api: api?, read_api, host_view })
+    }
+}
+
 /// Why control ends with an error.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
@@ -53,17 +81,31 @@ pub enum ControlError {
     /// The supervisor's channel failed.
     #[error("channel to the supervisor: {0}")]
     Supervisor(LinkError),
+    /// What decides cannot begin.
+    #[error("{0}")]
+    Decider(std::io::Error),
 }
 
 /// Serves until the supervisor says so or is gone.
 pub fn run(descriptors: Descriptors) -> Result<(), ControlError> {
+    run_with(descriptors, || Ok(None::<Nobody>))
+}
+
+/// The same, with something else that decides, if it is given; made inside the event loop.
+pub fn run_with<D: Decider>(
+    descriptors: Descriptors,
+    decider: impl FnOnce() -> std::io::Result<Option<D>>,
+) -> Result<(), ControlError> {
     // This thread's, which is the only one that does anything.
     let beat = Arc::new(Beat::new());
     let (rests, works) = (beat.clone(), beat.clone());
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     runtime.enable_all().on_thread_park(move || rests.sleep()).on_thread_unpark(move || works.work());
     let runtime = runtime.build().map_err(ControlError::Runtime)?;
-    runtime.block_on(tokio::task::LocalSet::new().run_until(serve(descriptors, &beat)))
+    runtime.block_on(tokio::task::LocalSet::new().run_until(async {
+        let decider = decider().map_err(ControlError::Decider)?;
+        serve(descriptors, &beat, decider).await
+    }))
 }
 
 /// Milliseconds of the clock that policy and statistics use.
@@ -76,7 +118,11 @@ fn now_ms() -> u64 {
 type SupervisorLink = Link<ControlToSupervisor, SupervisorToControl>;
 type SwitchLink = Link<FromControl, ToControl>;
 
-async fn serve(descriptors: Descriptors, beat: &Arc<Beat>) -> Result<(), ControlError> {
+async fn serve<D: Decider>(
+    descriptors: Descriptors,
+    beat: &Arc<Beat>,
+    mut decider: Option<D>,
+) -> Result<(), ControlError> {
     let mut supervisor = SupervisorLink::new(descriptors.supervisor).map_err(ControlError::Supervisor)?;
     let mut switch: Option<SwitchLink> = None;
     let (calls, mut api) = mpsc::channel(server::MAX_WAITING_CALLS);
@@ -85,6 +131,7 @@ async fn serve(descriptors: Descriptors, beat: &Arc<Beat>) -> Result<(), Control
     let mut readers = descriptors.read_api.map(|socket| serve(socket, true)).transpose().map_err(ControlError::Api)?;
     let mut owners = Some(serve(descriptors.api, false).map_err(ControlError::Api)?);
     let mut core = Core::new(now_ms()).with_view(descriptors.host_view);
+    core.leave_deciding(decider.is_some());
     supervisor.queue(ControlToSupervisor::Ready);
 
     let (mut from_supervisor, mut from_switch) = (Vec::new(), Vec::new());
@@ -94,7 +141,7 @@ async fn serve(descriptors: Descriptors, beat: &Arc<Beat>) -> Result<(), Control
         // Whatever else there is to hear, what is due has its turn, a part of it at a time.
         if core.deadline_ms().is_some_and(|at| at <= now_ms()) {
             core.handle(Event::Timer, now_ms());
-            send(&mut core, &mut supervisor, &mut switch);
+            send(&mut core, decider.as_mut(), &mut supervisor, &mut switch);
             core.set_unsent(switch.as_ref().map_or(0, Link::unsent));
         }
         let timer = core.deadline_ms().map(|at| Duration::from_millis(at.saturating_sub(now_ms())));
@@ -108,6 +155,7 @@ async fn serve(descriptors: Descriptors, beat: &Arc<Beat>) -> Result<(), Control
                         (SupervisorToControl::DatapathChannel, Some(fd)) => match SwitchLink::new(fd) {
                             Ok(link) => {
                                 switch = Some(link);
+                                decider.iter_mut().for_each(|decider| decider.switch_is(true));
                                 core.handle(Event::SwitchAttached, now_ms());
                             }
                             Err(e) => tracing::error!("new channel to the switch: {e}"),
@@ -119,7 +167,11 @@ async fn serve(descriptors: Descriptors, beat: &Arc<Beat>) -> Result<(), Control
                             }
                             Err(e) => tracing::error!("new API socket: {e}"),
                         },
-                        (message, _) => core.handle(Event::Supervisor(message), now_ms()),
+                        (message, _) => {
+                            if !decider.as_mut().is_some_and(|d| d.hear_supervisor(&message, now_ms())) {
+                                core.handle(Event::Supervisor(message), now_ms());
+                            }
+                        }
                     }
                 }
                 match result {
@@ -133,22 +185,37 @@ async fn serve(descriptors: Descriptors, beat: &Arc<Beat>) -> Result<(), Control
             }
             result = pump(&mut switch, &mut from_switch) => {
                 let now = now_ms();
-                core.hear_switch(from_switch.drain(..).map(|(message, _)| message), now);
+                let others = |message: &ToControl| !decider.as_mut().is_some_and(|d| d.hear_switch(message, now));
+                core.hear_switch(from_switch.drain(..).map(|(message, _)| message).filter(others), now);
                 if let Err(e) = result {
                     tracing::warn!("channel to the switch: {e}; waiting for a new one");
                     switch = None;
+                    decider.iter_mut().for_each(|decider| decider.switch_is(false));
                     core.handle(Event::SwitchGone, now);
                 }
             }
             Some(call) = api.recv() => core.handle(Event::Call(call), now_ms()),
+            () = decide(&mut decider) => {}
             () = sleep(timer) => {}
         }
-        send(&mut core, &mut supervisor, &mut switch);
+        send(&mut core, decider.as_mut(), &mut supervisor, &mut switch);
     }
 }
 
 /// Sends what follows from what was heard: at once when there is room; what is left goes when `pump` finds room.
-fn send(core: &mut Core, supervisor: &mut SupervisorLink, switch: &mut Option<SwitchLink>) {
+fn send<D: Decider>(
+    core: &mut Core,
+    decider: Option<&mut D>,
+    supervisor: &mut SupervisorLink,
+    switch: &mut Option<SwitchLink>,
+) {
+    if let Some(decider) = decider {
+        let (to_switch, to_supervisor) = decider.take(now_ms());
+        to_supervisor.into_iter().for_each(|message| supervisor.queue(message));
+        if let Some(link) = switch {
+            to_switch.into_iter().for_each(|message| link.queue(message));
+        }
+    }
     for command in core.commands() {
         match command {
             Command::Supervisor(message) => supervisor.queue(message),
@@ -169,6 +236,13 @@ fn send(core: &mut Core, supervisor: &mut SupervisorLink, switch: &mut Option<Sw
 async fn pump(switch: &mut Option<SwitchLink>, into: &mut Vec<(ToControl, Option<OwnedFd>)>) -> Result<(), LinkError> {
     match switch {
         Some(link) => link.pump(into).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn decide<D: Decider>(decider: &mut Option<D>) {
+    match decider {
+        Some(decider) => decider.ready().await,
         None => std::future::pending().await,
     }
 }

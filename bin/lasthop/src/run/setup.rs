@@ -3,6 +3,7 @@
 use super::args::{PortArg, RunArgs, check_uplink};
 use super::batch::Batch;
 use super::given::Given;
+use super::open_vswitch::{self, Decides, OpenVswitch};
 use super::settings_text::changed;
 use super::socket::{self, Access, Listener};
 use super::store::{Saved, SavedPort, SavedUplink, Store};
@@ -46,6 +47,8 @@ pub struct Setup {
     pub switch: PathBuf,
     /// Program of the control plane.
     pub control: PathBuf,
+    /// What Open vSwitch needs, where it decides.
+    pub ovs: Option<OpenVswitch>,
     /// Program of uplinks, or why there is none.
     pub uplink: Result<PathBuf, String>,
     /// How long an uplink may take to answer.
@@ -96,9 +99,11 @@ impl Setup {
         let given = Given::new(args)?;
         let (ports, devices) = (absolute(&given.ports)?, given.devices());
         let switch = find_program("lasthop-switch", args.libexec.as_deref())?;
-        let control = find_program("lasthop-control", args.libexec.as_deref())?;
+        let is_ovs = args.control == Decides::Ovs;
+        let control = if is_ovs { "lasthop-ovs" } else { "lasthop-control" };
+        let control = find_program(control, args.libexec.as_deref())?;
         let uplink = find_program("lasthop-uplink", args.libexec.as_deref()).map_err(|e| e.to_string());
-        if let (Err(e), false) = (&uplink, devices.is_empty()) {
+        if let (Err(e), false) = (&uplink, devices.is_empty() && !is_ovs) {
             return Err(Failed(e.clone()));
         }
         let until = Instant::now() + LOCK_PATIENCE;
@@ -121,7 +126,16 @@ impl Setup {
         };
         let api = listen(SOCKET_NAME, None)?;
         let read_api = group.map(|group| listen(READ_SOCKET_NAME, Some(group))).transpose()?;
+        let settings = with_given(settings, &given.ports);
+        let ovs = if is_ovs {
+            open_vswitch::check(&lists, !mirrors.is_empty(), &settings)?;
+            let path = run_dir.join(open_vswitch::SOCKET_NAME);
+            Some(OpenVswitch::new(ApiSocket { path, group: None })?)
+        } else {
+            None
+        };
         Ok(Self {
+            ovs,
             for_switch: args.for_switch(cpus.as_ref().unwrap_or(&allowed)),
             tx_batch: args.scheduling.tx_batch,
             cpus,
@@ -141,7 +155,7 @@ impl Setup {
             uplinks,
             saved_uplinks,
             taps,
-            settings: with_given(settings, &given.ports),
+            settings,
             mirrors,
             also_saved,
             lists,

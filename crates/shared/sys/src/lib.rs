@@ -26,6 +26,8 @@ pub mod sandbox;
 mod sched;
 mod signal_cost;
 mod socket;
+#[cfg(any(test, feature = "supervisor"))]
+mod tap;
 
 #[cfg(any(test, feature = "supervisor"))]
 pub use affinity::{CpuList, ParseCpusError};
@@ -50,3 +52,5 @@ pub use pulse::{Beat, map_pulse};
 pub use pulse::{Pulse, Sign};
 pub use sched::{Prompter, TimerFd, bind_current_thread, current_thread, set_idle};
 pub use socket::{receive_with_fds, send_with_fds};
+#[cfg(any(test, feature = "supervisor"))]
+pub use tap::make_tap;
