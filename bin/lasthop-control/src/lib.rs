@@ -118,20 +118,15 @@ fn now_ms() -> u64 {
 type SupervisorLink = Link<ControlToSupervisor, SupervisorToControl>;
 type SwitchLink = Link<FromControl, ToControl>;
 
-async fn serve<D: Decider>(
-    descriptors: Descriptors,
-    beat: &Arc<Beat>,
-    mut decider: Option<D>,
-) -> Result<(), ControlError> {
-    let mut supervisor = SupervisorLink::new(descriptors.supervisor).map_err(ControlError::Supervisor)?;
+async fn serve<D: Decider>(given: Descriptors, beat: &Arc<Beat>, mut decider: Option<D>) -> Result<(), ControlError> {
+    let mut supervisor = SupervisorLink::new(given.supervisor).map_err(ControlError::Supervisor)?;
     let mut switch: Option<SwitchLink> = None;
     let (calls, mut api) = mpsc::channel(server::MAX_WAITING_CALLS);
     let clients = server::Clients::new(beat.clone());
     let serve = |socket, read_only| server::start(socket, calls.clone(), clients.clone(), read_only);
-    let mut readers = descriptors.read_api.map(|socket| serve(socket, true)).transpose().map_err(ControlError::Api)?;
-    let mut owners = Some(serve(descriptors.api, false).map_err(ControlError::Api)?);
-    let mut core = Core::new(now_ms()).with_view(descriptors.host_view);
-    core.leave_deciding(decider.is_some());
+    let mut readers = given.read_api.map(|socket| serve(socket, true)).transpose().map_err(ControlError::Api)?;
+    let mut owners = Some(serve(given.api, false).map_err(ControlError::Api)?);
+    let mut core = new_core(given.host_view, decider.is_some());
     supervisor.queue(ControlToSupervisor::Ready);
 
     let (mut from_supervisor, mut from_switch) = (Vec::new(), Vec::new());
@@ -152,14 +147,9 @@ async fn serve<D: Decider>(
                 for (message, fd) in from_supervisor.drain(..) {
                     match (message, fd) {
                         (SupervisorToControl::Shutdown, _) => return Ok(()),
-                        (SupervisorToControl::DatapathChannel, Some(fd)) => match SwitchLink::new(fd) {
-                            Ok(link) => {
-                                switch = Some(link);
-                                decider.iter_mut().for_each(|decider| decider.switch_is(true));
-                                core.handle(Event::SwitchAttached, now_ms());
-                            }
-                            Err(e) => tracing::error!("new channel to the switch: {e}"),
-                        },
+                        (SupervisorToControl::DatapathChannel, Some(fd)) => {
+                            attach(fd, &mut switch, &mut decider, &mut core);
+                        }
                         (SupervisorToControl::ApiSocket { read_only }, Some(fd)) => match serve(fd, read_only) {
                             Ok(new) => {
                                 let serves = if read_only { &mut readers } else { &mut owners };
@@ -167,11 +157,7 @@ async fn serve<D: Decider>(
                             }
                             Err(e) => tracing::error!("new API socket: {e}"),
                         },
-                        (message, _) => {
-                            if !decider.as_mut().is_some_and(|d| d.hear_supervisor(&message, now_ms())) {
-                                core.handle(Event::Supervisor(message), now_ms());
-                            }
-                        }
+                        (message, _) => hear_supervisor(&mut core, &mut decider, message, now_ms()),
                     }
                 }
                 match result {
@@ -184,14 +170,12 @@ async fn serve<D: Decider>(
                 }
             }
             result = pump(&mut switch, &mut from_switch) => {
-                let now = now_ms();
-                let others = |message: &ToControl| !decider.as_mut().is_some_and(|d| d.hear_switch(message, now));
-                core.hear_switch(from_switch.drain(..).map(|(message, _)| message).filter(others), now);
+                hear_switch(&mut core, &mut decider, from_switch.drain(..), now_ms());
                 if let Err(e) = result {
                     tracing::warn!("channel to the switch: {e}; waiting for a new one");
                     switch = None;
                     decider.iter_mut().for_each(|decider| decider.switch_is(false));
-                    core.handle(Event::SwitchGone, now);
+                    core.handle(Event::SwitchGone, now_ms());
                 }
             }
             Some(call) = api.recv() => core.handle(Event::Call(call), now_ms()),
@@ -200,6 +184,42 @@ async fn serve<D: Decider>(
         }
         send(&mut core, decider.as_mut(), &mut supervisor, &mut switch);
     }
+}
+
+/// There is a new channel to the switch.
+fn attach<D: Decider>(fd: OwnedFd, switch: &mut Option<SwitchLink>, decider: &mut Option<D>, core: &mut Core) {
+    match SwitchLink::new(fd) {
+        Ok(link) => {
+            *switch = Some(link);
+            decider.iter_mut().for_each(|decider| decider.switch_is(true));
+            core.handle(Event::SwitchAttached, now_ms());
+        }
+        Err(e) => tracing::error!("new channel to the switch: {e}"),
+    }
+}
+
+/// What is no answer to the decider is the core's to hear, too.
+fn hear_switch<D: Decider>(
+    core: &mut Core,
+    decider: &mut Option<D>,
+    messages: impl Iterator<Item = (ToControl, Option<OwnedFd>)>,
+    now: u64,
+) {
+    let others = |message: &ToControl| !decider.as_mut().is_some_and(|d| d.hear_switch(message, now));
+    core.hear_switch(messages.map(|(message, _)| message).filter(others), now);
+}
+
+fn hear_supervisor<D: Decider>(core: &mut Core, decider: &mut Option<D>, message: SupervisorToControl, now: u64) {
+    if !decider.as_mut().is_some_and(|d| d.hear_supervisor(&message, now)) {
+        core.handle(Event::Supervisor(message), now);
+    }
+}
+
+/// The learning switch's addresses and flows are not looked at where something else decides.
+fn new_core(view: Option<HostView>, only_watches: bool) -> Core {
+    let mut core = Core::new(now_ms()).with_view(view);
+    core.leave_deciding(only_watches);
+    core
 }
 
 /// Sends what follows from what was heard: at once when there is room; what is left goes when `pump` finds room.

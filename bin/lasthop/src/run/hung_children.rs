@@ -2,6 +2,7 @@
 
 use super::RunError;
 use super::child::Ended;
+use super::open_vswitch::program;
 use super::supervisor::Supervisor;
 use std::time::Instant;
 use tracing::warn;
@@ -18,7 +19,7 @@ impl Supervisor {
         };
         let pids = [self.switch.pid(), self.control.pid()].map(Option::unwrap_or_default);
         let hung = [self.switch.kill_if_hung(now), self.control.kill_if_hung(now)];
-        let control = if self.ovs.is_some() { "lasthop-ovs" } else { "lasthop-control" };
+        let control = program(self.ovs.is_some());
         let limit_ms = self.watchdog.unwrap_or_default().as_millis();
         for ((name, pid), hung) in ["lasthop-switch", control].into_iter().zip(pids).zip(hung) {
             let Some(hung) = hung else { continue };

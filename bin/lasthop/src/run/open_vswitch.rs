@@ -3,19 +3,19 @@
 //! kernel about (is it there, its MTU, its carrier). No packet passes a representor.
 
 use super::RunError::{self, Failed, Usage};
-use super::setup::ApiSocket;
 use super::socket::Listener;
 use super::store::SavedUplink;
 use super::supervisor::Supervisor;
-use lasthop_policy::PortSettings;
+use lasthop_policy::{Mirror, PortSettings};
 use lasthop_sys::make_tap;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use tracing::{info, warn};
 
 /// Name of the socket in the run directory.
-pub const SOCKET_NAME: &str = "ovs.sock";
+const SOCKET_NAME: &str = "ovs.sock";
 /// Name of the port whose device `lasthop-ovs` holds the other end of, and of that device.
 const PACKET_PORT: &str = "ovs-packets";
 /// Its MTU: the most that a TAP device can have. Frames of 64 KiB are cut by the kernel.
@@ -34,7 +34,6 @@ pub enum Decides {
 /// What there is for Open vSwitch.
 #[derive(Debug)]
 pub struct OpenVswitch {
-    _socket: ApiSocket,
     listener: Listener,
     /// Opened once the first process needs it.
     frames: OwnedFd,
@@ -43,14 +42,26 @@ pub struct OpenVswitch {
 }
 
 impl OpenVswitch {
-    /// Makes the socket and the device.
-    pub fn new(socket: ApiSocket) -> Result<Self, RunError> {
-        let listener = socket.bind().map_err(Failed)?;
+    /// Makes the socket and the device, if they are wanted. Refused where lists, mirrors or settings of ports would have no effect.
+    pub fn wanted(
+        ovs: bool,
+        run_dir: &Path,
+        (lists, mirrors, settings): (&[u8], &[Mirror], &BTreeMap<String, PortSettings>),
+    ) -> Result<Option<Self>, RunError> {
+        if !ovs {
+            return Ok(None);
+        }
+        check(lists, !mirrors.is_empty(), settings)?;
+        Self::new(run_dir).map(Some)
+    }
+
+    fn new(run_dir: &Path) -> Result<Self, RunError> {
+        let listener = Listener::bind_for_datagrams(&run_dir.join(SOCKET_NAME)).map_err(Failed)?;
         let frames = make_tap(PACKET_PORT, Some(PACKET_MTU)).map_err(|e| {
             let again = if e == Errno::BUSY { "; is another lasthop with --control ovs running?" } else { "" };
             Failed(format!("--control ovs: cannot make the TAP device {PACKET_PORT}: {e}{again}"))
         })?;
-        Ok(Self { _socket: socket, listener, frames, representors: BTreeMap::new() })
+        Ok(Self { listener, frames, representors: BTreeMap::new() })
     }
 
     /// What `lasthop-ovs` gets.
@@ -74,17 +85,22 @@ impl OpenVswitch {
     }
 }
 
+/// The program that decides.
+pub fn program(ovs: bool) -> &'static str {
+    if ovs { "lasthop-ovs" } else { "lasthop-control" }
+}
+
 /// The program that decides, and the descriptors that it is started with.
 pub fn control(read_api: bool, ovs: bool) -> (&'static str, Vec<String>) {
     let mut options = vec!["--supervisor-fd", "--host-view-fd", "--api-fd"];
     options.extend(read_api.then_some("--read-api-fd"));
     options.extend(ovs.then_some(["--ovs-fd", "--frames-fd"]).into_iter().flatten());
     let numbered = options.iter().zip(3..).flat_map(|(option, fd)| [(*option).to_owned(), fd.to_string()]);
-    (if ovs { "lasthop-ovs" } else { "lasthop-control" }, numbered.collect())
+    (program(ovs), numbered.collect())
 }
 
 /// Refuses what the learning switch alone does: nobody would be told that it has no effect.
-pub fn check(lists: &[u8], has_mirrors: bool, settings: &BTreeMap<String, PortSettings>) -> Result<(), RunError> {
+fn check(lists: &[u8], has_mirrors: bool, settings: &BTreeMap<String, PortSettings>) -> Result<(), RunError> {
     let is_other = |name: &str| !matches!(name, "rate-from" | "rate-to" | "storm");
     let told = settings.iter().find(|(_, settings)| settings.values().iter().any(|(name, _)| is_other(name)));
     let what = match told {

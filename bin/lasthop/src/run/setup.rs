@@ -100,8 +100,7 @@ impl Setup {
         let (ports, devices) = (absolute(&given.ports)?, given.devices());
         let switch = find_program("lasthop-switch", args.libexec.as_deref())?;
         let is_ovs = args.control == Decides::Ovs;
-        let control = if is_ovs { "lasthop-ovs" } else { "lasthop-control" };
-        let control = find_program(control, args.libexec.as_deref())?;
+        let control = find_program(open_vswitch::program(is_ovs), args.libexec.as_deref())?;
         let uplink = find_program("lasthop-uplink", args.libexec.as_deref()).map_err(|e| e.to_string());
         if let (Err(e), false) = (&uplink, devices.is_empty() && !is_ovs) {
             return Err(Failed(e.clone()));
@@ -127,13 +126,7 @@ impl Setup {
         let api = listen(SOCKET_NAME, None)?;
         let read_api = group.map(|group| listen(READ_SOCKET_NAME, Some(group))).transpose()?;
         let settings = with_given(settings, &given.ports);
-        let ovs = if is_ovs {
-            open_vswitch::check(&lists, !mirrors.is_empty(), &settings)?;
-            let path = run_dir.join(open_vswitch::SOCKET_NAME);
-            Some(OpenVswitch::new(ApiSocket { path, group: None })?)
-        } else {
-            None
-        };
+        let ovs = OpenVswitch::wanted(is_ovs, &run_dir, (&lists, &mirrors, &settings))?;
         Ok(Self {
             ovs,
             for_switch: args.for_switch(cpus.as_ref().unwrap_or(&allowed)),

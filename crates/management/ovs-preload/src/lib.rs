@@ -56,7 +56,7 @@ fn hear(second: c_int) -> Option<u8> {
     let mut byte = 0u8;
     loop {
         // SAFETY: the byte is a live local of the length given.
-        let n = unsafe { libc::syscall(libc::SYS_recvfrom, second, &raw mut byte, 1, 0, 0, 0) };
+        let n = unsafe { libc::syscall(libc::SYS_recvfrom, second, &raw mut byte, 1usize, 0, 0usize, 0usize) };
         match n {
             1 => return Some(byte),
             -1 if errno() == libc::EINTR => {}
@@ -68,7 +68,9 @@ fn hear(second: c_int) -> Option<u8> {
 /// Says something on a second connection.
 fn say(second: c_int, bytes: &[u8]) -> bool {
     // SAFETY: the bytes are live, and their length is given.
-    let n = unsafe { libc::syscall(libc::SYS_sendto, second, bytes.as_ptr(), bytes.len(), libc::MSG_NOSIGNAL, 0, 0) };
+    let n = unsafe {
+        libc::syscall(libc::SYS_sendto, second, bytes.as_ptr(), bytes.len(), libc::MSG_NOSIGNAL, 0usize, 0usize)
+    };
     n == bytes.len() as c_long
 }
 
@@ -131,7 +133,7 @@ fn greet(fd: c_int, pair: [c_int; 2]) -> Option<u32> {
         let sent = libc::syscall(libc::SYS_sendmsg, fd, &raw const message, libc::MSG_NOSIGNAL);
         close_one(pair[1]);
         let mut pid = 0u32;
-        let heard = libc::syscall(libc::SYS_recvfrom, pair[0], &raw mut pid, size_of::<u32>(), 0, 0, 0);
+        let heard = libc::syscall(libc::SYS_recvfrom, pair[0], &raw mut pid, size_of::<u32>(), 0, 0usize, 0usize);
         (sent, heard, pid)
     };
     (sent == HELLO.len() as c_long && heard == size_of::<u32>() as c_long && pid != 0).then_some(pid)
@@ -298,7 +300,7 @@ pub unsafe extern "C" fn send(fd: c_int, bytes: *const c_void, len: size_t, flag
     let own = ours(fd);
     let flags = flags | if own.is_some() { libc::MSG_NOSIGNAL } else { 0 };
     // SAFETY: the caller's bytes, of the length that it gives.
-    let sent = unsafe { libc::syscall(libc::SYS_sendto, fd, bytes, len, flags, 0, 0) };
+    let sent = unsafe { libc::syscall(libc::SYS_sendto, fd, bytes, len, flags, 0usize, 0usize) };
     if let (Some(at), 1..) = (own, sent) {
         wait_for_answers(at);
     }
@@ -357,5 +359,5 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recv(fd: c_int, room: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the caller's room, of the length that it gives.
-    receive(fd, flags, |flags| unsafe { libc::syscall(libc::SYS_recvfrom, fd, room, len, flags, 0, 0) })
+    receive(fd, flags, |flags| unsafe { libc::syscall(libc::SYS_recvfrom, fd, room, len, flags, 0usize, 0usize) })
 }

@@ -104,7 +104,12 @@ impl Datapath {
         let name = get(&found, vport::NAME).and_then(|name| text_of(name).ok());
         match (request.command, name) {
             (command::NEW, Some(name)) if !self.configs.contains_key(name) && name.len() <= MAX_NAME => {
-                let internal = get(&found, vport::TYPE).and_then(|kind| u32_of(kind).ok()) == Some(vport::INTERNAL);
+                let kind = get(&found, vport::TYPE).and_then(|kind| u32_of(kind).ok());
+                let internal = kind == Some(vport::INTERNAL);
+                // What would be refused is not opened first.
+                if self.name.is_none() || name.is_empty() || !(internal || kind == Some(vport::NETDEV)) {
+                    return;
+                }
                 let name = name.to_owned();
                 needs.open.push(UplinkConfig {
                     device: name.clone(),

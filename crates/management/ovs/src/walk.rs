@@ -163,13 +163,7 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
                         return false;
                     }
                 }
-                Act::SetMeta { meta, value, mask } => {
-                    let field = match meta {
-                        Meta::Priority => &mut self.key.priority,
-                        Meta::Mark => &mut self.key.mark,
-                    };
-                    *field = *field & !mask | value & mask;
-                }
+                Act::SetMeta { meta, value, mask } => self.set_meta(*meta, *value, *mask),
                 Act::PushVlan { tpid, tci } => {
                     self.tags_moved = true;
                     if !self.edit(Edit::PushVlan { tpid: *tpid, tci: *tci }) {
@@ -213,6 +207,14 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
             }
         }
         true
+    }
+
+    fn set_meta(&mut self, meta: Meta, value: u32, mask: u32) {
+        let field = match meta {
+            Meta::Priority => &mut self.key.priority,
+            Meta::Mark => &mut self.key.mark,
+        };
+        *field = *field & !mask | value & mask;
     }
 
     fn output(&mut self, port: u32) {
