@@ -2,7 +2,8 @@
 # Both install what they need (Debian, as root) and build what they run.
 
 CARGO ?= cargo
-PROGRAMS = --package lasthop --package lasthop-switch --package lasthop-control --package lasthop-uplink --package lasthop-session
+PROGRAMS = --package lasthop --package lasthop-switch --package lasthop-control --package lasthop-ovs \
+	--package lasthop-ovs-preload --package lasthop-uplink --package lasthop-session
 
 .PHONY: demo test quick bench bench-quick fuzz setup setup-demo setup-bench build programs check clean
 

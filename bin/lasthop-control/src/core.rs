@@ -169,6 +169,8 @@ pub(crate) struct Core {
     /// Changes in force that the switch has not confirmed and cannot now.
     unconfirmed: Vec<Unconfirmed>,
     mirroring: Mirroring,
+    /// Something else decides: packets and flows are none of ours.
+    only_watches: bool,
 }
 
 impl Core {
@@ -213,7 +215,13 @@ impl Core {
             pending: None,
             unconfirmed: Vec::new(),
             mirroring: Mirroring::default(),
+            only_watches: false,
         }
+    }
+
+    /// Whether something else decides what becomes of packets.
+    pub fn leave_deciding(&mut self, to_others: bool) {
+        self.only_watches = to_others;
     }
 
     /// What is to be sent, in order; leaves nothing behind.
@@ -279,7 +287,7 @@ impl Core {
     }
 
     fn carry_out(&mut self, out: Effects, now_ms: u64) {
-        if self.attached {
+        if self.attached && !self.only_watches {
             for change in out.changes {
                 let message = match change {
                     Change::Put(spec) => {
@@ -339,7 +347,11 @@ impl Core {
                 if !self.unconfirmed.is_empty() {
                     self.confirm(now_ms);
                 }
-                self.ask_statistics(true);
+                if self.only_watches {
+                    self.reconciled = true;
+                } else {
+                    self.ask_statistics(true);
+                }
             }
             ToControl::Upcall(upcall) => self.upcall(&upcall, now_ms, out),
             ToControl::Port(port) => self.port_is(port, now_ms, out),
@@ -355,6 +367,9 @@ impl Core {
 
     fn upcall(&mut self, missed: &UpcallPacket, now_ms: u64, out: &mut Effects) {
         self.counts.misses += 1;
+        if self.only_watches {
+            return;
+        }
         // The supervisor says what a port is told before it has the switch make it, by another channel: until then nothing passes.
         if !self.configs.is_empty() && !self.configs.contains_key(&missed.key.port()) {
             return out.resumes.push(Resume { id: missed.id, actions: Vec::new() });

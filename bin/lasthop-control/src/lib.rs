@@ -7,18 +7,22 @@
 //! | `core` | what is known and what follows from each message; no I/O |
 //! | `view` | what is known, as the API shows it |
 //! | `server` | Varlink: connections, limits, methods |
+//! | `decider` | what decides in place of the learning switch, in a program that says so |
 //! | this file | the loop that ties them together |
 //!
 //! Nothing polls: without flows or learned addresses there is no timer either, so an idle host sees no wake-up of
 //! this process.
 
 mod core;
+mod decider;
 mod link;
 mod rings;
 mod server;
 mod view;
 
 use crate::core::{Command, Core, Event};
+pub use decider::Decider;
+use decider::Nobody;
 use lasthop_ipc::{ChannelError, ToControl};
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_sys::Beat;
@@ -44,6 +48,30 @@ pub struct Descriptors {
     pub host_view: Option<HostView>,
 }
 
+impl Descriptors {
+    /// Takes those that are named on the command line, and gives others to `other`, which says whether it knows them. First thing in
+    /// `main`: nothing else is open yet.
+    pub fn take(mut args: impl Iterator<Item = String>, mut other: impl FnMut(&str, OwnedFd) -> bool) -> Option<Self> {
+        let (mut supervisor, mut api, mut read_api) = (None, None, None);
+        let mut host_view = None;
+        while let Some(name) = args.next() {
+            let fd = args.next()?.parse().ok().and_then(lasthop_sys::inherited_fd)?;
+            match name.as_str() {
+                "--pulse-fd" => lasthop_sys::map_pulse(fd).ok()?,
+                "--supervisor-fd" => supervisor = Some(fd),
+                "--api-fd" => api = Some(fd),
+                "--host-view-fd" => {
+                    let mapped = HostView::map(fd);
+                    host_view = mapped.inspect_err(|e| tracing::warn!("not known what VMs do: {e}")).ok();
+                }
+                "--read-api-fd" => read_api = Some(fd),
+                name => other(name, fd).then_some(())?,
+            }
+        }
+        Some(Self { supervisor: supervisor?, api: api?, read_api, host_view })
+    }
+}
+
 /// Why control ends with an error.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
@@ -59,17 +87,31 @@ pub enum ControlError {
     /// The switch has written what cannot be. There are new rings only for another control, or another switch.
     #[error("rings to the switch: {0}")]
     Switch(LinkError),
+    /// What decides cannot begin.
+    #[error("{0}")]
+    Decider(std::io::Error),
 }
 
 /// Serves until the supervisor says so or is gone.
 pub fn run(descriptors: Descriptors) -> Result<(), ControlError> {
+    run_with(descriptors, || Ok(None::<Nobody>))
+}
+
+/// The same, with something else that decides, if it is given; made inside the event loop.
+pub fn run_with<D: Decider>(
+    descriptors: Descriptors,
+    decider: impl FnOnce() -> std::io::Result<Option<D>>,
+) -> Result<(), ControlError> {
     // This thread's, which is the only one that does anything.
     let beat = Arc::new(Beat::new());
     let (rests, works) = (beat.clone(), beat.clone());
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     runtime.enable_all().on_thread_park(move || rests.sleep()).on_thread_unpark(move || works.work());
     let runtime = runtime.build().map_err(ControlError::Runtime)?;
-    runtime.block_on(tokio::task::LocalSet::new().run_until(serve(descriptors, &beat)))
+    runtime.block_on(tokio::task::LocalSet::new().run_until(async {
+        let decider = decider().map_err(ControlError::Decider)?;
+        serve(descriptors, &beat, decider).await
+    }))
 }
 
 /// Milliseconds of the clock that policy and statistics use.
@@ -81,15 +123,15 @@ fn now_ms() -> u64 {
 
 type SupervisorLink = Link<ControlToSupervisor, SupervisorToControl>;
 
-async fn serve(descriptors: Descriptors, beat: &Arc<Beat>) -> Result<(), ControlError> {
-    let mut supervisor = SupervisorLink::new(descriptors.supervisor).map_err(ControlError::Supervisor)?;
+async fn serve<D: Decider>(given: Descriptors, beat: &Arc<Beat>, mut decider: Option<D>) -> Result<(), ControlError> {
+    let mut supervisor = SupervisorLink::new(given.supervisor).map_err(ControlError::Supervisor)?;
     let mut switch: Option<SwitchLink> = None;
     let (calls, mut api) = mpsc::channel(server::MAX_WAITING_CALLS);
     let clients = server::Clients::new(beat.clone());
     let serve = |socket, read_only| server::start(socket, calls.clone(), clients.clone(), read_only);
-    let mut readers = descriptors.read_api.map(|socket| serve(socket, true)).transpose().map_err(ControlError::Api)?;
-    let mut owners = Some(serve(descriptors.api, false).map_err(ControlError::Api)?);
-    let mut core = Core::new(now_ms()).with_view(descriptors.host_view);
+    let mut readers = given.read_api.map(|socket| serve(socket, true)).transpose().map_err(ControlError::Api)?;
+    let mut owners = Some(serve(given.api, false).map_err(ControlError::Api)?);
+    let mut core = new_core(given.host_view, decider.is_some());
     supervisor.queue(ControlToSupervisor::Ready);
 
     let (mut from_supervisor, mut from_switch) = (Vec::new(), Vec::new());
@@ -99,7 +141,7 @@ async fn serve(descriptors: Descriptors, beat: &Arc<Beat>) -> Result<(), Control
         // Whatever else there is to hear, what is due has its turn, a part of it at a time.
         if core.deadline_ms().is_some_and(|at| at <= now_ms()) {
             core.handle(Event::Timer, now_ms());
-            send(&mut core, &mut supervisor, &mut switch);
+            send(&mut core, decider.as_mut(), &mut supervisor, &mut switch);
             core.set_unsent(switch.as_ref().map_or(0, SwitchLink::unsent));
         }
         let timer = core.deadline_ms().map(|at| Duration::from_millis(at.saturating_sub(now_ms())));
@@ -110,13 +152,9 @@ async fn serve(descriptors: Descriptors, beat: &Arc<Beat>) -> Result<(), Control
                 for (message, fd) in from_supervisor.drain(..) {
                     match (message, fd) {
                         (SupervisorToControl::Shutdown, _) => return Ok(()),
-                        (SupervisorToControl::DatapathChannel, Some(fd)) => match SwitchLink::new(fd) {
-                            Ok(link) => {
-                                switch = Some(link);
-                                core.handle(Event::SwitchAttached, now_ms());
-                            }
-                            Err(e) => tracing::error!("new rings to the switch: {e}"),
-                        },
+                        (SupervisorToControl::DatapathChannel, Some(fd)) => {
+                            attach(fd, &mut switch, &mut decider, &mut core);
+                        }
                         (SupervisorToControl::ApiSocket { read_only }, Some(fd)) => match serve(fd, read_only) {
                             Ok(new) => {
                                 let serves = if read_only { &mut readers } else { &mut owners };
@@ -124,7 +162,7 @@ async fn serve(descriptors: Descriptors, beat: &Arc<Beat>) -> Result<(), Control
                             }
                             Err(e) => tracing::error!("new API socket: {e}"),
                         },
-                        (message, _) => core.handle(Event::Supervisor(message), now_ms()),
+                        (message, _) => hear_supervisor(&mut core, &mut decider, message, now_ms()),
                     }
                 }
                 match result {
@@ -137,18 +175,19 @@ async fn serve(descriptors: Descriptors, beat: &Arc<Beat>) -> Result<(), Control
                 }
             }
             result = pump(&mut switch, &mut from_switch) => {
-                let now = now_ms();
-                core.hear_switch(from_switch.drain(..), now);
+                hear_switch(&mut core, &mut decider, from_switch.drain(..), now_ms());
                 if let Err(e) = result {
                     lost(e)?;
                     switch = None;
-                    core.handle(Event::SwitchGone, now);
+                    decider.iter_mut().for_each(|decider| decider.switch_is(false));
+                    core.handle(Event::SwitchGone, now_ms());
                 }
             }
             Some(call) = api.recv() => core.handle(Event::Call(call), now_ms()),
+            () = decide(&mut decider) => {}
             () = sleep(timer) => {}
         }
-        send(&mut core, &mut supervisor, &mut switch);
+        send(&mut core, decider.as_mut(), &mut supervisor, &mut switch);
     }
 }
 
@@ -161,8 +200,56 @@ fn lost(e: LinkError) -> Result<(), ControlError> {
     Ok(())
 }
 
+/// There are new rings to the switch.
+fn attach<D: Decider>(fd: OwnedFd, switch: &mut Option<SwitchLink>, decider: &mut Option<D>, core: &mut Core) {
+    match SwitchLink::new(fd) {
+        Ok(link) => {
+            *switch = Some(link);
+            decider.iter_mut().for_each(|decider| decider.switch_is(true));
+            core.handle(Event::SwitchAttached, now_ms());
+        }
+        Err(e) => tracing::error!("new rings to the switch: {e}"),
+    }
+}
+
+/// What is no answer to the decider is the core's to hear, too.
+fn hear_switch<D: Decider>(
+    core: &mut Core,
+    decider: &mut Option<D>,
+    messages: impl Iterator<Item = ToControl>,
+    now: u64,
+) {
+    let others = |message: &ToControl| !decider.as_mut().is_some_and(|d| d.hear_switch(message, now));
+    core.hear_switch(messages.filter(others), now);
+}
+
+fn hear_supervisor<D: Decider>(core: &mut Core, decider: &mut Option<D>, message: SupervisorToControl, now: u64) {
+    if !decider.as_mut().is_some_and(|d| d.hear_supervisor(&message, now)) {
+        core.handle(Event::Supervisor(message), now);
+    }
+}
+
+/// The learning switch's addresses and flows are not looked at where something else decides.
+fn new_core(view: Option<HostView>, only_watches: bool) -> Core {
+    let mut core = Core::new(now_ms()).with_view(view);
+    core.leave_deciding(only_watches);
+    core
+}
+
 /// Sends what follows from what was heard: at once when there is room; what is left goes when `pump` finds room.
-fn send(core: &mut Core, supervisor: &mut SupervisorLink, switch: &mut Option<SwitchLink>) {
+fn send<D: Decider>(
+    core: &mut Core,
+    decider: Option<&mut D>,
+    supervisor: &mut SupervisorLink,
+    switch: &mut Option<SwitchLink>,
+) {
+    if let Some(decider) = decider {
+        let (to_switch, to_supervisor) = decider.take(now_ms());
+        to_supervisor.into_iter().for_each(|message| supervisor.queue(message));
+        if let Some(link) = switch {
+            to_switch.into_iter().for_each(|message| link.queue(message));
+        }
+    }
     for command in core.commands() {
         match command {
             Command::Supervisor(message) => supervisor.queue(message),
@@ -183,6 +270,13 @@ fn send(core: &mut Core, supervisor: &mut SupervisorLink, switch: &mut Option<Sw
 async fn pump(switch: &mut Option<SwitchLink>, into: &mut Vec<ToControl>) -> Result<(), LinkError> {
     match switch {
         Some(link) => link.pump(into).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn decide<D: Decider>(decider: &mut Option<D>) {
+    match decider {
+        Some(decider) => decider.ready().await,
         None => std::future::pending().await,
     }
 }

@@ -2,8 +2,6 @@
 
 use lasthop_control::Descriptors;
 use lasthop_sys::Log;
-use lasthop_sys::hostview::HostView;
-use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 use std::time::Duration;
 use tracing_subscriber::EnvFilter;
@@ -12,7 +10,7 @@ const USAGE: &str = "lasthop-control is started by `lasthop run`; \
                      arguments: --supervisor-fd N --api-fd N [--host-view-fd N] [--read-api-fd N] [--pulse-fd N], open descriptors";
 
 fn main() -> ExitCode {
-    let Some(descriptors) = descriptors(std::env::args().skip(1)) else {
+    let Some(descriptors) = Descriptors::take(std::env::args().skip(1), |_, _| false) else {
         eprintln!("lasthop-control: {USAGE}");
         return ExitCode::from(2);
     };
@@ -48,28 +46,6 @@ fn run(descriptors: Descriptors, log: &Log) -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// Takes the descriptors named on the command line. First thing in `main`: nothing else is open yet.
-fn descriptors(mut args: impl Iterator<Item = String>) -> Option<Descriptors> {
-    let (mut supervisor, mut api, mut read_api): (Option<OwnedFd>, Option<OwnedFd>, Option<OwnedFd>) =
-        (None, None, None);
-    let mut host_view = None;
-    while let Some(name) = args.next() {
-        let fd = args.next()?.parse().ok().and_then(lasthop_sys::inherited_fd)?;
-        match name.as_str() {
-            "--pulse-fd" => lasthop_sys::map_pulse(fd).ok()?,
-            "--supervisor-fd" => supervisor = Some(fd),
-            "--api-fd" => api = Some(fd),
-            "--host-view-fd" => {
-                let mapped = HostView::map(fd);
-                host_view = mapped.inspect_err(|e| tracing::warn!("not known what VMs do: {e}")).ok();
-            }
-            "--read-api-fd" => read_api = Some(fd),
-            _ => return None,
-        }
-    }
-    Some(Descriptors { supervisor: supervisor?, api: api?, read_api, host_view })
 }
 
 mod sandbox {

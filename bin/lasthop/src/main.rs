@@ -9,6 +9,7 @@ mod declared;
 mod list;
 mod mac;
 mod mirror;
+mod ovs;
 mod run;
 mod settings;
 mod size;
@@ -101,6 +102,9 @@ enum Command {
         lasthop trace --in-port vm1 nd --eth-src 52:54:00:00:00:01 --ip-src fd00::1 --nd-target fd00::2\n  \
         lasthop trace --in-port vm1 --frame ffffffffffff5254000000010806")]
     Trace(trace::TraceArgs),
+    /// Run programs of Open vSwitch that take lasthop for the kernel's datapath
+    #[command(subcommand)]
+    Ovs(ovs::OvsCommand),
     /// Print the lines that plug a virtual machine into a port
     #[command(
         after_help = "Examples:\n  lasthop attach vm1 --vmm qemu\n  lasthop attach vm1-net vm1-storage --vmm libvirt"
@@ -275,6 +279,7 @@ fn main() -> ExitCode {
         Command::Apply(args) => declared::apply(&args),
         Command::Stats(args) => stats::stats(&args),
         Command::Trace(args) => trace::trace(&args),
+        Command::Ovs(command) => Err(ovs::run(command)),
         Command::Attach(args) => attach::attach(&args),
         Command::Man { dir } => man(&dir),
     };

@@ -5,8 +5,8 @@
 //! an oracle: a slow reference, a model or a law. It panics when the oracle disagrees: never for real input.
 
 mod acl;
-mod control_rings;
 mod connections;
+mod control_rings;
 mod device_ring;
 mod driver_ring;
 mod flow_table;

@@ -100,6 +100,7 @@ pub(crate) enum Call {
 
 impl Core {
     pub(super) fn call(&mut self, call: Call, now_ms: u64) {
+        let Some(call) = self.leave_to_others(call) else { return };
         match call {
             Call::PortAdd { name, path, client, tx_batch, owner, settings, answer } => {
                 let tx_batch = tx_batch.map(|batch| (batch.us, batch.packets));
@@ -153,6 +154,33 @@ impl Core {
                 }
             }
         }
+    }
+
+    /// Refuses what the learning switch alone does, where something else decides.
+    fn leave_to_others(&self, call: Call) -> Option<Call> {
+        if !self.only_watches {
+            return Some(call);
+        }
+        // What the switch measures itself holds whoever decides.
+        let is_measured = |(name, _): &(String, String)| matches!(name.as_str(), "rate-from" | "rate-to" | "storm");
+        let error = |what: &str| {
+            let message = format!(
+                "Open vSwitch decides here (`lasthop run --control ovs`), and {what} would have no effect; tell Open vSwitch \
+                 (`ovs-vsctl`, `ovs-ofctl`), or start lasthop without --control"
+            );
+            ApiError::NotAvailable { message }
+        };
+        match call {
+            Call::PortAdd { settings, answer, .. } | Call::PortSet { settings, answer, .. }
+                if !settings.iter().all(is_measured) =>
+            {
+                refuse(answer, error("VLANs, port security and other settings of ports than rates"));
+            }
+            Call::AclLoad { answer, .. } | Call::AclClear { answer, .. } => refuse(answer, error("access lists")),
+            Call::Mirror { call: MirrorCall::Add(_) | MirrorCall::Del(_), answer } => refuse(answer, error("mirrors")),
+            call => return Some(call),
+        }
+        None
     }
 
     pub(super) fn acl_show(&mut self, ports: Vec<String>, packets: bool, answer: Answer<Vec<AclRule>>) {
@@ -227,7 +255,11 @@ impl Core {
         now_ms: u64,
     ) {
         let mut explanation = self.policy.explain(key, headers, now_ms, |id| self.name(id));
-        if explanation.floods {
+        if self.only_watches {
+            let of = flow.as_ref().map_or("it has not yet: such a packet would wait for it", |_| "as this flow does");
+            (explanation.lines, explanation.outputs) = (vec![format!("Open vSwitch decides; {of}")], Vec::new());
+            explanation.lines.push("`ovs-appctl ofproto/trace` shows which of its rules".into());
+        } else if explanation.floods {
             let left_out = self.not_reached(key.port(), &explanation.outputs);
             explanation.lines.extend(left_out);
         }

@@ -1,6 +1,7 @@
 //! Arguments of `lasthop run`.
 
 use super::batch::Batch;
+use super::open_vswitch::Decides;
 use super::owner::FileOwner;
 use super::settings_text::take_settings;
 use super::store::SavedUplink;
@@ -24,6 +25,9 @@ pub struct RunArgs {
     /// File of ports, uplinks and access lists, in TOML, as `lasthop apply` reads it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// What decides what becomes of packets
+    #[arg(long, value_enum, default_value_t)]
+    pub control: Decides,
     /// CPUs the switch may use, like 0,2-3 [default: every CPU this process may use]
     #[arg(long, value_name = "LIST")]
     pub cpus: Option<String>,

@@ -50,6 +50,7 @@ mod given;
 mod hung_children;
 mod links;
 mod mirrors;
+mod open_vswitch;
 mod owner;
 mod port;
 mod port_threads;

@@ -3,6 +3,7 @@
 use super::args::{PortArg, RunArgs, check_uplink};
 use super::batch::Batch;
 use super::given::Given;
+use super::open_vswitch::{self, Decides, OpenVswitch};
 use super::settings_text::changed;
 use super::socket::{self, Access, Listener};
 use super::store::{Saved, SavedPort, SavedUplink, Store};
@@ -49,6 +50,8 @@ pub struct Setup {
     pub control: PathBuf,
     /// Program of ports' sessions.
     pub session: PathBuf,
+    /// What Open vSwitch needs, where it decides.
+    pub ovs: Option<OpenVswitch>,
     /// Program of uplinks, or why there is none.
     pub uplink: Result<PathBuf, String>,
     /// How long an uplink may take to answer.
@@ -99,10 +102,11 @@ impl Setup {
         let given = Given::new(args)?;
         let (ports, devices) = (absolute(&given.ports)?, given.devices());
         let switch = find_program("lasthop-switch", args.libexec.as_deref())?;
-        let control = find_program("lasthop-control", args.libexec.as_deref())?;
         let session = find_program("lasthop-session", args.libexec.as_deref())?;
+        let is_ovs = args.control == Decides::Ovs;
+        let control = find_program(open_vswitch::program(is_ovs), args.libexec.as_deref())?;
         let uplink = find_program("lasthop-uplink", args.libexec.as_deref()).map_err(|e| e.to_string());
-        if let (Err(e), false) = (&uplink, devices.is_empty()) {
+        if let (Err(e), false) = (&uplink, devices.is_empty() && !is_ovs) {
             return Err(Failed(e.clone()));
         }
         let until = Instant::now() + LOCK_PATIENCE;
@@ -119,14 +123,12 @@ impl Setup {
         let (uplinks, saved_uplinks) = reconcile_uplinks(&ports, &saved, &devices, saved_uplinks)?;
         let run_dir = std::path::absolute(&args.run_dir).unwrap_or_else(|_| args.run_dir.clone());
         let group = args.read_group.as_deref().map(read_group).transpose()?;
-        let listen = |name, group| {
-            let socket = ApiSocket { path: run_dir.join(name), group };
-            let listener = socket.bind().map_err(Failed)?;
-            Ok((socket, listener))
-        };
-        let api = listen(SOCKET_NAME, None)?;
-        let read_api = group.map(|group| listen(READ_SOCKET_NAME, Some(group))).transpose()?;
+        let api = listen(&run_dir, SOCKET_NAME, None)?;
+        let read_api = group.map(|group| listen(&run_dir, READ_SOCKET_NAME, Some(group))).transpose()?;
+        let settings = with_given(settings, &given.settings());
+        let ovs = OpenVswitch::wanted(is_ovs, &run_dir, (&lists, &mirrors, &settings))?;
         Ok(Self {
+            ovs,
             for_switch: args.for_switch(cpus.as_ref().unwrap_or(&allowed)),
             tx_batch: args.scheduling.tx_batch,
             cpus,
@@ -147,13 +149,19 @@ impl Setup {
             uplinks,
             saved_uplinks,
             taps,
-            settings: with_given(settings, &given.settings()),
+            settings,
             mirrors,
             also_saved,
             lists,
             locks: [run_lock, state_lock],
         })
     }
+}
+
+fn listen(run_dir: &Path, name: &str, group: Option<u32>) -> Result<(ApiSocket, Listener), RunError> {
+    let socket = ApiSocket { path: run_dir.join(name), group };
+    let listener = socket.bind().map_err(Failed)?;
+    Ok((socket, listener))
 }
 
 /// What the command line tells ports is added to what is remembered, and wins.

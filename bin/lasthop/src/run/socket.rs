@@ -52,6 +52,15 @@ impl Listener {
     ///
     /// The error is one line: what is wrong with the path; what to do.
     pub fn bind(path: &Path, access: Access) -> Result<Self, String> {
+        Self::bind_as(path, access, SocketType::STREAM)
+    }
+
+    /// The same for ourselves and our group, whose connections keep datagrams apart.
+    pub fn bind_for_datagrams(path: &Path) -> Result<Self, String> {
+        Self::bind_as(path, Access::Ours, SocketType::SEQPACKET)
+    }
+
+    fn bind_as(path: &Path, access: Access, kind: SocketType) -> Result<Self, String> {
         check_length(path)?;
         make_room(path)?;
         let shown = path.display();
@@ -63,7 +72,7 @@ impl Listener {
             e => format!("{shown}: cannot listen there: {e}; choose another path"),
         };
         let address = SocketAddrUnix::new(path).map_err(failed)?;
-        let fd = stream_socket().map_err(failed)?;
+        let fd = socket(kind).map_err(failed)?;
         let before = rustix::process::umask(access.umask());
         let bound = bind(&fd, &address);
         rustix::process::umask(before);
@@ -127,7 +136,7 @@ impl Drop for Listener {
 /// Connects to `path` without waiting. A Unix socket connects at once or not at all.
 pub fn connect(path: &Path) -> Result<OwnedFd, Errno> {
     let address = SocketAddrUnix::new(path)?;
-    let fd = stream_socket()?;
+    let fd = socket(SocketType::STREAM)?;
     connect_to(&fd, &address)?;
     Ok(fd)
 }
@@ -150,8 +159,8 @@ pub fn check_length(path: &Path) -> Result<(), String> {
     }
 }
 
-fn stream_socket() -> Result<OwnedFd, Errno> {
-    socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
+fn socket(kind: SocketType) -> Result<OwnedFd, Errno> {
+    socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
 }
 
 /// Removes a socket file that nobody listens on; anything else in the way is an error.

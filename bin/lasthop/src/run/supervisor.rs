@@ -5,6 +5,7 @@ use super::boost::Boost;
 use super::cgroup_accounting::CgroupAccounting;
 use super::child::{Child, Ended};
 use super::links::Links;
+use super::open_vswitch::{self, OpenVswitch};
 use super::owner::FileOwner;
 use super::port::{Context, Port};
 use super::port_threads::PortThreads;
@@ -100,6 +101,8 @@ pub struct Supervisor {
     /// Sockets of the API: that of the owner, and that of those who may look if there are any.
     pub(super) served: Vec<Served>,
     pub(super) presence: Presence,
+    /// What Open vSwitch needs, where it decides.
+    pub(super) ovs: Option<OpenVswitch>,
     journal: OwnedFd,
     /// How the switch moves packets.
     pub(super) for_switch: SwitchSettings,
@@ -136,10 +139,7 @@ impl Supervisor {
             epoll.add(boost, BOOST, Trigger::Level).map_err(|e| system("epoll", e))?;
             for_switch.extend(arguments(&["--boost-fd", "6"]));
         }
-        let mut for_control = arguments(&["--supervisor-fd", "3", "--host-view-fd", "4", "--api-fd", "5"]);
-        if setup.read_api.is_some() {
-            for_control.extend(arguments(&["--read-api-fd", "6"]));
-        }
+        let (control_name, for_control) = open_vswitch::control(setup.read_api.is_some(), setup.ovs.is_some());
         let presence = Presence::new(&epoll, PRESENCE);
         let mut supervisor = Self {
             epoll,
@@ -148,7 +148,7 @@ impl Supervisor {
                 .bound_to(setup.cpus)
                 .in_short_turns()
                 .with_watchdog(setup.watchdog, Duration::ZERO),
-            control: Child::new("lasthop-control", setup.control, for_control, CONTROL_CHANNEL, CONTROL_PID)
+            control: Child::new(control_name, setup.control, for_control, CONTROL_CHANNEL, CONTROL_PID)
                 .with_watchdog(setup.watchdog, CONTROL_ROUND),
             ports: BTreeMap::new(),
             uplinks: BTreeMap::new(),
@@ -174,6 +174,7 @@ impl Supervisor {
                 .chain(setup.read_api.map(|socket| Served::new(socket, true)))
                 .collect(),
             presence,
+            ovs: setup.ovs,
             journal,
             for_switch: setup.for_switch,
             monitor,
@@ -216,6 +217,7 @@ impl Supervisor {
             self.look_after_sockets(now);
             self.cgroup_accounting.iter_mut().for_each(|cgroup_accounting| cgroup_accounting.step(now));
             self.step_segments(now);
+            self.step_representors();
             self.step_uplinks(now);
             self.step_announcements(now);
             self.tell_devices();
@@ -303,6 +305,7 @@ impl Supervisor {
         }
         if self.control.is_due(now) {
             let descriptors = std::iter::once(self.monitor.view()).chain(self.served.iter().map(Served::as_fd));
+            let descriptors = descriptors.chain(self.ovs.iter().flat_map(OpenVswitch::descriptors));
             let given: std::io::Result<Vec<_>> = descriptors.map(|fd| fd.try_clone_to_owned()).collect();
             if let Err(e) = given.and_then(|given| self.control.start(&self.epoll, given)) {
                 let what = self.cannot_start("lasthop-control", &e)?;

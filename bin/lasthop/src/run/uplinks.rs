@@ -1,6 +1,7 @@
 //! The supervisor's uplinks: started, joined to the switch, restarted, added and removed.
 
 use super::links::Links;
+use super::open_vswitch::OpenVswitch;
 use super::sessions;
 use super::settings_text::changed;
 use super::setup::check_new_uplink;
@@ -37,6 +38,10 @@ impl Supervisor {
         }
         for spec in saved {
             self.make_uplink(spec, true, false);
+        }
+        if self.ovs.is_some() {
+            let id = self.make_uplink(OpenVswitch::uplink(), false, true);
+            self.uplinks_needed.insert(id.0);
         }
         Ok(())
     }

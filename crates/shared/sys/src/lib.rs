@@ -29,6 +29,8 @@ mod sealed;
 mod shared;
 mod signal_cost;
 mod socket;
+#[cfg(any(test, feature = "supervisor"))]
+mod tap;
 
 #[cfg(any(test, feature = "supervisor"))]
 pub use affinity::{CpuList, ParseCpusError};
@@ -56,3 +58,5 @@ pub use sched::{Prompter, TimerFd, bind_current_thread, current_thread, set_idle
 pub use sealed::sealed_memfd;
 pub use shared::SharedWords;
 pub use socket::{receive_with_fds, send_with_fds};
+#[cfg(any(test, feature = "supervisor"))]
+pub use tap::make_tap;

@@ -286,17 +286,6 @@ impl GuestSlice<'_> {
     pub fn prefetch(&self, _to_write: bool) {}
 }
 
-/// As the real one, without its haste.
-pub fn fill<T, const N: usize>(
-    list: &mut arrayvec::ArrayVec<T, N>,
-    most: usize,
-    mut next: impl FnMut() -> Option<T>,
-) -> usize {
-    let before = list.len();
-    list.extend((0..most.min(N - before)).map_while(|_| next()));
-    list.len() - before
-}
-
 /// The one region.
 #[derive(Clone, Copy, Debug)]
 pub struct Window<'m> {
@@ -379,6 +368,21 @@ impl Entries<'_, u16> {
     pub fn load(&self, n: usize) -> u16 {
         self.slice.load_u16(2 * (n & self.mask))
     }
+
+    /// Relaxed loads, one after another, up to the last word.
+    pub fn fill<T: Copy, const N: usize>(
+        &self,
+        list: &mut arrayvec::ArrayVec<T, N>,
+        first: usize,
+        most: usize,
+        mut each: impl FnMut(u16) -> Option<T>,
+    ) -> usize {
+        let first = first & self.mask;
+        let words = (first..=self.mask).take(most.min(list.remaining_capacity()));
+        let before = list.len();
+        list.extend(words.map_while(|n| each(self.load(n))));
+        list.len() - before
+    }
 }
 
 impl Entries<'_, [u32; 2]> {
@@ -405,6 +409,21 @@ impl Descriptors<'_> {
         self.0.load(16 * n, &mut first, Ordering::Relaxed);
         self.0.load(16 * n + 8, &mut second, Ordering::Relaxed);
         Some((u64::from_le_bytes(first), u32::from_le_bytes(second), u32::from_le_bytes(last)))
+    }
+
+    /// As they are loaded, one after another, up to the last descriptor.
+    pub fn fill<T: Copy, const N: usize>(
+        &self,
+        list: &mut arrayvec::ArrayVec<T, N>,
+        first: usize,
+        most: usize,
+        mut each: impl FnMut(usize, (u64, u32, u32)) -> Option<T>,
+    ) -> usize {
+        let count = (self.0.len() / 16).saturating_sub(first);
+        let before = list.len();
+        let most = most.min(count).min(list.remaining_capacity());
+        list.extend((0..most).map_while(|n| each(n, self.load(first + n)?)));
+        list.len() - before
     }
 
     /// Relaxed stores, the last one first.

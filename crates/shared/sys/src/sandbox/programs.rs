@@ -48,6 +48,9 @@ impl Program {
         socket_pairs: &[libc::AF_UNIX],
     };
 
+    /// `lasthop-ovs`: the same, and clients on another listening socket.
+    pub const OVS: Self = Self { user_name: "lasthop-ovs", fixed_user: 61_904, ..Self::CONTROL };
+
     /// `lasthop-uplink`: packets in batches over sockets it opened before, and the end of a TAP device that it made.
     pub const UPLINK: Self = Self {
         user_name: "lasthop-uplink",
@@ -140,7 +143,7 @@ mod tests {
     /// It travels in one message to the switch.
     #[test]
     fn a_confinement_is_short() {
-        for program in [Program::SWITCH, Program::CONTROL, Program::UPLINK, Program::SESSION] {
+        for program in [Program::SWITCH, Program::CONTROL, Program::OVS, Program::UPLINK, Program::SESSION] {
             let confinement = program.confinement(u32::MAX).unwrap();
             let instructions: usize = confinement.filters.iter().map(Vec::len).sum();
             assert!((100..4000).contains(&instructions), "{instructions}");

@@ -1,0 +1,48 @@
+//! What decides in place of the learning switch. The rest of control, the local API first of all, is the same.
+
+use lasthop_ipc::{FromControl, ToControl};
+use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
+use std::future::Future;
+
+/// Decides what becomes of packets. Called by the event loop's thread alone.
+pub trait Decider {
+    /// Waits until it has heard something from others than the switch and the supervisor, and has dealt with it. Nothing is lost when the
+    /// future is dropped.
+    fn ready(&mut self) -> impl Future<Output = ()>;
+    /// There is a new channel to the switch, which will say hello on it; or none.
+    fn switch_is(&mut self, attached: bool);
+    /// The switch says something; `now_ms` is CLOCK_MONOTONIC. True if it was an answer to a question of the decider's, which nobody else
+    /// is to hear.
+    fn hear_switch(&mut self, message: &ToControl, now_ms: u64) -> bool;
+    /// The supervisor says something. As [`Decider::hear_switch`].
+    fn hear_supervisor(&mut self, message: &SupervisorToControl, now_ms: u64) -> bool;
+    /// Sends what it has for others, and gives what is for the switch and the supervisor, in order; leaves nothing behind. Numbers of its
+    /// requests are from 2^63 on.
+    fn take(&mut self, now_ms: u64) -> (Vec<FromControl>, Vec<ControlToSupervisor>);
+}
+
+/// Where the learning switch decides.
+#[derive(Debug)]
+pub(crate) enum Nobody {}
+
+impl Decider for Nobody {
+    async fn ready(&mut self) {
+        match *self {}
+    }
+
+    fn switch_is(&mut self, _: bool) {
+        match *self {}
+    }
+
+    fn hear_switch(&mut self, _: &ToControl, _: u64) -> bool {
+        match *self {}
+    }
+
+    fn hear_supervisor(&mut self, _: &SupervisorToControl, _: u64) -> bool {
+        match *self {}
+    }
+
+    fn take(&mut self, _: u64) -> (Vec<FromControl>, Vec<ControlToSupervisor>) {
+        match *self {}
+    }
+}

@@ -1,0 +1,188 @@
+//! The sockets of Open vSwitch's programs, and the device by which packets come whole, around the datapath that they speak of.
+
+use crate::client::{Client, Event, MAX_UPCALLS, Socket};
+use lasthop_control::Decider;
+use lasthop_ipc::{FromControl, ToControl};
+use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
+use lasthop_ovs_datapath::{Datapath, Out};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{SocketFlags, accept_with};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::task::{Context, Poll};
+use tokio::io::Interest;
+
+/// Most clients: `ovs-vswitchd` has some dozens.
+const MAX_CLIENTS: usize = 1024;
+/// Longest frame of a TAP device, and the tag in front of it.
+const MAX_FRAME: usize = 66 * 1024;
+/// Frames and requests taken before others have their turn.
+const BURST: usize = 64;
+
+#[derive(Debug)]
+pub(crate) struct Server {
+    datapath: Datapath,
+    listener: Socket,
+    frames: Socket,
+    clients: BTreeMap<u32, Client>,
+    next_pid: u32,
+    room: Vec<u8>,
+}
+
+impl Server {
+    /// Of a listening socket and the other end of the device.
+    pub fn new(listener: OwnedFd, frames: OwnedFd) -> io::Result<Self> {
+        Ok(Self {
+            datapath: Datapath::new(),
+            listener: Socket::new(listener, Interest::READABLE)?,
+            frames: Socket::new(frames, Interest::READABLE)?,
+            clients: BTreeMap::new(),
+            // 0 is the kernel itself.
+            next_pid: 1,
+            room: vec![0; MAX_FRAME],
+        })
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut did = false;
+        while let Some(accepted) = self.listener.poll(cx, |fd| accept_with(fd, SocketFlags::CLOEXEC)) {
+            did = true;
+            match accepted {
+                Ok(socket) => self.accept(socket),
+                Err(e) => {
+                    tracing::warn!("a client of Open vSwitch could not be accepted: {e}");
+                    break;
+                }
+            }
+        }
+        for _ in 0..BURST {
+            let room = &mut self.room;
+            let read = |fd: &OwnedFd| retry_on_intr(|| rustix::io::read(fd, room.as_mut_slice()));
+            match self.frames.poll(cx, read) {
+                Some(Ok(len)) => self.datapath.frame(self.room.get(..len).unwrap_or_default()),
+                // The device is set down: there are none until it is up again.
+                Some(Err(_)) | None => break,
+            }
+            did = true;
+        }
+        let pids: Vec<u32> = self.clients.keys().copied().collect();
+        for pid in pids {
+            for _ in 0..BURST {
+                let Some(event) = self.clients.get_mut(&pid).and_then(|client| client.poll(cx, pid)) else { break };
+                did = true;
+                self.hear(pid, event);
+            }
+        }
+        if did { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    fn accept(&mut self, socket: OwnedFd) {
+        if self.clients.len() >= MAX_CLIENTS {
+            return tracing::warn!("{MAX_CLIENTS} sockets of Open vSwitch are open already; one more is refused");
+        }
+        match Client::new(socket) {
+            Ok(client) => {
+                self.clients.insert(self.next_pid, client);
+                self.datapath.connected(self.next_pid);
+                self.next_pid = self.next_pid.wrapping_add(1).max(1);
+            }
+            Err(e) => tracing::warn!("a client of Open vSwitch: {e}"),
+        }
+    }
+
+    fn hear(&mut self, pid: u32, event: Event) {
+        match event {
+            Event::Request(datagram) => self.datapath.request(pid, datagram),
+            Event::Subscribe(group, wants) => {
+                self.datapath.subscribe(pid, group, wants);
+                self.clients.get(&pid).iter().for_each(|client| client.tell(true));
+            }
+            Event::More => self.answer(pid),
+            Event::Gone => {
+                self.clients.remove(&pid);
+                self.datapath.disconnected(pid);
+            }
+        }
+    }
+
+    /// Puts into a client's socket what it waits for, as far as there is room, and says whether that was all.
+    fn answer(&mut self, pid: u32) {
+        let Some(client) = self.clients.get_mut(&pid) else { return };
+        client.flush();
+        while !client.is_full()
+            && let Some(part) = self.datapath.more(pid)
+        {
+            client.queue(part);
+        }
+        client.tell(client.waiting() == 0 && !self.datapath.has_more(pid));
+    }
+
+    fn send(&mut self, out: Out, to_switch: &mut Vec<FromControl>, to_supervisor: &mut Vec<ControlToSupervisor>) {
+        match out {
+            Out::Answer(pid, datagram) => {
+                if let Some(client) = self.clients.get_mut(&pid) {
+                    client.queue(datagram);
+                }
+            }
+            Out::Finished(pid) => {
+                if let Some(client) = self.clients.get_mut(&pid) {
+                    client.asks = false;
+                }
+                self.answer(pid);
+            }
+            Out::Upcall(pid, datagram) => match self.clients.get_mut(&pid) {
+                Some(client) if client.waiting() < MAX_UPCALLS => client.queue(datagram),
+                _ => self.datapath.lost(1),
+            },
+            Out::Switch(message) => to_switch.push(*message),
+            Out::Supervisor(message) => to_supervisor.push(message),
+            Out::Frame(frame) => {
+                match retry_on_intr(|| rustix::io::write(self.frames.fd(), &frame)) {
+                    Ok(_) => {}
+                    // Set down by somebody, or no memory: the frame is gone, as one is that a network loses.
+                    Err(Errno::IO | Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => self.datapath.lost(1),
+                    Err(e) => tracing::warn!("a frame could not be sent: {e}"),
+                }
+            }
+        }
+    }
+}
+
+impl Decider for Server {
+    async fn ready(&mut self) {
+        std::future::poll_fn(|cx| {
+            // Statistics of what comes now are of now; the time is set by `take` of the last turn, and by what is heard.
+            self.poll(cx)
+        })
+        .await;
+    }
+
+    fn switch_is(&mut self, attached: bool) {
+        self.datapath.switch_is(attached);
+    }
+
+    fn hear_switch(&mut self, message: &ToControl, now_ms: u64) -> bool {
+        self.datapath.set_now(now_ms);
+        self.datapath.hear_switch(message)
+    }
+
+    fn hear_supervisor(&mut self, message: &SupervisorToControl, now_ms: u64) -> bool {
+        self.datapath.set_now(now_ms);
+        self.datapath.hear_supervisor(message)
+    }
+
+    fn take(&mut self, now_ms: u64) -> (Vec<FromControl>, Vec<ControlToSupervisor>) {
+        self.datapath.set_now(now_ms);
+        let (mut to_switch, mut to_supervisor) = (Vec::new(), Vec::new());
+        loop {
+            let out = self.datapath.take();
+            if out.is_empty() {
+                return (to_switch, to_supervisor);
+            }
+            for out in out {
+                self.send(out, &mut to_switch, &mut to_supervisor);
+            }
+        }
+    }
+}

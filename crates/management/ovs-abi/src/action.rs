@@ -1,0 +1,271 @@
+//! What a flow does (`enum ovs_action_attr`).
+
+use crate::netlink::{attributes, table, u32_of};
+use crate::{Refused, key};
+use lasthop_frame::{Part, Set};
+
+/// Most actions of a list, those inside of others counted too.
+pub const MAX_ACTS: usize = 4096;
+/// How deep lists may lie in lists.
+const MAX_DEPTH: usize = 8;
+
+/// What no packet shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Meta {
+    /// The priority.
+    Priority,
+    /// The mark.
+    Mark,
+}
+
+/// One action.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Act {
+    /// Send it to this port of Open vSwitch's.
+    Output(u32),
+    /// Send it to Open vSwitch.
+    Userspace {
+        /// The socket, unless upcalls go by the CPU.
+        pid: u32,
+        /// To be sent along.
+        userdata: Option<Vec<u8>>,
+        /// The flow's actions are to be sent along.
+        actions: bool,
+    },
+    /// Set fields of its header, one after the other.
+    Set(Vec<Set>),
+    /// Set bits of what no packet shows.
+    SetMeta {
+        /// What.
+        meta: Meta,
+        /// The new bits.
+        value: u32,
+        /// Which.
+        mask: u32,
+    },
+    /// A VLAN tag becomes the outermost.
+    PushVlan {
+        /// 0x8100 or 0x88a8.
+        tpid: u16,
+        /// As it is sent.
+        tci: u16,
+    },
+    /// The outermost VLAN tag goes.
+    PopVlan,
+    /// Look it up again, with this id.
+    Recirculate(u32),
+    /// Compute a hash of its addresses and ports, with this basis.
+    Hash(u32),
+    /// The next output is cut to so many bytes.
+    Truncate(u32),
+    /// With this probability, of `u32::MAX`, do this with a copy.
+    Sample(u32, Vec<Self>),
+    /// Do this with a copy.
+    Clone(Vec<Self>),
+    /// If it is longer than so many bytes do the first with it, else the second.
+    CheckLength(u16, Vec<Self>, Vec<Self>),
+}
+
+impl Act {
+    /// Reads a list of actions.
+    pub fn read(list: &[u8]) -> Result<Vec<Self>, Refused> {
+        read(list, MAX_DEPTH, &mut 0)
+    }
+}
+
+fn read(list: &[u8], depth: usize, count: &mut usize) -> Result<Vec<Act>, Refused> {
+    let depth = depth.checked_sub(1).ok_or(Refused::INVALID)?;
+    let mut acts = Vec::new();
+    for attribute in attributes(list) {
+        *count += 1;
+        if *count > MAX_ACTS {
+            return Err(Refused::INVALID);
+        }
+        let (kind, value) = attribute?;
+        let act = match kind {
+            1 => Act::Output(u32_of(value)?),
+            2 => userspace(value)?,
+            3 => set(value, false)?,
+            4 => push_vlan(value)?,
+            5 => Act::PopVlan,
+            6 => sample(value, depth, count)?,
+            7 => Act::Recirculate(u32_of(value)?),
+            8 => hash(value)?,
+            11 => set(value, true)?,
+            13 => Act::Truncate(u32_of(value)?.max(14)),
+            20 => Act::Clone(read(value, depth, count)?),
+            21 => check_length(value, depth, count)?,
+            // Connections, meters, MPLS, NSH and the like: Open vSwitch does without.
+            _ => return Err(Refused::INVALID),
+        };
+        acts.push(act);
+    }
+    Ok(acts)
+}
+
+fn userspace(value: &[u8]) -> Result<Act, Refused> {
+    // Number 3, an outgoing tunnel's key, has no use without tunnels.
+    let [_, pid, userdata, _, actions] = table::<5>(value)?;
+    let pid = pid.map(u32_of).transpose()?.unwrap_or(0);
+    Ok(Act::Userspace { pid, userdata: userdata.map(Vec::from), actions: actions.is_some() })
+}
+
+fn push_vlan(value: &[u8]) -> Result<Act, Refused> {
+    let &[t0, t1, c0, c1] = value else { return Err(Refused::RANGE) };
+    let (tpid, tci) = (u16::from_be_bytes([t0, t1]), u16::from_be_bytes([c0, c1]));
+    // The bit that says that there is a tag is not sent.
+    if !matches!(tpid, 0x8100 | 0x88a8) || tci & 0x1000 == 0 {
+        return Err(Refused::INVALID);
+    }
+    Ok(Act::PushVlan { tpid, tci: tci & !0x1000 })
+}
+
+fn sample(value: &[u8], depth: usize, count: &mut usize) -> Result<Act, Refused> {
+    let [_, probability, acts] = table::<3>(value)?;
+    let probability = u32_of(probability.ok_or(Refused::INVALID)?)?;
+    Ok(Act::Sample(probability, read(acts.ok_or(Refused::INVALID)?, depth, count)?))
+}
+
+fn hash(value: &[u8]) -> Result<Act, Refused> {
+    let (algorithm, basis) = value.split_at_checked(4).ok_or(Refused::RANGE)?;
+    if u32_of(algorithm)? != 0 {
+        return Err(Refused::INVALID);
+    }
+    Ok(Act::Hash(u32_of(basis)?))
+}
+
+fn check_length(value: &[u8], depth: usize, count: &mut usize) -> Result<Act, Refused> {
+    let [_, len, longer, other] = table::<4>(value)?;
+    let len = len.and_then(|len| len.try_into().ok()).map(u16::from_ne_bytes).ok_or(Refused::INVALID)?;
+    let mut list = |acts: Option<&[u8]>| read(acts.unwrap_or_default(), depth, count);
+    Ok(Act::CheckLength(len, list(longer)?, list(other)?))
+}
+
+/// A field and its new value; `masked`: and then the bits that change.
+fn set(value: &[u8], masked: bool) -> Result<Act, Refused> {
+    let mut fields = attributes(value);
+    let (kind, value) = fields.next().ok_or(Refused::INVALID)??;
+    if fields.next().is_some() {
+        return Err(Refused::INVALID);
+    }
+    let all = vec![0xff; value.len()];
+    let (value, mask) = if masked { value.split_at(value.len() / 2) } else { (value, &all[..]) };
+    let meta = |meta| Ok(Act::SetMeta { meta, value: u32_of(value)?, mask: u32_of(mask)? });
+    let len = match kind {
+        key::PRIORITY_ATTRIBUTE => return meta(Meta::Priority),
+        key::SKB_MARK => return meta(Meta::Mark),
+        key::ETHERNET | key::IPV4 => 12,
+        key::IPV6 => 40,
+        key::TCP | key::UDP => 4,
+        _ => return Err(Refused::INVALID),
+    };
+    if value.len() != len || mask.len() != len {
+        return Err(Refused::INVALID);
+    }
+    let (value, mask) = (arranged(kind, value), arranged(kind, mask));
+    let (part, words): (Part, &[u8]) = match kind {
+        key::ETHERNET => (Part::Ethernet, &[0, 1, 2]),
+        key::IPV4 => (Part::Ipv4, &[0, 2, 3, 4]),
+        key::IPV6 => (Part::Ipv6, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
+        _ => (Part::Ports, &[0]),
+    };
+    let words = words.iter().zip(value.into_iter().zip(mask)).filter(|(_, (_, mask))| *mask != 0);
+    Ok(Act::Set(words.map(|(word, (value, mask))| Set { part, word: *word, value: value & mask, mask }).collect()))
+}
+
+/// The words of a header that a key's structure speaks of, in the header's order. What it has and cannot be set (protocol, fragment) is
+/// left out.
+fn arranged(kind: u16, value: &[u8]) -> Vec<u32> {
+    let word = |at: usize| value.get(at..).and_then(|v| v.first_chunk()).map_or(0, |b| u32::from_be_bytes(*b));
+    let byte = |at: usize| value.get(at).map_or(0, |b| u32::from(*b));
+    match kind {
+        key::ETHERNET => {
+            // The frame begins with the destination, the structure with the source.
+            let (source, destination) = value.split_at(6.min(value.len()));
+            let frame = [destination, source].concat();
+            frame.as_chunks().0.iter().map(|b| u32::from_be_bytes(*b)).collect()
+        }
+        key::IPV4 => vec![byte(9) << 16, byte(10) << 24, word(0), word(4)],
+        key::IPV6 => {
+            let first = byte(37) << 20 | word(32) & 0xf_ffff;
+            [first, byte(38)].into_iter().chain((0..8).map(|i| word(4 * i))).collect()
+        }
+        _ => vec![word(0)],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netlink::Writer;
+    use lasthop_frame::{Edit, Header, Offload};
+    use proptest::prelude::*;
+
+    fn list(fill: impl FnOnce(&mut Writer)) -> Vec<u8> {
+        let mut writer = Writer::new();
+        fill(&mut writer);
+        writer.into_bytes()
+    }
+
+    /// What a frame of UDP over IPv4 becomes.
+    fn after(acts: &[Act]) -> Vec<u8> {
+        let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0, 0, 32, 0, 0, 0, 0, 64, 17, 0, 0];
+        frame.extend([10, 0, 0, 1, 10, 0, 0, 2, 0x12, 0x34, 0, 53, 0, 12, 0, 0, 1, 2, 3, 4]);
+        let mut header = Header::default();
+        header.restart(frame.len()).copy_from_slice(&frame);
+        for act in acts {
+            let Act::Set(sets) = act else { panic!("{act:?} sets nothing") };
+            for set in sets {
+                Edit::Set(*set).apply(&mut header, &mut Offload::default(), 0).unwrap();
+            }
+        }
+        header.bytes().to_vec()
+    }
+
+    #[test]
+    fn fields_are_set_where_the_frame_has_them() {
+        let acts = Act::read(&list(|to| {
+            to.nest(3, |to| to.attribute(key::ETHERNET, &[2, 9, 9, 9, 9, 1, 2, 8, 8, 8, 8, 2]));
+            to.nest(11, |to| {
+                let (value, mask) =
+                    ([0, 0, 0, 0, 172, 16, 0, 9, 0, 0, 63, 0], [0, 0, 0, 0, 255, 255, 255, 255, 0, 0, 255, 0]);
+                to.attribute(key::IPV4, &[value, mask].concat());
+            });
+            to.nest(11, |to| to.attribute(key::UDP, &[0, 0, 0x20, 1, 0, 0, 0xff, 0xff]));
+        }));
+        let frame = after(&acts.unwrap());
+        assert_eq!(frame[..12], [2, 8, 8, 8, 8, 2, 2, 9, 9, 9, 9, 1]);
+        assert_eq!((frame[22], &frame[26..34]), (63, &[10, 0, 0, 1, 172, 16, 0, 9][..]));
+        assert_eq!(frame[34..38], [0x12, 0x34, 0x20, 1]);
+    }
+
+    #[test]
+    fn an_order_to_set_what_cannot_be_set_is_refused() {
+        for (kind, value) in [(13, vec![0; 24]), (17, vec![0; 4]), (key::IPV4, vec![0; 11]), (21, vec![0; 4])] {
+            assert_eq!(Act::read(&list(|to| to.nest(3, |to| to.attribute(kind, &value)))), Err(Refused::INVALID));
+        }
+    }
+
+    #[test]
+    fn lists_in_lists_end_somewhere() {
+        let mut inner = list(|to| to.number(1, 7));
+        for _ in 0..MAX_DEPTH - 1 {
+            inner = list(|to| to.nest(20, |to| to.raw(&inner)));
+        }
+        assert!(Act::read(&inner).is_ok());
+        let deeper = list(|to| to.nest(20, |to| to.raw(&inner)));
+        assert_eq!(Act::read(&deeper), Err(Refused::INVALID));
+    }
+
+    proptest! {
+        #[test]
+        fn any_list_is_read(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = Act::read(&bytes);
+        }
+
+        #[test]
+        fn any_action_is_read(kind in 0u16..26, value in prop::collection::vec(any::<u8>(), 0..80)) {
+            let _ = Act::read(&list(|to| to.nest(kind, |to| to.raw(&value))));
+        }
+    }
+}

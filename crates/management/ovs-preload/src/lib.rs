@@ -1,0 +1,363 @@
+//! `liblasthop_ovs.so`: in a program that is started with it (LD_PRELOAD; `lasthop ovs exec` does that) generic netlink sockets are
+//! connections to `lasthop-ovs`, so that Open vSwitch speaks to it and takes it for the kernel. All other sockets are the kernel's.
+//!
+//! Nothing is parsed here, and of each socket no more is kept than its descriptors. The other side is `bin/lasthop-ovs/src/client.rs`.
+//! Open vSwitch reads the answers to what it sends without waiting, because the kernel has them ready when send(2) returns. So each socket has a
+//! second connection, on which lasthop-ovs says "." when all answers lie in the first, or "+" when there was room for a part of them;
+//! whoever has read that part gets the next when it asks with "m".
+//!
+//! Unsafe room: the functions here stand in place of the C library's, and are called with what a C program has at hand. Their own calls go
+//! to the kernel (`libc::syscall`), never through the C library's functions of these names, which are these.
+#![allow(unsafe_code)]
+
+use libc::{c_int, c_long, c_void, msghdr, size_t, sockaddr, sockaddr_nl, sockaddr_un, socklen_t, ssize_t};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::Relaxed};
+
+/// Most descriptors of a program.
+const DESCRIPTORS: usize = 65_536;
+/// What is said first, with the second connection.
+const HELLO: &[u8] = b"lasthop-ovs 1";
+/// Where lasthop-ovs listens, unless the environment says so.
+const SOCKET: &[u8] = b"/run/lasthop/ovs.sock";
+const VARIABLE: &[u8] = b"LASTHOP_OVS_SOCKET\0";
+
+/// Of each descriptor that is ours the number that lasthop-ovs has given it, which stands for a netlink socket's; 0 for others.
+static PID: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
+/// Its second connection.
+static SECOND: [AtomicI32; DESCRIPTORS] = [const { AtomicI32::new(-1) }; DESCRIPTORS];
+/// Not 0: there was room for a part of the answers.
+static OWED: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
+
+// Relaxed: a descriptor is handed from one thread to another by what orders that.
+
+/// Where a descriptor's entries are, if it is ours.
+fn ours(fd: c_int) -> Option<usize> {
+    let at = usize::try_from(fd).ok()?;
+    (PID.get(at)?.load(Relaxed) != 0).then_some(at)
+}
+
+fn set_errno(number: c_int) {
+    // SAFETY: the C library's errno of this thread is always there.
+    unsafe { *libc::__errno_location() = number }
+}
+
+fn errno() -> c_int {
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() }
+}
+
+fn close_one(fd: c_int) {
+    // SAFETY: close(2) takes a number.
+    unsafe { libc::syscall(libc::SYS_close, fd) };
+}
+
+/// One byte from a second connection, waited for; `None` if lasthop-ovs is gone.
+fn hear(second: c_int) -> Option<u8> {
+    let mut byte = 0u8;
+    loop {
+        // SAFETY: the byte is a live local of the length given.
+        let n = unsafe { libc::syscall(libc::SYS_recvfrom, second, &raw mut byte, 1usize, 0, 0usize, 0usize) };
+        match n {
+            1 => return Some(byte),
+            -1 if errno() == libc::EINTR => {}
+            _ => return None,
+        }
+    }
+}
+
+/// Says something on a second connection.
+fn say(second: c_int, bytes: &[u8]) -> bool {
+    // SAFETY: the bytes are live, and their length is given.
+    let n = unsafe {
+        libc::syscall(libc::SYS_sendto, second, bytes.as_ptr(), bytes.len(), libc::MSG_NOSIGNAL, 0usize, 0usize)
+    };
+    n == bytes.len() as c_long
+}
+
+/// A datagram has been sent: waits for its answers.
+fn wait_for_answers(at: usize) {
+    let kept = errno();
+    if let (Some(second), Some(owed)) = (SECOND.get(at), OWED.get(at)) {
+        owed.store(u32::from(hear(second.load(Relaxed)) == Some(b'+')), Relaxed);
+    }
+    set_errno(kept);
+}
+
+/// What was there has been read. True if there is more now.
+fn ask_for_more(at: usize) -> bool {
+    let (Some(second), Some(owed)) = (SECOND.get(at), OWED.get(at)) else { return false };
+    if owed.load(Relaxed) == 0 {
+        return false;
+    }
+    let second = second.load(Relaxed);
+    let said = if say(second, b"m") { hear(second) } else { None };
+    owed.store(u32::from(said == Some(b'+')), Relaxed);
+    said.is_some()
+}
+
+/// The address that lasthop-ovs listens on.
+fn address() -> Option<sockaddr_un> {
+    // SAFETY: all-zero is a valid address.
+    let mut address: sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    // SAFETY: the name ends with a zero; what getenv(3) returns is null or ends with one and stays until the environment is changed, which
+    // no program does that has threads.
+    let path = unsafe {
+        let found = libc::getenv(VARIABLE.as_ptr().cast());
+        if found.is_null() { SOCKET } else { std::ffi::CStr::from_ptr(found).to_bytes() }
+    };
+    if path.is_empty() || path.len() >= address.sun_path.len() {
+        return None;
+    }
+    address.sun_path.iter_mut().zip(path).for_each(|(to, byte)| *to = *byte as libc::c_char);
+    Some(address)
+}
+
+/// Sends hello and the second connection's other end, and hears the socket's number.
+fn greet(fd: c_int, pair: [c_int; 2]) -> Option<u32> {
+    let mut part = libc::iovec { iov_base: HELLO.as_ptr().cast_mut().cast(), iov_len: HELLO.len() };
+    // As long and as aligned as a control message with one descriptor.
+    let mut control = [0u64; 4];
+    // SAFETY: all-zero is a valid message; what it points to are live locals of the lengths given, and the control message lies inside of
+    // its room, which is larger than CMSG_SPACE of one descriptor.
+    let (sent, heard, pid) = unsafe {
+        let mut message: msghdr = std::mem::zeroed();
+        (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
+        message.msg_control = (&raw mut control).cast();
+        message.msg_controllen = libc::CMSG_SPACE(size_of::<c_int>() as u32) as _;
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        (*header).cmsg_level = libc::SOL_SOCKET;
+        (*header).cmsg_type = libc::SCM_RIGHTS;
+        (*header).cmsg_len = libc::CMSG_LEN(size_of::<c_int>() as u32) as _;
+        libc::CMSG_DATA(header).cast::<c_int>().write_unaligned(pair[1]);
+        let sent = libc::syscall(libc::SYS_sendmsg, fd, &raw const message, libc::MSG_NOSIGNAL);
+        close_one(pair[1]);
+        let mut pid = 0u32;
+        let heard = libc::syscall(libc::SYS_recvfrom, pair[0], &raw mut pid, size_of::<u32>(), 0, 0usize, 0usize);
+        (sent, heard, pid)
+    };
+    (sent == HELLO.len() as c_long && heard == size_of::<u32>() as c_long && pid != 0).then_some(pid)
+}
+
+/// A connection to lasthop-ovs in place of a generic netlink socket; -1 and EPROTONOSUPPORT, as of a kernel without it, if there is none.
+fn connect_to_lasthop(flags: c_int) -> c_int {
+    let fail = |fd: c_int| {
+        if fd >= 0 {
+            close_one(fd);
+        }
+        set_errno(libc::EPROTONOSUPPORT);
+        -1
+    };
+    let Some(address) = address() else { return fail(-1) };
+    let kind = libc::SOCK_SEQPACKET | flags & libc::SOCK_CLOEXEC;
+    let mut pair = [-1; 2];
+    // SAFETY: the address and the pair are live locals of the lengths given; all else are numbers.
+    let (fd, connected, paired) = unsafe {
+        let fd = libc::syscall(libc::SYS_socket, libc::AF_UNIX, kind, 0) as c_int;
+        let len = size_of::<sockaddr_un>();
+        let connected = libc::syscall(libc::SYS_connect, fd, &raw const address, len);
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+        (fd, connected, libc::syscall(libc::SYS_socketpair, libc::AF_UNIX, kind, 0, &raw mut pair))
+    };
+    if paired != 0 {
+        return fail(fd);
+    }
+    let place = usize::try_from(fd).ok().and_then(|at| Some((PID.get(at)?, SECOND.get(at)?, OWED.get(at)?)));
+    let (Some((pid, second, owed)), 0) = (place, connected) else {
+        close_one(pair[0]);
+        close_one(pair[1]);
+        return fail(fd);
+    };
+    let Some(number) = greet(fd, pair) else {
+        close_one(pair[0]);
+        return fail(fd);
+    };
+    if flags & libc::SOCK_NONBLOCK != 0 {
+        // SAFETY: fcntl(2) takes numbers here.
+        unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_SETFL, libc::O_NONBLOCK) };
+    }
+    second.store(pair[0], Relaxed);
+    owed.store(0, Relaxed);
+    pid.store(number, Relaxed);
+    fd
+}
+
+/// socket(2).
+///
+/// # Safety
+/// None is asked for: it takes numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    if domain == libc::AF_NETLINK && protocol == libc::NETLINK_GENERIC {
+        return connect_to_lasthop(kind);
+    }
+    // SAFETY: socket(2) takes numbers.
+    unsafe { libc::syscall(libc::SYS_socket, domain, kind, protocol) as c_int }
+}
+
+/// close(2).
+///
+/// # Safety
+/// As of close(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+    if let Some((pid, second)) = ours(fd).and_then(|at| Some((PID.get(at)?, SECOND.get(at)?))) {
+        pid.store(0, Relaxed);
+        close_one(second.swap(-1, Relaxed));
+    }
+    // SAFETY: close(2) takes a number.
+    unsafe { libc::syscall(libc::SYS_close, fd) as c_int }
+}
+
+/// bind(2): ours has its number already.
+///
+/// # Safety
+/// As of bind(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    if ours(fd).is_some() {
+        return 0;
+    }
+    // SAFETY: the caller's address, of the length that it gives.
+    unsafe { libc::syscall(libc::SYS_bind, fd, address, len) as c_int }
+}
+
+/// connect(2): ours is connected.
+///
+/// # Safety
+/// As of connect(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    if ours(fd).is_some() {
+        return 0;
+    }
+    // SAFETY: the caller's address, of the length that it gives.
+    unsafe { libc::syscall(libc::SYS_connect, fd, address, len) as c_int }
+}
+
+/// getsockname(2): of ours a netlink socket's address.
+///
+/// # Safety
+/// As of getsockname(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    let Some(pid) = ours(fd).and_then(|at| PID.get(at)) else {
+        // SAFETY: the caller's address and length.
+        return unsafe { libc::syscall(libc::SYS_getsockname, fd, address, len) as c_int };
+    };
+    // SAFETY: all-zero is a valid address. The caller's has room for as many bytes as its length says; no more are written.
+    unsafe {
+        let mut own: sockaddr_nl = std::mem::zeroed();
+        (own.nl_family, own.nl_pid) = (libc::AF_NETLINK as libc::sa_family_t, pid.load(Relaxed));
+        let room = (*len as usize).min(size_of::<sockaddr_nl>());
+        std::ptr::copy_nonoverlapping((&raw const own).cast::<u8>(), address.cast::<u8>(), room);
+        *len = size_of::<sockaddr_nl>() as socklen_t;
+    }
+    0
+}
+
+/// setsockopt(2): ours joins and leaves groups, and other options of netlink sockets it has none of.
+///
+/// # Safety
+/// As of setsockopt(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    option: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    if let (Some(second), libc::SOL_NETLINK) = (ours(fd).and_then(|at| SECOND.get(at)), level) {
+        let how = match option {
+            libc::NETLINK_ADD_MEMBERSHIP => b'j',
+            libc::NETLINK_DROP_MEMBERSHIP => b'l',
+            _ => return 0,
+        };
+        if (len as usize) < size_of::<u32>() {
+            set_errno(libc::EINVAL);
+            return -1;
+        }
+        // SAFETY: the caller's value has the length that it gives, which is enough.
+        let [a, b, c, d] = unsafe { value.cast::<u32>().read_unaligned() }.to_ne_bytes();
+        let second = second.load(Relaxed);
+        if say(second, &[how, a, b, c, d]) && hear(second).is_some() {
+            return 0;
+        }
+        set_errno(libc::ECONNRESET);
+        return -1;
+    }
+    // SAFETY: the caller's value, of the length that it gives.
+    unsafe { libc::syscall(libc::SYS_setsockopt, fd, level, option, value, len) as c_int }
+}
+
+/// send(2).
+///
+/// # Safety
+/// As of send(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn send(fd: c_int, bytes: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    let own = ours(fd);
+    let flags = flags | if own.is_some() { libc::MSG_NOSIGNAL } else { 0 };
+    // SAFETY: the caller's bytes, of the length that it gives.
+    let sent = unsafe { libc::syscall(libc::SYS_sendto, fd, bytes, len, flags, 0usize, 0usize) };
+    if let (Some(at), 1..) = (own, sent) {
+        wait_for_answers(at);
+    }
+    sent as ssize_t
+}
+
+/// sendmsg(2): ours is connected, whatever address the message has.
+///
+/// # Safety
+/// As of sendmsg(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    let Some(at) = ours(fd) else {
+        // SAFETY: the caller's message.
+        return unsafe { libc::syscall(libc::SYS_sendmsg, fd, message, flags) as ssize_t };
+    };
+    // SAFETY: a copy of the caller's message, which points to what is the caller's; without the address of a netlink socket.
+    let sent = unsafe {
+        let mut message = *message;
+        (message.msg_name, message.msg_namelen) = (std::ptr::null_mut(), 0);
+        libc::syscall(libc::SYS_sendmsg, fd, &raw const message, flags | libc::MSG_NOSIGNAL)
+    };
+    if sent > 0 {
+        wait_for_answers(at);
+    }
+    sent as ssize_t
+}
+
+/// Receives as `receive` does with these flags, and what lasthop-ovs still owes once all that is there has been read.
+fn receive(fd: c_int, flags: c_int, receive: impl Fn(c_int) -> c_long) -> ssize_t {
+    loop {
+        let owing = ours(fd).filter(|at| OWED.get(*at).is_some_and(|owed| owed.load(Relaxed) != 0));
+        // While more is owed nothing else will come: it has to be asked for.
+        let got = receive(flags | if owing.is_some() { libc::MSG_DONTWAIT } else { 0 });
+        match owing {
+            Some(at) if got < 0 && errno() == libc::EAGAIN && ask_for_more(at) => {}
+            _ => return got as ssize_t,
+        }
+    }
+}
+
+/// recvmsg(2).
+///
+/// # Safety
+/// As of recvmsg(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's message.
+    receive(fd, flags, |flags| unsafe { libc::syscall(libc::SYS_recvmsg, fd, message, flags) })
+}
+
+/// recv(2).
+///
+/// # Safety
+/// As of recv(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recv(fd: c_int, room: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's room, of the length that it gives.
+    receive(fd, flags, |flags| unsafe { libc::syscall(libc::SYS_recvfrom, fd, room, len, flags, 0usize, 0usize) })
+}

@@ -1,0 +1,208 @@
+//! Requests of clients, a datagram at a time, one after the other. What has to be known before one is answered is asked first: what flows
+//! and ports have counted, interfaces that are to be opened. What the switch is to forget it has forgotten when the answer goes out.
+
+use crate::requests::Needs;
+use crate::{Datapath, Out};
+use lasthop_ipc::{DatapathReply, DatapathRequest, FromControl};
+use lasthop_management_ipc::ControlToSupervisor;
+use lasthop_ovs_abi::netlink::{Writer, flag};
+use lasthop_ovs_abi::{family, family::command};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// With more of a flow's parts than this in the switch all flows are asked for.
+const MOST_LOOKUPS: usize = 64;
+/// A dump's datagrams are about so long.
+const DUMP_BYTES: usize = 16 * 1024;
+
+/// A dump of flows that goes on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dump {
+    pub sequence: u32,
+    pub omit: u32,
+    /// The last flow that was told.
+    pub after: u64,
+}
+
+/// A request that is being worked on.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pid: u32,
+    /// The datagram, until it is carried out.
+    datagram: Option<Vec<u8>>,
+    /// Questions to the switch that are open, and to the supervisor, each with the port that it is about.
+    to_switch: BTreeSet<u64>,
+    to_supervisor: BTreeMap<u64, String>,
+    /// Interfaces that could not be opened.
+    pub failed: BTreeSet<String>,
+    answers: Vec<Vec<u8>>,
+}
+
+impl Datapath {
+    /// A client asks for something. It is to ask for nothing else before that is [`Out::Finished`].
+    pub fn request(&mut self, pid: u32, datagram: Vec<u8>) {
+        self.waiting.push_back((pid, datagram));
+        self.next_job();
+    }
+
+    fn next_job(&mut self) {
+        while self.active.is_none()
+            && let Some((pid, datagram)) = self.waiting.pop_front()
+        {
+            let needs = self.needs(&datagram);
+            let (to_switch, failed) = (BTreeSet::new(), BTreeSet::new());
+            let datagram = Some(datagram);
+            let (to_supervisor, answers) = (BTreeMap::new(), Vec::new());
+            self.active = Some(Job { pid, datagram, to_switch, to_supervisor, failed, answers });
+            self.gather(needs);
+            self.go_on();
+        }
+    }
+
+    fn gather(&mut self, needs: Needs) {
+        if self.attached {
+            if needs.all_flows || needs.flows.len() > MOST_LOOKUPS {
+                self.ask(DatapathRequest::Flows { after: (0, 0, 0) });
+            } else {
+                for id in needs.flows {
+                    if let Some(unified) = self.registry.get(id) {
+                        self.ask(DatapathRequest::Lookup(unified.key));
+                    }
+                }
+            }
+            if needs.ports {
+                self.ask(DatapathRequest::Ports);
+            }
+        }
+        for uplink in needs.open {
+            let name = uplink.name.clone();
+            self.ask_supervisor(name, |request| ControlToSupervisor::UplinkAdd { request, uplink });
+        }
+        for name in needs.close {
+            self.ask_supervisor(name.clone(), |request| ControlToSupervisor::PortDel { request, name });
+        }
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next_request += 1;
+        self.next_request
+    }
+
+    fn ask(&mut self, question: DatapathRequest) {
+        let request = self.number();
+        if let Some(job) = &mut self.active {
+            job.to_switch.insert(request);
+        }
+        self.tell_switch(FromControl::Ask { request, question });
+    }
+
+    fn ask_supervisor(&mut self, name: String, message: impl FnOnce(u64) -> ControlToSupervisor) {
+        let request = self.number();
+        if let Some(job) = &mut self.active {
+            job.to_supervisor.insert(request, name);
+        }
+        self.out.push(Out::Supervisor(message(request)));
+    }
+
+    /// Carries the request out once all is known, and answers once that has taken effect.
+    fn go_on(&mut self) {
+        let Some(job) = &mut self.active else { return };
+        if !job.to_switch.is_empty() || !job.to_supervisor.is_empty() {
+            return;
+        }
+        if let Some(datagram) = job.datagram.take() {
+            let (pid, failed) = (job.pid, std::mem::take(&mut job.failed));
+            let (answers, changes) = self.carry_out_all(pid, &datagram, &failed);
+            if let Some(job) = &mut self.active {
+                job.answers = answers;
+            }
+            if changes && self.attached {
+                return self.ask(DatapathRequest::Barrier);
+            }
+        }
+        if let Some(job) = self.active.take() {
+            self.out.extend(job.answers.into_iter().map(|answer| Out::Answer(job.pid, answer)));
+            self.out.push(Out::Finished(job.pid));
+        }
+    }
+
+    /// The switch has answered a question.
+    pub(crate) fn switch_answers(&mut self, request: u64, last: bool, reply: &DatapathReply) {
+        let mut done = last;
+        match reply {
+            DatapathReply::Flows { flows, next } => {
+                for flow in flows {
+                    self.registry.share(flow, self.now_ms, &mut self.table);
+                }
+                if let (true, Some(after)) = (last, *next) {
+                    done = false;
+                    self.tell_switch(FromControl::Ask { request, question: DatapathRequest::Flows { after } });
+                }
+            }
+            DatapathReply::Lookup { flow: Some(flow), .. } => {
+                self.registry.share(flow, self.now_ms, &mut self.table);
+            }
+            DatapathReply::Ports(ports) => {
+                self.totals.extend(ports.iter().map(|port| (port.id, crate::ports::Totals::of(port))));
+            }
+            DatapathReply::Lookup { .. } | DatapathReply::Removed { .. } | DatapathReply::Barrier => {}
+        }
+        if let Some(job) = self.active.as_mut().filter(|_| done) {
+            job.to_switch.remove(&request);
+        }
+        self.go_on();
+        self.next_job();
+    }
+
+    /// The switch is away: what it was asked it does not answer.
+    pub(crate) fn give_up_on_switch(&mut self) {
+        if let Some(job) = &mut self.active {
+            job.to_switch.clear();
+        }
+        self.go_on();
+        self.next_job();
+    }
+
+    /// The supervisor has opened or closed an interface, or could not.
+    pub(crate) fn supervisor_answers(&mut self, request: u64, error: Option<&String>) {
+        let Some(job) = &mut self.active else { return };
+        let Some(name) = job.to_supervisor.remove(&request) else { return };
+        if let Some(error) = error {
+            tracing::warn!("port {name} of Open vSwitch: {error}");
+            job.failed.insert(name);
+        } else if self.configs.contains_key(&name) {
+            self.opened.insert(name);
+        } else {
+            self.opened.remove(&name);
+        }
+        self.go_on();
+        self.next_job();
+    }
+
+    /// Whether a dump of this client's goes on.
+    pub fn has_more(&self, pid: u32) -> bool {
+        self.clients.get(&pid).is_some_and(|client| client.dump.is_some())
+    }
+
+    /// The next datagram of a client's dump.
+    pub fn more(&mut self, pid: u32) -> Option<Vec<u8>> {
+        let dump = self.clients.get_mut(&pid)?.dump.as_mut()?;
+        let mut to = Writer::new();
+        let mut is_over = true;
+        for (id, flow) in self.table.after(dump.after) {
+            if to.len() >= DUMP_BYTES {
+                is_over = false;
+                break;
+            }
+            to.begin(family::FLOW.id, flag::MULTI, dump.sequence, pid);
+            to.ovs_header(command::NEW, family::FLOW.version, crate::requests::DP_IFINDEX);
+            flow.write(dump.omit, &mut to);
+            to.end();
+            dump.after = id;
+        }
+        if is_over {
+            to.done(dump.sequence, pid);
+            self.clients.get_mut(&pid)?.dump = None;
+        }
+        Some(to.into_bytes())
+    }
+}

@@ -1,0 +1,195 @@
+//! A datapath as Open vSwitch knows the kernel's, without I/O: messages in, messages out.
+//!
+//! | file | does |
+//! |---|---|
+//! | `table` | Open vSwitch's flows, as it has installed them |
+//! | `walk` | a packet's way through them |
+//! | `unified` | the switch's flows, each made of those that its packets would meet |
+//! | `ports` | Open vSwitch's ports, and the switch's behind them |
+//! | `packets` | packets that come here, whole or not, and go from here |
+//! | `jobs` | requests, one datagram at a time, with what has to be asked before they are answered |
+//! | `requests` | what each request does |
+//!
+//! The switch knows nothing of all that: a packet that it misses a flow for is looked up here, and becomes a flow of the switch's that
+//! does at once what all of Open vSwitch's would one after the other. docs/decisions/open-vswitch.md says why.
+
+#![forbid(unsafe_code)]
+
+mod jobs;
+mod packets;
+mod ports;
+mod requests;
+mod table;
+#[cfg(test)]
+mod tests;
+mod unified;
+mod walk;
+
+use jobs::{Dump, Job};
+use lasthop_ipc::{FromControl, ToControl};
+use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
+use lasthop_ovs_abi::family;
+use lasthop_types::PortId;
+use ports::{Totals, Vport};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use table::Table;
+use unified::Registry;
+
+/// Name of the switch's port whose frames come here whole, and go out from here.
+pub const PACKET_PORT: &str = "ovs-packets";
+/// Requests of ours to the switch and the supervisor have numbers from here on; others have asked those below.
+pub const FIRST_REQUEST: u64 = 1 << 63;
+
+/// Something to be sent.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Out {
+    /// To a client that waits for it.
+    Answer(u32, Vec<u8>),
+    /// The client's request is answered.
+    Finished(u32),
+    /// To a client that takes it when it does; what it has no room for is dropped, and [`Datapath::lost`].
+    Upcall(u32, Vec<u8>),
+    /// To the switch.
+    Switch(Box<FromControl>),
+    /// To the supervisor.
+    Supervisor(ControlToSupervisor),
+    /// A frame for the port [`PACKET_PORT`].
+    Frame(Vec<u8>),
+}
+
+/// A client: a socket that Open vSwitch takes for one of the kernel's.
+#[derive(Debug, Default)]
+struct Client {
+    groups: BTreeSet<u32>,
+    dump: Option<Dump>,
+}
+
+/// The one datapath.
+#[derive(Debug, Default)]
+pub struct Datapath {
+    table: Table,
+    registry: Registry,
+    /// Its name, once Open vSwitch has made it.
+    name: Option<String>,
+    features: u32,
+    /// Where upcalls go.
+    cpu_pids: Vec<u32>,
+    vports: BTreeMap<u32, Vport>,
+    /// The switch's ports by name, as the supervisor says, and what they have counted.
+    configs: BTreeMap<String, PortId>,
+    /// Interfaces that were opened because Open vSwitch wanted them.
+    opened: BTreeSet<String>,
+    totals: BTreeMap<PortId, Totals>,
+    clients: BTreeMap<u32, Client>,
+    /// The switch is there.
+    attached: bool,
+    hits: u64,
+    misses: u64,
+    lost: u64,
+    random: u64,
+    waiting: VecDeque<(u32, Vec<u8>)>,
+    active: Option<Job>,
+    next_request: u64,
+    now_ms: u64,
+    out: Vec<Out>,
+}
+
+impl Datapath {
+    /// One that Open vSwitch has not made yet.
+    pub fn new() -> Self {
+        Self { random: 0x9e37_79b9_7f4a_7c15, next_request: FIRST_REQUEST, ..Self::default() }
+    }
+
+    /// What is to be sent, in order; leaves nothing behind.
+    pub fn take(&mut self) -> Vec<Out> {
+        std::mem::take(&mut self.out)
+    }
+
+    /// The time of what happens from here on, in milliseconds on the clock that Open vSwitch goes by (CLOCK_MONOTONIC).
+    pub fn set_now(&mut self, now_ms: u64) {
+        self.now_ms = now_ms;
+    }
+
+    /// There is a client, with this number of ours.
+    pub fn connected(&mut self, pid: u32) {
+        self.clients.insert(pid, Client::default());
+    }
+
+    /// It is gone.
+    pub fn disconnected(&mut self, pid: u32) {
+        self.clients.remove(&pid);
+        self.waiting.retain(|(of, _)| *of != pid);
+    }
+
+    /// It wants to hear what a group is told, or does not any more.
+    pub fn subscribe(&mut self, pid: u32, group: u32, wants: bool) {
+        let known = family::ALL.iter().any(|family| family.group == Some(group));
+        if let Some(client) = self.clients.get_mut(&pid).filter(|_| known) {
+            if wants {
+                client.groups.insert(group)
+            } else {
+                client.groups.remove(&group)
+            };
+        }
+    }
+
+    /// So many upcalls found no room.
+    pub fn lost(&mut self, packets: u64) {
+        self.lost += packets;
+    }
+
+    /// There is a new channel to the switch, or none.
+    pub fn switch_is(&mut self, attached: bool) {
+        self.attached = false;
+        self.registry.clear(&mut self.table);
+        if !attached {
+            self.give_up_on_switch();
+        }
+    }
+
+    /// The switch says something. False if that is no answer to a question of ours, and others may want to hear it.
+    pub fn hear_switch(&mut self, message: &ToControl) -> bool {
+        match message {
+            ToControl::Hello => {
+                self.give_up_on_switch();
+                self.attached = true;
+                self.begin_anew();
+            }
+            ToControl::Upcall(upcall) => self.missed(upcall),
+            ToControl::Port(port) => drop(self.totals.insert(port.id, Totals::of(port))),
+            ToControl::PortGone(port) => drop(self.totals.remove(port)),
+            ToControl::Reply { request, last, reply } if *request >= FIRST_REQUEST => {
+                self.switch_answers(*request, *last, reply);
+                return true;
+            }
+            ToControl::Reply { .. } => {}
+        }
+        false
+    }
+
+    /// The supervisor says something. As [`Datapath::hear_switch`].
+    pub fn hear_supervisor(&mut self, message: &SupervisorToControl) -> bool {
+        match message {
+            SupervisorToControl::Ports(ports) => {
+                self.configs = ports.iter().map(|port| (port.name.clone(), port.id)).collect();
+                self.map_ports();
+            }
+            SupervisorToControl::UplinkReply { request, result } if *request >= FIRST_REQUEST => {
+                self.supervisor_answers(*request, result.as_ref().err());
+                return true;
+            }
+            SupervisorToControl::Reply { request, result } if *request >= FIRST_REQUEST => {
+                self.supervisor_answers(*request, result.as_ref().err());
+                return true;
+            }
+            _ => {}
+        }
+        false
+    }
+
+    fn tell_switch(&mut self, message: FromControl) {
+        if self.attached {
+            self.out.push(Out::Switch(message.into()));
+        }
+    }
+}

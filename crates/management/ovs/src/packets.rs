@@ -1,0 +1,203 @@
+//! Packets: those that the switch misses a flow for, of which the first bytes come here; those that come whole, behind a tag that says
+//! where from; and those that Open vSwitch sends.
+
+use crate::ports::{TPID, tag_of};
+use crate::requests::DP_IFINDEX;
+use crate::walk::{Effect, Walk};
+use crate::{Datapath, Out};
+use lasthop_flow::{Action, FlowSpec};
+use lasthop_frame::{Edit, FlowKey, FlowMask, SNAPSHOT_LEN};
+use lasthop_ipc::{FromControl, UpcallPacket};
+use lasthop_ovs_abi::netlink::{LONGEST, Writer, table, u32_of};
+use lasthop_ovs_abi::{
+    Act, Key, Refused, family, family::datapath::UPCALL_PER_CPU, family::packet, family::packet_command,
+};
+
+/// Where the tag lies, and its length.
+const TAG: std::ops::Range<usize> = 12..16;
+
+/// An upcall in the making.
+struct Upcall<'a> {
+    command: u8,
+    pid: u32,
+    key: Key,
+    start: &'a [u8],
+    payload: &'a [u8],
+    userdata: Option<Vec<u8>>,
+    acts: Option<Vec<u8>>,
+}
+
+impl Datapath {
+    /// A packet waits in the switch for what is to become of it.
+    pub(crate) fn missed(&mut self, upcall: &UpcallPacket) {
+        let from = upcall.key.port();
+        if Some(from) == self.packet_port() {
+            // What the host's own stack sends there.
+            return self.tell_switch(FromControl::Resume { id: upcall.id, actions: Vec::new() });
+        }
+        let Some(no) = self.vport_of(from) else {
+            // No bridge has this port: all that it sends is dropped.
+            let key = FlowKey { in_port: from.0, ..FlowKey::default() };
+            let mask = FlowMask(FlowKey { in_port: u32::MAX, ..FlowKey::default() });
+            return self.tell_switch(FromControl::PutFlow(FlowSpec { key, mask, actions: Vec::new(), epoch: 0 }));
+        };
+        let (metadata, vports) = (metadata(no), &self.vports);
+        let port_of = |no| vports.get(&no)?.port;
+        let frame = (&upcall.header[..], upcall.frame_len as usize);
+        let mut walk = Walk::new(&self.table, port_of, &mut self.random, metadata, frame);
+        let tcp_flags = walk.tcp_flags();
+        walk.look_up();
+        let (mask, missed, is_simple) = (walk.mask(), walk.missed, walk.is_simple);
+        let (actions, flows) = (walk.actions, walk.flows);
+        if missed {
+            // Open vSwitch is to see all of it.
+            return self.tell_switch(FromControl::Resume { id: upcall.id, actions: self.fetch(no) });
+        }
+        self.hits += 1;
+        for id in &flows {
+            if let Some(flow) = self.table.get_mut(*id) {
+                flow.carried.tcp_flags |= tcp_flags;
+            }
+        }
+        let actions = if is_simple { actions } else { self.fetch(no) };
+        match self.registry.put(&upcall.key, mask, actions.clone(), flows, !is_simple, &mut self.table) {
+            // Packets that wait for just this flow go on with it.
+            Some(flow) => self.tell_switch(FromControl::PutFlow(flow)),
+            None => {
+                self.begin_anew();
+                self.tell_switch(FromControl::Resume { id: upcall.id, actions });
+            }
+        }
+    }
+
+    /// What brings a packet of this port here.
+    fn fetch(&self, no: u32) -> Vec<Action> {
+        let Some(port) = self.packet_port() else { return Vec::new() };
+        vec![Action::Edit(Edit::PushVlan { tpid: TPID, tci: tag_of(no) }), Action::Output(port)]
+    }
+
+    /// A frame has come whole.
+    pub fn frame(&mut self, frame: &[u8]) {
+        let [t0, t1] = TPID.to_be_bytes();
+        let Some(&[a, b, c, d]) = frame.get(TAG).and_then(|tag| tag.first_chunk()) else { return };
+        if [a, b] != [t0, t1] {
+            // The host's own stack.
+            return;
+        }
+        let vid = u32::from(u16::from_be_bytes([c, d]) & 0xfff);
+        let Some(no) = vid.checked_sub(1).filter(|no| self.vports.contains_key(no)) else { return };
+        let frame = [frame.get(..TAG.start), frame.get(TAG.end..)].map(Option::unwrap_or_default).concat();
+        self.walk(metadata(no), &frame, None);
+    }
+
+    /// Open vSwitch sends a packet.
+    pub(crate) fn execute(&mut self, attributes: &[u8]) -> Result<(), Refused> {
+        let found = table::<{ packet::COUNT }>(attributes)?;
+        let of = |kind: u16| found.get(usize::from(kind)).copied().flatten().ok_or(Refused::INVALID);
+        let (frame, acts) = (of(packet::PACKET)?, Act::read(of(packet::ACTIONS)?)?);
+        if frame.len() < TAG.start + 2 {
+            return Err(Refused::INVALID);
+        }
+        let metadata = Key::metadata(of(packet::KEY)?)?;
+        self.walk(metadata, frame, Some(&acts));
+        Ok(())
+    }
+
+    /// Carries out what is to become of a whole frame: what these actions say, or the flows that it meets.
+    fn walk(&mut self, metadata: Key, frame: &[u8], acts: Option<&[Act]>) {
+        let (start, payload) = frame.split_at(frame.len().min(SNAPSHOT_LEN));
+        let vports = &self.vports;
+        let port_of = |no| vports.get(&no)?.port;
+        let mut walk = Walk::new(&self.table, port_of, &mut self.random, metadata, (start, frame.len()));
+        let tcp_flags = walk.tcp_flags();
+        match acts {
+            Some(acts) => {
+                let _ = walk.run(acts);
+            }
+            None => walk.look_up(),
+        }
+        let (effects, flows) = (walk.effects, walk.flows);
+        for id in flows {
+            self.hits += 1;
+            if let Some(flow) = self.table.get_mut(id) {
+                let carried = &mut flow.carried;
+                carried.packets += 1;
+                carried.bytes += frame.len() as u64;
+                (carried.used_ms, carried.tcp_flags) = (self.now_ms, carried.tcp_flags | tcp_flags);
+            }
+        }
+        for effect in effects {
+            self.carry_out(effect, payload);
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect, payload: &[u8]) {
+        match effect {
+            Effect::Output { port, start, longest } => {
+                if self.vports.get(&port).is_none_or(|vport| vport.port.is_none()) {
+                    return;
+                }
+                let Some((addresses, rest)) = start.split_at_checked(TAG.start) else { return };
+                let (tpid, tci) = (TPID.to_be_bytes(), tag_of(port).to_be_bytes());
+                let mut frame = [addresses, &tpid, &tci, rest, payload].concat();
+                frame.truncate(longest.saturating_add(TAG.len()));
+                self.out.push(Out::Frame(frame));
+            }
+            Effect::Miss { key, start } => {
+                self.misses += 1;
+                let pid = self.pid_for(key.packet.in_port, None);
+                let command = packet_command::MISS;
+                self.upcall(&Upcall { command, pid, key, start: &start, payload, userdata: None, acts: None });
+            }
+            Effect::Upcall { key, start, pid, userdata, acts_of } => {
+                let pid = self.pid_for(key.packet.in_port, Some(pid));
+                let acts = acts_of.and_then(|id| self.table.get(id)).map(|flow| flow.act_bytes.clone());
+                let command = packet_command::ACTION;
+                self.upcall(&Upcall { command, pid, key, start: &start, payload, userdata, acts });
+            }
+        }
+    }
+
+    /// The socket for an upcall of this port: packets of one port stay in order.
+    fn pid_for(&self, no: u32, pid: Option<u32>) -> u32 {
+        let of = |pids: &[u32]| pids.get(no as usize % pids.len().max(1)).copied().unwrap_or(0);
+        match (self.features & UPCALL_PER_CPU, pid) {
+            (0, Some(pid)) => pid,
+            (0, None) => self.vports.get(&no).map_or(0, |vport| of(&vport.pids)),
+            _ => of(&self.cpu_pids),
+        }
+    }
+
+    fn upcall(&mut self, upcall: &Upcall<'_>) {
+        if !self.clients.contains_key(&upcall.pid) {
+            self.lost += 1;
+            return;
+        }
+        let mut to = Writer::new();
+        to.begin(family::PACKET.id, 0, 0, 0);
+        to.ovs_header(upcall.command, family::PACKET.version, DP_IFINDEX);
+        let frame = [upcall.start, upcall.payload].concat();
+        to.attribute(packet::PACKET, frame.get(..LONGEST).unwrap_or(&frame));
+        to.nest(packet::KEY, |to| upcall.key.write(to));
+        if let Some(userdata) = &upcall.userdata {
+            to.attribute(packet::USERDATA, userdata);
+        }
+        if let Some(acts) = &upcall.acts {
+            to.nest(packet::ACTIONS, |to| to.raw(acts));
+        }
+        if frame.len() > LONGEST {
+            to.number(packet::LEN, frame.len() as u32);
+        }
+        to.end();
+        self.out.push(Out::Upcall(upcall.pid, to.into_bytes()));
+    }
+}
+
+fn metadata(in_port: u32) -> Key {
+    Key { packet: FlowKey { in_port, ..FlowKey::default() }, ..Key::default() }
+}
+
+/// Numbers one behind the other, as an attribute of sockets holds them; one that is no number is none.
+pub(crate) fn pids(value: Option<&[u8]>) -> Result<Vec<u32>, Refused> {
+    value.map_or(Ok(Vec::new()), |value| value.chunks(4).map(u32_of).collect())
+}

@@ -1,0 +1,178 @@
+//! The flows that Open vSwitch has installed, as it has: a hash table for each mask.
+
+use lasthop_ovs_abi::netlink::Writer;
+use lasthop_ovs_abi::{Act, Key, Refused, family::flow};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::rc::Rc;
+
+/// Most flows: what Open vSwitch limits itself to (`other_config:flow-limit`).
+pub(crate) const MAX_FLOWS: usize = 200_000;
+/// Most masks. Each costs a lookup for a packet that the switch does not know.
+const MAX_MASKS: usize = 4096;
+/// Most bytes of a flow's attributes.
+const MAX_ATTRIBUTES: usize = 16 * 1024;
+
+/// Names a flow. Never used twice, and counts up.
+pub(crate) type FlowId = u64;
+
+/// What a flow has carried.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Carried {
+    pub packets: u64,
+    pub bytes: u64,
+    /// On the clock of [`Datapath`](crate::Datapath); 0: never.
+    pub used_ms: u64,
+    pub tcp_flags: u8,
+}
+
+/// A flow.
+#[derive(Clone, Debug)]
+pub(crate) struct Flow {
+    pub key: Key,
+    pub mask: Key,
+    pub acts: Rc<[Act]>,
+    /// The attributes as Open vSwitch has sent them, to be told it again.
+    pub key_bytes: Vec<u8>,
+    pub mask_bytes: Option<Vec<u8>>,
+    pub act_bytes: Vec<u8>,
+    pub ufid: Option<[u8; 16]>,
+    pub carried: Carried,
+    /// Numbers of the switch's flows that it is part of.
+    pub unified: BTreeSet<u64>,
+}
+
+impl Flow {
+    /// Reads one from a message's attributes.
+    pub fn read(key: &[u8], mask: Option<&[u8]>, acts: &[u8], ufid: Option<[u8; 16]>) -> Result<Self, Refused> {
+        let (key_bytes, mask_bytes, act_bytes) = (key.to_vec(), mask.map(Vec::from), acts.to_vec());
+        if key.len() + mask.map_or(0, <[u8]>::len) + acts.len() > MAX_ATTRIBUTES {
+            return Err(Refused::INVALID);
+        }
+        let acts = Act::read(acts)?.into();
+        let (key, mask) = Key::read(key, mask)?;
+        let (carried, unified) = (Carried::default(), BTreeSet::new());
+        Ok(Self { key, mask, acts, key_bytes, mask_bytes, act_bytes, ufid, carried, unified })
+    }
+
+    /// Its attributes. `omit`: those that are left out, where it has an identifier.
+    pub fn write(&self, omit: u32, to: &mut Writer) {
+        let omit = if let Some(ufid) = &self.ufid {
+            to.attribute(flow::UFID, ufid);
+            omit
+        } else {
+            0
+        };
+        if omit & flow::OMIT_KEY == 0 {
+            to.nest(flow::KEY, |to| to.raw(&self.key_bytes));
+        }
+        if let Some(mask) = self.mask_bytes.as_ref().filter(|_| omit & flow::OMIT_MASK == 0) {
+            to.nest(flow::MASK, |to| to.raw(mask));
+        }
+        let Carried { packets, bytes, used_ms, tcp_flags } = self.carried;
+        if used_ms != 0 {
+            to.attribute(flow::USED, &used_ms.to_ne_bytes());
+        }
+        if packets != 0 {
+            to.attribute(flow::STATS, &[packets.to_ne_bytes(), bytes.to_ne_bytes()].concat());
+        }
+        if tcp_flags != 0 {
+            to.attribute(flow::TCP_FLAGS, &[tcp_flags]);
+        }
+        if omit & flow::OMIT_ACTIONS == 0 {
+            to.nest(flow::ACTIONS, |to| to.raw(&self.act_bytes));
+        }
+    }
+}
+
+/// All flows.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    flows: BTreeMap<FlowId, Flow>,
+    masks: Vec<(Key, HashMap<Key, FlowId>)>,
+    by_ufid: HashMap<[u8; 16], FlowId>,
+    last: FlowId,
+}
+
+impl Table {
+    /// The flow that a packet with this key meets.
+    pub fn lookup(&self, key: &Key) -> Option<FlowId> {
+        self.masks.iter().find_map(|(mask, flows)| flows.get(&key.masked(mask)).copied())
+    }
+
+    /// The flow with exactly this key and mask, or this identifier if it is given one.
+    pub fn find(&self, key: Option<&(Key, Key)>, ufid: Option<&[u8; 16]>) -> Option<FlowId> {
+        if let Some(ufid) = ufid {
+            return self.by_ufid.get(ufid).copied();
+        }
+        let (key, mask) = key?;
+        let (_, flows) = self.masks.iter().find(|(m, _)| m == mask)?;
+        flows.get(key).copied()
+    }
+
+    pub fn get(&self, id: FlowId) -> Option<&Flow> {
+        self.flows.get(&id)
+    }
+
+    pub fn get_mut(&mut self, id: FlowId) -> Option<&mut Flow> {
+        self.flows.get_mut(&id)
+    }
+
+    /// Flows from behind this one on.
+    pub fn after(&self, id: FlowId) -> impl Iterator<Item = (FlowId, &Flow)> {
+        self.flows.range(id + 1..).map(|(id, flow)| (*id, flow))
+    }
+
+    pub fn len(&self) -> usize {
+        self.flows.len()
+    }
+
+    pub fn masks(&self) -> usize {
+        self.masks.len()
+    }
+
+    /// Installs a flow that none of those there are overlaps.
+    pub fn insert(&mut self, flow: Flow) -> Result<FlowId, Refused> {
+        let known = self.masks.iter().position(|(mask, _)| *mask == flow.mask);
+        if self.flows.len() >= MAX_FLOWS || known.is_none() && self.masks.len() >= MAX_MASKS {
+            return Err(Refused::FULL);
+        }
+        if self.lookup(&flow.key).is_some() || flow.ufid.is_some_and(|ufid| self.by_ufid.contains_key(&ufid)) {
+            return Err(Refused::EXISTS);
+        }
+        self.last += 1;
+        let at = known.unwrap_or(self.masks.len());
+        if known.is_none() {
+            self.masks.push((flow.mask, HashMap::new()));
+        }
+        if let Some((_, flows)) = self.masks.get_mut(at) {
+            flows.insert(flow.key, self.last);
+        }
+        if let Some(ufid) = flow.ufid {
+            self.by_ufid.insert(ufid, self.last);
+        }
+        self.flows.insert(self.last, flow);
+        Ok(self.last)
+    }
+
+    /// Takes one out.
+    pub fn remove(&mut self, id: FlowId) -> Option<Flow> {
+        let flow = self.flows.remove(&id)?;
+        if let Some(at) = self.masks.iter().position(|(mask, _)| *mask == flow.mask)
+            && let Some((_, flows)) = self.masks.get_mut(at)
+        {
+            flows.remove(&flow.key);
+            if flows.is_empty() {
+                self.masks.swap_remove(at);
+            }
+        }
+        if let Some(ufid) = flow.ufid {
+            self.by_ufid.remove(&ufid);
+        }
+        Some(flow)
+    }
+
+    /// Takes all out.
+    pub fn clear(&mut self) {
+        (self.flows, self.masks, self.by_ufid) = Default::default();
+    }
+}

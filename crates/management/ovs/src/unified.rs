@@ -1,0 +1,148 @@
+//! The switch's flows, each made of those of Open vSwitch's that its packets would have met one after the other.
+
+use crate::table::{FlowId, Table};
+use lasthop_flow::{Action, FlowSpec};
+use lasthop_frame::{FlowKey, FlowMask};
+use lasthop_ipc::FlowInfo;
+use std::collections::{BTreeMap, HashMap};
+use zerocopy::IntoBytes;
+
+/// Most of them; the switch has room for as many and evicts those that have been idle for longest.
+const MAX_UNIFIED: usize = 60_000;
+/// Most different masks, fewer than [`lasthop_flow::MAX_MASKS`]: further flows look at all fields.
+const MAX_MASKS: usize = 100;
+
+/// A flow of the switch's.
+#[derive(Clone, Debug)]
+pub(crate) struct Unified {
+    pub key: FlowKey,
+    pub mask: FlowMask,
+    flows: Vec<FlowId>,
+    /// What it had carried when that was last shared out.
+    packets: u64,
+    bytes: u64,
+    /// Its packets come here and are counted here.
+    counted_here: bool,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(crate) struct Registry {
+    all: BTreeMap<u64, Unified>,
+    by_key: HashMap<(FlowKey, FlowMask), u64>,
+    masks: HashMap<FlowMask, usize>,
+    last: u64,
+    carried: u64,
+}
+
+/// A mask of all fields that a packet shows.
+fn every_field() -> FlowMask {
+    let mut mask = FlowMask::default();
+    mask.0.as_mut_bytes().fill(0xff);
+    let key = mask.0;
+    (mask.0.recirculation, mask.0.reserved, mask.0.ct_zone, mask.0.ct_state, mask.0.ct_mark) = (0, 0, 0, 0, 0);
+    mask.0 = FlowKey {
+        tunnel_flags: 0,
+        tunnel_tos: 0,
+        tunnel_ttl: 0,
+        tunnel_id: 0,
+        tunnel_src: [0; 16],
+        tunnel_dst: [0; 16],
+        ..mask.0
+    };
+    debug_assert_ne!(mask.0, key);
+    mask
+}
+
+impl Registry {
+    /// Notes that a packet with this key, of the bits of `mask`, goes through these flows; what the switch is to be told. `None`: there
+    /// is no room before some have been forgotten.
+    pub fn put(
+        &mut self,
+        key: &FlowKey,
+        mask: FlowMask,
+        actions: Vec<Action>,
+        flows: Vec<FlowId>,
+        counted_here: bool,
+        table: &mut Table,
+    ) -> Option<FlowSpec> {
+        let many = self.masks.len() >= MAX_MASKS && !self.masks.contains_key(&mask);
+        let mask = if many { every_field() } else { mask };
+        let key = key.masked(&mask);
+        let id = match self.by_key.get(&(key, mask)) {
+            Some(id) => *id,
+            None if self.all.len() >= MAX_UNIFIED => return None,
+            None => {
+                self.last += 1;
+                self.by_key.insert((key, mask), self.last);
+                *self.masks.entry(mask).or_default() += 1;
+                self.last
+            }
+        };
+        let before = self.all.get(&id);
+        let (packets, bytes) = before.map_or((0, 0), |before| (before.packets, before.bytes));
+        for flow in before.map(|before| before.flows.clone()).unwrap_or_default() {
+            table.get_mut(flow).map(|flow| flow.unified.remove(&id));
+        }
+        for flow in &flows {
+            table.get_mut(*flow).map(|flow| flow.unified.insert(id));
+        }
+        self.all.insert(id, Unified { key, mask, flows, packets, bytes, counted_here });
+        Some(FlowSpec { key, mask, actions, epoch: 0 })
+    }
+
+    pub fn get(&self, id: u64) -> Option<&Unified> {
+        self.all.get(&id)
+    }
+
+    /// Takes one out.
+    pub fn remove(&mut self, id: u64, table: &mut Table) -> Option<Unified> {
+        let unified = self.all.remove(&id)?;
+        self.by_key.remove(&(unified.key, unified.mask));
+        if let Some(n) = self.masks.get_mut(&unified.mask) {
+            *n -= 1;
+            if *n == 0 {
+                self.masks.remove(&unified.mask);
+            }
+        }
+        for flow in &unified.flows {
+            table.get_mut(*flow).map(|flow| flow.unified.remove(&id));
+        }
+        Some(unified)
+    }
+
+    /// Takes all out.
+    pub fn clear(&mut self, table: &mut Table) {
+        while let Some(id) = self.all.keys().next().copied() {
+            self.remove(id, table);
+        }
+    }
+
+    /// The switch says what one of them has carried: what is new is added to the flows it was made of.
+    pub fn share(&mut self, info: &FlowInfo, now_ms: u64, table: &mut Table) {
+        let Some(unified) = self.by_key.get(&(info.flow.key, info.flow.mask)).and_then(|id| self.all.get_mut(id))
+        else {
+            return;
+        };
+        // One that the switch evicted and was told anew has begun again.
+        let since = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
+        let (packets, bytes) = (since(info.packets, unified.packets), since(info.bytes, unified.bytes));
+        (unified.packets, unified.bytes) = (info.packets, info.bytes);
+        if packets == 0 || unified.counted_here {
+            return;
+        }
+        self.carried += packets;
+        let used_ms = now_ms.saturating_sub(info.idle_ms);
+        for id in &unified.flows {
+            let Some(flow) = table.get_mut(*id) else { continue };
+            flow.carried.packets += packets;
+            flow.carried.bytes += bytes;
+            flow.carried.used_ms = flow.carried.used_ms.max(used_ms);
+        }
+    }
+
+    /// Packets that the switch has carried by them.
+    pub fn carried(&self) -> u64 {
+        self.carried
+    }
+}

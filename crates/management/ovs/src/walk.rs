@@ -1,0 +1,275 @@
+//! A packet's way through Open vSwitch's flows: which it meets, what becomes of it, and whether one flow of the switch would do the same.
+
+use crate::table::{FlowId, Table};
+use lasthop_flow::Action;
+use lasthop_frame::{Depth, Edit, FlowKey, FlowMask, Header, Offload, extract};
+use lasthop_ovs_abi::{Act, Key, Meta};
+use lasthop_types::{DropReason, PortId};
+use zerocopy::IntoBytes;
+
+/// How often a packet is looked up again.
+const MAX_LOOKUPS: usize = 16;
+/// How many things become of a packet.
+const MAX_EFFECTS: usize = 4096;
+
+/// Something that becomes of a packet. Bytes are the frame's first, up to where its payload is as it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// It goes to this port, cut to so many bytes if it is longer.
+    Output { port: u32, start: Vec<u8>, longest: usize },
+    /// It met no flow.
+    Miss { key: Key, start: Vec<u8> },
+    /// A flow sends it to Open vSwitch; `acts_of`: its actions are sent along.
+    Upcall { key: Key, start: Vec<u8>, pid: u32, userdata: Option<Vec<u8>>, acts_of: Option<FlowId> },
+}
+
+/// A packet on its way.
+#[derive(Debug)]
+pub(crate) struct Walk<'a, F> {
+    table: &'a Table,
+    /// The switch's port of one of Open vSwitch's.
+    port_of: F,
+    header: Header,
+    payload_len: usize,
+    key: Key,
+    /// As it was when it was last looked up.
+    looked_up: Key,
+    longest: usize,
+    /// Bits of the packet as it came that have decided.
+    mask: FlowMask,
+    tags_moved: bool,
+    lookups: usize,
+    /// For [`Act::Sample`].
+    random: &'a mut u64,
+    current: Option<FlowId>,
+    /// What the switch would do.
+    pub actions: Vec<Action>,
+    /// What becomes of it.
+    pub effects: Vec<Effect>,
+    /// The flows it has met.
+    pub flows: Vec<FlowId>,
+    /// [`Walk::actions`] are all that becomes of it.
+    pub is_simple: bool,
+    /// It met no flow, at first or later.
+    pub missed: bool,
+}
+
+impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
+    /// Of a frame that begins with `start`, [`SNAPSHOT_LEN`](lasthop_frame::SNAPSHOT_LEN) bytes or all that it has.
+    pub fn new(
+        table: &'a Table,
+        port_of: F,
+        random: &'a mut u64,
+        metadata: Key,
+        (start, frame_len): (&[u8], usize),
+    ) -> Self {
+        let mut header = Header::default();
+        let room = header.restart(start.len());
+        let len = room.len();
+        room.copy_from_slice(start.get(..len).unwrap_or_default());
+        let mut walk = Self {
+            table,
+            port_of,
+            header,
+            payload_len: frame_len.saturating_sub(len),
+            key: metadata,
+            looked_up: metadata,
+            longest: usize::MAX,
+            mask: FlowMask::default(),
+            tags_moved: false,
+            lookups: 0,
+            random,
+            current: None,
+            actions: Vec::new(),
+            effects: Vec::new(),
+            flows: Vec::new(),
+            is_simple: true,
+            missed: false,
+        };
+        walk.extract();
+        walk
+    }
+
+    /// The mask of the one flow.
+    pub fn mask(&self) -> FlowMask {
+        let mut mask = self.mask;
+        mask.0.in_port = u32::MAX;
+        if mask.depth() > Depth::L2 {
+            mask.0.anomalies = u16::MAX;
+        }
+        mask
+    }
+
+    /// TCP flags that it has shown.
+    pub fn tcp_flags(&self) -> u8 {
+        self.key.packet.tcp_flags as u8
+    }
+
+    fn extract(&mut self) {
+        let (bytes, key) = (self.header.bytes(), &mut self.key.packet);
+        extract(key, bytes, bytes.len() + self.payload_len, Depth::Full);
+        self.key.packet.anomalies = 0;
+    }
+
+    /// Looks it up, and does what the flow says.
+    pub fn look_up(&mut self) {
+        self.lookups += 1;
+        if self.lookups > MAX_LOOKUPS {
+            return self.is_simple = false;
+        }
+        self.looked_up = self.key;
+        let Some((id, flow)) = self.table.lookup(&self.key).and_then(|id| Some((id, self.table.get(id)?))) else {
+            (self.is_simple, self.missed) = (false, true);
+            let (key, start) = (self.key, self.header.bytes().to_vec());
+            return self.effects.push(Effect::Miss { key, start });
+        };
+        self.flows.push(id);
+        self.current = Some(id);
+        self.matters(&flow.mask.packet);
+        let acts = flow.acts.clone();
+        self.run(&acts);
+    }
+
+    /// These bits of the packet have decided: as it is now, which may be other bits of it as it came.
+    fn matters(&mut self, bits: &FlowKey) {
+        let own = FlowKey { recirculation: 0, ct_zone: 0, ct_state: 0, ct_mark: 0, ..*bits };
+        let all = self.mask.0.as_mut_bytes().iter_mut();
+        all.zip(own.as_bytes()).for_each(|(to, from)| *to |= from);
+        if self.tags_moved {
+            let tags = &mut self.mask.0;
+            (tags.vlan_tci, tags.vlan_tpid) = (u16::MAX, u16::MAX);
+            (tags.inner_vlan_tci, tags.inner_vlan_tpid) = (u16::MAX, u16::MAX);
+        }
+    }
+
+    /// Does what a list says. False: the packet is dropped, and what is behind is not done.
+    pub fn run(&mut self, acts: &[Act]) -> bool {
+        for (n, act) in acts.iter().enumerate() {
+            if self.effects.len() >= MAX_EFFECTS {
+                self.is_simple = false;
+                return false;
+            }
+            match act {
+                Act::Output(port) => self.output(*port),
+                Act::Userspace { pid, userdata, actions } => {
+                    self.is_simple = false;
+                    let (key, start, acts_of) =
+                        (self.looked_up, self.header.bytes().to_vec(), self.current.filter(|_| *actions));
+                    let (pid, userdata) = (*pid, userdata.clone());
+                    self.effects.push(Effect::Upcall { key, start, pid, userdata, acts_of });
+                }
+                Act::Set(sets) => {
+                    if !sets.iter().all(|set| self.edit(Edit::Set(*set))) {
+                        return false;
+                    }
+                }
+                Act::SetMeta { meta, value, mask } => self.set_meta(*meta, *value, *mask),
+                Act::PushVlan { tpid, tci } => {
+                    self.tags_moved = true;
+                    if !self.edit(Edit::PushVlan { tpid: *tpid, tci: *tci }) {
+                        return false;
+                    }
+                }
+                Act::PopVlan => {
+                    self.tags_moved = true;
+                    if !self.edit(Edit::PopVlan) {
+                        return false;
+                    }
+                }
+                Act::Recirculate(id) => {
+                    let is_last = n + 1 == acts.len();
+                    let again = |walk: &mut Self| {
+                        walk.key.packet.recirculation = *id;
+                        walk.look_up();
+                    };
+                    if is_last { again(self) } else { self.with_copy(again) }
+                }
+                Act::Hash(basis) => self.hash(*basis),
+                Act::Truncate(len) => (self.longest, self.is_simple) = (*len as usize, false),
+                Act::Sample(probability, acts) => {
+                    let hit = self.next_random() <= *probability && *probability > 0;
+                    self.with_copy(|walk| {
+                        if hit {
+                            let _ = walk.run(acts);
+                        }
+                    });
+                }
+                Act::Clone(acts) => self.with_copy(|walk| {
+                    let _ = walk.run(acts);
+                }),
+                Act::CheckLength(len, longer, other) => {
+                    self.is_simple = false;
+                    let is_longer = self.header.len() + self.payload_len > usize::from(*len);
+                    if !self.run(if is_longer { longer } else { other }) {
+                        return false;
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    fn set_meta(&mut self, meta: Meta, value: u32, mask: u32) {
+        let field = match meta {
+            Meta::Priority => &mut self.key.priority,
+            Meta::Mark => &mut self.key.mark,
+        };
+        *field = *field & !mask | value & mask;
+    }
+
+    fn output(&mut self, port: u32) {
+        let (start, longest) = (self.header.bytes().to_vec(), std::mem::replace(&mut self.longest, usize::MAX));
+        self.effects.push(Effect::Output { port, start, longest });
+        // The switch sends nothing back to where it came from.
+        self.is_simple &= port != self.key.packet.in_port;
+        self.actions.extend((self.port_of)(port).map(Action::Output));
+    }
+
+    fn edit(&mut self, edit: Edit) -> bool {
+        self.actions.push(Action::Edit(edit));
+        let done = edit.apply(&mut self.header, &mut Offload::default(), self.payload_len).is_ok();
+        if done {
+            self.extract();
+        } else {
+            self.actions.push(Action::Drop(DropReason::BadAction));
+        }
+        done
+    }
+
+    /// What is done to the packet does not stay.
+    fn with_copy(&mut self, what: impl FnOnce(&mut Self)) {
+        self.is_simple = false;
+        let kept = (self.header.clone(), self.key, self.looked_up, self.longest, self.current);
+        what(self);
+        (self.header, self.key, self.looked_up, self.longest, self.current) = kept;
+    }
+
+    /// The hash of addresses and ports: whichever it is, a connection's packets have the same.
+    fn hash(&mut self, basis: u32) {
+        let key = self.key.packet;
+        let fields = FlowKey {
+            ip_src: [0xff; 16],
+            ip_dst: [0xff; 16],
+            ip_proto: 0xff,
+            l4_src: u16::MAX,
+            l4_dst: u16::MAX,
+            eth_type: u16::MAX,
+            ..FlowKey::default()
+        };
+        self.matters(&fields);
+        let bytes = key.masked(&FlowMask(fields));
+        let hash = bytes.as_bytes().iter().fold(0xcbf2_9ce4_8422_2325 ^ u64::from(basis), |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
+        });
+        // 0 says that there is none.
+        self.key.dp_hash = ((hash >> 32) as u32 ^ hash as u32).max(1);
+    }
+
+    fn next_random(&mut self) -> u32 {
+        // xorshift64 (Marsaglia 2003).
+        *self.random ^= *self.random << 13;
+        *self.random ^= *self.random >> 7;
+        *self.random ^= *self.random << 17;
+        (*self.random >> 32) as u32
+    }
+}
