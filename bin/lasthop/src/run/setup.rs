@@ -158,7 +158,7 @@ impl Setup {
     }
 }
 
-fn listen(run_dir: &Path, name: &str, group: Option<u32>) -> Result<(ApiSocket, Listener), RunError> {
+fn listen(run_dir: &Path, name: &str, group: Option<(String, u32)>) -> Result<(ApiSocket, Listener), RunError> {
     let socket = ApiSocket { path: run_dir.join(name), group };
     let listener = socket.bind().map_err(Failed)?;
     Ok((socket, listener))
