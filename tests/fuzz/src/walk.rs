@@ -549,7 +549,7 @@ impl World {
                 }
                 self.forwarder.expire(&port, u64::MAX);
                 let outcome = self.forwarder.carry(&port, 1, self.now_ms * MS);
-                idle &= outcome.packets == 0 && !outcome.held && !outcome.stalled;
+                idle &= outcome.packets == 0 && !outcome.short_of_buffers && !outcome.stalled;
                 self.law();
             }
             if idle {
