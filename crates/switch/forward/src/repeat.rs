@@ -3,9 +3,9 @@
 //! In packets a second 1 > 2 > 3, and each leaves what it cannot do to the next. Instructions are of a packet of 64 bytes on split rings with
 //! all that is done for it (docs/decisions/packet-path.md):
 //!
-//! 1. [`pass`](mod@crate::pass), 193: packets that look like the one before are neither classified nor planned, but read, compared and
+//! 1. [`pass`](mod@crate::pass), 185: packets that look like the one before are neither classified nor planned, but read, compared and
 //!    written in one loop, with the receiver's lock held. Takes for granted that the one before met a flow that looks at the link layer alone.
-//! 2. [`Forwarder::classify_known`](crate::burst::Forwarder::classify_known), 477, or 553 where flows look at addresses and ports: packets
+//! 2. [`Forwarder::classify_known`](crate::burst::Forwarder::classify_known), 471, or 546 where flows look at addresses and ports: packets
 //!    in one piece, of flows that are in this thread's cache, for receivers that are planned already. Takes for granted no packet of the
 //!    burst that has waited.
 //! 3. [`CurrentFlow::decide`](crate::current_flow::CurrentFlow::decide), 789 and 888: everything else, and the first packet for each

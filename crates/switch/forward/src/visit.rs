@@ -88,9 +88,9 @@ impl Forwarder {
 /// Three loops write packets, because each does without something that the next one needs. In packets a second 1 > 2 > 3; instructions are of
 /// 64 bytes on split rings, for the writing alone:
 ///
-/// 1. [`Target::pass`], 73, with the reading and comparing in it: straight from the sender's buffer, without a snapshot and without a plan. Takes for granted
+/// 1. [`Target::pass`], 72, with the reading and comparing in it: straight from the sender's buffer, without a snapshot and without a plan. Takes for granted
 ///    that both sides have a header of 12 bytes.
-/// 2. [`Target::deliver_at_once`], 94: the snapshot, and the payload behind it. Takes for granted a packet that asks for nothing, in one
+/// 2. [`Target::deliver_at_once`], 96: the snapshot, and the payload behind it. Takes for granted a packet that asks for nothing, in one
 ///    piece, for a buffer of one piece that is at hand.
 /// 3. [`Target::deliver`]: one packet in any number of pieces and buffers, with offloads, in segments.
 ///

@@ -173,6 +173,38 @@ mod tests {
         assert!(slice.entries::<u16>(usize::MAX - 1, 1).is_none() && slice.entries::<u16>(0, usize::MAX).is_none());
     }
 
+    /// As many are read as all four allow: what is wanted, what is left of the ring, the room in the list, and the first that nothing is
+    /// made of.
+    #[test]
+    fn a_stretch_of_a_ring_ends_in_front_of_its_end() {
+        let (memory, slice) = pinned();
+        let whole = memory.slice(0, 64).unwrap();
+        (0..32).for_each(|n| whole.store_u16(2 * n, n as u16));
+        let ring = slice.entries::<u16>(16, 7).unwrap();
+        for (first, most, stop, room) in (0..40).flat_map(|n| (0..10).map(move |m| (n, m, (n + m) % 11, m * n % 10))) {
+            let mut list: ArrayVec<u16, 10> = (room..10).map(|_| 99).collect();
+            let filled = ring.fill(&mut list, first, most, |word| (usize::from(word) != 8 + stop).then_some(word));
+            let at = first % 8;
+            let wanted: Vec<_> = (at..8.min(at + most.min(room))).take_while(|n| *n != stop).map(|n| 8 + n).collect();
+            assert!(list.iter().skip(10 - room).map(|n| usize::from(*n)).eq(wanted.iter().copied()), "{first} {most}");
+            assert_eq!(filled, wanted.len());
+        }
+    }
+
+    #[test]
+    fn a_stretch_of_descriptors_ends_with_the_last() {
+        let (memory, slice) = pinned();
+        let whole = memory.slice(0, 64).unwrap();
+        (0..4).for_each(|n| whole.store_u64(16 * n, n as u64));
+        let desc = slice.descriptors();
+        for (first, most, wanted) in [(0, 9, 0..4), (1, 2, 1..3), (3, 2, 3..4), (4, 1, 0..0), (usize::MAX, 2, 0..0)] {
+            let mut list: ArrayVec<(u64, u64), 8> = ArrayVec::new();
+            let filled = desc.fill(&mut list, first, most, |n, (addr, ..)| Some((n as u64, addr)));
+            assert_eq!(filled as u64, wanted.end - wanted.start, "{most} from {first} on");
+            assert!(list.iter().copied().eq((0..).zip(wanted.clone())), "{list:?}");
+        }
+    }
+
     #[test]
     fn numbers_come_round_and_descriptors_do_not() {
         let (memory, slice) = pinned();

@@ -110,7 +110,8 @@ impl Ring {
     /// Takes up to `most` chains that the device is to read. Two ways, of which the first hands over to the second at each chain that it
     /// cannot take, and goes on behind it:
     ///
-    /// 1. `singles`, 38 instructions a chain: a chain of one descriptor whose buffer lies in the region of the one before, or near it.
+    /// 1. `singles`, 30 instructions a chain: chains of one descriptor whose buffers lie in one region each, and 12 more where that is not the
+    ///    region of the one before.
     /// 2. `take`: several descriptors, an indirect table, a buffer in several regions, a chain that breaks the rules. Each of its descriptors
     ///    is read anew, once.
     ///
