@@ -62,7 +62,7 @@ impl Program {
 
     /// `lasthop-session`: bytes and descriptors over sockets it is given.
     pub const SESSION: Self =
-        Self { user_name: "lasthop-session", fixed_user: 61_904, calls: &[], ioctls: &[], socket_pairs: &[] };
+        Self { user_name: "lasthop-session", fixed_user: 61_905, calls: &[], ioctls: &[], socket_pairs: &[] };
 
     /// What the process with this number becomes, which runs this program.
     pub fn confinement(self, pid: u32) -> Result<Confinement, SandboxError> {
