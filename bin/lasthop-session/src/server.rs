@@ -102,8 +102,9 @@ impl Server {
     }
 
     fn hear_switch(&mut self) {
-        if let Some(session) = self.take_session() {
-            session.dismissed();
+        // What was reported may have been the channel of the connection before.
+        if self.session.as_mut().is_some_and(Session::is_dismissed) {
+            self.drop_session();
         }
     }
 

@@ -33,19 +33,21 @@ impl Switch for Remote {
                 return Err(Lost);
             }
         }
-        self.hear()
-    }
-
-    fn hear(&mut self) -> Result<Answer, Lost> {
         loop {
-            match self.channel.recv() {
-                Ok((answer, _)) => return Ok(answer),
-                Err(ChannelError::WouldBlock) => {}
-                Err(_) => return Err(Lost),
+            if let Some(answer) = self.hear()? {
+                return Ok(answer);
             }
             self.beat.sleep();
             let _ = poll(&mut [PollFd::new(&self.channel, PollFlags::IN)], None);
             self.beat.work();
+        }
+    }
+
+    fn hear(&mut self) -> Result<Option<Answer>, Lost> {
+        match self.channel.recv() {
+            Ok((answer, _)) => Ok(Some(answer)),
+            Err(ChannelError::WouldBlock) => Ok(None),
+            Err(_) => Err(Lost),
         }
     }
 }

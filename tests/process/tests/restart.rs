@@ -43,12 +43,12 @@ fn no_process_is_the_last_in_its_mount_namespace() {
         kept
     };
     let of_children = || -> Vec<PathBuf> {
-        let children = [lasthop.switch(), lasthop.control()];
+        let children = [lasthop.switch(), lasthop.control(), lasthop.child("lasthop-session")];
         let of = |pid: &u32| std::fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
         children.iter().filter_map(of).collect::<BTreeSet<_>>().into_iter().collect()
     };
-    assert_eq!(of_children().len(), 2, "each has its own");
-    wait_for("the supervisor to have both", PATIENCE, || kept() == of_children());
+    assert_eq!(of_children().len(), 3, "each has its own");
+    wait_for("the supervisor to have all", PATIENCE, || kept() == of_children());
     lasthop.kill("lasthop-switch");
     lasthop.kill("lasthop-control");
     // Numbers are used again, so that they are others says nothing.
@@ -287,7 +287,7 @@ fn both_killed() {
     for round in 0..4 {
         let guest = |name: &str, number| Guest::connect(&dir.path().join(name), mac(number), Options::default());
         guest("a.sock", 1).greet(&mut guest("b.sock", 2), round);
-        let children = [lasthop.switch(), lasthop.control()];
+        let children = [lasthop.switch(), lasthop.control(), lasthop.child("lasthop-session")];
         children.iter().for_each(|p| proc::signal(*p, Signal::KILL));
         wait_for("both to be gone", PATIENCE, || children.iter().all(|p| !proc::alive(*p)));
         // Who connects while the supervisor has not yet heard of it is handed to a dead switch, and has to come again.

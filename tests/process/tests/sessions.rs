@@ -227,8 +227,11 @@ fn a_turned_session_process_stops_its_own_port_only() {
         link.ask(&Ask::Kick { ring }, &[]);
     }
     assert!(matches!(link.ask(&Ask::Kick { ring: 1 }, &[ram.as_fd()]), Answer::Refused(_)));
-    link.ask(&Ask::Refused("\x1b[2J\nforged: a line".into()), &[]);
-    site.says("?[2J?forged: a line");
+    // Its rings may break meanwhile, and then that is the last thing that went wrong.
+    wait_for("its words to be seen, and harmless", PATIENCE, || {
+        link.ask(&Ask::Refused("\x1b[2J\nforged: a line".into()), &[]);
+        site.port()["last_error"] == "?[2J?forged: a line"
+    });
     site.unharmed();
     // The file is cut below its rings.
     rustix::fs::ftruncate(&ram, 0).unwrap();

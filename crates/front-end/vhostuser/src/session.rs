@@ -107,17 +107,6 @@ impl<S: Switch> Session<S> {
     /// Handles what the front-end sent, at most 32 messages; call it as long as the socket is readable (watch it
     /// level-triggered). After an error the connection is over: call [`Session::end`].
     pub fn ready(&mut self, now: Instant) -> Result<(), SessionError> {
-        let result = self.messages(now);
-        if std::mem::take(&mut self.changed) {
-            let (features, protocol_features) = (self.features.bits(), self.protocol_features.bits());
-            let told = self.ask(Ask::State { features, protocol_features }, None);
-            // What the front-end did comes before what became of the switch.
-            return result.and(told.map(drop).map_err(|_| SessionError::SwitchGone));
-        }
-        result
-    }
-
-    fn messages(&mut self, now: Instant) -> Result<(), SessionError> {
         for _ in 0..MESSAGES_PER_CALL {
             let Some(message) = self.transport.receive(now)? else { break };
             self.message(message)?;
@@ -132,11 +121,15 @@ impl<S: Switch> Session<S> {
         let _ = self.ask(Ask::End { why: error.to_string(), closed }, None);
     }
 
-    /// The switch has said something unasked: that the connection is over, and here its rings have stopped.
-    pub fn dismissed(mut self) {
-        if let Ok(Answer::Ended { stopped }) = self.switch.hear() {
-            self.note_stopped(&stopped);
+    /// Whether the switch has said something unasked: that the connection is over, and here its rings have stopped. Drop it then.
+    pub fn is_dismissed(&mut self) -> bool {
+        match self.switch.hear() {
+            Ok(None) => return false,
+            Ok(Some(Answer::Ended { stopped })) => self.note_stopped(&stopped),
+            // It is gone, or makes no sense.
+            Ok(Some(_)) | Err(_) => {}
         }
+        true
     }
 
     /// The switch, to be watched as well.
@@ -205,6 +198,11 @@ impl<S: Switch> Session<S> {
             Some(request) => self.command(Form { request, body, fds }),
             None => Err(Refusal::Unknown.into()),
         };
+        if std::mem::take(&mut self.changed) {
+            // Before it is answered: a front-end that hears that its rings are enabled has its port up.
+            let (features, protocol_features) = (self.features.bits(), self.protocol_features.bits());
+            self.ask(Ask::State { features, protocol_features }, None).map_err(|_| SessionError::SwitchGone)?;
+        }
         // Judged after the command, so that the message that negotiates REPLY_ACK can itself ask for an answer.
         let acks = self.protocol_features.contains(ProtocolFeatures::REPLY_ACK);
         let wants_ack = acks && header.flags & flag::NEED_REPLY != 0;

@@ -12,6 +12,6 @@ pub trait Switch {
     /// Asks, with these descriptors, and waits for the answer. [`Answer::Ended`] answers any question.
     fn ask(&mut self, ask: Ask, fds: Vec<Foreign>) -> Result<Answer, Lost>;
 
-    /// What it has said unasked.
-    fn hear(&mut self) -> Result<Answer, Lost>;
+    /// What it has said unasked, if it has: nothing is waited for.
+    fn hear(&mut self) -> Result<Option<Answer>, Lost>;
 }

@@ -10,14 +10,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Most questions answered in one call of [`Connection::ready`], so that one port cannot hold up the others.
-const QUESTIONS_PER_CALL: usize = 32;
 /// How often it is looked at whether enough is unmapped.
 const LOOK: Duration = Duration::from_millis(1);
 /// Who waits for so long is told of.
 const LONG: Duration = Duration::from_millis(100);
 
-/// An answer that waits until enough of what was mapped before is unmapped.
+/// An answer that is owed: until events are acted on, and to a change of memory until enough of what was mapped before is unmapped.
 ///
 /// What is let go of is unmapped aside, and stays mapped until then: a front-end that changes its memory faster than the kernel
 /// unmaps what was there could have any number of such tables. So it has two at most: the one that it has, and the one before.
@@ -46,31 +44,26 @@ impl Connection {
         Self { channel: Channel::within(channel, LONGEST), rings, wait: None }
     }
 
-    /// Answers what the session process asks; call it as long as the channel is readable (watch it level-triggered), and at the
-    /// deadline. After an error the connection is over: drop it; what `events` holds is still valid.
-    pub fn ready(&mut self, now: Instant, events: &mut Vec<Event>) -> Result<(), End> {
-        for _ in 0..QUESTIONS_PER_CALL {
-            self.settle(now, events)?;
-            let mut came = Vec::new();
-            let ask = self.channel.recv_with(&mut came);
-            // Closed aside, whatever is wrong with the message.
-            let fds: Vec<_> = came.into_iter().map(|fd| Foreign::new(fd, &self.rings.aside)).collect();
-            let ask = match ask {
-                Err(ChannelError::WouldBlock) => break,
-                Err(ChannelError::Closed) => return Err(End::ProcessGone),
-                ask => ask.map_err(End::rules)?,
-            };
-            if self.wait.is_some() {
-                return Err(End::rules("it asks before it is answered"));
-            }
-            let answer = self.rings.carry_out(ask, fds, events)?;
-            if matches!(answer, Answer::Memory { .. }) {
-                self.wait = Some(Wait { answer, since: now, next: now, told: false });
-            } else {
-                self.answer(&answer)?;
-            }
+    /// Carries out the next thing that the session process asks, and true if there was one: act on `events` and call it again, for
+    /// only then is it answered. Call it as long as the channel is readable (watch it level-triggered), and at the deadline. After an
+    /// error the connection is over: drop it; what `events` holds is still valid.
+    pub fn ready(&mut self, now: Instant, events: &mut Vec<Event>) -> Result<bool, End> {
+        self.settle(now, events)?;
+        let mut came = Vec::new();
+        let ask = self.channel.recv_with(&mut came);
+        // Closed aside, whatever is wrong with the message.
+        let fds: Vec<_> = came.into_iter().map(|fd| Foreign::new(fd, &self.rings.aside)).collect();
+        let ask = match ask {
+            Err(ChannelError::WouldBlock) => return Ok(false),
+            Err(ChannelError::Closed) => return Err(End::ProcessGone),
+            ask => ask.map_err(End::rules)?,
+        };
+        if self.wait.is_some() {
+            return Err(End::rules("it asks before it is answered"));
         }
-        Ok(())
+        let answer = self.rings.carry_out(ask, fds, events)?;
+        self.wait = Some(Wait { answer, since: now, next: now, told: false });
+        Ok(true)
     }
 
     /// Gives the answer that waits, once it may be given.
@@ -78,30 +71,24 @@ impl Connection {
         if self.rings.aside.is_stuck() {
             return Err(End::Unclosed);
         }
-        let excess = self.rings.excess();
-        match (&mut self.wait, excess) {
-            (None, _) => {}
-            (Some(wait), Some((bytes, regions))) => {
+        let Some(wait) = &mut self.wait else { return Ok(()) };
+        match self.rings.excess().filter(|_| matches!(wait.answer, Answer::Memory { .. })) {
+            Some((bytes, regions)) => {
                 wait.next = now + LOOK;
                 if now.saturating_duration_since(wait.since) >= LONG && !std::mem::replace(&mut wait.told, true) {
                     events.push(Event::Waits { bytes, regions });
                 }
             }
-            (wait @ Some(_), None) => {
-                if let Some(Wait { answer, .. }) = wait.take() {
-                    self.answer(&answer)?;
+            None => {
+                // There is always room: it waits for each answer before it asks again.
+                match self.channel.send(&wait.answer, None) {
+                    Err(ChannelError::Closed) => return Err(End::ProcessGone),
+                    sent => sent.map_err(|error| End::rules(format!("it cannot be answered: {error}")))?,
                 }
+                self.wait = None;
             }
         }
         Ok(())
-    }
-
-    /// There is always room for an answer: it waits for each before it asks again.
-    fn answer(&mut self, answer: &Answer) -> Result<(), End> {
-        match self.channel.send(answer, None) {
-            Err(ChannelError::Closed) => Err(End::ProcessGone),
-            answered => answered.map_err(|error| End::rules(format!("it cannot be answered: {error}"))),
-        }
     }
 
     /// When to call [`Connection::ready`] though nothing was asked.

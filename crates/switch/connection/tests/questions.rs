@@ -41,14 +41,19 @@ impl Rig {
 
     fn say(&mut self, ask: &Ask, fds: &[BorrowedFd<'_>]) -> Result<(), End> {
         self.session.send_with(ask, fds).unwrap();
-        self.connection.ready(Instant::now(), &mut self.events)
+        self.ready(Instant::now())
+    }
+
+    fn ready(&mut self, now: Instant) -> Result<(), End> {
+        while self.connection.ready(now, &mut self.events)? {}
+        Ok(())
     }
 
     fn ask(&mut self, ask: &Ask, fds: &[BorrowedFd<'_>]) -> Answer {
         self.say(ask, fds).unwrap();
         loop {
             match self.session.recv() {
-                Err(ChannelError::WouldBlock) => self.connection.ready(Instant::now(), &mut self.events).unwrap(),
+                Err(ChannelError::WouldBlock) => self.ready(Instant::now()).unwrap(),
                 answer => return answer.unwrap().0,
             }
         }
@@ -143,12 +148,12 @@ fn one_that_does_not_keep_to_the_rules_loses_its_connection() {
     for bytes in [vec![0xff; 30], vec![0; LONGEST + 1]] {
         let mut rig = Rig::new(SIZE);
         let _ = rustix::net::send(&rig.session, &bytes, rustix::net::SendFlags::empty()).unwrap();
-        let end = rig.connection.ready(Instant::now(), &mut rig.events);
+        let end = rig.ready(Instant::now());
         assert!(end.is_err() || bytes.len() > LONGEST, "{end:?}");
     }
     let mut rig = Rig::new(SIZE);
     drop(std::mem::replace(&mut rig.session, Channel::new(Channel::<Ask, Answer>::pair().unwrap().0)));
-    assert_eq!(rig.connection.ready(Instant::now(), &mut rig.events), Err(End::ProcessGone));
+    assert_eq!(rig.ready(Instant::now()), Err(End::ProcessGone));
 }
 
 #[test]
@@ -189,13 +194,13 @@ fn what_is_not_unmapped_yet_holds_up_what_would_be_mapped() {
     rig.say(&again, &[ram.as_fd()]).unwrap();
     assert!(matches!(rig.session.recv(), Err(ChannelError::WouldBlock)), "not answered before it is unmapped");
     let waits = rig.connection.deadline().expect("it is looked at by and by");
-    rig.connection.ready(waits, &mut rig.events).unwrap();
+    rig.ready(waits).unwrap();
     assert_eq!(rig.mapped.regions(), 2);
     drop(end);
     while rig.mapped.regions() > 1 {
         std::thread::yield_now();
     }
-    rig.connection.ready(Instant::now(), &mut rig.events).unwrap();
+    rig.ready(Instant::now()).unwrap();
     assert!(matches!(rig.session.recv(), Ok((Answer::Memory { .. }, None))));
     assert_eq!(rig.connection.deadline(), None);
     // One that goes on before it is answered does not have a third table.
@@ -251,7 +256,7 @@ proptest! {
                 break;
             }
             while rig.connection.deadline().is_some() {
-                rig.connection.ready(Instant::now(), &mut rig.events).unwrap();
+                rig.ready(Instant::now()).unwrap();
             }
             prop_assert!(rig.session.recv().is_ok() && rig.session.recv().is_err(), "one answer to {ask:?}");
             let started = queues.iter().any(|queue| queue.status().started);
