@@ -287,13 +287,13 @@ impl GuestSlice<'_> {
 }
 
 /// As the real one, without its haste.
-pub fn fill<T, const N: usize>(
+fn fill<T, const N: usize>(
     list: &mut arrayvec::ArrayVec<T, N>,
     most: usize,
-    mut next: impl FnMut() -> Option<T>,
+    nth: impl FnMut(usize) -> Option<T>,
 ) -> usize {
     let before = list.len();
-    list.extend((0..most.min(N - before)).map_while(|_| next()));
+    list.extend((0..most.min(N - before)).map_while(nth));
     list.len() - before
 }
 
@@ -379,6 +379,18 @@ impl Entries<'_, u16> {
     pub fn load(&self, n: usize) -> u16 {
         self.slice.load_u16(2 * (n & self.mask))
     }
+
+    /// As the real one.
+    pub fn fill<T, const N: usize>(
+        &self,
+        list: &mut arrayvec::ArrayVec<T, N>,
+        first: usize,
+        most: usize,
+        mut each: impl FnMut(u16) -> Option<T>,
+    ) -> usize {
+        let first = first & self.mask;
+        fill(list, most.min(self.mask + 1 - first), |n| each(self.load(first + n)))
+    }
 }
 
 impl Entries<'_, [u32; 2]> {
@@ -398,12 +410,25 @@ impl Entries<'_, [u32; 2]> {
 pub struct Descriptors<'m>(GuestSlice<'m>);
 
 impl Descriptors<'_> {
-    /// Its second word first, in acquire order.
-    pub fn load(&self, n: usize) -> Option<(u64, u64)> {
-        let (mut first, mut second) = ([0; 8], [0; 8]);
-        self.0.load(16 * n + 8, &mut second, unless(Weak::Acquire, Ordering::Acquire));
+    /// Its last word first, in acquire order.
+    pub fn load(&self, n: usize) -> Option<(u64, u32, u32)> {
+        let (mut first, mut second, mut last) = ([0; 8], [0; 4], [0; 4]);
+        self.0.load(16 * n + 12, &mut last, unless(Weak::Acquire, Ordering::Acquire));
         self.0.load(16 * n, &mut first, Ordering::Relaxed);
-        Some((u64::from_le_bytes(first), u64::from_le_bytes(second)))
+        self.0.load(16 * n + 8, &mut second, Ordering::Relaxed);
+        Some((u64::from_le_bytes(first), u32::from_le_bytes(second), u32::from_le_bytes(last)))
+    }
+
+    /// As the real one.
+    pub fn fill<T, const N: usize>(
+        &self,
+        list: &mut arrayvec::ArrayVec<T, N>,
+        first: usize,
+        most: usize,
+        mut each: impl FnMut(usize, (u64, u32, u32)) -> Option<T>,
+    ) -> usize {
+        let most = most.min((self.0.len / 16).saturating_sub(first));
+        fill(list, most, |n| self.load(first + n).and_then(|words| each(n, words)))
     }
 
     /// Relaxed stores, the last one first.
