@@ -324,6 +324,23 @@ fn guest(datapath: &Datapath, id: u32, config: NetConfig) -> (NetDriver, Arc<Por
     (driver, port)
 }
 
+/// The guest's memory as two regions, with a border in the middle of the longer of its two queues' buffers.
+fn two_regions(driver: &NetDriver) -> Arc<GuestMemory> {
+    let (whole, file) = driver.region();
+    let NetConfig { rx_buffer, tx_buffer, size, .. } = *driver.config();
+    let queue = &driver.queues()[usize::from(tx_buffer > rx_buffer)];
+    let border = queue.buffer(u32::from(size / 2)) - whole.guest_addr;
+    let first = RegionSpec { size: border, ..whole };
+    let second = RegionSpec {
+        guest_addr: whole.guest_addr + border,
+        user_addr: whole.user_addr + border,
+        size: whole.size - border,
+        mmap_offset: border,
+    };
+    let memory = GuestMemory::empty().with_region(first, file).and_then(|memory| memory.with_region(second, file));
+    Arc::new(memory.expect("two regions"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -368,21 +385,4 @@ mod tests {
             take.check();
         }
     }
-}
-
-/// The guest's memory as two regions, with a border in the middle of the longer of its two queues' buffers.
-fn two_regions(driver: &NetDriver) -> Arc<GuestMemory> {
-    let (whole, file) = driver.region();
-    let NetConfig { rx_buffer, tx_buffer, size, .. } = *driver.config();
-    let queue = &driver.queues()[usize::from(tx_buffer > rx_buffer)];
-    let border = queue.buffer(u32::from(size / 2)) - whole.guest_addr;
-    let first = RegionSpec { size: border, ..whole };
-    let second = RegionSpec {
-        guest_addr: whole.guest_addr + border,
-        user_addr: whole.user_addr + border,
-        size: whole.size - border,
-        mmap_offset: border,
-    };
-    let memory = GuestMemory::empty().with_region(first, file).and_then(|memory| memory.with_region(second, file));
-    Arc::new(memory.expect("two regions"))
 }

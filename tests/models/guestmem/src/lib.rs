@@ -286,6 +286,17 @@ impl GuestSlice<'_> {
     pub fn prefetch(&self, _to_write: bool) {}
 }
 
+/// As the real one, without its haste.
+fn fill<T, const N: usize>(
+    list: &mut arrayvec::ArrayVec<T, N>,
+    most: usize,
+    nth: impl FnMut(usize) -> Option<T>,
+) -> usize {
+    let before = list.len();
+    list.extend((0..most.min(N - before)).map_while(nth));
+    list.len() - before
+}
+
 /// The one region.
 #[derive(Clone, Copy, Debug)]
 pub struct Window<'m> {
@@ -369,8 +380,8 @@ impl Entries<'_, u16> {
         self.slice.load_u16(2 * (n & self.mask))
     }
 
-    /// Relaxed loads, one after another, up to the last word.
-    pub fn fill<T: Copy, const N: usize>(
+    /// As the real one.
+    pub fn fill<T, const N: usize>(
         &self,
         list: &mut arrayvec::ArrayVec<T, N>,
         first: usize,
@@ -378,10 +389,7 @@ impl Entries<'_, u16> {
         mut each: impl FnMut(u16) -> Option<T>,
     ) -> usize {
         let first = first & self.mask;
-        let words = (first..=self.mask).take(most.min(list.remaining_capacity()));
-        let before = list.len();
-        list.extend(words.map_while(|n| each(self.load(n))));
-        list.len() - before
+        fill(list, most.min(self.mask + 1 - first), |n| each(self.load(first + n)))
     }
 }
 
@@ -402,7 +410,7 @@ impl Entries<'_, [u32; 2]> {
 pub struct Descriptors<'m>(GuestSlice<'m>);
 
 impl Descriptors<'_> {
-    /// Its last four bytes first, in acquire order.
+    /// Its last word first, in acquire order.
     pub fn load(&self, n: usize) -> Option<(u64, u32, u32)> {
         let (mut first, mut second, mut last) = ([0; 8], [0; 4], [0; 4]);
         self.0.load(16 * n + 12, &mut last, unless(Weak::Acquire, Ordering::Acquire));
@@ -411,19 +419,16 @@ impl Descriptors<'_> {
         Some((u64::from_le_bytes(first), u32::from_le_bytes(second), u32::from_le_bytes(last)))
     }
 
-    /// As they are loaded, one after another, up to the last descriptor.
-    pub fn fill<T: Copy, const N: usize>(
+    /// As the real one.
+    pub fn fill<T, const N: usize>(
         &self,
         list: &mut arrayvec::ArrayVec<T, N>,
         first: usize,
         most: usize,
         mut each: impl FnMut(usize, (u64, u32, u32)) -> Option<T>,
     ) -> usize {
-        let count = (self.0.len() / 16).saturating_sub(first);
-        let before = list.len();
-        let most = most.min(count).min(list.remaining_capacity());
-        list.extend((0..most).map_while(|n| each(n, self.load(first + n)?)));
-        list.len() - before
+        let most = most.min((self.0.len / 16).saturating_sub(first));
+        fill(list, most, |n| self.load(first + n).and_then(|words| each(n, words)))
     }
 
     /// Relaxed stores, the last one first.
