@@ -1,4 +1,4 @@
-//! The distribution's `ovs-vswitchd` decides: bridges, OpenFlow rules, whole packets to a controller and from it, deaths. Packets in, packets
+//! The distribution's `ovs-vswitchd` decides: bridges, OpenFlow rules, whole packets to a controller and from it, the death of ovs-vswitchd. Packets in, packets
 //! out.
 
 use lasthop_tests_process::{
@@ -283,7 +283,7 @@ fn whole_packets_go_to_a_controller_and_come_from_it() {
 }
 
 #[test]
-fn deaths_of_the_switch_and_of_ovs_vswitchd_cost_what_was_in_flight() {
+fn the_death_of_ovs_vswitchd_costs_no_known_flow() {
     let mut site = Site::new();
     let [a, b] = &mut site.guests;
     pass(a, b, &numbered(mac(1), MacAddr::BROADCAST, 1, 60));
