@@ -371,6 +371,22 @@ fn what_cannot_be_one_flow_is_done_here_packet_by_packet() {
     assert_eq!(site.statistics(1, 0, &[]), (1, 600), "it is counted where it is done");
 }
 
+/// As Open vSwitch does for a packet that a rule sends to a controller.
+#[test]
+fn a_packet_that_is_sent_may_come_back_with_its_key() {
+    let mut site = Site::new();
+    let frame = udp(600);
+    site.ask(family::PACKET.id, packet_command::EXECUTE, 0, |to| {
+        to.attribute(packet::PACKET, &frame);
+        to.nest(packet::KEY, |to| to.number(3, 1));
+        to.nest(packet::ACTIONS, |to| to.nest(2, |to| to.attribute(2, b"cookie")));
+    });
+    let upcall = site.upcalls.remove(0);
+    let found = table::<{ packet::COUNT }>(body(&only(&upcall))).unwrap();
+    assert_eq!(found[usize::from(packet::PACKET)], Some(&frame[..]));
+    assert_eq!(Key::read(found[usize::from(packet::KEY)].unwrap(), None).unwrap().0, key_of(1, 0, &frame));
+}
+
 #[test]
 fn a_clone_leaves_the_packet_as_it_was_and_a_cut_is_for_one_output() {
     let mut site = Site::new();

@@ -87,6 +87,7 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
             missed: false,
         };
         walk.extract();
+        walk.looked_up = walk.key;
         walk
     }
 

@@ -77,6 +77,17 @@ fn a_mask_that_names_no_tag_means_that_there_is_none() {
     assert_eq!(key_of(&frame(&[], &udp())).masked(&mask), key);
 }
 
+/// As `ovs-vswitchd` 3.1 sends it.
+#[test]
+fn a_mask_may_name_a_tunnel_and_a_key_may_not() {
+    let mut mask = Writer::new();
+    mask.nest(16, |to| to.attribute(4, &[0]));
+    mask.number(IN_PORT, u32::MAX);
+    let (key, mask) = (written(&key_of(&frame(&[], &udp()))), mask.into_bytes());
+    assert_eq!(Key::read(&key, Some(&mask)).unwrap().1.packet.in_port, u32::MAX);
+    assert_eq!(Key::read(&mask, None), Err(Refused::INVALID));
+}
+
 #[test]
 fn what_is_not_implemented_is_refused() {
     for unknown in [16, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 32, 63, 64, 200] {
