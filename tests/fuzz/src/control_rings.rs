@@ -26,7 +26,7 @@ pub(crate) fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let (ours, theirs) = ring_pair().expect("memory and sockets");
     let switch = SwitchEnd::new(ours).expect("the memory lies ready");
-    if input.u8() % 2 == 0 {
+    if input.u8().is_multiple_of(2) {
         queues(&mut input, switch, ControlEnd::new(theirs).expect("the memory lies ready"));
     } else {
         against_anything(&mut input, switch, theirs);
