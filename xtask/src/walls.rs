@@ -33,7 +33,7 @@ impl Room {
             ("crates", "switch") | ("bin", "lasthop-switch") => Some(Self::Switch),
             ("crates", "front-end") | ("bin", "lasthop-session") => Some(Self::FrontEnd),
             ("crates", "driver-domain") | ("bin", "lasthop-uplink") => Some(Self::DriverDomain),
-            ("crates", "management") | ("bin", "lasthop" | "lasthop-control") => Some(Self::Management),
+            ("crates", "management") | ("bin", "lasthop" | "lasthop-control" | "lasthop-ovs") => Some(Self::Management),
             _ => None,
         }
     }
@@ -222,7 +222,7 @@ mod tests {
             json!({"id": n, "deps": deps})
         };
         let folder = |n: &str| match n {
-            "lasthop-switch" | "lasthop-control" => format!("bin/{n}"),
+            "lasthop-switch" | "lasthop-control" | "lasthop-ovs" => format!("bin/{n}"),
             "lasthop-policy" => format!("crates/management/{n}"),
             "lasthop-uplink-core" => format!("crates/driver-domain/{n}"),
             "lasthop-vhostuser" => format!("crates/front-end/{n}"),

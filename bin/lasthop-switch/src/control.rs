@@ -63,13 +63,15 @@ pub struct Control {
     greeted: bool,
     news: BTreeMap<PortId, News>,
     questions: VecDeque<Question>,
+    /// That is said once.
+    asked_too_much: bool,
 }
 
 impl Control {
     /// Takes the socket. All of `ports` are news to whoever is at the other end.
     pub fn new(socket: OwnedFd, ports: impl Iterator<Item = PortId>) -> Result<Self, ChannelError> {
         let news = ports.map(|id| (id, News::Changed)).collect();
-        Ok(Self { rings: SwitchEnd::new(socket)?, unsent: None, greeted: false, news, questions: VecDeque::new() })
+        Ok(Self { rings: SwitchEnd::new(socket)?, unsent: None, greeted: false, news, questions: VecDeque::new(), asked_too_much: false })
     }
 
     /// The port came or changed: control is told when there is room, once.
@@ -88,7 +90,9 @@ impl Control {
     /// Control has asked something: it is answered when there is room.
     pub fn asked(&mut self, request: u64, question: DatapathRequest) {
         if self.questions.len() >= MAX_QUESTIONS {
-            tracing::error!("control asks more than {MAX_QUESTIONS} questions at a time; one is not answered");
+            if !std::mem::replace(&mut self.asked_too_much, true) {
+                tracing::error!("control asks more than {MAX_QUESTIONS} questions at a time; some are not answered");
+            }
             return;
         }
         self.questions.push_back(Question { request, question, told: None, all_told: false });

@@ -10,9 +10,6 @@ use lasthop_types::{PortTotals, counted};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Most questions of a port's session process carried out at a time, so that it cannot hold up the others.
-const QUESTIONS_PER_CALL: usize = 32;
-
 /// A port with its connection.
 #[derive(Debug)]
 pub struct PortEntry {
@@ -91,18 +88,20 @@ impl PortEntry {
 
     /// The session process asks something. An error ends the connection: call [`PortEntry::disconnect`].
     pub fn ready(&mut self, workers: &mut Workers, forwarder: &mut Forwarder, now_ms: u64) -> Result<bool, End> {
-        let mut changed = false;
-        for _ in 0..QUESTIONS_PER_CALL {
-            let Some(connection) = &mut self.connection else { break };
-            let mut events = Vec::new();
-            let result = connection.ready(Instant::now(), &mut events);
-            // Before it is answered: a front-end that hears that its rings are enabled has its port up.
-            for event in events {
-                changed |= self.handle(event, workers, forwarder, now_ms);
-            }
-            if !result? {
-                break;
-            }
+        let Some(connection) = &mut self.connection else { return Ok(false) };
+        let (mut changed, mut events) = (false, Vec::new());
+        // One at a time: others have their turn between this port's questions.
+        let asked = connection.ready(Instant::now(), &mut events);
+        // Before it is answered: a front-end that hears that its rings are enabled has its port up.
+        for event in events.drain(..) {
+            changed |= self.handle(event, workers, forwarder, now_ms);
+        }
+        asked?;
+        if let Some(connection) = &mut self.connection {
+            connection.settle(Instant::now(), &mut events)?;
+        }
+        for event in events {
+            changed |= self.handle(event, workers, forwarder, now_ms);
         }
         Ok(changed)
     }

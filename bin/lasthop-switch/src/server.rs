@@ -239,7 +239,9 @@ impl Server {
         let ports = self.ports.len() as u64;
         let bytes = self.max_guest_memory.min(ADDRESS_SPACE / ports.max(1));
         let Some(entry) = self.ports.get_mut(&id) else { return drop(Foreign::from(channel)) };
-        if entry.aside.is_stuck() {
+        let limits = MemoryLimits { bytes, ..MemoryLimits::default() };
+        let rings = Rings::new(entry.port.queues.clone(), entry.aside.clone(), limits, &entry.mapped);
+        if entry.aside.is_stuck() || rings.excess().is_some() {
             // Closed here, or each that comes would wait to be closed: the supervisor has a copy, so this is not the end of it.
             let _ = shutdown(&channel, Shutdown::Both);
             drop(channel);
@@ -251,11 +253,11 @@ impl Server {
         let channel = Foreign::new(channel, &entry.aside);
         entry.disconnect(None, &mut self.workers, &self.epoll);
         if let Err(error) = self.epoll.add(&channel, FIRST_PORT | u64::from(id.0), Trigger::Level) {
-            entry.warn(&format!("connection cannot be watched: {error}"));
-            return;
+            let why = format!("connection cannot be watched: {error}");
+            entry.warn(&why);
+            self.unsent.closed(id, why);
+            return self.report_to_supervisor();
         }
-        let limits = MemoryLimits { bytes, ..MemoryLimits::default() };
-        let rings = Rings::new(entry.port.queues.clone(), entry.aside.clone(), limits, &entry.mapped);
         entry.connected(Connection::new(channel, rings));
         entry.port.set_vm(vm);
         self.report(id);
@@ -416,8 +418,10 @@ impl Server {
 
     fn woken_by_control(&mut self) {
         self.to_tell = true;
-        if let Some(Err(error)) = self.control.as_mut().map(Control::woken) {
-            self.control_failed(&error);
+        match self.control.as_mut().map(Control::woken) {
+            // The event was of the rings before these.
+            None | Some(Ok(_) | Err(ChannelError::WouldBlock)) => {}
+            Some(Err(error)) => self.control_failed(&error),
         }
     }
 

@@ -26,6 +26,7 @@ fn control_that_writes_nonsense_is_replaced() {
     let libexec = scratch();
     let at = |name: &str| libexec.path().join(name);
     symlink(binary("lasthop-switch"), at("lasthop-switch")).expect("a link");
+    symlink(binary("lasthop-session"), at("lasthop-session")).expect("a link");
     symlink(env!("CARGO_BIN_EXE_turned-control"), at("lasthop-control")).expect("a link");
     std::fs::create_dir(at("real")).expect("a folder");
     symlink(binary("lasthop-control"), at("real/lasthop-control")).expect("a link");

@@ -54,7 +54,7 @@ fn check(lasthop: &Lasthop) -> Value {
     let stats = lasthop.json(&["stats"]);
     let after = Kernel::of(lasthop);
     let cpu = &stats["switch"]["cpu"];
-    let parts = ["ports", "helpers", "main", "other", "control", "uplinks", "supervisor"];
+    let parts = ["ports", "helpers", "main", "other", "control", "uplinks", "sessions", "supervisor"];
     assert_eq!(parts.iter().map(|part| ns(&cpu[format!("{part}_ns")])).sum::<u64>(), ns(&cpu["total_ns"]), "{cpu}");
     between(before.total, ns(&cpu["total_ns"]), after.total);
     for (part, name) in [("ports_ns", "port-"), ("helpers_ns", "helper-"), ("main_ns", "main")] {

@@ -112,7 +112,7 @@ fn a_program_that_is_gone_is_named_once() {
     let names = ["lasthop-switch", "lasthop-control", "lasthop-uplink"];
     let path = |name: &str| libexec.path().join(name);
     let install = |name: &str| assert!(fs::copy(binary(name), path(name)).is_ok(), "no copy of {name}");
-    names.iter().for_each(|name| install(name));
+    names.iter().chain(&["lasthop-session"]).for_each(|name| install(name));
     let arguments = ["--libexec", &libexec.path().display().to_string(), "--uplink", "host=lh0,driver=tap"];
     let lasthop = Lasthop::start_in(Some(&netns), &[], &arguments);
     for name in names {

@@ -17,7 +17,8 @@ fn what_is_remembered_is_read_again() {
     std::fs::write(&rules, "deny icmp\n").expect("a file");
     lasthop.command(&["acl", "load", &rules.display().to_string()]);
     let bystanders = Bystanders::start(&given[0].socket, &given[1].socket, [mac(0xc), mac(0xd)]);
-    let pids = lasthop.pids();
+    let lasting = |lasthop: &Lasthop| [lasthop.pid(), lasthop.switch(), lasthop.child("lasthop-control")];
+    let at_first = lasting(&lasthop);
     let kept = lasthop.port("kept")["id"].clone();
 
     let (ports_file, rules_file) = (lasthop.state_file("ports.json"), lasthop.state_file("acl.rules"));
@@ -44,6 +45,8 @@ fn what_is_remembered_is_read_again() {
     assert_eq!(lasthop.port("kept")["id"], kept, "one that is as it was goes on");
     assert!(std::path::Path::new(&socket("new")).exists() && !std::path::Path::new(&socket("old")).exists());
 
+    // One port's session process has gone with it, another has come.
+    let pids = lasthop.pids();
     // Uplinks are not followed: what becomes of each is said.
     change(
         &ports_file,
@@ -65,5 +68,6 @@ fn what_is_remembered_is_read_again() {
     pids.iter().for_each(|pid| proc::signal(*pid, Signal::HUP));
     wait_for("the line of it", PATIENCE, || reloads() >= 5);
     assert_eq!(lasthop.pids(), pids);
+    assert_eq!(lasting(&lasthop), at_first);
     bystanders.still_exchange();
 }

@@ -162,7 +162,7 @@ impl Core {
             return Some(call);
         }
         // What the switch measures itself holds whoever decides.
-        let is_measured = |(name, _): &(String, String)| matches!(name.as_str(), "rate-from" | "rate-to" | "storm");
+        let is_measured = |(name, _): &(String, String)| matches!(name.as_str(), "rate-from" | "rate-to");
         let error = |what: &str| {
             let message = format!(
                 "Open vSwitch decides here (`lasthop run --control ovs`), and {what} would have no effect; tell Open vSwitch \
@@ -176,6 +176,12 @@ impl Core {
             {
                 refuse(answer, error("VLANs, port security and other settings of ports than rates"));
             }
+            Call::Uplink { call: UplinkCall::Add(new), answer }
+                if new.vlans.is_some() || !new.settings.iter().all(is_measured) =>
+            {
+                refuse(answer, error("VLANs of uplinks, port security and other settings of ports than rates"));
+            }
+            Call::Uplink { call: UplinkCall::Set { .. }, answer } => refuse(answer, error("VLANs of uplinks")),
             Call::AclLoad { answer, .. } | Call::AclClear { answer, .. } => refuse(answer, error("access lists")),
             Call::Mirror { call: MirrorCall::Add(_) | MirrorCall::Del(_), answer } => refuse(answer, error("mirrors")),
             call => return Some(call),

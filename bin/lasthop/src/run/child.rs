@@ -296,7 +296,7 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
 
     /// It has said that it is ready.
     pub fn set_ready(&mut self) {
-        if let Some(running) = &mut self.running {
+        if let Some(running) = self.running.as_mut().filter(|running| !running.ready) {
             running.ready = true;
             running.kill_at = None;
             // Without the right to, its end takes as long as it takes.
@@ -344,15 +344,27 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
     /// Takes what it has sent. A child that closed the channel or talks nonsense is of no use any more: it is killed if
     /// it does not end by itself.
     pub fn receive(&mut self, epoll: &Epoll, now: Instant) -> Vec<R> {
-        self.receive_with_fds(epoll, now).into_iter().map(|(message, _)| message).collect()
+        let (mut messages, mut fds) = (Vec::new(), Vec::new());
+        for (message, fd) in self.receive_with_fds(epoll, now) {
+            messages.push(message);
+            fds.extend(fd);
+        }
+        close_aside(fds);
+        messages
     }
 
-    /// The same, each message with the descriptor that came with it.
+    /// The same, each message with the descriptor that came with it. All others are closed aside: what a session process was sent by its
+    /// front-end may be a file whose close(2) never ends.
     pub fn receive_with_fds(&mut self, epoll: &Epoll, now: Instant) -> Vec<(R, Option<OwnedFd>)> {
-        let mut received = Vec::new();
+        let (mut received, mut others) = (Vec::new(), Vec::new());
         let Some(running) = &mut self.running else { return received };
         while received.len() < RECEIVE_BURST {
-            match running.channel.recv() {
+            let mut came = Vec::new();
+            let message = running.channel.recv_with(&mut came);
+            let mut came = came.into_iter();
+            let message = message.map(|message| (message, came.next()));
+            others.extend(came);
+            match message {
                 Ok(message) => received.push(message),
                 Err(ChannelError::WouldBlock) => break,
                 Err(e) => {
@@ -369,6 +381,7 @@ impl<S: Serialize, R: DeserializeOwned> Child<S, R> {
                 }
             }
         }
+        close_aside(others);
         received
     }
 

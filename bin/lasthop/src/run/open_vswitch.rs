@@ -17,7 +17,7 @@ use tracing::{info, warn};
 /// Name of the socket in the run directory.
 const SOCKET_NAME: &str = "ovs.sock";
 /// Name of the port whose device `lasthop-ovs` holds the other end of, and of that device.
-const PACKET_PORT: &str = "ovs-packets";
+pub const PACKET_PORT: &str = "ovs-packets";
 /// Its MTU: the most that a TAP device can have. Frames of 64 KiB are cut by the kernel.
 const PACKET_MTU: u16 = 65_521;
 
@@ -101,7 +101,7 @@ pub fn control(read_api: bool, ovs: bool) -> (&'static str, Vec<String>) {
 
 /// Refuses what the learning switch alone does: nobody would be told that it has no effect.
 fn check(lists: &[u8], has_mirrors: bool, settings: &BTreeMap<String, PortSettings>) -> Result<(), RunError> {
-    let is_other = |name: &str| !matches!(name, "rate-from" | "rate-to" | "storm");
+    let is_other = |name: &str| !matches!(name, "rate-from" | "rate-to");
     let told = settings.iter().find(|(_, settings)| settings.values().iter().any(|(name, _)| is_other(name)));
     let what = match told {
         _ if !lists.is_empty() => "access lists are loaded".to_owned(),

@@ -74,6 +74,8 @@ impl Sessions {
         let session = self.all.get_mut(&port.0).ok_or(io::ErrorKind::NotFound)?;
         let (for_switch, for_session) = Channel::<(), ()>::pair().map_err(io::Error::other)?;
         session.part();
+        // Starts the thread that lets go of the copy: the connection's end is a bad moment to find that there can be no more threads.
+        session.aside.drop_aside(());
         session.copy = Some(for_switch.try_clone()?);
         session.child.send(SupervisorToSession::Switch, Some(for_session));
         session.child.send(SupervisorToSession::Connection, Some(connection));

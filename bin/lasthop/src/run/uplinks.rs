@@ -1,7 +1,7 @@
 //! The supervisor's uplinks: started, joined to the switch, restarted, added and removed.
 
 use super::links::Links;
-use super::open_vswitch::OpenVswitch;
+use super::open_vswitch::{self, OpenVswitch};
 use super::sessions;
 use super::settings_text::changed;
 use super::setup::check_new_uplink;
@@ -314,6 +314,11 @@ impl Supervisor {
             return false;
         };
         drop(there);
+        if self.ovs.is_some() && name == open_vswitch::PACKET_PORT {
+            let why = format!("Open vSwitch's packets come and go by {name}; it goes when lasthop run ends");
+            self.control.send(SupervisorToControl::Reply { request, result: Err(why) }, None);
+            return true;
+        }
         match if saved { self.save(None, Some(id)) } else { Ok(()) } {
             Ok(()) => self.remove_uplink(id.0, Some(Waiting::PortDeleted(request))),
             Err(e) => self.control.send(SupervisorToControl::Reply { request, result: Err(e) }, None),

@@ -173,6 +173,8 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
                 }
                 Act::PopVlan => {
                     self.tags_moved = true;
+                    // Behind a third tag lies what the original key does not tell, and no mask of it can name.
+                    self.is_simple &= !matches!(self.key.packet.eth_type, 0x8100 | 0x88a8);
                     if !self.edit(Edit::PopVlan) {
                         return false;
                     }
@@ -227,6 +229,8 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
     }
 
     fn edit(&mut self, edit: Edit) -> bool {
+        // Whether it can be done depends on what is wrong with the packet: no other is to follow its flow.
+        self.mask.0.anomalies = u16::MAX;
         self.actions.push(Action::Edit(edit));
         let done = edit.apply(&mut self.header, &mut Offload::default(), self.payload_len).is_ok();
         if done {

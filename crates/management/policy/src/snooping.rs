@@ -118,11 +118,18 @@ pub struct GroupView {
 }
 
 impl Groups {
-    /// A message has come from a port, in a VLAN.
-    pub fn hear(&mut self, vlan: u16, port: PortId, key: &FlowKey, view: &View<'_>, now_ms: u64) -> Changed {
+    /// A message has come in a VLAN from a port, which may be a router's or not.
+    pub fn hear(
+        &mut self,
+        (vlan, port, may_ask): (u16, PortId, bool),
+        key: &FlowKey,
+        view: &View<'_>,
+        now_ms: u64,
+    ) -> Changed {
         let mut changed = Changed::default();
         for said in read(key, view) {
             match said {
+                Said::Router(_) if !may_ask => {}
                 Said::Router(family) => {
                     let until = now_ms.saturating_add(ROUTER_MS);
                     changed.all |= self.routers.insert((vlan, family, port), until).is_none();

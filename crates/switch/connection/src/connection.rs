@@ -15,7 +15,8 @@ const LOOK: Duration = Duration::from_millis(1);
 /// Who waits for so long is told of.
 const LONG: Duration = Duration::from_millis(100);
 
-/// An answer that is owed: until events are acted on, and to a change of memory until enough of what was mapped before is unmapped.
+/// An answer that is owed: until events are acted on, and until enough of what was mapped before is unmapped, also by a question that was
+/// refused in the end.
 ///
 /// What is let go of is unmapped aside, and stays mapped until then: a front-end that changes its memory faster than the kernel
 /// unmaps what was there could have any number of such tables. So it has two at most: the one that it has, and the one before.
@@ -66,13 +67,13 @@ impl Connection {
         Ok(true)
     }
 
-    /// Gives the answer that waits, once it may be given.
-    fn settle(&mut self, now: Instant, events: &mut Vec<Event>) -> Result<(), End> {
+    /// Gives the answer that waits, once it may be given: call it when events are acted on. It may be told something itself.
+    pub fn settle(&mut self, now: Instant, events: &mut Vec<Event>) -> Result<(), End> {
         if self.rings.aside.is_stuck() {
             return Err(End::Unclosed);
         }
         let Some(wait) = &mut self.wait else { return Ok(()) };
-        match self.rings.excess().filter(|_| matches!(wait.answer, Answer::Memory { .. })) {
+        match self.rings.excess() {
             Some((bytes, regions)) => {
                 wait.next = now + LOOK;
                 if now.saturating_duration_since(wait.since) >= LONG && !std::mem::replace(&mut wait.told, true) {

@@ -11,6 +11,8 @@ use lasthop_types::PortId;
 const KIND: FlowMask = FlowMask(FlowKey { eth_type: u16::MAX, ip_proto: u8::MAX, ..crate::flows::NONE });
 /// Of ICMPv6 its type, too.
 const TYPE: FlowMask = FlowMask(FlowKey { l4_src: u16::MAX, ..crate::flows::NONE });
+/// Whether it is whole: a fragment says nothing, and no whole packet is to be judged by its flow.
+const WHOLE: FlowMask = FlowMask(FlowKey { ip_frag: u8::MAX, anomalies: u16::MAX, ..crate::flows::NONE });
 
 impl Learning {
     /// A packet that says who wants what comes to control each time.
@@ -18,10 +20,12 @@ impl Learning {
         self.snoops && Message::of(key).is_some()
     }
 
-    /// Takes in what such a packet says, which may enter from its port in this VLAN.
+    /// Takes in what such a packet says, which may enter from its port in this VLAN. A port with `snooping` is a guest that listens: that it
+    /// asks as a router does would end floods to others without anybody being asked.
     pub(super) fn overhear(&mut self, key: &FlowKey, vlan: u16, headers: Headers<'_>, now_ms: u64, out: &mut Effects) {
         if self.is_overheard(key) {
-            let changed = self.groups.hear(vlan, key.port(), key, &headers.view(key), now_ms);
+            let may_ask = !self.guest_settings(key.port()).is_some_and(|of| of.snooping);
+            let changed = self.groups.hear((vlan, key.port(), may_ask), key, &headers.view(key), now_ms);
             self.follow_groups(changed, now_ms, out);
         }
     }
@@ -54,6 +58,9 @@ impl Learning {
         add(mask, &KIND);
         if (key.eth_type, key.ip_proto) == (0x86dd, 58) {
             add(mask, &TYPE);
+        }
+        if matches!((key.eth_type, key.ip_proto), (0x0800, 2 | 103) | (0x86dd, 58 | 103)) {
+            add(mask, &WHOLE);
         }
         let report = matches!(Message::of(key), Some(Message::Report));
         // Of IGMP the key does not tell: what comes from a router, or goes to all hosts, asks.

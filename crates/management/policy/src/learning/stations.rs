@@ -31,12 +31,17 @@ impl Learning {
 
     /// Forgets an address until it says something again, static or not.
     pub fn forget_station(&mut self, vlan: u16, mac: MacAddr, now_ms: u64, out: &mut Effects) {
-        if let Some(port) = self.macs.forget(vlan, mac) {
-            self.forget_source(vlan, mac, port, now_ms, out);
-            self.refresh_destination(vlan, mac, now_ms, out);
+        if self.forget_one(vlan, mac, now_ms, out) {
             // It may be heard from where it could not be learned.
             self.redo_all(Cause::Unlearned, now_ms, out);
         }
+    }
+
+    fn forget_one(&mut self, vlan: u16, mac: MacAddr, now_ms: u64, out: &mut Effects) -> bool {
+        let Some(port) = self.macs.forget(vlan, mac) else { return false };
+        self.forget_source(vlan, mac, port, now_ms, out);
+        self.refresh_destination(vlan, mac, now_ms, out);
+        true
     }
 
     /// Forgets what has been learned at a port, if one is given, in a VLAN, if one is; how many addresses. Static ones stay.
@@ -46,7 +51,10 @@ impl Learning {
         };
         let gone: Vec<_> = self.macs.iter(now_ms).filter(meant).map(|m| (m.vlan, m.mac)).collect();
         for (vlan, mac) in &gone {
-            self.forget_station(*vlan, *mac, now_ms, out);
+            self.forget_one(*vlan, *mac, now_ms, out);
+        }
+        if !gone.is_empty() {
+            self.redo_all(Cause::Unlearned, now_ms, out);
         }
         gone.len()
     }

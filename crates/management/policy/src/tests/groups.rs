@@ -67,10 +67,10 @@ fn data(group: [u8; 4]) -> FlowKey {
     key
 }
 
-/// Ports 1 and 2 get what they want, 3 gets everything, and a router is behind 4, which gets what it wants as well.
+/// Ports 1 and 2 get what they want; 3 gets everything, as does a router behind 4.
 fn bench() -> Bench {
     let mut b = Bench::new(Limits::default(), 4);
-    [1, 2, ROUTER].into_iter().for_each(|port| b.set(port, told("snooping=on")));
+    [1, 2].into_iter().for_each(|port| b.set(port, told("snooping=on")));
     b
 }
 
@@ -190,13 +190,29 @@ fn vlans_have_groups_of_their_own() {
     assert_eq!(b.packet(&data(GROUP)), outputs(&[1, 2, 4]), "where nobody asks");
 }
 
-/// A router that does not ask, as there is another one that does.
+/// It would end the floods to others, and nobody would be asked what he wants instead.
 #[test]
-fn a_multicast_router_that_says_hello_gets_all_groups() {
+fn a_guest_that_listens_is_no_router() {
+    let mut b = bench();
+    b.frame(2, &v4(2, [10, 0, 0, 2], [224, 0, 0, 13], PIM, &[0x20, 0, 0, 0]));
+    b.frame(2, &igmp(2, 0x11, [0; 4], ALL_HOSTS));
+    assert_eq!(b.packet(&data(GROUP)), outputs(&[1, 2, 4]), "nobody else is kept from it");
+    query(&mut b);
+    assert_eq!(b.packet(&data(GROUP)), outputs(&[4]));
+}
+
+/// A fragment of a message says nothing: a whole one that came behind it would not have been heard.
+#[test]
+fn no_message_follows_the_flow_of_a_fragment() {
     let mut b = bench();
     query(&mut b);
-    b.frame(2, &v4(2, [10, 0, 0, 2], [224, 0, 0, 13], PIM, &[0x20, 0, 0, 0]));
-    assert_eq!(b.packet(&data(GROUP)), outputs(&[2, 4]));
+    let whole = FlowKey { ip_proto: 2, ..data(GROUP) };
+    let fragment = FlowKey { ip_frag: 1, ..whole };
+    for key in [whole, fragment] {
+        let mut mask = FlowMask::default();
+        b.policy.wants(PortId(1), 0, &key, &mut mask);
+        assert_ne!(whole.masked(&mask), fragment.masked(&mask), "{mask:?}");
+    }
 }
 
 const PIM: u8 = 103;
