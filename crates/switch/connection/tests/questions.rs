@@ -212,6 +212,25 @@ fn what_is_not_unmapped_yet_holds_up_what_would_be_mapped() {
     assert_eq!(rig.mapped.regions(), 2);
 }
 
+/// A table whose second region lies in the first is refused, and the first was mapped by then.
+#[test]
+fn what_a_refused_table_has_mapped_counts_too() {
+    let mut rig = Rig::new(SIZE);
+    let (end, ended) = channel();
+    rig.aside.drop_aside(Slow(ended));
+    let ram = rig.ram.try_clone().unwrap();
+    rig.table(0);
+    let twice = Ask::Table { regions: vec![region(0), region(0)], keep: 0 };
+    rig.say(&twice, &[ram.as_fd(), ram.as_fd()]).unwrap();
+    assert!(matches!(rig.session.recv(), Err(ChannelError::WouldBlock)), "not answered before it is unmapped");
+    drop(end);
+    while rig.mapped.regions() > 1 {
+        std::thread::yield_now();
+    }
+    rig.ready(Instant::now()).unwrap();
+    assert!(matches!(rig.session.recv(), Ok((Answer::Refused(_), None))));
+}
+
 fn any_ask() -> impl Strategy<Value = Ask> {
     let region = prop_oneof![
         Just(region(0)),
