@@ -71,7 +71,14 @@ impl Control {
     /// Takes the socket. All of `ports` are news to whoever is at the other end.
     pub fn new(socket: OwnedFd, ports: impl Iterator<Item = PortId>) -> Result<Self, ChannelError> {
         let news = ports.map(|id| (id, News::Changed)).collect();
-        Ok(Self { rings: SwitchEnd::new(socket)?, unsent: None, greeted: false, news, questions: VecDeque::new(), asked_too_much: false })
+        Ok(Self {
+            rings: SwitchEnd::new(socket)?,
+            unsent: None,
+            greeted: false,
+            news,
+            questions: VecDeque::new(),
+            asked_too_much: false,
+        })
     }
 
     /// The port came or changed: control is told when there is room, once.

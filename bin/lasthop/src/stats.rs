@@ -324,7 +324,8 @@ mod tests {
         let text = render(&Stats { switch: SwitchStats { cpu, ..SwitchStats::default() }, sum, ports }, true);
         let last = |port: &str| text.lines().find(|l| l.starts_with(port)).and_then(|l| l.split(' ').next_back());
         assert_eq!((last("a "), last("b ")), (Some("7"), Some("-")), "{text}");
-        let parts = "CPU ms: 7 ports + 4 helpers + 0 main + 0 other + 0 control + 0 uplinks + 0 sessions + 0 supervisor = 12\n";
+        let parts =
+            "CPU ms: 7 ports + 4 helpers + 0 main + 0 other + 0 control + 0 uplinks + 0 sessions + 0 supervisor = 12\n";
         assert!(text.contains(parts), "{text}");
         assert!(text.contains("sum: 11 in + 3 replicated = 10 out + 3 dropped + 1 waiting\n"), "{text}");
         assert!(text.contains("VMs: 0 running, 1 blocked, 0 not known\n"), "{text}");

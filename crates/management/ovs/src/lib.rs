@@ -86,6 +86,8 @@ pub struct Datapath {
     hits: u64,
     misses: u64,
     lost: u64,
+    /// That the registry was full has been said.
+    was_full: bool,
     random: u64,
     waiting: VecDeque<(u32, Vec<u8>)>,
     active: Option<Job>,

@@ -60,13 +60,20 @@ impl Datapath {
             }
         }
         let actions = if is_simple { actions } else { self.fetch(no) };
+        if self.registry.is_full() {
+            if !std::mem::replace(&mut self.was_full, true) {
+                tracing::warn!(
+                    "Open vSwitch's flows have become more in the switch than it holds here; the oldest of the port with new ones go"
+                );
+            }
+            for gone in self.registry.make_room(upcall.key.in_port, &mut self.table) {
+                self.tell_switch(FromControl::DelFlow { key: gone.key, mask: gone.mask });
+            }
+        }
         match self.registry.put(&upcall.key, mask, actions.clone(), flows, !is_simple, &mut self.table) {
             // Packets that wait for just this flow go on with it.
             Some(flow) => self.tell_switch(FromControl::PutFlow(flow)),
-            None => {
-                self.begin_anew();
-                self.tell_switch(FromControl::Resume { id: upcall.id, actions });
-            }
+            None => self.tell_switch(FromControl::Resume { id: upcall.id, actions }),
         }
     }
 

@@ -9,6 +9,8 @@ use zerocopy::IntoBytes;
 
 /// Most of them; the switch has room for as many and evicts those that have been idle for longest.
 const MAX_UNIFIED: usize = 60_000;
+/// So many go at a time when there is no room for another.
+const MADE_ROOM_FOR: usize = 64;
 /// Most different masks, fewer than [`lasthop_flow::MAX_MASKS`]: further flows look at all fields.
 const MAX_MASKS: usize = 100;
 
@@ -91,6 +93,11 @@ impl Registry {
         Some(FlowSpec { key, mask, actions, epoch: 0 })
     }
 
+    /// Another takes room that has to be made.
+    pub fn is_full(&self) -> bool {
+        self.all.len() >= MAX_UNIFIED
+    }
+
     pub fn get(&self, id: u64) -> Option<&Unified> {
         self.all.get(&id)
     }
@@ -109,6 +116,16 @@ impl Registry {
             table.get_mut(*flow).map(|flow| flow.unified.remove(&id));
         }
         Some(unified)
+    }
+
+    /// Takes the oldest few of a port out, or of all ports if it has none: a guest that makes many loses its own, and not everybody's.
+    pub fn make_room(&mut self, in_port: u32, table: &mut Table) -> Vec<Unified> {
+        let of_port = self.all.iter().filter(|(_, unified)| unified.key.in_port == in_port);
+        let mut oldest: Vec<_> = of_port.take(MADE_ROOM_FOR).map(|(id, _)| *id).collect();
+        if oldest.is_empty() {
+            oldest = self.all.keys().take(MADE_ROOM_FOR).copied().collect();
+        }
+        oldest.into_iter().filter_map(|id| self.remove(id, table)).collect()
     }
 
     /// Takes all out.
@@ -144,5 +161,27 @@ impl Registry {
     /// Packets that the switch has carried by them.
     pub fn carried(&self) -> u64 {
         self.carried
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_that_makes_too_many_loses_its_own() {
+        let (mut registry, mut table) = (Registry::default(), Table::default());
+        let mask = FlowMask(FlowKey { in_port: u32::MAX, l4_src: u16::MAX, l4_dst: u16::MAX, ..FlowKey::default() });
+        let mut put = |registry: &mut Registry, in_port: u32, n: usize| {
+            let key = FlowKey { in_port, l4_src: n as u16, l4_dst: (n >> 16) as u16, ..FlowKey::default() };
+            registry.put(&key, mask, Vec::new(), Vec::new(), false, &mut table).is_some()
+        };
+        assert!(put(&mut registry, 1, 0));
+        let most = (0..).take_while(|n| put(&mut registry, 2, *n)).count();
+        assert_eq!(most, MAX_UNIFIED - 1);
+        let gone = registry.make_room(2, &mut Table::default());
+        assert_eq!(gone.len(), MADE_ROOM_FOR);
+        assert!(gone.iter().all(|unified| unified.key.in_port == 2));
+        assert_eq!(registry.make_room(3, &mut Table::default())[0].key.in_port, 1, "it is the oldest");
     }
 }

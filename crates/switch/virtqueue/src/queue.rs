@@ -206,7 +206,8 @@ impl Queue {
         let mut started = StartedQueue { ring, memory, features, base, journal, noted: 0, ahead, waiting, shortage };
         // A burst that was not published to a guest is simply lost.
         // Not one of a ring of another size.
-        let of_this = |open: &OpenBurst| open.slots <= setup.size && (!setup.packed || open.begin & 0x7fff < setup.size);
+        let of_this =
+            |open: &OpenBurst| open.slots <= setup.size && (!setup.packed || open.begin & 0x7fff < setup.size);
         match record.and_then(|record| record.open).filter(of_this) {
             Some(open) if self.index % 2 == 1 => {
                 let skipped = started.skip(&open) as u64;
