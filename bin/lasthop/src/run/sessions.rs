@@ -61,6 +61,9 @@ impl Sessions {
     pub fn forget(&mut self, port: PortId) {
         if let Some(mut session) = self.all.remove(&port.0) {
             session.part();
+            session.child.kill();
+            // One that is stuck in a close(2) does not end, and dropping it waits for that. Without a thread it is done here.
+            let _ = std::thread::Builder::new().name("close".into()).spawn(move || drop(session));
         }
     }
 
