@@ -8,7 +8,7 @@ use lasthop_types::MacAddr;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const VSWITCHD: &str = "/usr/lib/openvswitch-switch/ovs-vswitchd";
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
@@ -150,7 +150,22 @@ fn in_vlan(vlan: u16, frame: &[u8]) -> Vec<u8> {
     [&frame[..12], &[0x81, 0x00], &vlan.to_be_bytes(), &frame[12..]].concat()
 }
 
-/// Sends a frame until the first packet of it has arrived: it may be lost while rules are being made.
+/// Sends a frame until it has arrived: the first may be lost while ovs-vswitchd makes the rules of a bridge that is new.
+fn pass_at_last(from: &mut Guest, to: &mut Guest, frame: &[u8]) {
+    wait_for("the frame", PATIENCE, || {
+        from.send(frame);
+        let end = Instant::now() + Duration::from_millis(200);
+        while Instant::now() < end {
+            if to.try_recv().is_some_and(|(_, came)| came == frame) {
+                return true;
+            }
+            std::thread::yield_now();
+        }
+        false
+    });
+}
+
+/// Sends a frame, which arrives.
 fn pass(from: &mut Guest, to: &mut Guest, frame: &[u8]) {
     from.send(frame);
     to.expect(frame);
@@ -286,9 +301,9 @@ fn whole_packets_go_to_a_controller_and_come_from_it() {
 fn the_death_of_ovs_vswitchd_costs_no_known_flow() {
     let mut site = Site::new();
     let [a, b] = &mut site.guests;
-    pass(a, b, &numbered(mac(1), MacAddr::BROADCAST, 1, 60));
-    pass(b, a, &numbered(mac(2), mac(1), 2, 60));
-    pass(a, b, &numbered(mac(1), mac(2), 3, 600));
+    pass_at_last(a, b, &numbered(mac(1), MacAddr::BROADCAST, 1, 60));
+    pass_at_last(b, a, &numbered(mac(2), mac(1), 2, 60));
+    pass_at_last(a, b, &numbered(mac(1), mac(2), 3, 600));
 
     // Known flows go on while nobody decides.
     site.vswitchd.kill().expect("it is ours");
