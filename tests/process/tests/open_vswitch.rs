@@ -66,11 +66,16 @@ impl Site {
         run(self.dir.path(), &words)
     }
 
-    /// Asks the bridge something by OpenFlow.
+    /// Asks the bridge something by OpenFlow. Rules that are changed hold when it returns, also for packets whose flows there were before:
+    /// Open vSwitch changes these a little later.
     fn ofctl(&self, words: &[&str]) -> String {
         let bridge = format!("unix:{}", self.dir.path().join("br0.mgmt").display());
         let (first, rest) = words.split_first().expect("a command");
-        run(self.dir.path(), &[&["ovs-ofctl", first, &bridge], rest].concat())
+        let told = run(self.dir.path(), &[&["ovs-ofctl", first, &bridge], rest].concat());
+        if matches!(*first, "add-flow" | "del-flows") {
+            self.appctl(&["revalidator/wait"]);
+        }
+        told
     }
 
     fn appctl(&self, words: &[&str]) -> String {
