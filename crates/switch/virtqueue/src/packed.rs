@@ -425,10 +425,12 @@ fn recover(
 ) -> Option<Position> {
     let at = |index: u16| desc.load_u16(usize::from(index) * 16 + 14) & (AVAIL | USED);
     let mut position = record.position;
+    // The ring before may have been of another size.
+    record.open = record.open.filter(|open| open.slots <= size && Position::from_bits(open.begin).index < size);
     if let Some(open) = record.open {
         let begin = Position::from_bits(open.begin);
         // Used, and perhaps made available again for the next lap.
-        if begin.index < size && at(begin.index) != begin.avail_flags() {
+        if at(begin.index) != begin.avail_flags() {
             position = begin;
             position.advance(open.slots, size);
         }
@@ -437,11 +439,13 @@ fn recover(
         return None;
     }
     if record.base != base {
+        // Nor are more shown in one go than are staged, and longer walks are not for the thread that starts rings.
         let slots = position.distance(record.base, size) + record.base.distance(base, size);
         if slots > i32::from(size) || at(position.index) == position.used_flags() {
             return None;
         }
-        record.open = Some(OpenBurst { begin: position.bits(), slots: slots as u16, chains: 0x7fff, shown: 0x7fff });
+        record.open =
+            Some(OpenBurst { begin: position.bits(), slots: slots as u16, chains: 0x7fff, shown: MOST_STAGED as u16 });
     }
     Some(position)
 }

@@ -10,9 +10,6 @@ use lasthop_types::{DropReason, PortCounters};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard};
 
-/// Most chains that are shown to a driver in one go: what a packed ring stages.
-const MOST_SHOWN: u16 = 4096;
-
 /// Entries that a driver keeps free for its longest packet: with fewer it stops (Linux: 2 and one for each fragment).
 const SPARE: usize = 20;
 
@@ -161,8 +158,6 @@ impl StartedQueue {
         if self.ring.position() as u16 != open.begin {
             return;
         }
-        // No more are shown in one go, and longer walks are not for the thread that starts rings.
-        let open = &OpenBurst { shown: open.shown.min(MOST_SHOWN), ..*open };
         let memory = self.memory.clone();
         let mut taken: Vec<Chain> = Vec::new();
         while taken.len() < usize::from(open.shown) {
@@ -205,10 +200,7 @@ impl Queue {
         let (ahead, waiting, shortage) = Default::default();
         let mut started = StartedQueue { ring, memory, features, base, journal, noted: 0, ahead, waiting, shortage };
         // A burst that was not published to a guest is simply lost.
-        // Not one of a ring of another size.
-        let of_this =
-            |open: &OpenBurst| open.slots <= setup.size && (!setup.packed || open.begin & 0x7fff < setup.size);
-        match record.and_then(|record| record.open).filter(of_this) {
+        match record.and_then(|record| record.open) {
             Some(open) if self.index % 2 == 1 => {
                 let skipped = started.skip(&open) as u64;
                 self.counters.packets.add(skipped);

@@ -257,6 +257,25 @@ fn packets_that_a_front_end_dropped_out_of_turn() {
     }
 }
 
+/// The guest's driver made a smaller ring after the switch was killed in the middle of a burst: the note of that burst says nothing of it.
+#[test]
+fn a_note_of_a_larger_ring_is_not_followed() {
+    for (index, warm_up) in [FROM_GUEST, TO_GUEST].into_iter().flat_map(|index| (0..16).map(move |n| (index, n))) {
+        let mut crash = Crash::new(true, 8, index, warm_up);
+        (0..5).for_each(|_| drop(crash.add(1)));
+        crash.driver.publish();
+        let memory = crash.memory.clone();
+        let chains = crash.take(&memory);
+        crash.queue.lock().started().unwrap().note_burst(&chains);
+        crash.restore(&vec![0; crash.ring_bytes()]);
+        crash.layout = RingLayout::contiguous(0, 4, true);
+        crash.driver = DriverRing::new(crash.layout, memory.clone()).unwrap();
+        crash.base = crash.driver.base();
+        crash.restart();
+        crash.exchange(17);
+    }
+}
+
 #[test]
 fn killed_anywhere() {
     for packed in [false, true] {
