@@ -16,6 +16,7 @@
 mod core;
 mod decider;
 mod link;
+mod program;
 mod rings;
 mod server;
 mod view;
@@ -28,6 +29,7 @@ use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_sys::Beat;
 use lasthop_sys::hostview::HostView;
 use link::{Link, LinkError};
+pub use program::run_program;
 use rings::SwitchLink;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
