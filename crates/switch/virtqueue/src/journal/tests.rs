@@ -262,7 +262,9 @@ fn packets_that_a_front_end_dropped_out_of_turn() {
 fn a_note_of_a_larger_ring_is_not_followed() {
     for (index, warm_up) in [FROM_GUEST, TO_GUEST].into_iter().flat_map(|index| (0..16).map(move |n| (index, n))) {
         let mut crash = Crash::new(true, 8, index, warm_up);
-        (0..5).for_each(|_| drop(crash.add(1)));
+        for _ in 0..5 {
+            crash.add(1);
+        }
         crash.driver.publish();
         let memory = crash.memory.clone();
         let chains = crash.take(&memory);
