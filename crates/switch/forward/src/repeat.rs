@@ -8,7 +8,7 @@
 //! 2. [`Forwarder::classify_known`](crate::burst::Forwarder::classify_known), 471, or 546 where flows look at addresses and ports: packets
 //!    in one piece, of flows that are in this thread's cache, for receivers that are planned already. Takes for granted no packet of the
 //!    burst that has waited.
-//! 3. [`CurrentFlow::decide`](crate::current_flow::CurrentFlow::decide), 789 and 888: everything else, and the first packet for each
+//! 3. [`CurrentFlow::decide`](crate::current_flow::CurrentFlow::decide), 789 and 888 before there was the second: everything else, and the first packet for each
 //!    receiver. Takes nothing for granted.
 //!
 //! [`fill`](crate::visit) has the three ways in which a packet is written.

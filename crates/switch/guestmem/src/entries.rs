@@ -1,7 +1,7 @@
 //! Parts of a ring whose bounds have been checked once, for a loop over a burst: what is left to do for each entry is to take its
 //! number modulo the ring's size, or to compare it with it.
 //!
-//! A tier above [`PinnedSlice`]'s own words, which check the end for each of them. Worth some 20 of 330 instructions for a packet of
+//! A tier above [`PinnedSlice`]'s own words, which check the end for each of them. Worth some 20 instructions for a packet of
 //! 64 bytes on split rings.
 
 use crate::copy;

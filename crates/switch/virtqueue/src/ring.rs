@@ -107,16 +107,14 @@ impl Ring {
         matches!(&self.0, Layout::Packed(r) if open.shown > 0 && r.is_tail_of_burst())
     }
 
-    /// Takes up to `most` chains that the device is to read. Two ways, of which the first hands over to the second at each chain that it
+    /// Takes up to `most` chains that the device is to read. Chains before a broken one are still delivered: they are in `chains` when the
+    /// error comes. Two ways, of which the first hands over to the second at each chain that it
     /// cannot take, and goes on behind it:
     ///
     /// 1. `singles`, 30 instructions a chain: chains of one descriptor whose buffers lie in one region each, and 12 more where that is not the
     ///    region of the one before.
     /// 2. `take`: several descriptors, an indirect table, a buffer in several regions, a chain that breaks the rules. Each of its descriptors
     ///    is read anew, once.
-    ///
-    ///  Chains before a broken one are still delivered: they are
-    /// in `chains` when the error comes.
     #[inline]
     pub fn pop<'m>(&mut self, memory: &'m GuestMemory, chains: &mut Chains<'m>, most: usize) -> Result<(), QueueError> {
         either!(&mut self.0, r => r.pop(memory, chains, false, most))
