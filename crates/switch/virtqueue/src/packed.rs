@@ -439,7 +439,7 @@ fn recover(
         return None;
     }
     if record.base != base {
-        // Nor are more shown in one go than are staged, and longer walks are not for the thread that starts rings.
+        // Nor are more shown in one go than are staged.
         let slots = position.distance(record.base, size) + record.base.distance(base, size);
         if slots > i32::from(size) || at(position.index) == position.used_flags() {
             return None;
