@@ -296,7 +296,7 @@ fn starting_a_ring_is_no_long_walk() {
     for i in 0..usize::from(SIZE) {
         whole.store_u64(16 * i, TABLE);
         let flags = u64::from(crate::position::AVAIL | 4);
-        whole.store_u64(16 * i + 8, 1024 * 16 | flags << 48);
+        whole.store_u64(16 * i + 8, (1024 * 16) | (flags << 48));
     }
     let queue = Queue::new(TO_GUEST);
     let journal = PinnedSlice::new(&memory, bytes - 64, JOURNAL_BYTES).unwrap();
