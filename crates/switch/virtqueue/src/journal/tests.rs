@@ -4,7 +4,7 @@
 use super::{JOURNAL_BYTES, Journal, OpenBurst};
 use crate::driver::{DriverRing, Piece, RingLayout};
 use crate::position::Position;
-use crate::{Chain, Chains, MAX_CHAINS, Queue, QueueSetup};
+use crate::{Chain, Chains, MAX_CHAINS, Queue};
 use lasthop_guestmem::{GuestMemory, PinnedSlice};
 use std::sync::Arc;
 
@@ -275,39 +275,6 @@ fn a_note_of_a_larger_ring_is_not_followed() {
         crash.base = crash.driver.base();
         crash.restart();
         crash.exchange(17);
-    }
-}
-
-/// A front-end starts a ring again and again, one place further on each time; each descriptor names the same long table. What is looked at
-/// to find out what was shown is bounded, for the thread that does it serves everybody.
-#[test]
-fn starting_a_ring_is_no_long_walk() {
-    const SIZE: u16 = 4096;
-    const TABLE: u64 = 0x2_0000;
-    let bytes = 0x4_0000;
-    let memory = Arc::new(GuestMemory::anonymous(bytes).unwrap());
-    let layout = RingLayout::contiguous(0, SIZE, true);
-    let whole = memory.slice(0, bytes as usize).unwrap();
-    for i in 0..1024 {
-        let at = TABLE as usize + 16 * i;
-        whole.store_u64(at, BUFFERS);
-        whole.store_u64(at + 8, 1 | 2 << 48);
-    }
-    for i in 0..usize::from(SIZE) {
-        whole.store_u64(16 * i, TABLE);
-        let flags = u64::from(crate::position::AVAIL | 4);
-        whole.store_u64(16 * i + 8, (1024 * 16) | (flags << 48));
-    }
-    let queue = Queue::new(TO_GUEST);
-    let journal = PinnedSlice::new(&memory, bytes - 64, JOURNAL_BYTES).unwrap();
-    queue.set_journal(Journal::new(journal));
-    for base in [0x8000, 0x8001, 0x8002] {
-        let before = lasthop_guestmem::meter::looked_up();
-        let setup = QueueSetup { indirect: true, ..layout.setup(base, 0) };
-        queue.start(&setup, memory.clone()).unwrap();
-        let looked_up = lasthop_guestmem::meter::looked_up() - before;
-        assert!(looked_up < 100_000, "{looked_up} descriptors to start at {base:#x}");
-        queue.stop();
     }
 }
 

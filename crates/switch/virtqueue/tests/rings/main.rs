@@ -8,6 +8,7 @@ mod net;
 mod notify;
 mod oracle;
 mod rig;
+mod start;
 
 use lasthop_guestmem::GuestMemory;
 use lasthop_virtqueue::{Chains, QueueError, ReceiveBuffers, Reserved, Ring};
