@@ -70,6 +70,17 @@ pub(crate) struct Burst<'a, 'm> {
     pub(crate) pace_ns: u64,
 }
 
+impl<'a> Burst<'a, '_> {
+    /// No flow yet; what it looks up does not let packets overtake those that wait for control, if that answers.
+    fn current_flow<'b>(&self, datapath: &'b Datapath, writer: WriterId) -> CurrentFlow<'b>
+    where
+        'a: 'b,
+    {
+        let upcalls = datapath.control_answers().then_some(&self.port.upcalls);
+        CurrentFlow::new(datapath.flows(), writer, self.now_ns / 1_000_000, upcalls)
+    }
+}
+
 /// Why a look at the packets of a burst has come to an end.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
@@ -218,7 +229,9 @@ impl Forwarder {
         // A chain that breaks the ring does so in its turn.
         let _ = started.ring.pop(&memory, &mut chains, lasthop_virtqueue::MAX_CHAINS);
         started.ring.unpop(&chains.list);
-        let mut current = CurrentFlow::new(self.datapath.flows(), self.writer, 0, None);
+        // What is looked up here is known in the packets' turn: it must not let them overtake what waits for control.
+        let datapath = self.datapath.clone();
+        let mut current = burst.current_flow(&datapath, self.writer);
         let (receiver, packet) = (self.ports.get(self.receiver)?, self.packets.first_mut()?);
         let mut is_for_it = |chain| {
             let read = packet.read(&chains, chain, header_len(started.features), burst.port.id, current.depth);
@@ -232,10 +245,9 @@ impl Forwarder {
 
     /// Decides about each packet and plans deliveries; returns how many were looked at, and why not more (the rest must wait).
     fn classify(&mut self, burst: &Burst<'_, '_>, header_len: usize) -> (usize, End) {
-        let &Burst { port, chains, ahead, now_ns, .. } = burst;
+        let &Burst { port, chains, ahead, .. } = burst;
         let datapath = self.datapath.clone();
-        let upcalls = datapath.control_answers().then_some(&port.upcalls);
-        let mut current = CurrentFlow::new(datapath.flows(), self.writer, now_ns / 1_000_000, upcalls);
+        let mut current = burst.current_flow(&datapath, self.writer);
         self.plan.start(ahead.done);
         // Loops of their own take frames behind a header of today's length.
         let is_simple = ahead == Ahead::default() && header_len == VnetHdr::LEN;
