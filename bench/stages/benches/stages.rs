@@ -42,6 +42,8 @@ fn lookup(mut stage: Box<Lookups>) -> Box<Lookups> {
 #[bench::split_64(args = (Walk::new(Traffic::udp(&[64]))), teardown = Walk::check)]
 #[bench::packed_64(args = (Walk::new(Traffic::udp(&[64]).packed())), teardown = Walk::check)]
 #[bench::regions_64(args = (Walk::new(Traffic::udp(&[64]).in_two_regions())), teardown = Walk::check)]
+#[bench::any_order_64(args = (Walk::new(Traffic::udp(&[64]).in_any_order())), teardown = Walk::check)]
+#[bench::queues_64(args = (Walk::new(Traffic::queues(4))), teardown = Walk::check)]
 #[bench::split_1472(args = (Walk::new(Traffic::udp(&[1472]))), teardown = Walk::check)]
 #[bench::imix(args = (Walk::new(Traffic::imix())), teardown = Walk::check)]
 #[bench::stations_64(args = (Walk::new(Traffic::stations())), teardown = Walk::check)]

@@ -10,6 +10,7 @@ use lasthop_guestmem::{GuestMemory, RegionSpec};
 use lasthop_types::{MacAddr, PortId};
 use lasthop_virtqueue::driver::{NetConfig, NetDriver};
 use lasthop_virtqueue::{BURST, Chains};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// What is sent, and what is known of it. Port 1 sends.
@@ -19,6 +20,9 @@ pub struct Traffic {
     flows: Vec<FlowSpec>,
     receivers: u32,
     packed: bool,
+    in_order: bool,
+    /// Queue pairs of each guest.
+    pairs: u16,
     rx_buffer: u32,
     /// Receive buffers that a packet takes, and frames that it becomes.
     buffers: usize,
@@ -63,6 +67,8 @@ impl Traffic {
             flows,
             receivers: 1,
             packed: false,
+            in_order: true,
+            pairs: 1,
             rx_buffer: 2048,
             buffers: 1,
             segments: 1,
@@ -78,6 +84,17 @@ impl Traffic {
     /// With packed rings.
     pub fn packed(self) -> Self {
         Self { packed: true, ..self }
+    }
+
+    /// Between guests without VIRTIO_F_IN_ORDER: each chain comes back by a used entry of its own.
+    pub fn in_any_order(self) -> Self {
+        Self { in_order: false, ..self }
+    }
+
+    /// Between guests with so many queue pairs, and 64 sockets in turns: one flow that knows stations only.
+    pub fn queues(pairs: u16) -> Self {
+        let one = Self::udp(&[]);
+        Self { pairs, ..Self::new((0..BURST).map(|n| udp(64, n)), one.flows) }
     }
 
     /// Between guests whose buffers lie in two regions in turns, as they may below and above 4 GiB.
@@ -203,7 +220,8 @@ impl Walk {
         let longest = traffic.frames.iter().map(|(_, frame, _)| frame.len()).max().expect("a frame");
         let config = |entries: usize| NetConfig {
             packed: traffic.packed,
-            in_order: true,
+            in_order: traffic.in_order,
+            pairs: traffic.pairs,
             size: entries.next_power_of_two() as u16,
             rx_buffer: traffic.rx_buffer,
             alternate: traffic.two_regions,
@@ -251,9 +269,13 @@ impl Stage for Walk {
     fn check(mut self: Box<Self>) {
         assert_eq!(self.packets, PACKETS + BURST, "packets taken");
         assert_eq!(self.sender.unsent(0).expect("ring"), 0, "buffers not given back");
-        let Traffic { frames, segments, .. } = &self.traffic;
+        let Traffic { frames, segments, pairs, .. } = &self.traffic;
         for receiver in &mut self.receivers {
             let mut got = Vec::new();
+            if *pairs > 1 {
+                check_queues(receiver, *pairs, frames.iter().map(|(_, _, wanted)| wanted));
+                continue;
+            }
             for (_, sent, wanted) in frames.iter().cycle().take(PACKETS + BURST) {
                 let mut len = 0;
                 for _ in 0..*segments {
@@ -269,6 +291,24 @@ impl Stage for Walk {
             assert!(receiver.recv(0, &mut got).expect("ring").is_none(), "a frame too many");
         }
     }
+}
+
+/// Each of the frames, which were sent in turns, came as often, on one queue, and each queue got some.
+fn check_queues<'a>(receiver: &mut NetDriver, pairs: u16, wanted: impl Iterator<Item = &'a Vec<u8>>) {
+    let wanted: Vec<_> = wanted.collect();
+    let mut seen = BTreeMap::new();
+    for queue in 0..pairs {
+        let (mut got, before) = (Vec::new(), seen.len());
+        while receiver.recv(queue, &mut got).expect("ring").is_some() {
+            let (came_by, times) = seen.entry(std::mem::take(&mut got)).or_insert((queue, 0));
+            assert_eq!(*came_by, queue, "a connection changes its queue");
+            *times += 1;
+        }
+        assert!(seen.len() > before, "queue {queue} got nothing");
+    }
+    let times = (PACKETS + BURST) / wanted.len();
+    assert!(wanted.iter().all(|frame| seen.remove(*frame).is_some_and(|(_, n)| n == times)), "frames are missing");
+    assert!(seen.is_empty(), "frames too many");
 }
 
 /// A ring full of packets that are only taken out of it.
@@ -356,6 +396,8 @@ mod tests {
         arrives(Traffic::udp(&[60]));
         arrives(Traffic::udp(&[64]));
         arrives(Traffic::udp(&[64]).packed());
+        arrives(Traffic::udp(&[64]).in_any_order());
+        arrives(Traffic::queues(4));
         arrives(Traffic::udp(&[1472]));
         arrives(Traffic::imix());
         arrives(Traffic::stations());
