@@ -64,15 +64,17 @@ const LOST: usize = 1;
 const P99: usize = 2;
 const FIRST_P99: usize = 8;
 
-const TARGETS: [Target; 84] = [
-    target("64 B split, packets", "loop-64-split", PACKETS, OVS, Least(1.5)),
-    target("64 B split, packets", "loop-64-split", PACKETS, VHOST, Least(0.95)),
+const TARGETS: [Target; 86] = [
+    target("64 B split, packets", "loop-64-split", PACKETS, OVS, Least(1.6)),
+    target("64 B split, packets", "loop-64-split", PACKETS, VHOST, Least(1.0)),
     target("64 B packed, packets", "loop-64-packed", PACKETS, OVS, Least(1.6)),
     target("64 B packed, packets", "loop-64-packed", PACKETS, VHOST, Least(0.95)),
-    aiming(0.33, target("64 B split, switch busy", "loop-64-split", BUSY, OVS, Most(0.45))),
+    target("64 B split, switch busy", "loop-64-split", BUSY, OVS, Most(0.36)),
+    target("64 B packed, switch busy", "loop-64-packed", BUSY, OVS, Most(0.33)),
+    target("1472 B split, switch busy", "loop-1472-split", BUSY, OVS, Most(0.33)),
     aiming(2.8, target("1472 B split, packets", "loop-1472-split", PACKETS, OVS, Least(2.3))),
     target("1472 B split, packets", "loop-1472-split", PACKETS, VHOST, Least(2.0)),
-    target("64 KiB GSO, bytes", "size-gso-split", BYTES, OVS, Least(2.5)),
+    target("64 KiB GSO, bytes", "size-gso-split", BYTES, OVS, Least(2.2)),
     target("1000 access rules, 100 000 flows, packets", "acl-1000-flows", PACKETS, "ovs-list", Least(2.0)),
     // Where the guests are the slower side, this says what packets cannot.
     target("1000 access rules, 100 000 flows, switch busy", "acl-1000-flows", BUSY, "ovs-list", Most(0.5)),
@@ -368,5 +370,31 @@ mod tests {
         assert!(vhost.contains("not measured"), "a peer that is missing: {text}");
         assert!(!text.contains("idle"), "not played: {text}");
         assert_eq!(render(&results(&[("lasthop", 20.0, 50.0)])), None);
+    }
+
+    /// Both sides of each bound of the packet path.
+    #[test]
+    fn the_packet_path_is_judged_beside_its_peers() {
+        for (what, name, peer, figure, bound) in [
+            ("64 B split, packets", "loop-64-split", OVS, PACKETS, 1.6),
+            ("64 B split, packets", "loop-64-split", VHOST, PACKETS, 1.0),
+            ("64 KiB GSO, bytes", "size-gso-split", OVS, BYTES, 2.2),
+            ("64 B split, switch busy", "loop-64-split", OVS, BUSY, 0.36),
+            ("64 B packed, switch busy", "loop-64-packed", OVS, BUSY, 0.33),
+            ("1472 B split, switch busy", "loop-1472-split", OVS, BUSY, 0.33),
+        ] {
+            for (ratio, met) in [(bound - 0.01, figure == BUSY), (bound + 0.01, figure != BUSY)] {
+                let scenario = ALL.iter().find(|s| s.name == name).unwrap();
+                let contenders = ["lasthop", peer].map(|name| ContenderResults::new(name, name, None)).into();
+                let mut played = ScenarioResults::new(scenario, contenders);
+                played.add(0, Round::new(vec![Some(100.0 * ratio); 4], vec![]));
+                played.add(1, Round::new(vec![Some(100.0); 4], vec![]));
+                let text = render(&results(vec![played])).unwrap();
+                let row = text.lines().find(|l| l.contains(what) && l.contains(peer)).unwrap();
+                let sign = if figure == BUSY { '≤' } else { '≥' };
+                assert!(row.contains(&format!("{sign} {bound:.2} |")), "{row}");
+                assert!(row.ends_with(if met { " yes |" } else { " no |" }), "{ratio}: {row}");
+            }
+        }
     }
 }
