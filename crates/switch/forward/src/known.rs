@@ -2,11 +2,15 @@
 
 use crate::burst::{Burst, Forwarder, work_to_cut};
 use crate::current_flow::CurrentFlow;
+use crate::packet::Packet;
 use crate::pass::is_like;
+use crate::plan::Plan;
+use crate::port::PortTable;
 use crate::repeat::Repeat;
 use lasthop_flow::hash_key;
 use lasthop_frame::{Depth, FlowKey, VnetHdr, extract};
-use lasthop_virtqueue::PREFETCH;
+use lasthop_types::PortId;
+use lasthop_virtqueue::{Chains, PREFETCH, Queue};
 
 /// How far [`Forwarder::classify_known`] has come.
 #[derive(Clone, Copy)]
@@ -21,7 +25,7 @@ pub(crate) struct Known {
 
 impl Forwarder {
     /// Judges packets of a burst from the `next` on, up to the first that is not what most are: one of a flow that this thread knows,
-    /// which sends to one port and does nothing else, where others go already that are planned. It ends, too, in front of what
+    /// which sends to one port and does nothing else, where others go already that are planned, or that has several queues. It ends, too, in front of what
     /// [`Repeat`] takes, if that `repeats`, and when it takes `most` work to deliver those judged.
     ///
     /// Takes for granted that frames lie behind a header of [`VnetHdr::LEN`], and that none of the burst was looked at before. A
@@ -37,7 +41,7 @@ impl Forwarder {
     ) -> Known {
         let mut known = Known { next, is_read: false, work: 0 };
         let (chains, port, depth) = (burst.chains, burst.port.id, current.depth);
-        let Self { cache, packets, plan, .. } = self;
+        let Self { cache, packets, plan, ports, .. } = self;
         let Some((before, packets)) = packets.split_at_mut_checked(next) else { return known };
         let (Some(mut flow), Some(before)) = (current.flow(cache), before.last()) else { return known };
         let (mut head, mut comes_again) = (before.head(), true);
@@ -53,7 +57,8 @@ impl Forwarder {
             known.is_read = true;
             if depth == Depth::L2 {
                 let last = std::mem::replace(&mut head, packet.head());
-                if repeats && is_like(last, head) && Repeat::may_begin(packet, chains, known.next + 1) {
+                let repeats = repeats && is_like(last, head) && plan.repeat.group.is_some();
+                if repeats && Repeat::may_begin(packet, chains, known.next + 1) {
                     break;
                 }
             }
@@ -67,7 +72,8 @@ impl Forwarder {
                 comes_again = std::ptr::eq(&**flow, &**other);
                 flow = other;
             }
-            if !flow.only_output().is_some_and(|to| plan.add_to_known(known.next, to)) {
+            let Some(to) = flow.only_output() else { break };
+            if !plan.add_to_known(known.next, to) && !add_to_queue(plan, ports, (known.next, packet), chains, to) {
                 break;
             }
             current.count(flow, 1, packet.frame_len);
@@ -76,4 +82,21 @@ impl Forwarder {
         }
         known
     }
+}
+
+/// Adds packet `i` to its queue of a port that has several, if that is one and nothing waits for that queue. A function of its own, so that
+/// receivers with one queue do not pay for it.
+#[inline(never)]
+fn add_to_queue(
+    plan: &mut Plan,
+    ports: &PortTable,
+    (i, packet): (usize, &mut Packet),
+    chains: &Chains<'_>,
+    to: PortId,
+) -> bool {
+    let Some(port) = ports.get(to).filter(|port| port.is_multi_queue() && to != packet.port) else { return false };
+    let Some(chain) = chains.list.get(i) else { return false };
+    let hash = packet.steering_hash(&chains.pieces(chain));
+    let Some(queue) = port.queue_to_guest(hash).map(Queue::index) else { return false };
+    !plan.is_waited_for(to, queue) && plan.add(i, true, to, queue, false)
 }

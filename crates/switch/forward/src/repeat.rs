@@ -5,8 +5,8 @@
 //!
 //! 1. [`pass`](mod@crate::pass), 185: packets that look like the one before are neither classified nor planned, but read, compared and
 //!    written in one loop, with the receiver's lock held. Takes for granted that the one before met a flow that looks at the link layer alone.
-//! 2. [`Forwarder::classify_known`](crate::burst::Forwarder::classify_known), 471, or 546 where flows look at addresses and ports: packets
-//!    in one piece, of flows that are in this thread's cache, for receivers that are planned already. Takes for granted no packet of the
+//! 2. [`Forwarder::classify_known`](crate::burst::Forwarder::classify_known), 465, or 538 where flows look at addresses and ports: packets
+//!    in one piece, of flows that are in this thread's cache, for receivers that are planned already or (897) have several queues. Takes for granted no packet of the
 //!    burst that has waited.
 //! 3. [`CurrentFlow::decide`](crate::current_flow::CurrentFlow::decide), 789 and 888 before there was the second: everything else, and the first packet for each
 //!    receiver. Takes nothing for granted.
