@@ -1,6 +1,7 @@
 //! The packet path alone: two guests on our own driver side and one forwarder, all on one thread.
 //!
-//! `walk [SIZE] [--packed] [--ring N] [--sockets N] [--bursts N]` prints the cycles the forwarder takes for a packet, in bursts of 64. The
+//! `walk [SIZE] [--packed] [--ring N] [--sockets N] [--fixed-cache] [--bursts N]` prints the cycles the forwarder takes for a packet, in bursts of 64,
+//! and how many entries its flow cache came to have, of which so many had to go for want of room. The
 //! drivers' own work is not counted, but they share the caches, as guests on the same core would.
 
 use clap::Parser;
@@ -27,17 +28,20 @@ struct Args {
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u16).range(BURST as i64..=32768))]
     ring: u16,
     /// So many UDP sockets send in turns, a flow of addresses and ports each; 0: one, and a flow of its station
-    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=1024))]
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=50_000))]
     sockets: u16,
+    /// The flow cache stays as it is, however many flows are in use
+    #[arg(long)]
+    fixed_cache: bool,
     /// How many bursts of 64 are measured
     #[arg(long, default_value_t = 50_000)]
     bursts: usize,
 }
 
 fn main() {
-    let Args { size, packed, ring, sockets, bursts } = Args::parse();
+    let Args { size, packed, ring, sockets, fixed_cache, bursts } = Args::parse();
     let config = NetConfig { packed, size: ring, in_order: true, ..NetConfig::default() };
-    let datapath = Arc::new(Datapath::new(1024, PATIENCE_MS).expect("eventfd"));
+    let datapath = Arc::new(Datapath::new(65_536, PATIENCE_MS).expect("eventfd"));
     let (mut a, from) = guest(&datapath, 1, config);
     let (mut b, _to) = guest(&datapath, 2, config);
     let frame = |n: u16| {
@@ -67,12 +71,14 @@ fn main() {
         }
         a.flush(0);
         packets += cycles.measure(|| forwarder.carry(&from, 1, 0)).packets;
+        // As the main thread does when it is told of it.
+        let _ = !fixed_cache && datapath.grow_caches();
         while b.recv_with(0, |_| received += 1).expect("ring") {}
     }
     assert_eq!(packets, bursts * BURST, "not every burst was carried in one go");
     assert_eq!(packets, received, "packets were lost");
     let layout = if packed { "packed" } else { "split" };
-    println!("{cycles}, {size} B, {layout}, ring of {ring}, {sockets} sockets");
+    println!("{cycles}, {size} B, {layout}, ring of {ring}, {sockets} sockets, {:?}", datapath.caches());
 }
 
 fn guest(datapath: &Datapath, id: u32, config: NetConfig) -> (NetDriver, Arc<Port>) {

@@ -4,7 +4,7 @@ use crate::entry::Flow;
 use lasthop_frame::{Depth, FlowKey};
 use std::sync::Arc;
 
-/// Remembers which flow keys met. Fixed size, one owner, no lock, nothing allocated after [`ExactCache::new`].
+/// Remembers which flow keys met. Of one size, one owner, no lock, nothing allocated after [`ExactCache::new`].
 ///
 /// An entry is the key's hash and the flow; the key itself is not stored, because the flow's own mask says whether it
 /// matches. So one set of four fits a cache line, a wrong hit is impossible even when hashes collide, and an entry can
@@ -13,8 +13,8 @@ use std::sync::Arc;
 pub struct ExactCache {
     /// A power of two of them.
     sets: Box<[Set]>,
-    /// Which way of a full set goes next.
-    victim: usize,
+    /// Flows that had to go because their set was full. Which way of it goes next, too.
+    evicted: usize,
 }
 
 const WAYS: usize = 4;
@@ -37,7 +37,27 @@ impl ExactCache {
     /// A cache of at least `entries` entries of 16 bytes each.
     pub fn new(entries: usize) -> Self {
         let sets = entries.div_ceil(WAYS).next_power_of_two();
-        Self { sets: (0..sets).map(|_| Set::default()).collect(), victim: 0 }
+        Self { sets: (0..sets).map(|_| Set::default()).collect(), evicted: 0 }
+    }
+
+    /// The same, unless there is no memory for it.
+    pub fn try_new(entries: usize) -> Option<Self> {
+        let (count, mut sets) = (entries.div_ceil(WAYS).next_power_of_two(), Vec::new());
+        sets.try_reserve_exact(count).ok()?;
+        sets.resize_with(count, Set::default);
+        Some(Self { sets: sets.into(), evicted: 0 })
+    }
+
+    /// How many entries it has.
+    #[inline]
+    pub fn entries(&self) -> usize {
+        self.sets.len() * WAYS
+    }
+
+    /// How many flows had to go for want of room, though they live.
+    #[inline]
+    pub fn evicted(&self) -> u64 {
+        self.evicted as u64
     }
 
     /// Where the flow lies that a key met before. `key` has been extracted to `depth` and `hash` is its
@@ -63,8 +83,8 @@ impl ExactCache {
         let same = set.tags.iter().position(|tag| *tag == hash);
         let way = same.or_else(|| set.flows.iter().position(|f| f.as_ref().is_none_or(|f| f.is_dead())));
         let way = way.unwrap_or_else(|| {
-            self.victim = self.victim.wrapping_add(1);
-            self.victim % WAYS
+            self.evicted = self.evicted.wrapping_add(1);
+            self.evicted % WAYS
         });
         set.tags[way] = hash;
         set.flows[way] = Some(flow);

@@ -3,6 +3,7 @@
 use crate::current_flow::{CurrentFlow, Decision};
 use crate::datapath::Datapath;
 use crate::deliver::{FRAME_WORK, WASTED_WORK, WORK};
+use crate::growth::Growth;
 use crate::packet::Packet;
 use crate::plan::{Members, Plan, bit};
 use crate::port::{Port, PortTable, header_len};
@@ -13,10 +14,11 @@ use lasthop_types::{DropReason, PortId};
 use lasthop_virtqueue::{Ahead, BURST, Chains, PREFETCH, Patience, Queue, QueueError, QueueGuard, Ring, StartedQueue};
 use std::sync::Arc;
 
-/// Entries of a thread's exact-match cache, if it serves any port that has packets.
-const CACHE_ENTRIES: usize = 8192;
-/// The same, if it serves one port.
-const PORT_CACHE_ENTRIES: usize = 1024;
+/// Entries of a thread's exact-match cache, if it serves any port that has packets: at first, and when it has [grown](crate::growth). An entry
+/// takes 16 bytes.
+const CACHE_ENTRIES: [usize; 2] = [8 << 10, 64 << 10];
+/// The same, if it serves one port. There may be as many of these threads as there are ports.
+const PORT_CACHE_ENTRIES: [usize; 2] = [1 << 10, 16 << 10];
 /// How long packets wait for buffers, in milliseconds. After that those that find no buffer are dropped at once: see
 /// [`Shortage`](lasthop_virtqueue::Shortage) for when a receiver is waited for again, [`Waiting`](lasthop_virtqueue::Waiting) for
 /// when a sender waits again, and for one that has nothing for others.
@@ -49,6 +51,7 @@ pub struct Forwarder {
     pub(crate) ports: Arc<PortTable>,
     ports_generation: u64,
     pub(crate) cache: ExactCache,
+    growth: Growth,
     pub(crate) writer: WriterId,
     pub(crate) packets: Box<[Packet]>,
     pub(crate) plan: Plan,
@@ -103,11 +106,13 @@ impl Forwarder {
         Self::with_cache(datapath, PORT_CACHE_ENTRIES)
     }
 
-    fn with_cache(datapath: Arc<Datapath>, entries: usize) -> Self {
+    fn with_cache(datapath: Arc<Datapath>, [entries, most]: [usize; 2]) -> Self {
+        let cache = ExactCache::new(entries);
         Self {
+            growth: Growth::new(datapath.new_hand(), &cache, most),
+            cache,
             ports: datapath.ports(),
             ports_generation: datapath.ports_generation(),
-            cache: ExactCache::new(entries),
             writer: WriterId::default(),
             packets: vec![Packet::default(); BURST].into_boxed_slice(),
             plan: Plan::default(),
@@ -148,6 +153,9 @@ impl Forwarder {
             fail(&self.datapath, port, index, &mut guard, error);
         }
         drop(guard);
+        if self.cache.evicted() >= self.growth.next && self.growth.is_asked(&self.cache, now_ns) {
+            self.datapath.note_growth();
+        }
         // All of the burst at once, and nobody who is woken by it finds the queue locked.
         if std::mem::take(&mut self.missed) {
             self.datapath.note_missed();
@@ -403,6 +411,9 @@ impl Forwarder {
         if generation != self.ports_generation {
             self.ports = self.datapath.ports();
             self.ports_generation = generation;
+            if self.growth.take(&mut self.cache) {
+                self.datapath.note_growth();
+            }
         }
     }
 }

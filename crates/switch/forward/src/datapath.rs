@@ -1,5 +1,6 @@
 //! What all threads of the switch share.
 
+use crate::growth::Hand;
 use crate::port::{Port, PortTable};
 use lasthop_flow::FlowTable;
 use lasthop_lock::Lock;
@@ -7,8 +8,8 @@ use lasthop_sys::EventFd;
 use lasthop_types::PortId;
 use lasthop_virtqueue::Patience;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 /// Ports, flows, and the way to the thread that talks to control. Shared by `Arc`; every method may be called from any
@@ -19,9 +20,12 @@ pub struct Datapath {
     /// Counts changes of `ports`, so that workers look at an atomic and not at a lock.
     ports_generation: AtomicU64,
     flows: FlowTable,
-    /// Signalled when there is something for the main thread: a miss to tell control of, a ring that broke.
+    /// Signalled when there is something for the main thread: a miss to tell control of, a ring that broke, a flow cache that is too small.
     news: EventFd,
     missed: AtomicBool,
+    /// Some thread asks for a larger cache, or has left the one before.
+    growth: AtomicBool,
+    hands: Lock<Vec<Weak<Hand>>>,
     broken: Lock<Vec<(PortId, u16)>>,
     control_answers: AtomicBool,
     pub(crate) patience_ns: Patience,
@@ -38,6 +42,8 @@ impl Datapath {
             flows: FlowTable::new(flow_limit),
             news: EventFd::new()?,
             missed: AtomicBool::new(false),
+            growth: AtomicBool::new(false),
+            hands: Lock::default(),
             broken: Lock::default(),
             control_answers: AtomicBool::new(false),
             patience_ns: Patience { pace: ns(patience_ms.pace), overtaken: ns(patience_ms.overtaken) },
@@ -116,6 +122,41 @@ impl Datapath {
     /// Whether a packet has missed since the last call.
     pub fn take_missed(&self) -> bool {
         self.missed.swap(false, Ordering::AcqRel)
+    }
+
+    /// For one more thread with a flow cache.
+    pub(crate) fn new_hand(&self) -> Arc<Hand> {
+        let (hand, mut hands) = (Arc::new(Hand::default()), self.hands.lock());
+        hands.retain(|hand| hand.strong_count() > 0);
+        hands.push(Arc::downgrade(&hand));
+        hand
+    }
+
+    pub(crate) fn note_growth(&self) {
+        if !self.growth.swap(true, Ordering::AcqRel) {
+            self.news.signal();
+        }
+    }
+
+    /// Makes the larger flow caches that threads have asked for since the last call, and frees those that they have left. For the main thread,
+    /// when there are [`Datapath::news`]. True if some were made.
+    pub fn grow_caches(&self) -> bool {
+        if !self.growth.swap(false, Ordering::AcqRel) {
+            return false;
+        }
+        let hands: Vec<_> = self.hands.lock().iter().filter_map(Weak::upgrade).collect();
+        let made = hands.iter().filter(|hand| hand.serve()).count();
+        if made > 0 {
+            // Threads look for theirs when ports have changed, so that no burst has to.
+            self.ports_generation.fetch_add(1, Ordering::Release);
+        }
+        made > 0
+    }
+
+    /// Of each thread's flow cache: its entries, and how many flows had to go for want of room so far, but for the last ones.
+    pub fn caches(&self) -> Vec<(usize, u64)> {
+        let hands: Vec<_> = self.hands.lock().iter().filter_map(Weak::upgrade).collect();
+        hands.iter().map(|hand| (hand.entries.load(Ordering::Relaxed), hand.evicted.load(Ordering::Relaxed))).collect()
     }
 
     pub(crate) fn note_broken(&self, port: PortId, queue: u16) {

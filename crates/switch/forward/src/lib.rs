@@ -9,6 +9,7 @@ mod current_flow;
 mod cursor;
 mod datapath;
 mod deliver;
+mod growth;
 mod known;
 mod orders;
 mod packet;

@@ -15,6 +15,52 @@ fn all_kinds() -> Vec<Action> {
         .collect()
 }
 
+/// Three times the flows that a cache of the small size holds, in turns.
+#[test]
+fn a_cache_grows_with_the_flows_in_use_and_the_thread_that_uses_it_allocates_nothing() {
+    const FLOWS: u16 = 3000;
+    let datapath = Arc::new(Datapath::new(10_000, PATIENCE_MS).unwrap());
+    let mut forwarder = Forwarder::small(datapath.clone());
+    let config = NetConfig { size: 1024, ..NetConfig::default() };
+    let (mut a, mut b) = (Guest::new(&datapath, 1, config, 0), Guest::new(&datapath, 2, config, 0));
+    let frame = |n: u16| Frame::new(1, 2).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(n, 2).payload([7; 22]).build();
+    let mask = FlowMask(FlowKey { in_port: u32::MAX, l4_src: u16::MAX, ..FlowKey::default() });
+    for n in 0..FLOWS {
+        let key = FlowKey { in_port: 1, l4_src: n, ..FlowKey::default() };
+        datapath.flows().insert(FlowSpec { key, mask, ..flow(1, &[2]) }, 0).unwrap();
+    }
+    let (mut sent, mut came) = (0u64, 0u64);
+    let mut round = |forwarder: &mut Forwarder, now_ns: u64| {
+        for n in 0..500 {
+            a.send(VnetHdr::default(), &frame(((sent + n) % u64::from(FLOWS)) as u16));
+        }
+        sent += 500;
+        let asked = measure(|| while forwarder.carry(&a.port, 1, now_ns).packets > 0 {}).count_total;
+        came += b.received().len() as u64;
+        assert_eq!(sent, came);
+        asked
+    };
+    assert_eq!(datapath.caches(), [(1024, 0)]);
+    round(&mut forwarder, 0);
+    // Slowly: what goes for want of room in a moment is little.
+    for s in 1..60 {
+        round(&mut forwarder, s * 1_000_000_000);
+    }
+    assert!(!datapath.grow_caches() && datapath.caches()[0].0 == 1024, "{:?}", datapath.caches());
+    let mut sizes = vec![];
+    for ms in 0..400 {
+        assert_eq!(round(&mut forwarder, 100_000_000_000 + ms * MS), 0, "nothing but to be handed over");
+        if datapath.grow_caches() {
+            assert_eq!(round(&mut forwarder, 100_000_000_000 + ms * MS), 0, "handed over");
+            sizes.push(datapath.caches()[0].0);
+        }
+    }
+    // Some sets are still full, by chance: few.
+    assert_eq!(sizes, [2048, 4096, 8192], "up to what is needed, and no further");
+    drop(forwarder);
+    assert_eq!(datapath.caches(), []);
+}
+
 /// Carries all that waits; returns how often memory was asked for on the way.
 fn allocations(forwarder: &mut Forwarder, a: &Guest) -> u64 {
     measure(|| while forwarder.carry(&a.port, 1, 0).packets > 0 {}).count_total
