@@ -353,6 +353,8 @@ impl Core {
                     self.ask_statistics(true);
                 }
             }
+            // No flow of this policy has anything copied.
+            ToControl::Upcall(UpcallPacket { copy: Some(_), .. }) => {}
             ToControl::Upcall(upcall) => self.upcall(&upcall, now_ms, out),
             ToControl::Port(port) => self.port_is(port, now_ms, out),
             ToControl::PortGone(id) => {

@@ -199,7 +199,7 @@ pub(crate) fn cpu_times(times: &lasthop_management_ipc::CpuTimes) -> CpuTimes {
 
 pub(crate) fn outputs(actions: &[Action]) -> Vec<PortId> {
     let port = |a: &Action| match a {
-        Action::Output(port) => Some(*port),
+        Action::Output(port) | Action::Truncated(port, _) => Some(*port),
         _ => None,
     };
     actions.iter().filter_map(port).collect()

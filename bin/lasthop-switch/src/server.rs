@@ -360,8 +360,9 @@ impl Server {
                 left.push((id, entry));
                 let message = ToControl::Upcall(UpcallPacket {
                     id: u64::from(id.0) << 32 | u64::from(upcall.id),
+                    copy: upcall.copy,
                     key: upcall.key,
-                    header: upcall.header,
+                    header: upcall.header.bytes().to_vec(),
                     frame_len: upcall.frame_len as u32,
                 });
                 self.next_to_report = PortId(id.0 + 1);
@@ -466,6 +467,7 @@ impl Server {
                 self.deferred = Some(message);
             }
             FromControl::ClearFlows => drop(self.datapath.flows().remove_if(|_| true)),
+            FromControl::SetMeter { id, rates } => self.datapath.set_meter(id, rates),
             FromControl::Ask { request, question } => {
                 if let Some(control) = &mut self.control {
                     control.asked(request, question);

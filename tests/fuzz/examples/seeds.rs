@@ -234,9 +234,17 @@ fn messages() -> Vec<Vec<u8>> {
     let edited = FlowSpec { actions: vec![push, Action::Edit(Edit::PopVlan), Action::Output(id)], ..flow.clone() };
     let info = FlowInfo { flow: flow.clone(), packets: 300, bytes: 70_000, idle_ms: 5 };
     let header: Vec<u8> = VnetHdr::default().to_bytes().into();
-    let upcall = UpcallPacket { id: 1 << 40, key, header, frame_len: 60 };
+    let upcall = UpcallPacket { id: 1 << 40, copy: None, key, header, frame_len: 60 };
+    let copied = UpcallPacket { copy: Some(7), ..upcall.clone() };
     let set = Edit::Set(Set { part: Part::Ipv4, word: 3, value: 0x0a00_0001, mask: u32::MAX });
-    let all_kinds = vec![Action::Edit(set), Action::Edit(Edit::DecTtl)];
+    let all_kinds = vec![
+        Action::Edit(set),
+        Action::Edit(Edit::DecTtl),
+        Action::Meter(3),
+        Action::Sample(1 << 31, 1),
+        Action::ToControl(9),
+        Action::Truncated(id, 100),
+    ];
     let all_kinds = FlowSpec { actions: all_kinds, ..flow.clone() };
     let device = UplinkDevice {
         driver: UplinkDriver::AfXdp,
@@ -298,6 +306,9 @@ fn messages() -> Vec<Vec<u8>> {
         seed(11, &SupervisorToUplink::Announce(vec![(0, MacAddr([2; 6])), (7, MacAddr([4; 6]))])),
         [&[14], &page[..]].concat(),
         seed(6, &FromControl::PutFlow(edited)),
+        seed(4, &ToControl::Upcall(copied)),
         seed(6, &FromControl::PutFlow(all_kinds)),
+        seed(6, &FromControl::SetMeter { id: 3, rates: Some([1 << 40, 0, 1_000_000]) }),
+        seed(6, &FromControl::SetMeter { id: 3, rates: None }),
     ]
 }

@@ -50,6 +50,7 @@ fn to_control(input: &mut Input<'_>) -> ToControl {
         1 => ToControl::Hello,
         _ => ToControl::Upcall(UpcallPacket {
             id: u64::from(input.u8()) << 32,
+            copy: Some(u32::from(input.u8()) << 24).filter(|user| *user != 0),
             key: key(input),
             header: vec![input.u8(); usize::from(input.u8() % 193)],
             frame_len: u32::from(input.u8()) << 8,

@@ -412,6 +412,10 @@ impl World {
                     let bits = input.u8();
                     let Some(upcall) = port.upcalls.report() else { break };
                     assert!(upcall.header.len() <= upcall.frame_len);
+                    if let Some(user) = upcall.copy {
+                        assert!((5..8).contains(&user) && upcall.key.in_port == port.id.0);
+                        continue;
+                    }
                     let how = input.u8();
                     if how == 0xff {
                         port.upcalls.report_again();
@@ -483,6 +487,7 @@ impl World {
                 self.middle.changes.lock().expect("one thread").push_back(change);
             }
             _ => {
+                self.datapath.set_meter(1, (n == 1).then_some([0, 100, 0]));
                 self.forwarder.disable_notifications(&port, 1, n == 0, || true);
                 self.forwarder.rearm_notifications(&port, 1, 0);
             }
@@ -544,7 +549,9 @@ impl World {
                     idle = false;
                 }
                 while let Some(upcall) = port.upcalls.report() {
-                    self.answer(&port, upcall.id, &[]);
+                    if upcall.copy.is_none() {
+                        self.answer(&port, upcall.id, &[]);
+                    }
                     idle = false;
                 }
                 self.forwarder.expire(&port, u64::MAX);

@@ -113,11 +113,19 @@ fn set(sets: &[Set], flow: &FlowSpec) -> Option<String> {
 
 /// What a flow does: each action as Open vSwitch writes it, what is set in one header together.
 pub(crate) fn actions(flow: &FlowSpec, name: impl Fn(PortId) -> String) -> Vec<String> {
-    let (mut actions, mut shown) = (&*flow.actions, Vec::new());
+    list(&flow.actions, flow, &name)
+}
+
+fn list(mut actions: &[Action], flow: &FlowSpec, name: &impl Fn(PortId) -> String) -> Vec<String> {
+    let mut shown = Vec::new();
     while let [action, rest @ ..] = actions {
         actions = rest;
         let text = match *action {
             Action::Output(port) => name(port),
+            Action::Truncated(port, len) => {
+                shown.push(format!("trunc({len})"));
+                name(port)
+            }
             Action::Drop(reason) => format!("drop({})", reason.name()),
             Action::Edit(Edit::PushVlan { tci, .. }) if tci & !0x0fff == 0 => format!("push_vlan({tci})"),
             Action::Edit(Edit::PushVlan { tci, .. }) => format!("push_vlan({},pcp={})", tci & 0x0fff, tci >> 13),
@@ -135,6 +143,14 @@ pub(crate) fn actions(flow: &FlowSpec, name: impl Fn(PortId) -> String) -> Vec<S
             Action::Edit(Edit::DecTtl) => "dec_ttl".to_owned(),
             Action::LimitFlood => "limit_flood".to_owned(),
             Action::Copy(port) => format!("copy({})", name(port)),
+            Action::Meter(meter) => format!("meter({meter})"),
+            Action::Sample(probability, len) => {
+                let (drawn, rest) = actions.split_at(usize::from(len).min(actions.len()));
+                actions = rest;
+                let percent = 100.0 * f64::from(probability) / f64::from(u32::MAX);
+                format!("sample(sample={percent:.1}%,actions({}))", list(drawn, flow, name).join(","))
+            }
+            Action::ToControl(user) => format!("userspace(userdata({user}))"),
             _ => "unknown".to_owned(),
         };
         shown.push(text);
@@ -206,28 +222,35 @@ mod tests {
         let to = |port| Action::Output(PortId(port));
         let ports = |value| Action::Edit(Edit::Set(Set { part: Part::Ports, word: 0, value, mask: 0xffff }));
         let actions = vec![
+            Action::Meter(3),
             Action::Edit(Edit::DecTtl),
             ports(80),
             Action::Edit(Edit::Set(Set { part: Part::Ethernet, word: 3, value: 0, mask: 0 })),
+            Action::Sample(u32::MAX / 2, 2),
+            Action::ToControl(7),
+            Action::Truncated(PortId(2), 100),
             Action::Edit(Edit::PushVlan { tpid: 0x8100, tci: 0xa005 }),
             Action::LimitFlood,
             to(3),
             Action::Edit(Edit::PopVlan),
             Action::Drop(DropReason::Acl),
-            Action::Copy(PortId(4)),
+            Action::Sample(u32::MAX, 9),
+            to(4),
         ];
         assert_eq!(
             shown(actions),
             [
+                "meter(3)",
                 "dec_ttl",
                 "set(udp(dst=80))",
                 "set(eth())",
+                "sample(sample=50.0%,actions(userspace(userdata(7)),trunc(100),vm2))",
                 "push_vlan(5,pcp=5)",
                 "limit_flood",
                 "vm3",
                 "pop_vlan",
                 "drop(acl)",
-                "copy(vm4)",
+                "sample(sample=100.0%,actions(vm4))",
             ]
         );
     }

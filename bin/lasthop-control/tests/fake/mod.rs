@@ -176,6 +176,7 @@ impl Fake {
         self.next_id += 1;
         let missed = UpcallPacket {
             id: self.next_id,
+            copy: None,
             key,
             header: frame.to_vec(),
             frame_len: u32::try_from(frame.len()).unwrap(),
@@ -396,6 +397,7 @@ impl Fake {
                 self.flows.clear();
                 "clear"
             }
+            FromControl::SetMeter { .. } => "meter",
             FromControl::Resume { id, actions } => {
                 self.resumed.push((id, actions));
                 "resume"

@@ -55,7 +55,7 @@ fn comes_to(rules: u32, many: u32) -> (Control, Fake) {
 
 fn miss(fake: &mut Fake, n: u32) {
     let key = FlowKey { in_port: 2, eth_src: [2, 2, 0, (n >> 16) as u8, (n >> 8) as u8, n as u8], ..key(n) };
-    let missed = UpcallPacket { id: n.into(), key, header: Vec::new(), frame_len: 60 };
+    let missed = UpcallPacket { id: n.into(), copy: None, key, header: Vec::new(), frame_len: 60 };
     fake.tell(&ToControl::Upcall(missed));
 }
 

@@ -157,7 +157,7 @@ impl Site {
         let header = frame[..frame.len().min(192)].to_vec();
         let mut key = FlowKey { in_port: port.0, ..FlowKey::default() };
         extract(&mut key, &header, frame.len(), Depth::Full);
-        let upcall = UpcallPacket { id: 5, key, header, frame_len: frame.len() as u32 };
+        let upcall = UpcallPacket { id: 5, copy: None, key, header, frame_len: frame.len() as u32 };
         assert!(!self.datapath.hear_switch(&ToControl::Upcall(upcall)));
         self.collect();
     }

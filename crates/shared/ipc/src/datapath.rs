@@ -6,13 +6,15 @@ use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_types::{PortId, PortTotals};
 use serde::{Deserialize, Serialize};
 
-/// A packet no flow matched. The packet itself stays with the switch; control sees its headers.
+/// A packet no flow matched: it stays with the switch, and control sees its headers. Or a copy of the headers of one that goes on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpcallPacket {
     /// Names the waiting packet in [`FromControl::Resume`].
     pub id: u64,
+    /// Nothing waits: a flow had this copied for control ([`Action::ToControl`]), with this number.
+    pub copy: Option<u32>,
     pub key: FlowKey,
-    /// The header snapshot, at most `SNAPSHOT_LEN` bytes.
+    /// The header snapshot, at most `SNAPSHOT_LEN` bytes and what actions have put in front.
     pub header: Vec<u8>,
     pub frame_len: u32,
 }
@@ -45,6 +47,10 @@ pub enum FromControl {
     Ask { request: u64, question: DatapathRequest },
     /// Remove all flows.
     ClearFlows,
+    /// The meter of this number lets so much through from now on: bytes and packets a second (0: any number), and nanoseconds' worth that
+    /// may be made up for. `None`: there is none, and flows that name it go on without; nor is one whose number is 4096 or above. Meters
+    /// stay when control goes.
+    SetMeter { id: u32, rates: Option<[u64; 3]> },
 }
 
 /// Questions control may ask.

@@ -92,6 +92,8 @@ drop_reasons! {
     CtInvalid = "ct_invalid",
     /// The packet would have opened a connection, and there are as many as its port or the switch may have; see `lasthop conntrack stats`.
     CtLimit = "ct_limit",
+    /// The flow's meter has let through all that it may.
+    Meter = "meter",
 }
 
 #[cfg(test)]

@@ -19,6 +19,17 @@ pub enum Action {
     Edit(Edit),
     /// Go on if the packet's port has not flooded all that it may. Else it is dropped.
     LimitFlood,
+    /// Deliver no more than so many of its first bytes (14 at least) to this port, whatever the frame's headers say of its length. Of one
+    /// that is longer nothing is completed or cut up that its sender asked for: checksums arrive as they were sent.
+    Truncated(PortId, u16),
+    /// Go on if this meter lets the packet pass, or there is none with its number. Else it is dropped.
+    Meter(u32),
+    /// A probability, and a number of actions: carry so many of those behind this out on some packets only, drawn by chance. On
+    /// probability + 1 of 2³², but with 0 on none. Edits among them hold for what is behind them, too.
+    Sample(u32, u16),
+    /// Control gets a copy of the header, as the packet is at this point, with this number, whose meaning it knows. If too many copies
+    /// of the packet's port wait there is none, and one more packet counts as dropped.
+    ToControl(u32),
     /// Give this port a copy of the packet as it is at this point, for a mirror. It is not what becomes of the packet: a packet that is
     /// only copied is dropped, and one that waits for its receiver is copied once. What the port cannot take is lost there.
     Copy(PortId),

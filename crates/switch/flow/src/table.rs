@@ -106,7 +106,7 @@ impl FlowTable {
     /// Removes every flow that names this port, as the only one that packets may come from or as one that they go to.
     /// How many there were.
     pub fn remove_port(&self, port: PortId) -> usize {
-        let to_it = |action: &Action| matches!(action, Action::Output(to) | Action::Copy(to) if *to == port);
+        let to_it = |action: &Action| matches!(action, Action::Output(to) | Action::Truncated(to, _) | Action::Copy(to) if *to == port);
         self.remove_if(|flow| {
             (flow.mask.0.in_port == u32::MAX && flow.key.in_port == port.0) || flow.actions.iter().any(to_it)
         })

@@ -3,9 +3,13 @@
 
 use crate::burst::{Burst, Forwarder};
 use crate::deliver::FRAME_WORK;
+use crate::packet::Packet;
 use crate::plan::{COPIES, bit};
+use crate::port::Port;
+use crate::rate::RateLimiter;
 use crate::steps::{Step, Steps, is_one_output};
 use lasthop_flow::Action;
+use lasthop_guestmem::GuestSlice;
 use lasthop_types::{DropReason, PortId};
 use lasthop_virtqueue::Queue;
 
@@ -33,7 +37,7 @@ impl Forwarder {
         let (mut planned, mut copies) = (steps.ends() > 0, 0);
         while let Some(step) = steps.next(actions, burst.port.id) {
             // All planned copies are of one header: those before it changes are made now.
-            if matches!(step, Step::Edit(_)) && std::mem::take(&mut planned) {
+            if matches!(step, Step::Edit(_) | Step::Part(..)) && std::mem::take(&mut planned) {
                 self.deliver(burst);
             }
             let (Some(of), Some(chain)) = (self.packets.get_mut(i), burst.chains.list.get(i)) else { break };
@@ -47,6 +51,14 @@ impl Forwarder {
                     self.drop(burst, i, reason);
                     continue;
                 }
+                Step::Part(to, len) => {
+                    let part = of.first(len);
+                    let whole = std::mem::replace(of, part);
+                    self.output(burst, i, to, false);
+                    self.deliver(burst);
+                    self.packets.get_mut(i).into_iter().for_each(|of| of.clone_from(&whole));
+                    continue;
+                }
                 // It was copied when it was looked at before, or nobody is there to get a copy.
                 Step::Copy(to) if burst.ahead.seen & bit(i) != 0 || self.ports.get(to).is_none() => continue,
                 Step::Copy(to) => {
@@ -55,11 +67,12 @@ impl Forwarder {
                     continue;
                 }
                 Step::Edit(edit) => of.edit(&burst.chains.pieces(chain), edit),
-                Step::Flood if burst.port.floods.admit(of.frame_len, burst.now_ns) => Ok(()),
-                Step::Flood => Err(DropReason::Storm),
+                Step::Aside(action) => self.packets.get(i).map_or(Ok(()), |of| {
+                    self.aside(action, &mut steps, burst.port, of, &burst.chains.pieces(chain), burst.now_ns)
+                }),
             };
             if let Err(reason) = done {
-                steps.fail();
+                steps.fail(reason);
                 self.drop(burst, i, reason);
             }
         }
@@ -70,6 +83,35 @@ impl Forwarder {
         // What is no delivery takes as long as a short one does, beside the bytes.
         let (len, delivered) = (self.packets.get(i).map_or(0, |of| of.frame_len), steps.ends() + copies);
         delivered + actions.len().saturating_sub(delivered) * FRAME_WORK / (FRAME_WORK + len)
+    }
+
+    /// What an action comes to that neither changes the packet nor delivers it; or why it drops it. `pieces` is what the
+    /// packet was read from.
+    pub(crate) fn aside(
+        &self,
+        action: &Action,
+        steps: &mut Steps,
+        port: &Port,
+        of: &Packet,
+        pieces: &[GuestSlice<'_>],
+        now_ns: u64,
+    ) -> Result<(), DropReason> {
+        let full = |limit: &RateLimiter| !limit.admit(of.frame_len, now_ns);
+        match *action {
+            Action::LimitFlood if full(&port.floods) => return Err(DropReason::Storm),
+            Action::Meter(id) if self.ports.meters.get(&id).is_some_and(|m| full(m)) => return Err(DropReason::Meter),
+            Action::ToControl(user) if !port.upcalls.copy(of, pieces, user) => return Err(DropReason::MissQueueFull),
+            Action::ToControl(_) => self.datapath.note_missed(),
+            Action::Sample(probability, actions) => {
+                // Knuth's multiplier (MMIX): the upper half is good, and nobody's secret.
+                self.random.set(self.random.get().wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
+                if probability == 0 || (self.random.get() >> 32) as u32 > probability {
+                    steps.skip(actions.into());
+                }
+            }
+            _ => {}
+        }
+        Ok(())
     }
 
     /// Plans one delivery; the only one of its packet if it `may_wait`.

@@ -12,6 +12,7 @@ use lasthop_flow::{ExactCache, WriterId};
 use lasthop_frame::{Depth, Offload, VnetHdr};
 use lasthop_types::{DropReason, PortId};
 use lasthop_virtqueue::{Ahead, BURST, Chains, PREFETCH, Patience, Queue, QueueError, QueueGuard, Ring, StartedQueue};
+use std::cell::Cell;
 use std::sync::Arc;
 
 /// Entries of a thread's exact-match cache, if it serves any port that has packets: at first, and when it has [grown](crate::growth). An entry
@@ -59,6 +60,8 @@ pub struct Forwarder {
     pub(crate) receiver: PortId,
     /// Packets of this burst wait for control.
     missed: bool,
+    /// What samples are drawn by.
+    pub(crate) random: Cell<u64>,
 }
 
 /// The burst at hand: where it comes from.
@@ -118,6 +121,7 @@ impl Forwarder {
             plan: Plan::default(),
             receiver: PortId(0),
             missed: false,
+            random: Cell::new(datapath.now_ns()),
             datapath,
         }
     }

@@ -12,6 +12,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
+/// Numbers of meters are below this: each change copies a table of them.
+pub const MAX_METERS: u32 = 4096;
+
 /// Ports, flows, and the way to the thread that talks to control. Shared by `Arc`; every method may be called from any
 /// thread.
 #[derive(Debug)]
@@ -80,18 +83,26 @@ impl Datapath {
 
     /// Adds a port (or replaces the one with its number).
     pub fn add_port(&self, port: Arc<Port>) {
-        self.change_port(port.id, Some(port));
+        self.change(|ports| ports.put(port.id, Some(port)));
     }
 
     /// Removes a port and all flows that name it.
     pub fn remove_port(&self, id: PortId) {
-        self.change_port(id, None);
+        self.change(|ports| ports.put(id, None));
         self.flows.remove_port(id);
     }
 
-    fn change_port(&self, id: PortId, port: Option<Arc<Port>>) {
-        let mut ports = self.ports.lock();
-        *ports = Arc::new(ports.with(id, port));
+    /// Sets meter `id`, which is below [`MAX_METERS`], or removes it, for all flows that name it and from the next bursts on. `rates`: bytes
+    /// and packets a second (0: any number), and in nanoseconds what may be made up for.
+    pub fn set_meter(&self, id: u32, rates: Option<[u64; 3]>) {
+        self.change(|ports| match rates.filter(|_| id < MAX_METERS) {
+            Some([bytes, packets, burst_ns]) => ports.meters.entry(id).or_default().set(bytes, packets, burst_ns),
+            None => drop(ports.meters.remove(&id)),
+        });
+    }
+
+    fn change(&self, change: impl FnOnce(&mut PortTable)) {
+        change(Arc::make_mut(&mut *self.ports.lock()));
         self.ports_generation.fetch_add(1, Ordering::Release);
     }
 
@@ -119,7 +130,7 @@ impl Datapath {
         }
     }
 
-    /// Whether a packet has missed since the last call.
+    /// Whether a packet has missed, or was copied, since the last call.
     pub fn take_missed(&self) -> bool {
         self.missed.swap(false, Ordering::AcqRel)
     }

@@ -27,7 +27,7 @@ mod visit;
 mod tests;
 
 pub use burst::{Forwarder, Outcome, PATIENCE_MS};
-pub use datapath::Datapath;
+pub use datapath::{Datapath, MAX_METERS};
 pub use orders::Orders;
 pub use port::{Coalesce, Port, PortTable};
 pub use rate::RateLimiter;

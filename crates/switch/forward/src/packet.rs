@@ -2,6 +2,7 @@
 
 use crate::cursor::Cursor;
 use crate::pass::{HEAD_LEN, Head, simple_frame};
+use crate::upcall::Upcall;
 use lasthop_flow::hash_key;
 use lasthop_frame::{Depth, Edit, FlowKey, Header, Offload, SNAPSHOT_LEN, VnetHdr, extract, is_plain_l2};
 use lasthop_guestmem::GuestSlice;
@@ -172,6 +173,21 @@ impl Packet {
         edit.apply(&mut self.header, &mut self.offload, payload_len)?;
         self.frame_len = self.header.len() + payload_len;
         if self.frame_len > MAX_FRAME_LEN { Err(DropReason::TooLong) } else { Ok(()) }
+    }
+
+    /// What control is told of it.
+    pub(crate) fn told(&self, id: u32, copy: Option<u32>) -> Upcall {
+        Upcall { id, copy, key: self.key, header: self.header.clone(), frame_len: self.frame_len }
+    }
+
+    /// No more than its first `len` bytes; what its sender asked for of all of it falls away.
+    pub(crate) fn first(&self, len: u16) -> Self {
+        let (mut part, len) = (self.clone(), usize::from(len).max(MIN_FRAME_LEN));
+        if len < part.frame_len {
+            part.header.truncate(len);
+            (part.frame_len, part.offload) = (len, Offload::None);
+        }
+        part
     }
 
     /// Fills in the key to `depth`.

@@ -5,6 +5,7 @@ use crate::upcall::Upcalls;
 pub use lasthop_frame::feature;
 use lasthop_types::{MAX_QUEUE_PAIRS, PortCounters, PortId, PortTotals};
 use lasthop_virtqueue::Queue;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -164,10 +165,12 @@ impl Port {
     }
 }
 
-/// All ports, found by number. Immutable: a change makes a new table.
+/// All ports, and flows' meters, found by number. A change makes a new one where somebody has this.
 #[derive(Clone, Debug, Default)]
 pub struct PortTable {
     by_id: Vec<Option<Arc<Port>>>,
+    /// Meters of flows.
+    pub(crate) meters: BTreeMap<u32, Arc<RateLimiter>>,
 }
 
 /// Highest port number a table holds.
@@ -180,12 +183,10 @@ impl PortTable {
         self.by_id.get(id.0 as usize)?.as_ref()
     }
 
-    /// The same but for this one.
-    pub(crate) fn with(&self, id: PortId, port: Option<Arc<Port>>) -> Self {
-        let mut by_id = self.by_id.clone();
+    /// From now on the port with this number is this one.
+    pub(crate) fn put(&mut self, id: PortId, port: Option<Arc<Port>>) {
         let at = (id.0 as usize).min(MAX_PORT + 1);
-        by_id.resize(by_id.len().max(at + 1).min(MAX_PORT + 1), None);
-        by_id.get_mut(at).into_iter().for_each(|place| place.clone_from(&port));
-        Self { by_id }
+        self.by_id.resize(self.by_id.len().max(at + 1).min(MAX_PORT + 1), None);
+        self.by_id.get_mut(at).into_iter().for_each(|place| place.clone_from(&port));
     }
 }

@@ -145,8 +145,8 @@ impl Forwarder {
             order.give_up();
             return Some(FRAME_WORK);
         };
-        let pieces = &[piece];
-        let done = match steps.next(&order.actions, port.id) {
+        let (step, pieces, now_ns) = (steps.next(&order.actions, port.id), &[piece], self.datapath.now_ns());
+        let done = match step {
             Some(Step::Copy(to)) if packet.seen || self.ports.get(to).is_none() => Ok(FRAME_WORK),
             Some(Step::Copy(to)) => {
                 let work = self.deliver_one(to, packet, pieces, counters, (Some(DropReason::MirrorCopy), wait))?;
@@ -154,9 +154,13 @@ impl Forwarder {
                 Ok(work)
             }
             Some(Step::To(to)) => Ok(self.deliver_one(to, packet, pieces, counters, (None, wait))?),
+            Some(Step::Part(to, len)) => {
+                Ok(self.deliver_one(to, &mut packet.first(len), pieces, counters, (None, wait))?)
+            }
             Some(Step::Edit(edit)) => packet.edit(pieces, edit).map(|()| FRAME_WORK),
-            Some(Step::Flood) if port.floods.admit(packet.frame_len, self.datapath.now_ns()) => Ok(FRAME_WORK),
-            Some(Step::Flood) => Err(DropReason::Storm),
+            Some(Step::Aside(action)) => {
+                self.aside(action, &mut steps, &port, packet, pieces, now_ns).map(|()| FRAME_WORK)
+            }
             Some(Step::Drop(reason)) => {
                 counters.drops.add(reason, 1);
                 Ok(FRAME_WORK)
@@ -164,7 +168,7 @@ impl Forwarder {
             None => Ok(FRAME_WORK),
         };
         let work = done.unwrap_or_else(|reason| {
-            steps.fail();
+            steps.fail(reason);
             counters.drops.add(reason, 1);
             FRAME_WORK
         });

@@ -13,10 +13,12 @@ pub(crate) enum Step<'a> {
     Drop(DropReason),
     /// It is changed. What is planned of it goes as it was before.
     Edit(&'a Edit),
+    /// Its first bytes go to this port.
+    Part(PortId, u16),
     /// This port gets a copy of it, as it is now.
     Copy(PortId),
-    /// It goes on if its port may still flood.
-    Flood,
+    /// It stays as it is and goes on, as [`Forwarder::aside`](crate::burst::Forwarder::aside) says.
+    Aside(&'a Action),
 }
 
 impl<'a> Step<'a> {
@@ -27,17 +29,19 @@ impl<'a> Step<'a> {
             Action::Output(to) if *to == from => Self::Drop(DropReason::Hairpin),
             Action::Output(to) => Self::To(*to),
             Action::Drop(reason) => Self::Drop(*reason),
-            action => Self::beyond(action),
+            action => Self::beyond(action, from),
         }
     }
 
     /// The same of actions that flows of plain outputs do not have: what those cost stays as it is.
     #[inline(never)]
-    fn beyond(action: &'a Action) -> Self {
+    fn beyond(action: &'a Action, from: PortId) -> Self {
         match action {
             Action::Edit(edit) => Self::Edit(edit),
-            Action::LimitFlood => Self::Flood,
+            Action::Truncated(to, _) if *to == from => Self::Drop(DropReason::Hairpin),
+            Action::Truncated(to, len) => Self::Part(*to, *len),
             Action::Copy(to) => Self::Copy(*to),
+            Action::LimitFlood | Action::Meter(_) | Action::Sample(..) | Action::ToControl(_) => Self::Aside(action),
             _ => Self::Drop(DropReason::BadAction),
         }
     }
@@ -69,14 +73,20 @@ impl Steps {
             None => Step::Drop(DropReason::Policy),
         };
         self.done += 1;
-        self.ends += usize::from(matches!(step, Step::To(_) | Step::Drop(_)));
+        self.ends += usize::from(matches!(step, Step::To(_) | Step::Drop(_) | Step::Part(..)));
         Some(step)
     }
 
-    /// The step was an edit that cannot be made, or a limit that is reached: the packet is dropped, and there are no more steps.
-    pub(crate) fn fail(&mut self) {
+    /// The step was an edit that cannot be made, or a limit that is reached: the packet is dropped, and there are no more steps. A copy
+    /// for control that finds no place is dropped alone.
+    pub(crate) fn fail(&mut self, reason: DropReason) {
         self.ends += 1;
-        self.failed = true;
+        self.failed = reason != DropReason::MissQueueFull;
+    }
+
+    /// The next `actions` are not carried out.
+    pub(crate) fn skip(&mut self, actions: usize) {
+        self.done += actions;
     }
 
     /// There are no more steps.

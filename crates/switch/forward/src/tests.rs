@@ -207,7 +207,7 @@ fn a_miss_waits_for_control_and_then_goes_where_control_says() {
     assert_eq!(a.driver.unsent(0).unwrap(), 0, "the guest has its buffer back");
     let upcall = a.port.upcalls.report().unwrap();
     assert_eq!((upcall.key.l4_dst, upcall.key.dst(), upcall.frame_len), (9, MacAddr([2, 0, 0, 0, 0, 2]), frame.len()));
-    assert_eq!(upcall.header, &frame[..upcall.header.len()]);
+    assert_eq!(upcall.header.bytes(), &frame[..upcall.header.len()]);
     assert!(a.port.upcalls.report().is_none());
     forwarder.resume(&a.port, upcall.id, &[Action::Output(PortId(2))]);
     assert_eq!(b.received(), [(VnetHdr { num_buffers: 1, ..VnetHdr::default() }, frame)]);

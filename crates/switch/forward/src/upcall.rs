@@ -3,7 +3,7 @@
 use crate::cursor::Cursor;
 use crate::packet::Packet;
 use lasthop_flow::Flow;
-use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
+use lasthop_frame::{Depth, FlowKey, FlowMask, Header, VnetHdr};
 use lasthop_guestmem::{GuestMemory, GuestSlice};
 use lasthop_lock::Lock;
 use lasthop_types::MAX_FRAME_LEN;
@@ -20,15 +20,17 @@ const RETRY_MS: u64 = 10;
 /// Bytes one waiting packet may need, header included.
 const SLOT_BYTES: usize = (MAX_FRAME_LEN + VnetHdr::LEN).next_multiple_of(4096);
 
-/// A waiting packet, as control is told of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A waiting packet, or a copy of one that goes on, as control is told of it.
+#[derive(Clone, Debug)]
 pub struct Upcall {
-    /// Names it within its port.
+    /// Names it within its port, if it waits.
     pub id: u32,
+    /// It is a copy, and this is what the flow says of it.
+    pub copy: Option<u32>,
     /// Its full key.
     pub key: FlowKey,
     /// Its header snapshot.
-    pub header: Vec<u8>,
+    pub header: Header,
     /// Bytes in the whole frame.
     pub frame_len: usize,
 }
@@ -56,6 +58,8 @@ struct Slots {
     all: Vec<Slot>,
     /// Not yet told to control, oldest first.
     unreported: VecDeque<usize>,
+    /// The same of copies; their places are used again and again, too.
+    copies: VecDeque<Upcall>,
     sequence: u32,
     /// Some queue of the port was left unread because all places were taken.
     stalled: bool,
@@ -130,13 +134,24 @@ impl Upcalls {
         Ok(())
     }
 
-    /// The oldest packet control has not been told of, now told.
+    /// The oldest packet control has not been told of, now told; or, if all that wait are, the oldest copy.
     pub fn report(&self) -> Option<Upcall> {
         let mut slots = self.slots.lock();
-        let slot = slots.unreported.pop_front()?;
+        let Some(slot) = slots.unreported.pop_front() else { return slots.copies.pop_front() };
         let slot = slots.all.get(slot)?;
-        let packet = &slot.packet;
-        Some(Upcall { id: slot.id, key: packet.key, header: packet.header().to_vec(), frame_len: packet.frame_len })
+        Some(slot.packet.told(slot.id, None))
+    }
+
+    /// Copies a packet's header for control. False if too many copies wait.
+    pub(crate) fn copy(&self, packet: &Packet, pieces: &[GuestSlice<'_>], user: u32) -> bool {
+        let mut slots = self.slots.lock();
+        let has_place = slots.copies.len() < UPCALL_SLOTS;
+        if has_place {
+            let mut packet = packet.clone();
+            packet.extract_to(pieces, Depth::Full);
+            slots.copies.push_back(packet.told(0, Some(user)));
+        }
+        has_place
     }
 
     /// Every waiting packet is to be reported again: a new control has come.

@@ -1,5 +1,6 @@
 //! The walk's flows, and what they make of a frame: said once more, in plain bytes.
 
+use super::PORTS;
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::testutil::edits::edited;
 use lasthop_frame::{Edit, FlowKey, FlowMask, Part, Set};
@@ -28,7 +29,7 @@ pub(super) fn outputs(bits: u8, how: u8) -> Vec<Action> {
         // A mirror's copy, of what waits for its receiver perhaps.
         let copy_or_output = if first.0 & 2 != 0 { Action::Copy(first) } else { Action::Output(first) };
         let before = (first != second).then_some(copy_or_output);
-        return before.into_iter().chain(others(first, how)).chain([Action::Output(second)]).collect();
+        return before.into_iter().chain(others(first, second, how)).chain([Action::Output(second)]).collect();
     }
     let copied = bits >> 6 == 2;
     ports.sort();
@@ -41,11 +42,12 @@ pub(super) fn outputs(bits: u8, how: u8) -> Vec<Action> {
     actions
 }
 
-/// Actions that are no outputs.
-fn others(first: PortId, how: u8) -> Vec<Action> {
+/// Actions that are no outputs, or outputs of less, to the port that gets nothing else.
+fn others(first: PortId, second: PortId, how: u8) -> Vec<Action> {
     let push = Action::Edit(Edit::PushVlan { tpid: 0x8100, tci: 0x0123 });
     let set = |part, word, value, mask| Action::Edit(Edit::Set(Set { part, word, value, mask }));
     let all = u32::MAX;
+    let third = (1..=PORTS as u32).rev().map(PortId).find(|port| ![first, second].contains(port)).unwrap_or(first);
     match how & 15 {
         1 => vec![Action::Edit(Edit::DecTtl)],
         2 => vec![set(Part::Ipv4, 3, 0xc0a8_0101, all), set(Part::Ports, 0, 0x0000_1234, 0xffff)],
@@ -61,7 +63,9 @@ fn others(first: PortId, how: u8) -> Vec<Action> {
         8 => vec![set(Part::Neighbour, 3, 0x0102_0304, all), set(Part::SourceLink, 1, 0x0506_0708, all)],
         9 => vec![set(Part::Icmp, 0, 0x0300_0000, 0xffff_0000)],
         10 => vec![set(Part::Ports, 0, 0x1234_5678, all), set(Part::Ipv6, 0, 0x0123_4567, 0x0fff_ffff)],
-        11 => vec![Action::LimitFlood],
+        11 => vec![Action::Truncated(third, 60), Action::ToControl(5)],
+        12 => vec![Action::ToControl(6), Action::Meter(1), Action::LimitFlood],
+        13 => vec![Action::Sample(u32::MAX / 2, 2), Action::Truncated(third, 60), Action::ToControl(7)],
         14 => vec![Action::Edit(Edit::PopVlan)],
         15 => vec![push, push],
         _ if first.0 & 1 == 0 => vec![push],
@@ -77,6 +81,7 @@ pub(super) fn comes_as(sent: &[u8], actions: &[Action], n: usize) -> impl Iterat
         let now = frame.as_ref()?;
         match action {
             Action::Output(port) | Action::Copy(port) if *port == to => return Some(now.clone()),
+            Action::Truncated(port, len) if *port == to => return Some(now[..now.len().min((*len).into())].to_vec()),
             Action::Edit(edit) => frame = edited(now, edit, None).ok(),
             _ => {}
         }

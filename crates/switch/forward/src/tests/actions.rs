@@ -1,6 +1,7 @@
 //! Actions of Open vSwitch that need the data plane: on known flows and on packets that waited, whatever the payload lies in.
 
 use super::*;
+use crate::Upcall;
 use lasthop_frame::testutil::edits::{agree, edited};
 use lasthop_frame::{Edit, Part, Set};
 use lasthop_guestmem::meter;
@@ -48,6 +49,8 @@ struct Rig {
     forwarder: Forwarder,
     guests: Vec<Guest>,
     actions: Vec<Action>,
+    /// What control was told of packets that went on.
+    copies: Vec<Upcall>,
 }
 
 impl Rig {
@@ -57,7 +60,7 @@ impl Rig {
         if !resumed {
             datapath.flows().insert(doing(actions), 0).unwrap();
         }
-        Self { datapath, forwarder, guests, actions: actions.to_vec() }
+        Self { datapath, forwarder, guests, actions: actions.to_vec(), copies: Vec::new() }
     }
 
     fn send(&mut self, vnet: VnetHdr, frame: &[u8]) {
@@ -65,7 +68,10 @@ impl Rig {
         while self.forwarder.carry(&self.guests[0].port, 1, 0).more {}
         let port = self.guests[0].port.clone();
         while let Some(upcall) = port.upcalls.report() {
-            self.forwarder.resume(&port, upcall.id, &self.actions);
+            match upcall.copy {
+                Some(_) => self.copies.push(upcall),
+                None => self.forwarder.resume(&port, upcall.id, &self.actions),
+            }
         }
     }
 
@@ -229,6 +235,8 @@ fn what_cannot_be_done_to_a_packet_drops_it_under_its_reason() {
             DropReason::BadAction,
         ),
         ([vec![to(2)], nat.clone(), vec![to(2)]].concat(), short[..40].to_vec(), DropReason::BadAction),
+        (vec![to(2), Action::Truncated(PortId(1), 60)], udp(60), DropReason::Hairpin),
+        (vec![to(2), Action::Truncated(PortId(9), 60)], udp(60), DropReason::NoPort),
     ] {
         for resumed in [false, true] {
             let mut rig = Rig::new(2, NetConfig::default(), &actions, resumed);
@@ -238,4 +246,137 @@ fn what_cannot_be_done_to_a_packet_drops_it_under_its_reason() {
             rig.law();
         }
     }
+}
+
+#[test]
+fn a_meter_lets_through_what_it_may_and_is_shared_by_flows() {
+    for resumed in [false, true] {
+        let mut rig = Rig::new(2, NetConfig::default(), &[Action::Meter(3), to(2)], resumed);
+        let sends = |rig: &mut Rig, n: usize| {
+            (0..n).for_each(|_| rig.send(VnetHdr::default(), &udp(60)));
+            frames(&mut rig.guests[1]).len()
+        };
+        assert_eq!(sends(&mut rig, 5), 5, "there is no such meter");
+        // One packet in a century.
+        rig.datapath.set_meter(3, Some([0, 1, 0]));
+        rig.datapath.set_meter(4, Some([0, 1, 0]));
+        assert_eq!(sends(&mut rig, 5), 1);
+        assert_eq!(rig.from().drops, [(DropReason::Meter, 4)]);
+        rig.law();
+        rig.datapath.set_meter(3, None);
+        assert_eq!(sends(&mut rig, 5), 5);
+        rig.datapath.set_meter(4096, Some([0, 1, 0]));
+        assert!(!rig.datapath.ports().meters.contains_key(&4096));
+        if !resumed {
+            rig.datapath.set_meter(3, Some([0, 1, 0]));
+            assert_eq!(sends(&mut rig, 1), 1);
+            rig.datapath.flows().insert(doing(&[Action::Edit(Edit::DecTtl), Action::Meter(3), to(2)]), 0).unwrap();
+            assert_eq!(sends(&mut rig, 1), 0, "another flow with the same meter");
+        }
+    }
+}
+
+#[test]
+fn control_gets_copies_and_packets_go_on() {
+    let actions =
+        [as_actions(&nat()), vec![Action::ToControl(77), to(2), Action::Edit(Edit::PopVlan), Action::ToControl(78)]]
+            .concat();
+    for resumed in [false, true] {
+        let mut rig = Rig::new(2, NetConfig { tx_buffer: 2000, ..NetConfig::default() }, &actions, resumed);
+        let frame = Frame::new(1, 2).vlan(7).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(5, 6).payload([9; 400]).build();
+        rig.send(VnetHdr::default(), &frame);
+        let expected = after(&frame, &nat());
+        assert_eq!(frames(&mut rig.guests[1]), std::slice::from_ref(&expected));
+        assert!(rig.datapath.take_missed(), "control is told");
+        assert!(rig.guests[0].port.upcalls.is_empty(), "nothing waits");
+        let [first, second] = &rig.copies[..] else { panic!("{:?}", rig.copies) };
+        assert_eq!((first.copy, second.copy), (Some(77), Some(78)));
+        assert_eq!(first.header.bytes(), &expected[..first.header.len()]);
+        assert!(first.header.len() >= 188 && first.frame_len == expected.len());
+        assert_eq!((first.key.vlan_tci, first.key.l4_src, first.key.in_port), (0x1007, 0x1234, 1));
+        assert_eq!((second.key.vlan_tci, second.frame_len), (0, expected.len() - 4));
+        rig.law();
+    }
+}
+
+/// A port's copies wait in places of its own: beyond them copies are lost and counted, and neither its packets nor its misses notice.
+#[test]
+fn copies_are_bounded_and_hold_up_nothing() {
+    let mut rig = Rig::new(2, NetConfig { size: 64, ..NetConfig::default() }, &[Action::ToControl(1), to(2)], false);
+    for n in 0..50 {
+        rig.guests[0].send(VnetHdr::default(), &udp(n));
+        rig.forwarder.carry(&rig.guests[0].port, 1, 0);
+    }
+    assert_eq!(frames(&mut rig.guests[1]).len(), 50);
+    assert_eq!(rig.from().drops, [(DropReason::MissQueueFull, 18)]);
+    rig.law();
+    rig.guests[0].port.upcalls.report_again();
+    rig.datapath.flows().remove_if(|_| true);
+    rig.guests[0].send(VnetHdr::default(), &udp(7));
+    rig.forwarder.carry(&rig.guests[0].port, 1, 0);
+    let upcalls = &rig.guests[0].port.upcalls;
+    assert_eq!(upcalls.report().unwrap().copy, None, "a miss goes before");
+    assert_eq!(std::iter::from_fn(|| upcalls.report()).filter(|upcall| upcall.copy == Some(1)).count(), 32);
+}
+
+#[test]
+fn a_truncated_output_is_one_outputs_matter() {
+    for config in layouts() {
+        for resumed in [false, true] {
+            for most in [0u16, 14, 20, 60, 191, 192, 193, 1000, 60_000] {
+                let actions = [to(2), Action::Truncated(PortId(3), most), Action::Edit(Edit::DecTtl), to(4)];
+                let mut rig = Rig::new(4, config, &actions, resumed);
+                for len in [0, 18, 150, 151, 1400, 60_000] {
+                    let frame = udp(len);
+                    rig.send(VnetHdr::default(), &frame);
+                    assert!(frames(&mut rig.guests[1]) == [frame.clone()], "{len}");
+                    let kept = frame.len().min(usize::from(most).max(14));
+                    assert!(frames(&mut rig.guests[2]) == [frame[..kept].to_vec()], "{most} of {len}, {config:?}");
+                    assert!(frames(&mut rig.guests[3]) == [after(&frame, &[Edit::DecTtl])], "{len}");
+                }
+                rig.law();
+            }
+        }
+    }
+}
+
+/// Nothing is completed or cut of a frame that is not all there; one that is arrives like any.
+#[test]
+fn what_a_truncated_packets_sender_asked_for_falls_away() {
+    let whole = Frame::new(1, 2).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).tcp(5, 6).payload([7; 9000]).partial_checksum();
+    let config = NetConfig { tx_buffer: 70_000, rx_buffer: 70_000, ..NetConfig::default() };
+    let mut rig = Rig::new(3, config, &[Action::Truncated(PortId(2), 100), Action::Truncated(PortId(3), 9054)], false);
+    rig.send(whole.vnet(VnetHdr::GSO_TCPV4, 1000), &whole.build());
+    assert_eq!(
+        rig.guests[1].received(),
+        [(VnetHdr { num_buffers: 1, ..VnetHdr::default() }, whole.build()[..100].to_vec())]
+    );
+    assert_eq!(frames(&mut rig.guests[2]).len(), 9);
+    rig.law();
+}
+
+#[test]
+fn samples_are_drawn_as_often_as_they_should_be() {
+    for resumed in [false, true] {
+        for (probability, least, most) in [(0, 0, 0), (u32::MAX, 2000, 2000), (u32::MAX / 4, 380, 620)] {
+            let actions = [Action::Sample(probability, 2), to(3), to(4), to(2)];
+            let mut rig = Rig::new(4, NetConfig::default(), &actions, resumed);
+            let mut came = [0; 3];
+            for _ in 0..2000 {
+                rig.send(VnetHdr::default(), &udp(20));
+                for (guest, came) in rig.guests[1..].iter_mut().zip(&mut came) {
+                    *came += frames(guest).len();
+                }
+            }
+            let [all, sampled, too] = came;
+            assert_eq!((all, sampled), (2000, too));
+            // A quarter: 500, and six times the standard deviation of 19.4.
+            assert!((least..=most).contains(&sampled), "{sampled} of 2000 with {probability}");
+            rig.law();
+        }
+    }
+    // What is passed over is all that there was: a flow that does nothing drops.
+    let mut rig = Rig::new(2, NetConfig::default(), &[Action::Sample(0, 9), to(2)], false);
+    rig.send(VnetHdr::default(), &udp(20));
+    assert_eq!(rig.from().drops, [(DropReason::Policy, 1)]);
 }

@@ -8,11 +8,14 @@ use lasthop_frame::{Edit, Part, Set};
 fn all_kinds() -> Vec<Action> {
     let port = Set { part: Part::Ports, word: 0, value: 9, mask: 0xffff };
     let edits = [Edit::Set(port), Edit::DecTtl, Edit::PushVlan { tpid: 0x8100, tci: 9 }, Edit::PopVlan];
-    edits
-        .map(Action::Edit)
-        .into_iter()
-        .chain([Action::LimitFlood, Action::Output(PortId(2)), Action::Output(PortId(3))])
-        .collect()
+    let others = [
+        Action::Meter(1),
+        Action::Sample(u32::MAX, 1),
+        Action::ToControl(1),
+        Action::Truncated(PortId(2), 60),
+        Action::Output(PortId(3)),
+    ];
+    edits.map(Action::Edit).into_iter().chain(others).collect()
 }
 
 /// Three times the flows that a cache of the small size holds, in turns.
@@ -89,6 +92,7 @@ fn carrying_packets_allocates_nothing() {
         a.send(long.vnet(VnetHdr::GSO_TCPV4, 33), &long.build());
         assert_eq!(allocations(&mut forwarder, &a), 0, "packed {packed}, many segments");
         others.iter_mut().for_each(|guest| assert_eq!(guest.received().len(), 65_000_usize.div_ceil(33)));
+        datapath.set_meter(1, Some([1 << 40, 0, 1_000_000_000]));
         datapath.flows().insert(FlowSpec { actions: all_kinds(), ..flow(1, &[]) }, 0).unwrap();
         let frame = Frame::new(1, 2).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).tcp(1, 2).payload([5; 100]).build();
         for round in 0..3 {
