@@ -181,16 +181,10 @@ async fn serve<D: Decider>(given: Descriptors, beat: &Arc<Beat>, mut decider: Op
                 turn.heard(from_switch.len());
                 hear_switch(&mut core, &mut decider, from_switch.drain(..), now_ms());
                 if let Err(e) = result {
-                    lost(e)?;
-                    switch = None;
-                    decider.iter_mut().for_each(|decider| decider.switch_is(false));
-                    core.handle(Event::SwitchGone, now_ms());
+                    lost(e, &mut switch, &mut decider, &mut core)?;
                 }
             }
-            Some(call) = api.recv(), if turn.is_clients() => {
-                turn.called();
-                core.handle(Event::Call(call), now_ms());
-            }
+            Some(call) = api.recv(), if turn.is_clients() => core.handle(turn.called(call), now_ms()),
             () = decide(&mut decider) => turn = Turn::default(),
             () = sleep(timer) => {}
             // Who has had no turn for long had nothing to say. It comes second, so that clients' tasks have run and sockets have been looked at.
@@ -237,17 +231,26 @@ impl Turn {
         }
     }
 
-    fn called(&mut self) {
+    fn called(&mut self, call: core::Call) -> Event {
         *self = if *self == Self::Others { Self::Deciders } else { *self };
+        Event::Call(call)
     }
 }
 
 /// The rings to the switch are of no more use. An error: nor are we.
-fn lost(e: LinkError) -> Result<(), ControlError> {
+fn lost<D: Decider>(
+    e: LinkError,
+    switch: &mut Option<SwitchLink>,
+    decider: &mut Option<D>,
+    core: &mut Core,
+) -> Result<(), ControlError> {
     if matches!(e, LinkError::Channel(ChannelError::Nonsense(_))) {
         return Err(ControlError::Switch(e));
     }
     tracing::warn!("rings to the switch: {e}; waiting for new ones");
+    *switch = None;
+    decider.iter_mut().for_each(|decider| decider.switch_is(false));
+    core.handle(Event::SwitchGone, now_ms());
     Ok(())
 }
 

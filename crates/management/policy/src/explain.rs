@@ -107,11 +107,14 @@ impl Learning {
                 decision.permits()
             });
         }
-        if unasked {
-            lines.push(UNASKED.to_owned());
-            outputs.retain(|(port, _)| self.takes_unasked(from, *port));
-        }
+        lines.extend(self.explain_unasked(unasked, from, &mut outputs));
         self.explain_end(lines, outputs, (from, verdict), copied, name)
+    }
+
+    /// What is said of a packet to a translated address that nobody asked for; where it does not go is taken out.
+    fn explain_unasked(&self, unasked: bool, from: PortId, outputs: &mut Vec<(PortId, Tag)>) -> Option<String> {
+        outputs.retain(|(port, _)| !unasked || self.takes_unasked(from, *port));
+        unasked.then(|| UNASKED.to_owned())
     }
 
     /// Copies and rates where it goes.
