@@ -41,8 +41,8 @@ pub(crate) use mirrors::MirrorCall;
 use mirrors::Mirroring;
 use questions::{FLOWS, Question, Unconfirmed};
 use settings::PortRequest;
-use stations::Forgotten;
 pub(crate) use stations::StationCall;
+use stations::{Flush, Forgotten};
 use statistics::StatsWanted;
 use stuck_uplinks::StuckUplinks;
 pub(crate) use uplinks::UplinkCall;
@@ -135,6 +135,8 @@ pub(crate) struct Core {
     counting: VecDeque<Counting>,
     /// Those who are told all addresses.
     listings: VecDeque<Listing>,
+    /// Those who have addresses forgotten.
+    flushes: VecDeque<Flush>,
     /// Those who are told of connections, or have some ended.
     walks: VecDeque<Walk>,
     requests: BTreeMap<u64, PortRequest>,
@@ -192,6 +194,7 @@ impl Core {
             questions: BTreeMap::new(),
             counting: VecDeque::new(),
             listings: VecDeque::new(),
+            flushes: VecDeque::new(),
             walks: VecDeque::new(),
             requests: BTreeMap::new(),
             uplink_requests: BTreeMap::new(),
@@ -231,7 +234,7 @@ impl Core {
 
     /// When [`Event::Timer`] is due; `None` while nothing can age. 0: there is much to do, a part at a time.
     pub fn deadline_ms(&self) -> Option<u64> {
-        if !(self.counting.is_empty() && self.listings.is_empty() && self.walks.is_empty()) {
+        if !(self.counting.is_empty() && self.listings.is_empty() && self.walks.is_empty() && self.flushes.is_empty()) {
             return Some(0);
         }
         let put_right_ms = self.put_right_ms();
@@ -321,6 +324,7 @@ impl Core {
         self.count_some();
         self.list_some();
         self.walk_some(now_ms, out);
+        self.flush_some(now_ms, out);
         if self.put_right_ms().is_some_and(|at| at <= now_ms) {
             self.last_put_right_ms = now_ms;
             self.policy.put_right(now_ms, out);

@@ -137,6 +137,7 @@ async fn serve<D: Decider>(given: Descriptors, beat: &Arc<Beat>, mut decider: Op
     supervisor.queue(ControlToSupervisor::Ready);
 
     let (mut from_supervisor, mut from_switch) = (Vec::new(), Vec::new());
+    let mut turn = Turn::default();
     loop {
         beat.work();
         core.set_unsent(switch.as_ref().map_or(0, SwitchLink::unsent));
@@ -176,29 +177,80 @@ async fn serve<D: Decider>(given: Descriptors, beat: &Arc<Beat>, mut decider: Op
                     Err(e) => return Err(ControlError::Supervisor(e)),
                 }
             }
-            result = pump(&mut switch, &mut from_switch) => {
+            result = pump(&mut switch, &mut from_switch), if turn.is_switchs() => {
+                turn.heard(from_switch.len());
                 hear_switch(&mut core, &mut decider, from_switch.drain(..), now_ms());
                 if let Err(e) = result {
-                    lost(e)?;
-                    switch = None;
-                    decider.iter_mut().for_each(|decider| decider.switch_is(false));
-                    core.handle(Event::SwitchGone, now_ms());
+                    lost(e, &mut switch, &mut decider, &mut core)?;
                 }
             }
-            Some(call) = api.recv() => core.handle(Event::Call(call), now_ms()),
-            () = decide(&mut decider) => {}
+            Some(call) = api.recv(), if turn.is_clients() => core.handle(turn.called(call), now_ms()),
+            () = decide(&mut decider) => turn = Turn::default(),
             () = sleep(timer) => {}
+            // Who has had no turn for long had nothing to say. It comes second, so that clients' tasks have run and sockets have been looked at.
+            () = tokio::task::yield_now(), if !turn.is_switchs() => turn = Turn::default(),
         }
         send(&mut core, decider.as_mut(), &mut supervisor, &mut switch);
     }
 }
 
+/// Whose turn it is. The switch comes first, but who floods it with misses is not to keep others waiting: behind so many messages a call of the API is
+/// heard, and behind that what decides in our place, before the switch is again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    /// Anybody's; so many messages of the switch have been heard since others had theirs.
+    Any(usize),
+    /// Not the switch's.
+    Others,
+    /// Neither the switch's nor the API's.
+    Deciders,
+}
+
+/// Messages of the switch that are heard before others have their turn: some milliseconds of work where access lists are long.
+const HEARD: usize = 64;
+
+impl Default for Turn {
+    fn default() -> Self {
+        Self::Any(0)
+    }
+}
+
+impl Turn {
+    fn is_switchs(self) -> bool {
+        matches!(self, Self::Any(_))
+    }
+
+    fn is_clients(self) -> bool {
+        self != Self::Deciders
+    }
+
+    fn heard(&mut self, messages: usize) {
+        if let Self::Any(heard) = *self {
+            let heard = heard + messages;
+            *self = if heard < HEARD { Self::Any(heard) } else { Self::Others };
+        }
+    }
+
+    fn called(&mut self, call: core::Call) -> Event {
+        *self = if *self == Self::Others { Self::Deciders } else { *self };
+        Event::Call(call)
+    }
+}
+
 /// The rings to the switch are of no more use. An error: nor are we.
-fn lost(e: LinkError) -> Result<(), ControlError> {
+fn lost<D: Decider>(
+    e: LinkError,
+    switch: &mut Option<SwitchLink>,
+    decider: &mut Option<D>,
+    core: &mut Core,
+) -> Result<(), ControlError> {
     if matches!(e, LinkError::Channel(ChannelError::Nonsense(_))) {
         return Err(ControlError::Switch(e));
     }
     tracing::warn!("rings to the switch: {e}; waiting for new ones");
+    *switch = None;
+    decider.iter_mut().for_each(|decider| decider.switch_is(false));
+    core.handle(Event::SwitchGone, now_ms());
     Ok(())
 }
 

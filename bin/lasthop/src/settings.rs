@@ -46,6 +46,9 @@ pub struct SettingsArgs {
     /// How many connections it may open that stateful access lists know; the packet that would open another is dropped as `ct_limit`
     #[arg(long, value_name = "N")]
     connections: Option<String>,
+    /// How many ports of an address that `snat` shares among ports it may hold towards one server (a quarter); more is dropped as `ct_limit`
+    #[arg(long, value_name = "N")]
+    nat_ports: Option<String>,
     /// Down: as if its cable was pulled, nothing comes from its guest and nothing goes there; what would have is dropped as `port_down`
     #[arg(long, value_name = "up|down")]
     link: Option<String>,
@@ -93,6 +96,7 @@ impl SettingsArgs {
             ("rate-to", &self.rate_to),
             ("storm", &self.storm),
             ("connections", &self.connections),
+            ("nat-ports", &self.nat_ports),
             ("link", &self.link),
             ("snooping", &self.snooping),
             ("static-mac", &self.static_mac),

@@ -5,7 +5,7 @@
 
 mod sequences;
 
-use lasthop_conntrack::testutil::view;
+use lasthop_conntrack::testutil::{Ends, seg, view};
 use lasthop_conntrack::{Action, Commit, Config, CtState, Refusal, Tracker};
 use lasthop_frame::{FlowKey, sum};
 use lasthop_tests_process::{Netns, Station};
@@ -160,27 +160,18 @@ fn ours(tracker: &Tracker, frames: &[Vec<u8>]) -> Class {
 }
 
 /// Where we differ from Linux.
-const EXCEPTIONS: &[Exception] = &[
-    Exception {
-        name: "SCTP heartbeats and SHUTDOWN ACK",
-        why: "Linux lets HEARTBEAT, its answer and SHUTDOWN ACK pass with any verification tag, and opens connections by each of them: a heartbeat may be the first packet of a \
+const EXCEPTIONS: &[Exception] = &[Exception {
+    name: "SCTP heartbeats and SHUTDOWN ACK",
+    why: "Linux lets HEARTBEAT, its answer and SHUTDOWN ACK pass with any verification tag, and opens connections by each of them: a heartbeat may be the first packet of a \
               path of a peer with several addresses, which we do not know as one association; a SHUTDOWN ACK may be an answer to a peer that has forgotten all (RFC 9260, section \
               8.5.1), which then ends by its time-out. The two go on from there with different tags",
-        holds: |sent, _, _| {
-            let of_those =
-                |chunk: &Sent| ["chunk 4 ", "chunk 5 ", "chunk 8 "].iter().any(|kind| chunk.what.starts_with(kind));
-            sent.iter().any(of_those)
-        },
-        in_1000: 150,
+    holds: |sent, _, _| {
+        let of_those =
+            |chunk: &Sent| ["chunk 4 ", "chunk 5 ", "chunk 8 "].iter().any(|kind| chunk.what.starts_with(kind));
+        sent.iter().any(of_those)
     },
-    Exception {
-        name: "TCP reset while opening",
-        why: "where both open at once, or a SYN that was ignored comes again, the two may disagree on whether a RST was believed, and so on what comes behind it: few sequences \
-              of a thousand, all of connections that somebody has reset. Why is not known in each case",
-        holds: |sent, _, _| sent.iter().any(|of| of.what.starts_with("R ") || of.what.starts_with("RA ")),
-        in_1000: 2,
-    },
-];
+    in_1000: 150,
+}];
 
 struct Exception {
     name: &'static str,
@@ -191,13 +182,19 @@ struct Exception {
     in_1000: u64,
 }
 
+/// A test that cannot be run says so; where the kernel has it, what is missing besides is an error.
+fn has_tracking() -> bool {
+    let has = std::path::Path::new("/proc/sys/net/netfilter/nf_conntrack_max").exists();
+    if !has {
+        println!("skipped: this kernel has no connection tracking (CONFIG_NF_CONNTRACK, or its module is not loaded)");
+    }
+    has
+}
+
 /// Runs so many sequences of each kind, from a seed on.
 fn compare(seed: u64, sequences: u64) {
-    if !std::path::Path::new("/proc/sys/net/netfilter/nf_conntrack_max").exists() {
-        // A test that cannot be run says so; where the kernel has it, what is missing besides is an error.
-        return println!(
-            "skipped: this kernel has no connection tracking (CONFIG_NF_CONNTRACK, or its module is not loaded)"
-        );
+    if !has_tracking() {
+        return;
     }
     let mut kernel = Kernel::new();
     let mut excused = BTreeMap::<&str, u64>::new();
@@ -241,6 +238,49 @@ fn compare(seed: u64, sequences: u64) {
 #[test]
 fn the_kernel_says_the_same_of_some() {
     compare(1, 40);
+}
+
+/// Which RSTs are believed that lie in no window: those that answer what was last let pass without being acknowledged.
+#[test]
+fn the_kernel_believes_the_same_resets() {
+    if !has_tracking() {
+        return;
+    }
+    let mut kernel = Kernel::new();
+    let (a, b) = (1_000_000u32, 5_000_000u32);
+    let far = b + 40_000_000;
+    let before: [&[(usize, &'static str, u32)]; 4] = [
+        &[(1, "S", a), (2, "S", b)],
+        &[(1, "S", a), (2, "S", b), (1, "S", a)],
+        &[(1, "S", a), (2, "A", a + 1000)],
+        &[(1, "S", a), (2, "SA", b), (1, "S", a + 77), (2, "A", a + 1000)],
+    ];
+    let (mut port, mut wrong) = (2000, Vec::new());
+    for (host, reset) in [(1, "R"), (1, "RA"), (2, "R"), (2, "RA")] {
+        for ack in [0, a + 1, b + 1, a + 78, a + 1000] {
+            for before in before {
+                port += 1;
+                let ends = Ends::v4(port, 3);
+                let from = |host| if host == 1 { ends } else { ends.back() };
+                let tracker = Tracker::new(Config { capacity: 1024, ..Config::default() }).expect("there is room");
+                let mut told = Vec::new();
+                for (host, flags, seq) in before.iter().chain(&[(host, reset, far), (1, "S", a + 77)]) {
+                    let ack = match *flags {
+                        "SA" => a + 1,
+                        "A" => 7,
+                        _ if *flags == reset => ack,
+                        _ => 0,
+                    };
+                    let frames = [from(*host).tcp(&seg(flags, *seq, ack, 0))];
+                    told.push((*host, *flags, ack, kernel.class(*host, &frames), ours(&tracker, &frames)));
+                }
+                if told.iter().any(|(.., there, here)| *there != Some(*here)) {
+                    wrong.push(format!("{told:?}"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::{Answer, Core, Unconfirmed, give, refuse};
 use crate::view;
 use lasthop_api::{ApiError, Group, Mac, MacFlushed, Member};
 use lasthop_policy::{Effects, MacView};
-use lasthop_types::MacAddr;
+use lasthop_types::{MacAddr, PortId};
 
 /// What is wanted of addresses.
 #[derive(Debug)]
@@ -12,6 +12,20 @@ pub(crate) enum StationCall {
     Del { mac: String, vlan: Option<u16>, answer: Answer<Forgotten> },
     Groups { answer: Answer<Vec<Group>> },
     Flush { port: Option<String>, vlan: Option<u16>, answer: Answer<MacFlushed> },
+}
+
+/// Addresses that are forgotten at a time: about a millisecond.
+const ADDRESSES: usize = 512;
+
+/// All addresses of a port or VLAN are to go. There may be 131 000, so it is done some at a time, and misses are answered in between.
+#[derive(Debug)]
+pub(super) struct Flush {
+    /// The last one that was looked at.
+    at: Option<(u16, MacAddr)>,
+    of: (Option<PortId>, Option<u16>),
+    /// How many have gone.
+    macs: u64,
+    answer: Answer<MacFlushed>,
 }
 
 /// An address that is to go.
@@ -52,12 +66,22 @@ impl Core {
                         return refuse(answer, ApiError::NoSuchPort { name, message });
                     }
                 };
-                let mut out = Effects::default();
-                let macs = self.policy.flush(id, vlan, now_ms, &mut out) as u64;
-                self.carry_out(out, now_ms);
-                self.when_confirmed(Unconfirmed::Flushed(MacFlushed { macs }, answer), now_ms);
+                self.flushes.push_back(Flush { at: None, of: (id, vlan), macs: 0, answer });
             }
         }
+    }
+
+    /// Forgets some more of those that are to go.
+    pub(super) fn flush_some(&mut self, now_ms: u64, out: &mut Effects) {
+        let Some(mut flush) = self.flushes.pop_front() else { return };
+        let (some, next) = self.policy.flush(flush.at, ADDRESSES, flush.of, now_ms, out);
+        (flush.macs, flush.at) = (flush.macs + some as u64, next);
+        if next.is_some() {
+            // Those who ask have turns.
+            return self.flushes.push_back(flush);
+        }
+        self.carry_out(std::mem::take(out), now_ms);
+        self.when_confirmed(Unconfirmed::Flushed(MacFlushed { macs: flush.macs }, flush.answer), now_ms);
     }
 
     /// The one address that is meant.

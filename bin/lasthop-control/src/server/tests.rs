@@ -62,3 +62,19 @@ fn lists_come_in_pages() {
     assert_eq!(list(7, true), [(3, Some(true)), (3, Some(true)), (1, Some(false))]);
     assert_eq!(list(7, false), [(7, Some(false))]);
 }
+
+/// What the interface description has is in the documentation, too.
+#[test]
+fn methods_and_errors_are_documented() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
+    let (described, docs) = (text("org.lasthop.Switch.varlink"), text("../../docs/commands.md"));
+    let names = described.lines().filter_map(|line| {
+        let name = line.strip_prefix("method ").or_else(|| line.strip_prefix("error "))?;
+        name.split(['(', ' ']).next()
+    });
+    let names: Vec<_> = names.collect();
+    assert!(names.len() > 30, "{names:?}");
+    let missing: Vec<_> = names.into_iter().filter(|name| !docs.contains(&format!("`{name}`"))).collect();
+    assert!(missing.is_empty(), "docs/commands.md lacks {missing:?}");
+}

@@ -76,6 +76,34 @@ fn a_control_that_comes_to_a_full_table_answers_misses_before_it_has_judged_it()
     fake.serve_until(mended);
 }
 
+/// Misses were always heard first: a call of the API waited until there were none for a moment.
+#[test]
+fn a_flood_of_misses_keeps_no_client_waiting() {
+    const WAITING: usize = 200;
+    let (_control, mut fake) = comes_to(5000, 0);
+    let socket = fake.dir.path().join("api.sock");
+    let flooded = |fake: &mut Fake, n: &mut u32| {
+        while (*n as usize) - fake.resumed.len() < WAITING {
+            miss(fake, *n % 1000);
+            *n += 1;
+        }
+        fake.serve_for_a_moment();
+    };
+    let mut n = 0;
+    while fake.resumed.len() < 1000 {
+        flooded(&mut fake, &mut n);
+    }
+    let asks = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async move { connect(socket).await.unwrap().conntrack_stats().await.unwrap() })
+    });
+    while !asks.is_finished() {
+        assert!(fake.resumed.len() < 40_000, "no answer while so many misses were answered");
+        flooded(&mut fake, &mut n);
+    }
+    assert!(!asks.join().unwrap().unwrap().tracking);
+}
+
 /// Prints how long packets wait for control while it judges a full table: `cargo test --release -p lasthop-control --test process --
 /// --ignored --nocapture longest_wait`.
 #[test]

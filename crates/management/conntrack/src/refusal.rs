@@ -54,6 +54,10 @@ refusals! {
     Clash = "clash",
     /// No address and port of the range is free, as far as was looked.
     NoTranslation = "no_translation",
+    /// Its port holds its share of a translated address's ports already.
+    AddressShare = "address_share",
+    /// It was sent to a translated address, is of no connection, and nobody is published there.
+    Unasked = "unasked",
     /// The connection changed too often while this packet was looked at.
     Contended = "contended",
 }

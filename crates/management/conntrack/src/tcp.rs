@@ -336,7 +336,8 @@ impl Tcp {
             match self.window(segment, dir, kind, rules) {
                 Answer::Accept => {}
                 out @ Answer::Invalid(_) => {
-                    if assured && matches!(kind, Kind::Fin | Kind::Rst) {
+                    let other_ended = self.last.dir != dir && matches!(self.last.kind, Kind::Fin | Kind::Rst);
+                    if assured && !other_ended && matches!(kind, Kind::Fin | Kind::Rst) {
                         (self.last.kind, self.last.dir) = (kind, dir);
                     }
                     return out;
@@ -407,7 +408,9 @@ impl Tcp {
             }
             next = self.state;
         }
-        let ignored = replied && last.kind == Kind::Syn || !assured && last.kind == Kind::Ack;
+        // What was let pass is answered by its receiver: a RST behind its sender's own SYN answers nothing.
+        let answers = replied && last.kind == Kind::Syn && last.dir != dir;
+        let ignored = answers || !assured && last.kind == Kind::Ack;
         let challenge = self.state == SynSent && last.kind == Kind::Ack && last.dir == 1 && segment.seq == last.ack;
         if ignored && segment.ack == last.end || challenge { Reset::Believe } else { Reset::Judge(next) }
     }

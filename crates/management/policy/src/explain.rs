@@ -83,14 +83,15 @@ impl Learning {
             }
         }
         lines.push(self.explain_source(&pair, now_ms, &name));
-        let verdict = self.verdict(&pair);
+        let verdict = self.way(key, vlan, &track);
         let mut outputs = self.outputs(verdict, vlan, key, &mut FlowMask::default());
-        let mut delivered = *key;
+        let (mut delivered, mut unasked) = (*key, false);
         if verdict != Verdict::Hairpin {
             match self.passage(key, vlan, &track, &probe, &mut outputs, &mut FlowMask::default()) {
                 Ok(passage) => {
                     lines.extend(self.explain_passage(key, &passage, &track, &name));
                     delivered = passage.delivered;
+                    unasked = self.is_outside(key, &mut FlowMask::default()) && self.is_unasked(&track, &passage);
                 }
                 Err(reason) => return dropped_for(lines, explain_untranslatable(reason)),
             }
@@ -106,7 +107,14 @@ impl Learning {
                 decision.permits()
             });
         }
+        lines.extend(self.explain_unasked(unasked, from, &mut outputs));
         self.explain_end(lines, outputs, (from, verdict), copied, name)
+    }
+
+    /// What is said of a packet to a translated address that nobody asked for; where it does not go is taken out.
+    fn explain_unasked(&self, unasked: bool, from: PortId, outputs: &mut Vec<(PortId, Tag)>) -> Option<String> {
+        outputs.retain(|(port, _)| !unasked || self.takes_unasked(from, *port));
+        unasked.then(|| UNASKED.to_owned())
     }
 
     /// Copies and rates where it goes.
@@ -381,6 +389,10 @@ fn explain_untranslatable(reason: DropReason) -> String {
     };
     format!("{why}: dropped ({})", reason.name())
 }
+
+/// What is said of a packet to a translated address that nobody asked for.
+const UNASKED: &str = "its destination is a translated address, it is of no connection, and no dnat publishes anything there: ports with stateful access \
+                       lists neither send nor get it (ct_invalid)";
 
 /// What keeps a frame without a tag, or whose tag is taken off, from being one of another VLAN.
 const HIDDEN: &str = "a VLAN tag that is cut off or behind another one";

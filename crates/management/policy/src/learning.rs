@@ -28,6 +28,7 @@ mod mirrors;
 mod nat;
 mod reconcile;
 mod rules;
+mod shares;
 mod shown;
 mod stale;
 mod stations;
@@ -116,6 +117,8 @@ pub struct Learning {
     connections: Option<Connections>,
     /// Destinations that are translated sources of some port.
     outside: Classifier,
+    /// Those of several ports.
+    shared: Classifier,
     /// Rules of access lists that were tried so far.
     tried: Cell<u64>,
     epoch: u64,
@@ -153,6 +156,7 @@ impl Learning {
             denials: Denials::default(),
             connections: None,
             outside: Classifier::default(),
+            shared: Classifier::default(),
             tried: Cell::new(0),
             epoch: 1,
             asked: 0,

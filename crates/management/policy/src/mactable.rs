@@ -3,6 +3,7 @@
 use crate::station::Station;
 use lasthop_types::{MacAddr, PortId};
 use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Unbounded};
 
 /// An address that has not been seen as a source for this long is forgotten (IEEE 802.1Q's default), in ms.
 pub const AGEING_MS: u64 = 300_000;
@@ -169,6 +170,12 @@ impl MacTable {
             self.pool_mut(port).take(port);
         }
         Some(port)
+    }
+
+    /// So many addresses that come next, by VLAN and address.
+    pub fn behind(&self, after: Option<(u16, MacAddr)>, many: usize) -> Vec<(u16, MacAddr)> {
+        let from = after.map_or(Unbounded, |(vlan, mac)| Excluded(Station::new(vlan, mac)));
+        self.entries.range((from, Unbounded)).take(many).map(|(s, _)| (s.vlan(), s.mac())).collect()
     }
 
     /// Static addresses of a port.

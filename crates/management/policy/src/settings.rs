@@ -42,6 +42,8 @@ pub struct PortSettings {
     pub storm: Option<Rate>,
     /// How many connections it may open, of those that stateful access lists know.
     pub connections: Option<u32>,
+    /// How many ports of a translated address it may hold towards one server.
+    pub nat_ports: Option<u32>,
     /// It neither sends nor receives, as if its cable was pulled.
     pub link_down: bool,
     /// Of multicasts it gets those that its guest wants, as far as that is known.
@@ -64,6 +66,7 @@ pub const SETTINGS: &[&str] = &[
     "rate-to",
     "storm",
     "connections",
+    "nat-ports",
     "link",
     "snooping",
     STATIC_MAC,
@@ -112,6 +115,7 @@ impl PortSettings {
             "rate-to" => self.rate_to = rate(value)?,
             "storm" => self.storm = rate(value)?,
             "connections" => self.connections = if is_none(value) { None } else { Some(connections(value)?) },
+            "nat-ports" => self.nat_ports = if is_none(value) { None } else { Some(nat_ports(value)?) },
             "snooping" => self.snooping = on(value)?,
             "link" => self.link_down = link(value)?,
             STATIC_MAC => self.set_static(value, first)?,
@@ -214,6 +218,7 @@ impl PortSettings {
             self.rate_to.map(|rate| text(&rate)),
             self.storm.map(|rate| text(&rate)),
             self.connections.map(|n| text(&n)),
+            self.nat_ports.map(|n| text(&n)),
             self.link_down.then(|| "down".to_owned()),
             flag(self.snooping),
             joined(self.static_macs.iter().map(|entry| text(entry)).collect()),
@@ -312,6 +317,11 @@ fn connections(value: &str) -> Result<u32, String> {
     let most = crate::CONNECTIONS_MAX as u32;
     let number = value.parse().ok().filter(|n| (1..=most).contains(n));
     number.ok_or_else(|| format!("write a number of connections from 1 to {most}, or none for the default"))
+}
+
+fn nat_ports(value: &str) -> Result<u32, String> {
+    let number = value.parse().ok().filter(|n| (1..=65_535).contains(n));
+    number.ok_or_else(|| "write a number of ports from 1 to 65535, or none for the default".to_owned())
 }
 
 fn station(text: &str) -> Result<MacAddr, String> {
@@ -424,7 +434,7 @@ mod tests {
 
     #[test]
     fn off_takes_every_setting_back() {
-        let all = "isolated=on mac=52:54:00:00:00:01 addr=10.0.0.1 no-dhcp-server=on no-ra=on rate-from=1M rate-to=2M storm=3M link=down snooping=on static-mac=52:54:00:00:00:07";
+        let all = "isolated=on mac=52:54:00:00:00:01 addr=10.0.0.1 no-dhcp-server=on no-ra=on rate-from=1M rate-to=2M storm=3M connections=5 nat-ports=6 link=down snooping=on static-mac=52:54:00:00:00:07";
         for before in [set(&format!("{all} vlan=10")), set(&format!("{all} trunk=10 native=1"))] {
             for word in ["none", "off"] {
                 let after = before.change(SETTINGS.iter().map(|name| (*name, word)));
@@ -465,6 +475,7 @@ mod tests {
             ("mac=x", "or none to take it back"),
             ("rate-from=-5", "or none to take it back"),
             ("addr=10.0.0.1", "say with mac"),
+            ("nat-ports=0", "from 1 to 65535, or none for the default"),
             ("link=on", "write up or down"),
             ("static-mac=x", "such as 52:54:00:12:34:56"),
             ("vlan=10 static-mac=52:54:00:00:00:01@20", "does not carry VLAN 20 (vlan=10); add it for"),

@@ -6,6 +6,7 @@
 use super::headers::Headers;
 use super::judging::Judged;
 use super::nat::edited;
+use super::shares::Shares;
 use super::stale::SLICE_MS;
 use super::tracking::{
     CARRIED, EDGES, Kind, Known, NOWHERE, Probe, RST, Track, label, number, pair, ports, tuple, turned,
@@ -54,6 +55,7 @@ pub(crate) struct Connections {
     opened: HashMap<Tuple, u32>,
     /// Ethernet addresses of those who opened connections by which their IP addresses are translated, by the connection's number.
     homes: HashMap<u64, MacAddr>,
+    pub(super) shares: Shares,
     /// A number for each port, by which the tracker counts.
     owners: BTreeMap<PortId, u16>,
     free: Vec<u16>,
@@ -74,6 +76,7 @@ impl Connections {
             last: 0,
             opened: HashMap::new(),
             homes: HashMap::new(),
+            shares: Shares::default(),
             owners: BTreeMap::new(),
             free: Vec::new(),
             numbered: 0,
@@ -154,6 +157,7 @@ impl Connections {
 
     fn over(&mut self, ended: &ct::Ended) {
         self.homes.remove(&number(ended.label));
+        self.shares.over(number(ended.label));
         for pair in between(&ended.original, &ended.reply) {
             if let Some(n) = self.opened.get_mut(&pair) {
                 *n -= 1;
@@ -288,11 +292,14 @@ impl Learning {
         out: &mut Effects,
     ) -> Result<Option<u64>, DropReason> {
         let limit = self.connection_limit(key.port());
+        let known = judged.track.known();
+        if known.is_none() && self.is_over_share(key, judged) {
+            return Err(DropReason::CtLimit);
+        }
         let Some(connections) = &mut self.connections else { return Ok(None) };
         if let Track::Displaces(known) = judged.track {
             connections.end(&known.original, now_ms);
         }
-        let known = judged.track.known();
         let label = match known {
             Some(known) => pinned(&known, key.in_port),
             None => {
@@ -328,6 +335,7 @@ impl Learning {
             if sent.src() != original.src() {
                 connections.homes.insert(number(label), key.src());
             }
+            self.share_begins(number(label), key.port(), &original, &sent);
             between(&original, &connection.reply).for_each(|pair| self.unhide(&pair, out));
         }
         self.carry_or_not(&connection, key, number(label), now_ms, out)
@@ -464,6 +472,7 @@ impl Learning {
             {
                 connections.homes.insert(connections.last, home);
             }
+            self.share_begins(number(commit.label.0), PortId(from), &original, &known.sent);
             between(&original, &reply).for_each(|pair| self.unhide(&pair, out));
         }
         self.take_ended(now_ms, out);

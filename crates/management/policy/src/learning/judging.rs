@@ -8,7 +8,7 @@ use crate::acl::{Decision, Direction, List, Scope, Standing};
 use crate::flows::{PAIR_MASK, PORT_MASK, Pair, VID, Verdict, has};
 use crate::guard::{Pretence, pretends};
 use crate::membership::{self, Tag};
-use lasthop_conntrack::Nat;
+use lasthop_conntrack::{Nat, Refusal};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_types::{DropReason, MacAddr, PortId};
@@ -144,7 +144,7 @@ impl Learning {
         if admitted.is_err() || !has(&flow.mask, &PAIR_MASK) {
             return found;
         }
-        let verdict = self.verdict(&Pair { dst: home(&track).unwrap_or(key.dst()), ..Pair::of(key, vlan) });
+        let verdict = self.way(key, vlan, &track);
         let mut outputs = self.outputs(verdict, vlan, key, &mut looked_at);
         let passage = self.passage(key, vlan, &track, &Probe::PEEK, &mut outputs, &mut looked_at);
         let delivered = passage.map_or(*key, |passage| passage.delivered);
@@ -263,8 +263,7 @@ impl Learning {
             Err(Refused::Pretence(_)) => return drop(mask, None, 0, DropReason::Spoofed),
             Err(Refused::List(vlan, denied)) => return self.by_list(key, vlan, mask, None, *denied),
         };
-        let home = home(&track);
-        let verdict = self.verdict(&Pair { dst: home.unwrap_or(key.dst()), ..Pair::of(key, vlan) });
+        let (home, verdict) = (home(&track), self.way(key, vlan, &track));
         let comes_back = self.is_outside(key, &mut mask);
         let mut outputs = self.outputs(verdict, vlan, key, &mut mask);
         if outputs.is_empty() {
@@ -288,7 +287,15 @@ impl Learning {
             {
                 return Judged { home, ..self.by_list(key, vlan, mask, Some(verdict), denied) };
             }
-            if tracked {
+            if comes_back && self.is_unasked(&track, &passage) {
+                outputs.retain(|(to, _)| self.takes_unasked(key.port(), *to));
+                if outputs.is_empty() {
+                    let kind = self.denied_kind(key, vlan, &mut mask, &track);
+                    let track = Track::Invalid(Refusal::Unasked);
+                    return Judged { kind, track, home, ..drop(mask, Some(verdict), vlan, DropReason::CtInvalid) };
+                }
+                kind = self.unasked_kind(key, vlan, &mut mask);
+            } else if tracked {
                 kind = self.permitted_kind(key, &mut mask, &track);
             }
         }
@@ -301,6 +308,28 @@ impl Learning {
             actions.insert(0, Action::LimitFlood);
         }
         Judged { mask, verdict: Some(verdict), vlan, actions, rule: None, track, kind, home, nat: passage.nat }
+    }
+
+    /// Where learning sends a packet; one of a translated connection to who opened it, where nothing is known of his station any more.
+    pub(crate) fn way(&self, key: &FlowKey, vlan: u16, track: &Track) -> Verdict {
+        let home = home(track);
+        let verdict = self.verdict(&Pair { dst: home.unwrap_or(key.dst()), ..Pair::of(key, vlan) });
+        let opener = || home.and(track.known()).map(|known| PortId(known.from())).filter(|port| self.has_port(*port));
+        match verdict {
+            Verdict::Flood => opener().filter(|port| *port != key.port()).map_or(Verdict::Flood, Verdict::To),
+            verdict => verdict,
+        }
+    }
+
+    /// Whether a packet to a translated address is of no connection, and of no service that is published there. It opens none: else it would hold a port of
+    /// that address.
+    pub(crate) fn is_unasked(&self, track: &Track, passage: &Passage) -> bool {
+        track.opens() && !passage.is_translated()
+    }
+
+    /// Whether one such passes from one port to another: lists that ask about connections could not know its answer.
+    pub(crate) fn takes_unasked(&self, from: PortId, to: PortId) -> bool {
+        !self.tracks(from) && !self.tracks(to)
     }
 
     /// A list has denied it.

@@ -78,7 +78,7 @@ fn has_ports(key: &FlowKey) -> bool {
 
 impl Learning {
     /// Whether a packet's destination is an address that sources are translated to. Then it may be an answer, wherever it is sent.
-    pub(super) fn is_outside(&self, key: &FlowKey, mask: &mut FlowMask) -> bool {
+    pub(crate) fn is_outside(&self, key: &FlowKey, mask: &mut FlowMask) -> bool {
         if self.connections.is_none() || self.outside == Classifier::default() {
             return false;
         }
@@ -90,15 +90,19 @@ impl Learning {
 
     /// Other lists hold.
     pub(super) fn follow_translations(&mut self) {
-        let lists = self.lists.values().flatten().flatten();
-        let mut targets: Vec<[IpAddr; 2]> = lists
-            .flat_map(|(_, list)| list.translations())
-            .filter(|translation| translation.source)
-            .filter_map(|translation| translation.to.map(|to| to.addresses))
+        let lists = self.lists.iter().flat_map(|(port, lists)| lists.iter().flatten().map(|(_, list)| (*port, list)));
+        let targets: Vec<([IpAddr; 2], PortId)> = lists
+            .flat_map(|(port, list)| list.translations().iter().map(move |translation| (port, translation)))
+            .filter(|(_, translation)| translation.source)
+            .filter_map(|(port, translation)| Some((translation.to?.addresses, port)))
             .collect();
-        targets.sort();
-        targets.dedup();
-        self.outside = targets.iter().flat_map(|addresses| prefixes(*addresses)).collect();
+        let classifier = |mut ranges: Vec<[IpAddr; 2]>| {
+            ranges.sort();
+            ranges.dedup();
+            ranges.into_iter().flat_map(prefixes).collect()
+        };
+        self.shared = classifier(super::shares::shared(&targets));
+        self.outside = classifier(targets.into_iter().map(|(addresses, _)| addresses).collect());
     }
 
     /// What becomes of a packet's addresses that may enter and goes to `outputs`. What a port's `dnat` matches goes to that port alone. Adds to `mask` what it

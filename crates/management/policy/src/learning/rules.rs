@@ -62,6 +62,7 @@ impl Learning {
             rate_to: None,
             storm: of.storm.map(|_| Rate::ANY),
             connections: None,
+            nat_ports: None,
             static_macs: Vec::new(),
             ..of.clone()
         };

@@ -2,6 +2,7 @@
 
 use super::Learning;
 use crate::flows::Cause;
+use crate::mactable::Entry;
 use crate::{Effects, PortSettings, StaticMac};
 use lasthop_types::{MacAddr, PortId};
 
@@ -44,18 +45,27 @@ impl Learning {
         true
     }
 
-    /// Forgets what has been learned at a port, if one is given, in a VLAN, if one is; how many addresses. Static ones stay.
-    pub fn flush(&mut self, port: Option<PortId>, vlan: Option<u16>, now_ms: u64, out: &mut Effects) -> usize {
-        let meant = |m: &crate::MacView| {
-            !m.is_static && port.is_none_or(|port| port == m.port) && vlan.is_none_or(|vlan| vlan == m.vlan)
-        };
-        let gone: Vec<_> = self.macs.iter(now_ms).filter(meant).map(|m| (m.vlan, m.mac)).collect();
+    /// Forgets what has been learned at a port, if one is given, in a VLAN, if one is, of the next `many` addresses behind `after`: how many, and where to go on
+    /// unless these were the last. Static ones stay.
+    pub fn flush(
+        &mut self,
+        after: Option<(u16, MacAddr)>,
+        many: usize,
+        (port, vlan): (Option<PortId>, Option<u16>),
+        now_ms: u64,
+        out: &mut Effects,
+    ) -> (usize, Option<(u16, MacAddr)>) {
+        let some = self.macs.behind(after, many);
+        let meant =
+            |e: &Entry, of: u16| !e.is_static && port.is_none_or(|id| id == e.port) && vlan.is_none_or(|id| id == of);
+        let gone = some.iter().filter(|(of, mac)| self.macs.get(*of, *mac).is_some_and(|e| meant(e, *of)));
+        let gone: Vec<_> = gone.copied().collect();
         for (vlan, mac) in &gone {
             self.forget_one(*vlan, *mac, now_ms, out);
         }
         if !gone.is_empty() {
             self.redo_all(Cause::Unlearned, now_ms, out);
         }
-        gone.len()
+        (gone.len(), some.last().copied().filter(|_| some.len() == many))
     }
 }

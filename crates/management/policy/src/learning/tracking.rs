@@ -156,6 +156,11 @@ pub(crate) enum Track {
 }
 
 impl Track {
+    /// If it passes it may open a connection.
+    pub fn opens(&self) -> bool {
+        matches!(self, Self::New(None) | Self::Taken | Self::Displaces(_))
+    }
+
     pub fn known(&self) -> Option<Known> {
         match self {
             Self::New(known) => *known,
@@ -370,6 +375,16 @@ impl Learning {
             }
             Track::Taken | Track::Related(_) | Track::Invalid(_) => Kind::Never,
         }
+    }
+
+    /// The flow of a packet to a translated address that nobody asked for, and that passes without a connection: until one begins between the two.
+    pub(super) fn unasked_kind(&self, key: &FlowKey, vlan: u16, mask: &mut FlowMask) -> Kind {
+        let between = pair(&tuple(key, vlan));
+        if key.ip_frag != 0 || self.flows.hiding(&between).len() >= MAX_HIDING {
+            return Kind::Never;
+        }
+        add(mask, &TUPLE_MASK);
+        Kind::Hides(between)
     }
 
     /// The flow of a packet that a list which asks about connections denies.

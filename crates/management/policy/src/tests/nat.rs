@@ -251,6 +251,78 @@ fn the_trace_names_the_translation() {
     assert_eq!(said.outputs, [PortId(1)]);
 }
 
+#[test]
+fn what_nobody_asked_for_holds_no_port_of_a_translated_address() {
+    let mut b = net(&[(1, "stateful\nsnat udp from 10.0.0.1 -> 10.0.0.50 port 2000-2003\n")]);
+    for port in 2000..2004 {
+        let frame = ends(2, 50, [53, port]).udp(9);
+        assert_eq!(dropped(&mut b, 2, &via(frame.clone(), 2, 1)), DropReason::CtInvalid);
+        let near = via(frame, 2, 3);
+        comes(&mut b, 2, &near, 3, &near);
+        assert!(!comes(&mut b, 2, &near, 3, &near), "there is a flow");
+    }
+    assert!(all(&b).is_empty(), "{:?}", all(&b));
+    for port in 1000..1004 {
+        let (out, _) = sent(&mut b, 1, &ends(1, 2, [port, 53]).udp(9));
+        let outside = u16::from_be_bytes([out[0].1[34], out[0].1[35]]);
+        comes(&mut b, 2, &via(ends(2, 50, [53, outside]).udp(5), 2, 3), 1, &ends(2, 1, [53, port]).udp(5));
+    }
+    let refused = b.policy.connection_stats().expect("a tracker").refused;
+    assert!(refused.iter().any(|(name, _)| *name == "unasked"), "{refused:?}");
+    // What a line publishes is asked for, be it at its own address.
+    let mut b = net(&[(1, "stateful\nsnat from 10.0.0.1 -> 10.0.0.50\ndnat udp to 10.0.0.50 port 53 -> 10.0.0.50\n")]);
+    let frame = via(ends(2, 50, [5000, 53]).udp(9), 2, 1);
+    comes(&mut b, 2, &frame, 1, &frame);
+    assert_eq!(all(&b).len(), 1);
+}
+
+#[test]
+fn no_port_takes_all_of_a_shared_address() {
+    let text = "stateful\nsnat udp -> 10.0.0.50 port 2000-2007\n";
+    let mut b = net(&[(1, text), (3, text)]);
+    let mut opens = |b: &mut Bench, host: u8, ports: [u16; 2]| {
+        let frame = ends(host, 2, ports).udp(9);
+        let (actions, _) = b.frame(u32::from(host), &frame);
+        !matches!(*actions, [Action::Drop(DropReason::CtLimit)])
+    };
+    let opened = |b: &mut Bench, host, server, opens: &mut dyn FnMut(&mut Bench, u8, [u16; 2]) -> bool| {
+        (1000..1008).filter(|port| opens(b, host, [*port, server])).count()
+    };
+    assert_eq!([opened(&mut b, 1, 53, &mut opens), opened(&mut b, 3, 53, &mut opens)], [2, 2], "a quarter each");
+    assert_eq!(opened(&mut b, 1, 54, &mut opens), 2, "of another server's all are free");
+    let refused = b.policy.connection_stats().expect("a tracker").refused;
+    assert!(refused.contains(&("address_share", 18)), "{refused:?}");
+    b.set(1, PortSettings::default().change([("nat-ports", "5")]).unwrap());
+    assert_eq!(opened(&mut b, 1, 53, &mut opens), 5);
+    b.poll(40_000);
+    b.poll(10_000);
+    assert_eq!(opened(&mut b, 3, 53, &mut opens), 2, "they are free again");
+    // One alone may have all, and one that takes the address without being translated has a share, too.
+    let mut b = net(&[(1, text), (3, "stateful\n")]);
+    assert_eq!(opened(&mut b, 1, 53, &mut opens), 8);
+    b.set(3, PortSettings::default().change([("nat-ports", "1")]).unwrap());
+    let forged = |port| via(ends(50, 2, [port, 99]).udp(9), 3, 2);
+    comes(&mut b, 3, &forged(1), 2, &forged(1));
+    assert_eq!(dropped(&mut b, 3, &forged(2)), DropReason::CtLimit);
+}
+
+#[test]
+fn answers_find_who_opened_the_connection_when_his_address_is_forgotten() {
+    let mut b = net(&[(1, SNAT)]);
+    let (e, outside) = (ends(1, 2, [40_000, 80]), ends(50, 2, [40_000, 80]));
+    let back = |frame: Vec<u8>| via(frame, 2, 3);
+    sent(&mut b, 1, &e.tcp(&seg("S", 100, 0, 0)));
+    sent(&mut b, 2, &back(outside.back().tcp(&seg("SA", 500, 101, 0))));
+    sent(&mut b, 1, &e.tcp(&seg("A", 101, 501, 9)));
+    for _ in 0..4 {
+        b.poll(100_000);
+    }
+    assert_eq!((b.policy.mac_count(), all(&b)[0].flows), (0, 0), "all but the connection is forgotten");
+    let data = seg("PA", 501, 110, 300);
+    comes(&mut b, 2, &back(outside.back().tcp(&data)), 1, &e.back().tcp(&data));
+    assert!(!comes(&mut b, 2, &back(outside.back().tcp(&data)), 1, &e.back().tcp(&data)));
+}
+
 /// How many new connections control manages in a second, with what it takes to judge, remember and answer. Printed, not asserted:
 /// `cargo test -p lasthop-policy -- --ignored --nocapture figures_of_new`.
 #[test]

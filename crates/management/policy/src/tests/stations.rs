@@ -13,10 +13,18 @@ fn dropped(reason: DropReason) -> [Action; 1] {
 
 impl Bench {
     fn flush(&mut self, port: Option<u32>, vlan: Option<u16>) -> usize {
-        let mut out = Effects::default();
-        let gone = self.policy.flush(port.map(PortId), vlan, self.now_ms, &mut out);
-        self.apply(out);
-        gone
+        let (mut gone, mut at) = (0, None);
+        loop {
+            let mut out = Effects::default();
+            let (some, next) = self.policy.flush(at, 2, (port.map(PortId), vlan), self.now_ms, &mut out);
+            self.apply(out);
+            gone += some;
+            assert!(some <= 2);
+            match next {
+                Some(next) => at = Some(next),
+                None => return gone,
+            }
+        }
     }
 }
 
@@ -112,6 +120,30 @@ fn what_was_learned_is_flushed_by_port_and_by_vlan() {
     assert_eq!(b.packet(&key(3, mac(3), mac(9))), outputs(&[1]), "a static one stays");
     assert_eq!(b.flush(None, None), 1);
     assert_eq!(b.policy.mac_count(), 1);
+}
+
+/// However many there are, and however many flows: who has asked waits, and first packets do not.
+#[test]
+fn a_full_table_is_flushed_in_steps() {
+    let mut b = Bench::new(Limits::default(), 2);
+    let station = |n: u32| MacAddr([2, 0, 0, (n >> 16) as u8, (n >> 8) as u8, n as u8]);
+    for n in 0..3000 {
+        b.packet(&key(1, station(n), mac(2)));
+    }
+    (b.most_changes, b.now_ms) = (0, b.now_ms + 10_000);
+    let (mut at, mut gone, mut out) = (None, 0, Effects::default());
+    for step in 1.. {
+        let (some, next) = b.policy.flush(at, 100, (None, None), b.now_ms, &mut out);
+        (gone, at) = (gone + some, next);
+        assert_eq!(gone, step * 100);
+        if at.is_none() || gone == 3000 {
+            break;
+        }
+    }
+    assert!(out.changes.len() <= b.limits.at_once, "{} at once", out.changes.len());
+    assert_eq!(b.policy.mac_count(), 0);
+    b.apply(out);
+    assert!(b.table.is_empty(), "and the flows follow");
 }
 
 #[test]
