@@ -45,7 +45,9 @@ fn nothing_passes(site: &mut Site, frame: &[u8]) {
 fn what_open_vswitch_finds_it_can_do_with_connections() {
     let site = Site::new();
     let features = site.appctl(&["dpif/show-dp-features", "br0"]);
-    for feature in ["ct_state", "ct_zone", "ct_mark", "ct_label", "ct_state_nat", "ct_orig_tuple", "ct_orig_tuple6"] {
+    for feature in
+        ["ct_state", "ct_zone", "ct_mark", "ct_label", "ct_state_nat", "ct_orig_tuple", "ct_orig_tuple_for_ipv6"]
+    {
         let line = features.lines().find(|line| line.to_lowercase().replace(' ', "_").starts_with(feature));
         assert!(line.is_some_and(|line| line.ends_with("Yes")), "{feature}: {features}");
     }
