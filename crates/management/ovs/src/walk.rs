@@ -170,7 +170,7 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
             }
             match act {
                 Act::Output(port) => self.output(*port),
-                Act::Userspace { pid, userdata, actions } => self.to_open_vswitch(*pid, userdata.clone(), *actions),
+                Act::Userspace { pid, userdata, actions } => self.send_up(*pid, userdata.clone(), *actions),
                 Act::Set(sets) => {
                     if !sets.iter().all(|set| self.edit(Edit::Set(*set))) {
                         return false;
@@ -230,7 +230,7 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
         true
     }
 
-    fn to_open_vswitch(&mut self, pid: u32, userdata: Option<Vec<u8>>, actions: bool) {
+    fn send_up(&mut self, pid: u32, userdata: Option<Vec<u8>>, actions: bool) {
         self.is_simple = false;
         let acts_of = self.current.filter(|_| actions);
         let (key, start) = (self.looked_up, self.header.bytes().to_vec());
