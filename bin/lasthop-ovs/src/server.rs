@@ -10,13 +10,18 @@ use rustix::net::{SocketFlags, accept_with};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 use tokio::io::Interest;
+use tokio::time::{Sleep, sleep};
 
 /// Most clients: `ovs-vswitchd` has some dozens.
 const MAX_CLIENTS: usize = 1024;
 /// Longest frame of a TAP device, and the tag in front of it.
 const MAX_FRAME: usize = 66 * 1024;
+/// How often connections are looked at while there are any.
+const TICK: Duration = Duration::from_secs(1);
 /// Frames and requests taken before others have their turn.
 const BURST: usize = 64;
 
@@ -28,6 +33,8 @@ pub(crate) struct Server {
     clients: BTreeMap<u32, Client>,
     next_pid: u32,
     room: Vec<u8>,
+    /// Connections' time.
+    tick: Option<Pin<Box<Sleep>>>,
 }
 
 impl Server {
@@ -41,11 +48,19 @@ impl Server {
             // 0 is the kernel itself.
             next_pid: 1,
             room: vec![0; MAX_FRAME],
+            tick: None,
         })
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let mut did = false;
+        // What is due is done when it is asked what there is to send.
+        if self.datapath.wants_ticks() {
+            let tick = self.tick.get_or_insert_with(|| Box::pin(sleep(TICK)));
+            if tick.as_mut().poll(cx).is_ready() {
+                (self.tick, did) = (None, true);
+            }
+        }
         while let Some(accepted) = self.listener.poll(cx, |fd| accept_with(fd, SocketFlags::CLOEXEC)) {
             did = true;
             match accepted {
@@ -174,6 +189,7 @@ impl Decider for Server {
 
     fn take(&mut self, now_ms: u64) -> (Vec<FromControl>, Vec<ControlToSupervisor>) {
         self.datapath.set_now(now_ms);
+        self.datapath.tick();
         let (mut to_switch, mut to_supervisor) = (Vec::new(), Vec::new());
         loop {
             let out = self.datapath.take();

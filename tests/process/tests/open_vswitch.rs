@@ -1,6 +1,9 @@
 //! The distribution's `ovs-vswitchd` decides: bridges, OpenFlow rules, whole packets to a controller and from it, the death of ovs-vswitchd. Packets in, packets
 //! out.
 
+#[path = "open_vswitch/connections.rs"]
+mod connections;
+
 use lasthop_tests_process::{
     Guest, Lasthop, Netns, Options, PATIENCE, Port, binary, mac, number_of, numbered, scratch, spawn, wait_for,
 };

@@ -10,6 +10,7 @@
 mod buckets;
 mod entry;
 mod fragment;
+mod headers;
 mod keep;
 mod list;
 mod nat;
@@ -28,6 +29,7 @@ mod timeouts;
 mod tracker;
 mod tuple;
 
+pub use headers::Headers;
 pub use keep::opens;
 pub use list::{Connection, Cursor, Filter, ZoneStats};
 pub use nat::{Nat, Range};

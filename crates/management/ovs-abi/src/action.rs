@@ -1,7 +1,7 @@
 //! What a flow does (`enum ovs_action_attr`).
 
 use crate::netlink::{attributes, table, u32_of};
-use crate::{Refused, key};
+use crate::{Ct, Refused, key};
 use lasthop_frame::{Part, Set};
 
 /// Most actions of a list, those inside of others counted too.
@@ -64,6 +64,10 @@ pub enum Act {
     Clone(Vec<Self>),
     /// If it is longer than so many bytes do the first with it, else the second.
     CheckLength(u16, Vec<Self>, Vec<Self>),
+    /// Look its connection up.
+    Ct(Ct),
+    /// It has been to no connection.
+    CtClear,
 }
 
 impl Act {
@@ -92,10 +96,12 @@ fn read(list: &[u8], depth: usize, count: &mut usize) -> Result<Vec<Act>, Refuse
             7 => Act::Recirculate(u32_of(value)?),
             8 => hash(value)?,
             11 => set(value, true)?,
+            12 => Act::Ct(Ct::read(value)?),
             13 => Act::Truncate(u32_of(value)?.max(14)),
+            16 => Act::CtClear,
             20 => Act::Clone(read(value, depth, count)?),
             21 => check_length(value, depth, count)?,
-            // Connections, meters, MPLS, NSH and the like: Open vSwitch does without.
+            // Meters, MPLS, NSH and the like: Open vSwitch does without.
             _ => return Err(Refused::INVALID),
         };
         acts.push(act);

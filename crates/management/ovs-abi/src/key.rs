@@ -53,6 +53,18 @@ pub struct Key {
     pub mark: u32,
     /// Always zero.
     pub reserved: u32,
+    /// Label of its connection.
+    pub ct_label: [u8; 16],
+    /// Addresses of the connection's first packet, as `packet` has its own.
+    pub ct_src: [u8; 16],
+    /// And where that went.
+    pub ct_dst: [u8; 16],
+    /// Its ports.
+    pub ct_ports: [u16; 2],
+    /// Its protocol; 0: no connection.
+    pub ct_proto: u8,
+    /// Always zero.
+    pub more_reserved: [u8; 3],
 }
 
 impl Key {
@@ -78,7 +90,9 @@ impl Key {
         let mut key = Self::default();
         for attribute in self::attributes(attributes) {
             let (kind, value) = attribute?;
-            key.metadata_field(kind, value)?;
+            if !key.metadata_field(kind, value)? {
+                key.connection_field(kind, value, false)?;
+            }
         }
         Ok(key)
     }
@@ -105,6 +119,7 @@ impl Key {
         to.number(PRIORITY, self.priority);
         to.number(IN_PORT, key.in_port);
         to.number(SKB_MARK, self.mark);
+        self.write_connection(to);
         to.attribute(ETHERNET, &[key.eth_src, key.eth_dst].concat());
         let tags = [(key.vlan_tpid, key.vlan_tci), (key.inner_vlan_tpid, key.inner_vlan_tci)];
         self.write_behind(to, tags.get(..tags.iter().filter(|(_, tci)| *tci != 0).count()).unwrap_or_default());
@@ -173,9 +188,20 @@ impl Key {
 
 /// The mask of a flow that comes without one.
 fn exact(key: &Key, tags: usize) -> Key {
-    let mut mask = Key { dp_hash: u32::MAX, priority: u32::MAX, mark: u32::MAX, ..Key::default() };
+    let mut mask = Key {
+        dp_hash: u32::MAX,
+        priority: u32::MAX,
+        mark: u32::MAX,
+        ct_label: [0xff; 16],
+        ct_src: [0xff; 16],
+        ct_dst: [0xff; 16],
+        ct_ports: [u16::MAX; 2],
+        ct_proto: 0xff,
+        ..Key::default()
+    };
     let p = &mut mask.packet;
     (p.in_port, p.recirculation) = (u32::MAX, u32::MAX);
+    (p.ct_state, p.ct_zone, p.ct_mark) = (u16::MAX, u16::MAX, u32::MAX);
     (p.eth_dst, p.eth_src, p.eth_type) = ([0xff; 6], [0xff; 6], u16::MAX);
     (p.vlan_tci, p.inner_vlan_tci) = (u16::MAX, u16::MAX);
     (p.vlan_tpid, p.inner_vlan_tpid) = (if tags > 0 { u16::MAX } else { 0 }, if tags > 1 { u16::MAX } else { 0 });
@@ -218,6 +244,7 @@ fn read(list: &[u8], is_mask: bool) -> Result<(Key, usize), Refused> {
                 ETHERTYPE => ether_type = Some(be16(value)?),
                 VLAN => tci = Some(be16(value)?),
                 _ if tags == 0 && key.metadata_field(kind, value)? => {}
+                _ if tags == 0 && key.connection_field(kind, value, is_mask)? => {}
                 _ => field(&mut key.packet, kind, value, is_mask)?,
             }
         }
@@ -272,7 +299,7 @@ fn field(key: &mut FlowKey, kind: u16, value: &[u8], is_mask: bool) -> Result<()
         ICMP | ICMPV6 | TCP_FLAGS => 2,
         ARP => 24,
         ND => 28,
-        // Tunnels, connections, MPLS, NSH: Open vSwitch does without.
+        // Tunnels, MPLS, NSH: Open vSwitch does without.
         _ => return Err(Refused::INVALID),
     };
     // Structures with padding at their end come with and without it.

@@ -7,6 +7,8 @@
 //! | `family` | the generic netlink families, their commands and attributes |
 //! | `key` | the key of a flow, and its mask |
 //! | `action` | what a flow does |
+//! | `connections` | what it asks of connection tracking |
+//! | `conntrack` | the table of connections, asked for and ended (`linux/netfilter/nfnetlink_conntrack.h`) |
 //!
 //! Every byte that is read comes from another process: what is wrong with it is a [`Refused`], never a panic, and what is not known is
 //! refused too, because Open vSwitch goes by that which features a datapath has.
@@ -14,11 +16,14 @@
 #![forbid(unsafe_code)]
 
 mod action;
+mod connections;
+pub mod conntrack;
 pub mod family;
 mod key;
 pub mod netlink;
 
 pub use action::{Act, MAX_ACTS, Meta};
+pub use connections::{Ct, Side, Translation};
 pub use key::{Key, LATER_FRAGMENT};
 
 /// Why something is not done: the number of an error, as errno(3) has it. Open vSwitch shows its text in its log.

@@ -188,7 +188,7 @@ fn connect_to_lasthop(flags: c_int) -> c_int {
 /// None is asked for: it takes numbers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    if domain == libc::AF_NETLINK && protocol == libc::NETLINK_GENERIC {
+    if domain == libc::AF_NETLINK && matches!(protocol, libc::NETLINK_GENERIC | libc::NETLINK_NETFILTER) {
         return connect_to_lasthop(kind);
     }
     // SAFETY: socket(2) takes numbers.

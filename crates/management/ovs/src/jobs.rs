@@ -3,7 +3,8 @@
 
 use crate::requests::Needs;
 use crate::{Datapath, Out};
-use lasthop_ipc::{DatapathReply, DatapathRequest, FromControl};
+use lasthop_conntrack::Cursor;
+use lasthop_ipc::{DatapathReply, DatapathRequest, FlowInfo, FromControl};
 use lasthop_management_ipc::ControlToSupervisor;
 use lasthop_ovs_abi::netlink::{Writer, flag};
 use lasthop_ovs_abi::{family, family::command};
@@ -21,6 +22,15 @@ pub(crate) struct Dump {
     pub omit: u32,
     /// The last flow that was told.
     pub after: u64,
+    /// It is one of connections, from here on, of this zone.
+    pub connections: Option<(Cursor, Option<u16>)>,
+}
+
+impl Dump {
+    /// One of connections.
+    pub fn connections(sequence: u32, zone: Option<u16>) -> Self {
+        Self { sequence, omit: 0, after: 0, connections: Some((Cursor::default(), zone)) }
+    }
 }
 
 /// A request that is being worked on.
@@ -125,13 +135,19 @@ impl Datapath {
         }
     }
 
+    /// One of the switch's flows has carried something, or not.
+    fn carried(&mut self, flow: &FlowInfo) {
+        let tuples = self.registry.share(flow, self.now_ms, &mut self.table);
+        self.connections.keep(tuples, self.now_ms.saturating_sub(flow.idle_ms), self.now_ms);
+    }
+
     /// The switch has answered a question.
     pub(crate) fn switch_answers(&mut self, request: u64, last: bool, reply: &DatapathReply) {
         let mut done = last;
         match reply {
             DatapathReply::Flows { flows, next } => {
                 for flow in flows {
-                    self.registry.share(flow, self.now_ms, &mut self.table);
+                    self.carried(flow);
                 }
                 if let (true, Some(after)) = (last, *next) {
                     done = false;
@@ -139,7 +155,7 @@ impl Datapath {
                 }
             }
             DatapathReply::Lookup { flow: Some(flow), .. } => {
-                self.registry.share(flow, self.now_ms, &mut self.table);
+                self.carried(flow);
             }
             DatapathReply::Ports(ports) => {
                 self.totals.extend(ports.iter().map(|port| (port.id, crate::ports::Totals::of(port))));
@@ -185,8 +201,18 @@ impl Datapath {
 
     /// The next datagram of a client's dump.
     pub fn more(&mut self, pid: u32) -> Option<Vec<u8>> {
-        let dump = self.clients.get_mut(&pid)?.dump.as_mut()?;
+        let dump = self.clients.get(&pid)?.dump?;
         let mut to = Writer::new();
+        if let Some((from, zone)) = dump.connections {
+            let next = self.write_connections(from, (dump.sequence, zone), pid, &mut to);
+            if next.is_none() {
+                to.done(dump.sequence, pid);
+            }
+            let again = next.map(|next| Dump { connections: Some((next, zone)), ..dump });
+            self.clients.get_mut(&pid)?.dump = again;
+            return Some(to.into_bytes());
+        }
+        let dump = self.clients.get_mut(&pid)?.dump.as_mut()?;
         let mut is_over = true;
         for (id, flow) in self.table.after(dump.after) {
             if to.len() >= DUMP_BYTES {

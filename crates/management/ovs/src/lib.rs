@@ -5,6 +5,7 @@
 //! | `table` | Open vSwitch's flows, as it has installed them |
 //! | `walk` | a packet's way through them |
 //! | `unified` | the switch's flows, each made of those that its packets would meet |
+//! | `conntrack` | the table of connections, which they go by |
 //! | `ports` | Open vSwitch's ports, and the switch's behind them |
 //! | `packets` | packets that come here, whole or not, and go from here |
 //! | `jobs` | requests, one datagram at a time, with what has to be asked before they are answered |
@@ -15,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 
+mod conntrack;
 mod jobs;
 mod packets;
 mod ports;
@@ -69,6 +71,7 @@ struct Client {
 pub struct Datapath {
     table: Table,
     registry: Registry,
+    connections: conntrack::Connections,
     /// Its name, once Open vSwitch has made it.
     name: Option<String>,
     features: u32,

@@ -3,7 +3,8 @@
 
 use crate::ports::{TPID, tag_of};
 use crate::requests::DP_IFINDEX;
-use crate::walk::{Effect, Walk};
+use crate::unified::Way;
+use crate::walk::{Effect, Tracking, Walk};
 use crate::{Datapath, Out};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{Edit, FlowKey, FlowMask, SNAPSHOT_LEN};
@@ -44,10 +45,16 @@ impl Datapath {
         let (metadata, vports) = (metadata(no), &self.vports);
         let port_of = |no| vports.get(&no)?.port;
         let frame = (&upcall.header[..], upcall.frame_len as usize);
-        let mut walk = Walk::new(&self.table, port_of, &mut self.random, metadata, frame);
+        let tracker = self.connections.tracker.as_ref();
+        let tracking = Tracking { tracker, now_ms: self.now_ms, only_looks: true };
+        let mut walk = Walk::new((&self.table, tracking), port_of, &mut self.random, metadata, frame);
         let tcp_flags = walk.tcp_flags();
         walk.look_up();
-        let (mask, missed, is_simple) = (walk.mask(), walk.missed, walk.is_simple);
+        let (mask, is_simple) = (walk.mask(), walk.is_simple);
+        if is_simple {
+            crate::conntrack::carried(tracker, &walk.kept, self.now_ms);
+        }
+        let (missed, tuples) = (walk.missed || walk.comes_whole, walk.tuples);
         let (actions, flows) = (walk.actions, walk.flows);
         if missed {
             // Open vSwitch is to see all of it.
@@ -70,7 +77,8 @@ impl Datapath {
                 self.tell_switch(FromControl::DelFlow { key: gone.key, mask: gone.mask });
             }
         }
-        match self.registry.put(&upcall.key, mask, actions.clone(), flows, !is_simple, &mut self.table) {
+        let way = Way { actions: actions.clone(), flows, tuples, counted_here: !is_simple };
+        match self.registry.put(&upcall.key, mask, way, &mut self.table) {
             // Packets that wait for just this flow go on with it.
             Some(flow) => self.tell_switch(FromControl::PutFlow(flow)),
             None => self.tell_switch(FromControl::Resume { id: upcall.id, actions }),
@@ -115,7 +123,9 @@ impl Datapath {
         let (start, payload) = frame.split_at(frame.len().min(SNAPSHOT_LEN));
         let vports = &self.vports;
         let port_of = |no| vports.get(&no)?.port;
-        let mut walk = Walk::new(&self.table, port_of, &mut self.random, metadata, (start, frame.len()));
+        let tracking = Tracking { tracker: self.connections.tracker.as_ref(), now_ms: self.now_ms, only_looks: false };
+        let whole = (start, frame.len());
+        let mut walk = Walk::new((&self.table, tracking), port_of, &mut self.random, metadata, whole);
         let tcp_flags = walk.tcp_flags();
         match acts {
             Some(acts) => {
@@ -123,7 +133,8 @@ impl Datapath {
             }
             None => walk.look_up(),
         }
-        let (effects, flows) = (walk.effects, walk.flows);
+        let (effects, flows, changed) = (walk.effects, walk.flows, walk.changed);
+        self.connections_changed(changed);
         for id in flows {
             self.hits += 1;
             if let Some(flow) = self.table.get_mut(id) {

@@ -9,7 +9,7 @@ use lasthop_ipc::FromControl;
 use lasthop_management_ipc::UplinkConfig;
 use lasthop_ovs_abi::family::{self, command, control, datapath, flow, packet_command, vport};
 use lasthop_ovs_abi::netlink::{Message, OVS_HEADER, Writer, flag, kind, messages, table, text_of, u32_of, u32s_of};
-use lasthop_ovs_abi::{Key, Refused};
+use lasthop_ovs_abi::{Key, Refused, conntrack};
 use std::collections::BTreeSet;
 
 /// The number of the datapath: the kernel's is that of an interface, which this one has none of.
@@ -59,6 +59,8 @@ impl<'a> Request<'a> {
 struct Changes {
     unified: BTreeSet<u64>,
     all: bool,
+    /// It was told already.
+    told: bool,
 }
 
 type Reply = Result<Vec<Vec<u8>>, Refused>;
@@ -144,9 +146,15 @@ impl Datapath {
         let (mut answers, mut changes) = (Vec::new(), Changes::default());
         for message in messages(datagram) {
             let request = Request::of(message, pid);
-            let is_dump = request.as_ref().is_some_and(|request| request.is_dump);
+            let is_dump = request.as_ref().is_some_and(|request| request.is_dump)
+                || message.kind == conntrack::GET && message.flags & flag::DUMP == flag::DUMP;
             let reply = match message.kind {
                 kind::CONTROL => find_family(&message, pid),
+                conntrack::GET | conntrack::DELETE => {
+                    let told = self.conntrack_request(&message, pid);
+                    changes.told |= told == Ok(true);
+                    told.map(|_| Vec::new())
+                }
                 _ => request.ok_or(Refused::INVALID).and_then(|request| match request.message.kind {
                     id if id == family::DATAPATH.id => self.datapath_request(&request, &mut changes),
                     id if id == family::VPORT.id => self.vport_request(&request, failed, &mut changes),
@@ -174,7 +182,7 @@ impl Datapath {
             self.begin_anew();
             return true;
         }
-        let mut changed = false;
+        let mut changed = changes.told;
         for id in changes.unified {
             if let Some(unified) = self.registry.remove(id, &mut self.table) {
                 self.tell_switch(FromControl::DelFlow { key: unified.key, mask: unified.mask });
@@ -358,7 +366,7 @@ impl Datapath {
         let found = table::<{ flow::COUNT }>(request.attributes)?;
         let omit = get(&found, flow::UFID_FLAGS).map(u32_of).transpose()?.unwrap_or(0);
         if request.is_dump {
-            let dump = Dump { sequence: request.message.sequence, omit, after: 0 };
+            let dump = Dump { sequence: request.message.sequence, omit, after: 0, connections: None };
             if let Some(client) = self.clients.get_mut(&request.pid) {
                 client.dump = Some(dump);
             }

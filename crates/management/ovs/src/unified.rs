@@ -1,10 +1,11 @@
 //! The switch's flows, each made of those of Open vSwitch's that its packets would have met one after the other.
 
 use crate::table::{FlowId, Table};
+use lasthop_conntrack::Tuple;
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_ipc::FlowInfo;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use zerocopy::IntoBytes;
 
 /// Most of them; the switch has room for as many and evicts those that have been idle for longest.
@@ -25,6 +26,20 @@ pub(crate) struct Unified {
     bytes: u64,
     /// Its packets come here and are counted here.
     counted_here: bool,
+    /// Of connections, or of such as there are none of: it holds as long as these are as they are.
+    tuples: Vec<Tuple>,
+}
+
+/// What the switch does with packets, and why.
+#[derive(Debug, Default)]
+pub(crate) struct Way {
+    pub actions: Vec<Action>,
+    /// Open vSwitch's flows that they meet.
+    pub flows: Vec<FlowId>,
+    /// Tuples of their connections.
+    pub tuples: Vec<Tuple>,
+    /// They come here and are counted here.
+    pub counted_here: bool,
 }
 
 /// All of them.
@@ -33,6 +48,7 @@ pub(crate) struct Registry {
     all: BTreeMap<u64, Unified>,
     by_key: HashMap<(FlowKey, FlowMask), u64>,
     masks: HashMap<FlowMask, usize>,
+    by_tuple: HashMap<Tuple, BTreeSet<u64>>,
     last: u64,
     carried: u64,
 }
@@ -57,17 +73,10 @@ fn every_field() -> FlowMask {
 }
 
 impl Registry {
-    /// Notes that a packet with this key, of the bits of `mask`, goes through these flows; what the switch is to be told. `None`: there
+    /// Notes that a packet with this key, of the bits of `mask`, goes this way; what the switch is to be told. `None`: there
     /// is no room before some have been forgotten.
-    pub fn put(
-        &mut self,
-        key: &FlowKey,
-        mask: FlowMask,
-        actions: Vec<Action>,
-        flows: Vec<FlowId>,
-        counted_here: bool,
-        table: &mut Table,
-    ) -> Option<FlowSpec> {
+    pub fn put(&mut self, key: &FlowKey, mask: FlowMask, way: Way, table: &mut Table) -> Option<FlowSpec> {
+        let Way { actions, flows, tuples, counted_here } = way;
         let many = self.masks.len() >= MAX_MASKS && !self.masks.contains_key(&mask);
         let mask = if many { every_field() } else { mask };
         let key = key.masked(&mask);
@@ -89,8 +98,33 @@ impl Registry {
         for flow in &flows {
             table.get_mut(*flow).map(|flow| flow.unified.insert(id));
         }
-        self.all.insert(id, Unified { key, mask, flows, packets, bytes, counted_here });
+        let before = before.map(|before| before.tuples.clone()).unwrap_or_default();
+        self.forget(id, &before);
+        for tuple in &tuples {
+            self.by_tuple.entry(*tuple).or_default().insert(id);
+        }
+        self.all.insert(id, Unified { key, mask, flows, packets, bytes, counted_here, tuples });
         Some(FlowSpec { key, mask, actions, epoch: 0 })
+    }
+
+    fn forget(&mut self, id: u64, tuples: &[Tuple]) {
+        for tuple in tuples {
+            let Some(ids) = self.by_tuple.get_mut(tuple) else { continue };
+            ids.remove(&id);
+            if ids.is_empty() {
+                self.by_tuple.remove(tuple);
+            }
+        }
+    }
+
+    /// Those that hold as long as these are as they are.
+    pub fn of_tuples(&self, tuples: &[Tuple]) -> BTreeSet<u64> {
+        tuples.iter().filter_map(|tuple| self.by_tuple.get(tuple)).flatten().copied().collect()
+    }
+
+    /// There are some that hold by connections.
+    pub fn tracks(&self) -> bool {
+        !self.by_tuple.is_empty()
     }
 
     /// Another takes room that has to be made.
@@ -106,6 +140,7 @@ impl Registry {
     pub fn remove(&mut self, id: u64, table: &mut Table) -> Option<Unified> {
         let unified = self.all.remove(&id)?;
         self.by_key.remove(&(unified.key, unified.mask));
+        self.forget(id, &unified.tuples);
         if let Some(n) = self.masks.get_mut(&unified.mask) {
             *n -= 1;
             if *n == 0 {
@@ -135,18 +170,18 @@ impl Registry {
         }
     }
 
-    /// The switch says what one of them has carried: what is new is added to the flows it was made of.
-    pub fn share(&mut self, info: &FlowInfo, now_ms: u64, table: &mut Table) {
+    /// The switch says what one of them has carried: what is new is added to the flows it was made of. The tuples of its connections.
+    pub fn share(&mut self, info: &FlowInfo, now_ms: u64, table: &mut Table) -> &[Tuple] {
         let Some(unified) = self.by_key.get(&(info.flow.key, info.flow.mask)).and_then(|id| self.all.get_mut(id))
         else {
-            return;
+            return &[];
         };
         // One that the switch evicted and was told anew has begun again.
         let since = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
         let (packets, bytes) = (since(info.packets, unified.packets), since(info.bytes, unified.bytes));
         (unified.packets, unified.bytes) = (info.packets, info.bytes);
         if packets == 0 || unified.counted_here {
-            return;
+            return &unified.tuples;
         }
         self.carried += packets;
         let used_ms = now_ms.saturating_sub(info.idle_ms);
@@ -156,6 +191,7 @@ impl Registry {
             flow.carried.bytes += bytes;
             flow.carried.used_ms = flow.carried.used_ms.max(used_ms);
         }
+        &unified.tuples
     }
 
     /// Packets that the switch has carried by them.
@@ -174,7 +210,7 @@ mod tests {
         let mask = FlowMask(FlowKey { in_port: u32::MAX, l4_src: u16::MAX, l4_dst: u16::MAX, ..FlowKey::default() });
         let mut put = |registry: &mut Registry, in_port: u32, n: usize| {
             let key = FlowKey { in_port, l4_src: n as u16, l4_dst: (n >> 16) as u16, ..FlowKey::default() };
-            registry.put(&key, mask, Vec::new(), Vec::new(), false, &mut table).is_some()
+            registry.put(&key, mask, Way::default(), &mut table).is_some()
         };
         assert!(put(&mut registry, 1, 0));
         let most = (0..).take_while(|n| put(&mut registry, 2, *n)).count();

@@ -1,10 +1,14 @@
 //! A packet's way through Open vSwitch's flows: which it meets, what becomes of it, and whether one flow of the switch would do the same.
 
+mod track;
+
 use crate::table::{FlowId, Table};
+use lasthop_conntrack::Tuple;
 use lasthop_flow::Action;
 use lasthop_frame::{Depth, Edit, FlowKey, FlowMask, Header, Offload, extract};
 use lasthop_ovs_abi::{Act, Key, Meta};
 use lasthop_types::{DropReason, PortId};
+pub(crate) use track::Tracking;
 use zerocopy::IntoBytes;
 
 /// How often a packet is looked up again.
@@ -52,12 +56,21 @@ pub(crate) struct Walk<'a, F> {
     pub is_simple: bool,
     /// It met no flow, at first or later.
     pub missed: bool,
+    /// All of it is to come here, and no flow follows: it moves a connection on, or may.
+    pub comes_whole: bool,
+    /// What tells that a flow of the switch's does not hold any more: the connection with such a tuple changes, begins or ends.
+    pub tuples: Vec<Tuple>,
+    /// Connections that packets pass unseen of, if they follow a flow of the switch's.
+    pub kept: Vec<Tuple>,
+    /// Tuples of connections that this packet has changed.
+    pub changed: Vec<Tuple>,
+    tracking: Tracking<'a>,
 }
 
 impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
     /// Of a frame that begins with `start`, [`SNAPSHOT_LEN`](lasthop_frame::SNAPSHOT_LEN) bytes or all that it has.
     pub fn new(
-        table: &'a Table,
+        (table, tracking): (&'a Table, Tracking<'a>),
         port_of: F,
         random: &'a mut u64,
         metadata: Key,
@@ -85,6 +98,11 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
             flows: Vec::new(),
             is_simple: true,
             missed: false,
+            comes_whole: false,
+            tuples: Vec::new(),
+            kept: Vec::new(),
+            changed: Vec::new(),
+            tracking,
         };
         walk.extract();
         walk.looked_up = walk.key;
@@ -152,13 +170,7 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
             }
             match act {
                 Act::Output(port) => self.output(*port),
-                Act::Userspace { pid, userdata, actions } => {
-                    self.is_simple = false;
-                    let (key, start, acts_of) =
-                        (self.looked_up, self.header.bytes().to_vec(), self.current.filter(|_| *actions));
-                    let (pid, userdata) = (*pid, userdata.clone());
-                    self.effects.push(Effect::Upcall { key, start, pid, userdata, acts_of });
-                }
+                Act::Userspace { pid, userdata, actions } => self.send_up(*pid, userdata.clone(), *actions),
                 Act::Set(sets) => {
                     if !sets.iter().all(|set| self.edit(Edit::Set(*set))) {
                         return false;
@@ -188,6 +200,12 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
                     if is_last { again(self) } else { self.with_copy(again) }
                 }
                 Act::Hash(basis) => self.hash(*basis),
+                Act::Ct(ct) => {
+                    if !self.track(ct) {
+                        return false;
+                    }
+                }
+                Act::CtClear => self.key.clear_connection(),
                 Act::Truncate(len) => (self.longest, self.is_simple) = (*len as usize, false),
                 Act::Sample(probability, acts) => {
                     let hit = self.next_random() <= *probability && *probability > 0;
@@ -210,6 +228,13 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
             }
         }
         true
+    }
+
+    fn send_up(&mut self, pid: u32, userdata: Option<Vec<u8>>, actions: bool) {
+        self.is_simple = false;
+        let acts_of = self.current.filter(|_| actions);
+        let (key, start) = (self.looked_up, self.header.bytes().to_vec());
+        self.effects.push(Effect::Upcall { key, start, pid, userdata, acts_of });
     }
 
     fn set_meta(&mut self, meta: Meta, value: u32, mask: u32) {

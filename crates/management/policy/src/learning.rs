@@ -21,7 +21,6 @@ use std::sync::Arc;
 mod connections;
 mod denied;
 mod groups;
-mod headers;
 mod judging;
 mod messages;
 mod mirrors;
@@ -36,9 +35,9 @@ mod tracking;
 
 pub use connections::{CONNECTIONS_MAX, CONNECTIONS_PER_PORT_MAX, CONNECTIONS_PER_UPLINK_MAX};
 pub use denied::{Denied, Why};
-pub use headers::Headers;
 pub use judging::DeniedBy;
 pub(crate) use judging::{Judged, Refused, inside};
+pub use lasthop_conntrack::Headers;
 pub use messages::{Change, Effects, FlowUse, Limits, PortView, Resume};
 pub use mirrors::Mirrors;
 pub(crate) use mirrors::{CopyTo, copy, dropped};

@@ -3,7 +3,6 @@
 //! A connection is looked up when one of its packets comes to control, and moved on once everything else lets the packet pass. It lives as long as its flows
 //! are used, which the switch tells when it is asked; and when it ends its flows go.
 
-use super::headers::Headers;
 use super::judging::Judged;
 use super::nat::edited;
 use super::shares::Shares;
@@ -14,6 +13,7 @@ use super::tracking::{
 use super::{Effects, Learning};
 use crate::flows::{Cause, Installed, TUPLE_MASK, has};
 use lasthop_conntrack as ct;
+use lasthop_conntrack::Headers;
 use lasthop_conntrack::{
     Action as Ask, Commit, Config, CtState, Cursor, ProtoState, Refusal, TcpState, Tracker, Tuple,
 };

@@ -12,9 +12,9 @@
 //! | fragments, errors, what is invalid | none | what they are depends on more than the key |
 
 use super::Learning;
-use super::headers::Headers;
 use crate::acl::{Direction, Standing};
 use crate::flows::{Installed, TUPLE_MASK, add};
+use lasthop_conntrack::Headers;
 use lasthop_conntrack::{Refusal, Tuple};
 use lasthop_frame::ethertype::{IPV4, IPV6};
 use lasthop_frame::proto::{ICMP, ICMPV6, SCTP, TCP};

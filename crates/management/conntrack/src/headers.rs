@@ -1,6 +1,6 @@
 //! A packet's headers, as they come with a miss: where its transport header lies.
 
-use lasthop_conntrack::View;
+use crate::View;
 use lasthop_frame::{FlowKey, ethertype, read_be16};
 
 const FRAGMENT: u8 = 44;
@@ -25,7 +25,7 @@ impl<'a> Headers<'a> {
     }
 
     /// The packet as the tracker wants it; `key` is its key. A packet whose headers are not all there has an empty transport header.
-    pub(super) fn view(self, key: &'a FlowKey) -> View<'a> {
+    pub fn view(self, key: &'a FlowKey) -> View<'a> {
         let (at, end, fragment) = self.transport(key).unwrap_or_default();
         let len = end.min(self.frame_len).saturating_sub(at);
         let bytes = self.bytes.get(at..).unwrap_or_default();
@@ -79,7 +79,7 @@ impl<'a> Headers<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lasthop_conntrack::testutil::{Ends, seg, view};
+    use crate::testutil::{Ends, seg, view};
     use lasthop_frame::{Depth, SNAPSHOT_LEN, extract};
 
     fn key(frame: &[u8]) -> FlowKey {

@@ -1,0 +1,185 @@
+//! The table of connections: what it is kept by, and what Open vSwitch's programs ask of it.
+
+use crate::Datapath;
+use crate::jobs::Dump;
+use lasthop_conntrack::{Config, Connection, Cursor, Filter, ProtoState, TcpState, Tracker, Tuple};
+use lasthop_ipc::{DatapathRequest, FromControl};
+use lasthop_ovs_abi::Refused;
+use lasthop_ovs_abi::conntrack::{DELETE, End, Entry, GET, Meant, status};
+use lasthop_ovs_abi::netlink::{Message, Writer, flag};
+
+/// How often time-outs are looked at.
+const TURN_MS: u64 = 1000;
+/// How often the switch is asked which flows of connections are in use.
+const LOOK_MS: u64 = 10_000;
+/// For how long it may not be known that a flow is used: a round of questions, and some.
+pub(crate) const UNSEEN_MS: u64 = LOOK_MS * 3 / 2 + 2000;
+/// Looks at connections in a turn, of about 100 ns each.
+const LOOKS: usize = 20_000;
+/// Places of the table that are told of in a datagram, at about 150 bytes each.
+const PLACES: u32 = 128;
+
+/// The table, and when it was last looked at.
+#[derive(Debug)]
+pub(crate) struct Connections {
+    pub tracker: Option<Tracker>,
+    turned_ms: u64,
+    looked_ms: u64,
+}
+
+impl Default for Connections {
+    fn default() -> Self {
+        let tracker = Tracker::new(Config::default());
+        if tracker.is_none() {
+            tracing::error!("no memory for a table of connections: packets that a flow wants tracked are dropped");
+        }
+        Self { tracker, turned_ms: 0, looked_ms: 0 }
+    }
+}
+
+impl Connections {
+    /// Flows of these have been used.
+    pub fn keep(&self, tuples: &[Tuple], used_ms: u64, now_ms: u64) {
+        if let Some(tracker) = &self.tracker {
+            tuples.iter().for_each(|tuple| tracker.keep(tuple, used_ms, now_ms + UNSEEN_MS, now_ms));
+        }
+    }
+}
+
+fn end(of: &Tuple) -> End {
+    End { v6: of.is_v6(), src: of.src(), dst: of.dst(), proto: of.proto(), ports: of.ports() }
+}
+
+fn entry(of: &Connection) -> Entry {
+    let [s0, d0] = of.original.ports();
+    let sent = of.reply.inverse().unwrap_or(of.original);
+    let [s1, d1] = sent.ports();
+    let bit = |is: bool, bits: u32| if is { bits } else { 0 };
+    let tcp_state = match of.state {
+        ProtoState::Tcp(state) => Some(match state {
+            TcpState::None => 0,
+            TcpState::SynSent => 1,
+            TcpState::SynRecv => 2,
+            TcpState::Established => 3,
+            TcpState::FinWait => 4,
+            TcpState::CloseWait => 5,
+            TcpState::LastAck => 6,
+            TcpState::TimeWait => 7,
+            TcpState::Close => 8,
+            TcpState::SynSent2 => 9,
+        }),
+        _ => None,
+    };
+    Entry {
+        ends: [end(&of.original), end(&of.reply)],
+        zone: of.original.zone(),
+        status: status::CONFIRMED
+            | bit(of.replied, status::SEEN_REPLY)
+            | bit(of.assured, status::ASSURED)
+            | bit((of.original.src(), s0) != (sent.src(), s1), status::SRC_NAT)
+            | bit((of.original.dst(), d0) != (sent.dst(), d1), status::DST_NAT),
+        seconds: of.seconds_left,
+        mark: of.mark,
+        label: of.label,
+        id: 1,
+        tcp_state,
+    }
+}
+
+impl Datapath {
+    /// There is something that [`Datapath::tick`] does.
+    pub fn wants_ticks(&self) -> bool {
+        self.connections.tracker.as_ref().is_some_and(|tracker| tracker.totals().connections > 0)
+    }
+
+    /// Time has passed: connections end whose time is over. Does something once a second, however often it is called.
+    pub fn tick(&mut self) {
+        if !self.wants_ticks() || self.now_ms < self.connections.turned_ms + TURN_MS {
+            return;
+        }
+        self.connections.turned_ms = self.now_ms;
+        if self.attached && self.registry.tracks() && self.now_ms >= self.connections.looked_ms + LOOK_MS {
+            self.connections.looked_ms = self.now_ms;
+            self.next_request += 1;
+            let (request, question) = (self.next_request, DatapathRequest::Flows { after: (0, 0, 0) });
+            self.tell_switch(FromControl::Ask { request, question });
+        }
+        if let Some(tracker) = &self.connections.tracker {
+            tracker.expire(self.now_ms, LOOKS);
+        }
+        self.connections_changed(Vec::new());
+    }
+
+    /// Flows of the switch's that went by these go, and those of connections that have ended. True if there were any.
+    pub(crate) fn connections_changed(&mut self, mut tuples: Vec<Tuple>) -> bool {
+        let ended = self.connections.tracker.iter().flat_map(Tracker::ended);
+        tuples.extend(ended.flat_map(|ended| [ended.original, ended.reply]));
+        let gone = self.registry.of_tuples(&tuples);
+        for id in &gone {
+            if let Some(unified) = self.registry.remove(*id, &mut self.table) {
+                self.tell_switch(FromControl::DelFlow { key: unified.key, mask: unified.mask });
+            }
+        }
+        !gone.is_empty()
+    }
+
+    /// A request of nfnetlink's. The answer to a dump is [`Datapath::more`]'s. True: the switch was told something.
+    pub(crate) fn conntrack_request(&mut self, message: &Message<'_>, pid: u32) -> Result<bool, Refused> {
+        let meant = Meant::read(message.payload)?;
+        let tracker = self.connections.tracker.as_ref().ok_or(Refused::UNSUPPORTED)?;
+        match message.kind {
+            GET if message.flags & flag::DUMP == flag::DUMP => {
+                let dump = Dump::connections(message.sequence, meant.zone);
+                self.clients.get_mut(&pid).into_iter().for_each(|client| client.dump = Some(dump));
+                Ok(false)
+            }
+            DELETE => {
+                let zone = meant.zone.unwrap_or(0);
+                let tuple = meant.end.map(|end| Tuple::new([end.src, end.dst], end.ports, end.proto, end.v6, zone));
+                match tuple {
+                    Some(tuple) if tracker.remove(&tuple, self.now_ms) => {}
+                    Some(_) => return Err(Refused::NO_ENTRY),
+                    None if tracker.totals().connections == 0 => {}
+                    None => {
+                        let filter = Filter { zone: meant.zone, ..Filter::default() };
+                        let all = tracker.flush(Cursor::default(), u32::MAX, &filter, self.now_ms);
+                        debug_assert_eq!(all, None);
+                    }
+                }
+                Ok(self.connections_changed(Vec::new()))
+            }
+            _ => Err(Refused::UNSUPPORTED),
+        }
+    }
+
+    /// The next connections of a dump, and where it goes on.
+    pub(crate) fn write_connections(
+        &self,
+        from: Cursor,
+        (sequence, zone): (u32, Option<u16>),
+        pid: u32,
+        to: &mut Writer,
+    ) -> Option<Cursor> {
+        let tracker = self.connections.tracker.as_ref()?;
+        let mut at = Some(from).filter(|_| tracker.totals().connections > 0);
+        // Places that are free take no room.
+        while let Some(from) = at.filter(|_| to.len() < 16 * 1024) {
+            at = tracker.dump(from, PLACES, self.now_ms, |connection| {
+                if zone.is_none_or(|zone| zone == connection.original.zone()) {
+                    entry(&connection).write(sequence, pid, to);
+                }
+            });
+        }
+        at
+    }
+}
+
+/// What a walk that only looked has found: these connections' packets pass unseen from here on.
+pub(crate) fn carried(tracker: Option<&Tracker>, kept: &[Tuple], now_ms: u64) {
+    if let Some(tracker) = tracker {
+        for tuple in kept {
+            tracker.relax(tuple, 0, now_ms);
+            tracker.keep(tuple, now_ms, now_ms + UNSEEN_MS, now_ms);
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Open vSwitch's rules by connections: who may open one, what follows it, addresses that change on the way, and the table asked for and emptied.
+
+use super::*;
+use lasthop_conntrack::testutil::{Ends, seg};
+
+/// As Neutron's: one side opens connections, the other answers, errors about them come through, and nothing else.
+const FIREWALL: [&str; 7] = [
+    "table=0,priority=9,arp,actions=NORMAL",
+    "table=0,priority=8,ip,actions=ct(table=1,zone=7)",
+    "table=1,priority=9,ct_state=+trk+est-new,ip,actions=resubmit(,2)",
+    "table=1,priority=9,ct_state=+trk+rel,ip,actions=resubmit(,2)",
+    "table=1,priority=8,ct_state=+trk+new,in_port=1,ip,actions=ct(commit,zone=7,exec(set_field:0x5->ct_mark)),output:2",
+    "table=2,priority=8,in_port=1,actions=output:2",
+    "table=2,priority=8,in_port=2,actions=output:1",
+];
+
+fn rules(site: &Site, rules: &[&str]) {
+    site.ofctl(&["del-flows"]);
+    rules.iter().for_each(|rule| drop(site.ofctl(&["add-flow", rule])));
+}
+
+/// Opens a TCP connection.
+fn established(site: &mut Site, ends: Ends) {
+    let [a, b] = &mut site.guests;
+    pass(a, b, &ends.tcp(&seg("S", 100, 0, 0)));
+    pass(b, a, &ends.back().tcp(&seg("SA", 300, 101, 0)));
+    pass(a, b, &ends.tcp(&seg("A", 101, 301, 0)));
+}
+
+/// A frame of the second guest's does not arrive: what is sent behind it does.
+fn nothing_passes(site: &mut Site, frame: &[u8]) {
+    let [a, b] = &mut site.guests;
+    b.send(frame);
+    let last = numbered(mac(2), MacAddr::BROADCAST, 77, 60);
+    wait_for("what is behind", PATIENCE, || {
+        b.send(&[&last[..12], &[8, 6], &last[14..]].concat());
+        let came: Vec<_> = a.recv_within(Duration::from_millis(200)).into_iter().map(|(_, frame)| frame).collect();
+        assert!(came.iter().all(|came| came != frame), "{frame:?}");
+        !came.is_empty()
+    });
+    a.drain();
+}
+
+#[test]
+fn what_open_vswitch_finds_it_can_do_with_connections() {
+    let site = Site::new();
+    let features = site.appctl(&["dpif/show-dp-features", "br0"]);
+    for feature in
+        ["ct_state", "ct_zone", "ct_mark", "ct_label", "ct_state_nat", "ct_orig_tuple", "ct_orig_tuple_for_ipv6"]
+    {
+        let line = features.lines().find(|line| line.to_lowercase().replace(' ', "_").starts_with(feature));
+        assert!(line.is_some_and(|line| line.ends_with("Yes")), "{feature}: {features}");
+    }
+}
+
+#[test]
+fn a_firewall_by_connections() {
+    let mut site = Site::new();
+    rules(&site, &FIREWALL);
+    let ends = Ends::v4(1000, 80);
+    nothing_passes(&mut site, &ends.back().tcp(&seg("S", 7, 0, 0)));
+    established(&mut site, ends);
+    let [a, b] = &mut site.guests;
+    for n in 0..50 {
+        pass(a, b, &ends.tcp(&seg("PA", 101 + 100 * n, 301 + 100 * n, 100)));
+        pass(b, a, &ends.back().tcp(&seg("PA", 301 + 100 * n, 201 + 100 * n, 100)));
+    }
+    let udp = Ends::v4(2000, 53);
+    pass(a, b, &udp.udp(30));
+    pass(b, a, &udp.back().error(&udp.udp(30)));
+    let all = site.appctl(&["dpctl/dump-conntrack"]);
+    assert!(all.contains("tcp,orig=(src=10.0.0.1,dst=10.0.0.2,sport=1000,dport=80)"), "{all}");
+    assert!(all.contains("zone=7") && all.contains("mark=5") && all.contains("state=ESTABLISHED"), "{all}");
+    assert_eq!(site.appctl(&["dpctl/dump-conntrack", "zone=8"]), "");
+    let flows = site.lasthop.command(&["flow", "list"]);
+    assert!(flows.contains("10.0.0.1") && flows.contains("10.0.0.2"), "one flow carries it: {flows}");
+
+    // Flushed while it is in use: what it let through does not pass any more.
+    site.appctl(&["dpctl/flush-conntrack", "zone=7"]);
+    assert_eq!(site.appctl(&["dpctl/dump-conntrack", "zone=7"]), "");
+    nothing_passes(&mut site, &udp.back().udp(30));
+    site.lasthop.check_sums();
+}
+
+#[test]
+fn addresses_are_translated_both_ways() {
+    let mut site = Site::new();
+    rules(
+        &site,
+        &[
+            "table=0,priority=9,arp,actions=NORMAL",
+            "table=0,in_port=1,ip,actions=ct(commit,zone=3,nat(src=10.0.0.9)),output:2",
+            "table=0,in_port=2,ip,actions=ct(zone=3,nat,table=1)",
+            "table=1,in_port=2,ct_state=+est,ip,nw_dst=10.0.0.1,actions=output:1",
+        ],
+    );
+    let [client, seen] = [Ends::v4(1000, 80), Ends { hosts: [9, 2], ..Ends::v4(1000, 80) }];
+    let as_seen = |frame: Vec<u8>, from: &[u8]| [&from[..12], &frame[12..]].concat();
+    let [a, b] = &mut site.guests;
+    for segment in [seg("S", 100, 0, 0), seg("A", 101, 301, 0), seg("PA", 101, 301, 100), seg("PA", 201, 301, 100)] {
+        let sent = client.tcp(&segment);
+        a.send(&sent);
+        b.expect(&as_seen(seen.tcp(&segment), &sent));
+        if segment.flags == "A" {
+            continue;
+        }
+        let answer = if segment.flags == "S" { seg("SA", 300, 101, 0) } else { seg("A", 301, 201, 0) };
+        let to = client.back().tcp(&answer);
+        b.send(&as_seen(seen.back().tcp(&answer), &to));
+        a.expect(&to);
+    }
+    let all = site.appctl(&["dpctl/dump-conntrack"]);
+    assert!(all.contains("reply=(src=10.0.0.2,dst=10.0.0.9,sport=80,dport=1000)"), "{all}");
+}
+
+#[test]
+fn a_thousand_connections_are_known() {
+    let mut site = Site::new();
+    rules(&site, &FIREWALL);
+    let [a, b] = &mut site.guests;
+    for port in 0..1000 {
+        let ends = Ends::v4(5000 + port, 53);
+        pass(a, b, &ends.udp(20));
+        pass(b, a, &ends.back().udp(20));
+    }
+    let all = site.appctl(&["dpctl/dump-conntrack"]);
+    assert_eq!(all.lines().count(), 1000, "{all}");
+}
