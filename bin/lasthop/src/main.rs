@@ -279,7 +279,7 @@ fn main() -> ExitCode {
         Command::Apply(args) => declared::apply(&args),
         Command::Stats(args) => stats::stats(&args),
         Command::Trace(args) => trace::trace(&args),
-        Command::Ovs(command) => Err(ovs::run(command)),
+        Command::Ovs(command) => ovs::run(command),
         Command::Attach(args) => attach::attach(&args),
         Command::Man { dir } => man(&dir),
     };

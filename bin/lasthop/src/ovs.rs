@@ -1,5 +1,7 @@
 //! `lasthop ovs`: programs of Open vSwitch's that are to take lasthop for the kernel's datapath.
 
+mod units;
+
 use crate::client::CliError;
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -27,12 +29,33 @@ pub enum OvsCommand {
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<String>,
     },
+    /// Have the host's own service of Open vSwitch run over lasthop: writes a unit for lasthop and a drop-in, starts nothing
+    Install(units::InstallArgs),
+    /// Take away what `install` wrote
+    Uninstall(units::Places),
+}
+
+/// Says what was done. Running a program returns only if that could not be.
+pub fn run(command: OvsCommand) -> Result<String, CliError> {
+    match command {
+        OvsCommand::Exec { run_dir, command } => Err(exec(&run_dir, &command)),
+        OvsCommand::Install(args) => units::install(&args),
+        OvsCommand::Uninstall(places) => units::uninstall(&places),
+    }
+}
+
+/// The library's file: beside this program, or where packages put it.
+fn library() -> Result<PathBuf, CliError> {
+    let own = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.to_path_buf()));
+    let mut places = own.into_iter().chain([PathBuf::from(LIBRARY_DIR)]).map(|dir| dir.join(LIBRARY));
+    places.find(|file| file.is_file()).ok_or_else(|| {
+        CliError::new(format!("{LIBRARY} is neither beside lasthop nor in {LIBRARY_DIR}; install it there"))
+    })
 }
 
 /// Becomes the program; returns why that could not be.
-pub fn run(command: OvsCommand) -> CliError {
-    let OvsCommand::Exec { run_dir, command } = command;
-    let run_dir = std::path::absolute(&run_dir).unwrap_or(run_dir);
+fn exec(run_dir: &Path, command: &[String]) -> CliError {
+    let run_dir = std::path::absolute(run_dir).unwrap_or_else(|_| run_dir.to_path_buf());
     let socket = run_dir.join(SOCKET_NAME);
     if !socket.exists() {
         let shown = socket.display();
@@ -40,10 +63,9 @@ pub fn run(command: OvsCommand) -> CliError {
             "there is no {shown}; start lasthop with `lasthop run --control ovs`, or say where it runs with --run-dir"
         ));
     }
-    let own = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.to_path_buf()));
-    let places = own.into_iter().chain([PathBuf::from(LIBRARY_DIR)]).map(|dir| dir.join(LIBRARY));
-    let Some(library) = places.into_iter().find(|file| file.is_file()) else {
-        return CliError::new(format!("{LIBRARY} is neither beside lasthop nor in {LIBRARY_DIR}; install it there"));
+    let library = match library() {
+        Ok(library) => library,
+        Err(e) => return e,
     };
     let Some((program, arguments)) = command.split_first() else {
         return CliError::new("no program is named");

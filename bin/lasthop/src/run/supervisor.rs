@@ -478,6 +478,8 @@ impl Supervisor {
         let ready = self.switch.is_ready() && self.control.is_ready() && self.uplinks_needed.is_empty();
         if !self.announced && ready {
             self.announced = true;
+            // A service manager that waits for it. It may have gone, or be none.
+            let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
             let mut stdout = std::io::stdout().lock();
             // Whoever closed the pipe does not wait for the line, and VMs must not lose their network for it. Whoever could not be
             // told for another reason would wait for ever.
