@@ -9,9 +9,8 @@
 //! it does not know which one it is. docs/decisions/shared-bytes.md has the reasons and what the others cost.
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-/// Up to this many bytes are moved inline. A header and a small frame fit; above, memmove's own choices win, or those of [`string`].
+/// Up to this many bytes are moved inline. A header and a small frame fit; above, memmove's own choices win.
 const INLINE: usize = 256;
 
 /// Copies `len` bytes; either side may be guest memory. All loads come before the first store, so overlapping ranges are as
@@ -41,143 +40,17 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// More than what is moved inline, called in such a way that the compiler does not know what is called: it knows too much of memmove.
+/// memmove, called in such a way that the compiler does not know what is called: it knows too much of memmove.
 ///
 /// # Safety
 /// As [`copy`].
 #[inline(always)]
 unsafe fn far(from: *const u8, to: *mut u8, len: usize) {
-    // Relaxed: the functions do the same, and need nothing else.
-    // SAFETY: a `Far` is all that is ever put there.
-    let far = unsafe { std::mem::transmute::<*mut c_void, Far>(FAR.load(Relaxed)) };
-    // SAFETY: the caller vouches for the ranges; overlap is allowed.
-    unsafe { far(to.cast(), from.cast(), len) };
-}
-
-/// memmove, or what does the same.
-type Far = unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_void;
-
-/// What is best on this processor, once it was asked for.
-static FAR: AtomicPtr<c_void> = AtomicPtr::new(choose as *mut c_void);
-
-/// Chooses, and copies.
-///
-/// # Safety
-/// As [`copy`].
-unsafe extern "C" fn choose(to: *mut c_void, from: *const c_void, len: usize) -> *mut c_void {
-    #[cfg(target_arch = "x86_64")]
-    let best: Far = if string::is_best() { string::copy } else { libc::memmove };
-    #[cfg(not(target_arch = "x86_64"))]
-    let best: Far = libc::memmove;
-    FAR.store(best as *mut c_void, Relaxed);
-    // SAFETY: the caller vouches for the ranges.
-    unsafe { best(to, from, len) }
-}
-
-#[cfg(target_arch = "x86_64")]
-mod string {
-    //! Copies for processors that have been measured (docs/decisions/packet-path.md): what is copied lies in the cache of another CPU, which
-    //! has read it, or will.
-
-    use std::arch::asm;
-    use std::arch::x86_64::__cpuid;
-    use std::ffi::c_void;
-
-    /// From so many bytes on `rep movsb`, which takes whole lines from the other CPU without reading them first, waits for less than
-    /// memmove does.
-    const STRING: usize = 1024;
-    /// From so many bytes on stores past all caches are faster: neither CPU's cache holds as many such copies.
-    const STREAM: usize = 16 << 10;
-
-    /// This processor is one for which those bounds hold: AMD of family 1Ah (Zen 5). All others have memmove.
-    pub(super) fn is_best() -> bool {
-        let (vendor, version) = (__cpuid(0), __cpuid(1).eax);
-        let family = (version >> 8 & 0xf) + (version >> 20 & 0xff);
-        [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == *b"AuthenticAMD" && family == 0x1a
-    }
-
-    /// As memmove.
-    ///
-    /// # Safety
-    /// As [`super::copy`].
-    pub(super) unsafe extern "C" fn copy(to: *mut c_void, from: *const c_void, len: usize) -> *mut c_void {
-        // Both go forward: what they read must not be what they have written.
-        let overtakes = (to as usize).wrapping_sub(from as usize) < len;
-        // SAFETY: the caller vouches for the ranges.
-        unsafe {
-            if len < STRING || overtakes {
-                libc::memmove(to, from, len)
-            } else if len < STREAM {
-                asm!("rep movsb", inout("rcx") len => _, inout("rdi") to => _, inout("rsi") from => _,
-                    options(nostack, preserves_flags));
-                to
-            } else {
-                stream(to, from, len)
-            }
-        }
-    }
-
-    /// As [`copy`], by stores past the caches, for more than 64 bytes.
-    ///
-    /// # Safety
-    /// As [`super::copy`].
-    #[inline(never)]
-    unsafe fn stream(to: *mut c_void, from: *const c_void, len: usize) -> *mut c_void {
-        let head = to.align_offset(64);
-        let (lines, tail) = ((len - head) / 64, (len - head) % 64);
-        // SAFETY: head, lines and tail are parts of the ranges that the caller vouches for.
-        unsafe {
-            libc::memmove(to, from, head);
-            let (mut from, mut to) = (from.add(head), to.add(head));
-            asm!(
-                "2:",
-                "movups {a}, [{from}]",
-                "movups {b}, [{from} + 16]",
-                "movups {c}, [{from} + 32]",
-                "movups {d}, [{from} + 48]",
-                "movntps [{to}], {a}",
-                "movntps [{to} + 16], {b}",
-                "movntps [{to} + 32], {c}",
-                "movntps [{to} + 48], {d}",
-                "add {from}, 64",
-                "add {to}, 64",
-                "dec {lines}",
-                "jnz 2b",
-                // Before anything that says that they are there.
-                "sfence",
-                from = inout(reg) from, to = inout(reg) to, lines = inout(reg) lines => _,
-                a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
-                options(nostack)
-            );
-            libc::memmove(to, from, tail);
-        }
-        to
-    }
-
-    #[cfg(test)]
-    mod tests {
-        use super::{STREAM, STRING, copy};
-
-        /// Whatever this processor is.
-        #[test]
-        fn every_way_is_as_memmove() {
-            let lens =
-                [0, 1, STRING - 1, STRING, STRING + 1, 1472, STREAM - 1, STREAM, STREAM + 1, STREAM + 63, 65_550];
-            for len in lens {
-                for (from, to) in
-                    [(0, 70_000), (7, 70_064), (5, 70_003), (0, 1), (3, 0), (64, 0), (0, 64), (len / 2, 0)]
-                {
-                    let mut bytes: Vec<u8> = (0..140_000u32).map(|i| (i * 7 / 3) as u8).collect();
-                    let mut expected = bytes.clone();
-                    expected.copy_within(from..from + len, to);
-                    let start = bytes.as_mut_ptr();
-                    // SAFETY: both ranges lie in `bytes`.
-                    unsafe { copy(start.add(to).cast(), start.add(from).cast(), len) };
-                    assert!(bytes == expected, "{len} bytes from {from} to {to}");
-                }
-            }
-        }
-    }
+    static MEMMOVE: unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_void = libc::memmove;
+    // SAFETY: it is a static of ours. Volatile: the compiler has to take what it finds there.
+    let memmove = unsafe { (&raw const MEMMOVE).read_volatile() };
+    // SAFETY: the caller vouches for the ranges; memmove allows overlap.
+    unsafe { memmove(to.cast(), from.cast(), len) };
 }
 
 /// A value that lies anywhere.
