@@ -7,6 +7,7 @@
 //! | `family` | the generic netlink families, their commands and attributes |
 //! | `key` | the key of a flow, and its mask |
 //! | `action` | what a flow does |
+//! | `tunnel` | the key of a tunnel |
 //!
 //! Every byte that is read comes from another process: what is wrong with it is a [`Refused`], never a panic, and what is not known is
 //! refused too, because Open vSwitch goes by that which features a datapath has.
@@ -17,6 +18,7 @@ mod action;
 pub mod family;
 mod key;
 pub mod netlink;
+pub mod tunnel;
 
 pub use action::{Act, MAX_ACTS, Meta};
 pub use key::{Key, LATER_FRAGMENT};

@@ -6,6 +6,7 @@
 //! | `walk` | a packet's way through them |
 //! | `unified` | the switch's flows, each made of those that its packets would meet |
 //! | `ports` | Open vSwitch's ports, and the switch's behind them |
+//! | `tunnels` | tunnel ports, and what numbers in front of their frames mean |
 //! | `packets` | packets that come here, whole or not, and go from here |
 //! | `jobs` | requests, one datagram at a time, with what has to be asked before they are answered |
 //! | `requests` | what each request does |
@@ -22,6 +23,7 @@ mod requests;
 mod table;
 #[cfg(test)]
 mod tests;
+mod tunnels;
 mod unified;
 mod walk;
 
@@ -33,6 +35,7 @@ use lasthop_types::PortId;
 use ports::{Totals, Vport};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use table::Table;
+use tunnels::Tunnels;
 use unified::Registry;
 
 /// Name of the switch's port whose frames come here whole, and go out from here.
@@ -68,6 +71,7 @@ struct Client {
 #[derive(Debug, Default)]
 pub struct Datapath {
     table: Table,
+    tunnels: Tunnels,
     registry: Registry,
     /// Its name, once Open vSwitch has made it.
     name: Option<String>,
@@ -156,6 +160,7 @@ impl Datapath {
                 self.give_up_on_switch();
                 self.attached = true;
                 self.begin_anew();
+                self.unsettle_tunnels();
             }
             ToControl::Upcall(upcall) => self.missed(upcall),
             ToControl::Port(port) => drop(self.totals.insert(port.id, Totals::of(port))),
