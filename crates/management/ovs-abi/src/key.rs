@@ -231,7 +231,7 @@ fn read(list: &[u8], is_mask: bool) -> Result<(Key, usize), Refused> {
                 ENCAP => level = Some(value),
                 ETHERTYPE => ether_type = Some(be16(value)?),
                 VLAN => tci = Some(be16(value)?),
-                TUNNEL if tags == 0 && is_mask => key.tunnel = tunnel::read(value, true)?,
+                TUNNEL if tags == 0 && is_mask => key.tunnel = tunnel::read_mask(value)?,
                 TUNNEL if tags == 0 => key.tunnel = tunnel::read_key(value)?,
                 _ if tags == 0 && key.metadata_field(kind, value)? => {}
                 _ => field(&mut key.packet, kind, value, is_mask)?,

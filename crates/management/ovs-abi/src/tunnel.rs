@@ -38,8 +38,17 @@ fn ipv4(value: &[u8], is_mask: bool) -> Result<[u8; 16], Refused> {
     Ok(address)
 }
 
-/// Reads one, or a mask of one.
-pub(crate) fn read(list: &[u8], is_mask: bool) -> Result<Tunnel, Refused> {
+/// Reads a mask of a packet's.
+pub(crate) fn read_mask(list: &[u8]) -> Result<Tunnel, Refused> {
+    read(list, true).map(of_packet)
+}
+
+/// A packet that has come is from the other end, and one that goes is for it: what an action sets has the addresses the other way round.
+fn of_packet(tunnel: Tunnel) -> Tunnel {
+    Tunnel { local: tunnel.remote, remote: tunnel.local, ..tunnel }
+}
+
+fn read(list: &[u8], is_mask: bool) -> Result<Tunnel, Refused> {
     let mut tunnel = Tunnel::default();
     for attribute in attributes(list) {
         let (kind, value) = attribute?;
@@ -77,7 +86,7 @@ pub(crate) fn read(list: &[u8], is_mask: bool) -> Result<Tunnel, Refused> {
 
 /// As a packet's metadata: the port there is a packet's source, so it is not looked at.
 pub(crate) fn read_key(list: &[u8]) -> Result<Tunnel, Refused> {
-    let tunnel = read_set(list)?;
+    let tunnel = of_packet(read_set(list)?);
     Ok(Tunnel { port: [0; 2], flags: tunnel.flags & Tunnel::OAM, ..tunnel })
 }
 
@@ -90,7 +99,7 @@ pub(crate) fn read_set(list: &[u8]) -> Result<Tunnel, Refused> {
 /// Writes one as a packet's key has it.
 pub(crate) fn write(tunnel: &Tunnel, to: &mut Writer) {
     to.attribute(ID, &tunnel.id);
-    let addresses = [(&tunnel.local, IPV4_SRC, IPV6_SRC), (&tunnel.remote, IPV4_DST, IPV6_DST)];
+    let addresses = [(&tunnel.remote, IPV4_SRC, IPV6_SRC), (&tunnel.local, IPV4_DST, IPV6_DST)];
     for (address, v4, v6) in addresses {
         match address.strip_prefix(&MAPPED[..]) {
             Some(address) => to.attribute(v4, address),
@@ -156,6 +165,18 @@ mod tests {
     }
 
     #[test]
+    fn a_packet_is_from_the_other_end() {
+        let key = list(|to| {
+            to.attribute(IPV4_SRC, &[10, 0, 0, 2]);
+            to.attribute(IPV4_DST, &[10, 0, 0, 1]);
+        });
+        let (tunnel, mask) = (read_key(&key).unwrap(), read_mask(&key).unwrap());
+        assert_eq!((&tunnel.remote[12..], &tunnel.local[12..]), (&[10, 0, 0, 2][..], &[10, 0, 0, 1][..]));
+        assert_eq!((&mask.remote[12..], &mask.local[12..]), (&[10, 0, 0, 2][..], &[10, 0, 0, 1][..]));
+        assert!(list(|to| write(&tunnel, to)).windows(8).any(|bytes| bytes == [8, 0, 1, 0, 10, 0, 0, 2]));
+    }
+
+    #[test]
     fn what_cannot_be_set_is_refused() {
         assert_eq!(read_set(&list(|to| to.attribute(ID, &[0; 8]))), Err(Refused::INVALID), "no other end");
         for (kind, len) in [(ID, 4), (IPV4_DST, 3), (IPV6_DST, 4), (TOS, 2), (TP_DST, 1)] {
@@ -177,7 +198,7 @@ mod tests {
         fn what_is_written_is_read(id in any::<[u8; 8]>(), v4 in any::<bool>(), end in 1u8..255, options in 0usize..33) {
             let mapped = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, end];
             let remote = if v4 { mapped } else { [end; 16] };
-            let mut tunnel = Tunnel { id, remote, tos: end, ttl: 9, flags: Tunnel::OAM, ..Tunnel::default() };
+            let mut tunnel = Tunnel { id, remote, local: remote, tos: end, ttl: 9, flags: Tunnel::OAM, ..Tunnel::default() };
             prop_assert!(tunnel.set_options(&vec![end; options * 4]));
             prop_assert_eq!(read_key(&list(|to| write(&tunnel, to))), Ok(tunnel));
         }
