@@ -177,6 +177,22 @@ fn vxlan_joins_two_hosts_over_ipv6() {
 }
 
 #[test]
+fn what_is_too_long_for_the_way_is_fragmented_or_dropped() {
+    let [a, b] = hosts();
+    for host in [&a, &b] {
+        host.netns.ip("link set cable mtu 1300");
+    }
+    a.tunnel("geneve", "options:remote_ip=192.0.2.2 options:df_default=false");
+    b.tunnel("geneve", "options:remote_ip=192.0.2.1 options:df_default=false");
+    a.reaches(&b);
+    for host in [&a, &b] {
+        host.vsctl("set interface t options:df_default=true");
+    }
+    wait_for("a long packet that does not come", PATIENCE, || !a.ping(&b, "-s 1300"));
+    assert!(a.ping(&b, "-s 1000"));
+}
+
+#[test]
 fn flows_choose_network_and_other_end() {
     let [a, b] = hosts();
     for host in [&a, &b] {

@@ -308,16 +308,10 @@ pub fn new_name(text: &str) -> Result<String, String> {
 
 /// A driver of an uplink.
 pub fn driver(text: &str) -> Result<String, String> {
-    let of_people = UplinkDriver::ALL.into_iter().filter(|driver| !driver.is_tunnel());
-    let known: Vec<_> = of_people.map(UplinkDriver::name).collect();
+    let known: Vec<_> = UplinkDriver::ALL.iter().filter(|d| !d.is_tunnel()).map(|d| d.name()).collect();
     let unknown = || format!("there is no driver {text:?}; choose one of {}, file:SIZE", known.join(", "));
-    match UplinkDriver::from_name(text) {
-        Some(driver) if driver.is_tunnel() => Err(format!(
-            "{text} is a tunnel of Open vSwitch's: `lasthop run --control ovs`, and `ovs-vsctl add-port BRIDGE NAME -- set interface NAME \
-             type={text} options:remote_ip=ADDRESS`"
-        )),
-        driver => driver.map(|_| text.to_owned()).ok_or_else(unknown),
-    }
+    let driver = UplinkDriver::from_name(text).ok_or_else(unknown)?;
+    super::open_vswitch::check_driver(driver).map(|()| text.to_owned())
 }
 
 /// Queue pairs of an uplink.

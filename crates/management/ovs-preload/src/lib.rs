@@ -327,7 +327,7 @@ unsafe fn without_new_link(message: &msghdr) -> Option<Vec<u8>> {
     const RTM_NONE: u16 = 0xfff0;
     const NLM_F_CREATE: u16 = 0x400;
     let mut bytes = Vec::new();
-    for i in 0..message.msg_iovlen as usize {
+    for i in 0..message.msg_iovlen {
         // SAFETY: as the caller says.
         unsafe {
             let part = message.msg_iov.add(i).read();

@@ -538,6 +538,8 @@ fn a_new_switch_is_told_how_frames_go_out_and_nothing_else() {
     assert_eq!(site.told_flow().actions, [Action::Output(VM2)]);
 }
 
+mod tunnels;
+
 proptest! {
     /// Whatever a client sends, it is answered once, and the datapath goes on.
     #[test]

@@ -5,7 +5,6 @@
 //! Packets of 64 KiB are cut here, each segment gets its own inner and outer headers, and all of them go to the kernel in one call (UDP
 //! segmentation offload). What comes in a burst and belongs together becomes one packet again (receive aggregation).
 
-mod headers;
 mod numbers;
 
 use super::{Device, DeviceError, Got, OpenError, Sent, Wanted, take_slot, whole_packets};
@@ -14,10 +13,10 @@ use crate::memory::MemoryConfig;
 use crate::pair::{Packet, Pair, VNET};
 use crate::room::{Datagram, Outer, UdpSocket, is_ipv4};
 use arrayvec::ArrayVec;
-use headers::Kind;
 use lasthop_aggregation::{BURST, Merger, SNAPSHOT};
 use lasthop_frame::{Delivery, HeaderBuf, Offload, Receiver, SEGMENT_HEADER_LEN, SNAPSHOT_LEN, VnetHdr, sum};
 use lasthop_tunnel::{Message, Tunnel, tci_of};
+use lasthop_tunnel_headers::{self as headers, Kind};
 use lasthop_types::MacAddr;
 use lasthop_uplink_ipc::{UplinkDevice, UplinkDriver};
 use numbers::{Number, Numbers};

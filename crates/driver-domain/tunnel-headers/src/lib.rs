@@ -1,5 +1,7 @@
 //! The headers between an outer UDP header and an inner frame: VXLAN (RFC 7348 §5) and Geneve (RFC 8926 §3). What is read comes from
-//! the network: anybody may have sent it.
+//! the network: anybody may have sent it. Pure functions of the bytes.
+
+#![forbid(unsafe_code)]
 
 use lasthop_tunnel::Tunnel;
 
