@@ -47,6 +47,7 @@ fn seeds() -> Vec<(&'static str, Vec<Vec<u8>>)> {
         ("gro", 12, 160, None),
         ("control_rings", 12, 300, None),
         ("connections", 12, 300, None),
+        ("tunnel", 8, 120, None),
     ] {
         all.push((name, (0..count).map(|n| program(name, n, len, first)).collect()));
     }
@@ -56,6 +57,12 @@ fn seeds() -> Vec<(&'static str, Vec<Vec<u8>>)> {
     }
     if let Some((_, seeds)) = all.iter_mut().find(|(name, _)| *name == "gro") {
         seeds.push(streams());
+    }
+    if let Some((_, seeds)) = all.iter_mut().find(|(name, _)| *name == "tunnel") {
+        // Geneve with OVN's option, and VXLAN.
+        let (geneve, vxlan) =
+            ([0, 2, 0x40, 0x65, 0x58, 0, 0, 5, 0, 1, 2, 0x80, 1, 0, 1, 0, 2], [1, 8, 0, 0, 0, 0, 0, 5, 0]);
+        seeds.extend([[&geneve[..], &[2; 60]].concat(), [&vxlan[..], &[2; 60]].concat()]);
     }
     all
 }

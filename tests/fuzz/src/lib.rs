@@ -19,6 +19,7 @@ mod messages;
 mod offload;
 mod rings;
 mod session;
+mod tunnel;
 mod walk;
 
 pub use input::Input;
@@ -42,6 +43,7 @@ pub const TARGETS: &[Target] = &[
     ("acl", acl::run),
     ("gro", gro::run),
     ("connections", connections::run),
+    ("tunnel", tunnel::run),
 ];
 
 /// Runs the target of this name.

@@ -201,7 +201,7 @@ fn database(netns: &Netns, dir: &Path) -> Child {
 fn the_service_starts_and_restarts_over_lasthop_and_keeps_its_rules() {
     let (dir, netns) = (scratch(), Netns::new());
     let ports = ["vm1", "vm2"].map(|name| Port::listen(name, dir.path()));
-    let mut lasthop = Lasthop::start_in(Some(&netns), &ports, &["--control", "ovs", "--no-bpf"]);
+    let lasthop = Lasthop::start_in(Some(&netns), &ports, &["--control", "ovs", "--no-bpf"]);
     let service = Service::new(netns, &lasthop);
     service.script("start");
     service.vsctl("add-br br0 -- add-port br0 vm1 -- add-port br0 vm2 -- set-fail-mode br0 secure");

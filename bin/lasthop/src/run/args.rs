@@ -308,9 +308,10 @@ pub fn new_name(text: &str) -> Result<String, String> {
 
 /// A driver of an uplink.
 pub fn driver(text: &str) -> Result<String, String> {
-    let known = UplinkDriver::ALL.map(UplinkDriver::name);
+    let known: Vec<_> = UplinkDriver::ALL.iter().filter(|d| !d.is_tunnel()).map(|d| d.name()).collect();
     let unknown = || format!("there is no driver {text:?}; choose one of {}, file:SIZE", known.join(", "));
-    UplinkDriver::from_name(text).map(|_| text.to_owned()).ok_or_else(unknown)
+    let driver = UplinkDriver::from_name(text).ok_or_else(unknown)?;
+    super::open_vswitch::check_driver(driver).map(|()| text.to_owned())
 }
 
 /// Queue pairs of an uplink.

@@ -74,8 +74,8 @@ impl Links {
 
     /// The state of the interface of this name.
     pub fn state(&self, name: &str) -> LinkState {
-        if name.starts_with('/') {
-            // A capture file.
+        if name.starts_with('/') || name.contains(':') {
+            // A capture file, or a tunnel's port.
             return LinkState::Up;
         }
         self.by_name.get(name).map_or(LinkState::Missing, |(_, state)| *state)

@@ -8,6 +8,7 @@ use super::store::SavedUplink;
 use super::supervisor::Supervisor;
 use lasthop_policy::{Mirror, PortSettings};
 use lasthop_sys::make_tap;
+use lasthop_uplink_ipc::UplinkDriver;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -97,6 +98,18 @@ pub fn control(read_api: bool, ovs: bool) -> (&'static str, Vec<String>) {
     options.extend(ovs.then_some(["--ovs-fd", "--frames-fd"]).into_iter().flatten());
     let numbered = options.iter().zip(3..).flat_map(|(option, fd)| [(*option).to_owned(), fd.to_string()]);
     (program(ovs), numbered.collect())
+}
+
+/// Refuses the drivers that are of use to Open vSwitch alone, which asks for them itself.
+pub fn check_driver(driver: UplinkDriver) -> Result<(), String> {
+    if !driver.is_tunnel() {
+        return Ok(());
+    }
+    let kind = driver.name();
+    Err(format!(
+        "{kind} is a tunnel of Open vSwitch's: `lasthop run --control ovs`, and `ovs-vsctl add-port BRIDGE NAME -- set interface NAME type={kind} \
+         options:remote_ip=ADDRESS`"
+    ))
 }
 
 /// Refuses what the learning switch alone does: nobody would be told that it has no effect.

@@ -14,6 +14,7 @@ use lasthop_management_ipc::{ControlToSupervisor, LinkState, SupervisorToControl
 use lasthop_policy::{PortSettings, Vlans};
 use lasthop_sys::Trigger;
 use lasthop_types::PortId;
+use lasthop_uplink_ipc::UplinkDriver;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
@@ -37,6 +38,11 @@ impl Supervisor {
             self.uplinks_needed.insert(id.0);
         }
         for spec in saved {
+            let driver = spec.driver.as_deref().and_then(UplinkDriver::from_name);
+            if self.ovs.is_none() && driver.is_some_and(UplinkDriver::is_tunnel) {
+                warn!("port {}: a tunnel of Open vSwitch's, which does not decide now; it is forgotten", spec.name);
+                continue;
+            }
             self.make_uplink(spec, true, false);
         }
         if self.ovs.is_some() {

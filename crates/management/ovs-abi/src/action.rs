@@ -3,6 +3,7 @@
 use crate::netlink::{attributes, table, u32_of};
 use crate::{Ct, Refused, key};
 use lasthop_frame::{Part, Set};
+use lasthop_tunnel::Tunnel;
 
 /// Most actions of a list, those inside of others counted too.
 pub const MAX_ACTS: usize = 4096;
@@ -43,6 +44,8 @@ pub enum Act {
         /// Which.
         mask: u32,
     },
+    /// What goes through a tunnel from here on has this outer header.
+    SetTunnel(Box<Tunnel>),
     /// A VLAN tag becomes the outermost.
     PushVlan {
         /// 0x8100 or 0x88a8.
@@ -153,6 +156,9 @@ fn set(value: &[u8], masked: bool) -> Result<Act, Refused> {
     let (kind, value) = fields.next().ok_or(Refused::INVALID)??;
     if fields.next().is_some() {
         return Err(Refused::INVALID);
+    }
+    if kind == key::TUNNEL && !masked {
+        return Ok(Act::SetTunnel(crate::tunnel::read_set(value)?.into()));
     }
     let all = vec![0xff; value.len()];
     let (value, mask) = if masked { value.split_at(value.len() / 2) } else { (value, &all[..]) };

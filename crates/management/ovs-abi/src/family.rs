@@ -69,6 +69,7 @@ pub mod vport {
     pub const PORT_NO: u16 = 1;
     pub const TYPE: u16 = 2;
     pub const NAME: u16 = 3;
+    pub const OPTIONS: u16 = 4;
     pub const UPCALL_PID: u16 = 5;
     pub const STATS: u16 = 6;
     pub const COUNT: usize = 7;
@@ -76,6 +77,9 @@ pub mod vport {
     pub const NETDEV: u32 = 1;
     /// Type: an interface that the datapath makes.
     pub const INTERNAL: u32 = 2;
+    /// Type: a tunnel, by the UDP port that its options say.
+    pub const VXLAN: u32 = 4;
+    pub const GENEVE: u32 = 5;
 }
 
 /// Attributes of a flow.

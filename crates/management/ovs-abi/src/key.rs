@@ -5,7 +5,9 @@
 
 use crate::Refused;
 use crate::netlink::{Writer, attributes, u32_of};
+use crate::tunnel;
 use lasthop_frame::FlowKey;
+use lasthop_tunnel::Tunnel;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 const ENCAP: u16 = 1;
@@ -23,7 +25,7 @@ const ICMPV6: u16 = 12;
 const ARP: u16 = 13;
 const ND: u16 = 14;
 pub(crate) const SKB_MARK: u16 = 15;
-const TUNNEL: u16 = 16;
+pub(crate) const TUNNEL: u16 = 16;
 const SCTP: u16 = 17;
 const TCP_FLAGS: u16 = 18;
 const DP_HASH: u16 = 19;
@@ -65,6 +67,8 @@ pub struct Key {
     pub ct_proto: u8,
     /// Always zero.
     pub more_reserved: [u8; 3],
+    /// The tunnel that it came through, if any.
+    pub tunnel: Tunnel,
 }
 
 impl Key {
@@ -90,7 +94,9 @@ impl Key {
         let mut key = Self::default();
         for attribute in self::attributes(attributes) {
             let (kind, value) = attribute?;
-            if !key.metadata_field(kind, value)? {
+            if kind == TUNNEL {
+                key.tunnel = tunnel::read_key(value)?;
+            } else if !key.metadata_field(kind, value)? {
                 key.connection_field(kind, value, false)?;
             }
         }
@@ -120,6 +126,9 @@ impl Key {
         to.number(IN_PORT, key.in_port);
         to.number(SKB_MARK, self.mark);
         self.write_connection(to);
+        if !self.tunnel.is_none() {
+            to.nest(TUNNEL, |to| tunnel::write(&self.tunnel, to));
+        }
         to.attribute(ETHERNET, &[key.eth_src, key.eth_dst].concat());
         let tags = [(key.vlan_tpid, key.vlan_tci), (key.inner_vlan_tpid, key.inner_vlan_tci)];
         self.write_behind(to, tags.get(..tags.iter().filter(|(_, tci)| *tci != 0).count()).unwrap_or_default());
@@ -199,6 +208,9 @@ fn exact(key: &Key, tags: usize) -> Key {
         ct_proto: 0xff,
         ..Key::default()
     };
+    if !key.tunnel.is_none() {
+        mask.tunnel.as_mut_bytes().fill(0xff);
+    }
     let p = &mut mask.packet;
     (p.in_port, p.recirculation) = (u32::MAX, u32::MAX);
     (p.ct_state, p.ct_zone, p.ct_mark) = (u16::MAX, u16::MAX, u32::MAX);
@@ -243,6 +255,8 @@ fn read(list: &[u8], is_mask: bool) -> Result<(Key, usize), Refused> {
                 ENCAP => level = Some(value),
                 ETHERTYPE => ether_type = Some(be16(value)?),
                 VLAN => tci = Some(be16(value)?),
+                TUNNEL if tags == 0 && is_mask => key.tunnel = tunnel::read_mask(value)?,
+                TUNNEL if tags == 0 => key.tunnel = tunnel::read_key(value)?,
                 _ if tags == 0 && key.metadata_field(kind, value)? => {}
                 _ if tags == 0 && key.connection_field(kind, value, is_mask)? => {}
                 _ => field(&mut key.packet, kind, value, is_mask)?,
@@ -291,15 +305,13 @@ fn v4(value: &[u8], at: usize) -> [u8; 16] {
 
 fn field(key: &mut FlowKey, kind: u16, value: &[u8], is_mask: bool) -> Result<(), Refused> {
     let len = match kind {
-        // Open vSwitch names one in every mask. No key has a tunnel here, so every packet is as it asks.
-        TUNNEL if is_mask => return Ok(()),
         ETHERNET | IPV4 => 12,
         IPV6 => 40,
         TCP | UDP | SCTP => 4,
         ICMP | ICMPV6 | TCP_FLAGS => 2,
         ARP => 24,
         ND => 28,
-        // Tunnels, MPLS, NSH: Open vSwitch does without.
+        // MPLS, NSH: Open vSwitch does without.
         _ => return Err(Refused::INVALID),
     };
     // Structures with padding at their end come with and without it.

@@ -9,6 +9,7 @@
 //! | `action` | what a flow does |
 //! | `connections` | what it asks of connection tracking |
 //! | `conntrack` | the table of connections, asked for and ended (`linux/netfilter/nfnetlink_conntrack.h`) |
+//! | `tunnel` | the key of a tunnel |
 //!
 //! Every byte that is read comes from another process: what is wrong with it is a [`Refused`], never a panic, and what is not known is
 //! refused too, because Open vSwitch goes by that which features a datapath has.
@@ -21,6 +22,7 @@ pub mod conntrack;
 pub mod family;
 mod key;
 pub mod netlink;
+pub mod tunnel;
 
 pub use action::{Act, MAX_ACTS, Meta};
 pub use connections::{Ct, Side, Translation};

@@ -1,10 +1,12 @@
 //! `liblasthop_ovs.so`: in a program that is started with it (LD_PRELOAD; `lasthop ovs exec` does that) generic netlink sockets are
 //! connections to `lasthop-ovs`, so that Open vSwitch speaks to it and takes it for the kernel. All other sockets are the kernel's.
 //!
-//! Nothing is parsed here, and of each socket no more is kept than its descriptors. The other side is `bin/lasthop-ovs/src/client.rs`.
+//! Of messages no more is looked at than their type, and of each socket no more is kept than its descriptors. The other side is `bin/lasthop-ovs/src/client.rs`.
 //! Open vSwitch reads the answers to what it sends without waiting, because the kernel has them ready when send(2) returns. So each socket has a
 //! second connection, on which lasthop-ovs says "." when all answers lie in the first, or "+" when there was room for a part of them;
 //! whoever has read that part gets the next when it asks with "m".
+//!
+//! A routing netlink socket stays the kernel's, but makes no interfaces: tunnels are to be lasthop's.
 //!
 //! Unsafe room: the functions here stand in place of the C library's, and are called with what a C program has at hand. Their own calls go
 //! to the kernel (`libc::syscall`), never through the C library's functions of these names, which are these.
@@ -25,6 +27,8 @@ const VARIABLE: &[u8] = b"LASTHOP_OVS_SOCKET\0";
 static PID: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 /// Its second connection.
 static SECOND: [AtomicI32; DESCRIPTORS] = [const { AtomicI32::new(-1) }; DESCRIPTORS];
+/// Not 0: it is a routing netlink socket of the kernel's.
+static ROUTE: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 /// Not 0: there was room for a part of the answers.
 static OWED: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 
@@ -192,7 +196,11 @@ pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> 
         return connect_to_lasthop(kind);
     }
     // SAFETY: socket(2) takes numbers.
-    unsafe { libc::syscall(libc::SYS_socket, domain, kind, protocol) as c_int }
+    let fd = unsafe { libc::syscall(libc::SYS_socket, domain, kind, protocol) as c_int };
+    if let Some(route) = usize::try_from(fd).ok().and_then(|at| ROUTE.get(at)) {
+        route.store((domain == libc::AF_NETLINK && protocol == libc::NETLINK_ROUTE).into(), Relaxed);
+    }
+    fd
 }
 
 /// close(2).
@@ -307,6 +315,34 @@ pub unsafe extern "C" fn send(fd: c_int, bytes: *const c_void, len: size_t, flag
     sent as ssize_t
 }
 
+/// A request to make an interface, if this is one, as a request that no kernel knows. Open vSwitch makes its tunnels' interfaces itself where
+/// the kernel can, and packets of theirs would pass lasthop by. Answered with EOPNOTSUPP, as by a kernel without such tunnels, it asks the
+/// datapath for the tunnel instead.
+///
+/// # Safety
+/// As of sendmsg(2): the message's parts are readable.
+unsafe fn without_new_link(message: &msghdr) -> Option<Vec<u8>> {
+    /// linux/rtnetlink.h; the last is above all that there are.
+    const RTM_NEWLINK: u16 = 16;
+    const RTM_NONE: u16 = 0xfff0;
+    const NLM_F_CREATE: u16 = 0x400;
+    let mut bytes = Vec::new();
+    for i in 0..message.msg_iovlen {
+        // SAFETY: as the caller says.
+        unsafe {
+            let part = message.msg_iov.add(i).read();
+            bytes.extend_from_slice(std::slice::from_raw_parts(part.iov_base.cast::<u8>(), part.iov_len));
+        }
+    }
+    let &[_, _, _, _, k0, k1, f0, f1] = bytes.first_chunk()?;
+    let (kind, flags) = (u16::from_ne_bytes([k0, k1]), u16::from_ne_bytes([f0, f1]));
+    if kind != RTM_NEWLINK || flags & NLM_F_CREATE == 0 {
+        return None;
+    }
+    bytes.get_mut(4..6)?.copy_from_slice(&RTM_NONE.to_ne_bytes());
+    Some(bytes)
+}
+
 /// sendmsg(2): ours is connected, whatever address the message has.
 ///
 /// # Safety
@@ -314,8 +350,18 @@ pub unsafe extern "C" fn send(fd: c_int, bytes: *const c_void, len: size_t, flag
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     let Some(at) = ours(fd) else {
-        // SAFETY: the caller's message.
-        return unsafe { libc::syscall(libc::SYS_sendmsg, fd, message, flags) as ssize_t };
+        let is_route =
+            usize::try_from(fd).ok().and_then(|at| ROUTE.get(at)).is_some_and(|route| route.load(Relaxed) != 0);
+        // SAFETY: the caller's message, or a copy of it whose one part is a live local.
+        return unsafe {
+            if let Some(mut bytes) = Some(message).filter(|_| is_route).and_then(|message| without_new_link(&*message))
+            {
+                let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+                let message = msghdr { msg_iov: &raw mut part, msg_iovlen: 1, ..*message };
+                return libc::syscall(libc::SYS_sendmsg, fd, &raw const message, flags) as ssize_t;
+            }
+            libc::syscall(libc::SYS_sendmsg, fd, message, flags) as ssize_t
+        };
     };
     // SAFETY: a copy of the caller's message, which points to what is the caller's; without the address of a netlink socket.
     let sent = unsafe {

@@ -92,7 +92,7 @@ impl Datapath {
         }
     }
 
-    fn number(&mut self) -> u64 {
+    pub(crate) fn number(&mut self) -> u64 {
         self.next_request += 1;
         self.next_request
     }
@@ -160,7 +160,8 @@ impl Datapath {
             DatapathReply::Ports(ports) => {
                 self.totals.extend(ports.iter().map(|port| (port.id, crate::ports::Totals::of(port))));
             }
-            DatapathReply::Lookup { .. } | DatapathReply::Removed { .. } | DatapathReply::Barrier => {}
+            DatapathReply::Barrier => self.tunnels_settle(request),
+            DatapathReply::Lookup { .. } | DatapathReply::Removed { .. } => {}
         }
         if let Some(job) = self.active.as_mut().filter(|_| done) {
             job.to_switch.remove(&request);

@@ -7,6 +7,7 @@
 //! | `unified` | the switch's flows, each made of those that its packets would meet |
 //! | `conntrack` | the table of connections, which they go by |
 //! | `ports` | Open vSwitch's ports, and the switch's behind them |
+//! | `tunnels` | tunnel ports, and what numbers in front of their frames mean |
 //! | `packets` | packets that come here, whole or not, and go from here |
 //! | `jobs` | requests, one datagram at a time, with what has to be asked before they are answered |
 //! | `requests` | what each request does |
@@ -24,6 +25,7 @@ mod requests;
 mod table;
 #[cfg(test)]
 mod tests;
+mod tunnels;
 mod unified;
 mod walk;
 
@@ -35,6 +37,7 @@ use lasthop_types::PortId;
 use ports::{Totals, Vport};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use table::Table;
+use tunnels::Tunnels;
 use unified::Registry;
 
 /// Name of the switch's port whose frames come here whole, and go out from here.
@@ -70,6 +73,7 @@ struct Client {
 #[derive(Debug, Default)]
 pub struct Datapath {
     table: Table,
+    tunnels: Tunnels,
     registry: Registry,
     connections: conntrack::Connections,
     /// Its name, once Open vSwitch has made it.
@@ -159,6 +163,7 @@ impl Datapath {
                 self.give_up_on_switch();
                 self.attached = true;
                 self.begin_anew();
+                self.unsettle_tunnels();
             }
             ToControl::Upcall(upcall) => self.missed(upcall),
             ToControl::Port(port) => drop(self.totals.insert(port.id, Totals::of(port))),

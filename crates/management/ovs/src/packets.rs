@@ -5,7 +5,7 @@ use crate::ports::{TPID, tag_of};
 use crate::requests::DP_IFINDEX;
 use crate::unified::Way;
 use crate::walk::{Effect, Tracking, Walk};
-use crate::{Datapath, Out};
+use crate::{Datapath, Out, tunnels};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{Edit, FlowKey, FlowMask, SNAPSHOT_LEN};
 use lasthop_ipc::{FromControl, UpcallPacket};
@@ -13,6 +13,7 @@ use lasthop_ovs_abi::netlink::{LONGEST, Writer, table, u32_of};
 use lasthop_ovs_abi::{
     Act, Key, Refused, family, family::datapath::UPCALL_PER_CPU, family::packet, family::packet_command,
 };
+use lasthop_tunnel::{Message, number_of};
 
 /// Where the tag lies, and its length.
 const TAG: std::ops::Range<usize> = 12..16;
@@ -42,22 +43,33 @@ impl Datapath {
             let mask = FlowMask(FlowKey { in_port: u32::MAX, ..FlowKey::default() });
             return self.tell_switch(FromControl::PutFlow(FlowSpec { key, mask, actions: Vec::new(), epoch: 0 }));
         };
-        let (metadata, vports) = (metadata(no), &self.vports);
+        let number = (upcall.key.vlan_tpid == TPID).then(|| number_of(upcall.key.vlan_tci));
+        let tunnel = match (self.tunnels.get(no), number) {
+            (None, _) => None,
+            (Some(_), Some(number)) if let Some(tunnel) = self.tunnels.meaning(no, number) => Some(tunnel),
+            (Some(_), number) => return self.unnumbered(upcall, no, number),
+        };
+        let metadata = tunnel.map_or_else(|| metadata(no), |tunnel| tunnels::metadata(no, tunnel));
+        let vports = &self.vports;
         let port_of = |no| vports.get(&no)?.port;
         let frame = (&upcall.header[..], upcall.frame_len as usize);
         let tracker = self.connections.tracker.as_ref();
         let tracking = Tracking { tracker, now_ms: self.now_ms, only_looks: true };
         let mut walk = Walk::new((&self.table, tracking), port_of, &mut self.random, metadata, frame);
+        walk.tunnels = Some(&self.tunnels);
+        if tunnel.is_some() {
+            walk.take_number_out();
+        }
         let tcp_flags = walk.tcp_flags();
         walk.look_up();
         let (mask, is_simple) = (walk.mask(), walk.is_simple);
-        if is_simple {
+        if is_simple && !walk.awaits_number {
             crate::conntrack::carried(tracker, &walk.kept, self.now_ms);
         }
-        let (missed, tuples) = (walk.missed || walk.comes_whole, walk.tuples);
+        let (missed, tuples) = (walk.missed || walk.comes_whole || walk.awaits_number, walk.tuples);
         let (actions, flows) = (walk.actions, walk.flows);
         if missed {
-            // Open vSwitch is to see all of it.
+            // Open vSwitch is to see all of it, or a tunnel's uplink is to be told where it goes.
             return self.tell_switch(FromControl::Resume { id: upcall.id, actions: self.fetch(no) });
         }
         self.hits += 1;
@@ -85,6 +97,20 @@ impl Datapath {
         }
     }
 
+    /// A packet of a tunnel's uplink with a number that means nothing here; with 0 it is something that the uplink says.
+    fn unnumbered(&mut self, upcall: &UpcallPacket, no: u32, number: Option<u16>) {
+        let (id, actions) = (upcall.id, self.fetch(no));
+        let Some(number) = number else { return self.tell_switch(FromControl::Resume { id, actions: Vec::new() }) };
+        if number != 0 {
+            self.tell_switch(FromControl::Resume { id, actions: Vec::new() });
+            return self.tell_uplink(no, &Message::Unknown(number).write());
+        }
+        let in_port = upcall.key.in_port;
+        let key = FlowKey { in_port, vlan_tpid: TPID, vlan_tci: FlowKey::VLAN_PRESENT, ..FlowKey::default() };
+        let mask = FlowKey { in_port: u32::MAX, vlan_tpid: u16::MAX, vlan_tci: u16::MAX, ..FlowKey::default() };
+        self.tell_switch(FromControl::PutFlow(FlowSpec { key, mask: FlowMask(mask), actions, epoch: 0 }));
+    }
+
     /// What brings a packet of this port here.
     fn fetch(&self, no: u32) -> Vec<Action> {
         let Some(port) = self.packet_port() else { return Vec::new() };
@@ -102,6 +128,9 @@ impl Datapath {
         let vid = u32::from(u16::from_be_bytes([c, d]) & 0xfff);
         let Some(no) = vid.checked_sub(1).filter(|no| self.vports.contains_key(no)) else { return };
         let frame = [frame.get(..TAG.start), frame.get(TAG.end..)].map(Option::unwrap_or_default).concat();
+        if self.tunnels.get(no).is_some() {
+            return self.tunnel_frame(no, &frame);
+        }
         self.walk(metadata(no), &frame, None);
     }
 
@@ -118,14 +147,16 @@ impl Datapath {
         Ok(())
     }
 
-    /// Carries out what is to become of a whole frame: what these actions say, or the flows that it meets.
-    fn walk(&mut self, metadata: Key, frame: &[u8], acts: Option<&[Act]>) {
+    /// Carries out what is to become of a whole frame: what these actions say, or the flows that it meets. False if it met none at first or
+    /// later, or nothing became of it.
+    pub(crate) fn walk(&mut self, metadata: Key, frame: &[u8], acts: Option<&[Act]>) -> bool {
         let (start, payload) = frame.split_at(frame.len().min(SNAPSHOT_LEN));
         let vports = &self.vports;
         let port_of = |no| vports.get(&no)?.port;
         let tracking = Tracking { tracker: self.connections.tracker.as_ref(), now_ms: self.now_ms, only_looks: false };
         let whole = (start, frame.len());
         let mut walk = Walk::new((&self.table, tracking), port_of, &mut self.random, metadata, whole);
+        walk.tunnels = Some(&self.tunnels);
         let tcp_flags = walk.tcp_flags();
         match acts {
             Some(acts) => {
@@ -133,6 +164,7 @@ impl Datapath {
             }
             None => walk.look_up(),
         }
+        let of_use = !walk.missed && !walk.effects.is_empty();
         let (effects, flows, changed) = (walk.effects, walk.flows, walk.changed);
         self.connections_changed(changed);
         for id in flows {
@@ -147,13 +179,19 @@ impl Datapath {
         for effect in effects {
             self.carry_out(effect, payload);
         }
+        of_use
     }
 
     fn carry_out(&mut self, effect: Effect, payload: &[u8]) {
         match effect {
-            Effect::Output { port, start, longest } => {
+            Effect::Output { port, start, longest, tunnel } => {
                 if self.vports.get(&port).is_none_or(|vport| vport.port.is_none()) {
                     return;
+                }
+                if self.tunnels.get(port).is_some() {
+                    let mut frame = [&start, payload].concat();
+                    frame.truncate(longest);
+                    return tunnel.iter().for_each(|tunnel| self.send_through(port, tunnel, &frame));
                 }
                 let Some((addresses, rest)) = start.split_at_checked(TAG.start) else { return };
                 let (tpid, tci) = (TPID.to_be_bytes(), tag_of(port).to_be_bytes());

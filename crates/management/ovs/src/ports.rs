@@ -119,6 +119,9 @@ impl Datapath {
         to.number(vport::PORT_NO, no);
         to.number(vport::TYPE, found.kind);
         to.text(vport::NAME, &found.name);
+        if let Some(tunnel) = self.tunnels.get(no) {
+            to.nest(vport::OPTIONS, |to| lasthop_ovs_abi::tunnel::write_options(tunnel.udp_port, to));
+        }
         to.attribute(vport::STATS, &totals.to_bytes());
         to.attribute(vport::UPCALL_PID, &pids);
     }

@@ -4,7 +4,7 @@ use crate::jobs::Dump;
 use crate::packets::pids;
 use crate::ports::Vport;
 use crate::table::{Carried, Flow, FlowId};
-use crate::{Datapath, Out};
+use crate::{Datapath, Out, tunnels};
 use lasthop_ipc::FromControl;
 use lasthop_management_ipc::UplinkConfig;
 use lasthop_ovs_abi::family::{self, command, control, datapath, flow, packet_command, vport};
@@ -107,17 +107,26 @@ impl Datapath {
         match (request.command, name) {
             (command::NEW, Some(name)) if !self.configs.contains_key(name) && name.len() <= MAX_NAME => {
                 let kind = get(&found, vport::TYPE).and_then(|kind| u32_of(kind).ok());
-                let internal = kind == Some(vport::INTERNAL);
                 // What would be refused is not opened first.
-                if self.name.is_none() || name.is_empty() || !(internal || kind == Some(vport::NETDEV)) {
+                if self.name.is_none() || name.is_empty() {
                     return;
                 }
                 let name = name.to_owned();
+                let (device, driver) = match kind {
+                    Some(vport::NETDEV) => (name.clone(), None),
+                    // It is made.
+                    Some(vport::INTERNAL) => (name.clone(), Some("tap")),
+                    kind => {
+                        let options = get(&found, vport::OPTIONS);
+                        let driver = kind.and_then(tunnels::driver_of);
+                        let (Some(driver), Ok(port)) = (driver, tunnels::port_of(options)) else { return };
+                        (format!("{driver}:{port}"), Some(driver))
+                    }
+                };
                 needs.open.push(UplinkConfig {
-                    device: name.clone(),
+                    device,
                     name,
-                    // One that is to be internal is made.
-                    driver: internal.then(|| "tap".into()),
+                    driver: driver.map(str::to_owned),
                     queues: 1,
                     nice: 0,
                     gro: true,
@@ -232,6 +241,7 @@ impl Datapath {
                 (self.name, self.features, self.cpu_pids) = Default::default();
                 let ports = std::mem::take(&mut self.vports);
                 self.table.clear();
+                self.tunnels.clear();
                 changes.all = true;
                 if ports.values().any(|port| port.opened) {
                     tracing::info!(
@@ -278,7 +288,13 @@ impl Datapath {
             command::NEW => {
                 let kind = u32_of(get(&found, vport::TYPE).ok_or(Refused::INVALID)?)?;
                 let name = name.filter(|name| !name.is_empty() && name.len() <= MAX_NAME).ok_or(Refused::INVALID)?;
-                (self.add_vport(name, kind, no, pids(sockets)?, failed)?, command::NEW)
+                let tunnel =
+                    tunnels::driver_of(kind).map(|_| tunnels::port_of(get(&found, vport::OPTIONS))).transpose()?;
+                let no = self.add_vport(name, kind, no, pids(sockets)?, failed)?;
+                if let Some(port) = tunnel {
+                    self.tunnels.add(no, port);
+                }
+                (no, command::NEW)
             }
             command::GET => (self.find_vport(name, no)?, command::NEW),
             command::SET => {
@@ -301,6 +317,7 @@ impl Datapath {
         }
         if request.command == command::DEL {
             self.vports.remove(&no);
+            self.tunnels.remove(no);
         }
         let wanted = request.command == command::GET || request.message.flags & flag::ECHO != 0;
         Ok(if wanted { vec![answer] } else { Vec::new() })
@@ -314,7 +331,8 @@ impl Datapath {
         pids: Vec<u32>,
         failed: &BTreeSet<String>,
     ) -> Result<u32, Refused> {
-        if !matches!(kind, vport::NETDEV | vport::INTERNAL) {
+        let is_made = kind == vport::INTERNAL || tunnels::driver_of(kind).is_some();
+        if kind != vport::NETDEV && !is_made {
             return Err(Refused::UNSUPPORTED);
         }
         if self.vports.values().any(|port| port.name == name) {
@@ -323,7 +341,7 @@ impl Datapath {
         let port = self.configs.get(name).copied().filter(|_| !failed.contains(name) && name != crate::PACKET_PORT);
         let Some(port) = port else { return Err(Refused::NO_DEVICE) };
         let no = self.new_port_no(no)?;
-        let opened = self.opened.contains(name) || kind == vport::INTERNAL;
+        let opened = self.opened.contains(name) || is_made;
         self.vports.insert(no, Vport { name: name.to_owned(), kind, pids, port: Some(port), opened });
         Ok(no)
     }

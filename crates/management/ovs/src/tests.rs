@@ -481,7 +481,8 @@ fn what_is_not_implemented_is_refused_as_the_kernel_refuses_it() {
         to.number(datapath::USER_FEATURES, 1 << 31);
     };
     assert_eq!(error_of(&site.ask(family::DATAPATH.id, command::SET, flag::ACK, features)), Refused::UNSUPPORTED.0);
-    assert_eq!(site.add_port("genev_sys_6081", 5), Refused::UNSUPPORTED.0);
+    assert_eq!(site.add_port("gre_sys", 3), Refused::UNSUPPORTED.0);
+    assert_eq!(site.add_port("genev_sys_6081", vport::GENEVE), Refused::INVALID.0, "it has no port");
     assert_eq!(site.add_port("vm1", vport::NETDEV), Refused::EXISTS.0);
     assert_eq!(site.put_flow(1, 0, output(2)), 0);
     assert_eq!(site.put_flow(1, 0, output(2)), Refused::EXISTS.0);
@@ -524,7 +525,7 @@ fn a_new_switch_is_told_how_frames_go_out_and_nothing_else() {
     site.datapath.switch_is(false);
     site.datapath.switch_is(true);
     site.datapath.hear_switch(&ToControl::Hello);
-    site.collect();
+    site.settle();
     let told = site.told();
     assert_eq!(told[0], FromControl::ClearFlows);
     let out: Vec<_> = told[1..]
@@ -538,6 +539,8 @@ fn a_new_switch_is_told_how_frames_go_out_and_nothing_else() {
     site.miss(VM1, &udp(100));
     assert_eq!(site.told_flow().actions, [Action::Output(VM2)]);
 }
+
+mod tunnels;
 
 proptest! {
     /// Whatever a client sends, it is answered once, and the datapath goes on.

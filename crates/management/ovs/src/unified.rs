@@ -163,6 +163,12 @@ impl Registry {
         oldest.into_iter().filter_map(|id| self.remove(id, table)).collect()
     }
 
+    /// Takes those out whose keys are like this.
+    pub fn remove_matching(&mut self, is: impl Fn(&FlowKey) -> bool, table: &mut Table) -> Vec<Unified> {
+        let found: Vec<_> = self.all.iter().filter(|(_, unified)| is(&unified.key)).map(|(id, _)| *id).collect();
+        found.into_iter().filter_map(|id| self.remove(id, table)).collect()
+    }
+
     /// Takes all out.
     pub fn clear(&mut self, table: &mut Table) {
         while let Some(id) = self.all.keys().next().copied() {

@@ -3,10 +3,12 @@
 mod track;
 
 use crate::table::{FlowId, Table};
+use crate::tunnels::{Exit, Tunnels};
 use lasthop_conntrack::Tuple;
 use lasthop_flow::Action;
 use lasthop_frame::{Depth, Edit, FlowKey, FlowMask, Header, Offload, extract};
 use lasthop_ovs_abi::{Act, Key, Meta};
+use lasthop_tunnel::{TPID, Tunnel, tci_of};
 use lasthop_types::{DropReason, PortId};
 pub(crate) use track::Tracking;
 use zerocopy::IntoBytes;
@@ -19,8 +21,8 @@ const MAX_EFFECTS: usize = 4096;
 /// Something that becomes of a packet. Bytes are the frame's first, up to where its payload is as it was.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// It goes to this port, cut to so many bytes if it is longer.
-    Output { port: u32, start: Vec<u8>, longest: usize },
+    /// It goes to this port, cut to so many bytes if it is longer; `tunnel`: with this outer header, if that is a tunnel's.
+    Output { port: u32, start: Vec<u8>, longest: usize, tunnel: Option<Box<Tunnel>> },
     /// It met no flow.
     Miss { key: Key, start: Vec<u8> },
     /// A flow sends it to Open vSwitch; `acts_of`: its actions are sent along.
@@ -39,6 +41,8 @@ pub(crate) struct Walk<'a, F> {
     /// As it was when it was last looked up.
     looked_up: Key,
     longest: usize,
+    /// What a flow has set for the way through a tunnel.
+    outer: Option<Box<Tunnel>>,
     /// Bits of the packet as it came that have decided.
     mask: FlowMask,
     tags_moved: bool,
@@ -46,6 +50,10 @@ pub(crate) struct Walk<'a, F> {
     /// For [`Act::Sample`].
     random: &'a mut u64,
     current: Option<FlowId>,
+    /// Ports of tunnels, if there are any.
+    pub tunnels: Option<&'a Tunnels>,
+    /// It goes the long way now, and will not when the number of its outer header is known.
+    pub awaits_number: bool,
     /// What the switch would do.
     pub actions: Vec<Action>,
     /// What becomes of it.
@@ -88,6 +96,9 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
             key: metadata,
             looked_up: metadata,
             longest: usize::MAX,
+            outer: None,
+            tunnels: None,
+            awaits_number: false,
             mask: FlowMask::default(),
             tags_moved: false,
             lookups: 0,
@@ -128,6 +139,12 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
         let (bytes, key) = (self.header.bytes(), &mut self.key.packet);
         extract(key, bytes, bytes.len() + self.payload_len, Depth::Full);
         self.key.packet.anomalies = 0;
+    }
+
+    /// Takes the number in front of it out, which is no part of it: what comes first with a packet of a tunnel.
+    pub fn take_number_out(&mut self) {
+        self.run(&[Act::PopVlan]);
+        self.looked_up = self.key;
     }
 
     /// Looks it up, and does what the flow says.
@@ -176,6 +193,7 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
                         return false;
                     }
                 }
+                Act::SetTunnel(tunnel) => self.outer = Some(tunnel.clone()),
                 Act::SetMeta { meta, value, mask } => self.set_meta(*meta, *value, *mask),
                 Act::PushVlan { tpid, tci } => {
                     self.tags_moved = true;
@@ -247,10 +265,24 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
 
     fn output(&mut self, port: u32) {
         let (start, longest) = (self.header.bytes().to_vec(), std::mem::replace(&mut self.longest, usize::MAX));
-        self.effects.push(Effect::Output { port, start, longest });
+        let exit = self.tunnels.and_then(|tunnels| tunnels.exit(port, self.outer.as_deref()));
+        let tunnel = self.outer.clone().filter(|_| exit.is_some());
+        self.effects.push(Effect::Output { port, start, longest, tunnel });
         // The switch sends nothing back to where it came from.
         self.is_simple &= port != self.key.packet.in_port;
-        self.actions.extend((self.port_of)(port).map(Action::Output));
+        let output = (self.port_of)(port).map(Action::Output);
+        match exit {
+            None => self.actions.extend(output),
+            Some(Exit::Number(number)) => {
+                self.mask.0.anomalies = u16::MAX;
+                let tag = Edit::PushVlan { tpid: TPID, tci: tci_of(number) };
+                self.actions.push(Action::Edit(tag));
+                self.actions.extend(output);
+                self.actions.push(Action::Edit(Edit::PopVlan));
+            }
+            Some(Exit::Unnumbered) => (self.is_simple, self.awaits_number) = (false, true),
+            Some(Exit::Nowhere) => {}
+        }
     }
 
     fn edit(&mut self, edit: Edit) -> bool {
@@ -269,9 +301,9 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
     /// What is done to the packet does not stay.
     fn with_copy(&mut self, what: impl FnOnce(&mut Self)) {
         self.is_simple = false;
-        let kept = (self.header.clone(), self.key, self.looked_up, self.longest, self.current);
+        let kept = (self.header.clone(), self.key, self.looked_up, self.longest, self.current, self.outer.clone());
         what(self);
-        (self.header, self.key, self.looked_up, self.longest, self.current) = kept;
+        (self.header, self.key, self.looked_up, self.longest, self.current, self.outer) = kept;
     }
 
     /// The hash of addresses and ports: whichever it is, a connection's packets have the same.

@@ -86,11 +86,15 @@ pub enum UplinkDriver {
     AfXdp,
     /// A capture file, which things are only written to.
     File,
+    /// A VXLAN tunnel's UDP port, for Open vSwitch.
+    Vxlan,
+    /// A Geneve tunnel's.
+    Geneve,
 }
 
 impl UplinkDriver {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Tap, Self::AfPacket, Self::AfXdp, Self::File];
+    pub const ALL: [Self; 6] = [Self::Tap, Self::AfPacket, Self::AfXdp, Self::File, Self::Vxlan, Self::Geneve];
 
     /// As people write it.
     pub fn name(self) -> &'static str {
@@ -99,7 +103,14 @@ impl UplinkDriver {
             Self::AfPacket => "af_packet",
             Self::AfXdp => "af_xdp",
             Self::File => "file",
+            Self::Vxlan => "vxlan",
+            Self::Geneve => "geneve",
         }
+    }
+
+    /// A tunnel's, which is of use to Open vSwitch alone.
+    pub fn is_tunnel(self) -> bool {
+        matches!(self, Self::Vxlan | Self::Geneve)
     }
 
     /// From how people write it: its name, or `file:SIZE` (see [`UplinkDriver::file_limit`]).

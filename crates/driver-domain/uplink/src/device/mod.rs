@@ -6,11 +6,13 @@
 mod file;
 mod packet;
 mod tap;
+mod tunnel;
 mod xdp;
 
 pub use file::File;
 pub use packet::Packets;
 pub use tap::Tap;
+pub use tunnel::Tunnels;
 pub use xdp::Xdp;
 
 use crate::counters::{Counters, Reason};
@@ -110,6 +112,8 @@ pub enum Queue {
     Xdp(Box<Xdp>),
     /// A capture file.
     File(Box<File>),
+    /// UDP sockets.
+    Tunnel(Box<Tunnels>),
 }
 
 impl Queue {
@@ -121,6 +125,7 @@ impl Queue {
             Self::Packets(socket) => socket.send(pair, packets, counters)?,
             Self::Xdp(xdp) => return xdp.send(pair, packets, counters),
             Self::File(file) => file.send(pair, packets, counters)?,
+            Self::Tunnel(tunnels) => tunnels.send(pair, packets, counters)?,
         };
         packets.iter().take(sent.done).for_each(|p| pair.to_network.give_back(p));
         Ok(sent)
@@ -133,6 +138,7 @@ impl Queue {
             Self::Packets(socket) => socket.receive(pair, counters),
             Self::Xdp(xdp) => xdp.receive(pair, counters),
             Self::File(file) => file.receive(),
+            Self::Tunnel(tunnels) => tunnels.receive(pair, counters),
         }
     }
 
@@ -147,7 +153,7 @@ impl Queue {
     /// Counts frames that the kernel had no room for. TAP devices count them themselves.
     pub fn count_overruns(&self, progress: &Progress, counters: &Counters) {
         let frames = match self {
-            Self::Tap(_) | Self::File(_) => 0,
+            Self::Tap(_) | Self::File(_) | Self::Tunnel(_) => 0,
             Self::Packets(socket) => socket.overruns(),
             Self::Xdp(xdp) => progress.overruns(xdp.overruns()),
         };
@@ -163,6 +169,7 @@ impl Queue {
     pub fn others(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Xdp(xdp) => xdp.others(),
+            Self::Tunnel(tunnels) => tunnels.others(),
             _ => None,
         }
     }
@@ -182,6 +189,7 @@ impl AsFd for Queue {
             Self::Packets(socket) => socket.as_fd(),
             Self::Xdp(xdp) => xdp.as_fd(),
             Self::File(file) => file.as_fd(),
+            Self::Tunnel(tunnels) => tunnels.as_fd(),
         }
     }
 }
@@ -223,8 +231,10 @@ impl Device {
         if wanted.queues == 0 || wanted.queues > MAX_QUEUES {
             return Err(OpenError(format!("{} queues; use 1 to {MAX_QUEUES}", wanted.queues)));
         }
-        if wanted.driver == Some(UplinkDriver::File) {
-            return File::open(wanted);
+        match wanted.driver {
+            Some(UplinkDriver::File) => return File::open(wanted),
+            Some(driver @ (UplinkDriver::Vxlan | UplinkDriver::Geneve)) => return Tunnels::open(wanted, driver),
+            _ => {}
         }
         let interface = match Interface::named(name) {
             Ok(interface) => Some(interface),
@@ -248,6 +258,7 @@ impl Device {
             UplinkDriver::AfPacket => Packets::open(wanted, kept),
             UplinkDriver::AfXdp => Xdp::open(wanted, kept),
             UplinkDriver::File => File::open(wanted),
+            driver @ (UplinkDriver::Vxlan | UplinkDriver::Geneve) => Tunnels::open(wanted, driver),
         }
     }
 }
@@ -257,8 +268,8 @@ impl Device {
     pub fn to_keep<'a>(&'a self, memory: &'a SharedMemory) -> Vec<BorrowedFd<'a>> {
         let of = |queue: &'a Queue| match queue {
             Queue::Xdp(xdp) => xdp.to_keep(),
-            // The next process begins another one.
-            Queue::File(_) => Vec::new(),
+            // The next process begins another one, or binds the port anew.
+            Queue::File(_) | Queue::Tunnel(_) => Vec::new(),
             other => vec![other.as_fd()],
         };
         let device: Vec<_> = self.queues.iter().flat_map(of).collect();

@@ -8,6 +8,7 @@ mod messages;
 mod packet;
 mod page;
 mod tun;
+mod udp;
 mod xsk;
 
 pub use arena::Arena;
@@ -16,6 +17,7 @@ pub use messages::{BATCH, Place, Received};
 pub use packet::{PacketSocket, SendSocket};
 pub use page::{CounterPage, NOTES, Notes};
 pub use tun::Tun;
+pub use udp::{Datagram, Outer, UdpSocket, is_ipv4};
 pub use xsk::{Fill, Plan, Receiver, Sender, dropped, first_socket, shown, take_over};
 
 use rustix::io::Errno;

@@ -102,7 +102,7 @@ impl Prober {
                 source: opposite(mac),
             });
         }
-        if device.about.driver == UplinkDriver::File {
+        if device.about.driver == UplinkDriver::File || device.about.driver.is_tunnel() {
             return Ok(Self { way: Way::Nowhere, source: mac });
         }
         let socket = match kept {

@@ -82,7 +82,7 @@ fn a_mask_that_names_no_tag_means_that_there_is_none() {
 
 /// As `ovs-vswitchd` 3.1 sends it.
 #[test]
-fn a_mask_may_name_a_tunnel_and_a_key_may_not() {
+fn a_mask_may_name_a_part_of_a_tunnel_and_a_key_may_not() {
     let mut mask = Writer::new();
     mask.nest(16, |to| to.attribute(4, &[0]));
     mask.number(IN_PORT, u32::MAX);

@@ -1,0 +1,181 @@
+//! Tunnel ports: packets and messages of their uplink in; flows, packets and messages out.
+
+use super::*;
+use lasthop_tunnel::{Message as Said, Tunnel, tci_of, with_number};
+
+const TUNNEL: PortId = PortId(4);
+const NAME: &str = "genev_sys_6081";
+/// Open vSwitch's number of it.
+const NO: u16 = 3;
+
+fn site() -> Site {
+    let mut site = Site::new();
+    site.ports(&[(VM1, "vm1"), (VM2, "vm2"), (PACKETS, PACKET_PORT), (TUNNEL, NAME)]);
+    let answer = site.ask(family::VPORT.id, command::NEW, flag::ACK, |to| {
+        to.text(vport::NAME, NAME);
+        to.number(vport::TYPE, vport::GENEVE);
+        to.number(vport::UPCALL_PID, PID);
+        to.nest(vport::OPTIONS, |to| to.attribute(1, &6081u16.to_ne_bytes()));
+    });
+    assert_eq!(error_of(&answer), 0);
+    site.told();
+    site
+}
+
+/// From 10.1.0.`end`, in network 5.
+fn tunnel(end: u8) -> Tunnel {
+    let mapped = |end| [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 1, 0, end];
+    let (id, local, remote) = (5u64.to_be_bytes(), mapped(1), mapped(end));
+    Tunnel { id, local, remote, ttl: 64, ..Tunnel::default() }
+}
+
+impl Site {
+    /// The uplink says something.
+    fn said(&mut self, message: Said<'_>) {
+        self.datapath.frame(&tagged(NO, &message.write()));
+        self.collect();
+    }
+
+    /// What it was sent.
+    fn sent(&mut self) -> Vec<Vec<u8>> {
+        std::mem::take(&mut self.frames)
+    }
+}
+
+/// To 10.1.0.2, network 5.
+fn encapsulate(to: &mut Writer) {
+    to.nest(3, |to| {
+        to.nest(16, |to| {
+            to.attribute(0, &5u64.to_be_bytes());
+            to.attribute(2, &[10, 1, 0, 2]);
+            to.attribute(4, &[64]);
+        });
+    });
+    to.number(1, NO.into());
+}
+
+#[test]
+fn what_goes_out_has_a_number_once_the_uplink_knows_it() {
+    let mut site = site();
+    assert_eq!(site.put_flow(1, 0, encapsulate), 0);
+    let frame = udp(300);
+    let goes_the_long_way = |site: &mut Site| {
+        site.miss(VM1, &frame);
+        let told = site.told();
+        assert!(matches!(told[..], [FromControl::Resume { .. }]), "no flow before the number is known: {told:?}");
+        site.datapath.frame(&tagged(1, &frame));
+        site.collect();
+    };
+    goes_the_long_way(&mut site);
+    let meaning = Tunnel { local: [0; 16], ..tunnel(2) };
+    let message = Said::Packet { number: 1, tunnel: meaning, frame: &frame };
+    assert_eq!(site.sent(), [tagged(NO, &message.write())]);
+
+    site.said(Said::Known(1));
+    site.miss(VM1, &frame);
+    let push = Action::Edit(Edit::PushVlan { tpid: 0x88a8, tci: tci_of(1) });
+    assert_eq!(site.told_flow().actions, [push, Action::Output(TUNNEL), Action::Edit(Edit::PopVlan)]);
+
+    // The uplink was started anew.
+    site.said(Said::Unknown(1));
+    let told = Said::Packet { number: 1, tunnel: meaning, frame: &[] };
+    assert_eq!(site.sent(), [tagged(NO, &told.write())]);
+    goes_the_long_way(&mut site);
+    assert_eq!(site.sent(), [tagged(NO, &message.write())]);
+}
+
+#[test]
+fn without_an_outer_header_nothing_goes_into_a_tunnel() {
+    let mut site = site();
+    assert_eq!(site.put_flow(1, 0, output(NO.into())), 0);
+    site.miss(VM1, &udp(300));
+    assert_eq!(site.told_flow().actions, []);
+}
+
+#[test]
+fn what_comes_in_has_its_tunnels_key_and_a_number_means_one_tunnel() {
+    let mut site = site();
+    let frame = udp(300);
+    let message = |end, number| Said::Packet { number, tunnel: tunnel(end), frame: &frame };
+    site.said(message(2, 9));
+    let upcall = site.upcalls.remove(0);
+    let key = table::<{ packet::COUNT }>(body(&only(&upcall))).unwrap()[usize::from(packet::KEY)].unwrap();
+    let key = Key::read(key, None).unwrap().0;
+    assert_eq!((key.tunnel, key.packet), (tunnel(2), key_of(NO.into(), 0, &frame).packet));
+    assert!(site.sent().is_empty(), "nobody wants it: its number is not known");
+    site.miss(TUNNEL, &with_number(9, &frame));
+    assert_eq!(site.sent(), [tagged(NO, &Said::Unknown(9).write())]);
+    site.told();
+
+    assert_eq!(site.put_flow(NO.into(), 0, output(1)), 0);
+    site.said(message(2, 9));
+    assert_eq!(site.sent(), [tagged(1, &frame), tagged(NO, &Said::Known(9).write())]);
+    site.miss(TUNNEL, &with_number(9, &frame));
+    let flow = site.told_flow();
+    assert_eq!(flow.actions, [Action::Edit(Edit::PopVlan), Action::Output(VM1)]);
+    assert_eq!((flow.key.vlan_tci, flow.mask.0.vlan_tci), (FlowKey::VLAN_PRESENT | tci_of(9), u16::MAX));
+
+    // The number gets another meaning: no flow of before may know it when that is said to be known.
+    site.said(message(3, 9));
+    assert_eq!(site.sent(), [tagged(1, &frame)]);
+    let told = site.told();
+    let [FromControl::DelFlow { key, mask }, FromControl::Ask { request, question: DatapathRequest::Barrier }] =
+        told[..]
+    else {
+        panic!("{told:?}")
+    };
+    assert_eq!((key, mask), (flow.key, flow.mask));
+    site.said(message(3, 9));
+    assert_eq!(site.sent(), [tagged(1, &frame)]);
+    let reply = DatapathReply::Barrier;
+    site.datapath.hear_switch(&ToControl::Reply { request, last: true, reply });
+    site.said(message(3, 9));
+    assert_eq!(site.sent(), [tagged(1, &frame), tagged(NO, &Said::Known(9).write())]);
+}
+
+#[test]
+fn when_numbers_are_used_up_all_flows_go_first() {
+    let mut site = site();
+    assert_eq!(site.put_flow(1, 0, encapsulate), 0);
+    let half = usize::from(lasthop_tunnel::MAX_NUMBER / 2);
+    for n in 0..half {
+        site.datapath.send_through(NO.into(), &Tunnel { id: (n as u64).to_be_bytes(), ..tunnel(2) }, &udp(60));
+    }
+    site.collect();
+    let numbers: Vec<_> = site.sent();
+    assert_eq!(numbers.len(), half);
+    site.datapath.frame(&tagged(1, &udp(60)));
+    site.collect();
+    let sent = |site: &mut Site| {
+        let frames = site.sent();
+        let inner = [&frames[0][..12], &frames[0][16..]].concat();
+        match Said::read(&inner) {
+            Some(Said::Packet { number, .. }) => number,
+            other => panic!("{other:?}"),
+        }
+    };
+    // That network had a number, of the first; one that is new has none, and goes all the same.
+    assert!(usize::from(sent(&mut site)) <= half);
+    let new = Tunnel { id: u64::MAX.to_be_bytes(), ..tunnel(2) };
+    site.datapath.send_through(NO.into(), &new, &udp(60));
+    site.collect();
+    assert_eq!(sent(&mut site), 0);
+    assert_eq!(site.told()[0], FromControl::ClearFlows);
+    site.datapath.send_through(NO.into(), &new, &udp(60));
+    site.collect();
+    assert_eq!(sent(&mut site), 0, "before the switch has confirmed that");
+}
+
+proptest! {
+    /// Whatever a tunnel's uplink sends, the datapath goes on.
+    #[test]
+    fn any_frame_of_an_uplink_is_borne(bytes in prop::collection::vec(any::<u8>(), 0..400), number in 0u16..3, kind in 0u8..5) {
+        let mut site = site();
+        let mut frame = vec![0; 12];
+        frame.extend([0x88, 0xa8, 0, number as u8, 0x88, 0xb5, kind, 0]);
+        frame.extend(&bytes);
+        site.datapath.frame(&tagged(NO, &frame));
+        site.miss(TUNNEL, &frame);
+        site.collect();
+    }
+}
