@@ -221,4 +221,13 @@ fn the_service_starts_and_restarts_over_lasthop_and_keeps_its_rules() {
     let rules = service.ofctl(&["dump-flows"]);
     assert!(rules.contains("priority=7"), "the rule came back with the service: {rules}\n{}", service.told());
     passes(2);
+    // Programs that the service's script starts have its environment: they make interfaces as ever, but none for a tunnel.
+    let make = |name: &str| {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", service.netns.name(), "ip", "link", "add", name, "type", "veth"]);
+        command.envs(service.environment.iter().map(|(name, value)| (name, value))).output().unwrap()
+    };
+    said(&make("veth-a"));
+    let tunnel = make("vxlan_sys_4789");
+    assert!(String::from_utf8_lossy(&tunnel.stderr).contains("Operation not supported"), "{tunnel:?}");
 }

@@ -6,7 +6,7 @@
 //! second connection, on which lasthop-ovs says "." when all answers lie in the first, or "+" when there was room for a part of them;
 //! whoever has read that part gets the next when it asks with "m".
 //!
-//! A routing netlink socket stays the kernel's, but makes no interfaces: tunnels are to be lasthop's.
+//! A routing netlink socket stays the kernel's, but makes no interfaces for tunnels of Open vSwitch: these are to be lasthop's.
 //!
 //! Unsafe room: the functions here stand in place of the C library's, and are called with what a C program has at hand. Their own calls go
 //! to the kernel (`libc::syscall`), never through the C library's functions of these names, which are these.
@@ -315,7 +315,7 @@ pub unsafe extern "C" fn send(fd: c_int, bytes: *const c_void, len: size_t, flag
     sent as ssize_t
 }
 
-/// A request to make an interface, if this is one, as a request that no kernel knows. Open vSwitch makes its tunnels' interfaces itself where
+/// A request to make a tunnel's interface, if this is one, as a request that no kernel knows. Open vSwitch makes its tunnels' interfaces itself where
 /// the kernel can, and packets of theirs would pass lasthop by. Answered with EOPNOTSUPP, as by a kernel without such tunnels, it asks the
 /// datapath for the tunnel instead.
 ///
@@ -326,6 +326,8 @@ unsafe fn without_new_link(message: &msghdr) -> Option<Vec<u8>> {
     const RTM_NEWLINK: u16 = 16;
     const RTM_NONE: u16 = 0xfff0;
     const NLM_F_CREATE: u16 = 0x400;
+    /// What Open vSwitch's names of its tunnels' interfaces have in them: `vxlan_sys_4789`, `genev_sys_6081`, `gre_sys`.
+    const TUNNEL_NAME: &[u8] = b"_sys";
     let mut bytes = Vec::new();
     for i in 0..message.msg_iovlen {
         // SAFETY: as the caller says.
@@ -336,7 +338,9 @@ unsafe fn without_new_link(message: &msghdr) -> Option<Vec<u8>> {
     }
     let &[_, _, _, _, k0, k1, f0, f1] = bytes.first_chunk()?;
     let (kind, flags) = (u16::from_ne_bytes([k0, k1]), u16::from_ne_bytes([f0, f1]));
-    if kind != RTM_NEWLINK || flags & NLM_F_CREATE == 0 {
+    // Interfaces of other names are made: programs of the same service make them, too.
+    if kind != RTM_NEWLINK || flags & NLM_F_CREATE == 0 || !bytes.windows(TUNNEL_NAME.len()).any(|at| at == TUNNEL_NAME)
+    {
         return None;
     }
     bytes.get_mut(4..6)?.copy_from_slice(&RTM_NONE.to_ne_bytes());
