@@ -30,8 +30,12 @@ pub enum OvsCommand {
         command: Vec<String>,
     },
     /// Have the host's own service of Open vSwitch run over lasthop: writes a unit for lasthop and a drop-in, starts nothing
+    #[command(
+        after_help = "Examples:\n  lasthop ovs install\n  lasthop ovs install --run-dir /run/lasthop --root /srv/image"
+    )]
     Install(units::InstallArgs),
     /// Take away what `install` wrote
+    #[command(after_help = "Example:\n  lasthop ovs uninstall")]
     Uninstall(units::Places),
 }
 
