@@ -74,12 +74,10 @@ fn what_is_mirrored_to_a_file_is_there_in_order_with_its_time() {
     let before = std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
     let said = site.lasthop.command(&["mirror", "add", "log", "--from", "a", "--to", &path]);
     assert_eq!(said, "mirror log: added\n");
-    // One after the other, for a mirror drops what its receiver cannot take at once.
-    let mut sent = Vec::new();
-    for n in 0..20 {
-        sent.extend(site.exchange(10 + 2 * n, 60 + 70 * n as usize));
-        wait_for_frames(&path, &sent);
-    }
+    // What comes before the file's port is up is dropped, and counted there.
+    site.lasthop.wait_for_state("log", "up");
+    let sent: Vec<_> = (0..20).flat_map(|n| site.exchange(10 + 2 * n, 60 + 70 * n as usize)).collect();
+    wait_for_frames(&path, &sent);
     assert_eq!(file(&path), sent, "in order, and nothing else");
     let times: Vec<_> = captured(&std::fs::read(&path).unwrap()).into_iter().map(|(time, _)| time).collect();
     let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
@@ -109,6 +107,7 @@ fn a_file_that_is_full_goes_on_in_another_and_then_in_the_first() {
     let mut site = Site::new();
     let path = site.path("a.pcap");
     site.lasthop.command(&["mirror", "add", "log", "--from", "a", "--to", &path, "--max-size", "64K"]);
+    site.lasthop.wait_for_state("log", "up");
     let (mut number, mut last) = (10, Vec::new());
     let both = |path: &str| [file(path), file(format!("{path}.1"))].concat();
     // 200 frames of 1000 bytes are more than three files.
@@ -226,6 +225,7 @@ fn a_full_disk_costs_packets_nothing() {
     let unmount = Unmount(small.clone());
     let path = format!("{small}/a.pcap");
     site.lasthop.command(&["mirror", "add", "log", "--from", "a", "--to", &path]);
+    site.lasthop.wait_for_state("log", "up");
     for n in 0..100 {
         site.exchange(10 + 2 * n, 1400);
     }
