@@ -11,6 +11,7 @@
 //! | `bystanders` | two guests that exchange numbered frames and lose none |
 //! | `station` | raw frames on an interface outside |
 //! | `turned` | a test in the place of an uplink's process |
+//! | `vswitch` | the distribution's Open vSwitch over a lasthop |
 //! | `arena` | a running lasthop with an attacker's port, and what must hold after every attack |
 //!
 //! Helpers panic when something is not as it must be: they are for tests only.
@@ -24,6 +25,7 @@ mod plug;
 pub mod raw;
 mod station;
 mod turned;
+pub mod vswitch;
 
 pub use arena::{Arena, Attack};
 pub use bystanders::Bystanders;

@@ -5,16 +5,12 @@
 mod connections;
 
 use lasthop_tests_process::{
-    Guest, Lasthop, Netns, Options, PATIENCE, Port, binary, mac, number_of, numbered, scratch, spawn, wait_for,
+    Guest, Lasthop, Netns, Options, PATIENCE, Port, mac, number_of, numbered, scratch, spawn, vswitch, wait_for,
 };
 use lasthop_types::MacAddr;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
-
-const VSWITCHD: &str = "/usr/lib/openvswitch-switch/ovs-vswitchd";
-const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
 
 /// lasthop with Open vSwitch in charge, and a bridge `br0` with two guests' ports.
 struct Site {
@@ -31,15 +27,8 @@ impl Site {
         let (dir, netns) = (scratch(), Netns::new());
         let ports = ["vm1", "vm2"].map(|name| Port::listen(name, dir.path()));
         let lasthop = Lasthop::start_in(Some(&netns), &ports, &["--control", "ovs", "--no-bpf"]);
-        let made = Command::new("ovsdb-tool").arg("create").arg(dir.path().join("conf.db")).arg(SCHEMA).output();
-        assert!(made.expect("ovsdb-tool starts").status.success(), "openvswitch-common is installed by scripts/setup");
-        let socket = format!("punix:{}", dir.path().join("db.sock").display());
-        let database = start(&netns, dir.path(), "ovsdb-server", |c| {
-            c.arg("ovsdb-server").arg(dir.path().join("conf.db")).arg(format!("--remote={socket}"));
-        });
-        wait_for("the database", PATIENCE, || dir.path().join("db.sock").exists());
-        run(dir.path(), &["ovs-vsctl", "--no-wait", "init"]);
-        let vswitchd = vswitchd(&netns, dir.path(), &lasthop);
+        let database = vswitch::database(&netns, dir.path());
+        let vswitchd = vswitch::daemon(&netns, dir.path(), &lasthop);
         let guest =
             |name: &str, n| Guest::connect(&dir.path().join(format!("{name}.sock")), mac(n), Options::default());
         let guests = [guest("vm1", 1), guest("vm2", 2)];
@@ -66,7 +55,7 @@ impl Site {
 
     fn vsctl(&self, words: &str) -> String {
         let words: Vec<_> = ["ovs-vsctl", "--timeout=20"].into_iter().chain(words.split(' ')).collect();
-        run(self.dir.path(), &words)
+        vswitch::run(self.dir.path(), &words)
     }
 
     /// Asks the bridge something by OpenFlow. Rules that are changed hold when it returns, also for packets whose flows there were before:
@@ -74,7 +63,7 @@ impl Site {
     fn ofctl(&self, words: &[&str]) -> String {
         let bridge = format!("unix:{}", self.dir.path().join("br0.mgmt").display());
         let (first, rest) = words.split_first().expect("a command");
-        let told = run(self.dir.path(), &[&["ovs-ofctl", first, &bridge], rest].concat());
+        let told = vswitch::run(self.dir.path(), &[&["ovs-ofctl", first, &bridge], rest].concat());
         if matches!(*first, "add-flow" | "del-flows") {
             self.appctl(&["revalidator/wait"]);
         }
@@ -83,7 +72,7 @@ impl Site {
 
     fn appctl(&self, words: &[&str]) -> String {
         let control = self.dir.path().join("ovs-vswitchd.ctl").display().to_string();
-        run(self.dir.path(), &[&["ovs-appctl", "-t", &control], words].concat())
+        vswitch::run(self.dir.path(), &[&["ovs-appctl", "-t", &control], words].concat())
     }
 
     /// Packets that a rule has had, found by a part of it.
@@ -114,43 +103,6 @@ impl Drop for Site {
         spawn::end(&mut self.vswitchd);
         spawn::end(&mut self.database);
     }
-}
-
-/// Starts a server of Open vSwitch's.
-fn start(netns: &Netns, dir: &Path, program: &str, build: impl FnOnce(&mut Command)) -> Child {
-    let name = Path::new(program).file_name().and_then(|name| name.to_str()).unwrap_or(program);
-    spawn::spawn("TERM", "ip", |c| {
-        c.args(["netns", "exec", netns.name()]);
-        build(c);
-        c.env("OVS_RUNDIR", dir).env("OVS_LOGDIR", dir).env("OVS_SYSCONFDIR", dir);
-        c.arg(format!("--unixctl={}", dir.join(format!("{name}.ctl")).display()));
-        c.arg(format!("--log-file={}", dir.join(format!("{name}.log")).display()));
-        c.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    })
-}
-
-/// As an administrator starts it, in the foreground.
-fn vswitchd(netns: &Netns, dir: &Path, lasthop: &Lasthop) -> Child {
-    let _ = std::fs::remove_file(dir.join("ovs-vswitchd.ctl"));
-    let child = start(netns, dir, VSWITCHD, |c| {
-        c.arg(binary("lasthop")).args(["ovs", "exec", "--run-dir"]).arg(lasthop.run_dir()).args(["--", VSWITCHD]);
-        c.arg(format!("unix:{}", dir.join("db.sock").display()));
-    });
-    wait_for("ovs-vswitchd", PATIENCE, || dir.join("ovs-vswitchd.ctl").exists());
-    child
-}
-
-/// Runs a command of Open vSwitch's to its end.
-fn run(dir: &Path, words: &[&str]) -> String {
-    let out: Output = Command::new(words[0])
-        .args(&words[1..])
-        .env("OVS_RUNDIR", dir)
-        .stdin(Stdio::null())
-        .output()
-        .unwrap_or_else(|e| panic!("{}: {e}", words[0]));
-    let (text, errors) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-    assert!(out.status.success(), "{words:?}: {text}{errors}");
-    text.into_owned()
 }
 
 /// A frame with a tag of this VLAN in front of what it was.
@@ -319,7 +271,7 @@ fn the_death_of_ovs_vswitchd_costs_no_known_flow() {
     let [a, b] = &mut site.guests;
     pass(a, b, &numbered(mac(1), mac(2), 4, 600));
     pass(b, a, &numbered(mac(2), mac(1), 5, 600));
-    site.vswitchd = vswitchd(&site.netns, site.dir.path(), &site.lasthop);
+    site.vswitchd = vswitch::daemon(&site.netns, site.dir.path(), &site.lasthop);
     wait_for("the bridge", PATIENCE, || site.appctl(&["dpif/show"]).contains("vm2 2/"));
     site.wait_for_bridge();
 }

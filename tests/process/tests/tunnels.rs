@@ -1,12 +1,8 @@
 //! Two hosts, each with lasthop and the distribution's `ovs-vswitchd`, and tunnels between them over the hosts' stacks: Geneve and VXLAN, IPv4 and
 //! IPv6, networks apart, keys that flows set, TCP in whole packets, deaths. Packets in, packets out.
 
-use lasthop_tests_process::{Lasthop, Netns, PATIENCE, Port, binary, scratch, spawn, wait_for};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-
-const VSWITCHD: &str = "/usr/lib/openvswitch-switch/ovs-vswitchd";
-const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
+use lasthop_tests_process::{Lasthop, Netns, PATIENCE, Port, scratch, spawn, vswitch, wait_for};
+use std::process::{Child, Stdio};
 
 /// A host with a bridge `br0`, whose port `p` is the cable of a guest: a namespace with the interface `g`.
 struct Host {
@@ -29,15 +25,8 @@ impl Host {
         guest.ip(&format!("addr add 10.8.0.{number}/24 dev g"));
         let none: [Port; 0] = [];
         let lasthop = Lasthop::start_in(Some(&netns), &none, &["--control", "ovs", "--no-bpf"]);
-        let made = Command::new("ovsdb-tool").arg("create").arg(dir.path().join("conf.db")).arg(SCHEMA).output();
-        assert!(made.expect("ovsdb-tool starts").status.success(), "openvswitch-common is installed by scripts/setup");
-        let remote = format!("--remote=punix:{}", dir.path().join("db.sock").display());
-        let database = start(&netns, dir.path(), "ovsdb-server", |c| {
-            c.arg("ovsdb-server").arg(dir.path().join("conf.db")).arg(remote);
-        });
-        wait_for("the database", PATIENCE, || dir.path().join("db.sock").exists());
-        run(dir.path(), &["ovs-vsctl", "--no-wait", "init"]);
-        let vswitchd = vswitchd(&netns, dir.path(), &lasthop);
+        let database = vswitch::database(&netns, dir.path());
+        let vswitchd = vswitch::daemon(&netns, dir.path(), &lasthop);
         let host = Self { vswitchd, database, lasthop, guest, netns, dir, number };
         host.vsctl("add-br br0 -- add-port br0 p -- set interface p ofport_request=1");
         host
@@ -45,18 +34,18 @@ impl Host {
 
     fn vsctl(&self, words: &str) -> String {
         let words: Vec<_> = ["ovs-vsctl", "--timeout=20"].into_iter().chain(words.split(' ')).collect();
-        run(self.dir.path(), &words)
+        vswitch::run(self.dir.path(), &words)
     }
 
     fn flow(&self, rule: &str) {
         let bridge = format!("unix:{}", self.dir.path().join("br0.mgmt").display());
-        run(self.dir.path(), &["ovs-ofctl", "add-flow", &bridge, rule]);
+        vswitch::run(self.dir.path(), &["ovs-ofctl", "add-flow", &bridge, rule]);
         self.appctl(&["revalidator/wait"]);
     }
 
     fn appctl(&self, words: &[&str]) -> String {
         let control = self.dir.path().join("ovs-vswitchd.ctl").display().to_string();
-        run(self.dir.path(), &[&["ovs-appctl", "-t", &control], words].concat())
+        vswitch::run(self.dir.path(), &[&["ovs-appctl", "-t", &control], words].concat())
     }
 
     fn tunnel(&self, kind: &str, options: &str) {
@@ -100,38 +89,6 @@ impl Drop for Host {
         spawn::end(&mut self.vswitchd);
         spawn::end(&mut self.database);
     }
-}
-
-/// Starts a server of Open vSwitch's.
-fn start(netns: &Netns, dir: &Path, program: &str, build: impl FnOnce(&mut Command)) -> Child {
-    let name = Path::new(program).file_name().and_then(|name| name.to_str()).unwrap_or(program);
-    spawn::spawn("TERM", "ip", |c| {
-        c.args(["netns", "exec", netns.name()]);
-        build(c);
-        c.env("OVS_RUNDIR", dir).env("OVS_LOGDIR", dir).env("OVS_SYSCONFDIR", dir);
-        c.arg(format!("--unixctl={}", dir.join(format!("{name}.ctl")).display()));
-        c.arg(format!("--log-file={}", dir.join(format!("{name}.log")).display()));
-        c.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    })
-}
-
-fn vswitchd(netns: &Netns, dir: &Path, lasthop: &Lasthop) -> Child {
-    let _ = std::fs::remove_file(dir.join("ovs-vswitchd.ctl"));
-    let child = start(netns, dir, VSWITCHD, |c| {
-        c.arg(binary("lasthop")).args(["ovs", "exec", "--run-dir"]).arg(lasthop.run_dir()).args(["--", VSWITCHD]);
-        c.arg(format!("unix:{}", dir.join("db.sock").display()));
-    });
-    wait_for("ovs-vswitchd", PATIENCE, || dir.join("ovs-vswitchd.ctl").exists());
-    child
-}
-
-/// Runs a command of Open vSwitch's to its end.
-fn run(dir: &Path, words: &[&str]) -> String {
-    let out = Command::new(words[0]).args(&words[1..]).env("OVS_RUNDIR", dir).stdin(Stdio::null()).output();
-    let out = out.unwrap_or_else(|e| panic!("{}: {e}", words[0]));
-    let (text, errors) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-    assert!(out.status.success(), "{words:?}: {text}{errors}");
-    text.into_owned()
 }
 
 /// Two hosts and a cable between them: 192.0.2.`n` and 2001:db8::`n`.
