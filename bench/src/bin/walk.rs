@@ -1,6 +1,6 @@
 //! The packet path alone: two guests on our own driver side and one forwarder, all on one thread.
 //!
-//! `walk [SIZE] [--packed] [--ring N] [--sockets N] [--fixed-cache] [--bursts N]` prints the cycles the forwarder takes for a packet, in bursts of 64,
+//! `walk [SIZE] [--packed] [--ring N] [--sockets N] [--bursts N]` prints the cycles the forwarder takes for a packet, in bursts of 64,
 //! and how many entries its flow cache came to have, of which so many had to go for want of room. The
 //! drivers' own work is not counted, but they share the caches, as guests on the same core would.
 
@@ -30,16 +30,13 @@ struct Args {
     /// So many UDP sockets send in turns, a flow of addresses and ports each; 0: one, and a flow of its station
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=50_000))]
     sockets: u16,
-    /// The flow cache stays as it is, however many flows are in use
-    #[arg(long)]
-    fixed_cache: bool,
     /// How many bursts of 64 are measured
     #[arg(long, default_value_t = 50_000)]
     bursts: usize,
 }
 
 fn main() {
-    let Args { size, packed, ring, sockets, fixed_cache, bursts } = Args::parse();
+    let Args { size, packed, ring, sockets, bursts } = Args::parse();
     let config = NetConfig { packed, size: ring, in_order: true, ..NetConfig::default() };
     let datapath = Arc::new(Datapath::new(65_536, PATIENCE_MS).expect("eventfd"));
     let (mut a, from) = guest(&datapath, 1, config);
@@ -71,8 +68,6 @@ fn main() {
         }
         a.flush(0);
         packets += cycles.measure(|| forwarder.carry(&from, 1, 0)).packets;
-        // As the main thread does when it is told of it.
-        let _ = !fixed_cache && datapath.grow_caches();
         while b.recv_with(0, |_| received += 1).expect("ring") {}
     }
     assert_eq!(packets, bursts * BURST, "not every burst was carried in one go");

@@ -309,11 +309,6 @@ impl Server {
                 self.report(id);
             }
         }
-        if self.datapath.grow_caches() {
-            let mut entries: Vec<_> = self.datapath.caches().iter().map(|(entries, _)| *entries).collect();
-            entries.sort_unstable();
-            tracing::info!(?entries, "a thread has more flows in use than its cache held: a cache of twice the size");
-        }
         if self.datapath.take_missed() {
             (self.upcalls_wait, self.to_tell) = (true, true);
         }

@@ -3,8 +3,10 @@
 use crate::entry::Flow;
 use lasthop_frame::{Depth, FlowKey};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Remembers which flow keys met. Of one size, one owner, no lock, nothing allocated after [`ExactCache::new`].
+/// Remembers which flow keys met. One owner, no lock, nothing allocated after [`ExactCache::new`]: it grows into address space
+/// that it has from the beginning.
 ///
 /// An entry is the key's hash and the flow; the key itself is not stored, because the flow's own mask says whether it
 /// matches. So one set of four fits a cache line, a wrong hit is impossible even when hashes collide, and an entry can
@@ -12,12 +14,32 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct ExactCache {
     /// A power of two of them.
-    sets: Box<[Set]>,
+    sets: Vec<Set>,
     /// Flows that had to go because their set was full. Which way of it goes next, too.
     evicted: usize,
+    /// At so many evictions, as many as there are entries after `since_ns`, the cache is crowded.
+    crowded: usize,
+    since_ns: u64,
+    usage: Arc<CacheUsage>,
+}
+
+/// How large a cache is, for other threads to read. Written when the cache is crowded; relaxed, as each number stands for itself.
+#[derive(Debug, Default)]
+pub struct CacheUsage {
+    entries: AtomicUsize,
+    evicted: AtomicU64,
+}
+
+impl CacheUsage {
+    /// Entries, and how many flows had to go for want of room though they lived, but for the last ones.
+    pub fn get(&self) -> (usize, u64) {
+        (self.entries.load(Ordering::Relaxed), self.evicted.load(Ordering::Relaxed))
+    }
 }
 
 const WAYS: usize = 4;
+/// See [`ExactCache::grow_if_crowded`].
+const PERIOD_NS: u64 = 100_000_000;
 
 /// A place in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,30 +56,40 @@ struct Set {
 }
 
 impl ExactCache {
-    /// A cache of at least `entries` entries of 16 bytes each.
-    pub fn new(entries: usize) -> Self {
-        let sets = entries.div_ceil(WAYS).next_power_of_two();
-        Self { sets: (0..sets).map(|_| Set::default()).collect(), evicted: 0 }
-    }
-
-    /// The same, unless there is no memory for it.
-    pub fn try_new(entries: usize) -> Option<Self> {
-        let (count, mut sets) = (entries.div_ceil(WAYS).next_power_of_two(), Vec::new());
-        sets.try_reserve_exact(count).ok()?;
+    /// A cache of at least `entries` entries of 16 bytes each, with address space for `most`.
+    pub fn new(entries: usize, most: usize) -> Self {
+        let [count, most] = [entries, most].map(|n| n.div_ceil(WAYS).next_power_of_two());
+        let mut sets = Vec::with_capacity(most);
         sets.resize_with(count, Set::default);
-        Some(Self { sets: sets.into(), evicted: 0 })
+        let usage = Arc::new(CacheUsage { entries: AtomicUsize::new(count * WAYS), ..CacheUsage::default() });
+        Self { sets, evicted: 0, crowded: count * WAYS, since_ns: 0, usage }
     }
 
-    /// How many entries it has.
-    #[inline]
-    pub fn entries(&self) -> usize {
-        self.sets.len() * WAYS
+    /// Its size, for other threads.
+    pub fn usage(&self) -> &Arc<CacheUsage> {
+        &self.usage
     }
 
-    /// How many flows had to go for want of room, though they live.
+    /// Doubles it, up to what there is room for, when within [`PERIOD_NS`] as many flows had to go as it has entries. An entry whose place
+    /// is another one then is met no more, and goes when its old place is needed.
     #[inline]
-    pub fn evicted(&self) -> u64 {
-        self.evicted as u64
+    pub fn grow_if_crowded(&mut self, now_ns: u64) {
+        if self.evicted >= self.crowded {
+            self.grow(now_ns);
+        }
+    }
+
+    #[cold]
+    fn grow(&mut self, now_ns: u64) {
+        let took_ns = now_ns.saturating_sub(std::mem::replace(&mut self.since_ns, now_ns));
+        let larger = 2 * self.sets.len();
+        if took_ns < PERIOD_NS && larger <= self.sets.capacity() {
+            self.sets.resize_with(larger, Set::default);
+        }
+        let entries = self.sets.len() * WAYS;
+        self.crowded = self.evicted + entries;
+        self.usage.entries.store(entries, Ordering::Relaxed);
+        self.usage.evicted.store(self.evicted as u64, Ordering::Relaxed);
     }
 
     /// Where the flow lies that a key met before. `key` has been extracted to `depth` and `hash` is its

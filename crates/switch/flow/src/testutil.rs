@@ -74,7 +74,7 @@ pub fn compare(steps: impl IntoIterator<Item = Step>) {
     const LIMIT: usize = 12;
     let (table, mut model) = (FlowTable::new(LIMIT), Model::default());
     let writer = crate::WriterId::default();
-    let mut cache = ExactCache::new(8);
+    let mut cache = ExactCache::new(8, 8);
     for (now, step) in steps.into_iter().enumerate() {
         let now = now as u64;
         match step {

@@ -3,7 +3,6 @@
 use crate::current_flow::{CurrentFlow, Decision};
 use crate::datapath::Datapath;
 use crate::deliver::{FRAME_WORK, WASTED_WORK, WORK};
-use crate::growth::Growth;
 use crate::packet::Packet;
 use crate::plan::{Members, Plan, bit};
 use crate::port::{Port, PortTable, header_len};
@@ -15,8 +14,8 @@ use lasthop_virtqueue::{Ahead, BURST, Chains, PREFETCH, Patience, Queue, QueueEr
 use std::cell::Cell;
 use std::sync::Arc;
 
-/// Entries of a thread's exact-match cache, if it serves any port that has packets: at first, and when it has [grown](crate::growth). An entry
-/// takes 16 bytes.
+/// Entries of a thread's exact-match cache, if it serves any port that has packets: at first, and when it has
+/// [grown](ExactCache::grow_if_crowded). An entry takes 16 bytes.
 const CACHE_ENTRIES: [usize; 2] = [8 << 10, 64 << 10];
 /// The same, if it serves one port. There may be as many of these threads as there are ports.
 const PORT_CACHE_ENTRIES: [usize; 2] = [1 << 10, 16 << 10];
@@ -52,7 +51,6 @@ pub struct Forwarder {
     pub(crate) ports: Arc<PortTable>,
     ports_generation: u64,
     pub(crate) cache: ExactCache,
-    growth: Growth,
     pub(crate) writer: WriterId,
     pub(crate) packets: Box<[Packet]>,
     pub(crate) plan: Plan,
@@ -110,9 +108,9 @@ impl Forwarder {
     }
 
     fn with_cache(datapath: Arc<Datapath>, [entries, most]: [usize; 2]) -> Self {
-        let cache = ExactCache::new(entries);
+        let cache = ExactCache::new(entries, most);
+        datapath.add_cache(cache.usage());
         Self {
-            growth: Growth::new(datapath.new_hand(), &cache, most),
             cache,
             ports: datapath.ports(),
             ports_generation: datapath.ports_generation(),
@@ -157,9 +155,7 @@ impl Forwarder {
             fail(&self.datapath, port, index, &mut guard, error);
         }
         drop(guard);
-        if self.cache.evicted() >= self.growth.next && self.growth.is_asked(&self.cache, now_ns) {
-            self.datapath.note_growth();
-        }
+        self.cache.grow_if_crowded(now_ns);
         // All of the burst at once, and nobody who is woken by it finds the queue locked.
         if std::mem::take(&mut self.missed) {
             self.datapath.note_missed();
@@ -415,9 +411,6 @@ impl Forwarder {
         if generation != self.ports_generation {
             self.ports = self.datapath.ports();
             self.ports_generation = generation;
-            if self.growth.take(&mut self.cache) {
-                self.datapath.note_growth();
-            }
         }
     }
 }

@@ -1,8 +1,7 @@
 //! What all threads of the switch share.
 
-use crate::growth::Hand;
 use crate::port::{Port, PortTable};
-use lasthop_flow::FlowTable;
+use lasthop_flow::{CacheUsage, FlowTable};
 use lasthop_lock::Lock;
 use lasthop_sys::EventFd;
 use lasthop_types::PortId;
@@ -23,12 +22,10 @@ pub struct Datapath {
     /// Counts changes of `ports`, so that workers look at an atomic and not at a lock.
     ports_generation: AtomicU64,
     flows: FlowTable,
-    /// Signalled when there is something for the main thread: a miss to tell control of, a ring that broke, a flow cache that is too small.
+    /// Signalled when there is something for the main thread: a miss to tell control of, a ring that broke.
     news: EventFd,
     missed: AtomicBool,
-    /// Some thread asks for a larger cache, or has left the one before.
-    growth: AtomicBool,
-    hands: Lock<Vec<Weak<Hand>>>,
+    caches: Lock<Vec<Weak<CacheUsage>>>,
     broken: Lock<Vec<(PortId, u16)>>,
     control_answers: AtomicBool,
     pub(crate) patience_ns: Patience,
@@ -45,8 +42,7 @@ impl Datapath {
             flows: FlowTable::new(flow_limit),
             news: EventFd::new()?,
             missed: AtomicBool::new(false),
-            growth: AtomicBool::new(false),
-            hands: Lock::default(),
+            caches: Lock::default(),
             broken: Lock::default(),
             control_answers: AtomicBool::new(false),
             patience_ns: Patience { pace: ns(patience_ms.pace), overtaken: ns(patience_ms.overtaken) },
@@ -136,38 +132,15 @@ impl Datapath {
     }
 
     /// For one more thread with a flow cache.
-    pub(crate) fn new_hand(&self) -> Arc<Hand> {
-        let (hand, mut hands) = (Arc::new(Hand::default()), self.hands.lock());
-        hands.retain(|hand| hand.strong_count() > 0);
-        hands.push(Arc::downgrade(&hand));
-        hand
+    pub(crate) fn add_cache(&self, usage: &Arc<CacheUsage>) {
+        let mut caches = self.caches.lock();
+        caches.retain(|cache| cache.strong_count() > 0);
+        caches.push(Arc::downgrade(usage));
     }
 
-    pub(crate) fn note_growth(&self) {
-        if !self.growth.swap(true, Ordering::AcqRel) {
-            self.news.signal();
-        }
-    }
-
-    /// Makes the larger flow caches that threads have asked for since the last call, and frees those that they have left. For the main thread,
-    /// when there are [`Datapath::news`]. True if some were made.
-    pub fn grow_caches(&self) -> bool {
-        if !self.growth.swap(false, Ordering::AcqRel) {
-            return false;
-        }
-        let hands: Vec<_> = self.hands.lock().iter().filter_map(Weak::upgrade).collect();
-        let made = hands.iter().filter(|hand| hand.serve()).count();
-        if made > 0 {
-            // Threads look for theirs when ports have changed, so that no burst has to.
-            self.ports_generation.fetch_add(1, Ordering::Release);
-        }
-        made > 0
-    }
-
-    /// Of each thread's flow cache: its entries, and how many flows had to go for want of room so far, but for the last ones.
+    /// Of each thread's flow cache: see [`CacheUsage::get`].
     pub fn caches(&self) -> Vec<(usize, u64)> {
-        let hands: Vec<_> = self.hands.lock().iter().filter_map(Weak::upgrade).collect();
-        hands.iter().map(|hand| (hand.entries.load(Ordering::Relaxed), hand.evicted.load(Ordering::Relaxed))).collect()
+        self.caches.lock().iter().filter_map(Weak::upgrade).map(|usage| usage.get()).collect()
     }
 
     pub(crate) fn note_broken(&self, port: PortId, queue: u16) {

@@ -9,7 +9,6 @@ mod current_flow;
 mod cursor;
 mod datapath;
 mod deliver;
-mod growth;
 mod known;
 mod orders;
 mod packet;

@@ -29,7 +29,7 @@ fn a_set_is_one_cache_line() {
 #[test]
 fn dead_flows_are_never_returned() {
     let table = FlowTable::new(2);
-    let mut cache = ExactCache::new(64);
+    let mut cache = ExactCache::new(64, 64);
     let flow = flow_to(&table, 1);
     cache.put(hash_key(&packet(1), Depth::L2), flow.clone());
     assert!(ask(&cache, &packet(1)) && !ask(&cache, &packet(2)));
@@ -52,7 +52,7 @@ fn dead_flows_are_never_returned() {
 #[test]
 fn equal_hashes_of_different_keys_are_told_apart() {
     let table = FlowTable::new(10);
-    let mut cache = ExactCache::new(64);
+    let mut cache = ExactCache::new(64, 64);
     cache.put(42, flow_to(&table, 1));
     assert!(cache.find(&packet(1), Depth::L2, 42).is_some());
     assert!(cache.find(&packet(2), Depth::L2, 42).is_none());
@@ -71,7 +71,7 @@ fn a_flow_deeper_than_the_key_is_not_met() {
         actions: vec![],
         epoch: 0,
     };
-    let mut cache = ExactCache::new(64);
+    let mut cache = ExactCache::new(64, 64);
     cache.put(7, table.insert(spec, 0).unwrap());
     assert!(cache.find(&packet(1), Depth::L2, 7).is_none(), "its port is not known to be 0");
     assert!(cache.find(&packet(1), Depth::L4, 7).is_some());
@@ -80,7 +80,7 @@ fn a_flow_deeper_than_the_key_is_not_met() {
 #[test]
 fn holds_what_fits_and_lets_go() {
     let table = FlowTable::new(300);
-    let mut cache = ExactCache::new(4);
+    let mut cache = ExactCache::new(4, 4);
     let flows: Vec<_> = (0..200).map(|last| flow_to(&table, last)).collect();
     for (last, flow) in flows.iter().enumerate() {
         cache.put(hash_key(&packet(last as u8), Depth::L2), flow.clone());
