@@ -3,6 +3,7 @@
 use crate::spec::{Action, FlowSpec};
 use lasthop_frame::{Depth, FlowKey, FlowMask};
 use lasthop_types::PortId;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// An installed flow, shared by the table and every worker's cache. Only its statistics and its death ever change.
@@ -17,8 +18,8 @@ pub struct Flow {
     dead: AtomicBool,
     only_output: Option<PortId>,
     behind: [[u64; BEHIND]; 2],
-    /// What to do with a packet that matches; empty drops it.
-    pub actions: Box<[Action]>,
+    /// What to do with a packet that matches; empty drops it. Flows share equal lists that are long.
+    pub actions: Arc<[Action]>,
     /// Policy epoch in which it was computed.
     pub epoch: u64,
     /// Masked key.
@@ -34,16 +35,16 @@ const HEAD: usize = Depth::L2.words();
 const BEHIND: usize = Depth::L4.words() - HEAD;
 
 impl Flow {
-    pub(crate) fn new(spec: FlowSpec, now_ms: u64) -> Self {
+    pub(crate) fn new(spec: FlowSpec, actions: Arc<[Action]>, now_ms: u64) -> Self {
         let key = spec.key.masked(&spec.mask);
         let both = [&key, &spec.mask.0];
         Self {
             head: both.map(|k| std::array::from_fn(|i| k.words()[i])),
             depth: spec.mask.depth(),
             dead: AtomicBool::new(false),
-            only_output: if let [Action::Output(to)] = *spec.actions { Some(to) } else { None },
+            only_output: if let [Action::Output(to)] = *actions { Some(to) } else { None },
             behind: both.map(|k| std::array::from_fn(|i| k.words()[HEAD + i])),
-            actions: spec.actions.into(),
+            actions,
             epoch: spec.epoch,
             key,
             mask: spec.mask,
@@ -215,7 +216,7 @@ mod tests {
         for at in 0..size_of::<FlowKey>() {
             let mut mask = FlowMask::default();
             mask.0.as_mut_bytes()[at] = 0x0f;
-            let flow = Flow::new(FlowSpec { key, mask, actions: vec![], epoch: 0 }, 0);
+            let flow = Flow::new(FlowSpec { key, mask, actions: vec![], epoch: 0 }, Arc::default(), 0);
             for other in 0..size_of::<FlowKey>() {
                 for bit in 0..8 {
                     let mut key = key;

@@ -11,22 +11,35 @@ pub type Position = (u64, u64, u64);
 /// Places of newer flows are passed over, so many at a time: tens of microseconds.
 const PLACES: usize = 4096;
 
+/// Flows that died otherwise than by [`Lru::pop`] go by and by: so many are looked at with each that comes. More than one, so that they are fewer
+/// than those that live, in the long run.
+const SWEEP: usize = 4;
+/// Flows that may have to be filed again before one goes: 20 µs. The table is locked meanwhile, and a guest can use a hundred thousand
+/// flows between one eviction and the next.
+const REFILED: usize = 64;
+
 /// Flows by last use and, among equals, by order of filing; put right lazily: workers only store a time in the flow; here
-/// a flow that turns out to have been used since it was filed is filed again. Each flow is refiled at most once for each
-/// time all others were, so an eviction costs O(log n) on average and workers never touch a list.
+/// a flow that turns out to have been used since it was filed is filed again, so workers never touch a list. Where more flows than
+/// [`REFILED`] were used and lie in front, the next one goes although it was used too.
 #[derive(Debug, Default)]
 pub(crate) struct Lru {
     filed: BTreeMap<(u64, u64), Arc<Flow>>,
     sequence: u64,
+    /// The place that was last swept.
+    swept: (u64, u64),
 }
 
 impl Lru {
-    pub(crate) fn insert(&mut self, flow: &Arc<Flow>, live: usize) {
+    pub(crate) fn insert(&mut self, flow: &Arc<Flow>) {
         self.sequence += 1;
         self.filed.insert((flow.stats.last_used_ms(), self.sequence), Arc::clone(flow));
-        // Flows that died otherwise stay filed until here.
-        if self.filed.len() > 2 * live + 64 {
-            self.filed.retain(|_, flow| !flow.is_dead());
+        for _ in 0..SWEEP {
+            let next = self.filed.range((Excluded(self.swept), Unbounded)).next();
+            let next = next.map(|(place, flow)| (*place, flow.is_dead()));
+            self.swept = next.map_or((0, 0), |(place, _)| place);
+            if let Some((place, true)) = next {
+                self.filed.remove(&place);
+            }
         }
     }
 
@@ -50,10 +63,9 @@ impl Lru {
         (flows, None)
     }
 
-    /// Takes the least recently used live flow out.
+    /// Takes the least recently used live flow out, or nearly.
     pub(crate) fn pop(&mut self) -> Option<Arc<Flow>> {
-        // Workers go on using flows meanwhile; after one round of all, whichever is oldest on file will do.
-        let mut rounds = self.filed.len();
+        let mut rounds = REFILED;
         while let Some(((filed_ms, sequence), flow)) = self.filed.pop_first() {
             let last_used_ms = flow.stats.last_used_ms();
             if !flow.is_dead() && (last_used_ms == filed_ms || rounds == 0) {
@@ -65,5 +77,51 @@ impl Lru {
             }
         }
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FlowSpec, WriterId};
+    use lasthop_frame::{FlowKey, FlowMask};
+
+    fn filled(n: u32) -> (Lru, Vec<Arc<Flow>>) {
+        let mut lru = Lru::default();
+        let mask = FlowMask(FlowKey { in_port: u32::MAX, ..FlowKey::default() });
+        let spec =
+            |in_port| FlowSpec { key: FlowKey { in_port, ..FlowKey::default() }, mask, actions: vec![], epoch: 0 };
+        let flows: Vec<_> = (0..n).map(|port| Arc::new(Flow::new(spec(port), Arc::default(), 1))).collect();
+        flows.iter().for_each(|flow| lru.insert(flow));
+        (lru, flows)
+    }
+
+    /// Packets of ten thousand flows between two evictions: the table is not locked for all of them to be filed again.
+    #[test]
+    fn an_eviction_is_bounded_however_many_flows_are_in_use() {
+        let (mut lru, flows) = filled(10_000);
+        let writer = WriterId::default();
+        flows.iter().for_each(|flow| flow.stats.add(writer, 1, 64, 9));
+        let gone = lru.pop().expect("one goes");
+        assert!(Arc::ptr_eq(&gone, &flows[REFILED]), "{gone:?}");
+        let refiled = lru.filed.range((2, 0)..).count();
+        assert_eq!((refiled, lru.filed.len()), (REFILED, 9999));
+        // Those that nobody used go first, as long as they are found.
+        let (mut lru, flows) = filled(100);
+        flows[..REFILED].iter().for_each(|flow| flow.stats.add(writer, 1, 64, 9));
+        assert!(Arc::ptr_eq(&lru.pop().expect("one goes"), &flows[REFILED]));
+    }
+
+    /// A switch that drops all flows at once does not free them all at the next one that comes, but it does by and by.
+    #[test]
+    fn dead_flows_go_by_and_by() {
+        let (mut lru, flows) = filled(1000);
+        flows.iter().for_each(|flow| flow.kill());
+        let (_, new) = filled(1000);
+        lru.insert(&new[0]);
+        assert!(lru.filed.len() > 990, "{}", lru.filed.len());
+        new[1..].iter().for_each(|flow| lru.insert(flow));
+        assert!(lru.filed.len() <= 1000 + SWEEP, "{}", lru.filed.len());
+        assert!(flows.iter().all(|flow| Arc::strong_count(flow) == 1));
     }
 }

@@ -5,11 +5,13 @@ use crate::entry::Flow;
 use crate::hash::{Factors, PARTS, Term, parts};
 use crate::lru::{Lru, Position};
 use crate::spec::{Action, FlowSpec};
+use foldhash::fast::RandomState;
 use lasthop_frame::{Depth, FlowKey, FlowMask};
-use lasthop_lock::SharedLock;
+use lasthop_lock::{Lock, SharedLock};
 use lasthop_types::PortId;
-use std::sync::Arc;
+use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 
 /// Most different masks at a time. A lookup tries them one after the other, so this bounds what a packet can cost that
 /// no cache knows; a guest cannot add masks, only policy can.
@@ -21,7 +23,16 @@ pub struct FlowTable {
     pub(crate) inner: SharedLock<Inner>,
     limit: usize,
     depth: AtomicU8,
+    /// Long lists of actions, each in the place that its hash says.
+    lists: Lock<Vec<Option<Weak<[Action]>>>>,
+    hasher: RandomState,
 }
+
+/// Flows share a list of so many actions or more, if both have the same. A flood to 500 ports has a list of 8 KB, and a guest may have
+/// a hundred thousand such flows.
+const LONG: usize = 8;
+/// How many lists can be shared: floods of so many ports.
+const LISTS: usize = 1024;
 
 #[derive(Debug, Default)]
 pub(crate) struct Inner {
@@ -68,7 +79,30 @@ pub enum Lookup {
 impl FlowTable {
     /// An empty table for at most `limit` flows (at least one).
     pub fn new(limit: usize) -> Self {
-        Self { inner: SharedLock::default(), limit: limit.max(1), depth: AtomicU8::new(Depth::L2 as u8) }
+        let depth = AtomicU8::new(Depth::L2 as u8);
+        Self {
+            inner: SharedLock::default(),
+            limit: limit.max(1),
+            depth,
+            lists: Lock::default(),
+            hasher: RandomState::default(),
+        }
+    }
+
+    /// The same list, shared with the flows that have it.
+    fn share(&self, actions: &[Action]) -> Arc<[Action]> {
+        if actions.len() < LONG {
+            return actions.into();
+        }
+        let place = self.hasher.hash_one(actions) as usize % LISTS;
+        let mut lists = self.lists.lock();
+        lists.resize(LISTS, None);
+        let known = lists[place].as_ref().and_then(Weak::upgrade).filter(|list| **list == *actions);
+        known.unwrap_or_else(|| {
+            let list = Arc::from(actions);
+            lists[place] = Some(Arc::downgrade(&list));
+            list
+        })
     }
 
     /// Installs a flow, instead of one with the same key and mask if there is one; that one dies, and its statistics
@@ -76,7 +110,8 @@ impl FlowTable {
     ///
     /// The caller sees to it that flows which overlap agree (see the crate's documentation).
     pub fn insert(&self, spec: FlowSpec, now_ms: u64) -> Result<Arc<Flow>, InsertError> {
-        let flow = Arc::new(Flow::new(spec, now_ms));
+        let actions = self.share(&spec.actions);
+        let flow = Arc::new(Flow::new(spec, actions, now_ms));
         let mut inner = self.inner.write();
         let known = inner.subtables.iter().position(|s| s.mask == flow.mask);
         if known.is_none() && inner.subtables.len() >= MAX_MASKS {
@@ -221,7 +256,7 @@ impl Inner {
             self.rehash(Factors::default());
         }
         self.len += 1;
-        self.lru.insert(flow, self.len);
+        self.lru.insert(flow);
     }
 
     /// Draws lots anew: which hashes the flows have, and so which of them share a bucket, tells nothing of how it was before. All

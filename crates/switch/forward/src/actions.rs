@@ -101,7 +101,7 @@ impl Forwarder {
             Action::LimitFlood if full(&port.floods) => return Err(DropReason::Storm),
             Action::Meter(id) if self.ports.meters.get(&id).is_some_and(|m| full(m)) => return Err(DropReason::Meter),
             Action::ToControl(user) if !port.upcalls.copy(of, pieces, user) => return Err(DropReason::MissQueueFull),
-            Action::ToControl(_) => self.datapath.note_missed(),
+            Action::ToControl(_) => self.missed.set(true),
             Action::Sample(probability, actions) => {
                 // Knuth's multiplier (MMIX): the upper half is good, and nobody's secret.
                 self.random.set(self.random.get().wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));

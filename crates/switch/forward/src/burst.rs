@@ -57,7 +57,8 @@ pub struct Forwarder {
     /// Where the last delivery went.
     pub(crate) receiver: PortId,
     /// Packets of this burst wait for control.
-    missed: bool,
+    /// The main thread has something to tell control of, once the sender's queue is unlocked.
+    pub(crate) missed: Cell<bool>,
     /// What samples are drawn by.
     pub(crate) random: Cell<u64>,
 }
@@ -118,7 +119,7 @@ impl Forwarder {
             packets: vec![Packet::default(); BURST].into_boxed_slice(),
             plan: Plan::default(),
             receiver: PortId(0),
-            missed: false,
+            missed: Cell::new(false),
             random: Cell::new(datapath.now_ns()),
             datapath,
         }
@@ -127,6 +128,14 @@ impl Forwarder {
     /// The port that packets last went to.
     pub fn last_receiver(&self) -> Option<&Port> {
         self.ports.get(self.receiver).map(|port| &**port)
+    }
+
+    /// Wakes the main thread if there is something for control. To be called with no queue locked: nobody who is woken finds it so.
+    #[inline]
+    pub(crate) fn tell_missed(&self) {
+        if self.missed.take() {
+            self.datapath.note_missed();
+        }
     }
 
     /// [`Datapath::now_ns`].
@@ -157,9 +166,7 @@ impl Forwarder {
         drop(guard);
         self.cache.grow_if_crowded(now_ns);
         // All of the burst at once, and nobody who is woken by it finds the queue locked.
-        if std::mem::take(&mut self.missed) {
-            self.datapath.note_missed();
-        }
+        self.tell_missed();
         outcome
     }
 
@@ -329,7 +336,7 @@ impl Forwarder {
         match burst.port.upcalls.enqueue(packet, pieces, burst.now_ns / 1_000_000) {
             Ok(()) => {
                 burst.queue.counters.missed.add(1);
-                self.missed = true;
+                self.missed.set(true);
                 self.plan.set_done(i);
             }
             Err(NoPlace::Taken) if self.datapath.control_answers() => return false,

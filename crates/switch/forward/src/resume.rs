@@ -180,6 +180,7 @@ impl Forwarder {
             }
             order.leaving = None;
         }
+        self.tell_missed();
         Some(work)
     }
 

@@ -26,6 +26,21 @@ fn met(table: &FlowTable, key: &FlowKey) -> Option<Arc<Flow>> {
     }
 }
 
+/// Flows of one flood take the memory of one list.
+#[test]
+fn equal_lists_of_many_actions_are_kept_once() {
+    let table = FlowTable::new(100);
+    let flood = |last: u8, ports: u32| {
+        let actions = (0..ports).map(|port| Action::Output(PortId(port))).collect();
+        table.insert(FlowSpec { actions, ..to_mac(last) }, 0).unwrap()
+    };
+    let flows: Vec<_> = (0..50).map(|last| flood(last, 500)).collect();
+    assert_eq!(Arc::strong_count(&flows[0].actions), 50);
+    assert!(flows.iter().all(|flow| flow.actions.len() == 500));
+    let (other, short) = (flood(50, 499), [51, 52].map(|last| flood(last, 2)));
+    assert_eq!((Arc::strong_count(&other.actions), Arc::strong_count(&short[0].actions)), (1, 1));
+}
+
 #[test]
 fn a_packet_meets_its_flow_until_it_is_removed() {
     let table = FlowTable::new(10);
