@@ -175,7 +175,7 @@ impl FlowTable {
     /// 2. A mask without such a flow: what it looks at beyond that is added, and a bit says that the bucket is empty. About 30
     ///    instructions, 4 cycles, and a read of a small table. Where the bit is set, one in four to eight times in a full table, the
     ///    hashes in the bucket's chain are compared, too.
-    /// 3. The mask that has it: the chain of a bucket, nearly always of one flow and never of more than [`MOST`], and the key
+    /// 3. The mask that has it: the chain of a bucket, nearly always of one flow and, but by an accident of one draw in very many, of no more than [`MOST`], and the key
     ///    is compared. About 100 instructions, 75 cycles, most of which are the lock's and the reference count's.
     pub fn lookup(&self, key: &FlowKey, depth: Depth) -> Lookup {
         let inner = self.inner.read();
