@@ -30,7 +30,7 @@ impl<'a> Headers<'a> {
         let len = end.min(self.frame_len).saturating_sub(at);
         let bytes = self.bytes.get(at..).unwrap_or_default();
         let fragment = if key.ip_frag == 0 { 0 } else { fragment };
-        View { key, transport: bytes.get(..len).unwrap_or(bytes), len, fragment }
+        View { key, transport: bytes.get(..len).unwrap_or(bytes), len, fragment, was: None }
     }
 
     /// Where the transport header begins, where the IP packet ends, and the identification of a fragment.

@@ -3,6 +3,7 @@
 use crate::entry::{ASSURED, Birth, REPLIED, STATE, Words};
 use crate::list::Connection;
 use crate::nat::Nat;
+use crate::packet::{Body, Packet, View};
 use crate::process::Commit;
 use crate::refusal::Refusal;
 use crate::state::ProtoState;
@@ -44,6 +45,16 @@ impl Tracker {
             policy: commit.policy,
         };
         Ok(self.insert(birth, self.secrets.hash(&original), nat, now)?.is_some())
+    }
+
+    /// What a packet was before a connection of this zone had it translated, if none has it as it is: for [`View::was`].
+    pub fn before_translation(&self, view: &View<'_>, zone: u16, now_ms: u64) -> Option<Tuple> {
+        let now = ticks(now_ms);
+        let find = |tuple: &Tuple| self.find(tuple, self.secrets.hash(tuple), now);
+        let packet = Packet::read(view, zone, self.config.icmp_ids).ok()?;
+        let answer = packet.tuple.inverse().filter(|_| !matches!(packet.body, Body::Error(_) | Body::Later))?;
+        let found = find(&answer).filter(|_| find(&packet.tuple).is_none())?;
+        Some(self.entries[found.at as usize].key(1 - found.dir))
     }
 
     /// A connection's packets have passed unseen, or will: it is not judged by sequence numbers any more, and a RST that ends it is believed. Its label

@@ -17,6 +17,8 @@ pub struct View<'a> {
     pub len: usize,
     /// Identification of a fragment; of anything else 0.
     pub fragment: u32,
+    /// What the packet was before its addresses were translated, if it has been looked up and is to be once more: its connection is that one's.
+    pub was: Option<Tuple>,
 }
 
 /// What is looked at behind addresses and ports.
@@ -74,7 +76,7 @@ impl<'a> Packet<'a> {
             ICMP | ICMPV6 if tuple.is_icmp() => icmp(&mut tuple, bytes, icmp_ids)?,
             _ => Body::Other,
         };
-        Ok(Self { tuple, body })
+        Ok(Self { tuple: view.was.unwrap_or(tuple), body })
     }
 }
 

@@ -162,7 +162,7 @@ pub fn view<'f>(frame: &'f [u8], key: &'f mut FlowKey) -> View<'f> {
     };
     let transport = snapshot.get(at..end.min(snapshot.len())).unwrap_or_default();
     let fragment = if key.ip_frag == 0 { 0 } else { fragment };
-    View { key, transport, len: end.saturating_sub(at), fragment }
+    View { key, transport, len: end.saturating_sub(at), fragment, was: None }
 }
 
 /// Where IPv6's extension headers end, and the identification of a fragment.

@@ -27,7 +27,7 @@ fn cpu() -> Duration {
 }
 
 fn datagram(key: &FlowKey) -> View<'_> {
-    View { key, transport: &[0, 0, 0, 0, 0, 8, 0, 0], len: 8, fragment: 0 }
+    View { key, transport: &[0, 0, 0, 0, 0, 8, 0, 0], len: 8, fragment: 0, was: None }
 }
 
 /// The time of each of `times`, in ns, and the longest.
