@@ -183,6 +183,10 @@ impl Control {
                 DatapathReply::Ports(port.into_iter().collect())
             }
             DatapathRequest::Lookup(key) => lookup(known.datapath, key, now_ms),
+            DatapathRequest::Meter(id) => {
+                let [passed, dropped] = known.datapath.meter_counts(*id);
+                DatapathReply::Meter { id: *id, passed, dropped }
+            }
             DatapathRequest::Barrier => {
                 // A burst under way may still follow a flow removed meanwhile: it ends with its queue's lock.
                 let queues = known.ports.values().flat_map(|entry| entry.port.queues.iter());

@@ -3,6 +3,8 @@
 
 #[path = "open_vswitch/connections.rs"]
 mod connections;
+#[path = "open_vswitch/meters.rs"]
+mod meters;
 
 use lasthop_tests_process::{
     Guest, Lasthop, Netns, Options, PATIENCE, Port, mac, number_of, numbered, scratch, spawn, vswitch, wait_for,

@@ -433,6 +433,7 @@ impl Fake {
             }
             DatapathRequest::Ports => DatapathReply::Ports(self.ports.keys().map(|id| self.info(*id)).collect()),
             DatapathRequest::Lookup(key) => lookup(self, key),
+            DatapathRequest::Meter(id) => DatapathReply::Meter { id, passed: [0; 2], dropped: [0; 2] },
             DatapathRequest::Barrier if self.holds_barriers => return,
             DatapathRequest::Barrier => DatapathReply::Barrier,
         };

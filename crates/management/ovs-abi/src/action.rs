@@ -71,6 +71,8 @@ pub enum Act {
     Ct(Ct),
     /// It has been to no connection.
     CtClear,
+    /// It goes on if this meter lets it pass, or there is none with the number.
+    Meter(u32),
 }
 
 impl Act {
@@ -102,9 +104,10 @@ fn read(list: &[u8], depth: usize, count: &mut usize) -> Result<Vec<Act>, Refuse
             12 => Act::Ct(Ct::read(value)?),
             13 => Act::Truncate(u32_of(value)?.max(14)),
             16 => Act::CtClear,
+            19 => Act::Meter(u32_of(value)?),
             20 => Act::Clone(read(value, depth, count)?),
             21 => check_length(value, depth, count)?,
-            // Meters, MPLS, NSH and the like: Open vSwitch does without.
+            // MPLS, NSH and the like: Open vSwitch does without.
             _ => return Err(Refused::INVALID),
         };
         acts.push(act);

@@ -21,8 +21,12 @@ pub const VPORT: Family = Family { id: 0x21, name: "ovs_vport", version: 1, grou
 pub const FLOW: Family = Family { id: 0x22, name: "ovs_flow", version: 1, group: None };
 /// Packets.
 pub const PACKET: Family = Family { id: 0x23, name: "ovs_packet", version: 1, group: None };
-/// Those there are. Without the others Open vSwitch knows that a datapath has no meters and no limits of connections.
-pub const ALL: [Family; 4] = [DATAPATH, VPORT, FLOW, PACKET];
+/// Meters.
+pub const METER: Family = Family { id: 0x24, name: "ovs_meter", version: 1, group: None };
+/// Limits of connections.
+pub const CT_LIMIT: Family = Family { id: 0x25, name: "ovs_ct_limit", version: 1, group: None };
+/// Those there are.
+pub const ALL: [Family; 6] = [DATAPATH, VPORT, FLOW, PACKET, METER, CT_LIMIT];
 
 /// Commands of datapaths, ports and flows.
 pub mod command {
@@ -108,6 +112,8 @@ pub mod packet {
     pub const KEY: u16 = 2;
     pub const ACTIONS: u16 = 3;
     pub const USERDATA: u16 = 4;
+    /// Longest fragment of a packet that was put together.
+    pub const MRU: u16 = 9;
     pub const LEN: u16 = 10;
     pub const COUNT: usize = 12;
 }

@@ -9,6 +9,8 @@
 //! | `action` | what a flow does |
 //! | `connections` | what it asks of connection tracking |
 //! | `conntrack` | the table of connections, asked for and ended (`linux/netfilter/nfnetlink_conntrack.h`) |
+//! | `limit` | limits of connections by zone |
+//! | `meter` | meters |
 //! | `tunnel` | the key of a tunnel |
 //!
 //! Every byte that is read comes from another process: what is wrong with it is a [`Refused`], never a panic, and what is not known is
@@ -21,6 +23,8 @@ mod connections;
 pub mod conntrack;
 pub mod family;
 mod key;
+pub mod limit;
+pub mod meter;
 pub mod netlink;
 pub mod tunnel;
 

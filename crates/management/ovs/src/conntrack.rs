@@ -2,11 +2,15 @@
 
 use crate::Datapath;
 use crate::jobs::Dump;
+use crate::requests::{Reply, Request};
 use lasthop_conntrack::{Config, Connection, Cursor, Filter, ProtoState, TcpState, Tracker, Tuple};
 use lasthop_ipc::{DatapathRequest, FromControl};
 use lasthop_ovs_abi::Refused;
 use lasthop_ovs_abi::conntrack::{DELETE, End, Entry, GET, Meant, status};
+use lasthop_ovs_abi::family;
+use lasthop_ovs_abi::limit::{self, Limit};
 use lasthop_ovs_abi::netlink::{Message, Writer, flag};
+use std::collections::BTreeMap;
 
 /// How often time-outs are looked at.
 const TURN_MS: u64 = 1000;
@@ -25,6 +29,9 @@ pub(crate) struct Connections {
     pub tracker: Option<Tracker>,
     turned_ms: u64,
     looked_ms: u64,
+    /// Limits of zones of their own, and that of all others; 0: none.
+    limits: BTreeMap<u16, u32>,
+    default_limit: u32,
 }
 
 impl Default for Connections {
@@ -33,11 +40,26 @@ impl Default for Connections {
         if tracker.is_none() {
             tracing::error!("no memory for a table of connections: packets that a flow wants tracked are dropped");
         }
-        Self { tracker, turned_ms: 0, looked_ms: 0 }
+        Self { tracker, turned_ms: 0, looked_ms: 0, limits: BTreeMap::new(), default_limit: 0 }
     }
 }
 
 impl Connections {
+    /// Zones keep to their limits. Connections that are there stay.
+    fn limit(&self, zones: impl Iterator<Item = u16>) {
+        let Some(tracker) = &self.tracker else { return };
+        zones.for_each(|zone| tracker.limit_zone(zone, self.limit_of(zone)));
+    }
+
+    fn limit_of(&self, zone: u16) -> u32 {
+        self.limits.get(&zone).copied().unwrap_or(self.default_limit)
+    }
+
+    fn told(&self, zone: u16) -> Limit {
+        let count = self.tracker.as_ref().map_or(0, |tracker| tracker.zone(zone).connections);
+        Limit { zone: Some(zone), limit: self.limit_of(zone), count }
+    }
+
     /// Flows of these have been used.
     pub fn keep(&self, tuples: &[Tuple], used_ms: u64, now_ms: u64) {
         if let Some(tracker) = &self.tracker {
@@ -150,6 +172,50 @@ impl Datapath {
             }
             _ => Err(Refused::UNSUPPORTED),
         }
+    }
+
+    /// A request about limits of zones.
+    pub(crate) fn limit_request(&mut self, request: &Request<'_>) -> Reply {
+        let asked = Limit::read(request.attributes)?;
+        let connections = &mut self.connections;
+        let zones = || asked.iter().filter_map(|limit| limit.zone);
+        let all = Limit { zone: None, limit: connections.default_limit, count: 0 };
+        match request.command {
+            limit::command::SET => {
+                let own = asked.iter().filter_map(|limit| Some((limit.zone?, limit.limit)));
+                connections.limits.extend(own);
+                match asked.iter().rfind(|limit| limit.zone.is_none()) {
+                    Some(default) => {
+                        connections.default_limit = default.limit;
+                        connections.limit(0..=u16::MAX);
+                    }
+                    None => connections.limit(zones()),
+                }
+            }
+            limit::command::DEL => {
+                connections.limits.retain(|zone, _| !zones().any(|other| other == *zone));
+                if asked.iter().any(|limit| limit.zone.is_none()) {
+                    connections.default_limit = 0;
+                    connections.limit(0..=u16::MAX);
+                }
+                connections.limit(zones());
+            }
+            limit::command::GET => {
+                let told = if asked.is_empty() {
+                    [all].into_iter().chain(connections.limits.keys().map(|zone| connections.told(*zone))).collect()
+                } else {
+                    asked.iter().map(|limit| limit.zone.map_or(all, |zone| connections.told(zone))).collect::<Vec<_>>()
+                };
+                return Ok(vec![request.answer(0, |to| {
+                    to.ovs_header(limit::command::GET, family::CT_LIMIT.version, 0);
+                    Limit::write(&told, to);
+                })]);
+            }
+            _ => return Err(Refused::UNSUPPORTED),
+        }
+        let echo = request.message.flags & flag::ECHO != 0;
+        let answer = |to: &mut Writer| to.ovs_header(request.command, family::CT_LIMIT.version, 0);
+        Ok(if echo { vec![request.answer(0, answer)] } else { Vec::new() })
     }
 
     /// The next connections of a dump, and where it goes on.

@@ -79,6 +79,7 @@ impl Datapath {
                     }
                 }
             }
+            needs.meters.into_iter().for_each(|meter| self.ask(DatapathRequest::Meter(meter)));
             if needs.ports {
                 self.ask(DatapathRequest::Ports);
             }
@@ -160,6 +161,7 @@ impl Datapath {
             DatapathReply::Ports(ports) => {
                 self.totals.extend(ports.iter().map(|port| (port.id, crate::ports::Totals::of(port))));
             }
+            DatapathReply::Meter { id, passed, dropped } => self.meters.counted(*id, [*passed, *dropped], self.now_ms),
             DatapathReply::Barrier => self.tunnels_settle(request),
             DatapathReply::Lookup { .. } | DatapathReply::Removed { .. } => {}
         }

@@ -6,6 +6,8 @@
 //! | `walk` | a packet's way through them |
 //! | `unified` | the switch's flows, each made of those that its packets would meet |
 //! | `conntrack` | the table of connections, which they go by |
+//! | `meters` | limits of rates, which flows name |
+//! | `fragments` | fragments of packets, put together and cut |
 //! | `ports` | Open vSwitch's ports, and the switch's behind them |
 //! | `tunnels` | tunnel ports, and what numbers in front of their frames mean |
 //! | `packets` | packets that come here, whole or not, and go from here |
@@ -18,7 +20,9 @@
 #![forbid(unsafe_code)]
 
 mod conntrack;
+mod fragments;
 mod jobs;
+mod meters;
 mod packets;
 mod ports;
 mod requests;
@@ -35,6 +39,7 @@ use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_ovs_abi::family;
 use lasthop_types::PortId;
 use ports::{Totals, Vport};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use table::Table;
 use tunnels::Tunnels;
@@ -74,8 +79,10 @@ struct Client {
 pub struct Datapath {
     table: Table,
     tunnels: Tunnels,
+    meters: meters::Meters,
     registry: Registry,
     connections: conntrack::Connections,
+    fragments: RefCell<fragments::Fragments>,
     /// Its name, once Open vSwitch has made it.
     name: Option<String>,
     features: u32,
@@ -162,6 +169,7 @@ impl Datapath {
             ToControl::Hello => {
                 self.give_up_on_switch();
                 self.attached = true;
+                self.tell_meters();
                 self.begin_anew();
                 self.unsettle_tunnels();
             }

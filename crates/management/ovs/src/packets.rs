@@ -4,7 +4,7 @@
 use crate::ports::{TPID, tag_of};
 use crate::requests::DP_IFINDEX;
 use crate::unified::Way;
-use crate::walk::{Effect, Tracking, Walk};
+use crate::walk::{Effect, Rest, Tracking, Walk};
 use crate::{Datapath, Out, tunnels};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{Edit, FlowKey, FlowMask, SNAPSHOT_LEN};
@@ -13,7 +13,7 @@ use lasthop_ovs_abi::netlink::{LONGEST, Writer, table, u32_of};
 use lasthop_ovs_abi::{
     Act, Key, Refused, family, family::datapath::UPCALL_PER_CPU, family::packet, family::packet_command,
 };
-use lasthop_tunnel::{Message, number_of};
+use lasthop_tunnel::{Message, Tunnel, number_of};
 
 /// Where the tag lies, and its length.
 const TAG: std::ops::Range<usize> = 12..16;
@@ -24,7 +24,7 @@ struct Upcall<'a> {
     pid: u32,
     key: Key,
     start: &'a [u8],
-    payload: &'a [u8],
+    rest: Rest,
     userdata: Option<Vec<u8>>,
     acts: Option<Vec<u8>>,
 }
@@ -32,6 +32,10 @@ struct Upcall<'a> {
 impl Datapath {
     /// A packet waits in the switch for what is to become of it.
     pub(crate) fn missed(&mut self, upcall: &UpcallPacket) {
+        if upcall.copy.is_some() {
+            // Nothing waits: the packet has gone on.
+            return;
+        }
         let from = upcall.key.port();
         if Some(from) == self.packet_port() {
             // What the host's own stack sends there.
@@ -54,9 +58,9 @@ impl Datapath {
         let port_of = |no| vports.get(&no)?.port;
         let frame = (&upcall.header[..], upcall.frame_len as usize);
         let tracker = self.connections.tracker.as_ref();
-        let tracking = Tracking { tracker, now_ms: self.now_ms, only_looks: true };
+        let tracking = Tracking { tracker, fragments: None, now_ms: self.now_ms, only_looks: true };
         let mut walk = Walk::new((&self.table, tracking), port_of, &mut self.random, metadata, frame);
-        walk.tunnels = Some(&self.tunnels);
+        (walk.tunnels, walk.meters) = (Some(&self.tunnels), Some(&self.meters));
         if tunnel.is_some() {
             walk.take_number_out();
         }
@@ -131,7 +135,7 @@ impl Datapath {
         if self.tunnels.get(no).is_some() {
             return self.tunnel_frame(no, &frame);
         }
-        self.walk(metadata(no), &frame, None);
+        self.walk(metadata(no), &frame, None, None);
     }
 
     /// Open vSwitch sends a packet.
@@ -143,20 +147,24 @@ impl Datapath {
             return Err(Refused::INVALID);
         }
         let metadata = Key::metadata(of(packet::KEY)?)?;
-        self.walk(metadata, frame, Some(&acts));
+        let longest = found.get(usize::from(packet::MRU)).copied().flatten();
+        let longest = longest.map(|longest| longest.try_into().map(u16::from_ne_bytes).map_err(|_| Refused::RANGE));
+        self.walk(metadata, frame, Some(&acts), longest.transpose()?);
         Ok(())
     }
 
     /// Carries out what is to become of a whole frame: what these actions say, or the flows that it meets. False if it met none at first or
     /// later, or nothing became of it.
-    pub(crate) fn walk(&mut self, metadata: Key, frame: &[u8], acts: Option<&[Act]>) -> bool {
-        let (start, payload) = frame.split_at(frame.len().min(SNAPSHOT_LEN));
+    pub(crate) fn walk(&mut self, metadata: Key, frame: &[u8], acts: Option<&[Act]>, longest: Option<u16>) -> bool {
+        let (start, rest) = frame.split_at(frame.len().min(SNAPSHOT_LEN));
         let vports = &self.vports;
         let port_of = |no| vports.get(&no)?.port;
-        let tracking = Tracking { tracker: self.connections.tracker.as_ref(), now_ms: self.now_ms, only_looks: false };
+        let (tracker, fragments) = (self.connections.tracker.as_ref(), Some(&self.fragments));
+        let tracking = Tracking { tracker, fragments, now_ms: self.now_ms, only_looks: false };
         let whole = (start, frame.len());
         let mut walk = Walk::new((&self.table, tracking), port_of, &mut self.random, metadata, whole);
-        walk.tunnels = Some(&self.tunnels);
+        (walk.tunnels, walk.meters) = (Some(&self.tunnels), Some(&self.meters));
+        walk.rest = Rest { bytes: rest.into(), fragments: longest };
         let tcp_flags = walk.tcp_flags();
         match acts {
             Some(acts) => {
@@ -177,41 +185,47 @@ impl Datapath {
             }
         }
         for effect in effects {
-            self.carry_out(effect, payload);
+            self.carry_out(effect);
         }
         of_use
     }
 
-    fn carry_out(&mut self, effect: Effect, payload: &[u8]) {
+    fn carry_out(&mut self, effect: Effect) {
         match effect {
-            Effect::Output { port, start, longest, tunnel } => {
-                if self.vports.get(&port).is_none_or(|vport| vport.port.is_none()) {
-                    return;
-                }
-                if self.tunnels.get(port).is_some() {
-                    let mut frame = [&start, payload].concat();
-                    frame.truncate(longest);
-                    return tunnel.iter().for_each(|tunnel| self.send_through(port, tunnel, &frame));
-                }
-                let Some((addresses, rest)) = start.split_at_checked(TAG.start) else { return };
-                let (tpid, tci) = (TPID.to_be_bytes(), tag_of(port).to_be_bytes());
-                let mut frame = [addresses, &tpid, &tci, rest, payload].concat();
-                frame.truncate(longest.saturating_add(TAG.len()));
-                self.out.push(Out::Frame(frame));
+            Effect::Output { port, start, rest, longest, tunnel } => {
+                let mut frame = [&start[..], &rest.bytes].concat();
+                frame.truncate(longest);
+                let frames = match rest.fragments {
+                    Some(longest) => self.fragments.get_mut().cut(frame, longest),
+                    None => vec![frame],
+                };
+                frames.iter().for_each(|frame| self.output(port, frame, tunnel.as_deref()));
             }
-            Effect::Miss { key, start } => {
+            Effect::Miss { key, start, rest } => {
                 self.misses += 1;
                 let pid = self.pid_for(key.packet.in_port, None);
                 let command = packet_command::MISS;
-                self.upcall(&Upcall { command, pid, key, start: &start, payload, userdata: None, acts: None });
+                self.upcall(&Upcall { command, pid, key, start: &start, rest, userdata: None, acts: None });
             }
-            Effect::Upcall { key, start, pid, userdata, acts_of } => {
+            Effect::Upcall { key, start, rest, pid, userdata, acts_of } => {
                 let pid = self.pid_for(key.packet.in_port, Some(pid));
                 let acts = acts_of.and_then(|id| self.table.get(id)).map(|flow| flow.act_bytes.clone());
                 let command = packet_command::ACTION;
-                self.upcall(&Upcall { command, pid, key, start: &start, payload, userdata, acts });
+                self.upcall(&Upcall { command, pid, key, start: &start, rest, userdata, acts });
             }
         }
+    }
+
+    fn output(&mut self, port: u32, frame: &[u8], tunnel: Option<&Tunnel>) {
+        if self.vports.get(&port).is_none_or(|vport| vport.port.is_none()) {
+            return;
+        }
+        if self.tunnels.get(port).is_some() {
+            return tunnel.iter().for_each(|tunnel| self.send_through(port, tunnel, frame));
+        }
+        let Some((addresses, rest)) = frame.split_at_checked(TAG.start) else { return };
+        let (tpid, tci) = (TPID.to_be_bytes(), tag_of(port).to_be_bytes());
+        self.out.push(Out::Frame([addresses, &tpid, &tci, rest].concat()));
     }
 
     /// The socket for an upcall of this port: packets of one port stay in order.
@@ -232,7 +246,7 @@ impl Datapath {
         let mut to = Writer::new();
         to.begin(family::PACKET.id, 0, 0, 0);
         to.ovs_header(upcall.command, family::PACKET.version, DP_IFINDEX);
-        let frame = [upcall.start, upcall.payload].concat();
+        let frame = [upcall.start, &upcall.rest.bytes].concat();
         to.attribute(packet::PACKET, frame.get(..LONGEST).unwrap_or(&frame));
         to.nest(packet::KEY, |to| upcall.key.write(to));
         if let Some(userdata) = &upcall.userdata {
@@ -240,6 +254,9 @@ impl Datapath {
         }
         if let Some(acts) = &upcall.acts {
             to.nest(packet::ACTIONS, |to| to.raw(acts));
+        }
+        if let Some(longest) = upcall.rest.fragments {
+            to.attribute(packet::MRU, &longest.to_ne_bytes());
         }
         if frame.len() > LONGEST {
             to.number(packet::LEN, frame.len() as u32);

@@ -9,7 +9,7 @@ use lasthop_ipc::FromControl;
 use lasthop_management_ipc::UplinkConfig;
 use lasthop_ovs_abi::family::{self, command, control, datapath, flow, packet_command, vport};
 use lasthop_ovs_abi::netlink::{Message, OVS_HEADER, Writer, flag, kind, messages, table, text_of, u32_of, u32s_of};
-use lasthop_ovs_abi::{Key, Refused, conntrack};
+use lasthop_ovs_abi::{Key, Refused, conntrack, meter};
 use std::collections::BTreeSet;
 
 /// The number of the datapath: the kernel's is that of an interface, which this one has none of.
@@ -24,16 +24,18 @@ pub(crate) struct Needs {
     /// The switch's flows whose counters are wanted.
     pub flows: BTreeSet<u64>,
     pub ports: bool,
+    /// The switch's meters whose counters are wanted.
+    pub meters: BTreeSet<u32>,
     pub open: Vec<UplinkConfig>,
     pub close: Vec<String>,
 }
 
 /// A message of one of the families.
-struct Request<'a> {
-    command: u8,
-    attributes: &'a [u8],
+pub(crate) struct Request<'a> {
+    pub command: u8,
+    pub attributes: &'a [u8],
     is_dump: bool,
-    message: Message<'a>,
+    pub message: Message<'a>,
     pid: u32,
 }
 
@@ -45,7 +47,7 @@ impl<'a> Request<'a> {
     }
 
     /// An answer to it.
-    fn answer(&self, flags: u16, fill: impl FnOnce(&mut Writer)) -> Vec<u8> {
+    pub fn answer(&self, flags: u16, fill: impl FnOnce(&mut Writer)) -> Vec<u8> {
         let mut to = Writer::new();
         to.begin(self.message.kind, flags, self.message.sequence, self.pid);
         fill(&mut to);
@@ -56,14 +58,14 @@ impl<'a> Request<'a> {
 
 /// What a request changes in the switch.
 #[derive(Debug, Default)]
-struct Changes {
+pub(crate) struct Changes {
     unified: BTreeSet<u64>,
-    all: bool,
+    pub all: bool,
     /// It was told already.
-    told: bool,
+    pub told: bool,
 }
 
-type Reply = Result<Vec<Vec<u8>>, Refused>;
+pub(crate) type Reply = Result<Vec<Vec<u8>>, Refused>;
 
 /// An attribute.
 fn get<'a, const N: usize>(found: &[Option<&'a [u8]>; N], kind: u16) -> Option<&'a [u8]> {
@@ -93,6 +95,10 @@ impl Datapath {
                     needs.ports |= request.command == command::GET;
                     needs.all_flows |= matches!(request.command, command::NEW | command::DEL);
                     self.needs_of_port(&request, &mut needs);
+                }
+                id if id == family::METER.id => {
+                    let id = meter::id_of(request.attributes).ok();
+                    needs.meters.extend(id.and_then(|id| self.meters.slot(id)));
                 }
                 id if id == family::DATAPATH.id => needs.all_flows |= request.command == command::DEL,
                 _ => {}
@@ -168,6 +174,8 @@ impl Datapath {
                     id if id == family::DATAPATH.id => self.datapath_request(&request, &mut changes),
                     id if id == family::VPORT.id => self.vport_request(&request, failed, &mut changes),
                     id if id == family::FLOW.id => self.flow_request(&request, &mut changes),
+                    id if id == family::METER.id => self.meter_request(&request, &mut changes),
+                    id if id == family::CT_LIMIT.id => self.limit_request(&request),
                     id if id == family::PACKET.id && request.command == packet_command::EXECUTE => {
                         self.execute(request.attributes).map(|()| Vec::new())
                     }
@@ -242,6 +250,7 @@ impl Datapath {
                 let ports = std::mem::take(&mut self.vports);
                 self.table.clear();
                 self.tunnels.clear();
+                self.forget_meters();
                 changes.all = true;
                 if ports.values().any(|port| port.opened) {
                     tracing::info!(

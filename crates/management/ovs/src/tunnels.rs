@@ -196,14 +196,14 @@ impl Datapath {
                     return self.tell_uplink(no, &Message::Unknown(number).write());
                 };
                 let inner = [frame.get(..12), frame.get(16..)].map(Option::unwrap_or_default).concat();
-                self.walk(metadata(no, tunnel), &inner, None);
+                self.walk(metadata(no, tunnel), &inner, None, None);
                 return;
             }
             None => return,
         }
         match Message::read(frame) {
             Some(Message::Packet { number, tunnel, frame }) => {
-                let of_use = frame.len() >= 14 && self.walk(metadata(no, tunnel), frame, None);
+                let of_use = frame.len() >= 14 && self.walk(metadata(no, tunnel), frame, None, None);
                 if number != 0 {
                     self.learn(no, number, tunnel, of_use);
                 }

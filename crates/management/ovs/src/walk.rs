@@ -2,17 +2,22 @@
 
 mod track;
 
+use crate::fragments::Whole;
+use crate::meters::Meters;
 use crate::table::{FlowId, Table};
 use crate::tunnels::{Exit, Tunnels};
 use lasthop_conntrack::Tuple;
 use lasthop_flow::Action;
-use lasthop_frame::{Depth, Edit, FlowKey, FlowMask, Header, Offload, extract};
+use lasthop_frame::{Depth, Edit, FlowKey, FlowMask, Header, Offload, SNAPSHOT_LEN, ethertype, extract};
 use lasthop_ovs_abi::{Act, Key, Meta};
 use lasthop_tunnel::{TPID, Tunnel, tci_of};
 use lasthop_types::{DropReason, PortId};
+use std::rc::Rc;
 pub(crate) use track::Tracking;
 use zerocopy::IntoBytes;
 
+/// Protocol of IPv6 fragments but the first of a packet, as Open vSwitch has them.
+const FRAGMENT: u8 = 44;
 /// How often a packet is looked up again.
 const MAX_LOOKUPS: usize = 16;
 /// How many things become of a packet.
@@ -22,11 +27,19 @@ const MAX_EFFECTS: usize = 4096;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
     /// It goes to this port, cut to so many bytes if it is longer; `tunnel`: with this outer header, if that is a tunnel's.
-    Output { port: u32, start: Vec<u8>, longest: usize, tunnel: Option<Box<Tunnel>> },
+    Output { port: u32, start: Vec<u8>, rest: Rest, longest: usize, tunnel: Option<Box<Tunnel>> },
     /// It met no flow.
-    Miss { key: Key, start: Vec<u8> },
+    Miss { key: Key, start: Vec<u8>, rest: Rest },
     /// A flow sends it to Open vSwitch; `acts_of`: its actions are sent along.
-    Upcall { key: Key, start: Vec<u8>, pid: u32, userdata: Option<Vec<u8>>, acts_of: Option<FlowId> },
+    Upcall { key: Key, start: Vec<u8>, rest: Rest, pid: u32, userdata: Option<Vec<u8>>, acts_of: Option<FlowId> },
+}
+
+/// What is behind a frame's first bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Rest {
+    pub bytes: Rc<[u8]>,
+    /// It was put together of fragments, none of which was longer than this.
+    pub fragments: Option<u16>,
 }
 
 /// A packet on its way.
@@ -38,6 +51,8 @@ pub(crate) struct Walk<'a, F> {
     header: Header,
     payload_len: usize,
     key: Key,
+    /// What is behind the header, if it has come whole.
+    pub rest: Rest,
     /// As it was when it was last looked up.
     looked_up: Key,
     longest: usize,
@@ -52,6 +67,8 @@ pub(crate) struct Walk<'a, F> {
     current: Option<FlowId>,
     /// Ports of tunnels, if there are any.
     pub tunnels: Option<&'a Tunnels>,
+    /// Meters, if there are any.
+    pub meters: Option<&'a Meters>,
     /// It goes the long way now, and will not when the number of its outer header is known.
     pub awaits_number: bool,
     /// What the switch would do.
@@ -93,11 +110,13 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
             port_of,
             header,
             payload_len: frame_len.saturating_sub(len),
+            rest: Rest::default(),
             key: metadata,
             looked_up: metadata,
             longest: usize::MAX,
             outer: None,
             tunnels: None,
+            meters: None,
             awaits_number: false,
             mask: FlowMask::default(),
             tags_moved: false,
@@ -138,7 +157,22 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
     fn extract(&mut self) {
         let (bytes, key) = (self.header.bytes(), &mut self.key.packet);
         extract(key, bytes, bytes.len() + self.payload_len, Depth::Full);
-        self.key.packet.anomalies = 0;
+        key.anomalies = 0;
+        // The switch tells what the first fragment holds.
+        if key.eth_type == ethertype::IPV6 && key.ip_frag & FlowKey::FRAG_LATER != 0 {
+            key.ip_proto = FRAGMENT;
+        }
+    }
+
+    /// Begins anew with a packet that was put together of it and others.
+    fn become_whole(&mut self, whole: &Whole) {
+        let (start, rest) = whole.frame.split_at(whole.frame.len().min(SNAPSHOT_LEN));
+        let room = self.header.restart(start.len());
+        let len = room.len().min(start.len());
+        room.copy_from_slice(start.get(..len).unwrap_or_default());
+        self.payload_len = rest.len();
+        self.rest = Rest { bytes: rest.into(), fragments: Some(whole.longest) };
+        self.extract();
     }
 
     /// Takes the number in front of it out, which is no part of it: what comes first with a packet of a tunnel.
@@ -156,8 +190,8 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
         self.looked_up = self.key;
         let Some((id, flow)) = self.table.lookup(&self.key).and_then(|id| Some((id, self.table.get(id)?))) else {
             (self.is_simple, self.missed) = (false, true);
-            let (key, start) = (self.key, self.header.bytes().to_vec());
-            return self.effects.push(Effect::Miss { key, start });
+            let (key, start, rest) = (self.key, self.header.bytes().to_vec(), self.rest.clone());
+            return self.effects.push(Effect::Miss { key, start, rest });
         };
         self.flows.push(id);
         self.current = Some(id);
@@ -168,7 +202,11 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
 
     /// These bits of the packet have decided: as it is now, which may be other bits of it as it came.
     fn matters(&mut self, bits: &FlowKey) {
-        let own = FlowKey { recirculation: 0, ct_zone: 0, ct_state: 0, ct_mark: 0, ..*bits };
+        let mut own = FlowKey { recirculation: 0, ct_zone: 0, ct_state: 0, ct_mark: 0, ..*bits };
+        if own.ip_proto != 0 {
+            // Whether it is a later fragment is part of what protocol it is told to have.
+            own.ip_frag = FlowKey::FRAG_ANY | FlowKey::FRAG_LATER;
+        }
         let all = self.mask.0.as_mut_bytes().iter_mut();
         all.zip(own.as_bytes()).for_each(|(to, from)| *to |= from);
         if self.tags_moved {
@@ -188,11 +226,10 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
             match act {
                 Act::Output(port) => self.output(*port),
                 Act::Userspace { pid, userdata, actions } => self.send_up(*pid, userdata.clone(), *actions),
-                Act::Set(sets) => {
-                    if !sets.iter().all(|set| self.edit(Edit::Set(*set))) {
-                        return false;
-                    }
-                }
+                Act::Set(sets) if !sets.iter().all(|set| self.edit(Edit::Set(*set))) => return false,
+                Act::Ct(ct) if !self.track(ct) => return false,
+                Act::Meter(id) if !self.meter(*id) => return false,
+                Act::Set(_) | Act::Ct(_) | Act::Meter(_) => {}
                 Act::SetTunnel(tunnel) => self.outer = Some(tunnel.clone()),
                 Act::SetMeta { meta, value, mask } => self.set_meta(*meta, *value, *mask),
                 Act::PushVlan { tpid, tci } => {
@@ -218,13 +255,8 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
                     if is_last { again(self) } else { self.with_copy(again) }
                 }
                 Act::Hash(basis) => self.hash(*basis),
-                Act::Ct(ct) => {
-                    if !self.track(ct) {
-                        return false;
-                    }
-                }
                 Act::CtClear => self.key.clear_connection(),
-                Act::Truncate(len) => (self.longest, self.is_simple) = (*len as usize, false),
+                Act::Truncate(len) => self.longest = *len as usize,
                 Act::Sample(probability, acts) => {
                     let hit = self.next_random() <= *probability && *probability > 0;
                     self.with_copy(|walk| {
@@ -251,8 +283,8 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
     fn send_up(&mut self, pid: u32, userdata: Option<Vec<u8>>, actions: bool) {
         self.is_simple = false;
         let acts_of = self.current.filter(|_| actions);
-        let (key, start) = (self.looked_up, self.header.bytes().to_vec());
-        self.effects.push(Effect::Upcall { key, start, pid, userdata, acts_of });
+        let (key, start, rest) = (self.looked_up, self.header.bytes().to_vec(), self.rest.clone());
+        self.effects.push(Effect::Upcall { key, start, rest, pid, userdata, acts_of });
     }
 
     fn set_meta(&mut self, meta: Meta, value: u32, mask: u32) {
@@ -263,14 +295,25 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
         *field = *field & !mask | value & mask;
     }
 
+    /// False: the packet goes no further. One that is only looked at passes: the switch is to judge those that follow its flow.
+    fn meter(&mut self, id: u32) -> bool {
+        let Tracking { now_ms, only_looks, .. } = self.tracking;
+        let Some((meters, slot)) = self.meters.and_then(|meters| Some((meters, meters.slot(id)?))) else { return true };
+        self.actions.push(Action::Meter(slot));
+        only_looks || meters.admit(id, self.header.len() + self.payload_len, now_ms)
+    }
+
     fn output(&mut self, port: u32) {
         let (start, longest) = (self.header.bytes().to_vec(), std::mem::replace(&mut self.longest, usize::MAX));
         let exit = self.tunnels.and_then(|tunnels| tunnels.exit(port, self.outer.as_deref()));
         let tunnel = self.outer.clone().filter(|_| exit.is_some());
-        self.effects.push(Effect::Output { port, start, longest, tunnel });
+        self.effects.push(Effect::Output { port, start, rest: self.rest.clone(), longest, tunnel });
         // The switch sends nothing back to where it came from.
         self.is_simple &= port != self.key.packet.in_port;
-        let output = (self.port_of)(port).map(Action::Output);
+        let cut = u16::try_from(longest).ok();
+        self.is_simple &= cut.is_none() || exit.is_none();
+        let output =
+            (self.port_of)(port).map(|port| cut.map_or(Action::Output(port), |to| Action::Truncated(port, to)));
         match exit {
             None => self.actions.extend(output),
             Some(Exit::Number(number)) => {
@@ -302,8 +345,10 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
     fn with_copy(&mut self, what: impl FnOnce(&mut Self)) {
         self.is_simple = false;
         let kept = (self.header.clone(), self.key, self.looked_up, self.longest, self.current, self.outer.clone());
+        let rest = (self.payload_len, self.rest.clone());
         what(self);
         (self.header, self.key, self.looked_up, self.longest, self.current, self.outer) = kept;
+        (self.payload_len, self.rest) = rest;
     }
 
     /// The hash of addresses and ports: whichever it is, a connection's packets have the same.

@@ -63,6 +63,8 @@ pub enum DatapathRequest {
     Ports,
     /// Which flow would a packet with this key meet? (`lasthop trace`)
     Lookup(FlowKey),
+    /// What has met the meter of this number since it was set?
+    Meter(u32),
     /// Answered when everything sent before has taken effect: no packet is judged by a flow removed before.
     Barrier,
 }
@@ -78,6 +80,8 @@ pub enum DatapathReply {
     Removed { from_guest: PortTotals, to_guest: PortTotals },
     /// The full key and the flow it meets, if any.
     Lookup { key: FlowKey, flow: Option<Box<FlowInfo>> },
+    /// Packets and bytes that a meter let through, and those that it dropped; zeros if there is none.
+    Meter { id: u32, passed: [u64; 2], dropped: [u64; 2] },
     /// See [`DatapathRequest::Barrier`].
     Barrier,
 }

@@ -6,7 +6,6 @@ use crate::deliver::FRAME_WORK;
 use crate::packet::Packet;
 use crate::plan::{COPIES, bit};
 use crate::port::Port;
-use crate::rate::RateLimiter;
 use crate::steps::{Step, Steps, is_one_output};
 use lasthop_flow::Action;
 use lasthop_guestmem::GuestSlice;
@@ -96,10 +95,11 @@ impl Forwarder {
         pieces: &[GuestSlice<'_>],
         now_ns: u64,
     ) -> Result<(), DropReason> {
-        let full = |limit: &RateLimiter| !limit.admit(of.frame_len, now_ns);
         match *action {
-            Action::LimitFlood if full(&port.floods) => return Err(DropReason::Storm),
-            Action::Meter(id) if self.ports.meters.get(&id).is_some_and(|m| full(m)) => return Err(DropReason::Meter),
+            Action::LimitFlood if !port.floods.admit(of.frame_len, now_ns) => return Err(DropReason::Storm),
+            Action::Meter(id) if self.ports.meters.get(&id).is_some_and(|m| !m.admit(of.frame_len, now_ns)) => {
+                return Err(DropReason::Meter);
+            }
             Action::ToControl(user) if !port.upcalls.copy(of, pieces, user) => return Err(DropReason::MissQueueFull),
             Action::ToControl(_) => self.missed.set(true),
             Action::Sample(probability, actions) => {

@@ -1,6 +1,7 @@
 //! What all threads of the switch share.
 
 use crate::port::{Port, PortTable};
+use crate::rate::Meter;
 use lasthop_flow::{CacheUsage, FlowTable};
 use lasthop_lock::Lock;
 use lasthop_sys::EventFd;
@@ -89,12 +90,17 @@ impl Datapath {
     }
 
     /// Sets meter `id`, which is below [`MAX_METERS`], or removes it, for all flows that name it and from the next bursts on. `rates`: bytes
-    /// and packets a second (0: any number), and in nanoseconds what may be made up for.
+    /// and packets a second (0: any number), and in nanoseconds what may be made up for. What it has counted begins anew.
     pub fn set_meter(&self, id: u32, rates: Option<[u64; 3]>) {
         self.change(|ports| match rates.filter(|_| id < MAX_METERS) {
-            Some([bytes, packets, burst_ns]) => ports.meters.entry(id).or_default().set(bytes, packets, burst_ns),
+            Some(rates) => drop(ports.meters.insert(id, Meter::new(rates).into())),
             None => drop(ports.meters.remove(&id)),
         });
+    }
+
+    /// Packets and bytes that meter `id` has let pass since it was set, and those that it has dropped. Zeros if there is none.
+    pub fn meter_counts(&self, id: u32) -> [[u64; 2]; 2] {
+        self.ports.lock().meters.get(&id).map(|meter| meter.counts()).unwrap_or_default()
     }
 
     fn change(&self, change: impl FnOnce(&mut PortTable)) {

@@ -29,6 +29,6 @@ pub use burst::{Forwarder, Outcome, PATIENCE_MS};
 pub use datapath::{Datapath, MAX_METERS};
 pub use orders::Orders;
 pub use port::{Coalesce, Port, PortTable};
-pub use rate::RateLimiter;
+pub use rate::{Meter, RateLimiter};
 pub use resume::Order;
 pub use upcall::{UPCALL_SLOTS, Upcall};

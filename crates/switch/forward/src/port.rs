@@ -1,6 +1,6 @@
 //! A port as the packet path sees it.
 
-use crate::rate::RateLimiter;
+use crate::rate::{Meter, RateLimiter};
 use crate::upcall::Upcalls;
 pub use lasthop_frame::feature;
 use lasthop_types::{MAX_QUEUE_PAIRS, PortCounters, PortId, PortTotals};
@@ -170,7 +170,7 @@ impl Port {
 pub struct PortTable {
     by_id: Vec<Option<Arc<Port>>>,
     /// Meters of flows.
-    pub(crate) meters: BTreeMap<u32, Arc<RateLimiter>>,
+    pub(crate) meters: BTreeMap<u32, Arc<Meter>>,
 }
 
 /// Highest port number a table holds.

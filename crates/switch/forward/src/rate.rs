@@ -75,6 +75,38 @@ impl RateLimiter {
     }
 }
 
+/// A limit that flows name, and what has met it since it was set.
+#[derive(Debug, Default)]
+pub struct Meter {
+    limit: RateLimiter,
+    /// Packets and their bytes. Relaxed: each is a sum by itself.
+    passed: [AtomicU64; 2],
+    dropped: [AtomicU64; 2],
+}
+
+impl Meter {
+    /// One with these rates, as [`RateLimiter::set`] has them.
+    pub(crate) fn new([bytes, packets, burst_ns]: [u64; 3]) -> Self {
+        let meter = Self::default();
+        meter.limit.set(bytes, packets, burst_ns);
+        meter
+    }
+
+    /// As [`RateLimiter::admit`], and counts the packet.
+    pub(crate) fn admit(&self, bytes: usize, now_ns: u64) -> bool {
+        let admitted = self.limit.admit(bytes, now_ns);
+        let [packets, sum] = if admitted { &self.passed } else { &self.dropped };
+        packets.fetch_add(1, Relaxed);
+        sum.fetch_add(bytes as u64, Relaxed);
+        admitted
+    }
+
+    /// Packets and bytes that have passed, and those that were dropped.
+    pub fn counts(&self) -> [[u64; 2]; 2] {
+        [&self.passed, &self.dropped].map(|counts| counts.each_ref().map(|count| count.load(Relaxed)))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

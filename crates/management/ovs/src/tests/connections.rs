@@ -201,3 +201,141 @@ fn addresses_are_translated_both_ways() {
     let to = Set { part: Part::Ipv4, word: 4, value: 0x0a00_0001, mask: u32::MAX };
     assert_eq!(flow.actions, [Action::Edit(Edit::Set(to)), Action::Output(VM1)]);
 }
+
+#[test]
+fn a_zone_that_is_full_takes_no_more() {
+    use lasthop_ovs_abi::limit::{self, Limit};
+    let mut site = Site::new();
+    site.firewall(None);
+    let limits = [Limit { zone: Some(5), limit: 1, count: 0 }];
+    site.ask(family::CT_LIMIT.id, limit::command::SET, flag::ECHO, |to| Limit::write(&limits, to));
+    assert_eq!(site.whole(1, &Ends::v4(1000, 53).udp(20)).len(), 1);
+    assert_eq!(site.whole(1, &Ends::v4(1001, 53).udp(20)).len(), 0, "the second is one too many");
+    let told = site.ask(family::CT_LIMIT.id, limit::command::GET, flag::ECHO, |to| Limit::write(&limits, to));
+    assert_eq!(Limit::read(body(&only(&told[0]))), Ok(vec![Limit { count: 1, ..limits[0] }]));
+    site.ask(family::CT_LIMIT.id, limit::command::DEL, flag::ECHO, |to| Limit::write(&limits, to));
+    assert_eq!(site.whole(1, &Ends::v4(1001, 53).udp(20)).len(), 1);
+}
+
+/// A translation that is asked for once more.
+fn translated(commit: bool, nat: Option<(u16, [u8; 4])>, mark: Option<u32>) -> impl FnOnce(&mut Writer) {
+    move |to| {
+        ct(|to| {
+            if commit {
+                to.attribute(1, &[]);
+            }
+            if let Some(mark) = mark {
+                to.attribute(3, &[mark.to_ne_bytes(), [0xff; 4]].concat());
+            }
+            to.nest(6, |to| {
+                if let Some((side, address)) = nat {
+                    to.attribute(side, &[]);
+                    to.attribute(3, &address);
+                }
+            });
+        })(to);
+    }
+}
+
+const SOURCE: u16 = 1;
+const DESTINATION: u16 = 2;
+
+#[test]
+fn a_packet_that_was_translated_is_still_of_its_connection() {
+    let mut site = Site::new();
+    site.put_state(1, 0, UNTRACKED, |to| {
+        translated(true, Some((DESTINATION, [10, 0, 0, 9])), None)(to);
+        to.number(7, 1);
+    });
+    // A second translation of what has one already is none, and all else is done.
+    site.put_state(1, 1, 0xa1, |to| {
+        translated(true, Some((SOURCE, [10, 0, 0, 7])), Some(0xac))(to);
+        to.number(7, 2);
+    });
+    site.put_state(1, 2, 0xa1, output(2));
+    let ends = Ends::v4(1000, 53);
+    let sent = site.whole(1, &ends.udp(20)).remove(0);
+    assert_eq!(sent[4..][26..34], [10, 0, 0, 1, 10, 0, 0, 9]);
+    assert_eq!(site.connections().len(), 1, "one connection with a mark, not two");
+    let told = site.connections().remove(0);
+    let mark = format!("{:?}", [0u8, 0, 0, 0xac]);
+    assert!(told.contains(mark.trim_matches(['[', ']'])), "{told}");
+    // The same of an answer that was translated back.
+    site.put_state(2, 0, UNTRACKED, |to| {
+        translated(false, None, None)(to);
+        to.number(7, 1);
+    });
+    site.put_state(2, 1, 0xaa, |to| {
+        translated(true, None, Some(0xbb))(to);
+        to.number(1, 1);
+    });
+    let mut answer = ends.back().udp(20);
+    answer[26..30].copy_from_slice(&[10, 0, 0, 9]);
+    answer[24..26].fill(0);
+    let sum = lasthop_frame::sum::finish(lasthop_frame::sum::sum(&answer[14..34]));
+    answer[24..26].copy_from_slice(&sum.to_be_bytes());
+    answer[40..42].fill(0);
+    let came = site.whole(2, &answer).remove(0);
+    assert_eq!(came[4..][26..34], [10, 0, 0, 2, 10, 0, 0, 1]);
+    let told = site.connections();
+    let mark = format!("{:?}", [0u8, 0, 0, 0xbb]);
+    assert!(told.len() == 1 && told[0].contains(mark.trim_matches(['[', ']'])), "{told:?}");
+}
+
+#[test]
+fn fragments_are_tracked_as_the_packet_that_they_are() {
+    let mut site = Site::new();
+    site.firewall(None);
+    let frame = Ends::v4(1000, 53).udp(3000);
+    let cut = crate::fragments::Fragments::default().cut(frame.clone(), 1500);
+    assert_eq!(cut.len(), 3);
+    assert_eq!(site.whole(1, &cut[2]).len(), 0);
+    assert_eq!(site.whole(1, &cut[0]).len(), 0, "one is missing");
+    assert_eq!(site.connections().len(), 0);
+    let sent = site.whole(1, &cut[1]);
+    assert_eq!(site.connections().len(), 1);
+    let sent: Vec<_> = sent.iter().map(|frame| [&frame[..12], &frame[16..]].concat()).collect();
+    assert_eq!(sent, cut, "they go on as they came");
+}
+
+#[test]
+fn a_packet_of_fragments_goes_to_open_vswitch_whole_and_comes_back_so() {
+    let mut site = Site::new();
+    site.put_state(1, 0, UNTRACKED, |to| {
+        ct(|_| {})(to);
+        to.number(7, 1);
+    });
+    let frame = Ends::v4(1000, 53).udp(2000);
+    let cut = crate::fragments::Fragments::default().cut(frame.clone(), 1500);
+    cut.iter().for_each(|fragment| assert_eq!(site.whole(1, fragment).len(), 0));
+    let upcall = site.upcalls.remove(0);
+    let message = only(&upcall);
+    let found = table::<{ packet::COUNT }>(body(&message)).unwrap();
+    assert_eq!(found[usize::from(packet::PACKET)], Some(&frame[..]));
+    let longest = found[usize::from(packet::MRU)].expect("how long its fragments were");
+    assert_eq!(longest, 1500u16.to_ne_bytes());
+    let key = found[usize::from(packet::KEY)].unwrap().to_vec();
+    let longest = longest.to_vec();
+    site.ask(family::PACKET.id, packet_command::EXECUTE, flag::ACK, |to| {
+        to.attribute(packet::PACKET, &frame);
+        to.nest(packet::KEY, |to| to.raw(&key));
+        to.nest(packet::ACTIONS, output(2));
+        to.attribute(packet::MRU, &longest);
+    });
+    assert_eq!(site.frames.len(), 2);
+}
+
+#[test]
+fn later_fragments_of_ipv6_are_told_as_such() {
+    let mut site = Site::new();
+    let frame = Ends::v6(1000, 53).udp(3000);
+    let cut = crate::fragments::Fragments::default().cut(frame, 1500);
+    for (fragment, proto) in cut.iter().zip([17, 44, 44]) {
+        site.whole(1, fragment);
+        let upcall = site.upcalls.remove(0);
+        let message = only(&upcall);
+        let found = table::<{ packet::COUNT }>(body(&message)).unwrap();
+        let key = table::<10>(found[usize::from(packet::KEY)].unwrap()).unwrap();
+        assert_eq!(key[8].map(|ip| ip[36]), Some(proto));
+    }
+}

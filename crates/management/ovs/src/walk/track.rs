@@ -4,22 +4,28 @@
 //! all behind it that look the same. All others come whole, and move it on. So opening and closing, fragments, errors and echoes come here, and what is between not.
 
 use super::Walk;
+use crate::fragments::Fragments;
 use lasthop_conntrack::{
-    Action, Commit, Connection, Headers, Nat, ProtoState, Range, TcpState, Tracker, Tuple, Verdict,
+    Action, Commit, Connection, CtState, Headers, Nat, ProtoState, Range, TcpState, Tracker, Tuple, Verdict,
 };
 use lasthop_frame::{Depth, Edit, FlowKey, Part, Set, ethertype, extract, proto};
 use lasthop_ovs_abi::{Ct, Side, Translation};
 use lasthop_types::PortId;
+use std::cell::RefCell;
 
 /// Flags of TCP that open or end a connection.
 const EDGES: u16 = 0x07;
 /// Those that say whether a packet may be a connection's first.
 const OPENING: u16 = 0x3f;
+/// States of packets whose connection has its addresses translated.
+const TRANSLATED: u16 = (CtState::SRC_NAT.0 | CtState::DST_NAT.0) as u16;
 
 /// The table of connections, for a packet's way.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tracking<'a> {
     pub tracker: Option<&'a Tracker>,
+    /// Fragments that wait for others.
+    pub fragments: Option<&'a RefCell<Fragments>>,
     pub now_ms: u64,
     /// Nothing is to change.
     pub only_looks: bool,
@@ -58,15 +64,24 @@ where
 impl<F: Fn(u32) -> Option<PortId>> Walk<'_, F> {
     /// Looks its connection up. False: the packet goes no further.
     pub(super) fn track(&mut self, ct: &Ct) -> bool {
-        let Tracking { tracker: Some(tracker), now_ms, only_looks } = self.tracking else {
+        let Tracking { tracker: Some(tracker), now_ms, only_looks, .. } = self.tracking else {
             self.is_simple = false;
             return false;
         };
+        if !only_looks && self.key.packet.ip_frag != 0 && !self.wait_for_all(ct.zone) {
+            return false;
+        }
         let bytes = self.header.bytes().to_vec();
         let frame_len = bytes.len() + self.payload_len;
         let mut key = FlowKey::default();
         extract(&mut key, &bytes, frame_len, Depth::L4);
-        let view = Headers { bytes: &bytes, frame_len }.view(&key);
+        let mut view = Headers { bytes: &bytes, frame_len }.view(&key);
+        // One that was translated here is still of the same connection.
+        let (state, zone) = (self.key.packet.ct_state, self.key.packet.ct_zone);
+        if state & TRANSLATED != 0 && zone == ct.zone {
+            view.was = tracker.before_translation(&view, zone, now_ms);
+        }
+        let is_again = view.was.is_some();
         let own = Tuple::new(
             [key.ip_src, key.ip_dst],
             [key.l4_src, key.l4_dst],
@@ -74,6 +89,7 @@ impl<F: Fn(u32) -> Option<PortId>> Walk<'_, F> {
             key.eth_type == ethertype::IPV6,
             ct.zone,
         );
+        let own = view.was.unwrap_or(own);
         let before = tracker.get(&own, now_ms);
         let verdict = if only_looks {
             let verdict = tracker.peek(&view, ct.zone, now_ms);
@@ -96,8 +112,17 @@ impl<F: Fn(u32) -> Option<PortId>> Walk<'_, F> {
         if verdict.must_drop() {
             return false;
         }
-        let to = verdict.rewrite.filter(|_| ct.nat.is_some());
+        let to = verdict.rewrite.filter(|_| ct.nat.is_some() && !is_again);
         to.is_none_or(|to| self.translate(&key, &to, verdict.rewrite_inner.as_ref()))
+    }
+
+    /// A fragment waits until the others of its packet have come. True: this was the last, and the packet goes on as what all were before.
+    fn wait_for_all(&mut self, zone: u16) -> bool {
+        let Tracking { fragments: Some(fragments), now_ms, .. } = self.tracking else { return false };
+        let frame = [self.header.bytes(), &self.rest.bytes].concat();
+        let whole = fragments.borrow_mut().add((self.key.packet.in_port, zone), &frame, now_ms);
+        whole.iter().for_each(|whole| self.become_whole(whole));
+        whole.is_some()
     }
 
     /// Whether one flow of the switch's may do the same with all packets that look like this one. What it looks at is noted.

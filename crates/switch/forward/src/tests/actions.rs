@@ -262,6 +262,9 @@ fn a_meter_lets_through_what_it_may_and_is_shared_by_flows() {
         rig.datapath.set_meter(4, Some([0, 1, 0]));
         assert_eq!(sends(&mut rig, 5), 1);
         assert_eq!(rig.from().drops, [(DropReason::Meter, 4)]);
+        let len = udp(60).len() as u64;
+        assert_eq!(rig.datapath.meter_counts(3), [[1, len], [4, 4 * len]]);
+        assert_eq!(rig.datapath.meter_counts(4), [[0; 2]; 2], "nothing has met it");
         rig.law();
         rig.datapath.set_meter(3, None);
         assert_eq!(sends(&mut rig, 5), 5);
