@@ -5,6 +5,8 @@
 mod connections;
 #[path = "open_vswitch/meters.rs"]
 mod meters;
+#[path = "open_vswitch/internal.rs"]
+mod internal;
 
 use lasthop_tests_process::{
     Guest, Lasthop, Netns, Options, PATIENCE, Port, mac, number_of, numbered, scratch, spawn, vswitch, wait_for,

@@ -12,7 +12,7 @@ use lasthop_management_ipc::LinkState;
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recvfrom, sendto, socket_with};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// linux/rtnetlink.h, linux/netlink.h, linux/if_link.h, linux/if.h.
@@ -23,6 +23,8 @@ const RTM_GETLINK: u16 = 18;
 const NLMSG_DONE: u16 = 3;
 const NLM_F_REQUEST_DUMP: u16 = 0x301;
 const IFLA_IFNAME: u16 = 3;
+/// Of an interface that is gone: the namespace that it has gone to.
+const IFLA_NEW_NETNSID: u16 = 45;
 const IFF_UP: u32 = 1;
 const IFF_LOWER_UP: u32 = 1 << 16;
 /// `struct nlmsghdr` and `struct ifinfomsg`.
@@ -46,6 +48,8 @@ enum Said {
     },
     Gone {
         index: i32,
+        /// To another namespace.
+        away: bool,
     },
     /// The list that was asked for is over.
     Done,
@@ -58,6 +62,8 @@ pub struct Links {
     room: Vec<u8>,
     by_index: BTreeMap<i32, String>,
     by_name: BTreeMap<String, (i32, LinkState)>,
+    /// Those that have gone to another namespace, where nothing is heard of them.
+    away: BTreeSet<String>,
 }
 
 impl Links {
@@ -67,18 +73,20 @@ impl Links {
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
         bind(&socket, &SocketAddrNetlink::new(0, RTMGRP_LINK))?;
         let room = vec![0; ROOM];
-        let mut links = Self { socket, room, by_index: BTreeMap::new(), by_name: BTreeMap::new() };
+        let mut links =
+            Self { socket, room, by_index: BTreeMap::new(), by_name: BTreeMap::new(), away: BTreeSet::new() };
         links.list()?;
         Ok(links)
     }
 
-    /// The state of the interface of this name.
-    pub fn state(&self, name: &str) -> LinkState {
+    /// The state of the interface of this name. One of which we hold a descriptor (`is_held`) is as good in another namespace.
+    pub fn state(&self, name: &str, is_held: bool) -> LinkState {
         if name.starts_with('/') || name.contains(':') {
             // A capture file, or a tunnel's port.
             return LinkState::Up;
         }
-        self.by_name.get(name).map_or(LinkState::Missing, |(_, state)| *state)
+        let unseen = if is_held && self.away.contains(name) { LinkState::Up } else { LinkState::Missing };
+        self.by_name.get(name).map_or(unseen, |(_, state)| *state)
     }
 
     /// Takes what the kernel has said meanwhile.
@@ -127,7 +135,7 @@ impl Links {
         for said in messages(self.room.get(..len).unwrap_or_default()) {
             match said {
                 Said::There { index, name, state } => self.is_there(index, name, state),
-                Said::Gone { index } => self.is_gone(index),
+                Said::Gone { index, away } => self.is_gone(index, away),
                 Said::Done => done = true,
             }
         }
@@ -136,16 +144,20 @@ impl Links {
 
     fn is_there(&mut self, index: i32, name: String, state: LinkState) {
         // It may have had another name, and another one this name.
-        self.is_gone(index);
+        self.is_gone(index, false);
+        self.away.remove(&name);
         self.by_index.insert(index, name.clone());
         self.by_name.insert(name, (index, state));
     }
 
-    fn is_gone(&mut self, index: i32) {
+    fn is_gone(&mut self, index: i32, away: bool) {
         if let Some(name) = self.by_index.remove(&index)
             && self.by_name.get(&name).is_some_and(|(i, _)| *i == index)
         {
             self.by_name.remove(&name);
+            if away {
+                self.away.insert(name);
+            }
         }
     }
 }
@@ -185,7 +197,8 @@ fn interface(kind: u16, body: &[u8]) -> Option<Said> {
     let index = i32::from_ne_bytes(word(body, 4)?);
     let flags = u32::from_ne_bytes(word(body, 8)?);
     if kind == RTM_DELLINK {
-        return Some(Said::Gone { index });
+        let away = attribute(body.get(INFO..)?, IFLA_NEW_NETNSID).is_some();
+        return Some(Said::Gone { index, away });
     }
     let state = match (flags & IFF_UP != 0, flags & IFF_LOWER_UP != 0) {
         (false, _) => LinkState::Down,
@@ -251,7 +264,7 @@ mod tests {
             there(2, "eth0", LinkState::Up),
             there(3, "eth10", LinkState::NoCarrier),
             there(4, "e", LinkState::Down),
-            Said::Gone { index: 9 },
+            Said::Gone { index: 9, away: false },
             Said::Done,
         ];
         assert_eq!(messages(&datagram), expected);
@@ -271,19 +284,25 @@ mod tests {
     #[test]
     fn names_move_between_interfaces() {
         let mut links = Links::open().unwrap();
-        assert_ne!(links.state("lo"), LinkState::Missing, "every namespace has a loopback");
+        assert_ne!(links.state("lo", false), LinkState::Missing, "every namespace has a loopback");
         links.is_there(700_001, "a-name".into(), LinkState::Up);
         links.is_there(700_002, "b-name".into(), LinkState::Down);
         // The two change names, by way of a third.
         links.is_there(700_001, "c-name".into(), LinkState::Up);
         links.is_there(700_002, "a-name".into(), LinkState::Down);
         links.is_there(700_001, "b-name".into(), LinkState::Up);
-        let states = ["a-name", "b-name", "c-name"].map(|name| links.state(name));
+        let states = ["a-name", "b-name", "c-name"].map(|name| links.state(name, true));
         assert_eq!(states, [LinkState::Down, LinkState::Up, LinkState::Missing]);
-        links.is_gone(700_002);
-        assert_eq!(links.state("a-name"), LinkState::Missing);
+        links.is_gone(700_002, false);
+        assert_eq!(links.state("a-name", true), LinkState::Missing);
+        links.is_gone(700_001, true);
+        let states = [true, false].map(|is_held| links.state("b-name", is_held));
+        assert_eq!(states, [LinkState::Up, LinkState::Missing], "it is in another namespace");
+        links.is_there(700_003, "b-name".into(), LinkState::Down);
+        assert_eq!(links.state("b-name", true), LinkState::Down, "another one here");
+        links.is_gone(700_003, false);
         links.hear();
         links.list().unwrap();
-        assert_eq!(links.state("b-name"), LinkState::Missing, "the kernel has no such interface");
+        assert_eq!(links.state("b-name", true), LinkState::Missing, "the kernel has no such interface");
     }
 }

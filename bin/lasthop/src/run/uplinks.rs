@@ -64,7 +64,7 @@ impl Supervisor {
         let mut uplink = Uplink::new(config, spec, saved, &program, tokens, self.uplink_limit);
         uplink.at_once = at_once;
         uplink.made = self.taps.get(&uplink.spec.device).and_then(|mac| mac.parse().ok());
-        uplink.set_link(link_state(self.links.as_ref(), &uplink.spec.device));
+        uplink.set_link(link_state(self.links.as_ref(), &uplink.spec));
         self.sessions.add(id, &uplink.config.name);
         self.uplinks.insert(id.0, uplink);
         id
@@ -87,7 +87,7 @@ impl Supervisor {
         let Some(links) = &mut self.links else { return };
         links.hear();
         for uplink in self.uplinks.values_mut() {
-            uplink.set_link(links.state(&uplink.spec.device));
+            uplink.set_link(link_state(Some(links), &uplink.spec));
         }
     }
 
@@ -404,6 +404,7 @@ fn parse_vlans(list: Option<String>) -> Result<Option<Vlans>, String> {
 }
 
 /// Where nobody says how interfaces are, all of them are taken to be up.
-fn link_state(links: Option<&Links>, device: &str) -> LinkState {
-    links.map_or(LinkState::Up, |links| links.state(device))
+fn link_state(links: Option<&Links>, spec: &SavedUplink) -> LinkState {
+    let is_tap = spec.driver.as_deref() == Some(UplinkDriver::Tap.name());
+    links.map_or(LinkState::Up, |links| links.state(&spec.device, is_tap))
 }

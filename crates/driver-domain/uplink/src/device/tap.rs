@@ -17,6 +17,19 @@ use std::os::fd::{AsFd, BorrowedFd};
 /// Frames read before the ring is looked at again.
 const BURST: usize = 32;
 
+/// What is known of a device in another namespace.
+fn away(wanted: &Wanted, created: bool) -> UplinkDevice {
+    UplinkDevice {
+        driver: UplinkDriver::Tap,
+        mode: "vnet_hdr".into(),
+        mac: wanted.made.unwrap_or(MacAddr([0; 6])),
+        mtu: 1500,
+        queues: wanted.queues,
+        created,
+        made_now: false,
+    }
+}
+
 /// One queue of a TAP device.
 #[derive(Debug)]
 pub struct Tap {
@@ -32,6 +45,8 @@ impl Tap {
         let failed = |e: Errno| OpenError(denied(name, e));
         let is_known = |made| Interface::named(name).and_then(|i| i.mac()).is_ok_and(|mac| MacAddr(mac) == made);
         let created = !exists || wanted.ours || wanted.made.is_some_and(is_known);
+        // One that is held and that nobody here sees has gone to another namespace, and is as good there.
+        let is_away = kept.is_some() && !exists;
         let queues = match kept {
             Some(kept) => kept.descriptors.into_iter().map(Tun::kept).collect(),
             None => Self::attach(wanted, exists)?,
@@ -49,8 +64,9 @@ impl Tap {
         }
         // Nobody has set down what did not exist.
         let wanted = &Wanted { bring_up: wanted.bring_up || !exists, ..wanted.clone() };
-        let about = about(wanted, UplinkDriver::Tap, "vnet_hdr", created)?;
-        let about = UplinkDevice { made_now: !exists, ..about };
+        let about =
+            if is_away { away(wanted, created) } else { about(wanted, UplinkDriver::Tap, "vnet_hdr", created)? };
+        let about = UplinkDevice { made_now: !exists && !is_away, ..about };
         let queues = queues.into_iter().map(|tun| super::Queue::Tap(Self { tun, created })).collect();
         let (features, memory) = (whole_packets(uso), MemoryConfig::whole_packets(wanted.queues));
         Ok(Device { queues, about, features, memory, kept: None, steering: None })
