@@ -3,10 +3,10 @@
 
 #[path = "open_vswitch/connections.rs"]
 mod connections;
-#[path = "open_vswitch/meters.rs"]
-mod meters;
 #[path = "open_vswitch/internal.rs"]
 mod internal;
+#[path = "open_vswitch/meters.rs"]
+mod meters;
 
 use lasthop_tests_process::{
     Guest, Lasthop, Netns, Options, PATIENCE, Port, mac, number_of, numbered, scratch, spawn, vswitch, wait_for,

@@ -1,7 +1,7 @@
 //! What a flow does (`enum ovs_action_attr`).
 
 use crate::netlink::{attributes, table, u32_of};
-use crate::{Ct, Refused, key};
+use crate::{Ct, Refused, is_mpls, key};
 use lasthop_frame::{Part, Set};
 use lasthop_tunnel::Tunnel;
 
@@ -17,6 +17,46 @@ pub enum Meta {
     Priority,
     /// The mark.
     Mark,
+}
+
+/// What is done to a packet at its front, that the switch cannot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Front {
+    /// A label becomes the outermost, behind the Ethernet header.
+    PushMpls {
+        /// The label, as it is sent.
+        label: u32,
+        /// The packet's EtherType from then on.
+        ether_type: u16,
+    },
+    /// The outermost label goes.
+    PopMpls {
+        /// The packet's EtherType from then on; [`Front::ETHERNET`]: what is behind the label is a frame.
+        ether_type: u16,
+    },
+    /// Bits of the outermost label change.
+    SetMpls {
+        /// The new bits.
+        value: u32,
+        /// Which.
+        mask: u32,
+    },
+    /// All of the frame becomes what a label is in front of, without an Ethernet header of its own.
+    Wrap {
+        /// The label, as it is sent.
+        label: u32,
+        /// The packet's EtherType from then on.
+        ether_type: u16,
+    },
+    /// It gets an Ethernet header: destination and source.
+    PushEthernet([u8; 12]),
+    /// Its Ethernet header goes.
+    PopEthernet,
+}
+
+impl Front {
+    /// Says that behind a label there is a frame.
+    pub const ETHERNET: u16 = 0x6558;
 }
 
 /// One action.
@@ -73,6 +113,8 @@ pub enum Act {
     CtClear,
     /// It goes on if this meter lets it pass, or there is none with the number.
     Meter(u32),
+    /// Change its front.
+    Front(Front),
 }
 
 impl Act {
@@ -100,14 +142,21 @@ fn read(list: &[u8], depth: usize, count: &mut usize) -> Result<Vec<Act>, Refuse
             6 => sample(value, depth, count)?,
             7 => Act::Recirculate(u32_of(value)?),
             8 => hash(value)?,
+            9 => Act::Front(push_mpls(value)?),
+            10 => Act::Front(Front::PopMpls {
+                ether_type: value.try_into().map(u16::from_be_bytes).map_err(|_| Refused::RANGE)?,
+            }),
             11 => set(value, true)?,
             12 => Act::Ct(Ct::read(value)?),
             13 => Act::Truncate(u32_of(value)?.max(14)),
+            14 => Act::Front(Front::PushEthernet(push_ethernet(value)?)),
+            15 => Act::Front(Front::PopEthernet),
             16 => Act::CtClear,
             19 => Act::Meter(u32_of(value)?),
             20 => Act::Clone(read(value, depth, count)?),
             21 => check_length(value, depth, count)?,
-            // MPLS, NSH and the like: Open vSwitch does without.
+            22 => Act::Front(wrap(value)?),
+            // NSH and the like: Open vSwitch does without.
             _ => return Err(Refused::INVALID),
         };
         acts.push(act);
@@ -130,6 +179,29 @@ fn push_vlan(value: &[u8]) -> Result<Act, Refused> {
         return Err(Refused::INVALID);
     }
     Ok(Act::PushVlan { tpid, tci: tci & !0x1000 })
+}
+
+fn push_mpls(value: &[u8]) -> Result<Front, Refused> {
+    // The structure has padding at its end.
+    let &[a, b, c, d, t0, t1, ..] = value else { return Err(Refused::RANGE) };
+    let (label, ether_type) = (u32::from_be_bytes([a, b, c, d]), u16::from_be_bytes([t0, t1]));
+    if is_mpls(ether_type) { Ok(Front::PushMpls { label, ether_type }) } else { Err(Refused::INVALID) }
+}
+
+fn wrap(value: &[u8]) -> Result<Front, Refused> {
+    let flags =
+        value.get(6..8).and_then(|flags| flags.try_into().ok()).map(u16::from_ne_bytes).ok_or(Refused::RANGE)?;
+    match push_mpls(value)? {
+        Front::PushMpls { label, ether_type } if flags & 1 == 0 => Ok(Front::Wrap { label, ether_type }),
+        front => Ok(front),
+    }
+}
+
+fn push_ethernet(value: &[u8]) -> Result<[u8; 12], Refused> {
+    let value: [u8; 12] = value.try_into().map_err(|_| Refused::RANGE)?;
+    let mut addresses = value;
+    addresses.rotate_left(6);
+    Ok(addresses)
 }
 
 fn sample(value: &[u8], depth: usize, count: &mut usize) -> Result<Act, Refused> {
@@ -166,6 +238,11 @@ fn set(value: &[u8], masked: bool) -> Result<Act, Refused> {
     let all = vec![0xff; value.len()];
     let (value, mask) = if masked { value.split_at(value.len() / 2) } else { (value, &all[..]) };
     let meta = |meta| Ok(Act::SetMeta { meta, value: u32_of(value)?, mask: u32_of(mask)? });
+    if kind == key::MPLS {
+        let label = |bytes: &[u8]| bytes.try_into().map(u32::from_be_bytes).map_err(|_| Refused::RANGE);
+        let (value, mask) = (label(value)?, label(mask)?);
+        return Ok(Act::Front(Front::SetMpls { value: value & mask, mask }));
+    }
     let len = match kind {
         key::PRIORITY_ATTRIBUTE => return meta(Meta::Priority),
         key::SKB_MARK => return meta(Meta::Mark),
@@ -256,7 +333,7 @@ mod tests {
 
     #[test]
     fn an_order_to_set_what_cannot_be_set_is_refused() {
-        for (kind, value) in [(13, vec![0; 24]), (17, vec![0; 4]), (key::IPV4, vec![0; 11]), (21, vec![0; 4])] {
+        for (kind, value) in [(13, vec![0; 24]), (17, vec![0; 4]), (key::IPV4, vec![0; 11]), (31, vec![0; 4])] {
             assert_eq!(Act::read(&list(|to| to.nest(3, |to| to.attribute(kind, &value)))), Err(Refused::INVALID));
         }
     }

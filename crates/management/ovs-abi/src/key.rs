@@ -30,6 +30,7 @@ const SCTP: u16 = 17;
 const TCP_FLAGS: u16 = 18;
 const DP_HASH: u16 = 19;
 const RECIRC_ID: u16 = 20;
+pub(crate) const MPLS: u16 = 21;
 pub(crate) const PRIORITY_ATTRIBUTE: u16 = PRIORITY;
 
 const ETH_IPV4: u16 = 0x0800;
@@ -38,6 +39,16 @@ const ETH_RARP: u16 = 0x8035;
 const ETH_IPV6: u16 = 0x86dd;
 /// A frame without EtherType; its key has no attribute for one.
 const ETH_802_2: u16 = 0x05ff;
+/// Labels that are looked at.
+pub const MAX_LABELS: usize = 3;
+/// In the last label of a packet.
+const BOTTOM: u32 = 0x100;
+
+/// The EtherType is one of MPLS's.
+pub fn is_mpls(ether_type: u16) -> bool {
+    matches!(ether_type, 0x8847 | 0x8848)
+}
+
 /// [`FlowKey::ip_frag`] of a fragment other than the first.
 pub const LATER_FRAGMENT: u8 = FlowKey::FRAG_ANY | FlowKey::FRAG_LATER;
 
@@ -53,8 +64,8 @@ pub struct Key {
     pub priority: u32,
     /// Mark that an action has set.
     pub mark: u32,
-    /// Always zero.
-    pub reserved: u32,
+    /// The outermost labels of MPLS, as they are sent.
+    pub mpls: [u32; MAX_LABELS],
     /// Label of its connection.
     pub ct_label: [u8; 16],
     /// Addresses of the connection's first packet, as `packet` has its own.
@@ -65,8 +76,10 @@ pub struct Key {
     pub ct_ports: [u16; 2],
     /// Its protocol; 0: no connection.
     pub ct_proto: u8,
+    /// 1: it has no Ethernet header, because an action has taken that off.
+    pub bare: u8,
     /// Always zero.
-    pub more_reserved: [u8; 3],
+    pub reserved: [u8; 2],
     /// The tunnel that it came through, if any.
     pub tunnel: Tunnel,
 }
@@ -89,18 +102,39 @@ impl Key {
         Ok((key.masked(&mask), mask))
     }
 
-    /// What the attributes say beside the packet's own fields.
+    /// What the attributes say beside the packet's own fields. Of a packet without an Ethernet header, its EtherType.
     pub fn metadata(attributes: &[u8]) -> Result<Self, Refused> {
         let mut key = Self::default();
+        let mut has_header = false;
         for attribute in self::attributes(attributes) {
             let (kind, value) = attribute?;
             if kind == TUNNEL {
                 key.tunnel = tunnel::read_key(value)?;
+            } else if kind == ETHERTYPE {
+                key.packet.eth_type = be16(value)?;
+            } else if kind == ETHERNET {
+                has_header = true;
             } else if !key.metadata_field(kind, value)? {
                 key.connection_field(kind, value, false)?;
             }
         }
+        if has_header || key.packet.eth_type == 0 {
+            key.packet.eth_type = 0;
+        } else {
+            key.bare = 1;
+        }
         Ok(key)
+    }
+
+    /// Notes what labels a packet of MPLS has, from behind its EtherType on.
+    pub fn read_labels(&mut self, bytes: &[u8]) {
+        self.mpls = [0; MAX_LABELS];
+        for (place, label) in self.mpls.iter_mut().zip(bytes.as_chunks().0) {
+            *place = u32::from_be_bytes(*label);
+            if *place & BOTTOM != 0 {
+                break;
+            }
+        }
     }
 
     /// True if the attribute is one of those that no packet shows.
@@ -129,7 +163,9 @@ impl Key {
         if !self.tunnel.is_none() {
             to.nest(TUNNEL, |to| tunnel::write(&self.tunnel, to));
         }
-        to.attribute(ETHERNET, &[key.eth_src, key.eth_dst].concat());
+        if self.bare == 0 {
+            to.attribute(ETHERNET, &[key.eth_src, key.eth_dst].concat());
+        }
         let tags = [(key.vlan_tpid, key.vlan_tci), (key.inner_vlan_tpid, key.inner_vlan_tci)];
         self.write_behind(to, tags.get(..tags.iter().filter(|(_, tci)| *tci != 0).count()).unwrap_or_default());
     }
@@ -159,6 +195,11 @@ impl Key {
                 let tail = [key.ip_proto, key.ip_tos, key.ip_ttl, fragment];
                 let label = key.ipv6_label.to_be_bytes();
                 to.attribute(IPV6, &[&key.ip_src[..], &key.ip_dst, &label, &tail].concat());
+            }
+            kind if is_mpls(kind) => {
+                let last = self.mpls.iter().position(|label| label & BOTTOM != 0).unwrap_or(MAX_LABELS - 1);
+                let labels: Vec<u8> = self.mpls.iter().take(last + 1).flat_map(|label| label.to_be_bytes()).collect();
+                to.attribute(MPLS, &labels);
             }
             ETH_ARP | ETH_RARP => {
                 let (sender, target, operation) = (v4(&key.ip_src), v4(&key.ip_dst), [0, key.ip_proto]);
@@ -206,8 +247,12 @@ fn exact(key: &Key, tags: usize) -> Key {
         ct_dst: [0xff; 16],
         ct_ports: [u16::MAX; 2],
         ct_proto: 0xff,
+        bare: 0xff,
         ..Key::default()
     };
+    if is_mpls(key.packet.eth_type) {
+        mask.mpls = [u32::MAX; MAX_LABELS];
+    }
     if !key.tunnel.is_none() {
         mask.tunnel.as_mut_bytes().fill(0xff);
     }
@@ -239,8 +284,9 @@ fn read(list: &[u8], is_mask: bool) -> Result<(Key, usize), Refused> {
     if is_mask {
         // Whether there is a tag matters always.
         (key.packet.vlan_tci, key.packet.inner_vlan_tci) = (u16::MAX, u16::MAX);
+        key.bare = 0xff;
     } else {
-        key.packet.eth_type = ETH_802_2;
+        (key.packet.eth_type, key.bare) = (ETH_802_2, 1);
     }
     let mut level = Some(list);
     while let Some(list) = level.take() {
@@ -257,10 +303,14 @@ fn read(list: &[u8], is_mask: bool) -> Result<(Key, usize), Refused> {
                 VLAN => tci = Some(be16(value)?),
                 TUNNEL if tags == 0 && is_mask => key.tunnel = tunnel::read_mask(value)?,
                 TUNNEL if tags == 0 => key.tunnel = tunnel::read_key(value)?,
+                MPLS => key.mpls = labels(value)?,
                 _ if tags == 0 && key.metadata_field(kind, value)? => {}
                 _ if tags == 0 && key.connection_field(kind, value, is_mask)? => {}
                 _ => field(&mut key.packet, kind, value, is_mask)?,
             }
+        }
+        if seen & 1 << ETHERNET != 0 && !is_mask {
+            key.bare = 0;
         }
         if level.is_none() {
             // A tag that is not there: Open vSwitch says so with one that is 0.
@@ -286,6 +336,16 @@ fn read(list: &[u8], is_mask: bool) -> Result<(Key, usize), Refused> {
         tags += 1;
     }
     Ok((key, tags))
+}
+
+fn labels(value: &[u8]) -> Result<[u32; MAX_LABELS], Refused> {
+    let (labels, rest) = value.as_chunks::<4>();
+    if labels.is_empty() || labels.len() > MAX_LABELS || !rest.is_empty() {
+        return Err(Refused::INVALID);
+    }
+    let mut read = [0; MAX_LABELS];
+    read.iter_mut().zip(labels).for_each(|(place, label)| *place = u32::from_be_bytes(*label));
+    Ok(read)
 }
 
 fn be16(value: &[u8]) -> Result<u16, Refused> {

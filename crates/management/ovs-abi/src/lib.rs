@@ -28,9 +28,9 @@ pub mod meter;
 pub mod netlink;
 pub mod tunnel;
 
-pub use action::{Act, MAX_ACTS, Meta};
+pub use action::{Act, Front, MAX_ACTS, Meta};
 pub use connections::{Ct, Side, Translation};
-pub use key::{Key, LATER_FRAGMENT};
+pub use key::{Key, LATER_FRAGMENT, MAX_LABELS, is_mpls};
 
 /// Why something is not done: the number of an error, as errno(3) has it. Open vSwitch shows its text in its log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,6 +4,7 @@
 use crate::ports::{TPID, tag_of};
 use crate::requests::DP_IFINDEX;
 use crate::unified::Way;
+use crate::walk::front::ETHERNET;
 use crate::walk::{Effect, Rest, Tracking, Walk};
 use crate::{Datapath, Out, tunnels};
 use lasthop_flow::{Action, FlowSpec};
@@ -143,10 +144,12 @@ impl Datapath {
         let found = table::<{ packet::COUNT }>(attributes)?;
         let of = |kind: u16| found.get(usize::from(kind)).copied().flatten().ok_or(Refused::INVALID);
         let (frame, acts) = (of(packet::PACKET)?, Act::read(of(packet::ACTIONS)?)?);
-        if frame.len() < TAG.start + 2 {
+        let metadata = Key::metadata(of(packet::KEY)?)?;
+        let bare = [&[0; TAG.start][..], &metadata.packet.eth_type.to_be_bytes(), frame].concat();
+        let frame = if metadata.bare == 0 { frame } else { &bare[..] };
+        if frame.len() < ETHERNET {
             return Err(Refused::INVALID);
         }
-        let metadata = Key::metadata(of(packet::KEY)?)?;
         let longest = found.get(usize::from(packet::MRU)).copied().flatten();
         let longest = longest.map(|longest| longest.try_into().map(u16::from_ne_bytes).map_err(|_| Refused::RANGE));
         self.walk(metadata, frame, Some(&acts), longest.transpose()?);
@@ -246,7 +249,9 @@ impl Datapath {
         let mut to = Writer::new();
         to.begin(family::PACKET.id, 0, 0, 0);
         to.ovs_header(upcall.command, family::PACKET.version, DP_IFINDEX);
-        let frame = [upcall.start, &upcall.rest.bytes].concat();
+        // One without an Ethernet header has one of zeros here.
+        let start = if upcall.key.bare == 0 { Some(upcall.start) } else { upcall.start.get(ETHERNET..) };
+        let frame = [start.unwrap_or_default(), &upcall.rest.bytes].concat();
         to.attribute(packet::PACKET, frame.get(..LONGEST).unwrap_or(&frame));
         to.nest(packet::KEY, |to| upcall.key.write(to));
         if let Some(userdata) = &upcall.userdata {

@@ -13,6 +13,7 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 
 mod connections;
+mod labels;
 mod meters;
 
 const PID: u32 = 9;
@@ -482,7 +483,7 @@ fn an_interface_that_cannot_be_opened_is_no_port() {
 #[test]
 fn what_is_not_implemented_is_refused_as_the_kernel_refuses_it() {
     let mut site = Site::new();
-    for unknown in [17, 10, 15] {
+    for unknown in [17, 18, 23] {
         assert_eq!(site.put_flow(1, 0, |to| to.nest(unknown, |_| ())), Refused::INVALID.0, "action {unknown}");
     }
     let features = |to: &mut Writer| {

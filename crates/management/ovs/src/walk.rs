@@ -1,15 +1,15 @@
 //! A packet's way through Open vSwitch's flows: which it meets, what becomes of it, and whether one flow of the switch would do the same.
 
+pub(crate) mod front;
 mod track;
 
-use crate::fragments::Whole;
 use crate::meters::Meters;
 use crate::table::{FlowId, Table};
 use crate::tunnels::{Exit, Tunnels};
 use lasthop_conntrack::Tuple;
 use lasthop_flow::Action;
-use lasthop_frame::{Depth, Edit, FlowKey, FlowMask, Header, Offload, SNAPSHOT_LEN, ethertype, extract};
-use lasthop_ovs_abi::{Act, Key, Meta};
+use lasthop_frame::{Depth, Edit, FlowKey, FlowMask, Header, Offload, ethertype, extract};
+use lasthop_ovs_abi::{Act, Key, MAX_LABELS, Meta};
 use lasthop_tunnel::{TPID, Tunnel, tci_of};
 use lasthop_types::{DropReason, PortId};
 use std::rc::Rc;
@@ -162,17 +162,7 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
         if key.eth_type == ethertype::IPV6 && key.ip_frag & FlowKey::FRAG_LATER != 0 {
             key.ip_proto = FRAGMENT;
         }
-    }
-
-    /// Begins anew with a packet that was put together of it and others.
-    fn become_whole(&mut self, whole: &Whole) {
-        let (start, rest) = whole.frame.split_at(whole.frame.len().min(SNAPSHOT_LEN));
-        let room = self.header.restart(start.len());
-        let len = room.len().min(start.len());
-        room.copy_from_slice(start.get(..len).unwrap_or_default());
-        self.payload_len = rest.len();
-        self.rest = Rest { bytes: rest.into(), fragments: Some(whole.longest) };
-        self.extract();
+        self.extract_labels();
     }
 
     /// Takes the number in front of it out, which is no part of it: what comes first with a packet of a tunnel.
@@ -196,6 +186,8 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
         self.flows.push(id);
         self.current = Some(id);
         self.matters(&flow.mask.packet);
+        // The switch tells no labels apart.
+        self.is_simple &= flow.mask.mpls == [0; MAX_LABELS];
         let acts = flow.acts.clone();
         self.run(&acts);
     }
@@ -229,7 +221,8 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
                 Act::Set(sets) if !sets.iter().all(|set| self.edit(Edit::Set(*set))) => return false,
                 Act::Ct(ct) if !self.track(ct) => return false,
                 Act::Meter(id) if !self.meter(*id) => return false,
-                Act::Set(_) | Act::Ct(_) | Act::Meter(_) => {}
+                Act::Front(front) if !self.front(front) => return false,
+                Act::Set(_) | Act::Ct(_) | Act::Meter(_) | Act::Front(_) => {}
                 Act::SetTunnel(tunnel) => self.outer = Some(tunnel.clone()),
                 Act::SetMeta { meta, value, mask } => self.set_meta(*meta, *value, *mask),
                 Act::PushVlan { tpid, tci } => {
@@ -305,6 +298,10 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
 
     fn output(&mut self, port: u32) {
         let (start, longest) = (self.header.bytes().to_vec(), std::mem::replace(&mut self.longest, usize::MAX));
+        if self.key.bare != 0 {
+            // There is no port for packets without an Ethernet header.
+            return;
+        }
         let exit = self.tunnels.and_then(|tunnels| tunnels.exit(port, self.outer.as_deref()));
         let tunnel = self.outer.clone().filter(|_| exit.is_some());
         self.effects.push(Effect::Output { port, start, rest: self.rest.clone(), longest, tunnel });

@@ -121,7 +121,7 @@ impl<F: Fn(u32) -> Option<PortId>> Walk<'_, F> {
         let Tracking { fragments: Some(fragments), now_ms, .. } = self.tracking else { return false };
         let frame = [self.header.bytes(), &self.rest.bytes].concat();
         let whole = fragments.borrow_mut().add((self.key.packet.in_port, zone), &frame, now_ms);
-        whole.iter().for_each(|whole| self.become_whole(whole));
+        whole.iter().for_each(|whole| self.replace(&whole.frame, Some(whole.longest)));
         whole.is_some()
     }
 
