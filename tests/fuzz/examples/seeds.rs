@@ -9,6 +9,9 @@ use lasthop_ipc::{
     ToControl, UpcallPacket,
 };
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
+use lasthop_ovs_abi::limit::Limit;
+use lasthop_ovs_abi::meter::{Band, Meter};
+use lasthop_ovs_abi::netlink::Writer;
 use lasthop_types::{MacAddr, PortId};
 use lasthop_uplink_ipc::{
     COUNTERS_ROW, SupervisorToUplink, UplinkCounters, UplinkDevice, UplinkDriver, UplinkDrops, UplinkToSupervisor,
@@ -48,6 +51,7 @@ fn seeds() -> Vec<(&'static str, Vec<Vec<u8>>)> {
         ("control_rings", 12, 300, None),
         ("connections", 12, 300, None),
         ("tunnel", 8, 120, None),
+        ("netlink", 12, 200, None),
     ] {
         all.push((name, (0..count).map(|n| program(name, n, len, first)).collect()));
     }
@@ -64,7 +68,49 @@ fn seeds() -> Vec<(&'static str, Vec<Vec<u8>>)> {
             ([0, 2, 0x40, 0x65, 0x58, 0, 0, 5, 0, 1, 2, 0x80, 1, 0, 1, 0, 2], [1, 8, 0, 0, 0, 0, 0, 5, 0]);
         seeds.extend([[&geneve[..], &[2; 60]].concat(), [&vxlan[..], &[2; 60]].concat()]);
     }
+    if let Some((_, seeds)) = all.iter_mut().find(|(name, _)| *name == "netlink") {
+        seeds.extend(netlink());
+    }
     all
+}
+
+/// What Open vSwitch says: a flow's key, what it does, a meter, limits.
+fn netlink() -> Vec<Vec<u8>> {
+    let key = |to: &mut Writer| {
+        to.number(3, 1);
+        to.attribute(4, &[2; 12]);
+        to.attribute(6, &[8, 0]);
+        to.attribute(7, &[10, 0, 0, 1, 10, 0, 0, 2, 6, 0, 64, 0]);
+        to.attribute(9, &[0, 80, 4, 0]);
+    };
+    let acts = |to: &mut Writer| {
+        to.nest(12, |to| to.attribute(2, &[5, 0]));
+        to.number(19, 7);
+        to.attribute(9, &[0, 0, 0x31, 0x40, 0x88, 0x47, 0, 0]);
+        to.nest(20, |to| to.number(1, 2));
+    };
+    let band = Some(Band { rate: 100, burst: 10 });
+    let limits = [Limit { zone: None, limit: 10, count: 0 }, Limit { zone: Some(3), limit: 2, count: 1 }];
+    let of = |first: u8, fill: &dyn Fn(&mut Writer)| {
+        let mut to = Writer::new();
+        fill(&mut to);
+        [&[first][..], &to.into_bytes()].concat()
+    };
+    let message = |to: &mut Writer| {
+        to.begin(0x22, 5, 7, 9);
+        to.ovs_header(1, 1, 3);
+        to.nest(1, key);
+        to.nest(2, acts);
+        to.end();
+    };
+    vec![
+        of(0, &message),
+        of(1, &key),
+        of(2, &acts),
+        of(3, &|to| lasthop_ovs_abi::meter::write_set(5, &Meter { kilobits: true, band }, to)),
+        of(4, &|to| Limit::write(&limits, to)),
+        of(5, &|to| lasthop_ovs_abi::conntrack::Meant { zone: Some(3), end: Some(Default::default()) }.write(to)),
+    ]
 }
 
 /// Bytes that always come out the same.

@@ -16,6 +16,7 @@ mod gro;
 mod input;
 mod learning;
 mod messages;
+mod netlink;
 mod offload;
 mod rings;
 mod session;
@@ -44,6 +45,7 @@ pub const TARGETS: &[Target] = &[
     ("gro", gro::run),
     ("connections", connections::run),
     ("tunnel", tunnel::run),
+    ("netlink", netlink::run),
 ];
 
 /// Runs the target of this name.
