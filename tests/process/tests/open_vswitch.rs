@@ -5,6 +5,8 @@
 mod connections;
 #[path = "open_vswitch/internal.rs"]
 mod internal;
+#[path = "open_vswitch/labels.rs"]
+mod labels;
 #[path = "open_vswitch/meters.rs"]
 mod meters;
 

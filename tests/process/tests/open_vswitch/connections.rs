@@ -126,3 +126,42 @@ fn a_thousand_connections_are_known() {
     let all = site.appctl(&["dpctl/dump-conntrack"]);
     assert_eq!(all.lines().count(), 1000, "{all}");
 }
+
+/// A frame of IPv4 in fragments of 1480 bytes.
+fn fragments(frame: &[u8]) -> Vec<Vec<u8>> {
+    let data: Vec<_> = frame[34..].chunks(1480).collect();
+    let last = data.len() - 1;
+    let of = |(n, part): (usize, &&[u8])| {
+        let mut fragment = [&frame[..34], part].concat();
+        let more = if n == last { 0 } else { 0x2000 };
+        fragment[16..18].copy_from_slice(&(20 + part.len() as u16).to_be_bytes());
+        fragment[20..22].copy_from_slice(&(more | (n * 1480 / 8) as u16).to_be_bytes());
+        fragment[24..26].fill(0);
+        let sum = lasthop_frame::sum::finish(lasthop_frame::sum::sum(&fragment[14..34]));
+        fragment[24..26].copy_from_slice(&sum.to_be_bytes());
+        fragment
+    };
+    data.iter().enumerate().map(of).collect()
+}
+
+#[test]
+fn fragments_pass_when_all_of_their_packet_have_come() {
+    let mut site = Site::new();
+    rules(&site, &FIREWALL);
+    let ends = Ends::v4(1000, 53);
+    let question = fragments(&ends.udp(4000));
+    assert_eq!(question.len(), 3);
+    nothing_passes(&mut site, &fragments(&ends.back().udp(4000))[0]);
+    let [a, b] = &mut site.guests;
+    // Whichever comes first, and without the last nothing passes.
+    [2, 0].into_iter().for_each(|n: usize| a.send(&question[n]));
+    a.send(&Ends::v4(2000, 53).udp(10));
+    b.expect(&Ends::v4(2000, 53).udp(10));
+    a.send(&question[1]);
+    question.iter().for_each(|fragment| b.expect(fragment));
+    for fragment in fragments(&ends.back().udp(4000)) {
+        b.send(&fragment);
+    }
+    fragments(&ends.back().udp(4000)).iter().for_each(|fragment| a.expect(fragment));
+    site.lasthop.check_sums();
+}
