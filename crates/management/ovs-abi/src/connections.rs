@@ -181,8 +181,8 @@ impl Key {
     /// It has been to no connection.
     pub fn clear_connection(&mut self) {
         let packet = lasthop_frame::FlowKey { ct_state: 0, ct_zone: 0, ct_mark: 0, ..self.packet };
-        let (dp_hash, priority, mark) = (self.dp_hash, self.priority, self.mark);
-        *self = Self { packet, dp_hash, priority, mark, ..Self::default() };
+        let (dp_hash, priority, mark, tunnel) = (self.dp_hash, self.priority, self.mark, self.tunnel);
+        *self = Self { packet, dp_hash, priority, mark, tunnel, ..Self::default() };
     }
 }
 
@@ -191,6 +191,16 @@ mod tests {
     use super::*;
     use crate::Act;
     use proptest::prelude::*;
+
+    #[test]
+    fn what_is_cleared_of_connections_is_all_of_them_and_nothing_else() {
+        let mut before = crate::Key { dp_hash: 1, priority: 2, mark: 3, ..crate::Key::default() };
+        (before.packet.in_port, before.tunnel.id) = (4, [5; 8]);
+        let mut key = crate::Key { ct_label: [6; 16], ct_src: [7; 16], ct_ports: [8, 9], ct_proto: 10, ..before };
+        (key.packet.ct_state, key.packet.ct_zone, key.packet.ct_mark) = (11, 12, 13);
+        key.clear_connection();
+        assert_eq!(key, before);
+    }
 
     fn list(fill: impl FnOnce(&mut Writer)) -> Vec<u8> {
         let mut writer = Writer::new();
