@@ -14,8 +14,8 @@ use tokio::io::unix::AsyncFd;
 const MAX_REQUEST: usize = 192 * 1024;
 /// Most datagrams that wait for room with the client.
 pub(crate) const MAX_UPCALLS: usize = 512;
-/// What a client says first, with the other end of its second connection.
-const HELLO: &[u8] = b"lasthop-ovs 1";
+/// What a client says first, with the other end of its second connection; behind it stands the number that it had with a `lasthop-ovs` before, or 0.
+const HELLO: &[u8] = b"lasthop-ovs 2";
 
 /// A socket in the event loop.
 #[derive(Debug)]
@@ -76,6 +76,8 @@ impl Socket {
 /// What a client does.
 #[derive(Debug)]
 pub(crate) enum Event {
+    /// It is there, and had this number before, or 0; [`Client::welcome`] is due.
+    Hello(u32),
     /// A datagram of requests.
     Request(Vec<u8>),
     /// It wants to hear what this group is told, or does not any more.
@@ -104,14 +106,18 @@ impl Client {
         Ok(Self { socket, second: None, asks: false, outbox: VecDeque::new(), full: false })
     }
 
-    /// What it does, if anything; `pid` is its number.
-    pub fn poll(&mut self, cx: &mut std::task::Context<'_>, pid: u32) -> Option<Event> {
+    /// What it does, if anything.
+    pub fn poll(&mut self, cx: &mut std::task::Context<'_>) -> Option<Event> {
         if self.second.is_none() {
-            let second = self.socket.poll(cx, hello)?.map_err(io::Error::from);
-            return match second.and_then(|fd| self.welcome(fd, pid)) {
-                Ok(()) => self.poll(cx, pid),
-                Err(_) => Some(Event::Gone),
-            };
+            let said = self.socket.poll(cx, hello)?.map_err(io::Error::from);
+            let take = |(fd, before)| Ok((Socket::new(fd, Interest::READABLE)?, before));
+            return Some(match said.and_then(take) {
+                Ok((second, before)) => {
+                    self.second = Some(second);
+                    Event::Hello(before)
+                }
+                Err(_) => Event::Gone,
+            });
         }
         if self.full {
             let (outbox, full) = (&mut self.outbox, &mut self.full);
@@ -145,11 +151,11 @@ impl Client {
         })
     }
 
-    fn welcome(&mut self, second: OwnedFd, pid: u32) -> io::Result<()> {
-        let second = Socket::new(second, Interest::READABLE)?;
-        send(second.fd(), &pid.to_ne_bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
-        self.second = Some(second);
-        Ok(())
+    /// Tells it its number.
+    pub fn welcome(&self, pid: u32) {
+        if let Some(second) = &self.second {
+            let _ = send(second.fd(), &pid.to_ne_bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+        }
     }
 
     /// Sends it a datagram when there is room.
@@ -206,10 +212,12 @@ fn receive(fd: &OwnedFd, room: usize) -> Result<Vec<u8>, Errno> {
     Ok(bytes)
 }
 
-/// What a client says first: the descriptor that comes along.
-fn hello(fd: &OwnedFd) -> Result<OwnedFd, Errno> {
+/// What a client says first: the descriptor that comes along, and the number that it had.
+fn hello(fd: &OwnedFd) -> Result<(OwnedFd, u32), Errno> {
     let (mut bytes, mut fds) = ([0; 32], Vec::new());
     let (len, flags) = receive_with_fds(fd, &mut bytes, &mut fds, RecvFlags::DONTWAIT)?;
-    let is_hello = bytes.get(..len) == Some(HELLO) && !flags.contains(ReturnFlags::TRUNC);
-    fds.into_iter().next().filter(|_| is_hello).ok_or(Errno::PROTO)
+    let said =
+        bytes.get(..len).and_then(|said| said.strip_prefix(HELLO)).filter(|_| !flags.contains(ReturnFlags::TRUNC));
+    let before = said.and_then(|number| number.try_into().ok()).map(u32::from_ne_bytes);
+    fds.into_iter().next().zip(before).ok_or(Errno::PROTO)
 }

@@ -1,30 +1,34 @@
 //! `lasthop-ovs`: takes `lasthop-control`'s place where Open vSwitch decides. Started by `lasthop run --control ovs`.
 
 mod client;
+mod record;
 mod server;
 
 use lasthop_control::Descriptors;
 use lasthop_sys::sandbox::Program;
 use std::process::ExitCode;
 
-const USAGE: &str = "lasthop-ovs is started by `lasthop run --control ovs`; arguments: --supervisor-fd N --api-fd N --ovs-fd N --frames-fd N \
-                     [--host-view-fd N] [--read-api-fd N] [--pulse-fd N], open descriptors";
+const USAGE: &str = "lasthop-ovs is started by `lasthop run --control ovs`; arguments: --supervisor-fd N --api-fd N --ovs-fd N --frames-fd N --record-fd N \
+                     --other-record-fd N [--host-view-fd N] [--read-api-fd N] [--pulse-fd N], open descriptors";
 
 fn main() -> ExitCode {
-    let (mut ovs, mut frames) = (None, None);
+    let (mut ovs, mut frames, mut record, mut other) = (None, None, None, None);
     let descriptors = Descriptors::take(std::env::args().skip(1), |name, fd| {
         match name {
             "--ovs-fd" => ovs = Some(fd),
             "--frames-fd" => frames = Some(fd),
+            "--record-fd" => record = Some(fd),
+            "--other-record-fd" => other = Some(fd),
             _ => return false,
         }
         true
     });
-    let (Some(descriptors), Some(own)) = (descriptors, ovs.zip(frames)) else {
+    let (Some(descriptors), Some(own)) = (descriptors, ovs.zip(frames).zip(record.zip(other))) else {
         eprintln!("lasthop-ovs: {USAGE}");
         return ExitCode::from(2);
     };
-    let (ovs, frames) = own;
-    let serve = || lasthop_control::run_with(descriptors, || server::Server::new(ovs, frames).map(Some));
+    let ((ovs, frames), (record, other)) = own;
+    let serve =
+        || lasthop_control::run_with(descriptors, || server::Server::new(ovs, frames, [record, other]).map(Some));
     lasthop_control::run_program(Program::OVS, serve)
 }

@@ -1,6 +1,7 @@
 //! The sockets of Open vSwitch's programs, and the device by which packets come whole, around the datapath that they speak of.
 
 use crate::client::{Client, Event, MAX_UPCALLS, Socket};
+use crate::record::Record;
 use lasthop_control::Decider;
 use lasthop_ipc::{FromControl, ToControl};
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
@@ -28,6 +29,8 @@ const BURST: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Server {
     datapath: Datapath,
+    /// What the next process goes on with.
+    record: Record,
     listener: Socket,
     frames: Socket,
     clients: BTreeMap<u32, Client>,
@@ -38,15 +41,22 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Of a listening socket and the other end of the device.
-    pub fn new(listener: OwnedFd, frames: OwnedFd) -> io::Result<Self> {
+    /// Of a listening socket, the other end of the device, and the files of the record.
+    pub fn new(listener: OwnedFd, frames: OwnedFd, record: [OwnedFd; 2]) -> io::Result<Self> {
+        let mut datapath = Datapath::new();
+        let (mut record, notes) = Record::open(record);
+        if !notes.is_empty() {
+            let (ports, flows) = datapath.restore(&notes);
+            tracing::info!("going on with {ports} ports and {flows} flows of Open vSwitch's");
+            record.begin(&datapath.notes());
+        }
         Ok(Self {
-            datapath: Datapath::new(),
+            datapath,
             listener: Socket::new(listener, Interest::READABLE)?,
             frames: Socket::new(frames, Interest::READABLE)?,
             clients: BTreeMap::new(),
-            // 0 is the kernel itself.
-            next_pid: 1,
+            next_pid: record.next_pid(),
+            record,
             room: vec![0; MAX_FRAME],
             tick: None,
         })
@@ -84,7 +94,7 @@ impl Server {
         let pids: Vec<u32> = self.clients.keys().copied().collect();
         for pid in pids {
             for _ in 0..BURST {
-                let Some(event) = self.clients.get_mut(&pid).and_then(|client| client.poll(cx, pid)) else { break };
+                let Some(event) = self.clients.get_mut(&pid).and_then(|client| client.poll(cx)) else { break };
                 did = true;
                 self.hear(pid, event);
             }
@@ -101,6 +111,7 @@ impl Server {
                 self.clients.insert(self.next_pid, client);
                 self.datapath.connected(self.next_pid);
                 self.next_pid = self.next_pid.wrapping_add(1).max(1);
+                self.record.set_next_pid(self.next_pid);
             }
             Err(e) => tracing::warn!("a client of Open vSwitch: {e}"),
         }
@@ -108,6 +119,7 @@ impl Server {
 
     fn hear(&mut self, pid: u32, event: Event) {
         match event {
+            Event::Hello(before) => self.welcome(pid, before),
             Event::Request(datagram) => self.datapath.request(pid, datagram),
             Event::Subscribe(group, wants) => {
                 self.datapath.subscribe(pid, group, wants);
@@ -119,6 +131,18 @@ impl Server {
                 self.datapath.disconnected(pid);
             }
         }
+    }
+
+    /// A client gets its number: the one that it had, if that is free.
+    fn welcome(&mut self, pid: u32, before: u32) {
+        let Some(client) = self.clients.remove(&pid) else { return };
+        let number = if before == 0 || self.clients.contains_key(&before) { pid } else { before };
+        if number != pid {
+            self.datapath.disconnected(pid);
+            self.datapath.connected(number);
+        }
+        client.welcome(number);
+        self.clients.insert(number, client);
     }
 
     /// Puts into a client's socket what it waits for, as far as there is room, and says whether that was all.
@@ -150,6 +174,11 @@ impl Server {
                 Some(client) if client.waiting() < MAX_UPCALLS => client.queue(datagram),
                 _ => self.datapath.lost(1),
             },
+            Out::Note(note) => {
+                if !self.record.add(&note) {
+                    self.record.begin(&self.datapath.notes());
+                }
+            }
             Out::Switch(message) => to_switch.push(*message),
             Out::Supervisor(message) => to_supervisor.push(message),
             Out::Frame(frame) => {

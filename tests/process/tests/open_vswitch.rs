@@ -281,3 +281,35 @@ fn the_death_of_ovs_vswitchd_costs_no_known_flow() {
     wait_for("the bridge", PATIENCE, || site.appctl(&["dpif/show"]).contains("vm2 2/"));
     site.wait_for_bridge();
 }
+
+#[test]
+fn the_death_of_lasthop_ovs_is_survived_without_a_restart_of_ovs_vswitchd() {
+    let mut site = Site::new();
+    let [a, b] = &mut site.guests;
+    pass_at_last(a, b, &numbered(mac(1), MacAddr::BROADCAST, 1, 60));
+    pass_at_last(b, a, &numbered(mac(2), mac(1), 2, 60));
+    pass_at_last(a, b, &numbered(mac(1), mac(2), 3, 600));
+    for round in 0..5u32 {
+        site.lasthop.kill("lasthop-ovs");
+        // What was known goes on, what is new is decided by the same ovs-vswitchd, and it hears of rules that change.
+        let new = mac(10 + round as u8);
+        let [a, b] = &mut site.guests;
+        pass_at_last(a, b, &numbered(mac(1), mac(2), 100 + round, 600));
+        pass_at_last(b, a, &numbered(mac(2), mac(1), 200 + round, 600));
+        pass_at_last(a, b, &numbered(new, mac(2), 300 + round, 600));
+        pass_at_last(b, a, &numbered(mac(2), new, 400 + round, 600));
+        site.ofctl(&["add-flow", &format!("priority=9,dl_src={new},actions=drop")]);
+        let [a, b] = &mut site.guests;
+        a.send(&numbered(new, mac(2), 500 + round, 600));
+        pass_at_last(a, b, &numbered(mac(1), mac(2), 600 + round, 600));
+    }
+    assert!(site.vswitchd.try_wait().expect("it is ours").is_none(), "ovs-vswitchd runs");
+    let show = site.appctl(&["dpctl/show"]);
+    assert!(show.contains("vm1") && show.contains("vm2"), "{show}");
+    // Ports still come and go.
+    site.vsctl("del-port vm2");
+    site.vsctl("add-port br0 vm2");
+    let [a, b] = &mut site.guests;
+    pass_at_last(a, b, &numbered(mac(1), MacAddr::BROADCAST, 7, 60));
+    site.lasthop.check_sums();
+}

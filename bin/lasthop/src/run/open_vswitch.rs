@@ -7,7 +7,7 @@ use super::socket::Listener;
 use super::store::SavedUplink;
 use super::supervisor::Supervisor;
 use lasthop_policy::{Mirror, PortSettings};
-use lasthop_sys::make_tap;
+use lasthop_sys::{make_tap, memfd};
 use lasthop_uplink_ipc::UplinkDriver;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -38,6 +38,8 @@ pub struct OpenVswitch {
     listener: Listener,
     /// Opened once the first process needs it.
     frames: OwnedFd,
+    /// Where a `lasthop-ovs` notes what the next one goes on with.
+    record: [OwnedFd; 2],
     /// By name; none where there can be none.
     representors: BTreeMap<String, Option<OwnedFd>>,
 }
@@ -62,12 +64,14 @@ impl OpenVswitch {
             let again = if e == Errno::BUSY { "; is another lasthop with --control ovs running?" } else { "" };
             Failed(format!("--control ovs: cannot make the TAP device {PACKET_PORT}: {e}{again}"))
         })?;
-        Ok(Self { listener, frames, representors: BTreeMap::new() })
+        let file = || memfd("lasthop-ovs", 0).map_err(|e| Failed(format!("--control ovs: memory for a record: {e}")));
+        Ok(Self { listener, frames, record: [file()?, file()?], representors: BTreeMap::new() })
     }
 
     /// What `lasthop-ovs` gets.
-    pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
-        [self.listener.as_fd(), self.frames.as_fd()]
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; 4] {
+        let [record, other] = self.record.each_ref().map(AsFd::as_fd);
+        [self.listener.as_fd(), self.frames.as_fd(), record, other]
     }
 
     /// The port by which packets get there.
@@ -95,7 +99,8 @@ pub fn program(ovs: bool) -> &'static str {
 pub fn control(read_api: bool, ovs: bool) -> (&'static str, Vec<String>) {
     let mut options = vec!["--supervisor-fd", "--host-view-fd", "--api-fd"];
     options.extend(read_api.then_some("--read-api-fd"));
-    options.extend(ovs.then_some(["--ovs-fd", "--frames-fd"]).into_iter().flatten());
+    let for_ovs = ["--ovs-fd", "--frames-fd", "--record-fd", "--other-record-fd"];
+    options.extend(ovs.then_some(for_ovs).into_iter().flatten());
     let numbered = options.iter().zip(3..).flat_map(|(option, fd)| [(*option).to_owned(), fd.to_string()]);
     (program(ovs), numbered.collect())
 }

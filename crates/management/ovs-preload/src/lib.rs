@@ -6,6 +6,9 @@
 //! second connection, on which lasthop-ovs says "." when all answers lie in the first, or "+" when there was room for a part of them;
 //! whoever has read that part gets the next when it asks with "m".
 //!
+//! When lasthop-ovs has died, whoever uses a socket next connects it to the one that has taken its place, under the number that it had. A receiver is
+//! told that something was lost (ENOBUFS), as the kernel says where a socket had no room: Open vSwitch then asks again.
+//!
 //! A routing netlink socket stays the kernel's, but makes no interfaces for tunnels of Open vSwitch: these are to be lasthop's.
 //!
 //! Unsafe room: the functions here stand in place of the C library's, and are called with what a C program has at hand. Their own calls go
@@ -17,8 +20,10 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::Relaxed};
 
 /// Most descriptors of a program.
 const DESCRIPTORS: usize = 65_536;
-/// What is said first, with the second connection.
-const HELLO: &[u8] = b"lasthop-ovs 1";
+/// What is said first, with the second connection, and in front of the number that the socket had before, or 0.
+const HELLO: [u8; 13] = *b"lasthop-ovs 2";
+/// How long whoever finds lasthop gone waits, in nanoseconds: it will ask again at once.
+const PAUSE_NS: c_long = 100_000_000;
 /// Where lasthop-ovs listens, unless the environment says so.
 const SOCKET: &[u8] = b"/run/lasthop/ovs.sock";
 const VARIABLE: &[u8] = b"LASTHOP_OVS_SOCKET\0";
@@ -31,6 +36,10 @@ static SECOND: [AtomicI32; DESCRIPTORS] = [const { AtomicI32::new(-1) }; DESCRIP
 static ROUTE: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 /// Not 0: there was room for a part of the answers.
 static OWED: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
+/// Groups that it has joined: bit n for group n.
+static GROUPS: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
+/// Not 0: the answers to what was sent last are lost.
+static LOST: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 
 // Relaxed: a descriptor is handed from one thread to another by what orders that.
 
@@ -81,8 +90,10 @@ fn say(second: c_int, bytes: &[u8]) -> bool {
 /// A datagram has been sent: waits for its answers.
 fn wait_for_answers(at: usize) {
     let kept = errno();
-    if let (Some(second), Some(owed)) = (SECOND.get(at), OWED.get(at)) {
-        owed.store(u32::from(hear(second.load(Relaxed)) == Some(b'+')), Relaxed);
+    if let (Some(second), Some(owed), Some(lost)) = (SECOND.get(at), OWED.get(at), LOST.get(at)) {
+        let said = hear(second.load(Relaxed));
+        owed.store(u32::from(said == Some(b'+')), Relaxed);
+        lost.store(said.is_none().into(), Relaxed);
     }
     set_errno(kept);
 }
@@ -117,9 +128,13 @@ fn address() -> Option<sockaddr_un> {
     Some(address)
 }
 
-/// Sends hello and the second connection's other end, and hears the socket's number.
-fn greet(fd: c_int, pair: [c_int; 2]) -> Option<u32> {
-    let mut part = libc::iovec { iov_base: HELLO.as_ptr().cast_mut().cast(), iov_len: HELLO.len() };
+/// Sends hello and the second connection's other end, and hears the socket's number: `before`, if it had one.
+fn greet(fd: c_int, pair: [c_int; 2], before: u32) -> Option<u32> {
+    let mut hello = [0u8; HELLO.len() + size_of::<u32>()];
+    let (first, second) = hello.split_at_mut(HELLO.len());
+    first.copy_from_slice(&HELLO);
+    second.copy_from_slice(&before.to_ne_bytes());
+    let mut part = libc::iovec { iov_base: hello.as_mut_ptr().cast(), iov_len: hello.len() };
     // As long and as aligned as a control message with one descriptor.
     let mut control = [0u64; 4];
     // SAFETY: all-zero is a valid message; what it points to are live locals of the lengths given, and the control message lies inside of
@@ -140,19 +155,13 @@ fn greet(fd: c_int, pair: [c_int; 2]) -> Option<u32> {
         let heard = libc::syscall(libc::SYS_recvfrom, pair[0], &raw mut pid, size_of::<u32>(), 0, 0usize, 0usize);
         (sent, heard, pid)
     };
-    (sent == HELLO.len() as c_long && heard == size_of::<u32>() as c_long && pid != 0).then_some(pid)
+    let is_whole = sent == hello.len() as c_long && heard == size_of::<u32>() as c_long;
+    (is_whole && pid != 0 && (before == 0 || pid == before)).then_some(pid)
 }
 
-/// A connection to lasthop-ovs in place of a generic netlink socket; -1 and EPROTONOSUPPORT, as of a kernel without it, if there is none.
-fn connect_to_lasthop(flags: c_int) -> c_int {
-    let fail = |fd: c_int| {
-        if fd >= 0 {
-            close_one(fd);
-        }
-        set_errno(libc::EPROTONOSUPPORT);
-        -1
-    };
-    let Some(address) = address() else { return fail(-1) };
+/// A connection to lasthop-ovs and its second one, and the number that it has; `before`: the number that it is to have.
+fn open(flags: c_int, before: u32) -> Option<(c_int, c_int, u32)> {
+    let address = address()?;
     let kind = libc::SOCK_SEQPACKET | flags & libc::SOCK_CLOEXEC;
     let mut pair = [-1; 2];
     // SAFETY: the address and the pair are live locals of the lengths given; all else are numbers.
@@ -163,27 +172,83 @@ fn connect_to_lasthop(flags: c_int) -> c_int {
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
         (fd, connected, libc::syscall(libc::SYS_socketpair, libc::AF_UNIX, kind, 0, &raw mut pair))
     };
-    if paired != 0 {
-        return fail(fd);
-    }
-    let place = usize::try_from(fd).ok().and_then(|at| Some((PID.get(at)?, SECOND.get(at)?, OWED.get(at)?)));
-    let (Some((pid, second, owed)), 0) = (place, connected) else {
-        close_one(pair[0]);
-        close_one(pair[1]);
-        return fail(fd);
+    let number = match (connected, paired) {
+        (0, 0) => greet(fd, pair, before),
+        (_, 0) => {
+            close_one(pair[1]);
+            None
+        }
+        _ => None,
     };
-    let Some(number) = greet(fd, pair) else {
-        close_one(pair[0]);
-        return fail(fd);
+    if number.is_none() {
+        [fd, pair[0]].into_iter().filter(|fd| *fd >= 0).for_each(close_one);
+    }
+    Some((fd, pair[0], number?))
+}
+
+/// A connection to lasthop-ovs in place of a generic netlink socket; -1 and EPROTONOSUPPORT, as of a kernel without it, if there is none.
+fn connect_to_lasthop(flags: c_int) -> c_int {
+    let opened = open(flags, 0);
+    let at = opened.and_then(|(fd, ..)| usize::try_from(fd).ok());
+    let place = at.and_then(|at| Some((PID.get(at)?, SECOND.get(at)?, OWED.get(at)?, GROUPS.get(at)?, LOST.get(at)?)));
+    let (Some((fd, second, number)), Some(place)) = (opened, place) else {
+        opened.into_iter().flat_map(|(fd, second, _)| [fd, second]).for_each(close_one);
+        set_errno(libc::EPROTONOSUPPORT);
+        return -1;
     };
     if flags & libc::SOCK_NONBLOCK != 0 {
         // SAFETY: fcntl(2) takes numbers here.
         unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_SETFL, libc::O_NONBLOCK) };
     }
-    second.store(pair[0], Relaxed);
-    owed.store(0, Relaxed);
-    pid.store(number, Relaxed);
+    place.1.store(second, Relaxed);
+    [place.2, place.3, place.4].iter().for_each(|of| of.store(0, Relaxed));
+    place.0.store(number, Relaxed);
     fd
+}
+
+/// Joins or leaves a group.
+fn say_of_group(second: c_int, how: u8, group: u32) -> bool {
+    let [a, b, c, d] = group.to_ne_bytes();
+    say(second, &[how, a, b, c, d]) && hear(second).is_some()
+}
+
+/// lasthop-ovs is gone: connects a socket to the one that has taken its place, and waits for it. False if there is none, after a while, so that
+/// whoever asks again at once does not take a processor for it.
+fn reconnect(at: usize) -> bool {
+    let place = || Some((PID.get(at)?, SECOND.get(at)?, OWED.get(at)?, GROUPS.get(at)?, LOST.get(at)?));
+    let (Ok(fd), Some((pid, second, owed, groups, lost))) = (c_int::try_from(at), place()) else { return false };
+    let Some((new, new_second, _)) = open(libc::SOCK_CLOEXEC, pid.load(Relaxed)) else {
+        let pause = libc::timespec { tv_sec: 0, tv_nsec: PAUSE_NS };
+        // SAFETY: the time is a live local; nothing is written.
+        unsafe { libc::syscall(libc::SYS_nanosleep, &raw const pause, 0usize) };
+        return false;
+    };
+    // SAFETY: all are numbers. The descriptor is the program's, which uses it now: what it is stands for is put behind it.
+    let replaced = unsafe {
+        let flags = libc::syscall(libc::SYS_fcntl, fd, libc::F_GETFL, 0);
+        libc::syscall(libc::SYS_fcntl, new, libc::F_SETFL, flags & c_long::from(libc::O_NONBLOCK));
+        let closes = libc::syscall(libc::SYS_fcntl, fd, libc::F_GETFD, 0) & c_long::from(libc::FD_CLOEXEC) != 0;
+        libc::syscall(libc::SYS_dup3, new, fd, if closes { libc::O_CLOEXEC } else { 0 })
+    };
+    close_one(new);
+    close_one(second.swap(new_second, Relaxed));
+    owed.store(0, Relaxed);
+    lost.store(0, Relaxed);
+    let groups = groups.load(Relaxed);
+    let joined = (0..u32::BITS).filter(|n| groups & 1 << n != 0).all(|n| say_of_group(new_second, b'j', n));
+    replaced >= 0 && joined
+}
+
+/// Sends, once more if lasthop-ovs was gone and another has taken its place: that has not heard it.
+fn send_to_lasthop(at: usize, send: impl Fn() -> c_long) -> ssize_t {
+    let mut sent = send();
+    if sent < 0 && matches!(errno(), libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN) && reconnect(at) {
+        sent = send();
+    }
+    if sent > 0 {
+        wait_for_answers(at);
+    }
+    sent as ssize_t
 }
 
 /// socket(2).
@@ -287,9 +352,13 @@ pub unsafe extern "C" fn setsockopt(
             return -1;
         }
         // SAFETY: the caller's value has the length that it gives, which is enough.
-        let [a, b, c, d] = unsafe { value.cast::<u32>().read_unaligned() }.to_ne_bytes();
-        let second = second.load(Relaxed);
-        if say(second, &[how, a, b, c, d]) && hear(second).is_some() {
+        let group = unsafe { value.cast::<u32>().read_unaligned() };
+        if say_of_group(second.load(Relaxed), how, group) {
+            let bit = 1u32.checked_shl(group).unwrap_or(0);
+            if let Some(groups) = usize::try_from(fd).ok().and_then(|at| GROUPS.get(at)) {
+                let before = groups.load(Relaxed) & !bit;
+                groups.store(before | if how == b'j' { bit } else { 0 }, Relaxed);
+            }
             return 0;
         }
         set_errno(libc::ECONNRESET);
@@ -305,14 +374,12 @@ pub unsafe extern "C" fn setsockopt(
 /// As of send(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn send(fd: c_int, bytes: *const c_void, len: size_t, flags: c_int) -> ssize_t {
-    let own = ours(fd);
-    let flags = flags | if own.is_some() { libc::MSG_NOSIGNAL } else { 0 };
     // SAFETY: the caller's bytes, of the length that it gives.
-    let sent = unsafe { libc::syscall(libc::SYS_sendto, fd, bytes, len, flags, 0usize, 0usize) };
-    if let (Some(at), 1..) = (own, sent) {
-        wait_for_answers(at);
+    let send = |more: c_int| unsafe { libc::syscall(libc::SYS_sendto, fd, bytes, len, flags | more, 0usize, 0usize) };
+    match ours(fd) {
+        Some(at) => send_to_lasthop(at, || send(libc::MSG_NOSIGNAL)),
+        None => send(0) as ssize_t,
     }
-    sent as ssize_t
 }
 
 /// A request to make a tunnel's interface, if this is one, as a request that no kernel knows. Open vSwitch makes its tunnels' interfaces itself where
@@ -368,15 +435,11 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
         };
     };
     // SAFETY: a copy of the caller's message, which points to what is the caller's; without the address of a netlink socket.
-    let sent = unsafe {
+    send_to_lasthop(at, || unsafe {
         let mut message = *message;
         (message.msg_name, message.msg_namelen) = (std::ptr::null_mut(), 0);
         libc::syscall(libc::SYS_sendmsg, fd, &raw const message, flags | libc::MSG_NOSIGNAL)
-    };
-    if sent > 0 {
-        wait_for_answers(at);
-    }
-    sent as ssize_t
+    })
 }
 
 /// Receives as `receive` does with these flags, and what lasthop-ovs still owes once all that is there has been read.
@@ -385,6 +448,14 @@ fn receive(fd: c_int, flags: c_int, receive: impl Fn(c_int) -> c_long) -> ssize_
         let owing = ours(fd).filter(|at| OWED.get(*at).is_some_and(|owed| owed.load(Relaxed) != 0));
         // While more is owed nothing else will come: it has to be asked for.
         let got = receive(flags | if owing.is_some() { libc::MSG_DONTWAIT } else { 0 });
+        let is_broken = got == 0 || got < 0 && errno() == libc::ECONNRESET;
+        if let Some(at) = ours(fd) {
+            let was_lost = LOST.get(at).is_some_and(|lost| lost.swap(0, Relaxed) != 0);
+            if is_broken || was_lost && got < 0 {
+                set_errno(if reconnect(at) { libc::ENOBUFS } else { libc::ECONNRESET });
+                return -1;
+            }
+        }
         match owing {
             Some(at) if got < 0 && errno() == libc::EAGAIN && ask_for_more(at) => {}
             _ => return got as ssize_t,

@@ -13,6 +13,7 @@
 //! | `packets` | packets that come here, whole or not, and go from here |
 //! | `jobs` | requests, one datagram at a time, with what has to be asked before they are answered |
 //! | `requests` | what each request does |
+//! | `restore` | what another process goes on with |
 //!
 //! The switch knows nothing of all that: a packet that it misses a flow for is looked up here, and becomes a flow of the switch's that
 //! does at once what all of Open vSwitch's would one after the other. docs/decisions/open-vswitch.md says why.
@@ -26,6 +27,7 @@ mod meters;
 mod packets;
 mod ports;
 mod requests;
+mod restore;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -59,6 +61,8 @@ pub enum Out {
     Finished(u32),
     /// To a client that takes it when it does; what it has no room for is dropped, and [`Datapath::lost`].
     Upcall(u32, Vec<u8>),
+    /// To be noted, before what is behind it is sent: [`Datapath::restore`] in another process takes all such notes, one behind the other.
+    Note(Vec<u8>),
     /// To the switch.
     Switch(Box<FromControl>),
     /// To the supervisor.

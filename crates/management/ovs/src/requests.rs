@@ -40,7 +40,7 @@ pub(crate) struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    fn of(message: Message<'a>, pid: u32) -> Option<Self> {
+    pub fn of(message: Message<'a>, pid: u32) -> Option<Self> {
         let (header, attributes) = message.payload.split_at_checked(OVS_HEADER)?;
         let is_dump = message.flags & flag::DUMP == flag::DUMP && header.first() == Some(&command::GET);
         Some(Self { command: *header.first()?, attributes, is_dump, message, pid })
@@ -183,6 +183,9 @@ impl Datapath {
                 }),
             };
             let refused = reply.as_ref().err().map(|refused| refused.0);
+            if refused.is_none() {
+                self.note(&message);
+            }
             answers.extend(reply.unwrap_or_default());
             if refused.is_some() || message.flags & flag::ACK != 0 && !is_dump {
                 let mut to = Writer::new();
@@ -209,7 +212,7 @@ impl Datapath {
         changed
     }
 
-    fn datapath_request(&mut self, request: &Request<'_>, changes: &mut Changes) -> Reply {
+    pub(crate) fn datapath_request(&mut self, request: &Request<'_>, changes: &mut Changes) -> Reply {
         let found = table::<{ datapath::COUNT }>(request.attributes)?;
         let name = get(&found, datapath::NAME).map(text_of).transpose()?;
         let features = get(&found, datapath::USER_FEATURES).map(u32_of).transpose()?;
@@ -276,7 +279,12 @@ impl Datapath {
         to.number(datapath::USER_FEATURES, self.features);
     }
 
-    fn vport_request(&mut self, request: &Request<'_>, failed: &BTreeSet<String>, changes: &mut Changes) -> Reply {
+    pub(crate) fn vport_request(
+        &mut self,
+        request: &Request<'_>,
+        failed: &BTreeSet<String>,
+        changes: &mut Changes,
+    ) -> Reply {
         if self.name.is_none() {
             return Err(Refused::NO_DEVICE);
         }
@@ -386,7 +394,7 @@ impl Datapath {
         id.or_else(|| key.as_ref().filter(|_| ufid.is_none()).and_then(by_key)).ok_or(Refused::NO_ENTRY)
     }
 
-    fn flow_request(&mut self, request: &Request<'_>, changes: &mut Changes) -> Reply {
+    pub(crate) fn flow_request(&mut self, request: &Request<'_>, changes: &mut Changes) -> Reply {
         if self.name.is_none() {
             return Err(Refused::NO_DEVICE);
         }

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 mod connections;
 mod labels;
 mod meters;
+mod restore;
 
 const PID: u32 = 9;
 const VM1: PortId = PortId(1);
@@ -31,6 +32,8 @@ struct Site {
     frames: Vec<Vec<u8>>,
     upcalls: Vec<Vec<u8>>,
     answers: Vec<Vec<u8>>,
+    /// What was noted, one behind the other.
+    notes: Vec<u8>,
     finished: usize,
     /// What the switch's meters have counted.
     metered: BTreeMap<u32, [[u64; 2]; 2]>,
@@ -50,6 +53,7 @@ impl Site {
             frames: Vec::new(),
             upcalls: Vec::new(),
             answers: Vec::new(),
+            notes: Vec::new(),
             finished: 0,
             metered: BTreeMap::new(),
         };
@@ -82,6 +86,7 @@ impl Site {
                 Out::Answer(PID, answer) => self.answers.push(answer),
                 Out::Upcall(PID, upcall) => self.upcalls.push(upcall),
                 Out::Finished(PID) => self.finished += 1,
+                Out::Note(note) => self.notes.extend(note),
                 Out::Switch(message) => self.to_switch.push(*message),
                 Out::Supervisor(message) => self.to_supervisor.push(message),
                 Out::Frame(frame) => self.frames.push(frame),

@@ -1,0 +1,110 @@
+//! What outlives this process: the datapath, its ports and its flows, as messages that make them. What has been counted, connections and the numbers of tunnels
+//! are not among it.
+
+use crate::ports::Vport;
+use crate::requests::{Changes, DP_IFINDEX, Request};
+use crate::{Datapath, Out, packets, tunnels};
+use lasthop_ovs_abi::family::{self, command, datapath, vport};
+use lasthop_ovs_abi::netlink::{Message, OVS_HEADER, Writer, messages, table, text_of, u32_of};
+use std::collections::BTreeSet;
+
+/// Flag of a port's message here: its interface was opened because Open vSwitch wanted it.
+const OPENED: u16 = 1;
+
+impl Datapath {
+    /// A request has been carried out: it is noted if it has changed what is to outlive this process.
+    pub(crate) fn note(&mut self, message: &Message<'_>) {
+        let Some((header, attributes)) = message.payload.split_at_checked(OVS_HEADER) else { return };
+        let command = header.first().copied().unwrap_or_default();
+        if !matches!(command, command::NEW | command::SET | command::DEL) {
+            return;
+        }
+        let note = match message.kind {
+            // Its number was chosen here.
+            id if id == family::VPORT.id && command == command::NEW => {
+                let found = table::<{ vport::COUNT }>(attributes).ok();
+                let name = found.and_then(|found| text_of(*found.get(usize::from(vport::NAME))?.as_ref()?).ok());
+                let Some(no) = name.and_then(|name| self.find_vport(Some(name), None).ok()) else { return };
+                let mut to = Writer::new();
+                self.note_port(no, &mut to);
+                to.into_bytes()
+            }
+            id if [family::DATAPATH, family::VPORT, family::FLOW].iter().any(|family| family.id == id) => {
+                let mut whole = message.whole.to_vec();
+                whole.resize(whole.len().next_multiple_of(4), 0);
+                whole
+            }
+            _ => return,
+        };
+        self.out.push(Out::Note(note));
+    }
+
+    fn note_port(&self, no: u32, to: &mut Writer) {
+        let opened = self.vports.get(&no).is_some_and(|port| port.opened);
+        to.begin(family::VPORT.id, if opened { OPENED } else { 0 }, 0, 0);
+        self.write_vport(no, command::NEW, to);
+        to.end();
+    }
+
+    /// All that there is to note, anew.
+    pub fn notes(&self) -> Vec<u8> {
+        let mut to = Writer::new();
+        let Some(name) = &self.name else { return Vec::new() };
+        to.begin(family::DATAPATH.id, 0, 0, 0);
+        to.ovs_header(command::NEW, family::DATAPATH.version, DP_IFINDEX);
+        to.text(datapath::NAME, name);
+        to.number(datapath::USER_FEATURES, self.features);
+        let own = self.vports.get(&0).map(|port| &port.pids[..]).unwrap_or_default();
+        let bytes = |pids: &[u32]| pids.iter().flat_map(|pid| pid.to_ne_bytes()).collect::<Vec<u8>>();
+        to.attribute(datapath::UPCALL_PID, &bytes(own));
+        to.attribute(datapath::PER_CPU_PIDS, &bytes(&self.cpu_pids));
+        to.end();
+        self.vports.keys().filter(|no| **no != 0).for_each(|no| self.note_port(*no, &mut to));
+        for (_, flow) in self.table.after(0) {
+            to.begin(family::FLOW.id, 0, 0, 0);
+            to.ovs_header(command::NEW, family::FLOW.version, DP_IFINDEX);
+            flow.write(0, &mut to);
+            to.end();
+        }
+        to.into_bytes()
+    }
+
+    /// Takes what another process has noted, before anything else is heard here. How many ports and flows there are then.
+    pub fn restore(&mut self, notes: &[u8]) -> (usize, usize) {
+        let mut changes = Changes::default();
+        for message in messages(notes) {
+            let (kind, flags) = (message.kind, message.flags);
+            let attributes = message.payload.get(OVS_HEADER..).unwrap_or_default();
+            let is_new = message.payload.first() == Some(&command::NEW);
+            let Some(request) = Request::of(message, 0) else { continue };
+            // What was carried out once is again; what is not is of a version that knows other things.
+            let _ = match kind {
+                id if id == family::VPORT.id && is_new => self.restore_port(attributes, flags).map(|()| Vec::new()),
+                id if id == family::VPORT.id => self.vport_request(&request, &BTreeSet::new(), &mut changes).ok(),
+                id if id == family::DATAPATH.id => self.datapath_request(&request, &mut changes).ok(),
+                id if id == family::FLOW.id => self.flow_request(&request, &mut changes).ok(),
+                _ => None,
+            };
+        }
+        self.out.clear();
+        (self.vports.len(), self.table.len())
+    }
+
+    fn restore_port(&mut self, attributes: &[u8], flags: u16) -> Option<()> {
+        let found = table::<{ vport::COUNT }>(attributes).ok()?;
+        let of = |kind: u16| found.get(usize::from(kind)).copied().flatten();
+        let name = text_of(of(vport::NAME)?).ok()?.to_owned();
+        let (no, kind) = (u32_of(of(vport::PORT_NO)?).ok()?, u32_of(of(vport::TYPE)?).ok()?);
+        let pids = packets::pids(of(vport::UPCALL_PID)).ok()?;
+        if tunnels::driver_of(kind).is_some() {
+            self.tunnels.add(no, tunnels::port_of(of(vport::OPTIONS)).ok()?);
+        }
+        let opened = flags & OPENED != 0;
+        if opened {
+            self.opened.insert(name.clone());
+        }
+        // The supervisor will say which of the switch's it is.
+        self.vports.insert(no, Vport { name, kind, pids, port: None, opened });
+        Some(())
+    }
+}
