@@ -5,12 +5,17 @@ CARGO ?= cargo
 PROGRAMS = --package lasthop --package lasthop-switch --package lasthop-control --package lasthop-ovs \
 	--package lasthop-ovs-preload --package lasthop-uplink --package lasthop-session
 
-.PHONY: demo test quick bench bench-quick fuzz setup setup-demo setup-bench build programs check clean
+.PHONY: demo demo-ovn test quick bench bench-quick fuzz setup setup-demo setup-ovn setup-bench build programs check clean
 
 ## What it does, on the screen: two VMs, ping and TCP, the switch killed under them, what it saw, and a Linux bridge beside.
 demo: setup-demo
 	$(CARGO) build --release $(PROGRAMS)
 	$(CARGO) run --release --quiet --package lasthop-tests-vm --bin demo
+
+## OVN on two hosts, which are network namespaces: three VMs, a router, security groups, address translation, a load balancer, a move, deaths.
+demo-ovn: setup-ovn
+	$(CARGO) build --release $(PROGRAMS)
+	$(CARGO) run --release --quiet --package lasthop-tests-vm --bin demo-ovn
 
 ## Every test: style, walls, units, processes, instruction counts, virtual machines. Ends with a line "N passed, N failed".
 test: setup programs check
@@ -36,7 +41,7 @@ fuzz:
 setup:
 	scripts/setup
 
-setup-demo setup-bench:
+setup-demo setup-ovn setup-bench:
 	scripts/setup $(@:setup-%=%)
 
 build:

@@ -21,6 +21,7 @@ mod lasthop;
 mod loopback;
 mod netns;
 mod nic;
+pub mod ovn;
 pub mod pcap;
 pub mod proc;
 mod qmp;
@@ -28,6 +29,7 @@ pub mod spawn;
 pub mod stop;
 pub mod testpmd;
 mod vm;
+pub mod vswitch;
 pub mod xdp;
 
 pub use bridge::Bridge;

@@ -30,6 +30,8 @@ pub struct Nic {
     pub mtu: u32,
     /// Queue pairs.
     pub queues: u16,
+    /// The guest gives it addresses when it is brought up.
+    pub addresses: bool,
     /// Further properties of QEMU's virtio-net-pci, such as `packed=on`.
     pub properties: Vec<String>,
 }
@@ -47,7 +49,7 @@ impl Nic {
 
     /// A card on any back-end: MTU 1500, one queue pair, QEMU's default features.
     pub fn new(backend: Backend, number: u8) -> Self {
-        Self { backend, number, mtu: 1500, queues: 1, properties: Vec::new() }
+        Self { backend, number, mtu: 1500, queues: 1, addresses: true, properties: Vec::new() }
     }
 
     /// With a property of virtio-net-pci, or several with commas between.
@@ -59,6 +61,12 @@ impl Nic {
     /// With this MTU in the guest.
     pub fn mtu(mut self, mtu: u32) -> Self {
         self.mtu = mtu;
+        self
+    }
+
+    /// Without addresses, until somebody gives it some.
+    pub fn bare(mut self) -> Self {
+        self.addresses = false;
         self
     }
 
@@ -131,8 +139,14 @@ impl Nic {
     /// The guest's commands that bring card `i` up.
     pub(crate) fn bring_up(&self, i: usize) -> String {
         let (mtu, mac, ip4, ip6) = (self.mtu, self.mac(), self.ip4(), self.ip6());
+        let up = format!(
+            "set -e; e=eth{i}; [ $(cat /sys/class/net/$e/address) = {mac} ]; ip link set $e mtu {mtu}; ip link set $e up"
+        );
+        if !self.addresses {
+            return up;
+        }
         format!(
-            "set -e; e=eth{i}; [ $(cat /sys/class/net/$e/address) = {mac} ]; ip link set $e mtu {mtu}; ip link set $e up; \
+            "{up}; \
              ip addr add {ip4}/24 broadcast + dev $e; echo 0 >/proc/sys/net/ipv6/conf/$e/accept_dad; ip addr add {ip6}/64 dev $e; \
              ip route add default dev $e metric 10{i}"
         )

@@ -83,6 +83,10 @@ pub fn run(quick: bool, long: bool, summary: Option<&Path>) -> Result<(), String
         broken |= !cargo(&["test", "--package", MODELS, "--no-fail-fast"], &["--ignored"], &mut sum)?;
         let tracker = ["test", "--package", PROCESS_TESTS, "--test", "kernel_conntrack"];
         broken |= !cargo(&tracker, &["--ignored"], &mut sum)?;
+        let ovn = ["test", "--package", VM_TESTS, "--test", "ovn"];
+        broken |= !cargo(&ovn, &["--ignored"], &mut sum)?;
+        let controllers = ["test", "--package", PROCESS_TESTS, "--test", "open_vswitch_controllers"];
+        broken |= !cargo(&controllers, &["--ignored"], &mut sum)?;
     }
     if broken && sum.failed == 0 {
         // Something failed that no test counted.

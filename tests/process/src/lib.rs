@@ -11,7 +11,6 @@
 //! | `bystanders` | two guests that exchange numbered frames and lose none |
 //! | `station` | raw frames on an interface outside |
 //! | `turned` | a test in the place of an uplink's process |
-//! | `vswitch` | the distribution's Open vSwitch over a lasthop |
 //! | `arena` | a running lasthop with an attacker's port, and what must hold after every attack |
 //!
 //! Helpers panic when something is not as it must be: they are for tests only.
@@ -25,14 +24,13 @@ mod plug;
 pub mod raw;
 mod station;
 mod turned;
-pub mod vswitch;
 
 pub use arena::{Arena, Attack};
 pub use bystanders::Bystanders;
 pub use frames::{mac, number_of, numbered};
 pub use fuse::DeadMount;
 pub use guest::{Guest, Options, accept, connect};
-pub use lasthop_harness::{Lasthop, Netns, Port, binary, proc, scratch, spawn, wait_for};
+pub use lasthop_harness::{Lasthop, Netns, Port, binary, proc, scratch, spawn, vswitch, wait_for};
 pub use plug::Plug;
 pub use station::Station;
 pub use turned::{Turned, TurnedUplink};

@@ -2,12 +2,8 @@
 //! Linux bridge, to compare.
 
 use lasthop_harness::{Bridge, Lasthop, Nic, Port, Vm, VmConfig, scratch, wait_for};
-use std::io::IsTerminal;
+use lasthop_tests_vm::stage::{FIGURE, PLAIN, command, headline, paint};
 use std::time::Duration;
-
-const HEADLINE: &str = "\x1b[1;36m";
-const COMMAND: &str = "\x1b[1m";
-const FIGURE: &str = "\x1b[1;32m";
 
 fn main() {
     let dir = scratch();
@@ -36,9 +32,9 @@ fn main() {
     print!("{}", answer.stdout);
 
     headline("What the switch saw");
-    for command in [&["port", "list"][..], &["flow", "list"], &["stats"]] {
-        shell(&format!("lasthop {}", command.join(" ")));
-        print!("{}", lasthop.command(command));
+    for words in [&["port", "list"][..], &["flow", "list"], &["stats"]] {
+        shell(&format!("lasthop {}", words.join(" ")));
+        print!("{}", lasthop.command(words));
     }
     drop((a, b));
     assert!(lasthop.stop(), "lasthop ended well");
@@ -49,7 +45,7 @@ fn main() {
     let through_bridge = stream(&a, &b);
 
     headline("One TCP stream between them, five seconds");
-    let gigabits = |bits: f64| format!("{}{:6.2} Gb/s{}", paint(FIGURE), bits / 1e9, paint("\x1b[0m"));
+    let gigabits = |bits: f64| format!("{}{:6.2} Gb/s{}", paint(FIGURE), bits / 1e9, paint(PLAIN));
     println!("lasthop       {}", gigabits(through_lasthop));
     println!("Linux bridge  {}", gigabits(through_bridge));
     println!(
@@ -71,22 +67,13 @@ fn stream(a: &Vm, b: &Vm) -> f64 {
     bits
 }
 
-fn in_vm(vm: &Vm, command: &str, seconds: u64) -> String {
-    println!("\n{}{}# {command}{}", paint(COMMAND), vm.config.name, paint("\x1b[0m"));
-    let output = vm.output(command, seconds);
+fn in_vm(vm: &Vm, line: &str, seconds: u64) -> String {
+    command(&format!("{}#", vm.config.name), line);
+    let output = vm.output(line, seconds);
     assert_eq!(output.code, 0, "the command failed: {output:?}");
     output.stdout
 }
 
-fn shell(command: &str) {
-    println!("\n{}$ {command}{}", paint(COMMAND), paint("\x1b[0m"));
-}
-
-fn headline(what: &str) {
-    println!("\n{}== {what}{}", paint(HEADLINE), paint("\x1b[0m"));
-}
-
-/// Colours are for terminals (<https://no-color.org>).
-fn paint(code: &str) -> &str {
-    if std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()) { code } else { "" }
+fn shell(line: &str) {
+    command("$", line);
 }
