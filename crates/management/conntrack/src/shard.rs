@@ -125,10 +125,11 @@ impl Shard {
         }
     }
 
-    /// The next few places, for somebody who looks for one to give up.
+    /// A few places from all over, others each time, for somebody who looks for one to give up. What somebody has put in at once lies side by side.
     pub fn next(&mut self, many: u32) -> impl Iterator<Item = u32> + use<> {
         let (base, used, from) = (self.base, self.fresh.max(1), self.hand);
-        self.hand = (from + many) % used;
-        (0..many.min(used)).map(move |n| base + (from + n) % used)
+        self.hand = (from + 1) % used;
+        let step = (used / many).max(1);
+        (0..many.min(used)).map(move |n| base + (from + n * step) % used)
     }
 }

@@ -85,6 +85,8 @@ const SHARDS: usize = 64;
 const SHARE: usize = 4;
 /// How many others are looked at when one is to make room.
 const LOOKS: u32 = 16;
+/// One part in so many of a table an owner gets even of a full one, at the cost of those with more than twice as many.
+const OWED: usize = 64;
 const ORIGINAL: usize = 0;
 const REPLY: usize = 1;
 
@@ -249,7 +251,7 @@ impl Tracker {
         }
         let is_full = self.live.fetch_add(1, Relaxed) >= self.config.capacity;
         let room = if is_full { None } else { shard.take(&self.entries) };
-        let room = room.or_else(|| self.evict(&mut shard, now).and_then(|()| shard.take(&self.entries)));
+        let room = room.or_else(|| self.evict(&mut shard, birth.owner, now).and_then(|()| shard.take(&self.entries)));
         let Some(at) = room else {
             self.live.fetch_sub(1, Relaxed);
             self.zones.give(original.zone());
@@ -266,14 +268,26 @@ impl Tracker {
         Ok(Some(birth))
     }
 
-    /// Makes room for one more in a shard.
-    fn evict(&self, shard: &mut Shard, now: u32) -> Option<()> {
-        let found = shard.next(LOOKS).find(|at| {
-            let entry = &self.entries[*at as usize];
-            let live = entry.read(*at, ORIGINAL, None, now);
+    /// Makes room for one more of this owner's in a shard: one gives way that nobody has answered or that is closing. For an owner that has few it
+    /// may else be one of who has most.
+    fn evict(&self, shard: &mut Shard, owner: u16, now: u32) -> Option<()> {
+        let own = self.owners.used(owner);
+        let is_owed = own as usize <= self.config.capacity / OWED;
+        let (mut found, mut most) = (None, if is_owed { own.saturating_mul(2) } else { u32::MAX });
+        for at in shard.next(LOOKS) {
+            let entry = &self.entries[at as usize];
+            let live = entry.read(at, ORIGINAL, None, now);
             let expendable = |found: Found| is_expendable(entry.key(ORIGINAL).proto(), &found.words);
-            live.map_or_else(|| entry.deadline().is_some(), expendable)
-        })?;
+            if live.map_or_else(|| entry.deadline().is_some(), expendable) {
+                found = Some(at);
+                break;
+            }
+            let owned = live.map_or(0, |live| self.owners.used(live.owner));
+            if owned > most {
+                (found, most) = (Some(at), owned);
+            }
+        }
+        let found = found?;
         self.evicted.fetch_add(1, Relaxed);
         self.bury(shard, found);
         Some(())

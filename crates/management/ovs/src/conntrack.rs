@@ -60,12 +60,26 @@ impl Connections {
         Limit { zone: Some(zone), limit: self.limit_of(zone), count }
     }
 
+    /// A port may open a quarter of all connections, one that Open vSwitch had opened half: behind it are many.
+    pub fn limit_port(&self, no: u32, opened: bool) {
+        if let Some(tracker) = &self.tracker {
+            let share = tracker.totals().capacity / if opened { 2 } else { 4 };
+            tracker.limit_owner(owner(no), share as u32);
+        }
+    }
+
     /// Flows of these have been used.
     pub fn keep(&self, tuples: &[Tuple], used_ms: u64, now_ms: u64) {
         if let Some(tracker) = &self.tracker {
             tuples.iter().for_each(|tuple| tracker.keep(tuple, used_ms, now_ms + UNSEEN_MS, now_ms));
         }
     }
+}
+
+/// Whose limit the connections of a port count towards.
+pub(crate) fn owner(no: u32) -> u16 {
+    // Ports have numbers up to `MAX_PORT`.
+    no as u16
 }
 
 fn end(of: &Tuple) -> End {

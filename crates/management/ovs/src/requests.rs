@@ -360,6 +360,7 @@ impl Datapath {
         let no = self.new_port_no(no)?;
         let opened = self.opened.contains(name) || is_made;
         self.vports.insert(no, Vport { name: name.to_owned(), kind, pids, port: Some(port), opened });
+        self.connections.limit_port(no, opened);
         Ok(no)
     }
 

@@ -86,6 +86,31 @@ fn who_was_answered_does_not_make_room() {
     assert_eq!((net.tracker.totals().connections, assured, net.tracker.totals().evicted), (50, 49, 4));
 }
 
+/// Of a full table, all answered, owner 1 has most: who has few finds room at its cost, a 64th of all at most, and nobody else does.
+#[test]
+fn who_has_most_makes_room_for_who_has_few() {
+    let mut net = Net::with(Config { capacity: 640, ..Config::default() });
+    let open = |net: &mut Net, owner: u16, port: u16| {
+        net.action.commit = Some(Commit { owner, ..COMMIT });
+        let ends = Ends { hosts: [owner as u8, 99], ..Ends::v4(port, 80) };
+        let room = net.verdict(&ends.tcp(&seg("S", 100, 0, 0))).refused.is_none();
+        if room {
+            net.tcp(ends.back(), &seg("SA", 500, 101, 0));
+            net.tcp(ends, &seg("A", 101, 501, 0));
+            net.tcp(ends.back(), &seg("A", 501, 101, 5));
+            net.tcp(ends, &seg("A", 101, 506, 0));
+        }
+        room
+    };
+    let owned = |net: &Net| [1, 2, 3].map(|owner| net.tracker.owned(owner));
+    (0..600).for_each(|port| assert!(open(&mut net, 1, port)));
+    (0..40).for_each(|port| assert!(open(&mut net, 2, port)));
+    assert!(net.all().iter().all(|c| c.assured));
+    assert!(!open(&mut net, 1, 600) && !open(&mut net, 2, 40), "they have more than a 64th");
+    let found = (0..20).filter(|port| open(&mut net, 3, *port)).count();
+    assert_eq!((found, owned(&net), net.tracker.totals().evicted), (10, [590, 40, 10], 10));
+}
+
 /// As many as there may be, in many shards, and each is found; then all go, in small steps.
 #[test]
 fn a_full_table_finds_all_and_empties_in_steps() {

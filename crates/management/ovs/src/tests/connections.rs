@@ -2,6 +2,7 @@
 
 use super::*;
 use lasthop_conntrack::testutil::{Ends, seg};
+use lasthop_conntrack::{Config, Refusal, Tracker};
 use lasthop_frame::{Part, Set};
 use lasthop_ovs_abi::conntrack;
 
@@ -338,4 +339,56 @@ fn later_fragments_of_ipv6_are_told_as_such() {
         let key = table::<10>(found[usize::from(packet::KEY)].unwrap()).unwrap();
         assert_eq!(key[8].map(|ip| ip[36]), Some(proto));
     }
+}
+
+/// UDP that was answered and went on for seconds, which is not given up for others of the same port.
+fn last(site: &mut Site, many: std::ops::Range<u16>, hosts: [u8; 2], ports: [u16; 2]) {
+    for _ in 0..2 {
+        site.datapath.set_now(site.datapath.now_ms + 3000);
+        for n in many.clone() {
+            let ends = Ends { hosts, ..Ends::v4(n, 53) };
+            for (port, frame) in [(0, ends.udp(20)), (1, ends.back().udp(20)), (0, ends.udp(20))] {
+                site.frames.clear();
+                site.datapath.frame(&tagged(ports[port], &frame));
+                site.collect();
+                if site.frames.is_empty() {
+                    // Who does not hear of it does not answer.
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Of a table of 400 a VM's port may open 100, another port 200. When all is taken, who has most makes room for who has few.
+#[test]
+fn a_port_takes_no_more_than_its_share_of_connections() {
+    let mut site = Site::new();
+    site.datapath.connections.tracker = Tracker::new(Config { capacity: 400, ..Config::default() });
+    let names = ["vm3", "eth1", "vm4", "vm5"];
+    let others = names.iter().enumerate().map(|(n, name)| (PortId(n as u32 + 4), *name));
+    site.ports(&[(VM1, "vm1"), (VM2, "vm2"), (PACKETS, PACKET_PORT)].into_iter().chain(others).collect::<Vec<_>>());
+    site.datapath.opened.insert("eth1".into());
+    for name in names {
+        assert_eq!(site.add_port(name, vport::NETDEV), 0);
+    }
+    site.put_state(1, 0, UNTRACKED, commit_to(2, None));
+    for port in [3, 4, 5, 6] {
+        site.put_state(port, 0, UNTRACKED, commit_to(1, None));
+    }
+    let owned = |site: &Site| {
+        let tracker = site.datapath.connections.tracker.as_ref().expect("memory");
+        [3, 4, 5, 6].map(|owner| tracker.owned(owner))
+    };
+    last(&mut site, 0..150, [3, 9], [3, 1]);
+    assert_eq!(owned(&site), [100, 0, 0, 0]);
+    let tracker = site.datapath.connections.tracker.as_ref();
+    assert!(tracker.is_some_and(|tracker| tracker.refused(Refusal::OwnerLimit) > 0), "what is beyond that is dropped");
+    last(&mut site, 0..250, [4, 9], [4, 1]);
+    last(&mut site, 0..150, [5, 9], [5, 1]);
+    assert_eq!(owned(&site), [100, 200, 100, 0]);
+    last(&mut site, 0..50, [6, 9], [6, 1]);
+    let [first, uplink, second, late] = owned(&site);
+    assert_eq!((first, uplink + late, second), (100, 200, 100), "at the cost of who has most");
+    assert!((1..=400 / 64).contains(&late), "{late}");
 }

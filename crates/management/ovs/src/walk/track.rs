@@ -99,8 +99,9 @@ impl<F: Fn(u32) -> Option<PortId>> Walk<'_, F> {
             }
             verdict
         } else {
-            let commit =
-                ct.commit.then_some(Commit { force: ct.force, mark: ct.mark, label: ct.label, ..Commit::default() });
+            let owner = crate::conntrack::owner(self.key.packet.in_port);
+            let commit = Commit { force: ct.force, mark: ct.mark, label: ct.label, owner, ..Commit::default() };
+            let commit = ct.commit.then_some(commit);
             let verdict = tracker.process(&view, &Action { zone: ct.zone, commit, nat: nat(ct.nat.as_ref()) }, now_ms);
             let after = tracker.get(&own, now_ms);
             if before.as_ref().map(shape) != after.as_ref().map(shape) {
