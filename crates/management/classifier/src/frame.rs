@@ -1,5 +1,6 @@
 //! A frame as numbers, whether it meets a pattern, and what shows that it does or does not.
 
+use crate::addresses::{Addresses, span};
 use crate::pattern::{Ether, Pattern, Proto, apart, first_bits, in_ranges, interval, mac_bits, within};
 use crate::seen::{IPV4_STEPS, IPV6_STEPS, PORT_COST, Seen, VID, port_step, round_up};
 use crate::{IPV4, IPV6, SCTP, TCP, UDP};
@@ -28,6 +29,8 @@ struct Differs {
     dport: bool,
     src: u128,
     dst: u128,
+    src_in: bool,
+    dst_in: bool,
     src_mac: u64,
     dst_mac: u64,
 }
@@ -81,6 +84,22 @@ impl Frame {
         self.address_bits((difference.leading_zeros() + 1).saturating_sub(ahead))
     }
 
+    /// An address's first bits that show whether all addresses with them are among those or none is; `have` is seen already.
+    fn shows(&self, address: u128, have: u128, among: &Addresses) -> u128 {
+        let (steps, width) = if self.eth_type == IPV6 { (&IPV6_STEPS, 128) } else { (&IPV4_STEPS, 32) };
+        let masks = [have].into_iter().chain(steps.iter().map(|len| have | first_bits(*len, width)));
+        let is_shown = |mask: &u128| {
+            let span = span(self.eth_type, address, *mask);
+            !among.touches(self.eth_type, span) || among.covers(self.eth_type, span)
+        };
+        // The longest step is one address, which is among them or not.
+        masks.into_iter().find(is_shown).unwrap_or(u128::MAX)
+    }
+
+    fn is_in(&self, address: u128, among: Option<&Addresses>) -> bool {
+        among.is_none_or(|among| among.covers(self.eth_type, span(self.eth_type, address, u128::MAX)))
+    }
+
     /// Whether the frame matches; adds to `seen` what shows it.
     #[inline]
     pub(crate) fn meets(&self, t: &Pattern, seen: &mut Seen) -> bool {
@@ -114,14 +133,18 @@ impl Frame {
             return false;
         }
         let (sport, dport) = (later || in_ranges(self.sport, &t.sport), later || in_ranges(self.dport, &t.dport));
+        let (src_in, dst_in) = (self.is_in(self.src, t.src_in.as_deref()), self.is_in(self.dst, t.dst_in.as_deref()));
 
-        if ether && proto && vlan && sport && dport && src | dst == 0 && src_mac | dst_mac == 0 {
+        let addresses = src | dst == 0 && src_mac | dst_mac == 0 && src_in && dst_in;
+        if ether && proto && vlan && sport && dport && addresses {
             self.note_match(t, seen, later);
             return true;
         }
         let shown = !ether && seen.eth_type
             || !proto && seen.proto
             || !vlan && seen.vlan
+            || !src_in && t.src_in.as_deref().is_some_and(|set| self.shows(self.src, seen.src, set) == seen.src)
+            || !dst_in && t.dst_in.as_deref().is_some_and(|set| self.shows(self.dst, seen.dst, set) == seen.dst)
             || (src_mac & seen.src_mac) | (dst_mac & seen.dst_mac) != 0
             || !dport && apart(&t.dport, interval(self.dport, seen.dport))
             || !sport && apart(&t.sport, interval(self.sport, seen.sport));
@@ -134,6 +157,8 @@ impl Frame {
                 dport: !dport,
                 src,
                 dst,
+                src_in: !src_in,
+                dst_in: !dst_in,
                 src_mac,
                 dst_mac,
             };
@@ -144,7 +169,7 @@ impl Frame {
 
     /// Has the fewest bits looked at that show that a pattern does not match.
     fn show(&self, t: &Pattern, seen: &mut Seen, differs: &Differs) {
-        let &Differs { ether, proto, vlan, sport, dport, src, dst, src_mac, dst_mac } = differs;
+        let &Differs { ether, proto, vlan, sport, dport, src, dst, src_in, dst_in, src_mac, dst_mac } = differs;
         let mut best = (u32::MAX, Proof::Ether);
         let mut offer = |holds: bool, cost: u32, proof: Proof| {
             if holds && cost < best.0 {
@@ -160,6 +185,15 @@ impl Frame {
         {
             if difference != 0 {
                 let bits = self.up_to(difference) | have;
+                offer(true, 3 + (bits & !have).count_ones(), whose(bits));
+            }
+        }
+        for (differs, address, have, among, whose) in [
+            (src_in, self.src, seen.src, &t.src_in, Proof::Src as fn(u128) -> Proof),
+            (dst_in, self.dst, seen.dst, &t.dst_in, Proof::Dst as fn(u128) -> Proof),
+        ] {
+            if differs && let Some(among) = among {
+                let bits = self.shows(address, have, among);
                 offer(true, 3 + (bits & !have).count_ones(), whose(bits));
             }
         }
@@ -204,6 +238,11 @@ impl Frame {
         for (mask, have) in [(t.src_mask, &mut seen.src), (t.dst_mask, &mut seen.dst)] {
             if mask & !*have != 0 {
                 *have |= self.address_bits(mask.count_ones());
+            }
+        }
+        for (address, have, among) in [(self.src, &mut seen.src, &t.src_in), (self.dst, &mut seen.dst, &t.dst_in)] {
+            if let Some(among) = among {
+                *have = self.shows(address, *have, among);
             }
         }
         if !later {

@@ -11,15 +11,18 @@
 //! | module | holds |
 //! |---|---|
 //! | [`pattern`] | what a rule asks of a frame, as numbers |
+//! | [`addresses`] | many addresses that a pattern asks for together |
 //! | [`seen`] | the bits of a frame that have been looked at |
 //! | `frame` | a frame as numbers, and whether it meets a pattern |
 //!
 //! The time it takes is proportional to the patterns that are tried. No allocation, no I/O.
 
+pub mod addresses;
 mod frame;
 pub mod pattern;
 pub mod seen;
 
+pub use addresses::Addresses;
 pub use pattern::{Ether, Pattern, Proto, Range};
 pub use seen::Seen;
 

@@ -1,5 +1,8 @@
 //! What a rule asks of a frame, as numbers that are quick to compare.
 
+use crate::Addresses;
+use std::sync::Arc;
+
 /// From and to, both included.
 pub type Range = (u16, u16);
 
@@ -36,6 +39,10 @@ pub struct Pattern {
     pub dst: u128,
     /// Its bits that count, the first ones of the address.
     pub dst_mask: u128,
+    /// The source is one of these. The EtherType has to be asked for too.
+    pub src_in: Option<Arc<Addresses>>,
+    /// The destination is one of these, likewise.
+    pub dst_in: Option<Arc<Addresses>>,
     /// IP protocol.
     pub proto: Proto,
     /// EtherType behind the VLAN tags.
@@ -68,6 +75,8 @@ impl Default for Pattern {
             src_mask: 0,
             dst: 0,
             dst_mask: 0,
+            src_in: None,
+            dst_in: None,
             proto: Proto::Any,
             ether: Ether::Any,
             vlan: None,

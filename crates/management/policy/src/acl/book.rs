@@ -3,7 +3,9 @@
 use super::judge::List;
 use super::nat::Translation;
 use super::parse::{Lists, Located, MAX_RULES, Rules, checked_lines, read_rule};
-use super::rule::{Action, Direction};
+use super::rule::{Action, Direction, Prefix};
+use super::sets::{AddressSet, MAX_MEMBERS, MAX_SETS, Sets, check_set_name, read_member};
+use lasthop_classifier::Addresses;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 use std::sync::Arc;
@@ -12,6 +14,10 @@ use std::sync::Arc;
 const MAX_TOTAL: usize = 4 * MAX_RULES;
 /// First line of the text of all lists.
 const HEAD: &str = "# lasthop access lists, format 2. `lasthop acl load` writes this file.";
+/// The same where there are sets of addresses.
+const HEAD_3: &str = "# lasthop access lists, format 3. `lasthop acl load` and `lasthop set` write this file.";
+/// How long a line with members of a set becomes, in bytes: a name and an address more still fit into a line.
+const SET_LINE: usize = 1024;
 /// The same of the format in which a general list was for guests and uplinks alike.
 const HEAD_1: &str = "# lasthop access lists, format 1. `lasthop acl load` writes this file.";
 
@@ -57,6 +63,15 @@ pub enum BookError {
     Whole(String),
     /// More than fit.
     TooMany,
+    /// A rule names a set that is not there.
+    NoSet {
+        /// Of which list.
+        list: (Scope, Direction),
+        /// The rule's number, from 1.
+        rule: usize,
+        /// The set's name.
+        set: String,
+    },
 }
 
 impl fmt::Display for BookError {
@@ -64,6 +79,11 @@ impl fmt::Display for BookError {
         match self {
             Self::Line(e) => e.fmt(f),
             Self::Whole(what) => f.write_str(what),
+            Self::NoSet { list: (scope, direction), rule, set } => write!(
+                f,
+                "rule {rule} {direction} of {scope} names the set @{set}, which is not there; make it with `lasthop set add {set} \
+                 ADDRESS...`, or an empty one with `lasthop set add {set}`"
+            ),
             Self::TooMany => write!(f, "more than {MAX_TOTAL} rules in all lists together"),
         }
     }
@@ -77,19 +97,17 @@ impl From<Located> for BookError {
     }
 }
 
-/// All lists.
+/// All lists, and the sets of addresses that they name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Book(BTreeMap<(Scope, Direction), Arc<List>>);
+pub struct Book {
+    lists: BTreeMap<(Scope, Direction), Arc<List>>,
+    sets: Sets,
+}
 
 impl Book {
-    /// No lists at all.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// Every list, the general ones first.
     pub fn iter(&self) -> impl Iterator<Item = (&Scope, Direction, &Arc<List>)> {
-        self.0.iter().map(|((scope, direction), list)| (scope, *direction, list))
+        self.lists.iter().map(|((scope, direction), list)| (scope, *direction, list))
     }
 
     /// The lists that hold for a port, by direction, and whose they are.
@@ -98,7 +116,7 @@ impl Book {
         Direction::ALL.map(|direction| {
             [Scope::Port(name.to_owned()), general.clone()].into_iter().find_map(|scope| {
                 let key = (scope, direction);
-                self.0.get(&key).cloned().map(|list| (key.0, list))
+                self.lists.get(&key).cloned().map(|list| (key.0, list))
             })
         })
     }
@@ -109,10 +127,11 @@ impl Book {
         for direction in Direction::ALL.into_iter().filter(|d| only.is_none_or(|only| only == *d)) {
             let key = (scope.clone(), direction);
             match lists.take(direction) {
-                Some(rules) => self.0.insert(key, Arc::new(List::new(rules))),
-                None => self.0.remove(&key),
+                Some(rules) => self.lists.insert(key, Arc::new(List::new(rules, &self.sets))),
+                None => self.lists.remove(&key),
             };
         }
+        self.check_sets()?;
         self.check_size()
     }
 
@@ -123,19 +142,88 @@ impl Book {
 
     /// Whether the scope has a list of its own in this direction, or in any.
     pub fn has(&self, scope: &Scope, only: Option<Direction>) -> bool {
-        self.0.keys().any(|(s, d)| s == scope && only.is_none_or(|only| only == *d))
+        self.lists.keys().any(|(s, d)| s == scope && only.is_none_or(|only| only == *d))
+    }
+
+    /// Every set, by name.
+    pub fn sets(&self) -> impl ExactSizeIterator<Item = (&str, &AddressSet)> {
+        self.sets.iter().map(|(name, set)| (name.as_str(), &**set))
+    }
+
+    /// The set with this name.
+    pub fn set(&self, name: &str) -> Option<&AddressSet> {
+        self.sets.get(name).map(|set| &**set)
+    }
+
+    /// Lists with rules that name this set, and the first such rule of each, counted from 1.
+    pub fn users(&self, set: &str) -> impl Iterator<Item = (&Scope, Direction, usize)> {
+        let first = move |list: &List| list.rules().iter().position(|rule| rule.sets().any(|name| name == set));
+        self.iter().filter_map(move |(scope, direction, list)| Some((scope, direction, first(list)? + 1)))
+    }
+
+    /// Adds addresses to a set, which is made if there is none, and takes others out. Returns those that it has now and had not, or
+    /// had and has not. The error says what to do; then nothing is changed.
+    pub fn change_set(&mut self, name: &str, add: &[Prefix], del: &[Prefix]) -> Result<Addresses, String> {
+        check_set_name(name)?;
+        let before = self.sets.get(name).cloned().unwrap_or_default();
+        let after = before.changed(name, add, del)?;
+        let others: usize = self.sets().filter(|(other, _)| *other != name).map(|(_, set)| set.members().len()).sum();
+        if others + after.members().len() > MAX_MEMBERS {
+            return Err(format!(
+                "all sets together may have {MAX_MEMBERS} addresses and prefixes, and would have {}; use wider prefixes, or delete some",
+                others + after.members().len()
+            ));
+        }
+        if !self.sets.contains_key(name) && self.sets.len() >= MAX_SETS {
+            return Err(format!(
+                "there are {MAX_SETS} sets, which is the most; delete one with `lasthop set del NAME`"
+            ));
+        }
+        let difference = after.addresses().difference(before.addresses());
+        self.sets.insert(name.to_owned(), Arc::new(after));
+        if !difference.is_empty() {
+            for list in self.lists.values_mut().filter(|list| list.sets().contains(name)) {
+                *list = Arc::new(list.with(&self.sets));
+            }
+        }
+        Ok(difference)
+    }
+
+    /// Removes a set that no rule names. The error says which do.
+    pub fn remove_set(&mut self, name: &str) -> Result<(), String> {
+        if !self.sets.contains_key(name) {
+            return Err(format!("there is no set {name:?}; `lasthop set list` shows those there are"));
+        }
+        if let Some((scope, direction, rule)) = self.users(name).next() {
+            return Err(format!(
+                "rule {rule} {direction} of {scope} names @{name}; load lists without it first, or take its addresses out and keep the \
+                 empty set"
+            ));
+        }
+        self.sets.remove(name);
+        Ok(())
+    }
+
+    fn check_sets(&self) -> Result<(), BookError> {
+        let missing = self.lists.iter().find_map(|(list, rules)| {
+            let set = rules.sets().iter().find(|set| !self.sets.contains_key(*set))?;
+            Some((list.clone(), set.clone()))
+        });
+        let Some((list, set)) = missing else { return Ok(()) };
+        let rule = self.users(&set).find(|(s, d, _)| (*s, *d) == (&list.0, list.1)).map_or(1, |(.., rule)| rule);
+        Err(BookError::NoSet { list, rule, set })
     }
 
     fn check_size(&self) -> Result<(), BookError> {
-        let total: usize = self.0.values().map(|l| l.rules().len() + l.translations().len()).sum();
+        let total: usize = self.lists.values().map(|l| l.rules().len() + l.translations().len()).sum();
         if total > MAX_TOTAL { Err(BookError::TooMany) } else { Ok(()) }
     }
 
     /// Everything as text that [`Book::from_text`] reads.
     pub fn to_text(&self) -> String {
-        let mut text = format!("{HEAD}\n");
-        let mut lines = 0;
-        for ((scope, direction), list) in &self.0 {
+        let mut text = format!("{}\n", if self.sets.is_empty() { HEAD } else { HEAD_3 });
+        let mut lines = write_sets(&self.sets, &mut text);
+        for ((scope, direction), list) in &self.lists {
             // Writing to a String does not fail.
             let _ = writeln!(text, "list {direction} {} {scope}", list.default());
             lines += 1 + list.rules().len();
@@ -159,17 +247,10 @@ impl Book {
     pub fn from_text(text: &str) -> Result<Self, BookError> {
         let mut lines = checked_lines(text)?;
         let head = lines.next().map(|(_, line)| line);
-        if head != Some(HEAD) && head != Some(HEAD_1) {
+        if ![HEAD, HEAD_1, HEAD_3].map(Some).contains(&head) {
             return Err(BookError::Whole("the first line is not that of access lists of this version".into()));
         }
-        let mut book = Self::default();
-        let mut open: Option<(Head, Rules)> = None;
-        let close = |book: &mut Self, list: Option<(Head, Rules)>| {
-            list.is_none_or(|((scopes, direction), rules)| {
-                let list = Arc::new(List::new(rules));
-                scopes.into_iter().all(|scope| book.0.insert((scope, direction), list.clone()).is_none())
-            })
-        };
+        let mut reader = Reader::default();
         let mut above = 0;
         for (count, (number, line)) in lines.by_ref().enumerate() {
             let wrong = |message: &str| Located { line: number, column: 1, message: message.into() };
@@ -177,43 +258,115 @@ impl Book {
                 if rest.parse() != Ok(count) {
                     return Err(wrong(&wrong_end(line, count)).into());
                 }
-                if !close(&mut book, open.take()) {
-                    return Err(wrong("two lists for the same").into());
-                }
+                let book = reader.end().map_err(|e| wrong(&e))?;
                 if let Some((line, _)) = lines.next() {
                     let message = format!("this follows after the end: write `end {count}` as the last line");
                     return Err(Located { line, column: 1, message }.into());
                 }
+                book.check_sets()?;
                 book.check_size()?;
                 return Ok(book);
             }
             above = count + 1;
-            if let Some(rest) = line.strip_prefix("list ") {
-                let list = parse_head(rest)
-                    .ok_or_else(|| wrong("expected list DIRECTION DEFAULT guests, uplinks or port NAME"))?;
-                if !close(&mut book, open.replace(list)) {
-                    return Err(wrong("two lists for the same").into());
-                }
-            } else if line == "stateful" {
-                let (_, rules) = open.as_mut().ok_or_else(|| wrong("stateful outside of a list"))?;
-                rules.stateful = true;
-            } else if line.starts_with("snat ") || line.starts_with("dnat ") {
-                let (direction, rules) = open
-                    .as_mut()
-                    .map(|((_, d), rules)| (*d, rules))
-                    .ok_or_else(|| wrong("a translation outside of a list"))?;
-                let translation = Translation::read_line(number, line)?;
-                if translation.direction() != direction || !rules.stateful {
-                    return Err(wrong("snat is of stateful lists from guests, dnat of those to guests").into());
-                }
-                rules.nat.push(translation);
-            } else {
-                let (_, rules) = open.as_mut().ok_or_else(|| wrong("a rule outside of a list"))?;
-                rules.rules.push(read_rule(number, line)?);
-            }
+            reader.line(number, line)?;
         }
         Err(BookError::Whole(format!("the last line must be `end {above}`, if no line above it is missing")))
     }
+}
+
+/// What has been read of the text of all lists.
+#[derive(Default)]
+struct Reader {
+    book: Book,
+    /// Members of sets; those of one may stand in several lines.
+    sets: BTreeMap<String, Vec<Prefix>>,
+    open: Option<(Head, Rules)>,
+}
+
+impl Reader {
+    fn line(&mut self, number: usize, line: &str) -> Result<(), Located> {
+        let wrong = |message: &str| Located { line: number, column: 1, message: message.into() };
+        if let Some(rest) = line.strip_prefix("list ") {
+            let list = parse_head(rest)
+                .ok_or_else(|| wrong("expected list DIRECTION DEFAULT guests, uplinks or port NAME"))?;
+            self.close_sets().map_err(|e| wrong(&e))?;
+            let before = self.open.replace(list);
+            return self.close(before).map_err(|e| wrong(&e));
+        }
+        if let Some(rest) = line.strip_prefix("set ") {
+            if self.open.is_some() {
+                return Err(wrong("sets stand before all lists"));
+            }
+            let mut words = rest.split(' ');
+            let members = self.sets.entry(words.next().unwrap_or_default().to_owned()).or_default();
+            for word in words {
+                members.push(read_member(word).map_err(|e| wrong(&e))?);
+            }
+            return Ok(());
+        }
+        if line == "stateful" {
+            let (_, rules) = self.open.as_mut().ok_or_else(|| wrong("stateful outside of a list"))?;
+            rules.stateful = true;
+        } else if line.starts_with("snat ") || line.starts_with("dnat ") {
+            let open = self.open.as_mut().map(|((_, d), rules)| (*d, rules));
+            let (direction, rules) = open.ok_or_else(|| wrong("a translation outside of a list"))?;
+            let translation = Translation::read_line(number, line)?;
+            if translation.direction() != direction || !rules.stateful {
+                return Err(wrong("snat is of stateful lists from guests, dnat of those to guests"));
+            }
+            rules.nat.push(translation);
+        } else {
+            let (_, rules) = self.open.as_mut().ok_or_else(|| wrong("a rule outside of a list"))?;
+            rules.rules.push(read_rule(number, line)?);
+        }
+        Ok(())
+    }
+
+    fn close_sets(&mut self) -> Result<(), String> {
+        for (name, members) in std::mem::take(&mut self.sets) {
+            self.book.change_set(&name, &members, &[])?;
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, list: Option<(Head, Rules)>) -> Result<(), String> {
+        let Some(((scopes, direction), rules)) = list else { return Ok(()) };
+        let list = Arc::new(List::new(rules, &self.book.sets));
+        for scope in scopes {
+            if self.book.lists.insert((scope, direction), list.clone()).is_some() {
+                return Err("two lists for the same".into());
+            }
+        }
+        Ok(())
+    }
+
+    fn end(mut self) -> Result<Book, String> {
+        self.close_sets()?;
+        let open = self.open.take();
+        self.close(open)?;
+        Ok(self.book)
+    }
+}
+
+/// Lines with the members of all sets; how many.
+fn write_sets(sets: &Sets, text: &mut String) -> usize {
+    let mut lines = 0;
+    for (name, set) in sets {
+        let mut line = format!("set {name}");
+        for member in set.members() {
+            if line.len() > SET_LINE {
+                text.push_str(&std::mem::replace(&mut line, format!("set {name}")));
+                text.push('\n');
+                lines += 1;
+            }
+            // Writing to a String does not fail.
+            let _ = write!(line, " {member}");
+        }
+        text.push_str(&line);
+        text.push('\n');
+        lines += 1;
+    }
+    lines
 }
 
 /// What is wrong with a last line that counts other lines than those above it.

@@ -5,7 +5,7 @@
 //! were never published, are checked for their form and then left out: a filter with flags covers more frames here.
 
 use super::parse::{Located, MAX_RULES, checked_lines};
-use super::rule::{Action, Ether, ICMP, ICMPV6, IPV4, IPV6, Prefix, Range, Rule, SCTP, TCP, UDP};
+use super::rule::{Action, Ether, ICMP, ICMPV6, IPV4, IPV6, Place, Prefix, Range, Rule, SCTP, TCP, UDP};
 use super::words::{number, prefix};
 
 /// A filter set as rules.
@@ -74,7 +74,7 @@ impl<'a> Fields<'a> {
             return Ok(());
         }
         let ether = Ether::Type(if v6 { IPV6 } else { IPV4 });
-        let (src, dst) = (Some(src), Some(dst));
+        let (src, dst) = (Some(Place::Prefix(src)), Some(Place::Prefix(dst)));
         out.rules.push(Rule { ether, proto, src, dst, sport, dport, ..Rule::any(action) });
         Ok(())
     }

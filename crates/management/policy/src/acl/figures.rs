@@ -65,7 +65,7 @@ fn filter_set(filters: usize) -> String {
 fn lists(filters: usize) -> PortLists {
     let set = read_classbench(&filter_set(filters), Action::Deny).unwrap();
     let rules = Rules { rules: set.rules, default: Action::Permit, stateful: false, nat: Vec::new() };
-    [(filters > 0).then(|| (Scope::Guests, Arc::new(List::new(rules)))), None]
+    [(filters > 0).then(|| (Scope::Guests, Arc::new(List::new(rules, &Default::default())))), None]
 }
 
 /// A policy with two guests that know each other, and the flows that it has asked for.
@@ -155,7 +155,7 @@ fn traffic_close_to_its_rules() {
             text += &format!("deny ip from 198.18.0.9/{len} port {port} to 198.18.77.0/{} port {port}\n", 40 - len);
         }
     }
-    let list = List::new(read(&text, None).unwrap().take(Direction::FromGuest).unwrap());
+    let list = List::new(read(&text, None).unwrap().take(Direction::FromGuest).unwrap(), &Default::default());
     let lists = [Some((Scope::Guests, Arc::new(list))), None];
     let (mut n, mut switch) = (Numbers(7), Switch::new(&lists));
     for _ in 0..50_000 {

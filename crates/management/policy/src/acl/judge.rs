@@ -3,10 +3,13 @@
 use super::basics::is_basic;
 use super::nat::Translation;
 use super::parse::Rules;
-use super::rule::{Action, Direction, Mac, Prefix, Rule};
+use super::rule::{Action, Direction, Mac, Place, Prefix, Rule};
+use super::sets::Sets;
 use lasthop_classifier::pattern::{first_bits, mac_bits};
-use lasthop_classifier::{Classifier, Found, Pattern, Proto, Seen};
+use lasthop_classifier::{Addresses, Classifier, Found, Pattern, Proto, Seen};
 use lasthop_frame::{FlowKey, FlowMask};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
 const ANOMALIES: u16 = FlowKey::MALFORMED_L3 | FlowKey::MALFORMED_L4 | FlowKey::DEEP_VLAN | FlowKey::DEEP_EXTENSIONS;
 
@@ -61,18 +64,34 @@ pub struct List {
     stateful: bool,
     nat: Vec<Translation>,
     translated: Classifier,
+    /// Those that rules name.
+    sets: BTreeSet<String>,
 }
 
 impl List {
-    /// From rules.
-    pub fn new(rules: Rules) -> Self {
+    /// From rules, and the sets that they name. One that is not there has no addresses.
+    pub(super) fn new(rules: Rules, sets: &Sets) -> Self {
+        let pattern = |rule: &Rule| pattern(rule, sets);
         let Rules { rules, default, stateful, nat } = rules;
         let fresh = rules.iter().any(|rule| rule.established).then(|| {
             let others = || rules.iter().enumerate().filter(|(_, rule)| !rule.established);
             (others().map(|(_, rule)| pattern(rule)).collect(), others().map(|(n, _)| n).collect())
         });
         let translated = nat.iter().map(|translation| pattern(&translation.rule)).collect();
-        Self { classifier: rules.iter().map(pattern).collect(), fresh, default, stateful, nat, translated, rules }
+        let sets = rules.iter().flat_map(Rule::sets).map(str::to_owned).collect();
+        let classifier = rules.iter().map(pattern).collect();
+        Self { classifier, fresh, default, stateful, nat, translated, sets, rules }
+    }
+
+    /// The same rules with these sets.
+    pub(super) fn with(&self, sets: &Sets) -> Self {
+        let (rules, nat) = (self.rules.clone(), self.nat.clone());
+        Self::new(Rules { rules, default: self.default, stateful: self.stateful, nat }, sets)
+    }
+
+    /// The sets that its rules name.
+    pub fn sets(&self) -> &BTreeSet<String> {
+        &self.sets
     }
 
     /// The rules, in order.
@@ -168,9 +187,13 @@ impl List {
 }
 
 /// A rule as the classifier wants it.
-fn pattern(rule: &Rule) -> Pattern {
-    let (src, src_mask) = rule.src.as_ref().map_or((0, 0), bits);
-    let (dst, dst_mask) = rule.dst.as_ref().map_or((0, 0), bits);
+fn pattern(rule: &Rule, sets: &Sets) -> Pattern {
+    let among = |place: &Option<Place>| {
+        let name = place.as_ref().and_then(Place::set)?;
+        Some(sets.get(name).map_or_else(Arc::<Addresses>::default, |set| set.addresses().clone()))
+    };
+    let bits = |place: &Option<Place>| place.as_ref().and_then(Place::prefix).map_or((0, 0), bits);
+    let ((src, src_mask), (dst, dst_mask)) = (bits(&rule.src), bits(&rule.dst));
     let mac = |m: &Option<Mac>| m.map_or((0, 0), |m| (mac_bits(m.addr.0), mac_bits(m.mask.0)));
     let ((src_mac, src_mac_mask), (dst_mac, dst_mac_mask)) = (mac(&rule.src_mac), mac(&rule.dst_mac));
     let proto = match rule.proto {
@@ -183,6 +206,8 @@ fn pattern(rule: &Rule) -> Pattern {
         src_mask,
         dst,
         dst_mask,
+        src_in: among(&rule.src),
+        dst_in: among(&rule.dst),
         proto,
         ether: rule.ether,
         vlan: rule.vlan,

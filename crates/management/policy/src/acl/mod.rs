@@ -8,6 +8,7 @@
 //! | `words` | the words of a line |
 //! | `nat` | rules that translate addresses |
 //! | `basics` | what stateful lists permit without a rule |
+//! | `sets` | named sets of addresses |
 //! | `judge` | what a list says of a frame, by the classifier |
 //! | `book` | which list holds for which port and direction, and how all of them are kept in one text |
 //!
@@ -37,6 +38,7 @@ mod judge;
 mod nat;
 mod parse;
 mod rule;
+mod sets;
 mod words;
 
 pub use book::{Book, BookError, Scope};
@@ -44,7 +46,8 @@ pub use classbench::{ClassBench, read as read_classbench};
 pub use judge::{Decision, List, Standing};
 pub use nat::{Target, Translation};
 pub use parse::{Lists, Located, MAX_RULES, MAX_TEXT, Rules, looks_like_classbench, read};
-pub use rule::{Action, Direction, Ether, Mac, Prefix, Range, Rule};
+pub use rule::{Action, Direction, Ether, Mac, Place, Prefix, Range, Rule};
+pub use sets::{AddressSet, MAX_MEMBERS, MAX_SETS, check_set_name, read_member};
 pub(crate) use words::prefix;
 
 #[cfg(test)]

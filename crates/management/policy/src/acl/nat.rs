@@ -67,6 +67,11 @@ impl Translation {
         if let (Ether::Type(other), false) = (rule.ether, matches!(rule.ether, Ether::Type(IPV4 | IPV6))) {
             return Err(words.at(first, &format!("only IP is translated, not EtherType {other:#06x}")));
         }
+        if let Some(set) = rule.sets().next() {
+            return Err(
+                words.at(first, &format!("sets of addresses are not translated; write prefixes instead of @{set}"))
+            );
+        }
         if !source && rule.dst.is_none() {
             return Err(words.at(first, "dnat needs the address that is published: dnat … to ADDRESS -> ADDRESS"));
         }

@@ -2,8 +2,12 @@
 
 use super::book::Scope;
 use super::nat::{self, Translation};
-use super::rule::{ARP, Action, Direction, Ether, ICMP, ICMPV6, IPV4, IPV6, Mac, Prefix, Range, Rule, SCTP, TCP, UDP};
+use super::rule::{
+    ARP, Action, Direction, Ether, ICMP, ICMPV6, IPV4, IPV6, Mac, Place, Prefix, Range, Rule, SCTP, TCP, UDP,
+};
+use super::sets::check_set_name;
 use super::words::{Word, Words, mac, number, once, prefix, ranges};
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// Most rules in a list.
@@ -69,6 +73,11 @@ impl Lists {
     /// There is neither a rule nor a default. As a list it would let everything pass, which hardly anybody means.
     pub fn says_nothing(&self) -> bool {
         self.says_nothing
+    }
+
+    /// The sets that rules name.
+    pub fn sets(&self) -> BTreeSet<&str> {
+        self.rules.iter().flatten().flat_map(|of| &of.rules).flat_map(Rule::sets).collect()
     }
 
     /// Takes the rules of a direction out.
@@ -267,8 +276,8 @@ fn action(word: &Word<'_>) -> Option<Action> {
 pub(super) struct Parts<'a> {
     ether: Option<(Word<'a>, Ether)>,
     proto: Option<(Word<'a>, u8)>,
-    from: Option<(Word<'a>, Option<Prefix>)>,
-    to: Option<(Word<'a>, Option<Prefix>)>,
+    from: Option<(Word<'a>, Option<Place>)>,
+    to: Option<(Word<'a>, Option<Place>)>,
     from_port: Option<(Word<'a>, Vec<Range>)>,
     to_port: Option<(Word<'a>, Vec<Range>)>,
     kind: Option<(Word<'a>, Vec<Range>)>,
@@ -358,13 +367,17 @@ impl<'a> Parts<'a> {
 
     /// What follows `from` or `to`.
     fn address(&mut self, word: Word<'a>, words: &mut Words<'a>) -> Result<(), Located> {
-        let value = words.expect("an address, a prefix, or any")?;
-        let prefix = match value.text {
-            "any" => None,
-            text => Some(prefix(text).map_err(|expected| words.wrong(&value, expected))?),
+        let value = words.expect("an address, a prefix, a set such as @web, or any")?;
+        let place = match (value.text, value.text.strip_prefix('@')) {
+            ("any", _) => None,
+            (_, Some(name)) => {
+                check_set_name(name).map_err(|wrong| words.at(&value, &format!("{wrong}, such as @web")))?;
+                Some(Place::Set(name.into()))
+            }
+            (text, None) => Some(Place::Prefix(prefix(text).map_err(|expected| words.wrong(&value, expected))?)),
         };
         let slot = if word.text == "from" { &mut self.from } else { &mut self.to };
-        once(slot, word, prefix, words)
+        once(slot, word, place, words)
     }
 
     /// What follows `port`, which is of the address named last, `type` or `code`.
@@ -408,12 +421,13 @@ impl<'a> Parts<'a> {
             }
         }
         let is_arp = wanted_is_arp(&ether);
-        for (word, prefix) in [&from, &to].into_iter().flatten() {
-            let Some(prefix) = prefix else { continue };
-            match (prefix.is_v6(), is_arp) {
-                (false, true) => {}
-                (true, true) => return Err(words.at(word, "ARP is IPv4's; give an IPv4 address")),
-                (v6, false) => {
+        for (word, place) in [&from, &to].into_iter().flatten() {
+            let Some(place) = place else { continue };
+            match (place.prefix().map(Prefix::is_v6), is_arp) {
+                (Some(false) | None, true) => {}
+                (Some(true), true) => return Err(words.at(word, "ARP is IPv4's; give an IPv4 address")),
+                (None, false) => narrow(Ether::Ip, word, "names a set of IP addresses")?,
+                (Some(v6), false) => {
                     let version = Ether::Type(if v6 { IPV6 } else { IPV4 });
                     narrow(version, word, "has an address of another version or kind than the rest of the rule")?;
                 }

@@ -59,7 +59,7 @@ impl fmt::Display for Direction {
 }
 
 /// An address and how many of its first bits count.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Prefix {
     addr: IpAddr,
     len: u8,
@@ -94,6 +94,47 @@ impl Prefix {
     /// Of IPv6.
     pub fn is_v6(&self) -> bool {
         self.addr.is_ipv6()
+    }
+
+    /// Every address of the other is one of its.
+    pub fn contains(&self, other: &Self) -> bool {
+        self.len <= other.len && Self::new(other.addr, self.len) == Some(*self)
+    }
+}
+
+/// Where a packet comes from, or goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// One address or prefix.
+    Prefix(Prefix),
+    /// One of the addresses of the set with this name.
+    Set(String),
+}
+
+impl Place {
+    /// The prefix that it is, if it is one.
+    pub fn prefix(&self) -> Option<&Prefix> {
+        match self {
+            Self::Prefix(prefix) => Some(prefix),
+            Self::Set(_) => None,
+        }
+    }
+
+    /// The set that it names, if it names one.
+    pub fn set(&self) -> Option<&str> {
+        match self {
+            Self::Prefix(_) => None,
+            Self::Set(name) => Some(name),
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Prefix(prefix) => prefix.fmt(f),
+            Self::Set(name) => write!(f, "@{name}"),
+        }
     }
 }
 
@@ -130,9 +171,9 @@ pub struct Rule {
     /// IP protocol. Without one, a rule with ports is for TCP, UDP and SCTP.
     pub proto: Option<u8>,
     /// Source address; ARP's sender.
-    pub src: Option<Prefix>,
+    pub src: Option<Place>,
     /// Destination address; ARP's target.
-    pub dst: Option<Prefix>,
+    pub dst: Option<Place>,
     /// Source ports, or ICMP types: one of these ranges; empty for any.
     pub sport: Vec<Range>,
     /// Destination ports, or ICMP codes: one of these ranges; empty for any.
@@ -170,19 +211,24 @@ impl Rule {
         !self.sport.is_empty() || !self.dport.is_empty()
     }
 
+    /// The sets that it names.
+    pub fn sets(&self) -> impl Iterator<Item = &str> {
+        [&self.src, &self.dst].into_iter().flatten().filter_map(Place::set)
+    }
+
     fn is_icmp(&self) -> bool {
         matches!(self.proto, Some(ICMP | ICMPV6))
     }
 
     /// EtherType that follows from the rest of the rule.
     fn implied(&self) -> Ether {
-        let of = |p: &Prefix| if p.is_v6() { IPV6 } else { IPV4 };
-        match (&self.src.or(self.dst), self.proto) {
-            (Some(p), _) => Ether::Type(of(p)),
+        let prefix = [&self.src, &self.dst].into_iter().flatten().find_map(Place::prefix);
+        match (prefix, self.proto) {
+            (Some(p), _) => Ether::Type(if p.is_v6() { IPV6 } else { IPV4 }),
             (None, Some(ICMP)) => Ether::Type(IPV4),
             (None, Some(ICMPV6)) => Ether::Type(IPV6),
             (None, Some(_)) => Ether::Ip,
-            (None, None) if self.looks_at_transport() => Ether::Ip,
+            (None, None) if self.looks_at_transport() || self.sets().next().is_some() => Ether::Ip,
             (None, None) => Ether::Any,
         }
     }
@@ -240,9 +286,9 @@ impl fmt::Display for Rule {
     }
 }
 
-fn side(f: &mut fmt::Formatter<'_>, word: &str, prefix: Option<&Prefix>, ports: &[Range]) -> fmt::Result {
-    match prefix {
-        Some(prefix) => write!(f, " {word} {prefix}")?,
+fn side(f: &mut fmt::Formatter<'_>, word: &str, place: Option<&Place>, ports: &[Range]) -> fmt::Result {
+    match place {
+        Some(place) => write!(f, " {word} {place}")?,
         None if !ports.is_empty() => write!(f, " {word} any")?,
         None => {}
     }

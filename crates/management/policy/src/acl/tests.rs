@@ -35,7 +35,7 @@ pub(super) fn frame(src: &str, dst: &str, proto: u8, sport: u16, dport: u16) -> 
 
 fn list(text: &str) -> List {
     let mut lists = read(text, None).unwrap_or_else(|e| panic!("{e}"));
-    List::new(lists.take(Direction::FromGuest).unwrap())
+    List::new(lists.take(Direction::FromGuest).unwrap(), &Default::default())
 }
 
 fn permits(text: &str, key: &FlowKey) -> bool {
@@ -399,4 +399,83 @@ fn translations_that_mean_nothing_are_refused() {
     assert!(e.line == 2 && e.message.contains("add a line with stateful"), "{e}");
     let e = read("stateful\nsnat any -> 10.0.0.1", Some(Direction::ToGuest)).unwrap_err();
     assert!(e.message.contains("only to-guest is loaded"), "{e}");
+}
+
+fn prefix(text: &str) -> Prefix {
+    read_member(text).unwrap()
+}
+
+#[test]
+fn a_rule_asks_for_a_set_of_both_versions() {
+    let mut book = Book::default();
+    book.change_set("web", &["10.0.0.0/24", "10.0.7.1", "fd00::/64"].map(prefix), &[]).unwrap();
+    let text = "default deny\npermit tcp from @web to any port 22\npermit arp from @web\npermit icmp to @web type 8";
+    book.replace(&Scope::Guests, None, &read(text, None).unwrap()).unwrap();
+    let permits = |book: &Book, key: &FlowKey| book.of_port("p", false)[0].as_ref().unwrap().1.decide(key).permits();
+    for (src, passes) in [("10.0.0.9", true), ("10.0.7.1", true), ("10.0.7.2", false), ("10.0.1.0", false)] {
+        assert_eq!(permits(&book, &frame(src, "10.0.0.2", TCP, 1, 22)), passes, "{src}");
+        let arp = FlowKey { eth_type: 0x0806, ip_proto: 1, l4_src: 0, l4_dst: 0, ..frame(src, "1.2.3.4", TCP, 0, 0) };
+        assert_eq!(permits(&book, &arp), passes, "ARP from {src}");
+        assert_eq!(permits(&book, &frame("1.2.3.4", src, 1, 8, 0)), passes, "echo to {src}");
+    }
+    assert!(permits(&book, &frame("fd00::7", "fd00::2", TCP, 1, 22)));
+    assert!(!permits(&book, &frame("fd00:0:0:1::7", "fd00::2", TCP, 1, 22)));
+    let changed = book.change_set("web", &[prefix("10.0.7.2")], &[prefix("10.0.0.0/24")]).unwrap();
+    assert!(permits(&book, &frame("10.0.7.2", "10.0.0.2", TCP, 1, 22)));
+    assert!(!permits(&book, &frame("10.0.0.9", "10.0.0.2", TCP, 1, 22)));
+    let number = |last: u8| u128::from(u32::from_be_bytes([10, 0, 7, last]));
+    assert!(changed.touches(0x0800, (number(2), number(2))) && !changed.touches(0x0800, (number(1), number(1))));
+}
+
+#[test]
+fn errors_about_sets_say_what_to_do() {
+    let mut book = Book::default();
+    let text = "permit any\npermit tcp from @web";
+    let load =
+        |book: &mut Book| book.replace(&Scope::Guests, None, &read(text, None).unwrap()).map_err(|e| e.to_string());
+    let missing = load(&mut book.clone()).unwrap_err();
+    assert!(missing.starts_with("rule 2 from-guest of guests names the set @web"), "{missing}");
+    assert!(missing.contains("`lasthop set add web "), "{missing}");
+    book.change_set("web", &[prefix("10.0.0.0/24")], &[]).unwrap();
+    load(&mut book).unwrap();
+    for (error, says) in [
+        (book.remove_set("web"), "rule 2 from-guest of guests names @web; load lists without it first"),
+        (book.remove_set("db"), "`lasthop set list`"),
+        (book.change_set("web", &[], &[prefix("10.0.0.1")]).map(drop), "part of its member 10.0.0.0/24"),
+        (book.change_set("web", &[], &[prefix("10.1.0.1")]).map(drop), "`lasthop set list web`"),
+        (book.change_set("@web", &[], &[]).map(drop), "without @"),
+        (book.change_set("", &[], &[]).map(drop), "1 to 63"),
+        (book.change_set("a b", &[], &[]).map(drop), "letters"),
+        (read_member("10.0.0.0/33").map(drop), "10.0.0.0/8"),
+    ] {
+        let error = error.unwrap_err();
+        assert!(error.contains(says), "{error}");
+    }
+    for (text, says) in [
+        ("permit tcp from @", "1 to 63"),
+        ("permit tcp from @we!b", "letters"),
+        ("permit ethertype 0x88cc from @web", "never match"),
+        ("stateful\nsnat from @web -> 192.0.2.1", "prefixes instead of @web"),
+    ] {
+        let error = read(text, None).unwrap_err().to_string();
+        assert!(error.contains(says), "{error}");
+    }
+    book.replace(&Scope::Guests, None, &Lists::default()).unwrap();
+    book.remove_set("web").unwrap();
+    assert_eq!(book, Book::default());
+}
+
+#[test]
+fn sets_are_bounded_and_a_full_book_reads_back() {
+    let members: Vec<Prefix> =
+        (0..MAX_MEMBERS as u32).map(|n| Prefix::new(IpAddr::from((n * 5).to_be_bytes()), 32).unwrap()).collect();
+    let mut book = Book::default();
+    book.change_set("all", &members, &[]).unwrap();
+    let error = book.change_set("one", &[prefix("1.2.3.4")], &[]).unwrap_err();
+    assert!(error.contains("65536 addresses") && error.contains("wider"), "{error}");
+    assert!(book.to_text().len() < MAX_TEXT / 4);
+    assert_eq!(Book::from_text(&book.to_text()).unwrap(), book);
+    let mut book = Book::default();
+    (0..MAX_SETS).for_each(|n| drop(book.change_set(&format!("s{n}"), &[], &[]).unwrap()));
+    assert!(book.change_set("more", &[], &[]).unwrap_err().contains("lasthop set del"));
 }

@@ -1,27 +1,35 @@
 //! Random lists and frames against the definition of a list.
 
 use super::*;
+use lasthop_classifier::addresses;
 use lasthop_frame::FlowMask;
 use zerocopy::IntoBytes;
 
 /// First match by definition: each condition asked for with plain numbers, independent of `judge.rs`.
-fn reference(rules: &[Rule], default: Action, key: &FlowKey) -> bool {
+fn reference(rules: &[Rule], default: Action, key: &FlowKey, sets: &[(&str, Vec<Prefix>)]) -> bool {
     if rules.iter().any(|r| r.ether != Ether::Any) && key.anomalies & 15 != 0 {
         return false;
     }
-    let first = rules.iter().find(|r| reference_matches(r, key));
+    let first = rules.iter().find(|r| reference_matches(r, key, sets));
     first.map_or(default, |r| r.action) == Action::Permit
 }
 
-fn reference_matches(r: &Rule, key: &FlowKey) -> bool {
-    let in_prefix = |p: &Option<Prefix>, field: &[u8; 16]| {
-        p.is_none_or(|p| {
-            let (addr, field) = match p.addr() {
-                IpAddr::V4(a) => (a.octets().to_vec(), field[12..].to_vec()),
-                IpAddr::V6(a) => (a.octets().to_vec(), field.to_vec()),
-            };
-            (0..usize::from(p.bits())).all(|i| (addr[i / 8] ^ field[i / 8]) >> (7 - i % 8) & 1 == 0)
-        })
+fn reference_matches(r: &Rule, key: &FlowKey, sets: &[(&str, Vec<Prefix>)]) -> bool {
+    let agrees = |p: &Prefix, field: &[u8; 16]| {
+        let (addr, field) = match p.addr() {
+            IpAddr::V4(a) => (a.octets().to_vec(), field[12..].to_vec()),
+            IpAddr::V6(a) => (a.octets().to_vec(), field.to_vec()),
+        };
+        (0..usize::from(p.bits())).all(|i| (addr[i / 8] ^ field[i / 8]) >> (7 - i % 8) & 1 == 0)
+    };
+    let in_prefix = |p: &Option<Place>, field: &[u8; 16]| match p {
+        None => true,
+        Some(Place::Prefix(p)) => agrees(p, field),
+        Some(Place::Set(name)) => sets
+            .iter()
+            .filter(|(of, _)| of == name)
+            .flat_map(|(_, members)| members)
+            .any(|p| p.is_v6() == (key.eth_type == 0x86dd) && agrees(p, field)),
     };
     let mac =
         |m: &Option<Mac>, field: &[u8; 6]| m.is_none_or(|m| (0..6).all(|i| field[i] & m.mask.0[i] == m.addr.0[i]));
@@ -62,6 +70,33 @@ fn v6() -> impl Strategy<Value = String> {
     prop_oneof![(0u16..3, 0u16..3).prop_map(|(a, b)| format!("fd00:{a}::{b}")), Just("::1".to_owned())]
 }
 
+/// Names of the sets that rules ask for, and `any`.
+fn set_or_any() -> impl Strategy<Value = String> {
+    prop_oneof![2 => Just("@a".to_owned()), 2 => Just("@b".to_owned()), 1 => Just("any".to_owned())]
+}
+
+fn member() -> impl Strategy<Value = Prefix> {
+    let v4 = (v4(), prop_oneof![Just(32u8), 0u8..33]).prop_map(|(a, len)| format!("{a}/{len}"));
+    let v6 = (v6(), prop_oneof![Just(128u8), 0u8..129]).prop_map(|(a, len)| format!("{a}/{len}"));
+    prop_oneof![3 => v4, 2 => v6].prop_map(|text| read_member(&text).unwrap())
+}
+
+fn members() -> impl Strategy<Value = Vec<Prefix>> {
+    prop::collection::vec(member(), 0..8)
+}
+
+/// A list of what comes from guests, and the sets that it may name.
+fn list_with(text: &str, sets: &[(&str, Vec<Prefix>)]) -> Arc<List> {
+    let mut book = Book::default();
+    for (name, members) in sets {
+        book.change_set(name, members, &[]).unwrap();
+    }
+    book.replace(&Scope::Guests, None, &read(text, None).unwrap_or_else(|e| panic!("{e}")))
+        .unwrap_or_else(|e| panic!("{e}"));
+    let (_, list) = book.of_port("p", false)[Direction::FromGuest as usize].clone().unwrap();
+    list
+}
+
 fn port() -> impl Strategy<Value = u16> {
     prop_oneof![Just(0u16), Just(22), Just(80), Just(1023), Just(1024), Just(65_535), any::<u16>()]
 }
@@ -81,6 +116,9 @@ pub(super) fn rule() -> impl Strategy<Value = String> {
         1 => (v6(), 0u8..129, v6(), 0u8..129).prop_map(|(s, a, d, b)| (format!("{s}/{a}"), format!("{d}/{b}"))),
         1 => (v4(), 0u8..33).prop_map(|(s, a)| (format!("{s}/{a}"), "any".into())),
         1 => Just(("any".to_owned(), "any".to_owned())),
+        1 => (set_or_any(), set_or_any()),
+        1 => (set_or_any(), v4(), 0u8..33).prop_map(|(s, d, b)| (s, format!("{d}/{b}"))),
+        1 => (v6(), 0u8..129, set_or_any()).prop_map(|(s, a, d)| (format!("{s}/{a}"), d)),
     ];
     let ported = (prop_oneof![Just("tcp"), Just("udp"), Just("sctp"), Just("ip")], sides.clone(), ports(), ports())
         .prop_map(|(p, (s, d), sp, dp)| format!("{p} from {s}{sp} to {d}{dp}"));
@@ -88,6 +126,9 @@ pub(super) fn rule() -> impl Strategy<Value = String> {
         Just("any".to_owned()),
         Just("arp".to_owned()),
         Just("arp from 10.0.0.0/16".to_owned()),
+        Just("arp from @a to @b".to_owned()),
+        Just("icmp from @b type 8".to_owned()),
+        Just("ipv6 from @a".to_owned()),
         Just("ethertype 0x88cc".to_owned()),
         Just("icmp type 8".to_owned()),
         Just("icmp type 3,8-10 code 0-1".to_owned()),
@@ -152,12 +193,15 @@ proptest! {
         frames in prop::collection::vec(any_frame(), 1..12),
         others in prop::collection::vec(any_frame(), 12),
         noise in prop::collection::vec(any::<[u8; 160]>(), 3),
+        a in members(),
+        b in members(),
     ) {
         let text = format!("{default}\n{}", rules.join("\n"));
-        let list = list(&text);
+        let sets = [("a", a), ("b", b)];
+        let list = list_with(&text, &sets);
         for key in &frames {
             let verdict = list.decide(key);
-            prop_assert_eq!(verdict.permits(), reference(list.rules(), list.default(), key), "{} {:?}", text, key);
+            prop_assert_eq!(verdict.permits(), reference(list.rules(), list.default(), key, &sets), "{} {:?}", text, key);
             let mut mask = FlowMask::default();
             prop_assert_eq!(list.judge(key, &mut mask), verdict);
             // Judging the flow itself, with what it has, needs nothing more: that is how flows are recognised later.
@@ -173,26 +217,75 @@ proptest! {
             for other in others.iter().copied().chain(random) {
                 let same = merge(key, &other, &mask);
                 prop_assert_eq!(list.decide(&same), verdict, "{} {:?} {:?} {:?}", text, key, same, mask);
-                prop_assert_eq!(verdict.permits(), reference(list.rules(), list.default(), &same));
+                prop_assert_eq!(verdict.permits(), reference(list.rules(), list.default(), &same, &sets));
             }
         }
     }
 
     #[test]
-    fn rules_read_back_as_written(rules in prop::collection::vec(rule(), 1..20)) {
-        let list = list(&rules.join("\n"));
+    fn rules_read_back_as_written(rules in prop::collection::vec(rule(), 1..20), a in members(), b in members()) {
+        let sets = [("a", a), ("b", b)];
+        let list = list_with(&rules.join("\n"), &sets);
         let written: Vec<_> = list.rules().iter().map(ToString::to_string).collect();
-        let again = self::list(&written.join("\n"));
+        let again = list_with(&written.join("\n"), &sets);
         prop_assert_eq!(again.rules(), list.rules(), "{:?}", written);
         let mut book = Book::default();
+        for (name, members) in &sets {
+            book.change_set(name, members, &[]).unwrap();
+        }
         book.replace(&Scope::Port("p".into()), None, &read(&rules.join("\n"), None).unwrap()).unwrap();
         prop_assert_eq!(&Book::from_text(&book.to_text()).unwrap(), &book);
+    }
+
+    /// A set that changes makes of its lists what they would be if they had been loaded with it; and where the change touches neither
+    /// address of a frame, what is said of the frame stays.
+    #[test]
+    fn sets_that_change_are_as_if_loaded_so(
+        rules in prop::collection::vec(rule(), 1..12),
+        before in members(),
+        b in members(),
+        add in members(),
+        keep in any::<u8>(),
+        frames in prop::collection::vec(any_frame(), 1..12),
+    ) {
+        let text = format!("default deny\n{}", rules.join("\n"));
+        let mut book = Book::default();
+        book.change_set("a", &before, &[]).unwrap();
+        book.change_set("b", &b, &[]).unwrap();
+        book.replace(&Scope::Guests, None, &read(&text, None).unwrap()).unwrap();
+        let of = |book: &Book| book.of_port("p", false)[Direction::FromGuest as usize].clone().unwrap().1;
+        let was = of(&book);
+        let del: Vec<Prefix> = before.iter().enumerate().filter(|(n, _)| keep >> n & 1 == 0).map(|(_, p)| *p).collect();
+        let changed = book.change_set("a", &add, &del).unwrap();
+        let stay = before.iter().filter(|p| !del.contains(p)).chain(&add).copied().collect();
+        let now = of(&book);
+        prop_assert_eq!(&now, &list_with(&text, &[("a", stay), ("b", b)]));
+        prop_assert_eq!(&Book::from_text(&book.to_text()).unwrap(), &book);
+        for key in &frames {
+            let touches = |field: [u8; 16]| changed.touches(key.eth_type, addresses::span(key.eth_type, u128::from_be_bytes(field), u128::MAX));
+            if !touches(key.ip_src) && !touches(key.ip_dst) {
+                prop_assert_eq!(was.decide(key), now.decide(key));
+            }
+            // A flow made under the old set, none of whose addresses the change touches, is right under the new.
+            let mut mask = FlowMask::default();
+            was.judge(key, &mut mask);
+            let span = |field: [u8; 16], mask: [u8; 16]| {
+                addresses::span(key.eth_type, u128::from_be_bytes(field), u128::from_be_bytes(mask))
+            };
+            let spans = [span(key.ip_src, mask.0.ip_src), span(key.ip_dst, mask.0.ip_dst)];
+            if mask.0.eth_type != 0 && !spans.iter().any(|span| changed.touches(key.eth_type, *span)) {
+                for other in &frames {
+                    let same = merge(key, other, &mask);
+                    prop_assert_eq!(was.decide(&same), now.decide(&same), "{} {:?} {:?}", text, same, mask);
+                }
+            }
+        }
     }
 
     #[test]
     fn nothing_panics(text in prop_oneof![
         ".{0,80}",
-        "((permit|deny|default|tcp|from|to|port|any|10.0.0.0/8|fd00::/8|22,80-90|type|8|vlan|ü|@|#|/|,|-|0x|\n) ?){0,30}",
+        "((permit|deny|default|tcp|from|to|port|any|10.0.0.0/8|fd00::/8|22,80-90|type|8|vlan|ü|@|@a|set a|#|/|,|-|0x|\n) ?){0,30}",
         "(@|[0-9./:]{1,20}|\t|0x06/0xff| : ){0,12}",
     ]) {
         for only in [None, Some(Direction::ToGuest)] {
