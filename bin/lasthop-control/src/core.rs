@@ -25,6 +25,7 @@ mod mirrors;
 mod questions;
 #[cfg(test)]
 mod rooms;
+mod sets;
 mod settings;
 mod stations;
 mod statistics;
@@ -40,6 +41,7 @@ pub(crate) use lists::{Kept, Load};
 pub(crate) use mirrors::MirrorCall;
 use mirrors::Mirroring;
 use questions::{FLOWS, Question, Unconfirmed};
+pub(crate) use sets::SetCall;
 use settings::PortRequest;
 pub(crate) use stations::StationCall;
 use stations::{Flush, Forgotten};

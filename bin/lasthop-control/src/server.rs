@@ -4,15 +4,16 @@
 #![allow(clippy::too_many_arguments)]
 
 use crate::core::{
-    Answer, Asker, Call, Kept, Load, Meant, MirrorCall, StationCall, UplinkCall, WalkCall, busy, not_confirmed,
+    Answer, Asker, Call, Kept, Load, Meant, MirrorCall, SetCall, StationCall, UplinkCall, WalkCall, busy, not_confirmed,
     not_known, supervisor_silent, switch_away, switch_silent,
 };
 use futures_util::{Stream, StreamExt};
 use lasthop_api::{
-    AclChanged, AclPage, AclRule, AclText, ApiError, Carried, Connection, ConnectionPage, ConntrackFlushed,
+    AclChanged, AclPage, AclRule, AclText, AddressSet, ApiError, Carried, Connection, ConnectionPage, ConntrackFlushed,
     ConntrackStats, CpuTimes, Denied, Direction, Drops, Field, Flow, FlowPage, Group, GroupPage, GuestQueue, LeftOut,
     Mac, MacFlushed, MacPage, Member, Mirror, MirrorList, Port, PortChanged, PortConnections, PortPage, Queue,
-    Replaced, SwitchStats, Totals, TraceOutput, TraceReport, TxBatch, Uplink, UplinkList, parse_frame,
+    Replaced, SetChanged, SetPage, SwitchStats, Totals, TraceOutput, TraceReport, TxBatch, Uplink, UplinkList,
+    parse_frame,
 };
 use lasthop_management_ipc::{MirrorConfig, Settings, UplinkConfig};
 use lasthop_policy::STATIC_MAC;
@@ -60,6 +61,8 @@ const MACS_PER_PAGE: usize = 128;
 const GROUPS_PER_PAGE: usize = 32;
 const CONNECTIONS_PER_PAGE: usize = 32;
 const RULES_PER_PAGE: usize = 128;
+/// The same of sets, of which each has up to 128 addresses.
+const SETS_PER_PAGE: usize = 4;
 
 /// Starts to let clients in, until that is aborted; inside the event loop only. With `read_only` they may change nothing.
 pub(crate) fn start(
@@ -261,10 +264,10 @@ impl Api {
         self.ask_within(PATIENCE, || not_known(see), call).await
     }
 
-    /// Asks for a change of access lists.
-    async fn change_lists(&self, call: impl FnOnce(Kept, Answer<AclChanged>) -> Call) -> Result<AclChanged, ApiError> {
+    /// Asks for a change of access lists, or of the sets that they name.
+    async fn change_lists<T>(&self, see: &str, call: impl FnOnce(Kept, Answer<T>) -> Call) -> Result<T, ApiError> {
         let (kept, mut were_kept) = oneshot::channel();
-        let late = || if were_kept.try_recv().is_ok() { not_confirmed() } else { not_known("acl show") };
+        let late = || if were_kept.try_recv().is_ok() { not_confirmed() } else { not_known(see) };
         self.ask_within(PATIENCE, late, |answer| call(kept, answer)).await
     }
 
@@ -295,7 +298,7 @@ fn pairs(settings: Vec<Field>) -> Settings {
 
 #[zlink::service(
     interface = "org.lasthop.Switch",
-    types = [AclRule, AclPage, AclText, AclChanged, CpuTimes, Port, Queue, Totals, Drops, Flow, Field, Mac, MacFlushed, Group, Member, GroupPage, PortChanged, PortPage, FlowPage, MacPage, Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, SwitchStats, Denied, LeftOut, Replaced,
+    types = [AclRule, AclPage, AclText, AclChanged, AddressSet, SetPage, SetChanged, CpuTimes, Port, Queue, Totals, Drops, Flow, Field, Mac, MacFlushed, Group, Member, GroupPage, PortChanged, PortPage, FlowPage, MacPage, Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, SwitchStats, Denied, LeftOut, Replaced,
              TraceOutput, TraceReport, TxBatch, Uplink, Carried, GuestQueue, UplinkList, Mirror, MirrorList],
     vendor = "lasthop",
     product = "lasthop",
@@ -512,7 +515,7 @@ impl Api {
         let text = self.text.take();
         let allow_empty = allow_empty.unwrap_or(false);
         let load = Load { text, format, action, ports, direction, general, allow_empty };
-        self.change_lists(|kept, answer| Call::AclLoad { load, kept, answer }).await
+        self.change_lists("acl show", |kept, answer| Call::AclLoad { load, kept, answer }).await
     }
 
     async fn acl_clear(
@@ -522,7 +525,7 @@ impl Api {
         general: Option<String>,
     ) -> Result<AclChanged, ApiError> {
         self.may_change()?;
-        self.change_lists(|kept, answer| Call::AclClear { ports, direction, general, kept, answer }).await
+        self.change_lists("acl show", |kept, answer| Call::AclClear { ports, direction, general, kept, answer }).await
     }
 
     #[zlink(more)]
@@ -534,6 +537,27 @@ impl Api {
     ) -> impl Stream<Item = Result<Reply<AclPage>, ApiError>> + Unpin {
         let page = |rules, total| AclPage { rules, total };
         self.long_list(|answer| Call::AclShow { ports, packets, answer }, more, RULES_PER_PAGE, page).await
+    }
+
+    async fn set_change(&self, name: String, add: Vec<String>, del: Vec<String>) -> Result<SetChanged, ApiError> {
+        self.may_change()?;
+        let call = |kept, answer| Call::Set(SetCall::Change { name, add, del, kept, answer });
+        self.change_lists("set list", call).await
+    }
+
+    async fn set_del(&self, name: String) -> Result<SetChanged, ApiError> {
+        self.may_change()?;
+        self.change_lists("set list", |kept, answer| Call::Set(SetCall::Del { name, kept, answer })).await
+    }
+
+    #[zlink(more)]
+    async fn set_list(
+        &self,
+        more: bool,
+        name: Option<String>,
+    ) -> impl Stream<Item = Result<Reply<SetPage>, ApiError>> + Unpin {
+        let page = |sets, total| SetPage { sets, total };
+        self.long_list(|answer| Call::Set(SetCall::List { name, answer }), more, SETS_PER_PAGE, page).await
     }
 
     async fn trace(&self, port: String, frame: String) -> Result<TraceReport, ApiError> {

@@ -6,6 +6,7 @@
 //! | `document` | the file's form: what is read, what is refused |
 //! | `lists` | its access lists |
 //! | `mirrors` | its mirrors |
+//! | `sets` | its sets of addresses |
 //! | `stations` | its static addresses |
 //! | `plan` | what has to change so that a running lasthop is as the file says |
 //! | `apply` | asks the running one, has it change, says what was changed |
@@ -15,6 +16,7 @@ mod document;
 mod lists;
 mod mirrors;
 mod plan;
+mod sets;
 mod stations;
 
 pub use apply::{ApplyArgs, apply};
@@ -23,7 +25,7 @@ pub use mirrors::in_mirrors;
 
 use crate::run::{PortArg, SavedUplink};
 use lasthop_policy::Mirror;
-use lasthop_policy::acl::{Lists, Scope};
+use lasthop_policy::acl::{Lists, Prefix, Scope};
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -34,6 +36,8 @@ pub struct Declared {
     pub ports: Vec<PortArg>,
     /// Uplinks.
     pub uplinks: Vec<SavedUplink>,
+    /// Sets of addresses that access lists may name: all of each.
+    pub sets: Vec<DeclaredSet>,
     /// Access lists.
     pub lists: Vec<DeclaredLists>,
     /// Mirrors.
@@ -49,6 +53,15 @@ pub struct Stations {
     pub uplink: String,
     /// As `lasthop port list` shows them; nothing for none.
     pub macs: String,
+}
+
+/// A set of addresses.
+#[derive(Debug)]
+pub struct DeclaredSet {
+    /// Its name.
+    pub name: String,
+    /// Its addresses and prefixes.
+    pub members: BTreeSet<Prefix>,
 }
 
 /// The lists of one scope.

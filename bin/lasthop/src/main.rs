@@ -11,6 +11,7 @@ mod mac;
 mod mirror;
 mod ovs;
 mod run;
+mod set;
 mod settings;
 mod size;
 mod stats;
@@ -75,6 +76,9 @@ enum Command {
     /// Load, show and clear access lists: which packets may pass
     #[command(subcommand)]
     Acl(AclCommand),
+    /// Name sets of addresses that access lists ask for, and change them
+    #[command(subcommand)]
+    Set(set::SetCommand),
     /// Make a running lasthop what a file says: ports, uplinks, access lists
     ///
     /// Prints what it changes: `+` made, `-` removed, `~` changed. Applied once more it changes nothing. A file with a mistake changes nothing.
@@ -276,6 +280,7 @@ fn main() -> ExitCode {
         Command::Acl(AclCommand::Load(args)) => acl::load(&args),
         Command::Acl(AclCommand::Show(args)) => acl::show(&args),
         Command::Acl(AclCommand::Clear(args)) => acl::clear(&args),
+        Command::Set(command) => set::set(&command),
         Command::Apply(args) => declared::apply(&args),
         Command::Stats(args) => stats::stats(&args),
         Command::Trace(args) => trace::trace(&args),

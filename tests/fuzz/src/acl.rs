@@ -16,11 +16,32 @@ pub(crate) fn run(data: &[u8]) {
     }
     if let Ok(book) = Book::from_text(text) {
         assert_eq!(Book::from_text(&book.to_text()).as_ref(), Ok(&book));
+        takes_back(book);
+    }
+}
+
+/// What leaves sets and joins them again leaves no trace, and no set goes that a rule names.
+fn takes_back(book: Book) {
+    let mut changed = book.clone();
+    let sets: Vec<_> = book.sets().map(|(name, set)| (name, set.members().copied().collect::<Vec<_>>())).collect();
+    for (name, members) in &sets {
+        let half = members.get(..members.len().div_ceil(2)).unwrap_or_default();
+        let gone = changed.change_set(name, &[], half).expect("they are members");
+        let back = changed.change_set(name, half, &[]).expect("there was room for them");
+        assert_eq!(gone, back, "{name}");
+    }
+    assert_eq!(changed, book);
+    for (name, _) in &sets {
+        let used = book.users(name).next().is_some();
+        assert_eq!(changed.clone().remove_set(name).is_err(), used, "{name}");
     }
 }
 
 fn reads_back(lists: &Lists) {
     let mut book = Book::default();
+    for set in lists.sets() {
+        book.change_set(set, &[], &[]).expect("a rule's name is a set's");
+    }
     book.replace(&Scope::Guests, None, lists).expect("a file's rules fit");
     let text = book.to_text();
     assert_eq!(Book::from_text(&text).as_ref(), Ok(&book), "{text}");

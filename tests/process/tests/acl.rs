@@ -194,6 +194,80 @@ impl Drop for Run {
     }
 }
 
+/// From an address of 10.0.0.0/24, to b.
+fn udp_from(host: u8, port: u16) -> Vec<u8> {
+    Frame::between(mac(1), mac(2)).ipv4([10, 0, 0, host], [10, 0, 0, 2]).udp(1234, port).payload([host; 30]).build()
+}
+
+impl World {
+    /// Sends a datagram from a with this source: whether it arrives at b.
+    fn arrives(&mut self, host: u8) -> bool {
+        let (frame, marker) = (udp_from(host, 53), numbered(mac(1), mac(2), 7, 60));
+        self.a.send(&frame);
+        // Frames of one guest do not overtake each other.
+        self.a.send(&marker);
+        let first = self.b.recv("the frame or the marker", |_, f| *f == *frame || *f == *marker).1;
+        if first == frame {
+            self.b.expect(&marker);
+        }
+        first == frame
+    }
+
+    fn refused(&self, arguments: &[&str], says: &str) {
+        let output = self.lasthop.try_command(arguments);
+        assert!(!output.status.success(), "{arguments:?}");
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(error.contains(says), "{arguments:?}: {error}");
+    }
+
+    /// Packets that met flows of the switch, without the one that made them.
+    fn hits(&self) -> u64 {
+        let flows = self.lasthop.json(&["flow", "list"])["flows"].clone();
+        flows.as_array().unwrap().iter().map(|flow| flow["packets"].as_u64().unwrap()).sum()
+    }
+}
+
+#[test]
+fn a_set_of_addresses_changes_and_its_lists_go_by_it_at_once_and_after_deaths() {
+    let mut w = World::new();
+    let list = w.rules("permit ethertype 0x88b5\npermit ip from @web\ndefault deny\n");
+    w.refused(&["acl", "load", &list, "--port", "a"], "`lasthop set add web ");
+    assert!(w.lasthop.command(&["set", "add", "web", "10.0.0.5", "fd00::/64"]).starts_with("set web: made; 2 joined"));
+    w.lasthop.command(&["acl", "load", &list, "--port", "a"]);
+    assert!(w.arrives(5) && !w.arrives(6), "one is in the set, the other is not");
+    // Its flow is the switch's, and stays while others' come and go.
+    assert!(w.arrives(5));
+    let said = w.lasthop.command(&["set", "add", "web", "10.0.0.6"]);
+    assert!(said.contains("1 joined, 0 left, it has 3 now; 1 flow judged anew"), "{said}");
+    assert!(w.arrives(6) && w.arrives(5), "it has joined");
+    w.lasthop.command(&["set", "del", "web", "10.0.0.5"]);
+    assert!(w.arrives(6) && !w.arrives(5), "it has left");
+    let traced = w.lasthop.command(&["trace", "--in-port", "a", "--frame", &hex(&udp_from(6, 53))]);
+    assert!(traced.contains("permit ip from @web"), "{traced}");
+    w.refused(&["set", "destroy", "web"], "port a names @web");
+    w.refused(&["set", "add", "web", "10.0.0.300"], "10.0.0.0/8");
+    w.refused(&["set", "del", "web", "10.0.0.5"], "`lasthop set list web`");
+    w.refused(&["set", "list", "other"], "`lasthop set add other`");
+    assert_eq!(w.lasthop.command(&["set", "list", "web"]), "10.0.0.6\nfd00::/64\n");
+
+    // Control dies: the next one knows the set, and changes it.
+    w.lasthop.kill("lasthop-control");
+    assert!(w.arrives(6), "known flows go on");
+    let file = w.dir.path().join("addresses");
+    std::fs::write(&file, "10.0.0.5 # again\n\n10.0.0.7\n").unwrap();
+    w.lasthop.command(&["set", "add", "web", "--file", file.to_str().unwrap()]);
+    assert!(w.arrives(7) && w.arrives(5) && w.arrives(6) && !w.arrives(8));
+    assert!(w.hits() > 0);
+    w.lasthop.command(&["acl", "clear", "--port", "a"]);
+    assert!(w.arrives(8), "no list");
+    w.lasthop.command(&["set", "destroy", "web"]);
+    assert!(w.lasthop.command(&["set", "list"]).starts_with("no sets"));
+}
+
+fn hex(frame: &[u8]) -> String {
+    frame.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 #[test]
 fn lists_are_there_in_the_next_run() {
     let dir = scratch();

@@ -89,6 +89,27 @@ fn a_running_lasthop_becomes_what_the_file_says_and_then_nothing_changes() {
 }
 
 #[test]
+fn sets_of_addresses_are_what_the_file_says() {
+    let dir = scratch();
+    let lasthop = Lasthop::start(&[]);
+    let text = |addr: &str| format!("[set.web]\naddr = [{addr}]\n[guests]\nrules = \"deny from-guest ip from @web\"\n");
+    let path = file(dir.path(), &text("\"10.0.0.1\", \"fd00::/64\""));
+    let made = ["+ set web: 2 joined, 0 left", "~ access lists of guests: 1 rule", "done"];
+    assert_eq!(apply(&lasthop, &[&path]), made);
+    assert_eq!(lasthop.command(&["set", "list", "web"]), "10.0.0.1\nfd00::/64\n");
+    assert_eq!(apply(&lasthop, &[&path]), ["nothing to change"]);
+    file(dir.path(), &text("\"10.0.0.2\", \"fd00::/64\""));
+    assert_eq!(apply(&lasthop, &[&path]), ["~ set web: 1 joined, 1 left", "done"]);
+    assert_eq!(lasthop.command(&["set", "list", "web"]), "10.0.0.2\nfd00::/64\n");
+    file(dir.path(), "[guests]\nrules = \"deny from-guest arp\"\n");
+    let left = apply(&lasthop, &[&path]);
+    assert!(left.iter().any(|line| line.ends_with("set web")), "{left:?}");
+    assert_eq!(apply(&lasthop, &[&path, "--prune"]), ["- set web", "done"]);
+    file(dir.path(), "[set.web]\naddr = [\"10.0.0.1/33\"]\n");
+    assert!(!lasthop.try_command(&["apply", &path]).status.success());
+}
+
+#[test]
 fn a_file_with_a_mistake_changes_nothing_and_says_where_it_is() {
     let dir = scratch();
     let lasthop = Lasthop::start(&[]);

@@ -4,6 +4,7 @@ use super::connections::WalkCall;
 use super::cpu::CpuRequest;
 use super::mirrors::MirrorCall;
 use super::questions::{FLOWS, Question};
+use super::sets::SetCall;
 use super::stations::StationCall;
 use super::uplinks::UplinkCall;
 use super::{Answer, Asker, Command, Core, Counting, Kept, Load, PortRequest, busy, give, refuse, switch_away};
@@ -91,6 +92,7 @@ pub(crate) enum Call {
         kept: Kept,
         answer: Answer<AclChanged>,
     },
+    Set(SetCall),
     AclShow {
         ports: Vec<String>,
         packets: bool,
@@ -137,6 +139,7 @@ impl Core {
             Call::AclClear { ports, direction, general, kept, answer } => {
                 self.acl_clear(&ports, direction.as_deref(), general.as_deref(), kept, answer);
             }
+            Call::Set(call) => self.set_call(call),
             Call::AclShow { ports, packets, answer } => self.acl_show(ports, packets, answer),
             Call::Stats { answer } => self.cpu_request(CpuRequest::Stats(answer)),
             Call::Trace { port, frame, answer } => {
@@ -183,6 +186,9 @@ impl Core {
             }
             Call::Uplink { call: UplinkCall::Set { .. }, answer } => refuse(answer, error("VLANs of uplinks")),
             Call::AclLoad { answer, .. } | Call::AclClear { answer, .. } => refuse(answer, error("access lists")),
+            Call::Set(SetCall::Change { answer, .. } | SetCall::Del { answer, .. }) => {
+                refuse(answer, error("sets of addresses"));
+            }
             Call::Mirror { call: MirrorCall::Add(_) | MirrorCall::Del(_), answer } => refuse(answer, error("mirrors")),
             call => return Some(call),
         }

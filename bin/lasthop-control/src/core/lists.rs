@@ -2,6 +2,7 @@
 
 use super::calls::MAX_NAMED;
 use super::counting::PacketsByRule;
+use super::sets::SetChange;
 use super::{Answer, Command, Core, Question, Unconfirmed, give, refuse};
 use lasthop_api::{AclChanged, AclRule, ApiError};
 use lasthop_ipc::DatapathRequest;
@@ -16,13 +17,28 @@ use tokio::sync::oneshot;
 /// Told when the supervisor has kept lists, before the switch has confirmed anything.
 pub(crate) type Kept = oneshot::Sender<()>;
 
-/// A change of lists that the supervisor is asked to keep.
+/// What changes.
+#[derive(Debug)]
+pub(super) enum Change {
+    Lists(AclChanged, Answer<AclChanged>),
+    Set(SetChange),
+}
+
+impl Change {
+    fn refuse(self, error: ApiError) {
+        match self {
+            Self::Lists(_, answer) => refuse(answer, error),
+            Self::Set(change) => change.refuse(error),
+        }
+    }
+}
+
+/// A change of lists or sets that the supervisor is asked to keep.
 #[derive(Debug)]
 pub(super) struct Pending {
     book: Book,
-    changed: AclChanged,
+    change: Change,
     kept: Kept,
-    answer: Answer<AclChanged>,
 }
 
 /// What `lasthop acl load` says beside the rules.
@@ -129,7 +145,7 @@ impl Core {
             Ok((self.changed_book(&scopes, only, &lists)?, scopes, changed))
         });
         match changed {
-            Ok((book, scopes, changed)) => self.keep(book, &scopes, changed, kept, answer),
+            Ok((book, scopes, changed)) => self.keep_lists(book, &scopes, changed, kept, answer),
             Err(e) => refuse(answer, e),
         }
     }
@@ -151,12 +167,12 @@ impl Core {
             Ok((book, scopes, AclChanged { removed, ..AclChanged::default() }))
         });
         match changed {
-            Ok((book, scopes, mut changed)) if self.pending.is_none() && book == self.book => {
+            Ok((book, scopes, mut changed)) if self.is_idle_with(&book) => {
                 // Nothing to clear: no flow is withdrawn, nothing written.
                 self.describe(&book, &scopes, &mut changed);
                 give(answer, changed);
             }
-            Ok((book, scopes, changed)) => self.keep(book, &scopes, changed, kept, answer),
+            Ok((book, scopes, changed)) => self.keep_lists(book, &scopes, changed, kept, answer),
             Err(e) => refuse(answer, e),
         }
     }
@@ -202,21 +218,38 @@ impl Core {
         Ok(book)
     }
 
-    /// Asks the supervisor to keep these lists; they come into force once it has.
-    fn keep(&mut self, book: Book, scopes: &[Scope], mut changed: AclChanged, kept: Kept, answer: Answer<AclChanged>) {
+    /// Nothing is under way, and this is what is in force already.
+    pub(super) fn is_idle_with(&self, book: &Book) -> bool {
+        self.pending.is_none() && *book == self.book
+    }
+
+    fn keep_lists(
+        &mut self,
+        book: Book,
+        scopes: &[Scope],
+        mut changed: AclChanged,
+        kept: Kept,
+        answer: Answer<AclChanged>,
+    ) {
+        self.describe(&book, scopes, &mut changed);
+        self.keep(book, Change::Lists(changed, answer), kept);
+    }
+
+    /// Asks the supervisor to keep these lists and sets; they come into force once it has.
+    pub(super) fn keep(&mut self, book: Book, change: Change, kept: Kept) {
         if self.pending.is_some() {
             let message = "another change of access lists is under way; try again in a second".into();
-            return refuse(answer, ApiError::Busy { message });
+            return change.refuse(ApiError::Busy { message });
         }
         let text = book.to_text();
         if text.len() > acl::MAX_TEXT {
-            return refuse(answer, bad(format!("all lists together are over {} MiB of text", acl::MAX_TEXT >> 20)));
+            let most = acl::MAX_TEXT >> 20;
+            return change.refuse(bad(format!("all lists and sets together are over {most} MiB of text")));
         }
-        self.describe(&book, scopes, &mut changed);
         for part in text.as_bytes().chunks(LISTS_PART).chain([&[][..]]) {
             self.commands.push(Command::Supervisor(ControlToSupervisor::KeepLists(part.to_vec())));
         }
-        self.pending = Some(Pending { book, changed, kept, answer });
+        self.pending = Some(Pending { book, change, kept });
     }
 
     /// What is to be told of the lists of these scopes.
@@ -235,16 +268,20 @@ impl Core {
     pub(super) fn lists_kept(&mut self, result: Result<(), String>, now_ms: u64) {
         let Some(pending) = self.pending.take() else { return };
         if let Err(message) = result {
-            return refuse(pending.answer, ApiError::BadRules { message });
+            return pending.change.refuse(ApiError::BadRules { message });
         }
         // Nobody waits any more when this fails.
         let _ = pending.kept.send(());
         self.book = pending.book;
-        let whose = &pending.changed.applies_to;
+        let (changed, answer) = match pending.change {
+            Change::Lists(changed, answer) => (changed, answer),
+            Change::Set(change) => return self.set_kept(change, now_ms),
+        };
+        let whose = &changed.applies_to;
         let lists = in_force(&self.book, |scope| whose.contains(&scope.to_string()));
         tracing::info!("access lists of {} changed: {lists}", some(whose, " and "));
         self.follow_book();
-        self.unconfirmed.push(Unconfirmed::Lists(pending.changed, pending.answer));
+        self.unconfirmed.push(Unconfirmed::Lists(changed, answer));
         if self.attached {
             self.confirm(now_ms);
         }

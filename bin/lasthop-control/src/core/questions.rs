@@ -2,7 +2,7 @@
 
 use super::{Answer, Asker, Command, Core, Counting, Forgotten, give, refuse, switch_away};
 use crate::view;
-use lasthop_api::{AclChanged, Flow, MacFlushed, MirrorList, Port, PortChanged, TraceReport, UplinkList};
+use lasthop_api::{AclChanged, Flow, MacFlushed, MirrorList, Port, PortChanged, SetChanged, TraceReport, UplinkList};
 use lasthop_ipc::{DatapathReply, DatapathRequest, FlowInfo, FromControl, PortInfo};
 use lasthop_policy::{Effects, FlowUse, Headers, Reconciled};
 use lasthop_types::{PortId, counted};
@@ -72,6 +72,7 @@ impl Question {
 #[derive(Debug)]
 pub(super) enum Unconfirmed {
     Lists(AclChanged, Answer<AclChanged>),
+    Set(SetChanged, Answer<SetChanged>),
     Uplinks(UplinkList, Answer<UplinkList>),
     Port(PortChanged, Answer<PortChanged>),
     Mirrors(MirrorList, Answer<MirrorList>),
@@ -83,6 +84,7 @@ impl Unconfirmed {
     pub(super) fn confirm(self) {
         match self {
             Self::Lists(changed, answer) => give(answer, changed),
+            Self::Set(changed, answer) => give(answer, changed),
             Self::Uplinks(list, answer) => give(answer, list),
             Self::Port(changed, answer) => give(answer, changed),
             Self::Mirrors(list, answer) => give(answer, list),

@@ -6,6 +6,7 @@ use crate::SharedArgs;
 use crate::acl::tell_text;
 use crate::client::{CliError, Instance, collect};
 use crate::list::all_ports;
+use crate::set::{change, destroy, sets};
 use lasthop_api::{Field, SwitchProxy, TxBatch};
 use lasthop_policy::acl::Scope;
 use serde::Serialize;
@@ -43,6 +44,7 @@ pub fn apply(args: &ApplyArgs) -> Result<String, CliError> {
         ports: all_ports(&mut instance)?,
         uplinks: instance.ask(async |c| c.uplink_list().await)?.uplinks,
         mirrors: instance.ask(async |c| c.mirror_list().await)?.mirrors,
+        sets: sets(&mut instance, None)?,
         rules: instance.ask(async |c| collect(c.acl_show(&[], false).await, |page| page.rules).await)?,
     };
     let plan = Plan::new(&declared, &there, args.prune);
@@ -79,6 +81,8 @@ fn told(applied: &Applied) -> String {
 
 fn carry_out(instance: &mut Instance, step: &Step<'_>) -> Result<(), CliError> {
     match step {
+        Step::ChangeSet(name, add, del) => change(instance, name, add, del).map(drop),
+        Step::DelSet(name) => destroy(instance, name).map(drop),
         Step::LoadLists(lists) => {
             tell_text(instance, &lists.text)?;
             let (ports, general) = whose(&lists.scope);

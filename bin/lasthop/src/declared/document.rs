@@ -1,6 +1,6 @@
 //! The form of the declarative file.
 
-use super::{Declared, Stations, lists, mirrors};
+use super::{Declared, Stations, lists, mirrors, sets};
 use crate::run::{Batch, FileOwner, PortArg, SavedUplink, check_uplink, meant_device};
 use lasthop_policy::acl::Scope;
 use lasthop_policy::{PortSettings, SETTINGS, STATIC_MAC, check_new_name};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 /// Tables that a file may have.
-const TABLES: &str = "[port.NAME], [uplink.NAME], [mirror.NAME], [guests] and [uplinks]";
+const TABLES: &str = "[port.NAME], [uplink.NAME], [mirror.NAME], [set.NAME], [guests] and [uplinks]";
 /// What a port's table may have beside settings.
 const OF_PORTS: &[&str] =
     &["socket", "device", "client", "owner", "tx-batch", "driver", "queues", "nice", "spare", "acl", "rules"];
@@ -41,6 +41,12 @@ pub(super) fn read(text: &str, dir: &Path) -> Result<Declared, String> {
                     let of = Fields::new(table, format!("[mirror.{name}]"), mirrors::OF_MIRRORS, &[])?;
                     let mirror = mirrors::mirror(name, of, &declared.mirrors)?;
                     declared.mirrors.push(mirror);
+                }
+            }
+            "set" => {
+                for (name, table) in tables(value, "set")? {
+                    let of = Fields::new(table, format!("[set.{name}]"), sets::OF_SETS, &[])?;
+                    declared.sets.push(sets::set(name, of)?);
                 }
             }
             "guests" | "uplinks" => {

@@ -2,7 +2,7 @@
 
 use super::document::Fields;
 use super::{Declared, DeclaredLists};
-use lasthop_policy::acl::{self, Action, Book, Direction, Lists, MAX_TEXT, Scope};
+use lasthop_policy::acl::{self, Action, Book, Direction, Lists, MAX_TEXT, Prefix, Scope};
 use std::path::Path;
 
 /// Those of one table, which says either `acl = "FILE"`, relative to the directory `dir`, or `rules = "…"`.
@@ -42,14 +42,20 @@ fn read(text: &str) -> Result<Lists, String> {
     acl::read(text, None).map_err(|e| e.to_string())
 }
 
-/// The text of all access lists, with those of the file instead of what it had for the same scopes.
+/// The text of all access lists and sets, with those of the file instead of what it had for the same scopes and names.
 pub fn in_book(text: Vec<u8>, declared: &Declared) -> Result<Vec<u8>, String> {
-    if declared.lists.is_empty() {
+    if declared.lists.is_empty() && declared.sets.is_empty() {
         return Ok(text);
     }
     let stored = String::from_utf8_lossy(&text);
     let mut book =
         if text.is_empty() { Book::default() } else { Book::from_text(&stored).map_err(|e| e.to_string())? };
+    for set in &declared.sets {
+        let is: Vec<Prefix> = book.set(&set.name).into_iter().flat_map(|is| is.members()).copied().collect();
+        let leave: Vec<Prefix> = is.iter().filter(|prefix| !set.members.contains(prefix)).copied().collect();
+        let add: Vec<Prefix> = set.members.iter().copied().collect();
+        book.change_set(&set.name, &add, &leave).map_err(|e| format!("[set.{}]: {e}", set.name))?;
+    }
     for DeclaredLists { scope, lists, .. } in &declared.lists {
         book.replace(scope, None, lists).map_err(|e| format!("access lists of {scope}: {e}"))?;
     }

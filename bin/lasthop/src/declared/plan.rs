@@ -2,7 +2,7 @@
 
 use super::{Declared, DeclaredLists};
 use crate::run::{PortArg, SavedUplink};
-use lasthop_api::{AclRule, Field, Port, Uplink};
+use lasthop_api::{AclRule, AddressSet, Field, Port, Uplink};
 use lasthop_policy::acl::{Book, Direction, Scope};
 use lasthop_policy::{Mirror, PortSettings};
 use lasthop_uplink_ipc::UplinkDriver;
@@ -15,11 +15,15 @@ pub(super) struct There {
     pub uplinks: Vec<Uplink>,
     pub rules: Vec<AclRule>,
     pub mirrors: Vec<lasthop_api::Mirror>,
+    pub sets: Vec<AddressSet>,
 }
 
 /// One change.
 #[derive(Debug)]
 pub(super) enum Step<'a> {
+    /// Addresses that join a set and leave it.
+    ChangeSet(&'a str, Vec<String>, Vec<String>),
+    DelSet(String),
     LoadLists(&'a DeclaredLists),
     DelPort(String),
     DelUplink(String),
@@ -52,6 +56,7 @@ impl<'a> Plan<'a> {
     /// way. With `prune`, what the file does not name goes too.
     pub fn new(declared: &'a Declared, there: &There, prune: bool) -> Self {
         let mut plan = Self::default();
+        plan.change_sets(declared, there);
         plan.load_lists(declared, there);
         plan.remove_mirrors(declared, there, prune);
         let replaced = plan.remove(declared, there, prune);
@@ -71,6 +76,7 @@ impl<'a> Plan<'a> {
         plan.set_stations(declared, there, &replaced);
         plan.add_mirrors(declared, there);
         plan.clear_lists(declared, there, prune);
+        plan.remove_sets(declared, there, prune);
         plan
     }
 
@@ -235,6 +241,10 @@ fn place(port: &PortArg) -> String {
 /// Directions, rules and defaults of the lists of one scope, as `lasthop acl show` has them.
 fn lines_of(lists: &DeclaredLists) -> Vec<(String, String)> {
     let mut book = Book::default();
+    for set in lists.lists.sets() {
+        // It is a name: the list was read.
+        let _ = book.change_set(set, &[], &[]);
+    }
     // A set too large for any lasthop is refused where it is loaded.
     let _ = book.replace(&lists.scope, None, &lists.lists);
     let lists = book.iter().flat_map(|(_, direction, list)| {

@@ -4,8 +4,8 @@
 
 use crate::{
     AclChanged, AclPage, AclText, ApiError, ConnectionPage, ConntrackFlushed, ConntrackStats, Field, FlowPage,
-    GroupPage, Mac, MacFlushed, MacPage, MirrorList, PortChanged, PortPage, SwitchStats, TraceReport, TxBatch,
-    UplinkList,
+    GroupPage, Mac, MacFlushed, MacPage, MirrorList, PortChanged, PortPage, SetChanged, SetPage, SwitchStats,
+    TraceReport, TxBatch, UplinkList,
 };
 use futures_util::Stream;
 
@@ -180,6 +180,25 @@ pub trait SwitchProxy {
         ports: &[&str],
         packets: bool,
     ) -> zlink::Result<impl Stream<Item = zlink::Result<Result<AclPage, ApiError>>>>;
+
+    /// Addresses and prefixes join the set `name`, which is made if there is none, and those of `del` leave it; all of it or nothing. Access lists
+    /// go by it when it returns.
+    async fn set_change(
+        &mut self,
+        name: &str,
+        add: &[&str],
+        del: &[&str],
+    ) -> zlink::Result<Result<SetChanged, ApiError>>;
+
+    /// Removes a set that no access list names.
+    async fn set_del(&mut self, name: &str) -> zlink::Result<Result<SetChanged, ApiError>>;
+
+    /// All sets of addresses, or the one with this name.
+    #[zlink(more)]
+    async fn set_list(
+        &mut self,
+        name: Option<&str>,
+    ) -> zlink::Result<impl Stream<Item = zlink::Result<Result<SetPage, ApiError>>>>;
 
     /// What would happen to `frame` (hexadecimal digits, from the Ethernet header on) if it came from `port`.
     async fn trace(&mut self, port: &str, frame: &str) -> zlink::Result<Result<TraceReport, ApiError>>;

@@ -8,6 +8,7 @@ mod connections;
 mod frame;
 mod mac;
 mod mirror;
+mod set;
 mod types;
 
 pub use client::SwitchProxy;
@@ -15,6 +16,7 @@ pub use connections::*;
 pub use frame::parse_frame;
 pub use mac::{Group, GroupPage, Mac, MacFlushed, MacPage, Member};
 pub use mirror::{Mirror, MirrorList};
+pub use set::{AddressSet, SetChanged, SetPage};
 pub use types::*;
 
 /// Name of the interface.

@@ -318,6 +318,12 @@ impl FlowIndex {
         self.slots.get(id as usize)?.as_ref()
     }
 
+    /// The flows of which this holds.
+    pub fn all(&self, holds: impl Fn(&Installed) -> bool) -> Vec<Id> {
+        let flows = self.slots.iter().enumerate().filter(|(_, flow)| flow.as_ref().is_some_and(&holds));
+        flows.map(|(id, _)| id as Id).collect()
+    }
+
     /// The flow with this masked key and mask.
     pub fn find(&self, key: &FlowKey, mask: &FlowMask) -> Option<Id> {
         let same = |id: &Id| self.get(*id).is_some_and(|f| f.key == *key && f.mask == *mask);

@@ -27,6 +27,7 @@ mod mirrors;
 mod nat;
 mod reconcile;
 mod rules;
+mod sets;
 mod shares;
 mod shown;
 mod stale;

@@ -1,7 +1,7 @@
 //! The learning switch against a switch that only does what it is told, and against the definition of learning: for
 //! tests here and elsewhere (feature `testutil`). Panics when they disagree: never for real input.
 
-use crate::acl::{Direction, List};
+use crate::acl::{Book, Direction, List, Prefix};
 use crate::guard::pretends;
 use crate::{Change, Effects, FlowUse, Learning, Limits, Mirrored, Mirrors, PortLists, PortSettings, Resume, Uplinks};
 use lasthop_flow::{Action, FlowSpec};
@@ -33,6 +33,8 @@ pub(crate) struct Bench {
     pub(crate) next_id: u64,
     pub(crate) up: BTreeMap<PortId, bool>,
     pub(crate) lists: BTreeMap<PortId, PortLists>,
+    /// Sets of addresses, and no lists.
+    pub(crate) sets: Book,
     pub(crate) uplinks: Uplinks,
     pub(crate) settings: BTreeMap<PortId, PortSettings>,
     /// Ports that are mirrored, where to, and what of them.
@@ -56,6 +58,7 @@ impl Bench {
             next_id: 0,
             up: BTreeMap::new(),
             lists: BTreeMap::new(),
+            sets: Book::default(),
             uplinks: Uplinks::new(),
             settings: BTreeMap::new(),
             mirrors: Vec::new(),
@@ -125,12 +128,31 @@ impl Bench {
     /// Other access lists hold from now on.
     pub(crate) fn load(&mut self, lists: BTreeMap<PortId, PortLists>) {
         self.lists = lists;
-        for id in self.up.keys() {
-            self.policy.set_lists(*id, self.lists.get(id).cloned().unwrap_or_default());
-        }
+        self.renew_lists();
         let mut out = Effects::default();
         self.policy.clear_flows(&mut out);
         self.apply(out);
+    }
+
+    fn renew_lists(&mut self) {
+        for (_, list) in self.lists.values_mut().flatten().flatten() {
+            *list = self.sets.renewed(list);
+        }
+        for id in self.up.keys() {
+            self.policy.set_lists(*id, self.lists.get(id).cloned().unwrap_or_default());
+        }
+    }
+
+    /// These addresses join a set, and those leave it that are in it. Lists go by it from now on. How many flows went.
+    pub(crate) fn change_set(&mut self, set: &str, add: &[Prefix], del: &[Prefix]) -> usize {
+        let members: BTreeSet<Prefix> = self.sets.set(set).into_iter().flat_map(|set| set.members()).copied().collect();
+        let del: Vec<Prefix> = del.iter().filter(|prefix| members.contains(prefix)).copied().collect();
+        let changed = self.sets.change_set(set, add, &del).unwrap_or_else(|e| panic!("{e}"));
+        self.renew_lists();
+        let mut out = Effects::default();
+        let gone = self.policy.addresses_changed(set, &changed, &mut out);
+        self.apply(out);
+        gone
     }
 
     /// These ports are uplinks from now on, and carry these VLANs.
@@ -455,6 +477,8 @@ pub enum Op {
     PortGone(u32),
     /// Access lists are loaded, instead of those there were: by port.
     Load(BTreeMap<PortId, PortLists>),
+    /// Addresses join a set that lists may name, and those leave it that are in it.
+    Members(&'static str, Vec<Prefix>, Vec<Prefix>),
     /// Other ports are uplinks, or they carry other VLANs.
     Uplinks(Uplinks),
     /// A port is told to do something else.
@@ -522,6 +546,7 @@ pub fn compare(ops: impl IntoIterator<Item = Op>, probes: &[FlowKey], small: boo
             }
             Op::Port(p, up) => b.port(p, up),
             Op::Load(lists) => b.load(lists),
+            Op::Members(set, add, del) => drop(b.change_set(set, &add, &del)),
             Op::Uplinks(uplinks) => b.set_uplinks(uplinks),
             Op::Set(port, settings) => b.set(port, settings),
             Op::Mirror(mirrors) => b.mirror(mirrors),

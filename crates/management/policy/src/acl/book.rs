@@ -176,7 +176,7 @@ impl Book {
         }
         if !self.sets.contains_key(name) && self.sets.len() >= MAX_SETS {
             return Err(format!(
-                "there are {MAX_SETS} sets, which is the most; delete one with `lasthop set del NAME`"
+                "there are {MAX_SETS} sets, which is the most; remove one with `lasthop set destroy NAME`"
             ));
         }
         let difference = after.addresses().difference(before.addresses());
@@ -187,6 +187,12 @@ impl Book {
             }
         }
         Ok(difference)
+    }
+
+    /// A list with the sets there are.
+    #[cfg(any(test, feature = "testutil"))]
+    pub(crate) fn renewed(&self, list: &List) -> Arc<List> {
+        Arc::new(list.with(&self.sets))
     }
 
     /// Removes a set that no rule names. The error says which do.

@@ -44,6 +44,7 @@ mod words;
 pub use book::{Book, BookError, Scope};
 pub use classbench::{ClassBench, read as read_classbench};
 pub use judge::{Decision, List, Standing};
+pub use lasthop_classifier::Addresses;
 pub use nat::{Target, Translation};
 pub use parse::{Lists, Located, MAX_RULES, MAX_TEXT, Rules, looks_like_classbench, read};
 pub use rule::{Action, Direction, Ether, Mac, Place, Prefix, Range, Rule};

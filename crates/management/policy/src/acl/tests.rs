@@ -477,5 +477,5 @@ fn sets_are_bounded_and_a_full_book_reads_back() {
     assert_eq!(Book::from_text(&book.to_text()).unwrap(), book);
     let mut book = Book::default();
     (0..MAX_SETS).for_each(|n| drop(book.change_set(&format!("s{n}"), &[], &[]).unwrap()));
-    assert!(book.change_set("more", &[], &[]).unwrap_err().contains("lasthop set del"));
+    assert!(book.change_set("more", &[], &[]).unwrap_err().contains("lasthop set destroy"));
 }

@@ -9,7 +9,8 @@ use std::collections::BTreeSet;
 
 impl Learning {
     /// The access lists that hold for a port. To be said before the port is announced with [`Learning::port`]; when it
-    /// is said of a port that was, [`Learning::clear_flows`] must follow.
+    /// is said of a port that was, [`Learning::clear_flows`] must follow; or [`Learning::addresses_changed`] where nothing is new of them but
+    /// the addresses of a set.
     pub fn set_lists(&mut self, id: PortId, lists: PortLists) {
         let translates = |lists: &PortLists| lists.iter().flatten().any(|(_, list)| !list.translations().is_empty());
         let translated = translates(&lists) || self.lists.get(&id).is_some_and(translates);

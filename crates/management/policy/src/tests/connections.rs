@@ -10,8 +10,9 @@ use std::collections::BTreeMap;
 const GROUP: &str = "stateful\ndefault to-guest deny\npermit to-guest tcp to any port 22\n";
 
 pub(super) fn lists(text: &str) -> PortLists {
-    let mut book = Book::default();
-    book.replace(&Scope::Guests, None, &read(text, None).unwrap()).unwrap();
+    let (mut book, lists) = (Book::default(), read(text, None).unwrap());
+    lists.sets().into_iter().for_each(|set| drop(book.change_set(set, &[], &[]).unwrap()));
+    book.replace(&Scope::Guests, None, &lists).unwrap();
     assert_eq!(Book::from_text(&book.to_text()).unwrap(), book, "they are kept as they are");
     book.of_port("vm1", false)
 }
@@ -367,3 +368,28 @@ fn a_trace_says_what_a_connection_decides_and_changes_nothing() {
 
 mod forged;
 mod model;
+
+#[test]
+fn a_connection_goes_on_or_ends_as_the_set_that_let_it_open_says() {
+    let mut b = net("stateful\ndefault to-guest deny\npermit to-guest tcp from @admins to any port 22");
+    let admins = |hosts: &[u8]| {
+        hosts.iter().map(|n| crate::acl::read_member(&format!("10.0.0.{n}")).unwrap()).collect::<Vec<_>>()
+    };
+    let (second, third) = (ends(2, 1, [40_000, 22]), ends(3, 1, [40_001, 22]));
+    assert!(!passes(&mut b, 2, &second.tcp(&seg("S", 100, 0, 0))), "the set is empty");
+    b.change_set("admins", &admins(&[2, 3]), &[]);
+    handshake(&mut b, second);
+    handshake(&mut b, third);
+    let data = |seq| seg("A", seq, 501, 10);
+    for (port, e) in [(2, second), (3, third)] {
+        assert!(passes(&mut b, port, &e.tcp(&data(101))));
+        assert!(carried(&mut b, port, &e.tcp(&data(111))), "established: a flow of the switch carries it");
+        passes(&mut b, 1, &e.back().tcp(&seg("A", 501, 121, 10)));
+        assert!(carried(&mut b, 1, &e.back().tcp(&seg("A", 511, 121, 10))));
+    }
+    let gone = b.change_set("admins", &[], &admins(&[3]));
+    assert_eq!(gone, 2, "both directions of the one that 10.0.0.3 opened");
+    assert!(carried(&mut b, 2, &second.tcp(&data(121))), "the other never came to control");
+    assert_eq!(why(&mut b, 3, &third.tcp(&data(121))), DropReason::Acl);
+    assert!(!passes(&mut b, 1, &third.back().tcp(&seg("A", 521, 121, 10))), "nor do answers pass");
+}

@@ -1,6 +1,6 @@
 //! Lists beside learning: flows say what both say.
 
-use super::random::{any_frame, rule};
+use super::random::{any_frame, members, rule};
 use super::*;
 use crate::testutil::{Bench, Op, compare};
 use crate::{Headers, Limits, PortLists};
@@ -209,6 +209,54 @@ fn trace_names_the_rule() {
     );
 }
 
+#[test]
+fn a_set_that_changes_takes_the_flows_it_concerns_and_no_others() {
+    let mut b = Bench::new(Limits::default(), 3);
+    b.sets.change_set("web", &[prefix("10.0.0.9")], &[]).unwrap();
+    b.load([(PortId(2), lists("", "default deny\npermit tcp from @web"))].into());
+    let to_2 = |b: &mut Bench, src: &str| b.packet(&from_port(1, frame(src, "10.0.0.2", TCP, 9, 80)));
+    // Everybody is known, and there are flows that have nothing to do with the set.
+    let mut back = from_port(2, frame("10.0.0.2", "10.0.0.1", TCP, 9, 80));
+    back.eth_dst[5] = 1;
+    assert_eq!(b.packet(&back), to(&[1, 3]));
+    let mut third = from_port(1, frame("10.0.0.1", "10.0.0.3", TCP, 9, 80));
+    third.eth_dst[5] = 3;
+    assert_eq!(b.packet(&third), to(&[3]), "2 does not want it");
+    assert_eq!(
+        (to_2(&mut b, "10.0.0.1"), to_2(&mut b, "10.0.0.9"), to_2(&mut b, "192.168.0.1")),
+        (DROP.to_vec(), to(&[2]), DROP.to_vec())
+    );
+    let flows = b.table.len();
+    assert_eq!(b.change_set("web", &[prefix("10.0.0.1")], &[]), 1, "the flow of 10.0.0.1, and no other");
+    assert_eq!(b.table.len(), flows - 1);
+    assert_eq!(
+        (to_2(&mut b, "10.0.0.1"), to_2(&mut b, "10.0.0.9"), to_2(&mut b, "192.168.0.1")),
+        (to(&[2]), to(&[2]), DROP.to_vec())
+    );
+    assert_eq!(b.change_set("other", &[prefix("10.0.0.0/8")], &[]), 0, "nobody names it");
+    b.change_set("web", &[prefix("10.0.0.0/8")], &[prefix("10.0.0.1")]);
+    assert_eq!(to_2(&mut b, "10.0.0.1"), to(&[2]), "still in it, by the prefix");
+    b.change_set("web", &[], &[prefix("10.0.0.0/8")]);
+    assert_eq!((to_2(&mut b, "10.0.0.1"), to_2(&mut b, "10.0.0.9")), (DROP.to_vec(), to(&[2])));
+}
+
+#[test]
+fn a_change_that_concerns_many_flows_takes_all_in_one_message() {
+    let mut b = Bench::new(Limits::default(), 2);
+    b.load(everywhere("default deny\npermit tcp from @web\ndeny tcp from 10.0.0.0/32 to any port 1", ""));
+    for n in 0..5000u32 {
+        b.packet(&from_port(
+            1,
+            FlowKey {
+                ip_src: u128::from(0x0a00_0000 + n * 256).to_be_bytes(),
+                ..frame("10.0.0.1", "10.0.0.2", TCP, n as u16, 1)
+            },
+        ));
+    }
+    b.change_set("web", &[prefix("10.0.0.1")], &[]);
+    assert_eq!(b.packet(&from_port(1, frame("10.0.0.1", "10.0.0.2", TCP, 7, 1))), to(&[2]));
+}
+
 fn text() -> impl Strategy<Value = String> {
     let default = prop_oneof![Just("default permit"), Just("default deny")];
     let rules = prop::collection::vec(rule(), 0..8);
@@ -222,6 +270,7 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         30 => packet,
         2 => load,
+        4 => (prop_oneof![Just("a"), Just("b")], members(), members()).prop_map(|(set, add, del)| Op::Members(set, add, del)),
         3 => (1u32..5, any::<bool>()).prop_map(|(p, up)| Op::Port(p, up)),
         1 => (1u32..5).prop_map(Op::PortGone),
         2 => prop_oneof![Just(10_000u64), Just(150_000)].prop_map(Op::Poll),

@@ -81,7 +81,7 @@ fn member() -> impl Strategy<Value = Prefix> {
     prop_oneof![3 => v4, 2 => v6].prop_map(|text| read_member(&text).unwrap())
 }
 
-fn members() -> impl Strategy<Value = Vec<Prefix>> {
+pub(super) fn members() -> impl Strategy<Value = Vec<Prefix>> {
     prop::collection::vec(member(), 0..8)
 }
 

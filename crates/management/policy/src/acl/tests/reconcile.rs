@@ -223,6 +223,7 @@ fn happen(b: &mut Bench, op: Op) {
         Op::Evict(_) => {}
         Op::RestartControl => b.restart_control(),
         Op::Mirror(mirrors) => b.mirror(mirrors),
+        Op::Members(set, add, del) => drop(b.change_set(set, &add, &del)),
         Op::RestartSwitch => b.restart_switch(),
     }
 }

@@ -1,0 +1,157 @@
+//! Sets of addresses: kept with the access lists that name them, and in force once they are kept.
+
+use super::lists::{Change, Kept};
+use super::{Answer, Core, Unconfirmed, give, refuse};
+use lasthop_api::{AddressSet, ApiError, SetChanged};
+use lasthop_policy::Effects;
+use lasthop_policy::acl::{Addresses, Book, Prefix, check_set_name, read_member};
+use lasthop_types::PortId;
+
+/// Addresses in one entry of a list of sets.
+const IN_ENTRY: usize = 128;
+
+/// What is wanted of sets.
+#[derive(Debug)]
+pub(crate) enum SetCall {
+    /// Addresses join a set and leave it; without any, an empty one is made.
+    Change { name: String, add: Vec<String>, del: Vec<String>, kept: Kept, answer: Answer<SetChanged> },
+    /// It goes.
+    Del { name: String, kept: Kept, answer: Answer<SetChanged> },
+    /// All, or the one with this name.
+    List { name: Option<String>, answer: Answer<Vec<AddressSet>> },
+}
+
+/// A set that changes as soon as it is kept.
+#[derive(Debug)]
+pub(super) struct SetChange {
+    changed: SetChanged,
+    addresses: Addresses,
+    answer: Answer<SetChanged>,
+}
+
+impl SetChange {
+    pub(super) fn refuse(self, error: ApiError) {
+        refuse(self.answer, error);
+    }
+}
+
+fn refused(message: String) -> ApiError {
+    ApiError::BadRules { message: format!("{message}; nothing was changed") }
+}
+
+fn read(addresses: &[String]) -> Result<Vec<Prefix>, ApiError> {
+    addresses.iter().map(|text| read_member(text).map_err(refused)).collect()
+}
+
+impl Core {
+    pub(super) fn set_call(&mut self, call: SetCall) {
+        match call {
+            SetCall::List { name, answer } => match name {
+                Some(name) if self.book.set(&name).is_none() => refuse(answer, self.no_set(&name)),
+                name => give(answer, self.set_list(name.as_deref())),
+            },
+            SetCall::Change { name, add, del, kept, answer } => match self.changed_set(&name, &add, &del) {
+                Ok((book, ..)) if self.is_idle_with(&book) => {
+                    let addresses = book.set(&name).map_or(0, |set| set.members().len()) as u64;
+                    give(answer, SetChanged { name, addresses, ..SetChanged::default() });
+                }
+                Ok((book, changed, addresses)) => {
+                    self.keep(book, Change::Set(SetChange { changed, addresses, answer }), kept);
+                }
+                Err(e) => refuse(answer, e),
+            },
+            SetCall::Del { name, kept, answer } => {
+                let mut book = self.book.clone();
+                if let Err(message) = book.remove_set(&name) {
+                    return refuse(answer, refused(message));
+                }
+                let removed = self.book.set(&name).map_or(0, |set| set.members().len()) as u64;
+                let changed = SetChanged { name, made: true, removed, ..SetChanged::default() };
+                let addresses = Addresses::default();
+                self.keep(book, Change::Set(SetChange { changed, addresses, answer }), kept);
+            }
+        }
+    }
+
+    fn no_set(&self, name: &str) -> ApiError {
+        let message = match check_set_name(name) {
+            Err(wrong) => wrong,
+            Ok(()) => format!(
+                "there is no set {name:?}; `lasthop set list` shows those there are, `lasthop set add {name}` makes one"
+            ),
+        };
+        refused(message)
+    }
+
+    fn changed_set(
+        &self,
+        name: &str,
+        add: &[String],
+        del: &[String],
+    ) -> Result<(Book, SetChanged, Addresses), ApiError> {
+        let (add, del) = (read(add)?, read(del)?);
+        let before = self.book.set(name);
+        if before.is_none() && !del.is_empty() {
+            return Err(self.no_set(name));
+        }
+        let mut book = self.book.clone();
+        let addresses = book.change_set(name, &add, &del).map_err(refused)?;
+        let count = |book: &Book, other: &Book| {
+            let others: Vec<&Prefix> = other.set(name).into_iter().flat_map(|set| set.members()).collect();
+            let members = book.set(name).into_iter().flat_map(|set| set.members());
+            members.filter(|member| others.binary_search(member).is_err()).count() as u64
+        };
+        let changed = SetChanged {
+            name: name.to_owned(),
+            made: before.is_none(),
+            addresses: book.set(name).map_or(0, |set| set.members().len()) as u64,
+            added: count(&book, &self.book),
+            removed: count(&self.book, &book),
+            flows: 0,
+        };
+        Ok((book, changed, addresses))
+    }
+
+    fn set_list(&self, only: Option<&str>) -> Vec<AddressSet> {
+        let mut list = Vec::new();
+        for (name, set) in self.book.sets().filter(|(name, _)| only.is_none_or(|only| only == *name)) {
+            let users = self.book.users(name).map(|(scope, direction, _)| format!("{scope}, {direction}"));
+            let used_by: Vec<String> = users.collect();
+            let all: Vec<String> = set.members().map(ToString::to_string).collect();
+            let entry =
+                |addresses: &[String], used_by| AddressSet { name: name.into(), addresses: addresses.into(), used_by };
+            let (first, rest) = all.split_at(all.len().min(IN_ENTRY));
+            list.push(entry(first, used_by));
+            list.extend(rest.chunks(IN_ENTRY).map(|part| entry(part, Vec::new())));
+        }
+        list
+    }
+
+    /// The supervisor keeps it, and the book has it: lists go by it.
+    pub(super) fn set_kept(&mut self, change: SetChange, now_ms: u64) {
+        let SetChange { mut changed, addresses, answer } = change;
+        let set = &changed.name;
+        let users: Vec<PortId> = self.infos.keys().chain(self.configs.keys()).copied().collect();
+        let uses = |core: &Self, id: PortId| {
+            let is_uplink = core.uplinks.contains_key(&id);
+            core.book.of_port(&core.name(id), is_uplink).iter().flatten().any(|(_, list)| list.sets().contains(set))
+        };
+        if !addresses.is_empty() {
+            users
+                .into_iter()
+                .filter(|id| uses(self, *id))
+                .collect::<Vec<_>>()
+                .into_iter()
+                .for_each(|id| self.set_lists(id));
+        }
+        tracing::info!("set {set}: {} joined, {} left, {} now", changed.added, changed.removed, changed.addresses);
+        if self.attached && self.reconciled {
+            let mut out = Effects::default();
+            changed.flows = self.policy.addresses_changed(&changed.name, &addresses, &mut out) as u64;
+            self.carry_out(out, now_ms);
+            self.count_anew();
+        }
+        // A switch that has just come may have flows that nothing is known of: it forgets all.
+        self.when_confirmed(Unconfirmed::Set(changed, answer), now_ms);
+    }
+}
