@@ -3,7 +3,7 @@
 use crate::SharedArgs;
 use crate::client::{CliError, Instance, collect};
 use crate::table::{Align, Table, duration};
-use lasthop_api::{Field, Flow, Port, SwitchProxy};
+use lasthop_api::{Drops, Field, Flow, Port, SwitchProxy, Uplink};
 use lasthop_types::counted;
 use serde::Serialize;
 
@@ -11,6 +11,7 @@ use serde::Serialize;
 #[derive(Debug, Serialize)]
 struct Ports {
     ports: Vec<Port>,
+    interfaces: Vec<Uplink>,
 }
 
 /// `lasthop flow list --json`
@@ -24,9 +25,19 @@ pub fn all_ports(instance: &mut Instance) -> Result<Vec<Port>, CliError> {
     instance.ask(async |c| collect(c.port_list().await, |page| page.ports).await)
 }
 
+/// What the processes of those of these ports say that are interfaces: of uplinks and of guests.
+pub fn interfaces(instance: &mut Instance, ports: &[Port]) -> Result<Vec<Uplink>, CliError> {
+    if !ports.iter().any(|port| port.uplink || port.device.is_some()) {
+        return Ok(Vec::new());
+    }
+    Ok(instance.ask(async |c| c.uplink_list().await)?.uplinks)
+}
+
 pub fn ports(shared: &SharedArgs) -> Result<String, CliError> {
-    let ports = Ports { ports: all_ports(&mut shared.instance()?)? };
-    shared.show(&ports, |p| port_table(&p.ports))
+    let mut instance = shared.instance()?;
+    let ports = all_ports(&mut instance)?;
+    let interfaces = interfaces(&mut instance, &ports)?;
+    shared.show(&Ports { ports, interfaces }, |p| port_table(&p.ports, &p.interfaces))
 }
 
 pub fn flows(shared: &SharedArgs) -> Result<String, CliError> {
@@ -43,12 +54,18 @@ fn mode(port: &Port) -> &'static str {
     }
 }
 
-/// Undelivered packets, both directions.
-pub fn dropped(port: &Port) -> u64 {
-    port.from_guest.drops.iter().chain(&port.to_guest.drops).map(|d| d.packets).sum()
+/// Packets that this port's interface or its process did not carry.
+pub fn not_carried<'a>(interfaces: &'a [Uplink], port: &str) -> &'a [Drops] {
+    interfaces.iter().find(|interface| interface.name == port).map_or(&[], |interface| &interface.drops)
 }
 
-fn port_table(ports: &[Port]) -> String {
+/// Undelivered packets, both directions, and those that its interface did not carry.
+fn dropped(port: &Port, interfaces: &[Uplink]) -> u64 {
+    let of_switch = port.from_guest.drops.iter().chain(&port.to_guest.drops);
+    of_switch.chain(not_carried(interfaces, &port.name)).map(|d| d.packets).sum()
+}
+
+fn port_table(ports: &[Port], interfaces: &[Uplink]) -> String {
     if ports.is_empty() {
         return "no ports; make one with `lasthop port add NAME PATH`, or `--device DEVICE`\n".into();
     }
@@ -76,7 +93,7 @@ fn port_table(ports: &[Port]) -> String {
             p.macs.to_string(),
             p.from_guest.packets.to_string(),
             p.to_guest.packets.to_string(),
-            dropped(p).to_string(),
+            dropped(p, interfaces).to_string(),
             place(p),
         ]);
         if !p.settings.is_empty() {
@@ -85,6 +102,10 @@ fn port_table(ports: &[Port]) -> String {
         if p.from_guest.held > 0 {
             let times = counted(p.from_guest.held, "time");
             notes.push_str(&format!("{}: held {times} by rate-from: its guest sends more than that\n", p.name));
+        }
+        for d in not_carried(interfaces, &p.name) {
+            let packets = counted(d.packets, "packet");
+            notes.push_str(&format!("{}: {packets} dropped by its interface: {}\n", p.name, d.reason));
         }
         if let Some(why) = &p.error {
             notes.push_str(&format!("{}: broken: {why}\n", p.name));
@@ -162,7 +183,7 @@ fn flow_table(flows: &[Flow]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lasthop_api::{Drops, Queue, Totals};
+    use lasthop_api::{Queue, Totals};
 
     #[test]
     fn a_broken_port_says_why() {
@@ -180,13 +201,26 @@ mod tests {
             ..Port::default()
         };
         assert_eq!(
-            port_table(&[port]),
+            port_table(&[port], &[]),
             "NAME  STATE   MODE    VM      QUEUES  MACS  FROM GUEST  TO GUEST  DROPPED  SOCKET OR DEVICE\n\
              vm1   broken  listen  cpu 12       1     0           5         7        5  /run/vm1.sock\n\
              vm1: held 3 times by rate-from: its guest sends more than that\n\
              vm1: broken: ring 1: the available index jumped by 700\n\
              vm1: queue 1 stopped: here\n"
         );
+    }
+
+    /// What the process of a container's veth, a tunnel or an uplink had dropped was shown nowhere.
+    #[test]
+    fn what_an_interface_dropped_is_dropped() {
+        let port = |name: &str| Port { name: name.into(), device: Some(name.into()), ..Port::default() };
+        let drops = vec![Drops { reason: "too_long".into(), packets: 3 }];
+        let interfaces = [Uplink { name: "c1".into(), guest: true, drops, ..Uplink::default() }];
+        let text = port_table(&[port("c1"), port("c2")], &interfaces);
+        let dropped =
+            |name: &str| text.lines().find(|l| l.starts_with(name)).and_then(|l| l.split_whitespace().rev().nth(1));
+        assert_eq!((dropped("c1 "), dropped("c2 ")), (Some("3"), Some("0")), "{text}");
+        assert!(text.ends_with("c1: 3 packets dropped by its interface: too_long\n"), "{text}");
     }
 
     #[test]

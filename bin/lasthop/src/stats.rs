@@ -2,9 +2,9 @@
 
 use crate::SharedArgs;
 use crate::client::CliError;
-use crate::list::all_ports;
+use crate::list::{all_ports, interfaces, not_carried};
 use crate::table::{Align, Table, duration};
-use lasthop_api::{Denied, LeftOut, Port, Replaced, SwitchProxy, SwitchStats, Totals};
+use lasthop_api::{Denied, Drops, LeftOut, Port, Replaced, SwitchProxy, SwitchStats, Totals, Uplink};
 use lasthop_types::{DROP_REASONS, counted};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -24,6 +24,7 @@ struct Stats {
     switch: SwitchStats,
     sum: Sum,
     ports: Vec<Port>,
+    interfaces: Vec<Uplink>,
 }
 
 /// All ports together. `from_guest + replicated = to_guest + dropped + waiting`; `unaccounted` is the difference. It is
@@ -63,7 +64,8 @@ pub fn stats(args: &StatsArgs) -> Result<String, CliError> {
     let mut instance = args.shared.instance()?;
     let ports = all_ports(&mut instance)?;
     let switch = instance.ask(async |c| c.stats().await)?;
-    let stats = Stats { sum: Sum::of(&ports, &switch), switch, ports };
+    let interfaces = interfaces(&mut instance, &ports)?;
+    let stats = Stats { sum: Sum::of(&ports, &switch), switch, ports, interfaces };
     args.shared.show(&stats, |s| render(s, args.verbose))
 }
 
@@ -77,8 +79,15 @@ const FEW: usize = 3;
 /// The row of what ports counted that were removed.
 const REMOVED: &str = "removed ports";
 
+/// Where among the [`cells`] of a row drops are.
+const DROPPED: usize = 4;
+
+fn sum_of(drops: &[Drops]) -> u64 {
+    drops.iter().map(|d| d.packets).sum()
+}
+
 fn all_drops(totals: &Totals) -> u64 {
-    totals.drops.iter().map(|d| d.packets).sum()
+    sum_of(&totals.drops)
 }
 
 /// `vm1: 3 denied by rule 1 "deny icmp", 2 s ago (icmp 10.0.0.1 > 10.0.0.2)`
@@ -198,7 +207,9 @@ fn counters(stats: &Stats, verbose: bool) -> String {
         table.row(std::iter::once(name.to_owned()).chain(numbers).collect());
     };
     for p in &stats.ports {
-        row(&p.name, cells(&p.from_guest, &p.to_guest, verbose), p.cpu_ns);
+        let mut cells = cells(&p.from_guest, &p.to_guest, verbose);
+        cells[DROPPED] += sum_of(not_carried(&stats.interfaces, &p.name));
+        row(&p.name, cells, p.cpu_ns);
     }
     let (from, to) = (&stats.switch.removed_from_guest, &stats.switch.removed_to_guest);
     if from.packets + to.packets + all_drops(from) + all_drops(to) > 0 {
@@ -225,6 +236,12 @@ fn drops(stats: &Stats, verbose: bool) -> Option<String> {
             }
         }
     }
+    for interface in &stats.interfaces {
+        for d in &interface.drops {
+            any = true;
+            table.row(vec![d.packets.to_string(), format!("outside {}", interface.name), d.reason.clone()]);
+        }
+    }
     any.then(|| table.render())
 }
 
@@ -237,6 +254,11 @@ fn sums(stats: &Stats, verbose: bool) -> String {
     );
     if sum.unaccounted != 0 {
         out.push_str(&format!("     {} unaccounted for: packets moved while ports were read\n", sum.unaccounted));
+    }
+    let outside: u64 = stats.interfaces.iter().map(|interface| sum_of(&interface.drops)).sum();
+    if outside > 0 {
+        let packets = counted(outside, "packet");
+        out.push_str(&format!("     {packets} dropped outside the switch, by ports' interfaces: beside this sum\n"));
     }
     if s.floods_left_out > 0 {
         out.push_str(&format!(
@@ -289,7 +311,7 @@ fn of_control(stats: &Stats) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lasthop_api::{CpuTimes, Drops, Totals};
+    use lasthop_api::{CpuTimes, Totals};
 
     fn port(name: &str, from: Totals, to: Totals) -> Port {
         Port { name: name.into(), from_guest: from, to_guest: to, ..Port::default() }
@@ -321,7 +343,10 @@ mod tests {
         assert_eq!((sum.waiting, sum.unaccounted), (1, 0));
         ports[0].cpu_ns = Some(7_900_000);
         let cpu = CpuTimes { ports_ns: 7_900_000, helpers_ns: 4_200_000, total_ns: 12_100_000, ..CpuTimes::default() };
-        let text = render(&Stats { switch: SwitchStats { cpu, ..SwitchStats::default() }, sum, ports }, true);
+        let text = render(
+            &Stats { switch: SwitchStats { cpu, ..SwitchStats::default() }, sum, ports, interfaces: Vec::new() },
+            true,
+        );
         let last = |port: &str| text.lines().find(|l| l.starts_with(port)).and_then(|l| l.split(' ').next_back());
         assert_eq!((last("a "), last("b ")), (Some("7"), Some("-")), "{text}");
         let parts =
@@ -339,8 +364,23 @@ mod tests {
         let up = |name: &str| Port { state: "up".into(), ..port(name, Totals::default(), Totals::default()) };
         let device = Some("veth1".to_owned());
         let ports = vec![up("vm1"), Port { device, ..up("c1") }, Port { uplink: true, ..up("net") }];
-        let text = render(&Stats { switch: SwitchStats::default(), sum: Sum::default(), ports }, false);
+        let text = render(
+            &Stats { switch: SwitchStats::default(), sum: Sum::default(), ports, interfaces: Vec::new() },
+            false,
+        );
         assert!(text.contains("VMs: 0 running, 0 blocked, 1 not known\n"), "{text}");
+    }
+
+    /// Of packets longer than a container's MTU nothing was said.
+    #[test]
+    fn what_interfaces_dropped_is_shown_beside_the_sum() {
+        let ports = vec![port("b", Totals::default(), Totals { packets: 3, ..Totals::default() })];
+        let interfaces =
+            vec![Uplink { name: "b".into(), guest: true, drops: drops("too_long", 3), ..Uplink::default() }];
+        let text = render(&Stats { ports, interfaces, ..Stats::default() }, false);
+        assert!(text.lines().any(|l| l.split_whitespace().eq(["b", "0", "0", "3", "0", "3"])), "{text}");
+        assert!(text.contains("      3  outside b  too_long\n"), "{text}");
+        assert!(text.contains("     3 packets dropped outside the switch"), "{text}");
     }
 
     #[test]
@@ -354,7 +394,7 @@ mod tests {
         };
         let sum = Sum::of(&ports, &switch);
         assert_eq!((sum.from_guest, sum.to_guest, sum.dropped, sum.unaccounted), (11, 10, 2, 0));
-        let text = render(&Stats { switch, sum, ports: ports.into() }, false);
+        let text = render(&Stats { switch, sum, ports: ports.into(), interfaces: Vec::new() }, false);
         assert!(text.contains("removed ports") && text.contains("from removed ports  acl"), "{text}");
         assert!(!text.contains("unaccounted"), "{text}");
     }
@@ -375,7 +415,7 @@ mod tests {
             ],
             ..SwitchStats::default()
         };
-        let text = render(&Stats { switch, sum: Sum::default(), ports: Vec::new() }, false);
+        let text = render(&Stats { switch, sum: Sum::default(), ..Stats::default() }, false);
         let lines: Vec<_> = text.lines().filter(|l| l.starts_with("replaced:")).collect();
         let of_switch = "replaced: switch, 2 times, last 3 s ago (ended: signal: 9 (SIGKILL))";
         let of_uplink = "replaced: uplink net, 1 time, last 10 min ago (hung: it has not answered for 8 ms)";
