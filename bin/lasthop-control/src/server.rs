@@ -4,8 +4,8 @@
 #![allow(clippy::too_many_arguments)]
 
 use crate::core::{
-    Answer, Asker, Call, Kept, Load, Meant, MirrorCall, SetCall, StationCall, UplinkCall, WalkCall, busy, not_confirmed,
-    not_known, supervisor_silent, switch_away, switch_silent,
+    Answer, Asker, Call, Kept, Load, Meant, MirrorCall, SetCall, StationCall, UplinkCall, WalkCall, busy,
+    not_confirmed, not_known, supervisor_silent, switch_away, switch_silent,
 };
 use futures_util::{Stream, StreamExt};
 use lasthop_api::{

@@ -265,12 +265,12 @@ impl Story {
         self.run(0, "ping -c 3 -i 0.2 -q 203.0.113.100");
         self.run(1, "ping -c 3 -i 0.2 -q 203.0.113.100");
         self.change(&["lr-nat-add r dnat_and_snat 203.0.113.12 10.1.0.12"]);
-        self.from_outside("ping -c 3 -i 0.2 -q 203.0.113.12");
+        self.ask_outside("ping -c 3 -i 0.2 -q 203.0.113.12");
         let program = guest_program().display().to_string();
-        self.from_outside(&format!("{program} tcp-check 203.0.113.12:7000 1000000 4001"));
+        self.ask_outside(&format!("{program} tcp-check 203.0.113.12:7000 1000000 4001"));
     }
 
-    fn from_outside(&self, command: &str) {
+    fn ask_outside(&self, command: &str) {
         if self.show {
             stage::command("outside#", &command.replace(&guest_program().display().to_string(), "lasthop-guest"));
         }
@@ -333,7 +333,7 @@ impl Story {
         assert_eq!(self.central.shell(chassis).trim(), "one");
         self.run(0, "ping -c 3 -i 0.2 -q 10.1.0.12");
         self.run(2, "ping -c 3 -i 0.2 -q 10.1.0.12");
-        self.from_outside("ping -c 3 -i 0.2 -q 203.0.113.12");
+        self.ask_outside("ping -c 3 -i 0.2 -q 203.0.113.12");
     }
 
     fn deaths(&mut self) {

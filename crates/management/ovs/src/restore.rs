@@ -23,7 +23,7 @@ impl Datapath {
             // Its number was chosen here.
             id if id == family::VPORT.id && command == command::NEW => {
                 let found = table::<{ vport::COUNT }>(attributes).ok();
-                let name = found.and_then(|found| text_of(*found.get(usize::from(vport::NAME))?.as_ref()?).ok());
+                let name = found.and_then(|found| text_of(found.get(usize::from(vport::NAME))?.as_ref()?).ok());
                 let Some(no) = name.and_then(|name| self.find_vport(Some(name), None).ok()) else { return };
                 let mut to = Writer::new();
                 self.note_port(no, &mut to);
