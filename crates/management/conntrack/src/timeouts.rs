@@ -68,7 +68,7 @@ impl Class {
 }
 
 /// How many timeout policies there may be; 0 is the default one.
-pub const POLICIES: usize = 64;
+pub const POLICIES: usize = 256;
 
 /// The policies, in seconds. Any thread.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! What a flow asks of connection tracking (`enum ovs_ct_attr`, `enum ovs_nat_attr`), and the key's fields of it.
 
 use crate::netlink::{Writer, table, u32_of};
-use crate::{Key, Refused};
+use crate::{Key, Refused, timeouts};
 
 const STATE: u16 = 22;
 const ZONE: u16 = 23;
@@ -49,6 +49,8 @@ pub struct Ct {
     pub mark: (u32, u32),
     /// New bits of the label, and which.
     pub label: (u128, u128),
+    /// The time-out policy of a connection that begins.
+    pub timeout: Option<[u8; timeouts::NAME]>,
     /// Addresses are translated.
     pub nat: Option<Translation>,
 }
@@ -60,10 +62,10 @@ fn halves<const N: usize>(value: &[u8]) -> Result<([u8; N], [u8; N]), Refused> {
 }
 
 impl Ct {
-    /// Reads one. Helpers and time-out policies are refused.
+    /// Reads one. Helpers are refused.
     pub(crate) fn read(value: &[u8]) -> Result<Self, Refused> {
         let [_, commit, zone, mark, labels, helper, nat, force, events, timeout] = table::<10>(value)?;
-        if helper.is_some() || timeout.is_some() {
+        if helper.is_some() {
             return Err(Refused::INVALID);
         }
         // Nobody is told of events, whichever are asked for.
@@ -75,6 +77,7 @@ impl Ct {
             commit: commit.is_some() || force.is_some(),
             force: force.is_some(),
             zone,
+            timeout: timeout.map(timeouts::name_of).transpose()?,
             mark: (u32::from_ne_bytes(mark.0), u32::from_ne_bytes(mark.1)),
             label: (u128::from_ne_bytes(label.0), u128::from_ne_bytes(label.1)),
             nat: nat.map(translation).transpose()?,
@@ -234,7 +237,8 @@ mod tests {
             persistent: false,
             random: true,
         };
-        let ct = Ct { commit: true, force: false, zone: 7, mark: (5, 15), label: (3, 255), nat: Some(nat) };
+        let timeout = None;
+        let ct = Ct { commit: true, force: false, zone: 7, timeout, mark: (5, 15), label: (3, 255), nat: Some(nat) };
         assert_eq!(Act::read(&bytes), Ok(vec![Act::Ct(ct)]));
     }
 
@@ -244,7 +248,7 @@ mod tests {
             assert!(Act::read(&list(|to| to.nest(12, fill))).is_err());
         };
         refused(|to| to.text(5, "ftp"));
-        refused(|to| to.text(9, "short"));
+        refused(|to| to.text(9, "a-name-of-thirty-two-bytes-or-more"));
         refused(|to| to.attribute(3, &[1, 0, 0, 0, 1, 0, 0, 0]));
         refused(|to| to.nest(6, |to| to.attribute(3, &[10, 0, 0, 1])));
         refused(|to| {

@@ -11,6 +11,7 @@
 //! | `conntrack` | the table of connections, asked for and ended (`linux/netfilter/nfnetlink_conntrack.h`) |
 //! | `limit` | limits of connections by zone |
 //! | `meter` | meters |
+//! | `timeouts` | time-out policies of connections |
 //! | `tunnel` | the key of a tunnel |
 //!
 //! Every byte that is read comes from another process: what is wrong with it is a [`Refused`], never a panic, and what is not known is
@@ -26,6 +27,7 @@ mod key;
 pub mod limit;
 pub mod meter;
 pub mod netlink;
+pub mod timeouts;
 pub mod tunnel;
 
 pub use action::{Act, Front, MAX_ACTS, Meta};

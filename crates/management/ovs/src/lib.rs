@@ -9,6 +9,7 @@
 //! | `meters` | limits of rates, which flows name |
 //! | `fragments` | fragments of packets, put together and cut |
 //! | `ports` | Open vSwitch's ports, and the switch's behind them |
+//! | `timeouts` | time-out policies of connections |
 //! | `tunnels` | tunnel ports, and what numbers in front of their frames mean |
 //! | `packets` | packets that come here, whole or not, and go from here |
 //! | `jobs` | requests, one datagram at a time, with what has to be asked before they are answered |
@@ -31,6 +32,7 @@ mod restore;
 mod table;
 #[cfg(test)]
 mod tests;
+mod timeouts;
 mod tunnels;
 mod unified;
 mod walk;
@@ -86,6 +88,7 @@ pub struct Datapath {
     meters: meters::Meters,
     registry: Registry,
     connections: conntrack::Connections,
+    policies: timeouts::Policies,
     fragments: RefCell<fragments::Fragments>,
     /// Its name, once Open vSwitch has made it.
     name: Option<String>,

@@ -59,7 +59,8 @@ impl Datapath {
         let port_of = |no| vports.get(&no)?.port;
         let frame = (&upcall.header[..], upcall.frame_len as usize);
         let tracker = self.connections.tracker.as_ref();
-        let tracking = Tracking { tracker, fragments: None, now_ms: self.now_ms, only_looks: true };
+        let tracking =
+            Tracking { tracker, fragments: None, policies: &self.policies, now_ms: self.now_ms, only_looks: true };
         let mut walk = Walk::new((&self.table, tracking), port_of, &mut self.random, metadata, frame);
         (walk.tunnels, walk.meters) = (Some(&self.tunnels), Some(&self.meters));
         if tunnel.is_some() {
@@ -163,7 +164,8 @@ impl Datapath {
         let vports = &self.vports;
         let port_of = |no| vports.get(&no)?.port;
         let (tracker, fragments) = (self.connections.tracker.as_ref(), Some(&self.fragments));
-        let tracking = Tracking { tracker, fragments, now_ms: self.now_ms, only_looks: false };
+        let tracking =
+            Tracking { tracker, fragments, policies: &self.policies, now_ms: self.now_ms, only_looks: false };
         let whole = (start, frame.len());
         let mut walk = Walk::new((&self.table, tracking), port_of, &mut self.random, metadata, whole);
         (walk.tunnels, walk.meters) = (Some(&self.tunnels), Some(&self.meters));

@@ -9,7 +9,7 @@ use lasthop_ipc::FromControl;
 use lasthop_management_ipc::UplinkConfig;
 use lasthop_ovs_abi::family::{self, command, control, datapath, flow, packet_command, vport};
 use lasthop_ovs_abi::netlink::{Message, OVS_HEADER, Writer, flag, kind, messages, table, text_of, u32_of, u32s_of};
-use lasthop_ovs_abi::{Key, Refused, conntrack, meter};
+use lasthop_ovs_abi::{Key, Refused, conntrack, meter, timeouts};
 use std::collections::BTreeSet;
 
 /// The number of the datapath: the kernel's is that of an interface, which this one has none of.
@@ -162,7 +162,7 @@ impl Datapath {
         for message in messages(datagram) {
             let request = Request::of(message, pid);
             let is_dump = request.as_ref().is_some_and(|request| request.is_dump)
-                || message.kind == conntrack::GET && message.flags & flag::DUMP == flag::DUMP;
+                || matches!(message.kind, conntrack::GET | timeouts::GET) && message.flags & flag::DUMP == flag::DUMP;
             let reply = match message.kind {
                 kind::CONTROL => find_family(&message, pid),
                 conntrack::GET | conntrack::DELETE => {
@@ -170,6 +170,7 @@ impl Datapath {
                     changes.told |= told == Ok(true);
                     told.map(|_| Vec::new())
                 }
+                timeouts::NEW | timeouts::GET | timeouts::DELETE => self.timeout_request(&message, pid),
                 _ => request.ok_or(Refused::INVALID).and_then(|request| match request.message.kind {
                     id if id == family::DATAPATH.id => self.datapath_request(&request, &mut changes),
                     id if id == family::VPORT.id => self.vport_request(&request, failed, &mut changes),
@@ -254,6 +255,7 @@ impl Datapath {
                 self.table.clear();
                 self.tunnels.clear();
                 self.forget_meters();
+                self.fragments.take();
                 changes.all = true;
                 if ports.values().any(|port| port.opened) {
                     tracing::info!(

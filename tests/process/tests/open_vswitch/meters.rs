@@ -77,3 +77,27 @@ fn a_zone_takes_no_more_connections_than_it_may() {
     let told = site.appctl(&["dpctl/ct-get-limits", "zone=3"]);
     assert_eq!(told, "default limit=10\nzone=3,limit=10,count=2\n");
 }
+
+#[test]
+fn a_zone_has_time_outs_of_its_own() {
+    let mut site = Site::new();
+    let features = site.appctl(&["dpif/show-dp-features", "br0"]);
+    let line = features.lines().find(|line| line.to_lowercase().contains("timeout"));
+    assert!(line.is_some_and(|line| line.ends_with("Yes")), "{features}");
+    site.vsctl("-- --id=@m create Datapath datapath_version=0 -- set Open_vSwitch . datapaths:system=@m");
+    site.vsctl("add-zone-tp system zone=3 udp_single=2 udp_multiple=2");
+    site.ofctl(&["del-flows"]);
+    site.ofctl(&["add-flow", "in_port=1,udp,udp_dst=53,actions=ct(commit,zone=3),2"]);
+    site.ofctl(&["add-flow", "in_port=1,udp,udp_dst=54,actions=ct(commit,zone=4),2"]);
+    let [a, b] = &mut site.guests;
+    for port in [53, 54] {
+        let frame = lasthop_conntrack::testutil::Ends::v4(1000, port).udp(20);
+        pass_at_last(a, b, &frame);
+    }
+    let zones = |site: &Site| {
+        let all = site.appctl(&["dpctl/dump-conntrack"]);
+        [3, 4].map(|zone| all.contains(&format!("zone={zone}")))
+    };
+    assert_eq!(zones(&site)[1], true);
+    wait_for("the shorter to end", PATIENCE, || zones(&site) == [false, true]);
+}

@@ -392,3 +392,52 @@ fn a_port_takes_no_more_than_its_share_of_connections() {
     assert_eq!((first, uplink + late, second), (100, 200, 100), "at the cost of who has most");
     assert!((1..=400 / 64).contains(&late), "{late}");
 }
+
+#[test]
+fn a_connection_has_the_time_that_its_policy_says() {
+    use lasthop_ovs_abi::timeouts::{self, Timeouts};
+    let mut site = Site::new();
+    let ask = |site: &mut Site, kind: u16, fill: &dyn Fn(&mut Writer)| {
+        let mut to = Writer::new();
+        to.begin(kind, 1 | flag::ACK, SEQUENCE, PID);
+        fill(&mut to);
+        to.end();
+        site.datapath.request(PID, to.into_bytes());
+        site.settle();
+        std::mem::take(&mut site.answers)
+    };
+    let (name, other) = (timeouts::name_of(b"ovs_tp_3_udp4").unwrap(), timeouts::name_of(b"ovs_tp_4_udp4").unwrap());
+    let policy = Timeouts { family: 2, proto: 17, seconds: vec![(1, 5), (2, 5)] };
+    let named = |name: [u8; 32]| move |to: &mut Writer| Timeouts::default().write(&name, to);
+    assert_eq!(error_of(&ask(&mut site, timeouts::NEW, &|to| policy.write(&name, to))), 0);
+    let told = ask(&mut site, timeouts::GET, &named(name));
+    assert_eq!(Timeouts::read(only(&told[0]).payload), Ok(policy.clone()));
+    assert_eq!(error_of(&ask(&mut site, timeouts::GET, &named(other))), Refused::NO_ENTRY.0);
+    for (in_port, name) in [(1, name), (2, other)] {
+        site.put_state(in_port, 0, UNTRACKED, |to| {
+            ct(|to| {
+                to.attribute(1, &[]);
+                to.attribute(9, &name);
+            })(to);
+            to.number(1, 3 - in_port);
+        });
+    }
+    site.whole(1, &Ends::v4(1000, 53).udp(20));
+    site.whole(2, &Ends::v4(2000, 53).udp(20));
+    site.datapath.set_now(1000 + 8000);
+    site.datapath.tick();
+    site.collect();
+    assert_eq!(site.connections().len(), 1, "a policy that there is none of is the default's");
+    assert_eq!(error_of(&ask(&mut site, timeouts::DELETE, &named(name))), 0);
+    assert_eq!(error_of(&ask(&mut site, timeouts::DELETE, &named(name))), Refused::NO_ENTRY.0);
+}
+
+#[test]
+fn fragments_do_not_outlive_their_datapath() {
+    let mut site = Site::new();
+    site.firewall(None);
+    let cut = crate::fragments::Fragments::default().cut(Ends::v4(1000, 53).udp(2000), 1500);
+    assert_eq!(site.whole(1, &cut[0]).len(), 0);
+    site.ask(family::DATAPATH.id, command::DEL, flag::ACK, |to| to.text(datapath::NAME, "ovs-system"));
+    assert_eq!(site.datapath.fragments.take().add((1, 5), &cut[1], 1000), None);
+}

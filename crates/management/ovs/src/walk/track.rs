@@ -5,6 +5,7 @@
 
 use super::Walk;
 use crate::fragments::Fragments;
+use crate::timeouts::Policies;
 use lasthop_conntrack::{
     Action, Commit, Connection, CtState, Headers, Nat, ProtoState, Range, TcpState, Tracker, Tuple, Verdict,
 };
@@ -26,6 +27,8 @@ pub(crate) struct Tracking<'a> {
     pub tracker: Option<&'a Tracker>,
     /// Fragments that wait for others.
     pub fragments: Option<&'a RefCell<Fragments>>,
+    /// Time-out policies.
+    pub policies: &'a Policies,
     pub now_ms: u64,
     /// Nothing is to change.
     pub only_looks: bool,
@@ -100,7 +103,9 @@ impl<F: Fn(u32) -> Option<PortId>> Walk<'_, F> {
             verdict
         } else {
             let owner = crate::conntrack::owner(self.key.packet.in_port);
-            let commit = Commit { force: ct.force, mark: ct.mark, label: ct.label, owner, ..Commit::default() };
+            let policy = self.tracking.policies.number(ct.timeout.as_ref());
+            let (force, mark, label) = (ct.force, ct.mark, ct.label);
+            let commit = Commit { force, mark, label, policy, owner };
             let commit = ct.commit.then_some(commit);
             let verdict = tracker.process(&view, &Action { zone: ct.zone, commit, nat: nat(ct.nat.as_ref()) }, now_ms);
             let after = tracker.get(&own, now_ms);
