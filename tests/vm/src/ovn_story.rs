@@ -338,7 +338,7 @@ impl Story {
 
     fn deaths(&mut self) {
         self.headline("kill -9, one process after the other, while web1 and db1 talk");
-        for part in ["lasthop-switch", "lasthop-uplink", "lasthop-ovs", "ovs-vswitchd", "ovn-controller"] {
+        for part in ["lasthop-switch", "lasthop-uplink", "lasthop-ovs", "ovs-vswitchd", "ovsdb-server", "ovn-controller"] {
             if self.show {
                 stage::command("$", &format!("kill -9 {part}"));
             }
@@ -348,6 +348,11 @@ impl Story {
                     proc::signal(host.vswitchd.id(), rustix::process::Signal::KILL);
                     let _ = host.vswitchd.wait();
                     host.restart_vswitchd();
+                }
+                "ovsdb-server" => {
+                    host.restart_database();
+                    // Returns when ovs-vswitchd has read it.
+                    host.shell("ovs-vsctl --timeout=30 set bridge br-int other_config:again=1");
                 }
                 "ovn-controller" => host.restart_controller(),
                 part => host.lasthop.kill(part),
