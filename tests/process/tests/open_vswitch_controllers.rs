@@ -58,11 +58,3 @@ fn a_learning_switch_by_os_ken() {
         c.args(["osken-manager", "--ofp-tcp-listen-port", "6653", app]);
     });
 }
-
-#[test]
-#[ignore = "of the long suite"]
-fn open_vswitchs_test_controller() {
-    learns_by("OpenFlow10", |c| {
-        c.args(["ovs-testcontroller", "ptcp:6653"]);
-    });
-}
