@@ -6,7 +6,7 @@ use crate::control::{Control, Known};
 use crate::ports::{PortEntry, Removed};
 use crate::unsent::Unsent;
 use lasthop_connection::{Connection, End, Rings};
-use lasthop_flow::InsertError;
+use lasthop_flow::{Action, InsertError};
 use lasthop_forward::{Datapath, Forwarder, Order, Orders};
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_guestmem::{GuestMemory, MemoryLimits, PinnedSlice, RegionSpec};
@@ -17,7 +17,7 @@ use lasthop_ipc::{
 use lasthop_schedule::policy::{Batch, Hysteresis};
 use lasthop_schedule::{Settings, Workers};
 use lasthop_sys::{Beat, Epoll, Foreign, Trigger};
-use lasthop_types::PortId;
+use lasthop_types::{DropReason, PortId};
 use lasthop_virtqueue::{JOURNAL_BYTES, Journal, Patience};
 use rustix::net::{Shutdown, shutdown};
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,6 +35,10 @@ const MISS_PATIENCE_MS: u64 = 1000;
 const UPCALL_CHECK: Duration = Duration::from_millis(250);
 /// Messages taken from control at a time: then the misses there are meanwhile have their turn.
 const CONTROL_BURST: usize = 64;
+/// Deliveries that control may have a packet take beside one to each port.
+const SPARE: usize = 64;
+/// And actions for each of them all.
+const FOR_EACH: usize = 16;
 /// Decisions of control that may wait to be carried out, of all ports: a port whose packets wait has 64 at most, two for each. With more,
 /// and for as long, control is not listened to.
 const MAX_ORDERS: usize = 4096;
@@ -443,13 +447,14 @@ impl Server {
         // What was deferred may be of one that has gone.
         self.datapath.set_control_answers(self.control.is_some());
         match message {
-            FromControl::PutFlow(spec) => {
+            FromControl::PutFlow(mut spec) => {
+                spec.actions = self.bounded(spec.actions);
                 let (key, mask) = (spec.key, spec.mask);
                 let order = self.forwarder.flow_order(spec);
                 self.change(&key, &mask, order);
             }
             FromControl::Resume { id, actions } => {
-                let port = PortId((id >> 32) as u32);
+                let (port, actions) = (PortId((id >> 32) as u32), self.bounded(actions));
                 if let Some(entry) = self.ports.get(&port) {
                     self.orders.push(port, Order::packet(&entry.port, id as u32, actions));
                 }
@@ -470,6 +475,15 @@ impl Server {
                 }
             }
         }
+    }
+
+    /// What control wants done with a packet, if it is no more than it may take: a delivery to each port and a few besides, with edits and
+    /// mirrors' copies. A burst carries out all of a packet's actions with its locks held. Else such packets are dropped.
+    fn bounded(&self, actions: Vec<Action>) -> Vec<Action> {
+        let delivers = |action: &&Action| matches!(action, Action::Output(_) | Action::Truncated(..));
+        let most = self.ports.len() + SPARE;
+        let fits = actions.len() <= most * FOR_EACH && actions.iter().filter(delivers).count() <= most;
+        if fits { actions } else { vec![Action::Drop(DropReason::BadAction)] }
     }
 
     fn change(&mut self, key: &FlowKey, mask: &FlowMask, order: Order) {

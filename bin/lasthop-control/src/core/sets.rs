@@ -134,7 +134,7 @@ impl Core {
         let users: Vec<PortId> = self.infos.keys().chain(self.configs.keys()).copied().collect();
         let uses = |core: &Self, id: PortId| {
             let is_uplink = core.uplinks.contains_key(&id);
-            core.book.of_port(&core.name(id), is_uplink).iter().flatten().any(|(_, list)| list.sets().contains(set))
+            core.book.of_port(&core.name(id), is_uplink).iter().flatten().any(|(_, list)| list.sets().contains_key(set))
         };
         if !addresses.is_empty() {
             users

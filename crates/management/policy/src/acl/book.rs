@@ -182,7 +182,7 @@ impl Book {
         let difference = after.addresses().difference(before.addresses());
         self.sets.insert(name.to_owned(), Arc::new(after));
         if !difference.is_empty() {
-            for list in self.lists.values_mut().filter(|list| list.sets().contains(name)) {
+            for list in self.lists.values_mut().filter(|list| list.sets().contains_key(name)) {
                 *list = Arc::new(list.with(&self.sets));
             }
         }
@@ -212,7 +212,7 @@ impl Book {
 
     fn check_sets(&self) -> Result<(), BookError> {
         let missing = self.lists.iter().find_map(|(list, rules)| {
-            let set = rules.sets().iter().find(|set| !self.sets.contains_key(*set))?;
+            let set = rules.sets().keys().find(|set| !self.sets.contains_key(*set))?;
             Some((list.clone(), set.clone()))
         });
         let Some((list, set)) = missing else { return Ok(()) };

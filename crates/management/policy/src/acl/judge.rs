@@ -8,7 +8,7 @@ use super::sets::Sets;
 use lasthop_classifier::pattern::{first_bits, mac_bits};
 use lasthop_classifier::{Addresses, Classifier, Found, Pattern, Proto, Seen};
 use lasthop_frame::{FlowKey, FlowMask};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 const ANOMALIES: u16 = FlowKey::MALFORMED_L3 | FlowKey::MALFORMED_L4 | FlowKey::DEEP_VLAN | FlowKey::DEEP_EXTENSIONS;
@@ -64,8 +64,8 @@ pub struct List {
     stateful: bool,
     nat: Vec<Translation>,
     translated: Classifier,
-    /// Those that rules name.
-    sets: BTreeSet<String>,
+    /// Those that rules name: as source, as destination.
+    sets: BTreeMap<String, [bool; 2]>,
 }
 
 impl List {
@@ -78,9 +78,16 @@ impl List {
             (others().map(|(_, rule)| pattern(rule)).collect(), others().map(|(n, _)| n).collect())
         });
         let translated = nat.iter().map(|translation| pattern(&translation.rule)).collect();
-        let sets = rules.iter().flat_map(Rule::sets).map(str::to_owned).collect();
+        let mut named = BTreeMap::<String, [bool; 2]>::new();
+        for rule in &rules {
+            for (side, place) in [&rule.src, &rule.dst].into_iter().enumerate() {
+                if let Some(set) = place.as_ref().and_then(Place::set) {
+                    named.entry(set.to_owned()).or_default()[side] = true;
+                }
+            }
+        }
         let classifier = rules.iter().map(pattern).collect();
-        Self { classifier, fresh, default, stateful, nat, translated, sets, rules }
+        Self { classifier, fresh, default, stateful, nat, translated, sets: named, rules }
     }
 
     /// The same rules with these sets.
@@ -89,8 +96,8 @@ impl List {
         Self::new(Rules { rules, default: self.default, stateful: self.stateful, nat }, sets)
     }
 
-    /// The sets that its rules name.
-    pub fn sets(&self) -> &BTreeSet<String> {
+    /// The sets that its rules name, and whether they do as source and as destination.
+    pub fn sets(&self) -> &BTreeMap<String, [bool; 2]> {
         &self.sets
     }
 

@@ -5,7 +5,6 @@
 
 use super::tracking::tuple;
 use super::{Effects, Learning};
-use crate::acl::Direction;
 use crate::flows::{Id, Installed, Verdict};
 use lasthop_classifier::Addresses;
 use lasthop_classifier::addresses::span;
@@ -25,18 +24,21 @@ impl Learning {
     /// ([`Learning::set_lists`]). Removes the flows that this may concern, and says how many; packets are judged anew then. Connections go on
     /// as after a change of lists. It looks at each flow once, 50 ns or so each.
     pub fn addresses_changed(&mut self, set: &str, changed: &Addresses, out: &mut Effects) -> usize {
-        let uses = |(port, lists): (&PortId, &super::PortLists), direction: Direction| {
-            let list = lists[direction as usize].as_ref()?;
-            list.1.sets().contains(set).then_some(*port)
-        };
-        let of = |direction| self.lists.iter().filter_map(|lists| uses(lists, direction)).collect();
-        let users: Users = Direction::ALL.map(of);
+        let (mut users, mut sides) = (Users::default(), [false; 2]);
+        for (port, lists) in &self.lists {
+            for (users, list) in users.iter_mut().zip(lists) {
+                let Some(as_what) = list.as_ref().and_then(|(_, list)| list.sets().get(set)) else { continue };
+                users.insert(*port);
+                sides = [sides[0] | as_what[0], sides[1] | as_what[1]];
+            }
+        }
         if changed.is_empty() || users.iter().all(BTreeSet::is_empty) {
             return 0;
         }
         let translates = self.lists.values().flatten().flatten().any(|(_, list)| !list.translations().is_empty());
         let concerned: Vec<Id> = self.flows.all(|flow| {
-            (translates && flow.drops().is_some() || self.may_have(flow, changed)) && may_be_judged_by(flow, &users)
+            (translates && flow.drops().is_some() || self.may_have(flow, changed, sides))
+                && may_be_judged_by(flow, &users)
         });
         if concerned.len() > MOST {
             let all = self.flows.len();
@@ -51,8 +53,8 @@ impl Learning {
         concerned.len()
     }
 
-    /// Some packet of the flow, or the first one of its connection, may have one of these addresses.
-    fn may_have(&self, flow: &Installed, changed: &Addresses) -> bool {
+    /// Some packet of the flow, or the first one of its connection, may have one of these addresses: as source, as destination.
+    fn may_have(&self, flow: &Installed, changed: &Addresses, [source, destination]: [bool; 2]) -> bool {
         let (key, mask) = (&flow.key, &flow.mask.0);
         // A list that names a set has looked at this.
         if mask.eth_type != u16::MAX || !matches!(key.eth_type, IPV4 | IPV6 | ARP) {
@@ -62,14 +64,13 @@ impl Learning {
             let span = span(key.eth_type, u128::from_be_bytes(address), u128::from_be_bytes(mask));
             changed.touches(key.eth_type, span)
         };
-        if touches(key.ip_src, mask.ip_src) || touches(key.ip_dst, mask.ip_dst) {
-            return true;
-        }
         if flow.connection == 0 {
-            return false;
+            return source && touches(key.ip_src, mask.ip_src) || destination && touches(key.ip_dst, mask.ip_dst);
         }
         let known = self.connections.as_ref().and_then(|of| of.recall(&tuple(key, flow.vlan)).known());
-        let ends = |tuple: &Tuple| touches(tuple.src(), [0xff; 16]) || touches(tuple.dst(), [0xff; 16]);
+        let ends = |tuple: &Tuple| {
+            source && touches(tuple.src(), [0xff; 16]) || destination && touches(tuple.dst(), [0xff; 16])
+        };
         known.is_none_or(|known| ends(&known.original) || ends(&known.sent))
     }
 }

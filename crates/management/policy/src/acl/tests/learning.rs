@@ -219,7 +219,7 @@ fn a_set_that_changes_takes_the_flows_it_concerns_and_no_others() {
     let mut back = from_port(2, frame("10.0.0.2", "10.0.0.1", TCP, 9, 80));
     back.eth_dst[5] = 1;
     assert_eq!(b.packet(&back), to(&[1, 3]));
-    let mut third = from_port(1, frame("10.0.0.1", "10.0.0.3", TCP, 9, 80));
+    let mut third = from_port(1, frame("172.16.0.1", "10.0.0.1", TCP, 9, 80));
     third.eth_dst[5] = 3;
     assert_eq!(b.packet(&third), to(&[3]), "2 does not want it");
     assert_eq!(
