@@ -60,7 +60,12 @@ fn what_install_writes_systemd_accepts_and_uninstall_takes_away() {
 
     let again = said(&lasthop_ovs(root.path(), &["install", "--run-dir", "/run/lasthop"]));
     assert!(again.contains("lasthop.service: as it was") && again.contains("lasthop.conf: as it was"), "{again}");
+    // What `systemctl enable` makes goes too: `systemctl disable` fails without the unit.
+    let wanted = root.path().join("etc/systemd/system/multi-user.target.wants/lasthop.service");
+    std::fs::create_dir_all(wanted.parent().unwrap()).unwrap();
+    std::os::unix::fs::symlink(Path::new("/").join(UNIT), &wanted).unwrap();
     let told = said(&lasthop_ovs(root.path(), &["uninstall"]));
+    assert!(!wanted.is_symlink() && told.contains("systemctl stop lasthop"), "{told}");
     assert!(told.contains("lasthop.service: removed") && told.contains("lasthop.conf: removed"), "{told}");
     assert!(!root.path().join(UNIT).exists() && !root.path().join(DROP_IN).parent().unwrap().exists());
     assert!(said(&lasthop_ovs(root.path(), &["uninstall"])).contains("not there"));
@@ -86,6 +91,8 @@ fn files_of_others_stay_and_what_cannot_be_is_refused() {
     let odd = lasthop_ovs(root.path(), &["install", "--run-dir", "/run/a b"]);
     assert_eq!(odd.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&odd.stderr).contains("cannot stand in a unit file"));
+    let both = lasthop_ovs(root.path(), &["install", "--run-dir", "/run/lasthop", "--state-dir", "/run/lasthop"]);
+    assert_eq!(both.status.code(), Some(2), "lasthop run refuses that");
     let empty = scratch();
     let none = lasthop_ovs(empty.path(), &["install"]);
     assert_eq!(none.status.code(), Some(1));

@@ -14,6 +14,8 @@ use std::process::Command;
 const OURS: &str = "# Written by `lasthop ovs install`. `lasthop ovs uninstall` takes it away.\n";
 /// Lasthop's unit.
 const UNIT: &str = "etc/systemd/system/lasthop.service";
+/// By which it is started at boot: made by `systemctl enable`.
+const WANTED: &str = "etc/systemd/system/multi-user.target.wants/lasthop.service";
 /// What is added to Open vSwitch's.
 const DROP_IN: &str = "etc/systemd/system/ovs-vswitchd.service.d/lasthop.conf";
 /// Where systemd's units of packages are; without Open vSwitch's the drop-in would add to nothing.
@@ -57,6 +59,12 @@ pub fn install(args: &InstallArgs) -> Result<String, CliError> {
     for path in [&args.run_dir, &args.state_dir, &lasthop, &library] {
         check(path)?;
     }
+    if args.run_dir == args.state_dir {
+        return Err(CliError::usage(format!(
+            "--run-dir and --state-dir are both {}; choose two: what is in the first goes at a reboot, what is in the second must stay",
+            args.run_dir.display()
+        )));
+    }
     let mut said = String::new();
     write_ours(root, UNIT, &unit(&lasthop, args), &mut said)?;
     write_ours(root, DROP_IN, &drop_in(&lasthop, &library, args), &mut said)?;
@@ -75,7 +83,7 @@ pub fn install(args: &InstallArgs) -> Result<String, CliError> {
 
 /// Takes away what [`install`] wrote.
 pub fn uninstall(places: &Places) -> Result<String, CliError> {
-    let mut said = String::new();
+    let (mut said, mut unit_gone) = (String::new(), false);
     for file in [DROP_IN, UNIT] {
         let path = places.root.join(file);
         match std::fs::read_to_string(&path) {
@@ -88,6 +96,7 @@ pub fn uninstall(places: &Places) -> Result<String, CliError> {
             Ok(_) => {
                 std::fs::remove_file(&path).map_err(|e| CliError::new(format!("{}: {e}", path.display())))?;
                 let _ = writeln!(said, "{}: removed", path.display());
+                unit_gone |= file == UNIT;
             }
             Err(e) => return Err(CliError::new(format!("{}: {e}", path.display()))),
         }
@@ -96,8 +105,14 @@ pub fn uninstall(places: &Places) -> Result<String, CliError> {
     if let Some(dir) = places.root.join(DROP_IN).parent() {
         let _ = std::fs::remove_dir(dir);
     }
+    // As `systemctl disable` would, which fails without the unit. That of another unit stays.
+    let wanted = places.root.join(WANTED);
+    let is_ours = || std::fs::read_link(&wanted).is_ok_and(|unit| unit == Path::new("/").join(UNIT));
+    if unit_gone && is_ours() && std::fs::remove_file(&wanted).is_ok() {
+        let _ = writeln!(said, "{}: removed", wanted.display());
+    }
     said += &reload(&places.root);
-    said += "next:\n  systemctl restart openvswitch-switch    (over the kernel's datapath again)\n  systemctl disable --now lasthop\n";
+    said += "next:\n  systemctl restart openvswitch-switch    (over the kernel's datapath again)\n  systemctl stop lasthop\n";
     Ok(said)
 }
 
