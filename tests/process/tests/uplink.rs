@@ -485,7 +485,7 @@ fn only_a_tap_device_that_was_asked_for_is_made() {
     let out = run("net=eno1");
     let text = String::from_utf8_lossy(&out.stderr).into_owned();
     assert_eq!(out.status.code(), Some(1), "{text}");
-    let line = "uplink net: there is no interface eno1; there are: eth9, peer9; to make a TAP device of that name, say driver=tap";
+    let line = "uplink net: there is no interface eno1; there are: eth9, peer9; to make a TAP device of that name, choose the driver tap";
     assert!(text.contains(line), "{text}");
     assert!(!text.contains("as soon as it is there"), "it said first that it would wait: {text}");
     assert!(!netns.output("ip link show eno1").status.success(), "the mistyped name is a device now");

@@ -42,13 +42,13 @@ drop_reasons! {
     BadSource = "bad_source",
     /// The destination is link-local (802.1D reserved) and is never forwarded.
     LinkLocal = "link_local",
-    /// A flow without actions dropped the packet: control did not say why.
+    /// A flow without actions dropped the packet: with `--control ovs` a rule did, which `ovs-appctl ofproto/trace` shows; else control did not say why.
     Policy = "policy",
     /// The only destination was the port the packet came from.
     Hairpin = "hairpin",
     /// The destination port was removed meanwhile.
     NoPort = "no_port",
-    /// The destination's front-end was not connected or its driver not ready.
+    /// The destination's front-end was not connected or its driver not ready, its interface was not up, or its port is told `link=down`.
     PortDown = "port_down",
     /// The receiver had made no buffers available.
     NoBuffers = "no_buffers",

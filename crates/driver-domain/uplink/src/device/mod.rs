@@ -363,7 +363,7 @@ fn missing(name: &str, there: &[String], driver: Option<UplinkDriver>) -> String
         Some(more) => text += &format!("there are: {} and {more} more (`ip link`)", there[..MOST_NAMED].join(", ")),
     }
     if driver.is_none() {
-        text += "; to make a TAP device of that name, say driver=tap";
+        text += "; to make a TAP device of that name, choose the driver tap";
     }
     text
 }
@@ -399,7 +399,7 @@ mod tests {
         let there = ["eth0", "eth1"].map(String::from);
         assert_eq!(
             missing("eno1", &there, None),
-            "there is no interface eno1; there are: eth0, eth1; to make a TAP device of that name, say driver=tap"
+            "there is no interface eno1; there are: eth0, eth1; to make a TAP device of that name, choose the driver tap"
         );
         assert_eq!(
             missing("eno1", &there, Some(UplinkDriver::AfXdp)),
