@@ -153,7 +153,11 @@ pub fn port_add_device(
 }
 
 fn vlans_or_all(text: &str) -> Result<String, String> {
-    if text == "all" { Ok(text.to_owned()) } else { run::vlan_list(text) }
+    match text {
+        "all" => Ok(text.to_owned()),
+        "none" => Err("an uplink carries some VLANs or all frames; write \"all\" for all".into()),
+        list => run::vlan_list(list),
+    }
 }
 
 fn made(u: &Uplink) -> &'static str {

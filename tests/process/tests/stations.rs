@@ -166,6 +166,13 @@ fn an_uplink_has_static_addresses() {
     reaches(&mut guests, mac(9), 2, [false, false]);
     lasthop.command(&["mac", "del", &text]);
     reaches(&mut guests, mac(9), 3, [true, true]);
+    // In a VLAN that the uplink does not carry nobody would find it.
+    lasthop.command(&["uplink", "set", "net", "--vlans", "20"]);
+    let refused = error(&lasthop, &["mac", "add", &text, "--port", "net", "--vlan", "10"]);
+    assert!(refused.contains("net does not carry VLAN 10; `lasthop uplink set net --vlans 20:10`"), "{refused}");
+    let refused = error(&lasthop, &["mac", "add", &text, "--port", "net"]);
+    assert!(refused.contains("no frames without a tag"), "{refused}");
+    lasthop.command(&["mac", "add", &text, "--port", "net", "--vlan", "20"]);
 }
 
 #[test]

@@ -37,6 +37,7 @@ impl Supervisor {
         let before = self.settings.get(name).cloned();
         let settings = changed(before.as_ref(), changes)?;
         self.check_stations(name, &settings)?;
+        self.check_carried(name, &settings)?;
         self.remember_settings(name, settings);
         if let Err(e) = self.save(None, None) {
             self.remember_settings(name, before.unwrap_or_default());
@@ -75,6 +76,21 @@ impl Supervisor {
             }
         }
         Ok(())
+    }
+
+    /// A static address of an uplink is in a VLAN that it carries.
+    fn check_carried(&self, name: &str, settings: &PortSettings) -> Result<(), String> {
+        let uplink = self.uplinks.values().find(|uplink| uplink.spec.name == name && !uplink.is_leaving());
+        let Some(vlans) = uplink.and_then(|uplink| uplink.spec.vlans.as_ref()) else { return Ok(()) };
+        match settings.stations().find(|(vlan, _)| !vlans.contains(*vlan)) {
+            None => Ok(()),
+            Some((0, mac)) => {
+                Err(format!("{mac}: {name} carries no frames without a tag; say with --vlan where it lives"))
+            }
+            Some((vlan, mac)) => Err(format!(
+                "{mac}: {name} does not carry VLAN {vlan}; `lasthop uplink set {name} --vlans {vlans}:{vlan}` has it do so"
+            )),
+        }
     }
 
     pub(super) fn guest_port(&self, name: &str) -> Result<PortConfig, String> {
