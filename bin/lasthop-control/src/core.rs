@@ -175,6 +175,8 @@ pub(crate) struct Core {
     mirroring: Mirroring,
     /// Something else decides: packets and flows are none of ours.
     only_watches: bool,
+    /// The ports that it has.
+    others_ports: Vec<String>,
 }
 
 impl Core {
@@ -221,12 +223,18 @@ impl Core {
             unconfirmed: Vec::new(),
             mirroring: Mirroring::default(),
             only_watches: false,
+            others_ports: Vec::new(),
         }
     }
 
     /// Whether something else decides what becomes of packets.
     pub fn leave_deciding(&mut self, to_others: bool) {
         self.only_watches = to_others;
+    }
+
+    /// Which ports has what decides instead.
+    pub fn others_have(&mut self, ports: Vec<String>) {
+        self.others_ports = ports;
     }
 
     /// What is to be sent, in order; leaves nothing behind.

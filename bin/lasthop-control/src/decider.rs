@@ -16,6 +16,8 @@ pub trait Decider {
     fn hear_switch(&mut self, message: &ToControl, now_ms: u64) -> bool;
     /// The supervisor says something. As [`Decider::hear_switch`].
     fn hear_supervisor(&mut self, message: &SupervisorToControl, now_ms: u64) -> bool;
+    /// Names of the ports that it has.
+    fn ports(&self) -> Vec<String>;
     /// Sends what it has for others, and gives what is for the switch and the supervisor, in order; leaves nothing behind. Numbers of its
     /// requests are from 2^63 on.
     fn take(&mut self, now_ms: u64) -> (Vec<FromControl>, Vec<ControlToSupervisor>);
@@ -39,6 +41,10 @@ impl Decider for Nobody {
     }
 
     fn hear_supervisor(&mut self, _: &SupervisorToControl, _: u64) -> bool {
+        match *self {}
+    }
+
+    fn ports(&self) -> Vec<String> {
         match *self {}
     }
 

@@ -184,7 +184,7 @@ async fn serve<D: Decider>(given: Descriptors, beat: &Arc<Beat>, mut decider: Op
                     lost(e, &mut switch, &mut decider, &mut core)?;
                 }
             }
-            Some(call) = api.recv(), if turn.is_clients() => core.handle(turn.called(call), now_ms()),
+            Some(call) = api.recv(), if turn.is_clients() => hear_call(&mut core, &decider, turn.called(call)),
             () = decide(&mut decider) => turn = Turn::default(),
             () = sleep(timer) => {}
             // Who has had no turn for long had nothing to say. It comes second, so that clients' tasks have run and sockets have been looked at.
@@ -281,6 +281,14 @@ fn hear_supervisor<D: Decider>(core: &mut Core, decider: &mut Option<D>, message
     if !decider.as_mut().is_some_and(|d| d.hear_supervisor(&message, now)) {
         core.handle(Event::Supervisor(message), now);
     }
+}
+
+/// A call goes by the ports that the decider has now.
+fn hear_call<D: Decider>(core: &mut Core, decider: &Option<D>, call: Event) {
+    if let Some(decider) = decider {
+        core.others_have(decider.ports());
+    }
+    core.handle(call, now_ms());
 }
 
 /// The learning switch's addresses and flows are not looked at where something else decides.

@@ -216,6 +216,10 @@ impl Decider for Server {
         self.datapath.hear_supervisor(message)
     }
 
+    fn ports(&self) -> Vec<String> {
+        self.datapath.port_names().map(str::to_owned).collect()
+    }
+
     fn take(&mut self, now_ms: u64) -> (Vec<FromControl>, Vec<ControlToSupervisor>) {
         self.datapath.set_now(now_ms);
         self.datapath.tick();

@@ -2,11 +2,11 @@
 
 use crate::SharedArgs;
 use crate::client::{CliError, Instance, collect};
-use crate::list::all_ports;
+use crate::list::{all_ports, ovs_decides};
 use crate::table::{Align, Table};
 use clap::ValueEnum;
 use lasthop_api::{AclChanged, AclRule, SwitchProxy};
-use lasthop_policy::acl::MAX_TEXT;
+use lasthop_policy::acl::{MAX_TEXT, Scope};
 use lasthop_policy::check_name;
 use lasthop_types::counted;
 use serde::Serialize;
@@ -97,7 +97,11 @@ impl Which {
     /// Only for names that ports can have.
     fn check_names(&self) -> Result<(), CliError> {
         let named = |option: &str, name: &str| {
-            check_name(name).map_err(|e| CliError::usage(format!("{option} {name:?}: {e}; nothing was changed")))
+            let checked = check_name(name).and_then(|()| match Scope::named(name) {
+                Some(_) => Err(format!("no port can have this name; write --for {name} for the lists of {name}")),
+                None => Ok(()),
+            });
+            checked.map_err(|e| CliError::usage(format!("{option} {name:?}: {e}; nothing was changed")))
         };
         self.ports.iter().try_for_each(|name| named("--port", name))?;
         self.port_of_for()?.map_or(Ok(()), |name| named("--for", name))
@@ -179,16 +183,25 @@ fn whose(changed: &AclChanged) -> String {
     format!("access lists of {}", changed.applies_to.join(" and "))
 }
 
+/// What lists say that are no rules.
+fn beside_rules(changed: &AclChanged) -> String {
+    let mut said: Vec<_> = changed.stateful.then(|| "stateful".to_owned()).into_iter().collect();
+    let lines = [("snat", changed.snat), ("dnat", changed.dnat)];
+    said.extend(lines.into_iter().filter(|(_, n)| *n > 0).map(|(kind, n)| format!("{n} {kind}")));
+    if said.is_empty() { String::new() } else { format!("; {}", said.join(", ")) }
+}
+
 fn loaded(changed: &AclChanged) -> String {
     let list = |rules: Option<u64>, default: &Option<String>| match (rules, default) {
         (Some(n), Some(default)) => format!("{}, default {default}", counted(n, "rule")),
         _ => "no list".into(),
     };
     let mut text = format!(
-        "{}: from guests {}; to guests {}\n",
+        "{}: from guests {}; to guests {}{}\n",
         whose(changed),
         list(changed.from_guest, &changed.from_guest_default),
-        list(changed.to_guest, &changed.to_guest_default)
+        list(changed.to_guest, &changed.to_guest_default),
+        beside_rules(changed)
     );
     for name in &changed.to_come {
         text += &format!("there is no port {name} yet; its lists are kept and hold when there is one\n");
@@ -225,7 +238,11 @@ pub fn show(args: &ShowArgs) -> Result<String, CliError> {
     let ports: Vec<_> = args.ports.iter().map(String::as_str).collect();
     let mut instance = args.shared.instance()?;
     let rules = instance.ask(async |c| collect(c.acl_show(&ports, args.packets).await, |page| page.rules).await)?;
+    let elsewhere = rules.is_empty() && ovs_decides(&mut instance)?;
     args.shared.show(&Rules { rules }, |r| match ports[..] {
+        _ if elsewhere => {
+            "no access lists: Open vSwitch decides here; `ovs-ofctl dump-flows BRIDGE` shows its rules\n".into()
+        }
         [] => render(&r.rules, args.packets),
         _ if r.rules.is_empty() => {
             let names = ports.join(" and ");
@@ -304,6 +321,32 @@ mod tests {
             assert!(parts.iter().all(|p| !p.is_empty() && p.len() <= PART));
             assert_eq!(parts.concat(), text);
         }
+    }
+
+    #[test]
+    fn what_was_loaded_is_told_even_if_it_is_no_rule() {
+        let changed = AclChanged {
+            from_guest: Some(0),
+            from_guest_default: Some("permit".into()),
+            applies_to: vec!["guests".into()],
+            ..AclChanged::default()
+        };
+        let told = |changed: &AclChanged| loaded(changed);
+        assert_eq!(told(&changed), "access lists of guests: from guests 0 rules, default permit; to guests no list\n");
+        let more = told(&AclChanged { stateful: true, snat: 2, dnat: 1, ..changed });
+        assert!(more.ends_with("to guests no list; stateful, 2 snat, 1 dnat\n"), "{more}");
+    }
+
+    /// It said that the lists would hold when there is a port of that name, which there never can be.
+    #[test]
+    fn a_list_for_a_port_that_cannot_come_is_refused() {
+        let which =
+            |ports: &[&str]| Which { ports: ports.iter().map(|p| (*p).into()).collect(), whom: None, direction: None };
+        for word in ["guests", "uplinks", "all"] {
+            let error = which(&["vm1", word]).check_names().unwrap_err().to_string();
+            assert!(error.contains(&format!("--for {word}")), "{error}");
+        }
+        assert!(which(&["vm1", "guests1"]).check_names().is_ok());
     }
 
     #[test]

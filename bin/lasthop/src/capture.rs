@@ -4,7 +4,7 @@
 //! go to standard output there is a named pipe in between, which is read here.
 
 use crate::client::{CliError, Instance};
-use crate::list::all_ports;
+use crate::list::{all_ports, ovs_decides};
 use crate::mirror::{file_driver, file_size};
 use clap::Args;
 use lasthop_api::SwitchProxy;
@@ -31,7 +31,7 @@ pub struct CaptureArgs {
     #[arg(short, long, value_name = "FILE", default_value = "-")]
     write: PathBuf,
     /// What is captured: what those ports' guests send, as they send it, what is sent to them, as they get it, or both
-    #[arg(long, value_name = "from-guest|to-guest|both", default_value = "both")]
+    #[arg(long, value_name = "from-guest|to-guest|both", default_value = "both", value_parser = ["from-guest", "to-guest", "both"])]
     direction: String,
     /// How long the file may be before it goes on in FILE.1, and then in FILE again, such as 100M [default: any length]
     #[arg(long, value_name = "SIZE", value_parser = file_size)]
@@ -64,6 +64,7 @@ pub fn capture(args: &CaptureArgs) -> Result<String, CliError> {
     // Before any thread is started.
     let signals = SignalFd::new().map_err(|e| CliError::new(format!("signals: {e}")))?;
     let mut instance = Instance::connect(&args.run_dir)?;
+    check(&mut instance, &args.ports)?;
     let name = format!("capture-{}", std::process::id());
     let (pipe, path) = if to_stdout {
         let pipe = Pipe(std::env::temp_dir().join(format!("lasthop-{name}")));
@@ -83,8 +84,8 @@ pub fn capture(args: &CaptureArgs) -> Result<String, CliError> {
     let driver = file_driver(args.max_size.as_deref());
     instance.ask(async |c| c.port_add_device(&name, path, Some(&driver), 1, 0, false, &[]).await)?;
     let from: Vec<_> = args.ports.iter().map(String::as_str).collect();
-    let mirrored = start(&mut instance, &name, &from, &args.direction);
-    let ended = mirrored.and_then(|()| {
+    let mirrored = instance.ask(async |c| c.mirror_add(&name, &from, &name, &args.direction).await);
+    let ended = mirrored.and_then(|_| {
         let done = Arc::new(AtomicBool::new(false));
         let reader = pipe.map(|(pipe, fd)| {
             let done = done.clone();
@@ -110,13 +111,21 @@ pub fn capture(args: &CaptureArgs) -> Result<String, CliError> {
     }
 }
 
-/// Has packets copied from now on. A port that is not there is a slip here, though a mirror could wait for it.
-fn start(instance: &mut Instance, name: &str, from: &[&str], direction: &str) -> Result<(), CliError> {
-    let there = all_ports(instance)?;
-    if let Some(missing) = from.iter().find(|port| !there.iter().any(|p| p.name == **port)) {
-        return Err(CliError::new(format!("there is no port {missing}; `lasthop port list` shows those there are")));
+/// Refuses what cannot be captured, before a file is made. A port that is not there is a slip here, though a mirror could wait for it.
+fn check(instance: &mut Instance, from: &[String]) -> Result<(), CliError> {
+    if ovs_decides(instance)? {
+        return Err(CliError::new(
+            "Open vSwitch decides here (`lasthop run --control ovs`), and a capture is a mirror of the learning switch's; have Open vSwitch \
+             mirror the port (`ovs-vsctl`), or capture in the VM",
+        ));
     }
-    instance.ask(async |c| c.mirror_add(name, from, name, direction).await).map(drop)
+    let there = all_ports(instance)?;
+    match from.iter().find(|port| !there.iter().any(|p| p.name == **port)) {
+        Some(missing) => {
+            Err(CliError::new(format!("there is no port {missing}; `lasthop port list` shows those there are")))
+        }
+        None => Ok(()),
+    }
 }
 
 fn wait(signals: &SignalFd, is_over: impl Fn() -> bool) -> Result<(), CliError> {

@@ -25,6 +25,11 @@ pub fn all_ports(instance: &mut Instance) -> Result<Vec<Port>, CliError> {
     instance.ask(async |c| collect(c.port_list().await, |page| page.ports).await)
 }
 
+/// Whether Open vSwitch decides: then what the learning switch alone knows is empty for good.
+pub fn ovs_decides(instance: &mut Instance) -> Result<bool, CliError> {
+    Ok(instance.ask(async |c| c.stats().await)?.open_vswitch.is_some())
+}
+
 /// What the processes of those of these ports say that are interfaces: of uplinks and of guests.
 pub fn interfaces(instance: &mut Instance, ports: &[Port]) -> Result<Vec<Uplink>, CliError> {
     if !ports.iter().any(|port| port.uplink || port.device.is_some()) {

@@ -2,6 +2,7 @@
 
 use crate::SharedArgs;
 use crate::client::{CliError, collect};
+use crate::list::ovs_decides;
 use crate::table::{Align, Table, duration};
 use clap::Subcommand;
 use lasthop_api::{Group, Mac, SwitchProxy};
@@ -88,12 +89,24 @@ fn in_vlan(vlan: u16) -> String {
 pub fn mac(command: &MacCommand) -> Result<String, CliError> {
     match command {
         MacCommand::List(shared) => {
-            let macs = shared.instance()?.ask(async |c| collect(c.mac_list().await, |page| page.macs).await)?;
-            shared.show(&Macs { macs }, |m| table(&m.macs))
+            let mut instance = shared.instance()?;
+            let macs = instance.ask(async |c| collect(c.mac_list().await, |page| page.macs).await)?;
+            let elsewhere = macs.is_empty() && ovs_decides(&mut instance)?;
+            shared.show(&Macs { macs }, |m| match elsewhere {
+                true => "no addresses: Open vSwitch learns them here; `ovs-appctl fdb/show BRIDGE` shows them\n".into(),
+                false => table(&m.macs),
+            })
         }
         MacCommand::Groups(shared) => {
-            let groups = shared.instance()?.ask(async |c| collect(c.group_list().await, |page| page.groups).await)?;
-            shared.show(&Groups { groups }, |g| group_table(&g.groups))
+            let mut instance = shared.instance()?;
+            let groups = instance.ask(async |c| collect(c.group_list().await, |page| page.groups).await)?;
+            let elsewhere = groups.is_empty() && ovs_decides(&mut instance)?;
+            shared.show(&Groups { groups }, |g| match elsewhere {
+                true => {
+                    "no groups: Open vSwitch listens to them here; `ovs-appctl mdb/show BRIDGE` shows them\n".into()
+                }
+                false => group_table(&g.groups),
+            })
         }
         MacCommand::Add { mac, port, vlan, shared } => {
             let text = vlan.as_ref().map_or_else(|| mac.clone(), |vlan| format!("{mac}@{vlan}"));

@@ -79,7 +79,7 @@ enum Command {
     /// Name sets of addresses that access lists ask for, and change them
     #[command(subcommand)]
     Set(set::SetCommand),
-    /// Make a running lasthop what a file says: ports, uplinks, access lists
+    /// Make a running lasthop what a file says: ports, uplinks, access lists, mirrors
     ///
     /// Prints what it changes: `+` made, `-` removed, `~` changed. Applied once more it changes nothing. A file with a mistake changes nothing.
     #[command(after_help = "Example file:\n  \

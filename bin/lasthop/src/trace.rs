@@ -48,12 +48,15 @@ fn render(report: &TraceReport) -> String {
                 format!("to {} ({}, idle {})", outputs(&f.outputs), counted(f.packets, "packet"), duration(f.idle_ms)),
             ));
         }
+        None if report.undecided => lines.push(("flow", "none: the packet would wait for Open vSwitch".into())),
         None => lines.push(("flow", "none: the packet would wait for control, which decides as follows".into())),
     }
     for (n, reason) in report.reasons.iter().enumerate() {
         lines.push((if n == 0 { "policy" } else { "" }, reason.clone()));
     }
-    if report.outputs.is_empty() {
+    if report.undecided {
+        lines.push(("result", "not known: Open vSwitch has not been asked".into()));
+    } else if report.outputs.is_empty() {
         lines.push(("result", "dropped".into()));
     }
     for (n, output) in report.outputs.iter().enumerate() {
@@ -64,4 +67,17 @@ fn render(report: &TraceReport) -> String {
         lines.push((if n == 0 { "result" } else { "" }, text));
     }
     lines.iter().map(|(name, text)| format!("{name:<7} {text}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What Open vSwitch would do with a packet that meets no flow was `dropped`.
+    #[test]
+    fn a_packet_that_nobody_has_decided_about_is_not_dropped() {
+        let report = |undecided| render(&TraceReport { undecided, ..TraceReport::default() });
+        assert!(report(false).ends_with("result  dropped\n"), "{}", report(false));
+        assert!(report(true).ends_with("result  not known: Open vSwitch has not been asked\n"), "{}", report(true));
+    }
 }

@@ -192,13 +192,13 @@ fn what_cannot_be_captured_is_refused() {
         assert!(said.contains(wrong), "{to}: {said}");
     }
     assert_eq!(std::fs::read_to_string(&there).unwrap(), "something else");
-    let ok = site.path("ok.pcap");
+    let (ok, none) = (site.path("ok.pcap"), site.path("none.pcap"));
     for (words, wrong) in [
         (&["mirror", "add", "m", "--from", "a", "--to", &ok, "--max-size", "3"][..], "64K at least"),
         (&["mirror", "add", "m", "--from", "a", "--to", "b", "--max-size", "1M"], "--max-size is for a file"),
         (&["mirror", "add", "a", "--from", "b", "--to", &ok], "there is a port a already"),
         (&["mirror", "add", "m", "--from", "a", "--to", &ok, "--direction", "in"], "use from-guest, to-guest or both"),
-        (&["capture", "c", "-w", &ok], "there is no port c; `lasthop port list`"),
+        (&["capture", "c", "-w", &none], "there is no port c; `lasthop port list`"),
         (&["capture", "a", "-w", &there], "no capture of lasthop's"),
         (&["capture", "a", "--max-size", "1M"], "name one with -w FILE"),
         (&["uplink", "add", "net", &ok, "--driver", "file"], "is a file, and no network"),
@@ -212,6 +212,7 @@ fn what_cannot_be_captured_is_refused() {
     }
     let left = site.lasthop.json(&["port", "list"])["ports"].as_array().map(Vec::len);
     assert_eq!(left, Some(2), "nothing is left behind");
+    assert!(!Path::new(&none).exists(), "an empty file, which the next capture would go around");
 }
 
 /// The file's disk takes nothing: packets are dropped there and counted, and their receivers do not notice.

@@ -1,6 +1,8 @@
 //! The distribution's `ovs-vswitchd` decides: bridges, OpenFlow rules, whole packets to a controller and from it, the death of ovs-vswitchd. Packets in, packets
 //! out.
 
+#[path = "open_vswitch/advice.rs"]
+mod advice;
 #[path = "open_vswitch/connections.rs"]
 mod connections;
 #[path = "open_vswitch/internal.rs"]

@@ -210,3 +210,21 @@ fn an_interface_belongs_to_one_lasthop() {
     proc::signal(site.lasthop.pid(), Signal::KILL);
     wait_for("the uplink", PATIENCE, || second.try_command(&["uplink", "add", "net", "n0"]).status.success());
 }
+
+/// What is longer than the interface's MTU was counted by its process, and no command showed it.
+#[test]
+fn what_is_too_long_for_an_interface_shows() {
+    let site = Site::with_two();
+    site.host.ip("link set c1 mtu 1000");
+    let from = Station::on(&site.containers[1], "in2");
+    wait_for("a frame that is dropped", PATIENCE, || {
+        from.send(&numbered(mac(0x81), MacAddr::BROADCAST, 1, 1400));
+        site.lasthop.command(&["stats"]).lines().any(|line| line.ends_with("outside c1  too_long"))
+    });
+    let table = site.lasthop.command(&["port", "list"]);
+    assert!(table.contains("dropped by its interface: too_long"), "{table}");
+    let json = site.lasthop.json(&["port", "list"]);
+    let c1 = json["interfaces"].as_array().and_then(|all| all.iter().find(|one| one["name"] == "c1")).cloned();
+    assert_eq!(c1.expect("c1")["drops"][0]["reason"], "too_long");
+    site.lasthop.check_sums();
+}

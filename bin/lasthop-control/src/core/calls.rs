@@ -16,7 +16,7 @@ use lasthop_api::{
 };
 use lasthop_frame::{Depth, FlowKey, SNAPSHOT_LEN};
 use lasthop_ipc::{DatapathRequest, FlowInfo, PortInfo, PortState};
-use lasthop_management_ipc::{ControlToSupervisor, Settings};
+use lasthop_management_ipc::{ControlToSupervisor, Settings, UplinkConfig};
 use lasthop_policy::Headers;
 use lasthop_policy::acl::Scope;
 use lasthop_types::PortId;
@@ -174,6 +174,21 @@ impl Core {
             ApiError::NotAvailable { message }
         };
         match call {
+            Call::PortDel { name, answer } if self.is_of_others(&name) => {
+                let message = format!(
+                    "Open vSwitch has {name}, and would go on as if it were there; remove it there: `ovs-vsctl del-port {name}`, the port of a \
+                     bridge with its bridge (`ovs-vsctl del-br {name}`), that of tunnels with the last of them"
+                );
+                refuse(answer, ApiError::NotAvailable { message });
+            }
+            Call::Uplink { call: UplinkCall::Add(new), answer } if !new.guest => {
+                let UplinkConfig { name, device, .. } = new;
+                let message = format!(
+                    "Open vSwitch decides here (`lasthop run --control ovs`), and uplink {name} would carry nothing; tell Open vSwitch: \
+                     `ovs-vsctl add-port BRIDGE {device}`"
+                );
+                refuse(answer, ApiError::NotAvailable { message });
+            }
             Call::PortAdd { settings, answer, .. } | Call::PortSet { settings, answer, .. }
                 if !settings.iter().all(is_measured) =>
             {
@@ -182,9 +197,12 @@ impl Core {
             Call::Uplink { call: UplinkCall::Add(new), answer }
                 if new.vlans.is_some() || !new.settings.iter().all(is_measured) =>
             {
-                refuse(answer, error("VLANs of uplinks, port security and other settings of ports than rates"));
+                refuse(answer, error("VLANs, port security and other settings of ports than rates"));
             }
             Call::Uplink { call: UplinkCall::Set { .. }, answer } => refuse(answer, error("VLANs of uplinks")),
+            Call::Station(StationCall::Flush { answer, .. }) => {
+                refuse(answer, error("forgetting addresses (there it is `ovs-appctl fdb/flush BRIDGE`)"));
+            }
             Call::AclLoad { answer, .. } | Call::AclClear { answer, .. } => refuse(answer, error("access lists")),
             Call::Set(SetCall::Change { answer, .. } | SetCall::Del { answer, .. }) => {
                 refuse(answer, error("sets of addresses"));
@@ -193,6 +211,19 @@ impl Core {
             call => return Some(call),
         }
         None
+    }
+
+    /// An interface that is a port of who decides instead.
+    fn is_of_others(&self, name: &str) -> bool {
+        self.only_watches
+            && self.others_ports.iter().any(|port| port == name)
+            && self.find(name).is_some_and(|id| self.devices.contains_key(&id))
+    }
+
+    /// Those, where something else decides.
+    pub(super) fn interfaces_of_others(&self) -> Option<Vec<String>> {
+        let names = self.others_ports.iter().filter(|name| self.is_of_others(name));
+        self.only_watches.then(|| names.cloned().collect())
     }
 
     pub(super) fn acl_show(&mut self, ports: Vec<String>, packets: bool, answer: Answer<Vec<AclRule>>) {
@@ -277,6 +308,7 @@ impl Core {
         }
         let outputs = flow.as_ref().map_or(explanation.outputs, |f| view::outputs(&f.flow.actions));
         let report = TraceReport {
+            undecided: self.only_watches && flow.is_none(),
             key: view::packet(key, |id| self.name(id)),
             flow: flow.map(|f| view::flow(&f, |id| self.name(id))),
             reasons: explanation.lines,

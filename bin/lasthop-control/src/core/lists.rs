@@ -68,9 +68,17 @@ fn asked_for(ports: &[String], general: Option<&str>) -> Result<Vec<Scope>, ApiE
 /// one that cannot be read.
 fn check_names(scopes: &[Scope]) -> Result<(), ApiError> {
     scopes.iter().try_for_each(|scope| match scope {
-        Scope::Port(name) => check_name(name).map_err(bad),
+        Scope::Port(name) => check_name(name).and_then(|()| check_to_come(name)).map_err(bad),
         Scope::Guests | Scope::Uplinks => Ok(()),
     })
+}
+
+/// No port can come whose name says whose a list is.
+fn check_to_come(name: &str) -> Result<(), String> {
+    match Scope::named(name) {
+        Some(_) => Err(format!("no port can be named {name}; write --for {name} where its list is of {name}")),
+        None => Ok(()),
+    }
 }
 
 fn shown(scopes: &[Scope]) -> String {
@@ -260,6 +268,12 @@ impl Core {
         };
         (changed.from_guest, changed.from_guest_default) = list(Direction::FromGuest).unzip();
         (changed.to_guest, changed.to_guest_default) = list(Direction::ToGuest).unzip();
+        for (.., list) in book.iter().filter(|(scope, ..)| scopes.first() == Some(scope)) {
+            let snat = list.translations().iter().filter(|line| line.source).count();
+            changed.stateful |= list.is_stateful();
+            changed.snat += snat as u64;
+            changed.dnat += (list.translations().len() - snat) as u64;
+        }
         changed.applies_to = scopes.iter().map(ToString::to_string).collect();
         changed.to_come = self.to_come(scopes);
     }

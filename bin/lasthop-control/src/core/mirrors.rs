@@ -97,7 +97,7 @@ impl Core {
             let to_come: Vec<_> = mirror.from.iter().chain([&mirror.to]).filter(missing).cloned().collect();
             let to = &mirror.to;
             let note = if to_come.contains(to) {
-                Some(format!("nothing is copied until there is a port {to}"))
+                Some(format!("nothing is copied until there is a port {to}; a file has a `/` in its name"))
             } else if self.destination(mirror).is_none() {
                 Some(format!("nothing is copied: {to} is an uplink, and a destination is a guest's port"))
             } else if !to_come.is_empty() {

@@ -84,6 +84,7 @@ impl Core {
             denied: self.denied(now_ms),
             left_out: self.left_out(),
             replaced,
+            open_vswitch: self.interfaces_of_others(),
         }
     }
 

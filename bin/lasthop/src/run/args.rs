@@ -1,7 +1,7 @@
 //! Arguments of `lasthop run`.
 
 use super::batch::Batch;
-use super::open_vswitch::Decides;
+use super::open_vswitch::{Decides, is_interface};
 use super::owner::FileOwner;
 use super::settings_text::take_settings;
 use super::store::SavedUplink;
@@ -11,8 +11,6 @@ use lasthop_management_ipc::Settings;
 use lasthop_policy::{SETTINGS, check_name, check_new_name};
 use lasthop_sys::{CpuList, ParseCpusError};
 use lasthop_uplink_ipc::UplinkDriver;
-use rustix::net::netdevice::name_to_index;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -22,7 +20,7 @@ const MAX_QUEUES: u16 = 16;
 /// Run the switch in the foreground until SIGTERM: a learning switch over the ports named here and those added later.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RunArgs {
-    /// File of ports, uplinks and access lists, in TOML, as `lasthop apply` reads it
+    /// File of ports, uplinks, access lists and mirrors, in TOML, as `lasthop apply` reads it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// What decides what becomes of packets
@@ -35,7 +33,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "DIR", default_value = "/run/lasthop")]
     pub run_dir: PathBuf,
     /// A group of this host whose members may read everything and change nothing: `port list`, `uplink list`, `flow list`, `mac list`,
-    /// `stats`, `acl show` and `trace`
+    /// `conntrack list` and `stats`, `acl show`, `stats`, `trace` and `attach`
     #[arg(long, value_name = "GROUP")]
     pub read_group: Option<String>,
     /// Directory where ports and uplinks added at run time, and access lists, are remembered
@@ -233,12 +231,7 @@ pub struct PortArg {
 /// still be had as `./PATH`. Otherwise lasthop would listen in the directory at hand, and say that all is well.
 pub fn meant_device(path: &str) -> Option<&str> {
     let word = ["device:", "device=", "dev:", "dev="].into_iter().find_map(|word| path.strip_prefix(word));
-    let is_interface = || {
-        // The kernel is asked, and not /sys, which may be that of another network namespace.
-        let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
-        !path.contains(['/', ':']) && socket.is_ok_and(|socket| name_to_index(socket, path).is_ok())
-    };
-    word.or_else(|| is_interface().then_some(path))
+    word.or_else(|| (!path.contains(['/', ':']) && is_interface(path)).then_some(path))
 }
 
 pub(super) fn parse_port(text: &str) -> Result<PortArg, String> {
@@ -397,9 +390,9 @@ fn parse_uplink(text: &str) -> Result<SavedUplink, String> {
                 return Err(format!("{word}: write ':' between VLANs, as in vlans=10:{word}"));
             }
             None if uplink.driver.is_some() => return Err(format!("{word}: there is a driver already")),
-            None => uplink.driver = Some(word.into()),
+            None => uplink.driver = Some(driver(word)?),
             Some(("driver", _)) if uplink.driver.is_some() => return Err(format!("{word}: there is a driver already")),
-            Some(("driver", driver)) => uplink.driver = Some(driver.into()),
+            Some(("driver", name)) => uplink.driver = Some(driver(name)?),
             Some(("queues", n)) => uplink.queues = n.parse().map_err(|_| format!("{word}: not a number"))?,
             Some(("nice", n)) => uplink.nice = n.parse().map_err(|_| format!("{word}: not a number"))?,
             Some(("vlans", _)) if uplink.vlans.is_some() => {
@@ -595,6 +588,9 @@ mod tests {
         ] {
             assert!(parse_uplink(bad).is_err(), "{bad}");
         }
-        assert!(parse_uplink("up0=eth0,dpdk").unwrap_err().contains("af_packet"));
+        let error = parse_uplink("up0=eth0,dpdk").unwrap_err();
+        assert!(error.contains("af_packet") && !error.contains("vxlan"), "{error}");
+        let error = parse_uplink("up0=eth0,driver=vxlan").unwrap_err();
+        assert!(error.contains("type=vxlan"), "{error}");
     }
 }

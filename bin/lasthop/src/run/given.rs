@@ -57,23 +57,19 @@ impl Given {
         ports.map(|port| (port.name.clone(), port.settings.clone())).chain(uplinks).collect()
     }
 
-    /// The mirrors remembered, with those of the file; they are remembered from now on.
-    pub fn mirrors(&self, store: &Store, saved: &mut Saved) -> Result<(), RunError> {
+    /// Adds the file's mirrors to those remembered. What is to be remembered from now on, once nothing can be refused any more.
+    pub fn mirrors(&self, saved: &mut Saved) -> Result<Option<Saved>, RunError> {
         let mirrors = in_mirrors(&saved.mirrors, &self.file).map_err(Failed)?;
-        if mirrors != saved.mirrors {
-            saved.mirrors = mirrors;
-            store.save(saved.clone()).map_err(Failed)?;
-        }
-        Ok(())
+        let changes = mirrors != saved.mirrors;
+        saved.mirrors = mirrors;
+        Ok(changes.then(|| saved.clone()))
     }
 
-    /// The access lists remembered, with those of the file; they are remembered from now on.
-    pub fn lists(&self, store: &Store) -> Result<Vec<u8>, RunError> {
+    /// The access lists remembered, with those of the file; and whether the former are to be other ones from now on.
+    pub fn lists(&self, store: &Store) -> Result<(Vec<u8>, bool), RunError> {
         let remembered = store.load_lists().map_err(Failed)?;
         let lists = in_book(remembered.clone(), &self.file).map_err(Failed)?;
-        if lists != remembered {
-            store.save_lists(&lists).map_err(Failed)?;
-        }
-        Ok(lists)
+        let changes = lists != remembered;
+        Ok((lists, changes))
     }
 }

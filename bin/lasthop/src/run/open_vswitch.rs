@@ -4,12 +4,14 @@
 
 use super::RunError::{self, Failed, Usage};
 use super::socket::Listener;
-use super::store::SavedUplink;
+use super::store::{SavedPort, SavedUplink};
 use super::supervisor::Supervisor;
 use lasthop_policy::{Mirror, PortSettings};
 use lasthop_sys::{make_tap, memfd};
 use lasthop_uplink_ipc::UplinkDriver;
 use rustix::io::Errno;
+use rustix::net::netdevice::name_to_index;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -19,6 +21,8 @@ use tracing::{info, warn};
 const SOCKET_NAME: &str = "ovs.sock";
 /// Name of the port whose device `lasthop-ovs` holds the other end of, and of that device.
 pub const PACKET_PORT: &str = "ovs-packets";
+/// Room for an interface's name and the zero behind it (linux/if.h).
+const IF_NAMESIZE: usize = 16;
 /// Its MTU: the most that a TAP device can have. Frames of 64 KiB are cut by the kernel.
 const PACKET_MTU: u16 = 65_521;
 
@@ -30,6 +34,19 @@ pub enum Decides {
     Learning,
     /// The host's Open vSwitch, which takes lasthop for the kernel's datapath: `lasthop ovs exec`
     Ovs,
+}
+
+/// What lasthop is told, some of which is of no use to Open vSwitch.
+#[derive(Debug)]
+pub struct Told<'a> {
+    /// Text of the access lists.
+    pub lists: &'a [u8],
+    /// Mirrors.
+    pub mirrors: &'a [Mirror],
+    /// Settings of ports, by name.
+    pub settings: &'a BTreeMap<String, PortSettings>,
+    /// Ports of the command line and the file.
+    pub ports: &'a [SavedPort],
 }
 
 /// What there is for Open vSwitch.
@@ -45,16 +62,17 @@ pub struct OpenVswitch {
 }
 
 impl OpenVswitch {
-    /// Makes the socket and the device, if they are wanted. Refused where lists, mirrors or settings of ports would have no effect.
-    pub fn wanted(
+    /// Makes the socket and the device, if they are wanted. Refused where uplinks, lists, mirrors or settings of ports would have no effect.
+    pub fn wanted<'a>(
         ovs: bool,
         run_dir: &Path,
-        (lists, mirrors, settings): (&[u8], &[Mirror], &BTreeMap<String, PortSettings>),
+        told: &Told<'_>,
+        mut interfaces: impl Iterator<Item = &'a SavedUplink>,
     ) -> Result<Option<Self>, RunError> {
         if !ovs {
             return Ok(None);
         }
-        check(lists, !mirrors.is_empty(), settings)?;
+        check(told, interfaces.find(|interface| !interface.guest))?;
         Self::new(run_dir).map(Some)
     }
 
@@ -118,12 +136,22 @@ pub fn check_driver(driver: UplinkDriver) -> Result<(), String> {
 }
 
 /// Refuses what the learning switch alone does: nobody would be told that it has no effect.
-fn check(lists: &[u8], has_mirrors: bool, settings: &BTreeMap<String, PortSettings>) -> Result<(), RunError> {
+fn check(told: &Told<'_>, uplink: Option<&SavedUplink>) -> Result<(), RunError> {
+    for port in told.ports {
+        check_length(&port.name).map_err(|e| Usage(format!("--port {}: {e}", port.name)))?;
+    }
+    if let Some(SavedUplink { name, device, .. }) = uplink {
+        return Err(Usage(format!(
+            "--control ovs: uplink {name} would carry nothing; leave it out, or remove it while lasthop runs without --control, and tell Open \
+             vSwitch: `ovs-vsctl add-port BRIDGE {device}`"
+        )));
+    }
     let is_other = |name: &str| !matches!(name, "rate-from" | "rate-to");
-    let told = settings.iter().find(|(_, settings)| settings.values().iter().any(|(name, _)| is_other(name)));
-    let what = match told {
-        _ if !lists.is_empty() => "access lists are loaded".to_owned(),
-        _ if has_mirrors => "there are mirrors".to_owned(),
+    let mut settings = told.settings.iter();
+    let port = settings.find(|(_, settings)| settings.values().iter().any(|(name, _)| is_other(name)));
+    let what = match port {
+        _ if !told.lists.is_empty() => "access lists are loaded".to_owned(),
+        _ if !told.mirrors.is_empty() => "there are mirrors".to_owned(),
         Some((port, _)) => format!("port {port} is told more than its rates"),
         None => return Ok(()),
     };
@@ -133,7 +161,35 @@ fn check(lists: &[u8], has_mirrors: bool, settings: &BTreeMap<String, PortSettin
     )))
 }
 
+/// Whether there is an interface of this name. The kernel is asked, and not /sys, which may be that of another network namespace.
+pub fn is_interface(name: &str) -> bool {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
+    socket.is_ok_and(|socket| name_to_index(socket, name).is_ok())
+}
+
+/// Open vSwitch finds a VM's port by an interface of its name.
+fn check_length(port: &str) -> Result<(), String> {
+    if port.len() < IF_NAMESIZE {
+        return Ok(());
+    }
+    Err("Open vSwitch finds a port by an interface of its name, which has at most 15 characters; choose a shorter name"
+        .into())
+}
+
 impl Supervisor {
+    /// Refuses a new port of a VM's that Open vSwitch could not use.
+    pub(super) fn check_for_ovs(&self, port: &str) -> Result<(), String> {
+        let Some(ovs) = &self.ovs else { return Ok(()) };
+        check_length(port)?;
+        // That of a port just removed goes in a moment.
+        if !ovs.representors.contains_key(port) && is_interface(port) {
+            return Err(format!(
+                "there is an interface {port} on this host, which Open vSwitch would take instead of the VM; choose another name"
+            ));
+        }
+        Ok(())
+    }
+
     /// Makes representors of new ports, and removes those of ports that are gone.
     pub(super) fn step_representors(&mut self) {
         let Some(ovs) = &mut self.ovs else { return };

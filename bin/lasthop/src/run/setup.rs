@@ -3,7 +3,7 @@
 use super::args::{PortArg, RunArgs, check_uplink};
 use super::batch::Batch;
 use super::given::Given;
-use super::open_vswitch::{self, Decides, OpenVswitch};
+use super::open_vswitch::{self, Decides, OpenVswitch, Told};
 use super::settings_text::changed;
 use super::socket::{self, Access, Listener};
 use super::store::{Saved, SavedPort, SavedUplink, Store};
@@ -115,10 +115,10 @@ impl Setup {
         check_apart(&args.run_dir, &args.state_dir)?;
         let store = Store::new(&args.state_dir);
         let mut remembered = store.load().map_err(Failed)?;
-        given.mirrors(&store, &mut remembered)?;
+        let to_save = given.mirrors(&mut remembered)?;
         given.overrule(&mut remembered, &ports, &devices);
         let Saved { ports: saved, uplinks: saved_uplinks, taps, settings, mirrors } = remembered;
-        let lists = given.lists(&store)?;
+        let (lists, save_lists) = given.lists(&store)?;
         let (also_saved, saved) = reconcile(&ports, saved).map_err(Failed)?;
         let (uplinks, saved_uplinks) = reconcile_uplinks(&ports, &saved, &devices, saved_uplinks)?;
         let run_dir = std::path::absolute(&args.run_dir).unwrap_or_else(|_| args.run_dir.clone());
@@ -126,7 +126,13 @@ impl Setup {
         let api = listen(&run_dir, SOCKET_NAME, None)?;
         let read_api = group.map(|group| listen(&run_dir, READ_SOCKET_NAME, Some(group))).transpose()?;
         let settings = with_given(settings, &given.settings());
-        let ovs = OpenVswitch::wanted(is_ovs, &run_dir, (&lists, &mirrors, &settings))?;
+        let told = Told { lists: &lists, mirrors: &mirrors, settings: &settings, ports: &ports };
+        let ovs = OpenVswitch::wanted(is_ovs, &run_dir, &told, devices.iter().chain(&saved_uplinks))?;
+        // A start that is refused changes nothing.
+        to_save.map_or(Ok(()), |saved| store.save(saved)).map_err(Failed)?;
+        if save_lists {
+            store.save_lists(&lists).map_err(Failed)?;
+        }
         Ok(Self {
             ovs,
             for_switch: args.for_switch(cpus.as_ref().unwrap_or(&allowed)),
@@ -295,11 +301,28 @@ pub fn check_new<'a>(there: impl Iterator<Item = &'a SavedPort>, new: &SavedPort
     Ok(())
 }
 
+/// A port as on the command line.
+fn definition(SavedPort { path, client, tx_batch, owner, .. }: &SavedPort) -> String {
+    let client = if *client { ",client" } else { "" };
+    let batch = tx_batch.map_or_else(String::new, |batch| format!(",tx-batch={}:{}", batch.us, batch.packets));
+    let owner = owner.as_ref().map_or_else(String::new, |owner| format!(",owner={owner}"));
+    format!("{path}{client}{batch}{owner}")
+}
+
 /// Takes out of `saved` what the command line names as well. Saying two different things about one port is an error.
 fn reconcile(given: &[SavedPort], saved: Vec<SavedPort>) -> Result<(HashSet<String>, Vec<SavedPort>), String> {
     let (twice, once): (Vec<_>, Vec<_>) = saved.into_iter().partition(|port| given.contains(port));
     let mut all = given.to_vec();
     for port in &once {
+        if let Some(new) = given.iter().find(|new| new.name == port.name) {
+            return Err(format!(
+                "port {0}: the command line says {1}, and remembered is {2}, as it was made last; say the same, or leave it out and the \
+                 remembered one is made, which `lasthop port del {0}` removes",
+                port.name,
+                definition(new),
+                definition(port)
+            ));
+        }
         check_new(all.iter(), port)
             .map_err(|e| format!("remembered port {}: {e}, or move ports.json of --state-dir away", port.name))?;
         all.push(port.clone());
@@ -481,7 +504,10 @@ mod tests {
     fn the_command_line_and_the_remembered_ports_must_agree() {
         let (twice, once) = reconcile(&[port("a", "/a")], vec![port("a", "/a"), port("b", "/b")]).unwrap();
         assert_eq!((twice, once), (HashSet::from(["a".to_owned()]), vec![port("b", "/b")]));
-        assert!(reconcile(&[port("a", "/a")], vec![port("a", "/other")]).unwrap_err().contains("ports.json"));
+        let other = SavedPort { owner: Some("root:kvm".parse().unwrap()), ..port("a", "/other") };
+        let error = reconcile(&[port("a", "/a")], vec![other]).unwrap_err();
+        assert!(error.contains("says /a, and remembered is /other,owner=root:kvm"), "{error}");
+        assert!(reconcile(&[port("a", "/a")], vec![port("b", "/a")]).unwrap_err().contains("ports.json"));
         assert!(reconcile(&[], vec![port("a", "/a"), port("a", "/b")]).is_err());
     }
 

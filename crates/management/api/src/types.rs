@@ -336,6 +336,12 @@ pub struct AclChanged {
     pub from_guest_default: Option<String>,
     /// The same of the list of what goes to guests.
     pub to_guest_default: Option<String>,
+    /// One of these lists is stateful.
+    pub stateful: bool,
+    /// Lines of these lists that translate where packets come from, those that say `none` among them.
+    pub snat: u64,
+    /// The same of where packets go.
+    pub dnat: u64,
     /// Whose lists these are: `guests`, `uplinks`, `port NAME`.
     pub applies_to: Vec<String>,
     /// Lists that were removed.
@@ -385,6 +391,8 @@ pub struct SwitchStats {
     pub left_out: Vec<LeftOut>,
     /// Processes and how often each had to be replaced, those first that were replaced last.
     pub replaced: Vec<Replaced>,
+    /// Where Open vSwitch decides: its ports that are interfaces of the host. None where the learning switch decides.
+    pub open_vswitch: Option<Vec<String>>,
 }
 
 /// How often a process ended that was not asked to, since `lasthop run` started. Another took its place.
@@ -476,8 +484,10 @@ pub struct TraceReport {
     pub flow: Option<Flow>,
     /// What policy thinks of it and why.
     pub reasons: Vec<String>,
-    /// Where it goes: by the flow, or by policy when it meets none. Empty: it is dropped.
+    /// Where it goes: by the flow, or by policy when it meets none. Empty: it is dropped, unless it is `undecided`.
     pub outputs: Vec<TraceOutput>,
+    /// It meets no flow, and who decides has not been asked.
+    pub undecided: bool,
 }
 
 /// One destination of a traced packet.

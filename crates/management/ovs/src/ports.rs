@@ -91,6 +91,11 @@ impl Datapath {
         }
     }
 
+    /// Names of the ports that Open vSwitch has, without the datapath's own.
+    pub fn port_names(&self) -> impl Iterator<Item = &str> {
+        self.vports.iter().filter(|(no, _)| **no != 0).map(|(_, port)| port.name.as_str())
+    }
+
     /// The number of the port of this name, or with this number.
     pub(crate) fn find_vport(&self, name: Option<&str>, no: Option<u32>) -> Result<u32, Refused> {
         let found = match name {
