@@ -139,3 +139,53 @@ fn a_lasthop_that_begins_with_a_file_has_all_of_it_from_the_first_frame_on() {
     assert!(hear(&mut guests, 8).len() == 2);
     assert!(guests.iter_mut().all(|guest| guest.drain().iter().all(|f| number(f) != Some(7))));
 }
+
+/// A port that has to be made anew was removed before it was found out that it cannot be.
+#[test]
+fn a_port_that_cannot_be_made_anew_stays() {
+    let dir = scratch();
+    let lasthop = Lasthop::start(&[Port::listen("b", dir.path())]);
+    let path = file(dir.path(), &port(dir.path(), "a", "tx-batch = \"9,9\""));
+    apply(&lasthop, &[&path]);
+    let mut guests = connect(&lasthop, dir.path(), &["a", "b"]);
+    let refused = |words: &[&str]| {
+        let out = lasthop.try_command(&[&["apply", &path], words].concat());
+        assert!(!out.status.success(), "{words:?}");
+        String::from_utf8_lossy(&out.stderr).into_owned()
+    };
+    for (text, why) in [
+        (port(dir.path(), "a", "owner = \"nobody-of-that-name\""), "no user \"nobody-of-that-name\""),
+        ("[port.a]\nsocket = \"/no/such/dir/a.sock\"\n".to_owned(), "there is no directory /no/such/dir"),
+    ] {
+        file(dir.path(), &text);
+        for words in [&["--dry-run"][..], &[]] {
+            let error = refused(words);
+            assert!(error.contains(why) && error.contains("nothing was changed"), "{error}");
+        }
+        hear(&mut guests, 1);
+    }
+    // Only the running one can tell: then it is there again.
+    file(dir.path(), "[port.a]\ndevice = \"none-such\"\n");
+    let error = refused(&[]);
+    assert!(
+        error.contains("there is no interface none-such") && error.contains("a is there again as it was"),
+        "{error}"
+    );
+    let shown = lasthop.port("a");
+    assert_eq!(
+        (shown["path"].as_str(), shown["tx_batch"]["us"].as_u64()),
+        (dir.path().join("a.sock").to_str(), Some(9))
+    );
+    drop(guests);
+    let mut guests = connect(&lasthop, dir.path(), &["a", "b"]);
+    hear(&mut guests, 2);
+}
+
+#[test]
+fn a_mirror_to_nobody_says_so() {
+    let dir = scratch();
+    let lasthop = Lasthop::start(&[Port::listen("a", dir.path())]);
+    let path = file(dir.path(), "[mirror.m]\nfrom = [\"a\"]\nto = \"idz\"\n");
+    let said = apply(&lasthop, &[&path]);
+    assert!(said.iter().any(|line| line.contains("mirror m: nothing is copied until there is a port idz")), "{said:?}");
+}

@@ -1,7 +1,7 @@
 //! `lasthop apply FILE`.
 
 use super::Declared;
-use super::plan::{Plan, Step, There};
+use super::plan::{Change, Plan, Step, There};
 use crate::SharedArgs;
 use crate::acl::tell_text;
 use crate::client::{CliError, Instance, collect};
@@ -35,33 +35,41 @@ struct Applied {
     changes: Vec<String>,
     /// What is there and not in the file.
     left_alone: Vec<String>,
+    /// What is to be known of what was made.
+    notes: Vec<String>,
 }
 
 pub fn apply(args: &ApplyArgs) -> Result<String, CliError> {
     let declared = Declared::read(&args.file).map_err(CliError::new)?;
-    let mut instance = args.shared.instance()?;
+    let (mut instance, mut notes) = (args.shared.instance()?, Vec::new());
     let there = There {
         ports: all_ports(&mut instance)?,
         uplinks: instance.ask(async |c| c.uplink_list().await)?.uplinks,
         mirrors: instance.ask(async |c| c.mirror_list().await)?.mirrors,
         sets: sets(&mut instance, None)?,
         rules: instance.ask(async |c| collect(c.acl_show(&[], false).await, |page| page.rules).await)?,
+        open_vswitch: instance.ask(async |c| c.stats().await)?.open_vswitch,
     };
-    let plan = Plan::new(&declared, &there, args.prune);
+    let failed = |e: String| CliError::new(format!("{}: {e}; nothing was changed", args.file.display()));
+    there.check(&declared).map_err(failed)?;
+    let plan = Plan::new(&declared, &there.without_ovs(), args.prune);
+    plan.check().map_err(failed)?;
     if !args.dry_run {
         for (done, change) in plan.changes.iter().enumerate() {
-            carry_out(&mut instance, &change.step).map_err(|e| {
+            let made = carry_out(&mut instance, &change.step).map_err(|e| {
                 let so_far = lasthop_types::counted(done as u64, "change");
+                let again = put_back(&mut instance, &plan.changes[..done]);
                 CliError::new(format!(
-                    "{}: {}: {e}; {so_far} before it made, the rest not; mend it and apply the file again",
+                    "{}: {}: {e}; {so_far} before it made, the rest not{again}; mend it and apply the file again",
                     args.file.display(),
                     change.told
                 ))
             })?;
+            notes.extend(made);
         }
     }
     let changes = plan.changes.into_iter().map(|change| change.told).collect();
-    let applied = Applied { dry_run: args.dry_run, changes, left_alone: plan.left };
+    let applied = Applied { dry_run: args.dry_run, changes, left_alone: plan.left, notes };
     args.shared.show(&applied, told)
 }
 
@@ -71,6 +79,7 @@ fn told(applied: &Applied) -> String {
         let left = applied.left_alone.join(", ");
         text += &format!("left alone, as the file does not name it (--prune removes it): {left}\n");
     }
+    text.extend(applied.notes.iter().map(|note| format!("{note}\n")));
     text += match (applied.changes.len(), applied.dry_run) {
         (0, _) => "nothing to change\n",
         (_, true) => "nothing was changed (--dry-run)\n",
@@ -79,7 +88,45 @@ fn told(applied: &Applied) -> String {
     text
 }
 
-fn carry_out(instance: &mut Instance, step: &Step<'_>) -> Result<(), CliError> {
+/// Has ports and uplinks again as they were, that were removed so that others could take their places, which have not.
+fn put_back(instance: &mut Instance, done: &[Change<'_>]) -> String {
+    let made = |name: &str| {
+        done.iter().any(|change| match &change.step {
+            Step::AddPort(port) => port.name == name,
+            Step::AddUplink(uplink) => uplink.name == name,
+            _ => false,
+        })
+    };
+    let mut said = String::new();
+    for change in done {
+        let (name, step) = match &change.step {
+            Step::DelPort(name, Some(port)) => (name, Step::AddPort(port)),
+            Step::DelUplink(name, Some(uplink)) => (name, Step::AddUplink(uplink)),
+            _ => continue,
+        };
+        if !made(name) {
+            said += &match carry_out(instance, &step) {
+                Ok(_) => format!("; {name} is there again as it was"),
+                Err(e) => format!("; {name} as it was could not be made again: {e}"),
+            };
+        }
+    }
+    said
+}
+
+/// What is to be known of what was made, if anything.
+fn carry_out(instance: &mut Instance, step: &Step<'_>) -> Result<Option<String>, CliError> {
+    if let Step::AddMirror(mirror) = step {
+        let from: Vec<_> = mirror.from.iter().map(String::as_str).collect();
+        let direction = mirror.direction.to_string();
+        let made = instance.ask(async |c| c.mirror_add(&mirror.name, &from, &mirror.to, &direction).await)?;
+        let note = made.mirrors.into_iter().find_map(|mirror| mirror.note);
+        return Ok(note.map(|note| format!("mirror {}: {note}", mirror.name)));
+    }
+    change(instance, step).map(|()| None)
+}
+
+fn change(instance: &mut Instance, step: &Step<'_>) -> Result<(), CliError> {
     match step {
         Step::ChangeSet(name, add, del) => change(instance, name, add, del).map(drop),
         Step::DelSet(name) => destroy(instance, name).map(drop),
@@ -93,14 +140,10 @@ fn carry_out(instance: &mut Instance, step: &Step<'_>) -> Result<(), CliError> {
             let (ports, general) = whose(scope);
             instance.ask(async |c| c.acl_clear(&ports, None, general).await).map(drop)
         }
-        Step::AddMirror(mirror) => {
-            let from: Vec<_> = mirror.from.iter().map(String::as_str).collect();
-            let direction = mirror.direction.to_string();
-            instance.ask(async |c| c.mirror_add(&mirror.name, &from, &mirror.to, &direction).await).map(drop)
-        }
+        Step::AddMirror(_) => Ok(()),
         Step::DelMirror(name) => instance.ask(async |c| c.mirror_del(name).await).map(drop),
-        Step::DelPort(name) => instance.ask(async |c| c.port_del(name).await).map(drop),
-        Step::DelUplink(name) => instance.ask(async |c| c.uplink_del(name).await).map(drop),
+        Step::DelPort(name, _) => instance.ask(async |c| c.port_del(name).await).map(drop),
+        Step::DelUplink(name, _) => instance.ask(async |c| c.uplink_del(name).await).map(drop),
         Step::SetPort(name, settings) => instance.ask(async |c| c.port_set(name, settings).await).map(drop),
         Step::SetUplink(uplink) => {
             let vlans = uplink.vlans.as_ref().map(ToString::to_string);

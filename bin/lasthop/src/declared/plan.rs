@@ -1,7 +1,7 @@
 //! What has to change so that a running lasthop is as a file says.
 
 use super::{Declared, DeclaredLists};
-use crate::run::{PortArg, SavedUplink};
+use crate::run::{Batch, PACKET_PORT, PortArg, SavedUplink};
 use lasthop_api::{AclRule, AddressSet, Field, Port, Uplink};
 use lasthop_policy::acl::{Book, Direction, Scope};
 use lasthop_policy::{Mirror, PortSettings};
@@ -16,6 +16,46 @@ pub(super) struct There {
     pub rules: Vec<AclRule>,
     pub mirrors: Vec<lasthop_api::Mirror>,
     pub sets: Vec<AddressSet>,
+    /// Interfaces that are Open vSwitch's; none where the learning switch decides.
+    pub open_vswitch: Option<Vec<String>>,
+}
+
+impl There {
+    /// Leaves out what is Open vSwitch's own business: what it has made, and the port by which packets get to it.
+    pub fn without_ovs(mut self) -> Self {
+        if let Some(names) = &self.open_vswitch {
+            let is_theirs = |name: &String| name == PACKET_PORT || names.contains(name);
+            self.ports.retain(|port| !is_theirs(&port.name));
+            self.uplinks.retain(|uplink| !is_theirs(&uplink.name));
+        }
+        self
+    }
+
+    /// Refuses what would have no effect where Open vSwitch decides, before anything is changed.
+    pub fn check(&self, declared: &Declared) -> Result<(), String> {
+        let Some(names) = &self.open_vswitch else { return Ok(()) };
+        if let Some(name) = declared.names().into_iter().find(|name| names.iter().any(|other| other == name)) {
+            return Err(format!(
+                "Open vSwitch has {name}; leave it out here, or remove it there: `ovs-vsctl del-port {name}`"
+            ));
+        }
+        let is_other = |name: &str| !matches!(name, "rate-from" | "rate-to");
+        let told = |port: &&PortArg| port.settings.iter().any(|(name, value)| is_other(name) && value != "none");
+        let what = if !declared.lists.is_empty() || !declared.sets.is_empty() {
+            "its access lists or sets".to_owned()
+        } else if !declared.mirrors.is_empty() {
+            "its mirrors".to_owned()
+        } else if let Some(uplink) = declared.uplinks.first() {
+            format!("its uplink {}", uplink.name)
+        } else if let Some(port) = declared.ports.iter().find(told) {
+            format!("settings of port {} other than rates", port.name)
+        } else {
+            return Ok(());
+        };
+        Err(format!(
+            "Open vSwitch decides here (`lasthop run --control ovs`), and {what} would have no effect; tell Open vSwitch"
+        ))
+    }
 }
 
 /// One change.
@@ -25,8 +65,9 @@ pub(super) enum Step<'a> {
     ChangeSet(&'a str, Vec<String>, Vec<String>),
     DelSet(String),
     LoadLists(&'a DeclaredLists),
-    DelPort(String),
-    DelUplink(String),
+    /// With what has it as it was, if another is to take its place.
+    DelPort(String, Option<Box<PortArg>>),
+    DelUplink(String, Option<SavedUplink>),
     AddPort(&'a PortArg),
     AddUplink(&'a SavedUplink),
     SetPort(&'a str, Vec<Field>),
@@ -80,6 +121,15 @@ impl<'a> Plan<'a> {
         plan
     }
 
+    /// Refuses what would fail after something was removed for it: an owner that nobody knows, a directory that is not there. Of interfaces
+    /// only the running lasthop can tell, which may be in another network namespace.
+    pub fn check(&self) -> Result<(), String> {
+        self.changes.iter().try_for_each(|change| match change.step {
+            Step::AddPort(port) => can_be_made(port).map_err(|e| format!("port {}: {e}", port.name)),
+            _ => Ok(()),
+        })
+    }
+
     pub(super) fn push(&mut self, step: Step<'a>, told: String) {
         self.changes.push(Change { step, told });
     }
@@ -116,13 +166,17 @@ impl<'a> Plan<'a> {
         let ports = there.ports.iter().filter(|port| !port.uplink).map(|port| (&port.name, true));
         for (name, is_port) in ports.chain(there.uplinks.iter().filter(|u| !u.guest).map(|u| (&u.name, false))) {
             let kind = if is_port { "port" } else { "uplink" };
-            let step = |name: &str| if is_port { Step::DelPort(name.into()) } else { Step::DelUplink(name.into()) };
+            let step = |name: &str, again| match (is_port, again) {
+                (true, again) => Step::DelPort(name.into(), again),
+                (false, again) => Step::DelUplink(name.into(), again.and_then(|port: Box<PortArg>| port.device)),
+            };
             match anew(declared, there, name, is_port) {
-                None if prune => self.push(step(name), format!("- {kind} {name}")),
+                None if prune => self.push(step(name, None), format!("- {kind} {name}")),
                 None => self.left.push(format!("{kind} {name}")),
                 Some(None) => {}
                 Some(Some(why)) => {
-                    self.push(step(name), format!("- {kind} {name}: {why}; its connection ends"));
+                    let again = as_it_is(there, name).map(Box::new);
+                    self.push(step(name, again), format!("- {kind} {name}: {why}; its connection ends"));
                     replaced.insert(name.clone());
                 }
             }
@@ -176,6 +230,41 @@ fn anew(declared: &Declared, there: &There, name: &str, is_port: bool) -> Option
         (_, Some(_), true) => Some(Some("an uplink instead of a port".into())),
         (None, None, _) => None,
     }
+}
+
+fn can_be_made(port: &PortArg) -> Result<(), String> {
+    if let Some(owner) = &port.owner {
+        owner.ids().map_err(|e| format!("owner {owner}: {e}"))?;
+    }
+    match port.path.parent().filter(|dir| port.device.is_none() && !port.client && !dir.is_dir()) {
+        Some(dir) => Err(format!("there is no directory {}; create it or choose another path", dir.display())),
+        None => Ok(()),
+    }
+}
+
+/// A port or an uplink as it would have to be declared.
+fn as_it_is(there: &There, name: &str) -> Option<PortArg> {
+    let port = there.ports.iter().find(|port| port.name == name)?;
+    let device = there.uplinks.iter().find(|uplink| uplink.name == name).map(|uplink| SavedUplink {
+        name: name.into(),
+        device: uplink.device.clone(),
+        driver: driver_of(uplink),
+        queues: uplink.queues.max(1),
+        nice: uplink.nice,
+        no_gro: !uplink.gro,
+        spare: uplink.spare.is_some(),
+        vlans: uplink.vlans.as_ref().and_then(|vlans| vlans.parse().ok()),
+        guest: uplink.guest,
+    });
+    Some(PortArg {
+        name: name.into(),
+        path: port.path.clone().into(),
+        client: port.client,
+        tx_batch: Some(Batch { us: port.tx_batch.us, packets: port.tx_batch.packets }),
+        device,
+        owner: port.owner.as_ref().and_then(|owner| owner.parse().ok()),
+        settings: port.settings.iter().map(|field| (field.name.clone(), field.value.clone())).collect(),
+    })
 }
 
 fn of_socket(port: &PortArg, there: &Port) -> Option<String> {

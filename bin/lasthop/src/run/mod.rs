@@ -76,6 +76,7 @@ mod watchdog;
 pub use args::{PortArg, RunArgs, check_uplink, driver, meant_device, new_name, nice, queues, vlan_list};
 pub use batch::Batch;
 use lasthop_sys::Log;
+pub use open_vswitch::PACKET_PORT;
 pub use owner::FileOwner;
 use std::io::Write;
 use std::process::ExitCode;

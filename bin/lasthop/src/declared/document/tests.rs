@@ -88,7 +88,7 @@ fn there() -> plan::There {
         rule(Some("vm1"), "to-guest", 1, "permit arp"),
         rule(Some("vm1"), "to-guest", 0, "default deny"),
     ];
-    plan::There { ports: vec![vm1, c1, net], uplinks, rules, mirrors: Vec::new(), sets: Vec::new() }
+    plan::There { ports: vec![vm1, c1, net], uplinks, rules, ..plan::There::default() }
 }
 
 fn told(text: &str, there: &plan::There, prune: bool) -> Vec<String> {
