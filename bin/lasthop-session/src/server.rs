@@ -15,6 +15,9 @@ use std::time::Instant;
 const SUPERVISOR: u64 = 0;
 const FRONT_END: u64 = 1;
 const SWITCH: u64 = 2;
+/// The switch asks for translations, and the front-end answers.
+const MISSES: u64 = 3;
+const ANSWERS: u64 = 4;
 
 /// Everything there is in this process.
 pub struct Server {
@@ -51,8 +54,11 @@ impl Server {
                     SUPERVISOR if self.hear_supervisor()? => return Ok(()),
                     FRONT_END => self.hear_front_end(),
                     SWITCH => self.hear_switch(),
+                    MISSES => self.translate(Session::misses),
+                    ANSWERS => self.translate(Session::answers),
                     _ => {}
                 }
+                self.watch_translation();
             }
             if let Some(error) = self.session.as_ref().and_then(|session| session.expire(Instant::now()).err()) {
                 self.end(&error);
@@ -101,6 +107,28 @@ impl Server {
         }
     }
 
+    fn translate(&mut self, hear: impl FnOnce(&mut Session<Remote>) -> Result<(), SessionError>) {
+        if let Some(error) = self.session.as_mut().and_then(|session| hear(session).err()) {
+            self.end(&error);
+        }
+    }
+
+    /// The channels about translations come and go. Those that have gone are open in other processes, and epoll goes by the file.
+    fn watch_translation(&mut self) {
+        let Some(session) = &mut self.session else { return };
+        let Some(retired) = session.take_retired() else { return };
+        for fd in &retired {
+            let _ = self.epoll.delete(fd);
+        }
+        let (misses, answers) = session.translation_fds();
+        for (fd, token) in [(misses, MISSES), (answers, ANSWERS)] {
+            if let Some(fd) = fd {
+                // The one that has not changed is there already.
+                let _ = self.epoll.add(&fd, token, Trigger::Level);
+            }
+        }
+    }
+
     fn hear_switch(&mut self) {
         // What was reported may have been the channel of the connection before.
         if self.session.as_mut().is_some_and(Session::is_dismissed) {
@@ -122,6 +150,10 @@ impl Server {
         let session = self.session.take()?;
         // Others may have copies, and epoll goes by the file.
         let _ = self.epoll.delete(&session);
+        let (misses, answers) = session.translation_fds();
+        for fd in [misses, answers].into_iter().flatten() {
+            let _ = self.epoll.delete(&fd);
+        }
         let _ = self.epoll.delete(session.switch());
         Some(session)
     }

@@ -30,6 +30,7 @@ bitflags::bitflags! {
         const RING_EVENT_IDX = 1 << 29;
         const PROTOCOL_FEATURES = 1 << 30;
         const VERSION_1 = 1 << 32;
+        const ACCESS_PLATFORM = 1 << 33;
         const RING_PACKED = 1 << 34;
         const IN_ORDER = 1 << 35;
         const GUEST_USO4 = 1 << 54;
@@ -44,6 +45,7 @@ bitflags::bitflags! {
         const RARP = 1 << 2;
         const REPLY_ACK = 1 << 3;
         const NET_MTU = 1 << 4;
+        const BACKEND_REQ = 1 << 5;
         const INFLIGHT_SHMFD = 1 << 12;
         const RESET_DEVICE = 1 << 13;
         const CONFIGURE_MEM_SLOTS = 1 << 15;
@@ -67,7 +69,6 @@ const NOT_OFFERED: &[(u32, &str)] = &[
     (23, "CTRL_MAC_ADDR"),
     (24, "NOTIFY_ON_EMPTY"),
     (26, "LOG_ALL"),
-    (33, "ACCESS_PLATFORM"),
     (36, "ORDER_PLATFORM"),
     (37, "SR_IOV"),
     (38, "NOTIFICATION_DATA"),
@@ -81,10 +82,9 @@ const NOT_OFFERED: &[(u32, &str)] = &[
     (63, "SPEED_DUPLEX"),
 ];
 
-/// Names of other protocol features. Not BACKEND_REQ: there is nothing to request.
+/// Names of other protocol features.
 const PROTOCOL_NOT_OFFERED: &[(u32, &str)] = &[
     (1, "LOG_SHMFD"),
-    (5, "BACKEND_REQ"),
     (6, "CROSS_ENDIAN"),
     (7, "CRYPTO_SESSION"),
     (8, "PAGEFAULT"),

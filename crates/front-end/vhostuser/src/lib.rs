@@ -13,6 +13,7 @@ mod form;
 #[cfg(any(test, feature = "frontend"))]
 mod frontend;
 mod inflight;
+mod iotlb;
 #[cfg(any(test, feature = "frontend"))]
 mod local;
 pub mod message;
@@ -30,6 +31,7 @@ pub use features::{Features, ProtocolFeatures};
 #[cfg(any(test, feature = "frontend"))]
 pub use frontend::{Frontend, FrontendError};
 pub use inflight::InflightError;
+pub use iotlb::GRANTS;
 #[cfg(any(test, feature = "frontend"))]
 pub use local::Local;
 pub use message::{Request, SyntaxError};

@@ -78,6 +78,36 @@ pub struct SingleRegion {
     pub region: RegionSpec,
 }
 
+/// "An IOTLB message". C compilers make it 32 bytes long, and everybody sends as many.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct IotlbMessage {
+    /// I/O address.
+    pub iova: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Address in the front-end's own address space.
+    pub user_addr: u64,
+    /// 1: may be read, 2: may be written, 3: both.
+    pub permissions: u8,
+    /// See [`iotlb`].
+    pub kind: u8,
+    pub padding: [u8; 6],
+}
+
+/// Values of [`IotlbMessage::kind`].
+pub mod iotlb {
+    pub const MISS: u8 = 1;
+    pub const UPDATE: u8 = 2;
+    pub const INVALIDATE: u8 = 3;
+    pub const ACCESS_FAIL: u8 = 4;
+    pub const BATCH_BEGIN: u8 = 5;
+    pub const BATCH_END: u8 = 6;
+}
+
+/// The back-end's request that carries an [`IotlbMessage`]; those of the front-end are a [`Request`].
+pub const BACKEND_IOTLB_MSG: u32 = 1;
+
 /// "Inflight description". The specification has no padding, C compilers have.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
@@ -203,6 +233,7 @@ mod tests {
         assert_eq!(size_of::<SingleRegion>(), 40);
         assert_eq!(8 + MAX_TABLE * size_of::<RegionSpec>(), 264);
         assert_eq!(size_of::<InflightDesc>(), 24);
+        assert_eq!(size_of::<IotlbMessage>(), 32);
     }
 
     #[test]

@@ -39,6 +39,16 @@ pub enum Refusal {
     Status(u64),
     #[error("{0} is not the address of a guest")]
     Address(MacAddr),
+    #[error("{0:#x} is no type of an IOTLB message that a front-end sends")]
+    Iotlb(u8),
+    #[error("no translation of I/O addresses was negotiated")]
+    NoTranslation,
+    #[error("{size} bytes at I/O address {iova:#x} are not whole pages of 4096 bytes below 2^48")]
+    IotlbRange { iova: u64, size: u64 },
+    #[error("{size} bytes at address {user_addr:#x} of the front-end are not in one memory region")]
+    IotlbTarget { user_addr: u64, size: u64 },
+    #[error("what came for back-end requests is no socket")]
+    NoSocket,
     #[error("{0}")]
     Inflight(#[from] InflightError),
 }
@@ -65,6 +75,8 @@ pub enum SessionError {
     Syntax(#[from] SyntaxError),
     #[error("{request}: {why}")]
     Refused { request: String, why: Refusal },
+    #[error("what the front-end answers to a back-end's request makes no sense")]
+    BackendChannel,
     #[error("the switch has ended the connection")]
     SwitchGone,
     #[error("socket: {0}")]

@@ -32,6 +32,15 @@ impl Regions {
         Some(Self(rest))
     }
 
+    /// Guest physical address of these bytes in the front-end's own address space, if they all lie in one region.
+    pub(crate) fn range_to_guest(&self, user_addr: u64, size: u64) -> Option<u64> {
+        self.0.iter().find_map(|region| {
+            let offset = user_addr.checked_sub(region.user_addr)?;
+            let left = region.size.checked_sub(offset)?;
+            if size <= left { region.guest_addr.checked_add(offset) } else { None }
+        })
+    }
+
     /// Guest physical address of an address in the front-end's own address space.
     pub(crate) fn user_to_guest(&self, user_addr: u64) -> Option<u64> {
         self.0.iter().find_map(|region| {

@@ -17,6 +17,7 @@
 
 use crate::message::VringAddr;
 use lasthop_connection::Setup;
+use lasthop_sys::Foreign;
 
 /// What a ring is doing. See the table in the module's source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,6 +47,10 @@ pub(crate) struct Vring {
     pub(crate) state: RingState,
     /// How it was started.
     pub(crate) setup: Option<Setup>,
+    /// It runs, and its memory has been revoked: it goes on when that is translated again.
+    pub(crate) resting: bool,
+    /// SET_VRING_KICK, to wake it ourselves.
+    pub(crate) kick: Option<Foreign>,
 }
 
 /// Where a packed ring goes on, from SET_VRING_BASE's number: bits 0 to 15 say where the device takes, 16 to 31 where

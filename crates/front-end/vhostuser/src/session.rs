@@ -3,6 +3,7 @@
 use crate::features::{Features, ProtocolFeatures};
 use crate::form::Form;
 use crate::inflight::{self, Inflight};
+use crate::iotlb::{Iotlb, READ, WRITE};
 use crate::message::{Request, SingleRegion, SyntaxError, VRING_LOG, VringAddr, flag};
 use crate::outcome::{Refusal, SessionError};
 use crate::regions::Regions;
@@ -16,9 +17,11 @@ use lasthop_types::MacAddr;
 use rustix::net::{Shutdown, shutdown};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
+use translation::Requests;
 use zerocopy::IntoBytes;
 
 mod commands;
+mod translation;
 #[cfg(any(test, feature = "frontend"))]
 mod view;
 
@@ -79,6 +82,12 @@ pub struct Session<S> {
     /// Regions that ADD_MEM_REG named again, and how often.
     repeated: Vec<(RegionSpec, u32)>,
     inflight: Option<Inflight>,
+    /// Where the front-end is asked for translations (SET_BACKEND_REQ_FD).
+    requests: Option<Requests>,
+    /// While addresses are I/O addresses.
+    iotlb: Option<Iotlb>,
+    /// Descriptors that are no longer used and still watched, if any have come or gone.
+    retired: Option<Vec<Foreign>>,
     status: u8,
     refused: u32,
     changed: bool,
@@ -98,6 +107,9 @@ impl<S: Switch> Session<S> {
             regions: Regions::default(),
             repeated: Vec::new(),
             inflight: None,
+            requests: None,
+            iotlb: None,
+            retired: None,
             status: 0,
             refused: 0,
             changed: false,
@@ -198,11 +210,8 @@ impl<S: Switch> Session<S> {
             Some(request) => self.command(Form { request, body, fds }),
             None => Err(Refusal::Unknown.into()),
         };
-        if std::mem::take(&mut self.changed) {
-            // Before it is answered: a front-end that hears that its rings are enabled has its port up.
-            let (features, protocol_features) = (self.features.bits(), self.protocol_features.bits());
-            self.ask(Ask::State { features, protocol_features }, None).map_err(|_| SessionError::SwitchGone)?;
-        }
+        // Before it is answered: a front-end that hears that its rings are enabled has its port up.
+        self.tell_of_changes()?;
         // Judged after the command, so that the message that negotiates REPLY_ACK can itself ask for an answer.
         let acks = self.protocol_features.contains(ProtocolFeatures::REPLY_ACK);
         let wants_ack = acks && header.flags & flag::NEED_REPLY != 0;
@@ -226,6 +235,15 @@ impl<S: Switch> Session<S> {
                 self.transport.reply(code, 1u64.as_bytes(), None)
             }
         }
+    }
+
+    /// Tells the switch what has changed, if anything has.
+    fn tell_of_changes(&mut self) -> Result<(), SessionError> {
+        if std::mem::take(&mut self.changed) {
+            let (features, protocol_features) = (self.features.bits(), self.protocol_features.bits());
+            self.ask(Ask::State { features, protocol_features }, None).map_err(|_| SessionError::SwitchGone)?;
+        }
+        Ok(())
     }
 
     /// A ring's place in `rings`, and the number that belongs to it.
@@ -275,6 +293,7 @@ impl<S: Switch> Session<S> {
             }
         }
         self.features = Features::from_bits_truncate(bits);
+        self.translate()?;
         if !self.features.contains(Features::PROTOCOL_FEATURES) {
             for i in 0..self.rings.len() {
                 self.enable(i, true)?;
@@ -328,7 +347,7 @@ impl<S: Switch> Session<S> {
         for (ring, position) in stopped {
             self.note(usize::from(ring), position);
             if let Some(ring) = self.rings.get_mut(usize::from(ring)) {
-                (ring.state, ring.setup) = (RingState::Waiting, None);
+                (ring.state, ring.setup, ring.resting) = (RingState::Waiting, None, false);
             }
         }
         for ring in failed {
@@ -336,6 +355,7 @@ impl<S: Switch> Session<S> {
                 (ring.state, ring.setup) = (RingState::Failed, None);
             }
         }
+        self.regions_changed()?;
         (0..self.rings.len()).try_for_each(|i| self.try_start(i))
     }
 
@@ -345,7 +365,14 @@ impl<S: Switch> Session<S> {
         let Some(addr) = ring.addr.filter(|_| ring.size != 0 && !self.regions.is_empty()) else {
             return Ok(None);
         };
-        let guest = |user: u64| self.regions.user_to_guest(user).ok_or(user);
+        let translated = self.iotlb.as_ref().map(|iotlb| (iotlb, self.parts(i)));
+        if translated.is_some_and(|(iotlb, parts)| !parts.iter().all(|part| iotlb.covers(*part, READ | WRITE))) {
+            return Ok(None);
+        }
+        let guest = |user: u64| match self.iotlb {
+            Some(_) => Ok(user),
+            None => self.regions.user_to_guest(user).ok_or(user),
+        };
         Ok(Some(Setup {
             size: ring.size,
             desc: guest(addr.descriptor)?,
@@ -365,13 +392,17 @@ impl<S: Switch> Session<S> {
         let ring = i as u16;
         let (state, setup) = match self.setup(i) {
             Ok(Some(setup)) => {
+                self.fill_ring(i);
                 let enabled = self.rings[i].enabled;
                 match self.ask(Ask::Start { ring, setup, enabled }, None)? {
                     Answer::Done => (RingState::Running, Some(setup)),
                     _ => (RingState::Failed, None),
                 }
             }
-            Ok(None) => (RingState::Waiting, None),
+            Ok(None) => {
+                self.ask_for_ring(i)?;
+                (RingState::Waiting, None)
+            }
             Err(address) => {
                 self.ask(Ask::Unmapped { ring, address }, None)?;
                 (RingState::Failed, None)
@@ -393,7 +424,7 @@ impl<S: Switch> Session<S> {
             self.note(i, position);
         }
         let ring = &mut self.rings[i];
-        (ring.state, ring.setup) = (RingState::Stopped, None);
+        (ring.state, ring.setup, ring.resting) = (RingState::Stopped, None, false);
         self.changed = true;
         Ok(())
     }

@@ -37,6 +37,14 @@ pub enum Ask {
     Add { region: Region, keep: u64 },
     /// The same without the region that has these addresses and this size.
     Remove { region: Region, keep: u64 },
+    /// Addresses are I/O addresses from now on: the table that translates them comes with it, and an eventfd that is signalled when a page
+    /// is asked for; or neither, and they are the guest's again. While no ring is started.
+    Translate,
+    /// Entries have been taken out of the table. Answered when nothing is under way any more that may have read them. The rings whose bit
+    /// is set lay there themselves, and rest until [`Ask::Resume`].
+    Revoked { resting: u64 },
+    /// A ring that rests can be found again.
+    Resume { ring: u16 },
     /// Start a ring. [`Answer::Done`], or [`Answer::Refused`] and the ring has failed.
     Start { ring: u16, setup: Setup, enabled: bool },
     /// Stop a ring, and do not watch its kicks. [`Answer::Position`].

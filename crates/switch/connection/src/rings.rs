@@ -1,6 +1,7 @@
 //! A port's rings and its guest's memory, as a session process has them set up.
 
 use crate::messages::{Answer, Ask, MAX_TABLE, Region, Setup, spec};
+use lasthop_guestmem::translations::Translations;
 use lasthop_guestmem::{AccessError, GuestMemory, MapError, Mapped, MemoryLimits};
 use lasthop_sys::{Aside, Foreign, PeerEvent};
 use lasthop_types::MacAddr;
@@ -123,6 +124,16 @@ impl Rings {
                 let memory = memory.ok_or_else(|| End::rules("a region is to go that is not there"))?;
                 return Ok(self.use_memory(Ok(memory), keep, events));
             }
+            Ask::Translate => match self.translations(&mut fds) {
+                Ok(table) => self.memory = Arc::new(self.memory.translated_by(table)),
+                Err(error) => return Ok(Answer::Refused(error)),
+            },
+            Ask::Revoked { resting } => {
+                for (i, queue) in self.queues.iter().enumerate() {
+                    // Whoever moves packets of this guest's holds the lock for that long.
+                    if is_set(resting, i) { queue.rest() } else { drop(queue.lock()) }
+                }
+            }
             Ask::State { features, protocol_features } => {
                 self.features = (features, protocol_features);
                 events.push(Event::Changed);
@@ -143,6 +154,7 @@ impl Rings {
     fn about_ring(&mut self, ask: Ask, fd: Option<Foreign>, events: &mut Vec<Event>) -> Result<Answer, End> {
         let (Ask::Start { ring, .. }
         | Ask::Stop { ring }
+        | Ask::Resume { ring }
         | Ask::Unmapped { ring, .. }
         | Ask::Enable { ring, .. }
         | Ask::IsStarted { ring }
@@ -173,8 +185,14 @@ impl Rings {
                 events.push(Event::Stopped { queue: i });
                 return Ok(Answer::Position(queue.stop()));
             }
+            Ask::Resume { .. } => {
+                if let Err(error) = queue.set_memory(self.memory.clone()) {
+                    events.push(Event::Failed { queue: i, why: error.to_string() });
+                    return Ok(Answer::Refused(error.to_string()));
+                }
+            }
             Ask::Unmapped { address, .. } => {
-                queue.lock().fail(QueueError::RingMemory(AccessError { addr: address, len: 1 }));
+                queue.lock().fail(QueueError::RingMemory(AccessError { addr: address, len: 1, asked: false }));
                 let why = format!(
                     "ring address {address:#x} (of the front-end) is in no memory region; is all of the guest's memory shared (QEMU: share=on on each memory backend)?"
                 );
@@ -193,6 +211,12 @@ impl Rings {
             _ => queue.set_err(event),
         }
         Ok(Answer::Done)
+    }
+
+    fn translations(&self, fds: &mut Vec<Foreign>) -> Result<Option<Arc<Translations>>, String> {
+        let (Some(doorbell), Some(file)) = (fds.pop(), fds.pop()) else { return Ok(None) };
+        let doorbell = PeerEvent::new(doorbell).map_err(|e| e.to_string())?;
+        Translations::map(file, doorbell).map(|table| Some(Arc::new(table))).map_err(|e| e.to_string())
     }
 
     fn table(&self, regions: &[Region], fds: &[Foreign]) -> Result<GuestMemory, MapError> {
@@ -214,8 +238,7 @@ impl Rings {
         let before = std::mem::replace(&mut self.memory, memory);
         let (mut stopped, mut failed) = (Vec::new(), Vec::new());
         for (i, queue) in self.queues.iter().enumerate().filter(|(_, queue)| queue.status().started) {
-            let kept = keep.checked_shr(i as u32).is_some_and(|bits| bits & 1 == 1);
-            if !kept {
+            if !is_set(keep, i) {
                 stopped.extend(queue.stop().map(|position| (i as u16, position)));
             } else if let Err(error) = queue.set_memory(self.memory.clone()) {
                 events.push(Event::Failed { queue: i, why: error.to_string() });
@@ -245,6 +268,10 @@ impl Drop for Rings {
         // To unmap what nobody else has mapped any more means to free it, page by page.
         self.aside.unmap_aside(std::mem::take(&mut self.memory));
     }
+}
+
+fn is_set(bits: u64, ring: usize) -> bool {
+    bits.checked_shr(ring as u32).is_some_and(|bits| bits & 1 == 1)
 }
 
 fn queue_setup(setup: &Setup) -> QueueSetup {

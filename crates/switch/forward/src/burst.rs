@@ -184,7 +184,7 @@ impl Forwarder {
         if chains.list.is_empty() {
             // A ring whose memory has gone reads as one that is empty.
             let broken = broken.or_else(|| memory.faulted().then_some(QueueError::MemoryFault));
-            return (Outcome::default(), false, broken);
+            return (Outcome { stalled: chains.asked, ..Outcome::default() }, false, broken);
         }
         (0..PREFETCH).for_each(|n| chains.prefetch(n, false));
         started.note_burst(&chains.list);
@@ -227,7 +227,7 @@ impl Forwarder {
         }
         let outcome = Outcome {
             packets: taken,
-            stalled: end == End::Stalled,
+            stalled: end == End::Stalled || chains.asked && taken == chains.list.len(),
             short_of_buffers: self.plan.short,
             until_ns,
             more: end == End::Enough || self.plan.put_off || chains.is_spent() && taken > 0,

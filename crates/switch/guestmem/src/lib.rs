@@ -21,6 +21,7 @@ mod memory;
 pub mod meter;
 mod region;
 mod slice;
+pub mod translations;
 mod window;
 
 pub use charge::Mapped;

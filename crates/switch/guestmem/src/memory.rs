@@ -3,6 +3,7 @@
 use crate::charge::Mapped;
 use crate::region::{self, MapError, Region, RegionSpec};
 use crate::slice::GuestSlice;
+use crate::translations::{PAGE, Translations};
 use crate::window::Window;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -36,6 +37,8 @@ pub struct AccessError {
     pub addr: u64,
     /// Bytes wanted.
     pub len: u64,
+    /// It is an I/O address whose translation has been asked for.
+    pub asked: bool,
 }
 
 /// An immutable set of mapped regions. A change makes a new set that shares the mappings; share it by `Arc`.
@@ -49,6 +52,9 @@ pub struct GuestMemory {
     more: Vec<Place>,
     limits: MemoryLimits,
     mapped: Arc<Mapped>,
+    /// Addresses are I/O addresses: the table that translates them, and the same regions by guest physical addresses. There are no places
+    /// then, so that nothing is found by an address before it is translated.
+    io: Option<Arc<(Arc<Translations>, GuestMemory)>>,
 }
 
 /// As many regions as are looked through one by one. Guests have fewer; of a front-end that maps more the largest are the first.
@@ -89,12 +95,26 @@ impl GuestMemory {
         // What is left of them is empty: nothing lies there.
         places.resize(NEAR, Place::default());
         let places = places.try_into().unwrap_or_default();
-        Self { places, more, regions, limits: self.limits, mapped: self.mapped.clone() }
+        let (limits, mapped) = (self.limits, self.mapped.clone());
+        Self { places, more, regions, limits, mapped, io: None }.translated_by(self.table())
+    }
+
+    /// The same regions; a table translates the addresses by which they are found, or none does.
+    pub fn translated_by(&self, table: Option<Arc<Translations>>) -> Self {
+        let physical = self.io.as_ref().map_or(self, |io| &io.1).clone();
+        let Some(table) = table else { return physical };
+        let (places, more) = Default::default();
+        Self { places, more, io: Some(Arc::new((table, physical.clone()))), ..physical }
+    }
+
+    /// The table that translates addresses, if one does.
+    pub fn table(&self) -> Option<Arc<Translations>> {
+        self.io.as_ref().map(|io| io.0.clone())
     }
 
     /// This set without its regions, under the same limits.
     pub fn cleared(&self) -> Self {
-        Self::within(self.limits, &self.mapped)
+        Self::within(self.limits, &self.mapped).translated_by(self.table())
     }
 
     /// Memory of our own, zeros at first: one region of `size` bytes at guest (and user) address 0.
@@ -174,18 +194,30 @@ impl GuestMemory {
         self.places.iter().find(|place| addr.wrapping_sub(place.guest) < place.size).copied()
     }
 
-    /// `len` bytes at a guest physical address, all in one region: for rings.
+    /// `len` bytes at an address, side by side in this process too, which may be read, and written `to_write`.
     #[inline]
-    pub fn slice(&self, addr: u64, len: usize) -> Result<GuestSlice<'_>, AccessError> {
-        let piece = self.piece(addr, len)?;
-        if piece.len() == len { Ok(piece) } else { Err(AccessError { addr, len: len as u64 }) }
+    pub fn slice_for(&self, addr: u64, len: usize, to_write: bool) -> Result<GuestSlice<'_>, AccessError> {
+        let piece = self.piece_for(addr, len, to_write)?;
+        if piece.len() == len { Ok(piece) } else { self.pages(piece, addr, len, to_write) }
     }
 
-    /// The first part of `len` bytes at `addr`: all of them, unless the region ends before. A buffer may cross into
-    /// the next region, whose mapping lies elsewhere: ask again for the rest. `len` 0 must be inside memory too.
+    /// [`GuestMemory::slice_for`] of memory that may be written to: for rings.
+    #[inline]
+    pub fn slice(&self, addr: u64, len: usize) -> Result<GuestSlice<'_>, AccessError> {
+        self.slice_for(addr, len, true)
+    }
+
+    /// The first part of `len` bytes at `addr`: all of them, unless the region, or the page of a translated address, ends before. A buffer
+    /// may cross into the next one, which lies elsewhere: ask again for the rest. `len` 0 must be inside memory too.
+    #[inline]
+    pub fn piece_for(&self, addr: u64, len: usize, to_write: bool) -> Result<GuestSlice<'_>, AccessError> {
+        self.near_piece(addr, len).map_or_else(|| self.piece_of_more(addr, len, to_write), Ok)
+    }
+
+    /// [`GuestMemory::piece_for`] of memory that may be read.
     #[inline]
     pub fn piece(&self, addr: u64, len: usize) -> Result<GuestSlice<'_>, AccessError> {
-        self.near_piece(addr, len).map_or_else(|| self.piece_of_more(addr, len), Ok)
+        self.piece_for(addr, len, false)
     }
 
     /// [`GuestMemory::piece`] for most addresses: those in the largest regions, which are all that an ordinary guest has.
@@ -202,14 +234,45 @@ impl GuestMemory {
 
     #[cold]
     #[inline(never)]
-    fn piece_of_more(&self, addr: u64, len: usize) -> Result<GuestSlice<'_>, AccessError> {
-        let at = self.more.partition_point(|place| place.guest <= addr);
-        let refused = AccessError { addr, len: len as u64 };
-        let place = at.checked_sub(1).and_then(|at| self.more.get(at)).ok_or(refused)?;
+    fn piece_of_more(&self, addr: u64, len: usize, to_write: bool) -> Result<GuestSlice<'_>, AccessError> {
+        let refused = AccessError { addr, len: len as u64, asked: false };
+        let place = match self.io {
+            Some(_) => self.page(addr, to_write)?,
+            None => {
+                let at = self.more.partition_point(|place| place.guest <= addr);
+                at.checked_sub(1).and_then(|at| self.more.get(at)).copied().ok_or(refused)?
+            }
+        };
         let offset = addr - place.guest;
         let len = place.size.checked_sub(offset).filter(|left| *left > 0).ok_or(refused)?.min(len as u64) as usize;
         // SAFETY: as above.
         Ok(unsafe { GuestSlice::new(place.host.wrapping_add(offset as usize), len) })
+    }
+
+    /// Where the page of an I/O address lies. Never asked where addresses are the guest's.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn page(&self, addr: u64, to_write: bool) -> Result<Place, AccessError> {
+        let refused = |asked| AccessError { addr, len: 1, asked };
+        let (table, physical) = self.io.as_deref().ok_or(refused(false))?;
+        let guest = table.find(addr, to_write).map_err(refused)?;
+        let page = physical.piece(guest, PAGE as usize)?;
+        Ok(Place { guest: addr - addr % PAGE, size: page.len() as u64, host: page.as_ptr() })
+    }
+
+    /// The first piece of `len` bytes and all that follow, of pages of I/O addresses that lie side by side.
+    #[cold]
+    fn pages(&self, first: GuestSlice<'_>, addr: u64, len: usize, to_write: bool) -> Result<GuestSlice<'_>, AccessError> {
+        let mut end = first.len();
+        while end < len {
+            let next = self.piece_for(addr.wrapping_add(end as u64), len - end, to_write)?;
+            if self.io.is_none() || next.as_ptr() != first.as_ptr().wrapping_add(end) {
+                return Err(AccessError { addr, len: len as u64, asked: false });
+            }
+            end += next.len();
+        }
+        // SAFETY: pieces that lie side by side, each mapped for as long as `self` lives.
+        Ok(unsafe { GuestSlice::new(first.as_ptr(), len) })
     }
 }
 
@@ -252,7 +315,7 @@ mod tests {
             for addr in addresses {
                 for len in [0, 1, 2, 0xfff, 0x1000, 0x1001, 0x2000, 0x2001, u32::MAX] {
                     let mut window = m.window(hint);
-                    let found = window.find(addr, len, 7);
+                    let found = window.find::<false>(addr, len, 7);
                     let slice = m.slice(addr, len as usize).ok().filter(|slice| !slice.is_empty());
                     let bytes = |slice: crate::GuestSlice<'_>| (slice.as_ptr(), slice.len());
                     assert_eq!(

@@ -21,13 +21,14 @@ impl<'m> Window<'m> {
     }
 
     /// `len` bytes at a guest physical address and a number of the caller's, if there are any and they all lie in one of the regions
-    /// that are found at once. Remembers that region.
+    /// that are found at once, or in a page of translated addresses that may be read or, to WRITE, written to. Remembers that region or
+    /// page: ask no other way of the same window.
     #[inline(always)]
-    pub fn find(&mut self, addr: u64, len: u32, id: u16) -> Option<Tagged<'m>> {
+    pub fn find<const WRITE: bool>(&mut self, addr: u64, len: u32, id: u16) -> Option<Tagged<'m>> {
         if addr.wrapping_sub(self.place.guest) >= self.place.size {
             // A guest's buffers may alternate between two regions (QEMU has one below and one above 4 GiB), so this is no place to
             // give up.
-            self.place = self.memory.near_place(addr)?;
+            self.place = self.memory.near_place(addr).or_else(|| self.memory.page(addr, WRITE).ok())?;
         }
         let offset = addr.wrapping_sub(self.place.guest);
         let fits = u64::from(len).wrapping_sub(1) < self.place.size - offset;

@@ -46,11 +46,13 @@ pub struct Chains<'m> {
     wasted: usize,
     /// Of which there may be so many before another chain is walked.
     pub(crate) most_wasted: usize,
+    /// The next chain stays in its ring until an address of it is translated, which has been asked for.
+    pub asked: bool,
 }
 
 impl Default for Chains<'_> {
     fn default() -> Self {
-        Self { list: ArrayVec::new(), pieces: ArrayVec::new(), wasted: 0, most_wasted: MAX_WASTED }
+        Self { list: ArrayVec::new(), pieces: ArrayVec::new(), wasted: 0, most_wasted: MAX_WASTED, asked: false }
     }
 }
 
@@ -116,6 +118,13 @@ impl<'m> Chains<'m> {
     #[inline]
     pub fn is_full(&self) -> bool {
         self.list.is_full() || self.pieces.len() + LONGEST > MAX_PIECES || self.is_spent()
+    }
+
+    /// What came of taking chains; one that waits for a translation is no error.
+    #[inline]
+    pub(crate) fn taken(&mut self, result: Result<(), QueueError>) -> Result<(), QueueError> {
+        self.asked = result == Err(QueueError::Asked);
+        if self.asked { Ok(()) } else { result }
     }
 
     /// Starts a chain all of whose descriptors have to point one way. The caller checked `is_full`.
@@ -216,10 +225,10 @@ impl<'m> ChainBuilder<'_, 'm> {
         self.bad |= sum.is_none() || (flags & DESC_WRITE != 0) != self.device_writes;
         let mut left = len as usize;
         if addr.checked_add(u64::from(len)).is_none() {
-            return Err(QueueError::Buffer(AccessError { addr, len: u64::from(len) }));
+            return Err(QueueError::Buffer(AccessError { addr, len: u64::from(len), asked: false }));
         }
         loop {
-            let piece = self.memory.piece(addr, left).map_err(QueueError::Buffer)?;
+            let piece = self.memory.piece_for(addr, left, self.device_writes).map_err(QueueError::buffer)?;
             if !piece.is_empty() && !self.bad && self.chains.pieces.try_push(piece).is_err() {
                 self.bad = true;
             }
@@ -242,7 +251,7 @@ impl<'m> ChainBuilder<'_, 'm> {
         if !allowed || flags & DESC_NEXT != 0 || len == 0 || !len.is_multiple_of(16) {
             return Err(QueueError::Indirect(len));
         }
-        Ok((self.memory.slice(addr, len as usize).map_err(QueueError::Buffer)?, len / 16))
+        Ok((self.memory.slice_for(addr, len as usize, false).map_err(QueueError::buffer)?, len / 16))
     }
 
     /// Ends the chain, whose id and slots are known now; returns the slots. Of one that breaks the ring nothing is left.

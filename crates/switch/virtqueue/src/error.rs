@@ -26,8 +26,17 @@ pub enum QueueError {
     ChainTooLong,
     #[error("buffer: {0}{SHARED}")]
     Buffer(AccessError),
+    #[error("the translation of an address has been asked for")]
+    Asked,
     #[error("malformed indirect descriptor (table of {0} bytes)")]
     Indirect(u32),
     #[error("guest memory disappeared: its backing file was truncated")]
     MemoryFault,
+}
+
+impl QueueError {
+    /// Of a buffer's address.
+    pub(crate) fn buffer(error: AccessError) -> Self {
+        if error.asked { Self::Asked } else { Self::Buffer(error) }
+    }
 }

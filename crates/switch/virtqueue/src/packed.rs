@@ -108,7 +108,7 @@ fn singles<'m, const DEVICE_WRITES: bool>(
             // It will be read two lines of descriptors later, then marked used.
             desc.prefetch_for_write(first + n + 9);
         }
-        here.find(addr, len, last as u16).map(Chain)
+        here.find::<DEVICE_WRITES>(addr, len, last as u16).map(Chain)
     });
     *window = here;
     taken

@@ -117,7 +117,8 @@ impl Ring {
     ///    is read anew, once.
     #[inline]
     pub fn pop<'m>(&mut self, memory: &'m GuestMemory, chains: &mut Chains<'m>, most: usize) -> Result<(), QueueError> {
-        either!(&mut self.0, r => r.pop(memory, chains, false, most))
+        let result = either!(&mut self.0, r => r.pop(memory, chains, false, most));
+        chains.taken(result)
     }
 
     /// Puts back the last chains taken, given in the order they were taken.
@@ -142,7 +143,8 @@ impl Ring {
         chains: &mut Chains<'m>,
         most: usize,
     ) -> Result<(), QueueError> {
-        either!(&mut self.0, r => r.pop(memory, chains, true, most))
+        let result = either!(&mut self.0, r => r.pop(memory, chains, true, most));
+        chains.taken(result)
     }
 
     /// Notes that a chain is used and `len` bytes of it were written (0 for one that was read). In the order taken.

@@ -54,7 +54,7 @@ pub(crate) struct SplitRing {
 /// Each descriptor is read once, and what is not taken is read anew and walked, so only one reading ever counts. Takes for granted that
 /// `most` chains wait in the ring. A function of its own, so that all it works with stays in registers.
 #[inline(never)]
-fn singles<'m, const FLAGS: u16>(
+fn singles<'m, const DEVICE_WRITES: bool>(
     chains: &mut Chains<'m>,
     window: &mut Window<'m>,
     avail: Entries<'_, u16>,
@@ -62,11 +62,11 @@ fn singles<'m, const FLAGS: u16>(
     next: u16,
     most: usize,
 ) -> usize {
-    let mut here = *window;
+    let (mut here, wanted) = (*window, if DEVICE_WRITES { DESC_WRITE } else { 0 });
     let taken = avail.fill(&mut chains.list, usize::from(next), most, |head| {
         let Descriptor { addr, len, flags, .. } = Descriptor::split(desc.load(usize::from(head))?);
-        let is_single = flags & (DESC_NEXT | DESC_WRITE | DESC_INDIRECT) == FLAGS;
-        if is_single { here.find(addr, len, head).map(Chain) } else { None }
+        let is_single = flags & (DESC_NEXT | DESC_WRITE | DESC_INDIRECT) == wanted;
+        if is_single { here.find::<DEVICE_WRITES>(addr, len, head).map(Chain) } else { None }
     });
     *window = here;
     taken
@@ -146,9 +146,9 @@ impl SplitRing {
         while left > 0 {
             let most = left.min(self.mask + 1 - (usize::from(next) & self.mask));
             let taken = if device_writes {
-                singles::<DESC_WRITE>(chains, &mut window, avail, desc, next, most)
+                singles::<true>(chains, &mut window, avail, desc, next, most)
             } else {
-                singles::<0>(chains, &mut window, avail, desc, next, most)
+                singles::<false>(chains, &mut window, avail, desc, next, most)
             };
             next = next.wrapping_add(taken as u16);
             left -= taken;

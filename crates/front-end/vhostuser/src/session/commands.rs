@@ -1,6 +1,8 @@
 //! What each request means.
 
 use super::*;
+use lasthop_sys::Aside;
+use std::sync::Arc;
 
 impl<S: Switch> Session<S> {
     /// Carries out one request: first its form is judged, then what it means.
@@ -48,9 +50,11 @@ impl<S: Switch> Session<S> {
                 self.ask(Ask::Mtu(small.ok_or(Refusal::Mtu(mtu))?), None)?;
             }
             R::SetBackendReqFd => {
-                form.with_fd::<[u8; 0]>()?;
-                return Err(Refusal::NotOffered.into());
+                let (_, socket) = form.with_fd::<[u8; 0]>()?;
+                self.needs(ProtocolFeatures::BACKEND_REQ)?;
+                self.set_requests(socket)?;
             }
+            R::IotlbMsg => self.iotlb_message(form.exactly()?)?,
             R::ResetDevice => {
                 self.needs(ProtocolFeatures::RESET_DEVICE)?;
                 self.reset()?;
@@ -110,6 +114,7 @@ impl<S: Switch> Session<S> {
             }
             R::SetVringKick => {
                 let (i, fd) = self.ring_fd(form)?;
+                self.rings[i].kick = fd.as_ref().and_then(|fd| copy(fd, self.transport.aside()));
                 self.ask_for(Ask::Kick { ring: i as u16 }, fd)?;
                 if !self.is_running(i)? {
                     self.rings[i].state = RingState::Waiting;
@@ -206,4 +211,9 @@ impl<S: Switch> Session<S> {
 /// A region as the switch is told of it.
 fn words(region: &RegionSpec) -> lasthop_connection::Region {
     zerocopy::transmute!(*region)
+}
+
+/// Another descriptor of the same file.
+fn copy(fd: &Foreign, aside: &Arc<Aside>) -> Option<Foreign> {
+    Some(Foreign::new(rustix::io::fcntl_dupfd_cloexec(fd, 0).ok()?, aside))
 }

@@ -1,0 +1,273 @@
+//! What a guest's own IOMMU says of its I/O addresses (specification, "IOMMU support"), and the table of it that the switch reads.
+//!
+//! Two stores, both bounded. [`Ranges`](Iotlb::ranges) are what the front-end has said: the oldest that nobody asked for lately goes first
+//! when there are too many, and is asked for again. The table holds single pages, those that the switch has asked for: when its set is full
+//! they take turns. Neither is ever more than a cache of what the front-end knows, so that to forget too much is always right.
+
+use lasthop_guestmem::translations::{PAGE, PAGES, QUESTIONS, SETS, TABLE_BYTES, WAYS, entry, set_of};
+use lasthop_guestmem::{GuestMemory, PinnedSlice, RegionSpec};
+use lasthop_sys::{EventFd, memfd};
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// Most ranges that are remembered of a port.
+pub const GRANTS: usize = 8192;
+/// Most pages that are asked for at a time.
+const MOST_ASKED: usize = 1024;
+/// Permissions: to read, to write (`VHOST_ACCESS_RO`, `VHOST_ACCESS_WO`).
+pub(crate) const READ: u64 = 1;
+pub(crate) const WRITE: u64 = 2;
+/// The guest physical page of an entry that the front-end has refused.
+const REFUSED: u64 = PAGES - 1;
+
+/// Pages side by side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Range {
+    /// First I/O page.
+    pub(crate) first: u64,
+    /// Last I/O page.
+    pub(crate) last: u64,
+    /// Guest physical page of the first.
+    pub(crate) guest: u64,
+    /// In the front-end's own address space, in bytes.
+    pub(crate) user: u64,
+    pub(crate) permissions: u64,
+}
+
+/// What is counted, in the order in which the switch reads it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) updates: u64,
+    pub(crate) invalidations: u64,
+    pub(crate) misses: u64,
+    pub(crate) refused: u64,
+}
+
+/// A page that the front-end has been asked for and has not given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Question {
+    pub(crate) wanted: u64,
+    pub(crate) sent: bool,
+}
+
+/// The number of a page's set.
+fn index(page: u64) -> u64 {
+    (set_of(page).0 - set_of(0).0) / (8 * WAYS)
+}
+
+/// Where an entry lies, in bytes.
+fn word(set: u64, way: u64) -> usize {
+    (set_of(0).0 + 8 * (set * WAYS + way)) as usize
+}
+
+/// The translations of one connection.
+#[derive(Debug)]
+pub(crate) struct Iotlb {
+    words: PinnedSlice<8>,
+    /// Signalled by the switch when it asks.
+    pub(crate) doorbell: EventFd,
+    most: usize,
+    /// By first page, none overlapping, each with its age.
+    ranges: BTreeMap<u64, (Range, u64)>,
+    /// First pages by age.
+    ages: BTreeMap<u64, u64>,
+    next_age: u64,
+    /// Whose turn it is to go in each set.
+    turns: Vec<u8>,
+    asked: BTreeMap<u64, Question>,
+    /// Something was taken out of the table since the switch last let go of all that it had read there.
+    pub(crate) removed: bool,
+    pub(crate) counts: Counts,
+}
+
+impl Iotlb {
+    /// An empty one, and the table's file.
+    pub(crate) fn new(most: usize) -> Result<(Self, OwnedFd), Errno> {
+        let file = memfd("lasthop-iotlb", TABLE_BYTES)?;
+        let spec = RegionSpec { guest_addr: 0, user_addr: 0, size: TABLE_BYTES, mmap_offset: 0 };
+        let memory = GuestMemory::empty().with_region(spec, &file).map_err(|_| Errno::NOMEM)?;
+        let words = PinnedSlice::new(&Arc::new(memory), 0, TABLE_BYTES as usize).map_err(|_| Errno::NOMEM)?;
+        let (ranges, ages, asked) = Default::default();
+        let (doorbell, turns) = (EventFd::new()?, vec![0; SETS as usize]);
+        let counts = Counts::default();
+        Ok((Self { words, doorbell, most, ranges, ages, next_age: 0, turns, asked, removed: false, counts }, file))
+    }
+
+    /// The pages of these bytes: first and last. A size of 0, and one that wraps, go to the end of the address space.
+    pub(crate) fn pages(addr: u64, size: u64) -> (u64, u64) {
+        (addr / PAGE, addr.checked_add(size.wrapping_sub(1)).unwrap_or(u64::MAX) / PAGE)
+    }
+
+    /// The front-end says what these pages mean. True if some of them meant something before.
+    pub(crate) fn update(&mut self, range: Range) -> bool {
+        self.counts.updates += 1;
+        // QEMU tells some pages twice.
+        if self.find(range.first).is_some_and(|(known, _)| known == range) {
+            return false;
+        }
+        let replaced = self.forget(range.first, range.last);
+        if self.ranges.len() >= self.most
+            && let Some((_, first)) = self.ages.pop_first()
+            && let Some((oldest, _)) = self.ranges.remove(&first)
+        {
+            self.clear(oldest.first, oldest.last);
+        }
+        let age = self.age();
+        self.ages.insert(age, range.first);
+        self.ranges.insert(range.first, (range, age));
+        self.write_counts();
+        replaced
+    }
+
+    fn age(&mut self) -> u64 {
+        self.next_age += 1;
+        self.next_age
+    }
+
+    /// These pages mean nothing any more, nor does what was said together with them. True if there was something.
+    pub(crate) fn forget(&mut self, first: u64, last: u64) -> bool {
+        let before = self.ranges.len();
+        self.clear(first, last);
+        // Ranges do not overlap: the last that begins before the end, and those before it, until one ends too early.
+        while let Some((_, &(range, age))) = self.ranges.range(..=last).next_back()
+            && range.last >= first
+        {
+            self.ranges.remove(&range.first);
+            self.ages.remove(&age);
+            self.clear(range.first, range.last);
+        }
+        self.ranges.len() != before
+    }
+
+    /// All ranges.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = Range> + '_ {
+        self.ranges.values().map(|(range, _)| *range)
+    }
+
+    fn find(&self, page: u64) -> Option<(Range, u64)> {
+        self.ranges.range(..=page).next_back().map(|(_, found)| *found).filter(|(range, _)| range.last >= page)
+    }
+
+    /// Whether all these pages are known and may be used like that.
+    pub(crate) fn covers(&self, (first, last): (u64, u64), wanted: u64) -> bool {
+        self.missing((first, last), wanted).is_none()
+    }
+
+    /// The first of these pages that is not known, or may not be used like that.
+    pub(crate) fn missing(&self, (first, last): (u64, u64), wanted: u64) -> Option<u64> {
+        let mut page = first;
+        while page <= last {
+            match self.find(page) {
+                Some((range, _)) if range.permissions & wanted == wanted => page = range.last.checked_add(1)?,
+                _ => return Some(page),
+            }
+        }
+        None
+    }
+
+    /// Puts a page into the table if it is known and may be used like that.
+    pub(crate) fn fill(&mut self, page: u64, wanted: u64) -> bool {
+        let Some((range, age)) = self.find(page).filter(|(range, _)| range.permissions & wanted == wanted) else {
+            return false;
+        };
+        // Somebody wants it: it is young again.
+        self.ages.remove(&age);
+        let age = self.age();
+        self.ages.insert(age, range.first);
+        self.ranges.insert(range.first, (range, age));
+        self.put(page, range.guest + (page - range.first), range.permissions);
+        true
+    }
+
+    /// The front-end has said that there is no such page: whoever asks for it learns that.
+    pub(crate) fn refuse(&mut self, page: u64) {
+        self.counts.refused += 1;
+        self.put(page, REFUSED, 0);
+        self.write_counts();
+    }
+
+    fn put(&mut self, page: u64, guest: u64, permissions: u64) {
+        if page >= PAGES {
+            return;
+        }
+        let (set, tag) = (index(page), set_of(page).1);
+        let entry_of = |way: u64| self.words.load_u64(word(set, way));
+        let here = (0..WAYS).find(|way| entry_of(*way) != 0 && entry_of(*way) >> 38 == tag);
+        let way = here.or_else(|| (0..WAYS).find(|way| entry_of(*way) == 0)).unwrap_or_else(|| {
+            self.removed = true;
+            self.turns.get_mut(set as usize).map_or(0, |turn| {
+                *turn = turn.wrapping_add(1);
+                u64::from(*turn) % WAYS
+            })
+        });
+        self.words.store_u64_release(word(set, way), entry(tag, guest, permissions));
+    }
+
+    /// Takes pages out of the table.
+    fn clear(&mut self, first: u64, last: u64) {
+        if last.saturating_sub(first) < SETS {
+            (first..=last).filter(|page| *page < PAGES).for_each(|page| self.clear_set(index(page), page, page));
+        } else {
+            (0..SETS).for_each(|set| self.clear_set(set, first, last));
+        }
+    }
+
+    fn clear_set(&mut self, set: u64, first: u64, last: u64) {
+        for way in 0..WAYS {
+            let at = word(set, way);
+            let entry = self.words.load_u64(at);
+            let tag = entry >> 38;
+            // The tag is all of the page's number but for what the set says.
+            let page = tag * SETS + (set ^ tag ^ tag >> 10 ^ tag >> 20) % SETS;
+            if entry != 0 && (first..=last).contains(&page) {
+                self.words.store_u64_release(at, 0);
+                self.removed = true;
+            }
+        }
+    }
+
+    /// Pages that the switch asks for, and how it wants to use them.
+    pub(crate) fn questions(&self) -> Vec<(u64, u64)> {
+        let words = (0..QUESTIONS).map(|n| self.words.load_u64(8 * n as usize));
+        words.filter(|word| *word != 0).map(|word| (word / 4 % PAGES, word % 4)).collect()
+    }
+
+    /// The front-end is to be asked for a page; true if it was not before.
+    pub(crate) fn ask(&mut self, page: u64, wanted: u64) -> bool {
+        match self.asked.get(&page) {
+            Some(question) if question.wanted & wanted == wanted => return false,
+            None if self.asked.len() >= MOST_ASKED => return false,
+            _ => {}
+        }
+        self.counts.misses += 1;
+        self.asked.insert(page, Question { wanted, sent: false });
+        self.write_counts();
+        true
+    }
+
+    /// Questions that are open.
+    pub(crate) fn asked(&mut self) -> &mut BTreeMap<u64, Question> {
+        &mut self.asked
+    }
+
+    /// A page has been answered: the switch may ask again.
+    pub(crate) fn answered(&mut self, page: u64) {
+        self.asked.remove(&page);
+        let at = 8 * (page % QUESTIONS) as usize;
+        if self.words.load_u64(at) / 4 == page {
+            self.words.store_u64_release(at, 0);
+        }
+        self.write_counts();
+    }
+
+    /// Shows the switch what is counted, and how much there is.
+    pub(crate) fn write_counts(&self) {
+        let Counts { updates, invalidations, misses, refused } = self.counts;
+        let counts = [self.ranges.len() as u64, self.asked.len() as u64, updates, invalidations, misses, refused];
+        for (n, count) in (QUESTIONS..).zip(counts) {
+            self.words.store_u64(8 * n as usize, count);
+        }
+    }
+}

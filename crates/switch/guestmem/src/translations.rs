@@ -1,0 +1,86 @@
+//! I/O addresses: a guest behind an IOMMU of its own names its buffers by them, and says for each page what it means.
+//!
+//! The port's session process hears that (vhost-user, "IOTLB"), and keeps a table of it in a file that both map. A page is one word, a set
+//! of pages one cache line: the thesis' table of grants (PhD 3.5.2), with the guest physical page in place of its counter. A word is read
+//! once, without a lock, and what it says is checked as any guest physical address is: a table that is wrong, by mistake or by intent, gives
+//! its own guest's memory to its own guest. A page that is not in the table is asked for in the words before the sets, and waits.
+
+use crate::memory::GuestMemory;
+use crate::region::{MapError, RegionSpec};
+use crate::slice::PinnedSlice;
+use lasthop_sys::PeerEvent;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+/// Bytes of a page: what an entry translates.
+pub const PAGE: u64 = 4096;
+/// Pages of an address space: I/O addresses and guest physical addresses have 48 bits.
+pub const PAGES: u64 = 1 << 36;
+/// Entries of a set.
+pub const WAYS: u64 = 8;
+/// Sets.
+pub const SETS: u64 = 1024;
+/// Words in which pages are asked for: the page's number, modulo this, is the word's.
+pub const QUESTIONS: u64 = 64;
+/// Words before the first set: the questions, then what the session process counts.
+const BEFORE: u64 = 128;
+/// Bytes of the table's file.
+pub const TABLE_BYTES: u64 = 8 * (BEFORE + SETS * WAYS);
+
+/// Where the set of an I/O page begins, in bytes from the table's beginning, and the tag of its entry there.
+#[inline]
+pub fn set_of(page: u64) -> (u64, u64) {
+    let set = (page ^ page >> 10 ^ page >> 20 ^ page >> 30) % SETS;
+    (8 * (BEFORE + set * WAYS), page / SETS)
+}
+
+/// An entry: from the lowest bits may be read, may be written (vhost-user's permissions), guest physical page (36 bits), tag (26). A page
+/// that the front-end has refused is the last one, with neither permission. A word without page and permissions is no entry.
+pub fn entry(tag: u64, guest_page: u64, permissions: u64) -> u64 {
+    tag << 38 | guest_page << 2 | permissions
+}
+
+/// A table, as the switch reads it.
+#[derive(Debug)]
+pub struct Translations {
+    words: PinnedSlice<8>,
+    doorbell: PeerEvent,
+}
+
+impl Translations {
+    /// Maps a table. `doorbell` is signalled when a page is asked for.
+    pub fn map(file: impl AsFd, doorbell: PeerEvent) -> Result<Self, MapError> {
+        let spec = RegionSpec { guest_addr: 0, user_addr: 0, size: TABLE_BYTES, mmap_offset: 0 };
+        let memory = Arc::new(GuestMemory::empty().with_region(spec, file)?);
+        let words = PinnedSlice::new(&memory, 0, TABLE_BYTES as usize).map_err(|_| MapError::Empty(0))?;
+        Ok(Self { words, doorbell })
+    }
+
+    /// What the session process counts: the `n`th number.
+    pub fn count(&self, n: u64) -> u64 {
+        self.words.load_u64(8 * (QUESTIONS + n) as usize)
+    }
+
+    /// The guest physical address of the page that an I/O address is in, if it may be read, or written to. Otherwise whether it has been
+    /// asked for.
+    pub(crate) fn find(&self, addr: u64, to_write: bool) -> Result<u64, bool> {
+        let (page, wanted) = (addr / PAGE, 1 << u64::from(to_write));
+        if page >= PAGES {
+            return Err(false);
+        }
+        let (set, tag) = set_of(page);
+        let mut entries = (0..WAYS).map(|way| self.words.load_u64((set + 8 * way) as usize));
+        match entries.find(|word| word >> 38 == tag && word & (4 * PAGES - 1) != 0) {
+            Some(word) if word & wanted != 0 => Ok(word / 4 % PAGES * PAGE),
+            Some(word) if word & 3 == 0 => Err(false),
+            _ => {
+                let (at, question) = ((page % QUESTIONS * 8) as usize, page * 4 | wanted);
+                if self.words.load_u64(at) != question {
+                    self.words.store_u64_release(at, question);
+                    self.doorbell.signal();
+                }
+                Err(true)
+            }
+        }
+    }
+}
