@@ -157,6 +157,11 @@ impl<'a> Target<'a> {
         self.reason == DropReason::Rate
     }
 
+    /// The next buffer waits for the translation of its address.
+    pub(crate) fn is_asked(&self) -> bool {
+        self.buffers.is_asked()
+    }
+
     /// Takes buffers for all frames still to come, as far as there are some: [`Target::deliver_at_once`] and [`Target::pass`] go no
     /// further than those at hand.
     #[inline]

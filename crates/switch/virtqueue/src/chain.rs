@@ -120,13 +120,6 @@ impl<'m> Chains<'m> {
         self.list.is_full() || self.pieces.len() + LONGEST > MAX_PIECES || self.is_spent()
     }
 
-    /// What came of taking chains; one that waits for a translation is no error.
-    #[inline]
-    pub(crate) fn taken(&mut self, result: Result<(), QueueError>) -> Result<(), QueueError> {
-        self.asked = result == Err(QueueError::Asked);
-        if self.asked { Ok(()) } else { result }
-    }
-
     /// Starts a chain all of whose descriptors have to point one way. The caller checked `is_full`.
     #[inline]
     pub(crate) fn begin(&mut self, memory: &'m GuestMemory, device_writes: bool) -> ChainBuilder<'_, 'm> {

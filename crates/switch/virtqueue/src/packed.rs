@@ -70,7 +70,7 @@ pub(crate) struct PackedRing {
     driver_event: PinnedSlice<4>,
     device_event: PinnedSlice<4>,
     pub(crate) size: u16,
-    next_avail: Position,
+    pub(crate) next_avail: Position,
     next_used: Position,
     /// Used descriptors that the driver does not see yet; `next_used` is behind them. They are written when they are
     /// shown, the last one first: a device killed in between leaves a head that is whole and a tail that is used.
@@ -267,6 +267,11 @@ impl PackedRing {
                 return Err(QueueError::ChainTooLong);
             }
         }
+    }
+
+    /// Leaves out the next slot.
+    pub(crate) fn skip(&mut self) {
+        self.next_avail.advance(1, self.size);
     }
 
     #[inline]

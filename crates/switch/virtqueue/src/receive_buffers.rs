@@ -52,6 +52,11 @@ impl<'m> ReceiveBuffers<'m> {
         self.chains.is_spent()
     }
 
+    /// The next chain waits for the translation of an address.
+    pub fn is_asked(&self) -> bool {
+        self.chains.asked
+    }
+
     /// Looks for no chains in the ring at all.
     pub fn give_up(&mut self) {
         self.chains.most_wasted = 0;

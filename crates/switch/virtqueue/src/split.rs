@@ -37,7 +37,7 @@ pub(crate) struct SplitRing {
     /// `size - 1`, in a word of its own: read together with an index just written, it would wait for that.
     mask: usize,
     /// Next entry of the available ring to take.
-    next_avail: u16,
+    pub(crate) next_avail: u16,
     /// The driver's index when it was last read.
     seen_avail: u16,
     /// Next entry of the used ring to fill; what the driver sees is `published`.
@@ -169,6 +169,11 @@ impl SplitRing {
         self.near = window.place();
         self.next_avail = next;
         result
+    }
+
+    /// Leaves out the next chain.
+    pub(crate) fn skip(&mut self) {
+        self.next_avail = self.next_avail.wrapping_add(1);
     }
 
     #[inline]
