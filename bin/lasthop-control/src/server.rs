@@ -12,7 +12,7 @@ use lasthop_api::{
     AclChanged, AclPage, AclRule, AclText, AddressSet, ApiError, Carried, Connection, ConnectionPage, ConntrackFlushed,
     ConntrackStats, CpuTimes, Denied, Direction, Drops, Field, Flow, FlowPage, Group, GroupPage, GuestQueue, LeftOut,
     Mac, MacFlushed, MacPage, Member, Mirror, MirrorList, Port, PortChanged, PortConnections, PortPage, Queue,
-    Replaced, SetChanged, SetPage, SwitchStats, Totals, TraceOutput, TraceReport, TxBatch, Uplink, UplinkList,
+    Replaced, SetChanged, SetPage, SwitchStats, Totals, TraceOutput, TraceReport, Translation, TxBatch, Uplink, UplinkList,
     parse_frame,
 };
 use lasthop_management_ipc::{MirrorConfig, Settings, UplinkConfig};
@@ -299,7 +299,7 @@ fn pairs(settings: Vec<Field>) -> Settings {
 #[zlink::service(
     interface = "org.lasthop.Switch",
     types = [AclRule, AclPage, AclText, AclChanged, AddressSet, SetPage, SetChanged, CpuTimes, Port, Queue, Totals, Drops, Flow, Field, Mac, MacFlushed, Group, Member, GroupPage, PortChanged, PortPage, FlowPage, MacPage, Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, SwitchStats, Denied, LeftOut, Replaced,
-             TraceOutput, TraceReport, TxBatch, Uplink, Carried, GuestQueue, UplinkList, Mirror, MirrorList],
+             TraceOutput, TraceReport, Translation, TxBatch, Uplink, Carried, GuestQueue, UplinkList, Mirror, MirrorList],
     vendor = "lasthop",
     product = "lasthop",
     version = env!("CARGO_PKG_VERSION")

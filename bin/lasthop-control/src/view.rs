@@ -1,7 +1,8 @@
 //! What is known, in the words of the API.
 
 use lasthop_api::{
-    Carried, CpuTimes, Drops, Field, Flow, GuestQueue, Mac, Port, Queue, Replaced, Totals, TraceOutput, TxBatch, Uplink,
+    Carried, CpuTimes, Drops, Field, Flow, GuestQueue, Mac, Port, Queue, Replaced, Totals, TraceOutput, Translation,
+    TxBatch, Uplink,
 };
 use lasthop_flow::Action;
 use lasthop_frame::{FlowKey, FlowMask};
@@ -141,6 +142,9 @@ pub(crate) fn port(id: PortId, config: Option<&PortConfig>, info: Option<&PortIn
         port.protocol_features = format!("{:#x}", i.protocol_features);
         port.memory_bytes = i.memory_bytes;
         port.memory_regions = i.memory_regions;
+        port.translation = i.translation.map(|[entries, unanswered, updates, invalidations, misses, refused]| {
+            Translation { entries, unanswered, updates, invalidations, misses, refused }
+        });
         port.queues = i
             .queues
             .iter()

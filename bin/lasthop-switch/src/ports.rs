@@ -246,6 +246,7 @@ impl PortEntry {
             mtu: port.mtu(),
             memory_bytes: memory.total_bytes(),
             memory_regions: memory.regions().count() as u32,
+            translation: memory.table().map(|table| table.counts()),
             last_error: self.last_error.clone(),
             queues: queues.collect(),
             from_guest,

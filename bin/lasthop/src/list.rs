@@ -115,6 +115,18 @@ fn port_table(ports: &[Port], interfaces: &[Uplink]) -> String {
         if let Some(why) = &p.error {
             notes.push_str(&format!("{}: broken: {why}\n", p.name));
         }
+        if let Some(t) = &p.translation {
+            notes.push_str(&format!(
+                "{}: its guest's IOMMU translates addresses: {} ranges known, {} asked for, {} invalidations\n",
+                p.name, t.entries, t.misses, t.invalidations
+            ));
+            if t.unanswered > 0 {
+                notes.push_str(&format!(
+                    "{}: packets wait for its front-end to translate {} pages\n",
+                    p.name, t.unanswered
+                ));
+            }
+        }
         if let Some(note) = &p.note {
             notes.push_str(&format!("{}: {note}\n", p.name));
         }

@@ -261,6 +261,7 @@ mod tests {
             mtu: 0,
             memory_bytes: 0,
             memory_regions,
+            translation: None,
             last_error: None,
             from_guest: Default::default(),
             to_guest: Default::default(),

@@ -147,6 +147,7 @@ impl Fake {
             mtu: 1500,
             memory_bytes: 1 << 30,
             memory_regions: 1,
+            translation: None,
             last_error: None,
             queues: Vec::new(),
             from_guest: packets(10, vec![(DropReason::Acl, 2)]),

@@ -4,7 +4,7 @@
 //! when there are too many, and is asked for again. The table holds single pages, those that the switch has asked for: when its set is full
 //! they take turns. Neither is ever more than a cache of what the front-end knows, so that to forget too much is always right.
 
-use lasthop_guestmem::translations::{PAGE, PAGES, QUESTIONS, SETS, TABLE_BYTES, WAYS, entry, set_of};
+use lasthop_guestmem::translations::{PAGE, PAGES, QUESTIONS, SETS, TABLE_BYTES, WAYS, set_of};
 use lasthop_guestmem::{GuestMemory, PinnedSlice, RegionSpec};
 use lasthop_sys::{EventFd, memfd};
 use rustix::io::Errno;
@@ -50,6 +50,13 @@ pub(crate) struct Counts {
 pub(crate) struct Question {
     pub(crate) wanted: u64,
     pub(crate) sent: bool,
+    /// Which were first: those of rings, then in the order in which they were asked.
+    pub(crate) order: u64,
+}
+
+/// An entry of the table.
+fn entry(tag: u64, guest_page: u64, permissions: u64) -> u64 {
+    tag << 38 | guest_page << 2 | permissions
 }
 
 /// The number of a page's set.
@@ -228,23 +235,32 @@ impl Iotlb {
         }
     }
 
-    /// Pages that the switch asks for, and how it wants to use them.
+    /// Pages that the switch asks for, and how it wants to use them, the most urgent first.
     pub(crate) fn questions(&self) -> Vec<(u64, u64)> {
-        let words = (0..QUESTIONS).map(|n| self.words.load_u64(8 * n as usize));
-        words.filter(|word| *word != 0).map(|word| (word / 4 % PAGES, word % 4)).collect()
+        let mut words: Vec<_> = (0..QUESTIONS).map(|n| self.words.load_u64(8 * n as usize)).collect();
+        words.retain(|word| *word != 0);
+        words.sort_unstable();
+        words.into_iter().map(|word| (word / 4 % PAGES, word % 4)).collect()
     }
 
     /// The front-end is to be asked for a page; true if it was not before.
-    pub(crate) fn ask(&mut self, page: u64, wanted: u64) -> bool {
+    pub(crate) fn ask(&mut self, page: u64, wanted: u64, is_ring: bool) -> bool {
         match self.asked.get(&page) {
             Some(question) if question.wanted & wanted == wanted => return false,
             None if self.asked.len() >= MOST_ASKED => return false,
             _ => {}
         }
         self.counts.misses += 1;
-        self.asked.insert(page, Question { wanted, sent: false });
+        let order = if is_ring { 0 } else { self.counts.misses };
+        self.asked.insert(page, Question { wanted, sent: false, order });
         self.write_counts();
         true
+    }
+
+    /// The most urgent question that was not sent.
+    pub(crate) fn next_question(&mut self) -> Option<(u64, &mut Question)> {
+        let unsent = self.asked.iter_mut().filter(|(_, question)| !question.sent);
+        unsent.min_by_key(|(_, question)| question.order).map(|(page, question)| (*page, question))
     }
 
     /// Questions that are open.
@@ -256,7 +272,7 @@ impl Iotlb {
     pub(crate) fn answered(&mut self, page: u64) {
         self.asked.remove(&page);
         let at = 8 * (page % QUESTIONS) as usize;
-        if self.words.load_u64(at) / 4 == page {
+        if self.words.load_u64(at) / 4 % PAGES == page {
             self.words.store_u64_release(at, 0);
         }
         self.write_counts();

@@ -48,6 +48,8 @@ pub struct Port {
     pub memory_bytes: u64,
     /// Guest memory regions.
     pub memory_regions: u32,
+    /// If its guest's own IOMMU translates addresses: what is known of them.
+    pub translation: Option<Translation>,
     /// Its rings.
     pub queues: Vec<Queue>,
     /// Packets taken from the guest.
@@ -85,6 +87,23 @@ pub struct TxBatch {
     pub us: u32,
     /// Packets.
     pub packets: u16,
+}
+
+/// I/O addresses of a guest whose own IOMMU translates them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct Translation {
+    /// Ranges known.
+    pub entries: u64,
+    /// Pages that the front-end was asked for and has not answered: packets wait for them.
+    pub unanswered: u64,
+    /// Ranges told since the front-end connected.
+    pub updates: u64,
+    /// Times that ranges were taken away.
+    pub invalidations: u64,
+    /// Pages asked for.
+    pub misses: u64,
+    /// Pages that the front-end has refused.
+    pub refused: u64,
 }
 
 /// A ring. Even numbers carry packets to the guest, odd ones from it.

@@ -123,6 +123,9 @@ pub struct PortInfo {
     pub mtu: u16,
     pub memory_bytes: u64,
     pub memory_regions: u32,
+    /// If its guest's own IOMMU translates addresses: ranges known, pages asked for and not answered, then updates, invalidations, pages asked
+    /// for and pages refused since it was connected.
+    pub translation: Option<[u64; 6]>,
     /// Why the last connection ended, if one did.
     pub last_error: Option<String>,
     /// Its rings, `2 * pair` being the one whose packets go to the guest (virtio receiveq).

@@ -40,11 +40,12 @@ pub enum Ask {
     /// Addresses are I/O addresses from now on: the table that translates them comes with it, and an eventfd that is signalled when a page
     /// is asked for; or neither, and they are the guest's again. While no ring is started.
     Translate,
-    /// Entries have been taken out of the table. Answered when nothing is under way any more that may have read them. The rings whose bit
-    /// is set lay there themselves, and rest until [`Ask::Resume`].
-    Revoked { resting: u64 },
+    /// Entries have been taken out of the table. Answered when nothing is under way any more that may have read them.
+    Revoked,
+    /// The ring's own memory was among them: it rests, untouched, until it moves again.
+    Rest { ring: u16 },
     /// A ring that rests can be found again.
-    Resume { ring: u16 },
+    Move { ring: u16 },
     /// Start a ring. [`Answer::Done`], or [`Answer::Refused`] and the ring has failed.
     Start { ring: u16, setup: Setup, enabled: bool },
     /// Stop a ring, and do not watch its kicks. [`Answer::Position`].

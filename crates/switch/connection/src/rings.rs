@@ -124,16 +124,18 @@ impl Rings {
                 let memory = memory.ok_or_else(|| End::rules("a region is to go that is not there"))?;
                 return Ok(self.use_memory(Ok(memory), keep, events));
             }
-            Ask::Translate => match self.translations(&mut fds) {
-                Ok(table) => self.memory = Arc::new(self.memory.translated_by(table)),
-                Err(error) => return Ok(Answer::Refused(error)),
-            },
-            Ask::Revoked { resting } => {
-                for (i, queue) in self.queues.iter().enumerate() {
-                    // Whoever moves packets of this guest's holds the lock for that long.
-                    if is_set(resting, i) { queue.rest() } else { drop(queue.lock()) }
+            Ask::Translate => {
+                let table = match (fds.pop().map(PeerEvent::new), fds.pop()) {
+                    (Some(Ok(doorbell)), Some(file)) => Some(Translations::map(file, doorbell)),
+                    _ => None,
+                };
+                match table.transpose() {
+                    Ok(table) => self.memory = Arc::new(self.memory.translated_by(table.map(Arc::new))),
+                    Err(error) => return Ok(Answer::Refused(error.to_string())),
                 }
             }
+            // Whoever moves packets of this guest's holds a lock for that long.
+            Ask::Revoked => self.queues.iter().for_each(|queue| drop(queue.lock())),
             Ask::State { features, protocol_features } => {
                 self.features = (features, protocol_features);
                 events.push(Event::Changed);
@@ -154,7 +156,8 @@ impl Rings {
     fn about_ring(&mut self, ask: Ask, fd: Option<Foreign>, events: &mut Vec<Event>) -> Result<Answer, End> {
         let (Ask::Start { ring, .. }
         | Ask::Stop { ring }
-        | Ask::Resume { ring }
+        | Ask::Rest { ring }
+        | Ask::Move { ring }
         | Ask::Unmapped { ring, .. }
         | Ask::Enable { ring, .. }
         | Ask::IsStarted { ring }
@@ -185,8 +188,10 @@ impl Rings {
                 events.push(Event::Stopped { queue: i });
                 return Ok(Answer::Position(queue.stop()));
             }
-            Ask::Resume { .. } => {
-                if let Err(error) = queue.set_memory(self.memory.clone()) {
+            Ask::Rest { .. } | Ask::Move { .. } => {
+                let is_found = matches!(ask, Ask::Move { .. });
+                let moved = if is_found { queue.set_memory(self.memory.clone()) } else { queue.rest() };
+                if let Err(error) = moved {
                     events.push(Event::Failed { queue: i, why: error.to_string() });
                     return Ok(Answer::Refused(error.to_string()));
                 }
@@ -213,12 +218,6 @@ impl Rings {
         Ok(Answer::Done)
     }
 
-    fn translations(&self, fds: &mut Vec<Foreign>) -> Result<Option<Arc<Translations>>, String> {
-        let (Some(doorbell), Some(file)) = (fds.pop(), fds.pop()) else { return Ok(None) };
-        let doorbell = PeerEvent::new(doorbell).map_err(|e| e.to_string())?;
-        Translations::map(file, doorbell).map(|table| Some(Arc::new(table))).map_err(|e| e.to_string())
-    }
-
     fn table(&self, regions: &[Region], fds: &[Foreign]) -> Result<GuestMemory, MapError> {
         let mut memory = self.memory.cleared();
         for (region, fd) in regions.iter().zip(fds) {
@@ -238,7 +237,8 @@ impl Rings {
         let before = std::mem::replace(&mut self.memory, memory);
         let (mut stopped, mut failed) = (Vec::new(), Vec::new());
         for (i, queue) in self.queues.iter().enumerate().filter(|(_, queue)| queue.status().started) {
-            if !is_set(keep, i) {
+            let kept = keep.checked_shr(i as u32).is_some_and(|bits| bits & 1 == 1);
+            if !kept {
                 stopped.extend(queue.stop().map(|position| (i as u16, position)));
             } else if let Err(error) = queue.set_memory(self.memory.clone()) {
                 events.push(Event::Failed { queue: i, why: error.to_string() });
@@ -268,10 +268,6 @@ impl Drop for Rings {
         // To unmap what nobody else has mapped any more means to free it, page by page.
         self.aside.unmap_aside(std::mem::take(&mut self.memory));
     }
-}
-
-fn is_set(bits: u64, ring: usize) -> bool {
-    bits.checked_shr(ring as u32).is_some_and(|bits| bits & 1 == 1)
 }
 
 fn queue_setup(setup: &Setup) -> QueueSetup {

@@ -157,11 +157,6 @@ impl<'a> Target<'a> {
         self.reason == DropReason::Rate
     }
 
-    /// The next buffer waits for the translation of its address.
-    pub(crate) fn is_asked(&self) -> bool {
-        self.buffers.is_asked()
-    }
-
     /// Takes buffers for all frames still to come, as far as there are some: [`Target::deliver_at_once`] and [`Target::pass`] go no
     /// further than those at hand.
     #[inline]
@@ -398,7 +393,8 @@ impl<'a> Target<'a> {
     pub(crate) fn is_slow(&mut self, now_ns: u64, pace_ns: u64) -> bool {
         let packets = self.counters.packets.get() + self.packets;
         let bytes = self.counters.bytes.get() + self.bytes;
-        self.started.shortage.is_slow(now_ns, packets + (bytes >> 10), pace_ns)
+        // One whose buffers are being translated has some, and whoever translates them is not the guest.
+        !self.buffers.is_asked() && self.started.shortage.is_slow(now_ns, packets + (bytes >> 10), pace_ns)
     }
 
     /// Counts what became of a packet that does not wait.

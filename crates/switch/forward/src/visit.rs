@@ -164,8 +164,7 @@ fn deliver_or_wait(
             return false;
         }
         // One that may not get more is as quick as it may be: those that have nothing for others wait for it.
-        // One whose buffers are being translated has some, and whoever translates them is not the guest.
-        let slow = !target.is_refused() && !target.is_asked() && target.is_slow(burst.now_ns, burst.pace_ns);
+        let slow = !target.is_refused() && target.is_slow(burst.now_ns, burst.pace_ns);
         if burst.patient && !slow && plan.wait_for(group.port, group.queue) {
             plan.short = true;
             plan.limited |= target.is_refused();

@@ -194,11 +194,22 @@ impl GuestMemory {
         self.places.iter().find(|place| addr.wrapping_sub(place.guest) < place.size).copied()
     }
 
-    /// `len` bytes at an address, side by side in this process too, which may be read, and written `to_write`.
+    /// `len` bytes at an address, in one region or in pages of I/O addresses that lie side by side in this process too. They may be read, and
+    /// written `to_write`.
     #[inline]
     pub fn slice_for(&self, addr: u64, len: usize, to_write: bool) -> Result<GuestSlice<'_>, AccessError> {
-        let piece = self.piece_for(addr, len, to_write)?;
-        if piece.len() == len { Ok(piece) } else { self.pages(piece, addr, len, to_write) }
+        let first = self.piece_for(addr, len, to_write)?;
+        let mut end = first.len();
+        while end < len && self.io.is_some() {
+            let next = self.piece_for(addr.wrapping_add(end as u64), len - end, to_write)?;
+            if next.as_ptr() != first.as_ptr().wrapping_add(end) {
+                break;
+            }
+            end += next.len();
+        }
+        // SAFETY: pieces that lie side by side, each mapped for as long as `self` lives.
+        let whole = || unsafe { GuestSlice::new(first.as_ptr(), len) };
+        (end == len).then(whole).ok_or(AccessError { addr, len: len as u64, asked: false })
     }
 
     /// [`GuestMemory::slice_for`] of memory that may be written to: for rings.
@@ -258,21 +269,6 @@ impl GuestMemory {
         let guest = table.find(addr, to_write).map_err(refused)?;
         let page = physical.piece(guest, PAGE as usize)?;
         Ok(Place { guest: addr - addr % PAGE, size: page.len() as u64, host: page.as_ptr() })
-    }
-
-    /// The first piece of `len` bytes and all that follow, of pages of I/O addresses that lie side by side.
-    #[cold]
-    fn pages(&self, first: GuestSlice<'_>, addr: u64, len: usize, to_write: bool) -> Result<GuestSlice<'_>, AccessError> {
-        let mut end = first.len();
-        while end < len {
-            let next = self.piece_for(addr.wrapping_add(end as u64), len - end, to_write)?;
-            if self.io.is_none() || next.as_ptr() != first.as_ptr().wrapping_add(end) {
-                return Err(AccessError { addr, len: len as u64, asked: false });
-            }
-            end += next.len();
-        }
-        // SAFETY: pieces that lie side by side, each mapped for as long as `self` lives.
-        Ok(unsafe { GuestSlice::new(first.as_ptr(), len) })
     }
 }
 

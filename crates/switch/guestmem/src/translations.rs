@@ -11,17 +11,24 @@ use crate::slice::PinnedSlice;
 use lasthop_sys::PeerEvent;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of a page: what an entry translates.
 pub const PAGE: u64 = 4096;
 /// Pages of an address space: I/O addresses and guest physical addresses have 48 bits.
 pub const PAGES: u64 = 1 << 36;
-/// Entries of a set.
+/// Entries of a set. An entry is, from the lowest bits: may be read, may be written (vhost-user's permissions), guest physical page (36
+/// bits), tag (26). A page that the front-end has refused is the last one, with neither permission. A word without page and permissions is
+/// no entry.
 pub const WAYS: u64 = 8;
 /// Sets.
 pub const SETS: u64 = 1024;
-/// Words in which pages are asked for: the page's number, modulo this, is the word's.
+/// Words in which pages are asked for: the page's number, modulo this, is the word's. It holds the same as an entry does, but for the tag,
+/// which is a number that grows: what is wanted first has the lowest.
 pub const QUESTIONS: u64 = 64;
+/// Numbers that the session process counts: ranges known, pages asked for and not answered, updates, invalidations, pages asked for in all,
+/// pages refused.
+pub const COUNTS: usize = 6;
 /// Words before the first set: the questions, then what the session process counts.
 const BEFORE: u64 = 128;
 /// Bytes of the table's file.
@@ -34,17 +41,12 @@ pub fn set_of(page: u64) -> (u64, u64) {
     (8 * (BEFORE + set * WAYS), page / SETS)
 }
 
-/// An entry: from the lowest bits may be read, may be written (vhost-user's permissions), guest physical page (36 bits), tag (26). A page
-/// that the front-end has refused is the last one, with neither permission. A word without page and permissions is no entry.
-pub fn entry(tag: u64, guest_page: u64, permissions: u64) -> u64 {
-    tag << 38 | guest_page << 2 | permissions
-}
-
 /// A table, as the switch reads it.
 #[derive(Debug)]
 pub struct Translations {
     words: PinnedSlice<8>,
     doorbell: PeerEvent,
+    asked: AtomicU64,
 }
 
 impl Translations {
@@ -53,12 +55,12 @@ impl Translations {
         let spec = RegionSpec { guest_addr: 0, user_addr: 0, size: TABLE_BYTES, mmap_offset: 0 };
         let memory = Arc::new(GuestMemory::empty().with_region(spec, file)?);
         let words = PinnedSlice::new(&memory, 0, TABLE_BYTES as usize).map_err(|_| MapError::Empty(0))?;
-        Ok(Self { words, doorbell })
+        Ok(Self { words, doorbell, asked: AtomicU64::default() })
     }
 
-    /// What the session process counts: the `n`th number.
-    pub fn count(&self, n: u64) -> u64 {
-        self.words.load_u64(8 * (QUESTIONS + n) as usize)
+    /// What the session process counts.
+    pub fn counts(&self) -> [u64; COUNTS] {
+        std::array::from_fn(|n| self.words.load_u64(8 * (QUESTIONS as usize + n)))
     }
 
     /// The guest physical address of the page that an I/O address is in, if it may be read, or written to. Otherwise whether it has been
@@ -75,8 +77,9 @@ impl Translations {
             Some(word) if word & 3 == 0 => Err(false),
             _ => {
                 let (at, question) = ((page % QUESTIONS * 8) as usize, page * 4 | wanted);
-                if self.words.load_u64(at) != question {
-                    self.words.store_u64_release(at, question);
+                if self.words.load_u64(at) % (4 * PAGES) != question {
+                    let order = self.asked.fetch_add(1, Ordering::Relaxed) << 38;
+                    self.words.store_u64_release(at, order | question);
                     self.doorbell.signal();
                 }
                 Err(true)

@@ -185,17 +185,6 @@ impl StartedQueue {
     }
 }
 
-/// A ring at this position in memory of our own, in which nothing is available: zeros in a packed ring, two indices alike in a split one.
-fn dummy(setup: &QueueSetup, position: u32) -> Result<Ring, QueueError> {
-    // No part is longer than the first.
-    let part = 16 * u64::from(setup.size);
-    let memory = GuestMemory::anonymous(3 * part).map_err(|_| QueueError::MemoryFault)?;
-    for index in [part + 2, 2 * part + 2] {
-        memory.slice(index, 2).map_err(QueueError::RingMemory)?.store_u16(0, position as u16);
-    }
-    Ring::new(&QueueSetup { base: position, desc: 0, driver: part, device: 2 * part, ..*setup }, &Arc::new(memory), None)
-}
-
 impl Queue {
     /// A stopped queue. `index` is its vring index, for messages.
     pub fn new(index: u16) -> Self {
@@ -247,10 +236,18 @@ impl Queue {
 
     /// Replaces the memory under a running ring: its addresses are looked up anew, its position stays.
     pub fn set_memory(&self, memory: Arc<GuestMemory>) -> Result<(), QueueError> {
+        self.move_to(|setup| Ok((setup, memory)))
+    }
+
+    fn move_to(
+        &self,
+        place: impl FnOnce(QueueSetup) -> Result<(QueueSetup, Arc<GuestMemory>), QueueError>,
+    ) -> Result<(), QueueError> {
         let mut guard = self.lock();
         let (Some(started), Some(setup)) = (&guard.inner.started, guard.inner.setup) else { return Ok(()) };
-        let setup = QueueSetup { base: started.ring.position(), ..setup };
-        let ring = Ring::new(&setup, &memory, None).inspect_err(|e| guard.fail(*e))?;
+        let place = place(QueueSetup { base: started.ring.position(), ..setup });
+        let moved = place.and_then(|(setup, memory)| Ok((Ring::new(&setup, &memory, None)?, memory)));
+        let (ring, memory) = moved.inspect_err(|e| guard.fail(*e))?;
         if let Some(started) = &mut guard.inner.started {
             (started.ring, started.memory, started.noted) = (ring, memory, 0);
         }
@@ -258,14 +255,17 @@ impl Queue {
     }
 
     /// Takes the ring's own memory from under it until [`Queue::set_memory`]. A dummy takes its place (PhD 3.4.3), in which the driver has
-    /// nothing available: packets wait as if it had not, and nobody touches the driver's ring.
-    pub fn rest(&self) {
-        let mut guard = self.lock();
-        let (Some(started), Some(setup)) = (&guard.inner.started, guard.inner.setup) else { return };
-        let ring = dummy(&setup, started.ring.position()).inspect_err(|e| guard.fail(*e));
-        if let (Ok(ring), Some(started)) = (ring, &mut guard.inner.started) {
-            (started.ring, started.noted) = (ring, 0);
-        }
+    /// nothing available (zeros in a packed ring, two indices alike in a split one): packets wait, and nobody touches the driver's ring.
+    pub fn rest(&self) -> Result<(), QueueError> {
+        self.move_to(|setup| {
+            // No part is longer than the first.
+            let part = 16 * u64::from(setup.size);
+            let memory = GuestMemory::anonymous(3 * part).map_err(|_| QueueError::MemoryFault)?;
+            for index in [part + 2, 2 * part + 2] {
+                memory.slice(index, 2).map_err(QueueError::RingMemory)?.store_u16(0, setup.base as u16);
+            }
+            Ok((QueueSetup { desc: 0, driver: part, device: 2 * part, ..setup }, Arc::new(memory)))
+        })
     }
 
     /// Where to keep what must be known should this process be killed. Before the first start.

@@ -7,9 +7,8 @@ use crate::{Chain, Chains, MAX_CHAINS, QueueError, QueueSetup};
 use lasthop_guestmem::GuestMemory;
 use std::sync::Arc;
 
-/// How many chains behind one that waits for a translation have theirs asked for as well. More would take QEMU longer than Linux leaves them
-/// valid, which takes all mappings back every 10 ms (`iommu.strict=0`).
-const ASK_AHEAD: usize = 16;
+/// How many chains behind one that waits for a translation have theirs asked for as well.
+const ASK_AHEAD: usize = 64;
 
 /// A started ring, device side. One thread at a time: the queue's lock sees to it.
 #[derive(Debug)]
@@ -122,23 +121,19 @@ impl Ring {
     #[inline]
     pub fn pop<'m>(&mut self, memory: &'m GuestMemory, chains: &mut Chains<'m>, most: usize) -> Result<(), QueueError> {
         let result = either!(&mut self.0, r => r.pop(memory, chains, false, most));
-        self.taken(result, memory, chains, false)
+        chains.asked = result == Err(QueueError::Asked);
+        if chains.asked {
+            self.ask_ahead(memory, false);
+            return Ok(());
+        }
+        result
     }
 
-    /// What came of taking chains. One that waits for the translation of an address is no error; those behind it would wait for theirs
-    /// one by one, so all are asked for.
-    #[inline]
-    fn taken(
-        &mut self,
-        result: Result<(), QueueError>,
-        memory: &GuestMemory,
-        chains: &mut Chains<'_>,
-        device_writes: bool,
-    ) -> Result<(), QueueError> {
-        chains.asked = result == Err(QueueError::Asked);
-        if !chains.asked {
-            return result;
-        }
+    /// A chain waits for the translation of an address, which is no error. Those behind it would wait for theirs one by one: all are asked
+    /// for, and stay in the ring.
+    #[cold]
+    #[inline(never)]
+    fn ask_ahead(&mut self, memory: &GuestMemory, device_writes: bool) {
         either!(&mut self.0, r => {
             let next = r.next_avail;
             for _ in 0..ASK_AHEAD {
@@ -149,7 +144,6 @@ impl Ring {
             }
             r.next_avail = next;
         });
-        Ok(())
     }
 
     /// Puts back the last chains taken, given in the order they were taken.
@@ -175,7 +169,12 @@ impl Ring {
         most: usize,
     ) -> Result<(), QueueError> {
         let result = either!(&mut self.0, r => r.pop(memory, chains, true, most));
-        self.taken(result, memory, chains, true)
+        chains.asked = result == Err(QueueError::Asked);
+        if chains.asked {
+            self.ask_ahead(memory, true);
+            return Ok(());
+        }
+        result
     }
 
     /// Notes that a chain is used and `len` bytes of it were written (0 for one that was read). In the order taken.

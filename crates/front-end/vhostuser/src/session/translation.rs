@@ -15,6 +15,9 @@ use zerocopy::FromBytes;
 /// Bytes of an answer: a header and a number.
 const ANSWER_LEN: usize = HEADER_LEN + 8;
 
+/// Most questions that the front-end has at a time, if it answers: a more urgent one may come.
+const MOST_SENT: usize = 16;
+
 /// The front-end's socket for the back-end's requests.
 #[derive(Debug)]
 pub(super) struct Requests {
@@ -70,7 +73,8 @@ impl<S: Switch> Session<S> {
         self.retired.get_or_insert_default().extend(before);
         if wanted {
             let made = Iotlb::new(GRANTS).and_then(|(iotlb, file)| Ok((iotlb.doorbell.try_clone()?, file, iotlb)));
-            let (doorbell, file, iotlb) = made.map_err(|e| Refusal::Switch(format!("no table of translations: {e}")))?;
+            let (doorbell, file, iotlb) =
+                made.map_err(|e| Refusal::Switch(format!("no table of translations: {e}")))?;
             fds.extend([Foreign::new(file, &aside), Foreign::new(doorbell.into(), &aside)]);
             self.iotlb = Some(iotlb);
         }
@@ -117,24 +121,26 @@ impl<S: Switch> Session<S> {
 
     /// Pages have been taken away. When this returns the switch reads and writes nothing there any more, not even rings.
     fn revoked(&mut self, first: u64, last: u64) -> Result<(), Fault> {
-        let mut resting = 0;
+        let mut resting = Vec::new();
         for i in 0..self.rings.len() {
             let runs = self.rings[i].state == RingState::Running && !self.rings[i].resting;
-            let is_hit = runs && self.parts(i).iter().any(|part| part.0 <= last && part.1 >= first);
-            resting |= u64::from(is_hit) << i;
-            self.rings[i].resting |= is_hit;
+            if runs && self.parts(i).iter().any(|part| part.0 <= last && part.1 >= first) {
+                self.rings[i].resting = true;
+                resting.push(i);
+                self.ask(Ask::Rest { ring: i as u16 }, None)?;
+            }
         }
-        let removed = self.iotlb.as_mut().is_some_and(|table| std::mem::take(&mut table.removed));
-        if removed || resting != 0 {
-            self.ask(Ask::Revoked { resting }, None)?;
+        if self.iotlb.as_mut().is_some_and(|table| std::mem::take(&mut table.removed)) {
+            self.ask(Ask::Revoked, None)?;
         }
-        (0..self.rings.len()).filter(|i| resting >> i & 1 == 1).try_for_each(|i| self.ask_for_ring(i))
+        resting.into_iter().try_for_each(|i| self.ask_for_ring(i))
     }
 
     /// The front-end has told of pages, some of which were others before: who waits for them goes on.
     fn answered(&mut self, first: u64, last: u64, mut replaced: bool) -> Result<(), Fault> {
         let Some(table) = &mut self.iotlb else { return Ok(()) };
-        let asked: Vec<_> = table.asked().range(first..=last).map(|(page, question)| (*page, question.wanted)).collect();
+        let asked: Vec<_> =
+            table.asked().range(first..=last).map(|(page, question)| (*page, question.wanted)).collect();
         for (page, wanted) in asked {
             if table.fill(page, wanted) {
                 table.answered(page);
@@ -163,7 +169,7 @@ impl<S: Switch> Session<S> {
         }
         self.fill_ring(i);
         self.rings[i].resting = false;
-        if !matches!(self.ask(Ask::Resume { ring: i as u16 }, None)?, Answer::Done) {
+        if !matches!(self.ask(Ask::Move { ring: i as u16 }, None)?, Answer::Done) {
             (self.rings[i].state, self.rings[i].setup) = (RingState::Failed, None);
             self.changed = true;
         }
@@ -193,7 +199,7 @@ impl<S: Switch> Session<S> {
                 table.answered(page);
                 wakes = true;
             } else {
-                table.ask(page, wanted);
+                table.ask(page, wanted, false);
             }
         }
         if wakes {
@@ -244,7 +250,9 @@ impl<S: Switch> Session<S> {
             }
         }
         for i in 0..self.rings.len() {
-            let Some(part) = self.parts(i).into_iter().find(|(first, last)| pages.iter().any(|p| p >= first && p <= last)) else {
+            let Some(part) =
+                self.parts(i).into_iter().find(|(first, last)| pages.iter().any(|p| p >= first && p <= last))
+            else {
                 continue;
             };
             if self.rings[i].state == RingState::Waiting || self.rings[i].resting {
@@ -263,7 +271,7 @@ impl<S: Switch> Session<S> {
         if let Some(table) = &mut self.iotlb {
             for page in parts.iter().flat_map(|(first, last)| *first..=*last) {
                 if !table.covers((page, page), READ | WRITE) {
-                    table.ask(page, READ | WRITE);
+                    table.ask(page, READ | WRITE, true);
                 }
             }
             self.send_questions();
@@ -289,7 +297,9 @@ impl<S: Switch> Session<S> {
         let (driver, device) = if self.packed() { (4, 4) } else { (6 + 2 * n, 6 + 8 * n) };
         let parts = [(addr.descriptor, 16 * n), (addr.available, driver), (addr.used, device)];
         // What lies beyond the end of addresses is refused by the switch.
-        let pages = |(addr, len): (u64, u64)| (addr / PAGE, addr.saturating_add(len - 1).min(addr.saturating_add(1 << 20)) / PAGE);
+        let pages = |(addr, len): (u64, u64)| {
+            (addr / PAGE, addr.saturating_add(len - 1).min(addr.saturating_add(1 << 20)) / PAGE)
+        };
         parts.into_iter().map(pages).collect()
     }
 
@@ -315,7 +325,9 @@ impl<S: Switch> Session<S> {
         let acks = self.protocol_features.contains(ProtocolFeatures::REPLY_ACK);
         let (Some(table), Some(requests)) = (&mut self.iotlb, &mut self.requests) else { return };
         let flags = flag::VERSION | if acks { flag::NEED_REPLY } else { 0 };
-        for (page, question) in table.asked().iter_mut().filter(|(_, question)| !question.sent) {
+        while requests.sent.len() < MOST_SENT
+            && let Some((page, question)) = table.next_question()
+        {
             let header = Header { request: BACKEND_IOTLB_MSG, flags, size: size_of::<IotlbMessage>() as u32 };
             let (permissions, kind) = (question.wanted as u8, iotlb::MISS);
             let body = IotlbMessage { iova: page * PAGE, size: PAGE, permissions, kind, ..Default::default() };
@@ -324,7 +336,7 @@ impl<S: Switch> Session<S> {
                 Ok(sent) if sent == bytes.len() => {
                     question.sent = true;
                     if acks {
-                        requests.sent.push_back(*page);
+                        requests.sent.push_back(page);
                     }
                 }
                 // It reads nothing: its rings wait, and it is asked when something else comes.
