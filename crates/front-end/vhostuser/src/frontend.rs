@@ -1,7 +1,7 @@
 //! The front-end side: small and blocking, for our own driver domains and for tests.
 
 use crate::message::{
-    HEADER_LEN, Header, InflightDesc, MAX_BODY, NO_FD, Request, SingleRegion, VringAddr, VringState, flag,
+    HEADER_LEN, Header, InflightDesc, IotlbMessage, MAX_BODY, NO_FD, Request, SingleRegion, VringAddr, VringState, flag,
 };
 use crate::{Features, ProtocolFeatures};
 use lasthop_guestmem::RegionSpec;
@@ -100,6 +100,16 @@ impl Frontend {
     /// REM_MEM_REG.
     pub fn remove_region(&self, spec: RegionSpec) -> Result<(), FrontendError> {
         self.request(Request::RemMemReg, &SingleRegion { padding: 0, region: spec }, &[])
+    }
+
+    /// SET_BACKEND_REQ_FD: the other end of the socket stays with the caller, who reads what is asked and answers.
+    pub fn set_backend_requests(&self, socket: BorrowedFd<'_>) -> Result<(), FrontendError> {
+        self.request(Request::SetBackendReqFd, &(), &[socket])
+    }
+
+    /// IOTLB_MSG.
+    pub fn iotlb(&self, message: IotlbMessage) -> Result<(), FrontendError> {
+        self.request(Request::IotlbMsg, &message, &[])
     }
 
     /// SET_VRING_NUM.

@@ -12,6 +12,12 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+#[cfg(any(test, feature = "frontend"))]
+mod oracle;
+
+#[cfg(any(test, feature = "frontend"))]
+pub use oracle::check_translations;
+
 /// Most ranges that are remembered of a port.
 pub const GRANTS: usize = 8192;
 /// Most pages that are asked for at a time.
@@ -285,5 +291,46 @@ impl Iotlb {
         for (n, count) in (QUESTIONS..).zip(counts) {
             self.words.store_u64(8 * n as usize, count);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn the_switch_finds_what_was_said_and_nothing_else(words in proptest::collection::vec(any::<u64>(), 1..400)) {
+            let mut words = words.into_iter();
+            check_translations(words.len() / 2, || words.next().unwrap_or(0));
+        }
+    }
+
+    #[test]
+    fn pages_of_bytes_at_the_end_of_all_addresses() {
+        assert_eq!(Iotlb::pages(0x1000, 0x1000), (1, 1));
+        assert_eq!(Iotlb::pages(0x1fff, 2), (1, 2));
+        assert_eq!(Iotlb::pages(0xfef0_0000, 0xffff_ffff_0110_0000), (0xfef00, u64::MAX >> 12), "it ends at 2^64");
+        assert_eq!(Iotlb::pages(0, 0), (0, u64::MAX >> 12), "2^64 bytes");
+        assert_eq!(Iotlb::pages(0x5000, u64::MAX), (5, u64::MAX >> 12), "it wraps");
+    }
+
+    /// 100 000 pages, as a guest with lazy invalidation may leave behind, are no more than so many.
+    #[test]
+    fn the_oldest_that_nobody_wants_go_first() {
+        let (mut iotlb, _file) = Iotlb::new(1000).unwrap();
+        let page = |n| Range { first: n, last: n, guest: n % 8, user: 0, permissions: READ };
+        for n in 0..100_000 {
+            iotlb.update(page(n));
+            // One is wanted now and then.
+            assert!(iotlb.fill(0, READ), "at {n}");
+        }
+        assert_eq!(iotlb.ranges().count(), 1000);
+        assert!(iotlb.covers((99_001, 99_999), READ) && !iotlb.covers((99_000, 99_000), READ));
+        iotlb.forget(0, u64::MAX >> 12);
+        assert_eq!((iotlb.ranges().count(), iotlb.ages.len()), (0, 0));
+        assert!((0..SETS * WAYS).all(|n| iotlb.words.load_u64(word(n / WAYS, n % WAYS)) == 0), "no entry is left");
     }
 }

@@ -33,6 +33,8 @@ pub use frontend::{Frontend, FrontendError};
 pub use inflight::InflightError;
 pub use iotlb::GRANTS;
 #[cfg(any(test, feature = "frontend"))]
+pub use iotlb::check_translations;
+#[cfg(any(test, feature = "frontend"))]
 pub use local::Local;
 pub use message::{Request, SyntaxError};
 pub use outcome::{Refusal, SessionError};

@@ -59,6 +59,7 @@ impl<S: Switch> Session<S> {
                 self.needs(ProtocolFeatures::RESET_DEVICE)?;
                 self.reset()?;
                 self.features = Features::empty();
+                self.translate()?;
                 self.status = 0;
             }
             R::SetStatus => {

@@ -1,8 +1,6 @@
 //! Addresses that the guest's own IOMMU translates: what the front-end says of them, and what it is asked.
 
 use super::*;
-#[cfg(test)]
-use crate::iotlb::Counts;
 use crate::iotlb::{GRANTS, Range};
 use crate::message::{BACKEND_IOTLB_MSG, HEADER_LEN, Header, IotlbMessage, iotlb};
 use lasthop_guestmem::translations::{PAGE, PAGES};
@@ -343,11 +341,5 @@ impl<S: Switch> Session<S> {
                 _ => break,
             }
         }
-    }
-
-    /// What has been counted.
-    #[cfg(test)]
-    pub(crate) fn translation_counts(&self) -> Counts {
-        self.iotlb.as_ref().map(|iotlb| iotlb.counts).unwrap_or_default()
     }
 }

@@ -145,8 +145,8 @@ fn extensions_must_be_negotiated() {
     let error = rig.judge(99, flag::VERSION, &[1, 2, 3], 3);
     assert_eq!(error.to_string(), "request 99: no request has this number");
     let mut rig = Rig::new();
-    let error = rig.judge(R::SetFeatures as u32, flag::VERSION, &(1u64 << 58 | 1 << 33).to_le_bytes(), 0);
-    assert_eq!(error.to_string(), "SET_FEATURES: features not offered: ACCESS_PLATFORM, bit 58");
+    let error = rig.judge(R::SetFeatures as u32, flag::VERSION, &(1u64 << 58 | 1 << 17).to_le_bytes(), 0);
+    assert_eq!(error.to_string(), "SET_FEATURES: features not offered: CTRL_VQ, bit 58");
 }
 
 #[test]

@@ -1,0 +1,248 @@
+//! Guests whose own IOMMU translates addresses: what is asked, what is believed, and what happens when it is taken back.
+
+use super::*;
+use crate::ProtocolFeatures;
+use crate::message::{BACKEND_IOTLB_MSG, Header, IotlbMessage, iotlb};
+use lasthop_virtqueue::{BURST, Chains};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use zerocopy::FromBytes;
+
+/// I/O address of the ring's first page; the guest's memory lies there page for page.
+const IOVA: u64 = 0xffff_0000;
+
+/// A session that translates, and the front-end's end of the socket for what it asks.
+fn translating() -> (Rig, OwnedFd) {
+    let mut rig = Rig::new();
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    rig.drive(|front, ram| {
+        front.set_owner().unwrap();
+        front.set_protocol_features(ProtocolFeatures::OFFERED).unwrap();
+        front.set_backend_requests(theirs.as_fd()).unwrap();
+        front.set_features(Features::VERSION_1 | Features::ACCESS_PLATFORM | Features::PROTOCOL_FEATURES).unwrap();
+        front.set_mem_table(&[(region(), ram.as_fd())]).unwrap();
+    });
+    (rig, ours)
+}
+
+/// The same with ring 1 described and kicked, which nobody has translated.
+fn with_ring() -> (Rig, OwnedFd) {
+    let (mut rig, ours) = translating();
+    let kick = EventFd::new().unwrap();
+    rig.drive(|front, _| {
+        front.set_size(1, 256).unwrap();
+        front.set_addr(1, IOVA, IOVA + 0x1000, IOVA + 0x2000).unwrap();
+        front.set_kick(1, Some(kick.as_fd())).unwrap();
+        front.enable(1, true).unwrap();
+    });
+    (rig, ours)
+}
+
+fn update(page: u64, permissions: u8) -> IotlbMessage {
+    let (iova, user_addr) = (IOVA + page * 4096, USER + page * 4096);
+    IotlbMessage { iova, size: 4096, user_addr, permissions, kind: iotlb::UPDATE, ..Default::default() }
+}
+
+fn invalidate(iova: u64, size: u64) -> IotlbMessage {
+    IotlbMessage { iova, size, kind: iotlb::INVALIDATE, ..Default::default() }
+}
+
+/// What is asked, as I/O pages behind IOVA and permissions.
+fn asked(socket: &OwnedFd) -> Vec<(u64, u8)> {
+    let mut all = Vec::new();
+    let mut bytes = [0; 44];
+    while let Ok((44, _)) = recv(socket, &mut bytes, RecvFlags::DONTWAIT) {
+        let (header, body) = bytes.split_at(12);
+        let header = Header::read_from_bytes(header).unwrap();
+        let body = IotlbMessage::read_from_bytes(body).unwrap();
+        assert_eq!((header.request, header.size, body.kind, body.size), (BACKEND_IOTLB_MSG, 32, iotlb::MISS, 4096));
+        assert_eq!(header.flags, flag::VERSION | flag::NEED_REPLY);
+        all.push((body.iova.wrapping_sub(IOVA) / 4096, body.permissions));
+    }
+    all
+}
+
+fn answer(socket: &OwnedFd, result: u64) {
+    let header = Header { request: BACKEND_IOTLB_MSG, flags: flag::VERSION | flag::REPLY, size: 8 };
+    send(socket, &[header.as_bytes(), result.as_bytes()].concat(), SendFlags::empty()).unwrap();
+}
+
+impl Rig {
+    fn tell(&mut self, messages: &[IotlbMessage]) {
+        self.drive(|front, _| messages.iter().for_each(|message| front.iotlb(*message).unwrap()));
+    }
+
+    /// The guest shows a chain of one buffer, in ring 1 at the offsets of [`PARTS`].
+    fn show(&self, index: u16, addr: u64, len: u32, flags: u16) {
+        let memory = self.session.memory().translated_by(None);
+        let ring = memory.slice(GUEST, 0x3000).unwrap();
+        ring.store_u64(16 * usize::from(index), addr);
+        ring.store_u64(16 * usize::from(index) + 8, u64::from(len) | u64::from(flags) << 32);
+        ring.store_u16(0x1004 + 2 * usize::from(index), index);
+        ring.store_u16(0x1002, index + 1);
+    }
+
+    /// Chains that can be taken, and whether one waits; they are put back.
+    fn chains(&self) -> Result<(usize, bool), QueueError> {
+        let mut guard = self.queues[1].lock();
+        let started = guard.started().expect("a started ring");
+        let (memory, mut chains) = (started.memory.clone(), Chains::new());
+        started.ring.pop(&memory, &mut chains, BURST)?;
+        started.ring.unpop(&chains.list);
+        Ok((chains.list.len(), chains.asked))
+    }
+}
+
+#[test]
+fn a_ring_starts_when_its_pages_are_known() {
+    let (mut rig, socket) = with_ring();
+    assert_eq!(asked(&socket), [(0, 3), (1, 3), (2, 3)]);
+    assert_eq!(rig.state(1), RingState::Waiting);
+    rig.tell(&[update(0, 3), update(1, 3)]);
+    assert_eq!((rig.state(1), asked(&socket)), (RingState::Waiting, vec![]));
+    rig.tell(&[update(2, 3)]);
+    assert_eq!(rig.state(1), RingState::Running);
+    assert!(rig.queues[1].is_ready());
+}
+
+#[test]
+fn a_buffer_waits_for_its_page_and_those_behind_are_asked_for_too() {
+    let (mut rig, socket) = with_ring();
+    rig.tell(&[update(0, 3), update(1, 3), update(2, 3)]);
+    asked(&socket);
+    for n in 0..3 {
+        rig.show(n, IOVA + 0x5000 + u64::from(n) * 0x2000, 100, 0);
+    }
+    assert_eq!(rig.chains(), Ok((0, true)));
+    rig.session.misses().unwrap();
+    assert_eq!(asked(&socket), [(5, 1), (7, 1), (9, 1)], "to be read, in their order");
+    rig.tell(&[update(7, 1)]);
+    assert_eq!(rig.chains(), Ok((0, true)), "none overtakes another");
+    rig.tell(&[update(5, 1)]);
+    assert_eq!(rig.chains(), Ok((2, true)));
+    rig.tell(&[update(9, 1)]);
+    assert_eq!(rig.chains(), Ok((3, false)));
+    rig.session.misses().unwrap();
+    assert_eq!(asked(&socket), [], "what was asked once is not asked again");
+}
+
+#[test]
+fn what_is_taken_away_is_not_found_again_not_even_a_ring() {
+    for (iova, size) in [(0xfef0_0000, 0xffff_ffff_0110_0000), (0, 0), (IOVA, 0), (IOVA + 0x2fff, 1 << 63)] {
+        let (mut rig, socket) = with_ring();
+        rig.tell(&[update(0, 3), update(1, 3), update(2, 3), update(5, 1)]);
+        asked(&socket);
+        rig.show(0, IOVA + 0x5000, 100, 0);
+        assert_eq!(rig.chains(), Ok((0, true)));
+        rig.session.misses().unwrap();
+        assert_eq!(rig.chains(), Ok((1, false)));
+        rig.tell(&[invalidate(iova, size)]);
+        assert_eq!(rig.chains(), Ok((0, false)), "a dummy, in which nothing is available");
+        let gone: Vec<_> = asked(&socket).into_iter().map(|(page, _)| page).collect();
+        let ring = if iova > IOVA { vec![2] } else { vec![0, 1, 2] };
+        assert_eq!(gone, ring, "{iova:#x} and {size:#x} bytes");
+        assert_eq!(rig.state(1), RingState::Running);
+        // What the guest has shown meanwhile is there afterwards.
+        rig.show(1, IOVA + 0x5000, 100, 0);
+        rig.tell(&gone.iter().map(|page| update(*page, 3)).collect::<Vec<_>>());
+        assert_eq!(rig.chains(), Ok((0, true)), "the buffer's page is not");
+        rig.session.misses().unwrap();
+        assert_eq!(asked(&socket), [(5, 1)]);
+        rig.tell(&[update(5, 1)]);
+        assert_eq!(rig.chains(), Ok((2, false)));
+    }
+}
+
+#[test]
+fn a_page_that_the_guest_has_not_granted_breaks_its_ring_alone() {
+    // Not at all, and not for writing.
+    for (flags, granted) in [(0, None), (2, Some(1))] {
+        let (mut rig, socket) = with_ring();
+        rig.tell(&[update(0, 3), update(1, 3), update(2, 3)]);
+        asked(&socket);
+        (0..3).for_each(|_| answer(&socket, 0));
+        rig.session.answers().unwrap();
+        rig.show(0, IOVA + 0x5000, 100, flags);
+        let take = |rig: &Rig| {
+            let mut guard = rig.queues[1].lock();
+            let started = guard.started().unwrap();
+            let memory = started.memory.clone();
+            let found = memory.piece_for(IOVA + 0x5000, 100, flags == 2).map(|piece| piece.len());
+            found.map_err(|error| error.asked)
+        };
+        assert_eq!(take(&rig), Err(true));
+        rig.session.misses().unwrap();
+        assert_eq!(asked(&socket), [(5, if flags == 2 { 2 } else { 1 })]);
+        if let Some(permissions) = granted {
+            rig.tell(&[update(5, permissions)]);
+            assert_eq!(take(&rig), Err(true), "it may be read, and is to be written");
+        }
+        answer(&socket, 1);
+        rig.session.answers().unwrap();
+        assert_eq!(take(&rig), Err(false));
+    }
+}
+
+#[test]
+fn what_no_guest_means_is_refused_and_changes_nothing() {
+    let (mut rig, _socket) = translating();
+    let good = update(0, 3);
+    let bad = [
+        IotlbMessage { size: 0, ..good },
+        IotlbMessage { size: 1, ..good },
+        IotlbMessage { iova: IOVA + 1, ..good },
+        IotlbMessage { iova: 1 << 48, ..good },
+        IotlbMessage { iova: u64::MAX - 4095, size: 8192, ..good },
+        IotlbMessage { user_addr: USER - 4096, ..good },
+        IotlbMessage { user_addr: USER + SIZE, ..good },
+        IotlbMessage { user_addr: USER + SIZE - 4096, size: 8192, ..good },
+        IotlbMessage { user_addr: u64::MAX - 4095, ..good },
+        IotlbMessage { user_addr: USER + 8, ..good },
+        IotlbMessage { kind: iotlb::MISS, ..good },
+        IotlbMessage { kind: 77, ..good },
+    ];
+    rig.drive(|front, _| {
+        for message in bad {
+            assert!(front.iotlb(message).is_err(), "{message:?}");
+        }
+        for kind in [iotlb::BATCH_BEGIN, iotlb::UPDATE, iotlb::BATCH_END] {
+            front.iotlb(IotlbMessage { kind, ..good }).unwrap();
+        }
+    });
+    let memory = rig.session.memory().clone();
+    assert!(memory.piece(IOVA, 1).is_err_and(|error| error.asked));
+    assert!(memory.piece(GUEST, 1).is_err_and(|error| error.asked), "the guest's addresses mean nothing by themselves");
+    assert!(memory.piece(1 << 48, 1).is_err_and(|error| !error.asked));
+    rig.session.misses().unwrap();
+    assert!(memory.piece(IOVA, 1).is_ok() && memory.piece(GUEST, 1).is_err());
+}
+
+#[test]
+fn memory_that_goes_takes_its_translations_along() {
+    let (mut rig, socket) = with_ring();
+    rig.tell(&[update(0, 3), update(1, 3), update(2, 3)]);
+    asked(&socket);
+    let other = memfd(SIZE);
+    rig.drive(|front, _| {
+        let moved = RegionSpec { user_addr: USER + (1 << 30), ..region() };
+        front.set_mem_table(&[(moved, other.as_fd())]).unwrap();
+    });
+    assert!(rig.session.memory().piece(IOVA, 1).is_err_and(|error| error.asked));
+    assert!(!asked(&socket).is_empty(), "the ring's pages");
+}
+
+#[test]
+fn without_somebody_to_ask_addresses_are_the_guest_s() {
+    let mut rig = Rig::negotiated(Features::VERSION_1 | Features::ACCESS_PLATFORM | Features::PROTOCOL_FEATURES);
+    rig.describe(1);
+    let kick = EventFd::new().unwrap();
+    rig.drive(|front, _| front.set_kick(1, Some(kick.as_fd())).unwrap());
+    assert_eq!(rig.state(1), RingState::Running);
+    assert!(rig.session.memory().piece(GUEST, 1).is_ok());
+}
+
+#[test]
+fn an_answer_to_nothing_ends_the_connection() {
+    let (mut rig, socket) = translating();
+    answer(&socket, 0);
+    assert_eq!(rig.session.answers(), Err(SessionError::BackendChannel));
+}
