@@ -40,13 +40,26 @@ pub struct VmConfig {
     pub cpus: u32,
     /// Slots for hot-plugged memory.
     pub memory_slots: u32,
+    /// Its cards are behind an IOMMU of its own (QEMU's intel-iommu).
+    pub iommu: bool,
+    /// Further words of its kernel's command line.
+    pub kernel: String,
 }
 
 impl VmConfig {
     /// One processor, 256 MiB of memfd memory.
     pub fn new(name: &str, nics: impl IntoIterator<Item = Nic>) -> Self {
         let nics = nics.into_iter().collect();
-        Self { name: name.into(), nics, memory: Memory::Memfd, memory_mib: 256, cpus: 1, memory_slots: 0 }
+        Self {
+            name: name.into(),
+            nics,
+            memory: Memory::Memfd,
+            memory_mib: 256,
+            cpus: 1,
+            memory_slots: 0,
+            iommu: false,
+            kernel: String::new(),
+        }
     }
 
     /// With this many processors.
@@ -58,6 +71,18 @@ impl VmConfig {
     /// With memory of 2 MiB pages.
     pub fn huge(mut self) -> Self {
         self.memory = Memory::Huge;
+        self
+    }
+
+    /// Behind an IOMMU that its kernel uses as these words say, such as `iommu.strict=1`.
+    pub fn iommu(mut self, words: &str) -> Self {
+        self.iommu = true;
+        self.kernel(&format!("intel_iommu=on {words}"))
+    }
+
+    /// With further words of its kernel's command line.
+    pub fn kernel(mut self, words: &str) -> Self {
+        self.kernel = format!("{} {words}", self.kernel);
         self
     }
 
@@ -172,13 +197,25 @@ impl Vm {
                 "-initrd",
                 &format!("{}/initrd", image.display()),
             ]);
-            c.args(["-append", "console=ttyS0 quiet panic=-1 nokaslr mitigations=off net.ifnames=0"]);
+            let words = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off net.ifnames=0";
+            c.args(["-append", &format!("{words}{}", config.kernel)]);
+            if config.iommu {
+                // Before the cards. Without its own ATS, QEMU never tells of a page that was mapped and unmapped between two flushes.
+                c.args(["-device", "intel-iommu,intremap=off,device-iotlb=on"]);
+            }
             c.args(["-serial", &format!("file:{}", at("console"))]);
             c.args(["-chardev", &format!("socket,id=agent,path={},server=on,wait=off", at("agent"))]);
             c.args(["-serial", "chardev:agent"]);
             c.args(["-qmp", &format!("unix:{},server=on,wait=off", at("qmp"))]);
             for (i, nic) in config.nics.iter().enumerate() {
-                c.args(nic.qemu_args(i));
+                if config.iommu {
+                    // On the bus of the host bridge itself QEMU leaves ATS out.
+                    c.args(["-device", &format!("pcie-root-port,id=rp{i},chassis={}", i + 1)]);
+                    let behind = nic.clone().with(&format!("bus=rp{i},disable-legacy=on,iommu_platform=on,ats=on"));
+                    c.args(behind.qemu_args(i));
+                } else {
+                    c.args(nic.qemu_args(i));
+                }
             }
             let log = std::fs::File::create(at("qemu.log")).expect("a log in the scratch directory");
             c.stdin(Stdio::null()).stdout(log.try_clone().expect("a second handle")).stderr(log);

@@ -52,6 +52,7 @@ fn seeds() -> Vec<(&'static str, Vec<Vec<u8>>)> {
         ("connections", 12, 300, None),
         ("tunnel", 8, 120, None),
         ("netlink", 12, 200, None),
+        ("translations", 8, 400, None),
     ] {
         all.push((name, (0..count).map(|n| program(name, n, len, first)).collect()));
     }

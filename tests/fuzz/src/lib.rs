@@ -20,6 +20,7 @@ mod netlink;
 mod offload;
 mod rings;
 mod session;
+mod translations;
 mod tunnel;
 mod walk;
 
@@ -46,6 +47,7 @@ pub const TARGETS: &[Target] = &[
     ("connections", connections::run),
     ("tunnel", tunnel::run),
     ("netlink", netlink::run),
+    ("translations", translations::run),
 ];
 
 /// Runs the target of this name.

@@ -406,7 +406,10 @@ fn sensible(input: &mut Input<'_>) -> (Vec<u8>, &'static [u8]) {
         27 => ok(R::SetStatus, &[value & 15], &[]),
         28 => ok(R::ResetDevice, &[], &[]),
         29 => ok(R::NetSetMtu, &[value * 60], &[]),
-        30 => ok(R::SetBackendReqFd, &[], &[4]),
+        30 if value & 1 == 0 => ok(R::SetBackendReqFd, &[], &[4]),
+        30 => {
+            ok(R::IotlbMsg, &[page, 4096 << (value % 5), USER + value * 2048, (value & 3) | (value >> 2 & 7) << 8], &[])
+        }
         _ => ok([R::ResetOwner, R::GetQueueNum, R::GetStatus, R::GetMaxMemSlots][ring as usize], &[], &[]),
     }
 }

@@ -54,6 +54,8 @@ pub struct AccessError {
     pub addr: u64,
     /// Bytes.
     pub len: u64,
+    /// Never: nothing is translated here.
+    pub asked: bool,
 }
 
 /// Not used by models.
@@ -103,7 +105,7 @@ impl GuestMemory {
 
     /// Models make their memory with [`GuestMemory::new`].
     pub fn with_region(&self, _: RegionSpec, _: impl AsFd) -> Result<Self, AccessError> {
-        Err(AccessError { addr: 0, len: 0 })
+        Err(AccessError { addr: 0, len: 0, asked: false })
     }
 
     fn bytes(&self) -> usize {
@@ -114,12 +116,22 @@ impl GuestMemory {
     pub fn slice(&self, addr: u64, len: usize) -> Result<GuestSlice<'_>, AccessError> {
         let fits = addr as usize + len <= self.bytes();
         let slice = GuestSlice { memory: Some(self), at: addr as usize, len };
-        fits.then_some(slice).ok_or(AccessError { addr, len: len as u64 })
+        fits.then_some(slice).ok_or(AccessError { addr, len: len as u64, asked: false })
     }
 
     /// As [`GuestMemory::slice`]: there is one region.
     pub fn piece(&self, addr: u64, len: usize) -> Result<GuestSlice<'_>, AccessError> {
         self.slice(addr, len)
+    }
+
+    /// As [`GuestMemory::slice`].
+    pub fn slice_for(&self, addr: u64, len: usize, _: bool) -> Result<GuestSlice<'_>, AccessError> {
+        self.slice(addr, len)
+    }
+
+    /// As [`GuestMemory::piece`].
+    pub fn piece_for(&self, addr: u64, len: usize, _: bool) -> Result<GuestSlice<'_>, AccessError> {
+        self.piece(addr, len)
     }
 
     /// As [`GuestMemory::piece`].
@@ -305,7 +317,7 @@ pub struct Window<'m> {
 
 impl<'m> Window<'m> {
     /// As the real one.
-    pub fn find(&mut self, addr: u64, len: u32, id: u16) -> Option<Tagged<'m>> {
+    pub fn find<const WRITE: bool>(&mut self, addr: u64, len: u32, id: u16) -> Option<Tagged<'m>> {
         let slice = self.memory.slice(addr, len as usize).ok()?;
         Tagged::of(slice, id).filter(|_| len != 0)
     }
@@ -458,7 +470,7 @@ impl<const ALIGN: usize> PinnedSlice<ALIGN> {
     pub fn new(memory: &Arc<GuestMemory>, addr: u64, len: usize) -> Result<Self, AccessError> {
         let slice = memory.slice(addr, len)?;
         if !slice.is_aligned(ALIGN) {
-            return Err(AccessError { addr, len: len as u64 });
+            return Err(AccessError { addr, len: len as u64, asked: false });
         }
         Ok(Self { at: slice.at, len, memory: memory.clone() })
     }
