@@ -12,8 +12,8 @@ use lasthop_api::{
     AclChanged, AclPage, AclRule, AclText, AddressSet, ApiError, Carried, Connection, ConnectionPage, ConntrackFlushed,
     ConntrackStats, CpuTimes, Denied, Direction, Drops, Field, Flow, FlowPage, Group, GroupPage, GuestQueue, LeftOut,
     Mac, MacFlushed, MacPage, Member, Mirror, MirrorList, Port, PortChanged, PortConnections, PortPage, Queue,
-    Replaced, SetChanged, SetPage, SwitchStats, Totals, TraceOutput, TraceReport, Translation, TxBatch, Uplink, UplinkList,
-    parse_frame,
+    Replaced, SetChanged, SetPage, SwitchStats, Totals, TraceOutput, TraceReport, Translation, TxBatch, Uplink,
+    UplinkList, parse_frame,
 };
 use lasthop_management_ipc::{MirrorConfig, Settings, UplinkConfig};
 use lasthop_policy::STATIC_MAC;

@@ -6,7 +6,7 @@ use crate::SharedArgs;
 use crate::acl::tell_text;
 use crate::client::{CliError, Instance, collect};
 use crate::list::all_ports;
-use crate::set::{change, destroy, sets};
+use crate::set::{change as change_set, destroy, sets};
 use lasthop_api::{Field, SwitchProxy, TxBatch};
 use lasthop_policy::acl::Scope;
 use serde::Serialize;
@@ -128,7 +128,7 @@ fn carry_out(instance: &mut Instance, step: &Step<'_>) -> Result<Option<String>,
 
 fn change(instance: &mut Instance, step: &Step<'_>) -> Result<(), CliError> {
     match step {
-        Step::ChangeSet(name, add, del) => change(instance, name, add, del).map(drop),
+        Step::ChangeSet(name, add, del) => change_set(instance, name, add, del).map(drop),
         Step::DelSet(name) => destroy(instance, name).map(drop),
         Step::LoadLists(lists) => {
             tell_text(instance, &lists.text)?;

@@ -76,7 +76,7 @@ impl Translations {
             Some(word) if word & wanted != 0 => Ok(word / 4 % PAGES * PAGE),
             Some(word) if word & 3 == 0 => Err(false),
             _ => {
-                let (at, question) = ((page % QUESTIONS * 8) as usize, page * 4 | wanted);
+                let (at, question) = ((page % QUESTIONS * 8) as usize, (page * 4) | wanted);
                 if self.words.load_u64(at) % (4 * PAGES) != question {
                     let order = self.asked.fetch_add(1, Ordering::Relaxed) << 38;
                     self.words.store_u64_release(at, order | question);
