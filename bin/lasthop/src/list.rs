@@ -70,6 +70,19 @@ fn dropped(port: &Port, interfaces: &[Uplink]) -> u64 {
     of_switch.chain(not_carried(interfaces, &port.name)).map(|d| d.packets).sum()
 }
 
+/// What is known of the addresses that a guest's IOMMU translates, and whether packets wait for more.
+fn translation(port: &Port) -> String {
+    let Some(t) = &port.translation else { return String::new() };
+    let (name, known, misses, taken) = (&port.name, t.entries, t.misses, t.invalidations);
+    let mut lines = format!(
+        "{name}: its guest's IOMMU translates addresses: {known} ranges known, {misses} asked for, {taken} invalidations\n"
+    );
+    if t.unanswered > 0 {
+        lines += &format!("{name}: packets wait for its front-end to translate {} pages\n", t.unanswered);
+    }
+    lines
+}
+
 fn port_table(ports: &[Port], interfaces: &[Uplink]) -> String {
     if ports.is_empty() {
         return "no ports; make one with `lasthop port add NAME PATH`, or `--device DEVICE`\n".into();
@@ -115,18 +128,7 @@ fn port_table(ports: &[Port], interfaces: &[Uplink]) -> String {
         if let Some(why) = &p.error {
             notes.push_str(&format!("{}: broken: {why}\n", p.name));
         }
-        if let Some(t) = &p.translation {
-            notes.push_str(&format!(
-                "{}: its guest's IOMMU translates addresses: {} ranges known, {} asked for, {} invalidations\n",
-                p.name, t.entries, t.misses, t.invalidations
-            ));
-            if t.unanswered > 0 {
-                notes.push_str(&format!(
-                    "{}: packets wait for its front-end to translate {} pages\n",
-                    p.name, t.unanswered
-                ));
-            }
-        }
+        notes.push_str(&translation(p));
         if let Some(note) = &p.note {
             notes.push_str(&format!("{}: {note}\n", p.name));
         }
