@@ -338,7 +338,9 @@ impl Story {
 
     fn deaths(&mut self) {
         self.headline("kill -9, one process after the other, while web1 and db1 talk");
-        for part in ["lasthop-switch", "lasthop-uplink", "lasthop-ovs", "ovs-vswitchd", "ovsdb-server", "ovn-controller"] {
+        for part in
+            ["lasthop-switch", "lasthop-uplink", "lasthop-ovs", "ovs-vswitchd", "ovsdb-server", "ovn-controller"]
+        {
             if self.show {
                 stage::command("$", &format!("kill -9 {part}"));
             }
