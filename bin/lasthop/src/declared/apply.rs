@@ -6,7 +6,7 @@ use crate::SharedArgs;
 use crate::acl::tell_text;
 use crate::client::{CliError, Instance, collect};
 use crate::list::all_ports;
-use crate::set::{change as change_set, destroy, sets};
+use crate::set::{change, destroy, sets};
 use lasthop_api::{Field, SwitchProxy, TxBatch};
 use lasthop_policy::acl::Scope;
 use serde::Serialize;
@@ -123,12 +123,12 @@ fn carry_out(instance: &mut Instance, step: &Step<'_>) -> Result<Option<String>,
         let note = made.mirrors.into_iter().find_map(|mirror| mirror.note);
         return Ok(note.map(|note| format!("mirror {}: {note}", mirror.name)));
     }
-    change(instance, step).map(|()| None)
+    make(instance, step).map(|()| None)
 }
 
-fn change(instance: &mut Instance, step: &Step<'_>) -> Result<(), CliError> {
+fn make(instance: &mut Instance, step: &Step<'_>) -> Result<(), CliError> {
     match step {
-        Step::ChangeSet(name, add, del) => change_set(instance, name, add, del).map(drop),
+        Step::ChangeSet(name, add, del) => change(instance, name, add, del).map(drop),
         Step::DelSet(name) => destroy(instance, name).map(drop),
         Step::LoadLists(lists) => {
             tell_text(instance, &lists.text)?;
