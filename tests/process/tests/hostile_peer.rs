@@ -89,17 +89,25 @@ fn f1_ring_indices() {
     arena.end(&attack, &["port=x", "SET_VRING_NUM", "65537"]);
 }
 
-/// F2: a dirty log was never offered.
+/// F2: dirty logs that are longer than their file, wrap, are too short for the memory, or are no memory.
 #[test]
 fn f2_dirty_log() {
     let mut arena = Arena::new(false);
     let attack = arena.begin("F2");
-    for (size, offset) in [(4096, 0), (u64::MAX, 4096), (4096, u64::MAX - 4095), (0, 0)] {
+    for (size, offset) in
+        [(8192, 0), (u64::MAX, 4096), (4096, u64::MAX - 4095), (0, 0), (4096, 4), (12, 0), (2 << 30, 0)]
+    {
         let front = negotiated(&arena);
+        front.set_features(front.features().unwrap()).unwrap();
         let fd = memfd(4096);
         front.send(Request::SetLogBase as u32, 1, &body(&[size, offset]), &[fd.as_fd()]).unwrap();
         assert!(closed(&front, PATIENCE), "log of {size} at {offset}");
     }
+    let front = negotiated(&arena);
+    front.set_features(front.features().unwrap()).unwrap();
+    let (pipe, _) = std::io::pipe().unwrap();
+    front.send(Request::SetLogBase as u32, 1, &body(&[4096, 0]), &[pipe.as_fd()]).unwrap();
+    assert!(closed(&front, PATIENCE), "a log that is a pipe");
     arena.end(&attack, &["port=x", "SET_LOG_BASE"]);
 }
 

@@ -7,7 +7,7 @@ bitflags::bitflags! {
     /// Virtio feature bits that the switch offers to every front-end, whoever else is connected. CSUM and HOST_*: what the
     /// guest may leave to us of what it sends. GUEST_*: what it takes undone from us; but GUEST_ANNOUNCE: it announces itself
     /// after migration, and without it the front-end asks us to (SEND_RARP). PROTOCOL_FEATURES is vhost-user's: there are
-    /// some, and rings begin disabled.
+    /// some, and rings begin disabled. LOG_ALL is vhost's, and no guest's: what is written to its memory is logged.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct Features: u64 {
         const CSUM = 1 << 0;
@@ -25,6 +25,7 @@ bitflags::bitflags! {
         const STATUS = 1 << 16;
         const GUEST_ANNOUNCE = 1 << 21;
         const MQ = 1 << 22;
+        const LOG_ALL = 1 << 26;
         const ANY_LAYOUT = 1 << 27;
         const RING_INDIRECT_DESC = 1 << 28;
         const RING_EVENT_IDX = 1 << 29;
@@ -42,6 +43,7 @@ bitflags::bitflags! {
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct ProtocolFeatures: u64 {
         const MQ = 1 << 0;
+        const LOG_SHMFD = 1 << 1;
         const RARP = 1 << 2;
         const REPLY_ACK = 1 << 3;
         const NET_MTU = 1 << 4;
@@ -53,10 +55,10 @@ bitflags::bitflags! {
     }
 }
 
-/// Names of others a network device can have, each with its number, and LOG_ALL, which vhost borrows from the reserved ones.
+/// Names of others a network device can have, each with its number.
 /// Why they are not offered: CTRL_VQ and what needs it, because QEMU and DPDK's virtio-user add and serve the control queue
 /// themselves and other front-ends would hand it to us; what the configuration space tells, because that is the front-end's (so
-/// STATUS is offered as no more than the bit); LOG_ALL before there is a dirty log; RING_RESET before per-ring reset is defined
+/// STATUS is offered as no more than the bit); RING_RESET before per-ring reset is defined
 /// for vhost-user back-ends; NOTIFY_ON_EMPTY and GSO, which only legacy drivers know.
 const NOT_OFFERED: &[(u32, &str)] = &[
     (2, "CTRL_GUEST_OFFLOADS"),
@@ -68,7 +70,6 @@ const NOT_OFFERED: &[(u32, &str)] = &[
     (20, "CTRL_RX_EXTRA"),
     (23, "CTRL_MAC_ADDR"),
     (24, "NOTIFY_ON_EMPTY"),
-    (26, "LOG_ALL"),
     (36, "ORDER_PLATFORM"),
     (37, "SR_IOV"),
     (38, "NOTIFICATION_DATA"),
@@ -84,7 +85,6 @@ const NOT_OFFERED: &[(u32, &str)] = &[
 
 /// Names of other protocol features.
 const PROTOCOL_NOT_OFFERED: &[(u32, &str)] = &[
-    (1, "LOG_SHMFD"),
     (6, "CROSS_ENDIAN"),
     (7, "CRYPTO_SESSION"),
     (8, "PAGEFAULT"),
@@ -149,7 +149,7 @@ mod tests {
         assert_eq!(Features::describe(0), "none");
         assert_eq!(Features::describe(1 | 1 << 34 | 1 << 58), "CSUM, RING_PACKED, bit 58");
         assert_eq!(Features::describe(1 << 4 | 1 << 17 | 1 << 63), "bit 4, CTRL_VQ, SPEED_DUPLEX");
-        assert_eq!(ProtocolFeatures::describe(1 << 1 | 1 << 2), "RARP, LOG_SHMFD");
+        assert_eq!(ProtocolFeatures::describe(1 << 5 | 1 << 1 | 1 << 2), "LOG_SHMFD, RARP, BACKEND_REQ");
         assert_eq!(ProtocolFeatures::describe(1 << 3 | 1 << 63), "REPLY_ACK, bit 63");
     }
 }

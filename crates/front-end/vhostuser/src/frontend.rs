@@ -1,7 +1,8 @@
 //! The front-end side: small and blocking, for our own driver domains and for tests.
 
 use crate::message::{
-    HEADER_LEN, Header, InflightDesc, IotlbMessage, MAX_BODY, NO_FD, Request, SingleRegion, VringAddr, VringState, flag,
+    HEADER_LEN, Header, InflightDesc, IotlbMessage, LogDesc, MAX_BODY, NO_FD, Request, SingleRegion, VringAddr,
+    VringState, flag,
 };
 use crate::{Features, ProtocolFeatures};
 use lasthop_guestmem::RegionSpec;
@@ -171,6 +172,20 @@ impl Frontend {
     /// Any request with a body that is a number, acknowledged if that was negotiated.
     pub fn set_u64(&self, request: Request, value: u64) -> Result<(), FrontendError> {
         self.request(request, &value, &[])
+    }
+
+    /// Any request without a body, acknowledged if that was negotiated.
+    pub fn request_bare(&self, request: Request) -> Result<(), FrontendError> {
+        self.request(request, &(), &[])
+    }
+
+    /// SET_LOG_BASE, which is always answered: `size` bytes at `offset` of a file.
+    pub fn set_log(&self, size: u64, offset: u64, fd: BorrowedFd<'_>) -> Result<(), FrontendError> {
+        self.send(Request::SetLogBase as u32, flag::VERSION, LogDesc { size, offset }.as_bytes(), &[fd])?;
+        match self.receive::<u64>(Request::SetLogBase)? {
+            (0, _) => Ok(()),
+            _ => Err(FrontendError::Refused(Request::SetLogBase)),
+        }
     }
 
     /// Any request without a body that is answered by a number.

@@ -108,6 +108,16 @@ pub mod iotlb {
 /// The back-end's request that carries an [`IotlbMessage`]; those of the front-end are a [`Request`].
 pub const BACKEND_IOTLB_MSG: u32 = 1;
 
+/// "Log description".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct LogDesc {
+    /// Bytes of the log.
+    pub size: u64,
+    /// Where it begins in the file.
+    pub offset: u64,
+}
+
 /// "Inflight description". The specification has no padding, C compilers have.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]

@@ -33,6 +33,14 @@ pub enum Refusal {
     Switch(String),
     #[error("no memory region of {size} bytes at {guest_addr:#x} (front-end address {user_addr:#x})")]
     NoRegion { guest_addr: u64, user_addr: u64, size: u64 },
+    #[error(
+        "a log of {size} bytes covers too little of the guest's memory; {needed} bytes are needed, one for each 32 KiB up to the last address"
+    )]
+    LogTooSmall { size: u64, needed: u64 },
+    #[error(
+        "a log of {size} bytes at {offset} of its file: both must be multiples of 8, and no log is longer than 2 GiB"
+    )]
+    LogPlace { size: u64, offset: u64 },
     #[error("MTU {0} is not between 68 and 65535")]
     Mtu(u64),
     #[error("device status {0:#x} has more than eight bits")]

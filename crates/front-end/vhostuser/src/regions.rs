@@ -16,6 +16,11 @@ impl Regions {
         self.0.is_empty()
     }
 
+    /// The guest address behind the last of them.
+    pub(crate) fn end(&self) -> u64 {
+        self.0.iter().map(|region| region.guest_addr.saturating_add(region.size)).max().unwrap_or(0)
+    }
+
     pub(crate) fn contains(&self, region: &RegionSpec) -> bool {
         self.0.contains(region)
     }

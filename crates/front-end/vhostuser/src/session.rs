@@ -4,7 +4,7 @@ use crate::features::{Features, ProtocolFeatures};
 use crate::form::Form;
 use crate::inflight::{self, Inflight};
 use crate::iotlb::{Iotlb, READ, WRITE};
-use crate::message::{Request, SingleRegion, SyntaxError, VRING_LOG, VringAddr, flag};
+use crate::message::{LogDesc, Request, SingleRegion, SyntaxError, VRING_LOG, VringAddr, flag};
 use crate::outcome::{Refusal, SessionError};
 use crate::regions::Regions;
 use crate::ring::{RingState, Vring, packed_base};
@@ -21,6 +21,7 @@ use translation::Requests;
 use zerocopy::IntoBytes;
 
 mod commands;
+mod log;
 mod translation;
 #[cfg(any(test, feature = "frontend"))]
 mod view;
@@ -88,6 +89,9 @@ pub struct Session<S> {
     iotlb: Option<Iotlb>,
     /// Descriptors that are no longer used and still watched, if any have come or gone.
     retired: Option<Vec<Foreign>>,
+    log: Option<log::Log>,
+    /// The switch logs.
+    logs: bool,
     status: u8,
     refused: u32,
     changed: bool,
@@ -110,6 +114,8 @@ impl<S: Switch> Session<S> {
             requests: None,
             iotlb: None,
             retired: None,
+            log: None,
+            logs: false,
             status: 0,
             refused: 0,
             changed: false,
@@ -283,7 +289,8 @@ impl<S: Switch> Session<S> {
         if unoffered != 0 {
             return Err(Refusal::Features(unoffered).into());
         }
-        let changed = self.features.bits() ^ bits;
+        // Logging begins and ends while rings run.
+        let changed = (self.features.bits() ^ bits) & !Features::LOG_ALL.bits();
         // QEMU repeats the same features for every queue pair while those before already run.
         if changed != 0 {
             for i in 0..self.rings.len() {
@@ -292,7 +299,13 @@ impl<S: Switch> Session<S> {
                 }
             }
         }
-        self.features = Features::from_bits_truncate(bits);
+        let before = std::mem::replace(&mut self.features, Features::from_bits_truncate(bits));
+        if before.contains(Features::LOG_ALL) != self.features.contains(Features::LOG_ALL)
+            && let Err(fault) = self.log_or_not()
+        {
+            self.features = before;
+            return Err(fault);
+        }
         self.translate()?;
         if !self.features.contains(Features::PROTOCOL_FEATURES) {
             for i in 0..self.rings.len() {
@@ -326,6 +339,7 @@ impl<S: Switch> Session<S> {
 
     /// The rings go over to these regions: the switch maps them, and says which rings could not stay where they were.
     fn set_memory(&mut self, regions: Regions, ask: impl FnOnce(u64) -> Ask, fds: Vec<Foreign>) -> Result<(), Fault> {
+        self.check_log(&regions)?;
         let before = std::mem::replace(&mut self.regions, regions);
         let mut keep = 0;
         for (i, ring) in self.rings.iter().enumerate().filter(|(_, ring)| ring.state == RingState::Running) {
@@ -335,12 +349,19 @@ impl<S: Switch> Session<S> {
                 keep |= u64::from(at(&old) == at(&new)) << i;
             }
         }
-        let (stopped, failed) = match self.ask(ask(keep), fds)? {
+        let answer = self.ask(ask(keep), fds)?;
+        if let Answer::Refused(_) = answer {
+            self.regions = before;
+        }
+        self.gone_over(answer)?;
+        (0..self.rings.len()).try_for_each(|i| self.try_start(i))
+    }
+
+    /// Memory has changed, or its log: notes which rings have stopped for it.
+    fn gone_over(&mut self, answer: Answer) -> Result<(), Fault> {
+        let (stopped, failed) = match answer {
             Answer::Memory { stopped, failed } => (stopped, failed),
-            Answer::Refused(why) => {
-                self.regions = before;
-                return Err(Refusal::Switch(why).into());
-            }
+            Answer::Refused(why) => return Err(Refusal::Switch(why).into()),
             _ => return Err(Fault::Lost),
         };
         self.changed = true;
@@ -355,8 +376,7 @@ impl<S: Switch> Session<S> {
                 (ring.state, ring.setup) = (RingState::Failed, None);
             }
         }
-        self.regions_changed()?;
-        (0..self.rings.len()).try_for_each(|i| self.try_start(i))
+        Ok(())
     }
 
     /// How to start a ring; `None` while something is missing; an address of the front-end's that lies nowhere.

@@ -136,6 +136,10 @@ impl Rings {
             }
             // Whoever moves packets of this guest's holds a lock for that long.
             Ask::Revoked => self.queues.iter().for_each(|queue| drop(queue.lock())),
+            Ask::Log { place } => {
+                let memory = self.memory.with_log(fds.pop().map(|fd| (spec(place), fd)));
+                return Ok(self.use_memory(memory, u64::MAX, events));
+            }
             Ask::State { features, protocol_features } => {
                 self.features = (features, protocol_features);
                 events.push(Event::Changed);

@@ -246,7 +246,7 @@ fn any_ask() -> impl Strategy<Value = Ask> {
     });
     let setup = prop_oneof![(0..4u64).prop_map(|n| self::setup(n << 14)), setup];
     let (ring, keep, yes) = (0..6u16, any::<u64>(), any::<bool>());
-    (0..15u8, region, setup, ring, keep, yes).prop_map(|(kind, region, setup, ring, keep, yes)| match kind {
+    (0..16u8, region, setup, ring, keep, yes).prop_map(|(kind, region, setup, ring, keep, yes)| match kind {
         0 | 1 => Ask::Table { regions: vec![region], keep },
         2 => Ask::Table { regions: vec![region; ring.into()], keep },
         3 => Ask::Add { region, keep },
@@ -258,6 +258,7 @@ fn any_ask() -> impl Strategy<Value = Ask> {
         11 => Ask::Kick { ring },
         12 => Ask::Call { ring },
         13 => Ask::Err { ring },
+        14 => Ask::Log { place: [0, SIZE >> 15 << (ring % 3), 0, keep & 8] },
         _ => Ask::IsStarted { ring },
     })
 }

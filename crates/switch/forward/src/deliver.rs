@@ -349,12 +349,7 @@ impl<'a> Target<'a> {
     #[inline]
     fn stage(&mut self, frame_len: usize) {
         self.work += frame_len + FRAME_WORK;
-        let mut left = (self.header_len + frame_len) as u32;
-        for chain in self.buffers.chains() {
-            let here = chain.len().min(left);
-            self.started.ring.stage_used(chain, here);
-            left -= here;
-        }
+        self.buffers.stage(&mut self.started.ring, self.header_len + frame_len);
     }
 
     /// What was done, but for packets that took the shortest way.

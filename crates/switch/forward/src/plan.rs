@@ -48,6 +48,7 @@ pub(crate) struct Group {
 pub(crate) const COPIES: u16 = 1 << 15;
 
 /// The packets of a set, in their order.
+#[derive(Clone)]
 pub(crate) struct Members(pub(crate) u64);
 
 impl Iterator for Members {

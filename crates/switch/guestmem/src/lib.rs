@@ -13,6 +13,7 @@
 
 mod charge;
 mod copy;
+mod dirty;
 mod entries;
 mod fault;
 mod fill;
@@ -25,6 +26,7 @@ pub mod translations;
 mod window;
 
 pub use charge::Mapped;
+pub use dirty::MAX_LOG;
 pub use entries::{Descriptors, Entries};
 pub use fault::install_fault_handler;
 pub use memory::{AccessError, GuestMemory, MAX_REGIONS, MemoryLimits};

@@ -47,14 +47,16 @@ pub struct GuestMemory {
     /// Sorted by guest address, none overlapping.
     regions: Vec<Arc<Region>>,
     /// Where the largest of them lie, side by side: looked up for every buffer.
-    places: [Place; NEAR],
+    pub(crate) places: [Place; NEAR],
     /// Where the others lie, by guest address.
-    more: Vec<Place>,
+    pub(crate) more: Vec<Place>,
     limits: MemoryLimits,
     mapped: Arc<Mapped>,
     /// Addresses are I/O addresses: the table that translates them, and the same regions by guest physical addresses. There are no places
     /// then, so that nothing is found by an address before it is translated.
     io: Option<Arc<(Arc<Translations>, GuestMemory)>>,
+    /// Where is noted what was written, while the guest is being moved to another host.
+    pub(crate) log: Option<Arc<GuestMemory>>,
 }
 
 /// As many regions as are looked through one by one. Guests have fewer; of a front-end that maps more the largest are the first.
@@ -95,13 +97,18 @@ impl GuestMemory {
         // What is left of them is empty: nothing lies there.
         places.resize(NEAR, Place::default());
         let places = places.try_into().unwrap_or_default();
-        let (limits, mapped) = (self.limits, self.mapped.clone());
-        Self { places, more, regions, limits, mapped, io: None }.translated_by(self.table())
+        let (limits, mapped, log) = (self.limits, self.mapped.clone(), self.log.clone());
+        Self { places, more, regions, limits, mapped, io: None, log }.translated_by(self.table())
+    }
+
+    /// The same regions by guest physical addresses.
+    pub(crate) fn physical(&self) -> &Self {
+        self.io.as_ref().map_or(self, |io| &io.1)
     }
 
     /// The same regions; a table translates the addresses by which they are found, or none does.
     pub fn translated_by(&self, table: Option<Arc<Translations>>) -> Self {
-        let physical = self.io.as_ref().map_or(self, |io| &io.1).clone();
+        let physical = self.physical().clone();
         let Some(table) = table else { return physical };
         let (places, more) = Default::default();
         Self { places, more, io: Some(Arc::new((table, physical.clone()))), ..physical }
@@ -112,9 +119,9 @@ impl GuestMemory {
         self.io.as_ref().map(|io| io.0.clone())
     }
 
-    /// This set without its regions, under the same limits.
+    /// This set without its regions, under the same limits and with the same log.
     pub fn cleared(&self) -> Self {
-        Self::within(self.limits, &self.mapped).translated_by(self.table())
+        self.of(Vec::new())
     }
 
     /// Memory of our own, zeros at first: one region of `size` bytes at guest (and user) address 0.

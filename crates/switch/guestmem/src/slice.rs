@@ -239,7 +239,7 @@ impl<'m> GuestSlice<'m> {
 
     /// Where a `T` lies that is wholly inside and aligned.
     #[inline]
-    fn at<T>(&self, offset: usize) -> Option<*mut T> {
+    pub(crate) fn at<T>(&self, offset: usize) -> Option<*mut T> {
         let at: *mut T = self.ptr.wrapping_add(offset).cast();
         (self.holds_bytes(offset, size_of::<T>()) && at.is_aligned()).then_some(at)
     }

@@ -66,9 +66,9 @@ const MOST_STAGED: usize = 4096;
 
 #[derive(Debug)]
 pub(crate) struct PackedRing {
-    desc: PinnedSlice<16>,
+    pub(crate) desc: PinnedSlice<16>,
     driver_event: PinnedSlice<4>,
-    device_event: PinnedSlice<4>,
+    pub(crate) device_event: PinnedSlice<4>,
     pub(crate) size: u16,
     pub(crate) next_avail: Position,
     next_used: Position,

@@ -228,7 +228,16 @@ impl Queue {
     /// if it broke or never ran). Clears an error.
     pub fn stop(&self) -> Option<u32> {
         let mut guard = self.lock();
-        let position = guard.inner.started.take().map(|a| a.ring.position());
+        let position = guard.inner.started.take().map(|mut started| {
+            let done = std::mem::take(&mut started.ahead).done;
+            if done != 0 {
+                // Whoever goes on from here would take those anew that were done out of turn: those before them are given up.
+                let taken = started.skip(&started.ring.open_ahead(64 - done.leading_zeros() as u16));
+                self.counters.drops.add(DropReason::NoBuffers, taken.saturating_sub(done.count_ones() as usize) as u64);
+                started.complete();
+            }
+            started.ring.position()
+        });
         guard.inner.error = None;
         guard.refresh();
         position

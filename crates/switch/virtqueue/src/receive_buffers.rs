@@ -250,10 +250,28 @@ impl<'m> ReceiveBuffers<'m> {
         self.chains.list.get(self.end..).unwrap_or(&[])
     }
 
+    /// Notes the chains handed out last as used: `len` bytes have been written to them, one after the other.
+    #[inline]
+    pub fn stage(&self, ring: &mut Ring, len: usize) {
+        ring.1.log_written(&self.joined, len);
+        let mut left = len as u32;
+        for chain in self.chains() {
+            match chain.len().min(left) {
+                0 => ring.stage_used(chain, 0),
+                here => ring.stage_written(std::slice::from_ref(chain), std::iter::once(here)),
+            }
+            left = left.saturating_sub(chain.len());
+        }
+    }
+
     /// Hands out the first `n` of [`ReceiveBuffers::at_hand`], to which so many bytes each have been written, and notes them as used.
     #[inline]
-    pub fn use_up(&mut self, ring: &mut Ring, n: usize, lens: impl Iterator<Item = u32>) {
+    pub fn use_up(&mut self, ring: &mut Ring, n: usize, lens: impl Iterator<Item = u32> + Clone) {
         let to = self.chains.list.get(self.end..self.end + n).unwrap_or(&[]);
+        if ring.1.is_logged() {
+            let each = to.iter().zip(lens.clone());
+            each.for_each(|(chain, len)| ring.1.log_written(&self.chains.pieces(chain), len as usize));
+        }
         ring.stage_written(to, lens);
         self.end += to.len();
         self.first = self.end.saturating_sub(1);

@@ -10,9 +10,9 @@ use std::sync::Arc;
 /// How many chains behind one that waits for a translation have theirs asked for as well.
 const ASK_AHEAD: usize = 64;
 
-/// A started ring, device side. One thread at a time: the queue's lock sees to it.
+/// A started ring, device side. One thread at a time: the queue's lock sees to it. With the memory it lies in.
 #[derive(Debug)]
-pub struct Ring(Layout);
+pub struct Ring(Layout, pub(crate) Arc<GuestMemory>);
 
 #[derive(Debug)]
 enum Layout {
@@ -35,11 +35,12 @@ impl Ring {
         memory: &Arc<GuestMemory>,
         record: Option<&mut Record>,
     ) -> Result<Self, QueueError> {
-        Ok(Self(if setup.packed {
+        let layout = if setup.packed {
             Layout::Packed(PackedRing::new(setup, memory, record)?)
         } else {
             Layout::Split(SplitRing::new(setup, memory)?)
-        }))
+        };
+        Ok(Self(layout, memory.clone()))
     }
 
     /// Where the ring stands, as GET_VRING_BASE wants it (vhost-user, "Vring state"): everything before is complete.
@@ -178,9 +179,11 @@ impl Ring {
     }
 
     /// Notes that a chain is used and `len` bytes of it were written (0 for one that was read). In the order taken.
-    /// The driver sees nothing of it before [`Ring::publish`].
+    /// The driver sees nothing of it before [`Ring::publish`]. Where there is a log, chains that were written to come by
+    /// [`crate::ReceiveBuffers`] alone, which know their memory.
     #[inline]
     pub fn stage_used(&mut self, chain: &Chain, len: u32) {
+        debug_assert!(len == 0 || !self.1.is_logged(), "written to, and not in the log");
         either!(&mut self.0, r => r.stage_used(chain, len))
     }
 
@@ -214,5 +217,15 @@ impl Ring {
     /// that may skip some does not kick at all. True if one is there already: then there may be no kick for it.
     pub fn enable_kicks(&mut self, skip: u16) -> Result<bool, QueueError> {
         either!(&mut self.0, r => r.enable_kicks(skip))
+    }
+}
+
+impl Drop for Ring {
+    /// Its own parts, where it writes all the time, go into the log once: now.
+    fn drop(&mut self) {
+        match &self.0 {
+            Layout::Split(r) => self.1.log_written(&[r.used.get()], usize::MAX),
+            Layout::Packed(r) => self.1.log_written(&[r.desc.get(), r.device_event.get()], usize::MAX),
+        }
     }
 }

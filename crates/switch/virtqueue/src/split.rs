@@ -32,7 +32,7 @@ const AVAIL_NO_INTERRUPT: u16 = 1;
 pub(crate) struct SplitRing {
     desc: PinnedSlice<16>,
     avail: PinnedSlice,
-    used: PinnedSlice<4>,
+    pub(crate) used: PinnedSlice<4>,
     pub(crate) size: u16,
     /// `size - 1`, in a word of its own: read together with an index just written, it would wait for that.
     mask: usize,

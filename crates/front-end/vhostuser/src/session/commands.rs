@@ -60,6 +60,7 @@ impl<S: Switch> Session<S> {
                 self.reset()?;
                 self.features = Features::empty();
                 self.translate()?;
+                self.log_or_not()?;
                 self.status = 0;
             }
             R::SetStatus => {
@@ -97,10 +98,7 @@ impl<S: Switch> Session<S> {
                 if addr.flags & !VRING_LOG != 0 {
                     return Err(form.wrong(addr.flags.into()).into());
                 }
-                if addr.flags & VRING_LOG != 0 {
-                    // The feature LOG_ALL is not.
-                    return Err(Refusal::NotOffered.into());
-                }
+                let addr = VringAddr { flags: 0, log: 0, ..addr };
                 let i = self.index(addr.index)?;
                 self.configure(i, self.rings[i].addr != Some(addr), |ring| ring.addr = Some(addr))?;
             }
@@ -155,6 +153,9 @@ impl<S: Switch> Session<S> {
                 self.set_memory(Regions::new(table), |keep| Ask::Table { regions, keep }, fds)?;
                 self.repeated.clear();
             }
+            R::SetLogBase => return self.set_log(form),
+            // Nobody is waked: a front-end looks at the log when it likes.
+            R::SetLogFd => drop(form.with_fd::<[u8; 0]>()?),
             R::GetInflightFd => {
                 let (desc, _) = form.inflight(false)?;
                 self.needs(ProtocolFeatures::INFLIGHT_SHMFD)?;

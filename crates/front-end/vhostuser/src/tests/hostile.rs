@@ -93,7 +93,6 @@ fn meaningless_messages_end_the_connection_or_are_answered() {
     let ring = |i: u32, n: u32| state(i, n).as_bytes().to_vec();
     let cases: Vec<(Request, Vec<u8>)> = vec![
         (R::SetFeatures, u64s(1 << 58)),
-        (R::SetFeatures, u64s(1 << 26)),
         (R::SetProtocolFeatures, u64s(1 << 9)),
         (R::SetVringNum, ring(32, 256)),
         (R::SetVringNum, ring(0x1_0001, 256)),
@@ -107,8 +106,6 @@ fn meaningless_messages_end_the_connection_or_are_answered() {
         (R::SetVringErr, u64s(NO_FD | 200)),
         (R::SetVringEnable, ring(32, 1)),
         (R::NetSetMtu, u64s(0)),
-        (R::SetLogBase, vec![0xff; 16]),
-        (R::SetLogFd, vec![]),
         (R::IotlbMsg, vec![0; 32]),
         (R::SetVringEndian, ring(0, 1)),
         (R::SetConfig, vec![0; 16]),
