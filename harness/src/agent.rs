@@ -4,9 +4,13 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+
+/// The next request's number. No two agents use the same: what a guest was asked before it moved it answers after, over another line.
+static NEXT: AtomicU64 = AtomicU64::new(1);
 
 /// Exit code, stdout, stderr.
 pub type Answer = (i32, String, String);
@@ -15,7 +19,6 @@ pub type Answer = (i32, String, String);
 pub struct Agent {
     line: Mutex<UnixStream>,
     waiting: Arc<Mutex<HashMap<u64, Sender<Answer>>>>,
-    next: Mutex<u64>,
     ready: Mutex<Receiver<()>>,
 }
 
@@ -41,7 +44,7 @@ impl Agent {
                 w.clear();
             }
         });
-        Ok(Self { line: Mutex::new(line), waiting, next: Mutex::new(1), ready: Mutex::new(is_ready) })
+        Ok(Self { line: Mutex::new(line), waiting, ready: Mutex::new(is_ready) })
     }
 
     /// Waits until the guest's agent says it is ready.
@@ -53,11 +56,7 @@ impl Agent {
     /// Starts `command` in the guest, which kills it after `seconds`.
     pub fn ask(&self, command: &str, seconds: u64) -> Receiver<Answer> {
         let (sender, receiver) = channel();
-        let id = {
-            let mut next = self.next.lock().expect("no holder of this lock panics");
-            *next += 1;
-            *next
-        };
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
         self.waiting.lock().expect("no holder of this lock panics").insert(id, sender);
         let hex: String = command.bytes().map(|b| format!("{b:02x}")).collect();
         let mut line = self.line.lock().expect("no holder of this lock panics");

@@ -37,7 +37,7 @@ pub use lasthop::{Lasthop, Port, binary};
 pub use loopback::{Loopback, VirtioUser};
 pub use netns::Netns;
 pub use nic::{Backend, Nic};
-pub use vm::{Memory, Output, Pending, Vm, VmConfig};
+pub use vm::{Memory, Movable, Moved, Output, Pending, Vm, VmConfig};
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
