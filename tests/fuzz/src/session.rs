@@ -379,7 +379,8 @@ fn sensible(input: &mut Input<'_>) -> (Vec<u8>, &'static [u8]) {
     let base = Features::VERSION_1 | Features::PROTOCOL_FEATURES;
     match kind % 32 {
         0 => ok(R::GetFeatures, &[], &[]),
-        1 => ok(R::SetFeatures, &[base.bits()], &[]),
+        1 if value & 1 == 0 => ok(R::SetFeatures, &[base.bits()], &[]),
+        1 => ok(R::SetFeatures, &[(base | Features::LOG_ALL).bits()], &[]),
         2 => ok(R::SetFeatures, &[(base | Features::RING_PACKED | Features::RING_EVENT_IDX).bits()], &[]),
         3 => ok(R::SetFeatures, &[(Features::OFFERED & !Features::PROTOCOL_FEATURES).bits()], &[]),
         4 => ok(R::SetProtocolFeatures, &[ProtocolFeatures::OFFERED.bits()], &[]),
@@ -410,6 +411,7 @@ fn sensible(input: &mut Input<'_>) -> (Vec<u8>, &'static [u8]) {
         30 => {
             ok(R::IotlbMsg, &[page, 4096 << (value % 5), USER + value * 2048, (value & 3) | (value >> 2 & 7) << 8], &[])
         }
+        31 if value & 1 == 0 => ok(R::SetLogBase, &[value * 8, ring * 8], &[2]),
         _ => ok([R::ResetOwner, R::GetQueueNum, R::GetStatus, R::GetMaxMemSlots][ring as usize], &[], &[]),
     }
 }

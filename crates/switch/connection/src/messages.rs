@@ -46,9 +46,6 @@ pub enum Ask {
     Rest { ring: u16 },
     /// A ring that rests can be found again.
     Move { ring: u16 },
-    /// What is written to the guest is noted from here on in the log that lies there in the file that comes with this;
-    /// with none, it no longer is. Answered like [`Ask::Table`].
-    Log { place: Region },
     /// Start a ring. [`Answer::Done`], or [`Answer::Refused`] and the ring has failed.
     Start { ring: u16, setup: Setup, enabled: bool },
     /// Stop a ring, and do not watch its kicks. [`Answer::Position`].
@@ -75,6 +72,9 @@ pub enum Ask {
     Refused(String),
     /// The connection has ended, and why; `closed` if the front-end has just hung up. [`Answer::Ended`].
     End { why: String, closed: bool },
+    /// What is written to the guest is noted from here on in the log that lies there in the file that comes with this;
+    /// with none, it no longer is. Answered like [`Ask::Table`].
+    Log { place: Region },
 }
 
 /// From the switch to a session process.
