@@ -344,6 +344,12 @@ impl Vm {
         meanwhile(&self);
         self.qmp("migrate-set-parameters", json!({"downtime-limit": 500}));
         let state = self.wait_for_move(|state| state["status"] == "completed");
+        // The source has sent everything then; what is said to the guest before the other has loaded it is lost.
+        let end = Instant::now() + MOVE_LIMIT;
+        while to.qmp("query-status", json!({}))["status"] != "running" {
+            assert!(Instant::now() < end, "VM {} has not arrived\n{}", to.config.name, to.logs());
+            std::thread::sleep(Duration::from_millis(5));
+        }
         let number = |value: &Value| value.as_u64().unwrap_or(0);
         let moved =
             Moved { downtime_ms: number(&state["downtime"]), rounds: number(&state["ram"]["dirty-sync-count"]) };
