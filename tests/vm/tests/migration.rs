@@ -53,12 +53,12 @@ impl Site {
         let frames = self.peer.spawn(&format!("lasthop-guest raw-send eth0 {mac} 88b5 {FRAMES} 64 1514 {PAUSE_US}"));
         let mut pushes = Vec::new();
         let (moved, how) = moving.move_to(waits, |moving| {
-            moving.run("kill -STOP $(pgrep -f tcp-serve)");
+            moving.run("kill -STOP $(pgrep -f [t]cp-serve)");
             let push = || self.peer.spawn(&format!("lasthop-guest tcp-push {address}:7000 3"));
             pushes = (0..4).map(|_| push()).collect();
             std::thread::sleep(Duration::from_secs(1));
         });
-        moved.run("kill -CONT $(pgrep -f tcp-serve)");
+        moved.run("kill -CONT $(pgrep -f [t]cp-serve)");
         for push in pushes {
             push.success(Duration::from_secs(60));
         }
