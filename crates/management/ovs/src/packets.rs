@@ -72,10 +72,11 @@ impl Datapath {
         if is_simple && !walk.awaits_number {
             crate::conntrack::carried(tracker, &walk.kept, self.now_ms);
         }
-        let (missed, tuples) = (walk.missed || walk.comes_whole || walk.awaits_number, walk.tuples);
-        let (actions, flows) = (walk.actions, walk.flows);
-        if missed {
-            // Open vSwitch is to see all of it, or a tunnel's uplink is to be told where it goes.
+        let comes_whole = walk.missed || walk.comes_whole || walk.awaits_number || !is_simple;
+        let (actions, flows, tuples) = (walk.actions, walk.flows, walk.tuples);
+        if comes_whole {
+            // Open vSwitch is to see all of it, a tunnel's uplink is to be told where it goes, or the switch cannot do what is to be done. No flow brings such packets
+            // here, so each waits in one of its port's places: no port has more of them on their way than that, and others' are not behind them.
             return self.tell_switch(FromControl::Resume { id: upcall.id, actions: self.fetch(no) });
         }
         self.hits += 1;
@@ -84,7 +85,6 @@ impl Datapath {
                 flow.carried.tcp_flags |= tcp_flags;
             }
         }
-        let actions = if is_simple { actions } else { self.fetch(no) };
         if self.registry.is_full() {
             if !std::mem::replace(&mut self.was_full, true) {
                 tracing::warn!(
@@ -95,7 +95,7 @@ impl Datapath {
                 self.tell_switch(FromControl::DelFlow { key: gone.key, mask: gone.mask });
             }
         }
-        let way = Way { actions: actions.clone(), flows, tuples, counted_here: !is_simple };
+        let way = Way { actions: actions.clone(), flows, tuples };
         match self.registry.put(&upcall.key, mask, way, &mut self.table) {
             // Packets that wait for just this flow go on with it.
             Some(flow) => self.tell_switch(FromControl::PutFlow(flow)),
@@ -105,16 +105,11 @@ impl Datapath {
 
     /// A packet of a tunnel's uplink with a number that means nothing here; with 0 it is something that the uplink says.
     fn unnumbered(&mut self, upcall: &UpcallPacket, no: u32, number: Option<u16>) {
-        let (id, actions) = (upcall.id, self.fetch(no));
-        let Some(number) = number else { return self.tell_switch(FromControl::Resume { id, actions: Vec::new() }) };
-        if number != 0 {
-            self.tell_switch(FromControl::Resume { id, actions: Vec::new() });
-            return self.tell_uplink(no, &Message::Unknown(number).write());
+        let actions = if number == Some(0) { self.fetch(no) } else { Vec::new() };
+        self.tell_switch(FromControl::Resume { id: upcall.id, actions });
+        if let Some(number) = number.filter(|number| *number != 0) {
+            self.tell_uplink(no, &Message::Unknown(number).write());
         }
-        let in_port = upcall.key.in_port;
-        let key = FlowKey { in_port, vlan_tpid: TPID, vlan_tci: FlowKey::VLAN_PRESENT, ..FlowKey::default() };
-        let mask = FlowKey { in_port: u32::MAX, vlan_tpid: u16::MAX, vlan_tci: u16::MAX, ..FlowKey::default() };
-        self.tell_switch(FromControl::PutFlow(FlowSpec { key, mask: FlowMask(mask), actions, epoch: 0 }));
     }
 
     /// What brings a packet of this port here.

@@ -253,6 +253,11 @@ fn output(port: u32) -> impl FnOnce(&mut Writer) {
     move |to| to.number(1, port)
 }
 
+/// What brings a packet of this port to `lasthop-ovs`.
+fn fetch(port: u16) -> Vec<Action> {
+    vec![Action::Edit(Edit::PushVlan { tpid: 0x88a8, tci: port + 1 }), Action::Output(PACKETS)]
+}
+
 fn info(flow: &FlowSpec, packets: u64) -> FlowInfo {
     FlowInfo { flow: flow.clone(), packets, bytes: packets * 100, idle_ms: 10 }
 }
@@ -262,8 +267,7 @@ fn a_packet_that_met_no_flow_goes_whole_to_open_vswitch_and_back() {
     let mut site = Site::new();
     let frame = udp(1000);
     site.miss(VM1, &frame);
-    let fetch = [Action::Edit(Edit::PushVlan { tpid: 0x88a8, tci: 2 }), Action::Output(PACKETS)];
-    assert_eq!(site.told(), [FromControl::Resume { id: 5, actions: fetch.to_vec() }]);
+    assert_eq!(site.told(), [FromControl::Resume { id: 5, actions: fetch(1) }]);
     site.datapath.frame(&tagged(1, &frame));
     site.collect();
     let upcall = site.upcalls.remove(0);
@@ -376,8 +380,11 @@ fn what_cannot_be_one_flow_is_done_here_packet_by_packet() {
         to.number(1, 1);
     });
     let frame = udp(600);
-    site.miss(VM1, &frame);
-    assert_eq!(site.told_flow().actions.last(), Some(&Action::Output(PACKETS)));
+    // No flow brings such packets here: a guest that floods them has 32 on their way at most, and others' first packets are not behind all of its.
+    for _ in 0..2 {
+        site.miss(VM1, &frame);
+        assert_eq!(site.told(), [FromControl::Resume { id: 5, actions: fetch(1) }]);
+    }
     site.datapath.frame(&tagged(1, &frame));
     site.collect();
     assert_eq!(site.frames, [tagged(2, &frame), tagged(1, &frame)]);

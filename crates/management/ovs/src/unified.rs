@@ -24,8 +24,6 @@ pub(crate) struct Unified {
     /// What it had carried when that was last shared out.
     packets: u64,
     bytes: u64,
-    /// Its packets come here and are counted here.
-    counted_here: bool,
     /// Of connections, or of such as there are none of: it holds as long as these are as they are.
     tuples: Vec<Tuple>,
 }
@@ -38,8 +36,6 @@ pub(crate) struct Way {
     pub flows: Vec<FlowId>,
     /// Tuples of their connections.
     pub tuples: Vec<Tuple>,
-    /// They come here and are counted here.
-    pub counted_here: bool,
 }
 
 /// All of them.
@@ -76,7 +72,7 @@ impl Registry {
     /// Notes that a packet with this key, of the bits of `mask`, goes this way; what the switch is to be told. `None`: there
     /// is no room before some have been forgotten.
     pub fn put(&mut self, key: &FlowKey, mask: FlowMask, way: Way, table: &mut Table) -> Option<FlowSpec> {
-        let Way { actions, flows, tuples, counted_here } = way;
+        let Way { actions, flows, tuples } = way;
         let many = self.masks.len() >= MAX_MASKS && !self.masks.contains_key(&mask);
         let mask = if many { every_field() } else { mask };
         let key = key.masked(&mask);
@@ -103,7 +99,7 @@ impl Registry {
         for tuple in &tuples {
             self.by_tuple.entry(*tuple).or_default().insert(id);
         }
-        self.all.insert(id, Unified { key, mask, flows, packets, bytes, counted_here, tuples });
+        self.all.insert(id, Unified { key, mask, flows, packets, bytes, tuples });
         Some(FlowSpec { key, mask, actions, epoch: 0 })
     }
 
@@ -186,7 +182,7 @@ impl Registry {
         let since = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
         let (packets, bytes) = (since(info.packets, unified.packets), since(info.bytes, unified.bytes));
         (unified.packets, unified.bytes) = (info.packets, info.bytes);
-        if packets == 0 || unified.counted_here {
+        if packets == 0 {
             return &unified.tuples;
         }
         self.carried += packets;

@@ -166,6 +166,17 @@ fn when_numbers_are_used_up_all_flows_go_first() {
     assert_eq!(sent(&mut site), 0, "before the switch has confirmed that");
 }
 
+/// However many an uplink that was taken over sends: no flow brings them here, each waits in one of its port's places.
+#[test]
+fn what_an_uplink_says_comes_as_a_miss() {
+    let mut site = site();
+    let said = Said::Packet { number: 1, tunnel: tunnel(2), frame: &udp(60) }.write();
+    for _ in 0..2 {
+        site.miss(TUNNEL, &said);
+        assert_eq!(site.told(), [FromControl::Resume { id: 5, actions: fetch(NO) }]);
+    }
+}
+
 proptest! {
     /// Whatever a tunnel's uplink sends, the datapath goes on.
     #[test]
