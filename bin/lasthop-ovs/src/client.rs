@@ -1,12 +1,16 @@
 //! A client: a connection that a program of Open vSwitch's takes for a netlink socket. Beside it there is a second one, on which it is told
 //! when the answers to a datagram lie in the first, because Open vSwitch reads them without waiting (`crates/management/ovs-preload`).
+//!
+//! Whoever may connect chooses the descriptors that come along: closing one may take for ever, as may asking it anything. All are taken, none but a Unix socket
+//! is used, and all are closed aside, as are the connections, in which more may lie unread.
 
-use lasthop_sys::receive_with_fds;
+use lasthop_sys::{Aside, Foreign, receive_with_fds};
 use rustix::io::{Errno, retry_on_intr};
-use rustix::net::{RecvFlags, ReturnFlags, SendFlags, recv, send};
+use rustix::net::{AddressFamily, RecvFlags, ReturnFlags, SendFlags, send, sockopt};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -22,17 +26,17 @@ const HELLO: &[u8] = b"lasthop-ovs 2";
 pub(crate) struct Socket(AsyncFd<Raw>);
 
 #[derive(Debug)]
-struct Raw(OwnedFd);
+struct Raw(Foreign);
 
 impl AsRawFd for Raw {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.0.as_fd().as_raw_fd()
     }
 }
 
 impl Socket {
-    /// Takes a descriptor, which does not block from here on.
-    pub fn new(fd: OwnedFd, interest: Interest) -> io::Result<Self> {
+    /// Takes a descriptor of which it is known what it is, and which does not block from here on.
+    pub fn new(fd: Foreign, interest: Interest) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&fd, true)?;
         // `Raw` owns the descriptor until it is dropped, as in lasthop-control's `link`.
         #[allow(deprecated)]
@@ -43,7 +47,7 @@ impl Socket {
     pub fn poll<T>(
         &self,
         cx: &mut std::task::Context<'_>,
-        mut what: impl FnMut(&OwnedFd) -> Result<T, Errno>,
+        mut what: impl FnMut(BorrowedFd<'_>) -> Result<T, Errno>,
     ) -> Option<Result<T, Errno>> {
         loop {
             let mut guard = match self.0.poll_read_ready(cx) {
@@ -51,7 +55,7 @@ impl Socket {
                 std::task::Poll::Ready(Err(_)) => return Some(Err(Errno::IO)),
                 std::task::Poll::Pending => return None,
             };
-            match what(&self.0.get_ref().0) {
+            match what(self.fd()) {
                 Err(Errno::AGAIN) => guard.clear_ready(),
                 other => return Some(other),
             }
@@ -59,17 +63,21 @@ impl Socket {
     }
 
     /// Does something with it once there may be room, until there was enough, as `what` says.
-    fn poll_room(&self, cx: &mut std::task::Context<'_>, mut what: impl FnMut(&OwnedFd) -> bool) {
+    fn poll_room(&self, cx: &mut std::task::Context<'_>, mut what: impl FnMut(BorrowedFd<'_>) -> bool) {
         while let std::task::Poll::Ready(Ok(mut guard)) = self.0.poll_write_ready(cx) {
-            if what(&self.0.get_ref().0) {
+            if what(self.fd()) {
                 return;
             }
             guard.clear_ready();
         }
     }
 
-    pub fn fd(&self) -> &OwnedFd {
-        &self.0.get_ref().0
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.0.get_ref().0.as_fd()
+    }
+
+    fn aside(&self) -> &Arc<Aside> {
+        self.0.get_ref().0.aside()
     }
 }
 
@@ -101,15 +109,17 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    pub fn new(socket: OwnedFd) -> io::Result<Self> {
-        let socket = Socket::new(socket, Interest::READABLE | Interest::WRITABLE)?;
+    /// What it sends is closed by `aside`.
+    pub fn new(socket: OwnedFd, aside: &Arc<Aside>) -> io::Result<Self> {
+        let socket = Socket::new(Foreign::new(socket, aside), Interest::READABLE | Interest::WRITABLE)?;
         Ok(Self { socket, second: None, asks: false, outbox: VecDeque::new(), full: false })
     }
 
     /// What it does, if anything.
     pub fn poll(&mut self, cx: &mut std::task::Context<'_>) -> Option<Event> {
         if self.second.is_none() {
-            let said = self.socket.poll(cx, hello)?.map_err(io::Error::from);
+            let aside = self.socket.aside();
+            let said = self.socket.poll(cx, |fd| hello(fd, aside))?.map_err(io::Error::from);
             let take = |(fd, before)| Ok((Socket::new(fd, Interest::READABLE)?, before));
             return Some(match said.and_then(take) {
                 Ok((second, before)) => {
@@ -127,7 +137,7 @@ impl Client {
             });
         }
         if let Some(second) = &self.second
-            && let Some(said) = second.poll(cx, |fd| receive(fd, 16))
+            && let Some(said) = second.poll(cx, |fd| receive(fd, 16, second.aside()))
         {
             return Some(match said.as_deref() {
                 Ok([b'm']) => Event::More,
@@ -141,7 +151,7 @@ impl Client {
         if self.asks {
             return None;
         }
-        let received = self.socket.poll(cx, |fd| receive(fd, MAX_REQUEST))?;
+        let received = self.socket.poll(cx, |fd| receive(fd, MAX_REQUEST, self.socket.aside()))?;
         Some(match received {
             Ok(datagram) if !datagram.is_empty() => {
                 self.asks = true;
@@ -190,7 +200,7 @@ impl Client {
 }
 
 /// Sends what there is room for. False if that is not all.
-fn send_all(fd: &OwnedFd, outbox: &mut VecDeque<Vec<u8>>) -> bool {
+fn send_all(fd: BorrowedFd<'_>, outbox: &mut VecDeque<Vec<u8>>) -> bool {
     while let Some(datagram) = outbox.front() {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         match retry_on_intr(|| send(fd, datagram, flags)) {
@@ -202,22 +212,112 @@ fn send_all(fd: &OwnedFd, outbox: &mut VecDeque<Vec<u8>>) -> bool {
     true
 }
 
-fn receive(fd: &OwnedFd, room: usize) -> Result<Vec<u8>, Errno> {
-    let mut bytes = vec![0; room];
-    let (len, all) = retry_on_intr(|| recv(fd, bytes.as_mut_slice(), RecvFlags::TRUNC | RecvFlags::DONTWAIT))?;
-    if all > room || len == 0 {
+/// A datagram, of at most so many bytes and without descriptors.
+fn receive(fd: BorrowedFd<'_>, room: usize, aside: &Arc<Aside>) -> Result<Vec<u8>, Errno> {
+    let (mut bytes, mut fds) = (vec![0; room], Vec::new());
+    let received = receive_with_fds(fd, &mut bytes, &mut fds, RecvFlags::DONTWAIT);
+    let has_fds = !fds.is_empty();
+    if has_fds {
+        aside.drop_aside(fds);
+    }
+    let (len, flags) = received?;
+    if has_fds || flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) || len == 0 {
         return Err(Errno::CONNRESET);
     }
     bytes.truncate(len);
     Ok(bytes)
 }
 
-/// What a client says first: the descriptor that comes along, and the number that it had.
-fn hello(fd: &OwnedFd) -> Result<(OwnedFd, u32), Errno> {
+/// What a client says first: the descriptor that comes along, which is a Unix socket, and the number that it had.
+fn hello(fd: BorrowedFd<'_>, aside: &Arc<Aside>) -> Result<(Foreign, u32), Errno> {
     let (mut bytes, mut fds) = ([0; 32], Vec::new());
-    let (len, flags) = receive_with_fds(fd, &mut bytes, &mut fds, RecvFlags::DONTWAIT)?;
+    let received = receive_with_fds(fd, &mut bytes, &mut fds, RecvFlags::DONTWAIT);
+    let fds: Vec<_> = fds.into_iter().map(|fd| Foreign::new(fd, aside)).collect();
+    let (len, flags) = received?;
     let said =
         bytes.get(..len).and_then(|said| said.strip_prefix(HELLO)).filter(|_| !flags.contains(ReturnFlags::TRUNC));
-    let before = said.and_then(|number| number.try_into().ok()).map(u32::from_ne_bytes);
-    fds.into_iter().next().zip(before).ok_or(Errno::PROTO)
+    let before = said.and_then(|number| number.try_into().ok()).map(u32::from_ne_bytes).ok_or(Errno::PROTO)?;
+    let Ok([second]) = <[Foreign; 1]>::try_from(fds) else { return Err(Errno::PROTO) };
+    match sockopt::socket_domain(&second)? {
+        AddressFamily::UNIX => Ok((second, before)),
+        _ => Err(Errno::PROTO),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+    use std::task::Poll;
+    use std::time::{Duration, Instant};
+
+    /// For how long closing it takes, unless the other end goes.
+    const LINGERS: Duration = Duration::from_secs(20);
+
+    /// Two ends of a connection whose first lingers: what it has sent is not read.
+    fn lingering() -> (OwnedFd, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let mut end = TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
+        let (other, _) = listener.accept().expect("a connection");
+        end.set_nonblocking(true).expect("a socket");
+        while end.write(&[0; 65_536]).is_ok() {}
+        sockopt::set_socket_linger(&end, Some(LINGERS)).expect("a socket");
+        (end.into(), other)
+    }
+
+    fn pair() -> [OwnedFd; 2] {
+        let (a, b) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a pair");
+        [a, b]
+    }
+
+    fn say(to: &OwnedFd, what: &[u8], fds: Vec<OwnedFd>) {
+        let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        lasthop_sys::send_with_fds(to, what, &borrowed, SendFlags::empty()).expect("it is sent");
+    }
+
+    /// What the client does next, and that nothing was waited for.
+    async fn next(client: &mut Client) -> Event {
+        let begin = Instant::now();
+        let event = std::future::poll_fn(|cx| client.poll(cx).map_or(Poll::Pending, Poll::Ready)).await;
+        assert!(begin.elapsed() < LINGERS / 4, "{event:?} after {:?}", begin.elapsed());
+        event
+    }
+
+    /// Each way to hand in a descriptor that takes long to close: the event loop, which everybody's packets go through, is not held up.
+    #[test]
+    fn descriptors_that_do_not_close_hold_up_nobody() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().expect("an event loop");
+        runtime.block_on(async {
+            for way in 0..5 {
+                let ([theirs, ours], aside) = (pair(), Aside::new("test"));
+                let mut client = Client::new(ours, &aside).expect("a client");
+                let ((end, other), [second, kept]) = (lingering(), pair());
+                let hello = [HELLO, &[0; 4]].concat();
+                match way {
+                    // Beside the one that is wanted; in its place; with nonsense.
+                    0 => say(&theirs, &hello, vec![second, end]),
+                    1 => say(&theirs, &hello, vec![end]),
+                    2 => say(&theirs, b"nonsense", vec![end]),
+                    // Later, on either connection.
+                    _ => {
+                        say(&theirs, &hello, vec![second]);
+                        assert!(matches!(next(&mut client).await, Event::Hello(0)), "{way}");
+                        let fds = vec![end];
+                        if way == 3 { say(&theirs, b"request", fds) } else { say(&kept, b"m", fds) }
+                    }
+                }
+                assert!(matches!(next(&mut client).await, Event::Gone), "{way}");
+                // One that has not been read when the client goes.
+                let (unread, another) = lingering();
+                say(&theirs, b"more", vec![unread]);
+                let begin = Instant::now();
+                drop(client);
+                assert!(begin.elapsed() < LINGERS / 4, "{way}");
+                drop((other, another));
+            }
+        });
+    }
 }

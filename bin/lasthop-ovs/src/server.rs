@@ -6,12 +6,14 @@ use lasthop_control::Decider;
 use lasthop_ipc::{FromControl, ToControl};
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_ovs_datapath::{Datapath, Out};
+use lasthop_sys::{Aside, Foreign};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{SocketFlags, accept_with};
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::Interest;
@@ -36,8 +38,12 @@ pub(crate) struct Server {
     clients: BTreeMap<u32, Client>,
     next_pid: u32,
     room: Vec<u8>,
-    /// Connections' time.
+    /// Connections' time, and that of clients who are not let in.
     tick: Option<Pin<Box<Sleep>>>,
+    /// Closes what comes from clients.
+    aside: Arc<Aside>,
+    /// That nobody is let in has been said.
+    stuck: bool,
 }
 
 impl Server {
@@ -50,28 +56,39 @@ impl Server {
             tracing::info!("going on with {ports} ports and {flows} flows of Open vSwitch's");
             record.begin(&datapath.notes());
         }
+        let aside = Aside::new("clients");
+        let socket = |fd| Socket::new(Foreign::new(fd, &aside), Interest::READABLE);
         Ok(Self {
             datapath,
-            listener: Socket::new(listener, Interest::READABLE)?,
-            frames: Socket::new(frames, Interest::READABLE)?,
+            listener: socket(listener)?,
+            frames: socket(frames)?,
             clients: BTreeMap::new(),
             next_pid: record.next_pid(),
             record,
             room: vec![0; MAX_FRAME],
             tick: None,
+            stuck: false,
+            aside,
         })
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let mut did = false;
         // What is due is done when it is asked what there is to send.
-        if self.datapath.wants_ticks() {
+        let is_stuck = self.aside.is_stuck();
+        if is_stuck && !std::mem::replace(&mut self.stuck, is_stuck) {
+            tracing::warn!(
+                "what a client sent does not close (files of a FUSE mount, or sockets that linger): no other program of Open vSwitch's is let in until it does"
+            );
+        }
+        self.stuck = is_stuck;
+        if self.datapath.wants_ticks() || is_stuck {
             let tick = self.tick.get_or_insert_with(|| Box::pin(sleep(TICK)));
             if tick.as_mut().poll(cx).is_ready() {
                 (self.tick, did) = (None, true);
             }
         }
-        while let Some(accepted) = self.listener.poll(cx, |fd| accept_with(fd, SocketFlags::CLOEXEC)) {
+        while !is_stuck && let Some(accepted) = self.listener.poll(cx, |fd| accept_with(fd, SocketFlags::CLOEXEC)) {
             did = true;
             match accepted {
                 Ok(socket) => self.accept(socket),
@@ -83,7 +100,7 @@ impl Server {
         }
         for _ in 0..BURST {
             let room = &mut self.room;
-            let read = |fd: &OwnedFd| retry_on_intr(|| rustix::io::read(fd, room.as_mut_slice()));
+            let read = |fd: BorrowedFd<'_>| retry_on_intr(|| rustix::io::read(fd, room.as_mut_slice()));
             match self.frames.poll(cx, read) {
                 Some(Ok(len)) => self.datapath.frame(self.room.get(..len).unwrap_or_default()),
                 // The device is set down: there are none until it is up again.
@@ -106,7 +123,7 @@ impl Server {
         if self.clients.len() >= MAX_CLIENTS {
             return tracing::warn!("{MAX_CLIENTS} sockets of Open vSwitch are open already; one more is refused");
         }
-        match Client::new(socket) {
+        match Client::new(socket, &self.aside) {
             Ok(client) => {
                 self.clients.insert(self.next_pid, client);
                 self.datapath.connected(self.next_pid);
