@@ -125,6 +125,7 @@ impl Datapath {
 
     /// What is to be sent, in order; leaves nothing behind.
     pub fn take(&mut self) -> Vec<Out> {
+        self.ask_for_tunnels();
         std::mem::take(&mut self.out)
     }
 

@@ -11,7 +11,7 @@ use crate::{Datapath, Out};
 use lasthop_frame::FlowKey;
 use lasthop_ipc::{DatapathRequest, FromControl};
 use lasthop_ovs_abi::{Key, Refused, family::vport};
-use lasthop_tunnel::{MAX_NUMBER, Message, Tunnel, number_of, with_number};
+use lasthop_tunnel::{MAX_NUMBER, Message, Tunnel, with_number};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Numbers of either half.
@@ -62,6 +62,10 @@ pub(crate) struct Tunnels {
     ports: BTreeMap<u32, TunnelPort>,
     /// The switch has not yet confirmed that it knows no flow with a number of before.
     unsettled: Option<u64>,
+    /// A question to the switch that is to be sent with what is sent next.
+    asks: Option<u64>,
+    /// Numbers of what comes in that wait for the answer to a question.
+    waiting: BTreeMap<u64, Vec<(u32, u16)>>,
 }
 
 impl Tunnels {
@@ -88,6 +92,18 @@ impl Tunnels {
         match port.outbound.get(tunnel) {
             Some((number, true)) => Some(Exit::Number(*number)),
             _ => Some(Exit::Unnumbered),
+        }
+    }
+
+    fn inbound(&mut self, no: u32, number: u16) -> Option<&mut Inbound> {
+        self.ports.get_mut(&no)?.inbound.get_mut(&number)
+    }
+
+    /// A number is not to be used before the switch has answered this.
+    fn wait(&mut self, no: u32, number: u16, request: u64) {
+        if let Some(inbound) = self.inbound(no, number) {
+            inbound.waits = Some(request);
+            self.waiting.entry(request).or_default().push((no, number));
         }
     }
 
@@ -136,11 +152,18 @@ pub(crate) fn port_of(options: Option<&[u8]>) -> Result<u16, Refused> {
 }
 
 impl Datapath {
-    /// The switch is to confirm that it knows no flow any more that it was told of before.
+    /// The switch is to confirm that it knows no flow any more that it was told of before: it is asked once for all that is to be sent together.
     fn barrier(&mut self) -> u64 {
-        let request = self.number();
-        self.tell_switch(FromControl::Ask { request, question: DatapathRequest::Barrier });
+        let request = self.tunnels.asks.unwrap_or_else(|| self.number());
+        self.tunnels.asks = Some(request);
         request
+    }
+
+    /// Asks it, behind everything else.
+    pub(crate) fn ask_for_tunnels(&mut self) {
+        if let Some(request) = self.tunnels.asks.take() {
+            self.tell_switch(FromControl::Ask { request, question: DatapathRequest::Barrier });
+        }
     }
 
     /// All flows have been forgotten: no number is given before the switch has confirmed that.
@@ -148,16 +171,16 @@ impl Datapath {
         let request = self.barrier();
         self.tunnels.unsettled = Some(request);
         // A switch that is gone does not answer what it was asked.
-        let inbound = self.tunnels.ports.values_mut().flat_map(|port| port.inbound.values_mut());
-        inbound.filter(|inbound| inbound.waits.is_some()).for_each(|inbound| inbound.waits = Some(request));
+        let waiting: Vec<_> = std::mem::take(&mut self.tunnels.waiting).into_values().flatten().collect();
+        waiting.into_iter().for_each(|(no, number)| self.tunnels.wait(no, number, request));
     }
 
     /// The switch has answered one of the questions here.
     pub(crate) fn tunnels_settle(&mut self, request: u64) {
         self.tunnels.unsettled.take_if(|waits| *waits == request);
-        for port in self.tunnels.ports.values_mut() {
-            for inbound in port.inbound.values_mut().filter(|inbound| inbound.waits == Some(request)) {
-                inbound.waits = None;
+        for (no, number) in self.tunnels.waiting.remove(&request).unwrap_or_default() {
+            if let Some(inbound) = self.tunnels.inbound(no, number) {
+                inbound.waits.take_if(|waits| *waits == request);
             }
         }
     }
@@ -252,19 +275,16 @@ impl Datapath {
 
     /// A number is to mean something else: no flow of before may know it.
     fn forget_meaning(&mut self, no: u32, number: u16, tunnel: Tunnel) {
-        let switch_port = self.vports.get(&no).and_then(|vport| vport.port);
-        let is_of = |key: &FlowKey| {
-            Some(key.in_port) == switch_port.map(|port| port.0)
-                && key.vlan_tpid == TPID
-                && number_of(key.vlan_tci) == number
-        };
-        for gone in self.registry.remove_matching(is_of, &mut self.table) {
-            self.tell_switch(FromControl::DelFlow { key: gone.key, mask: gone.mask });
+        if let Some(port) = self.vports.get(&no).and_then(|vport| vport.port) {
+            for gone in self.registry.remove_numbered(port.0, number, &mut self.table) {
+                self.tell_switch(FromControl::DelFlow { key: gone.key, mask: gone.mask });
+            }
         }
-        let waits = Some(self.barrier());
+        let request = self.barrier();
         if let Some(port) = self.tunnels.ports.get_mut(&no) {
-            port.inbound.insert(number, Inbound { tunnel, told: false, waits });
+            port.inbound.insert(number, Inbound { tunnel, told: false, waits: None });
         }
+        self.tunnels.wait(no, number, request);
     }
 }
 

@@ -5,6 +5,7 @@ use lasthop_conntrack::Tuple;
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_ipc::FlowInfo;
+use lasthop_tunnel::{TPID, number_of};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use zerocopy::IntoBytes;
 
@@ -45,6 +46,8 @@ pub(crate) struct Registry {
     by_key: HashMap<(FlowKey, FlowMask), u64>,
     masks: HashMap<FlowMask, usize>,
     by_tuple: HashMap<Tuple, BTreeSet<u64>>,
+    /// Those of packets that come with a number in front, by port and number.
+    by_number: HashMap<(u32, u16), BTreeSet<u64>>,
     last: u64,
     carried: u64,
 }
@@ -66,6 +69,11 @@ fn every_field() -> FlowMask {
     };
     debug_assert_ne!(mask.0, key);
     mask
+}
+
+/// The number in front of packets with this key, and the port that they come from.
+fn numbered(key: &FlowKey) -> Option<(u32, u16)> {
+    (key.vlan_tpid == TPID).then(|| (key.in_port, number_of(key.vlan_tci)))
 }
 
 impl Registry {
@@ -98,6 +106,9 @@ impl Registry {
         self.forget(id, &before);
         for tuple in &tuples {
             self.by_tuple.entry(*tuple).or_default().insert(id);
+        }
+        if let Some(number) = numbered(&key) {
+            self.by_number.entry(number).or_default().insert(id);
         }
         self.all.insert(id, Unified { key, mask, flows, packets, bytes, tuples });
         Some(FlowSpec { key, mask, actions, epoch: 0 })
@@ -137,6 +148,14 @@ impl Registry {
         let unified = self.all.remove(&id)?;
         self.by_key.remove(&(unified.key, unified.mask));
         self.forget(id, &unified.tuples);
+        if let Some(number) = numbered(&unified.key)
+            && let Some(ids) = self.by_number.get_mut(&number)
+        {
+            ids.remove(&id);
+            if ids.is_empty() {
+                self.by_number.remove(&number);
+            }
+        }
         if let Some(n) = self.masks.get_mut(&unified.mask) {
             *n -= 1;
             if *n == 0 {
@@ -159,9 +178,9 @@ impl Registry {
         oldest.into_iter().filter_map(|id| self.remove(id, table)).collect()
     }
 
-    /// Takes those out whose keys are like this.
-    pub fn remove_matching(&mut self, is: impl Fn(&FlowKey) -> bool, table: &mut Table) -> Vec<Unified> {
-        let found: Vec<_> = self.all.iter().filter(|(_, unified)| is(&unified.key)).map(|(id, _)| *id).collect();
+    /// Takes those out of packets that come from this port with this number.
+    pub fn remove_numbered(&mut self, in_port: u32, number: u16, table: &mut Table) -> Vec<Unified> {
+        let found = self.by_number.get(&(in_port, number)).cloned().unwrap_or_default();
         found.into_iter().filter_map(|id| self.remove(id, table)).collect()
     }
 

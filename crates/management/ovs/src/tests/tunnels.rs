@@ -42,6 +42,11 @@ impl Site {
     }
 }
 
+/// A frame from here without the tag that names the port.
+fn untagged(frame: &[u8]) -> Vec<u8> {
+    [&frame[..12], &frame[16..]].concat()
+}
+
 /// To 10.1.0.2, network 5.
 fn encapsulate(to: &mut Writer) {
     to.nest(3, |to| {
@@ -164,6 +169,39 @@ fn when_numbers_are_used_up_all_flows_go_first() {
     site.datapath.send_through(NO.into(), &new, &udp(60));
     site.collect();
     assert_eq!(sent(&mut site), 0, "before the switch has confirmed that");
+}
+
+/// Who gives numbers another meaning all the time costs neither a search of all flows for each nor a question to the switch.
+#[test]
+fn many_numbers_with_another_meaning_cost_one_question() {
+    let mut site = site();
+    assert_eq!(site.put_flow(NO.into(), 0, output(1)), 0);
+    let frame = udp(100);
+    let say = |site: &mut Site, network: u32| {
+        for number in 1..=1000 {
+            let tunnel = Tunnel { id: u64::from(network).to_be_bytes(), tos: number as u8, ..tunnel(2) };
+            let message = Said::Packet { number, tunnel, frame: &frame };
+            site.datapath.frame(&tagged(NO, &message.write()));
+        }
+        site.collect();
+        site.sent().iter().filter(|sent| Said::read(&untagged(sent)).is_some()).count()
+    };
+    assert_eq!(say(&mut site, 5), 1000, "all are known");
+    for number in [7, 8] {
+        site.miss(TUNNEL, &with_number(number, &frame));
+        site.told_flow();
+    }
+    assert_eq!(say(&mut site, 6), 0);
+    let told = site.told();
+    let gone = told.iter().filter(|told| matches!(told, FromControl::DelFlow { .. })).count();
+    assert_eq!((gone, told.len()), (2, 3), "flows of before, and one question: {told:?}");
+    let Some(FromControl::Ask { request, question: DatapathRequest::Barrier }) = told.last() else {
+        panic!("{told:?}")
+    };
+    assert_eq!(say(&mut site, 6), 0, "before it is answered");
+    let reply = DatapathReply::Barrier;
+    site.datapath.hear_switch(&ToControl::Reply { request: *request, last: true, reply });
+    assert_eq!(say(&mut site, 6), 1000);
 }
 
 /// However many an uplink that was taken over sends: no flow brings them here, each waits in one of its port's places.
