@@ -231,9 +231,10 @@ impl Datapath {
                     self.learn(no, number, tunnel, of_use);
                 }
             }
-            Some(Message::Known(number)) => {
+            Some(Message::Known { number, tunnel }) => {
                 let Some(port) = self.tunnels.ports.get_mut(&no) else { return };
-                if let Some((_, known)) = port.meanings.get(&number).and_then(|tunnel| port.outbound.get_mut(tunnel)) {
+                // The answer may be to what the number meant before.
+                if let Some((_, known)) = port.outbound.get_mut(&tunnel).filter(|(now, _)| *now == number) {
                     *known = true;
                 }
             }
@@ -269,7 +270,7 @@ impl Datapath {
         let Some(inbound) = port.inbound.get_mut(&number).filter(|inbound| inbound.waits.is_none()) else { return };
         if of_use || told {
             inbound.told = true;
-            self.tell_uplink(no, &Message::Known(number).write());
+            self.tell_uplink(no, &Message::Known { number, tunnel }.write());
         }
     }
 

@@ -10,12 +10,13 @@
 //!      16  88 b5                local experimental EtherType (IEEE Std 802, clause 9.2.4)
 //!      18  kind                 1: a packet, 2: known, 3: unknown
 //!      20  number, 2 bytes
-//!      22  of kind 1: a Tunnel, and behind it the packet's frame, which may be empty
+//!      22  of kinds 1 and 2: a Tunnel, and behind that of kind 1 the packet's frame, which may be empty
 //! ```
 //!
 //! A packet whose metadata has no number yet, or one that the other side has not said to know, goes as a message of kind 1 and is lost no
 //! more easily than any packet. With a number other than 0 it says what that number means. The other side answers "known", and from then
-//! on the number alone will do; or, when it is asked about a number later, "unknown", because it has been started anew.
+//! on the number alone will do; or, when it is asked about a number later, "unknown", because it has been started anew. "Known" says which
+//! meaning is: the number may have been given another one while the answer was under way.
 
 #![forbid(unsafe_code)]
 
@@ -133,8 +134,13 @@ pub enum Message<'a> {
         /// The packet.
         frame: &'a [u8],
     },
-    /// What this number means is known.
-    Known(u16),
+    /// That this number means this is known.
+    Known {
+        /// The number.
+        number: u16,
+        /// Its meaning: if it has another one by now, that is not known.
+        tunnel: Tunnel,
+    },
     /// What this number means is not known.
     Unknown(u16),
 }
@@ -154,7 +160,7 @@ impl<'a> Message<'a> {
                 let is_sound = usize::from(tunnel.options_len) <= MAX_OPTIONS;
                 is_sound.then_some(Self::Packet { number, tunnel, frame })
             }
-            2 => Some(Self::Known(number)),
+            2 => Some(Self::Known { number, tunnel: Tunnel::read_from_prefix(rest).ok()?.0 }),
             3 => Some(Self::Unknown(number)),
             _ => None,
         }
@@ -164,7 +170,7 @@ impl<'a> Message<'a> {
     pub fn write(&self) -> Vec<u8> {
         let (kind, number) = match self {
             Self::Packet { number, .. } => (1, *number),
-            Self::Known(number) => (2, *number),
+            Self::Known { number, .. } => (2, *number),
             Self::Unknown(number) => (3, *number),
         };
         let mut bytes = vec![0; BEHIND_TAG];
@@ -175,9 +181,13 @@ impl<'a> Message<'a> {
         bytes.extend(ETHERTYPE.to_be_bytes());
         bytes.extend([kind, 0]);
         bytes.extend(number.to_be_bytes());
-        if let Self::Packet { tunnel, frame, .. } = self {
-            bytes.extend(tunnel.as_bytes());
-            bytes.extend(*frame);
+        match self {
+            Self::Packet { tunnel, frame, .. } => {
+                bytes.extend(tunnel.as_bytes());
+                bytes.extend(*frame);
+            }
+            Self::Known { tunnel, .. } => bytes.extend(tunnel.as_bytes()),
+            Self::Unknown(_) => {}
         }
         bytes
     }
@@ -209,7 +219,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_written_is_read(number in 0..=MAX_NUMBER, tunnel in tunnel(), frame in prop::collection::vec(any::<u8>(), 0..99)) {
-            for message in [Message::Packet { number, tunnel, frame: &frame }, Message::Known(number), Message::Unknown(number)] {
+            for message in [Message::Packet { number, tunnel, frame: &frame }, Message::Known { number, tunnel }, Message::Unknown(number)] {
                 let bytes = message.write();
                 prop_assert_eq!(super::number(&bytes), Some(0));
                 prop_assert_eq!(Message::read(&bytes), Some(message));

@@ -76,7 +76,11 @@ fn what_goes_out_has_a_number_once_the_uplink_knows_it() {
     let message = Said::Packet { number: 1, tunnel: meaning, frame: &frame };
     assert_eq!(site.sent(), [tagged(NO, &message.write())]);
 
-    site.said(Said::Known(1));
+    // The answer to another meaning is none to this.
+    site.said(Said::Known { number: 1, tunnel: tunnel(3) });
+    goes_the_long_way(&mut site);
+    assert_eq!(site.sent(), [tagged(NO, &message.write())]);
+    site.said(Said::Known { number: 1, tunnel: meaning });
     site.miss(VM1, &frame);
     let push = Action::Edit(Edit::PushVlan { tpid: 0x88a8, tci: tci_of(1) });
     assert_eq!(site.told_flow().actions, [push, Action::Output(TUNNEL), Action::Edit(Edit::PopVlan)]);
@@ -114,7 +118,7 @@ fn what_comes_in_has_its_tunnels_key_and_a_number_means_one_tunnel() {
 
     assert_eq!(site.put_flow(NO.into(), 0, output(1)), 0);
     site.said(message(2, 9));
-    assert_eq!(site.sent(), [tagged(1, &frame), tagged(NO, &Said::Known(9).write())]);
+    assert_eq!(site.sent(), [tagged(1, &frame), tagged(NO, &Said::Known { number: 9, tunnel: tunnel(2) }.write())]);
     site.miss(TUNNEL, &with_number(9, &frame));
     let flow = site.told_flow();
     assert_eq!(flow.actions, [Action::Edit(Edit::PopVlan), Action::Output(VM1)]);
@@ -135,7 +139,7 @@ fn what_comes_in_has_its_tunnels_key_and_a_number_means_one_tunnel() {
     let reply = DatapathReply::Barrier;
     site.datapath.hear_switch(&ToControl::Reply { request, last: true, reply });
     site.said(message(3, 9));
-    assert_eq!(site.sent(), [tagged(1, &frame), tagged(NO, &Said::Known(9).write())]);
+    assert_eq!(site.sent(), [tagged(1, &frame), tagged(NO, &Said::Known { number: 9, tunnel: tunnel(3) }.write())]);
 }
 
 #[test]

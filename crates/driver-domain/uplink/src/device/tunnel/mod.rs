@@ -205,13 +205,13 @@ impl Tunnels {
     /// Something that `lasthop-ovs` says.
     fn hear(&mut self, pair: &mut Pair) -> Result<(), Errno> {
         match Message::read(&self.frame).ok_or(Errno::INVAL)? {
-            Message::Known(number) => self.numbers.known(number),
+            Message::Known { number, tunnel } => self.numbers.known(number, &tunnel),
             Message::Unknown(number) => self.numbers.forget(number),
             Message::Packet { number, tunnel, frame } => {
                 let frame = frame.to_vec();
                 if number != 0 {
                     self.meanings.insert(number, tunnel);
-                    hand_in(pair, &Message::Known(number).write());
+                    hand_in(pair, &Message::Known { number, tunnel }.write());
                 }
                 if !frame.is_empty() {
                     self.frame = frame;

@@ -123,9 +123,10 @@ impl Numbers {
         number
     }
 
-    /// The other side knows what this number means.
-    pub fn known(&mut self, number: u16) {
-        let Some(entry) = self.entry(number).filter(|entry| !entry.known) else { return };
+    /// The other side knows that this number means this.
+    pub fn known(&mut self, number: u16, meaning: &Tunnel) {
+        let is_answer = |entry: &&mut Entry| !entry.known && entry.tunnel == *meaning;
+        let Some(entry) = self.entry(number).filter(is_answer) else { return };
         entry.known = true;
         let remote = entry.tunnel.remote;
         *self.peers.entry(remote).or_default() += 1;
@@ -160,13 +161,31 @@ mod tests {
         let mut numbers = Numbers::new(now);
         assert_eq!(numbers.of(&tunnel(1, 5), now), Number::New(1));
         assert_eq!(numbers.of(&tunnel(1, 6), now), Number::New(2));
-        numbers.known(1);
+        numbers.known(1, &tunnel(1, 5));
         assert_eq!(numbers.of(&tunnel(1, 5), now), Number::Known(1));
         assert_eq!(numbers.of(&tunnel(1, 6), now), Number::New(2));
         numbers.forget(1);
         assert_eq!(numbers.of(&tunnel(1, 5), now), Number::New(1));
-        numbers.known(0);
-        numbers.known(99);
+        numbers.known(0, &tunnel(1, 5));
+        numbers.known(99, &tunnel(1, 5));
+    }
+
+    /// Strangers' packets take numbers whose meaning nobody has confirmed yet. The answer to what a number meant before says nothing of what
+    /// it means now: packets of one network would come with the metadata of another.
+    #[test]
+    fn an_answer_is_to_one_meaning() {
+        let mut now = Instant::now();
+        let mut numbers = Numbers::new(now);
+        assert_eq!(numbers.of(&tunnel(1, 5), now), Number::New(1));
+        let taken_by = (100..).find(|id| {
+            now += Duration::from_millis(10);
+            numbers.of(&tunnel(9, *id), now) == Number::New(1)
+        });
+        let other = tunnel(9, taken_by.expect("there are fewer numbers than networks"));
+        numbers.known(1, &tunnel(1, 5));
+        assert_eq!(numbers.of(&other, now), Number::New(1), "it is still to be told");
+        numbers.known(1, &other);
+        assert_eq!(numbers.of(&other, now), Number::Known(1));
     }
 
     #[test]
@@ -174,7 +193,7 @@ mod tests {
         let mut now = Instant::now();
         let mut numbers = Numbers::new(now);
         assert_eq!(numbers.of(&tunnel(1, 0), now), Number::New(1));
-        numbers.known(1);
+        numbers.known(1, &tunnel(1, 0));
         // Half a minute of a million networks each second: those that go on are few, and none is known on the other side.
         let mut new = 0;
         for second in 0..60 {
