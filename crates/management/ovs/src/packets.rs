@@ -73,7 +73,7 @@ impl Datapath {
             crate::conntrack::carried(tracker, &walk.kept, self.now_ms);
         }
         let comes_whole = walk.missed || walk.comes_whole || walk.awaits_number || !is_simple;
-        let (actions, flows, tuples) = (walk.actions, walk.flows, walk.tuples);
+        let (actions, flows, tuples, exits) = (walk.actions, walk.flows, walk.tuples, walk.exits);
         if comes_whole {
             // Open vSwitch is to see all of it, a tunnel's uplink is to be told where it goes, or the switch cannot do what is to be done. No flow brings such packets
             // here, so each waits in one of its port's places: no port has more of them on their way than that, and others' are not behind them.
@@ -95,7 +95,7 @@ impl Datapath {
                 self.tell_switch(FromControl::DelFlow { key: gone.key, mask: gone.mask });
             }
         }
-        let way = Way { actions: actions.clone(), flows, tuples };
+        let way = Way { actions: actions.clone(), flows, tuples, exits };
         match self.registry.put(&upcall.key, mask, way, &mut self.table) {
             // Packets that wait for just this flow go on with it.
             Some(flow) => self.tell_switch(FromControl::PutFlow(flow)),
@@ -155,6 +155,7 @@ impl Datapath {
     /// Carries out what is to become of a whole frame: what these actions say, or the flows that it meets. False if it met none at first or
     /// later, or nothing became of it.
     pub(crate) fn walk(&mut self, metadata: Key, frame: &[u8], acts: Option<&[Act]>, longest: Option<u16>) -> bool {
+        self.tunnels.sender = metadata.packet.in_port;
         let (start, rest) = frame.split_at(frame.len().min(SNAPSHOT_LEN));
         let vports = &self.vports;
         let port_of = |no| vports.get(&no)?.port;

@@ -3,19 +3,19 @@
 //!
 //! A number is an abbreviation. Where there is none, or the other side does not know it, packets go the long way, whole and with all of
 //! their metadata, so no number is ever waited for. A number gets another meaning only once the switch has confirmed that it knows no
-//! flow any more that was made for the one before: to what goes out they are given from two halves in turns, with all flows forgotten in
-//! between; of what comes in the uplink says so, and it uses a number alone no sooner than it is told that it is known.
+//! flow any more that was made for the one before. To what goes out they are given until there are no more; then the port whose packets have
+//! taken most gives the number back that it has had for longest. Of what comes in the uplink says so, and it uses a number alone no sooner than
+//! it is told that it is known.
 
 use crate::ports::{TPID, tag_of};
+use crate::unified::Number;
 use crate::{Datapath, Out};
 use lasthop_frame::FlowKey;
 use lasthop_ipc::{DatapathRequest, FromControl};
 use lasthop_ovs_abi::{Key, Refused, family::vport};
 use lasthop_tunnel::{MAX_NUMBER, Message, Tunnel, with_number};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
-/// Numbers of either half.
-const HALF: u16 = MAX_NUMBER / 2;
 /// Most addresses of other ends that are remembered to be of use.
 const MAX_PEERS: usize = 4096;
 
@@ -40,6 +40,16 @@ struct Inbound {
     waits: Option<u64>,
 }
 
+/// The number of what goes out.
+#[derive(Clone, Copy, Debug)]
+struct Outbound {
+    number: u16,
+    /// The uplink knows it.
+    known: bool,
+    /// The question that the switch has to answer before it may be used: it has meant something else.
+    waits: Option<u64>,
+}
+
 /// A tunnel port.
 #[derive(Debug, Default)]
 pub(crate) struct TunnelPort {
@@ -48,24 +58,26 @@ pub(crate) struct TunnelPort {
     inbound: HashMap<u16, Inbound>,
     /// Other ends from which something came that was not dropped.
     peers: HashSet<[u8; 16]>,
-    /// Number of what goes out, and whether the uplink knows it.
-    outbound: HashMap<Tunnel, (u16, bool)>,
+    outbound: HashMap<Tunnel, Outbound>,
     meanings: HashMap<u16, Tunnel>,
-    /// Numbers that were given of this half.
+    /// Which ports' packets took the numbers, the oldest first.
+    takers: BTreeMap<u32, VecDeque<u16>>,
+    /// So many numbers have been given.
     given: u16,
-    second_half: bool,
 }
 
 /// All of them, by Open vSwitch's number.
 #[derive(Debug, Default)]
 pub(crate) struct Tunnels {
     ports: BTreeMap<u32, TunnelPort>,
-    /// The switch has not yet confirmed that it knows no flow with a number of before.
+    /// The switch has not yet confirmed that it knows no flow of before: numbers may have meant something else to another lasthop-ovs.
     unsettled: Option<u64>,
+    /// The port of Open vSwitch's whose packet is on its way.
+    pub sender: u32,
     /// A question to the switch that is to be sent with what is sent next.
     asks: Option<u64>,
-    /// Numbers of what comes in that wait for the answer to a question.
-    waiting: BTreeMap<u64, Vec<(u32, u16)>>,
+    /// Numbers that wait for the answer to a question, and whether they are of what goes out.
+    waiting: BTreeMap<u64, Vec<(u32, u16, bool)>>,
 }
 
 impl Tunnels {
@@ -90,20 +102,24 @@ impl Tunnels {
         let port = self.ports.get(&no)?;
         let Some(tunnel) = tunnel else { return Some(Exit::Nowhere) };
         match port.outbound.get(tunnel) {
-            Some((number, true)) => Some(Exit::Number(*number)),
+            Some(Outbound { number, known: true, waits: None }) => Some(Exit::Number(*number)),
             _ => Some(Exit::Unnumbered),
         }
     }
 
-    fn inbound(&mut self, no: u32, number: u16) -> Option<&mut Inbound> {
-        self.ports.get_mut(&no)?.inbound.get_mut(&number)
+    fn waits(&mut self, (no, number, is_out): (u32, u16, bool)) -> Option<&mut Option<u64>> {
+        let port = self.ports.get_mut(&no)?;
+        if !is_out {
+            return Some(&mut port.inbound.get_mut(&number)?.waits);
+        }
+        Some(&mut port.outbound.get_mut(port.meanings.get(&number)?)?.waits)
     }
 
     /// A number is not to be used before the switch has answered this.
-    fn wait(&mut self, no: u32, number: u16, request: u64) {
-        if let Some(inbound) = self.inbound(no, number) {
-            inbound.waits = Some(request);
-            self.waiting.entry(request).or_default().push((no, number));
+    fn wait(&mut self, of: (u32, u16, bool), request: u64) {
+        if let Some(waits) = self.waits(of) {
+            *waits = Some(request);
+            self.waiting.entry(request).or_default().push(of);
         }
     }
 
@@ -115,25 +131,29 @@ impl Tunnels {
 }
 
 impl TunnelPort {
-    /// A number for this; 0 if there is none now.
-    fn number_for(&mut self, tunnel: &Tunnel, settled: bool) -> (u16, bool) {
-        match self.outbound.get(tunnel) {
-            Some(found) => *found,
-            None if !settled || self.given >= HALF => (0, false),
-            None => {
-                self.given += 1;
-                let number = self.given + if self.second_half { HALF } else { 0 };
-                self.outbound.insert(*tunnel, (number, false));
-                self.meanings.insert(number, *tunnel);
-                (number, false)
-            }
+    /// A number for this, 0 if none may be given now; and whether it was another's: whoever has most gives one back if there are no more.
+    fn number_for(&mut self, tunnel: &Tunnel, sender: u32, settled: bool) -> (Outbound, bool) {
+        if let Some(found) = self.outbound.get(tunnel) {
+            return (*found, false);
         }
-    }
-
-    /// All numbers of this half have been given: the other half's turn.
-    fn turn(&mut self) {
-        (self.outbound, self.meanings, self.given) = Default::default();
-        self.second_half = !self.second_half;
+        if !settled {
+            return (Outbound { number: 0, known: false, waits: None }, false);
+        }
+        let most = |takers: &BTreeMap<u32, VecDeque<u16>>| {
+            let most = takers.iter().max_by_key(|(_, numbers)| numbers.len());
+            most.map(|(taker, _)| *taker)
+        };
+        let taken =
+            (self.given >= MAX_NUMBER).then(|| self.takers.get_mut(&most(&self.takers)?)?.pop_front()).flatten();
+        if let Some(before) = taken.and_then(|number| self.meanings.remove(&number)) {
+            self.outbound.remove(&before);
+        }
+        self.given += u16::from(taken.is_none());
+        let outbound = Outbound { number: taken.unwrap_or(self.given), known: false, waits: None };
+        self.outbound.insert(*tunnel, outbound);
+        self.meanings.insert(outbound.number, *tunnel);
+        self.takers.entry(sender).or_default().push_back(outbound.number);
+        (outbound, taken.is_some())
     }
 }
 
@@ -172,35 +192,41 @@ impl Datapath {
         self.tunnels.unsettled = Some(request);
         // A switch that is gone does not answer what it was asked.
         let waiting: Vec<_> = std::mem::take(&mut self.tunnels.waiting).into_values().flatten().collect();
-        waiting.into_iter().for_each(|(no, number)| self.tunnels.wait(no, number, request));
+        waiting.into_iter().for_each(|of| self.tunnels.wait(of, request));
     }
 
     /// The switch has answered one of the questions here.
     pub(crate) fn tunnels_settle(&mut self, request: u64) {
         self.tunnels.unsettled.take_if(|waits| *waits == request);
-        for (no, number) in self.tunnels.waiting.remove(&request).unwrap_or_default() {
-            if let Some(inbound) = self.tunnels.inbound(no, number) {
-                inbound.waits.take_if(|waits| *waits == request);
+        for of in self.tunnels.waiting.remove(&request).unwrap_or_default() {
+            if let Some(waits) = self.tunnels.waits(of) {
+                waits.take_if(|waits| *waits == request);
             }
         }
     }
 
+    /// The switch forgets what holds by a number, which is not used before it has confirmed that.
+    fn forget_number(&mut self, of: (u32, u16, bool), number: Number) {
+        for gone in self.registry.remove_numbered(number, &mut self.table) {
+            self.tell_switch(FromControl::DelFlow { key: gone.key, mask: gone.mask });
+        }
+        let request = self.barrier();
+        self.tunnels.wait(of, request);
+    }
+
     /// Sends a whole frame through a tunnel port.
     pub(crate) fn send_through(&mut self, no: u32, tunnel: &Tunnel, frame: &[u8]) {
-        let settled = self.tunnels.unsettled.is_none();
+        let (sender, settled) = (self.tunnels.sender, self.tunnels.unsettled.is_none());
         let Some(port) = self.tunnels.ports.get_mut(&no) else { return };
-        let (number, known) = port.number_for(tunnel, settled);
-        let is_used_up = number == 0 && settled;
+        let (Outbound { number, known, waits }, was_anothers) = port.number_for(tunnel, sender, settled);
+        if was_anothers {
+            self.forget_number((no, number, true), Number::Out(no, number));
+        }
+        // Without a number as long as it waits.
+        let number = if was_anothers || waits.is_some() { 0 } else { number };
         let bytes =
             if known { with_number(number, frame) } else { Message::Packet { number, tunnel: *tunnel, frame }.write() };
         self.tell_uplink(no, &bytes);
-        if is_used_up {
-            if let Some(port) = self.tunnels.ports.get_mut(&no) {
-                port.turn();
-            }
-            self.begin_anew();
-            self.unsettle_tunnels();
-        }
     }
 
     /// Sends the uplink of a tunnel port a frame.
@@ -234,17 +260,18 @@ impl Datapath {
             Some(Message::Known { number, tunnel }) => {
                 let Some(port) = self.tunnels.ports.get_mut(&no) else { return };
                 // The answer may be to what the number meant before.
-                if let Some((_, known)) = port.outbound.get_mut(&tunnel).filter(|(now, _)| *now == number) {
-                    *known = true;
+                if let Some(outbound) = port.outbound.get_mut(&tunnel).filter(|outbound| outbound.number == number) {
+                    outbound.known = true;
                 }
             }
             Some(Message::Unknown(number)) => {
                 let Some(port) = self.tunnels.ports.get_mut(&no) else { return };
                 let Some(tunnel) = port.meanings.get(&number).copied() else { return };
-                if let Some((_, known)) = port.outbound.get_mut(&tunnel) {
-                    *known = false;
+                let Some(outbound) = port.outbound.get_mut(&tunnel) else { return };
+                outbound.known = false;
+                if outbound.waits.is_none() {
+                    self.tell_uplink(no, &Message::Packet { number, tunnel, frame: &[] }.write());
                 }
-                self.tell_uplink(no, &Message::Packet { number, tunnel, frame: &[] }.write());
             }
             None => {}
         }
@@ -276,16 +303,12 @@ impl Datapath {
 
     /// A number is to mean something else: no flow of before may know it.
     fn forget_meaning(&mut self, no: u32, number: u16, tunnel: Tunnel) {
-        if let Some(port) = self.vports.get(&no).and_then(|vport| vport.port) {
-            for gone in self.registry.remove_numbered(port.0, number, &mut self.table) {
-                self.tell_switch(FromControl::DelFlow { key: gone.key, mask: gone.mask });
-            }
-        }
-        let request = self.barrier();
         if let Some(port) = self.tunnels.ports.get_mut(&no) {
             port.inbound.insert(number, Inbound { tunnel, told: false, waits: None });
         }
-        self.tunnels.wait(no, number, request);
+        if let Some(port) = self.vports.get(&no).and_then(|vport| vport.port) {
+            self.forget_number((no, number, false), Number::In(port.0, number));
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_ipc::FlowInfo;
 use lasthop_tunnel::{TPID, number_of};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::Hash;
 use zerocopy::IntoBytes;
 
 /// Most of them; the switch has room for as many and evicts those that have been idle for longest.
@@ -27,6 +28,16 @@ pub(crate) struct Unified {
     bytes: u64,
     /// Of connections, or of such as there are none of: it holds as long as these are as they are.
     tuples: Vec<Tuple>,
+    numbers: Vec<Number>,
+}
+
+/// A number in front of packets: it holds as long as that means what it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Number {
+    /// Of what comes from this port of the switch's.
+    In(u32, u16),
+    /// Of what goes to this port of Open vSwitch's.
+    Out(u32, u16),
 }
 
 /// What the switch does with packets, and why.
@@ -37,6 +48,8 @@ pub(crate) struct Way {
     pub flows: Vec<FlowId>,
     /// Tuples of their connections.
     pub tuples: Vec<Tuple>,
+    /// Numbers that they are sent out with.
+    pub exits: Vec<Number>,
 }
 
 /// All of them.
@@ -46,8 +59,7 @@ pub(crate) struct Registry {
     by_key: HashMap<(FlowKey, FlowMask), u64>,
     masks: HashMap<FlowMask, usize>,
     by_tuple: HashMap<Tuple, BTreeSet<u64>>,
-    /// Those of packets that come with a number in front, by port and number.
-    by_number: HashMap<(u32, u16), BTreeSet<u64>>,
+    by_number: HashMap<Number, BTreeSet<u64>>,
     last: u64,
     carried: u64,
 }
@@ -71,16 +83,22 @@ fn every_field() -> FlowMask {
     mask
 }
 
-/// The number in front of packets with this key, and the port that they come from.
-fn numbered(key: &FlowKey) -> Option<(u32, u16)> {
-    (key.vlan_tpid == TPID).then(|| (key.in_port, number_of(key.vlan_tci)))
+/// Takes a flow out of what it is found by.
+fn unlist<K: Hash + Eq>(index: &mut HashMap<K, BTreeSet<u64>>, by: &[K], id: u64) {
+    for key in by {
+        let Some(ids) = index.get_mut(key) else { continue };
+        ids.remove(&id);
+        if ids.is_empty() {
+            index.remove(key);
+        }
+    }
 }
 
 impl Registry {
     /// Notes that a packet with this key, of the bits of `mask`, goes this way; what the switch is to be told. `None`: there
     /// is no room before some have been forgotten.
     pub fn put(&mut self, key: &FlowKey, mask: FlowMask, way: Way, table: &mut Table) -> Option<FlowSpec> {
-        let Way { actions, flows, tuples } = way;
+        let Way { actions, flows, tuples, exits: mut numbers } = way;
         let many = self.masks.len() >= MAX_MASKS && !self.masks.contains_key(&mask);
         let mask = if many { every_field() } else { mask };
         let key = key.masked(&mask);
@@ -102,26 +120,21 @@ impl Registry {
         for flow in &flows {
             table.get_mut(*flow).map(|flow| flow.unified.insert(id));
         }
-        let before = before.map(|before| before.tuples.clone()).unwrap_or_default();
-        self.forget(id, &before);
+        if let Some(before) = before {
+            unlist(&mut self.by_tuple, &before.tuples, id);
+            unlist(&mut self.by_number, &before.numbers, id);
+        }
         for tuple in &tuples {
             self.by_tuple.entry(*tuple).or_default().insert(id);
         }
-        if let Some(number) = numbered(&key) {
-            self.by_number.entry(number).or_default().insert(id);
+        if key.vlan_tpid == TPID {
+            numbers.push(Number::In(key.in_port, number_of(key.vlan_tci)));
         }
-        self.all.insert(id, Unified { key, mask, flows, packets, bytes, tuples });
+        for number in &numbers {
+            self.by_number.entry(*number).or_default().insert(id);
+        }
+        self.all.insert(id, Unified { key, mask, flows, packets, bytes, tuples, numbers });
         Some(FlowSpec { key, mask, actions, epoch: 0 })
-    }
-
-    fn forget(&mut self, id: u64, tuples: &[Tuple]) {
-        for tuple in tuples {
-            let Some(ids) = self.by_tuple.get_mut(tuple) else { continue };
-            ids.remove(&id);
-            if ids.is_empty() {
-                self.by_tuple.remove(tuple);
-            }
-        }
     }
 
     /// Those that hold as long as these are as they are.
@@ -147,15 +160,8 @@ impl Registry {
     pub fn remove(&mut self, id: u64, table: &mut Table) -> Option<Unified> {
         let unified = self.all.remove(&id)?;
         self.by_key.remove(&(unified.key, unified.mask));
-        self.forget(id, &unified.tuples);
-        if let Some(number) = numbered(&unified.key)
-            && let Some(ids) = self.by_number.get_mut(&number)
-        {
-            ids.remove(&id);
-            if ids.is_empty() {
-                self.by_number.remove(&number);
-            }
-        }
+        unlist(&mut self.by_tuple, &unified.tuples, id);
+        unlist(&mut self.by_number, &unified.numbers, id);
         if let Some(n) = self.masks.get_mut(&unified.mask) {
             *n -= 1;
             if *n == 0 {
@@ -178,9 +184,9 @@ impl Registry {
         oldest.into_iter().filter_map(|id| self.remove(id, table)).collect()
     }
 
-    /// Takes those out of packets that come from this port with this number.
-    pub fn remove_numbered(&mut self, in_port: u32, number: u16, table: &mut Table) -> Vec<Unified> {
-        let found = self.by_number.get(&(in_port, number)).cloned().unwrap_or_default();
+    /// Takes those out that hold by this number.
+    pub fn remove_numbered(&mut self, number: Number, table: &mut Table) -> Vec<Unified> {
+        let found = self.by_number.get(&number).cloned().unwrap_or_default();
         found.into_iter().filter_map(|id| self.remove(id, table)).collect()
     }
 

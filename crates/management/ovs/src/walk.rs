@@ -6,6 +6,7 @@ mod track;
 use crate::meters::Meters;
 use crate::table::{FlowId, Table};
 use crate::tunnels::{Exit, Tunnels};
+use crate::unified::Number;
 use lasthop_conntrack::Tuple;
 use lasthop_flow::Action;
 use lasthop_frame::{Depth, Edit, FlowKey, FlowMask, Header, Offload, ethertype, extract};
@@ -85,6 +86,8 @@ pub(crate) struct Walk<'a, F> {
     pub comes_whole: bool,
     /// What tells that a flow of the switch's does not hold any more: the connection with such a tuple changes, begins or ends.
     pub tuples: Vec<Tuple>,
+    /// Numbers that it goes out with.
+    pub exits: Vec<Number>,
     /// Connections that packets pass unseen of, if they follow a flow of the switch's.
     pub kept: Vec<Tuple>,
     /// Tuples of connections that this packet has changed.
@@ -130,6 +133,7 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
             missed: false,
             comes_whole: false,
             tuples: Vec::new(),
+            exits: Vec::new(),
             kept: Vec::new(),
             changed: Vec::new(),
             tracking,
@@ -315,6 +319,7 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
             None => self.actions.extend(output),
             Some(Exit::Number(number)) => {
                 self.mask.0.anomalies = u16::MAX;
+                self.exits.push(Number::Out(port, number));
                 let tag = Edit::PushVlan { tpid: TPID, tci: tci_of(number) };
                 self.actions.push(Action::Edit(tag));
                 self.actions.extend(output);

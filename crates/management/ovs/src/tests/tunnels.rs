@@ -142,37 +142,68 @@ fn what_comes_in_has_its_tunnels_key_and_a_number_means_one_tunnel() {
     assert_eq!(site.sent(), [tagged(1, &frame), tagged(NO, &Said::Known { number: 9, tunnel: tunnel(3) }.write())]);
 }
 
+/// The second guest sends with ever new outer headers: what it has taken it gives back, and no flow of the first one's goes.
 #[test]
-fn when_numbers_are_used_up_all_flows_go_first() {
+fn who_has_taken_most_numbers_gives_them_back() {
     let mut site = site();
     assert_eq!(site.put_flow(1, 0, encapsulate), 0);
-    let half = usize::from(lasthop_tunnel::MAX_NUMBER / 2);
-    for n in 0..half {
-        site.datapath.send_through(NO.into(), &Tunnel { id: (n as u64).to_be_bytes(), ..tunnel(2) }, &udp(60));
-    }
-    site.collect();
-    let numbers: Vec<_> = site.sent();
-    assert_eq!(numbers.len(), half);
-    site.datapath.frame(&tagged(1, &udp(60)));
-    site.collect();
-    let sent = |site: &mut Site| {
-        let frames = site.sent();
-        let inner = [&frames[0][..12], &frames[0][16..]].concat();
-        match Said::read(&inner) {
-            Some(Said::Packet { number, .. }) => number,
-            other => panic!("{other:?}"),
+    let (frame, meaning) = (udp(60), Tunnel { local: [0; 16], ..tunnel(2) });
+    site.datapath.frame(&tagged(1, &frame));
+    site.said(Said::Known { number: 1, tunnel: meaning });
+    site.miss(VM1, &frame);
+    let first = site.told_flow();
+    let other = |n: u64| Tunnel { id: (1 << 32 | n).to_be_bytes(), ..tunnel(2) };
+    let send = |site: &mut Site, n: u64| {
+        site.datapath.tunnels.sender = 2;
+        site.datapath.send_through(NO.into(), &other(n), &frame);
+        site.collect();
+        match Said::read(&untagged(&site.sent().pop().expect("it goes"))) {
+            Some(Said::Packet { number, tunnel, .. }) if tunnel == other(n) => number,
+            said => panic!("{said:?}"),
         }
     };
-    // That network had a number, of the first; one that is new has none, and goes all the same.
-    assert!(usize::from(sent(&mut site)) <= half);
-    let new = Tunnel { id: u64::MAX.to_be_bytes(), ..tunnel(2) };
-    site.datapath.send_through(NO.into(), &new, &udp(60));
-    site.collect();
-    assert_eq!(sent(&mut site), 0);
-    assert_eq!(site.told()[0], FromControl::ClearFlows);
-    site.datapath.send_through(NO.into(), &new, &udp(60));
-    site.collect();
-    assert_eq!(sent(&mut site), 0, "before the switch has confirmed that");
+    for n in 2..=u64::from(lasthop_tunnel::MAX_NUMBER) {
+        assert_eq!(u64::from(send(&mut site, n)), n);
+    }
+    // The second guest has a flow, too.
+    site.said(Said::Known { number: 2, tunnel: other(2) });
+    assert_eq!(
+        site.put_flow(2, 0, |to| {
+            to.nest(3, |to| {
+                to.nest(16, |to| {
+                    to.attribute(0, &(1u64 << 32 | 2).to_be_bytes());
+                    to.attribute(1, &[10, 1, 0, 1]);
+                    to.attribute(2, &[10, 1, 0, 2]);
+                    to.attribute(4, &[64]);
+                });
+            });
+            to.number(1, NO.into());
+        }),
+        0
+    );
+    site.told();
+    site.miss(VM2, &frame);
+    let second = site.told_flow();
+    assert_eq!(send(&mut site, 1 << 20), 0, "before the switch has forgotten what the number meant it goes without");
+    let told = site.told();
+    let [FromControl::DelFlow { key, mask }, FromControl::Ask { request, question: DatapathRequest::Barrier }] =
+        told[..]
+    else {
+        panic!("{told:?}")
+    };
+    assert_eq!((key, mask), (second.key, second.mask));
+    assert_eq!(send(&mut site, 1 << 20), 0);
+    let reply = DatapathReply::Barrier;
+    site.datapath.hear_switch(&ToControl::Reply { request, last: true, reply });
+    assert_eq!(send(&mut site, 1 << 20), 2);
+    // Round and round.
+    for n in 0..40_000 {
+        send(&mut site, 1 << 21 | n);
+    }
+    let gone = |told: &FromControl| matches!(told, FromControl::DelFlow { .. } | FromControl::ClearFlows);
+    assert!(!site.told().iter().any(gone));
+    site.miss(VM1, &frame);
+    assert_eq!(site.told_flow().actions, first.actions, "its number is its own");
 }
 
 /// Who gives numbers another meaning all the time costs neither a search of all flows for each nor a question to the switch.
