@@ -1,7 +1,6 @@
 //! The packet path alone: two guests on our own driver side and one forwarder, all on one thread.
 //!
-//! `walk [SIZE] [--packed] [--ring N] [--sockets N] [--bursts N]` prints the cycles the forwarder takes for a packet, in bursts of 64,
-//! and how many entries its flow cache came to have, of which so many had to go for want of room. The
+//! `walk [SIZE] [--packed] [--ring N] [--sockets N] [--bursts N]` prints the cycles the forwarder takes for a packet, in bursts of 64. The
 //! drivers' own work is not counted, but they share the caches, as guests on the same core would.
 
 use clap::Parser;
@@ -73,7 +72,7 @@ fn main() {
     assert_eq!(packets, bursts * BURST, "not every burst was carried in one go");
     assert_eq!(packets, received, "packets were lost");
     let layout = if packed { "packed" } else { "split" };
-    println!("{cycles}, {size} B, {layout}, ring of {ring}, {sockets} sockets, {:?}", datapath.caches());
+    println!("{cycles}, {size} B, {layout}, ring of {ring}, {sockets} sockets");
 }
 
 fn guest(datapath: &Datapath, id: u32, config: NetConfig) -> (NetDriver, Arc<Port>) {

@@ -124,7 +124,7 @@ impl Server {
         for (fd, token) in [(misses, MISSES), (answers, ANSWERS)] {
             if let Some(fd) = fd {
                 // The one that has not changed is there already.
-                let _ = self.epoll.add(&fd, token, Trigger::Level);
+                let _ = self.epoll.add(fd, token, Trigger::Level);
             }
         }
     }
@@ -152,7 +152,7 @@ impl Server {
         let _ = self.epoll.delete(&session);
         let (misses, answers) = session.translation_fds();
         for fd in [misses, answers].into_iter().flatten() {
-            let _ = self.epoll.delete(&fd);
+            let _ = self.epoll.delete(fd);
         }
         let _ = self.epoll.delete(session.switch());
         Some(session)

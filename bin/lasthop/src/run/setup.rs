@@ -94,11 +94,7 @@ impl Setup {
         check_kernel()?;
         let allowed = CpuList::allowed().map_err(|e| Failed(format!("cannot read the CPUs of this process: {e}")))?;
         let cpus = args.cpus.as_deref().map(|text| check_cpus("--cpus", text, &allowed)).transpose()?;
-        for (option, list) in [("--helpers", &args.scheduling.helpers), ("--poll", &args.scheduling.poll)] {
-            if let Some(list) = list.as_ref().and_then(|cpus| cpus.0.as_ref()) {
-                check_cpus(option, &list.to_string(), cpus.as_ref().unwrap_or(&allowed))?;
-            }
-        }
+        check_cores(args, cpus.as_ref().unwrap_or(&allowed))?;
         let given = Given::new(args)?;
         let (ports, devices) = (absolute(&given.ports)?, given.devices());
         let switch = find_program("lasthop-switch", args.libexec.as_deref())?;
@@ -162,6 +158,16 @@ impl Setup {
             locks: [run_lock, state_lock],
         })
     }
+}
+
+/// Cores for helpers and for polling are among those of lasthop.
+fn check_cores(args: &RunArgs, cpus: &CpuList) -> Result<(), RunError> {
+    for (option, list) in [("--helpers", &args.scheduling.helpers), ("--poll", &args.scheduling.poll)] {
+        if let Some(list) = list.as_ref().and_then(|cpus| cpus.0.as_ref()) {
+            check_cpus(option, &list.to_string(), cpus)?;
+        }
+    }
+    Ok(())
 }
 
 fn listen(run_dir: &Path, name: &str, group: Option<(String, u32)>) -> Result<(ApiSocket, Listener), RunError> {

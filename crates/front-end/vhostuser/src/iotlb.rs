@@ -110,7 +110,7 @@ impl Iotlb {
 
     /// The pages of these bytes: first and last. A size of 0, and one that wraps, go to the end of the address space.
     pub(crate) fn pages(addr: u64, size: u64) -> (u64, u64) {
-        (addr / PAGE, addr.checked_add(size.wrapping_sub(1)).unwrap_or(u64::MAX) / PAGE)
+        (addr / PAGE, addr.saturating_add(size.wrapping_sub(1)) / PAGE)
     }
 
     /// The front-end says what these pages mean. True if some of them meant something before.

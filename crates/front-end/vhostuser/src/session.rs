@@ -354,6 +354,7 @@ impl<S: Switch> Session<S> {
             self.regions = before;
         }
         self.gone_over(answer)?;
+        self.regions_changed()?;
         (0..self.rings.len()).try_for_each(|i| self.try_start(i))
     }
 

@@ -3,7 +3,6 @@
 use crate::entry::Flow;
 use lasthop_frame::{Depth, FlowKey};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Remembers which flow keys met. One owner, no lock, nothing allocated after [`ExactCache::new`]: it grows into address space
 /// that it has from the beginning.
@@ -20,21 +19,6 @@ pub struct ExactCache {
     /// At so many evictions, as many as there are entries after `since_ns`, the cache is crowded.
     crowded: usize,
     since_ns: u64,
-    usage: Arc<CacheUsage>,
-}
-
-/// How large a cache is, for other threads to read. Written when the cache is crowded; relaxed, as each number stands for itself.
-#[derive(Debug, Default)]
-pub struct CacheUsage {
-    entries: AtomicUsize,
-    evicted: AtomicU64,
-}
-
-impl CacheUsage {
-    /// Entries, and how many flows had to go for want of room though they lived, but for the last ones.
-    pub fn get(&self) -> (usize, u64) {
-        (self.entries.load(Ordering::Relaxed), self.evicted.load(Ordering::Relaxed))
-    }
 }
 
 const WAYS: usize = 4;
@@ -61,13 +45,12 @@ impl ExactCache {
         let [count, most] = [entries, most].map(|n| n.div_ceil(WAYS).next_power_of_two());
         let mut sets = Vec::with_capacity(most);
         sets.resize_with(count, Set::default);
-        let usage = Arc::new(CacheUsage { entries: AtomicUsize::new(count * WAYS), ..CacheUsage::default() });
-        Self { sets, evicted: 0, crowded: count * WAYS, since_ns: 0, usage }
+        Self { sets, evicted: 0, crowded: count * WAYS, since_ns: 0 }
     }
 
-    /// Its size, for other threads.
-    pub fn usage(&self) -> &Arc<CacheUsage> {
-        &self.usage
+    /// How many entries it has.
+    pub fn entries(&self) -> usize {
+        self.sets.len() * WAYS
     }
 
     /// Doubles it, up to what there is room for, when within [`PERIOD_NS`] as many flows had to go as it has entries. An entry whose place
@@ -86,10 +69,7 @@ impl ExactCache {
         if took_ns < PERIOD_NS && larger <= self.sets.capacity() {
             self.sets.resize_with(larger, Set::default);
         }
-        let entries = self.sets.len() * WAYS;
-        self.crowded = self.evicted + entries;
-        self.usage.entries.store(entries, Ordering::Relaxed);
-        self.usage.evicted.store(self.evicted as u64, Ordering::Relaxed);
+        self.crowded = self.evicted + self.entries();
     }
 
     /// Where the flow lies that a key met before. `key` has been extracted to `depth` and `hash` is its

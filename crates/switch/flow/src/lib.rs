@@ -17,7 +17,7 @@ mod table;
 #[cfg(any(test, feature = "testutil"))]
 pub mod testutil;
 
-pub use cache::{CacheUsage, ExactCache, Slot};
+pub use cache::{ExactCache, Slot};
 pub use entry::{Flow, FlowStats, WriterId};
 pub use hash::hash_key;
 pub use lru::Position;

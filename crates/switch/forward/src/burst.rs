@@ -109,10 +109,8 @@ impl Forwarder {
     }
 
     fn with_cache(datapath: Arc<Datapath>, [entries, most]: [usize; 2]) -> Self {
-        let cache = ExactCache::new(entries, most);
-        datapath.add_cache(cache.usage());
         Self {
-            cache,
+            cache: ExactCache::new(entries, most),
             ports: datapath.ports(),
             ports_generation: datapath.ports_generation(),
             writer: WriterId::default(),

@@ -2,14 +2,14 @@
 
 use crate::port::{Port, PortTable};
 use crate::rate::Meter;
-use lasthop_flow::{CacheUsage, FlowTable};
+use lasthop_flow::FlowTable;
 use lasthop_lock::Lock;
 use lasthop_sys::EventFd;
 use lasthop_types::PortId;
 use lasthop_virtqueue::Patience;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 /// Numbers of meters are below this: each change copies a table of them.
@@ -26,7 +26,6 @@ pub struct Datapath {
     /// Signalled when there is something for the main thread: a miss to tell control of, a ring that broke.
     news: EventFd,
     missed: AtomicBool,
-    caches: Lock<Vec<Weak<CacheUsage>>>,
     broken: Lock<Vec<(PortId, u16)>>,
     control_answers: AtomicBool,
     pub(crate) patience_ns: Patience,
@@ -43,7 +42,6 @@ impl Datapath {
             flows: FlowTable::new(flow_limit),
             news: EventFd::new()?,
             missed: AtomicBool::new(false),
-            caches: Lock::default(),
             broken: Lock::default(),
             control_answers: AtomicBool::new(false),
             patience_ns: Patience { pace: ns(patience_ms.pace), overtaken: ns(patience_ms.overtaken) },
@@ -135,18 +133,6 @@ impl Datapath {
     /// Whether a packet has missed, or was copied, since the last call.
     pub fn take_missed(&self) -> bool {
         self.missed.swap(false, Ordering::AcqRel)
-    }
-
-    /// For one more thread with a flow cache.
-    pub(crate) fn add_cache(&self, usage: &Arc<CacheUsage>) {
-        let mut caches = self.caches.lock();
-        caches.retain(|cache| cache.strong_count() > 0);
-        caches.push(Arc::downgrade(usage));
-    }
-
-    /// Of each thread's flow cache: see [`CacheUsage::get`].
-    pub fn caches(&self) -> Vec<(usize, u64)> {
-        self.caches.lock().iter().filter_map(Weak::upgrade).map(|usage| usage.get()).collect()
     }
 
     pub(crate) fn note_broken(&self, port: PortId, queue: u16) {

@@ -112,6 +112,14 @@ impl GuestMemory {
         self.joined + 2 * (self.cells.len() - self.joined / 8)
     }
 
+    /// The models move no guest to another host.
+    pub fn is_logged(&self) -> bool {
+        false
+    }
+
+    /// As above: there is no log.
+    pub fn log_written(&self, _slices: &[GuestSlice<'_>], _len: usize) {}
+
     /// The bytes at an address.
     pub fn slice(&self, addr: u64, len: usize) -> Result<GuestSlice<'_>, AccessError> {
         let fits = addr as usize + len <= self.bytes();

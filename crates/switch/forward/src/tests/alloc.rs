@@ -43,24 +43,22 @@ fn a_cache_grows_with_the_flows_in_use_and_the_thread_that_uses_it_allocates_not
         assert_eq!(sent, came);
         asked
     };
-    assert_eq!(datapath.caches(), [(1024, 0)]);
+    assert_eq!(forwarder.cache.entries(), 1024);
     round(&mut forwarder, 0);
     // Slowly: what goes for want of room in a moment is little.
     for s in 1..60 {
         round(&mut forwarder, s * 1_000_000_000);
     }
-    assert_eq!(datapath.caches()[0].0, 1024);
+    assert_eq!(forwarder.cache.entries(), 1024);
     let mut sizes = vec![];
     for ms in 0..400 {
         assert_eq!(round(&mut forwarder, 100_000_000_000 + ms * MS), 0, "nothing but to be handed over");
-        if sizes.last() != Some(&datapath.caches()[0].0) {
-            sizes.push(datapath.caches()[0].0);
+        if sizes.last() != Some(&forwarder.cache.entries()) {
+            sizes.push(forwarder.cache.entries());
         }
     }
     // Some sets are still full, by chance: few.
     assert_eq!(sizes, [1024, 2048, 4096, 8192], "up to what is needed, and no further");
-    drop(forwarder);
-    assert_eq!(datapath.caches(), []);
 }
 
 /// Carries all that waits; returns how often memory was asked for on the way.
