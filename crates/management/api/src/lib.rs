@@ -3,6 +3,7 @@
 //!
 //! Field names are stable: `lasthop … --json` prints these types as they are. New fields may be added.
 
+mod acl;
 mod client;
 mod connections;
 mod frame;
@@ -11,6 +12,7 @@ mod mirror;
 mod set;
 mod types;
 
+pub use acl::*;
 pub use client::SwitchProxy;
 pub use connections::*;
 pub use frame::parse_frame;
