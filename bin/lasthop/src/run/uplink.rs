@@ -67,7 +67,7 @@ enum Link {
 }
 
 /// Why somebody waits for this uplink.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Waiting {
     /// It was added and has not been ready yet.
     Added(u64),
@@ -75,6 +75,8 @@ pub enum Waiting {
     Deleted(u64),
     /// The same, and it is a guest's port.
     PortDeleted(u64),
+    /// It was added and does not work, for this reason.
+    Failed(u64, String),
 }
 
 /// An uplink.

@@ -208,12 +208,11 @@ impl Supervisor {
         self.control.send(SupervisorToControl::UplinkReply { request, result }, None);
     }
 
-    /// One that was just added and does not work is taken back.
+    /// One that was just added and does not work is taken back. Told when its name is free again.
     fn uplink_failed(&mut self, id: u32, why: &str) {
         let Some(uplink) = self.uplinks.get_mut(&id) else { return };
         let Some(Waiting::Added(request)) = uplink.waiting.take_if(|w| matches!(w, Waiting::Added(_))) else { return };
-        self.remove_uplink(id, None);
-        self.control.send(SupervisorToControl::UplinkReply { request, result: Err(why.to_owned()) }, None);
+        self.remove_uplink(id, Some(Waiting::Failed(request, why.to_owned())));
     }
 
     fn uplink_is_gone(&mut self, id: u32) {
@@ -235,6 +234,9 @@ impl Supervisor {
             }
             Some(Waiting::PortDeleted(request)) => {
                 self.control.send(SupervisorToControl::Reply { request, result: Ok(uplink.config) }, None);
+            }
+            Some(Waiting::Failed(request, why)) => {
+                self.control.send(SupervisorToControl::UplinkReply { request, result: Err(why) }, None);
             }
             _ => {}
         }

@@ -8,7 +8,7 @@ fn another_process_knows_datapath_ports_and_flows() {
     assert_eq!(site.put_flow(1, 0, output(2)), 0);
     assert_eq!(site.put_flow(2, 0, output(1)), 0);
     assert_eq!(site.put_flow(1, 9, output(2)), 0);
-    assert_eq!(site.add_port("nobody", vport::INTERNAL), Refused::NO_DEVICE.0, "what is refused is not noted");
+    assert_eq!(site.add_port(&"x".repeat(99), vport::NETDEV), Refused::INVALID.0, "what is refused is not noted");
     // A flow that went is not there.
     let id = ufid(1, 9);
     site.ask(family::FLOW.id, command::DEL, flag::ACK, |to| to.attribute(flow::UFID, &id));
