@@ -338,7 +338,7 @@ impl Vm {
             }
             std::thread::sleep(Duration::from_millis(50));
         }
-        self.qmp("migrate-set-parameters", json!({"max-bandwidth": 256 << 20, "downtime-limit": 1}));
+        self.qmp("migrate-set-parameters", json!({"max-bandwidth": 32 << 20, "downtime-limit": 1}));
         self.qmp("migrate", json!({"uri": format!("unix:{}", socket.display())}));
         self.wait_for_move(|state| state["ram"]["dirty-sync-count"].as_u64() >= Some(2));
         meanwhile(&self);
