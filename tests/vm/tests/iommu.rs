@@ -36,6 +36,7 @@ fn translated(port: &serde_json::Value) -> (u64, u64, u64) {
 }
 
 #[test]
+#[ignore = "loses pings on a slow host, where translations take longer than packets wait; `cargo xtask test --long` runs it"]
 fn strict_mappings_and_those_of_all_memory() {
     let [a, b] = pass(
         |nic| VmConfig::new("a", [nic]).iommu("iommu.strict=1"),
