@@ -52,6 +52,7 @@ impl AddressSet {
                 None => format!("{missing} is no member of @{name}; `lasthop set list {name}` shows them"),
             });
         }
+        let del: BTreeSet<_> = del.iter().collect();
         let stay = self.members.iter().filter(|p| !del.contains(p)).chain(add);
         Ok(stay.copied().collect())
     }
