@@ -7,7 +7,8 @@
 //!   writes to: kicks come, and the rings stay as the file was made, all zeros.
 //!
 //! For the second, kicks have to be told from the one by which QEMU makes the switch look at each ring that has just started.
-//! With EVENT_IDX a driver whose device does not answer kicks once and never again, so one more is all there is.
+//! With EVENT_IDX a driver whose device does not answer kicks once and never again, so one more is all there is. Should the two
+//! come before the switch has taken up the ring, they are one event, and nobody can tell: then both causes are named.
 
 use super::{Core, Question};
 use lasthop_ipc::{DatapathRequest, PortInfo, PortState};
@@ -16,6 +17,9 @@ use std::collections::BTreeMap;
 
 /// How long a port may be in a state before something is said about it, in ms. Starting takes milliseconds.
 const SETTLED_MS: u64 = 1000;
+/// How long rings may be blank before something is said about it, in ms: guests set their interface up some time after its driver
+/// has started.
+const OPENED_MS: u64 = 5000;
 /// Longest time between two looks at a port that carries nothing, in ms.
 const MOST_MS: u64 = 64_000;
 /// The same thing is not said again of the same port before, in ms: a front-end may come and go.
@@ -139,6 +143,9 @@ impl Health {
         match port.state {
             PortState::Connected => Some(not_up(port)),
             PortState::Up if record.is_kicked_in_vain(port) => Some(kicked_in_vain(port)),
+            PortState::Up if now_ms.saturating_sub(record.since_ms) >= OPENED_MS && record.is_blank(port) => {
+                Some(blank(port))
+            }
             _ => None,
         }
     }
@@ -171,6 +178,11 @@ impl Health {
 }
 
 impl Record {
+    /// Its guest has shown no buffer since its rings were started.
+    fn is_blank(&self, port: &PortInfo) -> bool {
+        rings(port).1 && Counted::of(port).packets == self.before.packets
+    }
+
     fn is_kicked_in_vain(&self, port: &PortInfo) -> bool {
         let (started, blank) = rings(port);
         blank && self.is_kicked(Counted::of(port), started)
@@ -184,15 +196,20 @@ impl Record {
     }
 }
 
-/// How many rings to send from are started, and whether all that are started are blank.
+/// How many rings to send from are started, and whether there are started rings and all of them are blank.
 fn rings(port: &PortInfo) -> (u64, bool) {
     let rings = port.queues.iter().filter(|queue| queue.enabled);
     let started = rings.clone().filter(|queue| queue.index % 2 == 1).count() as u64;
-    (started, rings.clone().all(|queue| queue.blank))
+    (started, rings.clone().next().is_some() && rings.clone().all(|queue| queue.blank))
 }
 
 fn kicked_in_vain(port: &PortInfo) -> String {
     let what = "its memory is not shared with lasthop: its guest kicks, and all that is seen of its rings is zeros";
+    format!("{what}; {}", remedy(&port.name))
+}
+
+fn blank(port: &PortInfo) -> String {
+    let what = "all that is seen of its rings is zeros: its guest has not set the interface up yet, or its memory is not shared with lasthop";
     format!("{what}; {}", remedy(&port.name))
 }
 
@@ -331,6 +348,22 @@ mod tests {
         let mut filled = up(9);
         filled.queues[0].blank = false;
         assert_eq!(health_of().note(&filled, 5000), None);
+    }
+
+    /// The guest's kick fell together with QEMU's own, or its interface is down.
+    #[test]
+    fn rings_that_stay_blank_for_long_have_two_causes() {
+        let up = port(PortState::Up, DRIVER, 1, 1);
+        let health = health(&up);
+        assert_eq!(health.note(&up, 10 + OPENED_MS - 1), None, "it may still be set up");
+        let note = health.note(&up, 10 + OPENED_MS).unwrap();
+        assert!(note.contains("interface up") && note.contains("not shared") && note.contains("share=on"), "{note}");
+        let mut filled = up.clone();
+        filled.queues[0].blank = false;
+        assert_eq!(health.note(&filled, 9000), None);
+        let mut stopped = up;
+        stopped.queues.clear();
+        assert_eq!(health.note(&stopped, 9000), None);
     }
 
     /// The driver closed the device, or was reset, and the note became that of a guest that reboots.
