@@ -13,6 +13,8 @@ pub enum Contender {
     Tap,
     /// The same, its uplink without receive aggregation.
     NoGro,
+    /// The same, driven by the distribution's Open vSwitch.
+    Driven(Rules),
     /// Open vSwitch with DPDK.
     Ovs(Rules),
     /// DPDK's vhost library, which copies twice and does nothing else.
@@ -64,7 +66,7 @@ impl Change {
 
 impl Contender {
     /// All there are.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 20] = [
         Self::Lasthop,
         Self::Changed(Change::Poll),
         Self::Changed(Change::NoHelpers),
@@ -76,6 +78,8 @@ impl Contender {
         Self::Changed(Change::NoView),
         Self::Tap,
         Self::NoGro,
+        Self::Driven(Rules::Learning),
+        Self::Driven(Rules::List),
         Self::Ovs(Rules::PortToPort),
         Self::Ovs(Rules::Acl),
         Self::Ovs(Rules::Learning),
@@ -99,6 +103,8 @@ impl Contender {
             Self::Changed(Change::NoView) => "lasthop-no-bpf",
             Self::Tap => "lasthop-tap",
             Self::NoGro => "lasthop-no-gro",
+            Self::Driven(Rules::Learning) => "driven-learning",
+            Self::Driven(_) => "driven-list",
             Self::Ovs(Rules::PortToPort) => "ovs-flows",
             Self::Ovs(Rules::Acl) => "ovs-acl",
             Self::Ovs(Rules::Learning) => "ovs-learning",
@@ -123,6 +129,8 @@ impl Contender {
             Self::Changed(Change::NoView) => "lasthop without eBPF",
             Self::Tap => "lasthop, TAP on a bridge",
             Self::NoGro => "lasthop without aggregation",
+            Self::Driven(Rules::Learning) => "lasthop under Open vSwitch, learning",
+            Self::Driven(_) => "lasthop under Open vSwitch, the same rules",
             Self::Ovs(Rules::PortToPort) => "OVS-DPDK, port-to-port flows",
             Self::Ovs(Rules::Acl) => "OVS-DPDK, two ACL rules",
             Self::Ovs(Rules::Learning) => "OVS-DPDK, learning",

@@ -150,6 +150,9 @@ pub fn missing(contender: Contender, work: Work) -> Option<String> {
         Contender::Lasthop | Contender::Tap | Contender::NoGro | Contender::Changed(_) => (list
             && !Lasthop::knows("acl"))
         .then(|| "this lasthop has no access lists (there is no command `lasthop acl`)".into()),
+        Contender::Driven(_) => {
+            ["ip", "ovsdb-tool", "ovsdb-server", "ovs-vsctl", "ovs-ofctl"].into_iter().find_map(missing_program)
+        }
         Contender::DpdkVhost => missing_program("dpdk-testpmd").or_else(|| missing_pages(guests + dpdk_vhost::MIB)),
         Contender::BridgeNft => ["ip", "nft"].into_iter().find_map(missing_program).or_else(missing_devices),
         Contender::LinuxBridge => ["ip", "unshare"].into_iter().find_map(missing_program).or_else(missing_devices),

@@ -13,6 +13,7 @@ use crate::guests::outside::Outside;
 use crate::guests::vms::Pair;
 use crate::round::Round;
 use crate::switch::dpdk_vhost::DpdkVhost;
+use crate::switch::driven::Driven;
 use crate::switch::lasthop::Ours;
 use crate::switch::ovs::{Ovs, Rules};
 use crate::switch::uplink::Device;
@@ -29,6 +30,8 @@ const FLOW: Contender = Contender::Ovs(Rules::PortToPort);
 const RULE: Contender = Contender::Ovs(Rules::Acl);
 const LEARN: Contender = Contender::Ovs(Rules::Learning);
 const LIST: Contender = Contender::Ovs(Rules::List);
+const DRIVEN_LEARN: Contender = Contender::Driven(Rules::Learning);
+const DRIVEN_LIST: Contender = Contender::Driven(Rules::List);
 const VHOST: Contender = Contender::DpdkVhost;
 const BRIDGE: Contender = Contender::LinuxBridge;
 const NFT: Contender = Contender::BridgeNft;
@@ -104,6 +107,13 @@ const fn connections(name: &'static str, title: &'static str, rules: usize) -> S
     scenario(name, title, &[OURS, LIST], Work::Load(setup, NEW_CONNECTIONS))
 }
 
+/// What Open vSwitch decides, over our switch and over its own.
+const fn driven(name: &'static str, rules: Rules, like: Scenario) -> Scenario {
+    let contenders: &[Contender] =
+        if matches!(rules, Rules::List) { &[OURS, DRIVEN_LIST, LIST] } else { &[OURS, DRIVEN_LEARN, LEARN] };
+    Scenario { name, contenders, ..like }
+}
+
 const fn ports(name: &'static str, title: &'static str, pattern: Pattern) -> Scenario {
     let act = Act { pattern, ..Act::PLAIN };
     scenario(name, title, &[OURS, LEARN], Work::Load(Setup { ports: 4, ..Setup::PLAIN }, act))
@@ -164,7 +174,7 @@ const ONE_NEW_FLOW: Act = Act { window: Some(1), ..NEW_FLOWS };
 const RULES: Setup = Setup { rules: 1000, ..Setup::PLAIN };
 
 /// All there are, those of a group together.
-pub const ALL: [Scenario; 89] = [
+pub const ALL: [Scenario; 95] = [
     dpdk("loop-64-split", "two DPDK guests, 64-byte frames, split rings", Ring::Split, Frames::Size(64)),
     dpdk("loop-64-packed", "two DPDK guests, 64-byte frames, packed rings", Ring::Packed, Frames::Size(64)),
     dpdk("loop-1472-split", "two DPDK guests, 1472-byte frames, split rings", Ring::Split, Frames::Size(1472)),
@@ -290,6 +300,46 @@ pub const ALL: [Scenario; 89] = [
         Work::Load(RULES, ONE_NEW_FLOW),
     ),
     scenario("setup-ports", "memory of 34 ports less that of two", &[OURS, LEARN], Work::Memory),
+    driven(
+        "driven-learning",
+        Rules::Learning,
+        flows("", "64-byte frames both ways, 1000 flows each way, a learning bridge", 1000),
+    ),
+    driven(
+        "driven-971",
+        Rules::List,
+        acl("", "64-byte frames both ways, 971 access rules, 1000 flows each way", 971, 1000),
+    ),
+    driven(
+        "driven-stateful",
+        Rules::List,
+        stateful("", "64-byte frames there and back, a stateful list of 971 rules, 10 000 connections", 971, 10_000),
+    ),
+    driven(
+        "driven-connections",
+        Rules::List,
+        connections("", "10 000 packets, each opens a connection, a stateful list of 971 rules", 971),
+    ),
+    driven(
+        "driven-setup",
+        Rules::Learning,
+        scenario(
+            "",
+            "4000 packets, each from another MAC address, 64 on their way, a learning bridge",
+            &[],
+            Work::Load(Setup::PLAIN, NEW_FLOWS),
+        ),
+    ),
+    driven(
+        "driven-setup-one",
+        Rules::Learning,
+        scenario(
+            "",
+            "4000 packets, each from another MAC address, one at a time, a learning bridge",
+            &[],
+            Work::Load(Setup::PLAIN, ONE_NEW_FLOW),
+        ),
+    ),
     scenario("vms", "two Linux VMs (QEMU), virtio-net with TSO", &[OURS, BRIDGE, FLOW], Work::Vms),
     scenario(
         "uplink-xdp",
@@ -442,6 +492,7 @@ fn round_and_round(contender: Contender, cpus: Cpus, ring: Ring, frames: Frames,
         Contender::Changed(change) => {
             Box::new(Ours::start(&ports, &cpus.switch.to_string(), Extras::default(), Some(change))?)
         }
+        Contender::Driven(rules) => Box::new(Driven::start(&ports, cpus.switch, rules, Extras::default())?),
         Contender::Ovs(rules) => Box::new(Ovs::start(cpus.guests, &[cpus.switch], &sockets, rules, Extras::default())?),
         Contender::DpdkVhost => Box::new(DpdkVhost::start(cpus.guests, cpus.switch, &sockets, Extras::default())?),
         _ => return Err(failed("has no such ports")),

@@ -8,6 +8,7 @@ use crate::guests::reflector::Reflector;
 use crate::machine;
 use crate::round::Round;
 use crate::switch::dpdk_vhost::DpdkVhost;
+use crate::switch::driven::Driven;
 use crate::switch::lasthop::Ours;
 use crate::switch::ovs::Ovs;
 use crate::switch::uplink::Device;
@@ -187,6 +188,7 @@ impl Stage {
             Contender::Changed(change) => {
                 Box::new(Ours::start(&ports, &cpus.switch.to_string(), extras, Some(change))?)
             }
+            Contender::Driven(rules) => Box::new(Driven::start(&ports, cpus.switch, rules, extras)?),
             Contender::Ovs(rules) => {
                 // Its main thread is who serves an interface without a polling thread.
                 let main = if uplink.is_some() { cpus.switch } else { cpus.guests };

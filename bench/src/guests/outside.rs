@@ -102,7 +102,7 @@ impl Outside {
                 self.bridge("t1");
                 Ok(Nic::new(Backend::Tap { ifname: "t1".into(), netns: self.site.name().into() }, 1))
             }
-            Contender::DpdkVhost | Contender::BridgeNft => Err(failed("has no uplinks")),
+            Contender::Driven(_) | Contender::DpdkVhost | Contender::BridgeNft => Err(failed("has no uplinks")),
         }
     }
 

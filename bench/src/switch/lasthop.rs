@@ -3,7 +3,7 @@
 use super::{Extras, Spent, Switch};
 use crate::contender::Change;
 use lasthop_harness::stop::{Outcome, failed};
-use lasthop_harness::{Lasthop, Port, proc};
+use lasthop_harness::{Lasthop, Netns, Port, proc};
 use std::process::Command;
 
 /// A running lasthop.
@@ -35,6 +35,20 @@ impl Ours {
         }
         bind(lasthop.control(), cpus)?;
         Ok(Self { lasthop, cpu_before: 0, busy_before: 0, idle_before: 0 })
+    }
+
+    /// One that Open vSwitch drives, on these CPUs.
+    pub fn driven(netns: &Netns, ports: &[Port], cpus: &str) -> Outcome<Self> {
+        let lasthop = Lasthop::start_in(Some(netns), ports, &["--control", "ovs", "--cpus", cpus]);
+        for pid in lasthop.pids().into_iter().filter(|pid| *pid != lasthop.switch()) {
+            bind(pid, cpus)?;
+        }
+        Ok(Self { lasthop, cpu_before: 0, busy_before: 0, idle_before: 0 })
+    }
+
+    /// What runs.
+    pub fn instance(&self) -> &Lasthop {
+        &self.lasthop
     }
 
     /// Processor time of its helpers, which are in the idle class.
@@ -97,5 +111,5 @@ fn bind(pid: u32, cpus: &str) -> Outcome<()> {
     if bound.status.success() {
         return Ok(());
     }
-    Err(failed(format!("taskset for lasthop-control: {}", String::from_utf8_lossy(&bound.stderr).trim())))
+    Err(failed(format!("taskset for process {pid}: {}", String::from_utf8_lossy(&bound.stderr).trim())))
 }

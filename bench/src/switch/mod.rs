@@ -1,6 +1,7 @@
 //! The switches under comparison, started on sockets to which they connect.
 
 pub mod dpdk_vhost;
+pub mod driven;
 pub mod lasthop;
 pub mod ovs;
 pub mod uplink;

@@ -19,7 +19,8 @@ pub const VSWITCHD: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
 pub const MIB: u32 = 300;
 
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
-const BRIDGE: &str = "bench";
+/// The bridge that is measured.
+pub(super) const BRIDGE: &str = "bench";
 
 /// What it is told to do with packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,29 +120,7 @@ impl Ovs {
                 _ => self.vsctl(&words)?,
             };
         }
-        let bridge = self.dir.path().join(format!("{BRIDGE}.mgmt")).display().to_string();
-        // Behind a list, a learning one keeps its lowest rule, by which it learns.
-        if rules != Rules::Learning {
-            run(Command::new("ovs-ofctl").args(["del-flows", &bridge]))?;
-        }
-        if let Some(list) = extras.list {
-            let file = self.dir.path().join("list");
-            std::fs::write(&file, list.flows()).map_err(failed)?;
-            run(Command::new("ovs-ofctl").args(["add-flows", &bridge]).arg(file))?;
-        }
-        if rules == Rules::Learning {
-            return Ok(());
-        }
-        let acl = ["priority=10,ip,nw_src=192.0.2.1,actions=drop", "priority=10,tcp,tp_dst=80,actions=drop"];
-        let ports = sockets.len() + usize::from(extras.uplink.is_some());
-        let table = if extras.list.is_some_and(List::has_tables) { ONWARDS } else { "" };
-        let across = |(a, b)| format!("{table}priority=1,in_port={a},actions=output:{b}");
-        let cross: Vec<String> = (1..ports).step_by(2).flat_map(|p| [(p, p + 1), (p + 1, p)]).map(across).collect();
-        let cross = cross.iter().map(String::as_str);
-        for flow in acl.into_iter().filter(|_| rules == Rules::Acl).chain(cross) {
-            run(Command::new("ovs-ofctl").args(["add-flow", &bridge, flow]))?;
-        }
-        Ok(())
+        install(self.dir.path(), rules, extras.list, sockets.len() + usize::from(extras.uplink.is_some()))
     }
 
     fn appears(&self, file: &str) -> Outcome<()> {
@@ -205,6 +184,32 @@ impl Drop for Ovs {
     }
 }
 
+/// Gives the bridge, whose server has its files in `dir`, its flows: to and from so many ports.
+pub(super) fn install(dir: &Path, rules: Rules, list: Option<&List>, ports: usize) -> Outcome<()> {
+    let bridge = dir.join(format!("{BRIDGE}.mgmt")).display().to_string();
+    // Behind a list, a learning one keeps its lowest rule, by which it learns.
+    if rules != Rules::Learning {
+        run(Command::new("ovs-ofctl").args(["del-flows", &bridge]))?;
+    }
+    if let Some(list) = list {
+        let file = dir.join("list");
+        std::fs::write(&file, list.flows()).map_err(failed)?;
+        run(Command::new("ovs-ofctl").args(["add-flows", &bridge]).arg(file))?;
+    }
+    if rules == Rules::Learning {
+        return Ok(());
+    }
+    let acl = ["priority=10,ip,nw_src=192.0.2.1,actions=drop", "priority=10,tcp,tp_dst=80,actions=drop"];
+    let table = if list.is_some_and(List::has_tables) { ONWARDS } else { "" };
+    let across = |(a, b)| format!("{table}priority=1,in_port={a},actions=output:{b}");
+    let cross: Vec<String> = (1..ports).step_by(2).flat_map(|p| [(p, p + 1), (p + 1, p)]).map(across).collect();
+    let cross = cross.iter().map(String::as_str);
+    for flow in acl.into_iter().filter(|_| rules == Rules::Acl).chain(cross) {
+        run(Command::new("ovs-ofctl").args(["add-flow", &bridge, flow]))?;
+    }
+    Ok(())
+}
+
 /// The part of the polling threads' cycles that went into packets, of `pmd-stats-show`.
 fn busy_share(text: &str) -> Option<f64> {
     let sum = |label: &str| {
@@ -216,7 +221,7 @@ fn busy_share(text: &str) -> Option<f64> {
 }
 
 /// Runs a short command; its complaint is the error.
-fn run(command: &mut Command) -> Outcome<String> {
+pub(super) fn run(command: &mut Command) -> Outcome<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let out = command.stdin(Stdio::null()).output().map_err(|e| failed(format!("{name}: {e}")))?;
     check()?;

@@ -94,6 +94,7 @@ fn every_offload_on_both_sides() {
 }
 
 #[test]
+#[ignore = "one more combination of features; `cargo xtask test --long` runs it"]
 fn tso_on_one_side_and_nothing_on_the_other() {
     let pair = Pair::start(|nic| nic, Nic::plain);
     assert_eq!(pair.features("b") & (bit::CSUM | bit::GUEST_TSO4 | bit::HOST_TSO4 | bit::MRG_RXBUF), 0);
@@ -103,6 +104,7 @@ fn tso_on_one_side_and_nothing_on_the_other() {
 }
 
 #[test]
+#[ignore = "one more combination of features; `cargo xtask test --long` runs it"]
 fn checksum_offload_and_merged_buffers_but_no_tso() {
     Pair::start(|nic| nic, Nic::without_tso).check(Depth::Quick);
 }
@@ -113,6 +115,7 @@ fn nothing_on_either_side() {
 }
 
 #[test]
+#[ignore = "one more combination of features; `cargo xtask test --long` runs it"]
 fn mtu_9000_on_both_sides() {
     let pair = Pair::start(|nic| nic.mtu(9000), |nic| nic.mtu(9000));
     pair.check(Depth::Thorough);
@@ -134,6 +137,7 @@ fn packed_rings_on_one_side() {
 }
 
 #[test]
+#[ignore = "one more combination of features; `cargo xtask test --long` runs it"]
 fn packed_rings_without_events_or_indirect_descriptors() {
     let pair = Pair::start(|nic| nic.with("packed=on,event_idx=off"), |nic| nic.with("packed=on,indirect_desc=off"));
     assert_eq!(pair.features("a") & bit::EVENT_IDX, 0);
