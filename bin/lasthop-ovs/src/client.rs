@@ -15,7 +15,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 /// Longest datagram that a client may send: a packet of 64 KiB and what is to be done with it.
-const MAX_REQUEST: usize = 192 * 1024;
+pub(crate) const MAX_REQUEST: usize = 192 * 1024;
 /// Most datagrams that wait for room with the client.
 pub(crate) const MAX_UPCALLS: usize = 512;
 /// What a client says first, with the other end of its second connection; behind it stands the number that it had with a `lasthop-ovs` before, or 0.
@@ -115,8 +115,9 @@ impl Client {
         Ok(Self { socket, second: None, asks: false, outbox: VecDeque::new(), full: false })
     }
 
-    /// What it does, if anything.
-    pub fn poll(&mut self, cx: &mut std::task::Context<'_>) -> Option<Event> {
+    /// What it does, if anything. `room` is of at least [`MAX_REQUEST`] bytes, and is kept by the caller: to clear as much for each
+    /// datagram took more time than all else that is done for it.
+    pub fn poll(&mut self, cx: &mut std::task::Context<'_>, room: &mut [u8]) -> Option<Event> {
         if self.second.is_none() {
             let aside = self.socket.aside();
             let said = self.socket.poll(cx, |fd| hello(fd, aside))?.map_err(io::Error::from);
@@ -137,7 +138,7 @@ impl Client {
             });
         }
         if let Some(second) = &self.second
-            && let Some(said) = second.poll(cx, |fd| receive(fd, 16, second.aside()))
+            && let Some(said) = second.poll(cx, |fd| receive(fd, &mut [0; 16], second.aside()))
         {
             return Some(match said.as_deref() {
                 Ok([b'm']) => Event::More,
@@ -151,7 +152,7 @@ impl Client {
         if self.asks {
             return None;
         }
-        let received = self.socket.poll(cx, |fd| receive(fd, MAX_REQUEST, self.socket.aside()))?;
+        let received = self.socket.poll(cx, |fd| receive(fd, room, self.socket.aside()))?;
         Some(match received {
             Ok(datagram) if !datagram.is_empty() => {
                 self.asks = true;
@@ -212,10 +213,10 @@ fn send_all(fd: BorrowedFd<'_>, outbox: &mut VecDeque<Vec<u8>>) -> bool {
     true
 }
 
-/// A datagram, of at most so many bytes and without descriptors.
-fn receive(fd: BorrowedFd<'_>, room: usize, aside: &Arc<Aside>) -> Result<Vec<u8>, Errno> {
-    let (mut bytes, mut fds) = (vec![0; room], Vec::new());
-    let received = receive_with_fds(fd, &mut bytes, &mut fds, RecvFlags::DONTWAIT);
+/// A datagram that fits into `room`, without descriptors.
+fn receive(fd: BorrowedFd<'_>, room: &mut [u8], aside: &Arc<Aside>) -> Result<Vec<u8>, Errno> {
+    let mut fds = Vec::new();
+    let received = receive_with_fds(fd, room, &mut fds, RecvFlags::DONTWAIT);
     let has_fds = !fds.is_empty();
     if has_fds {
         aside.drop_aside(fds);
@@ -224,8 +225,7 @@ fn receive(fd: BorrowedFd<'_>, room: usize, aside: &Arc<Aside>) -> Result<Vec<u8
     if has_fds || flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) || len == 0 {
         return Err(Errno::CONNRESET);
     }
-    bytes.truncate(len);
-    Ok(bytes)
+    room.get(..len).map(<[u8]>::to_vec).ok_or(Errno::CONNRESET)
 }
 
 /// What a client says first: the descriptor that comes along, which is a Unix socket, and the number that it had.
@@ -280,8 +280,8 @@ mod tests {
 
     /// What the client does next, and that nothing was waited for.
     async fn next(client: &mut Client) -> Event {
-        let begin = Instant::now();
-        let event = std::future::poll_fn(|cx| client.poll(cx).map_or(Poll::Pending, Poll::Ready)).await;
+        let (begin, mut room) = (Instant::now(), vec![0; MAX_REQUEST]);
+        let event = std::future::poll_fn(|cx| client.poll(cx, &mut room).map_or(Poll::Pending, Poll::Ready)).await;
         assert!(begin.elapsed() < LINGERS / 4, "{event:?} after {:?}", begin.elapsed());
         event
     }

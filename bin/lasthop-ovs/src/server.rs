@@ -1,6 +1,6 @@
 //! The sockets of Open vSwitch's programs, and the device by which packets come whole, around the datapath that they speak of.
 
-use crate::client::{Client, Event, MAX_UPCALLS, Socket};
+use crate::client::{Client, Event, MAX_REQUEST, MAX_UPCALLS, Socket};
 use crate::record::Record;
 use lasthop_control::Decider;
 use lasthop_ipc::{FromControl, ToControl};
@@ -65,7 +65,7 @@ impl Server {
             clients: BTreeMap::new(),
             next_pid: record.next_pid(),
             record,
-            room: vec![0; MAX_FRAME],
+            room: vec![0; MAX_FRAME.max(MAX_REQUEST)],
             tick: None,
             stuck: false,
             aside,
@@ -111,7 +111,8 @@ impl Server {
         let pids: Vec<u32> = self.clients.keys().copied().collect();
         for pid in pids {
             for _ in 0..BURST {
-                let Some(event) = self.clients.get_mut(&pid).and_then(|client| client.poll(cx)) else { break };
+                let room = &mut self.room;
+                let Some(event) = self.clients.get_mut(&pid).and_then(|client| client.poll(cx, room)) else { break };
                 did = true;
                 self.hear(pid, event);
             }
