@@ -5,7 +5,7 @@ CARGO ?= cargo
 PROGRAMS = --package lasthop --package lasthop-switch --package lasthop-control --package lasthop-ovs \
 	--package lasthop-ovs-preload --package lasthop-uplink --package lasthop-session
 
-.PHONY: demo demo-ovn test quick bench bench-quick fuzz setup setup-demo setup-ovn setup-bench build programs check clean
+.PHONY: demo demo-ovn test quick bench bench-quick evidence fuzz setup setup-demo setup-ovn setup-bench build programs check clean
 
 ## What it does, on the screen: two VMs, ping and TCP, the switch killed under them, what it saw, and a Linux bridge beside.
 demo: setup-demo
@@ -32,6 +32,13 @@ bench: setup-bench build
 ## The same with one round of everything; about 9 minutes.
 bench-quick: setup-bench build
 	target/release/lasthop-bench compare --quick --out target/bench
+
+## The papers' tables and figures as far as they can be taken here (docs/evidence.md); about 40 minutes on an idle machine.
+evidence: setup-bench build
+	target/release/lasthop-sim paper --out target/evidence/simulation
+	target/release/lasthop-bench compare --out target/evidence --scenario loop-64-split --scenario size-256-split --scenario size-512-split \
+		--scenario size-1024-split --scenario acl-1 --scenario acl-971 --scenario driven-971 --scenario ports-pairs --scenario pairs \
+		--scenario vms --scenario uplink
 
 ## Each fuzz target for a minute; needs the nightly toolchain and cargo-fuzz.
 fuzz:
