@@ -4,8 +4,8 @@
 #![allow(clippy::too_many_arguments)]
 
 use crate::core::{
-    Answer, Asker, Call, Kept, Load, Meant, MirrorCall, SetCall, StationCall, UplinkCall, WalkCall, busy,
-    not_confirmed, not_known, supervisor_silent, switch_away, switch_silent,
+    Answer, Asker, Call, Kept, Load, MacCall, Meant, MirrorCall, SetCall, UplinkCall, WalkCall, busy, not_confirmed,
+    not_known, supervisor_silent, switch_away, switch_silent,
 };
 use futures_util::{Stream, StreamExt};
 use lasthop_api::{
@@ -146,24 +146,24 @@ pub(crate) struct Client {
     beat: Arc<Beat>,
 }
 
-/// What a client has that is being told a long list; room for it, until it is told.
+/// Held by a client while it is told a long list: one of the few permits for that.
 #[derive(Debug)]
-struct Room {
+struct LongListPermit {
     client: Rc<Client>,
     _permit: OwnedSemaphorePermit,
 }
 
-impl Drop for Room {
+impl Drop for LongListPermit {
     fn drop(&mut self) {
         self.client.list_until.set(None);
     }
 }
 
-/// A long list in pages, and room for it.
+/// A long list in pages, and the permit for it.
 #[derive(Debug)]
 struct LongList<P> {
     pages: Pages<P>,
-    _room: Option<Room>,
+    _permit: Option<LongListPermit>,
 }
 
 impl<P> Stream for LongList<P> {
@@ -240,12 +240,12 @@ impl Api {
         page: impl Fn(Vec<T>, u64) -> P,
     ) -> LongList<P> {
         let Ok(permit) = self.long_lists.clone().try_acquire_owned() else {
-            return LongList { pages: pages(Err(busy()), more, size, page), _room: None };
+            return LongList { pages: pages(Err(busy()), more, size, page), _permit: None };
         };
         let list = self.ask_within(LIST_PATIENCE, switch_silent, call).await;
         self.client.list_until.set(Some(tokio::time::Instant::now() + LIST_LIMIT));
-        let room = Room { client: self.client.clone(), _permit: permit };
-        LongList { pages: pages(list, more, size, page), _room: Some(room) }
+        let permit = LongListPermit { client: self.client.clone(), _permit: permit };
+        LongList { pages: pages(list, more, size, page), _permit: Some(permit) }
     }
 
     /// Refuses what changes something.
@@ -409,7 +409,7 @@ impl Api {
     #[zlink(more)]
     async fn group_list(&self, more: bool) -> impl Stream<Item = Result<Reply<GroupPage>, ApiError>> + Unpin {
         let page = |groups, total| GroupPage { groups, total };
-        self.long_list(|answer| Call::Station(StationCall::Groups { answer }), more, GROUPS_PER_PAGE, page).await
+        self.long_list(|answer| Call::Mac(MacCall::Groups { answer }), more, GROUPS_PER_PAGE, page).await
     }
 
     async fn mac_add(&self, mac: String, port: String, vlan: Option<u16>) -> Result<PortChanged, ApiError> {
@@ -420,7 +420,7 @@ impl Api {
 
     async fn mac_del(&self, mac: String, vlan: Option<u16>) -> Result<Mac, ApiError> {
         self.may_change()?;
-        let call = |answer| Call::Station(StationCall::Del { mac, vlan, answer });
+        let call = |answer| Call::Mac(MacCall::Del { mac, vlan, answer });
         let forgotten = self.change("mac list", call).await?;
         if let Some(entry) = forgotten.told {
             let settings = vec![Field { name: STATIC_MAC.into(), value: format!("-{entry}") }];
@@ -431,7 +431,7 @@ impl Api {
 
     async fn mac_flush(&self, port: Option<String>, vlan: Option<u16>) -> Result<MacFlushed, ApiError> {
         self.may_change()?;
-        self.change("mac list", |answer| Call::Station(StationCall::Flush { port, vlan, answer })).await
+        self.change("mac list", |answer| Call::Mac(MacCall::Flush { port, vlan, answer })).await
     }
 
     async fn mirror_add(

@@ -44,7 +44,7 @@ struct Question {
 
 /// What answers are made of.
 #[derive(Clone, Copy)]
-pub struct Known<'a> {
+pub struct Sources<'a> {
     /// Flows, and the clock.
     pub datapath: &'a Datapath,
     /// The ports.
@@ -160,36 +160,36 @@ impl Control {
     }
 
     /// Sends one part of an answer, if there is room and somebody asked. False: there was nothing to do.
-    pub fn answer(&mut self, known: Known<'_>) -> Result<bool, ChannelError> {
+    pub fn answer(&mut self, sources: Sources<'_>) -> Result<bool, ChannelError> {
         if self.is_full() || !self.greeted {
             return Ok(false);
         }
         let Some(Question { request, question, told, all_told }) = self.questions.pop_front() else { return Ok(false) };
-        let now_ms = known.datapath.now_ms();
+        let now_ms = sources.datapath.now_ms();
         let mut last = true;
         let reply = match &question {
-            DatapathRequest::Flows { after } => flows(known.datapath, *after, now_ms),
+            DatapathRequest::Flows { after } => flows(sources.datapath, *after, now_ms),
             DatapathRequest::Ports if all_told => {
-                let (from_guest, to_guest) = known.removed.clone();
+                let (from_guest, to_guest) = sources.removed.clone();
                 DatapathReply::Removed { from_guest, to_guest }
             }
             DatapathRequest::Ports => {
                 last = false;
-                let mut ports = known.ports.range((told.map_or(Unbounded, Excluded), Unbounded));
+                let mut ports = sources.ports.range((told.map_or(Unbounded, Excluded), Unbounded));
                 let port = ports.next().map(|(_, entry)| entry.info());
                 let all_told = ports.next().is_none();
                 let told = port.as_ref().map(|info| info.id);
                 self.questions.push_front(Question { request, question, told, all_told });
                 DatapathReply::Ports(port.into_iter().collect())
             }
-            DatapathRequest::Lookup(key) => lookup(known.datapath, key, now_ms),
+            DatapathRequest::Lookup(key) => lookup(sources.datapath, key, now_ms),
             DatapathRequest::Meter(id) => {
-                let [passed, dropped] = known.datapath.meter_counts(*id);
+                let [passed, dropped] = sources.datapath.meter_counts(*id);
                 DatapathReply::Meter { id: *id, passed, dropped }
             }
             DatapathRequest::Barrier => {
                 // A burst under way may still follow a flow removed meanwhile: it ends with its queue's lock.
-                let queues = known.ports.values().flat_map(|entry| entry.port.queues.iter());
+                let queues = sources.ports.values().flat_map(|entry| entry.port.queues.iter());
                 queues.for_each(|queue| drop(queue.lock()));
                 DatapathReply::Barrier
             }
@@ -289,9 +289,9 @@ mod tests {
         }
 
         fn talk(&mut self) {
-            let known = Known { datapath: &self.datapath, ports: &self.ports, removed: &self.removed };
+            let sources = Sources { datapath: &self.datapath, ports: &self.ports, removed: &self.removed };
             self.control.report_ports(&self.ports).unwrap();
-            while self.control.answer(known).unwrap() {}
+            while self.control.answer(sources).unwrap() {}
             self.control.settle().unwrap();
         }
 

@@ -2,10 +2,10 @@
 //! that waited for control are sent on from here.
 
 use crate::arguments::Arguments;
-use crate::control::{Control, Known};
+use crate::control::{Control, Sources};
 use crate::ports::{PortEntry, Removed};
 use crate::unsent::Unsent;
-use lasthop_connection::{Connection, End, Rings};
+use lasthop_connection::{Connection, End, Vrings};
 use lasthop_flow::{Action, InsertError};
 use lasthop_forward::{Datapath, Forwarder, Order, Orders};
 use lasthop_frame::{FlowKey, FlowMask};
@@ -244,7 +244,7 @@ impl Server {
         let bytes = self.max_guest_memory.min(ADDRESS_SPACE / ports.max(1));
         let Some(entry) = self.ports.get_mut(&id) else { return drop(Foreign::from(channel)) };
         let limits = MemoryLimits { bytes, ..MemoryLimits::default() };
-        let rings = Rings::new(entry.port.queues.clone(), entry.aside.clone(), limits, &entry.mapped);
+        let rings = Vrings::new(entry.port.queues.clone(), entry.aside.clone(), limits, &entry.mapped);
         if entry.aside.is_stuck() || rings.excess().is_some() {
             // Closed here, or each that comes would wait to be closed: the supervisor has a copy, so this is not the end of it.
             let _ = shutdown(&channel, Shutdown::Both);
@@ -328,8 +328,8 @@ impl Server {
             for _ in 0..ANSWERS_BURST {
                 let Some(control) = &mut self.control else { return Ok(()) };
                 let (datapath, ports) = (&*self.datapath, &self.ports);
-                let known = Known { datapath, ports, removed: &self.removed.totals() };
-                if !control.answer(known)? {
+                let sources = Sources { datapath, ports, removed: &self.removed.totals() };
+                if !control.answer(sources)? {
                     break;
                 }
                 self.report_ports_and_upcalls()?;
@@ -488,7 +488,7 @@ impl Server {
 
     fn change(&mut self, key: &FlowKey, mask: &FlowMask, order: Order) {
         let port = key.port();
-        if let Some(result) = self.orders.change(&mut self.forwarder, port, (key, mask), order) {
+        if let Some(result) = self.orders.change(&mut self.forwarder, port, key, mask, order) {
             self.carried_out(port, result);
         }
     }

@@ -7,17 +7,17 @@
 //! | `lists` | its access lists |
 //! | `mirrors` | its mirrors |
 //! | `sets` | its sets of addresses |
-//! | `stations` | its static addresses |
+//! | `macs` | its static addresses |
 //! | `plan` | what has to change so that a running lasthop is as the file says |
 //! | `apply` | asks the running one, has it change, says what was changed |
 
 mod apply;
 mod document;
 mod lists;
+mod macs;
 mod mirrors;
 mod plan;
 mod sets;
-mod stations;
 
 pub use apply::{ApplyArgs, apply};
 pub use lists::in_book;
@@ -43,12 +43,12 @@ pub struct Declared {
     /// Mirrors.
     pub mirrors: Vec<Mirror>,
     /// Static addresses of uplinks: all of each.
-    pub stations: Vec<Stations>,
+    pub uplink_macs: Vec<UplinkMacs>,
 }
 
 /// Static addresses of one uplink.
 #[derive(Debug)]
-pub struct Stations {
+pub struct UplinkMacs {
     /// Its name.
     pub uplink: String,
     /// As `lasthop port list` shows them; nothing for none.

@@ -180,8 +180,8 @@ impl World {
             assert_eq!(seen(&peeked), seen(&verdict), "a look says what comes: {peeked:?} {verdict:?}");
         }
         match packet.kind {
-            Kind::Error => self.judge_error(&packet, zone, &action, &verdict),
-            _ => self.judge(&packet, zone, &action, &verdict),
+            Kind::Error => self.check_error(&packet, zone, &action, &verdict),
+            _ => self.check(&packet, zone, &action, &verdict),
         }
     }
 
@@ -197,7 +197,7 @@ impl World {
         Tuple::new(e.hosts.map(|host| e.address(host)), ports, proto, e.v6, zone)
     }
 
-    fn judge_error(&mut self, packet: &Packet, zone: u16, action: &Action, verdict: &Verdict) {
+    fn check_error(&mut self, packet: &Packet, zone: u16, action: &Action, verdict: &Verdict) {
         let about = packet.about.map(|about| Packet { ends: about, frame: Vec::new(), about: None, kind: Kind::Udp });
         let inner = Self::tuple(&about.expect("an error"), zone).inverse().expect("UDP is answered");
         let found = self.find(&inner).filter(|_| inner.dst() == packet.ends.address(packet.ends.hosts[1]));
@@ -213,7 +213,7 @@ impl World {
     }
 
     /// A packet that moves connections.
-    fn judge(&mut self, packet: &Packet, zone: u16, action: &Action, verdict: &Verdict) {
+    fn check(&mut self, packet: &Packet, zone: u16, action: &Action, verdict: &Verdict) {
         let (tuple, now) = (Self::tuple(packet, zone), self.ticks());
         let mut found = self.find(&tuple);
         if let Some((n, true)) = found
@@ -234,7 +234,7 @@ impl World {
         if packet.kind == Kind::Tcp {
             return self.follow(&tuple, action, verdict);
         }
-        let Some((n, reply)) = found else { return self.judge_new(packet, &tuple, action, verdict) };
+        let Some((n, reply)) = found else { return self.check_new(packet, &tuple, action, verdict) };
         let known = &mut self.known[n];
         let expected = match (reply, known.replied) {
             (true, _) => CtState::ESTABLISHED.with(CtState::REPLY),
@@ -257,7 +257,7 @@ impl World {
     }
 
     /// A packet of none.
-    fn judge_new(&mut self, packet: &Packet, tuple: &Tuple, action: &Action, verdict: &Verdict) {
+    fn check_new(&mut self, packet: &Packet, tuple: &Tuple, action: &Action, verdict: &Verdict) {
         if packet.kind == Kind::Answers {
             return assert_eq!(verdict.refused, Some(Refusal::Unrelated), "nobody has asked");
         }

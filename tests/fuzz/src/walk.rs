@@ -360,7 +360,7 @@ impl World {
     }
 
     /// Part of a packet that was to be cut up: it has not been here before.
-    fn judge_part(&mut self, n: usize, frame: &[u8]) {
+    fn check_part(&mut self, n: usize, frame: &[u8]) {
         let word = |at: usize| frame.get(at..at + 2).map(|b| u16::from_be_bytes([b[0], b[1]]));
         if word(12) != Some(0x800)
             || frame.get(23) != Some(&6)
@@ -397,7 +397,7 @@ impl World {
             11 | 12 => {
                 for _ in 0..1 + input.below(20) {
                     let Some((vnet, frame)) = self.guests[n].receive() else { break };
-                    self.judge(n, &vnet, &frame);
+                    self.check(n, &vnet, &frame);
                 }
             }
             13 => {
@@ -494,7 +494,7 @@ impl World {
         }
     }
 
-    fn judge(&mut self, n: usize, vnet: &VnetHdr, frame: &[u8]) {
+    fn check(&mut self, n: usize, vnet: &VnetHdr, frame: &[u8]) {
         let guest = &self.guests[n];
         if vnet.flags & VnetHdr::F_NEEDS_CSUM != 0 || vnet.gso_type != 0 {
             assert!(guest.features & OFFLOADS[1] != 0, "asked to complete what it cannot");
@@ -503,7 +503,7 @@ impl World {
         if !guest.driver.config().mergeable {
             assert_eq!(vnet.num_buffers, 1);
         }
-        self.judge_part(n, frame);
+        self.check_part(n, frame);
         if self.offloads {
             return;
         }
@@ -545,7 +545,7 @@ impl World {
                 port.queues.iter().take(2).for_each(|q| q.set_enabled(true));
                 port.refresh();
                 while let Some((vnet, frame)) = self.guests[n].receive() {
-                    self.judge(n, &vnet, &frame);
+                    self.check(n, &vnet, &frame);
                     idle = false;
                 }
                 while let Some(upcall) = port.upcalls.report() {

@@ -1,7 +1,7 @@
 //! The lock whose holder may have been stopped, and helpers that are boosted.
 
 use crate::boosted::Boosted;
-use crate::lock::{Lock, SharedLock, Waiting, identify_thread, on_wait};
+use crate::lock::{Lock, SharedLock, WaitNotice, identify_thread, on_wait};
 use crate::sync::Mutex;
 use crate::{check, spawn};
 use std::cell::RefCell;
@@ -9,7 +9,7 @@ use std::sync::{Arc, Once};
 
 thread_local! {
     /// What was said in this run, by whom: loom runs all threads of a model on one.
-    static SAID: RefCell<Vec<(loom::thread::ThreadId, Waiting)>> = const { RefCell::new(Vec::new()) };
+    static SAID: RefCell<Vec<(loom::thread::ThreadId, WaitNotice)>> = const { RefCell::new(Vec::new()) };
 }
 
 fn listen() {
@@ -36,12 +36,12 @@ pub fn who_is_named_is_named_back() {
                         let own = loom::thread::current().id();
                         let said = said.borrow();
                         let last = |name: i32| {
-                            let of = [Waiting::HolderStopped(name), Waiting::Over(name)];
+                            let of = [WaitNotice::HolderStopped(name), WaitNotice::Over(name)];
                             said.iter().rev().find(|(by, said)| *by == own && of.contains(said))
                         };
                         [3, 4]
                             .iter()
-                            .any(|name| last(*name).is_some_and(|(_, said)| *said == Waiting::HolderStopped(*name)))
+                            .any(|name| last(*name).is_some_and(|(_, said)| *said == WaitNotice::HolderStopped(*name)))
                     });
                     assert!(!lifted, "a thread that goes on must not leave another lifted");
                     *held += 1;
@@ -50,9 +50,9 @@ pub fn who_is_named_is_named_back() {
         });
         threads.into_iter().for_each(|thread| thread.join().expect("it ends"));
         assert_eq!(*lock.lock(), 4, "two must not have it at once");
-        let known = |said: &Waiting| match said {
-            Waiting::HolderUnknown => true,
-            Waiting::HolderStopped(name) | Waiting::Over(name) => [3, 4].contains(name),
+        let known = |said: &WaitNotice| match said {
+            WaitNotice::HolderUnknown => true,
+            WaitNotice::HolderStopped(name) | WaitNotice::Over(name) => [3, 4].contains(name),
         };
         SAID.with(|said| assert!(said.borrow().iter().all(|(_, said)| known(said))));
     });

@@ -50,7 +50,7 @@ impl Ring {
         available - std::mem::replace(&mut *taken, available)
     }
 
-    /// Forwarder::rearm_notifications_unless.
+    /// Forwarder::rearm_notifications_or_keep.
     fn rearm_notifications(&self, keep: impl FnOnce() -> bool) -> bool {
         let taken = self.taken.lock().expect("nobody panics with it");
         self.wants_kicks.store(true, Ordering::Relaxed);
@@ -73,9 +73,7 @@ impl Ring {
             if self.owner.helper() != Some(HELPER) {
                 return;
             }
-            if self.carry_burst() == 0
-                && !self.owner.give_back_unless_more(HELPER, |keep| self.rearm_notifications(keep))
-            {
+            if self.carry_burst() == 0 && !self.owner.give_back_or_keep(HELPER, |keep| self.rearm_notifications(keep)) {
                 return;
             }
         }
@@ -168,7 +166,7 @@ pub fn one_owner_at_a_time() {
                 if owner.claim(n, |_| ()) {
                     assert_eq!(inside.fetch_add(1, Ordering::Relaxed), 0, "two must not keep a ring");
                     inside.fetch_sub(1, Ordering::Relaxed);
-                    owner.give_back_unless_more(n, |keep| keep());
+                    owner.give_back_or_keep(n, |keep| keep());
                 }
             })
         });

@@ -2,10 +2,10 @@
 
 use super::connections::WalkCall;
 use super::cpu::CpuRequest;
+use super::macs::MacCall;
 use super::mirrors::MirrorCall;
 use super::questions::{FLOWS, Question};
 use super::sets::SetCall;
-use super::stations::StationCall;
 use super::uplinks::UplinkCall;
 use super::{Answer, Asker, Command, Core, Counting, Kept, Load, PortRequest, busy, give, refuse, switch_away};
 use crate::server::MAX_LONG_LISTS;
@@ -75,7 +75,7 @@ pub(crate) enum Call {
         frame: Vec<u8>,
         answer: Answer<TraceReport>,
     },
-    Station(StationCall),
+    Mac(MacCall),
     Connections(WalkCall),
     ConnectionStats {
         answer: Answer<ConntrackStats>,
@@ -132,7 +132,7 @@ impl Core {
                 }
             }
             Call::MacList { answer } => self.mac_list(answer, now_ms),
-            Call::Station(call) => self.station_call(call, now_ms),
+            Call::Mac(call) => self.mac_call(call, now_ms),
             Call::Connections(call) => self.walk(call),
             Call::ConnectionStats { answer } => give(answer, self.conntrack_stats()),
             Call::AclLoad { load, kept, answer } => self.acl_load(load, kept, answer),
@@ -200,7 +200,7 @@ impl Core {
                 refuse(answer, error("VLANs, port security and other settings of ports than rates"));
             }
             Call::Uplink { call: UplinkCall::Set { .. }, answer } => refuse(answer, error("VLANs of uplinks")),
-            Call::Station(StationCall::Flush { answer, .. }) => {
+            Call::Mac(MacCall::Flush { answer, .. }) => {
                 refuse(answer, error("forgetting addresses (there it is `ovs-appctl fdb/flush BRIDGE`)"));
             }
             Call::AclLoad { answer, .. } | Call::AclClear { answer, .. } => refuse(answer, error("access lists")),

@@ -41,8 +41,8 @@ impl Counting {
 impl Core {
     /// Judges some flows.
     pub(super) fn count_some(&mut self) {
-        let tried = self.policy.tried();
-        while self.policy.tried().wrapping_sub(tried) < RULES
+        let compared = self.policy.rules_compared();
+        while self.policy.rules_compared().wrapping_sub(compared) < RULES
             && let Some(mut counting) = self.counting.pop_front()
         {
             if counting.answer.is_closed() {
@@ -143,14 +143,14 @@ mod tests {
             assert_eq!(rules.last().unwrap().packets, Some(128), "all came to the default");
             false
         }) {
-            let tried = core.policy.tried();
+            let compared = core.policy.rules_compared();
             for request in asked(&mut core) {
                 let reply = DatapathReply::Flows { flows: (0..64).map(flow).collect(), next: tell.next().unwrap() };
                 core.hear_switch([ToControl::Reply { request, last: true, reply }].into_iter(), 0);
             }
             core.handle(Event::Timer, 0);
-            let tried = core.policy.tried() - tried;
-            assert!(tried < RULES + 20_000, "{tried} at a time");
+            let compared = core.policy.rules_compared() - compared;
+            assert!(compared < RULES + 20_000, "{compared} at a time");
             rounds += 1;
         }
         assert!(rounds > 10 && core.deadline_ms() != Some(0), "{rounds}");

@@ -1,6 +1,6 @@
 //! The form of the declarative file.
 
-use super::{Declared, Stations, lists, mirrors, sets};
+use super::{Declared, UplinkMacs, lists, mirrors, sets};
 use crate::run::{Batch, FileOwner, PortArg, SavedUplink, check_uplink, meant_device};
 use lasthop_policy::acl::Scope;
 use lasthop_policy::{PortSettings, SETTINGS, STATIC_MAC, check_new_name};
@@ -32,7 +32,7 @@ pub(super) fn read(text: &str, dir: &Path) -> Result<Declared, String> {
             "uplink" => {
                 for (name, table) in tables(value, "uplink")? {
                     let mut of = Fields::new(table, format!("[uplink.{name}]"), OF_UPLINKS, &[STATIC_MAC])?;
-                    declared.stations.push(stations(name.clone(), &mut of)?);
+                    declared.uplink_macs.push(uplink_macs(name.clone(), &mut of)?);
                     declared.uplinks.push(uplink(name, of)?);
                 }
             }
@@ -59,7 +59,7 @@ pub(super) fn read(text: &str, dir: &Path) -> Result<Declared, String> {
         }
     }
     check_apart(&declared)?;
-    declared.check_stations()?;
+    declared.check_macs()?;
     Ok(declared)
 }
 
@@ -246,12 +246,12 @@ fn interface(name: String, device: String, of: &mut Fields) -> Result<SavedUplin
     Ok(uplink)
 }
 
-fn stations(uplink: String, of: &mut Fields) -> Result<Stations, String> {
+fn uplink_macs(uplink: String, of: &mut Fields) -> Result<UplinkMacs, String> {
     let given = of.words(STATIC_MAC, ",")?;
     let pairs = given.iter().map(|value| (STATIC_MAC, value.as_str()));
     let settings = PortSettings::default().change(pairs).map_err(|e| format!("{} {e}", of.at))?;
     let macs = settings.static_macs.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-    Ok(Stations { uplink, macs })
+    Ok(UplinkMacs { uplink, macs })
 }
 
 fn uplink(name: String, mut of: Fields) -> Result<SavedUplink, String> {

@@ -101,7 +101,7 @@ impl<'a> Plan<'a> {
         plan.load_lists(declared, there);
         plan.remove_mirrors(declared, there, prune);
         let replaced = plan.remove(declared, there, prune);
-        let there = &plan.free_stations(declared, there);
+        let there = &plan.free_macs(declared, there);
         for port in &declared.ports {
             match there.ports.iter().find(|p| p.name == port.name && !replaced.contains(&*p.name)) {
                 None => plan.push(Step::AddPort(port), format!("+ port {}: {}", port.name, place(port))),
@@ -114,7 +114,7 @@ impl<'a> Plan<'a> {
                 Some(uplink_there) => plan.set_uplink(uplink, uplink_there),
             }
         }
-        plan.set_stations(declared, there, &replaced);
+        plan.set_macs(declared, there, &replaced);
         plan.add_mirrors(declared, there);
         plan.clear_lists(declared, there, prune);
         plan.remove_sets(declared, there, prune);

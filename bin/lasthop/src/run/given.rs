@@ -53,7 +53,7 @@ impl Given {
     /// What ports and uplinks are told, by name.
     pub fn settings(&self) -> Vec<(String, Settings)> {
         let ports = self.ports.iter().filter(|port| !port.settings.is_empty());
-        let uplinks = self.file.stations.iter().map(|of| (of.uplink.clone(), vec![of.setting()]));
+        let uplinks = self.file.uplink_macs.iter().map(|of| (of.uplink.clone(), vec![of.setting()]));
         ports.map(|port| (port.name.clone(), port.settings.clone())).chain(uplinks).collect()
     }
 

@@ -22,7 +22,7 @@ impl Supervisor {
         let there: Vec<SavedPort> = self.ports.values().map(Port::to_saved).collect();
         check_new(there.iter(), &new)?;
         lasthop_policy::check_new_name(&new.name)?;
-        self.check_stations(&new.name, &settings)?;
+        self.check_static_addresses(&new.name, &settings)?;
         self.check_for_ovs(&new.name)?;
         if self.uplinks.values().any(|uplink| uplink.spec.name == new.name) {
             return Err(format!("there is an uplink {} already; choose another name", new.name));

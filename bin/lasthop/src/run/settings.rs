@@ -36,7 +36,7 @@ impl Supervisor {
         };
         let before = self.settings.get(name).cloned();
         let settings = changed(before.as_ref(), changes)?;
-        self.check_stations(name, &settings)?;
+        self.check_static_addresses(name, &settings)?;
         self.check_carried(name, &settings)?;
         self.remember_settings(name, settings);
         if let Err(e) = self.save(None, None) {
@@ -62,12 +62,12 @@ impl Supervisor {
     }
 
     /// An address is static at one port only.
-    pub(super) fn check_stations(&self, name: &str, settings: &PortSettings) -> Result<(), String> {
-        let wanted: BTreeSet<_> = settings.stations().collect();
+    pub(super) fn check_static_addresses(&self, name: &str, settings: &PortSettings) -> Result<(), String> {
+        let wanted: BTreeSet<_> = settings.static_addresses().collect();
         let there = self.configs().into_iter().filter(|config| config.name != name);
         for config in there {
-            let others = self.settings.get(&config.name).into_iter().flat_map(PortSettings::stations);
-            if let Some((vlan, mac)) = others.into_iter().find(|station| wanted.contains(station)) {
+            let others = self.settings.get(&config.name).into_iter().flat_map(PortSettings::static_addresses);
+            if let Some((vlan, mac)) = others.into_iter().find(|address| wanted.contains(address)) {
                 let vlan = if vlan == 0 { String::new() } else { format!(" in VLAN {vlan}") };
                 return Err(format!(
                     "{mac} is static at {}{vlan} already; `lasthop mac del {mac}` removes it there",
@@ -82,7 +82,7 @@ impl Supervisor {
     fn check_carried(&self, name: &str, settings: &PortSettings) -> Result<(), String> {
         let uplink = self.uplinks.values().find(|uplink| uplink.spec.name == name && !uplink.is_leaving());
         let Some(vlans) = uplink.and_then(|uplink| uplink.spec.vlans.as_ref()) else { return Ok(()) };
-        match settings.stations().find(|(vlan, _)| !vlans.contains(*vlan)) {
+        match settings.static_addresses().find(|(vlan, _)| !vlans.contains(*vlan)) {
             None => Ok(()),
             Some((0, mac)) => {
                 Err(format!("{mac}: {name} carries no frames without a tag; say with --vlan where it lives"))

@@ -263,7 +263,7 @@ impl Supervisor {
         let checked = spec.and_then(|(spec, settings)| {
             lasthop_policy::check_new_name(&spec.name)?;
             program.and_then(|()| check_new_uplink(ports.iter(), there, &spec))?;
-            self.check_stations(&spec.name, &settings)?;
+            self.check_static_addresses(&spec.name, &settings)?;
             Claim::take(&spec.device)?;
             Ok((spec, settings))
         });

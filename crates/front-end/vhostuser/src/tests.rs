@@ -91,14 +91,14 @@ impl Rig {
     }
 
     /// The session's error for one message of any kind.
-    fn judge(&mut self, request: u32, flags: u32, body: &[u8], fds: usize) -> SessionError {
+    fn error(&mut self, request: u32, flags: u32, body: &[u8], fds: usize) -> SessionError {
         let event = EventFd::new().unwrap();
         self.front.send(request, flags, body, &vec![event.as_fd(); fds]).unwrap();
         self.ready().unwrap_err()
     }
 
     fn refusal(&mut self, request: Request, body: &[u8]) -> Refusal {
-        match self.judge(request as u32, flag::VERSION, body, 0) {
+        match self.error(request as u32, flag::VERSION, body, 0) {
             SessionError::Refused { request: name, why } if name == request.to_string() => why,
             other => panic!("{other:?}"),
         }

@@ -18,7 +18,7 @@ pub fn opens(tuple: &Tuple) -> bool {
 }
 
 impl Tracker {
-    /// Puts in a connection that was established before anybody here knew of it: somebody has answered, and nothing is judged by windows. False
+    /// Puts in a connection that was established before anybody here knew of it: somebody has answered, and nothing is checked by windows. False
     /// if there is one of this tuple already.
     pub fn adopt(&self, original: Tuple, commit: &Commit, now_ms: u64) -> Result<bool, Refusal> {
         self.adopt_translated(original, &Nat::None, commit, now_ms)
@@ -57,7 +57,7 @@ impl Tracker {
         Some(self.entries[found.at as usize].key(1 - found.dir))
     }
 
-    /// A connection's packets have passed unseen, or will: it is not judged by sequence numbers any more, and a RST that ends it is believed. Its label
+    /// A connection's packets have passed unseen, or will: it is not checked by sequence numbers any more, and a RST that ends it is believed. Its label
     /// gets these bits.
     pub fn relax(&self, tuple: &Tuple, label: u128, now_ms: u64) {
         let Some(found) = self.find(tuple, self.secrets.hash(tuple), ticks(now_ms)) else { return };

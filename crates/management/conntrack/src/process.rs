@@ -105,7 +105,7 @@ const REPLY: usize = 1;
 impl Tracker {
     /// Looks a packet up, moves its connection on, and commits it where that is asked for.
     pub fn process(&self, view: &View<'_>, action: &Action, now_ms: u64) -> Verdict {
-        self.judge(view, action, ticks(now_ms)).unwrap_or_else(|refusal| {
+        self.admit(view, action, ticks(now_ms)).unwrap_or_else(|refusal| {
             self.refusals.add(refusal);
             Verdict { refused: Some(refusal), ..Verdict::of(CtState::INVALID, Tuple::default()) }
         })
@@ -146,7 +146,7 @@ impl Tracker {
     }
 
     #[inline]
-    fn judge(&self, view: &View<'_>, action: &Action, now: u32) -> Result<Verdict, Refusal> {
+    fn admit(&self, view: &View<'_>, action: &Action, now: u32) -> Result<Verdict, Refusal> {
         let mut packet = Packet::read(view, action.zone, self.config.icmp_ids)?;
         if view.key.ip_frag & FlowKey::FRAG_ANY != 0 {
             self.reassemble(&mut packet, view.fragment, now)?;

@@ -98,7 +98,7 @@ impl Sctp {
         Some(new)
     }
 
-    /// Judges a packet, and goes on by its chunks. What is refused changes nothing.
+    /// Checks a packet, and goes on by its chunks. What is refused changes nothing.
     pub fn packet(&mut self, chunks: &Chunks<'_>, dir: usize) -> Result<(), Refusal> {
         let (mut new, mut any) = (*self, false);
         for chunk in chunks.read() {

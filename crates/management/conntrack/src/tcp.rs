@@ -217,7 +217,7 @@ pub(crate) enum Step {
 pub struct TcpRules {
     /// Connections whose beginning nobody saw are picked up.
     pub loose: bool,
-    /// Nothing is judged by windows.
+    /// Nothing is checked by windows.
     pub liberal: bool,
 }
 
@@ -294,7 +294,7 @@ impl Tcp {
         }
     }
 
-    /// Judges a segment; `replied` and `assured` say what was so before it.
+    /// Checks a segment; `replied` and `assured` say what was so before it.
     pub fn packet(
         &mut self,
         segment: &Segment<'_>,
@@ -309,7 +309,7 @@ impl Tcp {
             Step::Ignore => return self.ignore(segment, dir, kind),
             Step::Invalid => return Answer::Invalid(Refusal::TcpState),
         };
-        let mut judge = true;
+        let mut by_windows = true;
         match next {
             Established => {}
             SynSent if self.state >= TimeWait => {
@@ -326,13 +326,13 @@ impl Tcp {
             SynSent2 => self.last.flags |= SIMULTANEOUS,
             SynRecv if dir == 1 && kind == Kind::Ack && self.last.flags & SIMULTANEOUS != 0 => next = Established,
             Close if kind == Kind::Rst => match self.reset(segment, dir, replied, assured) {
-                Reset::Judge(state) => next = state,
-                Reset::Believe => judge = false,
+                Reset::ByWindows(state) => next = state,
+                Reset::Believe => by_windows = false,
                 Reset::Invalid => return Answer::Invalid(Refusal::TcpReset),
             },
             _ => {}
         }
-        if judge {
+        if by_windows {
             match self.window(segment, dir, kind, rules) {
                 Answer::Accept => {}
                 out @ Answer::Invalid(_) => {
@@ -367,11 +367,11 @@ impl Tcp {
             (asked.scale, asked.flags) = (last.scale, last.flags & (SCALES | SACKS));
             let liberal = self.sides[dir].flags & LIBERAL;
             self.sides[dir] = Side { flags: liberal, ..Side::default() };
-            let judged = self.window(segment, dir, kind, TcpRules::default());
-            if judged == Answer::Accept {
+            let answer = self.window(segment, dir, kind, TcpRules::default());
+            if answer == Answer::Accept {
                 (self.last.kind, self.last.dir, self.state) = (kind, dir, SynRecv);
             }
-            return judged;
+            return answer;
         }
         (last.kind, last.dir, last.end, last.win) = (kind, dir, segment.end(), segment.win);
         if kind == Kind::Syn && dir == 0 {
@@ -396,7 +396,7 @@ impl Tcp {
         let mut next = Close;
         if receiver.flags & ACKED != 0 && last.kind != Kind::Syn {
             if segment.seq == 0 && !established {
-                return Reset::Judge(Close);
+                return Reset::ByWindows(Close);
             }
             if before(segment.seq, receiver.acked) {
                 return Reset::Invalid;
@@ -404,7 +404,7 @@ impl Tcp {
             // The last of a train of segments, or exactly where its receiver waits. Anything else is answered by a challenge.
             let of_train = last.kind == Kind::Ack && last.dir == dir && segment.seq == last.end;
             if !established || segment.seq == receiver.acked || of_train {
-                return Reset::Judge(Close);
+                return Reset::ByWindows(Close);
             }
             next = self.state;
         }
@@ -412,10 +412,10 @@ impl Tcp {
         let answers = replied && last.kind == Kind::Syn && last.dir != dir;
         let ignored = answers || !assured && last.kind == Kind::Ack;
         let challenge = self.state == SynSent && last.kind == Kind::Ack && last.dir == 1 && segment.seq == last.ack;
-        if ignored && segment.ack == last.end || challenge { Reset::Believe } else { Reset::Judge(next) }
+        if ignored && segment.ack == last.end || challenge { Reset::Believe } else { Reset::ByWindows(next) }
     }
 
-    /// Judges a segment by the windows, and moves them.
+    /// Checks a segment by the windows, and moves them.
     fn window(&mut self, segment: &Segment<'_>, dir: usize, kind: Kind, rules: TcpRules) -> Answer {
         let state = self.state;
         let [first, second] = &mut self.sides;
@@ -450,7 +450,7 @@ impl Tcp {
         if segment.has(RST) && seq == 0 && state == SynSent {
             (seq, end) = (sender.end, sender.end);
         }
-        if let Some(answer) = judge(sender, receiver, [seq, end, sack]) {
+        if let Some(answer) = check(sender, receiver, [seq, end, sack]) {
             return if sender.flags & LIBERAL != 0 || rules.liberal { Answer::Accept } else { answer };
         }
         let scaled = u32::from(segment.win) << if segment.has(SYN) { 0 } else { sender.scale };
@@ -493,14 +493,14 @@ impl Tcp {
 
 enum Reset {
     /// By the windows; then this is the state.
-    Judge(TcpState),
+    ByWindows(TcpState),
     Believe,
     Invalid,
 }
 
 /// What is wrong with a segment from `seq` to `end` that acknowledges up to `sack`, if anything.
 #[inline]
-fn judge(sender: &mut Side, receiver: &Side, [seq, end, sack]: [u32; 3]) -> Option<Answer> {
+fn check(sender: &mut Side, receiver: &Side, [seq, end, sack]: [u32; 3]) -> Option<Answer> {
     let back = sender.end.wrapping_sub(receiver.window).wrapping_sub(1);
     let oldest = receiver.end.wrapping_sub(sender.window.max(ACK_WINDOW)).wrapping_sub(1);
     let (is_new, ack_is_new) = (before(back, end), before(oldest, sack));

@@ -19,7 +19,7 @@ use zerocopy::FromZeros;
 pub struct Config {
     /// Most connections at a time, up to 2^24. Memory is taken as they come: 192 bytes for each; and 16 bytes for each that there may be, by and by.
     pub capacity: usize,
-    /// How strict TCP is judged.
+    /// How strict TCP is checked.
     pub tcp: TcpRules,
     /// Echoes with different identifiers are different connections. Without it they count as one, so that a flow key, which has no identifier, names it.
     pub icmp_ids: bool,

@@ -69,7 +69,7 @@ impl Learning {
         let track = self.track(key, vlan, &probe);
         let decide = |list: &List, key: &FlowKey, direction, to| {
             let standing = self.standing(&track, to);
-            list.judge_as(&inside(key, vlan), standing, direction, &mut FlowMask::default())
+            list.check(&inside(key, vlan), standing, direction, &mut FlowMask::default())
         };
         let pair = Pair { dst: home(&track).unwrap_or(key.dst()), ..Pair::of(key, vlan) };
         if self.tracks(from) || self.is_tracked_at(&pair) {

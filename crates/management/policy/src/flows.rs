@@ -2,7 +2,7 @@
 
 use crate::DeniedBy;
 use crate::learning::dropped;
-use crate::station::Station;
+use crate::vlan_mac::VlanMac;
 use hashbrown::HashTable;
 use lasthop_conntrack::Tuple;
 use lasthop_flow::{Action, FlowSpec, hash_key};
@@ -286,8 +286,8 @@ pub(crate) struct FlowIndex {
     slots: Vec<Option<Installed>>,
     free: Vec<Id>,
     by_match: HashTable<Id>,
-    by_source: BTreeSet<(PortId, Station, Id)>,
-    by_dst: BTreeSet<(Station, PortId, Id)>,
+    by_source: BTreeSet<(PortId, VlanMac, Id)>,
+    by_dst: BTreeSet<(VlanMac, PortId, Id)>,
     by_port: BTreeSet<(PortId, Id)>,
     floods: BTreeSet<(PortId, Id)>,
     unlearned: BTreeSet<(PortId, Id)>,
@@ -375,8 +375,8 @@ impl FlowIndex {
             (self.slots.len() - 1) as Id
         });
         if let Some(pair) = flow.pair() {
-            self.by_source.insert((pair.port, Station::new(pair.vlan, pair.src), id));
-            self.by_dst.insert((Station::new(pair.vlan, pair.dst), pair.port, id));
+            self.by_source.insert((pair.port, VlanMac::new(pair.vlan, pair.src), id));
+            self.by_dst.insert((VlanMac::new(pair.vlan, pair.dst), pair.port, id));
         }
         if flow.verdict == Some(Verdict::Flood) {
             self.floods.insert((flow.port(), id));
@@ -414,8 +414,8 @@ impl FlowIndex {
             entry.remove();
         }
         if let Some(pair) = flow.pair() {
-            self.by_source.remove(&(pair.port, Station::new(pair.vlan, pair.src), id));
-            self.by_dst.remove(&(Station::new(pair.vlan, pair.dst), pair.port, id));
+            self.by_source.remove(&(pair.port, VlanMac::new(pair.vlan, pair.src), id));
+            self.by_dst.remove(&(VlanMac::new(pair.vlan, pair.dst), pair.port, id));
         }
         if flow.connection != 0 {
             self.by_connection.remove(&(flow.connection, flow.port(), id));
@@ -477,11 +477,11 @@ impl FlowIndex {
         let first = |set: &BTreeSet<(PortId, Id)>| set.range((owner, at)..=(owner, Id::MAX)).next().map(|e| e.1);
         match cause {
             Cause::To(vlan, dst) | Cause::Group(vlan, dst) => {
-                let to = Station::new(vlan, dst);
+                let to = VlanMac::new(vlan, dst);
                 self.by_dst.range((to, owner, at)..=(to, owner, Id::MAX)).next().map(|e| e.2)
             }
             Cause::From(vlan, src) => {
-                let from = Station::new(vlan, src);
+                let from = VlanMac::new(vlan, src);
                 self.by_source.range((owner, from, at)..=(owner, from, Id::MAX)).next().map(|e| e.2)
             }
             Cause::Ended(number) => {
@@ -502,7 +502,7 @@ impl FlowIndex {
             let port = from?;
             let found = match cause {
                 Cause::To(vlan, dst) | Cause::Group(vlan, dst) => {
-                    let to = Station::new(vlan, dst);
+                    let to = VlanMac::new(vlan, dst);
                     self.by_dst.range((to, port, 0)..=(to, PortId(u32::MAX), Id::MAX)).next().map(|e| e.1)
                 }
                 Cause::Ended(number) => {

@@ -94,7 +94,7 @@ impl Pretence {
 
 /// What a frame pretends that the port may not, if it does. Adds to `mask` what it took to know.
 pub(crate) fn pretends(port: &PortSettings, key: &FlowKey, mask: &mut FlowMask) -> Option<Pretence> {
-    Guard { port, key, mask }.judge()
+    Guard { port, key, mask }.check()
 }
 
 struct Guard<'a> {
@@ -104,7 +104,7 @@ struct Guard<'a> {
 }
 
 impl Guard<'_> {
-    fn judge(&mut self) -> Option<Pretence> {
+    fn check(&mut self) -> Option<Pretence> {
         let PortSettings { macs, addrs, no_dhcp_server, no_ra, .. } = self.port;
         if !macs.is_empty() && !is_one_of(macs, &self.key.eth_src, &mut self.mask.0.eth_src) {
             return Some(Pretence::Mac);
@@ -117,8 +117,8 @@ impl Guard<'_> {
         if self.key.anomalies & FlowKey::DEEP_VLAN != 0 {
             return Some(Pretence::Unreadable);
         }
-        let judged = matches!(self.key.eth_type, IPV4 | IPV6 | ARP);
-        if judged && self.key.anomalies & ANOMALIES != 0 {
+        let is_checked = matches!(self.key.eth_type, IPV4 | IPV6 | ARP);
+        if is_checked && self.key.anomalies & ANOMALIES != 0 {
             return Some(Pretence::Unreadable);
         }
         match self.key.eth_type {

@@ -19,9 +19,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 mod connections;
+mod deciding;
 mod denied;
 mod groups;
-mod judging;
+mod macs;
 mod messages;
 mod mirrors;
 mod nat;
@@ -31,13 +32,12 @@ mod sets;
 mod shares;
 mod shown;
 mod stale;
-mod stations;
 mod tracking;
 
 pub use connections::{CONNECTIONS_MAX, CONNECTIONS_PER_PORT_MAX, CONNECTIONS_PER_UPLINK_MAX};
+pub use deciding::DeniedBy;
+pub(crate) use deciding::{Decided, Refused, inside};
 pub use denied::{Denied, Why};
-pub use judging::DeniedBy;
-pub(crate) use judging::{Judged, Refused, inside};
 pub use lasthop_conntrack::Headers;
 pub use messages::{Change, Effects, FlowUse, Limits, PortView, Resume};
 pub use mirrors::Mirrors;
@@ -120,7 +120,7 @@ pub struct Learning {
     /// Those of several ports.
     shared: Classifier,
     /// Rules of access lists that were tried so far.
-    tried: Cell<u64>,
+    rules_compared: Cell<u64>,
     epoch: u64,
     asked: u64,
     /// Answers to questions up to this one tell of flows that have been removed since.
@@ -157,7 +157,7 @@ impl Learning {
             connections: None,
             outside: Classifier::default(),
             shared: Classifier::default(),
-            tried: Cell::new(0),
+            rules_compared: Cell::new(0),
             epoch: 1,
             asked: 0,
             cleared: 0,
@@ -213,7 +213,7 @@ impl Learning {
     /// A port was removed.
     pub fn port_gone(&mut self, id: PortId, now_ms: u64, out: &mut Effects) {
         self.lists.remove(&id);
-        self.set_stations(id, &PortSettings::default(), now_ms, out);
+        self.set_static_addresses(id, &PortSettings::default(), now_ms, out);
         self.settings.remove(&id);
         self.groups.port_gone(id);
         self.follow_snooping();
@@ -271,7 +271,7 @@ impl Learning {
         if !self.has_port(port) {
             // Not announced (yet): serve the packet, remember nothing of it. Unless there are rules that we might break.
             let free = self.lists.is_empty() && self.settings.is_empty() && self.mirrors.is_empty();
-            let actions = if free { self.judge_anew(key, true, &Probe::PEEK).actions } else { Vec::new() };
+            let actions = if free { self.decide_anew(key, true, &Probe::PEEK).actions } else { Vec::new() };
             out.resumes.push(Resume { id, actions });
             return;
         }
@@ -282,9 +282,9 @@ impl Learning {
             self.overhear(key, vlan, headers, now_ms, out);
         }
         let learned = vlan.is_none_or(|vlan| self.learn(&Pair::of(key, vlan), now_ms, out));
-        let mut judged = self.judge_anew(key, vlan.is_some(), &probe);
-        self.follow_connection(key, headers, &mut judged, now_ms, out);
-        let Judged { mask, verdict, vlan, actions, rule, kind, track, home, nat } = judged;
+        let mut decided = self.decide_anew(key, vlan.is_some(), &probe);
+        self.follow_connection(key, headers, &mut decided, now_ms, out);
+        let Decided { mask, verdict, vlan, actions, rule, kind, track, home, nat } = decided;
         self.saw_denied(key, &actions, rule.as_ref(), now_ms);
         out.resumes.push(Resume { id, actions: actions.clone() });
         if kind == Kind::Never {
@@ -305,8 +305,8 @@ impl Learning {
         if known.is_none() {
             self.make_room(port, out);
         }
-        let judged = Judged { mask, verdict, vlan, actions, rule, kind, track, home, nat };
-        self.put_flow(key, mask, judged, !learned, now_ms, now_ms, out);
+        let decided = Decided { mask, verdict, vlan, actions, rule, kind, track, home, nat };
+        self.put_flow(key, mask, decided, !learned, now_ms, now_ms, out);
     }
 
     /// Learns the source; true when it lives where the packet came from.
@@ -485,21 +485,21 @@ impl Learning {
             && let Some(pair) = flow.pair()
             && flow.verdict != Some(self.verdict(&pair))
         {
-            self.rejudge(id, now_ms, out);
+            self.decide_again(id, now_ms, out);
         }
     }
 
     /// Replaces the flow by what is right now, if it is not, or removes it if that takes a closer look at its packets.
-    fn rejudge(&mut self, id: Id, now_ms: u64, out: &mut Effects) {
+    fn decide_again(&mut self, id: Id, now_ms: u64, out: &mut Effects) {
         let Some(flow) = self.flows.get(id) else { return };
         if !self.has_port(flow.port()) {
             return drop(self.flows.remove(id));
         }
         let (key, mask, unlearned, used_ms) = (flow.key, flow.mask, flow.unlearned, flow.used_ms);
-        match self.judge_flow(&key, &mask) {
-            Some(judged) if judged.verdict == flow.verdict && *judged.actions == *flow.actions => {}
-            Some(judged) => {
-                self.put_flow(key, mask, judged, unlearned, used_ms, now_ms, out);
+        match self.decide_flow(&key, &mask) {
+            Some(decided) if decided.verdict == flow.verdict && *decided.actions == *flow.actions => {}
+            Some(decided) => {
+                self.put_flow(key, mask, decided, unlearned, used_ms, now_ms, out);
             }
             None => self.del_flow(id, out),
         }
@@ -522,13 +522,13 @@ impl Learning {
         &mut self,
         key: FlowKey,
         mask: FlowMask,
-        judged: Judged,
+        decided: Decided,
         unlearned: bool,
         used_ms: u64,
         now_ms: u64,
         out: &mut Effects,
     ) -> Id {
-        let Judged { verdict, vlan, actions, rule, kind, home, .. } = judged;
+        let Decided { verdict, vlan, actions, rule, kind, home, .. } = decided;
         let (connection, hides) = kind.of_flow();
         self.put(key, mask, actions.clone(), out);
         let (actions, put_after) = (actions.into(), self.asked);

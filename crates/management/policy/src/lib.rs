@@ -67,7 +67,7 @@ mod rate;
 mod settings;
 mod snooping;
 mod statics;
-mod station;
+mod vlan_mac;
 mod vlans;
 
 pub use explain::Explanation;

@@ -1,6 +1,6 @@
 //! Where stations live: (VLAN, address) → port, with ageing, limits and flap damping.
 
-use crate::station::Station;
+use crate::vlan_mac::VlanMac;
 use lasthop_types::{MacAddr, PortId};
 use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Unbounded};
@@ -118,7 +118,7 @@ impl Pool {
 /// only, so that none of them is at the cost of a guest.
 #[derive(Debug)]
 pub(crate) struct MacTable {
-    entries: BTreeMap<Station, Entry>,
+    entries: BTreeMap<VlanMac, Entry>,
     guests: Pool,
     uplinks: Pool,
 }
@@ -148,16 +148,16 @@ impl MacTable {
         let pool = self.pool_mut(port);
         pool.held -= pool.counts.remove(&port).unwrap_or(0);
         let gone: Vec<_> = self.entries.extract_if(.., |_, e| e.port == port && !e.is_static).collect();
-        gone.into_iter().map(|(station, _)| (station.vlan(), station.mac())).collect()
+        gone.into_iter().map(|(of, _)| (of.vlan(), of.mac())).collect()
     }
 
     /// The address lives at this port for good, unless it is static elsewhere already. Where it has been learned before.
     pub fn add_static(&mut self, vlan: u16, mac: MacAddr, port: PortId) -> Option<PortId> {
-        let before = self.entries.get(&Station::new(vlan, mac)).map(|e| (e.port, e.is_static));
+        let before = self.entries.get(&VlanMac::new(vlan, mac)).map(|e| (e.port, e.is_static));
         if before.is_some_and(|(_, is_static)| is_static) {
             return None;
         }
-        self.entries.insert(Station::new(vlan, mac), Entry::new(port, 0, true));
+        self.entries.insert(VlanMac::new(vlan, mac), Entry::new(port, 0, true));
         let (from, _) = before?;
         self.pool_mut(from).take(from);
         Some(from)
@@ -165,7 +165,7 @@ impl MacTable {
 
     /// Forgets an address, static or not; where it lived.
     pub fn forget(&mut self, vlan: u16, mac: MacAddr) -> Option<PortId> {
-        let Entry { port, is_static, .. } = self.entries.remove(&Station::new(vlan, mac))?;
+        let Entry { port, is_static, .. } = self.entries.remove(&VlanMac::new(vlan, mac))?;
         if !is_static {
             self.pool_mut(port).take(port);
         }
@@ -174,7 +174,7 @@ impl MacTable {
 
     /// So many addresses that come next, by VLAN and address.
     pub fn behind(&self, after: Option<(u16, MacAddr)>, many: usize) -> Vec<(u16, MacAddr)> {
-        let from = after.map_or(Unbounded, |(vlan, mac)| Excluded(Station::new(vlan, mac)));
+        let from = after.map_or(Unbounded, |(vlan, mac)| Excluded(VlanMac::new(vlan, mac)));
         self.entries.range((from, Unbounded)).take(many).map(|(s, _)| (s.vlan(), s.mac())).collect()
     }
 
@@ -189,7 +189,7 @@ impl MacTable {
     }
 
     pub fn get(&self, vlan: u16, mac: MacAddr) -> Option<&Entry> {
-        self.entries.get(&Station::new(vlan, mac))
+        self.entries.get(&VlanMac::new(vlan, mac))
     }
 
     pub fn len(&self) -> usize {
@@ -211,7 +211,7 @@ impl MacTable {
 
     /// What [`MacTable::learn`] would answer, without changing anything.
     pub fn would_learn(&self, vlan: u16, mac: MacAddr, port: PortId, now_ms: u64) -> Learned {
-        let Some(e) = self.entries.get(&Station::new(vlan, mac)) else {
+        let Some(e) = self.entries.get(&VlanMac::new(vlan, mac)) else {
             return if self.has_room(port) { Learned::New } else { Learned::OverLimit };
         };
         if e.port == port {
@@ -243,11 +243,11 @@ impl MacTable {
         match learned {
             Learned::OverLimit | Learned::Static(_) => {}
             Learned::New => {
-                self.entries.insert(Station::new(vlan, mac), Entry::new(port, now_ms, false));
+                self.entries.insert(VlanMac::new(vlan, mac), Entry::new(port, now_ms, false));
                 self.pool_mut(port).add(port);
             }
             Learned::Known | Learned::Held | Learned::Moved { .. } => {
-                let Some(e) = self.entries.get_mut(&Station::new(vlan, mac)) else { return learned };
+                let Some(e) = self.entries.get_mut(&VlanMac::new(vlan, mac)) else { return learned };
                 if learned == Learned::Known {
                     e.seen_ms = e.seen_ms.max(now_ms);
                     return learned;
@@ -276,7 +276,7 @@ impl MacTable {
 
     /// Traffic of the station was noticed at `seen_ms` without a miss. Ignored for any other port.
     pub fn refresh(&mut self, vlan: u16, mac: MacAddr, port: PortId, seen_ms: u64) {
-        if let Some(e) = self.entries.get_mut(&Station::new(vlan, mac))
+        if let Some(e) = self.entries.get_mut(&VlanMac::new(vlan, mac))
             && e.port == port
         {
             e.seen_ms = e.seen_ms.max(seen_ms);
@@ -289,7 +289,7 @@ impl MacTable {
         if !self.has_room(port) {
             return None;
         }
-        match self.entries.get_mut(&Station::new(vlan, mac)) {
+        match self.entries.get_mut(&VlanMac::new(vlan, mac)) {
             None => {
                 self.learn(vlan, mac, port, seen_ms);
                 None
@@ -330,15 +330,15 @@ impl MacTable {
 
     fn remove(&mut self, gone: &[(u16, MacAddr, PortId)]) {
         for (vlan, mac, port) in gone {
-            self.entries.remove(&Station::new(*vlan, *mac));
+            self.entries.remove(&VlanMac::new(*vlan, *mac));
             self.pool_mut(*port).take(*port);
         }
     }
 
     pub fn iter(&self, now_ms: u64) -> impl Iterator<Item = MacView> + '_ {
-        self.entries.iter().map(move |(station, e)| MacView {
-            mac: station.mac(),
-            vlan: station.vlan(),
+        self.entries.iter().map(move |(of, e)| MacView {
+            mac: of.mac(),
+            vlan: of.vlan(),
             port: e.port,
             age_ms: now_ms.saturating_sub(e.seen_ms),
             held: now_ms < e.held_until_ms,

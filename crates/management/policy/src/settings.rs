@@ -119,7 +119,7 @@ impl PortSettings {
             "snooping" => self.snooping = on(value)?,
             "link" => self.link_down = link(value)?,
             STATIC_MAC => self.set_static(value, first)?,
-            "mac" => list(&mut self.macs, value, first, station)?,
+            "mac" => list(&mut self.macs, value, first, own_address)?,
             "addr" => list(&mut self.addrs, value, first, address)?,
             _ => return Err(format!("there is no such setting; there are {}", SETTINGS.join(", "))),
         }
@@ -170,7 +170,7 @@ impl PortSettings {
     }
 
     /// Static addresses, each in the VLAN that it belongs to.
-    pub fn stations(&self) -> impl Iterator<Item = (u16, MacAddr)> + '_ {
+    pub fn static_addresses(&self) -> impl Iterator<Item = (u16, MacAddr)> + '_ {
         let untagged = self.vlan.or(self.native).unwrap_or(0);
         self.static_macs.iter().map(move |entry| (entry.vlan.unwrap_or(untagged), entry.mac))
     }
@@ -187,9 +187,9 @@ impl PortSettings {
                 self.vlans()
             ));
         }
-        let mut stations: Vec<_> = self.stations().collect();
-        stations.sort_unstable();
-        match stations.array_windows().find(|[one, other]| one == other) {
+        let mut addresses: Vec<_> = self.static_addresses().collect();
+        addresses.sort_unstable();
+        match addresses.array_windows().find(|[one, other]| one == other) {
             Some([(vlan, mac), _]) => Err(format!("{STATIC_MAC}: {mac} is there twice in VLAN {vlan}; once is enough")),
             None => Ok(()),
         }
@@ -324,7 +324,7 @@ fn nat_ports(value: &str) -> Result<u32, String> {
     number.ok_or_else(|| "write a number of ports from 1 to 65535, or none for the default".to_owned())
 }
 
-fn station(text: &str) -> Result<MacAddr, String> {
+fn own_address(text: &str) -> Result<MacAddr, String> {
     let wrong = |_| format!("write an Ethernet address such as 52:54:00:12:34:56, {OR_NONE}");
     let mac: MacAddr = text.parse().map_err(wrong)?;
     if mac.is_unicast_source() { Ok(mac) } else { Err(format!("{mac} is no station's address; write that of a card")) }

@@ -10,9 +10,9 @@ use proptest::prelude::*;
 
 mod connections;
 mod groups;
+mod macs;
 mod mirrors;
 mod nat;
-mod stations;
 mod uplinks;
 
 const NOWHERE: [Action; 1] = [Action::Drop(DropReason::NoOtherPort)];

@@ -1,6 +1,6 @@
 //! What the switch has no use for: control's end of the rings, and how the supervisor makes them.
 
-use crate::rings::{Rings, VERSION, WORDS};
+use crate::rings::{MessageRings, VERSION, WORDS};
 use crate::{Channel, ChannelError, FromControl, ToControl};
 use lasthop_sys::{sealed_memfd, send_with_fds};
 use rustix::net::SendFlags;
@@ -19,4 +19,4 @@ pub fn ring_pair() -> Result<(OwnedFd, OwnedFd), ChannelError> {
 }
 
 /// Control's end.
-pub type ControlEnd = Rings<FromControl, ToControl>;
+pub type ControlEnd = MessageRings<FromControl, ToControl>;

@@ -24,11 +24,11 @@ pub use datapath::{
 };
 #[cfg(any(test, feature = "far"))]
 pub use far::{ControlEnd, ring_pair};
-pub use rings::Rings;
+pub use rings::MessageRings;
 pub use supervisor::{
     PortConfig, RateLimit, SessionToSupervisor, SupervisorToSession, SupervisorToSwitch, SwitchSettings,
     SwitchToSupervisor,
 };
 
 /// The switch's end.
-pub type SwitchEnd = Rings<ToControl, FromControl>;
+pub type SwitchEnd = MessageRings<ToControl, FromControl>;

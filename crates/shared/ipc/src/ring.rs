@@ -68,7 +68,7 @@ impl Place {
     }
 
     /// Says how far we are, which was `before`; whether the other waits for it and is to be woken.
-    fn tell(&self, memory: &[AtomicU64], (word, before, now): (usize, u64, u64), waits: usize) -> bool {
+    fn tell(&self, memory: &[AtomicU64], word: usize, before: u64, now: u64, waits: usize) -> bool {
         if before == now {
             return false;
         }
@@ -134,7 +134,7 @@ impl Producer {
     #[must_use]
     pub fn publish(&mut self, memory: &[AtomicU64]) -> bool {
         let before = std::mem::replace(&mut self.published, self.next);
-        self.place.tell(memory, (PUBLISHED, before, self.next), WAKE_AT)
+        self.place.tell(memory, PUBLISHED, before, self.next, WAKE_AT)
     }
 }
 
@@ -188,7 +188,7 @@ impl Consumer {
     #[must_use]
     pub fn free(&mut self, memory: &[AtomicU64]) -> bool {
         let before = std::mem::replace(&mut self.told, self.next);
-        self.place.tell(memory, (TAKEN, before, self.next), ROOM_AT)
+        self.place.tell(memory, TAKEN, before, self.next, ROOM_AT)
     }
 
     /// From now on the other wakes us when there is a message. False: there is one already.

@@ -50,7 +50,7 @@ impl Message for FromControl {
 
 /// One end: sends `S`, receives `R`. One thread at a time; nothing blocks.
 #[derive(Debug)]
-pub struct Rings<S, R> {
+pub struct MessageRings<S, R> {
     socket: OwnedFd,
     memory: SharedWords,
     out: Producer,
@@ -60,7 +60,7 @@ pub struct Rings<S, R> {
     types: PhantomData<fn(S) -> R>,
 }
 
-impl<S: Message + Serialize, R: Message + DeserializeOwned> Rings<S, R> {
+impl<S: Message + Serialize, R: Message + DeserializeOwned> MessageRings<S, R> {
     /// Takes an end that the supervisor has made, in which the memory lies ready.
     pub fn new(socket: OwnedFd) -> Result<Self, ChannelError> {
         let mut came = Vec::new();
@@ -73,7 +73,7 @@ impl<S: Message + Serialize, R: Message + DeserializeOwned> Rings<S, R> {
         Ok(Self { socket, memory, out, into, bytes: Vec::new(), words: Vec::new(), types: PhantomData })
     }
 
-    /// Puts a message into the ring; the other end learns of it by [`Rings::flush`]. `WouldBlock`: it is to be sent again when this
+    /// Puts a message into the ring; the other end learns of it by [`MessageRings::flush`]. `WouldBlock`: it is to be sent again when this
     /// end is woken.
     pub fn send(&mut self, message: &S) -> Result<(), ChannelError> {
         let mut bytes = std::mem::take(&mut self.bytes);
@@ -122,7 +122,7 @@ impl<S: Message + Serialize, R: Message + DeserializeOwned> Rings<S, R> {
     }
 }
 
-impl<S, R> AsFd for Rings<S, R> {
+impl<S, R> AsFd for MessageRings<S, R> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

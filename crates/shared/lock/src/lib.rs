@@ -5,4 +5,4 @@
 mod lock;
 mod sync;
 
-pub use lock::{Lock, SharedLock, Waiting, identify_thread, on_wait};
+pub use lock::{Lock, SharedLock, WaitNotice, identify_thread, on_wait};

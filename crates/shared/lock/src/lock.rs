@@ -8,7 +8,7 @@ use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLo
 use std::cell::Cell;
 use std::sync::OnceLock;
 
-static ON_WAIT: OnceLock<Box<dyn Fn(Waiting) + Send + Sync>> = OnceLock::new();
+static ON_WAIT: OnceLock<Box<dyn Fn(WaitNotice) + Send + Sync>> = OnceLock::new();
 const NOBODY: i32 = 0;
 
 thread_local! {
@@ -17,17 +17,17 @@ thread_local! {
 
 /// What a thread that waits for a lock says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Waiting {
+pub enum WaitNotice {
     /// It waits, or has just waited, and nothing is known of the holder. Said at each look for the lock.
     HolderUnknown,
     /// The lock's holder is this thread ([`identify_thread`]), and seems to have been stopped.
     HolderStopped(i32),
-    /// The wait for this thread, of which [`Waiting::HolderStopped`] was said, is over.
+    /// The wait for this thread, of which [`WaitNotice::HolderStopped`] was said, is over.
     Over(i32),
 }
 
 /// Has `act` called, by threads that wait for a lock, with what they say of it. Once per process.
-pub fn on_wait(act: Box<dyn Fn(Waiting) + Send + Sync>) {
+pub fn on_wait(act: Box<dyn Fn(WaitNotice) + Send + Sync>) {
     let _ = ON_WAIT.set(act);
 }
 
@@ -87,7 +87,7 @@ impl<T> Lock<T> {
     #[cold]
     fn give_way(&self) {
         for _ in 0..GIVEN {
-            say(Waiting::HolderUnknown);
+            say(WaitNotice::HolderUnknown);
             back_off();
             if self.wanted.load(Relaxed) <= 0 {
                 return;
@@ -128,8 +128,8 @@ fn got<G>(result: TryLockResult<G>) -> Option<G> {
     }
 }
 
-fn say(waiting: Waiting) {
-    ON_WAIT.get().into_iter().for_each(|act| act(waiting));
+fn say(notice: WaitNotice) {
+    ON_WAIT.get().into_iter().for_each(|act| act(notice));
 }
 
 /// Holders are soon done, unless they have been stopped: [`on_wait`] says what to do then. `wish` is called whenever a back-off was in vain.
@@ -139,7 +139,7 @@ fn wait<G>(holder: impl Fn() -> i32, mut attempt: impl FnMut() -> Option<G>, wis
     loop {
         for _ in 0..SPINS {
             if let Some(guard) = attempt() {
-                say(stopped.map_or(Waiting::HolderUnknown, Waiting::Over));
+                say(stopped.map_or(WaitNotice::HolderUnknown, WaitNotice::Over));
                 return guard;
             }
             spin_loop();
@@ -147,14 +147,14 @@ fn wait<G>(holder: impl Fn() -> i32, mut attempt: impl FnMut() -> Option<G>, wis
         if back_offs > 0 {
             wish();
         }
-        say(Waiting::HolderUnknown);
+        say(WaitNotice::HolderUnknown);
         back_offs += 1;
         if back_offs % LONG == 0 {
             let before = std::mem::replace(&mut stopped, Some(holder()).filter(|thread| *thread != NOBODY));
             if before != stopped {
-                say(before.map_or(Waiting::HolderUnknown, Waiting::Over));
+                say(before.map_or(WaitNotice::HolderUnknown, WaitNotice::Over));
             }
-            say(stopped.map_or(Waiting::HolderUnknown, Waiting::HolderStopped));
+            say(stopped.map_or(WaitNotice::HolderUnknown, WaitNotice::HolderStopped));
         }
         back_off();
     }
@@ -162,13 +162,13 @@ fn wait<G>(holder: impl Fn() -> i32, mut attempt: impl FnMut() -> Option<G>, wis
 
 #[cfg(test)]
 mod tests {
-    use super::Waiting::{HolderStopped, Over};
+    use super::WaitNotice::{HolderStopped, Over};
     use super::*;
     use std::sync::Barrier;
 
-    static SAID: Mutex<Vec<Waiting>> = Mutex::new(Vec::new());
+    static SAID: Mutex<Vec<WaitNotice>> = Mutex::new(Vec::new());
 
-    fn until_said_twice(what: Waiting) {
+    fn until_said_twice(what: WaitNotice) {
         while SAID.lock().unwrap().iter().filter(|said| **said == what).count() < 2 {
             std::thread::yield_now();
         }
@@ -181,7 +181,7 @@ mod tests {
     fn until_waited_for() {
         listen();
         let before = SAID.lock().unwrap().len();
-        while !SAID.lock().unwrap()[before..].contains(&Waiting::HolderUnknown) {
+        while !SAID.lock().unwrap()[before..].contains(&WaitNotice::HolderUnknown) {
             std::thread::yield_now();
         }
     }
@@ -290,7 +290,8 @@ mod tests {
             }
         });
         let said = SAID.lock().unwrap();
-        let mut named: Vec<Waiting> = said.iter().copied().filter(|what| *what != Waiting::HolderUnknown).collect();
+        let mut named: Vec<WaitNotice> =
+            said.iter().copied().filter(|what| *what != WaitNotice::HolderUnknown).collect();
         named.dedup();
         assert_eq!(named, [HolderStopped(3), Over(3), HolderStopped(4), Over(4)]);
     }

@@ -7,8 +7,8 @@
 
 mod connection;
 mod messages;
-mod rings;
+mod vrings;
 
 pub use connection::Connection;
 pub use messages::{Answer, Ask, LONGEST, MAX_TABLE, Region, Setup};
-pub use rings::{End, Event, Rings};
+pub use vrings::{End, Event, Vrings};

@@ -59,7 +59,7 @@ impl Forwarder {
                     continue;
                 }
                 // It was copied when it was looked at before, or nobody is there to get a copy.
-                Step::Copy(to) if burst.ahead.seen & bit(i) != 0 || self.ports.get(to).is_none() => continue,
+                Step::Copy(to) if burst.ahead.looked_at & bit(i) != 0 || self.ports.get(to).is_none() => continue,
                 Step::Copy(to) => {
                     self.plan_for(burst, i, to, false, COPIES);
                     (planned, copies) = (true, copies + 1);
@@ -125,9 +125,9 @@ impl Forwarder {
     // What outputs make of it takes what it takes without mirrors.
     #[inline(always)]
     fn plan_for(&mut self, burst: &Burst<'_, '_>, packet: usize, to: PortId, may_wait: bool, copy: u16) {
-        self.plan.repeat.group = None;
+        self.plan.repeat.destination = None;
         let Some(port) = self.ports.get(to) else { return self.drop(burst, packet, DropReason::NoPort) };
-        // Connections between the same stations share a flow but not a queue, so the next packet has to be asked for anew.
+        // Connections between the same MAC addresses share a flow but not a queue, so the next packet has to be asked for anew.
         let multi_queue = port.is_multi_queue();
         let hash = match (self.packets.get_mut(packet), burst.chains.list.get(packet)) {
             (Some(p), Some(chain)) if multi_queue => p.steering_hash(&burst.chains.pieces(chain)),

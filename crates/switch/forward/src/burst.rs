@@ -20,7 +20,7 @@ const CACHE_ENTRIES: [usize; 2] = [8 << 10, 64 << 10];
 /// The same, if it serves one port. There may be as many of these threads as there are ports.
 const PORT_CACHE_ENTRIES: [usize; 2] = [1 << 10, 16 << 10];
 /// How long packets wait for buffers, in milliseconds. After that those that find no buffer are dropped at once: see
-/// [`Shortage`](lasthop_virtqueue::Shortage) for when a receiver is waited for again, [`Waiting`](lasthop_virtqueue::Waiting) for
+/// [`Shortage`](lasthop_virtqueue::Shortage) for when a receiver is waited for again, [`SenderPatience`](lasthop_virtqueue::SenderPatience) for
 /// when a sender waits again, and for one that has nothing for others.
 pub const PATIENCE_MS: Patience = Patience { pace: 10, overtaken: 2 };
 /// While packets wait for a receiver that may get no more for now, and nothing is there for others, how often it is looked whether
@@ -56,8 +56,7 @@ pub struct Forwarder {
     pub(crate) plan: Plan,
     /// Where the last delivery went.
     pub(crate) receiver: PortId,
-    /// Packets of this burst wait for control.
-    /// The main thread has something to tell control of, once the sender's queue is unlocked.
+    /// Packets have missed: the main thread is to be woken for them once the sender's queue is unlocked.
     pub(crate) missed: Cell<bool>,
     /// What samples are drawn by.
     pub(crate) random: Cell<u64>,
@@ -86,15 +85,32 @@ impl<'a> Burst<'a, '_> {
     }
 }
 
+/// How far [`Forwarder::classify`] has looked at the packets of a burst.
+struct Looked {
+    /// Packets looked at, from the first on. The others must wait.
+    packets: usize,
+    end: LookEnd,
+}
+
 /// Why a look at the packets of a burst has come to an end.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
+enum LookEnd {
     /// All were looked at.
     All,
     /// So much has been done that it is for others to use the locks.
     Enough,
     /// The next one has to wait for control, and there is no place for it.
     Stalled,
+}
+
+/// What a burst leaves to be done once its ring has been read.
+#[derive(Default)]
+struct Carried {
+    outcome: Outcome,
+    /// The guest is to be interrupted.
+    call: bool,
+    /// What broke the ring.
+    broken: Option<QueueError>,
 }
 
 impl Forwarder {
@@ -154,90 +170,99 @@ impl Forwarder {
             queue.counters.held.add(1);
             return Outcome { until_ns, ..Outcome::default() };
         }
-        let (outcome, call, broken) = self.burst(started, port, queue, now_ns);
-        if call {
+        let carried = self.burst(started, port, queue, now_ns);
+        if carried.call {
             guard.call();
         }
-        if let Some(error) = broken {
+        if let Some(error) = carried.broken {
             fail(&self.datapath, port, index, &mut guard, error);
         }
         drop(guard);
         self.cache.grow_if_crowded(now_ns);
         // All of the burst at once, and nobody who is woken by it finds the queue locked.
         self.tell_missed();
-        outcome
+        carried.outcome
     }
 
-    /// Pop, judge, deliver, complete. Returns whether to interrupt the guest, and what broke its ring.
-    fn burst(
-        &mut self,
-        started: &mut StartedQueue,
-        port: &Port,
-        queue: &Queue,
-        now_ns: u64,
-    ) -> (Outcome, bool, Option<QueueError>) {
+    /// Pop, classify, deliver, complete.
+    fn burst(&mut self, started: &mut StartedQueue, port: &Port, queue: &Queue, now_ns: u64) -> Carried {
         let memory = started.memory.clone();
         let mut chains = Chains::new();
         let mut broken = started.ring.pop(&memory, &mut chains, BURST).err();
         if chains.list.is_empty() {
             // A ring whose memory has gone reads as one that is empty.
             let broken = broken.or_else(|| memory.faulted().then_some(QueueError::MemoryFault));
-            return (Outcome { stalled: chains.asked, ..Outcome::default() }, false, broken);
+            let outcome = Outcome { stalled: chains.asked, ..Outcome::default() };
+            return Carried { outcome, broken, ..Carried::default() };
         }
         (0..PREFETCH).for_each(|n| chains.prefetch(n, false));
         started.note_burst(&chains.list);
         let ahead = std::mem::take(&mut started.ahead);
         let patience = self.datapath.patience_ns;
-        let patient = started.waiting.begin(ahead, now_ns, patience) && patience.pace > 0;
+        let patient = started.sender_patience.begin(ahead, now_ns, patience) && patience.pace > 0;
         let burst = Burst { port, queue, chains: &chains, ahead, now_ns, patient, pace_ns: patience.pace };
-        let (looked, end) = self.classify(&burst, header_len(started.features));
+        let looked = self.classify(&burst, header_len(started.features));
         self.deliver(&burst);
         self.count(&burst);
-        started.waiting.delivered(self.receiver, now_ns, patience);
+        started.sender_patience.delivered(self.receiver, now_ns, patience);
 
-        // Some behind those looked at now may have been done before.
-        let looked_at = looked.max(BURST - ahead.seen.leading_zeros() as usize);
+        // Some behind those looked at now may have been looked at, and done, before.
+        let looked_at = looked.packets.max(BURST - ahead.looked_at.leading_zeros() as usize);
         let taken = (self.plan.done.trailing_ones() as usize).min(looked_at).min(chains.list.len());
         let (done, rest) = chains.list.split_at(taken);
         started.ring.unpop(rest);
         started.ring.stage_read(done);
-        let mut until_ns = None;
-        if taken < looked_at {
-            // 1 to 64 packets: BURST is the width of the word.
-            let seen = u64::MAX >> (BURST - (looked_at - taken));
-            started.ahead = Ahead { done: self.plan.done >> taken, seen };
-            let whole = looked_at == chains.list.len() && started.is_window(&chains);
-            // A limit is no bad luck: a sender that has nothing for others waits for it as long as it takes.
-            let limited = self.plan.limited && started.ahead.done == 0;
-            until_ns = if limited { self.waits_until(started, &burst, looked_at - taken) } else { None };
-            started.ring.look_again();
-            let (seen, blocked) = match until_ns {
-                Some(_) => (0, None),
-                // A sender that has something is charged at once for what it is blocked, as nothing goes to itself.
-                None if limited => (ahead.seen, Some(port.id)),
-                None => (ahead.seen, (self.plan.short && whole).then_some(self.receiver)),
-            };
-            started.waiting.end(taken, seen, now_ns, blocked);
-        }
+        let left = looked_at - taken;
+        let until_ns = if left > 0 { self.note_waiting(started, &burst, taken, left) } else { None };
         let call = started.complete();
         if memory.faulted() {
             broken = Some(QueueError::MemoryFault);
         }
         let outcome = Outcome {
             packets: taken,
-            stalled: end == End::Stalled || chains.asked && taken == chains.list.len(),
+            stalled: looked.end == LookEnd::Stalled || chains.asked && taken == chains.list.len(),
             short_of_buffers: self.plan.short,
             until_ns,
-            more: end == End::Enough || self.plan.put_off || chains.is_spent() && taken > 0,
+            more: looked.end == LookEnd::Enough || self.plan.put_off || chains.is_spent() && taken > 0,
         };
-        (outcome, call, broken)
+        Carried { outcome, call, broken }
     }
 
-    /// When the packets of a ring are to be looked at that wait for a limited receiver, that of the last delivery. The first `seen` are for
+    /// Notes what is known of packets that were put back because the first of them waits: `left` of those looked at, behind the `taken`
+    /// that are completed. Returns when to look at them again, if they wait for a limit and nothing behind them is for anybody else.
+    fn note_waiting(
+        &mut self,
+        started: &mut StartedQueue,
+        burst: &Burst<'_, '_>,
+        taken: usize,
+        left: usize,
+    ) -> Option<u64> {
+        // 1 to 64 packets: BURST is the width of the word.
+        let looked_at = u64::MAX >> (BURST - left);
+        started.ahead = Ahead { done: self.plan.done >> taken, looked_at };
+        // A limit is no bad luck: a sender that has nothing for others waits for it as long as it takes.
+        let limited = self.plan.limited && started.ahead.done == 0;
+        let until_ns = if limited { self.waits_until(started, burst, left) } else { None };
+        started.ring.look_again();
+        let (mut looked_at_before, mut blocked) = (burst.ahead.looked_at, None);
+        if until_ns.is_some() {
+            // Their wait begins anew, and is charged to nobody.
+            looked_at_before = 0;
+        } else if limited {
+            // A sender that has something for others is charged at once for what it is blocked, as nothing goes to itself.
+            blocked = Some(burst.port.id);
+        } else if self.plan.short && taken + left == burst.chains.list.len() && started.is_window(burst.chains) {
+            blocked = Some(self.receiver);
+        }
+        started.sender_patience.end(taken, looked_at_before, burst.now_ns, blocked);
+        until_ns
+    }
+
+    /// When the packets of a ring are to be looked at that wait for a limited receiver, that of the last delivery. The first `left` are for
     /// nobody else; `None` if one behind them is for another, or may be because there are more than are looked at. They are read for that
     /// alone, and once more when it is their turn.
     #[inline(never)]
-    fn waits_until(&mut self, started: &mut StartedQueue, burst: &Burst<'_, '_>, seen: usize) -> Option<u64> {
+    fn waits_until(&mut self, started: &mut StartedQueue, burst: &Burst<'_, '_>, left: usize) -> Option<u64> {
         let (memory, mut chains) = (started.memory.clone(), Chains::new());
         // A chain that breaks the ring does so in its turn.
         let _ = started.ring.pop(&memory, &mut chains, lasthop_virtqueue::MAX_CHAINS);
@@ -249,26 +274,26 @@ impl Forwarder {
         let mut is_for_it = |chain| {
             let read = packet.read(&chains, chain, header_len(started.features), burst.port.id, current.depth);
             let decision = read.map(|()| current.decide(&mut self.cache, packet, &chains.pieces(chain), false));
-            matches!(decision, Ok(Decision::To(to, _)) if to == receiver.id)
+            matches!(decision, Ok(Decision::To { port, .. }) if port == receiver.id)
         };
-        let others = chains.is_full() || !chains.list.iter().skip(seen).all(&mut is_for_it);
+        let others = chains.is_full() || !chains.list.iter().skip(left).all(&mut is_for_it);
         let look_ns = burst.now_ns + LOOK_NS;
         (!others).then(|| receiver.gets.until(burst.now_ns).map_or(look_ns, |until_ns| until_ns.min(look_ns)))
     }
 
-    /// Decides about each packet and plans deliveries; returns how many were looked at, and why not more (the rest must wait).
-    fn classify(&mut self, burst: &Burst<'_, '_>, header_len: usize) -> (usize, End) {
+    /// Decides about each packet and plans deliveries.
+    fn classify(&mut self, burst: &Burst<'_, '_>, header_len: usize) -> Looked {
         let &Burst { port, chains, ahead, .. } = burst;
         let datapath = self.datapath.clone();
         let mut current = burst.current_flow(&datapath, self.writer);
         self.plan.start(ahead.done);
         // Loops of their own take frames behind a header of today's length.
-        let is_simple = ahead == Ahead::default() && header_len == VnetHdr::LEN;
-        let (mut i, mut is_read, mut passes) = (0, false, is_simple);
-        let (mut work, mut end) = (chains.wasted() * WASTED_WORK, End::All);
+        let takes_fast_loops = ahead == Ahead::default() && header_len == VnetHdr::LEN;
+        let (mut i, mut is_read, mut passes_on) = (0, false, takes_fast_loops);
+        let (mut work, mut end) = (chains.wasted() * WASTED_WORK, LookEnd::All);
         while let (Some(packet), Some(chain)) = (self.packets.get_mut(i), chains.list.get(i)) {
             if work >= WORK {
-                end = End::Enough;
+                end = LookEnd::Enough;
                 break;
             }
             if ahead.done & bit(i) != 0 {
@@ -283,28 +308,29 @@ impl Forwarder {
             };
             let decision = match read {
                 Err(reason) => Decision::Drop(reason),
-                Ok(()) => current.decide(&mut self.cache, packet, &chains.pieces(chain), ahead.seen & bit(i) == 0),
+                Ok(()) => current.decide(&mut self.cache, packet, &chains.pieces(chain), ahead.looked_at & bit(i) == 0),
             };
             work += packet.frame_len;
             match decision {
-                Decision::To(to, repeats) => {
+                Decision::To { port, link_layer_only } => {
                     work += work_to_cut(packet);
-                    self.output(burst, i, to, true);
-                    if passes
-                        && repeats
+                    self.output(burst, i, port, true);
+                    if passes_on
+                        && link_layer_only
                         && let Some(packet) = self.packets.get(i)
                         && self.plan.repeat.begin(packet, chains, i + 1, WORK.saturating_sub(work))
                     {
                         let passed = self.deliver(burst);
-                        passes = passed.packets > 0;
+                        passes_on = passed.packets > 0;
                         work += passed.bytes + self.plan.wasted_work;
                         let flow = current.flow(&self.cache);
                         flow.inspect(|flow| current.count(flow, passed.packets, passed.bytes));
                         i += passed.packets;
-                    } else if is_simple {
-                        let known = self.classify_known(&current, burst, i + 1, WORK.saturating_sub(work), passes);
-                        work += known.work;
-                        (i, is_read) = (known.next - 1, known.is_read);
+                    } else if takes_fast_loops {
+                        let most = WORK.saturating_sub(work);
+                        let classified = self.classify_known(&current, burst, i + 1, most, passes_on);
+                        work += classified.work;
+                        (i, is_read) = (classified.next - 1, classified.is_read);
                     }
                 }
                 Decision::Many(flow) => {
@@ -315,13 +341,13 @@ impl Forwarder {
                 Decision::Drop(reason) => self.drop(burst, i, reason),
                 Decision::Miss if self.enqueue(burst, i) => {}
                 Decision::Miss | Decision::Stall => {
-                    end = End::Stalled;
+                    end = LookEnd::Stalled;
                     break;
                 }
             }
             i += 1;
         }
-        (i, end)
+        Looked { packets: i, end }
     }
 
     /// Has a packet that meets no flow wait for control, if it can. False: the packets behind it wait with it.
@@ -330,7 +356,7 @@ impl Forwarder {
         let (Some(packet), Some(chain)) = (self.packets.get_mut(i), burst.chains.list.get(i)) else { return true };
         let pieces = &*burst.chains.pieces(chain);
         packet.extract_to(pieces, Depth::Full);
-        packet.seen = burst.ahead.seen & bit(i) != 0;
+        packet.mirrored = burst.ahead.looked_at & bit(i) != 0;
         match burst.port.upcalls.enqueue(packet, pieces, burst.now_ns / 1_000_000) {
             Ok(()) => {
                 burst.queue.counters.missed.add(1);
@@ -360,12 +386,12 @@ impl Forwarder {
     /// Asks the guest to kick when it has more packets; true if it has some already, and then it was not asked. With
     /// `skip`, only when so many have gathered before: a caller that asks for this looks again by itself.
     pub fn rearm_notifications(&mut self, port: &Port, index: u16, skip: u16) -> bool {
-        self.rearm_notifications_unless(port, index, skip, || true)
+        self.rearm_notifications_or_keep(port, index, skip, || true)
     }
 
     /// As [`Forwarder::rearm_notifications`], but if the guest has packets and `keep`, asked with the queue locked, says no, it stays asked to
     /// kick: another thread that looks after the queue may wait for that. Then false.
-    pub fn rearm_notifications_unless(
+    pub fn rearm_notifications_or_keep(
         &mut self,
         port: &Port,
         index: u16,

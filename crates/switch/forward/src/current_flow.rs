@@ -11,8 +11,11 @@ use std::sync::Arc;
 
 /// What is to become of a packet.
 pub(crate) enum Decision {
-    /// It goes to this port. True if packets whose link layer says the same go there too: the flow looks no deeper.
-    To(PortId, bool),
+    /// It goes to this port. If its flow looks at the `link_layer_only`, packets whose link layer says the same go there too.
+    To {
+        port: PortId,
+        link_layer_only: bool,
+    },
     /// All actions of this flow are carried out on it.
     Many(Arc<Flow>),
     Drop(DropReason),
@@ -66,15 +69,16 @@ impl<'a> CurrentFlow<'a> {
         if counts {
             self.count(flow, 1, packet.frame_len);
         }
+        let link_layer_only = self.depth == Depth::L2;
         let step = match &*flow.actions {
             // Nearly all: found without asking what else there is.
-            [Action::Output(to)] if *to != packet.port => return Decision::To(*to, self.depth == Depth::L2),
+            [Action::Output(to)] if *to != packet.port => return Decision::To { port: *to, link_layer_only },
             [] => Step::Drop(DropReason::Policy),
             [action] => Step::of(action, packet.port),
             _ => return Decision::Many(flow.clone()),
         };
         match step {
-            Step::To(to) => Decision::To(to, self.depth == Depth::L2),
+            Step::To(port) => Decision::To { port, link_layer_only },
             Step::Drop(reason) => Decision::Drop(reason),
             _ => Decision::Many(flow.clone()),
         }

@@ -168,8 +168,9 @@ impl<'a> Target<'a> {
     /// would have done it. A function of its own for the sake of the loop in which used entries are written.
     #[inline(never)]
     pub(crate) fn deliver_at_once(&mut self, packets: &[Packet], chains: &Chains<'_>, set: u64) -> u64 {
-        let is_simple = |packet: &Packet| packet.offload == Offload::None;
-        if self.header_len != VnetHdr::LEN || !packets.get(set.trailing_zeros() as usize).is_some_and(is_simple) {
+        let asks_for_nothing = |packet: &Packet| packet.offload == Offload::None;
+        if self.header_len != VnetHdr::LEN || !packets.get(set.trailing_zeros() as usize).is_some_and(asks_for_nothing)
+        {
             return 0;
         }
         let (done, bytes) = put_all(packets, &chains.list, self.buffers.at_hand(), set, self.any_frame);

@@ -1,4 +1,4 @@
-//! Packets that are judged in a loop of their own, whatever their flows are.
+//! Packets of flows that this thread knows, classified in a loop of their own.
 
 use crate::burst::{Burst, Forwarder, work_to_cut};
 use crate::current_flow::CurrentFlow;
@@ -14,19 +14,19 @@ use lasthop_virtqueue::{Chains, PREFETCH, Queue};
 
 /// How far [`Forwarder::classify_known`] has come.
 #[derive(Clone, Copy)]
-pub(crate) struct Known {
-    /// The first packet that is not judged.
+pub(crate) struct Classified {
+    /// The first packet that is not classified.
     pub(crate) next: usize,
     /// That packet has been read, and is not to be read again.
     pub(crate) is_read: bool,
-    /// What it takes to deliver those that were judged.
+    /// What it takes to deliver those that were classified.
     pub(crate) work: usize,
 }
 
 impl Forwarder {
-    /// Judges packets of a burst from the `next` on, up to the first that is not what most are: one of a flow that this thread knows,
+    /// Classifies packets of a burst from the `next` on, up to the first that is not what most are: one of a flow that this thread knows,
     /// which sends to one port and does nothing else, where others go already that are planned, or that has several queues. It ends, too, in front of what
-    /// [`Repeat`] takes, if that `repeats`, and when it takes `most` work to deliver those judged.
+    /// [`Repeat`] takes, if the burst `passes_on`, and when it takes `most` work to deliver those classified.
     ///
     /// Takes for granted that frames lie behind a header of [`VnetHdr::LEN`], and that none of the burst was looked at before. A
     /// function of its own, so that what it works with stays in registers.
@@ -37,28 +37,28 @@ impl Forwarder {
         burst: &Burst<'_, '_>,
         next: usize,
         most: usize,
-        repeats: bool,
-    ) -> Known {
-        let mut known = Known { next, is_read: false, work: 0 };
+        passes_on: bool,
+    ) -> Classified {
+        let mut done = Classified { next, is_read: false, work: 0 };
         let (chains, port, depth) = (burst.chains, burst.port.id, current.depth);
         let Self { cache, packets, plan, ports, .. } = self;
-        let Some((before, packets)) = packets.split_at_mut_checked(next) else { return known };
-        let (Some(mut flow), Some(before)) = (current.flow(cache), before.last()) else { return known };
+        let Some((before, packets)) = packets.split_at_mut_checked(next) else { return done };
+        let (Some(mut flow), Some(before)) = (current.flow(cache), before.last()) else { return done };
         let (mut head, mut comes_again) = (before.head(), true);
         let mut key = FlowKey { in_port: port.0, ..FlowKey::default() };
         for (packet, chain) in packets.iter_mut().zip(chains.list.get(next..).unwrap_or(&[])) {
-            chains.prefetch(known.next + PREFETCH, false);
-            if known.work >= most
+            chains.prefetch(done.next + PREFETCH, false);
+            if done.work >= most
                 || !packet.read_simple(chain, port, depth)
                     && packet.read(chains, chain, VnetHdr::LEN, port, depth).is_err()
             {
                 break;
             }
-            known.is_read = true;
+            done.is_read = true;
             if depth == Depth::L2 {
                 let last = std::mem::replace(&mut head, packet.head());
-                let repeats = repeats && is_like(last, head) && plan.repeat.group.is_some();
-                if repeats && Repeat::may_begin(packet, chains, known.next + 1) {
+                let passes_on = passes_on && is_like(last, head) && plan.repeat.destination.is_some();
+                if passes_on && Repeat::may_begin(packet, chains, done.next + 1) {
                     break;
                 }
             }
@@ -73,14 +73,14 @@ impl Forwarder {
                 flow = other;
             }
             let Some(to) = flow.only_output() else { break };
-            if !plan.add_to_known(known.next, to) && !add_to_queue(plan, ports, (known.next, packet), chains, to) {
+            if !plan.add_to_known(done.next, to) && !add_to_queue(plan, ports, done.next, packet, chains, to) {
                 break;
             }
             current.count(flow, 1, packet.frame_len);
             let work = packet.frame_len + work_to_cut(packet);
-            known = Known { next: known.next + 1, is_read: false, work: known.work + work };
+            done = Classified { next: done.next + 1, is_read: false, work: done.work + work };
         }
-        known
+        done
     }
 }
 
@@ -90,7 +90,8 @@ impl Forwarder {
 fn add_to_queue(
     plan: &mut Plan,
     ports: &PortTable,
-    (i, packet): (usize, &mut Packet),
+    i: usize,
+    packet: &mut Packet,
     chains: &Chains<'_>,
     to: PortId,
 ) -> bool {

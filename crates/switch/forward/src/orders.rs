@@ -52,7 +52,8 @@ impl Orders {
         &mut self,
         forwarder: &mut Forwarder,
         port: PortId,
-        (key, mask): (&FlowKey, &FlowMask),
+        key: &FlowKey,
+        mask: &FlowMask,
         mut order: Order,
     ) -> Option<Result<bool, InsertError>> {
         let before = self.of.get(&port).is_some_and(|of| of.orders.iter().any(|order| order.is_about(key, mask)));

@@ -1,4 +1,4 @@
-//! A packet as the switch has judged it.
+//! A packet as the switch has classified it.
 
 use crate::cursor::Cursor;
 use crate::pass::{HEAD_LEN, Head, simple_frame};
@@ -14,7 +14,7 @@ const MIN_FRAME_LEN: usize = 14;
 /// As much of a frame as is read while flows look at its link layer alone, if that has VLAN tags.
 const TAGGED_LEN: usize = 64;
 
-/// Private copy of everything that was judged about one packet, and what actions have made of it. Its payload stays where it is, in
+/// Private copy of everything that one packet was classified by, and what actions have made of it. Its payload stays where it is, in
 /// `pieces` that travel beside it: the frame is the header and, behind it, the pieces from `payload_at` on. What is delivered is the
 /// packet as it is at that moment, so deliveries that are planned are made before it is edited.
 #[derive(Clone, Debug, Default)]
@@ -34,8 +34,8 @@ pub(crate) struct Packet {
     pub(crate) offload: Offload,
     /// What it is; filled in to the depth asked for.
     pub(crate) key: FlowKey,
-    /// Where it waits for control: it had been looked at before, and copied for mirrors.
-    pub(crate) seen: bool,
+    /// Where it waits for control: it had been looked at before, and mirrors have got their copies of it.
+    pub(crate) mirrored: bool,
 }
 
 impl Packet {
@@ -47,7 +47,7 @@ impl Packet {
     ///    (`known.rs`), and this function does not.
     /// 3. [`Packet::read_all`]: frames in any number of pieces, with headers of 10 bytes, with offloads.
     ///
-    /// What one refuses has not been judged by what it read: the next one reads anew.
+    /// No packet is classified by what a way that refuses it has read: the next one reads anew.
     #[inline]
     pub(crate) fn read(
         &mut self,
@@ -237,7 +237,7 @@ impl Packet {
     }
 
     /// What lies in its pieces `at` bytes from the beginning of the frame: at the end of the header or behind it, or in front of its
-    /// end as far back as nothing was judged or edited.
+    /// end as far back as nothing was classified by or edited.
     #[inline]
     pub(crate) fn payload<'a, 'm>(&self, pieces: &'a [GuestSlice<'m>], at: usize) -> Cursor<'a, 'm> {
         Cursor::at(pieces, (self.payload_at + at).saturating_sub(self.header.len()))

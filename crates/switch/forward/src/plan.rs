@@ -6,14 +6,14 @@ use lasthop_types::PortId;
 pub(crate) use lasthop_virtqueue::bit;
 
 /// Receivers that packets are collected for before they are delivered.
-const MAX_GROUPS: usize = 64;
+const MAX_DESTINATIONS: usize = 64;
 /// Receivers that packets of one burst may wait for.
 const MAX_WAITED_FOR: usize = 8;
 
 /// What is to be delivered where. A burst has as many packets as a word has bits, so sets of them are words.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
-    groups: ArrayVec<Group, MAX_GROUPS>,
+    destinations: ArrayVec<Destination, MAX_DESTINATIONS>,
     /// Receivers for which packets of this burst wait: those that follow must not overtake them.
     waited_for: ArrayVec<(PortId, u16), MAX_WAITED_FOR>,
     /// The last packet, and those that are like it.
@@ -34,7 +34,7 @@ pub(crate) struct Plan {
 
 /// One receiver's ring and the packets for it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Group {
+pub(crate) struct Destination {
     pub(crate) port: PortId,
     /// Index of the vring, and [`COPIES`] if it gets copies for a mirror.
     pub(crate) queue: u16,
@@ -44,7 +44,7 @@ pub(crate) struct Group {
 }
 
 /// Beside the index of a vring: it gets copies for a mirror, by which no packet is done, and which wait for nothing. A bit that no index
-/// has, so that to look for a group takes what it takes without mirrors.
+/// has, so that to look for a destination takes what it takes without mirrors.
 pub(crate) const COPIES: u16 = 1 << 15;
 
 /// The packets of a set, in their order.
@@ -99,16 +99,18 @@ impl Plan {
     /// there, then add it again.
     #[inline]
     pub(crate) fn add(&mut self, packet: usize, may_wait: bool, port: PortId, queue: u16, only: bool) -> bool {
-        let known = self.groups.iter().rposition(|g| g.port == port && g.queue == queue);
-        let n = known.unwrap_or(self.groups.len());
-        let group = Group { port, queue, only, packets: 0 };
-        if known.is_none() && self.groups.try_push(group).is_err() {
+        let known = self.destinations.iter().rposition(|d| d.port == port && d.queue == queue);
+        let n = known.unwrap_or(self.destinations.len());
+        let destination = Destination { port, queue, only, packets: 0 };
+        if known.is_none() && self.destinations.try_push(destination).is_err() {
             return false;
         }
-        let Some(group) = self.groups.get_mut(n).filter(|g| g.packets & bit(packet) == 0) else { return false };
-        group.packets |= bit(packet);
+        let Some(destination) = self.destinations.get_mut(n).filter(|d| d.packets & bit(packet) == 0) else {
+            return false;
+        };
+        destination.packets |= bit(packet);
         self.may_wait |= if may_wait { bit(packet) } else { 0 };
-        self.repeat.group = (may_wait && only).then_some(n);
+        self.repeat.destination = (may_wait && only).then_some(n);
         true
     }
 
@@ -116,27 +118,27 @@ impl Plan {
     /// asked for. They have not been delivered, so nothing holds up this one that does not hold up them.
     #[inline(always)]
     pub(crate) fn add_to_known(&mut self, packet: usize, port: PortId) -> bool {
-        let is_known = |group: &Group| group.port == port && group.only;
-        let last = self.repeat.group.filter(|n| self.groups.get(*n).is_some_and(is_known));
-        let Some(n) = last.or_else(|| self.groups.iter().position(is_known)) else { return false };
-        if let Some(group) = self.groups.get_mut(n) {
-            group.packets |= bit(packet);
+        let is_known = |destination: &Destination| destination.port == port && destination.only;
+        let last = self.repeat.destination.filter(|n| self.destinations.get(*n).is_some_and(is_known));
+        let Some(n) = last.or_else(|| self.destinations.iter().position(is_known)) else { return false };
+        if let Some(destination) = self.destinations.get_mut(n) {
+            destination.packets |= bit(packet);
         }
         self.may_wait |= bit(packet);
-        self.repeat.group = Some(n);
+        self.repeat.destination = Some(n);
         true
     }
 
     /// The `n`th receiver.
     #[inline]
-    pub(crate) fn group(&self, n: usize) -> Option<Group> {
-        self.groups.get(n).copied()
+    pub(crate) fn destination(&self, n: usize) -> Option<Destination> {
+        self.destinations.get(n).copied()
     }
 
     /// All deliveries have been made.
     pub(crate) fn clear(&mut self) {
-        (self.repeat.group, self.repeat.most) = (None, 0);
+        (self.repeat.destination, self.repeat.most) = (None, 0);
         self.may_wait = 0;
-        self.groups.clear();
+        self.destinations.clear();
     }
 }

@@ -26,7 +26,7 @@ use lasthop_virtqueue::Chains;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Repeat {
     /// The planned receiver of the last packet, if packets like it go there too.
-    pub(crate) group: Option<usize>,
+    pub(crate) destination: Option<usize>,
     /// The first packet that may be like it, once they are to be passed on.
     pub(crate) next: usize,
     /// How the last packet begins.
@@ -44,7 +44,7 @@ impl Repeat {
     /// [`VnetHdr::LEN`](lasthop_frame::VnetHdr::LEN).
     #[inline]
     pub(crate) fn begin(&mut self, packet: &Packet, chains: &Chains<'_>, next: usize, most: usize) -> bool {
-        let begins = self.group.is_some() && Self::may_begin(packet, chains, next);
+        let begins = self.destination.is_some() && Self::may_begin(packet, chains, next);
         if begins {
             (self.next, self.like, self.most) = (next, packet.head(), most);
         }

@@ -10,7 +10,7 @@ use crate::packet::Packet;
 use crate::port::Port;
 use crate::steps::{Step, Steps};
 use crate::upcall::{Left, UPCALL_SLOTS};
-use crate::visit::visit;
+use crate::visit::{Load, visit};
 use lasthop_flow::{Action, Flow, FlowSpec, InsertError};
 use lasthop_frame::{Depth, FlowKey, FlowMask};
 use lasthop_guestmem::{GuestMemory, GuestSlice};
@@ -147,15 +147,15 @@ impl Forwarder {
         };
         let (step, pieces, now_ns) = (steps.next(&order.actions, port.id), &[piece], self.datapath.now_ns());
         let done = match step {
-            Some(Step::Copy(to)) if packet.seen || self.ports.get(to).is_none() => Ok(FRAME_WORK),
+            Some(Step::Copy(to)) if packet.mirrored || self.ports.get(to).is_none() => Ok(FRAME_WORK),
             Some(Step::Copy(to)) => {
-                let work = self.deliver_one(to, packet, pieces, counters, (Some(DropReason::MirrorCopy), wait))?;
+                let work = self.deliver_one(to, packet, pieces, counters, Some(DropReason::MirrorCopy), wait)?;
                 counters.replicated.add(1);
                 Ok(work)
             }
-            Some(Step::To(to)) => Ok(self.deliver_one(to, packet, pieces, counters, (None, wait))?),
+            Some(Step::To(to)) => Ok(self.deliver_one(to, packet, pieces, counters, None, wait)?),
             Some(Step::Part(to, len)) => {
-                Ok(self.deliver_one(to, &mut packet.first(len), pieces, counters, (None, wait))?)
+                Ok(self.deliver_one(to, &mut packet.first(len), pieces, counters, None, wait)?)
             }
             Some(Step::Edit(edit)) => packet.edit(pieces, edit).map(|()| FRAME_WORK),
             Some(Step::Aside(action)) => {
@@ -248,7 +248,8 @@ impl Forwarder {
         packet: &mut Packet,
         pieces: &[GuestSlice<'_>],
         counters: &PortCounters,
-        (copy, wait): (Option<DropReason>, bool),
+        copy: Option<DropReason>,
+        wait: bool,
     ) -> Option<usize> {
         let Some(port) = self.ports.get(to) else {
             counters.drops.add(DropReason::NoPort, 1);
@@ -259,7 +260,7 @@ impl Forwarder {
             return Some(FRAME_WORK);
         };
         let guard = if wait { queue.lock() } else { queue.try_lock()? };
-        let work = visit(&self.datapath, port, queue, guard, 1, (1, copy), |target| {
+        let work = visit(&self.datapath, port, queue, guard, Load { packets: 1, frames: 1, copy }, |target| {
             let result = target.deliver(packet, pieces, false);
             target.settle(result);
             target.work() + FRAME_WORK

@@ -127,7 +127,7 @@ impl Upcalls {
         s.packet.payload_at = packet.header().len();
         (s.id, s.since_ms, s.use_) = (id, now_ms, Use::Waiting);
         slots.unreported.push_back(slot);
-        // The header as it was judged, and the payload behind it.
+        // The header as it was classified, and the payload behind it.
         let mut to = Cursor::new(std::slice::from_ref(&place));
         to.write(packet.header());
         to.copy_from(&mut packet.payload(pieces, packet.header().len()), packet.payload_len());

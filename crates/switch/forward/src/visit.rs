@@ -5,34 +5,42 @@ use crate::datapath::Datapath;
 use crate::deliver::{Target, Undelivered};
 use crate::packet::Packet;
 use crate::pass::Passed;
-use crate::plan::{COPIES, Group, Plan};
+use crate::plan::{COPIES, Destination, Plan};
 use crate::port::Port;
 use lasthop_frame::Offload;
 use lasthop_types::DropReason;
 use lasthop_virtqueue::{Queue, QueueGuard};
 use std::sync::Arc;
 
-/// Has `fill` deliver to a ring whose lock is held, about so many `frames`. Then its driver is shown all of it at once, is interrupted, now
-/// or when its batch is full, and a ring that broke is stopped. `None` if the ring is not started: then so many are `lost`,
-/// for this reason if they are copies for a mirror.
+/// What a visit brings to a ring.
+pub(crate) struct Load {
+    /// Packets that are counted as dropped if the ring is not started.
+    pub(crate) packets: u64,
+    /// Frames to make ready for: as many as packets, or with those that will be passed on.
+    pub(crate) frames: usize,
+    /// They are copies for a mirror: why each is dropped that does not get there.
+    pub(crate) copy: Option<DropReason>,
+}
+
+/// Has `fill` deliver to a ring whose lock is held. Then its driver is shown all of it at once, is interrupted, now
+/// or when its batch is full, and a ring that broke is stopped. `None` if the ring is not started.
 #[inline]
 pub(crate) fn visit<R>(
     datapath: &Datapath,
     port: &Arc<Port>,
     queue: &Queue,
     mut guard: QueueGuard<'_>,
-    frames: usize,
-    (lost, copy): (u64, Option<DropReason>),
+    load: Load,
     fill: impl FnOnce(&mut Target<'_>) -> R,
 ) -> Option<R> {
     let Some(started) = guard.started() else {
         // While the lock is held: these counters are added to by its holder alone.
-        queue.counters.drops.add(copy.unwrap_or(DropReason::PortDown), lost);
+        queue.counters.drops.add(load.copy.unwrap_or(DropReason::PortDown), load.packets);
         return None;
     };
     let memory = started.memory.clone();
-    let short = copy.unwrap_or(DropReason::NoBuffers);
-    let mut target = Target::new(started, &memory, port.mtu(), &queue.counters, frames, short);
+    let short = load.copy.unwrap_or(DropReason::NoBuffers);
+    let mut target = Target::new(started, &memory, port.mtu(), &queue.counters, load.frames, short);
     let now_ns = if port.gets.is_set() { datapath.now_ns() } else { 0 };
     if port.gets.until(now_ns).is_some() {
         target.refuse();
@@ -56,23 +64,24 @@ impl Forwarder {
     pub(crate) fn deliver(&mut self, burst: &Burst<'_, '_>) -> Passed {
         let (mut n, mut passed) = (0, Passed::default());
         self.plan.wasted_work = 0;
-        while let Some(group) = self.plan.group(n) {
-            let repeats = self.plan.repeat.most > 0 && self.plan.repeat.group == Some(n);
+        while let Some(destination) = self.plan.destination(n) {
+            let passes_on = self.plan.repeat.most > 0 && self.plan.repeat.destination == Some(n);
             n += 1;
-            let Some(port) = self.ports.get(group.port) else { continue };
-            let copy = (group.queue & COPIES != 0).then_some(DropReason::MirrorCopy);
-            self.receiver = if copy.is_some() { self.receiver } else { group.port };
-            let Some(queue) = port.queues.get(usize::from(group.queue & !COPIES)) else { continue };
-            let lost = u64::from(group.packets.count_ones());
-            let frames = if repeats { burst.chains.list.len() } else { lost as usize };
+            let Some(port) = self.ports.get(destination.port) else { continue };
+            let copy = (destination.queue & COPIES != 0).then_some(DropReason::MirrorCopy);
+            self.receiver = if copy.is_some() { self.receiver } else { destination.port };
+            let Some(queue) = port.queues.get(usize::from(destination.queue & !COPIES)) else { continue };
+            let planned = destination.packets.count_ones();
+            let frames = if passes_on { burst.chains.list.len() } else { planned as usize };
+            let load = Load { packets: planned.into(), frames, copy };
             let (done, plan, packets) = (self.plan.done, &mut self.plan, &*self.packets);
-            let filled = visit(&self.datapath, port, queue, queue.lock(), frames, (lost, copy), |target| {
-                fill(plan, packets, &group, target, burst, repeats)
+            let filled = visit(&self.datapath, port, queue, queue.lock(), load, |target| {
+                fill(plan, packets, &destination, target, burst, passes_on)
             });
             match filled {
-                Some(these) if repeats => passed = these,
+                Some(these) if passes_on => passed = these,
                 Some(_) => {}
-                None => self.plan.done |= group.packets,
+                None => self.plan.done |= destination.packets,
             }
             if copy.is_some() {
                 self.plan.done = done;
@@ -83,7 +92,7 @@ impl Forwarder {
     }
 }
 
-/// Delivers one receiver's packets in their order, and if it `repeats` those like the last one behind them.
+/// Delivers one receiver's packets in their order, and if it `passes_on` those like the last one behind them.
 ///
 /// Three loops write packets, because each does without something that the next one needs. In packets a second 1 > 2 > 3; instructions are of
 /// 64 bytes on split rings, for the writing alone:
@@ -100,15 +109,15 @@ impl Forwarder {
 fn fill(
     plan: &mut Plan,
     packets: &[Packet],
-    group: &Group,
+    destination: &Destination,
     target: &mut Target<'_>,
     burst: &Burst<'_, '_>,
-    repeats: bool,
+    passes_on: bool,
 ) -> Passed {
     target.skip_if_nothing(burst.now_ns);
     target.stock();
-    let mut waits = plan.is_waited_for(group.port, group.queue);
-    let mut left = group.packets;
+    let mut waits = plan.is_waited_for(destination.port, destination.queue);
+    let mut left = destination.packets;
     while left != 0 {
         if !waits && !target.is_broken() {
             let done = target.deliver_at_once(packets, burst.chains, left);
@@ -122,11 +131,11 @@ fn fill(
         left &= left.wrapping_sub(1);
         // What may wait does not overtake what waits.
         if !(waits && plan.may_wait(i)) {
-            waits |= !deliver_or_wait(plan, packets, group, target, burst, i);
+            waits |= !deliver_or_wait(plan, packets, destination, target, burst, i);
         }
     }
     let mut passed = Passed::default();
-    if repeats && !waits && !target.is_broken() {
+    if passes_on && !waits && !target.is_broken() {
         passed = target.pass(burst.chains, &plan.repeat);
         plan.done |= plan.repeat.note(passed);
     }
@@ -140,16 +149,18 @@ fn fill(
 fn deliver_or_wait(
     plan: &mut Plan,
     packets: &[Packet],
-    group: &Group,
+    destination: &Destination,
     target: &mut Target<'_>,
     burst: &Burst<'_, '_>,
     i: usize,
 ) -> bool {
     let (Some(packet), Some(chain)) = (packets.get(i), burst.chains.list.get(i)) else { return true };
-    let (pieces, may_wait) = (&*burst.chains.pieces(chain), plan.may_wait(i) && group.queue & COPIES == 0);
+    let (pieces, may_wait) = (&*burst.chains.pieces(chain), plan.may_wait(i) && destination.queue & COPIES == 0);
     let waits_its_turn = |target: &Target<'_>, plan: &mut Plan| {
-        let waits =
-            may_wait && target.has_done_enough() && !target.is_broken() && plan.wait_for(group.port, group.queue);
+        let waits = may_wait
+            && target.has_done_enough()
+            && !target.is_broken()
+            && plan.wait_for(destination.port, destination.queue);
         plan.put_off |= waits;
         waits
     };
@@ -165,7 +176,7 @@ fn deliver_or_wait(
         }
         // One that may not get more is as quick as it may be: those that have nothing for others wait for it.
         let slow = !target.is_refused() && target.is_slow(burst.now_ns, burst.pace_ns);
-        if burst.patient && !slow && plan.wait_for(group.port, group.queue) {
+        if burst.patient && !slow && plan.wait_for(destination.port, destination.queue) {
             plan.short = true;
             plan.limited |= target.is_refused();
             return false;

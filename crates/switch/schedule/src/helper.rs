@@ -10,7 +10,7 @@ use crate::owned_ring::OwnedRing;
 use crate::policy::{Arrivals, BackOff, Core, Hysteresis, Vm, choose_core};
 use crate::workers::Settings;
 use lasthop_forward::{Datapath, Forwarder, Port};
-use lasthop_lock::{Lock, Waiting};
+use lasthop_lock::{Lock, WaitNotice};
 use lasthop_sys::hostview::{HostView, VmState};
 use lasthop_sys::{Beat, Epoll, Prompter, bind_current_thread, current_thread, set_idle};
 use std::io;
@@ -174,12 +174,12 @@ impl Helpers {
     /// Somebody waits for a lock: helpers that may hold it and do not get to run are put into the normal class, until
     /// they have polled their rings once. A port's thread that is known to hold it is taken out of its VM's control group, and put back when the
     /// wait is over.
-    pub(crate) fn boost(&self, waiting: Waiting) {
+    pub(crate) fn boost(&self, notice: WaitNotice) {
         if let Some(prompter) = &self.prompter {
-            match waiting {
-                Waiting::HolderUnknown => {}
-                Waiting::HolderStopped(thread) => prompter.ask(thread),
-                Waiting::Over(thread) => prompter.ask(-thread),
+            match notice {
+                WaitNotice::HolderUnknown => {}
+                WaitNotice::HolderStopped(thread) => prompter.ask(thread),
+                WaitNotice::Over(thread) => prompter.ask(-thread),
             }
         }
         let now_ns = self.datapath.now_ns();
@@ -315,9 +315,9 @@ impl Thread {
     fn give_back(&mut self, i: usize, stuck: bool) -> bool {
         let Some(Claimed { owned, found_ns, .. }) = self.claimed.get_mut(i) else { return false };
         let rearm = |keep: &dyn Fn() -> bool| {
-            !stuck && self.forwarder.rearm_notifications_unless(&owned.port, owned.queue, 0, keep)
+            !stuck && self.forwarder.rearm_notifications_or_keep(&owned.port, owned.queue, 0, keep)
         };
-        let keeps = owned.owner.give_back_unless_more(self.n, rearm);
+        let keeps = owned.owner.give_back_or_keep(self.n, rearm);
         if keeps {
             *found_ns = self.awake_ns;
         }

@@ -94,7 +94,7 @@ impl Owner {
     /// Helper `n` gives it back, and `rearm` asks the guest to kick. If there are packets by then and what `rearm` is given says
     /// so with the queue locked, the helper keeps it, and `rearm` asks the guest not to kick: true. What `rearm` is given
     /// says no when the port's thread has noticed that it has the ring, and may sleep until it is kicked.
-    pub(crate) fn give_back_unless_more(&self, n: usize, rearm: impl FnOnce(&dyn Fn() -> bool) -> bool) -> bool {
+    pub(crate) fn give_back_or_keep(&self, n: usize, rearm: impl FnOnce(&dyn Fn() -> bool) -> bool) -> bool {
         self.change(n + 1, BACK) && rearm(&|| self.change(BACK, n + 1))
     }
 

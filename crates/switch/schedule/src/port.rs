@@ -7,7 +7,7 @@ use crate::mailbox::Mailbox;
 use crate::owned_ring::OwnedRing;
 use crate::policy::{Arrivals, Batch, Kicks, TransmitTimer, Vm};
 use lasthop_forward::{Forwarder, Outcome, Port};
-use lasthop_lock::{Waiting, identify_thread};
+use lasthop_lock::{WaitNotice, identify_thread};
 use lasthop_sys::{Beat, Epoll, LineLimit, Trigger, current_thread};
 use lasthop_virtqueue::BURST;
 use std::io;
@@ -174,24 +174,18 @@ impl Server {
     fn look_after(&mut self, n: usize, now_ns: &mut u64) -> bool {
         let Self { forwarder, helpers, yielded_ns, .. } = self;
         let Some(Some(ring)) = self.rings.get_mut(n) else { return false };
-        match ring.next {
-            Next::Now => {}
-            Next::At(then_ns) if then_ns <= *now_ns => {}
-            Next::At(_) | Next::Woken => return false,
+        if !ring.is_due(*now_ns) {
+            return false;
+        }
+        if ring.is_away(helpers, *now_ns) {
+            ring.next = Next::At(*now_ns + GUARD_NS);
+            return false;
         }
         let (port, queue) = (&self.port, ring.owned.queue);
-        if let Some(helper) = ring.owned.owner.reclaim() {
-            ring.kicks_disabled = true;
-            if !helpers.is_lost(helper, *now_ns) {
-                ring.next = Next::At(*now_ns + GUARD_NS);
-                return false;
-            }
-            ring.owned.owner.take_away(helper);
-            helpers.avoid(helper, *now_ns);
-            helpers.boost(Waiting::HolderUnknown);
-        }
-        if !std::mem::replace(&mut ring.kicks_disabled, true) || ring.kicked {
-            forwarder.disable_notifications(port, queue, std::mem::take(&mut ring.kicked), || true);
+        let kicked = std::mem::take(&mut ring.kicked);
+        let were_disabled = std::mem::replace(&mut ring.kicks_disabled, true);
+        if kicked || !were_disabled {
+            forwarder.disable_notifications(port, queue, kicked, || true);
         }
         let outcome = ring.owned.carry_burst(forwarder, &mut ring.arrivals, now_ns);
         yield_if_due(&outcome, yielded_ns, forwarder, *now_ns);
@@ -205,38 +199,9 @@ impl Server {
             ring.next = Next::At(*now_ns + GIVE_WAY_NS);
             return false;
         }
-        if outcome.packets == BURST || outcome.more {
-            ring.next = Next::Now;
-            return true;
-        }
-        let gathered = std::mem::take(&mut ring.gathered);
-        // No longer than the batch takes to come: not every guest can kick for its last packet.
-        let (mut batch, vm) = (self.transmit, vm_of(helpers.view, port));
-        batch.period_ns = batch.period_ns.min(ring.arrivals.gap_ns() * u64::from(batch.packets));
-        ring.next = match ring.timer.emptied(&batch, gathered, vm, *now_ns) {
-            _ if ring.owned.kick.is_none() => Next::At(*now_ns + POLL_NS),
-            Kicks::Batch { packets, due_ns } => {
-                forwarder.rearm_notifications(port, queue, packets.saturating_sub(1));
-                // Work before blocking (PhD §4.3.5): nothing waits for the timer once the guest sleeps.
-                if let (Vm::Running(core), Offered::Not) = (vm, offered)
-                    && let Some(helper) = helpers.on(core)
-                {
-                    helpers.offer(helper, &ring.owned, None);
-                }
-                Next::At(due_ns)
-            }
-            Kicks::Next => {
-                let more = forwarder.rearm_notifications(port, queue, 0);
-                if more {
-                    ring.next = Next::Now;
-                    return true;
-                }
-                // A helper may have claimed it meanwhile, and asked the guest not to kick.
-                if ring.owned.owner.is_own() { Next::Woken } else { Next::At(*now_ns + GUARD_NS) }
-            }
-        };
-        ring.kicks_disabled = false;
-        false
+        let more = outcome.packets == BURST || outcome.more;
+        ring.next = if more { Next::Now } else { ring.emptied(self.transmit, offered, helpers, forwarder, *now_ns) };
+        ring.next == Next::Now
     }
 
     /// How long to sleep unless somebody kicks; for ever if `None`.
@@ -328,6 +293,64 @@ fn yield_if_due(outcome: &Outcome, yielded_ns: &mut u64, forwarder: &Forwarder, 
 }
 
 impl PortRing {
+    /// It is to be looked at now.
+    fn is_due(&self, now_ns: u64) -> bool {
+        match self.next {
+            Next::Now => true,
+            Next::At(then_ns) => then_ns <= now_ns,
+            Next::Woken => false,
+        }
+    }
+
+    /// A helper owns the ring and looks after it. It is taken from one that has lost its core.
+    fn is_away(&mut self, helpers: &Helpers, now_ns: u64) -> bool {
+        let Some(helper) = self.owned.owner.reclaim() else { return false };
+        // By the helper, when it took the ring.
+        self.kicks_disabled = true;
+        let lost = helpers.is_lost(helper, now_ns);
+        if lost {
+            self.owned.owner.take_away(helper);
+            helpers.avoid(helper, now_ns);
+            helpers.boost(WaitNotice::HolderUnknown);
+        }
+        !lost
+    }
+
+    /// The ring has been emptied: asks the guest for its next kick, and says when to look again. `Now`: the guest was faster.
+    fn emptied(
+        &mut self,
+        mut batch: Batch,
+        offered: Offered,
+        helpers: &Helpers,
+        forwarder: &mut Forwarder,
+        now_ns: u64,
+    ) -> Next {
+        let (port, queue) = (&self.owned.port, self.owned.queue);
+        let (gathered, vm) = (std::mem::take(&mut self.gathered), vm_of(helpers.view, port));
+        // No longer than the batch takes to come: not every guest can kick for its last packet.
+        batch.period_ns = batch.period_ns.min(self.arrivals.gap_ns() * u64::from(batch.packets));
+        let kicks = self.timer.emptied(&batch, gathered, vm, now_ns);
+        let next = match kicks {
+            _ if self.owned.kick.is_none() => Next::At(now_ns + POLL_NS),
+            Kicks::Batch { packets, due_ns } => {
+                forwarder.rearm_notifications(port, queue, packets.saturating_sub(1));
+                // Work before blocking (PhD §4.3.5): nothing waits for the timer once the guest sleeps.
+                if let (Vm::Running(core), Offered::Not) = (vm, offered)
+                    && let Some(helper) = helpers.on(core)
+                {
+                    helpers.offer(helper, &self.owned, None);
+                }
+                Next::At(due_ns)
+            }
+            Kicks::Next if forwarder.rearm_notifications(port, queue, 0) => Next::Now,
+            Kicks::Next if self.owned.owner.is_own() => Next::Woken,
+            // A helper has claimed it meanwhile, and may have asked the guest not to kick.
+            Kicks::Next => Next::At(now_ns + GUARD_NS),
+        };
+        self.kicks_disabled = next == Next::Now;
+        next
+    }
+
     /// When the ring is to be looked at, if it was left with packets that cannot go on now.
     fn waits(&self, outcome: &Outcome, now_ns: u64) -> Option<Next> {
         match outcome.until_ns {

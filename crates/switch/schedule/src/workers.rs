@@ -56,7 +56,7 @@ impl Workers {
         let helpers = Arc::new(Helpers::new(datapath.clone(), &mut settings)?);
         let threads = helpers.start()?;
         let all = helpers.clone();
-        lasthop_lock::on_wait(Box::new(move |waiting| all.boost(waiting)));
+        lasthop_lock::on_wait(Box::new(move |notice| all.boost(notice)));
         Ok(Self { receive: settings.receive, helpers, threads, ports: HashMap::new(), started: Vec::new() })
     }
 

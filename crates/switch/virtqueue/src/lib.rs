@@ -20,7 +20,7 @@ mod split;
 pub use chain::{BURST, Chain, Chains, MAX_CHAINS, MAX_PIECES, PREFETCH, Pieces};
 pub use error::QueueError;
 pub use journal::{JOURNAL_BYTES, Journal};
-pub use patience::{Ahead, Patience, Shortage, Waiting};
+pub use patience::{Ahead, Patience, SenderPatience, Shortage};
 pub use queue::{Queue, QueueGuard, QueueStatus, StartedQueue};
 pub use receive_buffers::{ReceiveBuffers, Reserved};
 pub use ring::Ring;

@@ -418,9 +418,6 @@ impl PackedRing {
 /// on since. `None` if that is not so: the driver has reset the ring. Descriptors do not tell (those inside of chains
 /// keep the flags of any lap); but a device leaves its mark on its event suppression structure, which only a driver that
 /// starts anew sets to zero.
-///
-/// QEMU (7.2) itself drops what a guest sends while it has no back-end, and in the last lap before the base that it knows
-/// it does so there, out of turn, and gives us the base behind. Then all before are to be completed as one open burst.
 fn recover(
     desc: &GuestSlice<'_>,
     event: &GuestSlice<'_>,
@@ -428,29 +425,51 @@ fn recover(
     base: Position,
     record: &mut Record,
 ) -> Option<Position> {
-    let at = |index: u16| desc.load_u16(usize::from(index) * 16 + 14) & (AVAIL | USED);
-    let mut position = record.position;
     // The ring before may have been of another size.
     record.open = record.open.filter(|open| open.slots <= size && Position::from_bits(open.begin).index < size);
-    if let Some(open) = record.open {
-        let begin = Position::from_bits(open.begin);
-        // Used, and perhaps made available again for the next lap.
-        if at(begin.index) != begin.avail_flags() {
-            position = begin;
-            position.advance(open.slots, size);
-        }
-    }
+    let position = last_shown(desc, size, record);
     if position == base || position.index >= size || !is_marked(event) {
         return None;
     }
     if record.base != base {
-        // Nor are more shown in one go than are staged.
-        let slots = position.distance(record.base, size) + record.base.distance(base, size);
-        if slots > i32::from(size) || at(position.index) == position.used_flags() {
-            return None;
-        }
-        record.open =
-            Some(OpenBurst { begin: position.bits(), slots: slots as u16, chains: 0x7fff, shown: MOST_STAGED as u16 });
+        record.open = Some(dropped_by_front_end(desc, size, base, record.base, position)?);
     }
     Some(position)
+}
+
+/// The flags by which a descriptor is available or used.
+fn state(desc: &GuestSlice<'_>, index: u16) -> u16 {
+    desc.load_u16(usize::from(index) * 16 + 14) & (AVAIL | USED)
+}
+
+/// How far a predecessor showed the driver used descriptors: up to the position of its record, or behind the burst that it was
+/// showing when it was killed, if the first of that is no longer available as it was. (It is used, and may have been made
+/// available again for the next lap.)
+fn last_shown(desc: &GuestSlice<'_>, size: u16, record: &Record) -> Position {
+    let Some(open) = record.open else { return record.position };
+    let begin = Position::from_bits(open.begin);
+    if state(desc, begin.index) == begin.avail_flags() {
+        return record.position;
+    }
+    let mut behind = begin;
+    behind.advance(open.slots, size);
+    behind
+}
+
+/// QEMU (7.2) itself drops what a guest sends while it has no back-end. In the last lap before the base that it knows, `known`, it
+/// does so there, out of turn, and gives us the `base` behind. Then all from the ring's `position` up to that base are to be completed
+/// as one open burst. `None` if that is not what has happened.
+fn dropped_by_front_end(
+    desc: &GuestSlice<'_>,
+    size: u16,
+    base: Position,
+    known: Position,
+    position: Position,
+) -> Option<OpenBurst> {
+    let slots = position.distance(known, size) + known.distance(base, size);
+    if slots > i32::from(size) || state(desc, position.index) == position.used_flags() {
+        return None;
+    }
+    // Nor are more shown in one go than are staged.
+    Some(OpenBurst { begin: position.bits(), slots: slots as u16, chains: 0x7fff, shown: MOST_STAGED as u16 })
 }

@@ -5,7 +5,7 @@
 //! that it is slow at, and its senders' rings hold what it will take. One that takes less, or takes a packet now and then so as to
 //! look alive, is not. That alone would let a receiver that is just quick enough set the pace of its senders.
 //!
-//! A sender's [`Waiting`] knows two things. One is how long packets for others have stood behind those that wait, where nobody
+//! A sender's [`SenderPatience`] knows two things. One is how long packets for others have stood behind those that wait, where nobody
 //! looks at them: a burst that has looked at a whole window of its ring and had to leave some of it blocks the ring until the next
 //! burst. That time is charged to a bucket, which leaks one part in [`SHARE`] of all time. When it holds more than the patience with
 //! others, nothing of that ring waits until half of that has leaked: waiting costs what a sender has for others one part in
@@ -34,7 +34,7 @@ pub struct Ahead {
     /// Delivered or dropped: only to be completed.
     pub done: u64,
     /// Looked at, and counted where looks are counted.
-    pub seen: u64,
+    pub looked_at: u64,
 }
 
 /// How long packets wait for buffers, in the unit of all times here.
@@ -90,7 +90,7 @@ impl Shortage {
 
 /// What is known of the packets of a ring that had to wait, and were put back.
 #[derive(Debug)]
-pub struct Waiting {
+pub struct SenderPatience {
     /// Since when the `n`th of the chains that will be taken next waits, where it was looked at before and is not done.
     since: [u64; BURST],
     /// Until then packets of this ring do not wait for buffers.
@@ -105,7 +105,7 @@ pub struct Waiting {
     alone_with: PortId,
 }
 
-impl Default for Waiting {
+impl Default for SenderPatience {
     fn default() -> Self {
         Self {
             since: [0; BURST],
@@ -119,11 +119,11 @@ impl Default for Waiting {
     }
 }
 
-impl Waiting {
+impl SenderPatience {
     /// A burst begins with what is left of the one before. True if packets that find no buffers may wait.
     #[inline]
     pub fn begin(&mut self, ahead: Ahead, now: u64, patience: Patience) -> bool {
-        if ahead.seen != 0 {
+        if ahead.looked_at != 0 {
             self.go_on(ahead, now, patience);
         }
         now >= self.impatient_until
@@ -164,12 +164,12 @@ impl Waiting {
         }
     }
 
-    /// A burst ends, `taken` of its chains are done and the others are put back. `seen`: those that had been looked at
-    /// before it, [`Ahead::seen`] as it was. `blocked`: those that wait for this receiver, or for it and others, are what is left of
+    /// A burst ends, `taken` of its chains are done and the others are put back. `looked_at`: those that had been looked at
+    /// before it, [`Ahead::looked_at`] as it was. `blocked`: those that wait for this receiver, or for it and others, are what is left of
     /// a whole window ([`StartedQueue::is_window`](crate::StartedQueue::is_window)).
-    pub fn end(&mut self, taken: usize, seen: u64, now: u64, blocked: Option<PortId>) {
+    pub fn end(&mut self, taken: usize, looked_at: u64, now: u64, blocked: Option<PortId>) {
         for (n, since) in self.since.iter_mut().enumerate() {
-            if seen & bit(n) == 0 {
+            if looked_at & bit(n) == 0 {
                 *since = now;
             }
         }
@@ -214,52 +214,52 @@ mod tests {
         assert!(!shortage.is_slow(2010, 1, 10) && shortage.is_slow(2011, 1, 10), "and then it waits anew");
     }
 
-    fn ahead(done: u64, seen: usize) -> Ahead {
-        Ahead { done, seen: u64::MAX >> (64 - seen) }
+    fn ahead(done: u64, looked_at: usize) -> Ahead {
+        Ahead { done, looked_at: u64::MAX >> (64 - looked_at) }
     }
 
     #[test]
     fn a_senders_patience_is_its_oldest_packets() {
-        let mut waiting = Waiting::default();
-        assert!(waiting.begin(Ahead::default(), 100, PATIENCE_MS));
+        let mut sender = SenderPatience::default();
+        assert!(sender.begin(Ahead::default(), 100, PATIENCE_MS));
         // Four are put back; later the first three go, and others come.
-        waiting.end(60, 0, 100, None);
-        assert!(waiting.begin(ahead(0b1010, 4), 101, PATIENCE_MS));
-        waiting.end(2, ahead(0, 4).seen, 101, None);
-        assert!(waiting.begin(ahead(0b10, 30), 102, PATIENCE_MS), "2 ms");
-        waiting.end(2, ahead(0, 2).seen, 102, None);
-        assert!(waiting.begin(ahead(0b10, 28), 103, PATIENCE_MS), "those in front now came at 102");
-        waiting.end(0, ahead(0, 28).seen, 103, None);
-        assert!(waiting.begin(ahead(0b10, 28), 104, PATIENCE_MS));
-        waiting.end(0, ahead(0, 28).seen, 104, None);
-        assert!(!waiting.begin(ahead(0b10, 28), 105, PATIENCE_MS), "3 ms is too long");
-        assert!(!waiting.begin(Ahead::default(), 105 + 3 * SHARE - 1, PATIENCE_MS));
-        assert!(waiting.begin(Ahead::default(), 105 + 3 * SHARE, PATIENCE_MS));
+        sender.end(60, 0, 100, None);
+        assert!(sender.begin(ahead(0b1010, 4), 101, PATIENCE_MS));
+        sender.end(2, ahead(0, 4).looked_at, 101, None);
+        assert!(sender.begin(ahead(0b10, 30), 102, PATIENCE_MS), "2 ms");
+        sender.end(2, ahead(0, 2).looked_at, 102, None);
+        assert!(sender.begin(ahead(0b10, 28), 103, PATIENCE_MS), "those in front now came at 102");
+        sender.end(0, ahead(0, 28).looked_at, 103, None);
+        assert!(sender.begin(ahead(0b10, 28), 104, PATIENCE_MS));
+        sender.end(0, ahead(0, 28).looked_at, 104, None);
+        assert!(!sender.begin(ahead(0b10, 28), 105, PATIENCE_MS), "3 ms is too long");
+        assert!(!sender.begin(Ahead::default(), 105 + 3 * SHARE - 1, PATIENCE_MS));
+        assert!(sender.begin(Ahead::default(), 105 + 3 * SHARE, PATIENCE_MS));
     }
 
     #[test]
     fn a_sender_that_has_nothing_for_others_is_more_patient() {
-        let mut waiting = Waiting::default();
-        waiting.end(0, 0, 100, None);
-        assert!((100..=150).all(|now| waiting.begin(ahead(0, 5), now, PATIENCE_MS)));
-        assert!(!waiting.begin(ahead(0, 5), 151, PATIENCE_MS));
+        let mut sender = SenderPatience::default();
+        sender.end(0, 0, 100, None);
+        assert!((100..=150).all(|now| sender.begin(ahead(0, 5), now, PATIENCE_MS)));
+        assert!(!sender.begin(ahead(0, 5), 151, PATIENCE_MS));
     }
 
     #[test]
     fn time_in_which_packets_for_others_are_not_looked_at_is_one_part_in_forty() {
         // Windows that are held for a millisecond and gone in the next, so no packet waits for long.
         for (step, alone) in [(1, false), (2, false), (7, false), (1, true), (3, true)] {
-            let (mut waiting, mut blocked_ms) = (Waiting::default(), 0);
+            let (mut sender, mut blocked_ms) = (SenderPatience::default(), 0);
             let at = |ms: u64| {
-                if alone { Ahead { seen: u64::MAX, done: 0 } } else { ahead(u64::MAX - 1, 64 - (ms & 1) as usize) }
+                if alone { Ahead { looked_at: u64::MAX, done: 0 } } else { ahead(u64::MAX - 1, 64 - (ms & 1) as usize) }
             };
             for ms in (1000..101_000).step_by(step) {
-                if waiting.begin(Ahead::default(), ms, PATIENCE_MS) {
-                    waiting.end(0, 0, ms, Some(PortId(2)));
-                    waiting.begin(at(ms), ms + 1, PATIENCE_MS);
+                if sender.begin(Ahead::default(), ms, PATIENCE_MS) {
+                    sender.end(0, 0, ms, Some(PortId(2)));
+                    sender.begin(at(ms), ms + 1, PATIENCE_MS);
                     blocked_ms += 1;
                 }
-                waiting.delivered(PortId(3), ms + 1, PATIENCE_MS);
+                sender.delivered(PortId(3), ms + 1, PATIENCE_MS);
             }
             assert!((2300..=2510).contains(&blocked_ms), "{blocked_ms} of 100 000 ms, every {step}, alone {alone}");
         }
@@ -270,13 +270,13 @@ mod tests {
     fn pauses_in_step_with_any_clock_are_charged() {
         const MS: u64 = 1_000_000;
         for (phase, pause) in (0..10).flat_map(|phase| (1..10).map(move |pause| (phase * MS / 10, pause * MS / 10))) {
-            let (mut waiting, mut blocked) = (Waiting::default(), 0);
+            let (mut sender, mut blocked) = (SenderPatience::default(), 0);
             let patience = Patience { pace: 10 * MS, overtaken: 2 * MS };
             for ms in 1000..41_000 {
                 let now = ms * MS + phase;
-                if waiting.begin(Ahead::default(), now, patience) {
-                    waiting.end(0, 0, now, Some(PortId(2)));
-                    waiting.begin(ahead(u64::MAX - 1, 63), now + pause, patience);
+                if sender.begin(Ahead::default(), now, patience) {
+                    sender.end(0, 0, now, Some(PortId(2)));
+                    sender.begin(ahead(u64::MAX - 1, 63), now + pause, patience);
                     blocked += pause;
                 }
             }
@@ -287,17 +287,17 @@ mod tests {
 
     #[test]
     fn a_sender_that_has_nothing_for_others_is_charged_when_it_has() {
-        let mut waiting = Waiting::default();
+        let mut sender = SenderPatience::default();
         for ms in 0..100_000 {
-            assert!(waiting.begin(if ms == 0 { Ahead::default() } else { ahead(0, 64) }, ms, PATIENCE_MS), "{ms}");
-            waiting.end(64, 0, ms, Some(PortId(2)));
-            waiting.delivered(PortId(2), ms, PATIENCE_MS);
+            assert!(sender.begin(if ms == 0 { Ahead::default() } else { ahead(0, 64) }, ms, PATIENCE_MS), "{ms}");
+            sender.end(64, 0, ms, Some(PortId(2)));
+            sender.delivered(PortId(2), ms, PATIENCE_MS);
         }
-        waiting.delivered(PortId(3), 100_000, PATIENCE_MS);
+        sender.delivered(PortId(3), 100_000, PATIENCE_MS);
         assert!(
-            !waiting.begin(Ahead::default(), 100_000 + 49 * SHARE - 1, PATIENCE_MS),
+            !sender.begin(Ahead::default(), 100_000 + 49 * SHARE - 1, PATIENCE_MS),
             "no more than its limit of 50 ms"
         );
-        assert!(waiting.begin(Ahead::default(), 100_000 + 49 * SHARE, PATIENCE_MS), "but for the half that may stay");
+        assert!(sender.begin(Ahead::default(), 100_000 + 49 * SHARE, PATIENCE_MS), "but for the half that may stay");
     }
 }

@@ -1,7 +1,7 @@
 //! A queue of a port: its ring while there is one, the memory the ring's buffers lie in, whom to notify, what it counted.
 
 use crate::journal::{Journal, OpenBurst};
-use crate::patience::{Ahead, Shortage, Waiting};
+use crate::patience::{Ahead, SenderPatience, Shortage};
 use crate::{BURST, Chain, Chains, MAX_CHAINS, QueueError, QueueSetup, Ring};
 use lasthop_guestmem::GuestMemory;
 use lasthop_lock::Lock;
@@ -70,7 +70,7 @@ pub struct StartedQueue {
     /// Of the chains that will be taken next: which have been done before, out of turn.
     pub ahead: Ahead,
     /// Of a ring that packets come from: how long those that were put back have waited.
-    pub waiting: Waiting,
+    pub sender_patience: SenderPatience,
     /// Of a ring that packets go to: what is known of its want of buffers.
     pub shortage: Shortage,
     base: u16,
@@ -204,8 +204,9 @@ impl Queue {
         let mut record = journal.as_ref().and_then(|j| j.read());
         let ring = Ring::new(setup, &memory, record.as_mut()).inspect_err(|e| guard.fail(*e))?;
         let (features, base) = (setup.features, setup.base as u16);
-        let (ahead, waiting, shortage) = Default::default();
-        let mut started = StartedQueue { ring, memory, features, base, journal, noted: 0, ahead, waiting, shortage };
+        let (ahead, sender_patience, shortage) = Default::default();
+        let mut started =
+            StartedQueue { ring, memory, features, base, journal, noted: 0, ahead, sender_patience, shortage };
         // A burst that was not published to a guest is simply lost.
         match record.and_then(|record| record.open) {
             Some(open) if self.index % 2 == 1 => {

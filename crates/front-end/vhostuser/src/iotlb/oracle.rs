@@ -50,13 +50,13 @@ pub fn check_translations(steps: usize, mut next: impl FnMut() -> u64) {
         }
         assert!(iotlb.ranges.len() <= most && iotlb.ages.len() == iotlb.ranges.len(), "bounded");
         for (page, to_write) in (first..=last).flat_map(|page| [(page, false), (page, true)]) {
-            judge(&mut iotlb, &memory, &physical, &said, page, to_write);
+            check(&mut iotlb, &memory, &physical, &said, page, to_write);
         }
     }
 }
 
 /// What the switch finds of a page, before and after the session process has heard that it asks.
-fn judge(iotlb: &mut Iotlb, memory: &GuestMemory, physical: &GuestMemory, said: &Said, page: u64, to_write: bool) {
+fn check(iotlb: &mut Iotlb, memory: &GuestMemory, physical: &GuestMemory, said: &Said, page: u64, to_write: bool) {
     let wanted = if to_write { WRITE } else { READ };
     let of = said.iter().find(|range| range.first <= page && page <= range.last);
     let may = of.filter(|range| range.permissions & wanted != 0);

@@ -77,12 +77,12 @@ fn malformed_messages_end_the_connection() {
         for acks in [false, true] {
             let mut rig = if acks { Rig::negotiated(Features::PROTOCOL_FEATURES) } else { Rig::new() };
             let flags = flags | if acks { flag::NEED_REPLY } else { 0 };
-            let error = rig.judge(*request, flags, body, *fds);
+            let error = rig.error(*request, flags, body, *fds);
             assert!(matches!(error, SessionError::Syntax(_)), "{request} {flags:#x} {body:?} {fds}: {error:?}");
         }
     }
     let mut rig = Rig::new();
-    let error = rig.judge(R::GetFeatures as u32, v, &[], 20);
+    let error = rig.error(R::GetFeatures as u32, v, &[], 20);
     assert_eq!(error, SessionError::Syntax(SyntaxError::Truncated));
 }
 
@@ -125,7 +125,7 @@ fn meaningless_messages_end_the_connection_or_are_answered() {
     // Questions whose answer cannot say no.
     for (request, body) in [(R::GetVringBase, ring(32, 0)), (R::GetConfig, vec![0; 16])] {
         let mut rig = Rig::negotiated(Features::VERSION_1 | Features::PROTOCOL_FEATURES);
-        let error = rig.judge(request as u32, flag::VERSION | flag::NEED_REPLY, &body, 0);
+        let error = rig.error(request as u32, flag::VERSION | flag::NEED_REPLY, &body, 0);
         assert!(matches!(error, SessionError::Refused { .. }));
     }
 }
@@ -136,13 +136,13 @@ fn extensions_must_be_negotiated() {
     let mut rig = Rig::new();
     assert_eq!(rig.refusal(R::GetMaxMemSlots, &[]), Refusal::NotNegotiated(1 << 15));
     let mut rig = Rig::new();
-    let error = rig.judge(R::GetStatus as u32, flag::VERSION, &[], 0);
+    let error = rig.error(R::GetStatus as u32, flag::VERSION, &[], 0);
     assert_eq!(error.to_string(), "GET_STATUS: protocol feature STATUS was not negotiated");
     let mut rig = Rig::new();
-    let error = rig.judge(99, flag::VERSION, &[1, 2, 3], 3);
+    let error = rig.error(99, flag::VERSION, &[1, 2, 3], 3);
     assert_eq!(error.to_string(), "request 99: no request has this number");
     let mut rig = Rig::new();
-    let error = rig.judge(R::SetFeatures as u32, flag::VERSION, &(1u64 << 58 | 1 << 17).to_le_bytes(), 0);
+    let error = rig.error(R::SetFeatures as u32, flag::VERSION, &(1u64 << 58 | 1 << 17).to_le_bytes(), 0);
     assert_eq!(error.to_string(), "SET_FEATURES: features not offered: CTRL_VQ, bit 58");
 }
 

@@ -1,6 +1,6 @@
 //! All lists: general ones of guests and of uplinks for each direction, and ports' own, which replace them there.
 
-use super::judge::List;
+use super::list::List;
 use super::nat::Translation;
 use super::parse::{Lists, Located, MAX_RULES, Rules, checked_lines, read_rule};
 use super::rule::{Action, Direction, Prefix};

@@ -9,7 +9,7 @@
 //! | `nat` | rules that translate addresses |
 //! | `basics` | what stateful lists permit without a rule |
 //! | `sets` | named sets of addresses |
-//! | `judge` | what a list says of a frame, by the classifier |
+//! | `list` | what a list says of a frame, by the classifier |
 //! | `book` | which list holds for which port and direction, and how all of them are kept in one text |
 //!
 //! # What is judged where
@@ -34,7 +34,7 @@
 mod basics;
 mod book;
 mod classbench;
-mod judge;
+mod list;
 mod nat;
 mod parse;
 mod rule;
@@ -43,8 +43,8 @@ mod words;
 
 pub use book::{Book, BookError, Scope};
 pub use classbench::{ClassBench, read as read_classbench};
-pub use judge::{Decision, List, Standing};
 pub use lasthop_classifier::Addresses;
+pub use list::{Decision, List, Standing};
 pub use nat::{Target, Translation};
 pub use parse::{Lists, Located, MAX_RULES, MAX_TEXT, Rules, looks_like_classbench, read};
 pub use rule::{Action, Direction, Ether, Mac, Place, Prefix, Range, Rule};

@@ -217,18 +217,18 @@ proptest! {
     ) {
         let settings = settings(text);
         let mut mask = FlowMask::default();
-        let judged = pretends(&settings, &one, &mut mask);
+        let found = pretends(&settings, &one, &mut mask);
         // As the other, but for the bits that were looked at.
         let words = zerocopy::IntoBytes::as_bytes(&one).iter().zip(zerocopy::IntoBytes::as_bytes(&other));
         let bits = zerocopy::IntoBytes::as_bytes(&mask);
         let mixed: Vec<u8> = words.zip(bits).map(|((a, b), m)| a & m | b & !m).collect();
         let mixed = <FlowKey as zerocopy::FromBytes>::read_from_bytes(&mixed).unwrap();
         let mut again = FlowMask::default();
-        prop_assert_eq!(pretends(&settings, &mixed, &mut again), judged);
+        prop_assert_eq!(pretends(&settings, &mixed, &mut again), found);
         prop_assert_eq!(again, mask, "and it takes the same to know");
         // And of what is left when the other bits are gone.
         let mut again = mask;
-        prop_assert_eq!(pretends(&settings, &one.masked(&mask), &mut again), judged);
+        prop_assert_eq!(pretends(&settings, &one.masked(&mask), &mut again), found);
         prop_assert_eq!(again, mask);
     }
 }

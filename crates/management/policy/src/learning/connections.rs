@@ -3,7 +3,7 @@
 //! A connection is looked up when one of its packets comes to control, and moved on once everything else lets the packet pass. It lives as long as its flows
 //! are used, which the switch tells when it is asked; and when it ends its flows go.
 
-use super::judging::Judged;
+use super::deciding::Decided;
 use super::nat::edited;
 use super::shares::Shares;
 use super::stale::SLICE_MS;
@@ -287,24 +287,24 @@ impl Learning {
         &mut self,
         key: &FlowKey,
         headers: Headers<'_>,
-        judged: &Judged,
+        decided: &Decided,
         now_ms: u64,
         out: &mut Effects,
     ) -> Result<Option<u64>, DropReason> {
         let limit = self.connection_limit(key.port());
-        let known = judged.track.known();
-        if known.is_none() && self.is_over_share(key, judged) {
+        let known = decided.track.known();
+        if known.is_none() && self.is_over_share(key, decided) {
             return Err(DropReason::CtLimit);
         }
         let Some(connections) = &mut self.connections else { return Ok(None) };
-        if let Track::Displaces(known) = judged.track {
+        if let Track::Displaces(known) = decided.track {
             connections.end(&known.original, now_ms);
         }
         let label = match known {
             Some(known) => pinned(&known, key.in_port),
             None => {
                 connections.last += 1;
-                label(connections.last, key.in_port, only_output(&judged.actions))
+                label(connections.last, key.in_port, only_output(&decided.actions))
             }
         };
         if let Some(known) = known.filter(|known| known.label & CARRIED != 0 && key.tcp_flags & RST != 0) {
@@ -316,7 +316,7 @@ impl Learning {
             owner: connections.owner(key.port(), limit),
             ..Commit::default()
         };
-        let ask = Ask { zone: judged.vlan, commit: Some(commit), nat: judged.nat };
+        let ask = Ask { zone: decided.vlan, commit: Some(commit), nat: decided.nat };
         let verdict = connections.tracker.process(&headers.view(key), &ask, now_ms);
         let original = verdict.original;
         let again = self.take_ended(now_ms, out).contains(&number(label));
@@ -483,34 +483,34 @@ impl Learning {
         &mut self,
         key: &FlowKey,
         headers: Headers<'_>,
-        judged: &mut Judged,
+        decided: &mut Decided,
         now_ms: u64,
         out: &mut Effects,
     ) {
         if self.connections.is_none() {
             return;
         }
-        if judged.kind == Kind::Tracked {
-            match self.move_on(key, headers, judged, now_ms, out) {
+        if decided.kind == Kind::Tracked {
+            match self.move_on(key, headers, decided, now_ms, out) {
                 Ok(number) => {
-                    if judged.nat != ct::Nat::None {
-                        self.judge_translated(key, headers, judged, now_ms, out);
+                    if decided.nat != ct::Nat::None {
+                        self.decide_translated(key, headers, decided, now_ms, out);
                     }
-                    let goes = judged.actions.iter().any(|action| matches!(action, Action::Output(_)));
-                    judged.kind = number.filter(|_| goes).map_or(Kind::Never, Kind::Connection);
+                    let goes = decided.actions.iter().any(|action| matches!(action, Action::Output(_)));
+                    decided.kind = number.filter(|_| goes).map_or(Kind::Never, Kind::Connection);
                 }
                 Err(reason) => {
                     // What a mirror is to get of it stays.
-                    judged.actions.retain(|action| matches!(action, Action::Copy(_)));
-                    judged.actions.truncate(self.copies_from(key.port()).len());
-                    judged.actions.push(Action::Drop(reason));
-                    judged.kind = Kind::Never;
+                    decided.actions.retain(|action| matches!(action, Action::Copy(_)));
+                    decided.actions.truncate(self.copies_from(key.port()).len());
+                    decided.actions.push(Action::Drop(reason));
+                    decided.kind = Kind::Never;
                 }
             }
-        } else if let (Track::Invalid(refusal), Some(connections)) = (judged.track, &self.connections) {
+        } else if let (Track::Invalid(refusal), Some(connections)) = (decided.track, &self.connections) {
             connections.tracker.count(refusal);
-        } else if let Track::New(Some(known)) = judged.track
-            && let Some(connections) = self.connections.as_ref().filter(|_| known.outdated && judged.rule.is_some())
+        } else if let Track::New(Some(known)) = decided.track
+            && let Some(connections) = self.connections.as_ref().filter(|_| known.outdated && decided.rule.is_some())
         {
             // Rules that hold now would not have let it open.
             connections.end(&known.original, now_ms);
@@ -519,18 +519,18 @@ impl Learning {
     }
 
     /// A translated connection has begun, and it is known what its packets look like: the receiver's list has its last word.
-    fn judge_translated(
+    fn decide_translated(
         &mut self,
         key: &FlowKey,
         headers: Headers<'_>,
-        judged: &mut Judged,
+        decided: &mut Decided,
         now_ms: u64,
         out: &mut Effects,
     ) {
         let probe = Probe { headers: Some(headers), now_ms, peek: true };
-        *judged = self.judge_anew(key, true, &probe);
-        if !judged.actions.iter().any(|action| matches!(action, Action::Output(_)))
-            && let (Some(connections), Some(known)) = (&self.connections, judged.track.known())
+        *decided = self.decide_anew(key, true, &probe);
+        if !decided.actions.iter().any(|action| matches!(action, Action::Output(_)))
+            && let (Some(connections), Some(known)) = (&self.connections, decided.track.known())
         {
             connections.end(&known.original, now_ms);
             self.take_ended(now_ms, out);

@@ -7,7 +7,7 @@
 //! newer than what the switch has told. Other lists end it: they remove all flows.
 
 use super::stale::{LOOKS, SLICE_MS};
-use super::{FlowUse, Judged, Kind, Learning, Track, dropped};
+use super::{Decided, FlowUse, Kind, Learning, Track, dropped};
 use crate::flows::{Cause, Id, Installed, InstalledRefusal, PAIR_MASK, Pair, Refusal, has};
 use crate::{Change, Effects};
 use lasthop_conntrack::Nat;
@@ -85,10 +85,10 @@ impl Learning {
     /// True when all is done.
     fn reconcile_part(&mut self, under_way: &mut Reconcile, now_ms: u64, out: &mut Effects) -> bool {
         let Reconcile { asked, told_ms, ref flows, ref mut at, ref mut learned, .. } = *under_way;
-        let (tried, changes, begin) = (self.tried(), out.changes.len(), *at);
+        let (compared, changes, begin) = (self.rules_compared(), out.changes.len(), *at);
         let part = self.limits.at_once.max(1) * LOOKS * PART;
         let is_over = |policy: &Self, done: usize, cost: usize, out: &Effects| {
-            let looks = done * cost + policy.looks_since(tried);
+            let looks = done * cost + policy.looks_since(compared);
             looks >= part || out.changes.len() - changes >= policy.limits.at_once.max(1)
         };
         if !*learned {
@@ -145,7 +145,7 @@ impl Learning {
         }
         let room = self.limits.at_once.max(1) * LOOKS * PART;
         for f in flows {
-            let (tried, spent) = (self.tried(), self.stale.spent_on_unknown(asked));
+            let (compared, spent) = (self.rules_compared(), self.stale.spent_on_unknown(asked));
             // To judge a flow that is not known may take as long as there are rules. A guest can bring many about: of those that are
             // removed while the switch is asked. What is too much is removed, and judged with the next packet.
             if *spent >= room && self.flows.find(&f.spec.key, &f.spec.mask).is_none() && Refusal::of(&f.spec).is_none()
@@ -154,7 +154,7 @@ impl Learning {
                 continue;
             }
             self.statistic(asked, f, now_ms, now_ms, out);
-            *self.stale.spent_on_unknown(asked) += self.looks_since(tried);
+            *self.stale.spent_on_unknown(asked) += self.looks_since(compared);
         }
     }
 
@@ -200,19 +200,19 @@ impl Learning {
         {
             self.refresh_source(&Pair::of(&key, vlan), used_ms);
         }
-        let right = self.judge_flow(&key, &mask).filter(|judged| match judged.verdict {
-            Some(_) => self.lives_at(&Pair::of(&key, judged.vlan)),
+        let right = self.decide_flow(&key, &mask).filter(|decided| match decided.verdict {
+            Some(_) => self.lives_at(&Pair::of(&key, decided.vlan)),
             None => self.has_port(key.port()),
         });
-        let Some(judged) = right else {
+        let Some(decided) = right else {
             out.changes.push(Change::Del(key, mask));
             return None;
         };
         self.make_room(key.port(), out);
-        if f.spec.actions != judged.actions {
-            return Some(self.put_flow(key, mask, judged, false, used_ms, now_ms, out));
+        if f.spec.actions != decided.actions {
+            return Some(self.put_flow(key, mask, decided, false, used_ms, now_ms, out));
         }
-        let Judged { verdict, vlan, actions, rule, kind, home, .. } = judged;
+        let Decided { verdict, vlan, actions, rule, kind, home, .. } = decided;
         let (connection, hides) = kind.of_flow();
         if let Some(reason) = dropped(&actions) {
             self.count_denied(key.port(), (reason, rule.clone()), &key, f.packets, used_ms);
@@ -266,7 +266,7 @@ impl Learning {
         // What we sent after asking is newer than the answer.
         if flow.put_after < asked && *f.spec.actions != *flow.actions {
             let rule = flow.rule.as_deref().cloned();
-            let judged = Judged {
+            let decided = Decided {
                 mask,
                 verdict: flow.verdict,
                 vlan: flow.vlan,
@@ -278,7 +278,7 @@ impl Learning {
                 nat: Nat::None,
             };
             let unlearned = flow.unlearned;
-            return Some(self.put_flow(key, mask, judged, unlearned, used_ms, now_ms, out));
+            return Some(self.put_flow(key, mask, decided, unlearned, used_ms, now_ms, out));
         }
         Some(id)
     }

@@ -86,7 +86,7 @@ impl Learning {
             self.forget_addresses(id, now_ms, out);
         }
         let told = self.settings.get(&id).cloned().unwrap_or_default();
-        self.set_stations(id, &told, now_ms, out);
+        self.set_static_addresses(id, &told, now_ms, out);
         self.follow_snooping();
         if cable {
             self.follow_cables();

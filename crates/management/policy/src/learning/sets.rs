@@ -38,7 +38,7 @@ impl Learning {
         let translates = self.lists.values().flatten().flatten().any(|(_, list)| !list.translations().is_empty());
         let concerned: Vec<Id> = self.flows.all(|flow| {
             (translates && flow.drops().is_some() || self.may_have(flow, changed, sides))
-                && may_be_judged_by(flow, &users)
+                && may_be_decided_by(flow, &users)
         });
         if concerned.len() > MOST {
             let all = self.flows.len();
@@ -76,7 +76,7 @@ impl Learning {
 }
 
 /// Whether its packets pass by a list that names the set.
-fn may_be_judged_by(flow: &Installed, [senders, receivers]: &Users) -> bool {
+fn may_be_decided_by(flow: &Installed, [senders, receivers]: &Users) -> bool {
     let sends = senders.contains(&flow.port());
     match flow.verdict {
         // It may be judged by what its connection's first packet was, the other way round.

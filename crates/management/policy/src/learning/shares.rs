@@ -2,7 +2,7 @@
 //! is counted by server: who would keep others from one has to have all of that one's.
 
 use super::Learning;
-use super::judging::Judged;
+use super::deciding::Decided;
 use super::tracking::tuple;
 use lasthop_classifier::{Found, Seen};
 use lasthop_conntrack::{Nat, Refusal, Tuple};
@@ -102,11 +102,11 @@ impl Learning {
     }
 
     /// Whether a packet would open a connection that holds a port of an address of which its own port holds as many as it may; counts it, if so.
-    pub(super) fn is_over_share(&self, key: &FlowKey, judged: &Judged) -> bool {
+    pub(super) fn is_over_share(&self, key: &FlowKey, decided: &Decided) -> bool {
         let Some(connections) = &self.connections else { return false };
-        let original = tuple(key, judged.vlan);
-        let Some(sent) = connections.tracker.plan(&judged.nat, &original) else { return false };
-        let most = || self.share(key.port(), &judged.nat, &original, &sent);
+        let original = tuple(key, decided.vlan);
+        let Some(sent) = connections.tracker.plan(&decided.nat, &original) else { return false };
+        let most = || self.share(key.port(), &decided.nat, &original, &sent);
         let over = self.takes_a_port(&original, &sent)
             && most().is_some_and(|most| connections.shares.held(key.port(), &sent) >= most);
         if over {

@@ -96,9 +96,9 @@ impl Learning {
         passes.into_iter().chain(self.reconcile.as_ref().map(|under_way| under_way.next_ms)).chain(connections).min()
     }
 
-    /// What the rules are worth, in looks, that were tried since [`Learning::tried`] was that.
-    pub(super) fn looks_since(&self, tried: u64) -> usize {
-        usize::try_from(self.tried().wrapping_sub(tried) / RULES).unwrap_or(usize::MAX)
+    /// What the rules are worth, in looks, that were tried since [`Learning::rules_compared`] was that.
+    pub(super) fn looks_since(&self, compared: u64) -> usize {
+        usize::try_from(self.rules_compared().wrapping_sub(compared) / RULES).unwrap_or(usize::MAX)
     }
 
     /// Puts some more flows right, at most as many as [`Limits::at_once`](super::Limits), fewer where many rules are tried for each; and
@@ -188,12 +188,12 @@ impl Learning {
             if *share < cost {
                 return Some(pass);
             }
-            let tried = self.tried();
+            let compared = self.rules_compared();
             *share -= cost;
             pass.at = id.saturating_add(1);
             match cause {
                 _ if !self.has_port(owner) => drop(self.flows.remove(id)),
-                Cause::Floods | Cause::Uplinks | Cause::Group(..) => self.rejudge(id, now_ms, out),
+                Cause::Floods | Cause::Uplinks | Cause::Group(..) => self.decide_again(id, now_ms, out),
                 Cause::To(..) => self.refresh(id, now_ms, out),
                 Cause::From(..) | Cause::Unlearned | Cause::Unused | Cause::Ended(_) => self.del_flow(id, out),
                 Cause::Unseen => {
@@ -205,7 +205,7 @@ impl Learning {
                 // There is one with that number again.
                 Cause::Gone => self.del_flow(id, out),
             }
-            *share = share.saturating_sub(self.looks_since(tried));
+            *share = share.saturating_sub(self.looks_since(compared));
         }
     }
 

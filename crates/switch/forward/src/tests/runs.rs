@@ -1,4 +1,4 @@
-//! Packets that are like the one before go with it to the same receiver, and packets of known flows are judged and delivered in loops of
+//! Packets that are like the one before go with it to the same receiver, and packets of known flows are classified and delivered in loops of
 //! their own: whatever ends such a run, nothing is lost, doubled, overtaken or put where it does not belong.
 
 use super::{Guest, MS, layouts, switch, switch_with, to_station};

@@ -5,7 +5,7 @@ use lasthop_classifier::addresses;
 use lasthop_frame::FlowMask;
 use zerocopy::IntoBytes;
 
-/// First match by definition: each condition asked for with plain numbers, independent of `judge.rs`.
+/// First match by definition: each condition asked for with plain numbers, independent of `list.rs`.
 fn reference(rules: &[Rule], default: Action, key: &FlowKey, sets: &[(&str, Vec<Prefix>)]) -> bool {
     if rules.iter().any(|r| r.ether != Ether::Any) && key.anomalies & 15 != 0 {
         return false;
@@ -203,10 +203,10 @@ proptest! {
             let verdict = list.decide(key);
             prop_assert_eq!(verdict.permits(), reference(list.rules(), list.default(), key, &sets), "{} {:?}", text, key);
             let mut mask = FlowMask::default();
-            prop_assert_eq!(list.judge(key, &mut mask), verdict);
+            prop_assert_eq!(list.first_match(key, &mut mask), verdict);
             // Judging the flow itself, with what it has, needs nothing more: that is how flows are recognised later.
             let mut again = mask;
-            prop_assert_eq!(list.judge(&key.masked(&mask), &mut again), verdict);
+            prop_assert_eq!(list.first_match(&key.masked(&mask), &mut again), verdict);
             prop_assert_eq!(again, mask);
             // Whatever agrees in the bits of the mask gets the same verdict.
             let random = noise.iter().map(|n| {
@@ -268,7 +268,7 @@ proptest! {
             }
             // A flow made under the old set, none of whose addresses the change touches, is right under the new.
             let mut mask = FlowMask::default();
-            was.judge(key, &mut mask);
+            was.first_match(key, &mut mask);
             let span = |field: [u8; 16], mask: [u8; 16]| {
                 addresses::span(key.eth_type, u128::from_be_bytes(field), u128::from_be_bytes(mask))
             };
@@ -304,12 +304,12 @@ proptest! {
 fn masks_are_prefixes_in_few_steps() {
     let list = list("deny tcp from 192.168.1.0/26 to any port 8000-9000\ndeny from-mac 02:00:00:00:00:09");
     let mut mask = FlowMask::default();
-    assert!(list.judge(&frame("10.0.0.1", "10.0.0.2", TCP, 1, 2), &mut mask).permits());
+    assert!(list.first_match(&frame("10.0.0.1", "10.0.0.2", TCP, 1, 2), &mut mask).permits());
     assert_eq!(mask.0.ip_src[12..], [0xff, 0, 0, 0], "10 and 192 differ in their first byte");
     assert_eq!((mask.0.ip_proto, mask.0.l4_dst, mask.0.l4_src, mask.0.ip_dst), (0, 0, 0, [0; 16]));
     assert_eq!(mask.0.eth_src, [0xff, 0, 0, 0, 0, 0]);
     let mut mask = FlowMask::default();
-    assert!(list.judge(&frame("192.168.1.5", "10.0.0.2", TCP, 1, 2), &mut mask).permits());
+    assert!(list.first_match(&frame("192.168.1.5", "10.0.0.2", TCP, 1, 2), &mut mask).permits());
     assert_eq!(mask.0.ip_src, [0; 16], "a few bits of the port are cheaper than most of the address");
     assert_eq!(mask.0.l4_dst, 0xfc00);
     assert_eq!(

@@ -44,11 +44,11 @@ fn new_control(b: &mut Bench) {
 
 /// One part of what there is to do: how many rules it tried.
 fn part(b: &mut Bench) -> u64 {
-    let tried = b.policy.tried();
+    let compared = b.policy.rules_compared();
     let mut out = Effects::default();
     b.policy.put_right(b.now_ms, &mut out);
     assert!(b.carry_out(out).is_empty());
-    b.policy.tried() - tried
+    b.policy.rules_compared() - compared
 }
 
 /// A part tries no more than this, however many there are: about a millisecond.
@@ -65,10 +65,10 @@ fn a_part_tries_a_bounded_number_of_rules_and_a_miss_its_own() {
         parts += 1;
         if parts % 20 == 7 {
             // Somebody's first packet in between is answered at once, and right.
-            let tried = b.policy.tried();
+            let compared = b.policy.rules_compared();
             let [_, back] = between(70 + parts, 3);
             assert_eq!(b.packet(&FlowKey { in_port: 3, eth_src: [0x52, 0x54, 3, 0, 0, parts as u8], ..back }).len(), 2);
-            assert!(b.policy.tried() - tried <= 10_000, "by its sender's list");
+            assert!(b.policy.rules_compared() - compared <= 10_000, "by its sender's list");
         }
     }
     assert!(parts > 50 && most <= RULES_A_PART, "{parts} parts, up to {most} rules in each");
@@ -82,9 +82,9 @@ fn a_part_tries_a_bounded_number_of_rules_and_a_miss_its_own() {
 #[test]
 fn known_flows_are_not_judged_again() {
     let mut b = full(1000);
-    let tried = b.policy.tried();
+    let compared = b.policy.rules_compared();
     b.poll(1000);
-    assert_eq!(b.policy.tried() - tried, 0);
+    assert_eq!(b.policy.rules_compared() - compared, 0);
     assert_eq!(b.policy.flow_count(), 2048);
 }
 
@@ -95,10 +95,10 @@ fn many_rules_make_slices_smaller() {
     b.now_ms += 1;
     b.parts = Some(0);
     let [_, back] = between(1, 3);
-    let tried = b.policy.tried();
+    let compared = b.policy.rules_compared();
     // The station that 64 flows go to moves.
     b.packet(&FlowKey { in_port: 3, ..back });
-    let mut most = b.policy.tried() - tried;
+    let mut most = b.policy.rules_compared() - compared;
     while b.policy.put_right_ms().is_some() {
         most = most.max(part(&mut b));
     }
@@ -111,13 +111,13 @@ fn many_rules_make_slices_smaller() {
 fn uplinks_that_change_have_no_flow_judged_at_once() {
     let mut b = full(5000);
     b.parts = Some(0);
-    let tried = b.policy.tried();
+    let compared = b.policy.rules_compared();
     // One more, which nothing has come from or gone to yet, has no say in flows that are there.
     b.set_uplinks([(PortId(9), None)].into());
-    assert_eq!((b.table.len(), b.policy.tried()), (2048, tried));
+    assert_eq!((b.table.len(), b.policy.rules_compared()), (2048, compared));
     // Other VLANs of one that was in use: no flow is left that it does not carry now.
     b.set_uplinks([(PortId(2), Some("10".parse().unwrap())), (PortId(9), None)].into());
-    assert_eq!((b.table.len(), b.policy.tried()), (0, tried));
+    assert_eq!((b.table.len(), b.policy.rules_compared()), (0, compared));
     let [there, back] = between(5, 5);
     for packet in [there, back] {
         let done = b.packet(&packet);
@@ -246,11 +246,11 @@ fn unknown_flows_in_an_answer_cost_a_bounded_number_of_rules() {
             f
         })
         .collect();
-    let (tried, asked) = (b.policy.tried(), b.policy.asked());
+    let (compared, asked) = (b.policy.rules_compared(), b.policy.asked());
     let mut out = Effects::default();
     other.chunks(100).for_each(|part| b.policy.statistics_part(asked, part, b.now_ms, &mut out));
-    let tried = b.policy.tried() - tried;
-    assert!(tried <= RULES_A_PART, "{tried} rules for {} flows", other.len());
+    let compared = b.policy.rules_compared() - compared;
+    assert!(compared <= RULES_A_PART, "{compared} rules for {} flows", other.len());
     let removed = out.changes.iter().filter(|change| matches!(change, crate::Change::Del(..))).count();
     assert!(removed >= other.len() - 200 && removed <= other.len(), "{removed}");
     // Those that are known are looked at all the same.

@@ -51,7 +51,7 @@ impl Model {
 
     fn permits(&self, port: u8, direction: Direction, key: &FlowKey, standing: Standing) -> bool {
         self.list(port, direction)
-            .is_none_or(|list| list.judge_as(key, standing, direction, &mut FlowMask::default()).permits())
+            .is_none_or(|list| list.check(key, standing, direction, &mut FlowMask::default()).permits())
     }
 
     fn tracks(&self, port: u8) -> bool {

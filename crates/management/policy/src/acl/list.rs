@@ -53,7 +53,7 @@ pub enum Standing {
     Invalid,
 }
 
-/// Rules of one direction, ready to judge by.
+/// Rules of one direction, ready to decide by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct List {
     rules: Vec<Rule>,
@@ -147,7 +147,7 @@ impl List {
 
     /// The same, and adds to `mask` the bits that it takes to know it: every key that agrees with `key` in the bits of
     /// the mask that is left gets the same decision.
-    pub fn judge(&self, key: &FlowKey, mask: &mut FlowMask) -> Decision {
+    pub fn first_match(&self, key: &FlowKey, mask: &mut FlowMask) -> Decision {
         let mut seen = Seen::of(mask);
         let decision = self.rule(key, Standing::New, &mut seen);
         seen.add_to(mask);
@@ -155,7 +155,7 @@ impl List {
     }
 
     /// What the list says of a packet that passes a port this way, and is this to connections. Adds to `mask` what it took to know, the standing apart.
-    pub fn judge_as(&self, key: &FlowKey, standing: Standing, direction: Direction, mask: &mut FlowMask) -> Decision {
+    pub fn check(&self, key: &FlowKey, standing: Standing, direction: Direction, mask: &mut FlowMask) -> Decision {
         if self.tracks() {
             // It is not known what malformed headers are to a connection.
             (mask.0.eth_type, mask.0.anomalies) = (u16::MAX, mask.0.anomalies | ANOMALIES);

@@ -77,14 +77,14 @@ impl End {
 /// queues' own locks that make starting, stopping and remapping safe under traffic. Dropping it stops all queues, and lets go of
 /// the guest's memory and descriptors aside.
 #[derive(Debug)]
-pub struct Rings {
+pub struct Vrings {
     queues: Arc<[Arc<Queue>]>,
     pub(crate) memory: Arc<GuestMemory>,
     pub(crate) aside: Arc<Aside>,
     pub(crate) features: (u64, u64),
 }
 
-impl Rings {
+impl Vrings {
     /// `queues` are the port's, two per pair, all stopped. `limits`: how much of this process the guest's memory may take up, with
     /// what is left of those before it, which `mapped` counts.
     pub fn new(queues: Arc<[Arc<Queue>]>, aside: Arc<Aside>, limits: MemoryLimits, mapped: &Arc<Mapped>) -> Self {
@@ -266,7 +266,7 @@ impl Rings {
     }
 }
 
-impl Drop for Rings {
+impl Drop for Vrings {
     fn drop(&mut self) {
         self.stop();
         // To unmap what nobody else has mapped any more means to free it, page by page.

@@ -15,7 +15,7 @@ use lasthop_types::{DropReason, MacAddr, PortId};
 use std::sync::Arc;
 
 /// What becomes of a packet or of the packets of a flow, and the flow that says so.
-pub(crate) struct Judged {
+pub(crate) struct Decided {
     /// The bits of the packet that it took to know.
     pub mask: FlowMask,
     /// As [`Installed::verdict`].
@@ -95,11 +95,11 @@ pub(crate) fn inside(key: &FlowKey, vlan: u16) -> FlowKey {
 impl Learning {
     /// How many rules of access lists have been tried so far. It is what judging takes: whoever has much to judge does as much at a
     /// time as this says that he may.
-    pub fn tried(&self) -> u64 {
-        self.tried.get()
+    pub fn rules_compared(&self) -> u64 {
+        self.rules_compared.get()
     }
 
-    /// What a list says, with what it took to know: see [`List::judge_as`].
+    /// What a list says, with what it took to know: see [`List::check`].
     pub(super) fn ask(
         &self,
         list: &List,
@@ -108,16 +108,16 @@ impl Learning {
         direction: Direction,
         mask: &mut FlowMask,
     ) -> Decision {
-        self.note_tried(list, list.judge_as(key, standing, direction, mask))
+        self.note_rules_compared(list, list.check(key, standing, direction, mask))
     }
 
-    fn note_tried(&self, list: &List, decision: Decision) -> Decision {
+    fn note_rules_compared(&self, list: &List, decision: Decision) -> Decision {
         let rules = match decision {
             Decision::Rule(n, _) => n + 1,
             Decision::Default(_) | Decision::Basic => list.rules().len(),
             Decision::Malformed | Decision::Connection | Decision::Invalid => 0,
         };
-        self.tried.set(self.tried.get().wrapping_add(rules as u64));
+        self.rules_compared.set(self.rules_compared.get().wrapping_add(rules as u64));
         decision
     }
 
@@ -205,45 +205,45 @@ impl Learning {
     }
 
     /// What becomes of a packet that [`Learning::may_enter`] or not, and the widest flow that says so.
-    pub(super) fn judge_anew(&self, key: &FlowKey, enters: bool, probe: &Probe<'_>) -> Judged {
+    pub(super) fn decide_anew(&self, key: &FlowKey, enters: bool, probe: &Probe<'_>) -> Decided {
         // A flow for what may not enter need not know who sends it to whom.
-        self.judge(key, if enters { PAIR_MASK } else { PORT_MASK }, probe)
+        self.decide(key, if enters { PAIR_MASK } else { PORT_MASK }, probe)
     }
 
     /// What becomes of all packets of a flow; `None` if the flow does not say enough of them, or there should be none.
-    pub(super) fn judge_flow(&self, key: &FlowKey, mask: &FlowMask) -> Option<Judged> {
+    pub(super) fn decide_flow(&self, key: &FlowKey, mask: &FlowMask) -> Option<Decided> {
         if !has(mask, &PORT_MASK) {
             return None;
         }
-        let mut judged = self.judge(key, *mask, &Probe::PEEK);
+        let mut decided = self.decide(key, *mask, &Probe::PEEK);
         let refused = has(mask, &PAIR_MASK) && refusal(key).is_some();
-        let enough = judged.verdict.is_none() || has(mask, &PAIR_MASK);
-        judged.kind = match (judged.kind, judged.track.known()) {
+        let enough = decided.verdict.is_none() || has(mask, &PAIR_MASK);
+        decided.kind = match (decided.kind, decided.track.known()) {
             (Kind::Never, _) | (Kind::Tracked, None) => return None,
             (Kind::Tracked, Some(known)) => Kind::Connection(known.number()),
             (kind, _) => kind,
         };
-        (judged.mask == *mask && enough && !refused).then_some(judged)
+        (decided.mask == *mask && enough && !refused).then_some(decided)
     }
 
     /// Judges by the sender's settings and list, where learning sends it, and the receivers' settings and lists. Adds to `mask`
     /// what it looked at. Mirrors of the sender get a copy, whatever becomes of it.
-    fn judge(&self, key: &FlowKey, mask: FlowMask, probe: &Probe<'_>) -> Judged {
-        let mut judged = self.judge_uncopied(key, mask, probe);
-        if judged.verdict.is_some() && self.is_overheard(key) {
-            judged.kind = Kind::Never;
+    fn decide(&self, key: &FlowKey, mask: FlowMask, probe: &Probe<'_>) -> Decided {
+        let mut decided = self.decide_uncopied(key, mask, probe);
+        if decided.verdict.is_some() && self.is_overheard(key) {
+            decided.kind = Kind::Never;
         }
         let copies = self.copies_from(key.port());
         if !copies.is_empty() {
-            prepend(&mut judged.actions, copies);
+            prepend(&mut decided.actions, copies);
         }
-        judged
+        decided
     }
 
-    fn judge_uncopied(&self, key: &FlowKey, mut mask: FlowMask, probe: &Probe<'_>) -> Judged {
+    fn decide_uncopied(&self, key: &FlowKey, mut mask: FlowMask, probe: &Probe<'_>) -> Decided {
         let drop = |mask, verdict, vlan, reason| {
             let actions = vec![Action::Drop(reason)];
-            Judged {
+            Decided {
                 mask,
                 verdict,
                 vlan,
@@ -267,14 +267,14 @@ impl Learning {
         let comes_back = self.is_outside(key, &mut mask);
         let mut outputs = self.outputs(verdict, vlan, key, &mut mask);
         if outputs.is_empty() {
-            return Judged { home, ..drop(mask, Some(verdict), vlan, self.why_nowhere(verdict, vlan, key)) };
+            return Decided { home, ..drop(mask, Some(verdict), vlan, self.why_nowhere(verdict, vlan, key)) };
         }
         let (mut kind, mut passage) = (Kind::Plain, Passage::unchanged(key));
         if verdict != Verdict::Hairpin {
             passage = match self.passage(key, vlan, &track, probe, &mut outputs, &mut mask) {
                 Ok(passage) => passage,
                 Err(reason) => {
-                    return Judged { kind: Kind::Never, track, ..drop(mask, Some(verdict), vlan, reason) };
+                    return Decided { kind: Kind::Never, track, ..drop(mask, Some(verdict), vlan, reason) };
                 }
             };
             let tracked = comes_back
@@ -285,14 +285,14 @@ impl Learning {
             if outputs.is_empty()
                 && let Some(denied) = denied
             {
-                return Judged { home, ..self.by_list(key, vlan, mask, Some(verdict), denied) };
+                return Decided { home, ..self.by_list(key, vlan, mask, Some(verdict), denied) };
             }
             if comes_back && self.is_unasked(&track, &passage) {
                 outputs.retain(|(to, _)| self.takes_unasked(key.port(), *to));
                 if outputs.is_empty() {
                     let kind = self.denied_kind(key, vlan, &mut mask, &track);
                     let track = Track::Invalid(Refusal::Unasked);
-                    return Judged { kind, track, home, ..drop(mask, Some(verdict), vlan, DropReason::CtInvalid) };
+                    return Decided { kind, track, home, ..drop(mask, Some(verdict), vlan, DropReason::CtInvalid) };
                 }
                 kind = self.unasked_kind(key, vlan, &mut mask);
             } else if tracked {
@@ -307,7 +307,7 @@ impl Learning {
         {
             actions.insert(0, Action::LimitFlood);
         }
-        Judged { mask, verdict: Some(verdict), vlan, actions, rule: None, track, kind, home, nat: passage.nat }
+        Decided { mask, verdict: Some(verdict), vlan, actions, rule: None, track, kind, home, nat: passage.nat }
     }
 
     /// Where learning sends a packet; one of a translated connection to who opened it, where nothing is known of his station any more.
@@ -340,7 +340,7 @@ impl Learning {
         mut mask: FlowMask,
         verdict: Option<Verdict>,
         denied: DeniedByList,
-    ) -> Judged {
+    ) -> Decided {
         let kind = match &denied.asked {
             Some(track) if denied.decision != Decision::Malformed => self.denied_kind(key, vlan, &mut mask, track),
             _ => Kind::Plain,
@@ -348,7 +348,7 @@ impl Learning {
         let (actions, track) = (vec![Action::Drop(denied.reason())], denied.asked.unwrap_or(Track::None));
         // The VLAN means something to learning only.
         let vlan = if verdict.is_some() { vlan } else { 0 };
-        Judged { mask, verdict, vlan, actions, rule: Some(denied.by), track, kind, home: None, nat: Nat::None }
+        Decided { mask, verdict, vlan, actions, rule: Some(denied.by), track, kind, home: None, nat: Nat::None }
     }
 
     /// Why learning sends a packet from there nowhere.

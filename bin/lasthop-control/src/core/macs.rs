@@ -8,7 +8,7 @@ use lasthop_types::{MacAddr, PortId};
 
 /// What is wanted of addresses.
 #[derive(Debug)]
-pub(crate) enum StationCall {
+pub(crate) enum MacCall {
     Del { mac: String, vlan: Option<u16>, answer: Answer<Forgotten> },
     Groups { answer: Answer<Vec<Group>> },
     Flush { port: Option<String>, vlan: Option<u16>, answer: Answer<MacFlushed> },
@@ -38,13 +38,13 @@ pub(crate) struct Forgotten {
 }
 
 impl Core {
-    pub(super) fn station_call(&mut self, call: StationCall, now_ms: u64) {
+    pub(super) fn mac_call(&mut self, call: MacCall, now_ms: u64) {
         match call {
-            StationCall::Del { mac, vlan, answer } => match self.station(&mac, vlan, now_ms) {
+            MacCall::Del { mac, vlan, answer } => match self.known_mac(&mac, vlan, now_ms) {
                 Err(e) => refuse(answer, e),
-                Ok(found) => self.forget_station(&found, answer, now_ms),
+                Ok(found) => self.forget_mac(&found, answer, now_ms),
             },
-            StationCall::Groups { answer } => {
+            MacCall::Groups { answer } => {
                 let groups = self.policy.groups(now_ms).into_iter();
                 let member = |(port, for_ms)| Member { port: self.name(port), for_ms };
                 let groups = groups.map(|g| Group {
@@ -55,7 +55,7 @@ impl Core {
                 });
                 give(answer, groups.collect());
             }
-            StationCall::Flush { port, vlan, answer } => {
+            MacCall::Flush { port, vlan, answer } => {
                 let id = port.map(|name| self.find(&name).ok_or(name)).transpose();
                 let id = match (id, check(vlan)) {
                     (_, Err(e)) => return refuse(answer, e),
@@ -85,7 +85,7 @@ impl Core {
     }
 
     /// The one address that is meant.
-    fn station(&self, text: &str, vlan: Option<u16>, now_ms: u64) -> Result<MacView, ApiError> {
+    fn known_mac(&self, text: &str, vlan: Option<u16>, now_ms: u64) -> Result<MacView, ApiError> {
         let bad = |message| ApiError::BadFilter { message };
         check(vlan)?;
         let mac: MacAddr = text
@@ -107,13 +107,13 @@ impl Core {
         }
     }
 
-    fn forget_station(&mut self, found: &MacView, answer: Answer<Forgotten>, now_ms: u64) {
+    fn forget_mac(&mut self, found: &MacView, answer: Answer<Forgotten>, now_ms: u64) {
         let mac = view::mac(found, self.name(found.port));
         if let Some((_, entry)) = self.policy.static_mac(found.vlan, found.mac) {
             return give(answer, Forgotten { mac, told: Some(entry.to_string()) });
         }
         let mut out = Effects::default();
-        self.policy.forget_station(found.vlan, found.mac, now_ms, &mut out);
+        self.policy.forget_mac(found.vlan, found.mac, now_ms, &mut out);
         self.carry_out(out, now_ms);
         self.when_confirmed(Unconfirmed::Forgotten(Forgotten { mac, told: None }, answer), now_ms);
     }

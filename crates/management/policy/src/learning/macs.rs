@@ -8,12 +8,12 @@ use lasthop_types::{MacAddr, PortId};
 
 impl Learning {
     /// Static addresses of a port are from now on those of these settings.
-    pub(super) fn set_stations(&mut self, id: PortId, settings: &PortSettings, now_ms: u64, out: &mut Effects) {
-        let (before, wanted) = (self.macs.statics(id), settings.stations().collect::<Vec<_>>());
-        for (vlan, mac) in before.iter().filter(|station| !wanted.contains(station)) {
-            self.forget_station(*vlan, *mac, now_ms, out);
+    pub(super) fn set_static_addresses(&mut self, id: PortId, settings: &PortSettings, now_ms: u64, out: &mut Effects) {
+        let (before, wanted) = (self.macs.statics(id), settings.static_addresses().collect::<Vec<_>>());
+        for (vlan, mac) in before.iter().filter(|address| !wanted.contains(address)) {
+            self.forget_mac(*vlan, *mac, now_ms, out);
         }
-        for (vlan, mac) in wanted.into_iter().filter(|station| !before.contains(station)) {
+        for (vlan, mac) in wanted.into_iter().filter(|address| !before.contains(address)) {
             // Of two ports that are both told to have it the first goes on.
             if let Some(from) = self.macs.add_static(vlan, mac, id).filter(|from| *from != id) {
                 self.forget_source(vlan, mac, from, now_ms, out);
@@ -26,12 +26,12 @@ impl Learning {
     pub fn static_mac(&self, vlan: u16, mac: MacAddr) -> Option<(PortId, StaticMac)> {
         let port = self.macs.get(vlan, mac).filter(|e| e.is_static)?.port;
         let settings = self.settings.get(&port)?;
-        let at = settings.stations().position(|station| station == (vlan, mac))?;
+        let at = settings.static_addresses().position(|address| address == (vlan, mac))?;
         Some((port, *settings.static_macs.get(at)?))
     }
 
     /// Forgets an address until it says something again, static or not.
-    pub fn forget_station(&mut self, vlan: u16, mac: MacAddr, now_ms: u64, out: &mut Effects) {
+    pub fn forget_mac(&mut self, vlan: u16, mac: MacAddr, now_ms: u64, out: &mut Effects) {
         if self.forget_one(vlan, mac, now_ms, out) {
             // It may be heard from where it could not be learned.
             self.redo_all(Cause::Unlearned, now_ms, out);

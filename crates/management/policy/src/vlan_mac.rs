@@ -1,13 +1,13 @@
-//! What tables of stations are sorted by.
+//! What tables of MAC addresses are sorted by.
 
 use lasthop_types::MacAddr;
 
-/// A station's VLAN and address, as one number: to compare two is one instruction, where bytes take a call. Each first packet does that
+/// A VLAN and an address in it, as one number: to compare two is one instruction, where bytes take a call. Each first packet does that
 /// a hundred times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Station(u64);
+pub(crate) struct VlanMac(u64);
 
-impl Station {
+impl VlanMac {
     pub fn new(vlan: u16, mac: MacAddr) -> Self {
         let [a, b, c, d, e, f] = mac.0;
         Self(u64::from(vlan) << 48 | u64::from_be_bytes([0, 0, a, b, c, d, e, f]))
@@ -31,9 +31,9 @@ mod tests {
     fn sorted_as_what_it_is_made_of() {
         let macs = [[0; 6], [0, 0, 0, 0, 0, 1], [0, 1, 0, 0, 0, 0], [2, 0, 0, 0, 0, 9], [0xff; 6]].map(MacAddr);
         let pairs: Vec<_> = [0, 1, 4094].into_iter().flat_map(|vlan| macs.map(|mac| (vlan, mac))).collect();
-        let stations: Vec<_> = pairs.iter().map(|(vlan, mac)| Station::new(*vlan, *mac)).collect();
-        assert!(pairs.is_sorted() && stations.is_sorted());
-        let back: Vec<_> = stations.iter().map(|station| (station.vlan(), station.mac())).collect();
+        let keys: Vec<_> = pairs.iter().map(|(vlan, mac)| VlanMac::new(*vlan, *mac)).collect();
+        assert!(pairs.is_sorted() && keys.is_sorted());
+        let back: Vec<_> = keys.iter().map(|key| (key.vlan(), key.mac())).collect();
         assert_eq!(back, pairs);
     }
 }

@@ -1,7 +1,7 @@
 //! Static addresses of the declarative file. Those of ports are settings like others; of an uplink they are the only one.
 
 use super::plan::{Plan, Step, There};
-use super::{Declared, Stations};
+use super::{Declared, UplinkMacs};
 use lasthop_api::Field;
 use lasthop_policy::{PortSettings, STATIC_MAC};
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,14 +14,14 @@ impl Declared {
             PortSettings::default().change(pairs).unwrap_or_default()
         };
         let ports = self.ports.iter().map(|port| (port.name.as_str(), settings(&port.settings)));
-        ports.chain(self.stations.iter().map(|of| (of.uplink.as_str(), settings(&[of.setting()])))).collect()
+        ports.chain(self.uplink_macs.iter().map(|of| (of.uplink.as_str(), settings(&[of.setting()])))).collect()
     }
 
     /// Whether each static address is at one port.
-    pub(super) fn check_stations(&self) -> Result<(), String> {
+    pub(super) fn check_macs(&self) -> Result<(), String> {
         let mut at = BTreeMap::new();
         for (name, settings) in self.told() {
-            for (vlan, mac) in settings.stations() {
+            for (vlan, mac) in settings.static_addresses() {
                 if let Some(other) = at.insert((vlan, mac), name) {
                     let vlan = if vlan == 0 { String::new() } else { format!(" in VLAN {vlan}") };
                     return Err(format!(
@@ -34,7 +34,7 @@ impl Declared {
     }
 }
 
-impl Stations {
+impl UplinkMacs {
     /// As a setting.
     pub fn setting(&self) -> (String, String) {
         let value = if self.macs.is_empty() { "none".to_owned() } else { self.macs.clone() };
@@ -48,16 +48,17 @@ fn macs_of(settings: &[Field]) -> &str {
 
 impl<'a> Plan<'a> {
     /// An address that is to live at another port goes from where it is first: it can be static at one only. What `there` is then.
-    pub(super) fn free_stations(&mut self, declared: &'a Declared, there: &There) -> There {
+    pub(super) fn free_macs(&mut self, declared: &'a Declared, there: &There) -> There {
         let mut then = there.clone();
         let wanted = declared.told();
         for port in &mut then.ports {
             let Some((name, _)) = wanted.iter().find(|(name, _)| *name == port.name) else { continue };
             let elsewhere: BTreeSet<_> =
-                wanted.iter().filter(|(other, _)| other != name).flat_map(|(_, of)| of.stations()).collect();
+                wanted.iter().filter(|(other, _)| other != name).flat_map(|(_, of)| of.static_addresses()).collect();
             let pairs = port.settings.iter().map(|f| (f.name.as_str(), f.value.as_str()));
             let is = PortSettings::default().change(pairs).unwrap_or_default();
-            let goes = |(n, _): &(usize, _)| is.stations().nth(*n).is_some_and(|station| elsewhere.contains(&station));
+            let goes =
+                |(n, _): &(usize, _)| is.static_addresses().nth(*n).is_some_and(|address| elsewhere.contains(&address));
             let entries = is.static_macs.iter().enumerate();
             let (go, stay): (Vec<_>, Vec<_>) = entries.partition(goes);
             if go.is_empty() {
@@ -76,8 +77,8 @@ impl<'a> Plan<'a> {
     }
 
     /// Static addresses of uplinks.
-    pub(super) fn set_stations(&mut self, declared: &'a Declared, there: &There, replaced: &BTreeSet<String>) {
-        for of in &declared.stations {
+    pub(super) fn set_macs(&mut self, declared: &'a Declared, there: &There, replaced: &BTreeSet<String>) {
+        for of in &declared.uplink_macs {
             let port = there.ports.iter().find(|p| p.name == of.uplink && !replaced.contains(&p.name));
             let (is, (name, value)) = (port.map_or("none", |port| macs_of(&port.settings)), of.setting());
             if is != value {

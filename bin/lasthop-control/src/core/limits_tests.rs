@@ -1,4 +1,4 @@
-//! Whom there is room for: tests.
+//! Limits of what clients may ask for at a time: tests.
 
 use super::calls::MAX_QUESTIONS;
 use super::{Answer, Asker, Call, Command, Core, Event};
