@@ -1,6 +1,7 @@
 //! What `lasthop run` says on the command line.
 
 use lasthop_sys::inherited_fd;
+use lasthop_text::parse_mac;
 use lasthop_uplink_core::device::{Kept, Wanted};
 use lasthop_uplink_ipc::UplinkDriver;
 use std::os::fd::OwnedFd;
@@ -81,7 +82,7 @@ impl Arguments {
                 "--mode" => mode = value,
                 "--made" => {
                     wanted.made =
-                        Some(value.parse().map_err(|_| format!("{option} {value}: not an Ethernet address"))?);
+                        Some(parse_mac(&value).map_err(|_| format!("{option} {value}: not an Ethernet address"))?);
                 }
                 "--nice" => nice = value.parse().map_err(|_| format!("{option} {value}: not a number"))?,
                 _ => return Err(format!("unknown option {option}")),

@@ -4,6 +4,7 @@ use super::{Answer, Core, Unconfirmed, give, refuse};
 use crate::view;
 use lasthop_api::{ApiError, Group, Mac, MacFlushed, Member};
 use lasthop_policy::{Effects, MacView};
+use lasthop_text::parse_mac;
 use lasthop_types::{MacAddr, PortId};
 
 /// What is wanted of addresses.
@@ -88,8 +89,7 @@ impl Core {
     fn known_mac(&self, text: &str, vlan: Option<u16>, now_ms: u64) -> Result<MacView, ApiError> {
         let bad = |message| ApiError::BadFilter { message };
         check(vlan)?;
-        let mac: MacAddr = text
-            .parse()
+        let mac = parse_mac(text)
             .map_err(|_| bad(format!("{text:?} is no Ethernet address; write one such as 52:54:00:12:34:56")))?;
         let meant = |m: &MacView| m.mac == mac && vlan.is_none_or(|vlan| vlan == m.vlan);
         let found: Vec<_> = self.policy.macs(now_ms).filter(meant).collect();

@@ -13,6 +13,7 @@ use lasthop_ipc::{PortConfig, SupervisorToSwitch};
 use lasthop_management_ipc::{ControlToSupervisor, LinkState, SupervisorToControl, UplinkConfig, UplinkInfo};
 use lasthop_policy::{PortSettings, Vlans};
 use lasthop_sys::Trigger;
+use lasthop_text::parse_mac;
 use lasthop_types::PortId;
 use lasthop_uplink_ipc::UplinkDriver;
 use std::time::{Duration, Instant};
@@ -63,7 +64,7 @@ impl Supervisor {
         let tokens = [0, 1].map(|n| (CHANNELS[n] | u64::from(id.0), PIDS[n] | u64::from(id.0)));
         let mut uplink = Uplink::new(config, spec, saved, &program, tokens, self.uplink_limit);
         uplink.at_once = at_once;
-        uplink.made = self.taps.get(&uplink.spec.device).and_then(|mac| mac.parse().ok());
+        uplink.made = self.taps.get(&uplink.spec.device).and_then(|mac| parse_mac(mac).ok());
         uplink.set_link(link_state(self.links.as_ref(), &uplink.spec));
         self.sessions.add(id, &uplink.config.name);
         self.uplinks.insert(id.0, uplink);

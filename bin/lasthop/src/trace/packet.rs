@@ -1,6 +1,7 @@
 //! A packet to trace, written as fields: which of them may stand together, and the frame that they make.
 
 use crate::client::CliError;
+use lasthop_text::parse_mac;
 use lasthop_types::MacAddr;
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -29,10 +30,10 @@ pub struct Fields {
     #[arg(value_enum, value_name = "PROTOCOL", ignore_case = true)]
     word: Option<Word>,
     /// Source address, as 52:54:00:12:34:56, 52-54-00-12-34-56, 5254.0012.3456 or 525400123456
-    #[arg(long, value_name = "MAC", required_unless_present = "frame")]
+    #[arg(long, value_name = "MAC", required_unless_present = "frame", value_parser = parse_mac)]
     eth_src: Option<MacAddr>,
     /// Destination address [default: what an ARP request, a neighbour solicitation or an IP group's packet has]
-    #[arg(long, value_name = "MAC")]
+    #[arg(long, value_name = "MAC", value_parser = parse_mac)]
     eth_dst: Option<MacAddr>,
     /// EtherType, such as 0x88cc [default: what follows from the other fields, else 0x88b5, which is free for experiments]
     #[arg(long, value_name = "NUMBER", value_parser = number)]
@@ -71,10 +72,10 @@ pub struct Fields {
     #[arg(long, value_name = "IPV4")]
     arp_tpa: Option<Ipv4Addr>,
     /// ARP's sender hardware address [default: that of --eth-src]
-    #[arg(long, value_name = "MAC")]
+    #[arg(long, value_name = "MAC", value_parser = parse_mac)]
     arp_sha: Option<MacAddr>,
     /// ARP's target hardware address [default: zero in a request, else that of --eth-dst]
-    #[arg(long, value_name = "MAC")]
+    #[arg(long, value_name = "MAC", value_parser = parse_mac)]
     arp_tha: Option<MacAddr>,
     /// Target of neighbour discovery [default: the destination of a solicitation is made from it]
     #[arg(long, value_name = "IPV6")]

@@ -5,6 +5,7 @@ use crate::membership::Membership;
 use crate::rate::Rate;
 use crate::statics::{MAX_STATIC, StaticMac};
 use crate::vlans::{ParseVlansError, Vlans, vlan_id};
+use lasthop_text::parse_mac;
 use lasthop_types::MacAddr;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -326,7 +327,7 @@ fn nat_ports(value: &str) -> Result<u32, String> {
 
 fn own_address(text: &str) -> Result<MacAddr, String> {
     let wrong = |_| format!("write an Ethernet address such as 52:54:00:12:34:56, {OR_NONE}");
-    let mac: MacAddr = text.parse().map_err(wrong)?;
+    let mac = parse_mac(text).map_err(wrong)?;
     if mac.is_unicast_source() { Ok(mac) } else { Err(format!("{mac} is no station's address; write that of a card")) }
 }
 

@@ -1,6 +1,7 @@
 //! Static addresses (`lasthop mac add`): stations that live at a port because somebody says so.
 
 use crate::vlans::vlan_id;
+use lasthop_text::parse_mac;
 use lasthop_types::MacAddr;
 use std::fmt;
 use std::str::FromStr;
@@ -33,7 +34,7 @@ impl FromStr for StaticMac {
         let (mac, vlan) = text.split_once('@').map_or((text, None), |(mac, vlan)| (mac, Some(vlan)));
         let wrong =
             |_| format!("{text:?} is no static address; write one such as 52:54:00:12:34:56, or 52:54:00:12:34:56@10");
-        let mac: MacAddr = mac.parse().map_err(wrong)?;
+        let mac = parse_mac(mac).map_err(wrong)?;
         if !mac.is_unicast_source() {
             return Err(format!("{mac} is no station's address; write that of a card"));
         }

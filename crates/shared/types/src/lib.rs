@@ -10,7 +10,7 @@ mod mac;
 pub use counted::counted;
 pub use counter::{Counter, DropCounters, PortCounters, PortTotals};
 pub use drop::{DROP_REASONS, DropReason};
-pub use mac::{MacAddr, ParseMacError};
+pub use mac::MacAddr;
 
 use serde::{Deserialize, Serialize};
 

@@ -3,6 +3,7 @@
 use super::Located;
 use super::book::Scope;
 use super::rule::{Direction, Mac, Prefix, Range};
+use lasthop_text::parse_mac;
 use lasthop_types::MacAddr;
 use std::net::IpAddr;
 
@@ -142,10 +143,10 @@ pub(crate) fn prefix(text: &str) -> Result<Prefix, &'static str> {
 
 pub(super) fn mac(text: &str) -> Option<Mac> {
     let (addr, mask) = match text.split_once('/') {
-        Some((addr, mask)) => (addr, mask.parse().ok()?),
+        Some((addr, mask)) => (addr, parse_mac(mask).ok()?),
         None => (text, MacAddr::BROADCAST),
     };
-    let addr: MacAddr = addr.parse().ok()?;
+    let addr = parse_mac(addr).ok()?;
     let addr = MacAddr(std::array::from_fn(|i| addr.0[i] & mask.0[i]));
     Some(Mac { addr, mask })
 }
