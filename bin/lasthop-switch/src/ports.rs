@@ -132,9 +132,9 @@ impl PortEntry {
                 port.refresh();
                 workers.look(port.id);
             }
-            Event::Announce { mac } => {
-                if !forwarder.inject(port, &lasthop_frame::rarp(mac), now_ms) {
-                    say!(self, warn, %mac, "announcement not sent: too many packets wait for control");
+            Event::Announce(frame) => {
+                if !forwarder.inject(port, &frame, now_ms) {
+                    say!(self, warn, "announcement not sent: too many packets wait for control");
                 }
                 return false;
             }

@@ -243,13 +243,12 @@ fn a_turned_session_process_stops_its_own_port_only() {
 
     // What it must not do ends its connection, with a reason.
     let many: Vec<_> = (0..9).map(|_| ram.as_fd()).collect();
-    let bad: [(&str, Ask, &[BorrowedFd<'_>]); 6] = [
+    let bad: [(&str, Ask, &[BorrowedFd<'_>]); 5] = [
         ("there is no ring 32", Ask::Stop { ring: 32 }, &[]),
         ("there is no ring 65535", Ask::Start { ring: u16::MAX, setup, enabled: true }, &[]),
         ("without their descriptors", Ask::Table { regions: vec![region; 9], keep: 0 }, &many),
         ("without its descriptor", Ask::Add { region, keep: 0 }, &[]),
         ("that is not there", Ask::Remove { region, keep: 0 }, &[]),
-        ("no guest has this address", Ask::Announce([0xff; 6]), &[]),
     ];
     for (why, ask, fds) in bad {
         let mut link = process.connect(&site);

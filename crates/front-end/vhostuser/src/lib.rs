@@ -18,6 +18,7 @@ mod iotlb;
 mod local;
 pub mod message;
 mod outcome;
+mod rarp;
 mod regions;
 mod ring;
 mod session;

@@ -64,8 +64,8 @@ pub enum Ask {
     Err { ring: u16 },
     /// What was negotiated, after this and other things have changed.
     State { features: u64, protocol_features: u64 },
-    /// The guest behind this address has moved here.
-    Announce([u8; 6]),
+    /// The guest has moved here: this frame is sent in its name, by which others learn that. The guest may send any, so any will do.
+    Announce(Vec<u8>),
     /// The front-end told the guest this MTU.
     Mtu(u16),
     /// A request was answered with a failure: a line for the log.

@@ -4,7 +4,6 @@ use crate::messages::{Answer, Ask, MAX_TABLE, Region, Setup, spec};
 use lasthop_guestmem::translations::Translations;
 use lasthop_guestmem::{AccessError, GuestMemory, MapError, Mapped, MemoryLimits};
 use lasthop_sys::{Aside, Foreign, PeerEvent};
-use lasthop_types::MacAddr;
 use lasthop_virtqueue::{Queue, QueueError, QueueSetup};
 use std::sync::Arc;
 
@@ -35,8 +34,8 @@ pub enum Event {
     /// Features, memory, or which rings run or are enabled changed: read them from the connection and the queues, and look
     /// at the queues once.
     Changed,
-    /// The guest behind this address has moved here: broadcast a RARP in its name.
-    Announce { mac: MacAddr },
+    /// The guest has moved here: send this frame in its name.
+    Announce(Vec<u8>),
     /// The front-end told the guest this MTU, in bytes without link-layer headers.
     Mtu(u16),
     /// The session process waits for its answer: so much is mapped, with what was let go of and is not unmapped yet.
@@ -144,10 +143,7 @@ impl Vrings {
                 self.features = (features, protocol_features);
                 events.push(Event::Changed);
             }
-            Ask::Announce(mac) => {
-                let mac = Some(MacAddr(mac)).filter(|mac| mac.is_unicast_source());
-                events.push(Event::Announce { mac: mac.ok_or_else(|| End::rules("no guest has this address"))? });
-            }
+            Ask::Announce(frame) => events.push(Event::Announce(frame)),
             Ask::Mtu(mtu) if mtu < MIN_MTU => return Err(End::rules("no MTU is so small")),
             Ask::Mtu(mtu) => events.push(Event::Mtu(mtu)),
             Ask::Refused(line) => events.push(Event::Refused(readable(&line))),

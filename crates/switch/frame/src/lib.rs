@@ -10,7 +10,6 @@
 
 #![forbid(unsafe_code)]
 
-mod build;
 mod edit;
 pub mod ethertype;
 mod extract;
@@ -24,7 +23,6 @@ pub mod sum;
 pub mod testutil;
 mod vnet;
 
-pub use build::rarp;
 pub use edit::{Edit, Part, Set};
 pub use extract::{extract, is_plain_l2};
 pub use header::{HEADER_LEN, HEADROOM, Header};

@@ -1,6 +1,7 @@
 //! What each request means.
 
 use super::*;
+use crate::rarp::rarp;
 use lasthop_sys::Aside;
 use std::sync::Arc;
 
@@ -41,7 +42,7 @@ impl<S: Switch> Session<S> {
                 if !mac.is_unicast_source() {
                     return Err(Refusal::Address(mac).into());
                 }
-                self.ask(Ask::Announce(mac.0), None)?;
+                self.ask(Ask::Announce(rarp(mac).to_vec()), None)?;
             }
             R::NetSetMtu => {
                 let mtu: u64 = form.exactly()?;

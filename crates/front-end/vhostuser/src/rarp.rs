@@ -1,10 +1,10 @@
-//! Frames that the switch itself sends.
+//! What a guest that has moved here is announced by.
 
 use lasthop_types::MacAddr;
 
 /// A broadcast RARP request "who am I" from `mac` (RFC 903), padded to the Ethernet minimum: bridges on the way learn
-/// where the station is now.
-pub fn rarp(mac: MacAddr) -> [u8; 60] {
+/// where it is now.
+pub(crate) fn rarp(mac: MacAddr) -> [u8; 60] {
     let mut f = [0; 60];
     f[..6].fill(0xff);
     f[6..12].copy_from_slice(&mac.0);
@@ -18,7 +18,7 @@ pub fn rarp(mac: MacAddr) -> [u8; 60] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Depth, FlowKey, extract};
+    use lasthop_frame::{Depth, FlowKey, extract};
 
     #[test]
     fn rarp_reads_back() {
