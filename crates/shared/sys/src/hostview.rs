@@ -6,10 +6,10 @@
 #[cfg(any(test, feature = "supervisor"))]
 pub mod image;
 
+use crate::SharedWords;
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 const MAGIC: u64 = 0x6c68_7669_6577_0001;
 
@@ -39,24 +39,19 @@ pub struct CorePlace {
 
 /// The memory, mapped read-only for the life of the process.
 #[derive(Clone, Copy, Debug)]
-pub struct HostView(&'static [[AtomicU64; 8]]);
+pub struct HostView(&'static SharedWords);
 
 impl HostView {
     /// Maps what the supervisor hands over. `INVAL` if it is of another form.
     pub fn map(fd: impl AsFd) -> Result<Self, Errno> {
-        let map = |n: usize| {
-            // SAFETY: never unmapped, only read, by atomic loads; the supervisor sees to it that the file keeps its length.
-            let base = unsafe { mmap(std::ptr::null_mut(), n * 64, ProtFlags::READ, MapFlags::SHARED, &fd, 0)? };
-            // SAFETY: as above, and so many lines are mapped.
-            Ok(Self(unsafe { std::slice::from_raw_parts(base.cast(), n) }))
-        };
+        let map = |lines| Ok(Self(Box::leak(Box::new(SharedWords::map_to_read(&fd, lines * 8)?))));
         let head: Self = map(1)?;
         let vms = head.word(0, 2) as u32 as usize;
         if head.word(0, 0) == MAGIC { map(1 + head.cores() + vms) } else { Err(Errno::INVAL) }
     }
 
     fn word(&self, line: usize, word: usize) -> u64 {
-        self.0.get(line).and_then(|l| l.get(word)).map_or(0, |w| w.load(Relaxed))
+        self.0.get(line * 8 + word).map_or(0, |w| w.load(Relaxed))
     }
 
     /// Number of cores, offline ones included.
@@ -91,6 +86,6 @@ impl HostView {
             0 => VmState::Blocked { since_ns: self.word(line, 2) },
             _ => VmState::Running { core: self.word(line, 1) as u32 },
         };
-        (self.is_live() && line < self.0.len()).then_some(state)
+        (self.is_live() && line * 8 < self.0.len()).then_some(state)
     }
 }

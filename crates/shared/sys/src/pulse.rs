@@ -2,59 +2,43 @@
 //! thread counts when it begins a round of work and when it goes to sleep: one store to a cache line of its own, no message. The
 //! supervisor looks at the page a few times a second, and believes none of it (`bin/lasthop/src/run/watchdog.rs`).
 
-use crate::current_thread;
-use rustix::fs::fstat;
+use crate::{SharedWords, current_thread};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap};
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering::AcqRel, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Relaxed, Ordering::Release};
 
 /// Threads that fit, and the head. More go without.
 const SLOTS: usize = 4096;
 /// Bytes of a slot: a cache line, so that nobody waits for another thread's count.
 const LINE: usize = 64;
 
-/// A thread's number, 0 if the slot is free, and its count: odd while it is at work. Of the head, which is the first: nothing, and
-/// how many slots were ever used.
-#[repr(align(64))]
-struct Slot {
-    thread: AtomicU32,
-    beats: AtomicU32,
-}
+/// The words of a slot.
+type Slot = [AtomicU64; LINE / 8];
+/// Of these a thread's number, 0 if the slot is free. Of the head, which is the first slot: nothing.
+const THREAD: usize = 0;
+/// And its count: odd while it is at work. Of the head: how many slots were ever used.
+const BEATS: usize = 1;
 
-static PAGE: OnceLock<&'static [Slot; SLOTS]> = OnceLock::new();
+static PAGE: OnceLock<SharedWords> = OnceLock::new();
 
 /// Maps the page that the supervisor hands over, for the life of the process. `INVAL` if it is of another size.
 pub fn map_pulse(fd: impl AsFd) -> Result<(), Errno> {
-    if fstat(&fd)?.st_size != (SLOTS * LINE) as i64 {
-        return Err(Errno::INVAL);
-    }
-    let rights = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping, never unmapped; the supervisor has sealed the size of the file, which is that of the array.
-    let page = unsafe { mmap(std::ptr::null_mut(), SLOTS * LINE, rights, MapFlags::SHARED, &fd, 0)? };
-    // SAFETY: as above; a slot is two atomics and padding, which any bytes are.
-    PAGE.set(unsafe { &*page.cast() }).map_err(|_| Errno::EXIST)
+    PAGE.set(SharedWords::map(fd, SLOTS * LINE / 8)?).map_err(|_| Errno::EXIST)
 }
 
 /// The count of one thread.
 #[derive(Debug)]
 pub struct Beat(Option<&'static Slot>);
 
-impl std::fmt::Debug for Slot {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: {}", self.thread.load(Relaxed), self.beats.load(Relaxed))
-    }
-}
-
 impl Beat {
     /// Of the calling thread, which is at work. Without a page, or with none free, nothing is counted.
     pub fn new() -> Self {
-        let (head, slots) = PAGE.get().and_then(|page| page.split_first()).unzip();
-        let take = |slot: &Slot| slot.thread.compare_exchange(0, current_thread() as u32, AcqRel, Relaxed).is_ok();
+        let (head, slots) = PAGE.get().and_then(|page| page.as_chunks().0.split_first()).unzip();
+        let take = |slot: &Slot| slot[THREAD].compare_exchange(0, current_thread() as u64, AcqRel, Relaxed).is_ok();
         let taken = slots.and_then(|slots| slots.iter().enumerate().find(|(_, slot)| take(slot)));
         if let (Some(head), Some((at, _))) = (head, taken) {
-            head.beats.fetch_max(at as u32 + 1, AcqRel);
+            head[BEATS].fetch_max(at as u64 + 1, AcqRel);
         }
         let beat = Self(taken.map(|(_, slot)| slot));
         beat.work();
@@ -74,9 +58,9 @@ impl Beat {
     }
 
     #[inline]
-    fn count(&self, next: impl Fn(u32) -> u32) {
+    fn count(&self, next: impl Fn(u64) -> u64) {
         if let Some(slot) = self.0 {
-            slot.beats.store(next(slot.beats.load(Relaxed)), Release);
+            slot[BEATS].store(next(slot[BEATS].load(Relaxed)), Release);
         }
     }
 }
@@ -90,7 +74,7 @@ impl Default for Beat {
 impl Drop for Beat {
     fn drop(&mut self) {
         if let Some(slot) = self.0 {
-            slot.thread.store(0, Release);
+            slot[THREAD].store(0, Release);
         }
     }
 }
@@ -100,7 +84,7 @@ pub use page::{Pulse, Sign};
 
 #[cfg(any(test, feature = "supervisor"))]
 mod page {
-    use super::{LINE, SLOTS};
+    use super::{BEATS, LINE, SLOTS, THREAD};
     use crate::sealed_memfd;
     use rustix::io::{Errno, pread};
     use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -137,11 +121,13 @@ mod page {
         /// The threads there are, as they say.
         pub fn read(&mut self) -> impl Iterator<Item = Sign> {
             let mut head = [0; LINE];
-            let used = if pread(&self.page, &mut head, 0) == Ok(LINE) { word(&head, 4) as usize } else { 0 };
+            let used = if pread(&self.page, &mut head, 0) == Ok(LINE) { word(&head, BEATS) as usize } else { 0 };
             self.bytes.resize(used.min(SLOTS - 1) * LINE, 0);
             let read = pread(&self.page, &mut self.bytes[..], LINE as u64).unwrap_or(0);
             let lines = self.bytes.get(..read).unwrap_or_default().chunks_exact(LINE);
-            lines.map(|line| Sign { thread: word(line, 0), beats: word(line, 4) }).filter(|sign| sign.thread != 0)
+            lines
+                .map(|line| Sign { thread: word(line, THREAD), beats: word(line, BEATS) })
+                .filter(|sign| sign.thread != 0)
         }
     }
 
@@ -151,8 +137,9 @@ mod page {
         }
     }
 
+    /// The low half of a word: who counts for long begins anew.
     fn word(line: &[u8], at: usize) -> u32 {
-        line.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_ne_bytes)
+        line.get(8 * at..8 * at + 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_ne_bytes) as u32
     }
 }
 

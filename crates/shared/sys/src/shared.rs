@@ -15,17 +15,28 @@ pub struct SharedWords(NonNull<AtomicU64>, usize);
 
 // SAFETY: nothing but a mapping that lives as long as this, of which only `&[AtomicU64]` are handed out.
 unsafe impl Send for SharedWords {}
+// SAFETY: as above.
+unsafe impl Sync for SharedWords {}
 
 impl SharedWords {
     /// Maps what the supervisor hands over, which may be closed afterwards. `INVAL` if it is no file of so many words.
     pub fn map(fd: impl AsFd, words: usize) -> Result<Self, Errno> {
-        if fstat(&fd)?.st_size != (words * 8) as i64 {
-            return Err(Errno::INVAL);
+        let size = fstat(&fd)?.st_size;
+        if size == (words * 8) as i64 {
+            Self::new(fd, words, ProtFlags::READ | ProtFlags::WRITE)
+        } else {
+            Err(Errno::INVAL)
         }
-        let rights = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+    }
+
+    /// The same to be read only, of what has so many words whatever fstat(2) says: a map of eBPF has no size there.
+    pub(crate) fn map_to_read(fd: impl AsFd, words: usize) -> Result<Self, Errno> {
+        Self::new(fd, words, ProtFlags::READ)
+    }
+
+    fn new(fd: impl AsFd, words: usize, rights: ProtFlags) -> Result<Self, Errno> {
         // SAFETY: a new mapping, unmapped in `drop` alone.
-        let base = unsafe { mmap(std::ptr::null_mut(), words * 8, rights, flags, &fd, 0)? };
+        let base = unsafe { mmap(std::ptr::null_mut(), words * 8, rights, MapFlags::SHARED, fd, 0)? };
         Ok(Self(NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, words))
     }
 }
@@ -34,7 +45,7 @@ impl Deref for SharedWords {
     type Target = [AtomicU64];
 
     fn deref(&self) -> &[AtomicU64] {
-        // SAFETY: so many words are mapped for as long as `self` is there; the supervisor has sealed the size of the file. Any bytes
+        // SAFETY: so many words are mapped for as long as `self` is there; the supervisor sees to it that the file keeps its size. Any bytes
         // are an atomic number, and who else has the file writes it as such or with whole words all the same.
         unsafe { std::slice::from_raw_parts(self.0.as_ptr(), self.1) }
     }
