@@ -59,21 +59,12 @@ impl Removed {
 
     /// From guests, to guests.
     pub fn totals(&mut self) -> (PortTotals, PortTotals) {
-        let mut sum = self.totals.clone();
         let ended = self.last.extract_if(.., |port| Arc::strong_count(port) == 1);
-        for port in ended {
-            merge(&mut self.totals, &port);
-            merge(&mut sum, &port);
-        }
-        self.last.iter().for_each(|port| merge(&mut sum, port));
+        ended.for_each(|port| port.add_to(&mut self.totals));
+        let mut sum = self.totals.clone();
+        self.last.iter().for_each(|port| port.add_to(&mut sum));
         sum
     }
-}
-
-fn merge(sum: &mut (PortTotals, PortTotals), port: &Port) {
-    let (from_guest, to_guest) = port.totals();
-    sum.0.merge(&from_guest);
-    sum.1.merge(&to_guest);
 }
 
 impl PortEntry {

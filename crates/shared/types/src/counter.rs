@@ -98,28 +98,12 @@ impl PortTotals {
         self.notifications += c.notifications.get();
         self.busy_ns += c.busy_ns.get();
         self.held += c.held.get();
-        self.add_drops(crate::DROP_REASONS.iter().map(|reason| (*reason, c.drops.get(*reason))));
-    }
-
-    /// Adds another snapshot.
-    pub fn merge(&mut self, other: &Self) {
-        self.packets += other.packets;
-        self.bytes += other.bytes;
-        self.replicated += other.replicated;
-        self.missed += other.missed;
-        self.segments += other.segments;
-        self.checksums += other.checksums;
-        self.notifications += other.notifications;
-        self.busy_ns += other.busy_ns;
-        self.held += other.held;
-        self.add_drops(other.drops.iter().copied());
-    }
-
-    fn add_drops(&mut self, drops: impl Iterator<Item = (DropReason, u64)>) {
-        for (reason, n) in drops.filter(|(_, n)| *n > 0) {
-            match self.drops.iter_mut().find(|(r, _)| *r == reason) {
+        for reason in crate::DROP_REASONS {
+            let n = c.drops.get(*reason);
+            match self.drops.iter_mut().find(|(r, _)| r == reason) {
                 Some((_, sum)) => *sum += n,
-                None => self.drops.push((reason, n)),
+                None if n > 0 => self.drops.push((*reason, n)),
+                None => {}
             }
         }
         self.drops.sort_by_key(|(r, _)| *r as usize);

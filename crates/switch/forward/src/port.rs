@@ -152,16 +152,18 @@ impl Port {
 
     /// Counters summed over queues: from the guest, to the guest.
     pub fn totals(&self) -> (PortTotals, PortTotals) {
-        let (mut from_guest, mut to_guest) = (PortTotals::default(), PortTotals::default());
+        let mut sums = Default::default();
+        self.add_to(&mut sums);
+        sums
+    }
+
+    /// Adds them to the `sums` of several ports.
+    pub fn add_to(&self, (from_guest, to_guest): &mut (PortTotals, PortTotals)) {
         for (i, queue) in self.queues.iter().enumerate() {
-            if i % 2 == 0 {
-                to_guest.add(&queue.counters);
-            } else {
-                from_guest.add(&queue.counters);
-            }
+            let sum = if i % 2 == 0 { &mut *to_guest } else { &mut *from_guest };
+            sum.add(&queue.counters);
         }
         from_guest.add(&self.answers);
-        (from_guest, to_guest)
     }
 }
 
