@@ -1,6 +1,7 @@
 //! What `lasthop run` says on the command line.
 
-use lasthop_ipc::{Channel, SessionToSupervisor, SupervisorToSession};
+use lasthop_ipc::Channel;
+use lasthop_session_ipc::{SessionToSupervisor, SupervisorToSession};
 use lasthop_sys::{inherited_fd, map_pulse};
 
 /// The command line, its descriptors taken.

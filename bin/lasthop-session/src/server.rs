@@ -3,7 +3,8 @@
 use crate::arguments::Arguments;
 use crate::switch::Remote;
 use lasthop_connection::Ask;
-use lasthop_ipc::{Channel, ChannelError, SessionToSupervisor, SupervisorToSession};
+use lasthop_ipc::{Channel, ChannelError};
+use lasthop_session_ipc::{SessionToSupervisor, SupervisorToSession};
 use lasthop_sys::{Aside, Beat, Epoll, Foreign, Trigger};
 use lasthop_vhostuser::{Session, SessionError, Switch};
 use std::error::Error;

@@ -1,7 +1,8 @@
 //! The session processes, one for each port: killed, stopped, and turned against the switch. Only their own ports notice.
 
 use lasthop_connection::{Answer, Ask, LONGEST, Setup};
-use lasthop_ipc::{Channel, ChannelError, SessionToSupervisor, SupervisorToSession};
+use lasthop_ipc::{Channel, ChannelError};
+use lasthop_session_ipc::{SessionToSupervisor, SupervisorToSession};
 use lasthop_sys::receive_with_fds;
 use lasthop_tests_process::{
     Bystanders, Guest, Lasthop, Options, PATIENCE, Port, binary, mac, proc, scratch, wait_for,

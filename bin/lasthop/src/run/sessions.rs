@@ -3,7 +3,8 @@
 
 use super::child::{Child, Ended};
 use super::supervisor::Supervisor;
-use lasthop_ipc::{Channel, SessionToSupervisor, SupervisorToSession};
+use lasthop_ipc::Channel;
+use lasthop_session_ipc::{SessionToSupervisor, SupervisorToSession};
 use lasthop_sys::{Aside, Epoll};
 use lasthop_types::PortId;
 use std::collections::BTreeMap;

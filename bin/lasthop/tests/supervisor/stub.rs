@@ -1,10 +1,8 @@
 //! Children for the tests: they speak the real messages and print what they see.
 
-use lasthop_ipc::{
-    Channel, ChannelError, ControlEnd, SessionToSupervisor, SupervisorToSession, SupervisorToSwitch, SwitchEnd,
-    SwitchToSupervisor, ToControl,
-};
+use lasthop_ipc::{Channel, ChannelError, ControlEnd, SupervisorToSwitch, SwitchEnd, SwitchToSupervisor, ToControl};
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
+use lasthop_session_ipc::{SessionToSupervisor, SupervisorToSession};
 use lasthop_sys::{Epoll, Trigger, inherited_fd};
 use lasthop_types::PortId;
 use std::collections::BTreeMap;

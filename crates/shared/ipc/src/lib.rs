@@ -1,7 +1,7 @@
 //! Messages between the supervisor (`lasthop run`), the switch and control, and the socket that carries these and others.
 //!
 //! Private `SOCK_SEQPACKET` pairs, made by the supervisor: supervisor–switch, supervisor–control (`lasthop-management-ipc`),
-//! switch–control, one for each process of an uplink (`lasthop-uplink-ipc`), and for each port supervisor–session process and
+//! switch–control, one for each process of an uplink (`lasthop-uplink-ipc`), and for each port supervisor–session process (`lasthop-session-ipc`) and
 //! session process–switch (`lasthop-connection`). One message is one packet, at most [`MAX_MESSAGE`] bytes, with at most one
 //! descriptor but for the last, where it may have eight.
 
@@ -25,10 +25,7 @@ pub use datapath::{
 #[cfg(any(test, feature = "far"))]
 pub use far::{ControlEnd, ring_pair};
 pub use rings::MessageRings;
-pub use supervisor::{
-    PortConfig, RateLimit, SessionToSupervisor, SupervisorToSession, SupervisorToSwitch, SwitchSettings,
-    SwitchToSupervisor,
-};
+pub use supervisor::{PortConfig, RateLimit, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor};
 
 /// The switch's end.
 pub type SwitchEnd = MessageRings<ToControl, FromControl>;

@@ -91,19 +91,3 @@ pub enum SwitchToSupervisor {
     /// Control has written what cannot be into the rings, which is not read any further: it has to be replaced. What it was, for the log.
     ControlBroke(String),
 }
-
-/// To the session process of a port.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum SupervisorToSession {
-    /// Its end of the channel to the switch, for the connection that comes next, travels with this message.
-    Switch,
-    /// A connected vhost-user socket travels with this message.
-    Connection,
-}
-
-/// From the session process of a port.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum SessionToSupervisor {
-    /// Sandboxed and serving.
-    Ready,
-}

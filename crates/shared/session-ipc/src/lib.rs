@@ -1,0 +1,19 @@
+//! Messages between the supervisor (`lasthop run`) and the session processes of ports. The switch speaks none of it.
+
+use serde::{Deserialize, Serialize};
+
+/// To the session process of a port.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SupervisorToSession {
+    /// Its end of the channel to the switch, for the connection that comes next, travels with this message.
+    Switch,
+    /// A connected vhost-user socket travels with this message.
+    Connection,
+}
+
+/// From the session process of a port.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SessionToSupervisor {
+    /// Sandboxed and serving.
+    Ready,
+}
