@@ -1,7 +1,7 @@
 //! What a program that decides does around its event loop: the log, the sandbox, and the status that it ends with.
 
 use crate::ControlError;
-use lasthop_sys::Log;
+use lasthop_log::Log;
 use lasthop_sys::sandbox::Program;
 use std::error::Error;
 use std::process::ExitCode;

@@ -5,7 +5,7 @@ mod arguments;
 mod server;
 mod switch;
 
-use lasthop_sys::Log;
+use lasthop_log::Log;
 use lasthop_sys::sandbox::Program;
 use std::process::ExitCode;
 use std::time::Duration;

@@ -5,6 +5,7 @@ use lasthop_sys::hostview::HostView;
 use lasthop_sys::sandbox::Confinement;
 use lasthop_sys::{Prompter, inherited_fd, map_pulse};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 
 /// The descriptors of the command line.
@@ -14,32 +15,26 @@ pub struct Arguments {
     pub supervisor: Channel<SwitchToSupervisor, SupervisorToSwitch>,
     /// Memory that outlives this process.
     pub journal: Option<OwnedFd>,
-    /// What the host's cores and VMs do.
-    pub view: Option<HostView>,
+    /// What the host's cores and VMs do, or why that is not known.
+    pub view: Option<Result<HostView, Errno>>,
     /// Who gets helpers out of the idle class.
     pub prompter: Option<Prompter>,
 }
 
 impl Arguments {
     /// Reads `--supervisor-fd N [--journal-fd N] [--host-view-fd N] [--boost-fd N] [--pulse-fd N]`. Run first thing in `main`.
-    pub fn take(mut words: impl Iterator<Item = String>) -> Result<Self, String> {
-        let (mut supervisor, mut journal, mut view, mut prompter) = (None, None, None, None);
-        while let Some(option) = words.next() {
-            let number = words.next().and_then(|number| number.parse().ok());
-            let fd = number.and_then(inherited_fd).ok_or_else(|| format!("{option}: no such descriptor"))?;
-            match option.as_str() {
-                "--supervisor-fd" => supervisor = Some(Channel::new(fd)),
-                "--journal-fd" => journal = Some(fd),
-                "--host-view-fd" => {
-                    let mapped = HostView::map(fd);
-                    view = mapped.inspect_err(|e| tracing::warn!("not known what cores and VMs do: {e}")).ok();
-                }
-                "--boost-fd" => prompter = Some(Prompter::new(fd)),
-                "--pulse-fd" => map_pulse(fd).map_err(|e| format!("{option}: {e}"))?,
-                _ => return Err(format!("unknown option {option}")),
-            }
-        }
-        Ok(Self { supervisor: supervisor.ok_or("--supervisor-fd is missing")?, journal, view, prompter })
+    pub fn take(words: &[String]) -> Result<Self, String> {
+        let fd = |option| {
+            let at = words.iter().position(|word| word == option)?;
+            words.get(at + 1)?.parse().ok().and_then(inherited_fd)
+        };
+        fd("--pulse-fd").map_or(Ok(()), map_pulse).map_err(|e| format!("--pulse-fd: {e}"))?;
+        Ok(Self {
+            supervisor: Channel::new(fd("--supervisor-fd").ok_or("--supervisor-fd is missing, or no such descriptor")?),
+            journal: fd("--journal-fd"),
+            view: fd("--host-view-fd").map(HostView::map),
+            prompter: fd("--boost-fd").map(Prompter::new),
+        })
     }
 
     /// Waits for what the supervisor says first.

@@ -65,6 +65,8 @@ pub struct Control {
     questions: VecDeque<Question>,
     /// That is said once.
     asked_too_much: bool,
+    /// A line for the log.
+    pub complaint: Option<String>,
 }
 
 impl Control {
@@ -78,6 +80,7 @@ impl Control {
             news,
             questions: VecDeque::new(),
             asked_too_much: false,
+            complaint: None,
         })
     }
 
@@ -98,7 +101,8 @@ impl Control {
     pub fn asked(&mut self, request: u64, question: DatapathRequest) {
         if self.questions.len() >= MAX_QUESTIONS {
             if !std::mem::replace(&mut self.asked_too_much, true) {
-                tracing::error!("control asks more than {MAX_QUESTIONS} questions at a time; some are not answered");
+                let what = format!("control asks more than {MAX_QUESTIONS} questions at a time; some are not answered");
+                self.complaint = Some(what);
             }
             return;
         }
@@ -127,7 +131,9 @@ impl Control {
         let Some(message) = &self.unsent else { return Ok(()) };
         match self.rings.send(message) {
             Err(ChannelError::WouldBlock) => return Ok(()),
-            Err(error @ ChannelError::TooLong) => tracing::error!("message to control not sent: {error}"),
+            Err(error @ ChannelError::TooLong) => {
+                self.complaint = Some(format!("message to control not sent: {error}"));
+            }
             result => result?,
         }
         self.unsent = None;
@@ -257,11 +263,12 @@ mod tests {
     use lasthop_flow::{Action, FlowSpec};
     use lasthop_frame::FlowMask;
     use lasthop_ipc::{ControlEnd, PortConfig, ring_pair};
+    use std::sync::Arc;
 
     struct Rig {
         control: Control,
         far: ControlEnd,
-        datapath: Datapath,
+        datapath: Arc<Datapath>,
         ports: BTreeMap<PortId, PortEntry>,
         removed: (PortTotals, PortTotals),
     }
@@ -270,6 +277,7 @@ mod tests {
         /// A switch with ports 1 to `ports`, and a control that reads when it is told to.
         fn new(ports: u32) -> Self {
             let (ours, theirs) = ring_pair().unwrap();
+            let datapath = Arc::new(Datapath::new(1000, lasthop_forward::PATIENCE_MS).unwrap());
             let entry = |id| {
                 let id = PortId(id);
                 let config = PortConfig {
@@ -280,11 +288,10 @@ mod tests {
                     tx_batch: (0, 0),
                     owner: None,
                 };
-                (id, PortEntry::new(&config))
+                (id, PortEntry::new(&config, &datapath))
             };
             let ports: BTreeMap<_, _> = (1..=ports).map(entry).collect();
             let control = Control::new(ours, ports.keys().copied()).unwrap();
-            let datapath = Datapath::new(1000, lasthop_forward::PATIENCE_MS).unwrap();
             Self { control, far: ControlEnd::new(theirs).unwrap(), datapath, ports, removed: Default::default() }
         }
 

@@ -6,37 +6,53 @@ mod ports;
 mod server;
 mod unsent;
 
-use lasthop_sys::Log;
-use std::process::ExitCode;
-use std::time::Duration;
+use arguments::Arguments;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::error::Error;
+use std::io::{Write, stderr};
+use std::process::{ExitCode, abort};
 
 fn main() -> ExitCode {
-    let log = Log::new();
-    log.end_with_panics();
-    let lines = log.clone();
-    tracing_subscriber::fmt().with_writer(move || lines.clone()).with_ansi(false).with_target(false).init();
-    let arguments = match arguments::Arguments::take(std::env::args().skip(1)) {
-        Ok(arguments) => arguments,
+    end_with_panics();
+    let words: Vec<String> = std::env::args().collect();
+    match Arguments::take(&words) {
         Err(error) => {
-            eprintln!("lasthop-switch: {error}; this program is started by `lasthop run`");
-            return ExitCode::from(2);
+            last_words(&format!("lasthop-switch: {error}; this program is started by `lasthop run`"));
+            ExitCode::from(2)
         }
-    };
-    let result = run(arguments, &log).inspect_err(|error| tracing::error!("{error}"));
-    // What was said last is what matters, if anybody reads it.
-    log.finish(Duration::from_millis(100));
-    if result.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        Ok(arguments) => match run(arguments) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                last_words(&format!("ERROR lasthop-switch: {error}"));
+                ExitCode::FAILURE
+            }
+        },
+    }
 }
 
-fn run(mut arguments: arguments::Arguments, log: &Log) -> Result<(), Box<dyn std::error::Error>> {
+fn run(mut arguments: Arguments) -> Result<(), Box<dyn Error>> {
     let (confinement, settings) = arguments.first_message()?;
     lasthop_guestmem::install_fault_handler();
     lasthop_sys::prepare_peer_events()?;
     // Threads made from here on are born inside the sandbox.
     let report = confinement.enter()?;
-    log.start(std::io::stderr())?;
-    for left_out in &report.left_out {
-        tracing::warn!("sandbox: going on without {left_out}");
+    server::Server::new(arguments, settings, report.left_out)?.serve()
+}
+
+/// A thread that panics takes the process with it, for others wait for what it did; whoever started the process starts another.
+fn end_with_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        let (thread, what) = (std::thread::current(), panic.to_string().replace('\n', " "));
+        last_words(&format!("ERROR thread {} {what}; ending", thread.name().unwrap_or_default()));
+        abort();
+    }));
+}
+
+/// Writes a line to standard error, which is the log's, when there is nobody left who would. Whoever reads it may have stopped: it is
+/// not waited for.
+fn last_words(line: &str) {
+    let limit = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+    if poll(&mut [PollFd::new(&stderr(), PollFlags::OUT)], Some(&limit)) == Ok(1) {
+        let _ = stderr().write_all(format!("{line}\n").as_bytes());
     }
-    server::Server::new(arguments, settings)?.serve()
 }

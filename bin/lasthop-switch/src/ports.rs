@@ -1,12 +1,12 @@
 //! Ports and the front-ends connected to them.
 
 use lasthop_connection::{Connection, End, Event};
-use lasthop_forward::{Forwarder, Port};
+use lasthop_forward::{Datapath, Forwarder, Port};
 use lasthop_guestmem::{Mapped, Size};
 use lasthop_ipc::{PortConfig, PortInfo, PortState, QueueInfo};
 use lasthop_schedule::{Workers, policy::Batch};
-use lasthop_sys::{Aside, Epoll, LineLimit};
-use lasthop_types::{PortTotals, counted};
+use lasthop_sys::{Aside, Epoll};
+use lasthop_types::{Level, PortTotals};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -23,24 +23,8 @@ pub struct PortEntry {
     pub mapped: Arc<Mapped>,
     transmit: Batch,
     last_error: Option<String>,
-    /// How much its front-end may make us write.
-    lines: LineLimit,
-}
-
-/// Writes a line about a port that its front-end or guest has caused, unless it has caused too many.
-macro_rules! say {
-    ($entry:expr, $level:ident, $($line:tt)+) => {
-        if let Some(left_out) = $entry.lines.pass(Instant::now()) {
-            say_left_out(&$entry.port, left_out);
-            tracing::$level!(port = %$entry.port.name, $($line)+);
-        }
-    };
-}
-
-fn say_left_out(port: &Port, lines: u64) {
-    if lines > 0 {
-        tracing::warn!(port = %port.name, "{} of this port left out", counted(lines, "more line"));
-    }
+    /// By which its lines come into the log.
+    datapath: Arc<Datapath>,
 }
 
 /// Counters of removed ports.
@@ -69,12 +53,11 @@ impl Removed {
 
 impl PortEntry {
     /// A port nobody is connected to.
-    pub fn new(config: &PortConfig) -> Self {
+    pub fn new(config: &PortConfig, datapath: &Arc<Datapath>) -> Self {
         let port = Arc::new(Port::new(config.id, config.name.clone()));
         let (aside, transmit) = (Aside::new(&config.name), Batch::new(config.tx_batch.0, config.tx_batch.1));
-        let lines = LineLimit::new(Instant::now());
-        let mapped = Arc::default();
-        Self { port, connection: None, aside, mapped, transmit, last_error: None, lines }
+        let (mapped, datapath) = (Arc::default(), datapath.clone());
+        Self { port, connection: None, aside, mapped, transmit, last_error: None, datapath }
     }
 
     /// The session process asks something. An error ends the connection: call [`PortEntry::disconnect`].
@@ -105,7 +88,7 @@ impl PortEntry {
                 if queue % 2 == 1
                     && let Err(error) = workers.attach(port, queue as u16, fd, self.transmit)
                 {
-                    say!(self, error, "no thread for this port: {error}");
+                    self.say(Level::Error, format!("no thread for this port: {error}"));
                 }
                 port.refresh();
                 return false;
@@ -115,7 +98,7 @@ impl PortEntry {
                 port.refresh();
             }
             Event::Failed { queue, why } => {
-                say!(self, warn, queue, "ring not started: {why}");
+                self.warn(format!("ring not started: {why} queue={queue}"));
                 self.last_error = Some(format!("queue {queue}: {why}"));
                 port.refresh();
             }
@@ -125,7 +108,7 @@ impl PortEntry {
             }
             Event::Announce(frame) => {
                 if !forwarder.inject(port, &frame, now_ms) {
-                    say!(self, warn, "announcement not sent: too many packets wait for control");
+                    self.warn("announcement not sent: too many packets wait for control".into());
                 }
                 return false;
             }
@@ -135,11 +118,11 @@ impl PortEntry {
                     "the front-end's requests wait: with memory that it has replaced and the kernel has not unmapped yet, {} in {regions} regions are mapped; if it changes its memory all the time, end it",
                     Size(bytes)
                 );
-                self.warn(&line);
+                self.warn(line.clone());
                 self.last_error = Some(line);
             }
             Event::Refused(line) => {
-                say!(self, warn, "refused: {line}");
+                self.warn(format!("refused: {line}"));
                 self.last_error = Some(line);
             }
         }
@@ -169,9 +152,13 @@ impl PortEntry {
         true
     }
 
-    /// Writes a line about the port that its front-end or guest may cause.
-    pub fn warn(&mut self, line: &str) {
-        say!(self, warn, "{line}");
+    /// Has a warning about the port written to the log, which its front-end or guest may have caused.
+    pub fn warn(&self, line: String) {
+        self.say(Level::Warn, line);
+    }
+
+    fn say(&self, level: Level, line: String) {
+        self.datapath.say(self.port.id, level, line);
     }
 
     /// A front-end has come and cannot be served.
@@ -184,23 +171,11 @@ impl PortEntry {
         self.connection = Some(connection);
     }
 
-    /// When [`PortEntry::settle`] is due.
-    pub fn deadline(&self) -> Option<Instant> {
-        self.lines.deadline()
-    }
-
-    /// Says how many lines were left out, once it may.
-    pub fn settle(&mut self, now: Instant) {
-        if let Some(left_out) = self.lines.overdue(now) {
-            say_left_out(&self.port, left_out);
-        }
-    }
-
     /// A ring broke under traffic: says so once, for the log and for `lasthop port list`.
     pub fn broke(&mut self, index: u16) {
         let Some(queue) = self.port.queues.get(usize::from(index)) else { return };
         if let Some(error) = queue.status().error {
-            say!(self, warn, queue = index, "ring stopped: {error}");
+            self.warn(format!("ring stopped: {error} queue={index}"));
             self.last_error = Some(format!("queue {index}: {error}"));
         }
         self.port.refresh();

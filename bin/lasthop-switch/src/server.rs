@@ -4,20 +4,20 @@
 use crate::arguments::Arguments;
 use crate::control::{Control, Sources};
 use crate::ports::{PortEntry, Removed};
-use crate::unsent::Unsent;
+use crate::unsent::{ToSupervisor, Unsent};
 use lasthop_connection::{Connection, End, Vrings};
 use lasthop_flow::{Action, InsertError};
 use lasthop_forward::{Datapath, Forwarder, Order, Orders};
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_guestmem::{GuestMemory, MemoryLimits, PinnedSlice, RegionSpec};
 use lasthop_ipc::{
-    Channel, ChannelError, DatapathRequest, FromControl, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor,
-    ToControl, UpcallPacket,
+    ChannelError, DatapathRequest, FromControl, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor, ToControl,
+    UpcallPacket,
 };
 use lasthop_schedule::policy::{Batch, Hysteresis};
 use lasthop_schedule::{Settings, Workers};
 use lasthop_sys::{Beat, Epoll, Foreign, Trigger};
-use lasthop_types::{DropReason, PortId};
+use lasthop_types::{DropReason, Level, PortId};
 use lasthop_virtqueue::{JOURNAL_BYTES, Journal, Patience};
 use rustix::net::{Shutdown, shutdown};
 use std::collections::{BTreeMap, BTreeSet};
@@ -60,7 +60,7 @@ pub struct Server {
     workers: Workers,
     forwarder: Forwarder,
     epoll: Epoll,
-    supervisor: Channel<SwitchToSupervisor, SupervisorToSwitch>,
+    supervisor: ToSupervisor,
     /// What the supervisor has to be told and there was no room for.
     unsent: Unsent,
     control: Option<Control>,
@@ -88,9 +88,18 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts the workers.
-    pub fn new(given: Arguments, told: SwitchSettings) -> Result<Self, Failure> {
+    /// Starts the workers. `left_out`: of the sandbox.
+    pub fn new(given: Arguments, told: SwitchSettings, left_out: Vec<String>) -> Result<Self, Failure> {
         let Arguments { supervisor, journal, view, prompter } = given;
+        let (pace, overtaken) = told.patience_ms;
+        let patience = Patience { pace: pace.into(), overtaken: overtaken.into() };
+        let datapath = Arc::new(Datapath::new(FLOW_LIMIT, patience)?);
+        let warn = |line| datapath.say(PortId(0), Level::Warn, line);
+        left_out.iter().for_each(|step| warn(format!("sandbox: going on without {step}")));
+        let view = view.transpose().unwrap_or_else(|error| {
+            warn(format!("not known what cores and VMs do: {error}"));
+            None
+        });
         let (base_ns, limit_ns) = told.hysteresis_us;
         let settings = Settings {
             helpers: told.helpers,
@@ -102,9 +111,6 @@ impl Server {
             not_idle: told.not_idle,
             cgroup_accounting: told.cgroup_accounting,
         };
-        let (pace, overtaken) = told.patience_ms;
-        let patience = Patience { pace: pace.into(), overtaken: overtaken.into() };
-        let datapath = Arc::new(Datapath::new(FLOW_LIMIT, patience)?);
         let epoll = Epoll::new()?;
         epoll.add(&supervisor, SUPERVISOR, Trigger::Level)?;
         epoll.add(datapath.news(), NEWS, Trigger::Level)?;
@@ -154,6 +160,7 @@ impl Server {
             self.carry_out();
             self.talk();
             self.expire();
+            self.report_to_supervisor();
         }
         Ok(())
     }
@@ -168,9 +175,8 @@ impl Server {
             return Some(Duration::ZERO);
         }
         let now = Instant::now();
-        let deadlines =
-            self.ports.values().flat_map(|p| [p.connection.as_ref().and_then(Connection::deadline), p.deadline()]);
-        let port = deadlines.flatten().min().map(|d| d.saturating_duration_since(now));
+        let deadlines = self.ports.values().filter_map(|port| port.connection.as_ref()?.deadline());
+        let port = deadlines.min().map(|d| d.saturating_duration_since(now));
         let upcalls = self.upcalls_wait.then_some(UPCALL_CHECK);
         port.into_iter().chain(upcalls).min()
     }
@@ -178,7 +184,6 @@ impl Server {
     /// Ends the wait of session processes for their answers, and of packets that control does not answer.
     fn expire(&mut self) {
         let now = Instant::now();
-        self.ports.values_mut().for_each(|entry| entry.settle(now));
         let waiting: Vec<_> =
             self.ports.values().filter(|entry| entry.is_due(now)).map(|entry| entry.port.id).collect();
         waiting.into_iter().for_each(|id| self.hear_port(id));
@@ -196,7 +201,6 @@ impl Server {
     }
 
     fn hear_supervisor(&mut self) -> Result<(), Failure> {
-        self.report_to_supervisor();
         loop {
             let (message, fd) = match self.supervisor.recv() {
                 Ok(received) => received,
@@ -210,7 +214,7 @@ impl Server {
             match (message, fd) {
                 (SupervisorToSwitch::AddPort(config), _) => {
                     self.del_port(config.id);
-                    let entry = PortEntry::new(&config);
+                    let entry = PortEntry::new(&config, &self.datapath);
                     if let Some(journal) = &self.journal {
                         keep_journal(&entry, journal);
                     }
@@ -230,7 +234,7 @@ impl Server {
                 (SupervisorToSwitch::Connection(id, vm), Some(channel)) => self.connect(id, channel, vm),
                 (SupervisorToSwitch::ControlChannel, Some(socket)) => self.attach_control(socket),
                 (SupervisorToSwitch::Connection(..) | SupervisorToSwitch::ControlChannel, None) => {
-                    tracing::error!("supervisor sent no descriptor with a message that needs one");
+                    self.say(Level::Error, "supervisor sent no descriptor with a message that needs one".into());
                 }
                 // The first message is not heard here.
                 (SupervisorToSwitch::Start(..), _) => {}
@@ -251,16 +255,14 @@ impl Server {
             drop(channel);
             entry.refuse(&End::Unclosed);
             self.unsent.closed(id, End::Unclosed.to_string());
-            self.report_to_supervisor();
             return self.report(id);
         }
         let channel = Foreign::new(channel, &entry.aside);
         entry.disconnect(None, &mut self.workers, &self.epoll);
         if let Err(error) = self.epoll.add(&channel, FIRST_PORT | u64::from(id.0), Trigger::Level) {
             let why = format!("connection cannot be watched: {error}");
-            entry.warn(&why);
-            self.unsent.closed(id, why);
-            return self.report_to_supervisor();
+            entry.warn(why.clone());
+            return self.unsent.closed(id, why);
         }
         entry.connected(Connection::new(channel, rings));
         entry.port.set_vm(vm);
@@ -277,14 +279,12 @@ impl Server {
         for (port, thread) in self.workers.take_started() {
             self.unsent.thread(port, thread);
         }
-        self.report_to_supervisor();
     }
 
     fn disconnect(&mut self, id: PortId, error: &End) {
         let Some(entry) = self.ports.get_mut(&id) else { return };
         if entry.disconnect(Some(error), &mut self.workers, &self.epoll) {
             self.unsent.closed(id, error.to_string());
-            self.report_to_supervisor();
             self.report(id);
         }
     }
@@ -336,6 +336,9 @@ impl Server {
             }
             Ok(())
         });
+        if let Some(complaint) = self.control.as_mut().and_then(|control| control.complaint.take()) {
+            self.say(Level::Error, complaint);
+        }
         if let Err(error) = done {
             return self.control_failed(&error);
         }
@@ -384,8 +387,7 @@ impl Server {
             return;
         };
         if let Err(error) = self.epoll.add(&socket, CONTROL, Trigger::Level) {
-            tracing::error!("control's socket cannot be watched: {error}");
-            return;
+            return self.say(Level::Error, format!("control's socket cannot be watched: {error}"));
         }
         match Control::new(socket, self.ports.keys().copied()) {
             Ok(control) => self.control = Some(control),
@@ -412,11 +414,10 @@ impl Server {
     /// It has ended; or it has broken the rules, and then it has to.
     fn control_failed(&mut self, error: &ChannelError) {
         if matches!(error, ChannelError::Nonsense(_)) {
-            tracing::error!("control: {error}; it is not listened to any more");
+            self.say(Level::Error, format!("control: {error}; it is not listened to any more"));
             self.unsent.control_broke(error.to_string());
-            self.report_to_supervisor();
         } else {
-            tracing::info!("control: {error}");
+            self.say(Level::Info, format!("control: {error}"));
         }
         self.lose_control();
     }
@@ -499,7 +500,7 @@ impl Server {
             self.to_look.insert(port);
         }
         if let (Err(error), Some(entry)) = (result, self.ports.get_mut(&port)) {
-            entry.warn(&format!("flow not installed: {error}"));
+            entry.warn(format!("flow not installed: {error}"));
         }
     }
 
@@ -531,16 +532,21 @@ impl Server {
         }
     }
 
+    /// Has a line that is about no port written to the log.
+    fn say(&self, level: Level, line: String) {
+        self.datapath.say(PortId(0), level, line);
+    }
+
     /// Tells the supervisor what has not been sent yet, as far as there is room.
     fn report_to_supervisor(&mut self) {
-        if self.unsent.is_empty() {
-            return;
+        let was_full = self.unsent.is_full();
+        if let Err(error) = self.unsent.send(&mut self.supervisor, &self.datapath) {
+            crate::last_words(&format!("ERROR supervisor not told: {error}"));
         }
-        if let Err(error) = self.unsent.send(&mut self.supervisor) {
-            tracing::error!("supervisor not told: {error}");
+        if self.unsent.is_full() != was_full {
+            let trigger = if was_full { Trigger::Level } else { Trigger::ReadWrite };
+            let _ = self.epoll.modify(&self.supervisor, SUPERVISOR, trigger);
         }
-        let trigger = if self.unsent.is_empty() { Trigger::Level } else { Trigger::ReadWrite };
-        let _ = self.epoll.modify(&self.supervisor, SUPERVISOR, trigger);
     }
 }
 

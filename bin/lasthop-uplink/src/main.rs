@@ -6,7 +6,7 @@ mod confine;
 mod server;
 
 use lasthop_ipc::Channel;
-use lasthop_sys::Log;
+use lasthop_log::Log;
 use lasthop_uplink_core::counters::{CounterPage, Counters};
 use lasthop_uplink_core::device::{Device, Kept, Wanted};
 use lasthop_uplink_core::memory::SharedMemory;

@@ -12,7 +12,7 @@ use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_ovs_abi::limit::Limit;
 use lasthop_ovs_abi::meter::{Band, Meter};
 use lasthop_ovs_abi::netlink::Writer;
-use lasthop_types::{MacAddr, PortId};
+use lasthop_types::{Level, LogLine, MacAddr, PortId};
 use lasthop_uplink_ipc::{
     COUNTERS_ROW, SupervisorToUplink, UplinkCounters, UplinkDevice, UplinkDriver, UplinkDrops, UplinkToSupervisor,
 };
@@ -322,6 +322,10 @@ fn messages() -> Vec<Vec<u8>> {
         seed(0x10, &SupervisorToSwitch::Connection(id, Some(3))),
         seed(0x20, &SupervisorToSwitch::ControlChannel),
         seed(1, &SwitchToSupervisor::ConnectionClosed { port: id, reason: "closed".into() }),
+        seed(
+            1,
+            &SwitchToSupervisor::Log(LogLine { port: id, level: Level::Warn, text: "it stopped".into(), left_out: 3 }),
+        ),
         seed(2, &SupervisorToControl::Ports(vec![config.clone(), config.clone()])),
         seed(2, &SupervisorToControl::Reply { request: 4, result: Ok(config) }),
         seed(2, &SupervisorToControl::Reply { request: 4, result: Err("no".into()) }),

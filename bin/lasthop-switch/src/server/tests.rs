@@ -1,6 +1,6 @@
 use super::*;
 use lasthop_flow::{Action, FlowSpec};
-use lasthop_ipc::{ControlEnd, ring_pair};
+use lasthop_ipc::{Channel, ControlEnd, ring_pair};
 use lasthop_types::DropReason;
 
 fn server() -> (Server, OwnedFd) {
@@ -16,7 +16,7 @@ fn server() -> (Server, OwnedFd) {
         patience_ms: (2, 10),
         max_guest_memory: 1 << 30,
     };
-    (Server::new(given, told).unwrap(), ours)
+    (Server::new(given, told, Vec::new()).unwrap(), ours)
 }
 
 fn attach(server: &mut Server) -> ControlEnd {

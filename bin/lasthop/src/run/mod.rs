@@ -29,6 +29,7 @@
 //! | `segments` | which uplinks are on one network segment, and which of them has to be blocked |
 //! | `probing` | probes sent and heard, and what follows |
 //! | `uplinks` | all of them, and what people ask of them |
+//! | `switch_log` | lines of the log that the switch has us write |
 //! | `port_threads` | which thread of the switch is which port's |
 //! | `threads` | processor time |
 //! | `cgroup_accounting` | ports' threads in their VMs' control groups |
@@ -68,6 +69,7 @@ mod setup;
 mod socket;
 mod store;
 mod supervisor;
+mod switch_log;
 mod threads;
 mod uplink;
 mod uplinks;
@@ -75,7 +77,7 @@ mod watchdog;
 
 pub use args::{PortArg, RunArgs, check_uplink, driver, meant_device, new_name, nice, queues, vlan_list};
 pub use batch::Batch;
-use lasthop_sys::Log;
+use lasthop_log::Log;
 pub use open_vswitch::PACKET_PORT;
 pub use owner::FileOwner;
 use std::io::Write;

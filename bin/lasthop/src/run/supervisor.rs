@@ -18,6 +18,7 @@ use super::sessions::{self, Sessions};
 use super::settings_text::changed;
 use super::setup::Setup;
 use super::store::{SavedPort, Store};
+use super::switch_log::SwitchLog;
 use super::uplink::Uplink;
 use super::{RunError, RunError::Failed};
 use lasthop_hostview::HostMonitor;
@@ -112,6 +113,7 @@ pub struct Supervisor {
     boost: Option<Boost>,
     /// Which thread of the switch is which port's.
     pub(super) port_threads: PortThreads,
+    pub(super) switch_log: SwitchLog,
     /// Whose work ports' threads do, if VMs are to pay for it.
     pub(super) cgroup_accounting: Option<CgroupAccounting>,
     /// Whether `ready` was printed.
@@ -180,6 +182,7 @@ impl Supervisor {
             monitor,
             boost,
             port_threads: PortThreads::default(),
+            switch_log: SwitchLog::default(),
             cgroup_accounting: setup.vm_cgroup.then(CgroupAccounting::new),
             announced: false,
             unwritten: None,
@@ -216,6 +219,7 @@ impl Supervisor {
             self.step_sessions(now);
             self.look_after_sockets(now);
             self.cgroup_accounting.iter_mut().for_each(|cgroup_accounting| cgroup_accounting.step(now));
+            self.step_switch_log(now);
             self.step_segments(now);
             self.step_representors();
             self.step_uplinks(now);
@@ -284,7 +288,7 @@ impl Supervisor {
         let uplinks = uplinks.chain(self.uplink_lists_deadline());
         let uplinks = uplinks.chain(self.segments.as_ref().and_then(Segments::deadline));
         let uplinks = uplinks.chain(self.cgroup_accounting.as_ref().and_then(CgroupAccounting::deadline));
-        let uplinks = uplinks.chain(self.sessions.deadline());
+        let uplinks = uplinks.chain(self.sessions.deadline()).chain(self.switch_log.deadline());
         let sockets = self.served.iter().filter_map(Served::deadline).chain(self.presence.deadline());
         ports.chain(uplinks).chain(sockets).chain(self.switch.deadline()).chain(self.control.deadline()).min()
     }
@@ -378,6 +382,7 @@ impl Supervisor {
                     self.announce();
                 }
                 SwitchToSupervisor::Thread(port, thread) => self.hear_thread(port, thread),
+                SwitchToSupervisor::Log(line) => self.write_for_switch(&line, Instant::now()),
                 SwitchToSupervisor::ControlBroke(what) => {
                     warn!("lasthop-control {what}; killing it");
                     self.control.kill_for(&format!("it {what}"));

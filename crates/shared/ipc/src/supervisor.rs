@@ -1,7 +1,7 @@
 //! What the supervisor says to the switch and hears from it.
 
 use lasthop_sys::sandbox::Confinement;
-use lasthop_types::PortId;
+use lasthop_types::{LogLine, PortId};
 use serde::{Deserialize, Serialize};
 
 /// A port as the user asked for it.
@@ -90,4 +90,6 @@ pub enum SwitchToSupervisor {
     Thread(PortId, i32),
     /// Control has written what cannot be into the rings, which is not read any further: it has to be replaced. What it was, for the log.
     ControlBroke(String),
+    /// A line for the log: the switch writes none itself.
+    Log(LogLine),
 }

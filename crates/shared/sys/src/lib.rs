@@ -14,7 +14,6 @@ mod epoll;
 mod eventfd;
 pub mod hostview;
 mod inherit;
-mod log;
 mod memfd;
 #[cfg(any(test, feature = "supervisor"))]
 mod peer;
@@ -40,7 +39,6 @@ pub use cycles::cycles;
 pub use epoll::{Epoll, Trigger};
 pub use eventfd::EventFd;
 pub use inherit::inherited_fd;
-pub use log::{LineLimit, Log};
 pub use memfd::memfd;
 #[cfg(any(test, feature = "supervisor"))]
 pub use peer::peer_groups;

@@ -5,11 +5,13 @@
 mod counted;
 mod counter;
 mod drop;
+mod line;
 mod mac;
 
 pub use counted::counted;
 pub use counter::{Counter, DropCounters, PortCounters, PortTotals};
 pub use drop::{DROP_REASONS, DropReason};
+pub use line::{Level, LogLine};
 pub use mac::MacAddr;
 
 use serde::{Deserialize, Serialize};

@@ -5,15 +5,20 @@ use crate::rate::Meter;
 use lasthop_flow::FlowTable;
 use lasthop_lock::Lock;
 use lasthop_sys::EventFd;
-use lasthop_types::PortId;
+use lasthop_types::{Level, LogLine, PortId};
 use lasthop_virtqueue::Patience;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 /// Numbers of meters are below this: each change copies a table of them.
 pub const MAX_METERS: u32 = 4096;
+
+/// Lines for the log about one port that wait to be sent: a front-end that is set up wrong has all it has to say in the log.
+const MOST_LINES: usize = 64;
 
 /// Ports, flows, and the way to the thread that talks to control. Shared by `Arc`; every method may be called from any
 /// thread.
@@ -23,10 +28,12 @@ pub struct Datapath {
     /// Counts changes of `ports`, so that workers look at an atomic and not at a lock.
     ports_generation: AtomicU64,
     flows: FlowTable,
-    /// Signalled when there is something for the main thread: a miss to tell control of, a ring that broke.
+    /// Signalled when there is something for the main thread: a miss to tell control of, a ring that broke, a line for the log.
     news: EventFd,
     missed: AtomicBool,
     broken: Lock<Vec<(PortId, u16)>>,
+    /// Lines for the log that wait to be sent, by port.
+    lines: Lock<BTreeMap<PortId, VecDeque<LogLine>>>,
     control_answers: AtomicBool,
     pub(crate) patience_ns: Patience,
     started: Instant,
@@ -43,6 +50,7 @@ impl Datapath {
             news: EventFd::new()?,
             missed: AtomicBool::new(false),
             broken: Lock::default(),
+            lines: Lock::default(),
             control_answers: AtomicBool::new(false),
             patience_ns: Patience { pace: ns(patience_ms.pace), overtaken: ns(patience_ms.overtaken) },
             started: Instant::now(),
@@ -61,7 +69,7 @@ impl Datapath {
         self.started.elapsed().as_nanos() as u64
     }
 
-    /// Readable when [`Datapath::take_missed`] or [`Datapath::take_broken`] has something; drain it first.
+    /// Readable when [`Datapath::take_missed`], [`Datapath::take_broken`] or [`Datapath::take_line`] has something; drain it first.
     pub fn news(&self) -> &EventFd {
         &self.news
     }
@@ -138,6 +146,33 @@ impl Datapath {
     pub(crate) fn note_broken(&self, port: PortId, queue: u16) {
         self.broken.lock().push((port, queue));
         self.news.signal();
+    }
+
+    /// Has a line written to the log, about this port or, with 0, about none. Waits for nobody: of lines that there are too many of, some
+    /// are left out and counted.
+    pub fn say(&self, port: PortId, level: Level, text: String) {
+        let mut lines = self.lines.lock();
+        let of_port = lines.entry(port).or_default();
+        let is_full = of_port.len() >= MOST_LINES;
+        if let Some(last) = of_port.back_mut().filter(|_| is_full) {
+            last.left_out += 1;
+        } else {
+            of_port.push_back(LogLine { port, level, text, left_out: 0 });
+        }
+        self.news.signal();
+    }
+
+    /// The next line for the log: of each port in turn, so of one behind `last`, whose line was taken before, if there is any.
+    pub fn take_line(&self, last: PortId) -> Option<LogLine> {
+        let mut lines = self.lines.lock();
+        let next =
+            lines.range((Excluded(last), Unbounded)).next().or(lines.first_key_value()).map(|(port, _)| *port)?;
+        let of_port = lines.get_mut(&next)?;
+        let line = of_port.pop_front();
+        if of_port.is_empty() {
+            lines.remove(&next);
+        }
+        line
     }
 
     /// Rings (port, vring index) that broke since the last call. Their queues say why.

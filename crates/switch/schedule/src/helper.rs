@@ -13,6 +13,7 @@ use lasthop_forward::{Datapath, Forwarder, Port};
 use lasthop_lock::{Lock, WaitNotice};
 use lasthop_sys::hostview::{HostView, VmState};
 use lasthop_sys::{Beat, Epoll, Prompter, bind_current_thread, current_thread, set_idle};
+use lasthop_types::{Level, PortId};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -232,7 +233,8 @@ impl Thread {
         let bound = bind_current_thread(helper.cpu);
         if let Err(error) = bound.and_then(|()| if helpers.not_idle { Ok(()) } else { set_idle(0, true) }) {
             // One that is not bound, or is in nobody's way only by chance, is worse than none.
-            tracing::warn!(cpu = helper.cpu, "no helper on this core: {error}");
+            let line = format!("no helper on this core: {error} cpu={}", helper.cpu);
+            helpers.datapath.say(PortId(0), Level::Warn, line);
             helper.back_off.lock().for_ever();
             return;
         }

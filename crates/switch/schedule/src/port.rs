@@ -8,13 +8,14 @@ use crate::owned_ring::OwnedRing;
 use crate::policy::{Arrivals, Batch, Kicks, TransmitTimer, Vm};
 use lasthop_forward::{Forwarder, Outcome, Port};
 use lasthop_lock::{WaitNotice, identify_thread};
-use lasthop_sys::{Beat, Epoll, LineLimit, Trigger, current_thread};
+use lasthop_sys::{Beat, Epoll, Trigger, current_thread};
+use lasthop_types::Level;
 use lasthop_virtqueue::BURST;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How often a front-end that asked to be polled is looked at, once nothing was found.
 const POLL_NS: u64 = 1_000_000;
@@ -78,7 +79,6 @@ impl PortThread {
             coalescing,
             rings: Vec::new(),
             yielded_ns: 0,
-            lines: LineLimit::new(Instant::now()),
         };
         let (report, started) = channel();
         // As `top -H` shows it; the kernel cuts it after 15 bytes.
@@ -105,8 +105,6 @@ struct Server {
     rings: Vec<Option<PortRing>>,
     /// When others of this core last had their turn.
     yielded_ns: u64,
-    /// How much the port's front-end may make this thread write.
-    lines: LineLimit,
 }
 
 /// A ring that the port's thread looks after, or has offered.
@@ -264,11 +262,9 @@ impl Server {
         if let Some(kick) = &owned.kick
             && let Err(error) = self.epoll.add(kick, n as u64, Trigger::Edge)
         {
-            if let Some(left_out) = self.lines.pass(Instant::now()) {
-                let (port, queue) = (&owned.port.name, owned.queue);
-                tracing::warn!(port, queue, left_out, %error, "kick descriptor cannot be waited for; its packets are not looked for");
-            }
-            return;
+            let what = "kick descriptor cannot be waited for; its packets are not looked for";
+            let line = format!("{what}: {error} queue={}", owned.queue);
+            return self.helpers.datapath.say(self.port.id, Level::Warn, line);
         }
         // The guest may have made packets available before we could hear its kick.
         self.rings[n] = Some(PortRing {
@@ -394,35 +390,6 @@ mod tests {
     use lasthop_forward::Datapath;
     use lasthop_sys::{EventFd, PeerEvent};
     use lasthop_types::PortId;
-    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-    use tracing::span::{Attributes, Id, Record};
-    use tracing::{Event, Metadata, Subscriber};
-
-    /// Counts lines.
-    #[derive(Clone, Default)]
-    struct Lines(Arc<AtomicU32>);
-
-    impl Subscriber for Lines {
-        fn enabled(&self, _: &Metadata<'_>) -> bool {
-            true
-        }
-
-        fn new_span(&self, _: &Attributes<'_>) -> Id {
-            Id::from_u64(1)
-        }
-
-        fn record(&self, _: &Id, _: &Record<'_>) {}
-
-        fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-        fn event(&self, _: &Event<'_>) {
-            self.0.fetch_add(1, Relaxed);
-        }
-
-        fn enter(&self, _: &Id) {}
-
-        fn exit(&self, _: &Id) {}
-    }
 
     #[test]
     fn kicks_that_cannot_be_waited_for_fill_no_log() {
@@ -431,7 +398,7 @@ mod tests {
         let helpers = Arc::new(Helpers::new(datapath.clone(), &mut Settings::default()).unwrap());
         let mut server = Server {
             coalescing: Arc::new(Coalescing::new(helpers.clone(), Batch::default()).unwrap()),
-            forwarder: Forwarder::small(datapath),
+            forwarder: Forwarder::small(datapath.clone()),
             port: port.clone(),
             helpers,
             epoll: Epoll::new().unwrap(),
@@ -439,16 +406,15 @@ mod tests {
             transmit: Batch::default(),
             rings: Vec::new(),
             yielded_ns: 0,
-            lines: LineLimit::new(Instant::now()),
         };
         let kick = PeerEvent::new(std::os::fd::OwnedFd::from(EventFd::new().unwrap())).unwrap();
         // Watched already, it cannot be watched again.
         let owned = Arc::new(OwnedRing::new(port, 1, Some(kick)));
-        let lines = Lines::default();
-        tracing::subscriber::with_default(lines.clone(), || (0..1001).for_each(|_| server.attach(owned.clone())));
-        let (written, most) = (lines.0.load(Relaxed), LineLimit::AT_ONCE);
-        // A second may pass meanwhile, or some.
-        assert!((most..most + 60).contains(&written), "{written}");
+        (0..1001).for_each(|_| server.attach(owned.clone()));
+        let lines: Vec<_> = std::iter::from_fn(|| datapath.take_line(PortId(0))).collect();
+        let left_out: u64 = lines.iter().map(|line| line.left_out).sum();
+        assert_eq!((lines.len() as u64 + left_out, lines.len() < 100), (1000, true), "{left_out}");
+        assert!(lines.iter().all(|line| line.port == PortId(1) && line.text.ends_with(" queue=1")), "{lines:?}");
         assert_eq!(server.rings.iter().flatten().count(), 1);
     }
 }

@@ -1,6 +1,6 @@
 //! A thread that panics takes the process with it. Tried with this program itself.
 
-use lasthop_sys::Log;
+use lasthop_log::Log;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 

@@ -169,6 +169,11 @@ impl LineLimit {
         Some(std::mem::take(&mut self.left_out))
     }
 
+    /// So many more lines were left out, before they came here.
+    pub fn leave_out(&mut self, lines: u64) {
+        self.left_out += lines;
+    }
+
     /// When lines were left out: how long until that can be said, by [`LineLimit::overdue`].
     pub fn deadline(&self) -> Option<Instant> {
         (self.left_out > 0).then(|| self.at + Self::EACH)
