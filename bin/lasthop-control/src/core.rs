@@ -30,6 +30,8 @@ mod sets;
 mod settings;
 mod statistics;
 mod stuck_uplinks;
+#[cfg(test)]
+mod turns;
 mod uplinks;
 
 pub(crate) use calls::Call;
@@ -44,6 +46,7 @@ pub(crate) use mirrors::MirrorCall;
 use mirrors::Mirroring;
 use questions::{FLOWS, Question, Unconfirmed};
 pub(crate) use sets::SetCall;
+use sets::SetChange;
 use settings::PortRequest;
 use statistics::StatsWanted;
 use stuck_uplinks::StuckUplinks;
@@ -141,6 +144,8 @@ pub(crate) struct Core {
     flushes: VecDeque<Flush>,
     /// Those who are told of connections, or have some ended.
     walks: VecDeque<Walk>,
+    /// Sets that have changed, and flows are looked for that this concerns.
+    set_changes: VecDeque<SetChange>,
     requests: BTreeMap<u64, PortRequest>,
     uplink_requests: BTreeMap<u64, UplinkRequest>,
     cpu_requests: BTreeMap<u64, CpuRequest>,
@@ -200,6 +205,7 @@ impl Core {
             listings: VecDeque::new(),
             flushes: VecDeque::new(),
             walks: VecDeque::new(),
+            set_changes: VecDeque::new(),
             requests: BTreeMap::new(),
             uplink_requests: BTreeMap::new(),
             cpu_requests: BTreeMap::new(),
@@ -244,7 +250,8 @@ impl Core {
 
     /// When [`Event::Timer`] is due; `None` while nothing can age. 0: there is much to do, a part at a time.
     pub fn deadline_ms(&self) -> Option<u64> {
-        if !(self.counting.is_empty() && self.listings.is_empty() && self.walks.is_empty() && self.flushes.is_empty()) {
+        let of_clients = [self.counting.len(), self.listings.len(), self.walks.len(), self.flushes.len()];
+        if of_clients.iter().sum::<usize>() + self.set_changes.len() > 0 {
             return Some(0);
         }
         let put_right_ms = self.put_right_ms();
@@ -335,6 +342,7 @@ impl Core {
         self.list_some();
         self.walk_some(now_ms, out);
         self.flush_some(now_ms, out);
+        self.change_sets(now_ms);
         if self.put_right_ms().is_some_and(|at| at <= now_ms) {
             self.last_put_right_ms = now_ms;
             self.policy.put_right(now_ms, out);

@@ -73,7 +73,8 @@ impl Server {
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let mut did = false;
+        // There is more to do in turns to come.
+        let mut did = self.datapath.is_busy();
         // What is due is done when it is asked what there is to send.
         let is_stuck = self.aside.is_stuck();
         if is_stuck && !std::mem::replace(&mut self.stuck, is_stuck) {

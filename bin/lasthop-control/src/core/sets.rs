@@ -3,8 +3,8 @@
 use super::lists::{Change, Kept};
 use super::{Answer, Core, Unconfirmed, give, refuse};
 use lasthop_api::{AddressSet, ApiError, SetChanged};
-use lasthop_policy::Effects;
 use lasthop_policy::acl::{Addresses, Book, Prefix, check_set_name, read_member};
+use lasthop_policy::{Effects, SetRound};
 use lasthop_types::PortId;
 
 /// Addresses in one entry of a list of sets.
@@ -21,9 +21,13 @@ pub(crate) enum SetCall {
     List { name: Option<String>, answer: Answer<Vec<AddressSet>> },
 }
 
-/// A set that changes as soon as it is kept.
+/// Flows that are looked at at a time when a set has changed: below a millisecond.
+const FLOWS_AT_ONCE: usize = 4096;
+
+/// A set that changes as soon as it is kept, or has: then flows are removed that it concerns.
 #[derive(Debug)]
 pub(super) struct SetChange {
+    round: SetRound,
     changed: SetChanged,
     addresses: Addresses,
     answer: Answer<SetChanged>,
@@ -56,7 +60,8 @@ impl Core {
                     give(answer, SetChanged { name, addresses, ..SetChanged::default() });
                 }
                 Ok((book, changed, addresses)) => {
-                    self.keep(book, Change::Set(SetChange { changed, addresses, answer }), kept);
+                    let round = SetRound::default();
+                    self.keep(book, Change::Set(SetChange { round, changed, addresses, answer }), kept);
                 }
                 Err(e) => refuse(answer, e),
             },
@@ -67,8 +72,8 @@ impl Core {
                 }
                 let removed = self.book.set(&name).map_or(0, |set| set.members().len()) as u64;
                 let changed = SetChanged { name, made: true, removed, ..SetChanged::default() };
-                let addresses = Addresses::default();
-                self.keep(book, Change::Set(SetChange { changed, addresses, answer }), kept);
+                let (round, addresses) = (SetRound::default(), Addresses::default());
+                self.keep(book, Change::Set(SetChange { round, changed, addresses, answer }), kept);
             }
         }
     }
@@ -129,7 +134,7 @@ impl Core {
 
     /// The supervisor keeps it, and the book has it: lists go by it.
     pub(super) fn set_kept(&mut self, change: SetChange, now_ms: u64) {
-        let SetChange { mut changed, addresses, answer } = change;
+        let SetChange { changed, addresses, .. } = &change;
         let set = &changed.name;
         let users: Vec<PortId> = self.infos.keys().chain(self.configs.keys()).copied().collect();
         let uses = |core: &Self, id: PortId| {
@@ -145,13 +150,24 @@ impl Core {
                 .for_each(|id| self.set_lists(id));
         }
         tracing::info!("set {set}: {} joined, {} left, {} now", changed.added, changed.removed, changed.addresses);
+        self.set_changes.push_back(change);
+        self.change_sets(now_ms);
+    }
+
+    /// Looks at some more of the flows that a change of a set may concern: one change after the other.
+    pub(super) fn change_sets(&mut self, now_ms: u64) {
+        let Some(mut change) = self.set_changes.pop_front() else { return };
         if self.attached && self.reconciled {
-            let mut out = Effects::default();
-            changed.flows = self.policy.addresses_changed(&changed.name, &addresses, &mut out) as u64;
+            let (mut out, SetChange { round, changed, addresses, .. }) = (Effects::default(), &mut change);
+            let more = self.policy.addresses_changed(&changed.name, addresses, round, FLOWS_AT_ONCE, &mut out);
+            changed.flows = round.removed as u64;
             self.carry_out(out, now_ms);
+            if more {
+                return self.set_changes.push_front(change);
+            }
             self.count_anew();
         }
         // A switch that has just come may have flows that nothing is known of: it forgets all.
-        self.when_confirmed(Unconfirmed::Set(changed, answer), now_ms);
+        self.when_confirmed(Unconfirmed::Set(change.changed, change.answer), now_ms);
     }
 }

@@ -2,8 +2,8 @@
 
 use crate::Datapath;
 use crate::jobs::Dump;
-use crate::requests::{Reply, Request};
-use lasthop_conntrack::{Config, Connection, Cursor, Filter, ProtoState, TcpState, Tracker, Tuple};
+use crate::requests::{Changes, Reply, Request};
+use lasthop_conntrack::{Config, Connection, Cursor, ProtoState, TcpState, Tracker, Tuple};
 use lasthop_ipc::{DatapathRequest, FromControl};
 use lasthop_ovs_abi::Refused;
 use lasthop_ovs_abi::conntrack::{DELETE, End, Entry, GET, Meant, status};
@@ -18,8 +18,8 @@ const TURN_MS: u64 = 1000;
 const LOOK_MS: u64 = 10_000;
 /// For how long it may not be known that a flow is used: a round of questions, and some.
 pub(crate) const UNSEEN_MS: u64 = LOOK_MS * 3 / 2 + 2000;
-/// Looks at connections in a turn, of about 100 ns each.
-const LOOKS: usize = 20_000;
+/// Looks at connections in a turn, of about 100 ns each. Where there is more to do others have their turn, and then it goes on.
+const LOOKS: usize = 2000;
 /// Places of the table that are told of in a datagram, at about 150 bytes each.
 const PLACES: u32 = 128;
 
@@ -28,6 +28,8 @@ const PLACES: u32 = 128;
 pub(crate) struct Connections {
     pub tracker: Option<Tracker>,
     turned_ms: u64,
+    /// More have to be taken out whose time is over.
+    behind: bool,
     looked_ms: u64,
     /// Limits of zones of their own, and that of all others; 0: none.
     limits: BTreeMap<u16, u32>,
@@ -40,7 +42,7 @@ impl Default for Connections {
         if tracker.is_none() {
             tracing::error!("no memory for a table of connections: packets that a flow wants tracked are dropped");
         }
-        Self { tracker, turned_ms: 0, looked_ms: 0, limits: BTreeMap::new(), default_limit: 0 }
+        Self { tracker, turned_ms: 0, behind: false, looked_ms: 0, limits: BTreeMap::new(), default_limit: 0 }
     }
 }
 
@@ -49,6 +51,10 @@ impl Connections {
     fn limit(&self, zones: impl Iterator<Item = u16>) {
         let Some(tracker) = &self.tracker else { return };
         zones.for_each(|zone| tracker.limit_zone(zone, self.limit_of(zone)));
+    }
+
+    pub fn is_behind(&self) -> bool {
+        self.behind
     }
 
     fn limit_of(&self, zone: u16) -> u32 {
@@ -128,9 +134,15 @@ impl Datapath {
         self.connections.tracker.as_ref().is_some_and(|tracker| tracker.totals().connections > 0)
     }
 
-    /// Time has passed: connections end whose time is over. Does something once a second, however often it is called.
+    /// Time has passed: connections end whose time is over, or that are to end. Does something once a second, however often it is called; but
+    /// a part of what there is to do each time while it [is busy](Datapath::is_busy).
     pub fn tick(&mut self) {
-        if !self.wants_ticks() || self.now_ms < self.connections.turned_ms + TURN_MS {
+        self.flush_some();
+        if !self.wants_ticks() {
+            self.connections.behind = false;
+            return;
+        }
+        if !self.connections.behind && self.now_ms < self.connections.turned_ms + TURN_MS {
             return;
         }
         self.connections.turned_ms = self.now_ms;
@@ -141,7 +153,7 @@ impl Datapath {
             self.tell_switch(FromControl::Ask { request, question });
         }
         if let Some(tracker) = &self.connections.tracker {
-            tracker.expire(self.now_ms, LOOKS);
+            self.connections.behind = tracker.expire(self.now_ms, LOOKS);
         }
         self.connections_changed(Vec::new());
     }
@@ -159,15 +171,20 @@ impl Datapath {
         !gone.is_empty()
     }
 
-    /// A request of nfnetlink's. The answer to a dump is [`Datapath::more`]'s. True: the switch was told something.
-    pub(crate) fn conntrack_request(&mut self, message: &Message<'_>, pid: u32) -> Result<bool, Refused> {
+    /// A request of nfnetlink's. The answer to a dump is [`Datapath::more`]'s.
+    pub(crate) fn conntrack_request(
+        &mut self,
+        message: &Message<'_>,
+        pid: u32,
+        changes: &mut Changes,
+    ) -> Result<(), Refused> {
         let meant = Meant::read(message.payload)?;
         let tracker = self.connections.tracker.as_ref().ok_or(Refused::UNSUPPORTED)?;
         match message.kind {
             GET if message.flags & flag::DUMP == flag::DUMP => {
                 let dump = Dump::connections(message.sequence, meant.zone);
                 self.clients.get_mut(&pid).into_iter().for_each(|client| client.dump = Some(dump));
-                Ok(false)
+                Ok(())
             }
             DELETE => {
                 let zone = meant.zone.unwrap_or(0);
@@ -176,13 +193,10 @@ impl Datapath {
                     Some(tuple) if tracker.remove(&tuple, self.now_ms) => {}
                     Some(_) => return Err(Refused::NO_ENTRY),
                     None if tracker.totals().connections == 0 => {}
-                    None => {
-                        let filter = Filter { zone: meant.zone, ..Filter::default() };
-                        let all = tracker.flush(Cursor::default(), u32::MAX, &filter, self.now_ms);
-                        debug_assert_eq!(all, None);
-                    }
+                    None => changes.flush = Some(meant.zone),
                 }
-                Ok(self.connections_changed(Vec::new()))
+                changes.told |= self.connections_changed(Vec::new());
+                Ok(())
             }
             _ => Err(Refused::UNSUPPORTED),
         }

@@ -3,7 +3,7 @@
 
 use crate::requests::Needs;
 use crate::{Datapath, Out};
-use lasthop_conntrack::Cursor;
+use lasthop_conntrack::{Cursor, Filter};
 use lasthop_ipc::{DatapathReply, DatapathRequest, FlowInfo, FromControl};
 use lasthop_management_ipc::ControlToSupervisor;
 use lasthop_ovs_abi::netlink::{Writer, flag};
@@ -33,6 +33,19 @@ impl Dump {
     }
 }
 
+/// A request to end connections by what they are: the table is gone through some places at a time, and other requests are carried out in between.
+#[derive(Debug)]
+pub(crate) struct Flush {
+    job: Job,
+    at: Cursor,
+    zone: Option<u16>,
+    /// The switch was told something.
+    told: bool,
+}
+
+/// Places of the table of connections that are looked at in a turn: below a millisecond if all are taken.
+const FLUSHED_AT_ONCE: u32 = 1024;
+
 /// A request that is being worked on.
 #[derive(Debug)]
 pub(crate) struct Job {
@@ -55,9 +68,13 @@ impl Datapath {
     }
 
     fn next_job(&mut self) {
-        while self.active.is_none()
-            && let Some((pid, datagram)) = self.waiting.pop_front()
-        {
+        while self.active.is_none() {
+            if let Some((job, told)) = self.flushed.pop_front() {
+                self.active = Some(job);
+                self.answer_when_told(told);
+                continue;
+            }
+            let Some((pid, datagram)) = self.waiting.pop_front() else { return };
             let needs = self.needs(&datagram);
             let (to_switch, failed) = (BTreeSet::new(), BTreeSet::new());
             let datagram = Some(datagram);
@@ -122,18 +139,47 @@ impl Datapath {
         }
         if let Some(datagram) = job.datagram.take() {
             let (pid, failed) = (job.pid, std::mem::take(&mut job.failed));
-            let (answers, changes) = self.carry_out_all(pid, &datagram, &failed);
+            let (answers, told, flush) = self.carry_out_all(pid, &datagram, &failed);
             if let Some(job) = &mut self.active {
                 job.answers = answers;
             }
-            if changes && self.attached {
-                return self.ask(DatapathRequest::Barrier);
+            if let Some(zone) = flush {
+                let flush = |job| Flush { job, at: Cursor::default(), zone, told };
+                return self.flushes.extend(self.active.take().map(flush));
             }
+            return self.answer_when_told(told);
+        }
+        self.answer_when_told(false);
+    }
+
+    /// The request is carried out: it is answered, once the switch has done what it was told.
+    fn answer_when_told(&mut self, told: bool) {
+        if told && self.attached {
+            return self.ask(DatapathRequest::Barrier);
         }
         if let Some(job) = self.active.take() {
             self.out.extend(job.answers.into_iter().map(|answer| Out::Answer(job.pid, answer)));
             self.out.push(Out::Finished(job.pid));
         }
+    }
+
+    /// Ends some more of the connections that somebody wants ended; who asks for that has turns.
+    pub(crate) fn flush_some(&mut self) {
+        let Some(mut flush) = self.flushes.pop_front() else { return };
+        let filter = Filter { zone: flush.zone, ..Filter::default() };
+        let tracker = self.connections.tracker.as_ref();
+        let next = tracker.and_then(|tracker| tracker.flush(flush.at, FLUSHED_AT_ONCE, &filter, self.now_ms));
+        flush.told |= self.connections_changed(Vec::new());
+        match next {
+            Some(at) => self.flushes.push_back(Flush { at, ..flush }),
+            None => self.flushed.push_back((flush.job, flush.told)),
+        }
+        self.next_job();
+    }
+
+    /// There is more for [`Datapath::tick`] to do at once, a part at a time.
+    pub fn is_busy(&self) -> bool {
+        !self.flushes.is_empty() || self.connections.is_behind()
     }
 
     /// One of the switch's flows has carried something, or not.

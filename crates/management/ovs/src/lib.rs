@@ -37,7 +37,7 @@ mod tunnels;
 mod unified;
 mod walk;
 
-use jobs::{Dump, Job};
+use jobs::{Dump, Flush, Job};
 use lasthop_ipc::{FromControl, ToControl};
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_ovs_abi::family;
@@ -112,6 +112,9 @@ pub struct Datapath {
     random: u64,
     waiting: VecDeque<(u32, Vec<u8>)>,
     active: Option<Job>,
+    /// Requests that end many connections, and those that have.
+    flushes: VecDeque<Flush>,
+    flushed: VecDeque<(Job, bool)>,
     next_request: u64,
     now_ms: u64,
     out: Vec<Out>,

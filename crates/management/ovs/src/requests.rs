@@ -63,6 +63,8 @@ pub(crate) struct Changes {
     pub all: bool,
     /// It was told already.
     pub told: bool,
+    /// Connections of this zone are to end, or of all.
+    pub flush: Option<Option<u16>>,
 }
 
 pub(crate) type Reply = Result<Vec<Vec<u8>>, Refused>;
@@ -151,13 +153,14 @@ impl Datapath {
         }
     }
 
-    /// Carries out every message of a datagram. The answers, and whether the switch was told anything that they have to wait for.
+    /// Carries out every message of a datagram. The answers, whether the switch was told anything that they have to wait for, and whether
+    /// connections are to end before.
     pub(crate) fn carry_out_all(
         &mut self,
         pid: u32,
         datagram: &[u8],
         failed: &BTreeSet<String>,
-    ) -> (Vec<Vec<u8>>, bool) {
+    ) -> (Vec<Vec<u8>>, bool, Option<Option<u16>>) {
         let (mut answers, mut changes) = (Vec::new(), Changes::default());
         for message in messages(datagram) {
             let request = Request::of(message, pid);
@@ -166,9 +169,7 @@ impl Datapath {
             let reply = match message.kind {
                 kind::CONTROL => find_family(&message, pid),
                 conntrack::GET | conntrack::DELETE => {
-                    let told = self.conntrack_request(&message, pid);
-                    changes.told |= told == Ok(true);
-                    told.map(|_| Vec::new())
+                    self.conntrack_request(&message, pid, &mut changes).map(|()| Vec::new())
                 }
                 timeouts::NEW | timeouts::GET | timeouts::DELETE => self.timeout_request(&message, pid),
                 _ => request.ok_or(Refused::INVALID).and_then(|request| match request.message.kind {
@@ -194,7 +195,8 @@ impl Datapath {
                 answers.push(to.into_bytes());
             }
         }
-        (answers, self.change(changes))
+        let flush = changes.flush;
+        (answers, self.change(changes), flush)
     }
 
     /// Tells the switch. False if there is nothing to tell.

@@ -105,8 +105,20 @@ impl Site {
     fn settle_with(&mut self, carried: &[FlowInfo]) {
         self.collect();
         let mut at = 0;
-        while let Some(message) = self.to_switch.get(at).cloned() {
-            at += 1;
+        while at < self.to_switch.len() || self.datapath.is_busy() {
+            self.answer_from(&mut at, carried);
+            if self.datapath.is_busy() {
+                self.datapath.tick();
+                self.collect();
+            }
+        }
+        self.to_switch.retain(|message| !matches!(message, FromControl::Ask { .. }));
+    }
+
+    /// The switch answers what it was asked, from this message on.
+    fn answer_from(&mut self, at: &mut usize, carried: &[FlowInfo]) {
+        while let Some(message) = self.to_switch.get(*at).cloned() {
+            *at += 1;
             let FromControl::Ask { request, question } = message else { continue };
             let reply = match question {
                 DatapathRequest::Flows { .. } => DatapathReply::Flows { flows: carried.to_vec(), next: None },
@@ -124,7 +136,6 @@ impl Site {
             assert!(self.datapath.hear_switch(&ToControl::Reply { request, last: true, reply }));
             self.collect();
         }
-        self.to_switch.retain(|message| !matches!(message, FromControl::Ask { .. }));
     }
 
     /// Sends a request. Its answers come when the switch has settled.

@@ -318,10 +318,12 @@ impl FlowIndex {
         self.slots.get(id as usize)?.as_ref()
     }
 
-    /// The flows of which this holds.
-    pub fn all(&self, holds: impl Fn(&Installed) -> bool) -> Vec<Id> {
-        let flows = self.slots.iter().enumerate().filter(|(_, flow)| flow.as_ref().is_some_and(&holds));
-        flows.map(|(id, _)| id as Id).collect()
+    /// Of so many flows from this number on those of which this holds, and where to go on unless these were the last.
+    pub fn some(&self, from: Id, many: usize, holds: impl Fn(&Installed) -> bool) -> (Vec<Id>, Option<Id>) {
+        let (from, until) = (from as usize, (from as usize).saturating_add(many));
+        let flows = self.slots.iter().enumerate().take(until).skip(from);
+        let held = flows.filter(|(_, flow)| flow.as_ref().is_some_and(&holds)).map(|(id, _)| id as Id).collect();
+        (held, (until < self.slots.len()).then_some(until as Id))
     }
 
     /// The flow with this masked key and mask.

@@ -2,10 +2,11 @@
 
 use crate::acl::{List, Scope};
 use crate::flows::{Cause, FlowIndex, Id, Installed, InstalledRefusal, Pair, Refusal, Verdict};
-use crate::mactable::{AGEING_MS, Learned, MacTable, MacView};
+use crate::mactable::{Learned, MacTable, MacView};
 use crate::membership::{Membership, Tag};
 use crate::snooping::Groups;
 use crate::{PortSettings, Vlans};
+use ageing::Ageing;
 use connections::Connections;
 use denied::Denials;
 use lasthop_classifier::Classifier;
@@ -18,6 +19,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+mod ageing;
 mod connections;
 mod deciding;
 mod denied;
@@ -44,6 +46,7 @@ pub use mirrors::Mirrors;
 pub(crate) use mirrors::{CopyTo, copy, dropped};
 pub(crate) use nat::{Passage, home};
 pub use reconcile::Reconciled;
+pub use sets::SetRound;
 pub use shown::{ConnectionFilter, ConnectionStats, ConnectionView};
 #[cfg(test)]
 pub(crate) use tracking::tuple;
@@ -109,6 +112,7 @@ pub struct Learning {
     pub(crate) macs: MacTable,
     pub(crate) flows: FlowIndex,
     stale: Stale,
+    ageing: Ageing,
     /// Flows that an earlier control process left behind, and what came of them.
     reconcile: Option<Reconcile>,
     reconciled: Option<Reconciled>,
@@ -151,6 +155,7 @@ impl Learning {
             macs,
             flows: FlowIndex::default(),
             stale: Stale::default(),
+            ageing: Ageing::default(),
             reconcile: None,
             reconciled: None,
             denials: Denials::default(),
@@ -228,22 +233,9 @@ impl Learning {
         for refusal in [Refusal::GroupSource(id), Refusal::ZeroSource(id), Refusal::LinkLocal(Some(id))] {
             self.del_refusal(refusal, out);
         }
-        for (vlan, mac) in self.macs.remove_port(id) {
-            self.refresh_destination(vlan, mac, now_ms, out);
-        }
+        self.forget_addresses_of(id, now_ms, out);
         if port.floods {
             self.refresh_floods(now_ms, out);
-        }
-    }
-
-    /// What lives behind this port may live behind another now: the addresses learned there are forgotten. Static ones stay.
-    pub fn forget_addresses(&mut self, id: PortId, now_ms: u64, out: &mut Effects) {
-        for (vlan, mac) in self.macs.remove_port(id) {
-            self.forget_source(vlan, mac, id, now_ms, out);
-            self.refresh_destination(vlan, mac, now_ms, out);
-        }
-        if self.has_port(id) {
-            self.macs.add_port(id, self.uplinks.contains_key(&id));
         }
     }
 
@@ -344,35 +336,6 @@ impl Learning {
     pub fn asked(&mut self) -> u64 {
         self.asked += 1;
         self.asked
-    }
-
-    /// Ageing. Call it after each [`Learning::statistics`], or every few seconds, while [`Learning::is_idle`] is
-    /// false.
-    pub fn tick(&mut self, now_ms: u64, out: &mut Effects) {
-        for (vlan, mac, port) in self.macs.expire(now_ms) {
-            self.forget_source(vlan, mac, port, now_ms, out);
-            self.refresh_destination(vlan, mac, now_ms, out);
-        }
-        self.age_connections(now_ms, out);
-        self.age_groups(now_ms, out);
-        self.redo_all(Cause::Unlearned, now_ms, out);
-        if let Some(since_ms) = now_ms.checked_sub(AGEING_MS) {
-            self.stale.unused_since_ms = since_ms;
-            self.redo_all(Cause::Unused, now_ms, out);
-            let unused: Vec<_> =
-                self.flows.refusals.iter().filter(|(_, known)| known.used_ms <= since_ms).map(|(r, _)| *r).collect();
-            for refusal in unused {
-                self.del_refusal(refusal, out);
-            }
-        }
-        let calm = |port: &Port| now_ms.saturating_sub(port.flaps_since_ms) >= FLAP_WINDOW_MS;
-        let mut left = false;
-        for port in self.ports.values_mut().filter(|port| port.floods && !port.up && calm(port)) {
-            (port.floods, left) = (false, true);
-        }
-        if left {
-            self.refresh_floods(now_ms, out);
-        }
     }
 
     /// Nothing is remembered that could age: no tick is needed.

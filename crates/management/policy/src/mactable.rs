@@ -114,6 +114,32 @@ impl Pool {
     }
 }
 
+/// How far a round through the table is that forgets what is old ([`MacTable::age`]).
+#[derive(Debug, Default)]
+pub(crate) struct Round {
+    /// The last one that was looked at.
+    at: Option<Station>,
+    /// All were.
+    is_through: bool,
+    /// Ports that hold more than they may: when their addresses were seen, as far as these were looked at.
+    beyond: BTreeMap<PortId, Vec<(u64, Station)>>,
+    /// What is to go of these, unless it is seen until then.
+    chosen: Vec<(u64, Station)>,
+    forgot: bool,
+}
+
+impl Round {
+    /// All that was to go has gone.
+    pub fn is_over(&self) -> bool {
+        self.is_through && self.chosen.is_empty()
+    }
+
+    /// Something has gone.
+    pub fn forgot(&self) -> bool {
+        self.forgot
+    }
+}
+
 /// An uplink's addresses are those of a whole network, and there may be as many as it likes: it shares room with uplinks
 /// only, so that none of them is at the cost of a guest.
 #[derive(Debug)]
@@ -308,24 +334,59 @@ impl MacTable {
         }
     }
 
-    /// Forgets what has not been seen for [`AGEING_MS`], and what a port holds beyond its share since there are more ports,
-    /// what it has not seen for longest first: a port that was added must find room, however the others keep theirs in use.
-    /// Returns what lived where.
-    pub fn expire(&mut self, now_ms: u64) -> Vec<(u16, MacAddr, PortId)> {
-        let old = |e: &Entry| !e.is_static && now_ms.saturating_sub(e.seen_ms) >= AGEING_MS;
-        let mut gone: Vec<_> =
-            self.entries.iter().filter(|(_, e)| old(e)).map(|(s, e)| (s.vlan(), s.mac(), e.port)).collect();
-        self.remove(&gone);
-        for port in [&self.guests, &self.uplinks].into_iter().flat_map(Pool::beyond).collect::<Vec<_>>() {
-            let of_port = self.entries.iter().filter(|(_, e)| e.port == port && !e.is_static);
-            let mut by_age: Vec<_> = of_port.map(|(s, e)| (e.seen_ms, s.vlan(), s.mac())).collect();
-            by_age.sort_unstable();
-            let beyond = by_age.len().saturating_sub(self.port_limit(port));
-            let beyond: Vec<_> = by_age.into_iter().take(beyond).map(|(_, vlan, mac)| (vlan, mac, port)).collect();
-            self.remove(&beyond);
-            gone.extend(beyond);
+    /// A round through the table that forgets what has not been seen for [`AGEING_MS`], and what a port holds beyond its share since there are more
+    /// ports, what it has not seen for longest first: a port that was added must find room, however the others keep theirs in use.
+    pub fn begin_round(&self) -> Round {
+        let beyond = [&self.guests, &self.uplinks].into_iter().flat_map(Pool::beyond);
+        Round { beyond: beyond.map(|port| (port, Vec::new())).collect(), ..Round::default() }
+    }
+
+    /// Goes on with a round by so many places of the table. Returns what lived where.
+    pub fn age(&mut self, round: &mut Round, places: usize, now_ms: u64) -> Vec<(u16, MacAddr, PortId)> {
+        let mut gone = Vec::new();
+        if !round.is_through {
+            let from = round.at.map_or(Unbounded, Excluded);
+            let old = |e: &Entry| !e.is_static && now_ms.saturating_sub(e.seen_ms) >= AGEING_MS;
+            let (mut seen, mut last) = (0, None);
+            for (station, e) in self.entries.range((from, Unbounded)).take(places) {
+                (seen, last) = (seen + 1, Some(*station));
+                if old(e) {
+                    gone.push((station.vlan(), station.mac(), e.port));
+                } else if let Some(ages) = round.beyond.get_mut(&e.port).filter(|_| !e.is_static) {
+                    ages.push((e.seen_ms, *station));
+                }
+            }
+            (round.at, round.is_through) = (last, seen < places);
+            self.remove(&gone);
+            if round.is_through {
+                self.choose_beyond(round);
+            }
         }
+        // What is left of this slice.
+        let many = places.saturating_sub(gone.len()).min(round.chosen.len());
+        for (seen_ms, station) in round.chosen.split_off(round.chosen.len() - many) {
+            let there = self.entries.get(&station).filter(|e| e.seen_ms == seen_ms && !e.is_static);
+            let Some(port) = there.map(|e| e.port) else { continue };
+            if self.count(port) > self.port_limit(port) {
+                let left = (station.vlan(), station.mac(), port);
+                self.remove(&[left]);
+                gone.push(left);
+            }
+        }
+        round.forgot |= !gone.is_empty();
         gone
+    }
+
+    /// The round has seen all addresses of ports that hold too many.
+    fn choose_beyond(&self, round: &mut Round) {
+        for (port, mut ages) in std::mem::take(&mut round.beyond) {
+            let many = self.count(port).saturating_sub(self.port_limit(port)).min(ages.len());
+            if many > 0 && many < ages.len() {
+                ages.select_nth_unstable(many);
+            }
+            ages.truncate(many);
+            round.chosen.extend(ages);
+        }
     }
 
     fn remove(&mut self, gone: &[(u16, MacAddr, PortId)]) {

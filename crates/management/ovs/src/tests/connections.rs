@@ -2,7 +2,7 @@
 
 use super::*;
 use lasthop_conntrack::testutil::{Ends, seg};
-use lasthop_conntrack::{Config, Refusal, Tracker};
+use lasthop_conntrack::{Commit, Config, Refusal, Tracker, Tuple};
 use lasthop_frame::{Part, Set};
 use lasthop_ovs_abi::conntrack;
 
@@ -178,6 +178,44 @@ fn a_flush_takes_the_flows_with_it() {
     assert_eq!(site.connections(), [] as [String; 0]);
     site.miss(VM2, &answers);
     assert_eq!(site.told_flow().actions, [], "what nobody asked for");
+}
+
+/// The whole table was gone through in one go, and no first packet was answered meanwhile.
+#[test]
+fn a_flush_of_many_connections_keeps_nobody_waiting() {
+    const MANY: u32 = 10_000;
+    let mut site = Site::new();
+    site.firewall(None);
+    let tracker = site.datapath.connections.tracker.as_ref().unwrap();
+    for n in 0..MANY {
+        let address = |first: u8, n: u32| {
+            let [_, b, c, d] = n.to_be_bytes();
+            [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, first, b, c, d]
+        };
+        let tuple = Tuple::new([address(10, n), address(11, n)], [1000, 53], 17, false, 5);
+        assert_eq!(tracker.adopt(tuple, &Commit::default(), 0), Ok(true));
+    }
+    let mut to = Writer::new();
+    to.begin(conntrack::DELETE, 1 | flag::ACK, SEQUENCE, PID);
+    conntrack::Meant::default().write(&mut to);
+    to.end();
+    site.finished = 0;
+    site.datapath.request(PID, to.into_bytes());
+    site.collect();
+    let left = |site: &Site| site.datapath.connections.tracker.as_ref().map_or(0, |t| t.totals().connections);
+    let (mut turns, mut before) = (0, left(&site));
+    while site.finished == 0 {
+        assert!(site.datapath.is_busy() && site.answers.is_empty(), "in turn {turns}");
+        site.miss(VM1, &Ends::v4(2000 + turns, 53).udp(20));
+        assert!(!site.told().is_empty(), "a packet is answered in turn {turns}");
+        site.datapath.tick();
+        site.collect();
+        assert!(before - left(&site) <= 2048, "{} at once", before - left(&site));
+        (turns, before) = (turns + 1, left(&site));
+        assert!(turns < 1000);
+    }
+    assert!(turns >= (MANY / 2048) as u16 && !site.datapath.is_busy(), "{turns}");
+    assert_eq!((error_of(&site.answers), left(&site)), (0, 0));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Multicasts go where they are wanted (`port set --snooping`), as far as is known.
 
+use super::ageing::Chore;
 use super::{Headers, Learning};
 use crate::Effects;
 use crate::flows::{Cause, add};
@@ -32,7 +33,12 @@ impl Learning {
 
     pub(super) fn age_groups(&mut self, now_ms: u64, out: &mut Effects) {
         let changed = self.groups.expire(now_ms);
-        self.follow_groups(changed, now_ms, out);
+        if changed.all {
+            self.redo_all(Cause::Floods, now_ms, out);
+        } else {
+            let groups = changed.groups.into_iter().map(|(vlan, group)| Chore::Group(vlan, group));
+            self.follow(groups.collect(), now_ms, out);
+        }
     }
 
     fn follow_groups(&mut self, changed: Changed, now_ms: u64, out: &mut Effects) {

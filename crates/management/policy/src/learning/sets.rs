@@ -16,14 +16,30 @@ use std::collections::BTreeSet;
 /// Flows that are removed one by one. Where more are concerned all flows are removed at once, which is one message to the switch.
 const MOST: usize = 4096;
 
+/// How far a look through all flows is that a change of a set may concern ([`Learning::addresses_changed`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SetRound {
+    from: Id,
+    /// Flows that have been removed.
+    pub removed: usize,
+}
+
 /// Ports whose lists name a set, by direction.
 type Users = [BTreeSet<PortId>; 2];
 
 impl Learning {
     /// These addresses have joined the set with this name, or left it. Ports whose lists name it have been told their new lists
-    /// ([`Learning::set_lists`]). Removes the flows that this may concern, and says how many; packets are judged anew then. Connections go on
-    /// as after a change of lists. It looks at each flow once, 50 ns or so each.
-    pub fn addresses_changed(&mut self, set: &str, changed: &Addresses, out: &mut Effects) -> usize {
+    /// ([`Learning::set_lists`]). Removes the flows that this may concern; packets are judged anew then. Connections go on
+    /// as after a change of lists. It looks at each flow once, 50 ns or so each: at the next `many` of them. True if there are more: they may say
+    /// what the set before said, until they have been looked at.
+    pub fn addresses_changed(
+        &mut self,
+        set: &str,
+        changed: &Addresses,
+        round: &mut SetRound,
+        many: usize,
+        out: &mut Effects,
+    ) -> bool {
         let (mut users, mut sides) = (Users::default(), [false; 2]);
         for (port, lists) in &self.lists {
             for (users, list) in users.iter_mut().zip(lists) {
@@ -33,24 +49,29 @@ impl Learning {
             }
         }
         if changed.is_empty() || users.iter().all(BTreeSet::is_empty) {
-            return 0;
+            return false;
         }
         let translates = self.lists.values().flatten().flatten().any(|(_, list)| !list.translations().is_empty());
-        let concerned: Vec<Id> = self.flows.all(|flow| {
+        let begins = round.from == 0;
+        let (concerned, next) = self.flows.some(round.from, many, |flow| {
             (translates && flow.drops().is_some() || self.may_have(flow, changed, sides))
                 && may_be_decided_by(flow, &users)
         });
-        if concerned.len() > MOST {
-            let all = self.flows.len();
+        if round.removed + concerned.len() > MOST {
+            round.removed += self.flows.len();
             self.clear_flows(out);
-            return all;
+            return false;
         }
-        if let Some(connections) = &mut self.connections {
-            connections.lists_changed();
+        if begins {
+            if let Some(connections) = &mut self.connections {
+                connections.lists_changed();
+            }
+            self.epoch += 1;
         }
-        self.epoch += 1;
         concerned.iter().for_each(|id| self.del_flow(*id, out));
-        concerned.len()
+        round.removed += concerned.len();
+        round.from = next.unwrap_or_default();
+        next.is_some()
     }
 
     /// Some packet of the flow, or the first one of its connection, may have one of these addresses: as source, as destination.

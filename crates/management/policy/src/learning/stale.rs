@@ -93,7 +93,8 @@ impl Learning {
     pub fn put_right_ms(&self) -> Option<u64> {
         let passes = (!self.stale.passes.is_empty()).then_some(self.stale.next_ms);
         let connections = self.connections.as_ref().and_then(Connections::due_ms);
-        passes.into_iter().chain(self.reconcile.as_ref().map(|under_way| under_way.next_ms)).chain(connections).min()
+        let reconcile = self.reconcile.as_ref().map(|under_way| under_way.next_ms);
+        [passes, reconcile, connections, self.ageing.due_ms()].into_iter().flatten().min()
     }
 
     /// What the rules are worth, in looks, that were tried since [`Learning::rules_compared`] was that.
@@ -102,9 +103,10 @@ impl Learning {
     }
 
     /// Puts some more flows right, at most as many as [`Limits::at_once`](super::Limits), fewer where many rules are tried for each; and
-    /// goes on with [`Learning::reconcile`]. It takes about a millisecond at most.
+    /// goes on with [`Learning::reconcile`]. It takes some milliseconds at most.
     pub fn put_right(&mut self, now_ms: u64, out: &mut Effects) {
         self.redo_some(now_ms, out);
+        self.age_some(now_ms, out);
         self.reconcile_some(now_ms, out);
         self.connections_some(now_ms, out);
     }

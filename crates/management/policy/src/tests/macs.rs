@@ -190,3 +190,85 @@ fn nothing_is_copied_where_a_cable_is_pulled() {
         assert!(copies(&mut b), "{port}");
     }
 }
+
+fn station(port: u32, n: u16) -> MacAddr {
+    let [high, low] = n.to_be_bytes();
+    MacAddr([2, port as u8, 0, 0, high, low])
+}
+
+/// Four ports with as many stations as each may have, which have sent something to all.
+fn many_stations() -> Learning {
+    let (mut policy, mut out) = (Learning::default(), Effects::default());
+    (1..=4).for_each(|port| policy.port(PortId(port), true, 0, &mut out));
+    for (port, n) in (1..=4).flat_map(|port| (0..4096).map(move |n| (port, n))) {
+        policy.miss(0, &key(port, station(port, n), MacAddr::BROADCAST), 0, &mut out);
+    }
+    assert_eq!(policy.mac_count(), 16_384);
+    policy
+}
+
+/// Puts everything right, and looks after each slice whether a packet from port 4 to a station of this port, which was forgotten, is answered as
+/// it is to be: the slices, and most changes of one.
+fn put_right(policy: &mut Learning, to: u32, now_ms: u64, answered: &[Action]) -> (usize, usize) {
+    let (mut slices, mut most) = (0, 0);
+    while policy.put_right_ms().is_some() {
+        let (before, mut out) = (policy.mac_count(), Effects::default());
+        policy.put_right(now_ms, &mut out);
+        assert!(before - policy.mac_count() <= 4096, "{} at once", before - policy.mac_count());
+        (slices, most) = (slices + 1, most.max(out.changes.len()));
+        let mut out = Effects::default();
+        policy.miss(7, &key(4, mac(1), station(to, slices as u16 % 4096)), now_ms, &mut out);
+        assert_eq!(out.resumes[0].actions, answered, "after {slices} slices");
+    }
+    (slices, most)
+}
+
+/// All were forgotten in one go, and what followed for each was done in the same go: tens of milliseconds in which nobody was answered.
+#[test]
+fn many_addresses_age_some_at_a_time() {
+    let (mut policy, mut out) = (many_stations(), Effects::default());
+    policy.tick(AGEING_MS, &mut out);
+    assert_eq!(policy.mac_count(), 12_288, "the first 4096 at once");
+    let (slices, most) = put_right(&mut policy, 1, AGEING_MS, &outputs(&[1, 2, 3]));
+    assert_eq!(policy.mac_count(), 1, "all but the one that has sent something since");
+    let at_once = Limits::default().at_once;
+    assert!(slices >= 16_384 / 256 && most <= 4 * at_once, "{slices} slices of up to {most} changes");
+    let mut out = Effects::default();
+    policy.tick(2 * AGEING_MS, &mut out);
+    put_right(&mut policy, 1, 2 * AGEING_MS, &outputs(&[1, 2, 3]));
+}
+
+/// What a port holds beyond its share, since there are more ports, goes in the same way: what was not seen for longest.
+#[test]
+fn shares_that_become_smaller_are_kept_to_by_and_by() {
+    let limits = Limits { macs: 16_384, ..Limits::default() };
+    let (mut policy, mut out) = (Learning::new(limits), Effects::default());
+    (1..=4).for_each(|port| policy.port(PortId(port), true, 0, &mut out));
+    for n in 0..4096 {
+        policy.miss(0, &key(1, station(1, n), MacAddr::BROADCAST), 1000 + u64::from(n), &mut out);
+    }
+    (5..=8).for_each(|port| policy.port(PortId(port), true, 6000, &mut out));
+    policy.tick(6000, &mut out);
+    while policy.put_right_ms().is_some() {
+        policy.put_right(6000, &mut out);
+    }
+    let kept: Vec<_> = policy.macs(6000).map(|view| view.mac).collect();
+    assert_eq!(kept, (2048..4096).map(|n| station(1, n)).collect::<Vec<_>>());
+}
+
+#[test]
+fn the_many_addresses_of_a_port_that_goes_are_forgotten_at_once_and_their_flows_by_and_by() {
+    let (mut policy, mut out) = (many_stations(), Effects::default());
+    for n in 0..4096 {
+        policy.miss(0, &key(1, station(1, 0), station(3, n)), 0, &mut out);
+    }
+    let mut out = Effects::default();
+    policy.port_gone(PortId(3), 1, &mut out);
+    assert_eq!(policy.mac_count(), 12_288);
+    assert!(out.changes.len() <= 4 * Limits::default().at_once, "{} changes", out.changes.len());
+    let (slices, _) = put_right(&mut policy, 3, 1, &outputs(&[1, 2]));
+    assert!(slices >= 4096 / 256, "{slices}");
+    let to_3 =
+        |change: &Change| matches!(change, Change::Put(flow) if flow.actions.contains(&Action::Output(PortId(3))));
+    assert!(!out.changes.iter().any(to_3));
+}

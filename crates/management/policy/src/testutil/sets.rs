@@ -2,7 +2,7 @@
 
 use super::Bench;
 use crate::acl::Prefix;
-use crate::{Effects, PortLists};
+use crate::{Effects, PortLists, SetRound};
 use lasthop_types::PortId;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,9 +31,12 @@ impl Bench {
         let del: Vec<Prefix> = del.iter().filter(|prefix| members.contains(prefix)).copied().collect();
         let changed = self.sets.change_set(set, add, &del).unwrap_or_else(|e| panic!("{e}"));
         self.renew_lists();
-        let mut out = Effects::default();
-        let gone = self.policy.addresses_changed(set, &changed, &mut out);
-        self.apply(out);
-        gone
+        let (mut round, mut more) = (SetRound::default(), true);
+        while more {
+            let mut out = Effects::default();
+            more = self.policy.addresses_changed(set, &changed, &mut round, 7, &mut out);
+            self.apply(out);
+        }
+        round.removed
     }
 }

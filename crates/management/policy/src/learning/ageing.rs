@@ -1,0 +1,126 @@
+//! Time passes, and addresses are forgotten: some at a time, for there may be 131 072. Between two slices misses are answered.
+//!
+//! An address that is forgotten is gone from the table at once, so whatever is judged from then on goes by that. What follows for flows that were made before,
+//! those from it and to it, is a chore that waits for its turn, like flows that wait for their pass (`stale.rs`).
+
+use super::stale::SLICE_MS;
+use super::{Effects, FLAP_WINDOW_MS, Learning, Port};
+use crate::flows::Cause;
+use crate::mactable::{AGEING_MS, Round};
+use lasthop_types::{MacAddr, PortId};
+use std::collections::VecDeque;
+
+/// Addresses whose flows are put right in a slice: half a millisecond.
+const CHORES: usize = 256;
+/// Places of the table that are looked at in a slice: as long.
+const PLACES: usize = 4096;
+
+/// Something that has changed, and concerns flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Chore {
+    /// This station lives no more at this port.
+    Left(u16, MacAddr, PortId),
+    /// This group goes to other ports now.
+    Group(u16, MacAddr),
+}
+
+/// What is still to be done.
+#[derive(Debug, Default)]
+pub(super) struct Ageing {
+    chores: VecDeque<Chore>,
+    /// The table is being looked through for what is old.
+    round: Option<Round>,
+    next_ms: u64,
+}
+
+impl Ageing {
+    /// When the next slice is due; `None` while nothing is to be done.
+    pub fn due_ms(&self) -> Option<u64> {
+        (!self.chores.is_empty() || self.round.is_some()).then_some(self.next_ms)
+    }
+}
+
+impl Learning {
+    /// Ageing. Call it after each [`Learning::statistics`], or every few seconds, while [`Learning::is_idle`] is
+    /// false.
+    pub fn tick(&mut self, now_ms: u64, out: &mut Effects) {
+        if self.ageing.round.is_none() {
+            self.ageing.round = Some(self.macs.begin_round());
+        }
+        self.age_some(now_ms, out);
+        self.age_connections(now_ms, out);
+        self.age_groups(now_ms, out);
+        self.redo_all(Cause::Unlearned, now_ms, out);
+        if let Some(since_ms) = now_ms.checked_sub(AGEING_MS) {
+            self.stale.unused_since_ms = since_ms;
+            self.redo_all(Cause::Unused, now_ms, out);
+            let unused: Vec<_> =
+                self.flows.refusals.iter().filter(|(_, known)| known.used_ms <= since_ms).map(|(r, _)| *r).collect();
+            for refusal in unused {
+                self.del_refusal(refusal, out);
+            }
+        }
+        let calm = |port: &Port| now_ms.saturating_sub(port.flaps_since_ms) >= FLAP_WINDOW_MS;
+        let mut left = false;
+        for port in self.ports.values_mut().filter(|port| port.floods && !port.up && calm(port)) {
+            (port.floods, left) = (false, true);
+        }
+        if left {
+            self.refresh_floods(now_ms, out);
+        }
+    }
+
+    /// What lives behind this port may live behind another now: the addresses learned there are forgotten. Static ones stay.
+    pub fn forget_addresses(&mut self, id: PortId, now_ms: u64, out: &mut Effects) {
+        self.forget_addresses_of(id, now_ms, out);
+        if self.has_port(id) {
+            self.macs.add_port(id, self.uplinks.contains_key(&id));
+        }
+    }
+
+    /// The same of one that may have gone.
+    pub(super) fn forget_addresses_of(&mut self, id: PortId, now_ms: u64, out: &mut Effects) {
+        let left = self.macs.remove_port(id).into_iter().map(|(vlan, mac)| Chore::Left(vlan, mac, id));
+        self.follow(left.collect(), now_ms, out);
+    }
+
+    /// These have changed: what follows from that for flows, some of it at once.
+    pub(super) fn follow(&mut self, changed: Vec<Chore>, now_ms: u64, out: &mut Effects) {
+        if !changed.is_empty() {
+            let waits = !self.ageing.chores.is_empty();
+            self.ageing.chores.extend(changed);
+            if !waits {
+                self.chores_some(now_ms, out);
+            }
+        }
+    }
+
+    /// Goes on with what is to be done.
+    pub(super) fn age_some(&mut self, now_ms: u64, out: &mut Effects) {
+        if let Some(mut round) = self.ageing.round.take() {
+            let gone = self.macs.age(&mut round, PLACES, now_ms);
+            self.ageing.chores.extend(gone.into_iter().map(|(vlan, mac, port)| Chore::Left(vlan, mac, port)));
+            if !round.is_over() {
+                self.ageing.round = Some(round);
+            } else if round.forgot() {
+                // There is room for others.
+                self.redo_all(Cause::Unlearned, now_ms, out);
+            }
+        }
+        self.chores_some(now_ms, out);
+    }
+
+    fn chores_some(&mut self, now_ms: u64, out: &mut Effects) {
+        self.ageing.next_ms = now_ms.saturating_add(SLICE_MS);
+        for _ in 0..CHORES {
+            match self.ageing.chores.pop_front() {
+                None => return,
+                Some(Chore::Left(vlan, mac, port)) => {
+                    self.forget_source(vlan, mac, port, now_ms, out);
+                    self.refresh_destination(vlan, mac, now_ms, out);
+                }
+                Some(Chore::Group(vlan, group)) => self.redo_all(Cause::Group(vlan, group), now_ms, out),
+            }
+        }
+    }
+}
