@@ -211,6 +211,24 @@ fn openflow_rules_do_what_they_say_and_count() {
     });
 }
 
+/// An output of a packet's first bytes concerns no other output, and is the switch's.
+#[test]
+fn an_output_may_be_cut() {
+    let mut site = Site::new();
+    site.ofctl(&["del-flows"]);
+    site.ofctl(&["add-flow", "in_port=1,actions=output(port=2,max_len=100),output:2"]);
+    let [a, b] = &mut site.guests;
+    for (number, len) in (1..21).zip([1514, 60, 101, 100].into_iter().cycle()) {
+        let frame = numbered(mac(1), mac(2), number, len);
+        a.send(&frame);
+        b.expect(&frame[..len.min(100)]);
+        b.expect(&frame);
+    }
+    let ours = site.lasthop.command(&["flow", "list"]);
+    assert!(ours.contains("trunc(100),vm2,vm2"), "{ours}");
+    site.lasthop.check_sums();
+}
+
 #[test]
 fn access_ports_keep_vlans_apart() {
     let mut site = Site::new();
