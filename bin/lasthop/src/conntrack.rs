@@ -5,6 +5,7 @@ use crate::client::{CliError, collect};
 use clap::{Args, Subcommand};
 use lasthop_api::{Connection, ConntrackStats, Direction, SwitchProxy};
 use serde::Serialize;
+use std::net::IpAddr;
 
 #[derive(Debug, Subcommand)]
 pub enum ConntrackCommand {
@@ -26,16 +27,32 @@ pub struct FilterArgs {
     #[arg(long, value_name = "NAME")]
     port: Option<String>,
     /// Those of this VLAN, which is their zone; 0: without one
-    #[arg(long, value_name = "ID", visible_alias = "zone")]
+    #[arg(long, value_name = "ID", visible_alias = "zone", value_parser = zone, allow_negative_numbers = true)]
     vlan: Option<u16>,
     /// Those of this protocol: tcp, udp, sctp, icmp, icmpv6 or a number
-    #[arg(long, value_name = "PROTO")]
+    #[arg(long, value_name = "PROTO", value_parser = protocol)]
     proto: Option<String>,
     /// Those from or to this address
-    #[arg(long, value_name = "IP")]
+    #[arg(long, value_name = "IP", value_parser = address)]
     addr: Option<String>,
     #[command(flatten)]
     shared: SharedArgs,
+}
+
+fn zone(text: &str) -> Result<u16, String> {
+    let vlan = text.parse().ok().filter(|vlan| *vlan <= 4094);
+    vlan.ok_or_else(|| format!("{text} is not a VLAN id; use 1 to 4094, or 0 for connections without a VLAN"))
+}
+
+fn protocol(text: &str) -> Result<String, String> {
+    let is_one = ["tcp", "udp", "sctp", "icmp", "icmpv6"].contains(&text) || text.parse::<u8>().is_ok();
+    let wrong = || format!("{text:?} is no protocol; use tcp, udp, sctp, icmp, icmpv6 or a number up to 255");
+    if is_one { Ok(text.to_owned()) } else { Err(wrong()) }
+}
+
+fn address(text: &str) -> Result<String, String> {
+    let wrong = |_| format!("{text:?} is no address; use one such as 10.0.0.1 or fd00::1, not a prefix");
+    text.parse::<IpAddr>().map(|_| text.to_owned()).map_err(wrong)
 }
 
 /// `lasthop conntrack list --json`

@@ -49,7 +49,7 @@ pub struct AddArgs {
     #[arg(long, value_name = "SIZE", value_parser = file_size)]
     max_size: Option<String>,
     /// What is copied: what those ports' guests send, as they send it, what is sent to them, as they get it, or both
-    #[arg(long, value_name = "from-guest|to-guest|both", default_value = "both")]
+    #[arg(long, value_name = "from-guest|to-guest|both", default_value = "both", value_parser = ["from-guest", "to-guest", "both"])]
     direction: String,
     #[command(flatten)]
     shared: SharedArgs,

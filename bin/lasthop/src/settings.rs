@@ -4,7 +4,7 @@ use crate::SharedArgs;
 use crate::client::CliError;
 use clap::Args;
 use lasthop_api::{Field, SwitchProxy};
-use lasthop_policy::{PortSettings, STATIC_MAC};
+use lasthop_policy::{PortSettings, STATIC_MAC, StaticMac};
 
 /// What a port is told to do. A value `none` takes a setting back.
 #[derive(Debug, Default, Args)]
@@ -71,6 +71,12 @@ impl SettingsArgs {
         if let Some(addr) = &self.addr {
             let mac = ("mac", "02:00:00:00:00:01");
             PortSettings::default().change([mac, ("addr", addr)]).map_err(CliError::usage)?;
+        }
+        let listed = self.static_mac.as_deref().filter(|list| !matches!(*list, "none" | "off"));
+        let entries = listed.into_iter().flat_map(|list| list.split(','));
+        for entry in entries {
+            let wrong = |e| CliError::usage(format!("static-mac={entry}: {e}, or none to take it back"));
+            entry.parse::<StaticMac>().map_err(wrong)?;
         }
         self.checked(|field| !matches!(field.name.as_str(), "addr" | STATIC_MAC))
     }

@@ -51,7 +51,9 @@ impl Core {
     pub(super) fn set_call(&mut self, call: SetCall) {
         match call {
             SetCall::List { name, answer } => match name {
-                Some(name) if self.book.set(&name).is_none() => refuse(answer, self.no_set(&name)),
+                Some(name) if self.book.set(&name).is_none() => {
+                    refuse(answer, ApiError::BadRules { message: self.no_set(&name) });
+                }
                 name => give(answer, self.set_list(name.as_deref())),
             },
             SetCall::Change { name, add, del, kept, answer } => match self.changed_set(&name, &add, &del) {
@@ -78,14 +80,13 @@ impl Core {
         }
     }
 
-    fn no_set(&self, name: &str) -> ApiError {
-        let message = match check_set_name(name) {
+    fn no_set(&self, name: &str) -> String {
+        match check_set_name(name) {
             Err(wrong) => wrong,
             Ok(()) => format!(
                 "there is no set {name:?}; `lasthop set list` shows those there are, `lasthop set add {name}` makes one"
             ),
-        };
-        refused(message)
+        }
     }
 
     fn changed_set(
@@ -97,7 +98,7 @@ impl Core {
         let (add, del) = (read(add)?, read(del)?);
         let before = self.book.set(name);
         if before.is_none() && !del.is_empty() {
-            return Err(self.no_set(name));
+            return Err(refused(self.no_set(name)));
         }
         let mut book = self.book.clone();
         let addresses = book.change_set(name, &add, &del).map_err(refused)?;

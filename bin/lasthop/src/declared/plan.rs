@@ -31,8 +31,21 @@ impl There {
         self
     }
 
-    /// Refuses what would have no effect where Open vSwitch decides, before anything is changed.
+    /// Refuses lists that name a set which is neither there nor declared, and what would have no effect where Open vSwitch decides, before anything is
+    /// changed.
     pub fn check(&self, declared: &Declared) -> Result<(), String> {
+        let is_there = |name: &str| {
+            self.sets.iter().any(|set| set.name == name) || declared.sets.iter().any(|set| set.name == name)
+        };
+        for lists in &declared.lists {
+            if let Some(name) = lists.lists.sets().into_iter().find(|name| !is_there(name)) {
+                return Err(format!(
+                    "access lists of {}: they name the set @{name}, which is not there; write [set.{name}] with addr = [\"10.0.0.1\"], or [] for \
+                     an empty one",
+                    lists.scope
+                ));
+            }
+        }
         let Some(names) = &self.open_vswitch else { return Ok(()) };
         if let Some(name) = declared.names().into_iter().find(|name| names.iter().any(|other| other == name)) {
             return Err(format!(

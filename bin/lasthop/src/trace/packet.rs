@@ -39,7 +39,7 @@ pub struct Fields {
     #[arg(long, value_name = "NUMBER", value_parser = number)]
     eth_type: Option<u16>,
     /// VLAN id of an 802.1Q tag
-    #[arg(long, value_name = "ID", value_parser = clap::value_parser!(u16).range(0..4096))]
+    #[arg(long, value_name = "ID", value_parser = vlan, allow_negative_numbers = true)]
     vlan: Option<u16>,
     /// Source IP address
     #[arg(long, value_name = "IP")]
@@ -103,6 +103,12 @@ fn number(text: &str) -> Result<u16, String> {
         None => text.parse(),
     };
     number.map_err(|_| "not a number from 0 to 65535; write it in decimal, or in hexadecimal after 0x".into())
+}
+
+/// 4095 stands for none, and may be traced all the same.
+fn vlan(text: &str) -> Result<u16, String> {
+    let vlan = text.parse().ok().filter(|vlan| *vlan <= 4095);
+    vlan.ok_or_else(|| "not a VLAN id; write 1 to 4094, or 0 for a priority tag".into())
 }
 
 fn protocol(text: &str) -> Result<u8, String> {

@@ -3,6 +3,7 @@
 use super::rule::Prefix;
 use lasthop_classifier::Addresses;
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 /// Most sets.
@@ -71,9 +72,17 @@ pub fn check_set_name(name: &str) -> Result<(), String> {
     }
 }
 
-/// Reads an address or a prefix that is to be a member of a set.
+/// Reads an address or a prefix that is to be a member of a set. An address within its network, as `ip addr` shows it, may be meant either way: it is
+/// refused.
 pub fn read_member(text: &str) -> Result<Prefix, String> {
-    super::prefix(text).map_err(|_| {
+    let prefix = super::prefix(text).map_err(|_| {
         format!("{text:?} is none; write an IPv4 or IPv6 address such as 10.0.0.1 or fd00::1, or a prefix such as 10.0.0.0/8")
-    })
+    })?;
+    let addr = text.split('/').next().and_then(|addr| addr.parse::<IpAddr>().ok());
+    match addr {
+        Some(addr) if prefix.addr() != addr => {
+            Err(format!("{text} has host bits; write {addr} for this address, or {prefix} for all of them"))
+        }
+        _ => Ok(prefix),
+    }
 }

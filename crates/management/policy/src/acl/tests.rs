@@ -447,6 +447,8 @@ fn errors_about_sets_say_what_to_do() {
         (book.change_set("", &[], &[]).map(drop), "1 to 63"),
         (book.change_set("a b", &[], &[]).map(drop), "letters"),
         (read_member("10.0.0.0/33").map(drop), "10.0.0.0/8"),
+        (read_member("10.0.0.1/24").map(drop), "write 10.0.0.1 for this address, or 10.0.0.0/24"),
+        (read_member("fd00::1/64").map(drop), "write fd00::1 for this address, or fd00::/64"),
     ] {
         let error = error.unwrap_err();
         assert!(error.contains(says), "{error}");

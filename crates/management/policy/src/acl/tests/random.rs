@@ -78,7 +78,7 @@ fn set_or_any() -> impl Strategy<Value = String> {
 fn member() -> impl Strategy<Value = Prefix> {
     let v4 = (v4(), prop_oneof![Just(32u8), 0u8..33]).prop_map(|(a, len)| format!("{a}/{len}"));
     let v6 = (v6(), prop_oneof![Just(128u8), 0u8..129]).prop_map(|(a, len)| format!("{a}/{len}"));
-    prop_oneof![3 => v4, 2 => v6].prop_map(|text| read_member(&text).unwrap())
+    prop_oneof![3 => v4, 2 => v6].prop_map(|text| crate::acl::prefix(&text).unwrap())
 }
 
 pub(super) fn members() -> impl Strategy<Value = Vec<Prefix>> {
