@@ -16,6 +16,8 @@ fn learns_by(protocol: &str, controller: impl FnOnce(&mut Command)) {
     let vswitchd = vswitch::daemon(&netns, dir.path(), &lasthop);
     let controls = spawn::spawn("TERM", "ip", |c| {
         c.args(["netns", "exec", netns.name()]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        // Open vSwitch's own wants a place for its control socket.
+        c.env("OVS_RUNDIR", dir.path());
         controller(c);
     });
     let mut servers = [controls, vswitchd, database];
@@ -56,5 +58,13 @@ fn a_learning_switch_by_os_ken() {
     learns_by("OpenFlow13", |c| {
         let app = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/open_vswitch/learning.py");
         c.args(["osken-manager", "--ofp-tcp-listen-port", "6653", app]);
+    });
+}
+
+#[test]
+#[ignore = "of the long suite"]
+fn a_learning_switch_by_open_vswitchs_test_controller() {
+    learns_by("OpenFlow10", |c| {
+        c.args(["ovs-testcontroller", "ptcp:6653"]);
     });
 }
