@@ -340,7 +340,9 @@ impl Core {
         self.look_at_health(now_ms);
         self.count_some();
         self.list_some();
-        self.walk_some(now_ms, out);
+        if !self.only_watches {
+            self.walk_some(now_ms, out);
+        }
         self.flush_some(now_ms, out);
         self.change_sets(now_ms);
         if self.put_right_ms().is_some_and(|at| at <= now_ms) {

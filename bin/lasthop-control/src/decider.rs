@@ -2,6 +2,7 @@
 
 use lasthop_ipc::{FromControl, ToControl};
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
+use lasthop_policy::{ConnectionCursor, ConnectionStats, ConnectionView};
 use std::future::Future;
 
 /// Decides what becomes of packets. Called by the event loop's thread alone.
@@ -18,6 +19,25 @@ pub trait Decider {
     fn hear_supervisor(&mut self, message: &SupervisorToControl, now_ms: u64) -> bool;
     /// Names of the ports that it has.
     fn ports(&self) -> Vec<String>;
+    /// Shows `see` the connections in the next `places` places of its table, from a cursor on that begins with the default; where to go on, unless these
+    /// were the last.
+    fn connections(
+        &self,
+        from: ConnectionCursor,
+        places: u32,
+        now_ms: u64,
+        see: impl FnMut(ConnectionView),
+    ) -> Option<ConnectionCursor>;
+    /// Ends those that `is_meant` in these places: how many, and where to go on.
+    fn flush_connections(
+        &mut self,
+        from: ConnectionCursor,
+        places: u32,
+        now_ms: u64,
+        is_meant: impl FnMut(&ConnectionView) -> bool,
+    ) -> (usize, Option<ConnectionCursor>);
+    /// Figures of that table; `None` if there is none.
+    fn connection_stats(&self) -> Option<ConnectionStats>;
     /// Sends what it has for others, and gives what is for the switch and the supervisor, in order; leaves nothing behind. Numbers of its
     /// requests are from 2^63 on.
     fn take(&mut self, now_ms: u64) -> (Vec<FromControl>, Vec<ControlToSupervisor>);
@@ -45,6 +65,30 @@ impl Decider for Nobody {
     }
 
     fn ports(&self) -> Vec<String> {
+        match *self {}
+    }
+
+    fn connections(
+        &self,
+        _: ConnectionCursor,
+        _: u32,
+        _: u64,
+        _: impl FnMut(ConnectionView),
+    ) -> Option<ConnectionCursor> {
+        match *self {}
+    }
+
+    fn flush_connections(
+        &mut self,
+        _: ConnectionCursor,
+        _: u32,
+        _: u64,
+        _: impl FnMut(&ConnectionView) -> bool,
+    ) -> (usize, Option<ConnectionCursor>) {
+        match *self {}
+    }
+
+    fn connection_stats(&self) -> Option<ConnectionStats> {
         match *self {}
     }
 

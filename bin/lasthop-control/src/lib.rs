@@ -26,6 +26,7 @@ pub use decider::Decider;
 use decider::Nobody;
 use lasthop_ipc::{ChannelError, ToControl};
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
+pub use lasthop_policy::{ConnectionCursor, ConnectionStats, ConnectionView};
 use lasthop_sys::Beat;
 use lasthop_sys::hostview::HostView;
 use link::{Link, LinkError};
@@ -116,8 +117,8 @@ pub fn run_with<D: Decider>(
     }))
 }
 
-/// Milliseconds of the clock that policy and statistics use.
-fn now_ms() -> u64 {
+/// Milliseconds of the clock that policy and statistics use, CLOCK_MONOTONIC.
+pub fn now_ms() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let millis = i128::from(now.tv_sec) * 1000 + i128::from(now.tv_nsec) / 1_000_000;
     u64::try_from(millis).unwrap_or(0)
@@ -143,6 +144,7 @@ async fn serve<D: Decider>(given: Descriptors, beat: &Arc<Beat>, mut decider: Op
         core.set_unsent(switch.as_ref().map_or(0, SwitchLink::unsent));
         // Whatever else there is to hear, what is due has its turn, a part of it at a time.
         if core.deadline_ms().is_some_and(|at| at <= now_ms()) {
+            decider.iter_mut().for_each(|decider| core.walk_others(decider, now_ms()));
             core.handle(Event::Timer, now_ms());
             send(&mut core, decider.as_mut(), &mut supervisor, &mut switch);
             core.set_unsent(switch.as_ref().map_or(0, SwitchLink::unsent));
@@ -283,12 +285,17 @@ fn hear_supervisor<D: Decider>(core: &mut Core, decider: &mut Option<D>, message
     }
 }
 
-/// A call goes by the ports that the decider has now.
+/// A call goes by the ports and connections that the decider has now.
 fn hear_call<D: Decider>(core: &mut Core, decider: &Option<D>, call: Event) {
     if let Some(decider) = decider {
         core.others_have(decider.ports());
     }
-    core.handle(call, now_ms());
+    match (call, decider) {
+        (Event::Call(core::Call::ConnectionStats { answer }), Some(decider)) => {
+            core.tell_conntrack(answer, decider.connection_stats());
+        }
+        (call, _) => core.handle(call, now_ms()),
+    }
 }
 
 /// The learning switch's addresses and flows are not looked at where something else decides.

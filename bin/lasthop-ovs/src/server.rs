@@ -2,14 +2,14 @@
 
 use crate::client::{Client, Event, MAX_REQUEST, MAX_UPCALLS, Socket};
 use crate::record::Record;
-use lasthop_control::Decider;
+use lasthop_control::{ConnectionCursor, ConnectionStats, ConnectionView, Decider};
 use lasthop_ipc::{FromControl, ToControl};
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
-use lasthop_ovs_datapath::{Datapath, Out};
+use lasthop_ovs_datapath::{Datapath, Figures, Out, Tracked};
 use lasthop_sys::{Aside, Foreign};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{SocketFlags, accept_with};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::pin::Pin;
@@ -21,6 +21,10 @@ use tokio::time::{Sleep, sleep};
 
 /// Most clients: `ovs-vswitchd` has some dozens.
 const MAX_CLIENTS: usize = 1024;
+/// Most of them that have not said hello: of more the oldest go, so that who only connects keeps nobody out.
+const MAX_NEW: usize = 256;
+/// Clients let in before it is looked what those before have said.
+const ACCEPTED: usize = 16;
 /// Longest frame of a TAP device, and the tag in front of it.
 const MAX_FRAME: usize = 66 * 1024;
 /// How often connections are looked at while there are any.
@@ -37,6 +41,8 @@ pub(crate) struct Server {
     frames: Socket,
     clients: BTreeMap<u32, Client>,
     next_pid: u32,
+    /// Clients that have not said hello, the oldest first.
+    new: VecDeque<u32>,
     room: Vec<u8>,
     /// Connections' time, and that of clients who are not let in.
     tick: Option<Pin<Box<Sleep>>>,
@@ -52,6 +58,7 @@ impl Server {
         let mut datapath = Datapath::new();
         let (mut record, notes) = Record::open(record);
         if !notes.is_empty() {
+            datapath.set_now(lasthop_control::now_ms());
             let (ports, flows) = datapath.restore(&notes);
             tracing::info!("going on with {ports} ports and {flows} flows of Open vSwitch's");
             record.begin(&datapath.notes());
@@ -64,6 +71,7 @@ impl Server {
             frames: socket(frames)?,
             clients: BTreeMap::new(),
             next_pid: record.next_pid(),
+            new: VecDeque::new(),
             record,
             room: vec![0; MAX_FRAME.max(MAX_REQUEST)],
             tick: None,
@@ -89,7 +97,9 @@ impl Server {
                 (self.tick, did) = (None, true);
             }
         }
-        while !is_stuck && let Some(accepted) = self.listener.poll(cx, |fd| accept_with(fd, SocketFlags::CLOEXEC)) {
+        for _ in 0..ACCEPTED {
+            let accept = |fd: BorrowedFd<'_>| accept_with(fd, SocketFlags::CLOEXEC);
+            let Some(accepted) = (!is_stuck).then(|| self.listener.poll(cx, accept)).flatten() else { break };
             did = true;
             match accepted {
                 Ok(socket) => self.accept(socket),
@@ -122,12 +132,18 @@ impl Server {
     }
 
     fn accept(&mut self, socket: OwnedFd) {
+        if self.new.len() >= MAX_NEW
+            && let Some(oldest) = self.new.pop_front()
+        {
+            self.forget(oldest);
+        }
         if self.clients.len() >= MAX_CLIENTS {
             return tracing::warn!("{MAX_CLIENTS} sockets of Open vSwitch are open already; one more is refused");
         }
         match Client::new(socket, &self.aside) {
             Ok(client) => {
                 self.clients.insert(self.next_pid, client);
+                self.new.push_back(self.next_pid);
                 self.datapath.connected(self.next_pid);
                 self.next_pid = self.next_pid.wrapping_add(1).max(1);
                 self.record.set_next_pid(self.next_pid);
@@ -145,16 +161,20 @@ impl Server {
                 self.clients.get(&pid).iter().for_each(|client| client.tell(true));
             }
             Event::More => self.answer(pid),
-            Event::Gone => {
-                self.clients.remove(&pid);
-                self.datapath.disconnected(pid);
-            }
+            Event::Gone => self.forget(pid),
         }
+    }
+
+    fn forget(&mut self, pid: u32) {
+        self.new.retain(|new| *new != pid);
+        self.clients.remove(&pid);
+        self.datapath.disconnected(pid);
     }
 
     /// A client gets its number: the one that it had, if that is free.
     fn welcome(&mut self, pid: u32, before: u32) {
         let Some(client) = self.clients.remove(&pid) else { return };
+        self.new.retain(|new| *new != pid);
         let number = if before == 0 || self.clients.contains_key(&before) { pid } else { before };
         if number != pid {
             self.datapath.disconnected(pid);
@@ -212,6 +232,10 @@ impl Server {
     }
 }
 
+fn view(Tracked { connection, from, reply, flows }: Tracked) -> ConnectionView {
+    ConnectionView { connection, from, reply, flows }
+}
+
 impl Decider for Server {
     async fn ready(&mut self) {
         std::future::poll_fn(|cx| {
@@ -237,6 +261,31 @@ impl Decider for Server {
 
     fn ports(&self) -> Vec<String> {
         self.datapath.port_names().map(str::to_owned).collect()
+    }
+
+    fn connections(
+        &self,
+        from: ConnectionCursor,
+        places: u32,
+        now_ms: u64,
+        mut see: impl FnMut(ConnectionView),
+    ) -> Option<ConnectionCursor> {
+        self.datapath.connections(from, places, now_ms, |tracked| see(view(tracked)))
+    }
+
+    fn flush_connections(
+        &mut self,
+        from: ConnectionCursor,
+        places: u32,
+        now_ms: u64,
+        mut is_meant: impl FnMut(&ConnectionView) -> bool,
+    ) -> (usize, Option<ConnectionCursor>) {
+        self.datapath.flush_connections(from, places, now_ms, |tracked| is_meant(&view(*tracked)))
+    }
+
+    fn connection_stats(&self) -> Option<ConnectionStats> {
+        let Figures { totals, refused, ports } = self.datapath.figures()?;
+        Some(ConnectionStats { totals, refused, ports })
     }
 
     fn take(&mut self, now_ms: u64) -> (Vec<FromControl>, Vec<ControlToSupervisor>) {

@@ -1,4 +1,4 @@
-//! `lasthop conntrack`: the connections that stateful access lists know, in Linux' columns.
+//! `lasthop conntrack`: the connections that stateful access lists know, or Open vSwitch's rules, in Linux' columns.
 
 use crate::SharedArgs;
 use crate::client::{CliError, collect};
@@ -26,7 +26,7 @@ pub struct FilterArgs {
     /// Those opened or answered from this port
     #[arg(long, value_name = "NAME")]
     port: Option<String>,
-    /// Those of this VLAN, which is their zone; 0: without one
+    /// Those of this VLAN, which is their zone; 0: without one. Where Open vSwitch decides: of this zone of its
     #[arg(long, value_name = "ID", visible_alias = "zone", value_parser = zone, allow_negative_numbers = true)]
     vlan: Option<u16>,
     /// Those of this protocol: tcp, udp, sctp, icmp, icmpv6 or a number
@@ -80,7 +80,7 @@ fn list(args: &FilterArgs) -> Result<String, CliError> {
         collect(pages, |page| page.connections).await
     })?;
     shared.show(&Connections { connections }, |c| match &c.connections[..] {
-        [] => "no connections; `lasthop conntrack stats` says whether an access list asks about any\n".into(),
+        [] => "no connections; `lasthop conntrack stats` says whether anybody asks about any\n".into(),
         connections => connections.iter().map(line).collect(),
     })
 }

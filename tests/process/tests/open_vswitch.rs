@@ -5,10 +5,16 @@
 mod advice;
 #[path = "open_vswitch/connections.rs"]
 mod connections;
+#[path = "open_vswitch/deaths.rs"]
+mod deaths;
+#[path = "open_vswitch/floods.rs"]
+mod floods;
 #[path = "open_vswitch/internal.rs"]
 mod internal;
 #[path = "open_vswitch/labels.rs"]
 mod labels;
+#[path = "open_vswitch/limits.rs"]
+mod limits;
 #[path = "open_vswitch/meters.rs"]
 mod meters;
 

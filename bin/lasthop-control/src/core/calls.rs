@@ -134,7 +134,7 @@ impl Core {
             Call::MacList { answer } => self.mac_list(answer, now_ms),
             Call::Mac(call) => self.mac_call(call, now_ms),
             Call::Connections(call) => self.walk(call),
-            Call::ConnectionStats { answer } => give(answer, self.conntrack_stats()),
+            Call::ConnectionStats { answer } => self.tell_conntrack(answer, self.policy.connection_stats()),
             Call::AclLoad { load, kept, answer } => self.acl_load(load, kept, answer),
             Call::AclClear { ports, direction, general, kept, answer } => {
                 self.acl_clear(&ports, direction.as_deref(), general.as_deref(), kept, answer);

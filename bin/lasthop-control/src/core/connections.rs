@@ -2,9 +2,11 @@
 //! between.
 
 use super::{Answer, Core, give, refuse};
+use crate::Decider;
 use lasthop_api::{ApiError, Connection, ConntrackFlushed, ConntrackStats, Direction, Drops, PortConnections};
 use lasthop_policy::{
-    ConnectionCursor, ConnectionFilter, ConnectionView, Effects, ProtoState, SctpState, TcpState, Tuple,
+    ConnectionCursor, ConnectionFilter, ConnectionStats, ConnectionView, Effects, ProtoState, SctpState, TcpState,
+    Tuple,
 };
 use std::net::IpAddr;
 
@@ -65,7 +67,8 @@ impl Core {
             let message = format!("there is no port named {name:?}; `lasthop port list` shows those there are");
             self.find(name).ok_or_else(|| ApiError::NoSuchPort { name: name.clone(), message })
         });
-        if let Some(vlan) = meant.vlan.filter(|vlan| *vlan > 4094) {
+        // Open vSwitch's rules choose zones of any number.
+        if let Some(vlan) = meant.vlan.filter(|vlan| *vlan > 4094 && !self.only_watches) {
             return Err(bad(format!("{vlan} is not a VLAN id; use 1 to 4094, or 0 for connections without a VLAN")));
         }
         let proto = meant.proto.as_ref().map(|text| {
@@ -97,6 +100,33 @@ impl Core {
                 next
             }
         };
+        self.walk_on(Walk { at, filter, what }, next);
+    }
+
+    /// The same in the table of what decides instead.
+    pub fn walk_others<D: Decider>(&mut self, decider: &mut D, now_ms: u64) {
+        let Some(Walk { at, filter, mut what }) = self.walks.pop_front() else { return };
+        let means = |view: &ConnectionView| filter.means(&view.connection, [view.from, view.reply]);
+        let next = match &mut what {
+            What::List { answer, .. } if answer.is_closed() => return,
+            What::List { written, .. } => {
+                let see = |view: ConnectionView| {
+                    let told = means(&view).then(|| connection(&view, |id| self.name(id)));
+                    written.extend(told);
+                };
+                decider.connections(at, PLACES, now_ms, see)
+            }
+            What::Flush { ended, .. } => {
+                let (some, next) = decider.flush_connections(at, PLACES, now_ms, means);
+                *ended += some as u64;
+                next
+            }
+        };
+        self.walk_on(Walk { at, filter, what }, next);
+    }
+
+    fn walk_on(&mut self, walk: Walk, next: Option<ConnectionCursor>) {
+        let Walk { filter, what, .. } = walk;
         match (next, what) {
             (Some(at), what) => self.walks.push_back(Walk { at, filter, what }),
             (None, What::List { written, answer }) => give(answer, written),
@@ -104,8 +134,12 @@ impl Core {
         }
     }
 
-    pub(super) fn conntrack_stats(&self) -> ConntrackStats {
-        let Some(stats) = self.policy.connection_stats() else { return ConntrackStats::default() };
+    /// Tells figures of a table; `None`: nobody asks about connections.
+    pub fn tell_conntrack(&self, answer: Answer<ConntrackStats>, stats: Option<ConnectionStats>) {
+        give(answer, stats.map(|stats| self.conntrack_stats(&stats)).unwrap_or_default());
+    }
+
+    fn conntrack_stats(&self, stats: &ConnectionStats) -> ConntrackStats {
         let totals = &stats.totals;
         ConntrackStats {
             tracking: true,
@@ -134,7 +168,7 @@ fn connection(view: &ConnectionView, name: impl Fn(lasthop_types::PortId) -> Str
         proto_number: proto,
         state: state(of.state).map(Into::into),
         vlan: of.original.zone(),
-        from: name(view.from),
+        from: view.from.map_or_else(|| "-".into(), &name),
         to: view.reply.map(name),
         original: direction(&of.original),
         reply: direction(&of.reply),

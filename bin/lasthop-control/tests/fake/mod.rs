@@ -274,7 +274,7 @@ impl Fake {
                 self.supervisor.send(&SupervisorToControl::CpuTimes { request, times, replaced }, None).unwrap();
                 return;
             }
-            ControlToSupervisor::TakesNothing { .. } => return,
+            ControlToSupervisor::TakesNothing { .. } | ControlToSupervisor::Limit { .. } => return,
             ControlToSupervisor::Announce { uplink, macs } => {
                 self.announced.push((uplink, macs));
                 return;

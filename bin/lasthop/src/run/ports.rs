@@ -94,6 +94,7 @@ impl Supervisor {
             self.remember_settings(name, settings.unwrap_or_default());
             return Err(e);
         }
+        self.limited.remove(name);
         self.forget_port(&config);
         Ok(config)
     }

@@ -109,12 +109,34 @@ impl Supervisor {
     /// Sends the port's rates to the switch.
     pub(super) fn tell_limits(&mut self, port: PortId, name: &str) {
         let limits = self.settings.get(name).map(|set| [set.rate_from, set.rate_to, set.storm].map(limit));
-        self.switch.send(SupervisorToSwitch::Limits(port, limits.unwrap_or_default()), None);
+        let [from, to, storm] = limits.unwrap_or_default();
+        let [others_from, others_to] = self.limited.get(name).copied().unwrap_or_default();
+        let limits = [others_from.unwrap_or(from), others_to.unwrap_or(to), storm];
+        self.switch.send(SupervisorToSwitch::Limits(port, limits), None);
+    }
+
+    /// Open vSwitch limits a port, or does not any more.
+    pub(super) fn limit_port(&mut self, name: String, limits: [Option<RateLimit>; 2]) {
+        let Some(config) = self.configs().into_iter().find(|config| config.name == name) else { return };
+        let text = |limit: Option<RateLimit>| match limit {
+            Some(RateLimit { bytes: 0, packets, .. }) => format!("{packets} packets a second"),
+            Some(RateLimit { bytes, .. }) => format!("{} bits a second", bytes * 8),
+            None => "no limit".to_owned(),
+        };
+        let [from, to] = limits.map(text);
+        info!("port {name}: Open vSwitch sets {from} for what comes from there, and {to} for what goes there");
+        if limits == [None; 2] {
+            self.limited.remove(&name);
+        } else {
+            self.limited.insert(name.clone(), limits);
+        }
+        self.tell_limits(config.id, &name);
     }
 
     /// Sends all ports' rates to a new switch.
     pub(super) fn tell_all_limits(&mut self) {
-        let set = self.configs().into_iter().filter(|config| self.settings.contains_key(&config.name));
+        let is_limited = |name: &String| self.settings.contains_key(name) || self.limited.contains_key(name);
+        let set = self.configs().into_iter().filter(|config| is_limited(&config.name));
         for config in set.collect::<Vec<_>>() {
             self.tell_limits(config.id, &config.name);
         }

@@ -22,7 +22,7 @@ use super::switch_log::SwitchLog;
 use super::uplink::Uplink;
 use super::{RunError, RunError::Failed};
 use lasthop_hostview::HostMonitor;
-use lasthop_ipc::{SupervisorToSwitch, SwitchSettings, SwitchToSupervisor, ring_pair};
+use lasthop_ipc::{RateLimit, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor, ring_pair};
 use lasthop_management_ipc::{ControlToSupervisor, DeviceState, LISTS_PART, SupervisorToControl};
 use lasthop_policy::{Mirror, PortSettings};
 use lasthop_sys::{Epoll, SignalFd, Trigger, Watched};
@@ -93,6 +93,8 @@ pub struct Supervisor {
     pub(super) store: Store,
     /// What ports are told to do, by name.
     pub(super) settings: BTreeMap<String, PortSettings>,
+    /// What Open vSwitch lets come from ports and go there, by name, where that is not what they are told.
+    pub(super) limited: BTreeMap<String, [Option<RateLimit>; 2]>,
     /// Mirrors, by name.
     pub(super) mirrors: Vec<Mirror>,
     /// Text of the access lists, as it is kept.
@@ -169,6 +171,7 @@ impl Supervisor {
             tx_batch: setup.tx_batch,
             store: setup.store,
             settings: setup.settings,
+            limited: BTreeMap::new(),
             mirrors: setup.mirrors,
             lists: setup.lists,
             new_lists: Vec::new(),
@@ -438,6 +441,7 @@ impl Supervisor {
                     false => (request, self.delete_port(&name)),
                 },
                 uplink @ (ControlToSupervisor::UplinkAdd { .. }
+                | ControlToSupervisor::Limit { .. }
                 | ControlToSupervisor::UplinkSet { .. }
                 | ControlToSupervisor::UplinkDel { .. }
                 | ControlToSupervisor::UplinkList { .. }

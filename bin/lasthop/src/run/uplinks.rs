@@ -130,6 +130,7 @@ impl Supervisor {
                     uplink.takes_nothing(Duration::from_millis(for_ms));
                 }
             }
+            ControlToSupervisor::Limit { name, from, to } => self.limit_port(name, [from, to]),
             _ => {}
         }
     }
@@ -222,6 +223,7 @@ impl Supervisor {
         self.sessions.forget(PortId(id));
         self.replaced.forget(&sessions::process(&uplink.config.name));
         let mut changed = self.settings.remove(&uplink.spec.name).is_some();
+        self.limited.remove(&uplink.spec.name);
         let info = self.info(&uplink);
         self.replaced.forget(&uplink.process());
         info!("{} {} removed", uplink.spec.kind(), uplink.spec.name);

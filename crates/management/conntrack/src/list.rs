@@ -26,6 +26,8 @@ pub struct Connection {
     pub label: u128,
     /// Whose limit it counts towards.
     pub owner: u16,
+    /// Its timeout policy.
+    pub policy: u8,
 }
 
 /// Where a walk through the table goes on; the default is its beginning.
@@ -131,6 +133,7 @@ impl Tracker {
             mark: found.mark,
             label: found.label,
             owner: found.owner,
+            policy: found.policy,
         }
     }
 }

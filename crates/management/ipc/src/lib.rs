@@ -1,6 +1,6 @@
 //! What the supervisor says to control and hears from it. The switch speaks none of it.
 
-use lasthop_ipc::PortConfig;
+use lasthop_ipc::{PortConfig, RateLimit};
 use lasthop_types::PortId;
 use lasthop_uplink_ipc::{UplinkCounters, UplinkDevice, UplinkDriver, VlanMac};
 use serde::{Deserialize, Serialize};
@@ -269,6 +269,15 @@ pub enum ControlToSupervisor {
         name: String,
         /// What changes.
         settings: Settings,
+    },
+    /// This interface's port lets no more through, whatever its own settings say; `None`: as these say. Holds until it is said otherwise or the port is removed.
+    Limit {
+        /// Its name.
+        name: String,
+        /// What may come from there.
+        from: Option<RateLimit>,
+        /// What may go there.
+        to: Option<RateLimit>,
     },
     /// Remove a port.
     PortDel {

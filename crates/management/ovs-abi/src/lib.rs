@@ -12,6 +12,7 @@
 //! | `limit` | limits of connections by zone |
 //! | `meter` | meters |
 //! | `timeouts` | time-out policies of connections |
+//! | `traffic` | limits of interfaces: policing, and classes of what goes there |
 //! | `tunnel` | the key of a tunnel |
 //!
 //! Every byte that is read comes from another process: what is wrong with it is a [`Refused`], never a panic, and what is not known is
@@ -28,6 +29,7 @@ pub mod limit;
 pub mod meter;
 pub mod netlink;
 pub mod timeouts;
+pub mod traffic;
 pub mod tunnel;
 
 pub use action::{Act, Front, MAX_ACTS, Meta};

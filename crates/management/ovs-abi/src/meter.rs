@@ -3,7 +3,8 @@
 use crate::Refused;
 use crate::netlink::{Writer, attributes, table, u32_of};
 
-const ID: u16 = 1;
+/// Attribute of a request: the meter's number.
+pub const ID: u16 = 1;
 const STATS: u16 = 3;
 const BANDS: u16 = 4;
 const USED: u16 = 5;

@@ -188,6 +188,11 @@ impl Writer {
         }
     }
 
+    /// Zeros up to where the next message may begin.
+    pub fn pad(&mut self) {
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+    }
+
     /// Bytes as they are.
     pub fn raw(&mut self, bytes: &[u8]) {
         self.bytes.extend(bytes);

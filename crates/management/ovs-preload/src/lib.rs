@@ -9,11 +9,14 @@
 //! When lasthop-ovs has died, whoever uses a socket next connects it to the one that has taken its place, under the number that it had. A receiver is
 //! told that something was lost (ENOBUFS), as the kernel says where a socket had no room: Open vSwitch then asks again.
 //!
-//! A routing netlink socket stays the kernel's, but makes no interfaces for tunnels of Open vSwitch: these are to be lasthop's.
+//! A routing netlink socket stays the kernel's, but makes no interfaces for tunnels of Open vSwitch: these are to be lasthop's. And what Open vSwitch has the
+//! kernel limit (`tc`) is asked of lasthop-ovs first ([`traffic`]).
 //!
 //! Unsafe room: the functions here stand in place of the C library's, and are called with what a C program has at hand. Their own calls go
 //! to the kernel (`libc::syscall`), never through the C library's functions of these names, which are these.
 #![allow(unsafe_code)]
+
+mod traffic;
 
 use libc::{c_int, c_long, c_void, msghdr, size_t, sockaddr, sockaddr_nl, sockaddr_un, socklen_t, ssize_t};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::Relaxed};
@@ -41,12 +44,20 @@ static GROUPS: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPT
 /// Not 0: the answers to what was sent last are lost.
 static LOST: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 
+/// How many answers wait at a routing netlink socket in place of the kernel's.
+static QUEUED: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
+
 // Relaxed: a descriptor is handed from one thread to another by what orders that.
 
 /// Where a descriptor's entries are, if it is ours.
 fn ours(fd: c_int) -> Option<usize> {
     let at = usize::try_from(fd).ok()?;
     (PID.get(at)?.load(Relaxed) != 0).then_some(at)
+}
+
+/// It is a routing netlink socket of the kernel's.
+fn is_route(fd: c_int) -> bool {
+    usize::try_from(fd).ok().and_then(|at| ROUTE.get(at)).is_some_and(|route| route.load(Relaxed) != 0)
 }
 
 fn set_errno(number: c_int) {
@@ -278,6 +289,9 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
         pid.store(0, Relaxed);
         close_one(second.swap(-1, Relaxed));
     }
+    if is_route(fd) {
+        traffic::forget(fd as usize);
+    }
     // SAFETY: close(2) takes a number.
     unsafe { libc::syscall(libc::SYS_close, fd) as c_int }
 }
@@ -378,31 +392,45 @@ pub unsafe extern "C" fn send(fd: c_int, bytes: *const c_void, len: size_t, flag
     let send = |more: c_int| unsafe { libc::syscall(libc::SYS_sendto, fd, bytes, len, flags | more, 0usize, 0usize) };
     match ours(fd) {
         Some(at) => send_to_lasthop(at, || send(libc::MSG_NOSIGNAL)),
+        // SAFETY: as above; the bytes are not null where there are some.
+        None if is_route(fd)
+            && len > 0
+            && traffic::take(fd, unsafe { std::slice::from_raw_parts(bytes.cast(), len) }) =>
+        {
+            len as ssize_t
+        }
         None => send(0) as ssize_t,
     }
+}
+
+/// The bytes of a message.
+///
+/// # Safety
+/// As of sendmsg(2): the message's parts are readable.
+unsafe fn whole(message: &msghdr) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for i in 0..message.msg_iovlen {
+        // SAFETY: as the caller says.
+        unsafe {
+            let part = message.msg_iov.add(i).read();
+            if part.iov_len > 0 {
+                bytes.extend_from_slice(std::slice::from_raw_parts(part.iov_base.cast::<u8>(), part.iov_len));
+            }
+        }
+    }
+    bytes
 }
 
 /// A request to make a tunnel's interface, if this is one, as a request that no kernel knows. Open vSwitch makes its tunnels' interfaces itself where
 /// the kernel can, and packets of theirs would pass lasthop by. Answered with EOPNOTSUPP, as by a kernel without such tunnels, it asks the
 /// datapath for the tunnel instead.
-///
-/// # Safety
-/// As of sendmsg(2): the message's parts are readable.
-unsafe fn without_new_link(message: &msghdr) -> Option<Vec<u8>> {
+fn without_new_link(mut bytes: Vec<u8>) -> Option<Vec<u8>> {
     /// linux/rtnetlink.h; the last is above all that there are.
     const RTM_NEWLINK: u16 = 16;
     const RTM_NONE: u16 = 0xfff0;
     const NLM_F_CREATE: u16 = 0x400;
     /// What Open vSwitch's names of its tunnels' interfaces have in them: `vxlan_sys_4789`, `genev_sys_6081`, `gre_sys`.
     const TUNNEL_NAME: &[u8] = b"_sys";
-    let mut bytes = Vec::new();
-    for i in 0..message.msg_iovlen {
-        // SAFETY: as the caller says.
-        unsafe {
-            let part = message.msg_iov.add(i).read();
-            bytes.extend_from_slice(std::slice::from_raw_parts(part.iov_base.cast::<u8>(), part.iov_len));
-        }
-    }
     let &[_, _, _, _, k0, k1, f0, f1] = bytes.first_chunk()?;
     let (kind, flags) = (u16::from_ne_bytes([k0, k1]), u16::from_ne_bytes([f0, f1]));
     // Interfaces of other names are made: programs of the same service make them, too.
@@ -421,12 +449,13 @@ unsafe fn without_new_link(message: &msghdr) -> Option<Vec<u8>> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     let Some(at) = ours(fd) else {
-        let is_route =
-            usize::try_from(fd).ok().and_then(|at| ROUTE.get(at)).is_some_and(|route| route.load(Relaxed) != 0);
         // SAFETY: the caller's message, or a copy of it whose one part is a live local.
         return unsafe {
-            if let Some(mut bytes) = Some(message).filter(|_| is_route).and_then(|message| without_new_link(&*message))
-            {
+            let bytes = Some(message).filter(|_| is_route(fd)).map(|message| whole(&*message));
+            if let Some(taken) = bytes.as_ref().filter(|bytes| traffic::take(fd, bytes)) {
+                return taken.len() as ssize_t;
+            }
+            if let Some(mut bytes) = bytes.and_then(without_new_link) {
                 let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
                 let message = msghdr { msg_iov: &raw mut part, msg_iovlen: 1, ..*message };
                 return libc::syscall(libc::SYS_sendmsg, fd, &raw const message, flags) as ssize_t;
@@ -469,6 +498,10 @@ fn receive(fd: c_int, flags: c_int, receive: impl Fn(c_int) -> c_long) -> ssize_
 /// As of recvmsg(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    if let Some(answer) = usize::try_from(fd).ok().filter(|_| is_route(fd)).and_then(traffic::next) {
+        // SAFETY: the caller's message, whose parts are writable.
+        return unsafe { traffic::put(&answer, &mut *message) };
+    }
     // SAFETY: the caller's message.
     receive(fd, flags, |flags| unsafe { libc::syscall(libc::SYS_recvmsg, fd, message, flags) })
 }

@@ -22,6 +22,8 @@ pub(crate) const UNSEEN_MS: u64 = LOOK_MS * 3 / 2 + 2000;
 const LOOKS: usize = 2000;
 /// Places of the table that are told of in a datagram, at about 150 bytes each.
 const PLACES: u32 = 128;
+/// Limits of zones in a request: an attribute has at most 64 KiB.
+const LIMITS: usize = 1024;
 
 /// The table, and when it was last looked at.
 #[derive(Debug)]
@@ -61,16 +63,34 @@ impl Connections {
         self.limits.get(&zone).copied().unwrap_or(self.default_limit)
     }
 
+    /// All limits, as a request that sets them.
+    pub fn write_limits(&self, to: &mut Writer) {
+        let own = self.limits.iter().map(|(zone, limit)| Limit { zone: Some(*zone), limit: *limit, count: 0 });
+        let default = Limit { zone: None, limit: self.default_limit, count: 0 };
+        let all: Vec<_> = own.chain(Some(default).filter(|of| of.limit != 0)).collect();
+        for some in all.chunks(LIMITS) {
+            to.begin(family::CT_LIMIT.id, 0, 0, 0);
+            to.ovs_header(limit::command::SET, family::CT_LIMIT.version, 0);
+            Limit::write(some, to);
+            to.end();
+        }
+    }
+
     fn told(&self, zone: u16) -> Limit {
         let count = self.tracker.as_ref().map_or(0, |tracker| tracker.zone(zone).connections);
         Limit { zone: Some(zone), limit: self.limit_of(zone), count }
     }
 
-    /// A port may open a quarter of all connections, one that Open vSwitch had opened half: behind it are many.
+    /// How many connections a port may open: a quarter of all, one that Open vSwitch had opened half, because behind it are many.
+    pub fn share(&self, opened: bool) -> u32 {
+        let capacity = self.tracker.as_ref().map_or(0, |tracker| tracker.totals().capacity);
+        (capacity / if opened { 2 } else { 4 }) as u32
+    }
+
+    /// A port may open no more than its share.
     pub fn limit_port(&self, no: u32, opened: bool) {
         if let Some(tracker) = &self.tracker {
-            let share = tracker.totals().capacity / if opened { 2 } else { 4 };
-            tracker.limit_owner(owner(no), share as u32);
+            tracker.limit_owner(owner(no), self.share(opened));
         }
     }
 
@@ -162,6 +182,7 @@ impl Datapath {
     pub(crate) fn connections_changed(&mut self, mut tuples: Vec<Tuple>) -> bool {
         let ended = self.connections.tracker.iter().flat_map(Tracker::ended);
         tuples.extend(ended.flat_map(|ended| [ended.original, ended.reply]));
+        self.note_connections(&tuples);
         let gone = self.registry.of_tuples(&tuples);
         for id in &gone {
             if let Some(unified) = self.registry.remove(*id, &mut self.table) {

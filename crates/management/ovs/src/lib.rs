@@ -7,6 +7,7 @@
 //! | `unified` | the switch's flows, each made of those that its packets would meet |
 //! | `conntrack` | the table of connections, which they go by |
 //! | `meters` | limits of rates, which flows name |
+//! | `shaping` | limits of interfaces |
 //! | `fragments` | fragments of packets, put together and cut |
 //! | `ports` | Open vSwitch's ports, and the switch's behind them |
 //! | `timeouts` | time-out policies of connections |
@@ -14,6 +15,8 @@
 //! | `packets` | packets that come here, whole or not, and go from here |
 //! | `jobs` | requests, one datagram at a time, with what has to be asked before they are answered |
 //! | `requests` | what each request does |
+//! | `kept` | connections that another process goes on with |
+//! | `shown` | connections as people see them |
 //! | `restore` | what another process goes on with |
 //!
 //! The switch knows nothing of all that: a packet that it misses a flow for is looked up here, and becomes a flow of the switch's that
@@ -24,11 +27,14 @@
 mod conntrack;
 mod fragments;
 mod jobs;
+mod kept;
 mod meters;
 mod packets;
 mod ports;
 mod requests;
 mod restore;
+mod shaping;
+mod shown;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -43,6 +49,7 @@ use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_ovs_abi::family;
 use lasthop_types::PortId;
 use ports::{Totals, Vport};
+pub use shown::{Figures, Tracked};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use table::Table;
@@ -86,9 +93,11 @@ pub struct Datapath {
     table: Table,
     tunnels: Tunnels,
     meters: meters::Meters,
+    shaping: shaping::Shaping,
     registry: Registry,
     connections: conntrack::Connections,
     policies: timeouts::Policies,
+    noted: kept::Noted,
     fragments: RefCell<fragments::Fragments>,
     /// Its name, once Open vSwitch has made it.
     name: Option<String>,
@@ -98,6 +107,8 @@ pub struct Datapath {
     vports: BTreeMap<u32, Vport>,
     /// The switch's ports by name, as the supervisor says, and what they have counted.
     configs: BTreeMap<String, PortId>,
+    /// Those that are interfaces of the host's.
+    devices: BTreeSet<PortId>,
     /// Interfaces that were opened because Open vSwitch wanted them.
     opened: BTreeSet<String>,
     totals: BTreeMap<PortId, Totals>,
@@ -202,6 +213,9 @@ impl Datapath {
             SupervisorToControl::Ports(ports) => {
                 self.configs = ports.iter().map(|port| (port.name.clone(), port.id)).collect();
                 self.map_ports();
+            }
+            SupervisorToControl::Devices(devices) => {
+                self.devices = devices.iter().map(|device| device.port).collect();
             }
             SupervisorToControl::UplinkReply { request, result } if *request >= FIRST_REQUEST => {
                 self.supervisor_answers(*request, result.as_ref().err());

@@ -4,18 +4,25 @@ use crate::Datapath;
 use crate::requests::{Changes, DP_IFINDEX, Reply, Request};
 use lasthop_ipc::FromControl;
 use lasthop_ovs_abi::meter::{self, Counts, Meter, command};
+use lasthop_ovs_abi::netlink::Writer;
 use lasthop_ovs_abi::{Refused, family};
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Most meters: the switch has room for as many.
 const MOST: u32 = 4096;
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// A meter of Open vSwitch's.
+/// Meters of Open vSwitch's have numbers below; above are those of classes of interfaces.
+const OWN: u64 = 1 << 32;
+
+/// A meter.
 #[derive(Debug)]
 struct Held {
+    /// As Open vSwitch sets it.
     meter: Meter,
+    /// As the switch has rates.
+    rates: [u64; 3],
     /// The switch's number for it.
     slot: u32,
     counts: Cell<Counts>,
@@ -25,9 +32,9 @@ struct Held {
     paid_ns: Cell<u64>,
 }
 
-/// All of them, by Open vSwitch's numbers.
+/// All of them, by Open vSwitch's numbers, and those of classes.
 #[derive(Debug, Default)]
-pub(crate) struct Meters(BTreeMap<u32, Held>);
+pub(crate) struct Meters(BTreeMap<u64, Held>);
 
 /// Bytes and packets a second, and how much may be made up for, in nanoseconds: as the switch has rates.
 fn rates(meter: &Meter) -> [u64; 3] {
@@ -40,9 +47,18 @@ fn rates(meter: &Meter) -> [u64; 3] {
 }
 
 impl Held {
+    fn new(meter: Meter, rates: [u64; 3], slot: u32) -> Self {
+        let (counts, told, paid_ns) = Default::default();
+        Self { meter, rates, slot, counts, told, paid_ns }
+    }
+
+    fn told(&self) -> FromControl {
+        FromControl::SetMeter { id: self.slot, rates: Some(self.rates) }
+    }
+
     /// Whether a packet passes, at this time.
     fn admit(&self, bytes: usize, now_ms: u64) -> bool {
-        let [byte_rate, packet_rate, burst_ns] = rates(&self.meter);
+        let [byte_rate, packet_rate, burst_ns] = self.rates;
         let now_ns = now_ms.saturating_mul(1_000_000);
         let admitted = self.paid_ns.get().saturating_sub(burst_ns) <= now_ns;
         let mut counts = self.counts.get();
@@ -63,12 +79,12 @@ impl Held {
 
 impl Meters {
     /// The switch's number for a meter.
-    pub fn slot(&self, id: u32) -> Option<u32> {
+    pub fn slot(&self, id: u64) -> Option<u32> {
         self.0.get(&id).map(|held| held.slot)
     }
 
     /// Whether a packet of so many bytes passes.
-    pub fn admit(&self, id: u32, bytes: usize, now_ms: u64) -> bool {
+    pub fn admit(&self, id: u64, bytes: usize, now_ms: u64) -> bool {
         self.0.get(&id).is_none_or(|held| held.admit(bytes, now_ms))
     }
 
@@ -91,27 +107,99 @@ impl Meters {
         held.counts.set(counts);
     }
 
+    /// One of Open vSwitch's, as a request that makes it; its sequence number is the switch's number for it.
+    fn write(&self, id: u32, to: &mut Writer) {
+        let Some(held) = self.0.get(&id.into()) else { return };
+        to.begin(family::METER.id, 0, held.slot, 0);
+        to.ovs_header(command::SET, family::METER.version, DP_IFINDEX);
+        meter::write_set(id, &held.meter, to);
+        to.end();
+    }
+
+    /// All of Open vSwitch's.
+    pub fn write_all(&self, to: &mut Writer) {
+        self.0.keys().filter_map(|id| u32::try_from(*id).ok()).for_each(|id| self.write(id, to));
+    }
+
     fn free_slot(&self) -> Option<u32> {
-        let taken: std::collections::BTreeSet<_> = self.0.values().map(|held| held.slot).collect();
+        let taken = self.taken();
         (0..MOST).find(|slot| !taken.contains(slot))
+    }
+
+    fn taken(&self) -> BTreeSet<u32> {
+        self.0.values().map(|held| held.slot).collect()
+    }
+
+    /// What has passed a meter, packets and bytes, and what it has dropped.
+    pub fn passed(&self, id: u64) -> [[u64; 2]; 2] {
+        let Counts { came, dropped, .. } = self.0.get(&id).map(|held| held.counts.get()).unwrap_or_default();
+        [[came[0] - dropped[0], came[1] - dropped[1]], dropped]
     }
 }
 
 impl Datapath {
+    /// What another process makes a meter of, or that there is none any more.
+    pub(crate) fn note_meter(&self, id: u32, to: &mut Writer) {
+        if self.meters.0.contains_key(&id.into()) {
+            return self.meters.write(id, to);
+        }
+        to.begin(family::METER.id, 0, 0, 0);
+        to.ovs_header(command::DEL, family::METER.version, DP_IFINDEX);
+        to.number(meter::ID, id);
+        to.end();
+    }
+
+    /// Takes what another process has noted of a meter, with the switch's number for it: flows of the switch's name that until they are made anew.
+    pub(crate) fn restore_meter(&mut self, request: &Request<'_>, slot: u32) -> Option<()> {
+        let id = meter::id_of(request.attributes).ok()?;
+        self.meters.0.remove(&id.into());
+        if request.command == command::SET {
+            let meter = Meter::read(request.attributes).ok()?;
+            let is_free = slot < MOST && self.meters.0.values().all(|held| held.slot != slot);
+            let slot = if is_free { slot } else { self.meters.free_slot()? };
+            self.meters.0.insert(id.into(), Held::new(meter, rates(&meter), slot));
+        }
+        Some(())
+    }
+
     /// The switch is told of all meters; it counts anew from here on.
     pub(crate) fn tell_meters(&mut self) {
         let told = |held: &mut Held| {
             held.told = Default::default();
-            FromControl::SetMeter { id: held.slot, rates: Some(rates(&held.meter)) }
+            held.told()
         };
         let all: Vec<_> = self.meters.0.values_mut().map(told).collect();
         all.into_iter().for_each(|message| self.tell_switch(message));
     }
 
-    /// There are no meters any more.
+    /// There are no meters of Open vSwitch's any more.
     pub(crate) fn forget_meters(&mut self) {
-        for held in std::mem::take(&mut self.meters).0.into_values() {
+        let others = self.meters.0.split_off(&OWN);
+        for held in std::mem::replace(&mut self.meters.0, others).into_values() {
             self.tell_switch(FromControl::SetMeter { id: held.slot, rates: None });
+        }
+    }
+
+    /// A class's meter has these rates from here on. False: there is no room for one.
+    pub(crate) fn set_class_meter(&mut self, id: u64, rates: [u64; 3]) -> bool {
+        if self.meters.0.get(&id).is_some_and(|held| held.rates == rates) {
+            return true;
+        }
+        let before = self.meters.0.remove(&id);
+        let taken = self.meters.taken();
+        // From the other end than Open vSwitch's, which keep theirs when this process is replaced.
+        let slot = before.map(|held| held.slot).or_else(|| (0..MOST).rev().find(|slot| !taken.contains(slot)));
+        let Some(slot) = slot else { return false };
+        let held = Held::new(Meter { kilobits: true, band: None }, rates, slot);
+        self.tell_switch(held.told());
+        self.meters.0.insert(id, held);
+        true
+    }
+
+    /// A class has no meter any more.
+    pub(crate) fn remove_meter(&mut self, id: u64) {
+        if let Some(gone) = self.meters.0.remove(&id) {
+            self.tell_switch(FromControl::SetMeter { id: gone.slot, rates: None });
         }
     }
 
@@ -119,7 +207,7 @@ impl Datapath {
         if self.name.is_none() {
             return Err(Refused::NO_DEVICE);
         }
-        let answer = |fill: &dyn Fn(&mut lasthop_ovs_abi::netlink::Writer)| {
+        let answer = |fill: &dyn Fn(&mut Writer)| {
             let told = request.answer(0, |to| {
                 to.ovs_header(request.command, family::METER.version, DP_IFINDEX);
                 fill(to);
@@ -130,27 +218,28 @@ impl Datapath {
             return answer(&|to| meter::write_features(MOST, to));
         }
         let id = meter::id_of(request.attributes)?;
+        let at = u64::from(id);
         match request.command {
             command::GET => {
-                let held = self.meters.0.get(&id).ok_or(Refused::NO_ENTRY)?;
+                let held = self.meters.0.get(&at).ok_or(Refused::NO_ENTRY)?;
                 answer(&|to| meter::write(id, Some(&held.counts.get()), held.meter.band.is_some(), to))
             }
             command::SET => {
                 let meter = Meter::read(request.attributes)?;
-                let before = self.meters.0.get(&id).map(|held| held.slot);
+                let before = self.meters.0.get(&at).map(|held| held.slot);
                 let slot = before.or_else(|| self.meters.free_slot()).ok_or(Refused::FULL)?;
                 // Packets that a flow of the switch's let pass because there was none are to meet it.
                 changes.all |= before.is_none();
                 changes.told = true;
-                let (counts, told, paid_ns) = Default::default();
-                let before = self.meters.0.insert(id, Held { meter, slot, counts, told, paid_ns });
-                self.tell_switch(FromControl::SetMeter { id: slot, rates: Some(rates(&meter)) });
+                let held = Held::new(meter, rates(&meter), slot);
+                self.tell_switch(held.told());
+                let before = self.meters.0.insert(at, held);
                 let counts = before.as_ref().map(|held| held.counts.get());
                 let has_band = before.is_some_and(|held| held.meter.band.is_some());
                 answer(&|to| meter::write(id, counts.as_ref(), has_band, to))
             }
             command::DEL => {
-                let gone = self.meters.0.remove(&id);
+                let gone = self.meters.0.remove(&at);
                 if let Some(gone) = &gone {
                     (changes.all, changes.told) = (true, true);
                     self.tell_switch(FromControl::SetMeter { id: gone.slot, rates: None });

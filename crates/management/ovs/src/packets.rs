@@ -62,7 +62,7 @@ impl Datapath {
         let tracking =
             Tracking { tracker, fragments: None, policies: &self.policies, now_ms: self.now_ms, only_looks: true };
         let mut walk = Walk::new((&self.table, tracking), port_of, &mut self.random, metadata, frame);
-        (walk.tunnels, walk.meters) = (Some(&self.tunnels), Some(&self.meters));
+        (walk.tunnels, walk.meters, walk.shaping) = (Some(&self.tunnels), Some(&self.meters), Some(&self.shaping));
         if tunnel.is_some() {
             walk.take_number_out();
         }
@@ -164,7 +164,7 @@ impl Datapath {
             Tracking { tracker, fragments, policies: &self.policies, now_ms: self.now_ms, only_looks: false };
         let whole = (start, frame.len());
         let mut walk = Walk::new((&self.table, tracking), port_of, &mut self.random, metadata, whole);
-        (walk.tunnels, walk.meters) = (Some(&self.tunnels), Some(&self.meters));
+        (walk.tunnels, walk.meters, walk.shaping) = (Some(&self.tunnels), Some(&self.meters), Some(&self.shaping));
         walk.rest = Rest { bytes: rest.into(), fragments: longest };
         let tcp_flags = walk.tcp_flags();
         match acts {

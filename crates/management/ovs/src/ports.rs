@@ -1,6 +1,7 @@
 //! Open vSwitch's ports. Each is a port of the switch of the same name: a VM's, or an interface of the host that the supervisor is asked to
 //! open. The port with number 0 is the datapath's own, which has no frames.
 
+use crate::requests::Changes;
 use crate::{Datapath, PACKET_PORT};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{Edit, FlowKey, FlowMask};
@@ -71,7 +72,11 @@ impl Datapath {
             let port = self.configs.get(&vport.name).copied().filter(|_| *no != 0);
             changed |= std::mem::replace(&mut vport.port, port) != port;
         }
-        if changed {
+        let mut changes = Changes::default();
+        if self.forget_shaping() {
+            self.meter_classes(&mut changes);
+        }
+        if changed || changes.all {
             self.begin_anew();
         }
     }

@@ -9,7 +9,7 @@ use lasthop_ipc::FromControl;
 use lasthop_management_ipc::UplinkConfig;
 use lasthop_ovs_abi::family::{self, command, control, datapath, flow, packet_command, vport};
 use lasthop_ovs_abi::netlink::{Message, OVS_HEADER, Writer, flag, kind, messages, table, text_of, u32_of, u32s_of};
-use lasthop_ovs_abi::{Key, Refused, conntrack, meter, timeouts};
+use lasthop_ovs_abi::{Key, Refused, conntrack, meter, timeouts, traffic};
 use std::collections::BTreeSet;
 
 /// The number of the datapath: the kernel's is that of an interface, which this one has none of.
@@ -100,13 +100,24 @@ impl Datapath {
                 }
                 id if id == family::METER.id => {
                     let id = meter::id_of(request.attributes).ok();
-                    needs.meters.extend(id.and_then(|id| self.meters.slot(id)));
+                    needs.meters.extend(id.and_then(|id| self.meters.slot(id.into())));
                 }
                 id if id == family::DATAPATH.id => needs.all_flows |= request.command == command::DEL,
                 _ => {}
             }
         }
+        self.needs_of_traffic(datagram, &mut needs);
         needs
+    }
+
+    /// What classes of an interface have counted.
+    fn needs_of_traffic(&self, datagram: &[u8], needs: &mut Needs) {
+        let mut all = messages(datagram);
+        let name = all.next().filter(|first| first.kind == traffic::INTERFACE).map(|first| first.payload);
+        let Some(name) = name.and_then(traffic::interface) else { return };
+        if all.any(|message| message.kind == traffic::GET_CLASS) {
+            needs.meters.extend(self.shaping.meters_of(name).filter_map(|meter| self.meters.slot(meter)));
+        }
     }
 
     fn needs_of_port(&self, request: &Request<'_>, needs: &mut Needs) {
@@ -162,11 +173,18 @@ impl Datapath {
         failed: &BTreeSet<String>,
     ) -> (Vec<Vec<u8>>, bool, Option<Option<u16>>) {
         let (mut answers, mut changes) = (Vec::new(), Changes::default());
+        let mut interface = None;
         for message in messages(datagram) {
+            if message.kind == traffic::INTERFACE {
+                interface = traffic::interface(message.payload);
+                continue;
+            }
             let request = Request::of(message, pid);
             let is_dump = request.as_ref().is_some_and(|request| request.is_dump)
-                || matches!(message.kind, conntrack::GET | timeouts::GET) && message.flags & flag::DUMP == flag::DUMP;
+                || (interface.is_some() || matches!(message.kind, conntrack::GET | timeouts::GET))
+                    && message.flags & flag::DUMP == flag::DUMP;
             let reply = match message.kind {
+                _ if let Some(name) = interface => self.traffic_request(name, &message, pid, &mut changes),
                 kind::CONTROL => find_family(&message, pid),
                 conntrack::GET | conntrack::DELETE => {
                     self.conntrack_request(&message, pid, &mut changes).map(|()| Vec::new())
@@ -185,7 +203,7 @@ impl Datapath {
                 }),
             };
             let refused = reply.as_ref().err().map(|refused| refused.0);
-            if refused.is_none() {
+            if refused.is_none() && interface.is_none() {
                 self.note(&message);
             }
             answers.extend(reply.unwrap_or_default());
@@ -339,6 +357,9 @@ impl Datapath {
         if request.command == command::DEL {
             self.vports.remove(&no);
             self.tunnels.remove(no);
+        }
+        if changes.all {
+            self.meter_classes(changes);
         }
         let wanted = request.command == command::GET || request.message.flags & flag::ECHO != 0;
         Ok(if wanted { vec![answer] } else { Vec::new() })

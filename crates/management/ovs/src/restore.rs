@@ -1,25 +1,43 @@
-//! What outlives this process: the datapath, its ports and its flows, as messages that make them. What has been counted, connections and the numbers of tunnels
-//! are not among it.
+//! What outlives this process: the datapath, its ports, flows and meters, limits of zones, time-out policies and [connections](crate::kept), as messages that make
+//! them. What has been counted and the numbers of tunnels are not among it.
 
+use crate::kept::{GONE, KEPT};
 use crate::ports::Vport;
 use crate::requests::{Changes, DP_IFINDEX, Request};
 use crate::{Datapath, Out, packets, tunnels};
 use lasthop_ovs_abi::family::{self, command, datapath, vport};
+use lasthop_ovs_abi::limit;
 use lasthop_ovs_abi::netlink::{Message, OVS_HEADER, Writer, messages, table, text_of, u32_of};
+use lasthop_ovs_abi::{meter, timeouts, traffic};
 use std::collections::BTreeSet;
 
 /// Flag of a port's message here: its interface was opened because Open vSwitch wanted it.
 const OPENED: u16 = 1;
+/// Families whose requests are noted as they are.
+const WHOLE: [family::Family; 4] = [family::DATAPATH, family::VPORT, family::FLOW, family::CT_LIMIT];
 
 impl Datapath {
     /// A request has been carried out: it is noted if it has changed what is to outlive this process.
     pub(crate) fn note(&mut self, message: &Message<'_>) {
         let Some((header, attributes)) = message.payload.split_at_checked(OVS_HEADER) else { return };
         let command = header.first().copied().unwrap_or_default();
-        if !matches!(command, command::NEW | command::SET | command::DEL) {
+        let changes = match message.kind {
+            timeouts::NEW | timeouts::DELETE => true,
+            id if id == family::METER.id => matches!(command, meter::command::SET | meter::command::DEL),
+            id if id == family::CT_LIMIT.id => matches!(command, limit::command::SET | limit::command::DEL),
+            _ => matches!(command, command::NEW | command::SET | command::DEL),
+        };
+        if !changes {
             return;
         }
         let note = match message.kind {
+            // Its number in the switch was chosen here.
+            id if id == family::METER.id => {
+                let Ok(id) = meter::id_of(attributes) else { return };
+                let mut to = Writer::new();
+                self.note_meter(id, &mut to);
+                to.into_bytes()
+            }
             // Its number was chosen here.
             id if id == family::VPORT.id && command == command::NEW => {
                 let found = table::<{ vport::COUNT }>(attributes).ok();
@@ -29,7 +47,7 @@ impl Datapath {
                 self.note_port(no, &mut to);
                 to.into_bytes()
             }
-            id if [family::DATAPATH, family::VPORT, family::FLOW].iter().any(|family| family.id == id) => {
+            id if matches!(id, timeouts::NEW | timeouts::DELETE) || WHOLE.iter().any(|family| family.id == id) => {
                 let mut whole = message.whole.to_vec();
                 whole.resize(whole.len().next_multiple_of(4), 0);
                 whole
@@ -49,7 +67,18 @@ impl Datapath {
     /// All that there is to note, anew.
     pub fn notes(&self) -> Vec<u8> {
         let mut to = Writer::new();
-        let Some(name) = &self.name else { return Vec::new() };
+        self.policies.write(&mut to);
+        self.write_shaping(&mut to);
+        if let Some(name) = &self.name {
+            self.note_datapath(name, &mut to);
+        }
+        // Those that are there stay where a limit has become less.
+        self.write_all_kept(&mut to);
+        self.connections.write_limits(&mut to);
+        to.into_bytes()
+    }
+
+    fn note_datapath(&self, name: &str, to: &mut Writer) {
         to.begin(family::DATAPATH.id, 0, 0, 0);
         to.ovs_header(command::NEW, family::DATAPATH.version, DP_IFINDEX);
         to.text(datapath::NAME, name);
@@ -59,21 +88,41 @@ impl Datapath {
         to.attribute(datapath::UPCALL_PID, &bytes(own));
         to.attribute(datapath::PER_CPU_PIDS, &bytes(&self.cpu_pids));
         to.end();
-        self.vports.keys().filter(|no| **no != 0).for_each(|no| self.note_port(*no, &mut to));
+        self.vports.keys().filter(|no| **no != 0).for_each(|no| self.note_port(*no, to));
+        self.meters.write_all(to);
         for (_, flow) in self.table.after(0) {
             to.begin(family::FLOW.id, 0, 0, 0);
             to.ovs_header(command::NEW, family::FLOW.version, DP_IFINDEX);
-            flow.write(0, &mut to);
+            flow.write(0, to);
             to.end();
         }
-        to.into_bytes()
     }
 
-    /// Takes what another process has noted, before anything else is heard here. How many ports and flows there are then.
+    /// Takes what another process has noted, before anything else is heard here but the time. How many ports and flows there are then.
     pub fn restore(&mut self, notes: &[u8]) -> (usize, usize) {
-        let mut changes = Changes::default();
+        let (mut changes, mut interface) = (Changes::default(), None);
         for message in messages(notes) {
-            let (kind, flags) = (message.kind, message.flags);
+            let (kind, flags, sequence) = (message.kind, message.flags, message.sequence);
+            match kind {
+                timeouts::NEW | timeouts::DELETE => {
+                    let _ = self.timeout_request(&message, 0);
+                    continue;
+                }
+                traffic::INTERFACE => {
+                    interface = traffic::interface(message.payload);
+                    continue;
+                }
+                // Numbers of families are among these, too.
+                traffic::NEW_QDISC..traffic::LAST if let Some(name) = interface.take() => {
+                    let _ = self.limit_interface(name, &message, &mut changes);
+                    continue;
+                }
+                KEPT | GONE => {
+                    self.restore_connection(&message);
+                    continue;
+                }
+                _ => {}
+            }
             let attributes = message.payload.get(OVS_HEADER..).unwrap_or_default();
             let is_new = message.payload.first() == Some(&command::NEW);
             let Some(request) = Request::of(message, 0) else { continue };
@@ -83,10 +132,17 @@ impl Datapath {
                 id if id == family::VPORT.id => self.vport_request(&request, &BTreeSet::new(), &mut changes).ok(),
                 id if id == family::DATAPATH.id => self.datapath_request(&request, &mut changes).ok(),
                 id if id == family::FLOW.id => self.flow_request(&request, &mut changes).ok(),
+                id if id == family::METER.id => self.restore_meter(&request, sequence).map(|()| Vec::new()),
+                id if id == family::CT_LIMIT.id => self.limit_request(&request).ok(),
                 _ => None,
             };
         }
+        self.meter_classes(&mut changes);
+        // What ended here has no flows yet.
+        self.connections.tracker.iter().for_each(|tracker| drop(tracker.ended()));
         self.out.clear();
+        // Whatever the one before had no time to say.
+        self.tell_all_rates();
         (self.vports.len(), self.table.len())
     }
 
@@ -103,6 +159,7 @@ impl Datapath {
         if opened {
             self.opened.insert(name.clone());
         }
+        self.connections.limit_port(no, opened);
         // The supervisor will say which of the switch's it is.
         self.vports.insert(no, Vport { name, kind, pids, port: None, opened });
         Some(())

@@ -17,6 +17,7 @@ mod connections;
 mod labels;
 mod meters;
 mod restore;
+mod shaping;
 
 const PID: u32 = 9;
 const VM1: PortId = PortId(1);

@@ -54,6 +54,26 @@ impl Policies {
         set.flatten().unwrap_or(0)
     }
 
+    /// The tracker's number of a set; the default's if there is none.
+    pub fn number_of_set(&self, set: &[u8]) -> u8 {
+        self.sets.get(set).copied().unwrap_or(0)
+    }
+
+    /// The set of one of the tracker's numbers; nothing if it is the default's.
+    pub fn set_of_number(&self, number: u8) -> &[u8] {
+        let found = self.sets.iter().find(|(_, of)| **of == number && number != 0);
+        found.map_or(&[], |(set, _)| set)
+    }
+
+    /// All of them, as requests that make them.
+    pub fn write(&self, to: &mut Writer) {
+        for (name, timeouts) in &self.all {
+            to.begin(timeouts::NEW, 0, 0, 0);
+            timeouts.write(name, to);
+            to.end();
+        }
+    }
+
     fn put(&mut self, name: Name, timeouts: Timeouts, tracker: &Tracker) -> Result<(), Refused> {
         let number = match self.sets.get(set_of(&name)) {
             Some(number) => *number,

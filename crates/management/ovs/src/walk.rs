@@ -4,6 +4,7 @@ pub(crate) mod front;
 mod track;
 
 use crate::meters::Meters;
+use crate::shaping::Shaping;
 use crate::table::{FlowId, Table};
 use crate::tunnels::{Exit, Tunnels};
 use crate::unified::Number;
@@ -14,7 +15,7 @@ use lasthop_ovs_abi::{Act, Key, MAX_LABELS, Meta};
 use lasthop_tunnel::{TPID, Tunnel, tci_of};
 use lasthop_types::{DropReason, PortId};
 use std::rc::Rc;
-pub(crate) use track::Tracking;
+pub(crate) use track::{Tracking, is_kept};
 use zerocopy::IntoBytes;
 
 /// Protocol of IPv6 fragments but the first of a packet, as Open vSwitch has them.
@@ -70,6 +71,10 @@ pub(crate) struct Walk<'a, F> {
     pub tunnels: Option<&'a Tunnels>,
     /// Meters, if there are any.
     pub meters: Option<&'a Meters>,
+    /// Classes of what goes to ports, if there are any.
+    pub shaping: Option<&'a Shaping>,
+    /// It has met the meter of a class.
+    is_queued: bool,
     /// It goes the long way now, and will not when the number of its outer header is known.
     pub awaits_number: bool,
     /// What the switch would do.
@@ -120,6 +125,8 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
             outer: None,
             tunnels: None,
             meters: None,
+            shaping: None,
+            is_queued: false,
             awaits_number: false,
             mask: FlowMask::default(),
             tags_moved: false,
@@ -224,7 +231,7 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
                 Act::Userspace { pid, userdata, actions } => self.send_up(*pid, userdata.clone(), *actions),
                 Act::Set(sets) if !sets.iter().all(|set| self.edit(Edit::Set(*set))) => return false,
                 Act::Ct(ct) if !self.track(ct) => return false,
-                Act::Meter(id) if !self.meter(*id) => return false,
+                Act::Meter(id) if !self.meter((*id).into()) => return false,
                 Act::Front(front) if !self.front(front) => return false,
                 Act::Set(_) | Act::Ct(_) | Act::Meter(_) | Act::Front(_) => {}
                 Act::SetTunnel(tunnel) => self.outer = Some(tunnel.clone()),
@@ -293,7 +300,7 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
     }
 
     /// False: the packet goes no further. One that is only looked at passes: the switch is to judge those that follow its flow.
-    fn meter(&mut self, id: u32) -> bool {
+    fn meter(&mut self, id: u64) -> bool {
         let Tracking { now_ms, only_looks, .. } = self.tracking;
         let Some((meters, slot)) = self.meters.and_then(|meters| Some((meters, meters.slot(id)?))) else { return true };
         self.actions.push(Action::Meter(slot));
@@ -305,6 +312,14 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
         if self.key.bare != 0 {
             // There is no port for packets without an Ethernet header.
             return;
+        }
+        // What the meter drops in the switch goes nowhere else, either.
+        self.is_simple &= !self.is_queued;
+        if let Some(class) = self.shaping.and_then(|shaping| shaping.meter(port, self.key.priority)) {
+            self.is_queued = true;
+            if !self.meter(class) {
+                return;
+            }
         }
         let exit = self.tunnels.and_then(|tunnels| tunnels.exit(port, self.outer.as_deref()));
         let tunnel = self.outer.clone().filter(|_| exit.is_some());

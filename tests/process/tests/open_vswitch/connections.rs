@@ -4,7 +4,7 @@ use super::*;
 use lasthop_conntrack::testutil::{Ends, seg};
 
 /// As Neutron's: one side opens connections, the other answers, errors about them come through, and nothing else.
-const FIREWALL: [&str; 7] = [
+pub(super) const FIREWALL: [&str; 7] = [
     "table=0,priority=9,arp,actions=NORMAL",
     "table=0,priority=8,ip,actions=ct(table=1,zone=7)",
     "table=1,priority=9,ct_state=+trk+est-new,ip,actions=resubmit(,2)",
@@ -14,13 +14,13 @@ const FIREWALL: [&str; 7] = [
     "table=2,priority=8,in_port=2,actions=output:1",
 ];
 
-fn rules(site: &Site, rules: &[&str]) {
+pub(super) fn rules(site: &Site, rules: &[&str]) {
     site.ofctl(&["del-flows"]);
     rules.iter().for_each(|rule| drop(site.ofctl(&["add-flow", rule])));
 }
 
 /// Opens a TCP connection.
-fn established(site: &mut Site, ends: Ends) {
+pub(super) fn established(site: &mut Site, ends: Ends) {
     let [a, b] = &mut site.guests;
     pass(a, b, &ends.tcp(&seg("S", 100, 0, 0)));
     pass(b, a, &ends.back().tcp(&seg("SA", 300, 101, 0)));
@@ -28,7 +28,7 @@ fn established(site: &mut Site, ends: Ends) {
 }
 
 /// A frame of the second guest's does not arrive: what is sent behind it does.
-fn nothing_passes(site: &mut Site, frame: &[u8]) {
+pub(super) fn nothing_passes(site: &mut Site, frame: &[u8]) {
     let [a, b] = &mut site.guests;
     b.send(frame);
     let last = numbered(mac(2), MacAddr::BROADCAST, 77, 60);
@@ -79,6 +79,48 @@ fn a_firewall_by_connections() {
     site.appctl(&["dpctl/flush-conntrack", "zone=7"]);
     assert_eq!(site.appctl(&["dpctl/dump-conntrack", "zone=7"]), "");
     nothing_passes(&mut site, &udp.back().udp(30));
+    site.lasthop.check_sums();
+}
+
+#[test]
+fn lasthop_shows_and_ends_the_same_connections() {
+    let mut site = Site::new();
+    rules(&site, &FIREWALL);
+    let figures = site.lasthop.command(&["conntrack", "stats"]);
+    assert!(figures.starts_with("0 of 262144 connections; 0 opened"), "{figures}");
+    assert!(site.lasthop.command(&["conntrack", "list"]).starts_with("no connections"));
+    let (ends, udp) = (Ends::v4(1000, 80), Ends::v4(2000, 53));
+    established(&mut site, ends);
+    let [a, b] = &mut site.guests;
+    pass(a, b, &ends.tcp(&seg("PA", 101, 301, 100)));
+    pass(b, a, &ends.back().tcp(&seg("PA", 301, 201, 100)));
+    pass(a, b, &udp.udp(30));
+    let list = |site: &Site, options: &[&str]| site.lasthop.command(&[&["conntrack", "list"], options].concat());
+    let all = list(&site, &[]);
+    assert_eq!(all.lines().count(), 2, "{all}");
+    let tcp = list(&site, &["--proto", "tcp"]);
+    let parts = [
+        "tcp      6 43",
+        " ESTABLISHED src=10.0.0.1 dst=10.0.0.2 sport=1000 dport=80 src=10.0.0.2 dst=10.0.0.1 sport=80 dport=1000 [ASSURED] zone=7 \
+         from=vm1 to=vm2 flows=2\n",
+    ];
+    assert!(tcp.starts_with(parts[0]) && tcp.ends_with(parts[1]) && tcp.lines().count() == 1, "{tcp}");
+    let unanswered = list(&site, &["--proto", "udp"]);
+    assert!(unanswered.contains("[UNREPLIED]") && unanswered.contains("from=vm1 to=- "), "{unanswered}");
+    assert_eq!(list(&site, &["--port", "vm2"]), tcp);
+    assert_eq!(list(&site, &["--addr", "10.0.0.2", "--zone", "7"]).lines().count(), 2);
+    assert!(list(&site, &["--zone", "60000"]).starts_with("no connections"));
+    let figures = site.lasthop.command(&["conntrack", "stats"]);
+    assert!(
+        figures.starts_with("2 of 262144 connections; 2 opened") && figures.contains("vm1: 2 of 65536 opened"),
+        "{figures}"
+    );
+
+    // What is ended has no flow any more.
+    assert_eq!(site.lasthop.command(&["conntrack", "flush", "--proto", "tcp"]), "1 connection ended\n");
+    assert_eq!(list(&site, &[]).lines().count(), 1);
+    assert!(!site.appctl(&["dpctl/dump-conntrack"]).contains("tcp"));
+    nothing_passes(&mut site, &ends.back().tcp(&seg("PA", 401, 201, 100)));
     site.lasthop.check_sums();
 }
 

@@ -4,7 +4,7 @@ use super::*;
 use lasthop_tests_process::proc;
 use std::io::{Read, Write};
 
-const FIREWALL: [&str; 5] = [
+pub(super) const FIREWALL: [&str; 5] = [
     "priority=10,arp,actions=NORMAL",
     "priority=10,icmp,actions=NORMAL",
     "priority=100,in_port=11,tcp,ct_state=-trk,actions=ct(commit,zone=1),output:12",
@@ -13,7 +13,7 @@ const FIREWALL: [&str; 5] = [
 ];
 
 /// Listens, or connects, in a namespace: threads may be in others than their process.
-fn within<T: Send>(netns: &Netns, what: impl FnOnce() -> T + Send) -> T {
+pub(super) fn within<T: Send>(netns: &Netns, what: impl FnOnce() -> T + Send) -> T {
     let file = std::fs::File::open(format!("/run/netns/{}", netns.name())).expect("a namespace");
     std::thread::scope(|scope| {
         let done = scope.spawn(|| {

@@ -3,14 +3,14 @@
 use super::*;
 
 impl Site {
-    fn ofctl13(&self, words: &[&str]) -> String {
+    pub(super) fn ofctl13(&self, words: &[&str]) -> String {
         let bridge = format!("unix:{}", self.dir.path().join("br0.mgmt").display());
         let (first, rest) = words.split_first().expect("a command");
         vswitch::run(self.dir.path(), &[&["ovs-ofctl", "-O", "OpenFlow13", first, &bridge], rest].concat())
     }
 
     /// What came to meter 1, and what its band dropped.
-    fn metered(&self) -> [u64; 2] {
+    pub(super) fn metered(&self) -> [u64; 2] {
         let told = self.ofctl13(&["meter-stats", "meter=1"]);
         let number = |name: &str| {
             let rest = told.split(name).nth(1).unwrap_or_else(|| panic!("no {name} in {told}"));

@@ -5,8 +5,9 @@ use lasthop_conntrack::testutil::{Ends, seg};
 use lasthop_conntrack::{Commit, Config, Refusal, Tracker, Tuple};
 use lasthop_frame::{Part, Set};
 use lasthop_ovs_abi::conntrack;
+use lasthop_ovs_abi::timeouts::{self, Timeouts};
 
-const UNTRACKED: u32 = 0;
+pub(super) const UNTRACKED: u32 = 0;
 const NEW: u32 = 0x21;
 const REPLY: u32 = 0x2a;
 const ESTABLISHED: u32 = 0x22;
@@ -20,7 +21,7 @@ fn ct(fill: impl FnOnce(&mut Writer)) -> impl FnOnce(&mut Writer) {
     }
 }
 
-fn commit_to(port: u32, nat: Option<[u8; 4]>) -> impl FnOnce(&mut Writer) {
+pub(super) fn commit_to(port: u32, nat: Option<[u8; 4]>) -> impl FnOnce(&mut Writer) {
     move |to| {
         ct(|to| {
             to.attribute(1, &[]);
@@ -37,7 +38,7 @@ fn commit_to(port: u32, nat: Option<[u8; 4]>) -> impl FnOnce(&mut Writer) {
 
 impl Site {
     /// A flow for IPv4 packets of a port in this state.
-    fn put_state(&mut self, in_port: u32, recirculation: u32, state: u32, acts: impl FnOnce(&mut Writer)) {
+    pub(super) fn put_state(&mut self, in_port: u32, recirculation: u32, state: u32, acts: impl FnOnce(&mut Writer)) {
         let mut id = ufid(in_port, recirculation);
         id[2] = state as u8;
         let answers = self.ask(family::FLOW.id, command::NEW, flag::ACK | flag::CREATE, |to| {
@@ -61,7 +62,7 @@ impl Site {
     }
 
     /// Only the first side may open connections.
-    fn firewall(&mut self, nat: Option<[u8; 4]>) {
+    pub(super) fn firewall(&mut self, nat: Option<[u8; 4]>) {
         let again = |to: &mut Writer| {
             ct(|to| {
                 if nat.is_some() {
@@ -80,7 +81,7 @@ impl Site {
     }
 
     /// The switch has no flow for it, it comes whole and goes on as this.
-    fn whole(&mut self, port: u32, frame: &[u8]) -> Vec<Vec<u8>> {
+    pub(super) fn whole(&mut self, port: u32, frame: &[u8]) -> Vec<Vec<u8>> {
         self.told();
         self.miss(PortId(port), frame);
         let told = self.told();
@@ -90,7 +91,7 @@ impl Site {
         std::mem::take(&mut self.frames)
     }
 
-    fn connections(&mut self) -> Vec<String> {
+    pub(super) fn connections(&mut self) -> Vec<String> {
         let mut to = Writer::new();
         to.begin(conntrack::GET, 1 | flag::DUMP, SEQUENCE, PID);
         conntrack::Meant::default().write(&mut to);
@@ -102,6 +103,17 @@ impl Site {
             all.extend(messages(&part).filter(|m| m.kind == 0x100).map(|m| format!("{:?}", m.payload)));
         }
         all
+    }
+
+    /// A request about a time-out policy.
+    pub(super) fn ask_timeouts(&mut self, kind: u16, name: &[u8; 32], policy: &Timeouts) -> Vec<Vec<u8>> {
+        let mut to = Writer::new();
+        to.begin(kind, 1 | flag::ACK, SEQUENCE, PID);
+        policy.write(name, &mut to);
+        to.end();
+        self.datapath.request(PID, to.into_bytes());
+        self.settle();
+        std::mem::take(&mut self.answers)
     }
 
     fn flush(&mut self) -> i32 {
@@ -433,24 +445,14 @@ fn a_port_takes_no_more_than_its_share_of_connections() {
 
 #[test]
 fn a_connection_has_the_time_that_its_policy_says() {
-    use lasthop_ovs_abi::timeouts::{self, Timeouts};
     let mut site = Site::new();
-    let ask = |site: &mut Site, kind: u16, fill: &dyn Fn(&mut Writer)| {
-        let mut to = Writer::new();
-        to.begin(kind, 1 | flag::ACK, SEQUENCE, PID);
-        fill(&mut to);
-        to.end();
-        site.datapath.request(PID, to.into_bytes());
-        site.settle();
-        std::mem::take(&mut site.answers)
-    };
     let (name, other) = (timeouts::name_of(b"ovs_tp_3_udp4").unwrap(), timeouts::name_of(b"ovs_tp_4_udp4").unwrap());
     let policy = Timeouts { family: 2, proto: 17, seconds: vec![(1, 5), (2, 5)] };
-    let named = |name: [u8; 32]| move |to: &mut Writer| Timeouts::default().write(&name, to);
-    assert_eq!(error_of(&ask(&mut site, timeouts::NEW, &|to| policy.write(&name, to))), 0);
-    let told = ask(&mut site, timeouts::GET, &named(name));
+    let none = Timeouts::default();
+    assert_eq!(error_of(&site.ask_timeouts(timeouts::NEW, &name, &policy)), 0);
+    let told = site.ask_timeouts(timeouts::GET, &name, &none);
     assert_eq!(Timeouts::read(only(&told[0]).payload), Ok(policy.clone()));
-    assert_eq!(error_of(&ask(&mut site, timeouts::GET, &named(other))), Refused::NO_ENTRY.0);
+    assert_eq!(error_of(&site.ask_timeouts(timeouts::GET, &other, &none)), Refused::NO_ENTRY.0);
     for (in_port, name) in [(1, name), (2, other)] {
         site.put_state(in_port, 0, UNTRACKED, |to| {
             ct(|to| {
@@ -466,8 +468,8 @@ fn a_connection_has_the_time_that_its_policy_says() {
     site.datapath.tick();
     site.collect();
     assert_eq!(site.connections().len(), 1, "a policy that there is none of is the default's");
-    assert_eq!(error_of(&ask(&mut site, timeouts::DELETE, &named(name))), 0);
-    assert_eq!(error_of(&ask(&mut site, timeouts::DELETE, &named(name))), Refused::NO_ENTRY.0);
+    assert_eq!(error_of(&site.ask_timeouts(timeouts::DELETE, &name, &none)), 0);
+    assert_eq!(error_of(&site.ask_timeouts(timeouts::DELETE, &name, &none)), Refused::NO_ENTRY.0);
 }
 
 #[test]

@@ -25,7 +25,7 @@ impl Site {
         counted(&self.meter(command, id))
     }
 
-    fn limits(&mut self, command: u8, limits: &[Limit]) -> Vec<Limit> {
+    pub(super) fn limits(&mut self, command: u8, limits: &[Limit]) -> Vec<Limit> {
         let answers = self.ask(family::CT_LIMIT.id, command, flag::ECHO, |to| {
             if !limits.is_empty() {
                 Limit::write(limits, to)

@@ -1,6 +1,12 @@
 //! Another process goes on with what one has noted.
 
+use super::connections::{UNTRACKED, commit_to};
 use super::*;
+use lasthop_conntrack::testutil::{Ends, seg};
+use lasthop_conntrack::{Config, Tracker};
+use lasthop_ovs_abi::limit::{self, Limit};
+use lasthop_ovs_abi::meter::{self, Band, Meter};
+use lasthop_ovs_abi::timeouts::{self, Timeouts};
 
 #[test]
 fn another_process_knows_datapath_ports_and_flows() {
@@ -34,6 +40,117 @@ fn another_process_knows_datapath_ports_and_flows() {
     site.datapath.frame(&tagged(1, &[&udp(100)[..12], &[8, 6], &[0; 40]].concat()));
     site.collect();
     assert_eq!(site.upcalls.len(), 1);
+}
+
+impl Site {
+    /// The process dies, and another goes on with what it has noted, beside the same switch.
+    pub(super) fn die(&mut self) {
+        let mut next = Datapath::new();
+        next.set_now(self.datapath.now_ms);
+        next.restore(&self.notes);
+        self.datapath = next;
+        self.notes = self.datapath.notes();
+        self.datapath.hear_switch(&ToControl::Hello);
+        self.ports(&[(VM1, "vm1"), (VM2, "vm2"), (PACKETS, PACKET_PORT)]);
+        self.datapath.connected(PID);
+        self.settle();
+    }
+}
+
+#[test]
+fn another_process_knows_meters_limits_and_policies() {
+    let mut site = Site::new();
+    let rate = |rate| Meter { kilobits: false, band: Some(Band { rate, burst: 1 }) };
+    for (id, packets) in [(5, 10), (6, 20), (7, 30)] {
+        site.ask(family::METER.id, meter::command::SET, flag::ECHO, |to| meter::write_set(id, &rate(packets), to));
+    }
+    site.ask(family::METER.id, meter::command::DEL, flag::ECHO, |to| to.number(meter::ID, 5));
+    let limit = |zone, limit| Limit { zone, limit, count: 0 };
+    site.limits(limit::command::SET, &[limit(None, 10), limit(Some(3), 7), limit(Some(4), 8)]);
+    site.limits(limit::command::DEL, &[limit(Some(4), 0)]);
+    let [name, other] = [b"ovs_tp_3_udp4", b"ovs_tp_4_udp4"].map(|name| timeouts::name_of(name).unwrap());
+    let policy = Timeouts { family: 2, proto: 17, seconds: vec![(1, 5), (2, 6)] };
+    for name in [name, other] {
+        assert_eq!(error_of(&site.ask_timeouts(timeouts::NEW, &name, &policy)), 0);
+    }
+    assert_eq!(error_of(&site.ask_timeouts(timeouts::DELETE, &other, &policy)), 0);
+    for _ in 0..2 {
+        let before = site.datapath.notes();
+        site.told();
+        site.die();
+        assert_eq!(site.datapath.notes(), before);
+        let told = site.told();
+        let meters: Vec<_> = told.iter().filter(|message| matches!(message, FromControl::SetMeter { .. })).collect();
+        let set = |id, packets| FromControl::SetMeter { id, rates: Some([0, packets, 0]) };
+        // Under the numbers that flows in the switch name them by.
+        assert_eq!(meters, [&set(1, 20), &set(2, 30)]);
+        assert_eq!(site.limits(limit::command::GET, &[]), [limit(None, 10), limit(Some(3), 7)]);
+        let told = site.ask_timeouts(timeouts::GET, &name, &Timeouts::default());
+        assert_eq!(Timeouts::read(only(&told[0]).payload), Ok(policy.clone()));
+        assert_eq!(error_of(&site.ask_timeouts(timeouts::GET, &other, &policy)), Refused::NO_ENTRY.0);
+    }
+}
+
+#[test]
+fn another_process_knows_connections_that_both_sides_have_spoken_on() {
+    for nat in [None, Some([10, 0, 0, 9])] {
+        let mut site = Site::new();
+        site.firewall(nat);
+        let ends = Ends::v4(1000, 80);
+        let answers = Ends { hosts: if nat.is_some() { [9, 2] } else { ends.hosts }, ..ends }.back();
+        for (port, frame) in [
+            (1, ends.tcp(&seg("S", 100, 0, 0))),
+            (2, answers.tcp(&seg("SA", 300, 101, 0))),
+            (1, ends.tcp(&seg("A", 101, 301, 0))),
+        ] {
+            assert_eq!(site.whole(port, &frame).len(), 1);
+        }
+        // One that has ended, and one that nobody has answered.
+        let (short, alone) = (Ends::v4(1001, 80), Ends::v4(1002, 80));
+        let to_short = Ends { hosts: answers.back().hosts, ..short }.back();
+        site.whole(1, &short.tcp(&seg("S", 100, 0, 0)));
+        site.whole(2, &to_short.tcp(&seg("SA", 300, 101, 0)));
+        site.whole(1, &short.tcp(&seg("A", 101, 301, 0)));
+        site.whole(1, &short.tcp(&seg("FA", 101, 301, 0)));
+        let noted = site.notes.len();
+        site.whole(1, &alone.tcp(&seg("S", 100, 0, 0)));
+        assert_eq!(site.notes.len(), noted, "whoever opens many writes nothing");
+
+        for _ in 0..2 {
+            site.die();
+            assert_eq!(site.connections().len(), 1);
+            // Who answers may be the first to say something: it goes by one flow of the switch's, as before.
+            site.told();
+            site.miss(VM2, &answers.tcp(&seg("PA", 301, 101, 100)));
+            assert_eq!(site.told_flow().actions.last(), Some(&Action::Output(VM1)));
+            site.miss(VM1, &ends.tcp(&seg("PA", 101, 401, 100)));
+            let there = site.told_flow().actions;
+            assert_eq!(there.last(), Some(&Action::Output(VM2)));
+            assert_eq!(there.len() > 1, nat.is_some(), "{there:?}");
+        }
+        // It ends, and the next knows that.
+        site.whole(1, &ends.tcp(&seg("R", 201, 0, 0)));
+        site.die();
+        assert_eq!(site.connections().len(), 0);
+    }
+}
+
+#[test]
+fn ports_keep_their_shares_of_connections() {
+    let mut site = Site::new();
+    site.put_state(1, 0, UNTRACKED, commit_to(2, None));
+    site.die();
+    site.datapath.connections.tracker = Tracker::new(Config { capacity: 400, ..Config::default() });
+    let notes = std::mem::take(&mut site.notes);
+    site.datapath.name = None;
+    site.datapath.vports.clear();
+    site.datapath.restore(&notes);
+    site.ports(&[]);
+    site.ports(&[(VM1, "vm1"), (VM2, "vm2"), (PACKETS, PACKET_PORT)]);
+    (0..150).for_each(|n| site.datapath.frame(&tagged(1, &Ends::v4(n, 53).udp(20))));
+    site.collect();
+    let tracker = site.datapath.connections.tracker.as_ref().expect("memory");
+    assert_eq!(tracker.owned(1), 100);
 }
 
 #[test]

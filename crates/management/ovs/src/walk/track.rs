@@ -39,6 +39,11 @@ fn shape(of: &Connection) -> (Tuple, Tuple, bool, bool, u32, u128) {
     (of.original, of.reply, of.replied, may_be_carried(of), of.mark, of.label)
 }
 
+/// It is to outlive this process: both sides have spoken, and none of them ends it.
+pub(crate) fn is_kept(connection: &Connection) -> bool {
+    connection.replied && may_be_carried(connection)
+}
+
 fn may_be_carried(connection: &Connection) -> bool {
     match connection.state {
         ProtoState::Tcp(state) => connection.replied && state == TcpState::Established,

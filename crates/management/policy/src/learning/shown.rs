@@ -11,8 +11,8 @@ use std::net::IpAddr;
 pub struct ConnectionView {
     /// What the tracker knows of it; its zone is its VLAN.
     pub connection: Connection,
-    /// The port where its first packet came from.
-    pub from: PortId,
+    /// The port where its first packet came from, if it is one.
+    pub from: Option<PortId>,
     /// The port where its answers come from, if that is known.
     pub reply: Option<PortId>,
     /// Flows in the switch that carry it.
@@ -52,14 +52,20 @@ pub(crate) fn address(tuple: &Tuple, bytes: [u8; 16]) -> IpAddr {
 }
 
 impl ConnectionFilter {
-    fn means(&self, connection: &Connection) -> bool {
+    /// Whether it means this one, opened and answered from these ports.
+    pub fn means(&self, connection: &Connection, ports: [Option<PortId>; 2]) -> bool {
         let tuple = &connection.original;
         let of_addr = |addr| [tuple.src(), tuple.dst()].iter().any(|bytes| address(tuple, *bytes) == addr);
-        self.port.is_none_or(|port| ports(connection.label).contains(&port.0))
+        self.port.is_none_or(|port| ports.contains(&Some(port)))
             && self.vlan.is_none_or(|vlan| vlan == tuple.zone())
             && self.proto.is_none_or(|proto| proto == tuple.proto())
             && self.addr.is_none_or(of_addr)
     }
+}
+
+/// The ports that a label names.
+fn ends(label: u128) -> [Option<PortId>; 2] {
+    ports(label).map(|port| (port != NOWHERE).then_some(PortId(port)))
 }
 
 impl Learning {
@@ -74,11 +80,10 @@ impl Learning {
     ) -> Option<Cursor> {
         let connections = self.connections.as_ref()?;
         connections.tracker.dump(from, places, now_ms, |connection| {
-            if filter.means(&connection) {
-                let [from, reply] = ports(connection.label);
-                let reply = (reply != NOWHERE).then_some(PortId(reply));
+            let [from, reply] = ends(connection.label);
+            if filter.means(&connection, [from, reply]) {
                 let flows = self.flows.of_connection(super::tracking::number(connection.label));
-                see(ConnectionView { connection, from: PortId(from), reply, flows });
+                see(ConnectionView { connection, from, reply, flows });
             }
         })
     }
@@ -93,7 +98,9 @@ impl Learning {
         out: &mut Effects,
     ) -> (usize, Option<Cursor>) {
         let Some(connections) = &self.connections else { return (0, None) };
-        let next = connections.tracker.flush_if(from, places, now_ms, |connection| filter.means(connection));
+        let next = connections
+            .tracker
+            .flush_if(from, places, now_ms, |connection| filter.means(connection, ends(connection.label)));
         (self.take_ended(now_ms, out).len(), next)
     }
 

@@ -1,0 +1,92 @@
+//! Who floods what Open vSwitch and lasthop share keeps nobody else from being served.
+
+use super::connections::rules;
+use super::*;
+use lasthop_conntrack::testutil::Ends;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send, socket_with,
+};
+use std::os::fd::OwnedFd;
+
+/// Sockets as `liblasthop_ovs.so` opens them, as many as may be, of which none is used as that does.
+fn flood(path: &std::path::Path, rounds: usize) -> Vec<OwnedFd> {
+    let address = SocketAddrUnix::new(path).expect("a path");
+    let open = |n: usize| {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a socket");
+        connect(&socket, &address).expect("lasthop-ovs listens");
+        // Half a hello, one without its other connection, something else; and most say nothing.
+        let said: [&[u8]; 3] = [b"lasthop-", b"lasthop-ovs 2\0\0\0\0", &[0xff; 4000]];
+        if let Some(said) = said.get(n % 9) {
+            let _ = send(&socket, said, SendFlags::NOSIGNAL);
+        }
+        socket
+    };
+    (0..rounds).map(open).collect()
+}
+
+#[test]
+fn connections_that_say_nothing_keep_nobody_out() {
+    let mut site = Site::new();
+    let (program, run_dir) = (lasthop_harness::binary("lasthop"), site.lasthop.run_dir().to_owned());
+    let path = run_dir.join("ovs.sock");
+    let [program, run_dir] = [&program, &run_dir].map(|path| path.display().to_string());
+    let mut held = Vec::new();
+    for round in 0..4u32 {
+        held.extend(flood(&path, 500));
+        // What is new is decided, programs that were not there before are let in, and ports come and go.
+        let new = mac(10 + round as u8);
+        let [a, b] = &mut site.guests;
+        pass_at_last(a, b, &numbered(new, MacAddr::BROADCAST, 100 + round, 60));
+        pass_at_last(b, a, &numbered(mac(2), new, 200 + round, 60));
+        let show =
+            vswitch::run(site.dir.path(), &[&program, "ovs", "exec", "--run-dir", &run_dir, "--", "ovs-dpctl", "show"]);
+        assert!(show.contains("vm1"), "{show}");
+        site.vsctl("del-port vm2");
+        site.vsctl("add-port br0 vm2 -- set interface vm2 ofport_request=2");
+    }
+    // Of those that have said nothing the oldest were let go.
+    let gone =
+        held.iter().filter(|socket| recv(socket, &mut [0u8; 8][..], RecvFlags::DONTWAIT).is_ok_and(|(n, _)| n == 0));
+    assert!(gone.count() >= 1000);
+    assert!(site.vswitchd.try_wait().expect("it is ours").is_none(), "ovs-vswitchd runs");
+    site.lasthop.check_sums();
+}
+
+/// As many as a port may open, and some more.
+#[test]
+#[ignore = "of the long suite"]
+fn a_guest_opens_no_more_connections_than_its_ports_share() {
+    let mut site = Site::new();
+    // None of them ends meanwhile.
+    site.vsctl("-- --id=@m create Datapath datapath_version=0 -- set Open_vSwitch . datapaths:system=@m");
+    site.vsctl("add-zone-tp system zone=1 udp_single=3600");
+    rules(
+        &site,
+        &["in_port=1,udp,actions=ct(commit,zone=1),output:2", "in_port=2,udp,actions=ct(commit,zone=1),output:1"],
+    );
+    let figures = |site: &Site| site.lasthop.command(&["conntrack", "stats"]);
+    let is_full = "vm1: 65536 of 65536 opened from there";
+    let mut sent = 0u32;
+    wait_for("the share to be used up", 20 * PATIENCE, || {
+        for _ in 0..2000 {
+            let ends = Ends { hosts: [1, 2 + (sent / 60_000) as u8], ..Ends::v4(1 + (sent % 60_000) as u16, 53) };
+            site.guests[0].send(&ends.udp(20));
+            while site.guests[1].try_recv().is_some() {}
+            sent += 1;
+        }
+        figures(&site).contains(is_full)
+    });
+    // What is beyond that is refused, and the other guest opens as many as it likes.
+    wait_for("one more to be refused", PATIENCE, || {
+        site.guests[0].send(&Ends { hosts: [1, 200], ..Ends::v4(1, 53) }.udp(20));
+        figures(&site).contains("owner_limit")
+    });
+    let [a, b] = &mut site.guests;
+    a.drain();
+    for port in 0..200 {
+        pass_at_last(b, a, &Ends { hosts: [2, 1], ..Ends::v4(1000 + port, 54) }.udp(20));
+    }
+    let told = figures(&site);
+    assert!(told.contains(is_full) && told.contains("vm2: 200 of 65536 opened"), "{told}");
+}
