@@ -6,7 +6,7 @@ use lasthop_connection::Ask;
 use lasthop_ipc::{Channel, ChannelError};
 use lasthop_session_ipc::{SessionToSupervisor, SupervisorToSession};
 use lasthop_sys::{Aside, Beat, Epoll, Foreign, Trigger};
-use lasthop_vhostuser::{Session, SessionError, Switch};
+use lasthop_vhostuser::{GRANTS, Session, SessionError, Switch};
 use std::error::Error;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -19,6 +19,8 @@ const SWITCH: u64 = 2;
 /// The switch asks for translations, and the front-end answers.
 const MISSES: u64 = 3;
 const ANSWERS: u64 = 4;
+/// Rings that guests have filled: this plus the ring's number.
+const FILLS: u64 = 16;
 
 /// Everything there is in this process.
 pub struct Server {
@@ -30,6 +32,8 @@ pub struct Server {
     /// The channel to the switch for the connection that comes next.
     next: Option<OwnedFd>,
     session: Option<Session<Remote>>,
+    /// How many ranges of I/O addresses are remembered.
+    grants: usize,
 }
 
 impl Server {
@@ -38,7 +42,7 @@ impl Server {
         let epoll = Epoll::new()?;
         epoll.add(&supervisor, SUPERVISOR, Trigger::Level)?;
         let (beat, aside) = (Rc::new(Beat::new()), Aside::new(&port));
-        Ok(Self { epoll, supervisor, beat, aside, next: None, session: None })
+        Ok(Self { epoll, supervisor, beat, aside, next: None, session: None, grants: GRANTS })
     }
 
     /// Serves until the supervisor is gone.
@@ -57,6 +61,7 @@ impl Server {
                     SWITCH => self.hear_switch(),
                     MISSES => self.translate(Session::misses),
                     ANSWERS => self.translate(Session::answers),
+                    token if token >= FILLS => self.translate(|session| session.filled((token - FILLS) as usize)),
                     _ => {}
                 }
                 self.watch_translation();
@@ -72,6 +77,7 @@ impl Server {
         loop {
             match self.supervisor.recv() {
                 Ok((SupervisorToSession::Switch, channel)) => self.next = channel,
+                Ok((SupervisorToSession::Grants(grants), _)) => self.set_grants(grants),
                 Ok((SupervisorToSession::Connection, Some(socket))) => self.connect(socket),
                 Ok((SupervisorToSession::Connection, None)) => tracing::error!("a connection without its socket"),
                 Err(ChannelError::WouldBlock) => return Ok(false),
@@ -94,11 +100,19 @@ impl Server {
             return;
         }
         let rings = 2 * lasthop_types::MAX_QUEUE_PAIRS;
-        let session = Session::new(Foreign::new(socket, &self.aside), switch, rings, Instant::now());
+        let mut session = Session::new(Foreign::new(socket, &self.aside), switch, rings, Instant::now());
+        session.set_grants(self.grants);
         let watched = self.epoll.add(&session, FRONT_END, Trigger::Level);
         match watched.and_then(|()| self.epoll.add(session.switch(), SWITCH, Trigger::Level)) {
             Ok(()) => self.session = Some(session),
             Err(error) => session.end(&SessionError::Io(error)),
+        }
+    }
+
+    fn set_grants(&mut self, grants: Option<u32>) {
+        self.grants = grants.map_or(GRANTS, |grants| grants as usize);
+        if let Some(session) = &mut self.session {
+            session.set_grants(self.grants);
         }
     }
 
@@ -128,6 +142,9 @@ impl Server {
                 let _ = self.epoll.add(fd, token, Trigger::Level);
             }
         }
+        for (ring, kick) in session.fills().filter(|_| session.translates()) {
+            let _ = self.epoll.add(kick, FILLS + ring as u64, Trigger::Edge);
+        }
     }
 
     fn hear_switch(&mut self) {
@@ -154,6 +171,9 @@ impl Server {
         let (misses, answers) = session.translation_fds();
         for fd in [misses, answers].into_iter().flatten() {
             let _ = self.epoll.delete(fd);
+        }
+        for (_, kick) in session.fills() {
+            let _ = self.epoll.delete(kick);
         }
         let _ = self.epoll.delete(session.switch());
         Some(session)

@@ -80,6 +80,10 @@ fn translation(port: &Port) -> String {
     if t.unanswered > 0 {
         lines += &format!("{name}: packets wait for its front-end to translate {} pages\n", t.unanswered);
     }
+    if t.refused > 0 {
+        let pages = counted(t.refused, "page");
+        lines += &format!("{name}: its guest used {pages} that it has not granted, says its front-end\n");
+    }
     lines
 }
 

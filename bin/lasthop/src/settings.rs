@@ -49,6 +49,10 @@ pub struct SettingsArgs {
     /// How many ports of an address that `snat` shares among ports it may hold towards one server (a quarter); more is dropped as `ct_limit`
     #[arg(long, value_name = "N")]
     nat_ports: Option<String>,
+    /// Of a guest behind an IOMMU of its own: how many ranges of its addresses are remembered at a time (8192), one for each page that it
+    /// has mapped; the one that was not used for longest goes first, and is asked for again
+    #[arg(long, value_name = "N")]
+    grants: Option<String>,
     /// Down: as if its cable was pulled, nothing comes from its guest and nothing goes there; what would have is dropped as `port_down`
     #[arg(long, value_name = "up|down")]
     link: Option<String>,
@@ -103,6 +107,7 @@ impl SettingsArgs {
             ("storm", &self.storm),
             ("connections", &self.connections),
             ("nat-ports", &self.nat_ports),
+            ("grants", &self.grants),
             ("link", &self.link),
             ("snooping", &self.snooping),
             ("static-mac", &self.static_mac),

@@ -40,12 +40,14 @@ pub struct Sessions {
     program: PathBuf,
     watchdog: Option<Duration>,
     all: BTreeMap<u32, Session>,
+    /// Ports whose guests may have another number of ranges remembered.
+    grants: BTreeMap<u32, u32>,
 }
 
 impl Sessions {
     /// None yet.
     pub fn new(program: PathBuf, watchdog: Option<Duration>) -> Self {
-        Self { program, watchdog, all: BTreeMap::new() }
+        Self { program, watchdog, all: BTreeMap::new(), grants: BTreeMap::new() }
     }
 
     /// There is this port: its process is started in the next step.
@@ -58,8 +60,22 @@ impl Sessions {
         self.all.insert(port.0, Session { name: name.to_owned(), child, copy: None, aside: Aside::new(name) });
     }
 
+    /// How many ranges of I/O addresses of the port's guest are remembered, now and in connections to come.
+    pub fn set_grants(&mut self, port: PortId, grants: Option<u32>) {
+        let before = match grants {
+            Some(grants) => self.grants.insert(port.0, grants),
+            None => self.grants.remove(&port.0),
+        };
+        if before != grants
+            && let Some(session) = self.all.get_mut(&port.0)
+        {
+            session.child.send(SupervisorToSession::Grants(grants), None);
+        }
+    }
+
     /// There is no such port any more.
     pub fn forget(&mut self, port: PortId) {
+        self.grants.remove(&port.0);
         if let Some(mut session) = self.all.remove(&port.0) {
             session.part();
             session.child.kill();
@@ -81,6 +97,10 @@ impl Sessions {
         // Starts the thread that lets go of the copy: the connection's end is a bad moment to find that there can be no more threads.
         session.aside.drop_aside(());
         session.copy = Some(for_switch.try_clone()?);
+        if let Some(grants) = self.grants.get(&port.0) {
+            // The process may be another than the one that was told.
+            session.child.send(SupervisorToSession::Grants(Some(*grants)), None);
+        }
         session.child.send(SupervisorToSession::Switch, Some(for_session));
         session.child.send(SupervisorToSession::Connection, Some(connection));
         Ok(for_switch)

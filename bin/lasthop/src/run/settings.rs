@@ -106,9 +106,11 @@ impl Supervisor {
         }
     }
 
-    /// Sends the port's rates to the switch.
+    /// Sends the port's rates to the switch, and its guest's bounds to its session process.
     pub(super) fn tell_limits(&mut self, port: PortId, name: &str) {
-        let limits = self.settings.get(name).map(|set| [set.rate_from, set.rate_to, set.storm].map(limit));
+        let settings = self.settings.get(name);
+        self.sessions.set_grants(port, settings.and_then(|set| set.grants));
+        let limits = settings.map(|set| [set.rate_from, set.rate_to, set.storm].map(limit));
         let [from, to, storm] = limits.unwrap_or_default();
         let [others_from, others_to] = self.limited.get(name).copied().unwrap_or_default();
         let limits = [others_from.unwrap_or(from), others_to.unwrap_or(to), storm];

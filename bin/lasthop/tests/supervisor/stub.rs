@@ -292,6 +292,7 @@ pub fn session(_called: &Path) {
             if token == SUPERVISOR {
                 for (message, fd) in messages(&mut supervisor) {
                     match message {
+                        SupervisorToSession::Grants(_) => {}
                         SupervisorToSession::Switch => next = fd,
                         SupervisorToSession::Connection => {
                             let ends = [next.take().unwrap(), fd.unwrap()];

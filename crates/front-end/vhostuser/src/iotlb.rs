@@ -18,7 +18,7 @@ mod oracle;
 #[cfg(any(test, feature = "frontend"))]
 pub use oracle::check_translations;
 
-/// Most ranges that are remembered of a port.
+/// Most ranges that are remembered of a port, unless it is told otherwise.
 pub const GRANTS: usize = 8192;
 /// Most pages that are asked for at a time.
 const MOST_ASKED: usize = 1024;
@@ -121,17 +121,29 @@ impl Iotlb {
             return false;
         }
         let replaced = self.forget(range.first, range.last);
-        if self.ranges.len() >= self.most
-            && let Some((_, first)) = self.ages.pop_first()
-            && let Some((oldest, _)) = self.ranges.remove(&first)
-        {
-            self.clear(oldest.first, oldest.last);
-        }
+        self.make_room(self.most - 1);
         let age = self.age();
         self.ages.insert(age, range.first);
         self.ranges.insert(range.first, (range, age));
         self.write_counts();
         replaced
+    }
+
+    /// How many ranges are remembered, 1 at least.
+    pub(crate) fn set_most(&mut self, most: usize) {
+        self.most = most.max(1);
+        self.make_room(self.most);
+        self.write_counts();
+    }
+
+    /// Those that nobody wanted for longest go, until there are no more than so many.
+    fn make_room(&mut self, most: usize) {
+        while self.ranges.len() > most
+            && let Some((_, first)) = self.ages.pop_first()
+            && let Some((oldest, _)) = self.ranges.remove(&first)
+        {
+            self.clear(oldest.first, oldest.last);
+        }
     }
 
     fn age(&mut self) -> u64 {

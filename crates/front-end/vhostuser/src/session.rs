@@ -3,7 +3,7 @@
 use crate::features::{Features, ProtocolFeatures};
 use crate::form::Form;
 use crate::inflight::{self, Inflight};
-use crate::iotlb::{Iotlb, READ, WRITE};
+use crate::iotlb::{GRANTS, Iotlb, READ, WRITE};
 use crate::message::{LogDesc, Request, SingleRegion, SyntaxError, VRING_LOG, VringAddr, flag};
 use crate::outcome::{Refusal, SessionError};
 use crate::regions::Regions;
@@ -87,6 +87,8 @@ pub struct Session<S> {
     requests: Option<Requests>,
     /// While addresses are I/O addresses.
     iotlb: Option<Iotlb>,
+    /// How many ranges it remembers.
+    grants: usize,
     /// Descriptors that are no longer used and still watched, if any have come or gone.
     retired: Option<Vec<Foreign>>,
     log: Option<log::Log>,
@@ -113,6 +115,7 @@ impl<S: Switch> Session<S> {
             inflight: None,
             requests: None,
             iotlb: None,
+            grants: GRANTS,
             retired: None,
             log: None,
             logs: false,

@@ -14,6 +14,11 @@ use std::net::IpAddr;
 /// Most Ethernet addresses, and most IP addresses, of one port: each packet that meets no flow is compared with all.
 pub const MAX_ADDRESSES: usize = 64;
 
+/// Fewest ranges of I/O addresses: the rings of all queues lie in fewer pages.
+const MIN_GRANTS: u32 = 512;
+/// Most of them: some 50 MB in the port's session process.
+const MAX_GRANTS: u32 = 1 << 18;
+
 /// Settings of a port. The default is a port of a learning switch that needs no configuration. As text, in files too, names and values as
 /// people write them: `vlan=10 isolated=on`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +50,8 @@ pub struct PortSettings {
     pub connections: Option<u32>,
     /// How many ports of a translated address it may hold towards one server.
     pub nat_ports: Option<u32>,
+    /// How many ranges of I/O addresses its guest may have shared at a time, as far as they are remembered.
+    pub grants: Option<u32>,
     /// It neither sends nor receives, as if its cable was pulled.
     pub link_down: bool,
     /// Of multicasts it gets those that its guest wants, as far as that is known.
@@ -68,6 +75,7 @@ pub const SETTINGS: &[&str] = &[
     "storm",
     "connections",
     "nat-ports",
+    "grants",
     "link",
     "snooping",
     STATIC_MAC,
@@ -117,6 +125,7 @@ impl PortSettings {
             "storm" => self.storm = rate(value)?,
             "connections" => self.connections = if is_none(value) { None } else { Some(connections(value)?) },
             "nat-ports" => self.nat_ports = if is_none(value) { None } else { Some(nat_ports(value)?) },
+            "grants" => self.grants = if is_none(value) { None } else { Some(grants(value)?) },
             "snooping" => self.snooping = on(value)?,
             "link" => self.link_down = link(value)?,
             STATIC_MAC => self.set_static(value, first)?,
@@ -220,6 +229,7 @@ impl PortSettings {
             self.storm.map(|rate| text(&rate)),
             self.connections.map(|n| text(&n)),
             self.nat_ports.map(|n| text(&n)),
+            self.grants.map(|n| text(&n)),
             self.link_down.then(|| "down".to_owned()),
             flag(self.snooping),
             joined(self.static_macs.iter().map(|entry| text(entry)).collect()),
@@ -323,6 +333,11 @@ fn connections(value: &str) -> Result<u32, String> {
 fn nat_ports(value: &str) -> Result<u32, String> {
     let number = value.parse().ok().filter(|n| (1..=65_535).contains(n));
     number.ok_or_else(|| "write a number of ports from 1 to 65535, or none for the default".to_owned())
+}
+
+fn grants(value: &str) -> Result<u32, String> {
+    let number = value.parse().ok().filter(|n| (MIN_GRANTS..=MAX_GRANTS).contains(n));
+    number.ok_or_else(|| format!("write a number of ranges from {MIN_GRANTS} to {MAX_GRANTS}, or none for the default"))
 }
 
 fn own_address(text: &str) -> Result<MacAddr, String> {
@@ -435,7 +450,7 @@ mod tests {
 
     #[test]
     fn off_takes_every_setting_back() {
-        let all = "isolated=on mac=52:54:00:00:00:01 addr=10.0.0.1 no-dhcp-server=on no-ra=on rate-from=1M rate-to=2M storm=3M connections=5 nat-ports=6 link=down snooping=on static-mac=52:54:00:00:00:07";
+        let all = "isolated=on mac=52:54:00:00:00:01 addr=10.0.0.1 no-dhcp-server=on no-ra=on rate-from=1M rate-to=2M storm=3M connections=5 nat-ports=6 grants=1000 link=down snooping=on static-mac=52:54:00:00:00:07";
         for before in [set(&format!("{all} vlan=10")), set(&format!("{all} trunk=10 native=1"))] {
             for word in ["none", "off"] {
                 let after = before.change(SETTINGS.iter().map(|name| (*name, word)));
@@ -477,6 +492,7 @@ mod tests {
             ("rate-from=-5", "or none to take it back"),
             ("addr=10.0.0.1", "say with mac"),
             ("nat-ports=0", "from 1 to 65535, or none for the default"),
+            ("grants=511", "a number of ranges from 512 to 262144, or none for the default"),
             ("link=on", "write up or down"),
             ("static-mac=x", "such as 52:54:00:12:34:56"),
             ("vlan=10 static-mac=52:54:00:00:00:01@20", "does not carry VLAN 20 (vlan=10); add it for"),

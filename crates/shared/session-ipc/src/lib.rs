@@ -9,6 +9,8 @@ pub enum SupervisorToSession {
     Switch,
     /// A connected vhost-user socket travels with this message.
     Connection,
+    /// So many ranges of I/O addresses are remembered, or as many as without a setting.
+    Grants(Option<u32>),
 }
 
 /// From the session process of a port.

@@ -114,7 +114,11 @@ impl<S: Switch> Session<S> {
             }
             R::SetVringKick => {
                 let (i, fd) = self.ring_fd(form)?;
-                self.rings[i].kick = fd.as_ref().and_then(|fd| copy(fd, self.transport.aside()));
+                let kick = fd.as_ref().and_then(|fd| copy(fd, self.transport.aside()));
+                let before = std::mem::replace(&mut self.rings[i].kick, kick);
+                if i % 2 == 0 {
+                    self.retired.get_or_insert_default().extend(before);
+                }
                 self.ask_for(Ask::Kick { ring: i as u16 }, fd)?;
                 if !self.is_running(i)? {
                     self.rings[i].state = RingState::Waiting;

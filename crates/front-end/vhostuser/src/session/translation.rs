@@ -1,7 +1,7 @@
 //! Addresses that the guest's own IOMMU translates: what the front-end says of them, and what it is asked.
 
 use super::*;
-use crate::iotlb::{GRANTS, Range};
+use crate::iotlb::Range;
 use crate::message::{BACKEND_IOTLB_MSG, HEADER_LEN, Header, IotlbMessage, iotlb};
 use lasthop_guestmem::translations::{PAGE, PAGES};
 use lasthop_sys::send_with_fds;
@@ -27,6 +27,15 @@ pub(super) struct Requests {
 }
 
 impl<S: Switch> Session<S> {
+    /// How many ranges of I/O addresses are remembered, in this connection: of more those that nobody wanted for longest are forgotten, and
+    /// asked for again.
+    pub fn set_grants(&mut self, grants: usize) {
+        self.grants = grants.max(1);
+        if let Some(table) = &mut self.iotlb {
+            table.set_most(self.grants);
+        }
+    }
+
     /// SET_BACKEND_REQ_FD.
     pub(super) fn set_requests(&mut self, socket: Foreign) -> Result<(), Fault> {
         // Asked of the descriptor, not of a file system.
@@ -58,6 +67,27 @@ impl<S: Switch> Session<S> {
         (doorbell, self.requests.as_ref().map(|requests| requests.socket.as_fd()))
     }
 
+    /// Where guests say that they have filled rings that packets go to, with the rings' numbers. To be watched edge-triggered while
+    /// [`Session::translates`], for [`Session::filled`].
+    pub fn fills(&self) -> impl Iterator<Item = (usize, BorrowedFd<'_>)> {
+        self.rings.iter().enumerate().step_by(2).filter_map(|(i, ring)| Some((i, ring.kick.as_ref()?.as_fd())))
+    }
+
+    /// Whether addresses are I/O addresses.
+    pub fn translates(&self) -> bool {
+        self.iotlb.is_some()
+    }
+
+    /// The guest may have put the first buffers into a ring that packets go to. The switch looks at them when a packet comes, and has their
+    /// pages asked for before that if it looks up the ring anew.
+    pub fn filled(&mut self, i: usize) -> Result<(), SessionError> {
+        let runs = self.rings.get(i).is_some_and(|ring| ring.state == RingState::Running && !ring.resting);
+        if runs && self.translates() && matches!(self.setup(i), Ok(Some(_))) {
+            self.try_resume(i).map_err(|_| SessionError::SwitchGone)?;
+        }
+        self.tell_of_changes()
+    }
+
     /// Features have changed, while no ring runs: addresses are I/O addresses if ACCESS_PLATFORM was negotiated and there is somebody to ask.
     /// Without, they are the guest's: an IOMMU that does not translate, or bounce buffers of a confidential VM.
     pub(super) fn translate(&mut self) -> Result<(), Fault> {
@@ -70,7 +100,7 @@ impl<S: Switch> Session<S> {
         let before = self.iotlb.take().map(|iotlb| Foreign::new(iotlb.doorbell.into(), &aside));
         self.retired.get_or_insert_default().extend(before);
         if wanted {
-            let made = Iotlb::new(GRANTS).and_then(|(iotlb, file)| Ok((iotlb.doorbell.try_clone()?, file, iotlb)));
+            let made = Iotlb::new(self.grants).and_then(|(iotlb, file)| Ok((iotlb.doorbell.try_clone()?, file, iotlb)));
             let (doorbell, file, iotlb) =
                 made.map_err(|e| Refusal::Switch(format!("no table of translations: {e}")))?;
             fds.extend([Foreign::new(file, &aside), Foreign::new(doorbell.into(), &aside)]);

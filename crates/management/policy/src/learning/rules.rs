@@ -64,6 +64,7 @@ impl Learning {
             storm: of.storm.map(|_| Rate::ANY),
             connections: None,
             nat_ports: None,
+            grants: None,
             static_macs: Vec::new(),
             ..of.clone()
         };
