@@ -118,13 +118,13 @@ impl Pool {
 #[derive(Debug, Default)]
 pub(crate) struct Round {
     /// The last one that was looked at.
-    at: Option<Station>,
+    at: Option<VlanMac>,
     /// All were.
     is_through: bool,
     /// Ports that hold more than they may: when their addresses were seen, as far as these were looked at.
-    beyond: BTreeMap<PortId, Vec<(u64, Station)>>,
+    beyond: BTreeMap<PortId, Vec<(u64, VlanMac)>>,
     /// What is to go of these, unless it is seen until then.
-    chosen: Vec<(u64, Station)>,
+    chosen: Vec<(u64, VlanMac)>,
     forgot: bool,
 }
 
