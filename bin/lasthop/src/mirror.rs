@@ -49,10 +49,15 @@ pub struct AddArgs {
     #[arg(long, value_name = "SIZE", value_parser = file_size)]
     max_size: Option<String>,
     /// What is copied: what those ports' guests send, as they send it, what is sent to them, as they get it, or both
-    #[arg(long, value_name = "from-guest|to-guest|both", default_value = "both", value_parser = ["from-guest", "to-guest", "both"])]
+    #[arg(long, value_name = "from-guest|to-guest|both", default_value = "both", value_parser = direction)]
     direction: String,
     #[command(flatten)]
     shared: SharedArgs,
+}
+
+fn direction(text: &str) -> Result<String, String> {
+    let wrong = || format!("{text:?} is no direction; use from-guest, to-guest or both");
+    if ["from-guest", "to-guest", "both"].contains(&text) { Ok(text.to_owned()) } else { Err(wrong()) }
 }
 
 pub fn mirror(command: &MirrorCommand) -> Result<String, CliError> {

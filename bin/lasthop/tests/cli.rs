@@ -467,7 +467,7 @@ fn says_what_is_wrong_and_what_to_do() {
         ("port set c1 --vlan -5", "\"-5\" is not a VLAN id; write one, 1 to 4094"),
         ("port set c1 --static-mac x", "\"x\" is no static address; write one such as 52:54:00:12:34:56"),
         ("port set c1 --static-mac 52:54:00:00:00:01@5000", "\"5000\" is not a VLAN id"),
-        ("mirror add m --from a --to b --direction up", "from-guest, to-guest, both"),
+        ("mirror add m --from a --to b --direction up", "use from-guest, to-guest or both"),
         ("conntrack list --proto tpc", "\"tpc\" is no protocol; use tcp, udp"),
         ("conntrack list --vlan 70000", "70000 is not a VLAN id; use 1 to 4094, or 0"),
         (
