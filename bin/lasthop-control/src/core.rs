@@ -8,7 +8,7 @@ use lasthop_management_ipc::{ControlToSupervisor, DeviceState, SupervisorToContr
 use lasthop_policy::acl::Book;
 use lasthop_policy::{Change, Effects, Headers, LOOK_MANY_MS, LOOK_MS, Learning, MANY_FLOWS, Resume, Uplinks, Vlans};
 use lasthop_sys::hostview::HostView;
-use lasthop_types::{PortId, PortTotals, counted};
+use lasthop_types::{CacheFigures, PortId, PortTotals, counted};
 use listing::Listing;
 use lists::Pending;
 use std::collections::{BTreeMap, VecDeque};
@@ -167,6 +167,8 @@ pub(crate) struct Core {
     started_ms: u64,
     /// What ports counted that were removed, as of the last answer about ports.
     removed: (PortTotals, PortTotals),
+    /// What flow caches have done, as of then.
+    caches: CacheFigures,
     /// Those who want statistics, and what goes with them.
     stats_wanted: StatsWanted,
     /// The access lists in force.
@@ -222,6 +224,7 @@ impl Core {
             counts: Counts::default(),
             started_ms: now_ms,
             removed: Default::default(),
+            caches: CacheFigures::default(),
             stats_wanted: StatsWanted::default(),
             book: Book::default(),
             incoming: Vec::new(),

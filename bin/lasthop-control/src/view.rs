@@ -1,8 +1,8 @@
 //! What is known, in the words of the API.
 
 use lasthop_api::{
-    Carried, CpuTimes, Drops, Field, Flow, GuestQueue, Mac, Port, Queue, Replaced, Totals, TraceOutput, Translation,
-    TxBatch, Uplink,
+    Caches, Carried, CpuTimes, Drops, Field, Flow, GuestQueue, Mac, Port, Queue, Replaced, Totals, TraceOutput,
+    Translation, TxBatch, Uplink,
 };
 use lasthop_flow::Action;
 use lasthop_frame::{FlowKey, FlowMask};
@@ -10,7 +10,7 @@ use lasthop_ipc::{FlowInfo, PortConfig, PortInfo, PortState};
 use lasthop_management_ipc::{DeviceState, LinkState, UplinkInfo};
 use lasthop_policy::{MacView, PortSettings, PortView, Vlans};
 use lasthop_sys::hostview::VmState;
-use lasthop_types::{DropReason, MacAddr, PortId, PortTotals};
+use lasthop_types::{CacheFigures, DropReason, MacAddr, PortId, PortTotals};
 use lasthop_uplink_ipc::UplinkQueue;
 use std::fmt::Display;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -183,6 +183,11 @@ pub(crate) fn totals(t: &PortTotals) -> Totals {
         held: t.held,
         drops: t.drops.iter().map(|(r, n)| Drops { reason: r.name().into(), packets: *n }).collect(),
     }
+}
+
+pub(crate) fn caches(of: &CacheFigures) -> Caches {
+    let &CacheFigures { entries, used, hits, misses, evicted } = of;
+    Caches { entries, used, hits, misses, evicted }
 }
 
 pub(crate) fn replaced(of: lasthop_management_ipc::Replaced) -> Replaced {

@@ -177,7 +177,7 @@ impl Control {
             DatapathRequest::Flows { after } => flows(sources.datapath, *after, now_ms),
             DatapathRequest::Ports if all_told => {
                 let (from_guest, to_guest) = sources.removed.clone();
-                DatapathReply::Removed { from_guest, to_guest }
+                DatapathReply::Removed { from_guest, to_guest, caches: sources.datapath.caches() }
             }
             DatapathRequest::Ports => {
                 last = false;

@@ -296,6 +296,16 @@ fn of_control(stats: &Stats) -> String {
         counted(s.flows_put, "flow"),
         s.flows_deleted
     );
+    let c = &s.caches;
+    out.push_str(&format!(
+        "flow caches: {} of {} filled; {} found a flow there, {} in the table of {}; {} driven out\n",
+        c.used,
+        counted(c.entries, "place"),
+        counted(c.hits, "lookup"),
+        c.misses,
+        counted(s.masks, "mask"),
+        counted(c.evicted, "flow")
+    ));
     for p in stats.ports.iter().filter(|p| p.sources_over_limit + p.moves_refused > 0) {
         out.push_str(&format!(
             "{}: {} from addresses over its limit of {}, {} from addresses held elsewhere\n",

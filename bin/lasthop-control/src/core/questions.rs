@@ -155,9 +155,9 @@ impl Core {
             }
             (
                 Question::Ports { .. } | Question::StuckUplinks { .. },
-                DatapathReply::Removed { from_guest, to_guest },
+                DatapathReply::Removed { from_guest, to_guest, caches },
             ) => {
-                self.removed = (from_guest, to_guest);
+                (self.removed, self.caches) = ((from_guest, to_guest), caches);
             }
             (Question::Barrier { .. }, DatapathReply::Barrier) => {}
             _ => self.counts.malformed += 1,

@@ -321,6 +321,8 @@ pub struct SwitchStats {
     pub macs: u64,
     /// Flows that should be in the switch.
     pub flows: u64,
+    /// Different masks of these: a packet that no cache knows is looked for under each in turn.
+    pub masks: u64,
     /// Flows that are flooded from an uplink and leave out another uplink that is up: nothing goes from one to another.
     pub floods_left_out: u64,
     /// Policy epoch.
@@ -341,6 +343,8 @@ pub struct SwitchStats {
     pub removed_from_guest: Totals,
     /// The same, to their guests.
     pub removed_to_guest: Totals,
+    /// What the flow caches of the switch's threads have done; as of the last list of ports.
+    pub caches: Caches,
     /// Packets that flows dropped, by port and by rule or reason.
     pub denied: Vec<Denied>,
     /// Whom floods do not reach by VLANs, isolation and access lists: of a sample of the flows there are.
@@ -349,6 +353,21 @@ pub struct SwitchStats {
     pub replaced: Vec<Replaced>,
     /// Where Open vSwitch decides: its ports that are interfaces of the host. None where the learning switch decides.
     pub open_vswitch: Option<Vec<String>>,
+}
+
+/// The flow caches of all threads of the switch that there are now, since each began. A cache grows while more flows are in use than it holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct Caches {
+    /// Places for flows in all of them.
+    pub entries: u64,
+    /// Places that have been filled.
+    pub used: u64,
+    /// Lookups that found their flow in a cache. A packet that is of the same flow as the one before is not looked up.
+    pub hits: u64,
+    /// Lookups that found it in the table that all threads share, and put it into the cache.
+    pub misses: u64,
+    /// Flows that had to leave a cache for want of room, though they lived.
+    pub evicted: u64,
 }
 
 /// How often a process ended that was not asked to, since `lasthop run` started. Another took its place.

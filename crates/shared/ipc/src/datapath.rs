@@ -3,7 +3,7 @@
 
 use lasthop_flow::{Action, FlowSpec, Position};
 use lasthop_frame::{FlowKey, FlowMask};
-use lasthop_types::{PortId, PortTotals};
+use lasthop_types::{CacheFigures, PortId, PortTotals};
 use serde::{Deserialize, Serialize};
 
 /// A packet no flow matched: it stays with the switch, and control sees its headers. Or a copy of the headers of one that goes on.
@@ -76,8 +76,8 @@ pub enum DatapathReply {
     Flows { flows: Vec<FlowInfo>, next: Option<Position> },
     /// Some of the ports.
     Ports(Vec<PortInfo>),
-    /// Behind the ports: what those counted that were removed, so that sums over all add up.
-    Removed { from_guest: PortTotals, to_guest: PortTotals },
+    /// Behind the ports: what those counted that were removed, so that sums over all add up, and what flow caches did.
+    Removed { from_guest: PortTotals, to_guest: PortTotals, caches: CacheFigures },
     /// The full key and the flow it meets, if any.
     Lookup { key: FlowKey, flow: Option<Box<FlowInfo>> },
     /// Packets and bytes that a meter let through, and those that it dropped; zeros if there is none.

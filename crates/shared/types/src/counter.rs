@@ -50,6 +50,32 @@ pub struct PortCounters {
     pub drops: DropCounters,
 }
 
+/// What flow caches have counted: a thread's own, in [`Counter`]s that it writes and others read, or a sum of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheFigures<Count = u64> {
+    /// Places for flows. A cache grows.
+    pub entries: Count,
+    /// Places that have been filled. What was there may be dead; it goes when its place is needed.
+    pub used: Count,
+    /// Lookups that found their flow there.
+    pub hits: Count,
+    /// Lookups that found it in the wildcard table, and put it there.
+    pub misses: Count,
+    /// Flows that had to go for want of room, though they lived.
+    pub evicted: Count,
+}
+
+impl CacheFigures {
+    /// Adds what a thread's cache counted.
+    pub fn add(&mut self, c: &CacheFigures<Counter>) {
+        self.entries += c.entries.get();
+        self.used += c.used.get();
+        self.hits += c.hits.get();
+        self.misses += c.misses.get();
+        self.evicted += c.evicted.get();
+    }
+}
+
 /// One counter per [`DropReason`].
 #[derive(Debug, Default)]
 pub struct DropCounters([Counter; DropReason::COUNT]);

@@ -9,7 +9,7 @@ mod line;
 mod mac;
 
 pub use counted::counted;
-pub use counter::{Counter, DropCounters, PortCounters, PortTotals};
+pub use counter::{CacheFigures, Counter, DropCounters, PortCounters, PortTotals};
 pub use drop::{DROP_REASONS, DropReason};
 pub use line::{Level, LogLine};
 pub use mac::MacAddr;

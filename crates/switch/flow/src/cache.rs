@@ -2,6 +2,7 @@
 
 use crate::entry::Flow;
 use lasthop_frame::{Depth, FlowKey};
+use lasthop_types::{CacheFigures, Counter};
 use std::sync::Arc;
 
 /// Remembers which flow keys met. One owner, no lock, nothing allocated after [`ExactCache::new`]: it grows into address space
@@ -14,10 +15,10 @@ use std::sync::Arc;
 pub struct ExactCache {
     /// A power of two of them.
     sets: Vec<Set>,
-    /// Flows that had to go because their set was full. Which way of it goes next, too.
-    evicted: usize,
+    /// How many flows had to go because their set was full says which way of it goes next, too.
+    counters: Arc<CacheFigures<Counter>>,
     /// At so many evictions, as many as there are entries after `since_ns`, the cache is crowded.
-    crowded: usize,
+    crowded: u64,
     since_ns: u64,
 }
 
@@ -45,19 +46,21 @@ impl ExactCache {
         let [count, most] = [entries, most].map(|n| n.div_ceil(WAYS).next_power_of_two());
         let mut sets = Vec::with_capacity(most);
         sets.resize_with(count, Set::default);
-        Self { sets, evicted: 0, crowded: count * WAYS, since_ns: 0 }
+        let counters = Arc::<CacheFigures<Counter>>::default();
+        counters.entries.add((count * WAYS) as u64);
+        Self { sets, counters, crowded: (count * WAYS) as u64, since_ns: 0 }
     }
 
-    /// How many entries it has.
-    pub fn entries(&self) -> usize {
-        self.sets.len() * WAYS
+    /// What it counts, for other threads.
+    pub fn counters(&self) -> &Arc<CacheFigures<Counter>> {
+        &self.counters
     }
 
     /// Doubles it, up to what there is room for, when within [`PERIOD_NS`] as many flows had to go as it has entries. An entry whose place
     /// is another one then is met no more, and goes when its old place is needed.
     #[inline]
     pub fn grow_if_crowded(&mut self, now_ns: u64) {
-        if self.evicted >= self.crowded {
+        if self.counters.evicted.get() >= self.crowded {
             self.grow(now_ns);
         }
     }
@@ -67,9 +70,10 @@ impl ExactCache {
         let took_ns = now_ns.saturating_sub(std::mem::replace(&mut self.since_ns, now_ns));
         let larger = 2 * self.sets.len();
         if took_ns < PERIOD_NS && larger <= self.sets.capacity() {
+            self.counters.entries.add((self.sets.len() * WAYS) as u64);
             self.sets.resize_with(larger, Set::default);
         }
-        self.crowded = self.evicted + self.entries();
+        self.crowded = self.counters.evicted.get() + self.counters.entries.get();
     }
 
     /// Where the flow lies that a key met before. `key` has been extracted to `depth` and `hash` is its
@@ -79,7 +83,9 @@ impl ExactCache {
         let index = self.index(hash);
         let way = self.sets.get(index)?.tags.iter().position(|tag| *tag == hash)?;
         let slot = Slot { index, way };
-        self.get(slot).filter(|flow| !flow.is_dead() && flow.depth() <= depth && flow.matches(key)).map(|_| slot)
+        self.get(slot).filter(|flow| !flow.is_dead() && flow.depth() <= depth && flow.matches(key))?;
+        self.counters.hits.add(1);
+        Some(slot)
     }
 
     /// What lies there. Good until the next [`ExactCache::put`].
@@ -95,9 +101,11 @@ impl ExactCache {
         let same = set.tags.iter().position(|tag| *tag == hash);
         let way = same.or_else(|| set.flows.iter().position(|f| f.as_ref().is_none_or(|f| f.is_dead())));
         let way = way.unwrap_or_else(|| {
-            self.evicted = self.evicted.wrapping_add(1);
-            self.evicted % WAYS
+            self.counters.evicted.add(1);
+            self.counters.evicted.get() as usize % WAYS
         });
+        self.counters.misses.add(1);
+        self.counters.used.add(u64::from(set.flows[way].is_none()));
         set.tags[way] = hash;
         set.flows[way] = Some(flow);
         Slot { index, way }

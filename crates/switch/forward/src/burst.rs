@@ -125,8 +125,10 @@ impl Forwarder {
     }
 
     fn with_cache(datapath: Arc<Datapath>, [entries, most]: [usize; 2]) -> Self {
+        let cache = ExactCache::new(entries, most);
+        datapath.add_cache(cache.counters());
         Self {
-            cache: ExactCache::new(entries, most),
+            cache,
             ports: datapath.ports(),
             ports_generation: datapath.ports_generation(),
             writer: WriterId::default(),

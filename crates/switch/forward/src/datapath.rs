@@ -5,13 +5,13 @@ use crate::rate::Meter;
 use lasthop_flow::FlowTable;
 use lasthop_lock::Lock;
 use lasthop_sys::EventFd;
-use lasthop_types::{Level, LogLine, PortId};
+use lasthop_types::{CacheFigures, Counter, Level, LogLine, PortId};
 use lasthop_virtqueue::Patience;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::ops::Bound::{Excluded, Unbounded};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 /// Numbers of meters are below this: each change copies a table of them.
@@ -28,6 +28,8 @@ pub struct Datapath {
     /// Counts changes of `ports`, so that workers look at an atomic and not at a lock.
     ports_generation: AtomicU64,
     flows: FlowTable,
+    /// What each thread's flow cache counts.
+    caches: Lock<Vec<Weak<CacheFigures<Counter>>>>,
     /// Signalled when there is something for the main thread: a miss to tell control of, a ring that broke, a line for the log.
     news: EventFd,
     missed: AtomicBool,
@@ -47,6 +49,7 @@ impl Datapath {
             ports: Lock::default(),
             ports_generation: AtomicU64::new(0),
             flows: FlowTable::new(flow_limit),
+            caches: Lock::default(),
             news: EventFd::new()?,
             missed: AtomicBool::new(false),
             broken: Lock::default(),
@@ -118,6 +121,20 @@ impl Datapath {
     #[inline]
     pub fn flows(&self) -> &FlowTable {
         &self.flows
+    }
+
+    /// One more thread has a flow cache, which counts here.
+    pub(crate) fn add_cache(&self, counters: &Arc<CacheFigures<Counter>>) {
+        let mut caches = self.caches.lock();
+        caches.retain(|cache| cache.strong_count() > 0);
+        caches.push(Arc::downgrade(counters));
+    }
+
+    /// What the flow caches of all threads have counted that there are now.
+    pub fn caches(&self) -> CacheFigures {
+        let mut sum = CacheFigures::default();
+        self.caches.lock().iter().filter_map(Weak::upgrade).for_each(|cache| sum.add(&cache));
+        sum
     }
 
     /// Says whether control answers. While it does not, a port whose waiting places are used up drops new flows instead

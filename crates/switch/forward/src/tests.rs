@@ -6,7 +6,7 @@ use lasthop_flow::{Action, FlowSpec, InsertError};
 use lasthop_frame::testutil::Frame;
 use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
 use lasthop_guestmem::{GuestMemory, PinnedSlice};
-use lasthop_types::{DropReason, MacAddr, PortId};
+use lasthop_types::{CacheFigures, DropReason, MacAddr, PortId};
 use lasthop_virtqueue::driver::{NetConfig, NetDriver};
 use lasthop_virtqueue::{JOURNAL_BYTES, Journal, Patience, QueueSetup};
 use std::sync::Arc;

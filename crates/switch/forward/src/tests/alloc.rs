@@ -43,22 +43,30 @@ fn a_cache_grows_with_the_flows_in_use_and_the_thread_that_uses_it_allocates_not
         assert_eq!(sent, came);
         asked
     };
-    assert_eq!(forwarder.cache.entries(), 1024);
+    let caches = || datapath.caches();
+    assert_eq!(caches(), CacheFigures { entries: 1024, ..CacheFigures::default() });
     round(&mut forwarder, 0);
+    let first = caches();
+    assert_eq!((first.hits, first.misses, first.used + first.evicted), (0, 500, 500), "{first:?}");
     // Slowly: what goes for want of room in a moment is little.
     for s in 1..60 {
         round(&mut forwarder, s * 1_000_000_000);
     }
-    assert_eq!(forwarder.cache.entries(), 1024);
+    assert_eq!(caches().entries, 1024);
     let mut sizes = vec![];
     for ms in 0..400 {
         assert_eq!(round(&mut forwarder, 100_000_000_000 + ms * MS), 0, "nothing but to be handed over");
-        if sizes.last() != Some(&forwarder.cache.entries()) {
-            sizes.push(forwarder.cache.entries());
+        if sizes.last() != Some(&caches().entries) {
+            sizes.push(caches().entries);
         }
     }
     // Some sets are still full, by chance: few.
     assert_eq!(sizes, [1024, 2048, 4096, 8192], "up to what is needed, and no further");
+    let all = caches();
+    assert_eq!(all.hits + all.misses, 500 * 460, "each packet was looked up once");
+    assert!(all.hits > 100_000 && all.used >= u64::from(FLOWS) && all.evicted > 0, "{all:?}");
+    drop(forwarder);
+    assert_eq!(datapath.caches(), CacheFigures::default(), "its thread has ended");
 }
 
 /// Carries all that waits; returns how often memory was asked for on the way.
