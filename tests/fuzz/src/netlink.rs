@@ -6,6 +6,7 @@ use crate::Input;
 use lasthop_ovs_abi::limit::Limit;
 use lasthop_ovs_abi::meter::{self, Meter};
 use lasthop_ovs_abi::netlink::{HEADER, Writer, attributes, messages};
+use lasthop_ovs_abi::traffic::{self, Rate, Request};
 use lasthop_ovs_abi::{Act, Key, Refused, conntrack};
 
 pub(crate) fn run(data: &[u8]) {
@@ -19,7 +20,10 @@ pub(crate) fn run(data: &[u8]) {
         2 => acts(&bytes),
         3 => meters(&bytes),
         4 => limits(&bytes),
-        _ => drop(conntrack::Meant::read(&bytes)),
+        _ => {
+            let _ = conntrack::Meant::read(&bytes);
+            traffic(&bytes);
+        }
     }
 }
 
@@ -128,4 +132,25 @@ fn limits(bytes: &[u8]) {
     let mut to = Writer::new();
     Limit::write(&limits, &mut to);
     assert_eq!(Limit::read(&to.into_bytes()), Ok(limits));
+}
+
+/// Limits of interfaces: what is written of one is read as the same.
+fn traffic(bytes: &[u8]) {
+    let _ = traffic::interface(bytes);
+    let Ok(request) = Request::read(bytes) else { return };
+    let again = |kind: &str, fill: &dyn Fn(&mut Writer)| {
+        let mut to = Writer::new();
+        traffic::write_request(request.handle, request.parent, kind, fill, &mut to);
+        to.into_bytes()
+    };
+    if let Ok(class) = request.class() {
+        let written = again("htb", &|to| traffic::write_parameters(&class, to));
+        assert_eq!(Request::read(&written).and_then(|request| request.class()), Ok(class));
+    }
+    if let Ok(rate) = request.police() {
+        let written = again("matchall", &|to| traffic::write_police(&rate, to));
+        let read = Request::read(&written).and_then(|request| request.police());
+        let what = |rate: Rate| (rate.bytes, rate.packets);
+        assert_eq!(read.map(what), Ok(what(rate)));
+    }
 }

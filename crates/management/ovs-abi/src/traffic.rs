@@ -187,7 +187,7 @@ pub fn write_class(handle: u32, class: &Class, passed: [u64; 2], dropped: u64, t
 /// Writes the options of a class, for [`Request::class`].
 pub fn write_parameters(class: &Class, to: &mut Writer) {
     to.attribute(1, &class.parameters);
-    if class.rate.bytes > u32::MAX.into() {
+    if Some(class.rate.bytes) != u32_at(&class.parameters, 20).map(u64::from) {
         to.attribute(CEIL_64 as u16, &class.rate.bytes.to_ne_bytes());
     }
 }
