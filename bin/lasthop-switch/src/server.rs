@@ -172,7 +172,7 @@ impl Server {
             None
         });
         if !self.orders.is_empty() || at_rest == Some(false) {
-            return Some(Duration::ZERO);
+            return Some(if at_rest == Some(false) { Duration::ZERO } else { self.orders.pause() });
         }
         let now = Instant::now();
         let deadlines = self.ports.values().filter_map(|port| port.connection.as_ref()?.deadline());

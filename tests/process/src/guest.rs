@@ -4,14 +4,18 @@ use crate::{PATIENCE, number_of};
 use lasthop_frame::VnetHdr;
 use lasthop_sys::EventFd;
 use lasthop_types::MacAddr;
+use lasthop_vhostuser::message::{HEADER_LEN, Header, IotlbMessage, flag, iotlb};
 use lasthop_vhostuser::{Features, Frontend, FrontendError, ProtocolFeatures};
 use lasthop_virtqueue::driver::{NetConfig, NetDriver};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
+use zerocopy::{FromBytes, IntoBytes};
 
 /// How a guest is made.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +28,8 @@ pub struct Options {
     pub protocol: ProtocolFeatures,
     /// MTU it announces.
     pub mtu: Option<u16>,
+    /// It is behind an IOMMU of its own, whose I/O addresses are its physical ones: see [`Guest::grant`].
+    pub iommu: bool,
 }
 
 impl Default for Options {
@@ -40,6 +46,7 @@ impl Default for Options {
                 .union(ProtocolFeatures::RESET_DEVICE)
                 .union(ProtocolFeatures::STATUS),
             mtu: None,
+            iommu: false,
         }
     }
 }
@@ -95,6 +102,8 @@ pub struct Guest {
     /// Signalled when a ring breaks, by ring.
     pub errors: Vec<EventFd>,
     options: Options,
+    /// Where it is asked for translations.
+    requests: Option<OwnedFd>,
     /// Frames taken from the rings and not yet asked for.
     received: VecDeque<(VnetHdr, Vec<u8>)>,
 }
@@ -114,7 +123,7 @@ impl Guest {
     /// Brings the device up over a connection.
     pub fn attach(front: Frontend, net: NetDriver, mac: MacAddr, options: Options) -> Self {
         let errors = net.queues().iter().map(|_| EventFd::new().expect("an eventfd")).collect();
-        let mut guest = Self { mac, net, front, errors, options, received: VecDeque::new() };
+        let mut guest = Self { mac, net, front, errors, options, requests: None, received: VecDeque::new() };
         guest.bring_up(None).unwrap_or_else(|e| panic!("guest {mac}: {e}"));
         guest
     }
@@ -122,18 +131,25 @@ impl Guest {
     /// Everything a front-end says from SET_OWNER to the last SET_VRING_ENABLE. The rings go on where they stand, or
     /// where `bases` says.
     fn bring_up(&mut self, bases: Option<&[u32]>) -> Result<(), FrontendError> {
-        let Self { net, front, errors, options, .. } = self;
+        let Self { net, front, errors, options, requests, .. } = self;
         front.set_owner()?;
         let wanted = Features::from_bits_retain(options.net.features())
             | options.features
             | Features::PROTOCOL_FEATURES
-            | if options.mtu.is_some() { Features::MTU } else { Features::empty() };
+            | if options.mtu.is_some() { Features::MTU } else { Features::empty() }
+            | if options.iommu { Features::ACCESS_PLATFORM } else { Features::empty() };
         let offered = front.features()?;
         assert!(offered.contains(wanted), "not offered: {:?}", wanted - offered);
-        let protocol = front.protocol_features()? & options.protocol;
+        let asks = if options.iommu { ProtocolFeatures::BACKEND_REQ } else { ProtocolFeatures::empty() };
+        let protocol = front.protocol_features()? & (options.protocol | asks);
         front.set_protocol_features(protocol)?;
         if protocol.contains(ProtocolFeatures::MQ) {
             assert!(front.queue_pairs()? >= options.net.pairs.into());
+        }
+        if options.iommu {
+            let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+            front.set_backend_requests(theirs.as_fd())?;
+            *requests = Some(ours);
         }
         front.set_features(wanted)?;
         if let Some(mtu) = options.mtu {
@@ -146,11 +162,12 @@ impl Guest {
             let layout = &queue.layout;
             front.set_size(ring, layout.size.into())?;
             front.set_base(ring, bases.map_or(queue.ring.base(), |b| b[i]))?;
-            let [desc, driver, device] = [layout.desc, layout.driver, layout.device].map(|a| net.user_addr(a));
+            let [desc, driver, device] =
+                [layout.desc, layout.driver, layout.device].map(|a| if options.iommu { a } else { net.user_addr(a) });
             front.set_addr(ring, desc, driver, device)?;
-            front.set_err(ring, Some(std::os::fd::AsFd::as_fd(&errors[i])))?;
-            front.set_call(ring, Some(std::os::fd::AsFd::as_fd(&queue.call)))?;
-            front.set_kick(ring, Some(std::os::fd::AsFd::as_fd(&queue.kick)))?;
+            front.set_err(ring, Some(errors[i].as_fd()))?;
+            front.set_call(ring, Some(queue.call.as_fd()))?;
+            front.set_kick(ring, Some(queue.kick.as_fd()))?;
         }
         for ring in 0..net.queues().len() as u32 {
             front.enable(ring, true)?;
@@ -186,6 +203,57 @@ impl Guest {
             e.drain();
         });
         self.bring_up(None).unwrap_or_else(|e| panic!("guest {}: {e}", self.mac));
+    }
+
+    /// Pages that are asked for, by I/O address, since this was asked before. Each question is answered; the pages are not granted.
+    pub fn asked(&self) -> Vec<u64> {
+        let Some(requests) = &self.requests else { return Vec::new() };
+        let (mut asked, mut bytes) = (Vec::new(), [0; HEADER_LEN + size_of::<IotlbMessage>()]);
+        while let Ok((len, _)) = recv(requests, &mut bytes, RecvFlags::DONTWAIT)
+            && len == bytes.len()
+        {
+            let (header, body) = bytes.split_at(HEADER_LEN);
+            let message = IotlbMessage::read_from_bytes(body).expect("a whole message");
+            asked.push(message.iova);
+            let header = Header::read_from_bytes(header).expect("a whole header");
+            if header.flags & flag::NEED_REPLY != 0 {
+                let header = Header { flags: flag::VERSION | flag::REPLY, size: 8, ..header };
+                let answer = [header.as_bytes(), 0u64.as_bytes()].concat();
+                send(requests, &answer, SendFlags::empty()).expect("somebody hears the answer");
+            }
+        }
+        asked
+    }
+
+    /// Grants these pages, each for reading and writing, as far as they are in its memory.
+    pub fn grant(&self, pages: &[u64]) {
+        let (region, _) = self.net.region();
+        for page in pages.iter().filter(|page| page.wrapping_sub(region.guest_addr) < region.size) {
+            self.grant_as(*page, *page);
+        }
+    }
+
+    /// Grants a page of its memory under this I/O address.
+    pub fn grant_as(&self, iova: u64, guest_addr: u64) {
+        let (size, user_addr, permissions, kind) = (4096, self.net.user_addr(guest_addr), 3, iotlb::UPDATE);
+        let update = IotlbMessage { iova, size, user_addr, permissions, kind, ..Default::default() };
+        self.front.iotlb(update).unwrap_or_else(|e| panic!("guest {}: {e}", self.mac));
+    }
+
+    /// Takes back what was granted of these bytes.
+    pub fn revoke(&self, iova: u64, size: u64) {
+        let invalidate = IotlbMessage { iova, size, kind: iotlb::INVALIDATE, ..Default::default() };
+        self.front.iotlb(invalidate).unwrap_or_else(|e| panic!("guest {}: {e}", self.mac));
+    }
+
+    /// Grants what is asked for until this comes true.
+    pub fn grant_until(&mut self, what: &str, mut come: impl FnMut(&mut Self) -> bool) {
+        let end = Instant::now() + PATIENCE;
+        while !come(self) {
+            assert!(Instant::now() < end, "guest {}: waited in vain for {what}", self.mac);
+            self.grant(&self.asked());
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Sends a frame, waiting for room; flushes.

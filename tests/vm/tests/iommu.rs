@@ -36,7 +36,6 @@ fn translated(port: &serde_json::Value) -> (u64, u64, u64) {
 }
 
 #[test]
-#[ignore = "loses pings on a slow host, where translations take longer than packets wait; `cargo xtask test --long` runs it"]
 fn strict_mappings_and_those_of_all_memory() {
     let [a, b] = pass(
         |nic| VmConfig::new("a", [nic]).iommu("iommu.strict=1"),
@@ -60,7 +59,6 @@ fn an_iommu_that_does_not_translate_and_bounce_buffers() {
 
 /// Mappings that Linux takes back together, with all others and the rings: the default where a guest has an IOMMU.
 #[test]
-#[ignore = "takes minutes; `cargo xtask test --long` runs it"]
 fn lazy_mappings_on_both_sides() {
     let lazy = |name: &str, nic: Nic| VmConfig::new(name, [nic]).iommu("iommu.strict=0");
     let [a, b] = pass(|nic| lazy("a", nic), |nic| lazy("b", nic.with("packed=on")));

@@ -54,6 +54,8 @@ pub struct Forwarder {
     pub(crate) writer: WriterId,
     pub(crate) packets: Box<[Packet]>,
     pub(crate) plan: Plan,
+    /// Packets that come from control may wait for translations.
+    pub(crate) parks: bool,
     /// Where the last delivery went.
     pub(crate) receiver: PortId,
     /// Packets have missed: the main thread is to be woken for them once the sender's queue is unlocked.
@@ -134,6 +136,7 @@ impl Forwarder {
             writer: WriterId::default(),
             packets: vec![Packet::default(); BURST].into_boxed_slice(),
             plan: Plan::default(),
+            parks: false,
             receiver: PortId(0),
             missed: Cell::new(false),
             random: Cell::new(datapath.now_ns()),
@@ -246,6 +249,7 @@ impl Forwarder {
         let limited = self.plan.limited && started.ahead.done == 0;
         let until_ns = if limited { self.waits_until(started, burst, left) } else { None };
         started.ring.look_again();
+        started.sender_patience.translated = self.plan.translated;
         let (mut looked_at_before, mut blocked) = (burst.ahead.looked_at, None);
         if until_ns.is_some() {
             // Their wait begins anew, and is charged to nobody.

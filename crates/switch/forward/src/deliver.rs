@@ -390,7 +390,12 @@ impl<'a> Target<'a> {
         let packets = self.counters.packets.get() + self.packets;
         let bytes = self.counters.bytes.get() + self.bytes;
         // One whose buffers are being translated has some, and whoever translates them is not the guest.
-        !self.buffers.is_asked() && self.started.shortage.is_slow(now_ns, packets + (bytes >> 10), pace_ns)
+        !self.is_translated_anew() && self.started.shortage.is_slow(now_ns, packets + (bytes >> 10), pace_ns)
+    }
+
+    /// Its buffers, or the ring itself, wait for translations.
+    pub(crate) fn is_translated_anew(&self) -> bool {
+        self.buffers.is_asked() || self.started.rests
     }
 
     /// Counts what became of a packet that does not wait.

@@ -7,9 +7,14 @@ use lasthop_flow::InsertError;
 use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_types::PortId;
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 /// So often a port's order finds somebody else on its receiver before that is waited for, whatever there is to do for others.
 const REFUSALS: u32 = 16;
+/// With more orders than these none waits for its receiver's buffers to be translated: the places are everybody's.
+const MOST_PARKED: usize = 64;
+/// How long until they are looked at again.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Orders of all ports; those of one port are carried out in the order in which they came. Used by the thread that talks to control.
 /// It holds no more than control has sent of what waits, and the thread that reads from control stops when there are too many.
@@ -19,6 +24,8 @@ pub struct Orders {
     /// Whose turn is next.
     next: PortId,
     len: usize,
+    /// All that is left waits for translations.
+    parked: bool,
 }
 
 /// Orders about one port.
@@ -33,6 +40,11 @@ impl Orders {
     /// Nothing is to be done.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// How long they can be left alone.
+    pub fn pause(&self) -> Duration {
+        if self.parked { PAUSE } else { Duration::ZERO }
     }
 
     /// How many there are.
@@ -78,9 +90,10 @@ impl Orders {
     /// Does as much as a burst does with its locks held, and tells `done` of each order that came to its end: about which port it
     /// was, and its [`Order::result`]. Threads that wait for the locks of receivers, or for this thread, have their turn then. A receiver that
     /// somebody else is on holds up no other port's orders: it is waited for when all wait for such, or when one has been refused
-    /// [`REFUSALS`] times, and then the round is over.
+    /// [`REFUSALS`] times, and then the round is over; or when all that are left wait for buffers to be translated.
     pub fn round(&mut self, forwarder: &mut Forwarder, mut done: impl FnMut(PortId, Result<bool, InsertError>)) {
         let (mut work, mut held_up) = (0, 0);
+        (self.parked, forwarder.parks) = (false, self.len <= MOST_PARKED);
         while work < WORK {
             let ports = self.of.len();
             let next = self.of.range(self.next..).next().or(self.of.iter().next()).map(|(port, _)| *port);
@@ -89,8 +102,12 @@ impl Orders {
             if let Some(order) = of.orders.front_mut() {
                 let wait = held_up >= ports || of.refused >= REFUSALS;
                 let Some(took) = forwarder.carry_out(order, wait) else {
+                    self.parked = held_up >= ports;
+                    if self.parked {
+                        return;
+                    }
                     held_up += 1;
-                    of.refused += 1;
+                    of.refused = if wait { 0 } else { of.refused + 1 };
                     continue;
                 };
                 (held_up, of.refused) = (0, 0);

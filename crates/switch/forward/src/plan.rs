@@ -26,6 +26,8 @@ pub(crate) struct Plan {
     pub(crate) short: bool,
     /// They wait for a receiver that may not get more for now.
     pub(crate) limited: bool,
+    /// They wait for a receiver whose buffers are being translated.
+    pub(crate) translated: bool,
     /// Some wait for their turn: enough has been done for their receiver with its lock held.
     pub(crate) put_off: bool,
     /// What it took, in the last deliveries, to walk receivers' descriptors that hold nothing.
@@ -68,7 +70,7 @@ impl Plan {
     pub(crate) fn start(&mut self, done: u64) {
         self.clear();
         self.waited_for.clear();
-        (self.done, self.short, self.limited, self.put_off) = (done, false, false, false);
+        (self.done, self.short, self.limited, self.translated, self.put_off) = (done, false, false, false, false);
         self.repeat = Repeat::default();
     }
 

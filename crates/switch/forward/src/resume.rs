@@ -5,10 +5,10 @@
 //! queue that the packet goes to, for that one packet, and the leaf lock of the port's upcalls.
 
 use crate::burst::Forwarder;
-use crate::deliver::FRAME_WORK;
+use crate::deliver::{FRAME_WORK, Undelivered};
 use crate::packet::Packet;
 use crate::port::Port;
-use crate::steps::{Step, Steps};
+use crate::steps::{Step, Steps, is_one_output};
 use crate::upcall::{Left, UPCALL_SLOTS};
 use crate::visit::{Load, visit};
 use lasthop_flow::{Action, Flow, FlowSpec, InsertError};
@@ -16,6 +16,9 @@ use lasthop_frame::{Depth, FlowKey, FlowMask};
 use lasthop_guestmem::{GuestMemory, GuestSlice};
 use lasthop_types::{DropReason, PortCounters, PortId};
 use std::sync::Arc;
+
+/// How long a packet waits for its receiver's buffers to be translated, from when it began to wait for control.
+const PARKED_MS: u64 = 500;
 
 /// Something that control has decided, and how far it is carried out. A packet that goes to many, or many that wait for one flow, are
 /// more than is done in one go: [`Forwarder::carry_out`] does it step by step.
@@ -128,7 +131,7 @@ impl Forwarder {
 
     /// One step of what control has decided: at most one delivery of one packet. Returns what it took, as a burst's work is
     /// counted. To be called until there is a [`Order::result`]. `None`: somebody else is on the receiver's queue, and it was not to
-    /// `wait` for that; nothing was done.
+    /// `wait` for that, or the receiver's buffers are being translated; nothing was done.
     pub fn carry_out(&mut self, order: &mut Order, wait: bool) -> Option<usize> {
         self.follow_ports();
         let Some(port) = order.port.clone() else {
@@ -146,16 +149,19 @@ impl Forwarder {
             return Some(FRAME_WORK);
         };
         let (step, pieces, now_ns) = (steps.next(&order.actions, port.id), &[piece], self.datapath.now_ns());
+        let young = now_ns / 1_000_000 < leaving.left.since_ms + PARKED_MS;
+        let parks = self.parks && young && is_one_output(&order.actions);
         let done = match step {
             Some(Step::Copy(to)) if packet.mirrored || self.ports.get(to).is_none() => Ok(FRAME_WORK),
             Some(Step::Copy(to)) => {
-                let work = self.deliver_one(to, packet, pieces, counters, Some(DropReason::MirrorCopy), wait)?;
+                let work =
+                    self.deliver_one(to, packet, pieces, counters, Some(DropReason::MirrorCopy), (wait, false))?;
                 counters.replicated.add(1);
                 Ok(work)
             }
-            Some(Step::To(to)) => Ok(self.deliver_one(to, packet, pieces, counters, None, wait)?),
+            Some(Step::To(to)) => Ok(self.deliver_one(to, packet, pieces, counters, None, (wait, parks))?),
             Some(Step::Part(to, len)) => {
-                Ok(self.deliver_one(to, &mut packet.first(len), pieces, counters, None, wait)?)
+                Ok(self.deliver_one(to, &mut packet.first(len), pieces, counters, None, (wait, false))?)
             }
             Some(Step::Edit(edit)) => packet.edit(pieces, edit).map(|()| FRAME_WORK),
             Some(Step::Aside(action)) => {
@@ -241,7 +247,8 @@ impl Forwarder {
         expired
     }
 
-    /// Returns what it took; `None` if somebody else is on the queue and it is not to `wait`.
+    /// Returns what it took; `None` if somebody else is on the queue and it is not to `wait`, or if it `parks` while the receiver's buffers are
+    /// being translated.
     fn deliver_one(
         &mut self,
         to: PortId,
@@ -249,7 +256,7 @@ impl Forwarder {
         pieces: &[GuestSlice<'_>],
         counters: &PortCounters,
         copy: Option<DropReason>,
-        wait: bool,
+        (wait, parks): (bool, bool),
     ) -> Option<usize> {
         let Some(port) = self.ports.get(to) else {
             counters.drops.add(DropReason::NoPort, 1);
@@ -262,10 +269,13 @@ impl Forwarder {
         let guard = if wait { queue.lock() } else { queue.try_lock()? };
         let work = visit(&self.datapath, port, queue, guard, Load { packets: 1, frames: 1, copy }, |target| {
             let result = target.deliver(packet, pieces, false);
+            if parks && matches!(result, Err(Undelivered::NoBuffers)) && target.is_translated_anew() {
+                return None;
+            }
             target.settle(result);
-            target.work() + FRAME_WORK
+            Some(target.work() + FRAME_WORK)
         });
-        Some(work.unwrap_or(FRAME_WORK))
+        work.unwrap_or(Some(FRAME_WORK))
     }
 
     /// Has the switch itself send a frame (without virtio-net header) as if it came from `port`: it waits for control

@@ -88,6 +88,7 @@ enum Use {
 #[derive(Debug)]
 pub(crate) struct Left {
     slot: usize,
+    pub(crate) since_ms: u64,
 }
 
 impl Upcalls {
@@ -181,7 +182,7 @@ impl Upcalls {
         let slot = slots.all.get_mut(at)?;
         slot.use_ = Use::Leaving;
         packet.clone_from(&slot.packet);
-        Some(Left { slot: at })
+        Some(Left { slot: at, since_ms: slot.since_ms })
     }
 
     /// The bytes of a packet that leaves, as it was when it came here.

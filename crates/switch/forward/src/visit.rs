@@ -179,6 +179,7 @@ fn deliver_or_wait(
         if burst.patient && !slow && plan.wait_for(destination.port, destination.queue) {
             plan.short = true;
             plan.limited |= target.is_refused();
+            plan.translated |= target.is_translated_anew();
             return false;
         }
         if let Offload::Gso(_) = packet.offload {

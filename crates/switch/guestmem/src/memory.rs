@@ -119,6 +119,12 @@ impl GuestMemory {
         self.io.as_ref().map(|io| io.0.clone())
     }
 
+    /// Addresses are I/O addresses.
+    #[inline]
+    pub fn is_translated(&self) -> bool {
+        self.io.is_some()
+    }
+
     /// This set without its regions, under the same limits and with the same log.
     pub fn cleared(&self) -> Self {
         self.of(Vec::new())

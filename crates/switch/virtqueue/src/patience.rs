@@ -26,6 +26,9 @@ const PACE: u64 = BURST as u64;
 const SHARE: u64 = 40;
 /// Senders that wait for the same receiver are not served by turns. One that is unlucky waits for so many times the patience.
 const UNLUCKY: u64 = 5;
+/// Packets for a receiver whose buffers are being translated wait for so many times the patience, at most one part in [`SHARE`] of all time as
+/// well: who translates them may have to do so for all of them, and is not the guest.
+const TRANSLATED: u64 = 10;
 
 /// Chains at the head of a ring that were taken before and put back, because one of them had to wait: bit `n` stands for
 /// the `n`th chain that will be taken next. Completion stays in order whatever was done first.
@@ -103,6 +106,8 @@ pub struct SenderPatience {
     /// For how long that was so while there was nothing for another receiver than this one.
     alone: u64,
     alone_with: PortId,
+    /// The receiver's buffers are being translated.
+    pub translated: bool,
 }
 
 impl Default for SenderPatience {
@@ -115,6 +120,7 @@ impl Default for SenderPatience {
             leaked: 0,
             alone: 0,
             alone_with: PortId(0),
+            translated: false,
         }
     }
 }
@@ -131,18 +137,23 @@ impl SenderPatience {
 
     fn go_on(&mut self, ahead: Ahead, now: u64, patience: Patience) {
         // No wait counts for more: a host that was suspended says nothing about its guests.
-        let most = patience.pace.saturating_mul(UNLUCKY);
+        let most = self.times(patience.pace).saturating_mul(UNLUCKY);
         let blocked = self.blocked_since.take().map_or(0, |since| now.saturating_sub(since));
         self.alone = (self.alone + blocked.min(most)).min(most);
         if ahead.done != 0 {
             self.charge(now, patience);
         }
         let waited = now.saturating_sub(self.since[0]);
-        let limit = if ahead.done == 0 { most } else { patience.overtaken };
+        let limit = if ahead.done == 0 { most } else { self.times(patience.overtaken) };
         if waited > limit {
             let until = now.saturating_add(waited.min(most + 1).saturating_mul(SHARE));
             self.impatient_until = self.impatient_until.max(until);
         }
+    }
+
+    /// A time of the patience, as long as the receiver is given.
+    fn times(&self, time: u64) -> u64 {
+        time.saturating_mul(if self.translated { TRANSLATED } else { 1 })
     }
 
     /// Packets were delivered: those that went elsewhere may have stood behind those that waited.
@@ -157,7 +168,7 @@ impl SenderPatience {
         let leaked = now.saturating_sub(self.leaked);
         self.bucket = self.bucket.saturating_sub(leaked) + std::mem::take(&mut self.alone) * SHARE;
         self.leaked = now;
-        let limit = patience.overtaken.saturating_mul(SHARE);
+        let limit = self.times(patience.overtaken).saturating_mul(SHARE);
         if self.bucket > limit {
             // Nothing waits until then, so nothing is added.
             self.impatient_until = self.impatient_until.max(now.saturating_add(self.bucket - limit / 2));
@@ -246,10 +257,21 @@ mod tests {
     }
 
     #[test]
+    fn buffers_that_are_being_translated_are_waited_for_longer_and_for_no_larger_part_of_the_time() {
+        let mut sender = SenderPatience { translated: true, ..SenderPatience::default() };
+        sender.end(0, 0, 100, None);
+        assert!((100..=600).all(|now| sender.begin(ahead(0, 5), now, PATIENCE_MS)));
+        assert!(!sender.begin(ahead(0, 5), 601, PATIENCE_MS));
+        assert!(!sender.begin(Ahead::default(), 601 + 501 * SHARE - 1, PATIENCE_MS));
+        assert!(sender.begin(Ahead::default(), 601 + 501 * SHARE, PATIENCE_MS));
+    }
+
+    #[test]
     fn time_in_which_packets_for_others_are_not_looked_at_is_one_part_in_forty() {
         // Windows that are held for a millisecond and gone in the next, so no packet waits for long.
-        for (step, alone) in [(1, false), (2, false), (7, false), (1, true), (3, true)] {
-            let (mut sender, mut blocked_ms) = (SenderPatience::default(), 0);
+        let cases = [(1, false), (2, false), (7, false), (1, true), (3, true)];
+        for ((step, alone), translated) in cases.into_iter().flat_map(|case| [(case, false), (case, true)]) {
+            let (mut sender, mut blocked_ms) = (SenderPatience { translated, ..SenderPatience::default() }, 0);
             let at = |ms: u64| {
                 if alone { Ahead { looked_at: u64::MAX, done: 0 } } else { ahead(u64::MAX - 1, 64 - (ms & 1) as usize) }
             };
@@ -261,7 +283,8 @@ mod tests {
                 }
                 sender.delivered(PortId(3), ms + 1, PATIENCE_MS);
             }
-            assert!((2300..=2510).contains(&blocked_ms), "{blocked_ms} of 100 000 ms, every {step}, alone {alone}");
+            let what = format!("{blocked_ms} of 100 000 ms, every {step}, alone {alone}, translated {translated}");
+            assert!((2300..=2520).contains(&blocked_ms), "{what}");
         }
     }
 

@@ -73,6 +73,8 @@ pub struct StartedQueue {
     pub sender_patience: SenderPatience,
     /// Of a ring that packets go to: what is known of its want of buffers.
     pub shortage: Shortage,
+    /// Its own memory is being translated anew: meanwhile it has a dummy.
+    pub rests: bool,
     base: u16,
     journal: Option<Arc<Journal>>,
     /// Chains of the burst that is noted in the journal.
@@ -110,6 +112,20 @@ impl StartedQueue {
             journal.open(self.ring.open_ahead(chains));
         }
         call
+    }
+
+    /// Before the first packet comes for it: those that do not wait for buffers are to find some. A driver that fills its ring only when it
+    /// has started kicks once, which the session process hears, and has the ring looked up anew.
+    fn ask_ahead(&mut self, index: u16, starts: bool) {
+        if self.memory.is_translated() && index.is_multiple_of(2) {
+            self.ring.ask_ahead(&self.memory, true);
+            if starts {
+                // What breaks the ring is found in its turn.
+                let _ = self.ring.enable_kicks(0);
+            } else {
+                self.ring.disable_kicks();
+            }
+        }
     }
 
     /// Notes what is about to be shown, beside what [`StartedQueue::note_burst`] has noted.
@@ -204,9 +220,9 @@ impl Queue {
         let mut record = journal.as_ref().and_then(|j| j.read());
         let ring = Ring::new(setup, &memory, record.as_mut()).inspect_err(|e| guard.fail(*e))?;
         let (features, base) = (setup.features, setup.base as u16);
-        let (ahead, sender_patience, shortage) = Default::default();
+        let (ahead, sender_patience, shortage, rests) = Default::default();
         let mut started =
-            StartedQueue { ring, memory, features, base, journal, noted: 0, ahead, sender_patience, shortage };
+            StartedQueue { ring, memory, features, base, journal, noted: 0, ahead, sender_patience, shortage, rests };
         // A burst that was not published to a guest is simply lost.
         match record.and_then(|record| record.open) {
             Some(open) if self.index % 2 == 1 => {
@@ -219,6 +235,7 @@ impl Queue {
         }
         started.ring.disable_kicks();
         started.complete();
+        started.ask_ahead(self.index, true);
         guard.inner.error = None;
         guard.inner.started = Some(started);
         guard.refresh();
@@ -246,11 +263,12 @@ impl Queue {
 
     /// Replaces the memory under a running ring: its addresses are looked up anew, its position stays.
     pub fn set_memory(&self, memory: Arc<GuestMemory>) -> Result<(), QueueError> {
-        self.move_to(|setup| Ok((setup, memory)))
+        self.move_to(false, |setup| Ok((setup, memory)))
     }
 
     fn move_to(
         &self,
+        rests: bool,
         place: impl FnOnce(QueueSetup) -> Result<(QueueSetup, Arc<GuestMemory>), QueueError>,
     ) -> Result<(), QueueError> {
         let mut guard = self.lock();
@@ -259,7 +277,8 @@ impl Queue {
         let moved = place.and_then(|(setup, memory)| Ok((Ring::new(&setup, &memory, None)?, memory)));
         let (ring, memory) = moved.inspect_err(|e| guard.fail(*e))?;
         if let Some(started) = &mut guard.inner.started {
-            (started.ring, started.memory, started.noted) = (ring, memory, 0);
+            (started.ring, started.memory, started.noted, started.rests) = (ring, memory, 0, rests);
+            started.ask_ahead(self.index, false);
         }
         Ok(())
     }
@@ -267,7 +286,7 @@ impl Queue {
     /// Takes the ring's own memory from under it until [`Queue::set_memory`]. A dummy takes its place (PhD 3.4.3), in which the driver has
     /// nothing available (zeros in a packed ring, two indices alike in a split one): packets wait, and nobody touches the driver's ring.
     pub fn rest(&self) -> Result<(), QueueError> {
-        self.move_to(|setup| {
+        self.move_to(true, |setup| {
             // No part is longer than the first.
             let part = 16 * u64::from(setup.size);
             let memory = GuestMemory::anonymous(3 * part).map_err(|_| QueueError::MemoryFault)?;

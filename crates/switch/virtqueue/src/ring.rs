@@ -3,12 +3,12 @@
 use crate::journal::{OpenBurst, Record};
 use crate::packed::PackedRing;
 use crate::split::SplitRing;
-use crate::{Chain, Chains, MAX_CHAINS, QueueError, QueueSetup};
+use crate::{Chain, Chains, QueueError, QueueSetup};
 use lasthop_guestmem::GuestMemory;
 use std::sync::Arc;
 
-/// How many chains behind one that waits for a translation have theirs asked for as well.
-const ASK_AHEAD: usize = 64;
+/// How many chains are looked at behind those that were taken, and behind one that waits for a translation, so that theirs are asked for.
+const ASK_AHEAD: usize = 32;
 
 /// A started ring, device side. One thread at a time: the queue's lock sees to it. With the memory it lies in.
 #[derive(Debug)]
@@ -130,18 +130,20 @@ impl Ring {
         result
     }
 
-    /// A chain waits for the translation of an address, which is no error. Those behind it would wait for theirs one by one: all are asked
-    /// for, and stay in the ring.
+    /// A chain that waits for the translation of an address, which is no error, stays in the ring. Those that come next would wait for theirs
+    /// one by one, and packets that do not wait for buffers would find none: all are asked for.
     #[cold]
     #[inline(never)]
-    fn ask_ahead(&mut self, memory: &GuestMemory, device_writes: bool) {
+    pub(crate) fn ask_ahead(&mut self, memory: &GuestMemory, device_writes: bool) {
         either!(&mut self.0, r => {
-            let next = r.next_avail;
-            for _ in 0..ASK_AHEAD {
-                r.skip();
-                if r.pop(memory, &mut Chains::new(), device_writes, MAX_CHAINS) != Err(QueueError::Asked) {
+            let (next, mut left) = (r.next_avail, ASK_AHEAD);
+            while left > 0 {
+                let mut chains = Chains::new();
+                if r.pop(memory, &mut chains, device_writes, left) != Err(QueueError::Asked) {
                     break;
                 }
+                r.skip();
+                left -= (chains.list.len() + 1).min(left);
             }
             r.next_avail = next;
         });
@@ -171,11 +173,10 @@ impl Ring {
     ) -> Result<(), QueueError> {
         let result = either!(&mut self.0, r => r.pop(memory, chains, true, most));
         chains.asked = result == Err(QueueError::Asked);
-        if chains.asked {
+        if memory.is_translated() {
             self.ask_ahead(memory, true);
-            return Ok(());
         }
-        result
+        if chains.asked { Ok(()) } else { result }
     }
 
     /// Notes that a chain is used and `len` bytes of it were written (0 for one that was read). In the order taken.

@@ -125,6 +125,30 @@ fn a_buffer_waits_for_its_page_and_those_behind_are_asked_for_too() {
     assert_eq!(asked(&socket), [], "what was asked once is not asked again");
 }
 
+/// Linux fills the rings when the interface comes up, long after they have started.
+#[test]
+fn buffers_that_a_running_ring_is_filled_with_are_asked_for_before_any_packet_comes() {
+    let (mut rig, socket) = translating();
+    let kick = EventFd::new().unwrap();
+    rig.drive(|front, _| {
+        front.set_size(0, 256).unwrap();
+        front.set_addr(0, IOVA, IOVA + 0x1000, IOVA + 0x2000).unwrap();
+        front.set_kick(0, Some(kick.as_fd())).unwrap();
+        front.enable(0, true).unwrap();
+    });
+    rig.tell(&[update(0, 3), update(1, 3), update(2, 3)]);
+    assert_eq!((rig.state(0), asked(&socket).len()), (RingState::Running, 3));
+    assert_eq!(rig.session.fills().map(|(ring, _)| ring).collect::<Vec<_>>(), [0]);
+    (0..40).for_each(|n| rig.show(n, IOVA + 0x5000 + u64::from(n) * 0x1000, 100, 2));
+    rig.session.misses().unwrap();
+    assert_eq!(asked(&socket), [], "nobody has looked");
+    rig.session.filled(0).unwrap();
+    rig.session.misses().unwrap();
+    let pages = |from: u64, to: u64| (from..to).map(|page| (page, 2)).collect::<Vec<_>>();
+    // The rings' pages have no answers yet: so many are asked for at a time.
+    assert_eq!(asked(&socket), pages(5, 5 + 16 - 3));
+}
+
 #[test]
 fn what_is_taken_away_is_not_found_again_not_even_a_ring() {
     for (iova, size) in [(0xfef0_0000, 0xffff_ffff_0110_0000), (0, 0), (IOVA, 0), (IOVA + 0x2fff, 1 << 63)] {
