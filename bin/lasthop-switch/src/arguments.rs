@@ -24,16 +24,17 @@ pub struct Arguments {
 impl Arguments {
     /// Reads `--supervisor-fd N [--journal-fd N] [--host-view-fd N] [--boost-fd N] [--pulse-fd N]`. Run first thing in `main`.
     pub fn take(words: &[String]) -> Result<Self, String> {
-        let fd = |option| {
-            let at = words.iter().position(|word| word == option)?;
-            words.get(at + 1)?.parse().ok().and_then(inherited_fd)
+        let fd = |option: &str| {
+            let Some(at) = words.iter().position(|word| word == option) else { return Ok(None) };
+            let fd = words.get(at + 1).and_then(|number| inherited_fd(number.parse().ok()?));
+            fd.map(Some).ok_or_else(|| format!("{option}: no such descriptor"))
         };
-        fd("--pulse-fd").map_or(Ok(()), map_pulse).map_err(|e| format!("--pulse-fd: {e}"))?;
+        fd("--pulse-fd")?.map_or(Ok(()), map_pulse).map_err(|e| format!("--pulse-fd: {e}"))?;
         Ok(Self {
-            supervisor: Channel::new(fd("--supervisor-fd").ok_or("--supervisor-fd is missing, or no such descriptor")?),
-            journal: fd("--journal-fd"),
-            view: fd("--host-view-fd").map(HostView::map),
-            prompter: fd("--boost-fd").map(Prompter::new),
+            supervisor: Channel::new(fd("--supervisor-fd")?.ok_or("--supervisor-fd is missing")?),
+            journal: fd("--journal-fd")?,
+            view: fd("--host-view-fd")?.map(HostView::map),
+            prompter: fd("--boost-fd")?.map(Prompter::new),
         })
     }
 
@@ -44,5 +45,22 @@ impl Arguments {
             (SupervisorToSwitch::Start(confinement, settings), _) => Ok((confinement, settings)),
             (other, _) => Err(format!("the supervisor began with {other:?}").into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A switch without its journal would deliver twice what it had under way, and nobody would know why.
+    #[test]
+    fn a_descriptor_that_is_not_there_is_no_option_that_was_left_out() {
+        for option in ["--supervisor-fd", "--journal-fd", "--host-view-fd", "--boost-fd", "--pulse-fd"] {
+            for number in [&["x".to_owned()][..], &["999999".to_owned()], &[]] {
+                let words = [&[option.to_owned()][..], number].concat();
+                assert_eq!(Arguments::take(&words).unwrap_err(), format!("{option}: no such descriptor"), "{number:?}");
+            }
+        }
+        assert_eq!(Arguments::take(&[]).unwrap_err(), "--supervisor-fd is missing");
     }
 }

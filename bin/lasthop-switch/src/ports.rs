@@ -108,7 +108,7 @@ impl PortEntry {
             }
             Event::Announce(frame) => {
                 if !forwarder.inject(port, &frame, now_ms) {
-                    self.warn("announcement not sent: too many packets wait for control".into());
+                    self.warn("announcement not sent: too many packets wait for control, or it is no frame".into());
                 }
                 return false;
             }

@@ -544,7 +544,7 @@ impl Server {
             crate::last_words(&format!("ERROR supervisor not told: {error}"));
         }
         if self.unsent.is_full() != was_full {
-            let trigger = if was_full { Trigger::Level } else { Trigger::ReadWrite };
+            let trigger = if self.unsent.is_full() { Trigger::ReadWrite } else { Trigger::Level };
             let _ = self.epoll.modify(&self.supervisor, SUPERVISOR, trigger);
         }
     }

@@ -19,11 +19,15 @@ impl SwitchLog {
     pub fn write(&mut self, line: &LogLine, name: Option<&str>, now: Instant) {
         let &LogLine { port, level, ref text, left_out } = line;
         let Some(name) = name else {
-            return match level {
+            match level {
                 Level::Error => error!("{text}"),
                 Level::Warn => warn!("{text}"),
                 Level::Info => info!("{text}"),
-            };
+            }
+            if left_out > 0 {
+                warn!("{} of the switch left out", counted(left_out, "more line"));
+            }
+            return;
         };
         let limit = self.0.entry(port).or_insert_with(|| LineLimit::new(now));
         if let Some(more) = limit.pass(now) {
@@ -120,6 +124,8 @@ mod tests {
                 log.write(&line(0, 0), None, start);
             }
             assert_eq!(lines().len() as u32, LineLimit::AT_ONCE + 1000);
+            log.write(&line(0, 5), None, start);
+            assert_eq!(lines()[1].trim(), "WARN 5 more lines of the switch left out");
             let name = |port| (port == PortId(1)).then_some("a");
             log.step(name, start);
             assert_eq!((lines().len(), log.0.len(), log.deadline()), (0, 1, Some(start + Duration::from_secs(1))));

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// What is to become of a packet.
 pub(crate) enum Decision {
-    /// It goes to this port. If its flow looks at the `link_layer_only`, packets whose link layer says the same go there too.
+    /// It goes to this port. `link_layer_only`: its flow looks at no more, so that packets of the same link layer go there too.
     To {
         port: PortId,
         link_layer_only: bool,

@@ -36,7 +36,7 @@ const TRANSLATED: u64 = 10;
 pub struct Ahead {
     /// Delivered or dropped: only to be completed.
     pub done: u64,
-    /// Looked at, and counted where looks are counted.
+    /// Classified by an earlier burst: the counters of the flow and of mirrors have it already.
     pub looked_at: u64,
 }
 
