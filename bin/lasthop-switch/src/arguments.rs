@@ -31,10 +31,10 @@ impl Arguments {
         };
         fd("--pulse-fd")?.map_or(Ok(()), map_pulse).map_err(|e| format!("--pulse-fd: {e}"))?;
         Ok(Self {
-            supervisor: Channel::new(fd("--supervisor-fd")?.ok_or("--supervisor-fd is missing")?),
             journal: fd("--journal-fd")?,
             view: fd("--host-view-fd")?.map(HostView::map),
             prompter: fd("--boost-fd")?.map(Prompter::new),
+            supervisor: Channel::new(fd("--supervisor-fd")?.ok_or("--supervisor-fd is missing")?),
         })
     }
 

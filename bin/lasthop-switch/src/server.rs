@@ -514,6 +514,8 @@ impl Server {
 
     fn carry_out_some(&mut self) {
         let mut done = Vec::new();
+        // What control asks meanwhile, for anybody, is not heard.
+        self.orders.hurried = self.deferred.is_some();
         self.orders.round(&mut self.forwarder, |port, result| done.push((port, result)));
         done.into_iter().for_each(|(port, result)| self.carried_out(port, result));
         if self.orders.is_empty()

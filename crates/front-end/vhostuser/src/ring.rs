@@ -49,6 +49,8 @@ pub(crate) struct Vring {
     pub(crate) setup: Option<Setup>,
     /// It runs, and its memory has been revoked: it goes on when that is translated again.
     pub(crate) resting: bool,
+    /// How often its guest was heard to fill it since it has started or gone on.
+    pub(crate) fills: u8,
     /// SET_VRING_KICK, to wake it ourselves.
     pub(crate) kick: Option<Foreign>,
 }

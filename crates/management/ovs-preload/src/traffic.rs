@@ -52,7 +52,19 @@ fn request(fd: c_int, bytes: &[u8]) -> Option<Vec<u8>> {
     Some([&len.to_ne_bytes()[..], &[low, high], &[0; 10], &name, bytes].concat())
 }
 
-/// All answers to a datagram on a connection of its own; none if there is no lasthop-ovs.
+/// How often lasthop-ovs is asked: it may die while it answers, and is there again at once.
+const TRIES: usize = 3;
+
+/// What the kernel says of a request that it could not carry out, with an error's number.
+fn failure(request: &[u8], error: i32) -> Vec<u8> {
+    let header = request.get(..HEADER).unwrap_or_default();
+    let len = (HEADER + 4 + header.len()) as u32;
+    let sequence = word(request, 8).unwrap_or_default();
+    let [low, high] = ERROR.to_ne_bytes();
+    [&len.to_ne_bytes()[..], &[low, high, 0, 0], &sequence, &[0; 4], &(-error).to_ne_bytes(), header].concat()
+}
+
+/// All answers to a datagram on a connection of its own; none if lasthop-ovs gives none.
 fn ask(datagram: &[u8]) -> Option<VecDeque<Vec<u8>>> {
     let (fd, second, _) = open(libc::SOCK_CLOEXEC, 0)?;
     let mut answers = VecDeque::new();
@@ -85,10 +97,12 @@ fn is_for_the_kernel(answer: &[u8]) -> bool {
 /// Takes a datagram that is sent on a routing netlink socket, if lasthop-ovs has to do with it. Its answers wait.
 pub(crate) fn take(fd: c_int, bytes: &[u8]) -> bool {
     let Some(at) = usize::try_from(fd).ok() else { return false };
-    let answers = request(fd, bytes).and_then(|datagram| ask(&datagram));
-    let Some(answers) = answers.filter(|answers| !answers.front().is_some_and(|first| is_for_the_kernel(first))) else {
+    let Some(datagram) = super::address().and_then(|_| request(fd, bytes)) else { return false };
+    // What the kernel would be told in its place it would set at a device that no packet passes, and call that done.
+    let answers = (0..TRIES).find_map(|_| ask(&datagram)).unwrap_or_else(|| [failure(bytes, libc::EAGAIN)].into());
+    if answers.front().is_some_and(|first| is_for_the_kernel(first)) {
         return false;
-    };
+    }
     let (Ok(mut all), Some(queued)) = (ANSWERS.lock(), QUEUED.get(at)) else { return false };
     let waiting = all.entry(at).or_default();
     waiting.extend(answers);

@@ -61,6 +61,12 @@ pub(crate) struct Job {
 }
 
 impl Datapath {
+    /// Nobody waits for what this client has asked to be ended any more: what has not been ended stays.
+    pub(crate) fn forget_flushes(&mut self, pid: u32) {
+        self.flushes.retain(|flush| flush.job.pid != pid);
+        self.flushed.retain(|(job, _)| job.pid != pid);
+    }
+
     /// A client asks for something. It is to ask for nothing else before that is [`Out::Finished`].
     pub fn request(&mut self, pid: u32, datagram: Vec<u8>) {
         self.waiting.push_back((pid, datagram));

@@ -157,6 +157,7 @@ impl Datapath {
     pub fn disconnected(&mut self, pid: u32) {
         self.clients.remove(&pid);
         self.waiting.retain(|(of, _)| *of != pid);
+        self.forget_flushes(pid);
     }
 
     /// It wants to hear what a group is told, or does not any more.

@@ -26,6 +26,8 @@ pub struct Orders {
     len: usize,
     /// All that is left waits for translations.
     parked: bool,
+    /// Somebody waits until all are carried out: none waits for translations.
+    pub hurried: bool,
 }
 
 /// Orders about one port.
@@ -93,7 +95,7 @@ impl Orders {
     /// [`REFUSALS`] times, and then the round is over; or when all that are left wait for buffers to be translated.
     pub fn round(&mut self, forwarder: &mut Forwarder, mut done: impl FnMut(PortId, Result<bool, InsertError>)) {
         let (mut work, mut held_up) = (0, 0);
-        (self.parked, forwarder.parks) = (false, self.len <= MOST_PARKED);
+        (self.parked, forwarder.parks) = (false, !self.hurried && self.len <= MOST_PARKED);
         while work < WORK {
             let ports = self.of.len();
             let next = self.of.range(self.next..).next().or(self.of.iter().next()).map(|(port, _)| *port);

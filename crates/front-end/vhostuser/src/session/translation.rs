@@ -15,6 +15,8 @@ const ANSWER_LEN: usize = HEADER_LEN + 8;
 
 /// Most questions that the front-end has at a time, if it answers: a more urgent one may come.
 const MOST_SENT: usize = 16;
+/// So often a guest is heard to fill a ring after it has started, or gone on: what the switch does then nobody pays for.
+const MOST_FILLS: u8 = 8;
 
 /// The front-end's socket for the back-end's requests.
 #[derive(Debug)]
@@ -81,8 +83,10 @@ impl<S: Switch> Session<S> {
     /// The guest may have put the first buffers into a ring that packets go to. The switch looks at them when a packet comes, and has their
     /// pages asked for before that if it looks up the ring anew.
     pub fn filled(&mut self, i: usize) -> Result<(), SessionError> {
-        let runs = self.rings.get(i).is_some_and(|ring| ring.state == RingState::Running && !ring.resting);
-        if runs && self.translates() && matches!(self.setup(i), Ok(Some(_))) {
+        let runs = |ring: &Vring| ring.state == RingState::Running && !ring.resting && ring.fills < MOST_FILLS;
+        let heard = self.rings.get(i).is_some_and(runs) && self.translates() && matches!(self.setup(i), Ok(Some(_)));
+        if heard {
+            self.rings[i].fills += 1;
             self.try_resume(i).map_err(|_| SessionError::SwitchGone)?;
         }
         self.tell_of_changes()
@@ -196,7 +200,9 @@ impl<S: Switch> Session<S> {
             return self.ask_for_ring(i);
         }
         self.fill_ring(i);
-        self.rings[i].resting = false;
+        if std::mem::take(&mut self.rings[i].resting) {
+            self.rings[i].fills = 0;
+        }
         if !matches!(self.ask(Ask::Move { ring: i as u16 }, None)?, Answer::Done) {
             (self.rings[i].state, self.rings[i].setup) = (RingState::Failed, None);
             self.changed = true;

@@ -149,6 +149,27 @@ fn buffers_that_a_running_ring_is_filled_with_are_asked_for_before_any_packet_co
     assert_eq!(asked(&socket), pages(5, 5 + 16 - 3));
 }
 
+/// What the switch's main thread does for it nobody pays for.
+#[test]
+fn a_guest_that_rings_in_a_loop_is_not_heard_for_long() {
+    for kicks in [0, 10_000] {
+        let (mut rig, socket) = translating();
+        rig.drive(|front, _| {
+            front.set_size(0, 256).unwrap();
+            front.set_addr(0, IOVA, IOVA + 0x1000, IOVA + 0x2000).unwrap();
+            front.set_kick(0, None).unwrap();
+            front.enable(0, true).unwrap();
+        });
+        rig.tell(&[update(0, 3), update(1, 3), update(2, 3)]);
+        assert_eq!((rig.state(0), asked(&socket).len()), (RingState::Running, 3));
+        (0..kicks).for_each(|_| rig.session.filled(0).unwrap());
+        rig.show(0, IOVA + 0x5000, 100, 2);
+        rig.session.filled(0).unwrap();
+        rig.session.misses().unwrap();
+        assert_eq!(asked(&socket).is_empty(), kicks > 0);
+    }
+}
+
 #[test]
 fn what_is_taken_away_is_not_found_again_not_even_a_ring() {
     for (iova, size) in [(0xfef0_0000, 0xffff_ffff_0110_0000), (0, 0), (IOVA, 0), (IOVA + 0x2fff, 1 << 63)] {

@@ -211,8 +211,16 @@ fn a_flush_of_many_connections_keeps_nobody_waiting() {
     to.begin(conntrack::DELETE, 1 | flag::ACK, SEQUENCE, PID);
     conntrack::Meant::default().write(&mut to);
     to.end();
+    let flush = to.into_bytes();
+    // Nobody works for a client that has gone.
+    site.datapath.request(PID, flush.clone());
+    site.collect();
+    assert!(site.datapath.is_busy());
+    site.datapath.disconnected(PID);
+    assert!(!site.datapath.is_busy());
+    site.datapath.connected(PID);
     site.finished = 0;
-    site.datapath.request(PID, to.into_bytes());
+    site.datapath.request(PID, flush);
     site.collect();
     let left = |site: &Site| site.datapath.connections.tracker.as_ref().map_or(0, |t| t.totals().connections);
     let (mut turns, mut before) = (0, left(&site));

@@ -35,6 +35,15 @@ fn what_control_sends_on_waits_until_the_ring_is_back() {
     assert_eq!(round(&mut orders, &mut forwarder), [1]);
     assert_eq!((c.received().len(), orders.pause().is_zero()), (1, true));
 
+    // Somebody waits until all is carried out: it is for everybody that control asks.
+    c.port.queues[0].rest().unwrap();
+    decide(&mut orders, &mut forwarder, &mut a, &[3], now_ns);
+    assert_eq!(round(&mut orders, &mut forwarder), []);
+    orders.hurried = true;
+    assert_eq!(round(&mut orders, &mut forwarder), [1]);
+    orders.hurried = false;
+    assert_eq!(c.port.totals().1.drops, [(DropReason::NoBuffers, 2)]);
+
     // It does not come back.
     c.port.queues[0].rest().unwrap();
     let began = datapath.now_ns();
@@ -44,5 +53,5 @@ fn what_control_sends_on_waits_until_the_ring_is_back() {
         std::thread::sleep(orders.pause());
     }
     assert!(datapath.now_ns() >= began + 499_000_000);
-    assert_eq!(c.port.totals().1.drops, [(DropReason::NoBuffers, 2)]);
+    assert_eq!(c.port.totals().1.drops, [(DropReason::NoBuffers, 3)]);
 }
