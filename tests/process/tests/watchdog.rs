@@ -458,7 +458,7 @@ fn is_at_work(supervisor: u32, thread: Pid) -> bool {
     descriptors.map(|entry| entry.path()).filter(is_page).any(|page| {
         let words = std::fs::read(page).unwrap_or_default();
         let word = |bytes: &[u8]| u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-        words.chunks_exact(64).any(|line| word(line) == thread.as_raw() as u32 && word(&line[4..]) % 2 == 1)
+        words.chunks_exact(64).any(|line| word(line) == thread.as_raw() as u32 && word(&line[8..]) % 2 == 1)
     })
 }
 
