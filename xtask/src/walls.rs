@@ -12,8 +12,10 @@ pub const LINE_BUDGET: usize = 12_000;
 /// Who is trusted with what, as the folders of the repository say it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Room {
-    /// `crates/shared`: linked into every process.
+    /// `crates/shared`: linked into every process, and so into the switch.
     Shared,
+    /// `crates/outside-switch`: shared by processes that map no guest memory.
+    OutsideSwitch,
     /// `crates/switch` and `bin/lasthop-switch`: guest memory is mapped here.
     Switch,
     /// `crates/front-end` and `bin/lasthop-session`: what front-ends say is read here.
@@ -30,6 +32,7 @@ impl Room {
         let mut parts = folder.iter().filter_map(|part| part.to_str());
         match (parts.next()?, parts.next()?) {
             ("crates", "shared") => Some(Self::Shared),
+            ("crates", "outside-switch") => Some(Self::OutsideSwitch),
             ("crates", "switch") | ("bin", "lasthop-switch") => Some(Self::Switch),
             ("crates", "front-end") | ("bin", "lasthop-session") => Some(Self::FrontEnd),
             ("crates", "driver-domain") | ("bin", "lasthop-uplink") => Some(Self::DriverDomain),
@@ -41,7 +44,8 @@ impl Room {
     /// May a crate of this room depend on the crate `name` of the room `other`?
     fn may_see(self, other: Self, name: &str) -> bool {
         match (self, other) {
-            (Self::Shared | Self::Management, Self::Switch) => SEEN_BY_ALL.contains(&name),
+            (Self::Shared | Self::OutsideSwitch | Self::Management, Self::Switch) => SEEN_BY_ALL.contains(&name),
+            (Self::Shared | Self::Switch, Self::OutsideSwitch) => false,
             (Self::DriverDomain, Self::FrontEnd) => true,
             (Self::FrontEnd, Self::Switch) => SEEN_BY_SESSIONS.contains(&name) || SEEN_BY_ALL.contains(&name),
             (_, Self::FrontEnd | Self::DriverDomain | Self::Management) => self == other,
@@ -227,6 +231,7 @@ mod tests {
             "lasthop-uplink-core" => format!("crates/driver-domain/{n}"),
             "lasthop-vhostuser" => format!("crates/front-end/{n}"),
             "lasthop-ipc" => format!("crates/shared/{n}"),
+            "lasthop-log" => format!("crates/outside-switch/{n}"),
             _ if n.starts_with("lasthop") => format!("crates/switch/{n}"),
             _ => format!("registry/{n}"),
         };
@@ -312,6 +317,28 @@ mod tests {
             ]
         );
         assert_eq!(Room::of(Path::new("tests/vm")), None);
+    }
+
+    #[test]
+    fn what_is_shared_outside_the_switch_never_gets_into_it() {
+        let g = graph(&[
+            ("lasthop-control", "lasthop-log", None),
+            ("lasthop-uplink-core", "lasthop-log", None),
+            ("lasthop-vhostuser", "lasthop-log", None),
+            ("lasthop-ipc", "lasthop-log", None),
+            ("lasthop-log", "lasthop-guestmem", None),
+        ]);
+        let found = g.breaches();
+        for breach in [
+            "lasthop-ipc must not depend on lasthop-log: lasthop-ipc → lasthop-log",
+            "lasthop-log must not depend on lasthop-guestmem: lasthop-log → lasthop-guestmem",
+        ] {
+            assert!(found.iter().any(|b| b == breach), "{breach} is not in {found:?}");
+        }
+        let switch = graph(&[("lasthop-switch", "lasthop-forward", None), ("lasthop-forward", "lasthop-log", None)]);
+        let ways = ["lasthop-forward → lasthop-log", "lasthop-switch → lasthop-forward → lasthop-log"];
+        let from = |way: &str| way.split(' ').next().unwrap_or_default().to_owned();
+        assert_eq!(switch.breaches(), ways.map(|way| format!("{} must not depend on lasthop-log: {way}", from(way))));
     }
 
     #[test]
