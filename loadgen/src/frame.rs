@@ -15,7 +15,7 @@
 
 use lasthop_frame::VnetHdr;
 use lasthop_frame::testutil::Frame;
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 
 /// Bytes of the virtio-net header before each frame (virtio 1.2 §5.1.6).
 pub const VNET: usize = VnetHdr::LEN;

@@ -3,7 +3,8 @@
 use lasthop_flow::{Action, FlowSpec, FlowTable, Lookup};
 use lasthop_frame::testutil::{Frame, arp};
 use lasthop_frame::{Depth, FlowKey, FlowMask, SNAPSHOT_LEN, extract};
-use lasthop_types::{MacAddr, PortId};
+use lasthop_text::MacAddr;
+use lasthop_types::PortId;
 use lasthop_virtqueue::BURST;
 use std::hint::black_box;
 

@@ -8,7 +8,8 @@ use lasthop_management_ipc::{ControlToSupervisor, DeviceState, SupervisorToContr
 use lasthop_policy::acl::Book;
 use lasthop_policy::{Change, Effects, Headers, LOOK_MANY_MS, LOOK_MS, Learning, MANY_FLOWS, Resume, Uplinks, Vlans};
 use lasthop_sys::hostview::HostView;
-use lasthop_types::{CacheFigures, PortId, PortTotals, counted};
+use lasthop_text::counted;
+use lasthop_types::{CacheFigures, PortId, PortTotals};
 use listing::Listing;
 use lists::Pending;
 use std::collections::{BTreeMap, VecDeque};

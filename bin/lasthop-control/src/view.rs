@@ -10,7 +10,8 @@ use lasthop_ipc::{FlowInfo, PortConfig, PortInfo, PortState};
 use lasthop_management_ipc::{DeviceState, LinkState, UplinkInfo};
 use lasthop_policy::{MacView, PortSettings, PortView, Vlans};
 use lasthop_sys::hostview::VmState;
-use lasthop_types::{CacheFigures, DropReason, MacAddr, PortId, PortTotals};
+use lasthop_text::MacAddr;
+use lasthop_types::{CacheFigures, DropReason, PortId, PortTotals};
 use lasthop_uplink_ipc::UplinkQueue;
 use std::fmt::Display;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -322,7 +323,7 @@ pub(crate) fn sentence(key: &FlowKey) -> String {
             (v4(key.ip_src), v4(key.ip_dst))
         }
         0x86dd => (Ipv6Addr::from(key.ip_src).to_string(), Ipv6Addr::from(key.ip_dst).to_string()),
-        _ => (key.src().to_string(), key.dst().to_string()),
+        _ => (MacAddr(key.eth_src).to_string(), MacAddr(key.eth_dst).to_string()),
     };
     match (key.ip_proto, key.eth_type) {
         (6 | 17 | 132, 0x0800 | 0x86dd) => {
@@ -334,7 +335,7 @@ pub(crate) fn sentence(key: &FlowKey) -> String {
 
 /// The same of one that is dropped for an Ethernet address: with that which it says of itself.
 pub(crate) fn sentence_with_mac(key: &FlowKey) -> String {
-    let (sentence, src) = (sentence(key), key.src());
+    let (sentence, src) = (sentence(key), MacAddr(key.eth_src));
     let said = MacAddr(key.arp_sha);
     match key.eth_type {
         0x0806 if said != src => format!("{sentence}, from {src} saying {said}"),

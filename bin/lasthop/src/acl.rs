@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use lasthop_api::{AclChanged, AclRule, SwitchProxy};
 use lasthop_policy::acl::{MAX_TEXT, Scope};
 use lasthop_policy::check_name;
-use lasthop_types::counted;
+use lasthop_text::counted;
 use serde::Serialize;
 use std::fs::File;
 use std::io::{self, Read};

@@ -165,7 +165,7 @@ fn copy(pipe: &OwnedFd, done: &AtomicBool) -> io::Result<()> {
 fn counted(instance: &mut Instance, name: &str) -> String {
     let ports = all_ports(instance).unwrap_or_default();
     let Some(port) = ports.into_iter().find(|port| port.name == name) else { return "captured".into() };
-    let mut text = format!("{} captured", lasthop_types::counted(port.to_guest.packets, "packet"));
+    let mut text = format!("{} captured", lasthop_text::counted(port.to_guest.packets, "packet"));
     for drops in &port.to_guest.drops {
         let _ = write!(text, ", {} lost ({})", drops.packets, drops.reason);
     }

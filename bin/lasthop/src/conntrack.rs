@@ -90,7 +90,7 @@ fn flush(args: &FilterArgs) -> Result<String, CliError> {
     let mut instance = shared.instance()?;
     let flushed =
         instance.ask(async |c| c.conntrack_flush(port.as_deref(), *vlan, proto.as_deref(), addr.as_deref()).await)?;
-    shared.show(&flushed, |f| format!("{} ended\n", lasthop_types::counted(f.connections, "connection")))
+    shared.show(&flushed, |f| format!("{} ended\n", lasthop_text::counted(f.connections, "connection")))
 }
 
 /// As Linux writes it, and behind that what it does not know.
@@ -131,7 +131,7 @@ fn figures(stats: &ConntrackStats) -> String {
         text += &format!("{}: {} of {} opened from there\n", port.port, port.connections, port.limit);
     }
     for refused in &stats.refused {
-        text += &format!("{} refused: {}\n", lasthop_types::counted(refused.packets, "packet"), refused.reason);
+        text += &format!("{} refused: {}\n", lasthop_text::counted(refused.packets, "packet"), refused.reason);
     }
     text
 }

@@ -4,7 +4,7 @@ use crate::SharedArgs;
 use crate::client::{CliError, Instance, collect};
 use crate::table::{Align, Table, duration};
 use lasthop_api::{Drops, Field, Flow, Port, SwitchProxy, Uplink};
-use lasthop_types::counted;
+use lasthop_text::counted;
 use serde::Serialize;
 
 /// `lasthop port list --json`

@@ -5,7 +5,7 @@ use crate::client::{CliError, Instance};
 use crate::table::{Align, Table};
 use clap::{Args, Subcommand};
 use lasthop_api::{Mirror, MirrorList, SwitchProxy, Uplink};
-use lasthop_types::counted;
+use lasthop_text::counted;
 use lasthop_uplink_ipc::UplinkDriver;
 use std::collections::BTreeMap;
 

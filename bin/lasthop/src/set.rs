@@ -6,7 +6,7 @@ use crate::table::{Align, Table};
 use clap::{Args, Subcommand};
 use lasthop_api::{AddressSet, SetChanged, SwitchProxy};
 use lasthop_policy::acl::{MAX_MEMBERS, check_set_name, read_member};
-use lasthop_types::counted;
+use lasthop_text::counted;
 use serde::Serialize;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};

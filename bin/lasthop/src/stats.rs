@@ -5,7 +5,8 @@ use crate::client::CliError;
 use crate::list::{all_ports, interfaces, not_carried};
 use crate::table::{Align, Table, duration};
 use lasthop_api::{Denied, Drops, LeftOut, Port, Replaced, SwitchProxy, SwitchStats, Totals, Uplink};
-use lasthop_types::{DROP_REASONS, counted};
+use lasthop_text::counted;
+use lasthop_types::DROP_REASONS;
 use serde::Serialize;
 use std::collections::BTreeMap;
 

@@ -5,7 +5,7 @@ use crate::client::CliError;
 use crate::list::{fields, outputs};
 use crate::table::duration;
 use lasthop_api::{SwitchProxy, TraceReport};
-use lasthop_types::counted;
+use lasthop_text::counted;
 use packet::Fields;
 
 mod packet;

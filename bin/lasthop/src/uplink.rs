@@ -6,7 +6,7 @@ use crate::run;
 use crate::table::{Align, Table};
 use clap::{Args, Subcommand};
 use lasthop_api::{Field, SwitchProxy, Uplink, UplinkList};
-use lasthop_types::counted;
+use lasthop_text::counted;
 
 #[derive(Debug, Subcommand)]
 pub enum UplinkCommand {

@@ -42,7 +42,7 @@ impl Deed {
     pub fn new(attack: Attack, ports: &[Puppet; PORTS], memory: &mut Memory) -> Outcome<Self> {
         let [first, second] = ports;
         let number = first.number();
-        let everybody = lasthop_types::MacAddr([0xff; 6]);
+        let everybody = lasthop_text::MacAddr([0xff; 6]);
         let tame = match attack {
             _ if attack.draws() => small(second.mac(), first.mac()),
             _ => small(first.mac(), second.mac()),

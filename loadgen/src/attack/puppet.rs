@@ -5,7 +5,7 @@ use super::super::port::{Buffers, Memory, Port, Ring, Wanted, bring_up, broken};
 use super::super::{Outcome, Settings, failed};
 use lasthop_frame::testutil::Frame;
 use lasthop_guestmem::RegionSpec;
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use lasthop_vhostuser::{Features, Frontend, ProtocolFeatures};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, OFlags, fcntl_getfl, fcntl_setfl, ftruncate, memfd_create};

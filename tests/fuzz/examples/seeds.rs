@@ -12,7 +12,8 @@ use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_ovs_abi::limit::Limit;
 use lasthop_ovs_abi::meter::{Band, Meter};
 use lasthop_ovs_abi::netlink::Writer;
-use lasthop_types::{Level, LogLine, MacAddr, PortId};
+use lasthop_text::MacAddr;
+use lasthop_types::{Level, LogLine, PortId};
 use lasthop_uplink_ipc::{
     COUNTERS_ROW, SupervisorToUplink, UplinkCounters, UplinkDevice, UplinkDriver, UplinkDrops, UplinkToSupervisor,
 };

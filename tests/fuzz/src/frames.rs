@@ -3,7 +3,7 @@
 use crate::Input;
 use lasthop_frame::VnetHdr;
 use lasthop_frame::testutil::{Frame, arp, neighbour_solicitation};
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 
 const TYPES: [u8; 8] = [
     VnetHdr::GSO_NONE,

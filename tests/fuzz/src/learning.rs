@@ -5,7 +5,8 @@ use lasthop_frame::FlowKey;
 use lasthop_policy::PortLists;
 use lasthop_policy::acl::{Book, Prefix, Scope, read};
 use lasthop_policy::testutil::{Op, compare, key, mac, tagged};
-use lasthop_types::{MacAddr, PortId};
+use lasthop_text::MacAddr;
+use lasthop_types::PortId;
 use std::collections::BTreeMap;
 
 fn address(n: u8) -> MacAddr {

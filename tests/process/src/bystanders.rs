@@ -1,7 +1,7 @@
 //! Two guests that mind their own business. Whatever others do, none of their frames may be lost, changed or doubled.
 
 use crate::{Guest, Options, PATIENCE, number_of, numbered};
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

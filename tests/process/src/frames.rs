@@ -1,7 +1,7 @@
 //! Frames that know which they are.
 
 use lasthop_frame::testutil::Frame;
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 
 const MAGIC: u32 = 0x6c61_7374;
 /// Where the number is: behind the Ethernet header.

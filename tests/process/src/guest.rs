@@ -3,7 +3,7 @@
 use crate::{PATIENCE, number_of};
 use lasthop_frame::VnetHdr;
 use lasthop_sys::EventFd;
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use lasthop_vhostuser::message::{HEADER_LEN, Header, IotlbMessage, flag, iotlb};
 use lasthop_vhostuser::{Features, Frontend, FrontendError, ProtocolFeatures};
 use lasthop_virtqueue::driver::{NetConfig, NetDriver};

@@ -1,7 +1,7 @@
 //! The declarative file: a running lasthop becomes what it says (`lasthop apply`), and one begins with it (`lasthop run --config`).
 
 use lasthop_tests_process::{Guest, Lasthop, Options, Port, mac, number_of, numbered, scratch};
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use std::path::Path;
 
 fn file(dir: &Path, text: &str) -> String {

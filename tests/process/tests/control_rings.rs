@@ -4,7 +4,7 @@ use lasthop_frame::VnetHdr;
 use lasthop_tests_process::{
     Guest, Lasthop, Options, PATIENCE, Port, binary, mac, number_of, numbered, proc, scratch, wait_for,
 };
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use std::os::unix::fs::symlink;
 use std::time::Duration;
 

@@ -4,7 +4,7 @@ use lasthop_harness::spawn::spawn;
 use lasthop_tests_process::{
     Bystanders, Guest, Lasthop, Netns, Options, Port, Station, mac, number_of, numbered, proc, scratch, wait_for,
 };
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use rustix::process::Signal;
 use std::path::Path;
 use std::process::{Child, Stdio};

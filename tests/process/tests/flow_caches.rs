@@ -1,7 +1,7 @@
 //! What `lasthop stats` says of the switch's flow caches: packets in, figures out.
 
 use lasthop_tests_process::{Guest, Lasthop, Options, PATIENCE, Port, mac, number_of, numbered, scratch, wait_for};
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 
 /// More than the 1024 places that the cache of a port's thread has at first.
 const FLOWS: u32 = 3000;

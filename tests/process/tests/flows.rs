@@ -2,7 +2,7 @@
 
 use lasthop_frame::VnetHdr;
 use lasthop_tests_process::{Guest, Lasthop, Options, PATIENCE, Port, mac, numbered, scratch, wait_for};
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 
 /// Flows that the attacker makes: far more than are put right at once.
 const FLOWS: u32 = 20_000;

@@ -3,7 +3,7 @@
 use lasthop_frame::VnetHdr;
 use lasthop_frame::testutil::Frame;
 use lasthop_tests_process::{Guest, Lasthop, Options, PATIENCE, Port, mac, number_of, numbered, scratch, wait_for};
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use lasthop_vhostuser::Features;
 use std::os::unix::net::UnixListener;
 use std::time::Duration;

@@ -5,7 +5,7 @@ use lasthop_guestmem::RegionSpec;
 use lasthop_tests_process::{
     Arena, Bystanders, DeadMount, Guest, Lasthop, Options, PATIENCE, Port, connect, mac, numbered, scratch, wait_for,
 };
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use lasthop_vhostuser::message::{MAX_TABLE, flag};
 use lasthop_vhostuser::{Features, Frontend, Request};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};

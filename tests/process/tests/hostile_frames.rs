@@ -4,7 +4,7 @@
 use lasthop_frame::VnetHdr;
 use lasthop_frame::testutil::Frame;
 use lasthop_tests_process::{Arena, Guest, Options, PATIENCE, mac, number_of, numbered, wait_for};
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use std::time::Duration;
 
 /// Sends frames to the witness one after another; each must arrive as it is.

@@ -4,7 +4,7 @@
 use lasthop_frame::VnetHdr;
 use lasthop_frame::testutil::Frame;
 use lasthop_tests_process::{Arena, Options, PATIENCE, mac, numbered, wait_for};
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 
 /// S5: rings full of the longest packets, whole and to be cut into the smallest segments, for one that takes no such thing, and
 /// for all.

@@ -2,7 +2,7 @@
 
 use lasthop_guestmem::RegionSpec;
 use lasthop_tests_process::{Arena, Guest, Options, PATIENCE, connect, mac, numbered, proc, wait_for};
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use lasthop_vhostuser::message::{InflightDesc, flag};
 use lasthop_vhostuser::{Features, Frontend, FrontendError, ProtocolFeatures, Request};
 use lasthop_virtqueue::driver::NetDriver;

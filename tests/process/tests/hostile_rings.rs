@@ -6,7 +6,7 @@ use lasthop_frame::testutil::Frame;
 use lasthop_guestmem::GuestMemory;
 use lasthop_tests_process::raw::{RawRing, descriptor, peek, poke};
 use lasthop_tests_process::{Arena, Guest, Options, PATIENCE, mac, numbered, wait_for};
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use lasthop_vhostuser::Features;
 use lasthop_virtqueue::driver::NetDriver;
 use lasthop_virtqueue::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE};

@@ -4,7 +4,7 @@
 use lasthop_loadgen::frame::Vary;
 use lasthop_loadgen::{self as load, Check, Notify, Pattern, Report, Session, Settings, Socket};
 use lasthop_tests_process::{Guest, Lasthop, Options, Port, scratch};
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 

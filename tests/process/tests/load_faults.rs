@@ -2,7 +2,7 @@
 //! measured, but one of them not at all, twice, after the next, or with a wrong byte.
 
 use lasthop_tests_process::{Guest, Lasthop, Options, Port, binary, scratch};
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};

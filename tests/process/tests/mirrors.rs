@@ -4,7 +4,7 @@ use lasthop_frame::VnetHdr;
 use lasthop_tests_process::{
     Bystanders, Guest, Lasthop, Options, PATIENCE, Port, mac, number_of, numbered, scratch, wait_for,
 };
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};

@@ -21,7 +21,7 @@ mod meters;
 use lasthop_tests_process::{
     Guest, Lasthop, Netns, Options, PATIENCE, Port, mac, number_of, numbered, scratch, spawn, vswitch, wait_for,
 };
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};

@@ -3,7 +3,7 @@
 use lasthop_tests_process::{
     Guest, Lasthop, Netns, Options, PATIENCE, Port, mac, numbered, scratch, spawn, vswitch, wait_for,
 };
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 

@@ -4,7 +4,7 @@
 use lasthop_tests_process::{
     Guest, Lasthop, Netns, Options, PATIENCE, Port, binary, mac, numbered, scratch, spawn, wait_for,
 };
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 

@@ -2,7 +2,7 @@
 //! ring (`port_settings.rs`); a mirror's copies are in `mirrors.rs`.
 
 use lasthop_tests_process::{Guest, Lasthop, Options, PATIENCE, Port, mac, number_of, numbered, scratch, wait_for};
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 

@@ -1,7 +1,7 @@
 //! Multicasts where they are wanted (`port set --snooping`): IGMP in, packets out.
 
 use lasthop_tests_process::{Guest, Lasthop, Netns, Options, PATIENCE, Port, Station, mac, scratch, wait_for};
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use nix::sched::{CloneFlags, setns};
 use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
 

@@ -1,7 +1,7 @@
 //! Where stations live by somebody's word (`lasthop mac`), and cables that are pulled (`port set --link`): packets in, packets out.
 
 use lasthop_tests_process::{Guest, Lasthop, Netns, Options, PATIENCE, Port, mac, numbered, scratch, wait_for};
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use std::path::Path;
 
 const NAMES: [&str; 3] = ["a", "b", "c"];

@@ -2,7 +2,7 @@
 //! and a machine monitor that plays false harms its own port alone.
 
 use lasthop_tests_process::{Arena, Guest, Options, PATIENCE, mac, number_of, numbered, scratch, wait_for};
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use serde_json::Value;
 use std::time::{Duration, Instant};
 

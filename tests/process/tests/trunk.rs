@@ -4,7 +4,7 @@
 use lasthop_tests_process::{
     Guest, Lasthop, Netns, Options, PATIENCE, Port, mac, number_of, numbered, scratch, wait_for,
 };
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use std::path::Path;
 
 /// A frame with a tag of this VLAN in front of what it was; 0: as it was.

@@ -6,7 +6,7 @@ use lasthop_tests_process::raw::{RawRing, poke};
 use lasthop_tests_process::{
     Bystanders, Guest, Lasthop, Options, PATIENCE, Port, Turned, TurnedUplink, mac, numbered, proc, scratch, wait_for,
 };
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use lasthop_vhostuser::{Features, Frontend, FrontendError, ProtocolFeatures};
 use lasthop_virtqueue::driver::NetDriver;
 use serde_json::Value;

@@ -10,7 +10,7 @@ use lasthop_frame::testutil::Frame;
 use lasthop_tests_process::{
     Bystanders, Guest, Lasthop, Netns, Options, PATIENCE, Port, mac, number_of, numbered, proc, scratch, wait_for,
 };
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use outside::{Host, Wire};
 use rustix::process::Signal;
 use serde_json::Value;

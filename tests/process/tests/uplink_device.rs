@@ -4,7 +4,7 @@
 use lasthop_tests_process::{
     Guest, Lasthop, Netns, Options, PATIENCE, Port, Station, binary, mac, number_of, numbered, proc, scratch, wait_for,
 };
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use rustix::process::Signal;
 use serde_json::Value;
 

@@ -5,7 +5,7 @@ use lasthop_tests_process::{
     Bystanders, Guest, Lasthop, Netns, Options, PATIENCE, Port, Station, mac, number_of, numbered, proc, scratch,
     wait_for,
 };
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use rustix::process::Signal;
 use serde_json::Value;
 

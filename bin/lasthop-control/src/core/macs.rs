@@ -4,8 +4,9 @@ use super::{Answer, Core, Unconfirmed, give, refuse};
 use crate::view;
 use lasthop_api::{ApiError, Group, Mac, MacFlushed, Member};
 use lasthop_policy::{Effects, MacView};
+use lasthop_text::MacAddr;
 use lasthop_text::parse_mac;
-use lasthop_types::{MacAddr, PortId};
+use lasthop_types::PortId;
 
 /// What is wanted of addresses.
 #[derive(Debug)]

@@ -5,7 +5,8 @@ use crate::view;
 use lasthop_api::{AclChanged, Flow, MacFlushed, MirrorList, Port, PortChanged, SetChanged, TraceReport, UplinkList};
 use lasthop_ipc::{DatapathReply, DatapathRequest, FlowInfo, FromControl, PortInfo};
 use lasthop_policy::{Effects, FlowUse, Headers, Reconciled};
-use lasthop_types::{PortId, counted};
+use lasthop_text::counted;
+use lasthop_types::PortId;
 use std::collections::BTreeMap;
 
 /// The flows, from the first on.

@@ -2,7 +2,8 @@
 
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{Edit, Part, Set};
-use lasthop_types::{MacAddr, PortId};
+use lasthop_text::MacAddr;
+use lasthop_types::PortId;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// Bytes of the longest header with fields to set.

@@ -12,7 +12,8 @@ use lasthop_management_ipc::{
     UplinkConfig, UplinkInfo,
 };
 use lasthop_policy::PortSettings;
-use lasthop_types::{DropReason, MacAddr, PortId, PortTotals};
+use lasthop_text::MacAddr;
+use lasthop_types::{DropReason, PortId, PortTotals};
 use lasthop_uplink_ipc::{UplinkCounters, UplinkDevice, UplinkDriver, VlanMac};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeMap;

@@ -57,7 +57,7 @@ pub fn apply(args: &ApplyArgs) -> Result<String, CliError> {
     if !args.dry_run {
         for (done, change) in plan.changes.iter().enumerate() {
             let made = carry_out(&mut instance, &change.step).map_err(|e| {
-                let so_far = lasthop_types::counted(done as u64, "change");
+                let so_far = lasthop_text::counted(done as u64, "change");
                 let again = put_back(&mut instance, &plan.changes[..done]);
                 CliError::new(format!(
                     "{}: {}: {e}; {so_far} before it made, the rest not{again}; mend it and apply the file again",

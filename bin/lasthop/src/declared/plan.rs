@@ -150,7 +150,7 @@ impl<'a> Plan<'a> {
     fn load_lists(&mut self, declared: &'a Declared, there: &There) {
         for lists in &declared.lists {
             if lines_of(lists) != lines_there(&there.rules, &lists.scope) {
-                let rules = lasthop_types::counted(lists.lists.len() as u64, "rule");
+                let rules = lasthop_text::counted(lists.lists.len() as u64, "rule");
                 self.push(Step::LoadLists(lists), format!("~ access lists of {}: {rules}", lists.scope));
             }
         }

@@ -3,7 +3,7 @@
 use super::child::{Child, Ended, close_aside};
 use super::store::SavedUplink;
 use lasthop_sys::Epoll;
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use lasthop_uplink_ipc::{COUNTERS_PAGE, SupervisorToUplink, Token, UplinkCounters, UplinkDevice, UplinkToSupervisor};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;

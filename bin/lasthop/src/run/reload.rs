@@ -9,7 +9,7 @@ use super::store::{Again, Saved, SavedPort, SavedUplink};
 use super::supervisor::{Supervisor, token};
 use lasthop_policy::PortSettings;
 use lasthop_policy::acl::Book;
-use lasthop_types::counted;
+use lasthop_text::counted;
 use std::collections::BTreeMap;
 use std::time::Instant;
 use tracing::{info, warn};

@@ -27,7 +27,7 @@ pub use claim::Claim;
 use lasthop_ipc::{PortConfig, SupervisorToSwitch, SwitchToSupervisor};
 use lasthop_management_ipc::{DeviceState, UplinkInfo};
 use lasthop_sys::Epoll;
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use lasthop_uplink_ipc::{SupervisorToUplink, UplinkCounters, UplinkDevice};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};

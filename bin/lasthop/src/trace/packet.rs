@@ -1,8 +1,8 @@
 //! A packet to trace, written as fields: which of them may stand together, and the frame that they make.
 
 use crate::client::CliError;
+use lasthop_text::MacAddr;
 use lasthop_text::parse_mac;
-use lasthop_types::MacAddr;
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

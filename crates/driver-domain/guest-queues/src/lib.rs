@@ -27,7 +27,7 @@ pub mod policy;
 pub mod steering;
 pub mod table;
 
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 
 /// What the device does for the queues.
 pub trait Filter {

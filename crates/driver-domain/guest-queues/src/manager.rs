@@ -4,7 +4,7 @@ use super::policy::{Change, Policy};
 use super::steering::{Steerer, Steering};
 use super::{Vmq, VmqError};
 use lasthop_sys::EventFd;
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use lasthop_uplink_ipc::UplinkQueue;
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -4,7 +4,7 @@
 //! busy guest for a while takes its place. A guest that has gone quiet gives its queue back. What makes a guest busy is much
 //! more than what makes it quiet, and a newcomer has to be much busier than the one that has the queue: equals do not take turns.
 
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -11,7 +11,7 @@ use super::Filter;
 use super::table::{self, Entry, Table};
 use lasthop_sys::EventFd;
 use lasthop_sys::bpf::MappedValue;
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};

@@ -4,7 +4,7 @@
 //! Buckets of [`WAYS`] entries; an address may lie in its own bucket only. Hashes are multiplied by a random number, so that
 //! nobody can choose addresses that crowd somebody else's bucket.
 
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 

@@ -3,7 +3,7 @@
 use crate::features::{Features, ProtocolFeatures};
 use crate::inflight::InflightError;
 use crate::message::SyntaxError;
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use rustix::io::Errno;
 
 /// Why a well-formed request cannot be carried out: the messages say it.

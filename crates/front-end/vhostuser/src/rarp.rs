@@ -1,6 +1,6 @@
 //! What a guest that has moved here is announced by.
 
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 
 /// A broadcast RARP request "who am I" from `mac` (RFC 903), padded to the Ethernet minimum: bridges on the way learn
 /// where it is now.
@@ -25,7 +25,10 @@ mod tests {
         let mac = MacAddr([0x52, 0x54, 0, 1, 2, 3]);
         let mut key = FlowKey::default();
         extract(&mut key, &rarp(mac), 60, Depth::Full);
-        assert_eq!((key.src(), key.dst(), key.eth_type, key.ip_proto), (mac, MacAddr::BROADCAST, 0x8035, 3));
+        assert_eq!(
+            (MacAddr(key.eth_src), MacAddr(key.eth_dst), key.eth_type, key.ip_proto),
+            (mac, MacAddr::BROADCAST, 0x8035, 3)
+        );
         assert_eq!((key.arp_sha, key.arp_tha, key.anomalies), (mac.0, mac.0, 0));
     }
 }

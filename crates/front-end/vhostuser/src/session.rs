@@ -13,7 +13,7 @@ use crate::transport::{Message, Transport};
 use lasthop_connection::{Answer, Ask, Setup};
 use lasthop_guestmem::{MAX_REGIONS, RegionSpec};
 use lasthop_sys::Foreign;
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use rustix::net::{Shutdown, shutdown};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;

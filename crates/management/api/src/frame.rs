@@ -1,6 +1,7 @@
 //! A frame written in digits.
 
-use lasthop_types::{MAX_FRAME_LEN, counted};
+use lasthop_text::counted;
+use lasthop_types::MAX_FRAME_LEN;
 
 /// Hexadecimal digits to bytes; white space and `:` between them do not matter.
 pub fn parse_frame(text: &str) -> Result<Vec<u8>, String> {

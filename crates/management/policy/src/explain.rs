@@ -7,7 +7,8 @@ use crate::learning::{CopyTo, Headers, Passage, Probe, Refused, Track, home, ins
 use crate::mactable::Learned;
 use crate::membership::Tag;
 use lasthop_frame::{FlowKey, FlowMask};
-use lasthop_types::{DropReason, MacAddr, PortId};
+use lasthop_text::MacAddr;
+use lasthop_types::{DropReason, PortId};
 use std::net::IpAddr;
 
 /// A decision and its reasons.
@@ -29,11 +30,14 @@ fn in_vlan(pair: &Pair) -> String {
 fn refused(refusal: &Refusal, key: &FlowKey) -> String {
     match refusal {
         Refusal::GroupSource(_) => {
-            format!("source {} is a group address: dropped, whatever the destination", key.src())
+            format!("source {} is a group address: dropped, whatever the destination", MacAddr(key.eth_src))
         }
         Refusal::ZeroSource(_) => "source is all zeros: dropped, whatever the destination".to_owned(),
         Refusal::LinkLocal(_) => {
-            format!("destination {} is reserved for the link itself (IEEE 802.1D): never forwarded", key.dst())
+            format!(
+                "destination {} is reserved for the link itself (IEEE 802.1D): never forwarded",
+                MacAddr(key.eth_dst)
+            )
         }
     }
 }
@@ -71,7 +75,7 @@ impl Learning {
             let standing = self.standing(&track, to);
             list.check(&inside(key, vlan), standing, direction, &mut FlowMask::default())
         };
-        let pair = Pair { dst: home(&track).unwrap_or(key.dst()), ..Pair::of(key, vlan) };
+        let pair = Pair { dst: home(&track).unwrap_or(MacAddr(key.eth_dst)), ..Pair::of(key, vlan) };
         if self.tracks(from) || self.is_tracked_at(&pair) {
             lines.extend(self.explain_connection(&track, &name));
         }
@@ -221,7 +225,7 @@ impl Learning {
         let by: Vec<_> = passage.by.iter().filter_map(by).collect();
         let why = if by.is_empty() { "its connection is translated".to_owned() } else { by.join("; ") };
         let to = |home: MacAddr| format!(", to the station {home}");
-        let station = home(track).filter(|home| *home != key.dst()).map_or_else(String::new, to);
+        let station = home(track).filter(|home| *home != MacAddr(key.eth_dst)).map_or_else(String::new, to);
         passage.is_translated().then(|| format!("{why}: it goes on as {}{station}", addresses(&passage.delivered)))
     }
 

@@ -7,7 +7,8 @@ use hashbrown::HashTable;
 use lasthop_conntrack::Tuple;
 use lasthop_flow::{Action, FlowSpec, hash_key};
 use lasthop_frame::{Depth, FlowKey, FlowMask};
-use lasthop_types::{DropReason, MacAddr, PortId};
+use lasthop_text::MacAddr;
+use lasthop_types::{DropReason, PortId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Default limit of flows whose packets come from one port. One that talks to one neighbour under an access list may
@@ -35,7 +36,7 @@ pub(crate) struct Pair {
 impl Pair {
     /// Of a packet that belongs to this VLAN, or of a flow whose mask has [`PAIR_MASK`].
     pub fn of(key: &FlowKey, vlan: u16) -> Self {
-        Self { port: key.port(), vlan, src: key.src(), dst: key.dst() }
+        Self { port: key.port(), vlan, src: MacAddr(key.eth_src), dst: MacAddr(key.eth_dst) }
     }
 }
 
@@ -277,7 +278,8 @@ impl Installed {
 
     /// What learning knows it by, if learning has a say.
     pub fn pair(&self) -> Option<Pair> {
-        self.verdict.map(|_| Pair { dst: self.home.unwrap_or(self.key.dst()), ..Pair::of(&self.key, self.vlan) })
+        self.verdict
+            .map(|_| Pair { dst: self.home.unwrap_or(MacAddr(self.key.eth_dst)), ..Pair::of(&self.key, self.vlan) })
     }
 }
 

@@ -21,7 +21,7 @@ use lasthop_classifier::pattern::{first_bits, mac_bits};
 use lasthop_frame::ethertype::{ARP, IPV4, IPV6};
 use lasthop_frame::proto::{ICMPV6, UDP};
 use lasthop_frame::{FlowKey, FlowMask};
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use std::fmt;
 use std::net::IpAddr;
 

@@ -12,7 +12,8 @@ use denied::Denials;
 use lasthop_classifier::Classifier;
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{FlowKey, FlowMask};
-use lasthop_types::{MacAddr, PortId};
+use lasthop_text::MacAddr;
+use lasthop_types::PortId;
 use reconcile::Reconcile;
 use stale::Stale;
 use std::cell::Cell;
@@ -544,11 +545,11 @@ impl Learning {
 
 /// Why a packet with this key is refused whatever has been learned, if it is.
 pub(crate) fn refusal(key: &FlowKey) -> Option<Refusal> {
-    if key.src().is_multicast() {
+    if MacAddr(key.eth_src).is_multicast() {
         Some(Refusal::GroupSource(key.port()))
-    } else if key.src().is_zero() {
+    } else if MacAddr(key.eth_src).is_zero() {
         Some(Refusal::ZeroSource(key.port()))
-    } else if key.dst().is_link_local() {
+    } else if MacAddr(key.eth_dst).is_link_local() {
         Some(Refusal::LinkLocal(None))
     } else {
         None

@@ -1,7 +1,8 @@
 //! Where stations live: (VLAN, address) → port, with ageing, limits and flap damping.
 
 use crate::vlan_mac::VlanMac;
-use lasthop_types::{MacAddr, PortId};
+use lasthop_text::MacAddr;
+use lasthop_types::PortId;
 use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Unbounded};
 

@@ -11,7 +11,7 @@ pub fn check_name(name: &str) -> Result<(), String> {
     if name.is_empty() || name.len() > MAX_NAME {
         return Err(format!(
             "the port name has {}; use 1 to {MAX_NAME}",
-            lasthop_types::counted(name.len() as u64, "character")
+            lasthop_text::counted(name.len() as u64, "character")
         ));
     }
     match name.chars().find(|c| !(c.is_ascii_alphanumeric() || "._-".contains(*c))) {

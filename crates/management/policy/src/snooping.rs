@@ -5,7 +5,8 @@
 
 use lasthop_conntrack::View;
 use lasthop_frame::FlowKey;
-use lasthop_types::{MacAddr, PortId};
+use lasthop_text::MacAddr;
+use lasthop_types::PortId;
 use std::collections::BTreeMap;
 
 /// How long a group is sent to a port after it was last reported there (RFC 3376 §8.4: 2 × 125 s + 10 s), in ms.
@@ -63,7 +64,7 @@ pub(crate) enum Message {
 impl Message {
     /// By its key: IGMP, which may be either, MLD or PIM.
     pub fn of(key: &FlowKey) -> Option<Self> {
-        Family::of(key.dst()).filter(|_| key.ip_frag == 0 && key.anomalies == 0)?;
+        Family::of(MacAddr(key.eth_dst)).filter(|_| key.ip_frag == 0 && key.anomalies == 0)?;
         match (key.eth_type, key.ip_proto, key.l4_src) {
             (0x0800, IGMP, _) => Some(Self::Report),
             (0x0800 | 0x86dd, PIM, _) => Some(Self::Router),
@@ -281,7 +282,7 @@ fn read(key: &FlowKey, view: &View<'_>) -> Vec<Said> {
         (ICMPV6, Some(132)) => one(v6(bytes).map(Said::Left)),
         (ICMPV6, Some(143)) => records(view, 16, v6_group),
         // A hello (RFC 7761 §4.9), or its forerunner.
-        (PIM, Some(0x20)) => one(Family::of(key.dst()).map(Said::Router)),
+        (PIM, Some(0x20)) => one(Family::of(MacAddr(key.eth_dst)).map(Said::Router)),
         _ => Vec::new(),
     }
 }

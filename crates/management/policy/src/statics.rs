@@ -1,8 +1,8 @@
 //! Static addresses (`lasthop mac add`): stations that live at a port because somebody says so.
 
 use crate::vlans::vlan_id;
+use lasthop_text::MacAddr;
 use lasthop_text::parse_mac;
-use lasthop_types::MacAddr;
 use std::fmt;
 use std::str::FromStr;
 

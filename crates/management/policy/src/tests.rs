@@ -5,7 +5,8 @@ use crate::Headers;
 use crate::testutil::{Bench, MirrorSpec, Op, compare, key, mac, tagged};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{FlowKey, FlowMask};
-use lasthop_types::{DropReason, MacAddr, PortId};
+use lasthop_text::MacAddr;
+use lasthop_types::{DropReason, PortId};
 use proptest::prelude::*;
 
 mod connections;

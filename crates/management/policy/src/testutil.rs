@@ -6,7 +6,8 @@ use crate::guard::pretends;
 use crate::{Change, Effects, FlowUse, Learning, Limits, Mirrored, Mirrors, PortLists, PortSettings, Resume, Uplinks};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{Edit, FlowKey, FlowMask};
-use lasthop_types::{DropReason, MacAddr, PortId};
+use lasthop_text::MacAddr;
+use lasthop_types::{DropReason, PortId};
 use std::collections::{BTreeMap, BTreeSet};
 
 mod sets;
@@ -341,7 +342,7 @@ impl Bench {
     pub(crate) fn reference(&self, key: &FlowKey) -> BTreeMap<PortId, Vec<u16>> {
         let from = key.port();
         let nowhere = BTreeMap::new;
-        if !key.src().is_unicast_source() || key.dst().is_link_local() || !self.enters(key) {
+        if !MacAddr(key.eth_src).is_unicast_source() || MacAddr(key.eth_dst).is_link_local() || !self.enters(key) {
             return nowhere();
         }
         let ruled = |id: &PortId| Direction::ALL.iter().any(|d| self.list(*id, *d).is_some());
@@ -351,7 +352,7 @@ impl Bench {
             return nowhere();
         }
         let Some(vlan) = self.vlan_in(from, key) else { return nowhere() };
-        let outputs: Vec<_> = match self.home(vlan, key.dst()) {
+        let outputs: Vec<_> = match self.home(vlan, MacAddr(key.eth_dst)) {
             Some(port) if port == from => return [(from, tags(key))].into(),
             Some(port) => vec![port],
             None => self.up.iter().filter(|(id, up)| **up && **id != from).map(|(id, _)| *id).collect(),
@@ -499,17 +500,18 @@ pub fn compare(ops: impl IntoIterator<Item = Op>, probes: &[FlowKey], small: boo
                 let known = b.up.contains_key(&key.port());
                 let refused = b.refused(key.in_port);
                 let vlan = b.vlan_in(key.port(), &key).unwrap_or(key.vlan_tci & 0xfff);
-                let home = b.home(vlan, key.src());
+                let home = b.home(vlan, MacAddr(key.eth_src));
                 let hit = !b.lookup(&key).is_empty();
                 let done = b.packet(&key);
                 b.agrees(&done, &key);
                 let enters = b.enters(&key);
                 if !enters {
-                    assert_eq!(b.home(vlan, key.src()), home, "what may not enter teaches nothing");
+                    assert_eq!(b.home(vlan, MacAddr(key.eth_src)), home, "what may not enter teaches nothing");
                 }
-                if known && enters && key.src().is_unicast_source() && !key.dst().is_link_local() {
-                    sources.insert((vlan, key.src()));
-                    let home = b.home(vlan, key.src());
+                if known && enters && MacAddr(key.eth_src).is_unicast_source() && !MacAddr(key.eth_dst).is_link_local()
+                {
+                    sources.insert((vlan, MacAddr(key.eth_src)));
+                    let home = b.home(vlan, MacAddr(key.eth_src));
                     assert!(
                         hit || home == Some(key.port()) || b.refused(key.in_port) == refused + 1,
                         "neither learned nor refused"
@@ -552,7 +554,7 @@ pub fn compare(ops: impl IntoIterator<Item = Op>, probes: &[FlowKey], small: boo
             let enters = b.enters(&flow.key);
             if ticked && enters && flow.mask.0.eth_dst == [0xff; 6] && flow.mask.0.in_port != 0 {
                 let vlan = b.vlan_in(flow.key.port(), &flow.key).unwrap();
-                assert_eq!(b.home(vlan, flow.key.src()), Some(flow.key.port()));
+                assert_eq!(b.home(vlan, MacAddr(flow.key.eth_src)), Some(flow.key.port()));
             }
         }
         for m in b.policy.macs(b.now_ms) {

@@ -1,6 +1,6 @@
 //! What tables of MAC addresses are sorted by.
 
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 
 /// A VLAN and an address in it, as one number: to compare two is one instruction, where bytes take a call. Each first packet does that
 /// a hundred times.

@@ -1,6 +1,10 @@
-//! What people write: Ethernet addresses. The switch reads none.
+//! What people write and read: Ethernet addresses, and numbers of things. The switch has six bytes for an address, and no words.
 
-use lasthop_types::MacAddr;
+mod counted;
+mod mac;
+
+pub use counted::counted;
+pub use mac::MacAddr;
 
 /// Reads an Ethernet address: six pairs of digits with `:` or `-` between, three groups of four with `.` between, or twelve digits; upper
 /// or lower case. An error says what to write.

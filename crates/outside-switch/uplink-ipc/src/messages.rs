@@ -1,6 +1,6 @@
 //! What the supervisor says to an uplink and hears from it.
 
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use serde::{Deserialize, Serialize};
 
 /// To an uplink.

@@ -1,18 +1,14 @@
-//! Words shared by every process of lasthop: port ids, MAC addresses, drop reasons and counters.
+//! Words shared by every process of lasthop: port ids, drop reasons and counters.
 //!
 //! No I/O, no `unsafe`, no dependency on any other crate of the project.
 
-mod counted;
 mod counter;
 mod drop;
 mod line;
-mod mac;
 
-pub use counted::counted;
 pub use counter::{CacheFigures, Counter, DropCounters, PortCounters, PortTotals};
 pub use drop::{DROP_REASONS, DropReason};
 pub use line::{Level, LogLine};
-pub use mac::MacAddr;
 
 use serde::{Deserialize, Serialize};
 

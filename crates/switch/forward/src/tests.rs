@@ -6,7 +6,7 @@ use lasthop_flow::{Action, FlowSpec, InsertError};
 use lasthop_frame::testutil::Frame;
 use lasthop_frame::{FlowKey, FlowMask, VnetHdr};
 use lasthop_guestmem::{GuestMemory, PinnedSlice};
-use lasthop_types::{CacheFigures, DropReason, MacAddr, PortId};
+use lasthop_types::{CacheFigures, DropReason, PortId};
 use lasthop_virtqueue::driver::{NetConfig, NetDriver};
 use lasthop_virtqueue::{JOURNAL_BYTES, Journal, Patience, QueueSetup};
 use std::sync::Arc;
@@ -208,7 +208,7 @@ fn a_miss_waits_for_control_and_then_goes_where_control_says() {
     assert!(datapath.take_missed());
     assert_eq!(a.driver.unsent(0).unwrap(), 0, "the guest has its buffer back");
     let upcall = a.port.upcalls.report().unwrap();
-    assert_eq!((upcall.key.l4_dst, upcall.key.dst(), upcall.frame_len), (9, MacAddr([2, 0, 0, 0, 0, 2]), frame.len()));
+    assert_eq!((upcall.key.l4_dst, upcall.key.eth_dst, upcall.frame_len), (9, [2, 0, 0, 0, 0, 2], frame.len()));
     assert_eq!(upcall.header.bytes(), &frame[..upcall.header.len()]);
     assert!(a.port.upcalls.report().is_none());
     forwarder.resume(&a.port, upcall.id, &[Action::Output(PortId(2))]);
@@ -531,11 +531,8 @@ fn a_short_header_is_not_mistaken_for_a_long_one() {
     let mut second = vec![2, 0, 0, 0, 0, 0];
     second[2..].copy_from_slice(&first[..4]);
     second.extend(&first[4..]);
-    let there = MacAddr([second[0], second[1], second[2], second[3], second[4], second[5]]);
-    datapath
-        .flows()
-        .insert(FlowSpec { key: FlowKey { eth_dst: there.0, ..FlowKey::default() }, ..to(0, 3) }, 0)
-        .unwrap();
+    let there: [u8; 6] = second[..6].try_into().unwrap();
+    datapath.flows().insert(FlowSpec { key: FlowKey { eth_dst: there, ..FlowKey::default() }, ..to(0, 3) }, 0).unwrap();
     for frame in [&first, &second] {
         // The driver writes twelve bytes in front: the last two are the frame's first.
         let vnet = VnetHdr { num_buffers: u16::from_le_bytes([frame[0], frame[1]]), ..VnetHdr::default() };

@@ -1,6 +1,6 @@
 //! The flow key: what a frame is, as far as any rule may ask (docs/architecture.md, "Flows and policy").
 
-use lasthop_types::{MacAddr, PortId};
+use lasthop_types::PortId;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -107,16 +107,6 @@ impl FlowKey {
     /// A header (behind IPv6 extensions) or neighbour discovery option lies behind the snapshot: no L4 field is filled in.
     /// Seen from [`Depth::L4`] on.
     pub const DEEP_EXTENSIONS: u16 = 8;
-
-    /// Source address.
-    pub fn src(&self) -> MacAddr {
-        MacAddr(self.eth_src)
-    }
-
-    /// Destination address.
-    pub fn dst(&self) -> MacAddr {
-        MacAddr(self.eth_dst)
-    }
 
     /// Port the frame came from.
     pub fn port(&self) -> PortId {

@@ -4,7 +4,6 @@ pub mod edits;
 pub mod reference;
 
 use crate::{VnetHdr, sum};
-use lasthop_types::MacAddr;
 
 /// Builds one Ethernet frame; see [`Frame::new`].
 #[derive(Clone, Debug)]
@@ -42,13 +41,13 @@ enum Transport {
 impl Frame {
     /// A frame from `src` to `dst` (the last byte of a 02:00:00:00:00:xx address) with nothing inside.
     pub fn new(src: u8, dst: u8) -> Self {
-        Self::between(MacAddr([2, 0, 0, 0, 0, src]), MacAddr([2, 0, 0, 0, 0, dst]))
+        Self::between([2, 0, 0, 0, 0, src], [2, 0, 0, 0, 0, dst])
     }
 
     /// A frame from `src` to `dst` with nothing inside.
-    pub fn between(src: MacAddr, dst: MacAddr) -> Self {
+    pub fn between(src: impl Into<[u8; 6]>, dst: impl Into<[u8; 6]>) -> Self {
         Self {
-            eth: [dst.0, src.0].concat(),
+            eth: [dst.into(), src.into()].concat(),
             ether_type: None,
             ip: Ip::None,
             ttl: 64,
@@ -308,23 +307,25 @@ impl Frame {
 }
 
 /// An ARP message (operation 1: request, 2: reply) of 42 bytes, broadcast if it is a request.
-pub fn arp(operation: u16, sender: (MacAddr, [u8; 4]), target: (MacAddr, [u8; 4])) -> Vec<u8> {
-    let dst = if operation == 1 { MacAddr::BROADCAST } else { target.0 };
-    let mut out = Frame::between(sender.0, dst).ether_type(0x0806).build();
+pub fn arp<Mac: Into<[u8; 6]>>(operation: u16, sender: (Mac, [u8; 4]), target: (Mac, [u8; 4])) -> Vec<u8> {
+    let ends = [sender, target].map(|(mac, ip)| (mac.into(), ip));
+    let dst = if operation == 1 { [0xff; 6] } else { ends[1].0 };
+    let mut out = Frame::between(ends[0].0, dst).ether_type(0x0806).build();
     out.extend([0, 1, 8, 0, 6, 4]);
     out.extend(operation.to_be_bytes());
-    for (mac, ip) in [sender, target] {
-        out.extend(mac.0);
+    for (mac, ip) in ends {
+        out.extend(mac);
         out.extend(ip);
     }
     out
 }
 
 /// A neighbour solicitation for `target` with the sender's link-layer address as an option.
-pub fn neighbour_solicitation(sender: (MacAddr, [u8; 16]), target: [u8; 16]) -> Vec<u8> {
+pub fn neighbour_solicitation(sender: (impl Into<[u8; 6]>, [u8; 16]), target: [u8; 16]) -> Vec<u8> {
+    let mac = sender.0.into();
     let mut group = [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, 0, 0, 0];
     group[13..].copy_from_slice(&target[13..]);
-    let dst = MacAddr([0x33, 0x33, 0xff, target[13], target[14], target[15]]);
-    let message = [&[0; 4][..], &target, &[1, 1], &sender.0.0].concat();
-    Frame::between(sender.0, dst).ipv6(sender.1, group).ttl(255).icmp(135, 0).payload(message).build()
+    let dst = [0x33, 0x33, 0xff, target[13], target[14], target[15]];
+    let message = [&[0; 4][..], &target, &[1, 1], &mac].concat();
+    Frame::between(mac, dst).ipv6(sender.1, group).ttl(255).icmp(135, 0).payload(message).build()
 }

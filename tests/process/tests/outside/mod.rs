@@ -1,7 +1,7 @@
 //! The world outside of lasthop: wires in network namespaces, and a guest that answers like a host.
 
 use lasthop_tests_process::{Guest, Netns};
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

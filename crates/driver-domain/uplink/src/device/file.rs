@@ -9,7 +9,7 @@ use crate::counters::{Counters, Reason};
 use crate::memory::MemoryConfig;
 use crate::pair::{Packet, Pair, VNET};
 use lasthop_sys::EventFd;
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use lasthop_uplink_ipc::{UplinkDevice, UplinkDriver};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags, fstat, ftruncate, open, rename};

@@ -21,7 +21,7 @@ use crate::pair::{FromNetwork, Packet, Pair, PairError};
 use crate::room::{Interface, interface_names};
 use crate::survival::progress::{self, Progress};
 use lasthop_guest_queues::steering::Steering;
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use lasthop_uplink_ipc::{UplinkDevice, UplinkDriver};
 use lasthop_vhostuser::Features;
 use rustix::io::Errno;

@@ -9,7 +9,7 @@ use crate::memory::MemoryConfig;
 use crate::pair::{Packet, Pair, VNET, at};
 use crate::room::{Interface, Tun};
 use crate::survival::progress::{Reading, UNREAD};
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use lasthop_uplink_ipc::{UplinkDevice, UplinkDriver};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -25,7 +25,7 @@ use lasthop_frame::{VnetHdr, sum};
 use lasthop_guest_queues::steering::{Lane, Sources, Steering};
 use lasthop_guestmem::GuestSlice;
 use lasthop_sys::EventFd;
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use lasthop_uplink_ipc::UplinkDriver;
 use lasthop_vhostuser::Features;
 use program::XdpProgram;

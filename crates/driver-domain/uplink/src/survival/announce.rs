@@ -15,7 +15,7 @@
 //! ```
 
 use arrayvec::ArrayVec;
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use lasthop_uplink_ipc::VlanMac;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

@@ -21,7 +21,7 @@ use crate::room::{Interface, SendSocket};
 use arrayvec::ArrayVec;
 use lasthop_guestmem::GuestSlice;
 use lasthop_sys::EventFd;
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use lasthop_uplink_ipc::{PROBED_VLANS, Token, UplinkDriver};
 use rustix::io::Errno;
 use std::io::IoSlice;

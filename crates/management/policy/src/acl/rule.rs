@@ -3,7 +3,7 @@
 pub use lasthop_classifier::{Ether, Range};
 pub(crate) use lasthop_frame::ethertype::{ARP, IPV4, IPV6};
 pub(crate) use lasthop_frame::proto::{ICMP, ICMPV6, SCTP, TCP, UDP};
-use lasthop_types::MacAddr;
+use lasthop_text::MacAddr;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

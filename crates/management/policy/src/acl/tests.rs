@@ -2,7 +2,8 @@
 
 use super::*;
 use lasthop_frame::FlowKey;
-use lasthop_types::{MacAddr, PortId};
+use lasthop_text::MacAddr;
+use lasthop_types::PortId;
 use proptest::prelude::*;
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -3,8 +3,8 @@
 use super::Located;
 use super::book::Scope;
 use super::rule::{Direction, Mac, Prefix, Range};
+use lasthop_text::MacAddr;
 use lasthop_text::parse_mac;
-use lasthop_types::MacAddr;
 use std::net::IpAddr;
 
 /// Most ranges after one `port`, `type` or `code`.

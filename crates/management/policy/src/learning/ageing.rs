@@ -7,7 +7,8 @@ use super::stale::SLICE_MS;
 use super::{Effects, FLAP_WINDOW_MS, Learning, Port};
 use crate::flows::Cause;
 use crate::mactable::{AGEING_MS, Round};
-use lasthop_types::{MacAddr, PortId};
+use lasthop_text::MacAddr;
+use lasthop_types::PortId;
 use std::collections::VecDeque;
 
 /// Addresses whose flows are put right in a slice: half a millisecond.

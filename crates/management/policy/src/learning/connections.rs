@@ -20,7 +20,8 @@ use lasthop_conntrack::{
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::proto::TCP;
 use lasthop_frame::{FlowKey, ethertype};
-use lasthop_types::{DropReason, MacAddr, PortId};
+use lasthop_text::MacAddr;
+use lasthop_types::{DropReason, PortId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// Default limit of connections.
@@ -333,7 +334,7 @@ impl Learning {
             connections.begun(&original, &connection.reply);
             let sent = sent(&connection);
             if sent.src() != original.src() {
-                connections.homes.insert(number(label), key.src());
+                connections.homes.insert(number(label), MacAddr(key.eth_src));
             }
             self.share_begins(number(label), key.port(), &original, &sent);
             between(&original, &connection.reply).for_each(|pair| self.unhide(&pair, out));
@@ -555,6 +556,6 @@ fn pinned(known: &Known, here: u32) -> u128 {
 
 /// A connection as one of its packets shows it that is this when it is sent and when it is delivered.
 fn first(original: Tuple, sent: Tuple, key: &FlowKey, reply: bool, from: u32) -> Known {
-    let home = Some(if reply { key.dst() } else { key.src() });
+    let home = Some(if reply { MacAddr(key.eth_dst) } else { MacAddr(key.eth_src) });
     Known { label: label(0, from, NOWHERE), original, sent, home, error: None, reply, outdated: false }
 }

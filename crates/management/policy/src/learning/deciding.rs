@@ -11,7 +11,8 @@ use crate::membership::{self, Tag};
 use lasthop_conntrack::{Nat, Refusal};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{FlowKey, FlowMask};
-use lasthop_types::{DropReason, MacAddr, PortId};
+use lasthop_text::MacAddr;
+use lasthop_types::{DropReason, PortId};
 use std::sync::Arc;
 
 /// What becomes of a packet or of the packets of a flow, and the flow that says so.
@@ -313,7 +314,7 @@ impl Learning {
     /// Where learning sends a packet; one of a translated connection to who opened it, where nothing is known of his station any more.
     pub(crate) fn way(&self, key: &FlowKey, vlan: u16, track: &Track) -> Verdict {
         let home = home(track);
-        let verdict = self.verdict(&Pair { dst: home.unwrap_or(key.dst()), ..Pair::of(key, vlan) });
+        let verdict = self.verdict(&Pair { dst: home.unwrap_or(MacAddr(key.eth_dst)), ..Pair::of(key, vlan) });
         let opener = || home.and(track.known()).map(|known| PortId(known.from())).filter(|port| self.has_port(*port));
         match verdict {
             Verdict::Flood => opener().filter(|port| *port != key.port()).map_or(Verdict::Flood, Verdict::To),

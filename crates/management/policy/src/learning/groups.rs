@@ -6,6 +6,7 @@ use crate::Effects;
 use crate::flows::{Cause, add};
 use crate::snooping::{Changed, Family, GroupView, Message, asks_all};
 use lasthop_frame::{FlowKey, FlowMask};
+use lasthop_text::MacAddr;
 use lasthop_types::PortId;
 
 /// What tells packets that say who wants what from others.
@@ -60,7 +61,7 @@ impl Learning {
 
     /// Whether a flood goes to this port, as far as it is a multicast. Adds to `mask` what it took to know.
     pub(crate) fn wants(&self, to: PortId, vlan: u16, key: &FlowKey, mask: &mut FlowMask) -> bool {
-        let Some(family) = Family::of(key.dst()).filter(|_| self.snoops) else { return true };
+        let Some(family) = Family::of(MacAddr(key.eth_dst)).filter(|_| self.snoops) else { return true };
         add(mask, &KIND);
         if (key.eth_type, key.ip_proto) == (0x86dd, 58) {
             add(mask, &TYPE);
@@ -70,8 +71,9 @@ impl Learning {
         }
         let report = matches!(Message::of(key), Some(Message::Report));
         // Of IGMP the key does not tell: what comes from a router, or goes to all hosts, asks.
-        let report = report && !asks_all(key.dst()) && !self.groups.is_router(vlan, family, key.port());
-        !self.guest_settings(to).is_some_and(|of| of.snooping) || self.groups.wants(vlan, family, key.dst(), to, report)
+        let report = report && !asks_all(MacAddr(key.eth_dst)) && !self.groups.is_router(vlan, family, key.port());
+        !self.guest_settings(to).is_some_and(|of| of.snooping)
+            || self.groups.wants(vlan, family, MacAddr(key.eth_dst), to, report)
     }
 
     /// A multicast that no other port wants which could get it.

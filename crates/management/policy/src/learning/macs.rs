@@ -4,7 +4,8 @@ use super::Learning;
 use crate::flows::Cause;
 use crate::mactable::Entry;
 use crate::{Effects, PortSettings, StaticMac};
-use lasthop_types::{MacAddr, PortId};
+use lasthop_text::MacAddr;
+use lasthop_types::PortId;
 
 impl Learning {
     /// Static addresses of a port are from now on those of these settings.

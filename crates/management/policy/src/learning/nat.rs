@@ -14,7 +14,8 @@ use lasthop_classifier::{Classifier, Ether, Found, Pattern, Proto, Seen};
 use lasthop_conntrack::{Nat, Range, Tuple};
 use lasthop_flow::Action;
 use lasthop_frame::{Edit, FlowKey, FlowMask, Part, Set};
-use lasthop_types::{DropReason, MacAddr, PortId};
+use lasthop_text::MacAddr;
+use lasthop_types::{DropReason, PortId};
 use std::net::IpAddr;
 
 const IPV6: u16 = 0x86dd;
@@ -243,7 +244,7 @@ fn edits(key: &FlowKey, to: &Tuple, mac: Option<MacAddr>) -> Option<Vec<Action>>
         }
         edits.push(set(Part::Ports, 0, u32::from(src) << 16 | u32::from(dst), ALL));
     }
-    if let Some(MacAddr([a, b, c, d, e, f])) = mac.filter(|mac| *mac != key.dst()) {
+    if let Some(MacAddr([a, b, c, d, e, f])) = mac.filter(|mac| *mac != MacAddr(key.eth_dst)) {
         edits.push(set(Part::Ethernet, 0, u32::from_be_bytes([a, b, c, d]), ALL));
         edits.push(set(Part::Ethernet, 1, u32::from_be_bytes([e, f, 0, 0]), 0xffff_0000));
     }

@@ -11,6 +11,7 @@ use super::{Decided, FlowUse, Kind, Learning, Track, dropped};
 use crate::flows::{Cause, Id, Installed, InstalledRefusal, PAIR_MASK, Pair, Refusal, has};
 use crate::{Change, Effects};
 use lasthop_conntrack::Nat;
+use lasthop_text::MacAddr;
 
 /// What one part of it may take, in slices of what is put right otherwise (`stale.rs`): below a millisecond.
 const PART: usize = 2;
@@ -122,7 +123,7 @@ impl Learning {
             return;
         }
         let key = &f.spec.key;
-        let ordinary = key.src().is_unicast_source() && !key.dst().is_link_local();
+        let ordinary = MacAddr(key.eth_src).is_unicast_source() && !MacAddr(key.eth_dst).is_link_local();
         // A flow that drops what may not enter says nothing of where its source lives.
         let vlan = if ordinary { self.all_may_enter(key, &f.spec.mask) } else { None };
         let Some(vlan) = vlan else { return };

@@ -19,7 +19,8 @@ use lasthop_conntrack::{Refusal, Tuple};
 use lasthop_frame::ethertype::{IPV4, IPV6};
 use lasthop_frame::proto::{ICMP, ICMPV6, SCTP, TCP};
 use lasthop_frame::{FlowKey, FlowMask};
-use lasthop_types::{MacAddr, PortId};
+use lasthop_text::MacAddr;
+use lasthop_types::PortId;
 
 pub(super) const FIN: u16 = 1;
 pub(super) const SYN: u16 = 2;

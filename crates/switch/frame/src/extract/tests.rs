@@ -3,7 +3,6 @@
 use crate::testutil::reference::{check, dirty};
 use crate::testutil::{self, Frame};
 use crate::{Depth, FlowKey, extract};
-use lasthop_types::MacAddr;
 use proptest::prelude::*;
 
 fn ip_and_transport() -> impl Strategy<Value = Frame> {
@@ -66,7 +65,7 @@ fn frames() -> impl Strategy<Value = Vec<u8>> {
         1 => Just(vec![(0x88a8, 7), (0x8100, 9), (0x8100, 11)]),
     ];
     let arp = (0u16..300, any::<bool>()).prop_map(|(operation, rarp)| {
-        let mut f = testutil::arp(operation, (MacAddr([2; 6]), [10, 0, 0, 1]), (MacAddr([4; 6]), [10, 0, 0, 2]));
+        let mut f = testutil::arp(operation, ([2; 6], [10, 0, 0, 1]), ([4; 6], [10, 0, 0, 2]));
         if rarp {
             f[13] = 0x35;
             f[12] = 0x80;
@@ -220,11 +219,11 @@ fn protocols_and_extension_chains() {
 /// P4: option lengths that are zero or reach too far.
 #[test]
 fn neighbour_discovery() {
-    let (mac, ip, target) = (MacAddr([2, 0, 0, 0, 0, 7]), [0xfe; 16], [0xfd; 16]);
+    let (mac, ip, target) = ([2, 0, 0, 0, 0, 7], [0xfe; 16], [0xfd; 16]);
     let good = testutil::neighbour_solicitation((mac, ip), target);
     let k = key(&good);
     assert_eq!((k.l4_src, k.l4_dst, k.anomalies), (135, 0, 0));
-    assert_eq!((k.nd_target, k.arp_sha, k.arp_tha), (target, mac.0, [0; 6]));
+    assert_eq!((k.nd_target, k.arp_sha, k.arp_tha), (target, mac, [0; 6]));
     for len in [0, 2, 255] {
         let mut bad = good.clone();
         bad[14 + 40 + 24 + 1] = len;

@@ -1,7 +1,6 @@
 use super::*;
 use crate::SNAPSHOT_LEN;
 use crate::testutil::{self, Frame};
-use lasthop_types::MacAddr;
 use proptest::prelude::*;
 
 const BAD: Result<Offload, DropReason> = Err(DropReason::BadOffload);
@@ -76,7 +75,7 @@ fn checksum_positions() {
 
 #[test]
 fn checksum_must_not_change_what_was_judged() {
-    let mac = MacAddr([2; 6]);
+    let mac = [2; 6];
     let at = |start, offset| needs_csum(start, offset);
     let arp = testutil::arp(2, (mac, [1; 4]), (mac, [2; 4]));
     assert_eq!(check(&at(14, 14), &arp), BAD);

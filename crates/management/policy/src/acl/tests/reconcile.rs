@@ -202,7 +202,7 @@ proptest! {
             b.agrees(&done, &probe);
         }
         for (flow, _) in &b.table {
-            let ordinary = !flow.key.src().is_zero() && flow.mask.0.eth_dst == [0xff; 6];
+            let ordinary = !MacAddr(flow.key.eth_src).is_zero() && flow.mask.0.eth_dst == [0xff; 6];
             if ordinary {
                 b.agrees(&flow.actions, &flow.key);
             }

@@ -5,7 +5,6 @@ use crate::extract::tests::mutated;
 use crate::testutil::edits::{agree, edited as reference};
 use crate::testutil::{arp, neighbour_solicitation};
 use crate::{CompleteChecksum, Delivery, Receiver};
-use lasthop_types::MacAddr;
 
 const ALL: u32 = u32::MAX;
 
@@ -63,18 +62,18 @@ fn fields_are_those_that_a_sender_would_have_written() {
 
 #[test]
 fn arp_and_neighbour_discovery_are_rewritten() {
-    let (mine, yours) = ((MacAddr([2; 6]), [10, 0, 0, 1]), (MacAddr([4; 6]), [10, 0, 0, 2]));
+    let (mine, yours) = (([2; 6], [10, 0, 0, 1]), ([4; 6], [10, 0, 0, 2]));
     let reply = arp(2, mine, yours);
     let mut edits = bytes(Part::Arp, 6, &reply[20..42]);
     edits.extend(bytes(Part::Ethernet, 0, &[4; 6]));
     edits.extend(bytes(Part::Ethernet, 6, &[2; 6]));
-    assert_eq!(edited(&arp(1, yours, (MacAddr([0; 6]), [9; 4])), &edits), Ok(reply));
-    let (mac, other) = (MacAddr([2, 0, 0, 0, 0, 5]), MacAddr([2, 0, 0, 0, 0, 6]));
+    assert_eq!(edited(&arp(1, yours, ([0; 6], [9; 4])), &edits), Ok(reply));
+    let (mac, other) = ([2, 0, 0, 0, 0, 5], [2, 0, 0, 0, 0, 6]);
     let target = |n: u8| [0x20, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 7, 7, n];
     let before = neighbour_solicitation((mac, [0xfe; 16]), target(1));
     let after = neighbour_solicitation((other, [0xfe; 16]), target(2));
     let mut edits = bytes(Part::Neighbour, 8, &target(2));
-    edits.extend(bytes(Part::SourceLink, 2, &other.0));
+    edits.extend(bytes(Part::SourceLink, 2, &other));
     edits.extend(bytes(Part::Ethernet, 0, &after[..12]));
     edits.extend(bytes(Part::Ipv6, 24, &after[38..54]));
     assert_eq!(edited(&before, &edits), Ok(after));

@@ -32,6 +32,12 @@ impl MacAddr {
     }
 }
 
+impl From<MacAddr> for [u8; 6] {
+    fn from(address: MacAddr) -> Self {
+        address.0
+    }
+}
+
 impl fmt::Display for MacAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [a, b, c, d, e, g] = self.0;
