@@ -10,9 +10,6 @@
 
 use std::ffi::c_void;
 
-/// Up to this many bytes are moved inline. A header and a small frame fit; above, memmove's own choices win.
-const INLINE: usize = 256;
-
 /// Copies `len` bytes; either side may be guest memory. All loads come before the first store, so overlapping ranges are as
 /// right as with memmove.
 ///
@@ -23,21 +20,8 @@ const INLINE: usize = 256;
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     #[cfg(feature = "meter")]
     crate::meter::add(len);
-    // Two blocks, from the start and up to the end, cover every length between one block and two: nothing is rounded up.
-    // SAFETY: each block is of `size` bytes with `size <= len <= 2 * size`, so both lie inside the ranges the caller vouches
-    // for, and so do those of `far`.
-    unsafe {
-        match len {
-            33..=64 => block::two_32(from, to, len),
-            65..=128 => block::two_64(from, to, len),
-            129..=INLINE => block::two_128(from, to, len),
-            17..=32 => block::two_16(from, to, len),
-            8..=16 => block::two_8(from, to, len),
-            4..=7 => block::two_4(from, to, len),
-            2..=3 => block::two_2(from, to, len),
-            _ => far(from, to, len),
-        }
-    }
+    // SAFETY: the caller vouches for the ranges.
+    unsafe { block::copy(from, to, len) };
 }
 
 /// memmove, called in such a way that the compiler does not know what is called: it knows too much of memmove.
@@ -75,13 +59,37 @@ mod block {
     use std::arch::asm;
     pub(crate) use std::arch::x86_64::__m128i as Widest;
 
+    /// Up to this many bytes are moved inline. A header and a small frame fit; above, memmove's own choices win.
+    const INLINE: usize = 256;
+
+    /// # Safety
+    /// As [`super::copy`].
+    #[inline(always)]
+    pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+        // Two blocks, from the start and up to the end, cover every length between one block and two: nothing is rounded up.
+        // SAFETY: each block is of `size` bytes with `size <= len <= 2 * size`, so both lie inside the ranges the caller vouches
+        // for, and so do those of `far`.
+        unsafe {
+            match len {
+                33..=64 => two_32(from, to, len),
+                65..=128 => two_64(from, to, len),
+                129..=INLINE => two_128(from, to, len),
+                17..=32 => two_16(from, to, len),
+                8..=16 => two_8(from, to, len),
+                4..=7 => two_4(from, to, len),
+                2..=3 => two_2(from, to, len),
+                _ => super::far(from, to, len),
+            }
+        }
+    }
+
     /// Two blocks of so many vector registers: all loads, then all stores.
     macro_rules! vectors {
         ($name:ident: $($first:ident $at:literal)*; $($last:ident $back:literal)*) => {
             /// # Safety
             /// As [`super::copy`], for one to two times as many bytes as the name says.
             #[inline(always)]
-            pub(super) unsafe fn $name(from: *const u8, to: *mut u8, len: usize) {
+            unsafe fn $name(from: *const u8, to: *mut u8, len: usize) {
                 // SAFETY: the caller vouches for the ranges.
                 unsafe {
                     asm!(
@@ -109,7 +117,7 @@ mod block {
             /// # Safety
             /// As [`super::copy`], for one to two times as many bytes as the name says.
             #[inline(always)]
-            pub(super) unsafe fn $name(from: *const u8, to: *mut u8, len: usize) {
+            unsafe fn $name(from: *const u8, to: *mut u8, len: usize) {
                 // SAFETY: the caller vouches for the ranges.
                 unsafe {
                     asm!(
@@ -200,44 +208,28 @@ mod block {
 
 #[cfg(not(target_arch = "x86_64"))]
 mod block {
-    //! Volatile words, for processors whose own instructions nobody has measured yet.
+    //! For processors whose own instructions nobody has measured yet: memmove for runs of bytes, however short, and one way to store a
+    //! word, whatever its size.
 
+    pub(super) use super::far as copy;
     use super::{Unaligned, read};
     pub(crate) type Widest = u128;
 
     /// # Safety
     /// So many bytes are mapped and writable.
     #[inline(always)]
-    unsafe fn write<T: Copy>(to: *mut u8, value: T) {
+    pub(crate) unsafe fn write<T: Copy>(to: *mut u8, value: T) {
         // SAFETY: the caller vouches for the bytes; the type needs no alignment.
         unsafe { to.cast::<Unaligned<T>>().write_volatile(Unaligned(value)) }
     }
+    pub(crate) use self::{write as write_2, write as write_4, write as write_8, write as write_widest};
 
-    macro_rules! two {
-        ($($name:ident: $block:ty;)*) => {$(
-            /// # Safety
-            /// As [`super::copy`], for one to two times as many bytes as the name says.
-            #[inline(always)]
-            pub(super) unsafe fn $name(from: *const u8, to: *mut u8, len: usize) {
-                let back = len - size_of::<$block>();
-                // SAFETY: the caller vouches for the ranges.
-                unsafe {
-                    let (first, last) = (read::<$block>(from), read::<$block>(from.add(back)));
-                    write(to, first);
-                    write(to.add(back), last);
-                }
-            }
-        )*};
-    }
-
-    two! {
-        two_2: u16;
-        two_4: u32;
-        two_8: u64;
-        two_16: [u64; 2];
-        two_32: [u64; 4];
-        two_64: [u64; 8];
-        two_128: [u64; 16];
+    /// # Safety
+    /// 16 bytes are mapped and writable, `AT` behind `to`.
+    #[inline(always)]
+    pub(crate) unsafe fn write_words<const AT: usize>(to: *mut u8, words: [u64; 2]) {
+        // SAFETY: the caller vouches for the bytes.
+        unsafe { write(to.add(AT), words) }
     }
 
     /// Copies 32 bytes and adds them to a ones-complement sum of 64 bits (RFC 1071).
@@ -254,33 +246,6 @@ mod block {
             let (sum, carry) = sum.overflowing_add(*word);
             sum + u64::from(carry)
         })
-    }
-
-    macro_rules! writes {
-        ($($name:ident: $word:ty;)*) => {$(
-            /// # Safety
-            /// So many bytes are mapped and writable.
-            #[inline(always)]
-            pub(crate) unsafe fn $name(to: *mut u8, value: $word) {
-                // SAFETY: the caller vouches for the bytes.
-                unsafe { write(to, value) }
-            }
-        )*};
-    }
-
-    writes! {
-        write_2: u16;
-        write_4: u32;
-        write_8: u64;
-        write_widest: Widest;
-    }
-
-    /// # Safety
-    /// 16 bytes are mapped and writable, `AT` behind `to`.
-    #[inline(always)]
-    pub(crate) unsafe fn write_words<const AT: usize>(to: *mut u8, words: [u64; 2]) {
-        // SAFETY: the caller vouches for the bytes.
-        unsafe { write(to.add(AT), words) }
     }
 }
 
