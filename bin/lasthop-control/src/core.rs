@@ -3,8 +3,8 @@
 use cpu::CpuRequest;
 use health::Health;
 use lasthop_api::ApiError;
-use lasthop_ipc::{FromControl, PortConfig, PortInfo, PortState, ToControl, UpcallPacket};
-use lasthop_management_ipc::{ControlToSupervisor, DeviceState, SupervisorToControl};
+use lasthop_ipc::{FromControl, PortInfo, PortState, ToControl, UpcallPacket};
+use lasthop_management_ipc::{ControlToSupervisor, DeviceState, PortConfig, SupervisorToControl};
 use lasthop_policy::acl::Book;
 use lasthop_policy::{Change, Effects, Headers, LOOK_MANY_MS, LOOK_MS, Learning, MANY_FLOWS, Resume, Uplinks, Vlans};
 use lasthop_sys::hostview::HostView;
@@ -409,13 +409,13 @@ impl Core {
     }
 
     fn port_is(&mut self, port: PortInfo, now_ms: u64, out: &mut Effects) {
-        tracing::debug!("port {}: {:?}", port.name, port.state);
+        tracing::debug!("port {}: {:?}", port.name, port.state());
         // Lists first: they go by the port's name.
-        let (id, up) = (port.id, port.state == PortState::Up);
+        let (id, up) = (port.id, port.state() == PortState::Up);
         if self.health.port_is(&port, now_ms) && !self.uplinks.contains_key(&id) {
             tracing::info!("port {}: up", port.name);
         }
-        let waited = |before: &PortInfo| before.state == PortState::Waiting && port.state != PortState::Waiting;
+        let waited = |before: &PortInfo| before.state() == PortState::Waiting && port.state() != PortState::Waiting;
         if self.infos.get(&id).is_some_and(waited) {
             self.refused.remove(&id);
         }

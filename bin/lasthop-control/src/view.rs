@@ -6,8 +6,8 @@ use lasthop_api::{
 };
 use lasthop_flow::Action;
 use lasthop_frame::{FlowKey, FlowMask};
-use lasthop_ipc::{FlowInfo, PortConfig, PortInfo, PortState};
-use lasthop_management_ipc::{DeviceState, LinkState, UplinkInfo};
+use lasthop_ipc::{FlowInfo, PortInfo, PortState};
+use lasthop_management_ipc::{DeviceState, LinkState, PortConfig, UplinkInfo};
 use lasthop_policy::{MacView, PortSettings, PortView, Vlans};
 use lasthop_sys::hostview::VmState;
 use lasthop_text::MacAddr;
@@ -107,7 +107,7 @@ fn guest_queue((queue, of): (u16, UplinkQueue)) -> GuestQueue {
 }
 
 fn state(info: Option<&PortInfo>) -> &'static str {
-    match info.map(|i| &i.state) {
+    match info.map(PortInfo::state) {
         None => "starting",
         Some(PortState::Waiting) => "waiting",
         Some(PortState::Connected) => "connected",
@@ -134,8 +134,8 @@ pub(crate) fn port(id: PortId, config: Option<&PortConfig>, info: Option<&PortIn
     };
     if let Some(i) = info {
         port.name.clone_from(&i.name);
-        if let PortState::Broken(why) = &i.state {
-            port.error = Some(why.clone());
+        if let PortState::Broken(why) = i.state() {
+            port.error = Some(why);
         }
         port.last_error.clone_from(&i.last_error);
         port.mtu = i.mtu;
@@ -242,7 +242,7 @@ pub(crate) fn trace_output(
     device: Option<&DeviceState>,
 ) -> TraceOutput {
     let link = device.map_or(LinkState::Up, |device| device.link);
-    let drop = match info.map(|i| &i.state) {
+    let drop = match info.map(PortInfo::state) {
         _ if hairpin => Some(DropReason::Hairpin),
         None => Some(DropReason::NoPort),
         Some(PortState::Up) if link == LinkState::Up => None,
@@ -255,7 +255,7 @@ pub(crate) fn trace_output(
 /// Why nothing can be sent to a port that is not up.
 pub(crate) fn why_down(info: Option<&PortInfo>, device: Option<&DeviceState>, uplink: bool) -> String {
     let list = if uplink { "uplink list" } else { "port list" };
-    match (info.map(|i| &i.state), device) {
+    match (info.map(PortInfo::state), device) {
         (_, Some(DeviceState { device, link: LinkState::NoCarrier, .. })) => format!("{device} has no carrier"),
         (_, Some(DeviceState { device, link: LinkState::Down, .. })) => format!("{device} is set down"),
         (_, Some(DeviceState { device, link: LinkState::Missing, .. })) => format!("there is no interface {device}"),

@@ -262,7 +262,7 @@ mod tests {
     use super::*;
     use lasthop_flow::{Action, FlowSpec};
     use lasthop_frame::FlowMask;
-    use lasthop_ipc::{ControlEnd, PortConfig, ring_pair};
+    use lasthop_ipc::{ControlEnd, ring_pair};
     use std::sync::Arc;
 
     struct Rig {
@@ -280,15 +280,7 @@ mod tests {
             let datapath = Arc::new(Datapath::new(1000, lasthop_forward::PATIENCE_MS).unwrap());
             let entry = |id| {
                 let id = PortId(id);
-                let config = PortConfig {
-                    id,
-                    name: format!("p{id}"),
-                    path: String::new(),
-                    client: false,
-                    tx_batch: (0, 0),
-                    owner: None,
-                };
-                (id, PortEntry::new(&config, &datapath))
+                (id, PortEntry::new(id, format!("p{id}"), (0, 0), &datapath))
             };
             let ports: BTreeMap<_, _> = (1..=ports).map(entry).collect();
             let control = Control::new(ours, ports.keys().copied()).unwrap();

@@ -3,10 +3,10 @@
 use lasthop_connection::{Connection, End, Event};
 use lasthop_forward::{Datapath, Forwarder, Port};
 use lasthop_guestmem::{Mapped, Size};
-use lasthop_ipc::{PortConfig, PortInfo, PortState, QueueInfo};
+use lasthop_ipc::{PortInfo, QueueInfo};
 use lasthop_schedule::{Workers, policy::Batch};
 use lasthop_sys::{Aside, Epoll};
-use lasthop_types::{Level, PortTotals};
+use lasthop_types::{Level, PortId, PortTotals};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -53,9 +53,9 @@ impl Removed {
 
 impl PortEntry {
     /// A port nobody is connected to.
-    pub fn new(config: &PortConfig, datapath: &Arc<Datapath>) -> Self {
-        let port = Arc::new(Port::new(config.id, config.name.clone()));
-        let (aside, transmit) = (Aside::new(&config.name), Batch::new(config.tx_batch.0, config.tx_batch.1));
+    pub fn new(id: PortId, name: String, tx_batch: (u32, u16), datapath: &Arc<Datapath>) -> Self {
+        let (aside, transmit) = (Aside::new(&name), Batch::new(tx_batch.0, tx_batch.1));
+        let port = Arc::new(Port::new(id, name));
         let (mapped, datapath) = (Arc::default(), datapath.clone());
         Self { port, connection: None, aside, mapped, transmit, last_error: None, datapath }
     }
@@ -195,18 +195,14 @@ impl PortEntry {
             error: s.error.map(|e| e.to_string()),
         });
         let broken = statuses.iter().find_map(|(i, s)| s.error.map(|e| format!("queue {i}: {e}")));
-        let state = match (&self.connection, broken) {
-            (None, _) => PortState::Waiting,
-            (Some(_), Some(reason)) => PortState::Broken(reason),
-            (Some(_), None) if port.is_up() => PortState::Up,
-            (Some(_), None) => PortState::Connected,
-        };
         let memory = self.connection.as_ref().map(|c| c.memory().clone()).unwrap_or_default();
         let (features, protocol_features) = self.connection.as_ref().map_or((0, 0), Connection::features);
         PortInfo {
             id: port.id,
             name: port.name.clone(),
-            state,
+            connected: self.connection.is_some(),
+            up: port.is_up(),
+            broken,
             features,
             protocol_features,
             mtu: port.mtu(),

@@ -212,15 +212,15 @@ impl Server {
                 Err(error) => return Err(format!("supervisor: {error}").into()),
             };
             match (message, fd) {
-                (SupervisorToSwitch::AddPort(config), _) => {
-                    self.del_port(config.id);
-                    let entry = PortEntry::new(&config, &self.datapath);
+                (SupervisorToSwitch::AddPort(id, name, tx_batch), _) => {
+                    self.del_port(id);
+                    let entry = PortEntry::new(id, name, tx_batch, &self.datapath);
                     if let Some(journal) = &self.journal {
                         keep_journal(&entry, journal);
                     }
                     self.datapath.add_port(entry.port.clone());
-                    self.ports.insert(config.id, entry);
-                    self.report(config.id);
+                    self.ports.insert(id, entry);
+                    self.report(id);
                 }
                 (SupervisorToSwitch::DelPort(id), _) => self.del_port(id),
                 (SupervisorToSwitch::Limits(id, limits), _) => {

@@ -5,10 +5,10 @@ use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::testutil::{Frame, arp, neighbour_solicitation};
 use lasthop_frame::{Edit, FlowKey, FlowMask, Part, Set, VnetHdr};
 use lasthop_ipc::{
-    DatapathReply, DatapathRequest, FlowInfo, FromControl, PortConfig, SupervisorToSwitch, SwitchToSupervisor,
-    ToControl, UpcallPacket,
+    DatapathReply, DatapathRequest, FlowInfo, FromControl, SupervisorToSwitch, SwitchToSupervisor, ToControl,
+    UpcallPacket,
 };
-use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
+use lasthop_management_ipc::{ControlToSupervisor, PortConfig, SupervisorToControl};
 use lasthop_ovs_abi::limit::Limit;
 use lasthop_ovs_abi::meter::{Band, Meter};
 use lasthop_ovs_abi::netlink::Writer;
@@ -319,7 +319,7 @@ fn messages() -> Vec<Vec<u8>> {
     }
     let reply = |reply| ToControl::Reply { request: 8, last: true, reply };
     vec![
-        seed(0, &SupervisorToSwitch::AddPort(config.clone())),
+        seed(0, &SupervisorToSwitch::AddPort(id, config.name.clone(), config.tx_batch)),
         seed(0x10, &SupervisorToSwitch::Connection(id, Some(3))),
         seed(0x20, &SupervisorToSwitch::ControlChannel),
         seed(1, &SwitchToSupervisor::ConnectionClosed { port: id, reason: "closed".into() }),

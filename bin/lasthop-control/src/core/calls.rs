@@ -324,7 +324,7 @@ impl Core {
 
     /// Ports that a flood from there leaves out because they carry nothing now, and why, in one line.
     fn not_reached(&self, from: PortId, reached: &[PortId]) -> Option<String> {
-        let is_up = |id: &PortId| self.infos.get(id).is_some_and(|info| info.state == PortState::Up);
+        let is_up = |id: &PortId| self.infos.get(id).is_some_and(|info| info.state() == PortState::Up);
         let down = |id: &PortId| !is_up(id) && !reached.contains(id);
         let others = self.configs.keys().filter(|id| **id != from && self.policy.apart(from, **id).is_none());
         let (down, mut said): (Vec<_>, Vec<_>) = (others.filter(|id| down(id)).collect(), Vec::new());

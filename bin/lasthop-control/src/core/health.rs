@@ -91,7 +91,7 @@ impl Health {
             was_in_vain: false,
             up_ms: None,
         });
-        match (&record.state, &port.state) {
+        match (&record.state, &port.state()) {
             (_, PortState::Up) => (record.rings, record.was_in_vain) = (rings(port), false),
             (PortState::Up, PortState::Connected) => {
                 let (started, blank) = record.rings;
@@ -100,16 +100,16 @@ impl Health {
             (PortState::Connected, PortState::Connected) => {}
             _ => record.was_in_vain = false,
         }
-        if port.state != PortState::Up {
+        if port.state() != PortState::Up {
             record.before = counted;
         }
-        if record.state != port.state {
-            record.state.clone_from(&port.state);
+        if record.state != port.state() {
+            record.state = port.state();
             (record.since_ms, record.settled, record.wait_ms) = (now_ms, None, SETTLED_MS);
-            let silent = matches!(port.state, PortState::Up | PortState::Connected);
+            let silent = matches!(port.state(), PortState::Up | PortState::Connected);
             record.look_ms = silent.then_some(now_ms.saturating_add(SETTLED_MS));
             let quiet = record.up_ms.is_none_or(|at| now_ms.saturating_sub(at) >= UP_AGAIN_MS);
-            if port.state == PortState::Up && quiet {
+            if port.state() == PortState::Up && quiet {
                 record.up_ms = Some(now_ms);
                 return true;
             }
@@ -133,14 +133,14 @@ impl Health {
 
     /// What is wrong with a port, in one line that says what to do, if anything is known to be.
     pub fn note(&self, port: &PortInfo, now_ms: u64) -> Option<String> {
-        let record = self.0.get(&port.id).filter(|record| record.state == port.state)?;
+        let record = self.0.get(&port.id).filter(|record| record.state == port.state())?;
         if record.was_in_vain {
             return Some(kicked_in_vain(port));
         }
         if now_ms.saturating_sub(record.since_ms) < SETTLED_MS {
             return None;
         }
-        match port.state {
+        match port.state() {
             PortState::Connected => Some(not_up(port)),
             PortState::Up if record.is_kicked_in_vain(port) => Some(kicked_in_vain(port)),
             PortState::Up if now_ms.saturating_sub(record.since_ms) >= OPENED_MS && record.is_blank(port) => {
@@ -158,7 +158,7 @@ impl Health {
             return None;
         }
         record.settled.get_or_insert(port.from_guest.notifications);
-        if port.state == PortState::Up {
+        if port.state() == PortState::Up {
             record.rings = rings(port);
         }
         // Once packets pass, its memory is shared.
@@ -272,7 +272,9 @@ mod tests {
             id: PortId(1),
             name: "vm1".into(),
             queues: if state == PortState::Up { vec![ring(0), ring(1)] } else { Vec::new() },
-            state,
+            connected: state != PortState::Waiting,
+            up: state == PortState::Up,
+            broken: None,
             features,
             protocol_features: 0,
             mtu: 0,

@@ -4,8 +4,8 @@ use super::calls::MAX_QUESTIONS;
 use super::{Answer, Asker, Call, Command, Core, Event};
 use crate::server::MAX_LONG_LISTS;
 use lasthop_api::{ApiError, Flow, TraceReport};
-use lasthop_ipc::{DatapathReply, FromControl, PortConfig, ToControl};
-use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
+use lasthop_ipc::{DatapathReply, FromControl, ToControl};
+use lasthop_management_ipc::{ControlToSupervisor, PortConfig, SupervisorToControl};
 use lasthop_types::PortId;
 use tokio::sync::oneshot::Receiver;
 

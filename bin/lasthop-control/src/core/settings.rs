@@ -3,7 +3,7 @@
 use super::{Answer, Core, Unconfirmed, give, refuse};
 use crate::view;
 use lasthop_api::{ApiError, Field, PortChanged};
-use lasthop_ipc::PortConfig;
+use lasthop_management_ipc::PortConfig;
 use lasthop_policy::{Effects, PortSettings};
 use lasthop_types::PortId;
 

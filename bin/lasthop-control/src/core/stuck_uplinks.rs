@@ -70,7 +70,7 @@ impl Core {
     pub(super) fn watched(&mut self, ports: &[PortInfo], now_ms: u64) {
         self.stuck_uplinks.seen.retain(|id, _| self.devices.contains_key(id));
         for port in ports.iter().filter(|port| self.devices.contains_key(&port.id)) {
-            if port.state != PortState::Up {
+            if port.state() != PortState::Up {
                 self.stuck_uplinks.seen.remove(&port.id);
                 continue;
             }

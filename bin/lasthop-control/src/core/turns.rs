@@ -2,7 +2,8 @@
 
 use super::{Answer, Asker, Call, Command, Core, Event, SetCall};
 use lasthop_frame::FlowKey;
-use lasthop_ipc::{DatapathReply, DatapathRequest, FromControl, PortConfig, ToControl};
+use lasthop_ipc::{DatapathReply, DatapathRequest, FromControl, ToControl};
+use lasthop_management_ipc::PortConfig;
 use lasthop_management_ipc::SupervisorToControl;
 use lasthop_policy::Effects;
 use lasthop_policy::acl::{Scope, read, read_member};

@@ -69,7 +69,7 @@ impl Core {
     /// Says who lives at ports that are up and are not uplinks, in the VLANs that this uplink carries. A VM that has left may
     /// be elsewhere by now.
     pub(super) fn announce(&mut self, uplink: PortId, now_ms: u64) {
-        let is_up = |port: &PortId| self.infos.get(port).is_some_and(|info| info.state == PortState::Up);
+        let is_up = |port: &PortId| self.infos.get(port).is_some_and(|info| info.state() == PortState::Up);
         let (vlans, _) = self.policy.vlans_of(uplink);
         let macs = self.policy.macs(now_ms).filter(|mac| {
             let carried = vlans.is_none_or(|vlans| vlans.contains(mac.vlan));

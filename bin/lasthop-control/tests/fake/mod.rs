@@ -4,12 +4,12 @@
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{Depth, FlowKey, extract};
 use lasthop_ipc::{
-    Channel, ChannelError, DatapathReply, DatapathRequest, FlowInfo, FromControl, PortConfig, PortInfo, PortState,
-    SwitchEnd, ToControl, UpcallPacket, ring_pair,
+    Channel, ChannelError, DatapathReply, DatapathRequest, FlowInfo, FromControl, PortInfo, PortState, SwitchEnd,
+    ToControl, UpcallPacket, ring_pair,
 };
 use lasthop_management_ipc::{
-    ControlToSupervisor, CpuTimes, DeviceState, LISTS_PART, LinkState, MirrorConfig, Replaced, SupervisorToControl,
-    UplinkConfig, UplinkInfo,
+    ControlToSupervisor, CpuTimes, DeviceState, LISTS_PART, LinkState, MirrorConfig, PortConfig, Replaced,
+    SupervisorToControl, UplinkConfig, UplinkInfo,
 };
 use lasthop_policy::PortSettings;
 use lasthop_text::MacAddr;
@@ -137,12 +137,14 @@ impl Fake {
     }
 
     pub fn info(&self, id: PortId) -> PortInfo {
-        let state = self.states[&id].clone();
+        let state = &self.states[&id];
         let packets = |packets, drops| PortTotals { packets, bytes: packets * 100, drops, ..PortTotals::default() };
         PortInfo {
             id,
             name: self.ports[&id].name.clone(),
-            state,
+            connected: *state != PortState::Waiting,
+            up: *state == PortState::Up,
+            broken: None,
             features: 0x1_0000_0000,
             protocol_features: 0,
             mtu: 1500,

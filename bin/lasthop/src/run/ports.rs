@@ -6,7 +6,8 @@ use super::setup::check_new;
 use super::store::{Saved, SavedPort};
 use super::supervisor::{Supervisor, token};
 use super::uplink::Uplink;
-use lasthop_ipc::{PortConfig, SupervisorToSwitch};
+use lasthop_ipc::SupervisorToSwitch;
+use lasthop_management_ipc::PortConfig;
 use lasthop_management_ipc::SupervisorToControl;
 use lasthop_policy::PortSettings;
 use lasthop_sys::sandbox::{Program, Report, limit};
@@ -57,7 +58,7 @@ impl Supervisor {
             }
         }
         for config in self.configs() {
-            self.switch.send(SupervisorToSwitch::AddPort(config), None);
+            self.switch.send(SupervisorToSwitch::AddPort(config.id, config.name, config.tx_batch), None);
         }
         self.tell_all_limits();
     }
@@ -68,7 +69,7 @@ impl Supervisor {
         info!("port {} added: {}{}", config.name, config.path, if config.client { ", connecting" } else { "" });
         // Before the port: it is not to carry a frame under other settings.
         self.tell_settings(config.id, &config.name);
-        self.switch.send(SupervisorToSwitch::AddPort(config.clone()), None);
+        self.switch.send(SupervisorToSwitch::AddPort(config.id, config.name.clone(), config.tx_batch), None);
         self.tell_limits(config.id, &config.name);
         self.insert(port);
         config

@@ -2,8 +2,8 @@
 
 use super::settings_text::changed;
 use super::supervisor::Supervisor;
-use lasthop_ipc::{PortConfig, RateLimit, SupervisorToSwitch};
-use lasthop_management_ipc::{Settings, SupervisorToControl};
+use lasthop_ipc::{RateLimit, SupervisorToSwitch};
+use lasthop_management_ipc::{PortConfig, Settings, SupervisorToControl};
 use lasthop_policy::{PortSettings, Rate, STATIC_MAC, Unit};
 use lasthop_types::PortId;
 use std::collections::BTreeSet;

@@ -9,8 +9,10 @@ use super::store::SavedUplink;
 use super::supervisor::Supervisor;
 use super::uplink::{Claim, ENDING_LIMIT, LEAVING_LIMIT, Uplink, Waiting};
 use super::{RunError, RunError::Failed};
-use lasthop_ipc::{PortConfig, SupervisorToSwitch};
-use lasthop_management_ipc::{ControlToSupervisor, LinkState, SupervisorToControl, UplinkConfig, UplinkInfo};
+use lasthop_ipc::SupervisorToSwitch;
+use lasthop_management_ipc::{
+    ControlToSupervisor, LinkState, PortConfig, SupervisorToControl, UplinkConfig, UplinkInfo,
+};
 use lasthop_policy::{PortSettings, Vlans};
 use lasthop_sys::Trigger;
 use lasthop_text::parse_mac;
@@ -287,7 +289,7 @@ impl Supervisor {
         let config = uplink.config.clone();
         info!("{} {}: opening {}", uplink.spec.kind(), uplink.spec.name, uplink.spec.device);
         self.tell_control_ports();
-        self.switch.send(SupervisorToSwitch::AddPort(config), None);
+        self.switch.send(SupervisorToSwitch::AddPort(config.id, config.name, config.tx_batch), None);
         self.tell_limits(id, &name);
     }
 

@@ -105,10 +105,7 @@ pub fn switch(called: &Path) {
                             let bytes = [from, to, storm].map(|limit| limit.bytes);
                             say("switch", &format!("limits {port} {bytes:?}"));
                         }
-                        SupervisorToSwitch::AddPort(port) => {
-                            let how = if port.client { "connecting" } else { "listening" };
-                            say("switch", &format!("add {} {} {} {how}", port.id, port.name, port.path));
-                        }
+                        SupervisorToSwitch::AddPort(port, name, _) => say("switch", &format!("add {port} {name}")),
                         SupervisorToSwitch::DelPort(PortId(id)) => {
                             connections.remove(&id).into_iter().for_each(|fd| epoll.delete(fd).unwrap());
                             say("switch", &format!("delete {id}"));

@@ -1,9 +1,26 @@
 //! What the supervisor says to control and hears from it. The switch speaks none of it.
 
-use lasthop_ipc::{PortConfig, RateLimit};
+use lasthop_ipc::RateLimit;
 use lasthop_types::PortId;
 use lasthop_uplink_ipc::{UplinkCounters, UplinkDevice, UplinkDriver, VlanMac};
 use serde::{Deserialize, Serialize};
+
+/// A port as the user asked for it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortConfig {
+    /// Given by the supervisor.
+    pub id: PortId,
+    /// Unique name, 1 to 63 characters of `[A-Za-z0-9._-]`.
+    pub name: String,
+    /// Path of the vhost-user socket.
+    pub path: String,
+    /// True when lasthop connects and the front-end listens; false when lasthop listens.
+    pub client: bool,
+    /// Microseconds and packets for which a guest that sends a stream need not kick; 0: it kicks for each.
+    pub tx_batch: (u32, u16),
+    /// Who may use it, as somebody wrote it, if not whoever may open the socket.
+    pub owner: Option<String>,
+}
 
 /// To control.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

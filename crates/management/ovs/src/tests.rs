@@ -3,8 +3,8 @@
 use crate::{Datapath, Out, PACKET_PORT};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{Depth, Edit, FlowKey, FlowMask, extract};
-use lasthop_ipc::{DatapathReply, DatapathRequest, FlowInfo, FromControl, PortConfig, ToControl, UpcallPacket};
-use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
+use lasthop_ipc::{DatapathReply, DatapathRequest, FlowInfo, FromControl, ToControl, UpcallPacket};
+use lasthop_management_ipc::{ControlToSupervisor, PortConfig, SupervisorToControl};
 use lasthop_ovs_abi::family::{self, command, datapath, flow, packet, packet_command, vport};
 use lasthop_ovs_abi::netlink::{Message, OVS_HEADER, Writer, attributes, flag, kind, messages, table, u32_of};
 use lasthop_ovs_abi::{Key, Refused};

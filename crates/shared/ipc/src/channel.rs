@@ -3,7 +3,7 @@
 use crate::ring::Nonsense;
 use lasthop_sys::{receive_with_fds, send_with_fds};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};
+use rustix::net::{RecvFlags, SendFlags};
 use serde::{Serialize, de::DeserializeOwned};
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -58,14 +58,6 @@ pub struct Channel<S, R, F = OwnedFd> {
     buffer: Vec<u8>,
     longest: usize,
     types: PhantomData<fn(S) -> R>,
-}
-
-impl<S: Serialize, R: DeserializeOwned> Channel<S, R> {
-    /// Two connected sockets, close-on-exec and non-blocking.
-    pub fn pair() -> Result<(OwnedFd, OwnedFd), ChannelError> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
-    }
 }
 
 impl<S: Serialize, R: DeserializeOwned, F: AsFd> Channel<S, R, F> {

@@ -96,25 +96,17 @@ pub struct FlowInfo {
     pub idle_ms: u64,
 }
 
-/// What state a port is in.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum PortState {
-    /// No front-end is connected.
-    Waiting,
-    /// Connected; the driver has not enabled its queues.
-    Connected,
-    /// Carrying packets.
-    Up,
-    /// Stopped; the text says why. Reset or reconnect by the front-end clears it.
-    Broken(String),
-}
-
 /// A port as the data plane sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortInfo {
     pub id: PortId,
     pub name: String,
-    pub state: PortState,
+    /// A front-end is.
+    pub connected: bool,
+    /// It carries packets.
+    pub up: bool,
+    /// Which ring broke, and why. Reset or reconnect by the front-end clears it.
+    pub broken: Option<String>,
     /// Negotiated virtio features; 0 before negotiation.
     pub features: u64,
     /// Negotiated vhost-user protocol features.

@@ -20,12 +20,12 @@ mod sync;
 
 pub use channel::{Channel, ChannelError, MAX_MESSAGE};
 pub use datapath::{
-    DatapathReply, DatapathRequest, FlowInfo, FromControl, PortInfo, PortState, QueueInfo, ToControl, UpcallPacket,
+    DatapathReply, DatapathRequest, FlowInfo, FromControl, PortInfo, QueueInfo, ToControl, UpcallPacket,
 };
 #[cfg(any(test, feature = "far"))]
-pub use far::{ControlEnd, ring_pair};
+pub use far::{ControlEnd, PortState, ring_pair};
 pub use rings::MessageRings;
-pub use supervisor::{PortConfig, RateLimit, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor};
+pub use supervisor::{RateLimit, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor};
 
 /// The switch's end.
 pub type SwitchEnd = MessageRings<ToControl, FromControl>;

@@ -4,23 +4,6 @@ use lasthop_sys::sandbox::Confinement;
 use lasthop_types::{LogLine, PortId};
 use serde::{Deserialize, Serialize};
 
-/// A port as the user asked for it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PortConfig {
-    /// Given by the supervisor.
-    pub id: PortId,
-    /// Unique name, 1 to 63 characters of `[A-Za-z0-9._-]`.
-    pub name: String,
-    /// Path of the vhost-user socket.
-    pub path: String,
-    /// True when lasthop connects and the front-end listens; false when lasthop listens.
-    pub client: bool,
-    /// Microseconds and packets for which a guest that sends a stream need not kick; 0: it kicks for each.
-    pub tx_batch: (u32, u16),
-    /// Who may use it, as somebody wrote it, if not whoever may open the socket.
-    pub owner: Option<String>,
-}
-
 /// A limit of a port; the default is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RateLimit {
@@ -58,8 +41,9 @@ pub struct SwitchSettings {
 pub enum SupervisorToSwitch {
     /// What it becomes in its sandbox, and how it works: the first message, and only that.
     Start(Confinement, SwitchSettings),
-    /// A port comes into being; answered by nothing. Sent for every port after a restart too.
-    AddPort(PortConfig),
+    /// A port with this number and name comes into being; answered by nothing. Sent for every port after a restart too. Its guest need not
+    /// kick for so many microseconds and packets while it sends a stream; 0: it kicks for each.
+    AddPort(PortId, String, (u32, u16)),
     /// The port and its connection go away.
     DelPort(PortId),
     /// A front-end is connected: the switch's end of a new channel to the port's session process, which has the vhost-user
