@@ -34,6 +34,14 @@ pub const VMS: [Figure; 3] = [
     Figure { name: "TCP transactions", unit: "1/s", more_is_better: true },
     Figure { name: "ping", unit: "µs", more_is_better: false },
 ];
+/// Two VMs whose kernels share their memory in one way or another.
+pub const GRANTED: [Figure; 5] = [
+    Figure { name: "TCP stream", unit: "Mbit/s", more_is_better: true },
+    Figure { name: "pings lost", unit: "%", more_is_better: false },
+    Figure { name: "switch CPU", unit: "ms/Gbit", more_is_better: false },
+    Figure { name: "updates", unit: "1/packet", more_is_better: false },
+    Figure { name: "invalidations", unit: "1/packet", more_is_better: false },
+];
 pub const IDLE: [Figure; 2] = [
     Figure { name: "switch CPU", unit: "% of a CPU", more_is_better: false },
     Figure { name: "wake-ups", unit: "1/s and port", more_is_better: false },

@@ -127,7 +127,7 @@ pub fn missing_guests(work: Work) -> Option<String> {
         Work::Load(Setup { spread: true, ports, .. }, _) => missing_cpus(ports),
         Work::Load(setup, _) => setup.outside.and_then(|_| ["ip", "ethtool"].into_iter().find_map(missing_program)),
         Work::Memory | Work::Attack(..) => None,
-        Work::Vms | Work::Idle => missing_program("qemu-system-x86_64"),
+        Work::Vms | Work::Granted(_) | Work::Idle => missing_program("qemu-system-x86_64"),
         Work::Outside(_) => {
             ["qemu-system-x86_64", "iperf3", "ip", "ethtool"].into_iter().find_map(missing_program).or_else(|| {
                 let program = lasthop_harness::try_guest_program();
@@ -152,6 +152,9 @@ pub fn missing(contender: Contender, work: Work) -> Option<String> {
         .then(|| "this lasthop has no access lists (there is no command `lasthop acl`)".into()),
         Contender::Driven(_) => {
             ["ip", "ovsdb-tool", "ovsdb-server", "ovs-vsctl", "ovs-ofctl"].into_iter().find_map(missing_program)
+        }
+        Contender::DpdkVhost if matches!(work, Work::Granted(_)) => {
+            ["dpdk-testpmd", "cc"].into_iter().find_map(missing_program).or_else(|| missing_pages(dpdk_vhost::MIB))
         }
         Contender::DpdkVhost => missing_program("dpdk-testpmd").or_else(|| missing_pages(guests + dpdk_vhost::MIB)),
         Contender::BridgeNft => ["ip", "nft"].into_iter().find_map(missing_program).or_else(missing_devices),

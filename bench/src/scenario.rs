@@ -4,10 +4,13 @@ use crate::acl::{Kind, MASKS};
 use crate::contender::{Change, Contender};
 use crate::cpus::Cpus;
 use crate::distance::Track;
-use crate::figure::{ATTACK, COST, FLOWS, Figure, IDLE, LEFT, LOOP, MEMORY, OUTSIDE, Shown, THROUGH, TIMES, VMS};
+use crate::figure::{
+    ATTACK, COST, FLOWS, Figure, GRANTED, IDLE, LEFT, LOOP, MEMORY, OUTSIDE, Shown, THROUGH, TIMES, VMS,
+};
 use crate::guests::attack;
 use crate::guests::bridge;
 use crate::guests::dpdk::{Frames, Guests, Ring};
+use crate::guests::granted::{self, Sharing};
 use crate::guests::load::{Act, Setup, Stage, Yields, memory_per_port};
 use crate::guests::outside::Outside;
 use crate::guests::vms::Pair;
@@ -155,6 +158,10 @@ const fn attack(name: &'static str, title: &'static str, attack: Attack) -> Scen
     scenario(name, title, &[OURS, LEARN], Work::Attack(attack, 0))
 }
 
+const fn granted(name: &'static str, title: &'static str, sharing: Sharing) -> Scenario {
+    scenario(name, title, &[OURS, VHOST], Work::Granted(sharing))
+}
+
 /// Packets at a fixed rate to a guest that sleeps; what each mechanism is worth.
 const SLOW: Act = Act { pattern: Pattern::OneWay, rate: Some(1e5), window: None, yields: Yields::Cost, ..Act::PLAIN };
 const ECHO: Act = Act { pattern: Pattern::Echo, yields: Yields::Times, ..SLOW };
@@ -174,7 +181,7 @@ const ONE_NEW_FLOW: Act = Act { window: Some(1), ..NEW_FLOWS };
 const RULES: Setup = Setup { rules: 1000, ..Setup::PLAIN };
 
 /// All there are, those of a group together.
-pub const ALL: [Scenario; 95] = [
+pub const ALL: [Scenario; 100] = [
     dpdk("loop-64-split", "two DPDK guests, 64-byte frames, split rings", Ring::Split, Frames::Size(64)),
     dpdk("loop-64-packed", "two DPDK guests, 64-byte frames, packed rings", Ring::Packed, Frames::Size(64)),
     dpdk("loop-1472-split", "two DPDK guests, 1472-byte frames, split rings", Ring::Split, Frames::Size(1472)),
@@ -357,6 +364,11 @@ pub const ALL: [Scenario; 95] = [
     outside("outside-xdp-1514", "1514-byte frames to the network and back, AF_XDP", Device::Xdp, "1514"),
     outside("outside-packet-64", "64-byte frames to the network and back, AF_PACKET", Device::Packet, "64"),
     outside("outside-packet-1514", "1514-byte frames to the network and back, AF_PACKET", Device::Packet, "1514"),
+    granted("iommu-none", "two Linux VMs (QEMU), all memory shared for good", Sharing::Good),
+    granted("iommu-bounce", "two Linux VMs (QEMU) with bounce buffers", Sharing::Bounce),
+    granted("iommu-pass", "two Linux VMs (QEMU) behind IOMMUs that map all memory", Sharing::PassThrough),
+    granted("iommu-lazy", "two Linux VMs (QEMU) behind IOMMUs, mappings taken back together", Sharing::Lazy),
+    granted("iommu-strict", "two Linux VMs (QEMU) behind IOMMUs, each mapping for one use", Sharing::Strict),
     scenario("idle", "two Linux VMs (QEMU) that do nothing, 5 s", &[OURS, FLOW], Work::Idle),
     attack(
         "attack-trickle",
@@ -422,6 +434,7 @@ impl Scenario {
         match self.work {
             Work::Loop(..) => &LOOP,
             Work::Vms => &VMS,
+            Work::Granted(_) => &GRANTED,
             Work::Idle => &IDLE,
             Work::Memory => &MEMORY,
             Work::Outside(_) => &OUTSIDE,
@@ -468,6 +481,7 @@ impl Scenario {
             Work::Attack(attack, rules) => return attack::measure(contender, cpus, attack, rules, seconds as f64),
             Work::Memory => memory_per_port(contender, cpus, 2, 34),
             Work::Vms => Pair::boot(contender, cpus)?.traffic(seconds),
+            Work::Granted(sharing) => granted::measure(contender, cpus, sharing, seconds),
             Work::Idle => Pair::boot(contender, cpus)?.idle(),
             Work::Outside(device) => {
                 let device = match contender {

@@ -1,6 +1,7 @@
 //! What guests are and do in a comparison.
 
 use crate::guests::dpdk::{Frames, Ring};
+use crate::guests::granted::Sharing;
 use crate::guests::load::{Act, Setup};
 use crate::switch::uplink::Device;
 use lasthop_loadgen::Attack;
@@ -16,6 +17,8 @@ pub enum Work {
     Memory,
     /// VMs talk TCP and ping.
     Vms,
+    /// VMs talk TCP and ping, and share their memory in this way.
+    Granted(Sharing),
     /// VMs do nothing.
     Idle,
     /// A VM and a network outside.

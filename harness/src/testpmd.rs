@@ -3,7 +3,7 @@
 use crate::stop::{Failure, Outcome, failed, until};
 use crate::{last_lines, scratch, spawn};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Stdio};
 use std::time::Duration;
 
@@ -26,6 +26,18 @@ impl Testpmd {
     /// `lcores`: DPDK's word on which thread runs on which CPUs, commands on 0 and packets on 1. `mib`: of huge pages. One port
     /// for each of `devices`; `eal` and `options` are further arguments for DPDK and for testpmd.
     pub fn start(lcores: &str, mib: u32, devices: &[String], eal: &[&str], options: &[&str]) -> Outcome<Self> {
+        Self::start_preloaded(None, lcores, mib, devices, eal, options)
+    }
+
+    /// The same with a shared library loaded before all others.
+    pub fn start_preloaded(
+        preload: Option<&Path>,
+        lcores: &str,
+        mib: u32,
+        devices: &[String],
+        eal: &[&str],
+        options: &[&str],
+    ) -> Outcome<Self> {
         let dir = scratch();
         let log = dir.path().join("testpmd.log");
         let out = std::fs::File::create(&log).map_err(failed)?;
@@ -41,6 +53,9 @@ impl Testpmd {
             c.args(["--", "-i", "--nb-cores=1", "--txd=1024", "--rxd=1024"]).args(options);
             // EAL makes a directory for its run-time files; this way it goes with ours.
             c.env("RUNTIME_DIRECTORY", dir.path());
+            if let Some(library) = preload {
+                c.env("LD_PRELOAD", library);
+            }
             c.stdin(Stdio::piped()).stdout(out).stderr(err);
         });
         let stdin = child.stdin.take();

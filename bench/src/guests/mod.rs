@@ -4,6 +4,7 @@
 pub mod attack;
 pub mod bridge;
 pub mod dpdk;
+pub mod granted;
 pub mod load;
 pub mod outside;
 pub mod reflector;

@@ -2,10 +2,11 @@
 //! a switch, but what one that copies twice cannot beat.
 
 use super::{Extras, Spent, Switch};
-use lasthop_harness::proc;
 use lasthop_harness::stop::{Outcome, failed};
 use lasthop_harness::testpmd::{Testpmd, number_after};
-use std::path::Path;
+use lasthop_harness::{proc, scratch};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Instant;
 
 /// Memory in huge pages it takes, in MiB.
@@ -16,6 +17,7 @@ pub struct DpdkVhost {
     testpmd: Testpmd,
     begun: Instant,
     before: u64,
+    _dir: Option<tempfile::TempDir>,
 }
 
 impl DpdkVhost {
@@ -38,8 +40,42 @@ impl DpdkVhost {
         testpmd.say("set fwd io")?;
         testpmd.say("set record-core-cycles on")?;
         testpmd.say("start")?;
-        Ok(Self { testpmd, begun: Instant::now(), before: 0 })
+        Ok(Self { testpmd, begun: Instant::now(), before: 0, _dir: None })
     }
+
+    /// One for Linux VMs, which wait for it on the sockets: all they offload goes through, and addresses may be I/O addresses.
+    ///
+    /// It tries a packet again whose buffer is not translated yet; without that a VM with an IOMMU loses most of what is sent to it.
+    pub fn start_for_vms(main: usize, cpu: usize, sockets: &[&Path]) -> Outcome<Self> {
+        let dir = scratch();
+        let cut = cut_invalidations(dir.path())?;
+        let device = |(i, socket): (usize, &&Path)| {
+            let offloads = "tso=1,legacy-ol-flags=1";
+            format!("net_vhost{i},iface={},client=1,iommu-support=1,{offloads}", socket.display())
+        };
+        let devices: Vec<String> = sockets.iter().enumerate().map(device).collect();
+        let lcores = format!("0@{main},1@{cpu}");
+        let options = ["--burst=64", "--no-flush-rx"];
+        let mut testpmd = Testpmd::start_preloaded(Some(&cut), &lcores, MIB, &devices, &[], &options)?;
+        testpmd.say("set fwd io retry")?;
+        testpmd.say("set burst tx delay 20 retry 500")?;
+        testpmd.say("set record-core-cycles on")?;
+        testpmd.say("start")?;
+        Ok(Self { testpmd, begun: Instant::now(), before: 0, _dir: Some(dir) })
+    }
+}
+
+/// Makes the library that lets a lazy guest's flushes reach DPDK's table.
+fn cut_invalidations(dir: &Path) -> Outcome<PathBuf> {
+    let (source, library) = (dir.join("cut.c"), dir.join("cut.so"));
+    std::fs::write(&source, include_str!("cut_invalidations.c")).map_err(failed)?;
+    let mut cc = Command::new("cc");
+    let out = cc.args(["-O2", "-shared", "-fPIC", "-o"]).arg(&library).arg(&source).output();
+    let out = out.map_err(|e| failed(format!("cc: {e}")))?;
+    if !out.status.success() {
+        return Err(failed(format!("cc: {}", String::from_utf8_lossy(&out.stderr).trim())));
+    }
+    Ok(library)
 }
 
 impl Switch for DpdkVhost {
