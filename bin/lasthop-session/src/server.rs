@@ -66,7 +66,7 @@ impl Server {
                 }
                 self.watch_translation();
             }
-            if let Some(error) = self.session.as_ref().and_then(|session| session.expire(Instant::now()).err()) {
+            if let Some(error) = self.session.as_mut().and_then(|session| session.expire(Instant::now()).err()) {
                 self.end(&error);
             }
         }

@@ -91,6 +91,8 @@ pub struct Session<S> {
     grants: usize,
     /// Descriptors that are no longer used and still watched, if any have come or gone.
     retired: Option<Vec<Foreign>>,
+    /// Pages that the front-end has told of since the switch was last woken for them, and when it is at the latest.
+    unwoken: (u8, Option<Instant>),
     log: Option<log::Log>,
     /// The switch logs.
     logs: bool,
@@ -117,6 +119,7 @@ impl<S: Switch> Session<S> {
             iotlb: None,
             grants: GRANTS,
             retired: None,
+            unwoken: (0, None),
             log: None,
             logs: false,
             status: 0,
@@ -193,11 +196,15 @@ impl<S: Switch> Session<S> {
 
     /// When [`Session::expire`] is due, unless the front-end says something before.
     pub fn deadline(&self) -> Option<Instant> {
-        self.transport.deadline()
+        self.transport.deadline().into_iter().chain(self.unwoken.1).min()
     }
 
-    /// An error if the front-end has kept us waiting too long: end the session then.
-    pub fn expire(&self, now: Instant) -> Result<(), SessionError> {
+    /// Does what is due. An error if the front-end has kept us waiting too long: end the session then.
+    pub fn expire(&mut self, now: Instant) -> Result<(), SessionError> {
+        if self.unwoken.1.is_some_and(|due| now >= due) {
+            self.wake().map_err(|_| SessionError::SwitchGone)?;
+            self.tell_of_changes()?;
+        }
         self.transport.expire(now)
     }
 

@@ -8,6 +8,7 @@ use lasthop_sys::send_with_fds;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv};
 use std::collections::VecDeque;
+use std::time::Duration;
 use zerocopy::FromBytes;
 
 /// Bytes of an answer: a header and a number.
@@ -15,6 +16,10 @@ const ANSWER_LEN: usize = HEADER_LEN + 8;
 
 /// Most questions that the front-end has at a time, if it answers: a more urgent one may come.
 const MOST_SENT: usize = 16;
+/// Of pages that are told while more are asked for, the switch is woken for so many together, and this long after the first at the latest:
+/// looking at its rings costs it more than a page costs here.
+const MOST_UNWOKEN: u8 = 8;
+const WOKEN_WITHIN: Duration = Duration::from_micros(200);
 /// So often a guest is heard to fill a ring after it has started, or gone on: what the switch does then nobody pays for.
 const MOST_FILLS: u8 = 8;
 
@@ -179,11 +184,22 @@ impl<S: Switch> Session<S> {
                 replaced = true;
             }
         }
-        if replaced { self.go_on() } else { Ok(()) }
+        if !replaced {
+            return Ok(());
+        }
+        let waits = !table.asked().is_empty();
+        self.start_rings()?;
+        let (unwoken, due) = &mut self.unwoken;
+        *unwoken += 1;
+        if waits && *unwoken < MOST_UNWOKEN {
+            due.get_or_insert_with(|| Instant::now() + WOKEN_WITHIN);
+            return Ok(());
+        }
+        self.wake()
     }
 
-    /// Rings whose memory is known now start or go on, and all are looked at.
-    fn go_on(&mut self) -> Result<(), Fault> {
+    /// Rings whose memory is known now start or go on.
+    fn start_rings(&mut self) -> Result<(), Fault> {
         for i in 0..self.rings.len() {
             match self.rings[i].state {
                 RingState::Waiting => self.try_start(i)?,
@@ -191,7 +207,7 @@ impl<S: Switch> Session<S> {
                 _ => {}
             }
         }
-        self.wake()
+        Ok(())
     }
 
     /// A ring that rests goes on if it can be found again.
@@ -212,7 +228,8 @@ impl<S: Switch> Session<S> {
 
     /// Has the switch look at rings that packets come from: one may wait for a page. As if the guest had kicked; where it never does, the
     /// switch looks when it hears from us.
-    fn wake(&mut self) -> Result<(), Fault> {
+    pub(super) fn wake(&mut self) -> Result<(), Fault> {
+        self.unwoken = (0, None);
         for ring in self.rings.iter().skip(1).step_by(2).filter(|ring| ring.state == RingState::Running) {
             match &ring.kick {
                 Some(kick) => drop(rustix::io::write(kick, &1u64.to_ne_bytes())),
@@ -237,7 +254,7 @@ impl<S: Switch> Session<S> {
             }
         }
         if wakes {
-            self.go_on().map_err(lost)?;
+            self.start_rings().and_then(|()| self.wake()).map_err(lost)?;
         }
         self.send_questions();
         self.tell_of_changes()

@@ -125,6 +125,42 @@ fn a_buffer_waits_for_its_page_and_those_behind_are_asked_for_too() {
     assert_eq!(asked(&socket), [], "what was asked once is not asked again");
 }
 
+/// Pages told one by one would each have the switch look at all that waits. What is the last of all that is asked for is not waited for,
+/// and a front-end that answers some and never the others holds nothing up.
+#[test]
+fn the_switch_is_woken_for_several_pages_together_and_soon() {
+    let (mut rig, socket) = with_ring();
+    let kick = EventFd::new().unwrap();
+    rig.drive(|front, _| front.set_kick(1, Some(kick.as_fd())).unwrap());
+    rig.tell(&[update(0, 3), update(1, 3), update(2, 3)]);
+    let woken = || {
+        let mut count = [0; 8];
+        rustix::io::read(&kick, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+    };
+    for n in 0..12 {
+        rig.show(n, IOVA + 0x5000 + u64::from(n) * 0x1000, 100, 0);
+    }
+    assert_eq!(rig.chains(), Ok((0, true)));
+    rig.session.misses().unwrap();
+    (asked(&socket), woken());
+    let before = Instant::now();
+    rig.tell(&[update(5, 1)]);
+    assert_eq!(woken(), 0, "others are to come");
+    let due = rig.session.deadline().expect("a time by which it is woken");
+    assert!(due <= Instant::now() + Duration::from_millis(1), "{:?}", due - before);
+    rig.session.expire(due).unwrap();
+    assert_eq!((woken(), rig.session.deadline()), (1, None), "they have not come");
+    rig.tell(&[6, 7, 8, 9, 10, 11, 12].map(|page| update(page, 1)));
+    assert_eq!(woken(), 0);
+    rig.tell(&[update(13, 1)]);
+    assert_eq!(woken(), 1, "eight");
+    rig.tell(&[14, 15].map(|page| update(page, 1)));
+    assert_eq!(woken(), 0);
+    rig.tell(&[update(16, 1)]);
+    assert_eq!((woken(), rig.session.deadline()), (1, None), "that was the last");
+    assert_eq!(rig.chains(), Ok((12, false)));
+}
+
 /// Linux fills the rings when the interface comes up, long after they have started.
 #[test]
 fn buffers_that_a_running_ring_is_filled_with_are_asked_for_before_any_packet_comes() {
