@@ -349,16 +349,13 @@ fn own_address(text: &str) -> Result<MacAddr, String> {
 /// One address, or all that begin alike. An address within its network, as `ip addr` shows it, may be meant either way: it is refused.
 fn address(text: &str) -> Result<Prefix, String> {
     let (addr, length) = text.split_once('/').map_or((text, None), |(addr, length)| (addr, Some(length)));
-    let Ok(addr) = addr.parse::<IpAddr>() else {
+    if addr.parse::<IpAddr>().is_err() {
         return Err(format!(
             "{text:?} is no IP address; write one such as 10.0.0.1 or fd00::1, a prefix such as 10.0.0.0/8, {OR_NONE}"
         ));
-    };
-    let prefix = crate::acl::prefix(text).map_err(|e| format!("{}: write {e}", length.unwrap_or_default()))?;
-    if prefix.addr() == addr {
-        return Ok(prefix);
     }
-    Err(format!("{text} has host bits; write {addr} for this address, or {prefix} to allow all of them"))
+    let prefix = crate::acl::prefix(text).map_err(|e| format!("{}: write {e}", length.unwrap_or_default()))?;
+    crate::acl::host_bits(text, &prefix).map_or(Ok(prefix), Err)
 }
 
 /// Values with commas between them. The first in a command replaces what was set before.
@@ -483,7 +480,7 @@ mod tests {
             ("mac=52:54:00:00:00:01 addr=10.0.0.300", "such as 10.0.0.1"),
             (
                 "mac=52:54:00:00:00:01 addr=10.0.0.1/24",
-                "10.0.0.1/24 has host bits; write 10.0.0.1 for this address, or 10.0.0.0/24 to allow all of them",
+                "10.0.0.1/24 has host bits; write 10.0.0.1 for this address, or 10.0.0.0/24 for all of them",
             ),
             ("mac=52:54:00:00:00:01 addr=fd00::1/64", "write fd00::1 for this address, or fd00::/64"),
             ("mac=52:54:00:00:00:01 addr=any", "or none to take it back"),

@@ -152,7 +152,9 @@ fn traffic_close_to_its_rules() {
     let mut text = String::new();
     for len in [8, 16, 24, 32] {
         for port in [1, 40, 2000, 40_000] {
-            text += &format!("deny ip from 198.18.0.9/{len} port {port} to 198.18.77.0/{} port {port}\n", 40 - len);
+            let [from, to] = [("198.18.0.9", len), ("198.18.77.0", 40 - len)]
+                .map(|(addr, len)| Prefix::new(addr.parse().unwrap(), len).unwrap());
+            text += &format!("deny ip from {from} port {port} to {to} port {port}\n");
         }
     }
     let list = List::new(read(&text, None).unwrap().take(Direction::FromGuest).unwrap(), &Default::default());

@@ -49,7 +49,7 @@ pub use nat::{Target, Translation};
 pub use parse::{Lists, Located, MAX_RULES, MAX_TEXT, Rules, looks_like_classbench, read};
 pub use rule::{Action, Direction, Ether, Mac, Place, Prefix, Range, Rule};
 pub use sets::{AddressSet, MAX_MEMBERS, MAX_SETS, check_set_name, read_member};
-pub(crate) use words::prefix;
+pub(crate) use words::{host_bits, prefix};
 
 #[cfg(test)]
 mod figures;

@@ -6,7 +6,7 @@ use super::rule::{
     ARP, Action, Direction, Ether, ICMP, ICMPV6, IPV4, IPV6, Mac, Place, Prefix, Range, Rule, SCTP, TCP, UDP,
 };
 use super::sets::check_set_name;
-use super::words::{Word, Words, mac, number, once, prefix, ranges};
+use super::words::{Word, Words, host_bits, mac, number, once, prefix, ranges};
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -374,7 +374,13 @@ impl<'a> Parts<'a> {
                 check_set_name(name).map_err(|wrong| words.at(&value, &format!("{wrong}, such as @web")))?;
                 Some(Place::Set(name.into()))
             }
-            (text, None) => Some(Place::Prefix(prefix(text).map_err(|expected| words.wrong(&value, expected))?)),
+            (text, None) => {
+                let read = prefix(text).map_err(|expected| words.wrong(&value, expected))?;
+                if let Some(wrong) = host_bits(text, &read) {
+                    return Err(words.at(&value, &wrong));
+                }
+                Some(Place::Prefix(read))
+            }
         };
         let slot = if word.text == "from" { &mut self.from } else { &mut self.to };
         once(slot, word, place, words)

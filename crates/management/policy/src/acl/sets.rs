@@ -3,7 +3,6 @@
 use super::rule::Prefix;
 use lasthop_classifier::Addresses;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::sync::Arc;
 
 /// Most sets.
@@ -72,17 +71,10 @@ pub fn check_set_name(name: &str) -> Result<(), String> {
     }
 }
 
-/// Reads an address or a prefix that is to be a member of a set. An address within its network, as `ip addr` shows it, may be meant either way: it is
-/// refused.
+/// Reads an address or a prefix that is to be a member of a set. One with host bits is refused.
 pub fn read_member(text: &str) -> Result<Prefix, String> {
     let prefix = super::prefix(text).map_err(|_| {
         format!("{text:?} is none; write an IPv4 or IPv6 address such as 10.0.0.1 or fd00::1, or a prefix such as 10.0.0.0/8")
     })?;
-    let addr = text.split('/').next().and_then(|addr| addr.parse::<IpAddr>().ok());
-    match addr {
-        Some(addr) if prefix.addr() != addr => {
-            Err(format!("{text} has host bits; write {addr} for this address, or {prefix} for all of them"))
-        }
-        _ => Ok(prefix),
-    }
+    super::host_bits(text, &prefix).map_or(Ok(prefix), Err)
 }

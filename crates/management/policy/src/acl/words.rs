@@ -141,6 +141,12 @@ pub(crate) fn prefix(text: &str) -> Result<Prefix, &'static str> {
     Prefix::new(addr, len).ok_or(EXPECTED)
 }
 
+/// What `text`, read as `prefix`, should have been, if it is an address within its network, as `ip addr` shows it: that may be meant either way.
+pub(crate) fn host_bits(text: &str, prefix: &Prefix) -> Option<String> {
+    let addr = text.split('/').next()?.parse::<IpAddr>().ok().filter(|addr| *addr != prefix.addr())?;
+    Some(format!("{text} has host bits; write {addr} for this address, or {prefix} for all of them"))
+}
+
 pub(super) fn mac(text: &str) -> Option<Mac> {
     let (addr, mask) = match text.split_once('/') {
         Some((addr, mask)) => (addr, parse_mac(mask).ok()?),

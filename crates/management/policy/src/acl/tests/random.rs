@@ -66,6 +66,11 @@ fn v4() -> impl Strategy<Value = String> {
     ]
 }
 
+/// The network with so long a prefix that this address is in, as rules name it.
+fn network(addr: &str, len: u8) -> String {
+    Prefix::new(addr.parse().unwrap(), len).unwrap().to_string()
+}
+
 fn v6() -> impl Strategy<Value = String> {
     prop_oneof![(0u16..3, 0u16..3).prop_map(|(a, b)| format!("fd00:{a}::{b}")), Just("::1".to_owned())]
 }
@@ -112,13 +117,13 @@ fn ports() -> impl Strategy<Value = String> {
 pub(super) fn rule() -> impl Strategy<Value = String> {
     let action = prop_oneof![Just("permit"), Just("deny")];
     let sides = prop_oneof![
-        2 => (v4(), 0u8..33, v4(), 0u8..33).prop_map(|(s, a, d, b)| (format!("{s}/{a}"), format!("{d}/{b}"))),
-        1 => (v6(), 0u8..129, v6(), 0u8..129).prop_map(|(s, a, d, b)| (format!("{s}/{a}"), format!("{d}/{b}"))),
-        1 => (v4(), 0u8..33).prop_map(|(s, a)| (format!("{s}/{a}"), "any".into())),
+        2 => (v4(), 0u8..33, v4(), 0u8..33).prop_map(|(s, a, d, b)| (network(&s, a), network(&d, b))),
+        1 => (v6(), 0u8..129, v6(), 0u8..129).prop_map(|(s, a, d, b)| (network(&s, a), network(&d, b))),
+        1 => (v4(), 0u8..33).prop_map(|(s, a)| (network(&s, a), "any".into())),
         1 => Just(("any".to_owned(), "any".to_owned())),
         1 => (set_or_any(), set_or_any()),
-        1 => (set_or_any(), v4(), 0u8..33).prop_map(|(s, d, b)| (s, format!("{d}/{b}"))),
-        1 => (v6(), 0u8..129, set_or_any()).prop_map(|(s, a, d)| (format!("{s}/{a}"), d)),
+        1 => (set_or_any(), v4(), 0u8..33).prop_map(|(s, d, b)| (s, network(&d, b))),
+        1 => (v6(), 0u8..129, set_or_any()).prop_map(|(s, a, d)| (network(&s, a), d)),
     ];
     let ported = (prop_oneof![Just("tcp"), Just("udp"), Just("sctp"), Just("ip")], sides.clone(), ports(), ports())
         .prop_map(|(p, (s, d), sp, dp)| format!("{p} from {s}{sp} to {d}{dp}"));
