@@ -41,7 +41,7 @@ pub struct FilterArgs {
 
 fn zone(text: &str) -> Result<u16, String> {
     // Zones of Open vSwitch go further; control knows who decides.
-    text.parse().map_err(|_| format!("{text} is not a VLAN id; use 1 to 4094, or 0 for connections without a VLAN"))
+    text.parse().map_err(|_| format!("{text} is neither a VLAN id nor a zone; use 1 to 4094, or 0 for connections without a VLAN; where Open vSwitch decides, a zone up to 65535"))
 }
 
 fn protocol(text: &str) -> Result<String, String> {

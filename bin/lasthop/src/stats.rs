@@ -63,11 +63,34 @@ impl Sum {
 
 pub fn stats(args: &StatsArgs) -> Result<String, CliError> {
     let mut instance = args.shared.instance()?;
+    // In this order: what is counted meanwhile is in the ports' figures and not yet in the details.
+    let mut switch = instance.ask(async |c| c.stats().await)?;
     let ports = all_ports(&mut instance)?;
-    let switch = instance.ask(async |c| c.stats().await)?;
+    within_counts(&mut switch.denied, &ports);
     let interfaces = interfaces(&mut instance, &ports)?;
     let stats = Stats { sum: Sum::of(&ports, &switch), switch, ports, interfaces };
     args.shared.show(&stats, |s| render(s, args.verbose))
+}
+
+/// Details never say more than the counters of their port. The switch counts the packets of a flow, and a flow that comes to drop had let
+/// packets through before: of those that came between two looks at it, control cannot tell which were which. What is too much is taken
+/// from flows of which control has seen no dropped packet, then from the oldest.
+fn within_counts(denied: &mut Vec<Denied>, ports: &[Port]) {
+    let mut order: Vec<usize> = (0..denied.len()).collect();
+    order.sort_by_key(|n| (denied[*n].packet.is_none(), denied[*n].age_ms));
+    let mut left: BTreeMap<(String, String), u64> = BTreeMap::new();
+    for n in order {
+        let d = &mut denied[n];
+        let Some(port) = ports.iter().find(|port| port.name == d.port) else { continue };
+        let counted = || {
+            let drops = port.from_guest.drops.iter().chain(&port.to_guest.drops);
+            drops.filter(|drops| drops.reason == d.reason).map(|drops| drops.packets).sum()
+        };
+        let left = left.entry((d.port.clone(), d.reason.clone())).or_insert_with(counted);
+        d.packets = d.packets.min(*left);
+        *left -= d.packets;
+    }
+    denied.retain(|d| d.packets > 0);
 }
 
 fn ms(ns: u64) -> u64 {
@@ -109,7 +132,7 @@ fn denial(d: &Denied) -> String {
         (None, Some("to-guest")) => " of the to-guest list".to_owned(),
         _ => String::new(),
     };
-    let packet = d.packet.as_deref().unwrap_or("not seen since control was started");
+    let packet = d.packet.as_deref().unwrap_or("control has seen none of them");
     format!("{}: {} {why}{of}, {} ago ({packet})", d.port, d.packets, age(d.age_ms))
 }
 
@@ -456,7 +479,27 @@ mod tests {
         let spoofed = Denied { reason: "spoofed".into(), setting: Some("mac".into()), ..vlan.clone() };
         assert!(denial(&spoofed).contains("3 dropped as spoofed by mac, 2 s ago (icmp"));
         let unseen = Denied { packet: None, ..vlan };
-        assert_eq!(denial(&unseen), "vm1: 3 dropped as vlan, 2 s ago (not seen since control was started)");
+        assert_eq!(denial(&unseen), "vm1: 3 dropped as vlan, 2 s ago (control has seen none of them)");
+    }
+
+    /// A flood went out, then both ports: its flow drops now, and the switch has dropped nothing.
+    #[test]
+    fn details_say_no_more_than_the_ports_have_counted() {
+        let denied = |reason: &str, packets, packet: Option<&str>| Denied {
+            port: "vm1".into(),
+            packets,
+            reason: reason.into(),
+            packet: packet.map(str::to_owned),
+            ..Denied::default()
+        };
+        let mut port = Port { name: "vm1".into(), ..Port::default() };
+        port.from_guest.drops = vec![Drops { reason: "port_down".into(), packets: 403, ..Drops::default() }];
+        let seen = denied("port_down", 402, Some("icmp 10.0.0.1 > 10.0.0.2"));
+        let elsewhere = Denied { port: "gone".into(), ..denied("acl", 5, None) };
+        let mut all =
+            vec![denied("no_other_port", 3, None), denied("port_down", 3, None), seen.clone(), elsewhere.clone()];
+        within_counts(&mut all, &[port]);
+        assert_eq!(all, [denied("port_down", 1, None), seen, elsewhere]);
     }
 
     #[test]

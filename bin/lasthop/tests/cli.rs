@@ -469,7 +469,7 @@ fn says_what_is_wrong_and_what_to_do() {
         ("port set c1 --static-mac 52:54:00:00:00:01@5000", "\"5000\" is not a VLAN id"),
         ("mirror add m --from a --to b --direction up", "use from-guest, to-guest or both"),
         ("conntrack list --proto tpc", "\"tpc\" is no protocol; use tcp, udp"),
-        ("conntrack list --vlan 70000", "70000 is not a VLAN id; use 1 to 4094, or 0"),
+        ("conntrack list --vlan 70000", "70000 is neither a VLAN id nor a zone; use 1 to 4094, or 0"),
         (
             "conntrack flush --addr 10.0.0.0/8",
             "\"10.0.0.0/8\" is no address; use one such as 10.0.0.1 or fd00::1, not a prefix",

@@ -223,6 +223,11 @@ fn not_up(port: &PortInfo) -> String {
         return "its guest's virtio-net driver has not started: nothing passes before the guest has booted and loaded it".into();
     }
     if port.memory_regions == 0 {
+        if let Some(why) = port.last_error.as_ref().filter(|why| why.contains("_MEM_")) {
+            return format!(
+                "its front-end has handed over no memory that could be taken; what was refused last: {why}"
+            );
+        }
         let what = "its memory is not shared with lasthop: its driver has started, and the front-end has handed over no memory";
         return format!("{what}; {}", remedy(&port.name));
     }
@@ -314,6 +319,17 @@ mod tests {
         assert_eq!(health.look(&connected, later), None, "it is said once");
         let much_later = later + SAY_AGAIN_MS;
         assert!(health.is_due(much_later) && health.look(&connected, much_later).is_some());
+    }
+
+    /// It was handed over, and could not be taken: whoever looks is not told of another cause.
+    #[test]
+    fn memory_that_was_refused_is_said_to_have_been() {
+        let mut connected = port(PortState::Connected, DRIVER, 0, 0);
+        connected.last_error = Some("SET_MEM_TABLE: memory region at 0x0 is of a file on a disk".into());
+        let note = health(&connected).note(&connected, 1000).unwrap();
+        assert!(note.contains("that could be taken") && note.ends_with("is of a file on a disk"), "{note}");
+        connected.last_error = Some("Connection refused".into());
+        assert!(health(&connected).note(&connected, 1000).unwrap().contains("not shared"));
     }
 
     #[test]

@@ -314,8 +314,8 @@ fn on(value: &str) -> Result<bool, String> {
 fn link(value: &str) -> Result<bool, String> {
     match value {
         "down" => Ok(true),
-        "up" => Ok(false),
-        _ if is_none(value) => Ok(false),
+        "up" | "none" => Ok(false),
+        // Taking the setting back plugs the cable in, and off reads as the opposite.
         _ => Err("write up or down".into()),
     }
 }
@@ -450,9 +450,12 @@ mod tests {
         let all = "isolated=on mac=52:54:00:00:00:01 addr=10.0.0.1 no-dhcp-server=on no-ra=on rate-from=1M rate-to=2M storm=3M connections=5 nat-ports=6 grants=1000 link=down snooping=on static-mac=52:54:00:00:00:07";
         for before in [set(&format!("{all} vlan=10")), set(&format!("{all} trunk=10 native=1"))] {
             for word in ["none", "off"] {
-                let after = before.change(SETTINGS.iter().map(|name| (*name, word)));
-                assert_eq!(after.unwrap(), PortSettings::default(), "{word}");
+                let link = if word == "off" { "up" } else { word };
+                let words = SETTINGS.iter().map(|name| (*name, if *name == "link" { link } else { word }));
+                assert_eq!(before.change(words).unwrap(), PortSettings::default(), "{word}");
             }
+            let off = before.change([("link", "off")].into_iter()).unwrap_err().to_string();
+            assert!(off.contains("write up or down"), "{off}");
         }
     }
 

@@ -92,7 +92,7 @@ static CONTEXT: OnceLock<Result<Context, Errno>> = OnceLock::new();
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PeerEventError {
     /// It is some other file, whose read, write and poll may take any time.
-    #[error("the descriptor is not an eventfd")]
+    #[error("the descriptor is not an eventfd, and nothing else can be signalled without waiting")]
     NotAnEvent,
     /// The kernel was built without AIO, or something forbids it.
     #[error(

@@ -52,7 +52,9 @@ pub enum MapError {
         "memory region at {0:#x}: the switch has no room for another mapping; close other ports, or raise the sysctl vm.max_map_count"
     )]
     NoRoom(u64),
-    #[error("memory region at {guest_addr:#x} needs {needed} bytes of its file, which has {length}")]
+    #[error(
+        "memory region at {guest_addr:#x} needs {needed} bytes of its file, which has {length}: the file has to be as long as the memory"
+    )]
     FileTooShort { guest_addr: u64, needed: u64, length: u64 },
     #[error(
         "memory region at {guest_addr:#x} cannot be mapped: {errno}; guest memory must be shared (QEMU: -object memory-backend-memfd,share=on, or memory-backend-file,share=on with mem-path=/dev/shm/NAME)"
