@@ -10,10 +10,15 @@ use std::time::Instant;
 
 /// The package whose tests boot virtual machines.
 const VM_TESTS: &str = "lasthop-tests-vm";
-/// The package with the tracker's long comparison with the kernel's.
-const PROCESS_TESTS: &str = "lasthop-tests-process";
-/// The package whose ignored tests are models that take minutes.
+/// The package of models of threads.
 const MODELS: &str = "lasthop-tests-models";
+/// Packages, and test programs of each (none: all of it), whose ignored tests are the long suite. Of what is not named here, tests are
+/// ignored that measure, and are started by hand.
+const LONG: &[(&str, &[&str])] = &[
+    (MODELS, &[]),
+    ("lasthop-tests-process", &["control_rings", "kernel_conntrack", "open_vswitch", "open_vswitch_controllers"]),
+    (VM_TESTS, &[]),
+];
 
 /// What one or several test programs came to.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -80,13 +85,14 @@ pub fn run(quick: bool, long: bool, summary: Option<&Path>) -> Result<(), String
         broken |= !cargo(&["test", "--package", VM_TESTS, "--no-fail-fast"], &["--test-threads=1"], &mut sum)?;
     }
     if long {
-        broken |= !cargo(&["test", "--package", MODELS, "--no-fail-fast"], &["--ignored"], &mut sum)?;
-        let tracker = ["test", "--package", PROCESS_TESTS, "--test", "kernel_conntrack"];
-        broken |= !cargo(&tracker, &["--ignored"], &mut sum)?;
-        let ovn = ["test", "--package", VM_TESTS, "--test", "ovn"];
-        broken |= !cargo(&ovn, &["--ignored"], &mut sum)?;
-        let controllers = ["test", "--package", PROCESS_TESTS, "--test", "open_vswitch_controllers"];
-        broken |= !cargo(&controllers, &["--ignored"], &mut sum)?;
+        for (package, programs) in LONG {
+            let mut arguments = vec!["test", "--package", package, "--no-fail-fast"];
+            arguments.extend(programs.iter().flat_map(|program| ["--test", program]));
+            // Models take processors, all there are, and nothing else; the others what may be there once.
+            let one_at_a_time = if *package == MODELS { None } else { Some("--test-threads=1") };
+            let words: Vec<_> = ["--ignored"].into_iter().chain(one_at_a_time).collect();
+            broken |= !cargo(&arguments, &words, &mut sum)?;
+        }
     }
     if broken && sum.failed == 0 {
         // Something failed that no test counted.
@@ -184,6 +190,40 @@ fn cargo_with(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Every test that says so is run by `--long`.
+    #[test]
+    fn what_is_ignored_as_long_is_in_the_long_suite() {
+        let mut says = 0;
+        for (folder, package) in [
+            ("tests/models/tests", MODELS),
+            ("tests/process/tests", "lasthop-tests-process"),
+            ("tests/vm/tests", VM_TESTS),
+        ] {
+            let (_, programs) = LONG.iter().find(|(name, _)| *name == package).unwrap();
+            let mut folders = vec![root().join(folder)];
+            while let Some(folder) = folders.pop() {
+                for entry in std::fs::read_dir(&folder).unwrap() {
+                    let path = entry.unwrap().path();
+                    if path.is_dir() {
+                        folders.push(path);
+                        continue;
+                    }
+                    let text = std::fs::read_to_string(&path).unwrap_or_default();
+                    let ignored = text.lines().map(str::trim).filter(|line| line.starts_with("#[ignore"));
+                    let long = ignored.filter(|line| line.contains("--long")).count();
+                    says += long;
+                    let inside =
+                        path.strip_prefix(root().join(format!("tests/{}/tests", package.rsplit('-').next().unwrap())));
+                    let program =
+                        inside.unwrap().iter().next().unwrap().to_str().unwrap().trim_end_matches(".rs").to_owned();
+                    let runs = programs.is_empty() || programs.contains(&program.as_str());
+                    assert!(long == 0 || runs, "{} says that --long runs it", path.display());
+                }
+            }
+        }
+        assert!(says > 10, "{says}");
+    }
 
     #[test]
     fn result_lines_add_up() {

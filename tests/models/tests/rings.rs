@@ -11,6 +11,12 @@ fn cases(buffers: u16, preemptions: usize) -> impl Iterator<Item = Case> {
 
 #[test]
 fn no_kick_is_lost_and_nothing_is_read_early() {
+    cases(2, 1).for_each(kicks);
+}
+
+#[test]
+#[ignore = "takes minutes: cargo xtask test --long"]
+fn no_kick_is_lost_and_nothing_is_read_early_long() {
     cases(2, 2).for_each(kicks);
 }
 

@@ -53,7 +53,7 @@ fn learns_by(protocol: &str, controller: impl FnOnce(&mut Command)) {
 }
 
 #[test]
-#[ignore = "of the long suite"]
+#[ignore = "takes long; `cargo xtask test --long` runs it"]
 fn a_learning_switch_by_os_ken() {
     learns_by("OpenFlow13", |c| {
         let app = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/open_vswitch/learning.py");
@@ -62,7 +62,7 @@ fn a_learning_switch_by_os_ken() {
 }
 
 #[test]
-#[ignore = "of the long suite"]
+#[ignore = "takes long; `cargo xtask test --long` runs it"]
 fn a_learning_switch_by_open_vswitchs_test_controller() {
     learns_by("OpenFlow10", |c| {
         c.args(["ovs-testcontroller", "ptcp:6653"]);

@@ -129,6 +129,7 @@ fn mtu_9000_without_tso_or_merged_buffers() {
 }
 
 #[test]
+#[ignore = "one more combination of features; `cargo xtask test --long` runs it"]
 fn packed_rings_on_one_side() {
     let pair = Pair::start(|nic| nic.with("packed=on"), |nic| nic);
     assert_ne!(pair.features("a") & bit::RING_PACKED, 0);

@@ -4,6 +4,7 @@ use lasthop_harness::checks::{self, Depth};
 use lasthop_harness::{Bridge, Vm, VmConfig};
 
 #[test]
+#[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]
 fn two_vms_on_a_linux_bridge_pass_every_check() {
     let bridge = Bridge::start(2);
     let [a, b] = Vm::boot_all([VmConfig::new("a", [bridge.nic(1)]), VmConfig::new("b", [bridge.nic(2).plain()])]);

@@ -88,7 +88,7 @@ fn a_vm_moves_while_it_talks() {
 }
 
 #[test]
-#[ignore = "long: back and forth, with other rings"]
+#[ignore = "back and forth, with other rings; `cargo xtask test --long` runs it"]
 fn a_vm_moves_back_and_forth() {
     let times = std::env::var("LASTHOP_MOVES").ok().and_then(|n| n.parse().ok()).unwrap_or(6);
     for properties in ["packed=on", "mrg_rxbuf=off"] {

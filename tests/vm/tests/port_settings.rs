@@ -128,6 +128,7 @@ fn a_guest_that_spoofs() {
 
 /// Isolated guests reach the network and not each other.
 #[test]
+#[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]
 fn isolated_guests() {
     let netns = Netns::new();
     let dir = scratch();

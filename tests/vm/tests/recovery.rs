@@ -73,6 +73,7 @@ fn assert_outage(numbers: &Counted) {
 }
 
 #[test]
+#[ignore = "rarely breaks, and takes long; `cargo xtask test --long` runs it"]
 fn switch_killed_under_load_where_it_connects() {
     let (_dir, lasthop, [a, b]) = pair(true, "");
     assert_outage(&kill_switch(&lasthop, &a, &b, 3));

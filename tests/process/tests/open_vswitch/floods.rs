@@ -55,7 +55,7 @@ fn connections_that_say_nothing_keep_nobody_out() {
 
 /// As many as a port may open, and some more.
 #[test]
-#[ignore = "of the long suite"]
+#[ignore = "takes long; `cargo xtask test --long` runs it"]
 fn a_guest_opens_no_more_connections_than_its_ports_share() {
     let mut site = Site::new();
     // None of them ends meanwhile.
