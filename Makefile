@@ -2,14 +2,15 @@
 # Both install what they need (Debian, as root) and build what they run.
 
 CARGO ?= cargo
-PROGRAMS = --package lasthop --package lasthop-switch --package lasthop-control --package lasthop-ovs \
-	--package lasthop-ovs-preload --package lasthop-uplink --package lasthop-session
+# What two VMs on one switch need, and what everything needs.
+FOUR = --package lasthop --package lasthop-switch --package lasthop-control --package lasthop-session
+PROGRAMS = $(FOUR) --package lasthop-uplink --package lasthop-ovs --package lasthop-ovs-preload
 
 .PHONY: demo demo-ovn test quick bench bench-quick evidence fuzz setup setup-demo setup-ovn setup-bench build programs check clean
 
 ## What it does, on the screen: two VMs, ping and TCP, the switch killed under them, what it saw, and a Linux bridge beside.
 demo: setup-demo
-	$(CARGO) build --release $(PROGRAMS)
+	$(CARGO) build --release $(FOUR)
 	$(CARGO) run --release --quiet --package lasthop-tests-vm --bin demo
 
 ## OVN on two hosts, which are network namespaces: three VMs, a router, security groups, address translation, a load balancer, a move, deaths.
