@@ -87,16 +87,16 @@ impl<'a> Burst<'a, '_> {
     }
 }
 
-/// How far [`Forwarder::classify`] has looked at the packets of a burst.
-struct Looked {
-    /// Packets looked at, from the first on. The others must wait.
+/// How far [`Forwarder::classify`] has come.
+struct Classified {
+    /// Packets that have been classified, from the first on. The others must wait.
     packets: usize,
-    end: LookEnd,
+    end: ClassifyEnd,
 }
 
-/// Why a look at the packets of a burst has come to an end.
+/// Why no further packet of a burst is classified.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum LookEnd {
+enum ClassifyEnd {
     /// All were looked at.
     All,
     /// So much has been done that it is for others to use the locks.
@@ -206,13 +206,13 @@ impl Forwarder {
         let patience = self.datapath.patience_ns;
         let patient = started.sender_patience.begin(ahead, now_ns, patience) && patience.pace > 0;
         let burst = Burst { port, queue, chains: &chains, ahead, now_ns, patient, pace_ns: patience.pace };
-        let looked = self.classify(&burst, header_len(started.features));
+        let classified = self.classify(&burst, header_len(started.features));
         self.deliver(&burst);
         self.count(&burst);
         started.sender_patience.delivered(self.receiver, now_ns, patience);
 
         // Some behind those looked at now may have been looked at, and done, before.
-        let looked_at = looked.packets.max(BURST - ahead.looked_at.leading_zeros() as usize);
+        let looked_at = classified.packets.max(BURST - ahead.looked_at.leading_zeros() as usize);
         let taken = (self.plan.done.trailing_ones() as usize).min(looked_at).min(chains.list.len());
         let (done, rest) = chains.list.split_at(taken);
         started.ring.unpop(rest);
@@ -225,10 +225,10 @@ impl Forwarder {
         }
         let outcome = Outcome {
             packets: taken,
-            stalled: looked.end == LookEnd::Stalled || chains.asked && taken == chains.list.len(),
+            stalled: classified.end == ClassifyEnd::Stalled || chains.asked && taken == chains.list.len(),
             short_of_buffers: self.plan.short,
             until_ns,
-            more: looked.end == LookEnd::Enough || self.plan.put_off || chains.is_spent() && taken > 0,
+            more: classified.end == ClassifyEnd::Enough || self.plan.put_off || chains.is_spent() && taken > 0,
         };
         Carried { outcome, call, broken }
     }
@@ -288,7 +288,7 @@ impl Forwarder {
     }
 
     /// Decides about each packet and plans deliveries.
-    fn classify(&mut self, burst: &Burst<'_, '_>, header_len: usize) -> Looked {
+    fn classify(&mut self, burst: &Burst<'_, '_>, header_len: usize) -> Classified {
         let &Burst { port, chains, ahead, .. } = burst;
         let datapath = self.datapath.clone();
         let mut current = burst.current_flow(&datapath, self.writer);
@@ -296,10 +296,10 @@ impl Forwarder {
         // Loops of their own take frames behind a header of today's length.
         let takes_fast_loops = ahead == Ahead::default() && header_len == VnetHdr::LEN;
         let (mut i, mut is_read, mut passes_on) = (0, false, takes_fast_loops);
-        let (mut work, mut end) = (chains.wasted() * WASTED_WORK, LookEnd::All);
+        let (mut work, mut end) = (chains.wasted() * WASTED_WORK, ClassifyEnd::All);
         while let (Some(packet), Some(chain)) = (self.packets.get_mut(i), chains.list.get(i)) {
             if work >= WORK {
-                end = LookEnd::Enough;
+                end = ClassifyEnd::Enough;
                 break;
             }
             if ahead.done & bit(i) != 0 {
@@ -347,13 +347,13 @@ impl Forwarder {
                 Decision::Drop(reason) => self.drop(burst, i, reason),
                 Decision::Miss if self.enqueue(burst, i) => {}
                 Decision::Miss | Decision::Stall => {
-                    end = LookEnd::Stalled;
+                    end = ClassifyEnd::Stalled;
                     break;
                 }
             }
             i += 1;
         }
-        Looked { packets: i, end }
+        Classified { packets: i, end }
     }
 
     /// Has a packet that meets no flow wait for control, if it can. False: the packets behind it wait with it.

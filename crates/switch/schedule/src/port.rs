@@ -175,7 +175,7 @@ impl Server {
         if !ring.is_due(*now_ns) {
             return false;
         }
-        if ring.is_away(helpers, *now_ns) {
+        if ring.leave_to_helper(helpers, *now_ns) {
             ring.next = Next::At(*now_ns + GUARD_NS);
             return false;
         }
@@ -298,8 +298,8 @@ impl PortRing {
         }
     }
 
-    /// A helper owns the ring and looks after it. It is taken from one that has lost its core.
-    fn is_away(&mut self, helpers: &Helpers, now_ns: u64) -> bool {
+    /// True if a helper owns the ring, which is left to it. It is taken away from a helper that has lost its core.
+    fn leave_to_helper(&mut self, helpers: &Helpers, now_ns: u64) -> bool {
         let Some(helper) = self.owned.owner.reclaim() else { return false };
         // By the helper, when it took the ring.
         self.kicks_disabled = true;

@@ -1,7 +1,7 @@
 //! Time passes, and addresses are forgotten: some at a time, for there may be 131 072. Between two slices misses are answered.
 //!
 //! An address that is forgotten is gone from the table at once, so whatever is judged from then on goes by that. What follows for flows that were made before,
-//! those from it and to it, is a chore that waits for its turn, like flows that wait for their pass (`stale.rs`).
+//! those from it and to it, waits as a `NewPlace` for its turn, like flows that wait for their pass (`stale.rs`).
 
 use super::stale::SLICE_MS;
 use super::{Effects, FLAP_WINDOW_MS, Learning, Port};
@@ -12,13 +12,13 @@ use lasthop_types::PortId;
 use std::collections::VecDeque;
 
 /// Addresses whose flows are put right in a slice: half a millisecond.
-const CHORES: usize = 256;
+const NEW_PLACES: usize = 256;
 /// Places of the table that are looked at in a slice: as long.
 const PLACES: usize = 4096;
 
-/// Something that has changed, and concerns flows.
+/// A station or group is found elsewhere than before, so flows from it and to it are to be put right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Chore {
+pub(super) enum NewPlace {
     /// This station lives no more at this port.
     Left(u16, MacAddr, PortId),
     /// This group goes to other ports now.
@@ -28,7 +28,7 @@ pub(super) enum Chore {
 /// What is still to be done.
 #[derive(Debug, Default)]
 pub(super) struct Ageing {
-    chores: VecDeque<Chore>,
+    new_places: VecDeque<NewPlace>,
     /// The table is being looked through for what is old.
     round: Option<Round>,
     next_ms: u64,
@@ -37,7 +37,7 @@ pub(super) struct Ageing {
 impl Ageing {
     /// When the next slice is due; `None` while nothing is to be done.
     pub fn due_ms(&self) -> Option<u64> {
-        (!self.chores.is_empty() || self.round.is_some()).then_some(self.next_ms)
+        (!self.new_places.is_empty() || self.round.is_some()).then_some(self.next_ms)
     }
 }
 
@@ -81,17 +81,17 @@ impl Learning {
 
     /// The same of one that may have gone.
     pub(super) fn forget_addresses_of(&mut self, id: PortId, now_ms: u64, out: &mut Effects) {
-        let left = self.macs.remove_port(id).into_iter().map(|(vlan, mac)| Chore::Left(vlan, mac, id));
+        let left = self.macs.remove_port(id).into_iter().map(|(vlan, mac)| NewPlace::Left(vlan, mac, id));
         self.follow(left.collect(), now_ms, out);
     }
 
     /// These have changed: what follows from that for flows, some of it at once.
-    pub(super) fn follow(&mut self, changed: Vec<Chore>, now_ms: u64, out: &mut Effects) {
+    pub(super) fn follow(&mut self, changed: Vec<NewPlace>, now_ms: u64, out: &mut Effects) {
         if !changed.is_empty() {
-            let waits = !self.ageing.chores.is_empty();
-            self.ageing.chores.extend(changed);
+            let waits = !self.ageing.new_places.is_empty();
+            self.ageing.new_places.extend(changed);
             if !waits {
-                self.chores_some(now_ms, out);
+                self.follow_some(now_ms, out);
             }
         }
     }
@@ -100,7 +100,7 @@ impl Learning {
     pub(super) fn age_some(&mut self, now_ms: u64, out: &mut Effects) {
         if let Some(mut round) = self.ageing.round.take() {
             let gone = self.macs.age(&mut round, PLACES, now_ms);
-            self.ageing.chores.extend(gone.into_iter().map(|(vlan, mac, port)| Chore::Left(vlan, mac, port)));
+            self.ageing.new_places.extend(gone.into_iter().map(|(vlan, mac, port)| NewPlace::Left(vlan, mac, port)));
             if !round.is_over() {
                 self.ageing.round = Some(round);
             } else if round.forgot() {
@@ -108,19 +108,19 @@ impl Learning {
                 self.redo_all(Cause::Unlearned, now_ms, out);
             }
         }
-        self.chores_some(now_ms, out);
+        self.follow_some(now_ms, out);
     }
 
-    fn chores_some(&mut self, now_ms: u64, out: &mut Effects) {
+    fn follow_some(&mut self, now_ms: u64, out: &mut Effects) {
         self.ageing.next_ms = now_ms.saturating_add(SLICE_MS);
-        for _ in 0..CHORES {
-            match self.ageing.chores.pop_front() {
+        for _ in 0..NEW_PLACES {
+            match self.ageing.new_places.pop_front() {
                 None => return,
-                Some(Chore::Left(vlan, mac, port)) => {
+                Some(NewPlace::Left(vlan, mac, port)) => {
                     self.forget_source(vlan, mac, port, now_ms, out);
                     self.refresh_destination(vlan, mac, now_ms, out);
                 }
-                Some(Chore::Group(vlan, group)) => self.redo_all(Cause::Group(vlan, group), now_ms, out),
+                Some(NewPlace::Group(vlan, group)) => self.redo_all(Cause::Group(vlan, group), now_ms, out),
             }
         }
     }

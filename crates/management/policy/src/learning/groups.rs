@@ -1,6 +1,6 @@
 //! Multicasts go where they are wanted (`port set --snooping`), as far as is known.
 
-use super::ageing::Chore;
+use super::ageing::NewPlace;
 use super::{Headers, Learning};
 use crate::Effects;
 use crate::flows::{Cause, add};
@@ -37,7 +37,7 @@ impl Learning {
         if changed.all {
             self.redo_all(Cause::Floods, now_ms, out);
         } else {
-            let groups = changed.groups.into_iter().map(|(vlan, group)| Chore::Group(vlan, group));
+            let groups = changed.groups.into_iter().map(|(vlan, group)| NewPlace::Group(vlan, group));
             self.follow(groups.collect(), now_ms, out);
         }
     }
