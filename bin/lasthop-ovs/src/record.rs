@@ -1,5 +1,5 @@
 //! What the next process goes on with when this one is killed: notes, one behind the other, in one of two files that the supervisor holds. When most of
-//! them are of no use any more, those that are go to the other file.
+//! them are of no use any more, those that are go to the other file, piece by piece, and what is noted meanwhile goes to both.
 //!
 //! A file begins with three numbers of eight bytes: which of the two is newer (0: there is nothing in it), how many bytes of notes there are, and (in the first
 //! file) the next client's number. Each is written last, so a note is there or not, whenever this process is killed.
@@ -26,6 +26,8 @@ pub(crate) struct Record {
     len: u64,
     /// With more bytes than this it is begun anew.
     until: u64,
+    /// Bytes of notes in the other file, while it is being begun.
+    anew: Option<u64>,
     /// Notes were lost: none count until it is begun anew.
     is_broken: bool,
 }
@@ -46,12 +48,16 @@ fn write(file: &OwnedFd, mut bytes: &[u8], mut at: u64) -> Result<(), Errno> {
     Ok(())
 }
 
+fn within(len: u64) -> Result<(), Errno> {
+    if len > MOST { Err(Errno::FBIG) } else { Ok(()) }
+}
+
 impl Record {
     /// Of two files, empty or as the process before has left them; and what it has noted.
     pub fn open(files: [OwnedFd; 2]) -> (Self, Vec<u8>) {
         let [first, second] = files.each_ref().map(|file| number(file, 0));
         let (at, age) = if second > first { (1, second) } else { (0, first) };
-        let mut record = Self { files, at, age, len: 0, until: SMALL, is_broken: age == 0 };
+        let mut record = Self { files, at, age, len: 0, until: SMALL, anew: None, is_broken: age == 0 };
         let mut notes = Vec::new();
         if age != 0 {
             let file = &record.files[at];
@@ -80,31 +86,50 @@ impl Record {
         let _ = write(&self.files[0], &u64::from(pid).to_ne_bytes(), PID_AT);
     }
 
-    /// Notes something. False if it is not, and time to begin anew.
-    pub fn add(&mut self, note: &[u8]) -> bool {
-        let len = self.len + note.len() as u64;
-        if self.is_broken || len > self.until {
-            return false;
+    /// Notes something.
+    pub fn add(&mut self, note: &[u8]) {
+        if !self.is_broken {
+            let len = self.len + note.len() as u64;
+            let file = &self.files[self.at];
+            let written = within(len)
+                .and_then(|()| write(file, note, HEADER + self.len))
+                .and_then(|()| write(file, &len.to_ne_bytes(), LEN_AT));
+            match written {
+                Ok(()) => self.len = len,
+                Err(e) => self.fail(e),
+            }
         }
-        let file = &self.files[self.at];
-        let written = write(file, note, HEADER + self.len).and_then(|()| write(file, &len.to_ne_bytes(), LEN_AT));
-        match written {
-            Ok(()) => self.len = len,
-            Err(e) => self.fail(e),
-        }
-        written.is_ok()
+        // Of what was not said anew yet it says less than will be said; of what was, it says more.
+        self.append(note);
     }
 
-    /// Begins anew with these notes.
-    pub fn begin(&mut self, notes: &[u8]) {
-        let len = notes.len() as u64;
+    /// It is time to begin anew: most of the notes are of no use, or none are.
+    pub fn is_full(&self) -> bool {
+        self.anew.is_none() && (self.is_broken || self.len > self.until)
+    }
+
+    /// Begins anew, in the other file: with [`Record::part`] all there is to note, piece by piece. What is added meanwhile goes to both.
+    pub fn begin(&mut self) {
+        let file = &self.files[1 - self.at];
+        match write(file, &0u64.to_ne_bytes(), 0).and_then(|()| ftruncate(file, HEADER)) {
+            Ok(()) => self.anew = Some(0),
+            Err(e) => self.fail(e),
+        }
+    }
+
+    /// Notes a piece of all there is; with the last one, what was noted before is given up.
+    pub fn part(&mut self, notes: &[u8], is_last: bool) {
+        self.append(notes);
+        let Some(len) = self.anew.filter(|_| is_last) else { return };
         let (old, new) = (self.at, 1 - self.at);
         let file = &self.files[new];
-        let begun = if len > MOST { Err(Errno::FBIG) } else { self.fill(file, notes) };
+        let begun =
+            write(file, &len.to_ne_bytes(), LEN_AT).and_then(|()| write(file, &(self.age + 1).to_ne_bytes(), 0));
         match begun {
             Ok(()) => {
-                (self.at, self.age, self.len, self.is_broken) = (new, self.age + 1, len, false);
-                self.until = (len * 2).clamp(SMALL, MOST);
+                (self.at, self.age, self.len, self.is_broken, self.anew) = (new, self.age + 1, len, false, None);
+                // Beginning anew takes a while, and what is added meanwhile has to find room.
+                self.until = (len * 2).clamp(SMALL, MOST / 8 * 7);
                 // All but the next client's number, and the age, which is lower.
                 let _ = ftruncate(&self.files[old], HEADER);
             }
@@ -112,16 +137,18 @@ impl Record {
         }
     }
 
-    fn fill(&self, file: &OwnedFd, notes: &[u8]) -> Result<(), Errno> {
-        write(file, &0u64.to_ne_bytes(), 0)?;
-        ftruncate(file, HEADER)?;
-        write(file, notes, HEADER)?;
-        write(file, &(notes.len() as u64).to_ne_bytes(), LEN_AT)?;
-        write(file, &(self.age + 1).to_ne_bytes(), 0)
+    fn append(&mut self, notes: &[u8]) {
+        let Some(at) = self.anew else { return };
+        let len = at + notes.len() as u64;
+        match within(len).and_then(|()| write(&self.files[1 - self.at], notes, HEADER + at)) {
+            Ok(()) => self.anew = Some(len),
+            Err(e) => self.fail(e),
+        }
     }
 
     /// Without all notes none are of use.
     fn fail(&mut self, e: Errno) {
+        self.anew = None;
         if !std::mem::replace(&mut self.is_broken, true) {
             tracing::warn!(
                 "no record of Open vSwitch's flows: {e}; should this process be killed, ovs-vswitchd has to be restarted"
@@ -141,6 +168,11 @@ mod tests {
         [(); 2].map(|()| lasthop_sys::memfd("record", 0).unwrap())
     }
 
+    fn all_anew(record: &mut Record, notes: &[u8]) {
+        record.begin();
+        record.part(notes, true);
+    }
+
     fn same(files: &Record) -> [OwnedFd; 2] {
         files.files.each_ref().map(|file| file.try_clone().unwrap())
     }
@@ -149,15 +181,18 @@ mod tests {
     fn the_next_process_reads_what_was_noted() {
         let (mut record, notes) = Record::open(files());
         assert!(notes.is_empty() && record.next_pid() == 1);
-        assert!(!record.add(b"lost"), "it has to be begun");
-        record.begin(b"one ");
-        assert!(record.add(b"two ") && record.add(b"three"));
+        record.add(b"lost");
+        assert!(record.is_full(), "it has to be begun");
+        all_anew(&mut record, b"one ");
+        record.add(b"two ");
+        record.add(b"three");
+        assert!(!record.is_full());
         record.set_next_pid(77);
         let (mut next, notes) = Record::open(same(&record));
         assert_eq!((&notes[..], next.next_pid()), (&b"one two three"[..], 77));
         for n in 0..5u8 {
-            next.begin(&[n]);
-            assert!(next.add(b"!"));
+            all_anew(&mut next, &[n]);
+            next.add(b"!");
             let (again, notes) = Record::open(same(&next));
             assert_eq!((&notes[..], again.next_pid()), (&[n, b'!'][..], 77));
         }
@@ -166,7 +201,7 @@ mod tests {
     #[test]
     fn what_was_cut_short_is_not_there() {
         let (mut record, _) = Record::open(files());
-        record.begin(b"one ");
+        all_anew(&mut record, b"one ");
         // Killed behind the note, and before its length.
         write(&record.files[record.at], b"half", HEADER + 4).unwrap();
         assert_eq!(Record::open(same(&record)).1, b"one ");
@@ -180,12 +215,52 @@ mod tests {
     #[test]
     fn notes_of_no_use_go() {
         let (mut record, _) = Record::open(files());
-        record.begin(&[]);
+        all_anew(&mut record, &[]);
         let note = [7; 1000];
-        let added = (0..).take_while(|_| record.add(&note)).count() as u64;
-        assert_eq!(added, SMALL / 1000);
-        record.begin(&note);
+        let added = (0..)
+            .take_while(|_| {
+                !record.is_full() && {
+                    record.add(&note);
+                    true
+                }
+            })
+            .count() as u64;
+        assert_eq!(added, SMALL / 1000 + 1);
+        all_anew(&mut record, &note);
         assert_eq!(Record::open(same(&record)).1, note);
-        assert!(record.add(&note));
+        assert!(!record.is_full());
+    }
+
+    #[test]
+    fn what_is_added_while_it_is_begun_anew_is_there_whenever_it_is_killed() {
+        let (mut record, _) = Record::open(files());
+        all_anew(&mut record, b"old ");
+        record.begin();
+        record.part(b"first ", false);
+        record.add(b"between ");
+        assert!(!record.is_full(), "it is being begun");
+        assert_eq!(Record::open(same(&record)).1, b"old between ");
+        record.part(b"last ", true);
+        record.add(b"after ");
+        assert_eq!(Record::open(same(&record)).1, b"first between last after ");
+        // Half of it is of no use: the next process begins as if it had not been tried.
+        record.begin();
+        record.part(b"half ", false);
+        let (mut next, notes) = Record::open(same(&record));
+        assert_eq!(notes, b"first between last after ");
+        all_anew(&mut next, b"all ");
+        assert_eq!(Record::open(same(&next)).1, b"all ");
+    }
+
+    #[test]
+    fn without_room_it_is_begun_anew_when_there_is_some() {
+        let (mut record, _) = Record::open(files());
+        all_anew(&mut record, b"old ");
+        record.begin();
+        record.anew = Some(MOST);
+        record.part(b"x", false);
+        assert!(record.is_full() && Record::open(same(&record)).1.is_empty(), "none count");
+        all_anew(&mut record, b"new ");
+        assert_eq!(Record::open(same(&record)).1, b"new ");
     }
 }

@@ -5,7 +5,7 @@ use crate::record::Record;
 use lasthop_control::{ConnectionCursor, ConnectionStats, ConnectionView, Decider};
 use lasthop_ipc::{FromControl, ToControl};
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
-use lasthop_ovs_datapath::{Datapath, Figures, Out, Tracked};
+use lasthop_ovs_datapath::{Datapath, Figures, NotesFrom, Out, Tracked};
 use lasthop_sys::{Aside, Foreign};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{SocketFlags, accept_with};
@@ -31,12 +31,16 @@ const MAX_FRAME: usize = 66 * 1024;
 const TICK: Duration = Duration::from_secs(1);
 /// Frames and requests taken before others have their turn.
 const BURST: usize = 64;
+/// Flows, or places of the table of connections, that are noted anew in a turn: about a millisecond's work.
+const PART: u32 = 1024;
 
 #[derive(Debug)]
 pub(crate) struct Server {
     datapath: Datapath,
     /// What the next process goes on with.
     record: Record,
+    /// How far all there is has been noted anew.
+    anew: Option<NotesFrom>,
     listener: Socket,
     frames: Socket,
     clients: BTreeMap<u32, Client>,
@@ -61,7 +65,8 @@ impl Server {
             datapath.set_now(lasthop_control::now_ms());
             let (ports, flows) = datapath.restore(&notes);
             tracing::info!("going on with {ports} ports and {flows} flows of Open vSwitch's");
-            record.begin(&datapath.notes());
+            record.begin();
+            record.part(&datapath.notes(), true);
         }
         let aside = Aside::new("clients");
         let socket = |fd| Socket::new(Foreign::new(fd, &aside), Interest::READABLE);
@@ -73,6 +78,7 @@ impl Server {
             next_pid: record.next_pid(),
             new: VecDeque::new(),
             record,
+            anew: None,
             room: vec![0; MAX_FRAME.max(MAX_REQUEST)],
             tick: None,
             stuck: false,
@@ -171,6 +177,15 @@ impl Server {
         self.datapath.disconnected(pid);
     }
 
+    /// A part of all there is to note, if that is being noted anew. Packets and requests have their turn before the next.
+    fn note_anew(&mut self) {
+        if let Some(from) = self.anew.take() {
+            let (part, next) = self.datapath.notes_from(from, PART);
+            self.record.part(&part, next.is_none());
+            self.anew = next;
+        }
+    }
+
     /// A client gets its number: the one that it had, if that is free.
     fn welcome(&mut self, pid: u32, before: u32) {
         let Some(client) = self.clients.remove(&pid) else { return };
@@ -214,8 +229,11 @@ impl Server {
                 _ => self.datapath.lost(1),
             },
             Out::Note(note) => {
-                if !self.record.add(&note) {
-                    self.record.begin(&self.datapath.notes());
+                self.record.add(&note);
+                if self.record.is_full() {
+                    self.record.begin();
+                    self.anew = Some(NotesFrom::default());
+                    self.note_anew();
                 }
             }
             Out::Switch(message) => to_switch.push(*message),
@@ -295,6 +313,7 @@ impl Decider for Server {
         loop {
             let out = self.datapath.take();
             if out.is_empty() {
+                self.note_anew();
                 return (to_switch, to_supervisor);
             }
             for out in out {

@@ -11,8 +11,6 @@ use std::collections::HashSet;
 /// Types of the messages that say that a connection is there, and that it is not.
 pub(crate) const KEPT: u16 = 0x7f00;
 pub(crate) const GONE: u16 = 0x7f01;
-/// Places of the table that are looked at at a time.
-const PLACES: u32 = 4096;
 /// How many tuples of one connection may stand one behind the other.
 const NEAR: usize = 4;
 
@@ -80,17 +78,14 @@ impl Datapath {
         }
     }
 
-    /// All that are noted, anew.
-    pub(crate) fn write_all_kept(&self, to: &mut Writer) {
-        let Some(tracker) = &self.connections.tracker else { return };
-        let mut at = Some(Cursor::default()).filter(|_| !self.noted.is_empty());
-        while let Some(from) = at {
-            at = tracker.dump(from, PLACES, self.now_ms, |of| {
-                if self.noted.contains(&of.original) {
-                    self.write_kept(&of, to);
-                }
-            });
-        }
+    /// Those that are noted among the next `places` of the table, anew. Where to go on, unless these were the last.
+    pub(crate) fn write_kept_from(&self, from: Cursor, places: u32, to: &mut Writer) -> Option<Cursor> {
+        let tracker = self.connections.tracker.as_ref().filter(|_| !self.noted.is_empty())?;
+        tracker.dump(from, places, self.now_ms, |of| {
+            if self.noted.contains(&of.original) {
+                self.write_kept(&of, to);
+            }
+        })
     }
 
     /// Takes a connection that another process has noted, or its end.

@@ -49,6 +49,7 @@ use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_ovs_abi::family;
 use lasthop_types::PortId;
 use ports::{Totals, Vport};
+pub use restore::NotesFrom;
 pub use shown::{Figures, Tracked};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -4,7 +4,9 @@
 use crate::kept::{GONE, KEPT};
 use crate::ports::Vport;
 use crate::requests::{Changes, DP_IFINDEX, Request};
+use crate::table::{Flow, FlowId};
 use crate::{Datapath, Out, packets, tunnels};
+use lasthop_conntrack::Cursor;
 use lasthop_ovs_abi::family::{self, command, datapath, vport};
 use lasthop_ovs_abi::limit;
 use lasthop_ovs_abi::netlink::{Message, OVS_HEADER, Writer, messages, table, text_of, u32_of};
@@ -15,6 +17,29 @@ use std::collections::BTreeSet;
 const OPENED: u16 = 1;
 /// Families whose requests are noted as they are.
 const WHOLE: [family::Family; 4] = [family::DATAPATH, family::VPORT, family::FLOW, family::CT_LIMIT];
+
+/// Where the writing of all that there is to note goes on; the default is its beginning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NotesFrom(Place);
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Place {
+    #[default]
+    Start,
+    /// Behind this flow, up to the last that there was at the beginning: later ones are noted as they come.
+    Flows {
+        behind: FlowId,
+        last: FlowId,
+    },
+    Connections(Cursor),
+}
+
+fn note_flow(flow: &Flow, to: &mut Writer) {
+    to.begin(family::FLOW.id, 0, 0, 0);
+    to.ovs_header(command::NEW, family::FLOW.version, DP_IFINDEX);
+    flow.write(0, to);
+    to.end();
+}
 
 impl Datapath {
     /// A request has been carried out: it is noted if it has changed what is to outlive this process.
@@ -64,18 +89,50 @@ impl Datapath {
         to.end();
     }
 
-    /// All that there is to note, anew.
+    /// All that there is to note, anew: the parts one behind the other.
     pub fn notes(&self) -> Vec<u8> {
-        let mut to = Writer::new();
-        self.policies.write(&mut to);
-        self.write_shaping(&mut to);
-        if let Some(name) = &self.name {
-            self.note_datapath(name, &mut to);
+        let (mut notes, mut next) = (Vec::new(), Some(NotesFrom::default()));
+        while let Some(from) = next {
+            let (part, then) = self.notes_from(from, u32::MAX);
+            notes.extend(part);
+            next = then;
         }
-        // Those that are there stay where a limit has become less.
-        self.write_all_kept(&mut to);
+        notes
+    }
+
+    /// The next part of all that there is to note, and where to go on, unless it was the last: all else, and at most `most` flows and places of the table of
+    /// connections. What is noted between two parts belongs between them; what a part says counts more than what was noted before it.
+    pub fn notes_from(&self, from: NotesFrom, most: u32) -> (Vec<u8>, Option<NotesFrom>) {
+        let mut to = Writer::new();
+        let mut left = most;
+        let mut at = from;
+        if let NotesFrom(Place::Start) = at {
+            self.policies.write(&mut to);
+            self.write_shaping(&mut to);
+            if let Some(name) = &self.name {
+                self.note_datapath(name, &mut to);
+            }
+            at = NotesFrom(Place::Flows { behind: 0, last: self.table.last() });
+        }
+        if let NotesFrom(Place::Flows { behind, last }) = at {
+            let flows = self.table.after(behind).take_while(|(id, _)| *id <= last);
+            let mut done = behind;
+            for (id, flow) in flows.take(left as usize) {
+                note_flow(flow, &mut to);
+                (done, left) = (id, left - 1);
+            }
+            if left == 0 {
+                return (to.into_bytes(), Some(NotesFrom(Place::Flows { behind: done, last })));
+            }
+            at = NotesFrom(Place::Connections(Cursor::default()));
+        }
+        if let NotesFrom(Place::Connections(cursor)) = at
+            && let Some(cursor) = self.write_kept_from(cursor, left, &mut to)
+        {
+            return (to.into_bytes(), Some(NotesFrom(Place::Connections(cursor))));
+        }
         self.connections.write_limits(&mut to);
-        to.into_bytes()
+        (to.into_bytes(), None)
     }
 
     fn note_datapath(&self, name: &str, to: &mut Writer) {
@@ -90,17 +147,11 @@ impl Datapath {
         to.end();
         self.vports.keys().filter(|no| **no != 0).for_each(|no| self.note_port(*no, to));
         self.meters.write_all(to);
-        for (_, flow) in self.table.after(0) {
-            to.begin(family::FLOW.id, 0, 0, 0);
-            to.ovs_header(command::NEW, family::FLOW.version, DP_IFINDEX);
-            flow.write(0, to);
-            to.end();
-        }
     }
 
     /// Takes what another process has noted, before anything else is heard here but the time. How many ports and flows there are then.
     pub fn restore(&mut self, notes: &[u8]) -> (usize, usize) {
-        let (mut changes, mut interface) = (Changes::default(), None);
+        let (mut changes, mut interface, mut limits) = (Changes::default(), None, Vec::new());
         for message in messages(notes) {
             let (kind, flags, sequence) = (message.kind, message.flags, message.sequence);
             match kind {
@@ -133,10 +184,15 @@ impl Datapath {
                 id if id == family::DATAPATH.id => self.datapath_request(&request, &mut changes).ok(),
                 id if id == family::FLOW.id => self.flow_request(&request, &mut changes).ok(),
                 id if id == family::METER.id => self.restore_meter(&request, sequence).map(|()| Vec::new()),
-                id if id == family::CT_LIMIT.id => self.limit_request(&request).ok(),
+                // At last: connections that were there before a limit stay.
+                id if id == family::CT_LIMIT.id => {
+                    limits.push(request);
+                    None
+                }
                 _ => None,
             };
         }
+        limits.iter().for_each(|request| drop(self.limit_request(request)));
         self.meter_classes(&mut changes);
         // What ended here has no flows yet.
         self.connections.tracker.iter().for_each(|tracker| drop(tracker.ended()));

@@ -122,6 +122,11 @@ impl Table {
         self.flows.range(id + 1..).map(|(id, flow)| (*id, flow))
     }
 
+    /// The newest flow that there ever was.
+    pub fn last(&self) -> FlowId {
+        self.last
+    }
+
     pub fn len(&self) -> usize {
         self.flows.len()
     }

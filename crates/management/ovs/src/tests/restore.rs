@@ -2,6 +2,7 @@
 
 use super::connections::{UNTRACKED, commit_to};
 use super::*;
+use crate::NotesFrom;
 use lasthop_conntrack::testutil::{Ends, seg};
 use lasthop_conntrack::{Config, Tracker};
 use lasthop_ovs_abi::limit::{self, Limit};
@@ -160,6 +161,101 @@ fn a_datapath_that_was_removed_is_not_there() {
     let mut next = Datapath::new();
     assert_eq!(next.restore(&site.notes), (0, 0));
     assert_eq!(next.notes(), []);
+}
+
+/// All that the next process would note, in whatever order it has become.
+fn sorted(notes: &[u8]) -> Vec<Vec<u8>> {
+    let mut all: Vec<_> = messages(notes).map(|message| message.whole.to_vec()).collect();
+    all.sort();
+    all
+}
+
+impl Site {
+    /// Something that is noted changes.
+    fn change(&mut self, what: u8, which: u8) {
+        let (id, zone) = (u32::from(which), u16::from(which % 2));
+        let limit = Limit { zone: Some(zone), limit: 2, count: 0 };
+        match what {
+            0 | 1 => drop(self.put_flow(1, 30 + id, output(2))),
+            2 => {
+                let id = ufid(1, 30 + id);
+                self.ask(family::FLOW.id, command::DEL, flag::ACK, |to| to.attribute(flow::UFID, &id));
+            }
+            3 => drop(self.limits(limit::command::SET, &[limit])),
+            4 => drop(self.limits(limit::command::DEL, &[limit])),
+            5 => {
+                let to = if which.is_multiple_of(2) { meter::command::SET } else { meter::command::DEL };
+                let meter = Meter { kilobits: false, band: Some(Band { rate: 9, burst: 1 }) };
+                self.ask(family::METER.id, to, flag::ECHO, |to| meter::write_set(1 + id / 2, &meter, to));
+            }
+            6 => {
+                let ends = Ends::v4(1000 + u16::from(which), 80);
+                self.whole(1, &ends.tcp(&seg("R", 101, 0, 0)));
+            }
+            _ => {
+                let ends = Ends::v4(1000 + u16::from(which), 80);
+                self.whole(1, &ends.tcp(&seg("S", 100, 0, 0)));
+                self.whole(2, &ends.back().tcp(&seg("SA", 300, 101, 0)));
+                self.whole(1, &ends.tcp(&seg("A", 101, 301, 0)));
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    /// All there is is noted anew in parts, and things change between them.
+    #[test]
+    fn parts_with_notes_between_say_all(
+        before in prop::collection::vec((0u8..10, 0u8..6), 0..12),
+        between in prop::collection::vec((0u8..10, 0u8..6, prop::option::of(1u32..9)), 0..16),
+    ) {
+        let mut site = Site::new();
+        site.datapath.connections.tracker = Tracker::new(Config { capacity: 400, ..Config::default() });
+        site.firewall(None);
+        before.iter().for_each(|(what, which)| site.change(*what, *which));
+        let mut anew = Vec::new();
+        let mut next = Some(NotesFrom::default());
+        for (what, which, most) in between {
+            if let (Some(most), Some(from)) = (most, next) {
+                let (part, then) = site.datapath.notes_from(from, most);
+                anew.extend(part);
+                next = then;
+            }
+            site.notes.clear();
+            site.change(what, which);
+            anew.extend(&site.notes);
+        }
+        while let Some(from) = next {
+            let (part, then) = site.datapath.notes_from(from, 100);
+            anew.extend(part);
+            next = then;
+        }
+        // What flows have carried is in none of them.
+        let [in_parts, whole] = [anew, site.datapath.notes()].map(|notes| {
+            let mut other = Datapath::new();
+            other.set_now(site.datapath.now_ms);
+            other.connections.tracker = Tracker::new(Config { capacity: 400, ..Config::default() });
+            other.restore(&notes);
+            sorted(&other.notes())
+        });
+        prop_assert_eq!(in_parts, whole);
+    }
+}
+
+/// What is done in one go is bounded, however many there are.
+#[test]
+fn a_part_of_the_notes_says_no_more_than_it_may() {
+    let mut site = Site::new();
+    (0..100).for_each(|n| assert_eq!(site.put_flow(1, 30 + n, output(2)), 0));
+    let (mut flows, mut next) = (Vec::new(), Some(NotesFrom::default()));
+    while let Some(from) = next {
+        let (part, then) = site.datapath.notes_from(from, 30);
+        flows.push(messages(&part).filter(|message| message.kind == family::FLOW.id).count());
+        next = then;
+    }
+    assert_eq!(flows, [30, 30, 30, 10]);
 }
 
 proptest! {
