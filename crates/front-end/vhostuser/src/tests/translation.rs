@@ -142,7 +142,8 @@ fn the_switch_is_woken_for_several_pages_together_and_soon() {
     }
     assert_eq!(rig.chains(), Ok((0, true)));
     rig.session.misses().unwrap();
-    (asked(&socket), woken());
+    asked(&socket);
+    woken();
     let before = Instant::now();
     rig.tell(&[update(5, 1)]);
     assert_eq!(woken(), 0, "others are to come");
