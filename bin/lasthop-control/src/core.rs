@@ -26,6 +26,7 @@ mod listing;
 mod lists;
 mod macs;
 mod mirrors;
+mod moved;
 mod questions;
 mod sets;
 mod settings;

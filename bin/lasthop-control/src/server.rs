@@ -11,9 +11,9 @@ use futures_util::{Stream, StreamExt};
 use lasthop_api::{
     AclChanged, AclPage, AclRule, AclText, AddressSet, ApiError, Caches, Carried, Connection, ConnectionPage,
     ConntrackFlushed, ConntrackStats, CpuTimes, Denied, Direction, Drops, Field, Flow, FlowPage, Group, GroupPage,
-    GuestQueue, LeftOut, Mac, MacFlushed, MacPage, Member, Mirror, MirrorList, Port, PortChanged, PortConnections,
-    PortPage, Queue, Replaced, SetChanged, SetPage, SwitchStats, Totals, TraceOutput, TraceReport, Translation,
-    TxBatch, Uplink, UplinkList, parse_frame,
+    GuestQueue, LeftOut, Mac, MacFlushed, MacPage, Member, Mirror, MirrorList, NotTaken, Port, PortAdopted,
+    PortChanged, PortConnections, PortPage, Queue, Replaced, SetChanged, SetPage, Station, SwitchStats, Totals,
+    TraceOutput, TraceReport, Translation, TxBatch, Uplink, UplinkList, parse_frame,
 };
 use lasthop_management_ipc::{MirrorConfig, Settings, UplinkConfig};
 use lasthop_policy::STATIC_MAC;
@@ -298,7 +298,7 @@ fn pairs(settings: Vec<Field>) -> Settings {
 
 #[zlink::service(
     interface = "org.lasthop.Switch",
-    types = [AclRule, AclPage, AclText, AclChanged, AddressSet, SetPage, SetChanged, CpuTimes, Port, Queue, Totals, Drops, Flow, Field, Mac, MacFlushed, Group, Member, GroupPage, PortChanged, PortPage, FlowPage, MacPage, Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, SwitchStats, Caches, Denied, LeftOut, Replaced,
+    types = [AclRule, AclPage, AclText, AclChanged, AddressSet, SetPage, SetChanged, CpuTimes, Port, Queue, Totals, Drops, Flow, Field, Mac, MacFlushed, Group, Member, GroupPage, PortChanged, PortPage, PortAdopted, NotTaken, Station, FlowPage, MacPage, Connection, Direction, ConnectionPage, ConntrackFlushed, ConntrackStats, PortConnections, SwitchStats, Caches, Denied, LeftOut, Replaced,
              TraceOutput, TraceReport, Translation, TxBatch, Uplink, Carried, GuestQueue, UplinkList, Mirror, MirrorList],
     vendor = "lasthop",
     product = "lasthop",
@@ -340,6 +340,16 @@ impl Api {
         let config = UplinkConfig { name, device, driver, queues, nice, gro, spare, vlans, guest, settings };
         let call = UplinkCall::Add(config);
         self.change("port list", |answer| Call::Uplink { call, answer }).await
+    }
+
+    async fn port_adopt(
+        &self,
+        name: String,
+        stations: Vec<Station>,
+        connections: Vec<Connection>,
+    ) -> Result<PortAdopted, ApiError> {
+        self.may_change()?;
+        self.change("mac list", |answer| Call::PortAdopt { name, stations, connections, answer }).await
     }
 
     async fn port_del(&self, name: String) -> Result<PortChanged, ApiError> {

@@ -9,6 +9,7 @@ mod declared;
 mod list;
 mod mac;
 mod mirror;
+mod moved;
 mod ovs;
 mod run;
 mod set;
@@ -172,6 +173,18 @@ enum PortCommand {
         #[command(flatten)]
         shared: SharedArgs,
     },
+    /// Print what goes along with a VM that moves to another host: settings, access lists, addresses, connections
+    ///
+    /// As JSON, for `lasthop port import` there. Nothing is changed here.
+    #[command(after_help = "Example:\n  lasthop port export vm1 >vm1.json")]
+    Export(moved::ExportArgs),
+    /// Have a port be what another was: the settings, access lists, addresses and connections of a VM that comes from another host
+    ///
+    /// Settings that the file does not have are taken back. Connections are judged by the access lists in force here. Addresses are
+    /// taken when the VM is there; without that they are learned when it says something.
+    #[command(after_help = "Examples:\n  lasthop port import vm1 vm1.json\n  \
+        ssh source lasthop port export vm1 | lasthop port import vm1 -")]
+    Import(moved::ImportArgs),
     /// Remove a port and end its connection
     #[command(after_help = "Example:\n  lasthop port del vm1")]
     Del {
@@ -269,6 +282,8 @@ fn main() -> ExitCode {
             })
         }
         Command::Port(PortCommand::Set { name, settings, shared }) => settings::set(&name, &settings, &shared),
+        Command::Port(PortCommand::Export(args)) => moved::export(&args),
+        Command::Port(PortCommand::Import(args)) => moved::import(&args),
         Command::Port(PortCommand::Del { name, shared }) => port_del(&name, &shared),
         Command::Port(PortCommand::List(shared)) => list::ports(&shared),
         Command::Uplink(command) => uplink::uplink(&command),

@@ -11,8 +11,8 @@ use super::{Answer, Asker, Command, Core, Counting, Kept, Load, PortRequest, bus
 use crate::server::MAX_LONG_LISTS;
 use crate::view;
 use lasthop_api::{
-    AclChanged, AclRule, ApiError, ConntrackStats, Field, Flow, Mac, MirrorList, Port, PortChanged, SwitchStats,
-    TraceReport, TxBatch, UplinkList,
+    AclChanged, AclRule, ApiError, Connection, ConntrackStats, Field, Flow, Mac, MirrorList, Port, PortAdopted,
+    PortChanged, Station, SwitchStats, TraceReport, TxBatch, UplinkList,
 };
 use lasthop_frame::{Depth, FlowKey, SNAPSHOT_LEN};
 use lasthop_ipc::{DatapathRequest, FlowInfo, PortInfo, PortState};
@@ -49,6 +49,12 @@ pub(crate) enum Call {
     PortDel {
         name: String,
         answer: Answer<PortChanged>,
+    },
+    PortAdopt {
+        name: String,
+        stations: Vec<Station>,
+        connections: Vec<Connection>,
+        answer: Answer<PortAdopted>,
     },
     Uplink {
         call: UplinkCall,
@@ -122,6 +128,9 @@ impl Core {
             Call::PortDel { name, answer } => {
                 let forgets = Some(self.settings_of(&name));
                 self.request((answer, false, forgets), |request| ControlToSupervisor::PortDel { request, name });
+            }
+            Call::PortAdopt { name, stations, connections, answer } => {
+                self.adopt(name, &stations, &connections, answer, now_ms);
             }
             Call::Uplink { call, answer } => self.uplink_request(call, answer),
             Call::Mirror { call, answer } => self.mirror_call(call, answer),
@@ -207,6 +216,7 @@ impl Core {
             Call::Set(SetCall::Change { answer, .. } | SetCall::Del { answer, .. }) => {
                 refuse(answer, error("sets of addresses"));
             }
+            Call::PortAdopt { answer, .. } => refuse(answer, error("what a guest brings along")),
             Call::Mirror { call: MirrorCall::Add(_) | MirrorCall::Del(_), answer } => refuse(answer, error("mirrors")),
             call => return Some(call),
         }

@@ -43,7 +43,7 @@ enum What {
     Flush { ended: u64, answer: Answer<ConntrackFlushed> },
 }
 
-const PROTOCOLS: [(&str, u8); 5] = [("tcp", 6), ("udp", 17), ("sctp", 132), ("icmp", 1), ("icmpv6", 58)];
+pub(super) const PROTOCOLS: [(&str, u8); 5] = [("tcp", 6), ("udp", 17), ("sctp", 132), ("icmp", 1), ("icmpv6", 58)];
 
 impl Core {
     pub(super) fn walk(&mut self, call: WalkCall) {

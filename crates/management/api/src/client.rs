@@ -3,9 +3,9 @@
 #![allow(clippy::too_many_arguments)]
 
 use crate::{
-    AclChanged, AclPage, AclText, ApiError, ConnectionPage, ConntrackFlushed, ConntrackStats, Field, FlowPage,
-    GroupPage, Mac, MacFlushed, MacPage, MirrorList, PortChanged, PortPage, SetChanged, SetPage, SwitchStats,
-    TraceReport, TxBatch, UplinkList,
+    AclChanged, AclPage, AclText, ApiError, Connection, ConnectionPage, ConntrackFlushed, ConntrackStats, Field,
+    FlowPage, GroupPage, Mac, MacFlushed, MacPage, MirrorList, PortAdopted, PortChanged, PortPage, SetChanged, SetPage,
+    Station, SwitchStats, TraceReport, TxBatch, UplinkList,
 };
 use futures_util::Stream;
 
@@ -43,6 +43,14 @@ pub trait SwitchProxy {
         spare: bool,
         settings: &[Field],
     ) -> zlink::Result<Result<UplinkList, ApiError>>;
+
+    /// A guest comes to this port from another lasthop, with addresses and established connections: at most 256 of each in one call.
+    async fn port_adopt(
+        &mut self,
+        name: &str,
+        stations: &[Station],
+        connections: &[Connection],
+    ) -> zlink::Result<Result<PortAdopted, ApiError>>;
 
     /// Removes a port and ends its connection.
     async fn port_del(&mut self, name: &str) -> zlink::Result<Result<PortChanged, ApiError>>;

@@ -55,6 +55,38 @@ pub struct ConnectionPage {
     pub total: u64,
 }
 
+/// An address that moves with its guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+#[serde(deny_unknown_fields)]
+pub struct Station {
+    /// Ethernet address.
+    pub mac: String,
+    /// VLAN; 0 without one.
+    pub vlan: u16,
+}
+
+/// What a port did not take of a guest that has moved.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct NotTaken {
+    /// Why.
+    pub reason: String,
+    /// How many.
+    pub number: u64,
+}
+
+/// Answer to `PortAdopt`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
+pub struct PortAdopted {
+    /// Addresses that live here now.
+    pub stations: u64,
+    /// Connections that were put in.
+    pub connections: u64,
+    /// Connections that were known.
+    pub known: u64,
+    /// What was not taken.
+    pub not_taken: Vec<NotTaken>,
+}
+
 /// Answer to `ConntrackFlush`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
 pub struct ConntrackFlushed {

@@ -28,6 +28,7 @@ mod groups;
 mod macs;
 mod messages;
 mod mirrors;
+mod moved;
 mod nat;
 mod reconcile;
 mod rules;

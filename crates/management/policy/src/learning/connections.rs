@@ -51,7 +51,7 @@ pub(crate) struct Connections {
     pub tracker: Tracker,
     /// Goes up when other lists hold: the mark of a connection says which it was judged by.
     lists: u32,
-    last: u64,
+    pub(super) last: u64,
     /// How many were opened from one address to another.
     opened: HashMap<Tuple, u32>,
     /// Ethernet addresses of those who opened connections by which their IP addresses are translated, by the connection's number.
@@ -152,7 +152,7 @@ impl Connections {
         [*pair, turned(pair)].iter().any(|pair| self.opened.contains_key(pair))
     }
 
-    fn begun(&mut self, original: &Tuple, reply: &Tuple) {
+    pub(super) fn begun(&mut self, original: &Tuple, reply: &Tuple) {
         between(original, reply).for_each(|pair| *self.opened.entry(pair).or_insert(0) += 1);
     }
 
@@ -170,7 +170,7 @@ impl Connections {
     }
 
     /// The number of a port, and its limit from the first time on.
-    fn owner(&mut self, port: PortId, limit: u32) -> u16 {
+    pub(super) fn owner(&mut self, port: PortId, limit: u32) -> u16 {
         if let Some(owner) = self.owners.get(&port) {
             return *owner;
         }
@@ -242,7 +242,7 @@ pub(super) fn sent(connection: &ct::Connection) -> Tuple {
 }
 
 /// The addresses between which a connection's packets and their answers are sent.
-fn between(original: &Tuple, reply: &Tuple) -> impl Iterator<Item = Tuple> + use<> {
+pub(super) fn between(original: &Tuple, reply: &Tuple) -> impl Iterator<Item = Tuple> + use<> {
     let translated = original.inverse().is_some_and(|inverse| inverse != *reply);
     [Some(pair(original)), translated.then(|| pair(reply))].into_iter().flatten()
 }
@@ -366,7 +366,7 @@ impl Learning {
     }
 
     /// Flows that drop what may be packets of this connection go.
-    fn unhide(&mut self, pair: &Tuple, out: &mut Effects) {
+    pub(super) fn unhide(&mut self, pair: &Tuple, out: &mut Effects) {
         for pair in [*pair, turned(pair)] {
             for id in self.flows.hiding(&pair).to_vec() {
                 self.del_flow(id, out);

@@ -1,0 +1,58 @@
+//! What a guest brings along that lived at another lasthop: its connections, and its addresses.
+
+use super::connections::between;
+use super::tracking::{CARRIED, NOWHERE, label, number};
+use super::{Effects, Learning};
+use crate::flows::Pair;
+use lasthop_conntrack::{Commit, Nat, Tuple};
+use lasthop_text::MacAddr;
+use lasthop_types::PortId;
+
+impl Learning {
+    /// A port that stands for where answers come from, if that is not known.
+    pub const ANYWHERE: PortId = PortId(NOWHERE);
+
+    /// Puts in a connection that was established elsewhere: opened from the first of these ports, answered from the second if that is known.
+    /// It is judged by the lists in force with its next packet, as one that was opened under other lists. False: it is known already.
+    /// An error says why not, in a few words.
+    pub fn adopt_connection(
+        &mut self,
+        original: Tuple,
+        [from, reply]: [PortId; 2],
+        now_ms: u64,
+        out: &mut Effects,
+    ) -> Result<bool, &'static str> {
+        if !self.tracks(from) && !self.tracks(reply) {
+            return Err("no stateful access list holds for its ports");
+        }
+        let Some(inverse) = original.inverse().filter(|_| original.zone() <= 4094) else {
+            return Err("no packet can answer it");
+        };
+        let limit = self.connection_limit(from);
+        let Some(connections) = &mut self.connections else {
+            return Err("no stateful access list holds for its ports");
+        };
+        connections.last += 1;
+        let commit = Commit {
+            // Of lists that never hold.
+            mark: (0, u32::MAX),
+            label: (label(connections.last, from.0, reply.0) | CARRIED, u128::MAX),
+            owner: connections.owner(from, limit),
+            ..Commit::default()
+        };
+        let adopted = connections.tracker.adopt_translated(original, &Nat::None, &commit, now_ms);
+        if adopted == Ok(true) {
+            connections.begun(&original, &inverse);
+            self.share_begins(number(commit.label.0), from, &original, &original);
+            between(&original, &inverse).for_each(|pair| self.unhide(&pair, out));
+        }
+        self.take_ended(now_ms, out);
+        adopted.map_err(|refusal| refusal.name())
+    }
+
+    /// An address lives at a port now, as if it had sent something. True if it is learned.
+    pub fn adopt_station(&mut self, port: PortId, vlan: u16, mac: MacAddr, now_ms: u64, out: &mut Effects) -> bool {
+        let fits = mac.is_unicast_source() && vlan <= 4094 && self.member(port).is_member(vlan);
+        fits && self.learn(&Pair { port, vlan, src: mac, dst: MacAddr::BROADCAST }, now_ms, out)
+    }
+}
