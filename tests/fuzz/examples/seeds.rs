@@ -65,10 +65,11 @@ fn seeds() -> Vec<(&'static str, Vec<Vec<u8>>)> {
         seeds.push(streams());
     }
     if let Some((_, seeds)) = all.iter_mut().find(|(name, _)| *name == "tunnel") {
-        // Geneve with OVN's option, and VXLAN.
+        // Geneve with OVN's option, VXLAN, and GRE with all that it may have.
         let (geneve, vxlan) =
             ([0, 2, 0x40, 0x65, 0x58, 0, 0, 5, 0, 1, 2, 0x80, 1, 0, 1, 0, 2], [1, 8, 0, 0, 0, 0, 0, 5, 0]);
-        seeds.extend([[&geneve[..], &[2; 60]].concat(), [&vxlan[..], &[2; 60]].concat()]);
+        let gre = [4, 0xb0, 0, 0x65, 0x58, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 1];
+        seeds.extend([&geneve[..], &vxlan[..], &gre[..]].map(|header| [header, &[2; 60]].concat()));
     }
     if let Some((_, seeds)) = all.iter_mut().find(|(name, _)| *name == "netlink") {
         seeds.extend(netlink());

@@ -1,7 +1,7 @@
 //! Two hosts, each with lasthop and the distribution's `ovs-vswitchd`, and tunnels between them over the hosts' stacks: Geneve and VXLAN, IPv4 and
 //! IPv6, networks apart, keys that flows set, TCP in whole packets, deaths. Packets in, packets out.
 
-use lasthop_tests_process::{Lasthop, Netns, PATIENCE, Port, scratch, spawn, vswitch, wait_for};
+use lasthop_tests_process::{Lasthop, Netns, PATIENCE, Port, Station, scratch, spawn, vswitch, wait_for};
 use std::process::{Child, Stdio};
 
 /// A host with a bridge `br0`, whose port `p` is the cable of a guest: a namespace with the interface `g`.
@@ -131,6 +131,155 @@ fn vxlan_joins_two_hosts_over_ipv6() {
     assert!(!a.netns.output("ip link show vxlan_sys_4789").status.success(), "the kernel has no such interface");
     let flows = b.appctl(&["dpctl/dump-flows"]);
     assert!(flows.contains("tunnel(tun_id=0x4d,ipv6_src=2001:db8::1,ipv6_dst=2001:db8::2"), "{flows}");
+}
+
+#[test]
+fn gre_joins_two_hosts() {
+    let [a, b] = hosts();
+    a.tunnel("gre", "options:remote_ip=192.0.2.2 options:key=5 options:csum=true");
+    b.tunnel("gre", "options:remote_ip=192.0.2.1 options:key=5 options:csum=true");
+    a.reaches(&b);
+    let flows = a.appctl(&["dpctl/dump-flows"]);
+    assert!(flows.contains("tunnel(tun_id=0x5,src=192.0.2.2,dst=192.0.2.1"), "{flows}");
+    assert!(flows.contains("set(tunnel(tun_id=0x5,dst=192.0.2.2"), "{flows}");
+    // Key and checksum are there, and right: a host of this kind drops what has a wrong one.
+    let cable = Station::on(&b.netns, "cable");
+    assert!(a.ping(&b, ""));
+    let outer =
+        cable.recv("GRE", |frame| frame[12..14] == [8, 0] && frame[23] == 47 && frame[30..34] == [192, 0, 2, 2]);
+    let gre = &outer[34..];
+    assert_eq!((&gre[..4], &gre[8..12]), (&[0xa0, 0, 0x65, 0x58][..], &[0, 0, 0, 5][..]));
+    assert_eq!(ones_complement(gre), 0xffff, "{gre:x?}");
+
+    // Without a key it is another network, and so it is with another key.
+    b.vsctl("remove interface t options key");
+    wait_for("no network", PATIENCE, || !a.ping(&b, ""));
+    a.vsctl("remove interface t options key");
+    a.reaches(&b);
+    b.vsctl("set interface t options:key=6");
+    wait_for("the other network", PATIENCE, || !a.ping(&b, ""));
+    a.vsctl("set interface t options:key=6");
+    a.reaches(&b);
+}
+
+#[test]
+fn gre_joins_two_hosts_over_ipv6() {
+    let [a, b] = hosts();
+    a.tunnel("ip6gre", "options:remote_ip=2001:db8::2 options:key=77");
+    b.tunnel("ip6gre", "options:remote_ip=2001:db8::1 options:key=77");
+    a.reaches(&b);
+    let flows = b.appctl(&["dpctl/dump-flows"]);
+    assert!(flows.contains("tunnel(tun_id=0x4d,ipv6_src=2001:db8::1,ipv6_dst=2001:db8::2"), "{flows}");
+    for part in ["lasthop-uplink", "lasthop-ovs"] {
+        a.lasthop.kill(part);
+        a.reaches(&b);
+    }
+}
+
+/// The sum of all 16-bit words (RFC 1071).
+fn ones_complement(bytes: &[u8]) -> u16 {
+    let sum: u32 = bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0))).sum();
+    (1..=2).fold(sum, |sum, _| (sum >> 16) + (sum & 0xffff)) as u16
+}
+
+/// What lies on IPv4, from 192.0.2.2 to 192.0.2.1, as a frame to this address.
+fn on_ipv4(protocol: u8, payload: &[u8], to: [u8; 6]) -> Vec<u8> {
+    let [l0, l1] = (20 + payload.len() as u16).to_be_bytes();
+    let mut ip = [0x45, 0, l0, l1, 0, 0, 0, 0, 64, protocol, 0, 0, 192, 0, 2, 2, 192, 0, 2, 1];
+    let sum = !ones_complement(&ip);
+    ip[10..12].copy_from_slice(&sum.to_be_bytes());
+    [&to[..], &[2, 0, 0, 0, 0, 9, 8, 0], &ip, payload].concat()
+}
+
+/// Frames of a peer that is none of ours, bytes as the standard draws them, and what is no such frame.
+#[test]
+fn gre_takes_what_the_standard_allows_and_drops_the_rest() {
+    let [a, b] = hosts();
+    a.tunnel("gre", "options:remote_ip=192.0.2.2");
+    a.flow("priority=9,in_port=2,actions=output:1");
+    let frame = |kind: u8| {
+        let addresses = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 9]].concat();
+        [&addresses[..], &[0x88, 0xb6, kind], &[0; 47]].concat()
+    };
+    let with_sum = |header: &[u8], kind: u8, wrong: u16| {
+        let mut bytes = [header, &frame(kind)].concat();
+        let sum = !ones_complement(&bytes) ^ wrong;
+        bytes[4..6].copy_from_slice(&sum.to_be_bytes());
+        bytes
+    };
+    a.netns.ip("link set cable address 02:00:00:00:00:aa");
+    let (guest, cable) = (Station::on(&a.guest, "g"), Station::on(&b.netns, "cable"));
+    let packets = [
+        [&[0, 0, 0x65, 0x58][..], &frame(1)].concat(),
+        [&[0x10, 0, 0x65, 0x58, 0, 0, 0, 7][..], &frame(2)].concat(),
+        with_sum(&[0x80, 0, 0x65, 0x58, 0, 0, 0, 0], 3, 0),
+        // A wrong checksum, another version, routing, an IPv4 packet, another network, half a header, none.
+        with_sum(&[0x80, 0, 0x65, 0x58, 0, 0, 0, 0], 11, 0x100),
+        [&[0, 1, 0x65, 0x58][..], &frame(12)].concat(),
+        [&[0x40, 0, 0x65, 0x58, 0, 0, 0, 0][..], &frame(13)].concat(),
+        [&[0, 0, 8, 0][..], &frame(14)].concat(),
+        [&[0x20, 0, 0x65, 0x58, 0, 0, 0, 5][..], &frame(15)].concat(),
+        [0xb0, 0, 0x65, 0x58, 0, 0].to_vec(),
+        Vec::new(),
+        [&[0, 0, 0x65, 0x58][..], &frame(4)].concat(),
+    ];
+    for packet in &packets {
+        cable.send(&on_ipv4(47, packet, [2, 0, 0, 0, 0, 0xaa]));
+    }
+    let next = || guest.recv("a frame out of GRE", |frame| frame[12..14] == [0x88, 0xb6])[14];
+    assert_eq!([next(), next(), next(), next()], [1, 2, 3, 4]);
+    // What belongs to another network is dropped by Open vSwitch.
+    let dropped = || {
+        let stats = a.lasthop.json(&["port", "list"]);
+        let gre =
+            stats["interfaces"].as_array().and_then(|all| all.iter().find(|one| one["name"] == "gre_sys")).cloned();
+        let drops = gre.and_then(|gre| gre["drops"].as_array().cloned()).unwrap_or_default();
+        drops.iter().find(|drop| drop["reason"] == "refused").and_then(|drop| drop["packets"].as_u64())
+    };
+    wait_for("what was dropped to be counted", PATIENCE, || dropped() == Some(6));
+}
+
+/// TCP that is merged on its way, as a NIC or the host's stack does it, comes with checksums that are open: it is whole again, and one packet.
+#[test]
+fn gre_takes_packets_that_were_merged() {
+    let [a, b] = hosts();
+    a.tunnel("gre", "options:remote_ip=192.0.2.2");
+    a.flow("priority=9,in_port=2,actions=output:1");
+    a.netns.ip("link set cable address 02:00:00:00:00:aa");
+    let (guest, cable) = (Station::on(&a.guest, "g"), Station::on(&b.netns, "cable"));
+    let payload: Vec<u8> = (0..5000u32).map(|n| (n * 7) as u8).collect();
+    let tcp_len = (20 + payload.len()) as u16;
+    let pseudo = [&[10, 8, 0, 9, 10, 8, 0, 1, 0, 6][..], &tcp_len.to_be_bytes()].concat();
+    let open = ones_complement(&pseudo).to_be_bytes();
+    let tcp = [&[0x10, 0, 0, 80, 0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x10, 1, 0][..], &open, &[0, 0], &payload].concat();
+    let mut inner = on_ipv4(6, &tcp, [2, 0, 0, 0, 0, 1]);
+    inner[26..34].copy_from_slice(&[10, 8, 0, 9, 10, 8, 0, 1]);
+    inner[24..26].fill(0);
+    let sum = !ones_complement(&inner[14..34]);
+    inner[24..26].copy_from_slice(&sum.to_be_bytes());
+    // The outer checksum is one of the packets' that there were.
+    let packet = [&[0x80, 0, 0x65, 0x58, 0x12, 0x34, 0, 0][..], &inner].concat();
+    for host in [&a, &b] {
+        host.netns.ip("link set cable mtu 9000");
+    }
+    a.netns.ip("link set p mtu 9000");
+    a.guest.ip("link set g mtu 9000");
+    // The first goes the long way through lasthop-ovs, with its checksum completed; those after it come as a packet for segmentation, whose
+    // checksum is the receiver's business.
+    cable.send(&on_ipv4(47, &packet, [2, 0, 0, 0, 0, 0xaa]));
+    let is_it = |frame: &[u8]| frame.get(12..14) == Some(&[8, 0]) && frame.get(23) == Some(&6);
+    let whole = guest.recv("a packet out of GRE", is_it);
+    assert_eq!(whole[54..], payload);
+    let l4: Vec<u8> = [&pseudo[..], &whole[34..]].concat();
+    assert_eq!(ones_complement(&l4), 0xffff, "its checksum is complete");
+    let long_way = || a.lasthop.port("ovs-packets")["to_guest"]["packets"].as_u64();
+    wait_for("a packet that takes the short way", PATIENCE, || {
+        let before = long_way();
+        cable.send(&on_ipv4(47, &packet, [2, 0, 0, 0, 0, 0xaa]));
+        let next = guest.recv("a packet out of GRE", is_it);
+        assert_eq!((&next[54..], &next[34..50]), (&payload[..], &whole[34..50]));
+        long_way() == before && next[50..52] == open
+    });
 }
 
 #[test]

@@ -234,5 +234,33 @@ impl Merger {
     }
 }
 
+/// Of a frame whose TCP or UDP checksum is open, which holds the sum over the pseudo header alone, as the kernel leaves a packet that it has merged
+/// of several: the virtio-net header that says so, for segments of so many bytes of payload if it is longer. `snapshot` is its
+/// beginning, `len` its length. `None` if it is not open, or no plain TCP or UDP.
+pub fn opened(snapshot: &[u8], len: usize, segment: u16) -> Option<VnetHdr> {
+    let Kind::Segment(head) = Segment::parse(snapshot, len) else { return None };
+    let l4_len = usize::from(head.hdr_len) - usize::from(head.l4) + usize::from(head.payload);
+    if !head.is_open(l4_len) {
+        return None;
+    }
+    let gso_type = match (head.udp, head.ipv6) {
+        _ if head.payload <= segment => VnetHdr::GSO_NONE,
+        (true, _) => VnetHdr::GSO_UDP_L4,
+        (false, true) => VnetHdr::GSO_TCPV6,
+        (false, false) => VnetHdr::GSO_TCPV4,
+    };
+    let is_cut = gso_type != VnetHdr::GSO_NONE;
+    let ecn = if is_cut && head.flags & CWR != 0 { VnetHdr::GSO_ECN } else { 0 };
+    Some(VnetHdr {
+        flags: VnetHdr::F_NEEDS_CSUM,
+        gso_type: gso_type | ecn,
+        hdr_len: head.hdr_len,
+        gso_size: if is_cut { segment } else { 0 },
+        csum_start: head.l4,
+        csum_offset: head.checksum_offset(),
+        num_buffers: 0,
+    })
+}
+
 #[cfg(test)]
 mod tests;

@@ -249,6 +249,11 @@ impl Segment {
         self.addresses + protocol + (l4_len & 0xffff) as u32 + (l4_len >> 16) as u32
     }
 
+    /// The checksum holds the sum over the pseudo header alone.
+    pub(super) fn is_open(&self, l4_len: usize) -> bool {
+        self.checksum == sum::fold(self.pseudo(l4_len))
+    }
+
     /// Whether the checksum is right. Or open: then the field holds the sum over the pseudo header, as the other end of a veth
     /// pair leaves it. That a wrong one looks like that is as unlikely as that it looks right.
     /// `room` is for a whole frame.
@@ -260,7 +265,7 @@ impl Segment {
     ) -> bool {
         let end = usize::from(self.hdr_len) + usize::from(self.payload);
         let pseudo = self.pseudo(end - usize::from(self.l4));
-        if self.checksum == sum::fold(pseudo) {
+        if self.is_open(end - usize::from(self.l4)) {
             return true;
         }
         let Some(bytes) = room.get_mut(..end) else { return false };

@@ -134,6 +134,25 @@ fn a_run_of_segments_is_one_packet_and_cut_again_they_are_the_same() {
     }
 }
 
+/// What is merged here is what the kernel merges: of such a packet alone as much is known as of its parts.
+#[test]
+fn a_packet_that_was_merged_elsewhere_is_known_by_its_open_checksum() {
+    for (ipv6, vlan) in [(false, false), (false, true), (true, false), (true, true)] {
+        let stream = Stream { ipv6, vlan, ..Stream::PLAIN };
+        for frames in [stream.run(&[1200; 40]), stream.datagrams(&[1200; 40]), stream.run(&[1200])] {
+            let (merged, mut whole) = merge(&frames).remove(0);
+            assert_eq!(opened(&frames[0][..SNAPSHOT], frames[0].len(), 1200), None, "its checksum is complete");
+            let Some(merged) = merged else { continue };
+            let hdr_len = usize::from(merged.hdr_len);
+            assert_eq!(opened(&whole[..SNAPSHOT], whole.len(), 1200), Some(merged));
+            let short = opened(&whole[..SNAPSHOT], whole.len(), u16::MAX).expect("it is open");
+            assert_eq!((short.gso_type, short.gso_size, short.csum_start), (VnetHdr::GSO_NONE, 0, merged.csum_start));
+            whole[hdr_len - 20] ^= 1;
+            assert_eq!(opened(&whole[..hdr_len], whole.len() - 1, 1200), None, "a part of the packet is missing");
+        }
+    }
+}
+
 #[test]
 fn datagrams_of_one_size_are_one_packet_and_cut_again_they_are_the_same() {
     for ipv6 in [false, true] {

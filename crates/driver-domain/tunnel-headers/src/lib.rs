@@ -1,7 +1,9 @@
-//! The headers between an outer UDP header and an inner frame: VXLAN (RFC 7348 §5) and Geneve (RFC 8926 §3). What is read comes from
-//! the network: anybody may have sent it. Pure functions of the bytes.
+//! The headers between an outer UDP header and an inner frame: VXLAN (RFC 7348 §5) and Geneve (RFC 8926 §3); and between an outer IP header and
+//! one: GRE (RFC 2784, RFC 2890). What is read comes from the network: anybody may have sent it. Pure functions of the bytes.
 
 #![forbid(unsafe_code)]
+
+mod gre;
 
 use lasthop_tunnel::Tunnel;
 
@@ -12,9 +14,11 @@ pub enum Kind {
     Vxlan,
     /// Geneve, with options.
     Geneve,
+    /// GRE, with key and checksum.
+    Gre,
 }
 
-/// Both begin with so many bytes, and VXLAN has no more.
+/// VXLAN and Geneve begin with so many bytes, and VXLAN has no more.
 const FIXED: usize = 8;
 /// VXLAN: the network's number is there.
 const VXLAN_VNI: u8 = 0x08;
@@ -28,6 +32,9 @@ const SHORTEST: usize = 14;
 
 /// Reads the headers of a datagram: number, flags and options go to the tunnel. Where the inner frame begins; `None` if there is none.
 pub fn read(kind: Kind, datagram: &[u8], tunnel: &mut Tunnel) -> Option<usize> {
+    if kind == Kind::Gre {
+        return gre::read(datagram, tunnel);
+    }
     let &[first, second, p0, p1, v0, v1, v2, _] = datagram.first_chunk::<FIXED>()?;
     tunnel.id = [0, 0, 0, 0, 0, v0, v1, v2];
     tunnel.flags = 0;
@@ -57,10 +64,12 @@ fn are_sound(mut options: &[u8]) -> bool {
     options.is_empty()
 }
 
-/// Appends the headers for this tunnel. Options that are none, or for VXLAN, are left out.
+/// Appends the headers for this tunnel. Options that are none, or not for Geneve, are left out. [`finish`] is to be called once what is behind
+/// them is there.
 pub fn write(kind: Kind, tunnel: &Tunnel, to: &mut Vec<u8>) {
     let [.., v0, v1, v2] = tunnel.id;
     match kind {
+        Kind::Gre => gre::write(tunnel, to),
         Kind::Vxlan => to.extend([VXLAN_VNI, 0, 0, 0, v0, v1, v2, 0]),
         Kind::Geneve => {
             let options = Some(tunnel.options()).filter(|options| options.len() % 4 == 0).unwrap_or_default();
@@ -71,6 +80,18 @@ pub fn write(kind: Kind, tunnel: &Tunnel, to: &mut Vec<u8>) {
             to.extend(options);
         }
     }
+}
+
+/// Completes headers, as [`write()`] writes them, for what is behind them now: GRE's checksum, if it has one.
+pub fn finish(kind: Kind, datagram: &mut [u8]) {
+    if kind == Kind::Gre {
+        gre::finish(datagram);
+    }
+}
+
+/// Whether there is no checksum, or the right one, in what [`read`] has taken.
+pub fn is_sound(kind: Kind, datagram: &[u8]) -> bool {
+    kind != Kind::Gre || gre::is_sound(datagram)
 }
 
 fn has_critical(mut options: &[u8]) -> bool {

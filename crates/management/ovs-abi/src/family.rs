@@ -81,6 +81,9 @@ pub mod vport {
     pub const NETDEV: u32 = 1;
     /// Type: an interface that the datapath makes.
     pub const INTERNAL: u32 = 2;
+    /// Type: GRE over IPv4, and over IPv6 (Open vSwitch's own number).
+    pub const GRE: u32 = 3;
+    pub const IP6GRE: u32 = 109;
     /// Type: a tunnel, by the UDP port that its options say.
     pub const VXLAN: u32 = 4;
     pub const GENEVE: u32 = 5;

@@ -53,7 +53,10 @@ fn read(list: &[u8], is_mask: bool) -> Result<Tunnel, Refused> {
     for attribute in attributes(list) {
         let (kind, value) = attribute?;
         match kind {
-            ID => tunnel.id = array(value)?,
+            ID => {
+                tunnel.id = array(value)?;
+                tunnel.flags |= Tunnel::KEY;
+            }
             IPV4_SRC => tunnel.local = ipv4(value, is_mask)?,
             IPV4_DST => tunnel.remote = ipv4(value, is_mask)?,
             IPV6_SRC => tunnel.local = array(value)?,
@@ -78,7 +81,7 @@ fn read(list: &[u8], is_mask: bool) -> Result<Tunnel, Refused> {
         }
     }
     if is_mask {
-        // Whether an outer packet may be fragmented, or has a checksum, is not known of one that has come.
+        // Whether an outer packet may be fragmented, or has a checksum or a key, is not told of one that has come.
         tunnel.flags &= Tunnel::OAM;
     }
     Ok(tunnel)
@@ -160,7 +163,7 @@ mod tests {
         .unwrap();
         assert_eq!(tunnel.remote, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 2]);
         assert_eq!((tunnel.id[7], tunnel.tos, tunnel.ttl, tunnel.local), (5, 3, 64, [0; 16]));
-        assert_eq!(tunnel.flags, Tunnel::DONT_FRAGMENT | Tunnel::CHECKSUM);
+        assert_eq!(tunnel.flags, Tunnel::DONT_FRAGMENT | Tunnel::CHECKSUM | Tunnel::KEY);
         assert_eq!((tunnel.options(), tunnel.port), (&OPTION[..], [0x17, 0xc1]));
     }
 

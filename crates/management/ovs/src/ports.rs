@@ -129,7 +129,7 @@ impl Datapath {
         to.number(vport::PORT_NO, no);
         to.number(vport::TYPE, found.kind);
         to.text(vport::NAME, &found.name);
-        if let Some(tunnel) = self.tunnels.get(no) {
+        if let Some(tunnel) = self.tunnels.get(no).filter(|tunnel| tunnel.udp_port != 0) {
             to.nest(vport::OPTIONS, |to| lasthop_ovs_abi::tunnel::write_options(tunnel.udp_port, to));
         }
         to.attribute(vport::STATS, &totals.to_bytes());

@@ -136,10 +136,11 @@ impl Datapath {
                     // It is made.
                     Some(vport::INTERNAL) => (name.clone(), Some("tap")),
                     kind => {
-                        let options = get(&found, vport::OPTIONS);
-                        let driver = kind.and_then(tunnels::driver_of);
-                        let (Some(driver), Ok(port)) = (driver, tunnels::port_of(options)) else { return };
-                        (format!("{driver}:{port}"), Some(driver))
+                        let kind = kind.unwrap_or_default();
+                        let port = tunnels::port_of(kind, get(&found, vport::OPTIONS));
+                        let (Some(driver), Ok(port)) = (tunnels::driver_of(kind), port) else { return };
+                        let device = if port == 0 { driver.to_owned() } else { format!("{driver}:{port}") };
+                        (device, Some(driver))
                     }
                 };
                 needs.open.push(UplinkConfig {
@@ -327,8 +328,8 @@ impl Datapath {
             command::NEW => {
                 let kind = u32_of(get(&found, vport::TYPE).ok_or(Refused::INVALID)?)?;
                 let name = name.filter(|name| !name.is_empty() && name.len() <= MAX_NAME).ok_or(Refused::INVALID)?;
-                let tunnel =
-                    tunnels::driver_of(kind).map(|_| tunnels::port_of(get(&found, vport::OPTIONS))).transpose()?;
+                let port_of = |_| tunnels::port_of(kind, get(&found, vport::OPTIONS));
+                let tunnel = tunnels::driver_of(kind).map(port_of).transpose()?;
                 let no = self.add_vport(name, kind, no, pids(sockets)?, failed)?;
                 if let Some(port) = tunnel {
                     self.tunnels.add(no, port);

@@ -209,7 +209,7 @@ impl Datapath {
         let (no, kind) = (u32_of(of(vport::PORT_NO)?).ok()?, u32_of(of(vport::TYPE)?).ok()?);
         let pids = packets::pids(of(vport::UPCALL_PID)).ok()?;
         if tunnels::driver_of(kind).is_some() {
-            self.tunnels.add(no, tunnels::port_of(of(vport::OPTIONS)).ok()?);
+            self.tunnels.add(no, tunnels::port_of(kind, of(vport::OPTIONS)).ok()?);
         }
         let opened = flags & OPENED != 0;
         if opened {

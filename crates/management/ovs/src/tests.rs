@@ -483,7 +483,7 @@ fn what_is_not_implemented_is_refused_as_the_kernel_refuses_it() {
         to.number(datapath::USER_FEATURES, 1 << 31);
     };
     assert_eq!(error_of(&site.ask(family::DATAPATH.id, command::SET, flag::ACK, features)), Refused::UNSUPPORTED.0);
-    assert_eq!(site.add_port("gre_sys", 3), Refused::UNSUPPORTED.0);
+    assert_eq!(site.add_port("erspan_sys", 107), Refused::UNSUPPORTED.0);
     assert_eq!(site.add_port("genev_sys_6081", vport::GENEVE), Refused::INVALID.0, "it has no port");
     assert_eq!(site.add_port("vm1", vport::NETDEV), Refused::EXISTS.0);
     assert_eq!(site.put_flow(1, 0, output(2)), 0);

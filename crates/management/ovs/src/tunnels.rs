@@ -53,7 +53,7 @@ struct Outbound {
 /// A tunnel port.
 #[derive(Debug, Default)]
 pub(crate) struct TunnelPort {
-    /// Its UDP port.
+    /// Its UDP port, 0 for GRE.
     pub udp_port: u16,
     inbound: HashMap<u16, Inbound>,
     /// Other ends from which something came that was not dropped.
@@ -162,13 +162,20 @@ pub(crate) fn driver_of(kind: u32) -> Option<&'static str> {
     match kind {
         vport::VXLAN => Some("vxlan"),
         vport::GENEVE => Some("geneve"),
+        vport::GRE => Some("gre"),
+        vport::IP6GRE => Some("ip6gre"),
         _ => None,
     }
 }
 
-/// The UDP port that a tunnel's port is to be made with.
-pub(crate) fn port_of(options: Option<&[u8]>) -> Result<u16, Refused> {
-    lasthop_ovs_abi::tunnel::port_of(options.ok_or(Refused::INVALID)?)
+/// The UDP port that a tunnel's port is to be made with; 0 for one without ports.
+pub(crate) fn port_of(kind: u32, options: Option<&[u8]>) -> Result<u16, Refused> {
+    match (kind, options) {
+        (vport::GRE | vport::IP6GRE, None | Some([])) => Ok(0),
+        // Options are of ERSPAN.
+        (vport::GRE | vport::IP6GRE, _) | (_, None) => Err(Refused::INVALID),
+        (_, Some(options)) => lasthop_ovs_abi::tunnel::port_of(options),
+    }
 }
 
 impl Datapath {

@@ -45,7 +45,7 @@ pub struct Tunnel {
     pub local: [u8; 16],
     /// The other end's.
     pub remote: [u8; 16],
-    /// UDP port of the other end in network order; 0: the device's own.
+    /// UDP port of the other end in network order; 0: the device's own. GRE has none.
     pub port: [u8; 2],
     /// Type of service or traffic class of the outer packet.
     pub tos: u8,
@@ -74,6 +74,8 @@ impl Tunnel {
     pub const CHECKSUM: u8 = 2;
     /// For the tunnel's endpoint itself (Geneve's O bit).
     pub const OAM: u8 = 4;
+    /// The network has a number, be it 0 (GRE's K bit). Said of what goes out only.
+    pub const KEY: u8 = 8;
 
     /// Nothing: no tunnel.
     pub fn new_zeroed() -> Self {

@@ -90,11 +90,16 @@ pub enum UplinkDriver {
     Vxlan,
     /// A Geneve tunnel's.
     Geneve,
+    /// GRE over IPv4, for Open vSwitch.
+    Gre,
+    /// GRE over IPv6.
+    Ip6gre,
 }
 
 impl UplinkDriver {
     /// All of them.
-    pub const ALL: [Self; 6] = [Self::Tap, Self::AfPacket, Self::AfXdp, Self::File, Self::Vxlan, Self::Geneve];
+    pub const ALL: [Self; 8] =
+        [Self::Tap, Self::AfPacket, Self::AfXdp, Self::File, Self::Vxlan, Self::Geneve, Self::Gre, Self::Ip6gre];
 
     /// As people write it.
     pub fn name(self) -> &'static str {
@@ -105,12 +110,14 @@ impl UplinkDriver {
             Self::File => "file",
             Self::Vxlan => "vxlan",
             Self::Geneve => "geneve",
+            Self::Gre => "gre",
+            Self::Ip6gre => "ip6gre",
         }
     }
 
     /// A tunnel's, which is of use to Open vSwitch alone.
     pub fn is_tunnel(self) -> bool {
-        matches!(self, Self::Vxlan | Self::Geneve)
+        matches!(self, Self::Vxlan | Self::Geneve | Self::Gre | Self::Ip6gre)
     }
 
     /// From how people write it: its name, or `file:SIZE` (see [`UplinkDriver::file_limit`]).

@@ -112,7 +112,7 @@ pub enum Queue {
     Xdp(Box<Xdp>),
     /// A capture file.
     File(Box<File>),
-    /// UDP sockets.
+    /// Sockets of the host's stack.
     Tunnel(Box<Tunnels>),
 }
 
@@ -233,7 +233,7 @@ impl Device {
         }
         match wanted.driver {
             Some(UplinkDriver::File) => return File::open(wanted),
-            Some(driver @ (UplinkDriver::Vxlan | UplinkDriver::Geneve)) => return Tunnels::open(wanted, driver),
+            Some(driver) if driver.is_tunnel() => return Tunnels::open(wanted, driver),
             _ => {}
         }
         let interface = match Interface::named(name) {
@@ -258,7 +258,9 @@ impl Device {
             UplinkDriver::AfPacket => Packets::open(wanted, kept),
             UplinkDriver::AfXdp => Xdp::open(wanted, kept),
             UplinkDriver::File => File::open(wanted),
-            driver @ (UplinkDriver::Vxlan | UplinkDriver::Geneve) => Tunnels::open(wanted, driver),
+            driver @ (UplinkDriver::Vxlan | UplinkDriver::Geneve | UplinkDriver::Gre | UplinkDriver::Ip6gre) => {
+                Tunnels::open(wanted, driver)
+            }
         }
     }
 }

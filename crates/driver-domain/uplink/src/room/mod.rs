@@ -3,21 +3,21 @@
 #![allow(unsafe_code)]
 
 mod arena;
+mod datagram;
 mod interface;
 mod messages;
 mod packet;
 mod page;
 mod tun;
-mod udp;
 mod xsk;
 
 pub use arena::Arena;
+pub use datagram::{Datagram, DatagramSocket, Outer, Over, is_ipv4};
 pub use interface::{Interface, names as interface_names};
 pub use messages::{BATCH, Place, Received};
 pub use packet::{PacketSocket, SendSocket};
 pub use page::{CounterPage, NOTES, Notes};
 pub use tun::Tun;
-pub use udp::{Datagram, Outer, UdpSocket, is_ipv4};
 pub use xsk::{Fill, Plan, Receiver, Sender, dropped, first_socket, shown, take_over};
 
 use rustix::io::Errno;

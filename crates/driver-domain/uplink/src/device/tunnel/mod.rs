@@ -1,19 +1,19 @@
-//! A tunnel: UDP sockets of the host's stack as the network. Between the switch and this device each frame has a number in front that names
+//! A tunnel: UDP sockets of the host's stack as the network, or raw ones. Between the switch and this device each frame has a number in front that names
 //! its outer header (`lasthop_tunnel`): `lasthop-ovs` says what the numbers of the frames mean that are to be sent, and hears what those
 //! of the frames mean that came.
 //!
 //! Packets of 64 KiB are cut here, each segment gets its own inner and outer headers, and all of them go to the kernel in one call (UDP
-//! segmentation offload). What comes in a burst and belongs together becomes one packet again (receive aggregation).
+//! segmentation offload), or one by one with GRE, which the kernel cannot cut. What comes in a burst and belongs together becomes one packet again (receive aggregation).
 
 mod numbers;
 
-use super::{Device, DeviceError, Got, OpenError, Sent, Wanted, take_slot, whole_packets};
+use super::{Device, DeviceError, Got, OpenError, Sent, Wanted, denied, take_slot, whole_packets};
 use crate::counters::{Counters, Reason};
 use crate::memory::MemoryConfig;
 use crate::pair::{Packet, Pair, VNET};
-use crate::room::{Datagram, Outer, UdpSocket, is_ipv4};
+use crate::room::{Datagram, DatagramSocket, Outer, Over, is_ipv4};
 use arrayvec::ArrayVec;
-use lasthop_aggregation::{BURST, Merger, SNAPSHOT};
+use lasthop_aggregation::{BURST, Merger, SNAPSHOT, opened};
 use lasthop_frame::{Delivery, HeaderBuf, Offload, Receiver, SEGMENT_HEADER_LEN, SNAPSHOT_LEN, VnetHdr, sum};
 use lasthop_text::MacAddr;
 use lasthop_tunnel::{Message, Tunnel, tci_of};
@@ -30,6 +30,8 @@ const LONGEST: usize = 65_536;
 const ROOM: usize = 4 * LONGEST;
 /// Most bytes, and most segments, of one call.
 const AT_ONCE: usize = 64_000;
+/// What the kernel has merged of several packets of a way may be cut again into this much payload: it fits the shortest MTU of IPv6.
+const PAYLOAD: u16 = 1200;
 const MOST_SEGMENTS: usize = 64;
 /// Bytes of the tag that a number is.
 const TAG: usize = 4;
@@ -38,15 +40,15 @@ const TAG_AT: usize = 12;
 
 /// Sockets that send: for each family with and without "don't fragment", with and without checksum.
 #[derive(Debug)]
-struct Senders([UdpSocket; 4]);
+struct Senders([DatagramSocket; 4]);
 
 impl Senders {
-    fn open(ipv6: bool) -> Result<Self, Errno> {
-        let open = |dont_fragment, checksum| UdpSocket::sender(ipv6, dont_fragment, checksum);
+    fn open(ipv6: bool, over: Over) -> Result<Self, Errno> {
+        let open = |dont_fragment, checksum| DatagramSocket::sender(ipv6, over, dont_fragment, checksum);
         Ok(Self([open(false, false)?, open(false, true)?, open(true, false)?, open(true, true)?]))
     }
 
-    fn for_flags(&self, dont_fragment: bool, checksum: bool) -> &UdpSocket {
+    fn for_flags(&self, dont_fragment: bool, checksum: bool) -> &DatagramSocket {
         let [plain, summed, whole, whole_summed] = &self.0;
         match (dont_fragment, checksum) {
             (false, false) => plain,
@@ -60,13 +62,14 @@ impl Senders {
 /// A family: what comes, and what goes.
 #[derive(Debug)]
 struct Family {
-    receiver: UdpSocket,
+    ipv6: bool,
+    receiver: DatagramSocket,
     senders: Senders,
 }
 
 impl Family {
-    fn open(ipv6: bool, port: u16) -> Result<Self, Errno> {
-        Ok(Self { receiver: UdpSocket::receiver(ipv6, port)?, senders: Senders::open(ipv6)? })
+    fn open(ipv6: bool, over: Over) -> Result<Self, Errno> {
+        Ok(Self { ipv6, receiver: DatagramSocket::receiver(ipv6, over)?, senders: Senders::open(ipv6, over)? })
     }
 }
 
@@ -74,10 +77,11 @@ impl Family {
 #[derive(Debug)]
 pub struct Tunnels {
     kind: Kind,
+    /// The UDP port here; 0 with GRE.
     port: u16,
-    ipv4: Family,
-    /// None where the host has no IPv6.
-    ipv6: Option<Family>,
+    family: Family,
+    /// IPv6, over UDP, where the host has it.
+    other: Option<Family>,
     /// What numbers of frames that are to be sent mean.
     meanings: HashMap<u16, Tunnel>,
     numbers: Numbers,
@@ -97,28 +101,18 @@ struct Burst {
 }
 
 impl Tunnels {
-    /// Opens the sockets of a device `vxlan:PORT` or `geneve:PORT`.
+    /// Opens the sockets of a device `vxlan:PORT`, `geneve:PORT`, `gre` or `ip6gre`.
     pub(super) fn open(wanted: &Wanted, driver: UplinkDriver) -> Result<Device, OpenError> {
-        let name = &wanted.device;
-        let number =
-            name.split_once(':').filter(|(kind, _)| *kind == driver.name()).and_then(|(_, port)| port.parse().ok());
-        let Some(port) = number.filter(|port| *port != 0) else {
-            return Err(OpenError(format!("{name} is no {0} tunnel; say {0}:PORT, a UDP port", driver.name())));
+        let (kind, port, family, other) = match driver {
+            UplinkDriver::Gre | UplinkDriver::Ip6gre => (Kind::Gre, 0, Self::open_gre(wanted, driver)?, None),
+            UplinkDriver::Vxlan => Self::open_udp(wanted, driver, Kind::Vxlan)?,
+            _ => Self::open_udp(wanted, driver, Kind::Geneve)?,
         };
-        let failed = |e: Errno| match e {
-            Errno::ADDRINUSE => OpenError(format!(
-                "UDP port {port} is in use; by a tunnel of the kernel's (`ip -d link`, `ss -ulnp`)? Remove that, or choose another port"
-            )),
-            e => OpenError(format!("{name}: {e}")),
+        let mode = match (kind, &other) {
+            (Kind::Gre, _) => "raw",
+            (_, Some(_)) => "udp",
+            (_, None) => "udp, without IPv6",
         };
-        let ipv4 = Family::open(false, port).map_err(failed)?;
-        let ipv6 = match Family::open(true, port) {
-            Ok(family) => Some(family),
-            Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) => None,
-            Err(e) => return Err(failed(e)),
-        };
-        let kind = if driver == UplinkDriver::Vxlan { Kind::Vxlan } else { Kind::Geneve };
-        let mode = if ipv6.is_some() { "udp" } else { "udp, without IPv6" };
         let about = UplinkDevice {
             driver,
             mode: mode.into(),
@@ -131,8 +125,8 @@ impl Tunnels {
         let queue = Self {
             kind,
             port,
-            ipv4,
-            ipv6,
+            family,
+            other,
             meanings: HashMap::new(),
             numbers: Numbers::new(Instant::now()),
             merger: Merger::default(),
@@ -142,6 +136,44 @@ impl Tunnels {
         };
         let (queues, memory) = (vec![super::Queue::Tunnel(Box::new(queue))], MemoryConfig::whole_packets(1));
         Ok(Device { queues, about, features: whole_packets(true), memory, kept: None, steering: None })
+    }
+
+    fn open_gre(wanted: &Wanted, driver: UplinkDriver) -> Result<Family, OpenError> {
+        let name = &wanted.device;
+        if name != driver.name() {
+            return Err(OpenError(format!("{name} is no {0} tunnel; say {0}", driver.name())));
+        }
+        let ipv6 = driver == UplinkDriver::Ip6gre;
+        Family::open(ipv6, Over::Gre).map_err(|e| match e {
+            Errno::AFNOSUPPORT => OpenError(format!("{name}: this host has no IPv6; use `type=gre`")),
+            e => OpenError(denied(name, e)),
+        })
+    }
+
+    fn open_udp(
+        wanted: &Wanted,
+        driver: UplinkDriver,
+        kind: Kind,
+    ) -> Result<(Kind, u16, Family, Option<Family>), OpenError> {
+        let name = &wanted.device;
+        let number =
+            name.split_once(':').filter(|(kind, _)| *kind == driver.name()).and_then(|(_, port)| port.parse().ok());
+        let Some(port) = number.filter(|port| *port != 0) else {
+            return Err(OpenError(format!("{name} is no {0} tunnel; say {0}:PORT, a UDP port", driver.name())));
+        };
+        let failed = |e: Errno| match e {
+            Errno::ADDRINUSE => OpenError(format!(
+                "UDP port {port} is in use; by a tunnel of the kernel's (`ip -d link`, `ss -ulnp`)? Remove that, or choose another port"
+            )),
+            e => OpenError(format!("{name}: {e}")),
+        };
+        let ipv4 = Family::open(false, Over::Udp(port)).map_err(failed)?;
+        let ipv6 = match Family::open(true, Over::Udp(port)) {
+            Ok(family) => Some(family),
+            Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) => None,
+            Err(e) => return Err(failed(e)),
+        };
+        Ok((kind, port, ipv4, ipv6))
     }
 
     pub(super) fn send(
@@ -257,12 +289,15 @@ impl Tunnels {
                 }
             }
         }
-        self.transmit(tunnel, if segment_len == 0 { self.segments.len() } else { segment_len })
+        let len = if segment_len == 0 { self.segments.len() } else { segment_len };
+        self.segments.chunks_mut(len.max(1)).for_each(|datagram| headers::finish(self.kind, datagram));
+        self.transmit(tunnel, len)
     }
 
     /// Gives the kernel the datagrams here, all but the last of which have this length.
     fn transmit(&self, tunnel: &Tunnel, len: usize) -> Result<(), Errno> {
-        let family = if is_ipv4(&tunnel.remote) { Some(&self.ipv4) } else { self.ipv6.as_ref() };
+        let ipv6 = !is_ipv4(&tunnel.remote);
+        let family = std::iter::once(&self.family).chain(&self.other).find(|family| family.ipv6 == ipv6);
         let senders = &family.ok_or(Errno::NETUNREACH)?.senders;
         let has = |flag| tunnel.flags & flag != 0;
         let port = match u16::from_be_bytes(tunnel.port) {
@@ -272,7 +307,7 @@ impl Tunnels {
         let outer = Outer { local: tunnel.local, remote: tunnel.remote, port, tos: tunnel.tos, ttl: tunnel.ttl };
         let in_one = (AT_ONCE / len.max(1)).clamp(1, MOST_SEGMENTS);
         for datagrams in self.segments.chunks(len.saturating_mul(in_one).max(1)) {
-            if datagrams.len() > len {
+            if datagrams.len() > len && self.kind != Kind::Gre {
                 // What the kernel cuts it also sums.
                 let socket = senders.for_flags(has(Tunnel::DONT_FRAGMENT), true);
                 match socket.send(datagrams, &outer, u16::try_from(len).ok()) {
@@ -297,9 +332,9 @@ impl Tunnels {
             None => return Ok(Got::Stalled),
         }
         let (mut end, mut got, mut burst) = (0, Got::More, Burst::default());
-        'families: for ipv6 in [false, true] {
+        'families: for is_other in [false, true] {
             loop {
-                let family = if ipv6 { self.ipv6.as_ref() } else { Some(&self.ipv4) };
+                let family = if is_other { self.other.as_ref() } else { Some(&self.family) };
                 let Some(family) = family else { break };
                 let Some(room) = self.room.get_mut(end..end + LONGEST) else { break 'families };
                 match family.receiver.receive(room) {
@@ -312,7 +347,7 @@ impl Tunnels {
                     Err(e) => return Err(DeviceError::Io(e)),
                 }
             }
-            if ipv6 {
+            if is_other {
                 got = Got::All;
             }
         }
@@ -335,12 +370,18 @@ impl Tunnels {
             return Ok(());
         }
         let step = datagram.segment.max(1);
-        for start in (at..at + datagram.len).step_by(step) {
+        for start in (at + datagram.header_len..at + datagram.len).step_by(step) {
             let end = (start + step).min(at + datagram.len);
             let Datagram { local, remote, tos, ttl, .. } = *datagram;
             let mut tunnel = Tunnel { local, remote, tos, ttl, ..Tunnel::default() };
             let bytes = self.room.get(start..end).unwrap_or_default();
-            let Some(inner) = headers::read(self.kind, bytes, &mut tunnel) else {
+            let inner = headers::read(self.kind, bytes, &mut tunnel);
+            // What the kernel has merged has the outer checksum of one of its packets; it has looked at them all.
+            let is_sound = |at: &usize| {
+                headers::is_sound(self.kind, bytes)
+                    || bytes.get(*at..).and_then(|frame| open_of(self.kind, frame)).is_some()
+            };
+            let Some(inner) = inner.filter(is_sound) else {
                 counters.dropped(Reason::Refused);
                 continue;
             };
@@ -363,7 +404,8 @@ impl Tunnels {
                     return self.merge(number, frames.get(n..).unwrap_or_default(), pair, counters);
                 }
                 Number::New(number) => {
-                    let frame = bytes_of(&self.room, *frame);
+                    let mut frame = bytes_of(&self.room, *frame);
+                    close(self.kind, &mut frame);
                     let message = Message::Packet { number, tunnel: burst.tunnel, frame: &frame };
                     match hand_in(pair, &message.write()) {
                         true => counters.received(1, frame.len() as u64),
@@ -384,7 +426,7 @@ impl Tunnels {
         pair: &mut Pair,
         counters: &Counters,
     ) -> Result<(), DeviceError> {
-        let Self { merger, room, .. } = self;
+        let Self { kind, merger, room, .. } = self;
         let bytes = |frame: usize| frames.get(frame).and_then(|(at, len)| room.get(*at..at + len)).unwrap_or_default();
         let mut read = |frame: usize, to: &mut [u8]| {
             let from = bytes(frame);
@@ -405,7 +447,8 @@ impl Tunnels {
             let mut headers = [0; SNAPSHOT];
             let headers_len = read(first, &mut headers);
             let merged = merger.finish(packet, headers.get_mut(..headers_len).unwrap_or_default());
-            let (mut vnet, first_len) = merged.unwrap_or((VnetHdr::default(), bytes(first).len()));
+            let alone = || (open_of(*kind, bytes(first)).unwrap_or_default(), bytes(first).len());
+            let (mut vnet, first_len) = merged.unwrap_or_else(alone);
             if vnet.flags & VnetHdr::F_NEEDS_CSUM != 0 {
                 (vnet.csum_start, vnet.hdr_len) = (vnet.csum_start + TAG as u16, vnet.hdr_len + TAG as u16);
             }
@@ -430,6 +473,24 @@ impl Tunnels {
     }
 }
 
+/// Over GRE, unlike over UDP, packets come as the kernel has merged them (GRO), or as its own tunnel has sent them within this host: with a
+/// checksum that is open. What is to be said of such a frame.
+fn open_of(kind: Kind, frame: &[u8]) -> Option<VnetHdr> {
+    let snapshot = frame.get(..SNAPSHOT.min(frame.len())).unwrap_or_default();
+    if kind == Kind::Gre { opened(snapshot, frame.len(), PAYLOAD) } else { None }
+}
+
+/// Completes the checksum of such a frame.
+fn close(kind: Kind, frame: &mut [u8]) {
+    let Some(vnet) = open_of(kind, frame) else { return };
+    let (start, at) = (usize::from(vnet.csum_start), usize::from(vnet.csum_start + vnet.csum_offset));
+    // What may be behind the IP packet is zero, or else not ours to mend.
+    let checksum = sum::finish(sum::sum(frame.get(start..).unwrap_or_default()));
+    if let Some(to) = frame.get_mut(at..at + 2) {
+        to.copy_from_slice(&checksum.to_be_bytes());
+    }
+}
+
 /// Gives the switch a frame of ours. False if there is no room.
 fn hand_in(pair: &mut Pair, frame: &[u8]) -> bool {
     let Ok(Some(slot)) = take_slot(&mut pair.from_network) else { return false };
@@ -442,13 +503,13 @@ fn hand_in(pair: &mut Pair, frame: &[u8]) -> bool {
 
 impl AsFd for Tunnels {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.ipv4.receiver.as_fd()
+        self.family.receiver.as_fd()
     }
 }
 
 impl Tunnels {
     /// The other family's socket.
     pub(super) fn others(&self) -> Option<BorrowedFd<'_>> {
-        self.ipv6.as_ref().map(|family| family.receiver.as_fd())
+        self.other.as_ref().map(|family| family.receiver.as_fd())
     }
 }

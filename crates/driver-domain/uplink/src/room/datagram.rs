@@ -1,4 +1,4 @@
-//! UDP sockets of the host's stack, which routes what tunnels send, resolves addresses and fragments (ip(7), ipv6(7), udp(7)).
+//! UDP and raw sockets of the host's stack, which routes what tunnels send, resolves addresses and fragments (ip(7), ipv6(7), udp(7), raw(7)).
 
 use super::{check, last_errno};
 use rustix::io::Errno;
@@ -14,11 +14,21 @@ const UDP_GRO: libc::c_int = 104;
 const UDP_NO_CHECK6_TX: libc::c_int = 101;
 const UDP_NO_CHECK6_RX: libc::c_int = 102;
 
+/// What lies directly on IP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Over {
+    /// UDP, and the port here.
+    Udp(u16),
+    /// GRE, by a raw socket, which needs CAP_NET_RAW.
+    Gre,
+}
+
 /// A socket of one family.
 #[derive(Debug)]
-pub struct UdpSocket {
+pub struct DatagramSocket {
     fd: OwnedFd,
     ipv6: bool,
+    over: Over,
 }
 
 /// The outer header of a datagram that is to be sent, as far as it is not the socket's.
@@ -28,7 +38,7 @@ pub struct Outer {
     pub local: [u8; 16],
     /// Where to.
     pub remote: [u8; 16],
-    /// The port there.
+    /// The UDP port there.
     pub port: u16,
     /// Type of service or traffic class.
     pub tos: u8,
@@ -41,6 +51,8 @@ pub struct Outer {
 pub struct Datagram {
     /// Bytes.
     pub len: usize,
+    /// Bytes of them that are the IP header, which a raw socket of IPv4 has in front.
+    pub header_len: usize,
     /// Bytes of each, where there are several; the last may be shorter.
     pub segment: usize,
     /// Where to, and where from; IPv4 addresses mapped into IPv6.
@@ -69,16 +81,20 @@ fn unmapped(address: [u8; 16]) -> libc::in_addr {
     libc::in_addr { s_addr: u32::from_ne_bytes([a, b, c, d]) }
 }
 
-impl UdpSocket {
-    fn new(ipv6: bool) -> Result<Self, Errno> {
+impl DatagramSocket {
+    fn new(ipv6: bool, over: Over) -> Result<Self, Errno> {
         let family = if ipv6 { libc::AF_INET6 } else { libc::AF_INET };
         // SAFETY: socket(2) takes numbers; a result that is not negative is a descriptor of ours.
         let fd = unsafe {
-            let flags = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-            OwnedFd::from_raw_fd(check(libc::socket(family, flags, 0))?)
+            let (kind, protocol) = match over {
+                Over::Udp(_) => (libc::SOCK_DGRAM, 0),
+                Over::Gre => (libc::SOCK_RAW, libc::IPPROTO_GRE),
+            };
+            let flags = kind | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+            OwnedFd::from_raw_fd(check(libc::socket(family, flags, protocol))?)
         };
-        let socket = Self { fd, ipv6 };
-        if ipv6 {
+        let socket = Self { fd, ipv6, over };
+        if ipv6 && over != Over::Gre {
             socket.set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
         }
         Ok(socket)
@@ -93,15 +109,15 @@ impl UdpSocket {
         .map(drop)
     }
 
-    /// One that receives what comes to this port at any address, several datagrams at once where the kernel has them so.
-    pub fn receiver(ipv6: bool, port: u16) -> Result<Self, Errno> {
-        let socket = Self::new(ipv6)?;
+    /// One that receives what comes to any address, several datagrams at once where the kernel has them so. What has come already is received,
+    /// too, so a raw one may begin with what came before its options were set.
+    pub fn receiver(ipv6: bool, over: Over) -> Result<Self, Errno> {
+        let socket = Self::new(ipv6, over)?;
         let options: &[_] = if ipv6 {
             &[
                 (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
                 (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS),
                 (libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT),
-                (libc::SOL_UDP, UDP_NO_CHECK6_RX),
             ]
         } else {
             &[
@@ -111,13 +127,17 @@ impl UdpSocket {
             ]
         };
         options.iter().try_for_each(|(level, option)| socket.set(*level, *option, 1))?;
-        // Without it each comes alone.
-        let _ = socket.set(libc::SOL_UDP, UDP_GRO, 1);
         for option in [libc::SO_RCVBUFFORCE, libc::SO_RCVBUF] {
             if socket.set(libc::SOL_SOCKET, option, BUFFER).is_ok() {
                 break;
             }
         }
+        let Over::Udp(port) = over else { return Ok(socket) };
+        if ipv6 {
+            socket.set(libc::SOL_UDP, UDP_NO_CHECK6_RX, 1)?;
+        }
+        // Without it each comes alone.
+        let _ = socket.set(libc::SOL_UDP, UDP_GRO, 1);
         let mut room = Address::of(ipv6, [0; 16], port);
         // SAFETY: the address is a live local of the length given.
         check(unsafe { libc::bind(socket.fd.as_raw_fd(), room.as_mut_ptr().cast(), room.len()) })?;
@@ -125,15 +145,19 @@ impl UdpSocket {
     }
 
     /// One that sends. `dont_fragment`: what is too long for the way is refused, and says so to routers; else it is fragmented.
-    pub fn sender(ipv6: bool, dont_fragment: bool, checksum: bool) -> Result<Self, Errno> {
-        let socket = Self::new(ipv6)?;
+    /// `checksum`: UDP's.
+    pub fn sender(ipv6: bool, over: Over, dont_fragment: bool, checksum: bool) -> Result<Self, Errno> {
+        let socket = Self::new(ipv6, over)?;
         let (level, option, no, yes) = if ipv6 {
             (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DONT, libc::IPV6_PMTUDISC_DO)
         } else {
             (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DONT, libc::IP_PMTUDISC_DO)
         };
         socket.set(level, option, if dont_fragment { yes } else { no })?;
-        if !checksum && ipv6 {
+        if over == Over::Gre {
+            // It would have a copy of all that comes.
+            socket.receive_nothing()?;
+        } else if !checksum && ipv6 {
             socket.set(libc::SOL_UDP, UDP_NO_CHECK6_TX, 1)?;
         } else if !checksum {
             socket.set(libc::SOL_SOCKET, libc::SO_NO_CHECK, 1)?;
@@ -142,6 +166,20 @@ impl UdpSocket {
         socket.set(libc::SOL_SOCKET, libc::SO_RCVBUF, 1)?;
         let _ = socket.set(libc::SOL_SOCKET, libc::SO_SNDBUF, BUFFER);
         Ok(socket)
+    }
+
+    /// Has the kernel keep nothing for this socket.
+    fn receive_nothing(&self) -> Result<(), Errno> {
+        // "Return 0 bytes" (linux/filter.h).
+        let mut none = libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: 0 };
+        let program = libc::sock_fprog { len: 1, filter: &raw mut none };
+        // SAFETY: the program and its one instruction are live locals, of the length given; the kernel copies them.
+        check(unsafe {
+            let len = size_of_val(&program) as libc::socklen_t;
+            let (level, option) = (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER);
+            libc::setsockopt(self.fd.as_raw_fd(), level, option, (&raw const program).cast(), len)
+        })
+        .map(drop)
     }
 
     /// Receives what is there next.
@@ -158,8 +196,12 @@ impl UdpSocket {
             (libc::recvmsg(self.fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT), message)
         };
         let len = usize::try_from(n).map_err(|_| last_errno())?;
+        // IHL, which the kernel has checked (RFC 791 §3.1).
+        let first = room.first().copied().unwrap_or_default();
+        let header_len = if self.over == Over::Gre && !self.ipv6 { usize::from(first & 0xf) * 4 } else { 0 };
         let mut datagram = Datagram {
             len,
+            header_len: header_len.min(len),
             segment: len,
             remote: address.ip(),
             truncated: message.msg_flags & libc::MSG_TRUNC != 0,
@@ -183,7 +225,8 @@ impl UdpSocket {
 
     /// Sends bytes as one datagram, or as several of so many bytes each, of which the last may be shorter.
     pub fn send(&self, bytes: &[u8], outer: &Outer, segment: Option<u16>) -> Result<(), Errno> {
-        let mut address = Address::of(self.ipv6, outer.remote, outer.port);
+        let port = if self.over == Over::Gre { 0 } else { outer.port };
+        let mut address = Address::of(self.ipv6, outer.remote, port);
         let mut control = Control::default();
         if let Some(size) = segment {
             control.add(libc::SOL_UDP, UDP_SEGMENT, size);
@@ -215,7 +258,7 @@ impl UdpSocket {
     }
 }
 
-impl AsFd for UdpSocket {
+impl AsFd for DatagramSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
