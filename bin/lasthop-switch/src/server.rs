@@ -23,6 +23,7 @@ use rustix::net::{Shutdown, shutdown};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 type Failure = Box<dyn std::error::Error>;
@@ -223,10 +224,11 @@ impl Server {
                     self.report(id);
                 }
                 (SupervisorToSwitch::DelPort(id), _) => self.del_port(id),
-                (SupervisorToSwitch::Limits(id, limits), _) => {
+                (SupervisorToSwitch::Limits(id, limits, weight), _) => {
                     if let Some(PortEntry { port, .. }) = self.ports.get(&id) {
                         let each = [&port.sends, &port.gets, &port.floods].into_iter().zip(limits);
                         each.for_each(|(limit, to)| limit.set(to.bytes, to.packets, to.burst_ns));
+                        port.weight.store(weight, Relaxed);
                         // What was held may go on.
                         self.workers.look(id);
                     }

@@ -53,6 +53,9 @@ pub struct SettingsArgs {
     /// has mapped; the one that was not used for longest goes first, and is asked for again
     #[arg(long, value_name = "N")]
     grants: Option<String>,
+    /// Its share of a thread that moves packets of several ports, in bytes, beside theirs: 1 to 1000 (100)
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    weight: Option<String>,
     /// Down: as if its cable was pulled, nothing comes from its guest and nothing goes there; what would have is dropped as `port_down`
     #[arg(long, value_name = "up|down")]
     link: Option<String>,
@@ -108,6 +111,7 @@ impl SettingsArgs {
             ("connections", &self.connections),
             ("nat-ports", &self.nat_ports),
             ("grants", &self.grants),
+            ("weight", &self.weight),
             ("link", &self.link),
             ("snooping", &self.snooping),
             ("static-mac", &self.static_mac),

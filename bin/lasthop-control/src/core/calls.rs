@@ -17,8 +17,8 @@ use lasthop_api::{
 use lasthop_frame::{Depth, FlowKey, SNAPSHOT_LEN};
 use lasthop_ipc::{DatapathRequest, FlowInfo, PortInfo, PortState};
 use lasthop_management_ipc::{ControlToSupervisor, Settings, UplinkConfig};
-use lasthop_policy::Headers;
 use lasthop_policy::acl::Scope;
+use lasthop_policy::{Headers, OF_SWITCH};
 use lasthop_types::PortId;
 use std::collections::BTreeMap;
 
@@ -174,7 +174,7 @@ impl Core {
             return Some(call);
         }
         // What the switch measures itself holds whoever decides.
-        let is_measured = |(name, _): &(String, String)| matches!(name.as_str(), "rate-from" | "rate-to");
+        let is_measured = |(name, _): &(String, String)| OF_SWITCH.contains(&name.as_str());
         let error = |what: &str| {
             let message = format!(
                 "Open vSwitch decides here (`lasthop run --control ovs`), and {what} would have no effect; tell Open vSwitch \

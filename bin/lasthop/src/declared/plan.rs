@@ -4,7 +4,7 @@ use super::{Declared, DeclaredLists};
 use crate::run::{Batch, PACKET_PORT, PortArg, SavedUplink};
 use lasthop_api::{AclRule, AddressSet, Field, Port, Uplink};
 use lasthop_policy::acl::{Book, Direction, Scope};
-use lasthop_policy::{Mirror, PortSettings};
+use lasthop_policy::{Mirror, OF_SWITCH, PortSettings};
 use lasthop_uplink_ipc::UplinkDriver;
 use std::collections::BTreeSet;
 
@@ -52,7 +52,7 @@ impl There {
                 "Open vSwitch has {name}; leave it out here, or remove it there: `ovs-vsctl del-port {name}`"
             ));
         }
-        let is_other = |name: &str| !matches!(name, "rate-from" | "rate-to");
+        let is_other = |name: &str| !OF_SWITCH.contains(&name);
         let told = |port: &&PortArg| port.settings.iter().any(|(name, value)| is_other(name) && value != "none");
         let what = if !declared.lists.is_empty() || !declared.sets.is_empty() {
             "its access lists or sets".to_owned()
@@ -61,7 +61,7 @@ impl There {
         } else if let Some(uplink) = declared.uplinks.first() {
             format!("its uplink {}", uplink.name)
         } else if let Some(port) = declared.ports.iter().find(told) {
-            format!("settings of port {} other than rates", port.name)
+            format!("settings of port {} other than rates and weight", port.name)
         } else {
             return Ok(());
         };

@@ -6,7 +6,7 @@ use super::RunError::{self, Failed, Usage};
 use super::socket::Listener;
 use super::store::{SavedPort, SavedUplink};
 use super::supervisor::Supervisor;
-use lasthop_policy::{Mirror, PortSettings};
+use lasthop_policy::{Mirror, OF_SWITCH, PortSettings};
 use lasthop_sys::{make_tap, memfd};
 use lasthop_uplink_ipc::UplinkDriver;
 use rustix::io::Errno;
@@ -146,13 +146,13 @@ fn check(told: &Told<'_>, uplink: Option<&SavedUplink>) -> Result<(), RunError> 
              vSwitch: `ovs-vsctl add-port BRIDGE {device}`"
         )));
     }
-    let is_other = |name: &str| !matches!(name, "rate-from" | "rate-to");
+    let is_other = |name: &str| !OF_SWITCH.contains(&name);
     let mut settings = told.settings.iter();
     let port = settings.find(|(_, settings)| settings.values().iter().any(|(name, _)| is_other(name)));
     let what = match port {
         _ if !told.lists.is_empty() => "access lists are loaded".to_owned(),
         _ if !told.mirrors.is_empty() => "there are mirrors".to_owned(),
-        Some((port, _)) => format!("port {port} is told more than its rates"),
+        Some((port, _)) => format!("port {port} is told more than its rates and weight"),
         None => return Ok(()),
     };
     Err(Usage(format!(

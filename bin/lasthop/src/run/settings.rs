@@ -5,7 +5,7 @@ use super::supervisor::Supervisor;
 use lasthop_ipc::{RateLimit, SupervisorToSwitch};
 use lasthop_management_ipc::{PortConfig, Settings, SupervisorToControl};
 use lasthop_policy::{PortSettings, Rate, STATIC_MAC, Unit};
-use lasthop_types::PortId;
+use lasthop_types::{DEFAULT_WEIGHT, PortId};
 use std::collections::BTreeSet;
 use tracing::info;
 
@@ -106,7 +106,7 @@ impl Supervisor {
         }
     }
 
-    /// Sends the port's rates to the switch, and its guest's bounds to its session process.
+    /// Sends the port's rates and its weight to the switch, and its guest's bounds to its session process.
     pub(super) fn tell_limits(&mut self, port: PortId, name: &str) {
         let settings = self.settings.get(name);
         self.sessions.set_grants(port, settings.and_then(|set| set.grants));
@@ -114,7 +114,8 @@ impl Supervisor {
         let [from, to, storm] = limits.unwrap_or_default();
         let [others_from, others_to] = self.limited.get(name).copied().unwrap_or_default();
         let limits = [others_from.unwrap_or(from), others_to.unwrap_or(to), storm];
-        self.switch.send(SupervisorToSwitch::Limits(port, limits), None);
+        let weight = self.settings.get(name).and_then(|set| set.weight).unwrap_or(DEFAULT_WEIGHT);
+        self.switch.send(SupervisorToSwitch::Limits(port, limits, weight), None);
     }
 
     /// Open vSwitch limits a port, or does not any more.

@@ -31,7 +31,7 @@ fn value_of(setting: &str) -> &'static str {
         "trunk" => "LIST, with ':' between its VLANs",
         "mac" => "MAC",
         "addr" => "IP",
-        "connections" | "nat-ports" | "grants" => "N",
+        "connections" | "nat-ports" | "grants" | "weight" => "N",
         "link" => "up|down",
         "static-mac" => "MAC[@VLAN]",
         _ => "RATE",

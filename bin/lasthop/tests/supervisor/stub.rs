@@ -101,9 +101,9 @@ pub fn switch(called: &Path) {
                 for (message, fd) in messages(&mut supervisor) {
                     match message {
                         SupervisorToSwitch::Start(_, settings) => say("switch", &format!("{settings:?}")),
-                        SupervisorToSwitch::Limits(port, [from, to, storm]) => {
+                        SupervisorToSwitch::Limits(port, [from, to, storm], weight) => {
                             let bytes = [from, to, storm].map(|limit| limit.bytes);
-                            say("switch", &format!("limits {port} {bytes:?}"));
+                            say("switch", &format!("limits {port} {bytes:?} weight {weight}"));
                         }
                         SupervisorToSwitch::AddPort(port, name, _) => say("switch", &format!("add {port} {name}")),
                         SupervisorToSwitch::DelPort(PortId(id)) => {

@@ -52,6 +52,8 @@ pub struct PortSettings {
     pub nat_ports: Option<u32>,
     /// How many ranges of I/O addresses its guest may have shared at a time, as far as they are remembered.
     pub grants: Option<u32>,
+    /// Its share of a thread that looks after several ports' rings; [`DEFAULT_WEIGHT`](lasthop_types::DEFAULT_WEIGHT) if nothing is said.
+    pub weight: Option<u16>,
     /// It neither sends nor receives, as if its cable was pulled.
     pub link_down: bool,
     /// Of multicasts it gets those that its guest wants, as far as that is known.
@@ -76,10 +78,14 @@ pub const SETTINGS: &[&str] = &[
     "connections",
     "nat-ports",
     "grants",
+    "weight",
     "link",
     "snooping",
     STATIC_MAC,
 ];
+
+/// Those of them that the switch carries out by itself: they hold whoever decides about packets.
+pub const OF_SWITCH: &[&str] = &["rate-from", "rate-to", "weight"];
 
 /// The one setting that uplinks have, too.
 pub const STATIC_MAC: &str = "static-mac";
@@ -126,6 +132,7 @@ impl PortSettings {
             "connections" => self.connections = if is_none(value) { None } else { Some(connections(value)?) },
             "nat-ports" => self.nat_ports = if is_none(value) { None } else { Some(nat_ports(value)?) },
             "grants" => self.grants = if is_none(value) { None } else { Some(grants(value)?) },
+            "weight" => self.weight = if is_none(value) { None } else { Some(weight(value)?) },
             "snooping" => self.snooping = on(value)?,
             "link" => self.link_down = link(value)?,
             STATIC_MAC => self.set_static(value, first)?,
@@ -230,6 +237,7 @@ impl PortSettings {
             self.connections.map(|n| text(&n)),
             self.nat_ports.map(|n| text(&n)),
             self.grants.map(|n| text(&n)),
+            self.weight.map(|n| text(&n)),
             self.link_down.then(|| "down".to_owned()),
             flag(self.snooping),
             joined(self.static_macs.iter().map(|entry| text(entry)).collect()),
@@ -340,6 +348,13 @@ fn grants(value: &str) -> Result<u32, String> {
     number.ok_or_else(|| format!("write a number of ranges from {MIN_GRANTS} to {MAX_GRANTS}, or none for the default"))
 }
 
+fn weight(value: &str) -> Result<u16, String> {
+    let number = value.parse().ok().filter(|n| (1..=1000).contains(n));
+    number.ok_or_else(|| {
+        format!("write a share from 1 to 1000, or none for the default, {}", lasthop_types::DEFAULT_WEIGHT)
+    })
+}
+
 fn own_address(text: &str) -> Result<MacAddr, String> {
     let wrong = |_| format!("write an Ethernet address such as 52:54:00:12:34:56, {OR_NONE}");
     let mac = parse_mac(text).map_err(wrong)?;
@@ -400,6 +415,7 @@ mod tests {
             ("mac=52-54-00-00-00-01 mac=52:54:00:00:00:02", "mac=52:54:00:00:00:01,52:54:00:00:00:02"),
             ("mac=5254000000aB", "mac=52:54:00:00:00:ab"),
             ("link=down", "link=down"),
+            ("weight=1", "weight=1"),
             (
                 "vlan=10 static-mac=52:54:00:00:00:02 static-mac=52:54:00:00:00:01@10",
                 "vlan=10 static-mac=52:54:00:00:00:01@10,52:54:00:00:00:02",
@@ -447,7 +463,7 @@ mod tests {
 
     #[test]
     fn off_takes_every_setting_back() {
-        let all = "isolated=on mac=52:54:00:00:00:01 addr=10.0.0.1 no-dhcp-server=on no-ra=on rate-from=1M rate-to=2M storm=3M connections=5 nat-ports=6 grants=1000 link=down snooping=on static-mac=52:54:00:00:00:07";
+        let all = "isolated=on mac=52:54:00:00:00:01 addr=10.0.0.1 no-dhcp-server=on no-ra=on rate-from=1M rate-to=2M storm=3M connections=5 nat-ports=6 grants=1000 weight=300 link=down snooping=on static-mac=52:54:00:00:00:07";
         for before in [set(&format!("{all} vlan=10")), set(&format!("{all} trunk=10 native=1"))] {
             for word in ["none", "off"] {
                 let link = if word == "off" { "up" } else { word };
@@ -493,6 +509,8 @@ mod tests {
             ("addr=10.0.0.1", "say with mac"),
             ("nat-ports=0", "from 1 to 65535, or none for the default"),
             ("grants=511", "a number of ranges from 512 to 262144, or none for the default"),
+            ("weight=0", "write a share from 1 to 1000, or none for the default, 100"),
+            ("weight=1001", "from 1 to 1000"),
             ("link=on", "write up or down"),
             ("static-mac=x", "such as 52:54:00:12:34:56"),
             ("vlan=10 static-mac=52:54:00:00:00:01@20", "does not carry VLAN 20 (vlan=10); add it for"),

@@ -347,6 +347,22 @@ fn explains_itself() {
     assert!(e.outputs.is_empty() && e.lines[0].contains("group address"));
 }
 
+/// Packets of all ports would wait for control anew.
+#[test]
+fn what_the_switch_does_by_itself_changes_without_touching_flows() {
+    let mut b = Bench::new(Limits::default(), 3);
+    b.packet(&key(1, mac(1), mac(2)));
+    let flows = b.dump().len();
+    assert!(flows > 0);
+    for name in crate::OF_SWITCH {
+        let value = if *name == "weight" { "300" } else { "20kpps" };
+        b.set(1, PortSettings::try_from(format!("{name}={value}")).unwrap());
+        assert_eq!(b.dump().len(), flows, "{name}");
+    }
+    b.set(1, PortSettings::try_from("vlan=7".to_owned()).unwrap());
+    assert_eq!(b.dump().len(), 0, "others do");
+}
+
 /// They delay and drop, and no flow says so.
 #[test]
 fn explains_rates() {

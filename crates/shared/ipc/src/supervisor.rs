@@ -52,8 +52,8 @@ pub enum SupervisorToSwitch {
     Connection(PortId, Option<u32>),
     /// The switch's end of new rings to control travels with this message.
     ControlChannel,
-    /// What a port may send, get and flood from now on.
-    Limits(PortId, [RateLimit; 3]),
+    /// What a port may send, get and flood from now on, and its weight among those whose rings the same thread looks after.
+    Limits(PortId, [RateLimit; 3], u16),
     /// Finish the current bursts and exit with status 0.
     Shutdown,
 }

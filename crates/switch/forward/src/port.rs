@@ -3,7 +3,7 @@
 use crate::rate::{Meter, RateLimiter};
 use crate::upcall::Upcalls;
 pub use lasthop_frame::feature;
-use lasthop_types::{MAX_QUEUE_PAIRS, PortCounters, PortId, PortTotals};
+use lasthop_types::{DEFAULT_WEIGHT, MAX_QUEUE_PAIRS, PortCounters, PortId, PortTotals};
 use lasthop_virtqueue::Queue;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -38,6 +38,8 @@ pub struct Port {
     pub gets: RateLimiter,
     /// What of its packets may be flooded.
     pub floods: RateLimiter,
+    /// Its share of a thread that looks after several ports' rings, beside theirs.
+    pub weight: AtomicU16,
     /// Largest IP packet the guest takes, as the front-end said; 0 if it did not.
     mtu: AtomicU16,
     /// Bit per pair whose queue to the guest is ready.
@@ -67,6 +69,7 @@ impl Port {
             sends: RateLimiter::default(),
             gets: RateLimiter::default(),
             floods: RateLimiter::default(),
+            weight: AtomicU16::new(DEFAULT_WEIGHT),
             mtu: AtomicU16::new(0),
             pairs_ready: AtomicU32::new(0),
             coalescing: OnceLock::new(),

@@ -7,7 +7,7 @@
 use crate::boosted::Boosted;
 use crate::mailbox::Mailbox;
 use crate::owned_ring::OwnedRing;
-use crate::policy::{Arrivals, BackOff, Core, Hysteresis, Vm, choose_core};
+use crate::policy::{Arrivals, BackOff, Core, Hysteresis, Turn, Turns, Vm, choose_core};
 use crate::workers::Settings;
 use lasthop_forward::{Datapath, Forwarder, Port};
 use lasthop_lock::{Lock, WaitNotice};
@@ -104,8 +104,7 @@ impl Helpers {
             let epoll = Epoll::new()?;
             helper.mailbox.register(&epoll, 0)?;
             let forwarder = Forwarder::new(self.datapath.clone());
-            let mut thread =
-                Thread { n, helpers: self.clone(), forwarder, epoll, claimed: Vec::new(), found_ns: 0, awake_ns: 0 };
+            let mut thread = Thread::new(n, self.clone(), forwarder, epoll);
             let name = format!("{}-{}", if self.dedicated { "poll" } else { "helper" }, helper.cpu);
             std::thread::Builder::new().name(name).spawn(move || thread.serve())
         };
@@ -210,6 +209,7 @@ struct Thread {
     forwarder: Forwarder,
     epoll: Epoll,
     claimed: Vec<Claimed>,
+    turns: Turns,
     /// When any ring last had packets, by [`Thread::awake_ns`].
     found_ns: u64,
     /// A clock that stands still while the core has other things to do.
@@ -220,12 +220,18 @@ struct Thread {
 struct Claimed {
     owned: Arc<OwnedRing>,
     arrivals: Arrivals,
+    turn: Turn,
     patient: bool,
     /// When it last had packets, or was taken, by [`Thread::awake_ns`].
     found_ns: u64,
 }
 
 impl Thread {
+    fn new(n: usize, helpers: Arc<Helpers>, forwarder: Forwarder, epoll: Epoll) -> Self {
+        let (claimed, turns) = (Vec::new(), Turns::default());
+        Self { n, helpers, forwarder, epoll, claimed, turns, found_ns: 0, awake_ns: 0 }
+    }
+
     fn serve(&mut self) {
         let helpers = self.helpers.clone();
         let Some(helper) = helpers.all.get(self.n) else { return };
@@ -279,20 +285,27 @@ impl Thread {
             |still: &dyn Fn() -> bool| self.forwarder.disable_notifications(&owned.port, owned.queue, false, still);
         if owned.owner.claim(self.n, disable) {
             let (patient, arrivals) = (arrivals.is_some(), arrivals.unwrap_or_default());
-            self.claimed.push(Claimed { owned, arrivals, patient, found_ns: self.awake_ns });
+            self.claimed.push(Claimed { owned, arrivals, turn: Turn::default(), patient, found_ns: self.awake_ns });
         }
     }
 
-    /// One burst from each ring.
+    /// One burst from each ring whose turn it is.
     fn poll_rings(&mut self, helper: &Helper, mut now_ns: u64) {
         let mut i = 0;
+        self.turns.begin();
         while let Some(claimed) = self.claimed.get_mut(i) {
             helper.beat_ns.store(now_ns, Ordering::Relaxed);
             if claimed.owned.owner.helper() != Some(self.n) {
                 self.claimed.swap_remove(i);
                 continue;
             }
-            let outcome = claimed.owned.carry_burst(&mut self.forwarder, &mut claimed.arrivals, &mut now_ns);
+            if !self.turns.is_due(&claimed.turn) {
+                claimed.found_ns = self.awake_ns;
+                i += 1;
+                continue;
+            }
+            let turns = (&mut self.turns, &mut claimed.turn);
+            let outcome = claimed.owned.carry_burst(&mut self.forwarder, &mut claimed.arrivals, turns, &mut now_ns);
             // Packets that wait for a receiver's buffers wait for milliseconds at most.
             if outcome.packets > 0 || outcome.short_of_buffers {
                 claimed.found_ns = self.awake_ns;

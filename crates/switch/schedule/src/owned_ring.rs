@@ -1,10 +1,11 @@
 //! A vring that packets come from, and the thread that looks after it.
 
 use crate::owner::Owner;
-use crate::policy::Arrivals;
+use crate::policy::{Arrivals, Turn, Turns};
 use lasthop_forward::{Forwarder, Outcome, Port};
 use lasthop_sys::PeerEvent;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Known to its port's thread and to the helper that owns it or is to own it.
 #[derive(Debug)]
@@ -24,14 +25,22 @@ impl OwnedRing {
 
     /// Moves a burst; `now_ns` goes on by what it takes. Its own thread or its owner.
     #[inline]
-    pub(crate) fn carry_burst(&self, forwarder: &mut Forwarder, arrivals: &mut Arrivals, now_ns: &mut u64) -> Outcome {
+    pub(crate) fn carry_burst(
+        &self,
+        forwarder: &mut Forwarder,
+        arrivals: &mut Arrivals,
+        (turns, turn): (&mut Turns, &mut Turn),
+        now_ns: &mut u64,
+    ) -> Outcome {
+        let counters = self.port.queues.get(usize::from(self.queue)).map(|queue| &queue.counters);
+        let sent = || counters.map_or(0, |counters| counters.bytes.get());
+        let before = sent();
         let outcome = forwarder.carry(&self.port, self.queue, *now_ns);
         if outcome.packets > 0 {
             let since = std::mem::replace(now_ns, forwarder.now_ns());
             arrivals.found(outcome.packets, *now_ns);
-            if let Some(queue) = self.port.queues.get(usize::from(self.queue)) {
-                queue.counters.busy_ns.add(now_ns.saturating_sub(since));
-            }
+            turns.took(turn, outcome.packets, sent().wrapping_sub(before), self.port.weight.load(Relaxed));
+            counters.inspect(|counters| counters.busy_ns.add(now_ns.saturating_sub(since)));
         }
         outcome
     }

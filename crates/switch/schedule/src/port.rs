@@ -5,7 +5,7 @@ use crate::coalesce::Coalescing;
 use crate::helper::{Helpers, OFFER_NS, vm_of};
 use crate::mailbox::Mailbox;
 use crate::owned_ring::OwnedRing;
-use crate::policy::{Arrivals, Batch, Kicks, TransmitTimer, Vm};
+use crate::policy::{Arrivals, Batch, Kicks, TransmitTimer, Turn, Turns, Vm};
 use lasthop_forward::{Forwarder, Outcome, Port};
 use lasthop_lock::{WaitNotice, identify_thread};
 use lasthop_sys::{Beat, Epoll, Trigger, current_thread};
@@ -78,6 +78,7 @@ impl PortThread {
             transmit,
             coalescing,
             rings: Vec::new(),
+            turns: Turns::default(),
             yielded_ns: 0,
         };
         let (report, started) = channel();
@@ -103,6 +104,7 @@ struct Server {
     transmit: Batch,
     coalescing: Arc<Coalescing>,
     rings: Vec<Option<PortRing>>,
+    turns: Turns,
     /// When others of this core last had their turn.
     yielded_ns: u64,
 }
@@ -118,6 +120,7 @@ struct PortRing {
     gathered: usize,
     timer: TransmitTimer,
     arrivals: Arrivals,
+    turn: Turn,
     /// The helper it was last offered to, and when, unless for when the guest sleeps.
     offer: Option<(usize, u64)>,
 }
@@ -150,6 +153,7 @@ impl Server {
                 self.yielded_ns = now_ns;
             }
             let mut busy = false;
+            self.turns.begin();
             // Where one burst reaches a limit that all share, which of them has it is left to chance: to the microsecond.
             let first = (now_ns >> 10) as usize;
             for n in 0..self.rings.len() {
@@ -168,9 +172,9 @@ impl Server {
         }
     }
 
-    /// One burst from a ring, if its time has come. True if there is more.
+    /// One burst from a ring, if its time and its turn have come. True if there is more.
     fn look_after(&mut self, n: usize, now_ns: &mut u64) -> bool {
-        let Self { forwarder, helpers, yielded_ns, .. } = self;
+        let Self { forwarder, helpers, turns, yielded_ns, .. } = self;
         let Some(Some(ring)) = self.rings.get_mut(n) else { return false };
         if !ring.is_due(*now_ns) {
             return false;
@@ -179,13 +183,16 @@ impl Server {
             ring.next = Next::At(*now_ns + GUARD_NS);
             return false;
         }
+        if !turns.is_due(&ring.turn) {
+            return true;
+        }
         let (port, queue) = (&self.port, ring.owned.queue);
         let kicked = std::mem::take(&mut ring.kicked);
         let were_disabled = std::mem::replace(&mut ring.kicks_disabled, true);
         if kicked || !were_disabled {
             forwarder.disable_notifications(port, queue, kicked, || true);
         }
-        let outcome = ring.owned.carry_burst(forwarder, &mut ring.arrivals, now_ns);
+        let outcome = ring.owned.carry_burst(forwarder, &mut ring.arrivals, (turns, &mut ring.turn), now_ns);
         yield_if_due(&outcome, yielded_ns, forwarder, *now_ns);
         ring.gathered += outcome.packets;
         if let Some(next) = ring.waits(&outcome, *now_ns) {
@@ -275,6 +282,7 @@ impl Server {
             gathered: 0,
             timer: TransmitTimer::default(),
             arrivals: Arrivals::default(),
+            turn: Turn::default(),
             offer: None,
         });
     }
@@ -405,6 +413,7 @@ mod tests {
             mailbox: Arc::new(Mailbox::new().unwrap()),
             transmit: Batch::default(),
             rings: Vec::new(),
+            turns: Turns::default(),
             yielded_ns: 0,
         };
         let kick = PeerEvent::new(std::os::fd::OwnedFd::from(EventFd::new().unwrap())).unwrap();

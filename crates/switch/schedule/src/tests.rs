@@ -14,6 +14,7 @@ use lasthop_virtqueue::QueueSetup;
 use lasthop_virtqueue::driver::{NetConfig, NetDriver};
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 /// How long anything that must happen may take on a slow, busy machine.
@@ -26,7 +27,10 @@ struct Guest {
 
 impl Guest {
     fn new(datapath: &Datapath, id: u32) -> Self {
-        let config = NetConfig { size: 256, pairs: 2, ..NetConfig::default() };
+        Self::with(datapath, id, NetConfig { size: 256, pairs: 2, ..NetConfig::default() })
+    }
+
+    fn with(datapath: &Datapath, id: u32, config: NetConfig) -> Self {
         let driver = NetDriver::new(config).unwrap();
         let port = Arc::new(Port::new(PortId(id), format!("p{id}")));
         for (queue, of) in port.queues.iter().zip(driver.queues()) {
@@ -53,9 +57,18 @@ impl Guest {
 
     /// Fills a queue with frames of a thousand bytes.
     fn fill(&mut self, pair: u16) {
-        let (header, frame) = (VnetHdr::default().to_bytes(), Frame::new(1, 2).payload(vec![7; 986]).build());
-        while self.driver.send(pair, &header, &frame).unwrap().is_ok() {}
+        self.fill_with(pair, usize::MAX, 1, 1000);
         self.driver.flush(pair);
+    }
+
+    /// Has so many frames ready, of `len` bytes, from address `from`: the switch sees them with the next flush.
+    fn fill_with(&mut self, pair: u16, frames: usize, from: u8, len: usize) {
+        let (header, frame) = (VnetHdr::default().to_bytes(), Frame::new(from, 2).payload(vec![7; len - 14]).build());
+        for _ in 0..frames {
+            if self.driver.send(pair, &header, &frame).unwrap().is_err() {
+                break;
+            }
+        }
     }
 
     fn sent(&self, pair: usize) -> u64 {
@@ -84,6 +97,98 @@ fn kick() -> (EventFd, PeerEvent) {
     let event = EventFd::new().unwrap();
     let peer = PeerEvent::new(event.as_fd().try_clone_to_owned().unwrap()).unwrap();
     (event, peer)
+}
+
+/// Large frames from address 1 and small ones from address 3, as the receiver got them.
+struct Arrived(Vec<(u8, usize)>);
+
+impl Arrived {
+    /// All of them, which had room from the first on.
+    fn wait(receiver: &mut Guest, frames: usize) -> Self {
+        let (begun, mut all) = (Instant::now(), Vec::new());
+        while all.len() < frames {
+            assert!(begun.elapsed() < PATIENCE, "{} of {frames}", all.len());
+            let mut frame = Vec::new();
+            match receiver.driver.recv(0, &mut frame).unwrap() {
+                Some(_) => all.push((frame[11], frame.len())),
+                None => std::thread::sleep(Duration::from_micros(100)),
+            }
+        }
+        Self(all)
+    }
+
+    /// Bytes of the small frames divided by those of large ones, while both were there.
+    fn shares(&self) -> f64 {
+        let (of, is) =
+            (|from: u8| self.0.iter().filter(move |f| f.0 == from), |from: u8| move |f: &(u8, usize)| f.0 == from);
+        assert!(of(1).count() > 0 && of(3).count() > 0);
+        let begun = [1, 3].map(|from| self.0.iter().position(is(from)).unwrap()).into_iter().max().unwrap();
+        let end = [1, 3].map(|from| self.0.iter().rposition(is(from)).unwrap()).into_iter().min().unwrap();
+        let sum = |from| self.0[begun..end].iter().filter(|f| f.0 == from).map(|f| f.1).sum::<usize>() as f64;
+        sum(3) / sum(1)
+    }
+}
+
+const LARGE: (usize, usize) = (240, 65_000);
+const SMALL: (usize, usize) = (16_000, 900);
+
+fn sender(frames: (usize, usize), pairs: u16) -> NetConfig {
+    let size = (frames.0 as u16).next_power_of_two();
+    NetConfig { size, pairs, tx_buffer: frames.1 as u32 + 12, rx_buffer: 64, ..NetConfig::default() }
+}
+
+/// A receiver with room for all of it, and where those of ports 1 and 3 go.
+fn receiver(datapath: &Datapath) -> Guest {
+    let receiver = Guest::with(datapath, 2, NetConfig { size: 32_768, tx_buffer: 64, ..NetConfig::default() });
+    for in_port in [1, 3] {
+        let key = FlowKey { in_port, ..FlowKey::default() };
+        let mask = FlowMask(FlowKey { in_port: u32::MAX, ..FlowKey::default() });
+        let spec = FlowSpec { key, mask, actions: vec![Action::Output(PortId(2))], epoch: 0 };
+        datapath.flows().insert(spec, 0).unwrap();
+    }
+    receiver
+}
+
+/// A core that polls gave each ring 64 packets: who sent large ones had a hundred times the bytes.
+#[test]
+fn ports_share_a_polling_core_by_weight_and_bytes() {
+    for [large, small] in [[100, 100], [100, 300], [300, 100]] {
+        let datapath = Arc::new(Datapath::new(100, lasthop_forward::PATIENCE_MS).unwrap());
+        let mut c = receiver(&datapath);
+        let [mut a, mut b] = [(1, LARGE), (3, SMALL)].map(|(id, f)| Guest::with(&datapath, id, sender(f, 1)));
+        let mut workers = Workers::start(&datapath, Settings { poll: vec![0], ..Settings::default() }).unwrap();
+        for (guest, weight, frames) in [(&mut a, large, LARGE), (&mut b, small, SMALL)] {
+            guest.port.weight.store(weight, Relaxed);
+            guest.fill_with(0, frames.0, guest.port.id.0 as u8, frames.1);
+            workers.attach(&guest.port, 1, None, Batch::default()).unwrap();
+        }
+        // Whoever is first waits with what it has until the other has something, too.
+        let queue = c.port.queues[0].clone();
+        let guard = queue.lock();
+        a.driver.flush(0);
+        b.driver.flush(0);
+        drop(guard);
+        let shares = Arrived::wait(&mut c, LARGE.0 + SMALL.0).shares() * f64::from(large) / f64::from(small);
+        assert!((0.95..1.05).contains(&shares), "weights {large} and {small}: {shares}");
+    }
+}
+
+/// The same for queues of one guest, which its thread looks after.
+#[test]
+fn queues_of_a_port_share_its_thread_by_bytes() {
+    let datapath = Arc::new(Datapath::new(100, lasthop_forward::PATIENCE_MS).unwrap());
+    let mut c = receiver(&datapath);
+    let mut a = Guest::with(&datapath, 1, sender((SMALL.0, LARGE.1), 2));
+    let mut workers = Workers::start(&datapath, Settings::default()).unwrap();
+    a.fill_with(0, LARGE.0, 1, LARGE.1);
+    a.fill_with(1, SMALL.0, 3, SMALL.1);
+    [1, 3].into_iter().for_each(|queue| workers.attach(&a.port, queue, None, Batch::default()).unwrap());
+    let queue = c.port.queues[0].clone();
+    let guard = queue.lock();
+    [0, 1].into_iter().for_each(|pair| a.driver.flush(pair));
+    drop(guard);
+    let shares = Arrived::wait(&mut c, LARGE.0 + SMALL.0).shares();
+    assert!((0.95..1.05).contains(&shares), "{shares}");
 }
 
 /// The first burst after a wait reaches the limit again: with the same queue in front each time the other got nothing.

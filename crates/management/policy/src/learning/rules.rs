@@ -65,6 +65,7 @@ impl Learning {
             connections: None,
             nat_ports: None,
             grants: None,
+            weight: None,
             static_macs: Vec::new(),
             ..of.clone()
         };

@@ -7,10 +7,12 @@
 mod batch;
 mod hysteresis;
 mod offload;
+mod turns;
 
 pub use batch::{Batch, Interrupt, Kicks, ReceiveTimer, TransmitTimer};
 pub use hysteresis::{Arrivals, Hysteresis};
 pub use offload::{BackOff, Core, choose_core};
+pub use turns::{Turn, Turns};
 
 /// What is known of a virtual machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
