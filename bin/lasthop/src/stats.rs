@@ -493,7 +493,7 @@ mod tests {
             ..Denied::default()
         };
         let mut port = Port { name: "vm1".into(), ..Port::default() };
-        port.from_guest.drops = vec![Drops { reason: "port_down".into(), packets: 403, ..Drops::default() }];
+        port.from_guest.drops = vec![Drops { reason: "port_down".into(), packets: 403 }];
         let seen = denied("port_down", 402, Some("icmp 10.0.0.1 > 10.0.0.2"));
         let elsewhere = Denied { port: "gone".into(), ..denied("acl", 5, None) };
         let mut all =

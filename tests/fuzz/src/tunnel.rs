@@ -56,7 +56,7 @@ fn gre(datagram: &[u8], at: usize, tunnel: &Tunnel) {
     // One's complement, word by word.
     let word = |pair: &[u8]| u64::from(pair[0]) << 8 | u64::from(pair.get(1).copied().unwrap_or_default());
     let sum: u64 = datagram.chunks(2).map(word).sum();
-    assert_eq!(is_sound(Kind::Gre, datagram), !has(7) || (sum != 0 && sum % 0xffff == 0));
+    assert_eq!(is_sound(Kind::Gre, datagram), !has(7) || (sum != 0 && sum.is_multiple_of(0xffff)));
     let flags = Tunnel::KEY | if has(7) { Tunnel::CHECKSUM } else { 0 };
     let (mut written, mut again) = (Vec::new(), Tunnel::default());
     write(Kind::Gre, &Tunnel { flags, ..*tunnel }, &mut written);
@@ -76,7 +76,7 @@ fn expected(kind: Kind, datagram: &[u8]) -> Option<usize> {
             || bit(0, 6)
             || bit(0, 3)
             || bit(0, 2)
-            || datagram[1] % 8 != 0
+            || !datagram[1].is_multiple_of(8)
             || datagram[2..4] != [0x65, 0x58]
         {
             return None;

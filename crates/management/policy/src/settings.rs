@@ -470,7 +470,7 @@ mod tests {
                 let words = SETTINGS.iter().map(|name| (*name, if *name == "link" { link } else { word }));
                 assert_eq!(before.change(words).unwrap(), PortSettings::default(), "{word}");
             }
-            let off = before.change([("link", "off")].into_iter()).unwrap_err().to_string();
+            let off = before.change([("link", "off")]).unwrap_err().to_string();
             assert!(off.contains("write up or down"), "{off}");
         }
     }
