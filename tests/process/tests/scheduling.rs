@@ -352,3 +352,100 @@ fn each_port_gathers_as_it_is_told() {
     }
     lasthop.check_sums();
 }
+
+/// Two guests that always have something to send, with large frames and with small ones, to a third that has room for all of it.
+struct Flood {
+    lasthop: Lasthop,
+    guests: [Guest; 3],
+    next: u32,
+    _dir: tempfile::TempDir,
+}
+
+impl Flood {
+    /// So many frames, of so many bytes: large ones and small ones.
+    const FRAMES: [(usize, usize); 2] = [(240, 65_000), (16_000, 900)];
+
+    fn new(arguments: &[&str]) -> Self {
+        let dir = scratch();
+        let ports = ["large", "small", "sink"].map(|name| Port::listen(name, dir.path()));
+        let lasthop = Lasthop::start_with(&ports, arguments);
+        let sender = |(frames, len): (usize, usize)| {
+            let size = (frames as u16).next_power_of_two();
+            Options::net(|n| (n.size, n.tx_buffer, n.rx_buffer) = (size, len as u32 + 12, 2048))
+        };
+        let sink = Options::net(|n| (n.size, n.tx_buffer) = (32_768, 2048));
+        let options = [sender(Self::FRAMES[0]), sender(Self::FRAMES[1]), sink];
+        let mut n = 0;
+        let mut guests = ports.each_ref().map(|port| {
+            n += 1;
+            Guest::connect(&port.socket, mac(n), options[usize::from(n) - 1])
+        });
+        let [large, small, sink] = &mut guests;
+        large.greet(sink, 1);
+        small.greet(sink, 2);
+        let mut flood = Self { lasthop, guests, next: 3, _dir: dir };
+        flood.large_share();
+        flood
+    }
+
+    /// Both send all at once. What the large frames had of the bytes while both were being sent, and what part of the whole that was.
+    fn large_share(&mut self) -> (f64, f64) {
+        let [large, small, sink] = &mut self.guests;
+        for (guest, (frames, len)) in [&mut *large, &mut *small].into_iter().zip(Self::FRAMES) {
+            for _ in 0..frames {
+                let frame = numbered(guest.mac, sink.mac, self.next, len);
+                self.next += 1;
+                guest.net.send(0, &VnetHdr::default().to_bytes(), &frame).expect("a ring").expect("room in it");
+            }
+        }
+        large.net.flush(0);
+        small.net.flush(0);
+        let mut came = Vec::new();
+        let end = Instant::now() + PATIENCE;
+        while came.len() < Self::FRAMES[0].0 + Self::FRAMES[1].0 {
+            assert!(Instant::now() < end, "{} frames", came.len());
+            let Some((_, frame)) = sink.try_recv() else { continue };
+            number_of(&frame).expect("a numbered frame");
+            came.push((frame[6..12] == large.mac.0, frame.len()));
+        }
+        let bytes = |of: &[(bool, usize)], large| of.iter().filter(|f| f.0 == large).map(|f| f.1).sum::<usize>() as f64;
+        let both = [true, false].map(|of| {
+            let is = |f: &(bool, usize)| f.0 == of;
+            (came.iter().position(is).expect("some"), came.iter().rposition(is).expect("some"))
+        });
+        let during = &came[both[0].0.max(both[1].0)..both[0].1.min(both[1].1)];
+        let (l, s) = (bytes(during, true), bytes(during, false));
+        (l / (l + s), (l + s) / (bytes(&came, true) + bytes(&came, false)))
+    }
+
+    /// The same, of a round in which nothing held up one of them alone. In the first of all, packets waited for control's first answer.
+    fn fair_share(&mut self) -> f64 {
+        for _ in 0..20 {
+            let (share, both) = self.large_share();
+            if both > 0.5 {
+                return share;
+            }
+        }
+        panic!("one was always done before the other had begun");
+    }
+}
+
+/// A core that polls shares itself out in bytes and by weight, and that can be changed while it goes on.
+#[test]
+fn guests_share_a_polling_core_by_their_weights() {
+    let mut flood = Flood::new(&["--poll", "0"]);
+    for (port, weight, large) in [
+        ("small", "100", 0.5),
+        ("small", "300", 0.25),
+        ("large", "900", 0.75),
+        ("small", "none", 0.9),
+        ("large", "none", 0.5),
+    ] {
+        flood.lasthop.command(&["port", "set", port, "--weight", weight]);
+        let share = flood.fair_share();
+        assert!((share - large).abs() < 0.05 * large, "{port} has {weight}: {share}, not {large}");
+    }
+    flood.lasthop.command(&["port", "set", "small", "--weight", "7"]);
+    let list = flood.lasthop.command(&["port", "list"]);
+    assert!(list.contains("weight=7") || list.contains("weight 7"), "{list}");
+}
