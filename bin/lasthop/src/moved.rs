@@ -56,7 +56,7 @@ struct Moved {
 /// `lasthop port export`
 pub fn export(args: &ExportArgs) -> Result<String, CliError> {
     let (name, mut instance) = (&args.name, args.shared.instance()?);
-    let port = port(&mut instance, name)?;
+    let settings = settings_of(&mut instance, name)?;
     let rules = instance.ask(async |c| collect(c.acl_show(&[name], false).await, |page| page.rules).await)?;
     let list = |direction: &str| {
         let own = rules.iter().filter(|r| r.port.as_ref() == Some(name) && r.direction == direction);
@@ -70,7 +70,7 @@ pub fn export(args: &ExportArgs) -> Result<String, CliError> {
     let moved = Moved {
         lasthop_port: FORM,
         name: name.clone(),
-        settings: port,
+        settings,
         lists: DIRECTIONS.map(list),
         stations: stations.map(|mac| Station { mac: mac.mac, vlan: mac.vlan }).collect(),
         connections,
@@ -83,18 +83,22 @@ pub fn export(args: &ExportArgs) -> Result<String, CliError> {
 pub fn import(args: &ImportArgs) -> Result<String, CliError> {
     let moved = read(&args.file)?;
     let (name, mut instance) = (&args.name, args.shared.instance()?);
-    let settings = changes(port(&mut instance, name)?, &moved.settings);
+    let settings = changes(settings_of(&mut instance, name)?, &moved.settings);
     // Lists go first: they are what connections are judged by, and the part that may be refused.
+    let mut before = Vec::new();
     for (direction, text) in DIRECTIONS.iter().zip(&moved.lists) {
         let Some(text) = text else { continue };
         tell_text(&mut instance, text)?;
         let loaded = instance.ask(async |c| c.acl_load("lasthop", "deny", &[name], Some(direction), None, None).await);
         loaded.map_err(|e| {
-            CliError::new(format!("access list {direction}: {e}; settings and connections were not changed"))
+            let loaded = holds(&before);
+            CliError::new(format!("access list {direction}: {e}; settings and connections were not changed{loaded}"))
         })?;
+        before.push(*direction);
     }
     if !settings.is_empty() {
-        instance.ask(async |c| c.port_set(name, &settings).await)?;
+        let set = instance.ask(async |c| c.port_set(name, &settings).await);
+        set.map_err(|e| CliError::new(format!("settings: {e}; connections were not taken{}", holds(&before))))?;
     }
     let mut all = PortAdopted::default();
     let connections = moved.connections.into_iter().map(|connection| renamed(connection, &moved.name, name));
@@ -107,8 +111,13 @@ pub fn import(args: &ImportArgs) -> Result<String, CliError> {
     args.shared.show(&all, |all| said(name, settings.len(), moved.lists.iter().flatten().count(), all))
 }
 
+/// The lists that hold although what came behind them was refused.
+fn holds(loaded: &[&str]) -> String {
+    if loaded.is_empty() { String::new() } else { format!(", and the {} list is the file's", loaded.join(" and ")) }
+}
+
 /// What a port is told.
-fn port(instance: &mut Instance, name: &str) -> Result<Vec<Field>, CliError> {
+fn settings_of(instance: &mut Instance, name: &str) -> Result<Vec<Field>, CliError> {
     let ports = all_ports(instance)?.into_iter().find(|port| port.name == name);
     let port = ports.ok_or_else(|| {
         CliError::new(format!("there is no port named {name:?}; make it with `lasthop port add {name} SOCKET`"))

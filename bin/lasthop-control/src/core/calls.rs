@@ -201,12 +201,12 @@ impl Core {
             Call::PortAdd { settings, answer, .. } | Call::PortSet { settings, answer, .. }
                 if !settings.iter().all(is_measured) =>
             {
-                refuse(answer, error("VLANs, port security and other settings of ports than rates"));
+                refuse(answer, error("VLANs, port security and other settings of ports than rates and weight"));
             }
             Call::Uplink { call: UplinkCall::Add(new), answer }
                 if new.vlans.is_some() || !new.settings.iter().all(is_measured) =>
             {
-                refuse(answer, error("VLANs, port security and other settings of ports than rates"));
+                refuse(answer, error("VLANs, port security and other settings of ports than rates and weight"));
             }
             Call::Uplink { call: UplinkCall::Set { .. }, answer } => refuse(answer, error("VLANs of uplinks")),
             Call::Mac(MacCall::Flush { answer, .. }) => {

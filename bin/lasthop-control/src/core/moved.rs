@@ -45,7 +45,7 @@ impl Core {
         for connection in connections {
             let put = self
                 .read_connection(&name, port, connection)
-                .and_then(|(original, ends)| self.policy.adopt_connection(original, ends, now_ms, &mut out));
+                .and_then(|(original, ends)| self.policy.adopt_connection(original, ends, port, now_ms, &mut out));
             match put {
                 Ok(true) => adopted.connections += 1,
                 Ok(false) => adopted.known += 1,

@@ -13,6 +13,7 @@ use rustix::net::{
 use rustix::time::Timespec;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 /// Longest path of a Unix socket, in bytes: `sun_path` without the closing zero (unix(7)).
 pub const MAX_PATH: usize = 107;
@@ -73,6 +74,9 @@ impl Listener {
         };
         let address = SocketAddrUnix::new(path).map_err(failed)?;
         let fd = socket(kind).map_err(failed)?;
+        // It is the whole process's.
+        static UMASK: Mutex<()> = Mutex::new(());
+        let _one_at_a_time = UMASK.lock();
         let before = rustix::process::umask(access.umask());
         let bound = bind(&fd, &address);
         rustix::process::umask(before);

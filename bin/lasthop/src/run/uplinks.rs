@@ -410,8 +410,11 @@ fn parse_vlans(list: Option<String>) -> Result<Option<Vlans>, String> {
     list.map(parse).transpose()
 }
 
-/// Where nobody says how interfaces are, all of them are taken to be up.
+/// Where nobody says how interfaces are, all of them are taken to be up; so are tunnels, which have none.
 fn link_state(links: Option<&Links>, spec: &SavedUplink) -> LinkState {
-    let is_tap = spec.driver.as_deref() == Some(UplinkDriver::Tap.name());
-    links.map_or(LinkState::Up, |links| links.state(&spec.device, is_tap))
+    let is = |of: fn(UplinkDriver) -> bool| {
+        UplinkDriver::ALL.iter().any(|d| of(*d) && spec.driver.as_deref() == Some(d.name()))
+    };
+    let links = links.filter(|_| !is(UplinkDriver::is_tunnel));
+    links.map_or(LinkState::Up, |links| links.state(&spec.device, is(|driver| driver == UplinkDriver::Tap)))
 }

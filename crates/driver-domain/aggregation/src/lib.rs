@@ -235,7 +235,8 @@ impl Merger {
 }
 
 /// Of a frame whose TCP or UDP checksum is open, which holds the sum over the pseudo header alone, as the kernel leaves a packet that it has merged
-/// of several: the virtio-net header that says so, for segments of so many bytes of payload if it is longer. `snapshot` is its
+/// of several: the virtio-net header that says so, for segments of so many bytes of payload if it is TCP and longer. Where datagrams of UDP were
+/// merged nobody can tell from one that is as long, which kernels leave open too if it never left the host: it stays one. `snapshot` is its
 /// beginning, `len` its length. `None` if it is not open, or no plain TCP or UDP.
 pub fn opened(snapshot: &[u8], len: usize, segment: u16) -> Option<VnetHdr> {
     let Kind::Segment(head) = Segment::parse(snapshot, len) else { return None };
@@ -244,8 +245,8 @@ pub fn opened(snapshot: &[u8], len: usize, segment: u16) -> Option<VnetHdr> {
         return None;
     }
     let gso_type = match (head.udp, head.ipv6) {
+        (true, _) => VnetHdr::GSO_NONE,
         _ if head.payload <= segment => VnetHdr::GSO_NONE,
-        (true, _) => VnetHdr::GSO_UDP_L4,
         (false, true) => VnetHdr::GSO_TCPV6,
         (false, false) => VnetHdr::GSO_TCPV4,
     };

@@ -144,7 +144,16 @@ fn a_packet_that_was_merged_elsewhere_is_known_by_its_open_checksum() {
             assert_eq!(opened(&frames[0][..SNAPSHOT], frames[0].len(), 1200), None, "its checksum is complete");
             let Some(merged) = merged else { continue };
             let hdr_len = usize::from(merged.hdr_len);
-            assert_eq!(opened(&whole[..SNAPSHOT], whole.len(), 1200), Some(merged));
+            let known = opened(&whole[..SNAPSHOT], whole.len(), 1200).expect("it is open");
+            if merged.gso_type == VnetHdr::GSO_UDP_L4 {
+                assert_eq!(
+                    known,
+                    VnetHdr { gso_type: VnetHdr::GSO_NONE, gso_size: 0, ..merged },
+                    "one datagram, as far as is known"
+                );
+            } else {
+                assert_eq!(known, merged);
+            }
             let short = opened(&whole[..SNAPSHOT], whole.len(), u16::MAX).expect("it is open");
             assert_eq!((short.gso_type, short.gso_size, short.csum_start), (VnetHdr::GSO_NONE, 0, merged.csum_start));
             whole[hdr_len - 20] ^= 1;

@@ -42,6 +42,8 @@ pub struct Outcome {
     pub until_ns: Option<u64>,
     /// The queue was left with packets in it because a burst had done enough for one turn of its locks. Run it again.
     pub more: bool,
+    /// What packets with several receivers took, in bytes: the length of each copy, and what a frame costs beside its bytes.
+    pub copied: usize,
 }
 
 /// What one thread needs to move packets: its flow cache and scratch space. Not shared.
@@ -92,6 +94,8 @@ struct Classified {
     /// Packets that have been classified, from the first on. The others must wait.
     packets: usize,
     end: ClassifyEnd,
+    /// As [`Outcome::copied`].
+    copied: usize,
 }
 
 /// Why no further packet of a burst is classified.
@@ -229,6 +233,7 @@ impl Forwarder {
             short_of_buffers: self.plan.short,
             until_ns,
             more: classified.end == ClassifyEnd::Enough || self.plan.put_off || chains.is_spent() && taken > 0,
+            copied: classified.copied,
         };
         Carried { outcome, call, broken }
     }
@@ -296,7 +301,7 @@ impl Forwarder {
         // Loops of their own take frames behind a header of today's length.
         let takes_fast_loops = ahead == Ahead::default() && header_len == VnetHdr::LEN;
         let (mut i, mut is_read, mut passes_on) = (0, false, takes_fast_loops);
-        let (mut work, mut end) = (chains.wasted() * WASTED_WORK, ClassifyEnd::All);
+        let (mut work, mut copied, mut end) = (chains.wasted() * WASTED_WORK, 0, ClassifyEnd::All);
         while let (Some(packet), Some(chain)) = (self.packets.get_mut(i), chains.list.get(i)) {
             if work >= WORK {
                 end = ClassifyEnd::Enough;
@@ -342,7 +347,8 @@ impl Forwarder {
                 Decision::Many(flow) => {
                     // Each of several copies is one more packet, and may have to be cut up as well.
                     let copy = packet.frame_len + FRAME_WORK * (1 + segments(packet));
-                    work += self.act(burst, i, &flow.actions) * copy;
+                    let copies = self.act(burst, i, &flow.actions) * copy;
+                    (work, copied) = (work + copies, copied + copies);
                 }
                 Decision::Drop(reason) => self.drop(burst, i, reason),
                 Decision::Miss if self.enqueue(burst, i) => {}
@@ -353,7 +359,7 @@ impl Forwarder {
             }
             i += 1;
         }
-        Classified { packets: i, end }
+        Classified { packets: i, end, copied }
     }
 
     /// Has a packet that meets no flow wait for control, if it can. False: the packets behind it wait with it.

@@ -192,7 +192,10 @@ impl Server {
         if kicked || !were_disabled {
             forwarder.disable_notifications(port, queue, kicked, || true);
         }
-        let outcome = ring.owned.carry_burst(forwarder, &mut ring.arrivals, (turns, &mut ring.turn), now_ns);
+        let (outcome, moved) = ring.owned.carry_burst(forwarder, &mut ring.arrivals, now_ns);
+        if let Some(moved) = moved {
+            turns.took(&mut ring.turn, moved, 1);
+        }
         yield_if_due(&outcome, yielded_ns, forwarder, *now_ns);
         ring.gathered += outcome.packets;
         if let Some(next) = ring.waits(&outcome, *now_ns) {

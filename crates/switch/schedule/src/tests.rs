@@ -149,27 +149,31 @@ fn receiver(datapath: &Datapath) -> Guest {
     receiver
 }
 
-/// A core that polls gave each ring 64 packets: who sent large ones had a hundred times the bytes.
+/// A core that polls gave each ring a burst: who sent large packets had nearly six times the bytes of these small ones. And a guest with
+/// two queues had two shares.
 #[test]
 fn ports_share_a_polling_core_by_weight_and_bytes() {
-    for [large, small] in [[100, 100], [100, 300], [300, 100]] {
+    for (large, small, pairs) in [(100, 100, 1), (100, 300, 1), (300, 100, 1), (100, 100, 2)] {
         let datapath = Arc::new(Datapath::new(100, lasthop_forward::PATIENCE_MS).unwrap());
         let mut c = receiver(&datapath);
-        let [mut a, mut b] = [(1, LARGE), (3, SMALL)].map(|(id, f)| Guest::with(&datapath, id, sender(f, 1)));
+        let [mut a, mut b] =
+            [(1, LARGE, 1), (3, SMALL, pairs)].map(|(id, f, pairs)| Guest::with(&datapath, id, sender(f, pairs)));
         let mut workers = Workers::start(&datapath, Settings { poll: vec![0], ..Settings::default() }).unwrap();
-        for (guest, weight, frames) in [(&mut a, large, LARGE), (&mut b, small, SMALL)] {
+        for (guest, weight, frames, pairs) in [(&mut a, large, LARGE, 1), (&mut b, small, SMALL, pairs)] {
             guest.port.weight.store(weight, Relaxed);
-            guest.fill_with(0, frames.0, guest.port.id.0 as u8, frames.1);
-            workers.attach(&guest.port, 1, None, Batch::default()).unwrap();
+            for pair in 0..pairs {
+                guest.fill_with(pair, frames.0 / usize::from(pairs), guest.port.id.0 as u8, frames.1);
+                workers.attach(&guest.port, 2 * pair + 1, None, Batch::default()).unwrap();
+            }
         }
         // Whoever is first waits with what it has until the other has something, too.
         let queue = c.port.queues[0].clone();
         let guard = queue.lock();
         a.driver.flush(0);
-        b.driver.flush(0);
+        (0..pairs).for_each(|pair| b.driver.flush(pair));
         drop(guard);
         let shares = Arrived::wait(&mut c, LARGE.0 + SMALL.0).shares() * f64::from(large) / f64::from(small);
-        assert!((0.95..1.05).contains(&shares), "weights {large} and {small}: {shares}");
+        assert!((0.95..1.05).contains(&shares), "weights {large} and {small}, {pairs} queues: {shares}");
     }
 }
 

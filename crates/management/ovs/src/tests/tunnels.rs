@@ -72,7 +72,7 @@ fn what_goes_out_has_a_number_once_the_uplink_knows_it() {
         site.collect();
     };
     goes_the_long_way(&mut site);
-    let meaning = Tunnel { local: [0; 16], ..tunnel(2) };
+    let meaning = Tunnel { local: [0; 16], flags: Tunnel::KEY, ..tunnel(2) };
     let message = Said::Packet { number: 1, tunnel: meaning, frame: &frame };
     assert_eq!(site.sent(), [tagged(NO, &message.write())]);
 
@@ -147,12 +147,12 @@ fn what_comes_in_has_its_tunnels_key_and_a_number_means_one_tunnel() {
 fn who_has_taken_most_numbers_gives_them_back() {
     let mut site = site();
     assert_eq!(site.put_flow(1, 0, encapsulate), 0);
-    let (frame, meaning) = (udp(60), Tunnel { local: [0; 16], ..tunnel(2) });
+    let (frame, meaning) = (udp(60), Tunnel { local: [0; 16], flags: Tunnel::KEY, ..tunnel(2) });
     site.datapath.frame(&tagged(1, &frame));
     site.said(Said::Known { number: 1, tunnel: meaning });
     site.miss(VM1, &frame);
     let first = site.told_flow();
-    let other = |n: u64| Tunnel { id: (1 << 32 | n).to_be_bytes(), ..tunnel(2) };
+    let other = |n: u64| Tunnel { id: (1 << 32 | n).to_be_bytes(), flags: Tunnel::KEY, ..tunnel(2) };
     let send = |site: &mut Site, n: u64| {
         site.datapath.tunnels.sender = 2;
         site.datapath.send_through(NO.into(), &other(n), &frame);

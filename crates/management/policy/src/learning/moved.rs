@@ -4,7 +4,9 @@ use super::connections::between;
 use super::tracking::{CARRIED, NOWHERE, label, number};
 use super::{Effects, Learning};
 use crate::flows::Pair;
+use crate::guard::pretends;
 use lasthop_conntrack::{Commit, Nat, Tuple};
+use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_text::MacAddr;
 use lasthop_types::PortId;
 
@@ -13,12 +15,14 @@ impl Learning {
     pub const ANYWHERE: PortId = PortId(NOWHERE);
 
     /// Puts in a connection that was established elsewhere: opened from the first of these ports, answered from the second if that is known.
-    /// It is judged by the lists in force with its next packet, as one that was opened under other lists. False: it is known already.
-    /// An error says why not, in a few words.
+    /// It is judged by the lists in force with its next packet, as one that was opened under other lists. It is one of those that `moved` may
+    /// have opened, whoever did: who opened it is a name of another host's. Those that others opened leave half of them to `moved`. False: it
+    /// is known already. An error says why not, in a few words.
     pub fn adopt_connection(
         &mut self,
         original: Tuple,
         [from, reply]: [PortId; 2],
+        moved: PortId,
         now_ms: u64,
         out: &mut Effects,
     ) -> Result<bool, &'static str> {
@@ -28,16 +32,19 @@ impl Learning {
         let Some(inverse) = original.inverse().filter(|_| original.zone() <= 4094) else {
             return Err("no packet can answer it");
         };
-        let limit = self.connection_limit(from);
+        let limit = self.connection_limit(moved);
         let Some(connections) = &mut self.connections else {
             return Err("no stateful access list holds for its ports");
         };
+        if from != moved && connections.owned(moved) >= limit / 2 {
+            return Err("opened by others, who have half of what the port may open");
+        }
         connections.last += 1;
         let commit = Commit {
             // Of lists that never hold.
             mark: (0, u32::MAX),
             label: (label(connections.last, from.0, reply.0) | CARRIED, u128::MAX),
-            owner: connections.owner(from, limit),
+            owner: connections.owner(moved, limit),
             ..Commit::default()
         };
         let adopted = connections.tracker.adopt_translated(original, &Nat::None, &commit, now_ms);
@@ -52,7 +59,13 @@ impl Learning {
 
     /// An address lives at a port now, as if it had sent something. True if it is learned.
     pub fn adopt_station(&mut self, port: PortId, vlan: u16, mac: MacAddr, now_ms: u64, out: &mut Effects) -> bool {
-        let fits = mac.is_unicast_source() && vlan <= 4094 && self.member(port).is_member(vlan);
+        let key = FlowKey { in_port: port.0, eth_src: mac.0, ..FlowKey::default() };
+        let may_say_so = || {
+            let mut mask = FlowMask::default();
+            let pretence = self.guest_settings(port).and_then(|settings| pretends(settings, &key, &mut mask));
+            !self.is_pulled(port) && !self.is_destination(port) && pretence.is_none()
+        };
+        let fits = mac.is_unicast_source() && vlan <= 4094 && self.member(port).is_member(vlan) && may_say_so();
         fits && self.learn(&Pair { port, vlan, src: mac, dst: MacAddr::BROADCAST }, now_ms, out)
     }
 }

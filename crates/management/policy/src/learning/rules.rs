@@ -51,14 +51,14 @@ impl Learning {
     }
 
     /// What a port is told to do. To be said before it is announced with [`Learning::port`]. Said later of one that packets may have come
-    /// from or gone to, it has all flows removed.
+    /// from or gone to, it has all flows removed, unless all that changes is what flows do not depend on.
     pub fn set_settings(&mut self, id: PortId, settings: PortSettings, now_ms: u64, out: &mut Effects) {
         let before = self.settings.get(&id).cloned().unwrap_or_default();
         if settings == before {
             return;
         }
-        // Rates are the data plane's; flows say no more than that there is one.
-        let without_rates = |of: &PortSettings| PortSettings {
+        // Rates, shares and quotas are applied elsewhere; flows say no more than that there is one.
+        let as_flows_see = |of: &PortSettings| PortSettings {
             rate_from: None,
             rate_to: None,
             storm: of.storm.map(|_| Rate::ANY),
@@ -69,7 +69,7 @@ impl Learning {
             static_macs: Vec::new(),
             ..of.clone()
         };
-        if self.is_in_use(id) && without_rates(&settings) != without_rates(&before) {
+        if self.is_in_use(id) && as_flows_see(&settings) != as_flows_see(&before) {
             self.clear_flows(out);
         }
         let cable = settings.link_down != before.link_down;

@@ -70,6 +70,23 @@ fn a_flood_copies_once_for_each_receiver() {
     check("flood", moved, 20, &received, 80 * 8000);
 }
 
+/// Who is to have the next turn goes by it: the sender's own bytes are a quarter of what is moved.
+#[test]
+fn an_outcome_has_what_copies_for_several_took() {
+    let (datapath, mut forwarder) = switch();
+    let mut a = Guest::new(&datapath, 1, NetConfig::default(), 0);
+    let _others: Vec<_> = (2..6).map(|id| Guest::new(&datapath, id, NetConfig::default(), 0)).collect();
+    for (to, most) in [(&[2][..], 0), (&[2, 3, 4, 5], 2 * 10 * 4 * (1000 + 512))] {
+        datapath.flows().remove_if(|_| true);
+        datapath.flows().insert(flow(1, to), 0).unwrap();
+        (0..10).for_each(|_| a.send(VnetHdr::default(), &Frame::new(1, 255).payload(vec![3; 986]).build()));
+        let outcome = forwarder.carry(&a.port, 1, 0);
+        assert_eq!(outcome.packets, 10);
+        let least = if most == 0 { 0 } else { 10 * 4 * 1000 };
+        assert!((least..=most).contains(&outcome.copied), "{} to {}", outcome.copied, to.len());
+    }
+}
+
 #[test]
 fn segments_and_sums_are_made_in_the_one_copy() {
     let config = NetConfig { tx_buffer: 70_000, rx_buffer: 2048, ..NetConfig::default() };

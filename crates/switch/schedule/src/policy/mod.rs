@@ -12,7 +12,7 @@ mod turns;
 pub use batch::{Batch, Interrupt, Kicks, ReceiveTimer, TransmitTimer};
 pub use hysteresis::{Arrivals, Hysteresis};
 pub use offload::{BackOff, Core, choose_core};
-pub use turns::{Turn, Turns};
+pub use turns::{Moved, Turn, Turns};
 
 /// What is known of a virtual machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

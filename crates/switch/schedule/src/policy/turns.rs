@@ -1,5 +1,5 @@
 //! Turns of the rings that one thread looks after, in bytes and by weight: the self-virtualized NIC's scheduling of virtual interfaces
-//! (Raj, Schwan, §3.1), by start-time fair queueing (Goyal, Vin, Cheng 1996).
+//! (Raj, Schwan, §2.2, which has round robin), by start-time fair queueing (Goyal, Vin, Cheng 1996).
 
 use lasthop_types::DEFAULT_WEIGHT;
 
@@ -17,6 +17,17 @@ pub struct Turns {
     now: u64,
     /// The same for the next round, as far as this one has come; 0: of none yet.
     next: u64,
+}
+
+/// What a burst has moved for a port of this weight, in bytes: with all copies of packets with several receivers.
+#[derive(Clone, Copy, Debug)]
+pub struct Moved {
+    /// Chains that its ring gave back.
+    pub packets: usize,
+    /// Of frames, whichever were sent.
+    pub bytes: u64,
+    /// The port's.
+    pub weight: u16,
 }
 
 /// Of a ring: its count.
@@ -40,10 +51,17 @@ impl Turns {
         due
     }
 
-    /// A burst was taken from the ring of a port of this weight. What it did not use while it had nothing is not made up for.
+    /// Whether it has had packets of late: what had none is behind those that have.
+    pub fn is_ahead(&self, turn: &Turn) -> bool {
+        turn.0 >= self.now
+    }
+
+    /// A burst was taken from a ring that shares its port's weight with others, `rings` in all. What it did not use while it had nothing is not
+    /// made up for.
     #[inline]
-    pub fn took(&mut self, turn: &mut Turn, packets: usize, bytes: u64, weight: u16) {
-        let counted = bytes.max(packets as u64 * LEAST_BYTES) * u64::from(DEFAULT_WEIGHT);
+    pub fn took(&mut self, turn: &mut Turn, moved: Moved, rings: usize) {
+        let Moved { packets, bytes, weight } = moved;
+        let counted = bytes.max(packets as u64 * LEAST_BYTES) * rings as u64 * u64::from(DEFAULT_WEIGHT);
         turn.0 = turn.0.max(self.now).saturating_add(counted.div_ceil(u64::from(weight.max(1))));
         self.goes_on(turn);
     }
@@ -57,7 +75,7 @@ impl Turns {
 mod tests {
     use super::*;
 
-    /// A ring of a sender that has `ready` bursts of these packets, and gets as many more each round as `comes` says.
+    /// A ring of a sender that has `ready` bursts of these packets, and no more than those.
     struct Ring {
         turn: Turn,
         weight: u16,
@@ -79,7 +97,8 @@ mod tests {
                 ring.ready -= 1;
                 ring.sent += ring.bytes;
                 moved += 1;
-                turns.took(&mut ring.turn, ring.packets, ring.bytes, ring.weight);
+                let moved = Moved { packets: ring.packets, bytes: ring.bytes, weight: ring.weight };
+                turns.took(&mut ring.turn, moved, 1);
             }
         }
         moved

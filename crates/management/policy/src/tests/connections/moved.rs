@@ -12,7 +12,7 @@ fn tcp(e: Ends) -> Tuple {
 fn adopt(b: &mut Bench, e: Ends) -> Result<bool, &'static str> {
     let (original, ends, now_ms) = (tcp(e), e.hosts.map(|host| PortId(u32::from(host))), b.now_ms);
     let mut out = Effects::default();
-    let adopted = b.policy.adopt_connection(original, ends, now_ms, &mut out);
+    let adopted = b.policy.adopt_connection(original, ends, PortId(1), now_ms, &mut out);
     b.carry_out(out);
     adopted
 }
@@ -57,6 +57,37 @@ fn no_more_are_taken_than_the_port_may_open() {
     let adopted: Vec<_> = (1..=3).map(|port| adopt(&mut b, ends(1, 2, [port, 80]))).collect();
     assert_eq!(adopted[..2], [Ok(true), Ok(true)]);
     assert!(adopted[2].is_err(), "{adopted:?}");
+}
+
+/// Who opened it elsewhere is a name: a port that has it here is another guest's, and may open as many as before.
+#[test]
+fn what_others_opened_elsewhere_is_charged_to_nobody_else_and_leaves_room() {
+    let mut b = net(GROUP);
+    for port in [1, 2] {
+        let settings = PortSettings { connections: Some(4), ..Default::default() };
+        b.policy.set_settings(PortId(port), settings, b.now_ms, &mut Effects::default());
+    }
+    let adopted: Vec<_> = (1..=3).map(|port| adopt(&mut b, ends(2, 1, [40_000 + port, 80]))).collect();
+    assert_eq!(adopted[..2], [Ok(true), Ok(true)]);
+    assert!(adopted[2].unwrap_err().contains("half"), "{adopted:?}");
+    assert_eq!(adopt(&mut b, ends(1, 2, [50_000, 80])), Ok(true), "the port's own");
+    for port in 0..4 {
+        assert!(passes(&mut b, 2, &ends(2, 3, [60_000 + port, 22]).tcp(&seg("S", 1, 0, 0))), "{port}");
+    }
+}
+
+/// A port learns no address from a file that its guest could not have said.
+#[test]
+fn an_address_that_the_port_may_not_have_is_not_learned() {
+    let mut b = net(GROUP);
+    let own = MacAddr([2, 0, 0, 0, 0, 9]);
+    let station = |b: &mut Bench, mac| b.policy.adopt_station(PortId(1), 0, mac, b.now_ms, &mut Effects::default());
+    for (change, allowed) in [("mac=02:00:00:00:00:09", true), ("link=down", false)] {
+        let settings = PortSettings::default().change([change.split_once('=').unwrap()]).unwrap();
+        b.policy.set_settings(PortId(1), settings, b.now_ms, &mut Effects::default());
+        assert!(!station(&mut b, MacAddr([2, 0, 0, 0, 0, 8])), "{change}");
+        assert_eq!(station(&mut b, own), allowed, "{change}");
+    }
 }
 
 #[test]
