@@ -63,9 +63,9 @@ impl Sum {
 
 pub fn stats(args: &StatsArgs) -> Result<String, CliError> {
     let mut instance = args.shared.instance()?;
-    // In this order: what is counted meanwhile is in the ports' figures and not yet in the details.
-    let mut switch = instance.ask(async |c| c.stats().await)?;
+    // In this order: control knows the caches' figures from what the switch said with its ports.
     let ports = all_ports(&mut instance)?;
+    let mut switch = instance.ask(async |c| c.stats().await)?;
     within_counts(&mut switch.denied, &ports);
     let interfaces = interfaces(&mut instance, &ports)?;
     let stats = Stats { sum: Sum::of(&ports, &switch), switch, ports, interfaces };

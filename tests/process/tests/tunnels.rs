@@ -61,8 +61,12 @@ impl Host {
     /// Packets go both ways, also long ones, from now on.
     fn reaches(&self, other: &Self) {
         wait_for("a ping", PATIENCE, || self.ping(other, ""));
-        let many = self.guest.shell(&format!("ping -n -c 20 -i 0.01 -W 5 -s 1300 10.8.0.{}", other.number));
+        let many = self.many(other);
         assert!(many.contains(" 0% packet loss"), "{many}");
+    }
+
+    fn many(&self, other: &Self) -> String {
+        self.guest.shell(&format!("ping -n -c 20 -i 0.01 -W 1 -s 1300 10.8.0.{} || true", other.number))
     }
 
     /// Packets and bytes that the tunnel's uplink has carried.
@@ -172,7 +176,8 @@ fn gre_joins_two_hosts_over_ipv6() {
     assert!(flows.contains("tunnel(tun_id=0x4d,ipv6_src=2001:db8::1,ipv6_dst=2001:db8::2"), "{flows}");
     for part in ["lasthop-uplink", "lasthop-ovs"] {
         a.lasthop.kill(part);
-        a.reaches(&b);
+        // What is on its way while a process starts may be lost.
+        wait_for("many pings, none lost", PATIENCE, || a.many(&b).contains(" 0% packet loss"));
     }
 }
 
@@ -236,7 +241,8 @@ fn gre_takes_what_the_standard_allows_and_drops_the_rest() {
         let drops = gre.and_then(|gre| gre["drops"].as_array().cloned()).unwrap_or_default();
         drops.iter().find(|drop| drop["reason"] == "refused").and_then(|drop| drop["packets"].as_u64())
     };
-    wait_for("what was dropped to be counted", PATIENCE, || dropped() == Some(6));
+    // A datagram with nothing in it is none.
+    wait_for("what was dropped to be counted", PATIENCE, || dropped() == Some(5));
 }
 
 /// TCP that is merged on its way, as a NIC or the host's stack does it, comes with checksums that are open: it is whole again, and one packet.
