@@ -81,8 +81,8 @@ impl Links {
 
     /// The state of the interface of this name. One of which we hold a descriptor (`is_held`) is as good in another namespace.
     pub fn state(&self, name: &str, is_held: bool) -> LinkState {
-        if name.starts_with('/') || name.contains(':') {
-            // A capture file, or a tunnel's port.
+        if name.starts_with('/') {
+            // A capture file.
             return LinkState::Up;
         }
         let unseen = if is_held && self.away.contains(name) { LinkState::Up } else { LinkState::Missing };

@@ -412,9 +412,7 @@ fn parse_vlans(list: Option<String>) -> Result<Option<Vlans>, String> {
 
 /// Where nobody says how interfaces are, all of them are taken to be up; so are tunnels, which have none.
 fn link_state(links: Option<&Links>, spec: &SavedUplink) -> LinkState {
-    let is = |of: fn(UplinkDriver) -> bool| {
-        UplinkDriver::ALL.iter().any(|d| of(*d) && spec.driver.as_deref() == Some(d.name()))
-    };
-    let links = links.filter(|_| !is(UplinkDriver::is_tunnel));
-    links.map_or(LinkState::Up, |links| links.state(&spec.device, is(|driver| driver == UplinkDriver::Tap)))
+    let driver = spec.driver.as_deref().and_then(UplinkDriver::from_name);
+    let links = links.filter(|_| !driver.is_some_and(UplinkDriver::is_tunnel));
+    links.map_or(LinkState::Up, |links| links.state(&spec.device, driver == Some(UplinkDriver::Tap)))
 }

@@ -244,13 +244,12 @@ pub fn opened(snapshot: &[u8], len: usize, segment: u16) -> Option<VnetHdr> {
     if !head.is_open(l4_len) {
         return None;
     }
-    let gso_type = match (head.udp, head.ipv6) {
-        (true, _) => VnetHdr::GSO_NONE,
-        _ if head.payload <= segment => VnetHdr::GSO_NONE,
-        (false, true) => VnetHdr::GSO_TCPV6,
-        (false, false) => VnetHdr::GSO_TCPV4,
+    let is_cut = !head.udp && head.payload > segment;
+    let gso_type = match (is_cut, head.ipv6) {
+        (false, _) => VnetHdr::GSO_NONE,
+        (true, true) => VnetHdr::GSO_TCPV6,
+        (true, false) => VnetHdr::GSO_TCPV4,
     };
-    let is_cut = gso_type != VnetHdr::GSO_NONE;
     let ecn = if is_cut && head.flags & CWR != 0 { VnetHdr::GSO_ECN } else { 0 };
     Some(VnetHdr {
         flags: VnetHdr::F_NEEDS_CSUM,

@@ -306,13 +306,13 @@ impl Thread {
             }
             let (arrivals, port) = (&mut claimed.arrivals, Arc::as_ptr(&claimed.owned.port));
             let (outcome, moved) = claimed.owned.carry_burst(&mut self.forwarder, arrivals, &mut now_ns);
-            if let Some(moved) = moved {
-                // Those of its port that have packets, too, go by one weight together.
-                let shares = |c: &&Claimed| Arc::as_ptr(&c.owned.port) == port && self.turns.is_ahead(&c.turn);
-                let rings = self.claimed.iter().filter(shares).count().max(1);
-                self.claimed.iter_mut().skip(i).take(1).for_each(|c| self.turns.took(&mut c.turn, moved, rings));
-            }
+            // Those of its port that have packets, too, go by one weight together. Who has moved nothing is charged nothing.
+            let shares = |c: &&Claimed| Arc::as_ptr(&c.owned.port) == port && self.turns.is_ahead(&c.turn);
+            let rings = moved.map_or(0, |_| self.claimed.iter().filter(shares).count());
             let Some(claimed) = self.claimed.get_mut(i) else { break };
+            if let Some(moved) = moved {
+                self.turns.took(&mut claimed.turn, moved, rings.max(1));
+            }
             // Packets that wait for a receiver's buffers wait for milliseconds at most.
             if outcome.packets > 0 || outcome.short_of_buffers {
                 claimed.found_ns = self.awake_ns;
