@@ -125,7 +125,7 @@ impl World {
     /// Everybody at rest.
     pub fn new(setup: Setup) -> Self {
         let on = &setup.mechanisms;
-        let batch = |on| if on { Batch::default() } else { Batch::OFF };
+        let batch = |on| if on { Batch::default() } else { Batch::new(0, 0) };
         let hysteresis = match (on.hysteresis, on.adaptive) {
             (false, _) => Hysteresis { base_ns: 0, limit_ns: 0 },
             (true, false) => Hysteresis { limit_ns: 0, ..Hysteresis::default() },

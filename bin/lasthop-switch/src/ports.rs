@@ -2,7 +2,7 @@
 
 use lasthop_connection::{Connection, End, Event};
 use lasthop_forward::{Datapath, Forwarder, Port};
-use lasthop_guestmem::{Mapped, Size};
+use lasthop_guestmem::Mapped;
 use lasthop_ipc::{PortInfo, QueueInfo};
 use lasthop_schedule::{Workers, policy::Batch};
 use lasthop_sys::{Aside, Epoll};
@@ -115,8 +115,8 @@ impl PortEntry {
             Event::Mtu(mtu) => port.set_mtu(mtu),
             Event::Waits { bytes, regions } => {
                 let line = format!(
-                    "the front-end's requests wait: with memory that it has replaced and the kernel has not unmapped yet, {} in {regions} regions are mapped; if it changes its memory all the time, end it",
-                    Size(bytes)
+                    "the front-end's requests wait: with memory that it has replaced and the kernel has not unmapped yet, {} MiB in {regions} regions are mapped; if it changes its memory all the time, end it",
+                    bytes >> 20
                 );
                 self.warn(line.clone());
                 self.last_error = Some(line);

@@ -558,7 +558,7 @@ impl Server {
 fn map_journal(fd: OwnedFd) -> Result<Arc<GuestMemory>, Failure> {
     let size = u64::try_from(rustix::fs::fstat(&fd)?.st_size)?;
     let spec = RegionSpec { guest_addr: 0, user_addr: 0, size, mmap_offset: 0 };
-    Ok(Arc::new(GuestMemory::empty().with_region(spec, fd)?))
+    Ok(Arc::new(GuestMemory::empty().with_region(spec, fd).map_err(|error| format!("journal: {error:?}"))?))
 }
 
 /// Gives each of the port's queues its record: by port number, which stays the same for as long as the memory does.

@@ -3,6 +3,7 @@
 use crate::features::{Features, ProtocolFeatures};
 use crate::inflight::InflightError;
 use crate::message::SyntaxError;
+use lasthop_guestmem::MapError;
 use lasthop_text::MacAddr;
 use rustix::io::Errno;
 
@@ -31,6 +32,8 @@ pub enum Refusal {
     /// The switch cannot do it.
     #[error("{0}")]
     Switch(String),
+    #[error("{0}")]
+    Memory(MapError),
     #[error("no memory region of {size} bytes at {guest_addr:#x} (front-end address {user_addr:#x})")]
     NoRegion { guest_addr: u64, user_addr: u64, size: u64 },
     #[error(

@@ -175,6 +175,7 @@ impl<S: Switch> Session<S> {
     fn ask_for(&mut self, ask: Ask, fds: impl IntoIterator<Item = Foreign>) -> Result<(), Fault> {
         match self.ask(ask, fds)? {
             Answer::Refused(why) => Err(Refusal::Switch(why).into()),
+            Answer::Unmapped(why) => Err(Refusal::Memory(why).into()),
             _ => Ok(()),
         }
     }
@@ -360,7 +361,7 @@ impl<S: Switch> Session<S> {
             }
         }
         let answer = self.ask(ask(keep), fds)?;
-        if let Answer::Refused(_) = answer {
+        if let Answer::Unmapped(_) = answer {
             self.regions = before;
         }
         self.gone_over(answer)?;
@@ -372,7 +373,7 @@ impl<S: Switch> Session<S> {
     fn gone_over(&mut self, answer: Answer) -> Result<(), Fault> {
         let (stopped, failed) = match answer {
             Answer::Memory { stopped, failed } => (stopped, failed),
-            Answer::Refused(why) => return Err(Refusal::Switch(why).into()),
+            Answer::Unmapped(why) => return Err(Refusal::Memory(why).into()),
             _ => return Err(Fault::Lost),
         };
         self.changed = true;

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 /// An eventfd that only we, or processes of ours, hold: non-blocking, and nobody makes it anything else. Any thread may
 /// signal, any thread may drain.
 #[derive(Debug)]
-pub struct EventFd(OwnedFd);
+pub struct EventFd(pub(crate) OwnedFd);
 
 impl EventFd {
     /// A new counter at 0, close-on-exec.
@@ -19,11 +19,6 @@ impl EventFd {
     #[inline]
     pub fn signal(&self) {
         let _ = write(&self.0, &1u64.to_ne_bytes());
-    }
-
-    /// A second descriptor of the same counter.
-    pub fn try_clone(&self) -> Result<Self, Errno> {
-        Ok(Self(rustix::io::fcntl_dupfd_cloexec(&self.0, 0)?))
     }
 
     /// Sets the count back to 0; true if it was not 0.

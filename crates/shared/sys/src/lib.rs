@@ -12,9 +12,10 @@ pub mod bpf;
 mod cycles;
 mod epoll;
 mod eventfd;
+#[cfg(any(test, feature = "supervisor"))]
+mod handed;
 pub mod hostview;
 mod inherit;
-mod memfd;
 #[cfg(any(test, feature = "supervisor"))]
 mod peer;
 mod peer_event;
@@ -23,8 +24,6 @@ mod process;
 mod pulse;
 pub mod sandbox;
 mod sched;
-#[cfg(any(test, feature = "supervisor"))]
-mod sealed;
 mod shared;
 mod signal_cost;
 mod socket;
@@ -38,8 +37,9 @@ pub use aside::{Aside, Foreign};
 pub use cycles::cycles;
 pub use epoll::{Epoll, Trigger};
 pub use eventfd::EventFd;
+#[cfg(any(test, feature = "supervisor"))]
+pub use handed::{memfd, sealed_memfd};
 pub use inherit::inherited_fd;
-pub use memfd::memfd;
 #[cfg(any(test, feature = "supervisor"))]
 pub use peer::peer_groups;
 pub use peer_event::{PeerEvent, PeerEventError, prepare_peer_events};
@@ -52,8 +52,6 @@ pub use pulse::{Beat, map_pulse};
 #[cfg(any(test, feature = "supervisor"))]
 pub use pulse::{Pulse, Sign};
 pub use sched::{Prompter, TimerFd, bind_current_thread, current_thread, set_idle};
-#[cfg(any(test, feature = "supervisor"))]
-pub use sealed::sealed_memfd;
 pub use shared::SharedWords;
 pub use socket::{receive_with_fds, send_with_fds};
 #[cfg(any(test, feature = "supervisor"))]

@@ -31,6 +31,7 @@ pub fn map_pulse(fd: impl AsFd) -> Result<(), Errno> {
 #[derive(Debug)]
 pub struct Beat(Option<&'static Slot>);
 
+#[allow(clippy::new_without_default)] // It takes a place, which is no thing to be done by default.
 impl Beat {
     /// Of the calling thread, which is at work. Without a page, or with none free, nothing is counted.
     pub fn new() -> Self {
@@ -62,12 +63,6 @@ impl Beat {
         if let Some(slot) = self.0 {
             slot[BEATS].store(next(slot[BEATS].load(Relaxed)), Release);
         }
-    }
-}
-
-impl Default for Beat {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

@@ -2,7 +2,7 @@
 
 #![allow(missing_docs)] // Fields whose names say all.
 
-use lasthop_guestmem::RegionSpec;
+use lasthop_guestmem::{MapError, RegionSpec};
 use serde::{Deserialize, Serialize};
 
 /// Longest message, in bytes: a table of regions, or a line of text.
@@ -84,6 +84,8 @@ pub enum Answer {
     Done,
     /// It cannot be done: one line.
     Refused(String),
+    /// Memory, or a file of which it was to be, cannot be mapped.
+    Unmapped(MapError),
     /// Where the ring stopped, if it was started.
     Position(Option<u32>),
     /// Whether the ring is started.

@@ -130,7 +130,7 @@ impl Vrings {
                 };
                 match table.transpose() {
                     Ok(table) => self.memory = Arc::new(self.memory.translated_by(table.map(Arc::new))),
-                    Err(error) => return Ok(Answer::Refused(error.to_string())),
+                    Err(error) => return Ok(Answer::Unmapped(error)),
                 }
             }
             // Whoever moves packets of this guest's holds a lock for that long.
@@ -232,7 +232,7 @@ impl Vrings {
     fn use_memory(&mut self, memory: Result<GuestMemory, MapError>, keep: u64, events: &mut Vec<Event>) -> Answer {
         let memory = match memory {
             Ok(memory) => Arc::new(memory),
-            Err(error) => return Answer::Refused(error.to_string()),
+            Err(error) => return Answer::Unmapped(error),
         };
         let before = std::mem::replace(&mut self.memory, memory);
         let (mut stopped, mut failed) = (Vec::new(), Vec::new());

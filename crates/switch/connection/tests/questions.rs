@@ -1,7 +1,7 @@
 //! What a session process asks over a real channel, and what the switch does for it: also for one that asks for what it must not.
 
 use lasthop_connection::{Answer, Ask, Connection, End, Event, LONGEST, Region, Setup, Vrings};
-use lasthop_guestmem::{Mapped, MemoryLimits};
+use lasthop_guestmem::{MapError, Mapped, MemoryLimits};
 use lasthop_ipc::{Channel, ChannelError};
 use lasthop_sys::{Aside, EventFd, Foreign, memfd};
 use lasthop_virtqueue::Queue;
@@ -162,13 +162,16 @@ fn what_is_refused_leaves_everything_as_it_was() {
     rig.start(0, setup(0));
     let ram = rig.ram.try_clone().unwrap();
     let (fd, add) = ([ram.as_fd()], |region| Ask::Add { region, keep: 1 });
-    for (region, why) in
-        [(region(0), "is more than"), ([u64::MAX, 4096, 0, 0], "is more than"), ([0, 0, 0, 0], "is empty")]
-    {
-        assert!(matches!(rig.ask(&add(region), &fd), Answer::Refused(line) if line.contains(why)));
+    let too_large = MapError::TooLarge { wanted: 2 * SIZE, limit: SIZE };
+    for (region, why) in [
+        (region(0), too_large),
+        ([u64::MAX, 4096, 0, 0], MapError::TooLarge { wanted: SIZE + 4096, limit: SIZE }),
+        ([0, 0, 0, 0], MapError::Empty(0)),
+    ] {
+        assert_eq!(rig.ask(&add(region), &fd), Answer::Unmapped(why));
     }
     let two = Ask::Table { regions: vec![region(0), region(0)], keep: 1 };
-    assert!(matches!(rig.ask(&two, &[ram.as_fd(), ram.as_fd()]), Answer::Refused(_)));
+    assert!(matches!(rig.ask(&two, &[ram.as_fd(), ram.as_fd()]), Answer::Unmapped(_)));
     assert!(matches!(rig.ask(&Ask::Kick { ring: 0 }, &fd), Answer::Refused(line) if line.contains("not an eventfd")));
     assert!(rig.queues[0].is_ready() && rig.connection.memory().total_bytes() == SIZE);
 }
@@ -227,7 +230,7 @@ fn what_a_refused_table_has_mapped_counts_too() {
         std::thread::yield_now();
     }
     rig.ready(Instant::now()).unwrap();
-    assert!(matches!(rig.session.recv(), Ok((Answer::Refused(_), None))));
+    assert!(matches!(rig.session.recv(), Ok((Answer::Unmapped(_), None))));
 }
 
 fn any_ask() -> impl Strategy<Value = Ask> {

@@ -3,6 +3,11 @@
 //! A partial sum is a `u32` that holds the ones' complement sum of big-endian 16-bit words, not yet inverted. Up to
 //! 65 536 of them can be added with plain `+` before they must be [`fold`]ed.
 
+#[cfg(any(test, feature = "pseudo"))]
+mod pseudo;
+#[cfg(any(test, feature = "pseudo"))]
+pub use pseudo::{pseudo_v4, pseudo_v6};
+
 /// Sum over `bytes` as if they began at an even offset; an odd last byte is padded with zero. At most 0xffff.
 ///
 /// Adds native 32-bit words into 64 bits, which compilers vectorise, and swaps once at the end: ones' complement sums
@@ -31,16 +36,6 @@ pub fn append(first: u32, first_len: usize, second: u32) -> u32 {
     let second = fold(second);
     let second = if first_len % 2 == 1 { second.swap_bytes() } else { second };
     u32::from(fold(first)) + u32::from(second)
-}
-
-/// Sum over an IPv4 pseudo header (RFC 9293 §3.1); `len` is that of the transport header and its payload in bytes.
-pub fn pseudo_v4(src: [u8; 4], dst: [u8; 4], proto: u8, len: u16) -> u32 {
-    sum(&src) + sum(&dst) + u32::from(proto) + u32::from(len)
-}
-
-/// Sum over an IPv6 pseudo header (RFC 8200 §8.1); `len` as in [`pseudo_v4`].
-pub fn pseudo_v6(src: [u8; 16], dst: [u8; 16], proto: u8, len: u32) -> u32 {
-    sum(&src) + sum(&dst) + u32::from(proto) + (len & 0xffff) + (len >> 16)
 }
 
 /// The checksum field's value for a whole sum. Zero becomes 0xffff, which means the same to every protocol and is not

@@ -30,7 +30,7 @@ pub use dirty::MAX_LOG;
 pub use entries::{Descriptors, Entries};
 pub use fault::install_fault_handler;
 pub use memory::{AccessError, GuestMemory, MAX_REGIONS, MemoryLimits};
-pub use region::{MapError, RegionSpec, Size};
+pub use region::{MapError, RegionSpec};
 pub use slice::{GuestSlice, PinnedSlice};
 /// What orders accesses to ring memory beside loads and stores. Here, so that models can watch it (`tests/models`).
 pub use std::sync::atomic::fence;

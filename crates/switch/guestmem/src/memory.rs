@@ -132,7 +132,7 @@ impl GuestMemory {
 
     /// Memory of our own, zeros at first: one region of `size` bytes at guest (and user) address 0.
     pub fn anonymous(size: u64) -> Result<Self, MapError> {
-        let refused = |errno| MapError::Refused { guest_addr: 0, errno };
+        let refused = |errno: rustix::io::Errno| MapError::Refused { guest_addr: 0, errno: errno.raw_os_error() };
         let fd = rustix::fs::memfd_create("lasthop", rustix::fs::MemfdFlags::CLOEXEC).map_err(refused)?;
         rustix::fs::ftruncate(&fd, size).map_err(refused)?;
         Self::empty().with_region(RegionSpec { guest_addr: 0, user_addr: 0, size, mmap_offset: 0 }, fd)

@@ -1,9 +1,13 @@
 //! One mapped region.
 
+#[cfg(any(test, feature = "text"))]
+mod text;
+
 use crate::charge::{Charge, Mapped};
 use crate::fault;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use serde::{Deserialize, Serialize};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -27,53 +31,32 @@ pub struct RegionSpec {
     pub mmap_offset: u64,
 }
 
-/// Why guest memory cannot be mapped: the messages say it. The text is what `lasthop port list` shows.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+/// Why guest memory cannot be mapped. Who tells people has the words for it (`region/text.rs`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum MapError {
-    #[error("memory region at {0:#x} is empty")]
     Empty(u64),
-    #[error("memory region at {0:#x} wraps around the end of the address space")]
     Wraps(u64),
-    #[error("memory region at {0:#x} overlaps another")]
     Overlaps(u64),
-    #[error("more than {0} memory regions; give the guest fewer memory slots, or larger ones")]
+    /// More than so many regions.
     TooMany(usize),
-    #[error(
-        "guest memory of {} is more than the {} a port may map; give the guest less, or start lasthop with a larger --max-guest-memory (with very many ports a port has its share of 64 TiB)",
-        Size(*.wanted), Size(*.limit)
-    )]
-    TooLarge { wanted: u64, limit: u64 },
-    #[error(
-        "memory region at {0:#x} is of a file on a disk, or of another kind whose pages others would have to wait for; use a memfd, or a file on tmpfs or hugetlbfs (QEMU: -object memory-backend-memfd,share=on, or memory-backend-file,share=on with mem-path=/dev/shm/NAME)"
-    )]
+    TooLarge {
+        wanted: u64,
+        limit: u64,
+    },
+    /// Not memory.
     Kind(u64),
-    #[error(
-        "memory region at {0:#x}: the switch has no room for another mapping; close other ports, or raise the sysctl vm.max_map_count"
-    )]
+    /// As many mappings as a process may have.
     NoRoom(u64),
-    #[error(
-        "memory region at {guest_addr:#x} needs {needed} bytes of its file, which has {length}: the file has to be as long as the memory"
-    )]
-    FileTooShort { guest_addr: u64, needed: u64, length: u64 },
-    #[error(
-        "memory region at {guest_addr:#x} cannot be mapped: {errno}; guest memory must be shared (QEMU: -object memory-backend-memfd,share=on, or memory-backend-file,share=on with mem-path=/dev/shm/NAME)"
-    )]
-    Refused { guest_addr: u64, errno: Errno },
-}
-
-/// Bytes as people write them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Size(pub u64);
-
-impl std::fmt::Display for Size {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0 {
-            n if n >= 10 << 30 => write!(f, "{} GiB", n >> 30),
-            n if n >= 10 << 20 => write!(f, "{} MiB", n >> 20),
-            n => write!(f, "{n} bytes"),
-        }
-    }
+    FileTooShort {
+        guest_addr: u64,
+        needed: u64,
+        length: u64,
+    },
+    Refused {
+        guest_addr: u64,
+        errno: i32,
+    },
 }
 
 /// A mapping with its place in the guest. Unmapped when dropped, which frees the file's pages if nobody else has them: that may take
@@ -109,7 +92,7 @@ impl Region {
         let guest_addr = spec.guest_addr;
         let refused = |errno| match errno {
             Errno::NOMEM => MapError::NoRoom(guest_addr),
-            errno => MapError::Refused { guest_addr, errno },
+            errno => MapError::Refused { guest_addr, errno: errno.raw_os_error() },
         };
         rustix::fs::fcntl_get_seals(&fd).map_err(|_| MapError::Kind(guest_addr))?;
         let needed = spec.mmap_offset.checked_add(spec.size).ok_or(MapError::Wraps(guest_addr))?;

@@ -24,9 +24,6 @@ impl Batch {
         Self { period_ns: u64::from(us) * 1000, packets }
     }
 
-    /// Nobody waits.
-    pub const OFF: Self = Self { period_ns: 0, packets: 0 };
-
     fn is_off(&self) -> bool {
         self.period_ns == 0 || self.packets == 0
     }
@@ -196,8 +193,8 @@ mod tests {
         let mut timer = TransmitTimer::default();
         let mut receive = ReceiveTimer::default();
         for now in [1000, 1001, 1002] {
-            assert_eq!(timer.emptied(&Batch::OFF, 1, VM, now), Kicks::Next);
-            assert_eq!(receive.delivered(&Batch::OFF, 1, Vm::Running(0), now), Interrupt::Now);
+            assert_eq!(timer.emptied(&Batch::new(0, 0), 1, VM, now), Kicks::Next);
+            assert_eq!(receive.delivered(&Batch::new(0, 0), 1, Vm::Running(0), now), Interrupt::Now);
         }
     }
 
