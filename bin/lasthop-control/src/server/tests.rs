@@ -6,7 +6,7 @@ use zlink::connection::socket;
 #[tokio::test(start_paused = true)]
 async fn a_long_list_that_is_read_now_and_then_ends() {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let client = Clients::new(Arc::default()).admit(1, false);
+    let client = Clients::new(Arc::new(lasthop_sys::Beat::new())).admit(1, false);
     client.list_until.set(Some(tokio::time::Instant::now() + LIST_LIMIT));
     let (_, mut write) = socket::Socket::split(Bounded { socket: ours, client, aside: Aside::new("clients") });
     let tells =
@@ -30,7 +30,7 @@ async fn a_client_that_never_stops_talking_lets_others_go_first() {
     theirs.writable().await.unwrap();
     assert_eq!(theirs.try_write(&[b'x'; 5000]).unwrap(), 5000);
     ours.readable().await.unwrap();
-    let client = Clients::new(Arc::default()).admit(1, false);
+    let client = Clients::new(Arc::new(lasthop_sys::Beat::new())).admit(1, false);
     let (mut read, _write) = socket::Socket::split(Bounded { socket: ours, client, aside: Aside::new("clients") });
     let reads = async {
         for _ in 0..5000 {
