@@ -450,9 +450,10 @@ impl Api {
         from: Vec<String>,
         to: String,
         direction: String,
+        sample: Option<u32>,
     ) -> Result<MirrorList, ApiError> {
         self.may_change()?;
-        let call = MirrorCall::Add(MirrorConfig { name, from, to, direction });
+        let call = MirrorCall::Add(MirrorConfig { name, from, to, direction, sample: sample.unwrap_or(1) });
         self.change("mirror list", |answer| Call::Mirror { call, answer }).await
     }
 

@@ -84,7 +84,7 @@ pub fn capture(args: &CaptureArgs) -> Result<String, CliError> {
     let driver = file_driver(args.max_size.as_deref());
     instance.ask(async |c| c.port_add_device(&name, path, Some(&driver), 1, 0, false, &[]).await)?;
     let from: Vec<_> = args.ports.iter().map(String::as_str).collect();
-    let mirrored = instance.ask(async |c| c.mirror_add(&name, &from, &name, &args.direction).await);
+    let mirrored = instance.ask(async |c| c.mirror_add(&name, &from, &name, &args.direction, None).await);
     let ended = mirrored.and_then(|_| {
         let done = Arc::new(AtomicBool::new(false));
         let reader = pipe.map(|(pipe, fd)| {

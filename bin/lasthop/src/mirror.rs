@@ -5,6 +5,7 @@ use crate::client::{CliError, Instance};
 use crate::table::{Align, Table};
 use clap::{Args, Subcommand};
 use lasthop_api::{Mirror, MirrorList, SwitchProxy, Uplink};
+use lasthop_policy::MAX_SAMPLE;
 use lasthop_text::counted;
 use lasthop_uplink_ipc::UplinkDriver;
 use std::collections::BTreeMap;
@@ -20,6 +21,7 @@ pub enum MirrorCommand {
     #[command(after_help = "Examples:\n  \
         lasthop mirror add web --from vm1,vm2 --to ids\n  \
         lasthop mirror add out --from vm1 --to ids --direction from-guest\n  \
+        lasthop mirror add some --from net --to flows --sample 1/1000\n  \
         lasthop mirror add log --from vm1 --to /var/log/vm1.pcap --max-size 100M")]
     Add(AddArgs),
     /// Remove a mirror; its destination becomes a port like others
@@ -51,8 +53,19 @@ pub struct AddArgs {
     /// What is copied: what those ports' guests send, as they send it, what is sent to them, as they get it, or both
     #[arg(long, value_name = "from-guest|to-guest|both", default_value = "both", value_parser = direction)]
     direction: String,
+    /// Copy one of N packets, by chance; the destination gets that part of all its mirrors [default: all packets]
+    #[arg(long, value_name = "1/N", value_parser = sample)]
+    sample: Option<u32>,
     #[command(flatten)]
     shared: SharedArgs,
+}
+
+/// One of how many packets.
+pub fn sample(text: &str) -> Result<u32, String> {
+    let of = text.strip_prefix("1/").and_then(|of| of.parse().ok()).filter(|of| (1..=MAX_SAMPLE).contains(of));
+    of.ok_or_else(|| {
+        format!("{text:?}: write 1/N, such as 1/100 for one packet of a hundred; N is {MAX_SAMPLE} at most")
+    })
 }
 
 fn direction(text: &str) -> Result<String, String> {
@@ -62,7 +75,7 @@ fn direction(text: &str) -> Result<String, String> {
 
 pub fn mirror(command: &MirrorCommand) -> Result<String, CliError> {
     match command {
-        MirrorCommand::Add(AddArgs { name, from, to, max_size, direction, shared }) => {
+        MirrorCommand::Add(AddArgs { name, from, to, max_size, direction, sample, shared }) => {
             // `--from ""` names no port.
             let from: Vec<_> = from.iter().map(String::as_str).filter(|port| !port.is_empty()).collect();
             let (mut instance, is_file) = (shared.instance()?, to.contains('/'));
@@ -74,7 +87,7 @@ pub fn mirror(command: &MirrorCommand) -> Result<String, CliError> {
                 )));
             }
             let port = if is_file { name } else { to };
-            let added = instance.ask(async |c| c.mirror_add(name, &from, port, direction).await);
+            let added = instance.ask(async |c| c.mirror_add(name, &from, port, direction, *sample).await);
             if added.is_err() && is_file {
                 instance.ask(async |c| c.port_del(name).await)?;
             }
@@ -152,6 +165,9 @@ fn table(list: &MirrorList, files: &BTreeMap<String, Uplink>) -> String {
     let mut table = Table::new(&["NAME", "DIRECTION", "TO", "FROM"].map(|name| (name, Align::Left)));
     let mut notes = String::new();
     for mirror in &list.mirrors {
+        if mirror.sample != 1 {
+            notes += &format!("{}: one packet of {} is copied\n", mirror.name, mirror.sample);
+        }
         table.row(vec![mirror.name.clone(), mirror.direction.clone(), mirror.to.clone(), mirror.from.join(",")]);
         notes.extend(files.get(&mirror.to).map(|file| format!("{}: {}\n", mirror.name, written(file))));
         notes.extend(mirror.note.iter().map(|note| format!("{}: {note}\n", mirror.name)));

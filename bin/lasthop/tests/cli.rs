@@ -468,6 +468,9 @@ fn says_what_is_wrong_and_what_to_do() {
         ("port set c1 --static-mac x", "\"x\" is no static address; write one such as 52:54:00:12:34:56"),
         ("port set c1 --static-mac 52:54:00:00:00:01@5000", "\"5000\" is not a VLAN id"),
         ("mirror add m --from a --to b --direction up", "use from-guest, to-guest or both"),
+        ("mirror add m --from a --to b --sample 10", "\"10\": write 1/N, such as 1/100 for one packet of a hundred"),
+        ("mirror add m --from a --to b --sample 1/0", "N is 1000000 at most"),
+        ("mirror add m --from a --to b --sample 1/1000001", "N is 1000000 at most"),
         ("conntrack list --proto tpc", "\"tpc\" is no protocol; use tcp, udp"),
         ("conntrack list --vlan 70000", "70000 is neither a VLAN id nor a zone; use 1 to 4094, or 0"),
         (

@@ -81,7 +81,7 @@ impl Core {
         for mirror in &self.mirroring.mirrors {
             if let Some(to) = self.destination(mirror) {
                 let from: Vec<PortId> = mirror.from.iter().filter_map(|name| self.find(name)).collect();
-                mirrors.add(&mirror.name, &from, to, mirror.direction);
+                mirrors.add(&mirror.name, &from, to, mirror.direction, mirror.sample);
             }
         }
         self.policy.set_mirrors(mirrors, now_ms, out);
@@ -106,17 +106,18 @@ impl Core {
                 None
             };
             let (name, direction) = (mirror.name.clone(), mirror.direction.to_string());
-            lasthop_api::Mirror { name, from: mirror.from.clone(), to: to.clone(), direction, to_come, note }
+            let (from, to, sample) = (mirror.from.clone(), to.clone(), mirror.sample);
+            lasthop_api::Mirror { name, from, to, direction, sample, to_come, note }
         };
         MirrorList { mirrors: mirrors.iter().map(shown).collect() }
     }
 }
 
-fn read(MirrorConfig { name, from, to, direction }: MirrorConfig) -> Result<Mirror, String> {
-    Ok(Mirror { name, from, to, direction: direction.parse()? })
+fn read(MirrorConfig { name, from, to, direction, sample }: MirrorConfig) -> Result<Mirror, String> {
+    Ok(Mirror { name, from, to, direction: direction.parse()?, sample })
 }
 
 fn written(mirror: &Mirror) -> MirrorConfig {
-    let Mirror { name, from, to, direction } = mirror.clone();
-    MirrorConfig { name, from, to, direction: direction.to_string() }
+    let Mirror { name, from, to, direction, sample } = mirror.clone();
+    MirrorConfig { name, from, to, direction: direction.to_string(), sample }
 }

@@ -149,7 +149,9 @@ fn list(mut actions: &[Action], flow: &FlowSpec, name: &impl Fn(PortId) -> Strin
                 let (drawn, rest) = actions.split_at(usize::from(len).min(actions.len()));
                 actions = rest;
                 let percent = 100.0 * f64::from(probability) / f64::from(u32::MAX);
-                format!("sample(sample={percent:.1}%,actions({}))", list(drawn, flow, name).join(","))
+                // A mirror's share may be far below what Open vSwitch's notation shows.
+                let digits = if percent < 1.0 { 4 } else { 1 };
+                format!("sample(sample={percent:.digits$}%,actions({}))", list(drawn, flow, name).join(","))
             }
             Action::ToControl(user) => format!("userspace(userdata({user}))"),
             _ => "unknown".to_owned(),
@@ -235,6 +237,8 @@ mod tests {
             to(3),
             Action::Edit(Edit::PopVlan),
             Action::Drop(DropReason::Acl),
+            Action::Sample(4_293, 1),
+            Action::Copy(PortId(3)),
             Action::Sample(u32::MAX, 9),
             to(4),
         ];
@@ -251,6 +255,7 @@ mod tests {
                 "vm3",
                 "pop_vlan",
                 "drop(acl)",
+                "sample(sample=0.0001%,actions(copy(vm3)))",
                 "sample(sample=100.0%,actions(vm4))",
             ]
         );

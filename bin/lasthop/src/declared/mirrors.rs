@@ -6,7 +6,7 @@ use super::plan::{Plan, Step, There};
 use lasthop_policy::{Mirror, Mirrored};
 
 /// What a mirror's table may have.
-pub(super) const OF_MIRRORS: &[&str] = &["from", "to", "direction"];
+pub(super) const OF_MIRRORS: &[&str] = &["from", "to", "direction", "sample"];
 
 /// Reads a mirror beside those read before it.
 pub(super) fn mirror(name: String, mut of: Fields, others: &[Mirror]) -> Result<Mirror, String> {
@@ -15,7 +15,9 @@ pub(super) fn mirror(name: String, mut of: Fields, others: &[Mirror]) -> Result<
     let direction = of.text("direction")?.map_or(Ok(Mirrored::Both), |text| text.parse());
     let direction = direction.map_err(|e| of.wrong("direction", e))?;
     let from = from.split(',').filter(|port| !port.is_empty()).map(str::to_owned).collect();
-    let mirror = Mirror { name, from, to, direction };
+    let sample = of.text("sample")?.map_or(Ok(1), |text| crate::mirror::sample(&text));
+    let sample = sample.map_err(|e| of.wrong("sample", e))?;
+    let mirror = Mirror { name, from, to, direction, sample };
     mirror.check(others).map_err(|e| format!("{}: {e}", of.at()))?;
     Ok(mirror)
 }
@@ -51,8 +53,9 @@ impl<'a> Plan<'a> {
     pub(super) fn add_mirrors(&mut self, declared: &'a Declared, there: &There) {
         for mirror in &declared.mirrors {
             if !there.mirrors.iter().any(|other| other.name == mirror.name && is_as(other, mirror)) {
-                let Mirror { name, from, to, direction } = mirror;
-                let told = format!("+ mirror {name}: {direction} of {} to {to}", from.join(","));
+                let Mirror { name, from, to, direction, sample } = mirror;
+                let part = if *sample == 1 { String::new() } else { format!(", 1/{sample}") };
+                let told = format!("+ mirror {name}: {direction} of {} to {to}{part}", from.join(","));
                 self.push(Step::AddMirror(mirror), told);
             }
         }
@@ -60,5 +63,6 @@ impl<'a> Plan<'a> {
 }
 
 fn is_as(there: &lasthop_api::Mirror, wanted: &Mirror) -> bool {
-    there.from == wanted.from && there.to == wanted.to && there.direction == wanted.direction.to_string()
+    let (direction, sample) = (wanted.direction.to_string(), wanted.sample);
+    there.from == wanted.from && there.to == wanted.to && there.direction == direction && there.sample == sample
 }

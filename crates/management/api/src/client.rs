@@ -114,13 +114,14 @@ pub trait SwitchProxy {
     async fn group_list(&mut self) -> zlink::Result<impl Stream<Item = zlink::Result<Result<GroupPage, ApiError>>>>;
 
     /// Makes a mirror: the port `to` gets copies of what the ports `from` send (`from-guest`), of what is sent to them (`to-guest`), or
-    /// of `both`. They need not exist yet. Answers when the switch goes by it.
+    /// of `both`; of one packet in `sample`, by chance, or of all. They need not exist yet. Answers when the switch goes by it.
     async fn mirror_add(
         &mut self,
         name: &str,
         from: &[&str],
         to: &str,
         direction: &str,
+        sample: Option<u32>,
     ) -> zlink::Result<Result<MirrorList, ApiError>>;
 
     /// Removes a mirror. Answers when nothing is copied by it any more.

@@ -14,6 +14,8 @@ pub struct Mirror {
     pub to: String,
     /// `from-guest`, `to-guest` or `both`.
     pub direction: String,
+    /// One of so many of these packets is copied, by chance; 1: all.
+    pub sample: u32,
     /// Ports among these that do not exist (yet).
     pub to_come: Vec<String>,
     /// Why nothing is copied, or not all of it, if so.

@@ -116,6 +116,8 @@ pub struct MirrorConfig {
     pub to: String,
     /// As `lasthop_policy::Mirrored` reads it.
     pub direction: String,
+    /// One of so many packets is copied.
+    pub sample: u32,
 }
 
 /// Most entries of a list of processes that were replaced.

@@ -53,7 +53,7 @@ impl Learning {
     ) -> Explanation {
         let dropped = |lines| Explanation { lines, outputs: Vec::new(), floods: false };
         let (from, mut copied) = (key.port(), Vec::new());
-        let mut lines = explain_copies(self.copies_from(from), &mut copied, "as it came", &name);
+        let mut lines = self.explain_copies(self.copies_from(from), &mut copied, "as it came", &name);
         let dropped_for = |mut lines: Vec<_>, why| {
             lines.push(why);
             dropped(lines)
@@ -132,7 +132,7 @@ impl Learning {
     ) -> Explanation {
         for (port, _) in outputs.iter().filter(|_| verdict != Verdict::Hairpin) {
             let how = format!("as {} gets it", name(*port));
-            lines.extend(explain_copies(self.copies_to(*port), &mut copied, &how, &name));
+            lines.extend(self.explain_copies(self.copies_to(*port), &mut copied, &how, &name));
         }
         let outputs: Vec<_> = outputs.into_iter().map(|(port, _)| port).collect();
         lines.extend(self.explain_rates(from, verdict, &outputs, &name));
@@ -401,22 +401,28 @@ const UNASKED: &str = "its destination is a translated address, it is of no conn
 /// What keeps a frame without a tag, or whose tag is taken off, from being one of another VLAN.
 const HIDDEN: &str = "a VLAN tag that is cut off or behind another one";
 
-/// Who gets copies, each destination one.
-fn explain_copies(
-    copies: &[CopyTo],
-    copied: &mut Vec<PortId>,
-    how: &str,
-    name: impl Fn(PortId) -> String,
-) -> Vec<String> {
-    let explain = |(to, mirror): &CopyTo| {
-        let to_name = name(*to);
-        if copied.contains(to) {
-            return format!("mirror {mirror}: {to_name} has a copy already");
-        }
-        copied.push(*to);
-        format!("mirror {mirror}: a copy goes to {to_name}, {how}")
-    };
-    copies.iter().map(explain).collect()
+impl Learning {
+    /// Who gets copies, each destination one.
+    fn explain_copies(
+        &self,
+        copies: &[CopyTo],
+        copied: &mut Vec<PortId>,
+        how: &str,
+        name: impl Fn(PortId) -> String,
+    ) -> Vec<String> {
+        let explain = |(to, mirror): &CopyTo| {
+            let to_name = name(*to);
+            if copied.contains(to) {
+                return format!("mirror {mirror}: {to_name} has a copy already");
+            }
+            copied.push(*to);
+            match self.sampled(*to) {
+                1 => format!("mirror {mirror}: a copy goes to {to_name}, {how}"),
+                sample => format!("mirror {mirror}: a copy of one packet in {sample} goes to {to_name}, {how}"),
+            }
+        };
+        copies.iter().map(explain).collect()
+    }
 }
 
 fn explain_tag(tag: Tag, port: impl Fn() -> String) -> Option<String> {

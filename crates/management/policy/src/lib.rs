@@ -80,7 +80,7 @@ pub use learning::{
 };
 pub use left_out::LeftOut;
 pub use mactable::{AGEING_MS, HOLD_MS, MAX_MOVES, MOVE_WINDOW_MS, MacView};
-pub use mirror::{MAX_MIRRORED, Mirror, Mirrored};
+pub use mirror::{MAX_MIRRORED, MAX_SAMPLE, Mirror, Mirrored};
 pub use name::{check_name, check_new_name};
 pub use rate::{Rate, Unit};
 pub use settings::{FLAGS, MAX_ADDRESSES, OF_SWITCH, PortSettings, SETTINGS, STATIC_MAC};

@@ -8,6 +8,8 @@ use std::str::FromStr;
 
 /// Most ports that all mirrors together may name: they are told to control in one message.
 pub const MAX_MIRRORED: usize = 512;
+/// Of most packets one is copied.
+pub const MAX_SAMPLE: u32 = 1_000_000;
 
 /// Which packets of a port are copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,6 +63,20 @@ pub struct Mirror {
     pub to: String,
     /// Which packets of those ports.
     pub direction: Mirrored,
+    /// One of so many of these packets, by chance; 1 is all.
+    #[serde(default = "all", skip_serializing_if = "is_all")]
+    pub sample: u32,
+}
+
+/// What a mirror copies that was not told to sample.
+fn all() -> u32 {
+    1
+}
+
+// As serde wants it.
+#[expect(clippy::trivially_copy_pass_by_ref)]
+fn is_all(sample: &u32) -> bool {
+    *sample == all()
 }
 
 impl Mirror {
@@ -76,6 +92,12 @@ impl Mirror {
         let mut named = BTreeSet::new();
         if let Some(twice) = self.from.iter().find(|port| !named.insert(*port)) {
             return Err(format!("{twice} is named twice in --from; once is enough"));
+        }
+        if !(1..=MAX_SAMPLE).contains(&self.sample) {
+            return Err(format!(
+                "one packet of {} cannot be copied; use --sample 1/N with N from 1 to {MAX_SAMPLE}",
+                self.sample
+            ));
         }
         let to = &self.to;
         if self.from.contains(to) {
@@ -106,6 +128,12 @@ impl Mirror {
                 "{port} is the destination of mirror {there}: its guest sends and gets nothing that could be copied; leave it out of --from"
             ));
         }
+        if other.to == *to && other.sample != self.sample {
+            return Err(format!(
+                "{to} gets one packet of {} by mirror {there}, and a destination has one rate; use --sample 1/{}, or name another one with --to",
+                other.sample, other.sample
+            ));
+        }
         if other.from.contains(to) {
             return Err(format!(
                 "{to} is mirrored by {there}, and a destination gets nothing but copies; choose another port, or \
@@ -122,7 +150,7 @@ mod tests {
 
     fn mirror(name: &str, from: &[&str], to: &str) -> Mirror {
         let from = from.iter().map(|port| (*port).to_owned()).collect();
-        Mirror { name: name.into(), from, to: to.into(), direction: Mirrored::Both }
+        Mirror { name: name.into(), from, to: to.into(), direction: Mirrored::Both, sample: 1 }
     }
 
     #[test]
@@ -141,6 +169,9 @@ mod tests {
             (mirror("m", &["ids"], "log"), "ids is the destination of mirror tap"),
             (mirror("m", &["vm3"], "vm1"), "vm1 is mirrored by tap"),
             (mirror("m", &many, "log"), "name 516 ports, and 512 is the most"),
+            (Mirror { sample: 0, ..mirror("m", &["vm3"], "log") }, "N from 1 to 1000000"),
+            (Mirror { sample: 1_000_001, ..mirror("m", &["vm3"], "log") }, "N from 1 to 1000000"),
+            (Mirror { sample: 9, ..mirror("m", &["vm3"], "ids") }, "use --sample 1/1, or name another"),
         ] {
             let error = new.check(&there).unwrap_err();
             assert!(error.contains(wrong), "{new:?}: {error}");

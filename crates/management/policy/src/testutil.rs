@@ -5,12 +5,15 @@ use crate::acl::{Book, Direction, List, Prefix};
 use crate::guard::pretends;
 use crate::{Change, Effects, FlowUse, Learning, Limits, Mirrored, Mirrors, PortLists, PortSettings, Resume, Uplinks};
 use lasthop_flow::{Action, FlowSpec};
-use lasthop_frame::{Edit, FlowKey, FlowMask};
+use lasthop_frame::{FlowKey, FlowMask};
 use lasthop_text::MacAddr;
 use lasthop_types::{DropReason, PortId};
 use std::collections::{BTreeMap, BTreeSet};
 
+mod carried;
 mod sets;
+
+use carried::{carried_out, hides, names, tags};
 
 /// An address, 52:54:00:00:00:n.
 pub fn mac(n: u8) -> MacAddr {
@@ -42,6 +45,8 @@ pub(crate) struct Bench {
     pub(crate) settings: BTreeMap<PortId, PortSettings>,
     /// Ports that are mirrored, where to, and what of them.
     pub(crate) mirrors: Vec<MirrorSpec>,
+    /// One of how many packets they copy.
+    pub(crate) sample: u32,
     /// Masked key and mask → flow, last use.
     pub(crate) table: Vec<(FlowSpec, u64)>,
     /// Most changes of flows that followed from one event or slice since this was last set to 0.
@@ -65,6 +70,7 @@ impl Bench {
             uplinks: Uplinks::new(),
             settings: BTreeMap::new(),
             mirrors: Vec::new(),
+            sample: 1,
             table: Vec::new(),
             most_changes: 0,
             parts: None,
@@ -159,7 +165,7 @@ impl Bench {
         let (mut mirrors, there) = (Mirrors::default(), |id: &PortId| self.up.contains_key(id));
         for (from, to, which) in self.mirrors.iter().filter(|(_, to, _)| there(&PortId(*to))) {
             let from: Vec<_> = from.iter().map(|id| PortId(*id)).filter(there).collect();
-            mirrors.add(&format!("to-{to}"), &from, PortId(*to), *which);
+            mirrors.add(&format!("to-{to}"), &from, PortId(*to), *which, self.sample);
         }
         self.policy.set_mirrors(mirrors, self.now_ms, out);
     }
@@ -561,39 +567,4 @@ pub fn compare(ops: impl IntoIterator<Item = Op>, probes: &[FlowKey], small: boo
             assert!(sources.contains(&(m.vlan, m.mac)), "learned what was never sent");
         }
     }
-}
-
-/// The tags of a frame, outermost first.
-fn tags(key: &FlowKey) -> Vec<u16> {
-    let without_mark = |tci: u16| tci & !FlowKey::VLAN_PRESENT;
-    let both = [key.vlan_tci, key.inner_vlan_tci];
-    both.into_iter().filter(|tci| tci & FlowKey::VLAN_PRESENT != 0).map(without_mark).collect()
-}
-
-/// Behind its outer tag there is another one, whole or in part.
-fn hides(key: &FlowKey) -> bool {
-    key.inner_vlan_tci & 0xfff != 0 || [0x8100, 0x88a8].contains(&key.eth_type)
-}
-
-/// Where a packet goes, where copies go, and with what tags. Whether under one reason or another it is dropped does not count here: a group source that
-/// sends to a link-local address meets two flows, each with its own.
-fn carried_out(actions: &[Action], key: &FlowKey) -> (Tagged, Tagged) {
-    let (mut tags, mut sent, mut copied) = (tags(key), Tagged::new(), Tagged::new());
-    for action in actions {
-        match action {
-            Action::Output(to) => assert!(sent.insert(*to, tags.clone()).is_none(), "{to} twice"),
-            Action::Copy(to) => assert!(copied.insert(*to, tags.clone()).is_none(), "{to} twice"),
-            Action::Edit(Edit::PushVlan { tci, .. }) => tags.insert(0, *tci),
-            Action::Edit(Edit::PopVlan) => drop(tags.remove(0)),
-            _ => {}
-        }
-    }
-    (sent, copied)
-}
-
-/// Ports that get a frame, each with these tags.
-type Tagged = BTreeMap<PortId, Vec<u16>>;
-
-fn names(actions: &[Action], id: PortId) -> bool {
-    actions.iter().any(|a| matches!(a, Action::Output(to) | Action::Copy(to) if *to == id))
 }

@@ -103,6 +103,8 @@ impl Steps {
 /// Whether a packet goes to one port and nowhere else, and there as all edits have left it: then it may wait for that port's buffers, to
 /// be read, and go through all actions but copies, once more.
 pub(crate) fn is_one_output(actions: &[Action]) -> bool {
-    let stays = |action: &Action| matches!(action, Action::Edit(_) | Action::Copy(_));
-    matches!(actions, [before @ .., Action::Output(_)] if before.iter().all(stays))
+    let stays = |pair: &[Action]| {
+        matches!(pair, [Action::Edit(_) | Action::Copy(_), _] | [Action::Sample(_, 1), Action::Copy(_)])
+    };
+    matches!(actions, [.., Action::Output(_)]) && actions.windows(2).all(stays)
 }

@@ -241,6 +241,7 @@ fn mirrors_are_made_when_their_ports_are_there_and_go_first() {
         from: vec!["vm1".into(), "vm2".into()],
         to: to.into(),
         direction: "from-guest".into(),
+        sample: 1,
         ..lasthop_api::Mirror::default()
     };
     let text = "[mirror.web]\nfrom = [\"vm1\", \"vm2\"]\nto = \"ids\"\ndirection = \"from-guest\"\n";
@@ -248,6 +249,9 @@ fn mirrors_are_made_when_their_ports_are_there_and_go_first() {
     let with = |mirrors| plan::There { mirrors, ..plan::There::default() };
     assert_eq!(told(text, &with(Vec::new()), false), [made]);
     assert_eq!(told(text, &with(vec![mirror("ids")]), true), [""; 0]);
+    let sampled = [text, "sample = \"1/50\"\n"].concat();
+    let otherwise = ["- mirror web: it is to be otherwise", &[made, ", 1/50"].concat()];
+    assert_eq!(told(&sampled, &with(vec![mirror("ids")]), false), otherwise);
     let both = [text, &port("ids", "")].concat();
     let changed = told(&both, &with(vec![mirror("log")]), false);
     assert_eq!(changed, ["- mirror web: it is to be otherwise", "+ port ids: /ids", made]);

@@ -504,6 +504,7 @@ impl Learning {
                     // What a mirror is to get of it stays.
                     decided.actions.retain(|action| matches!(action, Action::Copy(_)));
                     decided.actions.truncate(self.copies_from(key.port()).len());
+                    self.sample(&mut decided.actions);
                     decided.actions.push(Action::Drop(reason));
                     decided.kind = Kind::Never;
                 }

@@ -238,6 +238,7 @@ impl Learning {
         if !copies.is_empty() {
             prepend(&mut decided.actions, copies);
         }
+        self.sample(&mut decided.actions);
         decided
     }
 

@@ -15,13 +15,14 @@ pub(crate) type CopyTo = (PortId, String);
 pub struct Mirrors {
     from_guest: BTreeMap<PortId, Vec<CopyTo>>,
     to_guest: BTreeMap<PortId, Vec<CopyTo>>,
-    destinations: BTreeSet<PortId>,
+    /// With how many packets there are for each copy.
+    destinations: BTreeMap<PortId, u32>,
 }
 
 impl Mirrors {
-    /// A mirror of these ports' packets to another port.
-    pub fn add(&mut self, name: &str, from: &[PortId], to: PortId, which: Mirrored) {
-        self.destinations.insert(to);
+    /// A mirror of these ports' packets to another port: of one in `sample`, as others to that port.
+    pub fn add(&mut self, name: &str, from: &[PortId], to: PortId, which: Mirrored, sample: u32) {
+        self.destinations.insert(to, sample);
         for port in from {
             let copy = (to, name.to_owned());
             if which.of_sent() {
@@ -56,7 +57,10 @@ impl Mirrors {
         };
         let mut changed = differ(&self.from_guest, &before.from_guest);
         changed.extend(differ(&self.to_guest, &before.to_guest));
-        changed.extend(self.destinations.symmetric_difference(&before.destinations));
+        let sampled = |of: &Self, id: &PortId| of.destinations.get(id).copied();
+        let all = self.destinations.keys().chain(before.destinations.keys());
+        let other = all.filter(|id| sampled(self, id) != sampled(before, id)).copied();
+        changed.extend(other);
         changed
     }
 }
@@ -76,8 +80,9 @@ impl Learning {
         if changed.iter().any(|id| self.is_in_use(*id)) || by_port && self.has_flows() {
             self.clear_flows(out);
         }
-        let destinations = &self.mirrors.destinations;
-        let turned: Vec<_> = destinations.symmetric_difference(&before.destinations).copied().collect();
+        let [is, was] =
+            [&self.mirrors, &before].map(|mirrors| mirrors.destinations.keys().copied().collect::<BTreeSet<_>>());
+        let turned: Vec<_> = is.symmetric_difference(&was).copied().collect();
         turned.into_iter().for_each(|id| self.forget_addresses(id, now_ms, out));
     }
 
@@ -88,7 +93,7 @@ impl Learning {
 
     /// The port gets copies and nothing else.
     pub(crate) fn is_destination(&self, port: PortId) -> bool {
-        self.mirrors.destinations.contains(&port)
+        self.mirrors.destinations.contains_key(&port)
     }
 
     /// Copies of what is sent by that port's guest.
@@ -114,8 +119,29 @@ impl Learning {
         let mut actions = vec![Action::Drop(refusal.reason())];
         if let Some(port) = refusal.port() {
             prepend(&mut actions, self.copies_from(port));
+            self.sample(&mut actions);
         }
         actions
+    }
+
+    /// One of how many packets is copied there.
+    pub(crate) fn sampled(&self, to: PortId) -> u32 {
+        self.mirrors.destinations.get(&to).copied().unwrap_or(1)
+    }
+
+    /// Copies for destinations that want some only are made by chance.
+    pub(super) fn sample(&self, actions: &mut Vec<Action>) {
+        if self.mirrors.destinations.values().all(|sample| *sample == 1) {
+            return;
+        }
+        for action in std::mem::take(actions) {
+            if let Action::Copy(to) = action
+                && let sample @ 2.. = self.sampled(to)
+            {
+                actions.push(Action::Sample(((1 << 32) / u64::from(sample) - 1) as u32, 1));
+            }
+            actions.push(action);
+        }
     }
 }
 
@@ -141,8 +167,9 @@ pub(crate) fn copy(actions: &mut Vec<Action>, to: PortId) {
 
 /// Why these actions drop a packet, if that is all they do beside copying it.
 pub(crate) fn dropped(actions: &[Action]) -> Option<DropReason> {
+    let copies = |action: &Action| matches!(action, Action::Copy(_) | Action::Sample(_, 1));
     match actions {
-        [copies @ .., Action::Drop(reason)] if copies.iter().all(|a| matches!(a, Action::Copy(_))) => Some(*reason),
+        [before @ .., Action::Drop(reason)] if before.iter().all(copies) => Some(*reason),
         _ => None,
     }
 }

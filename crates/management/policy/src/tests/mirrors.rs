@@ -148,6 +148,38 @@ fn a_mirror_follows_its_ports() {
     assert_eq!(b.packet(&key(2, mac(2), mac(3))), [copy(4), to(3)]);
 }
 
+/// A destination that wants one of so many packets has a chance before each copy, and nobody else has; another rate removes flows.
+#[test]
+fn a_part_is_copied_by_chance() {
+    let mut b = bench(&[(&[1], 4, Both)]);
+    b.set(1, told("mac=52:54:00:00:00:01"));
+    assert_eq!(b.packet(&key(1, mac(1), mac(2))), [copy(4), to(2)]);
+    for (sample, chance) in [(2, 0x7fff_ffff), (1000, 4_294_966), (1_000_000, 4_293)] {
+        b.sample = sample;
+        b.mirror(b.mirrors.clone());
+        let drawn = Action::Sample(chance, 1);
+        for _ in 0..2 {
+            assert_eq!(b.packet(&key(1, mac(1), mac(2))), [drawn, copy(4), to(2)]);
+            assert_eq!(b.packet(&key(2, mac(2), mac(1))), [drawn, copy(4), to(1)]);
+            assert_eq!(b.packet(&key(2, mac(2), mac(3))), [to(3)], "neither is mirrored");
+            let refused = b.packet(&key(1, mac(9), mac(2)));
+            assert_eq!(refused, [drawn, copy(4), Action::Drop(DropReason::Spoofed)]);
+        }
+    }
+    // What is dropped counts as dropped, whether it is copied or not.
+    b.hits = 7;
+    b.poll(10_000);
+    let denied: Vec<_> = b.policy.denied().map(|(port, why, denied)| (port.0, why.0, denied.packets)).collect();
+    assert_eq!(denied, [(1, DropReason::Spoofed, 7)]);
+    let text = b.policy.explain(&key(1, mac(1), mac(2)), Headers::default(), b.now_ms, |id| format!("p{id}")).lines;
+    let said = "mirror to-4: a copy of one packet in 1000000 goes to p4, as it came";
+    assert!(text.iter().any(|line| line == said), "{text:?}");
+    let asked = b.next_id;
+    b.restart_control();
+    assert_eq!(b.packet(&key(1, mac(1), mac(2))), [Action::Sample(4_293, 1), copy(4), to(2)]);
+    assert_eq!(b.next_id, asked, "another control keeps what is right");
+}
+
 #[test]
 fn it_is_explained() {
     let b = bench(&[(&[1, 2], 4, Both), (&[1], 3, FromGuest)]);
