@@ -1,8 +1,9 @@
 //! Two hosts, each with lasthop and the distribution's `ovs-vswitchd`, and tunnels between them over the hosts' stacks: Geneve and VXLAN, IPv4 and
 //! IPv6, networks apart, keys that flows set, TCP in whole packets, deaths. Packets in, packets out.
 
-use lasthop_tests_process::{Lasthop, Netns, PATIENCE, Port, Station, scratch, spawn, vswitch, wait_for};
+use lasthop_tests_process::{Lasthop, Netns, PATIENCE, Port, Station, proc, scratch, spawn, vswitch, wait_for};
 use std::process::{Child, Stdio};
+use std::time::Instant;
 
 /// A host with a bridge `br0`, whose port `p` is the cable of a guest: a namespace with the interface `g`.
 struct Host {
@@ -342,6 +343,46 @@ fn tcp_crosses_in_large_packets() {
         eprintln!("host {}: {mean} bytes a packet", host.number);
         assert!(mean > 4000, "{way}: {packets} packets of {mean} bytes");
     }
+}
+
+/// A way that takes less than the guest sends: the sockets' buffers fill up in the middle of packets that are cut. No part of a packet goes
+/// twice, and who waits for the way sleeps.
+#[test]
+fn a_slow_way_gets_every_segment_once() {
+    const HEADERS: u64 = 14 + 20 + 20 + 12;
+    const OUTER: u64 = 14 + 20 + 8 + 8;
+    let [a, b] = hosts();
+    a.tunnel("geneve", "options:remote_ip=192.0.2.2");
+    b.tunnel("geneve", "options:remote_ip=192.0.2.1");
+    a.reaches(&b);
+    // All that the socket may hold finds room there: nothing is lost on the way. Each segment is to be counted.
+    a.netns.ip("link set cable gso_max_segs 1");
+    a.netns.shell("tc qdisc add dev cable root tbf rate 80mbit burst 128k limit 64m");
+    // The newest uplink is the tunnel.
+    let tunnel = a.lasthop.child("lasthop-uplink");
+    let wire = || {
+        let of = |what: &str| a.netns.shell(&format!("cat /sys/class/net/cable/statistics/tx_{what}"));
+        let [packets, bytes] = ["packets", "bytes"].map(|what| of(what).trim().parse::<u64>().expect("a number"));
+        bytes.saturating_sub(packets * (OUTER + HEADERS))
+    };
+    let given = || {
+        let (packets, bytes) = a.carried("genev_sys_6081", "to_guest");
+        bytes.saturating_sub(packets * HEADERS)
+    };
+    let (before, used, start) = ((wire(), given()), proc::cpu_ns(tunnel), Instant::now());
+    let mut server = spawn::spawn("TERM", "ip", |c| {
+        c.args(["netns", "exec", b.guest.name(), "iperf3", "-s", "-1"]).stdout(Stdio::null()).stderr(Stdio::null());
+    });
+    wait_for("iperf3", PATIENCE, || b.guest.shell("ss -Hltn").contains(":5201"));
+    let told = a.guest.shell("timeout 60 iperf3 -c 10.8.0.2 -C reno -P 8 -t 4 | tail -4");
+    eprintln!("{told}");
+    spawn::end(&mut server);
+    let busy = (proc::cpu_ns(tunnel) - used) as f64 * 1e-9 / start.elapsed().as_secs_f64();
+    wait_for("the way to be empty", PATIENCE, || a.netns.shell("tc -s qdisc show dev cable").contains("backlog 0b 0p"));
+    let (sent, asked) = (wire() - before.0, given() - before.1);
+    eprintln!("{sent} bytes on the way, {asked} were to go; {busy:.2} of a processor");
+    assert!(sent.abs_diff(asked) < 100_000, "{sent} bytes of payload on the way, {asked} were to go");
+    assert!(busy < 0.5, "the tunnel's process took {busy:.2} of a processor");
 }
 
 #[test]

@@ -243,16 +243,15 @@ impl Engine {
     /// With poll(2) and not epoll(7), which would have the kernel call it for every frame that comes or goes while we are awake. And
     /// a process that stands by is not to be told of frames at all.
     fn sleep(&mut self) -> Result<(), Errno> {
-        let mut interest = PollFlags::empty();
-        interest.set(PollFlags::IN, if self.running { !self.stalled } else { self.pair.sieve.listening });
-        interest.set(PollFlags::OUT, self.running && self.blocked);
+        let receives = if self.running { !self.stalled } else { self.pair.sieve.listening };
         let calls = [&self.wake, &self.pair.to_network.call, &self.pair.from_network.call];
-        let mut fds: ArrayVec<PollFd<'_>, 5> = calls.iter().map(|call| PollFd::new(*call, PollFlags::IN)).collect();
-        if !interest.is_empty() {
-            fds.push(PollFd::from_borrowed_fd(self.queue.as_fd(), interest));
+        let mut fds: ArrayVec<PollFd<'_>, 6> = calls.iter().map(|call| PollFd::new(*call, PollFlags::IN)).collect();
+        if receives {
+            let sources = std::iter::once(self.queue.as_fd()).chain(self.queue.others());
+            fds.extend(sources.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         }
-        if let Some(others) = self.queue.others().filter(|_| interest.contains(PollFlags::IN)) {
-            fds.push(PollFd::from_borrowed_fd(others, PollFlags::IN));
+        if self.running && self.blocked {
+            fds.push(PollFd::from_borrowed_fd(self.queue.writable(), PollFlags::OUT));
         }
         let soon = (self.running && self.queue.is_busy()).then_some(SOON);
         match poll(&mut fds, soon.as_ref()) {

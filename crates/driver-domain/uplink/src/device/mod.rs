@@ -174,6 +174,14 @@ impl Queue {
         }
     }
 
+    /// Writable when the device takes more after it was [blocked](Sent::blocked).
+    pub fn writable(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tunnel(tunnels) => tunnels.writable(),
+            _ => self.as_fd(),
+        }
+    }
+
     /// The device is to end with this process, if we made it.
     pub fn end(&self) {
         if let Self::Tap(tap) = self {

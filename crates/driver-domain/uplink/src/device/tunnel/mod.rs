@@ -91,6 +91,20 @@ pub struct Tunnels {
     /// A frame that is to be sent, and what becomes of it.
     frame: Vec<u8>,
     segments: Vec<u8>,
+    /// What the kernel had no room for.
+    rest: Option<Rest>,
+}
+
+/// Datagrams that the kernel is to be given: all but the last have the same length.
+#[derive(Clone, Copy, Debug)]
+struct Rest {
+    tunnel: Tunnel,
+    /// Bytes of each.
+    len: usize,
+    /// Where in what became of the frame those begin that it has not taken.
+    at: usize,
+    /// With checksum: of the socket that was tried last.
+    summed: bool,
 }
 
 /// Inner frames that came one after the other with the same outer header: offsets and lengths in the room.
@@ -133,6 +147,7 @@ impl Tunnels {
             room: vec![0; ROOM],
             frame: Vec::with_capacity(LONGEST),
             segments: Vec::with_capacity(2 * LONGEST),
+            rest: None,
         };
         let (queues, memory) = (vec![super::Queue::Tunnel(Box::new(queue))], MemoryConfig::whole_packets(1));
         Ok(Device { queues, about, features: whole_packets(true), memory, kept: None, steering: None })
@@ -185,8 +200,15 @@ impl Tunnels {
         let mut done = 0;
         for packet in packets {
             pair.progress.sending(packet.buffers(), 0);
-            let vnet = self.take(pair, packet);
-            match self.send_one(pair, &vnet) {
+            // Who is blocked is asked to send the same packet again: it is here, and some of it may be on its way.
+            let sent = match self.rest.take() {
+                Some(rest) => self.transmit(rest),
+                None => {
+                    let vnet = self.take(pair, packet);
+                    self.send_one(pair, &vnet)
+                }
+            };
+            match sent {
                 Ok(()) => counters.sent(1, self.frame.len() as u64),
                 Err(Errno::AGAIN) => {
                     pair.progress.sent(0);
@@ -291,36 +313,53 @@ impl Tunnels {
         }
         let len = if segment_len == 0 { self.segments.len() } else { segment_len };
         self.segments.chunks_mut(len.max(1)).for_each(|datagram| headers::finish(self.kind, datagram));
-        self.transmit(tunnel, len)
+        self.transmit(Rest { tunnel: *tunnel, len: len.max(1), at: 0, summed: false })
     }
 
-    /// Gives the kernel the datagrams here, all but the last of which have this length.
-    fn transmit(&self, tunnel: &Tunnel, len: usize) -> Result<(), Errno> {
+    /// Gives the kernel these datagrams; keeps those for which it has no room.
+    fn transmit(&mut self, mut rest: Rest) -> Result<(), Errno> {
+        let done = self.give(&mut rest);
+        self.rest = (done == Err(Errno::AGAIN)).then_some(rest);
+        done
+    }
+
+    fn senders(&self, tunnel: &Tunnel) -> Option<&Senders> {
         let ipv6 = !is_ipv4(&tunnel.remote);
         let family = std::iter::once(&self.family).chain(&self.other).find(|family| family.ipv6 == ipv6);
-        let senders = &family.ok_or(Errno::NETUNREACH)?.senders;
+        family.map(|family| &family.senders)
+    }
+
+    fn give(&self, rest: &mut Rest) -> Result<(), Errno> {
+        let Rest { tunnel, len, .. } = *rest;
+        let senders = self.senders(&tunnel).ok_or(Errno::NETUNREACH)?;
         let has = |flag| tunnel.flags & flag != 0;
         let port = match u16::from_be_bytes(tunnel.port) {
             0 => self.port,
             port => port,
         };
         let outer = Outer { local: tunnel.local, remote: tunnel.remote, port, tos: tunnel.tos, ttl: tunnel.ttl };
-        let in_one = (AT_ONCE / len.max(1)).clamp(1, MOST_SEGMENTS);
-        for datagrams in self.segments.chunks(len.saturating_mul(in_one).max(1)) {
+        let in_one = (AT_ONCE / len).clamp(1, MOST_SEGMENTS);
+        for datagrams in self.segments.get(rest.at..).unwrap_or_default().chunks(len.saturating_mul(in_one)) {
             if datagrams.len() > len && self.kind != Kind::Gre {
                 // What the kernel cuts it also sums.
-                let socket = senders.for_flags(has(Tunnel::DONT_FRAGMENT), true);
+                rest.summed = true;
+                let socket = senders.for_flags(has(Tunnel::DONT_FRAGMENT), rest.summed);
                 match socket.send(datagrams, &outer, u16::try_from(len).ok()) {
                     // It does not cut what it would have to fragment then, nor for every way.
                     Err(Errno::INVAL | Errno::MSGSIZE | Errno::IO | Errno::OPNOTSUPP) => {}
                     done => {
                         done?;
+                        rest.at += datagrams.len();
                         continue;
                     }
                 }
             }
-            let socket = senders.for_flags(has(Tunnel::DONT_FRAGMENT), has(Tunnel::CHECKSUM));
-            datagrams.chunks(len.max(1)).try_for_each(|datagram| socket.send(datagram, &outer, None))?;
+            rest.summed = has(Tunnel::CHECKSUM);
+            let socket = senders.for_flags(has(Tunnel::DONT_FRAGMENT), rest.summed);
+            for datagram in datagrams.chunks(len) {
+                socket.send(datagram, &outer, None)?;
+                rest.at += datagram.len();
+            }
         }
         Ok(())
     }
@@ -511,5 +550,13 @@ impl Tunnels {
     /// The other family's socket.
     pub(super) fn others(&self) -> Option<BorrowedFd<'_>> {
         self.other.as_ref().map(|family| family.receiver.as_fd())
+    }
+    /// Writable when the kernel has room for what it had none for.
+    pub(super) fn writable(&self) -> BorrowedFd<'_> {
+        let socket = self.rest.as_ref().and_then(|rest| {
+            let dont_fragment = rest.tunnel.flags & Tunnel::DONT_FRAGMENT != 0;
+            self.senders(&rest.tunnel).map(|senders| senders.for_flags(dont_fragment, rest.summed))
+        });
+        socket.unwrap_or(&self.family.receiver).as_fd()
     }
 }
