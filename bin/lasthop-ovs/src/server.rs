@@ -87,8 +87,8 @@ impl Server {
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        // There is more to do in turns to come.
-        let mut did = self.datapath.is_busy();
+        // There is more to do in turns to come, also when nobody says anything meanwhile.
+        let mut did = self.datapath.is_busy() || self.anew.is_some();
         // What is due is done when it is asked what there is to send.
         let is_stuck = self.aside.is_stuck();
         if is_stuck && !std::mem::replace(&mut self.stuck, is_stuck) {
@@ -320,5 +320,32 @@ impl Decider for Server {
                 self.send(out, &mut to_switch, &mut to_supervisor);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::poll_fn;
+    use std::os::unix::net::UnixDatagram;
+
+    /// Parts were noted only when something else was to do, or connections' time was due.
+    #[test]
+    fn noting_anew_goes_on_when_nobody_says_anything() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (listener, frames) = UnixDatagram::pair().unwrap();
+            let (listener, frames) = (OwnedFd::from(listener), OwnedFd::from(frames));
+            let record = [(); 2].map(|()| lasthop_sys::memfd("record", 0).unwrap());
+            // Nothing is to be accepted or read: the pair is silent.
+            let mut server = Server::new(listener, frames, record).unwrap();
+            assert!(poll_fn(|cx| Poll::Ready(server.poll(cx))).await.is_pending(), "there is nothing to do");
+            server.record.begin();
+            server.anew = Some(NotesFrom::default());
+            assert!(poll_fn(|cx| Poll::Ready(server.poll(cx))).await.is_ready(), "a part has to be noted");
+            server.take(1);
+            assert!(server.anew.is_none() && !server.record.is_full(), "that was all");
+            assert!(poll_fn(|cx| Poll::Ready(server.poll(cx))).await.is_pending());
+        });
     }
 }

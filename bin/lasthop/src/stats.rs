@@ -103,6 +103,9 @@ const FEW: usize = 3;
 /// The row of what ports counted that were removed.
 const REMOVED: &str = "removed ports";
 
+/// The process that decides, in the list of those that were replaced, and what people call it who run the learning switch.
+const CONTROL: &str = "control";
+
 /// Where among the [`cells`] of a row drops are.
 const DROPPED: usize = 4;
 
@@ -115,7 +118,7 @@ fn all_drops(totals: &Totals) -> u64 {
 }
 
 /// `vm1: 3 denied by rule 1 "deny icmp", 2 s ago (icmp 10.0.0.1 > 10.0.0.2)`
-fn denial(d: &Denied) -> String {
+fn denial(d: &Denied, decider: &str) -> String {
     let text = d.text.as_ref().map_or_else(String::new, |text| format!(" {text:?}"));
     let why = match (d.rule, &d.direction) {
         (Some(0), _) => format!("denied by{text}"),
@@ -132,7 +135,8 @@ fn denial(d: &Denied) -> String {
         (None, Some("to-guest")) => " of the to-guest list".to_owned(),
         _ => String::new(),
     };
-    let packet = d.packet.as_deref().unwrap_or("control has seen none of them");
+    let unseen = || format!("{decider} has seen none of them");
+    let packet = d.packet.clone().unwrap_or_else(unseen);
     format!("{}: {} {why}{of}, {} ago ({packet})", d.port, d.packets, age(d.age_ms))
 }
 
@@ -158,9 +162,15 @@ fn all_left_out(stats: &SwitchStats, verbose: bool) -> String {
 }
 
 /// `replaced: switch, 2 times, last 3 s ago (ended: signal: 9 (SIGKILL))`
-fn replaced(r: &Replaced) -> Option<String> {
+fn replaced(r: &Replaced, decider: &str) -> Option<String> {
+    let process = if r.process == CONTROL { decider } else { &r.process };
     let times = counted(r.times, "time");
-    Some(format!("replaced: {}, {times}, last {} ago ({})\n", r.process, age(r.age_ms?), r.why.as_deref()?))
+    Some(format!("replaced: {process}, {times}, last {} ago ({})\n", age(r.age_ms?), r.why.as_deref()?))
+}
+
+/// What the process is called that decides.
+fn decider(stats: &SwitchStats) -> &'static str {
+    if stats.open_vswitch.is_some() { "lasthop-ovs" } else { CONTROL }
 }
 
 fn age(ms: u64) -> String {
@@ -176,6 +186,7 @@ fn has_vm(port: &Port) -> bool {
 }
 
 fn render(stats: &Stats, verbose: bool) -> String {
+    let decider = decider(&stats.switch);
     let mut out = counters(stats, verbose);
     if let Some(drops) = drops(stats, verbose) {
         out.push('\n');
@@ -183,11 +194,11 @@ fn render(stats: &Stats, verbose: bool) -> String {
     }
     if !stats.switch.denied.is_empty() {
         out.push('\n');
-        stats.switch.denied.iter().for_each(|denied| out.push_str(&format!("{}\n", denial(denied))));
+        stats.switch.denied.iter().for_each(|denied| out.push_str(&format!("{}\n", denial(denied, decider))));
     }
     out.push('\n');
     out.push_str(&sums(stats, verbose));
-    stats.switch.replaced.iter().filter_map(replaced).for_each(|line| out.push_str(&line));
+    stats.switch.replaced.iter().filter_map(|r| replaced(r, decider)).for_each(|line| out.push_str(&line));
     if !stats.switch.switch_connected {
         out.push_str("the switch process is not connected; counters are not known now\n");
     }
@@ -298,9 +309,9 @@ fn sums(stats: &Stats, verbose: bool) -> String {
     let cpu = &s.cpu;
     let (ports, helpers, main, other) = (ms(cpu.ports_ns), ms(cpu.helpers_ns), ms(cpu.main_ns), ms(cpu.other_ns));
     let (control, uplinks, supervisor) = (ms(cpu.control_ns), ms(cpu.uplinks_ns), ms(cpu.supervisor_ns));
-    let sessions = ms(cpu.sessions_ns);
+    let (sessions, decider) = (ms(cpu.sessions_ns), decider(s));
     out.push_str(&format!(
-        "CPU ms: {ports} ports + {helpers} helpers + {main} main + {other} other + {control} control + {uplinks} uplinks \
+        "CPU ms: {ports} ports + {helpers} helpers + {main} main + {other} other + {control} {decider} + {uplinks} uplinks \
          + {sessions} sessions + {supervisor} supervisor = {}\n",
         ms(cpu.total_ns)
     ));
@@ -311,7 +322,8 @@ fn sums(stats: &Stats, verbose: bool) -> String {
 fn of_control(stats: &Stats) -> String {
     let s = &stats.switch;
     let mut out = format!(
-        "control: up {}, {}, {}, epoch {}, {} answered, {} sent, {} withdrawn\n",
+        "{}: up {}, {}, {}, epoch {}, {} answered, {} sent, {} withdrawn\n",
+        decider(s),
         duration(s.uptime_ms),
         counted(s.macs, "address"),
         counted(s.flows, "flow"),
@@ -457,6 +469,25 @@ mod tests {
     }
 
     #[test]
+    fn where_open_vswitch_decides_nothing_is_said_of_control() {
+        let switch = SwitchStats {
+            open_vswitch: Some(Vec::new()),
+            replaced: vec![Replaced {
+                process: "control".into(),
+                times: 1,
+                age_ms: Some(3000),
+                why: Some("hung".into()),
+            }],
+            denied: vec![Denied { port: "vm1".into(), packets: 3, reason: "meter".into(), ..Denied::default() }],
+            ..SwitchStats::default()
+        };
+        let text = render(&Stats { switch, ..Stats::default() }, true);
+        assert!(text.contains("replaced: lasthop-ovs, 1 time") && text.contains("\nlasthop-ovs: up "), "{text}");
+        assert!(text.contains("(lasthop-ovs has seen none of them)") && text.contains(" 0 lasthop-ovs + "), "{text}");
+        assert!(!text.contains("control"), "{text}");
+    }
+
+    #[test]
     fn a_denial_names_the_rule_the_packet_and_its_age() {
         let rule = Denied {
             port: "vm1".into(),
@@ -469,17 +500,17 @@ mod tests {
             packet: Some("icmp 10.0.0.1 > 10.0.0.2".into()),
             ..Denied::default()
         };
-        assert_eq!(denial(&rule), "vm1: 3 denied by rule 1 \"deny icmp\", 2 s ago (icmp 10.0.0.1 > 10.0.0.2)");
+        assert_eq!(denial(&rule, CONTROL), "vm1: 3 denied by rule 1 \"deny icmp\", 2 s ago (icmp 10.0.0.1 > 10.0.0.2)");
         let own = Denied { list: Some("vm2".into()), direction: Some("to-guest".into()), ..rule.clone() };
-        assert!(denial(&own).contains("denied by rule 1 \"deny icmp\" of the to-guest list of vm2, "));
+        assert!(denial(&own, CONTROL).contains("denied by rule 1 \"deny icmp\" of the to-guest list of vm2, "));
         let default = Denied { rule: Some(0), text: Some("default deny".into()), ..rule.clone() };
-        assert!(denial(&default).contains("3 denied by \"default deny\", "));
+        assert!(denial(&default, CONTROL).contains("3 denied by \"default deny\", "));
         let vlan = Denied { reason: "vlan".into(), direction: None, rule: None, text: None, ..rule };
-        assert!(denial(&vlan).contains("3 dropped as vlan, 2 s ago"));
+        assert!(denial(&vlan, CONTROL).contains("3 dropped as vlan, 2 s ago"));
         let spoofed = Denied { reason: "spoofed".into(), setting: Some("mac".into()), ..vlan.clone() };
-        assert!(denial(&spoofed).contains("3 dropped as spoofed by mac, 2 s ago (icmp"));
+        assert!(denial(&spoofed, CONTROL).contains("3 dropped as spoofed by mac, 2 s ago (icmp"));
         let unseen = Denied { packet: None, ..vlan };
-        assert_eq!(denial(&unseen), "vm1: 3 dropped as vlan, 2 s ago (control has seen none of them)");
+        assert_eq!(denial(&unseen, CONTROL), "vm1: 3 dropped as vlan, 2 s ago (control has seen none of them)");
     }
 
     /// A flood went out, then both ports: its flow drops now, and the switch has dropped nothing.

@@ -373,7 +373,7 @@ pub struct Caches {
 /// How often a process ended that was not asked to, since `lasthop run` started. Another took its place.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
 pub struct Replaced {
-    /// `switch`, `control`, `uplink NAME`, or `port NAME` of one that is an interface.
+    /// `switch`, `control` (also for lasthop-ovs in its place), `uplink NAME`, or `port NAME` of one that is an interface.
     pub process: String,
     /// How often.
     pub times: u64,
