@@ -80,6 +80,8 @@ pub struct Class {
     pub parent: u32,
     /// What it is to get in any case, in bytes a second.
     pub least: u64,
+    /// Its turn among the classes of an interface: those with 0 come first, and that is what one has which nobody says more of.
+    pub priority: u32,
     /// What it may get.
     pub rate: Rate,
     /// As it was told, for whoever asks.
@@ -139,10 +141,10 @@ impl<'a> Request<'a> {
         let parameters = found.get(1).copied().flatten().and_then(|value| value.first_chunk().copied());
         let parameters: [u8; PARAMETERS] = parameters.ok_or(Refused::INVALID)?;
         let number = |at| u32_at(&parameters, at).ok_or(Refused::INVALID);
-        let (least, most, ticks) = (number(8)?, number(20)?, number(28)?);
+        let (least, most, ticks, priority) = (number(8)?, number(20)?, number(28)?, number(40)?);
         let bytes = u64_of(found.get(CEIL_64).copied().flatten()).unwrap_or(most.into());
         let rate = Rate { bytes, packets: 0, burst_ns: u64::from(ticks) * TICK_NS };
-        Ok(Class { parent: self.parent, least: least.into(), rate, parameters })
+        Ok(Class { parent: self.parent, least: least.into(), priority, rate, parameters })
     }
 }
 
@@ -239,10 +241,11 @@ mod tests {
         parameters[8..12].copy_from_slice(&1500u32.to_ne_bytes());
         parameters[20..24].copy_from_slice(&125_000u32.to_ne_bytes());
         parameters[28..32].copy_from_slice(&1000u32.to_ne_bytes());
+        parameters[40..44].copy_from_slice(&3u32.to_ne_bytes());
         let bytes = payload(|to| write_request(HANDLE + 1, HANDLE, "htb", |to| to.attribute(1, &parameters), to));
         let class = Request::read(&bytes).unwrap().class().unwrap();
         let rate = Rate { bytes: 125_000, packets: 0, burst_ns: 64_000 };
-        assert_eq!(class, Class { parent: HANDLE, least: 1500, rate, parameters });
+        assert_eq!(class, Class { parent: HANDLE, least: 1500, priority: 3, rate, parameters });
         let told = payload(|to| write_class(HANDLE + 1, &class, [3, 300], 2, to));
         let read = Request::read(&told).unwrap();
         assert_eq!((read.handle, read.kind, read.class()), (HANDLE + 1, "htb", Ok(class)));

@@ -192,8 +192,13 @@ impl Datapath {
             if at >> 16 != HANDLE >> 16 || class.rate.bytes == 0 || is_new && classes.len() >= MOST {
                 return Err(Refused::INVALID);
             }
-            if is_new && at != ALL && class.least > NOTHING {
-                tracing::info!("{name}: queue {}: its `min-rate` is not kept free for it", (at & 0xffff) - 1);
+            if at != ALL && (class.least > NOTHING || class.priority > 0) {
+                tracing::warn!(
+                    "{name}: queue {} is refused: lasthop keeps nothing free for one queue (`min-rate`) and serves none before others (`priority`); a queue \
+                     may have a `max-rate`",
+                    (at & 0xffff).saturating_sub(1)
+                );
+                return Err(Refused::UNSUPPORTED);
             }
             classes.insert(at, class);
         }

@@ -136,3 +136,31 @@ fn queues_of_a_port_have_rates_of_their_own_and_count() {
     assert!(came < SENT as usize - 10, "{came}");
     site.lasthop.check_sums();
 }
+
+/// A queue that is to have more than a greatest rate was taken, and had no more.
+#[test]
+fn least_rates_and_priorities_of_queues_are_refused_in_open_vswitchs_log() {
+    let mut site = Site::new();
+    site.vsctl(
+        "set port vm2 qos=@q -- --id=@q create qos type=linux-htb other-config:max-rate=1000000000 queues:1=@a queues:2=@b queues:3=@c -- \
+         --id=@a create queue other-config:min-rate=500000000 other-config:max-rate=900000000 -- --id=@b create queue other-config:priority=2 -- \
+         --id=@c create queue other-config:max-rate=900000000",
+    );
+    // A queue's class is the next one's number, and they hang from 1:fffe.
+    for (class, queue) in [("1:2", "queue 1 is refused"), ("1:3", "queue 2 is refused")] {
+        let said = format!("failed to replace vm2 class {class}, parent 1:65534");
+        wait_for("both to say so", PATIENCE, || {
+            let log = site.logs();
+            log.lines().any(|line| line.contains(&said) && line.contains("Operation not supported"))
+                && log.contains(&format!("vm2: {queue}: lasthop keeps nothing free"))
+        });
+    }
+    // The third is there, and the packets of those that are not pass as those of none.
+    let told = site.ofctl(&["queue-stats", "2"]);
+    assert!(told.contains("queue 3") && !told.contains("queue 1") && !told.contains("queue 2"), "{told}");
+    site.ofctl(&["add-flow", "priority=9,in_port=1,actions=set_queue:1,output:2"]);
+    let [a, b] = &mut site.guests;
+    pass_at_last(a, b, &numbered(mac(1), mac(2), 1, 60));
+    (0..SENT).for_each(|n| pass(a, b, &numbered(mac(1), mac(2), 100 + n, LEN)));
+    site.lasthop.check_sums();
+}

@@ -11,7 +11,7 @@ fn class(parent: u32, bytes: u32) -> Class {
     parameters[8..12].copy_from_slice(&1500u32.to_ne_bytes());
     parameters[20..24].copy_from_slice(&bytes.to_ne_bytes());
     let rate = Rate { bytes: bytes.into(), packets: 0, burst_ns: 0 };
-    Class { parent, least: 1500, rate, parameters }
+    Class { parent, least: 1500, priority: 0, rate, parameters }
 }
 
 impl Site {
