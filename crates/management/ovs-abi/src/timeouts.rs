@@ -36,8 +36,8 @@ pub fn name_of(value: &[u8]) -> Result<[u8; NAME], Refused> {
     Ok(name)
 }
 
-/// How many states a protocol has.
-fn states(proto: u8) -> u16 {
+/// How many states a protocol has; the first has the number 1.
+pub fn states(proto: u8) -> u16 {
     match proto {
         TCP => 11,
         UDP => 2,

@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
+/// Of TCP's states the one in which both sides have sent a SYN.
+const SYN_SENT_2: u16 = 9;
 
 type Name = [u8; NAME];
 
@@ -25,7 +27,7 @@ fn set_of(name: &Name) -> &[u8] {
     name.get(..end).unwrap_or_default()
 }
 
-/// What a state of a protocol's is, by the kernel's number. A second SYN counts as the first.
+/// What a state of a protocol's is, by the kernel's number. A second SYN has the same seconds as the first.
 fn class(proto: u8, state: u16) -> Option<Class> {
     let all: &[Class] = match proto {
         TCP => &[
@@ -44,7 +46,17 @@ fn class(proto: u8, state: u16) -> Option<Class> {
         UDP => &[Class::Udp, Class::UdpStream],
         _ => &[Class::Icmp],
     };
-    all.get(usize::from(state).checked_sub(1)?).copied().filter(|_| proto != TCP || state != 9)
+    all.get(usize::from(state).checked_sub(1)?).copied()
+}
+
+/// The seconds of all states: where a policy says none, those that its state has by itself. The kernel tells policies like this, and Open vSwitch reads no others.
+fn whole(of: &Timeouts) -> Timeouts {
+    let said = |state: u16| of.seconds.iter().find(|(said, _)| *said == state).map(|(_, seconds)| *seconds);
+    let by_itself =
+        |state| CLASSES.iter().find(|(of_class, ..)| Some(*of_class) == class(of.proto, state)).map(|of| of.2);
+    let seconds =
+        (1..=timeouts::states(of.proto)).filter_map(|state| Some((state, said(state).or_else(|| by_itself(state))?)));
+    Timeouts { seconds: seconds.collect(), ..*of }
 }
 
 impl Policies {
@@ -87,7 +99,10 @@ impl Policies {
                 free
             }
         };
-        for (state, seconds) in &timeouts.seconds {
+        // What a second SYN has counts for nothing: here it is the first once more.
+        for (state, seconds) in
+            timeouts.seconds.iter().filter(|(state, _)| timeouts.proto != TCP || *state != SYN_SENT_2)
+        {
             if let Some(class) = class(timeouts.proto, *state) {
                 tracker.set_timeout(number.into(), class, *seconds);
             }
@@ -113,7 +128,7 @@ impl Datapath {
         let tell = |name: &Name, timeouts: &Timeouts, flags: u16| {
             let mut to = Writer::new();
             to.begin(timeouts::NEW, flags, message.sequence, pid);
-            timeouts.write(name, &mut to);
+            whole(timeouts).write(name, &mut to);
             to.end();
             to.into_bytes()
         };

@@ -489,3 +489,27 @@ fn fragments_do_not_outlive_their_datapath() {
     site.ask(family::DATAPATH.id, command::DEL, flag::ACK, |to| to.text(datapath::NAME, "ovs-system"));
     assert_eq!(site.datapath.fragments.take().add((1, 5), &cut[1], 1000), None);
 }
+
+/// Open vSwitch does not read a policy that leaves states out: it logged an error, and left policies of its last life as they were.
+#[test]
+fn policies_are_told_with_the_seconds_of_all_states() {
+    let mut site = Site::new();
+    let tcp: Vec<_> = (1..).zip([120, 60, 432_000, 120, 60, 30, 120, 10, 120, 300, 300]).collect();
+    let said = |mut of: Vec<(u16, u32)>, state: u16, seconds| {
+        of[usize::from(state) - 1].1 = seconds;
+        of
+    };
+    for (proto, set, told) in [
+        (6, vec![], tcp.clone()),
+        (6, vec![(3, 7)], said(tcp.clone(), 3, 7)),
+        (6, vec![(9, 7)], said(tcp, 9, 7)),
+        (17, vec![(2, 7)], vec![(1, 30), (2, 7)]),
+        (1, vec![], vec![(1, 30)]),
+    ] {
+        let name = timeouts::name_of(b"ovs_tp_0_x4").unwrap();
+        let policy = Timeouts { family: 2, proto, seconds: set };
+        assert_eq!(error_of(&site.ask_timeouts(timeouts::NEW, &name, &policy)), 0);
+        let answer = site.ask_timeouts(timeouts::GET, &name, &Timeouts::default());
+        assert_eq!(Timeouts::read(only(&answer[0]).payload), Ok(Timeouts { seconds: told, ..policy }));
+    }
+}
