@@ -47,12 +47,18 @@ impl Tracker {
         Ok(self.insert(birth, self.secrets.hash(&original), nat, now)?.is_some())
     }
 
-    /// What a packet was before a connection of this zone had it translated, if none has it as it is: for [`View::was`].
+    /// What a packet was before a connection of this zone had it translated, if none has it as it is; of an ICMP error, what the packet was that it is about: for
+    /// [`View::was`].
     pub fn before_translation(&self, view: &View<'_>, zone: u16, now_ms: u64) -> Option<Tuple> {
         let now = ticks(now_ms);
         let find = |tuple: &Tuple| self.find(tuple, self.secrets.hash(tuple), now);
         let packet = Packet::read(view, zone, self.config.icmp_ids).ok()?;
-        let answer = packet.tuple.inverse().filter(|_| !matches!(packet.body, Body::Error(_) | Body::Later))?;
+        if let Body::Error(inner) = packet.body {
+            // That one is now as its sender sent it, and was as the receiver saw it.
+            let found = find(&inner).filter(|_| inner.inverse().is_some_and(|answer| find(&answer).is_none()))?;
+            return self.entries[found.at as usize].key(1 - found.dir).inverse();
+        }
+        let answer = packet.tuple.inverse().filter(|_| !matches!(packet.body, Body::Later))?;
         let found = find(&answer).filter(|_| find(&packet.tuple).is_none())?;
         Some(self.entries[found.at as usize].key(1 - found.dir))
     }

@@ -17,7 +17,8 @@ pub struct View<'a> {
     pub len: usize,
     /// Identification of a fragment; of anything else 0.
     pub fragment: u32,
-    /// What the packet was before its addresses were translated, if it has been looked up and is to be once more: its connection is that one's.
+    /// What the packet was before its addresses were translated, if it has been looked up and is to be once more: its connection is that one's. Of an ICMP error,
+    /// what the packet was that it is about.
     pub was: Option<Tuple>,
 }
 
@@ -76,7 +77,13 @@ impl<'a> Packet<'a> {
             ICMP | ICMPV6 if tuple.is_icmp() => icmp(&mut tuple, bytes, icmp_ids)?,
             _ => Body::Other,
         };
-        Ok(Self { tuple: view.was.unwrap_or(tuple), body })
+        Ok(match (view.was, body) {
+            (Some(was), Body::Error(_)) => {
+                tuple.set_dst(was.src());
+                Self { tuple, body: Body::Error(was) }
+            }
+            (was, body) => Self { tuple: was.unwrap_or(tuple), body },
+        })
     }
 }
 

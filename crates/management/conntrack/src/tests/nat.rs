@@ -103,6 +103,34 @@ fn an_error_finds_the_sender_behind_his_translation() {
     assert_eq!((inner.src(), inner.dst(), inner.ports()), (ends.address(1), ends.address(2), [1000, 80]));
 }
 
+/// An error that had been translated was of no connection when it was looked up once more, as where a rule commits what is related.
+#[test]
+fn an_error_that_was_translated_is_still_of_its_connection() {
+    let mut net = Net::new();
+    net.action.nat = Nat::Destination(range(70, 70, None));
+    let ends = Ends::v4(1000, 80);
+    net.send(&ends.udp(0));
+    net.action = Action { nat: Nat::Existing, ..Action::default() };
+    net.send(&Ends { hosts: [70, 1], ..ends }.back().udp(0));
+    // About an answer, from a router on the client's side, as it goes on to the server; and about what the client sent, as it goes on to the client.
+    let to_server = (Ends { hosts: [9, 70], ..ends }, Ends { hosts: [70, 1], ports: [80, 1000], ..ends });
+    let to_client = (Ends { hosts: [9, 1], ..ends }, Ends { hosts: [1, 2], ..ends });
+    for ((router, about), reply) in [(to_server, CtState(0)), (to_client, CtState::REPLY)] {
+        let frame = router.error(&about.udp(0));
+        assert_eq!(net.verdict(&frame).refused, Some(Refusal::Unrelated), "nobody has said that it was translated");
+        let mut key = FlowKey::default();
+        let mut view = view(&frame, &mut key);
+        view.was = net.tracker.before_translation(&view, 0, net.now_ms);
+        let verdict = net.tracker.process(&view, &net.action, net.now_ms);
+        let related = CtState::TRACKED.with(CtState::RELATED).with(reply).with(CtState::DST_NAT);
+        assert_eq!((verdict.state, verdict.refused), (related, None));
+        // What nobody translated is what it was.
+        let other = router.error(&Ends { ports: [5, 6], ..about }.udp(0));
+        let view = crate::testutil::view(&other, &mut key);
+        assert_eq!(net.tracker.before_translation(&view, 0, net.now_ms), None);
+    }
+}
+
 #[test]
 fn echoes_of_two_behind_one_address_are_told_apart() {
     let mut net = Net::new();
