@@ -90,6 +90,16 @@ pub const THROUGH: [Figure; 3] = [
     Figure { name: "bytes", unit: "Gbit/s", more_is_better: true },
     Figure { name: "switch CPU", unit: "ns/packet", more_is_better: false },
 ];
+/// Guests of our own that grant their pages.
+pub const PLAYED: [Figure; 7] = [
+    Figure { name: "packets", unit: "1000/s", more_is_better: true },
+    Figure { name: "bytes", unit: "Mbit/s", more_is_better: true },
+    Figure { name: "switch CPU", unit: "ns/packet", more_is_better: false },
+    Figure { name: "of it on messages", unit: "%", more_is_better: false },
+    Figure { name: "updates", unit: "1/packet", more_is_better: false },
+    Figure { name: "invalidations", unit: "1/packet", more_is_better: false },
+    Figure { name: "buffers in", unit: "pages", more_is_better: false },
+];
 pub const MEMORY: [Figure; 2] = [
     Figure { name: "memory", unit: "KiB/port", more_is_better: false },
     Figure { name: "memory with two ports", unit: "KiB", more_is_better: false },

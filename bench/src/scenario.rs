@@ -1,11 +1,13 @@
 //! What is compared: each scenario's guests, its contenders, and the figures it yields.
 
+mod grants;
+
 use crate::acl::{Kind, MASKS};
 use crate::contender::{Change, Contender};
 use crate::cpus::Cpus;
 use crate::distance::Track;
 use crate::figure::{
-    ATTACK, COST, FLOWS, Figure, GRANTED, IDLE, LEFT, LOOP, MEMORY, OUTSIDE, Shown, THROUGH, TIMES, VMS,
+    ATTACK, COST, FLOWS, Figure, GRANTED, IDLE, LEFT, LOOP, MEMORY, OUTSIDE, PLAYED, Shown, THROUGH, TIMES, VMS,
 };
 use crate::guests::attack;
 use crate::guests::bridge;
@@ -181,7 +183,7 @@ const ONE_NEW_FLOW: Act = Act { window: Some(1), ..NEW_FLOWS };
 const RULES: Setup = Setup { rules: 1000, ..Setup::PLAIN };
 
 /// All there are, those of a group together.
-pub const ALL: [Scenario; 100] = [
+pub static ALL: [Scenario; 113] = [
     dpdk("loop-64-split", "two DPDK guests, 64-byte frames, split rings", Ring::Split, Frames::Size(64)),
     dpdk("loop-64-packed", "two DPDK guests, 64-byte frames, packed rings", Ring::Packed, Frames::Size(64)),
     dpdk("loop-1472-split", "two DPDK guests, 1472-byte frames, split rings", Ring::Split, Frames::Size(1472)),
@@ -369,6 +371,19 @@ pub const ALL: [Scenario; 100] = [
     granted("iommu-pass", "two Linux VMs (QEMU) behind IOMMUs that map all memory", Sharing::PassThrough),
     granted("iommu-lazy", "two Linux VMs (QEMU) behind IOMMUs, mappings taken back together", Sharing::Lazy),
     granted("iommu-strict", "two Linux VMs (QEMU) behind IOMMUs, each mapping for one use", Sharing::Strict),
+    grants::ALL[0],
+    grants::ALL[1],
+    grants::ALL[2],
+    grants::ALL[3],
+    grants::ALL[4],
+    grants::ALL[5],
+    grants::ALL[6],
+    grants::ALL[7],
+    grants::ALL[8],
+    grants::ALL[9],
+    grants::ALL[10],
+    grants::ALL[11],
+    grants::ALL[12],
     scenario("idle", "two Linux VMs (QEMU) that do nothing, 5 s", &[OURS, FLOW], Work::Idle),
     attack(
         "attack-trickle",
@@ -446,6 +461,7 @@ impl Scenario {
                 Yields::Left => &LEFT,
                 Yields::Outside => &THROUGH,
                 Yields::Flows => &FLOWS,
+                Yields::Granted => &PLAYED,
             },
         }
     }

@@ -52,6 +52,18 @@ pub fn thread_ns(pid: u32, thread: u32) -> u64 {
     text.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0)
 }
 
+/// The same of all threads of a process whose names begin so.
+pub fn threads_ns(pid: u32, name: &str) -> u64 {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let named = |t: &fs::DirEntry| fs::read_to_string(t.path().join("comm")).is_ok_and(|comm| comm.starts_with(name));
+    threads.filter(named).filter_map(|t| t.file_name().to_str()?.parse().ok()).map(|t| thread_ns(pid, t)).sum()
+}
+
+/// What a process calls itself, as far as the kernel keeps it: 15 bytes.
+pub fn name(pid: u32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
+}
+
 /// Open descriptors.
 pub fn descriptors(pid: u32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)

@@ -9,6 +9,7 @@
 //! | `port` | memory, rings, the vhost-user connection |
 //! | `worker` | the loop of one thread: all its ports in turn |
 //! | `sender` | which packet comes next, and when |
+//! | `grants` | guests that grant their pages one by one |
 //! | `first` | packets that are the first of their flows |
 //! | `attack` | guests that do their worst beside the others |
 //! | `report` | what came out, as text and JSON |
@@ -16,6 +17,7 @@
 pub mod attack;
 mod first;
 pub mod frame;
+pub mod grants;
 pub mod order;
 pub mod pace;
 pub mod port;
@@ -25,6 +27,7 @@ pub mod settings;
 mod worker;
 
 pub use attack::Attack;
+pub use grants::{Grants, Policy};
 pub use lasthop_harness::stop::{Failure, Outcome, failed};
 pub use port::Socket;
 pub use report::Report;

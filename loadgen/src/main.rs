@@ -5,7 +5,8 @@ use lasthop_harness::proc;
 use lasthop_harness::stop::{self, Failure, Outcome, failed};
 use lasthop_loadgen::frame::Vary;
 use lasthop_loadgen::{
-    self, Attack, Check, FlowOrder, Listening, Notify, Observer, Pattern, Report, Settings, Sizes, Socket,
+    self, Attack, Check, FlowOrder, Grants, Listening, Notify, Observer, Pattern, Policy, Report, Settings, Sizes,
+    Socket,
 };
 use lasthop_sys::CpuList;
 use serde::Serialize;
@@ -106,6 +107,16 @@ struct Arguments {
     /// Packets a second from port 1 to port 0 beside all else, each from another MAC address, and their times
     #[arg(long, value_name = "N")]
     firsts: Option<f64>,
+    /// Guests are behind IOMMUs of their own and grant their pages to the switch: `all` of them for good, each buffer `once`, or at
+    /// most so many pages for reading and for writing each, which are reused
+    #[arg(long, value_name = "all|once|PAGES")]
+    grants: Option<Policy>,
+    /// Buffers lie anywhere in so many pages of each port, elsewhere each time, instead of where they were before
+    #[arg(long, value_name = "PAGES")]
+    heap: Option<usize>,
+    /// Revoke what is granted and not in use this often
+    #[arg(long, value_name = "MILLISECONDS", requires = "grants")]
+    drain: Option<u64>,
     /// Seconds to wait for the switch
     #[arg(long, default_value_t = 30.0, value_name = "N")]
     patience: f64,
@@ -137,7 +148,9 @@ const EXAMPLES: &str = "Examples:
   lasthop-loadgen /tmp/a,client /tmp/b,client --size gso --ring 256 --rx-buffer 4096 --window 64
       64 KiB packets, over sockets on which the switch listens
   lasthop-loadgen /tmp/a /tmp/b --rate 1e6 --firsts 1000 --attack trickle --attacker /tmp/c --attacker /tmp/d
-      what a receiver that hardly takes anything costs two others; the same with --tame to compare with";
+      what a receiver that hardly takes anything costs two others; the same with --tame to compare with
+  lasthop-loadgen /tmp/a /tmp/b --size 1472 --ring 256 --grants 4096 --heap 1114
+      guests that grant their pages one by one and reuse what they have granted";
 
 fn socket(text: &str) -> Result<Socket, String> {
     let (path, listen) = match text.strip_suffix(",client") {
@@ -185,6 +198,8 @@ fn settings(a: &Arguments) -> Outcome<Settings> {
         tame: a.tame,
         slot: time("slot", a.slot / 1e6)?,
         firsts: a.firsts,
+        heap: a.heap,
+        grants: a.grants.map(|policy| Grants { policy, drain: a.drain.map(Duration::from_millis) }),
         ..Settings::new(a.sockets.clone(), a.pattern)
     };
     settings.validate()?;

@@ -1,5 +1,6 @@
 //! A guest's network card as the generator plays it: memory, rings, a vhost-user connection.
 
+use super::grants::{Area, Granter};
 use super::{Failure, Notify, Outcome, Settings, failed};
 use lasthop_guestmem::{GuestMemory, GuestSlice, PinnedSlice, RegionSpec};
 use lasthop_sys::EventFd;
@@ -18,7 +19,8 @@ use std::time::{Duration, Instant};
 /// How long a back-end may take to answer a message.
 const PATIENCE: Duration = Duration::from_secs(10);
 const HUGE_PAGE: u64 = 2 << 20;
-const PAGE: u64 = 4096;
+/// Bytes of a page.
+pub(super) const PAGE: u64 = 4096;
 /// Where the memory lies for the device and, different, in our own address space as far as it is told.
 const GUEST_BASE: u64 = 0x1000_0000;
 const USER_BASE: u64 = 0x7a00_0000_0000;
@@ -92,18 +94,29 @@ impl Memory {
     fn user(&self, addr: u64) -> u64 {
         addr - GUEST_BASE + USER_BASE
     }
+
+    fn area(&self) -> Area {
+        Area { base: GUEST_BASE, user: USER_BASE, size: self.region.size }
+    }
 }
 
-/// Buffers of one length, one after the other.
-#[derive(Clone, Copy, Debug)]
+/// Buffers of one length, one after the other, or anywhere.
+#[derive(Clone, Debug)]
 pub struct Buffers {
     /// Guest address of the first.
     pub base: u64,
     /// Bytes from one to the next.
     pub stride: u64,
+    /// Where each lies, if not one after the other.
+    pub places: Vec<u64>,
 }
 
 impl Buffers {
+    /// One after the other from `base`, each of which holds `len` bytes.
+    pub fn in_line(base: u64, len: usize) -> Self {
+        Self { base, stride: Self::stride(len), places: Vec::new() }
+    }
+
     /// Distance of buffers that hold `len` bytes: an odd number of cache lines, or they would all compete for the same
     /// few places in the caches.
     pub fn stride(len: usize) -> u64 {
@@ -113,7 +126,7 @@ impl Buffers {
     /// Guest address of a buffer.
     #[inline]
     pub fn at(&self, token: u32) -> u64 {
-        self.base + u64::from(token) * self.stride
+        self.places.get(token as usize).copied().unwrap_or_else(|| self.base + u64::from(token) * self.stride)
     }
 }
 
@@ -159,6 +172,8 @@ pub struct Port {
     pub features: Features,
     /// Where one's descriptor closes when the back-end goes.
     pub front: Frontend,
+    /// What it has granted, if it does so page by page.
+    pub grants: Option<Granter>,
 }
 
 /// The sockets on which the generator listens; their files go when it does.
@@ -243,7 +258,8 @@ pub struct Wanted {
 impl Wanted {
     /// What the settings ask for.
     pub fn of(settings: &Settings) -> Self {
-        let protocol = ProtocolFeatures::MQ | ProtocolFeatures::REPLY_ACK;
+        let asks = if settings.grants.is_some() { ProtocolFeatures::BACKEND_REQ } else { ProtocolFeatures::empty() };
+        let protocol = ProtocolFeatures::MQ | ProtocolFeatures::REPLY_ACK | asks;
         Self { needed: settings.features_needed(), welcome: settings.features_welcome(), protocol }
     }
 }
@@ -274,11 +290,14 @@ pub fn bring_up(
             return Err(failed(format!("port {number}: the back-end has {most} queue pairs, not {pairs}")));
         }
     }
+    let buffers = 2 * usize::from(settings.ring_size) * usize::from(settings.queues);
+    let grants = settings.grants.map(|grants| Granter::new(&front, grants, memory.area(), buffers)).transpose()?;
     front.set_features(features).map_err(told)?;
     front.set_mem_table(&[(memory.region, memory.memfd.as_fd())]).map_err(told)?;
-    let mut rings = [Vec::new(), Vec::new()];
+    let (mut rings, mut places) = ([Vec::new(), Vec::new()], Vec::new());
     for index in 0..2 * u32::from(settings.queues) {
         let at = memory.take(Ring::bytes(settings))?;
+        places.push(at);
         let mut layout = RingLayout::contiguous(at, settings.ring_size, settings.packed);
         layout.event_idx = features.contains(Features::RING_EVENT_IDX);
         layout.in_order = features.contains(Features::IN_ORDER);
@@ -290,7 +309,9 @@ pub fn bring_up(
             Ring { ring, kick: EventFd::new().map_err(failed)?, call: EventFd::new().map_err(failed)?, kicks: 0 };
         front.set_size(index, u32::from(layout.size)).map_err(told)?;
         front.set_base(index, ring.ring.base()).map_err(told)?;
-        let [desc, driver, device] = [layout.desc, layout.driver, layout.device].map(|a| memory.user(a));
+        // With an IOMMU they are I/O addresses.
+        let address = |a| if grants.is_some() { a } else { memory.user(a) };
+        let [desc, driver, device] = [layout.desc, layout.driver, layout.device].map(address);
         front.set_addr(index, desc, driver, device).map_err(told)?;
         front.set_call(index, Some(ring.call.as_fd())).map_err(told)?;
         front.set_kick(index, Some(ring.kick.as_fd())).map_err(told)?;
@@ -300,7 +321,12 @@ pub fn bring_up(
         front.enable(index, true).map_err(told)?;
     }
     let [rx, tx] = rings;
-    Ok(Port { number, rx, tx, features, front })
+    let mut port = Port { number, rx, tx, features, front, grants };
+    if let Some(grants) = &mut port.grants {
+        grants.all(&port.front)?;
+        places.into_iter().try_for_each(|at| grants.ring(&port.front, at, Ring::bytes(settings)))?;
+    }
+    Ok(port)
 }
 
 /// What a back-end did to a ring that it must not.

@@ -2,6 +2,7 @@
 
 use super::Settings;
 use super::attack::Tally;
+use super::grants::Told;
 use super::worker::WorkerReport;
 use hdrhistogram::Histogram;
 use serde::Serialize;
@@ -160,6 +161,8 @@ pub struct Report {
     pub received_by_port: Vec<u64>,
     /// What attackers did meanwhile.
     pub attack: Option<AttackReport>,
+    /// What guests granted and revoked meanwhile, if they grant page by page.
+    pub grants: Option<Told>,
 }
 
 /// What attackers did.
@@ -205,6 +208,7 @@ impl Report {
                 .iter()
                 .find_map(|w| w.attack)
                 .map(|tally| AttackReport { tally, overrun_percent: tally.overrun_ns as f64 / seconds / 1e7 }),
+            grants: settings.grants.map(|_| workers.iter().fold(Told::default(), |sum, w| sum.with(&w.told))),
         }
     }
 
@@ -239,6 +243,13 @@ impl Report {
                 t.sent, t.received, t.messages, a.overrun_percent
             );
         }
+        if let Some(g) = &self.grants {
+            let _ = writeln!(
+                text,
+                "grants     {} messages that granted, {} that revoked, {} questions, {} buffers that had to wait; buffers in {} pages",
+                g.updates, g.invalidations, g.asked, g.refused, g.pages
+            );
+        }
         let _ = writeln!(text, "events     {} kicks, {} sleeps", self.kicks, self.sleeps);
         text
     }
@@ -263,7 +274,14 @@ mod tests {
     fn what_is_lost_is_what_did_not_come_once() {
         let settings = Settings::new(vec![], super::super::Pattern::OneWay);
         let findings = Findings { expected: 100, received: 98, doubled: 3, ..Findings::default() };
-        let workers = [WorkerReport { findings, times: None, firsts: None, by_port: vec![(0, 98)], attack: None }];
+        let workers = [WorkerReport {
+            findings,
+            times: None,
+            firsts: None,
+            by_port: vec![(0, 98)],
+            attack: None,
+            told: Told::default(),
+        }];
         let report = Report::new(
             &settings,
             Duration::from_secs(2),

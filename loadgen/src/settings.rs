@@ -2,6 +2,8 @@
 
 use super::attack::{self, Attack};
 use super::frame::{self, Vary};
+use super::grants::{Grants, Policy};
+use super::port::PAGE;
 use super::{Outcome, Socket, failed};
 use lasthop_vhostuser::Features;
 use std::str::FromStr;
@@ -207,6 +209,11 @@ pub struct Settings {
     pub slot: Duration,
     /// Packets a second from port 1 to port 0 beside all else, each from another MAC address: the first of their flows.
     pub firsts: Option<f64>,
+    /// Each buffer lies somewhere else whenever it is used, by chance, in so many pages of each port; otherwise buffers stay where they
+    /// are, as those of a pool do.
+    pub heap: Option<usize>,
+    /// Guests are behind IOMMUs of their own, and grant their pages; otherwise all of their memory is shared for good.
+    pub grants: Option<Grants>,
 }
 
 impl Settings {
@@ -240,6 +247,8 @@ impl Settings {
             tame: false,
             slot: attack::SLOT,
             firsts: None,
+            heap: None,
+            grants: None,
         }
     }
 
@@ -285,10 +294,33 @@ impl Settings {
             "first packets at a rate above 0, and not where packets go round"
         } else if self.firsts.is_some() && self.flows > frame::FIRSTS {
             "half as many flows at most beside first packets"
+        } else if self.grants.is_some() && (self.pattern.circulates() || self.attack.is_some()) {
+            "who grants pages makes packets, and has no attackers beside"
+        } else if self.grants.is_some() && self.notify == Notify::Sleep {
+            "who grants pages polls: the switch's questions are answered between packets"
+        } else if self.heap.is_some() && (self.pattern.circulates() || self.attack.is_some()) {
+            "buffers have a heap where packets are made, and without attackers"
+        } else if let Some(pages) = self.heap.filter(|pages| *pages < self.fewest_pages()) {
+            return Err(failed(format!("a heap of {pages} pages: all buffers together take {}", self.fewest_pages())));
+        } else if let Some(Grants { policy: Policy::Reuse(pages), .. }) = self.grants.filter(|_| !self.fits_in_table())
+        {
+            let fewest = 2 * self.fewest_pages();
+            return Err(failed(format!("{pages} pages granted at most: {fewest} at least, or no buffer finds room")));
         } else {
             return Ok(());
         };
         Err(failed(wrong))
+    }
+
+    /// Pages that the buffers of a port take in a heap.
+    pub(super) fn fewest_pages(&self) -> usize {
+        let pages = |len: usize| len.div_ceil(PAGE as usize);
+        let each = pages(self.rx_buffer).max(pages(self.tx_buffer()));
+        2 * usize::from(self.ring_size) * usize::from(self.queues) * each
+    }
+
+    fn fits_in_table(&self) -> bool {
+        !matches!(self.grants, Some(Grants { policy: Policy::Reuse(pages), .. }) if pages < 2 * self.fewest_pages())
     }
 
     /// Features without which it cannot be played.
@@ -298,6 +330,7 @@ impl Settings {
             | Features::PROTOCOL_FEATURES
             | when(self.packed, Features::RING_PACKED)
             | when(self.queues > 1, Features::MQ)
+            | when(self.grants.is_some(), Features::ACCESS_PLATFORM)
             | when(self.sizes.gso, Features::CSUM | Features::HOST_TSO4 | Features::GUEST_CSUM | Features::GUEST_TSO4)
             | when(self.sizes.longest() + frame::VNET > self.rx_buffer && !self.circulates(), Features::MRG_RXBUF)
     }

@@ -1,19 +1,22 @@
 //! One thread and its ports.
 
+mod lend;
 mod send;
 
 use super::attack::{Attackers, Tally, mood};
 use super::first::First;
 use super::frame::{self, FIRSTS, PROBED, Probe, Template, VNET};
+use super::grants::{Heap, Told};
 use super::order::{Order, Seen};
 use super::pace::Pacer;
-use super::port::{Buffers, Memory, Port, Ring, broken};
+use super::port::{Buffers, Memory, PAGE, Port, Ring, broken};
 use super::report::{Findings, Window, histogram};
 use super::sender::Sender;
 use super::settings::BEHIND;
 use super::{Check, Notify, Outcome, Pattern, Phase, Settings, Shared, failed, lock};
 use hdrhistogram::Histogram;
 use lasthop_vhostuser::Features;
+use lend::{came_back, lend};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use send::reclaim;
@@ -37,6 +40,8 @@ pub struct WorkerReport {
     pub by_port: Vec<(u16, u64)>,
     /// What attackers did meanwhile.
     pub attack: Option<Tally>,
+    /// What was granted meanwhile.
+    pub told: Told,
 }
 
 /// Nanoseconds of CLOCK_MONOTONIC.
@@ -52,8 +57,9 @@ pub fn bytes(settings: &Settings, ports: usize) -> u64 {
     let rings = 2 * queues * Ring::bytes(settings);
     let rx = Buffers::stride(settings.receive_buffer());
     let tx = if settings.pattern.circulates() { rx } else { Buffers::stride(settings.tx_buffer()) };
+    let heap = settings.heap.unwrap_or(0) as u64 * PAGE;
     // Each piece begins on a page.
-    ports as u64 * (rings + entries * queues * (rx + tx)) + 4096 * (2 + 4 * ports as u64 * queues)
+    ports as u64 * (rings + entries * queues * (rx + tx) + heap) + PAGE * (2 + 4 * ports as u64 * queues)
 }
 
 /// A port with its buffers.
@@ -62,12 +68,19 @@ struct Card {
     rx: Buffers,
     rx_len: u32,
     tx: Buffers,
+    tx_len: u32,
     /// By queue: send buffers that are not with the device.
     spare: Vec<Vec<u32>>,
+    /// By queue: receive buffers that could not be granted yet.
+    ungranted: Vec<Vec<u32>>,
+    /// Where buffers lie from one use to the next, if not always in the same place.
+    heap: Option<Heap>,
     sender: Option<Sender>,
     mergeable: bool,
     /// By source port: what was received of it, by flow.
     orders: Vec<Vec<Order>>,
+    /// When what is not in use was revoked last.
+    drained: u64,
     /// Frames received that count, and how many of them before the measurement.
     received: u64,
     received_before: u64,
@@ -94,6 +107,8 @@ pub struct Worker {
     attackers: Option<Attackers>,
     /// Theirs when the measurement began, and then what they did in it.
     attack: Tally,
+    /// What was granted when the measurement began, and then what was in it.
+    told: Told,
     by_port: Vec<(u16, u64)>,
     senders: usize,
     /// When traffic began.
@@ -122,42 +137,53 @@ impl Worker {
         let pool_base = if circulates { memory.take(u64::from(all) * rx_stride)? } else { 0 };
         let mut pool: Vec<u32> = if circulates { (0..all).rev().collect() } else { Vec::new() };
         let mut cards = Vec::new();
-        for mut port in ports {
+        for port in ports {
             let mergeable = port.features.contains(Features::MRG_RXBUF);
             let of = |n: u32, stride: u64| u64::from(n * queues) * stride;
-            let (rx, tx) = if circulates {
-                let shared = Buffers { base: pool_base, stride: rx_stride };
-                (shared, shared)
+            let (mut rx, mut tx) = if circulates {
+                let shared = Buffers::in_line(pool_base, rx_len);
+                (shared.clone(), shared)
             } else {
-                let rx = Buffers { base: memory.take(of(entries, rx_stride))?, stride: rx_stride };
-                (rx, Buffers { base: memory.take(of(entries, tx_stride))?, stride: tx_stride })
+                let rx = Buffers::in_line(memory.take(of(entries, rx_stride))?, rx_len);
+                (rx, Buffers::in_line(memory.take(of(entries, tx_stride))?, settings.tx_buffer()))
             };
-            for (queue, ring) in port.rx.iter_mut().enumerate() {
-                for i in 0..entries {
-                    let own = queue as u32 * entries + i;
-                    let token = if circulates { pool.pop().unwrap_or(own) } else { own };
-                    let added = ring.ring.add(&[], &[(rx.at(token), rx_len as u32)], token);
-                    added.map_err(|e| failed(format!("a new ring: {e}")))?;
+            let mut heap = None;
+            if let Some(pages) = settings.heap {
+                let made =
+                    heap.insert(Heap::new(memory.take(pages as u64 * PAGE)?, pages, rx_len.max(settings.tx_buffer())));
+                for buffers in [&mut rx, &mut tx] {
+                    buffers.places = (0..entries * queues).filter_map(|_| made.draw(None)).collect();
                 }
-                ring.publish();
             }
             let spare = if circulates {
                 vec![Vec::new(); queues as usize]
             } else {
                 (0..queues).map(|q| (q * entries..(q + 1) * entries).rev().collect()).collect()
             };
-            cards.push(Card {
+            let mut card = Card {
                 port,
                 rx,
                 rx_len: rx_len as u32,
                 tx,
+                tx_len: settings.tx_buffer() as u32,
                 spare,
+                ungranted: vec![Vec::new(); queues as usize],
+                heap,
                 sender: None,
                 mergeable,
                 orders: vec![Vec::new(); usize::from(count)],
+                drained: 0,
                 received: 0,
                 received_before: 0,
-            });
+            };
+            for queue in 0..card.port.rx.len() {
+                for i in 0..entries {
+                    let own = queue as u32 * entries + i;
+                    card.offer(queue, if circulates { pool.pop().unwrap_or(own) } else { own })?;
+                }
+                card.port.rx[queue].publish();
+            }
+            cards.push(card);
         }
         Ok(Self {
             queues: settings.queues,
@@ -176,6 +202,7 @@ impl Worker {
             first_times: None,
             attackers,
             attack: Tally::default(),
+            told: Told::default(),
             by_port: Vec::new(),
             senders: 0,
             started: 0,
@@ -209,6 +236,10 @@ impl Worker {
                 if self.phase.sends() {
                     busy |= self.send(i)? | self.send_first(i)?;
                 }
+            }
+            if self.settings.grants.is_some() {
+                let time = now();
+                self.cards.iter_mut().try_for_each(|card| card.tend(time))?;
             }
             if let Some(attackers) = &mut self.attackers {
                 attackers.turn(mood(&self.settings, self.phase))?;
@@ -266,6 +297,7 @@ impl Worker {
                     firsts: self.first_times.take(),
                     by_port: std::mem::take(&mut self.by_port),
                     attack: self.attackers.as_ref().map(|_| self.attack),
+                    told: self.told,
                 });
             }
             Phase::Warm | Phase::Measure => {
@@ -285,12 +317,14 @@ impl Worker {
                 self.window_start = self.window;
                 self.cards.iter_mut().for_each(|c| c.received_before = c.received);
                 self.attack = self.attackers.as_ref().map(Attackers::tally).unwrap_or_default();
+                self.told = self.told_so_far();
             }
             Phase::After => {
                 lock(&self.shared.windows).push(self.window.since(&self.window_start));
                 self.by_port = self.cards.iter().map(|c| (c.port.number, c.received - c.received_before)).collect();
                 let tally = self.attackers.as_ref().map(Attackers::tally).unwrap_or_default();
                 self.attack = tally.since(self.attack);
+                self.told = self.told_so_far().since(&self.told);
                 let now = now();
                 let pacers = self.cards.iter().filter_map(|c| c.sender.as_ref()?.pacer.as_ref());
                 self.findings.unsent += pacers.map(|p| p.overdue(now)).sum::<u64>();
@@ -298,6 +332,11 @@ impl Worker {
             _ => {}
         }
         Ok(())
+    }
+
+    fn told_so_far(&self) -> Told {
+        let told = self.cards.iter().filter_map(|c| c.port.grants.as_ref());
+        told.fold(Told::default(), |sum, grants| sum.with(&grants.told()))
     }
 
     /// One frame to everybody, so that who learns has learned where this port is.
@@ -313,8 +352,9 @@ impl Worker {
         bytes[..head.len()].copy_from_slice(head);
         bytes[VNET + 42..VNET + 44].fill(0);
         self.memory.slice(addr, bytes.len()).write(0, &bytes);
+        let Some(told) = lend(&mut card.port, &card.tx, token, card.tx_len, false)? else { return Ok(()) };
         let ring = &mut card.port.tx[0];
-        let _ = ring.ring.add(&[(addr, bytes.len() as u32)], &[], token);
+        let _ = ring.ring.add(&[(told, bytes.len() as u32)], &[], token);
         ring.publish();
         Ok(())
     }
@@ -404,6 +444,7 @@ impl Worker {
                     arrived = now();
                 }
                 let addr = card.rx.at(token);
+                came_back(&mut card.port, &mut card.rx, &mut card.heap, token, card.rx_len, true)?;
                 let first = self.memory.slice(addr, len as usize);
                 let mut head = [0; VNET + PROBED];
                 let got = first.read(0, &mut head);
@@ -417,20 +458,20 @@ impl Worker {
                     self.scratch.resize(bytes, 0);
                     first.read(VNET, &mut self.scratch);
                 }
-                let rx = &mut card.port.rx[queue];
-                let _ = rx.ring.add(&[], &[(addr, card.rx_len)], token);
+                card.offer(queue, token)?;
                 for _ in 1..buffers {
-                    let Some((token, len)) = rx.ring.poll_used().map_err(broken)? else {
+                    let Some((token, len)) = card.port.rx[queue].ring.poll_used().map_err(broken)? else {
                         return Err(failed(format!("port {}: a frame lacks a buffer", card.port.number)));
                     };
                     let addr = card.rx.at(token);
+                    came_back(&mut card.port, &mut card.rx, &mut card.heap, token, card.rx_len, true)?;
                     if whole {
                         let at = self.scratch.len();
                         self.scratch.resize(at + len as usize, 0);
                         self.memory.slice(addr, len as usize).read(0, &mut self.scratch[at..]);
                     }
                     bytes += len as usize;
-                    let _ = rx.ring.add(&[], &[(addr, card.rx_len)], token);
+                    card.offer(queue, token)?;
                 }
                 let probe = Probe::parse(&head[VNET..got]);
                 let Some(probe) = probe.filter(|p| usize::from(p.source) < self.shared.delivered.len()) else {

@@ -18,7 +18,7 @@ use lasthop_harness::stop::{Outcome, check, failed};
 use lasthop_harness::{Port, scratch};
 use lasthop_loadgen::frame::Vary;
 use lasthop_loadgen::{
-    Check, FlowOrder, Listening, Notify, Observer, Pattern, Report, Session, Settings, Sizes, Socket,
+    Check, FlowOrder, Grants, Listening, Notify, Observer, Pattern, Report, Session, Settings, Sizes, Socket,
 };
 use lasthop_sys::CpuList;
 use rustix::time::{ClockId, clock_gettime};
@@ -52,6 +52,12 @@ pub struct Setup {
     pub outside: Option<Device>,
     /// Each pair of guests has a thread and a CPU of its own, and the switch all others.
     pub spread: bool,
+    /// How guests grant their pages, if they are behind IOMMUs.
+    pub grants: Option<Grants>,
+    /// Rings of 256 entries, as Linux guests have.
+    pub short: bool,
+    /// Pages in which buffers lie by chance, if they are not always in the same place.
+    pub heap: Option<usize>,
 }
 
 impl Setup {
@@ -68,6 +74,9 @@ impl Setup {
         crowd: false,
         outside: None,
         spread: false,
+        grants: None,
+        short: false,
+        heap: None,
     };
     /// The same, packets go round.
     pub const ROUND: Self = Self { round: true, ..Self::PLAIN };
@@ -114,6 +123,8 @@ pub enum Yields {
     Outside,
     /// New flows a second, memory of each, times of their first packets.
     Flows,
+    /// Packets and bytes, processor time of each packet, and how much was granted for it.
+    Granted,
 }
 
 impl Act {
@@ -154,7 +165,8 @@ impl Stage {
         // Its receive aggregation is what differs, and nothing of the switch.
         let device = if contender == Contender::NoGro { Some(Device::XdpNoGro) } else { setup.outside };
         let uplink = outside.as_ref().zip(device).map(|(world, device)| Uplink { netns: &world.site, device });
-        let extras = Extras { large: setup.large, queues: setup.queues, list: list.as_ref(), uplink };
+        let translated = setup.grants.is_some();
+        let extras = Extras { large: setup.large, queues: setup.queues, list: list.as_ref(), uplink, translated };
         let listen = |p: &Port| Socket { path: p.socket.clone(), listen: true };
         let pattern = match setup {
             Setup { round: true, .. } => Pattern::Loop,
@@ -169,6 +181,10 @@ impl Stage {
         settings.cpus = guests.clone();
         settings.check = if setup.round { Check::Count } else { Check::Order };
         settings.sizes = Sizes::of(1514);
+        (settings.grants, settings.heap) = (setup.grants, setup.heap);
+        if setup.short {
+            settings.ring_size = 256;
+        }
         if setup.large {
             (settings.ring_size, settings.rx_buffer) = (256, 4096);
             settings.sizes = "gso".parse().map_err(failed)?;
@@ -246,11 +262,13 @@ impl Stage {
             spent: None,
             cpus: self.cpus,
             within: !times,
+            told_ns: 0,
             track: None,
             trips: Vec::new(),
         };
         let report = self.session.play(&settings, &mut watch)?;
         let (left, guests, trips) = (100.0 * watch.left, 100.0 * watch.guests, watch.trips);
+        let told_ns = watch.told_ns as f64;
         let spent = watch.spent.ok_or_else(|| failed("nothing was measured"))?;
         if report.received == 0 {
             return Err(failed("no packet came through"));
@@ -260,7 +278,10 @@ impl Stage {
         }
         let memory = self.switch.memory_kib().saturating_sub(before) as f64 * 1024.0;
         let shared = [left, guests];
-        let figures = figures(act.yields, &report, spent, factor, memory, shared);
+        let figures = match act.yields {
+            Yields::Granted => granted(&report, spent, factor, told_ns),
+            yields => figures(yields, &report, spent, factor, memory, shared),
+        };
         Ok(Round::new(figures, trips))
     }
 
@@ -321,8 +342,26 @@ fn figures(
             let Some(l) = &report.latency else { return vec![None; 5] };
             vec![report.mpps * 1e3, cpu / 1e3, memory / packets, l.p50, l.p99]
         }
+        Yields::Granted => return granted(report, spent, factor, 0.0),
     };
     figures.into_iter().map(Some).collect()
+}
+
+/// `told_ns` of the processor time went to messages of the front-ends.
+fn granted(report: &Report, spent: Spent, factor: f64, told_ns: f64) -> Vec<Option<f64>> {
+    let packets = factor * report.received as f64;
+    let told = report.grants.unwrap_or_default();
+    let granting = report.grants.is_some();
+    let per_packet = |count: u64| granting.then(|| count as f64 / packets);
+    vec![
+        Some(report.mpps * 1e3),
+        Some(report.gbit_per_second * 1e3),
+        Some(spent.cpu_ns / packets),
+        Some(100.0 * told_ns / spent.cpu_ns.max(1.0)),
+        per_packet(told.updates),
+        per_packet(told.invalidations),
+        granting.then_some(told.pages as f64),
+    ]
 }
 
 /// Takes the switch's processor time while packets flow, and the distance between the CPUs.
@@ -339,6 +378,8 @@ struct Watch<'a> {
     cpus: Cpus,
     /// Whether the distance is probed within, too: packets wait for a probe.
     within: bool,
+    /// Processor time on front-ends' messages.
+    told_ns: u64,
     track: Option<Track>,
     /// Between the CPUs, in nanoseconds.
     trips: Vec<f64>,
@@ -348,6 +389,7 @@ impl Observer for Watch<'_> {
     fn begin(&mut self) -> Outcome<()> {
         let track = Track::new(self.cpus, self.within);
         self.switch.begin()?;
+        self.told_ns = self.switch.told_ns();
         track.begin();
         self.track = Some(track);
         self.crowd.begin();
@@ -357,6 +399,7 @@ impl Observer for Watch<'_> {
     fn end(&mut self, packets: f64) -> Outcome<()> {
         (self.left, self.guests) = self.crowd.parts();
         self.trips = self.track.take().map(Track::end).unwrap_or_default();
+        self.told_ns = self.switch.told_ns().saturating_sub(self.told_ns);
         self.spent = Some(self.switch.spent(packets * self.factor)?);
         Ok(())
     }

@@ -25,8 +25,9 @@ impl DpdkVhost {
     pub fn start(main: usize, cpu: usize, sockets: &[&Path], extras: Extras<'_>) -> Outcome<Self> {
         let queues = extras.queues.max(1);
         let large = if extras.large { ",tso=1" } else { "" };
+        let translated = if extras.translated { ",iommu-support=1" } else { "" };
         let device = |(i, socket): (usize, &&Path)| {
-            format!("net_vhost{i},iface={},client=1,queues={queues}{large}", socket.display())
+            format!("net_vhost{i},iface={},client=1,queues={queues}{large}{translated}", socket.display())
         };
         let devices: Vec<String> = sockets.iter().enumerate().map(device).collect();
         let (rxq, txq) = (format!("--rxq={queues}"), format!("--txq={queues}"));
@@ -37,7 +38,7 @@ impl DpdkVhost {
             &[],
             &["--burst=64", "--no-flush-rx", &rxq, &txq],
         )?;
-        testpmd.say("set fwd io")?;
+        testpmd.say(if extras.translated { "set fwd io retry" } else { "set fwd io" })?;
         testpmd.say("set record-core-cycles on")?;
         testpmd.say("start")?;
         Ok(Self { testpmd, begun: Instant::now(), before: 0, _dir: None })
@@ -99,6 +100,10 @@ impl Switch for DpdkVhost {
 
     fn pids(&self) -> Vec<u32> {
         vec![self.testpmd.pid()]
+    }
+
+    fn told_ns(&self) -> u64 {
+        proc::threads_ns(self.testpmd.pid(), "vhost-events")
     }
 
     fn memory_kib(&self) -> u64 {

@@ -95,6 +95,12 @@ impl Switch for Ours {
         self.lasthop.pids()
     }
 
+    fn told_ns(&self) -> u64 {
+        let switch = self.lasthop.switch();
+        let sessions = self.pids().into_iter().filter(|pid| proc::name(*pid).starts_with("lasthop-session"));
+        sessions.map(proc::cpu_ns).sum::<u64>() + proc::thread_ns(switch, switch)
+    }
+
     fn forwarder(&self) -> u32 {
         self.lasthop.switch()
     }

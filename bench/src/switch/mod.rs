@@ -28,6 +28,8 @@ pub struct Extras<'a> {
     pub large: bool,
     /// Queue pairs of each port.
     pub queues: u16,
+    /// Guests are behind IOMMUs.
+    pub translated: bool,
     /// An access list for everything that enters.
     pub list: Option<&'a List>,
     /// A way out, beside the ports.
@@ -44,6 +46,11 @@ pub trait Switch {
 
     /// Memory of its own, in KiB: nothing that is shared with guests, and no huge pages.
     fn memory_kib(&self) -> u64;
+
+    /// Processor time so far of the processes and threads that read what front-ends say, in nanoseconds.
+    fn told_ns(&self) -> u64 {
+        0
+    }
 
     /// All its processes.
     fn pids(&self) -> Vec<u32>;

@@ -2,6 +2,7 @@
 
 use super::super::port::broken;
 use super::super::{Check, Outcome, Pattern, failed, frame};
+use super::lend::{came_back, lend};
 use super::{BURST, Card, VNET, Worker, now};
 use std::sync::atomic::Ordering;
 
@@ -18,8 +19,9 @@ impl Worker {
         self.memory.slice(addr, len as usize).copy_to(&to);
         to.write(0, &[0; VNET]);
         to.write(VNET, head);
+        let told = lend(&mut card.port, &card.tx, token, card.tx_len, false)?;
         let ring = &mut card.port.tx[queue];
-        if ring.ring.add(&[(card.tx.at(token), len)], &[], token).is_err() {
+        if told.is_none_or(|addr| ring.ring.add(&[(addr, len)], &[], token).is_err()) {
             card.spare[queue].push(token);
         }
         ring.publish();
@@ -43,9 +45,10 @@ impl Worker {
         let (mut count, mut lured, queues) = (0, 0, self.queues);
         while count < room {
             let queue = if queues == 1 { 0 } else { (sender.flow() % u32::from(queues)) as usize };
-            let (spare, ring) = (&mut card.spare[queue], &mut card.port.tx[queue].ring);
+            let spare = &mut card.spare[queue];
             if spare.is_empty() || (count == 0 && spare.len() < BURST) {
-                while let Some((token, _)) = ring.poll_used().map_err(broken)? {
+                while let Some((token, _)) = card.port.tx[queue].ring.poll_used().map_err(broken)? {
+                    came_back(&mut card.port, &mut card.tx, &mut card.heap, token, card.tx_len, false)?;
                     spare.push(token);
                 }
             }
@@ -57,6 +60,7 @@ impl Worker {
                 },
                 None => time,
             };
+            let Some(told) = lend(&mut card.port, &card.tx, token, card.tx_len, false)? else { break };
             let packet = sender.next(stamp);
             let (addr, len) = (card.tx.at(token), packet.head.len() + packet.tail);
             let buffer = self.memory.slice(addr, len);
@@ -66,7 +70,7 @@ impl Worker {
                 frame::fill(card.port.number, packet.flow, packet.sequence, &mut self.scratch);
                 buffer.write(packet.head.len(), &self.scratch);
             }
-            if ring.add(&[(addr, len as u32)], &[], token).is_err() {
+            if card.port.tx[queue].ring.add(&[(told, len as u32)], &[], token).is_err() {
                 return Err(failed("a ring with room refuses a buffer: a bug"));
             }
             let is_lured = u64::from(packet.lured);
@@ -102,8 +106,9 @@ impl Worker {
         let bytes = first.next(due);
         let addr = card.tx.at(token);
         self.memory.slice(addr, bytes.len()).write(0, &bytes);
+        let told = lend(&mut card.port, &card.tx, token, card.tx_len, false)?;
         let ring = &mut card.port.tx[0];
-        if ring.ring.add(&[(addr, bytes.len() as u32)], &[], token).is_err() {
+        if told.is_none_or(|addr| ring.ring.add(&[(addr, bytes.len() as u32)], &[], token).is_err()) {
             card.spare[0].push(token);
         }
         ring.publish();
@@ -114,11 +119,11 @@ impl Worker {
 /// Takes a send buffer, after taking back what the device is done with if there is none.
 pub(super) fn reclaim(card: &mut Card, queue: usize, pool: &mut Vec<u32>, circulates: bool) -> Outcome<Option<u32>> {
     let spare = if circulates { pool } else { &mut card.spare[queue] };
-    let ring = &mut card.port.tx[queue].ring;
-    if spare.is_empty() || ring.free() == 0 {
-        while let Some((token, _)) = ring.poll_used().map_err(broken)? {
+    if spare.is_empty() || card.port.tx[queue].ring.free() == 0 {
+        while let Some((token, _)) = card.port.tx[queue].ring.poll_used().map_err(broken)? {
+            came_back(&mut card.port, &mut card.tx, &mut card.heap, token, card.tx_len, false)?;
             spare.push(token);
         }
     }
-    Ok(if ring.free() == 0 { None } else { spare.pop() })
+    Ok(if card.port.tx[queue].ring.free() == 0 { None } else { spare.pop() })
 }
