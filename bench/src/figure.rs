@@ -35,12 +35,14 @@ pub const VMS: [Figure; 3] = [
     Figure { name: "ping", unit: "µs", more_is_better: false },
 ];
 /// Two VMs whose kernels share their memory in one way or another.
-pub const GRANTED: [Figure; 5] = [
+pub const GRANTED: [Figure; 7] = [
     Figure { name: "TCP stream", unit: "Mbit/s", more_is_better: true },
     Figure { name: "pings lost", unit: "%", more_is_better: false },
     Figure { name: "switch CPU", unit: "ms/Gbit", more_is_better: false },
     Figure { name: "updates", unit: "1/packet", more_is_better: false },
     Figure { name: "invalidations", unit: "1/packet", more_is_better: false },
+    Figure { name: "both guests' pages", unit: "pages", more_is_better: false },
+    Figure { name: "packets in all", unit: "1000", more_is_better: true },
 ];
 pub const IDLE: [Figure; 2] = [
     Figure { name: "switch CPU", unit: "% of a CPU", more_is_better: false },

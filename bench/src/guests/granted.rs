@@ -63,16 +63,18 @@ impl Between {
         }
     }
 
-    /// What front-ends have told of I/O addresses so far, and packets from guests: updates, invalidations, packets. Unknown of a peer.
-    fn told(&self) -> Option<[f64; 3]> {
+    /// What front-ends have told of I/O addresses so far, packets from guests, and pages that are known: updates, invalidations, packets,
+    /// pages. Unknown of a peer.
+    fn told(&self) -> Option<[f64; 4]> {
         let Self::Ours(ours) = self else { return None };
         let list = ours.instance().json(&["port", "list"]);
         let stats = ours.instance().json(&["stats"]);
         let sum = |of: &Value, at: &str| -> f64 {
             of["ports"].as_array().into_iter().flatten().filter_map(|port| port.pointer(at)?.as_f64()).sum()
         };
-        let told = ["/translation/updates", "/translation/invalidations"].map(|at| sum(&list, at));
-        Some([told[0], told[1], sum(&stats, "/from_guest/packets")])
+        let told = ["/translation/updates", "/translation/invalidations", "/translation/entries"];
+        let [updates, invalidations, pages] = told.map(|at| sum(&list, at));
+        Some([updates, invalidations, sum(&stats, "/from_guest/packets"), pages])
     }
 }
 
@@ -117,7 +119,10 @@ pub fn measure(contender: Contender, cpus: Cpus, sharing: Sharing, seconds: u64)
     };
     // A peer polls all the time, whatever comes.
     let cost = cost.filter(|_| matches!(between, Between::Ours(_)));
-    Ok(vec![Some(rate / 1e6), lost, cost, per_packet(0), per_packet(1)])
+    // Of mappings that stay: as many as pages were used, in which buffers recur.
+    let stays = after.filter(|_| sharing == Sharing::PassThrough);
+    let (pages, packets) = (stays.map(|told| told[3]), stays.map(|told| told[2] / 1e3));
+    Ok(vec![Some(rate / 1e6), lost, cost, per_packet(0), per_packet(1), pages, packets])
 }
 
 /// Of busybox's summary: `40 packets transmitted, 40 packets received, 0% packet loss`.
