@@ -198,7 +198,7 @@ fn say(bar: &ProgressBar, line: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scenario::ALL;
+    use crate::scenario::all;
 
     /// One cache and far apart.
     const NEAR: f64 = 100.0;
@@ -210,7 +210,7 @@ mod tests {
         plan: [usize; 2],
         script: impl Fn(Contender, usize) -> Outcome<Round>,
     ) -> (Vec<&'static str>, ScenarioResults) {
-        let scenario = *ALL.iter().find(|s| s.name == "size-64-split").unwrap();
+        let scenario = *all().find(|s| s.name == "size-64-split").unwrap();
         let [rounds_wanted, more] = plan;
         let cpus = Cpus { guests: 0, switch: 1 };
         let plan = Plan {

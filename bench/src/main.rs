@@ -130,7 +130,7 @@ fn compare(arguments: &Compare) -> Outcome<bool> {
         arguments.scenarios.is_empty() || arguments.scenarios.iter().any(|n| n == s.name || n == s.group())
     };
     let plan = compare::Plan {
-        scenarios: scenario::ALL.into_iter().filter(chosen).collect(),
+        scenarios: scenario::all().copied().filter(chosen).collect(),
         contenders: Contender::ALL.into_iter().filter(|c| arguments.contenders.iter().any(|n| n == c.name())).collect(),
         rounds: if arguments.quick { 1 } else { arguments.rounds.into() },
         more: if arguments.quick { 0 } else { 2 * usize::from(arguments.rounds) },

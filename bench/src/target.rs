@@ -275,19 +275,19 @@ mod tests {
     use crate::machine::Machine;
     use crate::results::ContenderResults;
     use crate::round::Round;
-    use crate::scenario::ALL;
+    use crate::scenario::all;
 
     #[test]
     fn every_target_names_a_figure_that_is_measured() {
         for t in &TARGETS {
-            let scenario = ALL.iter().find(|s| s.name == t.scenario).expect(t.scenario);
+            let scenario = all().find(|s| s.name == t.scenario).expect(t.scenario);
             let figure = scenario.figures()[t.figure];
             assert_eq!(figure.more_is_better, matches!(t.bound, Least(_)), "{}", t.what);
             match t.against {
                 Against::Peer(p) => assert!(scenario.contenders.iter().any(|c| c.name() == p), "{}", t.what),
                 Against::Nothing => {}
                 Against::Scenario(other) | Against::LessCost(other) => {
-                    let other = ALL.iter().find(|s| s.name == other).expect(t.what);
+                    let other = all().find(|s| s.name == other).expect(t.what);
                     assert_eq!(other.figures(), scenario.figures(), "{}", t.what);
                 }
             }
@@ -305,7 +305,7 @@ mod tests {
 
     /// A scenario in which lasthop alone had these rounds, with their round trips between the CPUs.
     fn alone_in(name: &str, rounds: &[(&[f64], f64)]) -> ScenarioResults {
-        let scenario = ALL.iter().find(|s| s.name == name).unwrap();
+        let scenario = all().find(|s| s.name == name).unwrap();
         let mut played = ScenarioResults::new(scenario, vec![ContenderResults::new("lasthop", "lasthop", None)]);
         for (figures, trip) in rounds {
             played.add(0, Round::new(figures.iter().copied().map(Some).collect(), vec![*trip]));
@@ -350,7 +350,7 @@ mod tests {
 
     #[test]
     fn what_was_measured_is_judged() {
-        let scenario = ALL.iter().find(|s| s.name == "loop-64-split").unwrap();
+        let scenario = all().find(|s| s.name == "loop-64-split").unwrap();
         let results = |measured: &[(&'static str, f64, f64)]| {
             let contenders = measured.iter().map(|(name, ..)| ContenderResults::new(name, name, None)).collect();
             let mut played = ScenarioResults::new(scenario, contenders);
@@ -384,7 +384,7 @@ mod tests {
             ("1472 B split, switch busy", "loop-1472-split", OVS, BUSY, 0.33),
         ] {
             for (ratio, met) in [(bound - 0.01, figure == BUSY), (bound + 0.01, figure != BUSY)] {
-                let scenario = ALL.iter().find(|s| s.name == name).unwrap();
+                let scenario = all().find(|s| s.name == name).unwrap();
                 let contenders = ["lasthop", peer].map(|name| ContenderResults::new(name, name, None)).into();
                 let mut played = ScenarioResults::new(scenario, contenders);
                 played.add(0, Round::new(vec![Some(100.0 * ratio); 4], vec![]));

@@ -15,7 +15,6 @@ use super::sender::Sender;
 use super::settings::BEHIND;
 use super::{Check, Notify, Outcome, Pattern, Phase, Settings, Shared, failed, lock};
 use hdrhistogram::Histogram;
-use lasthop_vhostuser::Features;
 use lend::{came_back, lend};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::{ClockId, Timespec, clock_gettime};
@@ -128,54 +127,16 @@ impl Worker {
         attackers: Option<Attackers>,
     ) -> Outcome<Self> {
         let (entries, queues) = (u32::from(settings.ring_size), u32::from(settings.queues));
-        let count = settings.sockets.len() as u16;
         let rx_len = settings.receive_buffer();
-        let (rx_stride, tx_stride) = (Buffers::stride(rx_len), Buffers::stride(settings.tx_buffer()));
         let circulates = settings.pattern.circulates();
         // Packets that go round use one pool, others have buffers of their own.
         let all = 2 * entries * queues * ports.len() as u32;
-        let pool_base = if circulates { memory.take(u64::from(all) * rx_stride)? } else { 0 };
+        let pooled = u64::from(all) * Buffers::stride(rx_len);
+        let common = if circulates { Some(Buffers::in_line(memory.take(pooled)?, rx_len)) } else { None };
         let mut pool: Vec<u32> = if circulates { (0..all).rev().collect() } else { Vec::new() };
         let mut cards = Vec::new();
         for port in ports {
-            let mergeable = port.features.contains(Features::MRG_RXBUF);
-            let of = |n: u32, stride: u64| u64::from(n * queues) * stride;
-            let (mut rx, mut tx) = if circulates {
-                let shared = Buffers::in_line(pool_base, rx_len);
-                (shared.clone(), shared)
-            } else {
-                let rx = Buffers::in_line(memory.take(of(entries, rx_stride))?, rx_len);
-                (rx, Buffers::in_line(memory.take(of(entries, tx_stride))?, settings.tx_buffer()))
-            };
-            let mut heap = None;
-            if let Some(pages) = settings.heap {
-                let made =
-                    heap.insert(Heap::new(memory.take(pages as u64 * PAGE)?, pages, rx_len.max(settings.tx_buffer())));
-                for buffers in [&mut rx, &mut tx] {
-                    buffers.places = (0..entries * queues).filter_map(|_| made.draw(None)).collect();
-                }
-            }
-            let spare = if circulates {
-                vec![Vec::new(); queues as usize]
-            } else {
-                (0..queues).map(|q| (q * entries..(q + 1) * entries).rev().collect()).collect()
-            };
-            let mut card = Card {
-                port,
-                rx,
-                rx_len: rx_len as u32,
-                tx,
-                tx_len: settings.tx_buffer() as u32,
-                spare,
-                ungranted: vec![Vec::new(); queues as usize],
-                heap,
-                sender: None,
-                mergeable,
-                orders: vec![Vec::new(); usize::from(count)],
-                drained: 0,
-                received: 0,
-                received_before: 0,
-            };
+            let mut card = Card::new(port, &settings, common.as_ref(), &mut memory)?;
             for queue in 0..card.port.rx.len() {
                 for i in 0..entries {
                     let own = queue as u32 * entries + i;

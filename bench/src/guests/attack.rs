@@ -132,7 +132,7 @@ fn figures(tame: &Report, wild: &Report) -> Vec<Option<f64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scenario::ALL;
+    use crate::scenario::all;
     use lasthop_loadgen::report::{AttackReport, Latency};
 
     fn report(by_port: [u64; 2], p99: f64, first_p99: f64, lost: u64) -> Report {
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn the_direction_that_suffers_more_counts_and_times_are_quotients() {
         let figures = figures(&report([1000, 1000], 10.0, 50.0, 0), &report([500, 900], 30.0, 60.0, 600));
-        let names = ALL.iter().find(|s| s.name == "attack-storm").unwrap().figures();
+        let names = all().find(|s| s.name == "attack-storm").unwrap().figures();
         let of = |name: &str| figures[names.iter().position(|f| f.name == name).unwrap()];
         assert_eq!(figures.len(), names.len());
         assert_eq!((of("packets kept"), of("lost")), (Some(50.0), Some(30.0)));

@@ -35,7 +35,7 @@ const REUSE: Option<Grants> = policy(Policy::Reuse(4096));
 const DRAINED: Option<Grants> = Some(Grants { policy: Policy::Reuse(4096), drain: Some(Duration::from_millis(10)) });
 
 /// What sharing by grants costs (PhD figures 3.6 to 3.13, MS figures 4.10 to 4.13), one after the other.
-pub(super) const ALL: [Scenario; 13] = [
+pub(super) static ALL: [Scenario; 13] = [
     between("grants-good", "1472 bytes from guest to guest, buffers in 1114 pages, shared for good", None, SEEN),
     between("grants-all", "1472 bytes from guest to guest, buffers in 1114 pages, all granted once", ALL_OF_IT, SEEN),
     between("grants-once", "1472 bytes from guest to guest, buffers in 1114 pages, granted for one use", ONCE, SEEN),

@@ -109,6 +109,11 @@ fn pages(addr: u64, len: u64) -> impl Iterator<Item = u64> {
     addr / PAGE..(addr + len).div_ceil(PAGE)
 }
 
+/// Pages that follow one another, for which one message does: the first of each run, and how many.
+fn runs(pages: &[u64]) -> impl Iterator<Item = (u64, u64)> {
+    pages.chunk_by(|a, b| a + 1 == *b).filter_map(|run| Some((*run.first()?, run.len() as u64)))
+}
+
 fn told(e: FrontendError) -> super::Failure {
     failed(format!("a grant: {e}"))
 }
@@ -201,37 +206,27 @@ impl Granter {
             return Ok(true);
         }
         let (permissions, far) = if write { (READ_WRITE, WRITABLE) } else { (READ, 0) };
-        // Pages that are granted together, one after the other.
-        let mut run: Option<(u64, u64)> = None;
+        let (mut new, mut all) = (Vec::new(), true);
         for page in pages(addr, len) {
             match self.tracks[half].take(page) {
-                Taken::Held => continue,
-                Taken::New => {}
-                Taken::Instead(old) => self.invalidate(front, far + old * PAGE, PAGE)?,
+                Taken::Held => {}
+                Taken::New => new.push(page),
+                Taken::Instead(old) => {
+                    self.invalidate(front, far + old * PAGE, PAGE)?;
+                    new.push(page);
+                }
                 Taken::Full => {
                     self.told.refused += 1;
-                    if let Some((first, count)) = run {
-                        self.update(front, far + first * PAGE, count * PAGE, permissions)?;
-                    }
                     for taken in addr / PAGE..page {
                         self.tracks[half].put(taken);
                     }
-                    return Ok(false);
+                    all = false;
+                    break;
                 }
             }
-            run = match run {
-                Some((first, count)) if first + count == page => Some((first, count + 1)),
-                Some((first, count)) => {
-                    self.update(front, far + first * PAGE, count * PAGE, permissions)?;
-                    Some((page, 1))
-                }
-                None => Some((page, 1)),
-            };
         }
-        if let Some((first, count)) = run {
-            self.update(front, far + first * PAGE, count * PAGE, permissions)?;
-        }
-        Ok(true)
+        runs(&new).try_for_each(|(first, count)| self.update(front, far + first * PAGE, count * PAGE, permissions))?;
+        Ok(all)
     }
 
     /// After the switch has given a buffer back: `addr` and `len` as they were given.
@@ -240,26 +235,12 @@ impl Granter {
             return Ok(());
         }
         let (half, far) = (usize::from(write), if write { WRITABLE } else { 0 });
-        let once = self.grants.policy == Policy::Once;
-        let mut run: Option<(u64, u64)> = None;
-        for page in pages(addr, len) {
-            if !self.tracks[half].put(page) || !once {
-                continue;
-            }
-            self.tracks[half].forget(page);
-            run = match run {
-                Some((first, count)) if first + count == page => Some((first, count + 1)),
-                Some((first, count)) => {
-                    self.invalidate(front, far + first * PAGE, count * PAGE)?;
-                    Some((page, 1))
-                }
-                None => Some((page, 1)),
-            };
+        let mut idle: Vec<_> = pages(addr, len).filter(|page| self.tracks[half].put(*page)).collect();
+        if self.grants.policy != Policy::Once {
+            idle.clear();
         }
-        match run {
-            Some((first, count)) => self.invalidate(front, far + first * PAGE, count * PAGE),
-            None => Ok(()),
-        }
+        idle.iter().for_each(|page| self.tracks[half].forget(*page));
+        runs(&idle).try_for_each(|(first, count)| self.invalidate(front, far + first * PAGE, count * PAGE))
     }
 
     /// How often what is not in use is revoked, if at all.
@@ -350,6 +331,12 @@ mod tests {
         assert_eq!(touched(0x1000, 4096), [1]);
         assert_eq!(touched(0x1fff, 2), [1, 2]);
         assert_eq!(touched(0x1800, 65550).len(), 17);
+    }
+
+    #[test]
+    fn pages_that_follow_one_another_are_said_together() {
+        assert_eq!(runs(&[]).count(), 0);
+        assert_eq!(runs(&[4, 5, 6, 9, 11, 12]).collect::<Vec<_>>(), [(4, 3), (9, 1), (11, 2)]);
     }
 
     #[test]

@@ -2,8 +2,10 @@
 
 use super::super::Outcome;
 use super::super::grants::Heap;
-use super::super::port::{Buffers, Port};
+use super::super::port::{Buffers, Memory, PAGE, Port};
+use super::super::settings::Settings;
 use super::Card;
+use lasthop_vhostuser::Features;
 
 /// Before the switch gets a buffer: where it finds it, or nothing if it cannot be granted now.
 #[inline]
@@ -37,6 +39,43 @@ pub(super) fn came_back(
 }
 
 impl Card {
+    /// A port with the buffers that all share, or with its own: in line, or anywhere in a heap. No buffer is with the switch yet.
+    pub(super) fn new(port: Port, settings: &Settings, common: Option<&Buffers>, memory: &mut Memory) -> Outcome<Self> {
+        let (entries, queues) = (u32::from(settings.ring_size), u32::from(settings.queues));
+        let [rx_len, tx_len] = [settings.receive_buffer(), settings.tx_buffer()];
+        let mut own = |len: usize| match common {
+            Some(common) => Ok(common.clone()),
+            None => Ok(Buffers::in_line(memory.take(u64::from(entries * queues) * Buffers::stride(len))?, len)),
+        };
+        let (mut rx, mut tx, mut heap) = (own(rx_len)?, own(tx_len)?, None);
+        if let Some(pages) = settings.heap {
+            let made = heap.insert(Heap::new(memory.take(pages as u64 * PAGE)?, pages, rx_len.max(tx_len)));
+            for buffers in [&mut rx, &mut tx] {
+                buffers.places = (0..entries * queues).filter_map(|_| made.draw(None)).collect();
+            }
+        }
+        let spare = |q: u32| match common {
+            Some(_) => Vec::new(),
+            None => (q * entries..(q + 1) * entries).rev().collect(),
+        };
+        Ok(Self {
+            mergeable: port.features.contains(Features::MRG_RXBUF),
+            port,
+            rx,
+            rx_len: rx_len as u32,
+            tx,
+            tx_len: tx_len as u32,
+            spare: (0..queues).map(spare).collect(),
+            ungranted: vec![Vec::new(); queues as usize],
+            heap,
+            sender: None,
+            orders: vec![Vec::new(); settings.sockets.len()],
+            drained: 0,
+            received: 0,
+            received_before: 0,
+        })
+    }
+
     /// A receive buffer for the switch, now or as soon as it can be granted. It is shown with the others of its burst.
     #[inline]
     pub(super) fn offer(&mut self, queue: usize, token: u32) -> Outcome<()> {

@@ -551,6 +551,7 @@ impl Tunnels {
     pub(super) fn others(&self) -> Option<BorrowedFd<'_>> {
         self.other.as_ref().map(|family| family.receiver.as_fd())
     }
+
     /// Writable when the kernel has room for what it had none for.
     pub(super) fn writable(&self) -> BorrowedFd<'_> {
         let socket = self.rest.as_ref().and_then(|rest| {
