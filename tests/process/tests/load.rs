@@ -2,7 +2,7 @@
 //! that any machine manages.
 
 use lasthop_loadgen::frame::Vary;
-use lasthop_loadgen::{self as load, Check, Notify, Pattern, Report, Session, Settings, Socket};
+use lasthop_loadgen::{self as load, Check, Grants, Notify, Pattern, Policy, Report, Session, Settings, Socket};
 use lasthop_tests_process::{Guest, Lasthop, Options, Port, scratch};
 use lasthop_text::MacAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -67,6 +67,47 @@ fn every_pattern_arrives_whole() {
         }
         drop(session);
         lasthop.check_sums();
+        assert!(lasthop.stop());
+    }
+}
+
+/// Guests behind IOMMUs of their own: what they have to say for a packet is what their way to grant needs, and no byte is wrong.
+#[test]
+fn guests_that_grant_their_pages_lose_nothing_and_say_what_it_takes() {
+    // For each: whether a packet takes messages that grant, and such that revoke.
+    let ways = [
+        (Policy::All, Some(1114), None, false, false),
+        (Policy::Once, Some(1114), None, true, true),
+        // All pages are granted after a while, and stay so.
+        (Policy::Reuse(4096), None, None, false, false),
+        // Nearly every buffer lies in a page for which another has to go, once the table is full.
+        (Policy::Reuse(256), Some(10_000), None, true, true),
+        (Policy::Reuse(4096), None, Some(Duration::from_millis(1)), true, true),
+    ];
+    for (n, (policy, heap, drain, grants, revokes)) in ways.into_iter().enumerate() {
+        let dir = scratch();
+        let (ports, sockets) = ports(2, dir.path());
+        let sizes = "64,1514".parse().unwrap();
+        let settings = Settings {
+            sizes,
+            heap,
+            packed: n % 2 == 1,
+            ring_size: 64,
+            notify: Notify::Poll,
+            grants: Some(Grants { policy, drain }),
+            ..modest(sockets, Pattern::BothWays)
+        };
+        let listening = load::listen(&settings).unwrap();
+        let lasthop = Lasthop::start(&ports);
+        let report = load::run(&settings, &listening, &|| Ok(()), &mut ()).unwrap();
+        expect_whole(&format!("{policy:?}, {heap:?}"), &report);
+        let told = report.grants.expect("they grant");
+        let many = |messages: u64| messages * 4 > report.received;
+        assert_eq!(
+            (many(told.updates), many(told.invalidations)),
+            (grants, revokes),
+            "{policy:?}, {heap:?}: {report:?}"
+        );
         assert!(lasthop.stop());
     }
 }
