@@ -34,12 +34,12 @@ bench: setup-bench build
 bench-quick: setup-bench build
 	target/release/lasthop-bench compare --quick --out target/bench
 
-## The papers' tables and figures as far as they can be taken here (docs/evidence.md); about 50 minutes on an idle machine.
+## The papers' tables and figures as far as they can be taken here (docs/evidence.md); about an hour on an idle machine.
 evidence: setup-bench build
 	target/release/lasthop-sim paper --out target/evidence/simulation
 	target/release/lasthop-bench compare --out target/evidence --scenario loop-64-split --scenario size-256-split --scenario size-512-split \
 		--scenario size-1024-split --scenario acl-1 --scenario acl-971 --scenario driven-971 --scenario ports-pairs --scenario pairs \
-		--scenario vms --scenario uplink --scenario iommu
+		--scenario vms --scenario uplink --scenario iommu --scenario grants
 
 ## Each fuzz target for a minute; needs the nightly toolchain and cargo-fuzz.
 fuzz:
