@@ -1,0 +1,69 @@
+//! A sample of Open vSwitch's own suite for the kernel's datapath, with lasthop in the kernel's place and the distribution's programs: what its authors hold a
+//! datapath to. `tests/ovs/README.md` says what of the whole suite passes.
+
+use lasthop_tests_process::binary;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// By number and title in version 3.1: what takes seconds and no device that some kernels lack.
+const SAMPLE: &[(u32, &str)] = &[
+    (1, "datapath - ping between two ports"),
+    (2, "datapath - http between two ports"),
+    (8, "datapath - ping6 between two ports IPv6 later fragments"),
+    (9, "datapath - ping6 between two ports with header modify"),
+    (30, "datapath - clone action"),
+    (31, "datapath - mpls actions"),
+    (33, "datapath - encap decap mpls actions"),
+    (39, "datapath - basic truncate action"),
+    (40, "datapath - truncate and output to gre tunnel by simulated packets"),
+    (43, "datapath - simulated flow action update"),
+    (48, "mpls - decap header dp-support"),
+    (51, "conntrack - controller"),
+    (52, "conntrack - force commit"),
+    (54, "conntrack - IPv4 ping"),
+    (56, "conntrack - IPv6 ping"),
+    (57, "conntrack - preserve registers"),
+    (58, "conntrack - invalid"),
+    (60, "conntrack - zones from field"),
+    (67, "conntrack - ct_mark bit-fiddling"),
+    (70, "conntrack - ct_label bit-fiddling"),
+    (74, "conntrack - ICMP related"),
+    (77, "conntrack - IPv4 fragmentation"),
+    (86, "conntrack - IPv6 fragmentation"),
+    (103, "conntrack - IPv4 HTTP"),
+    (105, "conntrack - commit, recirc"),
+    (108, "conntrack - limit by zone"),
+    (115, "conntrack - simple SNAT"),
+    (122, "conntrack - simple DNAT"),
+    (138, "conntrack - IPv6 HTTP with DNAT"),
+    (167, "interface - add delete add same interface"),
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+#[test]
+fn a_sample_of_open_vswitchs_own_suite_passes() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: Open vSwitch's suite makes network namespaces; run this as root");
+    }
+    let work = tempfile::Builder::new().prefix("ovs-suite").tempdir().expect("a directory");
+    let programs = binary("lasthop").parent().expect("a directory").to_owned();
+    let numbers = SAMPLE.iter().map(|(number, _)| number.to_string());
+    let out = Command::new(root().join("tests/ovs/check-kernel"))
+        .args(numbers)
+        .env("LASTHOP_PROGRAMS", programs)
+        .env("TMPDIR", work.path())
+        .output()
+        .expect("tests/ovs/check-kernel");
+    let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
+    let passed =
+        |(number, title): &&(u32, &str)| text.lines().any(|line| line.trim_start() == format!("{number}: {title}\tok"));
+    let missing: Vec<_> = SAMPLE.iter().filter(|test| !passed(test)).collect();
+    if !missing.is_empty() {
+        // What Autotest wrote of a test that failed, before all is gone.
+        let kept = work.keep();
+        panic!("{missing:?} did not pass; see {}:\n{text}", kept.display());
+    }
+}
