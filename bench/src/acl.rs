@@ -6,6 +6,7 @@
 //!
 //! A list says the same to each switch in that one's language: ClassBench's and lasthop's own, OpenFlow, nftables.
 
+use crate::pipelines::Pipeline;
 use std::fmt::Write;
 
 /// What a list is for.
@@ -15,6 +16,8 @@ pub enum Kind {
     Stateless,
     /// Rules judge what opens a connection; what was answered passes.
     Stateful,
+    /// Stateful, and for Open vSwitch in somebody's tables: two guests, whose list and ports have to be passed.
+    Tables(Pipeline),
     /// Stateless; the rules are about the very flows that are played, so that these need many masks. Instead of rules,
     /// masks are counted: one, or [`MASKS`].
     Masks,
@@ -78,9 +81,13 @@ impl List {
         text
     }
 
+    fn is_stateful(&self) -> bool {
+        matches!(self.kind, Kind::Stateful | Kind::Tables(_))
+    }
+
     /// In lasthop's own language.
     fn native(&self) -> String {
-        let mut text = String::from(if self.kind == Kind::Stateful { "stateful\n" } else { "" });
+        let mut text = String::from(if self.is_stateful() { "stateful\n" } else { "" });
         for r in &self.rules {
             let _ = write!(text, "{} from-guest {}", if r.permits { "permit" } else { "deny" }, protocol(r.proto));
             for (word, ([a, b, c, d], len), (low, high)) in [("from", r.src, r.sport), ("to", r.dst, r.dport)] {
@@ -101,7 +108,7 @@ impl List {
     /// As a table of nftables at the bridge's forward hook. What asks for connections is a table of IPv4, to which the kernel
     /// hands bridged packets (`bridge-nf-call-iptables`), as a bridge has no connection tracking in every kernel.
     pub fn nftables(&self) -> String {
-        let stateful = self.kind == Kind::Stateful;
+        let stateful = self.is_stateful();
         let mut text = format!("table {} bench {{ chain forward {{\n", if stateful { "ip" } else { "bridge" });
         text += "type filter hook forward priority 0; policy accept;\n";
         if stateful {
@@ -129,11 +136,11 @@ impl List {
     /// opens a connection and is not dropped.
     pub fn flows(&self) -> String {
         let mut text = String::new();
-        let matches = match self.kind {
-            Kind::Stateless => "",
+        let (matches, to) = match self.kind {
+            Kind::Stateless => ("", 2),
             Kind::Masks => {
                 text += "priority=1,actions=resubmit(,2)\n";
-                ""
+                ("", 2)
             }
             Kind::Stateful => {
                 text += "priority=5,ip,actions=ct(table=1)\npriority=1,actions=resubmit(,2)\n\
@@ -141,7 +148,11 @@ impl List {
                          table=1,priority=60001,ct_state=+trk+rel,actions=resubmit(,2)\n\
                          table=1,priority=60000,ct_state=+trk+inv,actions=drop\n\
                          table=1,priority=5,ip,ct_state=+trk+new,actions=ct(commit),resubmit(,2)\n";
-                "table=1,ct_state=+trk+new,"
+                ("table=1,ct_state=+trk+new,", 2)
+            }
+            Kind::Tables(whose) => {
+                text += &whose.flows(2);
+                whose.list()
             }
         };
         for (i, r) in self.rules.iter().enumerate() {
@@ -156,7 +167,8 @@ impl List {
                     let _ = write!(text, ",{field}={low:#x}/{:#x}", !(high - low));
                 }
             }
-            text += if r.permits { ",actions=resubmit(,2)\n" } else { ",actions=drop\n" };
+            let _ =
+                if r.permits { writeln!(text, ",actions=resubmit(,{to})") } else { writeln!(text, ",actions=drop") };
         }
         text
     }
@@ -283,6 +295,32 @@ mod tests {
         assert!(one.flows().ends_with(rule), "{}", one.flows());
         let accept = "ct state established,related accept\n";
         assert!(one.nftables().starts_with("table ip ") && one.nftables().contains(accept), "{}", one.nftables());
+    }
+
+    /// All that other tables resubmit to is there, and a list's rules are among them.
+    #[test]
+    fn tables_of_others_lead_to_where_packets_leave() {
+        for whose in [Pipeline::Neutron, Pipeline::Ovn] {
+            let list = List::generate(Kind::Tables(whose), 50);
+            assert_eq!(list.lasthop(), List::generate(Kind::Stateful, 50).lasthop());
+            let flows = list.flows();
+            let table =
+                |line: &str| line.strip_prefix("table=").map_or("0", |rest| rest.split(',').next().unwrap()).to_owned();
+            let tables: std::collections::BTreeSet<_> = flows.lines().map(table).collect();
+            let mut led = std::collections::BTreeSet::from(["0".to_owned()]);
+            for (before, behind) in [("resubmit(,", ')'), ("ct(table=", ',')] {
+                led.extend(flows.split(before).skip(1).map(|rest| rest.split(behind).next().unwrap().to_owned()));
+            }
+            assert!(led.remove("2"), "packets leave");
+            assert_eq!(tables, led, "{whose:?}");
+            assert_eq!(
+                flows
+                    .lines()
+                    .filter(|line| line.starts_with(whose.list().0) && line.ends_with(",actions=drop"))
+                    .count(),
+                50
+            );
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod figure;
 mod files;
 mod guests;
 mod machine;
+mod pipelines;
 mod plot;
 mod record;
 mod results;

@@ -16,6 +16,7 @@ use crate::guests::granted::{self, Sharing};
 use crate::guests::load::{Act, Setup, Stage, Yields, memory_per_port};
 use crate::guests::outside::Outside;
 use crate::guests::vms::Pair;
+use crate::pipelines::Pipeline;
 use crate::round::Round;
 use crate::switch::dpdk_vhost::DpdkVhost;
 use crate::switch::driven::Driven;
@@ -97,7 +98,7 @@ const fn acl(name: &'static str, title: &'static str, rules: usize, flows: u32) 
 /// Each packet is answered, so that all belong to connections that are established.
 const fn stateful(name: &'static str, title: &'static str, rules: usize, flows: u32) -> Scenario {
     let contenders: &[Contender] = if flows == 1 { &[OURS, LIST, NFT] } else { &[OURS, LIST] };
-    let act = Act { pattern: Pattern::Echo, flows, settle_ms: Some(if flows == 1 { 300 } else { 3000 }), ..Act::PLAIN };
+    let act = Act { flows, settle_ms: Some(if flows == 1 { 300 } else { 3000 }), ..ESTABLISHED };
     scenario(name, title, contenders, Work::Load(Setup { rules, kind: Kind::Stateful, ..Setup::PLAIN }, act))
 }
 
@@ -117,6 +118,12 @@ const fn driven(name: &'static str, rules: Rules, like: Scenario) -> Scenario {
     let contenders: &[Contender] =
         if matches!(rules, Rules::List) { &[OURS, DRIVEN_LIST, LIST] } else { &[OURS, DRIVEN_LEARN, LEARN] };
     Scenario { name, contenders, ..like }
+}
+
+/// The same through the tables of somebody who uses Open vSwitch; lasthop alone has the list of rules that is in them.
+const fn tables(name: &'static str, title: &'static str, whose: Pipeline, act: Act) -> Scenario {
+    let setup = Setup { rules: 100, kind: Kind::Tables(whose), ..Setup::PLAIN };
+    scenario(name, title, &[OURS, DRIVEN_LIST, LIST], Work::Load(setup, act))
 }
 
 const fn ports(name: &'static str, title: &'static str, pattern: Pattern) -> Scenario {
@@ -178,12 +185,15 @@ const NEW_FLOWS: Act = Act {
 };
 /// Each packet from another address or port.
 const NEW_CONNECTIONS: Act = Act { flows: 10_000, once: Some(Vary::Tuple), ..NEW_FLOWS };
+/// Each packet is answered, and so all are of connections that are established.
+const ESTABLISHED: Act = Act { pattern: Pattern::Echo, flows: 10_000, settle_ms: Some(3000), ..Act::PLAIN };
+const ONE_NEW_CONNECTION: Act = Act { window: Some(1), flows: 4000, ..NEW_CONNECTIONS };
 /// What one new flow costs, and how long its first packet is on its way while nothing else is.
 const ONE_NEW_FLOW: Act = Act { window: Some(1), ..NEW_FLOWS };
 const RULES: Setup = Setup { rules: 1000, ..Setup::PLAIN };
 
 /// Those that are not in a file of their own, those of a group together.
-static OTHERS: [Scenario; 100] = [
+static OTHERS: [Scenario; 106] = [
     dpdk("loop-64-split", "two DPDK guests, 64-byte frames, split rings", Ring::Split, Frames::Size(64)),
     dpdk("loop-64-packed", "two DPDK guests, 64-byte frames, packed rings", Ring::Packed, Frames::Size(64)),
     dpdk("loop-1472-split", "two DPDK guests, 1472-byte frames, split rings", Ring::Split, Frames::Size(1472)),
@@ -348,6 +358,42 @@ static OTHERS: [Scenario; 100] = [
             &[],
             Work::Load(Setup::PLAIN, ONE_NEW_FLOW),
         ),
+    ),
+    tables(
+        "driven-neutron",
+        "64-byte frames there and back, 10 000 connections, the tables of Neutron's firewall with 100 rules",
+        Pipeline::Neutron,
+        ESTABLISHED,
+    ),
+    tables(
+        "driven-neutron-new",
+        "10 000 packets, each opens a connection, 64 on their way, the tables of Neutron's firewall with 100 rules",
+        Pipeline::Neutron,
+        NEW_CONNECTIONS,
+    ),
+    tables(
+        "driven-neutron-one",
+        "4000 packets, each opens a connection, one at a time, the tables of Neutron's firewall with 100 rules",
+        Pipeline::Neutron,
+        ONE_NEW_CONNECTION,
+    ),
+    tables(
+        "driven-ovn",
+        "64-byte frames there and back, 10 000 connections, the tables of OVN's logical switch with 100 rules",
+        Pipeline::Ovn,
+        ESTABLISHED,
+    ),
+    tables(
+        "driven-ovn-new",
+        "10 000 packets, each opens a connection, 64 on their way, the tables of OVN's logical switch with 100 rules",
+        Pipeline::Ovn,
+        NEW_CONNECTIONS,
+    ),
+    tables(
+        "driven-ovn-one",
+        "4000 packets, each opens a connection, one at a time, the tables of OVN's logical switch with 100 rules",
+        Pipeline::Ovn,
+        ONE_NEW_CONNECTION,
     ),
     scenario("vms", "two Linux VMs (QEMU), virtio-net with TSO", &[OURS, BRIDGE, FLOW], Work::Vms),
     scenario(
