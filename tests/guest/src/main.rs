@@ -21,6 +21,7 @@ lasthop-guest tcp-push ADDR:PORT SECONDS                  one stream with known 
 lasthop-guest tcp-transactions ADDR:PORT SECONDS          one byte there and back, one at a time; how many
 lasthop-guest udp-serve PORT                              echo datagrams after checking them, for ever
 lasthop-guest udp-check ADDR:PORT MAX STRIDE              datagrams of 16..=MAX bytes there and back, compared
+lasthop-guest udp-late ADDR:PORT SECONDS WAIT             one datagram that the server answers so late; waits for that
 lasthop-guest raw-send IFACE DST ETHERTYPE COUNT MIN MAX PAUSE_US
                                                           numbered frames of MIN..=MAX bytes
 lasthop-guest raw-recv IFACE ETHERTYPE COUNT IDLE_SECONDS count, and find lost, repeated, reordered, damaged ones
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         ["tcp-transactions", to, seconds] => number(seconds).and_then(|s| tcp::transactions(to, s)),
         ["udp-serve", port] => number(port).and_then(udp::serve),
         ["udp-check", to, max, stride] => number(max).and_then(|max| udp::check(to, max, number(stride)?)),
+        ["udp-late", to, seconds, wait] => number(seconds).and_then(|s| udp::late(to, s, number(wait)?)),
         ["raw-send", iface, dst, ethertype, count, min, max, pause] => raw::Flood::parse(dst, ethertype)
             .and_then(|f| f.send(iface, number(count)?, number(min)?..=number(max)?, number(pause)?)),
         ["raw-recv", iface, ethertype, count, idle] => {

@@ -8,8 +8,10 @@ use std::time::Duration;
 
 /// Bytes before the content: its seed and its hash.
 const HEAD: usize = 16;
+/// What a datagram begins with that is answered late; the seconds follow. Shorter than [`HEAD`].
+const LATE: &[u8] = b"late";
 
-/// Returns every datagram whose hash is right, content reversed; drops the others.
+/// Returns every datagram whose hash is right, content reversed; drops the others. One that asks for it is answered late.
 pub fn serve(port: u16) -> Outcome {
     let socket = UdpSocket::bind(("::", port)).map_err(|e| format!("port {port}: {e}"))?;
     serve_on(&socket)
@@ -22,6 +24,13 @@ fn serve_on(socket: &UdpSocket) -> Outcome {
         if n >= HEAD && buf[8..HEAD] == hash(&buf[HEAD..n]).to_be_bytes() {
             buf[HEAD..n].reverse();
             let _ = socket.send_to(&buf[..n], from);
+        } else if let Some(seconds) = buf[..n].strip_prefix(LATE).and_then(|rest| rest.first_chunk()) {
+            let (socket, answer) = (socket.try_clone().map_err(|e| e.to_string())?, buf[..n].to_vec());
+            let pause = Duration::from_secs(u64::from(u16::from_be_bytes(*seconds)));
+            std::thread::spawn(move || {
+                std::thread::sleep(pause);
+                socket.send_to(&answer, from)
+            });
         } else if n < HEAD {
             let _ = socket.send_to(&buf[..n], from);
         }
@@ -54,6 +63,22 @@ pub fn check(to: &str, max: usize, stride: usize) -> Outcome {
         }
     }
     Ok(format!("ok {} sizes", all.len()))
+}
+
+/// Asks the server for an answer `seconds` later, and waits for it for `wait` seconds in all.
+pub fn late(to: &str, seconds: u16, wait: u64) -> Outcome {
+    let to: SocketAddr = to.parse().map_err(|_| format!("{to:?} is not ADDR:PORT"))?;
+    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = UdpSocket::bind(any).map_err(|e| e.to_string())?;
+    socket.set_read_timeout(Some(Duration::from_secs(wait))).map_err(|e| e.to_string())?;
+    let asked = [LATE, &seconds.to_be_bytes()].concat();
+    socket.send_to(&asked, to).map_err(|e| e.to_string())?;
+    let mut buf = [0; HEAD];
+    match socket.recv(&mut buf) {
+        Ok(n) if buf[..n] == asked[..] => Ok("ok, answered".into()),
+        Ok(n) => Err(format!("{n} bytes came that nobody asked for")),
+        Err(e) => Err(format!("no answer: {e}")),
+    }
 }
 
 #[cfg(test)]

@@ -55,6 +55,32 @@ fn a_guest_that_watches_two_others() {
     assert_eq!(whole(checks::numbered(&a, &b, FRAMES, 500, || ())), all, "the stream without its mirror");
     wait_for("copies to be lost there", Duration::from_secs(20), || lost(&lasthop, "m") > before);
     m.qmp("cont", json!({}));
+    // One that is slow: it sleeps and wakes. The stream loses nothing, and each packet is either copied or lost there.
+    let counts = || {
+        let port = lasthop.port("m");
+        let copies = lasthop.port("a")["from_guest"]["packets"].as_u64().unwrap_or(0)
+            + lasthop.port("a")["to_guest"]["packets"].as_u64().unwrap_or(0);
+        (copies, port["to_guest"]["packets"].as_u64().unwrap_or(0), lost(&lasthop, "m"))
+    };
+    let before = counts();
+    let slow = std::sync::atomic::AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while slow.load(std::sync::atomic::Ordering::Relaxed) {
+                for order in ["stop", "cont"] {
+                    m.qmp(order, json!({}));
+                    std::thread::sleep(Duration::from_millis(if order == "stop" { 400 } else { 50 }));
+                }
+            }
+        });
+        let counted = checks::numbered(&a, &b, FRAMES, 500, || ());
+        slow.store(false, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(whole(counted), all, "the stream beside a slow receiver of its mirror");
+    });
+    let after = counts();
+    let [sent, copied, missed] = [after.0 - before.0, after.1 - before.1, after.2 - before.2];
+    assert!(copied > 0 && missed > 0, "{copied} copies came, {missed} did not");
+    assert!((copied + missed).abs_diff(sent) <= 8, "{sent} packets, {copied} copies, {missed} lost there");
     assert_eq!(["a", "b"].map(dropped), alone);
     lasthop.command(&["mirror", "del", "tap"]);
     wait_for("it to be a station again", Duration::from_secs(60), || {

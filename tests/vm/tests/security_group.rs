@@ -55,10 +55,23 @@ fn a_security_group_of_three_lines() {
         a.output(&format!("timeout 5 lasthop-guest udp-check {}:9999 100 4001", nic_b.ip4()), 20);
     }
     assert!(unreachable(&a) > before, "an ICMP error about the guest's own datagram");
+    // A datagram that is answered within its time, and one that is answered when its connection is over: that answer opens one, which the
+    // rules deny.
+    let denied = || lasthop.command(&["stats"]).contains(&format!("(udp {} port 7000 > {} ", nic_b.ip4(), nic_a.ip4()));
+    a.run(&format!("lasthop-guest udp-late {}:7000 5 20", nic_b.ip4()));
+    a.background(&format!("lasthop-guest udp-late {}:7000 100 110 >/tmp/late 2>&1", nic_b.ip4()));
+    wait_for("what is asked", Duration::from_secs(20), || {
+        lasthop.command(&["conntrack", "list"]).contains(" dport=7000 [UNREPLIED] ")
+    });
     // What is idle ends: UDP and pings within a minute or so.
     wait_for("idle connections to end", Duration::from_secs(180), || {
         let left = lasthop.command(&["conntrack", "list"]);
         !left.contains("udp ") && !left.contains("icmp ")
+    });
+    assert!(!denied(), "answers came in time");
+    wait_for("the answer that is none any more", Duration::from_secs(120), denied);
+    wait_for("it to be waited for in vain", Duration::from_secs(60), || {
+        a.run("cat /tmp/late").starts_with("no answer")
     });
     assert!(answers(&a, &nic_b.ip4().to_string()));
     lasthop.check_sums();
