@@ -83,8 +83,8 @@ impl Field {
 
     /// Opens connections at this rate for `length`, while those who talk do so.
     fn play(&mut self, rate: f64, length: Duration) -> (Report, Waits) {
-        // Twice as many as there will be: none comes again.
-        let flows = (2.0 * rate * length.as_secs_f64()) as u32;
+        // Twice as many as there will be, or as many as the generator tells apart: none comes again while its connection is known.
+        let flows = ((2.0 * rate * length.as_secs_f64()) as u32).min(1 << 20);
         let opens = Settings { flows, rate: Some(rate), length, ..self.opens.clone() };
         let (Self { opener, talkers, .. }, over) = (self, AtomicBool::new(false));
         std::thread::scope(|scope| {
@@ -151,7 +151,7 @@ fn figures_of_a_turnover() {
         let flows = || field.lasthop.json(&["stats"])["switch"]["flows"].clone();
         let stats = || field.lasthop.command(&["conntrack", "stats"]).lines().next().unwrap_or_default().to_owned();
         println!("round {round}: {} flows; {}", flows(), stats());
-        let waits = field.talk(Duration::from_secs(55));
+        let waits = field.talk(Duration::from_secs(120));
         println!("round {round}, while they end: {}", waits.text());
         let stats = field.lasthop.command(&["conntrack", "stats"]);
         println!("round {round}: {}", stats.lines().next().unwrap_or_default());
