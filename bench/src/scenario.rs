@@ -1,6 +1,7 @@
 //! What is compared: each scenario's guests, its contenders, and the figures it yields.
 
 mod grants;
+mod tables;
 
 use crate::acl::{Kind, MASKS};
 use crate::contender::{Change, Contender};
@@ -16,7 +17,6 @@ use crate::guests::granted::{self, Sharing};
 use crate::guests::load::{Act, Setup, Stage, Yields, memory_per_port};
 use crate::guests::outside::Outside;
 use crate::guests::vms::Pair;
-use crate::pipelines::Pipeline;
 use crate::round::Round;
 use crate::switch::dpdk_vhost::DpdkVhost;
 use crate::switch::driven::Driven;
@@ -120,12 +120,6 @@ const fn driven(name: &'static str, rules: Rules, like: Scenario) -> Scenario {
     Scenario { name, contenders, ..like }
 }
 
-/// The same through the tables of somebody who uses Open vSwitch; lasthop alone has the list of rules that is in them.
-const fn tables(name: &'static str, title: &'static str, whose: Pipeline, act: Act) -> Scenario {
-    let setup = Setup { rules: 100, kind: Kind::Tables(whose), ..Setup::PLAIN };
-    scenario(name, title, &[OURS, DRIVEN_LIST, LIST], Work::Load(setup, act))
-}
-
 const fn ports(name: &'static str, title: &'static str, pattern: Pattern) -> Scenario {
     let act = Act { pattern, ..Act::PLAIN };
     scenario(name, title, &[OURS, LEARN], Work::Load(Setup { ports: 4, ..Setup::PLAIN }, act))
@@ -187,13 +181,12 @@ const NEW_FLOWS: Act = Act {
 const NEW_CONNECTIONS: Act = Act { flows: 10_000, once: Some(Vary::Tuple), ..NEW_FLOWS };
 /// Each packet is answered, and so all are of connections that are established.
 const ESTABLISHED: Act = Act { pattern: Pattern::Echo, flows: 10_000, settle_ms: Some(3000), ..Act::PLAIN };
-const ONE_NEW_CONNECTION: Act = Act { window: Some(1), flows: 4000, ..NEW_CONNECTIONS };
 /// What one new flow costs, and how long its first packet is on its way while nothing else is.
 const ONE_NEW_FLOW: Act = Act { window: Some(1), ..NEW_FLOWS };
 const RULES: Setup = Setup { rules: 1000, ..Setup::PLAIN };
 
 /// Those that are not in a file of their own, those of a group together.
-static OTHERS: [Scenario; 106] = [
+static OTHERS: [Scenario; 100] = [
     dpdk("loop-64-split", "two DPDK guests, 64-byte frames, split rings", Ring::Split, Frames::Size(64)),
     dpdk("loop-64-packed", "two DPDK guests, 64-byte frames, packed rings", Ring::Packed, Frames::Size(64)),
     dpdk("loop-1472-split", "two DPDK guests, 1472-byte frames, split rings", Ring::Split, Frames::Size(1472)),
@@ -359,42 +352,6 @@ static OTHERS: [Scenario; 106] = [
             Work::Load(Setup::PLAIN, ONE_NEW_FLOW),
         ),
     ),
-    tables(
-        "driven-neutron",
-        "64-byte frames there and back, 10 000 connections, the tables of Neutron's firewall with 100 rules",
-        Pipeline::Neutron,
-        ESTABLISHED,
-    ),
-    tables(
-        "driven-neutron-new",
-        "10 000 packets, each opens a connection, 64 on their way, the tables of Neutron's firewall with 100 rules",
-        Pipeline::Neutron,
-        NEW_CONNECTIONS,
-    ),
-    tables(
-        "driven-neutron-one",
-        "4000 packets, each opens a connection, one at a time, the tables of Neutron's firewall with 100 rules",
-        Pipeline::Neutron,
-        ONE_NEW_CONNECTION,
-    ),
-    tables(
-        "driven-ovn",
-        "64-byte frames there and back, 10 000 connections, the tables of OVN's logical switch with 100 rules",
-        Pipeline::Ovn,
-        ESTABLISHED,
-    ),
-    tables(
-        "driven-ovn-new",
-        "10 000 packets, each opens a connection, 64 on their way, the tables of OVN's logical switch with 100 rules",
-        Pipeline::Ovn,
-        NEW_CONNECTIONS,
-    ),
-    tables(
-        "driven-ovn-one",
-        "4000 packets, each opens a connection, one at a time, the tables of OVN's logical switch with 100 rules",
-        Pipeline::Ovn,
-        ONE_NEW_CONNECTION,
-    ),
     scenario("vms", "two Linux VMs (QEMU), virtio-net with TSO", &[OURS, BRIDGE, FLOW], Work::Vms),
     scenario(
         "uplink-xdp",
@@ -455,7 +412,7 @@ static OTHERS: [Scenario; 106] = [
 
 /// All there are, those of a group together.
 pub fn all() -> impl Iterator<Item = &'static Scenario> {
-    OTHERS.iter().chain(&grants::ALL)
+    OTHERS.iter().chain(&tables::ALL).chain(&grants::ALL)
 }
 
 /// What `--scenario` takes: names, and of each group what its names begin with.
