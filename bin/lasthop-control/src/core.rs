@@ -6,7 +6,9 @@ use lasthop_api::ApiError;
 use lasthop_ipc::{FromControl, PortInfo, PortState, ToControl, UpcallPacket};
 use lasthop_management_ipc::{ControlToSupervisor, DeviceState, PortConfig, SupervisorToControl};
 use lasthop_policy::acl::Book;
-use lasthop_policy::{Change, Effects, Headers, LOOK_MANY_MS, LOOK_MS, Learning, MANY_FLOWS, Resume, Uplinks, Vlans};
+use lasthop_policy::{
+    Change, Effects, Headers, LOOK_MANY_MS, LOOK_MS, Learning, Limits, MANY_FLOWS, Resume, Uplinks, Vlans,
+};
 use lasthop_sys::hostview::HostView;
 use lasthop_text::counted;
 use lasthop_types::{CacheFigures, PortId, PortTotals};
@@ -192,6 +194,11 @@ impl Core {
     /// It can tell what VMs do.
     pub fn with_view(self, host_view: Option<HostView>) -> Self {
         Self { host_view, ..self }
+    }
+
+    /// There is room for so many connections.
+    pub fn with_room(self, connections: usize) -> Self {
+        Self { policy: Learning::new(Limits { connections, ..Limits::default() }), ..self }
     }
 
     pub fn new(now_ms: u64) -> Self {

@@ -26,6 +26,7 @@ pub use decider::Decider;
 use decider::Nobody;
 use lasthop_ipc::{ChannelError, ToControl};
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
+use lasthop_policy::CONNECTIONS;
 pub use lasthop_policy::{ConnectionCursor, ConnectionStats, ConnectionView};
 use lasthop_sys::Beat;
 use lasthop_sys::hostview::HostView;
@@ -49,6 +50,8 @@ pub struct Descriptors {
     pub read_api: Option<OwnedFd>,
     /// What the host's cores and VMs do.
     pub host_view: Option<HostView>,
+    /// How many connections there is room for.
+    pub connections: usize,
 }
 
 impl Descriptors {
@@ -56,8 +59,12 @@ impl Descriptors {
     /// `main`: nothing else is open yet.
     pub fn take(mut args: impl Iterator<Item = String>, mut other: impl FnMut(&str, OwnedFd) -> bool) -> Option<Self> {
         let (mut supervisor, mut api, mut read_api) = (None, None, None);
-        let mut host_view = None;
+        let (mut host_view, mut connections) = (None, CONNECTIONS);
         while let Some(name) = args.next() {
+            if name == "--connections" {
+                connections = args.next()?.parse().ok()?;
+                continue;
+            }
             let fd = args.next()?.parse().ok().and_then(lasthop_sys::inherited_fd)?;
             match name.as_str() {
                 "--pulse-fd" => lasthop_sys::map_pulse(fd).ok()?,
@@ -71,7 +78,7 @@ impl Descriptors {
                 name => other(name, fd).then_some(())?,
             }
         }
-        Some(Self { supervisor: supervisor?, api: api?, read_api, host_view })
+        Some(Self { supervisor: supervisor?, api: api?, read_api, host_view, connections })
     }
 }
 
@@ -134,7 +141,7 @@ async fn serve<D: Decider>(given: Descriptors, beat: &Arc<Beat>, mut decider: Op
     let serve = |socket, read_only| server::start(socket, calls.clone(), clients.clone(), read_only);
     let mut readers = given.read_api.map(|socket| serve(socket, true)).transpose().map_err(ControlError::Api)?;
     let mut owners = Some(serve(given.api, false).map_err(ControlError::Api)?);
-    let mut core = new_core(given.host_view, decider.is_some());
+    let mut core = new_core(given.host_view, given.connections, decider.is_some());
     supervisor.queue(ControlToSupervisor::Ready);
 
     let (mut from_supervisor, mut from_switch) = (Vec::new(), Vec::new());
@@ -299,8 +306,8 @@ fn hear_call<D: Decider>(core: &mut Core, decider: &Option<D>, call: Event) {
 }
 
 /// The learning switch's addresses and flows are not looked at where something else decides.
-fn new_core(view: Option<HostView>, only_watches: bool) -> Core {
-    let mut core = Core::new(now_ms()).with_view(view);
+fn new_core(view: Option<HostView>, connections: usize, only_watches: bool) -> Core {
+    let mut core = Core::new(now_ms()).with_view(view).with_room(connections);
     core.leave_deciding(only_watches);
     core
 }

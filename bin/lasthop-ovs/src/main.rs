@@ -9,7 +9,7 @@ use lasthop_sys::sandbox::Program;
 use std::process::ExitCode;
 
 const USAGE: &str = "lasthop-ovs is started by `lasthop run --control ovs`; arguments: --supervisor-fd N --api-fd N --ovs-fd N --frames-fd N --record-fd N \
-                     --other-record-fd N [--host-view-fd N] [--read-api-fd N] [--pulse-fd N], open descriptors";
+                     --other-record-fd N [--host-view-fd N] [--read-api-fd N] [--pulse-fd N], open descriptors, and [--connections N]";
 
 fn main() -> ExitCode {
     let (mut ovs, mut frames, mut record, mut other) = (None, None, None, None);
@@ -28,7 +28,8 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     let ((ovs, frames), (record, other)) = own;
-    let serve =
-        || lasthop_control::run_with(descriptors, || server::Server::new(ovs, frames, [record, other]).map(Some));
+    let connections = descriptors.connections;
+    let server = || server::Server::new(ovs, frames, [record, other], connections).map(Some);
+    let serve = || lasthop_control::run_with(descriptors, server);
     lasthop_control::run_program(Program::OVS, serve)
 }

@@ -57,9 +57,9 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Of a listening socket, the other end of the device, and the files of the record.
-    pub fn new(listener: OwnedFd, frames: OwnedFd, record: [OwnedFd; 2]) -> io::Result<Self> {
-        let mut datapath = Datapath::new();
+    /// Of a listening socket, the other end of the device, and the files of the record; with room for so many connections.
+    pub fn new(listener: OwnedFd, frames: OwnedFd, record: [OwnedFd; 2], connections: usize) -> io::Result<Self> {
+        let mut datapath = Datapath::new().with_room(connections);
         let (mut record, notes) = Record::open(record);
         if !notes.is_empty() {
             datapath.set_now(lasthop_control::now_ms());
@@ -338,7 +338,7 @@ mod tests {
             let (listener, frames) = (OwnedFd::from(listener), OwnedFd::from(frames));
             let record = [(); 2].map(|()| lasthop_sys::memfd("record", 0).unwrap());
             // Nothing is to be accepted or read: the pair is silent.
-            let mut server = Server::new(listener, frames, record).unwrap();
+            let mut server = Server::new(listener, frames, record, 4096).unwrap();
             assert!(poll_fn(|cx| Poll::Ready(server.poll(cx))).await.is_pending(), "there is nothing to do");
             server.record.begin();
             server.anew = Some(NotesFrom::default());

@@ -21,7 +21,8 @@ impl World {
     fn new(ports: &[&str]) -> Self {
         let (mut fake, supervisor, api) = Fake::new();
         let control = std::thread::spawn(|| {
-            lasthop_control::run(Descriptors { supervisor, api, read_api: None, host_view: None }).unwrap()
+            let (read_api, host_view, connections) = (None, None, lasthop_policy::CONNECTIONS);
+            lasthop_control::run(Descriptors { supervisor, api, read_api, host_view, connections }).unwrap()
         });
         fake.announce_lists();
         fake.add_ports(ports);
@@ -453,6 +454,8 @@ fn says_what_is_wrong_and_what_to_do() {
         ("run --uplink-limit-ms -5", "\"-5\" is not a number from 20 to 3600000; write 2000"),
         ("run --uplink-limit-ms abc", "\"abc\" is not a number from 20 to 3600000; write 2000"),
         ("run --uplink-limit-ms 0", "\"0\" is not a number from 20 to 3600000; write 2000"),
+        ("run --connections -5", "\"-5\" is not a number from 4096 to 4194304; write 262144"),
+        ("run --connections 4095", "\"4095\" is not a number from 4096 to 4194304; write 262144"),
         ("run --max-guest-memory 0", "the least is 1"),
         ("run --max-guest-memory -1", "\"-1\" is not a size"),
         ("acl list", "`lasthop acl show`"),

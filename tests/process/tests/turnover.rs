@@ -53,7 +53,8 @@ fn talk([c, d]: &mut [Guest; 2], until: impl Fn() -> bool) -> Waits {
 }
 
 impl Field {
-    fn new(limit: u32) -> Self {
+    /// There is `room` for connections, and the one port may open as many as `limit`.
+    fn new(room: u32, limit: u32) -> Self {
         let dir = scratch();
         let played = ["p0", "p1"].map(|name| Port::connect(name, dir.path()));
         let guests = ["c", "d"].map(|name| Port::listen(name, dir.path()));
@@ -68,7 +69,8 @@ impl Field {
         };
         let listening = load::listen(&opens).unwrap();
         let [c, d] = guests.each_ref().map(|port| port.socket.clone());
-        let lasthop = Lasthop::start(&played.into_iter().chain(guests).collect::<Vec<_>>());
+        let ports: Vec<_> = played.into_iter().chain(guests).collect();
+        let lasthop = Lasthop::start_with(&ports, &["--connections", &room.to_string()]);
         let talkers = [(c, 13), (d, 14)].map(|(socket, n)| Guest::connect(&socket, mac(n), Options::default()));
         ["c", "d"].iter().for_each(|port| lasthop.wait_for_state(port, "up"));
         let file = dir.path().join("list");
@@ -112,7 +114,7 @@ impl Field {
 #[test]
 fn a_limit_holds_at_ten_thousand_connections_a_second() {
     const LIMIT: u32 = 2000;
-    let mut field = Field::new(LIMIT);
+    let mut field = Field::new(8192, LIMIT);
     let (opened, waits) = field.play(10_000.0, Duration::from_secs(3));
     let drops = field.drops();
     println!("{} of {} passed, {drops:?}; {}", opened.received, opened.sent, waits.text());
@@ -125,6 +127,7 @@ fn a_limit_holds_at_ten_thousand_connections_a_second() {
     assert!(drops.iter().any(|(reason, packets)| reason == "ct_limit" && *packets > 0), "{drops:?}");
     let stats = field.lasthop.command(&["conntrack", "stats"]);
     assert!(stats.contains(&format!("p0: {LIMIT} of {LIMIT} opened from there")), "{stats}");
+    assert!(stats.contains(" of 8192 connections"), "{stats}");
     // What is refused for want of room opens when there is some.
     let flushed = field.lasthop.command(&["conntrack", "flush", "--port", "p0"]);
     assert!(flushed.starts_with("2000 connections"), "{flushed}");
@@ -142,7 +145,7 @@ fn figures_of_a_turnover() {
     let (rounds, connections, rate) = (number("ROUNDS", 5), number("CONNECTIONS", 3_000_000), number("RATE", 50_000));
     let length = Duration::from_secs_f64(f64::from(connections) / f64::from(rate));
     for round in 1..=rounds {
-        let mut field = Field::new(250_000);
+        let mut field = Field::new(connections + 1000, connections + 500);
         println!("round {round}, alone: {}", field.talk(Duration::from_secs(5)).text());
         let (opened, waits) = field.play(rate.into(), length);
         println!("round {round}, {rate} new connections a second: {}", waits.text());

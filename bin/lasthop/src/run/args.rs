@@ -8,7 +8,7 @@ use super::store::SavedUplink;
 use crate::size::Size;
 use lasthop_ipc::SwitchSettings;
 use lasthop_management_ipc::Settings;
-use lasthop_policy::{SETTINGS, check_name, check_new_name};
+use lasthop_policy::{CONNECTIONS, CONNECTIONS_RANGE, SETTINGS, check_name, check_new_name};
 use lasthop_sys::{CpuList, ParseCpusError};
 use lasthop_uplink_ipc::UplinkDriver;
 use std::path::PathBuf;
@@ -26,6 +26,10 @@ pub struct RunArgs {
     /// What decides what becomes of packets
     #[arg(long, value_enum, default_value_t)]
     pub control: Decides,
+    /// How many connections there is room for, 4096 to 4194304, those of all ports together: what stateful lists know, or Open
+    /// vSwitch has tracked. About 300 bytes each once it is used
+    #[arg(long, value_name = "N", default_value = "262144", value_parser = parse_connections, allow_negative_numbers = true)]
+    pub connections: usize,
     /// CPUs the switch may use, like 0,2-3 [default: every CPU this process may use]
     #[arg(long, value_name = "LIST")]
     pub cpus: Option<String>,
@@ -163,6 +167,12 @@ fn parse_watchdog(text: &str) -> Result<Watchdog, String> {
 fn parse_uplink_limit(text: &str) -> Result<u64, String> {
     let limit = text.parse().ok().filter(|ms| (20..=3_600_000).contains(ms));
     limit.ok_or_else(|| format!("{text:?} is not a number from 20 to 3600000; write 2000"))
+}
+
+fn parse_connections(text: &str) -> Result<usize, String> {
+    let (least, most) = CONNECTIONS_RANGE.into_inner();
+    let number = text.parse().ok().filter(|n| CONNECTIONS_RANGE.contains(n));
+    number.ok_or_else(|| format!("{text:?} is not a number from {least} to {most}; write {CONNECTIONS}"))
 }
 
 /// A list of CPUs, or none.

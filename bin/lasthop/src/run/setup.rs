@@ -48,6 +48,8 @@ pub struct Setup {
     pub switch: PathBuf,
     /// Program of the control plane.
     pub control: PathBuf,
+    /// How many connections it has room for.
+    pub connections: usize,
     /// Program of ports' sessions.
     pub session: PathBuf,
     /// What Open vSwitch needs, where it decides.
@@ -138,6 +140,7 @@ impl Setup {
             bpf: !args.no_bpf,
             switch,
             control,
+            connections: args.connections,
             session,
             uplink,
             uplink_limit: Duration::from_millis(args.uplink_limit_ms),

@@ -143,7 +143,8 @@ impl Supervisor {
             epoll.add(boost, BOOST, Trigger::Level).map_err(|e| system("epoll", e))?;
             for_switch.extend(arguments(&["--boost-fd", "6"]));
         }
-        let (control_name, for_control) = open_vswitch::control(setup.read_api.is_some(), setup.ovs.is_some());
+        let (control_name, mut for_control) = open_vswitch::control(setup.read_api.is_some(), setup.ovs.is_some());
+        for_control.extend(arguments(&["--connections", &setup.connections.to_string()]));
         let presence = Presence::new(&epoll, PRESENCE);
         let mut supervisor = Self {
             epoll,

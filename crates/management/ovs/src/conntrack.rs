@@ -40,15 +40,20 @@ pub(crate) struct Connections {
 
 impl Default for Connections {
     fn default() -> Self {
-        let tracker = Tracker::new(Config::default());
+        Self::new(Config::default().capacity)
+    }
+}
+
+impl Connections {
+    /// Room for so many.
+    pub fn new(capacity: usize) -> Self {
+        let tracker = Tracker::new(Config { capacity, ..Config::default() });
         if tracker.is_none() {
             tracing::error!("no memory for a table of connections: packets that a flow wants tracked are dropped");
         }
         Self { tracker, turned_ms: 0, behind: false, looked_ms: 0, limits: BTreeMap::new(), default_limit: 0 }
     }
-}
 
-impl Connections {
     /// Zones keep to their limits. Connections that are there stay.
     fn limit(&self, zones: impl Iterator<Item = u16>) {
         let Some(tracker) = &self.tracker else { return };

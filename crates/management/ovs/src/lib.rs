@@ -138,6 +138,11 @@ impl Datapath {
         Self { random: 0x9e37_79b9_7f4a_7c15, next_request: FIRST_REQUEST, ..Self::default() }
     }
 
+    /// There is room for so many connections, and none is known yet.
+    pub fn with_room(self, connections: usize) -> Self {
+        Self { connections: conntrack::Connections::new(connections), ..self }
+    }
+
     /// What is to be sent, in order; leaves nothing behind.
     pub fn take(&mut self) -> Vec<Out> {
         self.ask_for_tunnels();

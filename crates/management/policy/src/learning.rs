@@ -38,7 +38,7 @@ mod shown;
 mod stale;
 mod tracking;
 
-pub use connections::{CONNECTIONS_MAX, CONNECTIONS_PER_PORT_MAX, CONNECTIONS_PER_UPLINK_MAX};
+pub use connections::{CONNECTIONS, CONNECTIONS_RANGE};
 pub use deciding::DeniedBy;
 pub(crate) use deciding::{Decided, Refused, inside};
 pub use denied::{Denied, Why};

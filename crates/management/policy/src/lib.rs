@@ -74,9 +74,9 @@ pub use explain::Explanation;
 pub use flows::{FLOWS_MAX, FLOWS_PER_PORT_MAX, MASKS_MAX};
 pub use lasthop_conntrack::{Cursor as ConnectionCursor, ProtoState, SctpState, TcpState, Tuple};
 pub use learning::{
-    CONNECTIONS_MAX, CONNECTIONS_PER_PORT_MAX, CONNECTIONS_PER_UPLINK_MAX, Change, ConnectionFilter, ConnectionStats,
-    ConnectionView, Denied, DeniedBy, Effects, FLAP_WINDOW_MS, FlowUse, Headers, LOOK_MANY_MS, LOOK_MS, Learning,
-    Limits, MANY_FLOWS, MAX_FLAPS, Mirrors, PortLists, PortView, Reconciled, Resume, SetRound, Uplinks, Why,
+    CONNECTIONS, CONNECTIONS_RANGE, Change, ConnectionFilter, ConnectionStats, ConnectionView, Denied, DeniedBy,
+    Effects, FLAP_WINDOW_MS, FlowUse, Headers, LOOK_MANY_MS, LOOK_MS, Learning, Limits, MANY_FLOWS, MAX_FLAPS, Mirrors,
+    PortLists, PortView, Reconciled, Resume, SetRound, Uplinks, Why,
 };
 pub use left_out::LeftOut;
 pub use mactable::{AGEING_MS, HOLD_MS, MAX_MOVES, MOVE_WINDOW_MS, MacView};

@@ -333,7 +333,7 @@ fn rate(value: &str) -> Result<Option<Rate>, String> {
 }
 
 fn connections(value: &str) -> Result<u32, String> {
-    let most = crate::CONNECTIONS_MAX as u32;
+    let most = *crate::CONNECTIONS_RANGE.end() as u32;
     let number = value.parse().ok().filter(|n| (1..=most).contains(n));
     number.ok_or_else(|| format!("write a number of connections from 1 to {most}, or none for the default"))
 }

@@ -23,13 +23,15 @@ use lasthop_frame::{FlowKey, ethertype};
 use lasthop_text::MacAddr;
 use lasthop_types::{DropReason, PortId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::RangeInclusive;
 
-/// Default limit of connections.
-pub const CONNECTIONS_MAX: usize = 262_144;
-/// Default limit of connections that one port opens.
-pub const CONNECTIONS_PER_PORT_MAX: u32 = 65_536;
-/// The same of an uplink, behind which a network is: half of all.
-pub const CONNECTIONS_PER_UPLINK_MAX: u32 = 131_072;
+/// Connections that a table has room for if nobody says otherwise.
+pub const CONNECTIONS: usize = 262_144;
+/// What may be said.
+pub const CONNECTIONS_RANGE: RangeInclusive<usize> = 4096..=4_194_304;
+/// What part of the room a port's connections may take, and those of an uplink, behind which a network is, if nobody says otherwise.
+const PORT_PART: usize = 4;
+const UPLINK_PART: usize = 2;
 
 /// Places of the table that are looked at in a slice, where connections are ended by what they are.
 const PLACES: u32 = 2048;
@@ -280,7 +282,7 @@ impl Learning {
     pub(crate) fn connection_limit(&self, port: PortId) -> u32 {
         let own = self.guest_settings(port).and_then(|settings| settings.connections);
         let uplink = self.uplinks.contains_key(&port);
-        own.unwrap_or(if uplink { CONNECTIONS_PER_UPLINK_MAX } else { CONNECTIONS_PER_PORT_MAX })
+        own.unwrap_or((self.limits.connections / if uplink { UPLINK_PART } else { PORT_PART }) as u32)
     }
 
     /// A packet passes that a list asked about: its connection moves on, or begins. Its number, if the next may pass without coming here.

@@ -1,6 +1,6 @@
 //! What goes into the learning switch and what comes out of it.
 
-use crate::{CONNECTIONS_MAX, FLOWS_MAX, FLOWS_PER_PORT_MAX, MASKS_MAX};
+use crate::{CONNECTIONS, FLOWS_MAX, FLOWS_PER_PORT_MAX, MASKS_MAX};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_frame::{FlowKey, FlowMask};
 
@@ -39,7 +39,7 @@ impl Default for Limits {
             flows_per_port: FLOWS_PER_PORT_MAX,
             masks: MASKS_MAX,
             at_once: 32,
-            connections: CONNECTIONS_MAX,
+            connections: CONNECTIONS,
         }
     }
 }
