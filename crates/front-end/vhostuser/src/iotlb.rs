@@ -4,13 +4,14 @@
 //! when there are too many, and is asked for again. The table holds single pages, those that the switch has asked for: when its set is full
 //! they take turns. Neither is ever more than a cache of what the front-end knows, so that to forget too much is always right.
 
-use lasthop_guestmem::translations::{PAGE, PAGES, QUESTIONS, SETS, TABLE_BYTES, WAYS, set_of};
+use lasthop_guestmem::translations::{PAGE, PAGES, QUESTIONS, SETS, TABLE_BYTES, WAYS, set_of, word_of_ring};
 use lasthop_guestmem::{GuestMemory, PinnedSlice, RegionSpec};
 use lasthop_sys::{EventFd, memfd};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 #[cfg(any(test, feature = "frontend"))]
 mod oracle;
@@ -22,6 +23,10 @@ pub use oracle::check_translations;
 pub const GRANTS: usize = 8192;
 /// Most pages that are asked for at a time.
 const MOST_ASKED: usize = 1024;
+/// A range of no more pages goes into the table as soon as it is told, where there is room: its guest is about to use it.
+const AT_ONCE: u64 = 32;
+/// How often a ring is looked at that is at work, before the switch is asked: a burst takes some microseconds.
+const LOOKS: u32 = 200;
 /// Permissions: to read, to write (`VHOST_ACCESS_RO`, `VHOST_ACCESS_WO`).
 pub(crate) const READ: u64 = 1;
 pub(crate) const WRITE: u64 = 2;
@@ -125,8 +130,29 @@ impl Iotlb {
         let age = self.age();
         self.ages.insert(age, range.first);
         self.ranges.insert(range.first, (range, age));
+        if range.last - range.first < AT_ONCE && range.permissions != 0 {
+            for page in range.first..=range.last {
+                self.put_where_room(page, range.guest + (page - range.first), range.permissions);
+            }
+        }
         self.write_counts();
         replaced
+    }
+
+    /// Whether the switch is at work in none of these rings, or has been seen to have ended since: entries that were taken away before are
+    /// used no more. Counterpart of `Translations::set_at_work`, which has the reason why this is enough.
+    pub(crate) fn at_rest(&self, rings: usize) -> bool {
+        fence(Ordering::SeqCst);
+        (0..rings as u64).all(|ring| {
+            let rests = || self.words.load_u64(word_of_ring(ring)) == 0;
+            let rested = (0..LOOKS).any(|_| {
+                std::hint::spin_loop();
+                rests()
+            });
+            // What the switch did in the ring came before its word was cleared.
+            fence(Ordering::Acquire);
+            rested
+        })
     }
 
     /// How many ranges are remembered, 1 at least.
@@ -211,6 +237,14 @@ impl Iotlb {
         self.counts.refused += 1;
         self.put(page, REFUSED, 0);
         self.write_counts();
+    }
+
+    /// As [`Iotlb::put`], but no other page has to go.
+    fn put_where_room(&mut self, page: u64, guest: u64, permissions: u64) {
+        let set = index(page);
+        if (0..WAYS).any(|way| self.words.load_u64(word(set, way)) == 0) {
+            self.put(page, guest, permissions);
+        }
     }
 
     fn put(&mut self, page: u64, guest: u64, permissions: u64) {

@@ -11,7 +11,7 @@ use crate::slice::PinnedSlice;
 use lasthop_sys::PeerEvent;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// Bytes of a page: what an entry translates.
 pub const PAGE: u64 = 4096;
@@ -29,8 +29,11 @@ pub const QUESTIONS: u64 = 64;
 /// Numbers that the session process counts: ranges known, pages asked for and not answered, updates, invalidations, pages asked for in all,
 /// pages refused.
 pub const COUNTS: usize = 6;
-/// Words before the first set: the questions, then what the session process counts.
-const BEFORE: u64 = 128;
+/// Rings of a port, at most.
+pub const RINGS: u64 = 256;
+/// Words before the first set: the questions, then what the session process counts, then a word for each ring: whether the switch is at
+/// work in it, and may have read entries that it goes on to use.
+const BEFORE: u64 = 128 + RINGS;
 /// Bytes of the table's file.
 pub const TABLE_BYTES: u64 = 8 * (BEFORE + SETS * WAYS);
 
@@ -39,6 +42,11 @@ pub const TABLE_BYTES: u64 = 8 * (BEFORE + SETS * WAYS);
 pub fn set_of(page: u64) -> (u64, u64) {
     let set = (page ^ page >> 10 ^ page >> 20 ^ page >> 30) % SETS;
     (8 * (BEFORE + set * WAYS), page / SETS)
+}
+
+/// Where the word of a ring is, in bytes.
+pub fn word_of_ring(ring: u64) -> usize {
+    8 * (128 + ring % RINGS) as usize
 }
 
 /// A table, as the switch reads it.
@@ -56,6 +64,20 @@ impl Translations {
         let memory = Arc::new(GuestMemory::empty().with_region(spec, file)?);
         let words = PinnedSlice::new(&memory, 0, TABLE_BYTES as usize).map_err(|_| MapError::Empty(0))?;
         Ok(Self { words, doorbell, asked: AtomicU64::default() })
+    }
+
+    /// Whoever has a ring's lock begins to read entries, or has done so and uses them no longer. The session process, which takes entries
+    /// away and then finds a ring at rest, need not ask whether anybody still uses them: asking is a message each way, for each page that a
+    /// guest shares for one use.
+    ///
+    /// Either it finds the ring at work, or what it took away is not read any more: each side writes its own word before it reads the
+    /// other's, with a fence between (SeqCst; the same stands in the session process). The Release of the word at the end orders all
+    /// uses before it.
+    pub fn set_at_work(&self, ring: u16, works: bool) {
+        self.words.store_u64_release(word_of_ring(ring.into()), works.into());
+        if works {
+            fence(Ordering::SeqCst);
+        }
     }
 
     /// What the session process counts.

@@ -4,6 +4,7 @@ use crate::journal::{Journal, OpenBurst};
 use crate::patience::{Ahead, SenderPatience, Shortage};
 use crate::{BURST, Chain, Chains, MAX_CHAINS, QueueError, QueueSetup, Ring};
 use lasthop_guestmem::GuestMemory;
+use lasthop_guestmem::translations::Translations;
 use lasthop_lock::Lock;
 use lasthop_sys::PeerEvent;
 use lasthop_types::{DropReason, PortCounters};
@@ -56,6 +57,8 @@ struct Inner {
     call: Option<PeerEvent>,
     err: Option<PeerEvent>,
     journal: Option<Arc<Journal>>,
+    /// What translates its addresses, also while a dummy takes its ring's place.
+    table: Option<Arc<Translations>>,
 }
 
 /// A started ring with its memory.
@@ -216,6 +219,7 @@ impl Queue {
     pub fn start(&self, setup: &QueueSetup, memory: Arc<GuestMemory>) -> Result<(), QueueError> {
         let mut guard = self.lock();
         guard.inner.setup = Some(*setup);
+        guard.inner.table = memory.table();
         let journal = guard.inner.journal.clone();
         let mut record = journal.as_ref().and_then(|j| j.read());
         let ring = Ring::new(setup, &memory, record.as_mut()).inspect_err(|e| guard.fail(*e))?;
@@ -276,6 +280,7 @@ impl Queue {
         let place = place(QueueSetup { base: started.ring.position(), ..setup });
         let moved = place.and_then(|(setup, memory)| Ok((Ring::new(&setup, &memory, None)?, memory)));
         let (ring, memory) = moved.inspect_err(|e| guard.fail(*e))?;
+        guard.inner.table = memory.table().or(guard.inner.table.take());
         if let Some(started) = &mut guard.inner.started {
             (started.ring, started.memory, started.noted, started.rests) = (ring, memory, 0, rests);
             started.ask_ahead(self.index, false);
@@ -342,13 +347,21 @@ impl Queue {
     /// Waits for the lock, which is held for a burst at most.
     #[inline]
     pub fn lock(&self) -> QueueGuard<'_> {
-        QueueGuard { inner: self.inner.lock(), queue: self }
+        self.held(self.inner.lock())
     }
 
     /// Takes the lock if nobody has it: otherwise somebody is on it already (PhD §4.4.3).
     #[inline]
     pub fn try_lock(&self) -> Option<QueueGuard<'_>> {
-        Some(QueueGuard { inner: self.inner.try_lock()?, queue: self })
+        Some(self.held(self.inner.try_lock()?))
+    }
+
+    #[inline]
+    fn held<'q>(&'q self, inner: MutexGuard<'q, Inner>) -> QueueGuard<'q> {
+        if let Some(table) = &inner.table {
+            table.set_at_work(self.index, true);
+        }
+        QueueGuard { inner, queue: self }
     }
 }
 
@@ -357,6 +370,15 @@ impl Queue {
 pub struct QueueGuard<'q> {
     inner: MutexGuard<'q, Inner>,
     queue: &'q Queue,
+}
+
+impl Drop for QueueGuard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(table) = &self.inner.table {
+            table.set_at_work(self.queue.index, false);
+        }
+    }
 }
 
 impl QueueGuard<'_> {

@@ -167,7 +167,8 @@ impl<S: Switch> Session<S> {
                 self.ask(Ask::Rest { ring: i as u16 }, None)?;
             }
         }
-        if self.iotlb.as_mut().is_some_and(|table| std::mem::take(&mut table.removed)) {
+        let rings = self.rings.len();
+        if self.iotlb.as_mut().is_some_and(|table| std::mem::take(&mut table.removed) && !table.at_rest(rings)) {
             self.ask(Ask::Revoked, None)?;
         }
         resting.into_iter().try_for_each(|i| self.ask_for_ring(i))

@@ -214,9 +214,7 @@ fn what_is_taken_away_is_not_found_again_not_even_a_ring() {
         rig.tell(&[update(0, 3), update(1, 3), update(2, 3), update(5, 1)]);
         asked(&socket);
         rig.show(0, IOVA + 0x5000, 100, 0);
-        assert_eq!(rig.chains(), Ok((0, true)));
-        rig.session.misses().unwrap();
-        assert_eq!(rig.chains(), Ok((1, false)));
+        assert_eq!(rig.chains(), Ok((1, false)), "what was told is found without a question");
         rig.tell(&[invalidate(iova, size)]);
         assert_eq!(rig.chains(), Ok((0, false)), "a dummy, in which nothing is available");
         let gone: Vec<_> = asked(&socket).into_iter().map(|(page, _)| page).collect();
@@ -291,11 +289,11 @@ fn what_no_guest_means_is_refused_and_changes_nothing() {
         }
     });
     let memory = rig.session.memory().clone();
-    assert!(memory.piece(IOVA, 1).is_err_and(|error| error.asked));
+    assert!(memory.piece(IOVA, 1).is_ok());
     assert!(memory.piece(GUEST, 1).is_err_and(|error| error.asked), "the guest's addresses mean nothing by themselves");
     assert!(memory.piece(1 << 48, 1).is_err_and(|error| !error.asked));
     rig.session.misses().unwrap();
-    assert!(memory.piece(IOVA, 1).is_ok() && memory.piece(GUEST, 1).is_err());
+    assert!(memory.piece(GUEST, 1).is_err());
 }
 
 #[test]
