@@ -10,6 +10,7 @@ pub mod control_rings;
 pub mod locks;
 pub mod mailboxes;
 pub mod owners;
+pub mod revocations;
 pub mod rings;
 mod sync;
 
@@ -27,6 +28,8 @@ mod ring;
 mod lock;
 #[path = "../../../crates/switch/schedule/src/mailbox.rs"]
 mod mailbox;
+#[path = "../../../crates/front-end/vhostuser/src/iotlb/rest.rs"]
+mod rest;
 
 /// Runs a model in all orders with up to `preemptions`.
 pub fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {

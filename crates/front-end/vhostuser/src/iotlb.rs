@@ -4,17 +4,17 @@
 //! when there are too many, and is asked for again. The table holds single pages, those that the switch has asked for: when its set is full
 //! they take turns. Neither is ever more than a cache of what the front-end knows, so that to forget too much is always right.
 
-use lasthop_guestmem::translations::{PAGE, PAGES, QUESTIONS, SETS, TABLE_BYTES, WAYS, set_of, word_of_ring};
+use lasthop_guestmem::translations::{PAGE, PAGES, QUESTIONS, SETS, TABLE_BYTES, WAYS, set_of};
 use lasthop_guestmem::{GuestMemory, PinnedSlice, RegionSpec};
 use lasthop_sys::{EventFd, memfd};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 
 #[cfg(any(test, feature = "frontend"))]
 mod oracle;
+mod rest;
 
 #[cfg(any(test, feature = "frontend"))]
 pub use oracle::check_translations;
@@ -139,20 +139,9 @@ impl Iotlb {
         replaced
     }
 
-    /// Whether the switch is at work in none of these rings, or has been seen to have ended since: entries that were taken away before are
-    /// used no more. Counterpart of `Translations::set_at_work`, which has the reason why this is enough.
+    /// Whether what was taken away before is used no more in any of these rings, as far as can be seen without asking the switch.
     pub(crate) fn at_rest(&self, rings: usize) -> bool {
-        fence(Ordering::SeqCst);
-        (0..rings as u64).all(|ring| {
-            let rests = || self.words.load_u64(word_of_ring(ring)) == 0;
-            let rested = (0..LOOKS).any(|_| {
-                std::hint::spin_loop();
-                rests()
-            });
-            // What the switch did in the ring came before its word was cleared.
-            fence(Ordering::Acquire);
-            rested
-        })
+        rest::is_at_rest(&self.words, rings, LOOKS)
     }
 
     /// How many ranges are remembered, 1 at least.

@@ -11,7 +11,11 @@ use crate::slice::PinnedSlice;
 use lasthop_sys::PeerEvent;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+mod at_work;
+
+pub use at_work::{RINGS, word_of_ring};
 
 /// Bytes of a page: what an entry translates.
 pub const PAGE: u64 = 4096;
@@ -29,11 +33,10 @@ pub const QUESTIONS: u64 = 64;
 /// Numbers that the session process counts: ranges known, pages asked for and not answered, updates, invalidations, pages asked for in all,
 /// pages refused.
 pub const COUNTS: usize = 6;
-/// Rings of a port, at most.
-pub const RINGS: u64 = 256;
-/// Words before the first set: the questions, then what the session process counts, then a word for each ring: whether the switch is at
-/// work in it, and may have read entries that it goes on to use.
-const BEFORE: u64 = 128 + RINGS;
+/// Words of questions, and of what the session process counts.
+const COUNTED: u64 = 128;
+/// Words before the first set: those, then a word for each ring, whether the switch is at work in it.
+const BEFORE: u64 = COUNTED + RINGS;
 /// Bytes of the table's file.
 pub const TABLE_BYTES: u64 = 8 * (BEFORE + SETS * WAYS);
 
@@ -42,11 +45,6 @@ pub const TABLE_BYTES: u64 = 8 * (BEFORE + SETS * WAYS);
 pub fn set_of(page: u64) -> (u64, u64) {
     let set = (page ^ page >> 10 ^ page >> 20 ^ page >> 30) % SETS;
     (8 * (BEFORE + set * WAYS), page / SETS)
-}
-
-/// Where the word of a ring is, in bytes.
-pub fn word_of_ring(ring: u64) -> usize {
-    8 * (128 + ring % RINGS) as usize
 }
 
 /// A table, as the switch reads it.
@@ -66,18 +64,9 @@ impl Translations {
         Ok(Self { words, doorbell, asked: AtomicU64::default() })
     }
 
-    /// Whoever has a ring's lock begins to read entries, or has done so and uses them no longer. The session process, which takes entries
-    /// away and then finds a ring at rest, need not ask whether anybody still uses them: asking is a message each way, for each page that a
-    /// guest shares for one use.
-    ///
-    /// Either it finds the ring at work, or what it took away is not read any more: each side writes its own word before it reads the
-    /// other's, with a fence between (SeqCst; the same stands in the session process). The Release of the word at the end orders all
-    /// uses before it.
+    /// Whoever has a ring's lock begins to read entries, or has done so and uses them no longer.
     pub fn set_at_work(&self, ring: u16, works: bool) {
-        self.words.store_u64_release(word_of_ring(ring.into()), works.into());
-        if works {
-            fence(Ordering::SeqCst);
-        }
+        at_work::set_at_work(&self.words, ring, works);
     }
 
     /// What the session process counts.

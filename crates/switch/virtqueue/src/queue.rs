@@ -57,7 +57,8 @@ struct Inner {
     call: Option<PeerEvent>,
     err: Option<PeerEvent>,
     journal: Option<Arc<Journal>>,
-    /// What translates its addresses, also while a dummy takes its ring's place.
+    /// What translates its addresses, also while a dummy takes its ring's place. It is told when somebody is at work here; not of the call
+    /// that brings it, whose answer the session process waits for.
     table: Option<Arc<Translations>>,
 }
 

@@ -13,10 +13,14 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64 as Plain, Ordering};
 
+pub mod translations;
+
+use translations::Translations;
+
 /// An order that a model does without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weak {
-    /// Acquire loads are relaxed.
+    /// Acquire loads are relaxed, and fences of acquire order are none.
     Acquire,
     /// Release stores are relaxed, and fences of release order are none.
     Release,
@@ -40,7 +44,11 @@ fn unless(weak: Weak, order: Ordering) -> Ordering {
 
 /// As `std::sync::atomic::fence`.
 pub fn fence(order: Ordering) {
-    let weak = if order == Ordering::SeqCst { Weak::Fence } else { Weak::Release };
+    let weak = match order {
+        Ordering::SeqCst => Weak::Fence,
+        Ordering::Acquire => Weak::Acquire,
+        _ => Weak::Release,
+    };
     if unless(weak, order) != Ordering::Relaxed {
         loom::sync::atomic::fence(order);
     }
@@ -77,6 +85,7 @@ pub struct GuestMemory {
     /// So many bytes are in cells of 8.
     joined: usize,
     cells: Vec<Cell>,
+    table: Option<Arc<Translations>>,
 }
 
 #[derive(Debug)]
@@ -90,7 +99,7 @@ impl GuestMemory {
     /// Zeros: `joined` bytes in cells of 8, then `apart` in cells of 2.
     pub fn new(joined: usize, apart: usize) -> Self {
         let cell = |_| Cell { watched: AtomicU64::new(0), newest: Plain::new(0) };
-        Self { joined, cells: (0..joined / 8 + apart / 2).map(cell).collect() }
+        Self { joined, cells: (0..joined / 8 + apart / 2).map(cell).collect(), table: None }
     }
 
     /// None.
@@ -112,9 +121,19 @@ impl GuestMemory {
         self.joined + 2 * (self.cells.len() - self.joined / 8)
     }
 
-    /// Nobody translates addresses here.
+    /// No address is translated here, whether there is a table or not: models read its entry by themselves.
     pub fn is_translated(&self) -> bool {
         false
+    }
+
+    /// With a table.
+    pub fn translated_by(self, table: Option<Arc<Translations>>) -> Self {
+        Self { table, ..self }
+    }
+
+    /// The table, if there is one.
+    pub fn table(&self) -> Option<Arc<Translations>> {
+        self.table.clone()
     }
 
     /// The models move no guest to another host.
