@@ -1,8 +1,8 @@
 //! What is known, in the words of the API.
 
 use lasthop_api::{
-    Caches, Carried, CpuTimes, Drops, Field, Flow, GuestQueue, Mac, Port, Queue, Replaced, Totals, TraceOutput,
-    Translation, TxBatch, Uplink,
+    Batching, Caches, Carried, CpuTimes, Drops, Field, Flow, GuestQueue, Mac, Port, Queue, Replaced, Totals,
+    TraceOutput, Translation, Uplink,
 };
 use lasthop_flow::Action;
 use lasthop_frame::{FlowKey, FlowMask};
@@ -165,7 +165,7 @@ pub(crate) fn port(id: PortId, config: Option<&PortConfig>, info: Option<&PortIn
         port.name.clone_from(&c.name);
         port.path.clone_from(&c.path);
         port.client = c.client;
-        port.tx_batch = TxBatch { us: c.tx_batch.0, packets: c.tx_batch.1 };
+        [port.tx_batch, port.rx_batch] = [c.tx_batch, c.rx_batch].map(|(us, packets)| Batching { us, packets });
         port.owner.clone_from(&c.owner);
     }
     port

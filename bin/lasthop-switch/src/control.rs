@@ -280,7 +280,7 @@ mod tests {
             let datapath = Arc::new(Datapath::new(1000, lasthop_forward::PATIENCE_MS).unwrap());
             let entry = |id| {
                 let id = PortId(id);
-                (id, PortEntry::new(id, format!("p{id}"), (0, 0), &datapath))
+                (id, PortEntry::new(id, format!("p{id}"), &datapath))
             };
             let ports: BTreeMap<_, _> = (1..=ports).map(entry).collect();
             let control = Control::new(ours, ports.keys().copied()).unwrap();

@@ -4,7 +4,7 @@ use lasthop_connection::{Connection, End, Event};
 use lasthop_forward::{Datapath, Forwarder, Port};
 use lasthop_guestmem::Mapped;
 use lasthop_ipc::{PortInfo, QueueInfo};
-use lasthop_schedule::{Workers, policy::Batch};
+use lasthop_schedule::Workers;
 use lasthop_sys::{Aside, Epoll};
 use lasthop_types::{Level, PortId, PortTotals};
 use std::sync::Arc;
@@ -21,7 +21,6 @@ pub struct PortEntry {
     pub aside: Arc<Aside>,
     /// What its front-ends have mapped, or had and is not unmapped yet.
     pub mapped: Arc<Mapped>,
-    transmit: Batch,
     last_error: Option<String>,
     /// By which its lines come into the log.
     datapath: Arc<Datapath>,
@@ -53,11 +52,9 @@ impl Removed {
 
 impl PortEntry {
     /// A port nobody is connected to.
-    pub fn new(id: PortId, name: String, tx_batch: (u32, u16), datapath: &Arc<Datapath>) -> Self {
-        let (aside, transmit) = (Aside::new(&name), Batch::new(tx_batch.0, tx_batch.1));
-        let port = Arc::new(Port::new(id, name));
-        let (mapped, datapath) = (Arc::default(), datapath.clone());
-        Self { port, connection: None, aside, mapped, transmit, last_error: None, datapath }
+    pub fn new(id: PortId, name: String, datapath: &Arc<Datapath>) -> Self {
+        let (aside, mapped, datapath) = (Aside::new(&name), Arc::default(), datapath.clone());
+        Self { port: Arc::new(Port::new(id, name)), connection: None, aside, mapped, last_error: None, datapath }
     }
 
     /// The session process asks something. An error ends the connection: call [`PortEntry::disconnect`].
@@ -86,7 +83,7 @@ impl PortEntry {
             Event::Kick { queue, fd } => {
                 // The guest's buffers being there is no news to us: we look when we have something for it.
                 if queue % 2 == 1
-                    && let Err(error) = workers.attach(port, queue as u16, fd, self.transmit)
+                    && let Err(error) = workers.attach(port, queue as u16, fd)
                 {
                     self.say(Level::Error, format!("no thread for this port: {error}"));
                 }

@@ -14,7 +14,7 @@ use lasthop_ipc::{
     ChannelError, DatapathRequest, FromControl, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor, ToControl,
     UpcallPacket,
 };
-use lasthop_schedule::policy::{Batch, Hysteresis};
+use lasthop_schedule::policy::Hysteresis;
 use lasthop_schedule::{Settings, Workers};
 use lasthop_sys::{Beat, Epoll, Foreign, Trigger};
 use lasthop_types::{DropReason, Level, PortId};
@@ -106,7 +106,6 @@ impl Server {
             helpers: told.helpers,
             poll: told.poll,
             hysteresis: Hysteresis { base_ns: u64::from(base_ns) * 1000, limit_ns: u64::from(limit_ns) * 1000 },
-            receive: Batch::new(told.rx_batch.0, told.rx_batch.1),
             view,
             prompter,
             not_idle: told.not_idle,
@@ -213,9 +212,9 @@ impl Server {
                 Err(error) => return Err(format!("supervisor: {error}").into()),
             };
             match (message, fd) {
-                (SupervisorToSwitch::AddPort(id, name, tx_batch), _) => {
+                (SupervisorToSwitch::AddPort(id, name), _) => {
                     self.del_port(id);
-                    let entry = PortEntry::new(id, name, tx_batch, &self.datapath);
+                    let entry = PortEntry::new(id, name, &self.datapath);
                     if let Some(journal) = &self.journal {
                         keep_journal(&entry, journal);
                     }
@@ -224,11 +223,14 @@ impl Server {
                     self.report(id);
                 }
                 (SupervisorToSwitch::DelPort(id), _) => self.del_port(id),
-                (SupervisorToSwitch::Limits(id, limits, weight), _) => {
+                (SupervisorToSwitch::Limits(id, limits), _) => {
                     if let Some(PortEntry { port, .. }) = self.ports.get(&id) {
-                        let each = [&port.sends, &port.gets, &port.floods].into_iter().zip(limits);
+                        let each = [&port.sends, &port.gets, &port.floods].into_iter().zip(limits.rates);
                         each.for_each(|(limit, to)| limit.set(to.bytes, to.packets, to.burst_ns));
-                        port.weight.store(weight, Relaxed);
+                        port.weight.store(limits.weight, Relaxed);
+                        for (batch, (us, packets)) in port.batches.iter().zip(limits.batches) {
+                            batch.store(u64::from(us) << 16 | u64::from(packets), Relaxed);
+                        }
                         // What was held may go on.
                         self.workers.look(id);
                     }

@@ -23,7 +23,7 @@ mod uplink;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use client::{CliError, Instance};
-use lasthop_api::{Field, SwitchProxy, TxBatch};
+use lasthop_api::{Field, SwitchProxy};
 use serde::Serialize;
 use std::io::{self, StdoutLock, Write};
 use std::path::PathBuf;
@@ -141,10 +141,6 @@ enum PortCommand {
         /// The front-end listens, and lasthop connects
         #[arg(long)]
         client: bool,
-        /// Microseconds and packets for which its guest need not kick while it sends a stream; "off": it kicks for each
-        /// [default: that of `lasthop run --tx-batch`]
-        #[arg(long, value_name = "US[,PACKETS]")]
-        tx_batch: Option<run::Batch>,
         /// The user, and perhaps the group, that alone may use it, besides root [default: whoever may open its socket]
         #[arg(long, value_name = "USER[:GROUP]", conflicts_with = "device")]
         owner: Option<run::FileOwner>,
@@ -275,10 +271,10 @@ fn main() -> ExitCode {
     }
     let result = match cli.command {
         Command::Run(args) => return run::run(args),
-        Command::Port(PortCommand::Add { name, path, client, tx_batch, owner, device, settings, shared }) => {
+        Command::Port(PortCommand::Add { name, path, client, owner, device, settings, shared }) => {
             settings.of_new_port().and_then(|settings| match &device.device {
                 Some(interface) => uplink::port_add_device(&name, interface, &device, &settings, &shared),
-                None => port_add(&name, path.unwrap_or_default(), client, tx_batch, owner, &settings, &shared),
+                None => port_add(&name, path.unwrap_or_default(), client, owner, &settings, &shared),
             })
         }
         Command::Port(PortCommand::Set { name, settings, shared }) => settings::set(&name, &settings, &shared),
@@ -372,7 +368,6 @@ fn port_add(
     name: &str,
     path: PathBuf,
     client: bool,
-    tx_batch: Option<run::Batch>,
     owner: Option<run::FileOwner>,
     settings: &[Field],
     shared: &SharedArgs,
@@ -389,10 +384,9 @@ fn port_add(
     let Some(path) = path.to_str() else {
         return Err(CliError::usage(format!("{shown}: the path is not UTF-8; choose another")));
     };
-    let tx_batch = tx_batch.map(|run::Batch { us, packets }| TxBatch { us, packets });
     let owner = owner.map(|owner| owner.to_string());
     let mut instance = shared.instance()?;
-    let port = instance.ask(async |c| c.port_add(name, path, client, tx_batch, owner.as_deref(), settings).await)?;
+    let port = instance.ask(async |c| c.port_add(name, path, client, None, owner.as_deref(), settings).await)?;
     shared.show(&port, |p| {
         let how = if p.client { "connects to" } else { "listens on" };
         format!("port {}: lasthop {how} {}\n", p.name, p.path)

@@ -56,6 +56,14 @@ pub struct SettingsArgs {
     /// Its share of a thread that moves packets of several ports, in bytes, beside theirs: 1 to 1000 (100)
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     weight: Option<String>,
+    /// Microseconds and packets for which its guest need not kick while it sends a stream; "off": it kicks for each; "none": as
+    /// `lasthop run --tx-batch`
+    #[arg(long, value_name = "US[,PACKETS]|off", allow_negative_numbers = true)]
+    tx_batch: Option<String>,
+    /// Microseconds and packets for which its guest, while it runs, is not interrupted again; "off": it is whenever it wants; "none": as
+    /// `lasthop run --rx-batch`
+    #[arg(long, value_name = "US[,PACKETS]|off", allow_negative_numbers = true)]
+    rx_batch: Option<String>,
     /// Down: as if its cable was pulled, nothing comes from its guest and nothing goes there; what would have is dropped as `port_down`
     #[arg(long, value_name = "up|down")]
     link: Option<String>,
@@ -112,6 +120,8 @@ impl SettingsArgs {
             ("nat-ports", &self.nat_ports),
             ("grants", &self.grants),
             ("weight", &self.weight),
+            ("tx-batch", &self.tx_batch),
+            ("rx-batch", &self.rx_batch),
             ("link", &self.link),
             ("snooping", &self.snooping),
             ("static-mac", &self.static_mac),

@@ -106,7 +106,7 @@ pub fn uplink(command: &UplinkCommand) -> Result<String, CliError> {
 #[derive(Debug, Args)]
 pub struct DeviceArgs {
     /// An interface of this host that is a guest, instead of a socket: a container's veth, a TAP device of the host itself
-    #[arg(long, conflicts_with_all = ["path", "client", "tx_batch"])]
+    #[arg(long, conflicts_with_all = ["path", "client"])]
     pub device: Option<String>,
     /// With --device: how to use it: tap, af_packet or af_xdp [default: tap if it is a TAP device, else af_packet]
     #[arg(long, value_parser = run::driver)]

@@ -281,8 +281,15 @@ fn messages() -> Vec<Vec<u8>> {
         out
     }
     let id = PortId(3);
-    let config =
-        PortConfig { id, name: "vm3".into(), path: "/run/vm3".into(), client: true, tx_batch: (125, 64), owner: None };
+    let config = PortConfig {
+        id,
+        name: "vm3".into(),
+        path: "/run/vm3".into(),
+        client: true,
+        tx_batch: (125, 64),
+        rx_batch: (125, 64),
+        owner: None,
+    };
     let key = FlowKey { in_port: 3, eth_src: [2; 6], ..FlowKey::default() };
     let mask = FlowMask(FlowKey { in_port: u32::MAX, ..FlowKey::default() });
     let flow = FlowSpec { key, mask, actions: vec![Action::Output(id)], epoch: 9 };
@@ -320,7 +327,7 @@ fn messages() -> Vec<Vec<u8>> {
     }
     let reply = |reply| ToControl::Reply { request: 8, last: true, reply };
     vec![
-        seed(0, &SupervisorToSwitch::AddPort(id, config.name.clone(), config.tx_batch)),
+        seed(0, &SupervisorToSwitch::AddPort(id, config.name.clone())),
         seed(0x10, &SupervisorToSwitch::Connection(id, Some(3))),
         seed(0x20, &SupervisorToSwitch::ControlChannel),
         seed(1, &SwitchToSupervisor::ConnectionClosed { port: id, reason: "closed".into() }),

@@ -11,8 +11,8 @@ use super::{Answer, Asker, Command, Core, Counting, Kept, Load, PortRequest, bus
 use crate::server::MAX_LONG_LISTS;
 use crate::view;
 use lasthop_api::{
-    AclChanged, AclRule, ApiError, Connection, ConntrackStats, Field, Flow, Mac, MirrorList, Port, PortAdopted,
-    PortChanged, Station, SwitchStats, TraceReport, TxBatch, UplinkList,
+    AclChanged, AclRule, ApiError, Batching, Connection, ConntrackStats, Field, Flow, Mac, MirrorList, Port,
+    PortAdopted, PortChanged, Station, SwitchStats, TraceReport, UplinkList,
 };
 use lasthop_frame::{Depth, FlowKey, SNAPSHOT_LEN};
 use lasthop_ipc::{DatapathRequest, FlowInfo, PortInfo, PortState};
@@ -36,7 +36,7 @@ pub(crate) enum Call {
         name: String,
         path: String,
         client: bool,
-        tx_batch: Option<TxBatch>,
+        tx_batch: Option<Batching>,
         owner: Option<String>,
         settings: Settings,
         answer: Answer<PortChanged>,
@@ -201,12 +201,18 @@ impl Core {
             Call::PortAdd { settings, answer, .. } | Call::PortSet { settings, answer, .. }
                 if !settings.iter().all(is_measured) =>
             {
-                refuse(answer, error("VLANs, port security and other settings of ports than rates and weight"));
+                refuse(
+                    answer,
+                    error("VLANs, port security and other settings of ports than rates, weight and batching"),
+                );
             }
             Call::Uplink { call: UplinkCall::Add(new), answer }
                 if new.vlans.is_some() || !new.settings.iter().all(is_measured) =>
             {
-                refuse(answer, error("VLANs, port security and other settings of ports than rates and weight"));
+                refuse(
+                    answer,
+                    error("VLANs, port security and other settings of ports than rates, weight and batching"),
+                );
             }
             Call::Uplink { call: UplinkCall::Set { .. }, answer } => refuse(answer, error("VLANs of uplinks")),
             Call::Mac(MacCall::Flush { answer, .. }) => {

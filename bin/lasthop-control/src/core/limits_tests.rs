@@ -20,6 +20,7 @@ fn core() -> Core {
         path: "/vm".into(),
         client: false,
         tx_batch: (125, 64),
+        rx_batch: (125, 64),
         owner: None,
     };
     core.handle(Event::SwitchAttached, 0);

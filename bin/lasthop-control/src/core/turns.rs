@@ -21,6 +21,7 @@ fn core() -> Core {
         path: format!("/vm{id}"),
         client: false,
         tx_batch: (125, 64),
+        rx_batch: (125, 64),
         owner: None,
     };
     core.handle(Event::SwitchAttached, 0);

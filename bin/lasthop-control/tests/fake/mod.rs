@@ -103,7 +103,7 @@ impl Fake {
             return Err(format!("there is a port named {name:?} already; choose another name"));
         }
         let id = PortId(self.ports.keys().last().map_or(1, |id| id.0 + 1));
-        let config = PortConfig { id, name: name.into(), path, client, tx_batch, owner: None };
+        let config = PortConfig { id, name: name.into(), path, client, tx_batch, rx_batch: (125, 64), owner: None };
         self.ports.insert(id, config.clone());
         self.states.insert(id, PortState::Up);
         let info = self.info(id);
@@ -255,8 +255,11 @@ impl Fake {
                 return;
             }
             ControlToSupervisor::KeepLists(_) if self.keeps_lists_waiting => return,
-            ControlToSupervisor::PortAdd { request, name, path, client, tx_batch, .. } => {
-                (request, self.add_port(&name, path, client, tx_batch.unwrap_or((125, 64))))
+            ControlToSupervisor::PortAdd { request, name, path, client, tx_batch, settings, .. } => {
+                let set =
+                    settings.iter().find(|(name, _)| name == "tx-batch").and_then(|(_, value)| value.parse().ok());
+                let set = set.map(|lasthop_policy::Batch { us, packets }| (us, packets));
+                (request, self.add_port(&name, path, client, set.or(tx_batch).unwrap_or((125, 64))))
             }
             ControlToSupervisor::PortDel { request, name } => (request, self.del_port(&name)),
             ControlToSupervisor::PortSet { request, name, settings } => (request, self.set_port(&name, &settings)),

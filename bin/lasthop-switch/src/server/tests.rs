@@ -10,7 +10,6 @@ fn server() -> (Server, OwnedFd) {
         helpers: Vec::new(),
         poll: Vec::new(),
         hysteresis_us: (5, 50),
-        rx_batch: (0, 0),
         not_idle: false,
         cgroup_accounting: false,
         patience_ms: (2, 10),

@@ -7,7 +7,7 @@ use crate::acl::tell_text;
 use crate::client::{CliError, Instance, collect};
 use crate::list::all_ports;
 use crate::set::{change, destroy, sets};
-use lasthop_api::{Field, SwitchProxy, TxBatch};
+use lasthop_api::{Field, SwitchProxy};
 use lasthop_policy::acl::Scope;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -172,9 +172,8 @@ fn make(instance: &mut Instance, step: &Step<'_>) -> Result<(), CliError> {
                 return instance.ask(add).map(drop);
             }
             let (path, owner) = (port.path.display().to_string(), port.owner.as_ref().map(ToString::to_string));
-            let tx_batch = port.tx_batch.map(|batch| TxBatch { us: batch.us, packets: batch.packets });
             let add = async |c: &mut _| {
-                SwitchProxy::port_add(c, &port.name, &path, port.client, tx_batch, owner.as_deref(), &settings).await
+                SwitchProxy::port_add(c, &port.name, &path, port.client, None, owner.as_deref(), &settings).await
             };
             instance.ask(add).map(drop)
         }

@@ -1,7 +1,7 @@
 //! The form of the declarative file.
 
 use super::{Declared, UplinkMacs, lists, mirrors, sets};
-use crate::run::{Batch, FileOwner, PortArg, SavedUplink, check_uplink, meant_device};
+use crate::run::{FileOwner, PortArg, SavedUplink, check_uplink, meant_device};
 use lasthop_policy::acl::Scope;
 use lasthop_policy::{PortSettings, SETTINGS, STATIC_MAC, check_new_name};
 use std::collections::HashMap;
@@ -12,8 +12,7 @@ use toml::{Table, Value};
 /// Tables that a file may have.
 const TABLES: &str = "[port.NAME], [uplink.NAME], [mirror.NAME], [set.NAME], [guests] and [uplinks]";
 /// What a port's table may have beside settings.
-const OF_PORTS: &[&str] =
-    &["socket", "device", "client", "owner", "tx-batch", "driver", "queues", "nice", "spare", "acl", "rules"];
+const OF_PORTS: &[&str] = &["socket", "device", "client", "owner", "driver", "queues", "nice", "spare", "acl", "rules"];
 const OF_UPLINKS: &[&str] = &["device", "driver", "queues", "nice", "gro", "spare", "vlans"];
 
 /// Reads the text of a file in the directory `dir`.
@@ -174,15 +173,8 @@ fn port(name: String, mut of: Fields, dir: &Path, declared: &mut Declared) -> Re
     declared.lists.extend(lists::of(Scope::Port(name.clone()), &mut of, dir)?);
     let settings = settings(&mut of)?;
     let (socket, device) = (of.text("socket")?, of.text("device")?);
-    let mut port = PortArg {
-        name: name.clone(),
-        path: PathBuf::new(),
-        client: false,
-        tx_batch: None,
-        owner: None,
-        device: None,
-        settings,
-    };
+    let mut port =
+        PortArg { name: name.clone(), path: PathBuf::new(), client: false, owner: None, device: None, settings };
     match (socket, device) {
         (Some(path), None) => {
             refuse(&of, &["driver", "queues", "nice", "spare"], "goes with device, and there is none")?;
@@ -192,11 +184,10 @@ fn port(name: String, mut of: Fields, dir: &Path, declared: &mut Declared) -> Re
             }
             port.path = path.into();
             port.client = of.flag("client")?.unwrap_or(false);
-            port.tx_batch = parsed::<Batch>(&mut of, "tx-batch")?;
             port.owner = parsed::<FileOwner>(&mut of, "owner")?;
         }
         (None, Some(device)) => {
-            refuse(&of, &["client", "owner", "tx-batch"], "goes with socket, and there is none")?;
+            refuse(&of, &["client", "owner"], "goes with socket, and there is none")?;
             port.device = Some(SavedUplink { guest: true, ..interface(name, device, &mut of)? });
         }
         (None, None) => return Err(format!("{}: neither socket nor device; write socket = \"/run/…\"", of.at)),

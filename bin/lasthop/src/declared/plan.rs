@@ -1,7 +1,7 @@
 //! What has to change so that a running lasthop is as a file says.
 
 use super::{Declared, DeclaredLists};
-use crate::run::{Batch, PACKET_PORT, PortArg, SavedUplink};
+use crate::run::{PACKET_PORT, PortArg, SavedUplink};
 use lasthop_api::{AclRule, AddressSet, Field, Port, Uplink};
 use lasthop_policy::acl::{Book, Direction, Scope};
 use lasthop_policy::{Mirror, OF_SWITCH, PortSettings};
@@ -61,7 +61,7 @@ impl There {
         } else if let Some(uplink) = declared.uplinks.first() {
             format!("its uplink {}", uplink.name)
         } else if let Some(port) = declared.ports.iter().find(told) {
-            format!("settings of port {} other than rates and weight", port.name)
+            format!("settings of port {} other than rates, weight and batching", port.name)
         } else {
             return Ok(());
         };
@@ -273,7 +273,6 @@ fn as_it_is(there: &There, name: &str) -> Option<PortArg> {
         name: name.into(),
         path: port.path.clone().into(),
         client: port.client,
-        tx_batch: Some(Batch { us: port.tx_batch.us, packets: port.tx_batch.packets }),
         device,
         owner: port.owner.as_ref().and_then(|owner| owner.parse().ok()),
         settings: port.settings.iter().map(|field| (field.name.clone(), field.value.clone())).collect(),
@@ -289,13 +288,8 @@ fn of_socket(port: &PortArg, there: &Port) -> Option<String> {
         Some(format!("socket {} -> {path}", there.path))
     } else if port.client != there.client {
         Some(format!("{} -> {}", mode(there.client), mode(port.client)))
-    } else if owner != there.owner {
-        Some(format!("owner {} -> {}", who(&there.owner), who(&owner)))
     } else {
-        let is = (there.tx_batch.us, there.tx_batch.packets);
-        // A port of which the file says nothing has what `lasthop run` says, which the file does not know.
-        let wanted = port.tx_batch.filter(|batch| (batch.us, batch.packets) != is);
-        wanted.map(|batch| format!("tx-batch {},{} -> {batch}", is.0, is.1))
+        (owner != there.owner).then(|| format!("owner {} -> {}", who(&there.owner), who(&owner)))
     }
 }
 

@@ -1,6 +1,5 @@
 //! Arguments of `lasthop run`.
 
-use super::batch::Batch;
 use super::open_vswitch::{Decides, is_interface};
 use super::owner::FileOwner;
 use super::settings_text::take_settings;
@@ -8,7 +7,7 @@ use super::store::SavedUplink;
 use crate::size::Size;
 use lasthop_ipc::SwitchSettings;
 use lasthop_management_ipc::Settings;
-use lasthop_policy::{CONNECTIONS, CONNECTIONS_RANGE, SETTINGS, check_name, check_new_name};
+use lasthop_policy::{Batch, CONNECTIONS, CONNECTIONS_RANGE, SETTINGS, check_name, check_new_name};
 use lasthop_sys::{CpuList, ParseCpusError};
 use lasthop_uplink_ipc::UplinkDriver;
 use std::path::PathBuf;
@@ -43,12 +42,11 @@ pub struct RunArgs {
     /// Directory where ports and uplinks added at run time, and access lists, are remembered
     #[arg(long, value_name = "DIR", default_value = "/var/lib/lasthop")]
     pub state_dir: PathBuf,
-    /// A port and its vhost-user socket; lasthop listens there, or with ",client" connects to it. tx-batch: instead of that of
-    /// --tx-batch, like tx-batch=250:32 or tx-batch=off. owner: the user, and perhaps the group, that alone may use it, besides root.
+    /// A port and its vhost-user socket; lasthop listens there, or with ",client" connects to it. owner: the user, and perhaps the group, that alone may use it, besides root.
     /// SETTING: as of `lasthop port set`, like vlan=10, trunk=10:20-30, isolated or mac=MAC,mac=MAC,addr=IP.
     /// Or an interface of this host that is a guest, a container's veth for example:
     /// NAME=device:DEVICE[,driver=DRIVER][,queues=N][,nice=N][,spare][,SETTING=VALUE]. May be repeated
-    #[arg(long = "port", value_name = "NAME=PATH[,client][,tx-batch=US[:PACKETS]][,owner=USER[:GROUP]][,SETTING=VALUE]", value_parser = parse_port)]
+    #[arg(long = "port", value_name = "NAME=PATH[,client][,owner=USER[:GROUP]][,SETTING=VALUE]", value_parser = parse_port)]
     pub ports: Vec<PortArg>,
     /// An uplink: a port that is a network interface of this host. Drivers: tap, af_packet, af_xdp; with driver=tap a TAP device
     /// that does not exist is made. Without: tap if it is a TAP device, else af_packet.
@@ -87,7 +85,7 @@ impl RunArgs {
     /// The same for lasthop-switch. `cpus` are those it may use.
     pub fn for_switch(&self, cpus: &CpuList) -> SwitchSettings {
         let numbers = |list: &CpuList| list.iter().collect::<Vec<_>>();
-        let Scheduling { helpers, poll, hysteresis, helper_class, congestion, rx_batch, .. } = &self.scheduling;
+        let Scheduling { helpers, poll, hysteresis, helper_class, congestion, .. } = &self.scheduling;
         let (helpers, poll) = match (poll, helpers) {
             (Some(Cpus(Some(poll))), _) => (Vec::new(), numbers(poll)),
             (_, Some(Cpus(None))) => Default::default(),
@@ -98,7 +96,6 @@ impl RunArgs {
             helpers,
             poll,
             hysteresis_us: (hysteresis.0, hysteresis.1),
-            rx_batch: (rx_batch.us, rx_batch.packets),
             not_idle: helper_class == "normal",
             cgroup_accounting: self.vm_cgroup,
             patience_ms: (congestion.0, congestion.1),
@@ -227,8 +224,6 @@ pub struct PortArg {
     pub path: PathBuf,
     /// Whether lasthop connects.
     pub client: bool,
-    /// How its packets are gathered, if not like all ports'.
-    pub tx_batch: Option<Batch>,
     /// The interface of this host that it is, instead of a socket.
     pub device: Option<SavedUplink>,
     /// Who may use it, if not whoever may open the socket.
@@ -254,15 +249,7 @@ pub(super) fn parse_port(text: &str) -> Result<PortArg, String> {
             return Err("vlans is for uplinks; a guest's port has vlan, trunk and native".into());
         }
         let device = Some(SavedUplink { guest: true, ..device });
-        return Ok(PortArg {
-            name: name.into(),
-            path: PathBuf::new(),
-            client: false,
-            tx_batch: None,
-            owner: None,
-            device,
-            settings,
-        });
+        return Ok(PortArg { name: name.into(), path: PathBuf::new(), client: false, owner: None, device, settings });
     }
     let mut words = rest.split(',');
     let path = words.next().unwrap_or_default();
@@ -271,27 +258,15 @@ pub(super) fn parse_port(text: &str) -> Result<PortArg, String> {
             "{path:?} looks like an interface; write {name}=device:{device}, or {name}=./{path} for a socket of that name"
         ));
     }
-    let mut port = PortArg {
-        name: name.into(),
-        path: path.into(),
-        client: false,
-        tx_batch: None,
-        owner: None,
-        device: None,
-        settings,
-    };
+    let mut port = PortArg { name: name.into(), path: path.into(), client: false, owner: None, device: None, settings };
     for word in words {
         match word.split_once('=') {
             None if word == "client" => port.client = true,
-            Some(("tx-batch", _)) if port.tx_batch.is_some() => {
-                return Err(format!("{word}: there is a tx-batch already"));
-            }
-            Some(("tx-batch", batch)) => port.tx_batch = Some(batch.parse().map_err(|e| format!("{word}: {e}"))?),
             Some(("owner", _)) if port.owner.is_some() => return Err(format!("{word}: there is an owner already")),
             Some(("owner", owner)) => port.owner = Some(owner.parse().map_err(|e| format!("{word}: {e}"))?),
             _ => {
                 return Err(format!(
-                    "unknown option {word:?}; there are \"client\", \"tx-batch=US:PACKETS\", \"owner=USER[:GROUP]\" and the settings of \
+                    "unknown option {word:?}; there are \"client\", \"owner=USER[:GROUP]\" and the settings of \
                      `lasthop port set` ({}), and a path has no comma",
                     SETTINGS.join(", ")
                 ));
@@ -460,7 +435,7 @@ mod tests {
     fn port_is_name_path_and_perhaps_client() {
         let port = |name: &str, path: &str, client| {
             let (name, path) = (name.into(), path.into());
-            PortArg { name, path, client, tx_batch: None, owner: None, device: None, settings: Vec::new() }
+            PortArg { name, path, client, owner: None, device: None, settings: Vec::new() }
         };
         assert_eq!(parse_port("vm1=/run/vm1.sock").unwrap(), port("vm1", "/run/vm1.sock", false));
         assert_eq!(parse_port("a.b-c_d=/x=y,client").unwrap(), port("a.b-c_d", "/x=y", true));
@@ -470,20 +445,20 @@ mod tests {
         assert!(parse_port(&format!("{}=/x", "n".repeat(63))).is_ok());
         assert!(parse_port(&format!("{}=/x", "n".repeat(64))).is_err());
         assert!(parse_port("vm1=/x,cleint").unwrap_err().contains("client"));
-        let batch = |text: &str| parse_port(text).map(|port| port.tx_batch.map(|batch| (batch.us, batch.packets)));
-        assert_eq!(batch("vm1=/x,client,tx-batch=250:32"), Ok(Some((250, 32))));
-        assert_eq!(batch("vm1=/x,tx-batch=off"), Ok(Some((0, 0))));
-        assert_eq!(batch("vm1=/x,tx-batch=9"), Ok(Some((9, 64))));
+        let batch = |value: &str| Ok(vec![("tx-batch".to_owned(), value.to_owned())]);
+        let settings = |text: &str| parse_port(text).map(|port| port.settings);
+        assert_eq!(settings("vm1=/x,client,tx-batch=250:32"), batch("250:32"));
+        assert_eq!(settings("vm1=/x,tx-batch=off"), batch("off"));
         let owner = |text: &str| parse_port(text).map(|port| port.owner.map(|owner| owner.to_string()));
         assert_eq!(owner("vm1=/x,owner=alice:kvm,client"), Ok(Some("alice:kvm".into())));
         for (bad, wrong) in [
             ("owner=", "USER:GROUP"),
             ("owner=a,owner=b", "already"),
-            ("tx-batch", "unknown option"),
-            ("tx-batch=", "tx-batch=: \"\" is not a number"),
+            ("tx-batch", "tx-batch needs a value; write tx-batch=US:PACKETS or off"),
+            ("tx-batch=", "\"\" is not a number"),
             ("tx-batch=1:40000", "32768"),
             ("tx-batch=250,32", "unknown option \"32\""),
-            ("tx-batch=1,tx-batch=2", "already"),
+            ("tx-batch=1,tx-batch=2", "twice"),
             ("vlan=5000", "1 to 4094"),
             ("vlan=1,trunk=2", "an access port (vlan) or a trunk"),
             ("vlan", "vlan needs a value; write vlan=ID"),

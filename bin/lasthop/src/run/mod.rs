@@ -41,7 +41,6 @@
 
 mod args;
 mod backoff;
-mod batch;
 mod boost;
 mod capture_file;
 mod cgroup_accounting;
@@ -76,7 +75,6 @@ mod uplinks;
 mod watchdog;
 
 pub use args::{PortArg, RunArgs, check_uplink, driver, meant_device, new_name, nice, queues, vlan_list};
-pub use batch::Batch;
 use lasthop_log::Log;
 pub use open_vswitch::PACKET_PORT;
 pub use owner::FileOwner;

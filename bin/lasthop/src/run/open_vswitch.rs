@@ -152,7 +152,7 @@ fn check(told: &Told<'_>, uplink: Option<&SavedUplink>) -> Result<(), RunError> 
     let what = match port {
         _ if !told.lists.is_empty() => "access lists are loaded".to_owned(),
         _ if !told.mirrors.is_empty() => "there are mirrors".to_owned(),
-        Some((port, _)) => format!("port {port} is told more than its rates and weight"),
+        Some((port, _)) => format!("port {port} is told more than its rates, weight and batching"),
         None => return Ok(()),
     };
     Err(Usage(format!(

@@ -4,13 +4,13 @@
 //! and [`Port::step`] does what is due.
 
 use super::backoff::Backoff;
-use super::batch::Batch;
 use super::owner::{FileOwner, Ids};
 use super::presence::Presence;
 use super::socket::{self, Access, Listener};
 use super::store::SavedPort;
 use lasthop_log::LineLimit;
 use lasthop_management_ipc::PortConfig;
+use lasthop_policy::Batch;
 use lasthop_sys::{Aside, Epoll, Trigger};
 use lasthop_text::counted;
 use lasthop_types::PortId;
@@ -57,8 +57,8 @@ pub struct Context<'a> {
 pub struct Port {
     /// As children know it.
     pub config: PortConfig,
-    /// How its packets are gathered, if not like all ports'.
-    tx_batch: Option<Batch>,
+    /// How its packets are gathered, if it was added so and no setting says otherwise.
+    pub tx_batch: Option<Batch>,
     /// Who may use it.
     owner: Option<FileOwner>,
     /// The same in numbers, once they have been looked up.
@@ -106,12 +106,11 @@ enum End {
 }
 
 impl Port {
-    /// A port that is not open yet. `tx_batch` is all ports', for one that has none of its own.
-    pub fn new(id: PortId, port: SavedPort, tx_batch: Batch, saved: bool, now: Instant) -> Self {
-        let batch = port.tx_batch.unwrap_or(tx_batch);
+    /// A port that is not open yet. What is gathered for it, settings say too.
+    pub fn new(id: PortId, port: SavedPort, saved: bool, now: Instant) -> Self {
         let SavedPort { name, path, client, tx_batch, owner } = port;
         let shown = owner.as_ref().map(ToString::to_string);
-        let config = PortConfig { id, name, path, client, tx_batch: (batch.us, batch.packets), owner: shown };
+        let config = PortConfig { id, name, path, client, tx_batch: (0, 0), rx_batch: (0, 0), owner: shown };
         let end = if config.client {
             End::Connect { again_at: now, backoff: Backoff::new(CONNECT_WAIT.0, CONNECT_WAIT.1) }
         } else {
@@ -430,7 +429,7 @@ mod tests {
     fn port(path: &Path, client: bool, now: Instant) -> Port {
         let path = path.to_str().unwrap().to_owned();
         let saved = SavedPort { name: "vm".into(), path, client, tx_batch: None, owner: None };
-        Port::new(PortId(1), saved, Batch { us: 125, packets: 64 }, false, now)
+        Port::new(PortId(1), saved, false, now)
     }
 
     fn ended(stream: &mut UnixStream) -> bool {

@@ -58,9 +58,9 @@ impl Supervisor {
             }
         }
         for config in self.configs() {
-            self.switch.send(SupervisorToSwitch::AddPort(config.id, config.name, config.tx_batch), None);
+            self.switch.send(SupervisorToSwitch::AddPort(config.id, config.name.clone()), None);
+            self.tell_limits(config.id, &config.name);
         }
-        self.tell_all_limits();
     }
 
     /// From now on there is this port.
@@ -69,9 +69,9 @@ impl Supervisor {
         info!("port {} added: {}{}", config.name, config.path, if config.client { ", connecting" } else { "" });
         // Before the port: it is not to carry a frame under other settings.
         self.tell_settings(config.id, &config.name);
-        self.switch.send(SupervisorToSwitch::AddPort(config.id, config.name.clone(), config.tx_batch), None);
-        self.tell_limits(config.id, &config.name);
+        self.switch.send(SupervisorToSwitch::AddPort(config.id, config.name.clone()), None);
         self.insert(port);
+        self.tell_limits(config.id, &config.name);
         config
     }
 
@@ -160,12 +160,17 @@ impl Supervisor {
     /// All ports, those of uplinks included.
     pub(super) fn configs(&self) -> Vec<PortConfig> {
         let uplinks = self.uplinks.values().filter(|uplink| !uplink.is_leaving());
-        self.ports.values().map(|port| port.config.clone()).chain(uplinks.map(|u| u.config.clone())).collect()
+        let configs = self.ports.values().map(|port| &port.config).chain(uplinks.map(|u| &u.config));
+        let gathered = |config: &PortConfig| {
+            let [tx_batch, rx_batch] = self.batches(&config.name).map(|batch| (batch.us, batch.packets));
+            PortConfig { tx_batch, rx_batch, ..config.clone() }
+        };
+        configs.map(gathered).collect()
     }
 
     /// A port with the next number.
     pub(super) fn number(&mut self, port: SavedPort, saved: bool) -> Port {
-        Port::new(self.next_port(), port, self.tx_batch, saved, Instant::now())
+        Port::new(self.next_port(), port, saved, Instant::now())
     }
 
     pub(super) fn tell_control_ports(&mut self) {

@@ -2,9 +2,9 @@
 
 use super::settings_text::changed;
 use super::supervisor::Supervisor;
-use lasthop_ipc::{RateLimit, SupervisorToSwitch};
+use lasthop_ipc::{PortLimits, RateLimit, SupervisorToSwitch};
 use lasthop_management_ipc::{PortConfig, Settings, SupervisorToControl};
-use lasthop_policy::{PortSettings, Rate, STATIC_MAC, Unit};
+use lasthop_policy::{Batch, PortSettings, Rate, STATIC_MAC, Unit};
 use lasthop_types::{DEFAULT_WEIGHT, PortId};
 use std::collections::BTreeSet;
 use tracing::info;
@@ -53,6 +53,8 @@ impl Supervisor {
         info!("port {name}: told {shown}");
         self.tell_settings(port, name);
         self.tell_limits(port, name);
+        // It shows what is gathered.
+        self.tell_control_ports();
     }
 
     pub(super) fn uplink_port(&self, name: &str) -> Option<PortConfig> {
@@ -113,9 +115,19 @@ impl Supervisor {
         let limits = settings.map(|set| [set.rate_from, set.rate_to, set.storm].map(limit));
         let [from, to, storm] = limits.unwrap_or_default();
         let [others_from, others_to] = self.limited.get(name).copied().unwrap_or_default();
-        let limits = [others_from.unwrap_or(from), others_to.unwrap_or(to), storm];
+        let rates = [others_from.unwrap_or(from), others_to.unwrap_or(to), storm];
         let weight = self.settings.get(name).and_then(|set| set.weight).unwrap_or(DEFAULT_WEIGHT);
-        self.switch.send(SupervisorToSwitch::Limits(port, limits, weight), None);
+        let batches = self.batches(name).map(|batch| (batch.us, batch.packets));
+        let limits = PortLimits { rates, weight, batches };
+        self.switch.send(SupervisorToSwitch::Limits(port, limits), None);
+    }
+
+    /// What is gathered for this port: transmit, receive.
+    pub(super) fn batches(&self, name: &str) -> [Batch; 2] {
+        let of_port = self.ports.values().find(|port| port.config.name == name).and_then(|port| port.tx_batch);
+        let set = self.settings.get(name);
+        let transmit = set.and_then(|set| set.tx_batch).or(of_port).unwrap_or(self.tx_batch);
+        [transmit, set.and_then(|set| set.rx_batch).unwrap_or(self.rx_batch)]
     }
 
     /// Open vSwitch limits a port, or does not any more.
@@ -134,15 +146,6 @@ impl Supervisor {
             self.limited.insert(name.clone(), limits);
         }
         self.tell_limits(config.id, &name);
-    }
-
-    /// Sends all ports' rates to a new switch.
-    pub(super) fn tell_all_limits(&mut self) {
-        let is_limited = |name: &String| self.settings.contains_key(name) || self.limited.contains_key(name);
-        let set = self.configs().into_iter().filter(|config| is_limited(&config.name));
-        for config in set.collect::<Vec<_>>() {
-            self.tell_limits(config.id, &config.name);
-        }
     }
 
     /// Sends the port's settings to control.

@@ -32,6 +32,7 @@ fn value_of(setting: &str) -> &'static str {
         "mac" => "MAC",
         "addr" => "IP",
         "connections" | "nat-ports" | "grants" | "weight" => "N",
+        "tx-batch" | "rx-batch" => "US:PACKETS or off",
         "link" => "up|down",
         "static-mac" => "MAC[@VLAN]",
         _ => "RATE",

@@ -1,7 +1,6 @@
 //! What `lasthop run` needs before it can start: directories, locks, programs and sensible arguments.
 
 use super::args::{PortArg, RunArgs, check_uplink};
-use super::batch::Batch;
 use super::given::Given;
 use super::open_vswitch::{self, Decides, OpenVswitch, Told};
 use super::settings_text::changed;
@@ -11,6 +10,7 @@ use super::{RunError, RunError::Failed, RunError::Usage};
 use lasthop_api::{READ_SOCKET_NAME, SOCKET_NAME};
 use lasthop_ipc::{MAX_MESSAGE, SwitchSettings};
 use lasthop_management_ipc::Settings;
+use lasthop_policy::Batch;
 use lasthop_policy::{Mirror, PortSettings};
 use lasthop_sys::{CpuList, Epoll};
 use rustix::fs::{FlockOperation, flock};
@@ -40,6 +40,8 @@ pub struct Setup {
     pub for_switch: SwitchSettings,
     /// How packets of a port that has no setting of its own are gathered.
     pub tx_batch: Batch,
+    /// And to them.
+    pub rx_batch: Batch,
     /// Whether ports' threads go into their VMs' control groups.
     pub vm_cgroup: bool,
     /// Whether to watch cores and VMs.
@@ -135,6 +137,7 @@ impl Setup {
             ovs,
             for_switch: args.for_switch(cpus.as_ref().unwrap_or(&allowed)),
             tx_batch: args.scheduling.tx_batch,
+            rx_batch: args.scheduling.rx_batch,
             cpus,
             vm_cgroup: args.vm_cgroup,
             bpf: !args.no_bpf,
@@ -274,8 +277,8 @@ fn absolute(ports: &[PortArg]) -> Result<Vec<SavedPort>, RunError> {
         let path = path
             .to_str()
             .ok_or_else(|| Usage(format!("--port {}: the path is not UTF-8; choose one that is", port.name)))?;
-        let PortArg { name, client, tx_batch, owner, .. } = port.clone();
-        let new = SavedPort { name, path: path.into(), client, tx_batch, owner };
+        let PortArg { name, client, owner, .. } = port.clone();
+        let new = SavedPort { name, path: path.into(), client, tx_batch: None, owner };
         check_new(checked.iter(), &new).map_err(|e| Usage(format!("--port {}: {e}", new.name)))?;
         checked.push(new);
     }

@@ -1,7 +1,7 @@
 //! What outlives a run: ports added at run time in `STATE_DIR/ports.json`, access lists in `STATE_DIR/acl.rules`.
 
-use super::batch::Batch;
 use super::owner::FileOwner;
+use lasthop_policy::Batch;
 use lasthop_policy::{Mirror, PortSettings, Vlans, acl::Book};
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};

@@ -1,6 +1,5 @@
 //! The event loop of `lasthop run`.
 
-use super::batch::Batch;
 use super::boost::Boost;
 use super::cgroup_accounting::CgroupAccounting;
 use super::child::{Child, Ended};
@@ -24,6 +23,7 @@ use super::{RunError, RunError::Failed};
 use lasthop_hostview::HostMonitor;
 use lasthop_ipc::{RateLimit, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor, ring_pair};
 use lasthop_management_ipc::{ControlToSupervisor, DeviceState, LISTS_PART, SupervisorToControl};
+use lasthop_policy::Batch;
 use lasthop_policy::{Mirror, PortSettings};
 use lasthop_sys::{Epoll, SignalFd, Trigger, Watched};
 use lasthop_types::PortId;
@@ -90,6 +90,7 @@ pub struct Supervisor {
     pub(super) next_id: u32,
     /// How packets of a port that has no setting of its own are gathered.
     pub(super) tx_batch: Batch,
+    pub(super) rx_batch: Batch,
     pub(super) store: Store,
     /// What ports are told to do, by name.
     pub(super) settings: BTreeMap<String, PortSettings>,
@@ -170,6 +171,7 @@ impl Supervisor {
             segments: setup.uplink_probe.then(|| Segments::new(probing::token())),
             next_id: 1,
             tx_batch: setup.tx_batch,
+            rx_batch: setup.rx_batch,
             store: setup.store,
             settings: setup.settings,
             limited: BTreeMap::new(),

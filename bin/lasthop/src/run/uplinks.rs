@@ -60,9 +60,8 @@ impl Supervisor {
         let id = self.next_port();
         // Without one, starting it fails and says so.
         let program = self.uplink_program.clone().unwrap_or_else(|_| "lasthop-uplink".into());
-        let tx_batch = (self.tx_batch.us, self.tx_batch.packets);
-        let config =
-            PortConfig { id, name: spec.name.clone(), path: String::new(), client: true, tx_batch, owner: None };
+        let (name, path, none) = (spec.name.clone(), String::new(), (0, 0));
+        let config = PortConfig { id, name, path, client: true, tx_batch: none, rx_batch: none, owner: None };
         let tokens = [0, 1].map(|n| (CHANNELS[n] | u64::from(id.0), PIDS[n] | u64::from(id.0)));
         let mut uplink = Uplink::new(config, spec, saved, &program, tokens, self.uplink_limit);
         uplink.at_once = at_once;
@@ -289,7 +288,7 @@ impl Supervisor {
         let config = uplink.config.clone();
         info!("{} {}: opening {}", uplink.spec.kind(), uplink.spec.name, uplink.spec.device);
         self.tell_control_ports();
-        self.switch.send(SupervisorToSwitch::AddPort(config.id, config.name, config.tx_batch), None);
+        self.switch.send(SupervisorToSwitch::AddPort(config.id, config.name), None);
         self.tell_limits(id, &name);
     }
 

@@ -126,7 +126,7 @@ pub fn settings_in_the_file_are_followed() {
     let mut document: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     let c = serde_json::json!({ "name": "c", "path": place.path("c.sock") });
     document["ports"].as_array_mut().unwrap().push(c);
-    document["settings"]["c"] = "vlan=10 isolated=on rate-to=8M weight=300".into();
+    document["settings"]["c"] = "vlan=10 isolated=on rate-to=8M weight=300 rx-batch=250,32".into();
     document["settings"]["b"] = "vlan=20 storm=800k".into();
     document["settings"]["nobody"] = "vlan=30".into();
     std::fs::write(&file, document.to_string()).unwrap();
@@ -138,15 +138,20 @@ pub fn settings_in_the_file_are_followed() {
     let told = place.ask("told");
     assert_eq!(
         told,
-        "2=\"vlan=20 storm=800k\" 3=\"vlan=10 isolated=on rate-to=8M weight=300\" 1=\"vlan=7 isolated=on\""
+        "2=\"vlan=20 storm=800k\" 3=\"vlan=10 isolated=on rate-to=8M weight=300 rx-batch=250,32\" 1=\"vlan=7 isolated=on\""
     );
     lasthop.wait(&["switch[", "limits 1 [0, 0, 0]"]);
     let seen = lasthop.seen.join("\n");
-    for limits in ["limits 2 [0, 0, 100000] weight 100", "limits 3 [0, 1000000, 0] weight 300"] {
+    for limits in [
+        "limits 2 [0, 0, 100000] weight 100 batches (125, 64) (125, 64)",
+        "limits 3 [0, 1000000, 0] weight 300 batches (125, 64) (250, 32)",
+    ] {
         assert!(seen.contains(limits), "{limits}: {seen}");
     }
     let kept = std::fs::read_to_string(&file).unwrap();
-    for settings in ["\"vlan=20 storm=800k\"", "\"vlan=10 isolated=on rate-to=8M weight=300\"", "\"vlan=30\""] {
+    for settings in
+        ["\"vlan=20 storm=800k\"", "\"vlan=10 isolated=on rate-to=8M weight=300 rx-batch=250,32\"", "\"vlan=30\""]
+    {
         assert!(kept.contains(settings), "the command leaves them: {kept}");
     }
 

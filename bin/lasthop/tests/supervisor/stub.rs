@@ -1,6 +1,8 @@
 //! Children for the tests: they speak the real messages and print what they see.
 
-use lasthop_ipc::{Channel, ChannelError, ControlEnd, SupervisorToSwitch, SwitchEnd, SwitchToSupervisor, ToControl};
+use lasthop_ipc::{
+    Channel, ChannelError, ControlEnd, PortLimits, SupervisorToSwitch, SwitchEnd, SwitchToSupervisor, ToControl,
+};
 use lasthop_management_ipc::{ControlToSupervisor, SupervisorToControl};
 use lasthop_session_ipc::{SessionToSupervisor, SupervisorToSession};
 use lasthop_sys::{Epoll, Trigger, inherited_fd};
@@ -101,11 +103,11 @@ pub fn switch(called: &Path) {
                 for (message, fd) in messages(&mut supervisor) {
                     match message {
                         SupervisorToSwitch::Start(_, settings) => say("switch", &format!("{settings:?}")),
-                        SupervisorToSwitch::Limits(port, [from, to, storm], weight) => {
-                            let bytes = [from, to, storm].map(|limit| limit.bytes);
-                            say("switch", &format!("limits {port} {bytes:?} weight {weight}"));
+                        SupervisorToSwitch::Limits(port, PortLimits { rates, weight, batches: [tx, rx] }) => {
+                            let bytes = rates.map(|limit| limit.bytes);
+                            say("switch", &format!("limits {port} {bytes:?} weight {weight} batches {tx:?} {rx:?}"));
                         }
-                        SupervisorToSwitch::AddPort(port, name, _) => say("switch", &format!("add {port} {name}")),
+                        SupervisorToSwitch::AddPort(port, name) => say("switch", &format!("add {port} {name}")),
                         SupervisorToSwitch::DelPort(PortId(id)) => {
                             connections.remove(&id).into_iter().for_each(|fd| epoll.delete(fd).unwrap());
                             say("switch", &format!("delete {id}"));

@@ -3,9 +3,9 @@
 #![allow(clippy::too_many_arguments)]
 
 use crate::{
-    AclChanged, AclPage, AclText, ApiError, Connection, ConnectionPage, ConntrackFlushed, ConntrackStats, Field,
-    FlowPage, GroupPage, Mac, MacFlushed, MacPage, MirrorList, PortAdopted, PortChanged, PortPage, SetChanged, SetPage,
-    Station, SwitchStats, TraceReport, TxBatch, UplinkList,
+    AclChanged, AclPage, AclText, ApiError, Batching, Connection, ConnectionPage, ConntrackFlushed, ConntrackStats,
+    Field, FlowPage, GroupPage, Mac, MacFlushed, MacPage, MirrorList, PortAdopted, PortChanged, PortPage, SetChanged,
+    SetPage, Station, SwitchStats, TraceReport, UplinkList,
 };
 use futures_util::Stream;
 
@@ -21,7 +21,7 @@ pub trait SwitchProxy {
         name: &str,
         path: &str,
         client: bool,
-        tx_batch: Option<TxBatch>,
+        tx_batch: Option<Batching>,
         owner: Option<&str>,
         settings: &[Field],
     ) -> zlink::Result<Result<PortChanged, ApiError>>;

@@ -16,7 +16,9 @@ pub struct Port {
     /// Whether lasthop connects (and the front-end listens).
     pub client: bool,
     /// When its guest has to kick while it sends a stream.
-    pub tx_batch: TxBatch,
+    pub tx_batch: Batching,
+    /// When it is interrupted while it runs.
+    pub rx_batch: Batching,
     /// The user, and perhaps the group, that alone may use it, as `USER` or `USER:GROUP`; none: whoever may open the socket.
     pub owner: Option<String>,
     /// What it is told to do, by names and values as of `lasthop port set`; empty: nothing.
@@ -79,10 +81,10 @@ pub struct Port {
     pub moves_refused: u64,
 }
 
-/// For how long, or for how many packets, a guest that sends a stream need not kick, whatever comes first. With a 0 it kicks
-/// for each.
+/// For how long, or for how many packets, a guest that sends a stream need not kick, or one that runs is not interrupted again, whatever
+/// comes first. With a 0 each packet counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomType)]
-pub struct TxBatch {
+pub struct Batching {
     /// Microseconds.
     pub us: u32,
     /// Packets.

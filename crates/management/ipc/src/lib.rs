@@ -18,6 +18,8 @@ pub struct PortConfig {
     pub client: bool,
     /// Microseconds and packets for which a guest that sends a stream need not kick; 0: it kicks for each.
     pub tx_batch: (u32, u16),
+    /// The same for which a guest that runs is not interrupted again; 0: it is whenever it wants.
+    pub rx_batch: (u32, u16),
     /// Who may use it, as somebody wrote it, if not whoever may open the socket.
     pub owner: Option<String>,
 }

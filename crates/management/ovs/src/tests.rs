@@ -42,7 +42,15 @@ struct Site {
 }
 
 fn config(id: PortId, name: &str) -> PortConfig {
-    PortConfig { id, name: name.into(), path: String::new(), client: true, tx_batch: (0, 0), owner: None }
+    PortConfig {
+        id,
+        name: name.into(),
+        path: String::new(),
+        client: true,
+        tx_batch: (0, 0),
+        rx_batch: (0, 0),
+        owner: None,
+    }
 }
 
 impl Site {

@@ -54,6 +54,7 @@
 //! [`FLAP_WINDOW_MS`] stays in floods while it is down.
 
 pub mod acl;
+mod batch;
 mod explain;
 mod flows;
 mod guard;
@@ -70,6 +71,7 @@ mod statics;
 mod vlan_mac;
 mod vlans;
 
+pub use batch::Batch;
 pub use explain::Explanation;
 pub use flows::{FLOWS_MAX, FLOWS_PER_PORT_MAX, MASKS_MAX};
 pub use lasthop_conntrack::{Cursor as ConnectionCursor, ProtoState, SctpState, TcpState, Tuple};

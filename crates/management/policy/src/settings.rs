@@ -1,6 +1,7 @@
 //! What a port is told to do, beside access lists: its VLANs, whose addresses it may use, whom it talks to.
 
 use crate::acl::Prefix;
+use crate::batch::Batch;
 use crate::membership::Membership;
 use crate::rate::Rate;
 use crate::statics::{MAX_STATIC, StaticMac};
@@ -54,6 +55,10 @@ pub struct PortSettings {
     pub grants: Option<u32>,
     /// Its share of a thread that looks after several ports' rings; [`DEFAULT_WEIGHT`](lasthop_types::DEFAULT_WEIGHT) if nothing is said.
     pub weight: Option<u16>,
+    /// What is gathered before its guest kicks while it sends a stream; as all ports if nothing is said, which this crate does not know.
+    pub tx_batch: Option<Batch>,
+    /// What is gathered before its guest is interrupted while it runs.
+    pub rx_batch: Option<Batch>,
     /// It neither sends nor receives, as if its cable was pulled.
     pub link_down: bool,
     /// Of multicasts it gets those that its guest wants, as far as that is known.
@@ -79,13 +84,15 @@ pub const SETTINGS: &[&str] = &[
     "nat-ports",
     "grants",
     "weight",
+    "tx-batch",
+    "rx-batch",
     "link",
     "snooping",
     STATIC_MAC,
 ];
 
 /// Those of them that the switch carries out by itself: they hold whoever decides about packets.
-pub const OF_SWITCH: &[&str] = &["rate-from", "rate-to", "weight"];
+pub const OF_SWITCH: &[&str] = &["rate-from", "rate-to", "weight", "tx-batch", "rx-batch"];
 
 /// The one setting that uplinks have, too.
 pub const STATIC_MAC: &str = "static-mac";
@@ -133,6 +140,8 @@ impl PortSettings {
             "nat-ports" => self.nat_ports = if is_none(value) { None } else { Some(nat_ports(value)?) },
             "grants" => self.grants = if is_none(value) { None } else { Some(grants(value)?) },
             "weight" => self.weight = if is_none(value) { None } else { Some(weight(value)?) },
+            "tx-batch" => self.tx_batch = batch(value)?,
+            "rx-batch" => self.rx_batch = batch(value)?,
             "snooping" => self.snooping = on(value)?,
             "link" => self.link_down = link(value)?,
             STATIC_MAC => self.set_static(value, first)?,
@@ -238,6 +247,8 @@ impl PortSettings {
             self.nat_ports.map(|n| text(&n)),
             self.grants.map(|n| text(&n)),
             self.weight.map(|n| text(&n)),
+            self.tx_batch.map(|batch| text(&batch)),
+            self.rx_batch.map(|batch| text(&batch)),
             self.link_down.then(|| "down".to_owned()),
             flag(self.snooping),
             joined(self.static_macs.iter().map(|entry| text(entry)).collect()),
@@ -355,6 +366,11 @@ fn weight(value: &str) -> Result<u16, String> {
     })
 }
 
+/// `off` is a value here.
+fn batch(value: &str) -> Result<Option<Batch>, String> {
+    if value == "none" { Ok(None) } else { value.parse().map(Some).map_err(|e| format!("{e}, {OR_NONE}")) }
+}
+
 fn own_address(text: &str) -> Result<MacAddr, String> {
     let wrong = |_| format!("write an Ethernet address such as 52:54:00:12:34:56, {OR_NONE}");
     let mac = parse_mac(text).map_err(wrong)?;
@@ -463,11 +479,16 @@ mod tests {
 
     #[test]
     fn off_takes_every_setting_back() {
-        let all = "isolated=on mac=52:54:00:00:00:01 addr=10.0.0.1 no-dhcp-server=on no-ra=on rate-from=1M rate-to=2M storm=3M connections=5 nat-ports=6 grants=1000 weight=300 link=down snooping=on static-mac=52:54:00:00:00:07";
+        let all = "isolated=on mac=52:54:00:00:00:01 addr=10.0.0.1 no-dhcp-server=on no-ra=on rate-from=1M rate-to=2M storm=3M connections=5 nat-ports=6 grants=1000 weight=300 link=down snooping=on static-mac=52:54:00:00:00:07 tx-batch=9,9 rx-batch=off";
         for before in [set(&format!("{all} vlan=10")), set(&format!("{all} trunk=10 native=1"))] {
             for word in ["none", "off"] {
-                let link = if word == "off" { "up" } else { word };
-                let words = SETTINGS.iter().map(|name| (*name, if *name == "link" { link } else { word }));
+                let instead = |name: &str| match name {
+                    "link" if word == "off" => "up",
+                    // There it is a value.
+                    "tx-batch" | "rx-batch" => "none",
+                    _ => word,
+                };
+                let words = SETTINGS.iter().map(|name| (*name, instead(name)));
                 assert_eq!(before.change(words).unwrap(), PortSettings::default(), "{word}");
             }
             let off = before.change([("link", "off")]).unwrap_err().to_string();

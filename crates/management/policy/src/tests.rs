@@ -355,7 +355,11 @@ fn what_the_switch_does_by_itself_changes_without_touching_flows() {
     let flows = b.dump().len();
     assert!(flows > 0);
     for name in crate::OF_SWITCH {
-        let value = if *name == "weight" { "300" } else { "20kpps" };
+        let value = match *name {
+            "weight" => "300",
+            "tx-batch" | "rx-batch" => "off",
+            _ => "20kpps",
+        };
         b.set(1, PortSettings::try_from(format!("{name}={value}")).unwrap());
         assert_eq!(b.dump().len(), flows, "{name}");
     }

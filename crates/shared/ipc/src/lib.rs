@@ -25,7 +25,7 @@ pub use datapath::{
 #[cfg(any(test, feature = "far"))]
 pub use far::{ControlEnd, PortState, ring_pair};
 pub use rings::MessageRings;
-pub use supervisor::{RateLimit, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor};
+pub use supervisor::{PortLimits, RateLimit, SupervisorToSwitch, SwitchSettings, SwitchToSupervisor};
 
 /// The switch's end.
 pub type SwitchEnd = MessageRings<ToControl, FromControl>;

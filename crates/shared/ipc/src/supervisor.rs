@@ -15,6 +15,17 @@ pub struct RateLimit {
     pub burst_ns: u64,
 }
 
+/// What a port may do and how its packets are moved, from when it is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortLimits {
+    /// What it may send, get and flood.
+    pub rates: [RateLimit; 3],
+    /// Its share of a thread that looks after several ports' rings.
+    pub weight: u16,
+    /// Microseconds and packets that are gathered before its guest kicks in a stream, and before it is interrupted while it runs; 0: none.
+    pub batches: [(u32, u16); 2],
+}
+
 /// How the switch moves packets, as `lasthop run` was told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SwitchSettings {
@@ -24,8 +35,6 @@ pub struct SwitchSettings {
     pub poll: Vec<usize>,
     /// Microseconds that helpers look for more before they sleep: at least, at most.
     pub hysteresis_us: (u32, u32),
-    /// Microseconds and packets that are gathered before a running guest is interrupted.
-    pub rx_batch: (u32, u16),
     /// Helpers are threads like any others.
     pub not_idle: bool,
     /// Threads of ports may be in the control groups of their VMs.
@@ -41,9 +50,8 @@ pub struct SwitchSettings {
 pub enum SupervisorToSwitch {
     /// What it becomes in its sandbox, and how it works: the first message, and only that.
     Start(Confinement, SwitchSettings),
-    /// A port with this number and name comes into being; answered by nothing. Sent for every port after a restart too. Its guest need not
-    /// kick for so many microseconds and packets while it sends a stream; 0: it kicks for each.
-    AddPort(PortId, String, (u32, u16)),
+    /// A port with this number and name comes into being; answered by nothing. Sent for every port after a restart too.
+    AddPort(PortId, String),
     /// The port and its connection go away.
     DelPort(PortId),
     /// A front-end is connected: the switch's end of a new channel to the port's session process, which has the vhost-user
@@ -52,8 +60,8 @@ pub enum SupervisorToSwitch {
     Connection(PortId, Option<u32>),
     /// The switch's end of new rings to control travels with this message.
     ControlChannel,
-    /// What a port may send, get and flood from now on, and its weight among those whose rings the same thread looks after.
-    Limits(PortId, [RateLimit; 3], u16),
+    /// What it may do. Until it is told so: anything, and nothing is gathered.
+    Limits(PortId, PortLimits),
     /// Finish the current bursts and exit with status 0.
     Shutdown,
 }

@@ -7,7 +7,7 @@ use lasthop_types::{DEFAULT_WEIGHT, MAX_QUEUE_PAIRS, PortCounters, PortId, PortT
 use lasthop_virtqueue::Queue;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU16, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 /// Bytes of virtio-net header in front of each frame, given the negotiated features (§5.1.6.1).
@@ -40,6 +40,8 @@ pub struct Port {
     pub floods: RateLimiter,
     /// Its share of a thread that looks after several ports' rings, beside theirs.
     pub weight: AtomicU16,
+    /// What is gathered before its guest kicks in a stream, and before it is interrupted: microseconds, and in the low 16 bits packets.
+    pub batches: [AtomicU64; 2],
     /// Largest IP packet the guest takes, as the front-end said; 0 if it did not.
     mtu: AtomicU16,
     /// Bit per pair whose queue to the guest is ready.
@@ -70,6 +72,7 @@ impl Port {
             gets: RateLimiter::default(),
             floods: RateLimiter::default(),
             weight: AtomicU16::new(DEFAULT_WEIGHT),
+            batches: Default::default(),
             mtu: AtomicU16::new(0),
             pairs_ready: AtomicU32::new(0),
             coalescing: OnceLock::new(),

@@ -18,7 +18,6 @@ const NOBODY: usize = usize::MAX;
 #[derive(Debug)]
 pub(crate) struct Coalescing {
     helpers: Arc<Helpers>,
-    batch: Batch,
     /// Helper that sends the deferred interrupt when the guest blocks.
     told: AtomicUsize,
     /// One for each queue to the guest. Locked only while that queue is.
@@ -28,8 +27,8 @@ pub(crate) struct Coalescing {
 }
 
 impl Coalescing {
-    pub(crate) fn new(helpers: Arc<Helpers>, batch: Batch) -> io::Result<Self> {
-        Ok(Self { helpers, batch, told: NOBODY.into(), timers: Default::default(), timer: TimerFd::new()? })
+    pub(crate) fn new(helpers: Arc<Helpers>) -> io::Result<Self> {
+        Ok(Self { helpers, told: NOBODY.into(), timers: Default::default(), timer: TimerFd::new()? })
     }
 
     fn timer_of(&self, queue: &Queue) -> Option<MutexGuard<'_, ReceiveTimer>> {
@@ -38,9 +37,10 @@ impl Coalescing {
 
     /// The time is over: interrupts the guest for what waits.
     pub(crate) fn expire(&self, port: &Port) {
+        let batch = Batch::of(&port.batches[1]);
         for queue in port.queues.iter().step_by(2).filter(|queue| queue.is_ready()) {
             let guard = queue.lock();
-            if self.timer_of(queue).is_some_and(|mut t| t.expired(&self.batch, self.helpers.datapath.now_ns())) {
+            if self.timer_of(queue).is_some_and(|mut t| t.expired(&batch, self.helpers.datapath.now_ns())) {
                 guard.call();
             }
         }
@@ -51,7 +51,7 @@ impl Coalesce for Coalescing {
     fn interrupts_now(&self, port: &Arc<Port>, queue: &Queue, packets: u32) -> bool {
         let Some(mut timer) = self.timer_of(queue) else { return true };
         let (now_ns, vm) = (self.helpers.datapath.now_ns(), vm_of(self.helpers.view, port));
-        match timer.delivered(&self.batch, packets, vm, now_ns) {
+        match timer.delivered(&Batch::of(&port.batches[1]), packets, vm, now_ns) {
             Interrupt::Now => true,
             Interrupt::At(then_ns) => {
                 self.timer.set_ns(then_ns.saturating_sub(now_ns));

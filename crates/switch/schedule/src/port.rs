@@ -54,16 +54,11 @@ pub(crate) struct PortThread {
 
 impl PortThread {
     /// `None`: pollers do without.
-    pub(crate) fn start(
-        port: &Arc<Port>,
-        helpers: &Arc<Helpers>,
-        transmit: Batch,
-        receive: Batch,
-    ) -> io::Result<Option<Self>> {
+    pub(crate) fn start(port: &Arc<Port>, helpers: &Arc<Helpers>) -> io::Result<Option<Self>> {
         if helpers.dedicated {
             return Ok(None);
         }
-        let coalescing = Arc::new(Coalescing::new(helpers.clone(), receive)?);
+        let coalescing = Arc::new(Coalescing::new(helpers.clone())?);
         port.set_coalescing(coalescing.clone());
         let mailbox = Arc::new(Mailbox::new()?);
         let epoll = Epoll::new()?;
@@ -75,7 +70,6 @@ impl PortThread {
             forwarder: Forwarder::small(helpers.datapath.clone()),
             epoll,
             mailbox: mailbox.clone(),
-            transmit,
             coalescing,
             rings: Vec::new(),
             turns: Turns::default(),
@@ -101,7 +95,6 @@ struct Server {
     forwarder: Forwarder,
     epoll: Epoll,
     mailbox: Arc<Mailbox<Letter>>,
-    transmit: Batch,
     coalescing: Arc<Coalescing>,
     rings: Vec<Option<PortRing>>,
     turns: Turns,
@@ -208,7 +201,7 @@ impl Server {
             return false;
         }
         let more = outcome.packets == BURST || outcome.more;
-        ring.next = if more { Next::Now } else { ring.emptied(self.transmit, offered, helpers, forwarder, *now_ns) };
+        ring.next = if more { Next::Now } else { ring.emptied(offered, helpers, forwarder, *now_ns) };
         ring.next == Next::Now
     }
 
@@ -324,16 +317,10 @@ impl PortRing {
     }
 
     /// The ring has been emptied: asks the guest for its next kick, and says when to look again. `Now`: the guest was faster.
-    fn emptied(
-        &mut self,
-        mut batch: Batch,
-        offered: Offered,
-        helpers: &Helpers,
-        forwarder: &mut Forwarder,
-        now_ns: u64,
-    ) -> Next {
+    fn emptied(&mut self, offered: Offered, helpers: &Helpers, forwarder: &mut Forwarder, now_ns: u64) -> Next {
         let (port, queue) = (&self.owned.port, self.owned.queue);
         let (gathered, vm) = (std::mem::take(&mut self.gathered), vm_of(helpers.view, port));
+        let mut batch = Batch::of(&port.batches[0]);
         // No longer than the batch takes to come: not every guest can kick for its last packet.
         batch.period_ns = batch.period_ns.min(self.arrivals.gap_ns() * u64::from(batch.packets));
         let kicks = self.timer.emptied(&batch, gathered, vm, now_ns);
@@ -408,13 +395,12 @@ mod tests {
         let port = Arc::new(Port::new(PortId(1), "x".into()));
         let helpers = Arc::new(Helpers::new(datapath.clone(), &mut Settings::default()).unwrap());
         let mut server = Server {
-            coalescing: Arc::new(Coalescing::new(helpers.clone(), Batch::default()).unwrap()),
+            coalescing: Arc::new(Coalescing::new(helpers.clone()).unwrap()),
             forwarder: Forwarder::small(datapath.clone()),
             port: port.clone(),
             helpers,
             epoll: Epoll::new().unwrap(),
             mailbox: Arc::new(Mailbox::new().unwrap()),
-            transmit: Batch::default(),
             rings: Vec::new(),
             turns: Turns::default(),
             yielded_ns: 0,

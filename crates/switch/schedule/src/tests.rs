@@ -2,7 +2,7 @@
 
 use crate::helper::Helpers;
 use crate::owned_ring::OwnedRing;
-use crate::policy::{Arrivals, Batch};
+use crate::policy::Arrivals;
 use crate::workers::{Settings, Workers};
 use lasthop_flow::{Action, FlowSpec};
 use lasthop_forward::{Datapath, Port};
@@ -163,7 +163,7 @@ fn ports_share_a_polling_core_by_weight_and_bytes() {
             guest.port.weight.store(weight, Relaxed);
             for pair in 0..pairs {
                 guest.fill_with(pair, frames.0 / usize::from(pairs), guest.port.id.0 as u8, frames.1);
-                workers.attach(&guest.port, 2 * pair + 1, None, Batch::default()).unwrap();
+                workers.attach(&guest.port, 2 * pair + 1, None).unwrap();
             }
         }
         // Whoever is first waits with what it has until the other has something, too.
@@ -186,7 +186,7 @@ fn queues_of_a_port_share_its_thread_by_bytes() {
     let mut workers = Workers::start(&datapath, Settings::default()).unwrap();
     a.fill_with(0, LARGE.0, 1, LARGE.1);
     a.fill_with(1, SMALL.0, 3, SMALL.1);
-    [1, 3].into_iter().for_each(|queue| workers.attach(&a.port, queue, None, Batch::default()).unwrap());
+    [1, 3].into_iter().for_each(|queue| workers.attach(&a.port, queue, None).unwrap());
     let queue = c.port.queues[0].clone();
     let guard = queue.lock();
     [0, 1].into_iter().for_each(|pair| a.driver.flush(pair));
@@ -204,7 +204,7 @@ fn queues_share_the_limit_of_their_port() {
     a.port.sends.set(20_000_000, 0, 1_000_000);
     let kicks = [1, 3].map(|queue| {
         let (event, peer) = kick();
-        workers.attach(&a.port, queue, Some(peer), Batch::default()).unwrap();
+        workers.attach(&a.port, queue, Some(peer)).unwrap();
         event
     });
     let begun = Instant::now();

@@ -2,7 +2,7 @@
 
 use crate::helper::Helpers;
 use crate::owned_ring::OwnedRing;
-use crate::policy::{Arrivals, Batch, Hysteresis};
+use crate::policy::{Arrivals, Hysteresis};
 use crate::port::{Letter, PortThread};
 use lasthop_forward::{Datapath, Port};
 use lasthop_sys::hostview::HostView;
@@ -22,8 +22,6 @@ pub struct Settings {
     pub poll: Vec<usize>,
     /// How long helpers look for more before they sleep.
     pub hysteresis: Hysteresis,
-    /// How packets to guests are gathered before a running guest is interrupted.
-    pub receive: Batch,
     /// What is known of cores and VMs.
     pub view: Option<HostView>,
     /// Who gets helpers out of the idle class when they are in the way; without there are none.
@@ -37,7 +35,6 @@ pub struct Settings {
 /// The threads. Used by one thread, the one that talks to front-ends.
 #[derive(Debug)]
 pub struct Workers {
-    receive: Batch,
     helpers: Arc<Helpers>,
     threads: Vec<JoinHandle<()>>,
     ports: HashMap<PortId, Entry>,
@@ -57,18 +54,17 @@ impl Workers {
         let threads = helpers.start()?;
         let all = helpers.clone();
         lasthop_lock::on_wait(Box::new(move |notice| all.boost(notice)));
-        Ok(Self { receive: settings.receive, helpers, threads, ports: HashMap::new(), started: Vec::new() })
+        Ok(Self { helpers, threads, ports: HashMap::new(), started: Vec::new() })
     }
 
     /// Has a port's vring, from which packets come, looked after. Without a kick descriptor it is polled. One that is looked after
-    /// already is handed over. `transmit`: how the port's packets are gathered, as of its first vring. An error: there is no
-    /// thread for the port, and nobody looks after it.
-    pub fn attach(&mut self, port: &Arc<Port>, queue: u16, kick: Option<PeerEvent>, transmit: Batch) -> io::Result<()> {
+    /// already is handed over. An error: there is no thread for the port, and nobody looks after it.
+    pub fn attach(&mut self, port: &Arc<Port>, queue: u16, kick: Option<PeerEvent>) -> io::Result<()> {
         self.detach(port.id, queue);
         let entry = match self.ports.entry(port.id) {
             hash_map::Entry::Occupied(entry) => entry.into_mut(),
             hash_map::Entry::Vacant(place) => {
-                let thread = PortThread::start(port, &self.helpers, transmit, self.receive)?;
+                let thread = PortThread::start(port, &self.helpers)?;
                 self.started.extend(thread.as_ref().map(|thread| (port.id, thread.id)));
                 place.insert(Entry { thread, rings: Vec::new() })
             }

@@ -2,7 +2,7 @@
 
 use super::super::{Declared, plan};
 use super::read;
-use lasthop_api::{AclRule, Field, Port, TxBatch, Uplink};
+use lasthop_api::{AclRule, Batching, Field, Port, Uplink};
 use lasthop_policy::acl::Scope;
 use std::path::Path;
 
@@ -44,13 +44,14 @@ fn there() -> plan::There {
         name: "vm1".into(),
         path: "/run/lasthop/vm1.sock".into(),
         owner: Some("libvirt-qemu:kvm".into()),
-        tx_batch: TxBatch { us: 250, packets: 32 },
+        tx_batch: Batching { us: 250, packets: 32 },
         settings: vec![
             field("vlan", "10"),
             field("mac", "52:54:00:00:00:01"),
             field("addr", "10.0.0.1,fd00::1"),
             field("no-ra", "on"),
             field("rate-from", "100M"),
+            field("tx-batch", "250,32"),
         ],
         ..Port::default()
     };
@@ -119,6 +120,11 @@ fn an_empty_lasthop_gets_everything_lists_first() {
 fn differences_are_changed_and_what_cannot_be_changed_is_made_anew() {
     let change = |from: &str, to: &str| told(&FILE.replace(from, to), &there(), false);
     assert_eq!(change("vlan = 10", "trunk = \"10,20\""), ["~ port vm1: vlan 10 -> none, trunk none -> 10:20"]);
+    assert_eq!(change("tx-batch = \"250,32\"", "tx-batch = \"off\""), ["~ port vm1: tx-batch 250,32 -> off"]);
+    assert_eq!(
+        change("tx-batch = \"250,32\"", "rx-batch = 9"),
+        ["~ port vm1: tx-batch 250,32 -> none, rx-batch none -> 9,64"]
+    );
     assert_eq!(change("isolated = true", ""), ["~ port c1: isolated on -> none"]);
     assert_eq!(change("vlans = [\"untagged\", 10, \"20-30\"]", ""), ["~ uplink net: vlans untagged:10:20-30 -> all"]);
     assert_eq!(
@@ -135,7 +141,8 @@ fn differences_are_changed_and_what_cannot_be_changed_is_made_anew() {
 #[test]
 fn what_the_file_does_not_name_is_left_alone_unless_it_is_to_go() {
     let less = "[port.vm1]\nsocket = \"/run/lasthop/vm1.sock\"\nowner = \"libvirt-qemu:kvm\"\nvlan = 10\nmac = \"52:54:00:00:00:01\"\n\
-                addr = [\"10.0.0.1\", \"fd00::1\"]\nno-ra = true\nrate-from = \"100M\"\n";
+                addr = [\"10.0.0.1\", \"fd00::1\"]\nno-ra = true\nrate-from = \"100M\"\n\
+                tx-batch = \"250,32\"\n";
     assert_eq!(told(less, &there(), false), [""; 0]);
     let declared = declared(less);
     assert_eq!(

@@ -66,6 +66,8 @@ impl Learning {
             nat_ports: None,
             grants: None,
             weight: None,
+            tx_batch: None,
+            rx_batch: None,
             static_macs: Vec::new(),
             ..of.clone()
         };

@@ -1,6 +1,7 @@
 //! VM-state-aware batching (PhD §4.3.3, figures 4.3 and 4.4).
 
 use super::Vm;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// How packets are gathered before somebody is woken for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +23,12 @@ impl Batch {
     /// So many microseconds or packets, whatever comes first.
     pub fn new(us: u32, packets: u16) -> Self {
         Self { period_ns: u64::from(us) * 1000, packets }
+    }
+
+    /// As a port has it ([`batches`](lasthop_forward::Port::batches)).
+    pub(crate) fn of(word: &AtomicU64) -> Self {
+        let word = word.load(Relaxed);
+        Self::new((word >> 16) as u32, word as u16)
     }
 
     fn is_off(&self) -> bool {

@@ -1,4 +1,4 @@
-//! For how long, and for how many packets, nobody is woken.
+//! For how long, and for how many packets, nobody is woken: a setting of ports, and an option of `lasthop run` for those without.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -56,6 +56,9 @@ impl FromStr for Batch {
 
 impl fmt::Display for Batch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.us == 0 || self.packets == 0 {
+            return f.write_str("off");
+        }
         write!(f, "{},{}", self.us, self.packets)
     }
 }
@@ -72,6 +75,7 @@ mod tests {
         assert_eq!("250,32".parse(), batch(250, 32));
         assert_eq!("250:32768".parse(), batch(250, 32_768));
         assert_eq!(Batch { us: 250, packets: 32 }.to_string(), "250,32");
+        assert_eq!(Batch { us: 0, packets: 64 }.to_string(), "off");
         for bad in ["", "x", "1,", ",1", "1,2,3", "1:2:3", "-1", "4000000", "on"] {
             assert!(bad.parse::<Batch>().unwrap_err().contains("or off"), "{bad}");
         }
