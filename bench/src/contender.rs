@@ -23,6 +23,8 @@ pub enum Contender {
     LinuxBridge,
     /// The kernel's bridge with nftables, between veth devices that send everything back.
     BridgeNft,
+    /// The kernel's bridge alone, between veth devices that send everything back.
+    BridgeAlone,
 }
 
 /// What is different in how lasthop schedules its work: one thing each.
@@ -66,7 +68,7 @@ impl Change {
 
 impl Contender {
     /// All there are.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Lasthop,
         Self::Changed(Change::Poll),
         Self::Changed(Change::NoHelpers),
@@ -87,6 +89,7 @@ impl Contender {
         Self::DpdkVhost,
         Self::LinuxBridge,
         Self::BridgeNft,
+        Self::BridgeAlone,
     ];
 
     /// For the command line and the files.
@@ -112,6 +115,7 @@ impl Contender {
             Self::DpdkVhost => "dpdk-vhost",
             Self::LinuxBridge => "linux-bridge",
             Self::BridgeNft => "bridge-nft",
+            Self::BridgeAlone => "bridge-alone",
         }
     }
 
@@ -138,6 +142,7 @@ impl Contender {
             Self::DpdkVhost => "DPDK vhost, no switch",
             Self::LinuxBridge => "Linux bridge + TAP",
             Self::BridgeNft => "Linux bridge + nftables, no guests",
+            Self::BridgeAlone => "Linux bridge, no guests",
         }
     }
 }

@@ -158,6 +158,7 @@ pub fn missing(contender: Contender, work: Work) -> Option<String> {
         }
         Contender::DpdkVhost => missing_program("dpdk-testpmd").or_else(|| missing_pages(guests + dpdk_vhost::MIB)),
         Contender::BridgeNft => ["ip", "nft"].into_iter().find_map(missing_program).or_else(missing_devices),
+        Contender::BridgeAlone => ["ip", "bridge"].into_iter().find_map(missing_program).or_else(missing_devices),
         Contender::LinuxBridge => ["ip", "unshare"].into_iter().find_map(missing_program).or_else(missing_devices),
         Contender::Ovs(_) => {
             let programs =

@@ -1,6 +1,7 @@
 //! What is compared: each scenario's guests, its contenders, and the figures it yields.
 
 mod grants;
+mod interfaces;
 mod tables;
 
 use crate::acl::{Kind, MASKS};
@@ -41,6 +42,7 @@ const DRIVEN_LIST: Contender = Contender::Driven(Rules::List);
 const VHOST: Contender = Contender::DpdkVhost;
 const BRIDGE: Contender = Contender::LinuxBridge;
 const NFT: Contender = Contender::BridgeNft;
+const BRIDGE_ALONE: Contender = Contender::BridgeAlone;
 const POLL: Contender = Contender::Changed(Change::Poll);
 /// lasthop, and with each mechanism off alone.
 const ABLATION: [Contender; 7] = [
@@ -412,7 +414,7 @@ static OTHERS: [Scenario; 100] = [
 
 /// All there are, those of a group together.
 pub fn all() -> impl Iterator<Item = &'static Scenario> {
-    OTHERS.iter().chain(&tables::ALL).chain(&grants::ALL)
+    OTHERS.iter().chain(&tables::ALL).chain(&grants::ALL).chain(&interfaces::ALL)
 }
 
 /// What `--scenario` takes: names, and of each group what its names begin with.
@@ -467,7 +469,7 @@ impl Scenario {
             (Work::Load(_, x), Work::Load(_, y)) if x.once.is_some() || y.once.is_some() => false,
             (Work::Load(a, _), Work::Load(b, _)) => {
                 // A bridge has no stage.
-                let staged = |s: &Self| s.contenders.iter().filter(|c| **c != NFT);
+                let staged = |s: &Self| s.contenders.iter().filter(|c| ![NFT, BRIDGE_ALONE].contains(c));
                 a == b && staged(self).eq(staged(other))
             }
             _ => false,
@@ -479,6 +481,9 @@ impl Scenario {
         let figures = match self.work {
             Work::Loop(ring, frames) => return round_and_round(contender, cpus, ring, frames, seconds),
             Work::Load(setup, _) if contender == NFT => return bridge::measure(cpus, setup.list().as_ref(), seconds),
+            Work::Load(setup, act) if contender == BRIDGE_ALONE => {
+                return bridge::pairs(cpus, setup.ports, act.yields, seconds);
+            }
             Work::Load(setup, act) => {
                 // After a failure everything starts anew.
                 let mut here = match stage.take() {

@@ -1,5 +1,7 @@
 //! The kernel's bridge behind nftables, and frames that go round through it.
 //!
+//! With more ports than two each pair of them has frames of its own; with one frame each, its rounds say how long there and back takes.
+//!
 //! The load generator's guests cannot be plugged into a bridge. In their place the far ends of two veth pairs send every frame back
 //! as it comes, its addresses and ports swapped, by an XDP program (`XDP_TX`). Nobody makes or takes frames, so the
 //! bridge sets the pace, and all of it happens on the switch's CPU:
@@ -14,6 +16,7 @@
 use crate::acl::List;
 use crate::cpus::Cpus;
 use crate::distance::Track;
+use crate::guests::load::Yields;
 use crate::round::Round;
 use lasthop_harness::Netns;
 use lasthop_harness::stop::{Outcome, failed, pause};
@@ -26,7 +29,7 @@ use std::net::UdpSocket;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Frames that go round: a veth's queue has 256 places.
+/// Frames that go round between two ports: a veth's queue has 256 places.
 const FRAMES: usize = 128;
 /// Bytes of a datagram's payload in a frame of 64.
 const PAYLOAD: [u8; 22] = [0; 22];
@@ -37,24 +40,32 @@ const SETTLE: Duration = Duration::from_millis(300);
 struct Circle {
     site: Netns,
     far: Netns,
+    ports: usize,
     _attached: Vec<OwnedFd>,
 }
 
 impl Circle {
-    fn new(list: Option<&List>) -> Outcome<Self> {
+    fn new(list: Option<&List>, ports: usize) -> Outcome<Self> {
         let (site, far) = (Netns::new(), Netns::new());
         site.ip("link add br0 type bridge");
         site.ip("link set br0 up");
         let mut attached = Vec::new();
-        for i in 0..2 {
+        for i in 0..ports {
             site.ip(&format!("link add p{i} type veth peer name q{i} netns {}", far.name()));
             // Checksums are finished, as an XDP program hands on nothing but bytes.
-            far.shell(&format!("ethtool -K q{i} tx off && ip link set q{i} address 02:4c:00:00:00:0{}", i + 1));
+            far.shell(&format!("ethtool -K q{i} tx off && ip link set q{i} address {}", mac(i)));
             attached.push(attach(&far, &format!("q{i}"), turn_round)?);
             // A veth takes what its peer's XDP program sends only while it has one itself.
             attached.push(attach(&site, &format!("p{i}"), pass)?);
             site.ip(&format!("link set p{i} master br0 up"));
             far.ip(&format!("link set q{i} up"));
+            if ports > 2 {
+                // A flooded frame would be turned round by every far end, and go on as many.
+                site.shell(&format!(
+                    "bridge link set dev p{i} learning off flood off mcast_flood off && bridge fdb add {} dev p{i} master static",
+                    mac(i)
+                ));
+            }
         }
         if let Some(list) = list {
             let text = list.nftables();
@@ -69,19 +80,29 @@ impl Circle {
                 return Err(failed(format!("nft: {}", String::from_utf8_lossy(&out.stderr).trim())));
             }
         }
-        far.ip("addr add 10.1.0.1/8 dev q0");
-        far.ip("neigh add 10.2.0.1 lladdr 02:4c:00:00:00:02 dev q0 nud permanent");
-        Ok(Self { site, far, _attached: attached })
+        for pair in 0..ports / 2 {
+            far.ip(&format!("addr add 10.{}.0.1/16 dev q{}", 1 + pair, 2 * pair));
+            far.ip(&format!(
+                "neigh add 10.{}.0.2 lladdr {} dev q{} nud permanent",
+                1 + pair,
+                mac(2 * pair + 1),
+                2 * pair
+            ));
+        }
+        Ok(Self { site, far, ports, _attached: attached })
     }
 
     /// Sends the frames that will go round, from the CPU on which they shall do so.
-    fn inject(&self, cpu: usize) -> Outcome<()> {
+    fn inject(&self, cpu: usize, frames: usize) -> Outcome<()> {
         let place = File::open(format!("/run/netns/{}", self.far.name())).map_err(failed)?;
+        let pairs = self.ports / 2;
         let send = move || -> std::io::Result<()> {
             [cpu].into_iter().collect::<CpuList>().bind_current_thread()?;
             move_into_link_name_space(place.as_fd(), Some(LinkNameSpaceType::Network))?;
-            let socket = UdpSocket::bind("10.1.0.1:1024")?;
-            (0..FRAMES).try_for_each(|_| socket.send_to(&PAYLOAD, "10.2.0.1:9").map(drop))
+            (1..=pairs).try_for_each(|pair| {
+                let socket = UdpSocket::bind(format!("10.{pair}.0.1:1024"))?;
+                (0..frames).try_for_each(|_| socket.send_to(&PAYLOAD, format!("10.{pair}.0.2:9")).map(drop))
+            })
         };
         let sent = std::thread::spawn(send).join();
         sent.map_err(|_| failed("the thread that sends through a bridge panicked"))?.map_err(failed)
@@ -89,17 +110,48 @@ impl Circle {
 
     /// Frames that came to the bridge so far.
     fn count(&self) -> Outcome<f64> {
-        let text =
-            self.site.shell("cat /sys/class/net/p0/statistics/rx_packets /sys/class/net/p1/statistics/rx_packets");
+        let text = self.site.shell("cat /sys/class/net/p*/statistics/rx_packets");
         let counts: Option<Vec<u64>> = text.lines().map(|l| l.parse().ok()).collect();
         counts.map(|c| c.iter().sum::<u64>() as f64).ok_or_else(|| failed(format!("no counts of packets: {text:?}")))
     }
 }
 
-/// As the figures of a loop.
+/// The address of the far end of port `i`.
+fn mac(i: usize) -> String {
+    format!("02:4c:00:00:00:{:02x}", i + 1)
+}
+
+/// As the figures of a loop, between two ports.
 pub fn measure(cpus: Cpus, list: Option<&List>, seconds: u64) -> Outcome<Round> {
-    let circle = Circle::new(list)?;
-    circle.inject(cpus.switch)?;
+    let ([rate, cpu_ns], trips) = circulate(cpus, list, 2, FRAMES, seconds)?;
+    Ok(Round::new(speed(rate, cpu_ns), trips))
+}
+
+/// As the figures of what `yields`, between pairs of so many ports: as many as go, or one frame of each pair at a time.
+pub fn pairs(cpus: Cpus, ports: usize, yields: Yields, seconds: u64) -> Outcome<Round> {
+    let one = yields == Yields::Times;
+    let ([rate, cpu_ns], trips) = circulate(cpus, None, ports, if one { 1 } else { FRAMES }, seconds)?;
+    if !one {
+        return Ok(Round::new(speed(rate, cpu_ns), trips));
+    }
+    // Twice through the bridge each; of single frames nothing is known.
+    Ok(Round::new(vec![Some(rate / 2e3), None, None, None, Some(cpu_ns), Some(cpu_ns * rate / 1e7)], trips))
+}
+
+fn speed(rate: f64, cpu_ns: f64) -> Vec<Option<f64>> {
+    [rate / 1e6, rate * BITS / 1e9, cpu_ns, cpu_ns].map(Some).to_vec()
+}
+
+/// Frames a second through the bridge, and nanoseconds of the CPU each.
+fn circulate(
+    cpus: Cpus,
+    list: Option<&List>,
+    ports: usize,
+    frames: usize,
+    seconds: u64,
+) -> Outcome<([f64; 2], Vec<f64>)> {
+    let circle = Circle::new(list, ports)?;
+    circle.inject(cpus.switch, frames)?;
     pause(SETTLE)?;
     let track = Track::new(cpus, false);
     track.begin();
@@ -113,7 +165,7 @@ pub fn measure(cpus: Cpus, list: Option<&List>, seconds: u64) -> Outcome<Round> 
     }
     let cpu_ns = (spent_after - spent_before) / packets;
     let rate = packets / elapsed.as_secs_f64();
-    Ok(Round::new([rate / 1e6, rate * BITS / 1e9, cpu_ns, cpu_ns].map(Some).to_vec(), trips))
+    Ok(([rate, cpu_ns], trips))
 }
 
 /// What a CPU has spent in soft interrupts so far, in which all of this happens (proc(5), /proc/stat: the seventh column, in

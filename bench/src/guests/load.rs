@@ -189,7 +189,7 @@ impl Stage {
             (settings.ring_size, settings.rx_buffer) = (256, 4096);
             settings.sizes = "gso".parse().map_err(failed)?;
         }
-        if setup.ports > 4 && !setup.spread {
+        if setup.ports > 4 && !setup.spread && !setup.short {
             // Many ports are for counting memory.
             settings.ring_size = 64;
         }
@@ -213,7 +213,7 @@ impl Stage {
                 Box::new(if setup.spread { start_on(&all, start)? } else { start()? })
             }
             Contender::DpdkVhost => Box::new(DpdkVhost::start(cpus.guests, cpus.switch, &sockets, extras)?),
-            Contender::LinuxBridge | Contender::BridgeNft | Contender::Tap => {
+            Contender::LinuxBridge | Contender::BridgeNft | Contender::BridgeAlone | Contender::Tap => {
                 return Err(failed("has no such ports"));
             }
         };

@@ -102,7 +102,9 @@ impl Outside {
                 self.bridge("t1");
                 Ok(Nic::new(Backend::Tap { ifname: "t1".into(), netns: self.site.name().into() }, 1))
             }
-            Contender::Driven(_) | Contender::DpdkVhost | Contender::BridgeNft => Err(failed("has no uplinks")),
+            Contender::Driven(_) | Contender::DpdkVhost | Contender::BridgeNft | Contender::BridgeAlone => {
+                Err(failed("has no uplinks"))
+            }
         }
     }
 

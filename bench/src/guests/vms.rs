@@ -43,7 +43,12 @@ impl Pair {
                 let started = bridge.insert(Bridge::start(2));
                 [1, 2].map(|n| started.nic(n))
             }
-            Contender::Driven(_) | Contender::DpdkVhost | Contender::Tap | Contender::NoGro | Contender::BridgeNft => {
+            Contender::Driven(_)
+            | Contender::DpdkVhost
+            | Contender::Tap
+            | Contender::NoGro
+            | Contender::BridgeNft
+            | Contender::BridgeAlone => {
                 return Err(failed("no switch that VMs could use"));
             }
         };

@@ -271,7 +271,10 @@ fn starts_its_children_says_ready_and_ends_cleanly() {
     }
     assert_eq!(std::fs::metadata(place.path("run")).unwrap().mode() & 0o777, 0o755);
     let control: i32 = place.ask("pid").parse().unwrap();
-    assert_eq!(place.ask("arguments"), "--supervisor-fd 3 --host-view-fd 4 --api-fd 5 --connections 262144 --pulse-fd 6");
+    assert_eq!(
+        place.ask("arguments"),
+        "--supervisor-fd 3 --host-view-fd 4 --api-fd 5 --connections 262144 --pulse-fd 6"
+    );
     assert_eq!(place.ask("ports"), "1=a 2=b");
 
     let log = lasthop.end();
