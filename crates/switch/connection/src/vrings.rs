@@ -186,7 +186,7 @@ impl Vrings {
             }
             Ask::Stop { .. } => {
                 events.push(Event::Stopped { queue: i });
-                return Ok(Answer::Position(queue.stop()));
+                return Ok(Answer::Position(queue.hand_over()));
             }
             Ask::Rest { .. } | Ask::Move { .. } => {
                 let is_found = matches!(ask, Ask::Move { .. });

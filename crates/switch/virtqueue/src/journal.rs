@@ -70,6 +70,13 @@ impl Journal {
         place.store_u64(8, 0);
     }
 
+    /// As if nothing had ever been noted.
+    pub(crate) fn forget(&self) {
+        let place = self.0.get();
+        place.store_u64(0, 0);
+        place.store_u64(8, 0);
+    }
+
     /// From here on, until `close`, the burst may have been delivered.
     #[inline]
     pub(crate) fn open(&self, burst: OpenBurst) {

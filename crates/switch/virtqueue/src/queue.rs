@@ -266,6 +266,16 @@ impl Queue {
         position
     }
 
+    /// As [`Queue::stop`], for a front-end that learns the position: whatever it starts here next stands where it says. What the journal
+    /// says is of no use any more, and would mislead: a guest that was elsewhere meanwhile comes back with the same rings.
+    pub fn hand_over(&self) -> Option<u32> {
+        let position = self.stop();
+        if let Some(journal) = &self.lock().inner.journal {
+            journal.forget();
+        }
+        position
+    }
+
     /// Replaces the memory under a running ring: its addresses are looked up anew, its position stays.
     pub fn set_memory(&self, memory: Arc<GuestMemory>) -> Result<(), QueueError> {
         self.move_to(false, |setup| Ok((setup, memory)))
