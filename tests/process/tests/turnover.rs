@@ -136,13 +136,12 @@ fn a_limit_holds_at_ten_thousand_connections_a_second() {
     field.lasthop.check_sums();
 }
 
-/// How long a packet of a connection waits at most while others come and go: alone, while the tables fill and, once they are full, each connection
-/// that comes has another one give way, and while all of these are over. Printed, not asserted: docs/performance.md has the figures.
+/// How long a packet of a connection waits at most while others come and go: alone, while the tables fill, and while these are over. Printed, not asserted: docs/performance.md has the figures.
 #[test]
 #[ignore = "prints figures; `cargo test -p lasthop-tests-process --test turnover -- --ignored --nocapture`"]
 fn figures_of_a_turnover() {
     let number = |name: &str, default: u32| std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(default);
-    let (rounds, connections, rate) = (number("ROUNDS", 5), number("CONNECTIONS", 3_000_000), number("RATE", 50_000));
+    let (rounds, connections, rate) = (number("ROUNDS", 5), number("CONNECTIONS", 1_000_000), number("RATE", 50_000));
     let length = Duration::from_secs_f64(f64::from(connections) / f64::from(rate));
     for round in 1..=rounds {
         let mut field = Field::new(connections + 1000, connections + 500);

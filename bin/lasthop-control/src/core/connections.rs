@@ -1,4 +1,4 @@
-//! `lasthop conntrack`: connections told of or ended. There may be 262 144, so some places of the table are looked at at a time, and misses are answered in
+//! `lasthop conntrack`: connections told of or ended. There may be a million, so some places of the table are looked at at a time, and misses are answered in
 //! between.
 
 use super::{Answer, Core, give, refuse};

@@ -25,8 +25,9 @@ pub struct RunArgs {
     /// What decides what becomes of packets
     #[arg(long, value_enum, default_value_t)]
     pub control: Decides,
-    /// How many connections there is room for, 4096 to 4194304, those of all ports together: what stateful lists know, or Open
-    /// vSwitch has tracked. About 300 bytes each once it is used
+    /// How many connections there is room for, 4096 to 1048576, those of all ports together: what stateful lists know, or Open
+    /// vSwitch has tracked. About 300 bytes each once it is used, 600 under Open vSwitch. What has no flow in the switch, beyond
+    /// some 98000, goes through control packet by packet
     #[arg(long, value_name = "N", default_value = "262144", value_parser = parse_connections, allow_negative_numbers = true)]
     pub connections: usize,
     /// CPUs the switch may use, like 0,2-3 [default: every CPU this process may use]

@@ -28,7 +28,7 @@ use std::ops::RangeInclusive;
 /// Connections that a table has room for if nobody says otherwise.
 pub const CONNECTIONS: usize = 262_144;
 /// What may be said.
-pub const CONNECTIONS_RANGE: RangeInclusive<usize> = 4096..=4_194_304;
+pub const CONNECTIONS_RANGE: RangeInclusive<usize> = 4096..=1_048_576;
 /// What part of the room a port's connections may take, and those of an uplink, behind which a network is, if nobody says otherwise.
 const PORT_PART: usize = 4;
 const UPLINK_PART: usize = 2;
@@ -77,8 +77,10 @@ impl Connections {
             tracker: Tracker::new(config)?,
             lists: 1,
             last: 0,
-            opened: HashMap::new(),
-            homes: HashMap::new(),
+            // Room for twice as many as there can be: a map that grows moves all that it has in one go, most of a second for millions.
+            // Until it is used it is addresses alone.
+            opened: HashMap::with_capacity(2 * capacity),
+            homes: HashMap::with_capacity(2 * capacity),
             shares: Shares::default(),
             owners: BTreeMap::new(),
             free: Vec::new(),
