@@ -177,7 +177,10 @@ fn killed_under_load(wire: &Wire, how: &str) {
     // From the near guest to the far one. What the uplink was not given the switch has dropped under a name.
     let [given, out, _, _] = way.left;
     assert_eq!(sent[0], given + way.dropped[0], "{what}");
-    assert_eq!(given, out + way.lost[0], "what the uplink was given it has sent, or it was lost: {what}");
+    // One that is killed between counting a frame and noting that it is counted has its heir count it once more (`survival/progress.rs`): seen
+    // once in some hundred deaths of a TAP uplink, which sends its frames singly.
+    let twice = (out + way.lost[0]).checked_sub(given);
+    assert!(twice.is_some_and(|n| n <= 1), "what the uplink was given it has sent, or it was lost: {what}");
     let [_, _, came, taken] = way.right;
     assert_eq!(
         (came, taken),
