@@ -25,7 +25,7 @@ use lasthop_sys::CpuList;
 use lasthop_sys::bpf::assembler::{Assembler, Reg, Width};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::fs::{File, read_to_string};
-use std::net::UdpSocket;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -81,13 +81,9 @@ impl Circle {
             }
         }
         for pair in 0..ports / 2 {
-            far.ip(&format!("addr add 10.{}.0.1/16 dev q{}", 1 + pair, 2 * pair));
-            far.ip(&format!(
-                "neigh add 10.{}.0.2 lladdr {} dev q{} nud permanent",
-                1 + pair,
-                mac(2 * pair + 1),
-                2 * pair
-            ));
+            let ([one, other], near) = (addresses(pair), 2 * pair);
+            far.ip(&format!("addr add {one} peer {other} dev q{near}"));
+            far.ip(&format!("neigh add {other} lladdr {} dev q{near} nud permanent", mac(near + 1)));
         }
         Ok(Self { site, far, ports, _attached: attached })
     }
@@ -99,9 +95,10 @@ impl Circle {
         let send = move || -> std::io::Result<()> {
             [cpu].into_iter().collect::<CpuList>().bind_current_thread()?;
             move_into_link_name_space(place.as_fd(), Some(LinkNameSpaceType::Network))?;
-            (1..=pairs).try_for_each(|pair| {
-                let socket = UdpSocket::bind(format!("10.{pair}.0.1:1024"))?;
-                (0..frames).try_for_each(|_| socket.send_to(&PAYLOAD, format!("10.{pair}.0.2:9")).map(drop))
+            (0..pairs).try_for_each(|pair| {
+                let [one, other] = addresses(pair);
+                let socket = UdpSocket::bind((one, 1024))?;
+                (0..frames).try_for_each(|_| socket.send_to(&PAYLOAD, (other, 9)).map(drop))
             })
         };
         let sent = std::thread::spawn(send).join();
@@ -114,6 +111,11 @@ impl Circle {
         let counts: Option<Vec<u64>> = text.lines().map(|l| l.parse().ok()).collect();
         counts.map(|c| c.iter().sum::<u64>() as f64).ok_or_else(|| failed(format!("no counts of packets: {text:?}")))
     }
+}
+
+/// Those between which a pair's frames go; of the first pair those that a list lets pass.
+fn addresses(pair: usize) -> [Ipv4Addr; 2] {
+    [1, 2].map(|n| Ipv4Addr::new(10, 2 * pair as u8 + n, 0, 1))
 }
 
 /// The address of the far end of port `i`.

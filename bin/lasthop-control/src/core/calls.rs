@@ -18,7 +18,7 @@ use lasthop_frame::{Depth, FlowKey, SNAPSHOT_LEN};
 use lasthop_ipc::{DatapathRequest, FlowInfo, PortInfo, PortState};
 use lasthop_management_ipc::{ControlToSupervisor, Settings, UplinkConfig};
 use lasthop_policy::acl::Scope;
-use lasthop_policy::{Headers, OF_SWITCH};
+use lasthop_policy::{Headers, OF_SWITCH, OF_SWITCH_WORDS};
 use lasthop_types::PortId;
 use std::collections::BTreeMap;
 
@@ -182,6 +182,8 @@ impl Core {
             );
             ApiError::NotAvailable { message }
         };
+        let others_settings =
+            || error(&format!("VLANs, port security and other settings of ports than {OF_SWITCH_WORDS}"));
         match call {
             Call::PortDel { name, answer } if self.is_of_others(&name) => {
                 let message = format!(
@@ -201,18 +203,12 @@ impl Core {
             Call::PortAdd { settings, answer, .. } | Call::PortSet { settings, answer, .. }
                 if !settings.iter().all(is_measured) =>
             {
-                refuse(
-                    answer,
-                    error("VLANs, port security and other settings of ports than rates, weight and batching"),
-                );
+                refuse(answer, others_settings());
             }
             Call::Uplink { call: UplinkCall::Add(new), answer }
                 if new.vlans.is_some() || !new.settings.iter().all(is_measured) =>
             {
-                refuse(
-                    answer,
-                    error("VLANs, port security and other settings of ports than rates, weight and batching"),
-                );
+                refuse(answer, others_settings());
             }
             Call::Uplink { call: UplinkCall::Set { .. }, answer } => refuse(answer, error("VLANs of uplinks")),
             Call::Mac(MacCall::Flush { answer, .. }) => {

@@ -4,7 +4,7 @@ use super::{Declared, DeclaredLists};
 use crate::run::{PACKET_PORT, PortArg, SavedUplink};
 use lasthop_api::{AclRule, AddressSet, Field, Port, Uplink};
 use lasthop_policy::acl::{Book, Direction, Scope};
-use lasthop_policy::{Mirror, OF_SWITCH, PortSettings};
+use lasthop_policy::{Mirror, OF_SWITCH, OF_SWITCH_WORDS, PortSettings};
 use lasthop_uplink_ipc::UplinkDriver;
 use std::collections::BTreeSet;
 
@@ -61,7 +61,7 @@ impl There {
         } else if let Some(uplink) = declared.uplinks.first() {
             format!("its uplink {}", uplink.name)
         } else if let Some(port) = declared.ports.iter().find(told) {
-            format!("settings of port {} other than rates, weight and batching", port.name)
+            format!("settings of port {} other than {OF_SWITCH_WORDS}", port.name)
         } else {
             return Ok(());
         };

@@ -43,7 +43,8 @@ pub struct RunArgs {
     /// Directory where ports and uplinks added at run time, and access lists, are remembered
     #[arg(long, value_name = "DIR", default_value = "/var/lib/lasthop")]
     pub state_dir: PathBuf,
-    /// A port and its vhost-user socket; lasthop listens there, or with ",client" connects to it. owner: the user, and perhaps the group, that alone may use it, besides root.
+    /// A port and its vhost-user socket; lasthop listens there, or with ",client" connects to it. owner: the user, and perhaps the group,
+    /// that alone may use it, besides root.
     /// SETTING: as of `lasthop port set`, like vlan=10, trunk=10:20-30, isolated or mac=MAC,mac=MAC,addr=IP.
     /// Or an interface of this host that is a guest, a container's veth for example:
     /// NAME=device:DEVICE[,driver=DRIVER][,queues=N][,nice=N][,spare][,SETTING=VALUE]. May be repeated

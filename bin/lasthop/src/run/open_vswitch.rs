@@ -6,7 +6,7 @@ use super::RunError::{self, Failed, Usage};
 use super::socket::Listener;
 use super::store::{SavedPort, SavedUplink};
 use super::supervisor::Supervisor;
-use lasthop_policy::{Mirror, OF_SWITCH, PortSettings};
+use lasthop_policy::{Mirror, OF_SWITCH, OF_SWITCH_WORDS, PortSettings};
 use lasthop_sys::{make_tap, memfd};
 use lasthop_uplink_ipc::UplinkDriver;
 use rustix::io::Errno;
@@ -152,7 +152,7 @@ fn check(told: &Told<'_>, uplink: Option<&SavedUplink>) -> Result<(), RunError> 
     let what = match port {
         _ if !told.lists.is_empty() => "access lists are loaded".to_owned(),
         _ if !told.mirrors.is_empty() => "there are mirrors".to_owned(),
-        Some((port, _)) => format!("port {port} is told more than its rates, weight and batching"),
+        Some((port, _)) => format!("port {port} is told more than its {OF_SWITCH_WORDS}"),
         None => return Ok(()),
     };
     Err(Usage(format!(

@@ -162,7 +162,7 @@ impl Supervisor {
         let uplinks = self.uplinks.values().filter(|uplink| !uplink.is_leaving());
         let configs = self.ports.values().map(|port| &port.config).chain(uplinks.map(|u| &u.config));
         let gathered = |config: &PortConfig| {
-            let [tx_batch, rx_batch] = self.batches(&config.name).map(|batch| (batch.us, batch.packets));
+            let [tx_batch, rx_batch] = self.batches(config.id, &config.name).map(|batch| (batch.us, batch.packets));
             PortConfig { tx_batch, rx_batch, ..config.clone() }
         };
         configs.map(gathered).collect()

@@ -117,14 +117,14 @@ impl Supervisor {
         let [others_from, others_to] = self.limited.get(name).copied().unwrap_or_default();
         let rates = [others_from.unwrap_or(from), others_to.unwrap_or(to), storm];
         let weight = self.settings.get(name).and_then(|set| set.weight).unwrap_or(DEFAULT_WEIGHT);
-        let batches = self.batches(name).map(|batch| (batch.us, batch.packets));
+        let batches = self.batches(port, name).map(|batch| (batch.us, batch.packets));
         let limits = PortLimits { rates, weight, batches };
         self.switch.send(SupervisorToSwitch::Limits(port, limits), None);
     }
 
     /// What is gathered for this port: transmit, receive.
-    pub(super) fn batches(&self, name: &str) -> [Batch; 2] {
-        let of_port = self.ports.values().find(|port| port.config.name == name).and_then(|port| port.tx_batch);
+    pub(super) fn batches(&self, port: PortId, name: &str) -> [Batch; 2] {
+        let of_port = self.ports.get(&port.0).and_then(|port| port.tx_batch);
         let set = self.settings.get(name);
         let transmit = set.and_then(|set| set.tx_batch).or(of_port).unwrap_or(self.tx_batch);
         [transmit, set.and_then(|set| set.rx_batch).unwrap_or(self.rx_batch)]

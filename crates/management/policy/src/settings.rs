@@ -93,6 +93,8 @@ pub const SETTINGS: &[&str] = &[
 
 /// Those of them that the switch carries out by itself: they hold whoever decides about packets.
 pub const OF_SWITCH: &[&str] = &["rate-from", "rate-to", "weight", "tx-batch", "rx-batch"];
+/// The same in words.
+pub const OF_SWITCH_WORDS: &str = "rates, weight and batching";
 
 /// The one setting that uplinks have, too.
 pub const STATIC_MAC: &str = "static-mac";
