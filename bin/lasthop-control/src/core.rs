@@ -184,6 +184,8 @@ pub(crate) struct Core {
     /// Changes in force that the switch has not confirmed and cannot now.
     unconfirmed: Vec<Unconfirmed>,
     mirroring: Mirroring,
+    /// It was said that there is no memory for a table of connections.
+    lacks_table: bool,
     /// Something else decides: packets and flows are none of ours.
     only_watches: bool,
     /// The ports that it has.
@@ -240,6 +242,7 @@ impl Core {
             pending: None,
             unconfirmed: Vec::new(),
             mirroring: Mirroring::default(),
+            lacks_table: false,
             only_watches: false,
             others_ports: Vec::new(),
         }

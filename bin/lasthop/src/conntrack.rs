@@ -120,6 +120,11 @@ fn direction(of: &Connection, direction: &Direction) -> String {
 }
 
 fn figures(stats: &ConntrackStats) -> String {
+    if stats.no_memory {
+        return "there is no memory for the table of connections, so nothing of IP passes stateful access lists; give this host memory, or \
+                `lasthop run` a smaller --connections, and load the lists again\n"
+            .into();
+    }
     if !stats.tracking {
         return "no access list asks about connections; one with a line `stateful` does (see docs/acl.md)\n".into();
     }
@@ -192,6 +197,8 @@ mod tests {
     #[test]
     fn figures_say_whether_anybody_asks() {
         assert!(figures(&ConntrackStats::default()).starts_with("no access list asks"));
+        let none = ConntrackStats { no_memory: true, ..ConntrackStats::default() };
+        assert!(figures(&none).starts_with("there is no memory for the table"));
         let stats = ConntrackStats {
             tracking: true,
             connections: 3,

@@ -134,15 +134,33 @@ impl Core {
         }
     }
 
-    /// Tells figures of a table; `None`: nobody asks about connections.
+    /// Tells figures of a table; `None`: nobody asks about connections, or there is no memory for it.
     pub fn tell_conntrack(&self, answer: Answer<ConntrackStats>, stats: Option<ConnectionStats>) {
-        give(answer, stats.map(|stats| self.conntrack_stats(&stats)).unwrap_or_default());
+        let none = || ConntrackStats { no_memory: self.policy.lacks_connections(), ..ConntrackStats::default() };
+        give(answer, stats.map_or_else(none, |stats| self.conntrack_stats(&stats)));
+    }
+
+    /// Says once that there is no memory for a table of connections, and once that there is again.
+    pub(super) fn look_for_table(&mut self) {
+        let lacks = self.policy.lacks_connections();
+        match (std::mem::replace(&mut self.lacks_table, lacks), lacks) {
+            (false, true) => tracing::error!(
+                "there is no memory for {} connections, so nothing of IP passes stateful access lists; give this host memory, or `lasthop \
+                 run` a smaller --connections, and load the lists again",
+                self.policy.room()
+            ),
+            (true, false) if self.policy.connection_stats().is_some() => {
+                tracing::info!("there is memory for connections again: stateful access lists work");
+            }
+            _ => {}
+        }
     }
 
     fn conntrack_stats(&self, stats: &ConnectionStats) -> ConntrackStats {
         let totals = &stats.totals;
         ConntrackStats {
             tracking: true,
+            no_memory: false,
             connections: totals.connections as u64,
             capacity: totals.capacity as u64,
             created: totals.created,

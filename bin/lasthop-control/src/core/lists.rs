@@ -330,6 +330,7 @@ impl Core {
     /// Tells policy which lists hold for a port.
     pub(super) fn set_lists(&mut self, id: PortId) {
         self.policy.set_lists(id, self.book.of_port(&self.name(id), self.uplinks.contains_key(&id)));
+        self.look_for_table();
     }
 
     /// Part of what the supervisor has kept: at the start, and when it has read its file again.

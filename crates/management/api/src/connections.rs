@@ -99,6 +99,9 @@ pub struct ConntrackFlushed {
 pub struct ConntrackStats {
     /// Some access list asks about connections.
     pub tracking: bool,
+    /// Some access list asks about connections, and there is no memory for their table: nothing of IP passes such lists.
+    #[serde(default)]
+    pub no_memory: bool,
     /// How many there are.
     pub connections: u64,
     /// How many there may be.

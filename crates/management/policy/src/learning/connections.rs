@@ -71,16 +71,20 @@ pub(crate) struct Connections {
 }
 
 impl Connections {
+    /// None if there is no memory for so many.
     pub fn new(capacity: usize) -> Option<Self> {
+        let (mut opened, mut homes) = (HashMap::new(), HashMap::new());
+        // Room for twice as many as there can be: a map that grows moves all that it has in one go, most of a second for millions.
+        // Until it is used it is addresses alone.
+        opened.try_reserve(capacity.checked_mul(2)?).ok()?;
+        homes.try_reserve(2 * capacity).ok()?;
         let config = Config { capacity, icmp_ids: false, ..Config::default() };
         Some(Self {
             tracker: Tracker::new(config)?,
             lists: 1,
             last: 0,
-            // Room for twice as many as there can be: a map that grows moves all that it has in one go, most of a second for millions.
-            // Until it is used it is addresses alone.
-            opened: HashMap::with_capacity(2 * capacity),
-            homes: HashMap::with_capacity(2 * capacity),
+            opened,
+            homes,
             shares: Shares::default(),
             owners: BTreeMap::new(),
             free: Vec::new(),
@@ -264,13 +268,22 @@ fn only_output(actions: &[Action]) -> u32 {
 }
 
 impl Learning {
-    /// Makes the table when the first list asks about connections. If there is no room for it such lists let nothing new pass.
+    /// Makes the table when the first list asks about connections. If there is no memory for it such lists let nothing of IP pass.
     pub(super) fn follow_tracking(&mut self) {
-        let tracks = |lists: &super::PortLists| lists.iter().flatten().any(|(_, list)| list.tracks());
-        let wanted = self.lists.values().any(tracks);
-        if wanted && self.connections.is_none() {
+        if self.lacks_connections() {
             self.connections = Connections::new(self.limits.connections);
         }
+    }
+
+    /// How many connections there may be.
+    pub fn room(&self) -> usize {
+        self.limits.connections
+    }
+
+    /// Some list asks about connections, and there was no memory for their table. The next list that is set tries again.
+    pub fn lacks_connections(&self) -> bool {
+        let tracks = |lists: &super::PortLists| lists.iter().flatten().any(|(_, list)| list.tracks());
+        self.connections.is_none() && self.lists.values().any(tracks)
     }
 
     /// No list asks any more.

@@ -276,8 +276,7 @@ pub(super) fn opener(original: &Tuple, from: u32, key: &FlowKey, reply: bool) ->
 impl Learning {
     /// Some list of the port asks about connections, in whichever direction: packets open them one way and are answered the other.
     pub(crate) fn tracks(&self, port: PortId) -> bool {
-        self.connections.is_some()
-            && self.lists.get(&port).is_some_and(|lists| lists.iter().flatten().any(|(_, list)| list.tracks()))
+        self.lists.get(&port).is_some_and(|lists| lists.iter().flatten().any(|(_, list)| list.tracks()))
     }
 
     /// Whether these are one port. All uplinks are: what one does not carry any more another does.
@@ -288,10 +287,11 @@ impl Learning {
 
     /// What a packet is to the connections there are.
     pub(crate) fn track(&self, key: &FlowKey, vlan: u16, probe: &Probe<'_>) -> Track {
-        let Some(connections) = &self.connections else { return Track::None };
         if !is_ip(key) || is_untracked(key) {
             return Track::None;
         }
+        // Without memory for a table nothing passes a list that asks: untranslated, or as if it were new, it must not.
+        let Some(connections) = &self.connections else { return Track::Invalid(Refusal::Full) };
         let found = match probe.headers {
             Some(headers) => connections.look(&headers.view(key), vlan, probe.now_ms),
             None => connections.recall(&tuple(key, vlan)),

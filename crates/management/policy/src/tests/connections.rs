@@ -235,6 +235,21 @@ fn other_lists_judge_what_is_open() {
 }
 
 #[test]
+fn without_memory_for_a_table_nothing_new_passes_and_it_is_known() {
+    let mut b = Bench::new(Limits { connections: usize::MAX / 4, ..Limits::default() }, 3);
+    assert!(!b.policy.lacks_connections(), "nobody asks");
+    b.load([(PortId(1), lists(GROUP))].into());
+    assert!(b.policy.lacks_connections() && b.policy.connection_stats().is_none());
+    (1..=3u8).for_each(|host| drop(b.frame(u32::from(host), &arp(host))));
+    let (ssh, web) = (ends(2, 1, [50_000, 22]), ends(2, 1, [40_000, 80]));
+    assert!(!passes(&mut b, 2, &web.tcp(&seg("S", 100, 0, 0))));
+    assert!(!passes(&mut b, 2, &ssh.tcp(&seg("S", 100, 0, 0))));
+    b.load(BTreeMap::new());
+    assert!(!b.policy.lacks_connections());
+    assert!(passes(&mut b, 2, &web.tcp(&seg("S", 100, 0, 0))));
+}
+
+#[test]
 fn another_control_takes_over_what_is_established() {
     let mut b = net(GROUP);
     let (ssh, web, dns) = (ends(2, 1, [50_000, 22]), ends(1, 2, [40_000, 80]), ends(1, 3, [40_000, 53]));
