@@ -16,7 +16,10 @@ const MODELS: &str = "lasthop-tests-models";
 /// ignored that measure, and are started by hand.
 const LONG: &[(&str, &[&str])] = &[
     (MODELS, &[]),
-    ("lasthop-tests-process", &["control_rings", "kernel_conntrack", "open_vswitch", "open_vswitch_controllers"]),
+    (
+        "lasthop-tests-process",
+        &["control_rings", "kernel_conntrack", "open_vswitch", "open_vswitch_controllers", "open_vswitch_links"],
+    ),
     (VM_TESTS, &[]),
 ];
 

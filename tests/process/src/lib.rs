@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `guest` | a guest: memory, rings, a vhost-user connection; frames in and out |
 //! | `plug` | one that plugs itself in again |
+//! | `host` | a host with lasthop and Open vSwitch, and two with a cable between them |
 //! | `fuse` | a file system whose files do not close |
 //! | `frames` | numbered frames whose whole content can be checked |
 //! | `raw` | descriptors written by hand |
@@ -20,6 +21,7 @@ mod bystanders;
 mod frames;
 mod fuse;
 mod guest;
+mod host;
 mod plug;
 pub mod raw;
 mod station;
@@ -30,6 +32,7 @@ pub use bystanders::Bystanders;
 pub use frames::{mac, number_of, numbered};
 pub use fuse::DeadMount;
 pub use guest::{Guest, Options, accept, connect};
+pub use host::{Host, hosts};
 pub use lasthop_harness::{Lasthop, Netns, Port, binary, proc, scratch, spawn, vswitch, wait_for};
 pub use plug::Plug;
 pub use station::Station;

@@ -17,6 +17,8 @@ mod labels;
 mod limits;
 #[path = "open_vswitch/meters.rs"]
 mod meters;
+#[path = "open_vswitch/mirrors.rs"]
+mod mirrors;
 
 use lasthop_tests_process::{
     Guest, Lasthop, Netns, Options, PATIENCE, Port, mac, number_of, numbered, scratch, spawn, vswitch, wait_for,
