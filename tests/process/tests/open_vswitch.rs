@@ -19,6 +19,8 @@ mod limits;
 mod meters;
 #[path = "open_vswitch/mirrors.rs"]
 mod mirrors;
+#[path = "open_vswitch/samples.rs"]
+mod samples;
 
 use lasthop_tests_process::{
     Guest, Lasthop, Netns, Options, PATIENCE, Port, mac, number_of, numbered, scratch, spawn, vswitch, wait_for,
