@@ -2,6 +2,10 @@
 //!
 //! Neutron's firewall (its driver `openvswitch`) tracks a packet once, in the zone of its network. OVN's logical switch tracks it in the sender's zone and in the
 //! receiver's, each time with a lookup, hints, a list, and a commit of what is new. Both know who may send what (port security), and send on by address.
+//!
+//! **The lists are simpler than theirs.** A rule here looks at packets that open a connection alone, and denies, in front of a default that permits. Rules of security groups and of
+//! `allow-related` permit, in front of a default that denies, and those of Neutron and OVN look at further packets of the side that has opened the connection, too. So here no rule's fields
+//! are in the masks of the flows that packets of known connections meet, and there they are.
 
 use lasthop_loadgen::frame::{ip, mac};
 use std::fmt::Write;
