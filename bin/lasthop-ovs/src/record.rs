@@ -1,5 +1,6 @@
 //! What the next process goes on with when this one is killed: notes, one behind the other, in one of two files that the supervisor holds. When most of
-//! them are of no use any more, those that are go to the other file, piece by piece, and what is noted meanwhile goes to both.
+//! them are of no use any more, those that are go to the other file, piece by piece, and what is noted meanwhile goes to both. Where that has left no room, or there was
+//! not enough of it, it is not tried again for a while: all that there is to note would be written over and over.
 //!
 //! A file begins with three numbers of eight bytes: which of the two is newer (0: there is nothing in it), how many bytes of notes there are, and (in the first
 //! file) the next client's number. Each is written last, so a note is there or not, whenever this process is killed.
@@ -16,6 +17,8 @@ const PID_AT: u64 = 16;
 const SMALL: u64 = 1 << 20;
 /// Most bytes of notes: all flows that there may be, at their usual length, twice.
 const MOST: u64 = 256 << 20;
+/// How long nothing is begun anew when that did not help, in milliseconds. All of it takes about a second of a processor, which then is a sixtieth.
+const WAIT: u64 = 60_000;
 
 #[derive(Debug)]
 pub(crate) struct Record {
@@ -30,6 +33,14 @@ pub(crate) struct Record {
     anew: Option<u64>,
     /// Notes were lost: none count until it is begun anew.
     is_broken: bool,
+    /// That this failed has been said.
+    has_failed: bool,
+    /// The time, in milliseconds of any clock that goes on.
+    now: u64,
+    /// Before that time it is not begun anew.
+    not_before: u64,
+    /// [`MOST`], but for tests.
+    most: u64,
 }
 
 fn number(file: &OwnedFd, at: u64) -> u64 {
@@ -48,16 +59,14 @@ fn write(file: &OwnedFd, mut bytes: &[u8], mut at: u64) -> Result<(), Errno> {
     Ok(())
 }
 
-fn within(len: u64) -> Result<(), Errno> {
-    if len > MOST { Err(Errno::FBIG) } else { Ok(()) }
-}
-
 impl Record {
     /// Of two files, empty or as the process before has left them; and what it has noted.
     pub fn open(files: [OwnedFd; 2]) -> (Self, Vec<u8>) {
         let [first, second] = files.each_ref().map(|file| number(file, 0));
         let (at, age) = if second > first { (1, second) } else { (0, first) };
-        let mut record = Self { files, at, age, len: 0, until: SMALL, anew: None, is_broken: age == 0 };
+        let (len, until, anew, is_broken, has_failed) = (0, SMALL, None, age == 0, false);
+        let mut record =
+            Self { files, at, age, len, until, anew, is_broken, has_failed, now: 0, not_before: 0, most: MOST };
         let mut notes = Vec::new();
         if age != 0 {
             let file = &record.files[at];
@@ -86,12 +95,22 @@ impl Record {
         let _ = write(&self.files[0], &u64::from(pid).to_ne_bytes(), PID_AT);
     }
 
+    /// It is so late, in milliseconds.
+    pub fn set_now(&mut self, now_ms: u64) {
+        self.now = now_ms;
+    }
+
+    /// Another process could go on with what is noted, or nothing was to be noted yet.
+    pub fn is_kept(&self) -> bool {
+        !self.has_failed
+    }
+
     /// Notes something.
     pub fn add(&mut self, note: &[u8]) {
         if !self.is_broken {
             let len = self.len + note.len() as u64;
             let file = &self.files[self.at];
-            let written = within(len)
+            let written = (self.within(len))
                 .and_then(|()| write(file, note, HEADER + self.len))
                 .and_then(|()| write(file, &len.to_ne_bytes(), LEN_AT));
             match written {
@@ -103,9 +122,14 @@ impl Record {
         self.append(note);
     }
 
-    /// It is time to begin anew: most of the notes are of no use, or none are.
+    /// It is time to begin anew: most of the notes are of no use, or none are, and that was not tried in vain a moment ago.
     pub fn is_full(&self) -> bool {
-        self.anew.is_none() && (self.is_broken || self.len > self.until)
+        self.anew.is_none() && (self.is_broken || self.len > self.until) && self.now >= self.not_before
+    }
+
+    /// It is being begun anew.
+    pub fn is_begun(&self) -> bool {
+        self.anew.is_some()
     }
 
     /// Begins anew, in the other file: with [`Record::part`] all there is to note, piece by piece. What is added meanwhile goes to both.
@@ -129,7 +153,8 @@ impl Record {
             Ok(()) => {
                 (self.at, self.age, self.len, self.is_broken, self.anew) = (new, self.age + 1, len, false, None);
                 // Beginning anew takes a while, and what is added meanwhile has to find room.
-                self.until = (len * 2).clamp(SMALL, MOST / 8 * 7);
+                self.until = (len * 2).clamp(SMALL, self.most / 8 * 7);
+                self.went_well();
                 // All but the next client's number, and the age, which is lower.
                 let _ = ftruncate(&self.files[old], HEADER);
             }
@@ -140,22 +165,51 @@ impl Record {
     fn append(&mut self, notes: &[u8]) {
         let Some(at) = self.anew else { return };
         let len = at + notes.len() as u64;
-        match within(len).and_then(|()| write(&self.files[1 - self.at], notes, HEADER + at)) {
+        match self.within(len).and_then(|()| write(&self.files[1 - self.at], notes, HEADER + at)) {
             Ok(()) => self.anew = Some(len),
             Err(e) => self.fail(e),
         }
     }
 
+    fn within(&self, len: u64) -> Result<(), Errno> {
+        if len > self.most { Err(Errno::FBIG) } else { Ok(()) }
+    }
+
+    /// It is begun anew. If all of it is of use there is little room for more, and trying once more would make none.
+    fn went_well(&mut self) {
+        if std::mem::take(&mut self.has_failed) {
+            tracing::info!("there is a record of Open vSwitch's flows and connections again");
+        }
+        if self.len > self.until {
+            self.not_before = self.now + WAIT;
+            tracing::warn!(
+                "{} of the {} MiB for a record of Open vSwitch's flows and connections are in use; with fewer (`lasthop run --connections`) there is always room",
+                self.len >> 20,
+                self.most >> 20
+            );
+        }
+    }
+
     /// Without all notes none are of use.
     fn fail(&mut self, e: Errno) {
-        self.anew = None;
-        if !std::mem::replace(&mut self.is_broken, true) {
+        (self.anew, self.is_broken, self.not_before) = (None, true, self.now + WAIT);
+        if !std::mem::replace(&mut self.has_failed, true) {
+            let why = match e {
+                Errno::FBIG => format!(
+                    "they take more than {} MiB (fewer do with a smaller `lasthop run --connections`)",
+                    self.most >> 20
+                ),
+                e => e.to_string(),
+            };
             tracing::warn!(
-                "no record of Open vSwitch's flows: {e}; should this process be killed, ovs-vswitchd has to be restarted"
+                "no record of Open vSwitch's flows and connections: {why}; should this process be killed, ovs-vswitchd has to be restarted; tried again every {} s, and \
+                 `lasthop conntrack stats` says whether there is one",
+                WAIT / 1000
             );
         }
         for file in &self.files {
-            let _ = write(file, &0u64.to_ne_bytes(), 0);
+            // The next client's number stays.
+            let _ = write(file, &0u64.to_ne_bytes(), 0).and_then(|()| ftruncate(file, HEADER));
         }
     }
 }
@@ -255,12 +309,52 @@ mod tests {
     #[test]
     fn without_room_it_is_begun_anew_when_there_is_some() {
         let (mut record, _) = Record::open(files());
+        record.set_next_pid(77);
         all_anew(&mut record, b"old ");
         record.begin();
         record.anew = Some(MOST);
         record.part(b"x", false);
-        assert!(record.is_full() && Record::open(same(&record)).1.is_empty(), "none count");
+        assert!(Record::open(same(&record)).1.is_empty() && !record.is_kept(), "none count");
+        // At once it would fail for the same reason.
+        assert!(!record.is_begun() && !record.is_full());
+        record.set_now(WAIT - 1);
+        record.add(b"lost");
+        assert!(!record.is_full());
+        record.set_now(WAIT);
+        assert!(record.is_full());
         all_anew(&mut record, b"new ");
-        assert_eq!(Record::open(same(&record)).1, b"new ");
+        let (next, notes) = Record::open(same(&record));
+        assert_eq!((&notes[..], next.next_pid()), (&b"new "[..], 77));
+        assert!(record.is_kept() && !record.is_full());
+    }
+
+    /// It was begun anew at each note once nearly all of them were of use, or more than there was room for.
+    #[test]
+    fn what_is_full_of_use_is_not_written_over_and_over() {
+        const ROOM: u64 = 4 << 20;
+        let note = [7; 150];
+        // What is of use takes so much; a second of ten thousand connections that begin and end.
+        for use_of in [ROOM / 16 * 15, ROOM + 1] {
+            let (mut record, _) = Record::open(files());
+            record.most = ROOM;
+            let all = vec![1; use_of as usize];
+            let mut times = 0;
+            for n in 0..120_000u64 {
+                record.set_now(n);
+                record.add(&note);
+                if record.is_full() {
+                    all_anew(&mut record, &all);
+                    times += 1;
+                    assert!(times < 100, "{times} times in {n} notes");
+                }
+            }
+            assert!((2..=4).contains(&times), "{times} times in two minutes, {use_of} bytes of use");
+            assert!(!record.is_kept(), "two minutes of notes find no room behind what is of use");
+            // Then there is less.
+            record.set_now(200_000);
+            assert!(record.is_full());
+            all_anew(&mut record, b"few");
+            assert!(record.is_kept() && Record::open(same(&record)).1 == b"few");
+        }
     }
 }

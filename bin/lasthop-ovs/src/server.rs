@@ -179,10 +179,18 @@ impl Server {
 
     /// A part of all there is to note, if that is being noted anew. Packets and requests have their turn before the next.
     fn note_anew(&mut self) {
-        if let Some(from) = self.anew.take() {
+        if let Some(from) = self.anew.take().filter(|_| self.record.is_begun()) {
             let (part, next) = self.datapath.notes_from(from, PART);
             self.record.part(&part, next.is_none());
             self.anew = next;
+        }
+    }
+
+    fn begin_if_full(&mut self) {
+        if self.record.is_full() {
+            self.record.begin();
+            self.anew = Some(NotesFrom::default());
+            self.note_anew();
         }
     }
 
@@ -230,11 +238,7 @@ impl Server {
             },
             Out::Note(note) => {
                 self.record.add(&note);
-                if self.record.is_full() {
-                    self.record.begin();
-                    self.anew = Some(NotesFrom::default());
-                    self.note_anew();
-                }
+                self.begin_if_full();
             }
             Out::Switch(message) => to_switch.push(*message),
             Out::Supervisor(message) => to_supervisor.push(message),
@@ -303,12 +307,17 @@ impl Decider for Server {
 
     fn connection_stats(&self) -> Option<ConnectionStats> {
         let Figures { totals, refused, ports } = self.datapath.figures()?;
-        Some(ConnectionStats { totals, refused, ports })
+        Some(ConnectionStats { totals, refused, ports, recorded: Some(self.record.is_kept()) })
     }
 
     fn take(&mut self, now_ms: u64) -> (Vec<FromControl>, Vec<ControlToSupervisor>) {
         self.datapath.set_now(now_ms);
+        self.record.set_now(now_ms);
         self.datapath.tick();
+        if !self.record.is_kept() {
+            // There may be room by now, also if nothing more is to be noted.
+            self.begin_if_full();
+        }
         let (mut to_switch, mut to_supervisor) = (Vec::new(), Vec::new());
         loop {
             let out = self.datapath.take();

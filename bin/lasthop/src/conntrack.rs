@@ -138,6 +138,9 @@ fn figures(stats: &ConntrackStats) -> String {
     for refused in &stats.refused {
         text += &format!("{} refused: {}\n", lasthop_text::counted(refused.packets, "packet"), refused.reason);
     }
+    if stats.recorded == Some(false) {
+        text += "no record: should lasthop-ovs be killed, all of these are gone and ovs-vswitchd has to be restarted; the log of `lasthop run` says why\n";
+    }
     text
 }
 
@@ -213,5 +216,9 @@ mod tests {
             figures(&stats),
             "3 of 10 connections; 5 opened, 2 timed out, 0 gave way to others\nvm1: 3 of 8 opened from there\n1 packet refused: unrelated\n"
         );
+        for (recorded, says) in [(None, false), (Some(true), false), (Some(false), true)] {
+            let stats = ConntrackStats { tracking: true, recorded, ..ConntrackStats::default() };
+            assert_eq!(figures(&stats).contains("\nno record: should lasthop-ovs be killed"), says);
+        }
     }
 }

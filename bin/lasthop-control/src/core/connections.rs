@@ -173,6 +173,7 @@ impl Core {
                     PortConnections { port: self.name(*id), connections, limit }
                 })
                 .collect(),
+            recorded: stats.recorded,
         }
     }
 }

@@ -116,6 +116,9 @@ pub struct ConntrackStats {
     pub refused: Vec<Drops>,
     /// Ports that have opened some.
     pub ports: Vec<PortConnections>,
+    /// Where Open vSwitch decides: should the process that tracks them be killed, the next one has them from a record.
+    #[serde(default)]
+    pub recorded: Option<bool>,
 }
 
 /// Connections of a port.

@@ -41,6 +41,8 @@ pub struct ConnectionStats {
     pub refused: Vec<(&'static str, u64)>,
     /// Ports that have opened some: how many, and how many they may.
     pub ports: Vec<(PortId, u32, u32)>,
+    /// They outlive the process that tracks them by a record; `None`: nothing of them is recorded.
+    pub recorded: Option<bool>,
 }
 
 /// An address of a tuple.
@@ -115,6 +117,7 @@ impl Learning {
             totals: tracker.totals(),
             refused: refused.collect(),
             ports: owned.filter(|(_, owned, _)| *owned > 0).collect(),
+            recorded: None,
         })
     }
 }
