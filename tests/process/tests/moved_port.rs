@@ -101,6 +101,27 @@ fn a_guest_goes_on_elsewhere_with_what_it_had() {
     assert!(said.contains("0 settings changed") && said.contains("1 known already"), "{said}");
 }
 
+/// The neighbour's port has another name here, and its name is that of a port that is something else: who the other end is, packets say.
+#[test]
+fn a_name_at_the_other_host_means_nobody_here() {
+    let dir = scratch();
+    let (_first, text) = exported(&dir.path().join("1"));
+    let second = dir.path().join("2");
+    std::fs::create_dir(&second).unwrap();
+    let mut host = Host::start(&second, ["guest", "server"]);
+    host.lasthop.command(&["port", "add", "web", &second.join("w.sock").display().to_string()]);
+    let out = host.import("guest", &second.join("file"), &text);
+    assert!(String::from_utf8_lossy(&out.stdout).contains(" 1 connection\n"), "{out:?}");
+    let list = || host.lasthop.command(&["conntrack", "list"]);
+    assert!(list().contains(" from=guest to=- "), "{}", list());
+    let (client, web) = ((1, 40_000), (2, 80));
+    let answer = tcp(web, client, ACK, [501, 101]);
+    host.guests[1].send(&answer);
+    host.guests[0].expect(&answer);
+    let list = || host.lasthop.command(&["conntrack", "list"]);
+    assert!(list().contains(" from=guest to=server "), "{}", list());
+}
+
 #[test]
 fn addresses_stay_where_they_are_until_the_guest_has_come() {
     let dir = scratch();

@@ -4,9 +4,8 @@ use super::connections::PROTOCOLS;
 use super::{Answer, Core, give, refuse};
 use lasthop_api::{ApiError, Connection, Direction, NotTaken, PortAdopted, Station};
 use lasthop_ipc::PortState;
-use lasthop_policy::{Effects, Learning, Tuple};
+use lasthop_policy::{Effects, Tuple};
 use lasthop_text::parse_mac;
-use lasthop_types::PortId;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -43,9 +42,8 @@ impl Core {
             }
         }
         for connection in connections {
-            let put = self
-                .read_connection(&name, port, connection)
-                .and_then(|(original, ends)| self.policy.adopt_connection(original, ends, port, now_ms, &mut out));
+            let put = read_connection(&name, connection)
+                .and_then(|(original, opened)| self.policy.adopt_connection(original, port, opened, now_ms, &mut out));
             match put {
                 Ok(true) => adopted.connections += 1,
                 Ok(false) => adopted.known += 1,
@@ -57,31 +55,26 @@ impl Core {
         adopted.not_taken = not_taken.collect();
         give(answer, adopted);
     }
+}
 
-    /// A connection of the guest that was at port `name` of another lasthop, and is at `port` here: its first packet's direction, and the
-    /// ports here that it is opened and answered from.
-    fn read_connection(&self, name: &str, port: PortId, of: &Connection) -> Result<(Tuple, [PortId; 2]), &'static str> {
-        let named = PROTOCOLS.iter().find(|(name, _)| *name == of.proto).map_or(of.proto_number, |(_, number)| *number);
-        if named != of.proto_number || !matches!(named, 6 | 17 | 132) {
-            return Err("of a protocol that begins anew by itself");
-        }
-        if !of.replied || of.state.as_deref().is_some_and(|state| state != "ESTABLISHED") {
-            return Err("not established");
-        }
-        let original = tuple(&of.original, named, of.vlan)?;
-        if original.inverse() != Some(tuple(&of.reply, named, of.vlan)?) {
-            return Err("translated: its ports and addresses are the other lasthop's");
-        }
-        let elsewhere = |other: &str| self.find(other).or_else(|| self.uplinks.keys().next().copied());
-        let ends = match (of.from.as_str(), of.to.as_deref()) {
-            (from, Some(to)) if from == name && to == name => return Err("from the port to itself"),
-            (from, to) if from == name => [port, to.and_then(elsewhere).unwrap_or(Learning::ANYWHERE)],
-            (from, Some(to)) if to == name => {
-                [elsewhere(from).ok_or("opened from a port that is not here, and there is no uplink")?, port]
-            }
-            _ => return Err("of another port"),
-        };
-        Ok((original, ends))
+/// A connection of the guest that was at port `name` of another lasthop: its first packet's direction, and whether the guest has opened it. Other
+/// ports' names are the other lasthop's.
+fn read_connection(name: &str, of: &Connection) -> Result<(Tuple, bool), &'static str> {
+    let named = PROTOCOLS.iter().find(|(name, _)| *name == of.proto).map_or(of.proto_number, |(_, number)| *number);
+    if named != of.proto_number || !matches!(named, 6 | 17 | 132) {
+        return Err("of a protocol that begins anew by itself");
+    }
+    if !of.replied || of.state.as_deref().is_some_and(|state| state != "ESTABLISHED") {
+        return Err("not established");
+    }
+    let original = tuple(&of.original, named, of.vlan)?;
+    if original.inverse() != Some(tuple(&of.reply, named, of.vlan)?) {
+        return Err("translated: its ports and addresses are the other lasthop's");
+    }
+    match (of.from == name, of.to.as_deref() == Some(name)) {
+        (true, true) => Err("from the port to itself"),
+        (false, false) => Err("of another port"),
+        (opened, _) => Ok((original, opened)),
     }
 }
 

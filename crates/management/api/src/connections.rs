@@ -15,7 +15,7 @@ pub struct Connection {
     pub state: Option<String>,
     /// VLAN, which is its zone; 0 without one.
     pub vlan: u16,
-    /// Name of the port where its first packet came from.
+    /// Name of the port where its first packet came from; `-` if it came with its guest from another lasthop, and that is not known yet.
     pub from: String,
     /// Name of the port where its answers come from; null if that is not known.
     pub to: Option<String>,

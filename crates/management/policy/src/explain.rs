@@ -72,7 +72,7 @@ impl Learning {
         }
         let track = self.track(key, vlan, &probe);
         let decide = |list: &List, key: &FlowKey, direction, to| {
-            let standing = self.standing(&track, to);
+            let standing = self.standing(&track, key, vlan, to);
             list.check(&inside(key, vlan), standing, direction, &mut FlowMask::default())
         };
         let pair = Pair { dst: home(&track).unwrap_or(MacAddr(key.eth_dst)), ..Pair::of(key, vlan) };

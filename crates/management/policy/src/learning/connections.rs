@@ -319,7 +319,7 @@ impl Learning {
             connections.end(&known.original, now_ms);
         }
         let label = match known {
-            Some(known) => pinned(&known, key.in_port),
+            Some(known) => known.met_at(only_output(&decided.actions)).label,
             None => {
                 connections.last += 1;
                 label(connections.last, key.in_port, only_output(&decided.actions))
@@ -559,16 +559,6 @@ impl Learning {
     /// How many connections there are.
     pub fn connection_count(&self) -> usize {
         self.connections.as_ref().map_or(0, |connections| connections.tracker.totals().connections)
-    }
-}
-
-/// The label of a connection, with the port of the answers if this is the first.
-fn pinned(known: &Known, here: u32) -> u128 {
-    let [from, reply] = ports(known.label);
-    if known.reply && reply == NOWHERE {
-        label(known.number(), from, here) | known.label & CARRIED
-    } else {
-        known.label
     }
 }
 

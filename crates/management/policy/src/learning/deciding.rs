@@ -136,7 +136,7 @@ impl Learning {
         let (Ok((vlan, _)) | Err(Refused::List(vlan, _))) = admitted else { return found };
         let track = self.track(key, vlan, &Probe::PEEK);
         let decide = |list: &List, key: &FlowKey, direction, to| {
-            let standing = self.standing(&track, to);
+            let standing = self.standing(&track, key, vlan, to);
             self.ask(list, &inside(key, vlan), standing, direction, &mut FlowMask::default())
         };
         if let Some((scope, list)) = self.scoped_list(key.port(), Direction::FromGuest) {
@@ -182,7 +182,7 @@ impl Learning {
         }
         let track = self.track(key, vlan, probe);
         if let Some(scoped) = self.scoped_list(from, Direction::FromGuest) {
-            let standing = self.standing(&track, None);
+            let standing = self.standing(&track, key, vlan, None);
             let decision = self.ask(&scoped.1, &inside(key, vlan), standing, Direction::FromGuest, mask);
             if !decision.permits() {
                 let by = DeniedBy::new(scoped, Direction::FromGuest, decision);
@@ -385,7 +385,7 @@ impl Learning {
         let (mut denied, mut tracks) = (None, false);
         outputs.retain(|(port, _)| {
             let Some(scoped) = self.scoped_list(*port, Direction::ToGuest) else { return true };
-            let standing = self.standing(track, Some(*port));
+            let standing = self.standing(track, key, key.vlan_tci & VID, Some(*port));
             let same = |(list, s, _): &&(&Arc<List>, Standing, bool)| Arc::ptr_eq(list, &scoped.1) && *s == standing;
             if let Some((.., permits)) = asked.iter().find(same) {
                 return *permits;

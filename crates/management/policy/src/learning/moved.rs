@@ -1,7 +1,7 @@
 //! What a guest brings along that lived at another lasthop: its connections, and its addresses.
 
 use super::connections::between;
-use super::tracking::{CARRIED, NOWHERE, label, number};
+use super::tracking::{CARRIED, NOWHERE, label, number, ports};
 use super::{Effects, Learning};
 use crate::flows::Pair;
 use crate::guard::pretends;
@@ -11,46 +11,52 @@ use lasthop_text::MacAddr;
 use lasthop_types::PortId;
 
 impl Learning {
-    /// A port that stands for where answers come from, if that is not known.
-    pub const ANYWHERE: PortId = PortId(NOWHERE);
-
-    /// Puts in a connection that was established elsewhere: opened from the first of these ports, answered from the second if that is known.
-    /// It is judged by the lists in force with its next packet, as one that was opened under other lists. It is one of those that `moved` may
-    /// have opened, whoever did: who opened it is a name of another host's. Those that others opened leave half of them to `moved`. False: it
-    /// is known already. An error says why not, in a few words.
+    /// Puts in a connection of the guest at port `moved` that was established elsewhere, `opened` by the guest or by somebody else. Who the other
+    /// end is here, no name of another host's tells: it is known with the first packet, by where the packet comes from, or by where its Ethernet
+    /// address lives. The connection is judged by the lists in force with that packet, as one that was opened under other lists. It is one of
+    /// those that `moved` may have opened, whoever did. Those that others opened leave half of them to `moved`. False: it is known already. An
+    /// error says why not, in a few words.
     pub fn adopt_connection(
         &mut self,
         original: Tuple,
-        [from, reply]: [PortId; 2],
         moved: PortId,
+        opened: bool,
         now_ms: u64,
         out: &mut Effects,
     ) -> Result<bool, &'static str> {
-        if !self.tracks(from) && !self.tracks(reply) {
-            return Err("no stateful access list holds for its ports");
+        const NO_LIST: &str = "no stateful access list holds for its port";
+        if !self.tracks(moved) {
+            return Err(NO_LIST);
         }
         let Some(inverse) = original.inverse().filter(|_| original.zone() <= 4094) else {
             return Err("no packet can answer it");
         };
         let limit = self.connection_limit(moved);
-        let Some(connections) = &mut self.connections else {
-            return Err("no stateful access list holds for its ports");
-        };
-        if from != moved && connections.owned(moved) >= limit / 2 {
+        let Some(connections) = &mut self.connections else { return Err(NO_LIST) };
+        if let Some(known) = connections.recall(&original).known() {
+            let is_here = ports(known.label).contains(&moved.0);
+            return if is_here {
+                Ok(false)
+            } else {
+                Err("known here as one between other ports; `lasthop conntrack flush` ends that")
+            };
+        }
+        if !opened && connections.owned(moved) >= limit / 2 {
             return Err("opened by others, who have half of what the port may open");
         }
         connections.last += 1;
+        let [from, reply] = if opened { [moved.0, NOWHERE] } else { [NOWHERE, moved.0] };
         let commit = Commit {
             // Of lists that never hold.
             mark: (0, u32::MAX),
-            label: (label(connections.last, from.0, reply.0) | CARRIED, u128::MAX),
+            label: (label(connections.last, from, reply) | CARRIED, u128::MAX),
             owner: connections.owner(moved, limit),
             ..Commit::default()
         };
         let adopted = connections.tracker.adopt_translated(original, &Nat::None, &commit, now_ms);
         if adopted == Ok(true) {
             connections.begun(&original, &inverse);
-            self.share_begins(number(commit.label.0), from, &original, &original);
+            self.share_begins(number(commit.label.0), moved, &original, &original);
             between(&original, &inverse).for_each(|pair| self.unhide(&pair, out));
         }
         self.take_ended(now_ms, out);

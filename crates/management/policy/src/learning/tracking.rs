@@ -112,6 +112,12 @@ impl Known {
         })
     }
 
+    /// The same with this port for the end that is not known, if one is not.
+    pub fn met_at(self, port: u32) -> Self {
+        let [from, reply] = ports(self.label).map(|end| if end == NOWHERE { port } else { end });
+        Self { label: label(self.number(), from, reply) | self.label & CARRIED, ..self }
+    }
+
     /// The ports where packets of the packet's direction, and of the other one, come from.
     pub fn ports(&self) -> [u32; 2] {
         let [from, reply] = ports(self.label);
@@ -167,6 +173,16 @@ impl Track {
             Self::New(known) => *known,
             Self::Established(known) | Self::Related(known) => Some(*known),
             Self::None | Self::Taken | Self::Displaces(_) | Self::Invalid(_) => None,
+        }
+    }
+
+    /// The same of a connection of which more is known.
+    fn of(self, known: Known) -> Self {
+        match self {
+            Self::New(_) => Self::New(Some(known)),
+            Self::Established(_) => Self::Established(known),
+            Self::Related(_) => Self::Related(known),
+            other => other,
         }
     }
 }
@@ -307,18 +323,19 @@ impl Learning {
         };
         let Some(known) = track.known() else { return track };
         let [here, _] = known.ports();
-        // What was flooded may be answered from where the lists let it go.
-        let is_end = match here {
-            NOWHERE => !known.reply || self.lists_let_open(&known.openers(key), vlan, key.in_port),
-            here => self.is_same(key.in_port, here),
-        };
-        if !is_end {
+        let met = if here == NOWHERE { known.met_at(key.in_port) } else { known };
+        // What was flooded may be answered from where the lists let it go, and what a guest has brought along goes on with whom they let open it.
+        let is_end = if here == NOWHERE { self.may_open(&met, key, vlan) } else { self.is_same(key.in_port, here) };
+        // The lists in force let nobody open it any more.
+        let is_over = here == NOWHERE && known.outdated && !self.may_open(&known, key, vlan);
+        if !is_end && !is_over {
             return match (track, connections.recall(&known.original)) {
                 (Track::Related(_), _) => Track::Invalid(Refusal::Unrelated),
                 (_, Track::New(Some(_))) if begins(key, vlan) => Track::Displaces(known),
                 _ => Track::Taken,
             };
         }
+        let (known, track) = (met, track.of(met));
         if is_syn(key) {
             return Track::New(Some(known));
         }
@@ -354,11 +371,16 @@ impl Learning {
     }
 
     /// What a list is told of it: that of the port where it comes from, or where it would go. A connection lets packets pass to its other end alone.
-    pub(crate) fn standing(&self, track: &Track, to: Option<PortId>) -> Standing {
+    /// Where that end is not known yet, it is any port that the lists let be it. `key` is the packet as it came.
+    pub(crate) fn standing(&self, track: &Track, key: &FlowKey, vlan: u16, to: Option<PortId>) -> Standing {
         match track {
             Track::None | Track::New(_) | Track::Taken | Track::Displaces(_) => Standing::New,
             Track::Invalid(_) => Standing::Invalid,
             Track::Established(known) | Track::Related(known) => match to {
+                Some(to) if known.ports()[1] == NOWHERE => {
+                    let lets = self.may_open(&known.met_at(to.0), key, vlan);
+                    if lets { Standing::Established } else { Standing::New }
+                }
                 Some(to) if !self.is_same(known.ports()[1], to.0) => Standing::New,
                 _ => Standing::Established,
             },

@@ -9,12 +9,93 @@ fn tcp(e: Ends) -> Tuple {
     Tuple::new(e.hosts.map(address), e.ports, 6, false, 0)
 }
 
+/// Of host 1, which has come to port 1.
 fn adopt(b: &mut Bench, e: Ends) -> Result<bool, &'static str> {
-    let (original, ends, now_ms) = (tcp(e), e.hosts.map(|host| PortId(u32::from(host))), b.now_ms);
-    let mut out = Effects::default();
-    let adopted = b.policy.adopt_connection(original, ends, PortId(1), now_ms, &mut out);
+    let (mut out, now_ms) = (Effects::default(), b.now_ms);
+    let adopted = b.policy.adopt_connection(tcp(e), PortId(1), e.hosts[0] == 1, now_ms, &mut out);
     b.carry_out(out);
     adopted
+}
+
+/// The ports of the only connection.
+fn ports(b: &Bench) -> [Option<PortId>; 2] {
+    let [view] = &all(b)[..] else { panic!("{:?}", all(b)) };
+    [view.from, view.reply]
+}
+
+/// Port 1's list and port 2's.
+fn two(first: &str, second: &str) -> Bench {
+    let mut b = net(first);
+    b.load([(PortId(1), lists(first)), (PortId(2), lists(second))].into());
+    b
+}
+
+const ONLY_ANSWERS: &str =
+    "stateful\ndefault from-guest deny\ndefault to-guest deny\npermit to-guest tcp to any port 22\n";
+
+#[test]
+fn the_other_end_of_what_the_guest_has_opened_is_who_answers_or_where_it_goes() {
+    for guest_first in [false, true] {
+        let (mut b, e) = (net(GROUP), ends(1, 2, [40_000, 80]));
+        assert_eq!(adopt(&mut b, e), Ok(true));
+        assert_eq!(ports(&b), [Some(PortId(1)), None]);
+        let answer = e.back().tcp(&seg("A", 700, 300, 10));
+        if guest_first {
+            assert!(passes(&mut b, 1, &e.tcp(&seg("A", 300, 700, 10))));
+        } else {
+            assert!(passes(&mut b, 2, &answer));
+        }
+        assert_eq!(ports(&b), [Some(PortId(1)), Some(PortId(2))], "guest first: {guest_first}");
+        assert!(!passes(&mut b, 3, &answer), "another port says the same");
+        assert!(passes(&mut b, 2, &answer));
+    }
+}
+
+#[test]
+fn the_other_end_of_what_was_opened_to_the_guest_is_who_says_so_or_where_its_answer_goes() {
+    for guest_first in [false, true] {
+        let (mut b, e) = (net(ONLY_ANSWERS), ends(2, 1, [40_000, 22]));
+        let answer = e.back().tcp(&seg("A", 700, 300, 10));
+        assert!(!passes(&mut b, 1, &answer), "it may only answer");
+        assert_eq!(adopt(&mut b, e), Ok(true));
+        assert_eq!(ports(&b), [None, Some(PortId(1))]);
+        if guest_first {
+            assert!(passes(&mut b, 1, &answer));
+        } else {
+            assert!(passes(&mut b, 2, &e.tcp(&seg("A", 300, 700, 10))));
+        }
+        assert_eq!(ports(&b), [Some(PortId(2)), Some(PortId(1))], "guest first: {guest_first}");
+        assert!(carried(&mut b, 1, &answer) || passes(&mut b, 1, &answer));
+    }
+}
+
+/// A file makes nobody an end whose own lists do not let it be one.
+#[test]
+fn lists_of_a_neighbour_say_whether_it_may_be_the_other_end() {
+    // It may open nothing, and take nothing.
+    let mut b = two(ONLY_ANSWERS, "stateful\ndefault from-guest deny\ndefault to-guest deny\n");
+    let (opened, asked) = (ends(2, 1, [40_000, 22]), ends(1, 2, [40_001, 80]));
+    assert_eq!((adopt(&mut b, opened), adopt(&mut b, asked)), (Ok(true), Ok(true)));
+    assert!(!passes(&mut b, 2, &opened.tcp(&seg("A", 300, 700, 10))));
+    assert!(!passes(&mut b, 1, &opened.back().tcp(&seg("A", 700, 300, 10))));
+    assert!(!passes(&mut b, 2, &asked.back().tcp(&seg("A", 700, 300, 10))));
+    // It may open this one, and its list lets in what answers.
+    let mut b = two(ONLY_ANSWERS, "stateful\ndefault to-guest deny\n");
+    assert_eq!(adopt(&mut b, opened), Ok(true));
+    assert!(passes(&mut b, 1, &opened.back().tcp(&seg("A", 700, 300, 10))));
+    assert!(passes(&mut b, 2, &opened.tcp(&seg("A", 300, 710, 10))));
+    assert_eq!(ports(&b), [Some(PortId(2)), Some(PortId(1))]);
+}
+
+/// Its neighbour has known the guest where it was, such as behind an uplink.
+#[test]
+fn what_other_ports_have_is_theirs() {
+    let mut b = two(GROUP, GROUP);
+    let e = ends(2, 3, [40_000, 80]);
+    handshake(&mut b, e);
+    let mut out = Effects::default();
+    let known = b.policy.adopt_connection(tcp(e), PortId(1), false, b.now_ms, &mut out);
+    assert!(known.unwrap_err().contains("between other ports"), "{known:?}");
 }
 
 #[test]
@@ -41,8 +122,6 @@ fn lists_in_force_judge_what_comes() {
 fn where_no_list_asks_about_connections_there_are_none() {
     let mut b = net("default to-guest deny\n");
     assert!(adopt(&mut b, ends(1, 2, [1, 2])).unwrap_err().contains("no stateful access list"));
-    let mut b = net(GROUP);
-    assert!(adopt(&mut b, ends(2, 3, [1, 2])).unwrap_err().contains("no stateful access list"));
 }
 
 #[test]
