@@ -5,21 +5,16 @@ use crate::acl::tell_text;
 use crate::client::{CliError, Instance, collect};
 use crate::list::all_ports;
 use clap::Args;
-use lasthop_api::{Connection, Field, PortAdopted, Station, SwitchProxy};
-use lasthop_policy::PortSettings;
+use lasthop_api::{Field, PortAdopted, Station, SwitchProxy};
+use lasthop_moved::{DIRECTIONS, FORM, Moved, changes};
 use lasthop_text::counted;
-use serde::{Deserialize, Serialize};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// The form of these files; there is one.
-const FORM: u32 = 1;
 /// Told in one call; control takes 256.
 const PART: usize = 100;
 /// Longest file, in bytes: the lists and 1 048 576 connections of some 600 each.
 const MAX_FILE: u64 = 1 << 30;
-const DIRECTIONS: [&str; 2] = ["from-guest", "to-guest"];
-
 #[derive(Debug, Args)]
 pub struct ExportArgs {
     /// The port that the VM leaves
@@ -36,21 +31,6 @@ pub struct ImportArgs {
     file: PathBuf,
     #[command(flatten)]
     shared: SharedArgs,
-}
-
-/// The file.
-#[derive(Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-struct Moved {
-    /// [`FORM`].
-    lasthop_port: u32,
-    /// The port's name where the VM comes from.
-    name: String,
-    settings: Vec<Field>,
-    /// The port's own access lists, by [`DIRECTIONS`]; null: it has none.
-    lists: [Option<String>; 2],
-    stations: Vec<Station>,
-    connections: Vec<Connection>,
 }
 
 /// `lasthop port export`
@@ -75,8 +55,7 @@ pub fn export(args: &ExportArgs) -> Result<String, CliError> {
         stations: stations.map(|mac| Station { mac: mac.mac, vlan: mac.vlan }).collect(),
         connections,
     };
-    let text = serde_json::to_string_pretty(&moved).map_err(|e| CliError::new(e.to_string()))?;
-    Ok(text + "\n")
+    moved.to_text().map_err(CliError::new)
 }
 
 /// `lasthop port import`
@@ -101,8 +80,7 @@ pub fn import(args: &ImportArgs) -> Result<String, CliError> {
         set.map_err(|e| CliError::new(format!("settings: {e}; connections were not taken{}", holds(&before))))?;
     }
     let mut all = PortAdopted::default();
-    let connections = moved.connections.into_iter().map(|connection| renamed(connection, &moved.name, name));
-    let connections: Vec<_> = connections.collect();
+    let connections = moved.connections_at(name);
     let parts = moved.stations.chunks(PART).map(|part| (part, &[][..]));
     for (stations, connections) in parts.chain(connections.chunks(PART).map(|part| (&[][..], part))) {
         let some = instance.ask(async |c| c.port_adopt(name, stations, connections).await)?;
@@ -125,30 +103,6 @@ fn settings_of(instance: &mut Instance, name: &str) -> Result<Vec<Field>, CliErr
     Ok(port.settings)
 }
 
-/// What is to be told a port that is told `now`, so that it is told what `wanted` says and nothing else.
-fn changes(now: Vec<Field>, wanted: &[Field]) -> Vec<Field> {
-    let gone = now.iter().filter(|field| wanted.iter().all(|of| of.name != field.name));
-    let gone: Vec<_> = gone.map(|field| Field { name: field.name.clone(), value: "none".into() }).collect();
-    let new = wanted.iter().filter(|field| !now.contains(field)).cloned();
-    gone.into_iter().chain(new).collect()
-}
-
-/// A connection of a port that has another name here.
-fn renamed(mut of: Connection, was: &str, is: &str) -> Connection {
-    // A neighbour there that has the port's name here is not this port.
-    let other = format!("{is}@{was}");
-    for end in [Some(&mut of.from), of.to.as_mut()].into_iter().flatten() {
-        *end = if end == was {
-            is.to_owned()
-        } else if end == is {
-            other.clone()
-        } else {
-            std::mem::take(end)
-        };
-    }
-    of
-}
-
 fn read(file: &Path) -> Result<Moved, CliError> {
     let wrong = |why: String| {
         let file = if file == Path::new("-") { "standard input".into() } else { file.display().to_string() };
@@ -163,17 +117,7 @@ fn read(file: &Path) -> Result<Moved, CliError> {
     if read.map_err(|e| wrong(e.to_string()))? as u64 > MAX_FILE {
         return Err(wrong(format!("longer than {} MiB", MAX_FILE >> 20)));
     }
-    parse(&text).map_err(wrong)
-}
-
-fn parse(text: &str) -> Result<Moved, String> {
-    let moved: Moved = serde_json::from_str(text).map_err(|e| e.to_string())?;
-    if moved.lasthop_port != FORM {
-        return Err(format!("form {}, and this lasthop reads form {FORM}", moved.lasthop_port));
-    }
-    let pairs = moved.settings.iter().map(|field| (field.name.as_str(), field.value.as_str()));
-    PortSettings::default().change(pairs)?;
-    Ok(moved)
+    Moved::read(&text).map_err(wrong)
 }
 
 fn add(all: &mut PortAdopted, some: PortAdopted) {
@@ -202,50 +146,23 @@ fn said(name: &str, settings: usize, lists: usize, all: &PortAdopted) -> String 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
-
-    fn field(name: &str, value: &str) -> Field {
-        Field { name: name.into(), value: value.into() }
-    }
+    use lasthop_api::NotTaken;
 
     #[test]
-    fn a_port_is_told_what_is_new_and_what_is_over() {
-        let now = vec![field("vlan", "10"), field("isolated", "on")];
-        let wanted = [field("vlan", "20"), field("storm", "1kpps")];
-        assert_eq!(changes(now, &wanted), [field("isolated", "none"), field("vlan", "20"), field("storm", "1kpps")]);
-    }
-
-    #[test]
-    fn ends_are_named_as_they_are_here() {
-        let of = |from: &str, to: Option<&str>| Connection {
-            from: from.into(),
-            to: to.map(Into::into),
-            ..Connection::default()
+    fn reasons_add_up() {
+        let not = |reason: &str, number| NotTaken { reason: reason.into(), number };
+        let mut all = PortAdopted { connections: 3, not_taken: vec![not("a", 1)], ..PortAdopted::default() };
+        let some = PortAdopted {
+            connections: 1,
+            known: 2,
+            not_taken: vec![not("b", 2), not("a", 4)],
+            ..PortAdopted::default()
         };
-        assert_eq!(renamed(of("vm1", Some("net")), "vm1", "a"), of("a", Some("net")));
-        assert_eq!(renamed(of("a", Some("vm1")), "vm1", "a"), of("a@vm1", Some("a")), "another VM had that name there");
-        assert_eq!(renamed(of("vm1", None), "vm1", "vm1"), of("vm1", None));
-    }
-
-    #[test]
-    fn what_is_no_export_says_so() {
-        let wrong = |text: &str| parse(text).unwrap_err();
-        assert!(wrong("").contains("EOF"));
-        let of = |form: u32, settings: &str| {
-            format!(
-                r#"{{"lasthop_port":{form},"name":"a","settings":[{settings}],"lists":[null,null],"stations":[],"connections":[]}}"#
-            )
-        };
-        assert!(parse(&of(1, "")).is_ok());
-        assert!(wrong(&of(2, "")).contains("form 2"));
-        assert!(wrong(&of(1, r#"{"name":"vlan","value":"5000"}"#)).contains("5000"));
-        assert!(wrong(&of(1, "").replace("stations", "station")).contains("station"));
-    }
-
-    proptest! {
-        #[test]
-        fn whatever_a_file_holds_it_is_read_or_refused(text in ".{0,400}") {
-            let _ = parse(&text);
-        }
+        add(&mut all, some);
+        let said = said("vm1", 0, 2, &all);
+        assert_eq!(
+            said,
+            "port vm1: 0 settings changed, 2 access lists loaded, 0 addresses, 4 connections, 2 known already\n5 not taken: a\n2 not taken: b\n"
+        );
     }
 }

@@ -54,12 +54,16 @@ fn seeds() -> Vec<(&'static str, Vec<Vec<u8>>)> {
         ("tunnel", 8, 120, None),
         ("netlink", 12, 200, None),
         ("translations", 8, 400, None),
+        ("moved", 8, 300, Some(0)),
     ] {
         all.push((name, (0..count).map(|n| program(name, n, len, first)).collect()));
     }
     if let Some((_, seeds)) = all.iter_mut().find(|(name, _)| *name == "walk") {
         seeds.extend([two_receivers(), deeper_in_the_middle(), cut_in_the_middle(), behind_nothing(), edited()]);
         seeds.extend([0, 8].into_iter().flat_map(|first| [false, true].map(|answered| actions(first, answered))));
+    }
+    if let Some((_, seeds)) = all.iter_mut().find(|(name, _)| *name == "moved") {
+        seeds.extend([exported(""), exported(r#"{"name":"connections","value":"3"}"#)]);
     }
     if let Some((_, seeds)) = all.iter_mut().find(|(name, _)| *name == "gro") {
         seeds.push(streams());
@@ -75,6 +79,26 @@ fn seeds() -> Vec<(&'static str, Vec<Vec<u8>>)> {
         seeds.extend(netlink());
     }
     all
+}
+
+/// The file of a port with settings: one connection that its guest has opened, and one that it has been asked.
+fn exported(settings: &str) -> Vec<u8> {
+    let connection = |from, to, src, dst| {
+        let direction = |src, dst, sport, dport| {
+            format!(r#"{{"src":"10.0.0.{src}","dst":"10.0.0.{dst}","sport":{sport},"dport":{dport}}}"#)
+        };
+        let (original, reply) = (direction(src, dst, 40_000, 80), direction(dst, src, 80, 40_000));
+        format!(
+            r#"{{"proto":"tcp","proto_number":6,"state":"ESTABLISHED","vlan":0,"from":"{from}","to":"{to}","original":{original},"reply":{reply},"replied":true,"assured":true,"seconds_left":432000,"flows":2}}"#
+        )
+    };
+    let (opened, asked) = (connection("vm1", "web", 1, 2), connection("net", "vm1", 9, 1));
+    let lists = r#"["stateful\ndefault permit\n","stateful\ndefault deny\npermit tcp to any port 80\n"]"#;
+    let stations = r#"[{"mac":"02:00:00:00:00:01","vlan":0}]"#;
+    let file = format!(
+        r#"{{"lasthop_port":1,"name":"vm1","settings":[{settings}],"lists":{lists},"stations":{stations},"connections":[{opened},{asked}]}}"#
+    );
+    [&[1, 7, 1], file.as_bytes()].concat()
 }
 
 /// What Open vSwitch says: a flow's key, what it does, a meter, limits.

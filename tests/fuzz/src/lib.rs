@@ -16,6 +16,7 @@ mod gro;
 mod input;
 mod learning;
 mod messages;
+mod moved;
 mod netlink;
 mod offload;
 mod rings;
@@ -48,6 +49,7 @@ pub const TARGETS: &[Target] = &[
     ("tunnel", tunnel::run),
     ("netlink", netlink::run),
     ("translations", translations::run),
+    ("moved", moved::run),
 ];
 
 /// Runs the target of this name.

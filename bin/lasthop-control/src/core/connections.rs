@@ -3,11 +3,9 @@
 
 use super::{Answer, Core, give, refuse};
 use crate::Decider;
-use lasthop_api::{ApiError, Connection, ConntrackFlushed, ConntrackStats, Direction, Drops, PortConnections};
-use lasthop_policy::{
-    ConnectionCursor, ConnectionFilter, ConnectionStats, ConnectionView, Effects, ProtoState, SctpState, TcpState,
-    Tuple,
-};
+use lasthop_api::{ApiError, Connection, ConntrackFlushed, ConntrackStats, Drops, PortConnections};
+use lasthop_moved::{PROTOCOLS, shown};
+use lasthop_policy::{ConnectionCursor, ConnectionFilter, ConnectionStats, ConnectionView, Effects};
 use std::net::IpAddr;
 
 /// Places of the table that are looked at at a time: below a millisecond if all are taken.
@@ -42,8 +40,6 @@ enum What {
     List { written: Vec<Connection>, answer: Answer<Vec<Connection>> },
     Flush { ended: u64, answer: Answer<ConntrackFlushed> },
 }
-
-pub(super) const PROTOCOLS: [(&str, u8); 5] = [("tcp", 6), ("udp", 17), ("sctp", 132), ("icmp", 1), ("icmpv6", 58)];
 
 impl Core {
     pub(super) fn walk(&mut self, call: WalkCall) {
@@ -91,7 +87,7 @@ impl Core {
         let next = match &mut what {
             What::List { answer, .. } if answer.is_closed() => return,
             What::List { written, .. } => {
-                let see = |view| written.push(connection(&view, |id| self.name(id)));
+                let see = |view| written.push(shown(&view, |id| self.name(id)));
                 self.policy.connections(at, PLACES, &filter, now_ms, see)
             }
             What::Flush { ended, .. } => {
@@ -111,7 +107,7 @@ impl Core {
             What::List { answer, .. } if answer.is_closed() => return,
             What::List { written, .. } => {
                 let see = |view: ConnectionView| {
-                    let told = means(&view).then(|| connection(&view, |id| self.name(id)));
+                    let told = means(&view).then(|| shown(&view, |id| self.name(id)));
                     written.extend(told);
                 };
                 decider.connections(at, PLACES, now_ms, see)
@@ -176,68 +172,4 @@ impl Core {
             recorded: stats.recorded,
         }
     }
-}
-
-fn connection(view: &ConnectionView, name: impl Fn(lasthop_types::PortId) -> String) -> Connection {
-    let of = &view.connection;
-    let proto = of.original.proto();
-    let named = PROTOCOLS.iter().find(|(_, number)| *number == proto);
-    Connection {
-        proto: named.map_or_else(|| proto.to_string(), |(name, _)| (*name).into()),
-        proto_number: proto,
-        state: state(of.state).map(Into::into),
-        vlan: of.original.zone(),
-        from: view.from.map_or_else(|| "-".into(), &name),
-        to: view.reply.map(name),
-        original: direction(&of.original),
-        reply: direction(&of.reply),
-        replied: of.replied,
-        assured: of.assured,
-        seconds_left: of.seconds_left,
-        flows: view.flows as u64,
-    }
-}
-
-fn direction(tuple: &Tuple) -> Direction {
-    let address = |bytes: [u8; 16]| match bytes {
-        [.., a, b, c, d] if !tuple.is_v6() => IpAddr::from([a, b, c, d]).to_string(),
-        bytes => IpAddr::from(bytes).to_string(),
-    };
-    let ([sport, dport], proto) = (tuple.ports(), tuple.proto());
-    let (sport, dport) = match proto {
-        1 | 58 => (Some(dport >> 8), Some(dport & 0xff)),
-        6 | 17 | 132 => (Some(sport), Some(dport)),
-        _ => (None, None),
-    };
-    Direction { src: address(tuple.src()), dst: address(tuple.dst()), sport, dport }
-}
-
-/// By Linux's names.
-fn state(state: ProtoState) -> Option<&'static str> {
-    Some(match state {
-        ProtoState::Stateless => return None,
-        ProtoState::Tcp(state) => match state {
-            TcpState::None => "NONE",
-            TcpState::SynSent => "SYN_SENT",
-            TcpState::SynRecv => "SYN_RECV",
-            TcpState::Established => "ESTABLISHED",
-            TcpState::FinWait => "FIN_WAIT",
-            TcpState::CloseWait => "CLOSE_WAIT",
-            TcpState::LastAck => "LAST_ACK",
-            TcpState::TimeWait => "TIME_WAIT",
-            TcpState::Close => "CLOSE",
-            TcpState::SynSent2 => "SYN_SENT2",
-        },
-        ProtoState::Sctp(state) => match state {
-            SctpState::None => "NONE",
-            SctpState::Closed => "CLOSED",
-            SctpState::CookieWait => "COOKIE_WAIT",
-            SctpState::CookieEchoed => "COOKIE_ECHOED",
-            SctpState::Established => "ESTABLISHED",
-            SctpState::ShutdownSent => "SHUTDOWN_SENT",
-            SctpState::ShutdownRecd => "SHUTDOWN_RECD",
-            SctpState::ShutdownAckSent => "SHUTDOWN_ACK_SENT",
-            SctpState::HeartbeatSent => "HEARTBEAT_SENT",
-        },
-    })
 }

@@ -28,7 +28,8 @@ impl Learning {
         if !self.tracks(moved) {
             return Err(NO_LIST);
         }
-        let Some(inverse) = original.inverse().filter(|_| original.zone() <= 4094) else {
+        let answer = original.inverse().filter(|inverse| *inverse != original && original.zone() <= 4094);
+        let Some(inverse) = answer else {
             return Err("no packet can answer it");
         };
         let limit = self.connection_limit(moved);
