@@ -99,7 +99,7 @@ fn sflow_tells_of_some_packets_and_counts_all() {
             told.add(&room[..len]);
         }
     };
-    let len = |number: u32| if number % 2 == 0 { 100 } else { 700 };
+    let len = |number: u32| if number.is_multiple_of(2) { 100 } else { 700 };
     for number in 0..SENT {
         pass(a, b, &numbered(mac(1), mac(2), number, len(number)));
         hear(&mut told);
