@@ -8,6 +8,7 @@ mod conntrack;
 mod declared;
 mod list;
 mod mac;
+mod metrics;
 mod mirror;
 mod moved;
 mod ovs;
@@ -98,6 +99,12 @@ enum Command {
     /// Show counters of every port, drops by reason, and whether they add up
     #[command(after_help = "Example:\n  lasthop stats --verbose")]
     Stats(stats::StatsArgs),
+    /// Tell Prometheus what `stats`, `port list`, `uplink list` and `conntrack stats` show
+    ///
+    /// Once, to standard output, or with --listen to whoever asks over HTTP. It needs no more rights than to look.
+    #[command(after_help = "Examples:\n  lasthop metrics\n  lasthop metrics --listen 127.0.0.1:9477\n  \
+        lasthop metrics --listen unix:/run/lasthop-metrics.sock")]
+    Metrics(metrics::MetricsArgs),
     /// Show what would happen to a packet, and why
     #[command(after_help = "Examples:\n  \
         lasthop trace --in-port vm1 --eth-src 52:54:00:00:00:01 --eth-dst 52:54:00:00:00:02\n  \
@@ -294,6 +301,7 @@ fn main() -> ExitCode {
         Command::Set(command) => set::set(&command),
         Command::Apply(args) => declared::apply(&args),
         Command::Stats(args) => stats::stats(&args),
+        Command::Metrics(args) => metrics::metrics(&args),
         Command::Trace(args) => trace::trace(&args),
         Command::Ovs(command) => ovs::run(command),
         Command::Attach(args) => attach::attach(&args),

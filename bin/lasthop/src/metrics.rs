@@ -1,0 +1,53 @@
+//! `lasthop metrics`: what the other commands show, in the format that Prometheus reads, once or for whoever asks over HTTP.
+//!
+//! It is a client of the API like any command, with a process of its own: nothing that matters to packets listens to a network. A user
+//! who may look only (`lasthop run --read-group`) is enough for it.
+
+mod http;
+mod text;
+
+use crate::client::{CliError, Instance};
+use crate::list::{all_ports, interfaces};
+use clap::Args;
+use lasthop_api::{ConntrackStats, Port, SwitchProxy, SwitchStats, Uplink};
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, Args)]
+pub struct MetricsArgs {
+    /// Answer `GET /metrics` here until Ctrl-C: `unix:PATH`, or an address and a port such as 127.0.0.1:9477. Anybody who reaches it may
+    /// read
+    #[arg(long, value_name = "ADDRESS:PORT|unix:PATH")]
+    listen: Option<http::Listen>,
+    /// Directory of the running instance's API socket
+    #[arg(long, value_name = "DIR", default_value = "/run/lasthop")]
+    run_dir: PathBuf,
+}
+
+/// All that is told at one time.
+#[derive(Debug, Default)]
+struct Figures {
+    switch: SwitchStats,
+    ports: Vec<Port>,
+    interfaces: Vec<Uplink>,
+    connections: ConntrackStats,
+}
+
+impl Figures {
+    /// Asks a running instance.
+    fn ask(run_dir: &Path) -> Result<Self, CliError> {
+        let mut instance = Instance::connect(run_dir)?;
+        // Control knows the caches' figures from what the switch said with its ports.
+        let ports = all_ports(&mut instance)?;
+        let switch = instance.ask(async |c| c.stats().await)?;
+        let interfaces = interfaces(&mut instance, &ports)?;
+        let connections = instance.ask(async |c| c.conntrack_stats().await)?;
+        Ok(Self { switch, ports, interfaces, connections })
+    }
+}
+
+pub fn metrics(args: &MetricsArgs) -> Result<String, CliError> {
+    match &args.listen {
+        Some(listen) => http::serve(listen, &args.run_dir).map(|()| String::new()),
+        None => Figures::ask(&args.run_dir).map(|figures| text::write(Some(&figures))),
+    }
+}

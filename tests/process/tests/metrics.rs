@@ -1,0 +1,233 @@
+//! `lasthop metrics`: what is counted, as Prometheus reads it, and scrapers that mean no good.
+
+use lasthop_tests_process::{Guest, Lasthop, Options, PATIENCE, Port, binary, mac, numbered, scratch, wait_for};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+struct Site {
+    lasthop: Lasthop,
+    /// They are connected as long as the site is there.
+    _guests: [Guest; 2],
+    dir: tempfile::TempDir,
+}
+
+impl Site {
+    /// Two guests, of which the first has sent 8 packets and got one.
+    fn new() -> Self {
+        let dir = scratch();
+        let lasthop = Lasthop::start(&[Port::listen("a", dir.path()), Port::listen("b", dir.path())]);
+        let guest = |name: &str, n| Guest::connect(&dir.path().join(name), mac(n), Options::default());
+        let (mut a, mut b) = (guest("a.sock", 1), guest("b.sock", 2));
+        ["a", "b"].into_iter().for_each(|name| lasthop.wait_for_state(name, "up"));
+        a.greet(&mut b, 1);
+        for n in 0..7 {
+            let frame = numbered(mac(1), mac(2), 100 + n, 200);
+            a.send(&frame);
+            b.expect(&frame);
+        }
+        Self { lasthop, _guests: [a, b], dir }
+    }
+
+    fn listen(&self, at: &str) -> Exporter {
+        Exporter::start(&self.lasthop, at)
+    }
+}
+
+/// `lasthop metrics --listen`, until it goes out of scope.
+struct Exporter {
+    child: Child,
+    /// What it says it listens at.
+    at: String,
+}
+
+impl Exporter {
+    fn start(lasthop: &Lasthop, at: &str) -> Self {
+        let mut command = Command::new(binary("lasthop"));
+        command.args(["metrics", "--listen", at, "--run-dir"]).arg(lasthop.run_dir()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
+        let at = line.strip_prefix("ready: ").unwrap_or_else(|| panic!("{line}")).trim().to_owned();
+        Self { child, at }
+    }
+
+    fn address(&self) -> &str {
+        self.at.strip_prefix("http://").and_then(|at| at.strip_suffix("/metrics")).unwrap()
+    }
+}
+
+impl Drop for Exporter {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn curl(words: &[&str]) -> String {
+    let output =
+        Command::new("curl").args(["--silent", "--show-error", "--max-time", "30"]).args(words).output().unwrap();
+    assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The number of a series.
+fn number(text: &str, series: &str) -> f64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {series} in\n{text}")).parse().unwrap()
+}
+
+#[test]
+fn a_scraper_reads_what_stats_shows() {
+    let site = Site::new();
+    let (tcp, path) = (site.listen("127.0.0.1:0"), site.dir.path().join("metrics.sock"));
+    let unix = site.listen(&format!("unix:{}", path.display()));
+    assert_eq!(unix.at, path.display().to_string());
+    let stats: Value = serde_json::from_str(&site.lasthop.command(&["stats", "--json"])).unwrap();
+    let port = |name: &str| stats["ports"].as_array().unwrap().iter().find(|p| p["name"] == name).unwrap().clone();
+    let told = [
+        curl(&[&tcp.at]),
+        curl(&["--unix-socket", path.to_str().unwrap(), "http://lasthop/metrics"]),
+        site.lasthop.command(&["metrics"]),
+    ];
+    for text in &told {
+        assert!(text.ends_with("# EOF\n"), "{text}");
+        assert_eq!(number(text, "lasthop_up"), 1.0);
+        for name in ["a", "b"] {
+            assert_eq!(number(text, &format!("lasthop_port_up{{port=\"{name}\"}}")), 1.0);
+            for way in ["from_guest", "to_guest"] {
+                for unit in ["packets", "bytes"] {
+                    let series = format!("lasthop_port_{unit}_total{{port=\"{name}\",direction=\"{way}\"}}");
+                    assert_eq!(number(text, &series), port(name)[way][unit].as_f64().unwrap(), "{series}");
+                }
+            }
+        }
+        assert_eq!(number(text, "lasthop_port_packets_total{port=\"a\",direction=\"from_guest\"}"), 8.0);
+        assert_eq!(number(text, "lasthop_restarts_total{process=\"switch\"}"), 0.0);
+    }
+    // The switch dies: its counters begin anew, and that is counted.
+    site.lasthop.kill("lasthop-switch");
+    wait_for("a restart to be told", PATIENCE, || {
+        number(&curl(&[&tcp.at]), "lasthop_restarts_total{process=\"switch\"}") == 1.0
+    });
+}
+
+#[test]
+fn whoever_asks_for_something_else_or_does_not_ask_keeps_nobody_waiting() {
+    let site = Site::new();
+    let exporter = site.listen("127.0.0.1:0");
+    let address = exporter.address();
+    let status = |words: &[&str]| curl(&[&["--output", "/dev/null", "--write-out", "%{http_code}"], words].concat());
+    let base = format!("http://{address}");
+    assert_eq!(status(&[&format!("{base}/secret")]), "404");
+    assert_eq!(status(&["--data", "x=1", &exporter.at]), "405");
+    assert_eq!(status(&["--header", &format!("X-Long: {}", "x".repeat(40_000)), &exporter.at]), "431");
+    // More than may be served at a time, that say nothing, or nothing to the end.
+    let silent: Vec<_> = (0..80)
+        .map(|n| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            if n % 2 == 0 {
+                stream.write_all(b"GET /metrics HTT").unwrap();
+            }
+            stream
+        })
+        .collect();
+    let before = Instant::now();
+    assert_eq!(number(&curl(&[&exporter.at]), "lasthop_up"), 1.0);
+    assert!(before.elapsed() < Duration::from_secs(20), "{:?}", before.elapsed());
+    for mut stream in silent {
+        // Each is told that it was too slow, or nothing.
+        let _ = stream.set_read_timeout(Some(PATIENCE));
+        let _ = stream.read_to_end(&mut Vec::new());
+    }
+    // Without an instance there is an answer, which says so.
+    drop(site.lasthop);
+    wait_for("the end to be told", PATIENCE, || number(&curl(&[&exporter.at]), "lasthop_up") == 0.0);
+}
+
+#[test]
+fn what_cannot_be_listened_at_is_said() {
+    let site = Site::new();
+    let exporter = site.listen("127.0.0.1:0");
+    for (at, says) in [
+        (exporter.address(), "choose another address or port with --listen"),
+        ("9477", "\"9477\" is no address and port; write one such as 127.0.0.1:9477"),
+        ("unix:", "the path is missing"),
+        ("unix:/nowhere/m.sock", "/nowhere/m.sock: "),
+    ] {
+        let output = site.lasthop.try_command(&["metrics", "--listen", at]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains(says), "{at}: {said}");
+    }
+}
+
+/// A Prometheus, until it goes out of scope.
+struct Prometheus(Child);
+
+impl Prometheus {
+    /// That asks `target` each second.
+    fn start(dir: &Path, target: &str, listen: &str) -> Self {
+        let config = dir.join("prometheus.yml");
+        let job = format!(
+            "global:\n  scrape_interval: 1s\nscrape_configs:\n- job_name: lasthop\n  static_configs:\n  - targets: ['{target}']\n"
+        );
+        std::fs::write(&config, job).unwrap();
+        let mut command = Command::new("prometheus");
+        command.arg(format!("--config.file={}", config.display()));
+        command.arg(format!("--storage.tsdb.path={}", dir.join("tsdb").display()));
+        command.arg(format!("--web.listen-address={listen}"));
+        Self(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// All queries of the dashboard.
+fn queries() -> Vec<String> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/grafana-dashboard.json");
+    let dashboard: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().into_iter().flatten());
+    targets.map(|target| target["expr"].as_str().unwrap().to_owned()).collect()
+}
+
+/// Debian's Prometheus takes the figures, and each query of the dashboard means something to it.
+#[test]
+fn prometheus_has_an_answer_to_each_query_of_the_dashboard() {
+    let site = Site::new();
+    let exporter = site.listen("127.0.0.1:0");
+    // A port that is free now; whoever takes it meanwhile fails the test, and nothing else.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let _prometheus = Prometheus::start(site.dir.path(), exporter.address(), &free);
+    let ask = |query: &str| -> Option<Value> {
+        let data = format!("query={query}");
+        let url = format!("http://{free}/api/v1/query");
+        let words = ["--silent", "--max-time", "10", "--data-urlencode", &data, &url];
+        let output = Command::new("curl").args(words).output().unwrap();
+        serde_json::from_slice(&output.stdout).ok()
+    };
+    let result = |query: &str| ask(query).filter(|a| a["status"] == "success").map(|a| a["data"]["result"].clone());
+    let counted = "lasthop_port_packets_total{port=\"a\",direction=\"from_guest\"}";
+    wait_for("Prometheus to have the figures", Duration::from_secs(60), || {
+        result(counted).is_some_and(|r| r[0]["value"][1] == "8")
+    });
+    let queries = queries();
+    assert!(queries.len() > 8, "{queries:?}");
+    for query in queries {
+        let query = query.replace("$__rate_interval", "1m").replace("$port", ".*");
+        // A rate takes two scrapes; what there is nothing of, such as drops, still has to be a query.
+        let may_be_none = query.contains("dropped") || query.contains("interface") || query.contains("connections");
+        wait_for(&format!("an answer to {query}"), Duration::from_secs(30), || {
+            let answer = result(&query);
+            may_be_none && answer.is_some() || answer.is_some_and(|r| r.as_array().is_some_and(|r| !r.is_empty()))
+        });
+    }
+}
