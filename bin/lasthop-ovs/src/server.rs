@@ -10,6 +10,7 @@ use lasthop_sys::{Aside, Foreign};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{SocketFlags, accept_with};
 use std::collections::{BTreeMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::pin::Pin;
@@ -59,7 +60,7 @@ pub(crate) struct Server {
 impl Server {
     /// Of a listening socket, the other end of the device, and the files of the record; with room for so many connections.
     pub fn new(listener: OwnedFd, frames: OwnedFd, record: [OwnedFd; 2], connections: usize) -> io::Result<Self> {
-        let mut datapath = Datapath::new().with_room(connections);
+        let mut datapath = Datapath::new().with_seed(RandomState::new().hash_one(())).with_room(connections);
         let (mut record, notes) = Record::open(record);
         if !notes.is_empty() {
             datapath.set_now(lasthop_control::now_ms());

@@ -8,6 +8,7 @@
 //! | `conntrack` | the table of connections, which they go by |
 //! | `meters` | limits of rates, which flows name |
 //! | `shaping` | limits of interfaces |
+//! | `samples` | packets that the switch draws by chance for sFlow and IPFIX |
 //! | `fragments` | fragments of packets, put together and cut |
 //! | `ports` | Open vSwitch's ports, and the switch's behind them |
 //! | `timeouts` | time-out policies of connections |
@@ -33,6 +34,7 @@ mod packets;
 mod ports;
 mod requests;
 mod restore;
+mod samples;
 mod shaping;
 mod shown;
 mod table;
@@ -138,6 +140,13 @@ impl Datapath {
         Self { random: 0x9e37_79b9_7f4a_7c15, next_request: FIRST_REQUEST, ..Self::default() }
     }
 
+    /// What is drawn by chance follows from this number.
+    pub fn with_seed(self, seed: u64) -> Self {
+        // Xorshift stays at 0. The numbers of samplers are none of a lasthop-ovs before, of whose flows copies may still come.
+        let random = seed | 1;
+        Self { random, registry: Registry::numbered_from((random >> 32) as u32), ..self }
+    }
+
     /// There is room for so many connections, and none is known yet.
     pub fn with_room(self, connections: usize) -> Self {
         Self { connections: conntrack::Connections::new(connections), ..self }
@@ -202,7 +211,11 @@ impl Datapath {
                 self.begin_anew();
                 self.unsettle_tunnels();
             }
-            ToControl::Upcall(upcall) => self.missed(upcall),
+            ToControl::Upcall(upcall) => match upcall.copy {
+                // Nothing waits: the packet has gone on.
+                Some(number) => self.sampled(upcall, number),
+                None => self.missed(upcall),
+            },
             ToControl::Port(port) => drop(self.totals.insert(port.id, Totals::of(port))),
             ToControl::PortGone(port) => drop(self.totals.remove(port)),
             ToControl::Reply { request, last, reply } if *request >= FIRST_REQUEST => {

@@ -20,23 +20,19 @@ use lasthop_tunnel::{Message, Tunnel, number_of};
 const TAG: std::ops::Range<usize> = 12..16;
 
 /// An upcall in the making.
-struct Upcall<'a> {
-    command: u8,
-    pid: u32,
-    key: Key,
-    start: &'a [u8],
-    rest: Rest,
-    userdata: Option<Vec<u8>>,
-    acts: Option<Vec<u8>>,
+pub(crate) struct Upcall<'a> {
+    pub command: u8,
+    pub pid: u32,
+    pub key: Key,
+    pub start: &'a [u8],
+    pub rest: Rest,
+    pub userdata: Option<Vec<u8>>,
+    pub acts: Option<Vec<u8>>,
 }
 
 impl Datapath {
     /// A packet waits in the switch for what is to become of it.
     pub(crate) fn missed(&mut self, upcall: &UpcallPacket) {
-        if upcall.copy.is_some() {
-            // Nothing waits: the packet has gone on.
-            return;
-        }
         let from = upcall.key.port();
         if Some(from) == self.packet_port() {
             // What the host's own stack sends there.
@@ -63,6 +59,7 @@ impl Datapath {
             Tracking { tracker, fragments: None, policies: &self.policies, now_ms: self.now_ms, only_looks: true };
         let mut walk = Walk::new((&self.table, tracking), port_of, &mut self.random, metadata, frame);
         (walk.tunnels, walk.meters, walk.shaping) = (Some(&self.tunnels), Some(&self.meters), Some(&self.shaping));
+        walk.first_sampler = self.registry.next_sampler();
         if tunnel.is_some() {
             walk.take_number_out();
         }
@@ -73,7 +70,8 @@ impl Datapath {
             crate::conntrack::carried(tracker, &walk.kept, self.now_ms);
         }
         let comes_whole = walk.missed || walk.comes_whole || walk.awaits_number || !is_simple;
-        let (actions, flows, tuples, exits) = (walk.actions, walk.flows, walk.tuples, walk.exits);
+        let (actions, flows, tuples, exits, samplers) =
+            (walk.actions, walk.flows, walk.tuples, walk.exits, walk.samplers);
         if comes_whole {
             // Open vSwitch is to see all of it, a tunnel's uplink is to be told where it goes, or the switch cannot do what is to be done. No flow brings such packets
             // here, so each waits in one of its port's places: no port has more of them on their way than that, and others' are not behind them.
@@ -95,7 +93,7 @@ impl Datapath {
                 self.tell_switch(FromControl::DelFlow { key: gone.key, mask: gone.mask });
             }
         }
-        let way = Way { actions: actions.clone(), flows, tuples, exits };
+        let way = Way { actions: actions.clone(), flows, tuples, exits, samplers };
         match self.registry.put(&upcall.key, mask, way, &mut self.table) {
             // Packets that wait for just this flow go on with it.
             Some(flow) => self.tell_switch(FromControl::PutFlow(flow)),
@@ -230,7 +228,7 @@ impl Datapath {
     }
 
     /// The socket for an upcall of this port: packets of one port stay in order.
-    fn pid_for(&self, no: u32, pid: Option<u32>) -> u32 {
+    pub(crate) fn pid_for(&self, no: u32, pid: Option<u32>) -> u32 {
         let of = |pids: &[u32]| pids.get(no as usize % pids.len().max(1)).copied().unwrap_or(0);
         match (self.features & UPCALL_PER_CPU, pid) {
             (0, Some(pid)) => pid,
@@ -239,7 +237,7 @@ impl Datapath {
         }
     }
 
-    fn upcall(&mut self, upcall: &Upcall<'_>) {
+    pub(crate) fn upcall(&mut self, upcall: &Upcall<'_>) {
         if !self.clients.contains_key(&upcall.pid) {
             self.lost += 1;
             return;

@@ -17,6 +17,7 @@ mod connections;
 mod labels;
 mod meters;
 mod restore;
+mod samples;
 mod shaping;
 
 const PID: u32 = 9;

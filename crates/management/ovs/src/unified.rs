@@ -1,5 +1,6 @@
 //! The switch's flows, each made of those of Open vSwitch's that its packets would have met one after the other.
 
+use crate::samples::Sampler;
 use crate::table::{FlowId, Table};
 use lasthop_conntrack::Tuple;
 use lasthop_flow::{Action, FlowSpec};
@@ -29,6 +30,8 @@ pub(crate) struct Unified {
     /// Of connections, or of such as there are none of: it holds as long as these are as they are.
     tuples: Vec<Tuple>,
     numbers: Vec<Number>,
+    /// Numbers of what is told of packets that it draws.
+    samplers: Vec<u32>,
 }
 
 /// A number in front of packets: it holds as long as that means what it does.
@@ -50,6 +53,8 @@ pub(crate) struct Way {
     pub tuples: Vec<Tuple>,
     /// Numbers that they are sent out with.
     pub exits: Vec<Number>,
+    /// What is to be told of packets that it draws: with the number from [`Registry::next_sampler`] on.
+    pub samplers: Vec<Sampler>,
 }
 
 /// All of them.
@@ -60,6 +65,8 @@ pub(crate) struct Registry {
     masks: HashMap<FlowMask, usize>,
     by_tuple: HashMap<Tuple, BTreeSet<u64>>,
     by_number: HashMap<Number, BTreeSet<u64>>,
+    samplers: HashMap<u32, Sampler>,
+    next_sampler: u32,
     last: u64,
     carried: u64,
 }
@@ -95,10 +102,25 @@ fn unlist<K: Hash + Eq>(index: &mut HashMap<K, BTreeSet<u64>>, by: &[K], id: u64
 }
 
 impl Registry {
+    /// An empty one, whose samplers have numbers from here on.
+    pub fn numbered_from(next_sampler: u32) -> Self {
+        Self { next_sampler, ..Self::default() }
+    }
+
+    /// The number of the first sampler of the flow that is put next.
+    pub fn next_sampler(&self) -> u32 {
+        self.next_sampler
+    }
+
+    /// What is to be told of packets that were drawn with this number.
+    pub fn sampler(&self, number: u32) -> Option<&Sampler> {
+        self.samplers.get(&number)
+    }
+
     /// Notes that a packet with this key, of the bits of `mask`, goes this way; what the switch is to be told. `None`: there
     /// is no room before some have been forgotten.
     pub fn put(&mut self, key: &FlowKey, mask: FlowMask, way: Way, table: &mut Table) -> Option<FlowSpec> {
-        let Way { actions, flows, tuples, exits: mut numbers } = way;
+        let Way { actions, flows, tuples, exits: mut numbers, samplers } = way;
         let many = self.masks.len() >= MAX_MASKS && !self.masks.contains_key(&mask);
         let mask = if many { every_field() } else { mask };
         let key = key.masked(&mask);
@@ -123,7 +145,15 @@ impl Registry {
         if let Some(before) = before {
             unlist(&mut self.by_tuple, &before.tuples, id);
             unlist(&mut self.by_number, &before.numbers, id);
+            before.samplers.iter().for_each(|number| drop(self.samplers.remove(number)));
         }
+        let samplers = samplers.into_iter().map(|sampler| {
+            let number = self.next_sampler;
+            self.next_sampler = number.wrapping_add(1);
+            self.samplers.insert(number, sampler);
+            number
+        });
+        let samplers = samplers.collect();
         for tuple in &tuples {
             self.by_tuple.entry(*tuple).or_default().insert(id);
         }
@@ -133,7 +163,7 @@ impl Registry {
         for number in &numbers {
             self.by_number.entry(*number).or_default().insert(id);
         }
-        self.all.insert(id, Unified { key, mask, flows, packets, bytes, tuples, numbers });
+        self.all.insert(id, Unified { key, mask, flows, packets, bytes, tuples, numbers, samplers });
         Some(FlowSpec { key, mask, actions, epoch: 0 })
     }
 
@@ -162,6 +192,7 @@ impl Registry {
         self.by_key.remove(&(unified.key, unified.mask));
         unlist(&mut self.by_tuple, &unified.tuples, id);
         unlist(&mut self.by_number, &unified.numbers, id);
+        unified.samplers.iter().for_each(|number| drop(self.samplers.remove(number)));
         if let Some(n) = self.masks.get_mut(&unified.mask) {
             *n -= 1;
             if *n == 0 {

@@ -4,6 +4,7 @@ pub(crate) mod front;
 mod track;
 
 use crate::meters::Meters;
+use crate::samples::Sampler;
 use crate::shaping::Shaping;
 use crate::table::{FlowId, Table};
 use crate::tunnels::{Exit, Tunnels};
@@ -52,7 +53,7 @@ pub(crate) struct Walk<'a, F> {
     port_of: F,
     header: Header,
     payload_len: usize,
-    key: Key,
+    pub(crate) key: Key,
     /// What is behind the header, if it has come whole.
     pub rest: Rest,
     /// As it was when it was last looked up.
@@ -66,7 +67,7 @@ pub(crate) struct Walk<'a, F> {
     lookups: usize,
     /// For [`Act::Sample`].
     random: &'a mut u64,
-    current: Option<FlowId>,
+    pub(crate) current: Option<FlowId>,
     /// Ports of tunnels, if there are any.
     pub tunnels: Option<&'a Tunnels>,
     /// Meters, if there are any.
@@ -77,6 +78,9 @@ pub(crate) struct Walk<'a, F> {
     is_queued: bool,
     /// It goes the long way now, and will not when the number of its outer header is known.
     pub awaits_number: bool,
+    /// What is to be told of packets that the switch draws, and the number of the first.
+    pub samplers: Vec<Sampler>,
+    pub first_sampler: u32,
     /// What the switch would do.
     pub actions: Vec<Action>,
     /// What becomes of it.
@@ -128,6 +132,8 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
             shaping: None,
             is_queued: false,
             awaits_number: false,
+            samplers: Vec::new(),
+            first_sampler: 0,
             mask: FlowMask::default(),
             tags_moved: false,
             lookups: 0,
@@ -261,14 +267,7 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
                 Act::Hash(basis) => self.hash(*basis),
                 Act::CtClear => self.key.clear_connection(),
                 Act::Truncate(len) => self.longest = *len as usize,
-                Act::Sample(probability, acts) => {
-                    let hit = self.next_random() <= *probability && *probability > 0;
-                    self.with_copy(|walk| {
-                        if hit {
-                            let _ = walk.run(acts);
-                        }
-                    });
-                }
+                Act::Sample(probability, acts) => self.sample(*probability, acts),
                 Act::Clone(acts) => self.with_copy(|walk| {
                     let _ = walk.run(acts);
                 }),
@@ -359,7 +358,7 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
     }
 
     /// What is done to the packet does not stay.
-    fn with_copy(&mut self, what: impl FnOnce(&mut Self)) {
+    pub(crate) fn with_copy(&mut self, what: impl FnOnce(&mut Self)) {
         self.is_simple = false;
         let kept = (self.header.clone(), self.key, self.looked_up, self.longest, self.current, self.outer.clone());
         let rest = (self.payload_len, self.rest.clone());
@@ -389,7 +388,7 @@ impl<'a, F: Fn(u32) -> Option<PortId>> Walk<'a, F> {
         self.key.dp_hash = ((hash >> 32) as u32 ^ hash as u32).max(1);
     }
 
-    fn next_random(&mut self) -> u32 {
+    pub(crate) fn next_random(&mut self) -> u32 {
         // xorshift64 (Marsaglia 2003).
         *self.random ^= *self.random << 13;
         *self.random ^= *self.random >> 7;
