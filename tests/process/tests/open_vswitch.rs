@@ -19,6 +19,8 @@ mod limits;
 mod meters;
 #[path = "open_vswitch/mirrors.rs"]
 mod mirrors;
+#[path = "open_vswitch/refused.rs"]
+mod refused;
 #[path = "open_vswitch/samples.rs"]
 mod samples;
 
