@@ -63,7 +63,7 @@ fn cfm_finds_a_link_that_carries_nothing() {
     let [a, b] = &hosts;
     for host in &hosts {
         let mpid = host.number;
-        host.vsctl(&format!("add-port br0 l1 -- set interface l1 cfm_mpid={mpid} other_config:cfm_interval=300"));
+        host.vsctl(&format!("add-port br0 l1 -- set interface l1 cfm_mpid={mpid} other_config:cfm_interval=100"));
     }
     let says = |host: &Host, what: &str, wanted: &str| {
         wait_for(&format!("{what} {wanted}"), PATIENCE, || {
@@ -72,7 +72,13 @@ fn cfm_finds_a_link_that_carries_nothing() {
     };
     says(a, "cfm_remote_mpids", "[2]");
     says(b, "cfm_remote_mpids", "[1]");
-    hosts.iter().for_each(|host| says(host, "cfm_fault", "false"));
+    // Most of two seconds' messages have come.
+    for host in &hosts {
+        wait_for("messages of CFM's", PATIENCE, || {
+            host.vsctl("get interface l1 cfm_health").trim().parse::<u32>().is_ok_and(|health| health >= 70)
+        });
+        says(host, "cfm_fault", "false");
+    }
     a.reaches(b);
     cut(&hosts, "l1");
     hosts.iter().for_each(|host| says(host, "cfm_fault", "true"));
@@ -166,7 +172,7 @@ fn a_bond_that_balances_by_address_goes_on_over_one_link() {
 }
 
 /// Two links between two bridges: one of them is in use, a frame for all comes once, and when that link carries nothing any more the other takes over.
-fn trees(enable: &str, column: &str, show: &str) {
+fn trees(enable: &str, [column, received]: [&str; 2], show: &str) {
     let hosts = linked(&["l1", "l2"]);
     let [a, b] = &hosts;
     hosts.iter().for_each(|host| drop(host.vsctl(&format!("set bridge br0 {enable}"))));
@@ -193,6 +199,15 @@ fn trees(enable: &str, column: &str, show: &str) {
         let back = from.drain().iter().filter(|frame| number_of(frame).is_some()).count();
         assert_eq!(back, 0, "none came back");
     };
+    // It stays so: one bridge goes on telling the other. What the database says is some seconds old.
+    wait_for("messages of the tree's", PATIENCE, || {
+        let of = |host: &Host, link: &str| {
+            host.vsctl(&format!("--if-exists get port {link} {received}")).trim().parse::<u32>()
+        };
+        let all = hosts.iter().flat_map(|host| ["l1", "l2"].map(|link| of(host, link).unwrap_or_default()));
+        all.sum::<u32>() >= 20
+    });
+    assert!(root_is_known());
     once(1);
     let used = in_use();
     assert_eq!(used.len(), 1, "the other is blocked");
@@ -205,7 +220,11 @@ fn trees(enable: &str, column: &str, show: &str) {
 #[test]
 #[ignore = "a quarter of a minute of forward delays; `cargo xtask test --long` runs it"]
 fn a_rapid_spanning_tree_uses_one_of_two_links() {
-    trees("rstp_enable=true other_config:rstp-hello-time=1", "rstp_status:rstp_port_state", "rstp/show");
+    trees(
+        "rstp_enable=true other_config:rstp-hello-time=1",
+        ["rstp_status:rstp_port_state", "rstp_statistics:rstp_rx_count"],
+        "rstp/show",
+    );
 }
 
 #[test]
@@ -213,7 +232,7 @@ fn a_rapid_spanning_tree_uses_one_of_two_links() {
 fn a_spanning_tree_uses_one_of_two_links() {
     trees(
         "stp_enable=true other_config:stp-forward-delay=4 other_config:stp-hello-time=1 other_config:stp-max-age=6",
-        "status:stp_state",
+        ["status:stp_state", "statistics:stp_rx_count"],
         "stp/show",
     );
 }
