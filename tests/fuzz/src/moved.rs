@@ -7,6 +7,7 @@ use lasthop_moved::{AT_ONCE, FORM, Moved, adopt, changes, shown};
 use lasthop_policy::acl::{Book, Scope, read};
 use lasthop_policy::{ConnectionCursor, ConnectionFilter, Effects, Learning, Limits, PortLists, PortSettings};
 use lasthop_types::PortId;
+use std::net::IpAddr;
 
 const NOW_MS: u64 = 1_000_000;
 const PORT: PortId = PortId(1);
@@ -203,6 +204,19 @@ impl Host {
     }
 }
 
+/// All but who the ends are, and how long it has.
+fn is_same(said: &Connection, of: &Connection) -> bool {
+    let ends = |of: &Direction| (of.src.parse::<IpAddr>(), of.dst.parse::<IpAddr>(), of.sport, of.dport);
+    let plain =
+        |of: &Connection| (of.proto_number, of.state.clone(), of.vlan, ends(&of.original), ends(&of.reply), of.replied);
+    // A protocol may go by its number as well, and a state may be left out.
+    let said = Connection {
+        state: of.state.clone().filter(|state| said.state.as_ref().is_none_or(|said| said == state)),
+        ..said.clone()
+    };
+    (said.proto == of.proto || said.proto == of.proto_number.to_string()) && plain(&said) == plain(of)
+}
+
 fn fields(settings: &PortSettings) -> Vec<Field> {
     settings.values().into_iter().map(|(name, value)| Field { name: name.into(), value }).collect()
 }
@@ -256,6 +270,9 @@ pub(crate) fn run(data: &[u8]) {
             "no name of another host means somebody here: {of:?}"
         );
         assert!(of.replied && matches!(of.proto.as_str(), "tcp" | "udp" | "sctp"), "{of:?}");
+    }
+    for of in &all {
+        assert!(moved.connections.iter().any(|said| is_same(said, of)), "nobody has said this: {of:?}");
     }
     // The same once more: all is known, and nothing changes.
     let again = host.import(&moved, is_up).expect("it was taken before");

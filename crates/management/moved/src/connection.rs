@@ -76,15 +76,16 @@ fn state(state: ProtoState) -> Option<&'static str> {
 /// A connection of the guest that was at port `name` of another lasthop: its first packet's direction, and whether the guest has opened it. Other
 /// ports' names are the other lasthop's.
 pub(crate) fn read(name: &str, of: &Connection) -> Result<(Tuple, bool), &'static str> {
-    let named = PROTOCOLS.iter().find(|(name, _)| *name == of.proto).map_or(of.proto_number, |(_, number)| *number);
-    if named != of.proto_number || !matches!(named, 6 | 17 | 132) {
+    let named = PROTOCOLS.iter().find(|(name, _)| *name == of.proto).map(|(_, number)| *number);
+    let number = of.proto_number;
+    if named.or_else(|| of.proto.parse().ok()) != Some(number) || !matches!(number, 6 | 17 | 132) {
         return Err("of a protocol that begins anew by itself");
     }
     if !of.replied || of.state.as_deref().is_some_and(|state| state != "ESTABLISHED") {
         return Err("not established");
     }
-    let original = tuple(&of.original, named, of.vlan)?;
-    if original.inverse() != Some(tuple(&of.reply, named, of.vlan)?) {
+    let original = tuple(&of.original, number, of.vlan)?;
+    if original.inverse() != Some(tuple(&of.reply, number, of.vlan)?) {
         return Err("translated: its ports and addresses are the other lasthop's");
     }
     match (of.from == name, of.to.as_deref() == Some(name)) {
